@@ -1,0 +1,178 @@
+# Perilune's only build file.
+#
+#   make                 build everything under build/
+#   make demo            set up, build, train a DLRM on 2 ranks       RANKS= STEPS= PLAN= DATA=
+#   make test            set up, build, run every test
+#   make bench           all benchmarks                                bench-step bench-comm bench-embed
+#   make lint            layers, boundary, style
+#   make install         PREFIX=/usr/local DESTDIR=
+#   make probe           look again for libraries and print the table
+#   make help            this text
+#
+# Switches: SAN=address|undefined|thread  DEBUG=1  V=1  CC=  (each SAN builds into its own folder)
+
+.DEFAULT_GOAL := all
+MAKEFLAGS += --no-builtin-rules
+SHELL := /bin/sh
+CC := $(if $(filter default,$(origin CC)),cc,$(CC))
+
+VERSION := 0.1.0
+SOVERSION := 0
+PREFIX ?= /usr/local
+DESTDIR ?=
+SAN ?=
+DEBUG ?=
+V ?=
+Q := $(if $(V),,@)
+
+ifneq ($(filter-out address undefined thread,$(SAN)),)
+$(error SAN=$(SAN): allowed are address, undefined, thread)
+endif
+
+B := build$(if $(SAN),/san-$(SAN))$(if $(DEBUG),/debug)
+
+# -- what the machine has ---------------------------------------------------------------------------------------------------------
+
+build/config.mk: runtime/gen/probe.sh
+	@mkdir -p build
+	@CC="$(CC)" sh runtime/gen/probe.sh >$@.new && mv $@.new $@
+ifeq ($(filter clean distclean help setup,$(MAKECMDGOALS)),)
+include build/config.mk
+endif
+
+# Debian and Ubuntu packages for everything that the probe looks for.
+PACKAGES := gcc libc6-dev pkg-config luajit libluajit-5.1-dev libopenblas-dev libxxhash-dev openmpi-bin libopenmpi-dev \
+	lua-argparse lua-dkjson lua-busted lua-check libcmocka-dev gnuplot-nox
+
+# -- sources ------------------------------------------------------------------------------------------------------------------------
+
+LAYERS := base plugin tensor comm embed shard io
+CORE := $(sort $(foreach l,$(LAYERS),$(wildcard runtime/$(l)/*.c))) \
+	$(wildcard $(foreach b,cpu opaque self sim,runtime/backends/$(b).c)) kernels/select.c kernels/ref/ref.c
+ARCH := $(shell uname -m)
+ISAS := $(if $(filter x86_64,$(ARCH)),avx2 avx512)
+HEADERS := $(sort $(wildcard runtime/include/perilune/*.h))
+CDEF_HEADERS := $(filter-out %/host.h,$(HEADERS))
+LUA := $(sort $(shell find lua -name '*.lua'))
+
+WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wconversion -Wno-sign-conversion -Werror
+CFLAGS ?= -O2 -g1
+SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
+PFLAGS := -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -Iruntime/include $(OPENBLAS_CFLAGS) $(WARN) $(SANFLAGS) \
+	$(if $(SAN)$(DEBUG),-DPERI_DEBUG)
+# Floating point is IEEE, except that products and sums may fuse where the instruction set has it: kernels say what may differ.
+KFLAGS := -O3 -fno-math-errno -fno-trapping-math -Wno-conversion -Wno-float-conversion -Wno-unused-function
+FLAGS_avx2 := -mavx2 -mfma -mf16c -mbmi2 -mtune=haswell
+FLAGS_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mbmi2 -mprefer-vector-width=512 -mtune=znver3
+
+OBJ := $(CORE:%.c=$B/obj/%.o) $(ISAS:%=$B/obj/kernels/cpu/%.o)
+LIB_A := $B/libperilune.a
+LIB_SO := $B/libperilune.so.$(VERSION)
+LIBS := $(OPENBLAS_LIBS) -lxxhash -lpthread -ldl -lm
+PLUGINS := $(if $(HAVE_MPI),$(patsubst runtime/backends/mpi.c,$B/libperilune_mpi.so,$(wildcard runtime/backends/mpi.c)))
+LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$B/perilune)
+CDEF := $B/lua/perilune/cdef.lua
+
+.PHONY: all help probe config needed setup test check check-c check-lua check-mpi demo demo-run lint install uninstall clean distclean \
+	bench bench-step bench-comm bench-embed
+.DELETE_ON_ERROR:
+
+all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(CDEF) $B/abi.ok $(LAUNCHER)
+
+help:
+	@sed -n '3,12p' Makefile | sed 's/^# \{0,1\}//'
+
+# -- the table of what was found ----------------------------------------------------------------------------------------------------
+
+row = @printf '  %-10s %-42s %s\n' '$(1)' '$(if $($(2)),$($(2)),-- not found)' '$(3)'
+config:
+	@echo 'Perilune $(VERSION), build in $B'
+	$(call row,compiler,HAVE_CC,needed)
+	$(call row,LuaJIT,HAVE_LUAJIT,needed)
+	$(call row,libluajit,HAVE_LUAJIT_LIB,for the launcher)
+	$(call row,OpenBLAS,HAVE_OPENBLAS,needed)
+	$(call row,xxHash,HAVE_XXHASH,needed)
+	$(call row,Open MPI,HAVE_MPI,for more than one process)
+	$(call row,CUDA,HAVE_CUDA,for GPUs)
+	$(call row,NCCL,HAVE_NCCL,for GPUs)
+	$(call row,argparse,HAVE_ARGPARSE,for the launcher)
+	$(call row,dkjson,HAVE_DKJSON,for logs)
+	$(call row,busted,HAVE_BUSTED,for tests)
+	$(call row,cmocka,HAVE_CMOCKA,for tests)
+	$(call row,luacheck,HAVE_LUACHECK,for lint)
+	$(call row,gnuplot,HAVE_GNUPLOT,for pictures)
+
+probe:
+	@rm -f build/config.mk
+	@$(MAKE) --no-print-directory config
+
+needed: $(if $(wildcard $B/libperilune.a),,config)
+	@for have in 'a C compiler=$(HAVE_CC)' 'LuaJIT=$(HAVE_LUAJIT)' 'OpenBLAS=$(HAVE_OPENBLAS)' 'xxHash=$(HAVE_XXHASH)'; do \
+	  case "$$have" in *=) echo "perilune: $${have%=} is needed and was not found. Run: make setup && make probe" >&2; exit 1;; esac; done
+
+# -- compiling ----------------------------------------------------------------------------------------------------------------------
+
+$B/obj/kernels/ref/ref.o: EXTRA := $(KFLAGS) -ffp-contract=off
+$B/obj/kernels/select.o: EXTRA := $(KFLAGS)
+
+$B/obj/%.o: %.c build/config.mk
+	@mkdir -p $(@D)
+	@$(if $(V),,echo '  CC      $<')
+	$(Q)$(CC) $(CFLAGS) $(PFLAGS) $(EXTRA) -MMD -MP -c $< -o $@
+
+$(ISAS:%=$B/obj/kernels/cpu/%.o): $B/obj/kernels/cpu/%.o: kernels/cpu/cpu.c build/config.mk
+	@mkdir -p $(@D)
+	@$(if $(V),,echo '  CC      $< ($*)')
+	$(Q)$(CC) $(CFLAGS) $(PFLAGS) $(KFLAGS) $(FLAGS_$*) -DK_ISA=$* -MMD -MP -c $< -o $@
+
+$(LIB_A): $(OBJ)
+	@$(if $(V),,echo '  AR      $@')
+	$(Q)rm -f $@ && ar crs $@ $^
+
+$(LIB_SO): $(OBJ)
+	@$(if $(V),,echo '  LINK    $@')
+	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -shared -Wl,-soname,libperilune.so.$(SOVERSION) $(if $(SAN),,-Wl,-z,defs) $^ $(LIBS) -o $@
+	$(Q)ln -sf $(@F) $B/libperilune.so.$(SOVERSION) && ln -sf $(@F) $B/libperilune.so
+
+$B/libperilune_mpi.so: runtime/backends/mpi.c build/config.mk
+	@$(if $(V),,echo '  PLUGIN  $@')
+	$(Q)$(CC) $(CFLAGS) $(PFLAGS) -Wno-unused-parameter $(MPI_CFLAGS) -MMD -MP -MF $B/obj/mpi.d -shared $< $(MPI_LIBS) -lpthread -o $@
+
+# -- the boundary: one truth, generated ---------------------------------------------------------------------------------------------
+
+$(CDEF): $(CDEF_HEADERS) runtime/gen/cdef.lua
+	@mkdir -p $(@D)
+	@$(if $(V),,echo '  CDEF    $@')
+	$(Q)$(CC) -E -DPERI_CDEF_PASS -Iruntime/include runtime/include/perilune/perilune.h | luajit runtime/gen/cdef.lua runtime/include/perilune >$@
+
+# Layouts as LuaJIT sees them, asserted by the C compiler against the headers.
+$B/abi.ok: $(CDEF) runtime/gen/abi.lua $(HEADERS)
+	@$(if $(V),,echo '  ABI     $@')
+	$(Q)luajit runtime/gen/abi.lua $(CDEF) >$B/abi.c
+	$(Q)$(CC) -std=c11 -Iruntime/include -fsyntax-only $B/abi.c && touch $@
+
+$B/pack.c: $(CDEF) $(LUA) runtime/gen/pack.lua
+	@$(if $(V),,echo '  PACK    $@')
+	$(Q)luajit runtime/gen/pack.lua $(CDEF) $(LUA) >$@
+
+# -- the launcher -------------------------------------------------------------------------------------------------------------------
+
+HOST := $(sort $(wildcard runtime/host/*.c))
+HOST_OBJ := $(HOST:%.c=$B/obj/%.o)
+$(HOST_OBJ): EXTRA := $(LUAJIT_CFLAGS)
+
+$B/obj/pack.o: $B/pack.c
+	$(Q)$(CC) -std=c11 -c $< -o $@
+
+$B/perilune: $(HOST_OBJ) $B/obj/pack.o $(LIB_A)
+	@$(if $(V),,echo '  LINK    $@')
+	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -rdynamic $(HOST_OBJ) $B/obj/pack.o -Wl,--whole-archive $(LIB_A) $(firstword $(LUAJIT_LIBS)) -Wl,--no-whole-archive \
+	  $(wordlist 2,9,$(LUAJIT_LIBS)) $(LIBS) -o $@
+
+-include $(OBJ:.o=.d) $(HOST_OBJ:.o=.d) $B/obj/mpi.d
+
+clean:
+	rm -rf $(filter-out build/config.mk,$(wildcard build/*))
+
+distclean:
+	rm -rf build

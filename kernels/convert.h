@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kernels/convert.h: filling, copying between layouts and dtypes, random numbers.
+ */
+#ifndef PERI_KERNELS_CONVERT_H
+#define PERI_KERNELS_CONVERT_H
+
+#include <perilune/base.h>
+
+#define PERI_KERNELS_CONVERT(X) X(fill) X(convert) X(random)
+
+/** for i in range: dst[i] = value, converted to dtype like `convert` does. range: elements. */
+typedef struct peri_k_fill_args {
+    void *dst;
+    int32_t dtype;
+    double value;
+    int64_t ivalue; /* used instead of value by the integer dtypes and bool */
+} peri_k_fill_args;
+
+/** for each index (i0, ..., i{ndim-1}) in row-major order: dst[sum i*dst_stride] = cast(src[sum i*src_stride]).
+ *  range: elements in row-major order of `shape`. Strides are in elements and may be 0 on the source (broadcast).
+ *
+ *  Casts: between floats, round to nearest even; f16 and bf16 overflow to infinity, NaN stays NaN. Float to integer truncates
+ *  towards zero, saturates at the integer's range, NaN becomes 0. Integer to narrower integer keeps the low bits. To bool: x != 0
+ *  (NaN is true). bool to number: 0 or 1. Real to complex: imaginary part 0; complex to real: the real part. */
+typedef struct peri_k_convert_args {
+    void *dst;
+    const void *src;
+    int32_t dst_dtype, src_dtype, ndim;
+    int64_t shape[PERI_MAX_DIMS], dst_stride[PERI_MAX_DIMS], src_stride[PERI_MAX_DIMS];
+} peri_k_convert_args;
+
+enum { PERI_RANDOM_UNIFORM = 0, PERI_RANDOM_NORMAL = 1 };
+
+/** Element (r, c) of a rows x cols block of a larger matrix of total_cols columns, whose place in that matrix is
+ *  index = (row_offset + r) * total_cols + col_offset + c:
+ *    word(i) = Philox4x32-10 (Salmon et al. 2011) with key seed, counter (i / 4, stream), output word i % 4
+ *    uniform: low + (high - low) * u,  u = (word(index) >> 8) * 2^-24
+ *    normal:  low + high * sqrt(-2 ln u1) * (cos if index is even, sin if odd)(2 pi u2),
+ *             u1 = (word(index & ~1) + 1) * 2^-32, u2 = word(index | 1) * 2^-32
+ *  in f64, rounded once: the value depends on (seed, stream, index) only, not on how the matrix is cut.
+ *  range: elements of the block, row-major, contiguous. */
+typedef struct peri_k_random_args {
+    void *dst;
+    int32_t dtype; /* PERI_F32, PERI_F64, PERI_F16, PERI_BF16 */
+    int32_t kind;  /* PERI_RANDOM_* */
+    int64_t cols, row_offset, col_offset, total_cols;
+    double low, high; /* normal: mean, deviation */
+    uint64_t seed, stream;
+} peri_k_random_args;
+
+#endif

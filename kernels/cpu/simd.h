@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * simd.h: one vector of f32, as wide as the instruction set: the few words in which the families are written. GCC's vector extension
+ * carries the arithmetic; loads, stores and conversions that need an instruction are named here.
+ */
+#ifndef PERI_KERNELS_SIMD_H
+#define PERI_KERNELS_SIMD_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#if defined(__AVX512F__)
+enum { K_LANES = 16 };
+#else
+enum { K_LANES = 8 };
+#endif
+
+typedef float k_vec __attribute__((vector_size(K_LANES * 4)));
+typedef float k_vec_unaligned __attribute__((vector_size(K_LANES * 4), aligned(4)));
+typedef int32_t k_ivec __attribute__((vector_size(K_LANES * 4)));
+
+static inline k_vec k_load(const float *p) { return *(const k_vec_unaligned *)p; }
+static inline void k_store(float *p, k_vec v) { *(k_vec_unaligned *)p = v; }
+static inline k_vec k_set(float x) { return x - (k_vec){0}; }
+
+#if defined(__AVX512F__)
+static inline k_vec k_sqrt(k_vec v) { return (k_vec)_mm512_sqrt_ps((__m512)v); }
+static inline k_vec k_max(k_vec a, k_vec b) { return (k_vec)_mm512_max_ps((__m512)a, (__m512)b); }
+static inline k_vec k_load_f16(const uint16_t *p) { return (k_vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+static inline void k_store_f16(uint16_t *p, k_vec v)
+{
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline k_vec k_load_bf16(const uint16_t *p)
+{
+    return (k_vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+}
+static inline float k_sum(k_vec v) { return _mm512_reduce_add_ps((__m512)v); }
+/** Lanes 0..n-1 (n < K_LANES); the others read as zero and are not written. */
+static inline k_vec k_load_part(const float *p, int64_t n)
+{
+    return (k_vec)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
+}
+static inline void k_store_part(float *p, k_vec v, int64_t n)
+{
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), (__m512)v);
+}
+#else
+static inline k_vec k_sqrt(k_vec v) { return (k_vec)_mm256_sqrt_ps((__m256)v); }
+static inline k_vec k_max(k_vec a, k_vec b) { return (k_vec)_mm256_max_ps((__m256)a, (__m256)b); }
+static inline k_vec k_load_f16(const uint16_t *p) { return (k_vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+static inline void k_store_f16(uint16_t *p, k_vec v)
+{
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline k_vec k_load_bf16(const uint16_t *p)
+{
+    return (k_vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+}
+static inline float k_sum(k_vec v)
+{
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+static inline __m256i k_mask(int64_t n)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+static inline k_vec k_load_part(const float *p, int64_t n) { return (k_vec)_mm256_maskload_ps(p, k_mask(n)); }
+static inline void k_store_part(float *p, k_vec v, int64_t n) { _mm256_maskstore_ps(p, k_mask(n), (__m256)v); }
+#endif
+
+#endif

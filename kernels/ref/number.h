@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * number.h: scalar conversions that ref and the instruction-set variants share: f16 and bf16 with round to nearest even.
+ */
+#ifndef PERI_KERNELS_NUMBER_H
+#define PERI_KERNELS_NUMBER_H
+
+#include <stdint.h>
+#include <string.h>
+
+static inline uint32_t k_bits(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    return u;
+}
+
+static inline float k_float(uint32_t u)
+{
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+
+static inline float k_bf16_to_f32(uint16_t h) { return k_float((uint32_t)h << 16); }
+
+static inline uint16_t k_f32_to_bf16(float x)
+{
+    uint32_t u = k_bits(x);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40u); /* NaN stays NaN, and becomes quiet */
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+static inline float k_f16_to_f32(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 0x1fu, mantissa = h & 0x3ffu;
+    if (exponent == 31) return k_float(sign | 0x7f800000u | (mantissa << 13));
+    if (exponent) return k_float(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+    float value = (float)mantissa * 0x1p-24f; /* subnormal, exact */
+    return sign ? -value : value;
+}
+
+static inline uint16_t k_f32_to_f16(float x)
+{
+    uint32_t u = k_bits(x), sign = (u >> 16) & 0x8000u, magnitude = u & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu)); /* NaN */
+    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);                           /* 65520 and more round to infinity */
+    if (magnitude < 0x38800000u) {
+        /* Subnormal f16 come in steps of 2^-24, which is the spacing of f32 at 0.5: the addition rounds to them. */
+        float shifted = k_float(magnitude) + 0.5f;
+        return (uint16_t)(sign | (k_bits(shifted) - 0x3f000000u));
+    }
+    return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13));
+}
+
+#endif

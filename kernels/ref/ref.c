@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ref.c: the normative kernels: plain loops that say what is right. One file per family is included here; all functions are static
+ * and the only symbol is the table.
+ */
+#include "../kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "number.h"
+
+#include "convert.c"
+#include "dense.c"
+#include "jagged.c"
+#include "optim.c"
+#include "tbe.c"
+
+const peri_kernels peri_kernels_ref = {
+    .isa = "ref",
+    .fn =
+        {
+#define X(name) [PERI_K_##name] = ref_##name,
+            PERI_KERNELS(X)
+#undef X
+        },
+};

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * select.c: which instruction set's kernels run here.
+ */
+#include "kernels.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *const peri_kernel_names[PERI_KERNEL_COUNT] = {
+#define X(name) #name,
+    PERI_KERNELS(X)
+#undef X
+};
+
+/** Instruction sets from the lowest to the highest, each completed from the one before. */
+enum { ISA_COUNT = 3 };
+static peri_kernels tables[ISA_COUNT];
+static const char *const isa_names[ISA_COUNT] = {"ref", "avx2", "avx512"};
+
+static const peri_kernels *source(int isa)
+{
+    if (isa == 0) return &peri_kernels_ref;
+#if defined(__x86_64__)
+    if (isa == 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+        return &peri_kernels_avx2;
+    if (isa == 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
+        return &peri_kernels_avx512;
+#endif
+    return NULL;
+}
+
+static const peri_kernels *chosen;
+
+/** Runs before main (and at dlopen), so that readers need no lock. */
+__attribute__((constructor)) static void choose(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+#endif
+    const char *wanted = getenv("PERI_CPU_ISA");
+    for (int isa = 0; isa < ISA_COUNT; isa++) {
+        const peri_kernels *own = source(isa);
+        if (!own || (isa > 0 && !tables[isa - 1].isa)) break;
+        tables[isa].isa = isa_names[isa];
+        for (int k = 0; k < PERI_KERNEL_COUNT; k++) tables[isa].fn[k] = own->fn[k] ? own->fn[k] : tables[isa - 1].fn[k];
+        if (!chosen || !wanted || strcmp(chosen->isa, wanted) != 0) chosen = &tables[isa];
+    }
+}
+
+const peri_kernels *peri_kernels_get(void) { return chosen; }
+
+const peri_kernels *peri_kernels_isa(const char *isa)
+{
+    for (int i = 0; i < ISA_COUNT; i++)
+        if (!strcmp(isa_names[i], isa)) return tables[i].isa ? &tables[i] : NULL;
+    return NULL;
+}

@@ -1,0 +1,229 @@
+-- ffi.lua: the only file that declares and loads C. It checks that library and Lua files belong together, turns statuses into errors,
+-- and owns the handles' life: scopes, finalizers, memory pressure, and the state that belongs to the running rank.
+local ffi = require "ffi"
+local util = require "perilune.util"
+
+ffi.cdef(require "perilune.cdef")
+
+-- The launcher holds the library in itself; plain `luajit script.lua` loads it: PERI_LIBRARY, or where the tree or an installation has
+-- it, or wherever the system finds it.
+local function load_library()
+  if package.preload["perilune.launcher"] then return ffi.C end
+  local name = os.getenv "PERI_LIBRARY"
+  if name then return ffi.load(name) end
+  local here = debug.getinfo(1, "S").source:match "^@(.*)lua/perilune/ffi%.lua$" or "./" -- "" when LUA_PATH is relative
+  local tried = {}
+  for _, path in ipairs { (here == "" and "./" or here) .. "build/libperilune.so", here .. "../../lib/libperilune.so", "perilune" } do
+    local ok, lib = pcall(ffi.load, path)
+    if ok then return lib end
+    tried[#tried + 1] = tostring(lib)
+  end
+  error("perilune: the library was not found. Run `make`, or set PERI_LIBRARY to libperilune.so. Tried:\n  " .. table.concat(tried, "\n  "), 0)
+end
+
+local C = load_library()
+if C.peri_abi_version() ~= C.PERI_ABI_VERSION then
+  error(("perilune: the library (contract %d) and the Lua files (contract %d) are from different builds; run `make`"):format(
+    C.peri_abi_version(), C.PERI_ABI_VERSION), 0)
+end
+
+local M = { C = C }
+
+-- -- errors ----------------------------------------------------------------------------------------------------------------------
+
+--- What failing calls raise: code (negative number), name ("EINVAL"), message, where ("runtime/x.c:12"), rank.
+local Error = { class_name = "peri.Error" }
+Error.__index = Error
+Error.__tostring = function(e) return e.message end
+M.Error = Error
+
+--- The state of the running rank. Under `sim` the scheduler exchanges it when it switches ranks, so nothing else may cache it.
+--- scope: open scope or nil; device: default device name; grad: recording; world: the joined world or nil; pause: how to wait.
+local state = { scope = false, device = "cpu", grad = true, world = false, seed = 0 }
+M.state = state
+
+local function raise(status)
+  local world = state.world
+  error(setmetatable({
+    code = status,
+    name = ffi.string(C.peri_status_name(status)),
+    message = ffi.string(C.peri_error_message()),
+    where = ffi.string(C.peri_error_where()),
+    rank = world and world.rank_number or nil,
+  }, Error), 0)
+end
+
+--- Pass a status through, or raise the error that it stands for.
+local function check(status)
+  if status < 0 then raise(status) end
+  return status
+end
+M.check = check
+
+--- An error of the same kind for misuse found in Lua.
+function M.fail(message)
+  error(setmetatable({ code = C.PERI_EINVAL, name = "EINVAL", message = message, where = "", rank = state.world and state.world.rank_number or nil }, Error), 0)
+end
+
+-- -- waiting -----------------------------------------------------------------------------------------------------------------------
+
+--- Give other ranks a chance. `round` counts the calls of one wait. Under `sim` it switches to the next rank.
+function M.pause(round)
+  if state.yield then return state.yield(round) end
+  C.peri_pause(round)
+end
+
+-- -- handles -----------------------------------------------------------------------------------------------------------------------
+
+local PRESSURE = 128 * 1024 * 1024 -- off-heap bytes made by garbage-collected handles before a collection is forced
+local made, debt = 0, 0
+
+local function relieve()
+  debt = debt + tonumber(C.peri_mem_debt())
+  if debt > PRESSURE then
+    debt = 0
+    collectgarbage()
+    collectgarbage()
+  end
+end
+
+--- Define a handle class over `struct <name>_ref { <name> *ptr; }`: returns wrap(ptr) -> handle, and the methods table.
+--- `release` is the C function that gives a reference up. A handle made inside a scope is released when the scope ends; one made outside
+--- is released by the garbage collector; handle:release() does it at once.
+function M.handle(name, methods, meta)
+  local release = function(ptr) C[name .. "_release"](ptr) end
+  local function finalize(h)
+    if h.ptr ~= nil then
+      release(h.ptr)
+      h.ptr = nil
+    end
+  end
+  meta = meta or {}
+  meta.__index = methods
+  methods.release = finalize
+  local ctype = ffi.metatype(name .. "_ref", meta)
+  local function wrap(ptr)
+    local h = ctype(ptr)
+    local scope = state.scope
+    if scope then
+      local n = scope.n + 1
+      scope.n = n
+      scope[n] = h
+    else
+      ffi.gc(h, finalize)
+      made = made + 1
+      if made >= 64 then
+        made = 0
+        relieve()
+      end
+    end
+    return h
+  end
+  return wrap, ctype
+end
+
+-- -- scopes ------------------------------------------------------------------------------------------------------------------------
+
+local Scope = {}
+Scope.__index = Scope
+local spare = {}
+
+--- Keep a handle beyond the scope's end: it moves to the outer scope or to the garbage collector. Returns it.
+function Scope:keep(h)
+  for i = self.n, 1, -1 do
+    if rawequal(self[i], h) then
+      self[i] = false
+      local outer = self.outer
+      if outer then
+        outer.n = outer.n + 1
+        outer[outer.n] = h
+      else
+        ffi.gc(h, h.release)
+      end
+      return h
+    end
+  end
+  return h
+end
+
+local function leave(scope)
+  state.scope = scope.outer
+  for i = 1, scope.n do
+    local h = scope[i]
+    if h then h:release() end
+    scope[i] = false
+  end
+  scope.n = 0
+  scope.outer = false
+  spare[#spare + 1] = scope
+end
+
+local function finish(scope, ok, ...)
+  leave(scope)
+  if not ok then error((...), 0) end
+  return ...
+end
+
+--- Run f(...); handles made meanwhile are released at its end, also when it fails. Returns what f returns (handles among it only if they
+--- were kept: f can reach the scope as peri.ffi.state.scope, or use peri.keep).
+function M.scope(f, ...)
+  local scope = table.remove(spare) or setmetatable({ n = 0, outer = false }, Scope)
+  scope.outer = state.scope
+  state.scope = scope
+  return finish(scope, pcall(f, ...))
+end
+
+--- Keep a handle beyond the end of the current scope. Returns it.
+function M.keep(h)
+  local scope = state.scope
+  return scope and scope:keep(h) or h
+end
+
+--- Run f(...) without recording gradients.
+local function restore_grad(before, ok, ...)
+  state.grad = before
+  C.peri_grad_enable(before)
+  if not ok then error((...), 0) end
+  return ...
+end
+function M.no_grad(f, ...)
+  local before = state.grad
+  state.grad = false
+  C.peri_grad_enable(false)
+  return restore_grad(before, pcall(f, ...))
+end
+
+-- -- small conversions -------------------------------------------------------------------------------------------------------------
+
+M.dtype_names = {}
+for _, name in ipairs { "f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool", "c64", "c128" } do
+  M.dtype_names[C.peri_dtype_parse(name)] = name
+end
+
+local dtype_codes = {}
+--- "f32" -> C.PERI_F32. Numbers pass through.
+function M.dtype(name)
+  local code = dtype_codes[name]
+  if code then return code end
+  if type(name) == "number" then return name end
+  code = check(C.peri_dtype_parse(tostring(name)))
+  dtype_codes[name] = code
+  return code
+end
+
+local devices, device_out = {}, ffi.new "peri_device *[1]"
+--- A device by name (nil: the default one of this rank). Devices live as long as the process.
+function M.device(name)
+  name = name or state.device
+  if type(name) ~= "string" then return name end
+  local d = devices[name]
+  if not d then
+    check(C.peri_device_get(name, device_out))
+    d = device_out[0]
+    devices[name] = d
+  end
+  return d
+end
+
+M.util = util
+return M

@@ -1,0 +1,38 @@
+-- init.lua: `require "perilune"`: one table whose lazy submodules are the library's faces; everyday names are reachable directly.
+
+--- The faces, in the order of the layers.
+local modules = {
+  util = "perilune.util",
+  ffi = "perilune.ffi",
+  Tensor = "perilune.tensor",
+  jagged = "perilune.jagged",
+  dist = "perilune.dist",
+  nn = "perilune.nn",
+  data = "perilune.data",
+  embed = "perilune.embed",
+  plan = "perilune.plan",
+  shard = "perilune.shard",
+  model = "perilune.model",
+  pipeline = "perilune.pipeline",
+}
+
+--- Everyday names and the face that has them.
+local names = {
+  Error = "ffi", scope = "ffi", keep = "ffi", no_grad = "ffi",
+  tensor = "Tensor", empty = "Tensor", zeros = "Tensor", ones = "Tensor", full = "Tensor",
+  JaggedTensor = "jagged", KeyedJaggedTensor = "jagged", KeyedTensor = "jagged",
+  init = "dist", rank = "dist", world_size = "dist", world = "dist", finish = "dist",
+  EmbeddingBagConfig = "embed", EmbeddingBagCollection = "embed",
+  ParameterSharding = "plan", EmbeddingModuleShardingPlan = "plan", ShardingPlan = "plan",
+  DistributedModelParallel = "model", TrainPipelineBase = "pipeline",
+}
+
+return setmetatable({}, {
+  __index = function(peri, key)
+    local value
+    if modules[key] then value = require(modules[key])
+    elseif names[key] then value = peri[names[key]][key] end
+    rawset(peri, key, value)
+    return value
+  end,
+})

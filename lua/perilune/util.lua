@@ -1,0 +1,116 @@
+-- util.lua: what every other module may use: classes, named arguments, ordered iteration. Requires nothing of Perilune.
+local M = {}
+
+--- A class: call it to make an instance, which runs `init`. `base` (optional) is inherited from. Instances know `class` and `is`.
+function M.class(name, base)
+  local class = {}
+  class.__index = class
+  class.class_name = name
+  class.super = base
+  class.__tostring = base and base.__tostring or function(self) return name end
+  function class.is(object)
+    local c = type(object) == "table" and getmetatable(object)
+    while type(c) == "table" do
+      if c == class then return true end
+      c = rawget(c, "super")
+    end
+    return false
+  end
+  return setmetatable(class, {
+    __index = base,
+    __tostring = function() return "class " .. name end,
+    __call = function(_, ...)
+      local object = setmetatable({}, class)
+      object:init(...)
+      return object
+    end,
+  })
+end
+
+--- Keys of a table in a fixed order: numbers ascending, then strings ascending. For everything whose order reaches a wire, a plan or a
+--- file (style J6).
+function M.keys(t)
+  local keys, n = {}, 0
+  for k in pairs(t) do
+    n = n + 1
+    keys[n] = k
+  end
+  table.sort(keys, function(a, b)
+    local ta, tb = type(a), type(b)
+    if ta ~= tb then return ta < tb end
+    return a < b
+  end)
+  return keys
+end
+
+--- for key, value in util.ordered(t): pairs in the order of `keys`.
+function M.ordered(t)
+  local keys, i = M.keys(t), 0
+  return function()
+    i = i + 1
+    local k = keys[i]
+    if k ~= nil then return k, t[k] end
+  end
+end
+
+local function list(names)
+  local out = {}
+  for i, name in ipairs(M.keys(names)) do out[i] = tostring(name) end
+  return table.concat(out, ", ")
+end
+
+--- Check a table of named arguments. `spec` maps a name to its default, or to util.required / util.optional. Returns a new table with
+--- all defaults filled in; unknown or missing names are errors that name the function.
+M.required = setmetatable({}, { __tostring = function() return "required" end })
+M.optional = setmetatable({}, { __tostring = function() return "optional" end })
+function M.named(func, args, spec)
+  if args == nil then args = {} end
+  if type(args) ~= "table" then error(("%s: named arguments in a table wanted, got a %s"):format(func, type(args)), 3) end
+  local out = {}
+  for name in M.ordered(args) do
+    if spec[name] == nil then
+      error(("%s: no argument '%s'; allowed: %s"):format(func, tostring(name), list(spec)), 3)
+    end
+  end
+  for name, default in M.ordered(spec) do
+    local value = args[name]
+    if value == nil then
+      if default == M.required then error(("%s: argument '%s' is missing"):format(func, name), 3) end
+      if default ~= M.optional then value = default end
+    end
+    out[name] = value
+  end
+  return out
+end
+
+--- An error unless `value` is one of the strings in `allowed` (a list).
+function M.one_of(func, what, value, allowed)
+  for _, a in ipairs(allowed) do
+    if a == value then return value end
+  end
+  error(("%s: %s is '%s', allowed: %s"):format(func, what, tostring(value), table.concat(allowed, ", ")), 3)
+end
+
+--- A whole number in [low, high] or an error.
+function M.integer(func, what, value, low, high)
+  if type(value) ~= "number" or value ~= math.floor(value) or value < low or value > (high or 2 ^ 53) then
+    error(("%s: %s is %s, allowed: whole numbers %d..%s"):format(func, what, tostring(value), low, high and ("%d"):format(high) or ""), 3)
+  end
+  return value
+end
+
+--- The positions of a list's values: { "a", "b" } -> { a = 1, b = 2 }.
+function M.index_of(values)
+  local index = {}
+  for i, v in ipairs(values) do index[v] = i end
+  return index
+end
+
+--- A new list of f(value, position).
+function M.map(values, f)
+  local out = {}
+  for i, v in ipairs(values) do out[i] = f(v, i) end
+  return out
+end
+
+return M

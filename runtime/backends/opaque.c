@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * opaque.c: the test device. It computes with the cpu backend's kernels, but behaves like the worst GPU that the contract allows:
+ *
+ * - its memory is mapped without access, except while one of its own tasks runs: a host that dereferences it dies at once;
+ * - its streams run nothing until somebody waits, and then in a random order (seeded), bound by stream order and events only:
+ *   a forgotten event shows as a wrong result;
+ * - freed memory is overwritten when the free runs: a use after free shows as well.
+ *
+ * It is slow on purpose and single-file: one mutex, tasks run in the thread that waits.
+ */
+#include "../../kernels/kernels.h"
+#include "../plugin/device.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+const peri_device_vtab *peri__cpu_entry(const peri_plugin_host *host);
+
+static const peri_plugin_host *host;
+static const peri_device_vtab *cpu;
+
+typedef struct stream stream;
+
+/** A mark in a stream: reached when the stream has run `position` tasks. */
+typedef struct mark {
+    stream *stream; /* NULL: always reached */
+    int64_t position;
+} mark;
+
+enum { TASK_COPY, TASK_LAUNCH, TASK_GEMM, TASK_FREE, TASK_WAIT };
+
+typedef struct task {
+    struct task *next;
+    int32_t kind;
+    mark until; /* WAIT */
+    void *dst;  /* COPY; FREE: the block */
+    const void *src;
+    int64_t bytes;
+    int32_t kernel; /* LAUNCH */
+    int64_t n, grain;
+    peri_gemm gemm;
+    char data[]; /* LAUNCH: the arguments; COPY from ordinary host memory: the bytes */
+} task;
+
+struct stream {
+    stream *next; /* all streams of the device */
+    task *head, *tail;
+    int64_t queued, run; /* tasks ever queued and ever run */
+    int32_t refs;        /* its handle, and each event and queued wait that points at it */
+};
+
+typedef struct event {
+    mark mark;
+} event;
+
+/** A free range of the arena. */
+typedef struct hole {
+    struct hole *next;
+    char *at;
+    int64_t bytes;
+} hole;
+
+enum { ARENA_GIB = 64 };
+
+static struct {
+    pthread_mutex_t lock;
+    char *arena, *top, *end;
+    hole *holes;
+    stream *streams;
+    uint64_t state; /* of the order generator */
+    int64_t page;
+} dev = {.lock = PTHREAD_MUTEX_INITIALIZER, .state = 1};
+
+static void unlock_memory(bool open)
+{
+    if (dev.top > dev.arena) mprotect(dev.arena, (size_t)(dev.top - dev.arena), open ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+static uint64_t draw(void) /* xorshift64* */
+{
+    dev.state ^= dev.state >> 12;
+    dev.state ^= dev.state << 25;
+    dev.state ^= dev.state >> 27;
+    return dev.state * 0x2545f4914f6cdd1du;
+}
+
+static int64_t pages(int64_t bytes)
+{
+    int64_t n = (bytes + dev.page - 1) / dev.page * dev.page;
+    return n ? n : dev.page;
+}
+
+/* -- streams and marks ----------------------------------------------------------------------------------------------------------- */
+
+static bool reached(const mark *m) { return !m->stream || m->stream->run >= m->position; }
+
+static void stream_unref(stream *s)
+{
+    if (--s->refs > 0 || s->head) return; /* with work left, the last task to run comes back here */
+    for (stream **p = &dev.streams; *p; p = &(*p)->next)
+        if (*p == s) {
+            *p = s->next;
+            break;
+        }
+    host->free(s);
+}
+
+static void mark_set(mark *m, stream *s)
+{
+    stream *old = m->stream;
+    *m = (mark){s, s ? s->queued : 0};
+    if (s) s->refs++;
+    if (old) stream_unref(old);
+}
+
+static void give_back(char *at, int64_t bytes)
+{
+    hole *h = host->alloc(sizeof *h);
+    if (!h) return; /* the range is lost, nothing else */
+    *h = (hole){dev.holes, at, bytes};
+    dev.holes = h;
+}
+
+/** Run the head of @s, which is not a wait for something that has not happened. */
+static void run_head(stream *s)
+{
+    task *t = s->head;
+    unlock_memory(true);
+    switch (t->kind) {
+    case TASK_COPY: memmove(t->dst, t->src ? t->src : t->data, (size_t)t->bytes); break;
+    case TASK_LAUNCH: cpu->launch(NULL, NULL, t->kernel, t->data, t->bytes, t->n, t->grain); break;
+    case TASK_GEMM: cpu->gemm(NULL, NULL, &t->gemm); break;
+    case TASK_FREE: memset(t->dst, 0xdd, (size_t)t->bytes); break;
+    default: break;
+    }
+    unlock_memory(false);
+    if (t->kind == TASK_FREE) give_back(t->dst, t->bytes);
+    s->head = t->next;
+    if (!s->head) s->tail = NULL;
+    s->run++;
+    s->refs++; /* hold it: the wait below may be what kept it */
+    if (t->kind == TASK_WAIT) mark_set(&t->until, NULL);
+    host->free(t);
+    stream_unref(s);
+}
+
+/** Run one task of a randomly chosen stream that can go on; false if none can. */
+static bool run_one(void)
+{
+    int64_t ready = 0;
+    for (stream *s = dev.streams; s; s = s->next) ready += s->head && (s->head->kind != TASK_WAIT || reached(&s->head->until));
+    if (!ready) return false;
+    int64_t pick = (int64_t)(draw() % (uint64_t)ready);
+    for (stream *s = dev.streams; s; s = s->next) {
+        if (!s->head || (s->head->kind == TASK_WAIT && !reached(&s->head->until)) || pick-- > 0) continue;
+        run_head(s);
+        return true;
+    }
+    return false;
+}
+
+static peri_status run_until(const mark *m)
+{
+    while (!reached(m))
+        if (!run_one()) return PERI_HOST_FAIL(host, PERI_EINTERNAL, "opaque: streams wait for each other");
+    return PERI_OK;
+}
+
+static task *task_new(int32_t kind, const void *data, int64_t bytes)
+{
+    task *t = host->alloc_zero(sizeof *t + (size_t)(data ? bytes : 0));
+    if (!t) return NULL;
+    t->kind = kind;
+    t->bytes = bytes;
+    if (data) memcpy(t->data, data, (size_t)bytes);
+    return t;
+}
+
+static void enqueue(stream *s, task *t)
+{
+    pthread_mutex_lock(&dev.lock);
+    if (s->tail) s->tail->next = t;
+    else s->head = t;
+    s->tail = t;
+    s->queued++;
+    pthread_mutex_unlock(&dev.lock);
+}
+
+/* -- the contract ---------------------------------------------------------------------------------------------------------------- */
+
+static peri_status opaque_probe(char *reason, size_t len)
+{
+    (void)reason, (void)len;
+    return PERI_OK;
+}
+
+static peri_status opaque_open(int32_t index, void **device, int32_t *caps)
+{
+    if (index != 0) return PERI_HOST_FAIL(host, PERI_ENOTFOUND, "opaque: device %d, there is only device 0", index);
+    if (!dev.arena) {
+        void *p = mmap(NULL, (size_t)ARENA_GIB << 30, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED) return PERI_HOST_FAIL(host, PERI_ENOMEM, "opaque: no address space for its arena");
+        dev.page = sysconf(_SC_PAGESIZE);
+        dev.arena = dev.top = p;
+        dev.end = dev.arena + ((int64_t)ARENA_GIB << 30);
+        const char *seed = getenv("PERI_OPAQUE_SEED");
+        if (seed && atoll(seed) != 0) dev.state = (uint64_t)atoll(seed);
+    }
+    *device = &dev;
+    *caps = 0;
+    return PERI_OK;
+}
+
+static void opaque_close(void *device) { (void)device; }
+
+static peri_status opaque_alloc(void *device, void *on, int64_t bytes, void **out)
+{
+    (void)device, (void)on;
+    int64_t need = pages(bytes);
+    char *p = NULL;
+    if (!host->fault(3 /* device_alloc */)) {
+        pthread_mutex_lock(&dev.lock);
+        for (hole **h = &dev.holes; *h && !p; h = &(*h)->next)
+            if ((*h)->bytes == need) {
+                hole *found = *h;
+                p = found->at;
+                *h = found->next;
+                host->free(found);
+                break;
+            }
+        if (!p && dev.end - dev.top >= need) p = dev.top, dev.top += need;
+        pthread_mutex_unlock(&dev.lock);
+    }
+    if (!p) return PERI_HOST_FAIL(host, PERI_ENOMEM, "opaque: no memory for %lld bytes", (long long)bytes);
+    *out = p;
+    return PERI_OK;
+}
+
+static void opaque_free(void *device, void *on, void *p, int64_t bytes)
+{
+    (void)device;
+    task *t = task_new(TASK_FREE, NULL, pages(bytes));
+    if (!t) return;
+    t->dst = p;
+    enqueue(on, t);
+}
+
+static peri_status opaque_stream_new(void *device, void **out)
+{
+    (void)device;
+    stream *s = host->alloc_zero(sizeof *s);
+    if (!s) return PERI_ENOMEM;
+    s->refs = 1;
+    pthread_mutex_lock(&dev.lock);
+    s->next = dev.streams;
+    dev.streams = s;
+    pthread_mutex_unlock(&dev.lock);
+    *out = s;
+    return PERI_OK;
+}
+
+static void opaque_stream_delete(void *device, void *s)
+{
+    (void)device;
+    pthread_mutex_lock(&dev.lock);
+    stream_unref(s);
+    pthread_mutex_unlock(&dev.lock);
+}
+
+static peri_status opaque_stream_sync(void *device, void *on)
+{
+    (void)device;
+    stream *s = on;
+    pthread_mutex_lock(&dev.lock);
+    peri_status status = run_until(&(mark){s, s->queued});
+    pthread_mutex_unlock(&dev.lock);
+    return status;
+}
+
+static peri_status opaque_stream_wait(void *device, void *on, void *for_event)
+{
+    (void)device;
+    event *e = for_event;
+    if (!e->mark.stream) return PERI_OK;
+    task *t = task_new(TASK_WAIT, NULL, 0);
+    if (!t) return PERI_ENOMEM;
+    pthread_mutex_lock(&dev.lock);
+    t->until = e->mark;
+    t->until.stream->refs++;
+    pthread_mutex_unlock(&dev.lock);
+    enqueue(on, t);
+    return PERI_OK;
+}
+
+static peri_status opaque_event_new(void *device, void **out)
+{
+    (void)device;
+    event *e = host->alloc_zero(sizeof *e);
+    if (!e) return PERI_ENOMEM;
+    *out = e;
+    return PERI_OK;
+}
+
+static void opaque_event_delete(void *device, void *p)
+{
+    (void)device;
+    event *e = p;
+    pthread_mutex_lock(&dev.lock);
+    mark_set(&e->mark, NULL);
+    pthread_mutex_unlock(&dev.lock);
+    host->free(e);
+}
+
+static peri_status opaque_event_record(void *device, void *p, void *on)
+{
+    (void)device;
+    event *e = p;
+    pthread_mutex_lock(&dev.lock);
+    mark_set(&e->mark, on);
+    pthread_mutex_unlock(&dev.lock);
+    return PERI_OK;
+}
+
+static peri_status opaque_event_query(void *device, void *p)
+{
+    (void)device;
+    event *e = p;
+    pthread_mutex_lock(&dev.lock);
+    if (!reached(&e->mark)) run_one(); /* polling must get somewhere, as slowly as it may */
+    peri_status status = reached(&e->mark) ? PERI_OK : PERI_PENDING;
+    pthread_mutex_unlock(&dev.lock);
+    return status;
+}
+
+static peri_status opaque_event_sync(void *device, void *p)
+{
+    (void)device;
+    event *e = p;
+    pthread_mutex_lock(&dev.lock);
+    peri_status status = run_until(&e->mark);
+    pthread_mutex_unlock(&dev.lock);
+    return status;
+}
+
+static peri_status opaque_copy(void *device, void *on, void *dst, const void *src, int64_t bytes, int32_t kind)
+{
+    (void)device;
+    bool snapshot = kind == PERI_COPY_H2D;
+    task *t = task_new(TASK_COPY, snapshot ? src : NULL, bytes);
+    if (!t) return PERI_ENOMEM;
+    t->dst = dst;
+    t->src = snapshot ? NULL : src;
+    enqueue(on, t);
+    return PERI_OK;
+}
+
+static peri_status opaque_launch(void *device, void *on, int32_t kernel, const void *args, int64_t args_size, int64_t n, int64_t grain)
+{
+    (void)device;
+    task *t = task_new(TASK_LAUNCH, args, args_size);
+    if (!t) return PERI_ENOMEM;
+    t->kernel = kernel;
+    t->n = n;
+    t->grain = grain;
+    enqueue(on, t);
+    return PERI_OK;
+}
+
+static peri_status opaque_gemm(void *device, void *on, const peri_gemm *args)
+{
+    (void)device;
+    if (args->dtype != PERI_F32 && args->dtype != PERI_F64)
+        return PERI_HOST_FAIL(host, PERI_EUNSUPPORTED, "opaque: matrix products take f32 and f64");
+    task *t = task_new(TASK_GEMM, NULL, 0);
+    if (!t) return PERI_ENOMEM;
+    t->gemm = *args;
+    enqueue(on, t);
+    return PERI_OK;
+}
+
+static void opaque_seed(void *device, uint64_t seed)
+{
+    (void)device;
+    dev.state = seed ? seed : 1;
+}
+
+static const peri_device_vtab vtab = {
+    .size = sizeof vtab,
+    .abi = PERI_DEVICE_ABI,
+    .name = "opaque",
+    .probe = opaque_probe,
+    .open = opaque_open,
+    .close = opaque_close,
+    .alloc = opaque_alloc,
+    .free = opaque_free,
+    .stream_new = opaque_stream_new,
+    .stream_delete = opaque_stream_delete,
+    .stream_sync = opaque_stream_sync,
+    .stream_wait = opaque_stream_wait,
+    .event_new = opaque_event_new,
+    .event_delete = opaque_event_delete,
+    .event_record = opaque_event_record,
+    .event_query = opaque_event_query,
+    .event_sync = opaque_event_sync,
+    .copy = opaque_copy,
+    .launch = opaque_launch,
+    .gemm = opaque_gemm,
+    .seed = opaque_seed,
+};
+
+const peri_device_vtab *peri__opaque_entry(const peri_plugin_host *lent);
+const peri_device_vtab *peri__opaque_entry(const peri_plugin_host *lent)
+{
+    host = lent;
+    cpu = peri__cpu_entry(lent);
+    return &vtab;
+}

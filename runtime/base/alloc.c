@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * alloc.c: the one door to the heap, live-byte accounting, fault points.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <malloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static void *(*heap_alloc)(size_t) = malloc;
+static void *(*heap_realloc)(void *, size_t) = realloc;
+static void (*heap_free)(void *) = free;
+
+static atomic_int_least64_t live, peak, debt, objects, blocks;
+
+/** Sizes travel in front of each block, so that accounting works under any allocator; 16 bytes keep the alignment. */
+enum { HEADER = 16 };
+
+static void count(int64_t bytes)
+{
+    int64_t now = atomic_fetch_add_explicit(&live, bytes, memory_order_relaxed) + bytes;
+    int64_t high = atomic_load_explicit(&peak, memory_order_relaxed);
+    while (now > high && !atomic_compare_exchange_weak_explicit(&peak, &high, now, memory_order_relaxed, memory_order_relaxed)) {}
+}
+
+peri_status peri__allocator_set(void *(*alloc)(size_t), void *(*resize)(void *, size_t), void (*release)(void *))
+{
+    if (!alloc || !resize || !release) return peri__fail(PERI_EINVAL, "peri_host_allocator_set: all three functions are needed");
+    if (atomic_load(&blocks) > 0)
+        return peri__fail(PERI_EINVAL, "peri_host_allocator_set: %lld blocks are already allocated; call it before anything else",
+                          (long long)atomic_load(&blocks));
+    heap_alloc = alloc;
+    heap_realloc = resize;
+    heap_free = release;
+    return PERI_OK;
+}
+
+void *peri__alloc(size_t size)
+{
+    char *p = peri__fault(PERI_FAULT_alloc) || size > SIZE_MAX / 2 ? NULL : heap_alloc(size + HEADER);
+    if (!p) {
+        peri__fail(PERI_ENOMEM, "peri__alloc: no memory for %zu bytes", size);
+        return NULL;
+    }
+    memcpy(p, &size, sizeof size);
+    atomic_fetch_add_explicit(&blocks, 1, memory_order_relaxed);
+    count((int64_t)size);
+    return p + HEADER;
+}
+
+void *peri__alloc_zero(size_t size)
+{
+    void *p = peri__alloc(size);
+    return p ? memset(p, 0, size) : NULL;
+}
+
+void *peri__realloc(void *old, size_t size)
+{
+    if (!old) return peri__alloc(size);
+    size_t before;
+    memcpy(&before, (char *)old - HEADER, sizeof before);
+    char *p = peri__fault(PERI_FAULT_alloc) || size > SIZE_MAX / 2 ? NULL : heap_realloc((char *)old - HEADER, size + HEADER);
+    if (!p) {
+        peri__fail(PERI_ENOMEM, "peri__realloc: no memory for %zu bytes", size);
+        return NULL;
+    }
+    memcpy(p, &size, sizeof size);
+    count((int64_t)size - (int64_t)before);
+    return p + HEADER;
+}
+
+void peri__free(void *p)
+{
+    if (!p) return;
+    int saved = errno;
+    size_t size;
+    memcpy(&size, (char *)p - HEADER, sizeof size);
+    atomic_fetch_sub_explicit(&blocks, 1, memory_order_relaxed);
+    count(-(int64_t)size);
+    heap_free((char *)p - HEADER);
+    errno = saved;
+}
+
+char *peri__strdup(const char *text)
+{
+    size_t n = strlen(text) + 1;
+    char *copy = peri__alloc(n);
+    return copy ? memcpy(copy, text, n) : NULL;
+}
+
+void peri__mem_count(int64_t bytes)
+{
+    count(bytes);
+    if (bytes > 0) atomic_fetch_add_explicit(&debt, bytes, memory_order_relaxed);
+}
+
+void peri__object_count(int64_t delta) { atomic_fetch_add_explicit(&objects, delta, memory_order_relaxed); }
+
+int64_t peri_mem_live(void) { return atomic_load_explicit(&live, memory_order_relaxed); }
+int64_t peri_mem_peak(void) { return atomic_load_explicit(&peak, memory_order_relaxed); }
+int64_t peri_mem_objects(void) { return atomic_load_explicit(&objects, memory_order_relaxed); }
+int64_t peri_mem_debt(void) { return atomic_exchange_explicit(&debt, 0, memory_order_relaxed); }
+
+/* -- fault points -------------------------------------------------------------------------------------------------------------- */
+
+static struct {
+    const char *name;
+    atomic_int_least64_t left, passed;
+} faults[PERI_FAULT_COUNT] = {
+#define FAULT(id, text) [PERI_FAULT_##id] = {.name = #id},
+#include "fault.def"
+#undef FAULT
+};
+
+/** Set once any point was ever armed: the common path is one relaxed load. */
+static atomic_bool faults_used;
+
+bool peri__fault(int32_t point)
+{
+    if (!atomic_load_explicit(&faults_used, memory_order_relaxed)) return false;
+    atomic_fetch_add(&faults[point].passed, 1);
+    return atomic_load(&faults[point].left) > 0 && atomic_fetch_sub(&faults[point].left, 1) == 1;
+}
+
+peri_status peri_fault_arm(const char *name, int64_t k)
+{
+    for (int i = 0; i < PERI_FAULT_COUNT; i++) {
+        if (!name || strcmp(name, faults[i].name) != 0) continue;
+        if (k < 0) return peri__fail(PERI_EINVAL, "peri_fault_arm: k = %lld, allowed: 0 (disarm) or more", (long long)k);
+        atomic_store(&faults[i].passed, 0);
+        atomic_store(&faults[i].left, k);
+        atomic_store(&faults_used, true);
+        return PERI_OK;
+    }
+    char known[256] = "";
+    for (int i = 0; i < PERI_FAULT_COUNT; i++) {
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, " %s", faults[i].name);
+    }
+    return peri__fail(PERI_ENOTFOUND, "peri_fault_arm: no fault point '%s'; known:%s", name ? name : "(null)", known);
+}
+
+int64_t peri_fault_passed(const char *name)
+{
+    for (int i = 0; i < PERI_FAULT_COUNT; i++)
+        if (name && !strcmp(name, faults[i].name)) return atomic_load(&faults[i].passed);
+    return -1;
+}

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * error.c: status names, the per-thread error record, log lines, dtype names, versions.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const struct {
+    int32_t status;
+    const char *name, *text;
+} statuses[] = {
+    {PERI_OK, "OK", "done"},
+    {PERI_PENDING, "PENDING", "in progress"},
+    {PERI_EINVAL, "EINVAL", "an argument is malformed"},
+    {PERI_ENOMEM, "ENOMEM", "memory could not be had"},
+    {PERI_ERANGE, "ERANGE", "an id, index or offset lies outside its allowed range"},
+    {PERI_EUNSUPPORTED, "EUNSUPPORTED", "this build, device or transport cannot serve the request"},
+    {PERI_EIO, "EIO", "a file or system call failed"},
+    {PERI_EFORMAT, "EFORMAT", "a file or message is not in the format it claims"},
+    {PERI_ENOTFOUND, "ENOTFOUND", "a named thing does not exist"},
+    {PERI_ETIMEOUT, "ETIMEOUT", "a deadline passed"},
+    {PERI_EMISMATCH, "EMISMATCH", "ranks disagree about an operation"},
+    {PERI_EPEER, "EPEER", "a peer rank failed or is gone"},
+    {PERI_EABORTED, "EABORTED", "the group is poisoned by an earlier failure"},
+    {PERI_ECLOSED, "ECLOSED", "the object was closed or released"},
+    {PERI_EINTERNAL, "EINTERNAL", "a bug of Perilune's own"},
+};
+
+static const struct {
+    const char *name, *other;
+    int64_t size;
+} dtypes[PERI_DTYPE_COUNT] = {
+    [PERI_F64] = {"f64", "float64", 8},       [PERI_F32] = {"f32", "float32", 4}, [PERI_F16] = {"f16", "float16", 2},
+    [PERI_BF16] = {"bf16", "bfloat16", 2},    [PERI_I64] = {"i64", "int64", 8},   [PERI_I32] = {"i32", "int32", 4},
+    [PERI_I16] = {"i16", "int16", 2},         [PERI_I8] = {"i8", "int8", 1},      [PERI_U8] = {"u8", "uint8", 1},
+    [PERI_BOOL] = {"bool", "bool", 1},        [PERI_C64] = {"c64", "complex64", 8},
+    [PERI_C128] = {"c128", "complex128", 16},
+};
+
+/** One thread's last failure. */
+static _Thread_local struct {
+    peri_status status;
+    char message[PERI_MESSAGE_MAX];
+    char where[96];
+} record;
+
+static atomic_int log_level = -1;
+static atomic_int log_rank = -1;
+
+int32_t peri_abi_version(void) { return PERI_ABI_VERSION; }
+const char *peri_version(void) { return PERI_VERSION_TEXT; }
+
+const char *peri_status_name(int32_t status)
+{
+    for (size_t i = 0; i < sizeof statuses / sizeof *statuses; i++)
+        if (statuses[i].status == status) return statuses[i].name;
+    return "unknown";
+}
+
+const char *peri_status_text(int32_t status)
+{
+    for (size_t i = 0; i < sizeof statuses / sizeof *statuses; i++)
+        if (statuses[i].status == status) return statuses[i].text;
+    return "unknown status";
+}
+
+const char *peri_error_message(void) { return record.message; }
+int32_t peri_error_status(void) { return record.status; }
+const char *peri_error_where(void) { return record.where; }
+
+void peri_error_clear(void)
+{
+    record.status = PERI_OK;
+    record.message[0] = record.where[0] = 0;
+}
+
+peri_status peri__fail_va(peri_status status, const char *file, int line, const char *format, va_list args)
+{
+    int saved = errno;
+    char message[PERI_MESSAGE_MAX]; /* apart: an argument may be the old message */
+    int length = vsnprintf(message, sizeof message, format, args);
+    if (length >= (int)sizeof message) memcpy(message + sizeof message - 4, "...", 4);
+    memcpy(record.message, message, sizeof message);
+    record.status = status;
+    const char *tail = file;
+    for (const char *c = file; *c; c++)
+        if (!strncmp(c, "runtime/", 8) || !strncmp(c, "kernels/", 8)) tail = c;
+    snprintf(record.where, sizeof record.where, "%s:%d", tail, line);
+    errno = saved;
+    return status;
+}
+
+peri_status peri__fail_at(peri_status status, const char *file, int line, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    peri__fail_va(status, file, line, format, args);
+    va_end(args);
+    return status;
+}
+
+#if defined(PERI_DEBUG)
+void peri__assert_failed(const char *file, int line, const char *what)
+{
+    fprintf(stderr, "perilune: %s:%d: broken assertion: %s (a bug of Perilune's own)\n", file, line, what);
+    abort();
+}
+#endif
+
+void peri_log_level_set(int32_t level) { atomic_store(&log_level, level); }
+void peri__log_rank_set(int32_t rank) { atomic_store(&log_rank, rank); }
+
+static int level_now(void)
+{
+    int level = atomic_load_explicit(&log_level, memory_order_relaxed);
+    if (level >= 0) return level;
+    const char *text = getenv("PERI_LOG");
+    level = PERI_LOG_WARN;
+    if (text && !strcmp(text, "error")) level = PERI_LOG_ERROR;
+    if (text && !strcmp(text, "info")) level = PERI_LOG_INFO;
+    if (text && !strcmp(text, "debug")) level = PERI_LOG_DEBUG;
+    atomic_store(&log_level, level);
+    return level;
+}
+
+void peri__log(int32_t level, const char *format, ...)
+{
+    if (level > level_now()) return;
+    static const char *const names[] = {"error", "warning", "info", "debug"};
+    int saved = errno, rank = atomic_load(&log_rank);
+    char line[PERI_MESSAGE_MAX * 2];
+    int used = rank >= 0 ? snprintf(line, sizeof line, "perilune[%d] %s: ", rank, names[level & 3])
+                         : snprintf(line, sizeof line, "perilune %s: ", names[level & 3]);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line + used, sizeof line - (size_t)used - 1, format, args);
+    va_end(args);
+    size_t n = strlen(line);
+    line[n] = '\n';
+    fwrite(line, 1, n + 1, stderr); /* one write: lines of several ranks do not mix */
+    errno = saved;
+}
+
+int64_t peri_dtype_size(int32_t dtype) { return dtype >= 0 && dtype < PERI_DTYPE_COUNT ? dtypes[dtype].size : 0; }
+const char *peri_dtype_name(int32_t dtype) { return dtype >= 0 && dtype < PERI_DTYPE_COUNT ? dtypes[dtype].name : "?"; }
+
+int32_t peri_dtype_parse(const char *name)
+{
+    for (int32_t i = 0; name && i < PERI_DTYPE_COUNT; i++)
+        if (!strcmp(name, dtypes[i].name) || !strcmp(name, dtypes[i].other)) return i;
+    return peri__fail(PERI_EINVAL,
+                      "peri_dtype_parse: '%s' is no dtype; known: f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool c64 c128",
+                      name ? name : "(null)");
+}

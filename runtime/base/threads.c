@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * threads.c: the fixed worker pool behind peri__parallel_for, the clock, pauses, hashes.
+ *
+ * The pool holds peri_threads() - 1 workers; the caller is the last one. A job is published under a mutex and each worker takes the
+ * range of its own index, so there is no stealing and no dependence of results on timing. Workers spin briefly, then sleep.
+ */
+#include "internal.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { MAX_THREADS = 256, SPIN = 2000 };
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    pthread_t threads[MAX_THREADS];
+    int32_t count;              /* threads wanted, the caller included; 0 until first use */
+    int32_t started;            /* workers running */
+    atomic_uint_least64_t round; /* one more per job (and per shutdown) */
+    atomic_int unfinished;      /* workers that have not finished the current job */
+    bool stop;                  /* workers leave at the next round */
+    peri_range_fn fn;           /* the job */
+    void *ctx;
+    int64_t n;
+    int32_t parts;
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+
+/** True in a thread that already runs inside a parallel range: nested ranges run serially. */
+static _Thread_local bool inside;
+/** Only one thread at a time uses the pool; others run their range serially. */
+static atomic_flag busy = ATOMIC_FLAG_INIT;
+
+int64_t peri_time_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static inline void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+void peri_pause(int64_t round)
+{
+    if (round < 64) {
+        for (int i = 0; i < 8; i++) relax();
+    } else if (round < 2000) {
+        sched_yield();
+    } else {
+        int64_t us = peri__min((round - 2000) / 4 + 10, 200);
+        nanosleep(&(struct timespec){.tv_nsec = us * 1000}, NULL);
+    }
+}
+
+static void part(int32_t i)
+{
+    int64_t begin = pool.n * i / pool.parts, end = pool.n * (i + 1) / pool.parts;
+    if (begin < end) pool.fn(pool.ctx, begin, end);
+}
+
+static void *worker(void *arg)
+{
+    int32_t index = (int32_t)(intptr_t)arg;
+    uint64_t seen = 0;
+    inside = true;
+    for (;;) {
+        for (int i = 0; i < SPIN && atomic_load_explicit(&pool.round, memory_order_acquire) == seen; i++) relax();
+        if (atomic_load_explicit(&pool.round, memory_order_acquire) == seen) {
+            pthread_mutex_lock(&pool.lock);
+            while (atomic_load(&pool.round) == seen) pthread_cond_wait(&pool.wake, &pool.lock);
+            pthread_mutex_unlock(&pool.lock);
+        }
+        seen = atomic_load_explicit(&pool.round, memory_order_acquire);
+        if (pool.stop) return NULL;
+        if (index < pool.parts) part(index);
+        atomic_fetch_sub_explicit(&pool.unfinished, 1, memory_order_release);
+    }
+}
+
+static void publish(void)
+{
+    atomic_store_explicit(&pool.unfinished, pool.started, memory_order_relaxed);
+    pthread_mutex_lock(&pool.lock);
+    atomic_fetch_add_explicit(&pool.round, 1, memory_order_release);
+    pthread_cond_broadcast(&pool.wake);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+static void shut_down(void)
+{
+    if (!pool.started) return;
+    pool.stop = true;
+    publish();
+    for (int32_t i = 1; i <= pool.started; i++) pthread_join(pool.threads[i], NULL);
+    pool.started = 0;
+    pool.stop = false;
+    atomic_store(&pool.round, 0);
+}
+
+static int32_t count_from_environment(const char *const *names)
+{
+    for (; *names; names++) {
+        const char *text = getenv(*names);
+        if (text && atoi(text) > 0) return (int32_t)peri__min(atoi(text), MAX_THREADS);
+    }
+    return 0;
+}
+
+int32_t peri_threads(void)
+{
+    if (pool.count > 0) return pool.count;
+    pool.count = count_from_environment((const char *const[]){"PERI_NUM_THREADS", NULL});
+    if (pool.count > 0) return pool.count;
+    cpu_set_t set;
+    int32_t cpus = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    int32_t ranks =
+        count_from_environment((const char *const[]){"OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "LOCAL_WORLD_SIZE", NULL});
+    /* mpirun may bind a rank to its own processors; then they are not shared with the others. */
+    if (ranks > 1 && cpus >= ranks) cpus /= ranks;
+    pool.count = (int32_t)peri__max(1, peri__min(cpus, MAX_THREADS));
+    return pool.count;
+}
+
+peri_status peri_threads_set(int32_t threads)
+{
+    if (threads < 1 || threads > MAX_THREADS)
+        return peri__fail(PERI_EINVAL, "peri_threads_set: %d threads, allowed: 1..%d", threads, MAX_THREADS);
+    if (atomic_flag_test_and_set(&busy)) return peri__fail(PERI_EINVAL, "peri_threads_set: another thread is computing");
+    shut_down();
+    pool.count = threads;
+    atomic_flag_clear(&busy);
+    return PERI_OK;
+}
+
+void peri__parallel_for(int64_t n, int64_t grain, peri_range_fn fn, void *ctx)
+{
+    if (n <= 0) return;
+    int64_t parts = peri__min(peri_threads(), n / peri__max(grain, 1));
+    if (parts <= 1 || inside || atomic_flag_test_and_set_explicit(&busy, memory_order_acquire)) {
+        fn(ctx, 0, n);
+        return;
+    }
+    for (intptr_t index = 1; !pool.started || index > 1; index++) { /* once: later workers would see an old round as new */
+        if (index >= pool.count || pthread_create(&pool.threads[index], NULL, worker, (void *)index) != 0) break;
+        pool.started++;
+    }
+    pool.fn = fn;
+    pool.ctx = ctx;
+    pool.n = n;
+    pool.parts = (int32_t)peri__min(parts, pool.started + 1);
+    publish();
+    inside = true;
+    part(0);
+    inside = false;
+    for (int64_t round = 0; atomic_load_explicit(&pool.unfinished, memory_order_acquire) > 0; round++) peri_pause(round);
+    atomic_flag_clear_explicit(&busy, memory_order_release);
+}
+
+/* -- hashes -------------------------------------------------------------------------------------------------------------------- */
+
+uint64_t peri__hash_mix(uint64_t hash, uint64_t value)
+{
+    /* The finaliser of splitmix64 (Steele, Lea, Flood 2014) over the running hash. */
+    uint64_t z = (hash ^ value) + 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+uint64_t peri__hash_text(const char *text)
+{
+    uint64_t hash = strlen(text);
+    for (; *text; text++) hash = peri__hash_mix(hash, (unsigned char)*text);
+    return hash;
+}

@@ -1,0 +1,85 @@
+#!/bin/sh
+# probe.sh: look for what the build can use and write it as make variables (stdout). Absence is a value, not a failure.
+#
+# Each HAVE_x is empty or the version found; flags come from pkg-config where a package has a file for it.
+set -u
+export PKG_CONFIG_PATH="${PKG_CONFIG_PATH:-}"
+CC=${CC:-cc}
+
+try() { # try FLAGS: does the program on stdin compile and link?
+    cat >"$tmp/t.c" && $CC "$tmp/t.c" -o "$tmp/t" "$@" >"$tmp/log" 2>&1
+}
+say() { printf '%s := %s\n' "$1" "$2"; }
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+
+echo "# written by runtime/gen/probe.sh; 'make probe' looks again"
+say HAVE_CC "$($CC --version 2>/dev/null | head -n 1)"
+
+# LuaJIT: the interpreter for the generators and tests, the library for the launcher.
+say HAVE_LUAJIT "$(luajit -v 2>/dev/null | cut -d' ' -f2)"
+flags=$(pkg-config --cflags luajit 2>/dev/null)
+archive=$(pkg-config --variable=libdir luajit 2>/dev/null)/libluajit-5.1.a
+[ -f "$archive" ] || archive=$(pkg-config --libs luajit 2>/dev/null)
+if printf '#include <lua.h>\n#include <lauxlib.h>\nint main(void){lua_State*L=luaL_newstate();return !L;}\n' |
+    try $flags $archive -lm -ldl; then
+    say HAVE_LUAJIT_LIB yes
+    say LUAJIT_CFLAGS "$flags"
+    say LUAJIT_LIBS "$archive -lm -ldl"
+else
+    say HAVE_LUAJIT_LIB ""
+fi
+
+# OpenBLAS (needed).
+flags=$(pkg-config --cflags openblas 2>/dev/null)
+libs=$(pkg-config --libs openblas 2>/dev/null || echo -lopenblas)
+if printf '#include <cblas.h>\n#include <stdio.h>\nint main(void){puts(openblas_get_config());return 0;}\n' | try $flags $libs; then
+    say HAVE_OPENBLAS "$("$tmp/t" | cut -d' ' -f2)"
+    say OPENBLAS_CFLAGS "$flags"
+    say OPENBLAS_LIBS "$libs"
+else
+    say HAVE_OPENBLAS ""
+fi
+
+# xxHash (needed: checksums, id hashing).
+if printf '#include <xxhash.h>\n#include <stdio.h>\nint main(void){printf("%%u\\n",XXH_versionNumber());return 0;}\n' | try -lxxhash; then
+    say HAVE_XXHASH "$("$tmp/t")"
+else
+    say HAVE_XXHASH ""
+fi
+
+# Open MPI: flags through its own compiler wrapper, so that our compiler is used.
+if command -v mpicc >/dev/null 2>&1; then
+    flags=$(mpicc --showme:compile 2>/dev/null)
+    libs=$(mpicc --showme:link 2>/dev/null)
+    if printf '#include <mpi.h>\nint main(int c,char**v){return MPI_Init==0;}\n' | try $flags $libs; then
+        say HAVE_MPI "$(mpirun --version 2>/dev/null | head -n 1 | sed 's/.*) //')"
+        say MPI_CFLAGS "$flags"
+        say MPI_LIBS "$libs"
+    else
+        say HAVE_MPI ""
+    fi
+else
+    say HAVE_MPI ""
+fi
+
+# CUDA and NCCL: found here, used by the CUDA and NCCL plugins.
+say HAVE_CUDA "$(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
+nccl=""
+for dir in /usr/include /usr/local/cuda/include; do
+    [ -f $dir/nccl.h ] && nccl=$(sed -n 's/^#define NCCL_MAJOR *//p;s/^#define NCCL_MINOR */./p;s/^#define NCCL_PATCH */./p' $dir/nccl.h | tr -d '\n')
+done
+say HAVE_NCCL "$nccl"
+
+# Tests, lint, pictures.
+say HAVE_BUSTED "$(busted --version 2>/dev/null | head -n 1)"
+if printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\nint main(void){return 0;}\n' |
+    try -lcmocka; then
+    say HAVE_CMOCKA "$(pkg-config --modversion cmocka 2>/dev/null || echo yes)"
+else
+    say HAVE_CMOCKA ""
+fi
+say HAVE_LUACHECK "$(luacheck --version 2>/dev/null | sed -n 's/^Luacheck: *//p')"
+say HAVE_GNUPLOT "$(gnuplot --version 2>/dev/null | cut -d' ' -f2,4)"
+say HAVE_ARGPARSE "$(luajit -e 'print(pcall(require, "argparse") and "yes" or "")' 2>/dev/null)"
+say HAVE_DKJSON "$(luajit -e 'local ok, m = pcall(require, "dkjson"); print(ok and m.version or "")' 2>/dev/null | sed "s/dkjson *//")"

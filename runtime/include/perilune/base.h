@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * perilune/base.h: status codes, the error record, dtypes, threads, memory accounting, fault points.
+ *
+ * Every public header is "cdef-clean": LuaJIT's C parser reads it after the C preprocessor. Constants are enums, there are no
+ * function-like macros, no inline functions, no bit-fields, no structs by value.
+ *
+ * Words of ownership used in all headers: *new* (the caller must release), *borrowed* (valid for the call), *retained* (the callee
+ * keeps a reference of its own), *taken* (the callee becomes the owner).
+ */
+#ifndef PERILUNE_BASE_H
+#define PERILUNE_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(PERI_CDEF_PASS)
+#define PERI_API
+#elif defined(__cplusplus)
+#define PERI_API extern "C" __attribute__((visibility("default")))
+#else
+#define PERI_API __attribute__((visibility("default")))
+#endif
+
+/** Changes whenever a public struct, enum or signature changes incompatibly; Lua refuses a library that reports another number. */
+enum { PERI_ABI_VERSION = 1 };
+
+/** Result of every call that can fail: >= 0 is success, < 0 an error whose detail is in the calling thread's error record. */
+typedef int32_t peri_status;
+
+enum {
+    PERI_OK = 0,            /* done */
+    PERI_PENDING = 1,       /* in progress: call again (post, test, wait) */
+    PERI_EINVAL = -1,       /* an argument is malformed: shape, dtype, key, option */
+    PERI_ENOMEM = -2,       /* memory could not be had */
+    PERI_ERANGE = -3,       /* an id, index or offset lies outside its allowed range */
+    PERI_EUNSUPPORTED = -4, /* a legal request that this build, device or transport cannot serve */
+    PERI_EIO = -5,          /* a file or system call failed */
+    PERI_EFORMAT = -6,      /* a file or message is not in the format it claims */
+    PERI_ENOTFOUND = -7,    /* a named thing (file, device, key, plugin) does not exist */
+    PERI_ETIMEOUT = -8,     /* a deadline passed; the message names who was waited for */
+    PERI_EMISMATCH = -9,    /* ranks disagree: operation, dtype, splits, keys */
+    PERI_EPEER = -10,       /* a peer rank failed or is gone */
+    PERI_EABORTED = -11,    /* the group is poisoned by an earlier failure, quoted in the message */
+    PERI_ECLOSED = -12,     /* the object was closed or released */
+    PERI_EINTERNAL = -13    /* a bug of Perilune's own */
+};
+
+/** Element types. Complex numbers are pairs (real, imaginary). bool is one byte, 0 or 1. */
+enum {
+    PERI_F64 = 0,
+    PERI_F32 = 1,
+    PERI_F16 = 2,
+    PERI_BF16 = 3,
+    PERI_I64 = 4,
+    PERI_I32 = 5,
+    PERI_I16 = 6,
+    PERI_I8 = 7,
+    PERI_U8 = 8,
+    PERI_BOOL = 9,
+    PERI_C64 = 10,  /* complex64: two f32 */
+    PERI_C128 = 11, /* complex128: two f64 */
+    PERI_DTYPE_COUNT = 12
+};
+
+/** Constants of a fixed size that appear in public structs. */
+enum { PERI_MAX_DIMS = 8, PERI_MESSAGE_MAX = 512 };
+
+/** Severity of a log line; a level prints itself and everything more severe. */
+enum { PERI_LOG_ERROR = 0, PERI_LOG_WARN = 1, PERI_LOG_INFO = 2, PERI_LOG_DEBUG = 3 };
+
+/* -- versions ------------------------------------------------------------------------------------------------------------------ */
+
+/** PERI_ABI_VERSION of the loaded library. Local, never fails. */
+PERI_API int32_t peri_abi_version(void);
+/** Release name such as "0.1.0". Static text, borrowed. */
+PERI_API const char *peri_version(void);
+
+/* -- the error record (one per thread) ----------------------------------------------------------------------------------------- */
+
+/** Upper-case name of a status, "EINVAL" for PERI_EINVAL; "unknown" otherwise. Static text, borrowed. */
+PERI_API const char *peri_status_name(int32_t status);
+/** One sentence on what a status means. Static text, borrowed. */
+PERI_API const char *peri_status_text(int32_t status);
+/** Message of this thread's last failure ("function: what was wrong, with the value and the allowed range"); "" if none.
+ *  Borrowed, valid until this thread's next failure. */
+PERI_API const char *peri_error_message(void);
+/** Status of this thread's last failure, PERI_OK if none. */
+PERI_API int32_t peri_error_status(void);
+/** "file:line" at which this thread's last failure was raised. Borrowed. */
+PERI_API const char *peri_error_where(void);
+/** Forget this thread's last failure. */
+PERI_API void peri_error_clear(void);
+
+/** Print lines of this level and more severe ones to stderr (default PERI_LOG_WARN, or PERI_LOG=error|warn|info|debug). */
+PERI_API void peri_log_level_set(int32_t level);
+
+/* -- dtypes -------------------------------------------------------------------------------------------------------------------- */
+
+/** Bytes of one element; 0 for an unknown dtype. */
+PERI_API int64_t peri_dtype_size(int32_t dtype);
+/** "f32", "i64", "c64", ...; "?" for an unknown dtype. Static text, borrowed. */
+PERI_API const char *peri_dtype_name(int32_t dtype);
+/** The dtype of a name ("f32"; PyTorch's "float32" and the like are accepted too); PERI_EINVAL (negative) if there is none. */
+PERI_API int32_t peri_dtype_parse(const char *name);
+
+/* -- threads and time ---------------------------------------------------------------------------------------------------------- */
+
+/** Worker threads of this process, the caller included (default: PERI_NUM_THREADS, else the processors this process may use
+ *  divided by the ranks of this node). Results never depend on it. */
+PERI_API int32_t peri_threads(void);
+/** Set the number of worker threads, 1..256. Local; must not run while another thread of the process computes. */
+PERI_API peri_status peri_threads_set(int32_t threads);
+/** Monotonic clock, nanoseconds. */
+PERI_API int64_t peri_time_ns(void);
+/** Give the processor away for a moment; @round (0, 1, 2, ... of one wait) makes it spin first, then yield, then sleep up to 200 us. */
+PERI_API void peri_pause(int64_t round);
+
+/* -- memory -------------------------------------------------------------------------------------------------------------------- */
+
+/** Live bytes of the process, heap objects and device storage together. */
+PERI_API int64_t peri_mem_live(void);
+/** Highest peri_mem_live so far. */
+PERI_API int64_t peri_mem_peak(void);
+/** Live tensors, groups, works and other counted objects; 0 when everything was released. */
+PERI_API int64_t peri_mem_objects(void);
+/** Bytes of storage allocated on behalf of handles since the last call (and resets it): a binding with a garbage collector adds it
+ *  to its own pressure. */
+PERI_API int64_t peri_mem_debt(void);
+
+/* -- fault points (tests) ------------------------------------------------------------------------------------------------------ */
+
+/** Make the @k-th passage (1 = the next) of fault point @name fail, once; 0 disarms. PERI_ENOTFOUND lists the names. */
+PERI_API peri_status peri_fault_arm(const char *name, int64_t k);
+/** How often fault point @name was passed since it was last armed or disarmed; -1 for an unknown name. */
+PERI_API int64_t peri_fault_passed(const char *name);
+
+#endif

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * perilune/device.h: devices, streams, events.
+ *
+ * A device runs kernels and copies on *streams*: queues whose work runs in order, some time after it was queued. Work of different
+ * streams is ordered by *events* only. "cpu" runs everything at once; "opaque" (a test device) runs it as late as it can, in any
+ * order that no event forbids, on memory that the host cannot touch. Every thread has a current stream per device, on which all
+ * tensor operations queue; it starts as the device's default stream.
+ */
+#ifndef PERILUNE_DEVICE_H
+#define PERILUNE_DEVICE_H
+
+#include <perilune/base.h>
+
+typedef struct peri_device peri_device;
+typedef struct peri_stream peri_stream;
+typedef struct peri_event peri_event;
+
+/** Open (first time) and return device @name: "cpu", "opaque", "cuda:0", ... Local. @out borrowed, lives as long as the process.
+ *  PERI_ENOTFOUND for an unknown name, PERI_EUNSUPPORTED with the reason when the backend cannot run here. */
+PERI_API peri_status peri_device_get(const char *name, peri_device **out);
+/** Full name, "cuda:0". Borrowed. */
+PERI_API const char *peri_device_name(const peri_device *device);
+/** True when the host may dereference this device's memory. */
+PERI_API bool peri_device_host_access(const peri_device *device);
+/** Whether backend @name could run here; if not, @reason (of @len bytes) says why. Local, never fails. */
+PERI_API bool peri_device_probe(const char *name, char *reason, size_t len);
+/** Block the calling thread until everything queued on every stream of the device has run. Local. */
+PERI_API peri_status peri_device_synchronize(peri_device *device);
+/** Make the test device "opaque" choose its orders from @seed (default 1, or PERI_OPAQUE_SEED). No effect on other devices. */
+PERI_API peri_status peri_device_seed(peri_device *device, uint64_t seed);
+
+/** A new stream of @device. @out new. */
+PERI_API peri_status peri_stream_new(peri_device *device, peri_stream **out);
+/** Give up a reference; queued work still runs. */
+PERI_API void peri_stream_release(peri_stream *stream);
+/** The calling thread's current stream of @device. Borrowed. */
+PERI_API peri_stream *peri_stream_current(peri_device *device);
+/** Make @stream (retained; NULL: the default stream of @device) the calling thread's current stream of @device. */
+PERI_API peri_status peri_stream_set_current(peri_device *device, peri_stream *stream);
+/** Later work on @stream waits for @event. Does not block the host. An event never recorded is already done. */
+PERI_API peri_status peri_stream_wait(peri_stream *stream, peri_event *event);
+/** Block the calling thread until everything queued on @stream has run. */
+PERI_API peri_status peri_stream_synchronize(peri_stream *stream);
+
+/** A new event of @device. @out new. */
+PERI_API peri_status peri_event_new(peri_device *device, peri_event **out);
+PERI_API void peri_event_release(peri_event *event);
+/** Mark the present end of @stream. */
+PERI_API peri_status peri_event_record(peri_event *event, peri_stream *stream);
+/** PERI_OK when everything before the mark has run, PERI_PENDING when not yet. Does not block. */
+PERI_API peri_status peri_event_query(peri_event *event);
+/** Block the calling thread until everything before the mark has run. */
+PERI_API peri_status peri_event_synchronize(peri_event *event);
+
+#endif

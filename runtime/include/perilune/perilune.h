@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * perilune/perilune.h: all of the public C API but host.h (which mentions lua_State). The Lua declarations are made from this file.
+ */
+#ifndef PERILUNE_PERILUNE_H
+#define PERILUNE_PERILUNE_H
+
+#include <perilune/base.h>
+#include <perilune/device.h>
+#include <perilune/tensor.h>
+#include <perilune/ops.h>
+#include <perilune/optim.h>
+#include <perilune/jagged.h>
+#include <perilune/comm.h>
+#include <perilune/embed.h>
+#include <perilune/shard.h>
+#include <perilune/io.h>
+
+#endif

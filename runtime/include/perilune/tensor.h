@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * perilune/tensor.h: tensors: strided views of counted device memory, and the gradient tape.
+ *
+ * A tensor is a counted handle. Views share storage. Operations queue on the current stream of the tensor's device and return at
+ * once; only peri_tensor_read waits. Sizes and strides count elements. Unless a comment says otherwise a function is local, does not
+ * communicate, returns tensors that are *new*, and borrows its arguments; on failure outputs are untouched.
+ */
+#ifndef PERILUNE_TENSOR_H
+#define PERILUNE_TENSOR_H
+
+#include <perilune/base.h>
+#include <perilune/device.h>
+
+typedef struct peri_tensor peri_tensor;
+
+/** A binding's handle: one counted pointer. C hosts do not need it. */
+typedef struct peri_tensor_ref {
+    peri_tensor *ptr;
+} peri_tensor_ref;
+
+/** What a tensor looks like. */
+typedef struct peri_tensor_desc {
+    int32_t dtype, ndim;
+    int64_t shape[PERI_MAX_DIMS];
+    int64_t stride[PERI_MAX_DIMS]; /* elements */
+    int64_t numel;                 /* product of shape */
+    peri_device *device;           /* borrowed */
+    bool contiguous, requires_grad, leaf;
+} peri_tensor_desc;
+
+/* -- making and reading ---------------------------------------------------------------------------------------------------------- */
+
+/** An uninitialised tensor of @shape[ndim] (0 <= ndim <= PERI_MAX_DIMS) on @device. */
+PERI_API peri_status peri_tensor_new(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, peri_tensor **out);
+/** The same, every element @value (converted; complex: real part). */
+PERI_API peri_status peri_tensor_full(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double value,
+                                      peri_tensor **out);
+/** Uniform numbers in [low, high) from the counter-based generator: element i depends on (@seed, @stream, i) only. f32 or f64. */
+PERI_API peri_status peri_tensor_uniform(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double low, double high,
+                                         uint64_t seed, uint64_t stream, peri_tensor **out);
+/** Normal numbers by the same generator (Box-Muller on its uniforms). f32 or f64. */
+PERI_API peri_status peri_tensor_normal(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double mean,
+                                        double deviation, uint64_t seed, uint64_t stream, peri_tensor **out);
+/** Add a reference. */
+PERI_API void peri_tensor_retain(peri_tensor *t);
+/** Give up a reference; NULL is fine. */
+PERI_API void peri_tensor_release(peri_tensor *t);
+/** Describe @t. */
+PERI_API void peri_tensor_describe(const peri_tensor *t, peri_tensor_desc *out);
+/** Copy all elements of @t, in row-major order, from host memory @src of @bytes = numel * element size. @src is consumed at once. */
+PERI_API peri_status peri_tensor_write(peri_tensor *t, const void *src, int64_t bytes);
+/** Copy all elements of @t, in row-major order, to host memory @dst of @bytes. Blocks until they are computed. */
+PERI_API peri_status peri_tensor_read(const peri_tensor *t, void *dst, int64_t bytes);
+/** Element at flat row-major position @index as a number (complex: real part). Blocks like peri_tensor_read. */
+PERI_API peri_status peri_tensor_item(const peri_tensor *t, int64_t index, double *out);
+/** The address of element 0 of a contiguous tensor whose device the host can access; PERI_EUNSUPPORTED otherwise. Borrowed. */
+PERI_API peri_status peri_tensor_data(peri_tensor *t, void **out);
+/** dst[...] = src[...], cast to dst's dtype (the rules of kernels/convert.h), across devices too. @src broadcasts. Not recorded. */
+PERI_API peri_status peri_tensor_copy(peri_tensor *dst, const peri_tensor *src);
+/** Set every element to @value. Not recorded. */
+PERI_API peri_status peri_tensor_fill(peri_tensor *t, double value);
+
+/* -- views and layout (recorded) --------------------------------------------------------------------------------------------------- */
+
+/** The same elements in another shape; one entry may be -1 (inferred). A view if @t is contiguous, else a copy. */
+PERI_API peri_status peri_tensor_reshape(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out);
+/** A view with dimensions @a and @b exchanged (negative counts from the end). */
+PERI_API peri_status peri_tensor_transpose(peri_tensor *t, int32_t a, int32_t b, peri_tensor **out);
+/** A view of [start, stop) of dimension @dim, every @step-th (> 0); 0 <= start <= stop <= size. */
+PERI_API peri_status peri_tensor_slice(peri_tensor *t, int32_t dim, int64_t start, int64_t stop, int64_t step, peri_tensor **out);
+/** A view that repeats dimensions of size 1 (or missing in front) to @shape. */
+PERI_API peri_status peri_tensor_expand(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out);
+/** @t itself (a new reference) if contiguous, else a contiguous copy. */
+PERI_API peri_status peri_tensor_contiguous(peri_tensor *t, peri_tensor **out);
+/** A copy with another dtype (-1: the same) and device (NULL: the same); @t itself if both are the same. */
+PERI_API peri_status peri_tensor_to(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out);
+
+/* -- the gradient tape ------------------------------------------------------------------------------------------------------------- */
+
+/** Record operations on this thread from now on, or not (default: on). Returns the previous setting. */
+PERI_API bool peri_grad_enable(bool on);
+/** Make a leaf want a gradient, or not. f32 or f64 leaves only. */
+PERI_API peri_status peri_tensor_requires_grad(peri_tensor *leaf, bool on);
+/** The accumulated gradient of a leaf, NULL if there is none. @out new. */
+PERI_API peri_status peri_tensor_grad(peri_tensor *leaf, peri_tensor **out);
+/** Replace the gradient of a leaf (NULL: drop it). @grad retained; must have the leaf's shape, dtype and device. */
+PERI_API peri_status peri_tensor_grad_set(peri_tensor *leaf, peri_tensor *grad);
+/** The same elements outside the tape. */
+PERI_API peri_status peri_tensor_detach(peri_tensor *t, peri_tensor **out);
+
+/** A backward pass in progress. */
+typedef struct peri_backward peri_backward;
+
+/** Prepare the backward pass from @root with upstream gradient @grad (NULL: 1, for a one-element root). Each recorded node runs once,
+ *  in the reverse of the order of recording; gradients of leaves accumulate. Collective if modules on the tape are. */
+PERI_API peri_status peri_backward_new(peri_tensor *root, peri_tensor *grad, peri_backward **out);
+/** Run until the pass is over (PERI_OK) or a node waits for other ranks (PERI_PENDING: call again). Does not block. The recorded
+ *  nodes are spent afterwards. */
+PERI_API peri_status peri_backward_step(peri_backward *pass);
+PERI_API void peri_backward_release(peri_backward *pass);
+/** peri_backward_new, step to the end, release. Blocks, within the deadlines of the exchanges on the tape. */
+PERI_API peri_status peri_tensor_backward(peri_tensor *root, peri_tensor *grad);
+
+#endif

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plugin/device.h (L1): the device contract: memory, streams, events, copies, kernel launches, matrix products.
+ *
+ * Laws of the contract
+ * - Work queued on one stream runs in order; between streams only events order it. Nothing that is queued need have run when the
+ *   call returns. The core never assumes more, and the device `opaque` never gives more.
+ * - Device pointers are only ever dereferenced by kernels and copies of their device.
+ * - Kernel arguments are plain structs, copied at launch, which hold device pointers and numbers: never host pointers.
+ * - alloc and free are ordered by a stream: memory may be reused as soon as the stream has passed the free.
+ * - Calls on one device may come from several threads; calls on one stream come from one thread at a time.
+ */
+#ifndef PERI_PLUGIN_DEVICE_H
+#define PERI_PLUGIN_DEVICE_H
+
+#include "host.h"
+
+enum { PERI_DEVICE_ABI = 1 };
+
+/** Capabilities. */
+enum {
+    PERI_DEVICE_HOST_ACCESS = 1, /* the host may read and write this device's memory whenever its streams are idle */
+    PERI_DEVICE_IMMEDIATE = 2    /* queued work has run when the call returns */
+};
+
+/** What a copy connects. */
+enum {
+    PERI_COPY_D2D = 0,
+    PERI_COPY_H2D = 1,        /* @src is ordinary host memory, consumed before the call returns */
+    PERI_COPY_H2D_PINNED = 2, /* @src comes from host_alloc and must stay unchanged until the copy has run */
+    PERI_COPY_D2H = 3         /* @dst (any host memory) is valid once the copy has run, and must live until then */
+};
+
+/** C = alpha * op(A) * op(B) + beta * C, row-major, `batch` times with element strides between the matrices.
+ *  op(A) is m x k, op(B) is k x n, C is m x n; lda, ldb, ldc are elements from one stored row to the next. beta = 0 never reads C. */
+typedef struct peri_gemm {
+    int32_t dtype;          /* PERI_F32 or PERI_F64 (others where the device can) */
+    bool trans_a, trans_b;  /* A is stored k x m; B is stored n x k */
+    int64_t m, n, k, batch; /* batch >= 1 */
+    double alpha, beta;
+    const void *a, *b;
+    void *c;
+    int64_t lda, ldb, ldc;
+    int64_t stride_a, stride_b, stride_c; /* elements; 0 repeats the same matrix (a and b only) */
+} peri_gemm;
+
+typedef struct peri_device_vtab {
+    uint32_t size, abi; /* sizeof this struct; PERI_DEVICE_ABI */
+    const char *name;   /* "cpu" */
+    /* Usable here? PERI_OK, or PERI_EUNSUPPORTED and a sentence in @reason. Local. */
+    peri_status (*probe)(char *reason, size_t len);
+    /* Open device number @index; @caps gets PERI_DEVICE_* flags. */
+    peri_status (*open)(int32_t index, void **device, int32_t *caps);
+    void (*close)(void *device);
+
+    /* Memory. alloc never returns NULL with PERI_OK, also for 0 bytes; at least 64-byte aligned; not cleared. */
+    peri_status (*alloc)(void *device, void *stream, int64_t bytes, void **out);
+    void (*free)(void *device, void *stream, void *p, int64_t bytes);
+    /* Host memory that copies can use while queued (pinned). (optional: the core's heap) */
+    peri_status (*host_alloc)(void *device, int64_t bytes, void **out);
+    void (*host_free)(void *device, void *p, int64_t bytes);
+
+    /* Streams and events. stream_delete and event_delete let queued work finish on its own. */
+    peri_status (*stream_new)(void *device, void **stream);
+    void (*stream_delete)(void *device, void *stream);
+    peri_status (*stream_sync)(void *device, void *stream); /* blocks */
+    peri_status (*stream_wait)(void *device, void *stream, void *event);
+    peri_status (*event_new)(void *device, void **event);
+    void (*event_delete)(void *device, void *event);
+    peri_status (*event_record)(void *device, void *event, void *stream);
+    peri_status (*event_query)(void *device, void *event); /* PERI_OK or PERI_PENDING */
+    peri_status (*event_sync)(void *device, void *event);  /* blocks */
+
+    /* Work. */
+    peri_status (*copy)(void *device, void *stream, void *dst, const void *src, int64_t bytes, int32_t kind);
+    /* Run kernel @kernel (PERI_K_*) over [0, n), splitting it into ranges of at least @grain; @args is copied. */
+    peri_status (*launch)(void *device, void *stream, int32_t kernel, const void *args, int64_t args_size, int64_t n, int64_t grain);
+    peri_status (*gemm)(void *device, void *stream, const peri_gemm *args);
+    /* Choose orders from @seed (optional: nothing to choose). */
+    void (*seed)(void *device, uint64_t seed);
+    /* The stream handle of the vendor's library, for transports that take one (optional: none). */
+    void *(*native_stream)(void *device, void *stream);
+} peri_device_vtab;
+
+/** The one symbol that a device plugin libperilune_<name>.so exports; built-in devices have the same function under another name. */
+typedef const peri_device_vtab *(*peri_device_entry_fn)(const peri_plugin_host *host);
+#define PERI_DEVICE_ENTRY "peri_device_entry_v1"
+
+#endif

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plugin/host.h (L1): what the core lends to a backend. Plugins do not link libperilune: everything they need comes in through this
+ * table, so the same plugin works under the shared library, a static host and the launcher.
+ */
+#ifndef PERI_PLUGIN_HOST_H
+#define PERI_PLUGIN_HOST_H
+
+#include <perilune/base.h>
+
+enum { PERI_PLUGIN_HOST_ABI = 1 };
+
+struct peri_kernels; /* kernels/kernels.h */
+
+typedef struct peri_plugin_host {
+    uint32_t size, abi; /* sizeof this struct; PERI_PLUGIN_HOST_ABI */
+    /* Record a failure in the calling thread's error record and return the status. */
+    peri_status (*fail)(peri_status status, const char *file, int line, const char *format, ...)
+        __attribute__((format(printf, 4, 5)));
+    /* The calling thread's last error message. */
+    const char *(*error_message)(void);
+    /* One log line. */
+    void (*log)(int32_t level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+    /* The accounted heap. */
+    void *(*alloc)(size_t size);
+    void *(*alloc_zero)(size_t size);
+    void (*free)(void *p);
+    /* Split [0, n) over the worker pool; see peri__parallel_for. */
+    void (*parallel_for)(int64_t n, int64_t grain, void (*fn)(void *ctx, int64_t begin, int64_t end), void *ctx);
+    /* CPU kernels of the chosen instruction set, no entry NULL. */
+    const struct peri_kernels *(*kernels)(void);
+    /* True when this passage of a fault point (base/fault.def order) must fail. */
+    bool (*fault)(int32_t point);
+    int64_t (*time_ns)(void);
+    void (*pause)(int64_t round);
+} peri_plugin_host;
+
+/** Inside a backend with a `static const peri_plugin_host *host`. */
+#define PERI_HOST_FAIL(host, status, ...) ((host)->fail((status), __FILE__, __LINE__, __VA_ARGS__))
+
+#endif

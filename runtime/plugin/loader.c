@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * loader.c: backends by name. Built-in ones come from a table; others from libperilune_<name>.so, searched in PERI_PLUGIN_PATH
+ * (colon-separated) and then in the folder of the object that holds this code; never in the working directory, never unloaded.
+ */
+#include "internal.h"
+
+#include "../../kernels/kernels.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+const peri_device_vtab *peri__cpu_entry(const peri_plugin_host *host);
+const peri_device_vtab *peri__opaque_entry(const peri_plugin_host *host);
+const peri_coll_vtab *peri__self_entry(const peri_plugin_host *host);
+
+static const struct {
+    const char *name;
+    peri_device_entry_fn entry;
+} built_in_devices[] = {{"cpu", peri__cpu_entry}, {"opaque", peri__opaque_entry}};
+
+static const struct {
+    const char *name;
+    peri_coll_entry_fn entry;
+} built_in_colls[] = {{"self", peri__self_entry}};
+
+static const peri_plugin_host host = {
+    .size = sizeof host,
+    .abi = PERI_PLUGIN_HOST_ABI,
+    .fail = peri__fail_at,
+    .error_message = peri_error_message,
+    .log = peri__log,
+    .alloc = peri__alloc,
+    .alloc_zero = peri__alloc_zero,
+    .free = peri__free,
+    .parallel_for = peri__parallel_for,
+    .kernels = peri_kernels_get,
+    .fault = peri__fault,
+    .time_ns = peri_time_ns,
+    .pause = peri_pause,
+};
+
+const peri_plugin_host *peri__plugin_host(void) { return &host; }
+
+/** Open libperilune_<name>.so from one folder; NULL when it is not there or cannot be loaded (@reason says which). */
+static void *open_in(const char *folder, size_t length, const char *name, char *reason, size_t len)
+{
+    char path[4096];
+    if (!length || folder[0] != '/') return NULL; /* relative folders would mean the working directory */
+    snprintf(path, sizeof path, "%.*s/libperilune_%s.so", (int)length, folder, name);
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!handle) {
+        const char *why = dlerror();
+        if (!strstr(why, "cannot open shared object file") || strstr(why, "libperilune_") == NULL || strncmp(why, path, strlen(path)) != 0)
+            snprintf(reason, len, "%s", why);
+    }
+    return handle;
+}
+
+/** The folder of the object (shared library or program) that holds this code. */
+static size_t own_folder(char *path, size_t len)
+{
+    Dl_info info;
+    if (!dladdr((void *)(uintptr_t)&host, &info) || !info.dli_fname) return 0;
+    char *real = realpath(strchr(info.dli_fname, '/') ? info.dli_fname : "/proc/self/exe", NULL);
+    if (!real) return 0;
+    char *slash = strrchr(real, '/');
+    size_t n = slash ? (size_t)(slash - real) : 0;
+    if (n >= len) n = 0;
+    memcpy(path, real, n);
+    path[n] = 0;
+    free(real);
+    return n;
+}
+
+static void *open_plugin(const char *name, char *reason, size_t len)
+{
+    snprintf(reason, len, "no libperilune_%s.so on PERI_PLUGIN_PATH or beside libperilune", name);
+    void *handle = NULL;
+    const char *path = getenv("PERI_PLUGIN_PATH");
+    while (path && *path && !handle) {
+        const char *colon = strchr(path, ':');
+        size_t n = colon ? (size_t)(colon - path) : strlen(path);
+        handle = open_in(path, n, name, reason, len);
+        path = colon ? colon + 1 : NULL;
+    }
+    char folder[3500], beside[3600];
+    size_t n = handle ? 0 : own_folder(folder, sizeof folder);
+    if (n) handle = open_in(folder, n, name, reason, len);
+    if (n && !handle) { /* a program in PREFIX/bin has its plugins in PREFIX/lib/perilune; a library in PREFIX/lib too */
+        snprintf(beside, sizeof beside, "%s/../lib/perilune", folder);
+        handle = open_in(beside, strlen(beside), name, reason, len);
+    }
+    return handle;
+}
+
+static peri_status check_table(const char *what, const char *name, const uint32_t *size_abi, uint32_t minimum, uint32_t abi)
+{
+    if (!size_abi) return peri__fail(PERI_EUNSUPPORTED, "%s '%s': the backend refused this version of Perilune", what, name);
+    if (size_abi[1] != abi || size_abi[0] < minimum)
+        return peri__fail(PERI_EUNSUPPORTED, "%s '%s': built for another version of Perilune (contract %u of %u bytes, wanted %u of %u)", what,
+                          name, size_abi[1], size_abi[0], abi, minimum);
+    return PERI_OK;
+}
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/** The vtab of plugin @name by its entry symbol, remembered. @what is "device" or "transport". */
+static peri_status from_plugin(const char *what, const char *name, const char *symbol, const void **out)
+{
+    enum { MOST = 16 };
+    static struct {
+        char key[64];
+        const void *vtab;
+    } known[MOST];
+    char key[64], reason[PERI_MESSAGE_MAX - 128];
+    for (const char *c = name; *c; c++)
+        if (!((*c >= 'a' && *c <= 'z') || (*c >= '0' && *c <= '9') || *c == '_') || c - name > 31)
+            return peri__fail(PERI_ENOTFOUND, "%s '%.40s': no such %s", what, name, what);
+    snprintf(key, sizeof key, "%s/%s", what, name);
+    peri_status status = PERI_OK;
+    pthread_mutex_lock(&lock);
+    int i = 0;
+    while (i < MOST && known[i].vtab && strcmp(known[i].key, key) != 0) i++;
+    if (i < MOST && !known[i].vtab) {
+        void *handle = open_plugin(name, reason, sizeof reason);
+        const void *(*entry)(const peri_plugin_host *) = NULL;
+        void *found = handle ? dlsym(handle, symbol) : NULL;
+        memcpy(&entry, &found, sizeof entry);
+        if (!handle) status = peri__fail(PERI_ENOTFOUND, "%s '%s': %s", what, name, reason);
+        else if (!entry) status = peri__fail(PERI_EUNSUPPORTED, "%s '%s': libperilune_%s.so has no %s", what, name, name, symbol);
+        else {
+            known[i].vtab = entry(&host);
+            memcpy(known[i].key, key, sizeof key);
+            if (!known[i].vtab) status = check_table(what, name, NULL, 0, 0);
+        }
+    } else if (i == MOST) {
+        status = peri__fail(PERI_EUNSUPPORTED, "%s '%s': more than %d plugins in one process", what, name, MOST);
+    }
+    if (status == PERI_OK) *out = known[i].vtab;
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+peri_status peri__plugin_device(const char *name, const peri_device_vtab **out)
+{
+    const peri_device_vtab *vtab = NULL;
+    for (size_t i = 0; i < sizeof built_in_devices / sizeof *built_in_devices; i++)
+        if (!strcmp(name, built_in_devices[i].name)) vtab = built_in_devices[i].entry(&host);
+    if (!vtab) PERI_TRY(from_plugin("device", name, PERI_DEVICE_ENTRY, (const void **)&vtab));
+    PERI_TRY(check_table("device", name, &vtab->size, sizeof *vtab, PERI_DEVICE_ABI));
+    *out = vtab;
+    return PERI_OK;
+}
+
+peri_status peri__plugin_coll(const char *name, const peri_coll_vtab **out)
+{
+    const peri_coll_vtab *vtab = NULL;
+    for (size_t i = 0; i < sizeof built_in_colls / sizeof *built_in_colls; i++)
+        if (!strcmp(name, built_in_colls[i].name)) vtab = built_in_colls[i].entry(&host);
+    if (!vtab) PERI_TRY(from_plugin("transport", name, PERI_COLL_ENTRY, (const void **)&vtab));
+    PERI_TRY(check_table("transport", name, &vtab->size, sizeof *vtab, PERI_COLL_ABI));
+    *out = vtab;
+    return PERI_OK;
+}

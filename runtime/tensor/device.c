@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * device.c: the table of open devices, streams, events; queueing kernels and copies; storage.
+ */
+#include "internal.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static peri_device devices[PERI_MAX_DEVICES];
+static atomic_int device_count;
+
+/** Each thread's current streams by device; NULL: the default stream. */
+static _Thread_local peri_stream *current[PERI_MAX_DEVICES];
+
+static peri_status open_device(const char *name, peri_device *d)
+{
+    char backend[32], reason[256] = "";
+    const char *colon = strchr(name, ':');
+    size_t n = colon ? (size_t)(colon - name) : strlen(name);
+    if (!n || n >= sizeof backend || strlen(name) >= sizeof d->name)
+        return peri__fail(PERI_ENOTFOUND, "peri_device_get: '%.40s' is no device; known: cpu, opaque, cuda:<number>", name);
+    memcpy(backend, name, n);
+    backend[n] = 0;
+    char *end = NULL;
+    long index = colon ? strtol(colon + 1, &end, 10) : 0;
+    if (colon && (*end || end == colon + 1 || index < 0 || index > 1024))
+        return peri__fail(PERI_ENOTFOUND, "peri_device_get: '%s': '%s' is no device number", name, colon + 1);
+    PERI_TRY(peri__plugin_device(backend, &d->vtab));
+    if (d->vtab->probe(reason, sizeof reason) < 0)
+        return peri__fail(PERI_EUNSUPPORTED, "peri_device_get: device '%s' cannot be used here: %s", name, reason);
+    PERI_TRY(d->vtab->open((int32_t)index, &d->ctx, &d->caps));
+    snprintf(d->name, sizeof d->name, "%s", name);
+    peri__refs_init(&d->default_stream.refs);
+    d->default_stream.device = d;
+    return d->vtab->stream_new(d->ctx, &d->default_stream.ctx);
+}
+
+peri_status peri_device_get(const char *name, peri_device **out)
+{
+    if (!name) return peri__fail(PERI_EINVAL, "peri_device_get: no name");
+    int n = atomic_load_explicit(&device_count, memory_order_acquire);
+    for (int i = 0; i < n; i++)
+        if (!strcmp(devices[i].name, name)) {
+            *out = &devices[i];
+            return PERI_OK;
+        }
+    peri_status status = PERI_OK;
+    pthread_mutex_lock(&lock);
+    int now = atomic_load(&device_count), found = -1;
+    for (int i = 0; i < now; i++)
+        if (!strcmp(devices[i].name, name)) found = i;
+    if (found < 0 && now == PERI_MAX_DEVICES)
+        status = peri__fail(PERI_EUNSUPPORTED, "peri_device_get: more than %d devices", PERI_MAX_DEVICES);
+    else if (found < 0) {
+        devices[now].id = now;
+        status = open_device(name, &devices[now]);
+        if (status >= 0) {
+            found = now;
+            atomic_store_explicit(&device_count, now + 1, memory_order_release);
+        } else {
+            memset(&devices[now], 0, sizeof devices[now]);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    if (status >= 0) *out = &devices[found];
+    return status < 0 ? status : PERI_OK;
+}
+
+const char *peri_device_name(const peri_device *device) { return device->name; }
+bool peri_device_host_access(const peri_device *device) { return device->caps & PERI_DEVICE_HOST_ACCESS; }
+
+bool peri_device_probe(const char *name, char *reason, size_t len)
+{
+    const peri_device_vtab *vtab;
+    char why[256] = "";
+    bool ok = peri__plugin_device(name, &vtab) >= 0;
+    if (!ok) snprintf(why, sizeof why, "%.250s", peri_error_message());
+    else ok = vtab->probe(why, sizeof why) >= 0;
+    if (reason && len) snprintf(reason, len, "%s", why);
+    return ok;
+}
+
+peri_status peri_device_synchronize(peri_device *device)
+{
+    PERI_TRY(device->vtab->stream_sync(device->ctx, device->default_stream.ctx));
+    return device->vtab->stream_sync(device->ctx, peri_stream_current(device)->ctx);
+}
+
+peri_status peri_device_seed(peri_device *device, uint64_t seed)
+{
+    if (device->vtab->seed) device->vtab->seed(device->ctx, seed);
+    return PERI_OK;
+}
+
+/* -- streams and events ---------------------------------------------------------------------------------------------------------- */
+
+peri_status peri_stream_new(peri_device *device, peri_stream **out)
+{
+    peri_stream *s = peri__alloc_zero(sizeof *s);
+    if (!s) return PERI_ENOMEM;
+    peri__refs_init(&s->refs);
+    s->device = device;
+    peri_status status = device->vtab->stream_new(device->ctx, &s->ctx);
+    if (status < 0) {
+        peri__free(s);
+        return status;
+    }
+    peri__object_count(1);
+    *out = s;
+    return PERI_OK;
+}
+
+static void stream_retain(peri_stream *s) { peri__refs_add(&s->refs); }
+
+void peri_stream_release(peri_stream *s)
+{
+    if (!s || !peri__refs_drop(&s->refs)) return;
+    s->device->vtab->stream_delete(s->device->ctx, s->ctx);
+    peri__object_count(-1);
+    peri__free(s);
+}
+
+peri_stream *peri_stream_current(peri_device *device)
+{
+    peri_stream *s = current[device->id];
+    return s ? s : &device->default_stream;
+}
+
+peri_status peri_stream_set_current(peri_device *device, peri_stream *stream)
+{
+    if (stream && stream->device != device)
+        return peri__fail(PERI_EINVAL, "peri_stream_set_current: a stream of %s on device %s", stream->device->name, device->name);
+    if (stream == &device->default_stream) stream = NULL;
+    if (stream) stream_retain(stream);
+    peri_stream_release(current[device->id]);
+    current[device->id] = stream;
+    return PERI_OK;
+}
+
+peri_status peri_stream_wait(peri_stream *stream, peri_event *event)
+{
+    if (stream->device != event->device)
+        return peri__fail(PERI_EINVAL, "peri_stream_wait: a stream of %s and an event of %s", stream->device->name, event->device->name);
+    return stream->device->vtab->stream_wait(stream->device->ctx, stream->ctx, event->ctx);
+}
+
+peri_status peri_stream_synchronize(peri_stream *stream)
+{
+    return stream->device->vtab->stream_sync(stream->device->ctx, stream->ctx);
+}
+
+peri_status peri_event_new(peri_device *device, peri_event **out)
+{
+    peri_event *e = peri__alloc_zero(sizeof *e);
+    if (!e) return PERI_ENOMEM;
+    peri__refs_init(&e->refs);
+    e->device = device;
+    peri_status status = device->vtab->event_new(device->ctx, &e->ctx);
+    if (status < 0) {
+        peri__free(e);
+        return status;
+    }
+    peri__object_count(1);
+    *out = e;
+    return PERI_OK;
+}
+
+void peri_event_release(peri_event *e)
+{
+    if (!e || !peri__refs_drop(&e->refs)) return;
+    e->device->vtab->event_delete(e->device->ctx, e->ctx);
+    peri__object_count(-1);
+    peri__free(e);
+}
+
+peri_status peri_event_record(peri_event *event, peri_stream *stream)
+{
+    if (stream->device != event->device)
+        return peri__fail(PERI_EINVAL, "peri_event_record: an event of %s and a stream of %s", event->device->name, stream->device->name);
+    return event->device->vtab->event_record(event->device->ctx, event->ctx, stream->ctx);
+}
+
+peri_status peri_event_query(peri_event *event) { return event->device->vtab->event_query(event->device->ctx, event->ctx); }
+peri_status peri_event_synchronize(peri_event *event) { return event->device->vtab->event_sync(event->device->ctx, event->ctx); }
+
+/* -- work ---------------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__launch(peri_device *device, int32_t kernel, const void *args, size_t args_size, int64_t n, int64_t grain)
+{
+    if (n <= 0) return PERI_OK;
+    return device->vtab->launch(device->ctx, peri_stream_current(device)->ctx, kernel, args, (int64_t)args_size, n, grain);
+}
+
+peri_status peri__copy(peri_device *device, void *dst, const void *src, int64_t bytes, int32_t kind)
+{
+    if (bytes <= 0) return PERI_OK;
+    return device->vtab->copy(device->ctx, peri_stream_current(device)->ctx, dst, src, bytes, kind);
+}
+
+peri_status peri__host_alloc(peri_device *device, int64_t bytes, void **out)
+{
+    if (device->vtab->host_alloc) return device->vtab->host_alloc(device->ctx, bytes, out);
+    void *p = peri__alloc((size_t)(bytes ? bytes : 1));
+    if (!p) return PERI_ENOMEM;
+    *out = p;
+    return PERI_OK;
+}
+
+void peri__host_free(peri_device *device, void *p, int64_t bytes)
+{
+    if (!p) return;
+    if (device->vtab->host_free) device->vtab->host_free(device->ctx, p, bytes);
+    else peri__free(p);
+}
+
+/* -- storage ------------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__storage_new(peri_device *device, int64_t bytes, peri__storage **out)
+{
+    peri__storage *s = peri__alloc(sizeof *s);
+    if (!s) return PERI_ENOMEM;
+    peri__refs_init(&s->refs);
+    s->device = device;
+    s->home = peri_stream_current(device);
+    s->bytes = bytes;
+    void *data;
+    peri_status status = device->vtab->alloc(device->ctx, s->home->ctx, bytes, &data);
+    if (status < 0) {
+        peri__free(s);
+        return status;
+    }
+    s->data = data;
+    stream_retain(s->home);
+    peri__mem_count(bytes);
+    *out = s;
+    return PERI_OK;
+}
+
+void peri__storage_release(peri__storage *s)
+{
+    if (!s || !peri__refs_drop(&s->refs)) return;
+    s->device->vtab->free(s->device->ctx, s->home->ctx, s->data, s->bytes);
+    peri__mem_count(-s->bytes);
+    peri_stream_release(s->home);
+    peri__free(s);
+}

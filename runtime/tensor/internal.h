@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tensor/internal.h (L2): the structs behind the handles, and what the layers above use to launch kernels and record gradients.
+ */
+#ifndef PERI_TENSOR_INTERNAL_H
+#define PERI_TENSOR_INTERNAL_H
+
+#include "../../kernels/kernels.h"
+#include "../base/internal.h"
+#include "../plugin/internal.h"
+
+#include <perilune/device.h>
+#include <perilune/tensor.h>
+
+/* -- devices ------------------------------------------------------------------------------------------------------------------- */
+
+struct peri_stream {
+    peri__refs refs;
+    peri_device *device;
+    void *ctx; /* the backend's */
+};
+
+struct peri_event {
+    peri__refs refs;
+    peri_device *device;
+    void *ctx;
+};
+
+enum { PERI_MAX_DEVICES = 32 };
+
+struct peri_device {
+    const peri_device_vtab *vtab;
+    void *ctx;
+    int32_t caps, id; /* PERI_DEVICE_*; place in the table of devices */
+    char name[32];
+    peri_stream default_stream; /* never released */
+};
+
+/** Queue kernel @kernel (PERI_K_*) over [0, n) on the current stream; n = 0 queues nothing. */
+peri_status peri__launch(peri_device *device, int32_t kernel, const void *args, size_t args_size, int64_t n, int64_t grain);
+#define PERI_LAUNCH(device, name, args, n, grain) peri__launch((device), PERI_K_##name, (args), sizeof *(args), (n), (grain))
+
+/** Queue a copy on the current stream; PERI_COPY_*. */
+peri_status peri__copy(peri_device *device, void *dst, const void *src, int64_t bytes, int32_t kind);
+/** Host memory that may take part in queued copies; not counted as an object. */
+peri_status peri__host_alloc(peri_device *device, int64_t bytes, void **out);
+void peri__host_free(peri_device *device, void *p, int64_t bytes);
+
+/* -- storage and tensors --------------------------------------------------------------------------------------------------------- */
+
+/** A block of device memory. Its free is ordered by `home`, the stream that was current when it was made: work of other streams on
+ *  it must be joined to home (peri_stream_wait) before the last release. */
+typedef struct peri__storage {
+    peri__refs refs;
+    peri_device *device;
+    peri_stream *home;
+    char *data;
+    int64_t bytes;
+} peri__storage;
+
+peri_status peri__storage_new(peri_device *device, int64_t bytes, peri__storage **out);
+void peri__storage_release(peri__storage *storage);
+
+typedef struct peri__node peri__node;
+
+struct peri_tensor {
+    peri__refs refs;
+    int32_t dtype, ndim;
+    int64_t shape[PERI_MAX_DIMS], stride[PERI_MAX_DIMS]; /* elements */
+    int64_t offset;                                      /* elements from the start of the storage */
+    peri__storage *storage;
+    bool requires_grad;
+    peri__node *node; /* what computed it (retained); NULL for leaves */
+    int32_t slot;     /* which of the node's outputs it is */
+    peri_tensor *grad; /* leaves: accumulated gradient, or NULL */
+    int32_t consumers; /* leaves, during a backward pass: nodes that have yet to deliver their share */
+    /* Leaves: called when a backward pass has finished this tensor's gradient (data-parallel reduction). */
+    void (*ready)(void *ctx, peri_tensor *leaf);
+    void *ready_ctx;
+};
+
+/** First element's address on the device. */
+static inline void *peri__data(const peri_tensor *t)
+{
+    return t->storage->data + t->offset * peri_dtype_size(t->dtype);
+}
+static inline peri_device *peri__device(const peri_tensor *t) { return t->storage->device; }
+static inline int64_t peri__numel(const peri_tensor *t)
+{
+    int64_t n = 1;
+    for (int32_t d = 0; d < t->ndim; d++) n *= t->shape[d];
+    return n;
+}
+bool peri__contiguous(const peri_tensor *t);
+
+/** A tensor of the same device and dtype as @like with another shape, uninitialised. */
+peri_status peri__tensor_like(const peri_tensor *like, int32_t ndim, const int64_t *shape, peri_tensor **out);
+/** A view of @base's storage without gradient recording. */
+peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *shape, const int64_t *stride, int64_t offset,
+                              peri_tensor **out);
+/** "f32 [3, 4]" for messages. */
+const char *peri__tensor_text(const peri_tensor *t, char *buffer, size_t len);
+/** Fill @dst with zeros (queued). */
+peri_status peri__tensor_zero(peri_tensor *dst);
+
+/** Checks with a message that names @function and @what; PERI_EINVAL. @dtype < 0: any. */
+peri_status peri__check_tensor(const char *function, const char *what, const peri_tensor *t, int32_t dtype, int32_t ndim);
+/** f32 or f64, for ops with gradients. */
+peri_status peri__check_float(const char *function, const char *what, const peri_tensor *t);
+peri_status peri__check_same_device(const char *function, const peri_tensor *a, const peri_tensor *b);
+
+/* -- the gradient tape ------------------------------------------------------------------------------------------------------------ */
+
+/** What a kind of node does. */
+typedef struct peri__node_vtab {
+    const char *name;
+    bool collective; /* runs whenever the pass reaches it, also when no gradient did: other ranks wait for its exchange */
+    /* Compute gradients of the inputs. @grad_out[i] (borrowed) is the gradient of output i, NULL where nothing flowed back.
+     * Write new references into @grad_in[i] for inputs with needs[i]; leave NULL for none. May return PERI_PENDING: it is called
+     * again with the same arguments until it does not. Must not modify grad_out. */
+    peri_status (*backward)(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in);
+    /* Release what `saved` cannot hold. (optional) */
+    void (*fini)(peri__node *node);
+} peri__node_vtab;
+
+enum { PERI_NODE_SAVED = 6 };
+
+/** Where the gradient of an input goes: output `slot` of `node`, or `leaf` (both retained); neither: nowhere. */
+typedef struct peri__edge {
+    peri__node *node;
+    int32_t slot;
+    peri_tensor *leaf;
+} peri__edge;
+
+/** One recorded operation. Nodes are ordered by `sequence`, which grows with every recording of the process; a backward pass visits
+ *  them from the highest to the lowest, which is the reverse of the order in which they ran: on every rank the same. */
+struct peri__node {
+    peri__refs refs;
+    const peri__node_vtab *vtab;
+    uint64_t sequence;
+    int32_t n_in, n_out;
+    peri__edge *in; /* n_in */
+    peri_tensor *saved[PERI_NODE_SAVED]; /* retained tensors that backward needs */
+    double number[8]; /* parameters of the operation */
+    int64_t integer[4 * PERI_MAX_DIMS];
+    void *state; /* for vtab->fini */
+    /* During a backward pass: */
+    peri_tensor **grad_out; /* n_out accumulated gradients */
+    uint64_t pass; /* the pass that has seen it */
+    bool spent;    /* a pass has used it up */
+};
+
+/** True when an operation on these inputs must be recorded: gradients are on and one of them requires grad. */
+bool peri__recording(peri_tensor *const *in, int32_t n);
+
+/** Record an operation: make a node with inputs @in (NULL entries allowed) and attach it to outputs @out (n_out tensors, which become
+ *  non-leaves that require grad). @node borrowed; add saved tensors with peri__node_save. A node with n_in = 0 is legal: a module
+ *  that updates its own weights in backward. */
+peri_status peri__record(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out, int32_t n_out,
+                         peri__node **node);
+/** Keep @t (retained) in saved[i] for backward. To save an output of the node itself, save peri__detached(t): else it is a cycle. */
+void peri__node_save(peri__node *node, int32_t i, peri_tensor *t);
+/** A view of the same storage outside the tape. @out new. */
+peri_status peri__detached(peri_tensor *t, peri_tensor **out);
+void peri__node_release(peri__node *node);
+/** True if input @i of @node wants a gradient. */
+static inline bool peri__needs(const peri__node *node, int32_t i) { return node->in[i].node || node->in[i].leaf; }
+
+#endif

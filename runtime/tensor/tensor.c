@@ -1,0 +1,552 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tensor.c: tensors, views, copies between layouts, dtypes and devices, reading and writing from the host.
+ */
+#include "internal.h"
+
+#include <stdio.h>
+
+enum { GRAIN = 1 << 15 }; /* elements of a copy that are worth a thread */
+
+const char *peri__tensor_text(const peri_tensor *t, char *buffer, size_t len)
+{
+    size_t used = (size_t)snprintf(buffer, len, "%s [", peri_dtype_name(t->dtype));
+    for (int32_t d = 0; d < t->ndim && used < len; d++)
+        used += (size_t)snprintf(buffer + used, len - used, d ? ", %lld" : "%lld", (long long)t->shape[d]);
+    if (used < len) snprintf(buffer + used, len - used, "]");
+    return buffer;
+}
+
+bool peri__contiguous(const peri_tensor *t)
+{
+    int64_t expected = 1;
+    for (int32_t d = t->ndim - 1; d >= 0; d--) {
+        if (t->shape[d] == 0) return true;
+        if (t->shape[d] != 1 && t->stride[d] != expected) return false;
+        expected *= t->shape[d];
+    }
+    return true;
+}
+
+/* -- checks -------------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__check_tensor(const char *function, const char *what, const peri_tensor *t, int32_t dtype, int32_t ndim)
+{
+    char text[128];
+    if (!t) return peri__fail(PERI_EINVAL, "%s: %s is missing", function, what);
+    if (dtype >= 0 && t->dtype != dtype)
+        return peri__fail(PERI_EINVAL, "%s: %s is %s, wanted %s", function, what, peri__tensor_text(t, text, sizeof text),
+                          peri_dtype_name(dtype));
+    if (ndim >= 0 && t->ndim != ndim)
+        return peri__fail(PERI_EINVAL, "%s: %s is %s, wanted %d dimensions", function, what, peri__tensor_text(t, text, sizeof text), ndim);
+    return PERI_OK;
+}
+
+peri_status peri__check_float(const char *function, const char *what, const peri_tensor *t)
+{
+    PERI_TRY(peri__check_tensor(function, what, t, -1, -1));
+    if (t->dtype == PERI_F32 || t->dtype == PERI_F64) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: f32, f64", function, what, peri_dtype_name(t->dtype));
+}
+
+peri_status peri__check_same_device(const char *function, const peri_tensor *a, const peri_tensor *b)
+{
+    if (peri__device(a) == peri__device(b)) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: tensors of different devices, %s and %s", function, peri__device(a)->name, peri__device(b)->name);
+}
+
+static peri_status check_shape(const char *function, int32_t dtype, int32_t ndim, const int64_t *shape, int64_t *bytes)
+{
+    if (peri_dtype_size(dtype) == 0) return peri__fail(PERI_EINVAL, "%s: %d is no dtype", function, dtype);
+    if (ndim < 0 || ndim > PERI_MAX_DIMS)
+        return peri__fail(PERI_EINVAL, "%s: %d dimensions, allowed: 0..%d", function, ndim, PERI_MAX_DIMS);
+    int64_t n = peri_dtype_size(dtype), nonzero = n;
+    for (int32_t d = 0; d < ndim; d++) {
+        if (shape[d] < 0) return peri__fail(PERI_EINVAL, "%s: size %lld of dimension %d is negative", function, (long long)shape[d], d);
+        if (shape[d] > 0 && nonzero > INT64_MAX / 2 / shape[d])
+            return peri__fail(PERI_EINVAL, "%s: more than 2^62 bytes at dimension %d of size %lld", function, d, (long long)shape[d]);
+        if (shape[d] > 0) nonzero *= shape[d];
+        n *= shape[d];
+    }
+    *bytes = n;
+    return PERI_OK;
+}
+
+/* -- making -------------------------------------------------------------------------------------------------------------------- */
+
+static peri_tensor *shell(int32_t dtype, int32_t ndim, const int64_t *shape)
+{
+    peri_tensor *t = peri__alloc_zero(sizeof *t);
+    if (!t) return NULL;
+    peri__refs_init(&t->refs);
+    t->dtype = dtype;
+    t->ndim = ndim;
+    int64_t stride = 1;
+    for (int32_t d = ndim - 1; d >= 0; d--) {
+        t->shape[d] = shape[d];
+        t->stride[d] = stride;
+        stride *= peri__max(shape[d], 1);
+    }
+    peri__object_count(1);
+    return t;
+}
+
+peri_status peri_tensor_new(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, peri_tensor **out)
+{
+    int64_t bytes = 0;
+    if (!device) return peri__fail(PERI_EINVAL, "peri_tensor_new: no device");
+    PERI_TRY(check_shape("peri_tensor_new", dtype, ndim, shape, &bytes));
+    peri_tensor *t = shell(dtype, ndim, shape);
+    if (!t) return PERI_ENOMEM;
+    peri_status status = peri__storage_new(device, bytes, &t->storage);
+    if (status < 0) {
+        peri_tensor_release(t);
+        return status;
+    }
+    *out = t;
+    return PERI_OK;
+}
+
+peri_status peri__tensor_like(const peri_tensor *like, int32_t ndim, const int64_t *shape, peri_tensor **out)
+{
+    return peri_tensor_new(peri__device(like), like->dtype, ndim, shape, out);
+}
+
+peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *shape, const int64_t *stride, int64_t offset, peri_tensor **out)
+{
+    peri_tensor *t = shell(base->dtype, ndim, shape);
+    if (!t) return PERI_ENOMEM;
+    if (stride) memcpy(t->stride, stride, sizeof *stride * (size_t)ndim);
+    t->offset = offset;
+    t->storage = base->storage;
+    peri__refs_add(&t->storage->refs);
+    *out = t;
+    return PERI_OK;
+}
+
+peri_status peri__detached(peri_tensor *t, peri_tensor **out) { return peri__tensor_view(t, t->ndim, t->shape, t->stride, t->offset, out); }
+peri_status peri_tensor_detach(peri_tensor *t, peri_tensor **out) { return peri__detached(t, out); }
+
+void peri_tensor_retain(peri_tensor *t) { peri__refs_add(&t->refs); }
+
+void peri_tensor_release(peri_tensor *t)
+{
+    if (!t || !peri__refs_drop(&t->refs)) return;
+    peri__node_release(t->node);
+    peri_tensor_release(t->grad);
+    peri__storage_release(t->storage);
+    peri__object_count(-1);
+    peri__free(t);
+}
+
+void peri_tensor_describe(const peri_tensor *t, peri_tensor_desc *out)
+{
+    *out = (peri_tensor_desc){.dtype = t->dtype,
+                              .ndim = t->ndim,
+                              .numel = peri__numel(t),
+                              .device = peri__device(t),
+                              .contiguous = peri__contiguous(t),
+                              .requires_grad = t->requires_grad,
+                              .leaf = !t->node};
+    memcpy(out->shape, t->shape, sizeof out->shape);
+    memcpy(out->stride, t->stride, sizeof out->stride);
+}
+
+/* -- filling and copying --------------------------------------------------------------------------------------------------------- */
+
+/** Queue dst = cast(src) on their common device; @src has been expanded to dst's shape. */
+static peri_status convert(peri_tensor *dst, const peri_tensor *src)
+{
+    int64_t n = peri__numel(dst);
+    if (dst->dtype == src->dtype && peri__contiguous(dst) && peri__contiguous(src))
+        return peri__copy(peri__device(dst), peri__data(dst), peri__data(src), n * peri_dtype_size(dst->dtype), PERI_COPY_D2D);
+    peri_k_convert_args args = {
+        .dst = peri__data(dst), .src = peri__data(src), .dst_dtype = dst->dtype, .src_dtype = src->dtype, .ndim = dst->ndim};
+    memcpy(args.shape, dst->shape, sizeof args.shape);
+    memcpy(args.dst_stride, dst->stride, sizeof args.dst_stride);
+    memcpy(args.src_stride, src->stride, sizeof args.src_stride);
+    return PERI_LAUNCH(peri__device(dst), convert, &args, n, GRAIN);
+}
+
+/** Strides of @t when repeated to @shape; PERI_EINVAL if it cannot be. */
+static peri_status expanded(const char *function, const peri_tensor *t, int32_t ndim, const int64_t *shape, int64_t *stride)
+{
+    char a[128];
+    if (ndim < t->ndim || ndim > PERI_MAX_DIMS)
+        return peri__fail(PERI_EINVAL, "%s: %s cannot expand to %d dimensions", function, peri__tensor_text(t, a, sizeof a), ndim);
+    for (int32_t d = 0; d < ndim; d++) {
+        int32_t own = d - (ndim - t->ndim);
+        bool repeated = own < 0 || (t->shape[own] == 1 && shape[d] != 1);
+        if (!repeated && t->shape[own] != shape[d])
+            return peri__fail(PERI_EINVAL, "%s: %s does not expand to size %lld in dimension %d", function, peri__tensor_text(t, a, sizeof a),
+                              (long long)shape[d], d);
+        stride[d] = repeated ? 0 : t->stride[own];
+    }
+    return PERI_OK;
+}
+
+static peri_status contiguous_of(const peri_tensor *t, peri_tensor **out)
+{
+    if (peri__contiguous(t)) {
+        *out = (peri_tensor *)(uintptr_t)t;
+        peri_tensor_retain(*out);
+        return PERI_OK;
+    }
+    peri_tensor *copy;
+    PERI_TRY(peri__tensor_like(t, t->ndim, t->shape, &copy));
+    peri_status status = convert(copy, t);
+    if (status < 0) peri_tensor_release(copy);
+    else *out = copy;
+    return status;
+}
+
+/** Copy the elements to host memory in row-major order, in t's dtype, and wait for them. */
+static peri_status fetch(const peri_tensor *t, void *dst, int64_t bytes)
+{
+    peri_tensor *flat;
+    PERI_TRY(contiguous_of(t, &flat));
+    peri_status status = peri__copy(peri__device(t), dst, peri__data(flat), bytes, PERI_COPY_D2H);
+    if (status >= 0) status = peri_stream_synchronize(peri_stream_current(peri__device(t)));
+    peri_tensor_release(flat);
+    return status;
+}
+
+static peri_status check_bytes(const char *function, const peri_tensor *t, int64_t bytes)
+{
+    char text[128];
+    int64_t wanted = peri__numel(t) * peri_dtype_size(t->dtype);
+    if (bytes == wanted) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: %lld bytes given for %s, which has %lld", function, (long long)bytes,
+                      peri__tensor_text(t, text, sizeof text), (long long)wanted);
+}
+
+peri_status peri_tensor_read(const peri_tensor *t, void *dst, int64_t bytes)
+{
+    PERI_TRY(check_bytes("peri_tensor_read", t, bytes));
+    return fetch(t, dst, bytes);
+}
+
+peri_status peri_tensor_write(peri_tensor *t, const void *src, int64_t bytes)
+{
+    PERI_TRY(check_bytes("peri_tensor_write", t, bytes));
+    peri_device *device = peri__device(t);
+    if (peri__contiguous(t)) return peri__copy(device, peri__data(t), src, bytes, PERI_COPY_H2D);
+    peri_tensor *flat;
+    PERI_TRY(peri__tensor_like(t, t->ndim, t->shape, &flat));
+    peri_status status = peri__copy(device, peri__data(flat), src, bytes, PERI_COPY_H2D);
+    if (status >= 0) status = convert(t, flat);
+    peri_tensor_release(flat);
+    return status;
+}
+
+peri_status peri_tensor_item(const peri_tensor *t, int64_t index, double *out)
+{
+    char text[128];
+    int64_t n = peri__numel(t), at = t->offset, rest = index;
+    if (index < 0 || index >= n)
+        return peri__fail(PERI_ERANGE, "peri_tensor_item: element %lld of %s, allowed: 0..%lld", (long long)index,
+                          peri__tensor_text(t, text, sizeof text), (long long)n - 1);
+    for (int32_t d = t->ndim - 1; d >= 0; d--) {
+        at += rest % t->shape[d] * t->stride[d];
+        rest /= t->shape[d];
+    }
+    peri_tensor one = *t; /* a borrowed one-element view on the stack */
+    one.ndim = 0;
+    one.offset = at;
+    char raw[16];
+    PERI_TRY(fetch(&one, raw, peri_dtype_size(t->dtype)));
+    peri_k_convert_args args = {.dst = out, .src = raw, .dst_dtype = PERI_F64, .src_dtype = t->dtype, .ndim = 0};
+    peri_kernels_get()->fn[PERI_K_convert](&args, 0, 1);
+    return PERI_OK;
+}
+
+peri_status peri_tensor_data(peri_tensor *t, void **out)
+{
+    char text[128];
+    if (!peri_device_host_access(peri__device(t)))
+        return peri__fail(PERI_EUNSUPPORTED, "peri_tensor_data: the host cannot touch memory of device %s; use peri_tensor_read",
+                          peri__device(t)->name);
+    if (!peri__contiguous(t))
+        return peri__fail(PERI_EUNSUPPORTED, "peri_tensor_data: %s is not contiguous", peri__tensor_text(t, text, sizeof text));
+    PERI_TRY(peri_stream_synchronize(peri_stream_current(peri__device(t))));
+    *out = peri__data(t);
+    return PERI_OK;
+}
+
+peri_status peri_tensor_fill(peri_tensor *t, double value)
+{
+    if (!peri__contiguous(t)) {
+        int64_t one = 1;
+        peri_tensor *scalar;
+        PERI_TRY(peri__tensor_like(t, 0, &one, &scalar));
+        peri_status status = peri_tensor_fill(scalar, value);
+        if (status >= 0) status = peri_tensor_copy(t, scalar);
+        peri_tensor_release(scalar);
+        return status;
+    }
+    double clipped = value != value ? 0 : value < -0x1p63 ? -0x1p63 : value;
+    peri_k_fill_args args = {
+        .dst = peri__data(t), .dtype = t->dtype, .value = value, .ivalue = clipped >= 0x1p63 ? INT64_MAX : (int64_t)clipped};
+    if (t->dtype == PERI_BOOL) args.ivalue = value != 0;
+    return PERI_LAUNCH(peri__device(t), fill, &args, peri__numel(t), GRAIN);
+}
+
+peri_status peri__tensor_zero(peri_tensor *dst) { return peri_tensor_fill(dst, 0); }
+
+peri_status peri_tensor_full(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double value, peri_tensor **out)
+{
+    peri_tensor *t;
+    PERI_TRY(peri_tensor_new(device, dtype, ndim, shape, &t));
+    peri_status status = peri_tensor_fill(t, value);
+    if (status < 0) peri_tensor_release(t);
+    else *out = t;
+    return status;
+}
+
+static peri_status random_tensor(const char *function, peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, int32_t kind,
+                                 double low, double high, uint64_t seed, uint64_t stream, peri_tensor **out)
+{
+    if (dtype != PERI_F32 && dtype != PERI_F64)
+        return peri__fail(PERI_EINVAL, "%s: dtype %s, allowed: f32, f64", function, peri_dtype_name(dtype));
+    peri_tensor *t;
+    PERI_TRY(peri_tensor_new(device, dtype, ndim, shape, &t));
+    int64_t n = peri__numel(t);
+    peri_k_random_args args = {.dst = peri__data(t), .dtype = dtype, .kind = kind, .cols = n, .total_cols = n,
+                               .low = low, .high = high, .seed = seed, .stream = stream};
+    peri_status status = PERI_LAUNCH(device, random, &args, n, 4096);
+    if (status < 0) peri_tensor_release(t);
+    else *out = t;
+    return status;
+}
+
+peri_status peri_tensor_uniform(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double low, double high, uint64_t seed,
+                                uint64_t stream, peri_tensor **out)
+{
+    return random_tensor("peri_tensor_uniform", device, dtype, ndim, shape, PERI_RANDOM_UNIFORM, low, high, seed, stream, out);
+}
+
+peri_status peri_tensor_normal(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double mean, double deviation,
+                               uint64_t seed, uint64_t stream, peri_tensor **out)
+{
+    return random_tensor("peri_tensor_normal", device, dtype, ndim, shape, PERI_RANDOM_NORMAL, mean, deviation, seed, stream, out);
+}
+
+/** Copy between devices through host memory; both contiguous and of one dtype. */
+static peri_status across(peri_tensor *dst, const peri_tensor *src)
+{
+    int64_t bytes = peri__numel(src) * peri_dtype_size(src->dtype);
+    if (peri_device_host_access(peri__device(src))) {
+        PERI_TRY(peri_stream_synchronize(peri_stream_current(peri__device(src))));
+        return peri__copy(peri__device(dst), peri__data(dst), peri__data(src), bytes, PERI_COPY_H2D);
+    }
+    if (peri_device_host_access(peri__device(dst))) {
+        PERI_TRY(peri_stream_synchronize(peri_stream_current(peri__device(dst))));
+        return fetch(src, peri__data(dst), bytes);
+    }
+    void *host = peri__alloc((size_t)peri__max(bytes, 1));
+    if (!host) return PERI_ENOMEM;
+    peri_status status = fetch(src, host, bytes);
+    if (status >= 0) status = peri__copy(peri__device(dst), peri__data(dst), host, bytes, PERI_COPY_H2D);
+    peri__free(host);
+    return status;
+}
+
+peri_status peri_tensor_copy(peri_tensor *dst, const peri_tensor *src)
+{
+    peri_tensor wide = *src; /* a borrowed view on the stack, repeated to dst's shape */
+    PERI_TRY(expanded("peri_tensor_copy", src, dst->ndim, dst->shape, wide.stride));
+    wide.ndim = dst->ndim;
+    memcpy(wide.shape, dst->shape, sizeof wide.shape);
+    if (peri__device(dst) == peri__device(src)) return convert(dst, &wide);
+    peri_tensor *from = NULL, *to = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(contiguous_of(&wide, &from), out);
+    if (dst->dtype == src->dtype && peri__contiguous(dst)) {
+        status = across(dst, from);
+    } else {
+        PERI_TRY_GOTO(peri_tensor_new(peri__device(dst), src->dtype, dst->ndim, dst->shape, &to), out);
+        PERI_TRY_GOTO(across(to, from), out);
+        status = convert(dst, to);
+    }
+out:
+    if (from != &wide) peri_tensor_release(from);
+    peri_tensor_release(to);
+    return status;
+}
+
+/* -- views (recorded) ------------------------------------------------------------------------------------------------------------ */
+
+/** The gradient of every view: put it back where the view looked. saved: none; integer: base shape, then the view's strides and offset. */
+static peri_status view_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    int32_t ndim = (int32_t)node->integer[0];
+    const int64_t *shape = node->integer + 2, *stride = node->integer + 2 + PERI_MAX_DIMS;
+    peri_tensor *base, *window = NULL;
+    PERI_TRY(peri__tensor_like(grad_out[0], ndim, shape, &base));
+    peri_status status = peri__tensor_zero(base);
+    if (status >= 0) status = peri__tensor_view(base, grad_out[0]->ndim, grad_out[0]->shape, stride, node->integer[1], &window);
+    if (status >= 0) status = peri_tensor_copy(window, grad_out[0]);
+    peri_tensor_release(window);
+    if (status < 0) peri_tensor_release(base);
+    else grad_in[0] = base;
+    return status;
+}
+
+static const peri__node_vtab view_vtab = {.name = "view", .backward = view_backward};
+
+/** reshape's gradient is a reshape. */
+static peri_status reshape_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    bool before = peri_grad_enable(false);
+    peri_status status = peri_tensor_reshape(grad_out[0], (int32_t)node->integer[0], node->integer + 2, &grad_in[0]);
+    peri_grad_enable(before);
+    return status;
+}
+
+static const peri__node_vtab reshape_vtab = {.name = "reshape", .backward = reshape_backward};
+
+/** transpose's gradient is the same transpose. */
+static peri_status transpose_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    bool before = peri_grad_enable(false);
+    peri_status status = peri_tensor_transpose(grad_out[0], (int32_t)node->integer[0], (int32_t)node->integer[1], &grad_in[0]);
+    peri_grad_enable(before);
+    return status;
+}
+
+static const peri__node_vtab transpose_vtab = {.name = "transpose", .backward = transpose_backward};
+
+/** Record @view of @base; on failure release it. @integers follow the convention of the vtab. */
+static peri_status record_view(const peri__node_vtab *vtab, peri_tensor *base, peri_tensor *view, const int64_t *integers, int32_t n,
+                               peri_tensor **out)
+{
+    if (peri__recording(&base, 1)) {
+        peri__node *node;
+        peri_status status = peri__record(vtab, &base, 1, &view, 1, &node);
+        if (status < 0) {
+            peri_tensor_release(view);
+            return status;
+        }
+        memcpy(node->integer, integers, sizeof *integers * (size_t)n);
+    }
+    *out = view;
+    return PERI_OK;
+}
+
+peri_status peri_tensor_reshape(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out)
+{
+    char text[128];
+    int64_t wanted[PERI_MAX_DIMS], known = 1, n = peri__numel(t);
+    int32_t open = -1;
+    if (ndim < 0 || ndim > PERI_MAX_DIMS)
+        return peri__fail(PERI_EINVAL, "peri_tensor_reshape: %d dimensions, allowed: 0..%d", ndim, PERI_MAX_DIMS);
+    for (int32_t d = 0; d < ndim; d++) {
+        wanted[d] = shape[d];
+        if (shape[d] == -1 && open < 0) open = d;
+        else if (shape[d] < 0) return peri__fail(PERI_EINVAL, "peri_tensor_reshape: size %lld of dimension %d", (long long)shape[d], d);
+        else known *= shape[d];
+    }
+    if (open >= 0) wanted[open] = known ? n / known : 0;
+    if (open >= 0) known *= wanted[open];
+    if (known != n)
+        return peri__fail(PERI_EINVAL, "peri_tensor_reshape: %s has %lld elements, the new shape %lld", peri__tensor_text(t, text, sizeof text),
+                          (long long)n, (long long)known);
+    peri_tensor *flat, *view;
+    PERI_TRY(contiguous_of(t, &flat));
+    peri_status status = peri__tensor_view(flat, ndim, wanted, NULL, flat->offset, &view);
+    peri_tensor_release(flat);
+    PERI_TRY(status);
+    int64_t integers[2 + PERI_MAX_DIMS] = {t->ndim, 0};
+    memcpy(integers + 2, t->shape, sizeof t->shape);
+    return record_view(&reshape_vtab, t, view, integers, 2 + PERI_MAX_DIMS, out);
+}
+
+peri_status peri_tensor_transpose(peri_tensor *t, int32_t a, int32_t b, peri_tensor **out)
+{
+    char text[128];
+    int32_t x = a < 0 ? a + t->ndim : a, y = b < 0 ? b + t->ndim : b;
+    if (x < 0 || x >= t->ndim || y < 0 || y >= t->ndim)
+        return peri__fail(PERI_EINVAL, "peri_tensor_transpose: dimensions %d and %d of %s", a, b, peri__tensor_text(t, text, sizeof text));
+    int64_t shape[PERI_MAX_DIMS], stride[PERI_MAX_DIMS];
+    memcpy(shape, t->shape, sizeof shape);
+    memcpy(stride, t->stride, sizeof stride);
+    shape[x] = t->shape[y], shape[y] = t->shape[x];
+    stride[x] = t->stride[y], stride[y] = t->stride[x];
+    peri_tensor *view;
+    PERI_TRY(peri__tensor_view(t, t->ndim, shape, stride, t->offset, &view));
+    return record_view(&transpose_vtab, t, view, (int64_t[]){x, y}, 2, out);
+}
+
+peri_status peri_tensor_slice(peri_tensor *t, int32_t dim, int64_t start, int64_t stop, int64_t step, peri_tensor **out)
+{
+    char text[128];
+    int32_t d = dim < 0 ? dim + t->ndim : dim;
+    if (d < 0 || d >= t->ndim)
+        return peri__fail(PERI_EINVAL, "peri_tensor_slice: dimension %d of %s", dim, peri__tensor_text(t, text, sizeof text));
+    if (start < 0 || stop < start || stop > t->shape[d] || step < 1)
+        return peri__fail(PERI_ERANGE, "peri_tensor_slice: [%lld, %lld) by %lld of dimension %d of %s, allowed: 0 <= start <= stop <= %lld, step >= 1",
+                          (long long)start, (long long)stop, (long long)step, d, peri__tensor_text(t, text, sizeof text), (long long)t->shape[d]);
+    int64_t shape[PERI_MAX_DIMS], stride[PERI_MAX_DIMS];
+    memcpy(shape, t->shape, sizeof shape);
+    memcpy(stride, t->stride, sizeof stride);
+    shape[d] = peri__ceil_div(stop - start, step);
+    stride[d] *= step;
+    peri_tensor *view;
+    PERI_TRY(peri__tensor_view(t, t->ndim, shape, stride, t->offset + start * t->stride[d], &view));
+    /* The gradient lands in a fresh contiguous base: same slice of it. */
+    int64_t integers[2 + 2 * PERI_MAX_DIMS] = {t->ndim};
+    memcpy(integers + 2, t->shape, sizeof t->shape);
+    int64_t dense = 1;
+    for (int32_t i = t->ndim - 1; i >= 0; i--) {
+        integers[2 + PERI_MAX_DIMS + i] = i == d ? dense * step : dense;
+        if (i == d) integers[1] = start * dense;
+        dense *= peri__max(t->shape[i], 1);
+    }
+    return record_view(&view_vtab, t, view, integers, 2 + 2 * PERI_MAX_DIMS, out);
+}
+
+peri_status peri_tensor_contiguous(peri_tensor *t, peri_tensor **out)
+{
+    if (peri__contiguous(t)) {
+        peri_tensor_retain(t);
+        *out = t;
+        return PERI_OK;
+    }
+    return peri_tensor_reshape(t, t->ndim, t->shape, out);
+}
+
+/** A cast's gradient is the cast back. integer: dtype. The device comes from the gradient's way back: see `to`. */
+static peri_status to_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    bool before = peri_grad_enable(false);
+    peri_status status = peri_tensor_to(grad_out[0], (int32_t)node->integer[0], node->state, &grad_in[0]);
+    peri_grad_enable(before);
+    return status;
+}
+
+static const peri__node_vtab to_vtab = {.name = "to", .backward = to_backward};
+
+peri_status peri_tensor_to(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out)
+{
+    if (dtype < 0) dtype = t->dtype;
+    if (!device) device = peri__device(t);
+    if (dtype == t->dtype && device == peri__device(t)) {
+        peri_tensor_retain(t);
+        *out = t;
+        return PERI_OK;
+    }
+    peri_tensor *copy;
+    PERI_TRY(peri_tensor_new(device, dtype, t->ndim, t->shape, &copy));
+    peri_status status = peri_tensor_copy(copy, t);
+    peri__node *node;
+    if (status >= 0 && (dtype == PERI_F32 || dtype == PERI_F64) && peri__recording(&t, 1)) {
+        status = peri__record(&to_vtab, &t, 1, &copy, 1, &node);
+        if (status >= 0) {
+            node->integer[0] = t->dtype;
+            node->state = peri__device(t);
+        }
+    }
+    if (status < 0) peri_tensor_release(copy);
+    else *out = copy;
+    return status;
+}
