@@ -70,7 +70,7 @@ LIB_A := $B/libperilune.a
 LIB_SO := $B/libperilune.so.$(VERSION)
 LIBS := $(OPENBLAS_LIBS) -lxxhash -lpthread -ldl -lm
 PLUGINS := $(if $(HAVE_MPI),$(patsubst runtime/backends/mpi.c,$B/libperilune_mpi.so,$(wildcard runtime/backends/mpi.c)))
-LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$B/perilune)
+LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 CDEF := $B/lua/perilune/cdef.lua
 
 .PHONY: all help probe config needed setup test check check-c check-lua check-mpi demo demo-run lint install uninstall clean distclean \
@@ -151,9 +151,6 @@ $B/abi.ok: $(CDEF) runtime/gen/abi.lua $(HEADERS)
 	$(Q)luajit runtime/gen/abi.lua $(CDEF) >$B/abi.c
 	$(Q)$(CC) -std=c11 -Iruntime/include -fsyntax-only $B/abi.c && touch $@
 
-$B/pack.c: $(CDEF) $(LUA) runtime/gen/pack.lua
-	@$(if $(V),,echo '  PACK    $@')
-	$(Q)luajit runtime/gen/pack.lua $(CDEF) $(LUA) >$@
 
 # -- the launcher -------------------------------------------------------------------------------------------------------------------
 
@@ -161,8 +158,12 @@ HOST := $(sort $(wildcard runtime/host/*.c))
 HOST_OBJ := $(HOST:%.c=$B/obj/%.o)
 $(HOST_OBJ): EXTRA := $(LUAJIT_CFLAGS)
 
-$B/obj/pack.o: $B/pack.c
-	$(Q)$(CC) -std=c11 -c $< -o $@
+$B/pack.c: $(CDEF) $(LUA) runtime/gen/pack.lua build/config.mk
+	@$(if $(V),,echo '  PACK    $@')
+	$(Q)luajit runtime/gen/pack.lua $(CDEF) $(LUA) argparse $(if $(HAVE_DKJSON),dkjson) >$@
+
+$B/obj/pack.o: $B/pack.c runtime/host/internal.h
+	$(Q)$(CC) -std=c11 -Iruntime -c $< -o $@
 
 $B/perilune: $(HOST_OBJ) $B/obj/pack.o $(LIB_A)
 	@$(if $(V),,echo '  LINK    $@')

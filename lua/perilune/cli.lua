@@ -1,0 +1,126 @@
+-- cli.lua: the command line of the launcher: run, info, version. Returns exit codes; 2 means that the command line is wrong.
+local argparse = require "argparse"
+
+local M = {}
+
+--- Options of `run`: flags, whether a value follows, and the help. The script's own options begin after its name.
+local run_options = {
+  { "-n", "--ranks", value = "RANKS", help = "Number of ranks (processes); default 1, or mpirun's world when already inside one." },
+  { "-t", "--threads", value = "THREADS", help = "Worker threads of each rank; default: the node's processors shared among its ranks." },
+  { "--host", value = "LIST", help = "Nodes for mpirun, such as a:4,b:4." },
+  { "--hostfile", value = "FILE", help = "File of nodes for mpirun." },
+  { "--bind", value = "POLICY", help = "Bind ranks: none (default), core, numa, ... (mpirun's --bind-to)." },
+  { "--mpi", value = "WORD", many = true, help = "One more argument for mpirun; may be repeated." },
+  { "--traceback", help = "Print where an error came from (also PERI_TRACEBACK=1)." },
+}
+
+local function whole(text)
+  local n = tonumber(text)
+  if not n or n < 1 or n ~= math.floor(n) then return nil, ("'%s' is not a whole number above 0"):format(text) end
+  return n
+end
+
+local function make_parser()
+  local parser = argparse("perilune", "Train and serve recommendation models with sharded embeddings from Lua scripts.")
+    :epilog "perilune COMMAND --help tells about one command."
+    :command_target "command"
+    :require_command(true)
+  parser:flag("-v --version", "Print the version and leave."):action(function() M.version() os.exit(0) end)
+
+  local run = parser:command("run", "Run a Lua script on one rank or, through mpirun, on several.")
+    :epilog "Everything after the script's name is the script's own. Under mpirun or srun the script runs inside the world they made."
+  for _, o in ipairs(run_options) do
+    local flags = table.concat(o, " ")
+    if not o.value then run:flag(flags, o.help)
+    else
+      local option = run:option(flags, o.help):argname(o.value)
+      if o.many then option:count "*" end
+      if o.value == "RANKS" or o.value == "THREADS" then option:convert(whole) end
+    end
+  end
+  run:argument("script", "The Lua file.")
+  run:argument("arguments", "Arguments of the script (its `arg`)."):args "*"
+
+  parser:command("info devices", "Print what this machine offers: devices, transports, libraries.")
+  parser:command("version", "Print the version.")
+  return parser
+end
+
+--- Put "--" before the script's name, so that the options after it stay the script's.
+function M.separate(words)
+  local takes_value = {}
+  for _, o in ipairs(run_options) do
+    for _, flag in ipairs(o) do takes_value[flag] = o.value ~= nil end
+  end
+  local out, i = {}, 1
+  while i <= #words and words[i]:match "^%-." and words[i] ~= "--" do
+    out[#out + 1] = words[i]
+    if takes_value[words[i]] and words[i + 1] then
+      i = i + 1
+      out[#out + 1] = words[i]
+    end
+    i = i + 1
+  end
+  if words[i] and words[i] ~= "--" then out[#out + 1] = "--" end
+  for k = i, #words do out[#out + 1] = words[k] end
+  return out
+end
+
+-- -- commands ------------------------------------------------------------------------------------------------------------------------
+
+function M.version()
+  local peri = require "perilune"
+  local C = peri.ffi.C
+  local ffi = require "ffi"
+  print(("perilune %s (contract %d, %s)"):format(ffi.string(C.peri_version()), C.peri_abi_version(), jit.version))
+  return 0
+end
+
+local function info()
+  local peri = require "perilune"
+  local C, ffi = peri.ffi.C, require "ffi"
+  local launch = require "perilune.launch"
+  M.version()
+  print(("  %-12s %d"):format("threads", C.peri_threads()))
+  local world = launch.world()
+  print(("  %-12s %s"):format("world", world and ("rank %d of %d, by %s"):format(world.rank, world.size, world.launcher) or "this process alone"))
+  local reason = ffi.new "char[512]"
+  print "devices"
+  for _, name in ipairs { "cpu", "opaque", "cuda" } do
+    local usable = C.peri_device_probe(name, reason, 512)
+    print(("  %-12s %s"):format(name, usable and "usable" or "not usable: " .. ffi.string(reason)))
+  end
+  return 0
+end
+
+--- Run the command line in `words` (a list with the program's name at 0). Returns the exit code.
+function M.main(words)
+  local list = {}
+  for i = 1, #words do list[i] = words[i] end
+  if list[1] == "run" then
+    local rest = {}
+    for i = 2, #list do rest[#rest + 1] = list[i] end
+    list = { "run", unpack(M.separate(rest)) }
+  end
+  local parser = make_parser()
+  parser.error = function(self, message)
+    local hint = ""
+    local file = list[1] and list[1]:match "%.lua$" and io.open(list[1])
+    if file then
+      file:close()
+      hint = ("\nDid you mean 'perilune run %s'?"):format(list[1])
+    end
+    io.stderr:write(("%s\n\nperilune: %s%s\n"):format(self:get_usage(), message, hint))
+    os.exit(2)
+  end
+  local options = parser:parse(list)
+  if options.command == "version" then return M.version() end
+  if options.command ~= "run" then return info() end
+  if options.threads then require("perilune.launcher").setenv("PERI_NUM_THREADS", tostring(options.threads)) end
+  return require("perilune.launch").run {
+    ranks = options.ranks, script = options.script, arguments = options.arguments, hosts = options.host, hostfile = options.hostfile,
+    bind = options.bind, mpi = options.mpi, traceback = options.traceback,
+  }
+end
+
+return M

@@ -1,0 +1,185 @@
+-- launch.lua: running a script as one rank, or handing it over to mpirun as many. Used by the launcher's command line (cli.lua).
+--
+-- A rank that fails prints its message once, ends the group so that no other rank waits for it, and leaves with a non-zero code.
+local util = require "perilune.util"
+
+local M = {}
+
+-- -- the world around this process -------------------------------------------------------------------------------------------------
+
+--- Launchers of processes and the variables by which they tell a process its place. Slurm sets SLURM_PROCID in batch scripts too;
+--- only a step (srun) of several tasks is a world.
+local launchers = {
+  { name = "mpirun", size = "OMPI_COMM_WORLD_SIZE", rank = "OMPI_COMM_WORLD_RANK", least = 1 },
+  { name = "PMI", size = "PMI_SIZE", rank = "PMI_RANK", least = 1 },
+  { name = "srun", size = "SLURM_STEP_NUM_TASKS", rank = "SLURM_PROCID", least = 2 },
+}
+
+--- The world that mpirun or srun has put this process in: { size =, rank =, launcher = }; nil when it stands alone.
+function M.world()
+  for _, l in ipairs(launchers) do
+    local size, rank = tonumber(os.getenv(l.size)), tonumber(os.getenv(l.rank))
+    if size and rank and size >= l.least then return { size = size, rank = rank, launcher = l.name } end
+  end
+end
+
+-- -- handing over to mpirun --------------------------------------------------------------------------------------------------------
+
+--- Variables that ranks on other nodes need too.
+local exported = { "LUA_PATH", "LUA_CPATH", "PERI_CPU_ISA", "PERI_COMM_TIMEOUT_S", "PERI_LIBRARY", "PERI_LOG", "PERI_LUA_PATH", "PERI_NUM_THREADS",
+  "PERI_PLUGIN_PATH", "PERI_TRACEBACK" }
+
+local function append(list, ...)
+  for i = 1, select("#", ...) do list[#list + 1] = (select(i, ...)) end
+end
+
+--- The mpirun command for a run: a list of arguments.
+--- options: ranks, script, arguments (list), hosts, hostfile, bind, mpi (list of further mpirun arguments), traceback.
+--- machine: program (of the launcher), cpus, root, peer_memory, ssh: what is known of this machine.
+function M.command(options, machine)
+  local c = { "mpirun", "-q", "-n", tostring(options.ranks) } -- -q: the failing rank has already said what mpirun would explain
+  local remote = options.hosts or options.hostfile
+  if machine.root then append(c, "--allow-run-as-root") end
+  if options.hosts then append(c, "--host", options.hosts) end
+  if options.hostfile then append(c, "--hostfile", options.hostfile) end
+  if remote then
+    for _, name in ipairs(exported) do
+      if os.getenv(name) then append(c, "-x", name) end
+    end
+  else
+    -- Slots are counted in cores, and a container may own less than it sees: the ranks asked for are the ranks wanted.
+    append(c, "--oversubscribe")
+    if options.ranks > machine.cpus then append(c, "--mca", "mpi_yield_when_idle", "1") end
+    if not machine.ssh then append(c, "--mca", "plm", "isolated") end
+  end
+  append(c, "--bind-to", options.bind or "none") -- ranks share the node's processors among them: see peri_threads
+  if not machine.peer_memory then append(c, "--mca", "btl_vader_single_copy_mechanism", "none") end
+  append(c, "--mca", "btl_base_warn_component_unused", "0", "--mca", "opal_warn_on_missing_libcuda", "0")
+  for _, word in ipairs(options.mpi or {}) do append(c, word) end
+  append(c, machine.program, "run")
+  if options.traceback then append(c, "--traceback") end
+  append(c, options.script)
+  for _, word in ipairs(options.arguments) do append(c, word) end
+  return c
+end
+
+local function on_path(program)
+  for folder in (os.getenv "PATH" or ""):gmatch "[^:]+" do
+    local file = io.open(folder .. "/" .. program)
+    if file then
+      file:close()
+      return true
+    end
+  end
+  return false
+end
+
+--- What `command` wants to know of this machine.
+function M.machine()
+  local launcher = require "perilune.launcher"
+  return { program = launcher.program, cpus = launcher.cpus(), root = launcher.root(), peer_memory = launcher.peer_memory(),
+    ssh = on_path "ssh" or on_path "rsh" }
+end
+
+-- -- one rank ----------------------------------------------------------------------------------------------------------------------
+
+local function say(text) io.stderr:write(text, "\n") end
+
+--- Leave the group, if one was joined: in good order with code 0, else telling the others why.
+local function leave_group(code, message)
+  local dist = package.loaded["perilune.dist"]
+  if type(dist) ~= "table" then return end
+  if code == 0 then
+    if dist.finish then dist.finish() end
+  elseif dist.abort then
+    dist.abort(message)
+  end
+end
+
+--- The parts of what a script raised: message, place ("" if unknown), and the name of its status (nil for plain errors).
+local function describe(err)
+  if type(err) == "table" and err.message then return tostring(err.message), err.where or "", err.name end
+  return tostring(err), ""
+end
+M.describe = describe
+
+local SECONDARY = { EABORTED = true, EPEER = true }
+
+local function report(err, trace, world, traceback)
+  local message, where, name = describe(err)
+  local head = world and world.size > 1 and ("[rank %d] "):format(world.rank) or "perilune: "
+  if world and world.size > 1 and SECONDARY[name] then
+    -- Another rank failed first and is telling why; its message comes before ours, and mostly its end is ours too.
+    os.execute "sleep 0.5"
+  end
+  say(head .. message .. (where ~= "" and (" (%s)"):format(where) or ""))
+  if traceback then say(trace) end
+  return message
+end
+
+--- Run a script in this process with `arg` as plain luajit sets it. Returns the exit code; os.exit in the script ends the process after
+--- leaving the group.
+function M.run_here(script, arguments, traceback)
+  local world = M.world()
+  local chunk, problem = loadfile(script)
+  if not chunk then
+    say("perilune: " .. problem)
+    return 1
+  end
+  local args = { [0] = script, [-1] = "perilune" }
+  for i, a in ipairs(arguments) do args[i] = a end
+  _G.arg = args
+  io.stdout:setvbuf "line"
+  traceback = traceback or os.getenv "PERI_TRACEBACK" == "1"
+
+  local trace
+  local function handler(err)
+    trace = debug.traceback("", 2):gsub("^\n", "")
+    return err
+  end
+  local exit = os.exit
+  os.exit = function(code, close)
+    local number = (code == nil or code == true) and 0 or code == false and 1 or code
+    local ok, err = pcall(leave_group, number, ("the script called os.exit(%s)"):format(tostring(code)))
+    if not ok and number == 0 then
+      report(err, "", world, false)
+      number = 1
+    end
+    io.stdout:flush()
+    exit(number, close)
+  end
+
+  local ok, err = xpcall(chunk, handler, unpack(arguments))
+  if ok then ok, err = xpcall(leave_group, handler, 0) end
+  os.exit = exit
+  if ok then return 0 end
+  io.stdout:flush()
+  local message = report(err, trace, world, traceback)
+  pcall(leave_group, 1, message)
+  return 1
+end
+
+--- Run a script with the options of `command`. Returns an exit code; with several ranks the process becomes mpirun and does not return.
+function M.run(options)
+  local world = M.world()
+  if world and options.ranks and options.ranks ~= world.size then
+    say(("perilune: -n %d inside a world of %d ranks that %s has made"):format(options.ranks, world.size, world.launcher))
+    return 2
+  end
+  local ranks = options.ranks or 1
+  if world or (ranks == 1 and not options.hosts and not options.hostfile) then
+    return M.run_here(options.script, options.arguments, options.traceback)
+  end
+  local chunk, problem = loadfile(options.script) -- once here, rather than by every rank
+  if not chunk then
+    say("perilune: " .. problem)
+    return 1
+  end
+  local asked = util.map(options.mpi or {}, function(word) return word end)
+  local _, why = require("perilune.launcher").exec(M.command({ ranks = ranks, script = options.script, arguments = options.arguments,
+    hosts = options.hosts, hostfile = options.hostfile, bind = options.bind, mpi = asked, traceback = options.traceback }, M.machine()))
+  say(("perilune: %d ranks need Open MPI's mpirun (Debian: openmpi-bin): %s"):format(ranks, why))
+  return 1
+end
+
+return M

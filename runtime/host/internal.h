@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * host/internal.h (L7): what the generated pack of Lua files and the launcher agree on.
+ */
+#ifndef PERI_HOST_INTERNAL_H
+#define PERI_HOST_INTERNAL_H
+
+#include <stddef.h>
+
+/** One Lua module inside the launcher. */
+typedef struct peri__packed {
+    const char *name;  /* "perilune.util"; NULL ends the list */
+    const char *code;  /* LuaJIT bytecode */
+    size_t size;       /* bytes of code */
+} peri__packed;
+
+/** All modules, made by runtime/gen/pack.lua. */
+extern const peri__packed peri__pack[];
+
+#endif

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * main.c: the launcher `perilune`: LuaJIT, libperilune and all of Perilune's Lua files in one program. It opens a Lua state, lets
+ * `require` find the packed modules, and calls lua/perilune/cli.lua, which does everything else.
+ *
+ * PERI_LUA_PATH (a folder, or patterns with '?') makes modules from files go before the packed ones: for work on Perilune itself.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <lauxlib.h>
+#include <lua.h>
+#include <lualib.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+/* -- require for packed modules ---------------------------------------------------------------------------------------------------- */
+
+/** A searcher of package.loaders: the packed module of a name, or why there is none. */
+static int find_packed(lua_State *L)
+{
+    const char *name = luaL_checkstring(L, 1);
+    for (const peri__packed *p = peri__pack; p->name; p++) {
+        if (strcmp(p->name, name) != 0) continue;
+        if (luaL_loadbuffer(L, p->code, p->size, name) != 0) return lua_error(L);
+        return 1;
+    }
+    lua_pushfstring(L, "\n\tno packed module '%s'", name);
+    return 1;
+}
+
+/** Put the searcher after package.preload, or, when a developer's path is set, after the files of that path. */
+static void install_searcher(lua_State *L)
+{
+    const char *path = getenv("PERI_LUA_PATH");
+    bool files_first = path && *path;
+    lua_getglobal(L, "package");
+    if (files_first) {
+        bool folder = !strchr(path, '?');
+        lua_getfield(L, -1, "path");
+        if (folder) lua_pushfstring(L, "%s/?.lua;%s/?/init.lua;%s", path, path, lua_tostring(L, -1));
+        else lua_pushfstring(L, "%s;%s", path, lua_tostring(L, -1));
+        lua_setfield(L, -3, "path");
+        lua_pop(L, 1);
+    }
+    lua_getfield(L, -1, "loaders");
+    int count = (int)lua_objlen(L, -1), at = files_first ? count + 1 : 2;
+    for (int i = count; i >= at; i--) {
+        lua_rawgeti(L, -1, i);
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_pushcfunction(L, find_packed);
+    lua_rawseti(L, -2, at);
+    lua_pop(L, 2);
+}
+
+/* -- the module perilune.launcher: what only the launcher can do -------------------------------------------------------------------- */
+
+/** exec(list of strings): become another program. Returns only on failure: nil, message. */
+static int become(lua_State *L)
+{
+    luaL_checktype(L, 1, LUA_TTABLE);
+    int count = (int)lua_objlen(L, 1);
+    const char **list = lua_newuserdata(L, sizeof *list * ((size_t)count + 1));
+    for (int i = 0; i < count; i++) {
+        lua_rawgeti(L, 1, i + 1);
+        list[i] = luaL_checkstring(L, -1);
+        lua_pop(L, 1); /* the table keeps the string */
+    }
+    list[count] = NULL;
+    luaL_argcheck(L, count > 0, 1, "a program's name and arguments wanted");
+    fflush(NULL);
+    execvp(list[0], (char *const *)list);
+    lua_pushnil(L);
+    lua_pushfstring(L, "%s: %s", list[0], strerror(errno));
+    return 2;
+}
+
+/** cpus(): processors that this process may use. */
+static int cpus(lua_State *L)
+{
+    cpu_set_t set;
+    lua_pushinteger(L, sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1);
+    return 1;
+}
+
+/** root(): does it run as root? */
+static int root(lua_State *L)
+{
+    lua_pushboolean(L, geteuid() == 0);
+    return 1;
+}
+
+/** setenv(name, value) for this process and what it becomes. */
+static int set_variable(lua_State *L)
+{
+    if (setenv(luaL_checkstring(L, 1), luaL_checkstring(L, 2), 1) != 0) return luaL_error(L, "setenv: %s", strerror(errno));
+    return 0;
+}
+
+/** peer_memory(): may processes of one user read each other's memory (process_vm_readv)? Containers and hardened kernels forbid it;
+ *  Open MPI then complains unless it is told. */
+static int peer_memory(lua_State *L)
+{
+    char from = 1, to = 0;
+    struct iovec local = {&to, 1}, remote = {&from, 1};
+    bool allowed = process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == 1;
+    FILE *yama = allowed ? fopen("/proc/sys/kernel/yama/ptrace_scope", "r") : NULL;
+    if (yama) {
+        allowed = fgetc(yama) == '0'; /* 1 and more: only parents may */
+        fclose(yama);
+    }
+    lua_pushboolean(L, allowed);
+    return 1;
+}
+
+static int open_launcher(lua_State *L)
+{
+    static const luaL_Reg functions[] = {{"exec", become}, {"cpus", cpus}, {"root", root}, {"setenv", set_variable},
+                                         {"peer_memory", peer_memory}, {NULL, NULL}};
+    lua_newtable(L);
+    luaL_register(L, NULL, functions);
+    char *path = realpath("/proc/self/exe", NULL);
+    lua_pushstring(L, path ? path : "perilune");
+    lua_setfield(L, -2, "program");
+    free(path);
+    return 1;
+}
+
+/* -- main --------------------------------------------------------------------------------------------------------------------------- */
+
+/** Everything that can fail, in a protected call: argc and argv as userdata; returns the exit code. */
+static int protected_main(lua_State *L)
+{
+    int argc = (int)lua_tointeger(L, 1);
+    char **argv = lua_touserdata(L, 2);
+    luaL_openlibs(L);
+    install_searcher(L);
+    lua_getglobal(L, "package");
+    lua_getfield(L, -1, "preload");
+    lua_pushcfunction(L, open_launcher);
+    lua_setfield(L, -2, "perilune.launcher");
+    lua_pop(L, 2);
+
+    lua_getglobal(L, "require");
+    lua_pushliteral(L, "perilune.cli");
+    lua_call(L, 1, 1);
+    lua_getfield(L, -1, "main");
+    lua_createtable(L, argc, 0);
+    for (int i = 0; i < argc; i++) {
+        lua_pushstring(L, argv[i]);
+        lua_rawseti(L, -2, i);
+    }
+    lua_call(L, 1, 1);
+    return 1;
+}
+
+static int add_traceback(lua_State *L)
+{
+    if (lua_isstring(L, 1)) luaL_traceback(L, L, lua_tostring(L, 1), 1);
+    return 1;
+}
+
+int main(int argc, char **argv)
+{
+    lua_State *L = luaL_newstate();
+    if (!L) {
+        fputs("perilune: no memory for a Lua state\n", stderr);
+        return 70;
+    }
+    lua_pushcfunction(L, add_traceback);
+    lua_pushcfunction(L, protected_main);
+    lua_pushinteger(L, argc);
+    lua_pushlightuserdata(L, argv);
+    int code = 70; /* EX_SOFTWARE: cli.lua handles all errors but its own */
+    if (lua_pcall(L, 2, 1, 1) == 0) code = (int)lua_tointeger(L, -1);
+    else fprintf(stderr, "perilune: %s\n", lua_tostring(L, -1) ? lua_tostring(L, -1) : "an error without a message");
+    lua_close(L);
+    return code;
+}
