@@ -10,6 +10,7 @@
 #   make help            this text
 #
 # Switches: SAN=address|undefined|thread  DEBUG=1  V=1  CC=  (each SAN builds into its own folder)
+#           MPI=1 CUDA=1 (absence is an error)  SEED= ONLY= (tests: order, a pattern of names)
 
 .DEFAULT_GOAL := all
 MAKEFLAGS += --no-builtin-rules
@@ -36,13 +37,17 @@ B := build$(if $(SAN),/san-$(SAN))$(if $(DEBUG),/debug)
 build/config.mk: runtime/gen/probe.sh
 	@mkdir -p build
 	@CC="$(CC)" sh runtime/gen/probe.sh >$@.new && mv $@.new $@
-ifeq ($(filter clean distclean help setup,$(MAKECMDGOALS)),)
+ifneq ($(filter-out clean distclean help,$(or $(MAKECMDGOALS),all)),)
 include build/config.mk
 endif
 
-# Debian and Ubuntu packages for everything that the probe looks for.
-PACKAGES := gcc libc6-dev pkg-config luajit libluajit-5.1-dev libopenblas-dev libxxhash-dev openmpi-bin libopenmpi-dev \
-	lua-argparse lua-dkjson lua-busted lua-check libcmocka-dev gnuplot-nox
+# Debian and Ubuntu packages of what the probe looks for and did not find.
+missing = $(if $($(1)),,$(2))
+MISSING := $(strip $(call missing,HAVE_CC,gcc libc6-dev) $(call missing,HAVE_PKG_CONFIG,pkg-config) $(call missing,HAVE_LUAJIT,luajit) \
+	$(call missing,HAVE_LUAJIT_LIB,libluajit-5.1-dev) $(call missing,HAVE_OPENBLAS,libopenblas-dev) \
+	$(call missing,HAVE_XXHASH,libxxhash-dev) $(call missing,HAVE_MPI,openmpi-bin libopenmpi-dev) $(call missing,HAVE_ARGPARSE,lua-argparse) \
+	$(call missing,HAVE_DKJSON,lua-dkjson) $(call missing,HAVE_BUSTED,lua-busted) $(call missing,HAVE_CMOCKA,libcmocka-dev) \
+	$(call missing,HAVE_LUACHECK,lua-check) $(call missing,HAVE_GNUPLOT,gnuplot-nox))
 
 # -- sources ------------------------------------------------------------------------------------------------------------------------
 
@@ -80,7 +85,7 @@ CDEF := $B/lua/perilune/cdef.lua
 all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(CDEF) $B/abi.ok $(LAUNCHER)
 
 help:
-	@sed -n '3,12p' Makefile | sed 's/^# \{0,1\}//'
+	@sed -n '3,15p' Makefile | sed 's/^# \{0,1\}//'
 
 # -- the table of what was found ----------------------------------------------------------------------------------------------------
 
@@ -108,7 +113,13 @@ probe:
 
 needed: $(if $(wildcard $B/libperilune.a),,config)
 	@for have in 'a C compiler=$(HAVE_CC)' 'LuaJIT=$(HAVE_LUAJIT)' 'OpenBLAS=$(HAVE_OPENBLAS)' 'xxHash=$(HAVE_XXHASH)'; do \
-	  case "$$have" in *=) echo "perilune: $${have%=} is needed and was not found. Run: make setup && make probe" >&2; exit 1;; esac; done
+	  case "$$have" in *=) echo "perilune: $${have%=} is needed and was not found. Run: make setup" >&2; exit 1;; esac; done
+	@for have in $(if $(filter 1,$(MPI)),'MPI=1 but Open MPI=$(HAVE_MPI)') $(if $(filter 1,$(CUDA)),'CUDA=1 but CUDA=$(HAVE_CUDA)'); do \
+	  case "$$have" in *=) echo "perilune: $${have%=} was not found" >&2; exit 1;; esac; done
+
+# Install what is missing (as root on Debian and Ubuntu), or say the one line that would; then look again.
+setup:
+	@$(if $(MISSING),sh runtime/gen/setup.sh $(MISSING); rm -f build/config.mk && $(MAKE) --no-print-directory config,:)
 
 # -- compiling ----------------------------------------------------------------------------------------------------------------------
 
@@ -163,13 +174,51 @@ $B/pack.c: $(CDEF) $(LUA) runtime/gen/pack.lua build/config.mk
 	$(Q)luajit runtime/gen/pack.lua $(CDEF) $(LUA) argparse $(if $(HAVE_DKJSON),dkjson) >$@
 
 $B/obj/pack.o: $B/pack.c runtime/host/internal.h
-	$(Q)$(CC) -std=c11 -Iruntime -c $< -o $@
+	$(Q)$(CC) -std=c11 -Iruntime -fvisibility=hidden -c $< -o $@
 
 $B/perilune: $(HOST_OBJ) $B/obj/pack.o $(LIB_A)
 	@$(if $(V),,echo '  LINK    $@')
 	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -rdynamic $(HOST_OBJ) $B/obj/pack.o -Wl,--whole-archive $(LIB_A) $(firstword $(LUAJIT_LIBS)) -Wl,--no-whole-archive \
 	  $(wordlist 2,9,$(LUAJIT_LIBS)) $(LIBS) -o $@
 
+# -- tests --------------------------------------------------------------------------------------------------------------------------
+
+UNIT := $(if $(HAVE_CMOCKA),$(patsubst %.c,$B/%,$(wildcard tests/unit/*.c tests/kernels/*.c)))
+FUZZ := $(patsubst %.c,$B/%,$(wildcard tests/fuzz/*.c))
+TEST_FLAGS := $(PFLAGS) -I. -Wno-missing-prototypes -Wno-conversion -Wno-unused-function
+
+$(UNIT): $B/%: %.c $(LIB_A)
+	@mkdir -p $(@D)
+	@$(if $(V),,echo '  TEST    $<')
+	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -rdynamic -MMD -MP $< $(LIB_A) -lcmocka $(LIBS) -o $@
+
+$(FUZZ): $B/%: %.c tests/harness/fuzz_main.c $(LIB_A)
+	@mkdir -p $(@D)
+	@$(if $(V),,echo '  FUZZ    $<')
+	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -MMD -MP $< tests/harness/fuzz_main.c $(LIB_A) $(LIBS) -o $@
+
+PRELOAD := $(if $(filter address thread,$(SAN)),$(shell $(CC) -print-file-name=lib$(if $(filter address,$(SAN)),asan,tsan).so))
+RUN_TESTS = luajit tests/run.lua --build=$B --san=$(SAN) --preload=$(PRELOAD) --mpi='$(HAVE_MPI)' --busted='$(HAVE_BUSTED)' --cmocka='$(HAVE_CMOCKA)' \
+	--luacheck='$(HAVE_LUACHECK)' --seed=$(SEED) --only='$(ONLY)'
+CORES := $(or $(shell nproc 2>/dev/null),2)
+SUBMAKE = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(CORES))
+
+test:
+	@$(SUBMAKE) setup
+	@$(SUBMAKE) check
+
+check: all $(UNIT) $(FUZZ)
+	@$(RUN_TESTS)
+check-c: all $(UNIT) $(FUZZ)
+	@$(RUN_TESTS) --parts=c,fuzz
+check-lua: all
+	@$(RUN_TESTS) --parts=lua
+check-mpi: all
+	@$(RUN_TESTS) --parts=mpi
+lint: all
+	@$(RUN_TESTS) --parts=lint
+
+-include $(UNIT:=.d) $(FUZZ:=.d)
 -include $(OBJ:.o=.d) $(HOST_OBJ:.o=.d) $B/obj/mpi.d
 
 clean:

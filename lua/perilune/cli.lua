@@ -83,7 +83,8 @@ local function info()
   M.version()
   print(("  %-12s %d"):format("threads", C.peri_threads()))
   local world = launch.world()
-  print(("  %-12s %s"):format("world", world and ("rank %d of %d, by %s"):format(world.rank, world.size, world.launcher) or "this process alone"))
+  print(("  %-12s %s"):format("world", world and ("rank %d of %d, by %s"):format(world.rank, world.size, world.launcher)
+    or "this process alone"))
   local reason = ffi.new "char[512]"
   print "devices"
   for _, name in ipairs { "cpu", "opaque", "cuda" } do

@@ -18,7 +18,8 @@ local function load_library()
     if ok then return lib end
     tried[#tried + 1] = tostring(lib)
   end
-  error("perilune: the library was not found. Run `make`, or set PERI_LIBRARY to libperilune.so. Tried:\n  " .. table.concat(tried, "\n  "), 0)
+  error("perilune: the library was not found. Run `make`, or set PERI_LIBRARY to libperilune.so. Tried:\n  "
+    .. table.concat(tried, "\n  "), 0)
 end
 
 local C = load_library()
@@ -62,7 +63,9 @@ M.check = check
 
 --- An error of the same kind for misuse found in Lua.
 function M.fail(message)
-  error(setmetatable({ code = C.PERI_EINVAL, name = "EINVAL", message = message, where = "", rank = state.world and state.world.rank_number or nil }, Error), 0)
+  local world = state.world
+  error(setmetatable({ code = C.PERI_EINVAL, name = "EINVAL", message = message, where = "", rank = world and world.rank_number or nil },
+    Error), 0)
 end
 
 -- -- waiting -----------------------------------------------------------------------------------------------------------------------

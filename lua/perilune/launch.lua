@@ -26,8 +26,8 @@ end
 -- -- handing over to mpirun --------------------------------------------------------------------------------------------------------
 
 --- Variables that ranks on other nodes need too.
-local exported = { "LUA_PATH", "LUA_CPATH", "PERI_CPU_ISA", "PERI_COMM_TIMEOUT_S", "PERI_LIBRARY", "PERI_LOG", "PERI_LUA_PATH", "PERI_NUM_THREADS",
-  "PERI_PLUGIN_PATH", "PERI_TRACEBACK" }
+local exported = { "LUA_PATH", "LUA_CPATH", "PERI_CPU_ISA", "PERI_COMM_TIMEOUT_S", "PERI_LIBRARY", "PERI_LOG", "PERI_LUA_PATH",
+  "PERI_NUM_THREADS", "PERI_PLUGIN_PATH", "PERI_TRACEBACK" }
 
 local function append(list, ...)
   for i = 1, select("#", ...) do list[#list + 1] = (select(i, ...)) end
@@ -138,7 +138,7 @@ function M.run_here(script, arguments, traceback)
     return err
   end
   local exit = os.exit
-  os.exit = function(code, close)
+  os.exit = function(code, close) -- luacheck: ignore 122
     local number = (code == nil or code == true) and 0 or code == false and 1 or code
     local ok, err = pcall(leave_group, number, ("the script called os.exit(%s)"):format(tostring(code)))
     if not ok and number == 0 then
@@ -151,7 +151,7 @@ function M.run_here(script, arguments, traceback)
 
   local ok, err = xpcall(chunk, handler, unpack(arguments))
   if ok then ok, err = xpcall(leave_group, handler, 0) end
-  os.exit = exit
+  os.exit = exit -- luacheck: ignore 122
   if ok then return 0 end
   io.stdout:flush()
   local message = report(err, trace, world, traceback)

@@ -208,8 +208,8 @@ static void gemm_one(const peri_gemm *g, int64_t batch, int64_t begin, int64_t e
     int64_t a_at = batch * g->stride_a + begin * (g->trans_a ? 1 : g->lda), b_at = batch * g->stride_b;
     int64_t c_at = batch * g->stride_c + begin * g->ldc;
     if (g->dtype == PERI_F32)
-        cblas_sgemm(CblasRowMajor, ta, tb, (int)(end - begin), (int)g->n, (int)g->k, (float)g->alpha, (const float *)g->a + a_at, (int)g->lda,
-                    (const float *)g->b + b_at, (int)g->ldb, (float)g->beta, (float *)g->c + c_at, (int)g->ldc);
+        cblas_sgemm(CblasRowMajor, ta, tb, (int)(end - begin), (int)g->n, (int)g->k, (float)g->alpha, (const float *)g->a + a_at,
+                    (int)g->lda, (const float *)g->b + b_at, (int)g->ldb, (float)g->beta, (float *)g->c + c_at, (int)g->ldc);
     else
         cblas_dgemm(CblasRowMajor, ta, tb, (int)(end - begin), (int)g->n, (int)g->k, g->alpha, (const double *)g->a + a_at, (int)g->lda,
                     (const double *)g->b + b_at, (int)g->ldb, g->beta, (double *)g->c + c_at, (int)g->ldc);

@@ -23,12 +23,9 @@ end
 
 local entries, seen = {}, {}
 for _, what in ipairs(arg) do
-  local path, name = what, nil
-  if what:match "%.lua$" then
-    name = module_of(what)
-  else
-    name, path = what, assert(package.searchpath(what, package.path))
-  end
+  local own = what:match "%.lua$"
+  local name = own and module_of(what) or what
+  local path = own and what or assert(package.searchpath(what, package.path))
   assert(not seen[name], "pack.lua: two files for module " .. name)
   seen[name] = true
   local file = assert(io.open(path, "rb"))

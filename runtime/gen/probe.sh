@@ -14,15 +14,23 @@ tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 
 echo "# written by runtime/gen/probe.sh; 'make probe' looks again"
-say HAVE_CC "$($CC --version 2>/dev/null | head -n 1)"
+if echo '#include <stdio.h>
+int main(void){return puts("")==0;}' | try; then
+    say HAVE_CC "$($CC --version 2>/dev/null | head -n 1)"
+else
+    say HAVE_CC ""
+fi
+say HAVE_PKG_CONFIG "$(pkg-config --version 2>/dev/null)"
 
 # LuaJIT: the interpreter for the generators and tests, the library for the launcher.
 say HAVE_LUAJIT "$(luajit -v 2>/dev/null | cut -d' ' -f2)"
 flags=$(pkg-config --cflags luajit 2>/dev/null)
 archive=$(pkg-config --variable=libdir luajit 2>/dev/null)/libluajit-5.1.a
 [ -f "$archive" ] || archive=$(pkg-config --libs luajit 2>/dev/null)
-if printf '#include <lua.h>\n#include <lauxlib.h>\nint main(void){lua_State*L=luaL_newstate();return !L;}\n' |
-    try $flags $archive -lm -ldl; then
+# The launcher carries bytecode that the interpreter writes, so both must be of one kind.
+luajit -b -e 'return 7' "$tmp/t.luac" 2>/dev/null
+if printf '#include <lua.h>\n#include <lauxlib.h>\nint main(int c,char**v){lua_State*L=luaL_newstate();return !L||c<2||luaL_loadfile(L,v[1]);}\n' |
+    try $flags $archive -lm -ldl && "$tmp/t" "$tmp/t.luac"; then
     say HAVE_LUAJIT_LIB yes
     say LUAJIT_CFLAGS "$flags"
     say LUAJIT_LIBS "$archive -lm -ldl"

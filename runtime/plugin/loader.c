@@ -100,8 +100,8 @@ static peri_status check_table(const char *what, const char *name, const uint32_
 {
     if (!size_abi) return peri__fail(PERI_EUNSUPPORTED, "%s '%s': the backend refused this version of Perilune", what, name);
     if (size_abi[1] != abi || size_abi[0] < minimum)
-        return peri__fail(PERI_EUNSUPPORTED, "%s '%s': built for another version of Perilune (contract %u of %u bytes, wanted %u of %u)", what,
-                          name, size_abi[1], size_abi[0], abi, minimum);
+        return peri__fail(PERI_EUNSUPPORTED, "%s '%s': built for another version of Perilune (contract %u of %u bytes, wanted %u of %u)",
+                          what, name, size_abi[1], size_abi[0], abi, minimum);
     return PERI_OK;
 }
 

@@ -112,7 +112,8 @@ peri_status peri__tensor_like(const peri_tensor *like, int32_t ndim, const int64
     return peri_tensor_new(peri__device(like), like->dtype, ndim, shape, out);
 }
 
-peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *shape, const int64_t *stride, int64_t offset, peri_tensor **out)
+peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *shape, const int64_t *stride, int64_t offset,
+                              peri_tensor **out)
 {
     peri_tensor *t = shell(base->dtype, ndim, shape);
     if (!t) return PERI_ENOMEM;
@@ -178,8 +179,8 @@ static peri_status expanded(const char *function, const peri_tensor *t, int32_t 
         int32_t own = d - (ndim - t->ndim);
         bool repeated = own < 0 || (t->shape[own] == 1 && shape[d] != 1);
         if (!repeated && t->shape[own] != shape[d])
-            return peri__fail(PERI_EINVAL, "%s: %s does not expand to size %lld in dimension %d", function, peri__tensor_text(t, a, sizeof a),
-                              (long long)shape[d], d);
+            return peri__fail(PERI_EINVAL, "%s: %s does not expand to size %lld in dimension %d", function,
+                              peri__tensor_text(t, a, sizeof a), (long long)shape[d], d);
         stride[d] = repeated ? 0 : t->stride[own];
     }
     return PERI_OK;
@@ -319,8 +320,8 @@ static peri_status random_tensor(const char *function, peri_device *device, int3
     return status;
 }
 
-peri_status peri_tensor_uniform(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double low, double high, uint64_t seed,
-                                uint64_t stream, peri_tensor **out)
+peri_status peri_tensor_uniform(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double low, double high,
+                                uint64_t seed, uint64_t stream, peri_tensor **out)
 {
     return random_tensor("peri_tensor_uniform", device, dtype, ndim, shape, PERI_RANDOM_UNIFORM, low, high, seed, stream, out);
 }
@@ -449,8 +450,8 @@ peri_status peri_tensor_reshape(peri_tensor *t, int32_t ndim, const int64_t *sha
     if (open >= 0) wanted[open] = known ? n / known : 0;
     if (open >= 0) known *= wanted[open];
     if (known != n)
-        return peri__fail(PERI_EINVAL, "peri_tensor_reshape: %s has %lld elements, the new shape %lld", peri__tensor_text(t, text, sizeof text),
-                          (long long)n, (long long)known);
+        return peri__fail(PERI_EINVAL, "peri_tensor_reshape: %s has %lld elements, the new shape %lld",
+                          peri__tensor_text(t, text, sizeof text), (long long)n, (long long)known);
     peri_tensor *flat, *view;
     PERI_TRY(contiguous_of(t, &flat));
     peri_status status = peri__tensor_view(flat, ndim, wanted, NULL, flat->offset, &view);
@@ -484,8 +485,10 @@ peri_status peri_tensor_slice(peri_tensor *t, int32_t dim, int64_t start, int64_
     if (d < 0 || d >= t->ndim)
         return peri__fail(PERI_EINVAL, "peri_tensor_slice: dimension %d of %s", dim, peri__tensor_text(t, text, sizeof text));
     if (start < 0 || stop < start || stop > t->shape[d] || step < 1)
-        return peri__fail(PERI_ERANGE, "peri_tensor_slice: [%lld, %lld) by %lld of dimension %d of %s, allowed: 0 <= start <= stop <= %lld, step >= 1",
-                          (long long)start, (long long)stop, (long long)step, d, peri__tensor_text(t, text, sizeof text), (long long)t->shape[d]);
+        return peri__fail(PERI_ERANGE,
+                          "peri_tensor_slice: [%lld, %lld) by %lld of dimension %d of %s, allowed: 0 <= start <= stop <= %lld, step >= 1",
+                          (long long)start, (long long)stop, (long long)step, d, peri__tensor_text(t, text, sizeof text),
+                          (long long)t->shape[d]);
     int64_t shape[PERI_MAX_DIMS], stride[PERI_MAX_DIMS];
     memcpy(shape, t->shape, sizeof shape);
     memcpy(stride, t->stride, sizeof stride);

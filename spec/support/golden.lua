@@ -16,7 +16,9 @@ local Case = {}
 Case.__index = Case
 
 local root = "spec/golden/"
-local dtypes = { F64 = "f64", F32 = "f32", F16 = "f16", BF16 = "bf16", I64 = "i64", I32 = "i32", I16 = "i16", I8 = "i8", U8 = "u8", BOOL = "bool" }
+local dtypes = {
+  F64 = "f64", F32 = "f32", F16 = "f16", BF16 = "bf16", I64 = "i64", I32 = "i32", I16 = "i16", I8 = "i8", U8 = "u8", BOOL = "bool",
+}
 
 --- Load one case.
 function M.load(name)

@@ -45,6 +45,7 @@ PERI_API peri_status peri_stream_synchronize(peri_stream *stream);
 
 /** A new event of @device. @out new. */
 PERI_API peri_status peri_event_new(peri_device *device, peri_event **out);
+/** Give up a reference; NULL is fine. */
 PERI_API void peri_event_release(peri_event *event);
 /** Mark the present end of @stream. */
 PERI_API peri_status peri_event_record(peri_event *event, peri_stream *stream);

@@ -98,6 +98,7 @@ PERI_API peri_status peri_backward_new(peri_tensor *root, peri_tensor *grad, per
 /** Run until the pass is over (PERI_OK) or a node waits for other ranks (PERI_PENDING: call again). Does not block. The recorded
  *  nodes are spent afterwards. */
 PERI_API peri_status peri_backward_step(peri_backward *pass);
+/** Give the pass up, also in the middle; NULL is fine. */
 PERI_API void peri_backward_release(peri_backward *pass);
 /** peri_backward_new, step to the end, release. Blocks, within the deadlines of the exchanges on the tape. */
 PERI_API peri_status peri_tensor_backward(peri_tensor *root, peri_tensor *grad);

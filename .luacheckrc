@@ -1,0 +1,6 @@
+-- luacheck's settings: LuaJIT's globals, busted's in spec/.
+std = "luajit"
+max_line_length = 140
+unused_args = false
+self = false
+files["spec"] = { std = "+busted" }

@@ -1,0 +1,60 @@
+-- busted_report.lua: a busted output handler: failures as text for people, everything as report lines for tests/run.lua.
+local pretty = require "pl.pretty"
+local report = require "tests.harness.report"
+
+return function()
+  local busted = require "busted"
+  local handler = require "busted.outputHandlers.base"()
+  local write = report.writer()
+
+  local function text_of(t)
+    local message = t.message
+    if message == nil then message = "an error without a message" end
+    if type(message) == "table" then
+      message = getmetatable(message) and getmetatable(message).__tostring and tostring(message) or pretty.write(message)
+    end
+    local trace = t.trace or {}
+    return ("%s\n  at %s:%s%s"):format(tostring(message), trace.short_src or "?", trace.currentline or "?",
+      t.isError and trace.traceback and trace.traceback:gsub("\n", "\n  ") or "")
+  end
+
+  local function failed(t)
+    local text = text_of(t)
+    io.write("FAILED ", t.name, "\n", text, "\n")
+    io.flush()
+    write("fail", t.name, text)
+  end
+
+  function handler.testStart(element)
+    write("start", handler.getFullName(element))
+    return nil, true
+  end
+
+  function handler.testEnd(_, _, status)
+    if status == "success" then write("pass", handler.successes[#handler.successes].name)
+    elseif status == "pending" then
+      local t = handler.pendings[#handler.pendings]
+      write("skip", t.name, type(t.message) == "string" and t.message or "pending, without a reason")
+    elseif status == "failure" then failed(handler.failures[#handler.failures])
+    else failed(handler.errors[#handler.errors]) end
+    return nil, true
+  end
+
+  -- A failure outside any test: loading a file, setup and teardown.
+  function handler.errorOutside(element)
+    if element.descriptor ~= "it" then failed(handler.errors[#handler.errors]) end
+    return nil, true
+  end
+
+  function handler.suiteEnd()
+    write "end"
+    return nil, true
+  end
+
+  busted.subscribe({ "test", "start" }, handler.testStart)
+  busted.subscribe({ "test", "end" }, handler.testEnd)
+  busted.subscribe({ "error" }, handler.errorOutside)
+  busted.subscribe({ "failure" }, handler.errorOutside)
+  busted.subscribe({ "suite", "end" }, handler.suiteEnd)
+  return handler
+end

@@ -1,0 +1,120 @@
+-- boundary.lua: one truth between C and Lua: headers that the FFI can read, exported symbols = declared = documented functions.
+
+local function public_headers(ctx) return ctx.files("runtime/include/perilune", "h") end
+
+local function clean_headers(ctx)
+  local complaints = {}
+  for _, path in ipairs(public_headers(ctx)) do
+    if not path:match "/host%.h$" then
+      local n = 0
+      for line in (ctx.read(path):gsub("/%*.-%*/", function(c) return c:gsub("[^\n]", "") end)):gmatch "([^\n]*)\n" do
+        n = n + 1
+        local why = line:match "^%s*#%s*define%s+[%w_]+%(" and "a macro with arguments" or line:match "inline" and "an inline function"
+          or line:match "^%s+[%w_ ]+%s:%s*%d+;" and "a bit-field" or line:match "%(%s*%*%s*[%w_]*%s*%)%s*%(" and "a function pointer"
+        if why then complaints[#complaints + 1] = ("%s:%d: %s: %s"):format(path, n, why, line) end
+      end
+    end
+  end
+  return complaints
+end
+
+--- Functions that the headers declare: name -> { path =, doc = comment in front (nil: none), text = declaration, head = file comment }.
+local function declared(ctx)
+  local all = {}
+  for _, path in ipairs(public_headers(ctx)) do
+    local text = ctx.read(path)
+    local head = text:match "^/%*.-%*/" or ""
+    local at = 1
+    while true do
+      local start, stop, body = text:find("PERI_API ([^;{]-%));", at)
+      if not start then break end
+      at = stop + 1
+      if not text:sub(1, start - 1):match "#define%s*$" then
+        local name = body:match "([%w_]+)%s*%("
+        local doc = text:sub(1, start - 1):match "(/%*%*[^/]-%*/)%s*$" or text:sub(1, start - 1):match ".*(/%*%*.-%*/)%s*$"
+        if doc and #doc > 4000 then doc = nil end
+        all[name] = { path = path, doc = doc, text = body, head = head }
+      end
+    end
+  end
+  return all
+end
+
+local function keys(t)
+  local list = {}
+  for k in pairs(t) do list[#list + 1] = k end
+  table.sort(list)
+  return list
+end
+
+local function symbols(ctx, file)
+  local found = {}
+  for _, line in ipairs(ctx.lines(("nm -D --defined-only %s/%s"):format(ctx.build, file))) do
+    local kind, name = line:match "%x+ (%a) ([%w_]+)"
+    if name and name:match "^peri_" then found[name] = kind end
+  end
+  return found
+end
+
+local function exported(ctx)
+  local complaints, from_headers = {}, declared(ctx)
+  local cdef = {}
+  for name in dofile(ctx.build .. "/lua/perilune/cdef.lua"):gmatch "(peri_[%w_]+)%s*%(" do cdef[name] = true end
+  local files = { "libperilune.so" }
+  if ctx.exists(ctx.build .. "/perilune") then files[2] = "perilune" end
+  for _, file in ipairs(files) do
+    local there = symbols(ctx, file)
+    for _, name in ipairs(keys(there)) do
+      if not from_headers[name] then complaints[#complaints + 1] = ("%s exports %s, which no public header declares"):format(file, name) end
+    end
+    for _, name in ipairs(keys(from_headers)) do
+      local d = from_headers[name]
+      if not there[name] then complaints[#complaints + 1] = ("%s declares %s, which %s does not export"):format(d.path, name, file) end
+      if not cdef[name] and not d.path:match "/host%.h$" then complaints[#complaints + 1] = name .. " is not in the generated cdef" end
+    end
+  end
+  for _, name in ipairs(keys(cdef)) do
+    if not from_headers[name] then complaints[#complaints + 1] = ("the cdef has %s, which is not marked PERI_API"):format(name) end
+  end
+  return complaints
+end
+
+local function plugins(ctx)
+  local complaints = {}
+  for _, path in ipairs(ctx.lines(("ls %s/libperilune_*.so 2>/dev/null"):format(ctx.build))) do
+    local names = keys(symbols(ctx, path:match "[^/]+$"))
+    if #names ~= 1 or not names[1]:match "^peri_%a+_entry_v%d+$" then
+      complaints[#complaints + 1] = ("%s exports {%s}; one entry function wanted"):format(path, table.concat(names, ", "))
+    end
+  end
+  return complaints
+end
+
+local function documented(ctx)
+  local complaints, all = {}, declared(ctx)
+  for _, name in ipairs(keys(all)) do
+    local d = all[name]
+    local function complain(why) complaints[#complaints + 1] = ("%s: %s: %s"):format(d.path, name, why) end
+    if not d.doc then complain "no comment in front of it"
+    elseif d.text:match "%*%*%s*out" and not (d.doc .. d.head):match "%f[%a]new%f[%A]" and not d.doc:match "borrowed" then
+      complain "the comment does not say whose @out is (new, borrowed)"
+    end
+  end
+  return complaints
+end
+
+local function prefixed(ctx)
+  -- Internal symbols are hidden and named peri__*; what a static library leaks into its host must carry the prefix too.
+  local complaints = {}
+  for _, line in ipairs(ctx.lines(("nm -g --defined-only %s/libperilune.a 2>/dev/null"):format(ctx.build))) do
+    local name = line:match "%x+ [TDBRVC] ([%w_]+)"
+    if name and not name:match "^peri_" then complaints[#complaints + 1] = "libperilune.a defines the global symbol " .. name end
+  end
+  return complaints
+end
+
+return {
+  { "public headers are cdef-clean", clean_headers }, { "exported symbols = cdef = public headers", exported },
+  { "public functions are documented", documented }, { "plugins export their entry only", plugins },
+  { "global symbols carry the prefix", prefixed },
+}

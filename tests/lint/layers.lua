@@ -1,0 +1,99 @@
+-- layers.lua: the law of the layers. A file includes or requires its own layer and lower ones, never a higher one.
+
+-- C: folders of runtime, and which layer a public header belongs to.
+local level = { base = 0, plugin = 1, kernels = 1, tensor = 2, comm = 3, embed = 4, shard = 5, io = 6, host = 7 }
+local public = { base = 0, device = 2, tensor = 2, ops = 2, optim = 2, jagged = 2, comm = 3, embed = 4, shard = 5, io = 6, perilune = 6,
+  host = 7 }
+-- Headers of foreign libraries and who may know them.
+local foreign = {
+  ["mpi.h"] = "^runtime/backends/mpi", ["cblas.h"] = "^runtime/backends/cpu", ["lua.h"] = "^runtime/host/",
+  ["lauxlib.h"] = "^runtime/host/", ["lualib.h"] = "^runtime/host/", ["luajit.h"] = "^runtime/host/", ["nccl.h"] = "^runtime/backends/nccl",
+}
+
+local function normal(path) -- "a/b/../c" -> "a/c"
+  local parts = {}
+  for part in path:gmatch "[^/]+" do
+    if part == ".." then parts[#parts] = nil elseif part ~= "." then parts[#parts + 1] = part end
+  end
+  return table.concat(parts, "/")
+end
+
+local function layer_of(path) return path:match "^runtime/(%w+)/" or path:match "^(kernels)/" end
+
+local function quoted(path, line, complaints, where)
+  local target = line:match '^%s*#%s*include%s+"([^"]+)"'
+  if not target then return end
+  local to = normal(path:match "^(.*)/[^/]*$" .. "/" .. target)
+  local from_layer, to_layer = layer_of(path), layer_of(to)
+  local function complain(why) complaints[#complaints + 1] = ("%s includes %s: %s"):format(where, to, why) end
+  if from_layer == "backends" then
+    if to_layer ~= "plugin" and to_layer ~= "kernels" and to_layer ~= "backends" or to:match "internal%.h$" then
+      complain "a backend includes perilune/base.h, plugin/*.h and kernels/ only"
+    end
+  elseif to_layer == "backends" then complain "nobody includes a backend"
+  elseif from_layer == "kernels" then
+    if to_layer ~= "kernels" then complain "kernels include kernels only" end
+  elseif not level[to_layer] then complain "no such layer"
+  elseif level[to_layer] > level[from_layer] then complain(("%s lies above %s"):format(to_layer, from_layer)) end
+end
+
+local function angled(path, line, complaints, where)
+  local target = line:match "^%s*#%s*include%s+<([^>]+)>"
+  if not target then return end
+  local function complain(why) complaints[#complaints + 1] = ("%s includes <%s>: %s"):format(where, target, why) end
+  local noun, layer = target:match "^perilune/(%w+)%.h$", layer_of(path)
+  if noun and not public[noun] then return complain "a public header without a layer (tests/lint/layers.lua)" end
+  if noun and (layer == "backends" or layer == "kernels") then
+    if noun ~= "base" then complain "backends and kernels include perilune/base.h only" end
+  elseif noun then
+    local own = path:match "^runtime/include/perilune/(%w+)%.h$"
+    local from = own and public[own] or level[layer]
+    if public[noun] > from then complain(("it belongs to a layer above %s"):format(own or layer)) end
+  elseif foreign[target] and not path:match(foreign[target]) then
+    complain("only " .. foreign[target]:gsub("%^", "") .. "* knows this library")
+  end
+end
+
+local function c_includes(ctx)
+  local complaints = {}
+  for _, path in ipairs(ctx.files("runtime kernels", "c", "h", "cu", "cuh")) do
+    local n = 0
+    for line in ctx.read(path):gmatch "([^\n]*)\n" do
+      n = n + 1
+      local where = ("%s:%d"):format(path, n)
+      quoted(path, line, complaints, where)
+      angled(path, line, complaints, where)
+    end
+  end
+  return complaints
+end
+
+-- Lua: the first name after "perilune.".
+local rank = {
+  util = 0, cdef = 0, launcher = 0, ffi = 1, tensor = 2, jagged = 3, nn = 4, dist = 4, data = 4, embed = 5, plan = 6, shard = 7, model = 8,
+  pipeline = 9, checkpoint = 10, launch = 11, cli = 12,
+}
+
+local function lua_requires(ctx)
+  local complaints = {}
+  for _, path in ipairs(ctx.files("lua/perilune", "lua")) do
+    local from = path:match "^lua/perilune/([%w_]+)"
+    local n = 0
+    for line in ctx.read(path):gmatch "([^\n]*)\n" do
+      n = n + 1
+      for name in line:gsub("%-%-.*", ""):gmatch "require%s*%(?%s*[\"']perilune%.?([%w_]*)" do
+        local function complain(why) complaints[#complaints + 1] = ("%s:%d requires perilune.%s: %s"):format(path, n, name, why) end
+        if from == "init" then complain "init.lua loads lazily, by its table"
+        elseif not rank[from] then complain(("perilune.%s has no layer (tests/lint/layers.lua)"):format(from))
+        elseif name == "" then
+          if rank[from] < rank.launch then complain "only the command line uses the whole" end
+        elseif not rank[name] then complain "it has no layer (tests/lint/layers.lua)"
+        elseif rank[name] > rank[from] then complain(("it lies above perilune.%s"):format(from))
+        elseif rank[name] == rank[from] and name ~= from then complain(("perilune.%s stands beside it"):format(from)) end
+      end
+    end
+  end
+  return complaints
+end
+
+return { { "C includes follow the layers", c_includes }, { "Lua requires follow the layers", lua_requires } }

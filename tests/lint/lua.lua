@@ -1,0 +1,69 @@
+-- lua.lua: globals, the ban of pairs where order matters, the one door to the FFI, luacheck.
+
+local standard = {}
+for name in ([[_G _VERSION arg assert collectgarbage coroutine debug dofile error getfenv getmetatable io ipairs load loadfile loadstring
+  math next os package pairs pcall print rawequal rawget rawset require select setfenv setmetatable string table tonumber tostring type
+  unpack xpcall bit jit]]):gmatch "%S+" do
+  standard[name] = true
+end
+
+local function globals(ctx)
+  local complaints = {}
+  for _, path in ipairs(ctx.files("lua examples runtime", "lua")) do
+    for _, line in ipairs(ctx.lines(("luajit -bl %s 2>&1"):format(path))) do
+      local op, name = line:match '%f[%u](G[SG]ET)%s.-;%s*"(.-)"'
+      if op == "GSET" or op == "GGET" and not standard[name] then
+        complaints[#complaints + 1] = ("%s: the global '%s' is %s"):format(path, name, op == "GSET" and "set" or "used")
+      end
+    end
+  end
+  return complaints
+end
+
+local function code_lines(text, f)
+  local n = 0
+  for line in text:gmatch "([^\n]*)\n" do
+    n = n + 1
+    f(n, (line:gsub("%-%-.*", "")))
+  end
+end
+
+-- Order that reaches a wire, a plan or a file is a function of the plan: util.ordered (style J6).
+local function no_pairs(ctx)
+  local complaints = {}
+  for _, path in ipairs(ctx.files("lua/perilune", "lua")) do
+    local part = path:match "^lua/perilune/([%w_]+)"
+    if part == "dist" or part == "embed" or part == "plan" or part == "shard" or part == "pipeline" or part == "checkpoint" then
+      code_lines(ctx.read(path), function(n, line)
+        if line:match "%f[%w_]pairs%s*%(" or line:match "%sin%s+next%s*," then
+          complaints[#complaints + 1] = ("%s:%d: %s"):format(path, n, line)
+        end
+      end)
+    end
+  end
+  return complaints
+end
+
+local function one_door(ctx)
+  local complaints = {}
+  for _, path in ipairs(ctx.files("lua examples", "lua")) do
+    code_lines(ctx.read(path), function(n, line)
+      if path ~= "lua/perilune/ffi.lua" and (line:match "%f[%w]cdef%s*[%[%(\"]" or line:match "ffi%.load%f[%W]") then
+        complaints[#complaints + 1] = ("%s:%d: ffi.cdef and ffi.load belong to lua/perilune/ffi.lua: %s"):format(path, n, line)
+      end
+    end)
+  end
+  return complaints
+end
+
+local function luacheck(ctx)
+  if ctx.luacheck == "" then return {}, "luacheck was not found" end
+  local out = ctx.lines "luacheck --no-color --quiet --codes --ranges $(ls -d lua examples spec tests runtime/gen 2>/dev/null) 2>&1"
+  if #out > 0 and out[#out]:match "^Total: 0 warnings / 0 errors" then return {} end
+  return out
+end
+
+return {
+  { "no accidental globals", globals }, { "no pairs where order matters", no_pairs }, { "one door to the FFI", one_door },
+  { "luacheck", luacheck },
+}

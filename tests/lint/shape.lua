@@ -1,0 +1,105 @@
+-- shape.lua: sizes of files, functions and lines; white space; the comment that opens a file.
+
+local C_FILES, LUA_FILES = "runtime kernels tests examples", "lua examples spec tests runtime"
+local COLUMNS, C_LINES, LUA_LINES, FUNCTION_LINES = 140, 800, 500, 60
+
+local function each_line(text, f)
+  local n = 0
+  for line in text:gmatch "([^\n]*)\n" do
+    n = n + 1
+    f(n, line)
+  end
+  return n
+end
+
+local function lines(ctx)
+  local complaints = {}
+  local function look(path, most)
+    local text = ctx.read(path)
+    local function complain(n, why) complaints[#complaints + 1] = ("%s:%d: %s"):format(path, n, why) end
+    local count = each_line(text, function(n, line)
+      local width = #line:gsub("[\128-\191]", "") -- characters, not bytes
+      if width > COLUMNS then complain(n, ("%d columns, at most %d"):format(width, COLUMNS)) end
+      if line:match "\t" then complain(n, "a tab") end
+      if line:match "%s$" then complain(n, "white space at the end") end
+    end)
+    if text ~= "" and text:sub(-1) ~= "\n" then complain(count + 1, "no newline at the end") end
+    if count > most then complain(count, ("%d lines, at most %d"):format(count, most)) end
+  end
+  for _, path in ipairs(ctx.files(C_FILES, "c", "h", "cu", "cuh")) do look(path, C_LINES) end
+  for _, path in ipairs(ctx.files(LUA_FILES, "lua")) do look(path, LUA_LINES) end
+  return complaints
+end
+
+--- Functions of C begin with a brace in column 1. One that is a single switch may be longer: it says so by its shape.
+local function c_functions(ctx)
+  local complaints = {}
+  for _, path in ipairs(ctx.files("runtime kernels", "c", "h", "cu", "cuh")) do
+    local start, cases
+    each_line(ctx.read(path), function(n, line)
+      if line == "{" then start, cases = n, 0 end
+      if line:match "^%s+case " then cases = (cases or 0) + 1 end
+      if line:match "^}" and start then
+        local size = n - start - 1
+        if size > FUNCTION_LINES and cases < size / 4 then
+          complaints[#complaints + 1] = ("%s:%d: a function of %d lines, at most %d"):format(path, start, size, FUNCTION_LINES)
+        end
+        start = nil
+      end
+    end)
+  end
+  return complaints
+end
+
+local function lua_functions(ctx)
+  local complaints, util = {}, require "jit.util"
+  local function look(path, f, depth)
+    local info = util.funcinfo(f)
+    local size = info.lastlinedefined - info.linedefined - 1
+    if depth > 0 and size > FUNCTION_LINES then
+      complaints[#complaints + 1] = ("%s:%d: a function of %d lines, at most %d"):format(path, info.linedefined, size, FUNCTION_LINES)
+    end
+    if not info.children then return end
+    for i = -1, -65536, -1 do
+      local k = util.funck(f, i)
+      if k == nil then break end
+      if type(k) == "proto" then look(path, k, depth + 1) end
+    end
+  end
+  for _, path in ipairs(ctx.files("lua examples runtime tests", "lua")) do
+    local f, problem = loadfile(path)
+    if f then look(path, f, 0) else complaints[#complaints + 1] = problem end
+  end
+  return complaints
+end
+
+local function openings(ctx)
+  local complaints = {}
+  for _, path in ipairs(ctx.files(LUA_FILES, "lua")) do
+    local first = ctx.read(path):match "^[^\n]*"
+    if not first:match "^%-%- %S" then complaints[#complaints + 1] = path .. ": its first line does not say what it is for" end
+  end
+  for _, path in ipairs(ctx.files("runtime kernels tests", "c", "h", "cu", "cuh")) do
+    local name = path:match "[^/]+$":gsub("%p", "%%%0")
+    local head = ctx.read(path):match "^/%*.-%*/"
+    local licence = head and head:match "SPDX%-License%-Identifier: Apache%-2%.0"
+    if not licence or not head:match(name .. "[^:\n]*: ") and not head:match(name .. ":\n") then
+      complaints[#complaints + 1] = path .. ": it does not open with the licence line and 'name: purpose'"
+    end
+  end
+  return complaints
+end
+
+local function faults_sorted(ctx)
+  local complaints, last = {}, ""
+  for name in ctx.read("runtime/base/fault.def"):gmatch "\nFAULT%(([%w_]+)," do
+    if name <= last then complaints[#complaints + 1] = ("fault.def: %s after %s"):format(name, last) end
+    last = name
+  end
+  return complaints
+end
+
+return {
+  { "lines and files are short", lines }, { "C functions are short", c_functions }, { "Lua functions are short", lua_functions },
+  { "files say what they are for", openings }, { "fault points are sorted", faults_sorted },
+}

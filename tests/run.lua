@@ -1,0 +1,299 @@
+-- run.lua: runs the tests: cmocka programs, busted specs, the same specs under mpirun, fuzzers, lint. `make test` calls it.
+--
+--   luajit tests/run.lua [--parts=c,lua,mpi,fuzz,lint] [--only=PATTERN] [--seed=N] [--jobs=N] --build=build [--mpi=VERSION] ...
+--
+-- Files are found by their places: tests/unit/*.c, tests/kernels/*.c, tests/fuzz/*.c (programs are built by make under
+-- <build>/tests), spec/**/*_spec.lua. A file may say, within its first lines, in a comment:
+--   deadline: 300 s     its time (default 60 s for C, 120 s for Lua)
+--   mpirun: 2 3 4       run it under mpirun too, at these world sizes (spec/dist and spec/shard: 2 3 4 unless said otherwise;
+--                       "mpirun: none" keeps a file out)
+package.path = "./?.lua;" .. package.path
+local process = require "tests.harness.process"
+local report = require "tests.harness.report"
+
+local options = { parts = "lint,c,lua,mpi,fuzz", jobs = "", seed = "", only = "", build = "build", san = "", preload = "", mpi = "",
+  busted = "", cmocka = "", luacheck = "", fuzz_seconds = "2" }
+for _, word in ipairs(arg) do
+  local name, value = word:match "^%-%-([%w_-]+)=(.*)$"
+  name = name and name:gsub("-", "_")
+  if not name or not options[name] then
+    io.stderr:write(("run.lua: unknown argument '%s'\n"):format(word))
+    os.exit(2)
+  end
+  options[name] = value
+end
+
+local B = options.build
+local seed = tonumber(options.seed) or os.time() % 1000000
+local slow = ({ address = 4, undefined = 3, thread = 10 })[options.san] or 1
+local terminal = process.is_terminal()
+
+local function lines(command)
+  local out, pipe = {}, assert(io.popen(command))
+  for line in pipe:lines() do out[#out + 1] = line end
+  pipe:close()
+  return out
+end
+
+local cpus = tonumber(lines("nproc")[1]) or 1
+local jobs_limit = tonumber(options.jobs) or cpus
+local here = lines("pwd")[1]
+
+-- -- what there is to run ----------------------------------------------------------------------------------------------------------
+
+local jobs, skips = {}, {}
+local wanted = {}
+for part in options.parts:gmatch "[^,]+" do wanted[part] = true end
+
+local function head_of(path)
+  local file, text = assert(io.open(path)), {}
+  for line in file:lines() do
+    text[#text + 1] = line
+    if #text == 20 then break end
+  end
+  file:close()
+  return table.concat(text, "\n")
+end
+
+local base_env = {
+  LUA_PATH = ("%s/lua/?.lua;./lua/?.lua;./lua/?/init.lua;./?.lua;;"):format(B),
+  PERI_LIBRARY = ("%s/%s/libperilune.so"):format(here, B),
+  PERI_PLUGIN_PATH = here .. "/" .. B,
+  PERI_NUM_THREADS = "2",
+  PERI_LUA_PATH = false, PERI_LOG = false, PERI_TRACEBACK = false,
+  CMOCKA_MESSAGE_OUTPUT = "TAP",
+  ASAN_OPTIONS = ("suppressions=%s/tests/harness/asan.supp:detect_leaks=1"):format(here),
+  LSAN_OPTIONS = ("suppressions=%s/tests/harness/lsan.supp:print_suppressions=0"):format(here),
+  UBSAN_OPTIONS = "print_stacktrace=1:halt_on_error=1",
+  TSAN_OPTIONS = ("suppressions=%s/tests/harness/tsan.supp:halt_on_error=1"):format(here),
+}
+
+local function job(j)
+  if options.only ~= "" and not j.name:find(options.only) then return end
+  local env = {}
+  for _, from in ipairs { base_env, j.env or {} } do
+    for name, value in pairs(from) do env[name] = value end
+  end
+  j.env = env
+  j.file = ("%s/test/%s"):format(B, (j.name:gsub("[^%w]+", "-")))
+  j.deadline = (tonumber(j.head and j.head:match "deadline: (%d+) s") or j.deadline) * slow
+  j.weight = math.min(j.weight or 1, jobs_limit)
+  jobs[#jobs + 1] = j
+end
+
+local function skip(name, reason) skips[#skips + 1] = { name = name, reason = reason } end
+
+-- Programs found by wildcard become <build>/tests/<folder>/<name>.
+local function programs(folder)
+  local found = {}
+  for _, path in ipairs(lines(("ls tests/%s/*.c 2>/dev/null"):format(folder))) do
+    found[#found + 1] = { name = path, program = ("./%s/%s"):format(B, (path:gsub("%.c$", ""))), head = head_of(path) }
+  end
+  return found
+end
+
+if wanted.lint then
+  job { name = "lint", argv = { "luajit", "tests/lint/run.lua", "--build=" .. B, "--luacheck=" .. options.luacheck }, deadline = 120 }
+end
+
+if wanted.c then
+  for _, folder in ipairs { "unit", "kernels" } do
+    for _, p in ipairs(programs(folder)) do
+      if options.cmocka == "" then skip(p.name, "cmocka was not found")
+      else job { name = p.name, head = p.head, argv = { p.program }, deadline = 60, tap = true } end
+    end
+  end
+end
+
+if wanted.fuzz then
+  for _, p in ipairs(programs "fuzz") do
+    job { name = p.name, head = p.head, argv = { p.program, options.fuzz_seconds, tostring(seed) }, deadline = 60, whole = true }
+  end
+end
+
+local busted_words = { "tests/harness/busted_main.lua", "--output=tests/harness/busted_report.lua", "--seed=" .. seed }
+
+local function busted_argv(first, path)
+  local argv = {}
+  for _, word in ipairs(first) do argv[#argv + 1] = word end
+  for _, word in ipairs(busted_words) do argv[#argv + 1] = word end
+  argv[#argv + 1] = path
+  return argv
+end
+
+local specs = lines "find spec -name '*_spec.lua' | LC_ALL=C sort"
+for _, path in ipairs(specs) do
+  local head = head_of(path)
+  local usual = path:match "^spec/dist/" or path:match "^spec/shard/"
+  local worlds = head:match "mpirun: ([%d ]+)" or usual and not head:match "mpirun: none" and "2 3 4"
+  if wanted.lua then
+    if options.busted == "" then skip(path, "busted was not found")
+    else
+      job { name = path, head = head, argv = busted_argv({ "luajit" }, path), deadline = 120,
+        env = { LD_PRELOAD = options.preload ~= "" and options.preload } }
+    end
+  end
+  if wanted.mpi and worlds then
+    if options.mpi == "" then skip(path .. " under mpirun", "Open MPI was not found")
+    elseif options.busted == "" then skip(path .. " under mpirun", "busted was not found")
+    else
+      for n in worlds:gmatch "%d+" do
+        job { name = ("%s (mpirun -n %s)"):format(path, n), head = head, ranks = tonumber(n), deadline = 120, weight = jobs_limit,
+          env = { PERI_NUM_THREADS = "1", PERI_COMM_TIMEOUT_S = "30" }, argv = busted_argv({ B .. "/perilune", "run", "-n", n }, path) }
+      end
+    end
+  end
+end
+
+-- -- running -------------------------------------------------------------------------------------------------------------------------
+
+local totals = { pass = 0, fail = 0, skip = #skips }
+local failed_names = {}
+
+local function read_file(path)
+  local file = io.open(path, "rb")
+  local text = file and file:read "*a" or ""
+  if file then file:close() end
+  return text
+end
+
+--- The tests of a finished job: what each of its ranks reported, and a failure for a program that died or said nothing.
+local function results(j)
+  local p, all, order = j.process, {}, {}
+  local function add(t, key, who)
+    local known = all[key]
+    if not known then
+      all[key] = t
+      order[#order + 1] = t
+    elseif t.status == "fail" or known.status ~= "fail" and t.status == "skip" then
+      known.status, known.message = t.status, known.status == "fail" and known.message .. "\n" .. t.message or t.message
+    end
+    if t.status == "fail" then t.message = who .. t.message end
+  end
+  if j.whole then
+    local ok = p.code == 0 and not p.late
+    return { { status = ok and "pass" or "fail", name = j.name, message = ok and "" or process.how(p) .. "\n" .. read_file(p.log) } }
+  end
+  local complete, any = true, false
+  for rank = 0, (j.ranks or 1) - 1 do
+    local tests, running, whole
+    if j.tap then tests, running, whole = report.read_tap(read_file(p.log))
+    else tests, running, whole = report.read(("%s.report.%d"):format(j.file, rank)) end
+    local seen, who = {}, j.ranks and ("rank %d: "):format(rank) or ""
+    for _, t in ipairs(tests) do
+      any = any or t.status == "fail"
+      seen[t.name] = (seen[t.name] or 0) + 1
+      add(t, t.name .. "#" .. seen[t.name], who) -- the same name twice is two tests
+    end
+    if not whole and complete then
+      complete = false
+      order[#order + 1] = { status = "fail", name = running or "(whole program)", message = who .. process.how(p) }
+    end
+  end
+  local unclean = p.code ~= 0 or p.late
+  if j.tap and any or not complete then order[#order].log = read_file(p.log) end
+  if complete and unclean and not any then
+    order[#order + 1] = { status = "fail", name = "(end of the program)", message = process.how(p), log = read_file(p.log) }
+  end
+  return order
+end
+
+local function print_failure(j, t)
+  io.write(("\nFAILED  %s: %s\n"):format(j.name, t.name))
+  local text = t.message .. (t.log and "\n" .. t.log or "")
+  if #text > 20000 then text = text:sub(1, 14000) .. "\n ... \n" .. text:sub(-6000) end
+  io.write("    ", (text:gsub("\n$", ""):gsub("\n", "\n    ")), "\n")
+end
+
+local finished = 0
+local function progress(running)
+  if not terminal then return end
+  local names = {}
+  for _, j in ipairs(running) do names[#names + 1] = j.name:match "([^/]+)$" end
+  local now = table.concat(names, " "):sub(1, 90)
+  io.write(("\r\27[K[%d/%d] %d passed, %d failed  %s"):format(finished, #jobs, totals.pass, totals.fail, now))
+  io.flush()
+end
+
+local function finish(j)
+  finished = finished + 1
+  local count, bad = 0, 0
+  local tests = results(j)
+  if terminal then io.write "\r\27[K" end
+  for _, t in ipairs(tests) do
+    totals[t.status] = totals[t.status] + 1
+    if t.status == "skip" then skips[#skips + 1] = { name = j.name .. ": " .. t.name, reason = t.message }
+    elseif t.status == "fail" then
+      bad = bad + 1
+      failed_names[#failed_names + 1] = j.name .. ": " .. t.name
+    else count = count + 1 end
+  end
+  io.write(("  %-6s %-58s %4d passed  %5.1f s\n"):format(bad > 0 and "FAILED" or "ok", j.name, count, j.process.seconds))
+  for _, t in ipairs(tests) do
+    if t.status == "fail" then print_failure(j, t) end
+  end
+  io.flush()
+end
+
+local function start(j)
+  os.execute(("rm -f %s.report.*"):format(j.file))
+  j.env.PERI_TEST_REPORT = j.file .. ".report"
+  j.process = process.start(j.argv, j.env, j.file .. ".log", j.deadline)
+end
+
+math.randomseed(seed)
+for i = #jobs, 2, -1 do
+  local k = math.random(i)
+  jobs[i], jobs[k] = jobs[k], jobs[i]
+end
+-- Programs that need the machine for themselves come last, each alone.
+local order = {}
+for _, heavy in ipairs { false, true } do
+  for _, j in ipairs(jobs) do
+    if (j.weight >= jobs_limit and jobs_limit > 1) == heavy then order[#order + 1] = j end
+  end
+end
+
+os.execute("mkdir -p " .. B .. "/test")
+print(("seed %d (the same order again: make test SEED=%d)"):format(seed, seed))
+local began = process.now()
+local running, load, next_job = {}, 0, 1
+while next_job <= #order or #running > 0 do
+  while next_job <= #order and (load + order[next_job].weight <= jobs_limit or #running == 0) do
+    local j = order[next_job]
+    next_job = next_job + 1
+    start(j)
+    running[#running + 1] = j
+    load = load + j.weight
+    progress(running)
+  end
+  for i = #running, 1, -1 do
+    local j = running[i]
+    if process.poll(j.process) then
+      table.remove(running, i)
+      load = load - j.weight
+      finish(j)
+      progress(running)
+    end
+  end
+  process.sleep(0.005)
+end
+if terminal then io.write "\r\27[K" end
+
+-- -- closing -------------------------------------------------------------------------------------------------------------------------
+
+if #skips > 0 then
+  print "\nskipped:"
+  for _, s in ipairs(skips) do print(("  %s: %s"):format(s.name, s.reason)) end
+end
+if #failed_names > 0 then
+  print "\nfailed:"
+  for _, name in ipairs(failed_names) do print("  " .. name) end
+end
+if #jobs == 0 and #skips == 0 then
+  print "nothing to run"
+  totals.fail = 1
+end
+print(("%.1f s"):format(process.now() - began))
+print(("%d passed, %d failed, %d skipped"):format(totals.pass, totals.fail, totals.skip))
+os.exit(totals.fail == 0 and 0 or 1)
