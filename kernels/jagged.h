@@ -1,12 +1,107 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels/jagged.h
+ * kernels/jagged.h: jagged arrays (values cut into bags by lengths or offsets) and the sparse operators over them.
+ *
+ * Words: a *bag* is the list of ids of one row of one key; bag i covers values [offsets[i], offsets[i+1]). `offsets` are complete (one
+ * more entry than bags, first 0). Arrays of lengths, offsets, ids and permutations are i32 or i64, named by a dtype beside the
+ * pointer; scratch and reports are i64. `width` is the size of one row of values in bytes.
+ *
+ * Cumulative sums and checks run in three phases over blocks of PERI_JAGGED_BLOCK elements, whatever the number of threads.
  */
 #ifndef PERI_KERNELS_JAGGED_H
 #define PERI_KERNELS_JAGGED_H
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_JAGGED(X)
+#define PERI_KERNELS_JAGGED(X)                                                                                                       \
+    X(cumsum_sums) X(cumsum_scan) X(cumsum_write) X(jagged_check) X(jagged_report) X(jagged_bounds) X(jagged_lengths) X(jagged_copy)
+
+enum { PERI_JAGGED_BLOCK = 4096 };
+
+/* -- cumulative sums ------------------------------------------------------------------------------------------------------------- */
+
+enum { PERI_CUMSUM_COMPLETE = 0, PERI_CUMSUM_EXCLUSIVE = 1, PERI_CUMSUM_INCLUSIVE = 2 };
+
+/** Arguments of all three phases. x is rows x cols; each row is cut into `blocks` = max(1, ceil(cols / PERI_JAGGED_BLOCK)).
+ *  Sums are modulo 2^64 (2^32 when y is i32). `limit` >= 0 asks for a checked sum of lengths: an x outside [0, limit] counts as 0, and
+ *  no y exceeds limit, so that y is monotone and inside [0, limit] whatever x holds; limit < 2^50. */
+typedef struct peri_k_cumsum_args {
+    const void *x;
+    void *y;        /* COMPLETE: rows x (cols + 1), else rows x cols */
+    int64_t *sums;  /* rows x (blocks + 1) */
+    int64_t *bad;   /* rows x blocks, checked sums only; may be NULL */
+    int64_t *most;  /* rows x blocks, largest x of the block (0 if none is positive); may be NULL */
+    int64_t rows, cols, blocks, limit; /* limit < 0: unchecked */
+    int32_t x_dtype, y_dtype, mode;
+} peri_k_cumsum_args;
+
+/** cumsum_sums: for each block: sums[r * (blocks + 1) + b] = sum of its x; bad = flat index of its first x outside [0, limit], else
+ *  INT64_MAX; most = max(0, max x). range: rows * blocks.
+ *  cumsum_scan: for each row: sums[r] becomes its exclusive cumulative sum, the total in its last entry. range: rows.
+ *  cumsum_write: for each block, from the block's entry of sums: y. range: rows * blocks. */
+
+/* -- checking bags --------------------------------------------------------------------------------------------------------------- */
+
+/** For each block of PERI_JAGGED_BLOCK bags: bad[b] = first bag i with offsets[i] < 0, offsets[i+1] < offsets[i], offsets[i+1] > limit or
+ *  (if lengths) lengths[i] != offsets[i+1] - offsets[i], else INT64_MAX; most[b] = longest bag (at least 0). range: blocks. */
+typedef struct peri_k_jagged_check_args {
+    const void *offsets, *lengths; /* lengths may be NULL */
+    int64_t *bad, *most;
+    int64_t bags, limit;
+    int32_t offsets_dtype, lengths_dtype;
+} peri_k_jagged_check_args;
+
+/** Words of a report; the offsets at the bounds follow. */
+enum {
+    PERI_REPORT_BAD = 0,    /* first malformed bag, -1: none */
+    PERI_REPORT_LENGTH = 1, /* its length, if lengths are there */
+    PERI_REPORT_BEGIN = 2,  /* its two offsets, if offsets are there */
+    PERI_REPORT_END = 3,
+    PERI_REPORT_FIRST = 4, /* offsets[0] */
+    PERI_REPORT_TOTAL = 5, /* sum of lengths (malformed ones count as 0), or the last offset */
+    PERI_REPORT_MOST = 6,  /* longest bag */
+    PERI_REPORT_HEADER = 7
+};
+
+/** report[PERI_REPORT_*] from the blocks' findings, and report[PERI_REPORT_HEADER + i] = offsets[bounds ? bounds[i] : i * step] for i in
+ *  [0, n_bounds). range: 1. */
+typedef struct peri_k_jagged_report_args {
+    const void *lengths, *offsets; /* lengths may be NULL */
+    const int64_t *bad, *most, *total; /* total: NULL when offsets were given */
+    const int64_t *bounds;
+    int64_t *report;
+    int64_t bags, blocks, step, n_bounds;
+    int32_t lengths_dtype, offsets_dtype;
+} peri_k_jagged_report_args;
+
+/* -- bounds, lengths, segments --------------------------------------------------------------------------------------------------- */
+
+/** out[i] = offsets[bounds ? bounds[i] : i * step] - base, base = rebase ? offsets[bound(0)] : 0. range: n. */
+typedef struct peri_k_jagged_bounds_args {
+    const void *offsets;
+    const int64_t *bounds;
+    void *out;
+    int64_t step;
+    int32_t offsets_dtype, out_dtype;
+    bool rebase;
+} peri_k_jagged_bounds_args;
+
+/** out[i] = offsets[p + 1] - offsets[p], p = permute ? permute[i] : i. range: n. */
+typedef struct peri_k_jagged_lengths_args {
+    const void *offsets, *permute;
+    void *out;
+    int32_t offsets_dtype, permute_dtype, out_dtype;
+} peri_k_jagged_lengths_args;
+
+/** Copy segments of rows: for t in [0, segments), p = permute ? permute[t] : t, n = out(t + 1) - out(t):
+ *    dst[out(t) .. out(t) + n) = src[in(p) .. in(p) + n)
+ *  with out(t) = out_offsets ? out_offsets[t] : t * out_step, and in(p) likewise. out(0) = 0. range: rows of dst; rows from
+ *  out(segments) on stay as they are. Every permute[t] must be a segment of src. */
+typedef struct peri_k_jagged_copy_args {
+    void *dst;
+    const void *src, *out_offsets, *in_offsets, *permute;
+    int64_t width, segments, out_step, in_step;
+    int32_t out_dtype, in_dtype, permute_dtype;
+} peri_k_jagged_copy_args;
 
 #endif

@@ -92,7 +92,8 @@ end
 
 --- Define a handle class over `struct <name>_ref { <name> *ptr; }`: returns wrap(ptr) -> handle, and the methods table.
 --- `release` is the C function that gives a reference up. A handle made inside a scope is released when the scope ends; one made outside
---- is released by the garbage collector; handle:release() does it at once.
+--- is released by the garbage collector; handle:release() does it at once. `meta` (optional) is the metatable; its __index, if it has one, must
+--- look methods up itself.
 function M.handle(name, methods, meta)
   local release = function(ptr) C[name .. "_release"](ptr) end
   local function finalize(h)
@@ -102,7 +103,7 @@ function M.handle(name, methods, meta)
     end
   end
   meta = meta or {}
-  meta.__index = methods
+  meta.__index = meta.__index or methods
   methods.release = finalize
   local ctype = ffi.metatype(name .. "_ref", meta)
   local function wrap(ptr)

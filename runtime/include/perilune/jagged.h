@@ -1,10 +1,156 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * perilune/jagged.h: JaggedTensor, KeyedJaggedTensor, KeyedTensor.
+ * perilune/jagged.h: key lists, JaggedTensor (jt), KeyedJaggedTensor (kjt), KeyedTensor (kt).
+ *
+ * A *bag* is the list of ids of one batch row of one key. Layout of a kjt: key-major, then row, then id. With a fixed batch of B rows,
+ * bag (key k, row b) is number k * B + b; with a variable batch (vbe) key k has stride_per_key[k] rows, rows of rank 0 first, and its bags
+ * begin at lengths_offset_per_key[k]. `lengths` has one entry per bag, `offsets` one more: their complete cumulative sum.
+ *
+ * Containers are counted handles over tensors of one device. They are immutable but for the *_copy functions, and one thread at a time may
+ * use one container. Nobody may change lengths or offsets under a container.
+ *
+ * Checks. Counts, dtypes, shapes, keys and devices are checked by every constructor. What lengths and offsets hold (not negative,
+ * monotone, ending at the number of values) is checked where it can be read for nothing: at once on devices that the host can access,
+ * else when the sizes are first needed on the host (peri_kjt_sync, one copy to the host) or when *_validate is called. An error names key,
+ * sample and value.
+ *
+ * Unless a comment says otherwise functions are local, do not communicate, return containers and tensors that are *new*, borrow their
+ * arguments, and leave outputs untouched on failure. Host arrays that are returned are borrowed and live as long as the container.
  */
 #ifndef PERILUNE_JAGGED_H
 #define PERILUNE_JAGGED_H
 
 #include <perilune/tensor.h>
+
+typedef struct peri_keys peri_keys;
+typedef struct peri_jt peri_jt;
+typedef struct peri_kjt peri_kjt;
+typedef struct peri_kt peri_kt;
+
+/** Bindings' handles: one counted pointer each. */
+typedef struct peri_keys_ref {
+    peri_keys *ptr;
+} peri_keys_ref;
+typedef struct peri_jt_ref {
+    peri_jt *ptr;
+} peri_jt_ref;
+typedef struct peri_kjt_ref {
+    peri_kjt *ptr;
+} peri_kjt_ref;
+typedef struct peri_kt_ref {
+    peri_kt *ptr;
+} peri_kt_ref;
+
+/* -- key lists: immutable ---------------------------------------------------------------------------------------------------------- */
+
+/** A list of @count names (copied; not empty strings). Names may repeat: containers refuse that where it is wrong. */
+PERI_API peri_status peri_keys_new(const char *const *names, int32_t count, peri_keys **out);
+PERI_API void peri_keys_retain(peri_keys *keys);
+PERI_API void peri_keys_release(peri_keys *keys);
+PERI_API int32_t peri_keys_count(const peri_keys *keys);
+/** Name @i, 0 <= i < count; NULL outside. Borrowed. */
+PERI_API const char *peri_keys_name(const peri_keys *keys, int32_t i);
+/** Position of @name (the last one if it repeats), -1 if it is not there. */
+PERI_API int32_t peri_keys_find(const peri_keys *keys, const char *name);
+/** Depends on the names and their order only, equal on all machines. */
+PERI_API uint64_t peri_keys_hash(const peri_keys *keys);
+/** True when no name repeats. */
+PERI_API bool peri_keys_unique(const peri_keys *keys);
+/** Same names in the same order. */
+PERI_API bool peri_keys_equal(const peri_keys *a, const peri_keys *b);
+
+/* -- JaggedTensor ------------------------------------------------------------------------------------------------------------------ */
+
+typedef struct peri_jt_args {
+    peri_tensor *values;  /* [n] or [n, ...], any dtype; retained */
+    peri_tensor *weights; /* [n] f32 or f64, or NULL; retained */
+    peri_tensor *lengths; /* [bags] i32 or i64, or NULL; retained */
+    peri_tensor *offsets; /* [bags + 1] i32 or i64, or NULL (one of the two is needed); retained */
+} peri_jt_args;
+
+PERI_API peri_status peri_jt_new(const peri_jt_args *args, peri_jt **out);
+PERI_API void peri_jt_retain(peri_jt *jt);
+PERI_API void peri_jt_release(peri_jt *jt);
+/** Number of bags. */
+PERI_API int64_t peri_jt_bags(const peri_jt *jt);
+/** Its tensors. Weights: NULL if there are none. Lengths and offsets are derived when they were not given: lengths in the dtype of the
+ *  offsets, offsets as i64. */
+PERI_API peri_status peri_jt_values(peri_jt *jt, peri_tensor **out);
+PERI_API peri_status peri_jt_weights(peri_jt *jt, peri_tensor **out);
+PERI_API peri_status peri_jt_lengths(peri_jt *jt, peri_tensor **out);
+PERI_API peri_status peri_jt_offsets(peri_jt *jt, peri_tensor **out);
+/** Check lengths and offsets now. Waits for the device. */
+PERI_API peri_status peri_jt_validate(peri_jt *jt);
+/** The longest bag. Checks lengths and offsets, and waits for the device, the first time. */
+PERI_API peri_status peri_jt_longest(peri_jt *jt, int64_t *out);
+/** Offsets on the host, bags + 1 entries. Waits for the device the first time. */
+PERI_API peri_status peri_jt_offsets_on_host(peri_jt *jt, const int64_t **out);
+
+/* -- KeyedJaggedTensor: making ------------------------------------------------------------------------------------------------------- */
+
+typedef struct peri_kjt_args {
+    peri_keys *keys;      /* no name repeats; retained */
+    peri_tensor *values;  /* [n] i64 or i32 ids (other dtypes are carried, lookups refuse them); retained */
+    peri_tensor *weights; /* [n] f32, one per value, or NULL; retained */
+    peri_tensor *lengths; /* [bags] i32 or i64, or NULL; retained */
+    peri_tensor *offsets; /* [bags + 1] i32 or i64, or NULL (one of the two is needed); retained */
+    int64_t stride;       /* batch rows; -1: derived: bags / keys, or (vbe) the batch of the inverse indices, or the largest of a key */
+    int32_t ranks;        /* vbe: columns of the next field, >= 1; else 0 */
+    const int64_t *stride_per_key_per_rank; /* vbe: host, [keys x ranks], copied: rows of key k that came from rank r; else NULL */
+    peri_keys *inverse_keys;       /* vbe: names of the rows of the next field, or NULL; retained */
+    peri_tensor *inverse_indices;  /* vbe: [inverse_keys, stride] i64 or i32, or NULL: row b of the full batch uses row inverse_indices[f][b]
+                                      of key f; retained */
+} peri_kjt_args;
+
+PERI_API peri_status peri_kjt_new(const peri_kjt_args *args, peri_kjt **out);
+PERI_API void peri_kjt_retain(peri_kjt *kjt);
+PERI_API void peri_kjt_release(peri_kjt *kjt);
+
+/* -- KeyedJaggedTensor: looking ------------------------------------------------------------------------------------------------------ */
+
+typedef struct peri_kjt_desc {
+    int64_t stride;      /* batch rows (vbe: of the full batch) */
+    int64_t bags;        /* entries of lengths */
+    int64_t values;      /* ids */
+    peri_device *device; /* borrowed */
+    int32_t keys;        /* number of keys */
+    int32_t ranks;       /* 0: fixed batch */
+    int32_t values_dtype, lengths_dtype; /* lengths_dtype: of the lengths if they are there, else of the offsets */
+    bool weighted, variable_stride, has_inverse, has_lengths, has_offsets;
+    bool synced; /* the host knows length_per_key */
+} peri_kjt_desc;
+
+PERI_API void peri_kjt_describe(const peri_kjt *kjt, peri_kjt_desc *out);
+/** Its keys. Borrowed, live as long as the kjt. */
+PERI_API peri_keys *peri_kjt_keys(const peri_kjt *kjt);
+/** Its tensors; NULL for weights or inverse indices that are not there. Lengths and offsets are derived when they were not given: lengths in
+ *  the dtype of the offsets, offsets as i64. */
+PERI_API peri_status peri_kjt_values(peri_kjt *kjt, peri_tensor **out);
+PERI_API peri_status peri_kjt_weights(peri_kjt *kjt, peri_tensor **out);
+PERI_API peri_status peri_kjt_lengths(peri_kjt *kjt, peri_tensor **out);
+PERI_API peri_status peri_kjt_offsets(peri_kjt *kjt, peri_tensor **out);
+PERI_API peri_status peri_kjt_inverse_indices(peri_kjt *kjt, peri_tensor **out);
+/** Names of the rows of the inverse indices, NULL if there are none. Borrowed. */
+PERI_API peri_keys *peri_kjt_inverse_keys(const peri_kjt *kjt);
+/** Rows of each key, keys entries. */
+PERI_API const int64_t *peri_kjt_stride_per_key(const peri_kjt *kjt);
+/** Complete cumulative sum of stride_per_key: where each key begins in lengths; keys + 1 entries. */
+PERI_API const int64_t *peri_kjt_lengths_offset_per_key(const peri_kjt *kjt);
+/** [keys x ranks] row-major, NULL for a fixed batch. */
+PERI_API const int64_t *peri_kjt_stride_per_key_per_rank(const peri_kjt *kjt);
+
+/** Check lengths and offsets and bring the number of ids of each key to the host: post queues the work and one copy, test says whether
+ *  it has arrived (PERI_PENDING: not yet) and reports malformed input, sync does both and blocks. All are free once it is done. */
+PERI_API peri_status peri_kjt_sync_post(peri_kjt *kjt);
+PERI_API peri_status peri_kjt_sync_test(peri_kjt *kjt);
+PERI_API peri_status peri_kjt_sync(peri_kjt *kjt);
+/** Forget what the host knows; the next sync checks again. */
+PERI_API void peri_kjt_unsync(peri_kjt *kjt);
+/** Check lengths and offsets now, and that every inverse index names a row of its key. Waits for the device. */
+PERI_API peri_status peri_kjt_validate(peri_kjt *kjt);
+/** Ids of each key (keys entries), their complete cumulative sum (keys + 1), the longest bag. They sync first. */
+PERI_API peri_status peri_kjt_length_per_key(peri_kjt *kjt, const int64_t **out);
+PERI_API peri_status peri_kjt_offset_per_key(peri_kjt *kjt, const int64_t **out);
+PERI_API peri_status peri_kjt_longest(peri_kjt *kjt, int64_t *out);
 
 #endif

@@ -1,0 +1,94 @@
+-- keys.lua: lists of key names as counted C objects, which containers share and compare by one hash.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local C, check = P.C, P.check
+
+local M = {}
+local methods, meta = {}, {}
+local wrap, ctype = P.handle("peri_keys", methods, meta)
+M.wrap = wrap
+
+local out = ffi.new "peri_keys *[1]"
+
+function M.is(x) return ffi.istype(ctype, x) end
+
+local function new(names)
+  local n = #names
+  local array = ffi.new("const char *[?]", math.max(n, 1))
+  for i = 1, n do
+    if type(names[i]) ~= "string" then P.fail(("keys: entry %d is a %s, wanted a string"):format(i, type(names[i]))) end
+    array[i - 1] = names[i]
+  end
+  check(C.peri_keys_new(array, n, out))
+  return out[0]
+end
+
+-- A Lua list of names that was seen before gives the same C list, as long as its entries are still the same.
+local seen = setmetatable({}, { __mode = "k" })
+
+local function unchanged(entry, names)
+  local n = #names
+  if entry.n ~= n then return false end
+  for i = 1, n do
+    if entry[i] ~= names[i] then return false end
+  end
+  return true
+end
+
+local function remember(names)
+  local scope = P.state.scope
+  P.state.scope = false -- the handle lives as long as the Lua list, not as long as a scope
+  local ok, handle = pcall(function() return wrap(new(names)) end)
+  P.state.scope = scope
+  if not ok then error(handle, 0) end
+  local entry = { n = #names, handle = handle }
+  for i = 1, #names do entry[i] = names[i] end
+  seen[names] = entry
+  return handle
+end
+
+--- The key list of a Lua list of names; a key list passes through.
+function M.of(names)
+  if ffi.istype(ctype, names) then
+    if names.ptr == nil then P.fail "keys: the list was released" end
+    return names
+  end
+  if type(names) ~= "table" then P.fail(("keys: a list of names wanted, got a %s"):format(type(names))) end
+  local entry = seen[names]
+  if entry and unchanged(entry, names) then return entry.handle end
+  return remember(names)
+end
+
+--- The names in a C list as a Lua list.
+function M.list(ptr)
+  local list = {}
+  for i = 1, C.peri_keys_count(ptr) do list[i] = ffi.string(C.peri_keys_name(ptr, i - 1)) end
+  return list
+end
+
+--- A handle of a C list that something else owns.
+function M.share(ptr)
+  C.peri_keys_retain(ptr)
+  return wrap(ptr)
+end
+
+local function live(self)
+  if self.ptr == nil then P.fail "keys: the list was released" end
+  return self.ptr
+end
+
+--- Names as a Lua list.
+function methods:list() return M.list(live(self)) end
+--- Position of a name (1 is the first; the last one if it repeats), or nil.
+function methods:find(name)
+  local i = C.peri_keys_find(live(self), name)
+  if i >= 0 then return i + 1 end
+end
+function methods:unique() return C.peri_keys_unique(live(self)) end
+--- Same names in the same order; `other` may be a Lua list.
+function methods:equal(other) return C.peri_keys_equal(live(self), M.of(other).ptr) end
+
+meta.__len = function(self) return C.peri_keys_count(live(self)) end
+meta.__tostring = function(self) return self.ptr == nil and "keys (released)" or "keys {" .. table.concat(self:list(), ", ") .. "}" end
+
+return M

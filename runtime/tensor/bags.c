@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bags.c: what jt and kjt share: lengths and offsets, deriving one from the other, checking them on their device, and the reports that
+ * bring the findings to the host.
+ */
+#include "jagged_internal.h"
+
+#include <pthread.h>
+#include <stdio.h>
+
+enum { BLOCK_GRAIN = 8, GRAIN = 1 << 15, NAME = 256 }; /* blocks of bags, elements: worth a thread; a bag's name */
+
+/* -- reports ------------------------------------------------------------------------------------------------------------------- */
+
+static struct {
+    pthread_mutex_t lock;
+    peri__report *spare;
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static bool immediate(const peri_device *device)
+{
+    int32_t both = PERI_DEVICE_HOST_ACCESS | PERI_DEVICE_IMMEDIATE;
+    return (device->caps & both) == both;
+}
+
+peri_status peri__report_take(peri_device *device, int64_t words, peri__report **out)
+{
+    peri__report *found = NULL;
+    pthread_mutex_lock(&pool.lock);
+    for (peri__report **p = &pool.spare; *p && !found; p = &(*p)->next) {
+        peri__report *r = *p;
+        if (r->device != device || r->capacity < words) continue;
+        if (r->posted && peri__report_test(r) != PERI_OK) continue; /* given back while its copy was queued */
+        found = r;
+        *p = r->next;
+        break;
+    }
+    pthread_mutex_unlock(&pool.lock);
+    if (found) {
+        found->posted = false;
+        *out = found;
+        return PERI_OK;
+    }
+    peri__report *r = peri__alloc_zero(sizeof *r);
+    if (!r) return PERI_ENOMEM;
+    r->device = device;
+    r->capacity = 64;
+    while (r->capacity < words) r->capacity *= 2;
+    void *memory;
+    peri_status status = peri__host_alloc(device, r->capacity * 8, &memory);
+    if (status >= 0 && !immediate(device)) {
+        status = device->vtab->event_new(device->ctx, &r->event);
+        if (status < 0) peri__host_free(device, memory, r->capacity * 8);
+    }
+    if (status < 0) {
+        peri__free(r);
+        return status;
+    }
+    r->words = memory;
+    *out = r;
+    return PERI_OK;
+}
+
+peri_status peri__report_post(peri__report *r, const int64_t *src, int64_t words)
+{
+    PERI_TRY(peri__copy(r->device, r->words, src, words * 8, PERI_COPY_D2H));
+    r->posted = true;
+    if (!r->event) return PERI_OK;
+    return r->device->vtab->event_record(r->device->ctx, r->event, peri_stream_current(r->device)->ctx);
+}
+
+peri_status peri__report_test(peri__report *r)
+{
+    if (!r->posted || !r->event) return PERI_OK;
+    return r->device->vtab->event_query(r->device->ctx, r->event);
+}
+
+peri_status peri__report_wait(peri__report *r)
+{
+    if (!r->posted || !r->event) return PERI_OK;
+    return r->device->vtab->event_sync(r->device->ctx, r->event);
+}
+
+void peri__report_return(peri__report *r)
+{
+    if (!r) return;
+    pthread_mutex_lock(&pool.lock);
+    r->next = pool.spare;
+    pool.spare = r;
+    pthread_mutex_unlock(&pool.lock);
+}
+
+peri_status peri__upload_i64(peri_device *device, const int64_t *host, int64_t n, peri_tensor **out)
+{
+    peri_tensor *t;
+    PERI_TRY(peri_tensor_new(device, PERI_I64, 1, &n, &t));
+    peri_status status = peri__copy(device, peri__data(t), host, n * 8, PERI_COPY_H2D);
+    if (status < 0) peri_tensor_release(t);
+    else *out = t;
+    return status;
+}
+
+/* -- setting up ---------------------------------------------------------------------------------------------------------------- */
+
+static peri_status check_one(const char *function, const char *what, const peri_tensor *t, const peri_tensor *values)
+{
+    char text[128];
+    if (t->dtype != PERI_I32 && t->dtype != PERI_I64)
+        return peri__fail(PERI_EINVAL, "%s: %s are %s, allowed: i32, i64", function, what, peri__tensor_text(t, text, sizeof text));
+    if (t->ndim != 1)
+        return peri__fail(PERI_EINVAL, "%s: %s are %s, wanted 1 dimension", function, what, peri__tensor_text(t, text, sizeof text));
+    return peri__check_same_device(function, t, values);
+}
+
+peri_status peri__bags_init(const char *function, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, const peri_tensor *values)
+{
+    if (!lengths && !offsets) return peri__fail(PERI_EINVAL, "%s: neither lengths nor offsets are given", function);
+    if (lengths) PERI_TRY(check_one(function, "lengths", lengths, values));
+    if (offsets) PERI_TRY(check_one(function, "offsets", offsets, values));
+    if (offsets && offsets->shape[0] < 1)
+        return peri__fail(PERI_EINVAL, "%s: offsets are empty; they have one entry more than there are bags", function);
+    if (lengths && offsets && offsets->shape[0] != lengths->shape[0] + 1)
+        return peri__fail(PERI_EINVAL, "%s: %lld offsets for %lld lengths, wanted %lld", function, (long long)offsets->shape[0],
+                          (long long)lengths->shape[0], (long long)lengths->shape[0] + 1);
+    int64_t bags = lengths ? lengths->shape[0] : offsets->shape[0] - 1, most = (int64_t)1 << 50;
+    if (bags >= most || values->shape[0] >= most)
+        return peri__fail(PERI_ERANGE, "%s: %lld bags of %lld values, allowed: less than 2^50 of each", function, (long long)bags,
+                          (long long)values->shape[0]);
+    *b = (peri__bags){.bags = bags, .values = values->shape[0], .given_lengths = lengths != NULL, .given_offsets = offsets != NULL,
+                      .longest = -1};
+    if (lengths) PERI_TRY(peri_tensor_contiguous(lengths, &b->lengths));
+    if (!offsets) return PERI_OK;
+    peri_status status = peri_tensor_contiguous(offsets, &b->offsets);
+    if (status < 0) peri__bags_fini(b);
+    return status;
+}
+
+void peri__bags_adopt(peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, int64_t bags, int64_t values)
+{
+    *b = (peri__bags){.lengths = lengths, .offsets = offsets, .bags = bags, .values = values, .given_lengths = lengths != NULL,
+                      .given_offsets = offsets != NULL, .checked = true, .longest = -1};
+    if (lengths) peri_tensor_retain(lengths);
+    if (offsets) peri_tensor_retain(offsets);
+}
+
+void peri__bags_fini(peri__bags *b)
+{
+    peri_tensor_release(b->lengths);
+    peri_tensor_release(b->offsets);
+    peri__report_return(b->report);
+    *b = (peri__bags){0};
+}
+
+/* -- deriving ------------------------------------------------------------------------------------------------------------------ */
+
+static peri_device *device_of(const peri__bags *b) { return peri__device(b->lengths ? b->lengths : b->offsets); }
+
+static int64_t block_count(int64_t n) { return peri__max(1, peri__ceil_div(n, PERI_JAGGED_BLOCK)); }
+
+/** Scratch of a check over @blocks blocks: sums (blocks + 1), bad, most. */
+static peri_status scratch_new(peri_device *device, int64_t blocks, peri_tensor **out)
+{
+    int64_t n = 3 * blocks + 1;
+    return peri_tensor_new(device, PERI_I64, 1, &n, out);
+}
+
+/** offsets = cumulative sum of lengths, clamped to the values; what was found stays in @scratch. */
+static peri_status sum_lengths(peri__bags *b, peri_tensor *scratch, peri_tensor *offsets)
+{
+    int64_t blocks = block_count(b->bags), *words = peri__data(scratch);
+    peri_k_cumsum_args args = {.x = peri__data(b->lengths), .y = offsets ? peri__data(offsets) : NULL, .sums = words,
+                               .bad = words + blocks + 1, .most = words + 2 * blocks + 1, .rows = 1, .cols = b->bags, .blocks = blocks,
+                               .limit = b->values, .x_dtype = b->lengths->dtype, .y_dtype = PERI_I64, .mode = PERI_CUMSUM_COMPLETE};
+    peri_device *device = device_of(b);
+    PERI_TRY(PERI_LAUNCH(device, cumsum_sums, &args, blocks, BLOCK_GRAIN));
+    PERI_TRY(PERI_LAUNCH(device, cumsum_scan, &args, 1, 1));
+    if (!offsets) return PERI_OK;
+    return PERI_LAUNCH(device, cumsum_write, &args, blocks, BLOCK_GRAIN);
+}
+
+static peri_status offsets_new(const peri__bags *b, peri_tensor **out)
+{
+    int64_t n = b->bags + 1;
+    return peri_tensor_new(device_of(b), PERI_I64, 1, &n, out);
+}
+
+peri_status peri__bags_offsets(peri__bags *b)
+{
+    if (b->offsets) return PERI_OK;
+    peri_tensor *scratch, *offsets = NULL;
+    PERI_TRY(scratch_new(device_of(b), block_count(b->bags), &scratch));
+    peri_status status = offsets_new(b, &offsets);
+    if (status >= 0) status = sum_lengths(b, scratch, offsets);
+    peri_tensor_release(scratch);
+    if (status < 0) peri_tensor_release(offsets);
+    else b->offsets = offsets;
+    return status;
+}
+
+peri_status peri__bags_lengths(peri__bags *b)
+{
+    if (b->lengths) return PERI_OK;
+    peri_tensor *lengths;
+    PERI_TRY(peri__tensor_like(b->offsets, 1, &b->bags, &lengths));
+    peri_k_jagged_lengths_args args = {.offsets = peri__data(b->offsets), .out = peri__data(lengths), .offsets_dtype = b->offsets->dtype,
+                                       .out_dtype = lengths->dtype};
+    peri_status status = PERI_LAUNCH(device_of(b), jagged_lengths, &args, b->bags, GRAIN);
+    if (status < 0) peri_tensor_release(lengths);
+    else b->lengths = lengths;
+    return status;
+}
+
+/* -- checking ------------------------------------------------------------------------------------------------------------------ */
+
+/** Queue what finds bad bags; sums only if the offsets come from the lengths. */
+static peri_status find_bad(peri__bags *b, peri_tensor *scratch, int64_t blocks)
+{
+    if (!b->given_offsets) {
+        peri_tensor *offsets = NULL;
+        if (!b->offsets) PERI_TRY(offsets_new(b, &offsets));
+        peri_status status = sum_lengths(b, scratch, offsets);
+        if (status < 0) peri_tensor_release(offsets);
+        else if (offsets) b->offsets = offsets;
+        return status;
+    }
+    int64_t *words = peri__data(scratch);
+    peri_tensor *lengths = b->given_lengths ? b->lengths : NULL;
+    peri_k_jagged_check_args args = {.offsets = peri__data(b->offsets), .lengths = lengths ? peri__data(lengths) : NULL,
+                                     .bad = words + blocks + 1, .most = words + 2 * blocks + 1, .bags = b->bags, .limit = b->values,
+                                     .offsets_dtype = b->offsets->dtype, .lengths_dtype = lengths ? lengths->dtype : 0};
+    return PERI_LAUNCH(device_of(b), jagged_check, &args, blocks, BLOCK_GRAIN);
+}
+
+peri_status peri__bags_post(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds)
+{
+    if (b->report) return PERI_OK;
+    peri_device *device = device_of(b);
+    int64_t blocks = block_count(b->bags), words = PERI_REPORT_HEADER + n_bounds;
+    peri_tensor *scratch = NULL, *found = NULL;
+    peri__report *report = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(scratch_new(device, blocks, &scratch), out);
+    PERI_TRY_GOTO(find_bad(b, scratch, blocks), out);
+    PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &words, &found), out);
+    int64_t *s = peri__data(scratch);
+    peri_k_jagged_report_args args = {.lengths = b->given_lengths ? peri__data(b->lengths) : NULL, .offsets = peri__data(b->offsets),
+                                      .bad = s + blocks + 1, .most = s + 2 * blocks + 1, .total = b->given_offsets ? NULL : s + blocks,
+                                      .bounds = bounds ? peri__data(bounds) : NULL, .report = peri__data(found), .bags = b->bags,
+                                      .blocks = blocks, .step = step, .n_bounds = n_bounds,
+                                      .lengths_dtype = b->given_lengths ? b->lengths->dtype : 0, .offsets_dtype = b->offsets->dtype};
+    PERI_TRY_GOTO(PERI_LAUNCH(device, jagged_report, &args, 1, 1), out);
+    PERI_TRY_GOTO(peri__report_take(device, words, &report), out);
+    PERI_TRY_GOTO(peri__report_post(report, peri__data(found), words), out);
+    b->report = report;
+    report = NULL;
+out:
+    peri__report_return(report);
+    peri_tensor_release(found);
+    peri_tensor_release(scratch);
+    return status;
+}
+
+/** "key 'f2', sample 17 ends at 12": the first bag that lies beyond the values, for lengths with too large a sum. */
+static void overflowing_bag(peri__bags *b, peri__bag_text_fn text, const void *owner, char *out, size_t len)
+{
+    int64_t size = peri_dtype_size(b->lengths->dtype) * b->bags, sum = 0;
+    char *host = peri__alloc((size_t)peri__max(size, 1)), name[NAME];
+    out[0] = 0;
+    if (host && peri_tensor_read(b->lengths, host, size) >= 0)
+        for (int64_t i = 0; i < b->bags; i++) {
+            int64_t length = b->lengths->dtype == PERI_I32 ? ((int32_t *)host)[i] : ((int64_t *)host)[i];
+            sum += peri__min(length, b->values + 1);
+            if (sum <= b->values) continue;
+            text(owner, i, name, sizeof name);
+            snprintf(out, len, ": %s ends at %lld", name, (long long)sum);
+            break;
+        }
+    peri__free(host);
+}
+
+static peri_status judge_bag(const peri__bags *b, const char *function, const int64_t *w, const char *name)
+{
+    long long length = w[PERI_REPORT_LENGTH], from = w[PERI_REPORT_BEGIN], to = w[PERI_REPORT_END], n = b->values;
+    if (b->given_offsets) {
+        if (from < 0 || from > n)
+            return peri__fail(PERI_EINVAL, "%s: %s: it begins at offset %lld, allowed: 0..%lld (the number of values)", function, name, from, n);
+        if (to < from)
+            return peri__fail(PERI_EINVAL, "%s: %s: its offsets are %lld and %lld, they must not decrease", function, name, from, to);
+        if (to > n)
+            return peri__fail(PERI_EINVAL, "%s: %s: it ends at offset %lld, allowed: 0..%lld (the number of values)", function, name, to, n);
+        return peri__fail(PERI_EINVAL, "%s: %s: length %lld, but its offsets %lld and %lld say %lld", function, name, length, from, to, to - from);
+    }
+    if (length < 0) return peri__fail(PERI_EINVAL, "%s: %s: length %lld, allowed: 0 or more", function, name, length);
+    return peri__fail(PERI_EINVAL, "%s: %s: length %lld, but there are only %lld values", function, name, length, n);
+}
+
+peri_status peri__bags_judge(peri__bags *b, const char *function, peri__bag_text_fn text, const void *owner)
+{
+    const int64_t *w = b->report->words;
+    char name[NAME + 64];
+    if (b->given_offsets && w[PERI_REPORT_FIRST] != 0)
+        return peri__fail(PERI_EINVAL, "%s: the first offset is %lld, wanted 0", function, (long long)w[PERI_REPORT_FIRST]);
+    if (w[PERI_REPORT_BAD] >= 0) {
+        text(owner, w[PERI_REPORT_BAD], name, sizeof name);
+        return judge_bag(b, function, w, name);
+    }
+    long long total = w[PERI_REPORT_TOTAL], n = b->values;
+    if (total != n && b->given_offsets)
+        return peri__fail(PERI_EINVAL, "%s: the last offset is %lld, but there are %lld values", function, total, n);
+    if (total != n) {
+        name[0] = 0;
+        if (total > n) overflowing_bag(b, text, owner, name, sizeof name);
+        return peri__fail(PERI_EINVAL, "%s: the lengths sum to %lld, but there are %lld values%s", function, total, n, name);
+    }
+    b->longest = w[PERI_REPORT_MOST];
+    b->checked = true;
+    return PERI_OK;
+}

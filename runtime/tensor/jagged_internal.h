@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tensor/jagged_internal.h (L2): the structs behind perilune/jagged.h, for this folder and for the layers above (exchanges, lookups).
+ */
+#ifndef PERI_TENSOR_JAGGED_INTERNAL_H
+#define PERI_TENSOR_JAGGED_INTERNAL_H
+
+#include "internal.h"
+
+#include <perilune/jagged.h>
+
+struct peri_keys {
+    peri__refs refs;
+    int32_t count;
+    bool unique;
+    uint64_t hash;
+    uint64_t *name_hash; /* count */
+    int32_t *table;      /* open addressing over name_hash: position + 1, 0: free */
+    int32_t table_mask;
+    const char **names; /* count, into text */
+    char *text;
+};
+
+/** The keys of @keys at positions @index[n], repeats allowed; each within the list. */
+peri_status peri__keys_select(const peri_keys *keys, const int32_t *index, int32_t n, peri_keys **out);
+/** Keys [begin, end) of @keys. */
+peri_status peri__keys_slice(const peri_keys *keys, int32_t begin, int32_t end, peri_keys **out);
+
+/* -- reports: small arrays on their way from a device to the host ---------------------------------------------------------------------- */
+
+/** Host memory for one queued copy and the event that ends it. Reports come from a pool: giving one back while its copy is still queued is
+ *  legal and does not block. */
+typedef struct peri__report {
+    struct peri__report *next;
+    peri_device *device;
+    void *event; /* the backend's */
+    int64_t *words;
+    int64_t capacity; /* words */
+    bool posted;
+} peri__report;
+
+peri_status peri__report_take(peri_device *device, int64_t words, peri__report **out);
+/** Queue the copy of the first @words words at device address @src. */
+peri_status peri__report_post(peri__report *report, const int64_t *src, int64_t words);
+/** PERI_OK when report->words are there, PERI_PENDING when not yet; wait blocks. */
+peri_status peri__report_test(peri__report *report);
+peri_status peri__report_wait(peri__report *report);
+/** Back to the pool; NULL is fine. */
+void peri__report_return(peri__report *report);
+
+/** Host numbers as a new i64 tensor [n] of @device. */
+peri_status peri__upload_i64(peri_device *device, const int64_t *host, int64_t n, peri_tensor **out);
+
+/* -- bags: what lengths and offsets say ------------------------------------------------------------------------------------------------ */
+
+/** The part that jt and kjt share. */
+typedef struct peri__bags {
+    peri_tensor *lengths, *offsets; /* at least one; the other is made when asked for */
+    int64_t bags, values;           /* entries of lengths; rows of values */
+    bool given_lengths, given_offsets; /* what the constructor got */
+    bool checked;                   /* they are well formed */
+    int64_t longest;                /* -1: not known */
+    peri__report *report;           /* a check on its way, or NULL */
+} peri__bags;
+
+/** Writes "key 'f2', sample 17" into @text. */
+typedef void (*peri__bag_text_fn)(const void *owner, int64_t bag, char *text, size_t len);
+
+/** Set *b up from given tensors (contiguous copies or new references) and check counts, dtypes and devices. @values has been checked. */
+peri_status peri__bags_init(const char *function, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, const peri_tensor *values);
+/** Set *b up from well-formed tensors (retained; either may be NULL). */
+void peri__bags_adopt(peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, int64_t bags, int64_t values);
+void peri__bags_fini(peri__bags *b);
+/** b->lengths or b->offsets, made if needed. Offsets made from unchecked lengths are clamped: monotone and within the values, always. */
+peri_status peri__bags_lengths(peri__bags *b);
+peri_status peri__bags_offsets(peri__bags *b);
+/** Queue the check; offsets[bounds ? bounds[i] : i * step] for i in [0, n_bounds) will stand in the report after its header. */
+peri_status peri__bags_post(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds);
+/** Judge the report, which has arrived; @text names bags. Sets longest and checked. The report stays for the caller to read and return. */
+peri_status peri__bags_judge(peri__bags *b, const char *function, peri__bag_text_fn text, const void *owner);
+
+/* -- containers ------------------------------------------------------------------------------------------------------------------------ */
+
+struct peri_jt {
+    peri__refs refs;
+    peri_tensor *values, *weights; /* weights may be NULL */
+    peri__bags bags;
+    int64_t *host_offsets; /* bags + 1, or NULL */
+};
+
+struct peri_kjt {
+    peri__refs refs;
+    peri_keys *keys;
+    peri_tensor *values, *weights; /* weights may be NULL */
+    peri__bags bags;
+    int64_t stride;
+    int32_t ranks;                    /* 0: fixed batch */
+    int64_t *stride_per_key_per_rank; /* keys x ranks, NULL: fixed batch */
+    int64_t *stride_per_key;          /* keys */
+    int64_t *lengths_offset_per_key;  /* keys + 1 */
+    peri_keys *inverse_keys;          /* or NULL, like inverse */
+    peri_tensor *inverse;
+    bool synced; /* the next two are valid */
+    int64_t *length_per_key;  /* keys */
+    int64_t *offset_per_key;  /* keys + 1 */
+    int64_t *host;            /* the block that holds the arrays above */
+};
+
+/** A kjt of parts that are known to be well formed (results of operations on checked ones): nothing is read back. All tensors retained and
+ *  contiguous. Either of lengths and offsets may be NULL. @stride_per_key_per_rank as in peri_kjt_args. @length_per_key: what the host
+ *  knows already, keys entries, copied; NULL: not known, a sync will fetch it. Key names may repeat. */
+typedef struct peri__kjt_parts {
+    peri_keys *keys;
+    peri_tensor *values, *weights, *lengths, *offsets;
+    int64_t stride;
+    int32_t ranks;
+    const int64_t *stride_per_key_per_rank;
+    peri_keys *inverse_keys;
+    peri_tensor *inverse;
+    const int64_t *length_per_key;
+    int64_t longest; /* -1: not known */
+} peri__kjt_parts;
+
+peri_status peri__kjt_adopt(const peri__kjt_parts *parts, peri_kjt **out);
+/** A jt of tensors that are known to be well formed, all retained; either of lengths and offsets may be NULL. */
+peri_status peri__jt_adopt(peri_tensor *values, peri_tensor *weights, peri_tensor *lengths, peri_tensor *offsets, peri_jt **out);
+/** The key of bag @bag. */
+int32_t peri__kjt_key_of(const peri_kjt *kjt, int64_t bag);
+
+static inline int32_t peri__kjt_key_count(const peri_kjt *kjt) { return kjt->keys->count; }
+static inline peri_device *peri__kjt_device(const peri_kjt *kjt) { return peri__device(kjt->values); }
+
+#endif
