@@ -185,6 +185,7 @@ $B/perilune: $(HOST_OBJ) $B/obj/pack.o $(LIB_A)
 
 UNIT := $(if $(HAVE_CMOCKA),$(patsubst %.c,$B/%,$(wildcard tests/unit/*.c tests/kernels/*.c)))
 FUZZ := $(patsubst %.c,$B/%,$(wildcard tests/fuzz/*.c))
+BAD_PLUGINS := $(patsubst tests/unit/plugins/%.c,$B/tests/unit/plugins/libperilune_%.so,$(wildcard tests/unit/plugins/*.c))
 TEST_FLAGS := $(PFLAGS) -I. -Wno-missing-prototypes -Wno-conversion -Wno-unused-function
 
 $(UNIT): $B/%: %.c $(LIB_A)
@@ -197,6 +198,10 @@ $(FUZZ): $B/%: %.c tests/harness/fuzz_main.c $(LIB_A)
 	@$(if $(V),,echo '  FUZZ    $<')
 	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -MMD -MP $< tests/harness/fuzz_main.c $(LIB_A) $(LIBS) -o $@
 
+$(BAD_PLUGINS): $B/tests/unit/plugins/libperilune_%.so: tests/unit/plugins/%.c build/config.mk
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -shared $< -o $@
+
 PRELOAD := $(if $(filter address thread,$(SAN)),$(shell $(CC) -print-file-name=lib$(if $(filter address,$(SAN)),asan,tsan).so))
 RUN_TESTS = luajit tests/run.lua --build=$B --san=$(SAN) --preload=$(PRELOAD) --mpi='$(HAVE_MPI)' --busted='$(HAVE_BUSTED)' --cmocka='$(HAVE_CMOCKA)' \
 	--luacheck='$(HAVE_LUACHECK)' --seed=$(SEED) --only='$(ONLY)'
@@ -207,9 +212,9 @@ test:
 	@$(SUBMAKE) setup
 	@$(SUBMAKE) check
 
-check: all $(UNIT) $(FUZZ)
+check: all $(UNIT) $(BAD_PLUGINS) $(FUZZ)
 	@$(RUN_TESTS)
-check-c: all $(UNIT) $(FUZZ)
+check-c: all $(UNIT) $(BAD_PLUGINS) $(FUZZ)
 	@$(RUN_TESTS) --parts=c,fuzz
 check-lua: all
 	@$(RUN_TESTS) --parts=lua

@@ -191,7 +191,14 @@ local function results(j)
     end
   end
   local unclean = p.code ~= 0 or p.late
-  if j.tap and any or not complete then order[#order].log = read_file(p.log) end
+  if any or not complete then
+    for _, t in ipairs(order) do
+      if t.status == "fail" and (j.tap or not complete) then
+        t.log = read_file(p.log)
+        break
+      end
+    end
+  end
   if complete and unclean and not any then
     order[#order + 1] = { status = "fail", name = "(end of the program)", message = process.how(p), log = read_file(p.log) }
   end

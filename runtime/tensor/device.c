@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t stream_lock = PTHREAD_MUTEX_INITIALIZER;
 static peri_device devices[PERI_MAX_DEVICES];
 static atomic_int device_count;
 
@@ -83,10 +84,34 @@ bool peri_device_probe(const char *name, char *reason, size_t len)
     return ok;
 }
 
+/** Add a reference unless the last one has gone already. */
+static bool try_retain(peri_stream *s)
+{
+    int32_t refs = atomic_load(&s->refs);
+    while (refs > 0 && !atomic_compare_exchange_weak(&s->refs, &refs, refs + 1)) {}
+    return refs > 0;
+}
+
 peri_status peri_device_synchronize(peri_device *device)
 {
-    PERI_TRY(device->vtab->stream_sync(device->ctx, device->default_stream.ctx));
-    return device->vtab->stream_sync(device->ctx, peri_stream_current(device)->ctx);
+    /* Streams are held, not locked, while they run: releasing one must not wait. */
+    enum { SOME = 64 };
+    peri_stream *few[SOME], **held = few;
+    int64_t n = 0, count = 0;
+    pthread_mutex_lock(&stream_lock);
+    for (peri_stream *s = &device->default_stream; s; s = s->next) count++;
+    if (count > SOME) held = peri__alloc(sizeof *held * (size_t)count);
+    for (peri_stream *s = &device->default_stream; s && held; s = s->next)
+        if (try_retain(s)) held[n++] = s;
+    pthread_mutex_unlock(&stream_lock);
+    if (!held) return PERI_ENOMEM;
+    peri_status status = PERI_OK;
+    for (int64_t i = 0; i < n; i++) {
+        if (status >= 0) status = device->vtab->stream_sync(device->ctx, held[i]->ctx);
+        peri_stream_release(held[i]);
+    }
+    if (held != few) peri__free(held);
+    return status;
 }
 
 peri_status peri_device_seed(peri_device *device, uint64_t seed)
@@ -108,6 +133,13 @@ peri_status peri_stream_new(peri_device *device, peri_stream **out)
         peri__free(s);
         return status;
     }
+    pthread_mutex_lock(&stream_lock);
+    peri_stream *head = &device->default_stream;
+    s->next = head->next;
+    s->before = head;
+    if (head->next) head->next->before = s;
+    head->next = s;
+    pthread_mutex_unlock(&stream_lock);
     peri__object_count(1);
     *out = s;
     return PERI_OK;
@@ -118,6 +150,10 @@ static void stream_retain(peri_stream *s) { peri__refs_add(&s->refs); }
 void peri_stream_release(peri_stream *s)
 {
     if (!s || !peri__refs_drop(&s->refs)) return;
+    pthread_mutex_lock(&stream_lock);
+    s->before->next = s->next;
+    if (s->next) s->next->before = s->before;
+    pthread_mutex_unlock(&stream_lock);
     s->device->vtab->stream_delete(s->device->ctx, s->ctx);
     peri__object_count(-1);
     peri__free(s);

@@ -17,7 +17,8 @@
 struct peri_stream {
     peri__refs refs;
     peri_device *device;
-    void *ctx; /* the backend's */
+    void *ctx;                  /* the backend's */
+    peri_stream *next, *before; /* the device's list of streams */
 };
 
 struct peri_event {
@@ -33,7 +34,7 @@ struct peri_device {
     void *ctx;
     int32_t caps, id; /* PERI_DEVICE_*; place in the table of devices */
     char name[32];
-    peri_stream default_stream; /* never released */
+    peri_stream default_stream; /* never released; head of the list of streams, which device.c's stream_lock guards */
 };
 
 /** Queue kernel @kernel (PERI_K_*) over [0, n) on the current stream; n = 0 queues nothing. */

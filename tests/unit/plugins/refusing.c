@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * refusing.c: a plugin that takes no host, and a device that says that it cannot be used here.
+ */
+#include "runtime/plugin/coll.h"
+#include "runtime/plugin/device.h"
+
+#include <stdio.h>
+
+static peri_status probe(char *reason, size_t len)
+{
+    snprintf(reason, len, "the moon is in the wrong phase");
+    return PERI_EUNSUPPORTED;
+}
+
+static const peri_device_vtab device = {.size = sizeof device, .abi = PERI_DEVICE_ABI, .name = "refusing", .probe = probe};
+
+__attribute__((visibility("default"))) const peri_device_vtab *peri_device_entry_v1(const peri_plugin_host *host)
+{
+    return host ? &device : NULL;
+}
+
+__attribute__((visibility("default"))) const peri_coll_vtab *peri_coll_entry_v1(const peri_plugin_host *host)
+{
+    (void)host;
+    return NULL;
+}

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_alloc.c: the accounted heap, a host's own allocator, fault points.
+ */
+#include "tests/harness/check.h"
+
+#include "runtime/base/internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+static int64_t host_blocks;
+
+static void *host_alloc(size_t size)
+{
+    host_blocks++;
+    return malloc(size);
+}
+static void *host_realloc(void *p, size_t size) { return realloc(p, size); }
+static void host_free(void *p)
+{
+    host_blocks--;
+    free(p);
+}
+
+/** Runs first: nothing is allocated yet. */
+static void a_host_may_lend_its_allocator_before_first_use(void **state)
+{
+    (void)state;
+    assert_fails(peri__allocator_set(host_alloc, NULL, host_free), PERI_EINVAL, "all three");
+    assert_ok(peri__allocator_set(host_alloc, host_realloc, host_free));
+    void *p = peri__alloc(100);
+    assert_non_null(p);
+    assert_int_equal(host_blocks, 1);
+    assert_fails(peri__allocator_set(malloc, realloc, free), PERI_EINVAL, "1 blocks are already allocated");
+    peri__free(p);
+    assert_int_equal(host_blocks, 0);
+    assert_ok(peri__allocator_set(malloc, realloc, free));
+}
+
+static void bytes_are_counted(void **state)
+{
+    (void)state;
+    int64_t before = peri_mem_live();
+    char *p = peri__alloc(1000);
+    assert_int_equal(peri_mem_live(), before + 1000);
+    assert_int_equal((uintptr_t)p % 16, 0);
+    memset(p, 7, 1000);
+    p = peri__realloc(p, 5000);
+    assert_int_equal(p[999], 7);
+    assert_int_equal(peri_mem_live(), before + 5000);
+    assert_true(peri_mem_peak() >= before + 5000);
+    p = peri__realloc(p, 10);
+    assert_int_equal(p[9], 7);
+    assert_int_equal(peri_mem_live(), before + 10);
+    peri__free(p);
+    assert_int_equal(peri_mem_live(), before);
+    peri__free(NULL);
+    char *zero = peri__alloc_zero(64);
+    for (int i = 0; i < 64; i++) assert_int_equal(zero[i], 0);
+    peri__free(zero);
+    char *text = peri__strdup("moon");
+    assert_string_equal(text, "moon");
+    peri__free(text);
+    assert_int_equal(peri_mem_live(), before);
+}
+
+static void debt_is_asked_once(void **state)
+{
+    (void)state;
+    peri_mem_debt();
+    int64_t before = peri_mem_live();
+    peri__mem_count(500);
+    peri__mem_count(-500);
+    peri__mem_count(20);
+    assert_int_equal(peri_mem_debt(), 520);
+    assert_int_equal(peri_mem_debt(), 0);
+    peri__mem_count(-20);
+    assert_int_equal(peri_mem_live(), before);
+}
+
+static void no_memory_is_an_error_and_frees_nothing(void **state)
+{
+    (void)state;
+    int64_t before = peri_mem_live();
+    assert_null(peri__alloc(SIZE_MAX));
+    assert_int_equal(peri_error_status(), PERI_ENOMEM);
+    assert_null(peri__alloc_zero(SIZE_MAX - 8));
+    char *p = peri__alloc(10);
+    p[0] = 3;
+    assert_null(peri__realloc(p, SIZE_MAX / 2 + 1));
+    assert_int_equal(p[0], 3);
+    assert_ok(peri_fault_arm("alloc", 1));
+    assert_null(peri__realloc(p, 20));
+    p = peri__realloc(p, 20);
+    assert_non_null(p);
+    assert_int_equal(p[0], 3);
+    peri__free(p);
+    assert_int_equal(peri_mem_live(), before);
+}
+
+static void freeing_keeps_errno_and_the_error_record(void **state)
+{
+    (void)state;
+    void *p = peri__alloc(1 << 20);
+    peri__fail(PERI_EIO, "kept");
+    errno = ENOENT;
+    peri__free(p);
+    assert_int_equal(errno, ENOENT);
+    assert_string_equal(peri_error_message(), "kept");
+}
+
+static void a_fault_point_fails_its_kth_passage_once(void **state)
+{
+    (void)state;
+    for (int k = 1; k <= 4; k++) {
+        assert_ok(peri_fault_arm("alloc", k));
+        for (int i = 1; i <= 6; i++) {
+            void *p = peri__alloc(8);
+            assert_int_equal(p == NULL, i == k);
+            peri__free(p);
+        }
+        assert_int_equal(peri_fault_passed("alloc"), 6);
+    }
+    assert_ok(peri_fault_arm("alloc", 0));
+    void *p = peri__alloc(8);
+    assert_non_null(p);
+    peri__free(p);
+}
+
+static void fault_points_are_checked(void **state)
+{
+    (void)state;
+    assert_fails(peri_fault_arm("allok", 1), PERI_ENOTFOUND, "no fault point 'allok'; known: alloc coll_drop");
+    assert_fails(peri_fault_arm(NULL, 1), PERI_ENOTFOUND, "(null)");
+    assert_fails(peri_fault_arm("alloc", -1), PERI_EINVAL, "k = -1");
+    assert_int_equal(peri_fault_passed("nothing"), -1);
+    assert_int_equal(peri_fault_passed(NULL), -1);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(a_host_may_lend_its_allocator_before_first_use),
+    cmocka_unit_test(bytes_are_counted),
+    cmocka_unit_test(debt_is_asked_once),
+    cmocka_unit_test(no_memory_is_an_error_and_frees_nothing),
+    cmocka_unit_test(freeing_keeps_errno_and_the_error_record),
+    cmocka_unit_test(a_fault_point_fails_its_kth_passage_once),
+    cmocka_unit_test(fault_points_are_checked),
+};
+
+check_main(tests)

@@ -1,0 +1,367 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_device.c: the device contract, on "cpu" and on "opaque": order within streams, events between them, copies, launches, matrix
+ * products, memory that the host cannot touch.
+ */
+#include "tests/harness/check.h"
+
+#include "runtime/tensor/internal.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static const char *const names[] = {"cpu", "opaque"};
+enum { DEVICES = 2, N = 1000 };
+
+static peri_device *device_of(const char *name)
+{
+    peri_device *d = NULL;
+    assert_ok(peri_device_get(name, &d));
+    return d;
+}
+
+static peri_tensor *numbers(peri_device *d, int64_t n, double value)
+{
+    peri_tensor *t = NULL;
+    assert_ok(peri_tensor_full(d, PERI_F64, 1, &n, value, &t));
+    return t;
+}
+
+static double first(peri_tensor *t)
+{
+    double x;
+    assert_ok(peri_tensor_item(t, 0, &x));
+    return x;
+}
+
+/** y += alpha * x on the current stream. */
+static void add(peri_tensor *y, peri_tensor *x, double alpha)
+{
+    peri_k_axpy_args args = {.y = peri__data(y), .x = peri__data(x), .dtype = PERI_F64, .alpha = alpha};
+    assert_ok(PERI_LAUNCH(peri__device(y), axpy, &args, peri__numel(y), 64));
+}
+
+static void devices_have_names(void **state)
+{
+    (void)state;
+    for (int i = 0; i < DEVICES; i++) {
+        peri_device *d = device_of(names[i]);
+        assert_string_equal(peri_device_name(d), names[i]);
+        assert_ptr_equal(device_of(names[i]), d);
+        assert_int_equal(peri_device_host_access(d), i == 0);
+        assert_true(peri_device_probe(names[i], NULL, 0));
+    }
+    peri_device *none = NULL;
+    assert_fails(peri_device_get("gpu", &none), PERI_ENOTFOUND, "gpu");
+    assert_fails(peri_device_get("", &none), PERI_ENOTFOUND, "is no device");
+    assert_fails(peri_device_get("cpu:x", &none), PERI_ENOTFOUND, "'x' is no device number");
+    assert_fails(peri_device_get("cpu:", &none), PERI_ENOTFOUND, "is no device number");
+    assert_fails(peri_device_get("cpu:-1", &none), PERI_ENOTFOUND, "is no device number");
+    assert_fails(peri_device_get("cpu:7", &none), PERI_ENOTFOUND, "only device 0");
+    assert_fails(peri_device_get("opaque:1", &none), PERI_ENOTFOUND, "only device 0");
+    assert_fails(peri_device_get("a-name-that-is-much-longer-than-any-device", &none), PERI_ENOTFOUND, "is no device");
+    assert_fails(peri_device_get(NULL, &none), PERI_EINVAL, "no name");
+    assert_null(none);
+}
+
+static void a_stream_runs_in_order(void **state)
+{
+    (void)state;
+    for (int i = 0; i < DEVICES; i++) {
+        peri_device *d = device_of(names[i]);
+        peri_tensor *x = numbers(d, N, 1), *y = numbers(d, N, 0);
+        for (int k = 1; k <= 20; k++) {
+            assert_ok(peri_tensor_copy(x, y));  /* x = y */
+            assert_ok(peri_tensor_fill(y, k));  /* y = k */
+            add(y, x, 2);                       /* y = k + 2x */
+        }
+        double want = 0;
+        for (int k = 1; k <= 20; k++) want = k + 2 * want;
+        assert_true(first(y) == want);
+        peri_tensor_release(x);
+        peri_tensor_release(y);
+    }
+}
+
+/** One producer and one consumer on two streams; @joined says whether an event orders them. Returns what the consumer saw. */
+static double two_streams(peri_device *d, bool joined)
+{
+    peri_stream *a, *b;
+    peri_event *made;
+    assert_ok(peri_stream_new(d, &a));
+    assert_ok(peri_stream_new(d, &b));
+    assert_ok(peri_event_new(d, &made));
+    peri_tensor *x = numbers(d, N, 0), *y = numbers(d, N, 0);
+    assert_ok(peri_device_synchronize(d));
+    assert_ok(peri_stream_set_current(d, a));
+    assert_ok(peri_tensor_fill(x, 7));
+    assert_ok(peri_event_record(made, a));
+    assert_ok(peri_stream_set_current(d, b));
+    if (joined) assert_ok(peri_stream_wait(b, made));
+    add(y, x, 1);
+    assert_ok(peri_stream_synchronize(b));
+    double seen = first(y);
+    assert_ok(peri_stream_synchronize(a));
+    assert_ok(peri_stream_set_current(d, NULL));
+    peri_tensor_release(x);
+    peri_tensor_release(y);
+    peri_event_release(made);
+    peri_stream_release(a);
+    peri_stream_release(b);
+    return seen;
+}
+
+static void events_order_streams(void **state)
+{
+    (void)state;
+    for (int i = 0; i < DEVICES; i++)
+        for (uint64_t seed = 1; seed <= 20; seed++) {
+            assert_ok(peri_device_seed(device_of(names[i]), seed));
+            assert_true(two_streams(device_of(names[i]), true) == 7);
+        }
+}
+
+static void a_forgotten_event_shows_on_opaque(void **state)
+{
+    (void)state;
+    int wrong = 0;
+    for (uint64_t seed = 1; seed <= 40; seed++) {
+        assert_ok(peri_device_seed(device_of("opaque"), seed));
+        wrong += two_streams(device_of("opaque"), false) != 7;
+    }
+    assert_true(wrong > 5);
+    assert_ok(peri_device_seed(device_of("opaque"), 1));
+}
+
+static void the_order_follows_the_seed(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 10; seed++) {
+        double seen[2];
+        for (int twice = 0; twice < 2; twice++) {
+            assert_ok(peri_device_seed(device_of("opaque"), seed));
+            seen[twice] = two_streams(device_of("opaque"), false);
+        }
+        assert_true(seen[0] == seen[1]);
+    }
+}
+
+static void work_is_late_on_opaque_and_polling_gets_there(void **state)
+{
+    (void)state;
+    peri_device *d = device_of("opaque");
+    peri_event *e;
+    assert_ok(peri_event_new(d, &e));
+    assert_int_equal(peri_event_query(e), PERI_OK); /* never recorded */
+    assert_ok(peri_event_synchronize(e));
+    assert_ok(peri_stream_wait(peri_stream_current(d), e));
+    assert_ok(peri_device_synchronize(d));
+    peri_tensor *x = numbers(d, N, 0);
+    for (int k = 0; k < 5; k++) assert_ok(peri_tensor_fill(x, k));
+    assert_ok(peri_event_record(e, peri_stream_current(d)));
+    int pending = 0;
+    while (peri_event_query(e) == PERI_PENDING) assert_true(++pending < 1000);
+    assert_true(pending > 0);
+    assert_int_equal(peri_event_query(e), PERI_OK);
+    peri_tensor_release(x);
+    peri_event_release(e);
+}
+
+static void synchronize_waits_for_every_stream(void **state)
+{
+    (void)state;
+    for (int i = 0; i < DEVICES; i++) {
+        peri_device *d = device_of(names[i]);
+        peri_stream *side;
+        peri_event *end;
+        assert_ok(peri_stream_new(d, &side));
+        assert_ok(peri_event_new(d, &end));
+        peri_tensor *x = numbers(d, N, 0);
+        assert_ok(peri_device_synchronize(d));
+        assert_ok(peri_stream_set_current(d, side));
+        for (int k = 1; k <= 5; k++) assert_ok(peri_tensor_fill(x, k)); /* more than one query could run */
+        assert_ok(peri_event_record(end, side));
+        assert_ok(peri_stream_set_current(d, NULL));
+        assert_ok(peri_device_synchronize(d));
+        assert_int_equal(peri_event_query(end), PERI_OK);
+        peri_stream_release(side); /* with the event still pointing at it */
+        assert_int_equal(peri_event_query(end), PERI_OK);
+        assert_true(first(x) == 5);
+        peri_tensor_release(x);
+        peri_event_release(end);
+    }
+}
+
+static void host_memory_is_consumed_by_a_copy_to_the_device(void **state)
+{
+    (void)state;
+    for (int i = 0; i < DEVICES; i++) {
+        double data[8], back[8];
+        int64_t n = 8;
+        peri_tensor *t = NULL;
+        assert_ok(peri_tensor_new(device_of(names[i]), PERI_F64, 1, &n, &t));
+        for (int k = 0; k < 8; k++) data[k] = k;
+        assert_ok(peri_tensor_write(t, data, sizeof data));
+        memset(data, 0xff, sizeof data);
+        assert_ok(peri_tensor_read(t, back, sizeof back));
+        for (int k = 0; k < 8; k++) assert_true(back[k] == k);
+        peri_tensor_release(t);
+    }
+}
+
+static void devices_do_not_mix(void **state)
+{
+    (void)state;
+    peri_event *e;
+    peri_stream *s;
+    assert_ok(peri_event_new(device_of("cpu"), &e));
+    assert_ok(peri_stream_new(device_of("opaque"), &s));
+    assert_fails(peri_stream_wait(s, e), PERI_EINVAL, "a stream of opaque and an event of cpu");
+    assert_fails(peri_event_record(e, s), PERI_EINVAL, "an event of cpu");
+    assert_fails(peri_stream_set_current(device_of("cpu"), s), PERI_EINVAL, "a stream of opaque on device cpu");
+    peri_event_release(e);
+    peri_stream_release(s);
+}
+
+/** What a child process that reads or writes element 0 from the host dies of; 0 when it lives. */
+static int touch(peri_tensor *t, bool writing)
+{
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        signal(SIGSEGV, SIG_DFL); /* cmocka catches it */
+        volatile char *p = peri__data(t);
+        if (writing) *p = 1;
+        else (void)*p;
+        _exit(0);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+static void the_host_dies_when_it_touches_opaque_memory(void **state)
+{
+    (void)state;
+    peri_tensor *open = numbers(device_of("cpu"), N, 1), *shut = numbers(device_of("opaque"), N, 1);
+    assert_true(first(shut) == 1); /* its pages exist and were used */
+    assert_int_equal(touch(open, false), 0);
+    assert_int_equal(touch(open, true), 0);
+    assert_int_not_equal(touch(shut, false), 0);
+    assert_int_not_equal(touch(shut, true), 0);
+    peri_tensor_release(open);
+    peri_tensor_release(shut);
+}
+
+static void freed_memory_on_opaque_loses_its_contents(void **state)
+{
+    (void)state;
+    peri_device *d = device_of("opaque");
+    peri_tensor *x = numbers(d, 512, 5);
+    void *at = peri__data(x);
+    assert_true(first(x) == 5);
+    peri_tensor_release(x);
+    assert_ok(peri_device_synchronize(d));
+    int64_t n = 512;
+    peri_tensor *y = NULL;
+    assert_ok(peri_tensor_new(d, PERI_F64, 1, &n, &y));
+    assert_ptr_equal(peri__data(y), at); /* the same pages again */
+    assert_true(first(y) != 5);
+    peri_tensor_release(y);
+}
+
+static void products_match_the_definition(void **state)
+{
+    (void)state;
+    static const int64_t sizes[][3] = {{1, 1, 1}, {3, 5, 2}, {300, 7, 9}, {4, 6, 0}, {0, 3, 2}};
+    for (int i = 0; i < DEVICES; i++)
+        for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+            for (int trans = 0; trans < 4; trans++) {
+                peri_device *d = device_of(names[i]);
+                int64_t m = sizes[s][0], n = sizes[s][1], k = sizes[s][2], batch = 2;
+                bool ta = trans & 1, tb = trans & 2;
+                int64_t na = batch * m * k, nb = batch * k * n, nc = batch * m * n;
+                peri_tensor *a = NULL, *b = NULL, *c = NULL;
+                assert_ok(peri_tensor_uniform(d, PERI_F64, 1, &na, -1, 1, 1, 0, &a));
+                assert_ok(peri_tensor_uniform(d, PERI_F64, 1, &nb, -1, 1, 2, 0, &b));
+                assert_ok(peri_tensor_full(d, PERI_F64, 1, &nc, 10, &c));
+                peri_gemm g = {.dtype = PERI_F64, .trans_a = ta, .trans_b = tb, .m = m, .n = n, .k = k, .batch = batch, .alpha = 2, .beta = 0.5,
+                               .a = peri__data(a), .b = peri__data(b), .c = peri__data(c), .lda = peri__max(ta ? m : k, 1),
+                               .ldb = peri__max(tb ? k : n, 1), .ldc = peri__max(n, 1), .stride_a = m * k, .stride_b = k * n, .stride_c = m * n};
+                assert_ok(d->vtab->gemm(d->ctx, peri_stream_current(d)->ctx, &g));
+                double *x = calloc((size_t)(na + nb + nc + 1), sizeof *x), *y = x + na, *z = y + nb;
+                assert_ok(peri_tensor_read(a, x, na * 8));
+                assert_ok(peri_tensor_read(b, y, nb * 8));
+                assert_ok(peri_tensor_read(c, z, nc * 8));
+                for (int64_t at = 0; at < nc; at++) {
+                    int64_t p = at / (m * n), r = at / n % m, q = at % n;
+                    double want = 5;
+                    for (int64_t j = 0; j < k; j++)
+                        want += 2 * x[p * m * k + (ta ? j * m + r : r * k + j)] * y[p * k * n + (tb ? q * k + j : j * n + q)];
+                    assert_true(z[at] - want < 1e-12 && want - z[at] < 1e-12);
+                }
+                free(x);
+                peri_tensor_release(a);
+                peri_tensor_release(b);
+                peri_tensor_release(c);
+            }
+}
+
+static void products_of_other_dtypes_are_refused(void **state)
+{
+    (void)state;
+    for (int i = 0; i < DEVICES; i++) {
+        peri_device *d = device_of(names[i]);
+        peri_gemm g = {.dtype = PERI_F16, .m = 1, .n = 1, .k = 1, .batch = 1};
+        assert_fails(d->vtab->gemm(d->ctx, peri_stream_current(d)->ctx, &g), PERI_EUNSUPPORTED, "f32 and f64");
+    }
+}
+
+static void nothing_is_left_when_memory_runs_out(void **state)
+{
+    (void)state;
+    for (int i = 0; i < DEVICES; i++) {
+        peri_device *d = device_of(names[i]);
+        assert_ok(peri_device_synchronize(d));
+        int64_t objects = peri_mem_objects(), live = peri_mem_live();
+        for (int k = 1;; k++) {
+            peri_stream *s = NULL;
+            peri_event *e = NULL;
+            assert_ok(peri_fault_arm("alloc", k));
+            peri_status made = peri_stream_new(d, &s);
+            if (made >= 0) made = peri_event_new(d, &e);
+            if (made >= 0) made = peri_event_record(e, s);
+            if (made >= 0) made = peri_stream_wait(s, e);
+            bool untouched = peri_fault_passed("alloc") < k;
+            assert_ok(peri_fault_arm("alloc", 0));
+            if (made < 0) assert_int_equal(made, PERI_ENOMEM);
+            if (s) assert_ok(peri_stream_synchronize(s));
+            peri_event_release(e);
+            peri_stream_release(s);
+            assert_int_equal(peri_mem_objects(), objects);
+            assert_int_equal(peri_mem_live(), live);
+            if (untouched) break;
+        }
+    }
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(devices_have_names),
+    cmocka_unit_test(a_stream_runs_in_order),
+    cmocka_unit_test(events_order_streams),
+    cmocka_unit_test(a_forgotten_event_shows_on_opaque),
+    cmocka_unit_test(the_order_follows_the_seed),
+    cmocka_unit_test(work_is_late_on_opaque_and_polling_gets_there),
+    cmocka_unit_test(synchronize_waits_for_every_stream),
+    cmocka_unit_test(host_memory_is_consumed_by_a_copy_to_the_device),
+    cmocka_unit_test(devices_do_not_mix),
+    cmocka_unit_test(the_host_dies_when_it_touches_opaque_memory),
+    cmocka_unit_test(freed_memory_on_opaque_loses_its_contents),
+    cmocka_unit_test(products_match_the_definition),
+    cmocka_unit_test(products_of_other_dtypes_are_refused),
+    cmocka_unit_test(nothing_is_left_when_memory_runs_out),
+};
+
+check_main(tests)
