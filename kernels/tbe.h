@@ -1,12 +1,256 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels/tbe.h
+ * kernels/tbe.h: table-batched embedding: pooled lookups in many tables at once, and the backward pass fused with its optimizer.
+ *
+ * Words
+ *   table   a shard of an embedding table: rows x cols of a group's weights
+ *   bag     ids[offsets[b] .. offsets[b + 1]): what one sample looks up for one feature
+ *   block   consecutive bags that look into one table; where block k's bag j lies in the output (and in its gradient) is
+ *           out_offset + j * out_stride elements from the start. Blocks may share bags (several tables of one feature), skip bags, and
+ *           stand in any order
+ *   item    one id of one block. The *stream* is all items: block after block, bag after bag, id after id
+ *   linear row  number of a row among all rows of the group: table.first_row + row; total_rows means "no row"
+ *
+ * Ids: -1 is a pruned row. It, and every id outside 0..rows-1, adds nothing, gets no gradient and changes no row, but counts in the
+ * length of its bag. Offsets: every read is clamped to [0, n_ids] and to the block's own ids, so no kernel leaves its memory whatever the
+ * offsets say; tbe_check says what they say.
+ *
+ * Arithmetic is f32, and written down so that every instruction set computes the same bits:
+ *   fma(a, b, c) = a * b + c rounded once;
+ *   sum16(x) over a row: sixteen partial sums s[l], s[l] = x[l] + x[l + 16] + ... in this order (fma where x is a product), from 0, then
+ *   s[l] += s[l + 8] for l < 8, += s[l + 4] for l < 4, += s[l + 2], += s[l + 1].
+ *   Missing elements of the last sixteen count as +0.
  */
 #ifndef PERI_KERNELS_TBE_H
 #define PERI_KERNELS_TBE_H
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_TBE(X)
+#define PERI_KERNELS_TBE(X)                                                                                                           \
+    X(tbe_prepare) X(tbe_check) X(tbe_report) X(tbe_forward) X(tbe_weight_gradient) X(tbe_keys) X(radix_histogram) X(radix_scan)       \
+    X(radix_scatter) X(tbe_update) X(tbe_dense_update)
+
+/* -- the stream ------------------------------------------------------------------------------------------------------------------ */
+
+enum { PERI_K_POOLING_SUM = 0, PERI_K_POOLING_MEAN = 1 };
+
+typedef struct peri_k_tbe_table {
+    int64_t rows, cols; /* of the shard; rows may be 0 */
+    int64_t offset;     /* elements from the group's first weight to row 0 */
+    int64_t stride;     /* elements from row to row, >= cols */
+    int64_t first_row;  /* linear row of row 0: the rows of all tables before */
+    int32_t pooling;    /* PERI_K_POOLING_* */
+    int32_t reserved;
+} peri_k_tbe_table;
+
+/** Same layout as the public peri_tbe_block. */
+typedef struct peri_k_tbe_block {
+    int64_t first_bag, bags;
+    int64_t out_offset, out_stride; /* elements */
+    int32_t table, feature;         /* place in `tables`; the caller's number, for reports */
+} peri_k_tbe_block;
+
+/** What tbe_prepare knows about block k. Entry n_blocks holds the totals. */
+typedef struct peri_k_tbe_span {
+    int64_t first_id; /* place in ids of the block's first id; clamped */
+    int64_t items;    /* items of all blocks before this one */
+    int64_t cost;     /* work of all blocks before this one: bag j of block k starts at cost + (offset of bag j - first_id + j) * (cols + 8) */
+} peri_k_tbe_span;
+
+/** A block list over ids. Pointers are device memory. */
+typedef struct peri_k_tbe_stream {
+    const void *ids;       /* n_ids of ids_dtype (PERI_I64, PERI_I32) */
+    const void *offsets;   /* n_bags + 1 of offsets_dtype (PERI_I64, PERI_I32) */
+    const float *weights;  /* n_ids, or NULL: 1 */
+    const float *scale;    /* n_bags, or NULL: 1 */
+    const peri_k_tbe_table *tables;
+    const peri_k_tbe_block *blocks;
+    peri_k_tbe_span *spans; /* n_blocks + 1 */
+    int64_t n_ids, n_bags, n_tables, n_blocks;
+    int64_t capacity; /* most items that the caller has room for */
+    int32_t ids_dtype, offsets_dtype;
+} peri_k_tbe_stream;
+
+/** The factor of a bag: (1 / number of ids if its table's pooling is MEAN, else 1) * (scale of the bag, else 1); of an item:
+ *  fl(weight * factor). */
+
+/** Fill spans, stream order. An item count beyond `capacity` is cut. range: 1, serial over blocks. */
+typedef struct peri_k_tbe_prepare_args {
+    peri_k_tbe_stream stream;
+    int64_t *totals; /* NULL, or [2]: += items, += bags */
+} peri_k_tbe_prepare_args;
+
+/* -- checking -------------------------------------------------------------------------------------------------------------------- */
+
+/** What is wrong with a stream. Starts as {0, 0, INT64_MAX, INT64_MAX}. */
+typedef struct peri_k_tbe_report {
+    int64_t bad_ids, bad_bags;     /* ids outside -1..rows-1; bags without 0 <= begin <= end <= n_ids */
+    int64_t first_item, first_bag; /* the first of each: place in the stream of items, in the stream of bags */
+    /* Filled by tbe_report when something is bad (the first bad bag if there is one, else the first bad id): */
+    int64_t sample;     /* bag in its block */
+    int64_t place;      /* id in its bag */
+    int64_t id, rows;   /* the id and the allowed number of rows */
+    int64_t begin, end; /* the offsets of a bad bag */
+    int64_t n_ids;
+    int32_t block, table, feature, reserved;
+} peri_k_tbe_report;
+
+/** Count what is bad into `report` (atomically; the counts and firsts do not depend on the order).
+ *  range: chunks; chunk c covers the bags whose cost lies in [c, c + 1) * total cost / chunks. Needs tbe_prepare. */
+typedef struct peri_k_tbe_check_args {
+    peri_k_tbe_stream stream;
+    peri_k_tbe_report *report;
+    int64_t chunks;
+} peri_k_tbe_check_args;
+
+/** Describe the first offence. range: 1. After it, counters += {bad_ids, bad_bags} if counters is not NULL. */
+typedef struct peri_k_tbe_report_args {
+    peri_k_tbe_stream stream;
+    peri_k_tbe_report *report;
+    int64_t *counters; /* NULL, or [2] */
+} peri_k_tbe_report_args;
+
+/* -- forward --------------------------------------------------------------------------------------------------------------------- */
+
+/** For each bag j of each block k, with row(id) = weight + table.offset + id * table.stride:
+ *      acc[d] = 0
+ *      for each valid id i of the bag, in order:  acc[d] = acc[d] + row(id)[d]               without weights
+ *                                                 acc[d] = fma(weights[i], row(id)[d], acc[d])  with weights
+ *      out[block.out_offset + j * block.out_stride + d] = acc[d] * factor of the bag         (no multiplication if factor is 1)
+ *  and, if report is not NULL, count bad input as tbe_check does. range: chunks, as in tbe_check. */
+typedef struct peri_k_tbe_forward_args {
+    peri_k_tbe_stream stream;
+    const void *weight;
+    int32_t weight_dtype; /* PERI_F32 */
+    float *out;
+    peri_k_tbe_report *report;
+    int64_t chunks;
+} peri_k_tbe_forward_args;
+
+/** grad_weights[i] = sum over the blocks k that hold id i, in order of k:
+ *      fl(sum16(grad[d] * row(id)[d]) * factor of the bag), 0 for invalid ids; ids in no block get 0.
+ *  range: chunks; chunk c covers ids [c, c + 1) * n_ids / chunks. Needs tbe_prepare. */
+typedef struct peri_k_tbe_weight_gradient_args {
+    peri_k_tbe_stream stream;
+    const void *weight;
+    int32_t weight_dtype;
+    const float *grad;
+    float *grad_weights; /* n_ids */
+    int64_t chunks;
+} peri_k_tbe_weight_gradient_args;
+
+/* -- sorting --------------------------------------------------------------------------------------------------------------------- */
+
+/** Where an item's gradient lies, and its factor. */
+typedef struct peri_k_tbe_item {
+    int64_t grad; /* elements */
+    float scale;
+    int32_t reserved;
+} peri_k_tbe_item;
+
+/** For each item p of the stream: keys[p] = linear row << payload_bits | payload. Invalid ids have linear row total_rows.
+ *  items NULL (all item factors are 1): payload = out_offset + j * out_stride; else payload = p and
+ *  items[p] = {that, fl(weight * factor)}. counts as radix_histogram of keys. range: chunks, as in radix_histogram. */
+typedef struct peri_k_tbe_keys_args {
+    peri_k_tbe_stream stream;
+    uint64_t *keys;
+    peri_k_tbe_item *items;
+    uint32_t *counts;
+    int64_t total_rows, chunks;
+    int32_t payload_bits, shift, bits;
+} peri_k_tbe_keys_args;
+
+/** One pass of a stable counting sort by digit(x) = (x >> shift) & (2^bits - 1) of n[0] elements.
+ *  radix_histogram: counts[c << bits | d] = elements of chunk c with digit d. range: chunks; chunk c covers elements
+ *                   [c, c + 1) * n / chunks.
+ *  radix_scan:      counts[c << bits | d] = elements with a smaller digit, and with digit d in chunks before c. range: 1.
+ *  radix_scatter:   for each element of chunk c in order: dst[counts[c << bits | digit]++] = element. range: chunks. */
+typedef struct peri_k_radix_args {
+    const uint64_t *src;
+    uint64_t *dst;
+    uint32_t *counts;
+    const int64_t *n;
+    int64_t chunks;
+    int32_t shift, bits;
+} peri_k_radix_args;
+
+/* -- updating -------------------------------------------------------------------------------------------------------------------- */
+
+enum {
+    PERI_K_OPTIM_NONE = 0, /* the summed gradient is stored, weights stay */
+    PERI_K_OPTIM_SGD = 1,
+    PERI_K_OPTIM_ADAGRAD = 2,
+    PERI_K_OPTIM_ROWWISE_ADAGRAD = 3,
+    PERI_K_OPTIM_ADAM = 4,
+    PERI_K_OPTIM_COUNT = 5
+};
+enum { PERI_K_DECAY_NONE = 0, PERI_K_DECAY_L2 = 1, PERI_K_DECAY_DECOUPLE = 2 };
+
+/** One row's update, g its summed gradient, n = cols. Multiplications and additions are single f32 operations in the order written.
+ *
+ *  sgd (FBGEMM EXACT_SGD)
+ *      w = fma(-lr, g, w)
+ *  adagrad (EXACT_ADAGRAD; Duchi, Hazan, Singer 2011)   h = momentum1 [rows, cols]
+ *      h = fma(g, g, h)        w = w - (lr * g) / (sqrt(h) + eps)
+ *  rowwise adagrad (EXACT_ROWWISE_ADAGRAD; Naumov et al. 2019)   m = momentum1 [rows]
+ *      g' = fma(wd, w, g) with decay L2, else g
+ *      m = m + sum16(g' * g') / n       mult = lr / (sqrt(m) + eps)
+ *      corr = 1 - mult * wd (L2), 1 - lr * wd (decouple), 1 (none)
+ *      w = fma(-mult, g, corr * w)
+ *  adam (ADAM with AdamW's decay; Kingma, Ba 2015; Loshchilov, Hutter 2019)   m1, m2 = momentum1, momentum2 [rows, cols]
+ *      t = iteration, or row_counter + 1 (stored) with row_bias_correction
+ *      m1 = fma(1 - beta1, g, beta1 * m1)       m2 = fma((1 - beta2) * g, g, beta2 * m2)
+ *      w = w - lr * fma(wd, w, (m1 * c1) / (sqrt(m2 * c2) + eps))       c1 = 1 / (1 - beta1^t), c2 = 1 / (1 - beta2^t)
+ *      1 - beta and, without row_bias_correction, c1 and c2 are computed in f64 on the host; with it c1 and c2 are computed per row in f64
+ *      with beta^t by repeated squaring (tbe_power), and rounded.
+ */
+typedef struct peri_k_tbe_optimizer {
+    int32_t kind;        /* PERI_K_OPTIM_* */
+    int32_t decay;       /* PERI_K_DECAY_* */
+    float lr, eps, weight_decay;
+    float beta1, beta2, rest1, rest2; /* rest = 1 - beta */
+    float correction1, correction2;   /* c1, c2 */
+    double exact_beta1, exact_beta2;
+    bool row_bias_correction;
+    float max_gradient; /* > 0: every element of the upstream gradient is clamped to +-max_gradient before anything else */
+} peri_k_tbe_optimizer;
+
+/** Where rows live. Full states are laid out as the weights; row states are indexed by linear row. */
+typedef struct peri_k_tbe_rows {
+    const peri_k_tbe_table *tables;
+    int64_t n_tables, total_rows;
+    void *weight;
+    int32_t weight_dtype;
+    float *momentum1, *momentum2, *row_counter; /* NULL where the optimizer has none */
+} peri_k_tbe_rows;
+
+/** sorted: keys in ascending order of linear row (ties in stream order), from tbe_keys. For each run of equal linear rows < total_rows:
+ *      in groups of 256 items, in order: group[d] = sum over the group of  grad[d] (no items array) or fma(item.scale, grad[d], .),
+ *      each starting from its first term (grad[d], or scale * grad[d]);
+ *      g[d] = first group, then + each further group in order
+ *      update the row with g; kind NONE: dense[table.offset + row * stride + d] = g[d], touched[linear row] = 1
+ *  range: chunks; chunk c covers the runs that start in elements [c, c + 1) * n / chunks. Each row has one run, so there are no races.
+ *  updated[0] += runs. */
+typedef struct peri_k_tbe_update_args {
+    peri_k_tbe_rows rows;
+    peri_k_tbe_optimizer optimizer;
+    const uint64_t *sorted;
+    const int64_t *n;
+    const peri_k_tbe_item *items;
+    const float *grad;
+    float *dense, *touched;
+    float *scratch; /* chunks * scratch_stride: room for one row each */
+    int64_t scratch_stride;
+    int64_t chunks;
+    int64_t *updated;
+    int32_t payload_bits;
+} peri_k_tbe_update_args;
+
+/** For each linear row with touched[row] != 0: update it with g = its row of dense. range: linear rows. */
+typedef struct peri_k_tbe_dense_update_args {
+    peri_k_tbe_rows rows;
+    peri_k_tbe_optimizer optimizer;
+    const float *dense, *touched;
+} peri_k_tbe_dense_update_args;
 
 #endif

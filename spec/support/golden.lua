@@ -8,6 +8,7 @@
 --   case:shape "in.x"
 --   case:assert_near("out.output", tensor)         -- within case.tol (or the tolerances given)
 local ffi = require "ffi"
+local assert = require "luassert"
 local json = require "dkjson"
 local peri = require "perilune"
 

@@ -1,10 +1,186 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * perilune/embed.h: table batches: embedding tables, lookups, fused optimizers.
+ * perilune/embed.h: table batches (TBE): embedding tables of one device, looked up and updated together.
+ *
+ * A table batch holds the weights of several tables, or of shards of tables, and the state of the one optimizer that trains them. A
+ * lookup reads all of them in one call; its backward pass sums every row's gradient over the whole batch and applies the optimizer once
+ * to each row that was looked up (exact fused update); other rows do not change. There is no separate optimizer step.
+ *
+ * Everything here is local: nothing communicates. Calls on one table batch follow each other in the order in which they are made, on
+ * whatever streams they are queued. Results do not depend on the number of threads; the formulas are in kernels/tbe.h.
  */
 #ifndef PERILUNE_EMBED_H
 #define PERILUNE_EMBED_H
 
 #include <perilune/jagged.h>
+
+typedef struct peri_tbe peri_tbe;
+typedef struct peri_tbe_blocks peri_tbe_blocks;
+
+/** Bindings' handles. */
+typedef struct peri_tbe_ref {
+    peri_tbe *ptr;
+} peri_tbe_ref;
+typedef struct peri_tbe_blocks_ref {
+    peri_tbe_blocks *ptr;
+} peri_tbe_blocks_ref;
+
+/* -- tables ---------------------------------------------------------------------------------------------------------------------- */
+
+/** What a bag gives: the sum of its rows, or the sum divided by the number of its ids. */
+enum { PERI_POOLING_SUM = 0, PERI_POOLING_MEAN = 1 };
+
+/** How weights start. Every element depends on (seed, table name, row, column of the whole table) only, never on the sharding. */
+enum {
+    PERI_INIT_DEFAULT = 0,  /* uniform in [-sqrt(1/total_rows), sqrt(1/total_rows)) */
+    PERI_INIT_UNIFORM = 1,  /* uniform in [a, b) */
+    PERI_INIT_NORMAL = 2,   /* mean a, deviation b */
+    PERI_INIT_CONSTANT = 3, /* a */
+    PERI_INIT_NONE = 4      /* undefined: the caller writes them */
+};
+
+/** A table, or the part of it that lives here: rows [row_offset, row_offset + rows) and columns [col_offset, col_offset + cols). */
+typedef struct peri_table_config {
+    const char *name;       /* of the whole table; copied */
+    int64_t rows, cols;     /* here; rows may be 0, cols >= 1 */
+    int64_t row_offset, col_offset;
+    int64_t total_rows, total_cols; /* of the whole table; 0: rows, cols */
+    int32_t pooling;        /* PERI_POOLING_* */
+    int32_t init;           /* PERI_INIT_* */
+    double init_a, init_b;
+} peri_table_config;
+
+/** Optimizers that run in the backward pass (FBGEMM's EmbOptimType); formulas and sources in kernels/tbe.h. */
+enum {
+    PERI_TBE_NONE = 0,            /* none: gradients are returned (peri_tbe_gradient), or flow to dense leaves on the tape */
+    PERI_TBE_SGD = 1,             /* EXACT_SGD */
+    PERI_TBE_ADAGRAD = 2,         /* EXACT_ADAGRAD: state momentum1 [rows, cols] */
+    PERI_TBE_ROWWISE_ADAGRAD = 3, /* EXACT_ROWWISE_ADAGRAD: state momentum1 [rows] */
+    PERI_TBE_ADAM = 4             /* ADAM: states momentum1, momentum2 [rows, cols]; with row_bias_correction row_counter [rows] */
+};
+
+enum { PERI_DECAY_NONE = 0, PERI_DECAY_L2 = 1, PERI_DECAY_DECOUPLE = 2 };
+
+/** Hyperparameters; those that an optimizer does not know must be 0. peri_tbe_optimizer_default fills in FBGEMM's defaults. */
+typedef struct peri_tbe_optimizer {
+    int32_t kind; /* PERI_TBE_* */
+    int32_t weight_decay_mode; /* PERI_DECAY_*: row-wise Adagrad only; Adam's decay is always decoupled */
+    double learning_rate, eps, beta1, beta2, weight_decay;
+    double max_gradient;       /* > 0: clamp every element of the upstream gradient to +-max_gradient first */
+    bool row_bias_correction;  /* Adam: count the updates of each row instead of all iterations */
+} peri_tbe_optimizer;
+
+/** What happens to ids outside their table, and to bags whose offsets make no sense. Whatever the mode, inputs are never rewritten; bad
+ *  ids, like the id -1 of a pruned row, add nothing to their bag, get no gradient and change no row, but count in the bag's length. */
+enum {
+    PERI_BOUNDS_FATAL = 0,   /* an error that names table, feature, sample and id; needs the device's answer before the lookup returns */
+    PERI_BOUNDS_WARNING = 1, /* the same text as a log line for ids; bad offsets stay an error */
+    PERI_BOUNDS_IGNORE = 2,  /* counted in the statistics only */
+    PERI_BOUNDS_NONE = 3     /* not even counted */
+};
+
+typedef struct peri_tbe_config {
+    peri_device *device;
+    int32_t dtype; /* of the weights: PERI_F32 */
+    int32_t bounds_check; /* PERI_BOUNDS_* */
+    int64_t n_tables; /* may be 0 */
+    const peri_table_config *tables; /* copied */
+    int64_t n_features;
+    const char *const *features; /* names for messages, by peri_tbe_block.feature; copied; may be NULL if n_features is 0 */
+    peri_tbe_optimizer optimizer;
+    uint64_t seed;
+} peri_tbe_config;
+
+/** FBGEMM's defaults of an optimizer: learning rate 0.01, eps 1e-8, beta1 0.9, beta2 0.999, no decay; what it does not know is 0.
+ *  PERI_EINVAL for an unknown kind. */
+PERI_API peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out);
+/** Allocate and initialise the tables. @out new. */
+PERI_API peri_status peri_tbe_new(const peri_tbe_config *config, peri_tbe **out);
+PERI_API void peri_tbe_retain(peri_tbe *tbe);
+/** Give up a reference; queued work still runs. NULL is fine. */
+PERI_API void peri_tbe_release(peri_tbe *tbe);
+
+/* -- lookups --------------------------------------------------------------------------------------------------------------------- */
+
+/** Consecutive bags that look into one table. Row j of the block is written to (and its gradient read from) elements
+ *  out_offset + j * out_stride .. + cols of the output. */
+typedef struct peri_tbe_block {
+    int64_t first_bag, bags;       /* of the offsets of the input */
+    int64_t out_offset, out_stride; /* elements */
+    int32_t table;                 /* place in config.tables */
+    int32_t feature;               /* place in config.features, for messages; -1: none */
+} peri_tbe_block;
+
+/** A block list, ready for use with @tbe or with another table batch of the same tables. Blocks may share bags, leave bags out and
+ *  stand in any order; their outputs must not overlap. A gradient of a row that several bags ask for is summed in the order of the
+ *  list. @blocks copied. @out new. */
+PERI_API peri_status peri_tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, peri_tbe_blocks **out);
+PERI_API void peri_tbe_blocks_retain(peri_tbe_blocks *blocks);
+PERI_API void peri_tbe_blocks_release(peri_tbe_blocks *blocks);
+
+/** The input of a lookup. All tensors contiguous, on the table batch's device. */
+typedef struct peri_tbe_input {
+    peri_tensor *ids;        /* i64 or i32, [n] */
+    peri_tensor *offsets;    /* i64 or i32, [bags + 1]: bag b is ids offsets[b] .. offsets[b + 1] */
+    peri_tensor *weights;    /* f32 [n]: factors of the ids; NULL: 1 */
+    peri_tensor *scale;      /* f32 [bags]: factors of the bags' results, beside the pooling's; NULL: 1 */
+    peri_tbe_blocks *blocks;
+} peri_tbe_input;
+
+/** Pooled rows into @out (f32, contiguous, any shape that the blocks fit into; elements that no block writes stay). Not recorded. */
+PERI_API peri_status peri_tbe_forward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *out);
+/** Update the tables with the gradient @grad (f32) of the output of peri_tbe_forward on the same @input; advances the iteration, also
+ *  when nothing was looked up. @grad_weights (f32 [n], or NULL) receives the gradient of the ids' weights. With optimizer NONE only
+ *  @grad_weights is computed. */
+PERI_API peri_status peri_tbe_backward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad, peri_tensor *grad_weights);
+/** Lookup on the tape: a new tensor of @shape[ndim] (elements that no block writes are 0). When gradients are recorded, the backward pass
+ *  updates the tables as peri_tbe_backward does, with the learning rate of that moment, and gives input->weights a gradient if it wants
+ *  one. With optimizer NONE the gradient goes to the tables' leaves (peri_tbe_leaf). @out new. */
+PERI_API peri_status peri_tbe_lookup(peri_tbe *tbe, const peri_tbe_input *input, int32_t ndim, const int64_t *shape, peri_tensor **out);
+
+/* -- dense gradients (data-parallel tables) ---------------------------------------------------------------------------------------- */
+
+/** The gradient of all tables as one flat f32 tensor that ranks may add up: first the weights' gradients in the layout of the batch,
+ *  zero where nothing was looked up, then one number per row, above 0 if the row was looked up. @out new. */
+PERI_API peri_status peri_tbe_gradient(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad, peri_tensor *grad_weights,
+                                       peri_tensor **out);
+/** Update every row that such a tensor marks; advances the iteration. */
+PERI_API peri_status peri_tbe_gradient_apply(peri_tbe *tbe, peri_tensor *gradient);
+/** Table @table's part [rows, cols] of such a tensor: a view. @out new. */
+PERI_API peri_status peri_tbe_gradient_table(peri_tbe *tbe, peri_tensor *gradient, int64_t table, peri_tensor **out);
+
+/* -- state ------------------------------------------------------------------------------------------------------------------------ */
+
+/** A view of a table's weights or state: @name is "weight", "momentum1", "momentum2" or "row_counter"; [rows, cols] or [rows]. Writing
+ *  through it changes the table. PERI_ENOTFOUND lists the names that the optimizer has. @out new. */
+PERI_API peri_status peri_tbe_state(peri_tbe *tbe, int64_t table, const char *name, peri_tensor **out);
+/** The leaf tensor of a table's weights (a view that requires grad), always the same one, for optimizers of the dense part. Optimizer
+ *  NONE only. @out new. */
+PERI_API peri_status peri_tbe_leaf(peri_tbe *tbe, int64_t table, peri_tensor **out);
+/** Copy rows from @row on of a table's weights or state into @dst ([n, cols] or [n], any dtype and device). */
+PERI_API peri_status peri_tbe_read(peri_tbe *tbe, int64_t table, const char *name, int64_t row, peri_tensor *dst);
+/** Overwrite rows from @row on. */
+PERI_API peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64_t row, const peri_tensor *src);
+/** Name of the i-th state of the optimizer ("weight" is number 0), NULL beyond the last. Static text. */
+PERI_API const char *peri_tbe_state_name(const peri_tbe *tbe, int32_t i);
+
+/** Learning rate of later updates. */
+PERI_API peri_status peri_tbe_learning_rate_set(peri_tbe *tbe, double learning_rate);
+PERI_API double peri_tbe_learning_rate(const peri_tbe *tbe);
+/** Updates so far; only updates advance it, evaluation does not. */
+PERI_API int64_t peri_tbe_iteration(const peri_tbe *tbe);
+PERI_API peri_status peri_tbe_iteration_set(peri_tbe *tbe, int64_t iteration);
+
+/** Counts since the table batch was made. */
+typedef struct peri_tbe_stats {
+    int64_t lookups, updates;              /* calls */
+    int64_t ids, bags;                     /* looked up */
+    int64_t rows_updated;                  /* rows changed by fused updates, summed over the updates */
+    int64_t bad_ids, bad_bags;             /* counted in the modes FATAL, WARNING, IGNORE */
+    int64_t weight_bytes, state_bytes, workspace_bytes;
+} peri_tbe_stats;
+
+/** Read the counts; blocks until queued work has run. */
+PERI_API peri_status peri_tbe_statistics(peri_tbe *tbe, peri_tbe_stats *out);
 
 #endif

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tbe_stream.h: walking the stream of kernels/tbe.h: shared by ref and the instruction sets.
+ */
+#ifndef PERI_KERNELS_TBE_STREAM_H
+#define PERI_KERNELS_TBE_STREAM_H
+
+#include "../tbe.h"
+
+static inline int64_t tbe_clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
+
+static inline int64_t tbe_id(const peri_k_tbe_stream *s, int64_t i)
+{
+    return s->ids_dtype == PERI_I32 ? ((const int32_t *)s->ids)[i] : ((const int64_t *)s->ids)[i];
+}
+
+static inline int64_t tbe_offset(const peri_k_tbe_stream *s, int64_t bag)
+{
+    return s->offsets_dtype == PERI_I32 ? ((const int32_t *)s->offsets)[bag] : ((const int64_t *)s->offsets)[bag];
+}
+
+/** Items of block k. */
+static inline int64_t tbe_items(const peri_k_tbe_stream *s, int64_t k) { return s->spans[k + 1].items - s->spans[k].items; }
+
+/** First id of bag j (0..bags) of block k, inside the block's own ids. */
+static inline int64_t tbe_bag_start(const peri_k_tbe_stream *s, int64_t k, int64_t j)
+{
+    int64_t first = s->spans[k].first_id;
+    return tbe_clamp(tbe_offset(s, s->blocks[k].first_bag + j), first, first + tbe_items(s, k));
+}
+
+/** What multiplies the pooled sum of a bag of @length ids. */
+static inline float tbe_factor(const peri_k_tbe_stream *s, const peri_k_tbe_table *table, int64_t bag, int64_t length)
+{
+    float factor = table->pooling == PERI_K_POOLING_MEAN && length > 0 ? 1.0f / (float)length : 1.0f;
+    return s->scale ? factor * s->scale[bag] : factor;
+}
+
+/** A place between bags of the stream: before bag j of block k; the end is (n_blocks, 0). */
+typedef struct tbe_place {
+    int64_t k, j;
+} tbe_place;
+
+/** The first bag whose cost is not below chunk c's part of the total; chunks begin and end there. */
+static inline tbe_place tbe_seek(const peri_k_tbe_stream *s, int64_t c, int64_t chunks)
+{
+    if (c >= chunks) return (tbe_place){s->n_blocks, 0};
+    int64_t total = s->spans[s->n_blocks].cost, low = 0, high = s->n_blocks;
+    int64_t wanted = total / chunks * c + total % chunks * c / chunks;
+    while (low + 1 < high) { /* the last block that starts at or before `wanted` */
+        int64_t middle = low + (high - low) / 2;
+        if (s->spans[middle].cost <= wanted) low = middle;
+        else high = middle;
+    }
+    if (low >= s->n_blocks) return (tbe_place){s->n_blocks, 0};
+    int64_t width = s->tables[s->blocks[low].table].cols + 8, first = s->spans[low].first_id;
+    int64_t from = 0, to = s->blocks[low].bags;
+    while (from < to) {
+        int64_t middle = from + (to - from) / 2;
+        if (s->spans[low].cost + (tbe_bag_start(s, low, middle) - first + middle) * width < wanted) from = middle + 1;
+        else to = middle;
+    }
+    return from == s->blocks[low].bags ? (tbe_place){low + 1, 0} : (tbe_place){low, from};
+}
+
+/** The block that holds item p of the stream (0 <= p < all items). */
+static inline int64_t tbe_block_of(const peri_k_tbe_stream *s, int64_t p)
+{
+    int64_t low = 0, high = s->n_blocks;
+    while (low + 1 < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (s->spans[middle].items <= p) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/** The bag of block k that holds id i: the last that starts at or before it. */
+static inline int64_t tbe_bag_of(const peri_k_tbe_stream *s, int64_t k, int64_t i)
+{
+    int64_t low = 0, high = s->blocks[k].bags;
+    while (low + 1 < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (tbe_bag_start(s, k, middle) <= i) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/** Begin of part c of [0, n) cut into `chunks` parts. */
+static inline int64_t tbe_part(int64_t n, int64_t c, int64_t chunks) { return n / chunks * c + n % chunks * c / chunks; }
+
+/** beta^t in f64 by repeated squaring. */
+static inline double tbe_power(double beta, uint64_t t)
+{
+    double result = 1;
+    for (; t; t >>= 1, beta *= beta)
+        if (t & 1) result *= beta;
+    return result;
+}
+
+/** Atomic *low = min(*low, value). */
+static inline void tbe_atomic_min(int64_t *low, int64_t value)
+{
+    int64_t seen = __atomic_load_n(low, __ATOMIC_RELAXED);
+    while (value < seen && !__atomic_compare_exchange_n(low, &seen, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+}
+
+/** Bad input met in one kernel call; tbe_count_merge adds it to the report. */
+typedef struct tbe_count {
+    int64_t bad_ids, bad_bags, first_item, first_bag;
+} tbe_count;
+
+static inline void tbe_count_merge(peri_k_tbe_report *report, const tbe_count *count)
+{
+    if (count->bad_ids) {
+        __atomic_fetch_add(&report->bad_ids, count->bad_ids, __ATOMIC_RELAXED);
+        tbe_atomic_min(&report->first_item, count->first_item);
+    }
+    if (count->bad_bags) {
+        __atomic_fetch_add(&report->bad_bags, count->bad_bags, __ATOMIC_RELAXED);
+        tbe_atomic_min(&report->first_bag, count->first_bag);
+    }
+}
+
+/** Bags of all blocks before block k: only reports need it. */
+static inline int64_t tbe_bags_before(const peri_k_tbe_stream *s, int64_t k)
+{
+    int64_t n = 0;
+    for (int64_t b = 0; b < k; b++) n += s->blocks[b].bags;
+    return n;
+}
+
+/** Note bag j of block k if its offsets are bad. */
+static inline void tbe_count_bag(const peri_k_tbe_stream *s, int64_t k, int64_t j, tbe_count *count)
+{
+    int64_t begin = tbe_offset(s, s->blocks[k].first_bag + j), end = tbe_offset(s, s->blocks[k].first_bag + j + 1);
+    if (begin >= 0 && begin <= end && end <= s->n_ids) return;
+    int64_t at = tbe_bags_before(s, k) + j;
+    if (!count->bad_bags++ || at < count->first_bag) count->first_bag = at;
+}
+
+/** Note id i of block k, which is no row of its table, unless it is -1. */
+static inline void tbe_count_id(const peri_k_tbe_stream *s, int64_t k, int64_t i, int64_t id, tbe_count *count)
+{
+    if (id == -1) return;
+    int64_t at = s->spans[k].items + i - s->spans[k].first_id;
+    if (!count->bad_ids++ || at < count->first_item) count->first_item = at;
+}
+
+#endif

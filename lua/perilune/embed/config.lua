@@ -1,0 +1,125 @@
+-- config.lua: what an embedding table is (TorchRec's EmbeddingBagConfig), how it starts, and how it is trained (fused_params).
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local C = P.C
+
+local M = {}
+
+--- Poolings and data types by TorchRec's names.
+M.PoolingType = { SUM = "SUM", MEAN = "MEAN" }
+M.poolings = { SUM = C.PERI_POOLING_SUM, MEAN = C.PERI_POOLING_MEAN }
+M.data_types = { FP32 = "f32" }
+M.bounds_checks = { FATAL = C.PERI_BOUNDS_FATAL, WARNING = C.PERI_BOUNDS_WARNING, IGNORE = C.PERI_BOUNDS_IGNORE, NONE = C.PERI_BOUNDS_NONE }
+
+local function one_of(func, what, value, allowed)
+  if allowed[value] == nil then util.one_of(func, what, value, util.keys(allowed)) end
+  return allowed[value]
+end
+
+-- -- how weights start ---------------------------------------------------------------------------------------------------------------
+
+--- Start values that do not depend on the sharding: every element is a function of the seed, the table's name, and its row and column.
+--- (A Lua function could not promise that, so `init_fn` is one of these.)
+local function init(kind, a, b) return { kind = kind, a = a, b = b } end
+function M.uniform(low, high) return init(C.PERI_INIT_UNIFORM, low, high) end
+function M.normal(mean, deviation) return init(C.PERI_INIT_NORMAL, mean, deviation) end
+function M.constant(value) return init(C.PERI_INIT_CONSTANT, value, 0) end
+
+-- -- tables --------------------------------------------------------------------------------------------------------------------------
+
+local EmbeddingBagConfig = util.class "EmbeddingBagConfig"
+M.EmbeddingBagConfig = EmbeddingBagConfig
+
+local table_arguments = {
+  name = util.required,
+  embedding_dim = util.required,
+  num_embeddings = util.required,
+  feature_names = util.required,
+  pooling = "SUM",
+  data_type = "FP32",
+  weight_init_min = util.optional, -- default: -sqrt(1 / num_embeddings)
+  weight_init_max = util.optional, -- default: +sqrt(1 / num_embeddings)
+  init_fn = util.optional,         -- embed.uniform(low, high), embed.normal(mean, deviation), embed.constant(value)
+}
+
+function EmbeddingBagConfig:init(args)
+  local f = "EmbeddingBagConfig"
+  local a = util.named(f, args, table_arguments)
+  if type(a.name) ~= "string" or a.name == "" then error(("%s: name is '%s', allowed: a text"):format(f, tostring(a.name)), 3) end
+  f = ("EmbeddingBagConfig '%s'"):format(a.name)
+  util.integer(f, "embedding_dim", a.embedding_dim, 1, 2 ^ 20)
+  util.integer(f, "num_embeddings", a.num_embeddings, 1, 2 ^ 43)
+  one_of(f, "pooling", a.pooling, M.poolings)
+  one_of(f, "data_type", a.data_type, M.data_types)
+  if type(a.feature_names) ~= "table" or #a.feature_names == 0 then error(f .. ": feature_names is no list of names", 3) end
+  local seen = {}
+  for _, name in ipairs(a.feature_names) do
+    if type(name) ~= "string" or name == "" then error(("%s: '%s' is no feature name"):format(f, tostring(name)), 3) end
+    if seen[name] then error(("%s: feature '%s' is listed twice"):format(f, name), 3) end
+    seen[name] = true
+  end
+  if a.init_fn ~= nil and (type(a.init_fn) ~= "table" or not a.init_fn.kind) then
+    error(f .. ": init_fn, allowed: embed.uniform(low, high), embed.normal(mean, deviation), embed.constant(value)", 3)
+  end
+  if a.init_fn and (a.weight_init_min or a.weight_init_max) then
+    error(f .. ": init_fn and weight_init_min or _max exclude each other", 3)
+  end
+  for name, value in util.ordered(a) do self[name] = value end
+end
+
+--- The range of uniform start values.
+function EmbeddingBagConfig:get_weight_init_min() return self.weight_init_min or -math.sqrt(1 / self.num_embeddings) end
+function EmbeddingBagConfig:get_weight_init_max() return self.weight_init_max or math.sqrt(1 / self.num_embeddings) end
+function EmbeddingBagConfig:num_features() return #self.feature_names end
+
+--- How the weights start: kind and parameters.
+function EmbeddingBagConfig:initialiser()
+  if self.init_fn then return self.init_fn end
+  if not self.weight_init_min and not self.weight_init_max then return init(C.PERI_INIT_DEFAULT, 0, 0) end
+  return M.uniform(self:get_weight_init_min(), self:get_weight_init_max())
+end
+
+-- -- optimizers ------------------------------------------------------------------------------------------------------------------------
+
+local kinds = {
+  none = C.PERI_TBE_NONE, sgd = C.PERI_TBE_SGD, adagrad = C.PERI_TBE_ADAGRAD, rowwise_adagrad = C.PERI_TBE_ROWWISE_ADAGRAD,
+  adam = C.PERI_TBE_ADAM,
+}
+local aliases = {
+  exact_sgd = "sgd", exact_adagrad = "adagrad", exact_rowwise_adagrad = "rowwise_adagrad", exact_row_wise_adagrad = "rowwise_adagrad",
+}
+local decay_modes = { none = C.PERI_DECAY_NONE, l2 = C.PERI_DECAY_L2, decouple = C.PERI_DECAY_DECOUPLE }
+
+local optimizer_arguments = {
+  optimizer = util.required,
+  learning_rate = util.optional,
+  eps = util.optional,
+  beta1 = util.optional,
+  beta2 = util.optional,
+  weight_decay = util.optional,
+  weight_decay_mode = "none",
+  use_rowwise_bias_correction = false,
+  gradient_clipping = false,
+  max_gradient = 1.0, -- with gradient_clipping
+  bounds_check_mode = "FATAL",
+}
+
+--- fused_params -> peri_tbe_optimizer, bounds check mode, and the optimizer's name. FBGEMM's names and defaults: learning_rate 0.01,
+--- eps 1e-8, beta1 0.9, beta2 0.999; `optimizer` is one of sgd, adagrad, rowwise_adagrad, adam, none, or FBGEMM's EmbOptimType name.
+function M.fused_params(func, params)
+  local a = util.named(func, params, optimizer_arguments)
+  local name = tostring(a.optimizer):lower()
+  name = aliases[name] or name
+  local o = ffi.new "peri_tbe_optimizer"
+  P.check(C.peri_tbe_optimizer_default(one_of(func, "optimizer", name, kinds), o))
+  for _, key in ipairs { "learning_rate", "eps", "beta1", "beta2", "weight_decay" } do
+    if a[key] ~= nil then o[key] = a[key] end
+  end
+  o.weight_decay_mode = one_of(func, "weight_decay_mode", tostring(a.weight_decay_mode):lower(), decay_modes)
+  o.row_bias_correction = a.use_rowwise_bias_correction
+  if a.gradient_clipping then o.max_gradient = a.max_gradient end
+  return o, one_of(func, "bounds_check_mode", a.bounds_check_mode, M.bounds_checks), name
+end
+
+return M

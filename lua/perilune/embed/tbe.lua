@@ -1,0 +1,163 @@
+-- tbe.lua: table batches: embedding tables of one device, looked up and updated together (perilune/embed.h). Modules are built on it.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local config = require "perilune.embed.config"
+local C, check = P.C, P.check
+
+local M = {}
+local methods = {}
+local wrap, ctype = P.handle("peri_tbe", methods)
+local block_methods = {}
+local wrap_blocks = P.handle("peri_tbe_blocks", block_methods)
+
+local out = ffi.new "peri_tbe *[1]"
+local blocks_out = ffi.new "peri_tbe_blocks *[1]"
+local tensor_out = ffi.new "peri_tensor *[1]"
+local input = ffi.new "peri_tbe_input"
+local stats = ffi.new "peri_tbe_stats"
+local dims = ffi.new "int64_t[2]"
+
+function M.is(x) return ffi.istype(ctype, x) end
+
+local function ptr(tbe)
+  local p = tbe.ptr
+  if p == nil then P.fail "table batch: it was released" end
+  return p
+end
+
+local arguments = {
+  tables = util.required,   -- list of { name, rows, cols, row_offset, col_offset, total_rows, total_cols, pooling, init }
+  fused_params = util.required,
+  features = util.optional, -- names for messages
+  data_type = "FP32",
+  seed = util.optional,     -- default: that of the running rank
+  device = util.optional,
+}
+local table_arguments = {
+  name = util.required, rows = util.required, cols = util.required, row_offset = 0, col_offset = 0, total_rows = 0, total_cols = 0,
+  pooling = "SUM", init = util.optional,
+}
+
+--- A table batch. `init` of a table: embed.uniform and its like; nil: uniform in +-sqrt(1 / total_rows).
+function M.new(args)
+  local a = util.named("table batch", args, arguments)
+  local tables = ffi.new("peri_table_config[?]", math.max(#a.tables, 1))
+  for i, given in ipairs(a.tables) do
+    local t, slot = util.named("table batch: a table", given, table_arguments), tables[i - 1]
+    slot.name = t.name
+    slot.rows, slot.cols, slot.row_offset, slot.col_offset = t.rows, t.cols, t.row_offset, t.col_offset
+    slot.total_rows, slot.total_cols = t.total_rows, t.total_cols
+    slot.pooling = config.poolings[util.one_of("table batch", "pooling", t.pooling, { "SUM", "MEAN" })]
+    if t.init then slot.init, slot.init_a, slot.init_b = t.init.kind, t.init.a, t.init.b end
+  end
+  local features = a.features or {}
+  local names = ffi.new("const char *[?]", math.max(#features, 1))
+  for i, name in ipairs(features) do names[i - 1] = name end
+  local c = ffi.new "peri_tbe_config"
+  c.device = P.device(a.device)
+  c.dtype = P.dtype(config.data_types[a.data_type] or a.data_type)
+  c.n_tables, c.tables, c.n_features, c.features = #a.tables, tables, #features, names
+  c.optimizer, c.bounds_check = config.fused_params("table batch: fused_params", a.fused_params)
+  c.seed = a.seed or P.state.seed
+  check(C.peri_tbe_new(c, out))
+  return wrap(out[0])
+end
+
+--- A block list. Each block: { table (from 1), first_bag, bags, out_offset, out_stride, feature (from 1, optional) }.
+function methods:blocks(list)
+  local blocks = ffi.new("peri_tbe_block[?]", math.max(#list, 1))
+  for i, b in ipairs(list) do
+    local slot = blocks[i - 1]
+    slot.table, slot.feature = b.table - 1, (b.feature or 0) - 1
+    slot.first_bag, slot.bags, slot.out_offset, slot.out_stride = b.first_bag, b.bags, b.out_offset, b.out_stride
+  end
+  check(C.peri_tbe_blocks_new(ptr(self), blocks, #list, blocks_out))
+  return wrap_blocks(blocks_out[0])
+end
+
+local function fill(ids, offsets, blocks, weights, scale)
+  input.ids, input.offsets, input.blocks = Tensor.ptr(ids), Tensor.ptr(offsets), blocks.ptr
+  input.weights = weights and Tensor.ptr(weights) or nil
+  input.scale = scale and Tensor.ptr(scale) or nil
+  return input
+end
+
+--- Pooled rows of shape {rows, cols} (or {rows} if cols is nil) on the tape: its backward pass updates the tables.
+function methods:lookup(ids, offsets, blocks, rows, cols, weights, scale)
+  dims[0], dims[1] = rows, cols or 0
+  check(C.peri_tbe_lookup(ptr(self), fill(ids, offsets, blocks, weights, scale), cols and 2 or 1, dims, tensor_out))
+  return Tensor.wrap(tensor_out[0])
+end
+
+--- Pooled rows into an existing tensor; not recorded.
+function methods:forward(ids, offsets, blocks, result, weights, scale)
+  check(C.peri_tbe_forward(ptr(self), fill(ids, offsets, blocks, weights, scale), Tensor.ptr(result)))
+  return result
+end
+
+--- Update the tables with the gradient of a lookup's output. `grad_weights` (optional) receives the gradient of the ids' weights.
+function methods:backward(ids, offsets, blocks, grad, weights, scale, grad_weights)
+  check(C.peri_tbe_backward(ptr(self), fill(ids, offsets, blocks, weights, scale), Tensor.ptr(grad),
+    grad_weights and Tensor.ptr(grad_weights) or nil))
+end
+
+--- The dense gradient of all tables and their marks, as one flat tensor; see peri_tbe_gradient.
+function methods:gradient(ids, offsets, blocks, grad, weights, scale, grad_weights)
+  check(C.peri_tbe_gradient(ptr(self), fill(ids, offsets, blocks, weights, scale), Tensor.ptr(grad),
+    grad_weights and Tensor.ptr(grad_weights) or nil, tensor_out))
+  return Tensor.wrap(tensor_out[0])
+end
+function methods:apply_gradient(gradient) check(C.peri_tbe_gradient_apply(ptr(self), Tensor.ptr(gradient))) end
+--- Table t's (from 1) part of it.
+function methods:gradient_table(gradient, t)
+  check(C.peri_tbe_gradient_table(ptr(self), Tensor.ptr(gradient), t - 1, tensor_out))
+  return Tensor.wrap(tensor_out[0])
+end
+
+--- A view of the state `name` ("weight", "momentum1", ...) of table t (from 1).
+function methods:state(t, name)
+  check(C.peri_tbe_state(ptr(self), t - 1, name or "weight", tensor_out))
+  return Tensor.wrap(tensor_out[0])
+end
+--- The leaf of table t's weights (optimizer none).
+function methods:leaf(t)
+  check(C.peri_tbe_leaf(ptr(self), t - 1, tensor_out))
+  return Tensor.wrap(tensor_out[0])
+end
+--- Copy rows from `row` (from 0) on into `result`, or overwrite them.
+function methods:read(t, name, row, result)
+  check(C.peri_tbe_read(ptr(self), t - 1, name, row, Tensor.ptr(result)))
+  return result
+end
+function methods:write(t, name, row, source) check(C.peri_tbe_write(ptr(self), t - 1, name, row, Tensor.ptr(source))) end
+--- Names of the states that the optimizer keeps, "weight" first.
+function methods:state_names()
+  local names, i = {}, 0
+  local name = C.peri_tbe_state_name(ptr(self), 0)
+  while name ~= nil do
+    i = i + 1
+    names[i] = ffi.string(name)
+    name = C.peri_tbe_state_name(ptr(self), i)
+  end
+  return names
+end
+
+function methods:learning_rate() return C.peri_tbe_learning_rate(ptr(self)) end
+function methods:set_learning_rate(rate) check(C.peri_tbe_learning_rate_set(ptr(self), rate)) end
+function methods:iteration() return tonumber(C.peri_tbe_iteration(ptr(self))) end
+function methods:set_iteration(iteration) check(C.peri_tbe_iteration_set(ptr(self), iteration)) end
+
+local counts = {
+  "lookups", "updates", "ids", "bags", "rows_updated", "bad_ids", "bad_bags", "weight_bytes", "state_bytes", "workspace_bytes",
+}
+--- Counts since the table batch was made; waits for queued work.
+function methods:statistics()
+  check(C.peri_tbe_statistics(ptr(self), stats))
+  local result = {}
+  for _, name in ipairs(counts) do result[name] = tonumber(stats[name]) end
+  return result
+end
+
+return M

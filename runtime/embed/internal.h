@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * embed/internal.h (L4): the struct behind peri_tbe, and what the sharded modules use: lookups whose check they read themselves, and the
+ * check alone, against the whole tables, on the rank where a batch enters.
+ */
+#ifndef PERI_EMBED_INTERNAL_H
+#define PERI_EMBED_INTERNAL_H
+
+#include "../tensor/internal.h"
+
+#include <perilune/embed.h>
+
+/* -- checks ---------------------------------------------------------------------------------------------------------------------- */
+
+/** A report tensor: PERI__REPORT_WORDS i64, the layout of peri_k_tbe_report. Copy it to the host together with whatever else is awaited,
+ *  then hand the copy to a *_status function. */
+enum { PERI__REPORT_WORDS = (int)(sizeof(peri_k_tbe_report) / sizeof(int64_t)) };
+
+/** Queue "nothing found yet". */
+peri_status peri__report_reset(peri_tensor *report);
+
+/** Bags of one key of a batch, which will be looked up in a table of @rows rows (of the whole table). */
+typedef struct peri__check_block {
+    int64_t first_bag, bags, rows;
+    const char *table, *feature; /* copied */
+} peri__check_block;
+
+/** A check of ids and offsets against tables that may live elsewhere. One holder at a time; not counted. */
+typedef struct peri__check peri__check;
+peri_status peri__check_new(peri_device *device, const peri__check_block *blocks, int64_t n, peri__check **out);
+void peri__check_free(peri__check *check);
+/** Queue the check of @ids (i64 or i32 [n]) and @offsets (i64 or i32 [bags + 1]) into @report, which it resets first. */
+peri_status peri__check_launch(peri__check *check, peri_tensor *ids, peri_tensor *offsets, peri_tensor *report);
+/** Turn a host copy of the report into PERI_ERANGE with a message that names table, feature, sample and id (FATAL; WARNING for bad
+ *  offsets), a log line (WARNING), or nothing (IGNORE, NONE). @function names the public function for the message. */
+peri_status peri__check_status(const peri__check *check, const char *function, int32_t mode, const peri_k_tbe_report *report);
+
+/** The same for the report of a table batch. */
+peri_status peri__tbe_status(const peri_tbe *tbe, const char *function, const peri_k_tbe_report *report);
+
+/** What both share: @table and @feature are names or NULL. */
+peri_status peri__report_status(const char *function, int32_t mode, const char *table, const char *feature, const peri_k_tbe_report *report);
+
+/* -- table batches ---------------------------------------------------------------------------------------------------------------- */
+
+/** A block list with what was computed from it once. */
+struct peri_tbe_blocks {
+    peri__refs refs;
+    uint64_t serial; /* never the same twice in a process: tells whether the device copy is this one */
+    int64_t n, n_tables;
+    int64_t bags;         /* offsets must have at least bags + 1 entries */
+    int64_t total_bags;   /* of all blocks, shared ones counted as often as they are used */
+    int64_t out_extent;   /* one past the last element written */
+    int64_t covered;      /* elements written */
+    int64_t multiplicity; /* most blocks that share a bag: items <= multiplicity * ids */
+    int64_t width;        /* mean columns of the blocks, weighted by bags */
+    bool mean;            /* some table pools by MEAN */
+    peri_k_tbe_block block[];
+};
+
+typedef struct peri__tbe_table {
+    char *name;
+    peri_table_config config; /* name points to the copy */
+    peri_tensor *leaf;        /* made by peri_tbe_leaf */
+} peri__tbe_table;
+
+/** Device memory that calls reuse. Grown, never shrunk. */
+enum {
+    PERI__TBE_BLOCKS,   /* the block list `uploaded` */
+    PERI__TBE_SPANS,
+    PERI__TBE_REPORT,
+    PERI__TBE_KEYS_A,
+    PERI__TBE_KEYS_B,
+    PERI__TBE_ITEMS,
+    PERI__TBE_DIGITS,
+    PERI__TBE_SCRATCH,
+    PERI__TBE_WORKSPACES
+};
+
+/** Places in the counters tensor. */
+enum { PERI__TBE_COUNT_IDS, PERI__TBE_COUNT_BAGS, PERI__TBE_COUNT_BAD_IDS, PERI__TBE_COUNT_BAD_BAGS, PERI__TBE_COUNT_ROWS, PERI__TBE_COUNTERS };
+
+struct peri_tbe {
+    peri__refs refs;
+    peri_device *device;
+    int32_t dtype, bounds_check;
+    int64_t n_tables, n_features;
+    peri__tbe_table *tables;
+    char **features;
+    peri_tbe_optimizer optimizer; /* learning_rate is the current one */
+    int64_t iteration;
+    int64_t total_rows, total_elements, max_cols; /* elements include the padding between tables */
+    peri_k_tbe_table *layout;                     /* host copy of layout_tensor */
+    peri_tensor *layout_tensor;
+    peri_tensor *weight, *momentum1, *momentum2, *row_counter; /* flat */
+    peri_tensor *counters; /* i64 [PERI__TBE_COUNTERS] */
+    peri_tensor *workspace[PERI__TBE_WORKSPACES];
+    uint64_t uploaded; /* serial of the block list in PERI__TBE_BLOCKS; 0: none */
+    peri_event *done;  /* after the last call: calls follow each other on any stream */
+    int64_t lookups, updates;
+};
+
+/** Begin a call: the current stream waits for the calls before. */
+peri_status peri__tbe_enter(peri_tbe *tbe);
+/** End it. */
+peri_status peri__tbe_leave(peri_tbe *tbe);
+/** Workspace @which of at least @count elements of @dtype. */
+peri_status peri__tbe_workspace(peri_tbe *tbe, int32_t which, int32_t dtype, int64_t count, void **out);
+/** Give back a workspace in an order that is right for all streams that used it. */
+void peri__tbe_forget(peri_tbe *tbe, peri_tensor **tensor);
+
+/** peri_tbe_forward without reading a report. @report (NULL: do not check) is reset and filled on the device. */
+peri_status peri__tbe_forward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *out, peri_tensor *report);
+/** Check an input's tensors on the host: dtypes, sizes, devices. */
+peri_status peri__tbe_input_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *input);
+/** The kernels' view of an input; uploads the block list if it is not there yet and queues tbe_prepare. */
+peri_status peri__tbe_stream(peri_tbe *tbe, const peri_tbe_input *input, bool count, peri_k_tbe_stream *out);
+/** Chunks of a lookup's work, and how many of them are worth a thread. */
+void peri__tbe_chunks(const peri_tbe_input *input, int64_t *chunks, int64_t *grain);
+/** The kernels' view of the tables. */
+peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe);
+/** Hyperparameters for the kernels at step @iteration. */
+peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration);
+
+#endif

@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * lookup.c: block lists, forward, and the lookup's node on the tape.
+ */
+#include "internal.h"
+
+#include <stdlib.h>
+
+_Static_assert(sizeof(peri_tbe_block) == sizeof(peri_k_tbe_block) && offsetof(peri_tbe_block, table) == offsetof(peri_k_tbe_block, table) &&
+                   offsetof(peri_tbe_block, out_stride) == offsetof(peri_k_tbe_block, out_stride),
+               "a public block is a kernel's block");
+
+/* -- block lists ----------------------------------------------------------------------------------------------------------------- */
+
+/** A begin (+1) or end (-1) of a block's bags. */
+typedef struct edge {
+    int64_t bag, delta;
+} edge;
+
+static int by_bag(const void *a, const void *b)
+{
+    const edge *x = a, *y = b;
+    if (x->bag != y->bag) return x->bag < y->bag ? -1 : 1;
+    return x->delta < y->delta ? -1 : x->delta > y->delta; /* ends before begins */
+}
+
+/** The most blocks that share one bag. */
+static peri_status count_sharing(peri_tbe_blocks *b)
+{
+    edge *edges = peri__alloc(sizeof *edges * (size_t)peri__max(2 * b->n, 1));
+    if (!edges) return PERI_ENOMEM;
+    int64_t n = 0, open = 0;
+    for (int64_t k = 0; k < b->n; k++) {
+        if (b->block[k].bags == 0) continue;
+        edges[n++] = (edge){b->block[k].first_bag, 1};
+        edges[n++] = (edge){b->block[k].first_bag + b->block[k].bags, -1};
+    }
+    qsort(edges, (size_t)n, sizeof *edges, by_bag);
+    for (int64_t i = 0; i < n; i++) {
+        open += edges[i].delta;
+        b->multiplicity = peri__max(b->multiplicity, open);
+    }
+    peri__free(edges);
+    return PERI_OK;
+}
+
+static peri_status check_block(const peri_tbe *tbe, const peri_tbe_block *b, int64_t k)
+{
+    if (b->table < 0 || b->table >= tbe->n_tables)
+        return peri__fail(PERI_ERANGE, "peri_tbe_blocks_new: block %lld: table %d, allowed: 0..%lld", (long long)k, b->table,
+                          (long long)tbe->n_tables - 1);
+    if (b->feature < -1 || (b->feature >= tbe->n_features && tbe->n_features > 0))
+        return peri__fail(PERI_ERANGE, "peri_tbe_blocks_new: block %lld: feature %d, allowed: -1..%lld", (long long)k, b->feature,
+                          (long long)tbe->n_features - 1);
+    int64_t most = INT64_MAX >> 8, cols = tbe->layout[b->table].cols, extent;
+    if (b->first_bag < 0 || b->bags < 0 || b->first_bag > most || b->bags > most)
+        return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: %lld bags from bag %lld on", (long long)k, (long long)b->bags,
+                          (long long)b->first_bag);
+    if (b->out_offset < 0 || b->out_offset > most)
+        return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: out_offset %lld", (long long)k, (long long)b->out_offset);
+    if (b->bags > 1 && b->out_stride < cols)
+        return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: out_stride %lld makes rows of table '%s' overlap, allowed: >= %lld",
+                          (long long)k, (long long)b->out_stride, tbe->tables[b->table].name, (long long)cols);
+    if (b->bags > 1 && (__builtin_mul_overflow(b->bags - 1, b->out_stride, &extent) || extent > most))
+        return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: out_stride %lld", (long long)k, (long long)b->out_stride);
+    return PERI_OK;
+}
+
+peri_status peri_tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, peri_tbe_blocks **out)
+{
+    static atomic_uint_least64_t serial;
+    if (n < 0 || n > INT32_MAX || (n && !blocks)) return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: %lld blocks", (long long)n);
+    for (int64_t k = 0; k < n; k++) PERI_TRY(check_block(tbe, &blocks[k], k));
+    peri_tbe_blocks *b = peri__alloc_zero(sizeof *b + sizeof *b->block * (size_t)n);
+    if (!b) return PERI_ENOMEM;
+    peri__refs_init(&b->refs);
+    b->serial = atomic_fetch_add(&serial, 1) + 1;
+    b->n = n;
+    b->n_tables = tbe->n_tables;
+    memcpy(b->block, blocks, sizeof *b->block * (size_t)n);
+    for (int64_t k = 0; k < n; k++) {
+        const peri_k_tbe_block *x = &b->block[k];
+        const peri_k_tbe_table *t = &tbe->layout[x->table];
+        b->bags = peri__max(b->bags, x->first_bag + x->bags);
+        if (x->bags == 0) continue;
+        b->total_bags += x->bags;
+        b->out_extent = peri__max(b->out_extent, x->out_offset + (x->bags - 1) * x->out_stride + t->cols);
+        b->covered += x->bags * t->cols;
+        b->mean = b->mean || t->pooling == PERI_POOLING_MEAN;
+    }
+    b->width = b->total_bags ? peri__ceil_div(b->covered, b->total_bags) : 1;
+    peri_status status = count_sharing(b);
+    if (status < 0) {
+        peri__free(b);
+        return status;
+    }
+    peri__object_count(1);
+    *out = b;
+    return PERI_OK;
+}
+
+void peri_tbe_blocks_retain(peri_tbe_blocks *blocks) { peri__refs_add(&blocks->refs); }
+
+void peri_tbe_blocks_release(peri_tbe_blocks *blocks)
+{
+    if (!blocks || !peri__refs_drop(&blocks->refs)) return;
+    peri__object_count(-1);
+    peri__free(blocks);
+}
+
+/* -- inputs ---------------------------------------------------------------------------------------------------------------------- */
+
+static peri_status check_array(const char *function, const char *what, const peri_tbe *tbe, const peri_tensor *t, bool integer)
+{
+    char text[128];
+    PERI_TRY(peri__check_tensor(function, what, t, -1, 1));
+    if (integer ? t->dtype != PERI_I64 && t->dtype != PERI_I32 : t->dtype != PERI_F32)
+        return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: %s", function, what, peri__tensor_text(t, text, sizeof text),
+                          integer ? "i64, i32" : "f32");
+    if (peri__device(t) != tbe->device)
+        return peri__fail(PERI_EINVAL, "%s: %s is on device %s, the tables on %s", function, what, peri__device(t)->name, tbe->device->name);
+    if (!peri__contiguous(t)) return peri__fail(PERI_EINVAL, "%s: %s is not contiguous", function, what);
+    return PERI_OK;
+}
+
+peri_status peri__tbe_input_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *in)
+{
+    if (!in->blocks) return peri__fail(PERI_EINVAL, "%s: no blocks", function);
+    PERI_TRY(check_array(function, "ids", tbe, in->ids, true));
+    PERI_TRY(check_array(function, "offsets", tbe, in->offsets, true));
+    int64_t n = peri__numel(in->ids), bags = peri__numel(in->offsets) - 1;
+    if (in->blocks->n_tables != tbe->n_tables)
+        return peri__fail(PERI_EINVAL, "%s: a block list made for %lld tables, this table batch has %lld", function,
+                          (long long)in->blocks->n_tables, (long long)tbe->n_tables);
+    if (bags < in->blocks->bags)
+        return peri__fail(PERI_EINVAL, "%s: offsets of %lld bags, the blocks need %lld", function, (long long)bags, (long long)in->blocks->bags);
+    if (in->weights) {
+        PERI_TRY(check_array(function, "weights", tbe, in->weights, false));
+        if (peri__numel(in->weights) != n)
+            return peri__fail(PERI_EINVAL, "%s: %lld weights for %lld ids", function, (long long)peri__numel(in->weights), (long long)n);
+    }
+    if (in->scale) {
+        PERI_TRY(check_array(function, "scale", tbe, in->scale, false));
+        if (peri__numel(in->scale) != bags)
+            return peri__fail(PERI_EINVAL, "%s: %lld scales for %lld bags", function, (long long)peri__numel(in->scale), (long long)bags);
+    }
+    return PERI_OK;
+}
+
+peri_status peri__tbe_stream(peri_tbe *tbe, const peri_tbe_input *in, bool count, peri_k_tbe_stream *out)
+{
+    const peri_tbe_blocks *b = in->blocks;
+    void *blocks, *spans;
+    int64_t bytes = (int64_t)sizeof *b->block * b->n, n_ids = peri__numel(in->ids);
+    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_BLOCKS, PERI_U8, bytes, &blocks));
+    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_SPANS, PERI_U8, (int64_t)sizeof(peri_k_tbe_span) * (b->n + 1), &spans));
+    if (tbe->uploaded != b->serial) {
+        tbe->uploaded = 0;
+        PERI_TRY(peri__copy(tbe->device, blocks, b->block, bytes, PERI_COPY_H2D));
+        tbe->uploaded = b->serial;
+    }
+    *out = (peri_k_tbe_stream){.ids = peri__data(in->ids),
+                               .offsets = peri__data(in->offsets),
+                               .weights = in->weights ? peri__data(in->weights) : NULL,
+                               .scale = in->scale ? peri__data(in->scale) : NULL,
+                               .tables = peri__data(tbe->layout_tensor),
+                               .blocks = blocks,
+                               .spans = spans,
+                               .n_ids = n_ids,
+                               .n_bags = peri__numel(in->offsets) - 1,
+                               .n_tables = tbe->n_tables,
+                               .n_blocks = b->n,
+                               .capacity = n_ids * b->multiplicity,
+                               .ids_dtype = in->ids->dtype,
+                               .offsets_dtype = in->offsets->dtype};
+    peri_k_tbe_prepare_args args = {.stream = *out, .totals = count ? peri__data(tbe->counters) : NULL};
+    return PERI_LAUNCH(tbe->device, tbe_prepare, &args, 1, 1);
+}
+
+void peri__tbe_chunks(const peri_tbe_input *in, int64_t *chunks, int64_t *grain)
+{
+    enum { CHUNK_BYTES = 1 << 15, THREAD_CHUNKS = 4, MOST = 1024 };
+    const peri_tbe_blocks *b = in->blocks;
+    int64_t bytes = (peri__numel(in->ids) * b->multiplicity + b->total_bags) * (b->width + 8) * 4;
+    *chunks = peri__max(1, peri__min(MOST, bytes / CHUNK_BYTES));
+    *grain = THREAD_CHUNKS;
+}
+
+peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe)
+{
+    return (peri_k_tbe_rows){.tables = peri__data(tbe->layout_tensor),
+                             .n_tables = tbe->n_tables,
+                             .total_rows = tbe->total_rows,
+                             .weight = peri__data(tbe->weight),
+                             .weight_dtype = tbe->dtype,
+                             .momentum1 = tbe->momentum1 ? peri__data(tbe->momentum1) : NULL,
+                             .momentum2 = tbe->momentum2 ? peri__data(tbe->momentum2) : NULL,
+                             .row_counter = tbe->row_counter ? peri__data(tbe->row_counter) : NULL};
+}
+
+/* -- forward --------------------------------------------------------------------------------------------------------------------- */
+
+static peri_status check_out(const char *function, const peri_tbe *tbe, const peri_tbe_blocks *b, const peri_tensor *out)
+{
+    char text[128];
+    PERI_TRY(peri__check_tensor(function, "the output", out, PERI_F32, -1));
+    if (peri__device(out) != tbe->device || !peri__contiguous(out))
+        return peri__fail(PERI_EINVAL, "%s: the output must be contiguous and on device %s", function, tbe->device->name);
+    if (peri__numel(out) >= b->out_extent) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: the output is %s, the blocks write up to element %lld", function, peri__tensor_text(out, text, sizeof text),
+                      (long long)b->out_extent - 1);
+}
+
+peri_status peri__tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out, peri_tensor *report)
+{
+    peri_k_tbe_forward_args args = {.weight = peri__data(tbe->weight), .weight_dtype = tbe->dtype, .out = peri__data(out)};
+    int64_t grain;
+    PERI_TRY(peri__tbe_enter(tbe));
+    if (report) PERI_TRY(peri__report_reset(report));
+    PERI_TRY(peri__tbe_stream(tbe, in, true, &args.stream));
+    args.report = report ? peri__data(report) : NULL;
+    peri__tbe_chunks(in, &args.chunks, &grain);
+    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_forward, &args, args.chunks, grain));
+    if (report) {
+        peri_k_tbe_report_args describe = {.stream = args.stream,
+                                           .report = args.report,
+                                           .counters = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_BAD_IDS};
+        PERI_TRY(PERI_LAUNCH(tbe->device, tbe_report, &describe, 1, 1));
+    }
+    tbe->lookups++;
+    return peri__tbe_leave(tbe);
+}
+
+/** Forward with the check that the table batch asks for. */
+static peri_status checked_forward(const char *function, peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)
+{
+    if (tbe->bounds_check == PERI_BOUNDS_NONE) return peri__tbe_forward(tbe, in, out, NULL);
+    void *unused;
+    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_REPORT, PERI_I64, PERI__REPORT_WORDS, &unused));
+    peri_tensor *report = tbe->workspace[PERI__TBE_REPORT];
+    PERI_TRY(peri__tbe_forward(tbe, in, out, report));
+    if (tbe->bounds_check == PERI_BOUNDS_IGNORE) return PERI_OK;
+    peri_k_tbe_report found;
+    PERI_TRY(peri__copy(tbe->device, &found, peri__data(report), sizeof found, PERI_COPY_D2H));
+    PERI_TRY(peri_stream_synchronize(peri_stream_current(tbe->device)));
+    return peri__tbe_status(tbe, function, &found);
+}
+
+peri_status peri_tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)
+{
+    PERI_TRY(peri__tbe_input_check("peri_tbe_forward", tbe, in));
+    PERI_TRY(check_out("peri_tbe_forward", tbe, in->blocks, out));
+    return checked_forward("peri_tbe_forward", tbe, in, out);
+}
+
+/* -- on the tape ----------------------------------------------------------------------------------------------------------------- */
+
+/** What the node keeps beside its saved tensors. */
+typedef struct lookup_state {
+    peri_tbe *tbe;           /* retained */
+    peri_tbe_blocks *blocks; /* retained */
+} lookup_state;
+
+enum { SAVED_IDS, SAVED_OFFSETS, SAVED_WEIGHTS, SAVED_SCALE };
+
+static void lookup_fini(peri__node *node)
+{
+    lookup_state *state = node->state;
+    if (!state) return;
+    peri_tbe_release(state->tbe);
+    peri_tbe_blocks_release(state->blocks);
+    peri__free(state);
+    node->state = NULL;
+}
+
+/** Inputs of the node: the ids' weights; with optimizer NONE also the leaf of each table. */
+static peri_status lookup_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    lookup_state *state = node->state;
+    peri_tbe_input in = {.ids = node->saved[SAVED_IDS],
+                         .offsets = node->saved[SAVED_OFFSETS],
+                         .weights = node->saved[SAVED_WEIGHTS],
+                         .scale = node->saved[SAVED_SCALE],
+                         .blocks = state->blocks};
+    peri_tensor *grad = NULL, *grad_weights = NULL, *dense = NULL;
+    bool leaves = false;
+    for (int32_t i = 1; i < node->n_in; i++) leaves = leaves || peri__needs(node, i);
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_contiguous(grad_out[0], &grad), out);
+    if (node->n_in > 0 && peri__needs(node, 0)) PERI_TRY_GOTO(peri__tensor_like(in.weights, 1, in.weights->shape, &grad_weights), out);
+    if (leaves) {
+        PERI_TRY_GOTO(peri_tbe_gradient(state->tbe, &in, grad, grad_weights, &dense), out);
+        for (int32_t i = 1; i < node->n_in; i++)
+            if (peri__needs(node, i)) PERI_TRY_GOTO(peri_tbe_gradient_table(state->tbe, dense, i - 1, &grad_in[i]), out);
+    } else {
+        PERI_TRY_GOTO(peri_tbe_backward(state->tbe, &in, grad, grad_weights), out);
+    }
+    if (grad_weights) grad_in[0] = grad_weights;
+    grad_weights = NULL;
+out:
+    peri_tensor_release(grad);
+    peri_tensor_release(grad_weights);
+    peri_tensor_release(dense);
+    return status;
+}
+
+static const peri__node_vtab lookup_vtab = {.name = "tbe_lookup", .backward = lookup_backward, .fini = lookup_fini};
+
+/** The node's inputs (borrowed), in a new array. */
+static peri_status lookup_inputs(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor ***out, int32_t *n)
+{
+    bool leaves = tbe->optimizer.kind == PERI_TBE_NONE;
+    *n = leaves ? (int32_t)tbe->n_tables + 1 : 1;
+    peri_tensor **list = peri__alloc_zero(sizeof *list * (size_t)*n);
+    if (!list) return PERI_ENOMEM;
+    list[0] = in->weights;
+    for (int32_t i = 1; i < *n; i++) {
+        peri_status status = peri_tbe_leaf(tbe, i - 1, &list[i]);
+        if (status < 0) {
+            peri__free(list);
+            return status;
+        }
+        peri_tensor_release(list[i]); /* the table batch keeps it */
+    }
+    *out = list;
+    return PERI_OK;
+}
+
+static peri_status lookup_record(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)
+{
+    bool on = peri_grad_enable(true);
+    peri_grad_enable(on);
+    if (!on) return PERI_OK;
+    peri_tensor **inputs;
+    int32_t n;
+    PERI_TRY(lookup_inputs(tbe, in, &inputs, &n));
+    peri_status status = PERI_OK;
+    lookup_state *state = NULL;
+    peri__node *node;
+    if (tbe->optimizer.kind == PERI_TBE_NONE && !peri__recording(inputs, n)) goto out; /* nobody wants anything */
+    state = peri__alloc(sizeof *state);
+    if (!state) PERI_TRY_GOTO(PERI_ENOMEM, out);
+    PERI_TRY_GOTO(peri__record(&lookup_vtab, inputs, n, &out, 1, &node), out);
+    *state = (lookup_state){tbe, in->blocks};
+    peri_tbe_retain(tbe);
+    peri_tbe_blocks_retain(in->blocks);
+    node->state = state;
+    state = NULL;
+    peri__node_save(node, SAVED_IDS, in->ids);
+    peri__node_save(node, SAVED_OFFSETS, in->offsets);
+    peri__node_save(node, SAVED_WEIGHTS, in->weights);
+    peri__node_save(node, SAVED_SCALE, in->scale);
+out:
+    peri__free(state);
+    peri__free(inputs);
+    return status;
+}
+
+peri_status peri_tbe_lookup(peri_tbe *tbe, const peri_tbe_input *in, int32_t ndim, const int64_t *shape, peri_tensor **out)
+{
+    PERI_TRY(peri__tbe_input_check("peri_tbe_lookup", tbe, in));
+    peri_tensor *t;
+    PERI_TRY(peri_tensor_new(tbe->device, PERI_F32, ndim, shape, &t));
+    peri_status status = check_out("peri_tbe_lookup", tbe, in->blocks, t);
+    if (status >= 0 && in->blocks->covered != peri__numel(t)) status = peri__tensor_zero(t);
+    if (status >= 0) status = checked_forward("peri_tbe_lookup", tbe, in, t);
+    if (status >= 0) status = lookup_record(tbe, in, t);
+    if (status < 0) peri_tensor_release(t);
+    else *out = t;
+    return status;
+}

@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tbe.c: making table batches, their weights and states. Lookups are in lookup.c, updates in update.c.
+ */
+#include "internal.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+
+/* The public constants are the kernels'. */
+_Static_assert((int)PERI_TBE_NONE == (int)PERI_K_OPTIM_NONE && (int)PERI_TBE_SGD == (int)PERI_K_OPTIM_SGD &&
+                   (int)PERI_TBE_ADAGRAD == (int)PERI_K_OPTIM_ADAGRAD && (int)PERI_TBE_ADAM == (int)PERI_K_OPTIM_ADAM &&
+                   (int)PERI_TBE_ROWWISE_ADAGRAD == (int)PERI_K_OPTIM_ROWWISE_ADAGRAD,
+               "optimizers");
+_Static_assert((int)PERI_DECAY_L2 == (int)PERI_K_DECAY_L2 && (int)PERI_DECAY_DECOUPLE == (int)PERI_K_DECAY_DECOUPLE, "decay modes");
+_Static_assert((int)PERI_POOLING_MEAN == (int)PERI_K_POOLING_MEAN, "poolings");
+
+/** What each optimizer keeps and knows. */
+typedef struct optimizer_kind {
+    const char *name;
+    bool full1, row1, full2, eps, betas, decay, decay_mode;
+} optimizer_kind;
+
+static const optimizer_kind kinds[PERI_K_OPTIM_COUNT] = {
+    [PERI_TBE_NONE] = {.name = "none"},
+    [PERI_TBE_SGD] = {.name = "sgd"},
+    [PERI_TBE_ADAGRAD] = {.name = "adagrad", .full1 = true, .eps = true},
+    [PERI_TBE_ROWWISE_ADAGRAD] = {.name = "rowwise_adagrad", .row1 = true, .eps = true, .decay = true, .decay_mode = true},
+    [PERI_TBE_ADAM] = {.name = "adam", .full1 = true, .full2 = true, .eps = true, .betas = true, .decay = true},
+};
+
+enum { TABLE_ALIGNMENT = 16, GRAIN = 1 << 14 };
+
+/* -- checks ---------------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out)
+{
+    if (kind < 0 || kind >= PERI_K_OPTIM_COUNT)
+        return peri__fail(PERI_EINVAL, "peri_tbe_optimizer_default: kind %d, allowed: 0..%d", kind, PERI_K_OPTIM_COUNT - 1);
+    const optimizer_kind *k = &kinds[kind];
+    *out = (peri_tbe_optimizer){.kind = kind,
+                                .learning_rate = kind == PERI_TBE_NONE ? 0 : 0.01,
+                                .eps = k->eps ? 1e-8 : 0,
+                                .beta1 = k->betas ? 0.9 : 0,
+                                .beta2 = k->betas ? 0.999 : 0};
+    return PERI_OK;
+}
+
+static peri_status check_number(const char *what, double value, bool known, double low, double high, const char *allowed, const char *kind)
+{
+    if (!known && value != 0) return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer %s has no %s (given: %g)", kind, what, value);
+    if (!(value >= low && value < high)) return peri__fail(PERI_EINVAL, "peri_tbe_new: %s %g, allowed: %s", what, value, allowed);
+    return PERI_OK;
+}
+
+static peri_status check_optimizer(const peri_tbe_optimizer *o)
+{
+    if (o->kind < 0 || o->kind >= PERI_K_OPTIM_COUNT)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer kind %d, allowed: 0..%d", o->kind, PERI_K_OPTIM_COUNT - 1);
+    const optimizer_kind *k = &kinds[o->kind];
+    const char *any = "finite numbers >= 0", *fraction = "0 <= number < 1";
+    PERI_TRY(check_number("learning_rate", o->learning_rate, o->kind != PERI_TBE_NONE, 0, INFINITY, any, k->name));
+    PERI_TRY(check_number("eps", o->eps, k->eps, 0, INFINITY, any, k->name));
+    PERI_TRY(check_number("beta1", o->beta1, k->betas, 0, 1, fraction, k->name));
+    PERI_TRY(check_number("beta2", o->beta2, k->betas, 0, 1, fraction, k->name));
+    PERI_TRY(check_number("weight_decay", o->weight_decay, k->decay, 0, INFINITY, any, k->name));
+    PERI_TRY(check_number("max_gradient", o->max_gradient, true, 0, INFINITY, any, k->name));
+    if (o->weight_decay_mode < PERI_DECAY_NONE || o->weight_decay_mode > PERI_DECAY_DECOUPLE)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: weight_decay_mode %d, allowed: 0..2", o->weight_decay_mode);
+    if (o->weight_decay_mode != PERI_DECAY_NONE && !k->decay_mode)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer %s has no weight_decay_mode", k->name);
+    if (k->decay_mode && o->weight_decay != 0 && o->weight_decay_mode == PERI_DECAY_NONE)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: weight_decay %g without a weight_decay_mode, allowed: l2, decouple", o->weight_decay);
+    if (o->row_bias_correction && o->kind != PERI_TBE_ADAM)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer %s has no row_bias_correction", k->name);
+    return PERI_OK;
+}
+
+static peri_status check_table(const peri_table_config *t, int64_t i)
+{
+    const char *name = t->name ? t->name : "";
+    if (!name[0]) return peri__fail(PERI_EINVAL, "peri_tbe_new: table %lld has no name", (long long)i);
+    if (t->rows < 0 || t->rows > INT64_MAX >> 20)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s' has %lld rows, allowed: 0..2^43", name, (long long)t->rows);
+    if (t->cols < 1 || t->cols > 1 << 20)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s' has %lld columns, allowed: 1..2^20", name, (long long)t->cols);
+    int64_t rows = t->total_rows ? t->total_rows : t->row_offset + t->rows, cols = t->total_cols ? t->total_cols : t->col_offset + t->cols;
+    if (t->row_offset < 0 || t->row_offset > rows - t->rows)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': rows %lld .. %lld of %lld", name, (long long)t->row_offset,
+                          (long long)(t->row_offset + t->rows), (long long)rows);
+    if (t->col_offset < 0 || t->col_offset > cols - t->cols)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': columns %lld .. %lld of %lld", name, (long long)t->col_offset,
+                          (long long)(t->col_offset + t->cols), (long long)cols);
+    if (t->pooling != PERI_POOLING_SUM && t->pooling != PERI_POOLING_MEAN)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': pooling %d, allowed: 0 (sum), 1 (mean)", name, t->pooling);
+    if (t->init < PERI_INIT_DEFAULT || t->init > PERI_INIT_NONE)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': init %d, allowed: 0..%d", name, t->init, PERI_INIT_NONE);
+    if (!isfinite(t->init_a) || !isfinite(t->init_b) || (t->init == PERI_INIT_UNIFORM && t->init_b < t->init_a) ||
+        (t->init == PERI_INIT_NORMAL && t->init_b < 0))
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': init parameters %g, %g", name, t->init_a, t->init_b);
+    return PERI_OK;
+}
+
+static peri_status check_config(const peri_tbe_config *c)
+{
+    if (!c->device) return peri__fail(PERI_EINVAL, "peri_tbe_new: no device");
+    if (c->dtype != PERI_F32) return peri__fail(PERI_EINVAL, "peri_tbe_new: weights of dtype %s, allowed: f32", peri_dtype_name(c->dtype));
+    if (c->bounds_check < PERI_BOUNDS_FATAL || c->bounds_check > PERI_BOUNDS_NONE)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: bounds_check %d, allowed: 0..3", c->bounds_check);
+    if (c->n_tables < 0 || c->n_tables > INT32_MAX || (c->n_tables && !c->tables))
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: %lld tables", (long long)c->n_tables);
+    if (c->n_features < 0 || (c->n_features && !c->features))
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: %lld features", (long long)c->n_features);
+    for (int64_t i = 0; i < c->n_features; i++)
+        if (!c->features[i]) return peri__fail(PERI_EINVAL, "peri_tbe_new: feature %lld has no name", (long long)i);
+    for (int64_t i = 0; i < c->n_tables; i++) PERI_TRY(check_table(&c->tables[i], i));
+    return check_optimizer(&c->optimizer);
+}
+
+/* -- making ---------------------------------------------------------------------------------------------------------------------- */
+
+/** Copy names and sizes, and place the tables one behind the other. */
+static peri_status lay_out(peri_tbe *tbe, const peri_tbe_config *c)
+{
+    tbe->tables = peri__alloc_zero(sizeof *tbe->tables * (size_t)peri__max(c->n_tables, 1));
+    tbe->layout = peri__alloc_zero(sizeof *tbe->layout * (size_t)peri__max(c->n_tables, 1));
+    tbe->features = peri__alloc_zero(sizeof *tbe->features * (size_t)peri__max(c->n_features, 1));
+    if (!tbe->tables || !tbe->layout || !tbe->features) return PERI_ENOMEM;
+    tbe->n_features = c->n_features;
+    for (int64_t i = 0; i < c->n_features; i++)
+        if (!(tbe->features[i] = peri__strdup(c->features[i]))) return PERI_ENOMEM;
+    tbe->n_tables = c->n_tables;
+    for (int64_t i = 0; i < c->n_tables; i++) {
+        peri__tbe_table *t = &tbe->tables[i];
+        t->config = c->tables[i];
+        t->name = peri__strdup(c->tables[i].name);
+        if (!t->name) return PERI_ENOMEM;
+        t->config.name = t->name;
+        if (!t->config.total_rows) t->config.total_rows = t->config.row_offset + t->config.rows;
+        if (!t->config.total_cols) t->config.total_cols = t->config.col_offset + t->config.cols;
+        int64_t rows = t->config.rows, cols = t->config.cols, elements;
+        if (__builtin_mul_overflow(rows, cols, &elements) || elements > (INT64_MAX >> 4) - tbe->total_elements)
+            return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s' of %lld x %lld makes the batch too large", t->name, (long long)rows,
+                              (long long)cols);
+        tbe->layout[i] = (peri_k_tbe_table){.rows = rows,
+                                            .cols = cols,
+                                            .offset = tbe->total_elements,
+                                            .stride = cols,
+                                            .first_row = tbe->total_rows,
+                                            .pooling = t->config.pooling};
+        tbe->total_elements += peri__ceil_div(elements, TABLE_ALIGNMENT) * TABLE_ALIGNMENT;
+        tbe->total_rows += rows;
+        tbe->max_cols = peri__max(tbe->max_cols, cols);
+    }
+    return PERI_OK;
+}
+
+static peri_status flat_tensor(peri_tbe *tbe, int32_t dtype, int64_t n, bool zero, peri_tensor **out)
+{
+    if (zero) return peri_tensor_full(tbe->device, dtype, 1, &n, 0, out);
+    return peri_tensor_new(tbe->device, dtype, 1, &n, out);
+}
+
+/** Start values of one table's weights: see PERI_INIT_*. */
+static peri_status initialise(peri_tbe *tbe, int64_t i, uint64_t seed)
+{
+    const peri_table_config *t = &tbe->tables[i].config;
+    peri_k_random_args args = {.dst = (float *)peri__data(tbe->weight) + tbe->layout[i].offset,
+                               .dtype = tbe->dtype,
+                               .kind = t->init == PERI_INIT_NORMAL ? PERI_RANDOM_NORMAL : PERI_RANDOM_UNIFORM,
+                               .cols = t->cols,
+                               .row_offset = t->row_offset,
+                               .col_offset = t->col_offset,
+                               .total_cols = t->total_cols,
+                               .low = t->init_a,
+                               .high = t->init_b,
+                               .seed = seed,
+                               .stream = peri__hash_text(t->name)};
+    if (t->init == PERI_INIT_NONE || t->rows == 0) return PERI_OK;
+    if (t->init == PERI_INIT_CONSTANT) {
+        peri_k_fill_args fill = {.dst = args.dst, .dtype = tbe->dtype, .value = t->init_a};
+        return PERI_LAUNCH(tbe->device, fill, &fill, t->rows * t->cols, GRAIN);
+    }
+    if (t->init == PERI_INIT_DEFAULT) {
+        args.high = sqrt(1.0 / (double)t->total_rows);
+        args.low = -args.high;
+    }
+    return PERI_LAUNCH(tbe->device, random, &args, t->rows * t->cols, 4096);
+}
+
+peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
+{
+    PERI_TRY(check_config(c));
+    peri_tbe *tbe = peri__alloc_zero(sizeof *tbe);
+    if (!tbe) return PERI_ENOMEM;
+    peri__object_count(1);
+    peri__refs_init(&tbe->refs);
+    tbe->device = c->device;
+    tbe->dtype = c->dtype;
+    tbe->bounds_check = c->bounds_check;
+    tbe->optimizer = c->optimizer;
+    const optimizer_kind *k = &kinds[c->optimizer.kind];
+    peri_status status;
+    PERI_TRY_GOTO(lay_out(tbe, c), out);
+    PERI_TRY_GOTO(peri_event_new(tbe->device, &tbe->done), out);
+    PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, PERI__TBE_COUNTERS, true, &tbe->counters), out);
+    PERI_TRY_GOTO(flat_tensor(tbe, PERI_U8, (int64_t)sizeof *tbe->layout * tbe->n_tables, false, &tbe->layout_tensor), out);
+    PERI_TRY_GOTO(peri__copy(tbe->device, peri__data(tbe->layout_tensor), tbe->layout, (int64_t)sizeof *tbe->layout * tbe->n_tables,
+                             PERI_COPY_H2D), out);
+    PERI_TRY_GOTO(flat_tensor(tbe, tbe->dtype, tbe->total_elements, false, &tbe->weight), out);
+    for (int64_t i = 0; i < tbe->n_tables; i++) PERI_TRY_GOTO(initialise(tbe, i, c->seed), out);
+    if (k->full1) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_elements, true, &tbe->momentum1), out);
+    if (k->row1) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->momentum1), out);
+    if (k->full2) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_elements, true, &tbe->momentum2), out);
+    if (c->optimizer.row_bias_correction) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->row_counter), out);
+    status = peri__tbe_leave(tbe);
+out:
+    if (status < 0) peri_tbe_release(tbe);
+    else *out = tbe;
+    return status;
+}
+
+void peri_tbe_retain(peri_tbe *tbe) { peri__refs_add(&tbe->refs); }
+
+void peri_tbe_release(peri_tbe *tbe)
+{
+    if (!tbe || !peri__refs_drop(&tbe->refs)) return;
+    peri_tensor **own[] = {&tbe->layout_tensor, &tbe->weight, &tbe->momentum1, &tbe->momentum2, &tbe->row_counter, &tbe->counters};
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) peri__tbe_forget(tbe, own[i]);
+    for (int i = 0; i < PERI__TBE_WORKSPACES; i++) peri__tbe_forget(tbe, &tbe->workspace[i]);
+    for (int64_t i = 0; i < tbe->n_tables; i++) {
+        peri_tensor_release(tbe->tables[i].leaf);
+        peri__free(tbe->tables[i].name);
+    }
+    for (int64_t i = 0; i < tbe->n_features; i++) peri__free(tbe->features[i]);
+    peri__free(tbe->tables);
+    peri__free(tbe->layout);
+    peri__free(tbe->features);
+    peri_event_release(tbe->done);
+    peri__object_count(-1);
+    peri__free(tbe);
+}
+
+/* -- calls and workspaces ---------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__tbe_enter(peri_tbe *tbe) { return peri_stream_wait(peri_stream_current(tbe->device), tbe->done); }
+peri_status peri__tbe_leave(peri_tbe *tbe) { return peri_event_record(tbe->done, peri_stream_current(tbe->device)); }
+
+void peri__tbe_forget(peri_tbe *tbe, peri_tensor **tensor)
+{
+    if (!*tensor) return;
+    /* Memory is freed in the order of the stream that was current when it was made, which may not be the one that used it last. */
+    peri_stream *home = (*tensor)->storage->home;
+    const peri_device_vtab *vtab = tbe->device->vtab;
+    if (tbe->done) (void)vtab->stream_wait(tbe->device->ctx, home->ctx, tbe->done->ctx);
+    peri_tensor_release(*tensor);
+    *tensor = NULL;
+}
+
+peri_status peri__tbe_workspace(peri_tbe *tbe, int32_t which, int32_t dtype, int64_t count, void **out)
+{
+    peri_tensor **t = &tbe->workspace[which];
+    if (!*t || peri__numel(*t) < count || (*t)->dtype != dtype) {
+        int64_t more = *t ? peri__max(count, peri__numel(*t) + peri__numel(*t) / 4) : count;
+        peri_tensor *fresh;
+        PERI_TRY(flat_tensor(tbe, dtype, more, false, &fresh));
+        peri__tbe_forget(tbe, t);
+        *t = fresh;
+    }
+    *out = peri__data(*t);
+    return PERI_OK;
+}
+
+/* -- state ----------------------------------------------------------------------------------------------------------------------- */
+
+const char *peri_tbe_state_name(const peri_tbe *tbe, int32_t i)
+{
+    const char *names[] = {"weight", tbe->momentum1 ? "momentum1" : NULL, tbe->momentum2 ? "momentum2" : NULL,
+                           tbe->row_counter ? "row_counter" : NULL};
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++)
+        if (names[n] && i-- == 0) return names[n];
+    return NULL;
+}
+
+static peri_status check_table_index(const char *function, const peri_tbe *tbe, int64_t table)
+{
+    if (table >= 0 && table < tbe->n_tables) return PERI_OK;
+    return peri__fail(PERI_ERANGE, "%s: table %lld, allowed: 0..%lld", function, (long long)table, (long long)tbe->n_tables - 1);
+}
+
+static peri_status state_view(const char *function, peri_tbe *tbe, int64_t table, const char *name, peri_tensor **out)
+{
+    PERI_TRY(check_table_index(function, tbe, table));
+    const peri_k_tbe_table *t = &tbe->layout[table];
+    bool weight = !strcmp(name, "weight"), first = !strcmp(name, "momentum1"), counter = !strcmp(name, "row_counter");
+    peri_tensor *flat = weight ? tbe->weight : first ? tbe->momentum1 : counter ? tbe->row_counter : !strcmp(name, "momentum2") ? tbe->momentum2 : NULL;
+    if (!flat) {
+        char known[128] = "";
+        for (int32_t i = 0; peri_tbe_state_name(tbe, i); i++)
+            snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", peri_tbe_state_name(tbe, i));
+        return peri__fail(PERI_ENOTFOUND, "%s: table '%s' has no state '%.60s'; it has: %s", function, tbe->tables[table].name, name, known);
+    }
+    PERI_TRY(peri__tbe_enter(tbe));
+    if (counter || (first && kinds[tbe->optimizer.kind].row1)) return peri__tensor_view(flat, 1, &t->rows, NULL, t->first_row, out);
+    return peri__tensor_view(flat, 2, (int64_t[]){t->rows, t->cols}, (int64_t[]){t->stride, 1}, t->offset, out);
+}
+
+peri_status peri_tbe_state(peri_tbe *tbe, int64_t table, const char *name, peri_tensor **out)
+{
+    return state_view("peri_tbe_state", tbe, table, name, out);
+}
+
+peri_status peri_tbe_leaf(peri_tbe *tbe, int64_t table, peri_tensor **out)
+{
+    PERI_TRY(check_table_index("peri_tbe_leaf", tbe, table));
+    if (tbe->optimizer.kind != PERI_TBE_NONE)
+        return peri__fail(PERI_EINVAL, "peri_tbe_leaf: table '%s' is trained by its fused optimizer %s, it has no leaf", tbe->tables[table].name,
+                          kinds[tbe->optimizer.kind].name);
+    peri_tensor **leaf = &tbe->tables[table].leaf;
+    if (!*leaf) {
+        PERI_TRY(state_view("peri_tbe_leaf", tbe, table, "weight", leaf));
+        (*leaf)->requires_grad = true;
+    }
+    peri_tensor_retain(*leaf);
+    *out = *leaf;
+    return PERI_OK;
+}
+
+/** A view of rows [row, row + rows of @like) of a state. */
+static peri_status rows_view(const char *function, peri_tbe *tbe, int64_t table, const char *name, int64_t row, const peri_tensor *like,
+                             peri_tensor **out)
+{
+    char text[128];
+    peri_tensor *whole;
+    if (!like) return peri__fail(PERI_EINVAL, "%s: no tensor", function);
+    PERI_TRY(state_view(function, tbe, table, name, &whole));
+    peri_status status = PERI_OK;
+    int64_t n = like->ndim ? like->shape[0] : 0;
+    if (like->ndim != whole->ndim || (whole->ndim == 2 && like->shape[1] != whole->shape[1]))
+        status = peri__fail(PERI_EINVAL, "%s: %s for rows of '%s' of table '%s', which has %d dimensions%s%lld", function,
+                            peri__tensor_text(like, text, sizeof text), name, tbe->tables[table].name, whole->ndim,
+                            whole->ndim == 2 ? " and columns: " : "; rows: ", (long long)whole->shape[whole->ndim - 1]);
+    else if (row < 0 || row > whole->shape[0] - n)
+        status = peri__fail(PERI_ERANGE, "%s: rows %lld .. %lld of table '%s', allowed: 0..%lld", function, (long long)row, (long long)(row + n),
+                            tbe->tables[table].name, (long long)whole->shape[0]);
+    if (status >= 0) {
+        int64_t shape[2] = {n, whole->shape[1]};
+        status = peri__tensor_view(whole, whole->ndim, shape, whole->stride, whole->offset + row * whole->stride[0], out);
+    }
+    peri_tensor_release(whole);
+    return status;
+}
+
+peri_status peri_tbe_read(peri_tbe *tbe, int64_t table, const char *name, int64_t row, peri_tensor *dst)
+{
+    peri_tensor *view;
+    PERI_TRY(rows_view("peri_tbe_read", tbe, table, name, row, dst, &view));
+    peri_status status = peri_tensor_copy(dst, view);
+    if (status >= 0) status = peri__tbe_leave(tbe);
+    peri_tensor_release(view);
+    return status;
+}
+
+peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64_t row, const peri_tensor *src)
+{
+    peri_tensor *view;
+    PERI_TRY(rows_view("peri_tbe_write", tbe, table, name, row, src, &view));
+    peri_status status = peri_tensor_copy(view, src);
+    if (status >= 0) status = peri__tbe_leave(tbe);
+    peri_tensor_release(view);
+    return status;
+}
+
+peri_status peri_tbe_learning_rate_set(peri_tbe *tbe, double learning_rate)
+{
+    if (!(learning_rate >= 0) || !isfinite(learning_rate))
+        return peri__fail(PERI_EINVAL, "peri_tbe_learning_rate_set: %g, allowed: finite numbers >= 0", learning_rate);
+    tbe->optimizer.learning_rate = learning_rate;
+    return PERI_OK;
+}
+
+double peri_tbe_learning_rate(const peri_tbe *tbe) { return tbe->optimizer.learning_rate; }
+int64_t peri_tbe_iteration(const peri_tbe *tbe) { return tbe->iteration; }
+
+peri_status peri_tbe_iteration_set(peri_tbe *tbe, int64_t iteration)
+{
+    if (iteration < 0) return peri__fail(PERI_EINVAL, "peri_tbe_iteration_set: %lld, allowed: >= 0", (long long)iteration);
+    tbe->iteration = iteration;
+    return PERI_OK;
+}
+
+static int64_t bytes_of(const peri_tensor *t) { return t ? peri__numel(t) * peri_dtype_size(t->dtype) : 0; }
+
+peri_status peri_tbe_statistics(peri_tbe *tbe, peri_tbe_stats *out)
+{
+    int64_t counts[PERI__TBE_COUNTERS];
+    PERI_TRY(peri__tbe_enter(tbe));
+    PERI_TRY(peri_tensor_read(tbe->counters, counts, sizeof counts));
+    *out = (peri_tbe_stats){.lookups = tbe->lookups,
+                            .updates = tbe->updates,
+                            .ids = counts[PERI__TBE_COUNT_IDS],
+                            .bags = counts[PERI__TBE_COUNT_BAGS],
+                            .rows_updated = counts[PERI__TBE_COUNT_ROWS],
+                            .bad_ids = counts[PERI__TBE_COUNT_BAD_IDS],
+                            .bad_bags = counts[PERI__TBE_COUNT_BAD_BAGS],
+                            .weight_bytes = bytes_of(tbe->weight),
+                            .state_bytes = bytes_of(tbe->momentum1) + bytes_of(tbe->momentum2) + bytes_of(tbe->row_counter)};
+    for (int i = 0; i < PERI__TBE_WORKSPACES; i++) out->workspace_bytes += bytes_of(tbe->workspace[i]);
+    return PERI_OK;
+}

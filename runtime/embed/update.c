@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * update.c: the backward pass: sort the items of a batch by row, sum each row's gradient, run the optimizer on it.
+ */
+#include "internal.h"
+
+#include <math.h>
+
+/* -- the sort -------------------------------------------------------------------------------------------------------------------- */
+
+/** A stable sort of at most `most` keys, in `passes` passes of `bits` bits each. */
+typedef struct sort_plan {
+    int64_t most, chunks;
+    int32_t key_bits, payload_bits, passes, bits;
+} sort_plan;
+
+static int32_t bits_of(uint64_t x)
+{
+    int32_t n = 0;
+    for (; x; x >>= 1) n++;
+    return n;
+}
+
+static peri_status sort_planned(const peri_tbe *tbe, const peri_tbe_input *in, bool items, sort_plan *plan)
+{
+    enum { CHUNK_ITEMS = 1 << 13, MOST_BITS = 12 };
+    plan->most = peri__numel(in->ids) * in->blocks->multiplicity;
+    if (plan->most > UINT32_MAX)
+        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld ids in one batch, allowed: fewer than 2^32", (long long)plan->most);
+    plan->key_bits = bits_of((uint64_t)tbe->total_rows);
+    plan->payload_bits = 64 - plan->key_bits;
+    int64_t payload = items ? plan->most : in->blocks->out_extent;
+    if (bits_of((uint64_t)payload) > plan->payload_bits)
+        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld rows and %lld %s do not fit into 64 bits", (long long)tbe->total_rows,
+                          (long long)payload, items ? "ids" : "elements of the gradient");
+    plan->chunks = peri__max(1, peri__min(peri_threads(), plan->most / CHUNK_ITEMS));
+    /* A pass costs about one unit for each key and one for each counter of each chunk. */
+    int64_t best = INT64_MAX;
+    for (int32_t passes = 1; passes <= plan->key_bits; passes++) {
+        int32_t bits = (int32_t)peri__ceil_div(plan->key_bits, passes);
+        int64_t cost = passes * (plan->most + ((int64_t)2 << bits) * plan->chunks);
+        if (bits > MOST_BITS || cost >= best) continue;
+        best = cost;
+        plan->passes = (int32_t)peri__ceil_div(plan->key_bits, bits);
+        plan->bits = bits;
+    }
+    return PERI_OK;
+}
+
+/** Queue the sort of the stream's items; *sorted gets the keys in order, *list the items (NULL where factors are all 1). */
+static peri_status sort_items(peri_tbe *tbe, const peri_tbe_input *in, const peri_k_tbe_stream *stream, sort_plan *plan, const uint64_t **sorted,
+                              const peri_k_tbe_item **list)
+{
+    bool factors = in->weights || in->scale || in->blocks->mean;
+    PERI_TRY(sort_planned(tbe, in, factors, plan));
+    void *a, *b, *items = NULL, *digits;
+    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_KEYS_A, PERI_I64, plan->most, &a));
+    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_KEYS_B, PERI_I64, plan->most, &b));
+    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_DIGITS, PERI_I32, plan->chunks << plan->bits, &digits));
+    if (factors)
+        PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_ITEMS, PERI_U8, (int64_t)sizeof(peri_k_tbe_item) * plan->most, &items));
+    peri_k_tbe_keys_args keys = {.stream = *stream,
+                                 .keys = a,
+                                 .items = items,
+                                 .counts = digits,
+                                 .total_rows = tbe->total_rows,
+                                 .chunks = plan->chunks,
+                                 .payload_bits = plan->payload_bits,
+                                 .shift = plan->payload_bits,
+                                 .bits = plan->bits};
+    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_keys, &keys, plan->chunks, 1));
+    const int64_t *n = &stream->spans[stream->n_blocks].items;
+    peri_k_radix_args pass = {.src = a, .dst = b, .counts = digits, .n = n, .chunks = plan->chunks, .shift = plan->payload_bits, .bits = plan->bits};
+    for (int32_t i = 0; i < plan->passes; i++) {
+        if (i > 0) PERI_TRY(PERI_LAUNCH(tbe->device, radix_histogram, &pass, plan->chunks, 1));
+        PERI_TRY(PERI_LAUNCH(tbe->device, radix_scan, &pass, 1, 1));
+        PERI_TRY(PERI_LAUNCH(tbe->device, radix_scatter, &pass, plan->chunks, 1));
+        const uint64_t *from = pass.dst;
+        pass.dst = (uint64_t *)(uintptr_t)pass.src;
+        pass.src = from;
+        pass.shift += plan->bits;
+    }
+    *sorted = pass.src;
+    *list = items;
+    return PERI_OK;
+}
+
+/* -- updates --------------------------------------------------------------------------------------------------------------------- */
+
+peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration)
+{
+    const peri_tbe_optimizer *o = &tbe->optimizer;
+    return (peri_k_tbe_optimizer){.kind = o->kind,
+                                  .decay = o->weight_decay_mode,
+                                  .lr = (float)o->learning_rate,
+                                  .eps = (float)o->eps,
+                                  .weight_decay = (float)o->weight_decay,
+                                  .beta1 = (float)o->beta1,
+                                  .beta2 = (float)o->beta2,
+                                  .rest1 = (float)(1 - o->beta1),
+                                  .rest2 = (float)(1 - o->beta2),
+                                  .correction1 = (float)(1 / (1 - pow(o->beta1, (double)iteration))),
+                                  .correction2 = (float)(1 / (1 - pow(o->beta2, (double)iteration))),
+                                  .exact_beta1 = o->beta1,
+                                  .exact_beta2 = o->beta2,
+                                  .row_bias_correction = o->row_bias_correction,
+                                  .max_gradient = (float)o->max_gradient};
+}
+
+static peri_status check_gradient(const char *function, const peri_tbe *tbe, const peri_tbe_input *in, const peri_tensor *grad,
+                                  const peri_tensor *grad_weights)
+{
+    char text[128];
+    PERI_TRY(peri__check_tensor(function, "the gradient", grad, PERI_F32, -1));
+    if (peri__device(grad) != tbe->device || !peri__contiguous(grad))
+        return peri__fail(PERI_EINVAL, "%s: the gradient must be contiguous and on device %s", function, tbe->device->name);
+    if (peri__numel(grad) < in->blocks->out_extent)
+        return peri__fail(PERI_EINVAL, "%s: the gradient is %s, the blocks read up to element %lld", function,
+                          peri__tensor_text(grad, text, sizeof text), (long long)in->blocks->out_extent - 1);
+    if (!grad_weights) return PERI_OK;
+    PERI_TRY(peri__check_tensor(function, "the gradient of the weights", grad_weights, PERI_F32, 1));
+    if (peri__device(grad_weights) != tbe->device || !peri__contiguous(grad_weights) || peri__numel(grad_weights) != peri__numel(in->ids))
+        return peri__fail(PERI_EINVAL, "%s: the gradient of the weights is %s, wanted: contiguous, one for each of %lld ids, on device %s", function,
+                          peri__tensor_text(grad_weights, text, sizeof text), (long long)peri__numel(in->ids), tbe->device->name);
+    return PERI_OK;
+}
+
+/** Gradients of the ids' weights: from the rows as they are, so before the update. */
+static peri_status weight_gradient(peri_tbe *tbe, const peri_tbe_input *in, const peri_k_tbe_stream *stream, peri_tensor *grad,
+                                   peri_tensor *grad_weights)
+{
+    peri_k_tbe_weight_gradient_args args = {.stream = *stream,
+                                            .weight = peri__data(tbe->weight),
+                                            .weight_dtype = tbe->dtype,
+                                            .grad = peri__data(grad),
+                                            .grad_weights = peri__data(grad_weights)};
+    int64_t grain;
+    peri__tbe_chunks(in, &args.chunks, &grain);
+    return PERI_LAUNCH(tbe->device, tbe_weight_gradient, &args, args.chunks, grain);
+}
+
+/** Sum gradients by row and hand them to the optimizer, or, with @dense, store them there. */
+static peri_status update(peri_tbe *tbe, const peri_tbe_input *in, const peri_k_tbe_stream *stream, peri_tensor *grad, peri_tensor *dense)
+{
+    sort_plan plan = {0};
+    int64_t grain;
+    peri_k_tbe_update_args args = {.rows = peri__tbe_rows(tbe), .grad = peri__data(grad), .n = &stream->spans[stream->n_blocks].items};
+    if (tbe->total_rows == 0 || peri__numel(in->ids) == 0 || in->blocks->total_bags == 0) return PERI_OK;
+    PERI_TRY(sort_items(tbe, in, stream, &plan, &args.sorted, &args.items));
+    peri__tbe_chunks(in, &args.chunks, &grain);
+    args.scratch_stride = peri__ceil_div(tbe->max_cols, 16) * 16;
+    void *scratch;
+    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_SCRATCH, PERI_F32, args.chunks * args.scratch_stride, &scratch));
+    args.scratch = scratch;
+    args.optimizer = peri__tbe_optimizer(tbe, tbe->iteration);
+    args.payload_bits = plan.payload_bits;
+    args.updated = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_ROWS;
+    if (dense) {
+        args.optimizer.kind = PERI_K_OPTIM_NONE;
+        args.dense = peri__data(dense);
+        args.touched = args.dense + tbe->total_elements;
+    }
+    return PERI_LAUNCH(tbe->device, tbe_update, &args, args.chunks, grain);
+}
+
+peri_status peri_tbe_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights)
+{
+    PERI_TRY(peri__tbe_input_check("peri_tbe_backward", tbe, in));
+    PERI_TRY(check_gradient("peri_tbe_backward", tbe, in, grad, grad_weights));
+    peri_k_tbe_stream stream;
+    PERI_TRY(peri__tbe_enter(tbe));
+    PERI_TRY(peri__tbe_stream(tbe, in, false, &stream));
+    if (grad_weights) PERI_TRY(weight_gradient(tbe, in, &stream, grad, grad_weights));
+    if (tbe->optimizer.kind == PERI_TBE_NONE) return peri__tbe_leave(tbe);
+    tbe->iteration++;
+    peri_status status = update(tbe, in, &stream, grad, NULL);
+    if (status < 0) {
+        tbe->iteration--;
+        return status;
+    }
+    tbe->updates++;
+    return peri__tbe_leave(tbe);
+}
+
+/* -- dense gradients ------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri_tbe_gradient(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights, peri_tensor **out)
+{
+    PERI_TRY(peri__tbe_input_check("peri_tbe_gradient", tbe, in));
+    PERI_TRY(check_gradient("peri_tbe_gradient", tbe, in, grad, grad_weights));
+    int64_t n = tbe->total_elements + tbe->total_rows;
+    peri_tensor *dense;
+    peri_k_tbe_stream stream;
+    PERI_TRY(peri_tensor_full(tbe->device, PERI_F32, 1, &n, 0, &dense));
+    peri_status status;
+    PERI_TRY_GOTO(peri__tbe_enter(tbe), out);
+    PERI_TRY_GOTO(peri__tbe_stream(tbe, in, false, &stream), out);
+    if (grad_weights) PERI_TRY_GOTO(weight_gradient(tbe, in, &stream, grad, grad_weights), out);
+    PERI_TRY_GOTO(update(tbe, in, &stream, grad, dense), out);
+    status = peri__tbe_leave(tbe);
+out:
+    if (status < 0) peri_tensor_release(dense);
+    else *out = dense;
+    return status;
+}
+
+static peri_status check_dense(const char *function, const peri_tbe *tbe, const peri_tensor *gradient)
+{
+    char text[128];
+    int64_t n = tbe->total_elements + tbe->total_rows;
+    PERI_TRY(peri__check_tensor(function, "the gradient", gradient, PERI_F32, 1));
+    if (peri__numel(gradient) == n && peri__contiguous(gradient) && peri__device(gradient) == tbe->device) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: %s is no gradient of this table batch, which has %lld numbers on device %s", function,
+                      peri__tensor_text(gradient, text, sizeof text), (long long)n, tbe->device->name);
+}
+
+peri_status peri_tbe_gradient_apply(peri_tbe *tbe, peri_tensor *gradient)
+{
+    PERI_TRY(check_dense("peri_tbe_gradient_apply", tbe, gradient));
+    if (tbe->optimizer.kind == PERI_TBE_NONE)
+        return peri__fail(PERI_EINVAL, "peri_tbe_gradient_apply: this table batch has no optimizer");
+    PERI_TRY(peri__tbe_enter(tbe));
+    peri_k_tbe_dense_update_args args = {.rows = peri__tbe_rows(tbe),
+                                         .optimizer = peri__tbe_optimizer(tbe, tbe->iteration + 1),
+                                         .dense = peri__data(gradient),
+                                         .touched = (float *)peri__data(gradient) + tbe->total_elements};
+    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_dense_update, &args, tbe->total_rows, 512));
+    tbe->iteration++;
+    tbe->updates++;
+    return peri__tbe_leave(tbe);
+}
+
+peri_status peri_tbe_gradient_table(peri_tbe *tbe, peri_tensor *gradient, int64_t table, peri_tensor **out)
+{
+    PERI_TRY(check_dense("peri_tbe_gradient_table", tbe, gradient));
+    if (table < 0 || table >= tbe->n_tables)
+        return peri__fail(PERI_ERANGE, "peri_tbe_gradient_table: table %lld, allowed: 0..%lld", (long long)table, (long long)tbe->n_tables - 1);
+    const peri_k_tbe_table *t = &tbe->layout[table];
+    return peri__tensor_view(gradient, 2, (int64_t[]){t->rows, t->cols}, (int64_t[]){t->stride, 1}, gradient->offset + t->offset, out);
+}

@@ -1,0 +1,139 @@
+-- tbe_reference.lua: table-batched embedding in double precision and plain Lua: what the specs hold the kernels against. Written from the
+-- formulas of kernels/tbe.h, sharing no code with them.
+local M = {}
+
+local function zeros(n)
+  local t = {}
+  for i = 1, n do t[i] = 0 end
+  return t
+end
+
+--- tables: list of { rows, cols, weight = flat list, pooling = "SUM" | "MEAN" }; optimizer: { kind =, learning_rate =, eps =, ... }.
+function M.new(tables, optimizer)
+  local self = { tables = {}, optimizer = optimizer, iteration = 0 }
+  for i, t in ipairs(tables) do
+    local n = t.rows * t.cols
+    local copy = { rows = t.rows, cols = t.cols, pooling = t.pooling, weight = {}, momentum1 = {}, momentum2 = {}, row_counter = {} }
+    for k = 1, n do copy.weight[k] = t.weight[k] end
+    copy.momentum1 = zeros(optimizer.kind == "rowwise_adagrad" and t.rows or n)
+    copy.momentum2 = zeros(n)
+    copy.row_counter = zeros(t.rows)
+    self.tables[i] = copy
+  end
+  return setmetatable(self, { __index = M })
+end
+
+--- Visit every item: f(block, bag, place in ids (from 1), table, row (from 0), factor). blocks as for tbe:blocks. Invalid ids are skipped.
+local function each(self, input, f)
+  for _, b in ipairs(input.blocks) do
+    local t = self.tables[b.table]
+    for j = 0, b.bags - 1 do
+      local bag = b.first_bag + j
+      local from, to = input.offsets[bag + 1], input.offsets[bag + 2]
+      local factor = (t.pooling == "MEAN" and to > from) and 1 / (to - from) or 1
+      if input.scale then factor = factor * input.scale[bag + 1] end
+      for i = from + 1, to do
+        local id = input.ids[i]
+        if id >= 0 and id < t.rows then f(b, j, i, t, id, factor) end
+      end
+    end
+  end
+end
+
+--- Flat output of n numbers.
+function M.forward(self, input, n)
+  local out = zeros(n)
+  each(self, input, function(b, j, i, t, row, factor)
+    local w = (input.weights and input.weights[i] or 1) * factor
+    for d = 1, t.cols do
+      local at = b.out_offset + j * b.out_stride + d
+      out[at] = out[at] + w * t.weight[row * t.cols + d]
+    end
+  end)
+  return out
+end
+
+--- Gradient of the ids' weights.
+function M.weight_gradient(self, input, grad)
+  local out = zeros(#input.ids)
+  each(self, input, function(b, j, i, t, row, factor)
+    for d = 1, t.cols do
+      out[i] = out[i] + factor * grad[b.out_offset + j * b.out_stride + d] * t.weight[row * t.cols + d]
+    end
+  end)
+  return out
+end
+
+--- Summed gradients: by table, a map from row to a list of numbers.
+function M.gradient(self, input, grad)
+  local sums = {}
+  for _, t in ipairs(self.tables) do sums[t] = {} end
+  local most = self.optimizer.max_gradient
+  each(self, input, function(b, j, i, t, row, factor)
+    local g = sums[t][row] or zeros(t.cols)
+    sums[t][row] = g
+    local w = (input.weights and input.weights[i] or 1) * factor
+    for d = 1, t.cols do
+      local x = grad[b.out_offset + j * b.out_stride + d]
+      if most then x = math.max(-most, math.min(most, x)) end
+      g[d] = g[d] + w * x
+    end
+  end)
+  return sums
+end
+
+local rules = {}
+
+function rules.sgd(o, t, row, g)
+  for d = 1, t.cols do
+    local at = row * t.cols + d
+    t.weight[at] = t.weight[at] - o.learning_rate * g[d]
+  end
+end
+
+function rules.adagrad(o, t, row, g)
+  for d = 1, t.cols do
+    local at = row * t.cols + d
+    t.momentum1[at] = t.momentum1[at] + g[d] ^ 2
+    t.weight[at] = t.weight[at] - o.learning_rate * g[d] / (math.sqrt(t.momentum1[at]) + o.eps)
+  end
+end
+
+function rules.rowwise_adagrad(o, t, row, g)
+  local decay, mode, squares = o.weight_decay or 0, o.weight_decay_mode or "none", 0
+  for d = 1, t.cols do
+    local x = g[d] + (mode == "l2" and decay * t.weight[row * t.cols + d] or 0)
+    squares = squares + x * x
+  end
+  t.momentum1[row + 1] = t.momentum1[row + 1] + squares / t.cols
+  local rate = o.learning_rate / (math.sqrt(t.momentum1[row + 1]) + o.eps)
+  local keep = mode == "l2" and 1 - rate * decay or mode == "decouple" and 1 - o.learning_rate * decay or 1
+  for d = 1, t.cols do
+    local at = row * t.cols + d
+    t.weight[at] = keep * t.weight[at] - rate * g[d]
+  end
+end
+
+function rules.adam(o, t, row, g, iteration)
+  if o.use_rowwise_bias_correction then
+    t.row_counter[row + 1] = t.row_counter[row + 1] + 1
+    iteration = t.row_counter[row + 1]
+  end
+  for d = 1, t.cols do
+    local at = row * t.cols + d
+    t.momentum1[at] = o.beta1 * t.momentum1[at] + (1 - o.beta1) * g[d]
+    t.momentum2[at] = o.beta2 * t.momentum2[at] + (1 - o.beta2) * g[d] ^ 2
+    local m, v = t.momentum1[at] / (1 - o.beta1 ^ iteration), t.momentum2[at] / (1 - o.beta2 ^ iteration)
+    t.weight[at] = t.weight[at] - o.learning_rate * (m / (math.sqrt(v) + o.eps) + (o.weight_decay or 0) * t.weight[at])
+  end
+end
+
+function M.backward(self, input, grad)
+  self.iteration = self.iteration + 1
+  local sums = self:gradient(input, grad)
+  for _, t in ipairs(self.tables) do
+    for row, g in pairs(sums[t]) do rules[self.optimizer.kind](self.optimizer, t, row, g, self.iteration) end
+  end
+end
+
+return M
