@@ -445,7 +445,9 @@ peri_status peri_tensor_reshape(peri_tensor *t, int32_t ndim, const int64_t *sha
         wanted[d] = shape[d];
         if (shape[d] == -1 && open < 0) open = d;
         else if (shape[d] < 0) return peri__fail(PERI_EINVAL, "peri_tensor_reshape: size %lld of dimension %d", (long long)shape[d], d);
-        else known *= shape[d];
+        else if (__builtin_mul_overflow(known, shape[d], &known))
+            return peri__fail(PERI_EINVAL, "peri_tensor_reshape: more than 2^63 elements at dimension %d of size %lld", d,
+                              (long long)shape[d]);
     }
     if (open >= 0) wanted[open] = known ? n / known : 0;
     if (open >= 0) known *= wanted[open];

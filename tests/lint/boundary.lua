@@ -18,22 +18,27 @@ local function clean_headers(ctx)
   return complaints
 end
 
---- Functions that the headers declare: name -> { path =, doc = comment in front (nil: none), text = declaration, head = file comment }.
+--- Functions that the headers declare: name -> { path =, doc =, text = declaration, head = file comment }. The comment in front of a
+--- declaration documents it, and the declarations that follow without a blank line; doc is nil where there is none.
 local function declared(ctx)
   local all = {}
   for _, path in ipairs(public_headers(ctx)) do
     local text = ctx.read(path)
     local head = text:match "^/%*.-%*/" or ""
-    local at = 1
+    local at, doc, doc_end = 1, nil, 0
     while true do
-      local start, stop, body = text:find("PERI_API ([^;{]-%));", at)
+      local comment, comment_end = text:find("/%*.-%*/", at)
+      local start = text:find("\nPERI_API ", at, true)
       if not start then break end
-      at = stop + 1
-      if not text:sub(1, start - 1):match "#define%s*$" then
-        local name = body:match "([%w_]+)%s*%("
-        local doc = text:sub(1, start - 1):match "(/%*%*[^/]-%*/)%s*$" or text:sub(1, start - 1):match ".*(/%*%*.-%*/)%s*$"
-        if doc and #doc > 4000 then doc = nil end
-        all[name] = { path = path, doc = doc, text = body, head = head }
+      if comment and comment < start then
+        doc, doc_end, at = text:sub(comment, comment_end), comment_end, comment_end + 1
+      else
+        local stop = text:find(";", start, true)
+        local body = text:sub(start + 10, stop)
+        local between = text:sub(doc_end + 1, start)
+        if between:match "%S" or between:match "\n%s*\n" then doc = nil end
+        all[body:match "([%w_]+)%s*%("] = { path = path, doc = doc and doc:match "^/%*%*" and doc, text = body, head = head }
+        doc_end, at = stop, stop + 1
       end
     end
   end
