@@ -14,7 +14,8 @@
 #include <perilune/base.h>
 
 #define PERI_KERNELS_JAGGED(X)                                                                                                       \
-    X(cumsum_sums) X(cumsum_scan) X(cumsum_write) X(jagged_check) X(jagged_report) X(jagged_bounds) X(jagged_lengths) X(jagged_copy)
+    X(cumsum_sums) X(cumsum_scan) X(cumsum_write) X(jagged_check) X(jagged_report) X(jagged_bounds) X(jagged_lengths) X(jagged_copy)    \
+    X(jagged_sum) X(jagged_to_padded) X(jagged_from_padded) X(columns_sum)
 
 enum { PERI_JAGGED_BLOCK = 4096 };
 
@@ -103,5 +104,43 @@ typedef struct peri_k_jagged_copy_args {
     int64_t width, segments, out_step, in_step;
     int32_t out_dtype, in_dtype, permute_dtype;
 } peri_k_jagged_copy_args;
+
+/** The adjoint of copying segments: for each segment p of dst, n = in(p + 1) - in(p) rows:
+ *    dst[in(p) + i] = sum over j in [list_offsets[p], list_offsets[p + 1]) of src[out(list[j]) + i], 0 if there are none,
+ *  in this order of j, in f32 (f64 for f64). Offsets as in jagged_copy, all i64. range: rows of dst. */
+typedef struct peri_k_jagged_sum_args {
+    void *dst;
+    const void *src;
+    const int64_t *in_offsets, *out_offsets, *list_offsets, *list;
+    int64_t columns, segments; /* elements of a row; segments of dst */
+    int32_t dtype;             /* PERI_F32, PERI_F64 */
+} peri_k_jagged_sum_args;
+
+/* -- padded rows ----------------------------------------------------------------------------------------------------------------- */
+
+/** jagged_to_padded: for each bag b, j in [0, max): padded[b][j] = j < n ? values[offsets[b] + j] : padding, n = the bag's length: longer bags
+ *  keep their first `max` rows. jagged_from_padded: values[offsets[b] + j] = j < max ? padded[b][j] : 0 for j in [0, n).
+ *  range: bags. */
+typedef struct peri_k_jagged_padded_args {
+    void *padded, *values;
+    const void *offsets;
+    int64_t max, width, element; /* rows; bytes of a row; bytes of an element (1, 2, 4, 8, 16) */
+    uint64_t padding[2];         /* one element */
+    int32_t offsets_dtype;
+} peri_k_jagged_padded_args;
+
+/* -- columns --------------------------------------------------------------------------------------------------------------------- */
+
+/** Words of an item and of a source in the tables of columns_sum. Strides are elements from row to row; addresses are the device's. */
+enum { PERI_ITEM_DST = 0, PERI_ITEM_STRIDE = 1, PERI_ITEM_COLUMNS = 2, PERI_ITEM_FIRST = 3, PERI_ITEM_SOURCES = 4, PERI_ITEM_WORDS = 5 };
+enum { PERI_SOURCE_ADDRESS = 0, PERI_SOURCE_STRIDE = 1, PERI_SOURCE_WORDS = 2 };
+
+/** Column blocks of matrices of equal row counts: for each row r and item: dst[r][c] = sum of its sources' [r][c], in their order, in f32
+ *  (f64 for f64); 0 without sources; a copy of the bits with one. range: rows. */
+typedef struct peri_k_columns_sum_args {
+    const int64_t *items, *sources;
+    int64_t n_items;
+    int32_t dtype; /* PERI_F32, PERI_F64, PERI_F16, PERI_BF16 */
+} peri_k_columns_sum_args;
 
 #endif

@@ -166,3 +166,70 @@ static void ref_jagged_copy(const void *args, int64_t begin, int64_t end)
         memcpy((char *)a->dst + row * a->width, (const char *)a->src + from * a->width, (size_t)a->width);
     }
 }
+
+static void ref_jagged_sum(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_jagged_sum_args *a = args;
+    for (int64_t row = begin; row < end; row++) {
+        int64_t p = ref_segment_of(a->in_offsets, PERI_I64, 0, a->segments, row), at = row - a->in_offsets[p];
+        for (int64_t c = 0; c < a->columns; c++) {
+            double wide = 0;
+            float sum = 0;
+            for (int64_t j = a->list_offsets[p]; j < a->list_offsets[p + 1]; j++) {
+                int64_t from = (a->out_offsets[a->list[j]] + at) * a->columns + c;
+                if (a->dtype == PERI_F64) wide += ((const double *)a->src)[from];
+                else sum += ((const float *)a->src)[from];
+            }
+            if (a->dtype == PERI_F64) ((double *)a->dst)[row * a->columns + c] = wide;
+            else ((float *)a->dst)[row * a->columns + c] = sum;
+        }
+    }
+}
+
+static void ref_jagged_to_padded(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_jagged_padded_args *a = args;
+    for (int64_t b = begin; b < end; b++) {
+        int64_t from = ref_int(a->offsets, b, a->offsets_dtype), n = ref_int(a->offsets, b + 1, a->offsets_dtype) - from;
+        char *row = (char *)a->padded + b * a->max * a->width;
+        n = ref_min(n, a->max);
+        memcpy(row, (const char *)a->values + from * a->width, (size_t)(n * a->width));
+        for (int64_t at = n * a->width; at < a->max * a->width; at += a->element) memcpy(row + at, a->padding, (size_t)a->element);
+    }
+}
+
+static void ref_jagged_from_padded(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_jagged_padded_args *a = args;
+    for (int64_t b = begin; b < end; b++) {
+        int64_t from = ref_int(a->offsets, b, a->offsets_dtype), n = ref_int(a->offsets, b + 1, a->offsets_dtype) - from;
+        int64_t kept = ref_min(n, a->max);
+        char *row = (char *)a->values + from * a->width;
+        memcpy(row, (const char *)a->padded + b * a->max * a->width, (size_t)(kept * a->width));
+        memset(row + kept * a->width, 0, (size_t)((n - kept) * a->width));
+    }
+}
+
+static void ref_columns_sum(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_columns_sum_args *a = args;
+    int64_t size = a->dtype == PERI_F64 ? 8 : a->dtype == PERI_F32 ? 4 : 2;
+    for (int64_t row = begin; row < end; row++)
+        for (int64_t i = 0; i < a->n_items; i++) {
+            const int64_t *item = a->items + i * PERI_ITEM_WORDS, *source = a->sources + item[PERI_ITEM_FIRST] * PERI_SOURCE_WORDS;
+            char *dst = (char *)(intptr_t)item[PERI_ITEM_DST] + row * item[PERI_ITEM_STRIDE] * size;
+            for (int64_t c = 0; c < item[PERI_ITEM_COLUMNS]; c++) {
+                ref_value sum = {0};
+                float f = 0;
+                for (int64_t s = 0; s < item[PERI_ITEM_SOURCES]; s++) {
+                    const int64_t *from = source + s * PERI_SOURCE_WORDS;
+                    const char *src = (const char *)(intptr_t)from[PERI_SOURCE_ADDRESS] + (row * from[PERI_SOURCE_STRIDE] + c) * size;
+                    if (item[PERI_ITEM_SOURCES] == 1) memcpy(dst + c * size, src, (size_t)size);
+                    else if (a->dtype == PERI_F64) sum.re += ref_load(src, 0, a->dtype).re;
+                    else f += (float)ref_load(src, 0, a->dtype).re;
+                }
+                if (a->dtype != PERI_F64) sum.re = f;
+                if (item[PERI_ITEM_SOURCES] != 1) ref_store(dst, c, a->dtype, sum);
+            }
+        }
+}

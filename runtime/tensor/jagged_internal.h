@@ -79,6 +79,29 @@ peri_status peri__bags_post(peri__bags *b, const peri_tensor *bounds, int64_t st
 /** Judge the report, which has arrived; @text names bags. Sets longest and checked. The report stays for the caller to read and return. */
 peri_status peri__bags_judge(peri__bags *b, const char *function, peri__bag_text_fn text, const void *owner);
 
+/* -- rows moved as whole segments, with gradient ------------------------------------------------------------------------------------- */
+
+/** out = the rows of @parts[n] (equal dtype, device and row shape) one after the other; n >= 1. */
+peri_status peri__rows_cat(const char *function, peri_tensor *const *parts, int32_t n, peri_tensor **out);
+
+/** Segments of host-known sizes: segment t of the result is segment index[t] of the source, which covers rows [offsets[p], offsets[p + 1]) of it.
+ *  The source has @parts segments, the result @n. */
+typedef struct peri__rows_plan {
+    int64_t parts, n, rows; /* rows of the result */
+    int64_t *offsets;       /* parts + 1 */
+    int64_t *starts;        /* n: first row of segment t in the source */
+    int64_t *out_offsets;   /* n + 1 */
+    int64_t *index;         /* n */
+    peri_tensor *table;     /* starts and out_offsets on the device */
+} peri__rows_plan;
+
+/** Copies @offsets[parts + 1] and @index[n]. */
+peri_status peri__rows_plan_init(peri__rows_plan *plan, peri_device *device, const int64_t *offsets, int64_t parts, const int32_t *index,
+                                 int64_t n);
+void peri__rows_plan_fini(peri__rows_plan *plan);
+/** Rows of @src (offsets[parts] of them) moved by the plan. */
+peri_status peri__rows_permute(peri_tensor *src, const peri__rows_plan *plan, peri_tensor **out);
+
 /* -- containers ------------------------------------------------------------------------------------------------------------------------ */
 
 struct peri_jt {
@@ -105,6 +128,9 @@ struct peri_kjt {
     int64_t *offset_per_key;  /* keys + 1 */
     int64_t *host;            /* the block that holds the arrays above */
 };
+
+/** peri_kjt_permute with the resulting key list (retained), for callers that permute every batch in the same way; NULL: made anew. */
+peri_status peri__kjt_permute(peri_kjt *kjt, const int32_t *indices, int32_t n, peri_keys *keys, peri_kjt **out);
 
 /** A kjt of parts that are known to be well formed (results of operations on checked ones): nothing is read back. All tensors retained and
  *  contiguous. Either of lengths and offsets may be NULL. @stride_per_key_per_rank as in peri_kjt_args. @length_per_key: what the host

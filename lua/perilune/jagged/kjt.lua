@@ -4,6 +4,7 @@ local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
 local Keys = require "perilune.jagged.keys"
 local A = require "perilune.jagged.arguments"
+local JaggedTensor = require "perilune.jagged.jt"
 local C, check = P.C, P.check
 
 local M = {} -- the class
@@ -14,6 +15,7 @@ local out = ffi.new "peri_kjt *[1]"
 local desc = ffi.new "peri_kjt_desc"
 local numbers = ffi.new "const int64_t *[1]"
 local number = ffi.new "int64_t[1]"
+local bool_out = ffi.new "bool[1]"
 
 --- True for KeyedJaggedTensors.
 function M.is(x) return ffi.istype(ctype, x) end
@@ -176,6 +178,209 @@ function methods:index_per_key()
   return index
 end
 
+-- -- operations --------------------------------------------------------------------------------------------------------------------
+
+local jt_out = ffi.new "peri_jt *[1]"
+local int32s = ffi.typeof "int32_t[?]"
+
+local function integers(func, what, list)
+  if type(list) ~= "table" then P.fail(("%s: %s are a %s, wanted a list of numbers"):format(func, what, type(list))) end
+  local n = #list
+  local array = int32s(n > 0 and n or 1)
+  for i = 1, n do array[i - 1] = list[i] end
+  return array, n
+end
+
+--- Key i of the result is key indices[i] (0 is the first); repeats and subsets are fine.
+function methods:permute(indices)
+  local array, n = integers("KeyedJaggedTensor.permute", "indices", indices)
+  check(C.peri_kjt_permute(ptr(self), array, n, out))
+  return wrap(out[0])
+end
+
+--- Cut into KJTs of segments[i] keys each; their tensors are views.
+function methods:split(segments)
+  local array, n = integers("KeyedJaggedTensor.split", "segments", segments)
+  local made = ffi.new("peri_kjt *[?]", n > 0 and n or 1)
+  check(C.peri_kjt_split(ptr(self), array, n, made))
+  local list = {}
+  for i = 1, n do list[i] = wrap(made[i - 1]) end
+  return list
+end
+
+--- Join KJTs along keys.
+function M.concat(kjts)
+  local n = #kjts
+  local array = ffi.new("peri_kjt *[?]", n > 0 and n or 1)
+  for i = 1, n do
+    if not M.is(kjts[i]) then P.fail(("KeyedJaggedTensor.concat: entry %d is a %s"):format(i, type(kjts[i]))) end
+    array[i - 1] = ptr(kjts[i])
+  end
+  check(C.peri_kjt_concat(array, n, out))
+  return wrap(out[0])
+end
+
+--- The JaggedTensor of a key, by name. kjt["name"] is the same, unless the name is that of a method.
+function methods:get(key)
+  local i = C.peri_keys_find(C.peri_kjt_keys(ptr(self)), key)
+  if i < 0 then P.fail(("KeyedJaggedTensor: no key '%s'; keys: %s"):format(tostring(key), table.concat(self:keys(), ", "))) end
+  check(C.peri_kjt_get(ptr(self), i, jt_out))
+  return JaggedTensor.wrap(jt_out[0])
+end
+
+--- name -> JaggedTensor.
+function methods:to_dict()
+  local dict = {}
+  for _, key in ipairs(self:keys()) do dict[key] = self:get(key) end
+  return dict
+end
+
+--- A KJT of JaggedTensors by name: in the order of the list `keys`, else of the sorted names. Equally many rows: a fixed batch; else variable.
+function M.from_jt_dict(dict, keys)
+  local names = keys or P.util.keys(dict)
+  local list = Keys.of(names)
+  local n = #list
+  local array = ffi.new("peri_jt *[?]", n > 0 and n or 1)
+  for i, name in ipairs(list:list()) do
+    local jt = dict[name]
+    if not JaggedTensor.is(jt) then P.fail(("KeyedJaggedTensor.from_jt_dict: '%s' is a %s, wanted a JaggedTensor"):format(name, type(jt))) end
+    array[i - 1] = JaggedTensor.ptr(jt)
+  end
+  check(C.peri_kjt_from_jts(list.ptr, array, out))
+  return wrap(out[0])
+end
+
+--- A KJT from nested lists: { keys = {...}, bags of the first key, bags of the second, ..., weights = { the same nesting } }. Keys with unequally
+--- many bags make a variable batch.
+function M.from_lists(a)
+  local func = "KeyedJaggedTensor.from_lists"
+  local n = #a.keys
+  if #a ~= n then P.fail(("%s: bags of %d keys for %d keys"):format(func, #a, n)) end
+  local values, lengths, strides, weights, equal = {}, {}, {}, a.weights and {}, true
+  for k = 1, n do
+    for b, bag in ipairs(a[k]) do
+      for i, id in ipairs(bag) do
+        values[#values + 1] = id
+        if weights then
+          local row = a.weights[k] and a.weights[k][b]
+          if type(row) ~= "table" or #row ~= #bag then
+            P.fail(("%s: key '%s', sample %d: %s weights for %d ids"):format(func, a.keys[k], b - 1, row and #row or "no", #bag))
+          end
+          weights[#weights + 1] = row[i]
+        end
+      end
+      lengths[#lengths + 1] = #bag
+    end
+    strides[k] = { #a[k] }
+    equal = equal and #a[k] == #a[1]
+  end
+  return make(func, { keys = a.keys, values = values, lengths = lengths, weights = weights, stride_per_key_per_rank = not equal and strides or nil,
+    device = a.device })
+end
+
+--- The same on another device (this KJT itself if it is there).
+function methods:to(device)
+  check(C.peri_kjt_to(ptr(self), P.device(device), out))
+  return wrap(out[0])
+end
+--- Overwrite this KJT with another of the same keys, strides and counts. Returns this one.
+function methods:copy_(src)
+  check(C.peri_kjt_copy(ptr(self), ptr(src)))
+  return self
+end
+--- No keys: { is_weighted, device, values_dtype = "i64", weights_dtype = "f32", lengths_dtype = "i32" }.
+function M.empty(a)
+  a = P.util.named("KeyedJaggedTensor.empty", a, { is_weighted = false, device = P.util.optional, values_dtype = "i64", weights_dtype = "f32",
+    lengths_dtype = "i32" })
+  check(C.peri_kjt_empty(P.device(a.device), P.dtype(a.values_dtype), P.dtype(a.lengths_dtype), a.is_weighted and P.dtype(a.weights_dtype) or -1, out))
+  return wrap(out[0])
+end
+--- Room for a copy of a KJT, on its device or another: for copy_.
+function M.empty_like(kjt, device)
+  check(C.peri_kjt_empty_like(ptr(kjt), device and P.device(device) or nil, out))
+  return wrap(out[0])
+end
+--- Same keys, strides, lengths, values, weights (bit for bit) and inverse indices.
+function methods:equal(other)
+  check(C.peri_kjt_equal(ptr(self), ptr(other), bool_out))
+  return bool_out[0]
+end
+--- Bytes of its tensors.
+function methods:size_in_bytes() return tonumber(C.peri_kjt_bytes(ptr(self))) end
+--- Lengths are kept flat here: the KJT itself.
+function methods:flatten_lengths() return self end
+--- Another handle of the same KJT, outside any scope.
+function methods:share()
+  C.peri_kjt_retain(ptr(self))
+  local scope = P.state.scope
+  P.state.scope = false
+  local h = wrap(self.ptr)
+  P.state.scope = scope
+  return h
+end
+
+-- -- exchanges ---------------------------------------------------------------------------------------------------------------------
+
+local label_names = { [0] = "lengths", "values", "strides", "weights" }
+local labels = ffi.new "int32_t[4]"
+
+--- Names of the tensors that an exchange sends.
+function methods:dist_labels()
+  local list = {}
+  for i = 1, C.peri_kjt_dist_labels(ptr(self), labels) do list[i] = label_names[labels[i - 1]] end
+  return list
+end
+--- For each label the number of elements for each rank; key_splits[i] keys go to rank i.
+function methods:dist_splits(key_splits)
+  local array, n = integers("KeyedJaggedTensor.dist_splits", "key_splits", key_splits)
+  local count = C.peri_kjt_dist_labels(ptr(self), labels)
+  local buffer = ffi.new("int64_t[?]", math.max(n * count, 1))
+  check(C.peri_kjt_dist_splits(ptr(self), array, n, buffer))
+  local list = {}
+  for i = 1, count do list[i] = A.list(buffer + (i - 1) * n, n) end
+  return list
+end
+local tensors_out = ffi.new "peri_tensor *[4]"
+--- The tensors, in the order of the labels.
+function methods:dist_tensors()
+  check(C.peri_kjt_dist_tensors(ptr(self), tensors_out))
+  local list, n = {}, C.peri_kjt_dist_labels(ptr(self), labels)
+  for i = 1, n do list[i] = Tensor.wrap(tensors_out[i - 1]) end
+  return list
+end
+
+local dist_args = ffi.new "peri_kjt_dist_args"
+
+--- Received buffers as a KJT: { keys, lengths, values, weights, stride_per_rank = { rows of each rank } or strides = { [rank] = { rows of each key } },
+--- num_workers, stagger = 1 }.
+function M.dist_init(a)
+  local func = "KeyedJaggedTensor.dist_init"
+  local r = P.util
+  a = r.named(func, a, { keys = r.required, lengths = r.required, values = r.required, weights = r.optional, stride_per_rank = r.optional,
+    strides = r.optional, num_workers = r.required, stagger = 1 })
+  local keys, rows, columns = Keys.of(a.keys), nil, nil
+  local strides, per_rank
+  if a.strides then strides, rows, columns = A.matrix(func, "strides", a.strides) end
+  if a.stride_per_rank then per_rank, rows, columns = A.matrix(func, "stride_per_rank", { a.stride_per_rank }) end
+  if strides and (rows ~= a.num_workers or columns ~= #keys) or per_rank and columns ~= a.num_workers then
+    P.fail(("%s: strides of %d x %d for %d workers and %d keys"):format(func, rows, columns, a.num_workers, #keys))
+  end
+  dist_args.keys, dist_args.lengths, dist_args.values, dist_args.weights = keys.ptr, Tensor.ptr(a.lengths), Tensor.ptr(a.values), A.ptr(a.weights)
+  dist_args.stride_per_rank, dist_args.strides, dist_args.ranks, dist_args.stagger = per_rank, strides, a.num_workers, a.stagger
+  check(C.peri_kjt_dist_init(dist_args, out))
+  return wrap(out[0])
+end
+
+--- Order of the received (rank, key) segments in the result of an exchange.
+function M.recat(keys, ranks, stagger)
+  local buffer = ffi.new("int32_t[?]", math.max(keys * ranks, 1))
+  check(C.peri_kjt_recat(keys, ranks, stagger or 1, buffer))
+  return A.list(buffer, keys * ranks)
+end
+
+meta.__index = function(self, name)
+  return methods[name] or self:get(name)
+end
 meta.__len = function(self) return self:describe().keys end
 meta.__tostring = function(self)
   if self.ptr == nil then return "KeyedJaggedTensor (released)" end

@@ -153,4 +153,64 @@ PERI_API peri_status peri_kjt_length_per_key(peri_kjt *kjt, const int64_t **out)
 PERI_API peri_status peri_kjt_offset_per_key(peri_kjt *kjt, const int64_t **out);
 PERI_API peri_status peri_kjt_longest(peri_kjt *kjt, int64_t *out);
 
+/* -- KeyedJaggedTensor: operations. All but to, copy, empty and bytes sync first. ----------------------------------------------------- */
+
+/** Key i of the result is key indices[i] (host, @n of them; repeats and subsets are fine). Weights are permuted too, with gradient; inverse
+ *  indices are dropped, stride stays. */
+PERI_API peri_status peri_kjt_permute(peri_kjt *kjt, const int32_t *indices, int32_t n, peri_kjt **out);
+/** Cut the keys into @n runs of segments[i] keys, which sum to all keys. @out gets n new kjts; their tensors are views. Inverse
+ *  indices stay with a run of all keys only; stride stays. */
+PERI_API peri_status peri_kjt_split(peri_kjt *kjt, const int32_t *segments, int32_t n, peri_kjt **out);
+/** Join along keys: @n >= 1 kjts of one device, all fixed with equal stride or all vbe with equal ranks, all weighted or none, all
+ *  with inverse indices (of one batch) or none; no key twice. */
+PERI_API peri_status peri_kjt_concat(peri_kjt *const *kjts, int32_t n, peri_kjt **out);
+/** The bags of key number @key; values and weights are views. */
+PERI_API peri_status peri_kjt_get(peri_kjt *kjt, int32_t key, peri_jt **out);
+/** A kjt of one jt per key (as many as keys): fixed batch when all have equally many bags, else vbe of one rank. All weighted or none. */
+PERI_API peri_status peri_kjt_from_jts(peri_keys *keys, peri_jt *const *jts, peri_kjt **out);
+/** The same on another device, host sizes included; @kjt itself (a new reference) if it is there. */
+PERI_API peri_status peri_kjt_to(peri_kjt *kjt, peri_device *device, peri_kjt **out);
+/** Overwrite @dst with @src of the same keys, strides, counts and parts, across devices and dtypes too. Views of @dst see the new content, and
+ *  kjts made from it by split or get must not be used any more. */
+PERI_API peri_status peri_kjt_copy(peri_kjt *dst, peri_kjt *src);
+/** No key at all. @weights_dtype < 0: not weighted. */
+PERI_API peri_status peri_kjt_empty(peri_device *device, int32_t values_dtype, int32_t lengths_dtype, int32_t weights_dtype, peri_kjt **out);
+/** Room for a copy of @kjt on @device (NULL: its own): same keys, strides and counts, lengths 0, values not set: to be filled by
+ *  peri_kjt_copy. */
+PERI_API peri_status peri_kjt_empty_like(peri_kjt *kjt, peri_device *device, peri_kjt **out);
+/** Same keys in the same order, strides, lengths, values, weights (bit for bit, dtypes included) and inverse indices. Waits for the device. */
+PERI_API peri_status peri_kjt_equal(peri_kjt *a, peri_kjt *b, bool *out);
+/** Bytes of its tensors, derived ones and inverse indices included. */
+PERI_API int64_t peri_kjt_bytes(const peri_kjt *kjt);
+
+/* -- KeyedJaggedTensor: what an exchange sends and rebuilds -------------------------------------------------------------------------- */
+
+/** The tensors that an exchange moves, always in this order; STRIDES with a variable batch only, WEIGHTS if there are any. */
+enum { PERI_KJT_LENGTHS = 0, PERI_KJT_VALUES = 1, PERI_KJT_STRIDES = 2, PERI_KJT_WEIGHTS = 3, PERI_KJT_LABELS = 4 };
+
+/** Which tensors: @labels gets up to PERI_KJT_LABELS of the above; returns how many. */
+PERI_API int32_t peri_kjt_dist_labels(const peri_kjt *kjt, int32_t *labels);
+/** The first key_splits[0] keys go to rank 0, the next key_splits[1] to rank 1, ...: @out[label * n + rank] gets the number of elements of
+ *  each label's tensor for each rank ([labels, n] host; labels as peri_kjt_dist_labels orders them). Syncs first. */
+PERI_API peri_status peri_kjt_dist_splits(peri_kjt *kjt, const int32_t *key_splits, int32_t n, int64_t *out);
+/** The tensors themselves, in that order: @out gets as many as there are labels. STRIDES is i64 [keys]. */
+PERI_API peri_status peri_kjt_dist_tensors(peri_kjt *kjt, peri_tensor **out);
+/** Order of the received (rank, key) segments in the result: @out[keys * ranks] = number rank * keys + key of the received segment, for key after
+ *  key, ranks in the order x + (ranks / stagger) * y for x, then y, rising. */
+PERI_API peri_status peri_kjt_recat(int32_t keys, int32_t ranks, int32_t stagger, int32_t *out);
+
+typedef struct peri_kjt_dist_args {
+    peri_keys *keys;      /* of the receiver; names may repeat; retained */
+    peri_tensor *lengths; /* [bags] received, ordered by rank, then key, then row */
+    peri_tensor *values;  /* [n] in the same order */
+    peri_tensor *weights; /* [n], or NULL */
+    const int64_t *stride_per_rank; /* host [ranks]: rows of each rank; NULL for a variable batch */
+    const int64_t *strides;         /* vbe: host [ranks x keys]: rows of each rank and key; else NULL */
+    int32_t ranks, stagger;         /* stagger divides ranks */
+} peri_kjt_dist_args;
+
+/** The received buffers as a kjt, rows of a key ordered by rank as peri_kjt_recat says. Lengths are checked like those of a new kjt: they
+ *  come from elsewhere. Nothing is read back on devices that the host cannot access. */
+PERI_API peri_status peri_kjt_dist_init(const peri_kjt_dist_args *args, peri_kjt **out);
+
 #endif

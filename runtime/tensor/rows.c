@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rows.c: moving whole segments of rows: joining tensors, and permutations whose sizes the host knows; both with gradient.
+ */
+#include "jagged_internal.h"
+
+enum { GRAIN_BYTES = 1 << 17 };
+
+/** Bytes of one row of @t. */
+static int64_t row_bytes(const peri_tensor *t)
+{
+    int64_t n = peri_dtype_size(t->dtype);
+    for (int32_t d = 1; d < t->ndim; d++) n *= t->shape[d];
+    return n;
+}
+
+static int64_t grain(int64_t width) { return peri__max(1, GRAIN_BYTES / peri__max(width, 1)); }
+
+/** A tensor like @t with @rows rows. */
+static peri_status rows_like(const peri_tensor *t, int64_t rows, peri_tensor **out)
+{
+    int64_t shape[PERI_MAX_DIMS];
+    memcpy(shape, t->shape, sizeof shape);
+    shape[0] = rows;
+    return peri__tensor_like(t, t->ndim, shape, out);
+}
+
+/** Rows [begin, end) of a contiguous tensor, not recorded. */
+static peri_status rows_view(peri_tensor *t, int64_t begin, int64_t end, peri_tensor **out)
+{
+    int64_t shape[PERI_MAX_DIMS];
+    memcpy(shape, t->shape, sizeof shape);
+    shape[0] = end - begin;
+    return peri__tensor_view(t, t->ndim, shape, t->stride, t->offset + begin * t->stride[0], out);
+}
+
+/* -- joining -------------------------------------------------------------------------------------------------------------------- */
+
+/** state: int64_t[n_in + 1], where each part begins. */
+static peri_status cat_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    const int64_t *at = node->state;
+    peri_tensor *flat;
+    PERI_TRY(peri_tensor_contiguous(grad_out[0], &flat));
+    peri_status status = PERI_OK;
+    for (int32_t i = 0; i < node->n_in && status >= 0; i++)
+        if (peri__needs(node, i)) status = rows_view(flat, at[i], at[i + 1], &grad_in[i]);
+    peri_tensor_release(flat);
+    return status;
+}
+
+static void free_state(peri__node *node) { peri__free(node->state); }
+
+static const peri__node_vtab cat_vtab = {.name = "rows_cat", .backward = cat_backward, .fini = free_state};
+
+static peri_status check_parts(const char *function, peri_tensor *const *parts, int32_t n, int64_t *rows)
+{
+    char a[128], b[128];
+    const peri_tensor *first = parts[0];
+    *rows = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const peri_tensor *t = parts[i];
+        bool same = t->dtype == first->dtype && t->ndim == first->ndim && t->ndim > 0;
+        for (int32_t d = 1; same && d < t->ndim; d++) same = t->shape[d] == first->shape[d];
+        if (!same)
+            return peri__fail(PERI_EINVAL, "%s: part %d is %s, part 0 %s", function, i, peri__tensor_text(t, a, sizeof a),
+                              peri__tensor_text(first, b, sizeof b));
+        PERI_TRY(peri__check_same_device(function, t, first));
+        *rows += t->shape[0];
+    }
+    return PERI_OK;
+}
+
+static peri_status record_cat(peri_tensor *const *parts, int32_t n, peri_tensor *result)
+{
+    int64_t *at = peri__alloc(sizeof *at * (size_t)(n + 1));
+    if (!at) return PERI_ENOMEM;
+    at[0] = 0;
+    for (int32_t i = 0; i < n; i++) at[i + 1] = at[i] + parts[i]->shape[0];
+    peri__node *node;
+    peri_status status = peri__record(&cat_vtab, parts, n, &result, 1, &node);
+    if (status < 0) peri__free(at);
+    else node->state = at;
+    return status;
+}
+
+peri_status peri__rows_cat(const char *function, peri_tensor *const *parts, int32_t n, peri_tensor **out)
+{
+    int64_t rows, at = 0;
+    PERI_TRY(check_parts(function, parts, n, &rows));
+    peri_tensor *result;
+    PERI_TRY(rows_like(parts[0], rows, &result));
+    peri_status status = PERI_OK;
+    for (int32_t i = 0; i < n && status >= 0; i++) {
+        peri_tensor *window;
+        status = rows_view(result, at, at + parts[i]->shape[0], &window);
+        if (status >= 0) status = peri_tensor_copy(window, parts[i]);
+        if (status >= 0) peri_tensor_release(window);
+        at += parts[i]->shape[0];
+    }
+    if (status >= 0 && peri__recording(parts, n)) status = record_cat(parts, n, result);
+    if (status < 0) peri_tensor_release(result);
+    else *out = result;
+    return status;
+}
+
+/* -- permuting ------------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__rows_plan_init(peri__rows_plan *p, peri_device *device, const int64_t *offsets, int64_t parts, const int32_t *index,
+                                 int64_t n)
+{
+    *p = (peri__rows_plan){.parts = parts, .n = n};
+    p->starts = peri__alloc(sizeof *p->starts * (size_t)(3 * n + 1 + parts + 1));
+    if (!p->starts) return PERI_ENOMEM;
+    p->out_offsets = p->starts + n;
+    p->index = p->out_offsets + n + 1;
+    p->offsets = p->index + n;
+    memcpy(p->offsets, offsets, sizeof *offsets * (size_t)(parts + 1));
+    p->out_offsets[0] = 0;
+    for (int64_t t = 0; t < n; t++) {
+        p->index[t] = index[t];
+        p->starts[t] = offsets[index[t]];
+        p->out_offsets[t + 1] = p->out_offsets[t] + offsets[index[t] + 1] - offsets[index[t]];
+    }
+    p->rows = p->out_offsets[n];
+    peri_status status = peri__upload_i64(device, p->starts, 2 * n + 1, &p->table);
+    if (status < 0) peri__rows_plan_fini(p);
+    return status;
+}
+
+void peri__rows_plan_fini(peri__rows_plan *p)
+{
+    peri_tensor_release(p->table);
+    peri__free(p->starts);
+    *p = (peri__rows_plan){0};
+}
+
+/** saved[0]: offsets of the source's segments, of the result's, and for each of the former the list of the latter. integer: parts, n, rows. */
+static peri_status permute_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    int64_t parts = node->integer[0], n = node->integer[1], rows = node->integer[2];
+    const int64_t *words = peri__data(node->saved[0]);
+    peri_tensor *flat = NULL, *grad = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_contiguous(grad_out[0], &flat), out);
+    PERI_TRY_GOTO(rows_like(flat, rows, &grad), out);
+    int64_t width = row_bytes(flat);
+    peri_k_jagged_sum_args args = {.dst = peri__data(grad), .src = peri__data(flat), .in_offsets = words, .out_offsets = words + parts + 1,
+                                   .list_offsets = words + parts + 1 + n + 1, .list = words + 2 * (parts + 1) + n + 1,
+                                   .columns = width / peri_dtype_size(flat->dtype), .segments = parts, .dtype = flat->dtype};
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), jagged_sum, &args, rows, grain(width)), out);
+    grad_in[0] = grad;
+    grad = NULL;
+out:
+    peri_tensor_release(flat);
+    peri_tensor_release(grad);
+    return status;
+}
+
+static const peri__node_vtab permute_vtab = {.name = "rows_permute", .backward = permute_backward};
+
+static peri_status record_permute(peri_tensor *src, const peri__rows_plan *p, peri_tensor *result)
+{
+    int64_t size = 2 * (p->parts + 1) + 2 * p->n + 1;
+    int64_t *words = peri__alloc_zero(sizeof *words * (size_t)size);
+    if (!words) return PERI_ENOMEM;
+    int64_t *first = words + p->parts + 1 + p->n + 1, *list = first + p->parts + 1;
+    memcpy(words, p->offsets, sizeof *words * (size_t)(p->parts + 1));
+    memcpy(words + p->parts + 1, p->out_offsets, sizeof *words * (size_t)(p->n + 1));
+    for (int64_t t = 0; t < p->n; t++) first[p->index[t] + 1]++;
+    for (int64_t i = 0; i < p->parts; i++) first[i + 1] += first[i];
+    for (int64_t t = 0; t < p->n; t++) list[first[p->index[t]]++] = t;
+    for (int64_t i = p->parts; i > 0; i--) first[i] = first[i - 1]; /* filling moved each start to its end */
+    first[0] = 0;
+    peri_tensor *table = NULL;
+    peri__node *node;
+    peri_status status = peri__upload_i64(peri__device(src), words, size, &table);
+    if (status >= 0) status = peri__record(&permute_vtab, &src, 1, &result, 1, &node);
+    if (status >= 0) {
+        peri__node_save(node, 0, table);
+        node->integer[0] = p->parts;
+        node->integer[1] = p->n;
+        node->integer[2] = src->shape[0];
+    }
+    peri_tensor_release(table);
+    peri__free(words);
+    return status;
+}
+
+peri_status peri__rows_permute(peri_tensor *src, const peri__rows_plan *p, peri_tensor **out)
+{
+    peri_tensor *result;
+    PERI_TRY(rows_like(src, p->rows, &result));
+    const int64_t *words = peri__data(p->table);
+    int64_t width = row_bytes(src);
+    peri_k_jagged_copy_args args = {.dst = peri__data(result), .src = peri__data(src), .out_offsets = words + p->n, .in_offsets = words,
+                                    .width = width, .segments = p->n, .out_dtype = PERI_I64, .in_dtype = PERI_I64};
+    peri_status status = PERI_LAUNCH(peri__device(src), jagged_copy, &args, width ? p->rows : 0, grain(width));
+    if (status >= 0 && peri__recording(&src, 1)) status = record_permute(src, p, result);
+    if (status < 0) peri_tensor_release(result);
+    else *out = result;
+    return status;
+}
