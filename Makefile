@@ -34,11 +34,12 @@ B := build$(if $(SAN),/san-$(SAN))$(if $(DEBUG),/debug)
 
 # -- what the machine has ---------------------------------------------------------------------------------------------------------
 
-build/config.mk: runtime/gen/probe.sh
-	@mkdir -p build
+CONFIG := build/config.mk
+$(CONFIG): runtime/gen/probe.sh
+	@mkdir -p $(@D)
 	@CC="$(CC)" sh runtime/gen/probe.sh >$@.new && mv $@.new $@
 ifneq ($(filter-out clean distclean help,$(or $(MAKECMDGOALS),all)),)
-include build/config.mk
+include $(CONFIG)
 endif
 
 # Debian and Ubuntu packages of what the probe looks for and did not find.
@@ -108,7 +109,7 @@ config:
 	$(call row,gnuplot,HAVE_GNUPLOT,for pictures)
 
 probe:
-	@rm -f build/config.mk
+	@rm -f $(CONFIG)
 	@$(MAKE) --no-print-directory config
 
 needed: $(if $(wildcard $B/libperilune.a),,config)
@@ -119,19 +120,19 @@ needed: $(if $(wildcard $B/libperilune.a),,config)
 
 # Install what is missing (as root on Debian and Ubuntu), or say the one line that would; then look again.
 setup:
-	@$(if $(MISSING),sh runtime/gen/setup.sh $(MISSING); rm -f build/config.mk && $(MAKE) --no-print-directory config,:)
+	@$(if $(MISSING),sh runtime/gen/setup.sh $(MISSING); rm -f $(CONFIG) && $(MAKE) --no-print-directory config,:)
 
 # -- compiling ----------------------------------------------------------------------------------------------------------------------
 
 $B/obj/kernels/ref/ref.o: EXTRA := $(KFLAGS) -ffp-contract=off
 $B/obj/kernels/select.o: EXTRA := $(KFLAGS)
 
-$B/obj/%.o: %.c build/config.mk
+$B/obj/%.o: %.c $(CONFIG)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  CC      $<')
 	$(Q)$(CC) $(CFLAGS) $(PFLAGS) $(EXTRA) -MMD -MP -c $< -o $@
 
-$(ISAS:%=$B/obj/kernels/cpu/%.o): $B/obj/kernels/cpu/%.o: kernels/cpu/cpu.c build/config.mk
+$(ISAS:%=$B/obj/kernels/cpu/%.o): $B/obj/kernels/cpu/%.o: kernels/cpu/cpu.c $(CONFIG)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  CC      $< ($*)')
 	$(Q)$(CC) $(CFLAGS) $(PFLAGS) $(KFLAGS) $(FLAGS_$*) -DK_ISA=$* -MMD -MP -c $< -o $@
@@ -145,7 +146,7 @@ $(LIB_SO): $(OBJ)
 	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -shared -Wl,-soname,libperilune.so.$(SOVERSION) $(if $(SAN),,-Wl,-z,defs) $^ $(LIBS) -o $@
 	$(Q)ln -sf $(@F) $B/libperilune.so.$(SOVERSION) && ln -sf $(@F) $B/libperilune.so
 
-$B/libperilune_mpi.so: runtime/backends/mpi.c build/config.mk
+$B/libperilune_mpi.so: runtime/backends/mpi.c $(CONFIG)
 	@$(if $(V),,echo '  PLUGIN  $@')
 	$(Q)$(CC) $(CFLAGS) $(PFLAGS) -Wno-unused-parameter $(MPI_CFLAGS) -MMD -MP -MF $B/obj/mpi.d -shared $< $(MPI_LIBS) -lpthread -o $@
 
@@ -169,7 +170,7 @@ HOST := $(sort $(wildcard runtime/host/*.c))
 HOST_OBJ := $(HOST:%.c=$B/obj/%.o)
 $(HOST_OBJ): EXTRA := $(LUAJIT_CFLAGS)
 
-$B/pack.c: $(CDEF) $(LUA) runtime/gen/pack.lua build/config.mk
+$B/pack.c: $(CDEF) $(LUA) runtime/gen/pack.lua $(CONFIG)
 	@$(if $(V),,echo '  PACK    $@')
 	$(Q)luajit runtime/gen/pack.lua $(CDEF) $(LUA) argparse $(if $(HAVE_DKJSON),dkjson) >$@
 
@@ -198,7 +199,7 @@ $(FUZZ): $B/%: %.c tests/harness/fuzz_main.c $(LIB_A)
 	@$(if $(V),,echo '  FUZZ    $<')
 	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -MMD -MP $< tests/harness/fuzz_main.c $(LIB_A) $(LIBS) -o $@
 
-$(BAD_PLUGINS): $B/tests/unit/plugins/libperilune_%.so: tests/unit/plugins/%.c build/config.mk
+$(BAD_PLUGINS): $B/tests/unit/plugins/libperilune_%.so: tests/unit/plugins/%.c $(CONFIG)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -shared $< -o $@
 
@@ -227,7 +228,7 @@ lint: all
 -include $(OBJ:.o=.d) $(HOST_OBJ:.o=.d) $B/obj/mpi.d
 
 clean:
-	rm -rf $(filter-out build/config.mk,$(wildcard build/*))
+	rm -rf $(filter-out $(CONFIG),$(wildcard build/*))
 
 distclean:
 	rm -rf build

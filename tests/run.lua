@@ -57,6 +57,8 @@ end
 
 local base_env = {
   LUA_PATH = ("%s/lua/?.lua;./lua/?.lua;./lua/?/init.lua;./?.lua;;"):format(B),
+  PERI_BUILD = B,
+  PERI_SAN = options.san,
   PERI_LIBRARY = ("%s/%s/libperilune.so"):format(here, B),
   PERI_PLUGIN_PATH = here .. "/" .. B,
   PERI_NUM_THREADS = "2",

@@ -95,7 +95,8 @@ end
 --- is released by the garbage collector; handle:release() does it at once. `meta` (optional) is the metatable; its __index, if it has one, must
 --- look methods up itself.
 function M.handle(name, methods, meta)
-  local release = function(ptr) C[name .. "_release"](ptr) end
+  local release_name = name .. "_release"
+  local release = function(ptr) C[release_name](ptr) end
   local function finalize(h)
     if h.ptr ~= nil then
       release(h.ptr)

@@ -19,6 +19,7 @@ local searching = {
   ["leaving loop in root trace"] = true,
   ["retry recording"] = true,
   ["NYI: return to lower frame"] = true, -- a trace began in a function that pcall had called (hot counters are few and shared)
+  ["symbol not in cache"] = true, -- the first use of a C function looks it up, which cannot be compiled
   ["guard would always fail"] = true, -- a condition turned while the loop was being unrolled
   ["loop unroll limit reached"] = true, -- a short inner loop of changing length gets a trace of its own
 }

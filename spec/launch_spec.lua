@@ -1,0 +1,215 @@
+-- The launcher: scripts on one rank and on several, their arguments, errors and exit codes; the command line.
+-- deadline: 240 s
+local shell = require "spec.support.shell"
+local launch = require "perilune.launch"
+local perilune = shell.perilune
+
+local folder, clean
+setup(function() folder, clean = shell.temporary() end)
+teardown(function() clean() end)
+
+local function script(text) return shell.write(folder .. "/script.lua", text) end
+local function run(words, env) return shell.run(perilune .. " " .. words, env) end
+local function count(text, pattern) return select(2, text:gsub(pattern, "")) end
+
+local function describe_launcher(name, f)
+  describe(name, function()
+    if shell.no_launcher() then return it("is there", function() pending(shell.no_launcher()) end) end
+    f()
+  end)
+end
+
+describe_launcher("perilune run, one rank", function()
+  it("gives the script its arguments as luajit does", function()
+    local path = script "print(arg[0], #arg, arg[1], arg[2], arg[3], ...)"
+    assert.equal(path .. "\t3\t--steps\t5\t-n\t--steps\t5\t-n\n", (run("run " .. path .. " --steps 5 -n")))
+    assert.equal(path .. "\t0\tnil\tnil\tnil\n", (run("run -n 1 -- " .. path)))
+    assert.equal(path .. "\t1\t--help\tnil\tnil\t--help\n", (run("run " .. path .. " --help")))
+  end)
+
+  it("ends with the script's exit code", function()
+    assert.equal(0, select(2, run("run " .. script "")))
+    assert.equal(7, select(2, run("run " .. script "os.exit(7)")))
+    assert.equal(1, select(2, run("run " .. script "os.exit(false)")))
+    assert.equal(0, select(2, run("run " .. script "os.exit(true)")))
+    assert.equal(0, select(2, run("run " .. script "pcall(error, 'caught')")))
+  end)
+
+  it("prints what an uncaught error says, once, and where", function()
+    local out, status = run("run " .. script "print 'before'\nerror 'the moon is gone'")
+    assert.equal(1, status)
+    assert.matches("^before\n", out)
+    assert.matches("perilune: .*script%.lua:2: the moon is gone", out)
+    assert.equal(1, count(out, "the moon is gone"))
+    assert.not_matches("traceback", out)
+    out, status = run("run " .. script "require('perilune').empty { -3 }")
+    assert.equal(1, status)
+    assert.matches("peri_tensor_new: size %-3 of dimension 0 is negative %(runtime/tensor/tensor%.c:%d+%)", out)
+    assert.equal(1, select(2, run("run " .. script "error()")))
+    assert.matches("table: 0x", (run("run " .. script "error {}")))
+  end)
+
+  it("prints the traceback when asked", function()
+    local path = script "local function inner() error 'deep' end\nlocal function outer() inner() end\nouter()"
+    for _, out in ipairs { (run("run --traceback " .. path)), (run("run " .. path, { PERI_TRACEBACK = "1" })) } do
+      assert.matches("stack traceback", out)
+      assert.matches("script%.lua:1: in function 'inner'", out)
+    end
+  end)
+
+  it("names a script that is missing or broken", function()
+    local out, status = run "run /nowhere/script.lua"
+    assert.equal(1, status)
+    assert.matches("cannot open /nowhere/script.lua", out)
+    out, status = run("run -n 2 " .. script "x = = 1")
+    assert.equal(1, status)
+    assert.equal(1, count(out, "unexpected symbol"))
+  end)
+
+  it("sets the number of threads", function()
+    assert.equal("3\n", (run("run -t 3 " .. script "print(require('perilune').ffi.C.peri_threads())")))
+  end)
+
+  it("lets a developer's files go first", function()
+    local path = script "print(require('perilune.util').mine)"
+    os.execute("mkdir -p " .. folder .. "/lua/perilune")
+    shell.write(folder .. "/lua/perilune/util.lua", "local M = dofile 'lua/perilune/util.lua' M.mine = 'yes' return M")
+    assert.equal("yes\n", (run("run " .. path, { PERI_LUA_PATH = folder .. "/lua" })))
+    assert.equal("yes\n", (run("run " .. path, { PERI_LUA_PATH = folder .. "/lua/?.lua" })))
+    assert.equal("nil\n", (run("run " .. path)))
+  end)
+
+  it("starts within 20 ms", function()
+    if shell.sanitizer ~= "" then return pending "a sanitizer is slower" end
+    local path = script "require 'perilune'"
+    local out = shell.run(("for i in 1 2 3 4 5 6 7 8; do a=$(date +%%s%%N); %s run %s; b=$(date +%%s%%N); echo $(((b - a) / 1000)); done")
+      :format(perilune, path))
+    local best = math.huge
+    for us in out:gmatch "%d+" do best = math.min(best, tonumber(us)) end
+    assert.is_true(best < 20000, ("%d us"):format(best))
+  end)
+end)
+
+describe_launcher("perilune run, several ranks", function()
+  local function need_mpi() return not shell.has "mpirun" and "mpirun was not found" end
+
+  it("hands over to mpirun", function()
+    if need_mpi() then return pending(need_mpi()) end
+    local out, status = run("run -n 2 " .. script [[
+      io.write(("rank %s of %s: %s %s\n"):format(os.getenv "OMPI_COMM_WORLD_RANK", os.getenv "OMPI_COMM_WORLD_SIZE", arg[1], ...))
+    ]] .. " --steps=3")
+    assert.equal(0, status, out)
+    assert.equal(1, count(out, "rank 0 of 2: %-%-steps=3 %-%-steps=3\n"))
+    assert.equal(1, count(out, "rank 1 of 2: %-%-steps=3 %-%-steps=3\n"))
+    assert.equal(2, count(out, "\n"), out) -- and mpirun is quiet
+  end)
+
+  it("takes more ranks than processors", function()
+    if need_mpi() then return pending(need_mpi()) end
+    local out, status = run("run -n 5 " .. script "print('here')")
+    assert.equal(0, status, out)
+    assert.equal(5, count(out, "here\n"), out)
+  end)
+
+  it("ends the job with the failing rank's message", function()
+    if need_mpi() then return pending(need_mpi()) end
+    local started = os.time()
+    local out, status = run("run -n 3 " .. script [[
+      if os.getenv "OMPI_COMM_WORLD_RANK" == "1" then error "table t7 has no rows" end
+      os.execute "exec sleep 30"
+    ]])
+    assert.not_equal(0, status)
+    assert.equal(1, count(out, "table t7 has no rows"), out)
+    assert.matches("%[rank 1%] .*script%.lua:1: table t7 has no rows", out)
+    assert.is_true(os.time() - started < 20)
+  end)
+
+  it("passes an exit code on", function()
+    if need_mpi() then return pending(need_mpi()) end
+    local _, status = run("run -n 2 " .. script "os.exit(os.getenv 'OMPI_COMM_WORLD_RANK' == '1' and 9 or 0)")
+    assert.equal(9, status)
+  end)
+
+  it("runs inside a world that is there already", function()
+    local inside = { OMPI_COMM_WORLD_SIZE = "4", OMPI_COMM_WORLD_RANK = "2" }
+    assert.equal("once\n", (run("run " .. script "print 'once'", inside)))
+    assert.equal("once\n", (run("run -n 4 " .. script "print 'once'", inside)))
+    local out, status = run("run -n 3 " .. script "print 'once'", inside)
+    assert.equal(2, status)
+    assert.matches("%-n 3 inside a world of 4 ranks that mpirun has made", out)
+    assert.equal("once\n", (run("run -n 2 " .. script "print 'once'", { SLURM_STEP_NUM_TASKS = "2", SLURM_PROCID = "1" })))
+    out = run("run " .. script "error 'x'", { SLURM_STEP_NUM_TASKS = "2", SLURM_PROCID = "1" })
+    assert.matches("^%[rank 1%] ", out)
+  end)
+end)
+
+describe_launcher("the command line", function()
+  it("helps", function()
+    for _, words in ipairs { "--help", "run --help", "info --help", "version --help", "-h" } do
+      local out, status = run(words)
+      assert.equal(0, status)
+      assert.matches("^Usage: perilune", out)
+    end
+  end)
+
+  it("tells versions and what is there", function()
+    assert.matches("^perilune %d+%.%d+%.%d+ %(contract %d+, LuaJIT ", (run "version"))
+    assert.equal((run "version"), (run "--version"))
+    local out, status = run "info"
+    assert.equal(0, status)
+    assert.matches("\n  cpu +usable\n", out)
+    assert.matches("\n  opaque +usable\n", out)
+    assert.equal(out, (run "devices"))
+  end)
+
+  it("gives hints", function()
+    local function hint(words, pattern)
+      local out, status = run(words)
+      assert.equal(2, status, out)
+      assert.matches(pattern, out)
+    end
+    hint("run --rank 2 x.lua", "unknown option '%-%-rank'\nDid you mean '%-%-ranks'")
+    hint("rum x.lua", "unknown command 'rum'\nDid you mean 'run'")
+    hint(script "" .. " --steps 3", "Did you mean 'perilune run .*script%.lua'")
+    hint("run", "missing argument 'script'")
+    hint("run -n 0 x.lua", "'0' is not a whole number above 0")
+    hint("run -n two x.lua", "'two' is not a whole number")
+    hint("run -n", "option '%-n' requires an argument")
+    hint("", "a command is required")
+  end)
+end)
+
+describe("launch.command", function()
+  local function words(options, machine)
+    options.script, options.arguments = options.script or "s.lua", options.arguments or {}
+    local m = { program = "/bin/perilune", cpus = 4, root = false, peer_memory = true, ssh = true }
+    for k, v in pairs(machine or {}) do m[k] = v end
+    return " " .. table.concat(launch.command(options, m), " ") .. " "
+  end
+
+  it("ends with the launcher, the script and its arguments", function()
+    assert.matches(" /bin/perilune run a b%.lua %-n x $", words { ranks = 2, script = "a b.lua", arguments = { "-n", "x" } })
+    assert.matches(" %-n 2 ", words { ranks = 2 })
+    assert.matches(" run %-%-traceback s%.lua ", words { ranks = 2, traceback = true })
+  end)
+
+  it("knows the machine", function()
+    assert.not_matches("allow%-run%-as%-root", words { ranks = 2 })
+    assert.matches(" %-%-allow%-run%-as%-root ", words({ ranks = 2 }, { root = true }))
+    assert.not_matches("yield_when_idle", words { ranks = 4 })
+    assert.matches(" mpi_yield_when_idle 1 ", words { ranks = 5 })
+    assert.not_matches("single_copy", words { ranks = 2 })
+    assert.matches(" btl_vader_single_copy_mechanism none ", words({ ranks = 2 }, { peer_memory = false }))
+    assert.matches(" plm isolated ", words({ ranks = 2 }, { ssh = false }))
+    assert.matches(" %-%-bind%-to none ", words { ranks = 2 })
+    assert.matches(" %-%-bind%-to core ", words { ranks = 2, bind = "core" })
+  end)
+
+  it("lets other nodes be", function()
+    local command = words { ranks = 8, hosts = "a:4,b:4", mpi = { "--mca", "btl", "tcp,self" } }
+    assert.matches(" %-%-host a:4,b:4 ", command)
+    assert.not_matches("oversubscribe", command)
+    assert.matches(" %-%-mca btl tcp,self /bin/perilune ", command)
+    assert.matches(" %-%-hostfile nodes ", words { ranks = 2, hostfile = "nodes" })
+  end)
+end)

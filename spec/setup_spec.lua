@@ -1,0 +1,137 @@
+-- What a stranger meets first: the probe, its table, and the installation of what is missing.
+local shell = require "spec.support.shell"
+
+local folder, clean
+before_each(function() folder, clean = shell.temporary() end)
+after_each(function() clean() end)
+
+--- A program of the given shell text on a PATH of its own.
+local function program(name, text)
+  os.execute("mkdir -p " .. folder .. "/bin")
+  shell.write(folder .. "/bin/" .. name, "#!/bin/sh\n" .. text .. "\n")
+  os.execute("chmod +x " .. folder .. "/bin/" .. name)
+end
+
+local function values(text)
+  local found = {}
+  for name, value in text:gmatch "([%u_]+) := ([^\n]*)\n" do found[name] = value end
+  return found
+end
+
+describe("the probe", function()
+  local function probe(env) return values((shell.run("sh runtime/gen/probe.sh", env))) end
+
+  it("finds what this test runs with", function()
+    local found = probe()
+    assert.matches("%d", found.HAVE_CC)
+    assert.matches("^2%.1", found.HAVE_LUAJIT)
+    assert.matches("^%d+%.%d+", found.HAVE_OPENBLAS)
+    assert.matches("openblas", found.OPENBLAS_LIBS)
+    assert.matches("^%d+$", found.HAVE_XXHASH)
+    assert.matches("^%d+%.%d+", found.HAVE_BUSTED)
+  end)
+
+  it("does not take a program's presence for its working", function()
+    program("mpicc", "echo -I/nowhere")
+    program("nvcc", "exit 1")
+    program("gnuplot", "exit 1")
+    local found = probe { PATH = folder .. "/bin:" .. os.getenv "PATH" }
+    assert.equal("", found.HAVE_MPI)
+    assert.equal("", found.HAVE_CUDA)
+    assert.equal("", found.HAVE_GNUPLOT)
+    assert.is_nil(found.MPI_LIBS)
+  end)
+
+  it("writes a value for everything without a compiler", function()
+    local found = probe { CC = "/nowhere/cc" }
+    for _, name in ipairs { "HAVE_CC", "HAVE_LUAJIT_LIB", "HAVE_OPENBLAS", "HAVE_XXHASH", "HAVE_MPI", "HAVE_CMOCKA" } do
+      assert.equal("", found[name], name)
+    end
+  end)
+
+  it("takes only a library that reads the interpreter's bytecode", function()
+    program("luajit", 'case "$*" in *-b*) echo "no bytecode" >"$4";; *) echo "LuaJIT 2.1.0-other";; esac')
+    local found = probe { PATH = folder .. "/bin:" .. os.getenv "PATH" }
+    assert.equal("2.1.0-other", found.HAVE_LUAJIT)
+    assert.equal("", found.HAVE_LUAJIT_LIB)
+  end)
+end)
+
+describe("make", function()
+  -- A configuration where the named things are absent.
+  local function without(...)
+    local text = shell.read "build/config.mk"
+    for _, name in ipairs { ... } do text = text:gsub("(HAVE_" .. name .. ") := [^\n]*", "%1 :=") end
+    return shell.write(folder .. "/config.mk", text)
+  end
+  local function make(words, ...) return shell.run(("make --no-print-directory %s CONFIG=%s"):format(words, without(...))) end
+
+  it("prints what was not found and goes on", function()
+    local out, status = make("config", "MPI", "GNUPLOT")
+    assert.equal(0, status)
+    assert.matches("Open MPI +%-%- not found +for more than one process", out)
+    assert.matches("gnuplot +%-%- not found", out)
+    assert.matches("OpenBLAS +%d", out)
+    assert.equal(0, select(2, make("needed", "MPI", "CUDA", "GNUPLOT")))
+  end)
+
+  it("stops without what it needs, or what is asked for", function()
+    local out, status = make("needed", "OPENBLAS")
+    assert.not_equal(0, status)
+    assert.matches("OpenBLAS is needed and was not found", out)
+    out, status = make("needed MPI=1", "MPI")
+    assert.not_equal(0, status)
+    assert.matches("MPI=1 but Open MPI was not found", out)
+    out, status = make("needed CUDA=1", "CUDA")
+    assert.not_equal(0, status)
+    assert.matches("CUDA=1 but CUDA was not found", out)
+    out, status = make "all SAN=adress"
+    assert.not_equal(0, status)
+    assert.matches("SAN=adress: allowed are address, undefined, thread", out)
+  end)
+
+  it("installs the packages of what is missing, and nothing when nothing is", function()
+    local out = make("-n setup", "MPI", "LUACHECK", "LUAJIT_LIB")
+    assert.matches("setup%.sh libluajit%-5%.1%-dev openmpi%-bin libopenmpi%-dev lua%-check;", out)
+    assert.not_matches("apt", (make("-n setup")))
+    assert.not_matches("setup.sh", (make("-n setup")))
+  end)
+
+  it("shows its targets", function() assert.matches("make demo.*make test.*make install", (shell.run "make help")) end)
+end)
+
+describe("setup.sh", function()
+  local function setup_sh(words) return shell.run("sh runtime/gen/setup.sh " .. words, { PATH = folder .. "/bin:/usr/bin:/bin" }) end
+
+  it("prints one line to run without root, and does not fail", function()
+    program("id", "echo 1000")
+    program("apt-get", "echo called; exit 1")
+    local out, status = setup_sh "luajit gnuplot-nox"
+    assert.equal(0, status)
+    assert.matches("\n  sudo apt%-get install %-y luajit gnuplot%-nox\n", out)
+    assert.not_matches("called", out)
+  end)
+
+  it("installs as root, all at once", function()
+    program("id", "echo 0")
+    program("apt-get", ("echo \"$*\" >>%s/log"):format(folder))
+    local out, status = setup_sh "luajit gnuplot-nox"
+    assert.equal(0, status, out)
+    local log = shell.read(folder .. "/log")
+    assert.matches("install %-y .* luajit gnuplot%-nox\n$", log)
+    assert.equal(1, select(2, log:gsub("install ", "")))
+  end)
+
+  it("goes on without the one package that cannot be had", function()
+    program("id", "echo 0")
+    program("apt-get", ("echo \"$*\" >>%s/log; case \"$*\" in *nonsense*) echo E: no nonsense; exit 100;; esac"):format(folder))
+    local out, status = setup_sh "luajit nonsense lua-check"
+    assert.equal(0, status)
+    assert.matches("nonsense could not be installed:\nE: no nonsense", out)
+    local log = shell.read(folder .. "/log")
+    assert.matches("update", log)
+    assert.matches("install [^\n]* lua%-check\n", log)
+  end)
+
+  it("does nothing for nothing", function() assert.equal("", (setup_sh "")) end)
+end)

@@ -1,0 +1,54 @@
+-- shell.lua: run commands from a spec and see what they print.
+local M = {}
+
+--- The folder of the build under test, relative to the tree ("build", "build/san-address").
+M.build = os.getenv "PERI_BUILD" or "build"
+--- The launcher of that build.
+M.perilune = M.build .. "/perilune"
+M.sanitizer = os.getenv "PERI_SAN" or ""
+
+--- Why there is no launcher, or nil: for `pending`.
+function M.no_launcher()
+  local file = io.open(M.perilune)
+  if file then return file:close() and nil end
+  return "the launcher was not built (libluajit or argparse was not found)"
+end
+
+function M.has(program) return os.execute(("command -v %s >/dev/null 2>&1"):format(program)) == 0 end
+
+--- Output (stdout and stderr together) and exit status of a shell command. Variables that the test runner sets for this process are
+--- kept from it, unless `env` (a table) sets them.
+function M.run(command, env)
+  local words = { "env -u LD_PRELOAD -u PERI_LIBRARY -u LUA_PATH -u PERI_TEST_REPORT" }
+  for name, value in pairs(env or {}) do words[#words + 1] = ("%s='%s'"):format(name, value) end
+  local pipe = assert(io.popen(("%s timeout 60 sh -c '%s' 2>&1; echo \"status $?\""):format(table.concat(words, " "),
+    command:gsub("'", "'\\''"))))
+  local text = pipe:read "*a"
+  pipe:close()
+  local out, status = text:match "^(.-)status (%d+)\n$"
+  return out, tonumber(status)
+end
+
+--- A temporary folder, removed by the returned function.
+function M.temporary()
+  local pipe = assert(io.popen "mktemp -d")
+  local folder = pipe:read "*l"
+  pipe:close()
+  return folder, function() os.execute("rm -rf " .. folder) end
+end
+
+function M.write(path, text)
+  local file = assert(io.open(path, "wb"))
+  file:write(text)
+  file:close()
+  return path
+end
+
+function M.read(path)
+  local file = assert(io.open(path, "rb"))
+  local text = file:read "*a"
+  file:close()
+  return text
+end
+
+return M
