@@ -17,9 +17,10 @@ MAKEFLAGS += --no-builtin-rules
 SHELL := /bin/sh
 CC := $(if $(filter default,$(origin CC)),cc,$(CC))
 
-VERSION := 0.1.0
+VERSION := $(shell sed -n 's/.*PERI_VERSION_TEXT "\(.*\)"/\1/p' runtime/base/internal.h)
 SOVERSION := 0
 PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
 DESTDIR ?=
 SAN ?=
 DEBUG ?=
@@ -226,6 +227,40 @@ lint: all
 
 -include $(UNIT:=.d) $(FUZZ:=.d)
 -include $(OBJ:.o=.d) $(HOST_OBJ:.o=.d) $B/obj/mpi.d
+
+# -- installing -------------------------------------------------------------------------------------------------------------------------
+
+# Everything that is installed, below $(DESTDIR).
+LUADIR := $(PREFIX)/share/lua/5.1
+INSTALLED := $(HEADERS:runtime/include/%=$(PREFIX)/include/%) $(LIBDIR)/libperilune.a $(LIBDIR)/libperilune.so.$(VERSION) \
+	$(LIBDIR)/libperilune.so.$(SOVERSION) $(LIBDIR)/libperilune.so $(LIBDIR)/pkgconfig/perilune.pc \
+	$(PLUGINS:$B/%=$(LIBDIR)/perilune/%) $(LUA:lua/%=$(LUADIR)/%) $(LUADIR)/perilune/cdef.lua $(LAUNCHER:$B/%=$(PREFIX)/bin/%)
+
+$B/perilune.pc: $(CONFIG) Makefile
+	@mkdir -p $(@D)
+	@printf '%s\n' 'prefix=@PREFIX@' 'libdir=@LIBDIR@' 'includedir=$${prefix}/include' 'plugindir=$${libdir}/perilune' '' 'Name: perilune' \
+	  'Description: sharded embeddings and training of recommendation models' 'Version: $(VERSION)' 'Cflags: -I$${includedir}' \
+	  'Libs: -L$${libdir} -lperilune' 'Libs.private: $(LIBS)' >$@
+
+install: all $B/perilune.pc
+	@install -d $(sort $(dir $(addprefix $(DESTDIR),$(INSTALLED))))
+	@install -m 644 $(HEADERS) $(DESTDIR)$(PREFIX)/include/perilune/
+	@install -m 644 $(LIB_A) $(DESTDIR)$(LIBDIR)/
+	@install -m 755 $(LIB_SO) $(DESTDIR)$(LIBDIR)/
+	@ln -sf $(notdir $(LIB_SO)) $(DESTDIR)$(LIBDIR)/libperilune.so.$(SOVERSION)
+	@ln -sf libperilune.so.$(SOVERSION) $(DESTDIR)$(LIBDIR)/libperilune.so
+	@sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|' $B/perilune.pc >$(DESTDIR)$(LIBDIR)/pkgconfig/perilune.pc
+	@$(if $(PLUGINS),install -m 755 $(PLUGINS) $(DESTDIR)$(LIBDIR)/perilune/)
+	@for file in $(LUA); do install -m 644 $$file $(DESTDIR)$(LUADIR)/$${file#lua/}; done
+	@install -m 644 $(CDEF) $(DESTDIR)$(LUADIR)/perilune/
+	@$(if $(LAUNCHER),install -m 755 $(LAUNCHER) $(DESTDIR)$(PREFIX)/bin/)
+	@$(if $(DESTDIR),:,ldconfig 2>/dev/null || true)
+	@echo 'perilune $(VERSION) is installed in $(DESTDIR)$(PREFIX)'
+
+uninstall:
+	@rm -f $(addprefix $(DESTDIR),$(INSTALLED))
+	@find $(addprefix $(DESTDIR),$(PREFIX)/include/perilune $(LIBDIR)/perilune $(LUADIR)/perilune) -depth -type d -empty -delete 2>/dev/null || true
+	@echo 'perilune is gone from $(DESTDIR)$(PREFIX)'
 
 clean:
 	rm -rf $(filter-out $(CONFIG),$(wildcard build/*))

@@ -5,15 +5,19 @@ local util = require "perilune.util"
 
 ffi.cdef(require "perilune.cdef")
 
--- The launcher holds the library in itself; plain `luajit script.lua` loads it: PERI_LIBRARY, or where the tree or an installation has
--- it, or wherever the system finds it.
+-- The launcher holds the library in itself; plain `luajit script.lua` loads it: PERI_LIBRARY, or where the tree (lua/perilune/ffi.lua,
+-- build/libperilune.so) or an installation (share/lua/5.1/perilune/ffi.lua, lib/libperilune.so) has it, or wherever the system finds it.
 local function load_library()
   if package.preload["perilune.launcher"] then return ffi.C end
   local name = os.getenv "PERI_LIBRARY"
   if name then return ffi.load(name) end
-  local here = debug.getinfo(1, "S").source:match "^@(.*)lua/perilune/ffi%.lua$" or "./" -- "" when LUA_PATH is relative
+  local own = debug.getinfo(1, "S").source
+  local tree, prefix = own:match "^@(.*)lua/perilune/ffi%.lua$", own:match "^@(.*)share/lua/5%.1/perilune/ffi%.lua$"
+  local places = { "perilune" }
+  if tree then table.insert(places, 1, (tree == "" and "./" or tree) .. "build/libperilune.so") end -- "": LUA_PATH is relative
+  if prefix then table.insert(places, 1, prefix .. "lib/libperilune.so") end
   local tried = {}
-  for _, path in ipairs { (here == "" and "./" or here) .. "build/libperilune.so", here .. "../../lib/libperilune.so", "perilune" } do
+  for _, path in ipairs(places) do
     local ok, lib = pcall(ffi.load, path)
     if ok then return lib end
     tried[#tried + 1] = tostring(lib)
