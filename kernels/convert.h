@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels/convert.h: filling, copying between layouts and dtypes, random numbers.
+ * kernels/convert.h: filling, copying between layouts and dtypes, random numbers, combining the buffers of several ranks.
  */
 #ifndef PERI_KERNELS_CONVERT_H
 #define PERI_KERNELS_CONVERT_H
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_CONVERT(X) X(fill) X(convert) X(random)
+#define PERI_KERNELS_CONVERT(X) X(fill) X(convert) X(random) X(reduce) X(divide)
 
 /** for i in range: dst[i] = value, converted to dtype like `convert` does. range: elements. */
 typedef struct peri_k_fill_args {
@@ -48,5 +48,22 @@ typedef struct peri_k_random_args {
     double low, high; /* normal: mean, deviation */
     uint64_t seed, stream;
 } peri_k_random_args;
+
+/** dst[i] = src[0][i] op src[1][i] op ... op src[n-1][i], combined in this order: f16 and bf16 in f32, rounded once at the end; integers
+ *  wrap; min and max give NaN if any is NaN; bool and complex as peri_coll_all_reduce allows. range: elements. dst may be one of the
+ *  sources. */
+typedef struct peri_k_reduce_args {
+    void *dst;
+    const void *const *src; /* n pointers, in the device's memory */
+    int32_t n, dtype, reduce; /* PERI_REDUCE_* */
+} peri_k_reduce_args;
+
+/** dst[i] = src[i] / divisor, in dtype (f32, f64). range: elements. dst may be src. */
+typedef struct peri_k_divide_args {
+    void *dst;
+    const void *src;
+    int32_t dtype;
+    double divisor;
+} peri_k_divide_args;
 
 #endif

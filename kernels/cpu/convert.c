@@ -109,4 +109,69 @@ static void cpu_convert(const void *args, int64_t begin, int64_t end)
     }
 }
 
-#define K_CPU_CONVERT [PERI_K_fill] = cpu_fill, [PERI_K_convert] = cpu_convert,
+/* -- reduce: blocks that stay in the nearest cache while all sources pass through them -------------------------------------------- */
+
+enum { K_REDUCE_BLOCK = 1024 };
+
+#define K_REDUCE_SUM(x, y) ((x) + (y))
+#define K_REDUCE_MIN(x, y) ((x) != (x) || (x) < (y) ? (x) : (y))
+#define K_REDUCE_MAX(x, y) ((x) != (x) || (x) > (y) ? (x) : (y))
+/* acc[0, n) = load(src[0]) op load(src[1]) ...; two sources, the usual case, need no pass for the first. */
+#define K_REDUCE_LOOP(type, load, op)                                                                                                 \
+    do {                                                                                                                              \
+        if (a->n == 1)                                                                                                                \
+            for (int64_t j = 0; j < n; j++) acc[j] = load(((const type *)a->src[0])[i + j]);                                          \
+        else                                                                                                                          \
+            for (int64_t j = 0; j < n; j++)                                                                                           \
+                acc[j] = op(load(((const type *)a->src[0])[i + j]), load(((const type *)a->src[1])[i + j]));                          \
+        for (int32_t k = 2; k < a->n; k++) {                                                                                          \
+            const type *s = (const type *)a->src[k] + i;                                                                              \
+            for (int64_t j = 0; j < n; j++) acc[j] = op(acc[j], load(s[j]));                                                          \
+        }                                                                                                                             \
+    } while (0)
+#define K_REDUCE_TYPE(name, type, wide, load, store)                                                                                  \
+    static void name(const peri_k_reduce_args *a, int64_t begin, int64_t end)                                                         \
+    {                                                                                                                                 \
+        wide acc[K_REDUCE_BLOCK];                                                                                                     \
+        for (int64_t i = begin; i < end; i += K_REDUCE_BLOCK) {                                                                       \
+            int64_t n = end - i < K_REDUCE_BLOCK ? end - i : K_REDUCE_BLOCK;                                                          \
+            if (a->reduce == PERI_REDUCE_SUM) K_REDUCE_LOOP(type, load, K_REDUCE_SUM);                                                \
+            else if (a->reduce == PERI_REDUCE_MIN) K_REDUCE_LOOP(type, load, K_REDUCE_MIN);                                           \
+            else K_REDUCE_LOOP(type, load, K_REDUCE_MAX);                                                                             \
+            type *d = (type *)a->dst + i;                                                                                             \
+            for (int64_t j = 0; j < n; j++) d[j] = store(acc[j]);                                                                     \
+        }                                                                                                                             \
+    }
+#define K_REDUCE_SAME(x) (x)
+K_REDUCE_TYPE(cpu_reduce_f64, double, double, K_REDUCE_SAME, K_REDUCE_SAME)
+K_REDUCE_TYPE(cpu_reduce_f32, float, float, K_REDUCE_SAME, K_REDUCE_SAME)
+K_REDUCE_TYPE(cpu_reduce_f16, uint16_t, float, k_f16_to_f32, k_f32_to_f16)
+K_REDUCE_TYPE(cpu_reduce_bf16, uint16_t, float, k_bf16_to_f32, k_f32_to_bf16)
+
+static void cpu_reduce(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_reduce_args *a = args;
+    switch (a->dtype) {
+    case PERI_C128: cpu_reduce_f64(a, 2 * begin, 2 * end); break;
+    case PERI_F64: cpu_reduce_f64(a, begin, end); break;
+    case PERI_C64: cpu_reduce_f32(a, 2 * begin, 2 * end); break;
+    case PERI_F32: cpu_reduce_f32(a, begin, end); break;
+    case PERI_F16: cpu_reduce_f16(a, begin, end); break;
+    case PERI_BF16: cpu_reduce_bf16(a, begin, end); break;
+    default: ref_reduce(args, begin, end);
+    }
+}
+
+static void cpu_divide(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_divide_args *a = args;
+    if (a->dtype == PERI_F32) {
+        float *d = a->dst, by = (float)a->divisor;
+        const float *s = a->src;
+        for (int64_t i = begin; i < end; i++) d[i] = s[i] / by;
+    } else {
+        ref_divide(args, begin, end);
+    }
+}
+
+#define K_CPU_CONVERT [PERI_K_fill] = cpu_fill, [PERI_K_convert] = cpu_convert, [PERI_K_reduce] = cpu_reduce, [PERI_K_divide] = cpu_divide,

@@ -131,3 +131,37 @@ static void ref_random(const void *args, int64_t begin, int64_t end)
         ref_store(a->dst, i, a->dtype, v);
     }
 }
+
+/** One step of a reduction; floats narrower than f64 are kept in f32. */
+static ref_value ref_combine(ref_value a, ref_value b, int32_t reduce, bool wide)
+{
+    if (reduce == PERI_REDUCE_SUM) {
+        a.i = (int64_t)((uint64_t)a.i + (uint64_t)b.i);
+        a.re = wide ? a.re + b.re : (double)((float)a.re + (float)b.re);
+        a.im = wide ? a.im + b.im : (double)((float)a.im + (float)b.im);
+        return a;
+    }
+    if (a.integer) return (reduce == PERI_REDUCE_MIN ? b.i < a.i : b.i > a.i) ? b : a;
+    if (a.re != a.re) return a;
+    return b.re != b.re || (reduce == PERI_REDUCE_MIN ? b.re < a.re : b.re > a.re) ? b : a;
+}
+
+static void ref_reduce(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_reduce_args *a = args;
+    bool wide = a->dtype == PERI_F64 || a->dtype == PERI_C128;
+    for (int64_t i = begin; i < end; i++) {
+        ref_value v = ref_load(a->src[0], i, a->dtype);
+        for (int32_t k = 1; k < a->n; k++) v = ref_combine(v, ref_load(a->src[k], i, a->dtype), a->reduce, wide);
+        ref_store(a->dst, i, a->dtype, v);
+    }
+}
+
+static void ref_divide(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_divide_args *a = args;
+    for (int64_t i = begin; i < end; i++) {
+        if (a->dtype == PERI_F32) ((float *)a->dst)[i] = ((const float *)a->src)[i] / (float)a->divisor;
+        else ((double *)a->dst)[i] = ((const double *)a->src)[i] / a->divisor;
+    }
+}

@@ -106,6 +106,23 @@ function M.index_of(values)
   return index
 end
 
+--- Exchange all fields of two tables.
+function M.exchange(a, b)
+  local from_a = {}
+  for k, v in pairs(a) do from_a[k] = v end
+  for k in pairs(from_a) do a[k] = nil end
+  for k, v in pairs(b) do a[k] = v end
+  for k in pairs(a) do b[k] = nil end
+  for k, v in pairs(from_a) do b[k] = v end
+end
+
+--- A new table with the fields of `t`.
+function M.copy(t)
+  local out = {}
+  for k, v in pairs(t) do out[k] = v end
+  return out
+end
+
 --- A new list of f(value, position).
 function M.map(values, f)
   local out = {}

@@ -25,8 +25,8 @@ static peri_status self_open(peri_coll_open *boot, void **group)
 {
     if (boot->rank > 0 || boot->size > 1)
         return PERI_HOST_FAIL(host, PERI_EINVAL, "self: rank %d of %d, this transport is a world of one rank", boot->rank, boot->size);
-    boot->rank = boot->local_rank = 0;
-    boot->size = boot->local_size = 1;
+    boot->rank = 0;
+    boot->size = 1;
     *group = &host;
     return PERI_OK;
 }
@@ -60,7 +60,16 @@ static peri_status self_test(void *request)
     return PERI_OK;
 }
 
-static void self_drop(void *request) { (void)request; }
+static peri_status self_drop(void *request)
+{
+    (void)request;
+    return PERI_OK;
+}
+
+static void self_blame(void *request, char *text, size_t len)
+{
+    (void)request, (void)text, (void)len;
+}
 static void self_abort(void *group, const char *message) { (void)group, (void)message; }
 
 static peri_status self_close(void *group)
@@ -68,6 +77,8 @@ static peri_status self_close(void *group)
     (void)group;
     return PERI_OK;
 }
+
+static void self_release(void *group) { (void)group; }
 
 static const peri_coll_vtab vtab = {
     .size = sizeof vtab,
@@ -79,9 +90,11 @@ static const peri_coll_vtab vtab = {
     .subgroup = self_subgroup,
     .post = self_post,
     .test = self_test,
+    .blame = self_blame,
     .drop = self_drop,
     .abort = self_abort,
     .close = self_close,
+    .release = self_release,
 };
 
 const peri_coll_vtab *peri__self_entry(const peri_plugin_host *lent);

@@ -3,17 +3,21 @@
  * plugin/coll.h (L1): the transport contract: groups of ranks and the collective operations that they post.
  *
  * Laws of the contract
- * - post never blocks; test never blocks. All ranks of a group post the same operations in the same order.
- * - Buffers are the transport's from post until test returned something else than PERI_PENDING.
+ * - post never blocks; test never blocks. Operations are matched by their sequence number: ranks may post numbers in different orders,
+ *   because state machines of several phases reserve theirs in advance.
+ * - Buffers are the transport's from post until drop returned PERI_OK.
  * - Sums are made in rank order (rank 0 + rank 1 + ...), in f32 for 16-bit floats, so that the same input gives the same bits.
  * - Counts are int64; a transport whose library counts in int splits, and honours PERI_TEST_COUNT_LIMIT in its tests.
- * - A mismatch, a dead peer or a passed deadline is an error from test on every rank, never a wait without end; afterwards the group
- *   is of no more use (the core poisons it and calls abort).
+ * - A mismatch or a dead peer is an error from test on every rank, never a wait without end; afterwards the group is of no more use
+ *   (the core poisons it and calls abort). The core watches the deadlines and asks `blame` whom an operation waited for.
+ * - Calls on the groups of one world come from one thread at a time.
  */
 #ifndef PERI_PLUGIN_COLL_H
 #define PERI_PLUGIN_COLL_H
 
 #include "host.h"
+
+#include <stdio.h>
 
 enum { PERI_COLL_ABI = 1 };
 
@@ -28,39 +32,34 @@ enum {
     PERI_COLL_KIND_COUNT = 6
 };
 
-/** Reduce operators. */
-enum { PERI_REDUCE_SUM = 0, PERI_REDUCE_MIN = 1, PERI_REDUCE_MAX = 2, PERI_REDUCE_OP_COUNT = 3 };
-
 /** What a transport can take. */
 enum {
     PERI_COLL_HOST = 1,  /* buffers in host memory */
     PERI_COLL_CUDA = 2   /* buffers in CUDA memory, ordered by `stream` */
 };
 
-/** One posted operation. The struct and its count arrays are copied by post; the buffers are not. */
+/** One posted operation. The struct is copied by post; buffers and count arrays stay the core's and live until drop. */
 typedef struct peri_coll_op {
     int32_t kind;                /* PERI_COLL_* */
     int32_t dtype;               /* element type (PERI_U8 for packed bytes) */
     int32_t reduce;              /* PERI_REDUCE_*, for the reducing kinds */
     int32_t root;                /* broadcast */
     uint64_t sequence;           /* number of this operation in its group, from 1 */
-    uint64_t signature;          /* hash over what all ranks must agree on (kind, dtype, reduce, root, symmetric counts, tag) */
+    uint64_t tag;                /* the caller's mark, on which all ranks must agree */
+    uint64_t signature;          /* hash over what all ranks must agree on: kind, dtype, reduce, root, symmetric counts, tag */
     const void *send;            /* NULL where the kind has none */
     void *recv;
     int64_t count;               /* elements, for BROADCAST and ALL_REDUCE */
     const int64_t *send_counts;  /* int64[W], NULL where the kind has none */
     const int64_t *recv_counts;  /* int64[W], NULL where the kind has none */
-    int64_t deadline_ns;         /* on the host->time_ns clock: test fails with PERI_ETIMEOUT after it */
     void *stream;                /* native stream for device buffers, else NULL */
-    char text[96];               /* the operation in words for messages: "all_to_all f32 [3 4]" */
 } peri_coll_op;
 
 /** How ranks find each other. */
 typedef struct peri_coll_open {
-    const char *job;                /* name that all ranks of one sim world share; NULL otherwise */
-    int32_t rank, size;             /* wanted place; -1: the transport knows (mpirun) */
-    int64_t timeout_ns;             /* for opening */
-    int32_t local_rank, local_size; /* out: place among the ranks of this node */
+    const char *job;    /* name that all ranks of one sim world share; NULL otherwise */
+    int32_t rank, size; /* wanted place, -1 and 0: the transport knows (mpirun); out: the place had */
+    int64_t timeout_ns; /* for opening and closing */
 } peri_coll_open;
 
 typedef struct peri_coll_vtab {
@@ -69,26 +68,67 @@ typedef struct peri_coll_vtab {
     int32_t takes;      /* PERI_COLL_HOST | ... */
     /* Usable here? PERI_OK, or PERI_EUNSUPPORTED and a sentence in @reason. Local. */
     peri_status (*probe)(char *reason, size_t len);
+    /* Ranks of the world that this process was launched into; 1 when it was launched alone. Local. (optional: 1) */
+    int32_t (*launched)(void);
     /* Join the world; sets boot->rank and boot->size. Collective. */
     peri_status (*open)(peri_coll_open *boot, void **group);
+    /* Number of the node (0, 1, ...) on which rank @rank of the world runs. (optional: all on one) */
+    int32_t (*node)(void *group, int32_t rank);
     /* A group of the given ranks (of @group, ascending or not), which all members call in the same order. Collective over members;
      * must not block on ranks outside. @tag names the group (equal on all members). */
     peri_status (*subgroup)(void *group, const int32_t *ranks, int32_t n, uint64_t tag, void **sub);
     peri_status (*post)(void *group, const peri_coll_op *op, void **request);
     /* PERI_OK, PERI_PENDING or the error. */
     peri_status (*test)(void *request);
-    /* Local; after test said done, or after abort. Buffers are free afterwards. */
-    void (*drop)(void *request);
-    /* Tell all ranks that the group is broken and why. Local, does not block, may be called twice. */
+    /* For whom @request still waits, in words: "rank 2 (its last operation: 4 barrier)". */
+    void (*blame)(void *request, char *text, size_t len);
+    /* Give a request back, after test said done or after abort. PERI_OK: it is gone, its buffers are free; PERI_PENDING: the transport
+     * still holds buffers, call again later. */
+    peri_status (*drop)(void *request);
+    /* Tell all ranks that the group, and every group made from it, is broken and why. Local, does not block, may be called twice. */
     void (*abort)(void *group, const char *message);
-    /* Leave. Collective for healthy groups, local for aborted ones. */
+    /* Leave: operations that still need this rank fail on the others. Collective for healthy groups where the library needs it (then
+     * bounded by the opening timeout), local for aborted ones. */
     peri_status (*close)(void *group);
-    /* Where rank @rank of the group was last seen, in words, for messages (optional: nothing known). */
-    void (*describe)(void *group, int32_t rank, char *text, size_t len);
+    /* Free what the handle holds. Local, never communicates; also without close. */
+    void (*release)(void *group);
 } peri_coll_vtab;
 
 /** The one symbol that a transport plugin libperilune_<name>.so exports. */
 typedef const peri_coll_vtab *(*peri_coll_entry_fn)(const peri_plugin_host *host);
 #define PERI_COLL_ENTRY "peri_coll_entry_v1"
+
+/** Write " [1 2 3]" (at most six numbers) at text + used; returns the new length. */
+static inline size_t peri_coll_list_text(const char *what, const int64_t *counts, int32_t n, char *text, size_t used, size_t len)
+{
+    if (!counts || used >= len) return used;
+    used += (size_t)snprintf(text + used, len - used, "%s[", what);
+    for (int32_t i = 0; i < n && i < 6 && used < len; i++)
+        used += (size_t)snprintf(text + used, len - used, i ? " %lld" : "%lld", (long long)counts[i]);
+    if (used < len) used += (size_t)snprintf(text + used, len - used, n > 6 ? " ...]" : "]");
+    return used < len ? used : len - 1;
+}
+
+/** An operation in words, for messages: "operation 3: all_to_all f32 send [3 4] recv [3 3]". @size: of the group. */
+static inline void peri_coll_op_text(const peri_coll_op *op, int32_t size, char *text, size_t len)
+{
+    static const char *const kinds[] = {"barrier", "broadcast", "all_reduce", "all_gather", "reduce_scatter", "all_to_all"};
+    static const char *const reduces[] = {"sum", "min", "max"};
+    static const char *const dtypes[PERI_DTYPE_COUNT] = {"f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool", "c64", "c128"};
+    bool reducing = op->kind == PERI_COLL_ALL_REDUCE || op->kind == PERI_COLL_REDUCE_SCATTER;
+    bool counted = op->kind == PERI_COLL_ALL_REDUCE || op->kind == PERI_COLL_BROADCAST;
+    size_t used = (size_t)snprintf(text, len, "operation %llu: %s", (unsigned long long)op->sequence, kinds[op->kind]);
+    if (reducing && used < len) used += (size_t)snprintf(text + used, len - used, " %s", reduces[op->reduce]);
+    if (op->kind != PERI_COLL_BARRIER && used < len) used += (size_t)snprintf(text + used, len - used, " %s", dtypes[op->dtype]);
+    if (counted) used = peri_coll_list_text(" ", &op->count, 1, text, used, len);
+    if (op->kind == PERI_COLL_ALL_GATHER) used = peri_coll_list_text(" ", op->recv_counts, size, text, used, len);
+    if (op->kind == PERI_COLL_REDUCE_SCATTER) used = peri_coll_list_text(" ", op->send_counts, size, text, used, len);
+    if (op->kind == PERI_COLL_ALL_TO_ALL) {
+        used = peri_coll_list_text(" send ", op->send_counts, size, text, used, len);
+        used = peri_coll_list_text(" recv ", op->recv_counts, size, text, used, len);
+    }
+    if (op->kind == PERI_COLL_BROADCAST && used < len) used += (size_t)snprintf(text + used, len - used, " from rank %d", op->root);
+    if (op->tag && used < len) snprintf(text + used, len - used, " tag %llx", (unsigned long long)op->tag);
+}
 
 #endif

@@ -15,6 +15,7 @@
 const peri_device_vtab *peri__cpu_entry(const peri_plugin_host *host);
 const peri_device_vtab *peri__opaque_entry(const peri_plugin_host *host);
 const peri_coll_vtab *peri__self_entry(const peri_plugin_host *host);
+const peri_coll_vtab *peri__sim_entry(const peri_plugin_host *host);
 
 static const struct {
     const char *name;
@@ -24,7 +25,7 @@ static const struct {
 static const struct {
     const char *name;
     peri_coll_entry_fn entry;
-} built_in_colls[] = {{"self", peri__self_entry}};
+} built_in_colls[] = {{"self", peri__self_entry}, {"sim", peri__sim_entry}};
 
 static const peri_plugin_host host = {
     .size = sizeof host,

@@ -64,6 +64,9 @@ enum {
     PERI_DTYPE_COUNT = 12
 };
 
+/** How reducing operations combine the ranks' values. */
+enum { PERI_REDUCE_SUM = 0, PERI_REDUCE_MIN = 1, PERI_REDUCE_MAX = 2, PERI_REDUCE_COUNT = 3 };
+
 /** Constants of a fixed size that appear in public structs. */
 enum { PERI_MAX_DIMS = 8, PERI_MESSAGE_MAX = 512 };
 

@@ -1,10 +1,156 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * perilune/comm.h: groups of ranks, collective operations, works.
+ *
+ * An operation is posted by all ranks of its group, in the same order on every rank, and returns a *work*: test it, or wait for it. No
+ * function here waits for other ranks, except peri_work_wait, and peri_comm_open, peri_group_new and peri_group_close where a
+ * comment says so; all of these end by a deadline. A group is healthy or *poisoned*: after its first failure (a mismatch between ranks,
+ * a dead peer, a deadline, an abort) every later call on it returns PERI_EABORTED and quotes the first message.
+ *
+ * Works and groups of one world are used by one thread at a time. Ranks count from 0.
  */
 #ifndef PERILUNE_COMM_H
 #define PERILUNE_COMM_H
 
 #include <perilune/tensor.h>
+
+typedef struct peri_group peri_group;
+typedef struct peri_work peri_work;
+typedef struct peri_reducer peri_reducer;
+
+/** A binding's handles: one counted pointer each. */
+typedef struct peri_group_ref {
+    peri_group *ptr;
+} peri_group_ref;
+typedef struct peri_work_ref {
+    peri_work *ptr;
+} peri_work_ref;
+typedef struct peri_reducer_ref {
+    peri_reducer *ptr;
+} peri_reducer_ref;
+
+/* -- worlds and groups ----------------------------------------------------------------------------------------------------------- */
+
+/** How to join a world. All zero is the usual choice. */
+typedef struct peri_comm_config {
+    const char *transport; /* "self", "sim", "mpi" or another plugin; NULL or "auto": mpi when launched as one of several ranks, else self */
+    const char *job;       /* sim: the name that the ranks of one world share */
+    int32_t rank, size;    /* sim: the place of this rank; elsewhere the transport knows, and a size other than 0 must agree with it */
+    int32_t local_size;    /* ranks of a node: 0 as found; else nodes are imposed, `local_size` consecutive ranks each (tests) */
+    double timeout_s;      /* default deadline of operations in seconds; 0: PERI_COMM_TIMEOUT_S, else 300 */
+} peri_comm_config;
+
+/** Join the world of all ranks. Collective: every rank, once. May block until the others are there. @config NULL: all zero. @out new. */
+PERI_API peri_status peri_comm_open(const peri_comm_config *config, peri_group **out);
+/** Whether transport @name could run here; if not, @reason (of @len bytes) says why. Local, never fails. */
+PERI_API bool peri_comm_probe(const char *name, char *reason, size_t len);
+
+/** A group of the given ranks of @parent (distinct, in the order that the new group numbers them). Collective over the members, who
+ *  all give the same list and @name, and make their groups in the same order; may block until the members are there. Other ranks may
+ *  call it too and get NULL. @out new. */
+PERI_API peri_status peri_group_new(peri_group *parent, const int32_t *ranks, int32_t n, const char *name, peri_group **out);
+/** The ranks of @parent that run on this rank's node, in their order. Collective like peri_group_new. @out new. */
+PERI_API peri_status peri_group_intra_node(peri_group *parent, peri_group **out);
+/** The ranks of @parent with this rank's place on their nodes, in the order of the nodes; PERI_EINVAL when the nodes hold different
+ *  numbers of ranks. Collective like peri_group_new. @out new. */
+PERI_API peri_status peri_group_cross_node(peri_group *parent, peri_group **out);
+/** Add a reference. */
+PERI_API void peri_group_retain(peri_group *group);
+/** Give up a reference; NULL is fine. Local: leaving in order is peri_group_close. */
+PERI_API void peri_group_release(peri_group *group);
+/** Leave the group; closing the world leaves all groups made from it and the transport. Collective; nothing may be in flight
+ *  (peri_group_pending) unless the group is poisoned. Blocks, within the default deadline, where the transport needs the others to
+ *  leave. Twice is fine; the handle must still be released. */
+PERI_API peri_status peri_group_close(peri_group *group);
+
+/** This rank's number in the group. */
+PERI_API int32_t peri_group_rank(const peri_group *group);
+/** Number of ranks of the group. */
+PERI_API int32_t peri_group_size(const peri_group *group);
+/** This rank's place among the group's ranks on its node, and how many those are. */
+PERI_API int32_t peri_group_local_rank(const peri_group *group);
+PERI_API int32_t peri_group_local_size(const peri_group *group);
+/** The rank in the world of rank @rank of the group; -1 if there is no such rank. */
+PERI_API int32_t peri_group_global_rank(const peri_group *group, int32_t rank);
+/** The node of rank @rank of the group; -1 if there is no such rank. */
+PERI_API int32_t peri_group_node(const peri_group *group, int32_t rank);
+/** Name given at construction, "world" for the world. Borrowed. */
+PERI_API const char *peri_group_name(const peri_group *group);
+/** Name of the transport. Static text, borrowed. */
+PERI_API const char *peri_group_transport(const peri_group *group);
+/** Seconds after which a wait on the group's operations fails (> 0), from now on. Time in which nobody tests does not count. */
+PERI_API peri_status peri_group_timeout_set(peri_group *group, double seconds);
+PERI_API double peri_group_timeout(const peri_group *group);
+/** PERI_OK, or PERI_EABORTED quoting the failure that poisoned the group (or a group that it was made from). Local. */
+PERI_API peri_status peri_group_healthy(peri_group *group);
+/** Poison the group, and every group made from it, on all ranks: their waits fail and quote @message. Local, does not block. */
+PERI_API void peri_group_abort(peri_group *group, const char *message);
+/** The last (at most 256) operations of the group on this rank, one a line, oldest first, in @text of @len bytes (cut if longer). */
+PERI_API void peri_group_record(const peri_group *group, char *text, size_t len);
+
+/** Move this rank's operations on, in all groups of its world; returns a count that grows whenever one of them got further. */
+PERI_API int64_t peri_group_progress(peri_group *group);
+/** This rank's unfinished operations in all groups of its world. */
+PERI_API int64_t peri_group_pending(const peri_group *group);
+/** Treat the deadlines of this rank's operations as passed, in all groups of its world: for schedulers that know that nothing will
+ *  happen any more. */
+PERI_API void peri_group_expire(peri_group *group);
+
+/* -- works ------------------------------------------------------------------------------------------------------------------------ */
+
+/** PERI_OK when the work is complete (its results are ordered before later work on the caller's current streams), PERI_PENDING, or its
+ *  error, which sticks. Does not block. Moves this rank's other operations on when it is pending. */
+PERI_API peri_status peri_work_test(peri_work *work);
+/** Test until it is complete or failed. Blocks, within the deadlines of its operations. Not for ranks of a sim world, which share a
+ *  thread: they test. */
+PERI_API peri_status peri_work_wait(peri_work *work);
+/** Add a reference. */
+PERI_API void peri_work_retain(peri_work *work);
+/** Give up a reference; NULL is fine. A pending work goes on without its handle. */
+PERI_API void peri_work_release(peri_work *work);
+
+/* -- collective operations ---------------------------------------------------------------------------------------------------------- */
+
+/* All of them: collective over @group, same order on all ranks; local calls that do not block. Tensors are borrowed by the call and
+ * retained by the work; inputs must stay unchanged and outputs unread until it is complete. Outputs are contiguous, inputs may be
+ * views; all are on one device, of one dtype, and take no part in the tape. @tag: 0, or a number on which the ranks must agree
+ * (a mark of the caller's own). @out new. */
+
+/** Complete when all ranks have posted it. */
+PERI_API peri_status peri_coll_barrier(peri_group *group, uint64_t tag, peri_work **out);
+/** @tensor of rank @root to all ranks, in place. */
+PERI_API peri_status peri_coll_broadcast(peri_group *group, peri_tensor *tensor, int32_t root, uint64_t tag, peri_work **out);
+/** Combine @tensor over the ranks, in place; PERI_REDUCE_*. Sums are made in rank order, of 16-bit floats in f32. */
+PERI_API peri_status peri_coll_all_reduce(peri_group *group, peri_tensor *tensor, int32_t reduce, uint64_t tag, peri_work **out);
+/** @output gets @input of every rank, one after the other along dimension 0; all inputs have the same shape. */
+PERI_API peri_status peri_coll_all_gather(peri_group *group, peri_tensor *output, peri_tensor *input, uint64_t tag, peri_work **out);
+/** The same with @rows[i] (int64[size], copied, equal on all ranks) rows from rank i. */
+PERI_API peri_status peri_coll_all_gather_v(peri_group *group, peri_tensor *output, peri_tensor *input, const int64_t *rows, uint64_t tag,
+                                            peri_work **out);
+/** Cut @input along dimension 0 into equal parts; @output gets part `rank`, combined over the ranks. */
+PERI_API peri_status peri_coll_reduce_scatter(peri_group *group, peri_tensor *output, peri_tensor *input, int32_t reduce, uint64_t tag,
+                                              peri_work **out);
+/** The same with part i of @rows[i] (int64[size], copied, equal on all ranks) rows. */
+PERI_API peri_status peri_coll_reduce_scatter_v(peri_group *group, peri_tensor *output, peri_tensor *input, const int64_t *rows,
+                                                int32_t reduce, uint64_t tag, peri_work **out);
+/** Cut @input along dimension 0 into equal parts, part i goes to rank i; @output has the parts received, by rank. */
+PERI_API peri_status peri_coll_all_to_all(peri_group *group, peri_tensor *output, peri_tensor *input, uint64_t tag, peri_work **out);
+/** The same with @send_rows[i] rows to rank i and @recv_rows[i] rows from rank i (int64[size], copied). */
+PERI_API peri_status peri_coll_all_to_all_v(peri_group *group, peri_tensor *output, peri_tensor *input, const int64_t *recv_rows,
+                                            const int64_t *send_rows, uint64_t tag, peri_work **out);
+
+/* -- data-parallel gradients --------------------------------------------------------------------------------------------------------- */
+
+/** Average the gradients of @params (n leaves of f32 or f64, retained; their order equal on all ranks) over @group, in buckets of about
+ *  @bucket_bytes (0: 25 MiB) that travel while the backward pass still computes the rest: buckets are filled from the last parameter
+ *  to the first and posted in that order. A parameter without a gradient counts as zeros. One reducer per parameter. @out new. */
+PERI_API peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int64_t n, int64_t bucket_bytes, peri_reducer **out);
+/** After a backward pass: post what is left, and write the averages to the leaves' gradients. PERI_PENDING: call again. Collective, does
+ *  not block. Without ranks to average with it does nothing. */
+PERI_API peri_status peri_reducer_finish(peri_reducer *reducer);
+/** Collect gradients during backward passes (the default) or not (accumulation over several passes: all but the last). */
+PERI_API void peri_reducer_enable(peri_reducer *reducer, bool on);
+/** Give up a reference; NULL is fine. */
+PERI_API void peri_reducer_release(peri_reducer *reducer);
 
 #endif

@@ -1,0 +1,201 @@
+-- awaitable.lua: results that are still on their way.
+--
+--   Awaitable       wait() returns the result; waiting again returns the same one. `callbacks` run in order on the first wait, each gets
+--                   what the one before returned. The result may be an awaitable itself (splits first, then tensors): wait():wait().
+--   LazyAwaitable   the same, and it also stands for its result: the first use of a field, method or operator waits.
+--   NoWait, LazyNoWait  a result that is there already.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local C, check, state = P.C, P.check, P.state
+
+local M = {}
+
+-- -- works -------------------------------------------------------------------------------------------------------------------------
+
+local wrap_work = P.handle("peri_work", {})
+
+--- A handle of a work that lives until it is waited for or collected, whatever scope is open. `ptr` is a new reference.
+function M.wrap_work(ptr)
+  local scope = state.scope
+  state.scope = false
+  local h = wrap_work(ptr)
+  state.scope = scope
+  return h
+end
+
+--- Wait for a C work. Ranks of a sim world take turns; others block in C, within the deadlines.
+local function wait_work(ptr)
+  if not state.yield then
+    check(C.peri_work_wait(ptr))
+    return
+  end
+  local round = 0
+  while check(C.peri_work_test(ptr)) == C.PERI_PENDING do
+    P.pause(round)
+    round = round + 1
+  end
+end
+M.wait_work = wait_work
+
+-- -- Awaitable -----------------------------------------------------------------------------------------------------------------------
+
+local Awaitable = util.class "Awaitable"
+M.Awaitable = Awaitable
+
+function Awaitable:init()
+  rawset(self, "callbacks", {})
+  rawset(self, "_state", "pending") -- "done" with _result, or "failed" with _error
+  rawset(self, "_result", nil)
+end
+
+--- What a class of awaitables defines: wait (through other awaitables, or P.pause) and return the result. Called once.
+function Awaitable:_wait_impl() -- luacheck: ignore 212
+  error(tostring(getmetatable(self).class_name) .. ": _wait_impl is not defined", 2)
+end
+
+--- Optionally defined too: true when _wait_impl would not have to wait. Must not wait itself.
+function Awaitable:_test_impl() -- luacheck: ignore 212
+  return false
+end
+
+local function settle(self, ok, result)
+  if ok then
+    local callbacks = rawget(self, "callbacks")
+    for i = 1, #callbacks do
+      ok, result = pcall(callbacks[i], result)
+      if not ok then break end
+    end
+  end
+  rawset(self, "_state", ok and "done" or "failed")
+  rawset(self, "_result", result)
+  if not ok then error(result, 0) end
+  return result
+end
+
+--- The result, once it is there. Waiting again returns the same result, or raises the same error.
+function Awaitable:wait()
+  local now = rawget(self, "_state")
+  if now == "done" then return rawget(self, "_result") end
+  if now == "failed" then error(rawget(self, "_result"), 0) end
+  if now == "waiting" then P.fail "Awaitable:wait: it waits for itself" end
+  rawset(self, "_state", "waiting")
+  return settle(self, pcall(self._wait_impl, self))
+end
+
+--- True when wait() would return (or raise) at once. Never waits.
+function Awaitable:test()
+  local now = rawget(self, "_state")
+  return now == "done" or now == "failed" or (now == "pending" and self:_test_impl()) or false
+end
+
+--- Let `f(result)` replace the result when it comes. Returns self.
+function Awaitable:and_then(f)
+  if rawget(self, "_state") ~= "pending" then P.fail "Awaitable:and_then: it was already waited for" end
+  local callbacks = rawget(self, "callbacks")
+  callbacks[#callbacks + 1] = f
+  return self
+end
+
+-- -- kinds ---------------------------------------------------------------------------------------------------------------------------
+
+--- NoWait(result)
+local NoWait = util.class("NoWait", Awaitable)
+M.NoWait = NoWait
+function NoWait:init(result)
+  Awaitable.init(self)
+  rawset(self, "_given", result)
+end
+function NoWait:_wait_impl() return rawget(self, "_given") end
+function NoWait:_test_impl() return true end -- luacheck: ignore 212
+
+--- WorkAwaitable(pointer of a peri_work (new), result): of one C operation. Keeps what the operation uses through the work itself.
+local WorkAwaitable = util.class("WorkAwaitable", Awaitable)
+M.WorkAwaitable = WorkAwaitable
+function WorkAwaitable:init(ptr, result)
+  Awaitable.init(self)
+  self._work = M.wrap_work(ptr)
+  self._given = result
+end
+function WorkAwaitable:_wait_impl()
+  local work = self._work
+  local ok, err = pcall(wait_work, work.ptr)
+  work:release()
+  if not ok then error(err, 0) end
+  return self._given
+end
+function WorkAwaitable:_test_impl() return C.peri_work_test(self._work.ptr) ~= C.PERI_PENDING end
+
+--- ListAwaitable(list of awaitables): the list of their results.
+local ListAwaitable = util.class("ListAwaitable", Awaitable)
+M.ListAwaitable = ListAwaitable
+function ListAwaitable:init(list)
+  Awaitable.init(self)
+  self.list = list
+end
+function ListAwaitable:_wait_impl()
+  local results = {}
+  for i = 1, #self.list do results[i] = self.list[i]:wait() end
+  return results
+end
+function ListAwaitable:_test_impl()
+  local all = true
+  for i = 1, #self.list do all = self.list[i]:test() and all end
+  return all
+end
+
+-- -- lazy ------------------------------------------------------------------------------------------------------------------------
+
+--- The value that an object stands for: the result of a lazy awaitable, anything else itself.
+local function resolve(x)
+  local meta = type(x) == "table" and getmetatable(x)
+  while type(meta) == "table" and rawget(meta, "_lazy") do x = x:wait(); meta = type(x) == "table" and getmetatable(x) end
+  return x
+end
+M.resolve = resolve
+
+--- A class of lazy awaitables. Its methods and those of `base` are found first; every other name is the result's.
+function M.lazy_class(name, base)
+  local class = util.class(name, base)
+  class._lazy = true
+  class.__index = function(self, key)
+    local own = class[key]
+    if own ~= nil then return own end
+    return resolve(self)[key]
+  end
+  class.__newindex = function(self, key, value) resolve(self)[key] = value end
+  class.__tostring = function(self) return tostring(resolve(self)) end
+  class.__call = function(self, ...) return resolve(self)(...) end
+  class.__len = function(self) return #resolve(self) end
+  class.__unm = function(self) return -resolve(self) end
+  class.__add = function(a, b) return resolve(a) + resolve(b) end
+  class.__sub = function(a, b) return resolve(a) - resolve(b) end
+  class.__mul = function(a, b) return resolve(a) * resolve(b) end
+  class.__div = function(a, b) return resolve(a) / resolve(b) end
+  class.__mod = function(a, b) return resolve(a) % resolve(b) end
+  class.__pow = function(a, b) return resolve(a) ^ resolve(b) end
+  class.__concat = function(a, b) return resolve(a) .. resolve(b) end
+  return class
+end
+
+local LazyAwaitable = M.lazy_class("LazyAwaitable", Awaitable)
+M.LazyAwaitable = LazyAwaitable
+--- LazyAwaitable(awaitable): stands for the awaitable's result.
+function LazyAwaitable:init(awaitable)
+  Awaitable.init(self)
+  rawset(self, "_awaitable", awaitable)
+end
+function LazyAwaitable:_wait_impl() return rawget(self, "_awaitable"):wait() end
+function LazyAwaitable:_test_impl() return rawget(self, "_awaitable"):test() end
+
+local LazyNoWait = M.lazy_class("LazyNoWait", Awaitable)
+M.LazyNoWait = LazyNoWait
+function LazyNoWait:init(result)
+  Awaitable.init(self)
+  rawset(self, "_given", result)
+end
+function LazyNoWait:_wait_impl() return rawget(self, "_given") end
+function LazyNoWait:_test_impl() return true end -- luacheck: ignore 212
+
+M.work_out = ffi.new "peri_work *[1]"
+return M

@@ -1,0 +1,196 @@
+-- group.lua: groups of ranks and their collective operations. Every operation returns an Awaitable; every rank of the group calls the same
+-- operations in the same order.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local awaitable = require "perilune.dist.awaitable"
+local C, check, state = P.C, P.check, P.state
+local WorkAwaitable, work_out, tensor_ptr = awaitable.WorkAwaitable, awaitable.work_out, Tensor.ptr
+
+local wrap = P.handle("peri_group", {})
+local group_out = ffi.new "peri_group *[1]"
+
+local Group = util.class "peri.Group"
+local M = { Group = Group }
+
+--- Group(pointer of a peri_group, new). Made by dist.init, Group:new_group and their like.
+function Group:init(ptr)
+  local scope = state.scope -- groups outlive scopes
+  state.scope = false
+  self._ref = wrap(ptr)
+  state.scope = scope
+  self.name = ffi.string(C.peri_group_name(ptr))
+  self.rank_number = C.peri_group_rank(ptr)
+  self.world_size = C.peri_group_size(ptr)
+  self.local_rank = C.peri_group_local_rank(ptr)
+  self.local_size = C.peri_group_local_size(ptr)
+  self.transport = ffi.string(C.peri_group_transport(ptr))
+end
+
+function Group:__tostring()
+  return ("group '%s' (rank %d of %d, %s)"):format(self.name, self.rank_number, self.world_size, self.transport)
+end
+
+--- The C group, or an error after release.
+function Group:ptr()
+  local p = self._ref.ptr
+  if p == nil then P.fail(("group '%s': it was released"):format(self.name)) end
+  return p
+end
+
+function Group:rank() return self.rank_number end
+function Group:size() return self.world_size end
+--- The rank in the world of rank r of this group.
+function Group:global_rank(r)
+  local g = C.peri_group_global_rank(self:ptr(), r)
+  if g < 0 then P.fail(("group '%s': rank %s, allowed: 0..%d"):format(self.name, tostring(r), self.world_size - 1)) end
+  return g
+end
+--- The node of rank r of this group.
+function Group:node(r)
+  self:global_rank(r)
+  return C.peri_group_node(self:ptr(), r)
+end
+--- The deadline of operations in seconds; with an argument sets it.
+function Group:timeout(seconds)
+  if seconds then check(C.peri_group_timeout_set(self:ptr(), seconds)) end
+  return C.peri_group_timeout(self:ptr())
+end
+--- Raises the failure that poisoned the group, if one did.
+function Group:check_healthy() check(C.peri_group_healthy(self:ptr())) end
+function Group:is_healthy() return C.peri_group_healthy(self:ptr()) == C.PERI_OK end
+--- Poison the group and those made from it on all ranks.
+function Group:abort(message) C.peri_group_abort(self:ptr(), tostring(message)) end
+--- The last operations of this rank in the group, one a line.
+function Group:record()
+  local text = ffi.new("char[?]", 65536)
+  C.peri_group_record(self:ptr(), text, 65536)
+  return ffi.string(text)
+end
+--- Leave the group. Collective.
+function Group:close() check(C.peri_group_close(self:ptr())) end
+function Group:release() self._ref:release() end
+
+-- -- groups of some ranks ----------------------------------------------------------------------------------------------------------
+
+local function made()
+  if group_out[0] ~= nil then return Group(group_out[0]) end
+end
+
+--- A group of the given ranks (a list of numbers from 0); nil on ranks outside. Collective over the members.
+function Group:new_group(ranks, name)
+  local n = #ranks
+  local list = ffi.new("int32_t[?]", math.max(n, 1))
+  for i = 1, n do list[i - 1] = util.integer("Group:new_group", "a rank", ranks[i], 0, 2 ^ 31 - 1) end
+  check(C.peri_group_new(self:ptr(), list, n, name or "group", group_out))
+  return made()
+end
+--- The ranks on this rank's node.
+function Group:intra_node()
+  check(C.peri_group_intra_node(self:ptr(), group_out))
+  return made()
+end
+--- The ranks with this rank's place on their nodes.
+function Group:cross_node()
+  check(C.peri_group_cross_node(self:ptr(), group_out))
+  return made()
+end
+
+-- -- collective operations -----------------------------------------------------------------------------------------------------------
+
+local function posted(status, result)
+  check(status)
+  return WorkAwaitable(work_out[0], result)
+end
+
+local reduces = { sum = C.PERI_REDUCE_SUM, min = C.PERI_REDUCE_MIN, max = C.PERI_REDUCE_MAX }
+local function reduce_of(op)
+  local code = reduces[op or "sum"]
+  if not code then P.fail(("reduce operator '%s', allowed: sum, min, max"):format(tostring(op))) end
+  return code
+end
+
+-- Two count arrays that grow with the largest group.
+local room, counts_a, counts_b = 64, ffi.new "int64_t[64]", ffi.new "int64_t[64]"
+local function reserve(n)
+  if n <= room then return end
+  room = n
+  counts_a, counts_b = ffi.new("int64_t[?]", n), ffi.new("int64_t[?]", n)
+end
+
+--- Copy row counts to `buffer`; returns their sum.
+local function fill(group, what, rows, buffer)
+  local n, sum = group.world_size, 0
+  if #rows ~= n then P.fail(("%s: %d entries for the %d ranks of group '%s'"):format(what, #rows, n, group.name)) end
+  for i = 1, n do
+    buffer[i - 1] = rows[i]
+    sum = sum + rows[i]
+  end
+  return sum
+end
+
+--- A new tensor like `t` with another number of rows.
+local function with_rows(t, rows)
+  local shape = t:shape()
+  shape[1] = rows
+  return Tensor.empty(shape, t:dtype(), t:device())
+end
+
+--- Done when all ranks have posted it. `tag` (in all operations): a number on which the ranks must agree.
+function Group:barrier(tag) return posted(C.peri_coll_barrier(self:ptr(), tag or 0, work_out)) end
+--- `tensor` of rank `root` to all ranks, in place.
+function Group:broadcast(tensor, root, tag)
+  return posted(C.peri_coll_broadcast(self:ptr(), tensor_ptr(tensor), root, tag or 0, work_out), tensor)
+end
+--- Combine `tensor` over the ranks ("sum", "min", "max"), in place.
+function Group:all_reduce(tensor, op, tag)
+  return posted(C.peri_coll_all_reduce(self:ptr(), tensor_ptr(tensor), reduce_of(op), tag or 0, work_out), tensor)
+end
+--- The inputs of all ranks one after the other; all of one shape.
+function Group:all_gather(input, output, tag)
+  output = output or (input:dim() == 0 and Tensor.empty({ self.world_size }, input:dtype(), input:device()) or
+    with_rows(input, input:size(1) * self.world_size))
+  return posted(C.peri_coll_all_gather(self:ptr(), tensor_ptr(output), tensor_ptr(input), tag or 0, work_out), output)
+end
+--- The same with rows[i] rows of rank i - 1.
+function Group:all_gather_v(input, rows, output, tag)
+  reserve(self.world_size)
+  local sum = fill(self, "all_gather_v: rows", rows, counts_a)
+  output = output or with_rows(input, sum)
+  return posted(C.peri_coll_all_gather_v(self:ptr(), tensor_ptr(output), tensor_ptr(input), counts_a, tag or 0, work_out), output)
+end
+--- This rank's part of the combined input, which is cut into equal parts along dimension 1.
+function Group:reduce_scatter(input, op, output, tag)
+  if not output then
+    local rows = input:size(1)
+    if rows % self.world_size ~= 0 then
+      P.fail(("reduce_scatter: %d rows for %d ranks of group '%s', allowed: multiples"):format(rows, self.world_size, self.name))
+    end
+    output = with_rows(input, rows / self.world_size)
+  end
+  return posted(C.peri_coll_reduce_scatter(self:ptr(), tensor_ptr(output), tensor_ptr(input), reduce_of(op), tag or 0, work_out), output)
+end
+--- The same with parts of rows[i] rows for rank i - 1.
+function Group:reduce_scatter_v(input, rows, op, output, tag)
+  reserve(self.world_size)
+  fill(self, "reduce_scatter_v: rows", rows, counts_a)
+  output = output or with_rows(input, rows[self.rank_number + 1])
+  return posted(
+    C.peri_coll_reduce_scatter_v(self:ptr(), tensor_ptr(output), tensor_ptr(input), counts_a, reduce_of(op), tag or 0, work_out), output)
+end
+--- Equal parts of the input, part i to rank i - 1; the result has the parts received.
+function Group:all_to_all(input, output, tag)
+  output = output or with_rows(input, input:size(1))
+  return posted(C.peri_coll_all_to_all(self:ptr(), tensor_ptr(output), tensor_ptr(input), tag or 0, work_out), output)
+end
+--- Parts of any size: send_rows[i] rows to rank i - 1, recv_rows[i] rows from it.
+function Group:all_to_all_v(input, send_rows, recv_rows, output, tag)
+  reserve(self.world_size)
+  fill(self, "all_to_all_v: send_rows", send_rows, counts_a)
+  local sum = fill(self, "all_to_all_v: recv_rows", recv_rows, counts_b)
+  output = output or with_rows(input, sum)
+  return posted(C.peri_coll_all_to_all_v(self:ptr(), tensor_ptr(output), tensor_ptr(input), counts_b, counts_a, tag or 0, work_out), output)
+end
+
+return M

@@ -1,0 +1,77 @@
+-- dist/init.lua: joining a world of ranks, and the faces of the comm layer.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local awaitable = require "perilune.dist.awaitable"
+local group = require "perilune.dist.group"
+local C, check, state = P.C, P.check, P.state
+
+local M = {
+  Group = group.Group,
+  Awaitable = awaitable.Awaitable, LazyAwaitable = awaitable.LazyAwaitable,
+  NoWait = awaitable.NoWait, LazyNoWait = awaitable.LazyNoWait,
+  ListAwaitable = awaitable.ListAwaitable, WorkAwaitable = awaitable.WorkAwaitable,
+  resolve = awaitable.resolve, lazy_class = awaitable.lazy_class,
+}
+
+local lazy = { sim = "perilune.dist.sim", Reducer = "perilune.dist.reducer" }
+setmetatable(M, {
+  __index = function(t, key)
+    if lazy[key] then
+      t[key] = require(lazy[key])
+      return t[key]
+    end
+  end,
+})
+
+local group_out = ffi.new "peri_group *[1]"
+
+--- Join the world of all ranks; returns its group. In a world already: that one. Named arguments: transport ("auto": mpi when launched
+--- as one of several ranks, else self), timeout (seconds), local_size (imposed ranks per node), and for sim: job, rank, size.
+function M.init(args)
+  args = util.named("dist.init", args, {
+    transport = "auto", timeout = 0, local_size = 0, job = util.optional, rank = 0, size = 0,
+  })
+  if state.world then return state.world end
+  local config = ffi.new "peri_comm_config"
+  local transport, job = args.transport, args.job -- anchors: the struct holds their bytes
+  config.transport, config.job = transport, job
+  config.rank, config.size, config.local_size, config.timeout_s = args.rank, args.size, args.local_size, args.timeout
+  check(C.peri_comm_open(config, group_out))
+  state.world = group.Group(group_out[0])
+  return state.world
+end
+
+--- The world's group; an error before init.
+function M.world()
+  return state.world or P.fail "dist: no world yet, call peri.init() first"
+end
+--- This rank's number in the world, from 0.
+function M.rank() return M.world().rank_number end
+function M.world_size() return M.world().world_size end
+
+--- Leave the world: waits until this rank's operations are done. Without a world it does nothing.
+function M.finish()
+  local world = state.world
+  if not world then return end
+  local round = 0
+  C.peri_group_progress(world:ptr())
+  while C.peri_group_pending(world:ptr()) > 0 do
+    P.pause(round)
+    round = round + 1
+    C.peri_group_progress(world:ptr())
+  end
+  local status = C.peri_group_close(world:ptr())
+  state.world = false
+  check(status)
+end
+
+--- Whether a transport could run here; if not, why.
+function M.probe(transport)
+  local reason = ffi.new "char[256]"
+  local ok = C.peri_comm_probe(transport, reason, 256)
+  if ok then return true end
+  return nil, ffi.string(reason)
+end
+
+return M

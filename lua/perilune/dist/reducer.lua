@@ -1,0 +1,40 @@
+-- reducer.lua: data-parallel averaging of gradients, in buckets that travel during the backward pass.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local C, check, state = P.C, P.check, P.state
+
+local wrap = P.handle("peri_reducer", {})
+local out = ffi.new "peri_reducer *[1]"
+
+local Reducer = util.class "Reducer"
+
+--- Reducer { group =, params = (a list of leaves, equal on all ranks), bucket_bytes = 25 MiB }. Collective over the group.
+function Reducer:init(args)
+  args = util.named("Reducer", args, { group = util.required, params = util.required, bucket_bytes = 0 })
+  local n = #args.params
+  local list = ffi.new("peri_tensor *[?]", math.max(n, 1))
+  for i = 1, n do list[i - 1] = Tensor.ptr(args.params[i]) end
+  check(C.peri_reducer_new(args.group:ptr(), list, n, args.bucket_bytes, out))
+  local scope = state.scope
+  state.scope = false
+  self._ref = wrap(out[0])
+  state.scope = scope
+end
+
+--- After a backward pass: wait until every parameter's gradient is the average over the ranks.
+function Reducer:finish()
+  local ptr, round = self._ref.ptr, 0
+  while check(C.peri_reducer_finish(ptr)) == C.PERI_PENDING do
+    P.pause(round)
+    round = round + 1
+  end
+end
+
+--- Collect gradients during backward passes (the default), or not.
+function Reducer:enable(on) C.peri_reducer_enable(self._ref.ptr, on ~= false) end
+
+function Reducer:release() self._ref:release() end
+
+return Reducer

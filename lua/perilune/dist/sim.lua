@@ -1,0 +1,108 @@
+-- sim.lua: N ranks in one process: coroutines that take turns wherever a rank waits. The state of a rank (perilune.ffi's `state`) is
+-- exchanged on every switch, so library and scripts run unchanged.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local dist = require "perilune.dist"
+local C, state = P.C, P.state
+
+local M = {}
+local worlds = 0
+
+--- Rounds in which nobody moves before the ranks' deadlines count as passed; rounds after that before the run gives up.
+local STALL, HOPELESS = 3, 10000
+
+local function describe(err, co)
+  if getmetatable(err) == P.Error then return err.message end
+  if type(err) == "table" then return tostring(err.message or err) end
+  return debug.traceback(co, tostring(err))
+end
+
+--- Run one rank until it waits or ends. True when it ended.
+local function turn(rank)
+  util.exchange(state, rank.state)
+  C.peri_grad_enable(state.grad)
+  local ok, result = coroutine.resume(rank.co)
+  local ended = coroutine.status(rank.co) == "dead"
+  if ended then
+    rank.ended = true
+    if ok then
+      rank.result = result
+    else
+      rank.error, rank.text = result, describe(result, rank.co)
+      if rank.world then C.peri_group_abort(rank.world:ptr(), rank.text) end
+    end
+  end
+  util.exchange(state, rank.state)
+  C.peri_grad_enable(state.grad)
+  return ended
+end
+
+local function body_of(rank, n, body, options, job)
+  return function()
+    rank.world = dist.init {
+      transport = "sim", job = job, rank = rank.number, size = n, local_size = options.local_size, timeout = options.timeout,
+    }
+    local result = body(rank.number, rank.world)
+    dist.finish()
+    return result
+  end
+end
+
+local function raise(ranks, first)
+  local err = first.error
+  local text = ("rank %d of %d: %s"):format(first.number, #ranks, first.text)
+  if getmetatable(err) == P.Error then
+    error(setmetatable({ code = err.code, name = err.name, message = text, where = err.where, rank = first.number }, P.Error), 0)
+  end
+  error(text, 0)
+end
+
+--- Run body(rank, world) on `n` ranks; returns the list of what the ranks returned. Named options: local_size, timeout, device (the
+--- ranks' default device), catch. An error of a rank ends the run: the first one is raised, with its rank; under `catch` nothing is raised
+--- and a second list (by rank + 1) holds the error of each rank that failed.
+function M.run(n, body, options)
+  options = util.named("sim.run", options, { local_size = 0, timeout = 0, device = state.device, catch = false })
+  util.integer("sim.run", "the number of ranks", n, 1, 4096)
+  worlds = worlds + 1
+  local job, ranks, first, live, quiet, events = "sim " .. worlds, {}, nil, n, 0, -1
+  for i = 1, n do
+    local rank = { number = i - 1 }
+    rank.state = util.copy(state)
+    rank.state.scope, rank.state.world, rank.state.grad, rank.state.device = false, false, true, options.device
+    rank.state.yield = coroutine.yield
+    rank.co = coroutine.create(body_of(rank, n, body, options, job))
+    ranks[i] = rank
+  end
+  while live > 0 do
+    local now = 0
+    for i = 1, n do
+      local rank = ranks[i]
+      if not rank.ended and turn(rank) then
+        live = live - 1
+        events = -1
+        if rank.error and not first then first = rank end
+      end
+    end
+    for i = 1, n do
+      if ranks[i].world then now = now + tonumber(C.peri_group_progress(ranks[i].world:ptr())) end
+    end
+    quiet = now == events and quiet + 1 or 0
+    events = now
+    if quiet >= STALL then
+      for i = 1, n do
+        if not ranks[i].ended and ranks[i].world then C.peri_group_expire(ranks[i].world:ptr()) end
+      end
+    end
+    if quiet > HOPELESS then P.fail "sim.run: ranks wait for something that is no operation of theirs" end
+  end
+  local results, errors = {}, {}
+  for i = 1, n do
+    results[i], errors[i] = ranks[i].result, ranks[i].error
+    if ranks[i].world then ranks[i].world:release() end
+  end
+  if options.catch then return results, errors end
+  if first then raise(ranks, first) end
+  return results
+end
+
+return M

@@ -1,0 +1,512 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sim.c: the transport of a world of N ranks in one process, for tests: usually N coroutines of one thread. A post deposits; the
+ * operation runs when its last member has posted. What other transports can only time out on is reported here at once: operations that
+ * differ between ranks, counts that do not fit together, members that have left.
+ *
+ * Everything is shared by the ranks and guarded by one lock.
+ */
+#include "../../kernels/kernels.h"
+#include "../plugin/coll.h"
+
+#include <pthread.h>
+#include <string.h>
+
+static const peri_plugin_host *host;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+enum { FAULT_COLL_DROP = 1, FAULT_COLL_STALL = 2 }; /* places in base/fault.def */
+
+typedef struct sim_group sim_group;
+
+typedef struct sim_world {
+    struct sim_world *next;
+    char job[64];
+    int32_t size;
+    sim_group *groups; /* all groups, the world's first one last */
+} sim_world;
+
+/** An operation that at least one member has posted. */
+typedef struct sim_op {
+    struct sim_op *next;
+    sim_group *group;
+    uint64_t sequence;
+    int32_t posted, held;     /* members that posted; requests that point here */
+    peri_status status;       /* PERI_PENDING, PERI_OK, or the failure */
+    char message[PERI_MESSAGE_MAX];
+    bool *has;                /* size: who posted */
+    peri_coll_op posts[];     /* size */
+} sim_op;
+
+struct sim_group {
+    sim_group *next, *parent;
+    sim_world *world;
+    uint64_t tag;
+    int32_t size, handles;    /* members; handles that are not released */
+    int32_t *ranks;           /* size: ranks in the world */
+    bool *joined, *left;      /* size */
+    uint64_t *last;           /* size: highest number posted */
+    sim_op *ops;              /* with requests */
+    peri_status failed;
+    char message[PERI_MESSAGE_MAX];
+};
+
+/** What one rank holds of a group. */
+typedef struct sim_member {
+    sim_group *group;
+    int32_t rank;
+} sim_member;
+
+typedef struct sim_request {
+    sim_op *op; /* NULL: dropped by a fault point */
+    sim_group *group;
+    peri_coll_op own;
+    int32_t rank;
+    bool stalled;
+} sim_request;
+
+static sim_world *worlds;
+
+static int64_t size_of(int32_t dtype)
+{
+    static const int8_t sizes[PERI_DTYPE_COUNT] = {8, 4, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16};
+    return sizes[dtype];
+}
+
+/* -- groups ------------------------------------------------------------------------------------------------------------------------ */
+
+static void group_free(sim_group *g)
+{
+    for (sim_group **p = &g->world->groups; *p; p = &(*p)->next)
+        if (*p == g) {
+            *p = g->next;
+            break;
+        }
+    host->free(g->ranks);
+    host->free(g->joined);
+    host->free(g->last);
+    host->free(g);
+}
+
+/** Free a world that nobody is in any more. */
+static void world_trim(sim_world *w)
+{
+    if (w->groups) return;
+    for (sim_world **p = &worlds; *p; p = &(*p)->next)
+        if (*p == w) {
+            *p = w->next;
+            break;
+        }
+    host->free(w);
+}
+
+static sim_group *group_make(sim_world *w, sim_group *parent, const int32_t *ranks, int32_t n, uint64_t tag)
+{
+    sim_group *g = host->alloc_zero(sizeof *g);
+    if (!g) return NULL;
+    g->world = w;
+    g->next = w->groups;
+    w->groups = g;
+    g->ranks = host->alloc_zero(sizeof *g->ranks * (size_t)n);
+    g->joined = host->alloc_zero(2 * sizeof *g->joined * (size_t)n);
+    g->last = host->alloc_zero(sizeof *g->last * (size_t)n);
+    if (!g->ranks || !g->joined || !g->last) {
+        group_free(g);
+        return NULL;
+    }
+    g->left = g->joined + n;
+    g->parent = parent;
+    g->size = n;
+    g->tag = tag;
+    for (int32_t i = 0; i < n; i++) g->ranks[i] = parent ? parent->ranks[ranks[i]] : i;
+    return g;
+}
+
+static peri_status join(sim_group *g, int32_t rank, void **out)
+{
+    sim_member *m = host->alloc_zero(sizeof *m);
+    if (!m) {
+        if (!g->handles) group_free(g);
+        return PERI_ENOMEM;
+    }
+    *m = (sim_member){g, rank};
+    g->joined[rank] = true;
+    g->handles++;
+    *out = m;
+    return PERI_OK;
+}
+
+/** The failure of the group or of one that it was made from; NULL while all are sound. */
+static const sim_group *broken(const sim_group *g)
+{
+    while (g && g->failed == PERI_OK) g = g->parent;
+    return g;
+}
+
+static peri_status sim_probe(char *reason, size_t len)
+{
+    (void)reason, (void)len;
+    return PERI_OK;
+}
+
+static peri_status open_locked(peri_coll_open *boot, void **out)
+{
+    sim_world *w = worlds;
+    while (w && strcmp(w->job, boot->job) != 0) w = w->next;
+    if (w && w->size != boot->size)
+        return PERI_HOST_FAIL(host, PERI_EMISMATCH, "sim: world '%s' has %d ranks, rank %d says %d", w->job, w->size, boot->rank, boot->size);
+    sim_group *root = NULL;
+    if (w) {
+        for (root = w->groups; root->parent;) root = root->next;
+        if (root->joined[boot->rank]) return PERI_HOST_FAIL(host, PERI_EINVAL, "sim: rank %d of world '%s' is taken", boot->rank, w->job);
+    } else {
+        w = host->alloc_zero(sizeof *w);
+        if (!w) return PERI_ENOMEM;
+        memcpy(w->job, boot->job, strlen(boot->job));
+        w->size = boot->size;
+        w->next = worlds;
+        worlds = w;
+        root = group_make(w, NULL, NULL, boot->size, 0);
+    }
+    peri_status status = root ? join(root, boot->rank, out) : PERI_ENOMEM;
+    world_trim(w);
+    return status;
+}
+
+static peri_status sim_open(peri_coll_open *boot, void **out)
+{
+    if (!boot->job || !*boot->job || strlen(boot->job) >= sizeof worlds->job)
+        return PERI_HOST_FAIL(host, PERI_EINVAL, "sim: a world needs a job name of 1..63 bytes");
+    if (boot->size < 1 || boot->size > 4096 || boot->rank < 0 || boot->rank >= boot->size)
+        return PERI_HOST_FAIL(host, PERI_EINVAL, "sim: rank %d of %d, allowed: 0 <= rank < size <= 4096", boot->rank, boot->size);
+    pthread_mutex_lock(&lock);
+    peri_status status = open_locked(boot, out);
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+static peri_status subgroup_locked(sim_member *m, const int32_t *ranks, int32_t n, uint64_t tag, void **out)
+{
+    sim_group *parent = m->group, *g = parent->world->groups;
+    const sim_group *bad = broken(parent);
+    if (bad) return PERI_HOST_FAIL(host, PERI_EPEER, "%s", bad->message);
+    while (g && g->tag != tag) g = g->next;
+    if (!g) g = group_make(parent->world, parent, ranks, n, tag);
+    if (!g) return PERI_ENOMEM;
+    int32_t self = 0;
+    while (ranks[self] != m->rank) self++;
+    for (int32_t i = 0; i < n; i++)
+        if (parent->left[ranks[i]]) g->left[i] = true;
+    return join(g, self, out);
+}
+
+static peri_status sim_subgroup(void *group, const int32_t *ranks, int32_t n, uint64_t tag, void **out)
+{
+    pthread_mutex_lock(&lock);
+    peri_status status = subgroup_locked(group, ranks, n, tag, out);
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+/* -- running an operation ------------------------------------------------------------------------------------------------------------ */
+
+static void op_fail(sim_op *op, peri_status status, const char *message)
+{
+    if (op->status != PERI_PENDING) return;
+    op->status = status;
+    snprintf(op->message, sizeof op->message, "%s", message);
+}
+
+static void group_fail(sim_group *g, peri_status status, const char *message)
+{
+    if (g->failed != PERI_OK) return;
+    g->failed = status;
+    snprintf(g->message, sizeof g->message, "%s", message);
+}
+
+/** Counts of rank @a's part for rank @b, as each of them sees it, must be the same. */
+static bool counts_agree(sim_op *op, int32_t a, int32_t b)
+{
+    const peri_coll_op *x = &op->posts[a], *y = &op->posts[b];
+    char one[160], two[160], text[PERI_MESSAGE_MAX];
+    if (x->kind != PERI_COLL_ALL_TO_ALL || x->send_counts[b] == y->recv_counts[a]) return true;
+    peri_coll_op_text(x, op->group->size, one, sizeof one);
+    peri_coll_op_text(y, op->group->size, two, sizeof two);
+    snprintf(text, sizeof text, "rank %d sends %lld elements to rank %d, which expects %lld: rank %d posted %s, rank %d %s", a,
+             (long long)x->send_counts[b], b, (long long)y->recv_counts[a], a, one, b, two);
+    group_fail(op->group, PERI_EMISMATCH, text);
+    op_fail(op, PERI_EMISMATCH, text);
+    return false;
+}
+
+static int64_t sum(const int64_t *counts, int32_t n)
+{
+    int64_t s = 0;
+    for (int32_t i = 0; i < n; i++) s += counts[i];
+    return s;
+}
+
+static void move(void *dst, int64_t at, const void *src, int64_t from, int64_t count, int64_t element)
+{
+    if (count > 0) memmove((char *)dst + at * element, (const char *)src + from * element, (size_t)(count * element));
+}
+
+/** dst = reduction over the ranks of send[at, at + count). */
+static peri_status reduce(sim_op *op, void *dst, int64_t at, int64_t count)
+{
+    int32_t n = op->group->size;
+    int64_t element = size_of(op->posts[0].dtype);
+    const void **src = host->alloc(sizeof *src * (size_t)n);
+    if (!src) return PERI_ENOMEM;
+    for (int32_t i = 0; i < n; i++) src[i] = (const char *)op->posts[i].send + at * element;
+    peri_k_reduce_args args = {.dst = dst, .src = src, .n = n, .dtype = op->posts[0].dtype, .reduce = op->posts[0].reduce};
+    if (count > 0) host->kernels()->fn[PERI_K_reduce](&args, 0, count);
+    host->free(src);
+    return PERI_OK;
+}
+
+static peri_status all_reduce(sim_op *op)
+{
+    int64_t count = op->posts[0].count, element = size_of(op->posts[0].dtype);
+    void *result = host->alloc((size_t)(count * element + 1)); /* apart: outputs may be the inputs of later ranks */
+    if (!result) return PERI_ENOMEM;
+    peri_status status = reduce(op, result, 0, count);
+    for (int32_t i = 0; status >= 0 && i < op->group->size; i++) move(op->posts[i].recv, 0, result, 0, count, element);
+    host->free(result);
+    return status;
+}
+
+static void run(sim_op *op)
+{
+    int32_t n = op->group->size;
+    int64_t element = size_of(op->posts[0].dtype);
+    peri_status status = PERI_OK;
+    for (int32_t a = 0; a < n; a++)
+        for (int32_t b = 0; b < n; b++)
+            if (!counts_agree(op, a, b)) return;
+    const peri_coll_op *first = &op->posts[0];
+    if (first->kind == PERI_COLL_ALL_REDUCE) status = all_reduce(op);
+    for (int32_t i = 0; status >= 0 && i < n; i++) {
+        const peri_coll_op *p = &op->posts[i];
+        switch (p->kind) {
+        case PERI_COLL_BROADCAST:
+            if (i != p->root) move(p->recv, 0, op->posts[p->root].recv, 0, p->count, element);
+            break;
+        case PERI_COLL_ALL_GATHER:
+            for (int32_t k = 0; k < n; k++) move(p->recv, sum(p->recv_counts, k), op->posts[k].send, 0, p->recv_counts[k], element);
+            break;
+        case PERI_COLL_REDUCE_SCATTER: status = reduce(op, p->recv, sum(p->send_counts, i), p->send_counts[i]); break;
+        case PERI_COLL_ALL_TO_ALL:
+            for (int32_t k = 0; k < n; k++)
+                move(p->recv, sum(p->recv_counts, k), op->posts[k].send, sum(op->posts[k].send_counts, i), p->recv_counts[k], element);
+            break;
+        default: break;
+        }
+    }
+    if (status < 0) op_fail(op, status, host->error_message());
+    else op->status = PERI_OK;
+}
+
+/* -- posting and testing ------------------------------------------------------------------------------------------------------------- */
+
+/** Fail an operation that waits for a member who has left. */
+static void check_left(sim_op *op)
+{
+    sim_group *g = op->group;
+    char text[PERI_MESSAGE_MAX];
+    for (int32_t i = 0; i < g->size && op->status == PERI_PENDING; i++) {
+        if (!g->left[i] || op->has[i]) continue;
+        snprintf(text, sizeof text, "rank %d has left after its operation %llu and will never post operation %llu", i,
+                 (unsigned long long)g->last[i], (unsigned long long)op->sequence);
+        op_fail(op, PERI_EPEER, text);
+    }
+}
+
+static void op_release(sim_op *op)
+{
+    if (--op->held > 0) return;
+    for (sim_op **p = &op->group->ops; *p; p = &(*p)->next)
+        if (*p == op) {
+            *p = op->next;
+            break;
+        }
+    host->free(op->has);
+    host->free(op);
+}
+
+static sim_op *op_of(sim_group *g, uint64_t sequence)
+{
+    sim_op *op = g->ops;
+    while (op && op->sequence != sequence) op = op->next;
+    if (op) return op;
+    op = host->alloc_zero(sizeof *op + sizeof *op->posts * (size_t)g->size);
+    if (!op) return NULL;
+    op->has = host->alloc_zero(sizeof *op->has * (size_t)g->size);
+    if (!op->has) {
+        host->free(op);
+        return NULL;
+    }
+    op->group = g;
+    op->sequence = sequence;
+    op->status = PERI_PENDING;
+    op->next = g->ops;
+    g->ops = op;
+    return op;
+}
+
+static void deposit(sim_op *op, int32_t rank, const peri_coll_op *posted)
+{
+    sim_group *g = op->group;
+    char one[160], two[160], text[PERI_MESSAGE_MAX];
+    int32_t other = 0;
+    while (other < g->size && !op->has[other]) other++;
+    op->posts[rank] = *posted;
+    op->has[rank] = true;
+    op->posted++;
+    if (other < g->size && op->posts[other].signature != posted->signature) {
+        peri_coll_op_text(&op->posts[other], g->size, one, sizeof one);
+        peri_coll_op_text(posted, g->size, two, sizeof two);
+        snprintf(text, sizeof text, "the ranks disagree: rank %d posted %s, rank %d posted %s", other, one, rank, two);
+        group_fail(g, PERI_EMISMATCH, text);
+        op_fail(op, PERI_EMISMATCH, text);
+    }
+    check_left(op);
+    if (op->status == PERI_PENDING && op->posted == g->size) run(op);
+}
+
+static peri_status post_locked(sim_member *m, const peri_coll_op *posted, sim_request *r)
+{
+    sim_group *g = m->group;
+    *r = (sim_request){.group = g, .rank = m->rank, .own = *posted};
+    const sim_group *bad = broken(g);
+    if (bad) return PERI_HOST_FAIL(host, bad->failed, "%s", bad->message);
+    if (host->fault(FAULT_COLL_DROP)) return PERI_OK;
+    r->stalled = host->fault(FAULT_COLL_STALL);
+    sim_op *op = op_of(g, posted->sequence);
+    if (!op) return PERI_ENOMEM;
+    if (op->has[m->rank])
+        return PERI_HOST_FAIL(host, PERI_EINTERNAL, "sim: rank %d posts operation %llu twice", m->rank, (unsigned long long)posted->sequence);
+    op->held++;
+    r->op = op;
+    if (posted->sequence > g->last[m->rank]) g->last[m->rank] = posted->sequence;
+    deposit(op, m->rank, posted);
+    return PERI_OK;
+}
+
+static peri_status sim_post(void *group, const peri_coll_op *op, void **request)
+{
+    sim_request *r = host->alloc_zero(sizeof *r);
+    if (!r) return PERI_ENOMEM;
+    pthread_mutex_lock(&lock);
+    peri_status status = post_locked(group, op, r);
+    pthread_mutex_unlock(&lock);
+    if (status < 0) host->free(r);
+    else *request = r;
+    return status;
+}
+
+static peri_status sim_test(void *request)
+{
+    sim_request *r = request;
+    pthread_mutex_lock(&lock);
+    peri_status status = r->op && !r->stalled ? r->op->status : PERI_PENDING;
+    const sim_group *bad = broken(r->group);
+    if (status < 0) PERI_HOST_FAIL(host, status, "%s", r->op->message);
+    else if (status == PERI_PENDING && bad) status = PERI_HOST_FAIL(host, bad->failed, "%s", bad->message);
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+static void sim_blame(void *request, char *text, size_t len)
+{
+    sim_request *r = request;
+    pthread_mutex_lock(&lock);
+    sim_group *g = r->group;
+    size_t used = 0;
+    int32_t missing = 0;
+    for (int32_t i = 0; i < g->size; i++) {
+        if (r->op && r->op->has[i]) continue;
+        if (missing++ < 4 && used < len)
+            used += (size_t)snprintf(text + used, len - used, "%srank %d (its last operation: %llu)", missing > 1 ? ", " : "", i,
+                                     (unsigned long long)g->last[i]);
+    }
+    if (missing > 4 && used < len) snprintf(text + used, len - used, " and %d more", missing - 4);
+    if (!missing) snprintf(text, len, "its own completion");
+    pthread_mutex_unlock(&lock);
+}
+
+static peri_status sim_drop(void *request)
+{
+    sim_request *r = request;
+    pthread_mutex_lock(&lock);
+    /* The buffers of an operation that has not run must not be used any more: it will never run. */
+    const sim_group *bad = broken(r->group);
+    if (r->op) op_fail(r->op, PERI_EPEER, bad ? bad->message : "a member gave up waiting");
+    if (r->op) op_release(r->op);
+    pthread_mutex_unlock(&lock);
+    host->free(r);
+    return PERI_OK;
+}
+
+static void sim_abort(void *group, const char *message)
+{
+    sim_member *m = group;
+    char text[PERI_MESSAGE_MAX];
+    snprintf(text, sizeof text, "rank %d gave up: %s", m->rank, message);
+    pthread_mutex_lock(&lock);
+    group_fail(m->group, PERI_EPEER, text);
+    pthread_mutex_unlock(&lock);
+}
+
+static peri_status sim_close(void *group)
+{
+    sim_member *m = group;
+    pthread_mutex_lock(&lock);
+    int32_t rank = m->group->ranks[m->rank];
+    for (sim_group *g = m->group->world->groups; g; g = g->next) {
+        const sim_group *up = g;
+        while (up && up != m->group) up = up->parent;
+        for (int32_t i = 0; up && i < g->size; i++)
+            if (g->ranks[i] == rank) g->left[i] = true;
+        for (sim_op *op = up ? g->ops : NULL; op; op = op->next) check_left(op);
+    }
+    pthread_mutex_unlock(&lock);
+    return PERI_OK;
+}
+
+static void sim_release(void *group)
+{
+    sim_member *m = group;
+    pthread_mutex_lock(&lock);
+    if (--m->group->handles == 0) {
+        sim_world *w = m->group->world;
+        group_free(m->group);
+        world_trim(w);
+    }
+    pthread_mutex_unlock(&lock);
+    host->free(m);
+}
+
+static const peri_coll_vtab vtab = {
+    .size = sizeof vtab,
+    .abi = PERI_COLL_ABI,
+    .name = "sim",
+    .takes = PERI_COLL_HOST,
+    .probe = sim_probe,
+    .open = sim_open,
+    .subgroup = sim_subgroup,
+    .post = sim_post,
+    .test = sim_test,
+    .blame = sim_blame,
+    .drop = sim_drop,
+    .abort = sim_abort,
+    .close = sim_close,
+    .release = sim_release,
+};
+
+const peri_coll_vtab *peri__sim_entry(const peri_plugin_host *lent);
+const peri_coll_vtab *peri__sim_entry(const peri_plugin_host *lent)
+{
+    host = lent;
+    return &vtab;
+}

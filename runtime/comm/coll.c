@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * coll.c: collective operations on tensors: checks, signatures, staging of device memory, deadlines.
+ *
+ * A transport that takes host memory only gets device tensors through host buffers: copy out on the comm stream (which waits for the
+ * stream of the post), post when the copy has run, copy in on the comm stream, and the stream of the post waits for that copy.
+ */
+#include "internal.h"
+
+#include <stdio.h>
+
+enum { COPY_OUT, POSTED }; /* phases of a coll_work */
+
+typedef struct coll_work {
+    peri_work base;
+    peri_coll_op op; /* counts point into this struct */
+    int32_t phase;
+    void *request;   /* the transport's; NULL when there is none */
+    peri_tensor *send, *recv; /* retained; NULL for host operations */
+    void *keep;
+    void (*keep_release)(void *keep);
+    peri__stage *stage;      /* NULL: direct */
+    peri__pinned *out, *in;  /* host buffers of send and recv */
+    int64_t out_bytes, in_bytes;
+    int64_t polled_ns, waited_ns; /* last unsuccessful test; how long tests have been waiting */
+    int64_t counts[];
+} coll_work;
+
+/** Bytes that the operation takes from this rank's buffers and puts into them. */
+static void extents(const peri_coll_op *op, int32_t rank, int32_t size, int64_t *send, int64_t *recv)
+{
+    int64_t sent = 0, received = 0, e = peri_dtype_size(op->dtype);
+    switch (op->kind) {
+    case PERI_COLL_BROADCAST: *(op->root == rank ? &sent : &received) = op->count; break;
+    case PERI_COLL_ALL_REDUCE: sent = received = op->count; break;
+    case PERI_COLL_ALL_GATHER:
+        sent = op->send_counts[0];
+        for (int32_t i = 0; i < size; i++) received += op->recv_counts[i];
+        break;
+    case PERI_COLL_REDUCE_SCATTER:
+        for (int32_t i = 0; i < size; i++) sent += op->send_counts[i];
+        received = op->send_counts[rank];
+        break;
+    case PERI_COLL_ALL_TO_ALL:
+        for (int32_t i = 0; i < size; i++) sent += op->send_counts[i], received += op->recv_counts[i];
+        break;
+    default: break;
+    }
+    *send = sent * e;
+    *recv = received * e;
+}
+
+uint64_t peri__coll_signature(const peri_coll_op *op, int32_t size)
+{
+    uint64_t h = peri__hash_mix((uint64_t)op->kind, (uint64_t)op->dtype);
+    h = peri__hash_mix(h, (uint64_t)op->count);
+    h = peri__hash_mix(h, op->tag);
+    if (op->kind == PERI_COLL_BROADCAST) h = peri__hash_mix(h, (uint64_t)op->root);
+    if (op->kind == PERI_COLL_ALL_REDUCE || op->kind == PERI_COLL_REDUCE_SCATTER) h = peri__hash_mix(h, (uint64_t)op->reduce);
+    const int64_t *same = op->kind == PERI_COLL_ALL_GATHER ? op->recv_counts : op->kind == PERI_COLL_REDUCE_SCATTER ? op->send_counts : NULL;
+    for (int32_t i = 0; same && i < size; i++) h = peri__hash_mix(h, (uint64_t)same[i]);
+    return h;
+}
+
+/* -- the recorder ------------------------------------------------------------------------------------------------------------------ */
+
+static void record_post(coll_work *w)
+{
+    peri_group *g = w->base.group;
+    peri__coll_record *r = &g->records[w->op.sequence % PERI_RECORD_MOST];
+    int64_t e = peri__max(peri_dtype_size(w->op.dtype), 1);
+    *r = (peri__coll_record){.op = w->op, .posted_ns = peri_time_ns(), .status = PERI_PENDING, .send_sum = w->out_bytes / e, .recv_sum = w->in_bytes / e};
+    r->op.send_counts = r->op.recv_counts = NULL;
+    r->op.send = r->op.recv = NULL;
+}
+
+static void record_end(coll_work *w, peri_status status)
+{
+    peri__coll_record *r = &w->base.group->records[w->op.sequence % PERI_RECORD_MOST];
+    if (r->op.sequence != w->op.sequence) return; /* 256 newer ones have passed it */
+    r->done_ns = peri_time_ns();
+    r->status = status;
+}
+
+/** The recorder's lines on stderr: what led to a timeout. */
+static void print_record(peri_group *g)
+{
+    enum { LINE = 256 };
+    size_t len = (size_t)PERI_RECORD_MOST * LINE;
+    char *text = peri__alloc(len);
+    if (!text) return;
+    peri_group_record(g, text, len);
+    peri__log(PERI_LOG_WARN, "the last operations of rank %d in group '%s':", g->rank, g->name);
+    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
+        *end = 0;
+        peri__log(PERI_LOG_WARN, "  %s", line);
+    }
+    peri__free(text);
+}
+
+/* -- stepping ---------------------------------------------------------------------------------------------------------------------- */
+
+/** Fail in words: which operation of which group on which rank. The error record holds the cause. */
+static peri_status fail(coll_work *w, peri_status status)
+{
+    peri_group *g = w->base.group;
+    char what[128];
+    peri_coll_op_text(&w->op, g->size, what, sizeof what);
+    if (w->op.sequence) record_end(w, status);
+    peri__fail(status, "rank %d of %d in group '%s', %s: %s", g->rank, g->size, g->name, what, peri_error_message());
+    return peri__group_fail(g, status);
+}
+
+static peri_status post(coll_work *w)
+{
+    peri_group *g = w->base.group;
+    peri_coll_op op = w->op;
+    if (w->stage) {
+        op.send = w->out ? w->out->data : NULL;
+        op.recv = op.kind == PERI_COLL_BROADCAST && w->out ? w->out->data : w->in->data;
+    }
+    peri_status status = peri__group_check("peri_coll", g);
+    if (status >= 0) status = g->comm->vtab->post(g->ctx, &op, &w->request);
+    if (status < 0) return fail(w, status);
+    w->phase = POSTED;
+    g->comm->events++;
+    return PERI_OK;
+}
+
+/** The transport has the result in the host buffer: queue its copy to the device. */
+static peri_status copy_in(coll_work *w)
+{
+    peri_tensor *t = w->recv;
+    peri_device *device = w->stage->device;
+    if (w->in_bytes > 0) {
+        PERI_TRY(device->vtab->copy(device->ctx, w->stage->stream->ctx, peri__data(t), w->in->data, w->in_bytes, PERI_COPY_H2D_PINNED));
+        PERI_TRY(peri_event_record(w->in->event, w->stage->stream));
+        PERI_TRY(peri_stream_wait(w->base.stream, w->in->event));
+        /* The tensor may be released as soon as the work is done: its home must know of the copy too. */
+        if (t->storage->home != w->base.stream) PERI_TRY(peri_stream_wait(t->storage->home, w->in->event));
+    }
+    peri__stage_put(w->stage, w->in, w->in_bytes > 0);
+    w->in = NULL;
+    return PERI_OK;
+}
+
+static peri_status overdue(coll_work *w)
+{
+    peri_group *g = w->base.group;
+    int64_t now = peri_time_ns(), gap = now - w->polled_ns;
+    /* Time in which nobody tested is not waiting; it counts for an eighth of the deadline at most. */
+    if (w->polled_ns) w->waited_ns += peri__min(gap, g->timeout_ns / 8 + 1);
+    w->polled_ns = now;
+    if (w->waited_ns < g->timeout_ns && !w->base.expired) return PERI_PENDING;
+    char whom[256] = "";
+    g->comm->vtab->blame(w->request, whom, sizeof whom);
+    print_record(g);
+    if (w->base.expired) return fail(w, peri__fail(PERI_ETIMEOUT, "nothing can happen any more: waiting for %s", whom));
+    return fail(w, peri__fail(PERI_ETIMEOUT, "no end after %.3g s: waiting for %s", (double)g->timeout_ns * 1e-9, whom));
+}
+
+static peri_status coll_step(peri_work *base)
+{
+    coll_work *w = (coll_work *)base;
+    peri__comm *comm = base->group->comm;
+    if (w->phase == COPY_OUT) {
+        peri_status status = w->out ? peri_event_query(w->out->event) : PERI_OK;
+        if (status < 0) return fail(w, status);
+        comm->events++; /* a device that has not finished yet will: polling it is a step forward */
+        if (status == PERI_PENDING) return PERI_PENDING;
+        PERI_TRY(post(w));
+    }
+    peri_status status = comm->vtab->test(w->request);
+    if (status == PERI_PENDING) return overdue(w);
+    if (status >= 0 && w->stage) status = copy_in(w);
+    if (status < 0) return fail(w, status);
+    record_end(w, PERI_OK);
+    return PERI_OK;
+}
+
+static peri_status coll_settle(peri_work *base)
+{
+    coll_work *w = (coll_work *)base;
+    if (w->request && base->group->comm->vtab->drop(w->request) == PERI_PENDING) return PERI_PENDING;
+    w->request = NULL;
+    if (w->stage) {
+        /* A failed work's copy out may still be running. */
+        peri__stage_put(w->stage, w->out, base->status < 0);
+        peri__stage_put(w->stage, w->in, false);
+    }
+    w->out = w->in = NULL;
+    peri_tensor_release(w->send);
+    peri_tensor_release(w->recv);
+    w->send = w->recv = NULL;
+    if (w->keep_release) w->keep_release(w->keep);
+    w->keep_release = NULL;
+    return PERI_OK;
+}
+
+static const peri__work_vtab coll_vtab = {.name = "coll", .step = coll_step, .settle = coll_settle};
+
+/* -- making ---------------------------------------------------------------------------------------------------------------------- */
+
+/** Queue the copies of @send to host memory and get room for @recv. */
+static peri_status copy_out(coll_work *w)
+{
+    peri__stage *stage;
+    peri_device *device = w->base.device;
+    PERI_TRY(peri__stage_of(w->base.group->comm, device, &stage));
+    w->stage = stage;
+    PERI_TRY(peri__stage_get(stage, peri__max(w->in_bytes, 1), &w->in));
+    /* Also when nothing is copied out: the copy in must come after what the post's stream still does with the output. */
+    PERI_TRY(peri_event_record(w->in->event, w->base.stream));
+    PERI_TRY(peri_stream_wait(stage->stream, w->in->event));
+    if (w->out_bytes == 0) return PERI_OK;
+    PERI_TRY(peri__stage_get(stage, w->out_bytes, &w->out));
+    const peri_tensor *from = w->send ? w->send : w->recv;
+    PERI_TRY(device->vtab->copy(device->ctx, stage->stream->ctx, w->out->data, peri__data(from), w->out_bytes, PERI_COPY_D2H));
+    PERI_TRY(peri_event_record(w->out->event, stage->stream));
+    if (from->storage->home != w->base.stream) PERI_TRY(peri_stream_wait(from->storage->home, w->out->event));
+    return PERI_OK;
+}
+
+/** Make the work of @op: copies counts, takes a number, retains tensors. */
+static peri_status coll_new(peri_group *g, const peri_coll_op *op, peri_tensor *send, peri_tensor *recv, coll_work **out)
+{
+    int32_t n = g->size;
+    if (!g->records) {
+        g->records = peri__alloc_zero(sizeof *g->records * PERI_RECORD_MOST);
+        if (!g->records) return PERI_ENOMEM;
+    }
+    peri_tensor *any = recv ? recv : send;
+    peri_work *base;
+    PERI_TRY(peri__work_new(sizeof(coll_work) + sizeof(int64_t) * 2 * (size_t)n, &coll_vtab, g, any ? peri__device(any) : NULL, &base));
+    coll_work *w = (coll_work *)base;
+    w->op = *op;
+    if (op->send_counts) {
+        memcpy(w->counts, op->send_counts, sizeof(int64_t) * (size_t)(op->kind == PERI_COLL_ALL_GATHER ? 1 : n));
+        w->op.send_counts = w->counts;
+    }
+    if (op->recv_counts) {
+        memcpy(w->counts + n, op->recv_counts, sizeof(int64_t) * (size_t)n);
+        w->op.recv_counts = w->counts + n;
+    }
+    extents(&w->op, g->rank, n, &w->out_bytes, &w->in_bytes);
+    if (!w->op.sequence) w->op.sequence = peri__group_reserve(g, 1);
+    w->op.signature = peri__coll_signature(&w->op, n);
+    if (send) peri_tensor_retain(send);
+    if (recv) peri_tensor_retain(recv);
+    w->send = send;
+    w->recv = recv;
+    record_post(w);
+    *out = w;
+    return PERI_OK;
+}
+
+/** Hand the work out, or end it with @status. */
+static peri_status finish(coll_work *w, peri_status status, peri_work **out)
+{
+    if (status < 0) {
+        peri__work_cancel(&w->base, status);
+        peri_work_release(&w->base);
+        return status;
+    }
+    *out = &w->base;
+    return PERI_OK;
+}
+
+peri_status peri__coll_post_host(peri_group *group, const peri_coll_op *op, void *keep, void (*keep_release)(void *keep), peri_work **out)
+{
+    coll_work *w = NULL;
+    peri_status status = peri__group_check("peri_coll", group);
+    if (status >= 0) status = coll_new(group, op, NULL, NULL, &w);
+    if (status < 0) {
+        if (group && op->sequence) peri__group_fail(group, status);
+        if (keep_release) keep_release(keep);
+        return status;
+    }
+    w->keep = keep;
+    w->keep_release = keep_release;
+    return finish(w, post(w), out);
+}
+
+/** A group of one: copy on the device. */
+static peri_status alone(peri_group *g, const peri_coll_op *op, peri_tensor *send, peri_tensor *recv, peri_work **out)
+{
+    if (!op->sequence) peri__group_reserve(g, 1);
+    if (send && recv && peri__data(send) != peri__data(recv))
+        PERI_TRY(peri__copy(peri__device(recv), peri__data(recv), peri__data(send), peri__numel(recv) * peri_dtype_size(recv->dtype), PERI_COPY_D2D));
+    return peri__work_done(g, recv ? peri__device(recv) : NULL, out);
+}
+
+peri_status peri__coll_post(peri_group *group, const peri_coll_op *op, peri_tensor *send, peri_tensor *recv, peri_work **out)
+{
+    PERI_TRY(peri__group_check("peri_coll", group));
+    peri_tensor *any = recv ? recv : send;
+    bool direct = !any || peri__stage_direct(group->comm, peri__device(any));
+    if (!direct && group->size == 1) return alone(group, op, send, recv, out);
+    coll_work *w;
+    peri_status status = coll_new(group, op, send, recv, &w);
+    if (status < 0) {
+        if (op->sequence) peri__group_fail(group, status);
+        return status;
+    }
+    if (direct) {
+        w->op.send = send ? peri__data(send) : NULL;
+        w->op.recv = recv ? peri__data(recv) : NULL;
+        if (op->kind == PERI_COLL_ALL_REDUCE && !send) w->op.send = w->op.recv;
+        return finish(w, post(w), out);
+    }
+    status = copy_out(w);
+    if (status < 0) status = fail(w, status);
+    return finish(w, status, out);
+}

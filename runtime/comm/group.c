@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * group.c: joining a world, making groups from explicit rank lists, health, the recorder.
+ */
+#include "internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/** How often this rank made a group of one (member list, name) from one parent: part of the group's tag, so that the k-th group of a
+ *  list meets the k-th of the other members. */
+struct peri__birth {
+    struct peri__birth *next;
+    uint64_t key;
+    uint64_t count;
+};
+
+/* -- worlds ---------------------------------------------------------------------------------------------------------------------- */
+
+bool peri_comm_probe(const char *name, char *reason, size_t len)
+{
+    const peri_coll_vtab *vtab;
+    char why[256] = "";
+    bool ok = name && peri__plugin_coll(name, &vtab) >= 0;
+    if (!name) snprintf(why, sizeof why, "no name");
+    else if (!ok) snprintf(why, sizeof why, "%.250s", peri_error_message());
+    else ok = vtab->probe(why, sizeof why) >= 0;
+    if (reason && len) snprintf(reason, len, "%s", why);
+    return ok;
+}
+
+/** mpi when it can run and several ranks were launched, else self. */
+static peri_status choose(const char *name, const peri_coll_vtab **out)
+{
+    char reason[256] = "";
+    if (name && *name && strcmp(name, "auto") != 0) {
+        PERI_TRY(peri__plugin_coll(name, out));
+        if ((*out)->probe(reason, sizeof reason) < 0)
+            return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: transport '%s' cannot be used here: %s", name, reason);
+        return PERI_OK;
+    }
+    /* Loading the plugin costs tens of milliseconds: look for a launcher first. */
+    static const char *const launchers[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS", NULL};
+    bool launched = false;
+    for (const char *const *l = launchers; *l; l++) launched = launched || getenv(*l);
+    const peri_coll_vtab *mpi = NULL;
+    if (launched && peri__plugin_coll("mpi", &mpi) >= 0 && mpi->probe(reason, sizeof reason) >= 0 && mpi->launched && mpi->launched() > 1) {
+        *out = mpi;
+        return PERI_OK;
+    }
+    const char *size = getenv("OMPI_COMM_WORLD_SIZE");
+    if (size && atoi(size) > 1) /* several ranks that do not know of each other would each train alone: never silently */
+        return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: launched as one of %s ranks, but transport 'mpi' cannot be used: %s", size,
+                          reason[0] ? reason : peri_error_message());
+    return peri__plugin_coll("self", out);
+}
+
+static peri_status timeout_of(double seconds, int64_t *out)
+{
+    if (seconds == 0) {
+        const char *text = getenv("PERI_COMM_TIMEOUT_S");
+        seconds = text ? atof(text) : 300;
+        if (!(seconds > 0)) return peri__fail(PERI_EINVAL, "peri_comm_open: PERI_COMM_TIMEOUT_S is '%s', allowed: numbers above 0", text);
+    }
+    if (!(seconds > 0 && seconds <= 1e9)) return peri__fail(PERI_EINVAL, "peri_comm_open: a timeout of %g s, allowed: above 0 to 1e9", seconds);
+    *out = (int64_t)(seconds * 1e9);
+    return PERI_OK;
+}
+
+void peri__comm_release(peri__comm *comm)
+{
+    if (!comm || !peri__refs_drop(&comm->refs)) return;
+    for (int i = 0; i < PERI_COMM_DEVICES; i++) peri__stage_fini(&comm->stages[i]);
+    peri__free(comm->node);
+    peri__free(comm);
+}
+
+/** A group object; takes over nothing on failure. */
+static peri_status group_make(peri__comm *comm, peri_group *parent, const int32_t *ranks, int32_t n, const char *name, peri_group **out)
+{
+    peri_group *g = peri__alloc_zero(sizeof *g);
+    int32_t *copy = peri__alloc(sizeof *copy * (size_t)n);
+    if (!g || !copy) {
+        peri__free(g);
+        peri__free(copy);
+        return PERI_ENOMEM;
+    }
+    peri__refs_init(&g->refs);
+    g->rank = -1;
+    g->size = n;
+    g->ranks = copy;
+    for (int32_t i = 0; i < n; i++) {
+        copy[i] = parent ? parent->ranks[ranks[i]] : i;
+        if (copy[i] == comm->rank) g->rank = i;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        if (comm->node[copy[i]] != comm->node[comm->rank]) continue;
+        if (i < g->rank) g->local_rank++;
+        g->local_size++;
+    }
+    snprintf(g->name, sizeof g->name, "%s", name);
+    g->timeout_ns = parent ? parent->timeout_ns : 0;
+    g->comm = comm;
+    peri__refs_add(&comm->refs);
+    if (parent) peri_group_retain(parent);
+    g->parent = parent;
+    peri__object_count(1);
+    *out = g;
+    return PERI_OK;
+}
+
+static peri_status set_nodes(peri__comm *comm, void *ctx, int32_t local_size)
+{
+    comm->node = peri__alloc_zero(sizeof *comm->node * (size_t)comm->size);
+    if (!comm->node) return PERI_ENOMEM;
+    if (local_size < 0 || (local_size > 0 && comm->size % local_size != 0))
+        return peri__fail(PERI_EINVAL, "peri_comm_open: nodes of %d ranks in a world of %d, allowed: divisors of it", local_size, comm->size);
+    for (int32_t i = 0; i < comm->size; i++) comm->node[i] = local_size ? i / local_size : comm->vtab->node ? comm->vtab->node(ctx, i) : 0;
+    return PERI_OK;
+}
+
+peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
+{
+    peri_comm_config config = {0};
+    if (given) config = *given;
+    int64_t timeout = 0;
+    PERI_TRY(timeout_of(config.timeout_s, &timeout));
+    const peri_coll_vtab *vtab;
+    PERI_TRY(choose(config.transport, &vtab));
+    peri__comm *comm = peri__alloc_zero(sizeof *comm);
+    if (!comm) return PERI_ENOMEM;
+    peri__refs_init(&comm->refs);
+    comm->vtab = vtab;
+    peri_group *world = NULL;
+    void *ctx = NULL;
+    peri_coll_open boot = {.job = config.job, .rank = config.size ? config.rank : -1, .size = config.size, .timeout_ns = timeout};
+    peri_status status = vtab->open(&boot, &ctx);
+    if (status < 0) goto out;
+    comm->rank = boot.rank;
+    comm->size = boot.size;
+    PERI_TRY_GOTO(set_nodes(comm, ctx, config.local_size), out);
+    PERI_TRY_GOTO(group_make(comm, NULL, NULL, boot.size, "world", &world), out);
+    world->ctx = ctx;
+    world->tag = peri__hash_text("world");
+    world->timeout_ns = timeout;
+    if (boot.size > 1 && strcmp(vtab->name, "sim") != 0) peri__log_rank_set(boot.rank);
+    *out = world;
+    ctx = NULL;
+out:
+    if (ctx) {
+        vtab->abort(ctx, peri_error_message());
+        vtab->release(ctx);
+    }
+    peri__comm_release(comm);
+    return status;
+}
+
+/* -- groups ------------------------------------------------------------------------------------------------------------------------ */
+
+static peri_status check_ranks(peri_group *parent, const int32_t *ranks, int32_t n, const char *name)
+{
+    if (n < 1 || n > parent->size)
+        return peri__fail(PERI_EINVAL, "peri_group_new: %d ranks for group '%.40s', allowed: 1..%d", n, name, parent->size);
+    for (int32_t i = 0; i < n; i++) {
+        if (ranks[i] < 0 || ranks[i] >= parent->size)
+            return peri__fail(PERI_EINVAL, "peri_group_new: rank %d for group '%.40s', allowed: 0..%d", ranks[i], name, parent->size - 1);
+        for (int32_t k = 0; k < i; k++)
+            if (ranks[k] == ranks[i]) return peri__fail(PERI_EINVAL, "peri_group_new: rank %d twice for group '%.40s'", ranks[i], name);
+    }
+    return PERI_OK;
+}
+
+/** Tag of the next group of this list and name. */
+static peri_status next_tag(peri_group *parent, const int32_t *ranks, int32_t n, const char *name, uint64_t *tag)
+{
+    uint64_t key = peri__hash_mix(peri__hash_text(name), (uint64_t)n);
+    for (int32_t i = 0; i < n; i++) key = peri__hash_mix(key, (uint64_t)ranks[i]);
+    struct peri__birth *b = parent->births;
+    while (b && b->key != key) b = b->next;
+    if (!b) {
+        b = peri__alloc_zero(sizeof *b);
+        if (!b) return PERI_ENOMEM;
+        b->key = key;
+        b->next = parent->births;
+        parent->births = b;
+    }
+    *tag = peri__hash_mix(peri__hash_mix(parent->tag, key), ++b->count);
+    return PERI_OK;
+}
+
+peri_status peri_group_new(peri_group *parent, const int32_t *ranks, int32_t n, const char *name, peri_group **out)
+{
+    if (!name || !*name) return peri__fail(PERI_EINVAL, "peri_group_new: a group needs a name");
+    PERI_TRY(peri__group_check("peri_group_new", parent));
+    PERI_TRY(check_ranks(parent, ranks, n, name));
+    bool member = false;
+    for (int32_t i = 0; i < n; i++) member = member || ranks[i] == parent->rank;
+    if (!member) {
+        *out = NULL;
+        return PERI_OK;
+    }
+    peri_group *g;
+    uint64_t tag;
+    PERI_TRY(next_tag(parent, ranks, n, name, &tag));
+    PERI_TRY(group_make(parent->comm, parent, ranks, n, name, &g));
+    g->tag = tag;
+    peri_status status = parent->comm->vtab->subgroup(parent->ctx, ranks, n, tag, &g->ctx);
+    if (status < 0) {
+        peri_group_release(g);
+        return status;
+    }
+    *out = g;
+    return PERI_OK;
+}
+
+peri_status peri_group_intra_node(peri_group *parent, peri_group **out)
+{
+    const peri__comm *comm = parent->comm;
+    char name[PERI_GROUP_NAME];
+    int32_t n = 0, *ranks = peri__alloc(sizeof *ranks * (size_t)parent->size), node = comm->node[comm->rank];
+    if (!ranks) return PERI_ENOMEM;
+    for (int32_t i = 0; i < parent->size; i++)
+        if (comm->node[parent->ranks[i]] == node) ranks[n++] = i;
+    snprintf(name, sizeof name, "%.24s/node %d", parent->name, node);
+    peri_status status = peri_group_new(parent, ranks, n, name, out);
+    peri__free(ranks);
+    return status;
+}
+
+peri_status peri_group_cross_node(peri_group *parent, peri_group **out)
+{
+    const peri__comm *comm = parent->comm;
+    char name[PERI_GROUP_NAME];
+    peri_status status = PERI_OK;
+    int32_t n = 0, *ranks = peri__alloc(sizeof *ranks * (size_t)parent->size);
+    if (!ranks) return PERI_ENOMEM;
+    for (int32_t i = 0; i < parent->size; i++) {
+        int32_t node = comm->node[parent->ranks[i]], place = 0, count = 0;
+        for (int32_t k = 0; k < parent->size; k++) {
+            if (comm->node[parent->ranks[k]] != node) continue;
+            place += k < i;
+            count++;
+        }
+        if (count != parent->local_size) {
+            status = peri__fail(PERI_EINVAL, "peri_group_cross_node: node %d holds %d ranks of group '%s' and node %d holds %d, allowed: equal numbers",
+                                comm->node[comm->rank], parent->local_size, parent->name, node, count);
+            goto out;
+        }
+        if (place == parent->local_rank) ranks[n++] = i;
+    }
+    snprintf(name, sizeof name, "%.24s/cross %d", parent->name, parent->local_rank);
+    status = peri_group_new(parent, ranks, n, name, out);
+out:
+    peri__free(ranks);
+    return status;
+}
+
+void peri_group_retain(peri_group *group) { peri__refs_add(&group->refs); }
+
+void peri_group_release(peri_group *group)
+{
+    while (group && peri__refs_drop(&group->refs)) {
+        peri_group *parent = group->parent;
+        if (group->ctx) group->comm->vtab->release(group->ctx);
+        while (group->births) {
+            struct peri__birth *b = group->births;
+            group->births = b->next;
+            peri__free(b);
+        }
+        peri__comm_release(group->comm);
+        peri__free(group->ranks);
+        peri__free(group->records);
+        peri__free(group->failure);
+        peri__object_count(-1);
+        peri__free(group);
+        group = parent;
+    }
+}
+
+/** Unfinished works of the group and of groups made from it. */
+static int64_t pending_in(const peri_group *group)
+{
+    int64_t n = 0;
+    for (const peri_work *w = group->comm->first; w; w = w->next) {
+        const peri_group *g = w->group;
+        while (g && g != group) g = g->parent;
+        n += g && w->status == PERI_PENDING;
+    }
+    return n;
+}
+
+peri_status peri_group_close(peri_group *group)
+{
+    peri__comm *comm = group->comm;
+    for (peri_group *g = group; g; g = g->parent)
+        if (g->closed) {
+            group->closed = true;
+            return PERI_OK;
+        }
+    peri__comm_progress(comm);
+    int64_t pending = pending_in(group);
+    if (pending > 0 && peri__group_check("peri_group_close", group) == PERI_OK)
+        return peri__fail(PERI_EINVAL, "peri_group_close: %lld operations of this rank in group '%s' are in flight; wait for them first",
+                          (long long)pending, group->name);
+    for (int i = 0; !group->parent && i < PERI_COMM_DEVICES; i++) peri__stage_sweep(&comm->stages[i], true);
+    group->closed = true;
+    return comm->vtab->close(group->ctx);
+}
+
+/* -- asking ---------------------------------------------------------------------------------------------------------------------- */
+
+int32_t peri_group_rank(const peri_group *group) { return group->rank; }
+int32_t peri_group_size(const peri_group *group) { return group->size; }
+int32_t peri_group_local_rank(const peri_group *group) { return group->local_rank; }
+int32_t peri_group_local_size(const peri_group *group) { return group->local_size; }
+int32_t peri_group_global_rank(const peri_group *group, int32_t rank) { return rank >= 0 && rank < group->size ? group->ranks[rank] : -1; }
+const char *peri_group_name(const peri_group *group) { return group->name; }
+const char *peri_group_transport(const peri_group *group) { return group->comm->vtab->name; }
+double peri_group_timeout(const peri_group *group) { return (double)group->timeout_ns * 1e-9; }
+int64_t peri_group_pending(const peri_group *group) { return group->comm->pending; }
+
+int32_t peri_group_node(const peri_group *group, int32_t rank)
+{
+    int32_t global = peri_group_global_rank(group, rank);
+    return global < 0 ? -1 : group->comm->node[global];
+}
+
+peri_status peri_group_timeout_set(peri_group *group, double seconds)
+{
+    if (!(seconds > 0 && seconds <= 1e9))
+        return peri__fail(PERI_EINVAL, "peri_group_timeout_set: %g s, allowed: above 0 to 1e9", seconds);
+    group->timeout_ns = (int64_t)(seconds * 1e9);
+    return PERI_OK;
+}
+
+void peri_group_expire(peri_group *group)
+{
+    for (peri_work *w = group->comm->first; w; w = w->next) w->expired = true;
+}
+
+int64_t peri_group_progress(peri_group *group)
+{
+    peri__comm_progress(group->comm);
+    return group->comm->events;
+}
+
+/* -- health ---------------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__group_check(const char *function, peri_group *group)
+{
+    if (!group) return peri__fail(PERI_EINVAL, "%s: no group (is this rank a member?)", function);
+    for (const peri_group *g = group; g; g = g->parent) {
+        if (g->failed != PERI_OK)
+            return peri__fail(PERI_EABORTED, "%s: group '%s' was given up: %s", function, g->name, g->failure ? g->failure : "");
+        if (g->closed) return peri__fail(PERI_ECLOSED, "%s: group '%s' was closed", function, g->name);
+    }
+    return PERI_OK;
+}
+
+peri_status peri_group_healthy(peri_group *group) { return peri__group_check("peri_group_healthy", group); }
+
+peri_status peri__group_fail(peri_group *group, peri_status status)
+{
+    if (group->failed == PERI_OK) {
+        group->failed = status;
+        group->failure = peri__strdup(peri_error_message());
+        if (!group->closed) group->comm->vtab->abort(group->ctx, group->failure ? group->failure : peri_status_text(status));
+    }
+    return status;
+}
+
+void peri_group_abort(peri_group *group, const char *message)
+{
+    peri__group_fail(group, peri__fail(PERI_EABORTED, "%s", message && *message ? message : "aborted"));
+}
+
+uint64_t peri__group_reserve(peri_group *group, int32_t n)
+{
+    uint64_t first = group->sequence + 1;
+    group->sequence += (uint64_t)n;
+    return first;
+}
+
+/* -- the recorder ------------------------------------------------------------------------------------------------------------------ */
+
+void peri_group_record(const peri_group *group, char *text, size_t len)
+{
+    if (!len) return;
+    size_t used = 0;
+    text[0] = 0;
+    if (!group->records) return;
+    int64_t now = peri_time_ns();
+    uint64_t first = group->sequence > PERI_RECORD_MOST ? group->sequence - PERI_RECORD_MOST + 1 : 1;
+    for (uint64_t s = first; s <= group->sequence && used + 1 < len; s++) {
+        const peri__coll_record *r = &group->records[s % PERI_RECORD_MOST];
+        char what[160];
+        if (r->op.sequence != s) { /* reserved, not posted yet */
+            used += (size_t)snprintf(text + used, len - used, "operation %llu: not posted yet\n", (unsigned long long)s);
+            continue;
+        }
+        peri_coll_op_text(&r->op, group->size, what, sizeof what);
+        if (r->send_sum || r->recv_sum) {
+            size_t n = strlen(what);
+            snprintf(what + n, sizeof what - n, ", %lld out, %lld in", (long long)r->send_sum, (long long)r->recv_sum);
+        }
+        used += (size_t)snprintf(text + used, len - used, "%s, posted %.3f s ago, %s", what, (double)(now - r->posted_ns) * 1e-9,
+                                 r->done_ns == 0 ? "pending\n" : r->status == PERI_OK ? "" : peri_status_name(r->status));
+        if (r->done_ns && used + 1 < len)
+            used += (size_t)snprintf(text + used, len - used, r->status == PERI_OK ? "done after %.6f s\n" : " after %.6f s\n",
+                                     (double)(r->done_ns - r->posted_ns) * 1e-9);
+    }
+}

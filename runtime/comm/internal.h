@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * comm/internal.h (L3): groups and works from the inside: what the layers above use to build protocols of several phases that are works
+ * themselves.
+ *
+ * How to write one: embed peri_work as the first member, make it with peri__work_new, and give it a step function that advances as far
+ * as it can and returns PERI_PENDING until it is done. A phase that exchanges something makes an inner work and tests it in step.
+ * Operations are numbered per group, and numbers must be taken in the same order on all ranks although later phases are posted at
+ * times that differ between ranks. So a protocol takes the numbers of all its phases when it is made (peri__group_reserve) and hands
+ * them to its posts.
+ */
+#ifndef PERI_COMM_INTERNAL_H
+#define PERI_COMM_INTERNAL_H
+
+#include "../tensor/internal.h"
+
+#include <perilune/comm.h>
+
+enum { PERI_RECORD_MOST = 256, PERI_GROUP_NAME = 48, PERI_COMM_DEVICES = 8 };
+
+/* -- works ------------------------------------------------------------------------------------------------------------------------ */
+
+typedef struct peri__comm peri__comm;
+
+typedef struct peri__work_vtab {
+    const char *name;
+    /* Advance as far as possible without blocking: PERI_OK (done), PERI_PENDING (call again) or an error (recorded with peri__fail). Never
+     * called again after OK or an error. Runs with the work's stream as the current one. */
+    peri_status (*step)(peri_work *work);
+    /* Release everything the work holds. Local; runs once, when the last reference is gone, and not while it is pending. (optional) */
+    void (*fini)(peri_work *work);
+    /* After OK or an error: give up what is needed for progress only, such as requests. PERI_PENDING: not possible yet, call again;
+     * the work lives on until it is. (optional) */
+    peri_status (*settle)(peri_work *work);
+} peri__work_vtab;
+
+struct peri_work {
+    peri__refs refs;              /* one of them is the list's while the work is in flight */
+    const peri__work_vtab *vtab;
+    peri_group *group;            /* retained */
+    peri_status status;           /* PERI_PENDING until the step said otherwise */
+    bool stepping, listed;        /* its step is running (it may not test itself); in the list of the world */
+    bool expired;                 /* its deadline counts as passed (peri_group_expire) */
+    char *message;                /* of the failure */
+    peri_device *device;          /* NULL: host only; else results are ordered on `stream` */
+    peri_stream *stream;          /* current one of `device` when the work was made (retained); its steps queue there */
+    peri_event *joined;           /* joins other consumers' streams (made when needed) */
+    peri_work *previous, *next;   /* in flight, in the order of making */
+};
+
+/** A new work of @size bytes (zeroed, a peri_work first) of @group, in flight at once. @device: where its results are, NULL for none.
+ *  @out new: one reference for the caller beside the list's own. */
+peri_status peri__work_new(size_t size, const peri__work_vtab *vtab, peri_group *group, peri_device *device, peri_work **out);
+/** End a work that its maker could not finish making: never stepped again, @status (an error) sticks. The caller still releases it. */
+void peri__work_cancel(peri_work *work, peri_status status);
+/** A work that is complete already, its results (if any) ordered on the current stream of @device. @out new. */
+peri_status peri__work_done(peri_group *group, peri_device *device, peri_work **out);
+
+/* -- groups ----------------------------------------------------------------------------------------------------------------------- */
+
+/** One line of the recorder. */
+typedef struct peri__coll_record {
+    peri_coll_op op;          /* its pointers are not used, except for their being NULL */
+    int64_t send_sum, recv_sum; /* elements */
+    int64_t posted_ns, done_ns; /* 0: not yet */
+    peri_status status;
+} peri__coll_record;
+
+struct peri_group {
+    peri__refs refs;
+    peri__comm *comm;   /* retained */
+    peri_group *parent; /* retained; NULL for the world */
+    void *ctx;          /* the transport's */
+    char name[PERI_GROUP_NAME];
+    uint64_t tag;       /* equal on all members, distinct among the groups of a world */
+    int32_t rank, size, local_rank, local_size;
+    int32_t *ranks;     /* size: rank in the world */
+    uint64_t sequence;  /* operations numbered so far */
+    int64_t timeout_ns;
+    bool closed;
+    peri_status failed; /* PERI_OK while healthy; first failure wins */
+    char *failure;      /* its message */
+    peri__coll_record *records; /* ring of PERI_RECORD_MOST, by sequence; made at the first operation */
+    struct peri__birth *births; /* how often groups were made from this one, by (ranks, name) */
+};
+
+/** Take the numbers of the next @n operations of the group; returns the first. Every rank must reserve the same in the same order. */
+uint64_t peri__group_reserve(peri_group *group, int32_t n);
+/** PERI_OK, or PERI_EABORTED / PERI_ECLOSED in the name of @function. */
+peri_status peri__group_check(const char *function, peri_group *group);
+/** Poison the group with this thread's error record (and tell the other ranks); returns @status, which must be an error. */
+peri_status peri__group_fail(peri_group *group, peri_status status);
+
+/** Hash over what all ranks must agree on. */
+uint64_t peri__coll_signature(const peri_coll_op *op, int32_t size);
+
+/** Post an operation on HOST buffers: @op is copied with its count arrays (int64[size]), buffers are borrowed until complete;
+ *  op->sequence: a reserved number, or 0 to take the next. signature is computed. On failure nothing is posted; if a number had been
+ *  taken the group is poisoned.
+ *  @keep_release(@keep) runs when the transport is done with the buffers (NULL: nothing to do); also when this call fails. @out new. */
+peri_status peri__coll_post_host(peri_group *group, const peri_coll_op *op, void *keep, void (*keep_release)(void *keep), peri_work **out);
+
+/** Post an operation on tensors of any device: op->send, recv are ignored, the tensors' elements are used (contiguous; NULL where the
+ *  kind has none; retained until complete). Otherwise as peri__coll_post_host. */
+peri_status peri__coll_post(peri_group *group, const peri_coll_op *op, peri_tensor *send, peri_tensor *recv, peri_work **out);
+
+/* -- the world of one rank ---------------------------------------------------------------------------------------------------------- */
+
+/** Host memory that takes part in queued copies; kept for reuse. */
+typedef struct peri__pinned {
+    struct peri__pinned *next;
+    peri_event *event; /* copies that use it are done when this is reached */
+    char *data;
+    int64_t bytes;
+} peri__pinned;
+
+/** What a world keeps per device whose memory its transport cannot take. */
+typedef struct peri__stage {
+    peri_device *device;
+    peri_stream *stream;      /* of the copies */
+    peri__pinned *free;       /* not in use */
+    peri__pinned *retiring;   /* in use by a copy to the device; `event` says when it is done */
+    int64_t free_bytes;
+} peri__stage;
+
+struct peri__comm {
+    peri__refs refs;
+    const peri_coll_vtab *vtab;
+    int32_t rank, size;
+    int32_t *node;            /* size: node of each rank */
+    peri_work *first, *last;  /* in flight, and ended ones that still have to settle */
+    peri_work *cursor;        /* the next one that peri__comm_progress visits */
+    int64_t pending;          /* works in flight that have not ended */
+    int64_t events;           /* steps forward so far */
+    bool stepping;
+    peri__stage stages[PERI_COMM_DEVICES];
+};
+
+/** Step every work in flight once. */
+void peri__comm_progress(peri__comm *comm);
+void peri__comm_release(peri__comm *comm);
+
+/** True when the transport can use tensors of @device where they are. */
+bool peri__stage_direct(const peri__comm *comm, const peri_device *device);
+peri_status peri__stage_of(peri__comm *comm, peri_device *device, peri__stage **out);
+peri_status peri__stage_get(peri__stage *stage, int64_t bytes, peri__pinned **out);
+/** Give a buffer back; @retire: when its event is reached, else at once. */
+void peri__stage_put(peri__stage *stage, peri__pinned *buffer, bool retire);
+/** Look which retiring buffers are free; @block waits for all. */
+void peri__stage_sweep(peri__stage *stage, bool block);
+void peri__stage_fini(peri__stage *stage);
+
+#endif

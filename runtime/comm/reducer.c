@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * reducer.c: data-parallel gradients: averaged over a group in buckets that travel while the backward pass goes on.
+ *
+ * Gradients become ready roughly from the last parameter to the first, so buckets are filled in that order, and bucket k is posted when
+ * it is complete and k-1 was posted: the same order on every rank, whatever the order in which its gradients became ready. The
+ * buckets travel on a group of their own, because other exchanges of the pass may be posted before or after a bucket on different ranks.
+ */
+#include "internal.h"
+
+#include <stdio.h>
+
+enum { DEFAULT_BYTES = 25 << 20, GRAIN = 1 << 15 };
+
+struct bucket;
+
+/** One parameter. */
+typedef struct entry {
+    peri_reducer *reducer;
+    peri_tensor *leaf, *view; /* retained; view: its place in the bucket, with its shape */
+    int64_t bucket;
+    bool ready;               /* its gradient is in the bucket */
+} entry;
+
+typedef struct bucket {
+    peri_tensor *flat;
+    peri_work *work;
+    int64_t missing, count;   /* gradients that are not there yet, of how many */
+} bucket;
+
+struct peri_reducer {
+    peri__refs refs;
+    peri_group *group;    /* own; NULL in a world of one */
+    int64_t n, buckets, posted, done; /* done: parameters written back */
+    entry *entries;       /* in the order of the buckets: the last parameter first */
+    bucket *bucket;
+    bool off, finishing;
+    peri_status failed;   /* of a callback, which cannot return it */
+    char failure[PERI_MESSAGE_MAX];
+};
+
+static peri_status remember(peri_reducer *r, peri_status status)
+{
+    if (status < 0 && r->failed == PERI_OK) {
+        r->failed = status;
+        snprintf(r->failure, sizeof r->failure, "%s", peri_error_message());
+    }
+    return status;
+}
+
+/** Put a parameter's gradient (zeros if it has none) into its bucket. */
+static peri_status collect(entry *e)
+{
+    bucket *b = &e->reducer->bucket[e->bucket];
+    if (e->leaf->grad) PERI_TRY(peri_tensor_copy(e->view, e->leaf->grad));
+    else PERI_TRY(peri__tensor_zero(e->view));
+    if (!e->ready) b->missing--;
+    e->ready = true;
+    return PERI_OK;
+}
+
+/** Post the complete buckets whose turn it is. */
+static peri_status post_complete(peri_reducer *r)
+{
+    for (; r->posted < r->buckets && r->bucket[r->posted].missing == 0; r->posted++) {
+        bucket *b = &r->bucket[r->posted];
+        PERI_TRY(peri_coll_all_reduce(r->group, b->flat, PERI_REDUCE_SUM, (uint64_t)r->posted, &b->work));
+    }
+    return PERI_OK;
+}
+
+static void on_ready(void *ctx, peri_tensor *leaf)
+{
+    entry *e = ctx;
+    peri_reducer *r = e->reducer;
+    if (r->off || r->failed != PERI_OK || !leaf->grad) return;
+    if (r->finishing || (e->ready && e->bucket < r->posted)) {
+        remember(r, peri__fail(PERI_EINVAL, "peri_reducer: parameter %lld got another gradient after its bucket had been sent; finish each "
+                                            "backward pass with peri_reducer_finish, or disable the reducer during all but the last",
+                               (long long)(r->n - 1 - (e - r->entries))));
+        return;
+    }
+    if (remember(r, collect(e)) >= 0) remember(r, post_complete(r));
+}
+
+/* -- making ---------------------------------------------------------------------------------------------------------------------- */
+
+static peri_status check_params(peri_tensor *const *params, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        PERI_TRY(peri__check_float("peri_reducer_new", "a parameter", params[i]));
+        if (params[i]->node) return peri__fail(PERI_EINVAL, "peri_reducer_new: parameter %lld is the result of an operation, not a leaf", (long long)i);
+        if (params[i]->ready) return peri__fail(PERI_EINVAL, "peri_reducer_new: parameter %lld already belongs to a reducer", (long long)i);
+        for (int64_t k = 0; k < i; k++)
+            if (params[k] == params[i]) return peri__fail(PERI_EINVAL, "peri_reducer_new: parameters %lld and %lld are the same", (long long)k, (long long)i);
+    }
+    return PERI_OK;
+}
+
+/** Cut entries [begin, ...) into one bucket of about @limit bytes; returns its end. */
+static int64_t cut(const peri_reducer *r, int64_t begin, int64_t limit)
+{
+    const peri_tensor *first = r->entries[begin].leaf;
+    int64_t bytes = 0, i = begin;
+    for (; i < r->n; i++) {
+        const peri_tensor *t = r->entries[i].leaf;
+        if (t->dtype != first->dtype || peri__device(t) != peri__device(first)) break;
+        if (i > begin && bytes + peri__numel(t) * peri_dtype_size(t->dtype) > limit) break;
+        bytes += peri__numel(t) * peri_dtype_size(t->dtype);
+    }
+    return i;
+}
+
+static peri_status make_bucket(peri_reducer *r, int64_t begin, int64_t end)
+{
+    int64_t elements = 0, at = 0;
+    bucket *b = &r->bucket[r->buckets];
+    for (int64_t i = begin; i < end; i++) elements += peri__numel(r->entries[i].leaf);
+    PERI_TRY(peri__tensor_like(r->entries[begin].leaf, 1, &elements, &b->flat));
+    b->missing = b->count = end - begin;
+    for (int64_t i = begin; i < end; i++) {
+        entry *e = &r->entries[i];
+        e->bucket = r->buckets;
+        PERI_TRY(peri__tensor_view(b->flat, e->leaf->ndim, e->leaf->shape, NULL, at, &e->view));
+        at += peri__numel(e->leaf);
+    }
+    r->buckets++;
+    return PERI_OK;
+}
+
+static peri_status make_group(peri_group *parent, peri_group **out)
+{
+    int32_t *ranks = peri__alloc(sizeof *ranks * (size_t)parent->size);
+    if (!ranks) return PERI_ENOMEM;
+    for (int32_t i = 0; i < parent->size; i++) ranks[i] = i;
+    peri_status status = peri_group_new(parent, ranks, parent->size, "reducer", out);
+    peri__free(ranks);
+    return status;
+}
+
+peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int64_t n, int64_t bucket_bytes, peri_reducer **out)
+{
+    PERI_TRY(peri__group_check("peri_reducer_new", group));
+    if (n < 0 || bucket_bytes < 0)
+        return peri__fail(PERI_EINVAL, "peri_reducer_new: %lld parameters, buckets of %lld bytes, allowed: 0 and more", (long long)n,
+                          (long long)bucket_bytes);
+    PERI_TRY(check_params(params, n));
+    peri_reducer *r = peri__alloc_zero(sizeof *r);
+    if (!r) return PERI_ENOMEM;
+    peri__refs_init(&r->refs);
+    peri__object_count(1);
+    peri_status status = PERI_OK;
+    if (group->size > 1 && n > 0) {
+        PERI_TRY_GOTO(make_group(group, &r->group), out);
+        r->entries = peri__alloc_zero(sizeof *r->entries * (size_t)n);
+        r->bucket = peri__alloc_zero(sizeof *r->bucket * (size_t)n);
+        if (!r->entries || !r->bucket) {
+            status = PERI_ENOMEM;
+            goto out;
+        }
+        r->n = n;
+        for (int64_t i = 0; i < n; i++) {
+            entry *e = &r->entries[i];
+            e->reducer = r;
+            e->leaf = params[n - 1 - i];
+            peri_tensor_retain(e->leaf);
+        }
+        for (int64_t i = 0, end; i < n; i = end) {
+            end = cut(r, i, bucket_bytes ? bucket_bytes : DEFAULT_BYTES);
+            PERI_TRY_GOTO(make_bucket(r, i, end), out);
+        }
+        for (int64_t i = 0; i < n; i++) {
+            r->entries[i].leaf->ready = on_ready;
+            r->entries[i].leaf->ready_ctx = &r->entries[i];
+        }
+    }
+    *out = r;
+out:
+    if (status < 0) peri_reducer_release(r);
+    return status;
+}
+
+/* -- finishing a pass -------------------------------------------------------------------------------------------------------------- */
+
+/** The leaf's gradient becomes its part of the bucket divided by the number of ranks. */
+static peri_status write_back(entry *e)
+{
+    peri_tensor *leaf = e->leaf;
+    if (!leaf->grad || !peri__contiguous(leaf->grad)) {
+        peri_tensor *fresh;
+        PERI_TRY(peri__tensor_like(leaf, leaf->ndim, leaf->shape, &fresh));
+        peri_tensor_release(leaf->grad);
+        leaf->grad = fresh;
+    }
+    peri_k_divide_args args = {.dst = peri__data(leaf->grad), .src = peri__data(e->view), .dtype = leaf->dtype, .divisor = e->reducer->group->size};
+    return PERI_LAUNCH(peri__device(leaf), divide, &args, peri__numel(leaf), GRAIN);
+}
+
+peri_status peri_reducer_finish(peri_reducer *r)
+{
+    if (!r->group) return PERI_OK;
+    if (r->failed == PERI_OK && !r->finishing) {
+        r->finishing = true;
+        for (int64_t i = 0; i < r->n; i++)
+            if (!r->entries[i].ready && remember(r, collect(&r->entries[i])) < 0) break;
+        if (r->failed == PERI_OK) remember(r, post_complete(r));
+    }
+    if (r->failed != PERI_OK) return peri__fail(r->failed, "%s", r->failure);
+    while (r->done < r->n) {
+        entry *e = &r->entries[r->done];
+        peri_status status = peri_work_test(r->bucket[e->bucket].work);
+        if (status != PERI_OK) return status == PERI_PENDING ? status : remember(r, status);
+        PERI_TRY(write_back(e));
+        e->ready = false;
+        r->done++;
+    }
+    for (int64_t i = 0; i < r->buckets; i++) {
+        peri_work_release(r->bucket[i].work);
+        r->bucket[i].work = NULL;
+        r->bucket[i].missing = r->bucket[i].count;
+    }
+    r->posted = r->done = 0;
+    r->finishing = false;
+    return PERI_OK;
+}
+
+void peri_reducer_enable(peri_reducer *r, bool on) { r->off = !on; }
+
+void peri_reducer_release(peri_reducer *r)
+{
+    if (!r || !peri__refs_drop(&r->refs)) return;
+    for (int64_t i = 0; r->entries && i < r->n; i++) {
+        entry *e = &r->entries[i];
+        if (e->leaf->ready_ctx == e) e->leaf->ready = NULL, e->leaf->ready_ctx = NULL;
+        peri_tensor_release(e->leaf);
+        peri_tensor_release(e->view);
+    }
+    for (int64_t i = 0; r->bucket && i < r->buckets; i++) {
+        peri_work_release(r->bucket[i].work);
+        peri_tensor_release(r->bucket[i].flat);
+    }
+    if (r->bucket && r->buckets < r->n) peri_tensor_release(r->bucket[r->buckets].flat); /* of a bucket that was not finished */
+    peri_group_release(r->group);
+    peri__free(r->entries);
+    peri__free(r->bucket);
+    peri__object_count(-1);
+    peri__free(r);
+}

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * work.c: operations in flight. A world lists its unfinished works and holds a reference to each, so that a dropped handle stops
+ * nothing; whoever tests one pending work moves all of them on, because another rank may be waiting for the next phase of one that
+ * nobody here is looking at.
+ */
+#include "internal.h"
+
+static void list_add(peri__comm *comm, peri_work *work)
+{
+    work->listed = true;
+    work->previous = comm->last;
+    if (comm->last) comm->last->next = work;
+    else comm->first = work;
+    comm->last = work;
+}
+
+/** Take @work out of the list and give up the list's reference: the caller holds another one. */
+static void list_remove(peri__comm *comm, peri_work *work)
+{
+    if (!work->listed) return;
+    work->listed = false;
+    if (comm->cursor == work) comm->cursor = work->next;
+    if (work->previous) work->previous->next = work->next;
+    else comm->first = work->next;
+    if (work->next) work->next->previous = work->previous;
+    else comm->last = work->previous;
+    work->previous = work->next = NULL;
+    peri_work_release(work);
+}
+
+static peri_status make(size_t size, const peri__work_vtab *vtab, peri_group *group, peri_device *device, peri_status status, peri_work **out)
+{
+    peri_work *work = peri__alloc_zero(size);
+    if (!work) return PERI_ENOMEM;
+    peri__refs_init(&work->refs);
+    work->vtab = vtab;
+    work->status = status;
+    work->group = group;
+    peri_group_retain(group);
+    if (device && !(device->caps & PERI_DEVICE_IMMEDIATE)) {
+        work->device = device;
+        work->stream = peri_stream_current(device);
+        peri__refs_add(&work->stream->refs);
+    }
+    peri__object_count(1);
+    *out = work;
+    return PERI_OK;
+}
+
+peri_status peri__work_new(size_t size, const peri__work_vtab *vtab, peri_group *group, peri_device *device, peri_work **out)
+{
+    peri_work *work;
+    PERI_TRY(make(size, vtab, group, device, PERI_PENDING, &work));
+    peri__refs_add(&work->refs);
+    list_add(group->comm, work);
+    group->comm->pending++;
+    *out = work;
+    return PERI_OK;
+}
+
+peri_status peri__work_done(peri_group *group, peri_device *device, peri_work **out)
+{
+    static const peri__work_vtab done = {.name = "done"};
+    return make(sizeof(peri_work), &done, group, device, PERI_OK, out);
+}
+
+/** Remember how a work ended. */
+static void end(peri_work *work, peri_status status)
+{
+    peri__comm *comm = work->group->comm;
+    work->status = status;
+    if (status < 0) work->message = peri__strdup(peri_error_message());
+    comm->pending--;
+    comm->events++;
+    if (!work->vtab->settle || work->vtab->settle(work) != PERI_PENDING) list_remove(comm, work);
+}
+
+void peri__work_cancel(peri_work *work, peri_status status)
+{
+    if (work->status == PERI_PENDING) end(work, status);
+}
+
+/** Step a pending work, or let an ended one settle. The caller holds a reference. */
+static void step(peri_work *work)
+{
+    if (work->stepping) return;
+    if (work->status != PERI_PENDING) {
+        if (work->listed && work->vtab->settle(work) != PERI_PENDING) list_remove(work->group->comm, work);
+        return;
+    }
+    peri_stream *before = NULL;
+    bool elsewhere = work->device && peri_stream_current(work->device) != work->stream;
+    if (elsewhere) {
+        before = peri_stream_current(work->device);
+        peri__refs_add(&before->refs);
+        peri_stream_set_current(work->device, work->stream);
+    }
+    work->stepping = true;
+    peri_status status = work->vtab->step(work);
+    work->stepping = false;
+    if (elsewhere) {
+        peri_stream_set_current(work->device, before);
+        peri_stream_release(before);
+    }
+    if (status != PERI_PENDING) end(work, status);
+}
+
+void peri__comm_progress(peri__comm *comm)
+{
+    if (comm->stepping) return;
+    comm->stepping = true;
+    comm->cursor = comm->first;
+    while (comm->cursor) {
+        peri_work *work = comm->cursor;
+        comm->cursor = work->next;
+        peri_work_retain(work);
+        step(work);
+        peri_work_release(work);
+    }
+    comm->stepping = false;
+}
+
+/** Order the results of a complete work before later work on the caller's current stream. */
+static peri_status join(peri_work *work)
+{
+    if (!work->device || peri_stream_current(work->device) == work->stream) return PERI_OK;
+    if (!work->joined) {
+        PERI_TRY(peri_event_new(work->device, &work->joined));
+        PERI_TRY(peri_event_record(work->joined, work->stream));
+    }
+    return peri_stream_wait(peri_stream_current(work->device), work->joined);
+}
+
+peri_status peri_work_test(peri_work *work)
+{
+    if (work->status == PERI_PENDING) {
+        peri__comm *comm = work->group->comm;
+        peri_work_retain(work);
+        step(work);
+        /* A single work in flight is this one: nothing else to move. */
+        if (work->status == PERI_PENDING && comm->first != comm->last) peri__comm_progress(comm);
+        peri_work_release(work);
+    }
+    if (work->status >= 0) return work->status == PERI_OK ? join(work) : PERI_PENDING;
+    return peri__fail(work->status, "%s", work->message ? work->message : peri_status_text(work->status));
+}
+
+peri_status peri_work_wait(peri_work *work)
+{
+    peri_status status;
+    for (int64_t round = 0; (status = peri_work_test(work)) == PERI_PENDING; round++) peri_pause(round);
+    return status;
+}
+
+void peri_work_retain(peri_work *work) { peri__refs_add(&work->refs); }
+
+void peri_work_release(peri_work *work)
+{
+    if (!work || !peri__refs_drop(&work->refs)) return;
+    if (work->vtab->fini) work->vtab->fini(work);
+    peri_event_release(work->joined);
+    peri_stream_release(work->stream);
+    peri_group_release(work->group);
+    peri__free(work->message);
+    peri__object_count(-1);
+    peri__free(work);
+}
