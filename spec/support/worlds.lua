@@ -1,0 +1,73 @@
+-- worlds.lua: one test body on many worlds of ranks.
+--
+--   local worlds = require "spec.support.worlds"
+--   describe("all_reduce", function()
+--     worlds.each("sums", function(world, device, n) ... end)          -- defines one `it` for each world size and device
+--   end)
+--
+-- The body runs on every rank. Alone, the ranks are those of sim worlds of sizes 1, 2, 3, 5, 8, on the devices "cpu" and "opaque". Under
+-- mpirun (several ranks) the same body runs in the real world instead, once per device, in a group of its own: a rank that fails
+-- aborts that group, so the others fail at once and the next test starts anew. Every rank must run the same tests in the same order
+-- (the same seed). An assertion that fails on any rank fails the test and names the rank.
+--
+-- Options: sizes (of sim worlds; under mpirun the test is defined only if its size is among them), devices, local_size (ranks per node:
+-- sim only, then the test is not defined under mpirun), timeout (seconds), only ("sim" or "mpi").
+local busted = require "busted"
+local peri = require "perilune"
+local sim = require "perilune.dist.sim"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+
+local M = {}
+
+local launched = tonumber(os.getenv "OMPI_COMM_WORLD_SIZE" or "1")
+--- Ranks that mpirun has started; nil outside.
+M.mpirun = launched > 1 and launched or nil
+
+local function in_sim(n, device, body, options)
+  sim.run(n, function(_, world) body(world, device, n) end, { device = device, local_size = options.local_size, timeout = options.timeout })
+end
+
+local function in_mpi(device, body, options)
+  local world = peri.dist.init()
+  local ranks, before = {}, util.copy(P.state)
+  for i = 1, world.world_size do ranks[i] = i - 1 end
+  local group = world:new_group(ranks, "test")
+  if options.timeout and options.timeout > 0 then group:timeout(options.timeout) end
+  P.state.world, P.state.device, P.state.scope = group, device, false
+  local ok, err = xpcall(function()
+    body(group, device, world.world_size)
+    group:barrier():wait() -- nobody goes on to the next test while another rank fails this one
+  end, function(e) return (type(e) == "table" or type(e) == "string" and e:match "\nstack traceback") and e or debug.traceback(e, 2) end)
+  if not ok then
+    local text = type(err) == "table" and tostring(err.message or err) or tostring(err)
+    group:abort(text:match "^[^\n]*")
+  end
+  util.exchange(P.state, before)
+  group:release()
+  if not ok then error(type(err) == "string" and ("rank %d: %s"):format(world.rank_number, err) or err, 0) end
+end
+
+--- Define the test `title` for every world; body(world, device, world_size).
+function M.each(title, body, options)
+  options = util.named("worlds.each", options, {
+    sizes = { 1, 2, 3, 5, 8 }, devices = { "cpu", "opaque" }, local_size = 0, timeout = 0, only = util.optional,
+  })
+  for _, device in ipairs(options.devices) do
+    if M.mpirun then
+      local wanted = options.only ~= "sim" and options.local_size == 0
+      local sized = false
+      for _, n in ipairs(options.sizes) do sized = sized or n == M.mpirun end
+      if M.mpirun == 4 and options.sizes[#options.sizes] == 8 then sized = true end -- the usual list stands for any size
+      if wanted and sized then
+        busted.it(("%s [mpi %d, %s]"):format(title, M.mpirun, device), function() in_mpi(device, body, options) end)
+      end
+    elseif options.only ~= "mpi" then
+      for _, n in ipairs(options.sizes) do
+        busted.it(("%s [sim %d, %s]"):format(title, n, device), function() in_sim(n, device, body, options) end)
+      end
+    end
+  end
+end
+
+return M
