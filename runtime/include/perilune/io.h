@@ -1,10 +1,183 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * perilune/io.h: readers.
+ * perilune/io.h: batches in host memory, the Criteo reader, synthetic data, and what judges a model: metrics, a baseline.
+ *
+ * Everything here works on host memory, serially, and is local: no function communicates. A batch on the host becomes tensors and a
+ * KeyedJaggedTensor in lua/perilune/data. Distributed reading needs no communication either: every rank takes its own rows of each
+ * *global* batch of G rows, rows [G*rank/world, G*(rank+1)/world) of it, so that what is trained does not depend on the number of ranks.
  */
 #ifndef PERILUNE_IO_H
 #define PERILUNE_IO_H
 
 #include <perilune/tensor.h>
+
+/* -- batches ----------------------------------------------------------------------------------------------------------------------- */
+
+/** Samples in host memory, made for one set of features and filled again and again. Ids are key-major: all bags of feature 0, row after
+ *  row, then those of feature 1. Fields are read-only for callers of the readers; whoever fills a batch by hand writes all of them. */
+typedef struct peri_batch {
+    int32_t dense_features, sparse_features;
+    int64_t row_capacity;   /* rows that `dense`, `labels`, `lengths` have room for */
+    int64_t value_capacity; /* ids that `values` has room for */
+    int64_t rows, ids;      /* what is in it */
+    int64_t global_row;     /* number of its first row in the data */
+    int64_t global_rows;    /* rows of the global batch of which this is one rank's part; 0: the data is at its end */
+    float *dense;           /* [rows, dense_features] */
+    float *labels;          /* [rows], 0 or 1 */
+    int64_t *values;        /* [ids] */
+    int32_t *lengths;       /* [sparse_features, rows]: ids per bag */
+} peri_batch;
+
+/** A binding's handle. */
+typedef struct peri_batch_ref {
+    peri_batch *ptr;
+} peri_batch_ref;
+
+/** An empty batch with room for @rows rows and @ids ids. @out new. */
+PERI_API peri_status peri_batch_new(int32_t dense_features, int32_t sparse_features, int64_t rows, int64_t ids, peri_batch **out);
+/** Free it; NULL is fine. A batch has one owner. */
+PERI_API void peri_batch_release(peri_batch *batch);
+/** Make room for at least @ids ids, keeping those that are there; `values` may move. */
+PERI_API peri_status peri_batch_reserve(peri_batch *batch, int64_t ids);
+/** The rows that @rank of @world ranks takes of a global batch of @rows: [begin, end). */
+PERI_API void peri_batch_share(int64_t rows, int32_t rank, int32_t world, int64_t *begin, int64_t *end);
+
+/* -- the Criteo layout ----------------------------------------------------------------------------------------------------------- */
+
+/** What becomes of an integer x. A missing one becomes 0. */
+enum {
+    PERI_DENSE_RAW = 0,       /* x */
+    PERI_DENSE_LOG = 1,       /* ln(1 + max(x, 0)): what DLRM's own reader does */
+    PERI_DENSE_SIGNED_LOG = 2 /* sign(x) ln(1 + |x|) */
+};
+
+/** What becomes of a category, read as an unsigned 64-bit number x, in a table of n rows. */
+enum {
+    PERI_IDS_HASH = 0, /* XXH3_64bits(x as 8 little-endian bytes) mod n */
+    PERI_IDS_MOD = 1   /* x mod n */
+};
+
+/** What becomes of a missing category. */
+enum {
+    PERI_MISSING_EMPTY = 0, /* an empty bag */
+    PERI_MISSING_ZERO = 1   /* id 0, which is then kept for it: the others share 1..n-1 as above, with n-1 for n, plus 1 */
+};
+
+typedef struct peri_criteo_options {
+    const char *path;
+    const int64_t *table_rows; /* [sparse_features], each > 0 (> 1 with PERI_MISSING_ZERO); copied */
+    int32_t dense_features, sparse_features; /* 13 and 26; 0 is allowed for one of them */
+    int32_t dense, ids, missing;             /* PERI_DENSE_*, PERI_IDS_*, PERI_MISSING_* */
+    int32_t rank, world;                     /* 0 <= rank < world */
+    int64_t batch_rows;                      /* of the global batch, > 0 */
+    double begin, end;                       /* part of the file by its bytes, 0 <= begin <= end <= 1: lines that start in it */
+} peri_criteo_options;
+
+/** A reader of lines "label TAB integers TAB hexadecimal categories", every field but the label possibly empty, ended by LF or CR LF, the
+ *  last one by the end of the file too. The file is mapped: it must not be cut short while it is read. */
+typedef struct peri_criteo peri_criteo;
+
+typedef struct peri_criteo_ref {
+    peri_criteo *ptr;
+} peri_criteo_ref;
+
+/** Open a file. PERI_EIO with the system's reason. @out new. */
+PERI_API peri_status peri_criteo_open(const peri_criteo_options *options, peri_criteo **out);
+/** The same over @size bytes of @text in memory (retained by the caller until the release); options.path only names it in messages. */
+PERI_API peri_status peri_criteo_open_memory(const peri_criteo_options *options, const char *text, int64_t size, peri_criteo **out);
+PERI_API void peri_criteo_release(peri_criteo *reader);
+/** Fill @batch (made for the same numbers of features; its room grows as needed) with this rank's rows of the next global batch. At the
+ *  end of the part batch->global_rows is 0. PERI_EFORMAT names file, line, column and text; the reader then stays where it is. */
+PERI_API peri_status peri_criteo_next(peri_criteo *reader, peri_batch *batch);
+/** Start again at the first line of the part. */
+PERI_API void peri_criteo_rewind(peri_criteo *reader);
+/** Lines of the part (counted at every call). */
+PERI_API int64_t peri_criteo_count(peri_criteo *reader);
+
+/* -- synthetic data ---------------------------------------------------------------------------------------------------------------- */
+
+/** Samples shaped like Criteo's. Every number of row i depends on (seed, i) and the features' own fields only. Ids follow a power law:
+ *  P(id) falls as (id + 1)^-alpha. The label is drawn from a hidden logistic model: a weight per integer and per id, and, scaled by
+ *  `interaction`, dot products of hidden vectors of neighbouring features, which no logistic regression can express. */
+typedef struct peri_synthetic_options {
+    const int64_t *table_rows; /* [sparse_features], each 1..2^31 */
+    const int32_t *bag_min, *bag_max; /* [sparse_features]: ids per bag, uniform in bag_min..bag_max, 0 <= min <= max */
+    int32_t dense_features, sparse_features;
+    uint64_t seed;
+    double alpha;       /* >= 0; 0: uniform ids; about 1.05 looks like click logs */
+    double signal;      /* scale of the first-order part of the logit */
+    double interaction; /* scale of the second-order part */
+    double bias;        /* constant of the logit: lower makes positives rarer */
+} peri_synthetic_options;
+
+/** Fill @batch with rows [first, first + rows) (its room grows as needed). */
+PERI_API peri_status peri_synthetic_fill(const peri_synthetic_options *options, int64_t first, int64_t rows, peri_batch *batch);
+/** Write rows [first, first + rows) to @path in the Criteo layout: bags of 0 or 1 id only (bag_max <= 1), ids as 8 hexadecimal digits.
+ *  Read back with PERI_DENSE_LOG and PERI_IDS_MOD they are what peri_synthetic_fill makes. */
+PERI_API peri_status peri_synthetic_write(const peri_synthetic_options *options, int64_t first, int64_t rows, const char *path);
+/** A number in [0, 1) that depends on (seed, stream, index) only. For samplers in Lua. */
+PERI_API double peri_random_uniform(uint64_t seed, uint64_t stream, uint64_t index);
+
+/* -- logistic regression ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct peri_logistic_options {
+    const int64_t *table_rows; /* [sparse_features] */
+    int32_t dense_features, sparse_features;
+    double learning_rate, l2;
+} peri_logistic_options;
+
+/** A logistic regression over the ids of every feature (one weight each) and the dense features, trained one sample at a time by
+ *  Adagrad: s += g^2, w -= learning_rate * g / sqrt(s + 1e-8), where g includes l2 * w. All weights start at 0. */
+typedef struct peri_logistic peri_logistic;
+
+typedef struct peri_logistic_ref {
+    peri_logistic *ptr;
+} peri_logistic_ref;
+
+/** @out new. */
+PERI_API peri_status peri_logistic_new(const peri_logistic_options *options, peri_logistic **out);
+PERI_API void peri_logistic_release(peri_logistic *model);
+/** Train on the rows of @batch, in their order. @loss: mean log-loss before each sample's own update. PERI_ERANGE for ids outside. */
+PERI_API peri_status peri_logistic_train(peri_logistic *model, const peri_batch *batch, double *loss);
+/** Probabilities of the rows of @batch into @out[rows]. */
+PERI_API peri_status peri_logistic_predict(peri_logistic *model, const peri_batch *batch, float *out);
+
+/* -- metrics -------------------------------------------------------------------------------------------------------------------------- */
+
+/** Predictions, labels and weights of @n samples, borrowed. */
+typedef struct peri_metric_samples {
+    const double *predictions, *labels;
+    const double *weights; /* NULL: all 1 */
+    int64_t n;
+} peri_metric_samples;
+
+/** Sums over samples, in their order: what the metrics that only need sums are computed from. All members are f64. */
+typedef struct peri_metric_sums {
+    double n, weight;                    /* samples; sum w */
+    double label, prediction;            /* sum w*y, sum w*p */
+    double plain_label;                  /* sum y */
+    double cross_entropy;                /* sum of -w (y log2 p + (1-y) log2 (1-p)), p kept inside [1e-12, 1 - 1e-12] */
+    double positive_cross_entropy;       /* its part of y: sum of -w y log2 p */
+    double plain_cross_entropy;          /* cross_entropy with all w = 1 */
+    double square_error, absolute_error; /* sum w (p-y)^2, sum w |p-y| */
+    double ones_square_error;            /* sum w (1-y)^2: the square error of predicting 1 */
+    double correct;                      /* sum of w where (p >= threshold) is y */
+    double true_positive;                /* sum of w*y where p >= threshold */
+    double false_positive;               /* sum of w*(1-y) where p >= threshold */
+    double false_negative;               /* sum of w*y where p < threshold */
+} peri_metric_sums;
+
+/** Add the samples to @sums. */
+PERI_API peri_status peri_metric_add(const peri_metric_samples *samples, double threshold, peri_metric_sums *sums);
+/** Area under the ROC curve; a tie between a positive and a negative counts one half; 0.5 when a class has no weight. n log n. */
+PERI_API peri_status peri_metric_auc(const peri_metric_samples *samples, double *out);
+/** Average precision: the sum over distinct predictions, from the highest, of precision times the growth of recall; 0 without positives. */
+PERI_API peri_status peri_metric_auprc(const peri_metric_samples *samples, double *out);
+/** Regression AUC: the share of all pairs of samples whose labels and predictions are not in opposite orders; weights are not used; NaN for
+ *  less than two samples. n log n. */
+PERI_API peri_status peri_metric_rauc(const peri_metric_samples *samples, double *out);
+/** XAUC: over all pairs, weighted w_i*w_j: @right = pairs in the same strict order, or tied, by both label and prediction; @pairs = all.
+ *  n^2. */
+PERI_API peri_status peri_metric_xauc(const peri_metric_samples *samples, double *right, double *pairs);
 
 #endif
