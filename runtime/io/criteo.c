@@ -35,7 +35,7 @@ struct peri_criteo {
     int32_t dense_features, sparse_features, fields;
     int32_t dense, ids, missing, rank, world;
     int64_t batch_rows;
-    int64_t *table_rows;  /* [sparse_features] */
+    uint64_t *modulus, *reciprocal; /* [sparse_features] what ids are taken modulo, and floor((2^64 - 1) / it) */
     uint32_t *field_ends; /* [fields] offsets in the current line */
     float log_table[LOG_TABLE];
 };
@@ -132,53 +132,73 @@ static peri_status bad_count(const peri_criteo *r, int64_t line, int64_t n, int3
 
 /* -- converting fields ------------------------------------------------------------------------------------------------------------- */
 
-/** Decimal with an optional minus; false unless it is one of at most 18 digits. */
-static inline bool parse_integer(const char *p, int64_t n, int64_t *out)
+#define BYTES(x) (UINT64_C(0x0101010101010101) * (x))
+
+static inline uint64_t load_8(const char *p)
+{
+    uint64_t x;
+    memcpy(&x, p, sizeof x);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    x = __builtin_bswap64(x);
+#endif
+    return x;
+}
+
+/** Decimal with an optional minus; false unless it is one of 1 to 18 digits. @before bytes in front of @p are readable. */
+static inline bool parse_integer(const char *p, int64_t n, int64_t before, int64_t *out)
 {
     bool minus = *p == '-';
-    int64_t i = minus, x = 0;
-    if (i == n || n - i > 18) return false;
-    for (; i < n; i++) {
-        uint32_t digit = (uint32_t)(unsigned char)p[i] - '0';
-        if (digit > 9) return false;
-        x = x * 10 + digit;
+    p += minus;
+    n -= minus;
+    int64_t x = 0;
+    if (n >= 1 && n <= 8 && before + n >= 8) {
+        /* The 8 bytes that end with the number, those in front of it cleared, one digit per byte; then pairs, fours, eights. */
+        uint64_t v = (load_8(p + n - 8) ^ BYTES('0')) & (~UINT64_C(0) << (64 - 8 * n));
+        if (((v + BYTES(0x76)) | v) & BYTES(0x80)) return false;
+        v = v * 10 + (v >> 8);
+        v = ((v & UINT64_C(0x000000ff000000ff)) * UINT64_C(0x000f424000000064) +
+             (v >> 16 & UINT64_C(0x000000ff000000ff)) * UINT64_C(0x0000271000000001)) >> 32;
+        x = (int64_t)(v & 0xffffffff);
+    } else {
+        if (n < 1 || n > 18) return false;
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t digit = (uint32_t)(unsigned char)p[i] - '0';
+            if (digit > 9) return false;
+            x = x * 10 + digit;
+        }
     }
     *out = minus ? -x : x;
     return true;
 }
 
-/** Value of a hexadecimal digit, 0xff for other bytes. */
-#define HEX_16(f) f, f, f, f, f, f, f, f, f, f, f, f, f, f, f, f
-static const uint8_t hex_digits[256] = {
-    HEX_16(0xff), HEX_16(0xff), HEX_16(0xff),
-    0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
-    0xff, 10, 11, 12, 13, 14, 15, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, HEX_16(0xff),
-    0xff, 10, 11, 12, 13, 14, 15, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, HEX_16(0xff),
-    HEX_16(0xff), HEX_16(0xff), HEX_16(0xff), HEX_16(0xff), HEX_16(0xff), HEX_16(0xff), HEX_16(0xff), HEX_16(0xff),
-};
+/** 8 hexadecimal digits; false if it is anything else. */
+static inline bool parse_hex_8(const char *p, uint64_t *out)
+{
+    uint64_t v = load_8(p), letter = v >> 6 & BYTES(1), digit = (v & BYTES(15)) + letter * 9;
+    /* Valid exactly if the digits, written again in lower case, are the text. */
+    uint64_t high = (digit + BYTES(6)) >> 4 & BYTES(1);
+    if ((digit + BYTES('0') + high * ('a' - '0' - 10)) != (v | letter << 5) || (digit & BYTES(0xf0))) return false;
+    digit = __builtin_bswap64(digit);
+    digit = (digit | digit >> 4) & UINT64_C(0x00ff00ff00ff00ff);
+    digit = (digit | digit >> 8) & UINT64_C(0x0000ffff0000ffff);
+    *out = (digit | digit >> 16) & 0xffffffff;
+    return true;
+}
 
 /** 1 to 16 hexadecimal digits; false if it is anything else. */
 static inline bool parse_hex(const char *p, int64_t n, uint64_t *out)
 {
+    if (n == 8) return parse_hex_8(p, out); /* nearly all */
+    if (n > 16) return false;
     uint64_t x = 0;
-    uint8_t bad = 0;
-    if (n == 8) { /* nearly all: unrolled */
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) {
-            uint8_t digit = hex_digits[(unsigned char)p[i]];
-            bad |= digit;
-            x = x << 4 | (digit & 15);
-        }
-    } else {
-        if (n > 16) return false;
-        for (int64_t i = 0; i < n; i++) {
-            uint8_t digit = hex_digits[(unsigned char)p[i]];
-            bad |= digit;
-            x = x << 4 | (digit & 15);
-        }
+    for (int64_t i = 0; i < n; i++) {
+        unsigned char c = (unsigned char)p[i], low = c | 0x20;
+        if (c >= '0' && c <= '9') x = x << 4 | (c - '0');
+        else if (low >= 'a' && low <= 'f') x = x << 4 | (low - 'a' + 10u);
+        else return false;
     }
     *out = x;
-    return bad < 16;
+    return true;
 }
 
 static inline float transform(const peri_criteo *r, int64_t x)
@@ -189,16 +209,23 @@ static inline float transform(const peri_criteo *r, int64_t x)
     return x < 0 && r->dense == PERI_DENSE_SIGNED_LOG ? -y : y;
 }
 
+/** x mod n without a division: the quotient from the reciprocal (Barrett) is at most 2 too small. */
+static inline uint64_t modulo(uint64_t x, uint64_t n, uint64_t reciprocal)
+{
+    uint64_t quotient = (uint64_t)((__extension__(unsigned __int128) x * reciprocal) >> 64), rest = x - quotient * n;
+    rest -= n & (0 - (uint64_t)(rest >= n)); /* no branch: it would be a coin toss */
+    return rest - (n & (0 - (uint64_t)(rest >= n)));
+}
+
 static inline int64_t place_id(const peri_criteo *r, uint64_t x, int32_t feature)
 {
-    uint64_t n = (uint64_t)r->table_rows[feature], kept = r->missing == PERI_MISSING_ZERO;
     if (r->ids == PERI_IDS_HASH) {
 #if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
         x = __builtin_bswap64(x);
 #endif
         x = XXH3_64bits(&x, sizeof x);
     }
-    return (int64_t)(x % (n - kept) + kept);
+    return (int64_t)modulo(x, r->modulus[feature], r->reciprocal[feature]) + (r->missing == PERI_MISSING_ZERO);
 }
 
 /* -- lines ------------------------------------------------------------------------------------------------------------------------- */
@@ -237,7 +264,7 @@ static peri_status parse_line(peri_criteo *r, int64_t at, int64_t n, peri_batch 
     for (int32_t f = 0; f < r->dense_features; f++) {
         uint32_t end = ends[f + 1];
         int64_t x = 0;
-        if (end > start && !parse_integer(p + start, end - start, &x))
+        if (end > start && !parse_integer(p + start, end - start, at + start, &x))
             return bad_field(r, at, f + 1, p + start, end - start, "empty, or a decimal number of at most 18 digits");
         dense[f] = transform(r, x);
         start = end + 1;
@@ -383,10 +410,14 @@ static peri_status open_reader(const peri_criteo_options *o, const char *text, i
     r->text = text;
     r->size = size;
     r->path = peri__strdup(o->path);
-    r->table_rows = peri__alloc(sizeof *r->table_rows * (size_t)peri__max(o->sparse_features, 1));
+    r->modulus = peri__alloc(sizeof *r->modulus * (size_t)peri__max(o->sparse_features, 1));
+    r->reciprocal = peri__alloc(sizeof *r->reciprocal * (size_t)peri__max(o->sparse_features, 1));
     r->field_ends = peri__alloc(sizeof *r->field_ends * (size_t)r->fields);
-    if (!r->path || !r->table_rows || !r->field_ends) goto out;
-    if (o->sparse_features) memcpy(r->table_rows, o->table_rows, sizeof *r->table_rows * (size_t)o->sparse_features);
+    if (!r->path || !r->modulus || !r->reciprocal || !r->field_ends) goto out;
+    for (int32_t f = 0; f < o->sparse_features; f++) {
+        r->modulus[f] = (uint64_t)(o->table_rows[f] - (o->missing == PERI_MISSING_ZERO));
+        r->reciprocal[f] = UINT64_MAX / r->modulus[f];
+    }
     if (!text) PERI_TRY_GOTO(map_file(r), out);
     for (int64_t i = 0; i < LOG_TABLE; i++) r->log_table[i] = peri__dense_log(i);
     r->begin = line_start(r, (int64_t)((double)r->size * o->begin));
@@ -413,7 +444,8 @@ void peri_criteo_release(peri_criteo *r)
     int saved = errno;
     if (r->mapped) munmap((void *)(uintptr_t)r->text, (size_t)r->size);
     peri__free(r->path);
-    peri__free(r->table_rows);
+    peri__free(r->modulus);
+    peri__free(r->reciprocal);
     peri__free(r->field_ends);
     peri__object_count(-1);
     peri__free(r);

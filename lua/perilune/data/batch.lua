@@ -1,0 +1,93 @@
+-- batch.lua: batches on the host (which sources fill again and again) and the tensors made of them.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local C, check = P.C, P.check
+
+local M = {}
+
+-- -- in host memory ------------------------------------------------------------------------------------------------------------------
+
+local methods = {}
+local wrap, host_type = P.handle("peri_batch", methods)
+local out = ffi.new "peri_batch *[1]"
+
+--- True for batches in host memory.
+function M.is_host(x) return ffi.istype(host_type, x) end
+
+--- Room in host memory for a batch of `rows` rows and (at first) `ids` ids. It outlives any scope. host.ptr is the peri_batch of io.h:
+--- rows, ids, dense, labels, values, lengths, global_row, global_rows.
+function M.host(dense_features, sparse_features, rows, ids)
+  check(C.peri_batch_new(dense_features, sparse_features, rows, ids, out))
+  local scope = P.state.scope
+  P.state.scope = false
+  local h = wrap(out[0])
+  P.state.scope = scope
+  return h
+end
+
+--- Room for at least n ids; host.ptr.values may move.
+function methods:reserve(n) check(C.peri_batch_reserve(self.ptr, n)) end
+
+local first, last = ffi.new "int64_t[1]", ffi.new "int64_t[1]"
+--- The rows [first, last) that `rank` of `world` ranks takes of a global batch of `rows` rows.
+function M.share(rows, rank, world)
+  C.peri_batch_share(rows, rank, world, first, last)
+  return tonumber(first[0]), tonumber(last[0])
+end
+
+-- -- as tensors ----------------------------------------------------------------------------------------------------------------------
+
+--- A batch as a model takes it: dense_features f32 [rows, dense], sparse_features (KeyedJaggedTensor), labels f32 [rows]; rows and
+--- global_rows are numbers: of this rank, and of all ranks together; global_row is the place of the first row in the data.
+local Batch = util.class "Batch"
+M.Batch = Batch
+
+function Batch:init(dense, sparse, labels, rows, global_rows, global_row)
+  self.dense_features, self.sparse_features, self.labels = dense, sparse, labels
+  self.rows, self.global_rows, self.global_row = rows, global_rows, global_row
+end
+
+--- The same batch on another device.
+function Batch:to(device)
+  return Batch(self.dense_features:to(nil, device), self.sparse_features:to(device), self.labels:to(nil, device), self.rows,
+    self.global_rows, self.global_row)
+end
+
+--- Give its tensors up now instead of at the garbage collector's convenience.
+function Batch:release()
+  self.dense_features:release()
+  self.sparse_features:release()
+  self.labels:release()
+end
+
+local shape = ffi.new "int64_t[2]"
+local tensor_out = Tensor.out
+
+local function upload(device, dtype, ndim, memory, bytes)
+  check(C.peri_tensor_new(device, dtype, ndim, shape, tensor_out))
+  local t = Tensor.wrap(tensor_out[0])
+  check(C.peri_tensor_write(t.ptr, memory, bytes))
+  return t
+end
+
+--- Copy a host batch to `device` (nil: the default one). `keys` names the sparse features.
+function M.upload(host, keys, device)
+  local b, to = host.ptr, P.device(device)
+  local rows, ids = tonumber(b.rows), tonumber(b.ids)
+  shape[0], shape[1] = rows, b.dense_features
+  local dense = upload(to, C.PERI_F32, 2, b.dense, rows * b.dense_features * 4)
+  local labels = upload(to, C.PERI_F32, 1, b.labels, rows * 4)
+  shape[0] = ids
+  local values = upload(to, C.PERI_I64, 1, b.values, ids * 8)
+  shape[0] = b.sparse_features * rows
+  local lengths = upload(to, C.PERI_I32, 1, b.lengths, b.sparse_features * rows * 4)
+  local jagged = require "perilune.jagged"
+  local sparse = jagged.KeyedJaggedTensor { keys = keys, values = values, lengths = lengths, stride = rows }
+  values:release() -- the KeyedJaggedTensor has its own references
+  lengths:release()
+  return Batch(dense, sparse, labels, rows, tonumber(b.global_rows), tonumber(b.global_row))
+end
+
+return M

@@ -1,0 +1,77 @@
+-- criteo.lua: files in the Criteo layout (perilune/io.h): label, 13 integers, 26 hexadecimal categories, tab-separated.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Loader = require "perilune.data.loader"
+local C, check = P.C, P.check
+
+local wrap = P.handle("peri_criteo", {})
+local out = ffi.new "peri_criteo *[1]"
+
+local Source = util.class "CriteoSource"
+
+function Source:fill(host) check(C.peri_criteo_next(self._reader.ptr, host.ptr)) end
+function Source:rewind() C.peri_criteo_rewind(self._reader.ptr) end
+--- Lines of this part of the file.
+function Source:count() return tonumber(C.peri_criteo_count(self._reader.ptr)) end
+
+local enums = {
+  dense = { raw = C.PERI_DENSE_RAW, log = C.PERI_DENSE_LOG, signed_log = C.PERI_DENSE_SIGNED_LOG },
+  ids = { hash = C.PERI_IDS_HASH, mod = C.PERI_IDS_MOD },
+  missing = { empty = C.PERI_MISSING_EMPTY, zero = C.PERI_MISSING_ZERO },
+}
+
+--- A list of n names: "i1", "i2", ...
+local function numbered(letter, n)
+  local names = {}
+  for i = 1, n do names[i] = letter .. i end
+  return names
+end
+
+local spec = {
+  path = util.required,
+  rows = 100000,         -- rows of every category's table, or a list
+  dense_features = 13,
+  sparse_features = 26,
+  dense = "log",         -- integers x: raw = x, log = ln(1 + max(x, 0)), signed_log = sign(x) ln(1 + |x|)
+  ids = "hash",          -- categories x: hash = XXH3_64bits(x) mod rows, mod = x mod rows
+  missing = "empty",     -- missing categories: empty = an empty bag, zero = id 0, kept for them
+  part = "all",          -- all, train (the head of the file) or test (its tail)
+  holdout = 0.1,         -- share of the file, by bytes, that is the tail
+}
+for name, default in util.ordered(Loader.common) do spec[name] = default end
+
+--- A loader over a file; see `spec` for the arguments. Keys are c1..c26, dense features i1..i13, tables t_c1..t_c26.
+return function(args)
+  local func = "data.criteo"
+  local a = util.named(func, args, spec)
+  local n = util.integer(func, "sparse_features", a.sparse_features, 0, 4096)
+  for name in util.ordered(enums) do util.one_of(func, name, a[name], util.keys(enums[name])) end
+  util.one_of(func, "part", a.part, { "all", "train", "test" })
+  if type(a.holdout) ~= "number" or a.holdout < 0 or a.holdout > 1 then P.fail(("%s: holdout is %s, allowed: 0..1"):format(func, tostring(a.holdout))) end
+  local rows = {}
+  for i = 1, n do
+    local r = type(a.rows) == "table" and a.rows[i] or a.rows
+    if type(r) ~= "number" then P.fail(("%s: rows has no number for category %d"):format(func, i)) end
+    rows[i] = r
+  end
+  local source = Source()
+  source.keys, source.rows, source.tables = numbered("c", n), rows, numbered("t_c", n)
+  source.dense = numbered("i", util.integer(func, "dense_features", a.dense_features, 0, 4096))
+  local options = ffi.new "peri_criteo_options"
+  local table_rows = ffi.new("int64_t[?]", math.max(n, 1))
+  for i = 1, n do table_rows[i - 1] = rows[i] end
+  options.path, options.table_rows = a.path, table_rows
+  options.dense_features, options.sparse_features = a.dense_features, n
+  options.dense, options.ids, options.missing = enums.dense[a.dense], enums.ids[a.ids], enums.missing[a.missing]
+  options.rank, options.world = Loader.place(func, a)
+  options.batch_rows = util.integer(func, "batch_size", a.batch_size, 1, 2 ^ 31)
+  options.begin = a.part == "test" and 1 - a.holdout or 0
+  options["end"] = a.part == "train" and 1 - a.holdout or 1
+  check(C.peri_criteo_open(options, out))
+  local scope = P.state.scope
+  P.state.scope = false
+  source._reader = wrap(out[0])
+  P.state.scope = scope
+  return Loader(func, source, a)
+end

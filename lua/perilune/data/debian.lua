@@ -1,0 +1,310 @@
+-- debian.lua: does this package depend on (or recommend) that one? Samples from the package lists that every Debian machine has.
+--
+-- A sample is (package s, candidate c, target p). p is a dependency of s that is hidden: s is shown with its *other* dependencies. The
+-- positive sample has c = p; for each, `negatives` samples have a c that s does not need, drawn from the targets of the same part's
+-- dependencies, that is by popularity. So neither s nor c alone tells the label, and the features of s are the same in both. The parts
+-- are split by package: no package of the test part is ever seen as s in training.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Loader = require "perilune.data.loader"
+local batch = require "perilune.data.batch"
+local packages = require "perilune.data.packages"
+local C = P.C
+local floor, log = math.floor, math.log
+
+-- Streams of the counter-based generator.
+local SPLIT, ORDER, NEGATIVE = 1, 2, 1000
+
+-- -- features of pairs -----------------------------------------------------------------------------------------------------------------
+
+local Features = util.class "DebianFeatures"
+
+Features.dense = { "name_name", "name_description", "description_name", "description_description", "tags", "same_section", "same_maintainer",
+  "same_source", "common_dependencies", "dependencies", "candidate_dependencies", "popularity" }
+
+--- Of parsed lists; `popularity` counts the training part's dependencies on each package; at most `most` dependencies go into a bag.
+function Features:init(lists, popularity, most)
+  local l = lists
+  self.lists, self.popularity, self.most = l, popularity, most
+  -- key, table, rows, kind, list: which package's (s or c), whole list or one number per package
+  self.sparse = {
+    { "name", "words", l.words, "s_list", l.name_words }, { "description", "words", l.words, "s_list", l.description_words },
+    { "tags", "tags", l.tag_count, "s_list", l.tags }, { "section", "sections", l.section_count, "s_one", l.section },
+    { "maintainer", "maintainers", l.maintainer_count, "s_one", l.maintainer }, { "dependencies", "packages", l.n, "others" },
+    { "candidate", "candidates", l.n, "itself" },
+    { "candidate_name", "words", l.words, "c_list", l.name_words },
+    { "candidate_description", "words", l.words, "c_list", l.description_words },
+    { "candidate_tags", "tags", l.tag_count, "c_list", l.tags }, { "candidate_section", "sections", l.section_count, "c_one", l.section },
+    { "candidate_maintainer", "maintainers", l.maintainer_count, "c_one", l.maintainer },
+    { "candidate_dependencies", "packages", l.n, "c_list", l.dependencies, most },
+  }
+  self.keys = util.map(self.sparse, function(f) return f[1] end)
+  self.tables = util.map(self.sparse, function(f) return f[2] end)
+  self.rows = util.map(self.sparse, function(f) return math.max(f[3], 1) end)
+  self.longest = 5 + 2 * most + 2 * (self.widest(l.name_words, l.n) + self.widest(l.description_words, l.n) + self.widest(l.tags, l.n))
+  self.mark, self.stamp = ffi.new("int32_t[?]", math.max(l.n, 1)), 0
+end
+
+--- Length of the longest of n lists.
+function Features.widest(list, n)
+  local most = 0
+  for i = 0, n - 1 do most = math.max(most, list.offsets[i + 1] - list.offsets[i]) end
+  return most
+end
+
+-- The bags of one feature for all rows; each returns the place behind the last id.
+local function put_list(list, who, rows, values, lengths, at, most)
+  local offsets, ids = list.offsets, list.values
+  for i = 0, rows - 1 do
+    local first, last = offsets[who[i]], offsets[who[i] + 1]
+    if last - first > most then last = first + most end
+    for j = first, last - 1 do
+      values[at] = ids[j]
+      at = at + 1
+    end
+    lengths[i] = last - first
+  end
+  return at
+end
+
+local function put_one(of, who, rows, values, lengths, at)
+  for i = 0, rows - 1 do
+    values[at + i] = of[who[i]]
+    lengths[i] = 1
+  end
+  return at + rows
+end
+
+local function put_itself(who, rows, values, lengths, at)
+  for i = 0, rows - 1 do
+    values[at + i] = who[i]
+    lengths[i] = 1
+  end
+  return at + rows
+end
+
+-- Dependencies of s without p: at most `most`, those that follow p in the list (as a circle), so that long lists show varying parts.
+local function put_others(list, s, p, rows, values, lengths, at, most)
+  local offsets, ids = list.offsets, list.values
+  for i = 0, rows - 1 do
+    local first, n, hidden = offsets[s[i]], offsets[s[i] + 1] - offsets[s[i]], p[i]
+    local start = 0
+    for j = 0, n - 1 do
+      if ids[first + j] == hidden then start = j + 1 end
+    end
+    local before = at
+    for j = start, start + n - 1 do
+      local id = ids[first + (j < n and j or j - n)]
+      if id ~= hidden and at - before < most then
+        values[at] = id
+        at = at + 1
+      end
+    end
+    lengths[i] = at - before
+  end
+  return at
+end
+
+-- How many ids of list a of package s are in list b of package c.
+local function overlap(a, s, b, c)
+  local n = 0
+  for i = a.offsets[s], a.offsets[s + 1] - 1 do
+    local id = a.values[i]
+    for j = b.offsets[c], b.offsets[c + 1] - 1 do
+      if b.values[j] == id then n = n + 1 end
+    end
+  end
+  return n
+end
+
+-- How many dependencies of s without p are dependencies of c.
+local function common_dependencies(self, s, c, p)
+  local list, mark, stamp = self.lists.dependencies, self.mark, self.stamp + 1
+  self.stamp = stamp
+  for i = list.offsets[s], list.offsets[s + 1] - 1 do mark[list.values[i]] = stamp end
+  if p >= 0 then mark[p] = 0 end
+  local n = 0
+  for i = list.offsets[c], list.offsets[c + 1] - 1 do
+    if mark[list.values[i]] == stamp then n = n + 1 end
+  end
+  return n
+end
+
+local function put_dense(self, row, s, c, p)
+  local l = self.lists
+  local words, text, tags, offsets = l.name_words, l.description_words, l.tags, l.dependencies.offsets
+  row[0] = log(1 + overlap(words, s, words, c))
+  row[1] = log(1 + overlap(words, s, text, c))
+  row[2] = log(1 + overlap(text, s, words, c))
+  row[3] = log(1 + overlap(text, s, text, c))
+  row[4] = log(1 + overlap(tags, s, tags, c))
+  row[5] = l.section[s] == l.section[c] and 1 or 0
+  row[6] = l.maintainer[s] == l.maintainer[c] and 1 or 0
+  row[7] = l.source[s] == l.source[c] and 1 or 0
+  row[8] = log(1 + common_dependencies(self, s, c, p))
+  row[9] = log(math.max(offsets[s + 1] - offsets[s], 1))
+  row[10] = log(1 + offsets[c + 1] - offsets[c])
+  row[11] = log(1 + self.popularity[c]) / 4
+end
+
+--- Fill a host batch with the features of `rows` samples: arrays of packages s, candidates c and hidden dependencies p (-1: none). Labels
+--- are 1 where c is p.
+function Features:assemble(host, rows, s, c, p)
+  host:reserve(rows * self.longest)
+  local b = host.ptr
+  for i = 0, rows - 1 do
+    put_dense(self, b.dense + i * 12, s[i], c[i], p[i])
+    b.labels[i] = c[i] == p[i] and 1 or 0
+  end
+  local at, values = 0, b.values
+  for f = 1, #self.sparse do
+    local feature = self.sparse[f]
+    local kind, list, lengths = feature[4], feature[5], b.lengths + (f - 1) * rows
+    if kind == "s_list" then at = put_list(list, s, rows, values, lengths, at, feature[6] or 2 ^ 30)
+    elseif kind == "c_list" then at = put_list(list, c, rows, values, lengths, at, feature[6] or 2 ^ 30)
+    elseif kind == "s_one" then at = put_one(list, s, rows, values, lengths, at)
+    elseif kind == "c_one" then at = put_one(list, c, rows, values, lengths, at)
+    elseif kind == "itself" then at = put_itself(c, rows, values, lengths, at)
+    else at = put_others(self.lists.dependencies, s, p, rows, values, lengths, at, self.most) end
+  end
+  b.rows, b.ids = rows, at
+end
+
+-- -- samples -------------------------------------------------------------------------------------------------------------------------
+
+local Source = util.class "DebianSource"
+
+-- Shares of the packages: [from, to) of a number in [0, 1) that each package has by the seed. `fit` and `validation` make up `train`.
+local function bounds(part, holdout)
+  local middle = holdout + (1 - holdout) * 0.05
+  if part == "test" then return 0, holdout end
+  if part == "train" then return holdout, 1 end
+  if part == "fit" then return middle, 1 end
+  if part == "validation" then return holdout, middle end
+  return 0, 1
+end
+
+local function edges_of(lists, part, holdout, seed)
+  local from, to = bounds(part, holdout)
+  local d = lists.dependencies
+  local s, c, n = ffi.new("int32_t[?]", math.max(d.n, 1)), ffi.new("int32_t[?]", math.max(d.n, 1)), 0
+  for i = 0, lists.n - 1 do
+    local u = C.peri_random_uniform(seed, SPLIT, i)
+    if u >= from and u < to then
+      for j = d.offsets[i], d.offsets[i + 1] - 1 do
+        s[n], c[n] = i, d.values[j]
+        n = n + 1
+      end
+    end
+  end
+  return s, c, n
+end
+
+function Source:init(lists, a)
+  self.lists, self.seed, self.negatives = lists, a.seed, a.negatives
+  self._s, self._c, self._n = edges_of(lists, a.part, a.holdout, a.seed)
+  if self._n == 0 then P.fail(("data.debian: the part '%s' has no dependencies (%d packages in all)"):format(a.part, lists.n)) end
+  local popularity = ffi.new("int32_t[?]", math.max(lists.n, 1))
+  local _, targets, n = edges_of(lists, "train", a.holdout, a.seed)
+  for i = 0, n - 1 do popularity[targets[i]] = popularity[targets[i]] + 1 end
+  self.features = Features(lists, popularity, a.max_dependencies)
+  self.keys, self.tables, self.rows, self.dense = self.features.keys, self.features.tables, self.features.rows, Features.dense
+  local all = self._n * (1 + a.negatives)
+  self._last = math.min(a.limit or all, all)
+  self._order = ffi.new("int32_t[?]", all)
+  self._room = 0
+end
+
+--- Samples in one pass.
+function Source:count() return self._last end
+
+--- Another order and other negatives in every epoch.
+function Source:rewind(epoch)
+  local order, n, seed, stream = self._order, self._n * (1 + self.negatives), self.seed, ORDER + epoch
+  for i = 0, n - 1 do order[i] = i end
+  for i = n - 1, 1, -1 do
+    local j = floor(C.peri_random_uniform(seed, stream, i) * (i + 1))
+    order[i], order[j] = order[j], order[i]
+  end
+  self._epoch, self._at = epoch, 0
+end
+
+local function depends(list, s, c)
+  for i = list.offsets[s], list.offsets[s + 1] - 1 do
+    if list.values[i] == c then return true end
+  end
+  return false
+end
+
+local TRIES = 64
+-- A package that s does not need, by the popularity of targets in this part; `x` numbers the sample.
+local function negative(self, s, x)
+  local list, seed, stream, n = self.lists.dependencies, self.seed, NEGATIVE + self._epoch, self._n
+  for try = 0, TRIES - 1 do
+    local c = self._c[floor(C.peri_random_uniform(seed, stream, x * TRIES + try) * n)]
+    if c ~= s and not depends(list, s, c) then return c end
+  end
+  for c = 0, self.lists.n - 1 do -- s needs nearly everything that is needed at all
+    if c ~= s and not depends(list, s, c) then return c end
+  end
+  P.fail(("data.debian: package %s depends on all others"):format(self.lists.names[s + 1]))
+end
+
+local function room(self, rows)
+  if rows > self._room then
+    self._pair_s, self._pair_c, self._pair_p = ffi.new("int32_t[?]", rows), ffi.new("int32_t[?]", rows), ffi.new("int32_t[?]", rows)
+    self._room = rows
+  end
+  return self._pair_s, self._pair_c, self._pair_p
+end
+
+function Source:fill(host, batch_size, rank, world)
+  local rows = math.min(batch_size, self._last - self._at)
+  local first, last = batch.share(rows, rank, world)
+  local s, c, p = room(self, last - first)
+  local slots = 1 + self.negatives
+  for i = 0, last - first - 1 do
+    local x = self._order[self._at + first + i]
+    local edge = floor(x / slots)
+    s[i], p[i] = self._s[edge], self._c[edge]
+    if x == edge * slots then c[i] = p[i] else c[i] = negative(self, s[i], x) end
+  end
+  self.features:assemble(host, last - first, s, c, p)
+  host.ptr.global_row, host.ptr.global_rows = self._at + first, rows
+  self._at = self._at + rows
+end
+
+-- -- the loader ----------------------------------------------------------------------------------------------------------------------
+
+local M = {}
+
+local spec = {
+  packages = util.optional, -- what `read` returned; nil: read the machine's own lists
+  path = util.optional,     -- a file in the format of `apt-cache dumpavail` instead of the machine's own lists
+  part = "all",             -- all, train, test; fit and validation are the parts of train
+  holdout = 0.1,            -- share of the packages that is the test part
+  negatives = 4,            -- per positive sample
+  limit = util.optional,    -- samples per pass (a random choice), nil: all
+  max_dependencies = 32,    -- per bag
+  seed = 1,
+}
+for name, default in util.ordered(Loader.common) do spec[name] = default end
+
+--- Parse the machine's package lists, or those in the file `path`, for several loaders.
+function M.read(path) return packages.parse(packages.text(path)) end
+
+--- A loader; see `spec` for the arguments.
+function M.loader(args)
+  local func = "data.debian"
+  local a = util.named(func, args, spec)
+  util.one_of(func, "part", a.part, { "all", "train", "test", "fit", "validation" })
+  util.integer(func, "negatives", a.negatives, 1, 1000)
+  util.integer(func, "max_dependencies", a.max_dependencies, 1, 2 ^ 20)
+  util.integer(func, "seed", a.seed, 0)
+  if a.limit then util.integer(func, "limit", a.limit, 1) end
+  if type(a.holdout) ~= "number" or a.holdout < 0 or a.holdout >= 1 then P.fail(("%s: holdout is %s, allowed: 0 to below 1"):format(func, tostring(a.holdout))) end
+  return Loader(func, Source(a.packages or M.read(a.path), a), a)
+end
+
+return setmetatable(M, { __call = function(_, args) return M.loader(args) end })

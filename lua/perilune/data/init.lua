@@ -1,0 +1,10 @@
+-- data: where batches come from. Each loader is called for the next batch, so `for batch in loader do ... end` goes over all of them.
+return {
+  Batch = require("perilune.data.batch").Batch,
+  host_batch = require("perilune.data.batch").host,
+  Loader = require "perilune.data.loader",
+  LogisticRegression = require "perilune.data.logistic",
+  criteo = require "perilune.data.criteo",
+  debian = require "perilune.data.debian",
+  synthetic = require "perilune.data.synthetic",
+}

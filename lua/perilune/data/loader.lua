@@ -1,0 +1,87 @@
+-- loader.lua: from a source of samples to the batches that one rank sees.
+--
+-- A source has: dense (names of dense features), keys (names of sparse features), rows (by key: rows of its table), tables (by key: name of
+-- its table; features with the same table share it), source:fill(host, batch_size, rank, world) which fills a host batch with this rank's
+-- rows of the next global batch and sets its global_rows (0 at the end of a pass), and source:rewind(epoch) (epochs count from 0).
+--
+-- `batch_size` counts the rows of the *global* batch: of all ranks together. Rank r of w takes rows [G r / w, G (r+1) / w) of it, so
+-- what is trained does not depend on w. A rank whose share of a last, short batch is empty gets a batch of 0 rows.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local batch = require "perilune.data.batch"
+
+local Loader = util.class "Loader"
+
+--- The arguments that every kind of loader takes beside its own.
+Loader.common = {
+  batch_size = util.required, rank = util.optional, world_size = util.optional, epochs = 1, device = util.optional, drop_last = false,
+}
+
+--- Rank and world size: as given, else those of the world that was joined, else a world of one.
+function Loader.place(func, args)
+  local world = P.state.world
+  local size = util.integer(func, "world_size", args.world_size or (world and world:size()) or 1, 1, 2 ^ 31 - 1)
+  local rank = util.integer(func, "rank", args.rank or (world and world:rank()) or 0, 0, size - 1)
+  return rank, size
+end
+
+function Loader:init(func, source, args)
+  self.source = source
+  self.keys, self.rows, self.tables, self.dense = source.keys, source.rows, source.tables, source.dense
+  self.batch_size = util.integer(func, "batch_size", args.batch_size, 1, 2 ^ 31)
+  self.epochs = args.epochs == math.huge and args.epochs or util.integer(func, "epochs", args.epochs, 1)
+  self.rank, self.world_size = Loader.place(func, args)
+  self.device, self.drop_last = args.device, args.drop_last
+  self.epoch, self._delivered = 0, 0
+  local most = math.ceil(self.batch_size / self.world_size)
+  self._host = batch.host(#self.dense, #self.keys, most, most * math.max(#self.keys, 1))
+  source:rewind(0)
+end
+
+--- Tables as { name =, rows =, features = { ... } }, in the order of their first feature.
+function Loader:table_list()
+  local list, by_name = {}, {}
+  for i, key in ipairs(self.keys) do
+    local name = self.tables[i]
+    local t = by_name[name]
+    if not t then
+      t = { name = name, rows = self.rows[i], features = {} }
+      by_name[name], list[#list + 1] = t, t
+    end
+    t.features[#t.features + 1] = key
+  end
+  return list
+end
+
+--- The next batch in host memory, which the next call overwrites; nil at the end of the last epoch.
+function Loader:next_host()
+  local host = self._host
+  while self.epoch < self.epochs do
+    self.source:fill(host, self.batch_size, self.rank, self.world_size)
+    local n = tonumber(host.ptr.global_rows)
+    if n == self.batch_size or (n > 0 and not self.drop_last) then
+      self._delivered = self._delivered + 1
+      return host
+    end
+    if self._delivered == 0 then return nil end -- a pass without a batch: the next would have none either
+    self._delivered = 0
+    self.epoch = self.epoch + 1
+    if self.epoch < self.epochs then self.source:rewind(self.epoch) end
+  end
+end
+
+--- The next batch as tensors on the loader's device; nil at the end. A loader is called like the function of a generic `for`.
+function Loader:next()
+  local host = self:next_host()
+  if host then return batch.upload(host, self.keys, self.device) end
+end
+Loader.__call = Loader.next
+
+--- Start again with the first epoch.
+function Loader:rewind()
+  self.epoch, self._delivered = 0, 0
+  self.source:rewind(0)
+  return self
+end
+
+return Loader

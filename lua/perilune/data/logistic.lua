@@ -1,0 +1,36 @@
+-- logistic.lua: the baseline: logistic regression over the ids and dense features of a loader's batches (perilune/io.h).
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local C, check = P.C, P.check
+
+local wrap = P.handle("peri_logistic", {})
+local out, loss = ffi.new "peri_logistic *[1]", ffi.new "double[1]"
+
+local LogisticRegression = util.class "LogisticRegression"
+
+--- rows: rows of every feature's table; dense_features: their number; lr; l2.
+function LogisticRegression:init(args)
+  local a = util.named("LogisticRegression", args, { rows = util.required, dense_features = util.required, lr = 0.05, l2 = 0 })
+  local n = #a.rows
+  local rows = ffi.new("int64_t[?]", math.max(n, 1))
+  for i = 1, n do rows[i - 1] = a.rows[i] end
+  local o = ffi.new "peri_logistic_options"
+  o.table_rows, o.sparse_features, o.dense_features, o.learning_rate, o.l2 = rows, n, a.dense_features, a.lr, a.l2
+  check(C.peri_logistic_new(o, out))
+  local scope = P.state.scope
+  P.state.scope = false
+  self._model = wrap(out[0])
+  P.state.scope = scope
+end
+
+--- Train on a host batch, one sample after the other. Returns the mean loss.
+function LogisticRegression:train(host)
+  check(C.peri_logistic_train(self._model.ptr, host.ptr, loss))
+  return loss[0]
+end
+
+--- Write the probabilities of a host batch's rows to a float array.
+function LogisticRegression:predict(host, probabilities) check(C.peri_logistic_predict(self._model.ptr, host.ptr, probabilities)) end
+
+return LogisticRegression

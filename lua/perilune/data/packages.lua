@@ -1,0 +1,143 @@
+-- packages.lua: the lists of Debian packages as arrays: one block of "Field: value" lines per package (deb-control format).
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+
+local M = {}
+
+-- -- reading -------------------------------------------------------------------------------------------------------------------------
+
+local hint = "; on machines without Debian's package lists give a file in the Criteo layout: DATA=train.txt, or DATA=synthetic"
+
+--- The text of the lists: of a file, or of `apt-cache dumpavail`.
+function M.text(path)
+  local file, err
+  if path then
+    file, err = io.open(path, "rb")
+    if not file then P.fail("data.debian: " .. err) end
+  else
+    file = io.popen("LC_ALL=C apt-cache dumpavail 2>/dev/null", "r")
+  end
+  local text = file:read "*a"
+  file:close()
+  if not text:find("Package: ", 1, true) then
+    P.fail(path and ("data.debian: %s has no 'Package:' line"):format(path) or "data.debian: `apt-cache dumpavail` gave no packages" .. hint)
+  end
+  return text
+end
+
+--- Growing CSR lists: list i is values[offsets[i]..offsets[i+1]).
+local function lists() return { offsets = { 0 }, values = {}, n = 0 } end
+local function push(l, value)
+  l.n = l.n + 1
+  l.values[l.n] = value
+end
+local function close(l) l.offsets[#l.offsets + 1] = l.n end
+local function array(values, n)
+  local a = ffi.new("int32_t[?]", math.max(n, 1))
+  for i = 1, n do a[i - 1] = values[i] end
+  return a
+end
+local function packed(l) return { offsets = array(l.offsets, #l.offsets), values = array(l.values, l.n), n = l.n } end
+
+--- Numbers for names, in the order of their first use, from 0.
+local function vocabulary() return { ids = {}, names = {}, n = 0 } end
+local function id_of(v, name)
+  local id = v.ids[name]
+  if not id then
+    id = v.n
+    v.ids[name], v.names[id + 1], v.n = id, name, id + 1
+  end
+  return id
+end
+
+--- The value of a field of a block (which begins with a line end), continuation lines included; nil if it is not there.
+local function field(block, name)
+  local _, at = block:find("\n" .. name .. ": ", 1, true)
+  if not at then return nil end
+  local stop = block:find("\n[^ ]", at)
+  return block:sub(at + 1, (stop or #block) - 1)
+end
+
+local common = {}
+for word in ("a an and as at be by for from in is it of on or that the this to with"):gmatch "%a+" do common[word] = true end
+
+-- Push the words of a text (runs of digits and then letters), each once.
+local function push_words(l, vocabulary_of_words, text, seen, stamp)
+  for word in text:lower():gmatch "%d*%a*" do
+    if word ~= "" and not common[word] then
+      local id = id_of(vocabulary_of_words, word)
+      if seen[id] ~= stamp then
+        seen[id] = stamp
+        push(l, id)
+      end
+    end
+  end
+  close(l)
+end
+
+local function push_tags(l, tags, text)
+  for tag in (text or ""):gmatch "[^,%s]+" do push(l, id_of(tags, tag)) end
+  close(l)
+end
+
+--- Blocks and names of the packages; later blocks of a known name (other versions) are left out.
+local function split(text)
+  local names, blocks, ids, at = {}, {}, {}, 1
+  while at <= #text do
+    local stop = text:find("\n\n", at, true) or #text
+    local block = "\n" .. text:sub(at, stop)
+    local name = field(block, "Package")
+    if name and not ids[name] then
+      ids[name] = #names
+      names[#names + 1], blocks[#blocks + 1] = name, block
+    end
+    at = stop + 2
+  end
+  return names, blocks, ids
+end
+
+-- Push what a package needs: the first of each group of alternatives, without versions and architectures, if it is a package.
+local function push_dependencies(l, block, self_id, ids, seen)
+  for _, name in ipairs { "Pre-Depends", "Depends", "Recommends" } do
+    local value = field(block, name)
+    if value then
+      for target in value:gmatch "([^%s,:(|]+)[^,]*" do
+        local id = ids[target]
+        if id and id ~= self_id and seen[id] ~= self_id then
+          seen[id] = self_id
+          push(l, id)
+        end
+      end
+    end
+  end
+  close(l)
+end
+
+--- Parse the lists: n packages, names, and by package the lists `dependencies`, `name_words`, `description_words`, `tags` and the arrays
+--- section, maintainer, source; sizes of the vocabularies in words, tag_count, section_count, maintainer_count. ids: number by name.
+function M.parse(text)
+  local names, blocks, ids = split(text)
+  local n = #names
+  local words, tags, sections, maintainers, sources = vocabulary(), vocabulary(), vocabulary(), vocabulary(), vocabulary()
+  local dependencies, name_words, description_words, tag_lists = lists(), lists(), lists(), lists()
+  local section, maintainer, source = {}, {}, {}
+  local seen_package, seen_word = {}, {}
+  for i = 1, n do
+    local block, id = blocks[i], i - 1
+    push_dependencies(dependencies, block, id, ids, seen_package)
+    push_words(name_words, words, names[i], seen_word, 2 * id)
+    push_words(description_words, words, (field(block, "Description") or ""):match "^[^\n]*", seen_word, 2 * id + 1)
+    push_tags(tag_lists, tags, field(block, "Tag"))
+    section[i] = id_of(sections, field(block, "Section") or "")
+    maintainer[i] = id_of(maintainers, field(block, "Maintainer") or "")
+    source[i] = id_of(sources, (field(block, "Source") or names[i]):match "^%S+")
+  end
+  return {
+    n = n, names = names, ids = ids,
+    dependencies = packed(dependencies), name_words = packed(name_words), description_words = packed(description_words),
+    tags = packed(tag_lists), section = array(section, n), maintainer = array(maintainer, n), source = array(source, n),
+    words = words.n, tag_count = tags.n, section_count = sections.n, maintainer_count = maintainers.n,
+  }
+end
+
+return M

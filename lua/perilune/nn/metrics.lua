@@ -1,0 +1,362 @@
+-- metrics.lua: what a model's predictions are worth: AUC, normalized entropy, log-loss, calibration and their relatives, over everything
+-- seen (lifetime) and over the last samples (window). Names are TorchRec's; one object per task.
+--
+--   local ne = metrics.NEMetric { window_size = 100000, include_logloss = true }
+--   ne:update(predictions, labels, weights)       -- tensors or lists; weights may be left out
+--   ne:compute()                                  -- { lifetime_ne = .., window_ne = .., lifetime_logloss = .., window_logloss = .. }
+--   metrics.evaluate(predictions, labels)         -- { auc =, ne =, logloss =, calibration =, ... } of one set of samples
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local C, check = P.C, P.check
+
+local M = {}
+local number, second = ffi.new "double[1]", ffi.new "double[1]"
+
+-- -- samples -------------------------------------------------------------------------------------------------------------------------
+
+--- Numbers of a tensor or list as f64 host memory, and how many.
+local function numbers(func, what, x)
+  if Tensor.is(x) then
+    return (x:to "f64"):read()
+  end
+  if type(x) ~= "table" then P.fail(("%s: %s are a %s, wanted a tensor or a list"):format(func, what, type(x))) end
+  local n = #x
+  local a = ffi.new("double[?]", math.max(n, 1))
+  for i = 1, n do a[i - 1] = x[i] end
+  return a, n
+end
+
+--- peri_metric_samples of predictions, labels and weights (nil: all 1); the second value keeps their memory alive. `per_sample`:
+--- predictions per label.
+local function samples_of(func, predictions, labels, weights, per_sample)
+  local p, n = numbers(func, "predictions", predictions)
+  local y, labelled = numbers(func, "labels", labels)
+  if n ~= labelled * (per_sample or 1) then P.fail(("%s: %d predictions for %d labels"):format(func, n, labelled)) end
+  local w, weighted
+  if weights ~= nil then
+    w, weighted = numbers(func, "weights", weights)
+    if weighted ~= labelled then P.fail(("%s: %d weights for %d labels"):format(func, weighted, labelled)) end
+  end
+  local s = ffi.new "peri_metric_samples"
+  s.predictions, s.labels, s.weights, s.n = p, y, w, labelled
+  return s, { p, y, w }
+end
+
+-- -- formulas over sums ------------------------------------------------------------------------------------------------------------------
+
+local ETA = 1e-12
+local function log2(x) return math.log(x) / math.log(2) end
+local function ratio(a, b) return b == 0 and 0 or a / b end
+
+--- Entropy of the base rate, times the samples: what normalizes an entropy. NaN without samples.
+local function base_entropy(positive, negative, total)
+  local rate = math.min(math.max(positive / math.max(total, ETA), ETA), 1 - ETA)
+  return -positive * log2(rate) - negative * log2(1 - rate)
+end
+
+local function normalizer(s) return base_entropy(s.label, s.weight - s.label, s.weight) end
+
+-- By class name: the names of its values, and values(sums, options) in that order.
+local by_sums = {
+  NEMetric = { { "ne", "logloss" }, function(s, o)
+    return s.cross_entropy / normalizer(s), o.include_logloss and s.cross_entropy / math.max(s.weight, ETA) or nil
+  end },
+  NEPositiveMetric = { { "ne_positive" }, function(s) return s.positive_cross_entropy / normalizer(s) end },
+  UnweightedNEMetric = { { "unweighted_ne" }, function(s)
+    return s.plain_cross_entropy / base_entropy(s.plain_label, s.n - s.plain_label, s.n)
+  end },
+  CaliFreeNEMetric = { { "cali_free_ne" }, function(s)
+    local rate = s.prediction / s.weight
+    return s.cross_entropy / normalizer(s) / (-s.label * log2(rate) - (s.weight - s.label) * log2(1 - rate))
+  end },
+  CalibrationMetric = { { "calibration" }, function(s) return s.label <= 0 and 0 or s.prediction / s.label end },
+  CTRMetric = { { "ctr" }, function(s) return ratio(s.label, s.weight) end },
+  AverageMetric = { { "label_average", "prediction_average" }, function(s) return ratio(s.label, s.weight), ratio(s.prediction, s.weight) end },
+  WeightedAvgMetric = { { "weighted_avg" }, function(s) return s.prediction / s.weight end },
+  MSEMetric = { { "mse", "rmse" }, function(s)
+    local mse = ratio(s.square_error, s.weight)
+    return mse, math.sqrt(mse)
+  end },
+  NMSEMetric = { { "nmse", "nrmse" }, function(s)
+    local nmse = ratio(s.square_error, s.ones_square_error)
+    return nmse, math.sqrt(nmse)
+  end },
+  MAEMetric = { { "mae" }, function(s) return ratio(s.absolute_error, s.weight) end },
+  AccuracyMetric = { { "accuracy" }, function(s) return ratio(s.correct, s.weight) end },
+  PrecisionMetric = { { "precision" }, function(s) return ratio(s.true_positive, s.true_positive + s.false_positive) end },
+  RecallMetric = { { "recall" }, function(s) return ratio(s.true_positive, s.true_positive + s.false_negative) end },
+}
+
+-- -- lifetime and window -----------------------------------------------------------------------------------------------------------------
+
+--- Sums of updates: over all of them, and over the newest that have at most window_size samples together (the newest one at least).
+local Window = util.class "Window"
+
+function Window:init(size) self.size, self.parts, self.counts, self.first, self.last, self.used = size, {}, {}, 1, 0, 0 end
+
+function Window:push(part, count)
+  self.last = self.last + 1
+  self.parts[self.last], self.counts[self.last] = part, count
+  self.used = self.used + count
+  while self.used > self.size and self.first < self.last do
+    self.used = self.used - self.counts[self.first]
+    self.parts[self.first], self.counts[self.first] = nil, nil
+    self.first = self.first + 1
+  end
+end
+
+--- A list of numbers added to another, in place; returns it.
+local function add(into, part)
+  for i = 1, #part do into[i] = (into[i] or 0) + part[i] end
+  return into
+end
+
+function Window:sum()
+  local total = {}
+  for i = self.first, self.last do add(total, self.parts[i]) end
+  return total
+end
+
+local fields = { "n", "weight", "label", "prediction", "plain_label", "cross_entropy", "positive_cross_entropy", "plain_cross_entropy",
+  "square_error", "absolute_error", "ones_square_error", "correct", "true_positive", "false_positive", "false_negative" }
+
+--- The base of all metrics that are functions of sums. A metric has `part(...)`, which makes the list of numbers of one update and its number
+--- of samples, and `report(sums, prefix, out)`.
+local SumMetric = util.class "SumMetric"
+
+function SumMetric:init(args, spec)
+  local all = { window_size = 100 }
+  for name, default in util.ordered(spec or {}) do all[name] = default end
+  self.options = util.named(self.class_name, args, all)
+  util.integer(self.class_name, "window_size", self.options.window_size, 1)
+  self.lifetime, self.window = {}, Window(self.options.window_size)
+end
+
+--- Take samples in. NDCGMetric takes a further list, the session of each sample.
+function SumMetric:update(predictions, labels, weights, ...)
+  local part, n = self:part(predictions, labels, weights, ...)
+  add(self.lifetime, part)
+  self.window:push(part, n)
+end
+
+--- Values by name, lifetime_* and window_*. Before the first update there are none.
+function SumMetric:compute()
+  local out = {}
+  if self.window.last == 0 then return out end
+  self:report(self.lifetime, "lifetime_", out)
+  self:report(self.window:sum(), "window_", out)
+  return out
+end
+
+local function simple(name, definition, spec)
+  local class = util.class(name, SumMetric)
+  function class:init(args) SumMetric.init(self, args, spec) end
+  function class:part(predictions, labels, weights)
+    local samples, memory = samples_of(name, predictions, labels, weights)
+    local sums = ffi.new "peri_metric_sums"
+    check(C.peri_metric_add(samples, self.options.threshold or 0.5, sums))
+    local part = {}
+    for i, field in ipairs(fields) do part[i] = sums[field] end
+    return part, memory and tonumber(samples.n)
+  end
+  function class:report(sums, prefix, out)
+    local named = {}
+    for i, field in ipairs(fields) do named[field] = sums[i] end
+    local values = { definition[2](named, self.options) }
+    for i, value_name in ipairs(definition[1]) do out[prefix .. value_name] = values[i] end
+  end
+  M[name] = class
+end
+
+local specs = { NEMetric = { include_logloss = false }, AccuracyMetric = { threshold = 0.5 }, PrecisionMetric = { threshold = 0.5 },
+  RecallMetric = { threshold = 0.5 } }
+for name, definition in util.ordered(by_sums) do simple(name, definition, specs[name]) end
+
+-- -- metrics with sums of their own --------------------------------------------------------------------------------------------------------
+
+--- Share of pairs (weighted; inside one update) that predictions and labels order alike.
+M.XAUCMetric = util.class("XAUCMetric", SumMetric)
+function M.XAUCMetric:part(predictions, labels, weights)
+  local samples, memory = samples_of("XAUCMetric", predictions, labels, weights)
+  check(C.peri_metric_xauc(samples, number, second))
+  return { number[0], second[0] }, memory and tonumber(samples.n)
+end
+function M.XAUCMetric:report(sums, prefix, out) out[prefix .. "xauc"] = ratio(sums[1], sums[2]) end
+
+--- Recall of the k most likely of `number_of_classes` classes, a list over k = 1, 2, ... Predictions are [samples, classes].
+M.MulticlassRecallMetric = util.class("MulticlassRecallMetric", SumMetric)
+function M.MulticlassRecallMetric:init(args) SumMetric.init(self, args, { number_of_classes = util.required }) end
+function M.MulticlassRecallMetric:part(predictions, labels, weights)
+  local classes = self.options.number_of_classes
+  local s, memory = samples_of("MulticlassRecallMetric", predictions, labels, weights, classes)
+  local part = {}
+  for k = 1, classes + 1 do part[k] = 0 end
+  for i = 0, tonumber(s.n) - 1 do
+    local w, row, label = s.weights ~= nil and s.weights[i] or 1, s.predictions + i * classes, s.labels[i]
+    local rank = 1 -- of the label's class; among equal predictions the lower class comes first
+    for c = 0, classes - 1 do
+      if row[c] > row[label] or (row[c] == row[label] and c < label) then rank = rank + 1 end
+    end
+    for k = rank, classes do part[k] = part[k] + w end
+    part[classes + 1] = part[classes + 1] + w
+  end
+  return part, memory and tonumber(s.n)
+end
+function M.MulticlassRecallMetric:report(sums, prefix, out)
+  local list = {}
+  for k = 1, self.options.number_of_classes do list[k] = sums[k] / sums[self.options.number_of_classes + 1] end
+  out[prefix .. "multiclass_recall"] = list
+end
+
+--- Discounted cumulative gain of labels in this order, of the first k.
+local function dcg(labels, k, exponential)
+  local sum = 0
+  for rank = 1, math.min(k, #labels) do
+    sum = sum + (exponential and 2 ^ labels[rank] - 1 or labels[rank]) / log2(rank + 1)
+  end
+  return sum
+end
+
+--- 1 - NDCG@k (or NDCG, if report_ndcg_as_decreasing_curve is false), a mean over sessions, each times its largest weight.
+M.NDCGMetric = util.class("NDCGMetric", SumMetric)
+function M.NDCGMetric:init(args)
+  SumMetric.init(self, args, { exponential_gain = false, k = -1, report_ndcg_as_decreasing_curve = true, remove_single_length_sessions = false,
+    scale_by_weights_tensor = false })
+end
+local function sessions_of(s, session)
+  local by_id, list = {}, {}
+  for i = 0, tonumber(s.n) - 1 do
+    local id = session[i]
+    if not by_id[id] then
+      by_id[id] = {}
+      list[#list + 1] = by_id[id]
+    end
+    table.insert(by_id[id], { p = s.predictions[i], y = s.labels[i], w = s.weights ~= nil and s.weights[i] or 1, at = i })
+  end
+  return list
+end
+function M.NDCGMetric:part(predictions, labels, weights, session)
+  local o = self.options
+  local s, memory = samples_of("NDCGMetric", predictions, labels, weights)
+  local ids, n = numbers("NDCGMetric", "sessions", session)
+  if n ~= s.n then P.fail(("NDCGMetric: %d sessions for %d labels"):format(n, tonumber(s.n))) end
+  local sum, count = 0, 0
+  for _, list in ipairs(sessions_of(s, ids)) do
+    if #list > 1 or not o.remove_single_length_sessions then
+      local heaviest = 0
+      for _, x in ipairs(list) do
+        heaviest = math.max(heaviest, x.w)
+        if o.scale_by_weights_tensor then x.p, x.y = x.p * x.w, x.y * x.w end
+      end
+      table.sort(list, function(a, b) return a.p > b.p or (a.p == b.p and a.at < b.at) end)
+      local shown = util.map(list, function(x) return x.y end)
+      local best = util.map(list, function(x) return x.y end)
+      table.sort(best, function(a, b) return a > b end)
+      local k = o.k < 0 and #list or o.k
+      local ideal = dcg(best, k, o.exponential_gain)
+      local ndcg = dcg(shown, k, o.exponential_gain) / (ideal == 0 and 1e-6 or ideal)
+      if o.report_ndcg_as_decreasing_curve then ndcg = 1 - ndcg end
+      sum = sum + (o.scale_by_weights_tensor and ndcg or ndcg * heaviest)
+      count = count + 1
+    end
+  end
+  return { sum, count }, memory and n
+end
+function M.NDCGMetric:report(sums, prefix, out) out[prefix .. "ndcg"] = sums[1] / sums[2] end
+
+-- -- metrics that need the samples themselves ------------------------------------------------------------------------------------------------
+
+--- Keeps the last window_size samples.
+local SampleMetric = util.class "SampleMetric"
+function SampleMetric:init(args)
+  self.options = util.named(self.class_name, args, { window_size = 100 })
+  util.integer(self.class_name, "window_size", self.options.window_size, 1)
+  self.predictions, self.labels, self.weights, self.first, self.last = {}, {}, {}, 1, 0
+end
+
+function SampleMetric:update(predictions, labels, weights)
+  local s, memory = samples_of(self.class_name, predictions, labels, weights)
+  for i = 0, tonumber(s.n) - 1 do
+    self.last = self.last + 1
+    self.predictions[self.last], self.labels[self.last] = memory[1][i], memory[2][i]
+    self.weights[self.last] = memory[3] and memory[3][i] or 1
+  end
+  while self.last - self.first >= self.options.window_size do
+    self.predictions[self.first], self.labels[self.first], self.weights[self.first] = nil, nil, nil
+    self.first = self.first + 1
+  end
+  if self.taken then self:taken(s) end
+  return memory and self
+end
+
+function SampleMetric:area(compute)
+  local n = self.last - self.first + 1
+  local p, y, w = ffi.new("double[?]", n + 1), ffi.new("double[?]", n + 1), ffi.new("double[?]", n + 1)
+  for i = 0, n - 1 do p[i], y[i], w[i] = self.predictions[self.first + i], self.labels[self.first + i], self.weights[self.first + i] end
+  local s = ffi.new "peri_metric_samples"
+  s.predictions, s.labels, s.weights, s.n = p, y, w, n
+  check(compute(s, number))
+  return number[0]
+end
+
+--- Area under the ROC curve of the window; ties count one half.
+M.AUCMetric = util.class("AUCMetric", SampleMetric)
+function M.AUCMetric:compute() return { window_auc = self:area(C.peri_metric_auc) } end
+
+--- Regression AUC of the window.
+M.RAUCMetric = util.class("RAUCMetric", SampleMetric)
+function M.RAUCMetric:compute() return { window_rauc = self:area(C.peri_metric_rauc) } end
+
+local BINS = 1000
+local single = ffi.new "float[1]"
+--- Average precision of the window; over everything from a histogram of 1,000 bins of predictions in [0, 1] (0.5 while a class is missing).
+M.AUPRCMetric = util.class("AUPRCMetric", SampleMetric)
+function M.AUPRCMetric:init(args)
+  SampleMetric.init(self, args)
+  self.positive, self.negative = ffi.new("double[?]", BINS), ffi.new("double[?]", BINS)
+end
+function M.AUPRCMetric:taken(s)
+  for i = 0, tonumber(s.n) - 1 do
+    local p, y, w = s.predictions[i], s.labels[i], s.weights ~= nil and s.weights[i] or 1
+    if not (p >= 0 and p <= 1) then P.fail(("AUPRCMetric: prediction %g, allowed: 0..1"):format(p)) end
+    single[0] = p -- in f32, as the reference bins them
+    single[0] = single[0] * BINS
+    local bin = math.min(math.floor(single[0]), BINS - 1)
+    self.positive[bin] = self.positive[bin] + w * y
+    self.negative[bin] = self.negative[bin] + w * (1 - y)
+  end
+end
+function M.AUPRCMetric:compute()
+  local positive, negative, area = 0, 0, 0
+  for bin = BINS - 1, 0, -1 do
+    positive, negative = positive + self.positive[bin], negative + self.negative[bin]
+    if positive + negative > 0 then area = area + self.positive[bin] * positive / (positive + negative) end
+  end
+  return { lifetime_auprc = (positive == 0 or negative == 0) and 0.5 or area / positive, window_auprc = self:area(C.peri_metric_auprc) }
+end
+
+-- -- one set of samples ----------------------------------------------------------------------------------------------------------------
+
+--- Area under the ROC curve of these samples.
+function M.auc(predictions, labels, weights)
+  local s, memory = samples_of("metrics.auc", predictions, labels, weights)
+  check(C.peri_metric_auc(s, number))
+  return number[0], memory
+end
+
+--- Everything that a report says about predictions in [0, 1]: samples, auc, ne, logloss (natural logarithm), calibration, ctr, accuracy.
+function M.evaluate(predictions, labels, weights)
+  local s, memory = samples_of("metrics.evaluate", predictions, labels, weights)
+  local sums = ffi.new "peri_metric_sums"
+  check(C.peri_metric_add(s, 0.5, sums))
+  check(C.peri_metric_auc(s, number))
+  return {
+    samples = memory and tonumber(s.n), auc = number[0], ne = sums.cross_entropy / normalizer(sums),
+    logloss = sums.cross_entropy / math.max(sums.weight, ETA) * math.log(2),
+    calibration = ratio(sums.prediction, sums.label), ctr = ratio(sums.label, sums.weight), accuracy = ratio(sums.correct, sums.weight),
+  }
+end
+
+return M

@@ -1,0 +1,89 @@
+-- Metrics: the reference's own values after every update, and the edges.
+local golden = require "spec.support.golden"
+local metrics = require "perilune.nn.metrics"
+local peri = require "perilune"
+
+describe("metrics", function()
+  for _, name in ipairs(golden.names "ops/metrics") do
+    it("reproduce " .. name, function()
+      local case = golden.load(name)
+      local args = case.args
+      local tasks = args.tasks or { "task0" }
+      local objects, compared = {}, 0
+      for _, task in ipairs(tasks) do
+        local options = { window_size = args.window_size }
+        for key, value in pairs(args.kwargs) do options[key] = value end
+        objects[task] = metrics[args.metric](options)
+      end
+      for step = 1, args.updates do
+        for _, task in ipairs(tasks) do
+          -- the session-wise metric has its inputs without a task's name
+          local prefix = ("step%d.in."):format(step) .. (args.tasks and task .. "." or "")
+          objects[task]:update(case:tensor(prefix .. "predictions", "cpu"), case:tensor(prefix .. "labels", "cpu"),
+            case:tensor(prefix .. "weights", "cpu"), case:list(("step%d.in.session"):format(step)))
+          local got = objects[task]:compute()
+          for _, wanted in ipairs(case:tensor_names(("^step%d%%.out%%.%s%%."):format(step, task))) do
+            local value = got[wanted:match "[^.]+$"]
+            assert.is_truthy(value, wanted)
+            case:assert_near(wanted, type(value) == "table" and value or { value })
+            compared = compared + 1
+          end
+        end
+      end
+      assert.is_true(compared >= args.updates)
+    end)
+  end
+
+  it("count a tie one half", function()
+    assert.equal(0.5, (metrics.auc({ 0.3, 0.3 }, { 0, 1 })))
+    assert.equal(0.75, (metrics.auc({ 0.3, 0.3, 0.5 }, { 0, 1, 1 })))
+    assert.equal(1, (metrics.auc({ 0.1, 0.3, 0.5 }, { 0, 1, 1 })))
+    assert.equal(0, (metrics.auc({ 0.9, 0.3, 0.5 }, { 0, 1, 1 })))
+    assert.equal(0.5, (metrics.auc({ 0.9, 0.3 }, { 1, 1 })))
+    assert.equal(0.5, (metrics.auc({}, {})))
+  end)
+
+  it("agree with the definition of the area on many samples", function()
+    local p = peri.Tensor.uniform({ 500 }, 0, 1, 3, 1):to_list()
+    local r = peri.Tensor.uniform({ 500 }, 0, 1, 3, 2):to_list()
+    local y, right, pairs_seen = {}, 0, 0
+    for i = 1, 500 do
+      p[i] = math.floor(p[i] * 50) / 50
+      y[i] = r[i] < p[i] and 1 or 0
+    end
+    for i = 1, 500 do
+      for j = 1, 500 do
+        if y[i] == 1 and y[j] == 0 then
+          pairs_seen = pairs_seen + 1
+          right = right + (p[i] > p[j] and 1 or p[i] == p[j] and 0.5 or 0)
+        end
+      end
+    end
+    assert.near(right / pairs_seen, (metrics.auc(p, y)), 1e-12)
+    local e = metrics.evaluate(p, y)
+    local base, loss = 0, 0
+    for i = 1, 500 do base = base + y[i] / 500 end
+    for i = 1, 500 do loss = loss - (y[i] == 1 and math.log(math.max(p[i], 1e-12)) or math.log(1 - p[i])) / 500 end
+    assert.near(loss, e.logloss, 1e-9)
+    assert.near(loss / -(base * math.log(base) + (1 - base) * math.log(1 - base)), e.ne, 1e-9)
+    assert.equal(500, e.samples)
+  end)
+
+  it("take predictions from any device", function()
+    for _, device in ipairs { "cpu", "opaque" } do
+      local p, y = peri.tensor({ 0.1, 0.9, 0.4 }, "f32", device), peri.tensor({ 0, 1, 1 }, "i32", device)
+      assert.equal(1, metrics.evaluate(p, y).auc)
+    end
+  end)
+
+  it("name what is wrong", function()
+    assert.error_matches(function() metrics.auc({ 1, 2 }, { 1 }) end, "2 predictions for 1 labels")
+    assert.error_matches(function() metrics.auc({ 1 }, { 1 }, { 1, 1 }) end, "2 weights for 1 labels")
+    assert.error_matches(function() metrics.auc({ 0 / 0 }, { 1 }) end, "sample 0: prediction %-?nan.*not a number")
+    assert.error_matches(function() metrics.auc("x", { 1 }) end, "predictions are a string")
+    assert.error_matches(function() metrics.NEMetric { window = 3 } end, "no argument 'window'")
+    assert.error_matches(function() metrics.NEMetric { window_size = 0 } end, "window_size is 0")
+    assert.error_matches(function() metrics.AUPRCMetric({}):update({ 2 }, { 1 }) end, "prediction 2, allowed: 0..1")
+    assert.same({}, metrics.NEMetric({}):compute())
+  end)
+end)
