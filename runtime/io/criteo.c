@@ -125,8 +125,8 @@ static peri_status bad_count(const peri_criteo *r, int64_t line, int64_t n, int3
     int64_t length = peri__min(n, (int64_t)sizeof shown - 1);
     for (int64_t i = 0; i < length; i++) shown[i] = r->text[line + i] >= ' ' && r->text[line + i] < 127 ? r->text[line + i] : ' ';
     shown[length] = 0;
-    return peri__fail(PERI_EFORMAT, "peri_criteo_next: %s:%lld: %s%d columns, wanted %d (a label, %d integers, %d categories): '%s%s'", r->path,
-                      (long long)number, found > r->fields ? "more than " : "", found > r->fields ? r->fields : found, r->fields,
+    return peri__fail(PERI_EFORMAT, "peri_criteo_next: %s:%lld: %s%d columns, wanted %d (a label, %d integers, %d categories): '%s%s'",
+                      r->path, (long long)number, found > r->fields ? "more than " : "", found > r->fields ? r->fields : found, r->fields,
                       r->dense_features, r->sparse_features, shown, n > length ? "..." : "");
 }
 

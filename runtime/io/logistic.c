@@ -81,8 +81,8 @@ static peri_status start(const char *function, peri_logistic *m, const peri_batc
         for (int64_t i = 0; i < b->rows; i++) {
             int64_t length = b->lengths[f * b->rows + i];
             if (length < 0 || at + length > b->ids)
-                return peri__fail(PERI_EINVAL, "%s: feature %d, sample %lld: a bag of %lld ids at id %lld of %lld", function, f, (long long)i,
-                                  (long long)length, (long long)at, (long long)b->ids);
+                return peri__fail(PERI_EINVAL, "%s: feature %d, sample %lld: a bag of %lld ids at id %lld of %lld", function, f,
+                                  (long long)i, (long long)length, (long long)at, (long long)b->ids);
             for (int64_t end = at + length; at < end; at++)
                 if (b->values[at] < 0 || b->values[at] >= m->table_rows[f])
                     return peri__fail(PERI_ERANGE, "%s: feature %d, sample %lld: id %lld, allowed: 0..%lld", function, f, (long long)i,

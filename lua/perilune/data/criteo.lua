@@ -10,6 +10,11 @@ local out = ffi.new "peri_criteo *[1]"
 
 local Source = util.class "CriteoSource"
 
+function Source:init(dense_features, sparse_features, rows)
+  self.dense, self.keys = Loader.numbered("i", dense_features), Loader.numbered("c", sparse_features)
+  self.tables, self.rows = Loader.numbered("t_c", sparse_features), rows
+end
+
 function Source:fill(host) check(C.peri_criteo_next(self._reader.ptr, host.ptr)) end
 function Source:rewind() C.peri_criteo_rewind(self._reader.ptr) end
 --- Lines of this part of the file.
@@ -21,12 +26,6 @@ local enums = {
   missing = { empty = C.PERI_MISSING_EMPTY, zero = C.PERI_MISSING_ZERO },
 }
 
---- A list of n names: "i1", "i2", ...
-local function numbered(letter, n)
-  local names = {}
-  for i = 1, n do names[i] = letter .. i end
-  return names
-end
 
 local spec = {
   path = util.required,
@@ -48,16 +47,16 @@ return function(args)
   local n = util.integer(func, "sparse_features", a.sparse_features, 0, 4096)
   for name in util.ordered(enums) do util.one_of(func, name, a[name], util.keys(enums[name])) end
   util.one_of(func, "part", a.part, { "all", "train", "test" })
-  if type(a.holdout) ~= "number" or a.holdout < 0 or a.holdout > 1 then P.fail(("%s: holdout is %s, allowed: 0..1"):format(func, tostring(a.holdout))) end
+  if type(a.holdout) ~= "number" or a.holdout < 0 or a.holdout > 1 then
+    P.fail(("%s: holdout is %s, allowed: 0..1"):format(func, tostring(a.holdout)))
+  end
   local rows = {}
   for i = 1, n do
     local r = type(a.rows) == "table" and a.rows[i] or a.rows
     if type(r) ~= "number" then P.fail(("%s: rows has no number for category %d"):format(func, i)) end
     rows[i] = r
   end
-  local source = Source()
-  source.keys, source.rows, source.tables = numbered("c", n), rows, numbered("t_c", n)
-  source.dense = numbered("i", util.integer(func, "dense_features", a.dense_features, 0, 4096))
+  local source = Source(util.integer(func, "dense_features", a.dense_features, 0, 4096), n, rows)
   local options = ffi.new "peri_criteo_options"
   local table_rows = ffi.new("int64_t[?]", math.max(n, 1))
   for i = 1, n do table_rows[i - 1] = rows[i] end

@@ -20,8 +20,8 @@ local SPLIT, ORDER, NEGATIVE = 1, 2, 1000
 
 local Features = util.class "DebianFeatures"
 
-Features.dense = { "name_name", "name_description", "description_name", "description_description", "tags", "same_section", "same_maintainer",
-  "same_source", "common_dependencies", "dependencies", "candidate_dependencies", "popularity" }
+Features.dense = { "name_name", "name_description", "description_name", "description_description", "tags", "same_section",
+  "same_maintainer", "same_source", "common_dependencies", "dependencies", "candidate_dependencies", "popularity" }
 
 --- Of parsed lists; `popularity` counts the training part's dependencies on each package; at most `most` dependencies go into a bag.
 function Features:init(lists, popularity, most)
@@ -29,14 +29,18 @@ function Features:init(lists, popularity, most)
   self.lists, self.popularity, self.most = l, popularity, most
   -- key, table, rows, kind, list: which package's (s or c), whole list or one number per package
   self.sparse = {
-    { "name", "words", l.words, "s_list", l.name_words }, { "description", "words", l.words, "s_list", l.description_words },
-    { "tags", "tags", l.tag_count, "s_list", l.tags }, { "section", "sections", l.section_count, "s_one", l.section },
-    { "maintainer", "maintainers", l.maintainer_count, "s_one", l.maintainer }, { "dependencies", "packages", l.n, "others" },
+    { "name", "words", l.words, "s_list", l.name_words },
+    { "description", "words", l.words, "s_list", l.description_words },
+    { "tags", "tags", l.tag_count, "s_list", l.tags },
+    { "section", "sections", l.section_count, "s_one", l.section },
+    { "maintainer", "maintainers", l.maintainer_count, "s_one", l.maintainer },
+    { "dependencies", "packages", l.n, "others" },
     { "candidate", "candidates", l.n, "itself" },
-    { "candidate_name", "words", l.words, "c_list", l.name_words },
-    { "candidate_description", "words", l.words, "c_list", l.description_words },
-    { "candidate_tags", "tags", l.tag_count, "c_list", l.tags }, { "candidate_section", "sections", l.section_count, "c_one", l.section },
-    { "candidate_maintainer", "maintainers", l.maintainer_count, "c_one", l.maintainer },
+    { "candidate_name", "candidate_words", l.words, "c_list", l.name_words },
+    { "candidate_description", "candidate_words", l.words, "c_list", l.description_words },
+    { "candidate_tags", "candidate_tags", l.tag_count, "c_list", l.tags },
+    { "candidate_section", "candidate_sections", l.section_count, "c_one", l.section },
+    { "candidate_maintainer", "candidate_maintainers", l.maintainer_count, "c_one", l.maintainer },
     { "candidate_dependencies", "packages", l.n, "c_list", l.dependencies, most },
   }
   self.keys = util.map(self.sparse, function(f) return f[1] end)
@@ -106,46 +110,71 @@ local function put_others(list, s, p, rows, values, lengths, at, most)
   return at
 end
 
--- How many ids of list a of package s are in list b of package c.
-local function overlap(a, s, b, c)
-  local n = 0
-  for i = a.offsets[s], a.offsets[s + 1] - 1 do
-    local id = a.values[i]
-    for j = b.offsets[c], b.offsets[c + 1] - 1 do
-      if b.values[j] == id then n = n + 1 end
+-- The dense features, one column after the other: `column` is the first row's number, rows are WIDE apart. Small loops, each with few
+-- values alive, are what the compiler keeps in registers.
+local WIDE = #Features.dense
+
+-- ln(1 + how many ids of list a of package s are in list b of package c).
+local function put_overlap(column, a, s, b, c, rows)
+  local a_offsets, a_values, b_offsets, b_values = a.offsets, a.values, b.offsets, b.values
+  for row = 0, rows - 1 do
+    local n, first, last = 0, b_offsets[c[row]], b_offsets[c[row] + 1] - 1
+    for i = a_offsets[s[row]], a_offsets[s[row] + 1] - 1 do
+      local id = a_values[i]
+      for j = first, last do
+        if b_values[j] == id then n = n + 1 end
+      end
     end
+    column[row * WIDE] = log(1 + n)
   end
-  return n
 end
 
--- How many dependencies of s without p are dependencies of c.
-local function common_dependencies(self, s, c, p)
-  local list, mark, stamp = self.lists.dependencies, self.mark, self.stamp + 1
+-- 1 where both packages have the same section (maintainer, source).
+local function put_same(column, of, s, c, rows)
+  for row = 0, rows - 1 do column[row * WIDE] = of[s[row]] == of[c[row]] and 1 or 0 end
+end
+
+-- ln(1 + how many dependencies of s without p are dependencies of c).
+local function put_common(self, column, s, c, p, rows)
+  local offsets, values = self.lists.dependencies.offsets, self.lists.dependencies.values
+  local mark, stamp = self.mark, self.stamp
+  for row = 0, rows - 1 do
+    stamp = stamp + 1
+    for i = offsets[s[row]], offsets[s[row] + 1] - 1 do mark[values[i]] = stamp end
+    if p[row] >= 0 then mark[p[row]] = 0 end
+    local n = 0
+    for i = offsets[c[row]], offsets[c[row] + 1] - 1 do
+      if mark[values[i]] == stamp then n = n + 1 end
+    end
+    column[row * WIDE] = log(1 + n)
+  end
   self.stamp = stamp
-  for i = list.offsets[s], list.offsets[s + 1] - 1 do mark[list.values[i]] = stamp end
-  if p >= 0 then mark[p] = 0 end
-  local n = 0
-  for i = list.offsets[c], list.offsets[c + 1] - 1 do
-    if mark[list.values[i]] == stamp then n = n + 1 end
-  end
-  return n
 end
 
-local function put_dense(self, row, s, c, p)
+-- ln of the number of dependencies + plus (at least 1) of each package in `who`.
+local function put_length(column, list, who, plus, rows)
+  local offsets = list.offsets
+  for row = 0, rows - 1 do column[row * WIDE] = log(math.max(offsets[who[row] + 1] - offsets[who[row]] + plus, 1)) end
+end
+
+local function put_popularity(column, popularity, c, rows)
+  for row = 0, rows - 1 do column[row * WIDE] = log(1 + popularity[c[row]]) / 4 end
+end
+
+local function put_dense(self, x, s, c, p, rows)
   local l = self.lists
-  local words, text, tags, offsets = l.name_words, l.description_words, l.tags, l.dependencies.offsets
-  row[0] = log(1 + overlap(words, s, words, c))
-  row[1] = log(1 + overlap(words, s, text, c))
-  row[2] = log(1 + overlap(text, s, words, c))
-  row[3] = log(1 + overlap(text, s, text, c))
-  row[4] = log(1 + overlap(tags, s, tags, c))
-  row[5] = l.section[s] == l.section[c] and 1 or 0
-  row[6] = l.maintainer[s] == l.maintainer[c] and 1 or 0
-  row[7] = l.source[s] == l.source[c] and 1 or 0
-  row[8] = log(1 + common_dependencies(self, s, c, p))
-  row[9] = log(math.max(offsets[s + 1] - offsets[s], 1))
-  row[10] = log(1 + offsets[c + 1] - offsets[c])
-  row[11] = log(1 + self.popularity[c]) / 4
+  put_overlap(x, l.name_words, s, l.name_words, c, rows)
+  put_overlap(x + 1, l.name_words, s, l.description_words, c, rows)
+  put_overlap(x + 2, l.description_words, s, l.name_words, c, rows)
+  put_overlap(x + 3, l.description_words, s, l.description_words, c, rows)
+  put_overlap(x + 4, l.tags, s, l.tags, c, rows)
+  put_same(x + 5, l.section, s, c, rows)
+  put_same(x + 6, l.maintainer, s, c, rows)
+  put_same(x + 7, l.source, s, c, rows)
+  put_common(self, x + 8, s, c, p, rows)
+  put_length(x + 9, l.dependencies, s, 0, rows)
+  put_length(x + 10, l.dependencies, c, 1, rows)
+  put_popularity(x + 11, self.popularity, c, rows)
 end
 
 --- Fill a host batch with the features of `rows` samples: arrays of packages s, candidates c and hidden dependencies p (-1: none). Labels
@@ -153,10 +182,8 @@ end
 function Features:assemble(host, rows, s, c, p)
   host:reserve(rows * self.longest)
   local b = host.ptr
-  for i = 0, rows - 1 do
-    put_dense(self, b.dense + i * 12, s[i], c[i], p[i])
-    b.labels[i] = c[i] == p[i] and 1 or 0
-  end
+  for i = 0, rows - 1 do b.labels[i] = c[i] == p[i] and 1 or 0 end
+  put_dense(self, b.dense, s, c, p, rows)
   local at, values = 0, b.values
   for f = 1, #self.sparse do
     local feature = self.sparse[f]
@@ -303,7 +330,9 @@ function M.loader(args)
   util.integer(func, "max_dependencies", a.max_dependencies, 1, 2 ^ 20)
   util.integer(func, "seed", a.seed, 0)
   if a.limit then util.integer(func, "limit", a.limit, 1) end
-  if type(a.holdout) ~= "number" or a.holdout < 0 or a.holdout >= 1 then P.fail(("%s: holdout is %s, allowed: 0 to below 1"):format(func, tostring(a.holdout))) end
+  if type(a.holdout) ~= "number" or a.holdout < 0 or a.holdout >= 1 then
+    P.fail(("%s: holdout is %s, allowed: 0 to below 1"):format(func, tostring(a.holdout)))
+  end
   return Loader(func, Source(a.packages or M.read(a.path), a), a)
 end
 

@@ -25,6 +25,13 @@ function Loader.place(func, args)
   return rank, size
 end
 
+--- A list of n names: "c1", "c2", ...
+function Loader.numbered(letter, n)
+  local names = {}
+  for i = 1, n do names[i] = letter .. i end
+  return names
+end
+
 function Loader:init(func, source, args)
   self.source = source
   self.keys, self.rows, self.tables, self.dense = source.keys, source.rows, source.tables, source.dense

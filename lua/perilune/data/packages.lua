@@ -6,7 +6,8 @@ local M = {}
 
 -- -- reading -------------------------------------------------------------------------------------------------------------------------
 
-local hint = "; on machines without Debian's package lists give a file in the Criteo layout: DATA=train.txt, or DATA=synthetic"
+local hint = "data.debian: `apt-cache dumpavail` gave no packages: this is no Debian machine, or its lists are empty (apt-get update). " ..
+  "Give other data: DATA=train.txt (a file in the Criteo layout) or DATA=synthetic:100000"
 
 --- The text of the lists: of a file, or of `apt-cache dumpavail`.
 function M.text(path)
@@ -20,7 +21,7 @@ function M.text(path)
   local text = file:read "*a"
   file:close()
   if not text:find("Package: ", 1, true) then
-    P.fail(path and ("data.debian: %s has no 'Package:' line"):format(path) or "data.debian: `apt-cache dumpavail` gave no packages" .. hint)
+    P.fail(path and ("data.debian: %s has no 'Package:' line"):format(path) or hint)
   end
   return text
 end

@@ -8,6 +8,11 @@ local C, check = P.C, P.check
 
 local Source = util.class "SyntheticSource"
 
+function Source:init(dense_features, sparse_features, rows)
+  self.dense, self.keys = Loader.numbered("i", dense_features), Loader.numbered("c", sparse_features)
+  self.tables, self.rows = Loader.numbered("t_c", sparse_features), rows
+end
+
 function Source:fill(host, batch_size, rank, world)
   local rows = math.min(batch_size, self._last - self._at)
   local first, last = batch.share(rows, rank, world)
@@ -65,23 +70,16 @@ local function options_of(func, a)
   return o, keep
 end
 
-local function numbered(letter, n)
-  local names = {}
-  for i = 1, n do names[i] = letter .. i end
-  return names
-end
 
 --- A loader of rows [first_row, first_row + num_rows): row i is the same in every loader with the same shape and seed.
 function M.loader(args)
   local func = "data.synthetic"
   local a = util.named(func, args, spec)
-  local source = Source()
-  source._options, source._keep = options_of(func, a)
+  local options, keep = options_of(func, a)
+  local source = Source(a.dense_features, a.sparse_features, keep.list)
+  source._options, source._keep = options, keep
   source._first = util.integer(func, "first_row", a.first_row, 0)
   source._last = source._first + util.integer(func, "num_rows", a.num_rows, 0)
-  local n = a.sparse_features
-  source.keys, source.rows, source.tables = numbered("c", n), source._keep.list, numbered("t_c", n)
-  source.dense = numbered("i", a.dense_features)
   return Loader(func, source, a)
 end
 

@@ -73,7 +73,9 @@ local by_sums = {
   end },
   CalibrationMetric = { { "calibration" }, function(s) return s.label <= 0 and 0 or s.prediction / s.label end },
   CTRMetric = { { "ctr" }, function(s) return ratio(s.label, s.weight) end },
-  AverageMetric = { { "label_average", "prediction_average" }, function(s) return ratio(s.label, s.weight), ratio(s.prediction, s.weight) end },
+  AverageMetric = { { "label_average", "prediction_average" }, function(s)
+    return ratio(s.label, s.weight), ratio(s.prediction, s.weight)
+  end },
   WeightedAvgMetric = { { "weighted_avg" }, function(s) return s.prediction / s.weight end },
   MSEMetric = { { "mse", "rmse" }, function(s)
     local mse = ratio(s.square_error, s.weight)
@@ -94,7 +96,9 @@ local by_sums = {
 --- Sums of updates: over all of them, and over the newest that have at most window_size samples together (the newest one at least).
 local Window = util.class "Window"
 
-function Window:init(size) self.size, self.parts, self.counts, self.first, self.last, self.used = size, {}, {}, 1, 0, 0 end
+function Window:init(size)
+  self.size, self.parts, self.counts, self.first, self.last, self.used = size, {}, {}, 1, 0, 0
+end
 
 function Window:push(part, count)
   self.last = self.last + 1
@@ -122,8 +126,8 @@ end
 local fields = { "n", "weight", "label", "prediction", "plain_label", "cross_entropy", "positive_cross_entropy", "plain_cross_entropy",
   "square_error", "absolute_error", "ones_square_error", "correct", "true_positive", "false_positive", "false_negative" }
 
---- The base of all metrics that are functions of sums. A metric has `part(...)`, which makes the list of numbers of one update and its number
---- of samples, and `report(sums, prefix, out)`.
+--- The base of all metrics that are functions of sums. A metric has `part(...)`, which makes the list of numbers of one update and its
+--- number of samples, and `report(sums, prefix, out)`.
 local SumMetric = util.class "SumMetric"
 
 function SumMetric:init(args, spec)
@@ -174,7 +178,7 @@ local specs = { NEMetric = { include_logloss = false }, AccuracyMetric = { thres
   RecallMetric = { threshold = 0.5 } }
 for name, definition in util.ordered(by_sums) do simple(name, definition, specs[name]) end
 
--- -- metrics with sums of their own --------------------------------------------------------------------------------------------------------
+-- -- metrics with sums of their own --------------------------------------------------------------------------------------------------
 
 --- Share of pairs (weighted; inside one update) that predictions and labels order alike.
 M.XAUCMetric = util.class("XAUCMetric", SumMetric)
@@ -222,8 +226,8 @@ end
 --- 1 - NDCG@k (or NDCG, if report_ndcg_as_decreasing_curve is false), a mean over sessions, each times its largest weight.
 M.NDCGMetric = util.class("NDCGMetric", SumMetric)
 function M.NDCGMetric:init(args)
-  SumMetric.init(self, args, { exponential_gain = false, k = -1, report_ndcg_as_decreasing_curve = true, remove_single_length_sessions = false,
-    scale_by_weights_tensor = false })
+  SumMetric.init(self, args, { exponential_gain = false, k = -1, report_ndcg_as_decreasing_curve = true,
+    remove_single_length_sessions = false, scale_by_weights_tensor = false })
 end
 local function sessions_of(s, session)
   local by_id, list = {}, {}
@@ -266,7 +270,7 @@ function M.NDCGMetric:part(predictions, labels, weights, session)
 end
 function M.NDCGMetric:report(sums, prefix, out) out[prefix .. "ndcg"] = sums[1] / sums[2] end
 
--- -- metrics that need the samples themselves ------------------------------------------------------------------------------------------------
+-- -- metrics that need the samples themselves -----------------------------------------------------------------------------------------
 
 --- Keeps the last window_size samples.
 local SampleMetric = util.class "SampleMetric"
