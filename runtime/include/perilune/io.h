@@ -83,7 +83,8 @@ typedef struct peri_criteo_ref {
 
 /** Open a file. PERI_EIO with the system's reason. @out new. */
 PERI_API peri_status peri_criteo_open(const peri_criteo_options *options, peri_criteo **out);
-/** The same over @size bytes of @text in memory (retained by the caller until the release); options.path only names it in messages. */
+/** The same over @size bytes of @text in memory, which the caller keeps until the release; options.path only names it in messages.
+ *  @out new. */
 PERI_API peri_status peri_criteo_open_memory(const peri_criteo_options *options, const char *text, int64_t size, peri_criteo **out);
 PERI_API void peri_criteo_release(peri_criteo *reader);
 /** Fill @batch (made for the same numbers of features; its room grows as needed) with this rank's rows of the next global batch. At the
