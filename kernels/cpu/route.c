@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * route.c (cpu): see kernels/route.h. The common shapes have loops of their own: a partition of one part (ids pass through a range check),
+ * a part found by one division of even blocks, rows copied without scaling.
+ */
+#include "../ref/route.c"
+
+static inline int64_t cpu_route_id(const void *ids, int64_t i, bool i32) { return ref_route_id(ids, i, i32); }
+
+/** Which part has row @id: a guess by even blocks put right by the boundaries, or a binary search. */
+static inline int32_t cpu_route_part(const peri_k_partition *p, const int64_t *bounds, double inverse_block, int64_t id)
+{
+    const int64_t *b = bounds + p->first_bound;
+    if (p->n_parts == 2) return id >= b[1];
+    if (p->block > 0) {
+        int32_t part = (int32_t)((double)id * inverse_block);
+        if (part >= p->n_parts) part = p->n_parts - 1;
+        while (id < b[part]) part--;
+        while (part + 1 < p->n_parts && id >= b[part + 1]) part++;
+        return part;
+    }
+    int32_t low = 0, high = p->n_parts - 1;
+    while (low < high) {
+        int32_t middle = (low + high + 1) / 2;
+        if (b[middle] <= id) low = middle;
+        else high = middle - 1;
+    }
+    return low;
+}
+
+/** Number of ids of [from, to) that are -1, if all others are in [0, rows); -1 if one is not. */
+static int64_t cpu_route_pruned(const void *ids, bool i32, int64_t from, int64_t to, int64_t rows)
+{
+    int64_t pruned = 0;
+    uint64_t limit = (uint64_t)rows, bad = 0;
+    if (i32) {
+        const int32_t *x = ids;
+        for (int64_t k = from; k < to; k++) {
+            uint64_t shifted = (uint64_t)((int64_t)x[k] + 1); /* 0 for -1 */
+            bad |= shifted > limit;
+            pruned += shifted == 0;
+        }
+    } else {
+        const int64_t *x = ids;
+        for (int64_t k = from; k < to; k++) {
+            uint64_t shifted = (uint64_t)x[k] + 1;
+            bad |= shifted > limit;
+            pruned += shifted == 0;
+        }
+    }
+    return bad ? -1 : pruned;
+}
+
+static void cpu_route_count(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_count_args *a = args;
+    for (int64_t block = begin; block < end; block++) {
+        int64_t i = block * PERI_ROUTE_BLOCK, stop = i + PERI_ROUTE_BLOCK < a->bags ? i + PERI_ROUTE_BLOCK : a->bags;
+        while (i < stop) {
+            const peri_k_partition *p = ref_route_find(a->partitions, a->n_partitions, i);
+            int64_t bag = i - p->bag_start, n = p->bags - bag < stop - i ? p->bags - bag : stop - i;
+            const int64_t *offsets = a->offsets + p->first_bag + bag;
+            int64_t pruned = p->n_parts <= 1 ? cpu_route_pruned(a->ids, a->ids_i32, offsets[0], offsets[n], p->rows) : -1;
+            if (pruned == 0) { /* every id goes to the one stream */
+                int32_t *lengths = p->n_parts ? a->lengths + a->wire_bag[p->first_stream] + bag : NULL;
+                for (int64_t k = 0; k < n && lengths; k++) lengths[k] = (int32_t)(offsets[k + 1] - offsets[k]);
+                i += n;
+                continue;
+            }
+            double inverse_block = p->block > 0 ? 1.0 / (double)p->block : 0;
+            const int64_t *wire = a->wire_bag + p->first_stream;
+            for (int32_t s = 0; s < p->n_parts; s++) memset(a->lengths + wire[s] + bag, 0, sizeof *a->lengths * (size_t)n);
+            for (int64_t k = 0; k < n; k++, i++)
+                for (int64_t at = offsets[k]; at < offsets[k + 1]; at++) {
+                    int64_t id = cpu_route_id(a->ids, at, a->ids_i32);
+                    if (id < -1 || id >= p->rows) {
+                        peri_k_route_report *report = &a->reports[block];
+                        report->bad++;
+                        if (!report->where) report->where = i + 1, report->id = id, report->position = at - offsets[k];
+                        id = a->bad == PERI_ROUTE_BAD_ZERO ? 0 : -1;
+                    }
+                    if (id >= 0 && p->n_parts > 0) a->lengths[wire[cpu_route_part(p, a->bounds, inverse_block, id)] + bag + k]++;
+                }
+        }
+    }
+}
+
+static inline void cpu_route_put(const peri_k_route_pack_args *a, int64_t place, int64_t local, int64_t k)
+{
+    if (a->out_i32) ((int32_t *)a->out)[place] = (int32_t)local;
+    else ((int64_t *)a->out)[place] = local;
+    if (a->weights) a->out_weights[place] = a->weights[k];
+}
+
+static void cpu_route_pack(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_pack_args *a = args;
+    for (int64_t i = begin; i < end;) {
+        const peri_k_partition *p = ref_route_find(a->partitions, a->n_partitions, i);
+        int64_t bag = i - p->bag_start, n = p->bags - bag < end - i ? p->bags - bag : end - i;
+        const int64_t *offsets = a->offsets + p->first_bag + bag, *wire = a->wire_bag + p->first_stream;
+        if (p->n_parts == 0) {
+            i += n;
+            continue;
+        }
+        if (p->n_parts == 1 && cpu_route_pruned(a->ids, a->ids_i32, offsets[0], offsets[n], p->rows) == 0) {
+            /* The bags of one stream follow each other on the wire as they do here. */
+            int64_t from = offsets[0], count = offsets[n] - from, place = a->cursor[wire[0] + bag] + a->shift[p->first_stream];
+            if (!a->ids_i32 && a->out_i32) {
+                const int64_t *ids = (const int64_t *)a->ids + from;
+                int32_t *out = (int32_t *)a->out + place;
+                for (int64_t k = 0; k < count; k++) out[k] = (int32_t)ids[k];
+            } else {
+                for (int64_t k = 0; k < count; k++) {
+                    int64_t id = cpu_route_id(a->ids, from + k, a->ids_i32);
+                    if (a->out_i32) ((int32_t *)a->out)[place + k] = (int32_t)id;
+                    else ((int64_t *)a->out)[place + k] = id;
+                }
+            }
+            if (a->weights && count) memcpy(a->out_weights + place, a->weights + from, sizeof *a->weights * (size_t)count);
+        } else {
+            double inverse_block = p->block > 0 ? 1.0 / (double)p->block : 0;
+            for (int64_t k = 0; k < n; k++)
+                for (int64_t at = offsets[k]; at < offsets[k + 1]; at++) {
+                    int64_t id = ref_route_legal(p, cpu_route_id(a->ids, at, a->ids_i32), a->bad);
+                    if (id < 0) continue;
+                    int32_t part = p->n_parts == 1 ? 0 : cpu_route_part(p, a->bounds, inverse_block, id);
+                    int64_t place = a->cursor[wire[part] + bag + k]++ + a->shift[p->first_stream + part];
+                    cpu_route_put(a, place, id - a->bounds[p->first_bound + part], at);
+                }
+        }
+        i += n;
+    }
+}
+
+static void cpu_route_combine(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_combine_args *a = args;
+    for (int32_t o = 0; o < a->n_outputs; o++) {
+        const peri_k_output *out = &a->outputs[o];
+        const peri_k_piece *pieces = a->pieces + out->first_piece;
+        int64_t cols = out->cols;
+        for (int64_t b = begin; b < end; b++) {
+            int64_t bag = out->inverse >= 0 ? a->inverse[out->inverse + b] : b;
+            float *to = a->out + b * a->stride + out->column;
+            const float *from = (pieces[0].own ? a->own : a->received) + pieces[0].offset + bag * cols;
+            if (out->n_pieces == 1 && !out->scaled) {
+                memcpy(to, from, sizeof *to * (size_t)cols);
+                continue;
+            }
+            float scale = out->scaled ? a->scale[out->first_bag + bag] : 1;
+            for (int64_t c = 0; c < cols; c += K_LANES) {
+                int64_t left = cols - c;
+                k_vec sum = left >= K_LANES ? k_load(from + c) : k_load_part(from + c, left);
+                for (int64_t k = 1; k < out->n_pieces; k++) {
+                    const float *more = (pieces[k].own ? a->own : a->received) + pieces[k].offset + bag * cols + c;
+                    sum += left >= K_LANES ? k_load(more) : k_load_part(more, left);
+                }
+                if (out->scaled) sum *= k_set(scale);
+                if (left >= K_LANES) k_store(to + c, sum);
+                else k_store_part(to + c, sum, left);
+            }
+        }
+    }
+}
+
+static void cpu_route_spread(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_spread_args *a = args;
+    for (int64_t o = begin; o < end; o++) {
+        const peri_k_output *out = &a->outputs[o];
+        int64_t cols = out->cols;
+        if (out->inverse >= 0) {
+            ref_route_spread(args, o, o + 1);
+            continue;
+        }
+        for (int64_t b = 0; b < a->rows; b++) {
+            const float *from = a->grad + b * a->stride + out->column;
+            k_vec scale = k_set(out->scaled ? a->scale[out->first_bag + b] : 1), divisor = k_set(a->divisor);
+            for (int64_t c = 0; c < cols; c += K_LANES) {
+                int64_t left = cols - c;
+                k_vec g = left >= K_LANES ? k_load(from + c) : k_load_part(from + c, left);
+                if (out->scaled) g *= scale;
+                g /= divisor;
+                for (int64_t k = 0; k < out->n_pieces; k++) {
+                    const peri_k_piece *piece = &a->pieces[out->first_piece + k];
+                    float *to = (piece->own ? a->own : a->sent) + piece->offset + b * cols + c;
+                    if (left >= K_LANES) k_store(to, g);
+                    else k_store_part(to, g, left);
+                }
+            }
+        }
+    }
+}
+
+#define K_CPU_ROUTE                                                                                                                   \
+    [PERI_K_route_count] = cpu_route_count, [PERI_K_route_pack] = cpu_route_pack, [PERI_K_route_combine] = cpu_route_combine,     \
+    [PERI_K_route_spread] = cpu_route_spread,

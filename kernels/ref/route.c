@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * route.c (ref): see kernels/route.h.
+ */
+
+static int64_t ref_route_id(const void *ids, int64_t i, bool i32) { return i32 ? ((const int32_t *)ids)[i] : ((const int64_t *)ids)[i]; }
+
+/** The partition of range index @i. */
+static const peri_k_partition *ref_route_find(const peri_k_partition *p, int32_t n, int64_t i)
+{
+    int32_t low = 0, high = n - 1;
+    while (low < high) {
+        int32_t middle = (low + high + 1) / 2;
+        if (p[middle].bag_start <= i) low = middle;
+        else high = middle - 1;
+    }
+    return p + low;
+}
+
+/** Which part of @p has row @id. */
+static int32_t ref_route_part(const peri_k_partition *p, const int64_t *bounds, int64_t id)
+{
+    int32_t part = 0;
+    while (part + 1 < p->n_parts && id >= bounds[p->first_bound + part + 1]) part++;
+    return part;
+}
+
+/** A legal id passes; -1 stays -1; a bad one becomes -1 (dropped) or row 0. */
+static int64_t ref_route_legal(const peri_k_partition *p, int64_t id, int32_t bad)
+{
+    if (id >= -1 && id < p->rows) return id;
+    return bad == PERI_ROUTE_BAD_ZERO ? 0 : -1;
+}
+
+static void ref_route_count(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_count_args *a = args;
+    for (int64_t block = begin; block < end; block++) {
+        peri_k_route_report *report = &a->reports[block];
+        int64_t first = block * PERI_ROUTE_BLOCK;
+        for (int64_t i = first; i < first + PERI_ROUTE_BLOCK && i < a->bags; i++) {
+            const peri_k_partition *p = ref_route_find(a->partitions, a->n_partitions, i);
+            int64_t bag = i - p->bag_start, from = a->offsets[p->first_bag + bag], to = a->offsets[p->first_bag + bag + 1];
+            for (int32_t s = 0; s < p->n_parts; s++) a->lengths[a->wire_bag[p->first_stream + s] + bag] = 0;
+            for (int64_t k = from; k < to; k++) {
+                int64_t raw = ref_route_id(a->ids, k, a->ids_i32), id = ref_route_legal(p, raw, a->bad);
+                if (raw < -1 || raw >= p->rows) {
+                    report->bad++;
+                    if (!report->where) report->where = i + 1, report->id = raw, report->position = k - from;
+                }
+                if (id >= 0 && p->n_parts > 0) a->lengths[a->wire_bag[p->first_stream + ref_route_part(p, a->bounds, id)] + bag]++;
+            }
+        }
+    }
+}
+
+static void ref_route_pack(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_pack_args *a = args;
+    for (int64_t i = begin; i < end; i++) {
+        const peri_k_partition *p = ref_route_find(a->partitions, a->n_partitions, i);
+        int64_t bag = i - p->bag_start, from = a->offsets[p->first_bag + bag], to = a->offsets[p->first_bag + bag + 1];
+        for (int64_t k = from; k < to && p->n_parts > 0; k++) {
+            int64_t id = ref_route_legal(p, ref_route_id(a->ids, k, a->ids_i32), a->bad);
+            if (id < 0) continue;
+            int32_t part = ref_route_part(p, a->bounds, id), stream = p->first_stream + part;
+            int64_t place = a->cursor[a->wire_bag[stream] + bag]++ + a->shift[stream], local = id - a->bounds[p->first_bound + part];
+            if (a->out_i32) ((int32_t *)a->out)[place] = (int32_t)local;
+            else ((int64_t *)a->out)[place] = local;
+            if (a->weights) a->out_weights[place] = a->weights[k];
+        }
+    }
+}
+
+static void ref_route_combine(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_combine_args *a = args;
+    for (int32_t o = 0; o < a->n_outputs; o++) {
+        const peri_k_output *out = &a->outputs[o];
+        for (int64_t b = begin; b < end; b++) {
+            int64_t bag = out->inverse >= 0 ? a->inverse[out->inverse + b] : b;
+            for (int64_t c = 0; c < out->cols; c++) {
+                float sum = 0;
+                for (int64_t k = 0; k < out->n_pieces; k++) {
+                    const peri_k_piece *piece = &a->pieces[out->first_piece + k];
+                    float x = (piece->own ? a->own : a->received)[piece->offset + bag * out->cols + c];
+                    sum = k ? sum + x : x;
+                }
+                a->out[b * a->stride + out->column + c] = out->scaled ? sum * a->scale[out->first_bag + bag] : sum;
+            }
+        }
+    }
+}
+
+static void ref_route_spread(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_spread_args *a = args;
+    for (int64_t o = begin; o < end; o++) {
+        const peri_k_output *out = &a->outputs[o];
+        for (int64_t k = 0; k < out->n_pieces; k++) {
+            const peri_k_piece *piece = &a->pieces[out->first_piece + k];
+            float *to = (piece->own ? a->own : a->sent) + piece->offset;
+            if (out->inverse >= 0) memset(to, 0, sizeof *to * (size_t)(a->bags[o] * out->cols));
+            for (int64_t b = 0; b < a->rows; b++) {
+                int64_t bag = out->inverse >= 0 ? a->inverse[out->inverse + b] : b;
+                for (int64_t c = 0; c < out->cols; c++) {
+                    float g = a->grad[b * a->stride + out->column + c];
+                    if (out->scaled) g *= a->scale[out->first_bag + bag];
+                    g /= a->divisor;
+                    if (out->inverse >= 0) to[bag * out->cols + c] += g;
+                    else to[bag * out->cols + c] = g;
+                }
+            }
+        }
+    }
+}

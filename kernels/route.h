@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kernels/route.h: moving ids to the ranks that own their rows, and pooled rows back.
+ *
+ * Words. A *feature* of the local input has `bags` consecutive bags (its batch). A *partition* is one feature cut by one table's row
+ * boundaries into n_parts *streams*, each of which goes to one rank; a table that is not cut by rows has one stream, and a table that every rank holds has none: its ids are only checked. All streams together lie
+ * in wire order: by destination rank, then by the destination's own order. `slot` of a bag in wire order = wire_bag[stream] + bag.
+ */
+#ifndef PERI_KERNELS_ROUTE_H
+#define PERI_KERNELS_ROUTE_H
+
+#include <perilune/base.h>
+
+#define PERI_KERNELS_ROUTE(X) X(route_count) X(route_pack) X(route_combine) X(route_spread)
+
+/** One feature cut by one table's rows. */
+typedef struct peri_k_partition {
+    int64_t bag_start;   /* range index of its first bag: sum of `bags` of the partitions before */
+    int64_t first_bag;   /* first bag in the input's offsets */
+    int64_t bags;
+    int64_t rows;        /* of the whole table; ids are legal in [0, rows), and -1 (no row: skipped) */
+    int64_t first_bound; /* in bounds: n_parts + 1 row boundaries, from 0 to rows */
+    int64_t block;       /* rows of an even part, for the first guess; 0: search the boundaries */
+    int32_t n_parts;
+    int32_t first_stream; /* in wire_bag: its n_parts streams */
+    int32_t table, feature; /* for reports */
+} peri_k_partition;
+
+/** What a check found, in device memory, zeroed before. */
+typedef struct peri_k_route_report {
+    int64_t bad;     /* number of ids out of range */
+    int64_t where;   /* 1 + range index of the first bag (in range order) that has one; 0: none */
+    int64_t id;      /* the first such id in that bag */
+    int64_t position; /* its position in the bag */
+} peri_k_route_report;
+
+enum { PERI_ROUTE_BAD_KEEP = 0, PERI_ROUTE_BAD_ZERO = 1 }; /* what becomes of a bad id: dropped (the caller fails), or row 0 */
+
+/** lengths[wire_bag[stream] + bag] = number of ids of the bag in that stream's rows, for every partition and bag; ids of -1 are in no
+ *  stream. Bad ids are counted in reports[i], one report for each of the fixed blocks of PERI_ROUTE_BLOCK range indices, so that the first
+ *  offender does not depend on the split. range: blocks of bags over all partitions. */
+enum { PERI_ROUTE_BLOCK = 4096 };
+typedef struct peri_k_route_count_args {
+    const void *ids;        /* i64 or i32, the input's values */
+    const int64_t *offsets; /* the input's bags */
+    const peri_k_partition *partitions;
+    const int64_t *bounds;
+    const int64_t *wire_bag; /* by stream */
+    int32_t *lengths;
+    peri_k_route_report *reports; /* one a block */
+    int64_t bags; /* sum over partitions */
+    int32_t n_partitions, bad;
+    bool ids_i32;
+} peri_k_route_count_args;
+
+/** For each bag of each partition and each id of it in order: place = cursor[slot]++ + shift[rank_of_stream]; out[place] = id - first row of the
+ *  stream; out_weights[place] = weights[i]. `cursor` starts as the exclusive cumulative sum of `lengths`. range: bags over all partitions. */
+typedef struct peri_k_route_pack_args {
+    const void *ids;
+    const float *weights; /* NULL: none */
+    const int64_t *offsets;
+    const peri_k_partition *partitions;
+    const int64_t *bounds, *wire_bag;
+    const int64_t *shift; /* by stream */
+    int64_t *cursor;
+    void *out; /* i64 or i32 */
+    float *out_weights;
+    int64_t bags;
+    int32_t n_partitions, bad;
+    bool ids_i32, out_i32;
+} peri_k_route_pack_args;
+
+/** One block of output columns: the sum over pieces, in order, of the pooled rows that ranks made of it. */
+typedef struct peri_k_output {
+    int64_t column, cols;  /* columns of the output row */
+    int64_t first_piece, n_pieces;
+    int64_t first_bag;     /* of the feature in the input, for `scale` */
+    int64_t inverse;       /* first entry in `inverse` (variable batch), -1: output row b is bag b */
+    int64_t scaled;        /* 1: multiply by scale[first_bag + bag] (mean pooling) */
+} peri_k_output;
+
+/** Where a piece lies: elements from the start of the received buffer, or of this rank's own. Row j is at offset + j * cols. */
+typedef struct peri_k_piece {
+    int64_t offset;
+    int64_t own;
+} peri_k_piece;
+
+/** out[b][column + c] = scale * sum over pieces of piece[bag(b)][c], for every output and row b. range: rows of the output. */
+typedef struct peri_k_route_combine_args {
+    float *out;
+    int64_t stride; /* elements from one output row to the next */
+    const float *received, *own;
+    const peri_k_output *outputs;
+    const peri_k_piece *pieces;
+    const int64_t *inverse; /* NULL: none */
+    const float *scale;     /* NULL: none */
+    int32_t n_outputs;
+} peri_k_route_combine_args;
+
+/** The adjoint: piece[bag][c] = sum over rows b with bag(b) = bag, ascending, of scale * grad[b][column + c] / divisor, for every piece of every
+ *  output. range: outputs. */
+typedef struct peri_k_route_spread_args {
+    const float *grad;
+    int64_t stride, rows; /* of grad */
+    float *sent, *own;
+    const peri_k_output *outputs;
+    const peri_k_piece *pieces;
+    const int64_t *bags; /* by output: number of bags of a piece */
+    const int64_t *inverse;
+    const float *scale;
+    float divisor;
+    int32_t n_outputs;
+} peri_k_route_spread_args;
+
+#endif

@@ -1,0 +1,62 @@
+-- plan: sharding plans (types.lua) and the ways to get one: by hand from a Lua file, or evenly by size.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local types = require "perilune.plan.types"
+
+local M = {}
+for _, name in ipairs { "ShardingType", "EmbeddingComputeKernel", "ParameterSharding", "EmbeddingModuleShardingPlan", "ShardingPlan",
+  "table_wise", "row_wise", "column_wise", "data_parallel" } do
+  M[name] = types[name]
+end
+
+--- A plan from what a user has: a ShardingPlan, a function(env) that returns one, a plain table of module paths, or the path of a Lua
+--- file that returns any of them. env = { world_size =, local_size = }.
+function M.load(source, env)
+  local from = "plan"
+  if type(source) == "string" then
+    from = source
+    local chunk, err = loadfile(source)
+    if not chunk then P.fail("plan: " .. tostring(err)) end
+    source = chunk(env)
+  end
+  if type(source) == "function" then source = source(env) end
+  if types.ShardingPlan.is(source) then return source end
+  if type(source) ~= "table" then P.fail(("%s: it returns a %s, wanted a ShardingPlan"):format(from, type(source))) end
+  return types.ShardingPlan(source)
+end
+
+--- The plan of one module from per-table shorthands, checked against its tables at once.
+function M.construct_module_sharding_plan(configs, per_param_sharding, env)
+  local plan = types.EmbeddingModuleShardingPlan(per_param_sharding)
+  plan:validate(configs, env)
+  return plan
+end
+
+--- Whole tables over ranks, the largest first, each to the rank that has the fewest bytes: what a model gets that comes without a plan.
+--- `modules`: path -> list of table configs.
+function M.table_wise_by_size(modules, env)
+  local tables = {}
+  for path, configs in util.ordered(modules) do
+    for _, c in ipairs(configs) do
+      tables[#tables + 1] = { path = path, name = c.name, bytes = c.num_embeddings * c.embedding_dim, order = #tables }
+    end
+  end
+  table.sort(tables, function(a, b)
+    if a.bytes ~= b.bytes then return a.bytes > b.bytes end
+    return a.order < b.order
+  end)
+  local load, entries = {}, {}
+  for r = 0, env.world_size - 1 do load[r] = 0 end
+  for _, t in ipairs(tables) do
+    local rank = 0
+    for r = 1, env.world_size - 1 do
+      if load[r] < load[rank] then rank = r end
+    end
+    load[rank] = load[rank] + t.bytes
+    entries[t.path] = entries[t.path] or {}
+    entries[t.path][t.name] = types.table_wise(rank)
+  end
+  return types.ShardingPlan(entries)
+end
+
+return M

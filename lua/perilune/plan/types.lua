@@ -1,0 +1,203 @@
+-- plan/types.lua: what a sharding plan is: per table a ParameterSharding, per module an EmbeddingModuleShardingPlan, per model a
+-- ShardingPlan. Plans are data: they are written by hand or made by a planner, and sharded modules are built from them.
+--
+-- A plan file is a Lua file that returns a ShardingPlan, or a function(env) that does, env = { world_size =, local_size = }:
+--
+--   local plan = require "perilune.plan"
+--   return function(env)
+--     return plan.ShardingPlan {
+--       ["sparse.ebc"] = { users = plan.row_wise(), items = plan.table_wise(1 % env.world_size), tags = plan.data_parallel() },
+--     }
+--   end
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local C = P.C
+
+local M = {}
+
+--- TorchRec's names of sharding types.
+M.ShardingType = {
+  DATA_PARALLEL = "data_parallel", TABLE_WISE = "table_wise", ROW_WISE = "row_wise", COLUMN_WISE = "column_wise",
+}
+--- Name -> code of C's enum.
+local type_codes = {}
+for code = 0, C.PERI_SHARDING_TYPE_COUNT - 1 do type_codes[ffi.string(C.peri_sharding_type_name(code))] = code end
+M.type_codes = type_codes
+
+--- dense: gradients go to an optimizer outside; fused: the optimizer runs in the backward of the lookup.
+M.EmbeddingComputeKernel = { DENSE = "dense", FUSED = "fused" }
+local kernels = { "dense", "fused" }
+
+local function fail(format, ...) P.fail(format:format(...)) end
+
+-- -- ParameterSharding -------------------------------------------------------------------------------------------------------------
+
+--- How one table is sharded.
+---   sharding_type   "table_wise", "row_wise", "column_wise", "data_parallel"
+---   compute_kernel  "fused" (default; data_parallel: "dense") or "dense"
+---   ranks           list of ranks, see runtime/shard/<type>.c; default: the type's own
+---   sizes           rows (row_wise) or columns (column_wise) of each shard, beside ranks; default: even
+local ParameterSharding = util.class "ParameterSharding"
+M.ParameterSharding = ParameterSharding
+
+function ParameterSharding:init(args)
+  local a = util.named("ParameterSharding", args, {
+    sharding_type = util.required, compute_kernel = util.optional, ranks = util.optional, sizes = util.optional,
+  })
+  if not type_codes[a.sharding_type] then
+    fail("ParameterSharding: sharding_type '%s', allowed: %s", tostring(a.sharding_type), table.concat(util.keys(type_codes), ", "))
+  end
+  self.sharding_type = a.sharding_type
+  self.compute_kernel = a.compute_kernel or (a.sharding_type == "data_parallel" and "dense" or "fused")
+  if self.compute_kernel ~= "dense" and self.compute_kernel ~= "fused" then
+    fail("ParameterSharding: compute_kernel '%s', allowed: %s", tostring(self.compute_kernel), table.concat(kernels, ", "))
+  end
+  for _, name in ipairs { "ranks", "sizes" } do
+    local list = a[name]
+    if list ~= nil and type(list) ~= "table" then fail("ParameterSharding: %s is a %s, wanted a list of numbers", name, type(list)) end
+    for i, x in ipairs(list or {}) do
+      if type(x) ~= "number" or x ~= math.floor(x) then fail("ParameterSharding: %s[%d] is %s, wanted a whole number", name, i, tostring(x)) end
+    end
+    self[name] = list or false
+  end
+  if self.sizes and (not self.ranks or #self.ranks ~= #self.sizes) then
+    fail("ParameterSharding: %d sizes for %d ranks; give one size for each rank", #self.sizes, self.ranks and #self.ranks or 0)
+  end
+end
+
+function ParameterSharding:__tostring()
+  local text = self.sharding_type .. " " .. self.compute_kernel
+  if self.ranks then text = text .. " ranks " .. table.concat(self.ranks, ",") end
+  if self.sizes then text = text .. " sizes " .. table.concat(self.sizes, ",") end
+  return text
+end
+
+local entry = ffi.new "peri_sharding"
+local count = ffi.new "int32_t[1]"
+
+--- The shards of a table { name =, num_embeddings =, embedding_dim = } in env { world_size =, local_size = }: a list of
+--- { rank =, row_offset =, rows =, col_offset =, cols = } in order of offsets; empty for data_parallel. Bad entries are errors.
+function ParameterSharding:shards(config, env)
+  local n_ranks = self.ranks and #self.ranks or 0
+  local ranks = ffi.new("int32_t[?]", math.max(n_ranks, 1), self.ranks or {})
+  local sizes = self.sizes and ffi.new("int64_t[?]", n_ranks, self.sizes) or nil
+  entry.type = type_codes[self.sharding_type]
+  entry.world_size, entry.local_size = env.world_size, env.local_size or env.world_size
+  entry.n_ranks, entry.ranks, entry.sizes = n_ranks, ranks, sizes
+  entry.table, entry.rows, entry.cols = config.name, config.num_embeddings, config.embedding_dim
+  local capacity = math.max(n_ranks, env.world_size)
+  local out = ffi.new("peri_shard[?]", capacity)
+  P.check(C.peri_sharding_shards(entry, out, capacity, count))
+  local list = {}
+  for i = 1, count[0] do
+    local s = out[i - 1]
+    list[i] = { rank = s.rank, row_offset = tonumber(s.row_offset), rows = tonumber(s.rows), col_offset = tonumber(s.col_offset),
+      cols = tonumber(s.cols) }
+  end
+  return list
+end
+
+-- -- shorthands (TorchRec's sharding_plan.py) ----------------------------------------------------------------------------------------
+
+--- The whole table on `rank` (default 0).
+function M.table_wise(rank, options)
+  options = options or {}
+  return ParameterSharding { sharding_type = "table_wise", ranks = { rank or 0 }, compute_kernel = options.compute_kernel }
+end
+
+--- Blocks of rows over all ranks, or over options.ranks (with options.sizes rows each).
+function M.row_wise(options)
+  options = options or {}
+  return ParameterSharding { sharding_type = "row_wise", ranks = options.ranks, sizes = options.sizes, compute_kernel = options.compute_kernel }
+end
+
+--- Blocks of columns over all ranks, or over options.ranks (with options.sizes columns each).
+function M.column_wise(options)
+  options = options or {}
+  return ParameterSharding { sharding_type = "column_wise", ranks = options.ranks, sizes = options.sizes, compute_kernel = options.compute_kernel }
+end
+
+--- A replica on every rank. compute_kernel "dense" (default): the dense optimizer trains it, as TorchRec does; "fused": the module's own
+--- optimizer does, on the reduced gradient.
+function M.data_parallel(options)
+  options = options or {}
+  return ParameterSharding { sharding_type = "data_parallel", compute_kernel = options.compute_kernel }
+end
+
+-- -- plans -----------------------------------------------------------------------------------------------------------------------
+
+--- The plan of one module: table name -> ParameterSharding.
+local EmbeddingModuleShardingPlan = util.class "EmbeddingModuleShardingPlan"
+M.EmbeddingModuleShardingPlan = EmbeddingModuleShardingPlan
+
+function EmbeddingModuleShardingPlan:init(tables)
+  self.tables = {}
+  for name, sharding in util.ordered(tables or {}) do
+    if type(name) ~= "string" then fail("EmbeddingModuleShardingPlan: key %s, wanted a table name", tostring(name)) end
+    if not ParameterSharding.is(sharding) then
+      fail("EmbeddingModuleShardingPlan: table '%s' has a %s, wanted a ParameterSharding (plan.table_wise(0), plan.row_wise(), ...)", name,
+        type(sharding))
+    end
+    self.tables[name] = sharding
+  end
+end
+
+--- Check the plan against tables (list of { name =, num_embeddings =, embedding_dim = }) and env: every table has an entry, no entry is
+--- without a table, and all shards are legal. Returns name -> list of shards.
+function EmbeddingModuleShardingPlan:validate(configs, env, module_name)
+  local where = module_name and module_name ~= "" and ("module '%s': "):format(module_name) or ""
+  local known, shards = {}, {}
+  for _, config in ipairs(configs) do
+    known[config.name] = true
+    local sharding = self.tables[config.name]
+    if not sharding then
+      fail("%stable '%s' is not in the plan; planned tables: %s", where, config.name, table.concat(util.keys(self.tables), ", "))
+    end
+    shards[config.name] = sharding:shards(config, env)
+  end
+  for name in util.ordered(self.tables) do
+    if not known[name] then
+      fail("%sthe plan has an entry for table '%s', which does not exist; tables: %s", where, name, table.concat(util.keys(known), ", "))
+    end
+  end
+  return shards
+end
+
+function EmbeddingModuleShardingPlan:__tostring()
+  local lines = {}
+  for name, sharding in util.ordered(self.tables) do lines[#lines + 1] = ("  %-24s %s"):format(name, tostring(sharding)) end
+  return table.concat(lines, "\n")
+end
+
+--- The plan of a model: path of a module ("sparse.ebc"; "" for the model itself) -> EmbeddingModuleShardingPlan (or a plain table of
+--- ParameterShardings).
+local ShardingPlan = util.class "ShardingPlan"
+M.ShardingPlan = ShardingPlan
+
+function ShardingPlan:init(modules)
+  self.plan = {}
+  for path, module_plan in util.ordered(modules or {}) do
+    if not EmbeddingModuleShardingPlan.is(module_plan) then
+      if type(module_plan) ~= "table" or ParameterSharding.is(module_plan) then
+        fail("ShardingPlan: module '%s' has a %s, wanted an EmbeddingModuleShardingPlan", tostring(path), type(module_plan))
+      end
+      module_plan = EmbeddingModuleShardingPlan(module_plan)
+    end
+    self.plan[path] = module_plan
+  end
+end
+
+--- The plan of the module at `path`, or nil.
+function ShardingPlan:get_plan_for_module(path) return self.plan[path] end
+
+function ShardingPlan:__tostring()
+  local lines = {}
+  for path, module_plan in util.ordered(self.plan) do
+    lines[#lines + 1] = "module: " .. (path == "" and "(the model)" or path)
+    lines[#lines + 1] = tostring(module_plan)
+  end
+  return table.concat(lines, "\n")
+end
+
+return M

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * data_parallel.c: every rank holds the whole table; nothing is routed, gradients are reduced. ranks: none, or all of them.
+ */
+#include "internal.h"
+
+static peri_status shards(const peri_sharding *s, peri_shard *out, int32_t capacity, int32_t *n)
+{
+    (void)out, (void)capacity, (void)n;
+    if (s->sizes) return peri__fail(PERI_EINVAL, "table '%s': data_parallel takes no shard sizes", s->table);
+    bool all = s->n_ranks == 0 || s->n_ranks == s->world_size;
+    for (int32_t i = 0; i < s->n_ranks && all; i++) all = s->ranks[i] == i;
+    if (!all)
+        return peri__fail(PERI_EINVAL, "table '%s': data_parallel lives on all %d ranks; the plan names %d (leave them out)", s->table,
+                          s->world_size, s->n_ranks);
+    return PERI_OK;
+}
+
+const peri__sharding_type peri__data_parallel = {.name = "data_parallel", .shards = shards};
