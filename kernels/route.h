@@ -11,7 +11,7 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_ROUTE(X) X(route_count) X(route_pack) X(route_combine) X(route_spread)
+#define PERI_KERNELS_ROUTE(X) X(route_count) X(route_totals) X(route_pack) X(route_mean) X(route_combine) X(route_spread)
 
 /** One feature cut by one table's rows. */
 typedef struct peri_k_partition {
@@ -34,10 +34,8 @@ typedef struct peri_k_route_report {
     int64_t position; /* its position in the bag */
 } peri_k_route_report;
 
-enum { PERI_ROUTE_BAD_KEEP = 0, PERI_ROUTE_BAD_ZERO = 1 }; /* what becomes of a bad id: dropped (the caller fails), or row 0 */
-
-/** lengths[wire_bag[stream] + bag] = number of ids of the bag in that stream's rows, for every partition and bag; ids of -1 are in no
- *  stream. Bad ids are counted in reports[i], one report for each of the fixed blocks of PERI_ROUTE_BLOCK range indices, so that the first
+/** lengths[wire_bag[stream] + bag] = number of ids of the bag in that stream's rows, for every partition and bag. Ids of -1 and ids out of
+ *  range are in no stream. The latter are counted in reports[i], one report for each of the fixed blocks of PERI_ROUTE_BLOCK range indices, so that the first
  *  offender does not depend on the split. range: blocks of bags over all partitions. */
 enum { PERI_ROUTE_BLOCK = 4096 };
 typedef struct peri_k_route_count_args {
@@ -49,24 +47,35 @@ typedef struct peri_k_route_count_args {
     int32_t *lengths;
     peri_k_route_report *reports; /* one a block */
     int64_t bags; /* sum over partitions */
-    int32_t n_partitions, bad;
+    int32_t n_partitions;
     bool ids_i32;
 } peri_k_route_count_args;
 
-/** For each bag of each partition and each id of it in order: place = cursor[slot]++ + shift[rank_of_stream]; out[place] = id - first row of the
- *  stream; out_weights[place] = weights[i]. `cursor` starts as the exclusive cumulative sum of `lengths`. range: bags over all partitions. */
+/** totals[i] = positions[at[i]]: how many ids lie before each place of the wire. range: i. */
+typedef struct peri_k_route_totals_args {
+    int64_t *totals;
+    const int64_t *positions, *at;
+} peri_k_route_totals_args;
+
+/** scale[bag] = 1 / max(number of ids of the bag, 1), the factor of mean pooling. range: bags. */
+typedef struct peri_k_route_mean_args {
+    float *scale;
+    const int64_t *offsets;
+} peri_k_route_mean_args;
+
+/** For each bag of each partition and each id of it in order: place = cursor[slot]++; out[place] = id - first row of the stream;
+ *  out_weights[place] = weights[i]. `cursor` starts as the exclusive cumulative sum of `lengths`. range: bags over all partitions. */
 typedef struct peri_k_route_pack_args {
     const void *ids;
     const float *weights; /* NULL: none */
     const int64_t *offsets;
     const peri_k_partition *partitions;
     const int64_t *bounds, *wire_bag;
-    const int64_t *shift; /* by stream */
     int64_t *cursor;
     void *out; /* i64 or i32 */
     float *out_weights;
     int64_t bags;
-    int32_t n_partitions, bad;
+    int32_t n_partitions;
     bool ids_i32, out_i32;
 } peri_k_route_pack_args;
 
@@ -77,6 +86,7 @@ typedef struct peri_k_output {
     int64_t first_bag;     /* of the feature in the input, for `scale` */
     int64_t inverse;       /* first entry in `inverse` (variable batch), -1: output row b is bag b */
     int64_t scaled;        /* 1: multiply by scale[first_bag + bag] (mean pooling) */
+    double divisor;        /* of the gradient (spread only) */
 } peri_k_output;
 
 /** Where a piece lies: elements from the start of the received buffer, or of this rank's own. Row j is at offset + j * cols. */
@@ -97,7 +107,7 @@ typedef struct peri_k_route_combine_args {
     int32_t n_outputs;
 } peri_k_route_combine_args;
 
-/** The adjoint: piece[bag][c] = sum over rows b with bag(b) = bag, ascending, of scale * grad[b][column + c] / divisor, for every piece of every
+/** The adjoint: piece[bag][c] = sum over rows b with bag(b) = bag, ascending, of scale * grad[b][column + c] / divisor (f32), for every piece of every
  *  output. range: outputs. */
 typedef struct peri_k_route_spread_args {
     const float *grad;
@@ -108,7 +118,6 @@ typedef struct peri_k_route_spread_args {
     const int64_t *bags; /* by output: number of bags of a piece */
     const int64_t *inverse;
     const float *scale;
-    float divisor;
     int32_t n_outputs;
 } peri_k_route_spread_args;
 

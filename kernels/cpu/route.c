@@ -77,7 +77,7 @@ static void cpu_route_count(const void *args, int64_t begin, int64_t end)
                         peri_k_route_report *report = &a->reports[block];
                         report->bad++;
                         if (!report->where) report->where = i + 1, report->id = id, report->position = at - offsets[k];
-                        id = a->bad == PERI_ROUTE_BAD_ZERO ? 0 : -1;
+                        continue;
                     }
                     if (id >= 0 && p->n_parts > 0) a->lengths[wire[cpu_route_part(p, a->bounds, inverse_block, id)] + bag + k]++;
                 }
@@ -105,7 +105,7 @@ static void cpu_route_pack(const void *args, int64_t begin, int64_t end)
         }
         if (p->n_parts == 1 && cpu_route_pruned(a->ids, a->ids_i32, offsets[0], offsets[n], p->rows) == 0) {
             /* The bags of one stream follow each other on the wire as they do here. */
-            int64_t from = offsets[0], count = offsets[n] - from, place = a->cursor[wire[0] + bag] + a->shift[p->first_stream];
+            int64_t from = offsets[0], count = offsets[n] - from, place = a->cursor[wire[0] + bag];
             if (!a->ids_i32 && a->out_i32) {
                 const int64_t *ids = (const int64_t *)a->ids + from;
                 int32_t *out = (int32_t *)a->out + place;
@@ -122,10 +122,10 @@ static void cpu_route_pack(const void *args, int64_t begin, int64_t end)
             double inverse_block = p->block > 0 ? 1.0 / (double)p->block : 0;
             for (int64_t k = 0; k < n; k++)
                 for (int64_t at = offsets[k]; at < offsets[k + 1]; at++) {
-                    int64_t id = ref_route_legal(p, cpu_route_id(a->ids, at, a->ids_i32), a->bad);
-                    if (id < 0) continue;
+                    int64_t id = cpu_route_id(a->ids, at, a->ids_i32);
+                    if (id < 0 || id >= p->rows) continue;
                     int32_t part = p->n_parts == 1 ? 0 : cpu_route_part(p, a->bounds, inverse_block, id);
-                    int64_t place = a->cursor[wire[part] + bag + k]++ + a->shift[p->first_stream + part];
+                    int64_t place = a->cursor[wire[part] + bag + k]++;
                     cpu_route_put(a, place, id - a->bounds[p->first_bound + part], at);
                 }
         }
@@ -176,7 +176,7 @@ static void cpu_route_spread(const void *args, int64_t begin, int64_t end)
         }
         for (int64_t b = 0; b < a->rows; b++) {
             const float *from = a->grad + b * a->stride + out->column;
-            k_vec scale = k_set(out->scaled ? a->scale[out->first_bag + b] : 1), divisor = k_set(a->divisor);
+            k_vec scale = k_set(out->scaled ? a->scale[out->first_bag + b] : 1), divisor = k_set((float)out->divisor);
             for (int64_t c = 0; c < cols; c += K_LANES) {
                 int64_t left = cols - c;
                 k_vec g = left >= K_LANES ? k_load(from + c) : k_load_part(from + c, left);

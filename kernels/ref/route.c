@@ -25,13 +25,6 @@ static int32_t ref_route_part(const peri_k_partition *p, const int64_t *bounds, 
     return part;
 }
 
-/** A legal id passes; -1 stays -1; a bad one becomes -1 (dropped) or row 0. */
-static int64_t ref_route_legal(const peri_k_partition *p, int64_t id, int32_t bad)
-{
-    if (id >= -1 && id < p->rows) return id;
-    return bad == PERI_ROUTE_BAD_ZERO ? 0 : -1;
-}
-
 static void ref_route_count(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_count_args *a = args;
@@ -43,14 +36,27 @@ static void ref_route_count(const void *args, int64_t begin, int64_t end)
             int64_t bag = i - p->bag_start, from = a->offsets[p->first_bag + bag], to = a->offsets[p->first_bag + bag + 1];
             for (int32_t s = 0; s < p->n_parts; s++) a->lengths[a->wire_bag[p->first_stream + s] + bag] = 0;
             for (int64_t k = from; k < to; k++) {
-                int64_t raw = ref_route_id(a->ids, k, a->ids_i32), id = ref_route_legal(p, raw, a->bad);
-                if (raw < -1 || raw >= p->rows) {
-                    report->bad++;
-                    if (!report->where) report->where = i + 1, report->id = raw, report->position = k - from;
-                }
-                if (id >= 0 && p->n_parts > 0) a->lengths[a->wire_bag[p->first_stream + ref_route_part(p, a->bounds, id)] + bag]++;
+                int64_t id = ref_route_id(a->ids, k, a->ids_i32);
+                bool bad = id < -1 || id >= p->rows;
+                if (bad && report->bad++ == 0) report->where = i + 1, report->id = id, report->position = k - from;
+                if (id >= 0 && !bad && p->n_parts > 0) a->lengths[a->wire_bag[p->first_stream + ref_route_part(p, a->bounds, id)] + bag]++;
             }
         }
+    }
+}
+
+static void ref_route_totals(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_totals_args *a = args;
+    for (int64_t i = begin; i < end; i++) a->totals[i] = a->positions[a->at[i]];
+}
+
+static void ref_route_mean(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_mean_args *a = args;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t n = a->offsets[i + 1] - a->offsets[i];
+        a->scale[i] = 1.0f / (float)(n > 1 ? n : 1);
     }
 }
 
@@ -61,10 +67,10 @@ static void ref_route_pack(const void *args, int64_t begin, int64_t end)
         const peri_k_partition *p = ref_route_find(a->partitions, a->n_partitions, i);
         int64_t bag = i - p->bag_start, from = a->offsets[p->first_bag + bag], to = a->offsets[p->first_bag + bag + 1];
         for (int64_t k = from; k < to && p->n_parts > 0; k++) {
-            int64_t id = ref_route_legal(p, ref_route_id(a->ids, k, a->ids_i32), a->bad);
-            if (id < 0) continue;
+            int64_t id = ref_route_id(a->ids, k, a->ids_i32);
+            if (id < 0 || id >= p->rows) continue;
             int32_t part = ref_route_part(p, a->bounds, id), stream = p->first_stream + part;
-            int64_t place = a->cursor[a->wire_bag[stream] + bag]++ + a->shift[stream], local = id - a->bounds[p->first_bound + part];
+            int64_t place = a->cursor[a->wire_bag[stream] + bag]++, local = id - a->bounds[p->first_bound + part];
             if (a->out_i32) ((int32_t *)a->out)[place] = (int32_t)local;
             else ((int64_t *)a->out)[place] = local;
             if (a->weights) a->out_weights[place] = a->weights[k];
@@ -106,7 +112,7 @@ static void ref_route_spread(const void *args, int64_t begin, int64_t end)
                 for (int64_t c = 0; c < out->cols; c++) {
                     float g = a->grad[b * a->stride + out->column + c];
                     if (out->scaled) g *= a->scale[out->first_bag + bag];
-                    g /= a->divisor;
+                    g /= (float)out->divisor;
                     if (out->inverse >= 0) to[bag * out->cols + c] += g;
                     else to[bag * out->cols + c] = g;
                 }

@@ -41,4 +41,79 @@ PERI_API const char *peri_sharding_type_name(int32_t type);
  *  PERI_EINVAL names the table and says what is allowed. Local. */
 PERI_API peri_status peri_sharding_shards(const peri_sharding *sharding, peri_shard *out, int32_t capacity, int32_t *n);
 
+/* -- the sharded EmbeddingBagCollection ---------------------------------------------------------------------------------------------- */
+
+typedef struct peri_sharded_ebc peri_sharded_ebc;
+
+/** A binding's handle. */
+typedef struct peri_sharded_ebc_ref {
+    peri_sharded_ebc *ptr;
+} peri_sharded_ebc_ref;
+
+/** Who trains a table: a dense optimizer through leaf tensors, or the module itself in the backward pass. */
+enum { PERI_KERNEL_DENSE = 0, PERI_KERNEL_FUSED = 1 };
+
+/** One table and its plan entry. */
+typedef struct peri_sharded_table {
+    const char *name;
+    int64_t rows, cols;     /* of the whole table */
+    double init_a, init_b;
+    const int32_t *features; /* int32[n_features], indices into config.features */
+    const int32_t *ranks;   /* as in peri_sharding */
+    const int64_t *sizes;
+    int32_t n_features, n_ranks;
+    int32_t pooling, init;  /* PERI_POOLING_*, PERI_INIT_* */
+    int32_t sharding_type, compute_kernel;
+    int32_t optimizer;      /* index into config.optimizers; ignored with PERI_KERNEL_DENSE */
+    int32_t reserved;
+} peri_sharded_table;
+
+typedef struct peri_sharded_ebc_config {
+    peri_group *group;      /* retained; every member makes the same module */
+    peri_device *device;
+    const peri_sharded_table *tables; /* copied, in the order of the module */
+    const char *const *features;      /* distinct feature names; copied */
+    const peri_tbe_optimizer *optimizers;
+    uint64_t seed;
+    int32_t n_tables, n_features, n_optimizers;
+    int32_t bounds_check;   /* PERI_BOUNDS_*: checked at home, before ids are routed */
+    int32_t local_size;     /* ranks of a node, for plans that know nodes */
+    bool weighted;          /* every input has per-sample weights, or none has */
+    bool gradient_division; /* gradients that come back are divided by the size of the group (mean over ranks), as TorchRec's default */
+} peri_sharded_ebc_config;
+
+/** Allocate and initialise this rank's shards. Collective: all members with the same configuration and plan (checked with the first exchange).
+ *  Does not communicate. Errors name the table. @out new. */
+PERI_API peri_status peri_sharded_ebc_new(const peri_sharded_ebc_config *config, peri_sharded_ebc **out);
+PERI_API void peri_sharded_ebc_retain(peri_sharded_ebc *ebc);
+PERI_API void peri_sharded_ebc_release(peri_sharded_ebc *ebc);
+/** Columns of the output: feature after feature of each table in the module's order, whatever the plan. */
+PERI_API int64_t peri_sharded_ebc_columns(const peri_sharded_ebc *ebc);
+
+/** Send the ids of @kjt to the ranks that own their rows. Posts and returns; advance it with peri_work_test. Needs every feature of the module
+ *  among the keys of @kjt, in any order; ids out of range are an error that names table, feature, sample and id, on this rank, and poisons
+ *  the group. Collective. @kjt retained. @out new. */
+PERI_API peri_status peri_sharded_ebc_input_dist(peri_sharded_ebc *ebc, peri_kjt *kjt, peri_work **out);
+/** Look up what arrived and send the pooled rows back. @dist is a complete work of peri_sharded_ebc_input_dist, used once; posts and returns.
+ *  Collective. @out new. */
+PERI_API peri_status peri_sharded_ebc_compute_and_output_dist(peri_sharded_ebc *ebc, peri_work *dist, peri_work **out);
+/** The pooled rows [batch, columns] of a complete work of peri_sharded_ebc_compute_and_output_dist, used once. Recorded on the tape when gradients
+ *  were on at the lookup: the backward pass exchanges the gradient and updates the shards. Local. @out new. */
+PERI_API peri_status peri_sharded_ebc_output(peri_sharded_ebc *ebc, peri_work *output, peri_tensor **out);
+
+/** A piece of a table that lives on this rank: a shard, or a whole replica. */
+typedef struct peri_local_shard {
+    peri_shard shard;       /* rank: this one */
+    peri_tbe *tbe;          /* borrowed: weights and state through peri_tbe_state, and peri_tbe_leaf if `dense` */
+    int64_t tbe_table;      /* its number there */
+    int32_t table;          /* index into config.tables */
+    bool dense, replica;
+} peri_local_shard;
+
+/** Number of pieces on this rank, and the i-th, in order of tables and offsets. */
+PERI_API int32_t peri_sharded_ebc_local_shards(const peri_sharded_ebc *ebc);
+PERI_API peri_status peri_sharded_ebc_local_shard(peri_sharded_ebc *ebc, int32_t i, peri_local_shard *out);
+/** Learning rate of optimizer @optimizer (index into config.optimizers) from now on. */
+PERI_API peri_status peri_sharded_ebc_learning_rate_set(peri_sharded_ebc *ebc, int32_t optimizer, double learning_rate);
+
 #endif

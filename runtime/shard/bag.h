@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bag.h: the sharded EmbeddingBagCollection from the inside: bag.c makes it, exchange.c runs it.
+ */
+#ifndef PERI_SHARD_BAG_H
+#define PERI_SHARD_BAG_H
+
+#include "internal.h"
+#include "layout.h"
+
+/** Tables of this rank that are looked up together: one optimizer, dense or fused, shards or replicas. */
+typedef struct peri__group_of_tables {
+    peri_tbe *tbe;
+    int32_t optimizer; /* index into the configuration's; -1 for dense */
+    bool dense, replica;
+    int32_t n_tables;
+    int32_t *slots_table; /* n_tables: module table */
+    int32_t *slots_shard; /* n_tables: shard of it; -1: the whole */
+    peri_tensor **leaves; /* n_tables, dense only: the tables' leaves */
+} peri__group_of_tables;
+
+/** The layouts of a batch with what the table batches made of them; kept for the next batch, which is usually alike. */
+typedef struct peri__bag_layout {
+    peri__refs refs;
+    peri__home *home;
+    peri__owner *owner;
+    int32_t n_groups;
+    peri_tbe_blocks **blocks; /* by group */
+} peri__bag_layout;
+
+struct peri_sharded_ebc {
+    peri__refs refs;
+    peri_group *group;
+    peri_device *device;
+    int32_t rank, world_size, bounds_check, n_tables, n_features, n_groups, n_local, n_optimizers;
+    bool weighted, wire_i32, any_mean;
+    uint64_t identity;  /* hash of tables and plan: equal on all ranks */
+    int64_t bad_ids;    /* found so far */
+    char *text;         /* names */
+    const char **table_names, **feature_names;
+    bool *mean;         /* n_tables */
+    double *divisor;    /* n_tables: of the gradients that come back */
+    peri__route_table *tables; /* n_tables */
+    int32_t *features;  /* backing of tables[].features */
+    peri__routes *routes;
+    peri__group_of_tables *groups;
+    peri_local_shard *local; /* n_local */
+    peri__home *home;         /* of the last input */
+    peri__bag_layout *layout; /* of the last lookup */
+    uint64_t keys_hash;       /* of the input keys that feature_key is for; 0: none yet */
+    int32_t *feature_key;     /* n_features: position of each feature among the input's keys */
+    int64_t *scratch;         /* 3 x n_features */
+};
+
+/** The home layout for @kjt: the last one if it fits, else a new one. PERI_EINVAL names the missing feature. @out new. */
+peri_status peri__bag_home(peri_sharded_ebc *ebc, peri_kjt *kjt, peri__home **out);
+/** The layout of a lookup: @counts as in peri__owner_new, taken on success. @out new. */
+peri_status peri__bag_layout_new(peri_sharded_ebc *ebc, peri__home *home, int64_t *counts, peri__bag_layout **out);
+void peri__bag_layout_release(peri__bag_layout *layout);
+
+#endif

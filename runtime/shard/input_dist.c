@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * input_dist.c: ids to the ranks that own their rows. One state machine, a work:
+ *
+ *   SYNC     the input's lengths and offsets are known to be well formed
+ *   COUNT    a kernel counted ids by stream and checked their range; the counts came to the host
+ *   HEADERS  every rank knows what every other sends it (and that they run the same module); the ids are being packed meanwhile
+ *   PAYLOAD  lengths, ids and weights, one all-to-all each
+ *
+ * The numbers of all exchanges are taken at the start, so other operations may be posted in between. A failure of this rank (a bad id, a
+ * malformed input) poisons the group: the other ranks wait for this one and could not go on.
+ */
+#include "exchange.h"
+
+#include "../tensor/jagged_internal.h"
+
+enum { SYNC, COUNT, HEADERS, PAYLOAD };
+enum { LENGTHS, IDS, WEIGHTS, PAYLOADS };
+/** Words of a header before the numbers of bags. */
+enum { HEAD_IDENTITY, HEAD_KIND, HEAD_IDS, HEAD_ROWS, HEAD };
+
+/* -- finding what is wrong ---------------------------------------------------------------------------------------------------------- */
+
+static peri_status report_bad_id(const peri__input_dist *d, const peri_k_route_report *r)
+{
+    const peri_sharded_ebc *e = d->ebc;
+    int64_t index = r->where - 1;
+    for (int32_t i = 0; i < e->routes->n_partitions; i++) {
+        const peri__partition *p = &e->routes->partitions[i];
+        int64_t bags = d->home->feature_bags[p->feature];
+        if (index < bags)
+            return peri__fail(PERI_ERANGE,
+                              "peri_sharded_ebc_input_dist: table '%s', feature '%s', sample %lld: id %lld at position %lld of the bag, allowed: "
+                              "0..%lld (-1: skipped); rank %d",
+                              e->table_names[p->table], e->feature_names[p->feature], (long long)index, (long long)r->id,
+                              (long long)r->position, (long long)p->rows - 1, e->rank);
+        index -= bags;
+    }
+    return peri__fail(PERI_EINTERNAL, "peri_sharded_ebc_input_dist: a report about no bag");
+}
+
+static peri_status judge(peri__input_dist *d)
+{
+    peri_sharded_ebc *e = d->ebc;
+    const peri_k_route_report *reports = (const peri_k_route_report *)(d->report->words + e->world_size + 1);
+    int64_t blocks = peri__ceil_div(d->home->bags, PERI_ROUTE_BLOCK), bad = 0;
+    const peri_k_route_report *first = NULL;
+    for (int64_t b = 0; b < blocks; b++) {
+        bad += reports[b].bad;
+        if (reports[b].bad && !first) first = &reports[b];
+    }
+    if (!bad || e->bounds_check == PERI_BOUNDS_NONE) return PERI_OK;
+    e->bad_ids += bad;
+    if (e->bounds_check == PERI_BOUNDS_IGNORE) return PERI_OK;
+    peri_status status = report_bad_id(d, first);
+    if (e->bounds_check == PERI_BOUNDS_FATAL) return status;
+    peri__log(PERI_LOG_WARN, "%s (%lld ids of this batch are out of range and skipped)", peri_error_message(), (long long)bad);
+    peri_error_clear();
+    return PERI_OK;
+}
+
+/* -- kernels ---------------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__complete_sum(peri_device *device, peri_tensor *lengths, int64_t limit, peri_tensor *offsets)
+{
+    int64_t n = peri__numel(lengths), blocks = peri__max(1, peri__ceil_div(n, PERI_JAGGED_BLOCK)), words = blocks + 1;
+    peri_tensor *sums;
+    PERI_TRY(peri_tensor_new(device, PERI_I64, 1, &words, &sums));
+    peri_k_cumsum_args args = {.x = peri__data(lengths), .y = peri__data(offsets), .sums = peri__data(sums), .rows = 1, .cols = n,
+                               .blocks = blocks, .limit = limit, .x_dtype = PERI_I32, .y_dtype = PERI_I64, .mode = PERI_CUMSUM_COMPLETE};
+    peri_status status = PERI_LAUNCH(device, cumsum_sums, &args, blocks, 4);
+    if (status >= 0) status = PERI_LAUNCH(device, cumsum_scan, &args, 1, 1);
+    if (status >= 0) status = PERI_LAUNCH(device, cumsum_write, &args, blocks, 4);
+    peri_tensor_release(sums);
+    return status;
+}
+
+static peri_status new_1d(peri_device *device, int32_t dtype, int64_t n, peri_tensor **out)
+{
+    return peri_tensor_new(device, dtype, 1, &n, out);
+}
+
+/** Count ids by stream, sum the counts along the wire, and send totals and reports to the host. */
+static peri_status count(peri__input_dist *d)
+{
+    peri_sharded_ebc *e = d->ebc;
+    peri_device *device = e->device;
+    const peri__home *h = d->home;
+    int64_t blocks = peri__ceil_div(h->bags, PERI_ROUTE_BLOCK);
+    int64_t words = e->world_size + 1 + blocks * (int64_t)(sizeof(peri_k_route_report) / sizeof(int64_t));
+    peri_tensor *findings = NULL;
+    peri_status status;
+    PERI_TRY(new_1d(device, PERI_I64, words, &findings));
+    PERI_TRY_GOTO(peri__tensor_zero(findings), out);
+    PERI_TRY_GOTO(new_1d(device, PERI_I32, h->wire_bags, &d->wire_lengths), out);
+    PERI_TRY_GOTO(new_1d(device, PERI_I64, h->wire_bags + 1, &d->cursor), out);
+    int64_t *totals = peri__data(findings);
+    peri_k_route_count_args args = {.ids = peri__data(d->values), .offsets = peri__data(d->offsets_in),
+                                    .partitions = peri__upload_at(&h->up, h->partitions), .bounds = peri__upload_at(&h->up, h->bounds),
+                                    .wire_bag = peri__upload_at(&h->up, h->wire_bag), .lengths = peri__data(d->wire_lengths),
+                                    .reports = (peri_k_route_report *)(totals + e->world_size + 1), .bags = h->bags,
+                                    .n_partitions = e->routes->n_partitions, .ids_i32 = d->values->dtype == PERI_I32};
+    PERI_TRY_GOTO(PERI_LAUNCH(device, route_count, &args, blocks, 1), out);
+    PERI_TRY_GOTO(peri__complete_sum(device, d->wire_lengths, -1, d->cursor), out);
+    peri_k_route_totals_args gather = {.totals = totals, .positions = peri__data(d->cursor), .at = peri__upload_at(&h->up, h->at)};
+    PERI_TRY_GOTO(PERI_LAUNCH(device, route_totals, &gather, e->world_size + 1, 1 << 12), out);
+    PERI_TRY_GOTO(peri__report_take(device, words, &d->report), out);
+    status = peri__report_post(d->report, totals, words);
+out:
+    peri_tensor_release(findings);
+    return status;
+}
+
+/** Lay the ids out along the wire. */
+static peri_status pack(peri__input_dist *d)
+{
+    peri_sharded_ebc *e = d->ebc;
+    const peri__home *h = d->home;
+    int64_t n = d->report->words[e->world_size];
+    PERI_TRY(new_1d(e->device, e->wire_i32 ? PERI_I32 : PERI_I64, n, &d->send[IDS]));
+    if (e->weighted) PERI_TRY(new_1d(e->device, PERI_F32, n, &d->send[WEIGHTS]));
+    peri_k_route_pack_args args = {.ids = peri__data(d->values), .weights = e->weighted ? peri__data(d->weights_in) : NULL,
+                                   .offsets = peri__data(d->offsets_in), .partitions = peri__upload_at(&h->up, h->partitions),
+                                   .bounds = peri__upload_at(&h->up, h->bounds), .wire_bag = peri__upload_at(&h->up, h->wire_bag),
+                                   .cursor = peri__data(d->cursor), .out = peri__data(d->send[IDS]),
+                                   .out_weights = e->weighted ? peri__data(d->send[WEIGHTS]) : NULL, .bags = h->bags,
+                                   .n_partitions = e->routes->n_partitions, .ids_i32 = d->values->dtype == PERI_I32, .out_i32 = e->wire_i32};
+    PERI_TRY(PERI_LAUNCH(e->device, route_pack, &args, h->bags, 512));
+    d->send[LENGTHS] = d->wire_lengths;
+    d->wire_lengths = NULL;
+    return PERI_OK;
+}
+
+/* -- headers ---------------------------------------------------------------------------------------------------------------------- */
+
+static int32_t streams_of(const peri_sharded_ebc *e, int32_t rank)
+{
+    return e->routes->rank_wire[rank + 1] - e->routes->rank_wire[rank];
+}
+
+/** Kind of the input: what must be alike on all ranks. */
+static int64_t kind_of(const peri__input_dist *d) { return (int64_t)d->ebc->weighted | (int64_t)d->home->variable << 1; }
+
+static void release_dist(void *dist) { peri_work_release(dist); }
+
+static peri_status post_headers(peri__input_dist *d)
+{
+    const peri_sharded_ebc *e = d->ebc;
+    int32_t world = e->world_size, mine = streams_of(e, e->rank);
+    int64_t send_words = 0, recv_words = (int64_t)world * (HEAD + mine);
+    for (int32_t r = 0; r < world; r++) send_words += HEAD + streams_of(e, r);
+    d->header_send = peri__alloc(sizeof(int64_t) * (size_t)(send_words + recv_words + 2 * world));
+    if (!d->header_send) return PERI_ENOMEM;
+    d->header_recv = d->header_send + send_words;
+    int64_t *send_counts = d->header_recv + recv_words, *recv_counts = send_counts + world, *at = d->header_send;
+    for (int32_t r = 0; r < world; r++) {
+        const int64_t *totals = d->report->words;
+        send_counts[r] = HEAD + streams_of(e, r);
+        recv_counts[r] = HEAD + mine;
+        at[HEAD_IDENTITY] = (int64_t)e->identity;
+        at[HEAD_KIND] = kind_of(d);
+        at[HEAD_IDS] = totals[r + 1] - totals[r];
+        at[HEAD_ROWS] = d->home->rows;
+        for (int32_t w = e->routes->rank_wire[r], i = 0; w < e->routes->rank_wire[r + 1]; w++, i++)
+            at[HEAD + i] = d->home->feature_bags[e->routes->partitions[e->routes->streams[e->routes->wire[w]].partition].feature];
+        at += send_counts[r];
+    }
+    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = PERI_I64, .sequence = d->sequence, .send = d->header_send,
+                       .recv = d->header_recv, .send_counts = send_counts, .recv_counts = recv_counts};
+    peri_work_retain(&d->base);
+    return peri__coll_post_host(e->group, &op, d, release_dist, &d->works[0]);
+}
+
+/** Check what the others say of themselves; gather bag counts and ids by source. */
+static peri_status read_headers(peri__input_dist *d)
+{
+    const peri_sharded_ebc *e = d->ebc;
+    int32_t world = e->world_size, mine = streams_of(e, e->rank);
+    d->counts = peri__alloc(sizeof *d->counts * (size_t)peri__max(1, (int64_t)world * mine));
+    d->source_ids = peri__alloc(sizeof *d->source_ids * (size_t)world);
+    if (!d->counts || !d->source_ids) return PERI_ENOMEM;
+    for (int32_t s = 0; s < world; s++) {
+        const int64_t *head = world == 1 ? NULL : d->header_recv + (int64_t)s * (HEAD + mine);
+        if (!head) { /* alone: what would have been sent */
+            d->source_ids[0] = d->report->words[1];
+            for (int32_t i = 0; i < mine; i++)
+                d->counts[i] = d->home->feature_bags[e->routes->partitions[e->routes->streams[e->routes->wire[i]].partition].feature];
+            return PERI_OK;
+        }
+        if ((uint64_t)head[HEAD_IDENTITY] != e->identity)
+            return peri__fail(PERI_EMISMATCH,
+                              "peri_sharded_ebc_input_dist: rank %d runs another module or plan than rank %d (tables, features, shards and options "
+                              "must be equal on all ranks)",
+                              s, e->rank);
+        if (head[HEAD_KIND] != kind_of(d))
+            return peri__fail(PERI_EMISMATCH, "peri_sharded_ebc_input_dist: the input of rank %d is%s of variable batch, that of rank %d is%s", s,
+                              head[HEAD_KIND] & 2 ? "" : " not", e->rank, d->home->variable ? "" : " not");
+        bool legal = head[HEAD_IDS] >= 0;
+        for (int32_t i = 0; i < mine; i++) {
+            legal = legal && head[HEAD + i] >= 0;
+            d->counts[(int64_t)s * mine + i] = head[HEAD + i];
+        }
+        if (!legal) return peri__fail(PERI_EFORMAT, "peri_sharded_ebc_input_dist: rank %d announced a negative count", s);
+        d->source_ids[s] = head[HEAD_IDS];
+    }
+    return PERI_OK;
+}
+
+/* -- payload ---------------------------------------------------------------------------------------------------------------------- */
+
+static peri_status post_payload(peri__input_dist *d)
+{
+    peri_sharded_ebc *e = d->ebc;
+    const peri__owner *owner = d->layout->owner;
+    int32_t world = e->world_size;
+    int64_t ids = 0, *counts = peri__alloc(sizeof *counts * 2 * (size_t)world);
+    if (!counts) return PERI_ENOMEM;
+    for (int32_t s = 0; s < world; s++) ids += d->source_ids[s];
+    peri_status status = new_1d(e->device, PERI_I32, owner->bags, &d->received[LENGTHS]);
+    if (status >= 0) status = new_1d(e->device, d->send[IDS]->dtype, ids, &d->received[IDS]);
+    if (status >= 0 && e->weighted) status = new_1d(e->device, PERI_F32, ids, &d->received[WEIGHTS]);
+    for (int32_t k = LENGTHS; k < PAYLOADS && status >= 0; k++) {
+        if (!d->send[k]) continue;
+        for (int32_t r = 0; r < world; r++) {
+            counts[r] = k == LENGTHS ? d->home->rank_bags[r + 1] - d->home->rank_bags[r] : d->report->words[r + 1] - d->report->words[r];
+            counts[world + r] = k == LENGTHS ? owner->source_bags[r] : d->source_ids[r];
+        }
+        peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = d->send[k]->dtype, .sequence = d->sequence + 1 + (uint64_t)k,
+                           .send_counts = counts, .recv_counts = counts + world};
+        status = peri__coll_post(e->group, &op, d->send[k], d->received[k], &d->works[k]);
+    }
+    peri__free(counts);
+    return status;
+}
+
+/** Everything is here: make offsets, drop what was sent. */
+static peri_status finish(peri__input_dist *d)
+{
+    peri_device *device = d->ebc->device;
+    for (int32_t k = 0; k < PAYLOADS; k++) {
+        peri_tensor_release(d->send[k]);
+        d->send[k] = NULL;
+    }
+    peri_tensor_release(d->cursor);
+    d->cursor = NULL;
+    PERI_TRY(new_1d(device, PERI_I64, peri__numel(d->received[LENGTHS]) + 1, &d->offsets));
+    PERI_TRY(peri__complete_sum(device, d->received[LENGTHS], peri__numel(d->received[IDS]), d->offsets));
+    peri_tensor_release(d->received[LENGTHS]);
+    d->received[LENGTHS] = NULL;
+    if (!d->ebc->any_mean) return PERI_OK;
+    int64_t bags = peri__numel(d->offsets_in) - 1;
+    PERI_TRY(new_1d(device, PERI_F32, bags, &d->scale));
+    peri_k_route_mean_args args = {.scale = peri__data(d->scale), .offsets = peri__data(d->offsets_in)};
+    return PERI_LAUNCH(device, route_mean, &args, bags, 1 << 14);
+}
+
+/* -- the state machine ------------------------------------------------------------------------------------------------------------- */
+
+static peri_status test_all(peri__input_dist *d)
+{
+    for (int32_t k = 0; k < PAYLOADS; k++) {
+        if (!d->works[k]) continue;
+        peri_status status = peri_work_test(d->works[k]);
+        if (status != PERI_OK) return status;
+        peri_work_release(d->works[k]);
+        d->works[k] = NULL;
+    }
+    return PERI_OK;
+}
+
+static peri_status advance(peri__input_dist *d)
+{
+    peri_status status;
+    switch (d->phase) {
+    case SYNC:
+        if ((status = peri_kjt_sync_test(d->kjt)) != PERI_OK) return status;
+        PERI_TRY(count(d));
+        d->phase = COUNT;
+        /* fallthrough */
+    case COUNT:
+        if ((status = peri__report_test(d->report)) != PERI_OK) return status;
+        PERI_TRY(judge(d));
+        if (d->ebc->world_size > 1) PERI_TRY(post_headers(d));
+        PERI_TRY(pack(d));
+        d->phase = HEADERS;
+        /* fallthrough */
+    case HEADERS:
+        if ((status = test_all(d)) != PERI_OK) return status;
+        PERI_TRY(read_headers(d));
+        PERI_TRY(peri__bag_layout_new(d->ebc, d->home, d->counts, &d->layout));
+        d->counts = NULL;
+        if (d->ebc->world_size > 1) {
+            PERI_TRY(post_payload(d));
+        } else {
+            memcpy(d->received, d->send, sizeof d->received);
+            memset(d->send, 0, sizeof d->send);
+        }
+        d->phase = PAYLOAD;
+        /* fallthrough */
+    default:
+        if ((status = test_all(d)) != PERI_OK) return status;
+        return finish(d);
+    }
+}
+
+static peri_status dist_step(peri_work *work)
+{
+    peri__input_dist *d = (peri__input_dist *)work;
+    peri_status status = advance(d);
+    if (status < 0 && d->ebc->world_size > 1) peri__group_fail(d->ebc->group, status);
+    return status;
+}
+
+static void dist_fini(peri_work *work)
+{
+    peri__input_dist *d = (peri__input_dist *)work;
+    for (int32_t k = 0; k < PAYLOADS; k++) {
+        peri_work_release(d->works[k]);
+        peri_tensor_release(d->send[k]);
+        peri_tensor_release(d->received[k]);
+    }
+    peri_tensor *tensors[] = {d->values, d->weights_in, d->offsets_in, d->inverse, d->wire_lengths, d->cursor, d->offsets, d->scale};
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
+    peri__report_return(d->report);
+    peri__free(d->header_send);
+    peri__free(d->counts);
+    peri__free(d->source_ids);
+    peri__bag_layout_release(d->layout);
+    peri__home_release(d->home);
+    peri_kjt_release(d->kjt);
+    peri_sharded_ebc_release(d->ebc);
+}
+
+const peri__work_vtab peri__input_dist_vtab = {.name = "input_dist", .step = dist_step, .fini = dist_fini};
+
+/* -- the call ---------------------------------------------------------------------------------------------------------------------- */
+
+static peri_status check_input(peri_sharded_ebc *e, peri_kjt *kjt)
+{
+    static const char *const f = "peri_sharded_ebc_input_dist";
+    peri_kjt_desc desc;
+    if (!kjt) return peri__fail(PERI_EINVAL, "%s: no input", f);
+    peri_kjt_describe(kjt, &desc);
+    if (desc.device != e->device)
+        return peri__fail(PERI_EINVAL, "%s: the input is on %s, the module on %s", f, peri_device_name(desc.device), peri_device_name(e->device));
+    if (desc.values_dtype != PERI_I64 && desc.values_dtype != PERI_I32)
+        return peri__fail(PERI_EINVAL, "%s: ids are %s, allowed: i64, i32", f, peri_dtype_name(desc.values_dtype));
+    if (desc.weighted != e->weighted)
+        return peri__fail(PERI_EINVAL, "%s: the input has %s weights, the module is %sweighted", f, desc.weighted ? "" : "no", e->weighted ? "" : "not ");
+    return PERI_OK;
+}
+
+/** The input's tensors as the kernels take them: contiguous, offsets and inverse indices i64. */
+static peri_status take_input(peri__input_dist *d)
+{
+    peri_tensor *offsets = NULL, *weights = NULL, *inverse = NULL;
+    PERI_TRY(peri_kjt_values(d->kjt, &d->values));
+    PERI_TRY(peri_kjt_weights(d->kjt, &weights));
+    d->weights_in = weights;
+    if (weights && weights->requires_grad)
+        return peri__fail(PERI_EUNSUPPORTED, "peri_sharded_ebc_input_dist: per-sample weights that require grad");
+    PERI_TRY(peri_kjt_offsets(d->kjt, &offsets));
+    peri_status status = peri_tensor_to(offsets, PERI_I64, NULL, &d->offsets_in);
+    peri_tensor_release(offsets);
+    PERI_TRY(status);
+    if (!d->home->variable) return PERI_OK;
+    PERI_TRY(peri_kjt_inverse_indices(d->kjt, &inverse));
+    status = peri_tensor_to(inverse, PERI_I64, NULL, &d->inverse);
+    peri_tensor_release(inverse);
+    return status;
+}
+
+static peri_status start(peri_sharded_ebc *e, peri_kjt *kjt, peri_work **out)
+{
+    peri_work *work;
+    peri__home *home;
+    PERI_TRY(check_input(e, kjt));
+    PERI_TRY(peri__bag_home(e, kjt, &home));
+    peri_status status = peri__work_new(sizeof(peri__input_dist), &peri__input_dist_vtab, e->group, e->device, &work);
+    if (status < 0) {
+        peri__home_release(home);
+        return status;
+    }
+    peri__input_dist *d = (peri__input_dist *)work;
+    peri_sharded_ebc_retain(e);
+    d->ebc = e;
+    peri_kjt_retain(kjt);
+    d->kjt = kjt;
+    d->home = home;
+    if (e->world_size > 1) d->sequence = peri__group_reserve(e->group, 1 + PAYLOADS);
+    status = take_input(d);
+    if (status >= 0) status = peri_kjt_sync_post(kjt);
+    if (status < 0) peri__work_cancel(work, status);
+    else status = peri_work_test(work);
+    if (status < 0) peri_work_release(work);
+    else *out = work;
+    return status < 0 ? status : PERI_OK;
+}
+
+peri_status peri_sharded_ebc_input_dist(peri_sharded_ebc *e, peri_kjt *kjt, peri_work **out)
+{
+    PERI_TRY(peri__group_check("peri_sharded_ebc_input_dist", e->group));
+    peri_status status = start(e, kjt, out);
+    if (status < 0 && e->world_size > 1) peri__group_fail(e->group, status);
+    return status;
+}

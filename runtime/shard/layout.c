@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * layout.c: see layout.h.
+ */
+#include "layout.h"
+
+/* -- uploads ------------------------------------------------------------------------------------------------------------------- */
+
+int64_t peri__upload_add(peri__upload *up, const void *data, int64_t bytes)
+{
+    int64_t at = up->bytes, end = at + (bytes + 7) / 8 * 8;
+    if (end > up->capacity) {
+        int64_t more = peri__max(end, peri__max(4096, 2 * up->capacity));
+        char *host = peri__realloc(up->host, (size_t)more);
+        if (!host) return PERI_ENOMEM;
+        up->host = host;
+        up->capacity = more;
+    }
+    memset(up->host + at, 0, (size_t)(end - at));
+    if (data && bytes) memcpy(up->host + at, data, (size_t)bytes);
+    up->bytes = end;
+    return at;
+}
+
+peri_status peri__upload_send(peri__upload *up, peri_device *device)
+{
+    PERI_TRY(peri_tensor_new(device, PERI_U8, 1, &up->bytes, &up->device));
+    PERI_TRY(peri__copy(device, peri__data(up->device), up->host, up->bytes, PERI_COPY_H2D));
+    peri__free(up->host);
+    up->host = NULL;
+    return PERI_OK;
+}
+
+void peri__upload_fini(peri__upload *up)
+{
+    peri__free(up->host);
+    peri_tensor_release(up->device);
+    *up = (peri__upload){0};
+}
+
+/* -- the home side ----------------------------------------------------------------------------------------------------------------- */
+
+/** Elements of the rows that the slots of @rank return to this rank, before slot @slot (exclusive). */
+static int64_t returned(const peri__routes *r, const peri__home *h, int32_t rank, int32_t slot)
+{
+    int64_t n = 0;
+    for (int32_t i = r->rank_slot[rank]; i < slot; i++) n += r->slots[i].cols * h->feature_bags[r->slots[i].feature];
+    return n;
+}
+
+static peri_status add_partitions(const peri__routes *r, peri__home *h)
+{
+    h->partitions = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_partition) * r->n_partitions);
+    if (h->partitions < 0) return (peri_status)h->partitions;
+    for (int32_t i = 0; i < r->n_partitions; i++) {
+        const peri__partition *p = &r->partitions[i];
+        peri_k_partition k = {.bag_start = h->bags, .first_bag = h->feature_first[p->feature], .bags = h->feature_bags[p->feature],
+                              .rows = p->rows, .first_bound = p->first_bound, .block = p->block, .n_parts = p->n_parts,
+                              .first_stream = p->first_stream, .table = p->table, .feature = p->feature};
+        memcpy(h->up.host + h->partitions + (int64_t)sizeof k * i, &k, sizeof k);
+        h->bags += k.bags;
+    }
+    h->bounds = peri__upload_add(&h->up, r->bounds, (int64_t)sizeof *r->bounds * r->n_bounds);
+    return h->bounds < 0 ? (peri_status)h->bounds : PERI_OK;
+}
+
+static peri_status add_wire(const peri__routes *r, peri__home *h)
+{
+    h->wire_bag = peri__upload_add(&h->up, NULL, (int64_t)sizeof(int64_t) * r->n_streams);
+    if (h->wire_bag < 0) return (peri_status)h->wire_bag;
+    for (int32_t rank = 0; rank < r->world_size; rank++) {
+        h->rank_bags[rank] = h->wire_bags;
+        for (int32_t w = r->rank_wire[rank]; w < r->rank_wire[rank + 1]; w++) {
+            const peri__stream *s = &r->streams[r->wire[w]];
+            memcpy(h->up.host + h->wire_bag + (int64_t)sizeof(int64_t) * r->wire[w], &h->wire_bags, sizeof h->wire_bags);
+            h->wire_bags += h->feature_bags[r->partitions[s->partition].feature];
+        }
+    }
+    h->rank_bags[r->world_size] = h->wire_bags;
+    h->at = peri__upload_add(&h->up, h->rank_bags, (int64_t)sizeof *h->rank_bags * (r->world_size + 1));
+    return h->at < 0 ? (peri_status)h->at : PERI_OK;
+}
+
+static peri_status add_outputs(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *inverse, const bool *mean,
+                               const double *divisor)
+{
+    for (int32_t i = 0; i < r->world_size; i++) {
+        int64_t n = returned(r, h, i, r->rank_slot[i + 1]);
+        h->rank_out[i] = i == rank ? 0 : n;
+        if (i == rank) h->own_out = n;
+        h->received_out += h->rank_out[i];
+    }
+    for (int32_t i = 0; i < r->n_replicas; i++) {
+        h->replica_offset[i] = h->own_out + h->replica_out;
+        h->replica_out += r->replicas[i].cols * h->feature_bags[r->replicas[i].feature];
+    }
+    h->outputs = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_output) * r->n_outputs);
+    h->pieces = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_piece) * r->n_pieces);
+    h->output_bags = peri__upload_add(&h->up, NULL, (int64_t)sizeof(int64_t) * r->n_outputs);
+    if (h->outputs < 0 || h->pieces < 0 || h->output_bags < 0) return PERI_ENOMEM;
+    for (int32_t i = 0; i < r->n_outputs; i++) {
+        const peri__output *o = &r->outputs[i];
+        peri_k_output k = {.column = o->column, .cols = o->cols, .first_piece = o->first_piece, .n_pieces = o->n_pieces,
+                           .first_bag = h->feature_first[o->feature], .inverse = inverse ? inverse[o->feature] : -1, .scaled = mean[o->table],
+                           .divisor = divisor[o->table]};
+        memcpy(h->up.host + h->outputs + (int64_t)sizeof k * i, &k, sizeof k);
+        memcpy(h->up.host + h->output_bags + (int64_t)sizeof(int64_t) * i, &h->feature_bags[o->feature], sizeof(int64_t));
+        for (int32_t p = o->first_piece; p < o->first_piece + o->n_pieces; p++) {
+            int32_t from = r->pieces[p].rank;
+            peri_k_piece piece = {.own = from < 0 || from == rank};
+            if (from < 0) piece.offset = h->replica_offset[r->pieces[p].slot];
+            else piece.offset = returned(r, h, from, r->pieces[p].slot);
+            for (int32_t before = 0; before < from && !piece.own; before++) piece.offset += h->rank_out[before];
+            memcpy(h->up.host + h->pieces + (int64_t)sizeof piece * p, &piece, sizeof piece);
+        }
+    }
+    return PERI_OK;
+}
+
+peri_status peri__home_new(const peri__routes *r, int32_t rank, const int64_t *first_bag, const int64_t *bags, int64_t rows,
+                           const int64_t *inverse, const bool *mean, const double *divisor, peri_device *device, peri__home **out)
+{
+    peri__home *h = peri__alloc_zero(sizeof *h);
+    if (!h) return PERI_ENOMEM;
+    peri__refs_init(&h->refs);
+    size_t features = sizeof(int64_t) * (size_t)peri__max(r->n_features, 1);
+    h->feature_bags = peri__alloc(features);
+    h->feature_first = peri__alloc(features);
+    h->rank_bags = peri__alloc(sizeof *h->rank_bags * (size_t)(r->world_size + 1));
+    h->rank_out = peri__alloc(sizeof *h->rank_out * (size_t)r->world_size);
+    h->replica_offset = peri__alloc(sizeof *h->replica_offset * (size_t)peri__max(1, r->n_replicas));
+    peri_status status = h->feature_bags && h->feature_first && h->rank_bags && h->rank_out && h->replica_offset ? PERI_OK : PERI_ENOMEM;
+    if (status < 0) goto out;
+    memcpy(h->feature_bags, bags, sizeof *bags * (size_t)r->n_features);
+    memcpy(h->feature_first, first_bag, sizeof *first_bag * (size_t)r->n_features);
+    h->rows = rows;
+    h->variable = inverse != NULL;
+    PERI_TRY_GOTO(add_partitions(r, h), out);
+    PERI_TRY_GOTO(add_wire(r, h), out);
+    PERI_TRY_GOTO(add_outputs(r, h, rank, inverse, mean, divisor), out);
+    PERI_TRY_GOTO(peri__upload_send(&h->up, device), out);
+    *out = h;
+out:
+    if (status < 0) peri__home_release(h);
+    return status;
+}
+
+void peri__home_release(peri__home *h)
+{
+    if (!h || !peri__refs_drop(&h->refs)) return;
+    peri__upload_fini(&h->up);
+    peri__free(h->feature_bags);
+    peri__free(h->feature_first);
+    peri__free(h->rank_bags);
+    peri__free(h->rank_out);
+    peri__free(h->replica_offset);
+    peri__free(h);
+}
+
+/* -- the owner side ---------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__owner_new(const peri__routes *r, int32_t rank, int64_t *counts, int64_t own, peri__owner **out)
+{
+    int32_t slots = r->rank_slot[rank + 1] - r->rank_slot[rank], streams = r->rank_wire[rank + 1] - r->rank_wire[rank];
+    peri__owner *o = peri__alloc_zero(sizeof *o);
+    if (!o) return PERI_ENOMEM;
+    o->blocks = peri__alloc(sizeof *o->blocks * (size_t)peri__max(1, (int64_t)slots * r->world_size));
+    o->source_bags = peri__alloc_zero(sizeof *o->source_bags * (size_t)r->world_size);
+    o->source_out = peri__alloc_zero(sizeof *o->source_out * (size_t)r->world_size);
+    int64_t *first = peri__alloc(sizeof *first * (size_t)peri__max(1, streams));
+    if (!o->blocks || !o->source_bags || !o->source_out || !first) {
+        peri__free(first);
+        peri__owner_free(o);
+        return PERI_ENOMEM;
+    }
+    int64_t at_other = own;
+    for (int32_t source = 0; source < r->world_size; source++) {
+        const int64_t *n = counts + (int64_t)source * streams;
+        int64_t at = source == rank ? 0 : at_other, begin = at;
+        for (int32_t k = 0; k < streams; k++) {
+            first[k] = o->bags;
+            o->bags += n[k];
+            o->source_bags[source] += n[k];
+        }
+        for (int32_t i = 0; i < slots; i++) {
+            const peri__slot *s = &r->slots[r->rank_slot[rank] + i];
+            o->blocks[o->n_blocks++] = (peri__block){.first_bag = first[s->place], .bags = n[s->place], .out_offset = at,
+                                                     .out_stride = s->cols, .slot = r->rank_slot[rank] + i, .source = source};
+            at += s->cols * n[s->place];
+        }
+        if (source == rank) continue;
+        o->source_out[source] = at - begin;
+        at_other = at;
+    }
+    o->sent_out = at_other - own;
+    o->counts = counts;
+    peri__free(first);
+    *out = o;
+    return PERI_OK;
+}
+
+void peri__owner_free(peri__owner *o)
+{
+    if (!o) return;
+    peri__free(o->counts);
+    peri__free(o->source_bags);
+    peri__free(o->source_out);
+    peri__free(o->blocks);
+    peri__free(o);
+}

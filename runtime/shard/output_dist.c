@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * output_dist.c: lookups of what arrived, pooled rows back to the ranks that asked, and the same way in reverse for gradients.
+ *
+ * The owner's buffer holds pooled rows as [own slots | replicas | rank 0's | rank 1's ...]: what belongs to this rank itself comes first and is
+ * never sent. The home side's buffer holds what other ranks return. Gradients use two buffers of the same layouts, the other way round.
+ *
+ * On the tape a batch is two nodes. The later one, `output_dist`, starts the exchange of the gradient in its backward; the earlier one, `lookup`,
+ * waits for it in its own and updates the shards. Whatever was recorded between them is differentiated while the gradient travels.
+ */
+#include "exchange.h"
+
+/** A batch between its lookup and the end of its backward pass; shared by the work and the two nodes. */
+typedef struct batch {
+    peri__refs refs;
+    peri_sharded_ebc *ebc;
+    peri__bag_layout *layout;
+    peri_tensor *ids, *weights, *offsets;             /* received */
+    peri_tensor *home_ids, *home_weights, *home_offsets; /* the input, for replicas */
+    peri_tensor *scale, *inverse;
+    /* Backward: */
+    peri_work *gradient;         /* the exchange of the gradient */
+    peri_tensor *sent;           /* its buffer on the home side */
+    peri_tensor **replica_flat;  /* by group: gradients of fused replicas, being reduced */
+    peri_work **replica_work;    /* by group */
+} batch;
+
+/** The work of peri_sharded_ebc_compute_and_output_dist. */
+typedef struct output_dist {
+    peri_work base;
+    batch *batch;
+    peri_tensor *buffer, *received;
+    peri_work *exchange; /* NULL: nothing to wait for */
+    bool used, recorded;
+} output_dist;
+
+static const peri__work_vtab output_vtab;
+
+static void batch_release(batch *b)
+{
+    if (!b || !peri__refs_drop(&b->refs)) return;
+    int32_t n_groups = b->layout ? b->layout->n_groups : 0;
+    for (int32_t g = 0; g < n_groups; g++) {
+        if (b->replica_flat) peri_tensor_release(b->replica_flat[g]);
+        if (b->replica_work) peri_work_release(b->replica_work[g]);
+    }
+    peri__free(b->replica_flat);
+    peri__free(b->replica_work);
+    peri_tensor *tensors[] = {b->ids, b->weights, b->offsets, b->home_ids, b->home_weights, b->home_offsets, b->scale, b->inverse, b->sent};
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
+    peri_work_release(b->gradient);
+    peri__bag_layout_release(b->layout);
+    peri_sharded_ebc_release(b->ebc);
+    peri__free(b);
+}
+
+static peri_tensor *keep(peri_tensor *t)
+{
+    if (t) peri_tensor_retain(t);
+    return t;
+}
+
+static peri_status batch_new(peri__input_dist *d, batch **out)
+{
+    batch *b = peri__alloc_zero(sizeof *b);
+    if (!b) return PERI_ENOMEM;
+    peri__refs_init(&b->refs);
+    peri_sharded_ebc_retain(d->ebc);
+    b->ebc = d->ebc;
+    peri__refs_add(&d->layout->refs);
+    b->layout = d->layout;
+    b->ids = keep(d->received[1]);
+    b->weights = keep(d->received[2]);
+    b->offsets = keep(d->offsets);
+    b->home_ids = keep(d->values);
+    b->home_weights = keep(d->weights_in);
+    b->home_offsets = keep(d->offsets_in);
+    b->scale = keep(d->scale);
+    b->inverse = keep(d->inverse);
+    *out = b;
+    return PERI_OK;
+}
+
+static int64_t own_of(const batch *b) { return b->layout->home->own_out + b->layout->home->replica_out; }
+
+/** The input of group @g's lookup. */
+static peri_tbe_input input_of(const batch *b, int32_t g)
+{
+    bool replica = b->ebc->groups[g].replica;
+    return (peri_tbe_input){.ids = replica ? b->home_ids : b->ids, .offsets = replica ? b->home_offsets : b->offsets,
+                            .weights = replica ? b->home_weights : b->weights, .blocks = b->layout->blocks[g]};
+}
+
+static peri_status new_f32(peri_device *device, int64_t n, peri_tensor **out) { return peri_tensor_new(device, PERI_F32, 1, &n, out); }
+
+/** Post an all-to-all between the others' part of an owner's buffer and a home side's buffer. */
+static peri_status post_rows(const batch *b, peri_tensor *owner_buffer, peri_tensor *home_buffer, bool to_home, peri_work **out)
+{
+    const peri_sharded_ebc *e = b->ebc;
+    int64_t n = b->layout->owner->sent_out;
+    peri_tensor *others;
+    PERI_TRY(peri__tensor_view(owner_buffer, 1, &n, NULL, owner_buffer->offset + own_of(b), &others));
+    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = PERI_F32,
+                       .send_counts = to_home ? b->layout->owner->source_out : b->layout->home->rank_out,
+                       .recv_counts = to_home ? b->layout->home->rank_out : b->layout->owner->source_out};
+    peri_status status = peri__coll_post(e->group, &op, to_home ? others : home_buffer, to_home ? home_buffer : others, out);
+    peri_tensor_release(others);
+    return status;
+}
+
+/* -- backward: the lookup ------------------------------------------------------------------------------------------------------------ */
+
+/** Wait for one exchange, then forget it. */
+static peri_status await(peri_work **work)
+{
+    if (!*work) return PERI_OK;
+    peri_status status = peri_work_test(*work);
+    if (status != PERI_OK) return status;
+    peri_work_release(*work);
+    *work = NULL;
+    return PERI_OK;
+}
+
+/** Give the leaves of a dense group their gradients; @at counts the leaves of the node. */
+static peri_status dense_gradients(const batch *b, int32_t g, peri_tensor *rows, peri_tensor **grad_in, int32_t *at)
+{
+    peri__group_of_tables *group = &b->ebc->groups[g];
+    peri_tbe_input input = input_of(b, g);
+    peri_tensor *flat;
+    PERI_TRY(peri_tbe_gradient(group->tbe, &input, rows, NULL, &flat));
+    peri_status status = PERI_OK;
+    for (int32_t i = 0; i < group->n_tables && status >= 0; i++)
+        status = peri_tbe_gradient_table(group->tbe, flat, i, &grad_in[(*at)++]);
+    peri_tensor_release(flat);
+    return status;
+}
+
+/** grad_out[0]: gradient of the owner's buffer, on its way. Inputs: the leaves of the dense groups. */
+static peri_status lookup_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    batch *b = node->state;
+    peri_sharded_ebc *e = b->ebc;
+    peri_status status;
+    if (!grad_out[0]) return PERI_OK; /* the output took no part in the loss, on any rank */
+    if ((status = await(&b->gradient)) != PERI_OK) return status;
+    peri_tensor_release(b->sent);
+    b->sent = NULL;
+    for (int32_t g = 0; g < e->n_groups; g++)
+        if (b->replica_work && (status = await(&b->replica_work[g])) != PERI_OK) return status;
+    int32_t at = 0;
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        peri__group_of_tables *group = &e->groups[g];
+        peri_tbe_input input = input_of(b, g);
+        if (group->dense) PERI_TRY(dense_gradients(b, g, grad_out[0], grad_in, &at));
+        else if (group->replica) PERI_TRY(peri_tbe_gradient_apply(group->tbe, b->replica_flat[g]));
+        else PERI_TRY(peri_tbe_backward(group->tbe, &input, grad_out[0], NULL));
+    }
+    return PERI_OK;
+}
+
+static void node_fini(peri__node *node)
+{
+    batch_release(node->state);
+    node->state = NULL;
+}
+
+static const peri__node_vtab lookup_vtab = {.name = "sharded lookup", .collective = true, .backward = lookup_backward, .fini = node_fini};
+
+/* -- backward: the exchange ------------------------------------------------------------------------------------------------------------ */
+
+/** Gradients of fused replicas add up over the ranks before the rows are updated. */
+static peri_status reduce_replicas(batch *b, peri_tensor *rows)
+{
+    peri_sharded_ebc *e = b->ebc;
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        if (!e->groups[g].replica || e->groups[g].dense) continue;
+        if (!b->replica_flat) b->replica_flat = peri__alloc_zero(sizeof *b->replica_flat * (size_t)e->n_groups);
+        if (!b->replica_work) b->replica_work = peri__alloc_zero(sizeof *b->replica_work * (size_t)e->n_groups);
+        if (!b->replica_flat || !b->replica_work) return PERI_ENOMEM;
+        peri_tbe_input input = input_of(b, g);
+        PERI_TRY(peri_tbe_gradient(e->groups[g].tbe, &input, rows, NULL, &b->replica_flat[g]));
+        if (e->world_size > 1)
+            PERI_TRY(peri_coll_all_reduce(e->group, b->replica_flat[g], PERI_REDUCE_SUM, 0, &b->replica_work[g]));
+    }
+    return PERI_OK;
+}
+
+static peri_status start_gradient(batch *b, peri_tensor *grad, peri_tensor **out)
+{
+    peri_sharded_ebc *e = b->ebc;
+    const peri__home *h = b->layout->home;
+    peri_tensor *flat = NULL, *rows = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_contiguous(grad, &flat), out);
+    PERI_TRY_GOTO(new_f32(e->device, own_of(b) + b->layout->owner->sent_out, &rows), out);
+    PERI_TRY_GOTO(new_f32(e->device, h->received_out, &b->sent), out);
+    peri_k_route_spread_args args = {.grad = peri__data(flat), .stride = e->routes->out_cols, .rows = h->rows, .sent = peri__data(b->sent),
+                                     .own = peri__data(rows), .outputs = peri__upload_at(&h->up, h->outputs),
+                                     .pieces = peri__upload_at(&h->up, h->pieces), .bags = peri__upload_at(&h->up, h->output_bags),
+                                     .inverse = b->inverse ? peri__data(b->inverse) : NULL, .scale = b->scale ? peri__data(b->scale) : NULL,
+                                     .n_outputs = e->routes->n_outputs};
+    PERI_TRY_GOTO(PERI_LAUNCH(e->device, route_spread, &args, e->routes->n_outputs, 1), out);
+    if (e->world_size > 1) PERI_TRY_GOTO(post_rows(b, rows, b->sent, false, &b->gradient), out);
+    PERI_TRY_GOTO(reduce_replicas(b, rows), out);
+    *out = rows;
+out:
+    peri_tensor_release(flat);
+    if (status < 0) peri_tensor_release(rows);
+    return status;
+}
+
+/** grad_out[0]: gradient of the module's output [batch, columns]; none counts as zeros, for the other ranks' sake. */
+static peri_status output_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    batch *b = node->state;
+    peri_tensor *zeros = NULL;
+    int64_t shape[2] = {b->layout->home->rows, b->ebc->routes->out_cols};
+    if (!grad_out[0]) PERI_TRY(peri_tensor_full(b->ebc->device, PERI_F32, 2, shape, 0, &zeros));
+    peri_status status = start_gradient(b, grad_out[0] ? grad_out[0] : zeros, &grad_in[0]);
+    peri_tensor_release(zeros);
+    return status;
+}
+
+static const peri__node_vtab output_node = {.name = "sharded output_dist", .collective = true, .backward = output_backward, .fini = node_fini};
+
+/* -- forward ------------------------------------------------------------------------------------------------------------------------- */
+
+/** Record the lookup: @buffer becomes a function of the dense groups' leaves, and of weights that no tensor stands for. */
+static peri_status record_lookup(batch *b, peri_tensor *buffer)
+{
+    peri_sharded_ebc *e = b->ebc;
+    int32_t n = 0;
+    for (int32_t g = 0; g < e->n_groups; g++) n += e->groups[g].dense ? e->groups[g].n_tables : 0;
+    peri_tensor **leaves = peri__alloc(sizeof *leaves * (size_t)peri__max(1, n));
+    if (!leaves) return PERI_ENOMEM;
+    n = 0;
+    for (int32_t g = 0; g < e->n_groups; g++)
+        for (int32_t i = 0; e->groups[g].dense && i < e->groups[g].n_tables; i++) leaves[n++] = e->groups[g].leaves[i];
+    peri__node *node;
+    peri_status status = peri__record(&lookup_vtab, leaves, n, &buffer, 1, &node);
+    peri__free(leaves);
+    PERI_TRY(status);
+    peri__refs_add(&b->refs);
+    node->state = b;
+    return PERI_OK;
+}
+
+static peri_status output_step(peri_work *work)
+{
+    output_dist *o = (output_dist *)work;
+    return await(&o->exchange);
+}
+
+static void output_fini(peri_work *work)
+{
+    output_dist *o = (output_dist *)work;
+    peri_work_release(o->exchange);
+    peri_tensor_release(o->buffer);
+    peri_tensor_release(o->received);
+    batch_release(o->batch);
+}
+
+static const peri__work_vtab output_vtab = {.name = "output_dist", .step = output_step, .fini = output_fini};
+
+static peri_status look_up(output_dist *o)
+{
+    batch *b = o->batch;
+    peri_sharded_ebc *e = b->ebc;
+    PERI_TRY(new_f32(e->device, own_of(b) + b->layout->owner->sent_out, &o->buffer));
+    PERI_TRY(new_f32(e->device, b->layout->home->received_out, &o->received));
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        peri_tbe_input input = input_of(b, g);
+        PERI_TRY(peri_tbe_forward(e->groups[g].tbe, &input, o->buffer));
+    }
+    if (e->world_size > 1) PERI_TRY(post_rows(b, o->buffer, o->received, true, &o->exchange));
+    bool recording = peri_grad_enable(true);
+    peri_grad_enable(recording);
+    o->recorded = recording;
+    return recording ? record_lookup(b, o->buffer) : PERI_OK;
+}
+
+peri_status peri_sharded_ebc_compute_and_output_dist(peri_sharded_ebc *e, peri_work *dist, peri_work **out)
+{
+    static const char *const f = "peri_sharded_ebc_compute_and_output_dist";
+    peri__input_dist *d = (peri__input_dist *)dist;
+    if (dist->vtab != &peri__input_dist_vtab || d->ebc != e)
+        return peri__fail(PERI_EINVAL, "%s: this work is not an input_dist of this module", f);
+    if (dist->status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the input_dist is not complete; wait for it", f);
+    if (d->used) return peri__fail(PERI_EINVAL, "%s: this input_dist was already used", f);
+    PERI_TRY(peri__group_check(f, e->group));
+    peri_work *work;
+    PERI_TRY(peri__work_new(sizeof(output_dist), &output_vtab, e->group, e->device, &work));
+    output_dist *o = (output_dist *)work;
+    peri_status status = batch_new(d, &o->batch);
+    if (status >= 0) status = look_up(o);
+    if (status < 0) {
+        peri__work_cancel(work, status);
+        peri_work_release(work);
+        return e->world_size > 1 ? peri__group_fail(e->group, status) : status;
+    }
+    d->used = true;
+    *out = work;
+    return PERI_OK;
+}
+
+peri_status peri_sharded_ebc_output(peri_sharded_ebc *e, peri_work *output, peri_tensor **out)
+{
+    static const char *const f = "peri_sharded_ebc_output";
+    output_dist *o = (output_dist *)output;
+    if (output->vtab != &output_vtab || o->batch->ebc != e) return peri__fail(PERI_EINVAL, "%s: this work is not an output_dist of this module", f);
+    if (output->status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the output_dist is not complete; wait for it", f);
+    if (o->used) return peri__fail(PERI_EINVAL, "%s: this output was already taken", f);
+    batch *b = o->batch;
+    const peri__home *h = b->layout->home;
+    int64_t shape[2] = {h->rows, e->routes->out_cols};
+    peri_tensor *values;
+    PERI_TRY(peri_tensor_new(e->device, PERI_F32, 2, shape, &values));
+    peri_k_route_combine_args args = {.out = peri__data(values), .stride = e->routes->out_cols, .received = peri__data(o->received),
+                                      .own = peri__data(o->buffer), .outputs = peri__upload_at(&h->up, h->outputs),
+                                      .pieces = peri__upload_at(&h->up, h->pieces), .inverse = b->inverse ? peri__data(b->inverse) : NULL,
+                                      .scale = b->scale ? peri__data(b->scale) : NULL, .n_outputs = e->routes->n_outputs};
+    peri_status status = PERI_LAUNCH(e->device, route_combine, &args, h->rows, 64);
+    if (status >= 0 && o->recorded) {
+        peri__node *node;
+        status = peri__record(&output_node, &o->buffer, 1, &values, 1, &node);
+        if (status >= 0) {
+            peri__refs_add(&b->refs);
+            node->state = b;
+        }
+    }
+    if (status < 0) {
+        peri_tensor_release(values);
+        return status;
+    }
+    o->used = true;
+    peri_tensor_release(o->buffer);
+    peri_tensor_release(o->received);
+    o->buffer = o->received = NULL;
+    *out = values;
+    return PERI_OK;
+}

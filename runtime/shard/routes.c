@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * routes.c: see routes.h.
+ */
+#include "routes.h"
+
+/** Append to a growing array; NULL when memory is out. */
+static void *append(void **array, int32_t *n, size_t size)
+{
+    if ((*n & (*n - 1)) == 0) { /* grow at powers of two */
+        void *more = peri__realloc(*array, size * (size_t)(*n ? 2 * *n : 1));
+        if (!more) return NULL;
+        *array = more;
+    }
+    return (char *)*array + size * (size_t)(*n)++;
+}
+
+#define APPEND(array, n) append((void **)&(array), &(n), sizeof *(array))
+
+/** The row boundaries of a table: the distinct row ranges of its shards, ascending, without empty ones. Returns their number. */
+static int32_t row_bounds(const peri__route_table *t, int64_t *bounds)
+{
+    int32_t n = 0;
+    bounds[0] = 0;
+    for (int32_t s = 0; s < t->n_shards; s++)
+        if (t->shards[s].rows > 0 && t->shards[s].row_offset == bounds[n]) bounds[++n] = t->shards[s].row_offset + t->shards[s].rows;
+    return n;
+}
+
+/** Ranks of the parts of a table for one column offset: the shards with that offset, by rows, without empty ones. */
+static int32_t part_ranks(const peri__route_table *t, int64_t col_offset, int32_t *ranks)
+{
+    int32_t n = 0;
+    for (int32_t s = 0; s < t->n_shards; s++)
+        if (t->shards[s].col_offset == col_offset && t->shards[s].rows > 0) ranks[n++] = t->shards[s].rank;
+    return n;
+}
+
+static bool same_partition(const peri__routes *r, const peri__partition *p, int32_t feature, const int64_t *bounds, const int32_t *ranks,
+                           int32_t n_parts)
+{
+    if (p->feature != feature || p->n_parts != n_parts) return false;
+    for (int32_t i = 0; i < n_parts; i++)
+        if (r->streams[p->first_stream + i].rank != ranks[i]) return false;
+    return !memcmp(r->bounds + p->first_bound, bounds, sizeof *bounds * (size_t)(n_parts + 1));
+}
+
+/** Find or make the partition of @feature by these boundaries and ranks; its index, or an error. Column blocks of one table on one rank,
+ *  and tables that are cut alike, share it: ids travel once. */
+static int32_t partition_of(peri__routes *r, int32_t feature, int32_t table, int64_t rows, const int64_t *bounds, const int32_t *ranks,
+                            int32_t n_parts)
+{
+    for (int32_t i = 0; i < r->n_partitions; i++)
+        if (r->partitions[i].rows == rows && same_partition(r, &r->partitions[i], feature, bounds, ranks, n_parts)) return i;
+    peri__partition *p = APPEND(r->partitions, r->n_partitions);
+    if (!p) return PERI_ENOMEM;
+    *p = (peri__partition){.feature = feature, .table = table, .rows = rows, .n_parts = n_parts, .first_stream = r->n_streams,
+                           .first_bound = r->n_bounds};
+    for (int32_t i = 0; i <= n_parts; i++) {
+        int64_t *bound = APPEND(r->bounds, r->n_bounds);
+        if (!bound) return PERI_ENOMEM;
+        *bound = bounds[i];
+    }
+    bool even = n_parts > 1;
+    for (int32_t i = 0; i < n_parts; i++) {
+        peri__stream *s = APPEND(r->streams, r->n_streams);
+        if (!s) return PERI_ENOMEM;
+        *s = (peri__stream){.partition = r->n_partitions - 1, .part = i, .rank = ranks[i], .place = -1};
+        even = even && (i == n_parts - 1 || bounds[i + 1] - bounds[i] == bounds[1]);
+    }
+    p->block = even ? bounds[1] : 0;
+    return r->n_partitions - 1;
+}
+
+/** Make the partitions and slots of all tables. Slots carry their rank in `place` until they are sorted. */
+static peri_status make_slots(peri__routes *r, const peri__route_table *tables, int64_t *bounds, int32_t *ranks, int32_t *n_slots)
+{
+    for (int32_t t = 0; t < r->n_tables; t++) {
+        const peri__route_table *table = &tables[t];
+        int32_t n_bounds = row_bounds(table, bounds);
+        for (int32_t s = 0; s < table->n_shards; s++) {
+            const peri_shard *shard = &table->shards[s];
+            if (shard->rows == 0) continue;
+            int32_t n_parts = part_ranks(table, shard->col_offset, ranks), part = 0;
+            PERI_ASSERT(n_parts == n_bounds);
+            while (bounds[part] != shard->row_offset) part++;
+            for (int32_t f = 0; f < table->n_features; f++) {
+                int32_t p = partition_of(r, table->features[f], t, table->rows, bounds, ranks, n_parts);
+                if (p < 0) return p;
+                peri__slot *slot = APPEND(r->slots, *n_slots);
+                if (!slot) return PERI_ENOMEM;
+                *slot = (peri__slot){.table = t, .shard = s, .feature = table->features[f], .stream = r->partitions[p].first_stream + part,
+                                     .place = shard->rank, .cols = shard->cols};
+            }
+        }
+        for (int32_t f = 0; f < table->n_features && table->data_parallel; f++) { /* ids are checked, not routed */
+            int32_t p = partition_of(r, table->features[f], t, table->rows, (int64_t[]){0}, ranks, 0);
+            if (p < 0) return p;
+        }
+    }
+    return PERI_OK;
+}
+
+/** Sort slots by rank (stable), number each rank's streams by first use, lay the wire out. */
+static peri_status order_by_rank(peri__routes *r, int32_t n_slots)
+{
+    peri__slot *sorted = peri__alloc_zero(sizeof *sorted * (size_t)peri__max(n_slots, 1));
+    r->wire = peri__alloc_zero(sizeof *r->wire * (size_t)peri__max(r->n_streams, 1));
+    r->rank_slot = peri__alloc_zero(sizeof *r->rank_slot * (size_t)(r->world_size + 1));
+    r->rank_wire = peri__alloc_zero(sizeof *r->rank_wire * (size_t)(r->world_size + 1));
+    r->rank_cols = peri__alloc_zero(sizeof *r->rank_cols * (size_t)r->world_size);
+    if (!sorted || !r->wire || !r->rank_slot || !r->rank_wire || !r->rank_cols) {
+        peri__free(sorted);
+        return PERI_ENOMEM;
+    }
+    int32_t n = 0, wire = 0;
+    for (int32_t rank = 0; rank < r->world_size; rank++) {
+        for (int32_t i = 0; i < n_slots; i++) {
+            if (r->slots[i].place != rank) continue;
+            peri__slot *slot = &sorted[n++];
+            *slot = r->slots[i];
+            peri__stream *stream = &r->streams[slot->stream];
+            if (stream->place < 0) {
+                stream->place = wire - r->rank_wire[rank];
+                r->wire[wire++] = slot->stream;
+            }
+            slot->place = stream->place;
+            slot->column_before = r->rank_cols[rank];
+            r->rank_cols[rank] += slot->cols;
+        }
+        r->rank_slot[rank + 1] = n;
+        r->rank_wire[rank + 1] = wire;
+    }
+    peri__free(r->slots);
+    r->slots = sorted;
+    PERI_ASSERT(wire == r->n_streams);
+    return PERI_OK;
+}
+
+/** The slot of (table, shard, feature); it exists for every shard with rows. */
+static peri__piece find_piece(const peri__routes *r, int32_t table, int32_t shard, int32_t feature, int32_t rank)
+{
+    for (int32_t i = r->rank_slot[rank]; i < r->rank_slot[rank + 1]; i++) {
+        const peri__slot *s = &r->slots[i];
+        if (s->table == table && s->shard == shard && s->feature == feature) return (peri__piece){rank, i};
+    }
+    return (peri__piece){-1, -1};
+}
+
+static peri_status add_piece(peri__routes *r, peri__output *out, peri__piece piece)
+{
+    peri__piece *p = APPEND(r->pieces, r->n_pieces);
+    if (!p) return PERI_ENOMEM;
+    *p = piece;
+    out->n_pieces++;
+    return PERI_OK;
+}
+
+/** The output columns of one feature of one table: a replica is one block, shards are one block for each column offset. */
+static peri_status add_outputs(peri__routes *r, const peri__route_table *table, int32_t t, int32_t feature)
+{
+    for (int32_t s = table->data_parallel ? -1 : 0; s < table->n_shards; s++) {
+        const peri_shard whole = {.rows = table->rows, .cols = table->cols}, *first = s < 0 ? &whole : &table->shards[s];
+        if (first->row_offset != 0 || first->rows == 0) continue; /* a column block is listed by its first rows */
+        peri__output *out = APPEND(r->outputs, r->n_outputs);
+        if (!out) return PERI_ENOMEM;
+        *out = (peri__output){.table = t, .feature = feature, .column = r->out_cols + first->col_offset, .cols = first->cols,
+                              .first_piece = r->n_pieces};
+        if (s < 0) {
+            peri__replica *replica = APPEND(r->replicas, r->n_replicas);
+            if (!replica) return PERI_ENOMEM;
+            *replica = (peri__replica){.table = t, .feature = feature, .cols = table->cols};
+            PERI_TRY(add_piece(r, out, (peri__piece){-1, r->n_replicas - 1}));
+        }
+        for (int32_t k = 0; k < table->n_shards && s >= 0; k++) {
+            const peri_shard *shard = &table->shards[k];
+            if (shard->col_offset == first->col_offset && shard->rows > 0)
+                PERI_TRY(add_piece(r, out, find_piece(r, t, k, feature, shard->rank)));
+        }
+    }
+    return PERI_OK;
+}
+
+/** Lay out the output: feature after feature of each table, in the module's order. */
+static peri_status make_outputs(peri__routes *r, const peri__route_table *tables)
+{
+    for (int32_t t = 0; t < r->n_tables; t++)
+        for (int32_t f = 0; f < tables[t].n_features; f++) {
+            PERI_TRY(add_outputs(r, &tables[t], t, tables[t].features[f]));
+            r->out_cols += tables[t].cols;
+        }
+    return PERI_OK;
+}
+
+peri_status peri__routes_new(int32_t world_size, const peri__route_table *tables, int32_t n_tables, int32_t n_features, peri__routes **out)
+{
+    int32_t most = 1, n_slots = 0;
+    for (int32_t t = 0; t < n_tables; t++) most = (int32_t)peri__max(most, tables[t].n_shards);
+    peri__routes *r = peri__alloc_zero(sizeof *r);
+    int64_t *bounds = peri__alloc(sizeof *bounds * (size_t)(most + 1));
+    int32_t *ranks = peri__alloc(sizeof *ranks * (size_t)most);
+    peri_status status = r && bounds && ranks ? PERI_OK : PERI_ENOMEM;
+    if (status < 0) goto out;
+    r->world_size = world_size;
+    r->n_tables = n_tables;
+    r->n_features = n_features;
+    PERI_TRY_GOTO(make_slots(r, tables, bounds, ranks, &n_slots), out);
+    PERI_TRY_GOTO(order_by_rank(r, n_slots), out);
+    PERI_TRY_GOTO(make_outputs(r, tables), out);
+    *out = r;
+out:
+    peri__free(bounds);
+    peri__free(ranks);
+    if (status < 0) peri__routes_free(r);
+    return status;
+}
+
+void peri__routes_free(peri__routes *r)
+{
+    if (!r) return;
+    void *parts[] = {r->partitions, r->streams, r->bounds, r->wire, r->rank_wire, r->slots, r->rank_slot, r->rank_cols, r->outputs, r->pieces,
+                     r->replicas};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) peri__free(parts[i]);
+    peri__free(r);
+}

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * routes.h: a compiled plan: which id goes to which rank, and where its pooled row comes back. Computed once per module from tables, plan
+ * entries and the size of the world, the same on every rank; nothing here depends on a batch, a device or a transport.
+ *
+ * Order is a function of the configuration alone: tables in the module's order, the shards of a table by offset, the features of a table as
+ * configured. Each rank numbers the streams it receives and the slots it looks up in that order.
+ */
+#ifndef PERI_SHARD_ROUTES_H
+#define PERI_SHARD_ROUTES_H
+
+#include "../base/internal.h"
+
+#include <perilune/shard.h>
+
+/** One table of a sharded module, as the routes see it. */
+typedef struct peri__route_table {
+    const char *name;
+    int64_t rows, cols;
+    int32_t n_features;
+    const int32_t *features; /* indices into the module's feature list */
+    bool data_parallel;
+    int32_t n_shards;
+    peri_shard *shards;
+} peri__route_table;
+
+/** One feature cut by one table's row boundaries: see kernels/route.h. */
+typedef struct peri__partition {
+    int32_t feature, table; /* table: the first that asked for it, for messages */
+    int64_t rows, block;
+    int32_t n_parts, first_stream, first_bound;
+} peri__partition;
+
+/** One part of a partition on its way to one rank. */
+typedef struct peri__stream {
+    int32_t partition, part, rank;
+    int32_t place; /* among the streams of its rank */
+} peri__stream;
+
+/** One lookup on a rank: a feature in a shard. */
+typedef struct peri__slot {
+    int32_t table, shard, feature;
+    int32_t stream;         /* whose ids it looks up */
+    int32_t place;          /* among the streams of its rank */
+    int64_t cols;
+    int64_t column_before;  /* sum of cols of the rank's slots before it */
+} peri__slot;
+
+/** One block of output columns and the slots whose rows add up to it. */
+typedef struct peri__output {
+    int32_t table, feature;
+    int64_t column, cols;
+    int32_t first_piece, n_pieces; /* in pieces */
+} peri__output;
+
+/** A slot of a rank, or (rank -1) a replica: its ids stay at home. */
+typedef struct peri__piece {
+    int32_t rank, slot;
+} peri__piece;
+
+/** A data-parallel lookup. */
+typedef struct peri__replica {
+    int32_t table, feature;
+    int64_t cols;
+} peri__replica;
+
+typedef struct peri__routes {
+    int32_t world_size, n_tables, n_features;
+    int32_t n_partitions, n_streams, n_bounds, n_outputs, n_pieces, n_replicas;
+    peri__partition *partitions;
+    peri__stream *streams;
+    int64_t *bounds;
+    int32_t *wire;        /* n_streams: streams in wire order, by rank and place */
+    int32_t *rank_wire;   /* world_size + 1: first wire position of each rank */
+    peri__slot *slots;    /* of all ranks */
+    int32_t *rank_slot;   /* world_size + 1: first slot of each rank */
+    int64_t *rank_cols;   /* world_size: sum of cols of a rank's slots */
+    peri__output *outputs;
+    peri__piece *pieces;
+    peri__replica *replicas;
+    int64_t out_cols; /* columns of the module's output */
+} peri__routes;
+
+/** Compile. @out new, freed with peri__routes_free. */
+peri_status peri__routes_new(int32_t world_size, const peri__route_table *tables, int32_t n_tables, int32_t n_features, peri__routes **out);
+void peri__routes_free(peri__routes *routes);
+
+#endif
