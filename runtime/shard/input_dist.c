@@ -268,17 +268,24 @@ static peri_status test_all(peri__input_dist *d)
     return PERI_OK;
 }
 
+/** Waiting for the own device is no standstill of the ranks. */
+static peri_status device_pending(const peri__input_dist *d, peri_status status)
+{
+    if (status == PERI_PENDING) d->ebc->group->comm->events++;
+    return status;
+}
+
 static peri_status advance(peri__input_dist *d)
 {
     peri_status status;
     switch (d->phase) {
     case SYNC:
-        if ((status = peri_kjt_sync_test(d->kjt)) != PERI_OK) return status;
+        if ((status = device_pending(d, peri_kjt_sync_test(d->kjt))) != PERI_OK) return status;
         PERI_TRY(count(d));
         d->phase = COUNT;
         /* fallthrough */
     case COUNT:
-        if ((status = peri__report_test(d->report)) != PERI_OK) return status;
+        if ((status = device_pending(d, peri__report_test(d->report))) != PERI_OK) return status;
         PERI_TRY(judge(d));
         if (d->ebc->world_size > 1) PERI_TRY(post_headers(d));
         PERI_TRY(pack(d));

@@ -1,0 +1,255 @@
+-- bag.lua: EmbeddingBagCollection over ranks: the plan says where rows live; ids go there, pooled rows come back (perilune/shard.h).
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local jagged = require "perilune.jagged"
+local nn = require "perilune.nn"
+local awaitable = require "perilune.dist.awaitable"
+local config = require "perilune.embed.config"
+local types = require "perilune.plan.types"
+local C, check, state = P.C, P.check, P.state
+
+local wrap = P.handle("peri_sharded_ebc", {})
+local out = ffi.new "peri_sharded_ebc *[1]"
+local work_out, tensor_out = awaitable.work_out, Tensor.out
+local kjt_ptr = jagged.KeyedJaggedTensor.ptr
+
+-- -- awaitables ----------------------------------------------------------------------------------------------------------------------
+
+--- The exchange of ids; its result is itself, for compute_and_output_dist.
+local InputDist = util.class("ShardedInputDist", awaitable.Awaitable)
+function InputDist:init(work)
+  awaitable.Awaitable.init(self)
+  self.work = awaitable.wrap_work(work)
+end
+function InputDist:_wait_impl()
+  awaitable.wait_work(self.work.ptr)
+  return self
+end
+function InputDist:_test_impl() return C.peri_work_test(self.work.ptr) ~= C.PERI_PENDING end
+
+--- The exchange of pooled rows; stands for the KeyedTensor that it becomes.
+local EmbeddingBagCollectionAwaitable = awaitable.lazy_class("EmbeddingBagCollectionAwaitable", awaitable.Awaitable)
+function EmbeddingBagCollectionAwaitable:init(module, work)
+  awaitable.Awaitable.init(self)
+  rawset(self, "_module", module)
+  rawset(self, "_work", awaitable.wrap_work(work))
+end
+function EmbeddingBagCollectionAwaitable:_wait_impl()
+  local work, module = rawget(self, "_work"), rawget(self, "_module")
+  awaitable.wait_work(work.ptr)
+  local status = C.peri_sharded_ebc_output(module._ref.ptr, work.ptr, tensor_out)
+  work:release()
+  check(status)
+  return module:_keyed_tensor(Tensor.wrap(tensor_out[0]))
+end
+function EmbeddingBagCollectionAwaitable:_test_impl() return C.peri_work_test(rawget(self, "_work").ptr) ~= C.PERI_PENDING end
+
+-- -- the module ------------------------------------------------------------------------------------------------------------------------
+
+local ShardedEmbeddingBagCollection = nn.Module:extend "ShardedEmbeddingBagCollection"
+
+local arguments = {
+  tables = util.required,      -- list of EmbeddingBagConfig
+  plan = util.required,        -- EmbeddingModuleShardingPlan, or a table of ParameterShardings
+  group = util.required,       -- the ranks that share the module
+  fused_params = util.optional, -- optimizer of the fused tables, as in EmbeddingBagCollection
+  table_fused_params = util.optional, -- table name -> fused_params of its own
+  is_weighted = false,
+  device = util.optional,
+  seed = util.optional,        -- default: the rank state's
+  gradient_division = true,    -- gradients of tables are means over ranks (TorchRec's set_gradient_division)
+  name = "",                   -- path of the module, for messages
+}
+
+--- Distinct feature names in order of first use, and their positions.
+local function features_of(tables)
+  local names, index = {}, {}
+  for _, t in ipairs(tables) do
+    for _, f in ipairs(t.feature_names) do
+      if not index[f] then
+        names[#names + 1] = f
+        index[f] = #names - 1
+      end
+    end
+  end
+  return names, index
+end
+
+--- Names of the output's parts: the feature, or "feature@table" where several tables use it.
+local function output_names(tables)
+  local users, names, dims = {}, {}, {}
+  for _, t in ipairs(tables) do
+    for _, f in ipairs(t.feature_names) do users[f] = (users[f] or 0) + 1 end
+  end
+  for _, t in ipairs(tables) do
+    for _, f in ipairs(t.feature_names) do
+      names[#names + 1] = users[f] > 1 and f .. "@" .. t.name or f
+      dims[#dims + 1] = t.embedding_dim
+    end
+  end
+  return names, dims
+end
+
+--- Optimizers of the module: a C array, the index of each table, and their names.
+local function optimizers_of(a, plan)
+  local list, index, bounds = {}, {}, C.PERI_BOUNDS_FATAL
+  local shared
+  for i, t in ipairs(a.tables) do
+    index[i] = 0
+    if plan.tables[t.name].compute_kernel == "fused" then
+      local own = a.table_fused_params and a.table_fused_params[t.name]
+      local params = own or a.fused_params
+      if not params then
+        P.fail(("ShardedEmbeddingBagCollection: table '%s' has compute_kernel 'fused' but no optimizer; give fused_params"):format(t.name))
+      end
+      if own or not shared then
+        local optimizer, check_mode, name = config.fused_params(("fused_params of table '%s'"):format(t.name), params)
+        list[#list + 1] = { c = optimizer, name = name }
+        bounds = check_mode
+        if not own then shared = #list - 1 end
+        index[i] = #list - 1
+      else
+        index[i] = shared
+      end
+    end
+  end
+  local array = ffi.new("peri_tbe_optimizer[?]", math.max(#list, 1))
+  for i, o in ipairs(list) do array[i - 1] = o.c end
+  return array, list, index, bounds
+end
+
+function ShardedEmbeddingBagCollection:init(args)
+  local a = util.named("ShardedEmbeddingBagCollection", args, arguments)
+  local plan = types.EmbeddingModuleShardingPlan.is(a.plan) and a.plan or types.EmbeddingModuleShardingPlan(a.plan)
+  local env = { world_size = a.group:size(), local_size = a.group.local_size }
+  plan:validate(a.tables, env, a.name)
+  self.tables, self.plan, self.group, self.is_weighted = a.tables, plan, a.group, a.is_weighted
+  local names, positions = features_of(a.tables)
+  local optimizers, list, index, bounds = optimizers_of(a, plan)
+  self._optimizer_names = util.map(list, function(o) return o.name end)
+  local n = #a.tables
+  local tables, anchors = ffi.new("peri_sharded_table[?]", n), {}
+  local function array(ctype, values)
+    local x = ffi.new(ctype, math.max(#values, 1), values)
+    anchors[#anchors + 1] = x
+    return x
+  end
+  for i, t in ipairs(a.tables) do
+    local c, sharding, init = tables[i - 1], plan.tables[t.name], t:initialiser()
+    c.name, c.rows, c.cols = t.name, t.num_embeddings, t.embedding_dim
+    c.pooling, c.init, c.init_a, c.init_b = config.poolings[t.pooling], init.kind, init.a, init.b
+    c.sharding_type = types.type_codes[sharding.sharding_type]
+    c.compute_kernel = sharding.compute_kernel == "dense" and C.PERI_KERNEL_DENSE or C.PERI_KERNEL_FUSED
+    c.features = array("int32_t[?]", util.map(t.feature_names, function(f) return positions[f] end))
+    c.n_features, c.optimizer = #t.feature_names, index[i]
+    c.n_ranks = sharding.ranks and #sharding.ranks or 0
+    c.ranks = sharding.ranks and array("int32_t[?]", sharding.ranks) or nil
+    c.sizes = sharding.sizes and array("int64_t[?]", sharding.sizes) or nil
+  end
+  local cfg = ffi.new "peri_sharded_ebc_config"
+  cfg.group, cfg.device = a.group:ptr(), P.device(a.device)
+  cfg.tables, cfg.n_tables = tables, n
+  cfg.features, cfg.n_features = array("const char *[?]", names), #names
+  cfg.optimizers, cfg.n_optimizers = optimizers, #list
+  cfg.seed = a.seed or state.seed
+  cfg.bounds_check, cfg.local_size = bounds, env.local_size
+  cfg.weighted, cfg.gradient_division = a.is_weighted, a.gradient_division
+  check(C.peri_sharded_ebc_new(cfg, out))
+  local scope = state.scope -- modules outlive scopes
+  state.scope = false
+  self._ref = wrap(out[0])
+  state.scope = scope
+  self._names, self._dims = output_names(a.tables)
+  self._keys = jagged.Keys.of(self._names)
+end
+
+function ShardedEmbeddingBagCollection:_keyed_tensor(values)
+  return jagged.KeyedTensor { keys = self._keys, length_per_key = self._dims, values = values }
+end
+
+--- Names of the output's parts and their columns, in order.
+function ShardedEmbeddingBagCollection:embedding_names() return self._names end
+function ShardedEmbeddingBagCollection:embedding_dims() return self._dims end
+--- The tables' configurations.
+function ShardedEmbeddingBagCollection:embedding_bag_configs() return self.tables end
+
+--- Send ids to their owners. Collective. Returns an Awaitable for compute_and_output_dist.
+function ShardedEmbeddingBagCollection:input_dist(features)
+  check(C.peri_sharded_ebc_input_dist(self._ref.ptr, kjt_ptr(features), work_out))
+  return InputDist(work_out[0])
+end
+
+--- Look up what arrived and send the rows back. Collective. Returns a LazyAwaitable of a KeyedTensor [batch, columns].
+function ShardedEmbeddingBagCollection:compute_and_output_dist(dist)
+  check(C.peri_sharded_ebc_compute_and_output_dist(self._ref.ptr, dist.work.ptr, work_out))
+  return EmbeddingBagCollectionAwaitable(self, work_out[0])
+end
+
+function ShardedEmbeddingBagCollection:forward(features)
+  return self:compute_and_output_dist(self:input_dist(features):wait())
+end
+
+-- -- state -------------------------------------------------------------------------------------------------------------------------------
+
+local piece = ffi.new "peri_local_shard"
+
+--- The pieces of tables on this rank: a list of { table = name, rank, row_offset, rows, col_offset, cols, dense, replica, state = function(name) },
+--- state("weight") and so on give live views.
+function ShardedEmbeddingBagCollection:local_shards()
+  local list, ref = {}, self._ref
+  for i = 1, C.peri_sharded_ebc_local_shards(ref.ptr) do
+    check(C.peri_sharded_ebc_local_shard(ref.ptr, i - 1, piece))
+    local tbe, number = piece.tbe, piece.tbe_table
+    list[i] = {
+      table = self.tables[piece.table + 1].name, rank = piece.shard.rank,
+      row_offset = tonumber(piece.shard.row_offset), rows = tonumber(piece.shard.rows),
+      col_offset = tonumber(piece.shard.col_offset), cols = tonumber(piece.shard.cols),
+      dense = piece.dense, replica = piece.replica,
+      state = function(name)
+        check(C.peri_tbe_state(tbe, number, name, tensor_out))
+        return Tensor.wrap(tensor_out[0])
+      end,
+      leaf = piece.dense and function()
+        check(C.peri_tbe_leaf(tbe, number, tensor_out))
+        return Tensor.wrap(tensor_out[0])
+      end or nil,
+      names = function()
+        local names, k = {}, 0
+        while true do
+          local name = C.peri_tbe_state_name(tbe, k)
+          if name == nil then return names end
+          k = k + 1
+          names[k] = ffi.string(name)
+        end
+      end,
+    }
+  end
+  return list
+end
+
+--- Leaves of dense tables: replicas (whose gradients must be averaged over ranks) and shards (whose are already).
+function ShardedEmbeddingBagCollection:dense_leaves()
+  local replicas, shards = {}, {}
+  for _, s in ipairs(self:local_shards()) do
+    if s.dense then
+      local list = s.replica and replicas or shards
+      list[#list + 1] = { name = s.table .. ".weight", tensor = s.leaf() }
+    end
+  end
+  return replicas, shards
+end
+
+--- Learning rate of the fused tables from now on.
+function ShardedEmbeddingBagCollection:set_learning_rate(learning_rate)
+  for i = 1, #self._optimizer_names do
+    check(C.peri_sharded_ebc_learning_rate_set(self._ref.ptr, i - 1, learning_rate))
+  end
+end
+
+function ShardedEmbeddingBagCollection:__tostring()
+  return ("ShardedEmbeddingBagCollection\n%s"):format(tostring(self.plan))
+end
+
+return ShardedEmbeddingBagCollection

@@ -1,0 +1,4 @@
+-- shard: sharded modules, built from plans.
+return {
+  ShardedEmbeddingBagCollection = require "perilune.shard.bag",
+}
