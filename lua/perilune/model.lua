@@ -1,0 +1,132 @@
+-- model.lua: DistributedModelParallel: a model whose embedding collections are sharded by a plan and whose dense part is replicated.
+--
+--   local model = peri.DistributedModelParallel { module = DLRM {...}, plan = dofile "plan.lua" }
+--   local optimizer = nn.optim.Adagrad { params = model:dense_parameters(), lr = 0.01 }
+--   local loss = model(batch)         -- ids and rows travel between the ranks
+--   model:backward(loss)              -- gradients too; sharded tables are updated, dense gradients are averages over the ranks
+--   optimizer:step()
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local nn = require "perilune.nn"
+local dist = require "perilune.dist"
+local embed = require "perilune.embed"
+local plans = require "perilune.plan"
+local shard = require "perilune.shard"
+
+local M = {}
+
+local DistributedModelParallel = nn.Module:extend "DistributedModelParallel"
+M.DistributedModelParallel = DistributedModelParallel
+
+local arguments = {
+  module = util.required,          -- nn.Module; its EmbeddingBagCollections are replaced in place
+  plan = util.optional,            -- what plan.load takes; default: whole tables, spread by size
+  group = util.optional,           -- the ranks; default: the world
+  device = util.optional,
+  bucket_bytes = 25 * 1024 * 1024, -- of gradients that are averaged together
+  gradient_division = true,        -- see ShardedEmbeddingBagCollection
+  init_data_parallel = true,       -- start from rank 0's dense parameters
+}
+
+--- The collections of a model: list of { path =, module = } in the model's order.
+local function collections_of(module)
+  local list = {}
+  for _, entry in ipairs(module:named_modules()) do
+    if embed.EmbeddingBagCollection.is(entry.module) then list[#list + 1] = entry end
+  end
+  return list
+end
+
+--- Every collection has an entry in the plan, and every entry a collection.
+local function check_paths(collections, plan)
+  local known, names = {}, {}
+  for i, c in ipairs(collections) do
+    known[c.path] = true
+    names[i] = "'" .. c.path .. "'"
+  end
+  for path in util.ordered(plan.plan) do
+    if not known[path] then
+      P.fail(("DistributedModelParallel: the plan names module '%s', which is no EmbeddingBagCollection of the model; those are: %s"):format(path,
+        table.concat(names, ", ")))
+    end
+  end
+  for _, c in ipairs(collections) do
+    if not plan:get_plan_for_module(c.path) then
+      P.fail(("DistributedModelParallel: module '%s' has embedding tables but no entry in the plan, which names: %s"):format(c.path,
+        table.concat(util.keys(plan.plan), ", ")))
+    end
+  end
+end
+
+local function make_plan(source, collections, env)
+  if source ~= nil then return plans.load(source, env) end
+  local modules = {}
+  for _, c in ipairs(collections) do modules[c.path] = c.module:embedding_bag_configs() end
+  return plans.table_wise_by_size(modules, env)
+end
+
+function DistributedModelParallel:init(args)
+  local a = util.named("DistributedModelParallel", args, arguments)
+  local group = a.group or P.state.world or dist.init()
+  local collections = collections_of(a.module)
+  local plan = make_plan(a.plan, collections, { world_size = group:size(), local_size = group.local_size })
+  check_paths(collections, plan)
+  self.group, self.plan = group, plan
+  self.sharded = {}
+  local module, replicas, shards = a.module, {}, {}
+  for i, c in ipairs(collections) do
+    local sharded = shard.ShardedEmbeddingBagCollection {
+      tables = c.module:embedding_bag_configs(), plan = plan:get_plan_for_module(c.path), group = group, device = a.device,
+      fused_params = c.module.fused_params, is_weighted = c.module:is_weighted(), gradient_division = a.gradient_division,
+      seed = c.module.seed, name = c.path,
+    }
+    self.sharded[i] = sharded
+    if c.path == "" then module = sharded else module:set_module(c.path, sharded) end
+    local own_replicas, own_shards = sharded:dense_leaves()
+    for _, leaf in ipairs(own_replicas) do replicas[#replicas + 1] = leaf.tensor end
+    for _, leaf in ipairs(own_shards) do shards[#shards + 1] = leaf.tensor end
+  end
+  self.module = module
+  self._replicated = {} -- equal on all ranks, gradients averaged: the dense part, then replicated tables
+  for _, p in ipairs(module:parameters()) do self._replicated[#self._replicated + 1] = p end
+  for _, p in ipairs(replicas) do self._replicated[#self._replicated + 1] = p end
+  self._own = shards -- of this rank only
+  if a.init_data_parallel then self:_broadcast() end
+  self._reducer = #self._replicated > 0 and dist.Reducer { group = group, params = self._replicated, bucket_bytes = a.bucket_bytes } or false
+end
+
+--- Rank 0's dense parameters to all. Collective.
+function DistributedModelParallel:_broadcast()
+  if self.group:size() == 1 then return end
+  local pending = util.map(self._replicated, function(p) return self.group:broadcast(p:detach(), 0) end)
+  for _, work in ipairs(pending) do work:wait() end
+end
+
+--- What an optimizer of the dense part trains: the replicated parameters, and this rank's shards of tables whose compute_kernel is "dense".
+function DistributedModelParallel:dense_parameters()
+  local list = {}
+  for _, p in ipairs(self._replicated) do list[#list + 1] = p end
+  for _, p in ipairs(self._own) do list[#list + 1] = p end
+  return list
+end
+
+function DistributedModelParallel:forward(...) return self.module:forward(...) end
+
+--- The backward pass of a loss, with all exchanges: afterwards fused tables are updated and dense gradients are averages over the ranks.
+--- Collective.
+function DistributedModelParallel:backward(loss, grad)
+  loss:backward(grad)
+  if self._reducer then self._reducer:finish() end
+end
+
+--- Learning rate of the fused tables from now on.
+function DistributedModelParallel:set_fused_learning_rate(learning_rate)
+  for _, sharded in ipairs(self.sharded) do sharded:set_learning_rate(learning_rate) end
+end
+
+function DistributedModelParallel:zero_grad()
+  for _, p in ipairs(self._replicated) do p:set_grad(nil) end
+  for _, p in ipairs(self._own) do p:set_grad(nil) end
+end
+
+return M

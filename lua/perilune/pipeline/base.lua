@@ -1,0 +1,69 @@
+-- base.lua: the plain training loop: one batch after the other, the next batch on its way to the device while this one computes.
+--
+--   local pipeline = peri.TrainPipelineBase { model = model, optimizer = optimizer }
+--   for loss in pipeline:run(batches) do ... end        -- numbers; every batch of the iterator is trained on
+--   local loss, output = pipeline:progress(batches)     -- one step: tensors that the caller releases; nil at the end
+--
+-- model(batch) returns the loss (one element) and what else the model has to say. A batch may have a method to(device).
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+
+local TrainPipelineBase = util.class "TrainPipelineBase"
+
+--- model: a DistributedModelParallel or nn.Module; optimizer: of the dense part, or nil; device: where batches are moved (default: they stay);
+--- schedule: a function(step) called before each step (learning rates).
+function TrainPipelineBase:init(args)
+  local a = util.named("TrainPipelineBase", args, { model = util.required, optimizer = util.optional, device = util.optional, schedule = util.optional })
+  self.model, self.optimizer, self.device, self.schedule = a.model, a.optimizer or false, a.device or false, a.schedule or false
+  self.steps = 0
+  self._next = false    -- the batch that follows, already on the device
+  self._source = false  -- the iterator that it came from
+  self._output = false
+end
+
+local function fetch(self, batches)
+  local batch = batches()
+  if batch ~= nil and self.device and batch.to then batch = batch:to(self.device) end
+  return batch or false
+end
+
+--- One step, inside a scope: everything but the loss and the output dies with it.
+local function step(self, batch)
+  local model, optimizer = self.model, self.optimizer
+  if optimizer then optimizer:zero_grad() end
+  local loss, output = model(batch)
+  if model.backward then model:backward(loss) else loss:backward() end
+  if optimizer then optimizer:step() end
+  self._output = output or false
+  return P.keep(loss)
+end
+
+--- Train on the next batch of the iterator `batches` (a function). Returns loss and output, or nil when there are no more batches.
+function TrainPipelineBase:progress(batches)
+  if self._source ~= batches then
+    self._source = batches
+    self._next = fetch(self, batches)
+  end
+  local batch = self._next
+  if not batch then
+    self._source = false
+    return nil
+  end
+  self._next = fetch(self, batches)
+  self.steps = self.steps + 1
+  if self.schedule then self.schedule(self.steps) end
+  return P.scope(step, self, batch), self._output
+end
+
+--- for loss, step in pipeline:run(batches): the loss as a number after each step.
+function TrainPipelineBase:run(batches)
+  return function()
+    local loss = self:progress(batches)
+    if not loss then return nil end
+    local number = loss:item()
+    loss:release()
+    return number, self.steps
+  end
+end
+
+return TrainPipelineBase

@@ -1,0 +1,4 @@
+-- pipeline: training loops over batches.
+return {
+  TrainPipelineBase = require "perilune.pipeline.base",
+}
