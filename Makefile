@@ -204,7 +204,7 @@ $(BAD_PLUGINS): $B/tests/unit/plugins/libperilune_%.so: tests/unit/plugins/%.c $
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -shared $< -o $@
 
-PRELOAD := $(if $(filter address thread,$(SAN)),$(shell $(CC) -print-file-name=lib$(if $(filter address,$(SAN)),asan,tsan).so))
+PRELOAD := $(if $(filter address thread,$(SAN)),$(shell $(CC) -print-file-name=lib$(if $(filter address,$(SAN)),asan,tsan).so):$(CURDIR)/$B/libperilune.so)
 RUN_TESTS = luajit tests/run.lua --build=$B --san=$(SAN) --preload=$(PRELOAD) --mpi='$(HAVE_MPI)' --busted='$(HAVE_BUSTED)' --cmocka='$(HAVE_CMOCKA)' \
 	--luacheck='$(HAVE_LUACHECK)' --seed=$(SEED) --only='$(ONLY)'
 CORES := $(or $(shell nproc 2>/dev/null),2)

@@ -64,7 +64,7 @@ local base_env = {
   PERI_NUM_THREADS = "2",
   PERI_LUA_PATH = false, PERI_LOG = false, PERI_TRACEBACK = false,
   CMOCKA_MESSAGE_OUTPUT = "TAP",
-  ASAN_OPTIONS = ("suppressions=%s/tests/harness/asan.supp:detect_leaks=1"):format(here),
+  ASAN_OPTIONS = ("suppressions=%s/tests/harness/asan.supp:detect_leaks=1:allocator_may_return_null=1"):format(here),
   LSAN_OPTIONS = ("suppressions=%s/tests/harness/lsan.supp:print_suppressions=0"):format(here),
   UBSAN_OPTIONS = "print_stacktrace=1:halt_on_error=1",
   TSAN_OPTIONS = ("suppressions=%s/tests/harness/tsan.supp:halt_on_error=1"):format(here),
@@ -94,7 +94,7 @@ local function programs(folder)
   return found
 end
 
-if wanted.lint then
+if wanted.lint and options.san == "" then
   job { name = "lint", argv = { "luajit", "tests/lint/run.lua", "--build=" .. B, "--luacheck=" .. options.luacheck }, deadline = 120 }
 end
 

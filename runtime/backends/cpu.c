@@ -66,6 +66,32 @@ static void *map(int64_t bytes)
     return p;
 }
 
+/** The address sanitizer sees overruns of blocks that come from the heap one by one. */
+#if defined(__SANITIZE_ADDRESS__)
+enum { PLAIN_HEAP = 1 };
+#else
+enum { PLAIN_HEAP = 0 };
+#endif
+
+/** A block of class @c from the cache, or from a slab if it is small; NULL: neither has one. */
+static void *from_cache(int c, int64_t rounded)
+{
+    void *p = NULL;
+    pthread_mutex_lock(&cache.lock);
+    if (cache.free[c]) {
+        p = cache.free[c];
+        cache.free[c] = cache.free[c]->next;
+    } else if (rounded <= SLAB_CLASS_BYTES) {
+        if (cache.slab_end - cache.slab < rounded) {
+            char *slab = map(SLAB);
+            if (slab) cache.slab = slab, cache.slab_end = slab + SLAB;
+        }
+        if (cache.slab_end - cache.slab >= rounded) p = cache.slab, cache.slab += rounded;
+    }
+    pthread_mutex_unlock(&cache.lock);
+    return p;
+}
+
 static peri_status cpu_alloc(void *device, void *stream, int64_t bytes, void **out)
 {
     (void)device, (void)stream;
@@ -73,28 +99,14 @@ static peri_status cpu_alloc(void *device, void *stream, int64_t bytes, void **o
     int c = class_of(bytes, &rounded);
     void *p = NULL;
     if (!host->fault(3 /* device_alloc */)) {
-#if defined(__SANITIZE_ADDRESS__)
-        if (posix_memalign(&p, 64, (size_t)(bytes ? bytes : 1)) != 0) p = NULL; /* so that overruns are seen */
-#else
-        if (c < CLASSES) {
-            pthread_mutex_lock(&cache.lock);
-            if (cache.free[c]) {
-                p = cache.free[c];
-                cache.free[c] = cache.free[c]->next;
-            } else if (rounded <= SLAB_CLASS_BYTES) {
-                if (cache.slab_end - cache.slab < rounded) {
-                    char *slab = map(SLAB);
-                    if (slab) cache.slab = slab, cache.slab_end = slab + SLAB;
-                }
-                if (cache.slab_end - cache.slab >= rounded) p = cache.slab, cache.slab += rounded;
-            }
-            pthread_mutex_unlock(&cache.lock);
+        if (PLAIN_HEAP) {
+            if (posix_memalign(&p, 64, (size_t)(bytes ? bytes : 1)) != 0) p = NULL;
+        } else {
+            if (c < CLASSES) p = from_cache(c, rounded);
+            if (!p && rounded > SLAB_CLASS_BYTES) p = map(rounded);
         }
-        if (!p && rounded > SLAB_CLASS_BYTES) p = map(rounded);
-#endif
     }
     if (!p) return PERI_HOST_FAIL(host, PERI_ENOMEM, "cpu: no memory for %lld bytes", (long long)bytes);
-    (void)c;
     *out = p;
     return PERI_OK;
 }
@@ -102,22 +114,19 @@ static peri_status cpu_alloc(void *device, void *stream, int64_t bytes, void **o
 static void cpu_free(void *device, void *stream, void *p, int64_t bytes)
 {
     (void)device, (void)stream;
-#if defined(__SANITIZE_ADDRESS__)
-    (void)bytes;
-    free(p);
-#else
     int64_t rounded;
     int c = class_of(bytes, &rounded);
-    if (c == CLASSES || rounded > (int64_t)64 << 20) { /* tables and the like go back to the system */
+    if (PLAIN_HEAP) {
+        free(p);
+    } else if (c == CLASSES || rounded > (int64_t)64 << 20) { /* tables and the like go back to the system */
         munmap(p, (size_t)rounded);
-        return;
+    } else {
+        block *b = p;
+        pthread_mutex_lock(&cache.lock);
+        b->next = cache.free[c];
+        cache.free[c] = b;
+        pthread_mutex_unlock(&cache.lock);
     }
-    pthread_mutex_lock(&cache.lock);
-    block *b = p;
-    b->next = cache.free[c];
-    cache.free[c] = b;
-    pthread_mutex_unlock(&cache.lock);
-#endif
 }
 
 /* -- streams and events: nothing is ever queued ---------------------------------------------------------------------------------- */

@@ -34,7 +34,7 @@ return function()
     if status == "success" then write("pass", handler.successes[#handler.successes].name)
     elseif status == "pending" then
       local t = handler.pendings[#handler.pendings]
-      write("skip", t.name, type(t.message) == "string" and t.message or "pending, without a reason")
+      write("skip", t.name, type(t.message) == "string" and t.message:gsub("^[^:%s]+:%d+: ", "") or "pending, without a reason")
     elseif status == "failure" then failed(handler.failures[#handler.failures])
     else failed(handler.errors[#handler.errors]) end
     return nil, true
