@@ -54,7 +54,7 @@ typedef struct peri_k_tbe_block {
 typedef struct peri_k_tbe_span {
     int64_t first_id; /* place in ids of the block's first id; clamped */
     int64_t items;    /* items of all blocks before this one */
-    int64_t cost;     /* work of all blocks before this one: bag j of block k starts at cost + (offset of bag j - first_id + j) * (cols + 8) */
+    int64_t cost;     /* work of all blocks before this one; bag j starts at cost + (offset of bag j - first_id + j) * (cols + 8) */
 } peri_k_tbe_span;
 
 /** A block list over ids. Pointers are device memory. */

@@ -194,8 +194,13 @@ static void ref_tbe_keys(const void *args, int64_t begin, int64_t end)
         float factor = tbe_factor(s, t, b->first_bag + j, tbe_bag_start(s, k, j + 1) - tbe_bag_start(s, k, j));
         a->items[p] = (peri_k_tbe_item){.grad = grad, .scale = s->weights ? s->weights[i] * factor : factor};
     }
-    ref_radix_histogram(&(peri_k_radix_args){.src = a->keys, .counts = a->counts, .n = &s->spans[s->n_blocks].items, .chunks = a->chunks,
-                                             .shift = a->shift, .bits = a->bits}, begin, end);
+    ref_radix_histogram(&(peri_k_radix_args){.src = a->keys,
+                                             .counts = a->counts,
+                                             .n = &s->spans[s->n_blocks].items,
+                                             .chunks = a->chunks,
+                                             .shift = a->shift,
+                                             .bits = a->bits},
+                        begin, end);
 }
 
 /* -- updating -------------------------------------------------------------------------------------------------------------------- */
@@ -262,7 +267,8 @@ static void ref_tbe_update(const void *args, int64_t begin, int64_t end)
     float *g = a->scratch + begin * a->scratch_stride;
     for (int64_t e = tbe_part(n, begin, a->chunks), past; e < last; e = past) {
         uint64_t linear = a->sorted[e] >> a->payload_bits;
-        for (past = e + 1; past < n && a->sorted[past] >> a->payload_bits == linear; past++) {}
+        for (past = e + 1; past < n && a->sorted[past] >> a->payload_bits == linear; past++) {
+        }
         if (linear >= (uint64_t)rows->total_rows) break;
         if (e > 0 && a->sorted[e - 1] >> a->payload_bits == linear) continue; /* the run began in an earlier chunk */
         while ((uint64_t)(rows->tables[table].first_row + rows->tables[table].rows) <= linear) table++;

@@ -103,7 +103,8 @@ static inline double tbe_power(double beta, uint64_t t)
 static inline void tbe_atomic_min(int64_t *low, int64_t value)
 {
     int64_t seen = __atomic_load_n(low, __ATOMIC_RELAXED);
-    while (value < seen && !__atomic_compare_exchange_n(low, &seen, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+    while (value < seen && !__atomic_compare_exchange_n(low, &seen, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
 }
 
 /** Bad input met in one kernel call; tbe_count_merge adds it to the report. */

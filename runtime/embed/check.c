@@ -28,8 +28,8 @@ peri_status peri__report_status(const char *function, int32_t mode, const char *
         return peri__fail(PERI_ERANGE, "%s: %s: offsets %lld and %lld make no bag of %lld ids (%lld such bags)", function, where,
                           (long long)r->begin, (long long)r->end, (long long)r->n_ids, (long long)r->bad_bags);
     if (r->rows > 0)
-        snprintf(what, sizeof what, "%s: %s: id %lld at place %lld of the bag, allowed: 0..%lld, or -1 for none (%lld such ids)", function, where,
-                 (long long)r->id, (long long)r->place, (long long)r->rows - 1, (long long)r->bad_ids);
+        snprintf(what, sizeof what, "%s: %s: id %lld at place %lld of the bag, allowed: 0..%lld, or -1 for none (%lld such ids)", function,
+                 where, (long long)r->id, (long long)r->place, (long long)r->rows - 1, (long long)r->bad_ids);
     else
         snprintf(what, sizeof what, "%s: %s: id %lld at place %lld of the bag, allowed: -1 for none, the table has no rows (%lld such ids)",
                  function, where, (long long)r->id, (long long)r->place, (long long)r->bad_ids);
@@ -118,7 +118,8 @@ peri_status peri__check_launch(peri__check *c, peri_tensor *ids, peri_tensor *of
 {
     int64_t bags = peri__numel(offsets) - 1, n_ids = peri__numel(ids);
     if (bags < c->bags)
-        return peri__fail(PERI_EINVAL, "peri__check_launch: offsets of %lld bags, at least %lld are needed", (long long)bags, (long long)c->bags);
+        return peri__fail(PERI_EINVAL, "peri__check_launch: offsets of %lld bags, at least %lld are needed", (long long)bags,
+                          (long long)c->bags);
     peri_k_tbe_stream stream = {.ids = peri__data(ids),
                                 .offsets = peri__data(offsets),
                                 .tables = peri__data(c->layout),

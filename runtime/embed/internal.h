@@ -39,7 +39,8 @@ peri_status peri__check_status(const peri__check *check, const char *function, i
 peri_status peri__tbe_status(const peri_tbe *tbe, const char *function, const peri_k_tbe_report *report);
 
 /** What both share: @table and @feature are names or NULL. */
-peri_status peri__report_status(const char *function, int32_t mode, const char *table, const char *feature, const peri_k_tbe_report *report);
+peri_status peri__report_status(const char *function, int32_t mode, const char *table, const char *feature,
+                                const peri_k_tbe_report *report);
 
 /* -- table batches ---------------------------------------------------------------------------------------------------------------- */
 
@@ -66,7 +67,7 @@ typedef struct peri__tbe_table {
 
 /** Device memory that calls reuse. Grown, never shrunk. */
 enum {
-    PERI__TBE_BLOCKS,   /* the block list `uploaded` */
+    PERI__TBE_BLOCKS, /* the block list `uploaded` */
     PERI__TBE_SPANS,
     PERI__TBE_REPORT,
     PERI__TBE_KEYS_A,
@@ -78,7 +79,14 @@ enum {
 };
 
 /** Places in the counters tensor. */
-enum { PERI__TBE_COUNT_IDS, PERI__TBE_COUNT_BAGS, PERI__TBE_COUNT_BAD_IDS, PERI__TBE_COUNT_BAD_BAGS, PERI__TBE_COUNT_ROWS, PERI__TBE_COUNTERS };
+enum {
+    PERI__TBE_COUNT_IDS, /* and bags: tbe_prepare adds both */
+    PERI__TBE_COUNT_BAGS,
+    PERI__TBE_COUNT_BAD_IDS, /* and bags: tbe_report adds both */
+    PERI__TBE_COUNT_BAD_BAGS,
+    PERI__TBE_COUNT_ROWS,
+    PERI__TBE_COUNTERS
+};
 
 struct peri_tbe {
     peri__refs refs;
@@ -93,7 +101,7 @@ struct peri_tbe {
     peri_k_tbe_table *layout;                     /* host copy of layout_tensor */
     peri_tensor *layout_tensor;
     peri_tensor *weight, *momentum1, *momentum2, *row_counter; /* flat */
-    peri_tensor *counters; /* i64 [PERI__TBE_COUNTERS] */
+    peri_tensor *counters;                                     /* i64 [PERI__TBE_COUNTERS] */
     peri_tensor *workspace[PERI__TBE_WORKSPACES];
     uint64_t uploaded; /* serial of the block list in PERI__TBE_BLOCKS; 0: none */
     peri_event *done;  /* after the last call: calls follow each other on any stream */

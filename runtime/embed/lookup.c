@@ -59,7 +59,8 @@ static peri_status check_block(const peri_tbe *tbe, const peri_tbe_block *b, int
     if (b->out_offset < 0 || b->out_offset > most)
         return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: out_offset %lld", (long long)k, (long long)b->out_offset);
     if (b->bags > 1 && b->out_stride < cols)
-        return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: out_stride %lld makes rows of table '%s' overlap, allowed: >= %lld",
+        return peri__fail(PERI_EINVAL,
+                          "peri_tbe_blocks_new: block %lld: out_stride %lld makes rows of table '%s' overlap, allowed: >= %lld",
                           (long long)k, (long long)b->out_stride, tbe->tables[b->table].name, (long long)cols);
     if (b->bags > 1 && (__builtin_mul_overflow(b->bags - 1, b->out_stride, &extent) || extent > most))
         return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: out_stride %lld", (long long)k, (long long)b->out_stride);
@@ -118,7 +119,8 @@ static peri_status check_array(const char *function, const char *what, const per
         return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: %s", function, what, peri__tensor_text(t, text, sizeof text),
                           integer ? "i64, i32" : "f32");
     if (peri__device(t) != tbe->device)
-        return peri__fail(PERI_EINVAL, "%s: %s is on device %s, the tables on %s", function, what, peri__device(t)->name, tbe->device->name);
+        return peri__fail(PERI_EINVAL, "%s: %s is on device %s, the tables on %s", function, what, peri__device(t)->name,
+                          tbe->device->name);
     if (!peri__contiguous(t)) return peri__fail(PERI_EINVAL, "%s: %s is not contiguous", function, what);
     return PERI_OK;
 }
@@ -133,7 +135,8 @@ peri_status peri__tbe_input_check(const char *function, const peri_tbe *tbe, con
         return peri__fail(PERI_EINVAL, "%s: a block list made for %lld tables, this table batch has %lld", function,
                           (long long)in->blocks->n_tables, (long long)tbe->n_tables);
     if (bags < in->blocks->bags)
-        return peri__fail(PERI_EINVAL, "%s: offsets of %lld bags, the blocks need %lld", function, (long long)bags, (long long)in->blocks->bags);
+        return peri__fail(PERI_EINVAL, "%s: offsets of %lld bags, the blocks need %lld", function, (long long)bags,
+                          (long long)in->blocks->bags);
     if (in->weights) {
         PERI_TRY(check_array(function, "weights", tbe, in->weights, false));
         if (peri__numel(in->weights) != n)
@@ -207,8 +210,8 @@ static peri_status check_out(const char *function, const peri_tbe *tbe, const pe
     if (peri__device(out) != tbe->device || !peri__contiguous(out))
         return peri__fail(PERI_EINVAL, "%s: the output must be contiguous and on device %s", function, tbe->device->name);
     if (peri__numel(out) >= b->out_extent) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: the output is %s, the blocks write up to element %lld", function, peri__tensor_text(out, text, sizeof text),
-                      (long long)b->out_extent - 1);
+    return peri__fail(PERI_EINVAL, "%s: the output is %s, the blocks write up to element %lld", function,
+                      peri__tensor_text(out, text, sizeof text), (long long)b->out_extent - 1);
 }
 
 peri_status peri__tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out, peri_tensor *report)
@@ -222,9 +225,8 @@ peri_status peri__tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tens
     peri__tbe_chunks(in, &args.chunks, &grain);
     PERI_TRY(PERI_LAUNCH(tbe->device, tbe_forward, &args, args.chunks, grain));
     if (report) {
-        peri_k_tbe_report_args describe = {.stream = args.stream,
-                                           .report = args.report,
-                                           .counters = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_BAD_IDS};
+        peri_k_tbe_report_args describe = {
+            .stream = args.stream, .report = args.report, .counters = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_BAD_IDS};
         PERI_TRY(PERI_LAUNCH(tbe->device, tbe_report, &describe, 1, 1));
     }
     tbe->lookups++;

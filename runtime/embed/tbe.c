@@ -206,8 +206,9 @@ peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
     PERI_TRY_GOTO(peri_event_new(tbe->device, &tbe->done), out);
     PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, PERI__TBE_COUNTERS, true, &tbe->counters), out);
     PERI_TRY_GOTO(flat_tensor(tbe, PERI_U8, (int64_t)sizeof *tbe->layout * tbe->n_tables, false, &tbe->layout_tensor), out);
-    PERI_TRY_GOTO(peri__copy(tbe->device, peri__data(tbe->layout_tensor), tbe->layout, (int64_t)sizeof *tbe->layout * tbe->n_tables,
-                             PERI_COPY_H2D), out);
+    PERI_TRY_GOTO(
+        peri__copy(tbe->device, peri__data(tbe->layout_tensor), tbe->layout, (int64_t)sizeof *tbe->layout * tbe->n_tables, PERI_COPY_H2D),
+        out);
     PERI_TRY_GOTO(flat_tensor(tbe, tbe->dtype, tbe->total_elements, false, &tbe->weight), out);
     for (int64_t i = 0; i < tbe->n_tables; i++) PERI_TRY_GOTO(initialise(tbe, i, c->seed), out);
     if (k->full1) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_elements, true, &tbe->momentum1), out);
@@ -294,12 +295,17 @@ static peri_status state_view(const char *function, peri_tbe *tbe, int64_t table
     PERI_TRY(check_table_index(function, tbe, table));
     const peri_k_tbe_table *t = &tbe->layout[table];
     bool weight = !strcmp(name, "weight"), first = !strcmp(name, "momentum1"), counter = !strcmp(name, "row_counter");
-    peri_tensor *flat = weight ? tbe->weight : first ? tbe->momentum1 : counter ? tbe->row_counter : !strcmp(name, "momentum2") ? tbe->momentum2 : NULL;
+    peri_tensor *flat = weight                       ? tbe->weight
+                        : first                      ? tbe->momentum1
+                        : counter                    ? tbe->row_counter
+                        : !strcmp(name, "momentum2") ? tbe->momentum2
+                                                     : NULL;
     if (!flat) {
         char known[128] = "";
         for (int32_t i = 0; peri_tbe_state_name(tbe, i); i++)
             snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", peri_tbe_state_name(tbe, i));
-        return peri__fail(PERI_ENOTFOUND, "%s: table '%s' has no state '%.60s'; it has: %s", function, tbe->tables[table].name, name, known);
+        return peri__fail(PERI_ENOTFOUND, "%s: table '%s' has no state '%.60s'; it has: %s", function, tbe->tables[table].name, name,
+                          known);
     }
     PERI_TRY(peri__tbe_enter(tbe));
     if (counter || (first && kinds[tbe->optimizer.kind].row1)) return peri__tensor_view(flat, 1, &t->rows, NULL, t->first_row, out);
@@ -315,8 +321,8 @@ peri_status peri_tbe_leaf(peri_tbe *tbe, int64_t table, peri_tensor **out)
 {
     PERI_TRY(check_table_index("peri_tbe_leaf", tbe, table));
     if (tbe->optimizer.kind != PERI_TBE_NONE)
-        return peri__fail(PERI_EINVAL, "peri_tbe_leaf: table '%s' is trained by its fused optimizer %s, it has no leaf", tbe->tables[table].name,
-                          kinds[tbe->optimizer.kind].name);
+        return peri__fail(PERI_EINVAL, "peri_tbe_leaf: table '%s' is trained by its fused optimizer %s, it has no leaf",
+                          tbe->tables[table].name, kinds[tbe->optimizer.kind].name);
     peri_tensor **leaf = &tbe->tables[table].leaf;
     if (!*leaf) {
         PERI_TRY(state_view("peri_tbe_leaf", tbe, table, "weight", leaf));
@@ -342,8 +348,8 @@ static peri_status rows_view(const char *function, peri_tbe *tbe, int64_t table,
                             peri__tensor_text(like, text, sizeof text), name, tbe->tables[table].name, whole->ndim,
                             whole->ndim == 2 ? " and columns: " : "; rows: ", (long long)whole->shape[whole->ndim - 1]);
     else if (row < 0 || row > whole->shape[0] - n)
-        status = peri__fail(PERI_ERANGE, "%s: rows %lld .. %lld of table '%s', allowed: 0..%lld", function, (long long)row, (long long)(row + n),
-                            tbe->tables[table].name, (long long)whole->shape[0]);
+        status = peri__fail(PERI_ERANGE, "%s: rows %lld .. %lld of table '%s', allowed: 0..%lld", function, (long long)row,
+                            (long long)(row + n), tbe->tables[table].name, (long long)whole->shape[0]);
     if (status >= 0) {
         int64_t shape[2] = {n, whole->shape[1]};
         status = peri__tensor_view(whole, whole->ndim, shape, whole->stride, whole->offset + row * whole->stride[0], out);

@@ -48,8 +48,8 @@ static peri_status sort_planned(const peri_tbe *tbe, const peri_tbe_input *in, b
 }
 
 /** Queue the sort of the stream's items; *sorted gets the keys in order, *list the items (NULL where factors are all 1). */
-static peri_status sort_items(peri_tbe *tbe, const peri_tbe_input *in, const peri_k_tbe_stream *stream, sort_plan *plan, const uint64_t **sorted,
-                              const peri_k_tbe_item **list)
+static peri_status sort_items(peri_tbe *tbe, const peri_tbe_input *in, const peri_k_tbe_stream *stream, sort_plan *plan,
+                              const uint64_t **sorted, const peri_k_tbe_item **list)
 {
     bool factors = in->weights || in->scale || in->blocks->mean;
     PERI_TRY(sort_planned(tbe, in, factors, plan));
@@ -57,8 +57,7 @@ static peri_status sort_items(peri_tbe *tbe, const peri_tbe_input *in, const per
     PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_KEYS_A, PERI_I64, plan->most, &a));
     PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_KEYS_B, PERI_I64, plan->most, &b));
     PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_DIGITS, PERI_I32, plan->chunks << plan->bits, &digits));
-    if (factors)
-        PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_ITEMS, PERI_U8, (int64_t)sizeof(peri_k_tbe_item) * plan->most, &items));
+    if (factors) PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_ITEMS, PERI_U8, (int64_t)sizeof(peri_k_tbe_item) * plan->most, &items));
     peri_k_tbe_keys_args keys = {.stream = *stream,
                                  .keys = a,
                                  .items = items,
@@ -70,7 +69,8 @@ static peri_status sort_items(peri_tbe *tbe, const peri_tbe_input *in, const per
                                  .bits = plan->bits};
     PERI_TRY(PERI_LAUNCH(tbe->device, tbe_keys, &keys, plan->chunks, 1));
     const int64_t *n = &stream->spans[stream->n_blocks].items;
-    peri_k_radix_args pass = {.src = a, .dst = b, .counts = digits, .n = n, .chunks = plan->chunks, .shift = plan->payload_bits, .bits = plan->bits};
+    peri_k_radix_args pass = {
+        .src = a, .dst = b, .counts = digits, .n = n, .chunks = plan->chunks, .shift = plan->payload_bits, .bits = plan->bits};
     for (int32_t i = 0; i < plan->passes; i++) {
         if (i > 0) PERI_TRY(PERI_LAUNCH(tbe->device, radix_histogram, &pass, plan->chunks, 1));
         PERI_TRY(PERI_LAUNCH(tbe->device, radix_scan, &pass, 1, 1));
@@ -120,8 +120,8 @@ static peri_status check_gradient(const char *function, const peri_tbe *tbe, con
     if (!grad_weights) return PERI_OK;
     PERI_TRY(peri__check_tensor(function, "the gradient of the weights", grad_weights, PERI_F32, 1));
     if (peri__device(grad_weights) != tbe->device || !peri__contiguous(grad_weights) || peri__numel(grad_weights) != peri__numel(in->ids))
-        return peri__fail(PERI_EINVAL, "%s: the gradient of the weights is %s, wanted: contiguous, one for each of %lld ids, on device %s", function,
-                          peri__tensor_text(grad_weights, text, sizeof text), (long long)peri__numel(in->ids), tbe->device->name);
+        return peri__fail(PERI_EINVAL, "%s: the gradient of the weights is %s, wanted: contiguous, one for each of %lld ids, on device %s",
+                          function, peri__tensor_text(grad_weights, text, sizeof text), (long long)peri__numel(in->ids), tbe->device->name);
     return PERI_OK;
 }
 
@@ -217,8 +217,7 @@ static peri_status check_dense(const char *function, const peri_tbe *tbe, const 
 peri_status peri_tbe_gradient_apply(peri_tbe *tbe, peri_tensor *gradient)
 {
     PERI_TRY(check_dense("peri_tbe_gradient_apply", tbe, gradient));
-    if (tbe->optimizer.kind == PERI_TBE_NONE)
-        return peri__fail(PERI_EINVAL, "peri_tbe_gradient_apply: this table batch has no optimizer");
+    if (tbe->optimizer.kind == PERI_TBE_NONE) return peri__fail(PERI_EINVAL, "peri_tbe_gradient_apply: this table batch has no optimizer");
     PERI_TRY(peri__tbe_enter(tbe));
     peri_k_tbe_dense_update_args args = {.rows = peri__tbe_rows(tbe),
                                          .optimizer = peri__tbe_optimizer(tbe, tbe->iteration + 1),
@@ -234,7 +233,8 @@ peri_status peri_tbe_gradient_table(peri_tbe *tbe, peri_tensor *gradient, int64_
 {
     PERI_TRY(check_dense("peri_tbe_gradient_table", tbe, gradient));
     if (table < 0 || table >= tbe->n_tables)
-        return peri__fail(PERI_ERANGE, "peri_tbe_gradient_table: table %lld, allowed: 0..%lld", (long long)table, (long long)tbe->n_tables - 1);
+        return peri__fail(PERI_ERANGE, "peri_tbe_gradient_table: table %lld, allowed: 0..%lld", (long long)table,
+                          (long long)tbe->n_tables - 1);
     const peri_k_tbe_table *t = &tbe->layout[table];
     return peri__tensor_view(gradient, 2, (int64_t[]){t->rows, t->cols}, (int64_t[]){t->stride, 1}, gradient->offset + t->offset, out);
 }

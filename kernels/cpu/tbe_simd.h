@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tbe_simd.h: sixteen f32 as one value, on every instruction set, because the sums of kernels/tbe.h are defined in sixteens: one register
+ * with AVX-512, two with AVX2. Products and sums fuse only where `v16_fma` says so.
+ */
+#ifndef PERI_KERNELS_TBE_SIMD_H
+#define PERI_KERNELS_TBE_SIMD_H
+
+#include "simd.h"
+
+#define TBE_INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX512F__)
+typedef struct v16 {
+    __m512 v;
+} v16;
+enum { TBE_PANEL = 16 }; /* accumulators that fit into the registers, in sixteens */
+
+TBE_INLINE v16 v16_zero(void) { return (v16){_mm512_setzero_ps()}; }
+TBE_INLINE v16 v16_set(float x) { return (v16){_mm512_set1_ps(x)}; }
+TBE_INLINE v16 v16_load(const float *p) { return (v16){_mm512_loadu_ps(p)}; }
+TBE_INLINE void v16_store(float *p, v16 a) { _mm512_storeu_ps(p, a.v); }
+/** The first n of sixteen (0 <= n <= 16): the others read as 0 and are not written. */
+TBE_INLINE v16 v16_load_part(const float *p, int64_t n) { return (v16){_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p)}; }
+TBE_INLINE void v16_store_part(float *p, v16 a, int64_t n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), a.v); }
+TBE_INLINE v16 v16_add(v16 a, v16 b) { return (v16){_mm512_add_ps(a.v, b.v)}; }
+TBE_INLINE v16 v16_sub(v16 a, v16 b) { return (v16){_mm512_sub_ps(a.v, b.v)}; }
+TBE_INLINE v16 v16_mul(v16 a, v16 b) { return (v16){_mm512_mul_ps(a.v, b.v)}; }
+TBE_INLINE v16 v16_div(v16 a, v16 b) { return (v16){_mm512_div_ps(a.v, b.v)}; }
+TBE_INLINE v16 v16_sqrt(v16 a) { return (v16){_mm512_sqrt_ps(a.v)}; }
+/** a * b + c, rounded once. */
+TBE_INLINE v16 v16_fma(v16 a, v16 b, v16 c) { return (v16){_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+/** Clamp to +-most; NaN stays. */
+TBE_INLINE v16 v16_clamp(v16 a, v16 most)
+{
+    return (v16){_mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), most.v), _mm512_min_ps(most.v, a.v))};
+}
+/** The last steps of sum16. */
+TBE_INLINE float v16_sum(v16 a)
+{
+    __m256 s = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+    __m128 t = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+    t = _mm_add_ps(t, _mm_movehl_ps(t, t));
+    return _mm_cvtss_f32(_mm_add_ss(t, _mm_movehdup_ps(t)));
+}
+#else
+typedef struct v16 {
+    __m256 a, b;
+} v16;
+enum { TBE_PANEL = 4 };
+
+TBE_INLINE v16 v16_zero(void) { return (v16){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+TBE_INLINE v16 v16_set(float x) { return (v16){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+TBE_INLINE v16 v16_load(const float *p) { return (v16){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+TBE_INLINE void v16_store(float *p, v16 x)
+{
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
+TBE_INLINE v16 v16_load_part(const float *p, int64_t n)
+{
+    if (n >= 8) return (v16){_mm256_loadu_ps(p), _mm256_maskload_ps(p + 8, k_mask(n - 8))};
+    return (v16){_mm256_maskload_ps(p, k_mask(n)), _mm256_setzero_ps()};
+}
+TBE_INLINE void v16_store_part(float *p, v16 x, int64_t n)
+{
+    if (n >= 8) {
+        _mm256_storeu_ps(p, x.a);
+        _mm256_maskstore_ps(p + 8, k_mask(n - 8), x.b);
+    } else {
+        _mm256_maskstore_ps(p, k_mask(n), x.a);
+    }
+}
+TBE_INLINE v16 v16_add(v16 x, v16 y) { return (v16){_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+TBE_INLINE v16 v16_sub(v16 x, v16 y) { return (v16){_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+TBE_INLINE v16 v16_mul(v16 x, v16 y) { return (v16){_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+TBE_INLINE v16 v16_div(v16 x, v16 y) { return (v16){_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+TBE_INLINE v16 v16_sqrt(v16 x) { return (v16){_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
+TBE_INLINE v16 v16_fma(v16 x, v16 y, v16 z) { return (v16){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+TBE_INLINE v16 v16_clamp(v16 x, v16 most)
+{
+    __m256 least = _mm256_sub_ps(_mm256_setzero_ps(), most.a);
+    return (v16){_mm256_max_ps(least, _mm256_min_ps(most.a, x.a)), _mm256_max_ps(least, _mm256_min_ps(most.b, x.b))};
+}
+TBE_INLINE float v16_sum(v16 x)
+{
+    __m256 s = _mm256_add_ps(x.a, x.b);
+    __m128 t = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+    t = _mm_add_ps(t, _mm_movehl_ps(t, t));
+    return _mm_cvtss_f32(_mm_add_ss(t, _mm_movehdup_ps(t)));
+}
+#endif
+
+enum { TBE_LINE = 64 }; /* bytes that a prefetch fetches */
+
+/** Fetch @lines cache lines into the second-level cache: row gathers run into the few miss buffers of the first level otherwise. */
+TBE_INLINE void tbe_prefetch(const char *p, int64_t lines)
+{
+    for (int64_t l = 0; l < lines; l++) _mm_prefetch(p + l * TBE_LINE, _MM_HINT_T1);
+}
+
+#endif

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tbe_update.c: the backward pass over sorted items: sum each row's gradient, update the row. Two streams of random addresses have to be
+ * asked for ahead of time: rows of the gradient (one for each item, mostly in the last-level cache), and rows of the tables with their
+ * optimizer state (one for each run of equal rows, in memory).
+ */
+
+enum { TBE_GROUP = 256 };
+
+typedef struct tbe_updater {
+    const peri_k_tbe_update_args *a;
+    int64_t n; /* all sorted items */
+    uint64_t payload_mask;
+    int64_t ahead;      /* next item to ask for */
+    uint64_t ahead_row; /* linear row of the last one */
+    const peri_k_tbe_table *ahead_table;
+    int64_t ahead_lines;
+} tbe_updater;
+
+static inline const peri_k_tbe_table *tbe_table_of(const peri_k_tbe_table *t, uint64_t linear)
+{
+    while (linear >= (uint64_t)(t->first_row + t->rows)) t++;
+    return t;
+}
+
+/** Where item e's gradient row begins. */
+static inline const float *tbe_gradient_row(const tbe_updater *u, int64_t e, float *scale)
+{
+    uint64_t payload = u->a->sorted[e] & u->payload_mask;
+    if (!u->a->items) return u->a->grad + payload;
+    *scale = u->a->items[payload].scale;
+    return u->a->grad + u->a->items[payload].grad;
+}
+
+TBE_INLINE void tbe_update_ahead(tbe_updater *u, const int kind)
+{
+    enum { ITEMS_AHEAD = 16 };
+    const peri_k_tbe_update_args *a = u->a;
+    if (u->ahead >= u->n) return;
+    float scale;
+    if (a->items && u->ahead + ITEMS_AHEAD < u->n)
+        _mm_prefetch((const char *)&a->items[a->sorted[u->ahead + ITEMS_AHEAD] & u->payload_mask], _MM_HINT_T0);
+    uint64_t linear = a->sorted[u->ahead] >> a->payload_bits;
+    const float *g = tbe_gradient_row(u, u->ahead++, &scale);
+    if (linear != u->ahead_row) {
+        if (linear >= (uint64_t)a->rows.total_rows) {
+            u->ahead = u->n; /* only invalid ids from here on */
+            return;
+        }
+        u->ahead_row = linear;
+        if (linear >= (uint64_t)(u->ahead_table->first_row + u->ahead_table->rows)) {
+            u->ahead_table = tbe_table_of(u->ahead_table, linear);
+            u->ahead_lines = (u->ahead_table->cols * 4 + TBE_LINE - 1) / TBE_LINE + (u->ahead_table->stride % (TBE_LINE / 4) != 0);
+        }
+        const peri_k_tbe_table *t = u->ahead_table;
+        int64_t at = t->offset + ((int64_t)linear - t->first_row) * t->stride, lines = u->ahead_lines;
+        if (kind != PERI_K_OPTIM_NONE) tbe_prefetch((const char *)((const float *)a->rows.weight + at), lines);
+        if (kind == PERI_K_OPTIM_ROWWISE_ADAGRAD) tbe_prefetch((const char *)(a->rows.momentum1 + linear), 1);
+        if (kind == PERI_K_OPTIM_ADAGRAD || kind == PERI_K_OPTIM_ADAM) tbe_prefetch((const char *)(a->rows.momentum1 + at), lines);
+        if (kind == PERI_K_OPTIM_ADAM) tbe_prefetch((const char *)(a->rows.momentum2 + at), lines);
+    }
+    tbe_prefetch((const char *)g, u->ahead_lines);
+}
+
+/** Add columns [0, 16 * nv) (with tail > 0: 16 * (nv - 1) + tail) of an item's gradient row to acc, or begin with them. */
+TBE_INLINE void tbe_sum_item(const peri_k_tbe_update_args *a, const float *row, float scale, v16 *acc, const int nv, const int64_t tail,
+                             const bool begin)
+{
+    float most = a->optimizer.max_gradient;
+    v16 factor = v16_set(scale), limit = v16_set(most);
+    for (int v = 0; v < nv; v++) {
+        v16 x = tail && v == nv - 1 ? v16_load_part(row + 16 * v, tail) : v16_load(row + 16 * v);
+        if (most > 0) x = v16_clamp(x, limit);
+        if (begin) acc[v] = a->items ? v16_mul(factor, x) : x;
+        else acc[v] = a->items ? v16_fma(factor, x, acc[v]) : v16_add(acc[v], x);
+    }
+}
+
+/** The sum over items [e, past) of those columns, from column c on, into g. */
+TBE_INLINE void tbe_sum_panel(tbe_updater *u, int64_t e, int64_t past, int64_t c, float *g, const int nv, const int64_t tail,
+                              const int kind)
+{
+    float scale = 1;
+    v16 acc[TBE_PANEL];
+    g += c;
+    for (int64_t from = e; from < past; from += TBE_GROUP) {
+        int64_t stop = past - from > TBE_GROUP ? from + TBE_GROUP : past;
+        if (c == 0) tbe_update_ahead(u, kind);
+        const float *row = tbe_gradient_row(u, from, &scale) + c;
+        tbe_sum_item(u->a, row, scale, acc, nv, tail, true);
+        for (int64_t i = from + 1; i < stop; i++) {
+            if (c == 0) tbe_update_ahead(u, kind);
+            row = tbe_gradient_row(u, i, &scale) + c;
+            tbe_sum_item(u->a, row, scale, acc, nv, tail, false);
+        }
+        for (int v = 0; v < nv; v++) {
+            bool part = tail && v == nv - 1;
+            v16 x = from == e ? acc[v] : v16_add(part ? v16_load_part(g + 16 * v, tail) : v16_load(g + 16 * v), acc[v]);
+            if (part) v16_store_part(g + 16 * v, x, tail);
+            else v16_store(g + 16 * v, x);
+        }
+    }
+}
+
+/** The sum over items [e, past) of all columns, in `room` or, for a single item as it is, where it lies. */
+TBE_INLINE const float *tbe_sum(tbe_updater *u, int64_t e, int64_t past, int64_t cols, float *room, const int kind)
+{
+    if (past - e == 1 && !u->a->items && !(u->a->optimizer.max_gradient > 0)) {
+        float scale;
+        tbe_update_ahead(u, kind);
+        return tbe_gradient_row(u, e, &scale);
+    }
+    int64_t c = 0;
+    enum { WIDE = TBE_PANEL > 8 ? 8 : TBE_PANEL };
+    for (; c + 16 * WIDE <= cols; c += 16 * WIDE) tbe_sum_panel(u, e, past, c, room, WIDE, 0, kind);
+#define TBE_STEP(nv)                                                                                                                       \
+    if (WIDE > (nv) && c + 16 * (nv) <= cols) {                                                                                            \
+        tbe_sum_panel(u, e, past, c, room, (nv), 0, kind);                                                                                 \
+        c += 16 * (nv);                                                                                                                    \
+    }
+    TBE_STEP(4)
+    TBE_STEP(2) TBE_STEP(1)
+#undef TBE_STEP
+        if (c < cols) tbe_sum_panel(u, e, past, c, room, 1, cols - c, kind);
+    return room;
+}
+
+TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, int64_t end, const int kind)
+{
+    enum { AHEAD = 32 };
+    tbe_updater u = {.a = a, .n = *a->n, .payload_mask = ((uint64_t)1 << a->payload_bits) - 1, .ahead_row = UINT64_MAX};
+    int64_t e = tbe_part(u.n, begin, a->chunks), last = tbe_part(u.n, end, a->chunks), runs = 0;
+    if (e > 0) /* the run that lies across the begin belongs to an earlier chunk */
+        while (e < last && a->sorted[e] >> a->payload_bits == a->sorted[e - 1] >> a->payload_bits) e++;
+    if (e >= last) return;
+    const peri_k_tbe_table *t = a->rows.tables;
+    float *room = a->scratch + begin * a->scratch_stride;
+    u.ahead = e;
+    u.ahead_table = t;
+    u.ahead_lines = (t->cols * 4 + TBE_LINE - 1) / TBE_LINE + (t->stride % (TBE_LINE / 4) != 0);
+    for (int i = 0; i < AHEAD; i++) tbe_update_ahead(&u, kind);
+    for (int64_t past; e < last; e = past, runs++) {
+        uint64_t linear = a->sorted[e] >> a->payload_bits;
+        if (linear >= (uint64_t)a->rows.total_rows) break;
+        for (past = e + 1; past < u.n && a->sorted[past] >> a->payload_bits == linear; past++) {
+        }
+        t = tbe_table_of(t, linear);
+        int64_t at = t->offset + ((int64_t)linear - t->first_row) * t->stride;
+        const float *g = tbe_sum(&u, e, past, t->cols, room, kind);
+        if (kind == PERI_K_OPTIM_NONE) {
+            memcpy(a->dense + at, g, sizeof *g * (size_t)t->cols);
+            a->touched[linear] = 1;
+        } else {
+            tbe_row(&a->rows, &a->optimizer, at, (int64_t)linear, g, t->cols, kind);
+        }
+    }
+    __atomic_fetch_add(a->updated, runs, __ATOMIC_RELAXED);
+}
+
+static void cpu_tbe_update(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_tbe_update_args *a = args;
+    switch (a->optimizer.kind) {
+    case PERI_K_OPTIM_NONE: tbe_update_runs(a, begin, end, PERI_K_OPTIM_NONE); break;
+    case PERI_K_OPTIM_SGD: tbe_update_runs(a, begin, end, PERI_K_OPTIM_SGD); break;
+    case PERI_K_OPTIM_ADAGRAD: tbe_update_runs(a, begin, end, PERI_K_OPTIM_ADAGRAD); break;
+    case PERI_K_OPTIM_ROWWISE_ADAGRAD: tbe_update_runs(a, begin, end, PERI_K_OPTIM_ROWWISE_ADAGRAD); break;
+    case PERI_K_OPTIM_ADAM: tbe_update_runs(a, begin, end, PERI_K_OPTIM_ADAM); break;
+    default: ref_tbe_update(args, begin, end); break;
+    }
+}
+
+TBE_INLINE void tbe_dense_rows(const peri_k_tbe_dense_update_args *a, int64_t begin, int64_t end, const int kind)
+{
+    const peri_k_tbe_table *t = a->rows.tables;
+    for (int64_t linear = begin; linear < end; linear++) {
+        if (a->touched[linear] == 0) continue;
+        t = tbe_table_of(t, (uint64_t)linear);
+        int64_t at = t->offset + (linear - t->first_row) * t->stride;
+        tbe_row(&a->rows, &a->optimizer, at, linear, a->dense + at, t->cols, kind);
+    }
+}
+
+static void cpu_tbe_dense_update(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_tbe_dense_update_args *a = args;
+    switch (a->optimizer.kind) {
+    case PERI_K_OPTIM_SGD: tbe_dense_rows(a, begin, end, PERI_K_OPTIM_SGD); break;
+    case PERI_K_OPTIM_ADAGRAD: tbe_dense_rows(a, begin, end, PERI_K_OPTIM_ADAGRAD); break;
+    case PERI_K_OPTIM_ROWWISE_ADAGRAD: tbe_dense_rows(a, begin, end, PERI_K_OPTIM_ROWWISE_ADAGRAD); break;
+    case PERI_K_OPTIM_ADAM: tbe_dense_rows(a, begin, end, PERI_K_OPTIM_ADAM); break;
+    default: break;
+    }
+}
+
+/** sum16 of x[d] * y[d]. */
+TBE_INLINE float tbe_dot(const float *x, const float *y, int64_t n)
+{
+    v16 sum = v16_zero();
+    for (int64_t d = 0; d < n; d += 16) sum = v16_fma(tbe_get(x + d, n - d), tbe_get(y + d, n - d), sum);
+    return v16_sum(sum);
+}
+
+static void cpu_tbe_weight_gradient(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_tbe_weight_gradient_args *a = args;
+    const peri_k_tbe_stream *s = &a->stream;
+    int64_t from = tbe_part(s->n_ids, begin, a->chunks), to = tbe_part(s->n_ids, end, a->chunks);
+    memset(a->grad_weights + from, 0, sizeof(float) * (size_t)(to - from));
+    for (int64_t k = 0; k < s->n_blocks; k++) {
+        const peri_k_tbe_block *b = &s->blocks[k];
+        const peri_k_tbe_table *t = &s->tables[b->table];
+        const float *weight = (const float *)a->weight + t->offset;
+        int64_t i = tbe_clamp(s->spans[k].first_id, from, to), stop = tbe_clamp(s->spans[k].first_id + tbe_items(s, k), from, to);
+        if (i >= stop) continue;
+        tbe_ahead h;
+        tbe_ahead_start(&h, s, a->weight, 4, k, i, stop - i);
+        for (int64_t j = tbe_bag_of(s, k, i); i < stop; j++) {
+            int64_t first = tbe_bag_start(s, k, j), past = tbe_bag_start(s, k, j + 1);
+            float factor = tbe_factor(s, t, b->first_bag + j, past - first);
+            const float *grad = a->grad + b->out_offset + j * b->out_stride;
+            if (j + 1 >= b->bags) past = stop;
+            for (; i < past && i < stop; i++) {
+                tbe_ahead_step(&h, 0);
+                uint64_t id = (uint64_t)tbe_id(s, i);
+                if (id < (uint64_t)t->rows) a->grad_weights[i] += tbe_dot(grad, weight + (int64_t)id * t->stride, t->cols) * factor;
+            }
+        }
+    }
+}

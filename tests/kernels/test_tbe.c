@@ -1,0 +1,520 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_tbe.c: the table-batched embedding kernels: every instruction set gives ref's bits on every case, however ranges are split;
+ * ref itself is held against plain double-precision loops, and its gradients against the forward pass.
+ * deadline: 300 s
+ */
+#include "tests/harness/check.h"
+#include "tests/kernels/tbe_cases.h"
+
+static const char *const isas[] = {"ref", "avx2", "avx512"};
+
+/** PERI_TEST_SEED repeats a run. */
+static uint64_t seed_of_run(void)
+{
+    static uint64_t seed;
+    const char *text = getenv("PERI_TEST_SEED");
+    if (!seed) {
+        seed = text && atoll(text) > 0 ? (uint64_t)atoll(text) : 20261121;
+        print_message("seed %llu\n", (unsigned long long)seed);
+    }
+    return seed;
+}
+
+/** How a launch splits its range. */
+enum { WHOLE, BACKWARDS, UNEVEN, SPLITS };
+
+static void run(const peri_kernels *k, int32_t kernel, const void *args, int64_t n, int split)
+{
+    if (split == WHOLE || n < 2) {
+        k->fn[kernel](args, 0, n);
+    } else if (split == BACKWARDS) {
+        for (int64_t i = n; i > 0; i--) k->fn[kernel](args, i - 1, i);
+    } else {
+        int64_t third = n / 3 + 1 < n ? n / 3 + 1 : n - 1;
+        k->fn[kernel](args, third, n);
+        k->fn[kernel](args, 0, third);
+    }
+}
+
+/** Equal bits; one NaN is as good as another. */
+static bool same(const float *a, const float *b, int64_t n, int64_t *at)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (memcmp(&a[i], &b[i], 4) != 0 && !(a[i] != a[i] && b[i] != b[i])) {
+            *at = i;
+            return false;
+        }
+    return true;
+}
+
+static void assert_same(const char *c, const char *isa, const char *what, const float *want, const float *got, int64_t n)
+{
+    int64_t at = 0;
+    if (!same(want, got, n, &at))
+        fail_msg("%s, %s, %s: element %lld is %.9g, wanted %.9g", c, isa, what, (long long)at, (double)got[at], (double)want[at]);
+}
+
+static float *copy_of(const float *x, int64_t n)
+{
+    float *y = tbe_room(4 * n);
+    memcpy(y, x, (size_t)(4 * n));
+    return y;
+}
+
+static float *zeros(int64_t n)
+{
+    float *x = tbe_room(4 * n);
+    memset(x, 0, (size_t)(4 * n));
+    return x;
+}
+
+/* -- one case on one instruction set --------------------------------------------------------------------------------------------- */
+
+static peri_k_tbe_stream stream_of(const tbe_data *d, peri_k_tbe_span *spans)
+{
+    peri_k_tbe_stream s = {.ids = d->ids,
+                           .offsets = d->offsets,
+                           .weights = d->weights,
+                           .scale = d->scale,
+                           .tables = d->tables,
+                           .blocks = d->blocks,
+                           .spans = spans,
+                           .n_ids = d->n_ids,
+                           .n_bags = d->n_bags,
+                           .n_tables = d->n_tables,
+                           .n_blocks = d->n_blocks,
+                           .capacity = d->items,
+                           .ids_dtype = d->c->i32 ? PERI_I32 : PERI_I64,
+                           .offsets_dtype = d->c->i32 ? PERI_I32 : PERI_I64};
+    peri_kernels_isa("ref")->fn[PERI_K_tbe_prepare](&(peri_k_tbe_prepare_args){.stream = s}, 0, 1);
+    return s;
+}
+
+/** What a whole pass over a case computes. */
+typedef struct results {
+    float *out, *grad_weights;
+    uint64_t *sorted;
+    peri_k_tbe_report report;
+    float *weight[PERI_K_OPTIM_COUNT], *momentum1[PERI_K_OPTIM_COUNT], *momentum2[PERI_K_OPTIM_COUNT], *counter[PERI_K_OPTIM_COUNT];
+    float *dense, *touched;
+    int64_t updated;
+} results;
+
+static void results_free(results *r)
+{
+    free(r->out);
+    free(r->grad_weights);
+    free(r->sorted);
+    free(r->dense);
+    free(r->touched);
+    for (int o = 0; o < PERI_K_OPTIM_COUNT; o++) {
+        free(r->weight[o]);
+        free(r->momentum1[o]);
+        free(r->momentum2[o]);
+        free(r->counter[o]);
+    }
+}
+
+static peri_k_tbe_optimizer optimizer_of(int kind)
+{
+    double b1 = 0.85, b2 = 0.97;
+    peri_k_tbe_optimizer o = {.kind = kind,
+                              .lr = 0.05f,
+                              .eps = 1e-3f,
+                              .beta1 = (float)b1,
+                              .beta2 = (float)b2,
+                              .rest1 = (float)(1 - b1),
+                              .rest2 = (float)(1 - b2),
+                              .exact_beta1 = b1,
+                              .exact_beta2 = b2,
+                              .weight_decay = 0.02f,
+                              .correction1 = (float)(1 / (1 - pow(b1, 3))),
+                              .correction2 = (float)(1 / (1 - pow(b2, 3)))};
+    if (kind == PERI_K_OPTIM_ROWWISE_ADAGRAD) o.decay = PERI_K_DECAY_L2;
+    if (kind == PERI_K_OPTIM_ADAM) o.row_bias_correction = true;
+    if (kind == PERI_K_OPTIM_ADAGRAD) o.max_gradient = 0.5f;
+    return o;
+}
+
+static const uint64_t *sort(const tbe_data *d, const peri_kernels *k, const peri_k_tbe_stream *s, int split, uint64_t *room[2],
+                            peri_k_tbe_item *items, int64_t chunks, int32_t bits, int32_t *payload_bits)
+{
+    int32_t key_bits = 1;
+    while (d->total_rows >> key_bits) key_bits++;
+    *payload_bits = 64 - key_bits;
+    uint32_t *counts = tbe_room((int64_t)sizeof *counts * (chunks << bits));
+    peri_k_tbe_keys_args keys = {.stream = *s,
+                                 .keys = room[0],
+                                 .items = items,
+                                 .counts = counts,
+                                 .total_rows = d->total_rows,
+                                 .chunks = chunks,
+                                 .payload_bits = *payload_bits,
+                                 .shift = *payload_bits,
+                                 .bits = bits};
+    run(k, PERI_K_tbe_keys, &keys, chunks, split);
+    peri_k_radix_args pass = {.src = room[0],
+                              .dst = room[1],
+                              .counts = counts,
+                              .n = &s->spans[s->n_blocks].items,
+                              .chunks = chunks,
+                              .shift = *payload_bits,
+                              .bits = bits};
+    for (int at = 0; at < key_bits; at += bits, pass.shift += bits) {
+        if (at > 0) run(k, PERI_K_radix_histogram, &pass, chunks, split);
+        run(k, PERI_K_radix_scan, &pass, 1, split);
+        run(k, PERI_K_radix_scatter, &pass, chunks, split);
+        uint64_t *from = pass.dst;
+        pass.dst = (uint64_t *)(uintptr_t)pass.src;
+        pass.src = from;
+    }
+    free(counts);
+    return pass.src;
+}
+
+static results compute(const tbe_data *d, const peri_kernels *k, int split, int64_t chunks, const float *weight, const float *grad)
+{
+    results r = {.report = {.first_item = INT64_MAX, .first_bag = INT64_MAX}};
+    peri_k_tbe_span *spans = tbe_room((int64_t)sizeof *spans * (d->n_blocks + 1));
+    peri_k_tbe_stream s = stream_of(d, spans);
+    bool factors = d->weights || d->scale || d->c->mean;
+    r.out = zeros(d->out_elements);
+    run(k, PERI_K_tbe_forward,
+        &(peri_k_tbe_forward_args){
+            .stream = s, .weight = weight, .weight_dtype = PERI_F32, .out = r.out, .report = &r.report, .chunks = chunks},
+        chunks, split);
+    run(k, PERI_K_tbe_report, &(peri_k_tbe_report_args){.stream = s, .report = &r.report}, 1, WHOLE);
+    r.grad_weights = tbe_room(4 * d->n_ids);
+    run(k, PERI_K_tbe_weight_gradient,
+        &(peri_k_tbe_weight_gradient_args){
+            .stream = s, .weight = weight, .weight_dtype = PERI_F32, .grad = grad, .grad_weights = r.grad_weights, .chunks = chunks},
+        chunks, split);
+    uint64_t *room[2] = {tbe_room(8 * d->items), tbe_room(8 * d->items)};
+    peri_k_tbe_item *items = factors ? tbe_room((int64_t)sizeof *items * d->items) : NULL;
+    int32_t payload_bits;
+    const uint64_t *sorted = sort(d, k, &s, split, room, items, chunks, split == UNEVEN ? 5 : 8, &payload_bits);
+    r.sorted = tbe_room(8 * d->items);
+    memcpy(r.sorted, sorted, (size_t)(8 * d->items));
+    int64_t stride = (d->max_cols + 15) / 16 * 16;
+    float *scratch = tbe_room(4 * chunks * stride);
+    r.dense = zeros(d->total_elements);
+    r.touched = zeros(d->total_rows);
+    for (int o = 0; o < PERI_K_OPTIM_COUNT; o++) {
+        r.weight[o] = copy_of(weight, d->total_elements);
+        r.momentum1[o] = zeros(d->total_elements > d->total_rows ? d->total_elements : d->total_rows);
+        r.momentum2[o] = zeros(d->total_elements);
+        r.counter[o] = zeros(d->total_rows);
+        peri_k_tbe_rows rows = {.tables = d->tables,
+                                .n_tables = d->n_tables,
+                                .total_rows = d->total_rows,
+                                .weight = r.weight[o],
+                                .weight_dtype = PERI_F32,
+                                .momentum1 = r.momentum1[o],
+                                .momentum2 = r.momentum2[o],
+                                .row_counter = r.counter[o]};
+        peri_k_tbe_update_args args = {.rows = rows,
+                                       .optimizer = optimizer_of(o),
+                                       .sorted = r.sorted,
+                                       .n = &spans[d->n_blocks].items,
+                                       .items = items,
+                                       .grad = grad,
+                                       .dense = r.dense,
+                                       .touched = r.touched,
+                                       .scratch = scratch,
+                                       .scratch_stride = stride,
+                                       .chunks = chunks,
+                                       .updated = &r.updated,
+                                       .payload_bits = payload_bits};
+        run(k, PERI_K_tbe_update, &args, chunks, split);
+        if (o == PERI_K_OPTIM_NONE) continue;
+        peri_k_tbe_dense_update_args again = {.rows = rows, .optimizer = optimizer_of(o), .dense = r.dense, .touched = r.touched};
+        run(k, PERI_K_tbe_dense_update, &again, d->total_rows, split == BACKWARDS && d->total_rows > 10000 ? UNEVEN : split);
+    }
+    free(scratch);
+    free(items);
+    free(room[0]);
+    free(room[1]);
+    free(spans);
+    return r;
+}
+
+static void compare(const tbe_data *d, const char *isa, const results *want, const results *got)
+{
+    static const char *const names[] = {"none", "sgd", "adagrad", "rowwise_adagrad", "adam"};
+    const char *c = d->c->name;
+    char what[64];
+    assert_same(c, isa, "forward", want->out, got->out, d->out_elements);
+    assert_same(c, isa, "gradient of weights", want->grad_weights, got->grad_weights, d->n_ids);
+    assert_same(c, isa, "dense gradient", want->dense, got->dense, d->total_elements);
+    assert_same(c, isa, "touched rows", want->touched, got->touched, d->total_rows);
+    assert_memory_equal(want->sorted, got->sorted, (size_t)(8 * d->items));
+    assert_memory_equal(&want->report, &got->report, sizeof want->report);
+    assert_int_equal(want->updated, got->updated);
+    for (int o = 0; o < PERI_K_OPTIM_COUNT; o++) {
+        snprintf(what, sizeof what, "weights after %s", names[o]);
+        assert_same(c, isa, what, want->weight[o], got->weight[o], d->total_elements);
+        snprintf(what, sizeof what, "momentum1 of %s", names[o]);
+        assert_same(c, isa, what, want->momentum1[o], got->momentum1[o], d->total_elements);
+        snprintf(what, sizeof what, "momentum2 of %s", names[o]);
+        assert_same(c, isa, what, want->momentum2[o], got->momentum2[o], d->total_elements);
+        snprintf(what, sizeof what, "row counters of %s", names[o]);
+        assert_same(c, isa, what, want->counter[o], got->counter[o], d->total_rows);
+    }
+}
+
+static void every_instruction_set_gives_refs_bits(void **state)
+{
+    (void)state;
+    for (int i = 0; i < TBE_CASES; i++) {
+        const tbe_case *c = &tbe_cases[i];
+        if (c->bench) continue;
+        tbe_data d = tbe_data_new(c, seed_of_run() + (uint64_t)i);
+        float *weight = tbe_numbers(d.total_elements, c->extreme, seed_of_run() + 100),
+              *grad = tbe_numbers(d.out_elements, c->extreme, seed_of_run() + 200);
+        results want = compute(&d, peri_kernels_isa("ref"), WHOLE, 1, weight, grad);
+        for (size_t n = 0; n < sizeof isas / sizeof *isas; n++) {
+            const peri_kernels *k = peri_kernels_isa(isas[n]);
+            if (!k) {
+                print_message("%s: not on this processor\n", isas[n]);
+                continue;
+            }
+            for (int split = n ? WHOLE : BACKWARDS; split < SPLITS; split++) {
+                results got = compute(&d, k, split, split == WHOLE ? 1 : split == BACKWARDS ? 13 : 64, weight, grad);
+                compare(&d, isas[n], &want, &got);
+                results_free(&got);
+            }
+        }
+        results_free(&want);
+        free(weight);
+        free(grad);
+        tbe_data_free(&d);
+    }
+}
+
+/* -- ref against plain loops in double precision ----------------------------------------------------------------------------------- */
+
+static int64_t id_of(const tbe_data *d, int64_t i) { return d->c->i32 ? ((int32_t *)d->ids)[i] : ((int64_t *)d->ids)[i]; }
+static int64_t offset_of(const tbe_data *d, int64_t b) { return d->c->i32 ? ((int32_t *)d->offsets)[b] : ((int64_t *)d->offsets)[b]; }
+
+/** f(block, bag in block, place in ids, table, row, factor of the item without its weight) for every valid item. */
+typedef void (*item_fn)(const tbe_data *d, void *ctx, const peri_k_tbe_block *b, int64_t j, int64_t i, const peri_k_tbe_table *t,
+                        int64_t row, double factor);
+
+static void each_item(const tbe_data *d, item_fn f, void *ctx)
+{
+    for (int64_t k = 0; k < d->n_blocks; k++)
+        for (int64_t j = 0; j < d->blocks[k].bags; j++) {
+            const peri_k_tbe_block *b = &d->blocks[k];
+            const peri_k_tbe_table *t = &d->tables[b->table];
+            int64_t bag = b->first_bag + j, from = offset_of(d, bag), past = offset_of(d, bag + 1);
+            double factor = (t->pooling == PERI_K_POOLING_MEAN ? 1.0 / (double)(past - from) : 1) * (d->scale ? d->scale[bag] : 1);
+            for (int64_t i = from; i < past; i++)
+                if (id_of(d, i) >= 0 && id_of(d, i) < t->rows) f(d, ctx, b, j, i, t, id_of(d, i), factor);
+        }
+}
+
+typedef struct sums {
+    const float *weight, *grad;
+    double *out, *dense, *grad_weights, *size; /* size: sums of magnitudes, for tolerances */
+} sums;
+
+static void add_item(const tbe_data *d, void *ctx, const peri_k_tbe_block *b, int64_t j, int64_t i, const peri_k_tbe_table *t, int64_t row,
+                     double factor)
+{
+    sums *s = ctx;
+    double w = d->weights ? d->weights[i] : 1;
+    for (int64_t c = 0; c < t->cols; c++) {
+        int64_t out = b->out_offset + j * b->out_stride + c, at = t->offset + row * t->stride + c;
+        s->out[out] += w * factor * s->weight[at];
+        s->dense[at] += w * factor * s->grad[out];
+        s->size[at] += fabs(w * factor * s->grad[out]);
+        s->grad_weights[i] += factor * s->grad[out] * s->weight[at];
+    }
+}
+
+static double *double_zeros(int64_t n)
+{
+    double *x = tbe_room(8 * n);
+    for (int64_t i = 0; i < n; i++) x[i] = 0;
+    return x;
+}
+
+static void assert_close(const char *c, const char *what, const double *want, const float *got, int64_t n, double tolerance)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (!(fabs(want[i] - got[i]) <= tolerance * (1 + fabs(want[i]))))
+            fail_msg("%s, %s: element %lld is %.9g, wanted %.9g", c, what, (long long)i, (double)got[i], want[i]);
+}
+
+static void ref_agrees_with_plain_loops(void **state)
+{
+    (void)state;
+    for (int i = 0; i < TBE_CASES; i++) {
+        const tbe_case *c = &tbe_cases[i];
+        if (c->bench || c->extreme) continue;
+        tbe_data d = tbe_data_new(c, seed_of_run() + (uint64_t)i);
+        float *weight = tbe_numbers(d.total_elements, false, 5), *grad = tbe_numbers(d.out_elements, false, 6);
+        results r = compute(&d, peri_kernels_isa("ref"), WHOLE, 1, weight, grad);
+        sums s = {.weight = weight,
+                  .grad = grad,
+                  .out = double_zeros(d.out_elements),
+                  .dense = double_zeros(d.total_elements),
+                  .grad_weights = double_zeros(d.n_ids),
+                  .size = double_zeros(d.total_elements)};
+        each_item(&d, add_item, &s);
+        assert_close(c->name, "forward", s.out, r.out, d.out_elements, 1e-5 * sqrt((double)c->length + 1));
+        assert_close(c->name, "gradient of weights", s.grad_weights, r.grad_weights, d.n_ids, 1e-5 * sqrt((double)d.max_cols));
+        for (int64_t e = 0; e < d.total_elements; e++)
+            if (!(fabs(s.dense[e] - r.dense[e]) <= 1e-6 + 4e-6 * s.size[e]))
+                fail_msg("%s, dense gradient: element %lld is %.9g, wanted %.9g", c->name, (long long)e, (double)r.dense[e], s.dense[e]);
+        /* Both gradients against the forward pass, which is linear in the tables and in the weights: <grad, out> = <dense, tables>. */
+        double through_out = 0, through_tables = 0, magnitude = 1e-3;
+        for (int64_t e = 0; e < d.out_elements; e++)
+            through_out += (double)grad[e] * r.out[e], magnitude += fabs((double)grad[e] * r.out[e]);
+        for (int64_t e = 0; e < d.total_elements; e++) through_tables += (double)r.dense[e] * weight[e];
+        assert_true(fabs(through_out - through_tables) <= 1e-5 * magnitude);
+        free(s.out);
+        free(s.dense);
+        free(s.grad_weights);
+        free(s.size);
+        results_free(&r);
+        free(weight);
+        free(grad);
+        tbe_data_free(&d);
+    }
+}
+
+/* -- sorting, reports, bad offsets --------------------------------------------------------------------------------------------------- */
+
+static void the_sort_is_stable(void **state)
+{
+    (void)state;
+    for (int i = 0; i < TBE_CASES; i++) {
+        const tbe_case *c = &tbe_cases[i];
+        if (c->bench || !c->weighted) continue; /* payloads are places in the stream */
+        tbe_data d = tbe_data_new(c, seed_of_run() + (uint64_t)i);
+        float *weight = zeros(d.total_elements), *grad = zeros(d.out_elements);
+        results r = compute(&d, peri_kernels_get(), UNEVEN, 9, weight, grad);
+        for (int64_t p = 1; p < d.items; p++) assert_true(r.sorted[p - 1] < r.sorted[p]); /* by row, then by place */
+        results_free(&r);
+        free(weight);
+        free(grad);
+        tbe_data_free(&d);
+    }
+}
+
+static void reports_name_the_first_offence(void **state)
+{
+    (void)state;
+    int64_t ids[] = {0, 4, 5, -1, -2, 3, 7}, offsets[] = {0, 2, 3, 3, 7};
+    peri_k_tbe_table tables[] = {{.rows = 5, .cols = 1, .stride = 1}, {.rows = 4, .cols = 1, .stride = 1, .offset = 5, .first_row = 5}};
+    peri_k_tbe_block blocks[] = {{.first_bag = 2, .bags = 2, .table = 1, .feature = 8, .out_stride = 1},
+                                 {.first_bag = 0, .bags = 2, .table = 0, .feature = 9, .out_offset = 2, .out_stride = 1}};
+    peri_k_tbe_span spans[3];
+    for (size_t n = 0; n < sizeof isas / sizeof *isas; n++) {
+        const peri_kernels *k = peri_kernels_isa(isas[n]);
+        if (!k) continue;
+        peri_k_tbe_stream s = {.ids = ids,
+                               .offsets = offsets,
+                               .tables = tables,
+                               .blocks = blocks,
+                               .spans = spans,
+                               .n_ids = 7,
+                               .n_bags = 4,
+                               .n_tables = 2,
+                               .n_blocks = 2,
+                               .capacity = 7,
+                               .ids_dtype = PERI_I64,
+                               .offsets_dtype = PERI_I64};
+        k->fn[PERI_K_tbe_prepare](&(peri_k_tbe_prepare_args){.stream = s}, 0, 1);
+        int64_t counters[2] = {10, 20};
+        peri_k_tbe_report r = {.first_item = INT64_MAX, .first_bag = INT64_MAX};
+        run(k, PERI_K_tbe_check, &(peri_k_tbe_check_args){.stream = s, .report = &r, .chunks = 5}, 5, BACKWARDS);
+        run(k, PERI_K_tbe_report, &(peri_k_tbe_report_args){.stream = s, .report = &r, .counters = counters}, 1, WHOLE);
+        assert_int_equal(3, r.bad_ids); /* -2 and 7 in block 0, 5 in block 1 */
+        assert_int_equal(0, r.bad_bags);
+        assert_int_equal(1, r.first_item);
+        assert_int_equal(0, r.block);
+        assert_int_equal(1, r.table);
+        assert_int_equal(8, r.feature);
+        assert_int_equal(1, r.sample);
+        assert_int_equal(1, r.place);
+        assert_int_equal(-2, r.id);
+        assert_int_equal(4, r.rows);
+        assert_int_equal(13, counters[0]);
+        assert_int_equal(20, counters[1]);
+    }
+}
+
+/** Whatever offsets and ids hold, kernels stay inside their memory (the sanitizers watch) and bad bags are found. */
+static void nonsense_is_survived_and_reported(void **state)
+{
+    (void)state;
+    uint64_t seed = seed_of_run();
+    for (int round = 0; round < 300; round++) {
+        const tbe_case c = {.name = "nonsense",
+                            .tables = 3,
+                            .rows = {7, 30, 1},
+                            .cols = {4, 33, 16},
+                            .batch = 9,
+                            .length = 4,
+                            .weighted = round % 2,
+                            .mean = round % 3 == 0,
+                            .bad_ids = true};
+        tbe_data d = tbe_data_new(&c, seed + (uint64_t)round);
+        int64_t *offsets = d.offsets, hits = 1 + (int64_t)(tbe_draw(&seed) % 4);
+        bool bad = false;
+        for (int64_t h = 0; h < hits; h++) {
+            static const int64_t odd[] = {-1, INT64_MIN, INT64_MAX, 1000, 0, 3};
+            offsets[tbe_draw(&seed) % (uint64_t)(d.n_bags + 1)] = odd[tbe_draw(&seed) % 6];
+        }
+        for (int64_t b = 0; b < d.n_bags; b++) bad = bad || offsets[b] < 0 || offsets[b + 1] < offsets[b] || offsets[b + 1] > d.n_ids;
+        float *weight = tbe_numbers(d.total_elements, false, 1), *grad = tbe_numbers(d.out_elements, false, 2);
+        for (size_t n = 0; n < sizeof isas / sizeof *isas; n++) {
+            const peri_kernels *k = peri_kernels_isa(isas[n]);
+            if (!k) continue;
+            results r = compute(&d, k, round % SPLITS, 1 + round % 20, weight, grad);
+            assert_int_equal(bad, r.report.bad_bags > 0);
+            results_free(&r);
+        }
+        free(weight);
+        free(grad);
+        tbe_data_free(&d);
+    }
+}
+
+/** A row of NaN reaches the bags that ask for it and nothing else. */
+static void nan_rows_stay_where_they_are(void **state)
+{
+    (void)state;
+    const tbe_case c = {.name = "nan", .tables = 1, .rows = {50}, .cols = {40}, .batch = 60, .length = 3};
+    tbe_data d = tbe_data_new(&c, seed_of_run());
+    float *weight = tbe_numbers(d.total_elements, false, 1), *grad = tbe_numbers(d.out_elements, false, 2);
+    for (int64_t e = 0; e < 40; e++) weight[7 * 40 + e] = NAN;
+    results r = compute(&d, peri_kernels_get(), WHOLE, 4, weight, grad);
+    int64_t *ids = d.ids, *offsets = d.offsets, asked = 0;
+    for (int64_t b = 0; b < d.n_bags; b++) {
+        bool has = false;
+        for (int64_t i = offsets[b]; i < offsets[b + 1]; i++) has = has || ids[i] == 7;
+        for (int64_t e = 0; e < 40; e++) assert_int_equal(has, r.out[b * 40 + e] != r.out[b * 40 + e]);
+        asked += has;
+    }
+    assert_true(asked > 0 && asked < d.n_bags);
+    for (int o = 1; o < PERI_K_OPTIM_COUNT; o++)
+        for (int64_t e = 0; e < d.total_elements; e++) assert_int_equal(e / 40 == 7, r.weight[o][e] != r.weight[o][e]);
+    results_free(&r);
+    free(weight);
+    free(grad);
+    tbe_data_free(&d);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(every_instruction_set_gives_refs_bits),
+    cmocka_unit_test(ref_agrees_with_plain_loops),
+    cmocka_unit_test(the_sort_is_stable),
+    cmocka_unit_test(reports_name_the_first_offence),
+    cmocka_unit_test(nonsense_is_survived_and_reported),
+    cmocka_unit_test(nan_rows_stay_where_they_are),
+};
+check_main(tests)
