@@ -3,7 +3,7 @@
 #   make                 build everything under build/
 #   make demo            set up, build, train a DLRM on 2 ranks       RANKS= STEPS= PLAN= DATA=
 #   make test            set up, build, run every test
-#   make bench           all benchmarks                                bench-step bench-comm bench-embed
+#   make bench           all benchmarks                                bench-step bench-comm bench-embed    ARGS=
 #   make lint            layers, boundary, style
 #   make install         PREFIX=/usr/local DESTDIR=
 #   make probe           look again for libraries and print the table
@@ -55,7 +55,7 @@ MISSING := $(strip $(call missing,HAVE_CC,gcc libc6-dev) $(call missing,HAVE_PKG
 
 LAYERS := base plugin tensor comm embed shard io
 CORE := $(sort $(foreach l,$(LAYERS),$(wildcard runtime/$(l)/*.c))) \
-	$(wildcard $(foreach b,cpu opaque self sim,runtime/backends/$(b).c)) kernels/select.c kernels/ref/ref.c
+	$(wildcard $(foreach b,cpu opaque self sim,runtime/backends/$(b).c)) runtime/host/host.c kernels/select.c kernels/ref/ref.c
 ARCH := $(shell uname -m)
 ISAS := $(if $(filter x86_64,$(ARCH)),avx2 avx512)
 HEADERS := $(sort $(wildcard runtime/include/perilune/*.h))
@@ -121,6 +121,7 @@ needed: $(if $(wildcard $B/libperilune.a),,config)
 
 # Install what is missing (as root on Debian and Ubuntu), or say the one line that would; then look again.
 setup:
+	@$(if $(filter demo,$(SETUP_FOR)),sh runtime/gen/setup.sh --lists)
 	@$(if $(MISSING),sh runtime/gen/setup.sh $(MISSING); rm -f $(CONFIG) && $(MAKE) --no-print-directory config,:)
 
 # -- compiling ----------------------------------------------------------------------------------------------------------------------
@@ -167,7 +168,7 @@ $B/abi.ok: $(CDEF) runtime/gen/abi.lua $(HEADERS)
 
 # -- the launcher -------------------------------------------------------------------------------------------------------------------
 
-HOST := $(sort $(wildcard runtime/host/*.c))
+HOST := $(filter-out runtime/host/host.c,$(wildcard runtime/host/*.c))
 HOST_OBJ := $(HOST:%.c=$B/obj/%.o)
 $(HOST_OBJ): EXTRA := $(LUAJIT_CFLAGS)
 
@@ -227,6 +228,38 @@ lint: all
 
 -include $(UNIT:=.d) $(FUZZ:=.d)
 -include $(OBJ:.o=.d) $(HOST_OBJ:.o=.d) $B/obj/mpi.d
+
+# -- the demonstration and the benchmarks ----------------------------------------------------------------------------------------------
+
+RANKS ?= 2
+DATA ?=
+STEPS ?=
+PLAN ?=
+# Without Open MPI there is one rank; the runner says so.
+WORLD = $(if $(HAVE_MPI),$(RANKS),1)
+
+demo:
+	@$(SUBMAKE) setup SETUP_FOR=$(if $(DATA),,demo)
+	@$(SUBMAKE) demo-run
+
+demo-run: all
+	@$(if $(LAUNCHER),:,echo 'perilune: the demonstration needs the launcher (libluajit and argparse): make setup' >&2; exit 1)
+	@$(if $(HAVE_MPI),:,echo 'perilune: Open MPI was not found, so there is one rank')
+	@mkdir -p build/demo
+	@$(LAUNCHER) run -n $(WORLD) examples/dlrm.lua --out build/demo $(if $(STEPS),--steps $(STEPS)) $(if $(PLAN),--plan $(PLAN)) \
+	  $(if $(DATA),--data $(DATA))
+
+# tests/bench/<name>.lua prints its lines and appends one JSON object each to --out; bench-comm and bench-step run at several sizes.
+BENCH = @mkdir -p build/bench && rm -f build/bench/$(1).jsonl && for ranks in $(2); do \
+	$(LAUNCHER) run -n $$ranks $(3) tests/bench/$(1).lua --out build/bench/$(1).jsonl $(ARGS) || exit 1; done
+
+bench-step: all
+	$(call BENCH,step,1 $(if $(HAVE_MPI),2),-t 1)
+bench-comm: all
+	$(call BENCH,comm,$(if $(HAVE_MPI),2 4,1))
+bench-embed: all
+	$(call BENCH,embed,1)
+bench: bench-embed bench-comm bench-step
 
 # -- installing -------------------------------------------------------------------------------------------------------------------------
 

@@ -159,6 +159,8 @@ describe_launcher("the command line", function()
     assert.equal(0, status)
     assert.matches("\n  cpu +usable\n", out)
     assert.matches("\n  opaque +usable\n", out)
+    assert.matches("\n  self +usable\n", out)
+    assert.matches("\n  nccl +", out)
     assert.equal(out, (run "devices"))
   end)
 

@@ -133,5 +133,18 @@ describe("setup.sh", function()
     assert.matches("install [^\n]* lua%-check\n", log)
   end)
 
+  it("sees to the package lists that the demonstration reads", function()
+    local function lists() return shell.run("sh runtime/gen/setup.sh --lists", { PATH = folder .. "/bin:/usr/bin:/bin", APT_LISTS = folder }) end
+    program("apt-get", "echo \"apt $*\"")
+    program("id", "echo 1000")
+    local out, status = lists()
+    assert.equal(0, status)
+    assert.matches("\n  sudo apt%-get update\n", out)
+    program("id", "echo 0")
+    assert.matches("apt update", (lists()))
+    shell.write(folder .. "/x_Packages", "")
+    assert.equal("", (lists()))
+  end)
+
   it("does nothing for nothing", function() assert.equal("", (setup_sh "")) end)
 end)

@@ -86,11 +86,15 @@ local function info()
   print(("  %-12s %s"):format("world", world and ("rank %d of %d, by %s"):format(world.rank, world.size, world.launcher)
     or "this process alone"))
   local reason = ffi.new "char[512]"
-  print "devices"
-  for _, name in ipairs { "cpu", "opaque", "cuda" } do
-    local usable = C.peri_device_probe(name, reason, 512)
-    print(("  %-12s %s"):format(name, usable and "usable" or "not usable: " .. ffi.string(reason)))
+  local function list(title, probe, names)
+    print(title)
+    for _, name in ipairs(names) do
+      local usable = probe(name, reason, 512)
+      print(("  %-12s %s"):format(name, usable and "usable" or "not usable: " .. ffi.string(reason)))
+    end
   end
+  list("devices", function(...) return C.peri_device_probe(...) end, { "cpu", "opaque", "cuda" })
+  list("transports", function(...) return C.peri_comm_probe(...) end, { "self", "sim", "mpi", "nccl" })
   return 0
 end
 

@@ -85,15 +85,12 @@ end
 
 local function say(text) io.stderr:write(text, "\n") end
 
---- Leave the group, if one was joined: in good order with code 0, else telling the others why.
-local function leave_group(code, message)
-  local dist = package.loaded["perilune.dist"]
-  if type(dist) ~= "table" then return end
-  if code == 0 then
-    if dist.finish then dist.finish() end
-  elseif dist.abort then
-    dist.abort(message)
-  end
+--- Leave the world, if one was joined: in good order with code 0, else telling the others why.
+local function leave_world(code, message)
+  local P = package.loaded["perilune.ffi"]
+  local world = P and P.state.world
+  if not world then return end
+  if code == 0 then require("perilune.dist").finish() else world:abort(message) end
 end
 
 --- The parts of what a script raised: message, place ("" if unknown), and the name of its status (nil for plain errors).
@@ -110,7 +107,9 @@ local function report(err, trace, world, traceback)
   local head = world and world.size > 1 and ("[rank %d] "):format(world.rank) or "perilune: "
   if world and world.size > 1 and SECONDARY[name] then
     -- Another rank failed first and is telling why; its message comes before ours, and mostly its end is ours too.
-    os.execute "sleep 0.5"
+    local C = require("perilune.ffi").C
+    local stop = C.peri_time_ns() + 500000000
+    while C.peri_time_ns() < stop do C.peri_pause(100000) end
   end
   say(head .. message .. (where ~= "" and (" (%s)"):format(where) or ""))
   if traceback then say(trace) end
@@ -118,7 +117,7 @@ local function report(err, trace, world, traceback)
 end
 
 --- Run a script in this process with `arg` as plain luajit sets it. Returns the exit code; os.exit in the script ends the process after
---- leaving the group.
+--- leaving the world.
 function M.run_here(script, arguments, traceback)
   local world = M.world()
   local chunk, problem = loadfile(script)
@@ -140,7 +139,7 @@ function M.run_here(script, arguments, traceback)
   local exit = os.exit
   os.exit = function(code, close) -- luacheck: ignore 122
     local number = (code == nil or code == true) and 0 or code == false and 1 or code
-    local ok, err = pcall(leave_group, number, ("the script called os.exit(%s)"):format(tostring(code)))
+    local ok, err = pcall(leave_world, number, ("the script called os.exit(%s)"):format(tostring(code)))
     if not ok and number == 0 then
       report(err, "", world, false)
       number = 1
@@ -150,12 +149,12 @@ function M.run_here(script, arguments, traceback)
   end
 
   local ok, err = xpcall(chunk, handler, unpack(arguments))
-  if ok then ok, err = xpcall(leave_group, handler, 0) end
+  if ok then ok, err = xpcall(leave_world, handler, 0) end
   os.exit = exit -- luacheck: ignore 122
   if ok then return 0 end
   io.stdout:flush()
   local message = report(err, trace, world, traceback)
-  pcall(leave_group, 1, message)
+  pcall(leave_world, 1, message)
   return 1
 end
 

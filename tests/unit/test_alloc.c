@@ -6,6 +6,8 @@
 
 #include "runtime/base/internal.h"
 
+#include <perilune/host.h>
+
 #include <errno.h>
 #include <stdlib.h>
 
@@ -27,15 +29,15 @@ static void host_free(void *p)
 static void a_host_may_lend_its_allocator_before_first_use(void **state)
 {
     (void)state;
-    assert_fails(peri__allocator_set(host_alloc, NULL, host_free), PERI_EINVAL, "all three");
-    assert_ok(peri__allocator_set(host_alloc, host_realloc, host_free));
+    assert_fails(peri_host_allocator_set(host_alloc, NULL, host_free), PERI_EINVAL, "all three");
+    assert_ok(peri_host_allocator_set(host_alloc, host_realloc, host_free));
     void *p = peri__alloc(100);
     assert_non_null(p);
     assert_int_equal(host_blocks, 1);
-    assert_fails(peri__allocator_set(malloc, realloc, free), PERI_EINVAL, "1 blocks are already allocated");
+    assert_fails(peri_host_allocator_set(malloc, realloc, free), PERI_EINVAL, "1 blocks are already allocated");
     peri__free(p);
     assert_int_equal(host_blocks, 0);
-    assert_ok(peri__allocator_set(malloc, realloc, free));
+    assert_ok(peri_host_allocator_set(malloc, realloc, free));
 }
 
 static void bytes_are_counted(void **state)
