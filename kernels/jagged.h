@@ -118,8 +118,8 @@ typedef struct peri_k_jagged_sum_args {
 
 /* -- padded rows ----------------------------------------------------------------------------------------------------------------- */
 
-/** jagged_to_padded: for each bag b, j in [0, max): padded[b][j] = j < n ? values[offsets[b] + j] : padding, n = the bag's length: longer bags
- *  keep their first `max` rows. jagged_from_padded: values[offsets[b] + j] = j < max ? padded[b][j] : 0 for j in [0, n).
+/** jagged_to_padded: for each bag b, j in [0, max): padded[b][j] = j < n ? values[offsets[b] + j] : padding, n = the bag's length:
+ *  longer bags keep their first `max` rows. jagged_from_padded: values[offsets[b] + j] = j < max ? padded[b][j] : 0 for j in [0, n).
  *  range: bags. */
 typedef struct peri_k_jagged_padded_args {
     void *padded, *values;

@@ -162,7 +162,8 @@ static void ref_jagged_copy(const void *args, int64_t begin, int64_t end)
     for (int64_t row = begin; row < end; row++) {
         int64_t t = ref_segment_of(a->out_offsets, a->out_dtype, a->out_step, a->segments, row);
         int64_t p = a->permute ? ref_int(a->permute, t, a->permute_dtype) : t;
-        int64_t from = ref_offset(a->in_offsets, a->in_dtype, a->in_step, p) + row - ref_offset(a->out_offsets, a->out_dtype, a->out_step, t);
+        int64_t at = row - ref_offset(a->out_offsets, a->out_dtype, a->out_step, t);
+        int64_t from = ref_offset(a->in_offsets, a->in_dtype, a->in_step, p) + at;
         memcpy((char *)a->dst + row * a->width, (const char *)a->src + from * a->width, (size_t)a->width);
     }
 }

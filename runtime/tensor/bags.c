@@ -283,12 +283,15 @@ static peri_status judge_bag(const peri__bags *b, const char *function, const in
     long long length = w[PERI_REPORT_LENGTH], from = w[PERI_REPORT_BEGIN], to = w[PERI_REPORT_END], n = b->values;
     if (b->given_offsets) {
         if (from < 0 || from > n)
-            return peri__fail(PERI_EINVAL, "%s: %s: it begins at offset %lld, allowed: 0..%lld (the number of values)", function, name, from, n);
+            return peri__fail(PERI_EINVAL, "%s: %s: it begins at offset %lld, allowed: 0..%lld (the number of values)", function, name,
+                              from, n);
         if (to < from)
             return peri__fail(PERI_EINVAL, "%s: %s: its offsets are %lld and %lld, they must not decrease", function, name, from, to);
         if (to > n)
-            return peri__fail(PERI_EINVAL, "%s: %s: it ends at offset %lld, allowed: 0..%lld (the number of values)", function, name, to, n);
-        return peri__fail(PERI_EINVAL, "%s: %s: length %lld, but its offsets %lld and %lld say %lld", function, name, length, from, to, to - from);
+            return peri__fail(PERI_EINVAL, "%s: %s: it ends at offset %lld, allowed: 0..%lld (the number of values)", function, name, to,
+                              n);
+        return peri__fail(PERI_EINVAL, "%s: %s: length %lld, but its offsets %lld and %lld say %lld", function, name, length, from, to,
+                          to - from);
     }
     if (length < 0) return peri__fail(PERI_EINVAL, "%s: %s: length %lld, allowed: 0 or more", function, name, length);
     return peri__fail(PERI_EINVAL, "%s: %s: length %lld, but there are only %lld values", function, name, length, n);

@@ -84,8 +84,8 @@ peri_status peri__bags_judge(peri__bags *b, const char *function, peri__bag_text
 /** out = the rows of @parts[n] (equal dtype, device and row shape) one after the other; n >= 1. */
 peri_status peri__rows_cat(const char *function, peri_tensor *const *parts, int32_t n, peri_tensor **out);
 
-/** Segments of host-known sizes: segment t of the result is segment index[t] of the source, which covers rows [offsets[p], offsets[p + 1]) of it.
- *  The source has @parts segments, the result @n. */
+/** Segments of host-known sizes: segment t of the result is segment p = index[t] of the source, which covers its rows
+ *  [offsets[p], offsets[p + 1]). The source has @parts segments, the result @n. */
 typedef struct peri__rows_plan {
     int64_t parts, n, rows; /* rows of the result */
     int64_t *offsets;       /* parts + 1 */
@@ -101,6 +101,18 @@ peri_status peri__rows_plan_init(peri__rows_plan *plan, peri_device *device, con
 void peri__rows_plan_fini(peri__rows_plan *plan);
 /** Rows of @src (offsets[parts] of them) moved by the plan. */
 peri_status peri__rows_permute(peri_tensor *src, const peri__rows_plan *plan, peri_tensor **out);
+
+/* -- padded rows, with gradient -------------------------------------------------------------------------------------------------------- */
+
+/** values [n, ...] cut by @offsets into bags -> [bags, max, ...]. The offsets are well formed. */
+peri_status peri__to_padded(peri_tensor *values, peri_tensor *offsets, int64_t max, double padding, peri_tensor **out);
+/** padded [bags, max, ...] -> [rows, ...], rows = the last of @offsets; what a bag has beyond max is 0. */
+peri_status peri__from_padded(peri_tensor *padded, peri_tensor *offsets, int64_t rows, peri_tensor **out);
+
+/** Whether two tensors have the same dtype, shape and bits; both or neither NULL. Reads them. */
+peri_status peri__tensors_equal(const peri_tensor *a, const peri_tensor *b, bool *same);
+/** Bytes of the elements of @t, 0 for NULL. */
+int64_t peri__tensor_bytes(const peri_tensor *t);
 
 /* -- containers ------------------------------------------------------------------------------------------------------------------------ */
 
@@ -127,6 +139,14 @@ struct peri_kjt {
     int64_t *length_per_key;  /* keys */
     int64_t *offset_per_key;  /* keys + 1 */
     int64_t *host;            /* the block that holds the arrays above */
+};
+
+struct peri_kt {
+    peri__refs refs;
+    peri_keys *keys;
+    peri_tensor *values;
+    int32_t key_dim;
+    int64_t *length_per_key, *offset_per_key; /* keys, keys + 1; one block */
 };
 
 /** peri_kjt_permute with the resulting key list (retained), for callers that permute every batch in the same way; NULL: made anew. */

@@ -109,11 +109,11 @@ static peri_status fixed_stride(peri_kjt *k, const peri_kjt_args *a)
         return PERI_OK;
     }
     if (a->stride >= 0 && (bags % n != 0 || bags / n != a->stride))
-        return peri__fail(PERI_EINVAL, "%s: %lld lengths for %lld keys of stride %lld, wanted %.0f", new_name, bags, n, (long long)a->stride,
-                          (double)n * (double)a->stride);
+        return peri__fail(PERI_EINVAL, "%s: %lld lengths for %lld keys of stride %lld, wanted %.0f", new_name, bags, n,
+                          (long long)a->stride, (double)n * (double)a->stride);
     if (bags % n != 0)
-        return peri__fail(PERI_EINVAL, "%s: %lld lengths do not divide by %lld keys; variable batches need stride_per_key_per_rank", new_name,
-                          bags, n);
+        return peri__fail(PERI_EINVAL, "%s: %lld lengths do not divide by %lld keys; variable batches need stride_per_key_per_rank",
+                          new_name, bags, n);
     k->stride = bags / n;
     return PERI_OK;
 }
@@ -175,7 +175,8 @@ static peri_status flat_lengths(const peri_kjt_args *a, peri_tensor **out)
     if (!a->lengths) return PERI_OK;
     if (a->lengths->ndim == 2 && !a->stride_per_key_per_rank) {
         if (a->lengths->shape[0] != a->keys->count)
-            return peri__fail(PERI_EINVAL, "%s: lengths of %lld rows for %d keys", new_name, (long long)a->lengths->shape[0], a->keys->count);
+            return peri__fail(PERI_EINVAL, "%s: lengths of %lld rows for %d keys", new_name, (long long)a->lengths->shape[0],
+                              a->keys->count);
         return peri_tensor_reshape(a->lengths, 1, (const int64_t[]){-1}, out);
     }
     peri_tensor_retain(a->lengths);

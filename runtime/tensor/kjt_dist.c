@@ -22,7 +22,8 @@ peri_status peri_kjt_dist_splits(peri_kjt *k, const int32_t *key_splits, int32_t
         sum += key_splits[i];
     }
     if (n < 1 || sum != k->keys->count)
-        return peri__fail(PERI_EINVAL, "peri_kjt_dist_splits: the splits sum to %lld, but there are %d keys", (long long)sum, k->keys->count);
+        return peri__fail(PERI_EINVAL, "peri_kjt_dist_splits: the splits sum to %lld, but there are %d keys", (long long)sum,
+                          k->keys->count);
     PERI_TRY(peri_kjt_sync(k));
     int32_t labels[PERI_KJT_LABELS], count = peri_kjt_dist_labels(k, labels);
     for (int32_t l = 0; l < count; l++) {
@@ -63,7 +64,8 @@ static int32_t rank_at(int32_t ranks, int32_t stagger, int32_t place)
 peri_status peri_kjt_recat(int32_t keys, int32_t ranks, int32_t stagger, int32_t *out)
 {
     if (keys < 0 || ranks < 1 || stagger < 1 || ranks % stagger)
-        return peri__fail(PERI_EINVAL, "peri_kjt_recat: %d keys, %d ranks, stagger %d; wanted: stagger divides ranks", keys, ranks, stagger);
+        return peri__fail(PERI_EINVAL, "peri_kjt_recat: %d keys, %d ranks, stagger %d; wanted: stagger divides ranks", keys, ranks,
+                          stagger);
     if ((int64_t)keys * ranks > INT32_MAX)
         return peri__fail(PERI_ERANGE, "peri_kjt_recat: %d keys of %d ranks, allowed: less than 2^31 segments", keys, ranks);
     for (int32_t i = 0; i < keys; i++)
@@ -114,8 +116,8 @@ static peri_status check_args(const peri_kjt_dist_args *a)
         for (int64_t k = 0; k < a->keys->count; k++) {
             int64_t rows = rows_of(a, r, k);
             if (rows < 0 || rows > left)
-                return peri__fail(PERI_EINVAL, "%s: rank %lld sent %lld rows of key '%.200s', %lld lengths are left for it", f, (long long)r,
-                                  (long long)rows, a->keys->names[k], (long long)left);
+                return peri__fail(PERI_EINVAL, "%s: rank %lld sent %lld rows of key '%.200s', %lld lengths are left for it", f,
+                                  (long long)r, (long long)rows, a->keys->names[k], (long long)left);
             left -= rows;
         }
     if (left) return peri__fail(PERI_EINVAL, "%s: %lld lengths more than the strides say", f, (long long)left);

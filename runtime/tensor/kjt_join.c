@@ -26,7 +26,8 @@ static peri_status join(const char *function, const void *const *containers, int
     bool mixed = false;
     for (int32_t i = 0; i < n; i++) mixed = mixed || pick(containers[i])->dtype != pick(containers[0])->dtype;
     peri_status status = PERI_OK;
-    for (int32_t i = 0; i < n && status >= 0; i++) status = peri_tensor_to(pick(containers[i]), widen && mixed ? PERI_I64 : -1, NULL, &t[i]);
+    int32_t dtype = widen && mixed ? PERI_I64 : -1;
+    for (int32_t i = 0; i < n && status >= 0; i++) status = peri_tensor_to(pick(containers[i]), dtype, NULL, &t[i]);
     if (status >= 0) status = peri__rows_cat(function, t, n, out);
     for (int32_t i = 0; i < n; i++) peri_tensor_release(t[i]);
     peri__free(t);
@@ -45,8 +46,8 @@ static peri_status check_alike(peri_kjt *const *kjts, int32_t n)
             return peri__fail(PERI_EINVAL, "%s: number %d is %s, number 0 is %s", concat_name, i, b->weights ? "weighted" : "not weighted",
                               a->weights ? "weighted" : "not weighted");
         if (a->ranks != b->ranks)
-            return peri__fail(PERI_EINVAL, "%s: number %d has %d ranks of stride_per_key_per_rank, number 0 has %d (0: fixed batch)", concat_name,
-                              i, b->ranks, a->ranks);
+            return peri__fail(PERI_EINVAL, "%s: number %d has %d ranks of stride_per_key_per_rank, number 0 has %d (0: fixed batch)",
+                              concat_name, i, b->ranks, a->ranks);
         if (a->ranks == 0 && a->stride != b->stride)
             return peri__fail(PERI_EINVAL, "%s: number %d has stride %lld, number 0 has %lld", concat_name, i, (long long)b->stride,
                               (long long)a->stride);
@@ -77,7 +78,8 @@ static peri_status join_keys(peri_kjt *const *kjts, int32_t n, bool inverse, per
     peri_status status = peri_keys_new(names, at, &keys);
     if (status >= 0 && !keys->unique) {
         for (int32_t i = 0; i < at && status >= 0; i++)
-            if (peri_keys_find(keys, names[i]) != i) status = peri__fail(PERI_EINVAL, "%s: key '%.200s' occurs twice", concat_name, names[i]);
+            if (peri_keys_find(keys, names[i]) != i)
+                status = peri__fail(PERI_EINVAL, "%s: key '%.200s' occurs twice", concat_name, names[i]);
         peri_keys_release(keys);
     } else if (status >= 0) {
         *out = keys;
@@ -146,7 +148,7 @@ static peri_status check_jts(const peri_keys *keys, peri_jt *const *jts)
             return peri__fail(PERI_EINVAL, "%s: key '%.150s' is %s, key '%.150s' is %s", from_jts_name, keys->names[i],
                               jts[i]->weights ? "weighted" : "not weighted", keys->names[0], jts[0]->weights ? "weighted" : "not weighted");
         peri_status status = peri__check_same_device(from_jts_name, jts[0]->values, jts[i]->values);
-        if (status >= 0 && jts[i]->bags.longest < 0 && !jts[i]->bags.checked) status = peri_jt_validate(jts[i]);
+        if (status >= 0 && !jts[i]->bags.checked) status = peri_jt_validate(jts[i]);
         PERI_TRY(status);
         PERI_TRY(peri__bags_lengths(&jts[i]->bags));
     }
@@ -309,23 +311,6 @@ out:
 
 /* -- comparing ------------------------------------------------------------------------------------------------------------------- */
 
-/** The same dtype, shape and bits; both or neither NULL. */
-static peri_status equal_tensors(const peri_tensor *a, const peri_tensor *b, bool *same)
-{
-    *same = !a == !b;
-    if (!a || !b) return PERI_OK;
-    *same = a->dtype == b->dtype && a->ndim == b->ndim && !memcmp(a->shape, b->shape, sizeof *a->shape * (size_t)a->ndim);
-    int64_t bytes = peri__numel(a) * peri_dtype_size(a->dtype);
-    if (!*same || bytes == 0) return PERI_OK;
-    char *host = peri__alloc((size_t)bytes * 2);
-    if (!host) return PERI_ENOMEM;
-    peri_status status = peri_tensor_read(a, host, bytes);
-    if (status >= 0) status = peri_tensor_read(b, host + bytes, bytes);
-    if (status >= 0) *same = !memcmp(host, host + bytes, (size_t)bytes);
-    peri__free(host);
-    return status;
-}
-
 peri_status peri_kjt_equal(peri_kjt *a, peri_kjt *b, bool *out)
 {
     bool same = peri_keys_equal(a->keys, b->keys) && a->stride == b->stride && a->ranks == b->ranks && !a->inverse == !b->inverse &&
@@ -336,18 +321,17 @@ peri_status peri_kjt_equal(peri_kjt *a, peri_kjt *b, bool *out)
     if (same) {
         PERI_TRY(peri__bags_lengths(&a->bags));
         PERI_TRY(peri__bags_lengths(&b->bags));
-        PERI_TRY(equal_tensors(a->bags.lengths, b->bags.lengths, &same));
+        PERI_TRY(peri__tensors_equal(a->bags.lengths, b->bags.lengths, &same));
     }
-    if (same) PERI_TRY(equal_tensors(a->values, b->values, &same));
-    if (same) PERI_TRY(equal_tensors(a->weights, b->weights, &same));
-    if (same) PERI_TRY(equal_tensors(a->inverse, b->inverse, &same));
+    if (same) PERI_TRY(peri__tensors_equal(a->values, b->values, &same));
+    if (same) PERI_TRY(peri__tensors_equal(a->weights, b->weights, &same));
+    if (same) PERI_TRY(peri__tensors_equal(a->inverse, b->inverse, &same));
     *out = same;
     return PERI_OK;
 }
 
-static int64_t bytes_of(const peri_tensor *t) { return t ? peri__numel(t) * peri_dtype_size(t->dtype) : 0; }
-
 int64_t peri_kjt_bytes(const peri_kjt *k)
 {
-    return bytes_of(k->values) + bytes_of(k->weights) + bytes_of(k->bags.lengths) + bytes_of(k->bags.offsets) + bytes_of(k->inverse);
+    return peri__tensor_bytes(k->values) + peri__tensor_bytes(k->weights) + peri__tensor_bytes(k->bags.lengths) +
+           peri__tensor_bytes(k->bags.offsets) + peri__tensor_bytes(k->inverse);
 }

@@ -87,7 +87,7 @@ peri_status peri_kjt_permute(peri_kjt *k, const int32_t *indices, int32_t n, per
 /* -- cutting -------------------------------------------------------------------------------------------------------------------- */
 
 /** Keys [begin, end) as a kjt of views. */
-static peri_status slice(peri_kjt *k, int32_t begin, int32_t end, peri_kjt **out)
+static peri_status slice_keys(peri_kjt *k, int32_t begin, int32_t end, peri_kjt **out)
 {
     peri__kjt_parts p = parts_of(k);
     if (begin == 0 && end == k->keys->count) return peri__kjt_adopt(&p, out);
@@ -98,7 +98,8 @@ static peri_status slice(peri_kjt *k, int32_t begin, int32_t end, peri_kjt **out
     PERI_TRY_GOTO(peri__keys_slice(k->keys, begin, end, &keys), out);
     PERI_TRY_GOTO(peri_tensor_slice(k->values, 0, first, last, 1, &values), out);
     if (k->weights) PERI_TRY_GOTO(peri_tensor_slice(k->weights, 0, first, last, 1, &weights), out);
-    PERI_TRY_GOTO(peri_tensor_slice(k->bags.lengths, 0, k->lengths_offset_per_key[begin], k->lengths_offset_per_key[end], 1, &lengths), out);
+    const int64_t *bags = k->lengths_offset_per_key;
+    PERI_TRY_GOTO(peri_tensor_slice(k->bags.lengths, 0, bags[begin], bags[end], 1, &lengths), out);
     p.keys = keys;
     p.values = values;
     p.weights = weights;
@@ -134,7 +135,7 @@ peri_status peri_kjt_split(peri_kjt *k, const int32_t *segments, int32_t n, peri
     peri_status status = PERI_OK;
     int32_t begin = 0;
     for (int32_t i = 0; i < n && status >= 0; i++) {
-        status = slice(k, begin, begin + segments[i], &made[i]);
+        status = slice_keys(k, begin, begin + segments[i], &made[i]);
         begin += segments[i];
     }
     for (int32_t i = 0; i < n; i++) {
@@ -156,7 +157,8 @@ peri_status peri_kjt_get(peri_kjt *k, int32_t key, peri_jt **out)
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_slice(k->values, 0, first, last, 1, &values), out);
     if (k->weights) PERI_TRY_GOTO(peri_tensor_slice(k->weights, 0, first, last, 1, &weights), out);
-    PERI_TRY_GOTO(peri_tensor_slice(k->bags.lengths, 0, k->lengths_offset_per_key[key], k->lengths_offset_per_key[key + 1], 1, &lengths), out);
+    const int64_t *bags = k->lengths_offset_per_key;
+    PERI_TRY_GOTO(peri_tensor_slice(k->bags.lengths, 0, bags[key], bags[key + 1], 1, &lengths), out);
     status = peri__jt_adopt(values, weights, lengths, NULL, out);
 out:
     peri_tensor_release(values);

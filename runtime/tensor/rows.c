@@ -49,7 +49,11 @@ static peri_status cat_backward(peri__node *node, peri_tensor *const *grad_out, 
     return status;
 }
 
-static void free_state(peri__node *node) { peri__free(node->state); }
+static void free_state(peri__node *node) /* called when the node is spent and when it is freed */
+{
+    peri__free(node->state);
+    node->state = NULL;
+}
 
 static const peri__node_vtab cat_vtab = {.name = "rows_cat", .backward = cat_backward, .fini = free_state};
 
@@ -135,7 +139,8 @@ void peri__rows_plan_fini(peri__rows_plan *p)
     *p = (peri__rows_plan){0};
 }
 
-/** saved[0]: offsets of the source's segments, of the result's, and for each of the former the list of the latter. integer: parts, n, rows. */
+/** saved[0]: offsets of the source's segments, of the result's, and for each of the former the list of the latter. integer: parts, n,
+ *  rows. */
 static peri_status permute_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     int64_t parts = node->integer[0], n = node->integer[1], rows = node->integer[2];

@@ -251,9 +251,9 @@ describe("data.debian", function()
 
   it("names what is wrong", function()
     local function fails(args, pattern) assert.error_matches(function() loader(args) end, pattern) end
-    fails({ part = "rest" }, "part is 'rest', allowed: all, train")
+    fails({ part = "rest" }, "part is 'rest', allowed: all, train, test, fit, validation")
     fails({ negatives = 0 }, "negatives is 0")
-    fails({ holdout = 1 }, "holdout is 1, allowed")
+    fails({ holdout = 1.5 }, "holdout is 1%.5, allowed")
     fails({ part = "test", holdout = 0 }, "the part 'test' has no dependencies")
     assert.error_matches(function() data.debian { path = "/nowhere/list", batch_size = 1 } end, "data%.debian: /nowhere/list: No such file")
     local path = os.tmpname()

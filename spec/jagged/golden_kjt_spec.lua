@@ -17,8 +17,8 @@ local function is_null(x) return x == nil or x == require("dkjson").null end
 local function make(case, prefix, device, from)
   local about = case.args[prefix]
   local per_rank = not is_null(about.stride_per_key_per_rank) and about.stride_per_key_per_rank or nil
-  local a = { keys = orderly(about.keys), values = case:tensor(prefix .. ".values", device), weights = case:tensor(prefix .. ".weights", device),
-    stride_per_key_per_rank = orderly(per_rank) }
+  local a = { keys = orderly(about.keys), values = case:tensor(prefix .. ".values", device),
+    weights = case:tensor(prefix .. ".weights", device), stride_per_key_per_rank = orderly(per_rank) }
   if from ~= "offsets" then a.lengths = case:tensor(prefix .. ".lengths", device) end
   if from ~= "lengths" then a.offsets = case:tensor(prefix .. ".offsets", device) end
   if not is_null(about.inverse_keys) then
@@ -29,7 +29,8 @@ end
 
 local function assert_is(case, prefix, kjt)
   local about = case.args[prefix]
-  for _, name in ipairs { "keys", "stride", "stride_per_key", "length_per_key", "offset_per_key", "lengths_offset_per_key", "index_per_key" } do
+  for _, name in ipairs { "keys", "stride", "stride_per_key", "length_per_key", "offset_per_key", "lengths_offset_per_key",
+    "index_per_key" } do
     assert.same(orderly(about[name]), kjt[name](kjt), prefix .. "." .. name)
   end
   assert.equal(about.variable_stride_per_key, kjt:variable_stride_per_key())
@@ -59,11 +60,13 @@ function checks.layout(case, device)
 end
 function checks.from_lengths_sync(case, device)
   local k = make(case, "in.0", device)
-  assert_is(case, "out.0", KJT.from_lengths_sync { keys = k:keys(), values = k:values(), weights = k:weights_or_none(), lengths = k:lengths() })
+  assert_is(case, "out.0",
+    KJT.from_lengths_sync { keys = k:keys(), values = k:values(), weights = k:weights_or_none(), lengths = k:lengths() })
 end
 function checks.from_offsets_sync(case, device)
   local k = make(case, "in.0", device)
-  assert_is(case, "out.0", KJT.from_offsets_sync { keys = k:keys(), values = k:values(), weights = k:weights_or_none(), offsets = k:offsets() })
+  assert_is(case, "out.0",
+    KJT.from_offsets_sync { keys = k:keys(), values = k:values(), weights = k:weights_or_none(), offsets = k:offsets() })
 end
 function checks.permute(case, device)
   for _, from in ipairs { "lengths", "offsets" } do
@@ -107,8 +110,9 @@ function checks.dist(case, device)
 end
 function checks.dist_init(case, device)
   local a = case.args
-  local kjt = KJT.dist_init { keys = orderly(a.keys), lengths = case:tensor("in.lengths", device), values = case:tensor("in.values", device),
-    weights = case:tensor("in.weights", device), stride_per_rank = orderly(a.stride_per_rank), num_workers = a.num_workers, stagger = a.stagger }
+  local kjt = KJT.dist_init { keys = orderly(a.keys), lengths = case:tensor("in.lengths", device), num_workers = a.num_workers,
+    values = case:tensor("in.values", device), weights = case:tensor("in.weights", device), stagger = a.stagger,
+    stride_per_rank = orderly(a.stride_per_rank) }
   assert_is(case, "out.0", kjt)
   -- TorchRec's order of single bags is ours of segments, written out; equal batches are given by segments there too.
   local recat, list, at = KJT.recat(#a.keys, a.num_workers, a.stagger), {}, { 0 }

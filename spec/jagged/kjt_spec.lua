@@ -100,7 +100,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       content("key 'B', sample 2: it ends at offset 9, allowed: 0%.%.8", { offsets = { 0, 2, 2, 3, 4, 5, 9 } })
       content("last offset is 7, but there are 8 values", { offsets = { 0, 2, 2, 3, 4, 5, 7 } })
       content("key 'A', sample 0: its offsets are 0 and %-2", { offsets = { 0, -2, 2, 3, 4, 5, 8 } })
-      content("key 'B', sample 1: length 2, but its offsets 4 and 5 say 1", { offsets = { 0, 2, 2, 3, 4, 5, 8 }, lengths = { 2, 0, 1, 1, 2, 3 } })
+      content("key 'B', sample 1: length 2, but its offsets 4 and 5 say 1",
+        { offsets = { 0, 2, 2, 3, 4, 5, 8 }, lengths = { 2, 0, 1, 1, 2, 3 } })
       local bad = example { stride_per_key_per_rank = { { 2 }, { 4 } }, inverse_indices = { { "A" }, { { 0, 1, 2 } } } }
       assert.error_matches(function() bad:validate() end, "key 'A', sample 2: inverse index 2, allowed: 0%.%.1")
     end)
@@ -117,7 +118,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.equal(total, good:offsets():item(n))
       assert.equal(4, good:longest())
       lengths[31000], lengths[45000] = -1, -2
-      assert.error_matches(function() kjt({ keys = { "x", "y" }, values = values, lengths = lengths }):sync() end, "key 'y', sample 5999: length %-1")
+      assert.error_matches(function() kjt({ keys = { "x", "y" }, values = values, lengths = lengths }):sync() end,
+        "key 'y', sample 5999: length %-1")
     end)
 
     it("says at once what is wrong with the structure", function()
@@ -144,8 +146,10 @@ for _, device in ipairs { "cpu", "opaque" } do
       structure("row 2 of stride_per_key_per_rank is a list of 1", { stride_per_key_per_rank = { { 1, 1 }, { 4 } } })
       structure("wanted a whole number", { stride_per_key_per_rank = { { 1.5 }, { 4 } } })
       structure("inverse indices belong to variable batches", { inverse_indices = { { "A" }, { { 0, 0, 0 } } } })
-      structure("'C', which is not one of the keys", { stride_per_key_per_rank = { { 2 }, { 4 } }, inverse_indices = { { "C" }, { { 0, 0, 0 } } } })
-      structure("inverse indices are i64 %[1, 3%] for 2 keys", { stride_per_key_per_rank = { { 2 }, { 4 } }, inverse_indices = { { "A", "B" }, { { 0, 0, 0 } } } })
+      local strides = { { 2 }, { 4 } }
+      structure("'C', which is not one of the keys", { stride_per_key_per_rank = strides, inverse_indices = { { "C" }, { { 0, 0, 0 } } } })
+      structure("inverse indices are i64 %[1, 3%] for 2 keys",
+        { stride_per_key_per_rank = strides, inverse_indices = { { "A", "B" }, { { 0, 0, 0 } } } })
       structure("no argument 'length'; allowed: device, inverse_indices, keys", { length = {} })
       assert.error_matches(function() kjt { values = {}, lengths = {} } end, "'keys' is missing")
       assert.error_matches(function() kjt { keys = {}, lengths = {} } end, "'values' is missing")

@@ -35,8 +35,8 @@ local spec = {
   dense = "log",         -- integers x: raw = x, log = ln(1 + max(x, 0)), signed_log = sign(x) ln(1 + |x|)
   ids = "hash",          -- categories x: hash = XXH3_64bits(x) mod rows, mod = x mod rows
   missing = "empty",     -- missing categories: empty = an empty bag, zero = id 0, kept for them
-  part = "all",          -- all, train (the head of the file) or test (its tail)
-  holdout = 0.1,         -- share of the file, by bytes, that is the tail
+  part = "all",          -- all, train (the head of the file), test (its tail); fit and validation are the two parts of train
+  holdout = 0.1,         -- share of the file, by bytes, that is the test part
 }
 for name, default in util.ordered(Loader.common) do spec[name] = default end
 
@@ -46,10 +46,6 @@ return function(args)
   local a = util.named(func, args, spec)
   local n = util.integer(func, "sparse_features", a.sparse_features, 0, 4096)
   for name in util.ordered(enums) do util.one_of(func, name, a[name], util.keys(enums[name])) end
-  util.one_of(func, "part", a.part, { "all", "train", "test" })
-  if type(a.holdout) ~= "number" or a.holdout < 0 or a.holdout > 1 then
-    P.fail(("%s: holdout is %s, allowed: 0..1"):format(func, tostring(a.holdout)))
-  end
   local rows = {}
   for i = 1, n do
     local r = type(a.rows) == "table" and a.rows[i] or a.rows
@@ -65,8 +61,7 @@ return function(args)
   options.dense, options.ids, options.missing = enums.dense[a.dense], enums.ids[a.ids], enums.missing[a.missing]
   options.rank, options.world = Loader.place(func, a)
   options.batch_rows = util.integer(func, "batch_size", a.batch_size, 1, 2 ^ 31)
-  options.begin = a.part == "test" and 1 - a.holdout or 0
-  options["end"] = a.part == "train" and 1 - a.holdout or 1
+  options.begin, options["end"] = Loader.bounds(func, a.part, a.holdout)
   check(C.peri_criteo_open(options, out))
   local scope = P.state.scope
   P.state.scope = false

@@ -202,18 +202,9 @@ end
 
 local Source = util.class "DebianSource"
 
--- Shares of the packages: [from, to) of a number in [0, 1) that each package has by the seed. `fit` and `validation` make up `train`.
-local function bounds(part, holdout)
-  local middle = holdout + (1 - holdout) * 0.05
-  if part == "test" then return 0, holdout end
-  if part == "train" then return holdout, 1 end
-  if part == "fit" then return middle, 1 end
-  if part == "validation" then return holdout, middle end
-  return 0, 1
-end
-
+-- The dependencies (s, c) of a part's packages: each package has a number in [0, 1) by the seed.
 local function edges_of(lists, part, holdout, seed)
-  local from, to = bounds(part, holdout)
+  local from, to = Loader.bounds("data.debian", part, holdout)
   local d = lists.dependencies
   local s, c, n = ffi.new("int32_t[?]", math.max(d.n, 1)), ffi.new("int32_t[?]", math.max(d.n, 1)), 0
   for i = 0, lists.n - 1 do
@@ -309,7 +300,7 @@ local M = {}
 local spec = {
   packages = util.optional, -- what `read` returned; nil: read the machine's own lists
   path = util.optional,     -- a file in the format of `apt-cache dumpavail` instead of the machine's own lists
-  part = "all",             -- all, train, test; fit and validation are the parts of train
+  part = "all",             -- all, train, test; fit and validation are the two parts of train
   holdout = 0.1,            -- share of the packages that is the test part
   negatives = 4,            -- per positive sample
   limit = util.optional,    -- samples per pass (a random choice), nil: all
@@ -325,14 +316,10 @@ function M.read(path) return packages.parse(packages.text(path)) end
 function M.loader(args)
   local func = "data.debian"
   local a = util.named(func, args, spec)
-  util.one_of(func, "part", a.part, { "all", "train", "test", "fit", "validation" })
   util.integer(func, "negatives", a.negatives, 1, 1000)
   util.integer(func, "max_dependencies", a.max_dependencies, 1, 2 ^ 20)
   util.integer(func, "seed", a.seed, 0)
   if a.limit then util.integer(func, "limit", a.limit, 1) end
-  if type(a.holdout) ~= "number" or a.holdout < 0 or a.holdout >= 1 then
-    P.fail(("%s: holdout is %s, allowed: 0 to below 1"):format(func, tostring(a.holdout)))
-  end
   return Loader(func, Source(a.packages or M.read(a.path), a), a)
 end
 

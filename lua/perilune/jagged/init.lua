@@ -1,6 +1,14 @@
 -- jagged: key lists, JaggedTensor, KeyedJaggedTensor, KeyedTensor, and the sparse operators.
+local JaggedTensor = require "perilune.jagged.jt"
+local KeyedJaggedTensor = require "perilune.jagged.kjt"
+local KeyedTensor = require "perilune.jagged.kt"
+
 return {
   Keys = require "perilune.jagged.keys",
-  JaggedTensor = require "perilune.jagged.jt",
-  KeyedJaggedTensor = require "perilune.jagged.kjt",
+  JaggedTensor = JaggedTensor,
+  KeyedJaggedTensor = KeyedJaggedTensor,
+  KeyedTensor = KeyedTensor,
+  KTRegroupAsDict = KeyedTensor.KTRegroupAsDict,
+  jt_is_equal = function(a, b) return a:equal(b) end,
+  kjt_is_equal = function(a, b) return a:equal(b) end,
 }

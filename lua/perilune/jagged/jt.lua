@@ -13,6 +13,7 @@ local out = ffi.new "peri_jt *[1]"
 local tensor_out = Tensor.out
 local numbers = ffi.new "const int64_t *[1]"
 local number = ffi.new "int64_t[1]"
+local bool_out = ffi.new "bool[1]"
 
 --- True for JaggedTensors.
 function M.is(x) return ffi.istype(ctype, x) end
@@ -45,6 +46,46 @@ end
 --- A JaggedTensor of tensors or lists: values, weights, lengths or offsets. Lists become f32 values and weights, i32 lengths, i64 offsets.
 setmetatable(M, { __call = function(_, a) return make("JaggedTensor", a) end, __tostring = function() return "class JaggedTensor" end })
 
+--- Bag i has the rows of values[i]; weights (optional) is a list alike. Plain lists of numbers become f32.
+function M.from_dense(values, weights, device)
+  local n = #values
+  local tensors, row_weights = {}, weights and {}
+  local array = ffi.new("peri_tensor *[?]", n > 0 and n or 1)
+  local weight_array = weights and ffi.new("peri_tensor *[?]", n > 0 and n or 1) or nil
+  if weights and #weights ~= n then P.fail(("JaggedTensor.from_dense: %d weights for %d values"):format(#weights, n)) end
+  for i = 1, n do
+    tensors[i] = A.tensor("JaggedTensor.from_dense", "an entry of values", values[i], "f32", device)
+    array[i - 1] = Tensor.ptr(tensors[i])
+    if weights then
+      row_weights[i] = A.tensor("JaggedTensor.from_dense", "an entry of weights", weights[i], "f32", device)
+      weight_array[i - 1] = Tensor.ptr(row_weights[i])
+    end
+  end
+  check(C.peri_jt_from_dense(array, weight_array, n, out))
+  return wrap(out[0])
+end
+
+--- Bag i has the first lengths[i] columns of row i of values; weights [rows, columns] (optional) alike.
+function M.from_dense_lengths(values, lengths, weights)
+  lengths = A.tensor("JaggedTensor.from_dense_lengths", "lengths", lengths, "i32", values:device())
+  check(C.peri_jt_from_dense_lengths(Tensor.ptr(values), Tensor.ptr(lengths), A.ptr(weights), out))
+  return wrap(out[0])
+end
+
+--- No bag: { is_weighted, device, values_dtype = "f32", weights_dtype = "f32", lengths_dtype = "i32" }.
+function M.empty(a)
+  a = P.util.named("JaggedTensor.empty", a, { is_weighted = false, device = P.util.optional, values_dtype = "f32", weights_dtype = "f32",
+    lengths_dtype = "i32" })
+  return M { values = Tensor.empty({ 0 }, a.values_dtype, a.device), lengths = Tensor.empty({ 0 }, a.lengths_dtype, a.device),
+    weights = a.is_weighted and Tensor.empty({ 0 }, a.weights_dtype, a.device) or nil }
+end
+
+--- Room for a copy of a JaggedTensor, on its device or another: for copy_.
+function M.empty_like(jt, device)
+  check(C.peri_jt_empty_like(ptr(jt), device and P.device(device) or nil, out))
+  return wrap(out[0])
+end
+
 -- -- looking -----------------------------------------------------------------------------------------------------------------------
 
 local function tensor(status)
@@ -75,6 +116,55 @@ end
 function methods:offset_list()
   check(C.peri_jt_offsets_on_host(ptr(self), numbers))
   return A.list(numbers[0], tonumber(C.peri_jt_bags(ptr(self))) + 1)
+end
+
+-- -- operations --------------------------------------------------------------------------------------------------------------------
+
+local function rows(jt, t)
+  local offsets, list = jt:offset_list(), {}
+  for i = 1, #offsets - 1 do list[i] = t:slice(1, offsets[i], offsets[i + 1]) end
+  return list
+end
+
+--- One tensor per bag: views of values, of weights.
+function methods:to_dense() return rows(self, self:values()) end
+function methods:to_dense_weights() return rows(self, self:weights()) end
+
+local function padded(jt, length, padding, weights)
+  check(C.peri_jt_to_padded_dense(ptr(jt), length or -1, padding or 0, weights, tensor_out))
+  return Tensor.wrap(tensor_out[0])
+end
+
+--- [bags, length, ...]: padded with `padding_value` (0), cut to `desired_length` (default: the longest bag).
+function methods:to_padded_dense(desired_length, padding_value) return padded(self, desired_length, padding_value, false) end
+function methods:to_padded_dense_weights(desired_length, padding_value) return padded(self, desired_length, padding_value, true) end
+
+--- The same on another device (this one itself if it is there).
+function methods:to(device)
+  check(C.peri_jt_to(ptr(self), P.device(device), out))
+  return wrap(out[0])
+end
+--- Overwrite this JaggedTensor with another of the same counts. Returns this one.
+function methods:copy_(src)
+  check(C.peri_jt_copy(ptr(self), ptr(src)))
+  return self
+end
+--- Same lengths, values and weights, bit for bit.
+function methods:equal(other)
+  check(C.peri_jt_equal(ptr(self), ptr(other), bool_out))
+  return bool_out[0]
+end
+--- Bytes of its tensors.
+function methods:size_in_bytes() return tonumber(C.peri_jt_bytes(ptr(self))) end
+function methods:device() return self:values():device() end
+--- Another handle of the same JaggedTensor, outside any scope.
+function methods:share()
+  C.peri_jt_retain(ptr(self))
+  local scope = P.state.scope
+  P.state.scope = false
+  local h = wrap(self.ptr)
+  P.state.scope = scope
+  return h
 end
 
 meta.__len = function(self) return tonumber(C.peri_jt_bags(ptr(self))) end

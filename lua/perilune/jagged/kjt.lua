@@ -63,9 +63,12 @@ local function make(func, a)
   return wrap(out[0])
 end
 
---- A KJT of tensors or lists: keys, values, weights, lengths or offsets, stride, stride_per_key_per_rank, inverse_indices = { keys, tensor }.
---- Lists become i64 values and offsets, f32 weights, i32 lengths, on `device`.
-setmetatable(M, { __call = function(_, a) return make("KeyedJaggedTensor", a) end, __tostring = function() return "class KeyedJaggedTensor" end })
+--- A KJT of tensors or lists: keys, values, weights, lengths or offsets, stride, stride_per_key_per_rank,
+--- inverse_indices = { keys, tensor }. Lists become i64 values and offsets, f32 weights, i32 lengths, on `device`.
+setmetatable(M, {
+  __call = function(_, a) return make("KeyedJaggedTensor", a) end,
+  __tostring = function() return "class KeyedJaggedTensor" end,
+})
 
 --- The same from lengths, with the sizes of keys brought to the host (and everything checked) at once.
 function M.from_lengths_sync(a)
@@ -235,7 +238,8 @@ function methods:to_dict()
   return dict
 end
 
---- A KJT of JaggedTensors by name: in the order of the list `keys`, else of the sorted names. Equally many rows: a fixed batch; else variable.
+--- A KJT of JaggedTensors by name: in the order of the list `keys`, else of the sorted names. Equally many rows make a fixed batch,
+--- others a variable one.
 function M.from_jt_dict(dict, keys)
   local names = keys or P.util.keys(dict)
   local list = Keys.of(names)
@@ -243,15 +247,17 @@ function M.from_jt_dict(dict, keys)
   local array = ffi.new("peri_jt *[?]", n > 0 and n or 1)
   for i, name in ipairs(list:list()) do
     local jt = dict[name]
-    if not JaggedTensor.is(jt) then P.fail(("KeyedJaggedTensor.from_jt_dict: '%s' is a %s, wanted a JaggedTensor"):format(name, type(jt))) end
+    if not JaggedTensor.is(jt) then
+      P.fail(("KeyedJaggedTensor.from_jt_dict: '%s' is a %s, wanted a JaggedTensor"):format(name, type(jt)))
+    end
     array[i - 1] = JaggedTensor.ptr(jt)
   end
   check(C.peri_kjt_from_jts(list.ptr, array, out))
   return wrap(out[0])
 end
 
---- A KJT from nested lists: { keys = {...}, bags of the first key, bags of the second, ..., weights = { the same nesting } }. Keys with unequally
---- many bags make a variable batch.
+--- A KJT from nested lists: { keys = {...}, bags of the first key, bags of the second, ..., weights = { the same nesting } }. Keys with
+--- unequally many bags make a variable batch.
 function M.from_lists(a)
   local func = "KeyedJaggedTensor.from_lists"
   local n = #a.keys
@@ -274,8 +280,8 @@ function M.from_lists(a)
     strides[k] = { #a[k] }
     equal = equal and #a[k] == #a[1]
   end
-  return make(func, { keys = a.keys, values = values, lengths = lengths, weights = weights, stride_per_key_per_rank = not equal and strides or nil,
-    device = a.device })
+  return make(func, { keys = a.keys, values = values, lengths = lengths, weights = weights, device = a.device,
+    stride_per_key_per_rank = not equal and strides or nil })
 end
 
 --- The same on another device (this KJT itself if it is there).
@@ -290,9 +296,10 @@ function methods:copy_(src)
 end
 --- No keys: { is_weighted, device, values_dtype = "i64", weights_dtype = "f32", lengths_dtype = "i32" }.
 function M.empty(a)
-  a = P.util.named("KeyedJaggedTensor.empty", a, { is_weighted = false, device = P.util.optional, values_dtype = "i64", weights_dtype = "f32",
-    lengths_dtype = "i32" })
-  check(C.peri_kjt_empty(P.device(a.device), P.dtype(a.values_dtype), P.dtype(a.lengths_dtype), a.is_weighted and P.dtype(a.weights_dtype) or -1, out))
+  a = P.util.named("KeyedJaggedTensor.empty", a, { is_weighted = false, device = P.util.optional, values_dtype = "i64",
+    weights_dtype = "f32", lengths_dtype = "i32" })
+  local weights = a.is_weighted and P.dtype(a.weights_dtype) or -1
+  check(C.peri_kjt_empty(P.device(a.device), P.dtype(a.values_dtype), P.dtype(a.lengths_dtype), weights, out))
   return wrap(out[0])
 end
 --- Room for a copy of a KJT, on its device or another: for copy_.
@@ -351,13 +358,13 @@ end
 
 local dist_args = ffi.new "peri_kjt_dist_args"
 
---- Received buffers as a KJT: { keys, lengths, values, weights, stride_per_rank = { rows of each rank } or strides = { [rank] = { rows of each key } },
---- num_workers, stagger = 1 }.
+--- Received buffers as a KJT: { keys, lengths, values, weights, num_workers, stagger = 1, and stride_per_rank = { rows of each rank } or
+--- (variable batch) strides = { [rank] = { rows of each key } } }.
 function M.dist_init(a)
   local func = "KeyedJaggedTensor.dist_init"
   local r = P.util
-  a = r.named(func, a, { keys = r.required, lengths = r.required, values = r.required, weights = r.optional, stride_per_rank = r.optional,
-    strides = r.optional, num_workers = r.required, stagger = 1 })
+  a = r.named(func, a, { keys = r.required, lengths = r.required, values = r.required, weights = r.optional,
+    stride_per_rank = r.optional, strides = r.optional, num_workers = r.required, stagger = 1 })
   local keys, rows, columns = Keys.of(a.keys), nil, nil
   local strides, per_rank
   if a.strides then strides, rows, columns = A.matrix(func, "strides", a.strides) end
@@ -365,8 +372,9 @@ function M.dist_init(a)
   if strides and (rows ~= a.num_workers or columns ~= #keys) or per_rank and columns ~= a.num_workers then
     P.fail(("%s: strides of %d x %d for %d workers and %d keys"):format(func, rows, columns, a.num_workers, #keys))
   end
-  dist_args.keys, dist_args.lengths, dist_args.values, dist_args.weights = keys.ptr, Tensor.ptr(a.lengths), Tensor.ptr(a.values), A.ptr(a.weights)
-  dist_args.stride_per_rank, dist_args.strides, dist_args.ranks, dist_args.stagger = per_rank, strides, a.num_workers, a.stagger
+  dist_args.keys, dist_args.lengths, dist_args.values = keys.ptr, Tensor.ptr(a.lengths), Tensor.ptr(a.values)
+  dist_args.weights, dist_args.stride_per_rank, dist_args.strides = A.ptr(a.weights), per_rank, strides
+  dist_args.ranks, dist_args.stagger = a.num_workers, a.stagger
   check(C.peri_kjt_dist_init(dist_args, out))
   return wrap(out[0])
 end

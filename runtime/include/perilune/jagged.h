@@ -45,8 +45,10 @@ typedef struct peri_kt_ref {
 
 /** A list of @count names (copied; not empty strings). Names may repeat: containers refuse that where it is wrong. */
 PERI_API peri_status peri_keys_new(const char *const *names, int32_t count, peri_keys **out);
+/** Add a reference; give one up (NULL is fine). */
 PERI_API void peri_keys_retain(peri_keys *keys);
 PERI_API void peri_keys_release(peri_keys *keys);
+/** Number of names. */
 PERI_API int32_t peri_keys_count(const peri_keys *keys);
 /** Name @i, 0 <= i < count; NULL outside. Borrowed. */
 PERI_API const char *peri_keys_name(const peri_keys *keys, int32_t i);
@@ -68,7 +70,9 @@ typedef struct peri_jt_args {
     peri_tensor *offsets; /* [bags + 1] i32 or i64, or NULL (one of the two is needed); retained */
 } peri_jt_args;
 
+/** Make one. */
 PERI_API peri_status peri_jt_new(const peri_jt_args *args, peri_jt **out);
+/** Add a reference; give one up (NULL is fine). */
 PERI_API void peri_jt_retain(peri_jt *jt);
 PERI_API void peri_jt_release(peri_jt *jt);
 /** Number of bags. */
@@ -86,6 +90,26 @@ PERI_API peri_status peri_jt_longest(peri_jt *jt, int64_t *out);
 /** Offsets on the host, bags + 1 entries. Waits for the device the first time. */
 PERI_API peri_status peri_jt_offsets_on_host(peri_jt *jt, const int64_t **out);
 
+/** values (or, if @weights, the weights) as [bags, length, ...], length = @desired_length or, if that is negative, the longest bag: shorter
+ *  bags are padded with @padding, longer ones keep their first rows. With gradient. */
+PERI_API peri_status peri_jt_to_padded_dense(peri_jt *jt, int64_t desired_length, double padding, bool weights, peri_tensor **out);
+/** Bag i has the rows of values[i] ([n_i, ...], of equal dtype and row shape); @n >= 1. @weights: as many of [n_i], or NULL. Lengths
+ *  are i32. With gradient. */
+PERI_API peri_status peri_jt_from_dense(peri_tensor *const *values, peri_tensor *const *weights, int32_t n, peri_jt **out);
+/** Bag i has the first lengths[i] columns of row i of @values [bags, columns, ...]; @weights [bags, columns] or NULL. Waits for the device.
+ *  With gradient. */
+PERI_API peri_status peri_jt_from_dense_lengths(peri_tensor *values, peri_tensor *lengths, peri_tensor *weights, peri_jt **out);
+/** The same on another device; @jt itself (a new reference) if it is there. */
+PERI_API peri_status peri_jt_to(peri_jt *jt, peri_device *device, peri_jt **out);
+/** Overwrite @dst with @src of the same counts and parts, across devices and dtypes too. */
+PERI_API peri_status peri_jt_copy(peri_jt *dst, peri_jt *src);
+/** Room for a copy of @jt on @device (NULL: its own): same counts, lengths 0, values not set: to be filled by peri_jt_copy. */
+PERI_API peri_status peri_jt_empty_like(peri_jt *jt, peri_device *device, peri_jt **out);
+/** Same lengths, values and weights, bit for bit. Waits for the device. */
+PERI_API peri_status peri_jt_equal(peri_jt *a, peri_jt *b, bool *out);
+/** Bytes of its tensors, derived ones included. */
+PERI_API int64_t peri_jt_bytes(const peri_jt *jt);
+
 /* -- KeyedJaggedTensor: making ------------------------------------------------------------------------------------------------------- */
 
 typedef struct peri_kjt_args {
@@ -97,12 +121,14 @@ typedef struct peri_kjt_args {
     int64_t stride;       /* batch rows; -1: derived: bags / keys, or (vbe) the batch of the inverse indices, or the largest of a key */
     int32_t ranks;        /* vbe: columns of the next field, >= 1; else 0 */
     const int64_t *stride_per_key_per_rank; /* vbe: host, [keys x ranks], copied: rows of key k that came from rank r; else NULL */
-    peri_keys *inverse_keys;       /* vbe: names of the rows of the next field, or NULL; retained */
-    peri_tensor *inverse_indices;  /* vbe: [inverse_keys, stride] i64 or i32, or NULL: row b of the full batch uses row inverse_indices[f][b]
-                                      of key f; retained */
+    peri_keys *inverse_keys;      /* vbe: names of the rows of the next field, or NULL; retained */
+    peri_tensor *inverse_indices; /* vbe: [inverse_keys, stride] i64 or i32, or NULL: row b of the full batch uses row
+                                     inverse_indices[f][b] of key f; retained */
 } peri_kjt_args;
 
+/** Make one. */
 PERI_API peri_status peri_kjt_new(const peri_kjt_args *args, peri_kjt **out);
+/** Add a reference; give one up (NULL is fine). */
 PERI_API void peri_kjt_retain(peri_kjt *kjt);
 PERI_API void peri_kjt_release(peri_kjt *kjt);
 
@@ -120,11 +146,12 @@ typedef struct peri_kjt_desc {
     bool synced; /* the host knows length_per_key */
 } peri_kjt_desc;
 
+/** Describe @kjt. */
 PERI_API void peri_kjt_describe(const peri_kjt *kjt, peri_kjt_desc *out);
 /** Its keys. Borrowed, live as long as the kjt. */
 PERI_API peri_keys *peri_kjt_keys(const peri_kjt *kjt);
-/** Its tensors; NULL for weights or inverse indices that are not there. Lengths and offsets are derived when they were not given: lengths in
- *  the dtype of the offsets, offsets as i64. */
+/** Its tensors; NULL for weights or inverse indices that are not there. Lengths and offsets are derived when they were not given:
+ *  lengths in the dtype of the offsets, offsets as i64. */
 PERI_API peri_status peri_kjt_values(peri_kjt *kjt, peri_tensor **out);
 PERI_API peri_status peri_kjt_weights(peri_kjt *kjt, peri_tensor **out);
 PERI_API peri_status peri_kjt_lengths(peri_kjt *kjt, peri_tensor **out);
@@ -170,15 +197,17 @@ PERI_API peri_status peri_kjt_get(peri_kjt *kjt, int32_t key, peri_jt **out);
 PERI_API peri_status peri_kjt_from_jts(peri_keys *keys, peri_jt *const *jts, peri_kjt **out);
 /** The same on another device, host sizes included; @kjt itself (a new reference) if it is there. */
 PERI_API peri_status peri_kjt_to(peri_kjt *kjt, peri_device *device, peri_kjt **out);
-/** Overwrite @dst with @src of the same keys, strides, counts and parts, across devices and dtypes too. Views of @dst see the new content, and
- *  kjts made from it by split or get must not be used any more. */
+/** Overwrite @dst with @src of the same keys, strides, counts and parts, across devices and dtypes too. Views of @dst see the new
+ *  content, and kjts made from it by split or get must not be used any more. */
 PERI_API peri_status peri_kjt_copy(peri_kjt *dst, peri_kjt *src);
 /** No key at all. @weights_dtype < 0: not weighted. */
-PERI_API peri_status peri_kjt_empty(peri_device *device, int32_t values_dtype, int32_t lengths_dtype, int32_t weights_dtype, peri_kjt **out);
+PERI_API peri_status peri_kjt_empty(peri_device *device, int32_t values_dtype, int32_t lengths_dtype, int32_t weights_dtype,
+                                    peri_kjt **out);
 /** Room for a copy of @kjt on @device (NULL: its own): same keys, strides and counts, lengths 0, values not set: to be filled by
  *  peri_kjt_copy. */
 PERI_API peri_status peri_kjt_empty_like(peri_kjt *kjt, peri_device *device, peri_kjt **out);
-/** Same keys in the same order, strides, lengths, values, weights (bit for bit, dtypes included) and inverse indices. Waits for the device. */
+/** Same keys in the same order, strides, lengths, values, weights (bit for bit, dtypes included) and inverse indices. Waits for the
+ *  device. */
 PERI_API peri_status peri_kjt_equal(peri_kjt *a, peri_kjt *b, bool *out);
 /** Bytes of its tensors, derived ones and inverse indices included. */
 PERI_API int64_t peri_kjt_bytes(const peri_kjt *kjt);
@@ -195,8 +224,8 @@ PERI_API int32_t peri_kjt_dist_labels(const peri_kjt *kjt, int32_t *labels);
 PERI_API peri_status peri_kjt_dist_splits(peri_kjt *kjt, const int32_t *key_splits, int32_t n, int64_t *out);
 /** The tensors themselves, in that order: @out gets as many as there are labels. STRIDES is i64 [keys]. */
 PERI_API peri_status peri_kjt_dist_tensors(peri_kjt *kjt, peri_tensor **out);
-/** Order of the received (rank, key) segments in the result: @out[keys * ranks] = number rank * keys + key of the received segment, for key after
- *  key, ranks in the order x + (ranks / stagger) * y for x, then y, rising. */
+/** Order of the received (rank, key) segments in the result: @out[keys * ranks] = number rank * keys + key of the received segment,
+ *  key after key, the ranks of a key in the order x + (ranks / stagger) * y for x = 0, 1, ..., and within it y = 0, 1, ... */
 PERI_API peri_status peri_kjt_recat(int32_t keys, int32_t ranks, int32_t stagger, int32_t *out);
 
 typedef struct peri_kjt_dist_args {
@@ -212,5 +241,44 @@ typedef struct peri_kjt_dist_args {
 /** The received buffers as a kjt, rows of a key ordered by rank as peri_kjt_recat says. Lengths are checked like those of a new kjt: they
  *  come from elsewhere. Nothing is read back on devices that the host cannot access. */
 PERI_API peri_status peri_kjt_dist_init(const peri_kjt_dist_args *args, peri_kjt **out);
+
+/* -- KeyedTensor: a matrix whose columns have names ----------------------------------------------------------------------------------- */
+
+/** @values [rows, columns] (retained) whose columns belong to the @keys (retained; no name repeats), length_per_key[i] (host, copied) of
+ *  them to key i; with @key_dim 0 the rows do, as they do in PyTorch's transposed form. */
+PERI_API peri_status peri_kt_new(peri_keys *keys, const int64_t *length_per_key, int32_t key_dim, peri_tensor *values, peri_kt **out);
+/** The tensors side by side (@key_dim 1) or one below the other (0): as many as @keys, all of 2 dimensions. With gradient. */
+PERI_API peri_status peri_kt_from_tensors(peri_keys *keys, peri_tensor *const *tensors, int32_t key_dim, peri_kt **out);
+/** Add a reference; give one up (NULL is fine). */
+PERI_API void peri_kt_retain(peri_kt *kt);
+PERI_API void peri_kt_release(peri_kt *kt);
+/** Its keys. Borrowed, live as long as the kt. */
+PERI_API peri_keys *peri_kt_keys(const peri_kt *kt);
+/** The dimension that the keys divide: 1 or 0. */
+PERI_API int32_t peri_kt_key_dim(const peri_kt *kt);
+/** The whole matrix. */
+PERI_API peri_status peri_kt_values(peri_kt *kt, peri_tensor **out);
+/** Columns of each key (keys entries) and their complete cumulative sum (keys + 1). */
+PERI_API const int64_t *peri_kt_length_per_key(const peri_kt *kt);
+PERI_API const int64_t *peri_kt_offset_per_key(const peri_kt *kt);
+/** The columns of key number @key: a view, with gradient. */
+PERI_API peri_status peri_kt_get(peri_kt *kt, int32_t key, peri_tensor **out);
+
+/** Which columns of some kts make which groups; counted. */
+typedef struct peri_regroup peri_regroup;
+typedef struct peri_regroup_ref {
+    peri_regroup *ptr;
+} peri_regroup_ref;
+
+/** Plan: group g (of @n_groups) takes the columns of its keys, in order, from whichever of the @n_kts kts (key_dim 1) has them. Keys may be
+ *  used several times or not at all; a key that several kts have may not be asked for. @out new; the kts are examples of what will be
+ *  regrouped: same keys and columns. */
+PERI_API peri_status peri_regroup_new(peri_kt *const *kts, int32_t n_kts, peri_keys *const *groups, int32_t n_groups, peri_regroup **out);
+/** Add a reference; give one up (NULL is fine). */
+PERI_API void peri_regroup_retain(peri_regroup *plan);
+PERI_API void peri_regroup_release(peri_regroup *plan);
+/** One matrix per group into @out[n_groups]. With gradient: a block of columns gets the sum of the gradients of all its copies. f32,
+ *  f64, f16 or bf16, all kts alike. */
+PERI_API peri_status peri_regroup_run(peri_regroup *plan, peri_kt *const *kts, int32_t n_kts, peri_tensor **out);
 
 #endif

@@ -1,0 +1,196 @@
+-- kt.lua: KeyedTensor: a matrix whose columns have names; regrouping columns of several of them.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local Tensor = require "perilune.tensor"
+local Keys = require "perilune.jagged.keys"
+local A = require "perilune.jagged.arguments"
+local C, check = P.C, P.check
+
+local M = {} -- the class
+local methods, meta = {}, {}
+local wrap, ctype
+
+local out = ffi.new "peri_kt *[1]"
+local tensor_out = Tensor.out
+
+--- True for KeyedTensors.
+function M.is(x) return ffi.istype(ctype, x) end
+
+local function ptr(kt)
+  local p = kt.ptr
+  if p == nil then P.fail "KeyedTensor: it was released (did it outlive its scope? keep it with peri.keep)" end
+  return p
+end
+M.ptr = ptr
+
+-- -- making ------------------------------------------------------------------------------------------------------------------------
+
+local allowed = { keys = true, length_per_key = true, values = true, key_dim = true }
+
+local function key_dim(func, value)
+  if value == nil then return 1 end
+  if value ~= 0 and value ~= 1 then P.fail(("%s: key_dim is %s, allowed: 0, 1"):format(func, tostring(value))) end
+  return value
+end
+
+local function make(_, a)
+  A.check("KeyedTensor", a, allowed)
+  for _, name in ipairs { "keys", "length_per_key", "values" } do
+    if a[name] == nil then P.fail(("KeyedTensor: argument '%s' is missing"):format(name)) end
+  end
+  local keys = Keys.of(a.keys)
+  local values = A.tensor("KeyedTensor", "values", a.values, "f32")
+  local lengths, _, n = A.matrix("KeyedTensor", "length_per_key", { a.length_per_key })
+  if n ~= #keys then P.fail(("KeyedTensor: %d entries of length_per_key for %d keys"):format(n, #keys)) end
+  check(C.peri_kt_new(keys.ptr, lengths, key_dim("KeyedTensor", a.key_dim), Tensor.ptr(values), out))
+  return wrap(out[0])
+end
+
+--- A KeyedTensor of { keys, length_per_key = { columns of each key }, values = tensor [rows, columns], key_dim = 1 } (0: the keys
+--- divide the rows).
+setmetatable(M, { __call = make, __tostring = function() return "class KeyedTensor" end })
+
+--- The tensors (2 dimensions each) of the keys joined along key_dim (1 or 0).
+function M.from_tensor_list(keys, tensors, dim)
+  local list = Keys.of(keys)
+  local n = #list
+  if #tensors ~= n then P.fail(("KeyedTensor.from_tensor_list: %d tensors for %d keys"):format(#tensors, n)) end
+  local array = ffi.new("peri_tensor *[?]", n > 0 and n or 1)
+  for i = 1, n do array[i - 1] = Tensor.ptr(tensors[i]) end
+  check(C.peri_kt_from_tensors(list.ptr, array, key_dim("KeyedTensor.from_tensor_list", dim), out))
+  return wrap(out[0])
+end
+
+-- -- looking -----------------------------------------------------------------------------------------------------------------------
+
+function methods:keys() return Keys.list(C.peri_kt_keys(ptr(self))) end
+--- The keys as one shared object, cheap to pass on.
+function methods:key_list() return Keys.share(C.peri_kt_keys(ptr(self))) end
+function methods:values()
+  check(C.peri_kt_values(ptr(self), tensor_out))
+  return Tensor.wrap(tensor_out[0])
+end
+function methods:key_dim() return C.peri_kt_key_dim(ptr(self)) end
+function methods:device() return self:values():device() end
+function methods:length_per_key() return A.list(C.peri_kt_length_per_key(ptr(self)), #self) end
+function methods:offset_per_key() return A.list(C.peri_kt_offset_per_key(ptr(self)), #self + 1) end
+
+--- The columns of a key: a view. kt["name"] is the same, unless the name is that of a method.
+function methods:get(key)
+  local i = C.peri_keys_find(C.peri_kt_keys(ptr(self)), key)
+  if i < 0 then P.fail(("KeyedTensor: no key '%s'; keys: %s"):format(tostring(key), table.concat(self:keys(), ", "))) end
+  check(C.peri_kt_get(ptr(self), i, tensor_out))
+  return Tensor.wrap(tensor_out[0])
+end
+
+--- name -> tensor.
+function methods:to_dict()
+  local dict = {}
+  for _, key in ipairs(self:keys()) do dict[key] = self:get(key) end
+  return dict
+end
+
+--- The same on another device.
+function methods:to(device)
+  local values = self:values():to(nil, device)
+  check(C.peri_kt_new(C.peri_kt_keys(ptr(self)), C.peri_kt_length_per_key(ptr(self)), self:key_dim(), Tensor.ptr(values), out))
+  return wrap(out[0])
+end
+
+--- Bytes of its tensor.
+function methods:size_in_bytes()
+  local d = self:values():describe()
+  return tonumber(d.numel * C.peri_dtype_size(d.dtype))
+end
+
+-- -- regrouping --------------------------------------------------------------------------------------------------------------------
+
+local plan_methods = {}
+local wrap_plan = P.handle("peri_regroup", plan_methods)
+local plan_out = ffi.new "peri_regroup *[1]"
+local kt_array, kt_room = ffi.new "peri_kt *[8]", 8
+local tensor_array, tensor_room = ffi.new "peri_tensor *[8]", 8
+
+local function fill_kts(func, kts)
+  local n = #kts
+  if n > kt_room then kt_array, kt_room = ffi.new("peri_kt *[?]", n), n end
+  for i = 1, n do
+    if not ffi.istype(ctype, kts[i]) then P.fail(("%s: entry %d is a %s, wanted a KeyedTensor"):format(func, i, type(kts[i]))) end
+    kt_array[i - 1] = ptr(kts[i])
+  end
+  return n
+end
+
+local function plan(func, kts, groups)
+  local n, m = fill_kts(func, kts), #groups
+  local lists, array = {}, ffi.new("peri_keys *[?]", m > 0 and m or 1)
+  for g = 1, m do
+    lists[g] = Keys.of(groups[g])
+    array[g - 1] = lists[g].ptr
+  end
+  check(C.peri_regroup_new(kt_array, n, array, m, plan_out))
+  return wrap_plan(plan_out[0])
+end
+
+local function run(func, made, kts, m)
+  local n = fill_kts(func, kts)
+  if m > tensor_room then tensor_array, tensor_room = ffi.new("peri_tensor *[?]", m), m end
+  check(C.peri_regroup_run(made.ptr, kt_array, n, tensor_array))
+  local list = {}
+  for g = 1, m do list[g] = Tensor.wrap(tensor_array[g - 1]) end
+  return list
+end
+
+--- One tensor per group: the columns of its keys, from whichever KeyedTensor has them. A key may be used several times, or not at all.
+function M.regroup(kts, groups)
+  return run("KeyedTensor.regroup", plan("KeyedTensor.regroup", kts, groups), kts, #groups)
+end
+
+--- The same as name -> tensor.
+function M.regroup_as_dict(kts, groups, names)
+  if #names ~= #groups then P.fail(("KeyedTensor.regroup_as_dict: %d names for %d groups"):format(#names, #groups)) end
+  local dict = {}
+  for g, t in ipairs(M.regroup(kts, groups)) do dict[names[g]] = t end
+  return dict
+end
+
+-- A plan that is made once, for KeyedTensors of the same keys and columns.
+local Regroup = P.util.class "KTRegroupAsDict"
+M.KTRegroupAsDict = Regroup
+
+--- KTRegroupAsDict(groups, names): call it with a list of KeyedTensors.
+function Regroup:init(groups, names)
+  if type(groups) ~= "table" or #groups == 0 then P.fail "KTRegroupAsDict: a list of groups wanted" end
+  if #names ~= #groups then P.fail(("KTRegroupAsDict: %d names for %d groups"):format(#names, #groups)) end
+  self._groups, self._names, self._plan = groups, names, false
+end
+
+function Regroup:forward(kts)
+  if not self._plan then
+    local scope = P.state.scope
+    P.state.scope = false -- the plan lives as long as this object
+    local ok, made = pcall(plan, "KTRegroupAsDict", kts, self._groups)
+    P.state.scope = scope
+    if not ok then error(made, 0) end
+    self._plan = made
+  end
+  local names, dict = self._names, {}
+  local list = run("KTRegroupAsDict", self._plan, kts, #names)
+  for g = 1, #names do dict[names[g]] = list[g] end
+  return dict
+end
+Regroup.__call = Regroup.forward
+
+meta.__index = function(self, name)
+  return methods[name] or self:get(name)
+end
+meta.__len = function(self) return C.peri_keys_count(C.peri_kt_keys(ptr(self))) end
+meta.__tostring = function(self)
+  if self.ptr == nil then return "KeyedTensor (released)" end
+  return ("KeyedTensor {%s}: %s"):format(table.concat(self:keys(), ", "), tostring(self:values()))
+end
+
+wrap, ctype = P.handle("peri_kt", methods, meta)
+M.wrap = wrap
+
+return M
