@@ -36,6 +36,10 @@ for body in flat:gmatch "enum (%b{})" do
     assert_equal(constant, ("%d"):format(tonumber(ffi.new("int64_t", ffi.C[constant]))))
   end
 end
+-- A struct that the pattern above does not know would go unchecked.
+local bodies = select(2, flat:gsub("struct [%w_]* ?{", ""))
+assert(bodies == structs, ("abi.lua: %d structs with bodies, %d of the form 'typedef struct x {...} x;'"):format(bodies, structs))
+assert(not flat:find "union [%w_]* ?{", "abi.lua: a union in a public header")
 assert(structs > 0 and constants > 0, "abi.lua found nothing to check")
 out[#out + 1] = "typedef int peri_abi_checked;"
 print(table.concat(out, "\n"))
