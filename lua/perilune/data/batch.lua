@@ -39,20 +39,21 @@ end
 
 -- -- as tensors ----------------------------------------------------------------------------------------------------------------------
 
---- A batch as a model takes it: dense_features f32 [rows, dense], sparse_features (KeyedJaggedTensor), labels f32 [rows]; rows and
---- global_rows are numbers: of this rank, and of all ranks together; global_row is the place of the first row in the data.
+--- A batch as a model takes it: dense_features f32 [rows, dense], sparse_features (KeyedJaggedTensor), labels f32 [rows]. Numbers: rows (of
+--- this rank), global_rows (of all ranks together), global_row (place of the first row in the data), loss_scale: times the *sum* of this
+--- rank's losses it gives numbers whose mean over the ranks is the mean loss of the global batch, however unevenly its rows are shared.
 local Batch = util.class "Batch"
 M.Batch = Batch
 
-function Batch:init(dense, sparse, labels, rows, global_rows, global_row)
+function Batch:init(dense, sparse, labels, rows, global_rows, global_row, loss_scale)
   self.dense_features, self.sparse_features, self.labels = dense, sparse, labels
-  self.rows, self.global_rows, self.global_row = rows, global_rows, global_row
+  self.rows, self.global_rows, self.global_row, self.loss_scale = rows, global_rows, global_row, loss_scale
 end
 
 --- The same batch on another device.
 function Batch:to(device)
   return Batch(self.dense_features:to(nil, device), self.sparse_features:to(device), self.labels:to(nil, device), self.rows,
-    self.global_rows, self.global_row)
+    self.global_rows, self.global_row, self.loss_scale)
 end
 
 --- Give its tensors up now instead of at the garbage collector's convenience.
@@ -72,8 +73,8 @@ local function upload(device, dtype, ndim, memory, bytes)
   return t
 end
 
---- Copy a host batch to `device` (nil: the default one). `keys` names the sparse features.
-function M.upload(host, keys, device)
+--- Copy a host batch to `device` (nil: the default one). `keys` names the sparse features; world_size (1): ranks that share the global batch.
+function M.upload(host, keys, device, world_size)
   local b, to = host.ptr, P.device(device)
   local rows, ids = tonumber(b.rows), tonumber(b.ids)
   shape[0], shape[1] = rows, b.dense_features
@@ -87,7 +88,8 @@ function M.upload(host, keys, device)
   local sparse = jagged.KeyedJaggedTensor { keys = keys, values = values, lengths = lengths, stride = rows }
   values:release() -- the KeyedJaggedTensor has its own references
   lengths:release()
-  return Batch(dense, sparse, labels, rows, tonumber(b.global_rows), tonumber(b.global_row))
+  local global_rows = tonumber(b.global_rows)
+  return Batch(dense, sparse, labels, rows, global_rows, tonumber(b.global_row), (world_size or 1) / math.max(global_rows, 1))
 end
 
 return M

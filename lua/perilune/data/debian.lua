@@ -228,9 +228,8 @@ function Source:init(lists, a)
   for i = 0, n - 1 do popularity[targets[i]] = popularity[targets[i]] + 1 end
   self.features = Features(lists, popularity, a.max_dependencies)
   self.keys, self.tables, self.rows, self.dense = self.features.keys, self.features.tables, self.features.rows, Features.dense
-  local all = self._n * (1 + a.negatives)
-  self._last = math.min(a.limit or all, all)
-  self._order = ffi.new("int32_t[?]", all)
+  self._last = self._n * (1 + a.negatives)
+  self._order = ffi.new("int32_t[?]", self._last)
   self._room = 0
 end
 
@@ -239,7 +238,7 @@ function Source:count() return self._last end
 
 --- Another order and other negatives in every epoch.
 function Source:rewind(epoch)
-  local order, n, seed, stream = self._order, self._n * (1 + self.negatives), self.seed, ORDER + epoch
+  local order, n, seed, stream = self._order, self._last, self.seed, ORDER + epoch
   for i = 0, n - 1 do order[i] = i end
   for i = n - 1, 1, -1 do
     local j = floor(C.peri_random_uniform(seed, stream, i) * (i + 1))
@@ -303,7 +302,6 @@ local spec = {
   part = "all",             -- all, train, test; fit and validation are the two parts of train
   holdout = 0.1,            -- share of the packages that is the test part
   negatives = 4,            -- per positive sample
-  limit = util.optional,    -- samples per pass (a random choice), nil: all
   max_dependencies = 32,    -- per bag
   seed = 1,
 }
@@ -319,7 +317,6 @@ function M.loader(args)
   util.integer(func, "negatives", a.negatives, 1, 1000)
   util.integer(func, "max_dependencies", a.max_dependencies, 1, 2 ^ 20)
   util.integer(func, "seed", a.seed, 0)
-  if a.limit then util.integer(func, "limit", a.limit, 1) end
   return Loader(func, Source(a.packages or M.read(a.path), a), a)
 end
 

@@ -2,6 +2,8 @@
 return {
   Batch = require("perilune.data.batch").Batch,
   host_batch = require("perilune.data.batch").host,
+  share = require("perilune.data.batch").share,
+  upload = require("perilune.data.batch").upload,
   Loader = require "perilune.data.loader",
   LogisticRegression = require "perilune.data.logistic",
   criteo = require "perilune.data.criteo",

@@ -14,7 +14,11 @@ local Loader = util.class "Loader"
 
 --- The arguments that every kind of loader takes beside its own.
 Loader.common = {
-  batch_size = util.required, rank = util.optional, world_size = util.optional, epochs = 1, device = util.optional, drop_last = false,
+  batch_size = util.required, -- rows of all ranks together
+  rank = util.optional, world_size = util.optional, device = util.optional,
+  epochs = 1,                 -- passes; math.huge: for ever
+  limit = util.optional,      -- rows per pass, rounded up to whole batches; nil: all
+  drop_last = false,          -- leave out a last batch that is not full
 }
 
 --- Rank and world size: as given, else those of the world that was joined, else a world of one.
@@ -53,6 +57,7 @@ function Loader:init(func, source, args)
   self.epochs = args.epochs == math.huge and args.epochs or util.integer(func, "epochs", args.epochs, 1)
   self.rank, self.world_size = Loader.place(func, args)
   self.device, self.drop_last = args.device, args.drop_last
+  self.limit = args.limit and util.integer(func, "limit", args.limit, 1) or math.huge
   self.epoch, self._delivered = 0, 0
   local most = math.ceil(self.batch_size / self.world_size)
   self._host = batch.host(#self.dense, #self.keys, most, most * math.max(#self.keys, 1))
@@ -74,12 +79,20 @@ function Loader:table_list()
   return list
 end
 
+--- Rows of one pass, a dropped last batch included.
+function Loader:count()
+  return math.min(self.source:count(), math.ceil(self.limit / self.batch_size) * self.batch_size)
+end
+
 --- The next batch in host memory, which the next call overwrites; nil at the end of the last epoch.
 function Loader:next_host()
   local host = self._host
   while self.epoch < self.epochs do
-    self.source:fill(host, self.batch_size, self.rank, self.world_size)
-    local n = tonumber(host.ptr.global_rows)
+    local n = 0
+    if self._delivered * self.batch_size < self.limit then
+      self.source:fill(host, self.batch_size, self.rank, self.world_size)
+      n = tonumber(host.ptr.global_rows)
+    end
     if n == self.batch_size or (n > 0 and not self.drop_last) then
       self._delivered = self._delivered + 1
       return host
@@ -94,7 +107,7 @@ end
 --- The next batch as tensors on the loader's device; nil at the end. A loader is called like the function of a generic `for`.
 function Loader:next()
   local host = self:next_host()
-  if host then return batch.upload(host, self.keys, self.device) end
+  if host then return batch.upload(host, self.keys, self.device, self.world_size) end
 end
 Loader.__call = Loader.next
 

@@ -1,0 +1,84 @@
+-- baselines.lua: what a model must beat: predicting the base rate, and a logistic regression on the same features.
+local ffi = require "ffi"
+local peri = require "perilune"
+local metrics = require "perilune.nn.metrics"
+local data = peri.data
+
+local M = {}
+
+--- The host batches of a loader, one after the other.
+local function hosts(loader) return function() return loader:next_host() end end
+
+local function alone(source, args)
+  args.rank, args.world_size = 0, 1
+  return source.loader(args)
+end
+
+--- Predict the share of positives among the training samples for every held-out one.
+function M.base_rate(source)
+  local positives, n = 0, 0
+  for host in hosts(alone(source, { part = "train", batch_size = 8192, limit = 200000 })) do
+    for i = 0, tonumber(host.ptr.rows) - 1 do positives = positives + host.ptr.labels[i] end
+    n = n + tonumber(host.ptr.rows)
+  end
+  local rate, labels, p = positives / n, {}, {}
+  for host in hosts(alone(source, { part = "test", batch_size = 8192, limit = 200000 })) do
+    for i = 0, tonumber(host.ptr.rows) - 1 do labels[#labels + 1], p[#p + 1] = host.ptr.labels[i], rate end
+  end
+  local result = metrics.evaluate(p, labels)
+  return { rate = rate, auc = result.auc, ne = result.ne, logloss = result.logloss }
+end
+
+local function predictions(model, loader)
+  local n, at = loader:count(), 0
+  local p, y, buffer = ffi.new("double[?]", n), ffi.new("double[?]", n), ffi.new("float[?]", loader.batch_size)
+  for host in hosts(loader) do
+    model:predict(host, buffer)
+    for i = 0, tonumber(host.ptr.rows) - 1 do p[at + i], y[at + i] = buffer[i], host.ptr.labels[i] end
+    at = at + tonumber(host.ptr.rows)
+  end
+  return metrics.evaluate(peri.Tensor.from_memory(p, { at }, "f64", "cpu"), peri.Tensor.from_memory(y, { at }, "f64", "cpu"))
+end
+
+local function regression(source, lr)
+  return data.LogisticRegression { rows = source.rows, dense_features = source.dense_features, lr = lr }
+end
+
+local RATES = { 0.003, 0.01, 0.03, 0.1 }
+local TRIAL = 400000 -- samples on which rates are compared
+
+--- Normalized entropy on the validation part of a regression trained on part of the fit part with each rate; this rank tries its share.
+local function try_rates(source)
+  local ne = ffi.new("double[?]", #RATES)
+  for i = 1 + peri.rank(), #RATES, peri.world_size() do
+    local model = regression(source, RATES[i])
+    for host in hosts(alone(source, { part = "fit", batch_size = 2048, limit = TRIAL })) do model:train(host) end
+    ne[i - 1] = predictions(model, alone(source, { part = "validation", batch_size = 8192, limit = TRIAL })).ne
+  end
+  local sums = peri.Tensor.from_memory(ne, { #RATES }, "f64", "cpu")
+  if peri.world_size() > 1 then peri.world():all_reduce(sums, "sum"):wait() end
+  return sums:to_list()
+end
+
+--- Train a logistic regression on as many samples as the model saw, with the best of RATES, and judge it on the held-out samples. Collective;
+--- rank 0 has the result, the others nil.
+function M.logistic_regression(source, options, say)
+  local started = tonumber(peri.ffi.C.peri_time_ns())
+  local ne, best = try_rates(source), 1
+  for i = 2, #RATES do
+    if ne[i] < ne[best] then best = i end
+  end
+  if peri.rank() > 0 then return nil end
+  local model, steps = regression(source, RATES[best]), 0
+  for host in hosts(alone(source, { part = "train", batch_size = options.batch_size, epochs = math.huge, drop_last = true })) do
+    model:train(host)
+    steps = steps + 1
+    if steps == options.steps then break end
+  end
+  local result = predictions(model, alone(source, { part = "test", batch_size = 8192 }))
+  say(("logistic regression: learning rate %g, best of %d on validation samples (%.1f s)"):format(RATES[best], #RATES,
+    (tonumber(peri.ffi.C.peri_time_ns()) - started) * 1e-9))
+  return { auc = result.auc, ne = result.ne, logloss = result.logloss, learning_rate = RATES[best] }
+end
+
+return M

@@ -1,0 +1,56 @@
+-- evaluation.lua: what all ranks together say: the loss of the last steps, and the metrics of held-out samples.
+local ffi = require "ffi"
+local peri = require "perilune"
+local metrics = require "perilune.nn.metrics"
+
+local M = {}
+
+--- Sum a host array of n doubles over the ranks, in place. Collective.
+function M.sum_over_ranks(array, n)
+  if peri.world_size() == 1 then return end
+  peri.scope(function()
+    local t = peri.Tensor.from_memory(array, { n }, "f64", "cpu")
+    peri.world():all_reduce(t, "sum"):wait()
+    ffi.copy(array, (t:read()), n * 8)
+  end)
+end
+
+--- The mean over steps and ranks of a list of losses (tensors, which are released). Collective.
+function M.mean_loss(losses)
+  local sum = ffi.new "double[1]"
+  for _, loss in ipairs(losses) do
+    sum[0] = sum[0] + loss:item()
+    loss:release()
+  end
+  M.sum_over_ranks(sum, 1)
+  return sum[0] / #losses / peri.world_size()
+end
+
+--- Probabilities of a model for this rank's rows of a batch, into to[0], to[1], ...
+function M.predict(model, batch, to)
+  peri.scope(peri.no_grad, function()
+    local logits = model.module:logits(batch)
+    local numbers, n = logits:sigmoid():read()
+    for i = 0, n - 1 do to[i] = numbers[i] end
+  end)
+end
+
+--- Metrics of all batches of a loader (over all ranks): samples, auc, ne, logloss, calibration, ctr, accuracy. Collective.
+function M.evaluate(model, loader)
+  local room = loader:count()
+  local p, y, n = ffi.new("double[?]", room), ffi.new("double[?]", room), 0
+  model:eval()
+  for batch in loader do
+    M.predict(model, batch, p + batch.global_row)
+    local labels = batch.labels:read()
+    for i = 0, batch.rows - 1 do y[batch.global_row + i] = labels[i] end
+    n = n + batch.global_rows
+    batch:release()
+  end
+  model:train()
+  M.sum_over_ranks(p, n)
+  M.sum_over_ranks(y, n)
+  return metrics.evaluate(peri.Tensor.from_memory(p, { n }, "f64", "cpu"), peri.Tensor.from_memory(y, { n }, "f64", "cpu"))
+end
+
+return M

@@ -1,0 +1,20 @@
+-- mixed.lua: every sharding type at once, for any model: the largest table by rows, the second by columns, small ones on every rank, the
+-- rest whole, dealt out in turn. env.tables lists the tables of the model, env.module is their collection's path.
+local plan = require "perilune.plan"
+
+return function(env)
+  local tables = {}
+  for i, t in ipairs(env.tables) do tables[i] = t end
+  table.sort(tables, function(a, b) return a.num_embeddings > b.num_embeddings or (a.num_embeddings == b.num_embeddings and a.name < b.name) end)
+  local entries, turn = {}, 0
+  for i, t in ipairs(tables) do
+    if i == 1 then entries[t.name] = plan.row_wise()
+    elseif i == 2 and t.embedding_dim >= env.world_size then entries[t.name] = plan.column_wise()
+    elseif t.num_embeddings < 1000 then entries[t.name] = plan.data_parallel { compute_kernel = "fused" }
+    else
+      entries[t.name] = plan.table_wise(turn % env.world_size)
+      turn = turn + 1
+    end
+  end
+  return plan.ShardingPlan { [env.module] = entries }
+end
