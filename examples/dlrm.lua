@@ -47,7 +47,8 @@ local function build(options, data)
     tables = data.tables, dense_features = data.dense_features, embedding_dim = options.dim, learning_rate = options.lr,
   }
   local plan = peri.plan.load(options.plan, {
-    world_size = peri.world_size(), local_size = peri.world().local_size, module = "embeddings", tables = module.embeddings:embedding_bag_configs(),
+    world_size = peri.world_size(), local_size = peri.world().local_size,
+    module = "embeddings", tables = module.embeddings:embedding_bag_configs(),
   })
   local model = peri.DistributedModelParallel { module = module, plan = plan, device = options.device }
   return model, peri.nn.optim.Adagrad { params = model:dense_parameters(), lr = options.dense_lr }

@@ -60,8 +60,8 @@ local function try_rates(source)
   return sums:to_list()
 end
 
---- Train a logistic regression on as many samples as the model saw, with the best of RATES, and judge it on the held-out samples. Collective;
---- rank 0 has the result, the others nil.
+--- Train a logistic regression on as many samples as the model saw, with the best of RATES, and judge it on the held-out samples.
+--- Collective; rank 0 has the result, the others nil.
 function M.logistic_regression(source, options, say)
   local started = tonumber(peri.ffi.C.peri_time_ns())
   local ne, best = try_rates(source), 1

@@ -7,8 +7,8 @@ local data = peri.data
 local M = {}
 local SHOWN, SUGGESTED, CHUNK, LEAST = 6, 5, 8192, 3
 
---- Packages that people know: held out, with 4 to 30 dependencies, the most tags first. For each, the dependency to hide is the one with the
---- median popularity among those that training has seen.
+--- Packages that people know: held out, with 4 to 30 dependencies, the most tags first. For each, the dependency to hide is the one with
+--- the median popularity among those that training has seen.
 local function choose(source)
   local lists, popularity = source.lists, source.features.popularity
   local offsets, seen, list = lists.dependencies.offsets, {}, {}

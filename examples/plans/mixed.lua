@@ -5,7 +5,10 @@ local plan = require "perilune.plan"
 return function(env)
   local tables = {}
   for i, t in ipairs(env.tables) do tables[i] = t end
-  table.sort(tables, function(a, b) return a.num_embeddings > b.num_embeddings or (a.num_embeddings == b.num_embeddings and a.name < b.name) end)
+  table.sort(tables, function(a, b)
+    if a.num_embeddings ~= b.num_embeddings then return a.num_embeddings > b.num_embeddings end
+    return a.name < b.name
+  end)
   local entries, turn = {}, 0
   for i, t in ipairs(tables) do
     if i == 1 then entries[t.name] = plan.row_wise()

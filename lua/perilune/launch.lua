@@ -27,7 +27,7 @@ end
 
 --- Variables that ranks on other nodes need too.
 local exported = { "LUA_PATH", "LUA_CPATH", "PERI_CPU_ISA", "PERI_COMM_TIMEOUT_S", "PERI_LIBRARY", "PERI_LOG", "PERI_LUA_PATH",
-  "PERI_NUM_THREADS", "PERI_PLUGIN_PATH", "PERI_TRACEBACK" }
+  "PERI_NUM_THREADS", "PERI_PLUGIN_PATH", "PERI_PROGRESS", "PERI_TRACEBACK" }
 
 local function append(list, ...)
   for i = 1, select("#", ...) do list[#list + 1] = (select(i, ...)) end
@@ -173,6 +173,9 @@ function M.run(options)
   if not chunk then
     say("perilune: " .. problem)
     return 1
+  end
+  if not os.getenv "PERI_PROGRESS" then -- ranks write into pipes: only this process knows whether somebody is looking
+    require("perilune.launcher").setenv("PERI_PROGRESS", os.execute "test -t 1" == 0 and "live" or "lines")
   end
   local asked = util.map(options.mpi or {}, function(word) return word end)
   local _, why = require("perilune.launcher").exec(M.command({ ranks = ranks, script = options.script, arguments = options.arguments,

@@ -177,6 +177,10 @@ describe("data.criteo", function()
       assert.same({ 0, 1, 2, 7, 7, 0, 2, 4 }, kjt:values():to_list())
       assert.same({ 1, 1, 1, 0, 1, 1, 1, 1, 1 }, kjt:lengths():to_list())
       assert.equal(3, kjt:stride())
+      local moved = batch:to "cpu"
+      assert.equal("cpu", moved.sparse_features:values():device())
+      assert.same({ 0, 1, 0 }, moved.labels:to_list())
+      assert.equal(1 / 3, moved.loss_scale)
     end)
   end
 

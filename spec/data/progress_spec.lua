@@ -45,7 +45,8 @@ describe("progress", function()
     clock = clock + 100
     p:update(10, 1)
     assert.equal("", out.text())
-    assert.error_matches(function() Progress { total = 1, samples_per_step = 1, style = "loud" } end, "style is 'loud', allowed: live, lines, off")
+    assert.error_matches(function() Progress { total = 1, samples_per_step = 1, style = "loud" } end,
+      "style is 'loud', allowed: live, lines, off")
   end)
 
   it("groups digits and names durations", function()

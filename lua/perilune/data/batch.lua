@@ -73,7 +73,8 @@ local function upload(device, dtype, ndim, memory, bytes)
   return t
 end
 
---- Copy a host batch to `device` (nil: the default one). `keys` names the sparse features; world_size (1): ranks that share the global batch.
+--- Copy a host batch to `device` (nil: the default one). `keys` names the sparse features; world_size (1): ranks that share the global
+--- batch.
 function M.upload(host, keys, device, world_size)
   local b, to = host.ptr, P.device(device)
   local rows, ids = tonumber(b.rows), tonumber(b.ids)
