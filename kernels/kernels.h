@@ -21,10 +21,12 @@
 #include "dense.h"
 #include "jagged.h"
 #include "optim.h"
+#include "sparse.h"
 #include "route.h"
 #include "tbe.h"
 
 #define PERI_KERNELS(X) PERI_KERNELS_CONVERT(X) PERI_KERNELS_DENSE(X) PERI_KERNELS_OPTIM(X) PERI_KERNELS_JAGGED(X) PERI_KERNELS_TBE(X) \
+    PERI_KERNELS_SPARSE(X) \
     PERI_KERNELS_ROUTE(X)
 
 enum {

@@ -14,6 +14,7 @@
 #include "dense.c"
 #include "jagged.c"
 #include "optim.c"
+#include "sparse.c"
 #include "route.c"
 #include "tbe.c"
 

@@ -74,7 +74,7 @@ void peri__bags_fini(peri__bags *b);
 /** b->lengths or b->offsets, made if needed. Offsets made from unchecked lengths are clamped: monotone and within the values, always. */
 peri_status peri__bags_lengths(peri__bags *b);
 peri_status peri__bags_offsets(peri__bags *b);
-/** Queue the check; offsets[bounds ? bounds[i] : i * step] for i in [0, n_bounds) will stand in the report after its header. */
+/** Queue the check (nothing to check if b->checked); offsets[bounds ? bounds[i] : i * step] for i in [0, n_bounds) will stand in the report after its header. */
 peri_status peri__bags_post(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds);
 /** Judge the report, which has arrived; @text names bags. Sets longest and checked. The report stays for the caller to read and return. */
 peri_status peri__bags_judge(peri__bags *b, const char *function, peri__bag_text_fn text, const void *owner);
@@ -165,6 +165,7 @@ typedef struct peri__kjt_parts {
     peri_tensor *inverse;
     const int64_t *length_per_key;
     int64_t longest; /* -1: not known */
+    bool trusted;    /* lengths and offsets need no check even if length_per_key is NULL */
 } peri__kjt_parts;
 
 peri_status peri__kjt_adopt(const peri__kjt_parts *parts, peri_kjt **out);

@@ -237,7 +237,7 @@ peri_status peri__kjt_adopt(const peri__kjt_parts *p, peri_kjt **out)
     peri__bags_adopt(&k->bags, p->lengths, p->offsets, k->lengths_offset_per_key[k->keys->count], k->values->shape[0]);
     k->bags.longest = p->longest;
     if (p->length_per_key) set_sizes(k, p->length_per_key);
-    else k->bags.checked = false;
+    else k->bags.checked = p->trusted;
     *out = k;
     return PERI_OK;
 }

@@ -185,8 +185,8 @@ for _, device in ipairs { "cpu", "opaque" } do
         all:backward(KT.from_tensor_list(peri.util.map(sum, function(_, i) return "g" .. i end), upstream):values())
         for i, kt in ipairs(kts) do
           local got = kt:values():grad()
-          local name = "grad." .. i - 1 .. ".values"
-          if case:has(name) then case:assert_near(name, got)
+          local gradient = "grad." .. i - 1 .. ".values"
+          if case:has(gradient) then case:assert_near(gradient, got)
           else assert.same(peri.zeros(got:shape()):to_list(), got:to_list()) end -- nobody took its columns
         end
       end)

@@ -8,6 +8,7 @@ return {
   JaggedTensor = JaggedTensor,
   KeyedJaggedTensor = KeyedJaggedTensor,
   KeyedTensor = KeyedTensor,
+  sparse = require "perilune.jagged.sparse",
   KTRegroupAsDict = KeyedTensor.KTRegroupAsDict,
   jt_is_equal = function(a, b) return a:equal(b) end,
   kjt_is_equal = function(a, b) return a:equal(b) end,

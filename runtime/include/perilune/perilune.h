@@ -11,6 +11,7 @@
 #include <perilune/ops.h>
 #include <perilune/optim.h>
 #include <perilune/jagged.h>
+#include <perilune/sparse.h>
 #include <perilune/comm.h>
 #include <perilune/embed.h>
 #include <perilune/shard.h>
