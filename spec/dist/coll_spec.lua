@@ -1,4 +1,4 @@
--- Collective operations: every kind, on every dtype, device and world. (mpirun: none, until the transport is there)
+-- Collective operations: every kind, on every dtype, device and world.
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
 

@@ -1,0 +1,545 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mpi.c: the transport of launched ranks, over Open MPI.
+ *
+ * Every operation is made of nonblocking point-to-point messages here: so that nothing ever blocks, that sums are made in rank order, and
+ * that ranks which disagree find out. A message's tag carries the operation's number and signature, so messages of different
+ * operations never meet; a rank that sees no message for a while asks the ranks it waits for (mpi_control.h) what they are doing.
+ *
+ *   barrier          rounds k = 0, 1, ...: to rank + 2^k, from rank - 2^k
+ *   broadcast        binomial tree
+ *   all_gather, all_to_all   direct: every rank to every rank
+ *   reduce_scatter   direct exchange of the parts, segment by segment, summed in rank order
+ *   all_reduce       small: everybody gets everything and sums; large: reduce_scatter, then all_gather of the sums
+ *
+ * All ranks of a pair exchange a message even where the count is zero: a disagreement about counts is then seen by the receiver.
+ */
+#include "../../kernels/kernels.h"
+#include "../plugin/coll.h"
+
+#include <mpi.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static const peri_plugin_host *host;
+
+enum {
+    SEQUENCE_BITS = 10,
+    HISTORY = 256,             /* operations of a group that a rank can still tell others about */
+    SMALL_REDUCE = 32 << 10,   /* bytes of all vectors together up to which all_reduce sends everything to everybody */
+    SEGMENT = 256 << 10,       /* bytes of a part that are received before they are summed */
+    FAULT_COLL_DROP = 1,       /* places in base/fault.def */
+    FAULT_COLL_STALL = 2
+};
+
+typedef struct mpi_group mpi_group;
+typedef struct mpi_request mpi_request;
+
+/** Where a message of a request comes from or goes to. */
+typedef struct slot {
+    int peer; /* rank in the group */
+    int bytes;
+    bool receive;
+} slot;
+
+struct mpi_request {
+    mpi_request *next, *previous; /* of the group, while it is in progress */
+    mpi_group *group;
+    peri_coll_op op;
+    peri_status status;
+    char *message;           /* of the failure */
+    int32_t phase, stage;    /* steps made; all_reduce: 0 scatter, 1 gather */
+    int32_t n, room;         /* messages of this phase; how many fit */
+    MPI_Request *requests;
+    slot *slots;
+    MPI_Status *statuses;
+    char *scratch;           /* parts received before they are summed */
+    int64_t scratch_bytes;
+    int64_t quiet_ns, asked_ns; /* since when nothing came; when the others were asked last */
+    int32_t polls;
+    bool stalled, dropped;   /* fault points */
+    bool cancelled;          /* receives were cancelled after a failure */
+};
+
+struct mpi_group {
+    mpi_group *next, *parent;
+    MPI_Comm comm;
+    int32_t rank, size;
+    int32_t *ranks;          /* size: ranks in the world */
+    uint64_t tag;
+    peri_status failed;
+    char message[PERI_MESSAGE_MAX];
+    mpi_request *active;
+    uint64_t last;           /* highest number posted */
+    peri_coll_op *history;   /* HISTORY, by number */
+    char *scratch;           /* kept between operations */
+    int64_t scratch_bytes;
+    bool left, released;
+};
+
+/** What is known of another rank of the world. */
+typedef struct peer {
+    int64_t pid;
+    uint64_t machine;        /* hash of host and process-id space: equal where pids can be compared */
+    int32_t node;
+    int32_t left;            /* worlds that it has left */
+    int64_t answered_ns;
+    char answer[160];
+} peer;
+
+static struct {
+    bool started, ours, open, broken; /* ours: MPI_Init was called here; broken: a group failed, so MPI_Finalize could hang */
+    bool over;                        /* MPI was finalized */
+    int32_t rank, size, epoch;        /* worlds opened */
+    MPI_Comm world, control;
+    int hash_bits;
+    int64_t piece;                    /* bytes of the largest message */
+    int64_t timeout_ns;
+    peer *peers;
+    mpi_group *groups;
+} mpi;
+
+static int64_t size_of(int32_t dtype)
+{
+    static const int8_t sizes[PERI_DTYPE_COUNT] = {8, 4, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16};
+    return sizes[dtype];
+}
+
+static peri_status mpi_fail(const char *what, int code)
+{
+    char text[MPI_MAX_ERROR_STRING];
+    int len = 0;
+    MPI_Error_string(code, text, &len);
+    return PERI_HOST_FAIL(host, PERI_EPEER, "%s: %.*s", what, len, text);
+}
+
+/** The group, or one that it was made from, that has failed; NULL while all are sound. */
+static const mpi_group *broken(const mpi_group *g)
+{
+    while (g && g->failed == PERI_OK) g = g->parent;
+    return g;
+}
+
+static void group_fail(mpi_group *g, peri_status status, const char *message)
+{
+    if (g->failed != PERI_OK) return;
+    g->failed = status;
+    snprintf(g->message, sizeof g->message, "%s", message);
+    mpi.broken = true;
+}
+
+/** Pass an error on. */
+#define TRY(expr)                                                                                                                     \
+    do {                                                                                                                              \
+        peri_status try_ = (expr);                                                                                                    \
+        if (try_ < 0) return try_;                                                                                                    \
+    } while (0)
+
+#include "mpi_control.h"
+
+#include "mpi_phases.h"
+
+/* -- posting and testing ------------------------------------------------------------------------------------------------------------- */
+
+static void unlist(mpi_request *r)
+{
+    if (r->previous) r->previous->next = r->next;
+    else if (r->group->active == r) r->group->active = r->next;
+    if (r->next) r->next->previous = r->previous;
+    r->next = r->previous = NULL;
+}
+
+/** Remember how the request ended. The first failure of a group is told to all its members. */
+static peri_status end(mpi_request *r, peri_status status)
+{
+    mpi_group *g = r->group;
+    char what[128], text[PERI_MESSAGE_MAX];
+    r->status = status;
+    unlist(r);
+    if (status >= 0) return status;
+    const char *message = host->error_message();
+    r->message = host->alloc(strlen(message) + 1);
+    if (r->message) memcpy(r->message, message, strlen(message) + 1);
+    if (!broken(g)) {
+        text_of(&r->op, g, what, sizeof what);
+        snprintf(text, sizeof text, "rank %d, %s: %.300s", g->rank, what, message);
+        group_fail(g, status, text);
+        poison_send(g, status, text);
+    }
+    return status;
+}
+
+/** After the messages of a phase: was anything else than expected received? */
+static peri_status check_messages(const mpi_request *r, int code)
+{
+    for (int32_t i = 0; i < r->n; i++) {
+        int count = 0, error = code == MPI_ERR_IN_STATUS ? r->statuses[i].MPI_ERROR : MPI_SUCCESS, class = MPI_SUCCESS;
+        if (error == MPI_ERR_PENDING) continue;
+        if (error != MPI_SUCCESS) MPI_Error_class(error, &class);
+        if (error != MPI_SUCCESS && class != MPI_ERR_TRUNCATE) return mpi_fail(r->slots[i].receive ? "a receive" : "a send", error);
+        if (!r->slots[i].receive) continue;
+        MPI_Get_count(&r->statuses[i], MPI_BYTE, &count);
+        if (class == MPI_ERR_TRUNCATE)
+            return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sent more than the %d bytes that rank %d expects", r->slots[i].peer, r->slots[i].bytes,
+                                  r->group->rank);
+        if (count != r->slots[i].bytes)
+            return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sent %d bytes, rank %d expects %d", r->slots[i].peer, count, r->group->rank,
+                                  r->slots[i].bytes);
+    }
+    return code == MPI_SUCCESS || code == MPI_ERR_IN_STATUS ? PERI_OK : mpi_fail("MPI_Testall", code);
+}
+
+/** Nothing has come: look at the notes now and then, and ask when it takes long. */
+static peri_status waiting(mpi_request *r)
+{
+    if (++r->polls & 31) return PERI_PENDING;
+    control_poll();
+    const mpi_group *bad = broken(r->group);
+    if (bad) return end(r, PERI_HOST_FAIL(host, bad->failed, "%s", bad->message));
+    int64_t now = host->time_ns();
+    if (!r->quiet_ns) r->quiet_ns = now;
+    if (now - r->quiet_ns < STALL_NS || now - r->asked_ns < ASK_NS || r->dropped || r->stalled) return PERI_PENDING;
+    r->asked_ns = now;
+    peri_status status = ask(r);
+    return status < 0 ? end(r, status) : status;
+}
+
+static peri_status mpi_test(void *request)
+{
+    mpi_request *r = request;
+    if (r->status != PERI_PENDING) return r->status >= 0 ? r->status : PERI_HOST_FAIL(host, r->status, "%s", r->message ? r->message : "");
+    if (r->dropped || r->stalled) return waiting(r);
+    int flag = 0;
+    int code = MPI_Testall(r->n, r->requests, &flag, r->statuses);
+    if (code == MPI_SUCCESS && !flag) return waiting(r);
+    peri_status status = check_messages(r, code);
+    r->quiet_ns = 0;
+    if (status >= 0) status = advance(r);
+    return status == PERI_PENDING ? status : end(r, status);
+}
+
+static peri_status mpi_post(void *group, const peri_coll_op *op, void **request)
+{
+    mpi_group *g = group;
+    const mpi_group *bad = broken(g);
+    if (bad) return PERI_HOST_FAIL(host, bad->failed, "%s", bad->message);
+    if (!g->history) {
+        g->history = host->alloc_zero(sizeof *g->history * HISTORY);
+        if (!g->history) return PERI_ENOMEM;
+    }
+    mpi_request *r = host->alloc_zero(sizeof *r);
+    if (!r) return PERI_ENOMEM;
+    r->group = g;
+    r->op = *op;
+    r->status = PERI_PENDING;
+    r->dropped = host->fault(FAULT_COLL_DROP);
+    r->stalled = host->fault(FAULT_COLL_STALL);
+    if (!r->dropped) {
+        peri_coll_op *h = &g->history[op->sequence % HISTORY];
+        *h = *op;
+        h->send_counts = h->recv_counts = NULL;
+        if (op->sequence > g->last) g->last = op->sequence;
+    }
+    r->next = g->active;
+    if (g->active) g->active->previous = r;
+    g->active = r;
+    peri_status status = r->dropped ? PERI_PENDING : advance(r);
+    if (status != PERI_PENDING) end(r, status);
+    *request = r; /* also after a failure: messages may be under way, and test reports it */
+    return PERI_OK;
+}
+
+static peri_status mpi_drop(void *request)
+{
+    mpi_request *r = request;
+    int32_t left = 0;
+    for (int32_t i = 0; i < r->n && !mpi.over; i++) {
+        int flag = 0;
+        if (r->requests[i] == MPI_REQUEST_NULL) continue;
+        if (!r->cancelled && r->slots[i].receive) MPI_Cancel(&r->requests[i]);
+        if (MPI_Test(&r->requests[i], &flag, MPI_STATUS_IGNORE) == MPI_SUCCESS && !flag) left++;
+    }
+    r->cancelled = true;
+    if (r->status == PERI_PENDING) {
+        unlist(r);
+        r->status = PERI_EABORTED;
+    }
+    if (left) return PERI_PENDING;
+    give_scratch(r);
+    host->free(r->statuses);
+    host->free(r->message);
+    host->free(r);
+    return PERI_OK;
+}
+
+static void mpi_abort(void *group, const char *message)
+{
+    mpi_group *g = group;
+    char text[PERI_MESSAGE_MAX];
+    if (g->failed != PERI_OK || mpi.over) return; /* who broke it has told the others */
+    snprintf(text, sizeof text, "rank %d gave up: %s", g->rank, message);
+    group_fail(g, PERI_EPEER, text);
+    poison_send(g, PERI_EPEER, text);
+    control_poll();
+}
+
+/* -- worlds and groups ----------------------------------------------------------------------------------------------------------------- */
+
+static peri_status mpi_probe(char *reason, size_t len)
+{
+    (void)reason, (void)len;
+    return PERI_OK;
+}
+
+static int32_t mpi_launched(void)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", NULL};
+    for (const char *const *n = names; *n; n++)
+        if (getenv(*n)) return atoi(getenv(*n));
+    return 1;
+}
+
+/** At the end of the process: finalize if everybody is leaving too; else end without, as a failure that mpirun sees. */
+static void at_exit(void)
+{
+    int finalized = 1;
+    if (!mpi.started || mpi.over || MPI_Finalized(&finalized) != MPI_SUCCESS || finalized) return;
+    bool clean = !mpi.broken;
+    if (mpi.open) {
+        clean = leave_world(mpi.broken ? 0 : mpi.timeout_ns) && clean;
+        mpi.open = false;
+    }
+    mpi.over = true;
+    if (clean && mpi.ours) MPI_Finalize();
+}
+
+static peri_status start(void)
+{
+    int ready = 0, level = 0;
+    if (mpi.started) return PERI_OK;
+    MPI_Initialized(&ready);
+    if (!ready) {
+        /* Copies between processes need a system call that containers may forbid; without it Open MPI complains and then fails. */
+        char byte = 1, copy = 0;
+        struct iovec from = {&byte, 1}, to = {&copy, 1};
+        if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1) setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
+        prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0); /* lets the other ranks do it where Yama guards it; an error is no matter */
+        int code = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
+        if (code != MPI_SUCCESS) return mpi_fail("MPI_Init_thread", code);
+        mpi.ours = true;
+    }
+    mpi.started = true;
+    atexit(at_exit);
+    return PERI_OK;
+}
+
+/** Exchange who is where. */
+static peri_status meet(void)
+{
+    char name[256] = "", space[64] = "";
+    gethostname(name, sizeof name - 1);
+    ssize_t n = readlink("/proc/self/ns/pid", space, sizeof space - 1);
+    uint64_t machine = 14695981039346656037u; /* FNV-1a */
+    for (const char *c = name; *c; c++) machine = (machine ^ (unsigned char)*c) * 1099511628211u;
+    for (ssize_t i = 0; i < n; i++) machine = (machine ^ (unsigned char)space[i]) * 1099511628211u;
+    MPI_Comm node;
+    int leader = mpi.rank, code = MPI_Comm_split_type(mpi.world, MPI_COMM_TYPE_SHARED, mpi.rank, MPI_INFO_NULL, &node);
+    if (code == MPI_SUCCESS) code = MPI_Bcast(&leader, 1, MPI_INT, 0, node);
+    if (code == MPI_SUCCESS) code = MPI_Comm_free(&node);
+    int64_t own[3] = {getpid(), (int64_t)machine, leader}, *all = host->alloc(sizeof own * (size_t)mpi.size);
+    host->free(mpi.peers);
+    mpi.peers = host->alloc_zero(sizeof *mpi.peers * (size_t)mpi.size);
+    if (!all || !mpi.peers) {
+        host->free(all);
+        return PERI_ENOMEM;
+    }
+    if (code == MPI_SUCCESS) code = MPI_Allgather(own, 3, MPI_INT64_T, all, 3, MPI_INT64_T, mpi.world);
+    int32_t nodes = 0;
+    for (int32_t i = 0; i < mpi.size && code == MPI_SUCCESS; i++) {
+        int32_t lead = (int32_t)all[3 * i + 2];
+        mpi.peers[i] = (peer){.pid = all[3 * i], .machine = (uint64_t)all[3 * i + 1]};
+        mpi.peers[i].node = lead == i ? nodes++ : mpi.peers[lead].node; /* a leader is its node's lowest rank */
+    }
+    host->free(all);
+    return code == MPI_SUCCESS ? PERI_OK : mpi_fail("peri_comm_open", code);
+}
+
+static mpi_group *group_make(mpi_group *parent, const int32_t *ranks, int32_t n, uint64_t tag)
+{
+    mpi_group *g = host->alloc_zero(sizeof *g);
+    int32_t *copy = host->alloc(sizeof *copy * (size_t)n);
+    if (!g || !copy) {
+        host->free(g);
+        host->free(copy);
+        return NULL;
+    }
+    g->parent = parent;
+    g->tag = tag;
+    g->size = n;
+    g->ranks = copy;
+    for (int32_t i = 0; i < n; i++) {
+        copy[i] = parent ? parent->ranks[ranks[i]] : i;
+        if (copy[i] == mpi.rank) g->rank = i;
+    }
+    g->comm = MPI_COMM_NULL;
+    g->next = mpi.groups;
+    mpi.groups = g;
+    return g;
+}
+
+static peri_status mpi_open(peri_coll_open *boot, void **group)
+{
+    if (mpi.open) return PERI_HOST_FAIL(host, PERI_EINVAL, "mpi: this process is in a world already");
+    if (mpi.broken || mpi.over) return PERI_HOST_FAIL(host, PERI_EABORTED, "mpi: an earlier world of this process failed or is over");
+    TRY(start());
+    int *bound = NULL, found = 0, code = mpi.world ? MPI_SUCCESS : MPI_Comm_dup(MPI_COMM_WORLD, &mpi.world);
+    if (code == MPI_SUCCESS && !mpi.control) code = MPI_Comm_dup(MPI_COMM_WORLD, &mpi.control);
+    if (code != MPI_SUCCESS) return mpi_fail("MPI_Comm_dup", code);
+    MPI_Comm_set_errhandler(mpi.world, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(mpi.control, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(mpi.world, &mpi.rank);
+    MPI_Comm_size(mpi.world, &mpi.size);
+    if ((boot->size && boot->size != mpi.size) || (boot->rank >= 0 && boot->rank != mpi.rank))
+        return PERI_HOST_FAIL(host, PERI_EINVAL, "mpi: rank %d of %d wanted, this is rank %d of %d", boot->rank, boot->size, mpi.rank, mpi.size);
+    MPI_Comm_get_attr(mpi.world, MPI_TAG_UB, &bound, &found);
+    int64_t most = found ? *bound : 32767;
+    for (mpi.hash_bits = 0; (int64_t)1 << (SEQUENCE_BITS + mpi.hash_bits + 1) <= most + 1; mpi.hash_bits++) {}
+    const char *limit = getenv("PERI_TEST_COUNT_LIMIT");
+    mpi.piece = limit && atoll(limit) > 0 && atoll(limit) < INT32_MAX ? atoll(limit) : 1 << 30;
+    mpi.timeout_ns = boot->timeout_ns;
+    TRY(meet());
+    mpi.epoch++;
+    mpi.open = true;
+    receive_next();
+    mpi_group *g = group_make(NULL, NULL, mpi.size, 0);
+    if (!g) return PERI_ENOMEM;
+    g->comm = mpi.world;
+    boot->rank = mpi.rank;
+    boot->size = mpi.size;
+    *group = g;
+    return PERI_OK;
+}
+
+static int32_t mpi_node(void *group, int32_t rank)
+{
+    (void)group;
+    return mpi.peers[rank].node;
+}
+
+/** Wait, within the deadline, until every member is about to make the group: MPI's own call for it cannot be interrupted. */
+static peri_status gather_members(const mpi_group *g)
+{
+    int tag = 1 + (int)(g->tag % 32000);
+    int64_t until = host->time_ns() + mpi.timeout_ns;
+    char byte = 0, in = 0;
+    for (int64_t distance = 1; distance < g->size; distance *= 2) {
+        MPI_Request requests[2];
+        int32_t from = g->ranks[(g->rank - distance + g->size) % g->size], to = g->ranks[(g->rank + distance) % g->size];
+        int done = 0, code = MPI_Irecv(&in, 1, MPI_BYTE, from, tag, mpi.control, &requests[0]);
+        if (code == MPI_SUCCESS) code = MPI_Isend(&byte, 1, MPI_BYTE, to, tag, mpi.control, &requests[1]);
+        for (int64_t round = 0; code == MPI_SUCCESS && !done; round++) {
+            code = MPI_Testall(2, requests, &done, MPI_STATUSES_IGNORE);
+            if (done || code != MPI_SUCCESS) break;
+            control_poll();
+            const mpi_group *bad = broken(g->parent);
+            const char *why = bad ? bad->message : mpi.peers[from].left >= mpi.epoch || gone(from) ? "it is gone" : NULL;
+            if (why || host->time_ns() > until) {
+                MPI_Cancel(&requests[0]);
+                mpi.broken = true;
+                return PERI_HOST_FAIL(host, why ? PERI_EPEER : PERI_ETIMEOUT, "mpi: making a group, waiting for rank %d of the world: %s", from,
+                                      why ? why : "it did not come");
+            }
+            host->pause(round);
+        }
+        if (code != MPI_SUCCESS) return mpi_fail("peri_group_new", code);
+    }
+    return PERI_OK;
+}
+
+static void mpi_release(void *group)
+{
+    mpi_group *g = group;
+    for (mpi_group **p = &mpi.groups; *p; p = &(*p)->next)
+        if (*p == g) {
+            *p = g->next;
+            break;
+        }
+    host->free(g->scratch);
+    host->free(g->history);
+    host->free(g->ranks);
+    host->free(g);
+}
+
+static peri_status mpi_subgroup(void *group, const int32_t *ranks, int32_t n, uint64_t tag, void **sub)
+{
+    mpi_group *parent = group, *g = group_make(parent, ranks, n, tag);
+    if (!g) return PERI_ENOMEM;
+    peri_status status = gather_members(g);
+    if (status >= 0) {
+        MPI_Group all, members;
+        MPI_Comm_group(mpi.world, &all);
+        MPI_Group_incl(all, n, g->ranks, &members);
+        int code = MPI_Comm_create_group(mpi.world, members, (int)(tag % 32000), &g->comm);
+        MPI_Group_free(&members);
+        MPI_Group_free(&all);
+        if (code == MPI_SUCCESS) code = MPI_Comm_set_errhandler(g->comm, MPI_ERRORS_RETURN);
+        if (code != MPI_SUCCESS) status = mpi_fail("MPI_Comm_create_group", code);
+    }
+    if (status < 0) mpi_release(g);
+    else *sub = g;
+    return status;
+}
+
+static peri_status mpi_close(void *group)
+{
+    mpi_group *g = group;
+    if (g->left || mpi.over) return PERI_OK;
+    g->left = true;
+    if (g->parent) {
+        /* Every operation of a sound group is complete here: no message can still come. */
+        if (!broken(g) && g->comm != MPI_COMM_NULL) MPI_Comm_free(&g->comm);
+        return PERI_OK;
+    }
+    bool clean = leave_world(mpi.broken ? 0 : mpi.timeout_ns);
+    if (control.receiving != MPI_REQUEST_NULL && clean) {
+        MPI_Cancel(&control.receiving);
+        MPI_Wait(&control.receiving, MPI_STATUS_IGNORE); /* returns at once: it is local after a cancel, everybody has left */
+    }
+    mpi.open = false;
+    if (!clean && !mpi.broken) {
+        mpi.broken = true;
+        return PERI_HOST_FAIL(host, PERI_ETIMEOUT, "mpi: other ranks did not leave the world within %g s", (double)mpi.timeout_ns * 1e-9);
+    }
+    return PERI_OK;
+}
+
+static const peri_coll_vtab vtab = {
+    .size = sizeof vtab,
+    .abi = PERI_COLL_ABI,
+    .name = "mpi",
+    .takes = PERI_COLL_HOST,
+    .probe = mpi_probe,
+    .launched = mpi_launched,
+    .open = mpi_open,
+    .node = mpi_node,
+    .subgroup = mpi_subgroup,
+    .post = mpi_post,
+    .test = mpi_test,
+    .blame = mpi_blame,
+    .drop = mpi_drop,
+    .abort = mpi_abort,
+    .close = mpi_close,
+    .release = mpi_release,
+};
+
+__attribute__((visibility("default"))) const peri_coll_vtab *peri_coll_entry_v1(const peri_plugin_host *lent);
+const peri_coll_vtab *peri_coll_entry_v1(const peri_plugin_host *lent)
+{
+    host = lent;
+    return &vtab;
+}

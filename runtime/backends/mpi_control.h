@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mpi_control.h: part of mpi.c: what ranks tell each other beside the data, over a communicator of its own.
+ *
+ *   QUERY   "I wait for you in operation s of group g, whose signature is ...": sent when nothing has come for a while. The receiver
+ *           compares with what it posted under that number; if it differs, both are wrong and everybody is told (POISON).
+ *   ANSWER  what the asked rank is doing instead
+ *   POISON  a group is broken, and why
+ *   LEAVE   this rank leaves the world; nobody finalizes MPI before all have left
+ *
+ * Notes are small enough to be sent eagerly, so none waits for its receiver.
+ */
+
+enum { NOTE_QUERY, NOTE_ANSWER, NOTE_POISON, NOTE_LEAVE };
+enum { NOTE_TAG = 0 };
+
+#define STALL_NS ((int64_t)50000000)   /* without news for so long, a rank asks */
+#define ASK_NS ((int64_t)200000000)    /* and asks again after so long */
+
+typedef struct note {
+    int32_t kind, from; /* rank in the world */
+    int32_t status, epoch;
+    uint64_t group, sequence, signature;
+    int64_t send, recv; /* QUERY about all_to_all: elements for and expected from the receiver of the note; else -1 */
+    char text[PERI_MESSAGE_MAX];
+} note;
+
+typedef struct outgoing {
+    struct outgoing *next;
+    MPI_Request request;
+    note note;
+} outgoing;
+
+static struct {
+    note in;
+    MPI_Request receiving;
+    outgoing *out;
+} control;
+
+static void text_of(const peri_coll_op *op, const mpi_group *g, char *text, size_t len) { peri_coll_op_text(op, g->size, text, len); }
+
+/** Send a note to rank @to of the world. Never waits; out of memory it is not sent, and the others run into their deadlines. */
+static void note_send(int32_t to, const note *n)
+{
+    outgoing *o = host->alloc(sizeof *o);
+    if (!o) return;
+    o->note = *n;
+    o->note.from = mpi.rank;
+    o->note.epoch = mpi.epoch;
+    int bytes = (int)(offsetof(note, text) + strlen(n->text) + 1);
+    if (MPI_Isend(&o->note, bytes, MPI_BYTE, to, NOTE_TAG, mpi.control, &o->request) != MPI_SUCCESS) {
+        host->free(o);
+        return;
+    }
+    o->next = control.out;
+    control.out = o;
+}
+
+/** Tell the other members that the group is broken. */
+static void poison_send(const mpi_group *g, peri_status status, const char *message)
+{
+    note n = {.kind = NOTE_POISON, .status = status, .group = g->tag};
+    snprintf(n.text, sizeof n.text, "%s", message);
+    for (int32_t i = 0; i < g->size; i++)
+        if (i != g->rank && mpi.peers[g->ranks[i]].left < mpi.epoch) note_send(g->ranks[i], &n);
+}
+
+static mpi_group *group_of(uint64_t tag)
+{
+    mpi_group *g = mpi.groups;
+    while (g && (g->tag != tag || g->released)) g = g->next;
+    return g;
+}
+
+/** What this rank is doing instead of operation @sequence of @g. */
+static void describe_self(const mpi_group *g, char *text, size_t len)
+{
+    char what[128];
+    size_t used = (size_t)snprintf(text, len, "its last operation here: %llu", (unsigned long long)g->last);
+    for (const mpi_group *other = mpi.groups; other && used < len; other = other->next) {
+        if (!other->active) continue;
+        text_of(&other->active->op, other, what, sizeof what);
+        snprintf(text + used, len - used, "; it waits in %s%s", what, other == g ? "" : " of another group");
+        return;
+    }
+}
+
+static const mpi_request *active_of(const mpi_group *g, uint64_t sequence)
+{
+    const mpi_request *r = g->active;
+    while (r && r->op.sequence != sequence) r = r->next;
+    return r;
+}
+
+static void handle_query(const note *n)
+{
+    mpi_group *g = group_of(n->group);
+    note reply = {.kind = NOTE_ANSWER};
+    if (!g || g->failed != PERI_OK) {
+        if (g) poison_send(g, g->failed, g->message); /* the asker has missed it */
+        return;
+    }
+    int32_t asker = 0;
+    while (asker < g->size && g->ranks[asker] != n->from) asker++;
+    const peri_coll_op *mine = g->history ? &g->history[n->sequence % HISTORY] : NULL;
+    if (!mine || mine->sequence != n->sequence || asker == g->size) {
+        describe_self(g, reply.text, sizeof reply.text);
+        note_send(n->from, &reply);
+        return;
+    }
+    char what[160], text[PERI_MESSAGE_MAX] = "";
+    const mpi_request *r = active_of(g, n->sequence);
+    const peri_coll_op *op = r ? &r->op : mine;
+    text_of(op, g, what, sizeof what);
+    if (mine->signature != n->signature)
+        snprintf(text, sizeof text, "the ranks disagree: rank %d posted %.160s, rank %d posted %.160s", asker, n->text, g->rank, what);
+    else if (r && n->send >= 0 && (op->recv_counts[asker] != n->send || op->send_counts[asker] != n->recv))
+        snprintf(text, sizeof text, "the ranks disagree: rank %d posted %.160s, rank %d posted %.160s", asker, n->text, g->rank, what);
+    if (text[0]) {
+        group_fail(g, PERI_EMISMATCH, text);
+        poison_send(g, PERI_EMISMATCH, text);
+        return;
+    }
+    snprintf(reply.text, sizeof reply.text, "it has posted it and is %s", r ? "waiting too" : "done with it");
+    note_send(n->from, &reply);
+}
+
+static void handle(const note *n)
+{
+    if (n->epoch != mpi.epoch || n->from < 0 || n->from >= mpi.size) return; /* of a world that is over */
+    peer *p = &mpi.peers[n->from];
+    if (n->kind == NOTE_QUERY) handle_query(n);
+    if (n->kind == NOTE_LEAVE) p->left = n->epoch;
+    if (n->kind == NOTE_ANSWER) {
+        p->answered_ns = host->time_ns();
+        snprintf(p->answer, sizeof p->answer, "%.159s", n->text);
+    }
+    if (n->kind == NOTE_POISON) {
+        mpi_group *g = group_of(n->group);
+        if (g) group_fail(g, n->status, n->text);
+    }
+}
+
+static void receive_next(void)
+{
+    if (MPI_Irecv(&control.in, (int)sizeof control.in, MPI_BYTE, MPI_ANY_SOURCE, NOTE_TAG, mpi.control, &control.receiving) != MPI_SUCCESS)
+        control.receiving = MPI_REQUEST_NULL;
+}
+
+/** Read the notes that have come, and forget those that have gone. */
+static void control_poll(void)
+{
+    if (!mpi.open) return;
+    for (;;) {
+        int flag = 0, count = 0;
+        MPI_Status status;
+        if (control.receiving == MPI_REQUEST_NULL || MPI_Test(&control.receiving, &flag, &status) != MPI_SUCCESS || !flag) break;
+        MPI_Get_count(&status, MPI_BYTE, &count);
+        note n = control.in;
+        receive_next();
+        if (count <= (int)offsetof(note, text)) continue;
+        n.text[sizeof n.text - 1] = 0;
+        handle(&n);
+    }
+    for (outgoing **o = &control.out; *o;) {
+        int flag = 0;
+        outgoing *x = *o;
+        if (MPI_Test(&x->request, &flag, MPI_STATUS_IGNORE) == MPI_SUCCESS && !flag) {
+            o = &x->next;
+            continue;
+        }
+        *o = x->next;
+        host->free(x);
+    }
+}
+
+/** True when the process of rank @rank of the world is known to be gone. */
+static bool gone(int32_t rank)
+{
+    const peer *p = &mpi.peers[rank];
+    return p->machine == mpi.peers[mpi.rank].machine && kill((pid_t)p->pid, 0) != 0 && errno == ESRCH;
+}
+
+/** Mark the members that @r still waits for. */
+static void waited_for(mpi_request *r, bool *members)
+{
+    memset(members, 0, sizeof *members * (size_t)r->group->size);
+    for (int32_t i = 0; i < r->n; i++) {
+        int flag = 1;
+        if (r->requests[i] == MPI_REQUEST_NULL) continue;
+        MPI_Request_get_status(r->requests[i], &flag, MPI_STATUS_IGNORE);
+        if (!flag) members[r->slots[i].peer] = true;
+    }
+}
+
+/** Nothing has come for a while: ask, and look who is gone. PERI_PENDING or the failure. */
+static peri_status ask(mpi_request *r)
+{
+    mpi_group *g = r->group;
+    bool fixed[64], *members = g->size <= 64 ? fixed : host->alloc(sizeof *members * (size_t)g->size);
+    if (!members) return PERI_PENDING;
+    peri_status status = PERI_PENDING;
+    note n = {.kind = NOTE_QUERY, .group = g->tag, .sequence = r->op.sequence, .signature = r->op.signature, .send = -1, .recv = -1};
+    text_of(&r->op, g, n.text, 160);
+    waited_for(r, members);
+    for (int32_t i = 0; i < g->size && status == PERI_PENDING; i++) {
+        const peer *p = &mpi.peers[g->ranks[i]];
+        if (!members[i]) continue;
+        if (p->left >= mpi.epoch) {
+            status = PERI_HOST_FAIL(host, PERI_EPEER, "rank %d has left the world and will never post it", i);
+        } else if (gone(g->ranks[i])) {
+            status = PERI_HOST_FAIL(host, PERI_EPEER, "rank %d (process %lld) is gone", i, (long long)p->pid);
+        } else {
+            if (r->op.kind == PERI_COLL_ALL_TO_ALL) n.send = r->op.send_counts[i], n.recv = r->op.recv_counts[i];
+            note_send(g->ranks[i], &n);
+        }
+    }
+    if (members != fixed) host->free(members);
+    return status;
+}
+
+static void mpi_blame(void *request, char *text, size_t len)
+{
+    mpi_request *r = request;
+    mpi_group *g = r->group;
+    size_t used = 0;
+    int32_t shown = 0;
+    bool fixed[64], *members = g->size <= 64 ? fixed : host->alloc(sizeof *members * (size_t)g->size);
+    if (!members) return;
+    control_poll();
+    waited_for(r, members);
+    int64_t now = host->time_ns();
+    for (int32_t i = 0; i < g->size; i++) {
+        if (!members[i] || shown++ >= 4 || used >= len) continue;
+        const peer *p = &mpi.peers[g->ranks[i]];
+        bool heard = p->answered_ns && now - p->answered_ns < 4 * ASK_NS;
+        used += (size_t)snprintf(text + used, len - used, "%srank %d (%s)", shown > 1 ? ", " : "", i,
+                                 heard ? p->answer : "no answer: it computes, or is stopped");
+    }
+    if (shown > 4 && used < len) snprintf(text + used, len - used, " and %d more", shown - 4);
+    if (!shown) snprintf(text, len, "its own completion");
+    if (members != fixed) host->free(members);
+}
+
+/** Say goodbye and wait until everybody has, MPI may be finalized then. Not true: somebody failed, or the deadline passed. */
+static bool leave_world(int64_t timeout_ns)
+{
+    note n = {.kind = NOTE_LEAVE};
+    mpi.peers[mpi.rank].left = mpi.epoch;
+    for (int32_t i = 0; i < mpi.size; i++)
+        if (i != mpi.rank) note_send(i, &n);
+    int64_t until = host->time_ns() + timeout_ns;
+    for (int64_t round = 0;; round++) {
+        int32_t here = 0, dead = 0;
+        control_poll();
+        for (int32_t i = 0; i < mpi.size; i++) {
+            if (mpi.peers[i].left >= mpi.epoch) continue;
+            here++;
+            if (round % 1024 == 1023) dead += gone(i);
+        }
+        if (!here && !control.out) return true;
+        if (mpi.broken || dead || host->time_ns() > until) break;
+        host->pause(round);
+    }
+    /* What was sent should still arrive: a moment for the notes under way. */
+    int64_t grace = host->time_ns() + 100000000;
+    for (int64_t round = 0; control.out && host->time_ns() < grace; round++) {
+        control_poll();
+        host->pause(round);
+    }
+    return false;
+}

@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mpi_phases.h: part of mpi.c: each operation as phases of point-to-point messages.
+ */
+
+/* -- messages of a request ----------------------------------------------------------------------------------------------------------- */
+
+static int tag_of(const mpi_request *r)
+{
+    uint64_t hash = r->op.signature ^ (r->op.signature >> 32);
+    uint64_t sequence = r->op.sequence & ((1u << SEQUENCE_BITS) - 1);
+    return (int)((sequence << mpi.hash_bits) | (hash & ((1u << mpi.hash_bits) - 1)));
+}
+
+static peri_status grow(mpi_request *r)
+{
+    int32_t room = r->room ? r->room * 2 : 2 * r->group->size + 2;
+    char *block = host->alloc((sizeof(MPI_Request) + sizeof(MPI_Status) + sizeof(slot)) * (size_t)room);
+    if (!block) return PERI_ENOMEM;
+    MPI_Status *statuses = (MPI_Status *)block;
+    MPI_Request *requests = (MPI_Request *)(statuses + room);
+    slot *slots = (slot *)(requests + room);
+    if (r->n) {
+        memcpy(requests, r->requests, sizeof *requests * (size_t)r->n);
+        memcpy(slots, r->slots, sizeof *slots * (size_t)r->n);
+    }
+    host->free(r->statuses);
+    r->statuses = statuses;
+    r->requests = requests;
+    r->slots = slots;
+    r->room = room;
+    return PERI_OK;
+}
+
+/** Start one message of any size, in pieces that MPI can count. */
+static peri_status message(mpi_request *r, bool receive, int other, const void *data, int64_t bytes)
+{
+    const mpi_group *g = r->group;
+    char *p = (char *)(uintptr_t)data;
+    do {
+        if (r->n == r->room) {
+            peri_status status = grow(r);
+            if (status < 0) return status;
+        }
+        int64_t now = bytes < mpi.piece ? bytes : mpi.piece;
+        MPI_Request *request = &r->requests[r->n];
+        int code = receive ? MPI_Irecv(p, (int)now, MPI_BYTE, other, tag_of(r), g->comm, request)
+                           : MPI_Isend(p, (int)now, MPI_BYTE, other, tag_of(r), g->comm, request);
+        if (code != MPI_SUCCESS) return mpi_fail(receive ? "MPI_Irecv" : "MPI_Isend", code);
+        r->slots[r->n++] = (slot){other, (int)now, receive};
+        p += now;
+        bytes -= now;
+    } while (bytes > 0);
+    return PERI_OK;
+}
+
+/** Receives first, so that messages find their buffers; then sends, each rank beginning with another one. */
+static peri_status exchange(mpi_request *r, char *recv, const int64_t *recv_at, const int64_t *recv_bytes, const char *send, const int64_t *send_at,
+                            const int64_t *send_bytes)
+{
+    int32_t rank = r->group->rank, size = r->group->size;
+    for (int32_t k = 1; k < size; k++) {
+        int32_t from = (rank - k + size) % size;
+        TRY(message(r, true, from, recv + recv_at[from], recv_bytes[from]));
+    }
+    for (int32_t k = 1; k < size; k++) {
+        int32_t to = (rank + k) % size;
+        TRY(message(r, false, to, send + send_at[to], send_bytes[to]));
+    }
+    return PERI_OK;
+}
+
+/** Places and sizes of the parts of a buffer, in bytes. */
+typedef struct layout {
+    int64_t *at, *bytes;
+    int64_t fixed[64];
+} layout;
+
+static peri_status layout_init(layout *l, int32_t size)
+{
+    l->at = size <= 32 ? l->fixed : host->alloc(sizeof(int64_t) * 2 * (size_t)size);
+    l->bytes = l->at + size;
+    return l->at ? PERI_OK : PERI_ENOMEM;
+}
+
+static void layout_fini(layout *l)
+{
+    if (l->at != l->fixed) host->free(l->at);
+}
+
+/** Consecutive parts of counts[i] elements. */
+static void layout_parts(layout *l, const int64_t *counts, int32_t size, int64_t element)
+{
+    int64_t at = 0;
+    for (int32_t i = 0; i < size; i++) {
+        l->at[i] = at;
+        l->bytes[i] = counts[i] * element;
+        at += l->bytes[i];
+    }
+}
+
+static void layout_same(layout *l, int32_t size, int64_t at, int64_t bytes)
+{
+    for (int32_t i = 0; i < size; i++) l->at[i] = at, l->bytes[i] = bytes;
+}
+
+/* -- sums ------------------------------------------------------------------------------------------------------------------------ */
+
+static void reduce_range(void *ctx, int64_t begin, int64_t end) { host->kernels()->fn[PERI_K_reduce](ctx, begin, end); }
+
+/** dst = sum over the ranks, in their order, of own (this rank's) and the others' vectors in @scratch, `stride` bytes apart. */
+static peri_status sum_up(mpi_request *r, void *dst, const void *own, const char *scratch, int64_t count, int64_t stride)
+{
+    const mpi_group *g = r->group;
+    const void *fixed[64], **src = fixed;
+    if (count <= 0) return PERI_OK;
+    if (g->size > 64) {
+        src = host->alloc(sizeof *src * (size_t)g->size);
+        if (!src) return PERI_ENOMEM;
+    }
+    for (int32_t i = 0; i < g->size; i++) src[i] = i == g->rank ? own : scratch + (i < g->rank ? i : i - 1) * stride;
+    peri_k_reduce_args args = {.dst = dst, .src = src, .n = g->size, .dtype = r->op.dtype, .reduce = r->op.reduce};
+    host->parallel_for(count, 1 << 16, reduce_range, &args);
+    if (src != fixed) host->free(src);
+    return PERI_OK;
+}
+
+/** Room for @bytes, from the group's spare block if that is large enough. */
+static peri_status take_scratch(mpi_request *r, int64_t bytes)
+{
+    mpi_group *g = r->group;
+    if (g->scratch && g->scratch_bytes >= bytes) {
+        r->scratch = g->scratch;
+        r->scratch_bytes = g->scratch_bytes;
+        g->scratch = NULL;
+        return PERI_OK;
+    }
+    r->scratch = host->alloc((size_t)(bytes ? bytes : 1));
+    r->scratch_bytes = bytes;
+    return r->scratch ? PERI_OK : PERI_ENOMEM;
+}
+
+static void give_scratch(mpi_request *r)
+{
+    mpi_group *g = r->group;
+    if (!r->scratch) return;
+    if (!g->scratch || g->scratch_bytes < r->scratch_bytes) {
+        host->free(g->scratch);
+        g->scratch = r->scratch;
+        g->scratch_bytes = r->scratch_bytes;
+    } else {
+        host->free(r->scratch);
+    }
+    r->scratch = NULL;
+}
+
+/** First element of part @i of a vector that all_reduce cuts: parts are whole cache lines. */
+static int64_t cut(int64_t count, int32_t size, int32_t i)
+{
+    int64_t at = (count + 63) / 64 * i / size * 64;
+    return at < count ? at : count;
+}
+
+/* -- the operations, phase by phase ---------------------------------------------------------------------------------------------------- */
+
+/* A phase function is called first at the post and then whenever the messages of the phase before are complete. It starts the next messages
+ * and returns PERI_PENDING, or PERI_OK when the operation is complete. r->phase counts the calls. */
+
+static peri_status barrier_phase(mpi_request *r)
+{
+    int32_t size = r->group->size, rank = r->group->rank;
+    int64_t distance = (int64_t)1 << r->phase;
+    if (distance >= size) return PERI_OK;
+    TRY(message(r, true, (int)((rank - distance + size) % size), r, 0));
+    TRY(message(r, false, (int)((rank + distance) % size), r, 0));
+    return PERI_PENDING;
+}
+
+static peri_status broadcast_phase(mpi_request *r)
+{
+    const peri_coll_op *op = &r->op;
+    int32_t size = r->group->size, place = (r->group->rank - op->root + size) % size; /* the root has place 0 and nothing to receive */
+    int32_t step = place == 0 ? r->phase + 1 : r->phase;
+    int64_t bytes = op->count * size_of(op->dtype);
+    int32_t low = 1; /* the lowest bit of place: the parent is place - low, children are place + lower bits */
+    while (low < size && !(place & low)) low <<= 1;
+    if (step == 0) {
+        TRY(message(r, true, (place - low + op->root) % size, op->recv, bytes));
+        return PERI_PENDING;
+    }
+    for (int32_t child = low >> 1; step == 1 && child > 0; child >>= 1)
+        if (place + child < size) TRY(message(r, false, (place + child + op->root) % size, op->recv, bytes));
+    return r->n ? PERI_PENDING : PERI_OK;
+}
+
+/** Own part of a gather: from send, if it is not in its place already. */
+static void keep_own(void *dst, const void *src, int64_t bytes)
+{
+    if (dst != src && bytes > 0) memmove(dst, src, (size_t)bytes);
+}
+
+static peri_status all_gather_phase(mpi_request *r)
+{
+    const peri_coll_op *op = &r->op;
+    int32_t size = r->group->size, rank = r->group->rank;
+    layout in, out;
+    if (r->phase > 0) return PERI_OK;
+    TRY(layout_init(&in, size));
+    peri_status status = layout_init(&out, size);
+    if (status >= 0) {
+        layout_parts(&in, op->recv_counts, size, size_of(op->dtype));
+        layout_same(&out, size, 0, in.bytes[rank]);
+        status = exchange(r, op->recv, in.at, in.bytes, op->send, out.at, out.bytes);
+        keep_own((char *)op->recv + in.at[rank], op->send, in.bytes[rank]);
+        layout_fini(&out);
+    }
+    layout_fini(&in);
+    return status < 0 ? status : PERI_PENDING;
+}
+
+static peri_status all_to_all_phase(mpi_request *r)
+{
+    const peri_coll_op *op = &r->op;
+    int32_t size = r->group->size, rank = r->group->rank;
+    layout in, out;
+    if (r->phase > 0) return PERI_OK;
+    if (op->send_counts[rank] != op->recv_counts[rank])
+        return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sends %lld elements to itself and expects %lld", rank,
+                              (long long)op->send_counts[rank], (long long)op->recv_counts[rank]);
+    TRY(layout_init(&in, size));
+    peri_status status = layout_init(&out, size);
+    if (status >= 0) {
+        layout_parts(&in, op->recv_counts, size, size_of(op->dtype));
+        layout_parts(&out, op->send_counts, size, size_of(op->dtype));
+        status = exchange(r, op->recv, in.at, in.bytes, op->send, out.at, out.bytes);
+        keep_own((char *)op->recv + in.at[rank], (const char *)op->send + out.at[rank], in.bytes[rank]);
+        layout_fini(&out);
+    }
+    layout_fini(&in);
+    return status < 0 ? status : PERI_PENDING;
+}
+
+/** Start the messages of segment @s: elements [s * step, (s + 1) * step) of every part. */
+static peri_status start_segment(mpi_request *r, const int64_t *begin, const int64_t *end, int64_t s, int64_t step, int64_t stride)
+{
+    const peri_coll_op *op = &r->op;
+    int32_t size = r->group->size, rank = r->group->rank;
+    int64_t element = size_of(op->dtype), at = s * step, own = end[rank] - begin[rank] - at;
+    char *into = r->scratch + (s & 1) * (size - 1) * stride;
+    if (own > step) own = step;
+    for (int32_t k = 1; k < size; k++) {
+        int32_t from = (rank - k + size) % size;
+        if (own > 0 || s == 0) TRY(message(r, true, from, into + (from < rank ? from : from - 1) * stride, own > 0 ? own * element : 0));
+    }
+    for (int32_t k = 1; k < size; k++) {
+        int32_t to = (rank + k) % size;
+        int64_t n = end[to] - begin[to] - at;
+        if (n > step) n = step;
+        if (n > 0 || s == 0) TRY(message(r, false, to, (const char *)op->send + (begin[to] + at) * element, n > 0 ? n * element : 0));
+    }
+    return PERI_OK;
+}
+
+/** Reduce-scatter of the parts [begin[i], end[i]) of op->send; this rank's sum goes to @dst. Call p starts segment p and sums segment p - 1. */
+static peri_status scatter(mpi_request *r, const int64_t *begin, const int64_t *end, void *dst)
+{
+    const peri_coll_op *op = &r->op;
+    int32_t size = r->group->size, rank = r->group->rank;
+    int64_t element = size_of(op->dtype), step = SEGMENT / element, own = end[rank] - begin[rank], most = 0, p = r->phase;
+    for (int32_t i = 0; i < size; i++) most = end[i] - begin[i] > most ? end[i] - begin[i] : most;
+    int64_t stride = (own < step ? own : step) * element;
+    if (p == 0) TRY(take_scratch(r, (own > step ? 2 : 1) * (size - 1) * stride));
+    bool more = p == 0 || p * step < most;
+    if (more) TRY(start_segment(r, begin, end, p, step, stride));
+    if (p > 0) {
+        int64_t at = (p - 1) * step, n = own - at < step ? own - at : step;
+        TRY(sum_up(r, (char *)dst + at * element, (const char *)op->send + (begin[rank] + at) * element,
+                   r->scratch + ((p - 1) & 1) * (size - 1) * stride, n, stride));
+    }
+    return more ? PERI_PENDING : PERI_OK;
+}
+
+static peri_status reduce_scatter_phase(mpi_request *r)
+{
+    const peri_coll_op *op = &r->op;
+    int32_t size = r->group->size;
+    layout parts = {0};
+    TRY(layout_init(&parts, size));
+    layout_parts(&parts, op->send_counts, size, 1);
+    for (int32_t i = 0; i < size; i++) parts.bytes[i] += parts.at[i]; /* here: the ends */
+    peri_status status = scatter(r, parts.at, parts.bytes, op->recv);
+    layout_fini(&parts);
+    return status;
+}
+
+/** all_reduce of a small vector: everybody sends it to everybody. */
+static peri_status small_reduce_phase(mpi_request *r)
+{
+    const peri_coll_op *op = &r->op;
+    int32_t size = r->group->size, rank = r->group->rank;
+    int64_t bytes = op->count * size_of(op->dtype);
+    if (r->phase > 0) return sum_up(r, op->recv, op->send, r->scratch, op->count, bytes);
+    TRY(take_scratch(r, (size - 1) * bytes));
+    for (int32_t k = 1; k < size; k++) {
+        int32_t from = (rank - k + size) % size;
+        TRY(message(r, true, from, r->scratch + (from < rank ? from : from - 1) * bytes, bytes));
+    }
+    for (int32_t k = 1; k < size; k++) TRY(message(r, false, (rank + k) % size, op->send, bytes));
+    return PERI_PENDING;
+}
+
+static peri_status all_reduce_phase(mpi_request *r)
+{
+    const peri_coll_op *op = &r->op;
+    int32_t size = r->group->size, rank = r->group->rank;
+    int64_t element = size_of(op->dtype);
+    if (op->count * element * size <= SMALL_REDUCE) return small_reduce_phase(r);
+    if (r->stage == 2) return PERI_OK;
+    layout parts = {0};
+    TRY(layout_init(&parts, size));
+    for (int32_t i = 0; i < size; i++) parts.at[i] = cut(op->count, size, i), parts.bytes[i] = cut(op->count, size, i + 1);
+    peri_status status = PERI_OK;
+    if (r->stage == 0) status = scatter(r, parts.at, parts.bytes, (char *)op->recv + parts.at[rank] * element);
+    if (status == PERI_OK) { /* every rank has the sum of its part */
+        r->stage = 2;
+        layout out;
+        status = layout_init(&out, size);
+        if (status >= 0) {
+            layout_same(&out, size, parts.at[rank] * element, (parts.bytes[rank] - parts.at[rank]) * element);
+            for (int32_t i = 0; i < size; i++) parts.bytes[i] = (parts.bytes[i] - parts.at[i]) * element, parts.at[i] *= element;
+            status = exchange(r, op->recv, parts.at, parts.bytes, op->recv, out.at, out.bytes);
+            layout_fini(&out);
+        }
+        if (status >= 0) status = PERI_PENDING;
+    }
+    layout_fini(&parts);
+    return status;
+}
+
+/** Go on until messages are under way or the operation is complete. */
+static peri_status advance(mpi_request *r)
+{
+    static peri_status (*const phases[PERI_COLL_KIND_COUNT])(mpi_request *) = {
+        [PERI_COLL_BARRIER] = barrier_phase,       [PERI_COLL_BROADCAST] = broadcast_phase,
+        [PERI_COLL_ALL_REDUCE] = all_reduce_phase, [PERI_COLL_ALL_GATHER] = all_gather_phase,
+        [PERI_COLL_REDUCE_SCATTER] = reduce_scatter_phase, [PERI_COLL_ALL_TO_ALL] = all_to_all_phase};
+    peri_status status;
+    do {
+        r->n = 0;
+        status = phases[r->op.kind](r);
+        r->phase++;
+    } while (status == PERI_PENDING && r->n == 0);
+    return status;
+}
