@@ -145,7 +145,7 @@ $(LIB_A): $(OBJ)
 
 $(LIB_SO): $(OBJ)
 	@$(if $(V),,echo '  LINK    $@')
-	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -shared -Wl,-soname,libperilune.so.$(SOVERSION) $(if $(SAN),,-Wl,-z,defs) $^ $(LIBS) -o $@
+	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -shared -Wl,-z,nodelete -Wl,-soname,libperilune.so.$(SOVERSION) $(if $(SAN),,-Wl,-z,defs) $^ $(LIBS) -o $@
 	$(Q)ln -sf $(@F) $B/libperilune.so.$(SOVERSION) && ln -sf $(@F) $B/libperilune.so
 
 $B/libperilune_mpi.so: runtime/backends/mpi.c $(CONFIG)

@@ -505,12 +505,13 @@ static peri_status mpi_close(void *group)
         if (!broken(g) && g->comm != MPI_COMM_NULL) MPI_Comm_free(&g->comm);
         return PERI_OK;
     }
-    bool clean = leave_world(mpi.broken ? 0 : mpi.timeout_ns);
+    bool was_broken = mpi.broken, clean = leave_world(was_broken ? 0 : mpi.timeout_ns);
     if (control.receiving != MPI_REQUEST_NULL && clean) {
         MPI_Cancel(&control.receiving);
         MPI_Wait(&control.receiving, MPI_STATUS_IGNORE); /* returns at once: it is local after a cancel, everybody has left */
     }
     mpi.open = false;
+    if (!clean && g->failed != PERI_OK && !was_broken) return PERI_HOST_FAIL(host, g->failed, "mpi: leaving the world: %s", g->message);
     if (!clean && !mpi.broken) {
         mpi.broken = true;
         return PERI_HOST_FAIL(host, PERI_ETIMEOUT, "mpi: other ranks did not leave the world within %g s", (double)mpi.timeout_ns * 1e-9);

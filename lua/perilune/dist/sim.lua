@@ -29,7 +29,7 @@ local function turn(rank)
       rank.result = result
     else
       rank.error, rank.text = result, describe(result, rank.co)
-      if rank.world then C.peri_group_abort(rank.world:ptr(), rank.text) end
+      if rank.world then C.peri_group_abort(rank.world:ptr(), (rank.text:match "^[^\n]*")) end
     end
   end
   util.exchange(state, rank.state)
@@ -50,7 +50,8 @@ end
 
 local function raise(ranks, first)
   local err = first.error
-  local text = ("rank %d of %d: %s"):format(first.number, #ranks, first.text)
+  local who = ("rank %d of %d"):format(first.number, #ranks)
+  local text = first.text:sub(1, #who) == who and first.text or who .. ": " .. first.text
   if getmetatable(err) == P.Error then
     error(setmetatable({ code = err.code, name = err.name, message = text, where = err.where, rank = first.number }, P.Error), 0)
   end

@@ -1,0 +1,135 @@
+-- Awaitables: idempotent waits, callbacks, awaitables of awaitables, lazy ones that stand for their results. (mpirun: 2)
+local dist = require "perilune.dist"
+local peri = require "perilune"
+local util = require "perilune.util"
+local worlds = require "spec.support.worlds"
+
+local Slow = util.class("Slow", dist.Awaitable)
+function Slow:init(result)
+  dist.Awaitable.init(self)
+  self.result, self.waits = result, 0
+end
+function Slow:_wait_impl()
+  self.waits = self.waits + 1
+  if self.result == "fail" then error("no result", 0) end
+  return self.result
+end
+
+describe("Awaitable", function()
+  it("waits once, however often it is asked", function()
+    local a = Slow(7)
+    assert.is_false(a:test())
+    assert.equal(7, a:wait())
+    assert.equal(7, a:wait())
+    assert.equal(1, a.waits)
+    assert.is_true(a:test())
+  end)
+
+  it("raises the same error again", function()
+    local a = Slow "fail"
+    assert.error_matches(function() a:wait() end, "no result")
+    assert.error_matches(function() a:wait() end, "no result")
+    assert.equal(1, a.waits)
+    assert.is_true(a:test())
+  end)
+
+  it("runs callbacks in order, each on the result of the one before, once", function()
+    local calls = 0
+    local a = Slow(2):and_then(function(x) calls = calls + 1; return x * 10 end):and_then(function(x) return x + 1 end)
+    assert.equal(21, a:wait())
+    assert.equal(21, a:wait())
+    assert.equal(1, calls)
+    assert.error_matches(function() a:and_then(print) end, "already waited for")
+    local bad = Slow(1):and_then(function() error("in a callback", 0) end)
+    assert.error_matches(function() bad:wait() end, "in a callback")
+    assert.error_matches(function() bad:wait() end, "in a callback")
+  end)
+
+  it("may result in an awaitable", function()
+    assert.equal(5, Slow(Slow(5)):wait():wait())
+  end)
+
+  it("does not wait for itself", function()
+    local a = Slow(1)
+    a._wait_impl = function(self) return self:wait() end
+    assert.error_matches(function() a:wait() end, "waits for itself")
+  end)
+
+  it("can be there already, or be a list", function()
+    local now = dist.NoWait "x"
+    assert.is_true(now:test())
+    assert.equal("x", now:wait())
+    assert.is_nil(dist.NoWait():wait())
+    local list = dist.ListAwaitable { Slow(1), now, Slow(3) }
+    assert.is_false(list:test())
+    assert.same({ 1, "x", 3 }, list:wait())
+  end)
+
+  it("has to be defined", function()
+    local Empty = util.class("Empty", dist.Awaitable)
+    assert.error_matches(function() Empty():wait() end, "Empty: _wait_impl is not defined")
+  end)
+end)
+
+describe("LazyAwaitable", function()
+  it("waits at the first use", function()
+    local inner = Slow { x = 3, double = function(self) return self.x * 2 end }
+    local lazy = dist.LazyAwaitable(inner)
+    assert.equal(0, inner.waits)
+    assert.equal(3, lazy.x)
+    assert.equal(6, lazy:double())
+    lazy.x = 4
+    assert.equal(4, inner.result.x)
+    assert.equal(8, lazy:wait():double())
+    assert.equal(1, inner.waits)
+    assert.equal(inner.result, dist.resolve(lazy))
+    assert.equal(9, dist.resolve(9))
+  end)
+
+  it("takes part in arithmetic and calls", function()
+    local function lazy(x) return dist.LazyAwaitable(Slow(x)) end
+    assert.equal(5, lazy(2) + 3)
+    assert.equal(-1, 2 - lazy(3))
+    assert.equal(6, lazy(2) * lazy(3))
+    assert.equal(4, lazy(8) / 2)
+    assert.equal(-2, -lazy(2))
+    assert.equal(8, lazy(2) ^ 3)
+    assert.equal(1, lazy(7) % 2)
+    assert.equal("ab", lazy "a" .. "b")
+    assert.equal(12, lazy(function(x) return x + 2 end)(10))
+    assert.equal("41", tostring(lazy(41)))
+    assert.equal(1, dist.LazyNoWait { y = 1 }.y)
+    assert.equal(2, lazy(1):and_then(function(x) return x + 1 end):wait())
+  end)
+
+  it("stands for a lazy result of a lazy one", function()
+    assert.equal(3, dist.LazyAwaitable(dist.LazyNoWait(dist.LazyNoWait { z = 3 })).z)
+  end)
+
+  it("carries errors to the place of use", function()
+    local lazy = dist.LazyAwaitable(Slow "fail")
+    assert.error_matches(function() return lazy.anything end, "no result")
+  end)
+
+  worlds.each("stands for a tensor in tensor operations", function(world, device, n)
+    local lazy = dist.LazyAwaitable(world:all_reduce(peri.ones({ 2, 2 }, "f32", device)))
+    local copy = peri.zeros({ 2, 2 }, "f32", device):copy(lazy)
+    assert.same({ n, n, n, n }, copy:to_list())
+    assert.same({ 2, 2 }, lazy:shape())
+    assert.same({ { n, n }, { n, n } }, lazy:to_table())
+  end, { sizes = { 1, 3 } })
+
+  worlds.each("of several phases makes progress while others are waited for", function(world, device, n)
+    local Two = util.class("Two", dist.Awaitable)
+    function Two:init() -- sizes first, then the data
+      dist.Awaitable.init(self)
+      self.first = world:all_gather(peri.tensor({ world.rank_number }, "i64", device))
+    end
+    function Two:_wait_impl()
+      local rows = self.first:wait():to_list()
+      return world:all_gather_v(peri.full({ world.rank_number, 2 }, world.rank_number, "f32", device), rows)
+    end
+    local got = Two():wait():wait()
+    assert.equal(n * (n - 1) / 2, got:size(1))
+  end, { sizes = { 2, 3 } })
+end)

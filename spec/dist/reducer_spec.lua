@@ -1,0 +1,84 @@
+-- Data-parallel gradients: averages over the ranks, in buckets, whatever the order in which gradients become ready.
+local peri = require "perilune"
+local dist = require "perilune.dist"
+local worlds = require "spec.support.worlds"
+
+local shapes = { { 3, 4 }, { 5 }, { 2, 2, 2 }, { 1 }, { 40, 10 } }
+
+--- A leaf whose elements are 1, and the gradient that rank r gives it.
+local function leaves(device, dtype)
+  local out = {}
+  for i, shape in ipairs(shapes) do out[i] = peri.ones(shape, dtype, device):requires_grad() end
+  return out
+end
+local function upstream(rank, i, dtype, device) return peri.Tensor.uniform(shapes[i], -1, 1, 11, rank * 100 + i, dtype, device) end
+
+--- The mean over ranks as the reducer makes it: a sum in rank order, rounded after each step, divided once.
+local function mean(n, i, dtype, device)
+  local sum = upstream(0, i, dtype, device):to_list()
+  for r = 1, n - 1 do
+    local x = upstream(r, i, dtype, device):to_list()
+    for k = 1, #sum do sum[k] = sum[k] + x[k] end
+    sum = peri.tensor(sum, dtype):to_list()
+  end
+  for k = 1, #sum do sum[k] = sum[k] / n end
+  return peri.tensor(sum, dtype):to_list()
+end
+
+describe("Reducer", function()
+  for _, bytes in ipairs { 1, 100, 0 } do -- a bucket for each parameter, some, one bucket
+    worlds.each(("averages gradients, buckets of %d bytes"):format(bytes), function(world, device, n)
+      for _, dtype in ipairs { "f32", "f64" } do
+        local params = leaves(device, dtype)
+        local reducer = dist.Reducer { group = world, params = params, bucket_bytes = bytes }
+        for step = 1, 2 do
+          for k = 1, #params do
+            local i = (k + world.rank_number + step) % #params + 1 -- each rank in another order
+            params[i]:set_grad(nil)
+            params[i]:reshape(-1):backward(upstream(world.rank_number, i, dtype, device):reshape(-1))
+          end
+          reducer:finish()
+          for i, p in ipairs(params) do assert.same(mean(n, i, dtype, device), p:grad():to_list(), dtype .. " " .. i) end
+        end
+        reducer:release()
+      end
+    end, { sizes = { 1, 2, 3 } })
+  end
+
+  worlds.each("takes a parameter without gradient for zeros", function(world, device, n)
+    local params = leaves(device, "f32")
+    local reducer = dist.Reducer { group = world, params = params, bucket_bytes = 64 }
+    if world.rank_number == 0 then params[1]:reshape(-1):backward(peri.full({ 12 }, n, "f32", device)) end
+    reducer:finish()
+    if n > 1 or world.rank_number == 0 then assert.equal(1, params[1]:grad():item(5)) end
+    if n > 1 then assert.equal(0, params[2]:grad():item(1)) else assert.is_nil(params[2]:grad()) end
+  end, { sizes = { 1, 3 } })
+
+  worlds.each("accumulates several passes and sends after the last", function(world, device, n)
+    local p = peri.ones({ 4 }, "f32", device):requires_grad()
+    local reducer = dist.Reducer { group = world, params = { p } }
+    reducer:enable(false)
+    p:reshape(-1):backward(peri.full({ 4 }, 1, "f32", device))
+    p:reshape(-1):backward(peri.full({ 4 }, 2, "f32", device))
+    reducer:enable(true)
+    p:reshape(-1):backward(peri.full({ 4 }, world.rank_number, "f32", device))
+    reducer:finish()
+    assert.equal(3 + (n - 1) / 2, p:grad():item(0))
+  end, { sizes = { 1, 2, 4 } })
+
+  worlds.each("refuses what it cannot do, by name", function(world, device)
+    local p = peri.ones({ 4 }, "f32", device):requires_grad()
+    local reducer = dist.Reducer { group = world, params = { p } }
+    assert.error_matches(function() dist.Reducer { group = world, params = { p } } end, "already belongs to a reducer")
+    assert.error_matches(function() dist.Reducer { group = world, params = { p:reshape(2, 2) } } end, "not a leaf")
+    assert.error_matches(function() dist.Reducer { group = world, params = { peri.ones({ 2 }, "i64", device) } } end, "i64, allowed: f32, f64")
+    local q = peri.ones({ 4 }, "f32", device)
+    assert.error_matches(function() dist.Reducer { group = world, params = { q, q } } end, "are the same")
+    assert.error_matches(function() dist.Reducer { group = world, params = {}, bucket_bytes = -1 } end, "%-1 bytes")
+    p:reshape(-1):backward(peri.ones({ 4 }, "f32", device))
+    p:reshape(-1):backward(peri.ones({ 4 }, "f32", device))
+    assert.error_matches(function() reducer:finish() end, "parameter 0 got another gradient")
+    reducer:release()
+    dist.Reducer { group = world, params = { p } }:release() -- free again
+  end, { sizes = { 2 } })
+end)
