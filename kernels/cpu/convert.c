@@ -243,4 +243,6 @@ __attribute__((optimize("fp-contract=off"))) static void cpu_random(const void *
     }
 }
 
-#define K_CPU_CONVERT [PERI_K_fill] = cpu_fill, [PERI_K_convert] = cpu_convert, [PERI_K_random] = cpu_random, [PERI_K_reduce] = cpu_reduce, [PERI_K_divide] = cpu_divide,
+#define K_CPU_CONVERT                                                                                                                 \
+    [PERI_K_fill] = cpu_fill, [PERI_K_convert] = cpu_convert, [PERI_K_random] = cpu_random, [PERI_K_reduce] = cpu_reduce,             \
+    [PERI_K_divide] = cpu_divide,

@@ -185,11 +185,11 @@ static peri_status check_messages(const mpi_request *r, int code)
         if (!r->slots[i].receive) continue;
         MPI_Get_count(&r->statuses[i], MPI_BYTE, &count);
         if (class == MPI_ERR_TRUNCATE)
-            return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sent more than the %d bytes that rank %d expects", r->slots[i].peer, r->slots[i].bytes,
-                                  r->group->rank);
+            return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sent more than the %d bytes that rank %d expects", r->slots[i].peer,
+                                  r->slots[i].bytes, r->group->rank);
         if (count != r->slots[i].bytes)
-            return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sent %d bytes, rank %d expects %d", r->slots[i].peer, count, r->group->rank,
-                                  r->slots[i].bytes);
+            return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sent %d bytes, rank %d expects %d", r->slots[i].peer, count,
+                                  r->group->rank, r->slots[i].bytes);
     }
     return code == MPI_SUCCESS || code == MPI_ERR_IN_STATUS ? PERI_OK : mpi_fail("MPI_Testall", code);
 }
@@ -405,7 +405,8 @@ static peri_status mpi_open(peri_coll_open *boot, void **group)
     MPI_Comm_rank(mpi.world, &mpi.rank);
     MPI_Comm_size(mpi.world, &mpi.size);
     if ((boot->size && boot->size != mpi.size) || (boot->rank >= 0 && boot->rank != mpi.rank))
-        return PERI_HOST_FAIL(host, PERI_EINVAL, "mpi: rank %d of %d wanted, this is rank %d of %d", boot->rank, boot->size, mpi.rank, mpi.size);
+        return PERI_HOST_FAIL(host, PERI_EINVAL, "mpi: rank %d of %d wanted, this is rank %d of %d", boot->rank, boot->size, mpi.rank,
+                              mpi.size);
     MPI_Comm_get_attr(mpi.world, MPI_TAG_UB, &bound, &found);
     int64_t most = found ? *bound : 32767;
     for (mpi.hash_bits = 0; (int64_t)1 << (SEQUENCE_BITS + mpi.hash_bits + 1) <= most + 1; mpi.hash_bits++) {}
@@ -451,8 +452,8 @@ static peri_status gather_members(const mpi_group *g)
             if (why || host->time_ns() > until) {
                 MPI_Cancel(&requests[0]);
                 mpi.broken = true;
-                return PERI_HOST_FAIL(host, why ? PERI_EPEER : PERI_ETIMEOUT, "mpi: making a group, waiting for rank %d of the world: %s", from,
-                                      why ? why : "it did not come");
+                return PERI_HOST_FAIL(host, why ? PERI_EPEER : PERI_ETIMEOUT, "mpi: making a group, waiting for rank %d of the world: %s",
+                                      from, why ? why : "it did not come");
             }
             host->pause(round);
         }

@@ -55,8 +55,8 @@ static peri_status message(mpi_request *r, bool receive, int other, const void *
 }
 
 /** Receives first, so that messages find their buffers; then sends, each rank beginning with another one. */
-static peri_status exchange(mpi_request *r, char *recv, const int64_t *recv_at, const int64_t *recv_bytes, const char *send, const int64_t *send_at,
-                            const int64_t *send_bytes)
+static peri_status exchange(mpi_request *r, char *recv, const int64_t *recv_at, const int64_t *recv_bytes, const char *send,
+                            const int64_t *send_at, const int64_t *send_bytes)
 {
     int32_t rank = r->group->rank, size = r->group->size;
     for (int32_t k = 1; k < size; k++) {
@@ -261,7 +261,8 @@ static peri_status start_segment(mpi_request *r, const int64_t *begin, const int
     return PERI_OK;
 }
 
-/** Reduce-scatter of the parts [begin[i], end[i]) of op->send; this rank's sum goes to @dst. Call p starts segment p and sums segment p - 1. */
+/** Reduce-scatter of the parts [begin[i], end[i]) of op->send; this rank's sum goes to @dst. Call p starts segment p and sums segment
+ *  p - 1. */
 static peri_status scatter(mpi_request *r, const int64_t *begin, const int64_t *end, void *dst)
 {
     const peri_coll_op *op = &r->op;

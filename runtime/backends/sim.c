@@ -154,7 +154,8 @@ static peri_status open_locked(peri_coll_open *boot, void **out)
     sim_world *w = worlds;
     while (w && strcmp(w->job, boot->job) != 0) w = w->next;
     if (w && w->size != boot->size)
-        return PERI_HOST_FAIL(host, PERI_EMISMATCH, "sim: world '%s' has %d ranks, rank %d says %d", w->job, w->size, boot->rank, boot->size);
+        return PERI_HOST_FAIL(host, PERI_EMISMATCH, "sim: world '%s' has %d ranks, rank %d says %d", w->job, w->size, boot->rank,
+                              boot->size);
     sim_group *root = NULL;
     if (w) {
         for (root = w->groups; root->parent;) root = root->next;
@@ -385,7 +386,8 @@ static peri_status post_locked(sim_member *m, const peri_coll_op *posted, sim_re
     sim_op *op = op_of(g, posted->sequence);
     if (!op) return PERI_ENOMEM;
     if (op->has[m->rank])
-        return PERI_HOST_FAIL(host, PERI_EINTERNAL, "sim: rank %d posts operation %llu twice", m->rank, (unsigned long long)posted->sequence);
+        return PERI_HOST_FAIL(host, PERI_EINTERNAL, "sim: rank %d posts operation %llu twice", m->rank,
+                              (unsigned long long)posted->sequence);
     op->held++;
     r->op = op;
     if (posted->sequence > g->last[m->rank]) g->last[m->rank] = posted->sequence;

@@ -57,7 +57,9 @@ uint64_t peri__coll_signature(const peri_coll_op *op, int32_t size)
     h = peri__hash_mix(h, op->tag);
     if (op->kind == PERI_COLL_BROADCAST) h = peri__hash_mix(h, (uint64_t)op->root);
     if (op->kind == PERI_COLL_ALL_REDUCE || op->kind == PERI_COLL_REDUCE_SCATTER) h = peri__hash_mix(h, (uint64_t)op->reduce);
-    const int64_t *same = op->kind == PERI_COLL_ALL_GATHER ? op->recv_counts : op->kind == PERI_COLL_REDUCE_SCATTER ? op->send_counts : NULL;
+    const int64_t *same = op->kind == PERI_COLL_ALL_GATHER       ? op->recv_counts
+                          : op->kind == PERI_COLL_REDUCE_SCATTER ? op->send_counts
+                                                                 : NULL;
     for (int32_t i = 0; same && i < size; i++) h = peri__hash_mix(h, (uint64_t)same[i]);
     return h;
 }
@@ -69,7 +71,8 @@ static void record_post(coll_work *w)
     peri_group *g = w->base.group;
     peri__coll_record *r = &g->records[w->op.sequence % PERI_RECORD_MOST];
     int64_t e = peri__max(peri_dtype_size(w->op.dtype), 1);
-    *r = (peri__coll_record){.op = w->op, .posted_ns = peri_time_ns(), .status = PERI_PENDING, .send_sum = w->out_bytes / e, .recv_sum = w->in_bytes / e};
+    *r = (peri__coll_record){
+        .op = w->op, .posted_ns = peri_time_ns(), .status = PERI_PENDING, .send_sum = w->out_bytes / e, .recv_sum = w->in_bytes / e};
     r->op.send_counts = r->op.recv_counts = NULL;
     r->op.send = r->op.recv = NULL;
 }
@@ -286,7 +289,8 @@ static peri_status alone(peri_group *g, const peri_coll_op *op, peri_tensor *sen
 {
     if (!op->sequence) peri__group_reserve(g, 1);
     if (send && recv && peri__data(send) != peri__data(recv))
-        PERI_TRY(peri__copy(peri__device(recv), peri__data(recv), peri__data(send), peri__numel(recv) * peri_dtype_size(recv->dtype), PERI_COPY_D2D));
+        PERI_TRY(peri__copy(peri__device(recv), peri__data(recv), peri__data(send), peri__numel(recv) * peri_dtype_size(recv->dtype),
+                            PERI_COPY_D2D));
     return peri__work_done(g, recv ? peri__device(recv) : NULL, out);
 }
 

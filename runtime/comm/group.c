@@ -62,7 +62,8 @@ static peri_status timeout_of(double seconds, int64_t *out)
         seconds = text ? atof(text) : 300;
         if (!(seconds > 0)) return peri__fail(PERI_EINVAL, "peri_comm_open: PERI_COMM_TIMEOUT_S is '%s', allowed: numbers above 0", text);
     }
-    if (!(seconds > 0 && seconds <= 1e9)) return peri__fail(PERI_EINVAL, "peri_comm_open: a timeout of %g s, allowed: above 0 to 1e9", seconds);
+    if (!(seconds > 0 && seconds <= 1e9))
+        return peri__fail(PERI_EINVAL, "peri_comm_open: a timeout of %g s, allowed: above 0 to 1e9", seconds);
     *out = (int64_t)(seconds * 1e9);
     return PERI_OK;
 }
@@ -114,7 +115,8 @@ static peri_status set_nodes(peri__comm *comm, void *ctx, int32_t local_size)
     comm->node = peri__alloc_zero(sizeof *comm->node * (size_t)comm->size);
     if (!comm->node) return PERI_ENOMEM;
     if (local_size < 0 || (local_size > 0 && comm->size % local_size != 0))
-        return peri__fail(PERI_EINVAL, "peri_comm_open: nodes of %d ranks in a world of %d, allowed: divisors of it", local_size, comm->size);
+        return peri__fail(PERI_EINVAL, "peri_comm_open: nodes of %d ranks in a world of %d, allowed: divisors of it", local_size,
+                          comm->size);
     for (int32_t i = 0; i < comm->size; i++) comm->node[i] = local_size ? i / local_size : comm->vtab->node ? comm->vtab->node(ctx, i) : 0;
     return PERI_OK;
 }
@@ -242,7 +244,8 @@ peri_status peri_group_cross_node(peri_group *parent, peri_group **out)
             count++;
         }
         if (count != parent->local_size) {
-            status = peri__fail(PERI_EINVAL, "peri_group_cross_node: node %d holds %d ranks of group '%s' and node %d holds %d, allowed: equal numbers",
+            status = peri__fail(PERI_EINVAL,
+                                "peri_group_cross_node: node %d holds %d ranks of group '%s' and node %d holds %d, allowed: equal numbers",
                                 comm->node[comm->rank], parent->local_size, parent->name, node, count);
             goto out;
         }

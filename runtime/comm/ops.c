@@ -48,20 +48,24 @@ static peri_status check_reduce(const char *function, const peri_tensor *t, int3
     if (reduce < 0 || reduce >= PERI_REDUCE_COUNT)
         return peri__fail(PERI_EINVAL, "%s: reduce operator %d, allowed: PERI_REDUCE_SUM, _MIN, _MAX", function, reduce);
     bool complex = t->dtype == PERI_C64 || t->dtype == PERI_C128;
-    if (complex && reduce != PERI_REDUCE_SUM) return peri__fail(PERI_EINVAL, "%s: %s has no order, allowed: sum", function, peri_dtype_name(t->dtype));
+    if (complex && reduce != PERI_REDUCE_SUM)
+        return peri__fail(PERI_EINVAL, "%s: %s has no order, allowed: sum", function, peri_dtype_name(t->dtype));
     if (t->dtype == PERI_BOOL && reduce == PERI_REDUCE_SUM)
         return peri__fail(PERI_EINVAL, "%s: a sum of bool, allowed: max (or) and min (and)", function);
     return PERI_OK;
 }
 
 /** Check rows[size] (>= 0) against the rows of @t, and turn them into elements. */
-static peri_status elements(const char *function, const char *what, const peri_group *g, const int64_t *rows, const peri_tensor *t, int64_t *out)
+static peri_status elements(const char *function, const char *what, const peri_group *g, const int64_t *rows, const peri_tensor *t,
+                            int64_t *out)
 {
     char text[128];
     int64_t sum = 0, row = row_of(t);
     if (!rows) return peri__fail(PERI_EINVAL, "%s: no %s splits", function, what);
     for (int32_t i = 0; i < g->size; i++) {
-        if (rows[i] < 0) return peri__fail(PERI_EINVAL, "%s: %lld rows for rank %d in the %s splits, allowed: 0 and more", function, (long long)rows[i], i, what);
+        if (rows[i] < 0)
+            return peri__fail(PERI_EINVAL, "%s: %lld rows for rank %d in the %s splits, allowed: 0 and more", function, (long long)rows[i],
+                              i, what);
         sum += rows[i];
         out[i] = rows[i] * row;
     }
@@ -171,7 +175,8 @@ peri_status peri_coll_all_gather(peri_group *group, peri_tensor *output, peri_te
     return equal_op("peri_coll_all_gather", PERI_COLL_ALL_GATHER, group, output, input, 0, tag, out);
 }
 
-peri_status peri_coll_reduce_scatter(peri_group *group, peri_tensor *output, peri_tensor *input, int32_t reduce, uint64_t tag, peri_work **out)
+peri_status peri_coll_reduce_scatter(peri_group *group, peri_tensor *output, peri_tensor *input, int32_t reduce, uint64_t tag,
+                                     peri_work **out)
 {
     PERI_TRY(check_pair("peri_coll_reduce_scatter", group, output, input, false));
     PERI_TRY(check_reduce("peri_coll_reduce_scatter", input, reduce));

@@ -89,10 +89,12 @@ static peri_status check_params(peri_tensor *const *params, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         PERI_TRY(peri__check_float("peri_reducer_new", "a parameter", params[i]));
-        if (params[i]->node) return peri__fail(PERI_EINVAL, "peri_reducer_new: parameter %lld is the result of an operation, not a leaf", (long long)i);
+        if (params[i]->node)
+            return peri__fail(PERI_EINVAL, "peri_reducer_new: parameter %lld is the result of an operation, not a leaf", (long long)i);
         if (params[i]->ready) return peri__fail(PERI_EINVAL, "peri_reducer_new: parameter %lld already belongs to a reducer", (long long)i);
         for (int64_t k = 0; k < i; k++)
-            if (params[k] == params[i]) return peri__fail(PERI_EINVAL, "peri_reducer_new: parameters %lld and %lld are the same", (long long)k, (long long)i);
+            if (params[k] == params[i])
+                return peri__fail(PERI_EINVAL, "peri_reducer_new: parameters %lld and %lld are the same", (long long)k, (long long)i);
     }
     return PERI_OK;
 }
@@ -192,7 +194,8 @@ static peri_status write_back(entry *e)
         peri_tensor_release(leaf->grad);
         leaf->grad = fresh;
     }
-    peri_k_divide_args args = {.dst = peri__data(leaf->grad), .src = peri__data(e->view), .dtype = leaf->dtype, .divisor = e->reducer->group->size};
+    peri_k_divide_args args = {
+        .dst = peri__data(leaf->grad), .src = peri__data(e->view), .dtype = leaf->dtype, .divisor = e->reducer->group->size};
     return PERI_LAUNCH(peri__device(leaf), divide, &args, peri__numel(leaf), GRAIN);
 }
 

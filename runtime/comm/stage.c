@@ -101,7 +101,8 @@ void peri__stage_fini(peri__stage *stage)
         buffer_free(stage, b);
     }
     /* A world that was dropped without close: a copy may still read these, and a finalizer must not wait. They are let go. */
-    for (peri__pinned *b = stage->retiring; b; b = b->next) peri__log(PERI_LOG_DEBUG, "%lld bytes of a copy in flight are abandoned", (long long)b->bytes);
+    for (peri__pinned *b = stage->retiring; b; b = b->next)
+        peri__log(PERI_LOG_DEBUG, "%lld bytes of a copy in flight are abandoned", (long long)b->bytes);
     peri_stream_release(stage->stream);
     *stage = (peri__stage){0};
 }

@@ -29,7 +29,8 @@ static void list_remove(peri__comm *comm, peri_work *work)
     peri_work_release(work);
 }
 
-static peri_status make(size_t size, const peri__work_vtab *vtab, peri_group *group, peri_device *device, peri_status status, peri_work **out)
+static peri_status make(size_t size, const peri__work_vtab *vtab, peri_group *group, peri_device *device, peri_status status,
+                        peri_work **out)
 {
     peri_work *work = peri__alloc_zero(size);
     if (!work) return PERI_ENOMEM;

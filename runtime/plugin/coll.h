@@ -114,7 +114,8 @@ static inline void peri_coll_op_text(const peri_coll_op *op, int32_t size, char 
 {
     static const char *const kinds[] = {"barrier", "broadcast", "all_reduce", "all_gather", "reduce_scatter", "all_to_all"};
     static const char *const reduces[] = {"sum", "min", "max"};
-    static const char *const dtypes[PERI_DTYPE_COUNT] = {"f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool", "c64", "c128"};
+    static const char *const dtypes[PERI_DTYPE_COUNT] = {"f64", "f32", "f16", "bf16", "i64", "i32",
+                                                         "i16", "i8",  "u8",  "bool", "c64", "c128"};
     bool reducing = op->kind == PERI_COLL_ALL_REDUCE || op->kind == PERI_COLL_REDUCE_SCATTER;
     bool counted = op->kind == PERI_COLL_ALL_REDUCE || op->kind == PERI_COLL_BROADCAST;
     size_t used = (size_t)snprintf(text, len, "operation %llu: %s", (unsigned long long)op->sequence, kinds[op->kind]);

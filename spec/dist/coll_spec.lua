@@ -260,7 +260,8 @@ describe("what collectives refuse", function()
     if n > 1 then
       assert.error_matches(function() world:all_to_all_v(t, rows, rows) end, "input splits sum to " .. 2 * n .. " rows")
       assert.error_matches(function() world:reduce_scatter(peri.ones({ n + 1, 2 }, "f32", device)) end, "multiples")
-      assert.error_matches(function() world:all_gather(t, peri.ones({ 2 * n, 3 }, "f32", device == "cpu" and "opaque" or "cpu")) end, "different devices")
+      local elsewhere = peri.ones({ 2 * n, 3 }, "f32", device == "cpu" and "opaque" or "cpu")
+      assert.error_matches(function() world:all_gather(t, elsewhere) end, "different devices")
     end
     assert.error_matches(function() world:all_to_all(t, t) end, n == 1 and "overlap" or "overlap")
     assert.error_matches(function() world:new_group({ 0, 0 }, "twice") end, n == 1 and "2 ranks" or "rank 0 twice")

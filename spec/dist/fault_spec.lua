@@ -30,7 +30,9 @@ for _, device in ipairs { "cpu", "opaque" } do
           local work = rank == 1 and odd(world) or rank ~= 1 and world:all_reduce(ones(3))
           work:wait()
         end)
-        for i = 1, 3 do assert_error(errors[i], "EMISMATCH", "the ranks disagree", "rank 1 posted operation 1: " .. text, "rank [02] posted operation 1") end
+        for i = 1, 3 do
+          assert_error(errors[i], "EMISMATCH", "the ranks disagree", "rank 1 posted operation 1: " .. text, "rank [02] posted operation 1")
+        end
       end)
     end
     case("about the operation", function(w) return w:barrier() end, "barrier")
@@ -92,7 +94,9 @@ for _, device in ipairs { "cpu", "opaque" } do
         world:all_reduce(ones(3)):wait()
       end)
       assert.is_nil(errors[2])
-      for _, i in ipairs { 1, 3 } do assert_error(errors[i], "EPEER", "rank 1 has left after its operation 1 and will never post operation 2") end
+      for _, i in ipairs { 1, 3 } do
+        assert_error(errors[i], "EPEER", "rank 1 has left after its operation 1 and will never post operation 2")
+      end
     end)
 
     it("because they fail", function()

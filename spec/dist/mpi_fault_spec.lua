@@ -1,0 +1,57 @@
+-- What goes wrong between processes: every case is a short mpirun of three ranks, in which rank 1 misbehaves (spec/support/fault_rank.lua),
+-- and ends in an error that names it, on every surviving rank, before the deadline of 1.5 s. (mpirun: none: it starts its own)
+-- deadline: 120 s
+
+local found = io.popen("command -v mpirun"):read "*l"
+
+--- Lines by rank: { seconds =, name =, message = }.
+local function run(fault)
+  local command = ("LUA_PATH='%s' OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PERI_NUM_THREADS=1 timeout 20 "
+    .. "mpirun --oversubscribe --mca orte_enable_recovery 1 -n 3 luajit spec/support/fault_rank.lua %s 2>&1"):format(package.path, fault)
+  local ranks, log, pipe = {}, {}, assert(io.popen(command))
+  for line in pipe:lines() do
+    local rank, seconds, name, message = line:match "^(%d+)|([%d.]+)|(%w+)|(.*)$"
+    if rank then ranks[tonumber(rank)] = { seconds = tonumber(seconds), name = name, message = message } end
+    log[#log + 1] = line
+  end
+  pipe:close()
+  return ranks, table.concat(log, "\n")
+end
+
+local function case(fault, expected, least, most)
+  it(fault, function()
+    if not found then return pending "Open MPI was not found" end
+    local ranks, log = run(fault)
+    for rank = 0, 2 do
+      local want, got = expected[rank + 1], ranks[rank]
+      if want == "gone" then assert.is_nil(got, log)
+      else
+        assert.is_truthy(got, ("rank %d said nothing:\n%s"):format(rank, log))
+        local names, pattern = want:match "^(%S+) ?(.*)$"
+        assert.is_true(("|" .. names .. "|"):find("|" .. got.name .. "|", 1, true) ~= nil, ("rank %d: %s, wanted %s\n%s"):format(
+          rank, got.name, names, log))
+        assert.is_truthy(got.message:match(pattern), ("rank %d: '%s' lacks '%s'"):format(rank, got.message, pattern))
+        assert.is_true(got.seconds <= (most or 1) and got.seconds >= (least or 0), ("rank %d after %.2f s"):format(rank, got.seconds))
+      end
+    end
+  end)
+end
+
+local function all(text) return { text, text, text } end
+
+describe("mpirun, rank 1", function()
+  case("none", all "ok")
+  case("operation", all "EMISMATCH the ranks disagree: .*rank 1 posted operation 2: all_gather f32 %[3 3 3%]")
+  case("dtype", all "EMISMATCH the ranks disagree: .*rank 1 posted operation 2: all_reduce sum f64 %[3%]")
+  case("size", all "EMISMATCH the ranks disagree: .*rank 1 posted operation 2: all_reduce sum f32 %[4%]")
+  case("tag", all "EMISMATCH the ranks disagree: .*rank 1 posted operation 2: all_reduce sum f32 %[3%] tag 7")
+  case("splits", all "EMISMATCH rank 1 sent more than the 8 bytes that rank 2 expects")
+  case("more", all "EMISMATCH the ranks disagree: .*rank 1 posted operation 2: barrier")
+  case("late", all "ok", 0.4)
+  case("absent", { "ETIMEOUT|EPEER waiting for rank 1 %(no answer", "ok|EPEER", "ETIMEOUT|EPEER waiting for rank 1 %(no answer" }, 1.4, 6)
+  case("leaves", { "EPEER rank 1 has left the world", "ok|EPEER", "EPEER rank 1 has left the world" })
+  case("exits", { "EPEER rank 1 has left the world", "gone", "EPEER rank 1 has left the world" })
+  case("dies", { "EPEER rank 1 %(process %d+%) is gone", "gone", "EPEER rank 1 %(process %d+%) is gone" })
+  case("fails", { "EPEER rank 1 gave up: the disk is full", "Lua the disk is full", "EPEER rank 1 gave up: the disk is full" })
+  case("lost", all "ETIMEOUT|EPEER waiting for", 1.4, 3)
+end)

@@ -1,0 +1,57 @@
+-- fault_rank.lua: one rank of a world in which rank 1 does something wrong: luajit fault_rank.lua FAULT. Prints one line
+-- "rank|seconds|error name|message" and ends with 1 after an error. Run by spec/dist/mpi_fault_spec.lua under mpirun.
+local peri = require "perilune"
+local P = require "perilune.ffi"
+
+local fault = arg[1]
+local world = peri.init { timeout = 1.5 }
+local rank, n = world.rank_number, world.world_size
+P.C.peri_log_level_set(P.C.PERI_LOG_ERROR)
+
+local function same(k)
+  local list = {}
+  for i = 1, n do list[i] = k end
+  return list
+end
+
+--- What rank 1 does while the others post all_reduce of 3 numbers.
+local odd = {
+  none = function() world:all_reduce(peri.ones { 3 }):wait() end,
+  operation = function() world:all_gather(peri.ones { 3 }):wait() end,
+  dtype = function() world:all_reduce(peri.ones({ 3 }, "f64")):wait() end,
+  size = function() world:all_reduce(peri.ones { 4 }):wait() end,
+  tag = function() world:all_reduce(peri.ones { 3 }, "sum", 7):wait() end,
+  more = function() world:barrier():wait() world:all_reduce(peri.ones { 3 }):wait() end, -- one operation too many before it
+  late = function() os.execute "sleep 0.5" world:all_reduce(peri.ones { 3 }):wait() end,
+  absent = function() os.execute "sleep 3" end,
+  leaves = function() end,
+  exits = function() os.exit(3) end,
+  dies = function() os.execute "kill -9 $PPID" end,
+  fails = function() error("the disk is full", 0) end,
+  lost = function()
+    P.check(P.C.peri_fault_arm("coll_drop", 1))
+    world:all_reduce(peri.ones { 3 }):wait()
+  end,
+}
+odd.splits = function()
+  local send = same(2)
+  send[3] = 5
+  world:all_to_all_v(peri.ones { 2 * n + 3 }, send, same(2)):wait()
+  world:barrier():wait()
+end
+
+world:barrier():wait()
+local start = tonumber(P.C.peri_time_ns())
+local ok, err = pcall(function()
+  if rank == 1 then odd[fault]()
+  elseif fault == "splits" then
+    world:all_to_all_v(peri.ones { 2 * n }, same(2), same(2)):wait()
+    world:barrier():wait()
+  else world:all_reduce(peri.ones { 3 }):wait() end
+  peri.finish()
+end)
+local text = not ok and tostring(err):gsub("\n.*", "") or ""
+io.stdout:write(("%d|%.2f|%s|%s\n"):format(rank, (tonumber(P.C.peri_time_ns()) - start) / 1e9, ok and "ok" or err.name or "Lua", text))
+io.stdout:flush()
+if not ok and fault == "fails" and rank == 1 then world:abort(text) end
+os.exit(ok and 0 or 1, true)
