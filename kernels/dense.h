@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels/dense.h: the dense part of a model. All kernels take f32 or f64.
+ * kernels/dense.h: the dense part of a model. All kernels take f32 or f64; f32 results of the vectorised kernels may differ from ref's
+ * by rounding (ref computes each element in f64 and rounds once). Arrays are contiguous unless a stride is given.
  */
 #ifndef PERI_KERNELS_DENSE_H
 #define PERI_KERNELS_DENSE_H
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_DENSE(X) X(axpy)
+#define PERI_KERNELS_DENSE(X)                                                                                                         \
+    X(axpy) X(unary) X(unary_grad) X(binary) X(muladd) X(bias_act) X(act_grad) X(sum_dim) X(max_dim) X(max_dim_grad) X(softmax)           \
+    X(softmax_grad) X(layer_norm) X(layer_norm_grad) X(dropout) X(interaction) X(interaction_grad) X(loss) X(loss_grad)                \
+    X(label_check) X(cross_entropy) X(cross_entropy_grad)
 
 /** y[i] += alpha * x[i]. range: elements. y may be x. */
 typedef struct peri_k_axpy_args {
@@ -16,5 +20,251 @@ typedef struct peri_k_axpy_args {
     int32_t dtype;
     double alpha;
 } peri_k_axpy_args;
+
+/* -- elementwise --------------------------------------------------------------------------------------------------------------- */
+
+/** f(x) of `unary`; the comment names its derivative in terms of x or of y = f(x): what `unary_grad` wants as `saved`. */
+enum {
+    PERI_UNARY_IDENTITY = 0,   /* x                                    1 */
+    PERI_UNARY_RELU = 1,       /* x > 0 ? x : 0 (NaN stays)            y > 0 ? 1 : 0 */
+    PERI_UNARY_SIGMOID = 2,    /* 1 / (1 + exp(-x))                    y (1 - y) */
+    PERI_UNARY_TANH = 3,       /* tanh x                               1 - y^2 */
+    PERI_UNARY_EXP = 4,        /* exp x                                y */
+    PERI_UNARY_SQRT = 5,       /* sqrt x                               1 / (2 y) */
+    PERI_UNARY_SILU = 6,       /* x sigmoid(x)                         s (1 + x (1 - s)), s = sigmoid(x) */
+    PERI_UNARY_GELU = 7,       /* x (1 + erf(x / sqrt 2)) / 2          (1 + erf(x / sqrt 2)) / 2 + x exp(-x^2 / 2) / sqrt(2 pi) */
+    PERI_UNARY_SOFTPLUS = 8,   /* log(1 + exp x)                       sigmoid(x) */
+    PERI_UNARY_LOGSIGMOID = 9, /* -log(1 + exp(-x))                    1 - sigmoid(x) */
+    PERI_UNARY_LEAKY_RELU = 10, /* x > 0 ? x : a x                     x > 0 ? 1 : a */
+    PERI_UNARY_LOG = 11,       /* log x                                1 / x */
+    PERI_UNARY_ABS = 12,       /* |x|                                  sign x, 0 at 0 */
+    PERI_UNARY_SQUARE = 13,    /* x^2                                  2 x */
+    PERI_UNARY_POW = 14,       /* x^a                                  a x^(a - 1), 0 if a = 0 */
+    PERI_UNARY_AFFINE = 15,    /* a x + b                              a */
+    PERI_UNARY_RECIPROCAL = 16, /* a / x                               -a / x^2 */
+    PERI_UNARY_COUNT = 17
+};
+/** The last function whose derivative is a function of y alone. */
+enum { PERI_UNARY_FROM_OUTPUT = PERI_UNARY_SQRT };
+
+/** dst[i] = f(x[i]). range: elements. dst may be x. */
+typedef struct peri_k_unary_args {
+    void *dst;
+    const void *x;
+    int32_t dtype, op; /* PERI_UNARY_* */
+    double a, b;
+} peri_k_unary_args;
+
+/** dx[i] = dy[i] * f'. saved: y for op <= PERI_UNARY_FROM_OUTPUT, else x; not read by IDENTITY and AFFINE. range: elements. dx may be
+ *  dy. */
+typedef struct peri_k_unary_grad_args {
+    void *dx;
+    const void *dy, *saved;
+    int32_t dtype, op;
+    double a, b;
+} peri_k_unary_grad_args;
+
+enum { PERI_BINARY_ADD = 0, PERI_BINARY_SUB = 1, PERI_BINARY_MUL = 2, PERI_BINARY_DIV = 3, PERI_BINARY_COUNT = 4 };
+
+/** For each index in row-major order of shape: dst[i] = a[sum index*a_stride] op b[sum index*b_stride]. Strides are in elements; 0
+ *  repeats. dst is contiguous and may be a or b where that one is laid out like it. range: elements. */
+typedef struct peri_k_binary_args {
+    void *dst;
+    const void *a, *b;
+    int32_t dtype, op, ndim;
+    int64_t shape[PERI_MAX_DIMS], a_stride[PERI_MAX_DIMS], b_stride[PERI_MAX_DIMS];
+} peri_k_binary_args;
+
+/** dst[i] = a[i] * b[i] + c[i] * scale. range: elements. dst may be any of them. */
+typedef struct peri_k_muladd_args {
+    void *dst;
+    const void *a, *b, *c;
+    int32_t dtype;
+    double scale;
+} peri_k_muladd_args;
+
+/* -- the sides of a linear layer -------------------------------------------------------------------------------------------------- */
+
+/** y[r][c] = f(y[r][c] + bias[c]), in place; f = `act`, one of the unary functions up to PERI_UNARY_FROM_OUTPUT; bias may be NULL.
+ *  range: rows. */
+typedef struct peri_k_bias_act_args {
+    void *y;
+    const void *bias;
+    int32_t dtype, act;
+    int64_t cols;
+} peri_k_bias_act_args;
+
+/** Rows of one partial sum of act_grad and layer_norm_grad. */
+enum { PERI_SUM_ROWS = 64 };
+
+/** dz[r][c] = dy[r * dy_stride + c] * f'(y[r][c]) (dz may be NULL: not stored; y is not read by IDENTITY), and, if partial is not NULL,
+ *  partial[k][c] = sum of dz[r][c] over rows [64 k, 64 (k + 1)). range: blocks of PERI_SUM_ROWS rows. */
+typedef struct peri_k_act_grad_args {
+    void *dz, *partial;
+    const void *dy, *y;
+    int32_t dtype, act;
+    int64_t rows, cols, dy_stride;
+} peri_k_act_grad_args;
+
+/* -- reductions ---------------------------------------------------------------------------------------------------------------- */
+
+/** Columns that one element of sum_dim's range covers. */
+enum { PERI_SUM_COLUMNS = 1024 };
+
+/** x is [outer][n][inner], dst [outer][blocks][inner], blocks = ceil(n / block) or 1 if n = 0:
+ *    dst[o][k][i] = scale * sum of x[o][r][i] over r in [k block, (k + 1) block); 0 if n = 0.
+ *  range: outer * blocks * ceil(inner / PERI_SUM_COLUMNS), the columns innermost. */
+typedef struct peri_k_sum_dim_args {
+    void *dst;
+    const void *x;
+    int32_t dtype;
+    int64_t outer, n, inner, block;
+    double scale;
+} peri_k_sum_dim_args;
+
+/** x is [outer][n][inner], n >= 1: values[o][i] = the largest x[o][r][i], NaN if there is one; indices[o][i] = the first r that has it.
+ *  range: outer * inner. */
+typedef struct peri_k_max_dim_args {
+    void *values;
+    int64_t *indices;
+    const void *x;
+    int32_t dtype;
+    int64_t n, inner;
+} peri_k_max_dim_args;
+
+/** dx[o][r][i] = r == indices[o][i] ? dy[o][i] : 0. range: outer * inner. */
+typedef struct peri_k_max_dim_grad_args {
+    void *dx;
+    const void *dy;
+    const int64_t *indices;
+    int32_t dtype;
+    int64_t n, inner;
+} peri_k_max_dim_grad_args;
+
+/** x and y are [outer][n][inner]; along n: y = exp(x - max) / sum exp(x - max), or its logarithm. range: outer * inner. */
+typedef struct peri_k_softmax_args {
+    void *y;
+    const void *x;
+    int32_t dtype;
+    bool log;
+    int64_t n, inner;
+} peri_k_softmax_args;
+
+/** dx = y (dy - sum dy y), or, for the logarithm, dy - exp(y) sum dy. range: outer * inner. */
+typedef struct peri_k_softmax_grad_args {
+    void *dx;
+    const void *dy, *y;
+    int32_t dtype;
+    bool log;
+    int64_t n, inner;
+} peri_k_softmax_grad_args;
+
+/** For each row: mean, rstd = 1 / sqrt(variance + eps) (biased variance), y = (x - mean) rstd * weight + bias. weight and bias may be
+ *  NULL (1 and 0). range: rows. */
+typedef struct peri_k_layer_norm_args {
+    void *y, *mean, *rstd; /* [rows][cols], [rows], [rows] */
+    const void *x, *weight, *bias;
+    int32_t dtype;
+    int64_t cols;
+    double eps;
+} peri_k_layer_norm_args;
+
+/** With h = (x - mean) rstd and g = dy * weight: dx = rstd (g - mean(g) - h mean(g h)); per block k of PERI_SUM_ROWS rows
+ *  dweight[k][c] = sum dy h and dbias[k][c] = sum dy. dx, dweight and dbias may be NULL. range: blocks of PERI_SUM_ROWS rows. */
+typedef struct peri_k_layer_norm_grad_args {
+    void *dx, *dweight, *dbias;
+    const void *dy, *x, *mean, *rstd, *weight;
+    int32_t dtype;
+    int64_t rows, cols;
+} peri_k_layer_norm_grad_args;
+
+/* -- dropout ------------------------------------------------------------------------------------------------------------------- */
+
+/** y[i] = word(offset + i) >= threshold ? x[i] * scale : 0, where word is that of kernels/convert.h (seed, stream): the mask depends on
+ *  the element's number in the whole batch, not on how the batch is cut. range: elements. y may be x. */
+typedef struct peri_k_dropout_args {
+    void *y;
+    const void *x;
+    int32_t dtype;
+    uint32_t threshold; /* round(p * 2^32) */
+    uint64_t seed, stream, offset;
+    double scale; /* 1 / (1 - p) */
+} peri_k_dropout_args;
+
+/* -- pairwise dot products ------------------------------------------------------------------------------------------------------- */
+
+/** Of each sample, v[0] = its row of dense and v[1..features] = its rows of sparse, all of `dim` numbers:
+ *    y[b] = (dense[b], v[i] . v[j] for 0 <= i < j <= features, i outermost), dim + features (features + 1) / 2 numbers.
+ *  Strides in elements; the last dimension is contiguous. range: samples. */
+typedef struct peri_k_interaction_args {
+    void *y;
+    const void *dense, *sparse;
+    int32_t dtype;
+    int64_t features, dim, dense_stride, sparse_stride, feature_stride;
+} peri_k_interaction_args;
+
+/** ddense[b] = dy[b][0..dim) + sum over j > 0 of g[0][j] v[j]; dsparse[b][i - 1] = sum over j != i of g[i][j] v[j], where g is dy's
+ *  triangle made symmetric. ddense and dsparse are contiguous; either may be NULL. range: samples. */
+typedef struct peri_k_interaction_grad_args {
+    void *ddense, *dsparse;
+    const void *dy, *dense, *sparse;
+    int32_t dtype;
+    int64_t features, dim, dy_stride, dense_stride, sparse_stride, feature_stride;
+} peri_k_interaction_grad_args;
+
+/* -- losses -------------------------------------------------------------------------------------------------------------------- */
+
+/** One element's loss of prediction x and target t, with weight w (1 if NULL) and, for BCE_LOGITS, p = pos_weight (1 if NULL). */
+enum {
+    PERI_LOSS_BCE_LOGITS = 0, /* w ((1 - t) x + (1 + (p - 1) t) log(1 + exp(-x))) */
+    PERI_LOSS_BCE = 1,        /* -w (t max(log x, -100) + (1 - t) max(log(1 - x), -100)) */
+    PERI_LOSS_MSE = 2,        /* w (x - t)^2 */
+    PERI_LOSS_COUNT = 3
+};
+
+/** dst[i] = loss(x[i], t[i]). range: elements. */
+typedef struct peri_k_loss_args {
+    void *dst;
+    const void *x, *t, *weight, *pos_weight;
+    int32_t dtype, kind;
+} peri_k_loss_args;
+
+/** dx[i] = scale * g[i * g_stride] * d loss / dx. The derivative of BCE is w (x - t) / max(x (1 - x), 1e-12). range: elements. */
+typedef struct peri_k_loss_grad_args {
+    void *dx;
+    const void *g, *x, *t, *weight, *pos_weight;
+    int32_t dtype, kind;
+    int64_t g_stride; /* 0 or 1 */
+    double scale;
+} peri_k_loss_grad_args;
+
+/** Labels that one element of label_check's range covers. */
+enum { PERI_LABEL_BLOCK = 4096 };
+
+/** report[k] = the first row of block k whose label lies outside 0 .. classes - 1, or -1. range: blocks of PERI_LABEL_BLOCK rows. */
+typedef struct peri_k_label_check_args {
+    int64_t *report;
+    const int64_t *labels;
+    int64_t rows, classes;
+} peri_k_label_check_args;
+
+/** loss[r] = lse[r] - x[r][labels[r]], lse[r] = log(sum over c of exp(x[r][c])). Labels have been checked. range: rows. */
+typedef struct peri_k_cross_entropy_args {
+    void *loss, *lse;
+    const void *x;
+    const int64_t *labels;
+    int32_t dtype;
+    int64_t classes;
+} peri_k_cross_entropy_args;
+
+/** dx[r][c] = scale * g[r * g_stride] * (exp(x[r][c] - lse[r]) - (c == labels[r])). range: rows. */
+typedef struct peri_k_cross_entropy_grad_args {
+    void *dx;
+    const void *g, *x, *lse;
+    const int64_t *labels;
+    int32_t dtype;
+    int64_t classes, g_stride;
+    double scale;
+} peri_k_cross_entropy_grad_args;
 
 #endif

@@ -1,12 +1,109 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels/optim.h
+ * kernels/optim.h: optimizers of the dense part, norms and clipping of gradients. All take f32 or f64 and work in place on contiguous
+ * arrays of parameters w, gradients g (not changed) and states; formulas and their order are PyTorch's. f32 results of the vectorised
+ * kernels may differ from ref's by rounding.
  */
 #ifndef PERI_KERNELS_OPTIM_H
 #define PERI_KERNELS_OPTIM_H
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_OPTIM(X)
+#define PERI_KERNELS_OPTIM(X)                                                                                                         \
+    X(optim_sgd) X(optim_adagrad) X(optim_adam) X(optim_rmsprop) X(optim_rowwise_adagrad) X(norm_partial) X(norm_finish) X(clip_norm)   \
+    X(clip_value)
+
+/** g' = (maximize ? -g : g) + weight_decay * w
+ *  with momentum:  m = first ? g' : momentum * m + (1 - dampening) * g';  g' = nesterov ? g' + momentum * m : m
+ *  w -= lr * g'.  range: elements. */
+typedef struct peri_k_optim_sgd_args {
+    void *w;
+    const void *g;
+    void *momentum_buffer; /* NULL: no momentum */
+    int32_t dtype;
+    bool maximize, nesterov, first;
+    double lr, momentum, dampening, weight_decay;
+} peri_k_optim_sgd_args;
+
+/** g' as in sgd;  sum += g'^2;  w -= lr * g' / (sqrt(sum) + eps).  lr includes its decay. range: elements. */
+typedef struct peri_k_optim_adagrad_args {
+    void *w;
+    const void *g;
+    void *sum;
+    int32_t dtype;
+    bool maximize;
+    double lr, weight_decay, eps;
+} peri_k_optim_adagrad_args;
+
+/** decoupled: w *= 1 - lr * weight_decay, g' = +-g; else g' as in sgd
+ *  m += (1 - beta1) * (g' - m);  v = beta2 * v + (1 - beta2) * g'^2;  v' = v, with amsgrad v' = most = max(most, v)
+ *  w -= step_size * m / (sqrt(v') / root + eps),  step_size = lr / (1 - beta1^t), root = sqrt(1 - beta2^t).  range: elements. */
+typedef struct peri_k_optim_adam_args {
+    void *w;
+    const void *g;
+    void *m, *v, *most; /* most NULL: no amsgrad */
+    int32_t dtype;
+    bool maximize, decoupled;
+    double lr, beta1, beta2, eps, weight_decay, step_size, root;
+} peri_k_optim_adam_args;
+
+/** g' as in sgd;  v = alpha * v + (1 - alpha) * g'^2
+ *  centered: a += (1 - alpha) * (g' - a), d = sqrt(v - a^2) + eps; else d = sqrt(v) + eps
+ *  with momentum:  m = momentum * m + g' / d, w -= lr * m; else w -= lr * g' / d.  range: elements. */
+typedef struct peri_k_optim_rmsprop_args {
+    void *w;
+    const void *g;
+    void *v, *average, *momentum_buffer; /* average NULL: not centered; momentum_buffer NULL: no momentum */
+    int32_t dtype;
+    bool maximize;
+    double lr, alpha, eps, weight_decay, momentum;
+} peri_k_optim_rmsprop_args;
+
+/** Per row: g' as in sgd;  sum[r] += mean over the row of g'^2;  w -= lr * g' / (sqrt(sum[r]) + eps).  range: rows. */
+typedef struct peri_k_optim_rowwise_adagrad_args {
+    void *w;
+    const void *g;
+    void *sum;
+    int32_t dtype;
+    bool maximize;
+    int64_t cols;
+    double lr, weight_decay, eps;
+} peri_k_optim_rowwise_adagrad_args;
+
+/** Elements of one partial norm. */
+enum { PERI_NORM_BLOCK = 4096 };
+
+/** partial[k] = sum of |x[i]|^p over block k, or their maximum if p is infinite; in f64. range: blocks of PERI_NORM_BLOCK elements. */
+typedef struct peri_k_norm_partial_args {
+    double *partial;
+    const void *x;
+    int32_t dtype;
+    int64_t n;
+    double p;
+} peri_k_norm_partial_args;
+
+/** out[0] = the sum (maximum if p is infinite) of partial[0..count), to the power 1/p if `root`. range: 1. */
+typedef struct peri_k_norm_finish_args {
+    double *out;
+    const double *partial;
+    int64_t count;
+    double p;
+    bool root;
+} peri_k_norm_finish_args;
+
+/** x[i] *= min(1, limit / (norm[0] + 1e-6)); a NaN norm makes everything NaN. range: elements. */
+typedef struct peri_k_clip_norm_args {
+    void *x;
+    const double *norm;
+    int32_t dtype;
+    double limit;
+} peri_k_clip_norm_args;
+
+/** x[i] into [-limit, limit]; NaN stays. range: elements. */
+typedef struct peri_k_clip_value_args {
+    void *x;
+    int32_t dtype;
+    double limit;
+} peri_k_clip_value_args;
 
 #endif

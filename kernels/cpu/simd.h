@@ -27,6 +27,7 @@ static inline k_vec k_set(float x) { return x - (k_vec){0}; }
 #if defined(__AVX512F__)
 static inline k_vec k_sqrt(k_vec v) { return (k_vec)_mm512_sqrt_ps((__m512)v); }
 static inline k_vec k_max(k_vec a, k_vec b) { return (k_vec)_mm512_max_ps((__m512)a, (__m512)b); }
+static inline k_vec k_fma(k_vec a, k_vec b, k_vec c) { return (k_vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); } /* a b + c */
 static inline k_vec k_load_f16(const uint16_t *p) { return (k_vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 static inline void k_store_f16(uint16_t *p, k_vec v)
 {
@@ -49,6 +50,7 @@ static inline void k_store_part(float *p, k_vec v, int64_t n)
 #else
 static inline k_vec k_sqrt(k_vec v) { return (k_vec)_mm256_sqrt_ps((__m256)v); }
 static inline k_vec k_max(k_vec a, k_vec b) { return (k_vec)_mm256_max_ps((__m256)a, (__m256)b); }
+static inline k_vec k_fma(k_vec a, k_vec b, k_vec c) { return (k_vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); } /* a b + c */
 static inline k_vec k_load_f16(const uint16_t *p) { return (k_vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 static inline void k_store_f16(uint16_t *p, k_vec v)
 {

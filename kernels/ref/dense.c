@@ -1,7 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dense.c (ref): see kernels/dense.h.
+ * dense.c (ref): see kernels/dense.h. Elements are computed in f64 and rounded once.
  */
+
+static double ref_get(const void *p, int64_t i, int32_t dtype)
+{
+    return dtype == PERI_F32 ? (double)((const float *)p)[i] : ((const double *)p)[i];
+}
+
+static void ref_put(void *p, int64_t i, int32_t dtype, double x)
+{
+    if (dtype == PERI_F32) ((float *)p)[i] = (float)x;
+    else ((double *)p)[i] = x;
+}
 
 static void ref_axpy(const void *args, int64_t begin, int64_t end)
 {
@@ -9,5 +20,383 @@ static void ref_axpy(const void *args, int64_t begin, int64_t end)
     for (int64_t i = begin; i < end; i++) {
         if (a->dtype == PERI_F32) ((float *)a->y)[i] += (float)a->alpha * ((const float *)a->x)[i];
         else ((double *)a->y)[i] += a->alpha * ((const double *)a->x)[i];
+    }
+}
+
+/* -- elementwise --------------------------------------------------------------------------------------------------------------- */
+
+static double ref_sigmoid(double x) { return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x)); }
+static double ref_softplus(double x) { return (x > 0 ? x : 0) + log1p(exp(-fabs(x))); }
+static double ref_normal_cdf(double x) { return 0.5 * (1 + erf(x * 0.70710678118654752440)); }
+
+static double ref_f(int32_t op, double x, double a, double b)
+{
+    switch (op) {
+    case PERI_UNARY_RELU: return x <= 0 ? 0 : x;
+    case PERI_UNARY_SIGMOID: return ref_sigmoid(x);
+    case PERI_UNARY_TANH: return tanh(x);
+    case PERI_UNARY_EXP: return exp(x);
+    case PERI_UNARY_SQRT: return sqrt(x);
+    case PERI_UNARY_SILU: return x * ref_sigmoid(x);
+    case PERI_UNARY_GELU: return x * ref_normal_cdf(x);
+    case PERI_UNARY_SOFTPLUS: return ref_softplus(x);
+    case PERI_UNARY_LOGSIGMOID: return -ref_softplus(-x);
+    case PERI_UNARY_LEAKY_RELU: return x > 0 ? x : a * x;
+    case PERI_UNARY_LOG: return log(x);
+    case PERI_UNARY_ABS: return fabs(x);
+    case PERI_UNARY_SQUARE: return x * x;
+    case PERI_UNARY_POW: return pow(x, a);
+    case PERI_UNARY_AFFINE: return a * x + b;
+    case PERI_UNARY_RECIPROCAL: return a / x;
+    default: return x;
+    }
+}
+
+/** f' from s = y (op <= PERI_UNARY_FROM_OUTPUT) or x. */
+static double ref_df(int32_t op, double s, double a)
+{
+    double sigmoid;
+    switch (op) {
+    case PERI_UNARY_RELU: return s > 0;
+    case PERI_UNARY_SIGMOID: return s * (1 - s);
+    case PERI_UNARY_TANH: return 1 - s * s;
+    case PERI_UNARY_EXP: return s;
+    case PERI_UNARY_SQRT: return 0.5 / s;
+    case PERI_UNARY_SILU: sigmoid = ref_sigmoid(s); return sigmoid * (1 + s * (1 - sigmoid));
+    case PERI_UNARY_GELU: return ref_normal_cdf(s) + s * 0.39894228040143267794 * exp(-0.5 * s * s);
+    case PERI_UNARY_SOFTPLUS: return ref_sigmoid(s);
+    case PERI_UNARY_LOGSIGMOID: return ref_sigmoid(-s);
+    case PERI_UNARY_LEAKY_RELU: return s > 0 ? 1 : a;
+    case PERI_UNARY_LOG: return 1 / s;
+    case PERI_UNARY_ABS: return s > 0 ? 1 : s < 0 ? -1 : 0;
+    case PERI_UNARY_SQUARE: return 2 * s;
+    case PERI_UNARY_POW: return a == 0 ? 0 : a * pow(s, a - 1);
+    case PERI_UNARY_AFFINE: return a;
+    case PERI_UNARY_RECIPROCAL: return -a / (s * s);
+    default: return 1;
+    }
+}
+
+static void ref_unary(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_unary_args *a = args;
+    for (int64_t i = begin; i < end; i++) ref_put(a->dst, i, a->dtype, ref_f(a->op, ref_get(a->x, i, a->dtype), a->a, a->b));
+}
+
+static bool ref_reads_saved(int32_t op) { return op != PERI_UNARY_IDENTITY && op != PERI_UNARY_AFFINE; }
+
+static void ref_unary_grad(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_unary_grad_args *a = args;
+    for (int64_t i = begin; i < end; i++) {
+        double s = ref_reads_saved(a->op) ? ref_get(a->saved, i, a->dtype) : 0;
+        ref_put(a->dx, i, a->dtype, ref_get(a->dy, i, a->dtype) * ref_df(a->op, s, a->a));
+    }
+}
+
+static void ref_binary(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_binary_args *a = args;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t rest = i, at_a = 0, at_b = 0;
+        for (int32_t d = a->ndim - 1; d >= 0; d--) {
+            int64_t at = rest % a->shape[d];
+            rest /= a->shape[d];
+            at_a += at * a->a_stride[d];
+            at_b += at * a->b_stride[d];
+        }
+        double x = ref_get(a->a, at_a, a->dtype), y = ref_get(a->b, at_b, a->dtype);
+        ref_put(a->dst, i, a->dtype,
+                a->op == PERI_BINARY_ADD ? x + y : a->op == PERI_BINARY_SUB ? x - y : a->op == PERI_BINARY_MUL ? x * y : x / y);
+    }
+}
+
+static void ref_muladd(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_muladd_args *a = args;
+    for (int64_t i = begin; i < end; i++)
+        ref_put(a->dst, i, a->dtype,
+                ref_get(a->a, i, a->dtype) * ref_get(a->b, i, a->dtype) + ref_get(a->c, i, a->dtype) * a->scale);
+}
+
+/* -- the sides of a linear layer -------------------------------------------------------------------------------------------------- */
+
+static void ref_bias_act(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_bias_act_args *a = args;
+    for (int64_t r = begin; r < end; r++)
+        for (int64_t c = 0; c < a->cols; c++) {
+            int64_t i = r * a->cols + c;
+            double x = ref_get(a->y, i, a->dtype) + (a->bias ? ref_get(a->bias, c, a->dtype) : 0);
+            ref_put(a->y, i, a->dtype, ref_f(a->act, x, 0, 0));
+        }
+}
+
+static int64_t ref_block_end(int64_t block, int64_t rows)
+{
+    int64_t end = (block + 1) * PERI_SUM_ROWS;
+    return end < rows ? end : rows;
+}
+
+static void ref_act_grad(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_act_grad_args *a = args;
+    for (int64_t k = begin; k < end; k++)
+        for (int64_t c = 0; c < a->cols; c++) {
+            double sum = 0;
+            for (int64_t r = k * PERI_SUM_ROWS; r < ref_block_end(k, a->rows); r++) {
+                double y = a->act == PERI_UNARY_IDENTITY ? 0 : ref_get(a->y, r * a->cols + c, a->dtype);
+                double z = ref_get(a->dy, r * a->dy_stride + c, a->dtype) * ref_df(a->act, y, 0);
+                if (a->dz) ref_put(a->dz, r * a->cols + c, a->dtype, z);
+                sum += z;
+            }
+            if (a->partial) ref_put(a->partial, k * a->cols + c, a->dtype, sum);
+        }
+}
+
+/* -- reductions ---------------------------------------------------------------------------------------------------------------- */
+
+static void ref_sum_dim(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_sum_dim_args *a = args;
+    int64_t blocks = a->n ? (a->n + a->block - 1) / a->block : 1;
+    int64_t parts = (a->inner + PERI_SUM_COLUMNS - 1) / PERI_SUM_COLUMNS;
+    for (int64_t u = begin; u < end; u++) {
+        int64_t first = u % parts * PERI_SUM_COLUMNS, k = u / parts % blocks, o = u / parts / blocks;
+        int64_t last = first + PERI_SUM_COLUMNS < a->inner ? first + PERI_SUM_COLUMNS : a->inner;
+        int64_t stop = (k + 1) * a->block < a->n ? (k + 1) * a->block : a->n;
+        for (int64_t i = first; i < last; i++) {
+            double sum = 0;
+            for (int64_t r = k * a->block; r < stop; r++) sum += ref_get(a->x, (o * a->n + r) * a->inner + i, a->dtype);
+            ref_put(a->dst, (o * blocks + k) * a->inner + i, a->dtype, sum * a->scale);
+        }
+    }
+}
+
+static void ref_max_dim(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_max_dim_args *a = args;
+    for (int64_t u = begin; u < end; u++) {
+        int64_t base = u / a->inner * a->n * a->inner + u % a->inner, best = 0;
+        double max = ref_get(a->x, base, a->dtype);
+        for (int64_t r = 1; r < a->n && max == max; r++) {
+            double x = ref_get(a->x, base + r * a->inner, a->dtype);
+            if (!(x <= max)) max = x, best = r;
+        }
+        ref_put(a->values, u, a->dtype, max);
+        a->indices[u] = best;
+    }
+}
+
+static void ref_max_dim_grad(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_max_dim_grad_args *a = args;
+    for (int64_t u = begin; u < end; u++) {
+        int64_t base = u / a->inner * a->n * a->inner + u % a->inner;
+        for (int64_t r = 0; r < a->n; r++)
+            ref_put(a->dx, base + r * a->inner, a->dtype, r == a->indices[u] ? ref_get(a->dy, u, a->dtype) : 0);
+    }
+}
+
+static void ref_softmax(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_softmax_args *a = args;
+    for (int64_t u = begin; u < end; u++) {
+        int64_t base = u / a->inner * a->n * a->inner + u % a->inner;
+        double max = -INFINITY, sum = 0;
+        for (int64_t r = 0; r < a->n; r++) max = fmax(max, ref_get(a->x, base + r * a->inner, a->dtype));
+        for (int64_t r = 0; r < a->n; r++) sum += exp(ref_get(a->x, base + r * a->inner, a->dtype) - max);
+        for (int64_t r = 0; r < a->n; r++) {
+            double x = ref_get(a->x, base + r * a->inner, a->dtype) - max;
+            ref_put(a->y, base + r * a->inner, a->dtype, a->log ? x - log(sum) : exp(x) / sum);
+        }
+    }
+}
+
+static void ref_softmax_grad(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_softmax_grad_args *a = args;
+    for (int64_t u = begin; u < end; u++) {
+        int64_t base = u / a->inner * a->n * a->inner + u % a->inner;
+        double sum = 0;
+        for (int64_t r = 0; r < a->n; r++) {
+            int64_t i = base + r * a->inner;
+            sum += ref_get(a->dy, i, a->dtype) * (a->log ? 1 : ref_get(a->y, i, a->dtype));
+        }
+        for (int64_t r = 0; r < a->n; r++) {
+            int64_t i = base + r * a->inner;
+            double g = ref_get(a->dy, i, a->dtype), y = ref_get(a->y, i, a->dtype);
+            ref_put(a->dx, i, a->dtype, a->log ? g - exp(y) * sum : y * (g - sum));
+        }
+    }
+}
+
+static void ref_layer_norm(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_layer_norm_args *a = args;
+    for (int64_t r = begin; r < end; r++) {
+        double mean = 0, variance = 0;
+        for (int64_t c = 0; c < a->cols; c++) mean += ref_get(a->x, r * a->cols + c, a->dtype);
+        mean /= (double)a->cols;
+        for (int64_t c = 0; c < a->cols; c++) {
+            double d = ref_get(a->x, r * a->cols + c, a->dtype) - mean;
+            variance += d * d;
+        }
+        double rstd = 1 / sqrt(variance / (double)a->cols + a->eps);
+        ref_put(a->mean, r, a->dtype, mean);
+        ref_put(a->rstd, r, a->dtype, rstd);
+        for (int64_t c = 0; c < a->cols; c++) {
+            double h = (ref_get(a->x, r * a->cols + c, a->dtype) - mean) * rstd;
+            if (a->weight) h *= ref_get(a->weight, c, a->dtype);
+            if (a->bias) h += ref_get(a->bias, c, a->dtype);
+            ref_put(a->y, r * a->cols + c, a->dtype, h);
+        }
+    }
+}
+
+static void ref_layer_norm_grad(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_layer_norm_grad_args *a = args;
+    for (int64_t k = begin; k < end; k++) {
+        for (int64_t c = 0; c < a->cols; c++) {
+            double dweight = 0, dbias = 0;
+            for (int64_t r = k * PERI_SUM_ROWS; r < ref_block_end(k, a->rows); r++) {
+                double g = ref_get(a->dy, r * a->cols + c, a->dtype);
+                dbias += g;
+                dweight += g * (ref_get(a->x, r * a->cols + c, a->dtype) - ref_get(a->mean, r, a->dtype)) * ref_get(a->rstd, r, a->dtype);
+            }
+            if (a->dweight) ref_put(a->dweight, k * a->cols + c, a->dtype, dweight);
+            if (a->dbias) ref_put(a->dbias, k * a->cols + c, a->dtype, dbias);
+        }
+        for (int64_t r = k * PERI_SUM_ROWS; a->dx && r < ref_block_end(k, a->rows); r++) {
+            double mean = ref_get(a->mean, r, a->dtype), rstd = ref_get(a->rstd, r, a->dtype), sum_g = 0, sum_gh = 0;
+            for (int pass = 0; pass < 2; pass++)
+                for (int64_t c = 0; c < a->cols; c++) {
+                    double g = ref_get(a->dy, r * a->cols + c, a->dtype) * (a->weight ? ref_get(a->weight, c, a->dtype) : 1);
+                    double h = (ref_get(a->x, r * a->cols + c, a->dtype) - mean) * rstd;
+                    if (pass == 0) sum_g += g, sum_gh += g * h;
+                    else ref_put(a->dx, r * a->cols + c, a->dtype, rstd * (g - (sum_g + h * sum_gh) / (double)a->cols));
+                }
+        }
+    }
+}
+
+static void ref_dropout(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_dropout_args *a = args;
+    for (int64_t i = begin; i < end; i++) {
+        bool keep = ref_random_word(a->seed, a->stream, a->offset + (uint64_t)i) >= a->threshold;
+        ref_put(a->y, i, a->dtype, keep ? ref_get(a->x, i, a->dtype) * a->scale : 0);
+    }
+}
+
+/* -- pairwise dot products ------------------------------------------------------------------------------------------------------- */
+
+static void ref_interaction(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_interaction_args *a = args;
+    int64_t width = a->dim + a->features * (a->features + 1) / 2;
+    for (int64_t b = begin; b < end; b++) {
+        int64_t at = b * width;
+        for (int64_t d = 0; d < a->dim; d++) ref_put(a->y, at++, a->dtype, ref_get(a->dense, b * a->dense_stride + d, a->dtype));
+        for (int64_t i = 0; i <= a->features; i++)
+            for (int64_t j = i + 1; j <= a->features; j++) {
+                double sum = 0;
+                for (int64_t d = 0; d < a->dim; d++) {
+                    double vi = i == 0 ? ref_get(a->dense, b * a->dense_stride + d, a->dtype)
+                                       : ref_get(a->sparse, b * a->sparse_stride + (i - 1) * a->feature_stride + d, a->dtype);
+                    sum += vi * ref_get(a->sparse, b * a->sparse_stride + (j - 1) * a->feature_stride + d, a->dtype);
+                }
+                ref_put(a->y, at++, a->dtype, sum);
+            }
+    }
+}
+
+/** Place of pair (i, j), i != j, among the products of vectors 0..features. */
+static int64_t ref_pair(int64_t i, int64_t j, int64_t features)
+{
+    int64_t low = i < j ? i : j, high = i < j ? j : i;
+    return low * features - low * (low - 1) / 2 + high - low - 1;
+}
+
+static void ref_interaction_grad(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_interaction_grad_args *a = args;
+    for (int64_t b = begin; b < end; b++)
+        for (int64_t i = 0; i <= a->features; i++)
+            for (int64_t d = 0; d < a->dim; d++) {
+                double sum = i == 0 ? ref_get(a->dy, b * a->dy_stride + d, a->dtype) : 0;
+                for (int64_t j = 0; j <= a->features; j++) {
+                    if (j == i) continue;
+                    double v = j == 0 ? ref_get(a->dense, b * a->dense_stride + d, a->dtype)
+                                      : ref_get(a->sparse, b * a->sparse_stride + (j - 1) * a->feature_stride + d, a->dtype);
+                    sum += v * ref_get(a->dy, b * a->dy_stride + a->dim + ref_pair(i, j, a->features), a->dtype);
+                }
+                if (i == 0 && a->ddense) ref_put(a->ddense, b * a->dim + d, a->dtype, sum);
+                if (i > 0 && a->dsparse) ref_put(a->dsparse, (b * a->features + i - 1) * a->dim + d, a->dtype, sum);
+            }
+}
+
+/* -- losses -------------------------------------------------------------------------------------------------------------------- */
+
+static void ref_loss(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_loss_args *a = args;
+    for (int64_t i = begin; i < end; i++) {
+        double x = ref_get(a->x, i, a->dtype), t = ref_get(a->t, i, a->dtype), l;
+        double w = a->weight ? ref_get(a->weight, i, a->dtype) : 1, p = a->pos_weight ? ref_get(a->pos_weight, i, a->dtype) : 1;
+        if (a->kind == PERI_LOSS_BCE_LOGITS) l = (1 - t) * x + (1 + (p - 1) * t) * ref_softplus(-x);
+        else if (a->kind == PERI_LOSS_BCE) l = -(t * fmax(log(x), -100) + (1 - t) * fmax(log1p(-x), -100));
+        else l = (x - t) * (x - t);
+        ref_put(a->dst, i, a->dtype, w * l);
+    }
+}
+
+static void ref_loss_grad(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_loss_grad_args *a = args;
+    for (int64_t i = begin; i < end; i++) {
+        double x = ref_get(a->x, i, a->dtype), t = ref_get(a->t, i, a->dtype), d;
+        double w = a->weight ? ref_get(a->weight, i, a->dtype) : 1, p = a->pos_weight ? ref_get(a->pos_weight, i, a->dtype) : 1;
+        if (a->kind == PERI_LOSS_BCE_LOGITS) d = (1 - t) - (1 + (p - 1) * t) * ref_sigmoid(-x);
+        else if (a->kind == PERI_LOSS_BCE) d = (x - t) / fmax(x * (1 - x), 1e-12);
+        else d = 2 * (x - t);
+        ref_put(a->dx, i, a->dtype, a->scale * ref_get(a->g, i * a->g_stride, a->dtype) * w * d);
+    }
+}
+
+static void ref_label_check(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_label_check_args *a = args;
+    for (int64_t k = begin; k < end; k++) {
+        int64_t stop = (k + 1) * PERI_LABEL_BLOCK < a->rows ? (k + 1) * PERI_LABEL_BLOCK : a->rows;
+        a->report[k] = -1;
+        for (int64_t r = k * PERI_LABEL_BLOCK; r < stop && a->report[k] < 0; r++)
+            if (a->labels[r] < 0 || a->labels[r] >= a->classes) a->report[k] = r;
+    }
+}
+
+static void ref_cross_entropy(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_cross_entropy_args *a = args;
+    for (int64_t r = begin; r < end; r++) {
+        double max = -INFINITY, sum = 0;
+        for (int64_t c = 0; c < a->classes; c++) max = fmax(max, ref_get(a->x, r * a->classes + c, a->dtype));
+        for (int64_t c = 0; c < a->classes; c++) sum += exp(ref_get(a->x, r * a->classes + c, a->dtype) - max);
+        double lse = max + log(sum);
+        ref_put(a->lse, r, a->dtype, lse);
+        ref_put(a->loss, r, a->dtype, lse - ref_get(a->x, r * a->classes + a->labels[r], a->dtype));
+    }
+}
+
+static void ref_cross_entropy_grad(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_cross_entropy_grad_args *a = args;
+    for (int64_t r = begin; r < end; r++) {
+        double g = a->scale * ref_get(a->g, r * a->g_stride, a->dtype), lse = ref_get(a->lse, r, a->dtype);
+        for (int64_t c = 0; c < a->classes; c++) {
+            double p = exp(ref_get(a->x, r * a->classes + c, a->dtype) - lse);
+            ref_put(a->dx, r * a->classes + c, a->dtype, g * (p - (c == a->labels[r])));
+        }
     }
 }

@@ -43,8 +43,10 @@ Error.__tostring = function(e) return e.message end
 M.Error = Error
 
 --- The state of the running rank. Under `sim` the scheduler exchanges it when it switches ranks, so nothing else may cache it.
---- scope: open scope or nil; device: default device name; grad: recording; world: the joined world or nil; pause: how to wait.
-local state = { scope = false, device = "cpu", grad = true, world = false, seed = 0 }
+--- scope: open scope or nil; device: default device name; grad: recording; world: the joined world or nil; pause: how to wait;
+--- seed, parameters_drawn, dropouts_made: of the random numbers (nn/parameter.lua); first_sample: number, in the whole batch, of this
+--- rank's first sample (dropout).
+local state = { scope = false, device = "cpu", grad = true, world = false, seed = 0, parameters_drawn = 0, dropouts_made = 0, first_sample = 0 }
 M.state = state
 
 local function raise(status)

@@ -230,6 +230,11 @@ peri_status peri__launch(peri_device *device, int32_t kernel, const void *args, 
     return device->vtab->launch(device->ctx, peri_stream_current(device)->ctx, kernel, args, (int64_t)args_size, n, grain);
 }
 
+peri_status peri__gemm(peri_device *device, const peri_gemm *args)
+{
+    return device->vtab->gemm(device->ctx, peri_stream_current(device)->ctx, args);
+}
+
 peri_status peri__copy(peri_device *device, void *dst, const void *src, int64_t bytes, int32_t kind)
 {
     if (bytes <= 0) return PERI_OK;

@@ -41,6 +41,8 @@ struct peri_device {
 peri_status peri__launch(peri_device *device, int32_t kernel, const void *args, size_t args_size, int64_t n, int64_t grain);
 #define PERI_LAUNCH(device, name, args, n, grain) peri__launch((device), PERI_K_##name, (args), sizeof *(args), (n), (grain))
 
+/** Queue a matrix product on the current stream. */
+peri_status peri__gemm(peri_device *device, const peri_gemm *args);
 /** Queue a copy on the current stream; PERI_COPY_*. */
 peri_status peri__copy(peri_device *device, void *dst, const void *src, int64_t bytes, int32_t kind);
 /** Host memory that may take part in queued copies; not counted as an object. */
@@ -101,6 +103,10 @@ peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *sh
                               peri_tensor **out);
 /** "f32 [3, 4]" for messages. */
 const char *peri__tensor_text(const peri_tensor *t, char *buffer, size_t len);
+/** @t itself (a new reference) if contiguous, else a contiguous copy; not recorded. */
+peri_status peri__contiguous_of(const peri_tensor *t, peri_tensor **out);
+/** Strides of @t when repeated to @shape[ndim]; PERI_EINVAL, naming @function, if it cannot be. */
+peri_status peri__expanded(const char *function, const peri_tensor *t, int32_t ndim, const int64_t *shape, int64_t *stride);
 /** Fill @dst with zeros (queued). */
 peri_status peri__tensor_zero(peri_tensor *dst);
 
@@ -166,5 +172,31 @@ peri_status peri__detached(peri_tensor *t, peri_tensor **out);
 void peri__node_release(peri__node *node);
 /** True if input @i of @node wants a gradient. */
 static inline bool peri__needs(const peri__node *node, int32_t i) { return node->in[i].node || node->in[i].leaf; }
+/** peri__record if the operation must be recorded; else *node = NULL. */
+peri_status peri__attach(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out, int32_t n_out,
+                         peri__node **node);
+/** Save the memory of one of the node's own outputs. */
+peri_status peri__node_save_output(peri__node *node, int32_t i, peri_tensor *out);
+
+/* -- parts that dense operations share; nothing here is recorded ------------------------------------------------------------------- */
+
+enum { PERI_ELEMENT_GRAIN = 1 << 15 }; /* elements of a cheap kernel that are worth a thread */
+
+/** @dim, counted from the end if negative, into 0..ndim-1. */
+peri_status peri__dim(const char *function, const peri_tensor *t, int32_t dim, int32_t *out);
+/** [outer][n][inner] around dimension @dim of a contiguous tensor. */
+void peri__around(const peri_tensor *t, int32_t dim, int64_t *outer, int64_t *n, int64_t *inner);
+/** out = f(t), f = PERI_UNARY_*(a, b). */
+peri_status peri__unary(peri_tensor *t, int32_t op, double a, double b, peri_tensor **out);
+/** out = a op b, broadcast; op = PERI_BINARY_*. Messages name @function. */
+peri_status peri__binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out);
+/** @scale times the sum over the dimensions whose bit is set in @mask; they stay, with size 1. */
+peri_status peri__reduce(peri_tensor *t, uint32_t mask, double scale, peri_tensor **out);
+/** The sum of @t over what broadcasting @shape to t's shape repeats: the gradient of the broadcast. */
+peri_status peri__sum_to(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out);
+/** @t repeated to @shape: a view. */
+peri_status peri__expand(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out);
+/** "f32 [3, 4] and f32 [5]" for messages. */
+const char *peri__pair_text(const peri_tensor *a, const peri_tensor *b, char *buffer, size_t len);
 
 #endif

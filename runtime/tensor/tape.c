@@ -116,6 +116,18 @@ void peri__node_save(peri__node *node, int32_t i, peri_tensor *t)
     node->saved[i] = t;
 }
 
+peri_status peri__attach(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out, int32_t n_out,
+                         peri__node **node)
+{
+    *node = NULL;
+    return peri__recording(in, n_in) ? peri__record(vtab, in, n_in, out, n_out, node) : PERI_OK;
+}
+
+peri_status peri__node_save_output(peri__node *node, int32_t i, peri_tensor *out)
+{
+    return peri__detached(out, &node->saved[i]);
+}
+
 /* -- leaves -------------------------------------------------------------------------------------------------------------------- */
 
 peri_status peri_tensor_requires_grad(peri_tensor *leaf, bool on)

@@ -170,7 +170,7 @@ static peri_status convert(peri_tensor *dst, const peri_tensor *src)
 }
 
 /** Strides of @t when repeated to @shape; PERI_EINVAL if it cannot be. */
-static peri_status expanded(const char *function, const peri_tensor *t, int32_t ndim, const int64_t *shape, int64_t *stride)
+peri_status peri__expanded(const char *function, const peri_tensor *t, int32_t ndim, const int64_t *shape, int64_t *stride)
 {
     char a[128];
     if (ndim < t->ndim || ndim > PERI_MAX_DIMS)
@@ -186,7 +186,7 @@ static peri_status expanded(const char *function, const peri_tensor *t, int32_t 
     return PERI_OK;
 }
 
-static peri_status contiguous_of(const peri_tensor *t, peri_tensor **out)
+peri_status peri__contiguous_of(const peri_tensor *t, peri_tensor **out)
 {
     if (peri__contiguous(t)) {
         *out = (peri_tensor *)(uintptr_t)t;
@@ -205,7 +205,7 @@ static peri_status contiguous_of(const peri_tensor *t, peri_tensor **out)
 static peri_status fetch(const peri_tensor *t, void *dst, int64_t bytes)
 {
     peri_tensor *flat;
-    PERI_TRY(contiguous_of(t, &flat));
+    PERI_TRY(peri__contiguous_of(t, &flat));
     peri_status status = peri__copy(peri__device(t), dst, peri__data(flat), bytes, PERI_COPY_D2H);
     if (status >= 0) status = peri_stream_synchronize(peri_stream_current(peri__device(t)));
     peri_tensor_release(flat);
@@ -355,13 +355,13 @@ static peri_status across(peri_tensor *dst, const peri_tensor *src)
 peri_status peri_tensor_copy(peri_tensor *dst, const peri_tensor *src)
 {
     peri_tensor wide = *src; /* a borrowed view on the stack, repeated to dst's shape */
-    PERI_TRY(expanded("peri_tensor_copy", src, dst->ndim, dst->shape, wide.stride));
+    PERI_TRY(peri__expanded("peri_tensor_copy", src, dst->ndim, dst->shape, wide.stride));
     wide.ndim = dst->ndim;
     memcpy(wide.shape, dst->shape, sizeof wide.shape);
     if (peri__device(dst) == peri__device(src)) return convert(dst, &wide);
     peri_tensor *from = NULL, *to = NULL;
     peri_status status;
-    PERI_TRY_GOTO(contiguous_of(&wide, &from), out);
+    PERI_TRY_GOTO(peri__contiguous_of(&wide, &from), out);
     if (dst->dtype == src->dtype && peri__contiguous(dst)) {
         status = across(dst, from);
     } else {
@@ -455,7 +455,7 @@ peri_status peri_tensor_reshape(peri_tensor *t, int32_t ndim, const int64_t *sha
         return peri__fail(PERI_EINVAL, "peri_tensor_reshape: %s has %lld elements, the new shape %lld",
                           peri__tensor_text(t, text, sizeof text), (long long)n, (long long)known);
     peri_tensor *flat, *view;
-    PERI_TRY(contiguous_of(t, &flat));
+    PERI_TRY(peri__contiguous_of(t, &flat));
     peri_status status = peri__tensor_view(flat, ndim, wanted, NULL, flat->offset, &view);
     peri_tensor_release(flat);
     PERI_TRY(status);

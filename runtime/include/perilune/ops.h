@@ -1,10 +1,113 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * perilune/ops.h: dense operations with gradients, losses, random layers.
+ * perilune/ops.h: dense operations with gradients, losses, dropout.
+ *
+ * Inputs are f32 or f64, all of one dtype and device, with any strides; results are new contiguous tensors. Every operation is local,
+ * queues on the current stream, is recorded on the gradient tape when an input requires grad, and leaves outputs untouched on failure.
+ * Dimensions count from 0, negative ones from the end. Results do not depend on the number of threads.
  */
 #ifndef PERILUNE_OPS_H
 #define PERILUNE_OPS_H
 
 #include <perilune/tensor.h>
+
+/* -- elementwise --------------------------------------------------------------------------------------------------------------- */
+
+/** max(x, 0) */
+PERI_API peri_status peri_op_relu(peri_tensor *x, peri_tensor **out);
+/** 1 / (1 + exp(-x)) */
+PERI_API peri_status peri_op_sigmoid(peri_tensor *x, peri_tensor **out);
+PERI_API peri_status peri_op_tanh(peri_tensor *x, peri_tensor **out);
+/** x sigmoid(x) */
+PERI_API peri_status peri_op_silu(peri_tensor *x, peri_tensor **out);
+/** x times the normal distribution function, the exact form with erf */
+PERI_API peri_status peri_op_gelu(peri_tensor *x, peri_tensor **out);
+/** log(1 + exp x) */
+PERI_API peri_status peri_op_softplus(peri_tensor *x, peri_tensor **out);
+/** log(sigmoid x) */
+PERI_API peri_status peri_op_logsigmoid(peri_tensor *x, peri_tensor **out);
+/** x > 0 ? x : slope x */
+PERI_API peri_status peri_op_leaky_relu(peri_tensor *x, double slope, peri_tensor **out);
+PERI_API peri_status peri_op_exp(peri_tensor *x, peri_tensor **out);
+PERI_API peri_status peri_op_log(peri_tensor *x, peri_tensor **out);
+PERI_API peri_status peri_op_sqrt(peri_tensor *x, peri_tensor **out);
+/** |x|; its gradient at 0 is 0 */
+PERI_API peri_status peri_op_abs(peri_tensor *x, peri_tensor **out);
+PERI_API peri_status peri_op_square(peri_tensor *x, peri_tensor **out);
+/** x to the power of @exponent */
+PERI_API peri_status peri_op_pow(peri_tensor *x, double exponent, peri_tensor **out);
+/** scale x + shift */
+PERI_API peri_status peri_op_affine(peri_tensor *x, double scale, double shift, peri_tensor **out);
+/** numerator / x */
+PERI_API peri_status peri_op_reciprocal(peri_tensor *x, double numerator, peri_tensor **out);
+
+/** a + b and so on; shapes broadcast as in PyTorch: aligned at the last dimension, sizes equal or 1. */
+PERI_API peri_status peri_op_add(peri_tensor *a, peri_tensor *b, peri_tensor **out);
+PERI_API peri_status peri_op_sub(peri_tensor *a, peri_tensor *b, peri_tensor **out);
+PERI_API peri_status peri_op_mul(peri_tensor *a, peri_tensor *b, peri_tensor **out);
+PERI_API peri_status peri_op_div(peri_tensor *a, peri_tensor *b, peri_tensor **out);
+/** a * b + c, all of one shape: one layer of a cross network, x0 * u + x. */
+PERI_API peri_status peri_op_muladd(peri_tensor *a, peri_tensor *b, peri_tensor *c, peri_tensor **out);
+
+/* -- matrix products ------------------------------------------------------------------------------------------------------------- */
+
+/** What a linear layer applies to its result. */
+enum { PERI_ACTIVATION_NONE = 0, PERI_ACTIVATION_RELU = 1, PERI_ACTIVATION_SIGMOID = 2, PERI_ACTIVATION_TANH = 3 };
+
+/** f(x W^T + b): @x [..., in], @weight [out, in], @bias [out] or NULL, f = PERI_ACTIVATION_*. @out [..., out]. */
+PERI_API peri_status peri_op_linear(peri_tensor *x, peri_tensor *weight, peri_tensor *bias, int32_t activation, peri_tensor **out);
+/** Matrix product of the last two dimensions of @a [..., m, k] and @b [..., k, n]; the leading ones broadcast. A one-dimensional @a is a
+ *  row, a one-dimensional @b a column, and that dimension is absent from the result. Transposed views cost no copy. */
+PERI_API peri_status peri_op_matmul(peri_tensor *a, peri_tensor *b, peri_tensor **out);
+
+/* -- joining ------------------------------------------------------------------------------------------------------------------- */
+
+/** @tensors[n] (n >= 1), equal in all dimensions but @dim, one after the other along @dim. Any dtype; recorded for f32 and f64. */
+PERI_API peri_status peri_op_cat(peri_tensor *const *tensors, int32_t n, int32_t dim, peri_tensor **out);
+/** @tensors[n] (n >= 1) of one shape, along a new dimension @dim of the result. */
+PERI_API peri_status peri_op_stack(peri_tensor *const *tensors, int32_t n, int32_t dim, peri_tensor **out);
+
+/* -- reductions ---------------------------------------------------------------------------------------------------------------- */
+
+/** Sum over dimensions @dims[n]; n = 0: over all. @keepdim leaves them with size 1. The sum of nothing is 0. */
+PERI_API peri_status peri_op_sum(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, peri_tensor **out);
+/** The sum divided by the number of elements. */
+PERI_API peri_status peri_op_mean(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, peri_tensor **out);
+/** The largest element along @dim, which must not be empty, and its place (i64; @indices may be NULL). The first of equals gets the gradient. */
+PERI_API peri_status peri_op_max(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices);
+PERI_API peri_status peri_op_softmax(peri_tensor *x, int32_t dim, peri_tensor **out);
+PERI_API peri_status peri_op_log_softmax(peri_tensor *x, int32_t dim, peri_tensor **out);
+/** Normalise over the last @dims dimensions (1..ndim): (x - mean) / sqrt(variance + eps) * weight + bias; @weight and @bias have the shape
+ *  of those dimensions, or are NULL. */
+PERI_API peri_status peri_op_layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight, peri_tensor *bias, double eps, peri_tensor **out);
+
+/* -- dropout ------------------------------------------------------------------------------------------------------------------- */
+
+/** Zero each element with probability @p (0 <= p < 1) and divide the others by 1 - p. Whether element i stays is a function of (@seed,
+ *  @stream, @offset + i): give each application a stream of its own, and a rank that holds a part of a batch the number of its first
+ *  element, and the result does not depend on how the batch is cut. */
+PERI_API peri_status peri_op_dropout(peri_tensor *x, double p, uint64_t seed, uint64_t stream, uint64_t offset, peri_tensor **out);
+
+/* -- recommendation ---------------------------------------------------------------------------------------------------------------- */
+
+/** Pairwise dot products (DLRM): @dense [B, D], @sparse [B, F, D]; with v0 = dense and v1..vF = sparse, @out [B, D + F (F + 1) / 2] is
+ *  dense and then vi . vj for i < j, i outermost. */
+PERI_API peri_status peri_op_interaction(peri_tensor *dense, peri_tensor *sparse, peri_tensor **out);
+
+/* -- losses -------------------------------------------------------------------------------------------------------------------- */
+
+enum { PERI_REDUCTION_NONE = 0, PERI_REDUCTION_MEAN = 1, PERI_REDUCTION_SUM = 2 };
+
+/** Binary cross entropy of logits @x and targets @target (numbers in 0..1, of x's shape). @weight (broadcast to x; or NULL) scales each
+ *  element's loss, @pos_weight (broadcast; or NULL) its positive part. The mean is over elements, not weights. Only @x has a gradient. */
+PERI_API peri_status peri_op_bce_with_logits(peri_tensor *x, peri_tensor *target, peri_tensor *weight, peri_tensor *pos_weight,
+                                             int32_t reduction, peri_tensor **out);
+/** Binary cross entropy of probabilities; logarithms are clamped at -100. */
+PERI_API peri_status peri_op_bce(peri_tensor *x, peri_tensor *target, peri_tensor *weight, int32_t reduction, peri_tensor **out);
+/** Squared error. */
+PERI_API peri_status peri_op_mse(peri_tensor *x, peri_tensor *target, int32_t reduction, peri_tensor **out);
+/** Softmax cross entropy of logits @x [B, C] and class numbers @labels (i64 [B], 0 <= label < C). Waits for the labels to be checked:
+ *  PERI_ERANGE names the first bad row. */
+PERI_API peri_status peri_op_cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t reduction, peri_tensor **out);
 
 #endif

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * vmath.h: functions of a vector of f32, accurate to a few units in the last place: argument reduction and a short series. Infinities,
+ * NaN, zeros and signs come out as in libm; subnormal results of k_exp are flushed to zero.
+ */
+#ifndef PERI_KERNELS_VMATH_H
+#define PERI_KERNELS_VMATH_H
+
+#include "simd.h"
+
+static inline k_vec k_select(k_ivec mask, k_vec yes, k_vec no) { return (k_vec)((mask & (k_ivec)yes) | (~mask & (k_ivec)no)); }
+static inline k_vec k_abs(k_vec x) { return (k_vec)((k_ivec)x & 0x7fffffff); }
+
+/** e^x: x = n ln 2 + r with |r| <= ln 2 / 2, and the Taylor series of e^r to r^7 (next term below 6e-9). */
+static inline k_vec k_exp(k_vec x)
+{
+    const k_vec shift = k_set(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+    k_vec t = k_fma(x, k_set(1.44269504f), shift), n = t - shift;
+    k_vec r = k_fma(n, k_set(-0x1.62e4p-1f), x); /* ln 2 in two parts: the first has few bits, so that n times it is exact */
+    r = k_fma(n, k_set(-0x1.7f7d1cp-20f), r);
+    k_vec p = k_fma(r, k_set(1 / 5040.0f), k_set(1 / 720.0f));
+    p = k_fma(p, r, k_set(1 / 120.0f));
+    p = k_fma(p, r, k_set(1 / 24.0f));
+    p = k_fma(p, r, k_set(1 / 6.0f));
+    p = k_fma(p, r, k_set(0.5f));
+    p = k_fma(p * r, r, r);
+    /* n sits in the low bits of t; 2^n in two factors, because 2^128 is no float. */
+    k_ivec whole = (k_ivec)t - 0x4b400000, half = whole >> 1;
+    k_vec y = (p + 1) * (k_vec)((half + 127) << 23) * (k_vec)((whole - half + 127) << 23);
+    y = k_select(x > k_set(88.7228355f), k_set(1) / k_set(0), y);
+    y = k_select(x < k_set(-87.3365402f), k_set(0), y);
+    return k_select(x == x, y, x);
+}
+
+/** ln x: x = 2^e m with m in [sqrt(1/2), sqrt 2), ln m = 2 artanh s with s = (m - 1) / (m + 1), to s^11 (next term below 2e-11). */
+static inline k_vec k_log(k_vec x)
+{
+    k_ivec tiny = x < k_set(0x1p-126f);
+    k_vec y = k_select(tiny, x * k_set(0x1p23f), x);
+    k_ivec e = (((k_ivec)y - 0x3f3504f3) >> 23);
+    k_vec m = (k_vec)((k_ivec)y - (e << 23)), exponent = __builtin_convertvector(e, k_vec) - k_select(tiny, k_set(23), k_set(0));
+    k_vec f = m - 1, s = f / (f + 2), s2 = s * s;
+    k_vec p = k_fma(s2, k_set(2 / 11.0f), k_set(2 / 9.0f));
+    p = k_fma(p, s2, k_set(2 / 7.0f));
+    p = k_fma(p, s2, k_set(2 / 5.0f));
+    p = k_fma(p, s2, k_set(2 / 3.0f));
+    /* ln m = 2 s + s^3 p, and 2 s = f - s f: that form keeps the rounding of s out of the leading term. */
+    k_vec lower = k_fma(exponent, k_set(0x1.7f7d1cp-20f), s * (s2 * p - f));
+    k_vec result = k_fma(exponent, k_set(0x1.62e4p-1f), f + lower);
+    result = k_select(x == k_set(0), k_set(-1) / k_set(0), result);
+    result = k_select(x < k_set(0), k_set(0) / k_set(0), result);
+    return k_select(x < k_set(1) / k_set(0), result, x); /* infinity and NaN: themselves */
+}
+
+/** ln(1 + x) for 0 <= x <= 1: the quotient undoes the rounding of 1 + x. */
+static inline k_vec k_log1p(k_vec x)
+{
+    k_vec u = x + 1, d = u - 1;
+    return k_select(d == k_set(0), x, k_log(u) * (x / k_select(d == k_set(0), k_set(1), d)));
+}
+
+static inline k_vec k_sigmoid(k_vec x)
+{
+    k_vec e = k_exp(-k_abs(x)), y = 1 / (e + 1);
+    return k_select(x < k_set(0), e * y, y);
+}
+
+/** ln(1 + e^x) */
+static inline k_vec k_softplus(k_vec x) { return k_max(x, k_set(0)) + k_log1p(k_exp(-k_abs(x))); }
+
+/** tanh: a series where the quotient would cancel, else (1 - e^-2|x|) / (1 + e^-2|x|) with x's sign. */
+static inline k_vec k_tanh(k_vec x)
+{
+    k_vec a = k_abs(x), e = k_exp(-2 * a), big = (1 - e) / (1 + e), x2 = x * x;
+    k_vec p = k_fma(x2, k_set(-1382 / 155925.0f), k_set(62 / 2835.0f));
+    p = k_fma(p, x2, k_set(-17 / 315.0f));
+    p = k_fma(p, x2, k_set(2 / 15.0f));
+    p = k_fma(p, x2, k_set(-1 / 3.0f));
+    k_vec small = k_fma(p * x2, a, a);
+    k_vec y = k_select(a < k_set(0.35f), small, big);
+    return (k_vec)((k_ivec)y | ((k_ivec)x & (int32_t)0x80000000));
+}
+
+#endif

@@ -1,0 +1,39 @@
+-- nn/init.lua: the dense part of models: modules, losses, optimizers, metrics. Submodules load when they are first used; everyday names
+-- are reachable directly (nn.Linear, nn.MLP, nn.BCEWithLogitsLoss).
+local modules = {
+  functional = "perilune.nn.functional",
+  module = "perilune.nn.module",
+  parameter = "perilune.nn.parameter",
+  layers = "perilune.nn.layers",
+  interaction = "perilune.nn.interaction",
+  losses = "perilune.nn.losses",
+  models = "perilune.nn.models",
+  metrics = "perilune.nn.metrics",
+}
+
+local names = {
+  Parameter = "parameter", manual_seed = "parameter",
+  Sequential = "layers", ModuleList = "layers", ParameterList = "layers", Linear = "layers", Perceptron = "layers", MLP = "layers",
+  LayerNorm = "layers", SwishLayerNorm = "layers", BatchNorm1d = "layers", Dropout = "layers", Identity = "layers", ReLU = "layers",
+  Sigmoid = "layers", Tanh = "layers", SiLU = "layers", GELU = "layers", Softplus = "layers", LogSigmoid = "layers", LeakyReLU = "layers",
+  Softmax = "layers",
+  InteractionArch = "interaction", InteractionDCNArch = "interaction", InteractionProjectionArch = "interaction", CrossNet = "interaction",
+  LowRankCrossNet = "interaction", VectorCrossNet = "interaction", LowRankMixtureCrossNet = "interaction",
+  FactorizationMachine = "interaction", DeepFM = "interaction",
+  BCEWithLogitsLoss = "losses", BCELoss = "losses", MSELoss = "losses", CrossEntropyLoss = "losses",
+  DenseArch = "models", SparseArch = "models", OverArch = "models", DLRM = "models", DLRM_DCN = "models", DLRM_Projection = "models",
+  DLRMTrain = "models", SimpleDeepFMNN = "models",
+}
+
+local nn = setmetatable({ Module = require "perilune.nn.module" }, {
+  __index = function(nn, key)
+    local value
+    if modules[key] then value = require(modules[key])
+    elseif names[key] then value = nn[names[key]][key] end
+    rawset(nn, key, value)
+    return value
+  end,
+})
+require "perilune.nn.functional" -- tensors get their methods and operators
+
+return nn

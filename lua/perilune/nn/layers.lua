@@ -1,0 +1,215 @@
+-- layers.lua: containers and the layers of a dense network. Names and arguments are PyTorch's and TorchRec's.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local F = require "perilune.nn.functional"
+local Module = require "perilune.nn.module"
+local parameter = require "perilune.nn.parameter"
+
+local M = {}
+
+-- -- containers --------------------------------------------------------------------------------------------------------------------
+
+--- A list of modules: list[1] is the first, whose name in paths is "0", as in PyTorch.
+local ModuleList = Module:extend "ModuleList"
+M.ModuleList = ModuleList
+function ModuleList:init(modules)
+  for _, m in ipairs(modules or {}) do self:append(m) end
+end
+function ModuleList:append(module)
+  local n = #self._children
+  self:add_module(tostring(n), module)
+  rawset(self, n + 1, module)
+  return self
+end
+function ModuleList:replace(name, module)
+  rawset(self, name, module)
+  rawset(self, tonumber(name) + 1, module)
+end
+
+--- A list of modules, each called with what the one before returned.
+local Sequential = ModuleList:extend "Sequential"
+M.Sequential = Sequential
+function Sequential:forward(x)
+  for i = 1, #self._children do x = self[i]:forward(x) end
+  return x
+end
+
+--- A list of parameters: list[1] is the first, named "0".
+local ParameterList = Module:extend "ParameterList"
+M.ParameterList = ParameterList
+function ParameterList:init(parameters)
+  for i, p in ipairs(parameters or {}) do
+    self:register_parameter(tostring(i - 1), p)
+    rawset(self, i, p)
+  end
+end
+
+-- -- activations -------------------------------------------------------------------------------------------------------------------
+
+local function activation(name, f)
+  local class = Module:extend(name)
+  function class:forward(x) return f(x) end
+  M[name] = class
+end
+activation("Identity", function(x) return x end)
+activation("ReLU", F.relu)
+activation("Sigmoid", F.sigmoid)
+activation("Tanh", F.tanh)
+activation("SiLU", F.silu)
+activation("GELU", F.gelu)
+activation("Softplus", F.softplus)
+activation("LogSigmoid", F.logsigmoid)
+
+M.LeakyReLU = Module:extend "LeakyReLU"
+function M.LeakyReLU:init(args) self.negative_slope = util.named("LeakyReLU", args, { negative_slope = 0.01 }).negative_slope end
+function M.LeakyReLU:forward(x) return F.leaky_relu(x, self.negative_slope) end
+
+M.Softmax = Module:extend "Softmax"
+function M.Softmax:init(args) self.dim = util.named("Softmax", args, { dim = util.required }).dim end
+function M.Softmax:forward(x) return F.softmax(x, self.dim) end
+
+-- -- linear ------------------------------------------------------------------------------------------------------------------------
+
+--- x W^T + b; weight [out_features, in_features] and bias start uniform in +-1 / sqrt(in_features).
+local Linear = Module:extend "Linear"
+M.Linear = Linear
+function Linear:init(args)
+  local a = util.named("Linear", args, { in_features = util.required, out_features = util.required, bias = true, dtype = "f32",
+    device = util.optional })
+  self.in_features = util.integer("Linear", "in_features", a.in_features, 0)
+  self.out_features = util.integer("Linear", "out_features", a.out_features, 0)
+  local bound = 1 / math.sqrt(math.max(a.in_features, 1))
+  self.weight = parameter.uniform({ a.out_features, a.in_features }, -bound, bound, a.dtype, a.device)
+  self.bias = a.bias and parameter.uniform({ a.out_features }, -bound, bound, a.dtype, a.device)
+end
+function Linear:forward(x) return F.linear(x, self.weight, self.bias) end
+function Linear:extra_text() return ("in_features=%d, out_features=%d, bias=%s"):format(self.in_features, self.out_features,
+  tostring(self.bias and true)) end
+
+-- -- normalisation -----------------------------------------------------------------------------------------------------------------
+
+local function shape_of(func, value)
+  if type(value) == "number" then value = { value } end
+  if type(value) ~= "table" or #value == 0 then P.fail(("%s: a size or a list of sizes is wanted"):format(func)) end
+  return value
+end
+
+local LayerNorm = Module:extend "LayerNorm"
+M.LayerNorm = LayerNorm
+function LayerNorm:init(args)
+  local a = util.named("LayerNorm", args,
+    { normalized_shape = util.required, eps = 1e-5, elementwise_affine = true, bias = true, dtype = "f32", device = util.optional })
+  self.normalized_shape, self.eps = shape_of("LayerNorm", a.normalized_shape), a.eps
+  self.weight = a.elementwise_affine and parameter.ones(self.normalized_shape, a.dtype, a.device)
+  self.bias = a.elementwise_affine and a.bias and parameter.zeros(self.normalized_shape, a.dtype, a.device)
+end
+function LayerNorm:forward(x) return F.layer_norm(x, #self.normalized_shape, self.weight, self.bias, self.eps) end
+
+--- x * sigmoid(LayerNorm(x)); input_dims: a size or a list of sizes.
+local SwishLayerNorm = Module:extend "SwishLayerNorm"
+M.SwishLayerNorm = SwishLayerNorm
+function SwishLayerNorm:init(args)
+  local a = util.named("SwishLayerNorm", args, { input_dims = util.required, dtype = "f32", device = util.optional })
+  self.norm = Sequential { LayerNorm { normalized_shape = a.input_dims, dtype = a.dtype, device = a.device }, M.Sigmoid() }
+end
+function SwishLayerNorm:forward(x) return F.mul(x, self.norm:forward(x)) end
+
+--- Normalise each column of [B, C] over the batch; in evaluation mode by the running mean and variance.
+local BatchNorm1d = Module:extend "BatchNorm1d"
+M.BatchNorm1d = BatchNorm1d
+function BatchNorm1d:init(args)
+  local a = util.named("BatchNorm1d", args, { num_features = util.required, eps = 1e-5, momentum = 0.1, affine = true, dtype = "f32",
+    device = util.optional })
+  self.eps, self.momentum = a.eps, a.momentum
+  self.weight = a.affine and parameter.ones({ a.num_features }, a.dtype, a.device)
+  self.bias = a.affine and parameter.zeros({ a.num_features }, a.dtype, a.device)
+  self:register_buffer("running_mean", parameter.buffer({ a.num_features }, 0, a.dtype, a.device))
+  self:register_buffer("running_var", parameter.buffer({ a.num_features }, 1, a.dtype, a.device))
+end
+local function update_running(running, now, momentum)
+  running:copy(F.add(F.affine(running, 1 - momentum), F.affine(now, momentum)))
+end
+function BatchNorm1d:forward(x)
+  local mean, var = self.running_mean, self.running_var
+  if self.training then
+    local n = x:size(1)
+    if n < 2 then P.fail(("BatchNorm1d: a batch of %d in training, at least 2 are needed"):format(n)) end
+    mean = F.mean(x, 1)
+    local centred = F.sub(x, mean)
+    var = F.mean(F.square(centred), 1)
+    P.no_grad(update_running, self.running_mean, mean:detach(), self.momentum)
+    P.no_grad(update_running, self.running_var, F.affine(var:detach(), n / (n - 1)), self.momentum)
+  end
+  local y = F.div(F.sub(x, mean), F.sqrt(F.affine(var, 1, self.eps)))
+  if self.weight then y = F.add(F.mul(y, self.weight), self.bias) end
+  return y
+end
+
+--- In training mode, zero elements with probability p and scale the others. The mask is a function of the seed, this layer's number, how
+--- often it ran, and the element's number in the whole batch: P.state.first_sample is the number of this rank's first sample.
+local Dropout = Module:extend "Dropout"
+M.Dropout = Dropout
+function Dropout:init(args)
+  self.p = util.named("Dropout", args, { p = 0.5 }).p
+  self.seed, self.stream, self.step = P.state.seed, parameter.dropout_stream(), 0
+end
+function Dropout:forward(x)
+  if not self.training or self.p == 0 then return x end
+  local d = x:describe()
+  local columns = d.ndim > 0 and d.shape[0] > 0 and tonumber(d.numel / d.shape[0]) or 1
+  local stream = self.stream + self.step
+  self.step = self.step + 1
+  return F.dropout(x, self.p, self.seed, stream, P.state.first_sample * columns)
+end
+function Dropout:extra_text() return "p=" .. self.p end
+
+-- -- perceptrons -------------------------------------------------------------------------------------------------------------------
+
+--- A function, a Module, or the name of an activation -> the code that F.linear fuses, or a callable.
+local function resolve(func, value)
+  if value == nil or value == "none" then return F.activations.none end
+  if F.activations[value] then return F.activations[value] end
+  if value == F.relu or value == F.sigmoid or value == F.tanh then
+    return F.activations[value == F.relu and "relu" or value == F.sigmoid and "sigmoid" or "tanh"]
+  end
+  if type(value) == "function" or Module.is(value) then return F.activations.none, value end
+  P.fail(("%s: activation '%s', allowed: none, relu, sigmoid, tanh, a function or a Module"):format(func, tostring(value)))
+end
+
+--- activation(x W^T + b). activation: "relu" (default), "sigmoid", "tanh", "none", a function or a Module.
+local Perceptron = Module:extend "Perceptron"
+M.Perceptron = Perceptron
+function Perceptron:init(args)
+  local a = util.named("Perceptron", args,
+    { in_size = util.required, out_size = util.required, bias = true, activation = "relu", dtype = "f32", device = util.optional })
+  self._linear = Linear { in_features = a.in_size, out_features = a.out_size, bias = a.bias, dtype = a.dtype, device = a.device }
+  local code, fn = resolve("Perceptron", a.activation)
+  self._code = code
+  self._activation_fn = fn or false
+end
+function Perceptron:forward(x)
+  local linear, fn = self._linear, self._activation_fn
+  local y = F.linear(x, linear.weight, linear.bias, self._code)
+  if fn then return fn(y) end
+  return y
+end
+
+--- Perceptrons one after the other. activation as in Perceptron, or "swish_layernorm"; a Module class makes one for each layer.
+local MLP = Module:extend "MLP"
+M.MLP = MLP
+function MLP:init(args)
+  local a = util.named("MLP", args,
+    { in_size = util.required, layer_sizes = util.required, bias = true, activation = "relu", dtype = "f32", device = util.optional })
+  local layers, size = {}, a.in_size
+  for i, out in ipairs(a.layer_sizes) do
+    local fn = a.activation
+    if fn == "swish_layernorm" then fn = SwishLayerNorm { input_dims = out, dtype = a.dtype, device = a.device } end
+    if type(fn) == "table" and not Module.is(fn) then fn = fn() end
+    layers[i] = Perceptron { in_size = size, out_size = out, bias = a.bias, activation = fn, dtype = a.dtype, device = a.device }
+    size = out
+  end
+  self._mlp = Sequential(layers)
+end
+function MLP:forward(x) return self._mlp:forward(x) end
+
+return M

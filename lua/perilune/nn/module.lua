@@ -1,0 +1,230 @@
+-- module.lua: Module: parameters, buffers and sub-modules under stable names, in the order in which the constructor assigned them.
+--
+--   local Net = nn.Module:extend "Net"
+--   function Net:init(args)
+--     self.hidden = nn.Linear { in_features = 13, out_features = 8 }   -- registered: a sub-module
+--     self.scale = nn.Parameter(peri.ones { 8 })                       -- registered: a parameter
+--   end
+--   function Net:forward(x) return self.hidden(x) * self.scale end
+--   local net = Net {}
+--   local y = net(x)
+--
+-- Registered is what is assigned to a new field: a Module, or a leaf tensor that requires grad. Fields set to false or a number first
+-- are ordinary fields for good. Lists of modules and parameters go into nn.ModuleList and nn.ParameterList.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+
+local Module = util.class "Module"
+
+local function listed(list, name)
+  for i = 1, #list do
+    if list[i] == name then return true end
+  end
+  return false
+end
+
+local function note(list, name)
+  if not listed(list, name) then list[#list + 1] = name end
+end
+
+local function is_parameter(value)
+  if not Tensor.is(value) then return false end
+  local d = value:describe()
+  return d.requires_grad and d.leaf
+end
+
+--- __newindex of modules: runs for fields that do not exist yet.
+local function register(self, key, value)
+  if type(key) == "string" then
+    if Module.is(value) then note(self._children, key)
+    elseif is_parameter(value) then note(self._parameters, key) end
+  end
+  rawset(self, key, value)
+end
+
+local function call(self, ...) return self:forward(...) end
+
+local function construct(class, ...)
+  local object = setmetatable({ training = true, _parameters = {}, _buffers = {}, _children = {} }, class)
+  object:init(...)
+  return object
+end
+
+local function prepare(class)
+  class.__newindex, class.__call = register, call
+  getmetatable(class).__call = construct
+  return class
+end
+prepare(Module)
+
+--- A subclass: nn.Module:extend "Name", or another module class's :extend.
+function Module.extend(base, name)
+  local class = util.class(name, base)
+  class.__tostring = base.__tostring
+  return prepare(class)
+end
+
+function Module:init() end
+function Module:forward() P.fail(("%s: no forward method"):format(self.class_name)) end
+
+function Module:__tostring()
+  local lines = {}
+  for _, c in ipairs(self:named_children()) do
+    lines[#lines + 1] = "  (" .. c.name .. "): " .. tostring(c.module):gsub("\n", "\n  ")
+  end
+  local text = self.class_name .. "(" .. self:extra_text()
+  return #lines == 0 and text .. ")" or text .. "\n" .. table.concat(lines, "\n") .. "\n)"
+end
+--- What tostring shows between the parentheses.
+function Module:extra_text() return "" end
+
+-- -- registration ------------------------------------------------------------------------------------------------------------------
+
+--- Register a parameter under a name that need not be an identifier.
+function Module:register_parameter(name, tensor)
+  if not is_parameter(tensor) then P.fail(("%s: parameter '%s' must be a leaf tensor that requires grad"):format(self.class_name, name)) end
+  note(self._parameters, name)
+  rawset(self, name, tensor)
+end
+
+--- Register a tensor that belongs to the state but is not trained.
+function Module:register_buffer(name, tensor)
+  if not Tensor.is(tensor) then P.fail(("%s: buffer '%s' must be a tensor"):format(self.class_name, name)) end
+  note(self._buffers, name)
+  rawset(self, name, tensor)
+end
+
+--- Register a sub-module under a name that need not be an identifier.
+function Module:add_module(name, module)
+  if not Module.is(module) then P.fail(("%s: sub-module '%s' must be a Module, not a %s"):format(self.class_name, name, type(module))) end
+  note(self._children, name)
+  rawset(self, name, module)
+end
+
+-- -- walking -----------------------------------------------------------------------------------------------------------------------
+
+local function join(prefix, name) return prefix == "" and name or prefix .. "." .. name end
+
+--- Direct sub-modules: a list of { name =, module = }.
+function Module:named_children()
+  local list = {}
+  for _, name in ipairs(self._children) do
+    local module = rawget(self, name)
+    if Module.is(module) then list[#list + 1] = { name = name, module = module } end
+  end
+  return list
+end
+function Module:children() return util.map(self:named_children(), function(c) return c.module end) end
+
+local function walk(module, path, seen, list)
+  if seen[module] then return list end
+  seen[module] = true
+  list[#list + 1] = { path = path, module = module }
+  for _, c in ipairs(module:named_children()) do walk(c.module, join(path, c.name), seen, list) end
+  return list
+end
+
+--- This module (path "" or `prefix`) and all below it, parents first: a list of { path =, module = }; a shared module comes once.
+function Module:named_modules(prefix) return walk(self, prefix or "", {}, {}) end
+function Module:modules() return util.map(self:named_modules(), function(m) return m.module end) end
+
+--- Tensors that the field lists `kinds` name, each once: a list of { name =, tensor = }.
+local function tensors(module, prefix, kinds)
+  local list, seen = {}, {}
+  for _, m in ipairs(module:named_modules(prefix)) do
+    for _, kind in ipairs(kinds) do
+      for _, name in ipairs(m.module[kind]) do
+        local t = rawget(m.module, name)
+        local key = Tensor.is(t) and tonumber(ffi.cast("intptr_t", Tensor.ptr(t)))
+        if key and not seen[key] then
+          seen[key] = true
+          list[#list + 1] = { name = join(m.path, name), tensor = t }
+        end
+      end
+    end
+  end
+  return list
+end
+
+--- Parameters, this module's own first, then those of its sub-modules in order: a list of { name =, tensor = }. A shared one comes once.
+function Module:named_parameters(prefix) return tensors(self, prefix, { "_parameters" }) end
+function Module:parameters() return util.map(self:named_parameters(), function(p) return p.tensor end) end
+function Module:named_buffers(prefix) return tensors(self, prefix, { "_buffers" }) end
+
+--- Parameters and buffers: a list of { name =, tensor = }.
+function Module:named_state(prefix) return tensors(self, prefix, { "_parameters", "_buffers" }) end
+
+--- The same as a map from name to tensor (live: copying into one changes the module).
+function Module:state(prefix)
+  local map = {}
+  for _, s in ipairs(self:named_state(prefix)) do map[s.name] = s.tensor end
+  return map
+end
+
+--- Copy tensors of the same shapes into the state. Every name must be there, and no other, unless strict is false.
+function Module:load_state(map, strict)
+  local known = {}
+  for _, s in ipairs(self:named_state()) do
+    known[s.name] = true
+    local source = map[s.name]
+    if source then
+      local want, got = table.concat(s.tensor:shape(), ", "), table.concat(source:shape(), ", ")
+      if want ~= got then P.fail(("%s: state '%s' has shape [%s], given [%s]"):format(self.class_name, s.name, want, got)) end
+      s.tensor:copy(source)
+    elseif strict ~= false then
+      P.fail(("%s: state '%s' is missing"):format(self.class_name, s.name))
+    end
+  end
+  if strict == false then return end
+  for name in util.ordered(map) do
+    if not known[name] then P.fail(("%s: it has no state '%s'"):format(self.class_name, tostring(name))) end
+  end
+end
+
+-- -- paths -------------------------------------------------------------------------------------------------------------------------
+
+--- The sub-module at a path such as "over_arch.model.0"; "" is the module itself.
+function Module:get_module(path)
+  local at = self
+  for name in path:gmatch "[^.]+" do
+    local next_module = rawget(at, name)
+    if not Module.is(next_module) then
+      P.fail(("%s: no sub-module at '%s': '%s' has %s"):format(self.class_name, path, at.class_name,
+        #at._children > 0 and table.concat(at._children, ", ") or "none"))
+    end
+    at = next_module
+  end
+  return at
+end
+
+--- Replace the sub-module at a path.
+function Module:set_module(path, module)
+  if not Module.is(module) then P.fail(("%s: set_module '%s': a Module is wanted, not a %s"):format(self.class_name, path,
+    type(module))) end
+  self:get_module(path)
+  local parent, name = path:match "^(.*)%.([^.]+)$"
+  if not parent then parent, name = "", path end
+  if name == "" then P.fail(("%s: set_module: the path of a sub-module is wanted, not ''"):format(self.class_name)) end
+  self:get_module(parent):replace(name, module)
+end
+
+--- Replace a direct sub-module. Lists override it.
+function Module:replace(name, module) rawset(self, name, module) end
+
+-- -- modes -------------------------------------------------------------------------------------------------------------------------
+
+--- Training mode for this module and all below it, or, with false, evaluation mode. Returns the module.
+function Module:train(on)
+  for _, m in ipairs(self:modules()) do m.training = on ~= false end
+  return self
+end
+function Module:eval() return self:train(false) end
+
+--- Drop the gradients of all parameters.
+function Module:zero_grad()
+  for _, p in ipairs(self:parameters()) do p:set_grad(nil) end
+end
+
+return Module

@@ -1,0 +1,72 @@
+-- parameter.lua: leaves that are trained, and their first values.
+--
+-- Numbers come from the counter-based generator: element i of the n-th parameter that a rank draws is a function of (seed, n, i). The
+-- count n lives in the rank's state, so ranks that build the same model from the same seed get the same parameters, whatever else they
+-- do in between, also under `sim`. nn.manual_seed(seed) sets the seed and starts counting anew.
+local P = require "perilune.ffi"
+local Tensor = require "perilune.tensor"
+local state = P.state
+
+local M = {}
+
+-- Streams of the generator: parameters use 0, 1, ...; dropout layers DROPOUT * 2^32 + step, one block of 2^32 for each layer.
+local DROPOUT = 2 ^ 20
+
+--- Seed of all parameters and dropout masks that are made from now on by this rank; counting starts anew.
+function M.manual_seed(seed)
+  if type(seed) ~= "number" or seed ~= math.floor(seed) or seed < 0 or seed >= 2 ^ 53 then
+    P.fail(("manual_seed: %s, allowed: whole numbers 0..2^53 - 1"):format(tostring(seed)))
+  end
+  state.seed, state.parameters_drawn, state.dropouts_made = seed, 0, 0
+end
+
+local function next_stream()
+  local n = state.parameters_drawn
+  state.parameters_drawn = n + 1
+  return n
+end
+
+--- First stream of a new dropout layer.
+function M.dropout_stream()
+  local n = state.dropouts_made
+  state.dropouts_made = n + 1
+  return (DROPOUT + n) * 2 ^ 32
+end
+
+--- A leaf that requires grad and outlives the current scope, made of a tensor (whose memory it shares).
+function M.Parameter(tensor)
+  if not Tensor.is(tensor) then P.fail(("Parameter: a tensor is wanted, not a %s"):format(type(tensor))) end
+  if not tensor:is_leaf() then tensor = tensor:detach() end
+  return tensor:share():requires_grad()
+end
+
+--- Run make(...) outside any scope.
+local function lasting(make, ...)
+  local scope = state.scope
+  state.scope = false
+  local ok, tensor = pcall(make, ...)
+  state.scope = scope
+  if not ok then error(tensor, 0) end
+  return tensor
+end
+
+function M.uniform(shape, low, high, dtype, device)
+  return lasting(Tensor.uniform, shape, low, high, state.seed, next_stream(), dtype, device):requires_grad()
+end
+function M.normal(shape, mean, deviation, dtype, device)
+  return lasting(Tensor.normal, shape, mean, deviation, state.seed, next_stream(), dtype, device):requires_grad()
+end
+function M.full(shape, value, dtype, device) return lasting(Tensor.full, shape, value, dtype, device):requires_grad() end
+function M.zeros(shape, dtype, device) return M.full(shape, 0, dtype, device) end
+function M.ones(shape, dtype, device) return M.full(shape, 1, dtype, device) end
+--- A tensor that is not trained but outlives scopes.
+function M.buffer(shape, value, dtype, device) return lasting(Tensor.full, shape, value, dtype, device) end
+
+--- Glorot's normal numbers, deviation sqrt(2 / (fan in + fan out)); fans as PyTorch counts them: sizes 2 and 1, times the later sizes.
+function M.xavier_normal(shape, dtype, device)
+  local field = 1
+  for i = 3, #shape do field = field * shape[i] end
+  return M.normal(shape, 0, math.sqrt(2 / ((shape[1] + shape[2]) * field)), dtype, device)
+end
+
+return M

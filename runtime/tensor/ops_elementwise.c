@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ops_elementwise.c: functions of one number, arithmetic with broadcasting, expand.
+ */
+#include "internal.h"
+
+#include <perilune/ops.h>
+#include <stdio.h>
+
+const char *peri__pair_text(const peri_tensor *a, const peri_tensor *b, char *buffer, size_t len)
+{
+    char x[128], y[128];
+    snprintf(buffer, len, "%s and %s", peri__tensor_text(a, x, sizeof x), peri__tensor_text(b, y, sizeof y));
+    return buffer;
+}
+
+/* -- functions of one number ------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__unary(peri_tensor *t, int32_t op, double a, double b, peri_tensor **out)
+{
+    peri_tensor *x, *y = NULL;
+    PERI_TRY(peri__contiguous_of(t, &x));
+    peri_status status;
+    PERI_TRY_GOTO(peri__tensor_like(t, t->ndim, t->shape, &y), out);
+    peri_k_unary_args args = {.dst = peri__data(y), .x = peri__data(x), .dtype = t->dtype, .op = op, .a = a, .b = b};
+    status = PERI_LAUNCH(peri__device(t), unary, &args, peri__numel(t), PERI_ELEMENT_GRAIN);
+out:
+    peri_tensor_release(x);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+static bool reads_saved(int32_t op) { return op != PERI_UNARY_IDENTITY && op != PERI_UNARY_AFFINE; }
+
+/** saved[0]: y or x, as the function wants; integer: op; number: a, b. */
+static peri_status unary_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    int32_t op = (int32_t)node->integer[0];
+    peri_tensor *dy = NULL, *saved = NULL, *dx = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri__contiguous_of(grad_out[0], &dy), out);
+    if (reads_saved(op)) PERI_TRY_GOTO(peri__contiguous_of(node->saved[0], &saved), out);
+    PERI_TRY_GOTO(peri__tensor_like(dy, dy->ndim, dy->shape, &dx), out);
+    peri_k_unary_grad_args args = {.dx = peri__data(dx), .dy = peri__data(dy), .saved = saved ? peri__data(saved) : NULL,
+                                   .dtype = dy->dtype, .op = op, .a = node->number[0], .b = node->number[1]};
+    status = PERI_LAUNCH(peri__device(dy), unary_grad, &args, peri__numel(dy), PERI_ELEMENT_GRAIN);
+out:
+    peri_tensor_release(dy);
+    peri_tensor_release(saved);
+    if (status < 0) peri_tensor_release(dx);
+    else grad_in[0] = dx;
+    return status;
+}
+
+static const peri__node_vtab unary_vtab = {.name = "unary", .backward = unary_backward};
+
+static peri_status unary(const char *function, int32_t op, peri_tensor *x, double a, double b, peri_tensor **out)
+{
+    PERI_TRY(peri__check_float(function, "x", x));
+    peri_tensor *y;
+    peri__node *node;
+    PERI_TRY(peri__unary(x, op, a, b, &y));
+    peri_status status = peri__attach(&unary_vtab, &x, 1, &y, 1, &node);
+    if (status >= 0 && node) {
+        node->integer[0] = op;
+        node->number[0] = a;
+        node->number[1] = b;
+        if (op <= PERI_UNARY_FROM_OUTPUT) status = peri__node_save_output(node, 0, y);
+        else if (reads_saved(op)) peri__node_save(node, 0, x);
+    }
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+peri_status peri_op_relu(peri_tensor *x, peri_tensor **out) { return unary("peri_op_relu", PERI_UNARY_RELU, x, 0, 0, out); }
+peri_status peri_op_sigmoid(peri_tensor *x, peri_tensor **out) { return unary("peri_op_sigmoid", PERI_UNARY_SIGMOID, x, 0, 0, out); }
+peri_status peri_op_tanh(peri_tensor *x, peri_tensor **out) { return unary("peri_op_tanh", PERI_UNARY_TANH, x, 0, 0, out); }
+peri_status peri_op_silu(peri_tensor *x, peri_tensor **out) { return unary("peri_op_silu", PERI_UNARY_SILU, x, 0, 0, out); }
+peri_status peri_op_gelu(peri_tensor *x, peri_tensor **out) { return unary("peri_op_gelu", PERI_UNARY_GELU, x, 0, 0, out); }
+peri_status peri_op_softplus(peri_tensor *x, peri_tensor **out) { return unary("peri_op_softplus", PERI_UNARY_SOFTPLUS, x, 0, 0, out); }
+peri_status peri_op_logsigmoid(peri_tensor *x, peri_tensor **out)
+{
+    return unary("peri_op_logsigmoid", PERI_UNARY_LOGSIGMOID, x, 0, 0, out);
+}
+peri_status peri_op_leaky_relu(peri_tensor *x, double slope, peri_tensor **out)
+{
+    return unary("peri_op_leaky_relu", PERI_UNARY_LEAKY_RELU, x, slope, 0, out);
+}
+peri_status peri_op_exp(peri_tensor *x, peri_tensor **out) { return unary("peri_op_exp", PERI_UNARY_EXP, x, 0, 0, out); }
+peri_status peri_op_log(peri_tensor *x, peri_tensor **out) { return unary("peri_op_log", PERI_UNARY_LOG, x, 0, 0, out); }
+peri_status peri_op_sqrt(peri_tensor *x, peri_tensor **out) { return unary("peri_op_sqrt", PERI_UNARY_SQRT, x, 0, 0, out); }
+peri_status peri_op_abs(peri_tensor *x, peri_tensor **out) { return unary("peri_op_abs", PERI_UNARY_ABS, x, 0, 0, out); }
+peri_status peri_op_square(peri_tensor *x, peri_tensor **out) { return unary("peri_op_square", PERI_UNARY_SQUARE, x, 0, 0, out); }
+peri_status peri_op_pow(peri_tensor *x, double exponent, peri_tensor **out)
+{
+    return unary("peri_op_pow", PERI_UNARY_POW, x, exponent, 0, out);
+}
+peri_status peri_op_affine(peri_tensor *x, double scale, double shift, peri_tensor **out)
+{
+    return unary("peri_op_affine", PERI_UNARY_AFFINE, x, scale, shift, out);
+}
+peri_status peri_op_reciprocal(peri_tensor *x, double numerator, peri_tensor **out)
+{
+    return unary("peri_op_reciprocal", PERI_UNARY_RECIPROCAL, x, numerator, 0, out);
+}
+
+/* -- arithmetic ---------------------------------------------------------------------------------------------------------------- */
+
+static peri_status check_pair(const char *function, const peri_tensor *a, const peri_tensor *b)
+{
+    char text[300];
+    PERI_TRY(peri__check_float(function, "a", a));
+    PERI_TRY(peri__check_float(function, "b", b));
+    if (a->dtype != b->dtype) return peri__fail(PERI_EINVAL, "%s: dtypes differ: %s", function, peri__pair_text(a, b, text, sizeof text));
+    return peri__check_same_device(function, a, b);
+}
+
+static peri_status broadcast_shape(const char *function, const peri_tensor *a, const peri_tensor *b, int32_t *ndim, int64_t *shape)
+{
+    char text[300];
+    *ndim = a->ndim > b->ndim ? a->ndim : b->ndim;
+    for (int32_t d = 0; d < *ndim; d++) {
+        int32_t i = d - (*ndim - a->ndim), j = d - (*ndim - b->ndim);
+        int64_t x = i < 0 ? 1 : a->shape[i], y = j < 0 ? 1 : b->shape[j];
+        if (x != y && x != 1 && y != 1)
+            return peri__fail(PERI_EINVAL, "%s: %s do not broadcast: sizes %lld and %lld, allowed: equal, or one of them 1", function,
+                              peri__pair_text(a, b, text, sizeof text), (long long)x, (long long)y);
+        shape[d] = x == 1 ? y : x;
+    }
+    return PERI_OK;
+}
+
+/** Join dimensions that lie behind each other in both inputs, so that the kernel's rows are long. */
+static void fold(peri_k_binary_args *k)
+{
+    int32_t n = 0;
+    for (int32_t d = 0; d < k->ndim; d++) {
+        if (k->shape[d] == 1) continue;
+        int64_t size = k->shape[d], sa = k->a_stride[d], sb = k->b_stride[d];
+        if (n > 0 && k->a_stride[n - 1] == sa * size && k->b_stride[n - 1] == sb * size) n--, size *= k->shape[n];
+        k->shape[n] = size;
+        k->a_stride[n] = sa;
+        k->b_stride[n++] = sb;
+    }
+    k->ndim = n;
+}
+
+peri_status peri__binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    int32_t ndim;
+    int64_t shape[PERI_MAX_DIMS];
+    PERI_TRY(broadcast_shape(function, a, b, &ndim, shape));
+    peri_k_binary_args args = {.dtype = a->dtype, .op = op, .ndim = ndim};
+    PERI_TRY(peri__expanded(function, a, ndim, shape, args.a_stride));
+    PERI_TRY(peri__expanded(function, b, ndim, shape, args.b_stride));
+    peri_tensor *y;
+    PERI_TRY(peri__tensor_like(a, ndim, shape, &y));
+    memcpy(args.shape, shape, sizeof *shape * (size_t)ndim);
+    args.dst = peri__data(y);
+    args.a = peri__data(a);
+    args.b = peri__data(b);
+    fold(&args);
+    peri_status status = PERI_LAUNCH(peri__device(a), binary, &args, peri__numel(y), PERI_ELEMENT_GRAIN);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+/** saved: a, b, and for a quotient y. integer: op, then a's and b's ndim and shape. */
+static peri_status binary_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    static const char *const function = "binary backward";
+    int32_t op = (int32_t)node->integer[0];
+    peri_tensor *g = grad_out[0];
+    for (int32_t i = 0; i < 2; i++) {
+        if (!peri__needs(node, i)) continue;
+        const int64_t *shape = node->integer + 3 + i * PERI_MAX_DIMS;
+        peri_tensor *full = NULL, *part = NULL;
+        peri_status status = PERI_OK;
+        if (op == PERI_BINARY_ADD || (op == PERI_BINARY_SUB && i == 0)) {
+            full = g;
+            peri_tensor_retain(full);
+        } else if (op == PERI_BINARY_SUB) {
+            status = peri__unary(g, PERI_UNARY_AFFINE, -1, 0, &full);
+        } else if (op == PERI_BINARY_MUL) {
+            status = peri__binary(function, PERI_BINARY_MUL, g, node->saved[1 - i], &full);
+        } else if (i == 0) {
+            status = peri__binary(function, PERI_BINARY_DIV, g, node->saved[1], &full);
+        } else { /* -g y / b */
+            peri_tensor *product = NULL, *quotient = NULL;
+            status = peri__binary(function, PERI_BINARY_MUL, g, node->saved[2], &product);
+            if (status >= 0) status = peri__binary(function, PERI_BINARY_DIV, product, node->saved[1], &quotient);
+            if (status >= 0) status = peri__unary(quotient, PERI_UNARY_AFFINE, -1, 0, &full);
+            peri_tensor_release(product);
+            peri_tensor_release(quotient);
+        }
+        if (status >= 0) status = peri__sum_to(full, (int32_t)node->integer[1 + i], shape, &part);
+        peri_tensor_release(full);
+        PERI_TRY(status);
+        grad_in[i] = part;
+    }
+    return PERI_OK;
+}
+
+static const peri__node_vtab binary_vtab = {.name = "binary", .backward = binary_backward};
+
+static peri_status binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    PERI_TRY(check_pair(function, a, b));
+    peri_tensor *y, *in[2] = {a, b};
+    peri__node *node;
+    PERI_TRY(peri__binary(function, op, a, b, &y));
+    peri_status status = peri__attach(&binary_vtab, in, 2, &y, 1, &node);
+    if (status >= 0 && node) {
+        node->integer[0] = op;
+        for (int32_t i = 0; i < 2; i++) {
+            node->integer[1 + i] = in[i]->ndim;
+            memcpy(node->integer + 3 + i * PERI_MAX_DIMS, in[i]->shape, sizeof in[i]->shape);
+        }
+        if (op == PERI_BINARY_MUL && b->requires_grad) peri__node_save(node, 0, a);
+        if ((op == PERI_BINARY_MUL && a->requires_grad) || op == PERI_BINARY_DIV) peri__node_save(node, 1, b);
+        if (op == PERI_BINARY_DIV && b->requires_grad) status = peri__node_save_output(node, 2, y);
+    }
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+peri_status peri_op_add(peri_tensor *a, peri_tensor *b, peri_tensor **out) { return binary("peri_op_add", PERI_BINARY_ADD, a, b, out); }
+peri_status peri_op_sub(peri_tensor *a, peri_tensor *b, peri_tensor **out) { return binary("peri_op_sub", PERI_BINARY_SUB, a, b, out); }
+peri_status peri_op_mul(peri_tensor *a, peri_tensor *b, peri_tensor **out) { return binary("peri_op_mul", PERI_BINARY_MUL, a, b, out); }
+peri_status peri_op_div(peri_tensor *a, peri_tensor *b, peri_tensor **out) { return binary("peri_op_div", PERI_BINARY_DIV, a, b, out); }
+
+/** saved: a, b. The gradient of c is the upstream one. */
+static peri_status muladd_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    for (int32_t i = 0; i < 2; i++)
+        if (peri__needs(node, i)) PERI_TRY(peri__binary("muladd backward", PERI_BINARY_MUL, grad_out[0], node->saved[1 - i], &grad_in[i]));
+    if (peri__needs(node, 2)) {
+        peri_tensor_retain(grad_out[0]);
+        grad_in[2] = grad_out[0];
+    }
+    return PERI_OK;
+}
+
+static const peri__node_vtab muladd_vtab = {.name = "muladd", .backward = muladd_backward};
+
+static bool same_shape(const peri_tensor *a, const peri_tensor *b)
+{
+    return a->ndim == b->ndim && !memcmp(a->shape, b->shape, sizeof *a->shape * (size_t)a->ndim);
+}
+
+peri_status peri_op_muladd(peri_tensor *a, peri_tensor *b, peri_tensor *c, peri_tensor **out)
+{
+    char text[300];
+    peri_tensor *in[3] = {a, b, c}, *flat[3] = {NULL}, *y = NULL;
+    for (int32_t i = 1; i < 3; i++) {
+        PERI_TRY(check_pair("peri_op_muladd", a, in[i]));
+        if (!same_shape(a, in[i]))
+            return peri__fail(PERI_EINVAL, "peri_op_muladd: shapes differ: %s", peri__pair_text(a, in[i], text, sizeof text));
+    }
+    peri_status status;
+    peri__node *node;
+    for (int32_t i = 0; i < 3; i++) PERI_TRY_GOTO(peri__contiguous_of(in[i], &flat[i]), out);
+    PERI_TRY_GOTO(peri__tensor_like(a, a->ndim, a->shape, &y), out);
+    peri_k_muladd_args args = {.dst = peri__data(y), .a = peri__data(flat[0]), .b = peri__data(flat[1]), .c = peri__data(flat[2]),
+                               .dtype = a->dtype, .scale = 1};
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(a), muladd, &args, peri__numel(y), PERI_ELEMENT_GRAIN), out);
+    PERI_TRY_GOTO(peri__attach(&muladd_vtab, in, 3, &y, 1, &node), out);
+    if (node) {
+        peri__node_save(node, 0, a);
+        peri__node_save(node, 1, b);
+    }
+out:
+    for (int32_t i = 0; i < 3; i++) peri_tensor_release(flat[i]);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+/* -- expand -------------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__expand(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out)
+{
+    int64_t stride[PERI_MAX_DIMS];
+    PERI_TRY(peri__expanded("peri_tensor_expand", t, ndim, shape, stride));
+    return peri__tensor_view(t, ndim, shape, stride, t->offset, out);
+}
+
+/** integer: the input's ndim and shape. */
+static peri_status expand_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    return peri__sum_to(grad_out[0], (int32_t)node->integer[0], node->integer + 1, &grad_in[0]);
+}
+
+static const peri__node_vtab expand_vtab = {.name = "expand", .backward = expand_backward};
+
+peri_status peri_tensor_expand(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out)
+{
+    peri_tensor *view;
+    peri__node *node;
+    for (int32_t d = 0; d < ndim && d < PERI_MAX_DIMS; d++)
+        if (shape[d] < 0) return peri__fail(PERI_EINVAL, "peri_tensor_expand: size %lld of dimension %d", (long long)shape[d], d);
+    PERI_TRY(peri__expand(t, ndim, shape, &view));
+    peri_status status = peri__attach(&expand_vtab, &t, 1, &view, 1, &node);
+    if (status < 0) {
+        peri_tensor_release(view);
+        return status;
+    }
+    if (node) {
+        node->integer[0] = t->ndim;
+        memcpy(node->integer + 1, t->shape, sizeof t->shape);
+    }
+    *out = view;
+    return PERI_OK;
+}

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ops_join.c: cat and stack. Their gradients are views of the upstream gradient: nothing is copied.
+ */
+#include "internal.h"
+
+#include <perilune/ops.h>
+
+/** A window [start, start + size) of dimension @dim. */
+static peri_status window(peri_tensor *t, int32_t dim, int64_t start, int64_t size, peri_tensor **out)
+{
+    int64_t shape[PERI_MAX_DIMS];
+    memcpy(shape, t->shape, sizeof shape);
+    shape[dim] = size;
+    return peri__tensor_view(t, t->ndim, shape, t->stride, t->offset + start * t->stride[dim], out);
+}
+
+/** integer[0]: dim. state: the inputs' sizes along it. */
+static peri_status cat_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    const int64_t *size = node->state;
+    int64_t start = 0;
+    for (int32_t i = 0; i < node->n_in; i++) {
+        if (peri__needs(node, i)) PERI_TRY(window(grad_out[0], (int32_t)node->integer[0], start, size[i], &grad_in[i]));
+        start += size[i];
+    }
+    return PERI_OK;
+}
+
+static void cat_fini(peri__node *node)
+{
+    peri__free(node->state);
+    node->state = NULL;
+}
+
+static const peri__node_vtab cat_vtab = {.name = "cat", .backward = cat_backward, .fini = cat_fini};
+
+static peri_status check_cat(const char *function, peri_tensor *const *tensors, int32_t n, int32_t dim)
+{
+    char text[300];
+    for (int32_t i = 1; i < n; i++) {
+        const peri_tensor *a = tensors[0], *b = tensors[i];
+        bool same = a->dtype == b->dtype && a->ndim == b->ndim;
+        for (int32_t d = 0; same && d < a->ndim; d++) same = d == dim || a->shape[d] == b->shape[d];
+        if (!same)
+            return peri__fail(PERI_EINVAL, "%s: tensors 0 and %d are %s; they may differ in dimension %d only", function, i,
+                              peri__pair_text(a, b, text, sizeof text), dim);
+        PERI_TRY(peri__check_same_device(function, a, b));
+    }
+    return PERI_OK;
+}
+
+/** Copy the tensors into one another's neighbourhood along @dim of a new tensor. */
+static peri_status join(peri_tensor *const *tensors, int32_t n, int32_t dim, peri_tensor **out)
+{
+    int64_t shape[PERI_MAX_DIMS], start = 0;
+    memcpy(shape, tensors[0]->shape, sizeof shape);
+    for (int32_t i = 1; i < n; i++) shape[dim] += tensors[i]->shape[dim];
+    peri_tensor *y, *part;
+    PERI_TRY(peri__tensor_like(tensors[0], tensors[0]->ndim, shape, &y));
+    for (int32_t i = 0; i < n; i++) {
+        peri_status status = window(y, dim, start, tensors[i]->shape[dim], &part);
+        if (status >= 0) {
+            status = peri_tensor_copy(part, tensors[i]);
+            peri_tensor_release(part);
+        }
+        if (status < 0) {
+            peri_tensor_release(y);
+            return status;
+        }
+        start += tensors[i]->shape[dim];
+    }
+    *out = y;
+    return PERI_OK;
+}
+
+static peri_status cat(const char *function, peri_tensor *const *tensors, int32_t n, int32_t dim, peri_tensor **out)
+{
+    PERI_TRY(check_cat(function, tensors, n, dim));
+    peri_tensor *y;
+    PERI_TRY(join(tensors, n, dim, &y));
+    peri__node *node = NULL;
+    int64_t *sizes = NULL;
+    peri_status status = PERI_OK;
+    if (peri__recording(tensors, n)) {
+        sizes = peri__alloc(sizeof *sizes * (size_t)n);
+        status = sizes ? peri__record(&cat_vtab, tensors, n, &y, 1, &node) : PERI_ENOMEM;
+    }
+    if (status < 0) {
+        peri__free(sizes);
+        peri_tensor_release(y);
+        return status;
+    }
+    if (node) {
+        for (int32_t i = 0; i < n; i++) sizes[i] = tensors[i]->shape[dim];
+        node->integer[0] = dim;
+        node->state = sizes;
+    }
+    *out = y;
+    return PERI_OK;
+}
+
+peri_status peri_op_cat(peri_tensor *const *tensors, int32_t n, int32_t dim, peri_tensor **out)
+{
+    int32_t d;
+    if (n < 1) return peri__fail(PERI_EINVAL, "peri_op_cat: %d tensors, at least one is needed", n);
+    PERI_TRY(peri__dim("peri_op_cat", tensors[0], dim, &d));
+    return cat("peri_op_cat", tensors, n, d, out);
+}
+
+peri_status peri_op_stack(peri_tensor *const *tensors, int32_t n, int32_t dim, peri_tensor **out)
+{
+    char text[128];
+    if (n < 1) return peri__fail(PERI_EINVAL, "peri_op_stack: %d tensors, at least one is needed", n);
+    const peri_tensor *first = tensors[0];
+    int32_t ndim = first->ndim + 1, d = dim < 0 ? dim + ndim : dim;
+    if (d < 0 || d >= ndim || ndim > PERI_MAX_DIMS)
+        return peri__fail(PERI_EINVAL, "peri_op_stack: new dimension %d of %s, allowed: %d..%d, and %d dimensions in all", dim,
+                          peri__tensor_text(first, text, sizeof text), -ndim, ndim - 1, PERI_MAX_DIMS);
+    PERI_TRY(check_cat("peri_op_stack", tensors, n, -1));
+    int64_t shape[PERI_MAX_DIMS];
+    for (int32_t i = 0; i < ndim; i++) shape[i] = i < d ? first->shape[i] : i == d ? 1 : first->shape[i - 1];
+    peri_tensor **wide = peri__alloc_zero(sizeof *wide * (size_t)n);
+    if (!wide) return PERI_ENOMEM;
+    peri_status status = PERI_OK;
+    for (int32_t i = 0; i < n && status >= 0; i++) status = peri_tensor_reshape(tensors[i], ndim, shape, &wide[i]);
+    if (status >= 0) status = cat("peri_op_stack", wide, n, d, out);
+    for (int32_t i = 0; i < n; i++) peri_tensor_release(wide[i]);
+    peri__free(wide);
+    return status;
+}

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ops_loss.c: losses. Their gradients flow to the predictions only.
+ */
+#include "internal.h"
+
+#include <perilune/ops.h>
+
+static peri_status check_reduction(const char *function, int32_t reduction)
+{
+    if (reduction >= PERI_REDUCTION_NONE && reduction <= PERI_REDUCTION_SUM) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: reduction %d, allowed: 0 (none), 1 (mean), 2 (sum)", function, reduction);
+}
+
+/** Replace the losses of the elements *loss (owned) by their sum or mean, which has no dimension. */
+static peri_status reduce_loss(peri_tensor **loss, int32_t reduction)
+{
+    if (reduction == PERI_REDUCTION_NONE) return PERI_OK;
+    peri_tensor *total, *scalar;
+    double scale = reduction == PERI_REDUCTION_MEAN ? 1 / (double)peri__numel(*loss) : 1;
+    PERI_TRY(peri__reduce(*loss, (1u << (*loss)->ndim) - 1, scale, &total));
+    peri_status status = peri__tensor_view(total, 0, NULL, NULL, total->offset, &scalar);
+    peri_tensor_release(total);
+    PERI_TRY(status);
+    peri_tensor_release(*loss);
+    *loss = scalar;
+    return PERI_OK;
+}
+
+static double gradient_scale(int32_t reduction, int64_t n) { return reduction == PERI_REDUCTION_MEAN ? 1 / (double)n : 1; }
+
+/* -- losses of elements ----------------------------------------------------------------------------------------------------------- */
+
+/** saved: x, target, weight, pos_weight, contiguous and of one shape. integer: kind, reduction. */
+static peri_status loss_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    peri_tensor *const *saved = node->saved;
+    int32_t reduction = (int32_t)node->integer[1];
+    int64_t n = peri__numel(saved[0]);
+    peri_tensor *g, *dx = NULL;
+    peri_status status;
+    PERI_TRY(peri__contiguous_of(grad_out[0], &g));
+    PERI_TRY_GOTO(peri__tensor_like(saved[0], saved[0]->ndim, saved[0]->shape, &dx), out);
+    peri_k_loss_grad_args args = {.dx = peri__data(dx), .g = peri__data(g), .x = peri__data(saved[0]), .t = peri__data(saved[1]),
+                                  .weight = saved[2] ? peri__data(saved[2]) : NULL, .pos_weight = saved[3] ? peri__data(saved[3]) : NULL,
+                                  .dtype = dx->dtype, .kind = (int32_t)node->integer[0], .g_stride = reduction == PERI_REDUCTION_NONE,
+                                  .scale = gradient_scale(reduction, n)};
+    status = PERI_LAUNCH(peri__device(dx), loss_grad, &args, n, 1 << 12);
+out:
+    peri_tensor_release(g);
+    if (status < 0) peri_tensor_release(dx);
+    else grad_in[0] = dx;
+    return status;
+}
+
+static const peri__node_vtab loss_vtab = {.name = "loss", .backward = loss_backward};
+
+/** @t repeated to the shape of @x and contiguous. */
+static peri_status spread(const char *function, const char *what, const peri_tensor *x, peri_tensor *t, peri_tensor **out)
+{
+    char text[300];
+    int64_t stride[PERI_MAX_DIMS];
+    PERI_TRY(peri__check_tensor(function, what, t, x->dtype, -1));
+    PERI_TRY(peri__check_same_device(function, x, t));
+    if (peri__expanded(function, t, x->ndim, x->shape, stride) < 0)
+        return peri__fail(PERI_EINVAL, "%s: x and %s are %s; %s must broadcast to x", function, what,
+                          peri__pair_text(x, t, text, sizeof text), what);
+    peri_tensor *view;
+    PERI_TRY(peri__tensor_view(t, x->ndim, x->shape, stride, t->offset, &view));
+    peri_status status = peri__contiguous_of(view, out);
+    peri_tensor_release(view);
+    return status;
+}
+
+static peri_status element_loss(const char *function, int32_t kind, peri_tensor *x, peri_tensor *target, peri_tensor *weight,
+                                peri_tensor *pos_weight, int32_t reduction, peri_tensor **out)
+{
+    char text[300];
+    PERI_TRY(peri__check_float(function, "x", x));
+    PERI_TRY(peri__check_tensor(function, "target", target, x->dtype, -1));
+    PERI_TRY(check_reduction(function, reduction));
+    if (x->ndim != target->ndim || memcmp(x->shape, target->shape, sizeof *x->shape * (size_t)x->ndim) != 0)
+        return peri__fail(PERI_EINVAL, "%s: x and target are %s; their shapes must agree", function,
+                          peri__pair_text(x, target, text, sizeof text));
+    if (target->requires_grad) return peri__fail(PERI_EUNSUPPORTED, "%s: the target requires grad; detach it", function);
+    peri_tensor *saved[4] = {NULL}, *loss = NULL;
+    peri__node *node;
+    peri_status status;
+    PERI_TRY_GOTO(peri__contiguous_of(x, &saved[0]), out);
+    PERI_TRY_GOTO(spread(function, "target", x, target, &saved[1]), out);
+    if (weight) PERI_TRY_GOTO(spread(function, "weight", x, weight, &saved[2]), out);
+    if (pos_weight) PERI_TRY_GOTO(spread(function, "pos_weight", x, pos_weight, &saved[3]), out);
+    PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, x->shape, &loss), out);
+    peri_k_loss_args args = {.dst = peri__data(loss), .x = peri__data(saved[0]), .t = peri__data(saved[1]),
+                             .weight = weight ? peri__data(saved[2]) : NULL, .pos_weight = pos_weight ? peri__data(saved[3]) : NULL,
+                             .dtype = x->dtype, .kind = kind};
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), loss, &args, peri__numel(x), 1 << 12), out);
+    PERI_TRY_GOTO(reduce_loss(&loss, reduction), out);
+    PERI_TRY_GOTO(peri__attach(&loss_vtab, &x, 1, &loss, 1, &node), out);
+    if (node) {
+        for (int32_t i = 0; i < 4 && status >= 0; i++)
+            if (saved[i]) status = peri__node_save_output(node, i, saved[i]);
+        node->integer[0] = kind;
+        node->integer[1] = reduction;
+    }
+out:
+    for (int32_t i = 0; i < 4; i++) peri_tensor_release(saved[i]);
+    if (status < 0) peri_tensor_release(loss);
+    else *out = loss;
+    return status;
+}
+
+peri_status peri_op_bce_with_logits(peri_tensor *x, peri_tensor *target, peri_tensor *weight, peri_tensor *pos_weight, int32_t reduction,
+                                    peri_tensor **out)
+{
+    return element_loss("peri_op_bce_with_logits", PERI_LOSS_BCE_LOGITS, x, target, weight, pos_weight, reduction, out);
+}
+
+peri_status peri_op_bce(peri_tensor *x, peri_tensor *target, peri_tensor *weight, int32_t reduction, peri_tensor **out)
+{
+    return element_loss("peri_op_bce", PERI_LOSS_BCE, x, target, weight, NULL, reduction, out);
+}
+
+peri_status peri_op_mse(peri_tensor *x, peri_tensor *target, int32_t reduction, peri_tensor **out)
+{
+    return element_loss("peri_op_mse", PERI_LOSS_MSE, x, target, NULL, NULL, reduction, out);
+}
+
+/* -- cross entropy ------------------------------------------------------------------------------------------------------------------ */
+
+/** saved: x, labels, lse, contiguous. integer: reduction. */
+static peri_status cross_entropy_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    peri_tensor *x = node->saved[0], *g, *dx = NULL;
+    int32_t reduction = (int32_t)node->integer[0];
+    peri_status status;
+    PERI_TRY(peri__contiguous_of(grad_out[0], &g));
+    PERI_TRY_GOTO(peri__tensor_like(x, 2, x->shape, &dx), out);
+    peri_k_cross_entropy_grad_args args = {.dx = peri__data(dx), .g = peri__data(g), .x = peri__data(x), .lse = peri__data(node->saved[2]),
+                                           .labels = peri__data(node->saved[1]), .dtype = x->dtype, .classes = x->shape[1],
+                                           .g_stride = reduction == PERI_REDUCTION_NONE,
+                                           .scale = gradient_scale(reduction, x->shape[0])};
+    status = PERI_LAUNCH(peri__device(x), cross_entropy_grad, &args, x->shape[0], peri__ceil_div(4096, peri__max(x->shape[1], 1)));
+out:
+    peri_tensor_release(g);
+    if (status < 0) peri_tensor_release(dx);
+    else grad_in[0] = dx;
+    return status;
+}
+
+static const peri__node_vtab cross_entropy_vtab = {.name = "cross_entropy", .backward = cross_entropy_backward};
+
+/** Wait for the labels and look for one outside 0..classes-1. */
+static peri_status check_labels(peri_tensor *labels, int64_t classes)
+{
+    int64_t rows = labels->shape[0], blocks = peri__ceil_div(rows, PERI_LABEL_BLOCK);
+    peri_tensor *report;
+    int64_t *found = peri__alloc(sizeof *found * (size_t)peri__max(blocks, 1));
+    if (!found) return PERI_ENOMEM;
+    peri_status status = peri_tensor_new(peri__device(labels), PERI_I64, 1, &blocks, &report);
+    if (status >= 0) {
+        peri_k_label_check_args args = {.report = peri__data(report), .labels = peri__data(labels), .rows = rows, .classes = classes};
+        status = PERI_LAUNCH(peri__device(labels), label_check, &args, blocks, 1);
+        if (status >= 0) status = peri_tensor_read(report, found, blocks * 8);
+        peri_tensor_release(report);
+    }
+    for (int64_t k = 0; status >= 0 && k < blocks; k++) {
+        double label;
+        if (found[k] < 0) continue;
+        status = peri_tensor_item(labels, found[k], &label);
+        if (status >= 0)
+            status = peri__fail(PERI_ERANGE, "peri_op_cross_entropy: label %.0f in row %lld, allowed: 0..%lld", label, (long long)found[k],
+                                (long long)classes - 1);
+    }
+    peri__free(found);
+    return status;
+}
+
+peri_status peri_op_cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t reduction, peri_tensor **out)
+{
+    static const char *const function = "peri_op_cross_entropy";
+    char text[300];
+    PERI_TRY(peri__check_float(function, "x", x));
+    PERI_TRY(peri__check_tensor(function, "x", x, -1, 2));
+    PERI_TRY(peri__check_tensor(function, "labels", labels, PERI_I64, 1));
+    PERI_TRY(peri__check_same_device(function, x, labels));
+    PERI_TRY(check_reduction(function, reduction));
+    if (x->shape[0] != labels->shape[0])
+        return peri__fail(PERI_EINVAL, "%s: x and labels are %s; their first sizes must agree", function,
+                          peri__pair_text(x, labels, text, sizeof text));
+    peri_tensor *saved[3] = {NULL}, *loss = NULL;
+    peri__node *node;
+    peri_status status;
+    PERI_TRY_GOTO(peri__contiguous_of(x, &saved[0]), out);
+    PERI_TRY_GOTO(peri__contiguous_of(labels, &saved[1]), out);
+    PERI_TRY_GOTO(check_labels(saved[1], x->shape[1]), out);
+    PERI_TRY_GOTO(peri__tensor_like(x, 1, x->shape, &saved[2]), out);
+    PERI_TRY_GOTO(peri__tensor_like(x, 1, x->shape, &loss), out);
+    peri_k_cross_entropy_args args = {.loss = peri__data(loss), .lse = peri__data(saved[2]), .x = peri__data(saved[0]),
+                                      .labels = peri__data(saved[1]), .dtype = x->dtype, .classes = x->shape[1]};
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), cross_entropy, &args, x->shape[0], peri__ceil_div(4096, peri__max(x->shape[1], 1))), out);
+    PERI_TRY_GOTO(reduce_loss(&loss, reduction), out);
+    PERI_TRY_GOTO(peri__attach(&cross_entropy_vtab, &x, 1, &loss, 1, &node), out);
+    if (node) {
+        for (int32_t i = 0; i < 3 && status >= 0; i++) status = peri__node_save_output(node, i, saved[i]);
+        node->integer[0] = reduction;
+    }
+out:
+    for (int32_t i = 0; i < 3; i++) peri_tensor_release(saved[i]);
+    if (status < 0) peri_tensor_release(loss);
+    else *out = loss;
+    return status;
+}

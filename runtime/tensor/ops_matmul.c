@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ops_matmul.c: linear layers and matrix products, over the device's gemm.
+ */
+#include "internal.h"
+
+#include <perilune/ops.h>
+
+/** A stack of matrices as gemm wants it: rows x cols, one of the strides 1. `tensor` (retained) owns the memory: the operand itself, or
+ *  a copy where its strides do not fit. */
+typedef struct matrices {
+    peri_tensor *tensor;
+    int64_t rows, cols, ld, batch, batch_stride;
+    bool transposed; /* stored cols x rows */
+} matrices;
+
+/** Describe @t as matrices by its last two dimensions; false if its strides do not fit. Leading dimensions must fold into one. */
+static bool describe(const peri_tensor *t, matrices *m)
+{
+    int32_t n = t->ndim;
+    int64_t rs = t->stride[n - 2], cs = t->stride[n - 1];
+    m->rows = t->shape[n - 2];
+    m->cols = t->shape[n - 1];
+    m->batch = 1;
+    m->batch_stride = 0;
+    for (int32_t d = n - 3; d >= 0; d--) {
+        if (t->shape[d] == 1) continue;
+        if (m->batch == 1) m->batch_stride = t->stride[d];
+        else if (t->stride[d] != m->batch_stride * m->batch) return false;
+        m->batch *= t->shape[d];
+    }
+    m->transposed = false;
+    m->ld = m->rows > 1 ? rs : m->cols;
+    if ((cs == 1 || m->cols <= 1) && m->ld >= m->cols) goto fits;
+    m->transposed = true;
+    m->ld = m->cols > 1 ? cs : m->rows;
+    if ((rs == 1 || m->rows <= 1) && m->ld >= m->rows) goto fits;
+    return false;
+fits:
+    m->ld = peri__max(m->ld, 1);
+    return true;
+}
+
+static peri_status matrices_of(peri_tensor *t, matrices *m)
+{
+    m->tensor = t;
+    if (describe(t, m)) {
+        peri_tensor_retain(t);
+        return PERI_OK;
+    }
+    peri_tensor *copy;
+    PERI_TRY(peri__tensor_like(t, t->ndim, t->shape, &copy));
+    peri_status status = peri_tensor_copy(copy, t);
+    if (status < 0) {
+        peri_tensor_release(copy);
+        return status;
+    }
+    m->tensor = copy;
+    describe(copy, m);
+    return PERI_OK;
+}
+
+/** c[batch] = op(a) op(b), c contiguous. @ta, @tb exchange the operands' dimensions. */
+static peri_status product(peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb)
+{
+    int64_t m = ta ? a->cols : a->rows, k = ta ? a->rows : a->cols, n = tb ? b->rows : b->cols;
+    peri_gemm g = {.dtype = c->dtype, .trans_a = a->transposed != ta, .trans_b = b->transposed != tb, .m = m, .n = n, .k = k,
+                   .batch = peri__max(a->batch, b->batch), .alpha = 1, .beta = 0, .a = peri__data(a->tensor), .b = peri__data(b->tensor),
+                   .c = peri__data(c), .lda = a->ld, .ldb = b->ld, .ldc = peri__max(n, 1), .stride_a = a->batch > 1 ? a->batch_stride : 0,
+                   .stride_b = b->batch > 1 ? b->batch_stride : 0, .stride_c = m * n};
+    if (peri__numel(c) == 0) return PERI_OK;
+    return k == 0 ? peri__tensor_zero(c) : peri__gemm(peri__device(c), &g);
+}
+
+/* -- linear -------------------------------------------------------------------------------------------------------------------- */
+
+static const int32_t activations[] = {PERI_UNARY_IDENTITY, PERI_UNARY_RELU, PERI_UNARY_SIGMOID, PERI_UNARY_TANH};
+
+/** A view of @t as one matrix: all dimensions but the last folded; a copy where they do not fold. */
+static peri_status as_rows(peri_tensor *t, peri_tensor **out)
+{
+    int64_t shape[2] = {1, t->shape[t->ndim - 1]}, stride[2] = {shape[1], 1};
+    bool folds = t->stride[t->ndim - 1] == 1 || shape[1] == 1, first = true;
+    for (int32_t d = t->ndim - 2; d >= 0; d--) {
+        if (t->shape[d] == 1) continue;
+        if (first) stride[0] = t->stride[d];
+        else folds = folds && t->stride[d] == stride[0] * shape[0];
+        first = false;
+        shape[0] *= t->shape[d];
+    }
+    if (folds && stride[0] >= shape[1]) return peri__tensor_view(t, 2, shape, stride, t->offset, out);
+    peri_tensor *copy;
+    PERI_TRY(peri__tensor_like(t, t->ndim, t->shape, &copy));
+    peri_status status = peri_tensor_copy(copy, t);
+    if (status >= 0) status = peri__tensor_view(copy, 2, shape, NULL, 0, out);
+    peri_tensor_release(copy);
+    return status;
+}
+
+/** dz = g * f'(y), and db = its column sums if wanted. @g is a matrix by rows; where f is the identity, *dz is g itself. */
+static peri_status linear_dz(peri_tensor *g, peri_tensor *y, int32_t act, bool want_bias, peri_tensor **dz, peri_tensor **db)
+{
+    int64_t rows = g->shape[0], cols = g->shape[1], shape[2] = {peri__ceil_div(rows, PERI_SUM_ROWS), cols};
+    peri_tensor *z = NULL, *partial = NULL;
+    peri_status status = PERI_OK;
+    if (act == PERI_UNARY_IDENTITY) {
+        z = g;
+        peri_tensor_retain(z);
+    } else {
+        PERI_TRY_GOTO(peri__tensor_like(g, 2, g->shape, &z), out);
+    }
+    if (want_bias) PERI_TRY_GOTO(peri__tensor_like(g, 2, shape, &partial), out);
+    if (z != g || partial) {
+        peri_k_act_grad_args args = {.dz = z != g ? peri__data(z) : NULL, .partial = partial ? peri__data(partial) : NULL,
+                                     .dy = peri__data(g), .y = y ? peri__data(y) : NULL, .dtype = g->dtype, .act = act, .rows = rows,
+                                     .cols = cols, .dy_stride = g->stride[0]};
+        PERI_TRY_GOTO(PERI_LAUNCH(peri__device(g), act_grad, &args, shape[0],
+                                  peri__ceil_div(PERI_ELEMENT_GRAIN, PERI_SUM_ROWS * peri__max(cols, 1))),
+                      out);
+    }
+    if (partial) {
+        peri_tensor *total;
+        PERI_TRY_GOTO(peri__reduce(partial, 1, 1, &total), out);
+        status = peri__tensor_view(total, 1, &cols, NULL, total->offset, db);
+        peri_tensor_release(total);
+    }
+out:
+    peri_tensor_release(partial);
+    if (status < 0) peri_tensor_release(z);
+    else *dz = z;
+    return status;
+}
+
+/** saved: x, weight, y (if f has a derivative). Inputs: x, weight, bias. integer: the activation, then the ndim and shape of x. */
+static peri_status linear_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    int32_t act = (int32_t)node->integer[0], ndim = (int32_t)node->integer[1];
+    const int64_t *shape = node->integer + 2;
+    peri_tensor *g = NULL, *dz = NULL, *x = NULL;
+    matrices mz = {0}, mx = {0}, mw = {0};
+    peri_status status;
+    PERI_TRY_GOTO(as_rows(grad_out[0], &g), out);
+    PERI_TRY_GOTO(linear_dz(g, node->saved[2], act, peri__needs(node, 2), &dz, &grad_in[2]), out);
+    PERI_TRY_GOTO(matrices_of(dz, &mz), out);
+    if (peri__needs(node, 1)) {
+        PERI_TRY_GOTO(as_rows(node->saved[0], &x), out);
+        PERI_TRY_GOTO(matrices_of(x, &mx), out);
+        PERI_TRY_GOTO(peri__tensor_like(dz, 2, (int64_t[]){mz.cols, mx.cols}, &grad_in[1]), out);
+        PERI_TRY_GOTO(product(grad_in[1], &mz, true, &mx, false), out);
+    }
+    if (peri__needs(node, 0)) {
+        PERI_TRY_GOTO(matrices_of(node->saved[1], &mw), out);
+        PERI_TRY_GOTO(peri__tensor_like(dz, ndim, shape, &grad_in[0]), out);
+        status = product(grad_in[0], &mz, false, &mw, false);
+    }
+out:
+    peri_tensor_release(mz.tensor);
+    peri_tensor_release(mx.tensor);
+    peri_tensor_release(mw.tensor);
+    peri_tensor_release(g);
+    peri_tensor_release(dz);
+    peri_tensor_release(x);
+    for (int32_t i = 0; status < 0 && i < 3; i++) {
+        peri_tensor_release(grad_in[i]);
+        grad_in[i] = NULL;
+    }
+    return status;
+}
+
+static const peri__node_vtab linear_vtab = {.name = "linear", .backward = linear_backward};
+
+static peri_status check_linear(const peri_tensor *x, const peri_tensor *weight, const peri_tensor *bias, int32_t activation)
+{
+    static const char *const function = "peri_op_linear";
+    char text[300];
+    PERI_TRY(peri__check_float(function, "x", x));
+    PERI_TRY(peri__check_tensor(function, "weight", weight, x->dtype, 2));
+    PERI_TRY(peri__check_same_device(function, x, weight));
+    if (x->ndim < 1 || x->shape[x->ndim - 1] != weight->shape[1])
+        return peri__fail(PERI_EINVAL, "%s: x and weight are %s; the last size of x must be weight's second", function,
+                          peri__pair_text(x, weight, text, sizeof text));
+    if (bias) {
+        PERI_TRY(peri__check_tensor(function, "bias", bias, x->dtype, 1));
+        PERI_TRY(peri__check_same_device(function, x, bias));
+        if (bias->shape[0] != weight->shape[0])
+            return peri__fail(PERI_EINVAL, "%s: weight and bias are %s; their first sizes must agree", function,
+                              peri__pair_text(weight, bias, text, sizeof text));
+    }
+    if (activation < 0 || activation > PERI_ACTIVATION_TANH)
+        return peri__fail(PERI_EINVAL, "%s: activation %d, allowed: 0..%d", function, activation, PERI_ACTIVATION_TANH);
+    return PERI_OK;
+}
+
+peri_status peri_op_linear(peri_tensor *x, peri_tensor *weight, peri_tensor *bias, int32_t activation, peri_tensor **out)
+{
+    PERI_TRY(check_linear(x, weight, bias, activation));
+    int32_t act = activations[activation];
+    int64_t shape[PERI_MAX_DIMS], cols = weight->shape[0];
+    memcpy(shape, x->shape, sizeof shape);
+    shape[x->ndim - 1] = cols;
+    peri_tensor *in[3] = {x, weight, bias}, *rows = NULL, *flat = NULL, *y = NULL;
+    matrices mx = {0}, mw = {0};
+    peri__node *node;
+    peri_status status;
+    PERI_TRY_GOTO(as_rows(x, &rows), out);
+    PERI_TRY_GOTO(matrices_of(rows, &mx), out);
+    PERI_TRY_GOTO(matrices_of(weight, &mw), out);
+    PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, shape, &y), out);
+    PERI_TRY_GOTO(product(y, &mx, false, &mw, true), out);
+    if (bias || act != PERI_UNARY_IDENTITY) {
+        if (bias) PERI_TRY_GOTO(peri__contiguous_of(bias, &flat), out);
+        int64_t grain = peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(cols, 1));
+        peri_k_bias_act_args args = {
+            .y = peri__data(y), .bias = flat ? peri__data(flat) : NULL, .dtype = y->dtype, .act = act, .cols = cols};
+        PERI_TRY_GOTO(PERI_LAUNCH(peri__device(y), bias_act, &args, mx.rows, grain), out);
+    }
+    PERI_TRY_GOTO(peri__attach(&linear_vtab, in, 3, &y, 1, &node), out);
+    if (node) {
+        node->integer[0] = act;
+        node->integer[1] = x->ndim;
+        memcpy(node->integer + 2, x->shape, sizeof x->shape);
+        peri__node_save(node, 0, x);
+        peri__node_save(node, 1, weight);
+        if (act != PERI_UNARY_IDENTITY) status = peri__node_save_output(node, 2, y);
+    }
+out:
+    peri_tensor_release(mx.tensor);
+    peri_tensor_release(mw.tensor);
+    peri_tensor_release(rows);
+    peri_tensor_release(flat);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+/* -- matmul -------------------------------------------------------------------------------------------------------------------- */
+
+/** A view of an operand with leading dimensions repeated to @batch[n]. */
+static peri_status repeat_batch(peri_tensor *t, int32_t n, const int64_t *batch, peri_tensor **out)
+{
+    int64_t shape[PERI_MAX_DIMS];
+    memcpy(shape, batch, sizeof *shape * (size_t)n);
+    shape[n] = t->shape[t->ndim - 2];
+    shape[n + 1] = t->shape[t->ndim - 1];
+    return peri__expand(t, n + 2, shape, out);
+}
+
+/** out [batch, m, n] = op(a) op(b), where the matrices of a and b are repeated to @batch[n]. */
+static peri_status multiply(peri_tensor *a, bool ta, peri_tensor *b, bool tb, int32_t n, const int64_t *batch, peri_tensor **out)
+{
+    peri_tensor *wide_a = NULL, *wide_b = NULL, *c = NULL;
+    matrices ma = {0}, mb = {0};
+    int64_t shape[PERI_MAX_DIMS];
+    peri_status status;
+    PERI_TRY_GOTO(repeat_batch(a, n, batch, &wide_a), out);
+    PERI_TRY_GOTO(repeat_batch(b, n, batch, &wide_b), out);
+    PERI_TRY_GOTO(matrices_of(wide_a, &ma), out);
+    PERI_TRY_GOTO(matrices_of(wide_b, &mb), out);
+    memcpy(shape, batch, sizeof *shape * (size_t)n);
+    shape[n] = ta ? ma.cols : ma.rows;
+    shape[n + 1] = tb ? mb.rows : mb.cols;
+    PERI_TRY_GOTO(peri__tensor_like(a, n + 2, shape, &c), out);
+    if (!ta && !ma.transposed && mb.batch > 1 && mb.batch_stride == 0 && ma.batch_stride == ma.rows * ma.ld) {
+        ma.rows *= ma.batch; /* one b for all: one tall product */
+        ma.batch = mb.batch = 1;
+    }
+    status = product(c, &ma, ta, &mb, tb);
+out:
+    peri_tensor_release(wide_a);
+    peri_tensor_release(wide_b);
+    peri_tensor_release(ma.tensor);
+    peri_tensor_release(mb.tensor);
+    if (status < 0) peri_tensor_release(c);
+    else *out = c;
+    return status;
+}
+
+/** The gradient of an unbatched b: one product over all rows of the batch. */
+static peri_status rows_product(peri_tensor *a, peri_tensor *g, peri_tensor **out)
+{
+    peri_tensor *x = NULL, *z = NULL, *c = NULL;
+    matrices mx = {0}, mz = {0};
+    peri_status status;
+    PERI_TRY_GOTO(as_rows(a, &x), out);
+    PERI_TRY_GOTO(as_rows(g, &z), out);
+    PERI_TRY_GOTO(matrices_of(x, &mx), out);
+    PERI_TRY_GOTO(matrices_of(z, &mz), out);
+    PERI_TRY_GOTO(peri__tensor_like(a, 2, (int64_t[]){mx.cols, mz.cols}, &c), out);
+    status = product(c, &mx, true, &mz, false);
+out:
+    peri_tensor_release(x);
+    peri_tensor_release(z);
+    peri_tensor_release(mx.tensor);
+    peri_tensor_release(mz.tensor);
+    if (status < 0) peri_tensor_release(c);
+    else *out = c;
+    return status;
+}
+
+/** saved: a, b (both with two dimensions or more). */
+static peri_status matmul_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    peri_tensor *g = grad_out[0], *a = node->saved[0], *b = node->saved[1];
+    for (int32_t i = 0; i < 2; i++) {
+        if (!peri__needs(node, i)) continue;
+        peri_tensor *own = i == 0 ? a : b, *full, *part = NULL;
+        /* da = g b^T, db = a^T g */
+        if (i == 0) PERI_TRY(multiply(g, false, b, true, g->ndim - 2, g->shape, &full));
+        else if (b->ndim == 2 && a->ndim == g->ndim) PERI_TRY(rows_product(a, g, &full));
+        else PERI_TRY(multiply(a, true, g, false, g->ndim - 2, g->shape, &full));
+        peri_status status = peri__sum_to(full, own->ndim, own->shape, &part);
+        peri_tensor_release(full);
+        PERI_TRY(status);
+        grad_in[i] = part;
+    }
+    return PERI_OK;
+}
+
+static const peri__node_vtab matmul_vtab = {.name = "matmul", .backward = matmul_backward};
+
+/** Both operands have two dimensions or more. */
+static peri_status matmul(peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    char text[300];
+    int32_t n = (a->ndim > b->ndim ? a->ndim : b->ndim) - 2;
+    int64_t batch[PERI_MAX_DIMS];
+    if (a->shape[a->ndim - 1] != b->shape[b->ndim - 2])
+        return peri__fail(PERI_EINVAL, "peri_op_matmul: %s: the last size of a must be b's last but one",
+                          peri__pair_text(a, b, text, sizeof text));
+    for (int32_t d = 0; d < n; d++) {
+        int32_t i = d - n + a->ndim - 2, j = d - n + b->ndim - 2;
+        int64_t x = i < 0 ? 1 : a->shape[i], y = j < 0 ? 1 : b->shape[j];
+        if (x != y && x != 1 && y != 1)
+            return peri__fail(PERI_EINVAL, "peri_op_matmul: %s: leading sizes %lld and %lld do not broadcast",
+                              peri__pair_text(a, b, text, sizeof text), (long long)x, (long long)y);
+        batch[d] = x == 1 ? y : x;
+    }
+    peri_tensor *in[2] = {a, b}, *y;
+    peri__node *node;
+    PERI_TRY(multiply(a, false, b, false, n, batch, &y));
+    peri_status status = peri__attach(&matmul_vtab, in, 2, &y, 1, &node);
+    if (status < 0) {
+        peri_tensor_release(y);
+        return status;
+    }
+    if (node) {
+        peri__node_save(node, 0, a);
+        peri__node_save(node, 1, b);
+    }
+    *out = y;
+    return PERI_OK;
+}
+
+peri_status peri_op_matmul(peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    static const char *const function = "peri_op_matmul";
+    char text[300];
+    PERI_TRY(peri__check_float(function, "a", a));
+    PERI_TRY(peri__check_tensor(function, "b", b, a->dtype, -1));
+    PERI_TRY(peri__check_same_device(function, a, b));
+    if (a->ndim < 1 || b->ndim < 1)
+        return peri__fail(PERI_EINVAL, "%s: %s; at least one dimension each", function, peri__pair_text(a, b, text, sizeof text));
+    if (a->ndim > 1 && b->ndim > 1) return matmul(a, b, out);
+    peri_tensor *x = NULL, *y = NULL, *c = NULL;
+    peri_status status;
+    if (a->ndim == 1) PERI_TRY_GOTO(peri_tensor_reshape(a, 2, (int64_t[]){1, a->shape[0]}, &x), out);
+    if (b->ndim == 1) PERI_TRY_GOTO(peri_tensor_reshape(b, 2, (int64_t[]){b->shape[0], 1}, &y), out);
+    PERI_TRY_GOTO(matmul(x ? x : a, y ? y : b, &c), out);
+    int64_t shape[PERI_MAX_DIMS];
+    int32_t n = 0;
+    for (int32_t d = 0; d < c->ndim; d++)
+        if (!(x && d == c->ndim - 2) && !(y && d == c->ndim - 1)) shape[n++] = c->shape[d];
+    status = peri_tensor_reshape(c, n, shape, out);
+out:
+    peri_tensor_release(x);
+    peri_tensor_release(y);
+    peri_tensor_release(c);
+    return status;
+}

@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ops_reduce.c: sums and means over dimensions, the largest element of a dimension.
+ *
+ * A long sum is cut into blocks of a fixed size, whose sums are summed again: the order of additions depends on shapes only.
+ */
+#include "internal.h"
+
+#include <perilune/ops.h>
+
+/** Elements of one block: of contiguous numbers, and of rows. */
+enum { BLOCK_ELEMENTS = 4096, BLOCK_ROWS = 128 };
+
+peri_status peri__dim(const char *function, const peri_tensor *t, int32_t dim, int32_t *out)
+{
+    char text[128];
+    int32_t d = dim < 0 ? dim + t->ndim : dim;
+    if (d < 0 || d >= t->ndim)
+        return peri__fail(PERI_EINVAL, "%s: dimension %d of %s, allowed: %d..%d", function, dim, peri__tensor_text(t, text, sizeof text),
+                          -t->ndim, t->ndim - 1);
+    *out = d;
+    return PERI_OK;
+}
+
+void peri__around(const peri_tensor *t, int32_t dim, int64_t *outer, int64_t *n, int64_t *inner)
+{
+    *outer = *inner = 1;
+    *n = t->shape[dim];
+    for (int32_t d = 0; d < dim; d++) *outer *= t->shape[d];
+    for (int32_t d = dim + 1; d < t->ndim; d++) *inner *= t->shape[d];
+}
+
+/** *x (owned, contiguous memory of outer * n * inner elements) = scale * its sum over n. */
+static peri_status reduce_once(peri_tensor **x, int64_t outer, int64_t n, int64_t inner, double scale)
+{
+    int64_t block = inner == 1 ? BLOCK_ELEMENTS : BLOCK_ROWS;
+    for (bool done = false; !done;) {
+        int64_t blocks = n ? peri__ceil_div(n, block) : 1, parts = peri__ceil_div(inner, PERI_SUM_COLUMNS);
+        int64_t size = outer * blocks * inner;
+        done = blocks == 1;
+        peri_tensor *sum;
+        PERI_TRY(peri__tensor_like(*x, 1, &size, &sum));
+        peri_k_sum_dim_args args = {.dst = peri__data(sum), .x = peri__data(*x), .dtype = sum->dtype, .outer = outer, .n = n,
+                                   .inner = inner, .block = block, .scale = done ? scale : 1};
+        int64_t work = peri__max(1, peri__min(n, block) * peri__min(inner, PERI_SUM_COLUMNS)); /* elements per unit of the range */
+        int64_t grain = peri__ceil_div(PERI_ELEMENT_GRAIN, work);
+        peri_status status = PERI_LAUNCH(peri__device(sum), sum_dim, &args, outer * blocks * parts, grain);
+        peri_tensor_release(*x);
+        *x = sum;
+        PERI_TRY(status);
+        n = blocks;
+    }
+    return PERI_OK;
+}
+
+peri_status peri__reduce(peri_tensor *t, uint32_t mask, double scale, peri_tensor **out)
+{
+    int64_t size[PERI_MAX_DIMS], shape[PERI_MAX_DIMS];
+    bool sum[PERI_MAX_DIMS], any = false;
+    int32_t n = 0;
+    for (int32_t d = 0; d < t->ndim; d++) { /* neighbours of one kind become one group; those of size 1 are of both kinds */
+        bool reduced = mask >> d & 1;
+        shape[d] = reduced ? 1 : t->shape[d];
+        if (t->shape[d] == 1) continue;
+        if (n > 0 && sum[n - 1] == reduced) {
+            size[n - 1] *= t->shape[d];
+        } else {
+            size[n] = t->shape[d];
+            sum[n++] = reduced;
+        }
+        any = any || reduced;
+    }
+    peri_tensor *x;
+    peri_status status = PERI_OK;
+    PERI_TRY(peri__contiguous_of(t, &x));
+    if (!any && scale != 1) {
+        peri_tensor *scaled = NULL;
+        status = peri__unary(x, PERI_UNARY_AFFINE, scale, 0, &scaled);
+        peri_tensor_release(x);
+        PERI_TRY(status);
+        x = scaled;
+    }
+    for (int32_t g = n - 1; g >= 0; g--) {
+        if (!sum[g]) continue;
+        int64_t outer = 1, inner = 1;
+        for (int32_t i = 0; i < g; i++) outer *= size[i];
+        for (int32_t i = g + 1; i < n; i++) inner *= size[i];
+        PERI_TRY_GOTO(reduce_once(&x, outer, size[g], inner, scale), out);
+        size[g] = 1;
+        scale = 1;
+    }
+    status = peri__tensor_view(x, t->ndim, shape, NULL, x->offset, out);
+out:
+    peri_tensor_release(x);
+    return status;
+}
+
+peri_status peri__sum_to(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out)
+{
+    uint32_t mask = 0;
+    for (int32_t d = 0; d < t->ndim; d++) {
+        int32_t own = d - (t->ndim - ndim);
+        if (own < 0 || (shape[own] == 1 && t->shape[d] != 1)) mask |= 1u << d;
+    }
+    if (!mask) {
+        peri_tensor_retain(t);
+        *out = t;
+        return PERI_OK;
+    }
+    peri_tensor *sum;
+    PERI_TRY(peri__reduce(t, mask, 1, &sum));
+    peri_status status = peri__tensor_view(sum, ndim, shape, NULL, sum->offset, out);
+    peri_tensor_release(sum);
+    return status;
+}
+
+/* -- sum and mean ---------------------------------------------------------------------------------------------------------------- */
+
+/** The gradient is repeated. number: the scale; integer: the input's ndim and shape, the mask. */
+static peri_status sum_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    int32_t ndim = (int32_t)node->integer[0];
+    const int64_t *shape = node->integer + 1;
+    uint32_t mask = (uint32_t)node->integer[1 + PERI_MAX_DIMS];
+    int64_t kept[PERI_MAX_DIMS];
+    for (int32_t d = 0; d < ndim; d++) kept[d] = mask >> d & 1 ? 1 : shape[d];
+    peri_tensor *g = NULL, *view = NULL;
+    peri_status status;
+    if (node->number[0] != 1) PERI_TRY_GOTO(peri__unary(grad_out[0], PERI_UNARY_AFFINE, node->number[0], 0, &g), out);
+    else PERI_TRY_GOTO(peri__contiguous_of(grad_out[0], &g), out);
+    PERI_TRY_GOTO(peri__tensor_view(g, ndim, kept, NULL, g->offset, &view), out);
+    status = peri__expand(view, ndim, shape, &grad_in[0]);
+out:
+    peri_tensor_release(g);
+    peri_tensor_release(view);
+    return status;
+}
+
+static const peri__node_vtab sum_vtab = {.name = "sum", .backward = sum_backward};
+
+static peri_status sum(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool mean, peri_tensor **out)
+{
+    PERI_TRY(peri__check_float(function, "x", x));
+    uint32_t mask = n ? 0 : (1u << x->ndim) - 1;
+    for (int32_t i = 0; i < n; i++) {
+        int32_t d;
+        PERI_TRY(peri__dim(function, x, dims[i], &d));
+        if (mask >> d & 1) return peri__fail(PERI_EINVAL, "%s: dimension %d is named twice", function, d);
+        mask |= 1u << d;
+    }
+    int64_t shape[PERI_MAX_DIMS], count = 1;
+    int32_t ndim = 0;
+    for (int32_t d = 0; d < x->ndim; d++) {
+        bool reduced = mask >> d & 1;
+        if (reduced) count *= x->shape[d];
+        if (!reduced || keepdim) shape[ndim++] = reduced ? 1 : x->shape[d];
+    }
+    double scale = mean ? 1 / (double)count : 1; /* the mean of nothing is NaN: 0 * inf */
+    peri_tensor *kept, *y;
+    peri__node *node;
+    PERI_TRY(peri__reduce(x, mask, scale, &kept));
+    peri_status status = peri__tensor_view(kept, ndim, shape, NULL, kept->offset, &y);
+    peri_tensor_release(kept);
+    PERI_TRY(status);
+    status = peri__attach(&sum_vtab, &x, 1, &y, 1, &node);
+    if (status < 0) {
+        peri_tensor_release(y);
+        return status;
+    }
+    if (node) {
+        node->number[0] = scale;
+        node->integer[0] = x->ndim;
+        memcpy(node->integer + 1, x->shape, sizeof x->shape);
+        node->integer[1 + PERI_MAX_DIMS] = mask;
+    }
+    *out = y;
+    return PERI_OK;
+}
+
+peri_status peri_op_sum(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, peri_tensor **out)
+{
+    return sum("peri_op_sum", x, dims, n, keepdim, false, out);
+}
+
+peri_status peri_op_mean(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, peri_tensor **out)
+{
+    return sum("peri_op_mean", x, dims, n, keepdim, true, out);
+}
+
+/* -- max ----------------------------------------------------------------------------------------------------------------------- */
+
+/** saved: the places. integer: dim, then the input's ndim and shape. */
+static peri_status max_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    peri_tensor *g, *dx = NULL;
+    int64_t outer, n, inner;
+    peri_status status;
+    PERI_TRY(peri__contiguous_of(grad_out[0], &g));
+    PERI_TRY_GOTO(peri__tensor_like(g, (int32_t)node->integer[1], node->integer + 2, &dx), out);
+    peri__around(dx, (int32_t)node->integer[0], &outer, &n, &inner);
+    peri_k_max_dim_grad_args args = {.dx = peri__data(dx), .dy = peri__data(g), .indices = peri__data(node->saved[0]), .dtype = g->dtype,
+                                     .n = n, .inner = inner};
+    status = PERI_LAUNCH(peri__device(g), max_dim_grad, &args, outer * inner, peri__ceil_div(PERI_ELEMENT_GRAIN, n));
+out:
+    peri_tensor_release(g);
+    if (status < 0) peri_tensor_release(dx);
+    else grad_in[0] = dx;
+    return status;
+}
+
+static const peri__node_vtab max_vtab = {.name = "max", .backward = max_backward};
+
+peri_status peri_op_max(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices)
+{
+    char text[128];
+    int32_t d, ndim = 0;
+    PERI_TRY(peri__check_float("peri_op_max", "x", x));
+    PERI_TRY(peri__dim("peri_op_max", x, dim, &d));
+    if (x->shape[d] == 0)
+        return peri__fail(PERI_EINVAL, "peri_op_max: dimension %d of %s is empty", dim, peri__tensor_text(x, text, sizeof text));
+    int64_t shape[PERI_MAX_DIMS], outer, n, inner;
+    for (int32_t i = 0; i < x->ndim; i++)
+        if (i != d || keepdim) shape[ndim++] = i == d ? 1 : x->shape[i];
+    peri__around(x, d, &outer, &n, &inner);
+    peri_tensor *flat = NULL, *value = NULL, *index = NULL;
+    peri__node *node;
+    peri_status status;
+    PERI_TRY_GOTO(peri__contiguous_of(x, &flat), out);
+    PERI_TRY_GOTO(peri__tensor_like(x, ndim, shape, &value), out);
+    PERI_TRY_GOTO(peri_tensor_new(peri__device(x), PERI_I64, ndim, shape, &index), out);
+    peri_k_max_dim_args args = {.values = peri__data(value), .indices = peri__data(index), .x = peri__data(flat), .dtype = x->dtype,
+                                .n = n, .inner = inner};
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), max_dim, &args, outer * inner, peri__ceil_div(PERI_ELEMENT_GRAIN, n)), out);
+    PERI_TRY_GOTO(peri__attach(&max_vtab, &x, 1, &value, 1, &node), out);
+    if (node) {
+        peri__node_save(node, 0, index);
+        node->integer[0] = d;
+        node->integer[1] = x->ndim;
+        memcpy(node->integer + 2, x->shape, sizeof x->shape);
+    }
+out:
+    peri_tensor_release(flat);
+    if (status >= 0 && indices) *indices = index;
+    else peri_tensor_release(index);
+    if (status >= 0) *values = value;
+    else peri_tensor_release(value);
+    return status;
+}

@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * optim.c: optimizers of the dense part: states of every parameter, one launch per parameter and step; norms and clipping.
+ */
+#include "internal.h"
+
+#include <math.h>
+#include <perilune/optim.h>
+
+enum { MAX_STATES = 3 };
+
+struct peri_optim {
+    peri__refs refs;
+    peri_optim_args args;
+    int32_t n, states;              /* parameters; states per parameter */
+    const char *names[MAX_STATES];
+    peri_tensor **params;           /* n, retained */
+    peri_tensor *(*state)[MAX_STATES]; /* n times `states` tensors */
+    int64_t *steps;                 /* n: steps taken by each parameter */
+};
+
+/* -- making -------------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri_optim_defaults(int32_t kind, peri_optim_args *out)
+{
+    if (kind < 0 || kind >= PERI_OPTIM_KIND_COUNT)
+        return peri__fail(PERI_EINVAL, "peri_optim_defaults: kind %d, allowed: 0..%d", kind, PERI_OPTIM_KIND_COUNT - 1);
+    peri_optim_args a = {.kind = kind, .lr = 0.01, .eps = 1e-8, .beta1 = 0.9, .beta2 = 0.999, .alpha = 0.99};
+    if (kind == PERI_OPTIM_SGD || kind == PERI_OPTIM_ADAM || kind == PERI_OPTIM_ADAMW) a.lr = 1e-3;
+    if (kind == PERI_OPTIM_ADAGRAD || kind == PERI_OPTIM_ROWWISE_ADAGRAD) a.eps = 1e-10;
+    if (kind == PERI_OPTIM_ADAMW) a.weight_decay = 0.01;
+    *out = a;
+    return PERI_OK;
+}
+
+/** A number of the arguments, the range that it must lie in, and its name. */
+typedef struct number {
+    const char *name;
+    size_t offset;
+    double low, high; /* low <= x < high */
+} number;
+
+static const number numbers[] = {
+    {"lr", offsetof(peri_optim_args, lr), 0, INFINITY},
+    {"weight_decay", offsetof(peri_optim_args, weight_decay), 0, INFINITY},
+    {"momentum", offsetof(peri_optim_args, momentum), 0, INFINITY},
+    {"dampening", offsetof(peri_optim_args, dampening), -INFINITY, INFINITY},
+    {"lr_decay", offsetof(peri_optim_args, lr_decay), 0, INFINITY},
+    {"initial_accumulator_value", offsetof(peri_optim_args, initial_accumulator_value), 0, INFINITY},
+    {"eps", offsetof(peri_optim_args, eps), 0, INFINITY},
+    {"beta1", offsetof(peri_optim_args, beta1), 0, 1},
+    {"beta2", offsetof(peri_optim_args, beta2), 0, 1},
+    {"alpha", offsetof(peri_optim_args, alpha), 0, INFINITY},
+};
+enum { NUMBERS = sizeof numbers / sizeof *numbers };
+
+static peri_status find_number(const char *function, const char *name, const number **out)
+{
+    for (int i = 0; i < NUMBERS; i++)
+        if (!strcmp(numbers[i].name, name)) {
+            *out = &numbers[i];
+            return PERI_OK;
+        }
+    return peri__fail(PERI_ENOTFOUND, "%s: no number '%s'; see peri_optim_args", function, name);
+}
+
+static peri_status check_number(const char *function, const number *k, double value)
+{
+    if (value >= k->low && value < k->high) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: %s is %g, allowed: %g <= %s < %g", function, k->name, value, k->low, k->name, k->high);
+}
+
+static double *at_number(peri_optim_args *args, const number *k) { return (double *)(void *)((char *)args + k->offset); }
+
+static peri_status check_args(const peri_optim_args *args)
+{
+    static const char *const function = "peri_optim_new";
+    if (args->kind < 0 || args->kind >= PERI_OPTIM_KIND_COUNT)
+        return peri__fail(PERI_EINVAL, "%s: kind %d, allowed: 0..%d", function, args->kind, PERI_OPTIM_KIND_COUNT - 1);
+    peri_optim_args copy = *args;
+    for (int i = 0; i < NUMBERS; i++) PERI_TRY(check_number(function, &numbers[i], *at_number(&copy, &numbers[i])));
+    if (args->nesterov && (args->momentum <= 0 || args->dampening != 0))
+        return peri__fail(PERI_EINVAL, "%s: nesterov needs a momentum and no dampening; they are %g and %g", function, args->momentum,
+                          args->dampening);
+    return PERI_OK;
+}
+
+static peri_status check_params(const char *function, peri_tensor *const *params, int32_t n, bool rows)
+{
+    char text[128];
+    for (int32_t i = 0; i < n; i++) {
+        PERI_TRY(peri__check_float(function, "a parameter", params[i]));
+        if (params[i]->node || !peri__contiguous(params[i]))
+            return peri__fail(PERI_EINVAL, "%s: parameter %d (%s) must be a contiguous leaf", function, i,
+                              peri__tensor_text(params[i], text, sizeof text));
+        if (rows && params[i]->ndim < 2)
+            return peri__fail(PERI_EINVAL, "%s: parameter %d is %s; a row-wise optimizer needs two dimensions or more", function, i,
+                              peri__tensor_text(params[i], text, sizeof text));
+    }
+    return PERI_OK;
+}
+
+/** Names of the states that the options ask for. */
+static void name_states(peri_optim *o)
+{
+    const peri_optim_args *a = &o->args;
+    switch (a->kind) {
+    case PERI_OPTIM_SGD:
+        if (a->momentum != 0) o->names[o->states++] = "momentum_buffer";
+        break;
+    case PERI_OPTIM_ADAM:
+    case PERI_OPTIM_ADAMW:
+        o->names[o->states++] = "exp_avg";
+        o->names[o->states++] = "exp_avg_sq";
+        if (a->amsgrad) o->names[o->states++] = "max_exp_avg_sq";
+        break;
+    case PERI_OPTIM_RMSPROP:
+        o->names[o->states++] = "square_avg";
+        if (a->centered) o->names[o->states++] = "grad_avg";
+        if (a->momentum != 0) o->names[o->states++] = "momentum_buffer";
+        break;
+    default: o->names[o->states++] = "sum"; break;
+    }
+}
+
+static peri_status make_state(const peri_optim *o, const peri_tensor *param, peri_tensor **out)
+{
+    bool rows = o->args.kind == PERI_OPTIM_ROWWISE_ADAGRAD, sum = rows || o->args.kind == PERI_OPTIM_ADAGRAD;
+    peri_tensor *t;
+    if (rows) PERI_TRY(peri__tensor_like(param, 2, (int64_t[]){param->shape[0], 1}, &t));
+    else PERI_TRY(peri__tensor_like(param, param->ndim, param->shape, &t));
+    peri_status status = peri_tensor_fill(t, sum ? o->args.initial_accumulator_value : 0);
+    if (status < 0) peri_tensor_release(t);
+    else *out = t;
+    return status;
+}
+
+peri_status peri_optim_new(const peri_optim_args *args, peri_tensor *const *params, int32_t n, peri_optim **out)
+{
+    PERI_TRY(check_args(args));
+    if (n < 0) return peri__fail(PERI_EINVAL, "peri_optim_new: %d parameters", n);
+    PERI_TRY(check_params("peri_optim_new", params, n, args->kind == PERI_OPTIM_ROWWISE_ADAGRAD));
+    peri_optim *o = peri__alloc_zero(sizeof *o);
+    if (!o) return PERI_ENOMEM;
+    peri__refs_init(&o->refs);
+    peri__object_count(1);
+    o->args = *args;
+    name_states(o);
+    size_t slots = (size_t)peri__max(n, 1);
+    peri_status status = PERI_ENOMEM;
+    o->params = peri__alloc_zero(sizeof *o->params * slots);
+    o->state = peri__alloc_zero(sizeof *o->state * slots);
+    o->steps = peri__alloc_zero(sizeof *o->steps * slots);
+    if (!o->params || !o->state || !o->steps) goto out;
+    status = PERI_OK;
+    for (; o->n < n; o->n++) {
+        o->params[o->n] = params[o->n];
+        peri_tensor_retain(params[o->n]);
+        for (int32_t s = 0; s < o->states && status >= 0; s++) status = make_state(o, params[o->n], &o->state[o->n][s]);
+        if (status < 0) {
+            o->n++;
+            goto out;
+        }
+    }
+out:
+    if (status < 0) peri_optim_release(o);
+    else *out = o;
+    return status;
+}
+
+void peri_optim_retain(peri_optim *o) { peri__refs_add(&o->refs); }
+
+void peri_optim_release(peri_optim *o)
+{
+    if (!o || !peri__refs_drop(&o->refs)) return;
+    for (int32_t i = 0; i < o->n; i++) {
+        peri_tensor_release(o->params[i]);
+        for (int32_t s = 0; s < o->states; s++) peri_tensor_release(o->state[i][s]);
+    }
+    peri__free(o->params);
+    peri__free(o->state);
+    peri__free(o->steps);
+    peri__object_count(-1);
+    peri__free(o);
+}
+
+/* -- stepping ------------------------------------------------------------------------------------------------------------------ */
+
+/** Queue the update of parameter @i with its contiguous gradient @grad; the step has been counted. */
+static peri_status update(peri_optim *o, int32_t i, peri_tensor *grad)
+{
+    const peri_optim_args *a = &o->args;
+    peri_tensor *p = o->params[i];
+    peri_device *device = peri__device(p);
+    void *w = peri__data(p), *g = peri__data(grad), *state[MAX_STATES] = {NULL};
+    int64_t n = peri__numel(p), t = o->steps[i];
+    for (int32_t s = 0; s < o->states; s++) state[s] = peri__data(o->state[i][s]);
+    double decayed = a->lr / (1 + (double)(t - 1) * a->lr_decay);
+    switch (a->kind) {
+    case PERI_OPTIM_SGD: {
+        peri_k_optim_sgd_args k = {.w = w, .g = g, .momentum_buffer = state[0], .dtype = p->dtype, .maximize = a->maximize,
+                                   .nesterov = a->nesterov, .first = t == 1, .lr = a->lr, .momentum = a->momentum,
+                                   .dampening = a->dampening, .weight_decay = a->weight_decay};
+        return PERI_LAUNCH(device, optim_sgd, &k, n, PERI_ELEMENT_GRAIN);
+    }
+    case PERI_OPTIM_ADAGRAD: {
+        peri_k_optim_adagrad_args k = {.w = w, .g = g, .sum = state[0], .dtype = p->dtype, .maximize = a->maximize, .lr = decayed,
+                                       .weight_decay = a->weight_decay, .eps = a->eps};
+        return PERI_LAUNCH(device, optim_adagrad, &k, n, PERI_ELEMENT_GRAIN);
+    }
+    case PERI_OPTIM_ADAM:
+    case PERI_OPTIM_ADAMW: {
+        peri_k_optim_adam_args k = {.w = w, .g = g, .m = state[0], .v = state[1], .most = state[2], .dtype = p->dtype,
+                                    .maximize = a->maximize, .decoupled = a->kind == PERI_OPTIM_ADAMW, .lr = a->lr, .beta1 = a->beta1,
+                                    .beta2 = a->beta2, .eps = a->eps, .weight_decay = a->weight_decay,
+                                    .step_size = a->lr / (1 - pow(a->beta1, (double)t)), .root = sqrt(1 - pow(a->beta2, (double)t))};
+        return PERI_LAUNCH(device, optim_adam, &k, n, PERI_ELEMENT_GRAIN);
+    }
+    case PERI_OPTIM_RMSPROP: {
+        peri_k_optim_rmsprop_args k = {.w = w, .g = g, .v = state[0], .average = a->centered ? state[1] : NULL,
+                                       .momentum_buffer = o->states > 1 + a->centered ? state[o->states - 1] : NULL, .dtype = p->dtype,
+                                       .maximize = a->maximize, .lr = a->lr, .alpha = a->alpha, .eps = a->eps,
+                                       .weight_decay = a->weight_decay, .momentum = a->momentum};
+        return PERI_LAUNCH(device, optim_rmsprop, &k, n, PERI_ELEMENT_GRAIN);
+    }
+    default: {
+        int64_t rows = p->shape[0], cols = rows ? n / rows : 0;
+        peri_k_optim_rowwise_adagrad_args k = {.w = w, .g = g, .sum = state[0], .dtype = p->dtype, .maximize = a->maximize, .cols = cols,
+                                               .lr = decayed, .weight_decay = a->weight_decay, .eps = a->eps};
+        return PERI_LAUNCH(device, optim_rowwise_adagrad, &k, rows, peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(cols, 1)));
+    }
+    }
+}
+
+peri_status peri_optim_step(peri_optim *o)
+{
+    for (int32_t i = 0; i < o->n; i++) {
+        if (!o->params[i]->grad) continue;
+        peri_tensor *grad;
+        PERI_TRY(peri__contiguous_of(o->params[i]->grad, &grad));
+        o->steps[i]++;
+        peri_status status = update(o, i, grad);
+        peri_tensor_release(grad);
+        PERI_TRY(status);
+    }
+    return PERI_OK;
+}
+
+peri_status peri_optim_zero_grad(peri_optim *o)
+{
+    for (int32_t i = 0; i < o->n; i++) PERI_TRY(peri_tensor_grad_set(o->params[i], NULL));
+    return PERI_OK;
+}
+
+/* -- looking and restoring --------------------------------------------------------------------------------------------------------- */
+
+int32_t peri_optim_size(const peri_optim *o) { return o->n; }
+
+peri_status peri_optim_set(peri_optim *o, const char *name, double value)
+{
+    const number *k;
+    PERI_TRY(find_number("peri_optim_set", name, &k));
+    PERI_TRY(check_number("peri_optim_set", k, value));
+    if (!strcmp(name, "momentum") && o->args.kind == PERI_OPTIM_SGD && value != 0 && o->states == 0)
+        return peri__fail(PERI_EINVAL, "peri_optim_set: momentum %g for an optimizer that was made without momentum", value);
+    *at_number(&o->args, k) = value;
+    return PERI_OK;
+}
+
+peri_status peri_optim_get(const peri_optim *o, const char *name, double *out)
+{
+    const number *k;
+    peri_optim_args copy = o->args;
+    PERI_TRY(find_number("peri_optim_get", name, &k));
+    *out = *at_number(&copy, k);
+    return PERI_OK;
+}
+
+const char *peri_optim_state_name(const peri_optim *o, int32_t i) { return i >= 0 && i < o->states ? o->names[i] : NULL; }
+
+peri_status peri_optim_state(peri_optim *o, int32_t param, const char *name, peri_tensor **out)
+{
+    if (param < 0 || param >= o->n)
+        return peri__fail(PERI_ERANGE, "peri_optim_state: parameter %d, allowed: 0..%d", param, o->n - 1);
+    for (int32_t s = 0; s < o->states; s++)
+        if (!strcmp(o->names[s], name)) {
+            *out = o->state[param][s];
+            peri_tensor_retain(*out);
+            return PERI_OK;
+        }
+    return peri__fail(PERI_ENOTFOUND, "peri_optim_state: no state '%s'; the first of this optimizer is '%s'", name,
+                      o->states ? o->names[0] : "(none)");
+}
+
+int64_t peri_optim_steps(const peri_optim *o, int32_t param) { return param >= 0 && param < o->n ? o->steps[param] : -1; }
+
+peri_status peri_optim_steps_set(peri_optim *o, int32_t param, int64_t steps)
+{
+    if (param < 0 || param >= o->n || steps < 0)
+        return peri__fail(PERI_ERANGE, "peri_optim_steps_set: %lld steps of parameter %d, allowed: 0.. and 0..%d", (long long)steps, param,
+                          o->n - 1);
+    o->steps[param] = steps;
+    return PERI_OK;
+}
+
+/* -- clipping ------------------------------------------------------------------------------------------------------------------ */
+
+static peri_status check_p(const char *function, double p)
+{
+    return p > 0 ? PERI_OK : peri__fail(PERI_EINVAL, "%s: a norm of order %g, allowed: above 0, infinite included", function, p);
+}
+
+/** The device of the gradients, NULL if there is none. Gradients become contiguous. */
+static peri_status gradients(const char *function, peri_tensor *const *params, int32_t n, peri_device **out)
+{
+    peri_device *device = NULL;
+    for (int32_t i = 0; i < n; i++) {
+        PERI_TRY(peri__check_float(function, "a parameter", params[i]));
+        peri_tensor *grad = params[i]->grad;
+        if (!grad) continue;
+        if (!device) device = peri__device(grad);
+        if (device != peri__device(grad))
+            return peri__fail(PERI_EINVAL, "%s: gradients on %s and %s", function, device->name, peri__device(grad)->name);
+        if (peri__contiguous(grad)) continue;
+        peri_tensor *flat;
+        PERI_TRY(peri__contiguous_of(grad, &flat));
+        peri_tensor_release(grad);
+        params[i]->grad = flat;
+    }
+    *out = device;
+    return PERI_OK;
+}
+
+peri_status peri_grad_norm_power(peri_tensor *const *params, int32_t n, double p, peri_tensor **out)
+{
+    peri_device *device;
+    PERI_TRY(check_p("peri_grad_norm_power", p));
+    PERI_TRY(gradients("peri_grad_norm_power", params, n, &device));
+    if (!device) {
+        if (n > 0) return peri_tensor_full(peri__device(params[0]), PERI_F64, 0, NULL, 0, out);
+        return peri__fail(PERI_EINVAL, "peri_grad_norm_power: no parameters");
+    }
+    int64_t blocks = 0, at = 0;
+    for (int32_t i = 0; i < n; i++)
+        if (params[i]->grad) blocks += peri__ceil_div(peri__numel(params[i]), PERI_NORM_BLOCK);
+    peri_tensor *partial, *sum = NULL;
+    PERI_TRY(peri_tensor_new(device, PERI_F64, 1, &blocks, &partial));
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_new(device, PERI_F64, 0, NULL, &sum), out);
+    for (int32_t i = 0; i < n; i++) {
+        if (!params[i]->grad) continue;
+        int64_t size = peri__numel(params[i]), own = peri__ceil_div(size, PERI_NORM_BLOCK);
+        peri_k_norm_partial_args args = {.partial = (double *)peri__data(partial) + at, .x = peri__data(params[i]->grad),
+                                         .dtype = params[i]->dtype, .n = size, .p = p};
+        PERI_TRY_GOTO(PERI_LAUNCH(device, norm_partial, &args, own, PERI_ELEMENT_GRAIN / PERI_NORM_BLOCK), out);
+        at += own;
+    }
+    peri_k_norm_finish_args last = {.out = peri__data(sum), .partial = peri__data(partial), .count = blocks, .p = p};
+    status = PERI_LAUNCH(device, norm_finish, &last, 1, 1);
+out:
+    peri_tensor_release(partial);
+    if (status < 0) peri_tensor_release(sum);
+    else *out = sum;
+    return status;
+}
+
+peri_status peri_grad_norm_finish(peri_tensor *power, double p, peri_tensor **out)
+{
+    PERI_TRY(check_p("peri_grad_norm_finish", p));
+    PERI_TRY(peri__check_tensor("peri_grad_norm_finish", "power", power, PERI_F64, 0));
+    peri_tensor *norm;
+    PERI_TRY(peri__tensor_like(power, 0, NULL, &norm));
+    peri_k_norm_finish_args args = {.out = peri__data(norm), .partial = peri__data(power), .count = 1, .p = p, .root = true};
+    peri_status status = PERI_LAUNCH(peri__device(power), norm_finish, &args, 1, 1);
+    if (status < 0) peri_tensor_release(norm);
+    else *out = norm;
+    return status;
+}
+
+peri_status peri_grad_clip_norm(peri_tensor *const *params, int32_t n, peri_tensor *norm, double limit)
+{
+    peri_device *device;
+    if (!(limit > 0)) return peri__fail(PERI_EINVAL, "peri_grad_clip_norm: limit %g, allowed: above 0", limit);
+    PERI_TRY(peri__check_tensor("peri_grad_clip_norm", "norm", norm, PERI_F64, 0));
+    PERI_TRY(gradients("peri_grad_clip_norm", params, n, &device));
+    if (device && device != peri__device(norm))
+        return peri__fail(PERI_EINVAL, "peri_grad_clip_norm: gradients on %s, their norm on %s", device->name, peri__device(norm)->name);
+    for (int32_t i = 0; i < n; i++) {
+        if (!params[i]->grad) continue;
+        peri_k_clip_norm_args args = {
+            .x = peri__data(params[i]->grad), .norm = peri__data(norm), .dtype = params[i]->dtype, .limit = limit};
+        PERI_TRY(PERI_LAUNCH(device, clip_norm, &args, peri__numel(params[i]), PERI_ELEMENT_GRAIN));
+    }
+    return PERI_OK;
+}
+
+peri_status peri_grad_clip_value(peri_tensor *const *params, int32_t n, double limit)
+{
+    peri_device *device;
+    if (!(limit > 0)) return peri__fail(PERI_EINVAL, "peri_grad_clip_value: limit %g, allowed: above 0", limit);
+    PERI_TRY(gradients("peri_grad_clip_value", params, n, &device));
+    for (int32_t i = 0; i < n; i++) {
+        if (!params[i]->grad) continue;
+        peri_k_clip_value_args args = {.x = peri__data(params[i]->grad), .dtype = params[i]->dtype, .limit = limit};
+        PERI_TRY(PERI_LAUNCH(device, clip_value, &args, peri__numel(params[i]), PERI_ELEMENT_GRAIN));
+    }
+    return PERI_OK;
+}
