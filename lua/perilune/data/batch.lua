@@ -40,7 +40,7 @@ end
 -- -- as tensors ----------------------------------------------------------------------------------------------------------------------
 
 --- A batch as a model takes it: dense_features f32 [rows, dense], sparse_features (KeyedJaggedTensor), labels f32 [rows]. Numbers: rows (of
---- this rank), global_rows (of all ranks together), global_row (place of the first row in the data), loss_scale: times the *sum* of this
+--- this rank), global_rows (of all ranks together), global_row (place of the first row in the pass), loss_scale: times the *sum* of this
 --- rank's losses it gives numbers whose mean over the ranks is the mean loss of the global batch, however unevenly its rows are shared.
 local Batch = util.class "Batch"
 M.Batch = Batch

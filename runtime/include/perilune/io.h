@@ -20,7 +20,7 @@ typedef struct peri_batch {
     int64_t row_capacity;   /* rows that `dense`, `labels`, `lengths` have room for */
     int64_t value_capacity; /* ids that `values` has room for */
     int64_t rows, ids;      /* what is in it */
-    int64_t global_row;     /* number of its first row in the data */
+    int64_t global_row;     /* number of its first row in this pass over the data */
     int64_t global_rows;    /* rows of the global batch of which this is one rank's part; 0: the data is at its end */
     float *dense;           /* [rows, dense_features] */
     float *labels;          /* [rows], 0 or 1 */
