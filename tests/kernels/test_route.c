@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_route.c: the routing kernels of every instruction set against ref, on one list of random cases: equal bits, for any split of
+ * the range.
+ */
+#include "../../kernels/kernels.h"
+#include "../harness/check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_PARTITIONS = 6, MOST_PARTS = 9, MOST_BAGS = 60, GUARD = 16 };
+
+/** One random routing problem. */
+typedef struct problem {
+    int64_t ids[20000];
+    int32_t ids32[20000];
+    float weights[20000];
+    int64_t offsets[MOST_PARTITIONS * MOST_BAGS + 1];
+    peri_k_partition partitions[MOST_PARTITIONS];
+    int64_t bounds[MOST_PARTITIONS * (MOST_PARTS + 1)];
+    int64_t wire_bag[MOST_PARTITIONS * MOST_PARTS];
+    int64_t bags, wire_bags, n_ids;
+    int32_t n_partitions, n_streams;
+    bool bad;
+} problem;
+
+static uint64_t state;
+
+static int64_t below(int64_t n) /* xorshift64* */
+{
+    state ^= state >> 12;
+    state ^= state << 25;
+    state ^= state >> 27;
+    return (int64_t)((state * 0x2545f4914f6cdd1dull) >> 33) % n;
+}
+
+/** Rows cut into parts: even blocks (the last may be short), or anywhere. */
+static void cut(problem *p, peri_k_partition *q, int32_t *n_bounds)
+{
+    q->rows = 1 + below(below(2) ? 20 : 2000);
+    q->n_parts = (int32_t)below(MOST_PARTS);
+    q->first_bound = *n_bounds;
+    if (q->n_parts > q->rows) q->n_parts = (int32_t)q->rows;
+    int64_t *b = p->bounds + *n_bounds;
+    b[0] = 0;
+    int64_t block = q->n_parts ? (q->rows + q->n_parts - 1) / q->n_parts : 0;
+    bool even = below(2) && q->n_parts > 1 && block * (q->n_parts - 1) < q->rows;
+    for (int32_t i = 1; i <= q->n_parts; i++) {
+        b[i] = even ? i * block : b[i - 1] + 1 + below(q->rows - b[i - 1] - (q->n_parts - i));
+        if (i == q->n_parts) b[i] = q->rows;
+    }
+    q->block = even ? block : 0;
+    *n_bounds += q->n_parts + 1;
+}
+
+static void make(problem *p, bool bad)
+{
+    memset(p, 0, sizeof *p);
+    p->bad = bad;
+    p->n_partitions = 1 + (int32_t)below(MOST_PARTITIONS);
+    int32_t n_bounds = 0;
+    int64_t bag = 0;
+    for (int32_t i = 0; i < p->n_partitions; i++) {
+        peri_k_partition *q = &p->partitions[i];
+        cut(p, q, &n_bounds);
+        q->bag_start = p->bags;
+        q->first_bag = bag;
+        q->bags = below(MOST_BAGS);
+        q->first_stream = p->n_streams;
+        q->table = q->feature = i;
+        int64_t pruned = below(3) ? 0 : 1, longest = below(2) ? 4 : 40;
+        for (int64_t k = 0; k < q->bags; k++, bag++) {
+            int64_t n = below(longest);
+            p->offsets[bag] = p->n_ids;
+            for (int64_t j = 0; j < n; j++) {
+                int64_t id = pruned && !below(5) ? -1 : below(q->rows);
+                if (bad && !below(30)) id = below(2) ? q->rows + below(5) : -2 - below(1000);
+                p->ids[p->n_ids] = id;
+                p->ids32[p->n_ids] = (int32_t)id;
+                p->weights[p->n_ids++] = (float)below(1000) / 7;
+            }
+        }
+        p->offsets[bag] = p->n_ids;
+        p->bags += q->bags;
+        p->n_streams += q->n_parts;
+    }
+    for (int32_t s = 0; s < p->n_streams; s++) { /* streams lie on the wire in reverse, to be somewhere else */
+        int32_t stream = p->n_streams - 1 - s;
+        p->wire_bag[stream] = p->wire_bags;
+        for (int32_t i = 0; i < p->n_partitions; i++)
+            if (stream >= p->partitions[i].first_stream && stream < p->partitions[i].first_stream + p->partitions[i].n_parts)
+                p->wire_bags += p->partitions[i].bags;
+    }
+}
+
+/** Run a kernel over [0, n) in random pieces, in random order of two halves. */
+static void run(peri_kernel_fn fn, const void *args, int64_t n)
+{
+    int64_t middle = n ? below(n + 1) : 0;
+    fn(args, middle, n);
+    fn(args, 0, middle);
+}
+
+typedef struct result {
+    int32_t lengths[MOST_PARTITIONS * MOST_BAGS * MOST_PARTS + GUARD];
+    peri_k_route_report reports[8];
+    int64_t out[20000 + GUARD];
+    float weights[20000 + GUARD];
+    int64_t cursor[MOST_PARTITIONS * MOST_BAGS * MOST_PARTS + 1];
+} result;
+
+static void route(const peri_kernels *k, const problem *p, bool ids_i32, bool out_i32, bool weighted, result *r)
+{
+    memset(r, 0, sizeof *r);
+    peri_k_route_count_args count = {.ids = ids_i32 ? (const void *)p->ids32 : p->ids, .offsets = p->offsets, .partitions = p->partitions,
+                                     .bounds = p->bounds, .wire_bag = p->wire_bag, .lengths = r->lengths, .reports = r->reports,
+                                     .bags = p->bags, .n_partitions = p->n_partitions, .ids_i32 = ids_i32};
+    run(k->fn[PERI_K_route_count], &count, (p->bags + PERI_ROUTE_BLOCK - 1) / PERI_ROUTE_BLOCK);
+    for (int64_t i = 0; i < p->wire_bags; i++) r->cursor[i + 1] = r->cursor[i] + r->lengths[i];
+    peri_k_route_pack_args pack = {.ids = count.ids, .weights = weighted ? p->weights : NULL, .offsets = p->offsets,
+                                   .partitions = p->partitions, .bounds = p->bounds, .wire_bag = p->wire_bag, .cursor = r->cursor,
+                                   .out = r->out, .out_weights = r->weights, .bags = p->bags, .n_partitions = p->n_partitions,
+                                   .ids_i32 = ids_i32, .out_i32 = out_i32};
+    run(k->fn[PERI_K_route_pack], &pack, p->bags);
+    memset(r->cursor, 0, sizeof r->cursor); /* scratch: what is left in it is nobody's business */
+}
+
+static const char *const isas[] = {"ref", "avx2", "avx512"};
+
+static void test_ids(void **unused)
+{
+    (void)unused;
+    static problem p;
+    static result want, got;
+    for (int round = 0; round < 600; round++) {
+        state = 77 + (uint64_t)round * 1000003;
+        make(&p, round % 3 == 0);
+        for (int form = 0; form < 8; form++) {
+            route(peri_kernels_isa("ref"), &p, form & 1, form & 2, form & 4, &want);
+            for (size_t i = 1; i < sizeof isas / sizeof *isas; i++) {
+                const peri_kernels *k = peri_kernels_isa(isas[i]);
+                if (!k) continue;
+                route(k, &p, form & 1, form & 2, form & 4, &got);
+                if (memcmp(&want, &got, sizeof want) != 0) fail_msg("%s differs from ref in round %d, form %d", isas[i], round, form);
+            }
+        }
+    }
+}
+
+/** What ref itself must satisfy: every legal id arrives once, in order, in the stream that has its row. */
+static void test_ref(void **unused)
+{
+    (void)unused;
+    static problem p;
+    static result r;
+    int64_t reported = 0;
+    for (int round = 0; round < 200; round++) {
+        state = 5 + (uint64_t)round * 7919;
+        make(&p, round % 2 == 0);
+        route(peri_kernels_isa("ref"), &p, false, false, true, &r);
+        int64_t at = 0, bad = 0;
+        for (int32_t s = p.n_streams - 1; s >= 0; s--) {
+            const peri_k_partition *q = p.partitions;
+            while (s < q->first_stream || s >= q->first_stream + q->n_parts) q++;
+            const int64_t *bound = p.bounds + q->first_bound + (s - q->first_stream);
+            for (int64_t b = 0; b < q->bags; b++) {
+                int64_t n = 0;
+                for (int64_t i = p.offsets[q->first_bag + b]; i < p.offsets[q->first_bag + b + 1]; i++) {
+                    if (p.ids[i] < bound[0] || p.ids[i] >= bound[1]) continue;
+                    assert_int_equal(r.out[at], p.ids[i] - bound[0]);
+                    assert_true(r.weights[at] == p.weights[i]);
+                    at++, n++;
+                }
+                assert_int_equal(r.lengths[p.wire_bag[s] + b], n);
+            }
+        }
+        for (int32_t k = 0; k < p.n_partitions; k++)
+            for (int64_t i = p.offsets[p.partitions[k].first_bag]; i < p.offsets[p.partitions[k].first_bag + p.partitions[k].bags]; i++)
+                bad += p.ids[i] < -1 || p.ids[i] >= p.partitions[k].rows;
+        assert_int_equal(r.reports[0].bad, bad);
+        assert_true(p.bad || bad == 0);
+        reported += bad;
+    }
+    assert_true(reported > 100);
+}
+
+/* -- pooled rows ------------------------------------------------------------------------------------------------------------------- */
+
+enum { ROWS = 13, OUTPUTS = 5, COLS = 70, AREA = 40000 };
+
+static void random_rows(float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) x[i] = (float)(below(2001) - 1000) / 64;
+}
+
+static void test_rows(void **unused)
+{
+    (void)unused;
+    static float received[AREA], own[AREA], scale[ROWS * OUTPUTS], grad[ROWS * OUTPUTS * COLS];
+    static float want[2][AREA], got[2][AREA], pooled[2][ROWS * OUTPUTS * COLS];
+    for (int round = 0; round < 300; round++) {
+        state = 11 + (uint64_t)round * 104729;
+        random_rows(received, AREA);
+        random_rows(own, AREA);
+        random_rows(scale, ROWS * OUTPUTS);
+        random_rows(grad, ROWS * OUTPUTS * COLS);
+        peri_k_output outputs[OUTPUTS];
+        peri_k_piece pieces[OUTPUTS * 3];
+        int64_t bags[OUTPUTS], inverse[OUTPUTS * ROWS], column = 0, n_pieces = 0, place[2] = {0, 0};
+        bool variable = round % 2;
+        for (int o = 0; o < OUTPUTS; o++) {
+            bags[o] = variable ? 1 + below(ROWS) : ROWS;
+            for (int b = 0; b < ROWS; b++) inverse[o * ROWS + b] = below(bags[o]);
+            outputs[o] = (peri_k_output){.column = column, .cols = 1 + below(COLS), .first_piece = n_pieces, .n_pieces = 1 + below(3),
+                                         .first_bag = o * ROWS, .inverse = variable ? o * ROWS : -1, .scaled = below(2),
+                                         .divisor = (double)(1 + below(3))};
+            column += outputs[o].cols;
+            for (int64_t k = 0; k < outputs[o].n_pieces; k++) {
+                int64_t to = below(2);
+                pieces[n_pieces++] = (peri_k_piece){.offset = place[to], .own = to};
+                place[to] += bags[o] * outputs[o].cols;
+            }
+        }
+        peri_k_route_combine_args combine = {.stride = column, .received = received, .own = own, .outputs = outputs, .pieces = pieces,
+                                             .inverse = inverse, .scale = scale, .n_outputs = OUTPUTS};
+        peri_k_route_spread_args spread = {.grad = grad, .stride = column, .rows = ROWS, .outputs = outputs, .pieces = pieces, .bags = bags,
+                                           .inverse = inverse, .scale = scale, .n_outputs = OUTPUTS};
+        for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+            const peri_kernels *k = peri_kernels_isa(isas[i]);
+            if (!k) continue;
+            float(*x)[AREA] = i ? got : want;
+            combine.out = pooled[i > 0];
+            memset(combine.out, 0, sizeof *pooled);
+            run(k->fn[PERI_K_route_combine], &combine, ROWS);
+            if (i && memcmp(pooled[0], pooled[1], sizeof *pooled) != 0) fail_msg("combine of %s differs from ref in round %d", isas[i], round);
+            memset(x, 0, sizeof want);
+            spread.sent = x[0];
+            spread.own = x[1];
+            run(k->fn[PERI_K_route_spread], &spread, OUTPUTS);
+            if (i && memcmp(want, got, sizeof want) != 0) fail_msg("spread of %s differs from ref in round %d", isas[i], round);
+        }
+    }
+}
+
+/** <combine(x), g> = <x, spread(g)> with divisor 1: spread is the adjoint of combine. Small whole numbers, so that sums are exact. */
+static void test_adjoint(void **unused)
+{
+    (void)unused;
+    const peri_kernels *k = peri_kernels_isa("ref");
+    float x[2][64], g[24], out[24], back[2][64];
+    for (int i = 0; i < 64; i++) x[0][i] = (float)(i % 7), x[1][i] = (float)(i % 5);
+    for (int i = 0; i < 24; i++) g[i] = (float)(i % 9) - 4;
+    float scale[] = {1, 2, 4, 1};
+    int64_t inverse[] = {0, 1, 0, 1}, bags[] = {2, 2};
+    peri_k_output outputs[] = {{.column = 0, .cols = 4, .first_piece = 0, .n_pieces = 2, .inverse = 0, .scaled = 1, .divisor = 1},
+                               {.column = 4, .cols = 2, .first_piece = 2, .n_pieces = 1, .first_bag = 2, .inverse = 0, .scaled = 1, .divisor = 1}};
+    peri_k_piece pieces[] = {{.offset = 0}, {.offset = 8, .own = 1}, {.offset = 8}};
+    memset(back, 0, sizeof back);
+    peri_k_route_combine_args combine = {.out = out, .stride = 6, .received = x[0], .own = x[1], .outputs = outputs, .pieces = pieces,
+                                         .inverse = inverse, .scale = scale, .n_outputs = 2};
+    peri_k_route_spread_args spread = {.grad = g, .stride = 6, .rows = 4, .sent = back[0], .own = back[1], .outputs = outputs,
+                                       .pieces = pieces, .bags = bags, .inverse = inverse, .scale = scale, .n_outputs = 2};
+    k->fn[PERI_K_route_combine](&combine, 0, 4);
+    k->fn[PERI_K_route_spread](&spread, 0, 2);
+    double left = 0, right = 0;
+    for (int i = 0; i < 24; i++) left += (double)out[i] * g[i];
+    for (int i = 0; i < 64; i++) right += (double)x[0][i] * back[0][i] + (double)x[1][i] * back[1][i];
+    assert_true(left == right && left != 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ids),
+        cmocka_unit_test(test_ref),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_adjoint),
+    };
+    return cmocka_run_group_tests_name("route kernels", tests, NULL, NULL);
+}
