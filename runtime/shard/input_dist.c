@@ -353,7 +353,8 @@ static peri_status check_input(peri_sharded_ebc *e, peri_kjt *kjt)
     if (desc.values_dtype != PERI_I64 && desc.values_dtype != PERI_I32)
         return peri__fail(PERI_EINVAL, "%s: ids are %s, allowed: i64, i32", f, peri_dtype_name(desc.values_dtype));
     if (desc.weighted != e->weighted)
-        return peri__fail(PERI_EINVAL, "%s: the input has %s weights, the module is %sweighted", f, desc.weighted ? "" : "no", e->weighted ? "" : "not ");
+        return peri__fail(PERI_EINVAL, "%s: the input has %sweights, the module is %sweighted", f, desc.weighted ? "" : "no ",
+                          e->weighted ? "" : "not ");
     return PERI_OK;
 }
 
