@@ -124,6 +124,36 @@ describe_launcher("perilune run, several ranks", function()
     assert.is_true(os.time() - started < 20)
   end)
 
+  it("frees ranks that wait in an exchange, and prints the first cause only", function()
+    if need_mpi() then return pending(need_mpi()) end
+    local started = os.time()
+    local out, status = run("run -n 3 " .. script [[
+      local peri = require "perilune"
+      peri.init()
+      if peri.rank() == 1 then error "table t7 has no rows" end
+      peri.world():barrier():wait()
+      print "nobody gets here"
+    ]])
+    assert.equal(1, status)
+    assert.matches("%[rank 1%] .*script%.lua:3: table t7 has no rows", out)
+    assert.equal(1, count(out, "t7 has no rows"), out)
+    assert.not_matches("nobody", out)
+    assert.is_true(os.time() - started < 20)
+  end)
+
+  it("leaves a joined world in order, at the end and at os.exit", function()
+    if need_mpi() then return pending(need_mpi()) end
+    local join = "local peri = require 'perilune' peri.init() peri.world():barrier():wait() print 'done' "
+    local out, status = run("run -n 2 " .. script(join))
+    assert.equal(0, status, out)
+    assert.equal("done\ndone\n", out)
+    out, status = run("run -n 2 " .. script(join .. "os.exit(0)"))
+    assert.equal(0, status, out)
+    assert.equal("done\ndone\n", out)
+    out, status = run("run -n 2 " .. script(join .. "os.exit(6)"))
+    assert.equal(6, status, out)
+  end)
+
   it("passes an exit code on", function()
     if need_mpi() then return pending(need_mpi()) end
     local _, status = run("run -n 2 " .. script "os.exit(os.getenv 'OMPI_COMM_WORLD_RANK' == '1' and 9 or 0)")

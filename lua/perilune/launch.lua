@@ -108,7 +108,7 @@ local function report(err, trace, world, traceback)
   if world and world.size > 1 and SECONDARY[name] then
     -- Another rank failed first and is telling why; its message comes before ours, and mostly its end is ours too.
     local C = require("perilune.ffi").C
-    local stop = C.peri_time_ns() + 500000000
+    local stop = C.peri_time_ns() + 3000000000LL
     while C.peri_time_ns() < stop do C.peri_pause(100000) end
   end
   say(head .. message .. (where ~= "" and (" (%s)"):format(where) or ""))
@@ -175,7 +175,7 @@ function M.run(options)
     return 1
   end
   if not os.getenv "PERI_PROGRESS" then -- ranks write into pipes: only this process knows whether somebody is looking
-    require("perilune.launcher").setenv("PERI_PROGRESS", os.execute "test -t 1" == 0 and "live" or "lines")
+    require("perilune.launcher").setenv("PERI_PROGRESS", require("perilune.launcher").terminal() and "live" or "lines")
   end
   local asked = util.map(options.mpi or {}, function(word) return word end)
   local _, why = require("perilune.launcher").exec(M.command({ ranks = ranks, script = options.script, arguments = options.arguments,

@@ -96,6 +96,13 @@ static int root(lua_State *L)
     return 1;
 }
 
+/** terminal(): does somebody look at the standard output? */
+static int terminal(lua_State *L)
+{
+    lua_pushboolean(L, isatty(STDOUT_FILENO));
+    return 1;
+}
+
 /** setenv(name, value) for this process and what it becomes. */
 static int set_variable(lua_State *L)
 {
@@ -121,7 +128,7 @@ static int peer_memory(lua_State *L)
 
 static int open_launcher(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"exec", become}, {"cpus", cpus}, {"root", root}, {"setenv", set_variable},
+    static const luaL_Reg functions[] = {{"exec", become}, {"cpus", cpus}, {"root", root}, {"terminal", terminal}, {"setenv", set_variable},
                                          {"peer_memory", peer_memory}, {NULL, NULL}};
     lua_newtable(L);
     luaL_register(L, NULL, functions);
