@@ -3,6 +3,7 @@
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local P = require "perilune.ffi"
+local shell = require "spec.support.shell"
 local C = P.C
 
 --- Errors by rank + 1 of a run that may fail.
@@ -230,19 +231,14 @@ describe("the recorder", function()
   end)
 
   it("is printed on a timeout", function()
-    local path = os.tmpname()
-    local script = ([[
+    local text = shell.luajit [[
       local peri = require "perilune"
       require("perilune.dist.sim").run(2, function(rank, world)
         world:barrier():wait()
         if rank == 0 then world:new_group({ 0 }, "alone"):barrier():wait() world:all_reduce(peri.ones { 2 }):wait()
         else world:new_group({ 1, 0 }, "two"):barrier():wait() end
-      end, { catch = true })]]):gsub("\n", " ")
-    os.execute(("luajit -e '%s' 2>%s"):format(script, path))
-    local file = assert(io.open(path))
-    local text = file:read "*a"
-    file:close()
-    os.remove(path)
+      end, { catch = true })
+    ]]
     assert.matches("the last operations of rank 0 in group 'world'", text)
     assert.matches("operation 1: barrier, posted", text)
     assert.matches("operation 2: all_reduce sum f32 %[2%], .*pending", text)

@@ -29,6 +29,25 @@ function M.run(command, env)
   return out, tonumber(status)
 end
 
+--- The environment in which plain luajit finds this tree's Lua files and the library under test (a sanitizer's runtime comes first).
+function M.luajit_env()
+  local here = M.run("pwd"):match "^[^\n]*"
+  return {
+    LUA_PATH = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;;"):format(here, M.build, here, here, here),
+    PERI_LIBRARY = ("%s/%s/libperilune.so"):format(here, M.build),
+    PERI_PLUGIN_PATH = ("%s/%s"):format(here, M.build),
+    LD_PRELOAD = os.getenv "LD_PRELOAD" or "",
+  }
+end
+
+--- Run a Lua text in a plain luajit of its own: output and exit status.
+function M.luajit(text)
+  local folder, clean = M.temporary()
+  local out, status = M.run("luajit " .. M.write(folder .. "/script.lua", text), M.luajit_env())
+  clean()
+  return out, status
+end
+
 --- A temporary folder, removed by the returned function.
 function M.temporary()
   local pipe = assert(io.popen "mktemp -d")
