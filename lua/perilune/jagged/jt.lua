@@ -171,7 +171,7 @@ meta.__len = function(self) return tonumber(C.peri_jt_bags(ptr(self))) end
 meta.__tostring = function(self)
   if self.ptr == nil then return "JaggedTensor (released)" end
   local values = self:values()
-  return ("JaggedTensor: %d bags of %s"):format(#self, tostring(values))
+  return ("JaggedTensor: %d bags of %s"):format(tonumber(C.peri_jt_bags(ptr(self))), tostring(values))
 end
 
 wrap, ctype = P.handle("peri_jt", methods, meta)

@@ -72,8 +72,10 @@ function methods:values()
 end
 function methods:key_dim() return C.peri_kt_key_dim(ptr(self)) end
 function methods:device() return self:values():device() end
-function methods:length_per_key() return A.list(C.peri_kt_length_per_key(ptr(self)), #self) end
-function methods:offset_per_key() return A.list(C.peri_kt_offset_per_key(ptr(self)), #self + 1) end
+-- No #self in methods: a lazy awaitable that stands for a KeyedTensor is a Lua table, whose length is its own.
+local function count(self) return C.peri_keys_count(C.peri_kt_keys(ptr(self))) end
+function methods:length_per_key() return A.list(C.peri_kt_length_per_key(ptr(self)), count(self)) end
+function methods:offset_per_key() return A.list(C.peri_kt_offset_per_key(ptr(self)), count(self) + 1) end
 
 --- The columns of a key: a view. kt["name"] is the same, unless the name is that of a method.
 function methods:get(key)
