@@ -8,6 +8,7 @@ local modules = {
   interaction = "perilune.nn.interaction",
   losses = "perilune.nn.losses",
   models = "perilune.nn.models",
+  optim = "perilune.nn.optim",
   metrics = "perilune.nn.metrics",
 }
 

@@ -1,0 +1,302 @@
+-- optim.lua: optimizers of the dense part, gradient clipping, and wrappers around optimizers. Schedules are in schedule.lua, reachable
+-- from here too. Formulas and defaults are PyTorch's, wrappers TorchRec's.
+--
+--   local optimizer = nn.optim.Adagrad { params = model:parameters(), lr = 0.01 }
+--   optimizer:zero_grad(); loss:backward(); optimizer:step()
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local F = require "perilune.nn.functional"
+local Module = require "perilune.nn.module"
+local C, check, ptr = P.C, P.check, Tensor.ptr
+
+local M = setmetatable({}, { __index = function(M, key)
+  local value = require("perilune.nn.schedule")[key]
+  rawset(M, key, value)
+  return value
+end })
+
+local wrap = P.handle("peri_optim", {})
+local out, tensor_out, number = ffi.new "peri_optim *[1]", Tensor.out, ffi.new "double[1]"
+
+-- -- parameters --------------------------------------------------------------------------------------------------------------------
+
+--- Tensors and names of what a user gives as parameters: a list of tensors, a list of { name =, tensor = }, or a Module.
+local function parameters_of(func, params)
+  if Module.is(params) then params = params:named_parameters() end
+  if type(params) ~= "table" then P.fail(("%s: params must be a list of tensors, of { name, tensor }, or a Module"):format(func)) end
+  local tensors, names, seen = {}, {}, {}
+  for i, p in ipairs(params) do
+    tensors[i] = Tensor.is(p) and p or type(p) == "table" and p.tensor
+    names[i] = type(p) == "table" and p.name or tostring(i - 1)
+    if not Tensor.is(tensors[i]) then P.fail(("%s: params[%d] is no tensor"):format(func, i)) end
+    if seen[names[i]] then P.fail(("%s: two parameters are named '%s'"):format(func, names[i])) end
+    seen[names[i]] = true
+  end
+  return tensors, names
+end
+
+--- C's array of tensors.
+local function pointers(tensors)
+  local array = ffi.new("peri_tensor *[?]", math.max(#tensors, 1))
+  for i = 1, #tensors do array[i - 1] = ptr(tensors[i]) end
+  return array
+end
+
+-- -- optimizers --------------------------------------------------------------------------------------------------------------------
+
+local Optimizer = util.class "Optimizer"
+M.Optimizer = Optimizer
+
+function Optimizer:_make(kind, a)
+  self.params, self.names = parameters_of(self.class_name, a.params)
+  local c = ffi.new "peri_optim_args"
+  check(C.peri_optim_defaults(kind, c))
+  for name, value in util.ordered(a) do
+    if name == "betas" then c.beta1, c.beta2 = value[1], value[2]
+    elseif name ~= "params" then c[name] = value end
+  end
+  check(C.peri_optim_new(c, pointers(self.params), #self.params, out))
+  local scope = P.state.scope -- optimizers outlive scopes
+  P.state.scope = false
+  self._ref = wrap(out[0])
+  P.state.scope = scope
+  self._momentum = (kind == C.PERI_OPTIM_ADAM or kind == C.PERI_OPTIM_ADAMW) and "beta1" or "momentum"
+end
+
+--- Update every parameter that has a gradient.
+function Optimizer:step() check(C.peri_optim_step(self._ref.ptr)) end
+--- Drop all gradients.
+function Optimizer:zero_grad() check(C.peri_optim_zero_grad(self._ref.ptr)) end
+
+--- A number by its name: "lr", "weight_decay", "momentum", "eps", "beta1", ...
+function Optimizer:get(name)
+  check(C.peri_optim_get(self._ref.ptr, name, number))
+  return number[0]
+end
+function Optimizer:set(name, value) check(C.peri_optim_set(self._ref.ptr, name, value)) end
+function Optimizer:lr() return self:get "lr" end
+function Optimizer:set_lr(lr) self:set("lr", lr) end
+--- What schedules that cycle the momentum change: momentum, or the first beta.
+function Optimizer:set_momentum(value) self:set(self._momentum, value) end
+
+--- Names of the states that every parameter has.
+function Optimizer:state_names()
+  local list, i = {}, 0
+  while true do
+    local name = C.peri_optim_state_name(self._ref.ptr, i)
+    if name == nil then return list end
+    i = i + 1
+    list[i] = ffi.string(name)
+  end
+end
+
+--- Everything that must be saved: a list of { name = "weight.exp_avg", tensor = } with live tensors, and { name = "weight.step", tensor = }
+--- with the number of steps taken (f64, of the host).
+function Optimizer:named_state()
+  local list, kinds = {}, self:state_names()
+  for i, name in ipairs(self.names) do
+    for _, kind in ipairs(kinds) do
+      check(C.peri_optim_state(self._ref.ptr, i - 1, kind, tensor_out))
+      list[#list + 1] = { name = name .. "." .. kind, tensor = Tensor.wrap(tensor_out[0]) }
+    end
+    local steps = tonumber(C.peri_optim_steps(self._ref.ptr, i - 1))
+    list[#list + 1] = { name = name .. ".step", tensor = Tensor.tensor(steps, "f64", "cpu") }
+  end
+  return list
+end
+
+--- The same as a map from name to tensor.
+function Optimizer:state()
+  local map = {}
+  for _, s in ipairs(self:named_state()) do map[s.name] = s.tensor end
+  return map
+end
+
+--- Restore what state() returned. Every name must be there, and no other.
+function Optimizer:load_state(map)
+  local own, known, position = self:named_state(), {}, util.index_of(self.names)
+  for _, s in ipairs(own) do
+    known[s.name] = true
+    local source = map[s.name]
+    if not source then P.fail(("%s: state '%s' is missing"):format(self.class_name, s.name)) end
+    if source:numel() ~= s.tensor:numel() then
+      P.fail(("%s: state '%s' has %d elements, given %d"):format(self.class_name, s.name, s.tensor:numel(), source:numel()))
+    end
+  end
+  for name in util.ordered(map) do
+    if not known[name] then P.fail(("%s: it has no state '%s'"):format(self.class_name, tostring(name))) end
+  end
+  for _, s in ipairs(own) do
+    local parameter, kind = s.name:match "^(.*)%.([^.]+)$"
+    if kind == "step" then check(C.peri_optim_steps_set(self._ref.ptr, position[parameter] - 1, map[s.name]:item()))
+    else s.tensor:copy(map[s.name]:reshape(s.tensor:shape())) end
+  end
+end
+
+--- A class of optimizers with the given options.
+local function define(name, kind, options)
+  local spec = { params = util.required }
+  for option, default in util.ordered(options) do spec[option] = default end
+  local class = util.class(name, Optimizer)
+  function class:init(args) self:_make(kind, util.named(name, args, spec)) end
+  M[name] = class
+end
+
+define("SGD", C.PERI_OPTIM_SGD,
+  { lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0, nesterov = false, maximize = false })
+define("Adagrad", C.PERI_OPTIM_ADAGRAD,
+  { lr = 1e-2, lr_decay = 0, weight_decay = 0, initial_accumulator_value = 0, eps = 1e-10, maximize = false })
+define("Adam", C.PERI_OPTIM_ADAM,
+  { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = 0, amsgrad = false, maximize = false })
+define("AdamW", C.PERI_OPTIM_ADAMW,
+  { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = 1e-2, amsgrad = false, maximize = false })
+define("RMSprop", C.PERI_OPTIM_RMSPROP,
+  { lr = 1e-2, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0, centered = false, maximize = false })
+--- TorchRec's: one sum for each row; parameters have two dimensions or more.
+define("RowWiseAdagrad", C.PERI_OPTIM_ROWWISE_ADAGRAD,
+  { lr = 1e-2, lr_decay = 0, weight_decay = 0, initial_accumulator_value = 0, eps = 1e-10, maximize = false })
+
+-- -- clipping ----------------------------------------------------------------------------------------------------------------------
+
+local function power_of(array, n, p)
+  check(C.peri_grad_norm_power(array, n, p, tensor_out))
+  return Tensor.wrap(tensor_out[0])
+end
+
+--- The sum (largest, if p is infinite) of both over all ranks of a group, for parameters of which each rank holds its own part.
+local function with_sharded(power, sharded, group, p)
+  local own = power_of(pointers(sharded), #sharded, p)
+  group:all_reduce(own, p == math.huge and "max" or "sum"):wait()
+  if not power then return own end
+  if p == math.huge then return (F.max(F.stack({ power, own }, 1), 1)) end
+  return F.add(power, own)
+end
+
+--- Norm of all gradients of a list of parameters: an f64 scalar tensor. `options`: sharded = a list of parameters of which each rank of
+--- `group` holds its own part.
+function M.grad_norm(params, norm_type, options)
+  local p, power = norm_type or 2, nil
+  if #params > 0 then power = power_of(pointers(params), #params, p) end
+  if options and options.sharded and #options.sharded > 0 then power = with_sharded(power, options.sharded, options.group, p) end
+  if not power then P.fail "grad_norm: no parameters" end
+  check(C.peri_grad_norm_finish(ptr(power), p, tensor_out))
+  return Tensor.wrap(tensor_out[0])
+end
+
+--- Scale all gradients in place so that their norm is at most max_norm. Returns the norm that they had. Nothing waits for it.
+function M.clip_grad_norm(params, max_norm, norm_type, options)
+  local norm = M.grad_norm(params, norm_type, options)
+  check(C.peri_grad_clip_norm(pointers(params), #params, ptr(norm), max_norm))
+  local sharded = options and options.sharded or {}
+  check(C.peri_grad_clip_norm(pointers(sharded), #sharded, ptr(norm), max_norm))
+  return norm
+end
+
+--- Limit every element of all gradients to +-clip_value, in place.
+function M.clip_grad_value(params, clip_value) check(C.peri_grad_clip_value(pointers(params), #params, clip_value)) end
+
+-- -- wrappers ----------------------------------------------------------------------------------------------------------------------
+
+--- Around another optimizer; hands everything on.
+local OptimizerWrapper = util.class "OptimizerWrapper"
+M.OptimizerWrapper = OptimizerWrapper
+function OptimizerWrapper:init(optimizer)
+  self.optimizer, self.params, self.names = optimizer, optimizer.params, optimizer.names
+end
+function OptimizerWrapper:step() self.optimizer:step() end
+function OptimizerWrapper:zero_grad() self.optimizer:zero_grad() end
+function OptimizerWrapper:get(name) return self.optimizer:get(name) end
+function OptimizerWrapper:set(name, value) self.optimizer:set(name, value) end
+function OptimizerWrapper:lr() return self.optimizer:lr() end
+function OptimizerWrapper:set_lr(lr) self.optimizer:set_lr(lr) end
+function OptimizerWrapper:set_momentum(value) self.optimizer:set_momentum(value) end
+function OptimizerWrapper:named_state() return self.optimizer:named_state() end
+OptimizerWrapper.state = Optimizer.state
+function OptimizerWrapper:load_state(map) self.optimizer:load_state(map) end
+
+--- Clips gradients before each step. clipping: "none", "norm" (of all gradients together) or "value".
+local GradientClippingOptimizer = util.class("GradientClippingOptimizer", OptimizerWrapper)
+M.GradientClippingOptimizer = GradientClippingOptimizer
+function GradientClippingOptimizer:init(args)
+  local a = util.named("GradientClippingOptimizer", args, { optimizer = util.required, clipping = "none", max_gradient = 0.1, norm_type = 2,
+    sharded = util.optional, group = util.optional })
+  OptimizerWrapper.init(self, a.optimizer)
+  self.clipping = util.one_of("GradientClippingOptimizer", "clipping", a.clipping, { "none", "norm", "value" })
+  self.max_gradient, self.norm_type = a.max_gradient, a.norm_type
+  if a.sharded and not a.group then P.fail "GradientClippingOptimizer: sharded parameters need a group" end
+  if a.sharded and self.clipping == "value" then P.fail "GradientClippingOptimizer: clipping by value takes no sharded parameters" end
+  self._options = { sharded = a.sharded, group = a.group }
+  self._replicated = self.params
+  if a.sharded then -- the others
+    local own = {}
+    for _, p in ipairs(a.sharded) do own[tonumber(ffi.cast("intptr_t", ptr(p)))] = true end
+    self._replicated = {}
+    for _, p in ipairs(self.params) do
+      if not own[tonumber(ffi.cast("intptr_t", ptr(p)))] then self._replicated[#self._replicated + 1] = p end
+    end
+  end
+end
+function GradientClippingOptimizer:step()
+  if self.clipping == "norm" then M.clip_grad_norm(self._replicated, self.max_gradient, self.norm_type, self._options)
+  elseif self.clipping == "value" then M.clip_grad_value(self.params, self.max_gradient) end
+  self.optimizer:step()
+end
+
+--- Several optimizers as one: a list of optimizers or of { name =, optimizer = }; the name, with a dot, comes before those of the states.
+local CombinedOptimizer = util.class "CombinedOptimizer"
+M.CombinedOptimizer = CombinedOptimizer
+function CombinedOptimizer:init(optimizers)
+  self.optimizers, self.params, self.names = {}, {}, {}
+  local seen = {}
+  for i, o in ipairs(optimizers) do
+    if not o.optimizer or OptimizerWrapper.is(o) then o = { name = "", optimizer = o } end
+    self.optimizers[i] = o
+    for k, name in ipairs(o.optimizer.names) do
+      local full = o.name == "" and name or o.name .. "." .. name
+      if seen[full] then P.fail(("CombinedOptimizer: two parameters are named '%s'"):format(full)) end
+      seen[full] = true
+      self.names[#self.names + 1], self.params[#self.params + 1] = full, o.optimizer.params[k]
+    end
+  end
+end
+function CombinedOptimizer:step()
+  for _, o in ipairs(self.optimizers) do o.optimizer:step() end
+end
+function CombinedOptimizer:zero_grad()
+  for _, o in ipairs(self.optimizers) do o.optimizer:zero_grad() end
+end
+function CombinedOptimizer:set_lr(lr)
+  for _, o in ipairs(self.optimizers) do o.optimizer:set_lr(lr) end
+end
+function CombinedOptimizer:lr() return self.optimizers[1].optimizer:lr() end
+function CombinedOptimizer:set_momentum(value)
+  for _, o in ipairs(self.optimizers) do o.optimizer:set_momentum(value) end
+end
+function CombinedOptimizer:named_state()
+  local list = {}
+  for _, o in ipairs(self.optimizers) do
+    for _, s in ipairs(o.optimizer:named_state()) do
+      list[#list + 1] = { name = o.name == "" and s.name or o.name .. "." .. s.name, tensor = s.tensor }
+    end
+  end
+  return list
+end
+CombinedOptimizer.state = Optimizer.state
+function CombinedOptimizer:load_state(map)
+  local used = {}
+  for _, o in ipairs(self.optimizers) do
+    local part = {}
+    for _, s in ipairs(o.optimizer:named_state()) do
+      local full = o.name == "" and s.name or o.name .. "." .. s.name
+      part[s.name], used[full] = map[full], true
+    end
+    o.optimizer:load_state(part)
+  end
+  for name in util.ordered(map) do
+    if not used[name] then P.fail(("CombinedOptimizer: it has no state '%s'"):format(tostring(name))) end
+  end
+end
+
+return M

@@ -1,0 +1,208 @@
+-- schedule.lua: learning-rate schedules: PyTorch's schedulers and TorchRec's WarmupOptimizer.
+--
+--   local scheduler = nn.optim.StepLR { optimizer = optimizer, step_size = 30, gamma = 0.1 }
+--   ... optimizer:step(); scheduler:step()
+--
+-- A scheduler is a function of the number of its steps, so it is resumed by scheduler:seek(n).
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local optim = require "perilune.nn.optim"
+
+local M = {}
+
+local cos, pi, floor, min = math.cos, math.pi, math.floor, math.min
+
+local LRScheduler = util.class "LRScheduler"
+M.LRScheduler = LRScheduler
+
+--- Steps taken since the start.
+function LRScheduler:step() self:seek(self.last_epoch + 1) end
+
+--- Continue as after n steps.
+function LRScheduler:seek(n)
+  self.last_epoch = util.integer(self.class_name, "the number of steps", n, 0)
+  local lr, momentum = self:rate(n)
+  self.optimizer:set_lr(lr)
+  if momentum then self.optimizer:set_momentum(momentum) end
+end
+function LRScheduler:get_last_lr() return self.optimizer:lr() end
+
+--- A class of schedulers: options, and rate(self, t, base_lr) -> learning rate of step t (from 0) and, if it cycles, momentum.
+local function define(name, options, rate, prepare)
+  local spec = { optimizer = util.required }
+  for option, default in util.ordered(options) do spec[option] = default end
+  local class = util.class(name, LRScheduler)
+  function class:init(args)
+    local a = util.named(name, args, spec)
+    self.optimizer, self.options, self.base_lr = a.optimizer, a, a.optimizer:lr()
+    if prepare then prepare(self, a) end
+    self:seek(0)
+  end
+  function class:rate(t) return rate(self.options, t, self.base_lr, self) end
+  M[name] = class
+end
+
+--- base_lr * lr_lambda(t)
+define("LambdaLR", { lr_lambda = util.required }, function(a, t, base) return base * a.lr_lambda(t) end)
+
+define("StepLR", { step_size = util.required, gamma = 0.1 }, function(a, t, base) return base * a.gamma ^ floor(t / a.step_size) end)
+
+define("MultiStepLR", { milestones = util.required, gamma = 0.1 }, function(a, t, base)
+  local passed = 0
+  for _, milestone in ipairs(a.milestones) do
+    if t >= milestone then passed = passed + 1 end
+  end
+  return base * a.gamma ^ passed
+end)
+
+define("ExponentialLR", { gamma = util.required }, function(a, t, base) return base * a.gamma ^ t end)
+
+define("ConstantLR", { factor = 1 / 3, total_iters = 5 }, function(a, t, base) return t < a.total_iters and base * a.factor or base end)
+
+define("LinearLR", { start_factor = 1 / 3, end_factor = 1, total_iters = 5 }, function(a, t, base)
+  return base * (a.start_factor + (a.end_factor - a.start_factor) * min(t, a.total_iters) / a.total_iters)
+end)
+
+define("PolynomialLR", { total_iters = 5, power = 1 }, function(a, t, base) return base * (1 - min(t,
+  a.total_iters) / a.total_iters) ^ a.power end)
+
+local function cosine(from, to, part) return to + (from - to) / 2 * (1 + cos(pi * part)) end
+local function straight(from, to, part) return from + (to - from) * part end
+
+define("CosineAnnealingLR", { T_max = util.required, eta_min = 0 }, function(a, t, base) return cosine(base, a.eta_min, t / a.T_max) end)
+
+define("CosineAnnealingWarmRestarts", { T_0 = util.required, T_mult = 1, eta_min = 0 }, function(a, t, base)
+  local period = a.T_0
+  if a.T_mult == 1 then
+    t = t % period
+  else
+    while t >= period do
+      t = t - period
+      period = period * a.T_mult
+    end
+  end
+  return cosine(base, a.eta_min, t / period)
+end, function(_, a)
+  util.integer("CosineAnnealingWarmRestarts", "T_0", a.T_0, 1)
+  util.integer("CosineAnnealingWarmRestarts", "T_mult", a.T_mult, 1)
+end)
+
+-- -- cycles of rate and momentum -------------------------------------------------------------------------------------------------------
+
+define("OneCycleLR", { max_lr = util.required, total_steps = util.required, pct_start = 0.3, anneal_strategy = "cos", cycle_momentum = true,
+  base_momentum = 0.85, max_momentum = 0.95, div_factor = 25, final_div_factor = 1e4, three_phase = false }, function(a, t, _, self)
+  if t >= a.total_steps then P.fail(("OneCycleLR: step %d of %d"):format(t + 1, a.total_steps)) end
+  local first = 0
+  for i, phase in ipairs(self.phases) do
+    if t <= phase.last or i == #self.phases then
+      local part = (t - first) / (phase.last - first)
+      local anneal = a.anneal_strategy == "cos" and cosine or straight
+      return anneal(phase.lr[1], phase.lr[2], part), a.cycle_momentum and anneal(phase.momentum[1], phase.momentum[2], part) or nil
+    end
+    first = phase.last
+  end
+end, function(self, a)
+  util.one_of("OneCycleLR", "anneal_strategy", a.anneal_strategy, { "cos", "linear" })
+  util.integer("OneCycleLR", "total_steps", a.total_steps, 1)
+  local initial, up = a.max_lr / a.div_factor, a.pct_start * a.total_steps
+  local final, high, low = initial / a.final_div_factor, a.max_momentum, a.base_momentum
+  local phases = { { last = up - 1, lr = { initial, a.max_lr }, momentum = { high, low } } }
+  if a.three_phase then
+    phases[2] = { last = 2 * up - 2, lr = { a.max_lr, initial }, momentum = { low, high } }
+    phases[3] = { last = a.total_steps - 1, lr = { initial, final }, momentum = { high, high } }
+  else
+    phases[2] = { last = a.total_steps - 1, lr = { a.max_lr, final }, momentum = { low, high } }
+  end
+  self.phases = phases
+end)
+
+define("CyclicLR", { base_lr = util.required, max_lr = util.required, step_size_up = 2000, step_size_down = util.optional,
+  mode = "triangular",
+  gamma = 1, cycle_momentum = true, base_momentum = 0.8, max_momentum = 0.9 }, function(a, t)
+  local down = a.step_size_down or a.step_size_up
+  local size, ratio = a.step_size_up + down, a.step_size_up / (a.step_size_up + down)
+  local cycle = floor(1 + t / size)
+  local x = 1 + t / size - cycle
+  local height = x <= ratio and x / ratio or (x - 1) / (ratio - 1)
+  if a.mode == "triangular2" then height = height / 2 ^ (cycle - 1)
+  elseif a.mode == "exp_range" then height = height * a.gamma ^ t end
+  return straight(a.base_lr, a.max_lr, height), a.cycle_momentum and straight(a.max_momentum, a.base_momentum, height) or nil
+end, function(_, a) util.one_of("CyclicLR", "mode", a.mode, { "triangular", "triangular2", "exp_range" }) end)
+
+-- -- warm-up -----------------------------------------------------------------------------------------------------------------------
+
+--- it: steps taken; s: the stage.
+local policies = {
+  none = function() return 1 end,
+  linear = function(it, s) return s.value + (1 - s.value) * it / s.max_iters end,
+  constant = function(_, s) return s.value end,
+  poly = function(it, s) return (1 - it / s.decay_iters) ^ s.value end,
+  step = function(it, s) return s.value ^ floor(it / s.decay_iters) end,
+  inv_sqrt = function(it) return 1 / math.sqrt(it) end,
+  cosine_annealing_warm_restarts = function(it, s) return cosine(1, s.value, it % s.sgdr_period / s.sgdr_period) end,
+  interpolate = function(it, s)
+    return s.value + (s.end_value - s.value) * (it - s.start_interpolating_iters) / (s.max_iters - s.start_interpolating_iters)
+  end,
+}
+
+local stage_arguments = { policy = "linear", max_iters = 1, value = 1, lr_scale = 1, decay_iters = -1, sgdr_period = 1,
+  start_interpolating_iters = 0, end_value = 1 }
+
+--- Stages with their defaults, and the last one, which lasts for ever. max_iters are numbers of steps since the start, ascending.
+local function prepare_stages(stages)
+  local list, before = {}, 0
+  for i, given in ipairs(stages) do
+    local s = util.named("WarmupStage", given, stage_arguments)
+    if not policies[s.policy] then
+      P.fail(("WarmupStage: stage %d has policy '%s', allowed: %s"):format(i, tostring(s.policy), table.concat(util.keys(policies), ", ")))
+    end
+    if s.max_iters <= before then
+      P.fail(("WarmupStage: stage %d ends at step %d, the one before it at %d"):format(i, s.max_iters, before))
+    end
+    if s.policy == "inv_sqrt" and i == 1 then P.fail "WarmupStage: 'inv_sqrt' is infinite at step 0; it cannot be the first stage" end
+    if s.decay_iters <= 0 then s.decay_iters = s.policy == "step" and 1 or s.max_iters end
+    list[i], before = s, s.max_iters
+  end
+  list[#list + 1] = { policy = "none", max_iters = math.huge, value = 1, lr_scale = 1 }
+  return list
+end
+
+--- Steps an optimizer and sets its rate: lr times the multiplier of the stage (a list of tables with TorchRec's fields), from step to step.
+local WarmupOptimizer = util.class("WarmupOptimizer", optim.OptimizerWrapper)
+M.WarmupOptimizer = WarmupOptimizer
+function WarmupOptimizer:init(args)
+  local a = util.named("WarmupOptimizer", args, { optimizer = util.required, stages = util.required, lr = 0.1 })
+  optim.OptimizerWrapper.init(self, a.optimizer)
+  self.stages, self.base_lr, self.iter, self.stage = prepare_stages(a.stages), a.lr, 0, 1
+  self:_apply()
+end
+function WarmupOptimizer:_apply()
+  local s = self.stages[self.stage]
+  self.optimizer:set_lr(self.base_lr * policies[s.policy](self.iter, s) * s.lr_scale)
+end
+function WarmupOptimizer:step()
+  self.optimizer:step()
+  self.iter = self.iter + 1
+  if self.iter > self.stages[self.stage].max_iters then self.stage = self.stage + 1 end
+  self:_apply()
+end
+--- With { name = "__warmup", tensor = i64 { steps, stage from 0 } }, as TorchRec has it.
+function WarmupOptimizer:named_state()
+  local list = self.optimizer:named_state()
+  list[#list + 1] = { name = "__warmup", tensor = Tensor.tensor({ self.iter, self.stage - 1 }, "i64", "cpu") }
+  return list
+end
+function WarmupOptimizer:load_state(map)
+  local rest, own = {}, map.__warmup
+  if not own then P.fail "WarmupOptimizer: state '__warmup' is missing" end
+  for name, tensor in util.ordered(map) do
+    if name ~= "__warmup" then rest[name] = tensor end
+  end
+  self.optimizer:load_state(rest)
+  local list = own:to_list()
+  self.iter, self.stage = list[1], list[2] + 1
+  self:_apply()
+end
+
+return M

@@ -1,0 +1,310 @@
+-- Optimizers, clipping and schedules: the golden cases of PyTorch and TorchRec on both devices, states, bad arguments.
+local peri = require "perilune"
+local nn = peri.nn
+local optim = nn.optim
+local golden = require "spec.support.golden"
+
+local handled = { ["ops/optim/clip_grad_value"] = true }
+
+--- Numbered tensors of a case ("in.param0", "in.param1", ...) as leaves.
+local function leaves_of(case, prefix, device)
+  local list = {}
+  while case:has(prefix .. #list) do list[#list + 1] = case:tensor(prefix .. #list, device):requires_grad() end
+  return list
+end
+
+local function is_optimizer(case) return case.args.optimizer ~= nil end
+
+local function make_optimizer(case, params)
+  local args = { params = params }
+  for key, value in peri.util.ordered(case.args) do
+    if key ~= "optimizer" and key ~= "steps" then args[key] = value end
+  end
+  return optim[case.args.optimizer](args)
+end
+
+describe("golden optimizers", function()
+  for _, name in ipairs(golden.names "ops/optim") do
+    local head = golden.load(name)
+    if is_optimizer(head) then
+      handled[name] = true
+      for _, device in ipairs { "cpu", "opaque" } do
+        it(head.name .. " on " .. device, function()
+          local case = golden.load(name)
+          local params = leaves_of(case, "in.param", device)
+          local optimizer = make_optimizer(case, params)
+          for step = 1, case.args.steps do
+            for i, p in ipairs(params) do p:set_grad(case:tensor(("step%d.in.grad%d"):format(step, i - 1), device)) end
+            optimizer:step()
+            for i, p in ipairs(params) do case:assert_near(("step%d.out.param%d"):format(step, i - 1), p) end
+          end
+          local checked = 0
+          for _, s in ipairs(optimizer:named_state()) do
+            local param, state = s.name:match "^(%d+)%.(.*)$"
+            local key = ("step%d.state.param%s.%s"):format(case.args.steps, param, state)
+            if case:has(key) then
+              case:assert_near(key, s.tensor:to "f32")
+              checked = checked + 1
+            else
+              assert.equal("SGD", case.args.optimizer)
+              assert.equal("step", state)
+            end
+          end
+          assert.equal(#case:tensor_names "%.state%.", checked)
+        end)
+      end
+    end
+  end
+end)
+
+local function infinite(x) return x == "inf" and math.huge or x end
+
+describe("golden clipping", function()
+  for _, name in ipairs(golden.names("ops/optim", "clip_grad_norm")) do
+    handled[name] = true
+    it(name, function()
+      for _, device in ipairs { "cpu", "opaque" } do
+        local case = golden.load(name)
+        local grads, params = leaves_of(case, "in.grad", device), {}
+        for i, g in ipairs(grads) do
+          params[i] = peri.zeros(g:shape(), "f32", device):requires_grad()
+          params[i]:set_grad(g:detach())
+        end
+        params[#params + 1] = peri.zeros({ 3 }, "f32", device):requires_grad() -- has no gradient
+        local norm = optim.clip_grad_norm(params, case.args.max_norm, infinite(case.args.norm_type))
+        case:assert_near("out.total_norm", norm)
+        for i = 1, #grads do case:assert_near("out.grad" .. i - 1, params[i]:grad()) end
+      end
+    end)
+  end
+
+  it("clip_grad_value", function()
+    for _, device in ipairs { "cpu", "opaque" } do
+      local case = golden.load "ops/optim/clip_grad_value"
+      local p = peri.zeros(case:shape "in.grad0", "f32", device):requires_grad()
+      p:set_grad(case:tensor("in.grad0", device))
+      optim.clip_grad_value({ p }, case.args.clip_value)
+      case:assert_near("out.grad0", p:grad())
+    end
+  end)
+
+  for _, name in ipairs(golden.names("ops/optim", "gradient_clipping_optimizer")) do
+    handled[name] = true
+    it(name, function()
+      for _, device in ipairs { "cpu", "opaque" } do
+        local case = golden.load(name)
+        local a = case.args
+        local params = { { name = "a" }, { name = "b" } }
+        for _, p in ipairs(params) do p.tensor = case:tensor("in.param." .. p.name, device):requires_grad() end
+        local optimizer = optim.GradientClippingOptimizer { optimizer = optim.SGD { params = params, lr = a.lr, momentum = a.momentum },
+          clipping = a.clipping, max_gradient = a.max_gradient, norm_type = a.norm_type }
+        for step = 1, a.steps do
+          for _, p in ipairs(params) do p.tensor:set_grad(case:tensor(("step%d.in.grad.%s"):format(step, p.name), device)) end
+          case:assert_near(("step%d.out.total_norm"):format(step), optim.grad_norm(optimizer.params, a.norm_type))
+          optimizer:step()
+          for _, p in ipairs(params) do case:assert_near(("step%d.out.param.%s"):format(step, p.name), p.tensor) end
+        end
+      end
+    end)
+  end
+end)
+
+it("every golden case of the optimizers is reproduced", function()
+  for _, name in ipairs(golden.names "ops/optim") do assert.is_true(handled[name], name .. " is not covered") end
+end)
+
+-- -- schedules -----------------------------------------------------------------------------------------------------------------------
+
+local function some_parameter() return peri.ones({ 1 }):requires_grad() end
+local function close(want, got, tolerance, what) assert.is_true(math.abs(want - got) <= tolerance * math.abs(want), what) end
+
+describe("golden schedules", function()
+  local document = golden.document "ops/optim/lr_schedulers"
+  for _, schedule in ipairs(document.schedules) do
+    it(schedule.scheduler, function()
+      local cycles = type(schedule.momentum) == "table"
+      local optimizer = optim.SGD { params = { some_parameter() }, lr = schedule.base_lr, momentum = cycles and 0.9 or 0 }
+      local args = { optimizer = optimizer }
+      for key, value in peri.util.ordered(schedule.args) do args[key] = value end
+      local class = optim[schedule.scheduler:match "^%w+"]
+      local scheduler = class(args)
+      for k, want in ipairs(schedule.lr) do
+        close(want, optimizer:lr(), document.tolerance_relative, ("step %d: %.17g, wanted %.17g"):format(k - 1, optimizer:lr(), want))
+        if cycles then close(schedule.momentum[k], optimizer:get "momentum", document.tolerance_relative, "momentum of step " .. k - 1) end
+        if k < #schedule.lr then
+          optimizer:step()
+          scheduler:step()
+        end
+      end
+      scheduler:seek(7)
+      close(schedule.lr[8], scheduler:get_last_lr(), document.tolerance_relative, "seek")
+    end)
+  end
+
+  local warmup = golden.document "ops/optim/warmup"
+  for _, schedule in ipairs(warmup.schedules) do
+    it("WarmupOptimizer: " .. schedule.name, function()
+      local inner = optim.SGD { params = { some_parameter() } }
+      local stages = peri.util.map(schedule.stages, function(s)
+        local stage = {}
+        for key, value in peri.util.ordered(s) do
+          if type(value) ~= "table" and type(value) ~= "userdata" then stage[key] = value end -- dkjson's null
+        end
+        return stage
+      end)
+      local optimizer = optim.WarmupOptimizer { optimizer = inner, stages = stages, lr = schedule.lr_base }
+      local halfway
+      for k, want in ipairs(schedule.lr) do
+        close(want, inner:lr(), warmup.tolerance_relative, ("step %d: %.17g, wanted %.17g"):format(k - 1, inner:lr(), want))
+        if k == 11 then halfway = optimizer:state() end
+        optimizer:step()
+      end
+      optimizer:load_state(halfway)
+      close(schedule.lr[11], inner:lr(), warmup.tolerance_relative, "restored")
+    end)
+  end
+end)
+
+-- -- the rest ------------------------------------------------------------------------------------------------------------------------
+
+describe("optimizers", function()
+  it("pass over parameters without a gradient, and count steps for each", function()
+    local a, b = peri.ones({ 2 }):requires_grad(), peri.ones({ 2 }):requires_grad()
+    local optimizer = optim.Adam { params = { a, b } }
+    a:set_grad(peri.ones { 2 })
+    optimizer:step()
+    b:set_grad(peri.ones { 2 })
+    optimizer:step()
+    assert.equal(2, optimizer:state()["0.step"]:item())
+    assert.equal(1, optimizer:state()["1.step"]:item())
+    assert.near(1 - 1e-3, b:item(), 1e-6)
+    optimizer:zero_grad()
+    assert.is_nil(a:grad())
+  end)
+
+  it("take gradients that are views, and f64", function()
+    local p = peri.ones({ 2, 3 }, "f64"):requires_grad()
+    p:set_grad(peri.tensor({ { 1, 2 }, { 3, 4 }, { 5, 6 } }, "f64"):transpose(1, 2))
+    assert.near(math.sqrt(91), optim.clip_grad_norm({ p }, 1e9):item(), 1e-12)
+    optim.SGD({ params = { p }, lr = 1 }):step()
+    assert.same({ { 0, -2, -4 }, { -1, -3, -5 } }, p:to_table())
+  end)
+
+  for _, class in ipairs { "SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "RowWiseAdagrad" } do
+    it(class .. " continues from a saved state", function()
+      local options = { SGD = { momentum = 0.9 }, Adam = { amsgrad = true }, RMSprop = { centered = true, momentum = 0.5 } }
+      local function new()
+        local model = nn.Linear { in_features = 3, out_features = 2, bias = false }
+        local args = { params = model, lr = 0.1 }
+        for key, value in peri.util.ordered(options[class] or {}) do args[key] = value end
+        return model, optim[class](args)
+      end
+      local function train(model, optimizer, from, to)
+        for k = from, to do
+          optimizer:zero_grad()
+          model(peri.tensor { { k, 1, -k } }):square():sum():backward()
+          optimizer:step()
+        end
+      end
+      local model, optimizer = new()
+      train(model, optimizer, 1, 3)
+      local copy, resumed = new()
+      copy:load_state(model:state())
+      resumed:load_state(optimizer:state())
+      train(model, optimizer, 4, 6)
+      train(copy, resumed, 4, 6)
+      assert.same(model.weight:to_list(), copy.weight:to_list())
+    end)
+  end
+
+  it("combine under names", function()
+    local a, b = some_parameter(), some_parameter()
+    local both = optim.CombinedOptimizer { { name = "x", optimizer = optim.SGD { params = { { name = "w", tensor = a } }, lr = 1 } },
+      { name = "y", optimizer = optim.Adagrad { params = { { name = "w", tensor = b } }, lr = 1 } } }
+    assert.same({ "x.w", "y.w" }, both.names)
+    a:set_grad(peri.ones { 1 })
+    b:set_grad(peri.full({ 1 }, 4))
+    both:step()
+    assert.equal(0, a:item())
+    assert.near(0, b:item(), 1e-6)
+    assert.equal(16, both:state()["y.w.sum"]:item())
+    both:set_lr(0.5)
+    assert.equal(0.5, both:lr())
+    both:load_state(both:state())
+    local more = both:state()
+    more.z = a
+    assert.error_matches(function() both:load_state(more) end, "no state 'z'")
+    assert.error_matches(function() optim.CombinedOptimizer { optim.SGD { params = { a } }, optim.SGD { params = { b } } } end, "named '0'")
+    both:zero_grad()
+    assert.is_nil(a:grad())
+  end)
+
+  it("clip the norm of sharded parameters over a group", function()
+    -- a group of two ranks, of which the other holds a gradient of 12
+    local group = {}
+    function group:all_reduce(power, op)
+      power:copy(op == "max" and peri.tensor(12, "f64") or power + 144)
+      return { wait = function() end }
+    end
+    for norm_type, want in peri.util.ordered { [2] = 13, [math.huge] = 12 } do
+      local shared, own = some_parameter(), some_parameter()
+      shared:set_grad(peri.full({ 1 }, 3))
+      own:set_grad(peri.full({ 1 }, 4))
+      local optimizer = optim.GradientClippingOptimizer { optimizer = optim.SGD { params = { shared, own }, lr = 1 }, clipping = "norm",
+        max_gradient = 1, norm_type = norm_type, sharded = { own }, group = group }
+      optimizer:step()
+      assert.near(1 - 3 / want, shared:item(), 1e-6)
+      assert.near(1 - 4 / want, own:item(), 1e-6)
+    end
+  end)
+
+  it("change their numbers from step to step", function()
+    local optimizer = optim.SGD { params = { some_parameter() }, lr = 0.5, momentum = 0.9 }
+    assert.equal(0.5, optimizer:lr())
+    optimizer:set_lr(0.25)
+    assert.equal(0.25, optimizer:get "lr")
+    optimizer:set_momentum(0.5)
+    assert.equal(0.5, optimizer:get "momentum")
+    local adam = optim.Adam { params = { some_parameter() } }
+    adam:set_momentum(0.8)
+    assert.equal(0.8, adam:get "beta1")
+  end)
+
+  it("name what is wrong", function()
+    local p = some_parameter()
+    local function fails(pattern, f) assert.error_matches(f, pattern) end
+    fails("argument 'params' is missing", function() optim.SGD { lr = 1 } end)
+    fails("no argument 'momentun'", function() optim.SGD { params = { p }, momentun = 1 } end)
+    fails("params%[1%] is no tensor", function() optim.SGD { params = { 3 } } end)
+    fails("params must be a list", function() optim.SGD { params = p } end)
+    fails("lr is %-1, allowed: 0 <= lr < inf", function() optim.SGD { params = { p }, lr = -1 } end)
+    fails("beta1 is 1, allowed: 0 <= beta1 < 1", function() optim.Adam { params = { p }, betas = { 1, 0.9 } } end)
+    fails("nesterov needs a momentum", function() optim.SGD { params = { p }, nesterov = true } end)
+    fails("parameter 0 %(f32 %[2%]%) must be a contiguous leaf", function() optim.SGD { params = { peri.ones({ 4 }):slice(1, 0, 4,
+      2) } } end)
+    fails("a row%-wise optimizer needs two dimensions", function() optim.RowWiseAdagrad { params = { p } } end)
+    fails("a parameter is i64", function() optim.SGD { params = { peri.ones({ 2 }, "i64") } } end)
+    fails("no number 'rate'", function() optim.SGD({ params = { p } }):set("rate", 1) end)
+    fails("made without momentum", function() optim.SGD({ params = { p } }):set("momentum", 0.9) end)
+    fails("state '0.sum' is missing", function() optim.Adagrad({ params = { p } }):load_state {} end)
+    fails("clipping is 'both', allowed: none, norm, value", function()
+      optim.GradientClippingOptimizer { optimizer = optim.SGD { params = { p } }, clipping = "both" }
+    end)
+    p:set_grad(peri.ones { 1 })
+    fails("limit 0, allowed: above 0", function() optim.clip_grad_norm({ p }, 0) end)
+    fails("limit %-1", function() optim.clip_grad_value({ p }, -1) end)
+    fails("a norm of order 0", function() optim.grad_norm({ p }, 0) end)
+    fails("no parameters", function() optim.grad_norm({}) end)
+    fails("policy 'fast', allowed: constant, cosine", function()
+      optim.WarmupOptimizer { optimizer = optim.SGD { params = { p } }, stages = { { policy = "fast" } } }
+    end)
+    fails("stage 2 ends at step 3, the one before it at 5", function()
+      optim.WarmupOptimizer { optimizer = optim.SGD { params = { p } }, stages = { { max_iters = 5 }, { max_iters = 3 } } }
+    end)
+    fails("'inv_sqrt' is infinite at step 0", function()
+      optim.WarmupOptimizer { optimizer = optim.SGD { params = { p } }, stages = { { policy = "inv_sqrt", max_iters = 5 } } }
+    end)
+    fails("step 4 of 3", function() optim.OneCycleLR({ optimizer = optim.SGD { params = { p }, momentum = 0.9 }, max_lr = 1,
+      total_steps = 3 }):seek(3) end)
+  end)
+end)
