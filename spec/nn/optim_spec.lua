@@ -3,6 +3,7 @@ local peri = require "perilune"
 local nn = peri.nn
 local optim = nn.optim
 local golden = require "spec.support.golden"
+local worlds = require "spec.support.worlds"
 
 local handled = { ["ops/optim/clip_grad_value"] = true }
 
@@ -239,22 +240,20 @@ describe("optimizers", function()
     assert.is_nil(a:grad())
   end)
 
-  it("clip the norm of sharded parameters over a group", function()
-    -- a group of two ranks, of which the other holds a gradient of 12
-    local group = {}
-    function group:all_reduce(power, op)
-      power:copy(op == "max" and peri.tensor(12, "f64") or power + 144)
-      return { wait = function() end }
-    end
-    for norm_type, want in peri.util.ordered { [2] = 13, [math.huge] = 12 } do
-      local shared, own = some_parameter(), some_parameter()
-      shared:set_grad(peri.full({ 1 }, 3))
-      own:set_grad(peri.full({ 1 }, 4))
+  worlds.each("clip the norm of sharded parameters over a group", function(world, device, n)
+    for norm_type, largest in peri.util.ordered { [2] = false, [math.huge] = true } do
+      -- one replicated gradient of 3 and, on rank r, an own one of 4 + r
+      local total = 9
+      for r = 0, n - 1 do total = largest and math.max(3, 4 + r) or total + (4 + r) ^ 2 end
+      local norm = largest and total or math.sqrt(total)
+      local shared, own = peri.ones({ 1 }, "f32", device):requires_grad(), peri.ones({ 1 }, "f32", device):requires_grad()
+      shared:set_grad(peri.full({ 1 }, 3, "f32", device))
+      own:set_grad(peri.full({ 1 }, 4 + world:rank(), "f32", device))
       local optimizer = optim.GradientClippingOptimizer { optimizer = optim.SGD { params = { shared, own }, lr = 1 }, clipping = "norm",
-        max_gradient = 1, norm_type = norm_type, sharded = { own }, group = group }
+        max_gradient = 1, norm_type = norm_type, sharded = { own }, group = world }
       optimizer:step()
-      assert.near(1 - 3 / want, shared:item(), 1e-6)
-      assert.near(1 - 4 / want, own:item(), 1e-6)
+      assert.near(1 - 3 / norm, shared:item(), 1e-6)
+      assert.near(1 - (4 + world:rank()) / norm, own:item(), 1e-6)
     end
   end)
 

@@ -210,6 +210,10 @@ function MLP:init(args)
   end
   self._mlp = Sequential(layers)
 end
-function MLP:forward(x) return self._mlp:forward(x) end
+function MLP:forward(x) -- a loop of its own: one Sequential inside another would be a recursion, which compiles badly
+  local list = self._mlp
+  for i = 1, #list._children do x = list[i]:forward(x) end
+  return x
+end
 
 return M

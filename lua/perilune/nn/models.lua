@@ -65,7 +65,10 @@ function OverArch:init(args)
     layers.Linear { in_features = hidden[n - 1], out_features = a.layer_sizes[n], dtype = a.dtype, device = a.device },
   }
 end
-function OverArch:forward(features) return self.model:forward(features) end
+function OverArch:forward(features)
+  local model = self.model
+  return model[2]:forward(model[1]:forward(features))
+end
 
 local dlrm_arguments = {
   embedding_bag_collection = util.required,

@@ -1,0 +1,77 @@
+-- What runs for every batch compiles: operations, modules, a whole training step of a small DLRM (style J2).
+local peri = require "perilune"
+local nn = peri.nn
+local F = nn.functional
+local jit_support = require "spec.support.jit"
+
+describe("compiles:", function()
+  local a, b = peri.ones { 4, 6 }, peri.ones { 4, 6 }
+  local w, bias, dense, sparse = peri.ones { 3, 6 }, peri.ones { 3 }, peri.ones { 4, 5 }, peri.ones { 4, 2, 5 }
+  local labels, classes = peri.zeros { 4 }, peri.zeros({ 4 }, "i64")
+  local pair = { a, b }
+
+  local calls = {
+    relu = function() return a:relu() end,
+    leaky_relu = function() return a:leaky_relu() end,
+    pow = function() return a:pow(2) end,
+    arithmetic = function(i) return (a + b) * 2 - a / (i + 1) end,
+    muladd = function() return F.muladd(a, b, a) end,
+    linear = function() return F.linear(a, w, bias, 1) end,
+    matmul = function() return F.matmul(a, w:transpose(1, 2)) end,
+    cat = function() return F.cat(pair, 2) end,
+    stack = function() return F.stack(pair, 1) end,
+    sum = function() return a:sum(1) end,
+    mean = function() return a:mean() end,
+    max = function() return a:max(2) end,
+    softmax = function() return a:softmax(2) end,
+    layer_norm = function() return F.layer_norm(a, 1, nil, nil, 1e-5) end,
+    dropout = function(i) return F.dropout(a, 0.5, 1, i) end,
+    interaction = function() return F.interaction(dense, sparse) end,
+    bce = function() return F.binary_cross_entropy_with_logits(labels, labels) end,
+    mse = function() return F.mse_loss(a, b, "sum") end,
+    cross_entropy = function() return F.cross_entropy(a, classes) end,
+  }
+  for name, call in peri.util.ordered(calls) do
+    it(name, function()
+      jit_support.assert_compiles(name, function(i)
+        local t = call(i)
+        t:release()
+      end)
+    end)
+  end
+
+  local function training(module, x, optimizer)
+    return function()
+      optimizer:zero_grad()
+      module:forward(x):sum():backward()
+      optimizer:step()
+    end
+  end
+  for _, class in ipairs { "SGD", "Adam" } do
+    it("a training step with " .. class, function()
+      local model = nn.MLP { in_size = 6, layer_sizes = { 4, 3 } }
+      jit_support.assert_compiles(class, training(model, a, nn.optim[class] { params = model, lr = 1e-3 }))
+    end)
+  end
+
+  it("modules", function()
+    local modules = {
+      nn.MLP { in_size = 6, layer_sizes = { 5, 4 }, activation = "swish_layernorm" }, nn.CrossNet { in_features = 6, num_layers = 2 },
+      nn.LowRankCrossNet { in_features = 6, num_layers = 2, low_rank = 2 }, nn.Dropout { p = 0.2 }, nn.Perceptron { in_size = 6, out_size = 2 },
+    }
+    for _, module in ipairs(modules) do jit_support.assert_compiles(module.class_name, function() module:forward(a) end) end
+  end)
+
+  it("a dense DLRM step", function()
+    local bottom = nn.MLP { in_size = 6, layer_sizes = { 8, 5 } }
+    local inter, top = nn.InteractionArch { num_sparse_features = 2 }, nn.OverArch { in_features = 8, layer_sizes = { 4, 1 } }
+    local loss = nn.BCEWithLogitsLoss()
+    local optimizer = nn.optim.Adagrad { params = bottom, lr = 0.01 }
+    jit_support.assert_compiles("DLRM", function()
+      local y = top:forward(inter:forward(bottom:forward(a), sparse)):reshape(-1)
+      optimizer:zero_grad()
+      loss:forward(y, labels):backward()
+      optimizer:step()
+    end)
+  end)
+end)

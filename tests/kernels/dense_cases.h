@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * dense_cases.h: one list of cases of the kernels of kernels/dense.h and kernels/optim.h, for correctness and for speed: arguments, the
+ * range, and which arrays come out.
+ */
+#ifndef PERI_TESTS_DENSE_CASES_H
+#define PERI_TESTS_DENSE_CASES_H
+
+#include "kernels/kernels.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { DENSE_OUTS = 4, DENSE_ARGS = 512, DENSE_INPUTS = 12 };
+
+/** An array that a kernel writes: where its pointer lies in the arguments, how many elements, of which type. */
+typedef struct dense_out {
+    size_t slot;
+    int64_t n;
+    int32_t dtype;
+    const void *initial; /* contents before the run, n elements; NULL: garbage */
+} dense_out;
+
+typedef struct dense_case {
+    char name[96];
+    int32_t kernel;
+    _Alignas(16) char args[DENSE_ARGS];
+    int64_t range;
+    dense_out out[DENSE_OUTS];
+    int32_t outs;
+    double tolerance; /* of f32 results: tolerance * (1 + |want|) */
+    void *input[DENSE_INPUTS]; /* owned */
+    int32_t inputs;
+    uint64_t seed;
+} dense_case;
+
+/** Receives each case; it is released afterwards. */
+typedef void (*dense_visit)(dense_case *c, void *ctx);
+
+static inline int64_t dense_size(int32_t dtype) { return dtype == PERI_F32 ? 4 : 8; }
+
+/** @n numbers in [low, high), off by one element from any alignment. */
+static inline void *dense_numbers(dense_case *c, int64_t n, int32_t dtype, double low, double high)
+{
+    char *p = malloc((size_t)((n + 2) * 8));
+    c->input[c->inputs++] = p;
+    p += dense_size(dtype);
+    for (int64_t i = 0; i < n; i++) {
+        c->seed = c->seed * 6364136223846793005u + 1442695040888963407u;
+        double x = low + (high - low) * (double)(c->seed >> 40) * 0x1p-24;
+        if (dtype == PERI_F32) ((float *)p)[i] = (float)x;
+        else ((double *)p)[i] = x;
+    }
+    return p;
+}
+
+static inline void dense_add_out(dense_case *c, size_t slot, int64_t n, int32_t dtype, const void *initial)
+{
+    c->out[c->outs++] = (dense_out){slot, n, dtype, initial};
+}
+
+static inline dense_case dense_begin(const char *name, int32_t kernel, int32_t dtype, int64_t a, int64_t b)
+{
+    dense_case c = {.kernel = kernel, .tolerance = 2e-6, .seed = 12345 + (uint64_t)kernel};
+    snprintf(c.name, sizeof c.name, "%s %s %lld x %lld", name, dtype == PERI_F32 ? "f32" : "f64", (long long)a, (long long)b);
+    return c;
+}
+
+static inline void dense_end(dense_case *c, const void *args, size_t size, int64_t range, dense_visit visit, void *ctx)
+{
+    memcpy(c->args, args, size);
+    c->range = range;
+    visit(c, ctx);
+    for (int32_t i = 0; i < c->inputs; i++) free(c->input[i]);
+}
+
+#define DENSE_OUT(c, type, field, n, dtype, initial) dense_add_out((c), offsetof(type, field), (n), (dtype), (initial))
+
+/* -- elementwise kernels over n elements -------------------------------------------------------------------------------------------- */
+
+static inline void dense_elementwise(int64_t n, int32_t dtype, dense_visit visit, void *ctx)
+{
+    static const char *const unary[] = {"identity", "relu", "sigmoid", "tanh", "exp", "sqrt", "silu", "gelu", "softplus", "logsigmoid",
+                                        "leaky_relu", "log", "abs", "square", "pow", "affine", "reciprocal"};
+    for (int32_t op = 0; op < PERI_UNARY_COUNT; op++) {
+        bool positive = op == PERI_UNARY_SQRT || op == PERI_UNARY_LOG || op == PERI_UNARY_POW || op == PERI_UNARY_RECIPROCAL;
+        double low = positive ? 0.01 : -9, a = op == PERI_UNARY_POW ? 2.5 : 0.3;
+        dense_case c = dense_begin(unary[op], PERI_K_unary, dtype, n, 1);
+        peri_k_unary_args u = {.x = dense_numbers(&c, n, dtype, low, 9), .dtype = dtype, .op = op, .a = a, .b = 0.7};
+        DENSE_OUT(&c, peri_k_unary_args, dst, n, dtype, NULL);
+        dense_end(&c, &u, sizeof u, n, visit, ctx);
+        c = dense_begin(unary[op], PERI_K_unary_grad, dtype, n, 1);
+        peri_k_unary_grad_args g = {.dy = dense_numbers(&c, n, dtype, -1, 1), .saved = dense_numbers(&c, n, dtype, positive ? 0.1 : -1, 1),
+                                    .dtype = dtype, .op = op, .a = a, .b = 0.7};
+        DENSE_OUT(&c, peri_k_unary_grad_args, dx, n, dtype, NULL);
+        dense_end(&c, &g, sizeof g, n, visit, ctx);
+    }
+    dense_case c = dense_begin("axpy", PERI_K_axpy, dtype, n, 1);
+    peri_k_axpy_args axpy = {.x = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .alpha = 0.7};
+    DENSE_OUT(&c, peri_k_axpy_args, y, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
+    dense_end(&c, &axpy, sizeof axpy, n, visit, ctx);
+    c = dense_begin("muladd", PERI_K_muladd, dtype, n, 1);
+    peri_k_muladd_args m = {.a = dense_numbers(&c, n, dtype, -1, 1), .b = dense_numbers(&c, n, dtype, -1, 1),
+                            .c = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .scale = 0.5};
+    DENSE_OUT(&c, peri_k_muladd_args, dst, n, dtype, NULL);
+    dense_end(&c, &m, sizeof m, n, visit, ctx);
+    c = dense_begin("dropout", PERI_K_dropout, dtype, n, 1);
+    peri_k_dropout_args d = {.x = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .threshold = 1u << 30, .seed = 7, .stream = 1ull << 40,
+                             .offset = 5, .scale = 4.0 / 3};
+    DENSE_OUT(&c, peri_k_dropout_args, y, n, dtype, NULL);
+    dense_end(&c, &d, sizeof d, n, visit, ctx);
+    for (int32_t kind = 0; kind < 2 * PERI_LOSS_COUNT; kind++) {
+        bool weights = kind >= PERI_LOSS_COUNT, bce = kind % PERI_LOSS_COUNT == PERI_LOSS_BCE;
+        c = dense_begin(weights ? "weighted loss" : "loss", PERI_K_loss, dtype, n, kind);
+        peri_k_loss_args l = {.x = dense_numbers(&c, n, dtype, bce ? 0 : -20, bce ? 1 : 20), .t = dense_numbers(&c, n, dtype, 0, 1),
+                              .weight = weights ? dense_numbers(&c, n, dtype, 0, 2) : NULL,
+                              .pos_weight = weights ? dense_numbers(&c, n, dtype, 0, 2) : NULL, .dtype = dtype, .kind = kind % PERI_LOSS_COUNT};
+        DENSE_OUT(&c, peri_k_loss_args, dst, n, dtype, NULL);
+        dense_end(&c, &l, sizeof l, n, visit, ctx);
+    }
+}
+
+/** Strided operands of binary over rows x cols. */
+static inline void dense_binary(int64_t rows, int64_t cols, int32_t dtype, dense_visit visit, void *ctx)
+{
+    static const int64_t strides[][2] = {{1, 1}, {1, 0}, {0, 1}, {2, 1}, {0, 0}}; /* of the columns, in a and b */
+    for (int32_t i = 0; i < 5; i++)
+        for (int32_t op = 0; op < PERI_BINARY_COUNT; op++) {
+            dense_case c = dense_begin("binary", PERI_K_binary, dtype, rows, cols);
+            int64_t sa = strides[i][0], sb = strides[i][1];
+            peri_k_binary_args b = {.a = dense_numbers(&c, rows * cols * 2, dtype, -1, 1), .b = dense_numbers(&c, rows * cols * 2, dtype, 0.5, 1),
+                                    .dtype = dtype, .op = op, .ndim = 2, .shape = {rows, cols}, .a_stride = {sa * cols, sa},
+                                    .b_stride = {i == 3 ? 0 : cols, sb}};
+            DENSE_OUT(&c, peri_k_binary_args, dst, rows * cols, dtype, NULL);
+            dense_end(&c, &b, sizeof b, rows * cols, visit, ctx);
+        }
+}
+
+/* -- kernels over rows -------------------------------------------------------------------------------------------------------------- */
+
+static inline void dense_rows(int64_t rows, int64_t cols, int32_t dtype, dense_visit visit, void *ctx)
+{
+    int64_t n = rows * cols, blocks = (rows + PERI_SUM_ROWS - 1) / PERI_SUM_ROWS;
+    dense_case c;
+    for (int32_t act = 0; act <= PERI_UNARY_FROM_OUTPUT; act++)
+        for (int32_t bias = 0; bias < 2; bias++) {
+            double low = act == PERI_UNARY_SQRT ? 1 : -1;
+            c = dense_begin(bias ? "bias_act" : "act", PERI_K_bias_act, dtype, rows, cols);
+            peri_k_bias_act_args b = {.bias = bias ? dense_numbers(&c, cols, dtype, low, 2) : NULL, .dtype = dtype, .act = act, .cols = cols};
+            DENSE_OUT(&c, peri_k_bias_act_args, y, n, dtype, dense_numbers(&c, n, dtype, low, 2));
+            dense_end(&c, &b, sizeof b, rows, visit, ctx);
+            c = dense_begin("act_grad", PERI_K_act_grad, dtype, rows, cols);
+            peri_k_act_grad_args g = {.dy = dense_numbers(&c, rows * (cols + 3), dtype, -1, 1), .y = dense_numbers(&c, n, dtype, low, 2),
+                                      .dtype = dtype, .act = act, .rows = rows, .cols = cols, .dy_stride = cols + 3};
+            DENSE_OUT(&c, peri_k_act_grad_args, dz, n, dtype, NULL);
+            if (bias) DENSE_OUT(&c, peri_k_act_grad_args, partial, blocks * cols, dtype, NULL);
+            dense_end(&c, &g, sizeof g, blocks, visit, ctx);
+        }
+    for (int32_t affine = 0; affine < 2; affine++) {
+        if (cols == 0) break;
+        c = dense_begin("layer_norm", PERI_K_layer_norm, dtype, rows, cols);
+        peri_k_layer_norm_args l = {.x = dense_numbers(&c, n, dtype, -1, 3), .weight = affine ? dense_numbers(&c, cols, dtype, 0, 2) : NULL,
+                                    .bias = affine ? dense_numbers(&c, cols, dtype, -1, 1) : NULL, .dtype = dtype, .cols = cols, .eps = 1e-5};
+        DENSE_OUT(&c, peri_k_layer_norm_args, y, n, dtype, NULL);
+        DENSE_OUT(&c, peri_k_layer_norm_args, mean, rows, dtype, NULL);
+        DENSE_OUT(&c, peri_k_layer_norm_args, rstd, rows, dtype, NULL);
+        c.tolerance = cols == 1 ? 1e-4 : 1e-5; /* one column: the variance is all rounding */
+        dense_end(&c, &l, sizeof l, rows, visit, ctx);
+        c = dense_begin("layer_norm_grad", PERI_K_layer_norm_grad, dtype, rows, cols);
+        peri_k_layer_norm_grad_args g = {.dy = dense_numbers(&c, n, dtype, -1, 1), .x = dense_numbers(&c, n, dtype, -1, 1),
+                                         .mean = dense_numbers(&c, rows, dtype, -0.1, 0.1), .rstd = dense_numbers(&c, rows, dtype, 1, 2),
+                                         .weight = affine ? dense_numbers(&c, cols, dtype, 0, 2) : NULL, .dtype = dtype, .rows = rows,
+                                         .cols = cols};
+        DENSE_OUT(&c, peri_k_layer_norm_grad_args, dx, n, dtype, NULL);
+        DENSE_OUT(&c, peri_k_layer_norm_grad_args, dweight, blocks * cols, dtype, NULL);
+        DENSE_OUT(&c, peri_k_layer_norm_grad_args, dbias, blocks * cols, dtype, NULL);
+        c.tolerance = 2e-5;
+        dense_end(&c, &g, sizeof g, blocks, visit, ctx);
+    }
+    for (int32_t log = 0; log < 2; log++) {
+        c = dense_begin(log ? "log_softmax" : "softmax", PERI_K_softmax, dtype, rows, cols);
+        peri_k_softmax_args s = {.x = dense_numbers(&c, n, dtype, -9, 9), .dtype = dtype, .log = log, .n = cols, .inner = 1};
+        DENSE_OUT(&c, peri_k_softmax_args, y, n, dtype, NULL);
+        dense_end(&c, &s, sizeof s, rows, visit, ctx);
+        c = dense_begin(log ? "log_softmax_grad" : "softmax_grad", PERI_K_softmax_grad, dtype, rows, cols);
+        peri_k_softmax_grad_args g = {.dy = dense_numbers(&c, n, dtype, -1, 1), .y = dense_numbers(&c, n, dtype, log ? -5 : 0, log ? -1 : 0.1),
+                                      .dtype = dtype, .log = log, .n = cols, .inner = 1};
+        DENSE_OUT(&c, peri_k_softmax_grad_args, dx, n, dtype, NULL);
+        c.tolerance = 1e-5;
+        dense_end(&c, &g, sizeof g, rows, visit, ctx);
+    }
+    if (cols == 0) return;
+    int64_t *labels = malloc((size_t)(rows + 1) * sizeof *labels);
+    for (int64_t r = 0; r < rows; r++) labels[r] = r * 7 % cols;
+    c = dense_begin("cross_entropy", PERI_K_cross_entropy, dtype, rows, cols);
+    peri_k_cross_entropy_args e = {.x = dense_numbers(&c, n, dtype, -9, 9), .labels = labels, .dtype = dtype, .classes = cols};
+    DENSE_OUT(&c, peri_k_cross_entropy_args, loss, rows, dtype, NULL);
+    DENSE_OUT(&c, peri_k_cross_entropy_args, lse, rows, dtype, NULL);
+    dense_end(&c, &e, sizeof e, rows, visit, ctx);
+    c = dense_begin("cross_entropy_grad", PERI_K_cross_entropy_grad, dtype, rows, cols);
+    peri_k_cross_entropy_grad_args g = {.g = dense_numbers(&c, rows, dtype, -1, 1), .x = dense_numbers(&c, n, dtype, -1, 1),
+                                        .lse = dense_numbers(&c, rows, dtype, 2, 4), .labels = labels, .dtype = dtype, .classes = cols,
+                                        .g_stride = 1, .scale = 0.5};
+    DENSE_OUT(&c, peri_k_cross_entropy_grad_args, dx, n, dtype, NULL);
+    dense_end(&c, &g, sizeof g, rows, visit, ctx);
+    free(labels);
+}
+
+/** Sums of [outer][n][inner] in blocks. */
+static inline void dense_sums(int64_t outer, int64_t n, int64_t inner, int64_t block, int32_t dtype, dense_visit visit, void *ctx)
+{
+    dense_case c = dense_begin("sum_dim", PERI_K_sum_dim, dtype, n, inner);
+    int64_t blocks = n ? (n + block - 1) / block : 1, parts = (inner + PERI_SUM_COLUMNS - 1) / PERI_SUM_COLUMNS;
+    peri_k_sum_dim_args s = {.x = dense_numbers(&c, outer * n * inner, dtype, -1, 1), .dtype = dtype, .outer = outer, .n = n, .inner = inner,
+                             .block = block, .scale = 0.5};
+    DENSE_OUT(&c, peri_k_sum_dim_args, dst, outer * blocks * inner, dtype, NULL);
+    c.tolerance = 1e-5;
+    dense_end(&c, &s, sizeof s, outer * blocks * parts, visit, ctx);
+}
+
+static inline void dense_interaction(int64_t batch, int64_t features, int64_t dim, int32_t dtype, dense_visit visit, void *ctx)
+{
+    int64_t width = dim + features * (features + 1) / 2, pad = 3;
+    dense_case c = dense_begin("interaction", PERI_K_interaction, dtype, features, dim);
+    const void *dense = dense_numbers(&c, batch * (dim + pad), dtype, -1, 1);
+    const void *sparse = dense_numbers(&c, batch * features * (dim + pad), dtype, -1, 1);
+    peri_k_interaction_args f = {.dense = dense, .sparse = sparse, .dtype = dtype, .features = features, .dim = dim, .dense_stride = dim + pad,
+                                 .sparse_stride = features * (dim + pad), .feature_stride = dim + pad};
+    DENSE_OUT(&c, peri_k_interaction_args, y, batch * width, dtype, NULL);
+    c.tolerance = 1e-5;
+    dense_end(&c, &f, sizeof f, batch, visit, ctx);
+    c = dense_begin("interaction_grad", PERI_K_interaction_grad, dtype, features, dim);
+    dense = dense_numbers(&c, batch * (dim + pad), dtype, -1, 1);
+    sparse = dense_numbers(&c, batch * features * (dim + pad), dtype, -1, 1);
+    peri_k_interaction_grad_args g = {.dy = dense_numbers(&c, batch * (width + pad), dtype, -1, 1), .dense = dense, .sparse = sparse,
+                                      .dtype = dtype, .features = features, .dim = dim, .dy_stride = width + pad, .dense_stride = dim + pad,
+                                      .sparse_stride = features * (dim + pad), .feature_stride = dim + pad};
+    DENSE_OUT(&c, peri_k_interaction_grad_args, ddense, batch * dim, dtype, NULL);
+    DENSE_OUT(&c, peri_k_interaction_grad_args, dsparse, batch * features * dim, dtype, NULL);
+    c.tolerance = 1e-5;
+    dense_end(&c, &g, sizeof g, batch, visit, ctx);
+}
+
+/* -- optimizers --------------------------------------------------------------------------------------------------------------------- */
+
+/** Parameters and two states of n elements are made fresh for each optimizer; the options are bits of @options. */
+static inline void dense_optimizers(int64_t n, int32_t dtype, int32_t options, dense_visit visit, void *ctx)
+{
+    bool one = options & 1, two = options & 2, maximize = options & 4;
+    double decay = options & 8 ? 0.1 : 0;
+    dense_case c = dense_begin("sgd", PERI_K_optim_sgd, dtype, n, options);
+    peri_k_optim_sgd_args sgd = {.g = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .maximize = maximize, .nesterov = two, .first = false,
+                                 .lr = 0.1, .momentum = 0.9, .dampening = two ? 0 : 0.2, .weight_decay = decay};
+    DENSE_OUT(&c, peri_k_optim_sgd_args, w, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
+    if (one) DENSE_OUT(&c, peri_k_optim_sgd_args, momentum_buffer, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
+    dense_end(&c, &sgd, sizeof sgd, n, visit, ctx);
+    c = dense_begin("adagrad", PERI_K_optim_adagrad, dtype, n, options);
+    peri_k_optim_adagrad_args adagrad = {.g = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .maximize = maximize, .lr = 0.1,
+                                         .weight_decay = decay, .eps = 1e-3};
+    DENSE_OUT(&c, peri_k_optim_adagrad_args, w, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
+    DENSE_OUT(&c, peri_k_optim_adagrad_args, sum, n, dtype, dense_numbers(&c, n, dtype, 0, 1));
+    dense_end(&c, &adagrad, sizeof adagrad, n, visit, ctx);
+    c = dense_begin("adam", PERI_K_optim_adam, dtype, n, options);
+    peri_k_optim_adam_args adam = {.g = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .maximize = maximize, .decoupled = two, .lr = 0.1,
+                                   .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-3, .weight_decay = decay, .step_size = 0.2, .root = 0.3};
+    DENSE_OUT(&c, peri_k_optim_adam_args, w, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
+    DENSE_OUT(&c, peri_k_optim_adam_args, m, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
+    DENSE_OUT(&c, peri_k_optim_adam_args, v, n, dtype, dense_numbers(&c, n, dtype, 0, 1));
+    if (one) DENSE_OUT(&c, peri_k_optim_adam_args, most, n, dtype, dense_numbers(&c, n, dtype, 0, 1));
+    dense_end(&c, &adam, sizeof adam, n, visit, ctx);
+    c = dense_begin("rmsprop", PERI_K_optim_rmsprop, dtype, n, options);
+    peri_k_optim_rmsprop_args rms = {.g = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .maximize = maximize, .lr = 0.1, .alpha = 0.9,
+                                     .eps = 1e-2, .weight_decay = decay, .momentum = 0.9};
+    DENSE_OUT(&c, peri_k_optim_rmsprop_args, w, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
+    DENSE_OUT(&c, peri_k_optim_rmsprop_args, v, n, dtype, dense_numbers(&c, n, dtype, 0.5, 1));
+    if (one) DENSE_OUT(&c, peri_k_optim_rmsprop_args, average, n, dtype, dense_numbers(&c, n, dtype, -0.3, 0.3));
+    if (two) DENSE_OUT(&c, peri_k_optim_rmsprop_args, momentum_buffer, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
+    c.tolerance = 1e-5;
+    dense_end(&c, &rms, sizeof rms, n, visit, ctx);
+}
+
+static inline void dense_norms(int64_t n, int32_t dtype, double p, dense_visit visit, void *ctx)
+{
+    int64_t blocks = (n + PERI_NORM_BLOCK - 1) / PERI_NORM_BLOCK;
+    dense_case c = dense_begin("norm", PERI_K_norm_partial, dtype, n, isinf(p) ? -1 : (int64_t)p);
+    peri_k_norm_partial_args a = {.x = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .n = n, .p = p};
+    DENSE_OUT(&c, peri_k_norm_partial_args, partial, blocks, PERI_F64, NULL);
+    dense_end(&c, &a, sizeof a, blocks, visit, ctx);
+    c = dense_begin("clip_norm", PERI_K_clip_norm, dtype, n, 1);
+    double norm = 3;
+    peri_k_clip_norm_args k = {.norm = &norm, .dtype = dtype, .limit = 1};
+    DENSE_OUT(&c, peri_k_clip_norm_args, x, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
+    dense_end(&c, &k, sizeof k, n, visit, ctx);
+    c = dense_begin("clip_value", PERI_K_clip_value, dtype, n, 1);
+    peri_k_clip_value_args v = {.dtype = dtype, .limit = 0.25};
+    DENSE_OUT(&c, peri_k_clip_value_args, x, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
+    dense_end(&c, &v, sizeof v, n, visit, ctx);
+}
+
+#endif

@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_dense.c: the kernels of the dense part and of the optimizers: every instruction set against ref, at sizes around the lanes, on
+ * unaligned arrays, with nothing written outside; equal bits however the range is split.
+ * deadline: 120 s
+ */
+#include "tests/harness/check.h"
+#include "tests/kernels/dense_cases.h"
+
+static const char *const isas[] = {"ref", "avx2", "avx512"};
+static int64_t cases;
+
+enum { GUARD = 64 }; /* bytes in front of and behind each output, which must not change */
+
+/** How a launch splits its range. */
+enum { WHOLE, BACKWARDS, UNEVEN, SPLITS };
+
+static void run(const peri_kernels *k, int32_t kernel, const void *args, int64_t n, int split)
+{
+    if (split == WHOLE || n < 2) {
+        k->fn[kernel](args, 0, n);
+    } else if (split == BACKWARDS) {
+        for (int64_t i = n; i > 0; i--) k->fn[kernel](args, i - 1, i);
+    } else {
+        int64_t third = n / 3 + 1 < n ? n / 3 + 1 : n - 1;
+        k->fn[kernel](args, third, n);
+        k->fn[kernel](args, 0, third);
+    }
+}
+
+/** Run a case on one instruction set; @results[i] gets output i (guards included, to be freed). */
+static void run_case(const dense_case *c, const peri_kernels *k, int split, char **results)
+{
+    _Alignas(16) char args[DENSE_ARGS];
+    memcpy(args, c->args, sizeof args);
+    for (int32_t i = 0; i < c->outs; i++) {
+        const dense_out *o = &c->out[i];
+        size_t element = (size_t)dense_size(o->dtype), bytes = (size_t)o->n * element;
+        char *p = malloc(bytes + 2 * GUARD + element);
+        memset(p, 0xa5, bytes + 2 * GUARD + element);
+        char *data = p + GUARD + element; /* unaligned by one element */
+        if (o->initial) memcpy(data, o->initial, bytes);
+        memcpy(args + o->slot, &data, sizeof data);
+        results[i] = p;
+    }
+    run(k, c->kernel, args, c->range, split);
+    for (int32_t i = 0; i < c->outs; i++) {
+        size_t element = (size_t)dense_size(c->out[i].dtype), bytes = (size_t)c->out[i].n * element;
+        for (size_t b = 0; b < GUARD + element; b++)
+            if ((unsigned char)results[i][b] != 0xa5) fail_msg("%s, %s: output %d: written in front of it", c->name, k->isa, i);
+        for (size_t b = 0; b < GUARD; b++)
+            if ((unsigned char)results[i][GUARD + element + bytes + b] != 0xa5) fail_msg("%s, %s: output %d: written behind it", c->name, k->isa, i);
+    }
+}
+
+static double element_at(const dense_case *c, int32_t i, const char *result, int64_t e)
+{
+    const char *data = result + GUARD + dense_size(c->out[i].dtype);
+    double x;
+    float f;
+    if (c->out[i].dtype == PERI_F64) {
+        memcpy(&x, data + 8 * e, 8);
+        return x;
+    }
+    memcpy(&f, data + 4 * e, 4);
+    return f;
+}
+
+static void compare(const dense_case *c, const char *isa, char *const *want, char *const *got)
+{
+    for (int32_t i = 0; i < c->outs; i++)
+        for (int64_t e = 0; e < c->out[i].n; e++) {
+            double w = element_at(c, i, want[i], e), g = element_at(c, i, got[i], e), diff = fabs(w - g);
+            if (!(w == g || (isnan(w) && isnan(g)) || diff <= c->tolerance * (1 + fabs(w))))
+                fail_msg("%s, %s: output %d, element %lld is %.9g, wanted %.9g", c->name, isa, i, (long long)e, g, w);
+        }
+}
+
+static void check_case(dense_case *c, void *ctx)
+{
+    (void)ctx;
+    char *want[DENSE_OUTS], *got[DENSE_OUTS], *again[DENSE_OUTS];
+    cases++;
+    run_case(c, peri_kernels_isa("ref"), WHOLE, want);
+    for (int i = 0; i < 3; i++) {
+        const peri_kernels *k = peri_kernels_isa(isas[i]);
+        if (!k) continue;
+        run_case(c, k, WHOLE, got);
+        compare(c, isas[i], want, got);
+        for (int split = 1; split < SPLITS; split++) {
+            run_case(c, k, split, again);
+            for (int32_t o = 0; o < c->outs; o++) {
+                size_t bytes = (size_t)((c->out[o].n + 1) * dense_size(c->out[o].dtype)) + 2 * GUARD;
+                if (memcmp(got[o], again[o], bytes) != 0) fail_msg("%s, %s: output %d depends on how the range is split", c->name, isas[i], o);
+                free(again[o]);
+            }
+        }
+        for (int32_t o = 0; o < c->outs; o++) free(got[o]);
+    }
+    for (int32_t o = 0; o < c->outs; o++) free(want[o]);
+}
+
+static const int32_t dtypes[] = {PERI_F32, PERI_F64};
+static const int64_t sizes[] = {0, 1, 3, 7, 8, 9, 15, 16, 17, 31, 33, 100};
+
+static void elementwise_kernels(void **state)
+{
+    (void)state;
+    for (int d = 0; d < 2; d++)
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) dense_elementwise(sizes[i], dtypes[d], check_case, NULL);
+}
+
+static void broadcasts(void **state)
+{
+    (void)state;
+    for (int d = 0; d < 2; d++)
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+            for (int64_t rows = 0; rows < 4; rows++) dense_binary(rows, sizes[i], dtypes[d], check_case, NULL);
+}
+
+static void kernels_of_rows(void **state)
+{
+    (void)state;
+    static const int64_t rows[] = {0, 1, 2, 5, PERI_SUM_ROWS, PERI_SUM_ROWS + 3, 3 * PERI_SUM_ROWS - 1};
+    for (int d = 0; d < 2; d++)
+        for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
+            for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) dense_rows(rows[r], sizes[i], dtypes[d], check_case, NULL);
+}
+
+static void sums(void **state)
+{
+    (void)state;
+    for (int d = 0; d < 2; d++) {
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+            for (int64_t block = 4; block <= 128; block *= 32) {
+                dense_sums(3, sizes[i], 1, block, dtypes[d], check_case, NULL);
+                dense_sums(2, 7, sizes[i], block, dtypes[d], check_case, NULL);
+                dense_sums(1, sizes[i], 5, block, dtypes[d], check_case, NULL);
+            }
+        dense_sums(2, 5, PERI_SUM_COLUMNS + 9, 2, dtypes[d], check_case, NULL);
+        dense_sums(1, 10000, 1, 4096, dtypes[d], check_case, NULL);
+    }
+}
+
+static void interactions(void **state)
+{
+    (void)state;
+    static const int64_t dims[] = {1, 3, 8, 16, 17, 32, 64, 67, 100, 128};
+    for (int d = 0; d < 2; d++)
+        for (int64_t features = 0; features < 10; features++)
+            for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) dense_interaction(2, features, dims[i], dtypes[d], check_case, NULL);
+    dense_interaction(3, 26, 64, PERI_F32, check_case, NULL);
+    dense_interaction(0, 3, 8, PERI_F32, check_case, NULL);
+}
+
+static void optimizers(void **state)
+{
+    (void)state;
+    for (int d = 0; d < 2; d++)
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+            for (int32_t options = 0; options < 16; options++) dense_optimizers(sizes[i], dtypes[d], options, check_case, NULL);
+}
+
+static void norms(void **state)
+{
+    (void)state;
+    static const int64_t lengths[] = {0, 1, 13, PERI_NORM_BLOCK, PERI_NORM_BLOCK + 1, 3 * PERI_NORM_BLOCK - 5};
+    for (int d = 0; d < 2; d++)
+        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+            for (int p = 1; p < 5; p++) dense_norms(lengths[i], dtypes[d], p == 4 ? INFINITY : p, check_case, NULL);
+}
+
+/** Every f32 of a coarse grid over all exponents: the vector functions agree with libm to a few units in the last place. */
+static void functions_are_accurate_everywhere(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t op;
+        double units; /* in the last place */
+    } functions[] = {{PERI_UNARY_EXP, 2}, {PERI_UNARY_LOG, 2}, {PERI_UNARY_SIGMOID, 3}, {PERI_UNARY_TANH, 3}, {PERI_UNARY_SOFTPLUS, 4},
+                     {PERI_UNARY_LOGSIGMOID, 4}};
+    enum { N = 1 << 16 };
+    float *x = malloc(N * sizeof *x), *want = malloc(N * sizeof *want), *got = malloc(N * sizeof *got);
+    for (int i = 0; i < N; i++) {
+        uint32_t bits = (uint32_t)i << 16 | 0x5a5a;
+        memcpy(&x[i], &bits, 4);
+    }
+    for (int isa = 1; isa < 3; isa++) {
+        const peri_kernels *k = peri_kernels_isa(isas[isa]);
+        for (size_t f = 0; k && f < sizeof functions / sizeof *functions; f++) {
+            peri_k_unary_args a = {.dst = want, .x = x, .dtype = PERI_F32, .op = functions[f].op};
+            peri_kernels_isa("ref")->fn[PERI_K_unary](&a, 0, N);
+            a.dst = got;
+            k->fn[PERI_K_unary](&a, 0, N);
+            for (int i = 0; i < N; i++) {
+                if (isnan(want[i]) && isnan(got[i])) continue;
+                double unit = fabs((double)nextafterf(want[i], INFINITY) - want[i]);
+                bool tiny = fabs((double)want[i]) < 0x1p-126 && fabs((double)got[i]) <= 0x1p-125; /* subnormal results may be flushed */
+                if (want[i] != got[i] && !tiny && !(fabs((double)want[i] - got[i]) <= functions[f].units * unit))
+                    fail_msg("function %d, %s: f(%.9g) = %.9g, wanted %.9g", functions[f].op, isas[isa], (double)x[i], (double)got[i],
+                             (double)want[i]);
+            }
+        }
+    }
+    free(x);
+    free(want);
+    free(got);
+}
+
+/** Row-wise Adagrad and the kernels that only ref has are checked by hand. */
+static void small_cases_by_hand(void **state)
+{
+    (void)state;
+    const peri_kernels *k = peri_kernels_get();
+    float w[] = {1, 2, 3, 4}, g[] = {1, 1, 2, 4}, sum[] = {3, 6};
+    peri_k_optim_rowwise_adagrad_args r = {.w = w, .g = g, .sum = sum, .dtype = PERI_F32, .cols = 2, .lr = 1};
+    k->fn[PERI_K_optim_rowwise_adagrad](&r, 0, 2);
+    assert_true(sum[0] == 4 && sum[1] == 16 && w[0] == 0.5f && w[1] == 1.5f && w[2] == 2.5f && w[3] == 3);
+    double partial[] = {9, 16}, total;
+    peri_k_norm_finish_args n = {.out = &total, .partial = partial, .count = 2, .p = 2, .root = true};
+    k->fn[PERI_K_norm_finish](&n, 0, 1);
+    assert_true(total == 5);
+    n.p = INFINITY;
+    k->fn[PERI_K_norm_finish](&n, 0, 1);
+    assert_true(total == 16);
+    int64_t labels[] = {0, 2, -1, 5}, report;
+    peri_k_label_check_args l = {.report = &report, .labels = labels, .rows = 4, .classes = 3};
+    k->fn[PERI_K_label_check](&l, 0, 1);
+    assert_int_equal(report, 2);
+    l.rows = 2;
+    k->fn[PERI_K_label_check](&l, 0, 1);
+    assert_int_equal(report, -1);
+    float x[] = {1, 5, 5, 7, 2, NAN}, values[2], dx[6], dy[] = {10, 20};
+    int64_t indices[2];
+    peri_k_max_dim_args m = {.values = values, .indices = indices, .x = x, .dtype = PERI_F32, .n = 3, .inner = 2};
+    k->fn[PERI_K_max_dim](&m, 0, 2);
+    assert_true(values[0] == 5 && indices[0] == 1 && isnan(values[1]) && indices[1] == 2);
+    peri_k_max_dim_grad_args mg = {.dx = dx, .dy = dy, .indices = indices, .dtype = PERI_F32, .n = 3, .inner = 2};
+    k->fn[PERI_K_max_dim_grad](&mg, 0, 2);
+    assert_true(dx[0] == 0 && dx[1] == 0 && dx[2] == 10 && dx[3] == 0 && dx[4] == 0 && dx[5] == 20);
+}
+
+static int report(void **state)
+{
+    (void)state;
+    print_message("%lld cases\n", (long long)cases);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(elementwise_kernels), cmocka_unit_test(broadcasts), cmocka_unit_test(kernels_of_rows), cmocka_unit_test(sums),
+        cmocka_unit_test(interactions), cmocka_unit_test(optimizers), cmocka_unit_test(norms),
+        cmocka_unit_test(functions_are_accurate_everywhere), cmocka_unit_test(small_cases_by_hand),
+    };
+    return cmocka_run_group_tests(tests, NULL, report);
+}
