@@ -57,7 +57,8 @@ describe("compiles:", function()
   it("modules", function()
     local modules = {
       nn.MLP { in_size = 6, layer_sizes = { 5, 4 }, activation = "swish_layernorm" }, nn.CrossNet { in_features = 6, num_layers = 2 },
-      nn.LowRankCrossNet { in_features = 6, num_layers = 2, low_rank = 2 }, nn.Dropout { p = 0.2 }, nn.Perceptron { in_size = 6, out_size = 2 },
+      nn.LowRankCrossNet { in_features = 6, num_layers = 2, low_rank = 2 }, nn.Dropout { p = 0.2 },
+      nn.Perceptron { in_size = 6, out_size = 2 },
     }
     for _, module in ipairs(modules) do jit_support.assert_compiles(module.class_name, function() module:forward(a) end) end
   end)

@@ -105,8 +105,8 @@ static inline void dense_elementwise(int64_t n, int32_t dtype, dense_visit visit
     DENSE_OUT(&c, peri_k_muladd_args, dst, n, dtype, NULL);
     dense_end(&c, &m, sizeof m, n, visit, ctx);
     c = dense_begin("dropout", PERI_K_dropout, dtype, n, 1);
-    peri_k_dropout_args d = {.x = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .threshold = 1u << 30, .seed = 7, .stream = 1ull << 40,
-                             .offset = 5, .scale = 4.0 / 3};
+    peri_k_dropout_args d = {.x = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .threshold = 1u << 30, .seed = 7,
+                             .stream = 1ull << 40, .offset = 5, .scale = 4.0 / 3};
     DENSE_OUT(&c, peri_k_dropout_args, y, n, dtype, NULL);
     dense_end(&c, &d, sizeof d, n, visit, ctx);
     for (int32_t kind = 0; kind < 2 * PERI_LOSS_COUNT; kind++) {
@@ -114,7 +114,8 @@ static inline void dense_elementwise(int64_t n, int32_t dtype, dense_visit visit
         c = dense_begin(weights ? "weighted loss" : "loss", PERI_K_loss, dtype, n, kind);
         peri_k_loss_args l = {.x = dense_numbers(&c, n, dtype, bce ? 0 : -20, bce ? 1 : 20), .t = dense_numbers(&c, n, dtype, 0, 1),
                               .weight = weights ? dense_numbers(&c, n, dtype, 0, 2) : NULL,
-                              .pos_weight = weights ? dense_numbers(&c, n, dtype, 0, 2) : NULL, .dtype = dtype, .kind = kind % PERI_LOSS_COUNT};
+                              .pos_weight = weights ? dense_numbers(&c, n, dtype, 0, 2) : NULL, .dtype = dtype,
+                              .kind = kind % PERI_LOSS_COUNT};
         DENSE_OUT(&c, peri_k_loss_args, dst, n, dtype, NULL);
         dense_end(&c, &l, sizeof l, n, visit, ctx);
     }
@@ -128,8 +129,8 @@ static inline void dense_binary(int64_t rows, int64_t cols, int32_t dtype, dense
         for (int32_t op = 0; op < PERI_BINARY_COUNT; op++) {
             dense_case c = dense_begin("binary", PERI_K_binary, dtype, rows, cols);
             int64_t sa = strides[i][0], sb = strides[i][1];
-            peri_k_binary_args b = {.a = dense_numbers(&c, rows * cols * 2, dtype, -1, 1), .b = dense_numbers(&c, rows * cols * 2, dtype, 0.5, 1),
-                                    .dtype = dtype, .op = op, .ndim = 2, .shape = {rows, cols}, .a_stride = {sa * cols, sa},
+            peri_k_binary_args b = {.a = dense_numbers(&c, rows * cols * 2, dtype, -1, 1),
+                                    .b = dense_numbers(&c, rows * cols * 2, dtype, 0.5, 1), .dtype = dtype, .op = op, .ndim = 2, .shape = {rows, cols}, .a_stride = {sa * cols, sa},
                                     .b_stride = {i == 3 ? 0 : cols, sb}};
             DENSE_OUT(&c, peri_k_binary_args, dst, rows * cols, dtype, NULL);
             dense_end(&c, &b, sizeof b, rows * cols, visit, ctx);
@@ -146,7 +147,8 @@ static inline void dense_rows(int64_t rows, int64_t cols, int32_t dtype, dense_v
         for (int32_t bias = 0; bias < 2; bias++) {
             double low = act == PERI_UNARY_SQRT ? 1 : -1;
             c = dense_begin(bias ? "bias_act" : "act", PERI_K_bias_act, dtype, rows, cols);
-            peri_k_bias_act_args b = {.bias = bias ? dense_numbers(&c, cols, dtype, low, 2) : NULL, .dtype = dtype, .act = act, .cols = cols};
+            peri_k_bias_act_args b = {.bias = bias ? dense_numbers(&c, cols, dtype, low, 2) : NULL, .dtype = dtype, .act = act,
+                                      .cols = cols};
             DENSE_OUT(&c, peri_k_bias_act_args, y, n, dtype, dense_numbers(&c, n, dtype, low, 2));
             dense_end(&c, &b, sizeof b, rows, visit, ctx);
             c = dense_begin("act_grad", PERI_K_act_grad, dtype, rows, cols);
@@ -160,7 +162,8 @@ static inline void dense_rows(int64_t rows, int64_t cols, int32_t dtype, dense_v
         if (cols == 0) break;
         c = dense_begin("layer_norm", PERI_K_layer_norm, dtype, rows, cols);
         peri_k_layer_norm_args l = {.x = dense_numbers(&c, n, dtype, -1, 3), .weight = affine ? dense_numbers(&c, cols, dtype, 0, 2) : NULL,
-                                    .bias = affine ? dense_numbers(&c, cols, dtype, -1, 1) : NULL, .dtype = dtype, .cols = cols, .eps = 1e-5};
+                                    .bias = affine ? dense_numbers(&c, cols, dtype, -1, 1) : NULL, .dtype = dtype, .cols = cols,
+                                    .eps = 1e-5};
         DENSE_OUT(&c, peri_k_layer_norm_args, y, n, dtype, NULL);
         DENSE_OUT(&c, peri_k_layer_norm_args, mean, rows, dtype, NULL);
         DENSE_OUT(&c, peri_k_layer_norm_args, rstd, rows, dtype, NULL);
@@ -183,8 +186,8 @@ static inline void dense_rows(int64_t rows, int64_t cols, int32_t dtype, dense_v
         DENSE_OUT(&c, peri_k_softmax_args, y, n, dtype, NULL);
         dense_end(&c, &s, sizeof s, rows, visit, ctx);
         c = dense_begin(log ? "log_softmax_grad" : "softmax_grad", PERI_K_softmax_grad, dtype, rows, cols);
-        peri_k_softmax_grad_args g = {.dy = dense_numbers(&c, n, dtype, -1, 1), .y = dense_numbers(&c, n, dtype, log ? -5 : 0, log ? -1 : 0.1),
-                                      .dtype = dtype, .log = log, .n = cols, .inner = 1};
+        peri_k_softmax_grad_args g = {.dy = dense_numbers(&c, n, dtype, -1, 1),
+                                      .y = dense_numbers(&c, n, dtype, log ? -5 : 0, log ? -1 : 0.1), .dtype = dtype, .log = log, .n = cols, .inner = 1};
         DENSE_OUT(&c, peri_k_softmax_grad_args, dx, n, dtype, NULL);
         c.tolerance = 1e-5;
         dense_end(&c, &g, sizeof g, rows, visit, ctx);
@@ -211,7 +214,8 @@ static inline void dense_sums(int64_t outer, int64_t n, int64_t inner, int64_t b
 {
     dense_case c = dense_begin("sum_dim", PERI_K_sum_dim, dtype, n, inner);
     int64_t blocks = n ? (n + block - 1) / block : 1, parts = (inner + PERI_SUM_COLUMNS - 1) / PERI_SUM_COLUMNS;
-    peri_k_sum_dim_args s = {.x = dense_numbers(&c, outer * n * inner, dtype, -1, 1), .dtype = dtype, .outer = outer, .n = n, .inner = inner,
+    peri_k_sum_dim_args s = {.x = dense_numbers(&c, outer * n * inner, dtype, -1, 1), .dtype = dtype, .outer = outer, .n = n,
+                             .inner = inner,
                              .block = block, .scale = 0.5};
     DENSE_OUT(&c, peri_k_sum_dim_args, dst, outer * blocks * inner, dtype, NULL);
     c.tolerance = 1e-5;
@@ -224,7 +228,8 @@ static inline void dense_interaction(int64_t batch, int64_t features, int64_t di
     dense_case c = dense_begin("interaction", PERI_K_interaction, dtype, features, dim);
     const void *dense = dense_numbers(&c, batch * (dim + pad), dtype, -1, 1);
     const void *sparse = dense_numbers(&c, batch * features * (dim + pad), dtype, -1, 1);
-    peri_k_interaction_args f = {.dense = dense, .sparse = sparse, .dtype = dtype, .features = features, .dim = dim, .dense_stride = dim + pad,
+    peri_k_interaction_args f = {.dense = dense, .sparse = sparse, .dtype = dtype, .features = features, .dim = dim,
+                                 .dense_stride = dim + pad,
                                  .sparse_stride = features * (dim + pad), .feature_stride = dim + pad};
     DENSE_OUT(&c, peri_k_interaction_args, y, batch * width, dtype, NULL);
     c.tolerance = 1e-5;
@@ -249,7 +254,8 @@ static inline void dense_optimizers(int64_t n, int32_t dtype, int32_t options, d
     bool one = options & 1, two = options & 2, maximize = options & 4;
     double decay = options & 8 ? 0.1 : 0;
     dense_case c = dense_begin("sgd", PERI_K_optim_sgd, dtype, n, options);
-    peri_k_optim_sgd_args sgd = {.g = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .maximize = maximize, .nesterov = two, .first = false,
+    peri_k_optim_sgd_args sgd = {.g = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .maximize = maximize, .nesterov = two,
+                                 .first = false,
                                  .lr = 0.1, .momentum = 0.9, .dampening = two ? 0 : 0.2, .weight_decay = decay};
     DENSE_OUT(&c, peri_k_optim_sgd_args, w, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
     if (one) DENSE_OUT(&c, peri_k_optim_sgd_args, momentum_buffer, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
@@ -261,7 +267,8 @@ static inline void dense_optimizers(int64_t n, int32_t dtype, int32_t options, d
     DENSE_OUT(&c, peri_k_optim_adagrad_args, sum, n, dtype, dense_numbers(&c, n, dtype, 0, 1));
     dense_end(&c, &adagrad, sizeof adagrad, n, visit, ctx);
     c = dense_begin("adam", PERI_K_optim_adam, dtype, n, options);
-    peri_k_optim_adam_args adam = {.g = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .maximize = maximize, .decoupled = two, .lr = 0.1,
+    peri_k_optim_adam_args adam = {.g = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .maximize = maximize, .decoupled = two,
+                                   .lr = 0.1,
                                    .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-3, .weight_decay = decay, .step_size = 0.2, .root = 0.3};
     DENSE_OUT(&c, peri_k_optim_adam_args, w, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
     DENSE_OUT(&c, peri_k_optim_adam_args, m, n, dtype, dense_numbers(&c, n, dtype, -1, 1));

@@ -49,7 +49,8 @@ static void run_case(const dense_case *c, const peri_kernels *k, int split, char
         for (size_t b = 0; b < GUARD + element; b++)
             if ((unsigned char)results[i][b] != 0xa5) fail_msg("%s, %s: output %d: written in front of it", c->name, k->isa, i);
         for (size_t b = 0; b < GUARD; b++)
-            if ((unsigned char)results[i][GUARD + element + bytes + b] != 0xa5) fail_msg("%s, %s: output %d: written behind it", c->name, k->isa, i);
+            if ((unsigned char)results[i][GUARD + element + bytes + b] != 0xa5) fail_msg("%s, %s: output %d: written behind it", c->name,
+                k->isa, i);
     }
 }
 
@@ -91,7 +92,8 @@ static void check_case(dense_case *c, void *ctx)
             run_case(c, k, split, again);
             for (int32_t o = 0; o < c->outs; o++) {
                 size_t bytes = (size_t)((c->out[o].n + 1) * dense_size(c->out[o].dtype)) + 2 * GUARD;
-                if (memcmp(got[o], again[o], bytes) != 0) fail_msg("%s, %s: output %d depends on how the range is split", c->name, isas[i], o);
+                if (memcmp(got[o], again[o], bytes) != 0) fail_msg("%s, %s: output %d depends on how the range is split", c->name,
+                    isas[i], o);
                 free(again[o]);
             }
         }
