@@ -3,8 +3,9 @@
  * kernels/route.h: moving ids to the ranks that own their rows, and pooled rows back.
  *
  * Words. A *feature* of the local input has `bags` consecutive bags (its batch). A *partition* is one feature cut by one table's row
- * boundaries into n_parts *streams*, each of which goes to one rank; a table that is not cut by rows has one stream, and a table that every rank holds has none: its ids are only checked. All streams together lie
- * in wire order: by destination rank, then by the destination's own order. `slot` of a bag in wire order = wire_bag[stream] + bag.
+ * boundaries into n_parts *streams*, each of which goes to one rank; a table that is not cut by rows has one stream, and a table that every
+ * rank holds has none: its ids are only checked. All streams together lie in wire order: by destination rank, then by the destination's own
+ * order. `slot` of a bag in wire order = wire_bag[stream] + bag.
  */
 #ifndef PERI_KERNELS_ROUTE_H
 #define PERI_KERNELS_ROUTE_H
@@ -35,8 +36,8 @@ typedef struct peri_k_route_report {
 } peri_k_route_report;
 
 /** lengths[wire_bag[stream] + bag] = number of ids of the bag in that stream's rows, for every partition and bag. Ids of -1 and ids out of
- *  range are in no stream. The latter are counted in reports[i], one report for each of the fixed blocks of PERI_ROUTE_BLOCK range indices, so that the first
- *  offender does not depend on the split. range: blocks of bags over all partitions. */
+ *  range are in no stream. The latter are counted in reports[i], one report for each of the fixed blocks of PERI_ROUTE_BLOCK range indices,
+ *  so that the first offender does not depend on the split. range: blocks of bags over all partitions. */
 enum { PERI_ROUTE_BLOCK = 4096 };
 typedef struct peri_k_route_count_args {
     const void *ids;        /* i64 or i32, the input's values */
@@ -107,8 +108,8 @@ typedef struct peri_k_route_combine_args {
     int32_t n_outputs;
 } peri_k_route_combine_args;
 
-/** The adjoint: piece[bag][c] = sum over rows b with bag(b) = bag, ascending, of scale * grad[b][column + c] / divisor (f32), for every piece of every
- *  output. range: outputs. */
+/** The adjoint: piece[bag][c] = sum over rows b with bag(b) = bag, ascending, of scale * grad[b][column + c] / divisor (f32), for every
+ *  piece of every output. range: outputs. */
 typedef struct peri_k_route_spread_args {
     const float *grad;
     int64_t stride, rows; /* of grad */

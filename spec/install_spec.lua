@@ -25,7 +25,8 @@ describe("an installation", function()
   end
 
   local function pkg_config(words)
-    return (shell.run(("PKG_CONFIG_PATH=%s/lib/pkgconfig PKG_CONFIG_SYSROOT_DIR=%s pkg-config %s"):format(prefix, root, words)):gsub("\n", " "))
+    local out = shell.run("pkg-config " .. words, { PKG_CONFIG_PATH = prefix .. "/lib/pkgconfig", PKG_CONFIG_SYSROOT_DIR = root })
+    return (out:gsub("\n", " "))
   end
 
   local program = [[

@@ -134,7 +134,8 @@ describe("setup.sh", function()
   end)
 
   it("sees to the package lists that the demonstration reads", function()
-    local function lists() return shell.run("sh runtime/gen/setup.sh --lists", { PATH = folder .. "/bin:/usr/bin:/bin", APT_LISTS = folder }) end
+    local env = { PATH = folder .. "/bin:/usr/bin:/bin", APT_LISTS = folder }
+    local function lists() return shell.run("sh runtime/gen/setup.sh --lists", env) end
     program("apt-get", "echo \"apt $*\"")
     program("id", "echo 1000")
     local out, status = lists()

@@ -46,7 +46,9 @@ M.Error = Error
 --- scope: open scope or nil; device: default device name; grad: recording; world: the joined world or nil; pause: how to wait;
 --- seed, parameters_drawn, dropouts_made: of the random numbers (nn/parameter.lua); first_sample: number, in the whole batch, of this
 --- rank's first sample (dropout).
-local state = { scope = false, device = "cpu", grad = true, world = false, seed = 0, parameters_drawn = 0, dropouts_made = 0, first_sample = 0 }
+local state = {
+  scope = false, device = "cpu", grad = true, world = false, seed = 0, parameters_drawn = 0, dropouts_made = 0, first_sample = 0,
+}
 M.state = state
 
 local function raise(status)
@@ -98,8 +100,8 @@ end
 
 --- Define a handle class over `struct <name>_ref { <name> *ptr; }`: returns wrap(ptr) -> handle, and the methods table.
 --- `release` is the C function that gives a reference up. A handle made inside a scope is released when the scope ends; one made outside
---- is released by the garbage collector; handle:release() does it at once. `meta` (optional) is the metatable; its __index, if it has one, must
---- look methods up itself.
+--- is released by the garbage collector; handle:release() does it at once. `meta` (optional) is the metatable; its __index, if it has one,
+--- must look methods up itself.
 function M.handle(name, methods, meta)
   local release_name = name .. "_release"
   local release = function(ptr) C[release_name](ptr) end

@@ -46,8 +46,8 @@ local function check_paths(collections, plan)
   end
   for path in util.ordered(plan.plan) do
     if not known[path] then
-      P.fail(("DistributedModelParallel: the plan names module '%s', which is no EmbeddingBagCollection of the model; those are: %s"):format(path,
-        table.concat(names, ", ")))
+      P.fail(("DistributedModelParallel: the plan names module '%s', which is no EmbeddingBagCollection of the model; "
+        .. "those are: %s"):format(path, table.concat(names, ", ")))
     end
   end
   for _, c in ipairs(collections) do
@@ -92,7 +92,8 @@ function DistributedModelParallel:init(args)
   for _, p in ipairs(replicas) do self._replicated[#self._replicated + 1] = p end
   self._own = shards -- of this rank only
   if a.init_data_parallel then self:_broadcast() end
-  self._reducer = #self._replicated > 0 and dist.Reducer { group = group, params = self._replicated, bucket_bytes = a.bucket_bytes } or false
+  self._reducer = #self._replicated > 0
+    and dist.Reducer { group = group, params = self._replicated, bucket_bytes = a.bucket_bytes } or false
 end
 
 --- Rank 0's dense parameters to all. Collective.

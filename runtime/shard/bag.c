@@ -30,7 +30,8 @@ static peri_status check_config(const peri_sharded_ebc_config *c)
         if (table->pooling != PERI_POOLING_SUM && table->pooling != PERI_POOLING_MEAN)
             return peri__fail(PERI_EINVAL, "%s: table '%s': pooling %d, allowed: sum, mean", f, table->name, table->pooling);
         if (table->compute_kernel != PERI_KERNEL_DENSE && table->compute_kernel != PERI_KERNEL_FUSED)
-            return peri__fail(PERI_EINVAL, "%s: table '%s': compute kernel %d, allowed: dense, fused", f, table->name, table->compute_kernel);
+            return peri__fail(PERI_EINVAL, "%s: table '%s': compute kernel %d, allowed: dense, fused", f, table->name,
+                              table->compute_kernel);
         if (table->compute_kernel == PERI_KERNEL_FUSED && (table->optimizer < 0 || table->optimizer >= c->n_optimizers))
             return peri__fail(PERI_EINVAL, "%s: table '%s': optimizer number %d, allowed: 0..%d", f, table->name, table->optimizer,
                               c->n_optimizers - 1);
@@ -91,7 +92,8 @@ static peri_status cut_tables(peri_sharded_ebc *e, const peri_sharded_ebc_config
         int32_t capacity = (int32_t)peri__max(from->n_ranks, e->world_size);
         to->shards = peri__alloc(sizeof *to->shards * (size_t)capacity);
         if (!to->shards) return PERI_ENOMEM;
-        peri_sharding sharding = {.type = from->sharding_type, .world_size = e->world_size, .local_size = c->local_size ? c->local_size : e->world_size,
+        peri_sharding sharding = {.type = from->sharding_type, .world_size = e->world_size,
+                                  .local_size = c->local_size ? c->local_size : e->world_size,
                                   .n_ranks = from->n_ranks, .ranks = from->ranks, .sizes = from->sizes, .table = from->name,
                                   .rows = from->rows, .cols = from->cols};
         PERI_TRY(peri_sharding_shards(&sharding, to->shards, capacity, &to->n_shards));
@@ -263,7 +265,8 @@ void peri_sharded_ebc_release(peri_sharded_ebc *e)
     peri__routes_free(e->routes);
     peri__home_release(e->home);
     peri__bag_layout_release(e->layout);
-    void *parts[] = {e->groups, e->tables, e->mean, e->features, e->feature_key, e->scratch, e->divisor, e->local, e->text, (void *)e->table_names,
+    void *parts[] = {e->groups, e->tables, e->mean, e->features, e->feature_key, e->scratch, e->divisor, e->local, e->text,
+                     (void *)e->table_names,
                      (void *)e->feature_names};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) peri__free(parts[i]);
     peri_group_release(e->group);

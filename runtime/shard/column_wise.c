@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * column_wise.c: blocks of columns, all rows each. ranks: one per block in column order, a rank may hold several; default all ranks. Blocks
- * are even, or of the given sizes. A block has a multiple of 4 columns (rows are read 16 bytes at a time), unless it is the only one. Unlike
- * TorchRec no rank of the plan is dropped silently: what does not divide is an error.
+ * are even, or of the given sizes. A block has a multiple of 4 columns (rows are read 16 bytes at a time), unless it is the only one.
+ * Unlike TorchRec no rank of the plan is dropped silently: what does not divide is an error.
  */
 #include "internal.h"
 
@@ -24,24 +24,26 @@ static peri_status shards(const peri_sharding *s, peri_shard *out, int32_t capac
     char text[160];
     int32_t count = s->n_ranks ? s->n_ranks : s->world_size;
     if (!s->sizes && count > 1 && (s->cols % count || s->cols / count % STEP))
-        return peri__fail(PERI_EINVAL,
-                          "table '%s': column_wise cannot cut %lld columns into %d even blocks of a multiple of %d, allowed numbers of ranks: %s",
-                          s->table, (long long)s->cols, count, STEP, allowed(s->cols, text, sizeof text));
+        return peri__fail(
+            PERI_EINVAL,
+            "table '%s': column_wise cannot cut %lld columns into %d even blocks of a multiple of %d, allowed numbers of ranks: %s",
+            s->table, (long long)s->cols, count, STEP, allowed(s->cols, text, sizeof text));
     int64_t at = 0;
     for (int32_t i = 0; i < count; i++) {
         int64_t cols = s->sizes ? s->sizes[i] : s->cols / count;
         if (cols < 1 || cols > s->cols - at || (count > 1 && cols % STEP))
-            return peri__fail(PERI_EINVAL,
-                              "table '%s': column_wise block %d of %lld columns starts at column %lld, allowed: positive multiples of %d that "
-                              "add up to %lld",
-                              s->table, i, (long long)cols, (long long)at, STEP, (long long)s->cols);
+            return peri__fail(
+                PERI_EINVAL,
+                "table '%s': column_wise block %d of %lld columns starts at column %lld, allowed: positive multiples of %d that "
+                "add up to %lld",
+                s->table, i, (long long)cols, (long long)at, STEP, (long long)s->cols);
         PERI_TRY(peri__shard_add(s, out, capacity, n,
                                  (peri_shard){.rows = s->rows, .col_offset = at, .cols = cols, .rank = s->n_ranks ? s->ranks[i] : i}));
         at += cols;
     }
     if (at != s->cols)
-        return peri__fail(PERI_EINVAL, "table '%s': column_wise blocks have %lld columns together, the table has %lld", s->table, (long long)at,
-                          (long long)s->cols);
+        return peri__fail(PERI_EINVAL, "table '%s': column_wise blocks have %lld columns together, the table has %lld", s->table,
+                          (long long)at, (long long)s->cols);
     return PERI_OK;
 }
 

@@ -29,7 +29,8 @@ typedef struct peri__input_dist {
 
 extern const peri__work_vtab peri__input_dist_vtab;
 
-/** offsets[n + 1] = complete cumulative sum of lengths[n] (i32 -> i64); @limit >= 0: lengths below 0 count as 0 and no offset exceeds it. */
+/** offsets[n + 1] = complete cumulative sum of lengths[n] (i32 -> i64); @limit >= 0: lengths below 0 count as 0 and no offset exceeds it.
+ *  */
 peri_status peri__complete_sum(peri_device *device, peri_tensor *lengths, int64_t limit, peri_tensor *offsets);
 
 #endif

@@ -30,8 +30,8 @@ static peri_status report_bad_id(const peri__input_dist *d, const peri_k_route_r
         int64_t bags = d->home->feature_bags[p->feature];
         if (index < bags)
             return peri__fail(PERI_ERANGE,
-                              "peri_sharded_ebc_input_dist: table '%s', feature '%s', sample %lld: id %lld at position %lld of the bag, allowed: "
-                              "0..%lld (-1: skipped); rank %d",
+                              "peri_sharded_ebc_input_dist: table '%s', feature '%s', sample %lld: id %lld at position %lld of the bag, "
+                              "allowed: 0..%lld (-1: skipped); rank %d",
                               e->table_names[p->table], e->feature_names[p->feature], (long long)index, (long long)r->id,
                               (long long)r->position, (long long)p->rows - 1, e->rank);
         index -= bags;
@@ -124,7 +124,8 @@ static peri_status pack(peri__input_dist *d)
                                    .bounds = peri__upload_at(&h->up, h->bounds), .wire_bag = peri__upload_at(&h->up, h->wire_bag),
                                    .cursor = peri__data(d->cursor), .out = peri__data(d->send[IDS]),
                                    .out_weights = e->weighted ? peri__data(d->send[WEIGHTS]) : NULL, .bags = h->bags,
-                                   .n_partitions = e->routes->n_partitions, .ids_i32 = d->values->dtype == PERI_I32, .out_i32 = e->wire_i32};
+                                   .n_partitions = e->routes->n_partitions, .ids_i32 = d->values->dtype == PERI_I32,
+                                   .out_i32 = e->wire_i32};
     PERI_TRY(PERI_LAUNCH(e->device, route_pack, &args, h->bags, 512));
     d->send[LENGTHS] = d->wire_lengths;
     d->wire_lengths = NULL;
@@ -189,11 +190,12 @@ static peri_status read_headers(peri__input_dist *d)
         }
         if ((uint64_t)head[HEAD_IDENTITY] != e->identity)
             return peri__fail(PERI_EMISMATCH,
-                              "peri_sharded_ebc_input_dist: rank %d runs another module or plan than rank %d (tables, features, shards and options "
-                              "must be equal on all ranks)",
+                              "peri_sharded_ebc_input_dist: rank %d runs another module or plan than rank %d (tables, features, shards and "
+                              "options must be equal on all ranks)",
                               s, e->rank);
         if (head[HEAD_KIND] != kind_of(d))
-            return peri__fail(PERI_EMISMATCH, "peri_sharded_ebc_input_dist: the input of rank %d is%s of variable batch, that of rank %d is%s", s,
+            return peri__fail(PERI_EMISMATCH,
+                              "peri_sharded_ebc_input_dist: the input of rank %d is%s of variable batch, that of rank %d is%s", s,
                               head[HEAD_KIND] & 2 ? "" : " not", e->rank, d->home->variable ? "" : " not");
         bool legal = head[HEAD_IDS] >= 0;
         for (int32_t i = 0; i < mine; i++) {
@@ -349,7 +351,8 @@ static peri_status check_input(peri_sharded_ebc *e, peri_kjt *kjt)
     if (!kjt) return peri__fail(PERI_EINVAL, "%s: no input", f);
     peri_kjt_describe(kjt, &desc);
     if (desc.device != e->device)
-        return peri__fail(PERI_EINVAL, "%s: the input is on %s, the module on %s", f, peri_device_name(desc.device), peri_device_name(e->device));
+        return peri__fail(PERI_EINVAL, "%s: the input is on %s, the module on %s", f, peri_device_name(desc.device),
+                          peri_device_name(e->device));
     if (desc.values_dtype != PERI_I64 && desc.values_dtype != PERI_I32)
         return peri__fail(PERI_EINVAL, "%s: ids are %s, allowed: i64, i32", f, peri_dtype_name(desc.values_dtype));
     if (desc.weighted != e->weighted)

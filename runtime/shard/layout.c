@@ -101,8 +101,8 @@ static peri_status add_outputs(const peri__routes *r, peri__home *h, int32_t ran
     for (int32_t i = 0; i < r->n_outputs; i++) {
         const peri__output *o = &r->outputs[i];
         peri_k_output k = {.column = o->column, .cols = o->cols, .first_piece = o->first_piece, .n_pieces = o->n_pieces,
-                           .first_bag = h->feature_first[o->feature], .inverse = inverse ? inverse[o->feature] : -1, .scaled = mean[o->table],
-                           .divisor = divisor[o->table]};
+                           .first_bag = h->feature_first[o->feature], .inverse = inverse ? inverse[o->feature] : -1,
+                           .scaled = mean[o->table], .divisor = divisor[o->table]};
         memcpy(h->up.host + h->outputs + (int64_t)sizeof k * i, &k, sizeof k);
         memcpy(h->up.host + h->output_bags + (int64_t)sizeof(int64_t) * i, &h->feature_bags[o->feature], sizeof(int64_t));
         for (int32_t p = o->first_piece; p < o->first_piece + o->n_pieces; p++) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * layout.h: the routes of one batch: the compiled plan with the numbers of bags filled in, as arrays in device memory. The home side follows from
- * this rank's input; the owner side from what the other ranks sent. Both stay the same from batch to batch as long as the batch sizes and
- * the order of the keys do, and are then used again.
+ * layout.h: the routes of one batch: the compiled plan with the numbers of bags filled in, as arrays in device memory. The home side
+ * follows from this rank's input; the owner side from what the other ranks sent. Both stay the same from batch to batch as long as the
+ * batch sizes and the order of the keys do, and are then used again.
  */
 #ifndef PERI_SHARD_LAYOUT_H
 #define PERI_SHARD_LAYOUT_H
@@ -44,8 +44,9 @@ typedef struct peri__home {
     bool variable;
 } peri__home;
 
-/** @first_bag, @bags: int64[n_features], by feature. @rows: output rows. @inverse: first entry of each feature in the inverse indices, int64[n_features]
- *  (variable batch), or NULL. @mean: bool[n_tables]; @divisor: double[n_tables], of the gradients on their way back. @out new. */
+/** @first_bag, @bags: int64[n_features], by feature. @rows: output rows. @inverse: first entry of each feature in the inverse indices,
+ *  int64[n_features] (variable batch), or NULL. @mean: bool[n_tables]; @divisor: double[n_tables], of the gradients on their way back. @out
+ *  new. */
 peri_status peri__home_new(const peri__routes *r, int32_t rank, const int64_t *first_bag, const int64_t *bags, int64_t rows,
                            const int64_t *inverse, const bool *mean, const double *divisor, peri_device *device, peri__home **out);
 void peri__home_release(peri__home *home);

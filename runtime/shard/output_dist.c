@@ -2,11 +2,13 @@
  *
  * output_dist.c: lookups of what arrived, pooled rows back to the ranks that asked, and the same way in reverse for gradients.
  *
- * The owner's buffer holds pooled rows as [own slots | replicas | rank 0's | rank 1's ...]: what belongs to this rank itself comes first and is
- * never sent. The home side's buffer holds what other ranks return. Gradients use two buffers of the same layouts, the other way round.
+ * The owner's buffer holds pooled rows as [own slots | replicas | rank 0's | rank 1's ...]: what belongs to this rank itself comes first
+ * and is never sent. The home side's buffer holds what other ranks return. Gradients use two buffers of the same layouts, the other way
+ * round.
  *
- * On the tape a batch is two nodes. The later one, `output_dist`, starts the exchange of the gradient in its backward; the earlier one, `lookup`,
- * waits for it in its own and updates the shards. Whatever was recorded between them is differentiated while the gradient travels.
+ * On the tape a batch is two nodes. The later one, `output_dist`, starts the exchange of the gradient in its backward; the earlier one,
+ * `lookup`, waits for it in its own and updates the shards. Whatever was recorded between them is differentiated while the gradient
+ * travels.
  */
 #include "exchange.h"
 
@@ -221,7 +223,8 @@ static peri_status output_backward(peri__node *node, peri_tensor *const *grad_ou
     return status;
 }
 
-static const peri__node_vtab output_node = {.name = "sharded output_dist", .collective = true, .backward = output_backward, .fini = node_fini};
+static const peri__node_vtab output_node = {
+    .name = "sharded output_dist", .collective = true, .backward = output_backward, .fini = node_fini};
 
 /* -- forward ------------------------------------------------------------------------------------------------------------------------- */
 
@@ -307,7 +310,8 @@ peri_status peri_sharded_ebc_output(peri_sharded_ebc *e, peri_work *output, peri
 {
     static const char *const f = "peri_sharded_ebc_output";
     output_dist *o = (output_dist *)output;
-    if (output->vtab != &output_vtab || o->batch->ebc != e) return peri__fail(PERI_EINVAL, "%s: this work is not an output_dist of this module", f);
+    if (output->vtab != &output_vtab || o->batch->ebc != e)
+        return peri__fail(PERI_EINVAL, "%s: this work is not an output_dist of this module", f);
     if (output->status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the output_dist is not complete; wait for it", f);
     if (o->used) return peri__fail(PERI_EINVAL, "%s: this output was already taken", f);
     batch *b = o->batch;

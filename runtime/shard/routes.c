@@ -218,8 +218,8 @@ out:
 void peri__routes_free(peri__routes *r)
 {
     if (!r) return;
-    void *parts[] = {r->partitions, r->streams, r->bounds, r->wire, r->rank_wire, r->slots, r->rank_slot, r->rank_cols, r->outputs, r->pieces,
-                     r->replicas};
+    void *parts[] = {r->partitions, r->streams,   r->bounds,  r->wire,   r->rank_wire, r->slots,
+                     r->rank_slot,  r->rank_cols, r->outputs, r->pieces, r->replicas};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) peri__free(parts[i]);
     peri__free(r);
 }

@@ -17,8 +17,9 @@ static peri_status shards(const peri_sharding *s, peri_shard *out, int32_t capac
                 return peri__fail(PERI_EINVAL, "table '%s': row_wise names rank %d twice, allowed: each rank once", s->table, rank);
         int64_t rows = s->sizes ? s->sizes[i] : peri__min(block, s->rows - at);
         if (rows < 0 || rows > s->rows - at)
-            return peri__fail(PERI_EINVAL, "table '%s': row_wise shard %d of %lld rows starts at row %lld, allowed: sizes that add up to %lld",
-                              s->table, i, (long long)rows, (long long)at, (long long)s->rows);
+            return peri__fail(PERI_EINVAL,
+                              "table '%s': row_wise shard %d of %lld rows starts at row %lld, allowed: sizes that add up to %lld", s->table,
+                              i, (long long)rows, (long long)at, (long long)s->rows);
         PERI_TRY(peri__shard_add(s, out, capacity, n, (peri_shard){.row_offset = at, .rows = rows, .cols = s->cols, .rank = rank}));
         at += rows;
     }

@@ -74,7 +74,8 @@ void peri__bags_fini(peri__bags *b);
 /** b->lengths or b->offsets, made if needed. Offsets made from unchecked lengths are clamped: monotone and within the values, always. */
 peri_status peri__bags_lengths(peri__bags *b);
 peri_status peri__bags_offsets(peri__bags *b);
-/** Queue the check (nothing to check if b->checked); offsets[bounds ? bounds[i] : i * step] for i in [0, n_bounds) will stand in the report after its header. */
+/** Queue the check (nothing to check if b->checked); offsets[bounds ? bounds[i] : i * step] for i in [0, n_bounds) will stand in the report
+ *  after its header. */
 peri_status peri__bags_post(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds);
 /** Judge the report, which has arrived; @text names bags. Sets longest and checked. The report stays for the caller to read and return. */
 peri_status peri__bags_judge(peri__bags *b, const char *function, peri__bag_text_fn text, const void *owner);

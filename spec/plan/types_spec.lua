@@ -18,7 +18,8 @@ describe("geometry", function()
     assert.same({ 1, 1, 1, 0 }, rows_of(plan.row_wise():shards(config(3, 4), world(4))))
     assert.same({ 4, 4, 4, 4 }, rows_of(plan.row_wise():shards(config(16, 4), world(4))))
     local s = plan.row_wise { ranks = { 2, 0 }, sizes = { 7, 3 } }:shards(config(10, 4), world(3))
-    assert.same({ { rank = 2, row_offset = 0, rows = 7, col_offset = 0, cols = 4 }, { rank = 0, row_offset = 7, rows = 3, col_offset = 0, cols = 4 } }, s)
+    assert.same({ { rank = 2, row_offset = 0, rows = 7, col_offset = 0, cols = 4 },
+      { rank = 0, row_offset = 7, rows = 3, col_offset = 0, cols = 4 } }, s)
   end)
 
   it("cuts columns, several blocks to a rank", function()
@@ -44,11 +45,13 @@ describe("geometry", function()
       for _, t in ipairs(case.tables or {}) do
         if plan.ShardingType[t.sharding_type:upper()] and #t.shards > 0 then
           local ranks = t.sharding_type ~= "row_wise" and t.ranks or nil
-          local got = plan.ParameterSharding { sharding_type = t.sharding_type, ranks = ranks }:shards(config(t.num_embeddings, t.embedding_dim, t.name), world(case.world_size))
+          local got = plan.ParameterSharding { sharding_type = t.sharding_type,
+            ranks = ranks }:shards(config(t.num_embeddings, t.embedding_dim, t.name), world(case.world_size))
           assert.equal(#t.shards, #got, name .. " " .. t.name)
           for i, s in ipairs(t.shards) do
             seen = seen + 1
-            assert.same({ rank = s.rank, row_offset = s.offsets[1], rows = s.sizes[1], col_offset = s.offsets[2], cols = s.sizes[2] }, got[i], name .. " " .. t.name)
+            assert.same({ rank = s.rank, row_offset = s.offsets[1], rows = s.sizes[1], col_offset = s.offsets[2], cols = s.sizes[2] },
+              got[i], name .. " " .. t.name)
           end
         end
       end
@@ -67,21 +70,28 @@ describe("a plan", function()
     assert.error_matches(function() plan.EmbeddingModuleShardingPlan { users = plan.row_wise() }:validate(configs, world(2), "ebc") end,
       "module 'ebc': table 'items' is not in the plan; planned tables: users")
     assert.error_matches(function()
-      plan.EmbeddingModuleShardingPlan { users = plan.row_wise(), items = plan.row_wise(), other = plan.row_wise() }:validate(configs, world(2))
+      plan.EmbeddingModuleShardingPlan { users = plan.row_wise(), items = plan.row_wise(), other = plan.row_wise() }:validate(configs,
+        world(2))
     end, "table 'other', which does not exist; tables: items, users")
   end)
 
   for _, case in ipairs {
     { "a rank outside", function() return plan.table_wise(2) end, "table 't' %(table_wise%): rank 2 does not exist, allowed: 0%.%.1" },
     { "a rank below", function() return plan.table_wise(-1) end, "rank %-1 does not exist" },
-    { "two ranks for one", function() return plan.ParameterSharding { sharding_type = "table_wise", ranks = { 0, 1 } } end, "lives on one rank, the plan names 2" },
+    { "two ranks for one", function() return plan.ParameterSharding { sharding_type = "table_wise", ranks = { 0, 1 } } end,
+      "lives on one rank, the plan names 2" },
     { "a rank twice", function() return plan.row_wise { ranks = { 0, 0 } } end, "names rank 0 twice" },
-    { "rows that do not add up", function() return plan.row_wise { ranks = { 0, 1 }, sizes = { 3, 3 } } end, "6 rows together, the table has 12" },
+    { "rows that do not add up", function() return plan.row_wise { ranks = { 0, 1 }, sizes = { 3, 3 } } end,
+      "6 rows together, the table has 12" },
     { "too many rows", function() return plan.row_wise { ranks = { 0, 1 }, sizes = { 3, 13 } } end, "shard 1 of 13 rows starts at row 3" },
-    { "columns that do not divide", function() return plan.column_wise { ranks = { 0, 1, 0 } } end, "cannot cut 16 columns into 3 even blocks.*allowed numbers of ranks: 1, 2, 4" },
-    { "columns of an odd width", function() return plan.column_wise { ranks = { 0, 1 }, sizes = { 6, 10 } } end, "block 0 of 6 columns.*multiples of 4" },
-    { "columns that do not add up", function() return plan.column_wise { ranks = { 0, 1 }, sizes = { 4, 8 } } end, "12 columns together, the table has 16" },
-    { "some ranks of all", function() return plan.ParameterSharding { sharding_type = "data_parallel", ranks = { 1 } } end, "lives on all 2 ranks" },
+    { "columns that do not divide", function() return plan.column_wise { ranks = { 0, 1, 0 } } end,
+      "cannot cut 16 columns into 3 even blocks.*allowed numbers of ranks: 1, 2, 4" },
+    { "columns of an odd width", function() return plan.column_wise { ranks = { 0, 1 }, sizes = { 6, 10 } } end,
+      "block 0 of 6 columns.*multiples of 4" },
+    { "columns that do not add up", function() return plan.column_wise { ranks = { 0, 1 }, sizes = { 4, 8 } } end,
+      "12 columns together, the table has 16" },
+    { "some ranks of all", function() return plan.ParameterSharding { sharding_type = "data_parallel", ranks = { 1 } } end,
+      "lives on all 2 ranks" },
   } do
     it("names " .. case[1], function()
       assert.error_matches(function() case[2]():shards(config(12, 16), world(2)) end, case[3])
@@ -115,17 +125,21 @@ describe("a plan", function()
     assert.error_matches(function() plan.load(path, world(1)) end, "returns a number, wanted a ShardingPlan")
     os.remove(path)
     assert.error_matches(function() plan.load(path, world(1)) end, "cannot open")
-    assert.error_matches(function() plan.ShardingPlan { ebc = plan.row_wise() } end, "module 'ebc' has a table, wanted an EmbeddingModuleShardingPlan")
-    assert.error_matches(function() plan.ShardingPlan { ebc = { t = "row_wise" } } end, "table 't' has a string, wanted a ParameterSharding")
+    assert.error_matches(function() plan.ShardingPlan { ebc = plan.row_wise() } end,
+      "module 'ebc' has a table, wanted an EmbeddingModuleShardingPlan")
+    assert.error_matches(function() plan.ShardingPlan { ebc = { t = "row_wise" } } end,
+      "table 't' has a string, wanted a ParameterSharding")
   end)
 
   it("prints itself in a fixed order", function()
     local p = plan.ShardingPlan { ["a.ebc"] = { users = plan.table_wise(3), items = plan.column_wise { ranks = { 0, 1 } } } }
-    assert.equal("module: a.ebc\n  items                    column_wise fused ranks 0,1\n  users                    table_wise fused ranks 3", tostring(p))
+    assert.equal("module: a.ebc\n  items                    column_wise fused ranks 0,1\n"
+      .. "  users                    table_wise fused ranks 3", tostring(p))
   end)
 
   it("can be made by size", function()
-    local p = plan.table_wise_by_size({ ebc = { config(10, 8, "a"), config(100, 8, "b"), config(60, 8, "c"), config(50, 8, "d") } }, world(2))
+    local p = plan.table_wise_by_size({ ebc = { config(10, 8, "a"), config(100, 8, "b"), config(60, 8, "c"), config(50, 8, "d") } },
+      world(2))
     local ranks = {}
     for name, s in peri.util.ordered(p.plan.ebc.tables) do ranks[#ranks + 1] = name .. s.ranks[1] end
     assert.same({ "a0", "b0", "c1", "d1" }, ranks)

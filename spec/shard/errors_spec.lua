@@ -38,7 +38,8 @@ end
 for _, device in ipairs { "cpu", "opaque" } do
   describe("bad ids on " .. device, function()
     for _, case in ipairs {
-      { "above", { { 3 }, { 1, 10, 2 } }, { { 0 }, {} }, "table 'users', feature 'u', sample 1: id 10 at position 1 of the bag, allowed: 0..9 (-1: skipped); rank 1" },
+      { "above", { { 3 }, { 1, 10, 2 } }, { { 0 }, {} },
+        "table 'users', feature 'u', sample 1: id 10 at position 1 of the bag, allowed: 0..9 (-1: skipped); rank 1" },
       { "below", { { 3 }, { 1 } }, { { -2 }, {} }, "table 'items', feature 'i', sample 0: id -2 at position 0 of the bag, allowed: 0..19" },
       { "of another table of the feature", { { 3 }, {} }, { { 20 }, {} }, "table 'items', feature 'i', sample 0: id 20" },
     } do
@@ -97,7 +98,8 @@ describe("wrong input", function()
     fails(function() return kjt({ { 1 } }, { { 2 } }) end, "the input has no weights, the module is weighted", { is_weighted = true })
   end)
   it("is on another device", function()
-    fails(function() return peri.KeyedJaggedTensor { keys = { "u", "i" }, values = { 1, 2 }, lengths = { 1, 1 }, stride = 1, device = "opaque" } end,
+    fails(function() return peri.KeyedJaggedTensor { keys = { "u", "i" }, values = { 1, 2 }, lengths = { 1, 1 }, stride = 1,
+      device = "opaque" } end,
       "the input is on opaque, the module on cpu")
   end)
   it("has ids of a wrong type", function()
@@ -128,11 +130,13 @@ describe("ranks that disagree", function()
       local ebc = make(world, { plan = { users = plan.row_wise(), items = plan.table_wise(rank) } })
       ebc:forward(kjt({ { 1 } }, { { 2 } })):wait()
     end)
-    for r = 1, 2 do assert.is_truthy(got[r] and (got[r]:find "another module or plan" or got[r]:find "mismatch" or got[r]:find "all_to_all"), tostring(got[r])) end
+    for r = 1, 2 do assert.is_truthy(got[r]
+      and (got[r]:find "another module or plan" or got[r]:find "mismatch" or got[r]:find "all_to_all"), tostring(got[r])) end
   end)
   it("about the pooling", function()
     local got = messages(2, function(rank, world)
-      local own = { peri.EmbeddingBagConfig { name = "users", num_embeddings = 10, embedding_dim = 4, feature_names = { "u" }, pooling = rank == 0 and "SUM" or "MEAN" }, tables[2] }
+      local own = { peri.EmbeddingBagConfig { name = "users", num_embeddings = 10, embedding_dim = 4, feature_names = { "u" },
+        pooling = rank == 0 and "SUM" or "MEAN" }, tables[2] }
       make(world, { tables = own }):forward(kjt({ { 1 } }, { { 2 } })):wait()
     end)
     for r = 1, 2 do assert.is_truthy(got[r] and got[r]:find "another module or plan", tostring(got[r])) end
@@ -154,11 +158,13 @@ describe("a wrong configuration", function()
   it("plans for a rank that is not there", function()
     fails({ plan = { users = plan.table_wise(1), items = plan.row_wise() } }, "table 'users'.*rank 1 does not exist, allowed: 0%.%.0")
   end)
-  it("has two tables of one name", function() fails({ tables = { tables[1], tables[1] }, plan = { users = plan.row_wise() } }, "two tables are called 'users'") end)
+  it("has two tables of one name",
+    function() fails({ tables = { tables[1], tables[1] }, plan = { users = plan.row_wise() } }, "two tables are called 'users'") end)
   it("has fused tables but no optimizer", function()
     sim.run(1, function(_, world)
       assert.error_matches(function()
-        peri.shard.ShardedEmbeddingBagCollection { tables = tables, group = world, plan = { users = plan.row_wise(), items = plan.row_wise() } }
+        peri.shard.ShardedEmbeddingBagCollection { tables = tables, group = world,
+          plan = { users = plan.row_wise(), items = plan.row_wise() } }
       end, "table 'users' has compute_kernel 'fused' but no optimizer")
     end)
   end)

@@ -51,7 +51,8 @@ local function make(case, world, device)
   local tables, entries, own = {}, {}, {}
   for i, t in ipairs(case.tables) do
     tables[i] = peri.EmbeddingBagConfig {
-      name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim, feature_names = t.feature_names, pooling = t.pooling,
+      name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim, feature_names = t.feature_names,
+      pooling = t.pooling,
     }
     local placed = t.sharding_type == "table_wise" or t.sharding_type == "column_wise"
     entries[t.name] = plan.ParameterSharding {

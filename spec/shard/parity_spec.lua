@@ -1,7 +1,7 @@
--- The parity law: however a collection is sharded, over however many ranks, outputs and updated weights are those of the unsharded tables on
--- the concatenated batch, here computed in doubles by spec/support/tbe_reference.lua. Batches differ between ranks, and some are empty.
--- One exception, as in TorchRec: row-wise optimizers keep one state per column block under column-wise sharding; there the reference is
--- the table cut into blocks.
+-- The parity law: however a collection is sharded, over however many ranks, outputs and updated weights are those of the unsharded tables
+-- on the concatenated batch, here computed in doubles by spec/support/tbe_reference.lua. Batches differ between ranks, and some are empty.
+-- One exception, as in TorchRec: row-wise optimizers keep one state per column block under column-wise sharding; there the reference is the
+-- table cut into blocks.
 local peri = require "perilune"
 local reference = require "spec.support.tbe_reference"
 local golden = require "spec.support.golden"
@@ -132,7 +132,8 @@ local function stream(ranks, tables, columns, weighted)
     for _, f in ipairs(t.features) do
       for k, x in ipairs(tables) do
         if x.config == i then
-          input.blocks[#input.blocks + 1] = { table = k, first_bag = first[f], bags = rows, out_offset = column + x.column, out_stride = columns }
+          input.blocks[#input.blocks + 1] = { table = k, first_bag = first[f], bags = rows, out_offset = column + x.column,
+            out_stride = columns }
         end
       end
       column = column + t.cols
@@ -170,7 +171,8 @@ end
 local function make(kind, optimizer, weighted, world, device, n)
   local tables, entries, params = {}, {}, { optimizer = optimizer.kind }
   for i, t in ipairs(configs) do
-    tables[i] = peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.rows, embedding_dim = t.cols, feature_names = t.features, pooling = t.pooling }
+    tables[i] = peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.rows, embedding_dim = t.cols, feature_names = t.features,
+      pooling = t.pooling }
     entries[t.name] = kinds[kind](i, t, n)
   end
   for key, value in peri.util.ordered(optimizer) do

@@ -234,7 +234,8 @@ static void test_rows(void **unused)
             combine.out = pooled[i > 0];
             memset(combine.out, 0, sizeof *pooled);
             run(k->fn[PERI_K_route_combine], &combine, ROWS);
-            if (i && memcmp(pooled[0], pooled[1], sizeof *pooled) != 0) fail_msg("combine of %s differs from ref in round %d", isas[i], round);
+            if (i && memcmp(pooled[0], pooled[1], sizeof *pooled) != 0)
+                fail_msg("combine of %s differs from ref in round %d", isas[i], round);
             memset(x, 0, sizeof want);
             spread.sent = x[0];
             spread.own = x[1];
@@ -254,8 +255,9 @@ static void test_adjoint(void **unused)
     for (int i = 0; i < 24; i++) g[i] = (float)(i % 9) - 4;
     float scale[] = {1, 2, 4, 1};
     int64_t inverse[] = {0, 1, 0, 1}, bags[] = {2, 2};
-    peri_k_output outputs[] = {{.column = 0, .cols = 4, .first_piece = 0, .n_pieces = 2, .inverse = 0, .scaled = 1, .divisor = 1},
-                               {.column = 4, .cols = 2, .first_piece = 2, .n_pieces = 1, .first_bag = 2, .inverse = 0, .scaled = 1, .divisor = 1}};
+    peri_k_output outputs[] = {
+        {.column = 0, .cols = 4, .first_piece = 0, .n_pieces = 2, .inverse = 0, .scaled = 1, .divisor = 1},
+        {.column = 4, .cols = 2, .first_piece = 2, .n_pieces = 1, .first_bag = 2, .inverse = 0, .scaled = 1, .divisor = 1}};
     peri_k_piece pieces[] = {{.offset = 0}, {.offset = 8, .own = 1}, {.offset = 8}};
     memset(back, 0, sizeof back);
     peri_k_route_combine_args combine = {.out = out, .stride = 6, .received = x[0], .own = x[1], .outputs = outputs, .pieces = pieces,

@@ -11,7 +11,8 @@ local function clean_headers(ctx)
         n = n + 1
         -- What only one of C and Lua sees may differ between them.
         local one_sided = line:match "PERI_CDEF_PASS" and not path:match "/base%.h$" and "a condition on PERI_CDEF_PASS"
-        local why = one_sided or line:match "^%s*#%s*define%s+[%w_]+%(" and "a macro with arguments" or line:match "inline" and "an inline function"
+        local why = one_sided or line:match "^%s*#%s*define%s+[%w_]+%(" and "a macro with arguments"
+          or line:match "inline" and "an inline function"
           or line:match "^%s+[%w_ ]+%s:%s*%d+;" and "a bit-field" or line:match "%(%s*%*%s*[%w_]*%s*%)%s*%(" and "a function pointer"
         if why then complaints[#complaints + 1] = ("%s:%d: %s: %s"):format(path, n, why, line) end
       end

@@ -2,8 +2,10 @@
 
 -- C: folders of runtime, and which layer a public header belongs to.
 local level = { base = 0, plugin = 1, kernels = 1, tensor = 2, comm = 3, embed = 4, shard = 5, io = 6, host = 7 }
-local public = { base = 0, device = 2, tensor = 2, ops = 2, optim = 2, jagged = 2, comm = 3, embed = 4, shard = 5, io = 6, perilune = 6,
-  host = 7 }
+local public = {
+  base = 0, device = 2, tensor = 2, ops = 2, optim = 2, jagged = 2, sparse = 2, comm = 3, embed = 4, shard = 5, io = 6, perilune = 6,
+    host = 7,
+}
 -- Headers of foreign libraries and who may know them.
 local foreign = {
   ["mpi.h"] = "^runtime/backends/mpi", ["cblas.h"] = "^runtime/backends/cpu", ["lua.h"] = "^runtime/host/",
@@ -48,7 +50,8 @@ local function angled(path, line, complaints, where)
   elseif noun then
     local own = path:match "^runtime/include/perilune/(%w+)%.h$"
     local from = own and public[own] or level[layer]
-    if public[noun] > from then complain(("it belongs to a layer above %s"):format(own or layer)) end
+    if not from then complain "a public header without a layer (tests/lint/layers.lua) includes it"
+    elseif public[noun] > from then complain(("it belongs to a layer above %s"):format(own or layer)) end
   elseif foreign[target] and not path:match(foreign[target]) then
     complain("only " .. foreign[target]:gsub("%^", "") .. "* knows this library")
   end
@@ -70,8 +73,8 @@ end
 
 -- Lua: the first name after "perilune.".
 local rank = {
-  util = 0, cdef = 0, launcher = 0, ffi = 1, progress = 2, tensor = 2, jagged = 3, nn = 4, dist = 4, data = 4, embed = 5, plan = 6, shard = 7, model = 8,
-  pipeline = 9, checkpoint = 10, launch = 11, cli = 12,
+  util = 0, cdef = 0, launcher = 0, ffi = 1, progress = 2, tensor = 2, jagged = 3, nn = 4, dist = 4, data = 4, embed = 5, plan = 6,
+  shard = 7, model = 8, pipeline = 9, checkpoint = 10, launch = 11, cli = 12,
 }
 
 local function lua_requires(ctx)

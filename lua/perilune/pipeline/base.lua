@@ -10,10 +10,12 @@ local util = require "perilune.util"
 
 local TrainPipelineBase = util.class "TrainPipelineBase"
 
---- model: a DistributedModelParallel or nn.Module; optimizer: of the dense part, or nil; device: where batches are moved (default: they stay);
---- schedule: a function(step) called before each step (learning rates).
+--- model: a DistributedModelParallel or nn.Module; optimizer: of the dense part, or nil; device: where batches are moved (default: they
+--- stay); schedule: a function(step) called before each step (learning rates).
 function TrainPipelineBase:init(args)
-  local a = util.named("TrainPipelineBase", args, { model = util.required, optimizer = util.optional, device = util.optional, schedule = util.optional })
+  local a = util.named("TrainPipelineBase", args, {
+    model = util.required, optimizer = util.optional, device = util.optional, schedule = util.optional,
+  })
   self.model, self.optimizer, self.device, self.schedule = a.model, a.optimizer or false, a.device or false, a.schedule or false
   self.steps = 0
   self._next = false    -- the batch that follows, already on the device

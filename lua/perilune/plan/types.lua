@@ -57,7 +57,9 @@ function ParameterSharding:init(args)
     local list = a[name]
     if list ~= nil and type(list) ~= "table" then fail("ParameterSharding: %s is a %s, wanted a list of numbers", name, type(list)) end
     for i, x in ipairs(list or {}) do
-      if type(x) ~= "number" or x ~= math.floor(x) then fail("ParameterSharding: %s[%d] is %s, wanted a whole number", name, i, tostring(x)) end
+      if type(x) ~= "number" or x ~= math.floor(x) then
+        fail("ParameterSharding: %s[%d] is %s, wanted a whole number", name, i, tostring(x))
+      end
     end
     self[name] = list or false
   end
@@ -109,13 +111,17 @@ end
 --- Blocks of rows over all ranks, or over options.ranks (with options.sizes rows each).
 function M.row_wise(options)
   options = options or {}
-  return ParameterSharding { sharding_type = "row_wise", ranks = options.ranks, sizes = options.sizes, compute_kernel = options.compute_kernel }
+  return ParameterSharding {
+    sharding_type = "row_wise", ranks = options.ranks, sizes = options.sizes, compute_kernel = options.compute_kernel,
+  }
 end
 
 --- Blocks of columns over all ranks, or over options.ranks (with options.sizes columns each).
 function M.column_wise(options)
   options = options or {}
-  return ParameterSharding { sharding_type = "column_wise", ranks = options.ranks, sizes = options.sizes, compute_kernel = options.compute_kernel }
+  return ParameterSharding {
+    sharding_type = "column_wise", ranks = options.ranks, sizes = options.sizes, compute_kernel = options.compute_kernel,
+  }
 end
 
 --- A replica on every rank. compute_kernel "dense" (default): the dense optimizer trains it, as TorchRec does; "fused": the module's own

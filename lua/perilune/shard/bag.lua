@@ -195,8 +195,8 @@ end
 
 local piece = ffi.new "peri_local_shard"
 
---- The pieces of tables on this rank: a list of { table = name, rank, row_offset, rows, col_offset, cols, dense, replica, state = function(name) },
---- state("weight") and so on give live views.
+--- The pieces of tables on this rank: a list of { table = name, rank, row_offset, rows, col_offset, cols, dense, replica, state =
+--- function(name) }, state("weight") and so on give live views.
 function ShardedEmbeddingBagCollection:local_shards()
   local list, ref = {}, self._ref
   for i = 1, C.peri_sharded_ebc_local_shards(ref.ptr) do

@@ -73,13 +73,15 @@ PERI_API peri_status peri_op_stack(peri_tensor *const *tensors, int32_t n, int32
 PERI_API peri_status peri_op_sum(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, peri_tensor **out);
 /** The sum divided by the number of elements. */
 PERI_API peri_status peri_op_mean(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, peri_tensor **out);
-/** The largest element along @dim, which must not be empty, and its place (i64; @indices may be NULL). The first of equals gets the gradient. */
+/** The largest element along @dim, which must not be empty, and its place (i64; @indices may be NULL). The first of equals gets the
+ *  gradient. */
 PERI_API peri_status peri_op_max(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices);
 PERI_API peri_status peri_op_softmax(peri_tensor *x, int32_t dim, peri_tensor **out);
 PERI_API peri_status peri_op_log_softmax(peri_tensor *x, int32_t dim, peri_tensor **out);
 /** Normalise over the last @dims dimensions (1..ndim): (x - mean) / sqrt(variance + eps) * weight + bias; @weight and @bias have the shape
  *  of those dimensions, or are NULL. */
-PERI_API peri_status peri_op_layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight, peri_tensor *bias, double eps, peri_tensor **out);
+PERI_API peri_status peri_op_layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight, peri_tensor *bias, double eps,
+                                        peri_tensor **out);
 
 /* -- dropout ------------------------------------------------------------------------------------------------------------------- */
 

@@ -82,23 +82,25 @@ typedef struct peri_sharded_ebc_config {
     bool gradient_division; /* gradients that come back are divided by the size of the group (mean over ranks), as TorchRec's default */
 } peri_sharded_ebc_config;
 
-/** Allocate and initialise this rank's shards. Collective: all members with the same configuration and plan (checked with the first exchange).
- *  Does not communicate. Errors name the table. @out new. */
+/** Allocate and initialise this rank's shards. Collective: all members with the same configuration and plan (checked with the first
+ *  exchange). Does not communicate. Errors name the table. @out new. */
 PERI_API peri_status peri_sharded_ebc_new(const peri_sharded_ebc_config *config, peri_sharded_ebc **out);
+/** Add a reference. */
 PERI_API void peri_sharded_ebc_retain(peri_sharded_ebc *ebc);
+/** Give up a reference; NULL is fine. Local. */
 PERI_API void peri_sharded_ebc_release(peri_sharded_ebc *ebc);
 /** Columns of the output: feature after feature of each table in the module's order, whatever the plan. */
 PERI_API int64_t peri_sharded_ebc_columns(const peri_sharded_ebc *ebc);
 
-/** Send the ids of @kjt to the ranks that own their rows. Posts and returns; advance it with peri_work_test. Needs every feature of the module
- *  among the keys of @kjt, in any order; ids out of range are an error that names table, feature, sample and id, on this rank, and poisons
- *  the group. Collective. @kjt retained. @out new. */
+/** Send the ids of @kjt to the ranks that own their rows. Posts and returns; advance it with peri_work_test. Needs every feature of the
+ *  module among the keys of @kjt, in any order; ids out of range are an error that names table, feature, sample and id, on this rank, and
+ *  poisons the group. Collective. @kjt retained. @out new. */
 PERI_API peri_status peri_sharded_ebc_input_dist(peri_sharded_ebc *ebc, peri_kjt *kjt, peri_work **out);
-/** Look up what arrived and send the pooled rows back. @dist is a complete work of peri_sharded_ebc_input_dist, used once; posts and returns.
- *  Collective. @out new. */
+/** Look up what arrived and send the pooled rows back. @dist is a complete work of peri_sharded_ebc_input_dist, used once; posts and
+ *  returns. Collective. @out new. */
 PERI_API peri_status peri_sharded_ebc_compute_and_output_dist(peri_sharded_ebc *ebc, peri_work *dist, peri_work **out);
-/** The pooled rows [batch, columns] of a complete work of peri_sharded_ebc_compute_and_output_dist, used once. Recorded on the tape when gradients
- *  were on at the lookup: the backward pass exchanges the gradient and updates the shards. Local. @out new. */
+/** The pooled rows [batch, columns] of a complete work of peri_sharded_ebc_compute_and_output_dist, used once. Recorded on the tape when
+ *  gradients were on at the lookup: the backward pass exchanges the gradient and updates the shards. Local. @out new. */
 PERI_API peri_status peri_sharded_ebc_output(peri_sharded_ebc *ebc, peri_work *output, peri_tensor **out);
 
 /** A piece of a table that lives on this rank: a shard, or a whole replica. */
