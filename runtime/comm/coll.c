@@ -130,17 +130,24 @@ static peri_status post(coll_work *w)
     return PERI_OK;
 }
 
+/** Later work on the tensor's home, the end of its memory included, comes after @event. */
+static peri_status join_home(coll_work *w, const peri_tensor *t, peri_event *event)
+{
+    peri_status status = peri_stream_wait(t->storage->home, event);
+    if (status < 0) peri_stream_synchronize(w->stage->stream); /* nothing else orders the copy before the end of its memory */
+    return status;
+}
+
 /** The transport has the result in the host buffer: queue its copy to the device. */
 static peri_status copy_in(coll_work *w)
 {
-    peri_tensor *t = w->recv;
     peri_device *device = w->stage->device;
     if (w->in_bytes > 0) {
-        PERI_TRY(device->vtab->copy(device->ctx, w->stage->stream->ctx, peri__data(t), w->in->data, w->in_bytes, PERI_COPY_H2D_PINNED));
+        void *data = peri__data(w->recv);
+        PERI_TRY(device->vtab->copy(device->ctx, w->stage->stream->ctx, data, w->in->data, w->in_bytes, PERI_COPY_H2D_PINNED));
         PERI_TRY(peri_event_record(w->in->event, w->stage->stream));
-        PERI_TRY(peri_stream_wait(w->base.stream, w->in->event));
-        /* The tensor may be released as soon as the work is done: its home must know of the copy too. */
-        if (t->storage->home != w->base.stream) PERI_TRY(peri_stream_wait(t->storage->home, w->in->event));
+        PERI_TRY(join_home(w, w->recv, w->in->event));
+        if (w->recv->storage->home != w->base.stream) PERI_TRY(peri_stream_wait(w->base.stream, w->in->event));
     }
     peri__stage_put(w->stage, w->in, w->in_bytes > 0);
     w->in = NULL;
@@ -167,7 +174,8 @@ static peri_status coll_step(peri_work *base)
     coll_work *w = (coll_work *)base;
     peri__comm *comm = base->group->comm;
     if (w->phase == COPY_OUT) {
-        peri_status status = w->out ? peri_event_query(w->out->event) : PERI_OK;
+        peri_status status = peri__group_check("peri_coll", base->group);
+        if (status >= 0 && w->out) status = peri_event_query(w->out->event);
         if (status < 0) return fail(w, status);
         comm->events++; /* a device that has not finished yet will: polling it is a step forward */
         if (status == PERI_PENDING) return PERI_PENDING;
@@ -187,9 +195,10 @@ static peri_status coll_settle(peri_work *base)
     if (w->request && base->group->comm->vtab->drop(w->request) == PERI_PENDING) return PERI_PENDING;
     w->request = NULL;
     if (w->stage) {
-        /* A failed work's copy out may still be running. */
+        /* Copies of a failed work may still be running. */
+        if (base->status < 0 && w->out) join_home(w, w->send ? w->send : w->recv, w->out->event);
         peri__stage_put(w->stage, w->out, base->status < 0);
-        peri__stage_put(w->stage, w->in, false);
+        peri__stage_put(w->stage, w->in, base->status < 0);
     }
     w->out = w->in = NULL;
     peri_tensor_release(w->send);
@@ -217,11 +226,10 @@ static peri_status copy_out(coll_work *w)
     PERI_TRY(peri_stream_wait(stage->stream, w->in->event));
     if (w->out_bytes == 0) return PERI_OK;
     PERI_TRY(peri__stage_get(stage, w->out_bytes, &w->out));
+    /* The work keeps the tensor until this copy has run, so its home need not wait. */
     const peri_tensor *from = w->send ? w->send : w->recv;
     PERI_TRY(device->vtab->copy(device->ctx, stage->stream->ctx, w->out->data, peri__data(from), w->out_bytes, PERI_COPY_D2H));
-    PERI_TRY(peri_event_record(w->out->event, stage->stream));
-    if (from->storage->home != w->base.stream) PERI_TRY(peri_stream_wait(from->storage->home, w->out->event));
-    return PERI_OK;
+    return peri_event_record(w->out->event, stage->stream);
 }
 
 /** Make the work of @op: copies counts, takes a number, retains tensors. */

@@ -305,9 +305,13 @@ peri_status peri_group_close(peri_group *group)
     if (pending > 0 && peri__group_check("peri_group_close", group) == PERI_OK)
         return peri__fail(PERI_EINVAL, "peri_group_close: %lld operations of this rank in group '%s' are in flight; wait for them first",
                           (long long)pending, group->name);
-    for (int i = 0; !group->parent && i < PERI_COMM_DEVICES; i++) peri__stage_sweep(&comm->stages[i], true);
     group->closed = true;
-    return comm->vtab->close(group->ctx);
+    peri_status status = comm->vtab->close(group->ctx);
+    if (!group->parent) {
+        peri__comm_progress(comm); /* what was in flight ends here */
+        for (int i = 0; i < PERI_COMM_DEVICES; i++) peri__stage_sweep(&comm->stages[i], true);
+    }
+    return status;
 }
 
 /* -- asking ---------------------------------------------------------------------------------------------------------------------- */
