@@ -22,6 +22,7 @@ local names = {
   tensor = "Tensor", empty = "Tensor", zeros = "Tensor", ones = "Tensor", full = "Tensor",
   JaggedTensor = "jagged", KeyedJaggedTensor = "jagged", KeyedTensor = "jagged",
   init = "dist", rank = "dist", world_size = "dist", world = "dist", finish = "dist",
+  Awaitable = "dist", LazyAwaitable = "dist", NoWait = "dist", LazyNoWait = "dist",
   EmbeddingBagConfig = "embed", EmbeddingBagCollection = "embed",
   ParameterSharding = "plan", EmbeddingModuleShardingPlan = "plan", ShardingPlan = "plan",
   DistributedModelParallel = "model", TrainPipelineBase = "pipeline",

@@ -4,11 +4,14 @@
 
 local found = io.popen("command -v mpirun"):read "*l"
 
+local function mpirun(words, environment)
+  return assert(io.popen(("LUA_PATH='%s' OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PERI_NUM_THREADS=1 %s timeout 40 "
+    .. "mpirun --oversubscribe %s 2>&1"):format(package.path, environment or "", words)))
+end
+
 --- Lines by rank: { seconds =, name =, message = }.
 local function run(fault)
-  local command = ("LUA_PATH='%s' OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PERI_NUM_THREADS=1 timeout 20 "
-    .. "mpirun --oversubscribe --mca orte_enable_recovery 1 -n 3 luajit spec/support/fault_rank.lua %s 2>&1"):format(package.path, fault)
-  local ranks, log, pipe = {}, {}, assert(io.popen(command))
+  local ranks, log, pipe = {}, {}, mpirun("--mca orte_enable_recovery 1 -n 3 luajit spec/support/fault_rank.lua " .. fault)
   for line in pipe:lines() do
     local rank, seconds, name, message = line:match "^(%d+)|([%d.]+)|(%w+)|(.*)$"
     if rank then ranks[tonumber(rank)] = { seconds = tonumber(seconds), name = name, message = message } end
@@ -54,4 +57,16 @@ describe("mpirun, rank 1", function()
   case("dies", { "EPEER rank 1 %(process %d+%) is gone", "gone", "EPEER rank 1 %(process %d+%) is gone" })
   case("fails", { "EPEER rank 1 gave up: the disk is full", "Lua the disk is full", "EPEER rank 1 gave up: the disk is full" })
   case("lost", all "ETIMEOUT|EPEER waiting for", 1.4, 3)
+end)
+
+describe("mpirun, messages in pieces", function()
+  for _, limit in ipairs { 100, 4099 } do
+    it(("of at most %d bytes"):format(limit), function()
+      if not found then return pending "Open MPI was not found" end
+      local pipe = mpirun("-n 3 luajit spec/support/pieces_rank.lua", "PERI_TEST_COUNT_LIMIT=" .. limit)
+      local text = pipe:read "*a"
+      pipe:close()
+      for rank = 0, 2 do assert.is_truthy(("\n" .. text):find(("\n%d ok\n"):format(rank), 1, true), text) end
+    end)
+  end
 end)
