@@ -129,7 +129,6 @@ static void give_back(char *at, int64_t bytes)
 static void run_head(stream *s)
 {
     task *t = s->head;
-    unlock_memory(true);
     switch (t->kind) {
     case TASK_COPY: memmove(t->dst, t->src ? t->src : t->data, (size_t)t->bytes); break;
     case TASK_LAUNCH: cpu->launch(NULL, NULL, t->kernel, t->data, t->bytes, t->n, t->grain); break;
@@ -137,7 +136,6 @@ static void run_head(stream *s)
     case TASK_FREE: memset(t->dst, 0xdd, (size_t)t->bytes); break;
     default: break;
     }
-    unlock_memory(false);
     if (t->kind == TASK_FREE) give_back(t->dst, t->bytes);
     s->head = t->next;
     if (!s->head) s->tail = NULL;
@@ -148,7 +146,7 @@ static void run_head(stream *s)
     stream_unref(s);
 }
 
-/** Run one task of a randomly chosen stream that can go on; false if none can. */
+/** Run one task of a randomly chosen stream that can go on; false if none can. The memory is unlocked. */
 static bool run_one(void)
 {
     int64_t ready = 0;
@@ -163,11 +161,15 @@ static bool run_one(void)
     return false;
 }
 
+/** Run tasks until the mark is reached. The memory is unlocked once for all of them: changing the protection costs more than most tasks. */
 static peri_status run_until(const mark *m)
 {
-    while (!reached(m))
-        if (!run_one()) return PERI_HOST_FAIL(host, PERI_EINTERNAL, "opaque: streams wait for each other");
-    return PERI_OK;
+    if (reached(m)) return PERI_OK;
+    unlock_memory(true);
+    bool more = true;
+    while (more && !reached(m)) more = run_one();
+    unlock_memory(false);
+    return more ? PERI_OK : PERI_HOST_FAIL(host, PERI_EINTERNAL, "opaque: streams wait for each other");
 }
 
 static task *task_new(int32_t kind, const void *data, int64_t bytes)
@@ -330,7 +332,11 @@ static peri_status opaque_event_query(void *device, void *p)
     (void)device;
     event *e = p;
     pthread_mutex_lock(&dev.lock);
-    if (!reached(&e->mark)) run_one(); /* polling must get somewhere, as slowly as it may */
+    if (!reached(&e->mark)) { /* polling must get somewhere, as slowly as it may */
+        unlock_memory(true);
+        run_one();
+        unlock_memory(false);
+    }
     peri_status status = reached(&e->mark) ? PERI_OK : PERI_PENDING;
     pthread_mutex_unlock(&dev.lock);
     return status;
