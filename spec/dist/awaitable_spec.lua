@@ -106,6 +106,18 @@ describe("LazyAwaitable", function()
     assert.equal(3, dist.LazyAwaitable(dist.LazyNoWait(dist.LazyNoWait { z = 3 })).z)
   end)
 
+  it("stands for handles in compiled code too", function()
+    local Tensor = require "perilune.tensor"
+    local kt = peri.KeyedTensor { keys = { "a", "b" }, length_per_key = { 2, 3 }, values = peri.ones({ 4, 5 }, "f32", "cpu") }
+    for _ = 1, 500 do
+      local lazy = dist.LazyNoWait(kt)
+      assert.equal(5, lazy:values():size(2))
+      assert.equal(3, lazy["b"]:size(2))
+      assert.is_true(lazy.ptr == kt.ptr)
+    end
+    for _ = 1, 500 do assert.is_true(Tensor.ptr(dist.LazyNoWait(kt:values())) ~= nil) end
+  end)
+
   it("carries errors to the place of use", function()
     local lazy = dist.LazyAwaitable(Slow "fail")
     assert.error_matches(function() return lazy.anything end, "no result")

@@ -148,9 +148,12 @@ end
 
 --- The value that an object stands for: the result of a lazy awaitable, anything else itself.
 local function resolve(x)
-  local meta = type(x) == "table" and getmetatable(x)
-  while type(meta) == "table" and rawget(meta, "_lazy") do x = x:wait(); meta = type(x) == "table" and getmetatable(x) end
-  return x
+  if type(x) ~= "table" then return x end
+  local meta = getmetatable(x)
+  if type(meta) ~= "table" or not rawget(meta, "_lazy") then return x end
+  x = x:wait()
+  if type(x) ~= "table" then return x end
+  return M.resolve(x) -- a lazy result of a lazy one
 end
 M.resolve = resolve
 
@@ -161,6 +164,9 @@ function M.lazy_class(name, base)
   class.__index = function(self, key)
     local own = class[key]
     if own ~= nil then return own end
+    -- The only real field of handles, apart: LuaJIT 2.1.0-beta3 compiles an index of cdata that ended in a metamethod for all keys, and
+    -- would take this one there as well.
+    if key == "ptr" then return resolve(self).ptr end
     return resolve(self)[key]
   end
   class.__newindex = function(self, key, value) resolve(self)[key] = value end
