@@ -47,8 +47,8 @@ endif
 missing = $(if $($(1)),,$(2))
 MISSING := $(strip $(call missing,HAVE_CC,gcc libc6-dev) $(call missing,HAVE_PKG_CONFIG,pkg-config) $(call missing,HAVE_LUAJIT,luajit) \
 	$(call missing,HAVE_LUAJIT_LIB,libluajit-5.1-dev) $(call missing,HAVE_OPENBLAS,libopenblas-dev) \
-	$(call missing,HAVE_XXHASH,libxxhash-dev) $(call missing,HAVE_MPI,openmpi-bin libopenmpi-dev) $(call missing,HAVE_ARGPARSE,lua-argparse) \
-	$(call missing,HAVE_DKJSON,lua-dkjson) $(call missing,HAVE_BUSTED,lua-busted) $(call missing,HAVE_CMOCKA,libcmocka-dev) \
+	$(call missing,HAVE_ONEDNN,libdnnl-dev) $(call missing,HAVE_XXHASH,libxxhash-dev) $(call missing,HAVE_MPI,openmpi-bin libopenmpi-dev) \
+	$(call missing,HAVE_ARGPARSE,lua-argparse) $(call missing,HAVE_DKJSON,lua-dkjson) $(call missing,HAVE_BUSTED,lua-busted) $(call missing,HAVE_CMOCKA,libcmocka-dev) \
 	$(call missing,HAVE_LUACHECK,lua-check) $(call missing,HAVE_GNUPLOT,gnuplot-nox))
 
 # -- sources ------------------------------------------------------------------------------------------------------------------------
@@ -98,6 +98,7 @@ config:
 	$(call row,LuaJIT,HAVE_LUAJIT,needed)
 	$(call row,libluajit,HAVE_LUAJIT_LIB,for the launcher)
 	$(call row,OpenBLAS,HAVE_OPENBLAS,needed)
+	$(call row,oneDNN,HAVE_ONEDNN,for faster matrix products)
 	$(call row,xxHash,HAVE_XXHASH,needed)
 	$(call row,Open MPI,HAVE_MPI,for more than one process)
 	$(call row,CUDA,HAVE_CUDA,for GPUs)

@@ -49,6 +49,13 @@ else
     say HAVE_OPENBLAS ""
 fi
 
+# oneDNN (faster f32 products): found by the library itself at run time.
+say HAVE_ONEDNN "$(luajit -e 'local ffi = require "ffi" ffi.cdef "const int *dnnl_version(void)"
+    for v = 9, 1, -1 do
+        local ok, dnnl = pcall(ffi.load, "libdnnl.so." .. v)
+        if ok then local n = dnnl.dnnl_version() print(n[0] .. "." .. n[1]) break end
+    end' 2>/dev/null)"
+
 # xxHash (needed: checksums, id hashing).
 if printf '#include <xxhash.h>\n#include <stdio.h>\nint main(void){printf("%%u\\n",XXH_versionNumber());return 0;}\n' | try -lxxhash; then
     say HAVE_XXHASH "$("$tmp/t")"

@@ -91,6 +91,42 @@ for _, reduction in ipairs { "none", "mean", "sum" } do
 end
 add("losses of an empty batch", { { { 0 } } }, function(x) return F.mse_loss(x, peri.zeros({ 0 }, "f64", x:device()), "sum") end)
 
+describe("results", function()
+  --- Everything that a small DLRM computes in one step, at shapes that every kernel splits over threads.
+  local function step()
+    local nn = peri.nn
+    nn.manual_seed(3)
+    local bottom, top = nn.MLP { in_size = 13, layer_sizes = { 130, 32 } }, nn.OverArch { in_features = 32 + 10, layer_sizes = { 300, 1 } }
+    local norm = nn.SwishLayerNorm { input_dims = 42 }
+    local x, sparse = peri.Tensor.normal({ 1500, 13 }, 0, 1, 1, 0), peri.Tensor.normal({ 1500, 4, 32 }, 0, 1, 1, 1):requires_grad()
+    local y = F.interaction(bottom(x), sparse)
+    local logits = top(F.dropout(norm(y), 0.2, 1, 2)):reshape(-1)
+    local loss = F.binary_cross_entropy_with_logits(logits, peri.Tensor.uniform({ 1500 }, 0, 1, 1, 2))
+    loss:backward()
+    local params = { sparse }
+    for _, m in ipairs { bottom, norm, top } do
+      for _, p in ipairs(m:parameters()) do params[#params + 1] = p end
+    end
+    local total = nn.optim.clip_grad_norm(params, 0.5)
+    nn.optim.Adam({ params = params }):step()
+    local lists = { loss:to_list(), total:to_list() }
+    for i, p in ipairs(params) do lists[i + 2] = p:to_list() end
+    return lists
+  end
+
+  it("do not depend on the number of threads", function()
+    local C = peri.ffi.C
+    local before, results = C.peri_threads(), {}
+    for i, threads in ipairs { 1, 2, 5 } do
+      peri.ffi.check(C.peri_threads_set(threads))
+      results[i] = step()
+    end
+    peri.ffi.check(C.peri_threads_set(before))
+    assert.same(results[1], results[2])
+    assert.same(results[1], results[3])
+  end)
+end)
+
 for _, device in ipairs { "cpu", "opaque" } do
   describe("gradients on " .. device, function()
     for _, case in ipairs(cases) do
