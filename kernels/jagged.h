@@ -107,7 +107,7 @@ typedef struct peri_k_jagged_copy_args {
 
 /** The adjoint of copying segments: for each segment p of dst, n = in(p + 1) - in(p) rows:
  *    dst[in(p) + i] = sum over j in [list_offsets[p], list_offsets[p + 1]) of src[out(list[j]) + i], 0 if there are none,
- *  in this order of j, in f32 (f64 for f64). Offsets as in jagged_copy, all i64. range: rows of dst. */
+ *  in this order of j, from the first on, in f32 (f64 for f64). Offsets as in jagged_copy, all i64. range: rows of dst. */
 typedef struct peri_k_jagged_sum_args {
     void *dst;
     const void *src;
@@ -135,8 +135,8 @@ typedef struct peri_k_jagged_padded_args {
 enum { PERI_ITEM_DST = 0, PERI_ITEM_STRIDE = 1, PERI_ITEM_COLUMNS = 2, PERI_ITEM_FIRST = 3, PERI_ITEM_SOURCES = 4, PERI_ITEM_WORDS = 5 };
 enum { PERI_SOURCE_ADDRESS = 0, PERI_SOURCE_STRIDE = 1, PERI_SOURCE_WORDS = 2 };
 
-/** Column blocks of matrices of equal row counts: for each row r and item: dst[r][c] = sum of its sources' [r][c], in their order, in f32
- *  (f64 for f64); 0 without sources; a copy of the bits with one. range: rows. */
+/** Column blocks of matrices of equal row counts: for each row r and item: dst[r][c] = sum of its sources' [r][c], in their order, from the
+ *  first on, in f32 (f64 for f64), rounded once; 0 without sources; a copy of the bits with one. range: rows. */
 typedef struct peri_k_columns_sum_args {
     const int64_t *items, *sources;
     int64_t n_items;

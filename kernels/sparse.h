@@ -27,8 +27,8 @@ enum {
  *  with KEEP the new id is u. Ids of a bag keep their order within a bucket.
  *
  *  bucketize_count: lengths[b * bags + bag] = number of the bag's ids in bucket b. range: bags.
- *  bucketize_place: to be run when cursors[b * bags + bag] is the sum of all lengths before that one; leaves it as the sum up to and with
- *  it. For id i of a bag: at = cursors[...]++; new_ids[at] = new id; new_weights[at] = weights[i]; positions[at] = i - first id of the bag;
+ *  bucketize_place: when starts[b * bags + bag] is the sum of all lengths before that one: the ids of a bag that go to bucket b lie from
+ *  there on. For id i of a bag with place `at`: new_ids[at] = new id; new_weights[at] = weights[i]; positions[at] = i - first id of the bag;
  *  unbucketize[i] = at; mapping[i] = bucket. range: bags.
  *  A table entry more than there are features ends the last one's bags. The product block * P must be below 2^63. */
 typedef struct peri_k_bucketize_args {
@@ -38,7 +38,7 @@ typedef struct peri_k_bucketize_args {
     const int64_t *features;  /* (n_features + 1) x PERI_BUCKET_WORDS */
     const int64_t *bounds;
     void *lengths;            /* buckets x bags */
-    int64_t *cursors;         /* buckets x bags */
+    const int64_t *starts;    /* buckets x bags */
     void *new_ids;
     char *new_weights;
     void *positions;          /* dtype of the ids, or NULL */

@@ -178,8 +178,9 @@ static void ref_jagged_sum(const void *args, int64_t begin, int64_t end)
             float sum = 0;
             for (int64_t j = a->list_offsets[p]; j < a->list_offsets[p + 1]; j++) {
                 int64_t from = (a->out_offsets[a->list[j]] + at) * a->columns + c;
-                if (a->dtype == PERI_F64) wide += ((const double *)a->src)[from];
-                else sum += ((const float *)a->src)[from];
+                bool first = j == a->list_offsets[p];
+                if (a->dtype == PERI_F64) wide = first ? ((const double *)a->src)[from] : wide + ((const double *)a->src)[from];
+                else sum = first ? ((const float *)a->src)[from] : sum + ((const float *)a->src)[from];
             }
             if (a->dtype == PERI_F64) ((double *)a->dst)[row * a->columns + c] = wide;
             else ((float *)a->dst)[row * a->columns + c] = sum;
@@ -226,8 +227,8 @@ static void ref_columns_sum(const void *args, int64_t begin, int64_t end)
                     const int64_t *from = source + s * PERI_SOURCE_WORDS;
                     const char *src = (const char *)(intptr_t)from[PERI_SOURCE_ADDRESS] + (row * from[PERI_SOURCE_STRIDE] + c) * size;
                     if (item[PERI_ITEM_SOURCES] == 1) memcpy(dst + c * size, src, (size_t)size);
-                    else if (a->dtype == PERI_F64) sum.re += ref_load(src, 0, a->dtype).re;
-                    else f += (float)ref_load(src, 0, a->dtype).re;
+                    else if (a->dtype == PERI_F64) sum.re = s ? sum.re + ref_load(src, 0, a->dtype).re : ref_load(src, 0, a->dtype).re;
+                    else f = s ? f + (float)ref_load(src, 0, a->dtype).re : (float)ref_load(src, 0, a->dtype).re;
                 }
                 if (a->dtype != PERI_F64) sum.re = f;
                 if (item[PERI_ITEM_SOURCES] != 1) ref_store(dst, c, a->dtype, sum);

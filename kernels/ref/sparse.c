@@ -58,8 +58,9 @@ static void ref_bucketize_place(const void *args, int64_t begin, int64_t end)
         const int64_t *feature = ref_feature(a, bag);
         int64_t first = ref_int(a->offsets, bag, a->offsets_dtype), last = ref_int(a->offsets, bag + 1, a->offsets_dtype);
         for (int64_t i = first; i < last; i++) {
-            uint64_t id;
-            int64_t bucket = ref_bucket(a, feature, ref_id(a->ids, i, a->ids_dtype), &id), at = a->cursors[bucket * a->bags + bag]++;
+            uint64_t id, other;
+            int64_t bucket = ref_bucket(a, feature, ref_id(a->ids, i, a->ids_dtype), &id), at = a->starts[bucket * a->bags + bag];
+            for (int64_t j = first; j < i; j++) at += ref_bucket(a, feature, ref_id(a->ids, j, a->ids_dtype), &other) == bucket;
             ref_int_set(a->new_ids, at, a->ids_dtype, (int64_t)id);
             if (a->weights) memcpy(a->new_weights + at * a->width, a->weights + i * a->width, (size_t)a->width);
             if (a->positions) ref_int_set(a->positions, at, a->ids_dtype, i - first);

@@ -8,7 +8,7 @@
 #include <pthread.h>
 #include <stdio.h>
 
-enum { BLOCK_GRAIN = 8, GRAIN = 1 << 15, NAME = 256 }; /* blocks of bags, elements: worth a thread; a bag's name */
+enum { BLOCK_GRAIN = 8, GRAIN = 1 << 16, NAME = 256 }; /* blocks of bags, elements: worth a thread; a bag's name */
 
 /* -- reports ------------------------------------------------------------------------------------------------------------------- */
 

@@ -97,19 +97,17 @@ static peri_status allocate(peri_bucket_result *r, const peri_bucket_args *a, co
     return PERI_OK;
 }
 
-/** The cumulative sum of the new lengths, exclusive, one entry late: placing turns it into complete offsets. */
-static peri_status start_cursors(const peri_bucket_result *r, int64_t slots)
+/** The complete offsets of the new lengths. */
+static peri_status sum_lengths(const peri_bucket_result *r, int64_t slots)
 {
     peri_device *device = peri__device(r->offsets);
     int64_t blocks = peri__max(1, peri__ceil_div(slots, PERI_JAGGED_BLOCK)), size = blocks + 1;
     peri_tensor *sums;
     PERI_TRY(peri_tensor_new(device, PERI_I64, 1, &size, &sums));
-    peri_k_fill_args zero = {.dst = peri__data(r->offsets), .dtype = PERI_I64};
-    peri_k_cumsum_args args = {.x = peri__data(r->lengths), .y = (int64_t *)peri__data(r->offsets) + 1, .sums = peri__data(sums), .rows = 1,
+    peri_k_cumsum_args args = {.x = peri__data(r->lengths), .y = peri__data(r->offsets), .sums = peri__data(sums), .rows = 1,
                                .cols = slots, .blocks = blocks, .limit = -1, .x_dtype = r->lengths->dtype, .y_dtype = PERI_I64,
-                               .mode = PERI_CUMSUM_EXCLUSIVE};
-    peri_status status = PERI_LAUNCH(device, fill, &zero, 1, 1);
-    if (status >= 0) status = PERI_LAUNCH(device, cumsum_sums, &args, blocks, 8);
+                               .mode = PERI_CUMSUM_COMPLETE};
+    peri_status status = PERI_LAUNCH(device, cumsum_sums, &args, blocks, 8);
     if (status >= 0) status = PERI_LAUNCH(device, cumsum_scan, &args, 1, 1);
     if (status >= 0) status = PERI_LAUNCH(device, cumsum_write, &args, blocks, 8);
     peri_tensor_release(sums);
@@ -132,7 +130,7 @@ static peri_status bucketize(const peri_bucket_args *a, const plan *p, const per
     const int64_t *table = peri__data(p->table);
     peri_k_bucketize_args args = {.offsets = peri__data(b->offsets), .ids = peri__data(ids), .features = table, .bounds = table + p->words,
                                   .weights = width ? peri__data(weights) : NULL, .lengths = peri__data(r.lengths),
-                                  .cursors = (int64_t *)peri__data(r.offsets) + 1, .new_ids = peri__data(r.ids),
+                                  .starts = peri__data(r.offsets), .new_ids = peri__data(r.ids),
                                   .new_weights = width ? peri__data(r.weights) : NULL,
                                   .positions = r.positions ? peri__data(r.positions) : NULL,
                                   .unbucketize = r.unbucketize ? peri__data(r.unbucketize) : NULL,
@@ -141,7 +139,7 @@ static peri_status bucketize(const peri_bucket_args *a, const plan *p, const per
                                   .ids_dtype = ids->dtype, .lengths_dtype = lengths_dtype};
     int64_t grain = b->bags * (1 << 14) / peri__max(1, peri__max(b->values, slots)) + 1; /* some 2^14 ids or slots */
     status = PERI_LAUNCH(device, bucketize_count, &args, b->bags, grain);
-    if (status >= 0) status = start_cursors(&r, slots);
+    if (status >= 0) status = sum_lengths(&r, slots);
     if (status >= 0) status = PERI_LAUNCH(device, bucketize_place, &args, b->bags, grain);
     if (status < 0) release(&r);
     else *out = r;

@@ -15,7 +15,7 @@ static peri_k_jagged_padded_args padded_args(const peri_tensor *values, const pe
                                        .max = padded->shape[1], .width = width, .element = element, .offsets_dtype = offsets->dtype};
 }
 
-static int64_t grain(const peri_k_jagged_padded_args *a) { return peri__max(1, (1 << 17) / peri__max(1, a->max * a->width)); }
+static int64_t grain(const peri_k_jagged_padded_args *a) { return peri__max(1, (1 << 19) / peri__max(1, a->max * a->width)); }
 
 static bool differentiable(peri_tensor *t)
 {

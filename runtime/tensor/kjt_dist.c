@@ -191,7 +191,7 @@ static peri_status move(const rebuild *b, const peri_tensor *src, peri_tensor *d
     peri_k_jagged_copy_args args = {.dst = peri__data(dst), .src = peri__data(src), .out_offsets = result, .in_offsets = in,
                                     .permute = peri__data(b->table), .width = width, .segments = b->segments, .out_dtype = PERI_I64,
                                     .in_dtype = PERI_I64, .permute_dtype = PERI_I64};
-    return PERI_LAUNCH(peri__device(src), jagged_copy, &args, dst->shape[0], peri__max(1, (1 << 17) / width));
+    return PERI_LAUNCH(peri__device(src), jagged_copy, &args, dst->shape[0], peri__max(1, (1 << 19) / width));
 }
 
 /** lengths in the result's order. */

@@ -172,7 +172,7 @@ static peri_status table_run(const table *t, peri_device *device, int32_t dtype,
     int64_t elements = 0;
     for (int64_t i = 0; i < t->items; i++) elements += t->words[i * PERI_ITEM_WORDS + PERI_ITEM_COLUMNS];
     peri_k_columns_sum_args args = {.items = data, .sources = data + t->room_items * PERI_ITEM_WORDS, .n_items = t->items, .dtype = dtype};
-    peri_status status = PERI_LAUNCH(device, columns_sum, &args, rows, peri__max(1, (1 << 15) / peri__max(elements, 1)));
+    peri_status status = PERI_LAUNCH(device, columns_sum, &args, rows, peri__max(1, (1 << 17) / peri__max(elements, 1)));
     peri_tensor_release(words);
     return status;
 }

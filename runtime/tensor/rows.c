@@ -4,7 +4,7 @@
  */
 #include "jagged_internal.h"
 
-enum { GRAIN_BYTES = 1 << 17 };
+enum { GRAIN_BYTES = 1 << 19 };
 
 /** Bytes of one row of @t. */
 static int64_t row_bytes(const peri_tensor *t)
