@@ -32,6 +32,8 @@ local function options_of(words)
   parser:option("--rows", "Rows of each table (Criteo and synthetic).", 100000, tonumber)
   parser:option("--seed", "Everything random depends on it.", 1, tonumber)
   parser:option("--log-every", "Steps between lines of the log.", 10, tonumber)
+  parser:option("--eps", "Added to Adagrad's roots. Far below it gradients make no steps: without that, Adagrad's first steps would have" ..
+    " full size even where gradients are rounding errors, and curves on different numbers of ranks would part.", 1e-6, tonumber)
   parser:option("--eval-every", "Steps between looks at the held-out samples; 0: only at the end.", 100, tonumber)
   parser:option("--eval-samples", "Held-out samples of those looks (the end uses all).", 20000, tonumber)
   parser:option("--out", "Folder for log.jsonl, curve.png and summary.json.", "build/demo")
@@ -45,13 +47,14 @@ local function build(options, data)
   peri.ffi.state.seed, peri.ffi.state.device = options.seed, options.device
   local module = dofile(options.model) {
     tables = data.tables, dense_features = data.dense_features, embedding_dim = options.dim, learning_rate = options.lr,
+    eps = options.eps,
   }
   local plan = peri.plan.load(options.plan, {
     world_size = peri.world_size(), local_size = peri.world().local_size,
     module = "embeddings", tables = module.embeddings:embedding_bag_configs(),
   })
   local model = peri.DistributedModelParallel { module = module, plan = plan, device = options.device }
-  return model, peri.nn.optim.Adagrad { params = model:dense_parameters(), lr = options.dense_lr }
+  return model, peri.nn.optim.Adagrad { params = model:dense_parameters(), lr = options.dense_lr, eps = options.eps }
 end
 
 --- Train; returns the points of the curve { step =, loss =, samples_per_s =, auc = } and the seconds it took, looks not counted.
@@ -75,7 +78,7 @@ local function train(options, data, model, optimizer, log)
       points[#points + 1] = point
       log:write(point)
     end
-    progress:update(step, mean)
+    if points[1] then progress:update(step, mean) end
   end
   progress:close()
   return points, progress:seconds()

@@ -26,11 +26,10 @@ function M.mean_loss(losses)
   return sum[0] / #losses / peri.world_size()
 end
 
---- Probabilities of a model for this rank's rows of a batch, into to[0], to[1], ...
-function M.predict(model, batch, to)
+--- Logits of a model for this rank's rows of a batch, into to[0], to[1], ... Collective.
+function M.logits(model, batch, to)
   peri.scope(peri.no_grad, function()
-    local logits = model.module:logits(batch)
-    local numbers, n = logits:sigmoid():read()
+    local numbers, n = model.module:logits(batch):read()
     for i = 0, n - 1 do to[i] = numbers[i] end
   end)
 end
@@ -41,9 +40,10 @@ function M.evaluate(model, loader)
   local p, y, n = ffi.new("double[?]", room), ffi.new("double[?]", room), 0
   model:eval()
   for batch in loader do
-    M.predict(model, batch, p + batch.global_row)
+    local at = batch.global_row
+    M.logits(model, batch, p + at)
     local labels = batch.labels:read()
-    for i = 0, batch.rows - 1 do y[batch.global_row + i] = labels[i] end
+    for i = at, at + batch.rows - 1 do p[i], y[i] = 1 / (1 + math.exp(-p[i])), labels[i - at] end
     n = n + batch.global_rows
     batch:release()
   end

@@ -5,37 +5,33 @@ local evaluation = require "dlrm.evaluation"
 local data = peri.data
 
 local M = {}
-local SHOWN, SUGGESTED, CHUNK, LEAST = 6, 5, 8192, 3
+local SUGGESTED, CHUNK, LEAST = 5, 8192, 3
 
---- Packages that people know: held out, with 4 to 30 dependencies, the most tags first. For each, the dependency to hide is the one with
---- the median popularity among those that training has seen.
-local function choose(source)
+-- One package of each of these sections, where there is one.
+local SECTIONS = { "games", "graphics", "video", "editors", "web", "gnome", "python", "science" }
+
+--- The held-out package of a section with 6 to 30 dependencies and the most tags; and the dependency of it to hide: the one of median
+--- popularity among those that training has seen.
+local function choose(source, section)
   local lists, popularity = source.lists, source.features.popularity
-  local offsets, seen, list = lists.dependencies.offsets, {}, {}
+  local offsets, best, most = lists.dependencies.offsets, nil, -1
   for i = 0, source._n - 1 do
     local s = source._s[i]
     local n, tags = offsets[s + 1] - offsets[s], lists.tags.offsets[s + 1] - lists.tags.offsets[s]
-    if not seen[s] and n >= 4 and n <= 30 then
-      seen[s] = true
-      list[#list + 1] = { s = s, tags = tags }
-    end
+    if lists.section[s] == section and n >= 6 and n <= 30 and tags > most then best, most = s, tags end
   end
-  table.sort(list, function(a, b) return a.tags > b.tags or (a.tags == b.tags and a.s < b.s) end)
-  local chosen = {}
-  for _, p in ipairs(list) do
-    local targets = {}
-    for j = offsets[p.s], offsets[p.s + 1] - 1 do
-      local c = lists.dependencies.values[j]
-      if popularity[c] >= LEAST then targets[#targets + 1] = c end
-    end
-    table.sort(targets, function(a, b) return popularity[a] < popularity[b] or (popularity[a] == popularity[b] and a < b) end)
-    p.hidden = targets[math.ceil(#targets / 2)]
-    if p.hidden and #chosen < SHOWN then chosen[#chosen + 1] = p end
+  if not best then return nil end
+  local targets = {}
+  for j = offsets[best], offsets[best + 1] - 1 do
+    local c = lists.dependencies.values[j]
+    if popularity[c] >= LEAST then targets[#targets + 1] = c end
   end
-  return chosen
+  table.sort(targets, function(a, b) return popularity[a] < popularity[b] or (popularity[a] == popularity[b] and a < b) end)
+  return best, targets[math.ceil(#targets / 2)]
 end
 
---- Probabilities of n candidates for package s with p hidden, on every rank. Collective.
+--- For n candidates: the logarithm of how likely package s needs each, up to a constant, with p hidden. The model was trained against
+--- candidates drawn by popularity, so its logit tells how much likelier than popular; the popularity is put back here. Collective.
 local function scores(model, loader, s, candidates, n, p)
   local source, out = loader.source, ffi.new("double[?]", n)
   for from = 0, n - 1, CHUNK do
@@ -48,12 +44,36 @@ local function scores(model, loader, s, candidates, n, p)
     source.features:assemble(host, mine, ps, pc, pp)
     host.ptr.global_rows = rows
     local batch = data.upload(host, loader.keys, loader.device, peri.world_size())
-    evaluation.predict(model, batch, out + from + first)
+    evaluation.logits(model, batch, out + from + first)
     batch:release()
     host:release()
   end
   evaluation.sum_over_ranks(out, n)
+  for i = 0, n - 1 do out[i] = out[i] + math.log(source.features.popularity[candidates[i]]) end
   return out
+end
+
+--- The ranking of what s is not shown to need: what is suggested, and at which place the hidden dependency stands.
+local function suggest(lists, s, hidden, candidates, n, score)
+  local result = { package = lists.names[s + 1], hidden = lists.names[hidden + 1], depends = {}, suggested = {} }
+  local known = { [s] = true }
+  for j = lists.dependencies.offsets[s], lists.dependencies.offsets[s + 1] - 1 do
+    local c = lists.dependencies.values[j]
+    if c ~= hidden then
+      known[c] = true
+      result.depends[#result.depends + 1] = lists.names[c + 1]
+    end
+  end
+  local ranked = {}
+  for i = 0, n - 1 do
+    if not known[candidates[i]] then ranked[#ranked + 1] = i end
+  end
+  table.sort(ranked, function(a, b) return score[a] > score[b] or (score[a] == score[b] and a < b) end)
+  for place, i in ipairs(ranked) do
+    if candidates[i] == hidden then result.place_of_hidden = place end
+    if place <= SUGGESTED then result.suggested[place] = lists.names[candidates[i] + 1] end
+  end
+  return result
 end
 
 local function join(names, most)
@@ -73,32 +93,18 @@ function M.run(model, data_source, say)
       n = n + 1
     end
   end
-  say(("recommendations: one dependency of a held-out package is hidden (marked * where the model suggests it), %d candidates"):format(n))
+  say(("recommendations for held-out packages, one of whose dependencies is hidden from the model (*), among %d candidates:"):format(n))
   model:eval()
-  for _, p in ipairs(choose(source)) do
-    local score, known, names = scores(model, loader, p.s, candidates, n, p.hidden), { [p.s] = true }, {}
-    for j = lists.dependencies.offsets[p.s], lists.dependencies.offsets[p.s + 1] - 1 do
-      local c = lists.dependencies.values[j]
-      if c ~= p.hidden then
-        known[c] = true
-        names[#names + 1] = lists.names[c + 1]
-      end
+  for _, section in ipairs(SECTIONS) do
+    local number = lists.section_ids[section]
+    local s, hidden = choose(source, number)
+    if hidden then
+      local r = suggest(lists, s, hidden, candidates, n, scores(model, loader, s, candidates, n, hidden))
+      results[#results + 1] = r
+      local shown = peri.util.map(r.suggested, function(name) return name == r.hidden and name .. " *" or name end)
+      say(("  %s, already depends on %s\n    suggested: %s%s"):format(r.package, join(r.depends, 5), table.concat(shown, ", "),
+        r.place_of_hidden > SUGGESTED and ("; hidden *: %s, place %d"):format(r.hidden, r.place_of_hidden) or ""))
     end
-    local ranked = {}
-    for i = 0, n - 1 do
-      if not known[candidates[i]] then ranked[#ranked + 1] = i end
-    end
-    table.sort(ranked, function(a, b) return score[a] > score[b] or (score[a] == score[b] and a < b) end)
-    local result = { package = lists.names[p.s + 1], hidden = lists.names[p.hidden + 1], suggested = {} }
-    local marked = {}
-    for rank, i in ipairs(ranked) do
-      local name = lists.names[candidates[i] + 1]
-      if candidates[i] == p.hidden then result.rank_of_hidden = rank end
-      if rank <= SUGGESTED then result.suggested[rank], marked[rank] = name, name .. (candidates[i] == p.hidden and " *" or "") end
-    end
-    results[#results + 1] = result
-    say(("  %s (depends on %s)\n    suggested: %s%s"):format(result.package, join(names, 4), table.concat(marked, ", "),
-      result.rank_of_hidden > SUGGESTED and ("; hidden: %s, at place %d"):format(result.hidden, result.rank_of_hidden) or ""))
   end
   model:train()
   return results

@@ -7,8 +7,7 @@ local M = {}
 local LOG_ORDER = { "step", "loss", "samples_per_s", "auc" }
 local SUMMARY_ORDER = { "data", "auc", "ne", "logloss", "calibration", "test_samples", "ranks", "steps", "batch_size", "plan", "seed",
   "device", "samples", "samples_per_s", "seconds", "seconds_preparing", "seconds_training", "baseline", "base_rate",
-  "logistic_regression", "rate",
-  "learning_rate", "recommendations", "package", "hidden", "rank_of_hidden", "suggested" }
+  "logistic_regression", "rate", "learning_rate", "recommendations", "package", "depends", "suggested", "hidden", "place_of_hidden" }
 
 local function open(path)
   local file, why = io.open(path, "w")

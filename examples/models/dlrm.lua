@@ -7,11 +7,11 @@ local F = nn.functional
 local DLRM = nn.Module:extend "DLRM"
 
 --- tables: list of { name =, rows =, features = }, as a loader's table_list() gives; dense_features: their number; embedding_dim;
---- dense_layers and over_layers: sizes of the hidden layers; learning_rate: of the tables; pooling: "MEAN" or "SUM".
+--- dense_layers and over_layers: sizes of the hidden layers; learning_rate and eps: of the tables; pooling: "MEAN" or "SUM".
 function DLRM:init(args)
   local a = peri.util.named("DLRM", args, {
     tables = peri.util.required, dense_features = peri.util.required, embedding_dim = 32, dense_layers = { 64 }, over_layers = { 128, 64 },
-    learning_rate = 0.05, pooling = "MEAN",
+    learning_rate = 0.05, eps = 1e-6, pooling = "MEAN",
   })
   local dim, features = a.embedding_dim, 0
   local tables = {}
@@ -24,7 +24,7 @@ function DLRM:init(args)
   self.embedding_dim, self.features = dim, features
   -- Adagrad keeps a sum for every weight, so its result does not depend on how a table is cut.
   self.embeddings = peri.EmbeddingBagCollection {
-    tables = tables, fused_params = { optimizer = "adagrad", learning_rate = a.learning_rate },
+    tables = tables, fused_params = { optimizer = "adagrad", learning_rate = a.learning_rate, eps = a.eps },
   }
   local sizes = {}
   for i, n in ipairs(a.dense_layers) do sizes[i] = n end

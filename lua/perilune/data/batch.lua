@@ -3,6 +3,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
+local jagged = require "perilune.jagged"
 local C, check = P.C, P.check
 
 local M = {}
@@ -73,7 +74,7 @@ local function upload(device, dtype, ndim, memory, bytes)
   return t
 end
 
---- Copy a host batch to `device` (nil: the default one). `keys` names the sparse features; world_size (1): ranks that share the global
+--- Copy a host batch to `device` (nil: the default one). `keys` names the sparse features (a list, or jagged.Keys); world_size (1): ranks that share the global
 --- batch.
 function M.upload(host, keys, device, world_size)
   local b, to = host.ptr, P.device(device)
@@ -85,7 +86,6 @@ function M.upload(host, keys, device, world_size)
   local values = upload(to, C.PERI_I64, 1, b.values, ids * 8)
   shape[0] = b.sparse_features * rows
   local lengths = upload(to, C.PERI_I32, 1, b.lengths, b.sparse_features * rows * 4)
-  local jagged = require "perilune.jagged"
   local sparse = jagged.KeyedJaggedTensor { keys = keys, values = values, lengths = lengths, stride = rows }
   values:release() -- the KeyedJaggedTensor has its own references
   lengths:release()

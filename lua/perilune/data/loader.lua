@@ -8,6 +8,7 @@
 -- what is trained does not depend on w. A rank whose share of a last, short batch is empty gets a batch of 0 rows.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local jagged = require "perilune.jagged"
 local batch = require "perilune.data.batch"
 
 local Loader = util.class "Loader"
@@ -58,7 +59,7 @@ function Loader:init(func, source, args)
   self.rank, self.world_size = Loader.place(func, args)
   self.device, self.drop_last = args.device, args.drop_last
   self.limit = args.limit and util.integer(func, "limit", args.limit, 1) or math.huge
-  self.epoch, self._delivered = 0, 0
+  self.epoch, self._delivered, self._keys = 0, 0, false
   local most = math.ceil(self.batch_size / self.world_size)
   self._host = batch.host(#self.dense, #self.keys, most, most * math.max(#self.keys, 1))
   source:rewind(0)
@@ -84,30 +85,41 @@ function Loader:count()
   return math.min(self.source:count(), math.ceil(self.limit / self.batch_size) * self.batch_size)
 end
 
+-- Fill the host batch; returns its rows over all ranks, 0 at the end of the pass.
+local function fill(self)
+  if self._delivered * self.batch_size >= self.limit then return 0 end
+  self.source:fill(self._host, self.batch_size, self.rank, self.world_size)
+  return tonumber(self._host.ptr.global_rows)
+end
+
+-- What follows a batch that is not full: itself, or the first one of the next pass, or nothing.
+local function turn(self, rows)
+  while rows == 0 or (rows < self.batch_size and self.drop_last) do
+    if self._delivered == 0 then return nil end -- a pass without a batch: the next would have none either
+    self._delivered, self.epoch = 0, self.epoch + 1
+    if self.epoch >= self.epochs then return nil end
+    self.source:rewind(self.epoch)
+    rows = fill(self)
+  end
+  self._delivered = self._delivered + 1
+  return self._host
+end
+
 --- The next batch in host memory, which the next call overwrites; nil at the end of the last epoch.
 function Loader:next_host()
-  local host = self._host
-  while self.epoch < self.epochs do
-    local n = 0
-    if self._delivered * self.batch_size < self.limit then
-      self.source:fill(host, self.batch_size, self.rank, self.world_size)
-      n = tonumber(host.ptr.global_rows)
-    end
-    if n == self.batch_size or (n > 0 and not self.drop_last) then
-      self._delivered = self._delivered + 1
-      return host
-    end
-    if self._delivered == 0 then return nil end -- a pass without a batch: the next would have none either
-    self._delivered = 0
-    self.epoch = self.epoch + 1
-    if self.epoch < self.epochs then self.source:rewind(self.epoch) end
-  end
+  if self.epoch >= self.epochs then return nil end
+  local rows = fill(self)
+  if rows < self.batch_size then return turn(self, rows) end
+  self._delivered = self._delivered + 1
+  return self._host
 end
 
 --- The next batch as tensors on the loader's device; nil at the end. A loader is called like the function of a generic `for`.
 function Loader:next()
   local host = self:next_host()
-  if host then return batch.upload(host, self.keys, self.device, self.world_size) end
+  if not host then return nil end
+  self._keys = self._keys or jagged.Keys.of(self.keys) -- once: making a KeyedJaggedTensor compares lists of names
+  return batch.upload(host, self._keys, self.device, self.world_size)
 end
 Loader.__call = Loader.next
 

@@ -115,7 +115,8 @@ local function push_dependencies(l, block, self_id, ids, seen)
 end
 
 --- Parse the lists: n packages, names, and by package the lists `dependencies`, `name_words`, `description_words`, `tags` and the arrays
---- section, maintainer, source; sizes of the vocabularies in words, tag_count, section_count, maintainer_count. ids: number by name.
+--- section, maintainer, source; sizes of the vocabularies in words, tag_count, section_count, maintainer_count. ids: number by name;
+--- section_ids: number by section.
 function M.parse(text)
   local names, blocks, ids = split(text)
   local n = #names
@@ -134,7 +135,7 @@ function M.parse(text)
     source[i] = id_of(sources, (field(block, "Source") or names[i]):match "^%S+")
   end
   return {
-    n = n, names = names, ids = ids,
+    n = n, names = names, ids = ids, section_ids = sections.ids,
     dependencies = packed(dependencies), name_words = packed(name_words), description_words = packed(description_words),
     tags = packed(tag_lists), section = array(section, n), maintainer = array(maintainer, n), source = array(source, n),
     words = words.n, tag_count = tags.n, section_count = sections.n, maintainer_count = maintainers.n,
