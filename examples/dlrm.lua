@@ -112,7 +112,7 @@ local function main()
   local result = evaluation.evaluate(model, data.loader { part = "test", batch_size = 8192 })
   for _, name in ipairs { "auc", "ne", "logloss", "calibration" } do summary[name] = result[name] end
   summary.test_samples = result.samples
-  summary.baseline = { base_rate = baselines.base_rate(data) }
+  summary.baseline = { base_rate = baselines.base_rate(data, result.ctr) }
   if not options.no_baseline then summary.baseline.logistic_regression = baselines.logistic_regression(data, options, say) end
   if data.packages and not options.no_recommend then summary.recommendations = recommend.run(model, data, say) end
   summary.seconds = Progress.now() - started
