@@ -33,7 +33,7 @@ local function options_of(words)
   parser:option("--seed", "Everything random depends on it.", 1, tonumber)
   parser:option("--log-every", "Steps between lines of the log.", 10, tonumber)
   parser:option("--eps", "Added to Adagrad's roots. Far below it gradients make no steps: without that, Adagrad's first steps would have" ..
-    " full size even where gradients are rounding errors, and curves on different numbers of ranks would part.", 1e-6, tonumber)
+    " full size even where gradients are rounding errors, and curves on different numbers of ranks would part.", 1e-5, tonumber)
   parser:option("--eval-every", "Steps between looks at the held-out samples; 0: only at the end.", 100, tonumber)
   parser:option("--eval-samples", "Held-out samples of those looks (the end uses all).", 20000, tonumber)
   parser:option("--out", "Folder for log.jsonl, curve.png and summary.json.", "build/demo")

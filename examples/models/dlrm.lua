@@ -11,7 +11,7 @@ local DLRM = nn.Module:extend "DLRM"
 function DLRM:init(args)
   local a = peri.util.named("DLRM", args, {
     tables = peri.util.required, dense_features = peri.util.required, embedding_dim = 32, dense_layers = { 64 }, over_layers = { 128, 64 },
-    learning_rate = 0.05, eps = 1e-6, pooling = "MEAN",
+    learning_rate = 0.05, eps = 1e-5, pooling = "MEAN",
   })
   local dim, features = a.embedding_dim, 0
   local tables = {}

@@ -71,5 +71,6 @@ void peri_batch_share(int64_t rows, int32_t rank, int32_t world, int64_t *begin,
 
 double peri_random_uniform(uint64_t seed, uint64_t stream, uint64_t index)
 {
-    return (double)(peri__hash_mix(peri__hash_mix(seed, stream), index) >> 11) * 0x1p-53;
+    /* peri__hash_mix joins its arguments by xor: the seed is hashed first, or seed and stream could change places. */
+    return (double)(peri__hash_mix(peri__hash_mix(peri__hash_mix(seed, 0), stream), index) >> 11) * 0x1p-53;
 }

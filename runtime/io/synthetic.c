@@ -19,7 +19,7 @@ enum { HIDDEN = 4, STREAM_LABEL = 1 << 20, STREAM_DENSE = 1 << 21, STREAM_MODEL 
 /** One row while it is made. */
 typedef struct row_state {
     const peri_synthetic_options *options;
-    uint64_t hash; /* of (seed, row) */
+    uint64_t seed, hash; /* hashes of the seed, and of (seed, row) */
     double first, second;
     double head[HIDDEN], last[HIDDEN]; /* vectors of the first feature and of the one before */
 } row_state;
@@ -58,7 +58,7 @@ static void draw_dense(row_state *s, float *dense)
     uint64_t word;
     for (int32_t d = 0; d < s->options->dense_features; d++) {
         dense[d] = peri__dense_log(draw_integer(s, d, &word));
-        s->first += byte_number(peri__hash_mix(s->options->seed, (uint64_t)(STREAM_WEIGHT + d)), 0) * (dense[d] - 1);
+        s->first += byte_number(peri__hash_mix(s->seed, (uint64_t)(STREAM_WEIGHT + d)), 0) * (dense[d] - 1);
     }
 }
 
@@ -73,7 +73,7 @@ static inline int64_t draw_length(const row_state *s, int32_t f)
 static void draw_bag(row_state *s, int32_t f, power_law law, int64_t length, int64_t *ids)
 {
     double weight = 0, vector[HIDDEN] = {0};
-    uint64_t feature = peri__hash_mix(s->options->seed, (uint64_t)(STREAM_MODEL + f));
+    uint64_t feature = peri__hash_mix(s->seed, (uint64_t)(STREAM_MODEL + f));
     for (int64_t k = 0; k < length; k++) {
         double u = uniform(peri__hash_mix(s->hash, ((uint64_t)f << 32) + (uint64_t)k + 1));
         ids[k] = power_law_id(law, u, s->options->table_rows[f]);
@@ -105,7 +105,8 @@ static float draw_label(row_state *s)
 
 static row_state row_start(const peri_synthetic_options *o, int64_t row)
 {
-    return (row_state){.options = o, .hash = peri__hash_mix(peri__hash_mix(o->seed, 0x5eed), (uint64_t)row)};
+    uint64_t seed = peri__hash_mix(o->seed, 0);
+    return (row_state){.options = o, .seed = seed, .hash = peri__hash_mix(seed, (uint64_t)row)};
 }
 
 static peri_status check_options(const char *function, const peri_synthetic_options *o, int64_t first, int64_t rows)

@@ -65,31 +65,41 @@ function Batch:release()
 end
 
 local shape = ffi.new "int64_t[2]"
-local tensor_out = Tensor.out
+local tensor_out, kjt_out, kjt_args = Tensor.out, ffi.new "peri_kjt *[1]", ffi.new "peri_kjt_args"
 
+-- A new tensor pointer of `shape` with the bytes of host memory.
 local function upload(device, dtype, ndim, memory, bytes)
   check(C.peri_tensor_new(device, dtype, ndim, shape, tensor_out))
-  local t = Tensor.wrap(tensor_out[0])
-  check(C.peri_tensor_write(t.ptr, memory, bytes))
+  local t = tensor_out[0]
+  local status = C.peri_tensor_write(t, memory, bytes)
+  if status < 0 then C.peri_tensor_release(t) end
+  check(status)
   return t
 end
 
---- Copy a host batch to `device` (nil: the default one). `keys` names the sparse features (a list, or jagged.Keys); world_size (1): ranks that share the global
---- batch.
+--- The ids of a host batch as a KeyedJaggedTensor: the constructor's C call by itself, since this runs for every batch.
+local function upload_sparse(b, keys, device, rows, ids)
+  shape[0] = ids
+  local values = upload(device, C.PERI_I64, 1, b.values, ids * 8)
+  shape[0] = b.sparse_features * rows
+  local lengths = upload(device, C.PERI_I32, 1, b.lengths, b.sparse_features * rows * 4)
+  kjt_args.keys, kjt_args.values, kjt_args.lengths, kjt_args.stride = keys.ptr, values, lengths, rows
+  local status = C.peri_kjt_new(kjt_args, kjt_out)
+  C.peri_tensor_release(values) -- the KeyedJaggedTensor has its own references
+  C.peri_tensor_release(lengths)
+  check(status)
+  return jagged.KeyedJaggedTensor.wrap(kjt_out[0])
+end
+
+--- Copy a host batch to `device` (nil: the default one). `keys` names the sparse features (a list, or jagged.Keys); world_size (1): ranks
+--- that share the global batch.
 function M.upload(host, keys, device, world_size)
   local b, to = host.ptr, P.device(device)
-  local rows, ids = tonumber(b.rows), tonumber(b.ids)
+  local rows, global_rows = tonumber(b.rows), tonumber(b.global_rows)
   shape[0], shape[1] = rows, b.dense_features
-  local dense = upload(to, C.PERI_F32, 2, b.dense, rows * b.dense_features * 4)
-  local labels = upload(to, C.PERI_F32, 1, b.labels, rows * 4)
-  shape[0] = ids
-  local values = upload(to, C.PERI_I64, 1, b.values, ids * 8)
-  shape[0] = b.sparse_features * rows
-  local lengths = upload(to, C.PERI_I32, 1, b.lengths, b.sparse_features * rows * 4)
-  local sparse = jagged.KeyedJaggedTensor { keys = keys, values = values, lengths = lengths, stride = rows }
-  values:release() -- the KeyedJaggedTensor has its own references
-  lengths:release()
-  local global_rows = tonumber(b.global_rows)
+  local dense = Tensor.wrap(upload(to, C.PERI_F32, 2, b.dense, rows * b.dense_features * 4))
+  local labels = Tensor.wrap(upload(to, C.PERI_F32, 1, b.labels, rows * 4))
+  local sparse = upload_sparse(b, jagged.Keys.of(keys), to, rows, tonumber(b.ids))
   return Batch(dense, sparse, labels, rows, global_rows, tonumber(b.global_row), (world_size or 1) / math.max(global_rows, 1))
 end
 

@@ -57,17 +57,16 @@ function Features.widest(list, n)
   return most
 end
 
--- The bags of one feature for all rows; each returns the place behind the last id.
+-- The bags of one feature for all rows; each returns the place behind the last id. Bags are copied whole: loops over two or three ids,
+-- inside a loop, are what the compiler is worst at.
 local function put_list(list, who, rows, values, lengths, at, most)
-  local offsets, ids = list.offsets, list.values
+  local offsets, ids = list.offsets, list.wide
   for i = 0, rows - 1 do
-    local first, last = offsets[who[i]], offsets[who[i] + 1]
-    if last - first > most then last = first + most end
-    for j = first, last - 1 do
-      values[at] = ids[j]
-      at = at + 1
-    end
-    lengths[i] = last - first
+    local first = offsets[who[i]]
+    local n = math.min(offsets[who[i] + 1] - first, most)
+    ffi.copy(values + at, ids + first, n * 8)
+    lengths[i] = n
+    at = at + n
   end
   return at
 end
@@ -90,22 +89,19 @@ end
 
 -- Dependencies of s without p: at most `most`, those that follow p in the list (as a circle), so that long lists show varying parts.
 local function put_others(list, s, p, rows, values, lengths, at, most)
-  local offsets, ids = list.offsets, list.values
+  local offsets, ids, wide = list.offsets, list.values, list.wide
   for i = 0, rows - 1 do
-    local first, n, hidden = offsets[s[i]], offsets[s[i] + 1] - offsets[s[i]], p[i]
-    local start = 0
-    for j = 0, n - 1 do
-      if ids[first + j] == hidden then start = j + 1 end
+    local first, last, hidden = offsets[s[i]], offsets[s[i] + 1], p[i]
+    local place = first - 1 -- of p
+    for j = first, last - 1 do
+      if ids[j] == hidden then place = j end
     end
-    local before = at
-    for j = start, start + n - 1 do
-      local id = ids[first + (j < n and j or j - n)]
-      if id ~= hidden and at - before < most then
-        values[at] = id
-        at = at + 1
-      end
-    end
-    lengths[i] = at - before
+    local after = math.min(last - place - 1, most)
+    local before = math.min(math.max(place - first, 0), most - after)
+    ffi.copy(values + at, wide + place + 1, after * 8)
+    ffi.copy(values + at + after, wide + first, before * 8)
+    lengths[i] = after + before
+    at = at + after + before
   end
   return at
 end

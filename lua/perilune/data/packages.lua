@@ -38,7 +38,12 @@ local function array(values, n)
   for i = 1, n do a[i - 1] = values[i] end
   return a
 end
-local function packed(l) return { offsets = array(l.offsets, #l.offsets), values = array(l.values, l.n), n = l.n } end
+-- `wide` are the values again as the 64-bit ids of batches, to be copied.
+local function packed(l)
+  local wide = ffi.new("int64_t[?]", math.max(l.n, 1))
+  for i = 1, l.n do wide[i - 1] = l.values[i] end
+  return { offsets = array(l.offsets, #l.offsets), values = array(l.values, l.n), wide = wide, n = l.n }
+end
 
 --- Numbers for names, in the order of their first use, from 0.
 local function vocabulary() return { ids = {}, names = {}, n = 0 } end

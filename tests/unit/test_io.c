@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_io.c: readers, synthetic data, logistic regression and metrics from C: every allocation may fail, nothing leaks, refusals.
+ */
+#include "tests/harness/check.h"
+
+#include "runtime/base/internal.h"
+
+#include <perilune/io.h>
+
+#include <math.h>
+#include <stdlib.h>
+
+static const int64_t rows[3] = {50, 60, 70};
+static const int32_t least[3] = {0, 1, 2}, most[3] = {3, 1, 2};
+
+static peri_synthetic_options synthetic(void)
+{
+    return (peri_synthetic_options){.table_rows = rows, .bag_min = least, .bag_max = most, .dense_features = 2, .sparse_features = 3,
+                                    .seed = 4, .alpha = 1.05, .signal = 1, .interaction = 1};
+}
+
+static const char text[] = "1\t5\t\t1f\t\t3\n0\t\t-7\t2\t4\t\n1\t1\t2\t3\t4\t5\n";
+
+static peri_criteo_options criteo(void)
+{
+    return (peri_criteo_options){.path = "text", .table_rows = rows, .dense_features = 2, .sparse_features = 3, .dense = PERI_DENSE_LOG,
+                                 .world = 1, .batch_rows = 2, .end = 1};
+}
+
+/* -- deeds: each makes what it needs and gives it back ------------------------------------------------------------------------------- */
+
+static peri_status fill_synthetic(void)
+{
+    peri_synthetic_options o = synthetic();
+    peri_batch *b = NULL;
+    PERI_TRY(peri_batch_new(2, 3, 0, 0, &b));
+    peri_status status = peri_synthetic_fill(&o, 0, 100, b);
+    peri_batch_release(b);
+    return status;
+}
+
+static peri_status read_criteo(void)
+{
+    peri_criteo_options o = criteo();
+    peri_criteo *r = NULL;
+    peri_batch *b = NULL;
+    peri_status status = peri_criteo_open_memory(&o, text, sizeof text - 1, &r);
+    if (status >= 0) status = peri_batch_new(2, 3, 1, 1, &b);
+    if (status >= 0) status = peri_criteo_next(r, b);
+    if (status >= 0) status = peri_criteo_next(r, b);
+    peri_batch_release(b);
+    peri_criteo_release(r);
+    return status;
+}
+
+static peri_status train_logistic(void)
+{
+    peri_synthetic_options o = synthetic();
+    peri_logistic_options lo = {.table_rows = rows, .dense_features = 2, .sparse_features = 3, .learning_rate = 0.1};
+    peri_logistic *m = NULL;
+    peri_batch *b = NULL;
+    double loss;
+    peri_status status = peri_logistic_new(&lo, &m);
+    if (status >= 0) status = peri_batch_new(2, 3, 10, 100, &b);
+    if (status >= 0) status = peri_synthetic_fill(&o, 0, 10, b);
+    if (status >= 0) status = peri_logistic_train(m, b, &loss);
+    peri_batch_release(b);
+    peri_logistic_release(m);
+    return status;
+}
+
+static peri_status areas(void)
+{
+    double p[4] = {0.1, 0.4, 0.35, 0.8}, y[4] = {0, 0, 1, 1}, out;
+    peri_metric_samples s = {.predictions = p, .labels = y, .n = 4};
+    PERI_TRY(peri_metric_auc(&s, &out));
+    PERI_TRY(peri_metric_auprc(&s, &out));
+    return peri_metric_rauc(&s, &out);
+}
+
+/* -- tests ----------------------------------------------------------------------------------------------------------------------------- */
+
+static void every_allocation_may_fail(void **state)
+{
+    (void)state;
+    peri_status (*const deeds[])(void) = {fill_synthetic, read_criteo, train_logistic, areas};
+    for (size_t d = 0; d < sizeof deeds / sizeof *deeds; d++) {
+        int64_t objects = peri_mem_objects(), live = peri_mem_live();
+        int failures = 0;
+        for (int k = 1;; k++) {
+            assert_ok(peri_fault_arm("alloc", k));
+            peri_status status = deeds[d]();
+            bool untouched = peri_fault_passed("alloc") < k;
+            assert_ok(peri_fault_arm("alloc", 0));
+            assert_int_equal(peri_mem_objects(), objects);
+            assert_int_equal(peri_mem_live(), live);
+            if (untouched) {
+                assert_int_equal(status, PERI_OK);
+                break;
+            }
+            assert_int_equal(status, PERI_ENOMEM);
+            failures++;
+        }
+        assert_true(failures >= 3);
+    }
+}
+
+static void a_batch_grows_and_keeps_its_ids(void **state)
+{
+    (void)state;
+    peri_batch *b = NULL;
+    assert_ok(peri_batch_new(0, 1, 4, 2, &b));
+    b->values[0] = 7;
+    b->values[1] = 8;
+    assert_ok(peri_batch_reserve(b, 1000));
+    assert_int_equal(b->values[0], 7);
+    assert_int_equal(b->values[1], 8);
+    assert_true(b->value_capacity >= 1000);
+    assert_fails(peri_batch_reserve(b, -1), PERI_EINVAL, "-1 ids");
+    peri_batch_release(b);
+    peri_batch_release(NULL);
+    b = NULL;
+    assert_fails(peri_batch_new(-1, 0, 0, 0, &b), PERI_EINVAL, "-1 dense");
+    assert_fails(peri_batch_new(0, 0, -1, 0, &b), PERI_EINVAL, "-1 rows");
+    assert_null(b);
+}
+
+static void shares_cover_every_row_once(void **state)
+{
+    (void)state;
+    for (int64_t n = 0; n < 40; n++)
+        for (int32_t world = 1; world < 12; world++) {
+            int64_t at = 0;
+            for (int32_t rank = 0; rank < world; rank++) {
+                int64_t begin, end;
+                peri_batch_share(n, rank, world, &begin, &end);
+                assert_int_equal(begin, at);
+                assert_true(end >= begin && end - begin <= n / world + 1);
+                at = end;
+            }
+            assert_int_equal(at, n);
+        }
+}
+
+static void a_reader_refuses_a_batch_of_other_features(void **state)
+{
+    (void)state;
+    peri_criteo_options o = criteo();
+    peri_criteo *r = NULL;
+    peri_batch *b = NULL;
+    assert_ok(peri_criteo_open_memory(&o, text, sizeof text - 1, &r));
+    assert_ok(peri_batch_new(2, 4, 1, 1, &b));
+    assert_fails(peri_criteo_next(r, b), PERI_EINVAL, "made for 2 dense and 4 sparse features, wanted 2 and 3");
+    assert_int_equal(peri_criteo_count(r), 3);
+    peri_batch_release(b);
+    peri_criteo_release(r);
+    peri_criteo_release(NULL);
+    assert_fails(peri_criteo_open_memory(&o, NULL, 0, &r), PERI_EINVAL, "no text");
+    o.rank = 1;
+    assert_fails(peri_criteo_open_memory(&o, text, 1, &r), PERI_EINVAL, "rank 1 of 1");
+    o = criteo();
+    o.dense = 9;
+    assert_fails(peri_criteo_open_memory(&o, text, 1, &r), PERI_EINVAL, "dense = 9");
+    o = criteo();
+    o.begin = NAN;
+    assert_fails(peri_criteo_open_memory(&o, text, 1, &r), PERI_EINVAL, "the part from nan");
+    o = criteo();
+    o.path = NULL;
+    assert_fails(peri_criteo_open(&o, &r), PERI_EINVAL, "no path");
+}
+
+static void a_reader_never_reads_behind_its_text(void **state)
+{
+    (void)state;
+    /* Every prefix of the text, in a block of exactly that size: valgrind and the sanitizer watch the end. */
+    for (int64_t size = 1; size < (int64_t)sizeof text; size++) {
+        char *copy = malloc((size_t)size);
+        memcpy(copy, text, (size_t)size);
+        peri_criteo_options o = criteo();
+        peri_criteo *r = NULL;
+        peri_batch *b = NULL;
+        assert_ok(peri_criteo_open_memory(&o, copy, size, &r));
+        assert_ok(peri_batch_new(2, 3, 0, 0, &b));
+        int64_t read = 0;
+        while (peri_criteo_next(r, b) == PERI_OK && b->global_rows) read += b->rows;
+        assert_true(read <= 3);
+        peri_batch_release(b);
+        peri_criteo_release(r);
+        free(copy);
+    }
+}
+
+static void uniform_numbers_are_uniform(void **state)
+{
+    (void)state;
+    double sum = 0, square = 0;
+    enum { N = 100000 };
+    for (uint64_t i = 0; i < N; i++) {
+        double u = peri_random_uniform(3, 4, i);
+        assert_true(u >= 0 && u < 1);
+        sum += u;
+        square += u * u;
+    }
+    assert_true(fabs(sum / N - 0.5) < 0.005);
+    assert_true(fabs(square / N - 1.0 / 3) < 0.005);
+    assert_true(peri_random_uniform(3, 4, 0) != peri_random_uniform(4, 3, 0));
+}
+
+static void metrics_refuse_what_is_no_number(void **state)
+{
+    (void)state;
+    double p[2] = {0.5, NAN}, y[2] = {0, 1}, out = 7;
+    peri_metric_samples s = {.predictions = p, .labels = y, .n = 2};
+    assert_fails(peri_metric_auc(&s, &out), PERI_EINVAL, "sample 1");
+    assert_true(out == 7);
+    s.n = -1;
+    assert_fails(peri_metric_auc(&s, &out), PERI_EINVAL, "-1 samples");
+    s = (peri_metric_samples){.n = 1};
+    assert_fails(peri_metric_rauc(&s, &out), PERI_EINVAL, "no predictions");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(a_batch_grows_and_keeps_its_ids),
+        cmocka_unit_test(shares_cover_every_row_once),
+        cmocka_unit_test(a_reader_refuses_a_batch_of_other_features),
+        cmocka_unit_test(a_reader_never_reads_behind_its_text),
+        cmocka_unit_test(uniform_numbers_are_uniform),
+        cmocka_unit_test(metrics_refuse_what_is_no_number),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
