@@ -1,10 +1,21 @@
 -- embed: embedding tables: configurations, table batches, collections.
 local config = require "perilune.embed.config"
 
-return {
+local embed = {
   EmbeddingBagConfig = config.EmbeddingBagConfig,
   PoolingType = config.PoolingType,
   uniform = config.uniform, normal = config.normal, constant = config.constant,
   config = config,
   tbe = require "perilune.embed.tbe",
 }
+
+--- Collections are modules; who only needs table batches does not load perilune.nn.
+local collections = { EmbeddingBagCollection = "perilune.embed.bag" }
+
+return setmetatable(embed, {
+  __index = function(t, key)
+    local value = collections[key] and require(collections[key])
+    rawset(t, key, value)
+    return value
+  end,
+})

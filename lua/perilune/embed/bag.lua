@@ -1,0 +1,233 @@
+-- bag.lua: EmbeddingBagCollection: for every feature of a batch, the pooled rows of its table. Not sharded: perilune.shard has the
+-- same over ranks.
+--
+--   local ebc = peri.EmbeddingBagCollection {
+--     tables = { peri.EmbeddingBagConfig { name = "t", embedding_dim = 16, num_embeddings = 1000, feature_names = { "f", "g" } } },
+--     fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1 },
+--   }
+--   local kt = ebc(kjt)      -- KeyedTensor: columns "f", "g"
+--
+-- With fused_params the tables are updated in the backward pass; without, they are ordinary parameters with dense gradients. Memory is
+-- taken when it is first needed, so that a collection that is only a description (of what to shard) costs nothing.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local jagged = require "perilune.jagged"
+local Module = require "perilune.nn.module"
+local config = require "perilune.embed.config"
+local tbe = require "perilune.embed.tbe"
+local C, check, state = P.C, P.check, P.state
+
+local Keys, KeyedJaggedTensor, KeyedTensor = jagged.Keys, jagged.KeyedJaggedTensor, jagged.KeyedTensor
+local kjt_ptr = KeyedJaggedTensor.ptr
+
+local EmbeddingBagCollection = Module:extend "EmbeddingBagCollection"
+
+local arguments = {
+  tables = util.required,       -- list of EmbeddingBagConfig
+  is_weighted = false,          -- the ids' weights multiply their rows
+  device = util.optional,       -- a device's name, or "meta": never take memory
+  fused_params = util.optional, -- { optimizer = "rowwise_adagrad", learning_rate =, eps =, ... }; nil: dense gradients
+  seed = util.optional,         -- of the start values; default: that of the running rank
+}
+
+--- Names of the outputs in order of tables and their features: the feature, or "feature@table" where several tables use it.
+function EmbeddingBagCollection.output_names(tables)
+  local users, names = {}, {}
+  for _, t in ipairs(tables) do
+    for _, f in ipairs(t.feature_names) do users[f] = (users[f] or 0) + 1 end
+  end
+  for _, t in ipairs(tables) do
+    for _, f in ipairs(t.feature_names) do names[#names + 1] = users[f] > 1 and f .. "@" .. t.name or f end
+  end
+  return names
+end
+
+local function check_tables(tables)
+  local f = "EmbeddingBagCollection"
+  if type(tables) ~= "table" or #tables == 0 then error(f .. ": tables is no list of EmbeddingBagConfig", 4) end
+  local seen = {}
+  for i, t in ipairs(tables) do
+    if not config.EmbeddingBagConfig.is(t) then error(("%s: entry %d of tables is no EmbeddingBagConfig"):format(f, i), 4) end
+    if seen[t.name] then error(("%s: two tables are named '%s'"):format(f, t.name), 4) end
+    if t.data_type ~= tables[1].data_type then
+      error(("%s: table '%s' holds %s, table '%s' %s; allowed: one data_type"):format(f, t.name, t.data_type, tables[1].name,
+        tables[1].data_type), 4)
+    end
+    seen[t.name] = true
+  end
+end
+
+function EmbeddingBagCollection:init(args)
+  local a = util.named("EmbeddingBagCollection", args, arguments)
+  check_tables(a.tables)
+  self.tables, self.fused_params, self.seed = a.tables, a.fused_params or false, a.seed or false
+  self.device = a.device or false
+  self._weighted = a.is_weighted
+  if a.fused_params then config.fused_params("EmbeddingBagCollection: fused_params", a.fused_params) end
+  local features, index = {}, {} -- each feature once
+  self._slots, self._dims, self._width = {}, {}, 0 -- one for each output
+  for t, table_config in ipairs(a.tables) do
+    for _, name in ipairs(table_config.feature_names) do
+      if not index[name] then
+        features[#features + 1] = name
+        index[name] = #features
+      end
+      self._slots[#self._slots + 1] = { table = t, feature = index[name], name = name }
+      self._dims[#self._dims + 1] = table_config.embedding_dim
+      self._width = self._width + table_config.embedding_dim
+    end
+  end
+  self._features = features
+  self._names = EmbeddingBagCollection.output_names(a.tables)
+  self._keys = Keys.of(self._names)
+  self._lengths = ffi.new("int64_t[?]", #self._dims, self._dims)
+  self._input = ffi.new "peri_tbe_input"
+  self._shape = ffi.new "int64_t[2]"
+  self._tbe, self._blocks, self._seen_keys, self._seen_stride = false, false, false, -1
+  rawset(self, "_parameters", nil) -- see __index
+  rawset(self, "_buffers", nil)
+end
+
+--- Whoever asks for the parameters or buffers of a collection makes it take its memory.
+EmbeddingBagCollection.__index = function(self, key)
+  if key == "_parameters" or key == "_buffers" then
+    if not rawget(self, "_lengths") then return nil end
+    self:materialise()
+    return rawget(self, key)
+  end
+  return EmbeddingBagCollection[key]
+end
+
+--- Run f outside any scope: what it makes lives as long as the module.
+local function lasting(f, ...)
+  local scope = state.scope
+  state.scope = false
+  local ok, result = pcall(f, ...)
+  state.scope = scope
+  if not ok then error(result, 0) end
+  return result
+end
+
+local function make(self)
+  local batch = tbe.new {
+    tables = util.map(self.tables, function(t)
+      return { name = t.name, rows = t.num_embeddings, cols = t.embedding_dim, pooling = t.pooling, init = t:initialiser() }
+    end),
+    fused_params = self.fused_params or { optimizer = "none" },
+    features = self._features, data_type = self.tables[1].data_type, seed = self.seed or nil, device = self.device or nil,
+  }
+  local parameters, buffers = {}, {}
+  for i, t in ipairs(self.tables) do
+    local name = "embedding_bags." .. t.name .. ".weight"
+    local list = self.fused_params and buffers or parameters
+    list[i] = name
+    rawset(self, name, self.fused_params and batch:state(i) or batch:leaf(i))
+  end
+  rawset(self, "_parameters", parameters)
+  rawset(self, "_buffers", buffers)
+  return batch
+end
+
+--- Allocate and initialise the tables, if that has not been done. Returns their table batch.
+function EmbeddingBagCollection:materialise()
+  if not self._tbe then
+    if self.device == "meta" then
+      P.fail "EmbeddingBagCollection: it is on device 'meta', a description without memory; shard it, or make it on a real device"
+    end
+    self._tbe = lasting(make, self)
+  end
+  return self._tbe
+end
+
+-- -- forward ---------------------------------------------------------------------------------------------------------------------------
+
+--- The block list for batches with these keys and this stride.
+local function blocks_for(self, keys, stride)
+  local list, column = {}, 0
+  for i, slot in ipairs(self._slots) do
+    local key = C.peri_keys_find(keys, slot.name)
+    if key < 0 then
+      P.fail(("EmbeddingBagCollection: the batch has no feature '%s' (of table '%s'); its keys: %s"):format(slot.name,
+        self.tables[slot.table].name, table.concat(Keys.list(keys), ", ")))
+    end
+    list[i] = {
+      table = slot.table, feature = slot.feature, first_bag = key * stride, bags = stride, out_offset = column, out_stride = self._width,
+    }
+    column = column + self._dims[i]
+  end
+  return self:materialise():blocks(list)
+end
+
+local function prepare(self, keys, stride)
+  self._blocks = lasting(blocks_for, self, keys, stride)
+  self._seen_keys, self._seen_stride = lasting(Keys.share, keys), stride -- kept, so that its address stays its own
+end
+
+local desc = ffi.new "peri_kjt_desc"
+local ids_out, offsets_out, weights_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]"
+local out, kt_out = ffi.new "peri_tensor *[1]", ffi.new "peri_kt *[1]"
+
+--- Pooled rows of the features of a KeyedJaggedTensor, as a KeyedTensor [batch, columns]; the batch may have further keys.
+function EmbeddingBagCollection:forward(features)
+  if not KeyedJaggedTensor.is(features) then
+    P.fail(("EmbeddingBagCollection: a KeyedJaggedTensor is wanted, not a %s"):format(type(features)))
+  end
+  local kjt = kjt_ptr(features)
+  C.peri_kjt_describe(kjt, desc)
+  if desc.variable_stride then P.fail "EmbeddingBagCollection: keys with batches of different sizes need a sharded collection" end
+  if self._weighted and not desc.weighted then P.fail "EmbeddingBagCollection: is_weighted, but the batch has no weights" end
+  local stride, keys = tonumber(desc.stride), C.peri_kjt_keys(kjt)
+  if stride ~= self._seen_stride or self._seen_keys.ptr ~= keys then prepare(self, keys, stride) end
+  check(C.peri_kjt_values(kjt, ids_out))
+  local ids = Tensor.wrap(ids_out[0])
+  check(C.peri_kjt_offsets(kjt, offsets_out))
+  local offsets = Tensor.wrap(offsets_out[0])
+  local input, shape = self._input, self._shape
+  input.ids, input.offsets, input.blocks, input.weights = ids.ptr, offsets.ptr, self._blocks.ptr, nil
+  if self._weighted then
+    check(C.peri_kjt_weights(kjt, weights_out))
+    input.weights = Tensor.wrap(weights_out[0]).ptr
+  end
+  shape[0], shape[1] = stride, self._width
+  check(C.peri_tbe_lookup(self._tbe.ptr, input, 2, shape, out))
+  local values = Tensor.wrap(out[0])
+  check(C.peri_kt_new(self._keys.ptr, self._lengths, 1, values.ptr, kt_out))
+  return KeyedTensor.wrap(kt_out[0])
+end
+
+-- -- looking ---------------------------------------------------------------------------------------------------------------------------
+
+--- The tables' configurations, in order.
+function EmbeddingBagCollection:embedding_bag_configs() return self.tables end
+function EmbeddingBagCollection:is_weighted() return self._weighted end
+--- Names of the output's parts and their columns, in order.
+function EmbeddingBagCollection:embedding_names() return self._names end
+function EmbeddingBagCollection:embedding_dims() return self._dims end
+--- Each feature once, in order of first use.
+function EmbeddingBagCollection:feature_names() return self._features end
+
+--- Position of a table.
+local function table_index(self, name)
+  for i, t in ipairs(self.tables) do
+    if t.name == name then return i end
+  end
+  P.fail(("EmbeddingBagCollection: no table '%s'; tables: %s"):format(tostring(name),
+    table.concat(util.map(self.tables, function(t) return t.name end), ", ")))
+end
+
+--- A live view of a table's weights, or of another state of its optimizer ("momentum1", ...).
+function EmbeddingBagCollection:weight(name) return self:table_state(name, "weight") end
+function EmbeddingBagCollection:table_state(name, which) return self:materialise():state(table_index(self, name), which) end
+
+--- Learning rate of the fused optimizer from now on.
+function EmbeddingBagCollection:set_learning_rate(rate) self:materialise():set_learning_rate(rate) end
+
+function EmbeddingBagCollection:extra_text()
+  return table.concat(util.map(self.tables, function(t)
+    return ("%s: %d x %d %s"):format(t.name, t.num_embeddings, t.embedding_dim, t.pooling)
+  end), ", ")
+end
+
+return EmbeddingBagCollection

@@ -1,0 +1,209 @@
+-- EmbeddingBagCollection and its configuration, on both devices; TorchRec's and torch's own results.
+local peri = require "perilune"
+local golden = require "spec.support.golden"
+local jit_support = require "spec.support.jit"
+local embed = peri.embed
+local Config, Collection = peri.EmbeddingBagConfig, peri.EmbeddingBagCollection
+local C = peri.ffi.C
+
+local function config(more)
+  local a = { name = "t", embedding_dim = 4, num_embeddings = 10, feature_names = { "f" } }
+  for key, value in pairs(more or {}) do a[key] = value end
+  return Config(a)
+end
+
+describe("EmbeddingBagConfig", function()
+  it("knows TorchRec's fields and defaults", function()
+    local c = config()
+    assert.equal("SUM", c.pooling)
+    assert.equal("FP32", c.data_type)
+    assert.equal(1, c:num_features())
+    assert.near(-math.sqrt(0.1), c:get_weight_init_min(), 1e-15)
+    assert.near(math.sqrt(0.1), c:get_weight_init_max(), 1e-15)
+    assert.equal(0.5, config { weight_init_max = 0.5 }:get_weight_init_max())
+    assert.same({ "f", "g" }, config { feature_names = { "f", "g" } }.feature_names)
+  end)
+
+  it("refuses what makes no table", function()
+    local function refused(more, message) assert.error_matches(function() config(more) end, message) end
+    refused({ name = "" }, "name is '', allowed: a text")
+    refused({ embedding_dim = 0 }, "'t': embedding_dim is 0")
+    refused({ embedding_dim = 1.5 }, "embedding_dim is 1.5")
+    refused({ num_embeddings = 0 }, "num_embeddings is 0")
+    refused({ feature_names = {} }, "feature_names is no list")
+    refused({ feature_names = { "f", "f" } }, "feature 'f' is listed twice")
+    refused({ feature_names = { "f", 3 } }, "'3' is no feature name")
+    refused({ pooling = "MAX" }, "pooling is 'MAX', allowed: MEAN, SUM")
+    refused({ data_type = "FP33" }, "data_type is 'FP33', allowed: ")
+    refused({ init_fn = function() end }, "init_fn, allowed: embed.uniform")
+    refused({ init_fn = embed.constant(1), weight_init_max = 1 }, "exclude each other")
+    refused({ dim = 4 }, "no argument 'dim'; allowed: .*embedding_dim")
+    assert.error_matches(function() Config { name = "t" } end, "argument 'embedding_dim' is missing")
+  end)
+end)
+
+local function kjt_of(case, prefix, device, weighted)
+  return peri.KeyedJaggedTensor {
+    keys = case.args.keys, values = case:tensor(prefix .. "values", device), lengths = case:tensor(prefix .. "lengths", device),
+    weights = weighted or nil,
+  }
+end
+
+for _, device in ipairs { "cpu", "opaque" } do
+  local function t(list, dtype) return peri.tensor(list, dtype, device) end
+
+  describe("EmbeddingBagCollection on " .. device, function()
+    for _, name in ipairs(golden.names("ops/embedding", "^ebc")) do
+      it("reproduces " .. name, function()
+        local case = golden.load(name)
+        local tables = peri.util.map(case.args.tables, function(x)
+          return Config { name = x.name, embedding_dim = x.dim, num_embeddings = x.rows, feature_names = x.features,
+            pooling = x.pooling:upper() }
+        end)
+        local weights = case:tensor("in.features.weights", device)
+        if weights then weights:requires_grad() end
+        local ebc = Collection { tables = tables, is_weighted = case.args.is_weighted, device = device }
+        for _, x in ipairs(case.args.tables) do ebc:weight(x.name):copy(case:tensor("in." .. x.name .. ".weight", device)) end
+        local kt = ebc(kjt_of(case, "in.features.", device, weights))
+        assert.same(case.args.out_keys, kt:keys())
+        assert.same(case.args.out_length_per_key, kt:length_per_key())
+        case:assert_near("out.values", kt:values())
+        kt:values():backward(case:tensor("in.grad_values", device))
+        for i, p in ipairs(ebc:named_parameters()) do
+          local x = case.args.tables[i]
+          assert.equal("embedding_bags." .. x.name .. ".weight", p.name)
+          case:assert_near("grad." .. x.name .. ".weight", p.tensor:grad())
+        end
+        if weights then case:assert_near("grad.features.weights", weights:grad()) end
+      end)
+    end
+
+    for _, name in ipairs(golden.names("ops/embedding", "^bag")) do
+      it("reproduces " .. name, function()
+        local case = golden.load(name)
+        local a = case.args
+        local ids, offsets = case:list "in.indices", case:list "in.offsets"
+        if not a.include_last_offset then offsets[#offsets + 1] = #ids end
+        for i, id in ipairs(ids) do
+          if id == a.padding_idx then ids[i] = -1 end -- torch's padding row: adds nothing, learns nothing
+        end
+        local weights = case:tensor(case:has "in.per_sample_weights" and "in.per_sample_weights" or "in.weights", device)
+        if weights then weights:requires_grad() end
+        local ebc = Collection {
+          tables = { config { embedding_dim = a.dim, num_embeddings = a.rows, pooling = a.mode:upper() } }, is_weighted = weights ~= nil,
+            device = device,
+        }
+        ebc:weight("t"):copy(case:tensor("in.weight", device))
+        local kt = ebc(peri.KeyedJaggedTensor { keys = { "f" }, values = t(ids, "i64"), offsets = t(offsets, "i64"), weights = weights })
+        case:assert_near("out.output", kt:values())
+        kt:values():backward(case:tensor("in.grad_output", device))
+        case:assert_near("grad.weight", ebc:parameters()[1]:grad())
+        if weights then
+          case:assert_near(case:has "grad.per_sample_weights" and "grad.per_sample_weights" or "grad.weights", weights:grad())
+        end
+      end)
+    end
+
+    local function features(more)
+      local a = { keys = { "x", "g", "f" }, values = t({ 1, 2, 3, 4, 5, 6 }, "i64"), lengths = t({ 1, 0, 2, 1, 0, 2 }, "i32") }
+      for key, value in pairs(more or {}) do a[key] = value end
+      return peri.KeyedJaggedTensor(a)
+    end
+    local function ones(tables, more)
+      local a = { tables = tables, device = device, fused_params = { optimizer = "sgd", learning_rate = 0.5 } }
+      for key, value in pairs(more or {}) do a[key] = value end
+      return Collection(a)
+    end
+    local one = embed.constant(1)
+
+    it("takes features of any batch by name, also when keys and batch change", function()
+      local ebc = ones { config { feature_names = { "f", "g" }, init_fn = one }, config { name = "u", embedding_dim = 1, init_fn = one } }
+      assert.same({ "f@t", "g", "f@u" }, ebc:embedding_names())
+      assert.same({ 4, 4, 1 }, ebc:embedding_dims())
+      assert.same({ "f", "g" }, ebc:feature_names())
+      local kt = ebc(features())
+      assert.same({ { 0, 0, 0, 0, 2, 2, 2, 2, 0 }, { 2, 2, 2, 2, 1, 1, 1, 1, 2 } }, kt:values():to_table())
+      kt = ebc(features { keys = { "f", "g", "x" } })
+      assert.same({ { 1, 1, 1, 1, 2, 2, 2, 2, 1 }, { 0, 0, 0, 0, 1, 1, 1, 1, 0 } }, kt:values():to_table())
+      kt = ebc(features { keys = { "f", "g" }, lengths = t({ 1, 1, 1, 0, 3, 0 }, "i32") })
+      assert.same({ { 1 }, { 1 }, { 1 } }, kt:get("f@u"):to_table())
+      assert.same({ 3, 4 }, kt:get("g"):shape())
+      kt = ebc(features { values = t({}, "i64"), lengths = t({}, "i32") })
+      assert.same({ 0, 9 }, kt:values():shape())
+    end)
+
+    it("updates its tables in the backward pass when it has an optimizer", function()
+      local ebc = ones { config { init_fn = one } }
+      local kt = ebc(features())
+      kt:values():backward(peri.full({ 2, 4 }, 2, "f32", device))
+      assert.same({}, ebc:parameters())
+      assert.same({ 1, 1, 1, 1 }, ebc:weight("t"):slice(1, 4, 5):to_list())
+      assert.same({ 0, 0, 0, 0 }, ebc:weight("t"):slice(1, 5, 6):to_list()) -- 1 - 0.5 * 2
+      ebc:set_learning_rate(0)
+      ebc(features()):values():backward(peri.full({ 2, 4 }, 2, "f32", device))
+      assert.same({ 0, 0, 0, 0 }, ebc:weight("t"):slice(1, 5, 6):to_list())
+      assert.equal("embedding_bags.t.weight", ebc:named_state()[1].name)
+    end)
+
+    it("starts with the same weights whatever else there is", function()
+      local a = ones({ config(), config { name = "u", embedding_dim = 7 } }, { seed = 5 }):weight("u"):to_list()
+      assert.same(a, ones({ config { name = "u", embedding_dim = 7 } }, { seed = 5 }):weight("u"):to_list())
+      assert.not_same(a, ones({ config { name = "u", embedding_dim = 7 } }, { seed = 6 }):weight("u"):to_list())
+    end)
+
+    it("takes no memory before it is used", function()
+      local before = C.peri_mem_live()
+      local ebc = ones({ config { num_embeddings = 1000000, embedding_dim = 64 } }, { device = "meta" })
+      assert.equal(1, #ebc:named_modules())
+      assert.is_true(C.peri_mem_live() - before < 1e6)
+      assert.error_matches(function() ebc(features()) end, "on device 'meta'")
+      assert.error_matches(function() ebc:parameters() end, "on device 'meta'")
+    end)
+
+    it("names what is wrong", function()
+      local ebc = ones({ config(), config { name = "u", feature_names = { "h" } } })
+      assert.error_matches(function() ebc(features()) end, "no feature 'h' %(of table 'u'%); its keys: x, g, f")
+      ebc = ones { config() }
+      assert.error_matches(function() ebc(features { values = t({ 1, 2, 3, 4, 5, 10 }, "i64") }) end,
+        "table 't', feature 'f', sample 1: id 10 at place 1 of the bag, allowed: 0%.%.9")
+      assert.error_matches(function() ones({ config() }, { is_weighted = true })(features()) end,
+        "is_weighted, but the batch has no weights")
+      assert.error_matches(function() ones {} end, "no list of EmbeddingBagConfig")
+      assert.error_matches(function() ones { {} } end, "entry 1 of tables is no EmbeddingBagConfig")
+      assert.error_matches(function() ones { config(), config() } end, "two tables are named 't'")
+      assert.error_matches(function() ones({ config() }, { fused_params = { optimizer = "x" } }) end, "optimizer is 'x', allowed")
+      assert.error_matches(function() ebc:weight "v" end, "no table 'v'; tables: t")
+      assert.error_matches(function() ebc(3) end, "a KeyedJaggedTensor is wanted, not a number")
+    end)
+
+    it("leaves nothing behind", function()
+      local ebc = ones { config { pooling = "MEAN" } }
+      local kjt = features()
+      ebc(kjt):values():backward(peri.ones({ 2, 4 }, "f32", device))
+      local objects = tonumber(C.peri_mem_objects())
+      for _ = 1, 20 do
+        peri.scope(function() ebc(kjt):values():backward(peri.ones({ 2, 4 }, "f32", device)) end)
+      end
+      assert.equal(objects, tonumber(C.peri_mem_objects()))
+    end)
+  end)
+end
+
+describe("EmbeddingBagCollection", function()
+  it("compiles", function()
+    local ebc = Collection { tables = { config() }, fused_params = { optimizer = "sgd" } }
+    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor({ 1, 2 }, "i64"), lengths = peri.tensor({ 1, 1 }, "i32") }
+    ebc(kjt) -- takes memory, makes the block list
+    peri.scope(function()
+      local scope = peri.ffi.state.scope
+      jit_support.assert_compiles("EmbeddingBagCollection:forward", function()
+        ebc:forward(kjt)
+        for i = 1, scope.n do -- what a training step's scope does at its end
+          scope[i]:release()
+          scope[i] = false
+        end
+        scope.n = 0
+      end)
+    end)
+  end)
+end)

@@ -1,0 +1,232 @@
+-- Table batches: bounds checks, malformed arguments, state, statistics, life and memory, on both devices.
+-- deadline: 300 s
+local peri = require "perilune"
+local support = require "spec.support.tbe"
+local embed = peri.embed
+local C, check = peri.ffi.C, peri.ffi.check
+local generator, numbers, bags_of = support.generator, support.numbers, support.bags_of
+
+for _, device in ipairs { "cpu", "opaque" } do
+  local function t(list, dtype) return peri.tensor(list, dtype, device) end
+  local batch = support.maker(device)
+
+  describe("table batch on " .. device, function()
+    -- -- checks ----------------------------------------------------------------------------------------------------------------------
+
+    local bad = { ids = { 0, 1, 2, 5, -3 }, offsets = { 0, 2, 3, 5 } }
+    local function checked(mode)
+      local b = batch({ { name = "songs", rows = 3, cols = 2, init = embed.constant(1) } },
+        { optimizer = "sgd", learning_rate = 1, bounds_check_mode = mode }, { features = { "heard", "liked" } })
+      return b, b:blocks { { table = 1, first_bag = 0, bags = 3, out_offset = 0, out_stride = 2, feature = 2 } }
+    end
+
+    it("names table, feature, sample and id when an id is out of range", function()
+      local b, list = checked "FATAL"
+      local ids, offsets = t(bad.ids, "i64"), t(bad.offsets, "i64")
+      local message = "peri_tbe_lookup: table 'songs', feature 'liked', sample 2: id 5 at place 0 of the bag, "
+        .. "allowed: 0%.%.2, or %-1 for none %(2 such ids%)"
+      local ok, err = pcall(function() b:lookup(ids, offsets, list, 3, 2) end)
+      assert.is_false(ok)
+      assert.equal("ERANGE", err.name)
+      assert.matches(message, err.message)
+      assert.same(bad.ids, ids:to_list())
+      assert.equal(2, b:statistics().bad_ids)
+      assert.error_matches(function() b:lookup(t(bad.ids, "i32"), offsets, list, 3, 2) end, "id 5 at place 0")
+      assert.same({ { 2, 2 }, { 1, 1 }, { 0, 0 } }, b:lookup(t({ 0, 1, 2, -1, -1 }, "i64"), offsets, list, 3, 2):to_table())
+    end)
+
+    for _, mode in ipairs { "WARNING", "IGNORE", "NONE" } do
+      it("leaves bad ids out in mode " .. mode, function()
+        local b, list = checked(mode)
+        local ids = t(bad.ids, "i64")
+        C.peri_log_level_set(C.PERI_LOG_ERROR)
+        local out = b:lookup(ids, t(bad.offsets, "i64"), list, 3, 2)
+        C.peri_log_level_set(C.PERI_LOG_WARN)
+        assert.same({ { 2, 2 }, { 1, 1 }, { 0, 0 } }, out:to_table())
+        out:backward(peri.ones({ 3, 2 }, "f32", device))
+        assert.same({ { 0, 0 }, { 0, 0 }, { 0, 0 } }, b:state(1):to_table())
+        assert.same(bad.ids, ids:to_list())
+        assert.equal(mode == "NONE" and 0 or 2, b:statistics().bad_ids)
+      end)
+    end
+
+    it("says which offsets make no bag", function()
+      for _, mode in ipairs { "FATAL", "WARNING" } do
+        local b, list = checked(mode)
+        local function look(offsets) return function() b:lookup(t({ 0, 1, 2 }, "i64"), t(offsets, "i64"), list, 3, 2) end end
+        assert.error_matches(look { 0, 2, 1, 3 }, "table 'songs', feature 'liked', sample 1: offsets 2 and 1 make no bag of 3 ids")
+        assert.error_matches(look { -1, 1, 1, 3 }, "sample 0: offsets %-1 and 1")
+        assert.error_matches(look { 0, 1, 1, 4 }, "sample 2: offsets 1 and 4 make no bag of 3 ids")
+        look { 0, 1, 1, 3 } ()
+      end
+    end)
+
+    it("refuses malformed arguments", function()
+      local function with(more)
+        local table_config = { name = "a", rows = 3, cols = 2 }
+        for key, value in pairs(more) do table_config[key] = value end
+        return function() batch { table_config } end
+      end
+      assert.error_matches(with { name = "" }, "table 0 has no name")
+      assert.error_matches(with { rows = -1 }, "table 'a' has %-1 rows")
+      assert.error_matches(with { cols = 0 }, "table 'a' has 0 columns, allowed: 1")
+      assert.error_matches(with { row_offset = 2, total_rows = 4 }, "rows 2 %.%. 5 of 4")
+      assert.error_matches(with { col_offset = 3, total_cols = 4 }, "columns 3 %.%. 5 of 4")
+      assert.error_matches(with { pooling = "MAX" }, "pooling is 'MAX', allowed: SUM, MEAN")
+      assert.error_matches(with { init = embed.uniform(1, 0) }, "init parameters 1, 0")
+      assert.error_matches(with { init = embed.normal(0, -1) }, "init parameters 0, %-1")
+      local function fused(p) return function() batch({ { name = "a", rows = 3, cols = 2 } }, p) end end
+      assert.error_matches(fused { optimizer = "ftrl" }, "optimizer is 'ftrl', allowed: adagrad, adam, none, rowwise_adagrad, sgd")
+      assert.error_matches(fused { optimizer = "sgd", eps = 1 }, "optimizer sgd has no eps %(given: 1%)")
+      assert.error_matches(fused { optimizer = "sgd", learning_rate = -1 }, "learning_rate %-1, allowed")
+      assert.error_matches(fused { optimizer = "sgd", learning_rate = 0 / 0 }, "learning_rate .*nan, allowed")
+      assert.error_matches(fused { optimizer = "adam", beta1 = 1 }, "beta1 1, allowed: 0 <= number < 1")
+      assert.error_matches(fused { optimizer = "adagrad", weight_decay = 1 }, "adagrad has no weight_decay")
+      assert.error_matches(fused { optimizer = "rowwise_adagrad", weight_decay = 1 }, "without a weight_decay_mode")
+      assert.error_matches(fused { optimizer = "adam", weight_decay_mode = "l2" }, "adam has no weight_decay_mode")
+      assert.error_matches(fused { optimizer = "sgd", use_rowwise_bias_correction = true }, "sgd has no row_bias_correction")
+      assert.error_matches(fused { optimizer = "sgd", bounds_check_mode = "LOUD" }, "bounds_check_mode is 'LOUD', allowed: FATAL")
+      assert.error_matches(fused { optimizer = "sgd", rate = 1 }, "no argument 'rate'")
+    end)
+
+    it("refuses malformed block lists and inputs", function()
+      local b = batch({ { name = "a", rows = 3, cols = 2 } }, nil, { features = { "f" } })
+      local function block(more)
+        local x = { table = 1, first_bag = 0, bags = 2, out_offset = 0, out_stride = 2 }
+        for key, value in pairs(more) do x[key] = value end
+        return function() b:blocks { x } end
+      end
+      assert.error_matches(block { table = 2 }, "block 0: table 1, allowed: 0%.%.0")
+      assert.error_matches(block { feature = 3 }, "feature 2, allowed: %-1%.%.0")
+      assert.error_matches(block { first_bag = -1 }, "2 bags from bag %-1")
+      assert.error_matches(block { bags = -1 }, "%-1 bags")
+      assert.error_matches(block { out_offset = -2 }, "out_offset %-2")
+      assert.error_matches(block { out_stride = 1 }, "out_stride 1 makes rows of table 'a' overlap, allowed: >= 2")
+      assert.error_matches(block { bags = 2 ^ 40, out_stride = 2 ^ 40 }, "out_stride")
+      local list = b:blocks { { table = 1, first_bag = 0, bags = 2, out_offset = 0, out_stride = 2 } }
+      local ids, offsets = t({ 0, 1 }, "i64"), t({ 0, 1, 2 }, "i64")
+      local function look(...)
+        local a = { ... }
+        return function() b:lookup(unpack(a, 1, 7)) end
+      end
+      assert.error_matches(look(t { 0, 1 }, offsets, list, 2, 2), "ids is f32 %[2%], allowed: i64, i32")
+      assert.error_matches(look(ids, t({ 0, 1, 2 }, "f32"), list, 2, 2), "offsets is f32")
+      assert.error_matches(look(ids, t({ 0, 1 }, "i64"), list, 2, 2), "offsets of 1 bags, the blocks need 2")
+      assert.error_matches(look(ids, offsets, list, 2, 1), "the output is f32 %[2, 1%], the blocks write up to element 3")
+      assert.error_matches(look(ids, offsets, list, 2, 2, t { 1 }), "1 weights for 2 ids")
+      assert.error_matches(look(ids, offsets, list, 2, 2, t({ 1, 1 }, "i64")), "weights is i64")
+      assert.error_matches(look(ids, offsets, list, 2, 2, nil, t { 1 }), "1 scales for 2 bags")
+      assert.error_matches(look(t { { 0 }, { 1 } }:to "i64", offsets, list, 2, 2), "ids is i64 %[2, 1%], wanted 1 dim")
+      local other = batch({ { name = "a", rows = 3, cols = 2 }, { name = "b", rows = 3, cols = 2 } })
+      assert.error_matches(function() other:lookup(ids, offsets, list, 2, 2) end, "made for 1 tables, this table batch has 2")
+      assert.error_matches(function() b:backward(ids, offsets, list, t { 1, 2, 3 }) end,
+        "the gradient is f32 %[3%], the blocks read up to element 3")
+      assert.error_matches(function() b:backward(ids, offsets, list, t { 1, 2, 3, 4 }, nil, nil, t { 1 }) end, "one for each of 2 ids")
+      assert.error_matches(function() b:apply_gradient(t { 1 }) end, "no gradient of this table batch")
+      assert.error_matches(function() b:state(2) end, "table 1, allowed: 0%.%.0")
+      assert.error_matches(function() b:state(1, "momentum1") end, "table 'a' has no state 'momentum1'; it has: weight")
+      assert.error_matches(function() b:leaf(1) end, "fused optimizer sgd")
+      assert.error_matches(function() b:set_learning_rate(-1) end, "%-1, allowed")
+      assert.error_matches(function() b:set_iteration(-1) end, "%-1, allowed")
+      b:release()
+      assert.error_matches(function() b:iteration() end, "it was released")
+    end)
+
+    -- -- state and life ----------------------------------------------------------------------------------------------------------------
+
+    it("reads and writes rows of weights and state", function()
+      local b = batch({ { name = "x", rows = 2, cols = 3 }, { name = "a", rows = 5, cols = 2 } }, { optimizer = "rowwise_adagrad" })
+      assert.same({ "weight", "momentum1" }, b:state_names())
+      b:write(2, "weight", 1, t { { 1, 2 }, { 3, 4 } })
+      b:write(2, "momentum1", 3, peri.tensor({ 7, 8 }, "f64")) -- cast, and from another device
+      local rows = b:read(2, "weight", 2, peri.zeros({ 1, 2 }, "f64"))
+      assert.same({ { 3, 4 } }, rows:to_table())
+      assert.same({ 0, 0, 0, 7, 8 }, b:state(2, "momentum1"):to_list())
+      b:state(2):slice(1, 0, 1):fill(9)
+      assert.same({ { 9, 9 }, { 1, 2 } }, b:read(2, "weight", 0, peri.zeros({ 2, 2 }, "f32", device)):to_table())
+      assert.error_matches(function() b:write(2, "weight", 4, t { { 1, 2 }, { 3, 4 } }) end, "rows 4 %.%. 6 of table 'a', allowed: 0%.%.5")
+      assert.error_matches(function() b:write(2, "weight", 0, t { { 1, 2, 3 } }) end, "columns: 2")
+      assert.error_matches(function() b:read(2, "momentum1", 0, t { { 1, 2 } }) end, "1 dimensions")
+    end)
+
+    it("counts what it did", function()
+      local b = batch({ { name = "a", rows = 5, cols = 2 } }, { optimizer = "adam" })
+      local list = b:blocks { { table = 1, first_bag = 0, bags = 3, out_offset = 0, out_stride = 2 } }
+      for _ = 1, 2 do b:lookup(t({ 1, 1, 4, 4 }, "i64"), t({ 0, 1, 1, 4 }, "i64"), list, 3, 2):backward(peri.ones({ 3, 2 }, "f32",
+        device)) end
+      local s = b:statistics()
+      assert.equal(2, s.lookups)
+      assert.equal(2, s.updates)
+      assert.equal(8, s.ids)
+      assert.equal(6, s.bags)
+      assert.equal(4, s.rows_updated)
+      assert.equal(16 * 4, s.weight_bytes)
+      assert.equal(2 * 16 * 4, s.state_bytes)
+      assert.is_true(s.workspace_bytes > 0)
+    end)
+
+    it("holds no tables, no blocks, no ids", function()
+      local b = batch {}
+      assert.same({}, b:lookup(t({}, "i64"), t({ 0 }, "i64"), b:blocks {}, 0):to_list())
+      b = batch({ { name = "a", rows = 2, cols = 2 } })
+      local list = b:blocks { { table = 1, first_bag = 0, bags = 2, out_offset = 2, out_stride = 2 } }
+      local out = b:lookup(t({}, "i64"), t({ 0, 0, 0 }, "i64"), list, 6)
+      assert.same({ 0, 0, 0, 0, 0, 0 }, out:to_list())
+      out:backward(peri.ones({ 6 }, "f32", device))
+      assert.equal(1, b:iteration())
+    end)
+
+    it("releases everything, and keeps its memory flat over many steps", function()
+      collectgarbage()
+      collectgarbage()
+      local objects, draw, live = tonumber(C.peri_mem_objects()), generator(5), nil
+      peri.scope(function()
+        local b = batch({ { name = "a", rows = 100, cols = 16 } }, { optimizer = "rowwise_adagrad" })
+        local list = b:blocks { { table = 1, first_bag = 0, bags = 20, out_offset = 0, out_stride = 16 } }
+        local steps = device == "cpu" and 400 or 60
+        for step = 1, steps do
+          peri.scope(function()
+            local ids, offsets = bags_of(20, 10, 100, draw)
+            for _ = #ids + 1, 200 do ids[#ids + 1] = 0 end
+            b:lookup(t(ids, "i64"), t(offsets, "i64"), list, 20, 16, t(numbers(200, draw))):backward(peri.ones({ 20, 16 }, "f32", device))
+          end)
+          if step == 5 then
+            b:statistics()
+            live = tonumber(C.peri_mem_live())
+          end
+        end
+        b:statistics() -- waits
+        assert.is_true(tonumber(C.peri_mem_live()) <= live)
+      end)
+      check(C.peri_device_synchronize(peri.ffi.device(device)))
+      assert.equal(objects, tonumber(C.peri_mem_objects()))
+    end)
+
+    it("unwinds when memory runs out, wherever that is", function()
+      local ids, offsets, grad = t({ 1, 2, 0 }, "i64"), t({ 0, 1, 3 }, "i64"), t { { 1, 2 }, { 3, 4 } }
+      collectgarbage()
+      collectgarbage()
+      local objects = tonumber(C.peri_mem_objects())
+      for _, point in ipairs { "alloc", "device_alloc" } do
+        local k, failed = 1, true
+        while failed do
+          check(C.peri_fault_arm(point, k))
+          local ok, err = pcall(peri.scope, function()
+            local b = batch({ { name = "a", rows = 3, cols = 2, pooling = "MEAN" } }, { optimizer = "adagrad" })
+            local list = b:blocks { { table = 1, first_bag = 0, bags = 2, out_offset = 0, out_stride = 2 } }
+            local out = b:lookup(ids, offsets, list, 2, 2)
+            out:backward(grad)
+          end)
+          check(C.peri_fault_arm(point, 0))
+          failed = not ok
+          if failed then assert.equal("ENOMEM", err.name, tostring(err)) end
+          assert.equal(objects, tonumber(C.peri_mem_objects()), ("objects left after failing %s %d"):format(point, k))
+          k = k + 1
+          assert.is_true(k < 500)
+        end
+        assert.is_true(k > 5)
+      end
+    end)
+  end)
+end
+

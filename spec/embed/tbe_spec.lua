@@ -1,0 +1,264 @@
+-- Table batches: how weights start, what block lists mean, exact updates over many steps, on both devices.
+-- deadline: 300 s
+local ffi = require "ffi"
+local peri = require "perilune"
+local golden = require "spec.support.golden"
+local reference = require "spec.support.tbe_reference"
+local support = require "spec.support.tbe"
+local embed, util = peri.embed, peri.util
+local C, check = peri.ffi.C, peri.ffi.check
+local generator, numbers, bags_of = support.generator, support.numbers, support.bags_of
+
+local optimizers = {
+  sgd = { learning_rate = 0.1 },
+  adagrad = { learning_rate = 0.1, eps = 1e-4 },
+  rowwise_adagrad = { learning_rate = 0.1, eps = 1e-4 },
+  ["rowwise_adagrad, l2"] = { optimizer = "rowwise_adagrad", learning_rate = 0.1, eps = 1e-4, weight_decay = 0.1,
+    weight_decay_mode = "l2" },
+  ["rowwise_adagrad, decouple"] = { optimizer = "rowwise_adagrad", learning_rate = 0.1, eps = 1e-4, weight_decay = 0.1,
+    weight_decay_mode = "decouple" },
+  adam = { learning_rate = 0.02, eps = 1e-4, beta1 = 0.8, beta2 = 0.95 },
+  ["adam, decay"] = { optimizer = "adam", learning_rate = 0.02, eps = 1e-4, beta1 = 0.8, beta2 = 0.95, weight_decay = 0.1 },
+  ["adam, row counts"] = { optimizer = "adam", learning_rate = 0.02, eps = 1e-4, beta1 = 0.8, beta2 = 0.95,
+    use_rowwise_bias_correction = true },
+}
+
+local function params(name)
+  local p = {}
+  for key, value in pairs(optimizers[name]) do p[key] = value end
+  p.optimizer = p.optimizer or name
+  return p
+end
+
+for _, device in ipairs { "cpu", "opaque" } do
+  local function t(list, dtype) return peri.tensor(list, dtype, device) end
+  local batch = support.maker(device)
+
+  describe("table batch on " .. device, function()
+    -- -- start values ----------------------------------------------------------------------------------------------------------------
+
+    it("starts weights that do not depend on the sharding", function()
+      local whole = batch({ { name = "a", rows = 30, cols = 12 }, { name = "b", rows = 5, cols = 3 } })
+      local want = whole:state(1):to_table()
+      local shards = batch {
+        { name = "b", rows = 5, cols = 3 },
+        { name = "a", rows = 10, cols = 5, row_offset = 20, col_offset = 7, total_rows = 30, total_cols = 12 },
+        { name = "a", rows = 0, cols = 12, row_offset = 30, total_rows = 30, total_cols = 12 },
+      }
+      assert.same(whole:state(2):to_table(), shards:state(1):to_table())
+      local got = shards:state(2):to_table()
+      for r = 1, 10 do
+        for c = 1, 5 do assert.equal(want[20 + r][7 + c], got[r][c]) end
+      end
+      assert.same({ 0, 12 }, shards:state(3):shape())
+      local low, high = 0, 0
+      for _, x in ipairs(whole:state(1):to_list()) do low, high = math.min(low, x), math.max(high, x) end
+      local edge = math.sqrt(1 / 30)
+      assert.is_true(low >= -edge and low < -0.8 * edge and high < edge and high > 0.8 * edge)
+      assert.not_same(want, batch({ { name = "c", rows = 30, cols = 12 } }):state(1):to_table())
+      assert.not_same(want, batch({ { name = "a", rows = 30, cols = 12 } }, nil, { seed = 4 }):state(1):to_table())
+    end)
+
+    it("starts weights as asked", function()
+      local b = batch {
+        { name = "a", rows = 4, cols = 2, init = embed.constant(1.5) }, { name = "b", rows = 300, cols = 8, init = embed.normal(2, 0.5) },
+        { name = "c", rows = 300, cols = 8, init = embed.uniform(3, 4) },
+      }
+      assert.same({ 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5 }, b:state(1):to_list())
+      local sum, squares = 0, 0
+      for _, x in ipairs(b:state(2):to_list()) do sum, squares = sum + x, squares + (x - 2) ^ 2 end
+      assert.near(2, sum / 2400, 0.05)
+      assert.near(0.25, squares / 2400, 0.03)
+      for _, x in ipairs(b:state(3):to_list()) do assert.is_true(x >= 3 and x < 4) end
+    end)
+
+    -- -- block lists -----------------------------------------------------------------------------------------------------------------
+
+    it("follows block lists: any order, left out and shared bags, any place of the output", function()
+      local draw = generator(1)
+      local tables = {
+        { name = "a", rows = 9, cols = 3 }, { name = "b", rows = 7, cols = 20, pooling = "MEAN" }, { name = "c", rows = 8, cols = 16 },
+      }
+      local blocks = {
+        { table = 3, first_bag = 4, bags = 3, out_offset = 100, out_stride = 17 },
+        { table = 1, first_bag = 0, bags = 2, out_offset = 3, out_stride = 3 },
+        { table = 2, first_bag = 4, bags = 3, out_offset = 20, out_stride = 25 },
+        { table = 1, first_bag = 9, bags = 1, out_offset = 0, out_stride = 0 },
+        { table = 3, first_bag = 2, bags = 0, out_offset = 0, out_stride = 0 },
+        { table = 2, first_bag = 0, bags = 1, out_offset = 160, out_stride = 20 },
+      }
+      local b = batch(tables, { optimizer = "rowwise_adagrad", learning_rate = 0.5 })
+      for i, x in ipairs(tables) do x.weight = b:state(i):to_list() end
+      local exact = reference.new(tables, { kind = "rowwise_adagrad", learning_rate = 0.5, eps = 1e-8 })
+      local list = b:blocks(blocks)
+      for _ = 1, 3 do
+        local ids, offsets = bags_of(10, 4, 7, draw)
+        local scale, weights = numbers(10, draw), numbers(#ids, draw)
+        local input = { ids = ids, offsets = offsets, blocks = blocks, scale = scale, weights = weights }
+        local grad = numbers(180, draw)
+        local out = b:lookup(t(ids, "i64"), t(offsets, "i64"), list, 180, nil, t(weights), t(scale))
+        golden.assert_near(exact:forward(input, 180), out:to_list(), { abs = 1e-5 }, "output")
+        out:backward(t(grad))
+        exact:backward(input, grad)
+        for i, x in ipairs(exact.tables) do golden.assert_near(x.weight, b:state(i):to_list(), { abs = 1e-4 }, "table " .. i) end
+      end
+    end)
+
+    it("sums exactly what a bag holds, with i32 ids and offsets", function()
+      local b = batch({ { name = "a", rows = 3, cols = 2 }, { name = "m", rows = 3, cols = 2, pooling = "MEAN" } })
+      b:write(1, "weight", 0, t { { 1, 2 }, { 10, 20 }, { 100, 200 } })
+      b:write(2, "weight", 0, t { { 3, 6 }, { 9, 12 }, { 0, 0 } })
+      local list = b:blocks {
+        { table = 1, first_bag = 0, bags = 3, out_offset = 0, out_stride = 4 }, { table = 2, first_bag = 3, bags = 3, out_offset = 2,
+          out_stride = 4 },
+      }
+      local ids, offsets = { 0, 2, 2, 1, 0, 1, -1, 0 }, { 0, 3, 3, 4, 6, 6, 8 }
+      local want = { { 201, 402, 6, 9 }, { 0, 0, 0, 0 }, { 10, 20, 1.5, 3 } } -- the pruned row counts in the length of its bag
+      assert.same(want, b:lookup(t(ids, "i32"), t(offsets, "i32"), list, 3, 4):to_table())
+      assert.same(want, b:lookup(t(ids, "i64"), t(offsets, "i32"), list, 3, 4):to_table())
+      assert.same(want, b:forward(t(ids, "i32"), t(offsets, "i64"), list, peri.zeros({ 3, 4 }, "f32", device)):to_table())
+    end)
+
+    -- -- updates ---------------------------------------------------------------------------------------------------------------------
+
+    for _, name in ipairs(util.keys(optimizers)) do
+      it("trains 20 steps with " .. name .. " as double precision does", function()
+        local draw, fused = generator(2), params(name)
+        local tables = {
+          { name = "a", rows = 11, cols = 5 }, { name = "b", rows = 6, cols = 33, pooling = "MEAN" }, { name = "c", rows = 40, cols = 16 },
+        }
+        local b = batch(tables, fused)
+        for i, x in ipairs(tables) do x.weight = b:state(i):to_list() end
+        local o = { kind = fused.optimizer }
+        for key, value in pairs(fused) do o[key] = value end
+        local exact = reference.new(tables, o)
+        local blocks = {
+          { table = 1, first_bag = 0, bags = 8, out_offset = 0, out_stride = 54 }, { table = 2, first_bag = 8, bags = 8, out_offset = 5,
+            out_stride = 54 },
+          { table = 3, first_bag = 16, bags = 8, out_offset = 38, out_stride = 54 },
+        }
+        local list = b:blocks(blocks)
+        for step = 1, 20 do
+          local ids, offsets = bags_of(24, 5, 6, draw)
+          local input = { ids = ids, offsets = offsets, blocks = blocks, weights = step % 2 == 0 and numbers(#ids, draw) or nil }
+          local grad = numbers(8 * 54, draw)
+          local weights = input.weights and t(input.weights):requires_grad()
+          local out = b:lookup(t(ids, "i64"), t(offsets, "i64"), list, 8, 54, weights)
+          golden.assert_near(exact:forward(input, 432), out:to_list(), { abs = 2e-4 }, "output")
+          local want = exact:weight_gradient(input, grad)
+          exact:backward(input, grad)
+          out:backward(peri.tensor(grad, "f32", device, { 8, 54 }))
+          if weights then golden.assert_near(want, weights:grad():to_list(), { abs = 1e-3 }, "gradient of weights") end
+        end
+        for i, x in ipairs(exact.tables) do
+          golden.assert_near(x.weight, b:state(i):to_list(), { abs = 2e-4 }, "table " .. i)
+          for _, state in ipairs(b:state_names()) do golden.assert_near(x[state], b:state(i, state):to_list(), { abs = 1e-3, rel = 1e-4 },
+            state) end
+        end
+        assert.equal(20, b:iteration())
+      end)
+
+      it("gives the same bits through a dense gradient with " .. name, function()
+        local draw, made = generator(3), {}
+        local ids, offsets = bags_of(12, 9, 10, draw)
+        local grad = numbers(6 * 24, draw)
+        for way = 1, 2 do
+          local b = batch({ { name = "a", rows = 10, cols = 7 }, { name = "b", rows = 10, cols = 17 } }, params(name))
+          local list = b:blocks {
+            { table = 1, first_bag = 0, bags = 6, out_offset = 0, out_stride = 24 }, { table = 2, first_bag = 6, bags = 6, out_offset = 7,
+              out_stride = 24 },
+          }
+          for _ = 1, 3 do
+            if way == 1 then
+              b:backward(t(ids, "i64"), t(offsets, "i64"), list, t(grad))
+            else
+              local dense = b:gradient(t(ids, "i64"), t(offsets, "i64"), list, t(grad))
+              b:apply_gradient(dense)
+            end
+          end
+          assert.equal(3, b:iteration())
+          made[way] = { b:state(1):to_list(), b:state(2):to_list() }
+        end
+        assert.same(made[1], made[2])
+      end)
+    end
+
+    it("trains only when gradients are recorded and flow, with the rate of that moment", function()
+      local b = batch({ { name = "a", rows = 4, cols = 2, init = embed.constant(0) } })
+      local list = b:blocks { { table = 1, first_bag = 0, bags = 1, out_offset = 0, out_stride = 2 } }
+      local function look() return b:lookup(t({ 1, 1 }, "i64"), t({ 0, 2 }, "i64"), list, 1, 2) end
+      peri.no_grad(function() assert.is_true(look():is_leaf()) end)
+      look() -- dropped without a backward pass
+      assert.equal(0, b:iteration())
+      local out = look()
+      b:set_learning_rate(0.5)
+      out:backward(t { { 1, 2 } })
+      assert.equal(1, b:iteration())
+      assert.same({ { 0, 0 }, { -1, -2 }, { 0, 0 }, { 0, 0 } }, b:state(1):to_table())
+      b:set_iteration(41)
+      look():backward(t { { 0, 0 } })
+      assert.equal(42, b:iteration())
+      assert.equal(0.5, b:learning_rate())
+    end)
+
+    it("gives leaves their gradients without an optimizer", function()
+      local b = batch({ { name = "a", rows = 3, cols = 2, init = embed.constant(1) }, { name = "b", rows = 2, cols = 1 } },
+        { optimizer = "none" })
+      local list = b:blocks { { table = 1, first_bag = 0, bags = 2, out_offset = 0, out_stride = 2 } }
+      local function look() return b:lookup(t({ 0, 2, 2 }, "i64"), t({ 0, 2, 3 }, "i64"), list, 2, 2) end
+      look():backward(t { { 1, 2 }, { 10, 20 } })
+      assert.same({ { 1, 2 }, { 0, 0 }, { 11, 22 } }, b:leaf(1):grad():to_table())
+      look():backward(t { { 1, 2 }, { 10, 20 } }) -- gradients of leaves accumulate
+      assert.same({ { 2, 4 }, { 0, 0 }, { 22, 44 } }, b:leaf(1):grad():to_table())
+      assert.same({ { 0 }, { 0 } }, b:leaf(2):grad():to_table())
+      assert.same({ 1, 1, 1, 1, 1, 1 }, b:state(1):to_list())
+      assert.equal(0, b:iteration())
+    end)
+
+    it("follows itself across streams", function()
+      local b = batch({ { name = "a", rows = 50, cols = 16, init = embed.constant(0) } })
+      local list = b:blocks { { table = 1, first_bag = 0, bags = 1, out_offset = 0, out_stride = 16 } }
+      local d, stream = peri.ffi.device(device), ffi.new "peri_stream *[1]"
+      local ids, offsets, grad = t({ 7 }, "i64"), t({ 0, 1 }, "i64"), peri.ones({ 16 }, "f32", device)
+      check(C.peri_device_synchronize(d))
+      check(C.peri_stream_new(d, stream))
+      for _ = 1, 5 do
+        for _, s in ipairs { stream[0], false } do
+          check(C.peri_stream_set_current(d, s or nil))
+          b:backward(ids, offsets, list, grad)
+        end
+      end
+      local got = b:state(1):to_table()
+      C.peri_stream_release(stream[0])
+      assert.equal(-10, got[8][1])
+      assert.equal(0, got[7][1])
+    end)
+  end)
+end
+
+describe("table batch", function()
+  it("computes the same bits with any number of threads", function()
+    local draw = generator(9)
+    local ids, offsets = bags_of(4096, 9, 3000, draw)
+    local grad = numbers(2048 * 112, draw)
+    local made, before = {}, C.peri_threads()
+    for i, threads in ipairs { 1, 2, 3, 5 } do
+      check(C.peri_threads_set(threads))
+      local b = embed.tbe.new {
+        tables = { { name = "a", rows = 3000, cols = 64 }, { name = "b", rows = 3000, cols = 48, pooling = "MEAN" } },
+        fused_params = { optimizer = "adam" }, seed = 1,
+      }
+      local list = b:blocks {
+        { table = 1, first_bag = 0, bags = 2048, out_offset = 0, out_stride = 112 },
+        { table = 2, first_bag = 2048, bags = 2048, out_offset = 64, out_stride = 112 },
+      }
+      local out = b:lookup(peri.tensor(ids, "i64"), peri.tensor(offsets, "i64"), list, 2048, 112)
+      local first = out:read()
+      out:backward(peri.tensor(grad, "f32", nil, { 2048, 112 }))
+      made[i] = ffi.string(first, 2048 * 112 * 4) .. ffi.string(b:state(1):read(), 3000 * 64 * 4) .. ffi.string(b:state(2):read(),
+        3000 * 48 * 4)
+    end
+    check(C.peri_threads_set(before))
+    for i = 2, #made do assert.is_true(made[1] == made[i], "another result with the thread count of run " .. i) end
+  end)
+end)
