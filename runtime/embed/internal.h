@@ -108,6 +108,8 @@ struct peri_tbe {
     int64_t lookups, updates;
 };
 
+/** A table batch without optimizer whose weights are @flat (retained), where table t's rows lie one behind the other, without padding. */
+peri_status peri__tbe_over(const peri_tbe_config *config, peri_tensor *flat, peri_tbe **out);
 /** Begin a call: the current stream waits for the calls before. */
 peri_status peri__tbe_enter(peri_tbe *tbe);
 /** End it. */
@@ -119,6 +121,8 @@ void peri__tbe_forget(peri_tbe *tbe, peri_tensor **tensor);
 
 /** peri_tbe_forward without reading a report. @report (NULL: do not check) is reset and filled on the device. */
 peri_status peri__tbe_forward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *out, peri_tensor *report);
+/** Forward with the check that the table batch asks for; @function names the caller in messages. */
+peri_status peri__tbe_checked_forward(const char *function, peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *out);
 /** Check an input's tensors on the host: dtypes, sizes, devices. */
 peri_status peri__tbe_input_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *input);
 /** The kernels' view of an input; uploads the block list if it is not there yet and queues tbe_prepare. */

@@ -233,8 +233,7 @@ peri_status peri__tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tens
     return peri__tbe_leave(tbe);
 }
 
-/** Forward with the check that the table batch asks for. */
-static peri_status checked_forward(const char *function, peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)
+peri_status peri__tbe_checked_forward(const char *function, peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)
 {
     if (tbe->bounds_check == PERI_BOUNDS_NONE) return peri__tbe_forward(tbe, in, out, NULL);
     void *unused;
@@ -252,7 +251,7 @@ peri_status peri_tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tenso
 {
     PERI_TRY(peri__tbe_input_check("peri_tbe_forward", tbe, in));
     PERI_TRY(check_out("peri_tbe_forward", tbe, in->blocks, out));
-    return checked_forward("peri_tbe_forward", tbe, in, out);
+    return peri__tbe_checked_forward("peri_tbe_forward", tbe, in, out);
 }
 
 /* -- on the tape ----------------------------------------------------------------------------------------------------------------- */
@@ -365,7 +364,7 @@ peri_status peri_tbe_lookup(peri_tbe *tbe, const peri_tbe_input *in, int32_t ndi
     PERI_TRY(peri_tensor_new(tbe->device, PERI_F32, ndim, shape, &t));
     peri_status status = check_out("peri_tbe_lookup", tbe, in->blocks, t);
     if (status >= 0 && in->blocks->covered != peri__numel(t)) status = peri__tensor_zero(t);
-    if (status >= 0) status = checked_forward("peri_tbe_lookup", tbe, in, t);
+    if (status >= 0) status = peri__tbe_checked_forward("peri_tbe_lookup", tbe, in, t);
     if (status >= 0) status = lookup_record(tbe, in, t);
     if (status < 0) peri_tensor_release(t);
     else *out = t;

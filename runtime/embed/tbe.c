@@ -120,8 +120,8 @@ static peri_status check_config(const peri_tbe_config *c)
 
 /* -- making ---------------------------------------------------------------------------------------------------------------------- */
 
-/** Copy names and sizes, and place the tables one behind the other. */
-static peri_status lay_out(peri_tbe *tbe, const peri_tbe_config *c)
+/** Copy names and sizes, and place the tables one behind the other, each at a multiple of @alignment elements. */
+static peri_status lay_out(peri_tbe *tbe, const peri_tbe_config *c, int64_t alignment)
 {
     tbe->tables = peri__alloc_zero(sizeof *tbe->tables * (size_t)peri__max(c->n_tables, 1));
     tbe->layout = peri__alloc_zero(sizeof *tbe->layout * (size_t)peri__max(c->n_tables, 1));
@@ -149,7 +149,7 @@ static peri_status lay_out(peri_tbe *tbe, const peri_tbe_config *c)
                                             .stride = cols,
                                             .first_row = tbe->total_rows,
                                             .pooling = t->config.pooling};
-        tbe->total_elements += peri__ceil_div(elements, TABLE_ALIGNMENT) * TABLE_ALIGNMENT;
+        tbe->total_elements += peri__ceil_div(elements, alignment) * alignment;
         tbe->total_rows += rows;
         tbe->max_cols = peri__max(tbe->max_cols, cols);
     }
@@ -189,7 +189,8 @@ static peri_status initialise(peri_tbe *tbe, int64_t i, uint64_t seed)
     return PERI_LAUNCH(tbe->device, random, &args, t->rows * t->cols, 4096);
 }
 
-peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
+/** A table batch that knows its tables and has no weights yet. */
+static peri_status shell_new(const peri_tbe_config *c, int64_t alignment, peri_tbe **out)
 {
     PERI_TRY(check_config(c));
     peri_tbe *tbe = peri__alloc_zero(sizeof *tbe);
@@ -200,15 +201,26 @@ peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
     tbe->dtype = c->dtype;
     tbe->bounds_check = c->bounds_check;
     tbe->optimizer = c->optimizer;
-    const optimizer_kind *k = &kinds[c->optimizer.kind];
     peri_status status;
-    PERI_TRY_GOTO(lay_out(tbe, c), out);
+    PERI_TRY_GOTO(lay_out(tbe, c, alignment), out);
     PERI_TRY_GOTO(peri_event_new(tbe->device, &tbe->done), out);
     PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, PERI__TBE_COUNTERS, true, &tbe->counters), out);
     PERI_TRY_GOTO(flat_tensor(tbe, PERI_U8, (int64_t)sizeof *tbe->layout * tbe->n_tables, false, &tbe->layout_tensor), out);
     PERI_TRY_GOTO(
         peri__copy(tbe->device, peri__data(tbe->layout_tensor), tbe->layout, (int64_t)sizeof *tbe->layout * tbe->n_tables, PERI_COPY_H2D),
         out);
+out:
+    if (status < 0) peri_tbe_release(tbe);
+    else *out = tbe;
+    return status;
+}
+
+peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
+{
+    peri_tbe *tbe;
+    PERI_TRY(shell_new(c, TABLE_ALIGNMENT, &tbe));
+    const optimizer_kind *k = &kinds[c->optimizer.kind];
+    peri_status status;
     PERI_TRY_GOTO(flat_tensor(tbe, tbe->dtype, tbe->total_elements, false, &tbe->weight), out);
     for (int64_t i = 0; i < tbe->n_tables; i++) PERI_TRY_GOTO(initialise(tbe, i, c->seed), out);
     if (k->full1) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_elements, true, &tbe->momentum1), out);
@@ -217,6 +229,19 @@ peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
     if (c->optimizer.row_bias_correction) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->row_counter), out);
     status = peri__tbe_leave(tbe);
 out:
+    if (status < 0) peri_tbe_release(tbe);
+    else *out = tbe;
+    return status;
+}
+
+peri_status peri__tbe_over(const peri_tbe_config *c, peri_tensor *flat, peri_tbe **out)
+{
+    peri_tbe *tbe;
+    PERI_TRY(shell_new(c, 1, &tbe));
+    PERI_ASSERT(peri__numel(flat) >= tbe->total_elements && peri__contiguous(flat));
+    tbe->weight = flat;
+    peri_tensor_retain(flat);
+    peri_status status = peri__tbe_leave(tbe);
     if (status < 0) peri_tbe_release(tbe);
     else *out = tbe;
     return status;

@@ -132,6 +132,36 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same({ 0, 9 }, kt:values():shape())
     end)
 
+    it("expands a variable batch by its inverse indices", function()
+      local ebc = ones { config { feature_names = { "f", "g" }, embedding_dim = 2, init_fn = one }, config { name = "u", init_fn = one } }
+      ebc:weight("t"):slice(1, 3, 4):fill(10)
+      ebc:weight("u"):slice(1, 7, 8):fill(5)
+      local function batch(inverse)
+        return peri.KeyedJaggedTensor {
+          keys = { "g", "f" }, values = t({ 1, 3, 7, 3 }, "i64"), lengths = t({ 1, 1, 0, 1, 1 }, "i32"),
+          stride_per_key_per_rank = { { 3 }, { 2 } }, inverse_indices = { { "f", "g" }, t(inverse, "i64") },
+        }
+      end
+      local kt = ebc(batch { { 0, 0, 1, 0 }, { 2, 1, 1, 0 } })
+      assert.same({ "f@t", "g", "f@u" }, kt:keys())
+      assert.same({ { 1, 1, 0, 0, 5, 5, 5, 5 }, { 1, 1, 10, 10, 5, 5, 5, 5 }, { 10, 10, 10, 10, 1, 1, 1, 1 }, { 1, 1, 1, 1, 5, 5, 5, 5 } },
+        kt:values():to_table())
+      kt:values():backward(t { { 1, 0, 8, 0, 0, 0, 0, 0 }, { 2, 0, 16, 0, 0, 0, 0, 0 }, { 4, 0, 32, 0, 64, 0, 0, 0 }, { 0, 0, 0, 0, 0, 0, 0, 1 } })
+      local w = ebc:weight("t"):to_table() -- learning rate 0.5
+      assert.same({ 1 - 0.5 * 3, 1 }, w[8]) -- f, row 0 of its batch
+      assert.same({ 10 - 0.5 * (4 + 48), 10 }, w[4]) -- f, row 1; g, row 1
+      assert.same({ 1, 1 }, w[2])
+      assert.same({ 1 - 32, 1, 1, 1 }, ebc:weight("u"):to_table()[4])
+      assert.same({ 5, 5, 5, 4.5 }, ebc:weight("u"):to_table()[8])
+      assert.error_matches(function() ebc(batch { { 0, 2, 1, 0 }, { 2, 1, 1, 0 } }) end,
+        "peri_tbe_expand: table 'f', sample 1: id 2 at place 0 of the bag, allowed: 0%.%.1")
+      assert.error_matches(function()
+        ebc(peri.KeyedJaggedTensor {
+          keys = { "g", "f" }, values = t({ 1 }, "i64"), lengths = t({ 1, 0, 0 }, "i32"), stride_per_key_per_rank = { { 2 }, { 1 } },
+        })
+      end, "needs inverse indices")
+    end)
+
     it("updates its tables in the backward pass when it has an optimizer", function()
       local ebc = ones { config { init_fn = one } }
       local kt = ebc(features())
@@ -162,7 +192,7 @@ for _, device in ipairs { "cpu", "opaque" } do
 
     it("names what is wrong", function()
       local ebc = ones({ config(), config { name = "u", feature_names = { "h" } } })
-      assert.error_matches(function() ebc(features()) end, "no feature 'h' %(of table 'u'%); its keys: x, g, f")
+      assert.error_matches(function() ebc(features()) end, "no feature 'h' %(of table 'u'%); those are: x, g, f")
       ebc = ones { config() }
       assert.error_matches(function() ebc(features { values = t({ 1, 2, 3, 4, 5, 10 }, "i64") }) end,
         "table 't', feature 'f', sample 1: id 10 at place 1 of the bag, allowed: 0%.%.9")

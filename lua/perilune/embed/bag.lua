@@ -143,15 +143,19 @@ end
 
 -- -- forward ---------------------------------------------------------------------------------------------------------------------------
 
+--- Position (from 0) of the feature of an output in the batch's keys.
+local function key_of(self, slot, keys, what)
+  local key = C.peri_keys_find(keys, slot.name)
+  if key >= 0 then return key end
+  P.fail(("EmbeddingBagCollection: the batch has no %s '%s' (of table '%s'); those are: %s"):format(what, slot.name,
+    self.tables[slot.table].name, table.concat(Keys.list(keys), ", ")))
+end
+
 --- The block list for batches with these keys and this stride.
 local function blocks_for(self, keys, stride)
   local list, column = {}, 0
   for i, slot in ipairs(self._slots) do
-    local key = C.peri_keys_find(keys, slot.name)
-    if key < 0 then
-      P.fail(("EmbeddingBagCollection: the batch has no feature '%s' (of table '%s'); its keys: %s"):format(slot.name,
-        self.tables[slot.table].name, table.concat(Keys.list(keys), ", ")))
-    end
+    local key = key_of(self, slot, keys, "feature")
     list[i] = {
       table = slot.table, feature = slot.feature, first_bag = key * stride, bags = stride, out_offset = column, out_stride = self._width,
     }
@@ -169,6 +173,35 @@ local desc = ffi.new "peri_kjt_desc"
 local ids_out, offsets_out, weights_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]"
 local out, kt_out = ffi.new "peri_tensor *[1]", ffi.new "peri_kt *[1]"
 
+--- A variable batch: look every key's own bags up, then put its rows where the inverse indices say.
+local function variable(self, features)
+  local batch, keys = self:materialise(), C.peri_kjt_keys(features.ptr)
+  local inverse = features:inverse_indices_or_none()
+  if not inverse then P.fail "EmbeddingBagCollection: a variable batch per feature needs inverse indices" end
+  local strides, first = features:stride_per_key(), features:lengths_offset_per_key()
+  local inverse_keys, n = C.peri_kjt_inverse_keys(features.ptr), #self._slots
+  local rows, row, names = ffi.new("int64_t[?]", n), ffi.new("int64_t[?]", n), ffi.new("const char *[?]", n)
+  local list, at = {}, 0
+  for i, slot in ipairs(self._slots) do
+    local key = key_of(self, slot, keys, "feature")
+    local dim = self._dims[i]
+    list[i] = {
+      table = slot.table, feature = slot.feature, first_bag = first[key + 1], bags = strides[key + 1], out_offset = at, out_stride = dim,
+    }
+    at = at + strides[key + 1] * dim
+    rows[i - 1], row[i - 1], names[i - 1] = strides[key + 1], key_of(self, slot, inverse_keys, "inverse indices of"), slot.name
+  end
+  local weights = self._weighted and features:weights() or nil
+  local pooled = batch:lookup(features:values(), features:offsets(), batch:blocks(list), at, nil, weights)
+  local a = ffi.new "peri_tbe_expand_args"
+  local indices = inverse[2]:contiguous()
+  a.pooled, a.inverse, a.features, a.rows, a.cols, a.inverse_row, a.names = pooled.ptr, indices.ptr, n, rows, self._lengths, row, names
+  check(C.peri_tbe_expand(a, out))
+  local values = Tensor.wrap(out[0])
+  check(C.peri_kt_new(self._keys.ptr, self._lengths, 1, values.ptr, kt_out))
+  return KeyedTensor.wrap(kt_out[0])
+end
+
 --- Pooled rows of the features of a KeyedJaggedTensor, as a KeyedTensor [batch, columns]; the batch may have further keys.
 function EmbeddingBagCollection:forward(features)
   if not KeyedJaggedTensor.is(features) then
@@ -176,8 +209,8 @@ function EmbeddingBagCollection:forward(features)
   end
   local kjt = kjt_ptr(features)
   C.peri_kjt_describe(kjt, desc)
-  if desc.variable_stride then P.fail "EmbeddingBagCollection: keys with batches of different sizes need a sharded collection" end
   if self._weighted and not desc.weighted then P.fail "EmbeddingBagCollection: is_weighted, but the batch has no weights" end
+  if desc.variable_stride then return variable(self, features) end
   local stride, keys = tonumber(desc.stride), C.peri_kjt_keys(kjt)
   if stride ~= self._seen_stride or self._seen_keys.ptr ~= keys then prepare(self, keys, stride) end
   check(C.peri_kjt_values(kjt, ids_out))

@@ -138,6 +138,21 @@ PERI_API peri_status peri_tbe_backward(peri_tbe *tbe, const peri_tbe_input *inpu
  *  one. With optimizer NONE the gradient goes to the tables' leaves (peri_tbe_leaf). @out new. */
 PERI_API peri_status peri_tbe_lookup(peri_tbe *tbe, const peri_tbe_input *input, int32_t ndim, const int64_t *shape, peri_tensor **out);
 
+/** What peri_tbe_expand picks from: feature f's pooled rows, [rows[f], cols[f]] each, one behind the other; they become columns of the
+ *  output: row b of feature f is its pooled row inverse[inverse_row[f], b]. */
+typedef struct peri_tbe_expand_args {
+    peri_tensor *pooled;  /* f32, contiguous, sum of rows[f] * cols[f] elements */
+    peri_tensor *inverse; /* i64 or i32 [keys, batch], contiguous, on pooled's device */
+    int64_t features;
+    const int64_t *rows, *cols;   /* host, features entries */
+    const int64_t *inverse_row;   /* host, features entries: which row of inverse is feature f's */
+    const char *const *names;     /* of the features, for messages; features entries */
+} peri_tbe_expand_args;
+
+/** A batch that was looked up without its repeated bags (variable batch, inverse indices), in full: [batch, sum of cols]. Recorded. An
+ *  inverse index outside its feature's rows is PERI_ERANGE; -1 gives zeros. @out new. */
+PERI_API peri_status peri_tbe_expand(const peri_tbe_expand_args *args, peri_tensor **out);
+
 /* -- dense gradients (data-parallel tables) ---------------------------------------------------------------------------------------- */
 
 /** The gradient of all tables as one flat f32 tensor that ranks may add up: first the weights' gradients in the layout of the batch,
