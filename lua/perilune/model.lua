@@ -77,9 +77,10 @@ function DistributedModelParallel:init(args)
   for i, c in ipairs(collections) do
     local sharded = shard.ShardedEmbeddingBagCollection {
       tables = c.module:embedding_bag_configs(), plan = plan:get_plan_for_module(c.path), group = group, device = a.device,
-      fused_params = c.module.fused_params, is_weighted = c.module:is_weighted(), gradient_division = a.gradient_division,
-      seed = c.module.seed, name = c.path,
+      fused_params = c.module.fused_params or nil, is_weighted = c.module:is_weighted(), gradient_division = a.gradient_division,
+      seed = c.module.seed or nil, name = c.path,
     }
+    sharded:copy_from(c.module)
     self.sharded[i] = sharded
     if c.path == "" then module = sharded else module:set_module(c.path, sharded) end
     local own_replicas, own_shards = sharded:dense_leaves()

@@ -141,6 +141,9 @@ function EmbeddingBagCollection:materialise()
   return self._tbe
 end
 
+--- Whether the tables have memory yet.
+function EmbeddingBagCollection:is_materialised() return self._tbe ~= false end
+
 -- -- forward ---------------------------------------------------------------------------------------------------------------------------
 
 --- Position (from 0) of the feature of an output in the batch's keys.

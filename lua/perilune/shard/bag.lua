@@ -229,6 +229,20 @@ function ShardedEmbeddingBagCollection:local_shards()
   return list
 end
 
+--- Take this rank's parts of the weights and optimizer states of an unsharded collection that has memory (one that is a mere description is
+--- left alone: both start from the same numbers).
+function ShardedEmbeddingBagCollection:copy_from(collection)
+  if not collection:is_materialised() then return end
+  for _, s in ipairs(self:local_shards()) do
+    for _, name in ipairs(s.names()) do
+      local to = s.state(name)
+      local from = collection:table_state(s.table, name):slice(1, s.row_offset, s.row_offset + s.rows)
+      if from:dim() == 2 and to:dim() == 2 then from = from:slice(2, s.col_offset, s.col_offset + s.cols) end
+      to:copy(from)
+    end
+  end
+end
+
 --- Leaves of dense tables: replicas (whose gradients must be averaged over ranks) and shards (whose are already).
 function ShardedEmbeddingBagCollection:dense_leaves()
   local replicas, shards = {}, {}
