@@ -2,7 +2,8 @@
  *
  * opaque.c: the test device. It computes with the cpu backend's kernels, but behaves like the worst GPU that the contract allows:
  *
- * - its memory is mapped without access, except while one of its own tasks runs: a host that dereferences it dies at once;
+ * - its addresses are mapped without access, for good: a host that dereferences one dies at once. The bytes lie elsewhere, at a fixed
+ *   distance that only this file knows; it moves the device pointers in the arguments of a task when the task runs;
  * - its streams run nothing until somebody waits, and then in a random order (seeded), bound by stream order and events only:
  *   a forgotten event shows as a wrong result;
  * - freed memory is overwritten when the free runs: a use after free shows as well.
@@ -36,6 +37,7 @@ enum { TASK_COPY, TASK_LAUNCH, TASK_GEMM, TASK_FREE, TASK_WAIT };
 typedef struct task {
     struct task *next;
     int32_t kind;
+    bool words; /* COPY: 64-bit words, with addresses among them */
     mark until; /* WAIT */
     void *dst;  /* COPY; FREE: the block */
     const void *src;
@@ -57,27 +59,43 @@ typedef struct event {
     mark mark;
 } event;
 
-/** A free range of the arena. */
+/** A free range of addresses. */
 typedef struct hole {
     struct hole *next;
     char *at;
     int64_t bytes;
 } hole;
 
-enum { ARENA_GIB = 64 };
+enum { ARENA_GIB = 32 };
 
 static struct {
     pthread_mutex_t lock;
-    char *arena, *top, *end;
+    char *arena, *top, *end; /* addresses that are given out, without access */
+    ptrdiff_t distance;      /* from there to the bytes */
     hole *holes;
     stream *streams;
     uint64_t state; /* of the order generator */
     int64_t page;
 } dev = {.lock = PTHREAD_MUTEX_INITIALIZER, .state = 1};
 
-static void unlock_memory(bool open)
+/** Where the bytes of a device address lie; other pointers (host memory) stay. */
+static void *bytes_of(const void *p)
 {
-    if (dev.top > dev.arena) mprotect(dev.arena, (size_t)(dev.top - dev.arena), open ? PROT_READ | PROT_WRITE : PROT_NONE);
+    uintptr_t x = (uintptr_t)p;
+    bool ours = x >= (uintptr_t)dev.arena && x < (uintptr_t)dev.end;
+    return (char *)x + (ours ? dev.distance : 0);
+}
+
+/** Move the device pointers in a task's arguments: every aligned word that is one of the addresses. (A number that is one by chance, such as
+ *  a hash, has odds of one in 2^29.) */
+static void move_pointers(char *data, int64_t bytes)
+{
+    for (int64_t i = 0; i + (int64_t)sizeof(void *) <= bytes; i += (int64_t)sizeof(void *)) {
+        void *p;
+        memcpy(&p, data + i, sizeof p);
+        p = bytes_of(p);
+        memcpy(data + i, &p, sizeof p);
+    }
 }
 
 static uint64_t draw(void) /* xorshift64* */
@@ -117,12 +135,42 @@ static void mark_set(mark *m, stream *s)
     if (old) stream_unref(old);
 }
 
+/** Return a range: holes lie by address, and those that touch become one. */
 static void give_back(char *at, int64_t bytes)
 {
-    hole *h = host->alloc(sizeof *h);
-    if (!h) return; /* the range is lost, nothing else */
-    *h = (hole){dev.holes, at, bytes};
-    dev.holes = h;
+    hole **place = &dev.holes, *before = NULL;
+    while (*place && (*place)->at < at) before = *place, place = &(*place)->next;
+    hole *after = *place;
+    if (before && before->at + before->bytes == at) {
+        before->bytes += bytes;
+    } else {
+        hole *h = host->alloc(sizeof *h);
+        if (!h) return; /* the range is lost, nothing else */
+        *h = (hole){after, at, bytes};
+        *place = before = h;
+    }
+    if (!after || before->at + before->bytes != after->at) return;
+    before->bytes += after->bytes;
+    before->next = after->next;
+    host->free(after);
+}
+
+/** The first hole that has room; NULL: none. */
+static char *take_hole(int64_t bytes)
+{
+    for (hole **place = &dev.holes; *place; place = &(*place)->next) {
+        hole *h = *place;
+        if (h->bytes < bytes) continue;
+        char *p = h->at;
+        h->at += bytes;
+        h->bytes -= bytes;
+        if (h->bytes == 0) {
+            *place = h->next;
+            host->free(h);
+        }
+        return p;
+    }
+    return NULL;
 }
 
 /** Run the head of @s, which is not a wait for something that has not happened. */
@@ -130,10 +178,19 @@ static void run_head(stream *s)
 {
     task *t = s->head;
     switch (t->kind) {
-    case TASK_COPY: memmove(t->dst, t->src ? t->src : t->data, (size_t)t->bytes); break;
-    case TASK_LAUNCH: cpu->launch(NULL, NULL, t->kernel, t->data, t->bytes, t->n, t->grain); break;
-    case TASK_GEMM: cpu->gemm(NULL, NULL, &t->gemm); break;
-    case TASK_FREE: memset(t->dst, 0xdd, (size_t)t->bytes); break;
+    case TASK_COPY:
+        if (t->words) move_pointers(t->data, t->bytes);
+        memmove(bytes_of(t->dst), t->src ? bytes_of(t->src) : t->data, (size_t)t->bytes);
+        break;
+    case TASK_LAUNCH:
+        move_pointers(t->data, t->bytes);
+        cpu->launch(NULL, NULL, t->kernel, t->data, t->bytes, t->n, t->grain);
+        break;
+    case TASK_GEMM:
+        t->gemm.a = bytes_of(t->gemm.a), t->gemm.b = bytes_of(t->gemm.b), t->gemm.c = bytes_of(t->gemm.c);
+        cpu->gemm(NULL, NULL, &t->gemm);
+        break;
+    case TASK_FREE: memset(bytes_of(t->dst), 0xdd, (size_t)t->bytes); break;
     default: break;
     }
     if (t->kind == TASK_FREE) give_back(t->dst, t->bytes);
@@ -146,7 +203,7 @@ static void run_head(stream *s)
     stream_unref(s);
 }
 
-/** Run one task of a randomly chosen stream that can go on; false if none can. The memory is unlocked. */
+/** Run one task of a randomly chosen stream that can go on; false if none can. */
 static bool run_one(void)
 {
     int64_t ready = 0;
@@ -161,15 +218,14 @@ static bool run_one(void)
     return false;
 }
 
-/** Run tasks until the mark is reached. The memory is unlocked once for all of them: changing the protection costs more than most tasks. */
-static peri_status run_until(const mark *m)
+/** Run tasks until @m is reached, at most @most of them; PERI_PENDING if that was not enough. */
+static peri_status run_until(const mark *m, uint64_t most)
 {
     if (reached(m)) return PERI_OK;
-    unlock_memory(true);
-    bool more = true;
-    while (more && !reached(m)) more = run_one();
-    unlock_memory(false);
-    return more ? PERI_OK : PERI_HOST_FAIL(host, PERI_EINTERNAL, "opaque: streams wait for each other");
+    peri_status status = PERI_OK;
+    for (uint64_t i = 0; i < most && !reached(m) && status == PERI_OK; i++)
+        if (!run_one()) status = PERI_HOST_FAIL(host, PERI_EINTERNAL, "opaque: streams wait for each other");
+    return status < 0 || reached(m) ? status : PERI_PENDING;
 }
 
 static task *task_new(int32_t kind, const void *data, int64_t bytes)
@@ -204,8 +260,11 @@ static peri_status opaque_open(int32_t index, void **device, int32_t *caps)
 {
     if (index != 0) return PERI_HOST_FAIL(host, PERI_ENOTFOUND, "opaque: device %d, there is only device 0", index);
     if (!dev.arena) {
-        void *p = mmap(NULL, (size_t)ARENA_GIB << 30, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p == MAP_FAILED) return PERI_HOST_FAIL(host, PERI_ENOMEM, "opaque: no address space for its arena");
+        size_t size = (size_t)ARENA_GIB << 30;
+        char *p = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED || memory == MAP_FAILED) return PERI_HOST_FAIL(host, PERI_ENOMEM, "opaque: no address space for its arena");
+        dev.distance = memory - p;
         dev.page = sysconf(_SC_PAGESIZE);
         dev.arena = dev.top = p;
         dev.end = dev.arena + ((int64_t)ARENA_GIB << 30);
@@ -226,14 +285,7 @@ static peri_status opaque_alloc(void *device, void *on, int64_t bytes, void **ou
     char *p = NULL;
     if (!host->fault(3 /* device_alloc */)) {
         pthread_mutex_lock(&dev.lock);
-        for (hole **h = &dev.holes; *h && !p; h = &(*h)->next)
-            if ((*h)->bytes == need) {
-                hole *found = *h;
-                p = found->at;
-                *h = found->next;
-                host->free(found);
-                break;
-            }
+        p = take_hole(need);
         if (!p && dev.end - dev.top >= need) p = dev.top, dev.top += need;
         pthread_mutex_unlock(&dev.lock);
     }
@@ -278,7 +330,7 @@ static peri_status opaque_stream_sync(void *device, void *on)
     (void)device;
     stream *s = on;
     pthread_mutex_lock(&dev.lock);
-    peri_status status = run_until(&(mark){s, s->queued});
+    peri_status status = run_until(&(mark){s, s->queued}, UINT64_MAX);
     pthread_mutex_unlock(&dev.lock);
     return status;
 }
@@ -332,12 +384,7 @@ static peri_status opaque_event_query(void *device, void *p)
     (void)device;
     event *e = p;
     pthread_mutex_lock(&dev.lock);
-    if (!reached(&e->mark)) { /* polling must get somewhere, as slowly as it may */
-        unlock_memory(true);
-        run_one();
-        unlock_memory(false);
-    }
-    peri_status status = reached(&e->mark) ? PERI_OK : PERI_PENDING;
+    peri_status status = run_until(&e->mark, 1 + draw() % 8); /* polling must get somewhere, but no faster than it must */
     pthread_mutex_unlock(&dev.lock);
     return status;
 }
@@ -347,7 +394,7 @@ static peri_status opaque_event_sync(void *device, void *p)
     (void)device;
     event *e = p;
     pthread_mutex_lock(&dev.lock);
-    peri_status status = run_until(&e->mark);
+    peri_status status = run_until(&e->mark, UINT64_MAX);
     pthread_mutex_unlock(&dev.lock);
     return status;
 }
@@ -355,11 +402,12 @@ static peri_status opaque_event_sync(void *device, void *p)
 static peri_status opaque_copy(void *device, void *on, void *dst, const void *src, int64_t bytes, int32_t kind)
 {
     (void)device;
-    bool snapshot = kind == PERI_COPY_H2D;
+    bool snapshot = kind == PERI_COPY_H2D || kind == PERI_COPY_H2D_WORDS;
     task *t = task_new(TASK_COPY, snapshot ? src : NULL, bytes);
     if (!t) return PERI_ENOMEM;
     t->dst = dst;
     t->src = snapshot ? NULL : src;
+    t->words = kind == PERI_COPY_H2D_WORDS;
     enqueue(on, t);
     return PERI_OK;
 }

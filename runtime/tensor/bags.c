@@ -94,7 +94,7 @@ peri_status peri__upload_i64(peri_device *device, const int64_t *host, int64_t n
 {
     peri_tensor *t;
     PERI_TRY(peri_tensor_new(device, PERI_I64, 1, &n, &t));
-    peri_status status = peri__copy(device, peri__data(t), host, n * 8, PERI_COPY_H2D);
+    peri_status status = peri__copy(device, peri__data(t), host, n * 8, PERI_COPY_H2D_WORDS);
     if (status < 0) peri_tensor_release(t);
     else *out = t;
     return status;

@@ -2,9 +2,9 @@
 --
 --   local pipeline = peri.TrainPipelineBase { model = model, optimizer = optimizer }
 --   for loss in pipeline:run(batches) do ... end        -- numbers; every batch of the iterator is trained on
---   local loss, output = pipeline:progress(batches)     -- one step: tensors that the caller releases; nil at the end
+--   local loss, logits, labels = pipeline:progress(batches) -- one step: tensors for the caller; nil at the end
 --
--- model(batch) returns the loss (one element) and what else the model has to say. A batch may have a method to(device).
+-- model(batch) returns the loss (one element) and up to two more tensors, such as logits and labels. A batch may have a method to(device).
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 
@@ -20,7 +20,6 @@ function TrainPipelineBase:init(args)
   self.steps = 0
   self._next = false    -- the batch that follows, already on the device
   self._source = false  -- the iterator that it came from
-  self._output = false
 end
 
 local function fetch(self, batches)
@@ -29,18 +28,19 @@ local function fetch(self, batches)
   return batch or false
 end
 
---- One step, inside a scope: everything but the loss and the output dies with it.
+local function keep(x) return x and P.keep(x) or nil end
+
+--- One step, inside a scope: everything but what the model returned dies with it.
 local function step(self, batch)
   local model, optimizer = self.model, self.optimizer
   if optimizer then optimizer:zero_grad() end
-  local loss, output = model(batch)
+  local loss, second, third = model(batch)
   if model.backward then model:backward(loss) else loss:backward() end
   if optimizer then optimizer:step() end
-  self._output = output or false
-  return P.keep(loss)
+  return P.keep(loss), keep(second), keep(third)
 end
 
---- Train on the next batch of the iterator `batches` (a function). Returns loss and output, or nil when there are no more batches.
+--- Train on the next batch of the iterator `batches` (a function). Returns what the model returned, or nil when there are no more batches.
 function TrainPipelineBase:progress(batches)
   if self._source ~= batches then
     self._source = batches
@@ -54,16 +54,18 @@ function TrainPipelineBase:progress(batches)
   self._next = fetch(self, batches)
   self.steps = self.steps + 1
   if self.schedule then self.schedule(self.steps) end
-  return P.scope(step, self, batch), self._output
+  return P.scope(step, self, batch)
 end
 
 --- for loss, step in pipeline:run(batches): the loss as a number after each step.
 function TrainPipelineBase:run(batches)
   return function()
-    local loss = self:progress(batches)
+    local loss, second, third = self:progress(batches)
     if not loss then return nil end
     local number = loss:item()
     loss:release()
+    if second then second:release() end
+    if third then third:release() end
     return number, self.steps
   end
 end
