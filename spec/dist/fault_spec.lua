@@ -127,7 +127,7 @@ for _, device in ipairs { "cpu", "opaque" } do
         if rank == 0 then P.check(C.peri_fault_arm("coll_drop", 1)) end
         world:all_reduce(ones(3)):wait()
       end)
-      for i = 1, 2 do assert.matches("waiting for rank 0", errors[i].message) end
+      for i = 1, 2 do assert.matches("waiting for rank [01]", errors[i].message) end -- whoever passed the fault point first
       C.peri_fault_arm("coll_drop", 0)
     end)
 
