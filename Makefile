@@ -48,8 +48,8 @@ missing = $(if $($(1)),,$(2))
 MISSING := $(strip $(call missing,HAVE_CC,gcc libc6-dev) $(call missing,HAVE_PKG_CONFIG,pkg-config) $(call missing,HAVE_LUAJIT,luajit) \
 	$(call missing,HAVE_LUAJIT_LIB,libluajit-5.1-dev) $(call missing,HAVE_OPENBLAS,libopenblas-dev) \
 	$(call missing,HAVE_ONEDNN,libdnnl-dev) $(call missing,HAVE_XXHASH,libxxhash-dev) $(call missing,HAVE_MPI,openmpi-bin libopenmpi-dev) \
-	$(call missing,HAVE_ARGPARSE,lua-argparse) $(call missing,HAVE_DKJSON,lua-dkjson) $(call missing,HAVE_BUSTED,lua-busted) $(call missing,HAVE_CMOCKA,libcmocka-dev) \
-	$(call missing,HAVE_LUACHECK,lua-check) $(call missing,HAVE_GNUPLOT,gnuplot-nox))
+	$(call missing,HAVE_ARGPARSE,lua-argparse) $(call missing,HAVE_DKJSON,lua-dkjson) $(call missing,HAVE_BUSTED,lua-busted) \
+	$(call missing,HAVE_CMOCKA,libcmocka-dev) $(call missing,HAVE_LUACHECK,lua-check) $(call missing,HAVE_GNUPLOT,gnuplot-nox))
 
 # -- sources ------------------------------------------------------------------------------------------------------------------------
 

@@ -96,6 +96,19 @@ describe("an installation", function()
     assert.equal("3\n", (shell.run(("cd / && %s/bin/perilune run %s/s.lua"):format(prefix, root))))
   end)
 
+  it("finds its plugins", function()
+    if need() then return pending(need()) end
+    if shell.no_launcher() then return pending(shell.no_launcher()) end
+    if not io.open(prefix .. "/lib/perilune/libperilune_mpi.so") then return pending "Open MPI was not found" end
+    local text = "local peri = require 'perilune' peri.init() print(peri.world_size())"
+    shell.write(root .. "/world.lua", text)
+    assert.equal("2\n2\n", (shell.run(("cd / && %s/bin/perilune run -n 2 %s/world.lua"):format(prefix, root))))
+    assert.matches("mpi +usable", (shell.run(("cd / && %s/bin/perilune info"):format(prefix))))
+    local path = ("%s/share/lua/5.1/?.lua;%s/share/lua/5.1/?/init.lua"):format(prefix, prefix)
+    local out = shell.run(("cd / && luajit -e 'print(require(\"perilune\").dist.probe \"mpi\")'"), { LUA_PATH = path })
+    assert.equal("true\n", out)
+  end)
+
   it("goes away without a trace", function()
     if shell.build ~= "build" then return pending "a sanitizer's library is for tests only" end
     local own, clean_own = shell.temporary()

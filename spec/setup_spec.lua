@@ -60,7 +60,7 @@ end)
 describe("make", function()
   -- A configuration where the named things are absent.
   local function without(...)
-    local text = shell.read "build/config.mk"
+    local text = shell.read("build/config.mk"):gsub("(HAVE_[%w_]+) :=%s*\n", "%1 := yes\n")
     for _, name in ipairs { ... } do text = text:gsub("(HAVE_" .. name .. ") := [^\n]*", "%1 :=") end
     return shell.write(folder .. "/config.mk", text)
   end
