@@ -9,8 +9,8 @@ data.synthetic.write { path = path, num_rows = 20000, rows = 100, dense_features
 
 local blocks = {}
 for i = 0, 399 do
-  blocks[#blocks + 1] = ("Package: p%d\nSection: s%d\nTag: t::%d\nDescription: word%d tool\nDepends: p%d, p%d, p%d\n"):format(i, i % 3, i % 5,
-    i % 11, (i * 7 + 1) % 400, (i * i + 3) % 400, (i + 1) % 400)
+  blocks[#blocks + 1] = ("Package: p%d\nSection: s%d\nTag: t::%d\nDescription: word%d tool\nDepends: p%d, p%d, p%d\n"):format(i, i % 3,
+    i % 5, i % 11, (i * 7 + 1) % 400, (i * i + 3) % 400, (i + 1) % 400)
 end
 local lists = packages.parse(table.concat(blocks, "\n"))
 
