@@ -28,8 +28,8 @@ enum {
  *
  *  bucketize_count: lengths[b * bags + bag] = number of the bag's ids in bucket b. range: bags.
  *  bucketize_place: when starts[b * bags + bag] is the sum of all lengths before that one: the ids of a bag that go to bucket b lie from
- *  there on. For id i of a bag with place `at`: new_ids[at] = new id; new_weights[at] = weights[i]; positions[at] = i - first id of the bag;
- *  unbucketize[i] = at; mapping[i] = bucket. range: bags.
+ *  there on. For id i of a bag with place `at`: new_ids[at] = new id; new_weights[at] = weights[i]; positions[at] = i - first id of the
+ *  bag; unbucketize[i] = at; mapping[i] = bucket. range: bags.
  *  A table entry more than there are features ends the last one's bags. The product block * P must be below 2^63. */
 typedef struct peri_k_bucketize_args {
     const void *offsets; /* bags + 1 */

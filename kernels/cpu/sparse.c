@@ -138,9 +138,10 @@ static void cpu_chunk_fill(cpu_chunk *c, const peri_k_bucketize_args *a, const i
 
 /* -- counting -------------------------------------------------------------------------------------------------------------------- */
 
-/** Bags are counted in tiles, in a small array [buckets][tile]: the lengths of neighbouring buckets often lie a power of two apart in memory,
- *  in one set of the cache. No loop runs over the ids of a single bag, whose length no branch predictor knows. */
-enum { CPU_TILE_SLOTS = 2048, CPU_TILE_BAGS = 128, CPU_TILE_BUCKETS = 256, CPU_SPREAD = 64, CPU_MASKS = 16, CPU_MASK_BYTES = CPU_CHUNK / 8 };
+/** Bags are counted in tiles, in a small array [buckets][tile]: the lengths of neighbouring buckets often lie a power of two apart in
+ *  memory, in one set of the cache. No loop runs over the ids of a single bag, whose length no branch predictor knows. */
+enum { CPU_TILE_SLOTS = 2048, CPU_TILE_BAGS = 128, CPU_TILE_BUCKETS = 256, CPU_SPREAD = 64, CPU_MASKS = 16 };
+enum { CPU_MASK_BYTES = CPU_CHUNK / 8 };
 
 typedef struct cpu_count_state {
     cpu_chunk chunk;
@@ -195,8 +196,8 @@ static inline int64_t cpu_count_bits(const uint8_t *mask, int64_t begin, int64_t
 }
 
 /** Add the ids [from, from + n) to the slots of their bags by counting bits. */
-static int64_t cpu_count_by_bits(cpu_count_state *s, const peri_k_bucketize_args *a, int32_t dtype, int64_t tile, int64_t first, int64_t bag,
-                                 int64_t from, int64_t n)
+static int64_t cpu_count_by_bits(cpu_count_state *s, const peri_k_bucketize_args *a, int32_t dtype, int64_t tile, int64_t first,
+                                 int64_t bag, int64_t from, int64_t n)
 {
     int64_t p = a->buckets;
     cpu_bucket_masks(s, n, p);
@@ -282,8 +283,8 @@ typedef struct cpu_place_state {
 
 #if defined(__AVX512F__)
 /** A chunk into few streams, eight ids at a time: the ids of each bucket are pressed together and stored, and their places spread back. */
-static inline __attribute__((always_inline)) void cpu_place_vector(cpu_place_state *s, const peri_k_bucketize_args *a, int64_t from, int64_t n,
-                                                                  bool narrow, bool sequence, bool weighted)
+static inline __attribute__((always_inline)) void cpu_place_vector(cpu_place_state *s, const peri_k_bucketize_args *a, int64_t from,
+                                                                  int64_t n, bool narrow, bool sequence, bool weighted)
 {
     const __m512i iota = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
     for (int64_t k = 0; k < n; k += 8) {
@@ -332,7 +333,8 @@ static bool cpu_place_few(cpu_place_state *s, const peri_k_bucketize_args *a, in
 
 /** A chunk into the streams of buckets [low, low + CPU_STREAMS); *bag is the bag of its first id and becomes that of the id after it. */
 static inline __attribute__((always_inline)) void cpu_place_chunk(cpu_place_state *s, const peri_k_bucketize_args *args, int64_t low,
-                                                                 int64_t from, int64_t n, int64_t *bag, bool narrow, bool sequence, bool more)
+                                                                 int64_t from, int64_t n, int64_t *bag, bool narrow, bool sequence,
+                                                                 bool more)
 {
     const peri_k_bucketize_args a = *args; /* a copy that stores into outputs cannot change */
     const uint64_t *ids = s->chunk.id;

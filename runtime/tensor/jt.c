@@ -38,6 +38,7 @@ static peri_jt *shell(void)
 static peri_status sync(peri_jt *jt, const char *function)
 {
     if (jt->bags.longest >= 0) return PERI_OK;
+    jt->bags.checked = false; /* only a check finds the longest */
     PERI_TRY(peri__bags_post(&jt->bags, NULL, 0, 0));
     peri_status status = peri__report_wait(jt->bags.report);
     if (status >= 0) status = peri__bags_judge(&jt->bags, function, bag_text, jt);

@@ -111,7 +111,13 @@ static peri_status check_args(const peri_kjt_dist_args *a)
     if (a->weights && (a->weights->ndim < 1 || a->weights->shape[0] != a->values->shape[0]))
         return peri__fail(PERI_EINVAL, "%s: %lld weights for %lld values", f, (long long)(a->weights->ndim ? a->weights->shape[0] : 1),
                           (long long)a->values->shape[0]);
-    int64_t left = a->lengths->shape[0];
+    int64_t left = a->lengths->shape[0], most = (int64_t)1 << 50, batch = 0;
+    for (int32_t r = 0; r < a->ranks && a->stride_per_rank; r++) { /* without keys they are nowhere else to be seen */
+        if (a->stride_per_rank[r] < 0 || a->stride_per_rank[r] > most - batch)
+            return peri__fail(PERI_EINVAL, "%s: rank %d has a batch of %lld, allowed: 0 or more, less than 2^50 in all", f, r,
+                              (long long)a->stride_per_rank[r]);
+        batch += a->stride_per_rank[r];
+    }
     for (int64_t r = 0; r < a->ranks; r++)
         for (int64_t k = 0; k < a->keys->count; k++) {
             int64_t rows = rows_of(a, r, k);

@@ -275,7 +275,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(function() received({ 1, 2147483647, 1, 3 }, { 1, 1 }) end, "key 'B', sample 0: length 2147483647")
       assert.error_matches(function() received({ 1, 1, 1, 1 }, { 1, 2 }) end, "rank 1 sent 2 rows of key 'B', 0 lengths are left")
       assert.error_matches(function() received({ 1, 1, 1, 1 }, { 1, 0 }) end, "2 lengths more than the strides say")
-      assert.error_matches(function() received({ 1, 1, 1, 1 }, { 3, -1 }) end, "rank 0 sent 3 rows of key 'B'")
+      assert.error_matches(function() received({ 1, 1, 1, 1 }, { 3, -1 }) end, "rank 1 has a batch of %-1")
+      assert.error_matches(function() received({ 1, 1, 1, 1 }, { 3, 0 }) end, "rank 0 sent 3 rows of key 'B'")
       assert.error_matches(function() received({ 1, 1, 1, 1 }, { 1 }) end, "strides of 1 x 1 for 2 workers")
     end)
 

@@ -123,7 +123,9 @@ do -- FBGEMM's benchmark of its bucketization
   n = total(lengths)
   local ids = random_ids(n, rows)
   local args = { lengths = lengths, indices = ids, block_sizes = { rows / buckets }, my_size = buckets }
-  case("bucketize 16, FBGEMM's shape", n, 2 * n * 8 + 4 * batch * (buckets + 1), function() sparse.block_bucketize_sparse_features(args) end)
+  case("bucketize 16, FBGEMM's shape", n, 2 * n * 8 + 4 * batch * (buckets + 1), function()
+    sparse.block_bucketize_sparse_features(args)
+  end)
 end
 
 for _, shape in ipairs { { 2048, 20, 1 }, { 2048, 20, 64 }, { 20000, 5, 1 } } do
