@@ -98,7 +98,7 @@ typedef struct peri_k_bias_act_args {
 enum { PERI_SUM_ROWS = 64 };
 
 /** dz[r][c] = dy[r * dy_stride + c] * f'(y[r][c]) (dz may be NULL: not stored; y is not read by IDENTITY), and, if partial is not NULL,
- *  partial[k][c] = sum of dz[r][c] over rows [64 k, 64 (k + 1)). range: blocks of PERI_SUM_ROWS rows. */
+ *  partial[k][c] = sum of dz[r][c] over rows [64 k, 64 (k + 1)). dz may be dy if dy_stride = cols. range: blocks of PERI_SUM_ROWS rows. */
 typedef struct peri_k_act_grad_args {
     void *dz, *partial;
     const void *dy, *y;

@@ -2,6 +2,7 @@
  *
  * dense.c (cpu): the f32 cases of kernels/dense.h; f64 and the rare functions are ref's.
  */
+#include "philox.h"
 #include "vmath.h"
 
 #include "../ref/dense.c"
@@ -64,6 +65,7 @@ static void cpu_unary(const void *args, int64_t begin, int64_t end)
     case PERI_UNARY_EXP: K_MAP(dst, x, k_exp(v)); break;
     case PERI_UNARY_SQRT: K_MAP(dst, x, k_sqrt(v)); break;
     case PERI_UNARY_SILU: K_MAP(dst, x, v * k_sigmoid(v)); break;
+    case PERI_UNARY_GELU: K_MAP(dst, x, v * k_normal_cdf(v)); break;
     case PERI_UNARY_SOFTPLUS: K_MAP(dst, x, k_softplus(v)); break;
     case PERI_UNARY_LOGSIGMOID: K_MAP(dst, x, -k_softplus(-v)); break;
     case PERI_UNARY_LEAKY_RELU: K_MAP(dst, x, k_select(v > zero, v, pa * v)); break;
@@ -93,6 +95,9 @@ static void cpu_unary_grad(const void *args, int64_t begin, int64_t end)
     case PERI_UNARY_EXP: K_MAP2(dx, dy, s, v * w); break;
     case PERI_UNARY_SQRT: K_MAP2(dx, dy, s, v * (half / w)); break;
     case PERI_UNARY_SILU: K_MAP2(dx, dy, s, v * k_sigmoid(w) * (one + w * k_sigmoid(-w))); break;
+    case PERI_UNARY_GELU:
+        K_MAP2(dx, dy, s, v * k_fma(w * k_set(0.398942280f), k_exp(w * w * k_set(-0.5f)), k_normal_cdf(w)));
+        break;
     case PERI_UNARY_SOFTPLUS: K_MAP2(dx, dy, s, v * k_sigmoid(w)); break;
     case PERI_UNARY_LOGSIGMOID: K_MAP2(dx, dy, s, v * k_sigmoid(-w)); break;
     case PERI_UNARY_LEAKY_RELU: K_MAP2(dx, dy, s, k_select(w > zero, v, pa * v)); break;
@@ -465,6 +470,28 @@ static void cpu_layer_norm_grad(const void *args, int64_t begin_block, int64_t e
     }
 }
 
+/* -- dropout ------------------------------------------------------------------------------------------------------------------- */
+
+static void cpu_dropout(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_dropout_args *a = args;
+    if (a->dtype != PERI_F32) {
+        ref_dropout(args, begin, end);
+        return;
+    }
+    enum { GROUP = 4 * K_LANES };
+    const float *x = a->x;
+    float *y = a->y, scale = (float)a->scale;
+    for (int64_t i = begin; i < end;) { /* a group starts at a multiple of four words, wherever i lies in it */
+        uint32_t words[GROUP];
+        uint64_t index = a->offset + (uint64_t)i, skip = index & 3;
+        int64_t n = end - i < GROUP - (int64_t)skip ? end - i : GROUP - (int64_t)skip;
+        k_philox(a->seed, a->stream, index >> 2, words);
+        for (int64_t k = 0; k < n; k++) y[i + k] = words[skip + (uint64_t)k] >= a->threshold ? x[i + k] * scale : 0;
+        i += n;
+    }
+}
+
 /* -- losses -------------------------------------------------------------------------------------------------------------------- */
 
 static void cpu_loss(const void *args, int64_t begin, int64_t end)
@@ -518,5 +545,5 @@ static void cpu_cross_entropy_grad(const void *args, int64_t begin_row, int64_t 
     [PERI_K_axpy] = cpu_axpy, [PERI_K_unary] = cpu_unary, [PERI_K_unary_grad] = cpu_unary_grad, [PERI_K_binary] = cpu_binary,         \
     [PERI_K_muladd] = cpu_muladd, [PERI_K_bias_act] = cpu_bias_act, [PERI_K_act_grad] = cpu_act_grad, [PERI_K_sum_dim] = cpu_sum_dim,     \
     [PERI_K_softmax] = cpu_softmax, [PERI_K_softmax_grad] = cpu_softmax_grad, [PERI_K_layer_norm] = cpu_layer_norm,                   \
-    [PERI_K_layer_norm_grad] = cpu_layer_norm_grad, [PERI_K_loss] = cpu_loss, [PERI_K_cross_entropy] = cpu_cross_entropy,             \
+    [PERI_K_layer_norm_grad] = cpu_layer_norm_grad, [PERI_K_dropout] = cpu_dropout, [PERI_K_loss] = cpu_loss, [PERI_K_cross_entropy] = cpu_cross_entropy,             \
     [PERI_K_cross_entropy_grad] = cpu_cross_entropy_grad, K_CPU_INTERACTION

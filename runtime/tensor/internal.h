@@ -124,7 +124,8 @@ typedef struct peri__node_vtab {
     bool collective; /* runs whenever the pass reaches it, also when no gradient did: other ranks wait for its exchange */
     /* Compute gradients of the inputs. @grad_out[i] (borrowed) is the gradient of output i, NULL where nothing flowed back.
      * Write new references into @grad_in[i] for inputs with needs[i]; leave NULL for none. May return PERI_PENDING: it is called
-     * again with the same arguments until it does not. Must not modify grad_out. */
+     * again with the same arguments until it does not. Must not modify grad_out, unless peri__exclusive says that nobody else can
+     * see it. */
     peri_status (*backward)(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in);
     /* Release what `saved` cannot hold. (optional) */
     void (*fini)(peri__node *node);
@@ -177,6 +178,9 @@ peri_status peri__attach(const peri__node_vtab *vtab, peri_tensor *const *in, in
                          peri__node **node);
 /** Save the memory of one of the node's own outputs. */
 peri_status peri__node_save_output(peri__node *node, int32_t i, peri_tensor *out);
+
+/** True when nobody else can see the memory of @t, so that it may be changed in place. */
+bool peri__exclusive(const peri_tensor *t);
 
 /* -- parts that dense operations share; nothing here is recorded ------------------------------------------------------------------- */
 

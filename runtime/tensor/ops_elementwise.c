@@ -38,10 +38,12 @@ static peri_status unary_backward(peri__node *node, peri_tensor *const *grad_out
 {
     int32_t op = (int32_t)node->integer[0];
     peri_tensor *dy = NULL, *saved = NULL, *dx = NULL;
+    bool own = peri__exclusive(grad_out[0]);
     peri_status status;
     PERI_TRY_GOTO(peri__contiguous_of(grad_out[0], &dy), out);
     if (reads_saved(op)) PERI_TRY_GOTO(peri__contiguous_of(node->saved[0], &saved), out);
-    PERI_TRY_GOTO(peri__tensor_like(dy, dy->ndim, dy->shape, &dx), out);
+    if (own) peri_tensor_retain(dx = dy);
+    else PERI_TRY_GOTO(peri__tensor_like(dy, dy->ndim, dy->shape, &dx), out);
     peri_k_unary_grad_args args = {.dx = peri__data(dx), .dy = peri__data(dy), .saved = saved ? peri__data(saved) : NULL,
                                    .dtype = dy->dtype, .op = op, .a = node->number[0], .b = node->number[1]};
     status = PERI_LAUNCH(peri__device(dy), unary_grad, &args, peri__numel(dy), PERI_ELEMENT_GRAIN);

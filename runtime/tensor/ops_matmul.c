@@ -97,21 +97,23 @@ static peri_status as_rows(peri_tensor *t, peri_tensor **out)
     return status;
 }
 
-/** dz = g * f'(y), and db = its column sums if wanted. @g is a matrix by rows; where f is the identity, *dz is g itself. */
-static peri_status linear_dz(peri_tensor *g, peri_tensor *y, int32_t act, bool want_bias, peri_tensor **dz, peri_tensor **db)
+/** dz = g * f'(y), and db = its column sums if wanted. @g is a matrix by rows; where f is the identity, *dz is g itself, and if @own says
+ *  that g may be changed, it is made of g in place. */
+static peri_status linear_dz(peri_tensor *g, bool own, peri_tensor *y, int32_t act, bool want_bias, peri_tensor **dz, peri_tensor **db)
 {
     int64_t rows = g->shape[0], cols = g->shape[1], shape[2] = {peri__ceil_div(rows, PERI_SUM_ROWS), cols};
     peri_tensor *z = NULL, *partial = NULL;
     peri_status status = PERI_OK;
-    if (act == PERI_UNARY_IDENTITY) {
+    bool identity = act == PERI_UNARY_IDENTITY;
+    if (identity || own) {
         z = g;
         peri_tensor_retain(z);
     } else {
         PERI_TRY_GOTO(peri__tensor_like(g, 2, g->shape, &z), out);
     }
     if (want_bias) PERI_TRY_GOTO(peri__tensor_like(g, 2, shape, &partial), out);
-    if (z != g || partial) {
-        peri_k_act_grad_args args = {.dz = z != g ? peri__data(z) : NULL, .partial = partial ? peri__data(partial) : NULL,
+    if (!identity || partial) {
+        peri_k_act_grad_args args = {.dz = identity ? NULL : peri__data(z), .partial = partial ? peri__data(partial) : NULL,
                                      .dy = peri__data(g), .y = y ? peri__data(y) : NULL, .dtype = g->dtype, .act = act, .rows = rows,
                                      .cols = cols, .dy_stride = g->stride[0]};
         PERI_TRY_GOTO(PERI_LAUNCH(peri__device(g), act_grad, &args, shape[0],
@@ -138,9 +140,10 @@ static peri_status linear_backward(peri__node *node, peri_tensor *const *grad_ou
     const int64_t *shape = node->integer + 2;
     peri_tensor *g = NULL, *dz = NULL, *x = NULL;
     matrices mz = {0}, mx = {0}, mw = {0};
+    bool own = peri__exclusive(grad_out[0]);
     peri_status status;
     PERI_TRY_GOTO(as_rows(grad_out[0], &g), out);
-    PERI_TRY_GOTO(linear_dz(g, node->saved[2], act, peri__needs(node, 2), &dz, &grad_in[2]), out);
+    PERI_TRY_GOTO(linear_dz(g, own, node->saved[2], act, peri__needs(node, 2), &dz, &grad_in[2]), out);
     PERI_TRY_GOTO(matrices_of(dz, &mz), out);
     if (peri__needs(node, 1)) {
         PERI_TRY_GOTO(as_rows(node->saved[0], &x), out);

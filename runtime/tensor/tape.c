@@ -165,8 +165,7 @@ peri_status peri_tensor_grad_set(peri_tensor *leaf, peri_tensor *grad)
     return PERI_OK;
 }
 
-/** True when nobody else can see the memory of @t, so that it may be changed in place. */
-static bool exclusive(const peri_tensor *t)
+bool peri__exclusive(const peri_tensor *t)
 {
     return atomic_load(&t->refs) == 1 && atomic_load(&t->storage->refs) == 1 && peri__contiguous(t);
 }
@@ -174,7 +173,7 @@ static bool exclusive(const peri_tensor *t)
 /** *sum (owned, may be NULL) += @grad (taken). The sum of a leaf becomes memory of its own: optimizers change it in place. */
 static peri_status accumulate(peri_tensor **sum, peri_tensor *grad, bool leaf)
 {
-    if (!*sum && (!leaf || exclusive(grad))) {
+    if (!*sum && (!leaf || peri__exclusive(grad))) {
         *sum = grad;
         return PERI_OK;
     }
@@ -187,7 +186,7 @@ static peri_status accumulate(peri_tensor **sum, peri_tensor *grad, bool leaf)
     }
     peri_tensor *flat = NULL, *into = *sum;
     bool before = peri_grad_enable(false);
-    if (!exclusive(into)) {
+    if (!peri__exclusive(into)) {
         PERI_TRY_GOTO(peri__tensor_like(into, into->ndim, into->shape, &into), out);
         status = peri_tensor_copy(into, *sum);
         peri_tensor_release(*sum);
