@@ -7,8 +7,6 @@
 
 #include "simd.h"
 
-typedef uint32_t k_uvec __attribute__((vector_size(K_LANES * 4)));
-
 /** High and low words of the products x * m of all lanes. */
 static inline void k_multiply(k_uvec x, uint32_t m, k_uvec *high, k_uvec *low)
 {

@@ -19,6 +19,7 @@ typedef float k_vec __attribute__((vector_size(K_LANES * 4)));
 typedef float k_vec_unaligned __attribute__((vector_size(K_LANES * 4), aligned(4)));
 typedef int32_t k_ivec __attribute__((vector_size(K_LANES * 4)));
 typedef uint32_t k_uvec __attribute__((vector_size(K_LANES * 4)));
+typedef uint32_t k_uvec __attribute__((vector_size(K_LANES * 4)));
 
 static inline k_vec k_load(const float *p) { return *(const k_vec_unaligned *)p; }
 static inline void k_store(float *p, k_vec v) { *(k_vec_unaligned *)p = v; }

@@ -25,8 +25,8 @@ static inline k_vec k_exp(k_vec x)
     p = k_fma(p, r, k_set(0.5f));
     p = k_fma(p * r, r, r);
     /* n sits in the low bits of t; 2^n in two factors, because 2^128 is no float. */
-    k_ivec whole = (k_ivec)t - 0x4b400000, half = whole >> 1;
-    k_vec y = (p + 1) * (k_vec)((half + 127) << 23) * (k_vec)((whole - half + 127) << 23);
+    k_ivec whole = (k_ivec)((k_uvec)t - 0x4b400000u), half = whole >> 1;
+    k_vec y = (p + 1) * (k_vec)((k_uvec)(half + 127) << 23) * (k_vec)((k_uvec)(whole - half + 127) << 23);
     y = k_select(x > k_set(88.7228355f), k_set(1) / k_set(0), y);
     y = k_select(x < k_set(-87.3365402f), k_set(0), y);
     return k_select(x == x, y, x);
@@ -37,8 +37,8 @@ static inline k_vec k_log(k_vec x)
 {
     k_ivec tiny = x < k_set(0x1p-126f);
     k_vec y = k_select(tiny, x * k_set(0x1p23f), x);
-    k_ivec e = (((k_ivec)y - 0x3f3504f3) >> 23);
-    k_vec m = (k_vec)((k_ivec)y - (e << 23)), exponent = __builtin_convertvector(e, k_vec) - k_select(tiny, k_set(23), k_set(0));
+    k_ivec e = (k_ivec)((k_uvec)y - 0x3f3504f3u) >> 23;
+    k_vec m = (k_vec)((k_uvec)y - ((k_uvec)e << 23)), exponent = __builtin_convertvector(e, k_vec) - k_select(tiny, k_set(23), k_set(0));
     k_vec f = m - 1, s = f / (f + 2), s2 = s * s;
     k_vec p = k_fma(s2, k_set(2 / 11.0f), k_set(2 / 9.0f));
     p = k_fma(p, s2, k_set(2 / 7.0f));

@@ -28,6 +28,7 @@ describe("matrix products", function()
   end
 
   it("agree between the libraries", function()
+    if shell.sanitizer ~= "" then return pending "oneDNN's code, made at run time, does not go with sanitizers" end
     local lists = {}
     for i, library in ipairs { "openblas", "onednn" } do
       local text, status = products(library)
