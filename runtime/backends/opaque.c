@@ -66,7 +66,11 @@ typedef struct hole {
     int64_t bytes;
 } hole;
 
-enum { ARENA_GIB = 32 };
+/** Addresses lie where the low 32 bits, as a signed number, are large and negative. An argument struct has padding beside its 32-bit
+ *  members, where compilers leave what the stack held, often the upper half of some address: with a count or a dtype for a lower half it
+ *  must not look like one of ours. */
+static const size_t ARENA_BYTES = (size_t)3 << 29;
+static const uintptr_t ARENA_LOW = 0x90000000u;
 
 static struct {
     pthread_mutex_t lock;
@@ -87,7 +91,7 @@ static void *bytes_of(const void *p)
 }
 
 /** Move the device pointers in a task's arguments: every aligned word that is one of the addresses. (A number that is one by chance, such as
- *  a hash, has odds of one in 2^29.) */
+ *  a hash, has odds of one in 2^33.) */
 static void move_pointers(char *data, int64_t bytes)
 {
     for (int64_t i = 0; i + (int64_t)sizeof(void *) <= bytes; i += (int64_t)sizeof(void *)) {
@@ -260,14 +264,16 @@ static peri_status opaque_open(int32_t index, void **device, int32_t *caps)
 {
     if (index != 0) return PERI_HOST_FAIL(host, PERI_ENOTFOUND, "opaque: device %d, there is only device 0", index);
     if (!dev.arena) {
-        size_t size = (size_t)ARENA_GIB << 30;
-        char *p = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        /* Room enough for the right low bits to come by; the rest stays unused. */
+        size_t room = ARENA_BYTES + ((size_t)1 << 32);
+        char *p = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        char *memory = mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED || memory == MAP_FAILED) return PERI_HOST_FAIL(host, PERI_ENOMEM, "opaque: no address space for its arena");
+        p += (ARENA_LOW - (uintptr_t)p) & UINT32_MAX;
         dev.distance = memory - p;
         dev.page = sysconf(_SC_PAGESIZE);
         dev.arena = dev.top = p;
-        dev.end = dev.arena + ((int64_t)ARENA_GIB << 30);
+        dev.end = dev.arena + ARENA_BYTES;
         const char *seed = getenv("PERI_OPAQUE_SEED");
         if (seed && atoll(seed) != 0) dev.state = (uint64_t)atoll(seed);
     }

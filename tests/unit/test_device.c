@@ -272,6 +272,32 @@ static void freed_memory_on_opaque_loses_its_contents(void **state)
     peri_tensor_release(y);
 }
 
+/** Argument structs have padding, and compilers leave there what the stack held: halves of addresses, say. */
+static void padding_of_arguments_does_not_matter(void **state)
+{
+    (void)state;
+    for (int i = 0; i < DEVICES; i++) {
+        peri_tensor *t = numbers(device_of(names[i]), 4, 0), *x = numbers(device_of(names[i]), 4, 1);
+        uintptr_t stale[] = {(uintptr_t)peri__data(t), (uintptr_t)peri__data(x), (uintptr_t)&state, (uintptr_t)&device_of, (uintptr_t)&printf,
+                             (uintptr_t)t};
+        for (size_t k = 0; k < sizeof stale / sizeof *stale; k++)
+            for (int more = -2; more <= 2; more++) {
+                peri_k_fill_args fill;
+                peri_k_axpy_args args;
+                uint32_t half = (uint32_t)(stale[k] >> 32) + (uint32_t)more;
+                for (size_t at = 0; at + 4 <= sizeof fill; at += 4) memcpy((char *)&fill + at, &half, 4);
+                for (size_t at = 0; at + 4 <= sizeof args; at += 4) memcpy((char *)&args + at, &half, 4);
+                fill.dst = peri__data(t), fill.dtype = PERI_F64, fill.value = 5, fill.ivalue = 5;
+                assert_ok(PERI_LAUNCH(peri__device(t), fill, &fill, 4, 1));
+                args.y = peri__data(t), args.x = peri__data(x), args.dtype = PERI_F64, args.alpha = 2;
+                assert_ok(PERI_LAUNCH(peri__device(t), axpy, &args, 4, 1));
+                assert_true(first(t) == 7);
+            }
+        peri_tensor_release(t);
+        peri_tensor_release(x);
+    }
+}
+
 static void products_match_the_definition(void **state)
 {
     (void)state;
@@ -360,6 +386,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(devices_do_not_mix),
     cmocka_unit_test(the_host_dies_when_it_touches_opaque_memory),
     cmocka_unit_test(freed_memory_on_opaque_loses_its_contents),
+    cmocka_unit_test(padding_of_arguments_does_not_matter),
     cmocka_unit_test(products_match_the_definition),
     cmocka_unit_test(products_of_other_dtypes_are_refused),
     cmocka_unit_test(nothing_is_left_when_memory_runs_out),
