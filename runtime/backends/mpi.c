@@ -408,8 +408,8 @@ static peri_status mpi_open(peri_coll_open *boot, void **group)
         return PERI_HOST_FAIL(host, PERI_EINVAL, "mpi: rank %d of %d wanted, this is rank %d of %d", boot->rank, boot->size, mpi.rank,
                               mpi.size);
     if (mpi.size == 1 && mpi_launched() > 1) /* each rank would train alone */
-        return PERI_HOST_FAIL(host, PERI_EUNSUPPORTED, "mpi: launched as one of %d ranks, but MPI knows of one only (srun needs --mpi=pmix)",
-                              mpi_launched());
+        return PERI_HOST_FAIL(host, PERI_EUNSUPPORTED,
+                              "mpi: launched as one of %d ranks, but MPI knows of one only (srun needs --mpi=pmix)", mpi_launched());
     MPI_Comm_get_attr(mpi.world, MPI_TAG_UB, &bound, &found);
     int64_t most = found ? *bound : 32767;
     for (mpi.hash_bits = 0; (int64_t)1 << (SEQUENCE_BITS + mpi.hash_bits + 1) <= most + 1; mpi.hash_bits++) {}

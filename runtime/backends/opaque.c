@@ -90,8 +90,8 @@ static void *bytes_of(const void *p)
     return (char *)x + (ours ? dev.distance : 0);
 }
 
-/** Move the device pointers in a task's arguments: every aligned word that is one of the addresses. (A number that is one by chance, such as
- *  a hash, has odds of one in 2^33.) */
+/** Move the device pointers in a task's arguments: every aligned word that is one of the addresses. (A number that is one by chance, such
+ *  as a hash, has odds of one in 2^33.) */
 static void move_pointers(char *data, int64_t bytes)
 {
     for (int64_t i = 0; i + (int64_t)sizeof(void *) <= bytes; i += (int64_t)sizeof(void *)) {

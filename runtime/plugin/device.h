@@ -29,7 +29,7 @@ enum {
     PERI_COPY_H2D = 1,        /* @src is ordinary host memory, consumed before the call returns */
     PERI_COPY_H2D_PINNED = 2, /* @src comes from host_alloc and must stay unchanged until the copy has run */
     PERI_COPY_D2H = 3,        /* @dst (any host memory) is valid once the copy has run, and must live until then */
-    PERI_COPY_H2D_WORDS = 4   /* as H2D; @src are 64-bit words with device addresses among them: the only way for those into device memory */
+    PERI_COPY_H2D_WORDS = 4 /* as H2D; @src are 64-bit words with device addresses among them: the only way for those into device memory */
 };
 
 /** C = alpha * op(A) * op(B) + beta * C, row-major, `batch` times with element strides between the matrices.

@@ -146,7 +146,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same({ "f@t", "g", "f@u" }, kt:keys())
       assert.same({ { 1, 1, 0, 0, 5, 5, 5, 5 }, { 1, 1, 10, 10, 5, 5, 5, 5 }, { 10, 10, 10, 10, 1, 1, 1, 1 }, { 1, 1, 1, 1, 5, 5, 5, 5 } },
         kt:values():to_table())
-      kt:values():backward(t { { 1, 0, 8, 0, 0, 0, 0, 0 }, { 2, 0, 16, 0, 0, 0, 0, 0 }, { 4, 0, 32, 0, 64, 0, 0, 0 }, { 0, 0, 0, 0, 0, 0, 0, 1 } })
+      kt:values():backward(t { { 1, 0, 8, 0, 0, 0, 0, 0 }, { 2, 0, 16, 0, 0, 0, 0, 0 }, { 4, 0, 32, 0, 64, 0, 0, 0 },
+        { 0, 0, 0, 0, 0, 0, 0, 1 } })
       local w = ebc:weight("t"):to_table() -- learning rate 0.5
       assert.same({ 1 - 0.5 * 3, 1 }, w[8]) -- f, row 0 of its batch
       assert.same({ 10 - 0.5 * (4 + 48), 10 }, w[4]) -- f, row 1; g, row 1

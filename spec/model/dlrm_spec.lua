@@ -12,9 +12,11 @@ local kernels = { EXACT_ROWWISE_ADAGRAD = "rowwise_adagrad", EXACT_ADAGRAD = "ad
 local function golden_model(case, world, device)
   local tables, entries = {}, {}
   for i, t in ipairs(case.tables) do
-    tables[i] = peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim, feature_names = t.feature_names }
+    tables[i] = peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim,
+      feature_names = t.feature_names }
     local placed = t.sharding_type == "table_wise" or t.sharding_type == "column_wise"
-    entries[t.name] = plan.ParameterSharding { sharding_type = t.sharding_type, compute_kernel = t.compute_kernel, ranks = placed and t.ranks or nil }
+    entries[t.name] = plan.ParameterSharding { sharding_type = t.sharding_type, compute_kernel = t.compute_kernel,
+      ranks = placed and t.ranks or nil }
   end
   local dlrm = nn.DLRM {
     embedding_bag_collection = peri.EmbeddingBagCollection {
@@ -124,16 +126,19 @@ end
 local function curve(world, device, kind, optimizer_name)
   local n, tables, entries = world:size(), {}, {}
   for i, f in ipairs(features) do
-    tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = rows[i], embedding_dim = DIM, feature_names = { f }, pooling = i % 2 == 0 and "MEAN" or "SUM" }
+    tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = rows[i], embedding_dim = DIM, feature_names = { f },
+      pooling = i % 2 == 0 and "MEAN" or "SUM" }
     entries["t" .. i] = plans[kind](i, n)
   end
   nn.manual_seed(3)
   local dlrm = nn.DLRM {
-    embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, fused_params = { optimizer = optimizer_name, learning_rate = 0.1, eps = 1e-4 } },
+    embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables,
+      fused_params = { optimizer = optimizer_name, learning_rate = 0.1, eps = 1e-4 } },
     dense_in_features = DENSE, dense_arch_layer_sizes = { 12, DIM }, over_arch_layer_sizes = { 10, 1 }, dense_device = device,
   }
   local model = peri.DistributedModelParallel {
-    module = nn.DLRMTrain(dlrm), plan = { ["model.sparse_arch.embedding_bag_collection"] = entries }, group = world, device = device, bucket_bytes = 256,
+    module = nn.DLRMTrain(dlrm), plan = { ["model.sparse_arch.embedding_bag_collection"] = entries }, group = world, device = device,
+      bucket_bytes = 256,
   }
   local pipeline = peri.TrainPipelineBase { model = model, optimizer = nn.optim.Adagrad { params = model:dense_parameters(), lr = 0.1 } }
   local step, share, losses = 0, SAMPLES / n, {}
@@ -176,15 +181,18 @@ describe("a plan for a model", function()
         tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4, feature_names = { "f" } } },
         fused_params = { optimizer = "sgd" },
       }
-      local dlrm = nn.DLRM { embedding_bag_collection = ebc, dense_in_features = 2, dense_arch_layer_sizes = { 4 }, over_arch_layer_sizes = { 3, 1 } }
+      local dlrm = nn.DLRM { embedding_bag_collection = ebc, dense_in_features = 2, dense_arch_layer_sizes = { 4 },
+        over_arch_layer_sizes = { 3, 1 } }
       args.module = dlrm
       return peri.DistributedModelParallel(args)
     end)[1]
   end
   it("names its modules", function()
     assert.error_matches(function() model_with { plan = { ["sparse_arch.ebc"] = { t = plan.row_wise() } } } end,
-      "the plan names module 'sparse_arch.ebc', which is no EmbeddingBagCollection of the model; those are: 'sparse_arch.embedding_bag_collection'")
-    assert.error_matches(function() model_with { plan = {} } end, "'sparse_arch.embedding_bag_collection' has embedding tables but no entry in the plan")
+      "the plan names module 'sparse_arch.ebc', which is no EmbeddingBagCollection of the model; "
+        .. "those are: 'sparse_arch.embedding_bag_collection'")
+    assert.error_matches(function() model_with { plan = {} } end,
+      "'sparse_arch.embedding_bag_collection' has embedding tables but no entry in the plan")
     assert.error_matches(function() model_with { plan = { ["sparse_arch.embedding_bag_collection"] = { u = plan.row_wise() } } } end,
       "module 'sparse_arch.embedding_bag_collection': table 't' is not in the plan; planned tables: u")
   end)
@@ -203,7 +211,8 @@ describe("sharding a collection that has memory", function()
       }
       ebc:weight("t"):copy(peri.tensor({ { 1 }, { 2 }, { 3 }, { 4 }, { 5 } }))
       ebc:table_state("t", "momentum1"):copy(peri.tensor { 10, 20, 30, 40, 50 })
-      local model = peri.DistributedModelParallel { module = nn.Sequential { ebc }, plan = { ["0"] = { t = plan.row_wise() } }, group = world }
+      local model = peri.DistributedModelParallel { module = nn.Sequential { ebc }, plan = { ["0"] = { t = plan.row_wise() } },
+        group = world }
       for _, s in ipairs(model.sharded[1]:local_shards()) do
         for i = 0, s.rows - 1 do
           assert.equal(s.row_offset + i + 1, s.state("weight"):item(i * 4))

@@ -130,7 +130,12 @@ static inline void dense_binary(int64_t rows, int64_t cols, int32_t dtype, dense
             dense_case c = dense_begin("binary", PERI_K_binary, dtype, rows, cols);
             int64_t sa = strides[i][0], sb = strides[i][1];
             peri_k_binary_args b = {.a = dense_numbers(&c, rows * cols * 2, dtype, -1, 1),
-                                    .b = dense_numbers(&c, rows * cols * 2, dtype, 0.5, 1), .dtype = dtype, .op = op, .ndim = 2, .shape = {rows, cols}, .a_stride = {sa * cols, sa},
+                                    .b = dense_numbers(&c, rows * cols * 2, dtype, 0.5, 1),
+                                    .dtype = dtype,
+                                    .op = op,
+                                    .ndim = 2,
+                                    .shape = {rows, cols},
+                                    .a_stride = {sa * cols, sa},
                                     .b_stride = {i == 3 ? 0 : cols, sb}};
             DENSE_OUT(&c, peri_k_binary_args, dst, rows * cols, dtype, NULL);
             dense_end(&c, &b, sizeof b, rows * cols, visit, ctx);
@@ -187,7 +192,11 @@ static inline void dense_rows(int64_t rows, int64_t cols, int32_t dtype, dense_v
         dense_end(&c, &s, sizeof s, rows, visit, ctx);
         c = dense_begin(log ? "log_softmax_grad" : "softmax_grad", PERI_K_softmax_grad, dtype, rows, cols);
         peri_k_softmax_grad_args g = {.dy = dense_numbers(&c, n, dtype, -1, 1),
-                                      .y = dense_numbers(&c, n, dtype, log ? -5 : 0, log ? -1 : 0.1), .dtype = dtype, .log = log, .n = cols, .inner = 1};
+                                      .y = dense_numbers(&c, n, dtype, log ? -5 : 0, log ? -1 : 0.1),
+                                      .dtype = dtype,
+                                      .log = log,
+                                      .n = cols,
+                                      .inner = 1};
         DENSE_OUT(&c, peri_k_softmax_grad_args, dx, n, dtype, NULL);
         c.tolerance = 1e-5;
         dense_end(&c, &g, sizeof g, rows, visit, ctx);

@@ -462,7 +462,8 @@ static void groups_answer(void **state)
         peri_comm_config config = {.transport = "sim", .job = job, .rank = i, .size = 4, .local_size = 2};
         assert_ok(peri_comm_open(&config, &group[i]));
     }
-    peri_comm_config taken = {.transport = "sim", .job = job, .rank = 1, .size = 4}, other = {.transport = "sim", .job = job, .rank = 1, .size = 5};
+    peri_comm_config taken = {.transport = "sim", .job = job, .rank = 1, .size = 4},
+                     other = {.transport = "sim", .job = job, .rank = 1, .size = 5};
     assert_fails(peri_comm_open(&taken, &sub), PERI_EINVAL, "rank 1 of world 'answers' is taken");
     assert_fails(peri_comm_open(&other, &sub), PERI_EMISMATCH, "has 4 ranks, rank 1 says 5");
     assert_null(sub);

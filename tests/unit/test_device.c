@@ -278,8 +278,8 @@ static void padding_of_arguments_does_not_matter(void **state)
     (void)state;
     for (int i = 0; i < DEVICES; i++) {
         peri_tensor *t = numbers(device_of(names[i]), 4, 0), *x = numbers(device_of(names[i]), 4, 1);
-        uintptr_t stale[] = {(uintptr_t)peri__data(t), (uintptr_t)peri__data(x), (uintptr_t)&state, (uintptr_t)&device_of, (uintptr_t)&printf,
-                             (uintptr_t)t};
+        uintptr_t stale[] = {(uintptr_t)peri__data(t), (uintptr_t)peri__data(x), (uintptr_t)&state,
+                             (uintptr_t)&device_of,    (uintptr_t)&printf,       (uintptr_t)t};
         for (size_t k = 0; k < sizeof stale / sizeof *stale; k++)
             for (int more = -2; more <= 2; more++) {
                 peri_k_fill_args fill;
