@@ -35,6 +35,18 @@ TBE_INLINE v16 v16_clamp(v16 a, v16 most)
 {
     return (v16){_mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), most.v), _mm512_min_ps(most.v, a.v))};
 }
+/** Sixteen f16, or the first n (0 <= n <= 16): the others read as 0. */
+TBE_INLINE v16 v16_load_f16(const uint16_t *p) { return (v16){_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p))}; }
+TBE_INLINE v16 v16_load_f16_part(const uint16_t *p, int64_t n)
+{
+    return (v16){_mm512_cvtph_ps(_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1u), p))};
+}
+TBE_INLINE v16 v16_of_bf16(__m256i h) { return (v16){_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))}; }
+TBE_INLINE v16 v16_load_bf16(const uint16_t *p) { return v16_of_bf16(_mm256_loadu_si256((const __m256i *)p)); }
+TBE_INLINE v16 v16_load_bf16_part(const uint16_t *p, int64_t n)
+{
+    return v16_of_bf16(_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1u), p));
+}
 /** The last steps of sum16. */
 TBE_INLINE float v16_sum(v16 a)
 {
@@ -82,6 +94,28 @@ TBE_INLINE v16 v16_clamp(v16 x, v16 most)
     __m256 least = _mm256_sub_ps(_mm256_setzero_ps(), most.a);
     return (v16){_mm256_max_ps(least, _mm256_min_ps(most.a, x.a)), _mm256_max_ps(least, _mm256_min_ps(most.b, x.b))};
 }
+/** Sixteen f16, or the first n (0 <= n <= 16): the others read as 0. */
+TBE_INLINE v16 v16_load_f16(const uint16_t *p)
+{
+    return (v16){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8)))};
+}
+TBE_INLINE __m256 v8_of_bf16(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
+TBE_INLINE v16 v16_load_bf16(const uint16_t *p)
+{
+    return (v16){v8_of_bf16(_mm_loadu_si128((const __m128i *)p)), v8_of_bf16(_mm_loadu_si128((const __m128i *)(p + 8)))};
+}
+static inline v16 v16_load_f16_part(const uint16_t *p, int64_t n)
+{
+    uint16_t room[16] = {0};
+    __builtin_memcpy(room, p, (size_t)n * 2);
+    return v16_load_f16(room);
+}
+static inline v16 v16_load_bf16_part(const uint16_t *p, int64_t n)
+{
+    uint16_t room[16] = {0};
+    __builtin_memcpy(room, p, (size_t)n * 2);
+    return v16_load_bf16(room);
+}
 TBE_INLINE float v16_sum(v16 x)
 {
     __m256 s = _mm256_add_ps(x.a, x.b);
@@ -90,6 +124,19 @@ TBE_INLINE float v16_sum(v16 x)
     return _mm_cvtss_f32(_mm_add_ss(t, _mm_movehdup_ps(t)));
 }
 #endif
+
+/** Bytes of a weight of an f32, f16 or bf16 table. */
+TBE_INLINE int64_t tbe_weight_bytes(int32_t dtype) { return dtype == PERI_F32 ? 4 : 2; }
+
+/** Up to sixteen weights of a row from element d on; n: elements that are left, what lies beyond reads as 0. @dtype (PERI_F32, PERI_F16,
+ *  PERI_BF16) is best known at compile time. */
+TBE_INLINE v16 tbe_get_weights(const void *row, int64_t d, int64_t n, const int32_t dtype)
+{
+    const uint16_t *half = (const uint16_t *)row + d;
+    if (dtype == PERI_F16) return n >= 16 ? v16_load_f16(half) : v16_load_f16_part(half, n);
+    if (dtype == PERI_BF16) return n >= 16 ? v16_load_bf16(half) : v16_load_bf16_part(half, n);
+    return n >= 16 ? v16_load((const float *)row + d) : v16_load_part((const float *)row + d, n);
+}
 
 enum { TBE_LINE = 64 }; /* bytes that a prefetch fetches */
 
