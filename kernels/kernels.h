@@ -17,6 +17,7 @@
 
 #include <perilune/base.h>
 
+#include "codec.h"
 #include "convert.h"
 #include "dense.h"
 #include "jagged.h"
@@ -27,7 +28,7 @@
 
 #define PERI_KERNELS(X) PERI_KERNELS_CONVERT(X) PERI_KERNELS_DENSE(X) PERI_KERNELS_OPTIM(X) PERI_KERNELS_JAGGED(X) PERI_KERNELS_TBE(X) \
     PERI_KERNELS_SPARSE(X) \
-    PERI_KERNELS_ROUTE(X)
+    PERI_KERNELS_ROUTE(X) PERI_KERNELS_CODEC(X)
 
 enum {
 #define X(name) PERI_K_##name,

@@ -13,6 +13,7 @@
 #include "simd.h"
 
 #include "convert.c"
+#include "codec.c"
 #include "dense.c"
 #include "jagged.c"
 #include "optim.c"
@@ -27,5 +28,5 @@
 
 const peri_kernels K_CAT(peri_kernels_, K_ISA) = {
     .isa = K_TEXT(K_ISA),
-    .fn = {K_CPU_CONVERT K_CPU_DENSE K_CPU_JAGGED K_CPU_OPTIM K_CPU_SPARSE K_CPU_TBE K_CPU_ROUTE},
+    .fn = {K_CPU_CONVERT K_CPU_DENSE K_CPU_JAGGED K_CPU_OPTIM K_CPU_SPARSE K_CPU_TBE K_CPU_ROUTE K_CPU_CODEC},
 };

@@ -11,6 +11,7 @@
 #include "number.h"
 
 #include "convert.c"
+#include "codec.c"
 #include "dense.c"
 #include "jagged.c"
 #include "optim.c"

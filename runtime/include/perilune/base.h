@@ -67,6 +67,27 @@ enum {
 /** How reducing operations combine the ranks' values. */
 enum { PERI_REDUCE_SUM = 0, PERI_REDUCE_MIN = 1, PERI_REDUCE_MAX = 2, PERI_REDUCE_COUNT = 3 };
 
+/** Formats in which f32 numbers travel (perilune/codec.h). */
+enum {
+    PERI_CODEC_NONE = 0, /* as they are */
+    PERI_CODEC_FP16 = 1,
+    PERI_CODEC_BF16 = 2,
+    PERI_CODEC_FP8 = 3,  /* 8-bit floats, with one scale a row or none */
+    PERI_CODEC_INT8 = 4, /* 8-bit integers between the least and the largest number of a row */
+    PERI_CODEC_MX4 = 5,  /* 4-bit floats with an exponent that a group shares */
+    PERI_CODEC_COUNT = 6
+};
+
+/** How PERI_CODEC_MX4 rounds the largest number of a group, whose exponent they share. */
+enum {
+    PERI_ROUND_NEAREST = 0,
+    PERI_ROUND_FLOOR = 1,
+    PERI_ROUND_EVEN = 2, /* up from 1.75 times a power of two: the usual choice */
+    PERI_ROUND_STOCHASTIC = 3,
+    PERI_ROUND_CEIL = 4,
+    PERI_ROUND_COUNT = 5
+};
+
 /** Constants of a fixed size that appear in public structs. */
 enum { PERI_MAX_DIMS = 8, PERI_MESSAGE_MAX = 512 };
 
