@@ -29,8 +29,8 @@
  *
  *  MX4 (block even): block / 2 bytes, the earlier number in the lower nibble, then one byte E + 127. |code| stands for {0, .5, 1, 1.5, 2,
  *    3, 4, 6}, bit 3 for the sign. u = largest |x| (2^-126 if 0); E = min(max(floor(log2(u')) - 2, -127), 125), u' = u rounded as
- *    PERI_ROUND_* says; code = |x| * 2^-E rounded half away from zero, at most 7. A block with a number that is not finite has the byte 255,
- *    which decodes to NaN. */
+ *    PERI_ROUND_* says; code = |x| * 2^-E rounded half away from zero, at most 7. A block with a number that is not finite has the byte
+ *    255, which decodes to NaN. */
 typedef struct peri_k_codec_args {
     void *wire;
     float *x;

@@ -198,7 +198,7 @@ static void cpu_codec_decode_int8(const peri_k_codec_args *a, int64_t begin, int
     }
 }
 
-/* -- 4-bit floats with a shared exponent ------------------------------------------------------------------------------------------------- */
+/* -- 4-bit floats with a shared exponent ----------------------------------------------------------------------------------------------- */
 
 enum { CPU_MX4_MOST = 64 }; /* blocks up to this size are coded at once */
 
@@ -255,7 +255,7 @@ static void cpu_codec_decode_mx4(const peri_k_codec_args *a, int64_t begin, int6
     }
 }
 
-/* -- the kernels --------------------------------------------------------------------------------------------------------------------------- */
+/* -- the kernels ----------------------------------------------------------------------------------------------------------------------- */
 
 static void cpu_codec_encode(const void *args, int64_t begin, int64_t end)
 {

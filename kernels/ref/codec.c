@@ -120,7 +120,7 @@ static void ref_int8_decode(const peri_k_codec_args *a, float *x, int64_t n, con
     for (int64_t i = 0; i < n; i++) x[i] = fmaf((float)wire[i], tail[0], tail[1]);
 }
 
-/* -- 4-bit floats with a shared exponent ------------------------------------------------------------------------------------------------- */
+/* -- 4-bit floats with a shared exponent ----------------------------------------------------------------------------------------------- */
 
 static const float ref_mx4_values[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
 static const float ref_mx4_limits[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5}; /* from here on the next value is nearer */
@@ -131,7 +131,7 @@ static int32_t ref_mx4_exponent(const peri_k_codec_args *a, float most, int64_t 
     uint32_t u = k_bits(most > 0 ? most : 0x1p-126f);
     switch (a->rounding) {
     case PERI_ROUND_NEAREST: u += (u & 0x7fffffu) > 0x3504f3u ? 0x800000u : 0; break; /* mantissa beyond the square root of 2 */
-    case PERI_ROUND_EVEN: u += 0x1fffffu; break;
+    case PERI_ROUND_EVEN: u += 0x200000u; break; /* from 1.75 on */
     case PERI_ROUND_CEIL: u += (u & 0x7fffffu) ? 0x800000u : 0; break;
     case PERI_ROUND_STOCHASTIC: u += ref_random_word(a->seed, 0, (uint64_t)block) & 0x3fffffu; break;
     default: break;
@@ -172,7 +172,7 @@ static void ref_mx4_decode(const peri_k_codec_args *a, float *x, int64_t n, cons
     }
 }
 
-/* -- the kernels --------------------------------------------------------------------------------------------------------------------------- */
+/* -- the kernels ----------------------------------------------------------------------------------------------------------------------- */
 
 static void ref_codec_encode(const void *args, int64_t begin, int64_t end)
 {

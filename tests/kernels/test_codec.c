@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_codec.c: the codec kernels: every instruction set against ref, bit for bit and for any split of the range; their error bounds; no byte
- * outside the blocks is written, nothing outside the numbers is read.
+ * test_codec.c: the codec kernels: every instruction set against ref, bit for bit and for any split of the range; their error bounds; no
+ * byte outside the blocks is written, nothing outside the numbers is read.
  *
  *   test_codec bench    prints GB/s of f32 by format and instruction set
  */
@@ -158,8 +158,8 @@ static void compare(const char *isa, const format *f, int kind)
     else if (f->format != PERI_CODEC_INT8 || kind < 3)
         for (int64_t i = 0; i < bytes; i++)
             if (p.wire[i] != p.wire_ref[i] && !(f->format <= PERI_CODEC_BF16 && kind == 3))
-                fail_msg("%s, %s, kind %d: byte %lld of %lld is %02x, ref %02x", isa, f->name, kind, (long long)i, (long long)bytes, p.wire[i],
-                         p.wire_ref[i]);
+                fail_msg("%s, %s, kind %d: byte %lld of %lld is %02x, ref %02x", isa, f->name, kind, (long long)i, (long long)bytes,
+                         p.wire[i], p.wire_ref[i]);
     a.x = p.back, a.wire = p.wire_ref;
     run(k->fn[PERI_K_codec_decode], &a, p.blocks);
     a.x = p.back_ref;
@@ -204,7 +204,7 @@ static void decodes_anything(void **unused)
         }
 }
 
-/* -- speed --------------------------------------------------------------------------------------------------------------------------------- */
+/* -- speed ----------------------------------------------------------------------------------------------------------------------------- */
 
 static void bench(void)
 {

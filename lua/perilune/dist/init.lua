@@ -14,7 +14,7 @@ local M = {
   resolve = awaitable.resolve, lazy_class = awaitable.lazy_class,
 }
 
-local lazy = { sim = "perilune.dist.sim", Reducer = "perilune.dist.reducer" }
+local lazy = { sim = "perilune.dist.sim", Reducer = "perilune.dist.reducer", codec = "perilune.dist.codec" }
 setmetatable(M, {
   __index = function(t, key)
     if lazy[key] then

@@ -13,6 +13,7 @@
 #include <perilune/jagged.h>
 #include <perilune/sparse.h>
 #include <perilune/comm.h>
+#include <perilune/codec.h>
 #include <perilune/embed.h>
 #include <perilune/shard.h>
 #include <perilune/io.h>
