@@ -3,7 +3,7 @@
 #   make                 build everything under build/
 #   make demo            set up, build, train a DLRM on 2 ranks       RANKS= STEPS= PLAN= DATA=
 #   make test            set up, build, run every test
-#   make bench           all benchmarks                                bench-step bench-comm bench-embed bench-data bench-dense    ARGS=
+#   make bench           all benchmarks                                bench-step bench-comm bench-embed bench-data bench-dense    ARGS= PYTHON=
 #   make lint            layers, boundary, style
 #   make install         PREFIX=/usr/local DESTDIR=
 #   make probe           look again for libraries and print the table
@@ -252,14 +252,19 @@ demo-run: all
 
 # tests/bench/<name>.lua prints its lines and appends one JSON object each to --out; bench-comm and bench-step run at several sizes.
 BENCH = @mkdir -p build/bench && rm -f build/bench/$(1).jsonl && for ranks in $(2); do \
-	$(LAUNCHER) run -n $$ranks $(3) tests/bench/$(1).lua --out build/bench/$(1).jsonl $(ARGS) || exit 1; done
+	$(LAUNCHER) run -n $$ranks $(3) tests/bench/$(1).lua --out build/bench/$(1).jsonl $(4) $(ARGS) || exit 1; done
 
 bench-step: all
 	$(call BENCH,step,1 $(if $(HAVE_MPI),2),-t 1)
 bench-comm: all
 	$(call BENCH,comm,$(if $(HAVE_MPI),2 4,1))
-bench-embed: all
-	$(call BENCH,embed,1)
+# PYTHON= a Python with torch and fbgemm_gpu: measures them on the same ids.
+PYTHON ?=
+bench-embed: all $B/tests/bench/libroofline.so
+	$(call BENCH,embed,1,,--roofline $B/tests/bench/libroofline.so $(if $(PYTHON),--python $(PYTHON)))
+$B/tests/bench/libroofline.so: tests/bench/roofline.c $(CONFIG)
+	@mkdir -p $(@D)
+	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O3 -march=native -fPIC -shared -fvisibility=hidden $(WARN) $< -lpthread -o $@
 bench-data: all
 	$(call BENCH,data,1)
 bench-dense: all

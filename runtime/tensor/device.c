@@ -84,6 +84,8 @@ bool peri_device_probe(const char *name, char *reason, size_t len)
     return ok;
 }
 
+const char *peri_cpu_isa(void) { return peri_kernels_get()->isa; }
+
 /** Add a reference unless the last one has gone already. */
 static bool try_retain(peri_stream *s)
 {

@@ -25,6 +25,8 @@ PERI_API const char *peri_device_name(const peri_device *device);
 PERI_API bool peri_device_host_access(const peri_device *device);
 /** Whether backend @name could run here; if not, @reason (of @len bytes) says why. Local, never fails. */
 PERI_API bool peri_device_probe(const char *name, char *reason, size_t len);
+/** The instruction set of device cpu's kernels: "ref", "avx2", "avx512"; PERI_CPU_ISA asks for one. Static text. Local, never fails. */
+PERI_API const char *peri_cpu_isa(void);
 /** Block the calling thread until everything queued on every stream of the device has run. Local. */
 PERI_API peri_status peri_device_synchronize(peri_device *device);
 /** Make the test device "opaque" choose its orders from @seed (default 1, or PERI_OPAQUE_SEED). No effect on other devices. */

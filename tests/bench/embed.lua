@@ -1,0 +1,298 @@
+-- embed.lua: lookups and updates in embedding tables beside what the machine's memory gives at best, which roofline.c measures on the same
+-- rows in the same run. One line a measurement: case, what, best and median milliseconds, GB/s, share of the roofline.
+--
+-- Rooflines: a forward pass reads every row that it is asked for: a gather of those rows. A backward pass rewrites them, and the states
+-- of its optimizer that are as wide as rows: an update of those rows, times the number of such arrays. Ids, offsets, outputs and
+-- gradients, and the sort of a backward pass, are not in the roofline: they are what a share below 1 pays for.
+-- Every case has several batches of ids, which take turns, as in training and serving: with one batch over and over, much of what it
+-- needs would be in the processor's cache.
+local ffi = require "ffi"
+local peri = require "perilune"
+local argparse = require "argparse"
+local json = require "dkjson"
+local C, Tensor = peri.ffi.C, peri.Tensor
+
+local parser = argparse("tests/bench/embed.lua", "Speed of table batches.")
+parser:option("--out", "Append results as JSON lines to this file.")
+parser:option("--roofline", "The library built from roofline.c.", "build/tests/bench/libroofline.so")
+parser:option("--only", "Cases whose name has this in it.", "")
+parser:option("--what", "Measurements whose name has this in it.", "")
+parser:option("--threads", "Worker threads.", 0, tonumber)
+parser:option("--rounds", "Times that everything is measured, in turns.", 15, tonumber)
+parser:option("--python", "A Python with torch and fbgemm_gpu: measures them on the same ids and prints ratios.")
+local options = parser:parse(arg)
+peri.init()
+if options.threads > 0 then peri.ffi.check(C.peri_threads_set(options.threads)) end
+local threads, isa = C.peri_threads(), ffi.string(C.peri_cpu_isa())
+local out = options.out and assert(io.open(options.out, "a"))
+
+ffi.cdef [[
+typedef struct roof_way { int32_t threads, hint, distance, order, update; } roof_way;
+int64_t roof_run(void *base, const int64_t *at, int64_t n, int64_t bytes, const roof_way *way, int64_t repeats);
+]]
+local roof = ffi.load(options.roofline)
+
+-- batch, tables, rows of each, columns, ids of each bag, power of the ids' law (0: uniform), type of the weights.
+local cases = {
+  { name = "default", 512, 32, 100000, 128, 20, 0, "FP32" },
+  { name = "large", 2048, 4, 1000000, 128, 20, 0, "FP32" },
+  { name = "wide", 2048, 2, 1000000, 256, 20, 0, "FP32" },
+  { name = "narrow", 2048, 4, 2000000, 64, 20, 0, "FP32" },
+  { name = "skewed", 2048, 4, 1000000, 128, 20, 1.05, "FP32" },
+  { name = "fp16", 512, 32, 100000, 128, 20, 0, "FP16" },
+  { name = "serving16", 16, 26, 100000, 64, 20, 0, "FP32" },
+  { name = "serving1", 1, 26, 100000, 64, 20, 0, "FP32" },
+}
+for _, c in ipairs(cases) do
+  c.batch, c.tables, c.rows, c.dim, c.length, c.alpha, c.dtype = unpack(c)
+  c.n = c.batch * c.tables * c.length
+  c.sets = c.batch >= 100 and 4 or 256 / c.batch -- batches of ids
+end
+
+-- -- inputs --------------------------------------------------------------------------------------------------------------------------
+
+--- Ids of all batches of a case in host memory: uniform, or by a power law whose small ids are the hot ones.
+local function draw(c)
+  local n, rows, alpha = c.n * c.sets, c.rows, c.alpha
+  local numbers = peri.scope(function() return (Tensor.uniform({ n }, 0, 1, 11, 0, "f64"):read()) end)
+  local ids = ffi.new("int64_t[?]", n)
+  local low = 1 - alpha
+  local top = math.pow(rows + 1, low) - 1
+  for i = 0, n - 1 do
+    local u = numbers[i]
+    local x = alpha == 0 and u * rows or math.pow(u * top + 1, 1 / low) - 1
+    ids[i] = math.min(math.floor(x), rows - 1)
+  end
+  return ids
+end
+
+--- Everything that calls on a case's tables need.
+local function inputs(c, batch, weighted)
+  local blocks, width = {}, c.tables * c.dim
+  for t = 1, c.tables do
+    blocks[t] = { table = t, first_bag = (t - 1) * c.batch, bags = c.batch, out_offset = (t - 1) * c.dim, out_stride = width }
+  end
+  local offsets = ffi.new("int64_t[?]", c.batch * c.tables + 1)
+  for b = 0, c.batch * c.tables do offsets[b] = b * c.length end
+  local ids = {}
+  for i = 1, c.sets do ids[i] = Tensor.from_memory(c.ids + (i - 1) * c.n, { c.n }, "i64") end
+  return {
+    ids = ids, offsets = Tensor.from_memory(offsets, { c.batch * c.tables + 1 }, "i64"),
+    blocks = batch:blocks(blocks), out = peri.zeros { c.batch, width }, grad = Tensor.uniform({ c.batch, width }, -1, 1, 5),
+    weights = weighted and Tensor.uniform({ c.n }, 0, 1, 6) or nil,
+  }
+end
+
+-- -- what is measured ----------------------------------------------------------------------------------------------------------------
+
+--- One entry: a table batch (data type, optimizer), and what is timed on it. `arrays`: row-wide arrays that a backward pass rewrites.
+local function variant(dtype, optimizer, arrays, weighted)
+  return { dtype = dtype, optimizer = optimizer, arrays = arrays, weighted = weighted }
+end
+local suffixes = { FP32 = "", FP16 = " f16", BF16 = " bf16", INT8 = " int8", FP8 = " fp8" }
+local whole = {
+  variant("FP32", "rowwise_adagrad", 1), variant("FP32", "sgd", 1), variant("FP32", "adagrad", 2), variant("FP32", "adam", 3),
+  variant("FP32", "none", 1, true),
+}
+local variants = {
+  default = whole, large = whole, narrow = { whole[1], whole[2] }, wide = { whole[1], whole[2] }, skewed = { whole[1], whole[2] },
+  fp16 = {}, serving16 = { whole[1] }, serving1 = { whole[1] },
+}
+
+local function row_bytes(c, dtype)
+  return dtype == "FP32" and 4 * c.dim or dtype == "INT8" and c.dim + 8 or dtype == "FP8" and c.dim or 2 * c.dim
+end
+
+local function median(times) return times[math.ceil(#times / 2)] end
+
+--- Milliseconds of a call; f(n) makes n calls.
+local function timed(f, n)
+  local from = C.peri_time_ns()
+  f(n)
+  return tonumber(C.peri_time_ns() - from) * 1e-6 / n
+end
+
+--- Where the rows of a case's ids lie, in bytes from the first row of the first table.
+local function addresses(c, batch, bytes)
+  local base, at = ffi.new "void *[1]", ffi.new("int64_t[?]", c.n * c.sets)
+  local first, ids = nil, c.batch * c.length
+  for t = 1, c.tables do
+    peri.ffi.check(C.peri_tensor_data(batch:state(t).ptr, base))
+    first = first or ffi.cast("char *", base[0])
+    local start = ffi.cast("char *", base[0]) - first
+    for set = 0, c.sets - 1 do
+      for i = set * c.n + (t - 1) * ids, set * c.n + t * ids - 1 do at[i] = start + c.ids[i] * bytes end
+    end
+  end
+  return first, at
+end
+
+--- Every way in which a roofline is tried: threads, hint (0 none, 1 T0, 2 T1), rows ahead, order of a row's lines.
+local function ways(c, update)
+  local list = {}
+  for _, t in ipairs(c.batch < 100 and threads > 1 and { 1, threads } or { threads }) do
+    for order = 0, 1 do
+      for hint = 0, 2 do
+        for _, distance in ipairs(hint == 0 and { 0 } or { 8, 16, 32, 64 }) do
+          list[#list + 1] = ffi.new("roof_way", t, hint, distance, order, update)
+        end
+      end
+    end
+  end
+  return list
+end
+
+--- The best way of a roofline on these rows: a function that runs it, and what it is in words.
+local function roofline(c, base, at, bytes, update)
+  local list, best, time = ways(c, update), nil, math.huge
+  local function run(way) return tonumber(roof.roof_run(base, at, c.n * c.sets, bytes, way, 1)) * 1e-6 / c.sets end
+  for _ = 1, 4 do
+    for _, way in ipairs(list) do
+      local ms = run(way)
+      if ms < time then best, time = way, ms end
+    end
+  end
+  return function() return run(best) end,
+    ("%d threads, prefetch %s %d rows ahead, lines %s"):format(best.threads, ({ [0] = "none", "T0", "T1" })[best.hint], best.distance,
+      best.order == 0 and "in order" or "scattered")
+end
+
+-- -- results -------------------------------------------------------------------------------------------------------------------------
+
+local results, peers = {}, {}
+
+--- The roofline's time over ours, round by round (what else the machine does moves both), and of those the median.
+local function share_of(roof_times, times)
+  local shares = {}
+  for i = 1, #times do shares[i] = roof_times[i] / times[i] end
+  table.sort(shares)
+  return median(shares)
+end
+
+local function report(c, what, times, bytes, roof_times, roof_text)
+  local share = share_of(roof_times, times)
+  table.sort(times)
+  table.sort(roof_times)
+  local r = { case = c.name, what = what, threads = threads, isa = isa, best_ms = times[1], median_ms = median(times),
+    gb_per_s = bytes / times[1] * 1e-6, bytes = bytes, roofline_share = share, roofline_best_ms = roof_times[1],
+    roofline_median_ms = median(roof_times), roofline = roof_text }
+  results[c.name .. "/" .. what] = r
+  print(("%-10s %-26s best %9.4f  median %9.4f ms %7.2f GB/s   roofline %9.4f %9.4f ms  share %5.1f %%"):format(c.name, what, r.best_ms,
+    r.median_ms, r.gb_per_s, r.roofline_best_ms, r.roofline_median_ms, 100 * share))
+  io.flush()
+  if out then out:write(json.encode(r), "\n") end
+end
+
+--- Allocations of the library and of Lua in one call.
+local function allocations(f)
+  C.peri_fault_arm("alloc", 0)
+  C.peri_fault_arm("device_alloc", 0)
+  collectgarbage "stop"
+  local before = collectgarbage "count"
+  f(100)
+  local lua = collectgarbage "count" - before
+  collectgarbage "restart"
+  return tonumber(C.peri_fault_passed "alloc" + C.peri_fault_passed "device_alloc") / 100, lua * 1024 / 100
+end
+
+local function measure(c, v)
+  local suffix = suffixes[v.dtype] .. (v.weighted and " weighted" or "")
+  local forward, backward = "forward" .. suffix, "backward" .. suffix .. "+" .. v.optimizer
+  local do_forward = not results[c.name .. "/" .. forward] and forward:find(options.what, 1, true)
+  local do_backward = v.optimizer ~= "none" and backward:find(options.what, 1, true)
+  if not do_forward and not do_backward then return end
+  local tables, bytes = {}, row_bytes(c, v.dtype)
+  for t = 1, c.tables do
+    tables[t] = { name = "t" .. t, rows = c.rows, cols = c.dim, init = peri.embed.constant(0.01) }
+  end
+  local batch = peri.embed.tbe.new { tables = tables, data_type = v.dtype, seed = 1,
+    fused_params = { optimizer = v.optimizer, bounds_check_mode = "NONE" } }
+  local x = inputs(c, batch, v.weighted)
+  local calls = c.sets
+  local function forwards(n)
+    for i = 0, n - 1 do batch:forward(x.ids[i % calls + 1], x.offsets, x.blocks, x.out, x.weights) end
+  end
+  local function backwards(n)
+    for i = 0, n - 1 do batch:backward(x.ids[i % calls + 1], x.offsets, x.blocks, x.grad, x.weights) end
+  end
+  local base, at = addresses(c, batch, bytes)
+  local gather, gather_text = roofline(c, base, at, bytes, 0)
+  local update, update_text
+  if do_backward then update, update_text = roofline(c, base, at, bytes, 1) end
+  local times = { {}, {}, {}, {} }
+  timed(forwards, 1)
+  if do_backward then timed(backwards, 1) end
+  for i = 1, options.rounds do
+    times[1][i] = gather()
+    if do_forward then times[2][i] = timed(forwards, calls) end
+    if do_backward then times[3][i], times[4][i] = update() * v.arrays, timed(backwards, calls) end
+  end
+  local around = 8 * c.n + 8 * (c.batch * c.tables + 1) + 4 * c.batch * c.tables * c.dim -- ids, offsets, output or gradient
+  if do_forward then report(c, forward, times[2], c.n * bytes + around, times[1], gather_text) end
+  if do_backward then report(c, backward, times[4], 2 * c.n * bytes * v.arrays + around, times[3], update_text) end
+  if do_forward and c.batch < 100 then
+    local r, ours, lua = results[c.name .. "/" .. forward], allocations(forwards)
+    r.over_roofline_us, r.allocations = (r.best_ms - r.roofline_best_ms) * 1e3, ours
+    print(("%-10s %-26s %.2f us a call over the roofline; allocations a call: %.2f, bytes of Lua: %.1f"):format(c.name, forward,
+      r.over_roofline_us, ours, lua))
+    if out then out:write(json.encode { case = c.name, what = forward .. " overhead", over_roofline_us = r.over_roofline_us,
+      allocations = ours, lua_bytes = lua }, "\n") end
+  end
+end
+
+-- -- peers ---------------------------------------------------------------------------------------------------------------------------
+
+local function run_peers(wanted)
+  local folder = os.tmpname()
+  os.remove(folder)
+  assert(os.execute(("mkdir -p '%s'"):format(folder)) == 0)
+  local list = {}
+  for i, c in ipairs(wanted) do
+    list[i] = { name = c.name, batch = c.batch, tables = c.tables, rows = c.rows, dim = c.dim, length = c.length, sets = c.sets,
+      dtype = c.dtype }
+    local file = assert(io.open(("%s/%s.ids"):format(folder, c.name), "wb"))
+    file:write(ffi.string(c.ids, 8 * c.n * c.sets))
+    file:close()
+  end
+  local file = assert(io.open(folder .. "/cases.json", "w"))
+  file:write(json.encode(list))
+  file:close()
+  local script = debug.getinfo(1, "S").source:match "^@(.*)embed%.lua$" .. "peers/embedding.py"
+  local pipe = assert(io.popen(("'%s' '%s' --ids '%s' --threads %d"):format(options.python, script, folder, threads)))
+  for line in pipe:lines() do
+    local r = json.decode(line)
+    if r and r.case then
+      local key = r.case .. "/" .. r.what
+      peers[key] = peers[key] or {}
+      table.insert(peers[key], r)
+      local ours = results[key]
+      if r.skipped then print(("%-10s %-26s %s: %s"):format(r.case, r.what, r.peer, r.skipped))
+      elseif ours then
+        print(("%-10s %-26s %-18s best %9.4f  median %9.4f ms   %6.2f times as long (medians %6.2f)"):format(r.case, r.what, r.peer,
+          r.best_ms, r.median_ms, r.best_ms / ours.best_ms, r.median_ms / ours.median_ms))
+        r.ratio, r.ratio_median = r.best_ms / ours.best_ms, r.median_ms / ours.median_ms
+      end
+      if out then out:write(json.encode(r), "\n") end
+      io.flush()
+    end
+  end
+  pipe:close()
+  os.execute(("rm -rf '%s'"):format(folder))
+end
+
+-- -- the run ---------------------------------------------------------------------------------------------------------------------------
+
+print(("%d threads, %s; times in ms"):format(threads, isa))
+local wanted = {}
+for _, c in ipairs(cases) do
+  if c.name:find(options.only, 1, true) then
+    wanted[#wanted + 1] = c
+    c.ids = draw(c)
+    for _, v in ipairs(variants[c.name]) do
+      peri.scope(function() measure(c, v) end)
+      collectgarbage()
+    end
+  end
+end
+if options.python and options.python ~= "" then run_peers(wanted) end
+if out then out:close() end
