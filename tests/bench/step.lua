@@ -1,0 +1,199 @@
+-- step.lua: one training step of a DLRM, in all and in parts: 13 dense features, bottom MLP 512-256-64, 26 tables of 100,000 x 64 under row-wise
+-- Adagrad, pairwise dot products, top MLP 512-512-256-1, the dense part under Adagrad; 2,048 samples a rank.
+--
+-- The whole step is timed as pipelines run it. The parts come from further steps that are taken apart: what a part waits for (another
+-- rank, an exchange) is in its time, so the parts of a step that overlaps its exchanges add up to more than the step.
+local ffi = require "ffi"
+local argparse = require "argparse"
+local json = require "dkjson"
+local peri = require "perilune"
+local nn, plan, C = peri.nn, peri.plan, peri.ffi.C
+
+local parser = argparse("tests/bench/step.lua", "Time of a DLRM training step.")
+parser:option("--out", "Append results as JSON lines to this file.")
+parser:option("--batch", "Samples of a rank.", 2048, tonumber)
+parser:option("--ids", "Ids of a bag (several: 1,20).", "1,20")
+parser:option("--sharding", "Sharding types (several: table_wise,row_wise).", "table_wise,row_wise")
+parser:option("--tables", "Embedding tables.", 26, tonumber)
+parser:option("--rows", "Rows of a table.", 100000, tonumber)
+parser:option("--dim", "Columns of a table.", 64, tonumber)
+parser:option("--steps", "Timed steps of each kind.", 15, tonumber)
+local options = parser:parse(arg)
+
+local function now() return tonumber(C.peri_time_ns()) / 1e6 end
+
+--- Milliseconds since this process began (the kernel knows its start to 10 ms).
+local function process_age()
+  local file = assert(io.open "/proc/self/stat")
+  local fields, i = {}, 0
+  for word in file:read("*a"):match "%) (.*)":gmatch "%S+" do
+    i = i + 1
+    fields[i] = word
+  end
+  file:close()
+  return now() - tonumber(fields[20]) * 10
+end
+
+local world = peri.dist.init()
+local rank, ranks = world:rank(), world:size()
+local out = options.out and rank == 0 and assert(io.open(options.out, "a"))
+
+local function median(list)
+  local copy = { unpack(list) }
+  table.sort(copy)
+  return copy[math.ceil(#copy / 2)], copy[1]
+end
+
+-- -- model and data --------------------------------------------------------------------------------------------------------------------
+
+local function make_model(sharding)
+  local tables, entries = {}, {}
+  for t = 1, options.tables do
+    local name = "t" .. t
+    tables[t] = peri.EmbeddingBagConfig { name = name, num_embeddings = options.rows, embedding_dim = options.dim, feature_names = { "f" .. t } }
+    entries[name] = sharding == "table_wise" and plan.table_wise((t - 1) % ranks) or plan.ParameterSharding { sharding_type = sharding }
+  end
+  local from = now()
+  local model = peri.DistributedModelParallel {
+    plan = { ["model.sparse_arch.embedding_bag_collection"] = entries },
+    module = nn.DLRMTrain(nn.DLRM {
+      embedding_bag_collection = peri.EmbeddingBagCollection {
+        tables = tables, device = "meta", fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.01 },
+      },
+      dense_in_features = 13, dense_arch_layer_sizes = { 512, 256, options.dim }, over_arch_layer_sizes = { 512, 512, 256, 1 },
+    }),
+  }
+  return model, nn.optim.Adagrad { params = model:dense_parameters(), lr = 0.01 }, now() - from
+end
+
+--- A multiplicative generator of uniform ids: fast enough for tens of millions.
+local function random_ids(values, n, rows, seed)
+  local x = seed * 2654435761 % 2147483647 + 1
+  for i = 0, n - 1 do
+    x = x * 48271 % 2147483647
+    values[i] = x % rows
+  end
+end
+
+local function make_batches(ids, count)
+  local batches, keys = {}, {}
+  local bags = options.tables * options.batch
+  for t = 1, options.tables do keys[t] = "f" .. t end
+  local values, lengths, labels = ffi.new("int64_t[?]", bags * ids), ffi.new("int32_t[?]", bags), ffi.new("float[?]", options.batch)
+  for i = 0, bags - 1 do lengths[i] = ids end
+  for k = 1, count do
+    random_ids(values, bags * ids, options.rows, 100 * rank + k)
+    for i = 0, options.batch - 1 do labels[i] = (i * k + rank) % 2 end
+    batches[k] = {
+      dense_features = peri.Tensor.normal({ options.batch, 13 }, 0, 1, 100 * rank + k),
+      labels = peri.Tensor.from_memory(labels, { options.batch }, "f32"),
+      sparse_features = peri.KeyedJaggedTensor.from_lengths_sync {
+        keys = keys, values = peri.Tensor.from_memory(values, { bags * ids }, "i64"),
+        lengths = peri.Tensor.from_memory(lengths, { bags }, "i32"), stride = options.batch,
+      },
+    }
+  end
+  return batches
+end
+
+-- -- the parts of a step ------------------------------------------------------------------------------------------------------------------
+
+local names = { "input_dist", "lookup", "dense_arch", "output_dist", "over_arch", "dense_backward", "sparse_backward", "all_reduce", "optimizer" }
+
+--- One step in pieces; adds the time of each to times[name].
+local function take_apart(model, optimizer, batch, times)
+  local dlrm = model.module.model
+  local ebc = dlrm.sparse_arch.embedding_bag_collection
+  local at, name = now(), 0
+  local function lap()
+    local t = now()
+    name = name + 1
+    local list = times[names[name]]
+    list[#list + 1] = t - at
+    at = t
+  end
+  optimizer:zero_grad()
+  local dist = ebc:input_dist(batch.sparse_features):wait()
+  lap()
+  local pooled = ebc:compute_and_output_dist(dist)
+  lap()
+  local dense = dlrm.dense_arch:forward(batch.dense_features)
+  lap()
+  local values = pooled:values()
+  lap()
+  local leaf = values:detach():requires_grad()
+  local sparse = leaf:reshape(-1, options.tables, options.dim)
+  local logits = dlrm.over_arch:forward(dlrm.inter_arch:forward(dense, sparse)):reshape(-1)
+  local loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+  lap()
+  loss:backward()
+  lap()
+  values:backward(leaf:grad())
+  lap()
+  if model._reducer then model._reducer:finish() end
+  lap()
+  optimizer:step()
+  lap()
+end
+
+-- -- timing --------------------------------------------------------------------------------------------------------------------------------
+
+local function release(...)
+  for i = 1, select("#", ...) do (select(i, ...)):release() end
+end
+
+--- `first`: report how long the process took to its first step, without making tables and data.
+local function run(sharding, ids, first)
+  local model, optimizer, table_ms = make_model(sharding)
+  local from_data, k = now(), 0
+  local batches = make_batches(ids, 3)
+  local setup_ms = table_ms + now() - from_data
+  local function next_batch()
+    k = k % #batches + 1
+    return batches[k]
+  end
+  local pipeline = peri.TrainPipelineBase { model = model, optimizer = optimizer }
+  local function step() release(pipeline:progress(next_batch)) end
+  step()
+  local first_ms = first and process_age() - setup_ms
+  local times, apart = {}, {}
+  for _, name in ipairs(names) do apart[name] = {} end
+  step()
+  for i = 1, options.steps do
+    world:barrier():wait()
+    local from = now()
+    step()
+    times[i] = now() - from
+  end
+  for i = 1, options.steps + 1 do
+    world:barrier():wait()
+    peri.scope(take_apart, model, optimizer, next_batch(), apart)
+    if i == 1 then -- the first one warms up
+      for _, name in ipairs(names) do apart[name] = {} end
+    end
+  end
+  local result = { ranks = ranks, ids = ids, sharding = sharding, dtype = "f32", batch = options.batch, threads = C.peri_threads(), parts = {} }
+  result.median_ms, result.best_ms = median(times)
+  result.samples_per_s = options.batch * ranks / result.median_ms * 1e3
+  result.first_step_s = first_ms and first_ms / 1e3 or nil
+  for _, name in ipairs(names) do result.parts[name] = median(apart[name]) end
+  if rank == 0 then
+    local parts = {}
+    for i, name in ipairs(names) do parts[i] = ("%s %.1f"):format(name, result.parts[name]) end
+    print(("%d rank%s, %-10s %2d ids: %7.1f ms (best %.1f), %6.0f samples/s%s\n    %s"):format(ranks, ranks > 1 and "s" or "", sharding, ids,
+      result.median_ms, result.best_ms, result.samples_per_s,
+      result.first_step_s and (", first step after %.2f s"):format(result.first_step_s) or "", table.concat(parts, ", ")))
+    if out then out:write(json.encode(result), "\n") end
+  end
+end
+
+local first = true
+for sharding in options.sharding:gmatch "[%w_]+" do
+  for ids in options.ids:gmatch "%d+" do
+    run(sharding, tonumber(ids), first)
+    first = false
+    collectgarbage()
+    collectgarbage()
+  end
+end
+peri.dist.finish()
