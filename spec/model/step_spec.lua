@@ -59,17 +59,15 @@ local function flat(device, steps)
     local pipeline, batches = make(world, device), batches_of(rank, device)
     local function run(n)
       for _ = 1, n do release(pipeline:progress(batches)) end
+      collectgarbage()
+      collectgarbage()
+      world:barrier():wait()
+      peri.ffi.check(C.peri_device_synchronize(peri.ffi.device(device))) -- what is queued holds memory
       world:barrier():wait()
     end
     run(steps / 10)
-    collectgarbage()
-    collectgarbage()
-    world:barrier():wait()
     local live, objects, rss, lua = tonumber(C.peri_mem_live()), tonumber(C.peri_mem_objects()), resident(), collectgarbage "count"
     run(steps)
-    collectgarbage()
-    collectgarbage()
-    world:barrier():wait()
     assert.is_true(tonumber(C.peri_mem_objects()) <= objects + 16, ("objects: %d, then %d"):format(objects, tonumber(C.peri_mem_objects())))
     assert.is_true(tonumber(C.peri_mem_live()) <= live + 65536, ("bytes: %d, then %d"):format(live, tonumber(C.peri_mem_live())))
     assert.is_true(collectgarbage "count" <= lua + 512, "Lua's memory grew")
