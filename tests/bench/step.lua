@@ -139,7 +139,10 @@ end
 -- -- timing --------------------------------------------------------------------------------------------------------------------------------
 
 local function release(...)
-  for i = 1, select("#", ...) do (select(i, ...)):release() end
+  for i = 1, select("#", ...) do
+    local tensor = select(i, ...)
+    if tensor then tensor:release() end
+  end
 end
 
 --- `first`: report how long the process took to its first step, without making tables and data.
