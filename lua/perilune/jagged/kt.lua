@@ -50,6 +50,12 @@ end
 --- divide the rows).
 setmetatable(M, { __call = make, __tostring = function() return "class KeyedTensor" end })
 
+--- As the constructor, for modules that make one in each step: keys a Keys, lengths an int64_t array of their columns (copied).
+function M.of(keys, lengths, values)
+  check(C.peri_kt_new(keys.ptr, lengths, 1, Tensor.ptr(values), out))
+  return wrap(out[0])
+end
+
 --- The tensors (2 dimensions each) of the keys joined along key_dim (1 or 0).
 function M.from_tensor_list(keys, tensors, dim)
   local list = Keys.of(keys)

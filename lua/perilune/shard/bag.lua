@@ -27,7 +27,7 @@ function InputDist:_wait_impl()
   awaitable.wait_work(self.work.ptr)
   return self
 end
-function InputDist:_test_impl() return C.peri_work_test(self.work.ptr) ~= C.PERI_PENDING end
+function InputDist:_test_impl() return self.work.ptr == nil or C.peri_work_test(self.work.ptr) ~= C.PERI_PENDING end
 
 --- The exchange of pooled rows; stands for the KeyedTensor that it becomes.
 local EmbeddingBagCollectionAwaitable = awaitable.lazy_class("EmbeddingBagCollectionAwaitable", awaitable.Awaitable)
@@ -163,10 +163,11 @@ function ShardedEmbeddingBagCollection:init(args)
   state.scope = scope
   self._names, self._dims = output_names(a.tables)
   self._keys = jagged.Keys.of(self._names)
+  self._lengths = ffi.new("int64_t[?]", #self._dims, self._dims)
 end
 
 function ShardedEmbeddingBagCollection:_keyed_tensor(values)
-  return jagged.KeyedTensor { keys = self._keys, length_per_key = self._dims, values = values }
+  return jagged.KeyedTensor.of(self._keys, self._lengths, values)
 end
 
 --- Names of the output's parts and their columns, in order.
@@ -181,9 +182,13 @@ function ShardedEmbeddingBagCollection:input_dist(features)
   return InputDist(work_out[0])
 end
 
---- Look up what arrived and send the rows back. Collective. Returns a LazyAwaitable of a KeyedTensor [batch, columns].
+--- Look up what arrived and send the rows back. Collective. Uses `dist` up: what it holds lives on in the gradient tape only. Returns a
+--- LazyAwaitable of a KeyedTensor [batch, columns].
 function ShardedEmbeddingBagCollection:compute_and_output_dist(dist)
-  check(C.peri_sharded_ebc_compute_and_output_dist(self._ref.ptr, dist.work.ptr, work_out))
+  local work = dist.work
+  if work.ptr == nil then P.fail "ShardedEmbeddingBagCollection:compute_and_output_dist: this input_dist is already used" end
+  check(C.peri_sharded_ebc_compute_and_output_dist(self._ref.ptr, work.ptr, work_out))
+  work:release()
   return EmbeddingBagCollectionAwaitable(self, work_out[0])
 end
 
