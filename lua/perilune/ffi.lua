@@ -33,7 +33,9 @@ if C.peri_abi_version() ~= C.PERI_ABI_VERSION then
 end
 
 -- A training step is one long trace: LuaJIT's default limits would give it up.
-if jit.status() then jit.opt.start("maxrecord=40000", "maxirconst=4000", "maxsnap=4000", "maxtrace=4000", "sizemcode=256", "maxmcode=16384") end
+if jit.status() then
+  jit.opt.start("maxrecord=40000", "maxirconst=4000", "maxsnap=4000", "maxtrace=4000", "sizemcode=256", "maxmcode=16384")
+end
 
 local M = { C = C }
 
@@ -180,8 +182,9 @@ local function finish(scope, ok, a, b, c, d)
   return a, b, c, d
 end
 
---- Run f(...) with up to six arguments; handles made meanwhile are released at its end, also when it fails. Returns what f returns, up to four values (handles
---- among them only if they were kept: f can reach the scope as peri.ffi.state.scope, or use peri.keep). Not as `...`: that is not compiled.
+--- Run f(...) with up to six arguments; handles made meanwhile are released at its end, also when it fails. Returns what f returns, up to
+--- four values (handles among them only if they were kept: f can reach the scope as peri.ffi.state.scope, or use peri.keep). Not as `...`:
+--- that is not compiled.
 function M.scope(f, a, b, c, d, e, g)
   local scope = table.remove(spare) or setmetatable({ n = 0, outer = false }, Scope)
   scope.outer = state.scope

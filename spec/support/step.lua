@@ -6,13 +6,13 @@ local M = {}
 
 --- A pipeline over three tables, one of each kind of sharding.
 function M.pipeline(world, device)
-  local tables, entries = {}, {}
+  local tables = {}
   for i = 1, 3 do
     tables[i] = peri.EmbeddingBagConfig {
       name = "t" .. i, num_embeddings = 40, embedding_dim = 4, feature_names = { "f" .. i }, pooling = i == 2 and "MEAN" or "SUM",
     }
   end
-  entries = { t1 = plan.table_wise(world:size() - 1), t2 = plan.row_wise(), t3 = plan.data_parallel { compute_kernel = "fused" } }
+  local entries = { t1 = plan.table_wise(world:size() - 1), t2 = plan.row_wise(), t3 = plan.data_parallel { compute_kernel = "fused" } }
   local dlrm = nn.DLRM {
     embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, fused_params = { optimizer = "rowwise_adagrad" } },
     dense_in_features = 3, dense_arch_layer_sizes = { 8, 4 }, over_arch_layer_sizes = { 6, 1 }, dense_device = device,
@@ -35,7 +35,9 @@ function M.batches(rank, device)
     end
     list[k] = {
       dense_features = peri.Tensor.normal({ 4, 3 }, 0, 1, k + rank, 0, "f32", device), labels = peri.tensor({ 0, 1, 1, 0 }, "f32", device),
-      sparse_features = peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3" }, values = values, lengths = lengths, stride = 4, device = device },
+      sparse_features = peri.KeyedJaggedTensor {
+        keys = { "f1", "f2", "f3" }, values = values, lengths = lengths, stride = 4, device = device,
+      },
     }
   end
   return function()

@@ -1,5 +1,5 @@
--- step.lua: one training step of a DLRM, in all and in parts: 13 dense features, bottom MLP 512-256-64, 26 tables of 100,000 x 64 under row-wise
--- Adagrad, pairwise dot products, top MLP 512-512-256-1, the dense part under Adagrad; 2,048 samples a rank.
+-- step.lua: one training step of a DLRM, in all and in parts: 13 dense features, bottom MLP 512-256-64, 26 tables of 100,000 x 64 under
+-- row-wise Adagrad, pairwise dot products, top MLP 512-512-256-1, the dense part under Adagrad; 2,048 samples a rank.
 --
 -- The whole step is timed as pipelines run it. The parts come from further steps that are taken apart: what a part waits for (another
 -- rank, an exchange) is in its time, so the parts of a step that overlaps its exchanges add up to more than the step.
@@ -50,7 +50,9 @@ local function make_model(sharding)
   local tables, entries = {}, {}
   for t = 1, options.tables do
     local name = "t" .. t
-    tables[t] = peri.EmbeddingBagConfig { name = name, num_embeddings = options.rows, embedding_dim = options.dim, feature_names = { "f" .. t } }
+    tables[t] = peri.EmbeddingBagConfig {
+      name = name, num_embeddings = options.rows, embedding_dim = options.dim, feature_names = { "f" .. t },
+    }
     entries[name] = sharding == "table_wise" and plan.table_wise((t - 1) % ranks) or plan.ParameterSharding { sharding_type = sharding }
   end
   local from = now()
@@ -98,7 +100,9 @@ end
 
 -- -- the parts of a step ------------------------------------------------------------------------------------------------------------------
 
-local names = { "input_dist", "lookup", "dense_arch", "output_dist", "over_arch", "dense_backward", "sparse_backward", "all_reduce", "optimizer" }
+local names = {
+  "input_dist", "lookup", "dense_arch", "output_dist", "over_arch", "dense_backward", "sparse_backward", "all_reduce", "optimizer",
+}
 
 --- One step in pieces; adds the time of each to times[name].
 local function take_apart(model, optimizer, batch, times)
@@ -136,7 +140,7 @@ local function take_apart(model, optimizer, batch, times)
   lap()
 end
 
--- -- timing --------------------------------------------------------------------------------------------------------------------------------
+-- -- timing -----------------------------------------------------------------------------------------------------------------------------
 
 local function release(...)
   for i = 1, select("#", ...) do
@@ -175,7 +179,9 @@ local function run(sharding, ids, first)
       for _, name in ipairs(names) do apart[name] = {} end
     end
   end
-  local result = { ranks = ranks, ids = ids, sharding = sharding, dtype = "f32", batch = options.batch, threads = C.peri_threads(), parts = {} }
+  local result = {
+    ranks = ranks, ids = ids, sharding = sharding, dtype = "f32", batch = options.batch, threads = C.peri_threads(), parts = {},
+  }
   result.median_ms, result.best_ms = median(times)
   result.samples_per_s = options.batch * ranks / result.median_ms * 1e3
   result.first_step_s = first_ms and first_ms / 1e3 or nil
