@@ -189,8 +189,8 @@ local function run(sharding, ids, first)
   if rank == 0 then
     local parts = {}
     for i, name in ipairs(names) do parts[i] = ("%s %.1f"):format(name, result.parts[name]) end
-    print(("%d rank%s, %-10s %2d ids: %7.1f ms (best %.1f), %6.0f samples/s%s\n    %s"):format(ranks, ranks > 1 and "s" or "", sharding, ids,
-      result.median_ms, result.best_ms, result.samples_per_s,
+    print(("%d rank%s, %-10s %2d ids: %7.1f ms (best %.1f), %6.0f samples/s%s\n    %s"):format(ranks, ranks > 1 and "s" or "", sharding,
+      ids, result.median_ms, result.best_ms, result.samples_per_s,
       result.first_step_s and (", first step after %.2f s"):format(result.first_step_s) or "", table.concat(parts, ", ")))
     if out then out:write(json.encode(result), "\n") end
   end
