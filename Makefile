@@ -256,7 +256,11 @@ BENCH = @mkdir -p build/bench && rm -f build/bench/$(1).jsonl && for ranks in $(
 
 bench-step: all
 	$(call BENCH,step,1 $(if $(HAVE_MPI),2),-t 1)
-bench-comm: all
+# The bare Open MPI calls that bench-comm compares with.
+$B/bench/libcomm_mpi.so: tests/bench/comm_mpi.c $(CONFIG)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) $(PFLAGS) -Wno-unused-parameter $(MPI_CFLAGS) -fvisibility=default -shared $< $(MPI_LIBS) -o $@
+bench-comm: all $(if $(HAVE_MPI),$B/bench/libcomm_mpi.so)
 	$(call BENCH,comm,$(if $(HAVE_MPI),2 4,1))
 # PYTHON= a Python with torch and fbgemm_gpu: measures them on the same ids.
 PYTHON ?=

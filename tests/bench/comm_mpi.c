@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * comm_mpi.c: the bare Open MPI calls beside which tests/bench/comm.lua times Perilune's operations, in the same process and run, on the
+ * same buffers. Built as build/bench/libcomm_mpi.so; MPI was initialised by Perilune's transport.
+ */
+#include <mpi.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { BARRIER, BROADCAST, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, ALL_TO_ALL_V };
+
+static MPI_Comm comm = MPI_COMM_NULL;
+static int rank, size;
+static int counts[64], places[64];
+
+int bare_open(void);
+int bare_close(void);
+double bare_now_us(void);
+int bare_barrier(void);
+int bare_max(double *values, int n);
+int bare_run(int op, void *recv, const void *send, int64_t count, int repeats);
+
+/** A communicator of its own. Collective. */
+int bare_open(void)
+{
+    int code = MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+    MPI_Comm_rank(comm, &rank);
+    MPI_Comm_size(comm, &size);
+    return size > 64 ? -1 : code;
+}
+
+int bare_close(void) { return MPI_Comm_free(&comm); }
+
+double bare_now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
+}
+
+int bare_barrier(void) { return MPI_Barrier(comm); }
+
+/** Each of @n numbers becomes the largest over the ranks. */
+int bare_max(double *values, int n) { return MPI_Allreduce(MPI_IN_PLACE, values, n, MPI_DOUBLE, MPI_MAX, comm); }
+
+/** @repeats calls of @op in a row; @count floats per peer (the whole vector for broadcast and all_reduce). */
+int bare_run(int op, void *recv, const void *send, int64_t count, int repeats)
+{
+    int n = (int)count, code = MPI_SUCCESS;
+    for (int i = 0; i < size; i++) counts[i] = n, places[i] = n * i;
+    for (int k = 0; k < repeats && code == MPI_SUCCESS; k++) switch (op) {
+        case BARRIER: code = MPI_Barrier(comm); break;
+        case BROADCAST: code = MPI_Bcast(recv, n, MPI_FLOAT, 0, comm); break;
+        case ALL_REDUCE: code = MPI_Allreduce(MPI_IN_PLACE, recv, n, MPI_FLOAT, MPI_SUM, comm); break;
+        case ALL_GATHER: code = MPI_Allgather(send, n, MPI_FLOAT, recv, n, MPI_FLOAT, comm); break;
+        case REDUCE_SCATTER: code = MPI_Reduce_scatter_block(send, recv, n, MPI_FLOAT, MPI_SUM, comm); break;
+        case ALL_TO_ALL: code = MPI_Alltoall(send, n, MPI_FLOAT, recv, n, MPI_FLOAT, comm); break;
+        case ALL_TO_ALL_V: code = MPI_Alltoallv(send, counts, places, MPI_FLOAT, recv, counts, places, MPI_FLOAT, comm); break;
+        default: return -1;
+        }
+    return code;
+}
