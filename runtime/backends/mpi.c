@@ -12,6 +12,8 @@
  *   reduce_scatter   direct exchange of the parts, segment by segment, summed in rank order
  *   all_reduce       small: everybody gets everything and sums; large: reduce_scatter, then all_gather of the sums
  *
+ * Between ranks of one machine only small data travel in messages; mpi_near.h copies the rest.
+ *
  * All ranks of a pair exchange a message even where the count is zero: a disagreement about counts is then seen by the receiver.
  */
 #include "../../kernels/kernels.h"
@@ -19,9 +21,12 @@
 
 #include <mpi.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -32,6 +37,7 @@ enum {
     SEQUENCE_BITS = 10,
     HISTORY = 256,             /* operations of a group that a rank can still tell others about */
     SMALL_REDUCE = 32 << 10,   /* bytes of all vectors together up to which all_reduce sends everything to everybody */
+    EAGER = 4000,              /* bytes of a message that Open MPI sends at once between processes of a machine */
     SEGMENT = 256 << 10,       /* bytes of a part that are received before they are summed */
     FAULT_COLL_DROP = 1,       /* places in base/fault.def */
     FAULT_COLL_STALL = 2
@@ -60,8 +66,11 @@ struct mpi_request {
     MPI_Status *statuses;
     char *scratch;           /* parts received before they are summed */
     int64_t scratch_bytes;
+    struct near_state *near; /* copies between processes; NULL: messages only */
+    int64_t given_up_ns;     /* dropped while the others may still copy */
     int64_t quiet_ns, asked_ns; /* since when nothing came; when the others were asked last */
     int32_t polls;
+    bool deferred;           /* not begun: waits for a free cell */
     bool stalled, dropped;   /* fault points */
     bool cancelled;          /* receives were cancelled after a failure */
 };
@@ -79,6 +88,8 @@ struct mpi_group {
     peri_coll_op *history;   /* HISTORY, by number */
     char *scratch;           /* kept between operations */
     int64_t scratch_bytes;
+    struct near_shared *shared; /* cells of its copies; NULL: messages only */
+    uint32_t *used;          /* own cells in use, by peer: bits */
     bool left, released;
 };
 
@@ -125,9 +136,12 @@ static const mpi_group *broken(const mpi_group *g)
     return g;
 }
 
+static void near_close(const mpi_group *g);
+
 static void group_fail(mpi_group *g, peri_status status, const char *message)
 {
     if (g->failed != PERI_OK) return;
+    near_close(g);
     g->failed = status;
     snprintf(g->message, sizeof g->message, "%s", message);
     mpi.broken = true;
@@ -140,7 +154,13 @@ static void group_fail(mpi_group *g, peri_status status, const char *message)
         if (try_ < 0) return try_;                                                                                                    \
     } while (0)
 
+static void near_waited_for(const mpi_request *r, bool *members);
+
 #include "mpi_control.h"
+
+#include "mpi_messages.h"
+
+#include "mpi_near.h"
 
 #include "mpi_phases.h"
 
@@ -161,7 +181,10 @@ static peri_status end(mpi_request *r, peri_status status)
     char what[128], text[PERI_MESSAGE_MAX];
     r->status = status;
     unlist(r);
-    if (status >= 0) return status;
+    if (status >= 0) {
+        near_give(r);
+        return status;
+    }
     const char *message = host->error_message();
     r->message = host->alloc(strlen(message) + 1);
     if (r->message) memcpy(r->message, message, strlen(message) + 1);
@@ -214,6 +237,19 @@ static peri_status mpi_test(void *request)
     mpi_request *r = request;
     if (r->status != PERI_PENDING) return r->status >= 0 ? r->status : PERI_HOST_FAIL(host, r->status, "%s", r->message ? r->message : "");
     if (r->dropped || r->stalled) return waiting(r);
+    if (copying(r)) {
+        bool idle;
+        peri_status status = near_step(r, &idle);
+        if (status != PERI_PENDING) return end(r, status);
+        if (idle) return waiting(r);
+        r->quiet_ns = 0;
+        return PERI_PENDING;
+    }
+    if (r->deferred) {
+        r->deferred = false;
+        peri_status status = advance(r);
+        return r->deferred ? waiting(r) : status == PERI_PENDING ? status : end(r, status);
+    }
     int flag = 0;
     int code = MPI_Testall(r->n, r->requests, &flag, r->statuses);
     if (code == MPI_SUCCESS && !flag) return waiting(r);
@@ -254,6 +290,19 @@ static peri_status mpi_post(void *group, const peri_coll_op *op, void **request)
     return PERI_OK;
 }
 
+/** After a failure: does nobody use the request's buffers any more? Pieces under way end at once, unless their process was killed. */
+static bool near_over(mpi_request *r)
+{
+    const mpi_group *g = r->group;
+    int64_t now = host->time_ns();
+    near_close(g);
+    if (near_quiet(g)) return true;
+    if (!r->given_up_ns) r->given_up_ns = now;
+    bool dead = false;
+    for (int32_t i = 0; i < g->size && now - r->given_up_ns > 4 * STALL_NS; i++) dead = dead || gone(g->ranks[i]);
+    return dead;
+}
+
 static peri_status mpi_drop(void *request)
 {
     mpi_request *r = request;
@@ -269,8 +318,10 @@ static peri_status mpi_drop(void *request)
         unlist(r);
         r->status = PERI_EABORTED;
     }
+    if (r->near && !near_over(r)) left++;
     if (left) return PERI_PENDING;
     give_scratch(r);
+    near_give(r);
     host->free(r->statuses);
     host->free(r->message);
     host->free(r);
@@ -423,6 +474,7 @@ static peri_status mpi_open(peri_coll_open *boot, void **group)
     mpi_group *g = group_make(NULL, NULL, mpi.size, 0);
     if (!g) return PERI_ENOMEM;
     g->comm = mpi.world;
+    near_join(g);
     boot->rank = mpi.rank;
     boot->size = mpi.size;
     *group = g;
@@ -473,6 +525,7 @@ static void mpi_release(void *group)
             *p = g->next;
             break;
         }
+    near_leave(g);
     host->free(g->scratch);
     host->free(g->history);
     host->free(g->ranks);
@@ -493,6 +546,7 @@ static peri_status mpi_subgroup(void *group, const int32_t *ranks, int32_t n, ui
         MPI_Group_free(&all);
         if (code == MPI_SUCCESS) code = MPI_Comm_set_errhandler(g->comm, MPI_ERRORS_RETURN);
         if (code != MPI_SUCCESS) status = mpi_fail("MPI_Comm_create_group", code);
+        else near_join(g);
     }
     if (status < 0) mpi_release(g);
     else *sub = g;

@@ -191,6 +191,7 @@ static void waited_for(mpi_request *r, bool *members)
         MPI_Request_get_status(r->requests[i], &flag, MPI_STATUS_IGNORE);
         if (!flag) members[r->slots[i].peer] = true;
     }
+    if (r->near) near_waited_for(r, members);
 }
 
 /** Nothing has come for a while: ask, and look who is gone. PERI_PENDING or the failure. */

@@ -1,64 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mpi_phases.h: part of mpi.c: each operation as phases of point-to-point messages.
+ * mpi_phases.h: part of mpi.c: each operation as phases: messages, or descriptors and then copies (mpi_near.h).
  */
-
-/* -- messages of a request ----------------------------------------------------------------------------------------------------------- */
-
-static int tag_of(const mpi_request *r)
-{
-    uint64_t hash = r->op.signature ^ (r->op.signature >> 32);
-    uint64_t sequence = r->op.sequence & ((1u << SEQUENCE_BITS) - 1);
-    return (int)((sequence << mpi.hash_bits) | (hash & ((1u << mpi.hash_bits) - 1)));
-}
-
-static peri_status grow(mpi_request *r)
-{
-    int32_t room = r->room ? r->room * 2 : 2 * r->group->size + 2;
-    char *block = host->alloc((sizeof(MPI_Request) + sizeof(MPI_Status) + sizeof(slot)) * (size_t)room);
-    if (!block) return PERI_ENOMEM;
-    MPI_Status *statuses = (MPI_Status *)block;
-    MPI_Request *requests = (MPI_Request *)(statuses + room);
-    slot *slots = (slot *)(requests + room);
-    if (r->n) {
-        memcpy(requests, r->requests, sizeof *requests * (size_t)r->n);
-        memcpy(slots, r->slots, sizeof *slots * (size_t)r->n);
-    }
-    host->free(r->statuses);
-    r->statuses = statuses;
-    r->requests = requests;
-    r->slots = slots;
-    r->room = room;
-    return PERI_OK;
-}
-
-/** Start one message of any size, in pieces that MPI can count. */
-static peri_status message(mpi_request *r, bool receive, int other, const void *data, int64_t bytes)
-{
-    const mpi_group *g = r->group;
-    char *p = (char *)(uintptr_t)data;
-    do {
-        if (r->n == r->room) {
-            peri_status status = grow(r);
-            if (status < 0) return status;
-        }
-        int64_t now = bytes < mpi.piece ? bytes : mpi.piece;
-        MPI_Request *request = &r->requests[r->n];
-        int code = receive ? MPI_Irecv(p, (int)now, MPI_BYTE, other, tag_of(r), g->comm, request)
-                           : MPI_Isend(p, (int)now, MPI_BYTE, other, tag_of(r), g->comm, request);
-        if (code != MPI_SUCCESS) return mpi_fail(receive ? "MPI_Irecv" : "MPI_Isend", code);
-        r->slots[r->n++] = (slot){other, (int)now, receive};
-        p += now;
-        bytes -= now;
-    } while (bytes > 0);
-    return PERI_OK;
-}
 
 /** Receives first, so that messages find their buffers; then sends, each rank beginning with another one. */
 static peri_status exchange(mpi_request *r, char *recv, const int64_t *recv_at, const int64_t *recv_bytes, const char *send,
                             const int64_t *send_at, const int64_t *send_bytes)
 {
     int32_t rank = r->group->rank, size = r->group->size;
+    bool large = false;
+    for (int32_t i = 0; i < size; i++) large = large || (i != rank && (near_large(recv_bytes[i]) || near_large(send_bytes[i])));
+    if (large && r->group->shared) return near_exchange(r, recv, recv_at, recv_bytes, send, send_at, send_bytes);
     for (int32_t k = 1; k < size; k++) {
         int32_t from = (rank - k + size) % size;
         TRY(message(r, true, from, recv + recv_at[from], recv_bytes[from]));
@@ -68,90 +20,6 @@ static peri_status exchange(mpi_request *r, char *recv, const int64_t *recv_at, 
         TRY(message(r, false, to, send + send_at[to], send_bytes[to]));
     }
     return PERI_OK;
-}
-
-/** Places and sizes of the parts of a buffer, in bytes. */
-typedef struct layout {
-    int64_t *at, *bytes;
-    int64_t fixed[64];
-} layout;
-
-static peri_status layout_init(layout *l, int32_t size)
-{
-    l->at = size <= 32 ? l->fixed : host->alloc(sizeof(int64_t) * 2 * (size_t)size);
-    l->bytes = l->at + size;
-    return l->at ? PERI_OK : PERI_ENOMEM;
-}
-
-static void layout_fini(layout *l)
-{
-    if (l->at != l->fixed) host->free(l->at);
-}
-
-/** Consecutive parts of counts[i] elements. */
-static void layout_parts(layout *l, const int64_t *counts, int32_t size, int64_t element)
-{
-    int64_t at = 0;
-    for (int32_t i = 0; i < size; i++) {
-        l->at[i] = at;
-        l->bytes[i] = counts[i] * element;
-        at += l->bytes[i];
-    }
-}
-
-static void layout_same(layout *l, int32_t size, int64_t at, int64_t bytes)
-{
-    for (int32_t i = 0; i < size; i++) l->at[i] = at, l->bytes[i] = bytes;
-}
-
-/* -- sums ------------------------------------------------------------------------------------------------------------------------ */
-
-static void reduce_range(void *ctx, int64_t begin, int64_t end) { host->kernels()->fn[PERI_K_reduce](ctx, begin, end); }
-
-/** dst = sum over the ranks, in their order, of own (this rank's) and the others' vectors in @scratch, `stride` bytes apart. */
-static peri_status sum_up(mpi_request *r, void *dst, const void *own, const char *scratch, int64_t count, int64_t stride)
-{
-    const mpi_group *g = r->group;
-    const void *fixed[64], **src = fixed;
-    if (count <= 0) return PERI_OK;
-    if (g->size > 64) {
-        src = host->alloc(sizeof *src * (size_t)g->size);
-        if (!src) return PERI_ENOMEM;
-    }
-    for (int32_t i = 0; i < g->size; i++) src[i] = i == g->rank ? own : scratch + (i < g->rank ? i : i - 1) * stride;
-    peri_k_reduce_args args = {.dst = dst, .src = src, .n = g->size, .dtype = r->op.dtype, .reduce = r->op.reduce};
-    host->parallel_for(count, 1 << 16, reduce_range, &args);
-    if (src != fixed) host->free(src);
-    return PERI_OK;
-}
-
-/** Room for @bytes, from the group's spare block if that is large enough. */
-static peri_status take_scratch(mpi_request *r, int64_t bytes)
-{
-    mpi_group *g = r->group;
-    if (g->scratch && g->scratch_bytes >= bytes) {
-        r->scratch = g->scratch;
-        r->scratch_bytes = g->scratch_bytes;
-        g->scratch = NULL;
-        return PERI_OK;
-    }
-    r->scratch = host->alloc((size_t)(bytes ? bytes : 1));
-    r->scratch_bytes = bytes;
-    return r->scratch ? PERI_OK : PERI_ENOMEM;
-}
-
-static void give_scratch(mpi_request *r)
-{
-    mpi_group *g = r->group;
-    if (!r->scratch) return;
-    if (!g->scratch || g->scratch_bytes < r->scratch_bytes) {
-        host->free(g->scratch);
-        g->scratch = r->scratch;
-        g->scratch_bytes = r->scratch_bytes;
-    } else {
-        host->free(r->scratch);
-    }
-    r->scratch = NULL;
 }
 
 /** First element of part @i of a vector that all_reduce cuts: parts are whole cache lines. */
@@ -182,6 +50,7 @@ static peri_status broadcast_phase(mpi_request *r)
     int32_t size = r->group->size, place = (r->group->rank - op->root + size) % size; /* the root has place 0 and nothing to receive */
     int32_t step = place == 0 ? r->phase + 1 : r->phase;
     int64_t bytes = op->count * size_of(op->dtype);
+    if (r->group->shared && near_large(bytes)) return r->phase == 0 ? near_broadcast(r, (uint64_t)bytes) : near_pairs(r);
     int32_t low = 1; /* the lowest bit of place: the parent is place - low, children are place + lower bits */
     while (low < size && !(place & low)) low <<= 1;
     if (step == 0) {
@@ -204,7 +73,7 @@ static peri_status all_gather_phase(mpi_request *r)
     const peri_coll_op *op = &r->op;
     int32_t size = r->group->size, rank = r->group->rank;
     layout in, out;
-    if (r->phase > 0) return PERI_OK;
+    if (r->phase > 0) return r->near ? near_pairs(r) : PERI_OK;
     TRY(layout_init(&in, size));
     peri_status status = layout_init(&out, size);
     if (status >= 0) {
@@ -223,7 +92,7 @@ static peri_status all_to_all_phase(mpi_request *r)
     const peri_coll_op *op = &r->op;
     int32_t size = r->group->size, rank = r->group->rank;
     layout in, out;
-    if (r->phase > 0) return PERI_OK;
+    if (r->phase > 0) return r->near ? near_pairs(r) : PERI_OK;
     if (op->send_counts[rank] != op->recv_counts[rank])
         return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sends %lld elements to itself and expects %lld", rank,
                               (long long)op->send_counts[rank], (long long)op->recv_counts[rank]);
@@ -288,8 +157,15 @@ static peri_status reduce_scatter_phase(mpi_request *r)
     layout parts = {0};
     TRY(layout_init(&parts, size));
     layout_parts(&parts, op->send_counts, size, 1);
-    for (int32_t i = 0; i < size; i++) parts.bytes[i] += parts.at[i]; /* here: the ends */
-    peri_status status = scatter(r, parts.at, parts.bytes, op->recv);
+    int64_t most = 0, element = size_of(op->dtype);
+    for (int32_t i = 0; i < size; i++) {
+        most = parts.bytes[i] > most ? parts.bytes[i] : most;
+        parts.bytes[i] += parts.at[i]; /* here: the ends */
+    }
+    peri_status status;
+    if (!r->group->shared || !near_large(most * element)) status = scatter(r, parts.at, parts.bytes, op->recv);
+    else if (r->phase == 0) status = near_reduce(r, (uint64_t)(parts.bytes[size - 1] * element));
+    else status = near_parts(r, parts.at, parts.bytes);
     layout_fini(&parts);
     return status;
 }
@@ -317,11 +193,13 @@ static peri_status all_reduce_phase(mpi_request *r)
     int64_t element = size_of(op->dtype);
     if (op->count * element * size <= SMALL_REDUCE) return small_reduce_phase(r);
     if (r->stage == 2) return PERI_OK;
+    if (r->group->shared && r->phase == 0) return near_reduce(r, (uint64_t)(op->count * element));
     layout parts = {0};
     TRY(layout_init(&parts, size));
     for (int32_t i = 0; i < size; i++) parts.at[i] = cut(op->count, size, i), parts.bytes[i] = cut(op->count, size, i + 1);
     peri_status status = PERI_OK;
-    if (r->stage == 0) status = scatter(r, parts.at, parts.bytes, (char *)op->recv + parts.at[rank] * element);
+    if (r->near) status = near_parts(r, parts.at, parts.bytes);
+    else if (r->stage == 0) status = scatter(r, parts.at, parts.bytes, (char *)op->recv + parts.at[rank] * element);
     if (status == PERI_OK) { /* every rank has the sum of its part */
         r->stage = 2;
         layout out;
@@ -338,7 +216,9 @@ static peri_status all_reduce_phase(mpi_request *r)
     return status;
 }
 
-/** Go on until messages are under way or the operation is complete. */
+static bool copying(const mpi_request *r) { return r->near && r->near->n > 0; }
+
+/** Go on until messages or copies are under way or the operation is complete. */
 static peri_status advance(mpi_request *r)
 {
     static peri_status (*const phases[PERI_COLL_KIND_COUNT])(mpi_request *) = {
@@ -349,7 +229,8 @@ static peri_status advance(mpi_request *r)
     do {
         r->n = 0;
         status = phases[r->op.kind](r);
+        if (r->deferred) return PERI_PENDING;
         r->phase++;
-    } while (status == PERI_PENDING && r->n == 0);
+    } while (status == PERI_PENDING && r->n == 0 && !copying(r));
     return status;
 }

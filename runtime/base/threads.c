@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { MAX_THREADS = 256, SPIN = 2000 };
+enum { MAX_THREADS = 256, SPIN = 2000, YIELDS = 20000 }; /* pauses that yield, some 10 ms, before one sleeps */
 
 static struct {
     pthread_mutex_t lock;
@@ -52,10 +52,10 @@ void peri_pause(int64_t round)
 {
     if (round < 64) {
         for (int i = 0; i < 8; i++) relax();
-    } else if (round < 2000) {
+    } else if (round < YIELDS) {
         sched_yield();
     } else {
-        int64_t us = peri__min((round - 2000) / 4 + 10, 200);
+        int64_t us = peri__min((round - YIELDS) / 4 + 10, 200);
         nanosleep(&(struct timespec){.tv_nsec = us * 1000}, NULL);
     }
 }

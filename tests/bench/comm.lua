@@ -14,6 +14,7 @@ parser:option("--out", "Append results as JSON lines to this file.")
 parser:option("--ops", "Operations to time, separated by commas (default: all).")
 parser:option("--least", "Smallest message in bytes per peer.", 64, tonumber)
 parser:option("--most", "Largest message in bytes per peer.", 64 * 2 ^ 20, tonumber)
+parser:option("--factor", "From one size to the next.", 4, tonumber)
 parser:option("--blocks", "Pairs of blocks for each size.", 15, tonumber)
 parser:option("--block-ms", "Length of a block in milliseconds.", 2, tonumber)
 parser:flag("--no-overlap", "Leave the overlap part out.")
@@ -146,7 +147,7 @@ for _, op in ipairs(ops) do
       added_us = own - plain }, ("%-15s %5d %10d %10.2f %10.2f %7.3f %9.2f %10.2f"):format(op[1], ranks, bytes, plain, own, own / plain,
       own - plain, lua))
     if op[1] == "barrier" then break end
-    bytes = bytes * 4
+    bytes = bytes * options.factor
   end
 end
 must(bare.bare_close())
