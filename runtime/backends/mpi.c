@@ -50,7 +50,7 @@ typedef struct mpi_request mpi_request;
 typedef struct slot {
     int peer; /* rank in the group */
     int bytes;
-    bool receive;
+    bool receive, note; /* note: a descriptor of mpi_near.h */
 } slot;
 
 struct mpi_request {
@@ -207,12 +207,16 @@ static peri_status check_messages(const mpi_request *r, int code)
         if (error != MPI_SUCCESS && class != MPI_ERR_TRUNCATE) return mpi_fail(r->slots[i].receive ? "a receive" : "a send", error);
         if (!r->slots[i].receive) continue;
         MPI_Get_count(&r->statuses[i], MPI_BYTE, &count);
-        if (class == MPI_ERR_TRUNCATE)
-            return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sent more than the %d bytes that rank %d expects", r->slots[i].peer,
-                                  r->slots[i].bytes, r->group->rank);
-        if (count != r->slots[i].bytes)
-            return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sent %d bytes, rank %d expects %d", r->slots[i].peer, count,
-                                  r->group->rank, r->slots[i].bytes);
+        const slot *s = &r->slots[i];
+        if (class == MPI_SUCCESS && count == s->bytes) continue;
+        if (s->note)
+            return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sent %s%d bytes, rank %d expects %llu", s->peer,
+                                  class == MPI_SUCCESS ? "" : "more than ", class == MPI_SUCCESS ? count : s->bytes, r->group->rank,
+                                  (unsigned long long)r->near->mine[s->peer].recv_bytes);
+        if (class == MPI_SUCCESS && count != (int)sizeof(descriptor))
+            return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sent %d bytes, rank %d expects %d", s->peer, count, r->group->rank, s->bytes);
+        return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sent %s the %d bytes that rank %d expects", s->peer,
+                              class == MPI_SUCCESS && count < s->bytes ? "less than" : "more than", s->bytes, r->group->rank);
     }
     return code == MPI_SUCCESS || code == MPI_ERR_IN_STATUS ? PERI_OK : mpi_fail("MPI_Testall", code);
 }

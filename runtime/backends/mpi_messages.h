@@ -48,7 +48,7 @@ static peri_status message(mpi_request *r, bool receive, int other, const void *
         int code = receive ? MPI_Irecv(p, (int)now, MPI_BYTE, other, tag_of(r), g->comm, request)
                            : MPI_Isend(p, (int)now, MPI_BYTE, other, tag_of(r), g->comm, request);
         if (code != MPI_SUCCESS) return mpi_fail(receive ? "MPI_Irecv" : "MPI_Isend", code);
-        r->slots[r->n++] = (slot){other, (int)now, receive};
+        r->slots[r->n++] = (slot){other, (int)now, receive, false};
         p += now;
         bytes -= now;
     } while (bytes > 0);

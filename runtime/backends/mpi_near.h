@@ -199,11 +199,19 @@ static void near_give(mpi_request *r)
     r->near = NULL;
 }
 
+/** Send or receive a descriptor. */
+static peri_status near_note(mpi_request *r, bool receive, int32_t other)
+{
+    TRY(message(r, receive, other, receive ? &r->near->theirs[other] : &r->near->mine[other], sizeof(descriptor)));
+    r->slots[r->n - 1].note = true;
+    return PERI_OK;
+}
+
 /** Exchange descriptors with rank @other of the group. */
 static peri_status near_tell(mpi_request *r, int32_t other)
 {
-    TRY(message(r, true, other, &r->near->theirs[other], sizeof(descriptor)));
-    return message(r, false, other, &r->near->mine[other], sizeof(descriptor));
+    TRY(near_note(r, true, other));
+    return near_note(r, false, other);
 }
 
 static void near_add(mpi_request *r, int32_t from, int32_t to, const descriptor *d, uint64_t bytes, uint64_t at)
@@ -356,13 +364,13 @@ static peri_status near_exchange(mpi_request *r, char *recv, const int64_t *recv
         int32_t from = (rank - k + size) % size;
         bool in = near_large(recv_bytes[from]), out = near_large(send_bytes[from]);
         if (!in) TRY(message(r, true, from, recv + recv_at[from], recv_bytes[from]));
-        if (in || out) TRY(message(r, true, from, &r->near->theirs[from], sizeof(descriptor)));
+        if (in || out) TRY(near_note(r, true, from));
     }
     for (int32_t k = 1; k < size; k++) {
         int32_t to = (rank + k) % size;
         bool in = near_large(recv_bytes[to]), out = near_large(send_bytes[to]);
         if (!out) TRY(message(r, false, to, send + send_at[to], send_bytes[to]));
-        if (in || out) TRY(message(r, false, to, &r->near->mine[to], sizeof(descriptor)));
+        if (in || out) TRY(near_note(r, false, to));
     }
     return PERI_OK;
 }

@@ -255,7 +255,7 @@ static peri_status coll_new(peri_group *g, const peri_coll_op *op, peri_tensor *
     }
     extents(&w->op, g->rank, n, &w->out_bytes, &w->in_bytes);
     if (!w->op.sequence) w->op.sequence = peri__group_reserve(g, 1);
-    w->op.signature = peri__coll_signature(&w->op, n);
+    if (!g->unsigned_ops) w->op.signature = peri__coll_signature(&w->op, n);
     if (send) peri_tensor_retain(send);
     if (recv) peri_tensor_retain(recv);
     w->send = send;

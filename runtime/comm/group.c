@@ -332,6 +332,8 @@ int32_t peri_group_node(const peri_group *group, int32_t rank)
     return global < 0 ? -1 : group->comm->node[global];
 }
 
+void peri_group_fingerprints(peri_group *group, bool on) { group->unsigned_ops = !on; }
+
 peri_status peri_group_timeout_set(peri_group *group, double seconds)
 {
     if (!(seconds > 0 && seconds <= 1e9))

@@ -77,7 +77,7 @@ struct peri_group {
     int32_t *ranks;     /* size: rank in the world */
     uint64_t sequence;  /* operations numbered so far */
     int64_t timeout_ns;
-    bool closed;
+    bool closed, unsigned_ops; /* unsigned_ops: no fingerprints */
     peri_status failed; /* PERI_OK while healthy; first failure wins */
     char *failure;      /* its message */
     peri__coll_record *records; /* ring of PERI_RECORD_MOST, by sequence; made at the first operation */

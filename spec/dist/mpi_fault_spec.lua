@@ -60,10 +60,11 @@ describe("mpirun, rank 1", function()
 end)
 
 describe("mpirun, messages in pieces", function()
-  for _, limit in ipairs { 100, 4099 } do
-    it(("of at most %d bytes"):format(limit), function()
+  for _, case in ipairs { { 100, 1 }, { 4099, 1 }, { 100, 0 }, { 4099, 0 }, { 2 ^ 30, 0 } } do
+    local limit, near = unpack(case)
+    it(("of at most %d bytes, %s"):format(limit, near == 1 and "large data copied" or "messages only"), function()
       if not found then return pending "Open MPI was not found" end
-      local pipe = mpirun("-n 3 luajit spec/support/pieces_rank.lua", "PERI_TEST_COUNT_LIMIT=" .. limit)
+      local pipe = mpirun("-n 3 luajit spec/support/pieces_rank.lua", ("PERI_TEST_COUNT_LIMIT=%d PERI_MPI_NEAR=%d"):format(limit, near))
       local text = pipe:read "*a"
       pipe:close()
       for rank = 0, 2 do assert.is_truthy(("\n" .. text):find(("\n%d ok\n"):format(rank), 1, true), text) end

@@ -33,6 +33,8 @@ double bare_now_us(void);
 int bare_barrier(void);
 int bare_max(double *values, int n);
 int bare_run(int op, void *recv, const void *send, int64_t count, int repeats);
+int bare_post(int op, void *recv, const void *send, int64_t count);
+int bare_wait(void);
 ]]
 local bare = ffi.load("build/bench/libcomm_mpi.so")
 local function must(code) if code ~= 0 then error("MPI: code " .. code) end end
@@ -148,6 +150,90 @@ for _, op in ipairs(ops) do
       own - plain, lua))
     if op[1] == "barrier" then break end
     bytes = bytes * options.factor
+  end
+end
+
+-- -- fingerprints -------------------------------------------------------------------------------------------------------------------
+
+-- The same operation in two groups, one of which computes none: blocks take turns.
+local function fingerprints(bytes)
+  local list = {}
+  for i = 1, ranks do list[i] = i - 1 end
+  local with, without = world:new_group(list, "with"), world:new_group(list, "without")
+  without:fingerprints(false)
+  local b, op = buffers(ops[6], bytes / 4), ops[6]
+  local lists, repeats = { {}, {} }, math.max(20, math.min(1000, math.ceil(2e7 / bytes)))
+  for k = -1, 4 * options.blocks do
+    for slot = 0, 1 do
+      local first = (k + slot) % 2 == 0
+      group = (first and with or without):ptr()
+      timed(first and 0 or 1, function() ours(op[5], b, repeats) end)
+    end
+    must(bare.bare_max(times, 2))
+    if k > 0 then for i = 1, 2 do lists[i][k] = times[i - 1] / repeats end end
+  end
+  group = world:ptr()
+  local on, off = median(lists[1]), median(lists[2])
+  emit({ op = "fingerprint", ranks = ranks, bytes = bytes, own_us = on, off_us = off, ratio = on / off, added_us = on - off },
+    ("%-15s %5d %10d %10.2f %10.2f %7.4f %9.3f   (all_to_all without and with)"):format("fingerprint", ranks, bytes, off, on, on / off,
+    on - off))
+  with:close()
+  without:close()
+end
+if not options.no_overlap then for _, bytes in ipairs { 64, 65536, 262144 } do fingerprints(bytes) end end
+
+-- -- overlap --------------------------------------------------------------------------------------------------------------------------
+
+local F = peri.nn.functional
+local a = peri.Tensor.normal({ 128, 128 }, 0, 1, 1, 0)
+local function compute(products) peri.scope(function() for _ = 1, products do F.matmul(a, a) end end) end
+
+--- Time of rank 0 from the post to the end of the wait, with `products` matrix products of `who` in between.
+local function overlapped(post, wait, products, who)
+  local list = {}
+  for k = 1, options.blocks do
+    must(bare.bare_barrier())
+    local from = now()
+    post()
+    if products > 0 and (who == "all" or rank == 0) then compute(products) end
+    wait()
+    times[0] = now() - from
+    if rank ~= 0 then times[0] = 0 end
+    must(bare.bare_max(times, 1))
+    list[k] = times[0]
+  end
+  return median(list)
+end
+
+local function overlap(op, bytes)
+  local b = buffers(op, bytes / 4)
+  local kinds = {
+    ours = { function() op[5](b) end, function()
+      check(C.peri_work_wait(work[0]))
+      C.peri_work_release(work[0])
+    end },
+    bare = { function() must(bare.bare_post(op[2], b.to, b.from, bytes / 4)) end, function() must(bare.bare_wait()) end },
+  }
+  local one = overlapped(function() end, function() end, 200, "first") / 200
+  for _, kind in ipairs { "ours", "bare" } do
+    local post, wait = kinds[kind][1], kinds[kind][2]
+    overlapped(post, wait, 0) -- the first blocks touch new memory
+    local alone = overlapped(post, wait, 0)
+    for _, case in ipairs { { "first", 1 }, { "first", 3 }, { "all", 3 } } do
+      local products = math.ceil(case[2] * alone / one)
+      local computing = overlapped(function() end, function() end, products, case[1])
+      local both = overlapped(post, wait, products, case[1])
+      local hidden = math.max(0, math.min(1, (alone + computing - both) / alone))
+      emit({ op = "overlap " .. op[1], ranks = ranks, bytes = bytes, kind = kind, computing = case[1] == "all" and "all ranks" or "rank 0",
+        exchange_us = alone, compute_us = computing, both_us = both, hidden = hidden },
+        ("overlap %-12s %2d %10d %s: exchange %8.1f us, computing on %s %8.1f us, both %8.1f us: %3.0f %% hidden"):format(op[1], ranks, bytes,
+        kind, alone, case[1] == "all" and "all ranks" or "rank 0", computing, both, 100 * hidden))
+    end
+  end
+end
+if not options.no_overlap then
+  for _, bytes in ipairs { 262144, 4194304 } do
+    for _, i in ipairs { 6, 3, 2 } do overlap(ops[i], bytes) end
   end
 end
 must(bare.bare_close())

@@ -20,6 +20,8 @@ double bare_now_us(void);
 int bare_barrier(void);
 int bare_max(double *values, int n);
 int bare_run(int op, void *recv, const void *send, int64_t count, int repeats);
+int bare_post(int op, void *recv, const void *send, int64_t count);
+int bare_wait(void);
 
 /** A communicator of its own. Collective. */
 int bare_open(void)
@@ -61,3 +63,19 @@ int bare_run(int op, void *recv, const void *send, int64_t count, int repeats)
         }
     return code;
 }
+
+static MPI_Request posted = MPI_REQUEST_NULL;
+
+/** The nonblocking form of some of them, to be waited for with bare_wait. */
+int bare_post(int op, void *recv, const void *send, int64_t count)
+{
+    int n = (int)count;
+    switch (op) {
+    case BROADCAST: return MPI_Ibcast(recv, n, MPI_FLOAT, 0, comm, &posted);
+    case ALL_REDUCE: return MPI_Iallreduce(MPI_IN_PLACE, recv, n, MPI_FLOAT, MPI_SUM, comm, &posted);
+    case ALL_TO_ALL: return MPI_Ialltoall(send, n, MPI_FLOAT, recv, n, MPI_FLOAT, comm, &posted);
+    default: return -1;
+    }
+}
+
+int bare_wait(void) { return MPI_Wait(&posted, MPI_STATUS_IGNORE); }

@@ -85,6 +85,9 @@ PERI_API double peri_group_timeout(const peri_group *group);
 PERI_API peri_status peri_group_healthy(peri_group *group);
 /** Poison the group, and every group made from it, on all ranks: their waits fail and quote @message. Local, does not block. */
 PERI_API void peri_group_abort(peri_group *group, const char *message);
+/** Let the group's operations carry a fingerprint (kind, dtype, counts, tag; the default), or none: for measuring what they cost. All
+ *  ranks alike, and before the first operation. Local. */
+PERI_API void peri_group_fingerprints(peri_group *group, bool on);
 /** The last (at most 256) operations of the group on this rank, one a line, oldest first, in @text of @len bytes (cut if longer). */
 PERI_API void peri_group_record(const peri_group *group, char *text, size_t len);
 

@@ -1,0 +1,94 @@
+-- Large data: sizes around and above those from which ranks of one machine copy for each other (runtime/backends/mpi_near.h), with small,
+-- empty and large parts in one exchange, many operations in flight, and ranks that are late. (mpirun: 2 3 4)
+local peri = require "perilune"
+local worlds = require "spec.support.worlds"
+local F = peri.nn.functional
+
+local counts = { 3999, 4001, 20001, 300007 }
+
+local function numbers(count, r, device) return peri.Tensor.uniform({ count }, -1, 1, 3, r, "f32", device) end
+
+--- The sum over ranks, in their order.
+local function sum(count, n, device)
+  local total = numbers(count, 0, device)
+  for r = 1, n - 1 do total = F.add(total, numbers(count, r, device)) end
+  return total
+end
+
+--- Equal element by element, compared in bulk first.
+local function same(want, got, what)
+  assert.same(want:shape(), got:shape())
+  local difference = F.sub(want, got)
+  local worst = F.mul(difference, difference):sum():item()
+  assert.equal(0, worst, what)
+end
+
+describe("large data", function()
+  for _, count in ipairs(counts) do
+    worlds.each(("%d numbers"):format(count), function(world, device, n)
+      local rank = world.rank_number
+      local reduced = world:all_reduce(numbers(count, rank, device))
+      local sent = world:broadcast(numbers(count, rank, device), n - 1)
+      local gathered = world:all_gather(numbers(count, rank, device))
+      local scattered = world:reduce_scatter(numbers(count * n, rank, device))
+      same(sum(count * n, n, device):slice(1, rank * count, (rank + 1) * count), scattered:wait(), "reduce_scatter")
+      for r = 0, n - 1 do same(numbers(count, r, device), gathered:wait():slice(1, r * count, (r + 1) * count), "all_gather") end
+      same(numbers(count, n - 1, device), sent:wait(), "broadcast")
+      same(sum(count, n, device), reduced:wait(), "all_reduce")
+    end, { sizes = { 2, 3, 4 } })
+  end
+
+  worlds.each("parts of all sizes in one exchange", function(world, device, n)
+    local rank = world.rank_number
+    local function part(from, to) return ({ 0, 5, 4000, 4001, 70000, 1 })[(from * 7 + to * 3) % 6 + 1] end
+    for _ = 1, 3 do
+      local send, recv, total = {}, {}, 0
+      for r = 0, n - 1 do
+        send[r + 1], recv[r + 1] = part(rank, r), part(r, rank)
+        total = total + send[r + 1]
+      end
+      local got, at = world:all_to_all_v(numbers(total, rank, device), send, recv):wait(), 0
+      for r = 0, n - 1 do
+        local before, all = 0, 0
+        for k = 0, n - 1 do
+          if k < rank then before = before + part(r, k) end
+          all = all + part(r, k)
+        end
+        same(numbers(all, r, device):slice(1, before, before + part(r, rank)), got:slice(1, at, at + recv[r + 1]), "from " .. r)
+        at = at + recv[r + 1]
+      end
+    end
+  end, { sizes = { 2, 3, 4 } })
+
+  worlds.each("more in flight than there are cells", function(world, device, n)
+    local flying = {}
+    for i = 1, 80 do
+      local t = peri.full({ 5000 }, i + world.rank_number, "f32", device)
+      flying[i] = i % 2 == 0 and world:all_reduce(t) or world:all_gather(t)
+    end
+    for i = 80, 1, -1 do
+      local t = flying[i]:wait()
+      if i % 2 == 0 then assert.equal(n * i + n * (n - 1) / 2, t:item(4999))
+      else for r = 0, n - 1 do assert.equal(i + r, t:item(5000 * r + 7)) end end
+    end
+  end, { sizes = { 2, 3 } })
+
+  worlds.each("a rank that computes meanwhile finds its exchange done", function(world, device, n)
+    local count = 500000
+    local work = world:all_reduce(numbers(count, world.rank_number, device))
+    if world.rank_number == 0 then
+      local a = numbers(128 * 128, 9, device):reshape(128, 128)
+      for _ = 1, 100 do F.matmul(a, a) end
+    end
+    same(sum(count, n, device), work:wait(), "all_reduce")
+  end, { sizes = { 2, 4 } })
+
+  worlds.each("16-bit floats, whole numbers and complex ones are summed in rank order", function(world, device, n)
+    for _, dtype in ipairs { "bf16", "i64", "u8" } do
+      local t = world:all_reduce(peri.full({ 40001 }, world.rank_number + 1, dtype, device)):wait()
+      for _, i in ipairs { 0, 20000, 40000 } do assert.equal(n * (n + 1) / 2, t:item(i)) end
+    end
+    local t = world:reduce_scatter(peri.full({ 20001 * n }, world.rank_number + 1, "c128", device)):wait()
+    assert.equal(n * (n + 1) / 2, t:item(20000))
+  end, { sizes = { 2, 3, 4 } })
+end)
