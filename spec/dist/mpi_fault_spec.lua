@@ -60,8 +60,8 @@ describe("mpirun, rank 1", function()
 end)
 
 describe("mpirun, messages in pieces", function()
-  for _, case in ipairs { { 100, 1 }, { 4099, 1 }, { 100, 0 }, { 4099, 0 }, { 2 ^ 30, 0 } } do
-    local limit, near = unpack(case)
+  for _, pieces in ipairs { { 100, 1 }, { 4099, 1 }, { 100, 0 }, { 4099, 0 }, { 2 ^ 30, 0 } } do
+    local limit, near = unpack(pieces)
     it(("of at most %d bytes, %s"):format(limit, near == 1 and "large data copied" or "messages only"), function()
       if not found then return pending "Open MPI was not found" end
       local pipe = mpirun("-n 3 luajit spec/support/pieces_rank.lua", ("PERI_TEST_COUNT_LIMIT=%d PERI_MPI_NEAR=%d"):format(limit, near))

@@ -226,8 +226,8 @@ local function overlap(op, bytes)
       local hidden = math.max(0, math.min(1, (alone + computing - both) / alone))
       emit({ op = "overlap " .. op[1], ranks = ranks, bytes = bytes, kind = kind, computing = case[1] == "all" and "all ranks" or "rank 0",
         exchange_us = alone, compute_us = computing, both_us = both, hidden = hidden },
-        ("overlap %-12s %2d %10d %s: exchange %8.1f us, computing on %s %8.1f us, both %8.1f us: %3.0f %% hidden"):format(op[1], ranks, bytes,
-        kind, alone, case[1] == "all" and "all ranks" or "rank 0", computing, both, 100 * hidden))
+        ("overlap %-12s %2d %10d %s: exchange %8.1f us, computing on %s %8.1f us, both %8.1f us: %3.0f %% hidden"):format(op[1], ranks,
+        bytes, kind, alone, case[1] == "all" and "all ranks" or "rank 0", computing, both, 100 * hidden))
     end
   end
 end
