@@ -27,7 +27,7 @@ end
 
 --- Variables that ranks on other nodes need too.
 local exported = { "LUA_PATH", "LUA_CPATH", "PERI_CPU_ISA", "PERI_COMM_TIMEOUT_S", "PERI_LIBRARY", "PERI_LOG", "PERI_LUA_PATH",
-  "PERI_NUM_THREADS", "PERI_PLUGIN_PATH", "PERI_PROGRESS", "PERI_TRACEBACK" }
+  "PERI_MPI_NEAR", "PERI_NUM_THREADS", "PERI_PLUGIN_PATH", "PERI_PROGRESS", "PERI_TRACEBACK" }
 
 local function append(list, ...)
   for i = 1, select("#", ...) do list[#list + 1] = (select(i, ...)) end

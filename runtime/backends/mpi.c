@@ -214,7 +214,8 @@ static peri_status check_messages(const mpi_request *r, int code)
                                   class == MPI_SUCCESS ? "" : "more than ", class == MPI_SUCCESS ? count : s->bytes, r->group->rank,
                                   (unsigned long long)r->near->mine[s->peer].recv_bytes);
         if (class == MPI_SUCCESS && count != (int)sizeof(descriptor))
-            return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sent %d bytes, rank %d expects %d", s->peer, count, r->group->rank, s->bytes);
+            return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sent %d bytes, rank %d expects %d", s->peer, count, r->group->rank,
+                                  s->bytes);
         return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sent %s the %d bytes that rank %d expects", s->peer,
                               class == MPI_SUCCESS && count < s->bytes ? "less than" : "more than", s->bytes, r->group->rank);
     }

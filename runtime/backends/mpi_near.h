@@ -228,7 +228,8 @@ static peri_status near_agree(const mpi_request *r, int32_t other)
     const descriptor *mine = &r->near->mine[other], *theirs = &r->near->theirs[other];
     int32_t rank = r->group->rank;
     long long element = size_of(r->op.dtype);
-    if (theirs->mark != NOTE_MARK) return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sent data where rank %d expects another size", other, rank);
+    if (theirs->mark != NOTE_MARK)
+        return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sent data where rank %d expects another size", other, rank);
     if (theirs->send_bytes != mine->recv_bytes)
         return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sends %lld elements to rank %d, which expects %lld", other,
                               (long long)theirs->send_bytes / element, rank, (long long)mine->recv_bytes / element);
