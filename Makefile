@@ -69,7 +69,7 @@ PFLAGS := -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -Iruntime/include $(O
 	$(if $(SAN)$(DEBUG),-DPERI_DEBUG)
 # Floating point is IEEE, except that products and sums may fuse where the instruction set has it: kernels say what may differ.
 KFLAGS := -O3 -fno-math-errno -fno-trapping-math -Wno-conversion -Wno-float-conversion -Wno-unused-function
-FLAGS_avx2 := -mavx2 -mfma -mf16c -mbmi2 -mtune=haswell
+FLAGS_avx2 := -mavx2 -mfma -mf16c -mbmi2 -mtune=haswell -Wno-psabi
 FLAGS_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mbmi2 -mprefer-vector-width=512 -mtune=znver3
 
 OBJ := $(CORE:%.c=$B/obj/%.o) $(ISAS:%=$B/obj/kernels/cpu/%.o)

@@ -41,6 +41,8 @@ typedef struct peri_k_tbe_table {
     int64_t first_row;  /* linear row of row 0: the rows of all tables before */
     int32_t pooling;    /* PERI_K_POOLING_* */
     int32_t reserved;
+    int64_t row_offset, col_offset; /* place of the shard in the whole table */
+    uint64_t stream;                /* of the whole table's random numbers */
 } peri_k_tbe_table;
 
 /** Same layout as the public peri_tbe_block. */
@@ -121,7 +123,7 @@ typedef struct peri_k_tbe_report_args {
 typedef struct peri_k_tbe_forward_args {
     peri_k_tbe_stream stream;
     const void *weight;
-    int32_t weight_dtype; /* PERI_F32 */
+    int32_t weight_dtype; /* PERI_F32, PERI_F16, PERI_BF16 */
     float *out;
     peri_k_tbe_report *report;
     int64_t chunks;
@@ -182,27 +184,54 @@ enum {
     PERI_K_OPTIM_ADAGRAD = 2,
     PERI_K_OPTIM_ROWWISE_ADAGRAD = 3,
     PERI_K_OPTIM_ADAM = 4,
-    PERI_K_OPTIM_COUNT = 5
+    PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM = 5,
+    PERI_K_OPTIM_LAMB = 6,
+    PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB = 7,
+    PERI_K_OPTIM_LARS_SGD = 8,
+    PERI_K_OPTIM_LION = 9,
+    PERI_K_OPTIM_COUNT = 10
 };
 enum { PERI_K_DECAY_NONE = 0, PERI_K_DECAY_L2 = 1, PERI_K_DECAY_DECOUPLE = 2 };
 
-/** One row's update, g its summed gradient, n = cols. Multiplications and additions are single f32 operations in the order written.
+/** One row's update, g its summed gradient, n = cols. Multiplications and additions are single f32 operations in the order written;
+ *  w, g, h, m, m1, m2 with n elements are meant element by element; norm(x) = sqrt(sum16(x * x)). Rows that a batch does not touch
+ *  keep weights and state: decay of weights and of moments is lazy.
  *
- *  sgd (FBGEMM EXACT_SGD)
- *      w = fma(-lr, g, w)
- *  adagrad (EXACT_ADAGRAD; Duchi, Hazan, Singer 2011)   h = momentum1 [rows, cols]
- *      h = fma(g, g, h)        w = w - (lr * g) / (sqrt(h) + eps)
+ *  Decay of sgd, adagrad and rowwise adagrad:   x = fma(wd, w, g) (L2), g (none, decouple)
+ *      keep = 1 - rate * wd, rate = lr (decouple; rowwise adagrad with L2: rate = mult), else 1
+ *
+ *  sgd (FBGEMM EXACT_SGD; decay: torch.optim.SGD, Loshchilov and Hutter 2019)
+ *      w = fma(-lr, x, keep * w)
+ *  adagrad (EXACT_ADAGRAD; Duchi, Hazan, Singer 2011; decay: torch.optim.Adagrad)   h = momentum1 [rows, cols]
+ *      h = fma(x, x, h)        w = keep * w - (lr * x) / (sqrt(h) + eps)
  *  rowwise adagrad (EXACT_ROWWISE_ADAGRAD; Naumov et al. 2019)   m = momentum1 [rows]
- *      g' = fma(wd, w, g) with decay L2, else g
- *      m = m + sum16(g' * g') / n       mult = lr / (sqrt(m) + eps)
- *      corr = 1 - mult * wd (L2), 1 - lr * wd (decouple), 1 (none)
- *      w = fma(-mult, g, corr * w)
+ *      m = m + sum16(x * x) / n       mult = lr / (sqrt(m) + eps)       w = fma(-mult, g, keep * w)
  *  adam (ADAM with AdamW's decay; Kingma, Ba 2015; Loshchilov, Hutter 2019)   m1, m2 = momentum1, momentum2 [rows, cols]
  *      t = iteration, or row_counter + 1 (stored) with row_bias_correction
  *      m1 = fma(1 - beta1, g, beta1 * m1)       m2 = fma((1 - beta2) * g, g, beta2 * m2)
- *      w = w - lr * fma(wd, w, (m1 * c1) / (sqrt(m2 * c2) + eps))       c1 = 1 / (1 - beta1^t), c2 = 1 / (1 - beta2^t)
+ *      u = (m1 * c1) / (sqrt(m2 * c2) + eps)       c1 = 1 / (1 - beta1^t), c2 = 1 / (1 - beta2^t)
+ *      w = w - lr * fma(wd, w, u)
  *      1 - beta and, without row_bias_correction, c1 and c2 are computed in f64 on the host; with it c1 and c2 are computed per row in f64
  *      with beta^t by repeated squaring (tbe_power), and rounded.
+ *  partial rowwise adam (PARTIAL_ROWWISE_ADAM)   as adam, but m2 = momentum2 [rows]
+ *      m2 = fma(1 - beta2, sum16(g * g) / n, beta2 * m2)
+ *  lamb (LAMB; You et al. 2020, per row)   m1, m2, c1, c2, u as adam
+ *      r = fma(wd, w, u)       ratio = norm(w) / norm(r) where both are > 0, else 1       w = fma(-(lr * ratio), r, w)
+ *      (FBGEMM has no guard: it freezes rows of zeros for ever, and makes NaN where r is 0. The guard is that of You et al.'s code.)
+ *  partial rowwise lamb (PARTIAL_ROWWISE_LAMB)   as lamb with the m2 of partial rowwise adam
+ *  lars sgd (LARS_SGD; You, Gitman, Ginsburg 2017, per row)   m = momentum1 [rows, cols]
+ *      a = lr * ((eta * norm(w)) / (norm(g) + wd * norm(w))) where norm(w) and the denominator are > 0, else lr
+ *      m = fma(a, fma(wd, w, g), momentum * m)       w = w - m
+ *      (FBGEMM has no guard: rows of zeros stay zeros; with a gradient of zeros they become NaN.)
+ *  lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2; not in FBGEMM)   m = momentum1 [rows, cols]
+ *      s = sign(fma(1 - beta1, g, beta1 * m)), sign(0) = 0       w = w - lr * fma(wd, w, s)       m = fma(1 - beta2, g, beta2 * m)
+ *
+ *  Then, with max_norm > 0 (FBGEMM's max_norm, there for rowwise adagrad on GPU only):
+ *      w = w * (max_norm / norm(w)) where norm(w) > max_norm
+ *
+ *  Tables of f16 and bf16: w is the stored weight converted to f32, which is exact; states are f32; the new w is rounded when it is stored:
+ *  to nearest even, or stochastically, tbe_round_f16 and tbe_round_bf16 of kernels/ref/tbe_round.h with 16 random bits that depend on
+ *  (seed, iteration, table, row and column of the whole table) only, so neither on threads nor on the sharding.
  */
 typedef struct peri_k_tbe_optimizer {
     int32_t kind;        /* PERI_K_OPTIM_* */
@@ -210,12 +239,17 @@ typedef struct peri_k_tbe_optimizer {
     float lr, eps, weight_decay;
     float beta1, beta2, rest1, rest2; /* rest = 1 - beta */
     float correction1, correction2;   /* c1, c2 */
+    float eta, momentum, max_norm;
     double exact_beta1, exact_beta2;
-    bool row_bias_correction;
     float max_gradient; /* > 0: every element of the upstream gradient is clamped to +-max_gradient before anything else */
+    bool row_bias_correction;
+    bool stochastic; /* rounding of f16 and bf16 weights */
+    bool exact;      /* sum gradients so that their order does not matter; see tbe_update */
+    uint64_t seed, iteration; /* of the rounding */
 } peri_k_tbe_optimizer;
 
-/** Where rows live. Full states are laid out as the weights; row states are indexed by linear row. */
+/** Where rows live. Full states are laid out as the weights; row states are indexed by linear row. A state pointer that the optimizer
+ *  has no use for is NULL. */
 typedef struct peri_k_tbe_rows {
     const peri_k_tbe_table *tables;
     int64_t n_tables, total_rows;
@@ -224,13 +258,28 @@ typedef struct peri_k_tbe_rows {
     float *momentum1, *momentum2, *row_counter; /* NULL where the optimizer has none */
 } peri_k_tbe_rows;
 
+/** Scratch of a chunk whose widest table has @cols columns, in f32. */
+enum { PERI_K_TBE_SCRATCH_ROWS = 5, PERI_K_TBE_SCRATCH_MORE = 64 }; /* rows of round16(cols), and a constant */
+
 /** sorted: keys in ascending order of linear row (ties in stream order), from tbe_keys. For each run of equal linear rows < total_rows:
  *      in groups of 256 items, in order: group[d] = sum over the group of  grad[d] (no items array) or fma(item.scale, grad[d], .),
  *      each starting from its first term (grad[d], or scale * grad[d]);
  *      g[d] = first group, then + each further group in order
  *      update the row with g; kind NONE: dense[table.offset + row * stride + d] = g[d], touched[linear row] = 1
  *  range: chunks; chunk c covers the runs that start in elements [c, c + 1) * n / chunks. Each row has one run, so there are no races.
- *  updated[0] += runs. */
+ *  updated[0] += runs.
+ *
+ *  With optimizer.exact the sum of a column is instead, with the terms t = scale * grad[d] in f64 (exact: 24 + 24 bits):
+ *      largest = max |t|;  if it is finite and > 0: big = 1.5 * 2^(E + L + 1), 2^E the least power of two > largest, 2^L the least >= items
+ *                          else: big = 0
+ *      g[d] = f32(sum of (t + big) - big), in f64
+ *  which depends on the multiset of terms only, not on their order: `largest` and `items` do not; q = (t + big) - big depends on t and big;
+ *  it is a multiple of u = 2^(E + L - 51), the distance of doubles around big, because |t| <= 2^E keeps t + big between 2^(E + L
+ *  + 1) and its
+ *  double; |q| <= 2^E; so every partial sum of q's, in whatever order, is a multiple of u and at most 2^(E + L) = 2^51 u, hence a double:
+ *  no addition rounds. Only the conversion to f32 does. (With infinities and NaN among the terms the sum is an infinity or NaN: of every
+ *  order the same one.) A term loses at most u / 2, and 2^E is at most 2 * largest: the sum is off by at most
+ *  items * 2^(L - 51) * largest. */
 typedef struct peri_k_tbe_update_args {
     peri_k_tbe_rows rows;
     peri_k_tbe_optimizer optimizer;
@@ -239,18 +288,22 @@ typedef struct peri_k_tbe_update_args {
     const peri_k_tbe_item *items;
     const float *grad;
     float *dense, *touched;
-    float *scratch; /* chunks * scratch_stride: room for one row each */
+    float *scratch; /* chunks * scratch_stride; stride >= SCRATCH_ROWS * round16(cols) + SCRATCH_MORE */
     int64_t scratch_stride;
     int64_t chunks;
     int64_t *updated;
     int32_t payload_bits;
 } peri_k_tbe_update_args;
 
-/** For each linear row with touched[row] != 0: update it with g = its row of dense. range: linear rows. */
+/** For each linear row with touched[row] != 0: update it with g = its row of dense. range: chunks; chunk c covers linear rows
+ *  [c, c + 1) * total_rows / chunks. */
 typedef struct peri_k_tbe_dense_update_args {
     peri_k_tbe_rows rows;
     peri_k_tbe_optimizer optimizer;
     const float *dense, *touched;
+    float *scratch; /* as tbe_update's */
+    int64_t scratch_stride;
+    int64_t chunks;
 } peri_k_tbe_dense_update_args;
 
 #endif

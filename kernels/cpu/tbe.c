@@ -6,6 +6,7 @@
 #include "tbe_simd.h"
 
 #include "tbe_forward.c"
+#include "tbe_round.c"
 #include "tbe_rows.c"
 #include "tbe_sort.c"
 #include "tbe_update.c"

@@ -176,6 +176,10 @@ static void cpu_tbe_forward(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_forward_args *a = args;
     const peri_k_tbe_stream *s = &a->stream;
+    if (a->weight_dtype != PERI_F32) {
+        ref_tbe_forward(args, begin, end);
+        return;
+    }
     tbe_place at = tbe_seek(s, begin, a->chunks), stop = tbe_seek(s, end, a->chunks);
     tbe_walk w = {.a = a};
     if (at.k < s->n_blocks) {

@@ -14,7 +14,7 @@ typedef struct tbe_updater {
     int64_t ahead;      /* next item to ask for */
     uint64_t ahead_row; /* linear row of the last one */
     const peri_k_tbe_table *ahead_table;
-    int64_t ahead_lines;
+    int64_t ahead_lines, ahead_weight_lines; /* of a row of f32, and of weights */
 } tbe_updater;
 
 static inline const peri_k_tbe_table *tbe_table_of(const peri_k_tbe_table *t, uint64_t linear)
@@ -30,6 +30,15 @@ static inline const float *tbe_gradient_row(const tbe_updater *u, int64_t e, flo
     if (!u->a->items) return u->a->grad + payload;
     *scale = u->a->items[payload].scale;
     return u->a->grad + u->a->items[payload].grad;
+}
+
+/** Look ahead into table @t from now on. */
+static void tbe_update_enter(tbe_updater *u, const peri_k_tbe_table *t)
+{
+    int64_t element = tbe_weight_bytes(u->a->rows.weight_dtype);
+    u->ahead_table = t;
+    u->ahead_lines = (t->cols * 4 + TBE_LINE - 1) / TBE_LINE + (t->stride % (TBE_LINE / 4) != 0);
+    u->ahead_weight_lines = (t->cols * element + TBE_LINE - 1) / TBE_LINE + (t->stride * element % TBE_LINE != 0);
 }
 
 TBE_INLINE void tbe_update_ahead(tbe_updater *u, const int kind)
@@ -48,16 +57,16 @@ TBE_INLINE void tbe_update_ahead(tbe_updater *u, const int kind)
             return;
         }
         u->ahead_row = linear;
-        if (linear >= (uint64_t)(u->ahead_table->first_row + u->ahead_table->rows)) {
-            u->ahead_table = tbe_table_of(u->ahead_table, linear);
-            u->ahead_lines = (u->ahead_table->cols * 4 + TBE_LINE - 1) / TBE_LINE + (u->ahead_table->stride % (TBE_LINE / 4) != 0);
-        }
+        if (linear >= (uint64_t)(u->ahead_table->first_row + u->ahead_table->rows))
+            tbe_update_enter(u, tbe_table_of(u->ahead_table, linear));
         const peri_k_tbe_table *t = u->ahead_table;
         int64_t at = t->offset + ((int64_t)linear - t->first_row) * t->stride, lines = u->ahead_lines;
-        if (kind != PERI_K_OPTIM_NONE) tbe_prefetch((const char *)((const float *)a->rows.weight + at), lines);
-        if (kind == PERI_K_OPTIM_ROWWISE_ADAGRAD) tbe_prefetch((const char *)(a->rows.momentum1 + linear), 1);
-        if (kind == PERI_K_OPTIM_ADAGRAD || kind == PERI_K_OPTIM_ADAM) tbe_prefetch((const char *)(a->rows.momentum1 + at), lines);
-        if (kind == PERI_K_OPTIM_ADAM) tbe_prefetch((const char *)(a->rows.momentum2 + at), lines);
+        if (kind != PERI_K_OPTIM_NONE)
+            tbe_prefetch((const char *)a->rows.weight + at * tbe_weight_bytes(a->rows.weight_dtype), u->ahead_weight_lines);
+        if (tbe_has_row1(kind)) tbe_prefetch((const char *)(a->rows.momentum1 + linear), 1);
+        if (tbe_has_row2(kind)) tbe_prefetch((const char *)(a->rows.momentum2 + linear), 1);
+        if (tbe_has_full1(kind)) tbe_prefetch((const char *)(a->rows.momentum1 + at), lines);
+        if (tbe_has_full2(kind)) tbe_prefetch((const char *)(a->rows.momentum2 + at), lines);
     }
     tbe_prefetch((const char *)g, u->ahead_lines);
 }
@@ -102,9 +111,39 @@ TBE_INLINE void tbe_sum_panel(tbe_updater *u, int64_t e, int64_t past, int64_t c
     }
 }
 
+/** The exact sum of kernels/tbe.h; @room: four rows of f32, which hold two of f64. */
+static void tbe_exact(tbe_updater *u, int64_t e, int64_t past, int64_t cols, float *g, float *room, const int kind)
+{
+    double *largest = (double *)room, *sum = largest + (cols + 15) / 16 * 16;
+    float scale = 1, most = u->a->optimizer.max_gradient > 0 ? u->a->optimizer.max_gradient : INFINITY;
+    memset(largest, 0, sizeof *largest * (size_t)cols);
+    memset(sum, 0, sizeof *sum * (size_t)cols);
+    for (int64_t i = e; i < past; i++) {
+        tbe_update_ahead(u, kind);
+        const float *row = tbe_gradient_row(u, i, &scale);
+        for (int64_t d = 0; d < cols; d++) {
+            double x = row[d] < -most ? -most : row[d] > most ? most : row[d], t = fabs(x * scale);
+            largest[d] = t > largest[d] ? t : largest[d];
+        }
+    }
+    for (int64_t d = 0; d < cols; d++) largest[d] = tbe_exact_big(largest[d], past - e);
+    for (int64_t i = e; i < past; i++) {
+        const float *row = tbe_gradient_row(u, i, &scale);
+        for (int64_t d = 0; d < cols; d++) {
+            double x = row[d] < -most ? -most : row[d] > most ? most : row[d];
+            sum[d] += (x * scale + largest[d]) - largest[d];
+        }
+    }
+    for (int64_t d = 0; d < cols; d++) g[d] = (float)sum[d];
+}
+
 /** The sum over items [e, past) of all columns, in `room` or, for a single item as it is, where it lies. */
 TBE_INLINE const float *tbe_sum(tbe_updater *u, int64_t e, int64_t past, int64_t cols, float *room, const int kind)
 {
+    if (u->a->optimizer.exact) {
+        tbe_exact(u, e, past, cols, room, room + (cols + 15) / 16 * 16, kind);
+        return room;
+    }
     if (past - e == 1 && !u->a->items && !(u->a->optimizer.max_gradient > 0)) {
         float scale;
         tbe_update_ahead(u, kind);
@@ -136,8 +175,7 @@ TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, 
     const peri_k_tbe_table *t = a->rows.tables;
     float *room = a->scratch + begin * a->scratch_stride;
     u.ahead = e;
-    u.ahead_table = t;
-    u.ahead_lines = (t->cols * 4 + TBE_LINE - 1) / TBE_LINE + (t->stride % (TBE_LINE / 4) != 0);
+    tbe_update_enter(&u, t);
     for (int i = 0; i < AHEAD; i++) tbe_update_ahead(&u, kind);
     for (int64_t past; e < last; e = past, runs++) {
         uint64_t linear = a->sorted[e] >> a->payload_bits;
@@ -145,39 +183,52 @@ TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, 
         for (past = e + 1; past < u.n && a->sorted[past] >> a->payload_bits == linear; past++) {
         }
         t = tbe_table_of(t, linear);
-        int64_t at = t->offset + ((int64_t)linear - t->first_row) * t->stride;
+        int64_t row = (int64_t)linear - t->first_row;
         const float *g = tbe_sum(&u, e, past, t->cols, room, kind);
         if (kind == PERI_K_OPTIM_NONE) {
-            memcpy(a->dense + at, g, sizeof *g * (size_t)t->cols);
+            memcpy(a->dense + t->offset + row * t->stride, g, sizeof *g * (size_t)t->cols);
             a->touched[linear] = 1;
         } else {
-            tbe_row(&a->rows, &a->optimizer, at, (int64_t)linear, g, t->cols, kind);
+            tbe_row(&a->rows, &a->optimizer, t, row, g, room + (t->cols + 15) / 16 * 16, kind);
         }
     }
     __atomic_fetch_add(a->updated, runs, __ATOMIC_RELAXED);
 }
 
+#define TBE_OPTIMIZERS(X)                                                                                                                  \
+    X(SGD) X(ADAGRAD) X(ROWWISE_ADAGRAD) X(ADAM) X(PARTIAL_ROWWISE_ADAM) X(LAMB) X(PARTIAL_ROWWISE_LAMB) X(LARS_SGD) X(LION)
+
+/* One function each: every optimizer gets registers of its own. */
+#define X(kind)                                                                                                                            \
+    static __attribute__((noinline)) void tbe_update_##kind(const peri_k_tbe_update_args *a, int64_t begin, int64_t end)                   \
+    {                                                                                                                                      \
+        tbe_update_runs(a, begin, end, PERI_K_OPTIM_##kind);                                                                               \
+    }
+TBE_OPTIMIZERS(X) X(NONE)
+#undef X
+
 static void cpu_tbe_update(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_update_args *a = args;
     switch (a->optimizer.kind) {
-    case PERI_K_OPTIM_NONE: tbe_update_runs(a, begin, end, PERI_K_OPTIM_NONE); break;
-    case PERI_K_OPTIM_SGD: tbe_update_runs(a, begin, end, PERI_K_OPTIM_SGD); break;
-    case PERI_K_OPTIM_ADAGRAD: tbe_update_runs(a, begin, end, PERI_K_OPTIM_ADAGRAD); break;
-    case PERI_K_OPTIM_ROWWISE_ADAGRAD: tbe_update_runs(a, begin, end, PERI_K_OPTIM_ROWWISE_ADAGRAD); break;
-    case PERI_K_OPTIM_ADAM: tbe_update_runs(a, begin, end, PERI_K_OPTIM_ADAM); break;
-    default: ref_tbe_update(args, begin, end); break;
+#define X(kind)                                                                                                                            \
+    case PERI_K_OPTIM_##kind: tbe_update_##kind(a, begin, end); break;
+        TBE_OPTIMIZERS(X) X(NONE)
+#undef X
+    default: break;
     }
 }
 
 TBE_INLINE void tbe_dense_rows(const peri_k_tbe_dense_update_args *a, int64_t begin, int64_t end, const int kind)
 {
     const peri_k_tbe_table *t = a->rows.tables;
-    for (int64_t linear = begin; linear < end; linear++) {
+    int64_t last = tbe_part(a->rows.total_rows, end, a->chunks);
+    float *room = a->scratch + begin * a->scratch_stride;
+    for (int64_t linear = tbe_part(a->rows.total_rows, begin, a->chunks); linear < last; linear++) {
         if (a->touched[linear] == 0) continue;
         t = tbe_table_of(t, (uint64_t)linear);
-        int64_t at = t->offset + (linear - t->first_row) * t->stride;
-        tbe_row(&a->rows, &a->optimizer, at, linear, a->dense + at, t->cols, kind);
+        int64_t row = linear - t->first_row;
+        tbe_row(&a->rows, &a->optimizer, t, row, a->dense + t->offset + row * t->stride, room, kind);
     }
 }
 
@@ -185,19 +236,19 @@ static void cpu_tbe_dense_update(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_dense_update_args *a = args;
     switch (a->optimizer.kind) {
-    case PERI_K_OPTIM_SGD: tbe_dense_rows(a, begin, end, PERI_K_OPTIM_SGD); break;
-    case PERI_K_OPTIM_ADAGRAD: tbe_dense_rows(a, begin, end, PERI_K_OPTIM_ADAGRAD); break;
-    case PERI_K_OPTIM_ROWWISE_ADAGRAD: tbe_dense_rows(a, begin, end, PERI_K_OPTIM_ROWWISE_ADAGRAD); break;
-    case PERI_K_OPTIM_ADAM: tbe_dense_rows(a, begin, end, PERI_K_OPTIM_ADAM); break;
+#define X(kind)                                                                                                                            \
+    case PERI_K_OPTIM_##kind: tbe_dense_rows(a, begin, end, PERI_K_OPTIM_##kind); break;
+        TBE_OPTIMIZERS(X)
+#undef X
     default: break;
     }
 }
 
-/** sum16 of x[d] * y[d]. */
-TBE_INLINE float tbe_dot(const float *x, const float *y, int64_t n)
+/** sum16 of grad[d] * weight row [d]. */
+TBE_INLINE float tbe_weight_dot(const float *grad, const void *row, int64_t n, const int32_t dtype)
 {
     v16 sum = v16_zero();
-    for (int64_t d = 0; d < n; d += 16) sum = v16_fma(tbe_get(x + d, n - d), tbe_get(y + d, n - d), sum);
+    for (int64_t d = 0; d < n; d += 16) sum = v16_fma(tbe_get(grad + d, n - d), tbe_get_weights(row, d, n - d, dtype), sum);
     return v16_sum(sum);
 }
 
@@ -210,11 +261,12 @@ static void cpu_tbe_weight_gradient(const void *args, int64_t begin, int64_t end
     for (int64_t k = 0; k < s->n_blocks; k++) {
         const peri_k_tbe_block *b = &s->blocks[k];
         const peri_k_tbe_table *t = &s->tables[b->table];
-        const float *weight = (const float *)a->weight + t->offset;
+        const int64_t element = tbe_weight_bytes(a->weight_dtype);
+        const char *weight = (const char *)a->weight + t->offset * element;
         int64_t i = tbe_clamp(s->spans[k].first_id, from, to), stop = tbe_clamp(s->spans[k].first_id + tbe_items(s, k), from, to);
         if (i >= stop) continue;
         tbe_ahead h;
-        tbe_ahead_start(&h, s, a->weight, 4, k, i, stop - i);
+        tbe_ahead_start(&h, s, a->weight, element, k, i, stop - i);
         for (int64_t j = tbe_bag_of(s, k, i); i < stop; j++) {
             int64_t first = tbe_bag_start(s, k, j), past = tbe_bag_start(s, k, j + 1);
             float factor = tbe_factor(s, t, b->first_bag + j, past - first);
@@ -223,7 +275,12 @@ static void cpu_tbe_weight_gradient(const void *args, int64_t begin, int64_t end
             for (; i < past && i < stop; i++) {
                 tbe_ahead_step(&h, 0);
                 uint64_t id = (uint64_t)tbe_id(s, i);
-                if (id < (uint64_t)t->rows) a->grad_weights[i] += tbe_dot(grad, weight + (int64_t)id * t->stride, t->cols) * factor;
+                if (id >= (uint64_t)t->rows) continue;
+                const char *row = weight + (int64_t)id * t->stride * element;
+                float dot = a->weight_dtype == PERI_F32   ? tbe_weight_dot(grad, row, t->cols, PERI_F32)
+                            : a->weight_dtype == PERI_F16 ? tbe_weight_dot(grad, row, t->cols, PERI_F16)
+                                                          : tbe_weight_dot(grad, row, t->cols, PERI_BF16);
+                a->grad_weights[i] += dot * factor;
             }
         }
     }

@@ -4,6 +4,8 @@
  */
 #include "tbe_stream.h"
 
+#include "tbe_round.h"
+
 /* -- the stream ------------------------------------------------------------------------------------------------------------------ */
 
 static void ref_tbe_prepare(const void *args, int64_t begin, int64_t end)
@@ -90,7 +92,6 @@ static void ref_tbe_forward(const void *args, int64_t begin, int64_t end)
         for (; at.k < stop.k || (at.k == stop.k && at.j < stop.j); at.k++, at.j = 0) {
             const peri_k_tbe_block *b = &s->blocks[at.k];
             const peri_k_tbe_table *t = &s->tables[b->table];
-            const float *weight = (const float *)a->weight + t->offset;
             int64_t last = at.k == stop.k ? stop.j : b->bags;
             for (int64_t j = at.j; j < last; j++) {
                 int64_t first = tbe_bag_start(s, at.k, j), past = tbe_bag_start(s, at.k, j + 1);
@@ -100,7 +101,7 @@ static void ref_tbe_forward(const void *args, int64_t begin, int64_t end)
                     for (int64_t i = first; i < past; i++) {
                         int64_t id = tbe_id(s, i);
                         if (id < 0 || id >= t->rows) continue;
-                        float x = weight[id * t->stride + d];
+                        float x = tbe_weight(a->weight, t->offset + id * t->stride + d, a->weight_dtype);
                         acc = s->weights ? fmaf(s->weights[i], x, acc) : acc + x;
                     }
                     out[d] = acc * factor;
@@ -120,6 +121,16 @@ static float ref_tbe_dot(const float *x, const float *y, int64_t n)
     return s[0];
 }
 
+/** sum16 of x[d] * weight[at + d]. */
+static float ref_tbe_weight_dot(const float *x, const void *weight, int64_t at, int32_t dtype, int64_t n)
+{
+    float s[16] = {0};
+    for (int64_t d = 0; d < n; d++) s[d % 16] = fmaf(x[d], tbe_weight(weight, at + d, dtype), s[d % 16]);
+    for (int h = 8; h > 0; h /= 2)
+        for (int l = 0; l < h; l++) s[l] += s[l + h];
+    return s[0];
+}
+
 static void ref_tbe_weight_gradient(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_weight_gradient_args *a = args;
@@ -129,13 +140,14 @@ static void ref_tbe_weight_gradient(const void *args, int64_t begin, int64_t end
     for (int64_t k = 0; k < s->n_blocks; k++) {
         const peri_k_tbe_block *b = &s->blocks[k];
         const peri_k_tbe_table *t = &s->tables[b->table];
-        const float *weight = (const float *)a->weight + t->offset;
         int64_t first = s->spans[k].first_id;
         for (int64_t i = tbe_clamp(first, from, to); i < tbe_clamp(first + tbe_items(s, k), from, to); i++) {
             int64_t id = tbe_id(s, i), j = tbe_bag_of(s, k, i);
             if (id < 0 || id >= t->rows) continue;
             float factor = tbe_factor(s, t, b->first_bag + j, tbe_bag_start(s, k, j + 1) - tbe_bag_start(s, k, j));
-            a->grad_weights[i] += ref_tbe_dot(a->grad + b->out_offset + j * b->out_stride, weight + id * t->stride, t->cols) * factor;
+            const float *grad = a->grad + b->out_offset + j * b->out_stride;
+            a->grad_weights[i] +=
+                ref_tbe_weight_dot(grad, a->weight, t->offset + id * t->stride, a->weight_dtype, t->cols) * factor;
         }
     }
 }
@@ -203,109 +215,4 @@ static void ref_tbe_keys(const void *args, int64_t begin, int64_t end)
                         begin, end);
 }
 
-/* -- updating -------------------------------------------------------------------------------------------------------------------- */
-
-/** Update row @row of table @t with summed gradient @g. */
-static void ref_tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t, int64_t row, const float *g)
-{
-    int64_t n = t->cols, at = t->offset + row * t->stride, linear = t->first_row + row;
-    float *w = (float *)rows->weight + at;
-    float *h = rows->momentum1 ? rows->momentum1 + at : NULL, *v = rows->momentum2 ? rows->momentum2 + at : NULL;
-    float mult = 0, corr = 1, c1 = o->correction1, c2 = o->correction2;
-    if (o->kind == PERI_K_OPTIM_ROWWISE_ADAGRAD) {
-        float s[16] = {0}, *m = &rows->momentum1[linear];
-        for (int64_t d = 0; d < n; d++) {
-            float x = o->decay == PERI_K_DECAY_L2 ? fmaf(o->weight_decay, w[d], g[d]) : g[d];
-            s[d % 16] = fmaf(x, x, s[d % 16]);
-        }
-        for (int half = 8; half > 0; half /= 2)
-            for (int l = 0; l < half; l++) s[l] += s[l + half];
-        *m += s[0] / (float)n;
-        mult = o->lr / (sqrtf(*m) + o->eps);
-        if (o->decay == PERI_K_DECAY_L2) corr = 1 - mult * o->weight_decay;
-        if (o->decay == PERI_K_DECAY_DECOUPLE) corr = 1 - o->lr * o->weight_decay;
-    }
-    if (o->kind == PERI_K_OPTIM_ADAM && o->row_bias_correction) {
-        uint64_t step = (uint64_t)(rows->row_counter[linear] += 1);
-        c1 = (float)(1 / (1 - tbe_power(o->exact_beta1, step)));
-        c2 = (float)(1 / (1 - tbe_power(o->exact_beta2, step)));
-    }
-    for (int64_t d = 0; d < n; d++) {
-        switch (o->kind) {
-        case PERI_K_OPTIM_SGD: w[d] = fmaf(-o->lr, g[d], w[d]); break;
-        case PERI_K_OPTIM_ADAGRAD:
-            h[d] = fmaf(g[d], g[d], h[d]);
-            w[d] = w[d] - o->lr * g[d] / (sqrtf(h[d]) + o->eps);
-            break;
-        case PERI_K_OPTIM_ROWWISE_ADAGRAD: w[d] = fmaf(-mult, g[d], corr * w[d]); break;
-        case PERI_K_OPTIM_ADAM:
-            h[d] = fmaf(o->rest1, g[d], o->beta1 * h[d]);
-            v[d] = fmaf(o->rest2 * g[d], g[d], o->beta2 * v[d]);
-            w[d] = w[d] - o->lr * fmaf(o->weight_decay, w[d], h[d] * c1 / (sqrtf(v[d] * c2) + o->eps));
-            break;
-        default: break;
-        }
-    }
-}
-
-/** Item e of the sorted keys: element d of its gradient row, clamped; its factor. */
-static float ref_tbe_term(const peri_k_tbe_update_args *a, int64_t e, int64_t d, float *scale)
-{
-    int64_t payload = (int64_t)(a->sorted[e] & (((uint64_t)1 << a->payload_bits) - 1)), at = a->items ? a->items[payload].grad : payload;
-    float x = a->grad[at + d], most = a->optimizer.max_gradient;
-    *scale = a->items ? a->items[payload].scale : 1;
-    return most > 0 ? (x < -most ? -most : x > most ? most : x) : x;
-}
-
-enum { REF_TBE_GROUP = 256 };
-
-static void ref_tbe_update(const void *args, int64_t begin, int64_t end)
-{
-    const peri_k_tbe_update_args *a = args;
-    const peri_k_tbe_rows *rows = &a->rows;
-    int64_t n = *a->n, last = tbe_part(n, end, a->chunks), runs = 0, table = 0;
-    float *g = a->scratch + begin * a->scratch_stride;
-    for (int64_t e = tbe_part(n, begin, a->chunks), past; e < last; e = past) {
-        uint64_t linear = a->sorted[e] >> a->payload_bits;
-        for (past = e + 1; past < n && a->sorted[past] >> a->payload_bits == linear; past++) {
-        }
-        if (linear >= (uint64_t)rows->total_rows) break;
-        if (e > 0 && a->sorted[e - 1] >> a->payload_bits == linear) continue; /* the run began in an earlier chunk */
-        while ((uint64_t)(rows->tables[table].first_row + rows->tables[table].rows) <= linear) table++;
-        const peri_k_tbe_table *t = &rows->tables[table];
-        int64_t row = (int64_t)linear - t->first_row;
-        for (int64_t d = 0; d < t->cols; d++) {
-            for (int64_t from = e; from < past; from += REF_TBE_GROUP) {
-                float scale, group = ref_tbe_term(a, from, d, &scale);
-                if (a->items) group = scale * group;
-                for (int64_t i = from + 1; i < past && i < from + REF_TBE_GROUP; i++) {
-                    float x = ref_tbe_term(a, i, d, &scale);
-                    group = a->items ? fmaf(scale, x, group) : group + x;
-                }
-                g[d] = from == e ? group : g[d] + group;
-            }
-        }
-        runs++;
-        if (a->optimizer.kind != PERI_K_OPTIM_NONE) {
-            ref_tbe_row(rows, &a->optimizer, t, row, g);
-            continue;
-        }
-        for (int64_t d = 0; d < t->cols; d++) a->dense[t->offset + row * t->stride + d] = g[d];
-        a->touched[linear] = 1;
-    }
-    __atomic_fetch_add(a->updated, runs, __ATOMIC_RELAXED);
-}
-
-static void ref_tbe_dense_update(const void *args, int64_t begin, int64_t end)
-{
-    const peri_k_tbe_dense_update_args *a = args;
-    const peri_k_tbe_rows *rows = &a->rows;
-    int64_t table = 0;
-    for (int64_t linear = begin; linear < end; linear++) {
-        if (a->touched[linear] == 0) continue;
-        while (rows->tables[table].first_row + rows->tables[table].rows <= linear) table++;
-        const peri_k_tbe_table *t = &rows->tables[table];
-        int64_t row = linear - t->first_row;
-        ref_tbe_row(rows, &a->optimizer, t, row, a->dense + t->offset + row * t->stride);
-    }
-}
+#include "tbe_update.c"

@@ -96,6 +96,7 @@ struct peri_tbe {
     peri__tbe_table *tables;
     char **features;
     peri_tbe_optimizer optimizer; /* learning_rate is the current one */
+    uint64_t seed;
     int64_t iteration;
     int64_t total_rows, total_elements, max_cols; /* elements include the padding between tables */
     peri_k_tbe_table *layout;                     /* host copy of layout_tensor */

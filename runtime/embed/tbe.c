@@ -11,7 +11,11 @@
 /* The public constants are the kernels'. */
 _Static_assert((int)PERI_TBE_NONE == (int)PERI_K_OPTIM_NONE && (int)PERI_TBE_SGD == (int)PERI_K_OPTIM_SGD &&
                    (int)PERI_TBE_ADAGRAD == (int)PERI_K_OPTIM_ADAGRAD && (int)PERI_TBE_ADAM == (int)PERI_K_OPTIM_ADAM &&
-                   (int)PERI_TBE_ROWWISE_ADAGRAD == (int)PERI_K_OPTIM_ROWWISE_ADAGRAD,
+                   (int)PERI_TBE_ROWWISE_ADAGRAD == (int)PERI_K_OPTIM_ROWWISE_ADAGRAD &&
+                   (int)PERI_TBE_PARTIAL_ROWWISE_ADAM == (int)PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM &&
+                   (int)PERI_TBE_LAMB == (int)PERI_K_OPTIM_LAMB && (int)PERI_TBE_LARS_SGD == (int)PERI_K_OPTIM_LARS_SGD &&
+                   (int)PERI_TBE_PARTIAL_ROWWISE_LAMB == (int)PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB &&
+                   (int)PERI_TBE_LION == (int)PERI_K_OPTIM_LION,
                "optimizers");
 _Static_assert((int)PERI_DECAY_L2 == (int)PERI_K_DECAY_L2 && (int)PERI_DECAY_DECOUPLE == (int)PERI_K_DECAY_DECOUPLE, "decay modes");
 _Static_assert((int)PERI_POOLING_MEAN == (int)PERI_K_POOLING_MEAN, "poolings");
@@ -19,15 +23,22 @@ _Static_assert((int)PERI_POOLING_MEAN == (int)PERI_K_POOLING_MEAN, "poolings");
 /** What each optimizer keeps and knows. */
 typedef struct optimizer_kind {
     const char *name;
-    bool full1, row1, full2, eps, betas, decay, decay_mode;
+    bool full1, row1, full2, row2, eps, betas, lars, decay, decay_mode;
 } optimizer_kind;
 
 static const optimizer_kind kinds[PERI_K_OPTIM_COUNT] = {
     [PERI_TBE_NONE] = {.name = "none"},
-    [PERI_TBE_SGD] = {.name = "sgd"},
-    [PERI_TBE_ADAGRAD] = {.name = "adagrad", .full1 = true, .eps = true},
+    [PERI_TBE_SGD] = {.name = "sgd", .decay = true, .decay_mode = true},
+    [PERI_TBE_ADAGRAD] = {.name = "adagrad", .full1 = true, .eps = true, .decay = true, .decay_mode = true},
     [PERI_TBE_ROWWISE_ADAGRAD] = {.name = "rowwise_adagrad", .row1 = true, .eps = true, .decay = true, .decay_mode = true},
     [PERI_TBE_ADAM] = {.name = "adam", .full1 = true, .full2 = true, .eps = true, .betas = true, .decay = true},
+    [PERI_TBE_PARTIAL_ROWWISE_ADAM] =
+        {.name = "partial_rowwise_adam", .full1 = true, .row2 = true, .eps = true, .betas = true, .decay = true},
+    [PERI_TBE_LAMB] = {.name = "lamb", .full1 = true, .full2 = true, .eps = true, .betas = true, .decay = true},
+    [PERI_TBE_PARTIAL_ROWWISE_LAMB] =
+        {.name = "partial_rowwise_lamb", .full1 = true, .row2 = true, .eps = true, .betas = true, .decay = true},
+    [PERI_TBE_LARS_SGD] = {.name = "lars_sgd", .full1 = true, .lars = true, .decay = true},
+    [PERI_TBE_LION] = {.name = "lion", .full1 = true, .betas = true, .decay = true},
 };
 
 enum { TABLE_ALIGNMENT = 16, GRAIN = 1 << 14 };
@@ -43,7 +54,9 @@ peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out)
                                 .learning_rate = kind == PERI_TBE_NONE ? 0 : 0.01,
                                 .eps = k->eps ? 1e-8 : 0,
                                 .beta1 = k->betas ? 0.9 : 0,
-                                .beta2 = k->betas ? 0.999 : 0};
+                                .beta2 = kind == PERI_TBE_LION ? 0.99 : k->betas ? 0.999 : 0,
+                                .eta = k->lars ? 0.001 : 0,
+                                .momentum = k->lars ? 0.9 : 0};
     return PERI_OK;
 }
 
@@ -65,6 +78,9 @@ static peri_status check_optimizer(const peri_tbe_optimizer *o)
     PERI_TRY(check_number("beta1", o->beta1, k->betas, 0, 1, fraction, k->name));
     PERI_TRY(check_number("beta2", o->beta2, k->betas, 0, 1, fraction, k->name));
     PERI_TRY(check_number("weight_decay", o->weight_decay, k->decay, 0, INFINITY, any, k->name));
+    PERI_TRY(check_number("eta", o->eta, k->lars, 0, INFINITY, any, k->name));
+    PERI_TRY(check_number("momentum", o->momentum, k->lars, 0, 1, fraction, k->name));
+    PERI_TRY(check_number("max_norm", o->max_norm, o->kind != PERI_TBE_NONE, 0, INFINITY, any, k->name));
     PERI_TRY(check_number("max_gradient", o->max_gradient, true, 0, INFINITY, any, k->name));
     if (o->weight_decay_mode < PERI_DECAY_NONE || o->weight_decay_mode > PERI_DECAY_DECOUPLE)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: weight_decay_mode %d, allowed: 0..2", o->weight_decay_mode);
@@ -72,7 +88,7 @@ static peri_status check_optimizer(const peri_tbe_optimizer *o)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer %s has no weight_decay_mode", k->name);
     if (k->decay_mode && o->weight_decay != 0 && o->weight_decay_mode == PERI_DECAY_NONE)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: weight_decay %g without a weight_decay_mode, allowed: l2, decouple", o->weight_decay);
-    if (o->row_bias_correction && o->kind != PERI_TBE_ADAM)
+    if (o->row_bias_correction && !(k->betas && k->eps))
         return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer %s has no row_bias_correction", k->name);
     return PERI_OK;
 }
@@ -105,7 +121,8 @@ static peri_status check_table(const peri_table_config *t, int64_t i)
 static peri_status check_config(const peri_tbe_config *c)
 {
     if (!c->device) return peri__fail(PERI_EINVAL, "peri_tbe_new: no device");
-    if (c->dtype != PERI_F32) return peri__fail(PERI_EINVAL, "peri_tbe_new: weights of dtype %s, allowed: f32", peri_dtype_name(c->dtype));
+    if (c->dtype != PERI_F32 && c->dtype != PERI_F16 && c->dtype != PERI_BF16)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: weights of dtype %s, allowed: f32, f16, bf16", peri_dtype_name(c->dtype));
     if (c->bounds_check < PERI_BOUNDS_FATAL || c->bounds_check > PERI_BOUNDS_NONE)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: bounds_check %d, allowed: 0..3", c->bounds_check);
     if (c->n_tables < 0 || c->n_tables > INT32_MAX || (c->n_tables && !c->tables))
@@ -148,7 +165,10 @@ static peri_status lay_out(peri_tbe *tbe, const peri_tbe_config *c, int64_t alig
                                             .offset = tbe->total_elements,
                                             .stride = cols,
                                             .first_row = tbe->total_rows,
-                                            .pooling = t->config.pooling};
+                                            .pooling = t->config.pooling,
+                                            .row_offset = t->config.row_offset,
+                                            .col_offset = t->config.col_offset,
+                                            .stream = peri__hash_text(t->name)};
         tbe->total_elements += peri__ceil_div(elements, alignment) * alignment;
         tbe->total_rows += rows;
         tbe->max_cols = peri__max(tbe->max_cols, cols);
@@ -166,7 +186,7 @@ static peri_status flat_tensor(peri_tbe *tbe, int32_t dtype, int64_t n, bool zer
 static peri_status initialise(peri_tbe *tbe, int64_t i, uint64_t seed)
 {
     const peri_table_config *t = &tbe->tables[i].config;
-    peri_k_random_args args = {.dst = (float *)peri__data(tbe->weight) + tbe->layout[i].offset,
+    peri_k_random_args args = {.dst = (char *)peri__data(tbe->weight) + tbe->layout[i].offset * peri_dtype_size(tbe->dtype),
                                .dtype = tbe->dtype,
                                .kind = t->init == PERI_INIT_NORMAL ? PERI_RANDOM_NORMAL : PERI_RANDOM_UNIFORM,
                                .cols = t->cols,
@@ -201,6 +221,7 @@ static peri_status shell_new(const peri_tbe_config *c, int64_t alignment, peri_t
     tbe->dtype = c->dtype;
     tbe->bounds_check = c->bounds_check;
     tbe->optimizer = c->optimizer;
+    tbe->seed = c->seed;
     peri_status status;
     PERI_TRY_GOTO(lay_out(tbe, c, alignment), out);
     PERI_TRY_GOTO(peri_event_new(tbe->device, &tbe->done), out);
@@ -226,6 +247,7 @@ peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
     if (k->full1) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_elements, true, &tbe->momentum1), out);
     if (k->row1) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->momentum1), out);
     if (k->full2) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_elements, true, &tbe->momentum2), out);
+    if (k->row2) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->momentum2), out);
     if (c->optimizer.row_bias_correction) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->row_counter), out);
     status = peri__tbe_leave(tbe);
 out:
@@ -319,12 +341,13 @@ static peri_status state_view(const char *function, peri_tbe *tbe, int64_t table
 {
     PERI_TRY(check_table_index(function, tbe, table));
     const peri_k_tbe_table *t = &tbe->layout[table];
-    bool weight = !strcmp(name, "weight"), first = !strcmp(name, "momentum1"), counter = !strcmp(name, "row_counter");
+    bool weight = !strcmp(name, "weight"), first = !strcmp(name, "momentum1"), second = !strcmp(name, "momentum2"),
+         counter = !strcmp(name, "row_counter");
     peri_tensor *flat = weight                       ? tbe->weight
                         : first                      ? tbe->momentum1
                         : counter                    ? tbe->row_counter
-                        : !strcmp(name, "momentum2") ? tbe->momentum2
-                                                     : NULL;
+                        : second  ? tbe->momentum2
+                                  : NULL;
     if (!flat) {
         char known[128] = "";
         for (int32_t i = 0; peri_tbe_state_name(tbe, i); i++)
@@ -333,7 +356,9 @@ static peri_status state_view(const char *function, peri_tbe *tbe, int64_t table
                           known);
     }
     PERI_TRY(peri__tbe_enter(tbe));
-    if (counter || (first && kinds[tbe->optimizer.kind].row1)) return peri__tensor_view(flat, 1, &t->rows, NULL, t->first_row, out);
+    const optimizer_kind *k = &kinds[tbe->optimizer.kind];
+    if (counter || (first && k->row1) || (second && k->row2))
+        return peri__tensor_view(flat, 1, &t->rows, NULL, t->first_row, out);
     return peri__tensor_view(flat, 2, (int64_t[]){t->rows, t->cols}, (int64_t[]){t->stride, 1}, t->offset, out);
 }
 
@@ -348,6 +373,9 @@ peri_status peri_tbe_leaf(peri_tbe *tbe, int64_t table, peri_tensor **out)
     if (tbe->optimizer.kind != PERI_TBE_NONE)
         return peri__fail(PERI_EINVAL, "peri_tbe_leaf: table '%s' is trained by its fused optimizer %s, it has no leaf",
                           tbe->tables[table].name, kinds[tbe->optimizer.kind].name);
+    if (tbe->dtype != PERI_F32)
+        return peri__fail(PERI_EINVAL, "peri_tbe_leaf: table '%s' is %s; leaves, whose gradients are f32, are f32",
+                          tbe->tables[table].name, peri_dtype_name(tbe->dtype));
     peri_tensor **leaf = &tbe->tables[table].leaf;
     if (!*leaf) {
         PERI_TRY(state_view("peri_tbe_leaf", tbe, table, "weight", leaf));

@@ -103,8 +103,15 @@ peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration)
                                   .correction2 = (float)(1 / (1 - pow(o->beta2, (double)iteration))),
                                   .exact_beta1 = o->beta1,
                                   .exact_beta2 = o->beta2,
+                                  .eta = (float)o->eta,
+                                  .momentum = (float)o->momentum,
+                                  .max_norm = (float)o->max_norm,
+                                  .max_gradient = (float)o->max_gradient,
                                   .row_bias_correction = o->row_bias_correction,
-                                  .max_gradient = (float)o->max_gradient};
+                                  .stochastic = !o->nearest,
+                                  .exact = o->exact,
+                                  .seed = tbe->seed,
+                                  .iteration = (uint64_t)iteration};
 }
 
 static peri_status check_gradient(const char *function, const peri_tbe *tbe, const peri_tbe_input *in, const peri_tensor *grad,
@@ -139,6 +146,16 @@ static peri_status weight_gradient(peri_tbe *tbe, const peri_tbe_input *in, cons
     return PERI_LAUNCH(tbe->device, tbe_weight_gradient, &args, args.chunks, grain);
 }
 
+/** Room for the rows on which @chunks chunks work. */
+static peri_status scratch_of(peri_tbe *tbe, int64_t chunks, float **scratch, int64_t *stride)
+{
+    void *p;
+    *stride = PERI_K_TBE_SCRATCH_ROWS * peri__ceil_div(tbe->max_cols, 16) * 16 + PERI_K_TBE_SCRATCH_MORE;
+    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_SCRATCH, PERI_F32, chunks * *stride, &p));
+    *scratch = p;
+    return PERI_OK;
+}
+
 /** Sum gradients by row and hand them to the optimizer, or, with @dense, store them there. */
 static peri_status update(peri_tbe *tbe, const peri_tbe_input *in, const peri_k_tbe_stream *stream, peri_tensor *grad, peri_tensor *dense)
 {
@@ -148,10 +165,7 @@ static peri_status update(peri_tbe *tbe, const peri_tbe_input *in, const peri_k_
     if (tbe->total_rows == 0 || peri__numel(in->ids) == 0 || in->blocks->total_bags == 0) return PERI_OK;
     PERI_TRY(sort_items(tbe, in, stream, &plan, &args.sorted, &args.items));
     peri__tbe_chunks(in, &args.chunks, &grain);
-    args.scratch_stride = peri__ceil_div(tbe->max_cols, 16) * 16;
-    void *scratch;
-    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_SCRATCH, PERI_F32, args.chunks * args.scratch_stride, &scratch));
-    args.scratch = scratch;
+    PERI_TRY(scratch_of(tbe, args.chunks, &args.scratch, &args.scratch_stride));
     args.optimizer = peri__tbe_optimizer(tbe, tbe->iteration);
     args.payload_bits = plan.payload_bits;
     args.updated = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_ROWS;
@@ -219,11 +233,15 @@ peri_status peri_tbe_gradient_apply(peri_tbe *tbe, peri_tensor *gradient)
     PERI_TRY(check_dense("peri_tbe_gradient_apply", tbe, gradient));
     if (tbe->optimizer.kind == PERI_TBE_NONE) return peri__fail(PERI_EINVAL, "peri_tbe_gradient_apply: this table batch has no optimizer");
     PERI_TRY(peri__tbe_enter(tbe));
+    enum { CHUNK_ROWS = 512, MOST = 1024 };
+    int64_t chunks = peri__max(1, peri__min(MOST, tbe->total_rows / CHUNK_ROWS));
     peri_k_tbe_dense_update_args args = {.rows = peri__tbe_rows(tbe),
                                          .optimizer = peri__tbe_optimizer(tbe, tbe->iteration + 1),
                                          .dense = peri__data(gradient),
-                                         .touched = (float *)peri__data(gradient) + tbe->total_elements};
-    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_dense_update, &args, tbe->total_rows, 512));
+                                         .touched = (float *)peri__data(gradient) + tbe->total_elements,
+                                         .chunks = chunks};
+    PERI_TRY(scratch_of(tbe, chunks, &args.scratch, &args.scratch_stride));
+    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_dense_update, &args, chunks, 1));
     tbe->iteration++;
     tbe->updates++;
     return peri__tbe_leave(tbe);

@@ -21,6 +21,22 @@ local optimizers = {
   ["adam, decay"] = { optimizer = "adam", learning_rate = 0.02, eps = 1e-4, beta1 = 0.8, beta2 = 0.95, weight_decay = 0.1 },
   ["adam, row counts"] = { optimizer = "adam", learning_rate = 0.02, eps = 1e-4, beta1 = 0.8, beta2 = 0.95,
     use_rowwise_bias_correction = true },
+  ["sgd, l2"] = { optimizer = "sgd", learning_rate = 0.1, weight_decay = 0.1, weight_decay_mode = "l2" },
+  ["sgd, decouple"] = { optimizer = "sgd", learning_rate = 0.1, weight_decay = 0.1, weight_decay_mode = "decouple" },
+  ["sgd, exact"] = { optimizer = "sgd", learning_rate = 0.1, exact = true },
+  ["sgd, max norm"] = { optimizer = "sgd", learning_rate = 0.1, max_norm = 0.8 },
+  ["adagrad, l2"] = { optimizer = "adagrad", learning_rate = 0.1, eps = 1e-4, weight_decay = 0.1, weight_decay_mode = "l2" },
+  ["adagrad, decouple"] = { optimizer = "adagrad", learning_rate = 0.1, eps = 1e-4, weight_decay = 0.1, weight_decay_mode = "decouple" },
+  ["rowwise_adagrad, max norm"] = { optimizer = "rowwise_adagrad", learning_rate = 0.1, eps = 1e-4, max_norm = 0.5 },
+  partial_rowwise_adam = { learning_rate = 0.02, eps = 1e-4, beta1 = 0.8, beta2 = 0.95, weight_decay = 0.1 },
+  ["partial_rowwise_adam, row counts"] = { optimizer = "partial_rowwise_adam", learning_rate = 0.02, eps = 1e-4, beta1 = 0.8,
+    beta2 = 0.95, use_rowwise_bias_correction = true },
+  lamb = { learning_rate = 0.02, eps = 1e-4, beta1 = 0.8, beta2 = 0.95, weight_decay = 0.1 },
+  ["lamb, row counts, max norm"] = { optimizer = "lamb", learning_rate = 0.02, eps = 1e-4, beta1 = 0.8, beta2 = 0.95,
+    use_rowwise_bias_correction = true, max_norm = 0.6 },
+  partial_rowwise_lamb = { learning_rate = 0.02, eps = 1e-4, beta1 = 0.8, beta2 = 0.95, weight_decay = 0.1 },
+  lars_sgd = { learning_rate = 0.1, eta = 0.2, momentum = 0.8, weight_decay = 0.1 },
+  lion = { learning_rate = 0.01, beta1 = 0.8, beta2 = 0.95, weight_decay = 0.1 },
 }
 
 local function params(name)

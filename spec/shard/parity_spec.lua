@@ -1,7 +1,7 @@
 -- The parity law: however a collection is sharded, over however many ranks, outputs and updated weights are those of the unsharded tables
 -- on the concatenated batch, here computed in doubles by spec/support/tbe_reference.lua. Batches differ between ranks, and some are empty.
--- One exception, as in TorchRec: row-wise optimizers keep one state per column block under column-wise sharding; there the reference is the
--- table cut into blocks.
+-- One exception, as in TorchRec: optimizers with a number for each row (row-wise states, and the norms of LAMB and LARS) have one for each
+-- column block under column-wise sharding; there the reference is the table cut into blocks.
 local peri = require "perilune"
 local reference = require "spec.support.tbe_reference"
 local golden = require "spec.support.golden"
@@ -54,7 +54,14 @@ local optimizers = {
   { kind = "adagrad", learning_rate = 0.2, eps = 1e-3 },
   { kind = "rowwise_adagrad", learning_rate = 0.2, eps = 1e-3, weight_decay = 0.01, weight_decay_mode = "l2" },
   { kind = "adam", learning_rate = 0.05, eps = 1e-3, beta1 = 0.8, beta2 = 0.9, weight_decay = 0.02 },
+  { kind = "partial_rowwise_adam", learning_rate = 0.05, eps = 1e-3, beta1 = 0.8, beta2 = 0.9 },
+  { kind = "lamb", learning_rate = 0.05, eps = 1e-3, beta1 = 0.8, beta2 = 0.9, weight_decay = 0.02 },
+  { kind = "partial_rowwise_lamb", learning_rate = 0.05, eps = 1e-3, beta1 = 0.8, beta2 = 0.9, max_norm = 0.4 },
+  { kind = "lars_sgd", learning_rate = 0.3, eta = 0.2, momentum = 0.8, weight_decay = 0.02 },
+  { kind = "lion", learning_rate = 0.05, beta1 = 0.8, beta2 = 0.9, weight_decay = 0.02 },
 }
+--- Optimizers with a number (a state, a norm) for each row of a shard.
+local by_row = { rowwise_adagrad = true, partial_rowwise_adam = true, lamb = true, partial_rowwise_lamb = true, lars_sgd = true }
 
 --- A generator of whole numbers below n, the same on every rank.
 local function generator(seed)
@@ -201,7 +208,7 @@ end
 local function run(kind, optimizer, weighted, world, device, n)
   local rank, columns = world:rank(), columns_of()
   local ebc = make(kind, optimizer, weighted, world, device, n)
-  local split = kind == "column_wise" and optimizer.kind == "rowwise_adagrad"
+  local split = kind == "column_wise" and by_row[optimizer.kind] or false
   local parts = reference_tables(start_weights(), n, split)
   local ref = reference.new(parts, optimizer)
   check_shards(ebc, ref, parts, split, 0)
@@ -228,7 +235,7 @@ describe("parity with unsharded tables:", function()
     for i, optimizer in ipairs(optimizers) do
       local weighted = (i + #kind) % 2 == 0
       local title = ("%s, %s%s"):format(kind, optimizer.kind, weighted and ", weighted" or "")
-      if kind ~= "mixed" or optimizer.kind ~= "rowwise_adagrad" then -- a mix has both kinds of state
+      if kind ~= "mixed" or not by_row[optimizer.kind] then -- a mix has both kinds of state
         worlds.each(title, function(world, device, n) run(kind, optimizer, weighted, world, device, n) end)
       end
     end

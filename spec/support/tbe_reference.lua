@@ -16,7 +16,7 @@ function M.new(tables, optimizer)
     local copy = { rows = t.rows, cols = t.cols, pooling = t.pooling, weight = {}, momentum1 = {}, momentum2 = {}, row_counter = {} }
     for k = 1, n do copy.weight[k] = t.weight[k] end
     copy.momentum1 = zeros(optimizer.kind == "rowwise_adagrad" and t.rows or n)
-    copy.momentum2 = zeros(n)
+    copy.momentum2 = zeros(optimizer.kind:find "^partial" and t.rows or n)
     copy.row_counter = zeros(t.rows)
     self.tables[i] = copy
   end
@@ -84,55 +84,128 @@ end
 
 local rules = {}
 
+local function norm(list, from, n)
+  local sum = 0
+  for d = 1, n do sum = sum + list[from + d] ^ 2 end
+  return math.sqrt(sum)
+end
+
+--- The gradient as decay L2 makes it, and what decoupled decay leaves of the weights.
+local function decayed(o, t, row, g)
+  local decay, mode, x = o.weight_decay or 0, o.weight_decay_mode or "none", {}
+  for d = 1, t.cols do x[d] = g[d] + (mode == "l2" and decay * t.weight[row * t.cols + d] or 0) end
+  return x, mode == "decouple" and 1 - o.learning_rate * decay or 1
+end
+
 function rules.sgd(o, t, row, g)
+  local x, keep = decayed(o, t, row, g)
   for d = 1, t.cols do
     local at = row * t.cols + d
-    t.weight[at] = t.weight[at] - o.learning_rate * g[d]
+    t.weight[at] = keep * t.weight[at] - o.learning_rate * x[d]
   end
 end
 
 function rules.adagrad(o, t, row, g)
+  local x, keep = decayed(o, t, row, g)
   for d = 1, t.cols do
     local at = row * t.cols + d
-    t.momentum1[at] = t.momentum1[at] + g[d] ^ 2
-    t.weight[at] = t.weight[at] - o.learning_rate * g[d] / (math.sqrt(t.momentum1[at]) + o.eps)
+    t.momentum1[at] = t.momentum1[at] + x[d] ^ 2
+    t.weight[at] = keep * t.weight[at] - o.learning_rate * x[d] / (math.sqrt(t.momentum1[at]) + o.eps)
   end
 end
 
 function rules.rowwise_adagrad(o, t, row, g)
-  local decay, mode, squares = o.weight_decay or 0, o.weight_decay_mode or "none", 0
-  for d = 1, t.cols do
-    local x = g[d] + (mode == "l2" and decay * t.weight[row * t.cols + d] or 0)
-    squares = squares + x * x
-  end
-  t.momentum1[row + 1] = t.momentum1[row + 1] + squares / t.cols
+  local x, keep = decayed(o, t, row, g)
+  t.momentum1[row + 1] = t.momentum1[row + 1] + norm(x, 0, t.cols) ^ 2 / t.cols
   local rate = o.learning_rate / (math.sqrt(t.momentum1[row + 1]) + o.eps)
-  local keep = mode == "l2" and 1 - rate * decay or mode == "decouple" and 1 - o.learning_rate * decay or 1
+  if o.weight_decay_mode == "l2" then keep = 1 - rate * o.weight_decay end
   for d = 1, t.cols do
     local at = row * t.cols + d
     t.weight[at] = keep * t.weight[at] - rate * g[d]
   end
 end
 
-function rules.adam(o, t, row, g, iteration)
+--- Adam's step of a row before the learning rate and the decay; `partial`: one second moment for the row.
+local function adam_step(o, t, row, g, iteration, partial)
   if o.use_rowwise_bias_correction then
     t.row_counter[row + 1] = t.row_counter[row + 1] + 1
     iteration = t.row_counter[row + 1]
   end
+  if partial then
+    t.momentum2[row + 1] = o.beta2 * t.momentum2[row + 1] + (1 - o.beta2) * norm(g, 0, t.cols) ^ 2 / t.cols
+  end
+  local u = {}
   for d = 1, t.cols do
     local at = row * t.cols + d
     t.momentum1[at] = o.beta1 * t.momentum1[at] + (1 - o.beta1) * g[d]
-    t.momentum2[at] = o.beta2 * t.momentum2[at] + (1 - o.beta2) * g[d] ^ 2
-    local m, v = t.momentum1[at] / (1 - o.beta1 ^ iteration), t.momentum2[at] / (1 - o.beta2 ^ iteration)
-    t.weight[at] = t.weight[at] - o.learning_rate * (m / (math.sqrt(v) + o.eps) + (o.weight_decay or 0) * t.weight[at])
+    if not partial then t.momentum2[at] = o.beta2 * t.momentum2[at] + (1 - o.beta2) * g[d] ^ 2 end
+    local m, v = t.momentum1[at] / (1 - o.beta1 ^ iteration), t.momentum2[partial and row + 1 or at] / (1 - o.beta2 ^ iteration)
+    u[d] = m / (math.sqrt(v) + o.eps)
   end
+  return u
+end
+
+local function adam(partial)
+  return function(o, t, row, g, iteration)
+    local u = adam_step(o, t, row, g, iteration, partial)
+    for d = 1, t.cols do
+      local at = row * t.cols + d
+      t.weight[at] = t.weight[at] - o.learning_rate * (u[d] + (o.weight_decay or 0) * t.weight[at])
+    end
+  end
+end
+rules.adam, rules.partial_rowwise_adam = adam(false), adam(true)
+
+local function lamb(partial)
+  return function(o, t, row, g, iteration)
+    local u = adam_step(o, t, row, g, iteration, partial)
+    for d = 1, t.cols do u[d] = u[d] + (o.weight_decay or 0) * t.weight[row * t.cols + d] end
+    local size, step = norm(t.weight, row * t.cols, t.cols), norm(u, 0, t.cols)
+    local ratio = size > 0 and step > 0 and size / step or 1
+    for d = 1, t.cols do
+      local at = row * t.cols + d
+      t.weight[at] = t.weight[at] - o.learning_rate * ratio * u[d]
+    end
+  end
+end
+rules.lamb, rules.partial_rowwise_lamb = lamb(false), lamb(true)
+
+function rules.lars_sgd(o, t, row, g)
+  local decay, size = o.weight_decay or 0, norm(t.weight, row * t.cols, t.cols)
+  local below = norm(g, 0, t.cols) + decay * size
+  local rate = o.learning_rate * (size > 0 and below > 0 and o.eta * size / below or 1)
+  for d = 1, t.cols do
+    local at = row * t.cols + d
+    t.momentum1[at] = o.momentum * t.momentum1[at] + rate * (g[d] + decay * t.weight[at])
+    t.weight[at] = t.weight[at] - t.momentum1[at]
+  end
+end
+
+function rules.lion(o, t, row, g)
+  for d = 1, t.cols do
+    local at = row * t.cols + d
+    local c = o.beta1 * t.momentum1[at] + (1 - o.beta1) * g[d]
+    local sign = c > 0 and 1 or c < 0 and -1 or 0
+    t.weight[at] = t.weight[at] - o.learning_rate * (sign + (o.weight_decay or 0) * t.weight[at])
+    t.momentum1[at] = o.beta2 * t.momentum1[at] + (1 - o.beta2) * g[d]
+  end
+end
+
+--- Scale rows down to the largest norm that is allowed.
+local function limit(t, row, most)
+  local size = norm(t.weight, row * t.cols, t.cols)
+  if not most or size <= most then return end
+  for d = 1, t.cols do t.weight[row * t.cols + d] = t.weight[row * t.cols + d] * most / size end
 end
 
 function M.backward(self, input, grad)
   self.iteration = self.iteration + 1
   local sums = self:gradient(input, grad)
   for _, t in ipairs(self.tables) do
-    for row, g in pairs(sums[t]) do rules[self.optimizer.kind](self.optimizer, t, row, g, self.iteration) end
+    for row, g in pairs(sums[t]) do
+      rules[self.optimizer.kind](self.optimizer, t, row, g, self.iteration)
+      limit(t, row, self.optimizer.max_norm)
+    end
   end
 end
 

@@ -57,7 +57,7 @@ static const tbe_case tbe_cases[] = {
      .weighted = true},
     {.name = "extreme values", .tables = 2, .rows = {30, 30}, .cols = {16, 37}, .batch = 40, .length = 5, .extreme = true},
     {.name = "many tables", .tables = 32, .rows = {100}, .cols = {8}, .batch = 6, .length = 3},
-    {.name = "many rows", .tables = 2, .rows = {3000000, 1000}, .cols = {2, 16}, .batch = 500, .length = 12, .fixed_length = true},
+    {.name = "many rows", .tables = 2, .rows = {600000, 1000}, .cols = {2, 16}, .batch = 500, .length = 12, .fixed_length = true},
     {.name = "default", .tables = 32, .rows = {100000}, .cols = {128}, .batch = 512, .length = 20, .fixed_length = true, .bench = true},
     {.name = "large", .tables = 4, .rows = {1000000}, .cols = {128}, .batch = 2048, .length = 20, .fixed_length = true, .bench = true},
     {.name = "wide", .tables = 2, .rows = {1000000}, .cols = {256}, .batch = 2048, .length = 20, .fixed_length = true, .bench = true},

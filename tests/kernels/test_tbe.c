@@ -55,11 +55,18 @@ static void assert_same(const char *c, const char *isa, const char *what, const 
         fail_msg("%s, %s, %s: element %lld is %.9g, wanted %.9g", c, isa, what, (long long)at, (double)got[at], (double)want[at]);
 }
 
-static float *copy_of(const float *x, int64_t n)
+static float weight_at(const void *x, int64_t i, int32_t dtype);
+
+/** Equal bits of f16 or bf16. */
+static void assert_same_narrow(const char *c, const char *isa, const char *what, const uint16_t *want, const uint16_t *got, int64_t n,
+                               int32_t dtype)
 {
-    float *y = tbe_room(4 * n);
-    memcpy(y, x, (size_t)(4 * n));
-    return y;
+    if (memcmp(want, got, (size_t)(2 * n)) == 0) return;
+    for (int64_t i = 0; i < n; i++) {
+        float x = weight_at(want, i, dtype), y = weight_at(got, i, dtype);
+        if (want[i] != got[i] && !(x != x && y != y))
+            fail_msg("%s, %s, %s: element %lld is %.9g, wanted %.9g", c, isa, what, (long long)i, (double)y, (double)x);
+    }
 }
 
 static float *zeros(int64_t n)
@@ -91,12 +98,49 @@ static peri_k_tbe_stream stream_of(const tbe_data *d, peri_k_tbe_span *spans)
     return s;
 }
 
+/** Optimizers with their options: every optimizer, every option and every dtype at least once. */
+typedef struct variant {
+    const char *name;
+    int32_t kind, dtype, decay;
+    bool row_bias_correction, nearest, exact;
+    float max_gradient, max_norm;
+} variant;
+
+static const variant variants[] = {
+    {.name = "none", .kind = PERI_K_OPTIM_NONE, .dtype = PERI_F32}, /* first: its dense gradient serves the others */
+    {.name = "sgd", .kind = PERI_K_OPTIM_SGD, .dtype = PERI_F32},
+    {.name = "sgd, l2", .kind = PERI_K_OPTIM_SGD, .dtype = PERI_F32, .decay = PERI_K_DECAY_L2, .exact = true, .max_gradient = 0.4f},
+    {.name = "sgd, bf16, decouple", .kind = PERI_K_OPTIM_SGD, .dtype = PERI_BF16, .decay = PERI_K_DECAY_DECOUPLE, .max_norm = 2},
+    {.name = "sgd, f16", .kind = PERI_K_OPTIM_SGD, .dtype = PERI_F16},
+    {.name = "sgd, f16, nearest", .kind = PERI_K_OPTIM_SGD, .dtype = PERI_F16, .nearest = true},
+    {.name = "sgd, bf16, nearest", .kind = PERI_K_OPTIM_SGD, .dtype = PERI_BF16, .nearest = true},
+    {.name = "adagrad", .kind = PERI_K_OPTIM_ADAGRAD, .dtype = PERI_F32, .max_gradient = 0.5f},
+    {.name = "adagrad, l2", .kind = PERI_K_OPTIM_ADAGRAD, .dtype = PERI_BF16, .decay = PERI_K_DECAY_L2},
+    {.name = "adagrad, decouple", .kind = PERI_K_OPTIM_ADAGRAD, .dtype = PERI_F32, .decay = PERI_K_DECAY_DECOUPLE},
+    {.name = "rowwise_adagrad", .kind = PERI_K_OPTIM_ROWWISE_ADAGRAD, .dtype = PERI_F32, .max_norm = 2},
+    {.name = "rowwise_adagrad, l2", .kind = PERI_K_OPTIM_ROWWISE_ADAGRAD, .dtype = PERI_F32, .decay = PERI_K_DECAY_L2},
+    {.name = "rowwise_adagrad, f16, decouple", .kind = PERI_K_OPTIM_ROWWISE_ADAGRAD, .dtype = PERI_F16,
+     .decay = PERI_K_DECAY_DECOUPLE, .exact = true},
+    {.name = "adam", .kind = PERI_K_OPTIM_ADAM, .dtype = PERI_F32},
+    {.name = "adam, row counts", .kind = PERI_K_OPTIM_ADAM, .dtype = PERI_BF16, .row_bias_correction = true},
+    {.name = "partial_rowwise_adam", .kind = PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM, .dtype = PERI_F32, .row_bias_correction = true},
+    {.name = "lamb", .kind = PERI_K_OPTIM_LAMB, .dtype = PERI_F32},
+    {.name = "lamb, bf16", .kind = PERI_K_OPTIM_LAMB, .dtype = PERI_BF16},
+    {.name = "partial_rowwise_lamb", .kind = PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB, .dtype = PERI_F32},
+    {.name = "lars_sgd", .kind = PERI_K_OPTIM_LARS_SGD, .dtype = PERI_F32},
+    {.name = "lion", .kind = PERI_K_OPTIM_LION, .dtype = PERI_F32},
+    {.name = "lion, f16", .kind = PERI_K_OPTIM_LION, .dtype = PERI_F16},
+};
+enum { VARIANTS = sizeof variants / sizeof *variants };
+
 /** What a whole pass over a case computes. */
 typedef struct results {
     float *out, *grad_weights;
+    float *narrow_out[2], *narrow_grad_weights[2]; /* with f16 and bf16 tables */
     uint64_t *sorted;
     peri_k_tbe_report report;
-    float *weight[PERI_K_OPTIM_COUNT], *momentum1[PERI_K_OPTIM_COUNT], *momentum2[PERI_K_OPTIM_COUNT], *counter[PERI_K_OPTIM_COUNT];
+    void *weight[VARIANTS]; /* of variants[].dtype */
+    float *momentum1[VARIANTS], *momentum2[VARIANTS], *counter[VARIANTS];
     float *dense, *touched;
     int64_t updated;
 } results;
@@ -105,10 +149,11 @@ static void results_free(results *r)
 {
     free(r->out);
     free(r->grad_weights);
+    for (int i = 0; i < 2; i++) free(r->narrow_out[i]), free(r->narrow_grad_weights[i]);
     free(r->sorted);
     free(r->dense);
     free(r->touched);
-    for (int o = 0; o < PERI_K_OPTIM_COUNT; o++) {
+    for (int o = 0; o < VARIANTS; o++) {
         free(r->weight[o]);
         free(r->momentum1[o]);
         free(r->momentum2[o]);
@@ -116,25 +161,52 @@ static void results_free(results *r)
     }
 }
 
-static peri_k_tbe_optimizer optimizer_of(int kind)
+static peri_k_tbe_optimizer optimizer_of(const variant *v)
 {
     double b1 = 0.85, b2 = 0.97;
-    peri_k_tbe_optimizer o = {.kind = kind,
-                              .lr = 0.05f,
-                              .eps = 1e-3f,
-                              .beta1 = (float)b1,
-                              .beta2 = (float)b2,
-                              .rest1 = (float)(1 - b1),
-                              .rest2 = (float)(1 - b2),
-                              .exact_beta1 = b1,
-                              .exact_beta2 = b2,
-                              .weight_decay = 0.02f,
-                              .correction1 = (float)(1 / (1 - pow(b1, 3))),
-                              .correction2 = (float)(1 / (1 - pow(b2, 3)))};
-    if (kind == PERI_K_OPTIM_ROWWISE_ADAGRAD) o.decay = PERI_K_DECAY_L2;
-    if (kind == PERI_K_OPTIM_ADAM) o.row_bias_correction = true;
-    if (kind == PERI_K_OPTIM_ADAGRAD) o.max_gradient = 0.5f;
-    return o;
+    return (peri_k_tbe_optimizer){.kind = v->kind,
+                                  .lr = 0.05f,
+                                  .eps = 1e-3f,
+                                  .beta1 = (float)b1,
+                                  .beta2 = (float)b2,
+                                  .rest1 = (float)(1 - b1),
+                                  .rest2 = (float)(1 - b2),
+                                  .exact_beta1 = b1,
+                                  .exact_beta2 = b2,
+                                  .weight_decay = 0.02f,
+                                  .correction1 = (float)(1 / (1 - pow(b1, 3))),
+                                  .correction2 = (float)(1 / (1 - pow(b2, 3))),
+                                  .eta = 0.3f,
+                                  .momentum = 0.9f,
+                                  .decay = v->decay,
+                                  .row_bias_correction = v->row_bias_correction,
+                                  .max_gradient = v->max_gradient,
+                                  .max_norm = v->max_norm,
+                                  .stochastic = !v->nearest,
+                                  .exact = v->exact,
+                                  .seed = 77,
+                                  .iteration = 3};
+}
+
+/** n weights of @dtype; f32 bits, or the upper half of them, which makes any bf16 and odd but valid f16. */
+static void *weights_of(const float *x, int64_t n, int32_t dtype)
+{
+    uint16_t *y = tbe_room((dtype == PERI_F32 ? 4 : 2) * n);
+    if (dtype == PERI_F32) return memcpy(y, x, (size_t)(4 * n));
+    peri_k_convert_args args = {.dst = y, .src = x, .dst_dtype = dtype, .src_dtype = PERI_F32, .ndim = 1, .shape = {n}, .dst_stride = {1},
+                                .src_stride = {1}};
+    peri_kernels_isa("ref")->fn[PERI_K_convert](&args, 0, n);
+    return y;
+}
+
+/** Weight @i, whatever the dtype. */
+static float weight_at(const void *x, int64_t i, int32_t dtype)
+{
+    float y;
+    peri_k_convert_args args = {.dst = &y, .src = (const char *)x + i * (dtype == PERI_F32 ? 4 : 2), .dst_dtype = PERI_F32,
+                                .src_dtype = dtype, .ndim = 1, .shape = {1}, .dst_stride = {1}, .src_stride = {1}};
+    peri_kernels_isa("ref")->fn[PERI_K_convert](&args, 0, 1);
+    return y;
 }
 
 static const uint64_t *sort(const tbe_data *d, const peri_kernels *k, const peri_k_tbe_stream *s, int split, uint64_t *room[2],
@@ -186,22 +258,35 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
         chunks, split);
     run(k, PERI_K_tbe_report, &(peri_k_tbe_report_args){.stream = s, .report = &r.report}, 1, WHOLE);
     r.grad_weights = tbe_room(4 * d->n_ids);
-    run(k, PERI_K_tbe_weight_gradient,
-        &(peri_k_tbe_weight_gradient_args){
-            .stream = s, .weight = weight, .weight_dtype = PERI_F32, .grad = grad, .grad_weights = r.grad_weights, .chunks = chunks},
-        chunks, split);
+    peri_k_tbe_weight_gradient_args gradient = {
+        .stream = s, .weight = weight, .weight_dtype = PERI_F32, .grad = grad, .grad_weights = r.grad_weights, .chunks = chunks};
+    run(k, PERI_K_tbe_weight_gradient, &gradient, chunks, split);
+    for (int i = 0; i < 2; i++) {
+        int32_t dtype = i ? PERI_BF16 : PERI_F16;
+        void *narrow = weights_of(weight, d->total_elements, dtype);
+        r.narrow_out[i] = zeros(d->out_elements);
+        r.narrow_grad_weights[i] = tbe_room(4 * d->n_ids);
+        peri_k_tbe_forward_args forward = {.stream = s, .weight = narrow, .weight_dtype = dtype, .out = r.narrow_out[i], .chunks = chunks};
+        run(k, PERI_K_tbe_forward, &forward, chunks, split);
+        gradient.weight = narrow;
+        gradient.weight_dtype = dtype;
+        gradient.grad_weights = r.narrow_grad_weights[i];
+        run(k, PERI_K_tbe_weight_gradient, &gradient, chunks, split);
+        free(narrow);
+    }
     uint64_t *room[2] = {tbe_room(8 * d->items), tbe_room(8 * d->items)};
     peri_k_tbe_item *items = factors ? tbe_room((int64_t)sizeof *items * d->items) : NULL;
     int32_t payload_bits;
     const uint64_t *sorted = sort(d, k, &s, split, room, items, chunks, split == UNEVEN ? 5 : 8, &payload_bits);
     r.sorted = tbe_room(8 * d->items);
     memcpy(r.sorted, sorted, (size_t)(8 * d->items));
-    int64_t stride = (d->max_cols + 15) / 16 * 16;
+    int64_t stride = PERI_K_TBE_SCRATCH_ROWS * ((d->max_cols + 15) / 16 * 16) + PERI_K_TBE_SCRATCH_MORE;
     float *scratch = tbe_room(4 * chunks * stride);
     r.dense = zeros(d->total_elements);
     r.touched = zeros(d->total_rows);
-    for (int o = 0; o < PERI_K_OPTIM_COUNT; o++) {
-        r.weight[o] = copy_of(weight, d->total_elements);
+    for (int o = 0; o < VARIANTS; o++) {
+        const variant *v = &variants[o];
+        r.weight[o] = weights_of(weight, d->total_elements, v->dtype);
         r.momentum1[o] = zeros(d->total_elements > d->total_rows ? d->total_elements : d->total_rows);
         r.momentum2[o] = zeros(d->total_elements);
         r.counter[o] = zeros(d->total_rows);
@@ -209,12 +294,12 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
                                 .n_tables = d->n_tables,
                                 .total_rows = d->total_rows,
                                 .weight = r.weight[o],
-                                .weight_dtype = PERI_F32,
+                                .weight_dtype = v->dtype,
                                 .momentum1 = r.momentum1[o],
                                 .momentum2 = r.momentum2[o],
                                 .row_counter = r.counter[o]};
         peri_k_tbe_update_args args = {.rows = rows,
-                                       .optimizer = optimizer_of(o),
+                                       .optimizer = optimizer_of(v),
                                        .sorted = r.sorted,
                                        .n = &spans[d->n_blocks].items,
                                        .items = items,
@@ -227,9 +312,10 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
                                        .updated = &r.updated,
                                        .payload_bits = payload_bits};
         run(k, PERI_K_tbe_update, &args, chunks, split);
-        if (o == PERI_K_OPTIM_NONE) continue;
-        peri_k_tbe_dense_update_args again = {.rows = rows, .optimizer = optimizer_of(o), .dense = r.dense, .touched = r.touched};
-        run(k, PERI_K_tbe_dense_update, &again, d->total_rows, split == BACKWARDS && d->total_rows > 10000 ? UNEVEN : split);
+        if (v->kind == PERI_K_OPTIM_NONE) continue;
+        peri_k_tbe_dense_update_args again = {.rows = rows, .optimizer = optimizer_of(v), .dense = r.dense, .touched = r.touched,
+                                              .scratch = scratch, .scratch_stride = stride, .chunks = chunks};
+        run(k, PERI_K_tbe_dense_update, &again, chunks, split);
     }
     free(scratch);
     free(items);
@@ -241,24 +327,29 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
 
 static void compare(const tbe_data *d, const char *isa, const results *want, const results *got)
 {
-    static const char *const names[] = {"none", "sgd", "adagrad", "rowwise_adagrad", "adam"};
     const char *c = d->c->name;
     char what[64];
     assert_same(c, isa, "forward", want->out, got->out, d->out_elements);
     assert_same(c, isa, "gradient of weights", want->grad_weights, got->grad_weights, d->n_ids);
+    for (int i = 0; i < 2; i++) {
+        assert_same(c, isa, i ? "forward of bf16" : "forward of f16", want->narrow_out[i], got->narrow_out[i], d->out_elements);
+        assert_same(c, isa, i ? "gradient of weights, bf16" : "gradient of weights, f16", want->narrow_grad_weights[i],
+                    got->narrow_grad_weights[i], d->n_ids);
+    }
     assert_same(c, isa, "dense gradient", want->dense, got->dense, d->total_elements);
     assert_same(c, isa, "touched rows", want->touched, got->touched, d->total_rows);
     assert_memory_equal(want->sorted, got->sorted, (size_t)(8 * d->items));
     assert_memory_equal(&want->report, &got->report, sizeof want->report);
     assert_int_equal(want->updated, got->updated);
-    for (int o = 0; o < PERI_K_OPTIM_COUNT; o++) {
-        snprintf(what, sizeof what, "weights after %s", names[o]);
-        assert_same(c, isa, what, want->weight[o], got->weight[o], d->total_elements);
-        snprintf(what, sizeof what, "momentum1 of %s", names[o]);
+    for (int o = 0; o < VARIANTS; o++) {
+        snprintf(what, sizeof what, "weights after %s", variants[o].name);
+        if (variants[o].dtype == PERI_F32) assert_same(c, isa, what, want->weight[o], got->weight[o], d->total_elements);
+        else assert_same_narrow(c, isa, what, want->weight[o], got->weight[o], d->total_elements, variants[o].dtype);
+        snprintf(what, sizeof what, "momentum1 of %s", variants[o].name);
         assert_same(c, isa, what, want->momentum1[o], got->momentum1[o], d->total_elements);
-        snprintf(what, sizeof what, "momentum2 of %s", names[o]);
+        snprintf(what, sizeof what, "momentum2 of %s", variants[o].name);
         assert_same(c, isa, what, want->momentum2[o], got->momentum2[o], d->total_elements);
-        snprintf(what, sizeof what, "row counters of %s", names[o]);
+        snprintf(what, sizeof what, "row counters of %s", variants[o].name);
         assert_same(c, isa, what, want->counter[o], got->counter[o], d->total_rows);
     }
 }
@@ -501,8 +592,11 @@ static void nan_rows_stay_where_they_are(void **state)
         asked += has;
     }
     assert_true(asked > 0 && asked < d.n_bags);
-    for (int o = 1; o < PERI_K_OPTIM_COUNT; o++)
-        for (int64_t e = 0; e < d.total_elements; e++) assert_int_equal(e / 40 == 7, r.weight[o][e] != r.weight[o][e]);
+    for (int o = 1; o < VARIANTS; o++)
+        for (int64_t e = 0; e < d.total_elements; e++) {
+            float x = weight_at(r.weight[o], e, variants[o].dtype);
+            assert_int_equal(e / 40 == 7, x != x);
+        }
     results_free(&r);
     free(weight);
     free(grad);

@@ -9,7 +9,7 @@ local M = {}
 --- Poolings and data types by TorchRec's names.
 M.PoolingType = { SUM = "SUM", MEAN = "MEAN" }
 M.poolings = { SUM = C.PERI_POOLING_SUM, MEAN = C.PERI_POOLING_MEAN }
-M.data_types = { FP32 = "f32" }
+M.data_types = { FP32 = "f32", FP16 = "f16", BF16 = "bf16" }
 M.bounds_checks = { FATAL = C.PERI_BOUNDS_FATAL, WARNING = C.PERI_BOUNDS_WARNING, IGNORE = C.PERI_BOUNDS_IGNORE, NONE = C.PERI_BOUNDS_NONE }
 
 local function one_of(func, what, value, allowed)
@@ -84,10 +84,12 @@ end
 
 local kinds = {
   none = C.PERI_TBE_NONE, sgd = C.PERI_TBE_SGD, adagrad = C.PERI_TBE_ADAGRAD, rowwise_adagrad = C.PERI_TBE_ROWWISE_ADAGRAD,
-  adam = C.PERI_TBE_ADAM,
+  adam = C.PERI_TBE_ADAM, partial_rowwise_adam = C.PERI_TBE_PARTIAL_ROWWISE_ADAM, lamb = C.PERI_TBE_LAMB,
+  partial_rowwise_lamb = C.PERI_TBE_PARTIAL_ROWWISE_LAMB, lars_sgd = C.PERI_TBE_LARS_SGD, lion = C.PERI_TBE_LION,
 }
 local aliases = {
   exact_sgd = "sgd", exact_adagrad = "adagrad", exact_rowwise_adagrad = "rowwise_adagrad", exact_row_wise_adagrad = "rowwise_adagrad",
+  partial_row_wise_adam = "partial_rowwise_adam", partial_row_wise_lamb = "partial_rowwise_lamb",
 }
 local decay_modes = { none = C.PERI_DECAY_NONE, l2 = C.PERI_DECAY_L2, decouple = C.PERI_DECAY_DECOUPLE }
 
@@ -100,23 +102,29 @@ local optimizer_arguments = {
   weight_decay = util.optional,
   weight_decay_mode = "none",
   use_rowwise_bias_correction = false,
+  eta = util.optional,      -- lars_sgd
+  momentum = util.optional, -- lars_sgd
+  max_norm = util.optional,
+  stochastic_rounding = true, -- of f16 and bf16 tables
+  exact = false,              -- sums of gradients that do not depend on the order, to the last bit
   gradient_clipping = false,
   max_gradient = 1.0, -- with gradient_clipping
   bounds_check_mode = "FATAL",
 }
 
 --- fused_params -> peri_tbe_optimizer, bounds check mode, and the optimizer's name. FBGEMM's names and defaults: learning_rate 0.01,
---- eps 1e-8, beta1 0.9, beta2 0.999; `optimizer` is one of sgd, adagrad, rowwise_adagrad, adam, none, or FBGEMM's EmbOptimType name.
+--- eps 1e-8, beta1 0.9, beta2 0.999, eta 0.001, momentum 0.9; `optimizer` is one of `kinds`, or FBGEMM's EmbOptimType name.
 function M.fused_params(func, params)
   local a = util.named(func, params, optimizer_arguments)
   local name = tostring(a.optimizer):lower()
   name = aliases[name] or name
   local o = ffi.new "peri_tbe_optimizer"
   P.check(C.peri_tbe_optimizer_default(one_of(func, "optimizer", name, kinds), o))
-  for _, key in ipairs { "learning_rate", "eps", "beta1", "beta2", "weight_decay" } do
+  for _, key in ipairs { "learning_rate", "eps", "beta1", "beta2", "weight_decay", "eta", "momentum", "max_norm" } do
     if a[key] ~= nil then o[key] = a[key] end
   end
   o.weight_decay_mode = one_of(func, "weight_decay_mode", tostring(a.weight_decay_mode):lower(), decay_modes)
+  o.nearest, o.exact = not a.stochastic_rounding, a.exact
   o.row_bias_correction = a.use_rowwise_bias_correction
   if a.gradient_clipping then o.max_gradient = a.max_gradient end
   return o, one_of(func, "bounds_check_mode", a.bounds_check_mode, M.bounds_checks), name

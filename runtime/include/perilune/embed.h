@@ -50,24 +50,36 @@ typedef struct peri_table_config {
     double init_a, init_b;
 } peri_table_config;
 
-/** Optimizers that run in the backward pass (FBGEMM's EmbOptimType); formulas and sources in kernels/tbe.h. */
+/** Optimizers that run in the backward pass (FBGEMM's EmbOptimType, and Lion); formulas and sources in kernels/tbe.h. */
 enum {
-    PERI_TBE_NONE = 0,            /* none: gradients are returned (peri_tbe_gradient), or flow to dense leaves on the tape */
-    PERI_TBE_SGD = 1,             /* EXACT_SGD */
-    PERI_TBE_ADAGRAD = 2,         /* EXACT_ADAGRAD: state momentum1 [rows, cols] */
-    PERI_TBE_ROWWISE_ADAGRAD = 3, /* EXACT_ROWWISE_ADAGRAD: state momentum1 [rows] */
-    PERI_TBE_ADAM = 4             /* ADAM: states momentum1, momentum2 [rows, cols]; with row_bias_correction row_counter [rows] */
+    PERI_TBE_NONE = 0,                 /* none: gradients are returned (peri_tbe_gradient), or flow to dense leaves on the tape */
+    PERI_TBE_SGD = 1,                  /* EXACT_SGD */
+    PERI_TBE_ADAGRAD = 2,              /* EXACT_ADAGRAD: state momentum1 [rows, cols] */
+    PERI_TBE_ROWWISE_ADAGRAD = 3,      /* EXACT_ROWWISE_ADAGRAD: state momentum1 [rows] */
+    PERI_TBE_ADAM = 4,                 /* ADAM: states momentum1, momentum2 [rows, cols] */
+    PERI_TBE_PARTIAL_ROWWISE_ADAM = 5, /* PARTIAL_ROWWISE_ADAM: states momentum1 [rows, cols], momentum2 [rows] */
+    PERI_TBE_LAMB = 6,                 /* LAMB: states momentum1, momentum2 [rows, cols] */
+    PERI_TBE_PARTIAL_ROWWISE_LAMB = 7, /* PARTIAL_ROWWISE_LAMB: states momentum1 [rows, cols], momentum2 [rows] */
+    PERI_TBE_LARS_SGD = 8,             /* LARS_SGD: state momentum1 [rows, cols] */
+    PERI_TBE_LION = 9                  /* state momentum1 [rows, cols] */
 };
 
 enum { PERI_DECAY_NONE = 0, PERI_DECAY_L2 = 1, PERI_DECAY_DECOUPLE = 2 };
 
-/** Hyperparameters; those that an optimizer does not know must be 0. peri_tbe_optimizer_default fills in FBGEMM's defaults. */
+/** Hyperparameters; those that an optimizer does not know must be 0. peri_tbe_optimizer_default fills in FBGEMM's defaults.
+ *
+ *  Adam, LAMB, LARS, Lion and their kin use norms, means or counters of a *row of this shard*: a table that is cut into columns keeps one
+ *  such number for each column block, as TorchRec does. Everything else is element by element. */
 typedef struct peri_tbe_optimizer {
     int32_t kind; /* PERI_TBE_* */
-    int32_t weight_decay_mode; /* PERI_DECAY_*: row-wise Adagrad only; Adam's decay is always decoupled */
+    int32_t weight_decay_mode; /* PERI_DECAY_*: SGD, Adagrad, row-wise Adagrad; the decay of all others is in their formula */
     double learning_rate, eps, beta1, beta2, weight_decay;
+    double eta, momentum;      /* LARS */
+    double max_norm;           /* > 0: rows whose norm is larger after an update are scaled down to it */
     double max_gradient;       /* > 0: clamp every element of the upstream gradient to +-max_gradient first */
-    bool row_bias_correction;  /* Adam: count the updates of each row instead of all iterations */
+    bool row_bias_correction;  /* Adam, LAMB, partial row-wise too: count each row's updates (state row_counter [rows]), not all */
+    bool nearest;              /* tables of f16 and bf16: round updated weights to nearest even instead of stochastically */
+    bool exact;                /* sum gradients so that the result does not depend on their order, to the last bit; slower */
 } peri_tbe_optimizer;
 
 /** What happens to ids outside their table, and to bags whose offsets make no sense. Whatever the mode, inputs are never rewritten; bad
@@ -81,18 +93,18 @@ enum {
 
 typedef struct peri_tbe_config {
     peri_device *device;
-    int32_t dtype; /* of the weights: PERI_F32 */
+    int32_t dtype; /* of the weights: PERI_F32, PERI_F16, PERI_BF16 */
     int32_t bounds_check; /* PERI_BOUNDS_* */
     int64_t n_tables; /* may be 0 */
     const peri_table_config *tables; /* copied */
     int64_t n_features;
     const char *const *features; /* names for messages, by peri_tbe_block.feature; copied; may be NULL if n_features is 0 */
     peri_tbe_optimizer optimizer;
-    uint64_t seed;
+    uint64_t seed; /* of start values and stochastic rounding */
 } peri_tbe_config;
 
-/** FBGEMM's defaults of an optimizer: learning rate 0.01, eps 1e-8, beta1 0.9, beta2 0.999, no decay; what it does not know is 0.
- *  PERI_EINVAL for an unknown kind. */
+/** FBGEMM's defaults of an optimizer: learning rate 0.01, eps 1e-8, beta1 0.9, beta2 0.999 (Lion: 0.99, its paper's), eta 0.001, momentum
+ *  0.9, no decay; what it does not know is 0. PERI_EINVAL for an unknown kind. */
 PERI_API peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out);
 /** Allocate and initialise the tables. @out new. */
 PERI_API peri_status peri_tbe_new(const peri_tbe_config *config, peri_tbe **out);

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tbe_round.h: weights of f16 and bf16 tables: reading them, and rounding them stochastically. Scalar and normative.
+ *
+ * Random bits. Stochastic rounding wants 16 bits for every weight that is written, at the speed at which memory takes the weights, so the
+ * generator is a counter-based hash, not Philox, which alone would take longer than the update of the row. With c the column of the whole
+ * table, 32-bit arithmetic unless said otherwise:
+ *   key   = mix64(mix64(mix64(seed ^ stream of the table) + iteration) + row of the whole table), in 64 bits;
+ *           mix64 is the output function of SplitMix64 (Steele, Lea, Flood 2014)
+ *   lane  = c / 32 * 16 + c % 16
+ *   x     = low(key) + lane * 0x9e3779b9
+ *   x    ^= x >> 16;  x *= 0x7feb352d;  x ^= (x >> 15) ^ high(key);  x *= 0x846ca68b;  x ^= x >> 16     (constants: C. Wellons' lowbias32)
+ *   bits  = c / 16 % 2 == 0 ? x & 0xffff : x >> 16
+ *
+ * Rounding: a number between two neighbours a < b of the narrow type becomes b with probability (x - a) / (b - a), to within 2^-16; a
+ * number that the narrow type holds stays as it is. Finite numbers stay finite: beyond the largest they become the largest.
+ */
+#ifndef PERI_KERNELS_TBE_ROUND_H
+#define PERI_KERNELS_TBE_ROUND_H
+
+#include "../tbe.h"
+#include "number.h"
+
+static inline uint64_t tbe_mix64(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+/** The key of row @row of shard @t. */
+static inline uint64_t tbe_row_key(const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t, int64_t row)
+{
+    return tbe_mix64(tbe_mix64(tbe_mix64(o->seed ^ t->stream) + o->iteration) + (uint64_t)(t->row_offset + row));
+}
+
+/** 16 random bits of column @c of the whole table. */
+static inline uint32_t tbe_random_bits(uint64_t key, int64_t c)
+{
+    uint32_t x = (uint32_t)key + (uint32_t)(c / 32 * 16 + c % 16) * 0x9e3779b9u;
+    x = (x ^ x >> 16) * 0x7feb352du;
+    x = (x ^ x >> 15 ^ (uint32_t)(key >> 32)) * 0x846ca68bu;
+    x ^= x >> 16;
+    return c / 16 % 2 == 0 ? x & 0xffffu : x >> 16;
+}
+
+static inline uint16_t tbe_round_bf16(float x, uint32_t bits)
+{
+    uint32_t u = k_bits(x), sign = (u >> 16) & 0x8000u, size = u & 0x7fffffffu;
+    if (size >= 0x7f800000u) return k_f32_to_bf16(x); /* infinity, NaN */
+    if (size > 0x7f7f0000u) size = 0x7f7f0000u;
+    return (uint16_t)(sign | (size + bits) >> 16);
+}
+
+static inline uint16_t tbe_round_f16(float x, uint32_t bits)
+{
+    uint32_t u = k_bits(x), sign = (u >> 16) & 0x8000u, size = u & 0x7fffffffu;
+    if (size >= 0x7f800000u) return k_f32_to_f16(x);
+    if (size > 0x477fe000u) size = 0x477fe000u; /* 65504 */
+    if (size >= 0x38800000u) return (uint16_t)(sign | (size - 0x38000000u + (bits >> 3)) >> 13);
+    float steps = k_float(size) * 0x1p24f; /* subnormal f16 are whole numbers of 2^-24; exact */
+    uint32_t whole = (uint32_t)steps;
+    float rest = steps - (float)whole, edge = (float)bits * 0x1p-16f + 0x1p-17f; /* all exact */
+    return (uint16_t)(sign | (whole + (rest > edge)));
+}
+
+/** Element @i of weights of @dtype. */
+static inline float tbe_weight(const void *weight, int64_t i, int32_t dtype)
+{
+    if (dtype == PERI_F32) return ((const float *)weight)[i];
+    return dtype == PERI_F16 ? k_f16_to_f32(((const uint16_t *)weight)[i]) : k_bf16_to_f32(((const uint16_t *)weight)[i]);
+}
+
+#endif

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tbe_update.c (ref): the optimizers and the sums that they are given: see kernels/tbe.h.
+ */
+
+/* -- one row ----------------------------------------------------------------------------------------------------------------------- */
+
+/** sqrt of sum16 of x[d] * x[d]. */
+static float ref_tbe_norm(const float *x, int64_t n) { return sqrtf(ref_tbe_dot(x, x, n)); }
+
+/** Where the update of one row takes place: weights in f32, states, sizes. */
+typedef struct ref_tbe_place {
+    float *w, *m1, *m2, *counter; /* m1, m2: of the row; one number where the optimizer keeps one */
+    int64_t n;
+} ref_tbe_place;
+
+static void ref_tbe_sgd(const peri_k_tbe_optimizer *o, const ref_tbe_place *p, const float *g)
+{
+    float keep = o->decay == PERI_K_DECAY_DECOUPLE ? 1 - o->lr * o->weight_decay : 1;
+    for (int64_t d = 0; d < p->n; d++) {
+        float x = o->decay == PERI_K_DECAY_L2 ? fmaf(o->weight_decay, p->w[d], g[d]) : g[d];
+        p->w[d] = fmaf(-o->lr, x, keep * p->w[d]);
+    }
+}
+
+static void ref_tbe_adagrad(const peri_k_tbe_optimizer *o, const ref_tbe_place *p, const float *g)
+{
+    float keep = o->decay == PERI_K_DECAY_DECOUPLE ? 1 - o->lr * o->weight_decay : 1;
+    for (int64_t d = 0; d < p->n; d++) {
+        float x = o->decay == PERI_K_DECAY_L2 ? fmaf(o->weight_decay, p->w[d], g[d]) : g[d];
+        p->m1[d] = fmaf(x, x, p->m1[d]);
+        p->w[d] = keep * p->w[d] - o->lr * x / (sqrtf(p->m1[d]) + o->eps);
+    }
+}
+
+static void ref_tbe_rowwise_adagrad(const peri_k_tbe_optimizer *o, const ref_tbe_place *p, const float *g)
+{
+    float s[16] = {0}, keep = 1;
+    for (int64_t d = 0; d < p->n; d++) {
+        float x = o->decay == PERI_K_DECAY_L2 ? fmaf(o->weight_decay, p->w[d], g[d]) : g[d];
+        s[d % 16] = fmaf(x, x, s[d % 16]);
+    }
+    for (int half = 8; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) s[l] += s[l + half];
+    *p->m1 += s[0] / (float)p->n;
+    float mult = o->lr / (sqrtf(*p->m1) + o->eps);
+    if (o->decay == PERI_K_DECAY_L2) keep = 1 - mult * o->weight_decay;
+    if (o->decay == PERI_K_DECAY_DECOUPLE) keep = 1 - o->lr * o->weight_decay;
+    for (int64_t d = 0; d < p->n; d++) p->w[d] = fmaf(-mult, g[d], keep * p->w[d]);
+}
+
+/** adam, lamb and their partial row-wise kin: the moments, and u. */
+static void ref_tbe_moments(const peri_k_tbe_optimizer *o, const ref_tbe_place *p, const float *g, float *u, bool row)
+{
+    float c1 = o->correction1, c2 = o->correction2;
+    if (o->row_bias_correction) {
+        uint64_t step = (uint64_t)(*p->counter += 1);
+        c1 = (float)(1 / (1 - tbe_power(o->exact_beta1, step)));
+        c2 = (float)(1 / (1 - tbe_power(o->exact_beta2, step)));
+    }
+    if (row) *p->m2 = fmaf(o->rest2, ref_tbe_dot(g, g, p->n) / (float)p->n, o->beta2 * *p->m2);
+    for (int64_t d = 0; d < p->n; d++) {
+        p->m1[d] = fmaf(o->rest1, g[d], o->beta1 * p->m1[d]);
+        if (!row) p->m2[d] = fmaf(o->rest2 * g[d], g[d], o->beta2 * p->m2[d]);
+        u[d] = p->m1[d] * c1 / (sqrtf((row ? *p->m2 : p->m2[d]) * c2) + o->eps);
+    }
+}
+
+static void ref_tbe_adam(const peri_k_tbe_optimizer *o, const ref_tbe_place *p, const float *g, float *u, bool row)
+{
+    ref_tbe_moments(o, p, g, u, row);
+    for (int64_t d = 0; d < p->n; d++) p->w[d] = p->w[d] - o->lr * fmaf(o->weight_decay, p->w[d], u[d]);
+}
+
+static void ref_tbe_lamb(const peri_k_tbe_optimizer *o, const ref_tbe_place *p, const float *g, float *u, bool row)
+{
+    ref_tbe_moments(o, p, g, u, row);
+    for (int64_t d = 0; d < p->n; d++) u[d] = fmaf(o->weight_decay, p->w[d], u[d]);
+    float weights = ref_tbe_norm(p->w, p->n), steps = ref_tbe_norm(u, p->n), rate = o->lr;
+    if (weights > 0 && steps > 0) rate = o->lr * (weights / steps);
+    for (int64_t d = 0; d < p->n; d++) p->w[d] = fmaf(-rate, u[d], p->w[d]);
+}
+
+static void ref_tbe_lars_sgd(const peri_k_tbe_optimizer *o, const ref_tbe_place *p, const float *g)
+{
+    float weights = ref_tbe_norm(p->w, p->n), below = ref_tbe_norm(g, p->n) + o->weight_decay * weights, rate = o->lr;
+    if (weights > 0 && below > 0) rate = o->lr * (o->eta * weights / below);
+    for (int64_t d = 0; d < p->n; d++) {
+        p->m1[d] = fmaf(rate, fmaf(o->weight_decay, p->w[d], g[d]), o->momentum * p->m1[d]);
+        p->w[d] = p->w[d] - p->m1[d];
+    }
+}
+
+static void ref_tbe_lion(const peri_k_tbe_optimizer *o, const ref_tbe_place *p, const float *g)
+{
+    for (int64_t d = 0; d < p->n; d++) {
+        float c = fmaf(o->rest1, g[d], o->beta1 * p->m1[d]), s = c > 0 ? 1 : c < 0 ? -1 : c;
+        p->w[d] = p->w[d] - o->lr * fmaf(o->weight_decay, p->w[d], s);
+        p->m1[d] = fmaf(o->rest2, g[d], o->beta2 * p->m1[d]);
+    }
+}
+
+static int64_t ref_tbe_round16(int64_t n) { return (n + 15) / 16 * 16; }
+
+/** Update row @row of table @t with summed gradient @g. @room: three rows. */
+static void ref_tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t, int64_t row, const float *g,
+                        float *room)
+{
+    int64_t n = t->cols, at = t->offset + row * t->stride, linear = t->first_row + row;
+    bool wide = rows->weight_dtype == PERI_F32, row1 = o->kind == PERI_K_OPTIM_ROWWISE_ADAGRAD,
+         row2 = o->kind == PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM || o->kind == PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB;
+    float *u = room + ref_tbe_round16(n);
+    ref_tbe_place p = {.w = wide ? (float *)rows->weight + at : room, .n = n};
+    if (rows->momentum1) p.m1 = rows->momentum1 + (row1 ? linear : at);
+    if (rows->momentum2) p.m2 = rows->momentum2 + (row2 ? linear : at);
+    if (rows->row_counter) p.counter = rows->row_counter + linear;
+    for (int64_t d = 0; !wide && d < n; d++) p.w[d] = tbe_weight(rows->weight, at + d, rows->weight_dtype);
+    switch (o->kind) {
+    case PERI_K_OPTIM_SGD: ref_tbe_sgd(o, &p, g); break;
+    case PERI_K_OPTIM_ADAGRAD: ref_tbe_adagrad(o, &p, g); break;
+    case PERI_K_OPTIM_ROWWISE_ADAGRAD: ref_tbe_rowwise_adagrad(o, &p, g); break;
+    case PERI_K_OPTIM_ADAM: ref_tbe_adam(o, &p, g, u, false); break;
+    case PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM: ref_tbe_adam(o, &p, g, u, true); break;
+    case PERI_K_OPTIM_LAMB: ref_tbe_lamb(o, &p, g, u, false); break;
+    case PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB: ref_tbe_lamb(o, &p, g, u, true); break;
+    case PERI_K_OPTIM_LARS_SGD: ref_tbe_lars_sgd(o, &p, g); break;
+    case PERI_K_OPTIM_LION: ref_tbe_lion(o, &p, g); break;
+    default: break;
+    }
+    float norm = o->max_norm > 0 ? ref_tbe_norm(p.w, n) : 0;
+    for (int64_t d = 0; norm > o->max_norm && d < n; d++) p.w[d] = p.w[d] * (o->max_norm / norm);
+    if (wide) return;
+    uint16_t *narrow = (uint16_t *)rows->weight + at;
+    uint64_t key = tbe_row_key(o, t, row);
+    for (int64_t d = 0; d < n; d++) {
+        uint32_t bits = o->stochastic ? tbe_random_bits(key, t->col_offset + d) : 0;
+        if (rows->weight_dtype == PERI_F16) narrow[d] = o->stochastic ? tbe_round_f16(p.w[d], bits) : k_f32_to_f16(p.w[d]);
+        else narrow[d] = o->stochastic ? tbe_round_bf16(p.w[d], bits) : k_f32_to_bf16(p.w[d]);
+    }
+}
+
+/* -- sums ------------------------------------------------------------------------------------------------------------------------ */
+
+/** Item e of the sorted keys: element d of its gradient row, clamped; its factor. */
+static float ref_tbe_term(const peri_k_tbe_update_args *a, int64_t e, int64_t d, float *scale)
+{
+    int64_t payload = (int64_t)(a->sorted[e] & (((uint64_t)1 << a->payload_bits) - 1)), at = a->items ? a->items[payload].grad : payload;
+    float x = a->grad[at + d], most = a->optimizer.max_gradient;
+    *scale = a->items ? a->items[payload].scale : 1;
+    return most > 0 ? (x < -most ? -most : x > most ? most : x) : x;
+}
+
+enum { REF_TBE_GROUP = 256 };
+
+static float ref_tbe_sum(const peri_k_tbe_update_args *a, int64_t e, int64_t past, int64_t d)
+{
+    float sum = 0, scale;
+    for (int64_t from = e; from < past; from += REF_TBE_GROUP) {
+        float group = ref_tbe_term(a, from, d, &scale);
+        if (a->items) group = scale * group;
+        for (int64_t i = from + 1; i < past && i < from + REF_TBE_GROUP; i++) {
+            float x = ref_tbe_term(a, i, d, &scale);
+            group = a->items ? fmaf(scale, x, group) : group + x;
+        }
+        sum = from == e ? group : sum + group;
+    }
+    return sum;
+}
+
+/** `big` of an exact sum. */
+static double tbe_exact_big(double largest, int64_t items)
+{
+    uint64_t bits, e, l = 0;
+    memcpy(&bits, &largest, 8);
+    e = bits >> 52;
+    if (e == 0 || e >= 0x7ff) return 0; /* 0 (products of two f32 are no subnormal doubles), infinite */
+    while ((int64_t)1 << l < items) l++;
+    bits = (e + 1 + l + 1) << 52 | (uint64_t)1 << 51;
+    memcpy(&largest, &bits, 8);
+    return largest;
+}
+
+static float ref_tbe_exact_sum(const peri_k_tbe_update_args *a, int64_t e, int64_t past, int64_t d)
+{
+    double largest = 0, sum = 0;
+    float scale;
+    for (int64_t i = e; i < past; i++) {
+        double t = ref_tbe_term(a, i, d, &scale);
+        t = fabs(t * scale);
+        largest = t > largest ? t : largest;
+    }
+    double big = tbe_exact_big(largest, past - e);
+    for (int64_t i = e; i < past; i++) {
+        double t = ref_tbe_term(a, i, d, &scale);
+        sum += (t * scale + big) - big;
+    }
+    return (float)sum;
+}
+
+/* -- kernels ----------------------------------------------------------------------------------------------------------------------- */
+
+static void ref_tbe_update(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_tbe_update_args *a = args;
+    const peri_k_tbe_rows *rows = &a->rows;
+    int64_t n = *a->n, last = tbe_part(n, end, a->chunks), runs = 0, table = 0;
+    float *g = a->scratch + begin * a->scratch_stride;
+    for (int64_t e = tbe_part(n, begin, a->chunks), past; e < last; e = past) {
+        uint64_t linear = a->sorted[e] >> a->payload_bits;
+        for (past = e + 1; past < n && a->sorted[past] >> a->payload_bits == linear; past++) {
+        }
+        if (linear >= (uint64_t)rows->total_rows) break;
+        if (e > 0 && a->sorted[e - 1] >> a->payload_bits == linear) continue; /* the run began in an earlier chunk */
+        while ((uint64_t)(rows->tables[table].first_row + rows->tables[table].rows) <= linear) table++;
+        const peri_k_tbe_table *t = &rows->tables[table];
+        int64_t row = (int64_t)linear - t->first_row;
+        for (int64_t d = 0; d < t->cols; d++)
+            g[d] = a->optimizer.exact ? ref_tbe_exact_sum(a, e, past, d) : ref_tbe_sum(a, e, past, d);
+        runs++;
+        if (a->optimizer.kind != PERI_K_OPTIM_NONE) {
+            ref_tbe_row(rows, &a->optimizer, t, row, g, g + ref_tbe_round16(t->cols));
+            continue;
+        }
+        for (int64_t d = 0; d < t->cols; d++) a->dense[t->offset + row * t->stride + d] = g[d];
+        a->touched[linear] = 1;
+    }
+    __atomic_fetch_add(a->updated, runs, __ATOMIC_RELAXED);
+}
+
+static void ref_tbe_dense_update(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_tbe_dense_update_args *a = args;
+    const peri_k_tbe_rows *rows = &a->rows;
+    int64_t table = 0, last = tbe_part(rows->total_rows, end, a->chunks);
+    float *room = a->scratch + begin * a->scratch_stride;
+    for (int64_t linear = tbe_part(rows->total_rows, begin, a->chunks); linear < last; linear++) {
+        if (a->touched[linear] == 0) continue;
+        while (rows->tables[table].first_row + rows->tables[table].rows <= linear) table++;
+        const peri_k_tbe_table *t = &rows->tables[table];
+        int64_t row = linear - t->first_row;
+        ref_tbe_row(rows, &a->optimizer, t, row, a->dense + t->offset + row * t->stride, room);
+    }
+}

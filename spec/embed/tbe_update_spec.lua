@@ -1,0 +1,199 @@
+-- Updates of table batches beyond the formulas: stochastic rounding, exact sums, rows for which a formula has no number.
+local ffi = require "ffi"
+local peri = require "perilune"
+local support = require "spec.support.tbe"
+local generator, numbers, bags_of = support.generator, support.numbers, support.bags_of
+local C, check = peri.ffi.C, peri.ffi.check
+
+for _, device in ipairs { "cpu", "opaque" } do
+  local function t(list, dtype) return peri.tensor(list, dtype, device) end
+  local batch = support.maker(device)
+
+  --- One table of one row for each id, each asked for once: the gradient is the summed one.
+  local function each_row(b, rows, cols, table_number)
+    return b:blocks { { table = table_number or 1, first_bag = 0, bags = rows, out_offset = 0, out_stride = cols } }
+  end
+  local function iota(n, more)
+    local list = {}
+    for i = 1, n + (more or 0) do list[i] = i - 1 end
+    return t(list, "i64")
+  end
+
+  describe("updates on " .. device, function()
+    -- -- stochastic rounding -------------------------------------------------------------------------------------------------------
+
+    for _, dtype in ipairs { "f16", "bf16" } do
+      it("rounds " .. dtype .. " weights so that their mean is right", function()
+        local rows, cols = 200, 48
+        for _, case in ipairs { { start = 1, step = 0.0001 }, { start = 0, step = 3.1e-6 }, { start = -3, step = 0.00021 } } do
+          local b = batch({ { name = "a", rows = rows, cols = cols, init = peri.embed.constant(case.start) } },
+            { optimizer = "sgd", learning_rate = 1 }, { data_type = dtype })
+          b:backward(iota(rows), iota(rows, 1), each_row(b, rows, cols), peri.full({ rows, cols }, -case.step, "f32", device))
+          local sum, values, seen = 0, {}, 0
+          for _, x in ipairs(b:state(1):to_list()) do
+            sum = sum + x
+            if not values[x] then values[x], seen = true, seen + 1 end
+          end
+          local want, got = case.start + case.step, sum / (rows * cols)
+          local unit = 0
+          for x in pairs(values) do unit = math.max(unit, math.abs(x - want)) end
+          assert.is_true(seen == 2 or unit < 1e-6, ("%d values for one number"):format(seen))
+          assert.near(want, got, 4 * unit / math.sqrt(rows * cols) + 1e-9)
+        end
+      end)
+
+      it("keeps " .. dtype .. " weights that need no rounding, and finite ones finite", function()
+        local top = dtype == "f16" and 65504 or 3.3895313892515355e38
+        local start = { 1, -0.5, 0.000030517578125, 0, top, -top, 1 / 0, -1 / 0 }
+        local b = batch({ { name = "a", rows = 1, cols = #start } }, { optimizer = "sgd", learning_rate = 1 }, { data_type = dtype })
+        b:write(1, "weight", 0, t { start })
+        local list = each_row(b, 1, #start)
+        for _ = 1, 20 do b:backward(t({ 0 }, "i64"), t({ 0, 1 }, "i64"), list, peri.zeros({ 1, #start }, "f32", device)) end
+        assert.same(start, b:state(1):to_list())
+        b:backward(t({ 0 }, "i64"), t({ 0, 1 }, "i64"), list, peri.full({ 1, #start }, dtype == "f16" and -20 or -1e36, "f32", device))
+        assert.equal(top, b:state(1):to_list()[5])
+      end)
+
+      it("rounds " .. dtype .. " weights alike in every shard, and anew in every step", function()
+        local rows, cols = 12, 70
+        local function train(tables, part)
+          local b = batch(tables, { optimizer = "sgd", learning_rate = 0.01 }, { data_type = dtype })
+          local first, last, from, to = part[1], part[2], part[3], part[4]
+          local draw, grad = generator(4), {}
+          for r = 0, rows - 1 do
+            for c = 0, cols - 1 do
+              local x = draw()
+              if r >= first and r < last and c >= from and c < to then grad[#grad + 1] = x end
+            end
+          end
+          local n, width = last - first, to - from
+          for _ = 1, 3 do
+            b:backward(iota(n), iota(n, 1), each_row(b, n, width), peri.tensor(grad, "f32", device, { n, width }))
+          end
+          return b:state(1):to_table()
+        end
+        local whole = train({ { name = "a", rows = rows, cols = cols } }, { 0, rows, 0, cols })
+        for _, p in ipairs { { 5, 12, 0, 70 }, { 0, 12, 32, 64 }, { 2, 7, 7, 70 }, { 0, 3, 45, 46 } } do
+          local got = train({ { name = "a", rows = p[2] - p[1], cols = p[4] - p[3], row_offset = p[1], col_offset = p[3],
+            total_rows = rows, total_cols = cols } }, p)
+          for r, row in ipairs(got) do
+            for c, x in ipairs(row) do assert.equal(whole[p[1] + r][p[3] + c], x) end
+          end
+        end
+        local b = batch({ { name = "a", rows = 1, cols = 64, init = peri.embed.constant(1) } }, { optimizer = "sgd", learning_rate = 1 },
+          { data_type = dtype })
+        local made = {}
+        for step = 1, 2 do
+          b:write(1, "weight", 0, peri.ones({ 1, 64 }, "f32", device))
+          b:backward(iota(1), iota(1, 1), each_row(b, 1, 64), peri.full({ 1, 64 }, 0.002, "f32", device))
+          made[step] = b:state(1):to_list()
+        end
+        assert.not_same(made[1], made[2])
+      end)
+    end
+
+    -- -- exact sums ----------------------------------------------------------------------------------------------------------------
+
+    it("sums exactly the same whatever the order", function()
+      local draw, bags, cols = generator(11), 700, 24
+      local size = {}
+      for b = 1, bags do size[b] = 10 ^ (draw(30) - 15) end
+      local order = {}
+      for i = 1, bags do order[i] = i end
+      local made, plain = {}, {}
+      local grads, weights, ids = {}, {}, {}
+      for b = 1, bags do
+        grads[b] = numbers(cols, draw)
+        weights[b], ids[b] = draw() * size[b], draw(3)
+      end
+      for try = 1, 4 do
+        for i = bags, 2, -1 do
+          local k = draw(i) + 1
+          order[i], order[k] = order[k], order[i]
+        end
+        local g, w, id = {}, {}, {}
+        for i, b in ipairs(order) do
+          for c = 1, cols do g[#g + 1] = grads[b][c] end
+          w[i], id[i] = weights[b], ids[b]
+        end
+        for _, exact in ipairs { true, false } do
+          local b = batch({ { name = "a", rows = 3, cols = cols } }, { optimizer = "sgd", exact = exact })
+          b:backward(t(id, "i64"), iota(bags, 1), each_row(b, bags, cols), peri.tensor(g, "f32", device, { bags, cols }), t(w));
+          (exact and made or plain)[try] = b:state(1):to_list()
+        end
+      end
+      for try = 2, 4 do assert.same(made[1], made[try]) end
+      assert.not_same(plain[1], plain[2]) -- otherwise this shows nothing
+    end)
+
+    it("sums exactly to the right number, and keeps infinities and NaN", function()
+      local b = batch({ { name = "a", rows = 1, cols = 5, init = peri.embed.constant(0) } }, { optimizer = "sgd", learning_rate = 1,
+        exact = true })
+      local inf, nan = 1 / 0, 0 / 0
+      local rows = { { 1e30, 1, inf, inf, nan }, { 1, 2 ^ -30, 1, -inf, 1 }, { -1e30, -1, 1e30, 1, inf } }
+      b:backward(t({ 0, 0, 0 }, "i64"), iota(3, 1), each_row(b, 3, 5), t(rows))
+      local got = b:state(1):to_list()
+      assert.equal(0, got[1]) -- 1 is below what is kept beside 1e30
+      assert.equal(-(2 ^ -30), got[2])
+      assert.equal(-inf, got[3])
+      assert.is_true(got[4] ~= got[4] and got[5] ~= got[5])
+    end)
+
+    -- -- where formulas end --------------------------------------------------------------------------------------------------------
+
+    it("trains rows of zeros with lamb and lars_sgd, and survives gradients of zeros", function()
+      -- FBGEMM's formulas freeze rows of zeros (their trust ratio is 0) and divide 0 by 0 when there is no step.
+      for _, name in ipairs { "lamb", "partial_rowwise_lamb", "lars_sgd" } do
+        local b = batch({ { name = "a", rows = 2, cols = 3, init = peri.embed.constant(0) } }, { optimizer = name, learning_rate = 0.5 })
+        b:write(1, "weight", 1, t { { 1, 1, 1 } })
+        local list = each_row(b, 2, 3)
+        b:backward(iota(2), iota(2, 1), list, t { { 1, 2, 3 }, { 0, 0, 0 } })
+        local got = b:state(1):to_table()
+        for d = 1, 3 do
+          assert.near(name == "lamb" and -0.5 or name == "lars_sgd" and -0.5 * d or -0.5 * d / math.sqrt(14 / 3), got[1][d], 1e-5)
+          assert.equal(1, got[2][d])
+        end
+      end
+    end)
+
+    it("moves nothing where lion has no direction", function()
+      local b = batch({ { name = "a", rows = 1, cols = 3, init = peri.embed.constant(2) } }, { optimizer = "lion", learning_rate = 0.5 })
+      b:backward(iota(1), iota(1, 1), each_row(b, 1, 3), t { { -3, 0, 7 } })
+      assert.same({ 2.5, 2, 1.5 }, b:state(1):to_list())
+    end)
+
+    it("scales down rows above max_norm, others not", function()
+      local b = batch({ { name = "a", rows = 2, cols = 2 } }, { optimizer = "sgd", learning_rate = 1, max_norm = 5 })
+      b:write(1, "weight", 0, t { { 6, 8 }, { 3, 4 } })
+      b:backward(iota(2), iota(2, 1), each_row(b, 2, 2), peri.zeros({ 2, 2 }, "f32", device))
+      assert.same({ { 3, 4 }, { 3, 4 } }, b:state(1):to_table())
+    end)
+
+    it("gives no leaves of narrow tables", function()
+      local b = batch({ { name = "a", rows = 2, cols = 2 } }, { optimizer = "none" }, { data_type = "bf16" })
+      assert.error_matches(function() b:leaf(1) end, "table 'a' is bf16; leaves, whose gradients are f32, are f32")
+    end)
+  end)
+end
+
+describe("updates", function()
+  it("round and sum to the same bits with any number of threads", function()
+    local draw = generator(9)
+    local ids, offsets = bags_of(4096, 9, 3000, draw)
+    local grad = numbers(4096 * 40, draw)
+    local before = C.peri_threads()
+    for _, name in ipairs { "sgd", "lamb", "partial_rowwise_adam", "lars_sgd" } do
+      local made = {}
+      for i, threads in ipairs { 1, 2, 3, 5 } do
+        check(C.peri_threads_set(threads))
+        local b = peri.embed.tbe.new { tables = { { name = "a", rows = 3000, cols = 40 } }, data_type = "f16",
+          fused_params = { optimizer = name, exact = name == "sgd" }, seed = 1 }
+        local list = b:blocks { { table = 1, first_bag = 0, bags = 4096, out_offset = 0, out_stride = 40 } }
+        b:backward(peri.tensor(ids, "i64"), peri.tensor(offsets, "i64"), list, peri.tensor(grad, "f32", nil, { 4096, 40 }))
+        made[i] = ffi.string(b:state(1):read(), 3000 * 40 * 2)
+      end
+      for i = 2, #made do assert.is_true(made[1] == made[i], name .. ": another result with the thread count of run " .. i) end
+    end
+    check(C.peri_threads_set(before))
+  end)
+end)
