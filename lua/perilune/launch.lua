@@ -33,9 +33,17 @@ local function append(list, ...)
   for i = 1, select("#", ...) do list[#list + 1] = (select(i, ...)) end
 end
 
+local function mentions(words, name)
+  for _, word in ipairs(words or {}) do
+    if word == name then return true end
+  end
+  return false
+end
+
 --- The mpirun command for a run: a list of arguments.
 --- options: ranks, script, arguments (list), hosts, hostfile, bind, mpi (list of further mpirun arguments), traceback.
---- machine: program (of the launcher), cpus, root, peer_memory, ssh: what is known of this machine.
+--- machine: program (of the launcher), cpus, root, peer_memory, ssh, allocation (of a batch system: it may span machines): what is known
+--- of this machine.
 function M.command(options, machine)
   local c = { "mpirun", "-q", "-n", tostring(options.ranks) } -- -q: the failing rank has already said what mpirun would explain
   local remote = options.hosts or options.hostfile
@@ -51,6 +59,8 @@ function M.command(options, machine)
     append(c, "--oversubscribe")
     if options.ranks > machine.cpus then append(c, "--mca", "mpi_yield_when_idle", "1") end
     if not machine.ssh then append(c, "--mca", "plm", "isolated") end
+    -- Looking for a network takes Open MPI 0.2 s; shared memory is all that ranks of one machine need.
+    if not machine.allocation and not os.getenv "OMPI_MCA_pml" and not mentions(options.mpi, "pml") then append(c, "--mca", "pml", "ob1") end
   end
   append(c, "--bind-to", options.bind or "none") -- ranks share the node's processors among them: see peri_threads
   if not machine.peer_memory then append(c, "--mca", "btl_vader_single_copy_mechanism", "none") end
@@ -78,7 +88,8 @@ end
 function M.machine()
   local launcher = require "perilune.launcher"
   return { program = launcher.program, cpus = launcher.cpus(), root = launcher.root(), peer_memory = launcher.peer_memory(),
-    ssh = on_path "ssh" or on_path "rsh" }
+    ssh = on_path "ssh" or on_path "rsh",
+    allocation = os.getenv "SLURM_JOB_ID" or os.getenv "PBS_JOBID" or os.getenv "LSB_JOBID" or os.getenv "PE_HOSTFILE" }
 end
 
 -- -- one rank ----------------------------------------------------------------------------------------------------------------------
