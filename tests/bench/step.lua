@@ -154,6 +154,7 @@ local function run(sharding, ids, first)
   local model, optimizer, table_ms = make_model(sharding)
   local from_data, k = now(), 0
   local batches = make_batches(ids, 3)
+  world:barrier():wait() -- the other ranks' tables are no part of the step either
   local setup_ms = table_ms + now() - from_data
   local function next_batch()
     k = k % #batches + 1
