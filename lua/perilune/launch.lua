@@ -60,7 +60,8 @@ function M.command(options, machine)
     if options.ranks > machine.cpus then append(c, "--mca", "mpi_yield_when_idle", "1") end
     if not machine.ssh then append(c, "--mca", "plm", "isolated") end
     -- Looking for a network takes Open MPI 0.2 s; shared memory is all that ranks of one machine need.
-    if not machine.allocation and not os.getenv "OMPI_MCA_pml" and not mentions(options.mpi, "pml") then append(c, "--mca", "pml", "ob1") end
+    local chosen = machine.allocation or os.getenv "OMPI_MCA_pml" or mentions(options.mpi, "pml")
+    if not chosen then append(c, "--mca", "pml", "ob1") end
   end
   append(c, "--bind-to", options.bind or "none") -- ranks share the node's processors among them: see peri_threads
   if not machine.peer_memory then append(c, "--mca", "btl_vader_single_copy_mechanism", "none") end
