@@ -175,6 +175,28 @@ peri_status peri__jt_adopt(peri_tensor *values, peri_tensor *weights, peri_tenso
 /** The key of bag @bag. */
 int32_t peri__kjt_key_of(const peri_kjt *kjt, int64_t bag);
 
+/* -- segments of an exchange: what comes ordered by rank and then key, goes to key and then rank --------------------------------------- */
+
+typedef struct peri__recat {
+    int64_t segments;      /* keys x ranks */
+    int32_t *recat;        /* segments: received segment at each place of the result (peri_kjt_recat) */
+    int64_t *bags;         /* segments + 1: first bag of each received segment */
+    int64_t *per_key_rank; /* keys x ranks, ranks in the result's order: bags */
+    peri_tensor *table;    /* on the device, i64: recat, its inverse, first bag of each place (segments + 1); NULL if in_order */
+    bool in_order;         /* recat changes nothing */
+} peri__recat;
+
+/** Either @stride_per_rank[ranks] or @strides[ranks x keys] (host). Released with fini, also after a failure. */
+peri_status peri__recat_init(peri__recat *recat, peri_device *device, int32_t keys, int32_t ranks, int32_t stagger,
+                             const int64_t *stride_per_rank, const int64_t *strides);
+void peri__recat_fini(peri__recat *recat);
+/** Where the values of each segment begin, from the @offsets of the result's bags: @in and @result, i64 [segments + 1], in received order
+ *  and in the result's. @out new, also on failure. Not if in_order. */
+peri_status peri__recat_offsets(const peri__recat *recat, const peri_tensor *offsets, peri_tensor **in, peri_tensor **result);
+/** Rows of @src into @dst: from received order to the result's, or @back. Not if in_order. */
+peri_status peri__recat_move(const peri__recat *recat, const peri_tensor *src, peri_tensor *dst, const peri_tensor *in,
+                             const peri_tensor *result, bool back);
+
 static inline int32_t peri__kjt_key_count(const peri_kjt *kjt) { return kjt->keys->count; }
 static inline peri_device *peri__kjt_device(const peri_kjt *kjt) { return peri__device(kjt->values); }
 

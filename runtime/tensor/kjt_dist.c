@@ -75,21 +75,12 @@ peri_status peri_kjt_recat(int32_t keys, int32_t ranks, int32_t stagger, int32_t
 
 /* -- rebuilding ------------------------------------------------------------------------------------------------------------------ */
 
-/** What a rebuild needs beside its arguments. */
-typedef struct rebuild {
-    int64_t segments;      /* keys x ranks */
-    int32_t *recat;        /* segments: received segment at each place */
-    int64_t *bags;         /* segments + 1: where each received segment begins in lengths */
-    int64_t *per_key_rank; /* vbe: keys x ranks, ranks in the result's order */
-    peri_tensor *table;    /* on the device, i64: recat, its inverse, first bag of each place of the result (segments + 1) */
-    bool in_order;         /* recat changes nothing */
-} rebuild;
-
-static void rebuild_fini(rebuild *b)
+void peri__recat_fini(peri__recat *b)
 {
     peri__free(b->recat);
     peri__free(b->bags);
     peri_tensor_release(b->table);
+    *b = (peri__recat){0};
 }
 
 static int64_t rows_of(const peri_kjt_dist_args *a, int64_t rank, int64_t key)
@@ -130,18 +121,19 @@ static peri_status check_args(const peri_kjt_dist_args *a)
     return PERI_OK;
 }
 
-static peri_status rebuild_init(rebuild *b, const peri_kjt_dist_args *a)
+peri_status peri__recat_init(peri__recat *b, peri_device *device, int32_t keys, int32_t ranks, int32_t stagger,
+                             const int64_t *stride_per_rank, const int64_t *strides)
 {
-    int64_t n = b->segments = (int64_t)a->keys->count * a->ranks;
+    int64_t n = (int64_t)keys * ranks;
+    *b = (peri__recat){.segments = n, .in_order = true};
     b->recat = peri__alloc(sizeof *b->recat * (size_t)peri__max(n, 1));
     b->bags = peri__alloc(sizeof *b->bags * (size_t)(2 * n + 1 + 3 * n + 1));
     if (!b->recat || !b->bags) return PERI_ENOMEM;
-    PERI_TRY(peri_kjt_recat(a->keys->count, a->ranks, a->stagger, b->recat));
+    PERI_TRY(peri_kjt_recat(keys, ranks, stagger, b->recat));
     b->per_key_rank = b->bags + n + 1;
     int64_t *recat = b->per_key_rank + n, *inverse = recat + n, *first = inverse + n;
     b->bags[0] = first[0] = 0;
-    for (int64_t s = 0; s < n; s++) b->bags[s + 1] = b->bags[s] + rows_of(a, s / a->keys->count, s % a->keys->count);
-    b->in_order = true;
+    for (int64_t s = 0; s < n; s++) b->bags[s + 1] = b->bags[s] + (strides ? strides[s] : stride_per_rank[s / keys]);
     for (int64_t t = 0; t < n; t++) {
         int64_t s = b->recat[t];
         b->per_key_rank[t] = b->bags[s + 1] - b->bags[s];
@@ -150,7 +142,7 @@ static peri_status rebuild_init(rebuild *b, const peri_kjt_dist_args *a)
         first[t + 1] = first[t] + b->per_key_rank[t];
         b->in_order = b->in_order && s == t;
     }
-    return peri__upload_i64(peri__device(a->values), recat, 3 * n + 1, &b->table);
+    return b->in_order ? PERI_OK : peri__upload_i64(device, recat, 3 * n + 1, &b->table);
 }
 
 /** i64 [n] scratch on the device of @like. */
@@ -159,8 +151,7 @@ static peri_status scratch(const peri_tensor *like, int64_t n, peri_tensor **out
     return peri_tensor_new(peri__device(like), PERI_I64, 1, &n, out);
 }
 
-/** Where the values of each received segment begin, from the offsets of the result: @in [segments + 1], @result [segments + 1]. */
-static peri_status segment_offsets(const rebuild *b, const peri_tensor *offsets, peri_tensor **in, peri_tensor **result)
+peri_status peri__recat_offsets(const peri__recat *b, const peri_tensor *offsets, peri_tensor **in, peri_tensor **result)
 {
     int64_t n = b->segments, blocks = peri__max(1, peri__ceil_div(n, PERI_JAGGED_BLOCK));
     const int64_t *table = peri__data(b->table);
@@ -188,25 +179,34 @@ out:
     return status;
 }
 
-/** Copy rows of @src into @dst by segments of the recat. */
-static peri_status move(const rebuild *b, const peri_tensor *src, peri_tensor *dst, const int64_t *in, const int64_t *result)
+/** Copy rows of @src into @dst by segments: @permute and both offsets are on the device. */
+static peri_status move(const peri__recat *b, const peri_tensor *src, peri_tensor *dst, const int64_t *from, const int64_t *to,
+                        const int64_t *permute)
 {
     int64_t width = peri_dtype_size(src->dtype);
     for (int32_t d = 1; d < src->ndim; d++) width *= src->shape[d];
     if (width == 0) return PERI_OK;
-    peri_k_jagged_copy_args args = {.dst = peri__data(dst), .src = peri__data(src), .out_offsets = result, .in_offsets = in,
-                                    .permute = peri__data(b->table), .width = width, .segments = b->segments, .out_dtype = PERI_I64,
+    peri_k_jagged_copy_args args = {.dst = peri__data(dst), .src = peri__data(src), .out_offsets = to, .in_offsets = from,
+                                    .permute = permute, .width = width, .segments = b->segments, .out_dtype = PERI_I64,
                                     .in_dtype = PERI_I64, .permute_dtype = PERI_I64};
     return PERI_LAUNCH(peri__device(src), jagged_copy, &args, dst->shape[0], peri__max(1, (1 << 19) / width));
 }
 
+peri_status peri__recat_move(const peri__recat *b, const peri_tensor *src, peri_tensor *dst, const peri_tensor *in,
+                             const peri_tensor *result, bool back)
+{
+    const int64_t *recat = peri__data(b->table), *from = peri__data(back ? result : in), *to = peri__data(back ? in : result);
+    return move(b, src, dst, from, to, back ? recat + b->segments : recat);
+}
+
 /** lengths in the result's order. */
-static peri_status move_lengths(const rebuild *b, const peri_tensor *lengths, peri_tensor **out)
+static peri_status move_lengths(const peri__recat *b, const peri_tensor *lengths, peri_tensor **out)
 {
     peri_tensor *from = NULL;
     PERI_TRY(peri__tensor_like(lengths, 1, lengths->shape, out));
     PERI_TRY(peri__upload_i64(peri__device(lengths), b->bags, b->segments + 1, &from));
-    peri_status status = move(b, lengths, *out, peri__data(from), (const int64_t *)peri__data(b->table) + 2 * b->segments);
+    const int64_t *recat = peri__data(b->table);
+    peri_status status = move(b, lengths, *out, peri__data(from), recat + 2 * b->segments, recat);
     peri_tensor_release(from);
     return status;
 }
@@ -214,7 +214,7 @@ static peri_status move_lengths(const rebuild *b, const peri_tensor *lengths, pe
 peri_status peri_kjt_dist_init(const peri_kjt_dist_args *a, peri_kjt **out)
 {
     PERI_TRY(check_args(a));
-    rebuild b = {0};
+    peri__recat b = {0};
     peri_tensor *in = NULL, *result = NULL, *lengths = NULL, *values = NULL, *weights = NULL;
     peri__kjt_parts p = {.keys = a->keys, .ranks = a->strides ? a->ranks : 0, .longest = -1};
     peri_kjt *k = NULL;
@@ -222,7 +222,7 @@ peri_status peri_kjt_dist_init(const peri_kjt_dist_args *a, peri_kjt **out)
     PERI_TRY_GOTO(peri_tensor_contiguous(a->lengths, &lengths), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(a->values, &values), out);
     if (a->weights) PERI_TRY_GOTO(peri_tensor_contiguous(a->weights, &weights), out);
-    PERI_TRY_GOTO(rebuild_init(&b, a), out);
+    PERI_TRY_GOTO(peri__recat_init(&b, peri__device(values), a->keys->count, a->ranks, a->stagger, a->stride_per_rank, a->strides), out);
     p.stride_per_key_per_rank = a->strides ? b.per_key_rank : NULL;
     for (int32_t r = 0; r < a->ranks && !a->strides; r++) p.stride += a->stride_per_rank[r];
     for (int64_t i = 0; i < a->keys->count && a->strides; i++) {
@@ -242,9 +242,9 @@ peri_status peri_kjt_dist_init(const peri_kjt_dist_args *a, peri_kjt **out)
     PERI_TRY_GOTO(peri__kjt_adopt(&p, &k), out);
     PERI_TRY_GOTO(peri_kjt_sync_post(k), out); /* makes the offsets, clamped to the values */
     if (!b.in_order) {
-        PERI_TRY_GOTO(segment_offsets(&b, k->bags.offsets, &in, &result), out);
-        PERI_TRY_GOTO(move(&b, values, p.values, peri__data(in), peri__data(result)), out);
-        if (weights) PERI_TRY_GOTO(move(&b, weights, p.weights, peri__data(in), peri__data(result)), out);
+        PERI_TRY_GOTO(peri__recat_offsets(&b, k->bags.offsets, &in, &result), out);
+        PERI_TRY_GOTO(peri__recat_move(&b, values, p.values, in, result, false), out);
+        if (weights) PERI_TRY_GOTO(peri__recat_move(&b, weights, p.weights, in, result, false), out);
     }
     if (peri_device_host_access(peri__kjt_device(k))) PERI_TRY_GOTO(peri_kjt_sync(k), out);
     *out = k;
@@ -256,7 +256,7 @@ out:
         peri_tensor_release(p.values);
         peri_tensor_release(p.weights);
     }
-    rebuild_fini(&b);
+    peri__recat_fini(&b);
     peri_tensor_release(in);
     peri_tensor_release(result);
     peri_tensor_release(lengths);

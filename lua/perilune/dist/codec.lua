@@ -78,7 +78,7 @@ end
 -- -- codecs --------------------------------------------------------------------------------------------------------------------------
 
 --- QuantizedCommCodec { comm_precision = (one of codec.precisions), loss_scale (FP16, BF16), row_dim (FP8: none, INT8 and MX4: 32),
---- is_fwd = true (FP8: 4 exponent bits forward, 5 backward, unless exponent_bits says otherwise), exponent_bits, exponent_bias,
+--- is_fwd = true (FP8 in rows: 4 exponent bits forward, 5 backward, unless exponent_bits says otherwise), exponent_bits, exponent_bias,
 --- rounding_mode = "EVEN" (MX4), seed = 0 }
 local Codec = util.class "QuantizedCommCodec"
 M.QuantizedCommCodec = Codec
@@ -97,7 +97,10 @@ function Codec:init(args)
   config.format = formats[a.comm_precision]
   config.rounding = roundings[a.rounding_mode] - 1
   config.exponent_bits = 0
-  if a.comm_precision == "FP8" then config.exponent_bits = a.exponent_bits > 0 and a.exponent_bits or a.is_fwd and 4 or 5 end
+  if a.comm_precision == "FP8" then
+    local backward_rows = a.row_dim > 0 and not a.is_fwd
+    config.exponent_bits = a.exponent_bits > 0 and a.exponent_bits or backward_rows and 5 or 4
+  end
   config.exponent_bias = a.exponent_bias
   config.row_dim = util.integer(func, "row_dim", a.row_dim, 0, 2 ^ 20)
   config.loss_scale, config.seed = a.loss_scale, a.seed

@@ -14,7 +14,7 @@ local M = {
   resolve = awaitable.resolve, lazy_class = awaitable.lazy_class,
 }
 
-local lazy = { sim = "perilune.dist.sim", Reducer = "perilune.dist.reducer", codec = "perilune.dist.codec" }
+local lazy = { sim = "perilune.dist.sim", Reducer = "perilune.dist.reducer", codec = "perilune.dist.codec", ops = "perilune.dist.ops" }
 setmetatable(M, {
   __index = function(t, key)
     if lazy[key] then

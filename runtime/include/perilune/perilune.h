@@ -14,6 +14,7 @@
 #include <perilune/sparse.h>
 #include <perilune/comm.h>
 #include <perilune/codec.h>
+#include <perilune/exchange.h>
 #include <perilune/embed.h>
 #include <perilune/shard.h>
 #include <perilune/io.h>
