@@ -21,8 +21,6 @@ enum { PERI_JAGGED_BLOCK = 4096 };
 
 /* -- cumulative sums ------------------------------------------------------------------------------------------------------------- */
 
-enum { PERI_CUMSUM_COMPLETE = 0, PERI_CUMSUM_EXCLUSIVE = 1, PERI_CUMSUM_INCLUSIVE = 2 };
-
 /** Arguments of all three phases. x is rows x cols; each row is cut into `blocks` = max(1, ceil(cols / PERI_JAGGED_BLOCK)).
  *  Sums are modulo 2^64 (2^32 when y is i32). `limit` >= 0 asks for a checked sum of lengths: an x outside [0, limit] counts as 0, and
  *  no y exceeds limit, so that y is monotone and inside [0, limit] whatever x holds; limit < 2^50. */
@@ -107,7 +105,8 @@ typedef struct peri_k_jagged_copy_args {
 
 /** The adjoint of copying segments: for each segment p of dst, n = in(p + 1) - in(p) rows:
  *    dst[in(p) + i] = sum over j in [list_offsets[p], list_offsets[p + 1]) of src[out(list[j]) + i], 0 if there are none,
- *  in this order of j, from the first on, in f32 (f64 for f64). Offsets as in jagged_copy, all i64. range: rows of dst. */
+ *  in this order of j, from the first on, in f32 (f64 for f64). Offsets as in jagged_copy, all i64; NULL: segments of one row.
+ *  range: rows of dst. */
 typedef struct peri_k_jagged_sum_args {
     void *dst;
     const void *src;

@@ -22,12 +22,13 @@
 #include "dense.h"
 #include "jagged.h"
 #include "optim.h"
+#include "quantize.h"
 #include "sparse.h"
 #include "route.h"
 #include "tbe.h"
 
 #define PERI_KERNELS(X) PERI_KERNELS_CONVERT(X) PERI_KERNELS_DENSE(X) PERI_KERNELS_OPTIM(X) PERI_KERNELS_JAGGED(X) PERI_KERNELS_TBE(X) \
-    PERI_KERNELS_SPARSE(X) \
+    PERI_KERNELS_SPARSE(X) PERI_KERNELS_QUANTIZE(X) \
     PERI_KERNELS_ROUTE(X) PERI_KERNELS_CODEC(X)
 
 enum {

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels/sparse.h: sparse operators: ids cut into buckets. Words and conventions are those of kernels/jagged.h.
+ * kernels/sparse.h: sparse operators: ids cut into buckets, permutations, sums of segments, unique ids. Words and conventions are those
+ * of kernels/jagged.h; blocks are those of PERI_JAGGED_BLOCK elements.
  */
 #ifndef PERI_KERNELS_SPARSE_H
 #define PERI_KERNELS_SPARSE_H
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_SPARSE(X) X(bucketize_count) X(bucketize_place)
+#define PERI_KERNELS_SPARSE(X)                                                                                                       \
+    X(bucketize_count) X(bucketize_place) X(index_check) X(jagged_places) X(invert_permute) X(segment_sum) X(levels_to_dense)        \
+    X(segment_spread) X(bucketize_replay) X(levels_from_dense) X(sort_keys) X(sort_order) X(sort_lists) X(unique_count)             \
+    X(unique_write) X(unique_counts) X(mark_set) X(mark_count) X(mark_write) X(mark_lookup)
 
 /* -- buckets --------------------------------------------------------------------------------------------------------------------- */
 
@@ -47,5 +51,140 @@ typedef struct peri_k_bucketize_args {
     int64_t bags, buckets, n_features, width;
     int32_t offsets_dtype, ids_dtype, lengths_dtype;
 } peri_k_bucketize_args;
+
+/** unbucketize of bucketize_place from what the ids became: for id i of a bag, unbucketize[i] = cursor[mapping[i] * bags + bag]++, cursor
+ *  being `starts` before. A bucket outside [0, buckets) and a place outside [0, n) become -1. range: bags. */
+typedef struct peri_k_bucketize_replay_args {
+    const int64_t *offsets; /* bags + 1 */
+    const void *mapping;
+    int64_t *cursor; /* buckets x bags */
+    void *unbucketize;
+    int64_t bags, buckets, n;
+    int32_t mapping_dtype, out_dtype;
+} peri_k_bucketize_replay_args;
+
+/* -- indices and permutations ------------------------------------------------------------------------------------------------------ */
+
+/** For each block of x[n]: bad[b] = first i with x[i] outside [0, limit), else INT64_MAX; extent[2 b], extent[2 b + 1] = its smallest and
+ *  largest x (INT64_MAX, INT64_MIN if it is empty). Either may be NULL. range: blocks. */
+typedef struct peri_k_index_check_args {
+    const void *x;
+    int64_t *bad, *extent;
+    int64_t n, limit;
+    int32_t dtype;
+} peri_k_index_check_args;
+
+/** As jagged_copy, but out[row] = the row of the source that would be copied there: in(p) + row - out(t). With in_step 0 and no in_offsets
+ *  that is the place within the segment. range: rows. */
+typedef struct peri_k_jagged_places_args {
+    void *out;
+    const void *out_offsets, *in_offsets, *permute;
+    int64_t segments, out_step, in_step;
+    int32_t dtype, out_dtype, in_dtype, permute_dtype; /* dtype: of out */
+} peri_k_jagged_places_args;
+
+/** inverse[permute[i]] = i for every permute[i] in [0, n); of equal ones, any of the places. range: n. */
+typedef struct peri_k_invert_permute_args {
+    void *inverse;
+    const void *permute;
+    int64_t n;
+    int32_t dtype; /* of both */
+} peri_k_invert_permute_args;
+
+/** out[s] = sum of values[offsets[s] * step .. offsets[s + 1] * step). Integers modulo 2^width. Floats in their own dtype: 16 partial sums
+ *  (element i goes to number i % 16, in order, each starting from 0), added as ((p0 + p8) + (p4 + p12)) + ...: in halves. range: segments.
+ *  */
+typedef struct peri_k_segment_sum_args {
+    void *out;
+    const void *values, *offsets;
+    int64_t step;
+    int32_t dtype, offsets_dtype; /* dtype: F32, F64, I32, I64 */
+} peri_k_segment_sum_args;
+
+/** The adjoint: out[i] = grad[s] for i in [offsets[s] * step, offsets[s + 1] * step), 0 for i that no segment has. range: segments; the
+ *  first also writes what lies before it, the last what lies behind. */
+typedef struct peri_k_segment_spread_args {
+    void *out;
+    const void *grad, *offsets;
+    int64_t step, segments, n;
+    int32_t dtype, offsets_dtype; /* dtype: F32, F64 */
+} peri_k_segment_spread_args;
+
+/* -- several levels of bags -------------------------------------------------------------------------------------------------------- */
+
+enum { PERI_MAX_LEVELS = 5 };
+
+/** A tree of bags: offsets[0] cuts the bags of level 0 into those of level 1, ..., the last one cuts the values. dense is
+ *  [bags, max[0], ..., max[levels - 1]] rows of `width` bytes. levels_to_dense: each row is the value at these coordinates, padding where
+ *  there is none. range: rows of dense. levels_from_dense: each value is the row at its coordinates, 0 where one of them reaches max.
+ *  range: rows of values. */
+typedef struct peri_k_levels_args {
+    void *dense, *values;
+    const void *offsets[PERI_MAX_LEVELS];
+    int64_t bags[PERI_MAX_LEVELS], max[PERI_MAX_LEVELS]; /* bags: entries of offsets less one */
+    int64_t width, element;
+    uint64_t padding[2];
+    int32_t levels, offsets_dtype;
+} peri_k_levels_args;
+
+/* -- sorting and unique ids -------------------------------------------------------------------------------------------------------- */
+
+/** keys[i] = (((x[j] - base) >> shift) mod 2^bits) << place_bits | i, j = order ? order[i] : i, x taken as unsigned. range: n. */
+typedef struct peri_k_sort_keys_args {
+    const void *x;
+    const int64_t *order;
+    uint64_t *keys;
+    int64_t base;
+    int32_t dtype, shift, bits, place_bits;
+} peri_k_sort_keys_args;
+
+/** out[i] = order ? order[p] : p, p = keys[i] mod 2^place_bits. range: n. */
+typedef struct peri_k_sort_order_args {
+    const uint64_t *keys;
+    const int64_t *order;
+    int64_t *out;
+    int32_t place_bits;
+} peri_k_sort_order_args;
+
+/** The lists of equal numbers in sorted keys, number(i) = keys[i] >> place_bits < lists: list[i] = place of keys[i]; offsets[l] = first i
+ *  with
+ *  number(i) >= l, offsets[lists] = n. range: n + 1. */
+typedef struct peri_k_sort_lists_args {
+    const uint64_t *keys;
+    int64_t *list, *offsets;
+    int64_t n, lists;
+    int32_t place_bits;
+} peri_k_sort_lists_args;
+
+/** x[order[0]], x[order[1]], ... rises. unique_count: sums[b] = number of i in block b where x[order[i]] differs from the one before (i = 0
+ *  does). range: blocks. unique_write, sums being the exclusive cumulative sum: for the u-th such i: unique[u] = x[order[i]], starts[u] = i
+ *  (starts[total] = n); for all i up to the next: inverse[order[i]] = u. inverse and starts may be NULL. range: blocks.
+ *  unique_counts: counts[u] = starts[u + 1] - starts[u]. range: unique ids. */
+typedef struct peri_k_unique_args {
+    const void *x;
+    const int64_t *order;
+    int64_t *sums;
+    void *unique;
+    int64_t *starts, *inverse, *counts;
+    int64_t n;
+    int32_t dtype;
+} peri_k_unique_args;
+
+/** Unique ids of a narrow range [base, base + size) by marking them. mark_set: marks[x[i] - base] = 1 (bytes, zero before). range: n.
+ *  mark_count, for each block of marks: words[w] = one bit for each of 64 marks; sums[b] = marks of the block. range: blocks.
+ *  mark_write, sums being the exclusive cumulative sum, for each block: ranks[w] = marks before word w; unique[rank] = base + place of
+ *  each mark. range: blocks. mark_lookup: inverse[i] = marks before x[i]'s; counts[inverse[i]] += 1 (zero before; any order) if counts.
+ *  range: n. */
+typedef struct peri_k_mark_args {
+    const void *x;
+    uint8_t *marks; /* size rounded up to 64 */
+    uint64_t *words;
+    int32_t *ranks;
+    int64_t *sums;
+    void *unique;
+    int64_t *inverse, *counts;
+    int64_t base, size;
+    int32_t dtype;
+} peri_k_mark_args;
 
 #endif

@@ -223,10 +223,29 @@ static inline __attribute__((always_inline)) void cpu_copy_segments(const peri_k
     }
 }
 
+/** dst[row] = src[permute[row]]. */
+static void cpu_copy_rows(const peri_k_jagged_copy_args *a, int64_t begin, int64_t end)
+{
+    enum { AHEAD = 16 };
+    const char *src = a->src;
+    char *dst = a->dst;
+    for (int64_t row = begin; row < end; row++) {
+        const char *from = src + ref_int(a->permute, row, a->permute_dtype) * a->width;
+        if (row + AHEAD < end) __builtin_prefetch(src + ref_int(a->permute, row + AHEAD, a->permute_dtype) * a->width);
+        if (a->width == 8) memcpy(dst + row * 8, from, 8);
+        else if (a->width == 4) memcpy(dst + row * 4, from, 4);
+        else cpu_move(dst + row * a->width, from, a->width);
+    }
+}
+
 static void cpu_jagged_copy(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_jagged_copy_args *a = args;
     if (a->segments == 0) return;
+    if (a->permute && !a->out_offsets && !a->in_offsets && a->out_step == 1 && a->in_step == 1) {
+        cpu_copy_rows(a, begin, ref_min(end, a->segments));
+        return;
+    }
     end = ref_min(end, ref_offset(a->out_offsets, a->out_dtype, a->out_step, a->segments));
     if (begin >= end) return;
     int64_t t = ref_segment_of(a->out_offsets, a->out_dtype, a->out_step, a->segments, begin);
@@ -267,9 +286,10 @@ static void cpu_jagged_sum(const void *args, int64_t begin, int64_t end)
         ref_jagged_sum(args, begin, end);
         return;
     }
-    int64_t p = ref_segment_of(a->in_offsets, PERI_I64, 0, a->segments, begin);
+    int64_t p = ref_segment_of(a->in_offsets, PERI_I64, 1, a->segments, begin);
     for (int64_t row = begin; row < end; p++) {
-        int64_t last = ref_min(a->in_offsets[p + 1], end), at = row - a->in_offsets[p], n = (last - row) * a->columns;
+        int64_t last = ref_min(ref_offset(a->in_offsets, PERI_I64, 1, p + 1), end), at = row - ref_offset(a->in_offsets, PERI_I64, 1, p);
+        int64_t n = (last - row) * a->columns;
         float *dst = (float *)a->dst + row * a->columns;
         int64_t j = a->list_offsets[p], stop = a->list_offsets[p + 1];
         if (j == stop) memset(dst, 0, sizeof *dst * (size_t)n);
@@ -277,7 +297,8 @@ static void cpu_jagged_sum(const void *args, int64_t begin, int64_t end)
             const float *blocks[AT_ONCE + 1];
             int64_t count = 0;
             if (!first) blocks[count++] = dst; /* go on from what is there */
-            while (j < stop && count <= AT_ONCE) blocks[count++] = (const float *)a->src + (a->out_offsets[a->list[j++]] + at) * a->columns;
+            while (j < stop && count <= AT_ONCE)
+                blocks[count++] = (const float *)a->src + (ref_offset(a->out_offsets, PERI_I64, 1, a->list[j++]) + at) * a->columns;
             if (first) cpu_sum_f32(dst, blocks, count, n);
             else
                 for (int64_t k = 1; k < count; k++)

@@ -172,12 +172,12 @@ static void ref_jagged_sum(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_jagged_sum_args *a = args;
     for (int64_t row = begin; row < end; row++) {
-        int64_t p = ref_segment_of(a->in_offsets, PERI_I64, 0, a->segments, row), at = row - a->in_offsets[p];
+        int64_t p = ref_segment_of(a->in_offsets, PERI_I64, 1, a->segments, row), at = row - ref_offset(a->in_offsets, PERI_I64, 1, p);
         for (int64_t c = 0; c < a->columns; c++) {
             double wide = 0;
             float sum = 0;
             for (int64_t j = a->list_offsets[p]; j < a->list_offsets[p + 1]; j++) {
-                int64_t from = (a->out_offsets[a->list[j]] + at) * a->columns + c;
+                int64_t from = (ref_offset(a->out_offsets, PERI_I64, 1, a->list[j]) + at) * a->columns + c;
                 bool first = j == a->list_offsets[p];
                 if (a->dtype == PERI_F64) wide = first ? ((const double *)a->src)[from] : wide + ((const double *)a->src)[from];
                 else sum = first ? ((const float *)a->src)[from] : sum + ((const float *)a->src)[from];

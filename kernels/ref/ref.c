@@ -15,6 +15,7 @@
 #include "dense.c"
 #include "jagged.c"
 #include "optim.c"
+#include "quantize.c"
 #include "sparse.c"
 #include "route.c"
 #include "tbe.c"

@@ -9,6 +9,7 @@ local modules = {
   dist = "perilune.dist",
   nn = "perilune.nn",
   data = "perilune.data",
+  sparse = "perilune.sparse",
   embed = "perilune.embed",
   plan = "perilune.plan",
   shard = "perilune.shard",

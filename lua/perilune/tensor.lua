@@ -157,6 +157,25 @@ function methods:item(i)
   return number[0]
 end
 
+local u32 = ffi.typeof "uint32_t *"
+
+--- Like read, for numbers that become Lua's: every NaN is the plain one (LuaJIT takes some NaN bits for other types).
+local function numbers(t, name)
+  local buffer, n = t:read()
+  local words = ffi.cast(u32, buffer)
+  if name == "f32" or name == "c64" then
+    for i = 0, n - 1 do
+      if bit.band(words[i], 0x7fffffff) > 0x7f800000 then words[i] = 0x7fc00000 end
+    end
+  elseif name == "f64" or name == "c128" then
+    for i = 0, n - 1 do
+      local high = bit.band(words[2 * i + 1], 0x7fffffff)
+      if high > 0x7ff00000 or high == 0x7ff00000 and words[2 * i] ~= 0 then words[2 * i], words[2 * i + 1] = 0, 0x7ff80000 end
+    end
+  end
+  return buffer, n
+end
+
 local function nest(buffer, at, shape, depth, width)
   local list = {}
   if depth > #shape then return buffer[at], at + 1 end
@@ -168,7 +187,7 @@ end
 function methods:to_list()
   local name = self:dtype()
   if name == "f16" or name == "bf16" then return self:to("f32"):to_list() end
-  local buffer, n = self:read()
+  local buffer, n = numbers(self, name)
   local list = {}
   for i = 1, n do list[i] = tonumber(buffer[i - 1]) end
   return list
@@ -178,12 +197,12 @@ end
 function methods:to_table()
   local name = self:dtype()
   if name == "f16" or name == "bf16" then return self:to("f32"):to_table() end
-  local buffer, n = self:read()
-  local numbers = {}
-  for i = 0, n - 1 do numbers[i] = tonumber(buffer[i]) end
+  local buffer, n = numbers(self, name)
+  local flat = {}
+  for i = 0, n - 1 do flat[i] = tonumber(buffer[i]) end
   local shape = self:shape()
   if parts[name] then shape[#shape + 1] = 2 end
-  return (nest(numbers, 0, shape, 1))
+  return (nest(flat, 0, shape, 1))
 end
 
 meta.__tostring = function(t)

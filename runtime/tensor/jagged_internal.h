@@ -115,6 +115,25 @@ peri_status peri__tensors_equal(const peri_tensor *a, const peri_tensor *b, bool
 /** Bytes of the elements of @t, 0 for NULL. */
 int64_t peri__tensor_bytes(const peri_tensor *t);
 
+/* -- columns: blocks of columns of some matrices copied or summed into others ---------------------------------------------------------- */
+
+/** A table under construction. */
+typedef struct peri__columns {
+    int64_t *words; /* items, then sources: kernels/jagged.h, columns_sum */
+    int64_t items, sources, room_items;
+} peri__columns;
+
+/** Room for so many. */
+peri_status peri__columns_init(peri__columns *t, int64_t items, int64_t sources);
+void peri__columns_fini(peri__columns *t);
+/** The next block of columns to be written; its sources follow, one by one. Matrices have unit stride inside a row. */
+void peri__columns_item(peri__columns *t, const peri_tensor *dst, int64_t column, int64_t columns);
+void peri__columns_source(peri__columns *t, const peri_tensor *src, int64_t column);
+/** Queue it; all matrices have @rows rows of @dtype (f32, f64, f16, bf16). */
+peri_status peri__columns_run(const peri__columns *t, peri_device *device, int32_t dtype, int64_t rows);
+/** A matrix with unit stride inside its rows: @t (a new reference) or a contiguous copy. */
+peri_status peri__columns_rows(peri_tensor *t, peri_tensor **out);
+
 /* -- containers ------------------------------------------------------------------------------------------------------------------------ */
 
 struct peri_jt {

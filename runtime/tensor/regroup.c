@@ -126,68 +126,6 @@ peri_status peri_regroup_new(peri_kt *const *kts, int32_t n_kts, peri_keys *cons
 
 /* -- running --------------------------------------------------------------------------------------------------------------------- */
 
-/** Words of a table under construction: items, then sources. */
-typedef struct table {
-    int64_t *words;
-    int64_t items, sources, room_items;
-} table;
-
-static peri_status table_init(table *t, int64_t items, int64_t sources)
-{
-    *t = (table){.room_items = items};
-    t->words = peri__alloc(sizeof *t->words * (size_t)peri__max(1, items * PERI_ITEM_WORDS + sources * PERI_SOURCE_WORDS));
-    return t->words ? PERI_OK : PERI_ENOMEM;
-}
-
-static char *address(const peri_tensor *t, int64_t column)
-{
-    return (char *)peri__data(t) + column * peri_dtype_size(t->dtype);
-}
-
-/** The next block of columns to be written; its sources follow by table_source. */
-static void table_item(table *t, const peri_tensor *dst, int64_t column, int64_t columns)
-{
-    int64_t *w = t->words + t->items++ * PERI_ITEM_WORDS;
-    w[PERI_ITEM_DST] = (int64_t)(intptr_t)address(dst, column);
-    w[PERI_ITEM_STRIDE] = dst->stride[0];
-    w[PERI_ITEM_COLUMNS] = columns;
-    w[PERI_ITEM_FIRST] = t->sources;
-    w[PERI_ITEM_SOURCES] = 0;
-}
-
-static void table_source(table *t, const peri_tensor *src, int64_t column)
-{
-    int64_t *w = t->words + t->room_items * PERI_ITEM_WORDS + t->sources++ * PERI_SOURCE_WORDS;
-    w[PERI_SOURCE_ADDRESS] = (int64_t)(intptr_t)address(src, column);
-    w[PERI_SOURCE_STRIDE] = src->stride[0];
-    t->words[(t->items - 1) * PERI_ITEM_WORDS + PERI_ITEM_SOURCES]++;
-}
-
-static peri_status table_run(const table *t, peri_device *device, int32_t dtype, int64_t rows)
-{
-    peri_tensor *words;
-    if (t->items == 0) return PERI_OK;
-    PERI_TRY(peri__upload_i64(device, t->words, t->room_items * PERI_ITEM_WORDS + t->sources * PERI_SOURCE_WORDS, &words));
-    const int64_t *data = peri__data(words);
-    int64_t elements = 0;
-    for (int64_t i = 0; i < t->items; i++) elements += t->words[i * PERI_ITEM_WORDS + PERI_ITEM_COLUMNS];
-    peri_k_columns_sum_args args = {.items = data, .sources = data + t->room_items * PERI_ITEM_WORDS, .n_items = t->items, .dtype = dtype};
-    peri_status status = PERI_LAUNCH(device, columns_sum, &args, rows, peri__max(1, (1 << 17) / peri__max(elements, 1)));
-    peri_tensor_release(words);
-    return status;
-}
-
-/** Rows with unit stride inside; a contiguous copy otherwise. */
-static peri_status rows_of(peri_tensor *t, peri_tensor **out)
-{
-    if (t->stride[1] == 1 || t->shape[1] <= 1) {
-        peri_tensor_retain(t);
-        *out = t;
-        return PERI_OK;
-    }
-    return peri_tensor_contiguous(t, out);
-}
-
 static void release_all(peri_tensor **t, int64_t n)
 {
     for (int64_t i = 0; t && i < n; i++) peri_tensor_release(t[i]);
@@ -195,15 +133,15 @@ static void release_all(peri_tensor **t, int64_t n)
 }
 
 /** For each key of kt @k, its columns of @grad: the sum over the blocks that took them. @flat: gradients of the groups, or NULL. */
-static void backward_items(const peri_regroup *p, int32_t k, peri_tensor *grad, peri_tensor *const *flat, table *t)
+static void backward_items(const peri_regroup *p, int32_t k, peri_tensor *grad, peri_tensor *const *flat, peri__columns *t)
 {
     int64_t at = 0;
     for (int32_t key = 0; key < p->keys[k]->count; key++) {
-        table_item(t, grad, at, p->lengths[k][key]);
+        peri__columns_item(t, grad, at, p->lengths[k][key]);
         int64_t number = p->key_base[k] + key;
         for (int64_t i = p->use_first[number]; i < p->use_first[number + 1]; i++) {
             const block *b = &p->blocks[p->uses[i]];
-            if (flat[b->group]) table_source(t, flat[b->group], b->to);
+            if (flat[b->group]) peri__columns_source(t, flat[b->group], b->to);
         }
         at += p->lengths[k][key];
     }
@@ -215,17 +153,17 @@ static peri_status regroup_backward(peri__node *node, peri_tensor *const *grad_o
     const peri_regroup *p = node->state;
     const peri_tensor *any = NULL;
     int64_t keys = 0;
-    table t = {0};
+    peri__columns t = {0};
     peri_tensor **flat = peri__alloc_zero(sizeof *flat * (size_t)p->n_groups);
     peri_tensor **grad = peri__alloc_zero(sizeof *grad * (size_t)p->n_kts);
     peri_status status = flat && grad ? PERI_OK : PERI_ENOMEM;
     for (int32_t g = 0; g < p->n_groups && status >= 0; g++)
         if (grad_out[g]) {
             any = grad_out[g];
-            status = rows_of(grad_out[g], &flat[g]);
+            status = peri__columns_rows(grad_out[g], &flat[g]);
         }
     for (int32_t k = 0; k < p->n_kts; k++) keys += p->keys[k]->count;
-    if (status >= 0) status = table_init(&t, keys, p->first[p->n_groups]);
+    if (status >= 0) status = peri__columns_init(&t, keys, p->first[p->n_groups]);
     for (int32_t k = 0; k < p->n_kts && status >= 0; k++) {
         int64_t shape[2] = {any->shape[0], 0};
         if (!peri__needs(node, k)) continue;
@@ -233,12 +171,12 @@ static peri_status regroup_backward(peri__node *node, peri_tensor *const *grad_o
         status = peri__tensor_like(any, 2, shape, &grad[k]);
         if (status >= 0) backward_items(p, k, grad[k], flat, &t);
     }
-    if (status >= 0) status = table_run(&t, peri__device(any), any->dtype, any->shape[0]);
+    if (status >= 0) status = peri__columns_run(&t, peri__device(any), any->dtype, any->shape[0]);
     for (int32_t k = 0; k < p->n_kts && status >= 0; k++) {
         grad_in[k] = grad[k];
         grad[k] = NULL;
     }
-    peri__free(t.words);
+    peri__columns_fini(&t);
     release_all(flat, p->n_groups);
     release_all(grad, p->n_kts);
     return status;
@@ -276,19 +214,19 @@ static peri_status check_inputs(const peri_regroup *p, peri_kt *const *kts, int3
 /** The outputs and the table that fills them. */
 static peri_status forward(const peri_regroup *p, peri_tensor *const *in, peri_tensor **made)
 {
-    table t;
-    PERI_TRY(table_init(&t, p->first[p->n_groups], p->first[p->n_groups]));
+    peri__columns t;
+    PERI_TRY(peri__columns_init(&t, p->first[p->n_groups], p->first[p->n_groups]));
     peri_status status = PERI_OK;
     for (int32_t g = 0; g < p->n_groups && status >= 0; g++) {
         status = peri__tensor_like(in[0], 2, (const int64_t[]){in[0]->shape[0], p->columns[g]}, &made[g]);
         for (int64_t i = p->first[g]; i < p->first[g + 1] && status >= 0; i++) {
             const block *b = &p->blocks[i];
-            table_item(&t, made[g], b->to, b->columns);
-            table_source(&t, in[b->kt], b->from);
+            peri__columns_item(&t, made[g], b->to, b->columns);
+            peri__columns_source(&t, in[b->kt], b->from);
         }
     }
-    if (status >= 0) status = table_run(&t, peri__device(in[0]), in[0]->dtype, in[0]->shape[0]);
-    peri__free(t.words);
+    if (status >= 0) status = peri__columns_run(&t, peri__device(in[0]), in[0]->dtype, in[0]->shape[0]);
+    peri__columns_fini(&t);
     return status;
 }
 
@@ -297,7 +235,7 @@ peri_status peri_regroup_run(peri_regroup *p, peri_kt *const *kts, int32_t n, pe
     PERI_TRY(check_inputs(p, kts, n));
     peri_tensor **in = peri__alloc_zero(sizeof *in * (size_t)n), **made = peri__alloc_zero(sizeof *made * (size_t)p->n_groups);
     peri_status status = in && made ? PERI_OK : PERI_ENOMEM;
-    for (int32_t i = 0; i < n && status >= 0; i++) status = rows_of(kts[i]->values, &in[i]);
+    for (int32_t i = 0; i < n && status >= 0; i++) status = peri__columns_rows(kts[i]->values, &in[i]);
     if (status >= 0) status = forward(p, in, made);
     if (status >= 0 && peri__recording(in, n)) {
         peri__node *node;

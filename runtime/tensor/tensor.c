@@ -4,6 +4,8 @@
  */
 #include "internal.h"
 
+#include <math.h>
+
 #include <stdio.h>
 
 enum { GRAIN = 1 << 15 }; /* elements of a copy that are worth a thread */
@@ -258,6 +260,7 @@ peri_status peri_tensor_item(const peri_tensor *t, int64_t index, double *out)
     PERI_TRY(fetch(&one, raw, peri_dtype_size(t->dtype)));
     peri_k_convert_args args = {.dst = out, .src = raw, .dst_dtype = PERI_F64, .src_dtype = t->dtype, .ndim = 0};
     peri_kernels_get()->fn[PERI_K_convert](&args, 0, 1);
+    if (*out != *out) *out = (double)NAN; /* bindings may give other NaN bits a meaning (LuaJIT does) */
     return PERI_OK;
 }
 

@@ -4,7 +4,7 @@ local peri = require "perilune"
 local argparse = require "argparse"
 local json = require "dkjson"
 local C = peri.ffi.C
-local KJT, JT, KT, sparse = peri.KeyedJaggedTensor, peri.JaggedTensor, peri.KeyedTensor, peri.jagged.sparse
+local KJT, JT, KT, sparse = peri.KeyedJaggedTensor, peri.JaggedTensor, peri.KeyedTensor, peri.sparse
 
 local parser = argparse("tests/bench/sparse.lua", "Speed of jagged containers and sparse operators.")
 parser:option("--out", "Append results as JSON lines to this file.")

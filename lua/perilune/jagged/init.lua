@@ -1,4 +1,4 @@
--- jagged: key lists, JaggedTensor, KeyedJaggedTensor, KeyedTensor, and the sparse operators.
+-- jagged: key lists, JaggedTensor, KeyedJaggedTensor, KeyedTensor.
 local JaggedTensor = require "perilune.jagged.jt"
 local KeyedJaggedTensor = require "perilune.jagged.kjt"
 local KeyedTensor = require "perilune.jagged.kt"
@@ -8,7 +8,6 @@ return {
   JaggedTensor = JaggedTensor,
   KeyedJaggedTensor = KeyedJaggedTensor,
   KeyedTensor = KeyedTensor,
-  sparse = require "perilune.jagged.sparse",
   KTRegroupAsDict = KeyedTensor.KTRegroupAsDict,
   jt_is_equal = function(a, b) return a:equal(b) end,
   kjt_is_equal = function(a, b) return a:equal(b) end,

@@ -88,6 +88,9 @@ enum {
     PERI_ROUND_COUNT = 5
 };
 
+/** What cumulative sums of x begin and end with: COMPLETE 0 and the sum (one entry more than x has), EXCLUSIVE 0, INCLUSIVE the sum. */
+enum { PERI_CUMSUM_COMPLETE = 0, PERI_CUMSUM_EXCLUSIVE = 1, PERI_CUMSUM_INCLUSIVE = 2 };
+
 /** Constants of a fixed size that appear in public structs. */
 enum { PERI_MAX_DIMS = 8, PERI_MESSAGE_MAX = 512 };
 

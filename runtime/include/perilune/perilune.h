@@ -12,6 +12,7 @@
 #include <perilune/optim.h>
 #include <perilune/jagged.h>
 #include <perilune/sparse.h>
+#include <perilune/quantize.h>
 #include <perilune/comm.h>
 #include <perilune/codec.h>
 #include <perilune/exchange.h>

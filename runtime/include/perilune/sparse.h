@@ -51,4 +51,77 @@ PERI_API peri_status peri_sparse_bucketize(const peri_bucket_args *args, peri_te
  *  kjt's, or with bucketize_pos the positions. @unbucketize (may be NULL if not args->sequence) as above. */
 PERI_API peri_status peri_kjt_bucketize(peri_kjt *kjt, const peri_bucket_args *args, peri_kjt **out, peri_tensor **unbucketize);
 
+/** The unbucketize permutation from what is known afterwards: @lengths [bags] before, @bucketized_lengths [buckets * bags], and each id's
+ *  bucket @mapping [n]. @out [n] of mapping's dtype. A bucket out of range, or lengths that do not agree with it, are errors. */
+PERI_API peri_status peri_sparse_bucketize_replay(peri_tensor *lengths, peri_tensor *bucketized_lengths, peri_tensor *mapping,
+                                                  peri_tensor **out);
+
+/* -- cumulative sums ------------------------------------------------------------------------------------------------------ */
+
+/** Cumulative sums of @x [n], or of every row of @x [rows, n]; @mode: PERI_CUMSUM_*. @out has x's dtype; a sum that does not fit is
+ *  PERI_ERANGE. */
+PERI_API peri_status peri_sparse_cumsum(peri_tensor *x, int32_t mode, peri_tensor **out);
+
+/* -- permutations --------------------------------------------------------------------------------------------------------- */
+
+typedef struct peri_permute_result {
+    peri_tensor *lengths; /* dtype of the given lengths */
+    peri_tensor *values;
+    peri_tensor *weights; /* NULL if there were none */
+} peri_permute_result;
+
+/** Segments in another order: with @lengths [T] a segment is a bag, with [T, B] a row of B bags; @values [n, ...] and @weights [n, ...] (or
+ *  NULL) hold their rows one after the other. Segment i of the result is segment permute[i]; @permute [T'], repeats and subsets are fine.
+ *  With gradient: a row gets the sum of the gradients of its copies. */
+PERI_API peri_status peri_sparse_permute(peri_tensor *permute, peri_tensor *lengths, peri_tensor *values, peri_tensor *weights,
+                                         peri_permute_result *out);
+/** Row i of the result is row indices[i] of @values [n, ...]; @indices [k], repeats are fine. With gradient. */
+PERI_API peri_status peri_sparse_index_select(peri_tensor *values, peri_tensor *indices, peri_tensor **out);
+/** out[permute[i]] = i; every number of 0..n-1 stands once in @permute [n]. */
+PERI_API peri_status peri_sparse_invert_permute(peri_tensor *permute, peri_tensor **out);
+/** A permutation of segments as one of elements: out[out_offsets[t] + i] = in_offsets[permute[t]] + i for each place i of the segment.
+ *  Offsets are complete: @in_offsets [T + 1], @out_offsets [T' + 1], of equal segments. @size: the last of out_offsets, or -1. @out has
+ *  permute's dtype. */
+PERI_API peri_status peri_sparse_expand_permute(peri_tensor *permute, peri_tensor *in_offsets, peri_tensor *out_offsets, int64_t size,
+                                                peri_tensor **out);
+/** 0, 1, ... within each segment: segment i covers [offsets[i], offsets[i + 1]), the last one ends at @size. @offsets [T] begin with 0.
+ *  @out [size] of the same dtype. */
+PERI_API peri_status peri_sparse_offsets_range(peri_tensor *offsets, int64_t size, peri_tensor **out);
+/** 0, 1, ..., lengths[i] - 1 for each i. */
+PERI_API peri_status peri_sparse_lengths_range(peri_tensor *lengths, peri_tensor **out);
+/** Column blocks of @pooled [rows, columns] (f32, f64, f16, bf16) in another order. @features blocks begin at the columns
+ *  offsets[features + 1] (host, complete); block i of the result is block permute[i] (host, @n of them; repeats and subsets are
+ *  fine). With gradient (f32, f64). */
+PERI_API peri_status peri_sparse_permute_pooled(peri_tensor *pooled, const int64_t *offsets, int64_t features, const int64_t *permute,
+                                                int64_t n, peri_tensor **out);
+
+/* -- segments ------------------------------------------------------------------------------------------------------------- */
+
+/** out[s] = sum of values[offsets[s] * step .. offsets[s + 1] * step). @values [n] f32, f64, i32 or i64 (modulo 2^width), n a multiple of
+ *  @step; the last of @offsets is n / step. With gradient. */
+PERI_API peri_status peri_sparse_segment_sum(peri_tensor *values, peri_tensor *offsets, int64_t step, peri_tensor **out);
+
+/* -- jagged and dense ----------------------------------------------------------------------------------------------------- */
+
+/** @values [n, ...] under @levels (1..5) levels of bags: offsets[0] cuts the bags of level 0 into those of level 1, ..., the last one
+ *  cuts the values. @out [bags, max[0], ..., max[levels - 1], ...]: each bag keeps its first max[level] members, what is not there is
+ *  @padding. With gradient. */
+PERI_API peri_status peri_sparse_jagged_to_dense(peri_tensor *values, peri_tensor *const *offsets, const int64_t *max, int32_t levels,
+                                                 double padding, peri_tensor **out);
+/** The way back: @dense [bags, a size for each level, ...]; members beyond a size are 0. @rows: number of values, or -1: as the last
+ *  offset says. With gradient. */
+PERI_API peri_status peri_sparse_dense_to_jagged(peri_tensor *dense, peri_tensor *const *offsets, int32_t levels, int64_t rows,
+                                                 peri_tensor **out);
+
+/* -- distinct ids --------------------------------------------------------------------------------------------------------- */
+
+typedef struct peri_unique_result {
+    peri_tensor *unique;  /* each id once, ascending, dtype of the ids */
+    peri_tensor *inverse; /* i64 [n]: unique[inverse[i]] = ids[i]; NULL if not asked for */
+    peri_tensor *counts;  /* i64, one for each of unique; NULL if not asked for */
+} peri_unique_result;
+
+/** The distinct numbers among @ids [n], n < 2^32. */
+PERI_API peri_status peri_sparse_unique(peri_tensor *ids, bool inverse, bool counts, peri_unique_result *out);
+
 #endif

@@ -1,4 +1,4 @@
--- sparse.lua: sparse operators on tensors: what FBGEMM calls its sparse ops. Positions and offsets count from 0.
+-- buckets.lua: ids dealt to the shards of a table.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
@@ -7,8 +7,6 @@ local KeyedJaggedTensor = require "perilune.jagged.kjt"
 local C, check = P.C, P.check
 
 local M = {}
-
--- -- buckets -----------------------------------------------------------------------------------------------------------------------
 
 local bucket_args = ffi.new "peri_bucket_args"
 local bucket_result = ffi.new "peri_bucket_result"
@@ -77,6 +75,19 @@ function M.block_bucketize_sparse_features(a)
     if bucket_result[field] ~= nil then r[name] = Tensor.wrap(bucket_result[field]) end
   end
   return r
+end
+
+--- bucket = id % my_size, new id = id / my_size; as above.
+function M.bucketize_sparse_features(lengths, indices, bucketize_pos, my_size, weights)
+  return M.block_bucketize_sparse_features { lengths = lengths, indices = indices, weights = weights, block_sizes = { 0 },
+    bucketize_pos = bucketize_pos or false, my_size = my_size }
+end
+
+--- The unbucketize permutation from the buckets of ids (bucket_mapping) and both lengths.
+function M.populate_bucketized_permute(lengths, bucketized_lengths, bucket_mapping)
+  Tensor.out[0] = nil
+  check(C.peri_sparse_bucketize_replay(Tensor.ptr(lengths), Tensor.ptr(bucketized_lengths), Tensor.ptr(bucket_mapping), Tensor.out))
+  return Tensor.wrap(Tensor.out[0])
 end
 
 local kjt_out, tensor_out = ffi.new "peri_kjt *[1]", Tensor.out

@@ -2,9 +2,8 @@
  *
  * bucketize.c: ids dealt to the shards of a table.
  */
-#include "jagged_internal.h"
+#include "internal.h"
 
-#include <perilune/sparse.h>
 #include <stdio.h>
 
 /** Features and bounds as the kernel wants them, in one i64 tensor. */
@@ -277,5 +276,77 @@ out:
     peri__free(per_rank);
     peri_keys_release(parts.keys);
     peri_tensor_release(p.table);
+    return status;
+}
+
+/* -- afterwards ------------------------------------------------------------------------------------------------------------------ */
+
+/** Every cursor has moved to the next one's start: the mapping has put as many ids there as the lengths say. */
+static peri_status check_replayed(const char *f, const peri_tensor *cursor, const peri_tensor *starts)
+{
+    int64_t slots = starts->shape[0] - 1, bytes = slots * 8;
+    int64_t *host = peri__alloc((size_t)peri__max(1, 2 * bytes + 8));
+    if (!host) return PERI_ENOMEM;
+    peri_tensor *head = NULL;
+    int64_t one = 1;
+    peri_status status;
+    PERI_TRY_GOTO(peri__tensor_view((peri_tensor *)cursor, 1, &slots, &one, 0, &head), out);
+    PERI_TRY_GOTO(peri_tensor_read(head, host, bytes), out);
+    PERI_TRY_GOTO(peri_tensor_read(starts, host + slots, bytes + 8), out);
+    for (int64_t s = 0; s < slots && status >= 0; s++)
+        if (host[s] != host[slots + s + 1])
+            status = peri__fail(PERI_EINVAL, "%s: bucketized_lengths[%lld] is %lld, but bucket_mapping puts %lld ids there", f,
+                                (long long)s,
+                                (long long)(host[slots + s + 1] - host[slots + s]), (long long)(host[s] - host[slots + s]));
+out:
+    peri_tensor_release(head);
+    peri__free(host);
+    return status;
+}
+
+/** The number of buckets that lengths [bags] and bucketized lengths [buckets * bags] of @mapping's ids say. */
+static peri_status check_replay(const char *f, const peri_tensor *lengths, const peri_tensor *cut, const peri_tensor *mapping, int64_t *out)
+{
+    PERI_TRY(peri__check_ints(f, "bucket_mapping", mapping, 1, NULL));
+    PERI_TRY(peri__check_ints(f, "lengths", lengths, 1, mapping));
+    PERI_TRY(peri__check_ints(f, "bucketized_lengths", cut, 1, mapping));
+    int64_t bags = lengths->shape[0], slots = cut->shape[0];
+    *out = bags ? slots / bags : 0;
+    if (bags ? slots % bags || slots == 0 : slots != 0)
+        return peri__fail(PERI_EINVAL, "%s: %lld bucketized lengths for %lld lengths, wanted a multiple", f, (long long)slots,
+                          (long long)bags);
+    return PERI_OK;
+}
+
+peri_status peri_sparse_bucketize_replay(peri_tensor *lengths, peri_tensor *bucketized_lengths, peri_tensor *mapping, peri_tensor **out)
+{
+    static const char f[] = "peri_sparse_bucketize_replay";
+    int64_t buckets, n = mapping->shape[0], bags = lengths->shape[0];
+    PERI_TRY(check_replay(f, lengths, bucketized_lengths, mapping, &buckets));
+    peri_tensor *before = NULL, *after = NULL, *flat = NULL, *cursor = NULL, *result = NULL;
+    peri__bags bags_before = {0}, bags_after = {0};
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_contiguous(lengths, &before), out);
+    PERI_TRY_GOTO(peri_tensor_contiguous(bucketized_lengths, &after), out);
+    PERI_TRY_GOTO(peri_tensor_contiguous(mapping, &flat), out);
+    PERI_TRY_GOTO(peri__check_indices(f, "bucket_mapping", flat, buckets), out);
+    PERI_TRY_GOTO(peri__bags_of(f, "lengths", &bags_before, before, NULL, n, 0), out);
+    PERI_TRY_GOTO(peri__bags_of(f, "bucketized_lengths", &bags_after, after, NULL, n, peri__max(bags, 1)), out);
+    PERI_TRY_GOTO(peri__tensor_like(bags_after.offsets, 1, bags_after.offsets->shape, &cursor), out);
+    PERI_TRY_GOTO(peri_tensor_copy(cursor, bags_after.offsets), out);
+    PERI_TRY_GOTO(peri__tensor_like(flat, 1, &n, &result), out);
+    peri_k_bucketize_replay_args args = {.offsets = peri__data(bags_before.offsets), .mapping = peri__data(flat),
+                                         .cursor = peri__data(cursor), .unbucketize = peri__data(result), .bags = bags, .buckets = buckets,
+                                         .n = n, .mapping_dtype = flat->dtype, .out_dtype = flat->dtype};
+    int64_t grain = bags * PERI_INT_GRAIN / peri__max(1, peri__max(n, bags)) + 1;
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), bucketize_replay, &args, bags, grain), out);
+    PERI_TRY_GOTO(check_replayed(f, cursor, bags_after.offsets), out);
+    *out = result;
+    result = NULL;
+out:
+    peri__bags_fini(&bags_before);
+    peri__bags_fini(&bags_after);
+    peri_tensor *all[] = {before, after, flat, cursor, result};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) peri_tensor_release(all[i]);
     return status;
 }

@@ -1,6 +1,6 @@
 -- Buckets: the worked example of TorchRec's row-wise input distribution, KJTs of both kinds, random ids against plain Lua, bad input.
 local peri = require "perilune"
-local KJT, sparse = peri.KeyedJaggedTensor, peri.jagged.sparse
+local KJT, sparse = peri.KeyedJaggedTensor, peri.sparse
 
 for _, device in ipairs { "cpu", "opaque" } do
   local function t(data, dtype) return peri.tensor(data, dtype, device) end

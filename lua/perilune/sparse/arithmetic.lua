@@ -1,0 +1,58 @@
+-- arithmetic.lua: jagged operands in sums, products and softmax: the jagged one is padded, or the dense one cut. With gradient.
+local F = require "perilune.nn.functional"
+local dense = require "perilune.sparse.dense"
+
+local M = {}
+
+local function padded(values, offsets, y, padding)
+  local sizes = {}
+  for i = 1, #offsets do sizes[i] = y:size(i + 1) end
+  return dense.jagged_to_padded_dense(values, offsets, sizes, padding)
+end
+
+local function cut(y, offsets, values) return (dense.dense_to_jagged(y, offsets, values:size(1))) end
+
+--- x + y as dense; where x is not there: y.
+function M.jagged_dense_elementwise_add(x_values, x_offsets, y) return F.add(padded(x_values, x_offsets, y, 0), y) end
+
+--- x + y as jagged values (and the offsets).
+function M.jagged_dense_elementwise_add_jagged_output(x_values, x_offsets, y)
+  return F.add(x_values, cut(y, x_offsets, x_values)), x_offsets
+end
+
+function M.jagged_dense_dense_elementwise_add_jagged_output(x_values, x_offsets, y_0, y_1)
+  return F.add(F.add(x_values, cut(y_0, x_offsets, x_values)), cut(y_1, x_offsets, x_values)), x_offsets
+end
+
+--- x * y as jagged values (and the offsets).
+function M.jagged_dense_elementwise_mul(x_values, x_offsets, y) return F.mul(x_values, cut(y, x_offsets, x_values)), x_offsets end
+
+--- Softmax over each bag's values, column by column; members beyond max_L are 0.
+function M.jagged_softmax(values, offsets, max_L)
+  local all = dense.jagged_to_padded_dense(values, { offsets }, { max_L }, -math.huge)
+  return (dense.dense_to_jagged(F.softmax(all, 2), { offsets }, values:size(1)))
+end
+
+--- Each bag's rows [n_b, D] times y[b] [D, T].
+function M.jagged_dense_bmm(x_values, x_offsets, y, max_L)
+  local all = dense.jagged_to_padded_dense(x_values, { x_offsets }, { max_L }, 0)
+  return (dense.dense_to_jagged(F.bmm(all, y), { x_offsets }, x_values:size(1)))
+end
+
+--- For each bag the sum over its rows of x y': [bags, D, T].
+function M.jagged_jagged_bmm(x_values, y_values, x_offsets, max_L)
+  local x = dense.jagged_to_padded_dense(x_values, { x_offsets }, { max_L }, 0)
+  local y = dense.jagged_to_padded_dense(y_values, { x_offsets }, { max_L }, 0)
+  return F.bmm(x:transpose(2, 3), y)
+end
+
+--- v [bags * heads, max] times the rows [n, heads * D] of each bag, head by head: [bags * heads, D].
+function M.batched_dense_vec_jagged_2d_mul(v, a_values, a_offsets)
+  local bags, max = a_offsets:numel() - 1, v:size(2)
+  local heads = bags > 0 and v:size(1) / bags or 1
+  local columns = a_values:size(2) / heads
+  local rows = dense.jagged_to_padded_dense(a_values, { a_offsets }, { max }, 0):reshape(bags, max, heads, columns):transpose(2, 3)
+  return F.bmm(v:reshape(bags * heads, 1, max), rows:reshape(bags * heads, max, columns)):reshape(bags * heads, columns)
+end
+
+return M

@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * common.c: checks that read back what they found, cumulative sums, sorting.
+ */
+#include "internal.h"
+
+#include <stdio.h>
+
+static int64_t block_count(int64_t n) { return peri__max(1, peri__ceil_div(n, PERI_JAGGED_BLOCK)); }
+
+int64_t peri__row_bytes(const peri_tensor *t)
+{
+    int64_t n = peri_dtype_size(t->dtype);
+    for (int32_t d = 1; d < t->ndim; d++) n *= t->shape[d];
+    return n;
+}
+
+peri_status peri__rows_like(const peri_tensor *t, int64_t rows, peri_tensor **out)
+{
+    int64_t shape[PERI_MAX_DIMS];
+    memcpy(shape, t->shape, sizeof shape);
+    shape[0] = rows;
+    return peri__tensor_like(t, t->ndim, shape, out);
+}
+
+peri_status peri__flat(peri_tensor *t, peri_tensor **out)
+{
+    int64_t n = peri__numel(t), one = 1;
+    return peri__tensor_view(t, 1, &n, &one, t->offset, out);
+}
+
+/* -- checks ---------------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__check_ints(const char *function, const char *what, const peri_tensor *t, int32_t ndim, const peri_tensor *like)
+{
+    char text[128];
+    PERI_TRY(peri__check_tensor(function, what, t, -1, ndim));
+    if (t->dtype != PERI_I32 && t->dtype != PERI_I64)
+        return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: i32, i64", function, what, peri__tensor_text(t, text, sizeof text));
+    return like ? peri__check_same_device(function, t, like) : PERI_OK;
+}
+
+/** The findings of index_check about @t on the host: @words of them a block; to be given back. */
+static peri_status inspect(const peri_tensor *t, int64_t limit, bool extent, peri__report **out)
+{
+    int64_t n = peri__numel(t), blocks = block_count(n), words = extent ? 2 * blocks : blocks;
+    peri_device *device = peri__device(t);
+    peri_tensor *found;
+    peri__report *report = NULL;
+    PERI_TRY(peri_tensor_new(device, PERI_I64, 1, &words, &found));
+    peri_k_index_check_args args = {.x = peri__data(t), .bad = extent ? NULL : peri__data(found),
+                                    .extent = extent ? peri__data(found) : NULL,
+                                    .n = n, .limit = limit, .dtype = t->dtype};
+    peri_status status;
+    PERI_TRY_GOTO(PERI_LAUNCH(device, index_check, &args, blocks, PERI_BLOCK_GRAIN), out);
+    PERI_TRY_GOTO(peri__report_take(device, words, &report), out);
+    PERI_TRY_GOTO(peri__report_post(report, peri__data(found), words), out);
+    status = peri__report_wait(report);
+out:
+    peri_tensor_release(found);
+    if (status < 0) peri__report_return(report);
+    else *out = report;
+    return status;
+}
+
+/** Element @i of a contiguous i32 or i64 tensor. Waits. */
+static peri_status int_at(const peri_tensor *t, int64_t i, int64_t *out)
+{
+    const int64_t one = 1;
+    peri_tensor *view, *wide = NULL;
+    PERI_TRY(peri__tensor_view((peri_tensor *)t, 1, &one, &one, t->offset + i, &view));
+    peri_status status = peri_tensor_to(view, PERI_I64, NULL, &wide);
+    if (status >= 0) status = peri_tensor_read(wide, out, 8);
+    peri_tensor_release(wide);
+    peri_tensor_release(view);
+    return status;
+}
+
+peri_status peri__check_indices(const char *function, const char *what, const peri_tensor *t, int64_t limit)
+{
+    peri__report *report;
+    PERI_TRY(inspect(t, limit, false, &report));
+    int64_t bad = INT64_MAX, blocks = block_count(peri__numel(t)), value;
+    for (int64_t b = 0; b < blocks; b++) bad = peri__min(bad, report->words[b]);
+    peri__report_return(report);
+    if (bad == INT64_MAX) return PERI_OK;
+    PERI_TRY(int_at(t, bad, &value));
+    if (limit == 0) return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %lld, and nothing is allowed", function, what, (long long)bad,
+                                      (long long)value);
+    return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %lld, allowed: 0..%lld", function, what, (long long)bad, (long long)value,
+                      (long long)limit - 1);
+}
+
+peri_status peri__extent(const peri_tensor *t, int64_t *least, int64_t *most)
+{
+    peri__report *report;
+    PERI_TRY(inspect(t, 0, true, &report));
+    int64_t blocks = block_count(peri__numel(t));
+    *least = report->words[0];
+    *most = report->words[1];
+    for (int64_t b = 1; b < blocks; b++) {
+        *least = peri__min(*least, report->words[2 * b]);
+        *most = peri__max(*most, report->words[2 * b + 1]);
+    }
+    peri__report_return(report);
+    return PERI_OK;
+}
+
+typedef struct bag_names {
+    const char *what;
+    int64_t columns;
+} bag_names;
+
+void peri__bag_name(const void *owner, int64_t bag, char *text, size_t len)
+{
+    snprintf(text, len, "%s, bag %lld", (const char *)owner, (long long)bag);
+}
+
+static void bag_text(const void *owner, int64_t bag, char *text, size_t len)
+{
+    const bag_names *n = owner;
+    if (n->columns > 0)
+        snprintf(text, len, "%s, row %lld, column %lld", n->what, (long long)(bag / n->columns), (long long)(bag % n->columns));
+    else snprintf(text, len, "%s, bag %lld", n->what, (long long)bag);
+}
+
+peri_status peri__bags_of(const char *function, const char *what, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, int64_t rows,
+                          int64_t columns)
+{
+    bag_names names = {what, columns};
+    peri_tensor limit = lengths ? *lengths : *offsets; /* a stand-in with as many rows as there are values */
+    limit.shape[0] = rows;
+    PERI_TRY(peri__bags_init(function, b, lengths, offsets, &limit));
+    peri_status status;
+    PERI_TRY_GOTO(peri__bags_offsets(b), out);
+    PERI_TRY_GOTO(peri__bags_post(b, NULL, 0, 0), out);
+    PERI_TRY_GOTO(peri__report_wait(b->report), out);
+    status = peri__bags_judge(b, function, bag_text, &names);
+out:
+    if (status < 0) peri__bags_fini(b);
+    return status;
+}
+
+/* -- cumulative sums ------------------------------------------------------------------------------------------------------------- */
+
+/** @y = sums of @x by rows of @cols; the blocks' sums go to @words [rows * (blocks + 1)], what is outside [0, limit] after them (checked
+ *  sums only). */
+static peri_status sum_into(const peri_tensor *x, int64_t rows, int64_t cols, int64_t limit, int32_t mode, peri_tensor *y, int64_t *words)
+{
+    int64_t blocks = block_count(cols);
+    peri_device *device = peri__device(x);
+    peri_k_cumsum_args args = {.x = peri__data(x), .y = peri__data(y), .sums = words,
+                               .bad = limit >= 0 ? words + rows * (blocks + 1) : NULL,
+                               .rows = rows, .cols = cols, .blocks = blocks, .limit = limit, .x_dtype = x->dtype, .y_dtype = y->dtype,
+                               .mode = mode};
+    PERI_TRY(PERI_LAUNCH(device, cumsum_sums, &args, rows * blocks, PERI_BLOCK_GRAIN));
+    PERI_TRY(PERI_LAUNCH(device, cumsum_scan, &args, rows, 64));
+    return PERI_LAUNCH(device, cumsum_write, &args, rows * blocks, PERI_BLOCK_GRAIN);
+}
+
+/** A sum whose elements are mostly not negative and small, as lengths are: *fits says whether all were, and no row's sum exceeds @limit. */
+static peri_status sum_checked(const peri_tensor *x, int64_t rows, int64_t cols, int64_t limit, int32_t mode, peri_tensor *y, int64_t *last,
+                               bool *fits)
+{
+    int64_t blocks = block_count(cols), words = rows * (2 * blocks + 1);
+    peri_tensor *scratch;
+    peri__report *report = NULL;
+    PERI_TRY(peri_tensor_new(peri__device(x), PERI_I64, 1, &words, &scratch));
+    peri_status status;
+    PERI_TRY_GOTO(sum_into(x, rows, cols, limit, mode, y, peri__data(scratch)), out);
+    PERI_TRY_GOTO(peri__report_take(peri__device(x), words, &report), out);
+    PERI_TRY_GOTO(peri__report_post(report, peri__data(scratch), words), out);
+    PERI_TRY_GOTO(peri__report_wait(report), out);
+    *fits = true;
+    *last = report->words[rows * (blocks + 1) - 1];
+    for (int64_t i = 0; i < rows * (blocks + 1); i++) /* a block adds less than 2^62: a sum that passes 2^63 shows as negative */
+        if (report->words[i] < 0 || report->words[i] > limit) *fits = false;
+    for (int64_t b = 0; b < rows * blocks; b++)
+        if (report->words[rows * (blocks + 1) + b] != INT64_MAX) *fits = false;
+out:
+    peri__report_return(report);
+    peri_tensor_release(scratch);
+    return status;
+}
+
+peri_status peri__total_offsets(const char *function, const peri_tensor *lengths, peri_tensor **out, int64_t *total)
+{
+    int64_t n = lengths->shape[0], size = n + 1, limit = ((int64_t)1 << 50) - 1;
+    bool fits = false;
+    peri_tensor *y;
+    PERI_TRY(peri_tensor_new(peri__device(lengths), PERI_I64, 1, &size, &y));
+    peri_status status = sum_checked(lengths, 1, n, limit, PERI_CUMSUM_COMPLETE, y, total, &fits);
+    if (status >= 0 && !fits) status = peri__fail(PERI_ERANGE, "%s: the result would have 2^50 values or more", function);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+/** Whether the sums of any numbers fit in @x's dtype, added up on the host. */
+static peri_status check_sums(const peri_tensor *x, int64_t rows, int64_t cols)
+{
+    int64_t n = rows * cols, *host = peri__alloc(sizeof *host * (size_t)peri__max(n, 1)), sum;
+    if (!host) return PERI_ENOMEM;
+    peri_tensor *wide = NULL;
+    peri_status status = peri_tensor_to((peri_tensor *)x, PERI_I64, NULL, &wide);
+    if (status >= 0) status = peri_tensor_read(wide, host, n * 8);
+    for (int64_t r = 0; r < rows && status >= 0; r++) {
+        sum = 0;
+        for (int64_t i = r * cols; i < (r + 1) * cols && status >= 0; i++) {
+            bool over = __builtin_add_overflow(sum, host[i], &sum);
+            if (x->dtype == PERI_I32) over = over || sum > INT32_MAX || sum < INT32_MIN;
+            if (over)
+                status = peri__fail(PERI_ERANGE, "peri_sparse_cumsum: the sum up to element %lld (%lld) does not fit in %s", (long long)i,
+                                    (long long)host[i], peri_dtype_name(x->dtype));
+        }
+    }
+    peri_tensor_release(wide);
+    peri__free(host);
+    return status;
+}
+
+peri_status peri_sparse_cumsum(peri_tensor *x, int32_t mode, peri_tensor **out)
+{
+    static const char f[] = "peri_sparse_cumsum";
+    char text[128];
+    PERI_TRY(peri__check_ints(f, "x", x, -1, NULL));
+    if (x->ndim < 1 || x->ndim > 2)
+        return peri__fail(PERI_EINVAL, "%s: x is %s, wanted 1 or 2 dimensions", f, peri__tensor_text(x, text, sizeof text));
+    if (mode < PERI_CUMSUM_COMPLETE || mode > PERI_CUMSUM_INCLUSIVE) return peri__fail(PERI_EINVAL, "%s: mode %d, allowed: 0..2", f, mode);
+    int64_t rows = x->ndim == 2 ? x->shape[0] : 1, cols = x->shape[x->ndim - 1], last = 0;
+    int64_t shape[2] = {x->shape[0], cols + 1}, limit = x->dtype == PERI_I32 ? INT32_MAX : ((int64_t)1 << 50) - 1;
+    if (mode != PERI_CUMSUM_COMPLETE) shape[1] = cols;
+    bool fits = false;
+    peri_tensor *flat, *y = NULL, *scratch = NULL;
+    PERI_TRY(peri_tensor_contiguous(x, &flat));
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_new(peri__device(x), x->dtype, x->ndim, x->ndim == 2 ? shape : shape + 1, &y), out);
+    if (rows > 0) PERI_TRY_GOTO(sum_checked(flat, rows, cols, limit, mode, y, &last, &fits), out);
+    if (rows > 0 && !fits) {
+        int64_t words = rows * (block_count(cols) + 1);
+        PERI_TRY_GOTO(check_sums(flat, rows, cols), out);
+        PERI_TRY_GOTO(peri_tensor_new(peri__device(x), PERI_I64, 1, &words, &scratch), out);
+        PERI_TRY_GOTO(sum_into(flat, rows, cols, -1, mode, y, peri__data(scratch)), out);
+    }
+    *out = y;
+    y = NULL;
+out:
+    peri_tensor_release(flat);
+    peri_tensor_release(y);
+    peri_tensor_release(scratch);
+    return status;
+}
+
+/* -- sorting --------------------------------------------------------------------------------------------------------------------- */
+
+enum { DIGIT_BITS = 11, SORT_GRAIN = 1 << 14 };
+
+peri_status peri__sort(peri_tensor **keys, peri_tensor **spare, int32_t low, int32_t high)
+{
+    peri_device *device = peri__device(*keys);
+    int64_t n = peri__numel(*keys);
+    int32_t passes = (int32_t)peri__ceil_div(high - low, DIGIT_BITS);
+    if (n < 2 || passes == 0) return PERI_OK;
+    if (n > UINT32_MAX) return peri__fail(PERI_ERANGE, "sorting %lld ids, allowed: less than 2^32", (long long)n);
+    int32_t bits = (int32_t)peri__ceil_div(high - low, passes);
+    int64_t chunks = peri__min(2 * peri_threads(), peri__ceil_div(n, SORT_GRAIN)), words = chunks << bits;
+    peri_tensor *counts = NULL, *count = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_new(device, PERI_I32, 1, &words, &counts), out);
+    PERI_TRY_GOTO(peri__upload_i64(device, &n, 1, &count), out);
+    for (; low < high; low += bits) {
+        peri_k_radix_args pass = {.src = peri__data(*keys), .dst = peri__data(*spare), .counts = peri__data(counts), .n = peri__data(count),
+                                  .chunks = chunks, .shift = low, .bits = (int32_t)peri__min(bits, high - low)};
+        PERI_TRY_GOTO(PERI_LAUNCH(device, radix_histogram, &pass, chunks, 1), out);
+        PERI_TRY_GOTO(PERI_LAUNCH(device, radix_scan, &pass, 1, 1), out);
+        PERI_TRY_GOTO(PERI_LAUNCH(device, radix_scatter, &pass, chunks, 1), out);
+        peri_tensor *swap = *keys;
+        *keys = *spare;
+        *spare = swap;
+    }
+out:
+    peri_tensor_release(counts);
+    peri_tensor_release(count);
+    return status;
+}
+
+peri_status peri__lists_of(const peri_tensor *x, int64_t lists, peri_tensor **list, peri_tensor **offsets)
+{
+    peri_device *device = peri__device(x);
+    int64_t n = peri__numel(x), ends = lists + 1;
+    int32_t place_bits = peri__bits(n), bits = peri__bits(lists);
+    if (place_bits + bits > 64)
+        return peri__fail(PERI_ERANGE, "lists of %lld places by %lld numbers, allowed: a product below 2^64", (long long)n,
+                          (long long)lists);
+    peri_tensor *keys = NULL, *spare = NULL, *places = NULL, *bounds = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &n, &keys), out);
+    PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &n, &spare), out);
+    PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &n, &places), out);
+    PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &ends, &bounds), out);
+    peri_k_sort_keys_args fill = {.x = peri__data(x), .keys = peri__data(keys), .dtype = x->dtype, .bits = bits, .place_bits = place_bits};
+    PERI_TRY_GOTO(PERI_LAUNCH(device, sort_keys, &fill, n, PERI_INT_GRAIN), out);
+    PERI_TRY_GOTO(peri__sort(&keys, &spare, place_bits, place_bits + bits), out);
+    peri_k_sort_lists_args cut = {.keys = peri__data(keys), .list = peri__data(places), .offsets = peri__data(bounds), .n = n,
+                                  .lists = lists, .place_bits = place_bits};
+    PERI_TRY_GOTO(PERI_LAUNCH(device, sort_lists, &cut, n + 1, PERI_INT_GRAIN), out);
+    *list = places;
+    *offsets = bounds;
+    places = bounds = NULL;
+out:
+    peri_tensor_release(keys);
+    peri_tensor_release(spare);
+    peri_tensor_release(places);
+    peri_tensor_release(bounds);
+    return status;
+}

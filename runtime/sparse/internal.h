@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sparse/internal.h (L2): what the sparse operators share: checks that read back what they found, cumulative sums, sorting. Nothing here is
+ * recorded on the tape.
+ */
+#ifndef PERI_SPARSE_INTERNAL_H
+#define PERI_SPARSE_INTERNAL_H
+
+#include "../tensor/jagged_internal.h"
+
+#include <perilune/quantize.h>
+#include <perilune/sparse.h>
+
+enum { PERI_INT_GRAIN = 1 << 15, PERI_BLOCK_GRAIN = 8, PERI_BYTE_GRAIN = 1 << 19 }; /* elements, blocks, bytes that are worth a thread */
+
+/** i32 or i64 of @ndim dimensions (-1: any), on the device of @like (NULL: any). */
+peri_status peri__check_ints(const char *function, const char *what, const peri_tensor *t, int32_t ndim, const peri_tensor *like);
+/** Every element of contiguous @t is in [0, limit); the error names the first that is not. Waits. */
+peri_status peri__check_indices(const char *function, const char *what, const peri_tensor *t, int64_t limit);
+/** The smallest and the largest element of contiguous @t, which has some. Waits. */
+peri_status peri__extent(const peri_tensor *t, int64_t *least, int64_t *most);
+
+/** *b = the bags that lengths or offsets (one of them NULL; contiguous, 1 dimension) cut out of @rows rows; its offsets are made. Checked,
+ *  which waits: errors name @what, and a bag as "bag 3" or, with @columns > 0, as "row 0, column 3". */
+peri_status peri__bags_of(const char *function, const char *what, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, int64_t rows,
+                          int64_t columns);
+
+/** A peri__bag_text_fn whose owner is the name of the lengths or offsets. */
+void peri__bag_name(const void *owner, int64_t bag, char *text, size_t len);
+
+/** The complete cumulative sum, as i64 [n + 1], of well-formed lengths [n]; *total: the last entry. PERI_ERANGE from 2^50 on. Waits. */
+peri_status peri__total_offsets(const char *function, const peri_tensor *lengths, peri_tensor **out, int64_t *total);
+
+/** Sort n keys by bits [low, high), stably. *keys may be exchanged with *spare (both i64 [n], contiguous). n < 2^32. */
+peri_status peri__sort(peri_tensor **keys, peri_tensor **spare, int32_t low, int32_t high);
+/** The places at which each number of [0, lists) stands in @x [n] (contiguous, all numbers in range): @list [n], its parts in
+ *  @offsets [lists + 1]. */
+peri_status peri__lists_of(const peri_tensor *x, int64_t lists, peri_tensor **list, peri_tensor **offsets);
+
+/** Bits that hold every number of [0, n). */
+static inline int32_t peri__bits(int64_t n)
+{
+    int32_t bits = 0;
+    while (bits < 63 && ((int64_t)1 << bits) < n) bits++;
+    return bits;
+}
+
+/** Bytes of one row of @t. */
+int64_t peri__row_bytes(const peri_tensor *t);
+/** Rows of so many bytes that are worth a thread. */
+static inline int64_t peri__row_grain(int64_t width) { return peri__max(1, PERI_BYTE_GRAIN / peri__max(width, 1)); }
+/** A tensor like @t with @rows rows. */
+peri_status peri__rows_like(const peri_tensor *t, int64_t rows, peri_tensor **out);
+/** A contiguous i32 or i64 tensor as one dimension: a view. */
+peri_status peri__flat(peri_tensor *t, peri_tensor **out);
+/** f32 or f64, and to be recorded. */
+static inline bool peri__differentiable(peri_tensor *t)
+{
+    return (t->dtype == PERI_F32 || t->dtype == PERI_F64) && peri__recording(&t, 1);
+}
+
+#endif

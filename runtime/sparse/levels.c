@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * levels.c: values under one or several levels of bags as a padded dense tensor, and back, with gradient.
+ */
+#include "internal.h"
+
+#include <stdio.h>
+
+/** A checked tree of bags. */
+typedef struct tree {
+    peri_tensor *offsets[PERI_MAX_LEVELS]; /* contiguous i64 */
+    int64_t bags[PERI_MAX_LEVELS], max[PERI_MAX_LEVELS];
+    int64_t rows; /* of the values */
+    int32_t levels;
+} tree;
+
+static void tree_fini(tree *t)
+{
+    for (int32_t l = 0; l < t->levels; l++) peri_tensor_release(t->offsets[l]);
+}
+
+/** Level @l: offsets that cut @rows things of the level below. */
+static peri_status tree_level(const char *f, tree *t, int32_t l, peri_tensor *offsets, int64_t rows)
+{
+    char name[32];
+    peri_tensor *flat, *wide = NULL;
+    peri__bags bags = {0};
+    snprintf(name, sizeof name, "offsets of level %d", l);
+    PERI_TRY(peri_tensor_contiguous(offsets, &flat));
+    peri_status status = peri__bags_of(f, name, &bags, NULL, flat, rows, 0);
+    if (status >= 0) status = peri_tensor_to(flat, PERI_I64, NULL, &wide);
+    peri__bags_fini(&bags);
+    peri_tensor_release(flat);
+    if (status < 0) return status;
+    t->offsets[l] = wide;
+    t->bags[l] = offsets->shape[0] - 1;
+    return PERI_OK;
+}
+
+/** @rows < 0: the last offset of the last level says how many values there are. */
+static peri_status tree_init(const char *f, tree *t, peri_tensor *const *offsets, int32_t levels, const peri_tensor *like, int64_t rows)
+{
+    if (levels < 1 || levels > PERI_MAX_LEVELS)
+        return peri__fail(PERI_EINVAL, "%s: %d levels of offsets, allowed: 1..%d", f, levels, PERI_MAX_LEVELS);
+    for (int32_t l = 0; l < levels; l++) {
+        char name[32];
+        snprintf(name, sizeof name, "offsets of level %d", l);
+        PERI_TRY(peri__check_ints(f, name, offsets[l], 1, like));
+        if (offsets[l]->shape[0] < 1) return peri__fail(PERI_EINVAL, "%s: %s are empty; they have one entry more than there are bags", f,
+                                                        name);
+    }
+    if (rows < 0) {
+        double last;
+        PERI_TRY(peri_tensor_item(offsets[levels - 1], offsets[levels - 1]->shape[0] - 1, &last));
+        if (last < 0 || last >= 0x1p50)
+            return peri__fail(PERI_ERANGE, "%s: the last offset of level %d is %g, allowed: 0..2^50", f, levels - 1, last);
+        rows = (int64_t)last;
+    }
+    t->rows = rows;
+    for (t->levels = 0; t->levels < levels; t->levels++) {
+        int32_t l = t->levels;
+        peri_status status = tree_level(f, t, l, offsets[l], l + 1 < levels ? offsets[l + 1]->shape[0] - 1 : rows);
+        if (status >= 0) continue;
+        tree_fini(t);
+        return status;
+    }
+    return PERI_OK;
+}
+
+/** Arguments for both directions; the values' rows are of @like. */
+static peri_k_levels_args arguments(const tree *t, const peri_tensor *values)
+{
+    peri_k_levels_args a = {.width = peri__row_bytes(values), .element = peri_dtype_size(values->dtype), .levels = t->levels,
+                            .offsets_dtype = PERI_I64};
+    for (int32_t l = 0; l < t->levels; l++) {
+        a.offsets[l] = peri__data(t->offsets[l]);
+        a.bags[l] = t->bags[l];
+        a.max[l] = t->max[l];
+    }
+    return a;
+}
+
+static int64_t dense_rows(const tree *t)
+{
+    int64_t n = t->bags[0];
+    for (int32_t l = 0; l < t->levels; l++) n *= t->max[l];
+    return n;
+}
+
+/** saved: offsets by level. integer: levels, rows of the values, largest sizes. */
+static void remember(peri__node *node, const tree *t)
+{
+    node->integer[0] = t->levels;
+    node->integer[1] = t->rows;
+    for (int32_t l = 0; l < t->levels; l++) {
+        peri__node_save(node, l, t->offsets[l]);
+        node->integer[2 + l] = t->max[l];
+    }
+}
+
+static tree remembered(const peri__node *node)
+{
+    tree t = {.levels = (int32_t)node->integer[0], .rows = node->integer[1]};
+    for (int32_t l = 0; l < t.levels; l++) {
+        t.offsets[l] = node->saved[l];
+        t.bags[l] = t.offsets[l]->shape[0] - 1;
+        t.max[l] = node->integer[2 + l];
+    }
+    return t;
+}
+
+static peri_status from_dense(const tree *t, peri_tensor *dense, peri_tensor **out);
+static peri_status to_dense(const tree *t, peri_tensor *values, double padding, peri_tensor **out);
+
+static peri_status to_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    tree t = remembered(node);
+    return from_dense(&t, grad_out[0], &grad_in[0]);
+}
+
+static peri_status from_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    tree t = remembered(node);
+    peri_tensor *flat;
+    PERI_TRY(peri_tensor_contiguous(grad_out[0], &flat));
+    peri_status status = to_dense(&t, flat, 0, &grad_in[0]);
+    peri_tensor_release(flat);
+    return status;
+}
+
+static const peri__node_vtab to_vtab = {.name = "jagged_levels_to_dense", .backward = to_backward};
+static const peri__node_vtab from_vtab = {.name = "jagged_levels_from_dense", .backward = from_backward};
+
+static peri_status record(const peri__node_vtab *vtab, const tree *t, peri_tensor *in, peri_tensor *out)
+{
+    peri__node *node;
+    if (!peri__differentiable(in)) return PERI_OK;
+    PERI_TRY(peri__record(vtab, &in, 1, &out, 1, &node));
+    remember(node, t);
+    return PERI_OK;
+}
+
+/** @values is contiguous. */
+static peri_status to_dense(const tree *t, peri_tensor *values, double padding, peri_tensor **out)
+{
+    int64_t shape[PERI_MAX_DIMS] = {t->bags[0]};
+    int32_t ndim = values->ndim + t->levels;
+    for (int32_t l = 0; l < t->levels; l++) shape[1 + l] = t->max[l];
+    for (int32_t d = 1; d < values->ndim; d++) shape[t->levels + d] = values->shape[d];
+    peri_tensor *dense;
+    PERI_TRY(peri__tensor_like(values, ndim, shape, &dense));
+    peri_k_levels_args args = arguments(t, values);
+    args.dense = peri__data(dense);
+    args.values = peri__data(values);
+    peri_k_convert_args element = {.dst = args.padding, .src = &padding, .dst_dtype = values->dtype, .src_dtype = PERI_F64, .ndim = 0};
+    peri_kernels_get()->fn[PERI_K_convert](&element, 0, 1);
+    int64_t rows = args.width ? dense_rows(t) : 0;
+    peri_status status = PERI_LAUNCH(peri__device(values), levels_to_dense, &args, rows, peri__row_grain(args.width));
+    if (status >= 0) status = record(&to_vtab, t, values, dense);
+    if (status < 0) peri_tensor_release(dense);
+    else *out = dense;
+    return status;
+}
+
+static peri_status from_dense(const tree *t, peri_tensor *dense, peri_tensor **out)
+{
+    int64_t shape[PERI_MAX_DIMS] = {t->rows};
+    int32_t ndim = dense->ndim - t->levels;
+    for (int32_t d = 1; d < ndim; d++) shape[d] = dense->shape[t->levels + d];
+    peri_tensor *flat, *values = NULL;
+    PERI_TRY(peri_tensor_contiguous(dense, &flat));
+    peri_status status;
+    PERI_TRY_GOTO(peri__tensor_like(flat, ndim, shape, &values), out);
+    peri_k_levels_args args = arguments(t, values);
+    args.dense = peri__data(flat);
+    args.values = peri__data(values);
+    int64_t rows = args.width ? t->rows : 0;
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), levels_from_dense, &args, rows, peri__row_grain(args.width)), out);
+    PERI_TRY_GOTO(record(&from_vtab, t, flat, values), out);
+    *out = values;
+    values = NULL;
+out:
+    peri_tensor_release(flat);
+    peri_tensor_release(values);
+    return status;
+}
+
+/* -- public ---------------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri_sparse_jagged_to_dense(peri_tensor *values, peri_tensor *const *offsets, const int64_t *max, int32_t levels,
+                                        double padding, peri_tensor **out)
+{
+    static const char f[] = "peri_sparse_jagged_to_dense";
+    char text[128];
+    PERI_TRY(peri__check_tensor(f, "values", values, -1, -1));
+    if (values->ndim < 1 || values->ndim + levels > PERI_MAX_DIMS)
+        return peri__fail(PERI_EINVAL, "%s: values are %s under %d levels, allowed: 1..%d dimensions in all", f,
+                          peri__tensor_text(values, text, sizeof text), levels, PERI_MAX_DIMS);
+    tree t = {0};
+    PERI_TRY(tree_init(f, &t, offsets, levels, values, values->shape[0]));
+    peri_tensor *flat = NULL;
+    peri_status status = PERI_OK;
+    double elements = (double)t.bags[0] * (double)peri__row_bytes(values);
+    for (int32_t l = 0; l < levels; l++) {
+        if (max[l] < 0) PERI_TRY_GOTO(peri__fail(PERI_EINVAL, "%s: size %lld of level %d, allowed: 0 and more", f, (long long)max[l], l),
+                                      out);
+        t.max[l] = max[l];
+        elements *= (double)max[l];
+    }
+    if (elements >= 0x1p62) PERI_TRY_GOTO(peri__fail(PERI_ERANGE, "%s: the result would have %g bytes", f, elements), out);
+    PERI_TRY_GOTO(peri_tensor_contiguous(values, &flat), out);
+    if (levels == 1) status = peri__to_padded(flat, t.offsets[0], max[0], padding, out);
+    else status = to_dense(&t, flat, padding, out);
+out:
+    tree_fini(&t);
+    peri_tensor_release(flat);
+    return status;
+}
+
+peri_status peri_sparse_dense_to_jagged(peri_tensor *dense, peri_tensor *const *offsets, int32_t levels, int64_t rows, peri_tensor **out)
+{
+    static const char f[] = "peri_sparse_dense_to_jagged";
+    char text[128];
+    PERI_TRY(peri__check_tensor(f, "dense", dense, -1, -1));
+    tree t = {0};
+    PERI_TRY(tree_init(f, &t, offsets, levels, dense, rows));
+    peri_status status = PERI_OK;
+    if (dense->ndim < levels + 1 || dense->shape[0] != t.bags[0])
+        PERI_TRY_GOTO(peri__fail(PERI_EINVAL, "%s: dense is %s for %lld bags under %d levels, wanted [bags, a size each, ...]", f,
+                                 peri__tensor_text(dense, text, sizeof text), (long long)t.bags[0], levels),
+                      out);
+    for (int32_t l = 0; l < levels; l++) t.max[l] = dense->shape[1 + l];
+    if (levels == 1) status = peri__from_padded(dense, t.offsets[0], t.rows, out);
+    else status = from_dense(&t, dense, out);
+out:
+    tree_fini(&t);
+    return status;
+}

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * unique.c: distinct ids in ascending order, where each id went, and how many there are of each. Ids of a narrow range are marked in an
+ * array over it; others are sorted.
+ */
+#include "internal.h"
+
+/** Marks are worth their scan up to so many places per id, and up to so many in all (their places are met at random). */
+enum { MARKS_PER_ID = 16 };
+static const int64_t most_marks = (int64_t)1 << 26;
+
+/** What has been asked for. */
+typedef struct request {
+    peri_tensor *ids; /* contiguous, n > 0 */
+    int64_t n, least, most;
+    bool inverse, counts;
+} request;
+
+static void release(peri_unique_result *r)
+{
+    peri_tensor_release(r->unique);
+    peri_tensor_release(r->inverse);
+    peri_tensor_release(r->counts);
+}
+
+static peri_status i64_new(const request *q, int64_t n, peri_tensor **out)
+{
+    return peri_tensor_new(peri__device(q->ids), PERI_I64, 1, &n, out);
+}
+
+/** sums[blocks + 1]: counts by block become the numbers before each block; the total is read back. Waits. */
+static peri_status scan(peri_tensor *sums, int64_t blocks, int64_t *total)
+{
+    peri_k_cumsum_args args = {.sums = peri__data(sums), .rows = 1, .blocks = blocks, .limit = -1};
+    peri__report *report = NULL;
+    PERI_TRY(PERI_LAUNCH(peri__device(sums), cumsum_scan, &args, 1, 1));
+    PERI_TRY(peri__report_take(peri__device(sums), 1, &report));
+    peri_status status = peri__report_post(report, (int64_t *)peri__data(sums) + blocks, 1);
+    if (status >= 0) status = peri__report_wait(report);
+    if (status >= 0) *total = report->words[0];
+    peri__report_return(report);
+    return status;
+}
+
+/** The results, room for @total distinct ids. */
+static peri_status allocate(const request *q, int64_t total, peri_unique_result *r)
+{
+    PERI_TRY(peri__tensor_like(q->ids, 1, &total, &r->unique));
+    if (q->inverse) PERI_TRY(i64_new(q, q->n, &r->inverse));
+    if (q->counts) PERI_TRY(i64_new(q, total, &r->counts));
+    return PERI_OK;
+}
+
+/* -- by marks -------------------------------------------------------------------------------------------------------------------- */
+
+static peri_status by_marks(const request *q, peri_unique_result *r)
+{
+    peri_device *device = peri__device(q->ids);
+    int64_t size = q->most - q->least + 1, words = peri__ceil_div(size, 64), bytes = words * 64, total;
+    int64_t blocks = peri__ceil_div(words, PERI_JAGGED_BLOCK / 64);
+    peri_tensor *marks = NULL, *bits = NULL, *ranks = NULL, *sums = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_new(device, PERI_U8, 1, &bytes, &marks), out);
+    PERI_TRY_GOTO(peri__tensor_zero(marks), out);
+    PERI_TRY_GOTO(i64_new(q, words, &bits), out);
+    PERI_TRY_GOTO(peri_tensor_new(device, PERI_I32, 1, &words, &ranks), out);
+    PERI_TRY_GOTO(i64_new(q, blocks + 1, &sums), out);
+    peri_k_mark_args args = {.x = peri__data(q->ids), .marks = peri__data(marks), .words = peri__data(bits), .ranks = peri__data(ranks),
+                             .sums = peri__data(sums), .base = q->least, .size = size, .dtype = q->ids->dtype};
+    PERI_TRY_GOTO(PERI_LAUNCH(device, mark_set, &args, q->n, PERI_INT_GRAIN), out);
+    PERI_TRY_GOTO(PERI_LAUNCH(device, mark_count, &args, blocks, PERI_BLOCK_GRAIN), out);
+    PERI_TRY_GOTO(scan(sums, blocks, &total), out);
+    PERI_TRY_GOTO(allocate(q, total, r), out);
+    args.unique = peri__data(r->unique);
+    PERI_TRY_GOTO(PERI_LAUNCH(device, mark_write, &args, blocks, PERI_BLOCK_GRAIN), out);
+    if (q->counts) {
+        args.counts = peri__data(r->counts);
+        PERI_TRY_GOTO(peri__tensor_zero(r->counts), out);
+    }
+    if (q->inverse) args.inverse = peri__data(r->inverse);
+    if (q->counts || q->inverse) status = PERI_LAUNCH(device, mark_lookup, &args, q->n, PERI_INT_GRAIN);
+out:
+    peri_tensor_release(marks);
+    peri_tensor_release(bits);
+    peri_tensor_release(ranks);
+    peri_tensor_release(sums);
+    return status;
+}
+
+/* -- by sorting ------------------------------------------------------------------------------------------------------------------ */
+
+/** @order: the places of the ids in ascending order. Keys hold a place and as many bits of the id as fit beside it; ids with more bits
+ *  are sorted in rounds, from the low bits on. */
+static peri_status order_of(const request *q, peri_tensor **order)
+{
+    peri_device *device = peri__device(q->ids);
+    uint64_t spread = (uint64_t)q->most - (uint64_t)q->least;
+    int32_t place_bits = peri__bits(q->n), wide = spread ? 64 - __builtin_clzll(spread) : 0;
+    int32_t rounds = (int32_t)peri__max(1, peri__ceil_div(wide, 64 - place_bits)), bits = (int32_t)peri__ceil_div(wide, rounds);
+    peri_tensor *keys = NULL, *spare = NULL, *next = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(i64_new(q, q->n, &keys), out);
+    PERI_TRY_GOTO(i64_new(q, q->n, &spare), out);
+    for (int32_t shift = 0, round = 0; round < rounds; round++, shift += bits) {
+        peri_k_sort_keys_args fill = {.x = peri__data(q->ids), .order = *order ? peri__data(*order) : NULL, .keys = peri__data(keys),
+                                      .base = q->least, .dtype = q->ids->dtype, .shift = shift, .bits = bits, .place_bits = place_bits};
+        PERI_TRY_GOTO(PERI_LAUNCH(device, sort_keys, &fill, q->n, PERI_INT_GRAIN), out);
+        PERI_TRY_GOTO(peri__sort(&keys, &spare, place_bits, place_bits + bits), out);
+        PERI_TRY_GOTO(i64_new(q, q->n, &next), out);
+        peri_k_sort_order_args read = {.keys = peri__data(keys), .order = fill.order, .out = peri__data(next), .place_bits = place_bits};
+        PERI_TRY_GOTO(PERI_LAUNCH(device, sort_order, &read, q->n, PERI_INT_GRAIN), out);
+        peri_tensor_release(*order);
+        *order = next;
+        next = NULL;
+    }
+out:
+    peri_tensor_release(keys);
+    peri_tensor_release(spare);
+    peri_tensor_release(next);
+    return status;
+}
+
+static peri_status by_sorting(const request *q, peri_unique_result *r)
+{
+    peri_device *device = peri__device(q->ids);
+    int64_t blocks = peri__ceil_div(q->n, PERI_JAGGED_BLOCK), total;
+    peri_tensor *order = NULL, *sums = NULL, *starts = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(order_of(q, &order), out);
+    PERI_TRY_GOTO(i64_new(q, blocks + 1, &sums), out);
+    peri_k_unique_args args = {.x = peri__data(q->ids), .order = peri__data(order), .sums = peri__data(sums), .n = q->n,
+                               .dtype = q->ids->dtype};
+    PERI_TRY_GOTO(PERI_LAUNCH(device, unique_count, &args, blocks, PERI_BLOCK_GRAIN), out);
+    PERI_TRY_GOTO(scan(sums, blocks, &total), out);
+    PERI_TRY_GOTO(allocate(q, total, r), out);
+    args.unique = peri__data(r->unique);
+    if (q->inverse) args.inverse = peri__data(r->inverse);
+    if (q->counts) {
+        PERI_TRY_GOTO(i64_new(q, total + 1, &starts), out);
+        args.starts = peri__data(starts);
+        args.counts = peri__data(r->counts);
+    }
+    PERI_TRY_GOTO(PERI_LAUNCH(device, unique_write, &args, blocks, PERI_BLOCK_GRAIN), out);
+    if (q->counts) status = PERI_LAUNCH(device, unique_counts, &args, total, PERI_INT_GRAIN);
+out:
+    peri_tensor_release(order);
+    peri_tensor_release(sums);
+    peri_tensor_release(starts);
+    return status;
+}
+
+peri_status peri_sparse_unique(peri_tensor *ids, bool inverse, bool counts, peri_unique_result *out)
+{
+    static const char f[] = "peri_sparse_unique";
+    PERI_TRY(peri__check_ints(f, "ids", ids, 1, NULL));
+    request q = {.n = ids->shape[0], .inverse = inverse, .counts = counts};
+    if (q.n > UINT32_MAX) return peri__fail(PERI_ERANGE, "%s: %lld ids, allowed: less than 2^32", f, (long long)q.n);
+    peri_unique_result r = {0};
+    PERI_TRY(peri_tensor_contiguous(ids, &q.ids));
+    peri_status status;
+    if (q.n == 0) {
+        status = allocate(&q, 0, &r);
+    } else {
+        PERI_TRY_GOTO(peri__extent(q.ids, &q.least, &q.most), out);
+        uint64_t spread = (uint64_t)q.most - (uint64_t)q.least;
+        bool narrow = spread < (uint64_t)peri__min(most_marks, q.n * MARKS_PER_ID + PERI_JAGGED_BLOCK);
+        status = narrow ? by_marks(&q, &r) : by_sorting(&q, &r);
+    }
+out:
+    peri_tensor_release(q.ids);
+    if (status < 0) release(&r);
+    else *out = r;
+    return status;
+}
