@@ -47,7 +47,7 @@ endif
 missing = $(if $($(1)),,$(2))
 MISSING := $(strip $(call missing,HAVE_CC,gcc libc6-dev) $(call missing,HAVE_PKG_CONFIG,pkg-config) $(call missing,HAVE_LUAJIT,luajit) \
 	$(call missing,HAVE_LUAJIT_LIB,libluajit-5.1-dev) $(call missing,HAVE_OPENBLAS,libopenblas-dev) \
-	$(call missing,HAVE_ONEDNN,libdnnl-dev) $(call missing,HAVE_XXHASH,libxxhash-dev) $(call missing,HAVE_MPI,openmpi-bin libopenmpi-dev) \
+	$(call missing,HAVE_ONEDNN,libdnnl-dev) $(call missing,HAVE_URING,liburing-dev) $(call missing,HAVE_XXHASH,libxxhash-dev) $(call missing,HAVE_MPI,openmpi-bin libopenmpi-dev) \
 	$(call missing,HAVE_ARGPARSE,lua-argparse) $(call missing,HAVE_DKJSON,lua-dkjson) $(call missing,HAVE_BUSTED,lua-busted) \
 	$(call missing,HAVE_CMOCKA,libcmocka-dev) $(call missing,HAVE_LUACHECK,lua-check) $(call missing,HAVE_GNUPLOT,gnuplot-nox))
 
@@ -66,7 +66,7 @@ WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -W
 CFLAGS ?= -O2 -g1
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
 PFLAGS := -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -Iruntime/include $(OPENBLAS_CFLAGS) $(WARN) $(SANFLAGS) \
-	$(if $(SAN)$(DEBUG),-DPERI_DEBUG)
+	$(if $(HAVE_URING),-DPERI_HAVE_URING) $(if $(SAN)$(DEBUG),-DPERI_DEBUG)
 # Floating point is IEEE, except that products and sums may fuse where the instruction set has it: kernels say what may differ.
 KFLAGS := -O3 -fno-math-errno -fno-trapping-math -Wno-conversion -Wno-float-conversion -Wno-unused-function
 FLAGS_avx2 := -mavx2 -mfma -mf16c -mbmi2 -mtune=haswell -Wno-psabi
@@ -75,7 +75,7 @@ FLAGS_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -
 OBJ := $(CORE:%.c=$B/obj/%.o) $(ISAS:%=$B/obj/kernels/cpu/%.o)
 LIB_A := $B/libperilune.a
 LIB_SO := $B/libperilune.so.$(VERSION)
-LIBS := $(OPENBLAS_LIBS) -lxxhash -lpthread -ldl -lm
+LIBS := $(OPENBLAS_LIBS) -lxxhash $(if $(HAVE_URING),-luring) -lpthread -ldl -lm
 PLUGINS := $(if $(HAVE_MPI),$(patsubst runtime/backends/mpi.c,$B/libperilune_mpi.so,$(wildcard runtime/backends/mpi.c)))
 LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 CDEF := $B/lua/perilune/cdef.lua
@@ -100,6 +100,7 @@ config:
 	$(call row,OpenBLAS,HAVE_OPENBLAS,needed)
 	$(call row,oneDNN,HAVE_ONEDNN,for faster matrix products)
 	$(call row,xxHash,HAVE_XXHASH,needed)
+	$(call row,liburing,HAVE_URING,for faster reads of tables in files)
 	$(call row,Open MPI,HAVE_MPI,for more than one process)
 	$(call row,CUDA,HAVE_CUDA,for GPUs)
 	$(call row,NCCL,HAVE_NCCL,for GPUs)

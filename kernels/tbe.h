@@ -256,6 +256,7 @@ typedef struct peri_k_tbe_rows {
     void *weight;
     int32_t weight_dtype;
     float *momentum1, *momentum2, *row_counter; /* NULL where the optimizer has none */
+    const int64_t *slot_row; /* by linear row: which row of its table it stands for (stochastic rounding in caches); NULL: itself */
 } peri_k_tbe_rows;
 
 /** Scratch of a chunk whose widest table has @cols columns, in f32. */

@@ -19,6 +19,7 @@
 #include "sparse.c"
 #include "route.c"
 #include "tbe.c"
+#include "cache.c"
 
 const peri_kernels peri_kernels_ref = {
     .isa = "ref",

@@ -35,6 +35,12 @@ static inline uint64_t tbe_row_key(const peri_k_tbe_optimizer *o, const peri_k_t
     return tbe_mix64(tbe_mix64(tbe_mix64(o->seed ^ t->stream) + o->iteration) + (uint64_t)(t->row_offset + row));
 }
 
+/** The row of table @t that @row of the batch's memory stands for. */
+static inline int64_t tbe_table_row(const peri_k_tbe_rows *rows, const peri_k_tbe_table *t, int64_t row)
+{
+    return rows->slot_row ? rows->slot_row[t->first_row + row] : row;
+}
+
 /** 16 random bits of column @c of the whole table. */
 static inline uint32_t tbe_random_bits(uint64_t key, int64_t c)
 {

@@ -131,7 +131,7 @@ static void ref_tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer 
     for (int64_t d = 0; norm > o->max_norm && d < n; d++) p.w[d] = p.w[d] * (o->max_norm / norm);
     if (wide) return;
     uint16_t *narrow = (uint16_t *)rows->weight + at;
-    uint64_t key = tbe_row_key(o, t, row);
+    uint64_t key = tbe_row_key(o, t, tbe_table_row(rows, t, row));
     for (int64_t d = 0; d < n; d++) {
         uint32_t bits = o->stochastic ? tbe_random_bits(key, t->col_offset + d) : 0;
         if (rows->weight_dtype == PERI_F16) narrow[d] = o->stochastic ? tbe_round_f16(p.w[d], bits) : k_f32_to_f16(p.w[d]);

@@ -24,7 +24,7 @@ local names = {
   JaggedTensor = "jagged", KeyedJaggedTensor = "jagged", KeyedTensor = "jagged",
   init = "dist", rank = "dist", world_size = "dist", world = "dist", finish = "dist",
   Awaitable = "dist", LazyAwaitable = "dist", NoWait = "dist", LazyNoWait = "dist",
-  EmbeddingBagConfig = "embed", EmbeddingBagCollection = "embed",
+  EmbeddingBagConfig = "embed", EmbeddingBagCollection = "embed", CacheParams = "embed",
   ParameterSharding = "plan", EmbeddingModuleShardingPlan = "plan", ShardingPlan = "plan",
   DistributedModelParallel = "model", TrainPipelineBase = "pipeline",
 }

@@ -88,6 +88,8 @@ enum {
     PERI__TBE_COUNTERS
 };
 
+typedef struct peri__tier peri__tier; /* tier.h */
+
 struct peri_tbe {
     peri__refs refs;
     peri_device *device;
@@ -107,10 +109,16 @@ struct peri_tbe {
     uint64_t uploaded; /* serial of the block list in PERI__TBE_BLOCKS; 0: none */
     peri_event *done;  /* after the last call: calls follow each other on any stream */
     int64_t lookups, updates;
+    peri_tensor *slot_row; /* i64 by linear row, where rounding needs it: the row in a slot */
+    peri__tier *tier; /* tables in files: `layout` and the flat tensors are of slots, tables[].config of rows. NULL: in memory */
 };
 
 /** A table batch without optimizer whose weights are @flat (retained), where table t's rows lie one behind the other, without padding. */
 peri_status peri__tbe_over(const peri_tbe_config *config, peri_tensor *flat, peri_tbe **out);
+/** How many tensors of the size of the weights a table batch has. */
+double peri__tbe_copies(const peri_tbe_optimizer *optimizer);
+/** The flat tensors as parts of records, in the order of peri_tbe_state_name. Returns their number. */
+int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_PARTS]);
 /** Begin a call: the current stream waits for the calls before. */
 peri_status peri__tbe_enter(peri_tbe *tbe);
 /** End it. */
@@ -134,5 +142,23 @@ void peri__tbe_chunks(const peri_tbe_input *input, int64_t *chunks, int64_t *gra
 peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe);
 /** Hyperparameters for the kernels at step @iteration. */
 peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration);
+
+/** peri_tbe_backward on checked arguments, with ids that are rows of the flat tensors. */
+peri_status peri__tbe_backward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad, peri_tensor *grad_weights);
+
+/* -- tables in files (tier.c, tier_rows.c) -------------------------------------------------------------------------------------------- */
+
+/** Rows of each table that @config's caches hold: int64[n_tables], to be freed. */
+peri_status peri__tier_slots(const peri_tbe_config *config, int64_t **out);
+/** Open the files of a table batch whose flat tensors are there; it owns the tier. */
+peri_status peri__tier_new(peri_tbe *tbe, const peri_tbe_config *config);
+/** Local; does not flush. */
+void peri__tier_free(peri__tier *tier);
+/** The public functions, for tables in files. Arguments are checked. */
+peri_status peri__tier_forward(const char *function, peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *out);
+peri_status peri__tier_backward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad, peri_tensor *grad_weights);
+peri_status peri__tier_read(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, peri_tensor *dst);
+peri_status peri__tier_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src);
+int64_t peri__tier_bad_ids(const peri__tier *tier);
 
 #endif

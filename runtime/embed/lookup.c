@@ -198,7 +198,8 @@ peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe)
                              .weight_dtype = tbe->dtype,
                              .momentum1 = tbe->momentum1 ? peri__data(tbe->momentum1) : NULL,
                              .momentum2 = tbe->momentum2 ? peri__data(tbe->momentum2) : NULL,
-                             .row_counter = tbe->row_counter ? peri__data(tbe->row_counter) : NULL};
+                             .row_counter = tbe->row_counter ? peri__data(tbe->row_counter) : NULL,
+                             .slot_row = tbe->slot_row ? peri__data(tbe->slot_row) : NULL};
 }
 
 /* -- forward --------------------------------------------------------------------------------------------------------------------- */
@@ -235,6 +236,7 @@ peri_status peri__tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tens
 
 peri_status peri__tbe_checked_forward(const char *function, peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)
 {
+    if (tbe->tier) return peri__tier_forward(function, tbe, in, out);
     if (tbe->bounds_check == PERI_BOUNDS_NONE) return peri__tbe_forward(tbe, in, out, NULL);
     void *unused;
     PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_REPORT, PERI_I64, PERI__REPORT_WORDS, &unused));

@@ -137,8 +137,9 @@ static peri_status check_config(const peri_tbe_config *c)
 
 /* -- making ---------------------------------------------------------------------------------------------------------------------- */
 
-/** Copy names and sizes, and place the tables one behind the other, each at a multiple of @alignment elements. */
-static peri_status lay_out(peri_tbe *tbe, const peri_tbe_config *c, int64_t alignment)
+/** Copy names and sizes, and place the tables one behind the other, each at a multiple of @alignment elements. Tables in files: @slots
+ *  instead of rows. */
+static peri_status lay_out(peri_tbe *tbe, const peri_tbe_config *c, const int64_t *slots, int64_t alignment)
 {
     tbe->tables = peri__alloc_zero(sizeof *tbe->tables * (size_t)peri__max(c->n_tables, 1));
     tbe->layout = peri__alloc_zero(sizeof *tbe->layout * (size_t)peri__max(c->n_tables, 1));
@@ -156,7 +157,7 @@ static peri_status lay_out(peri_tbe *tbe, const peri_tbe_config *c, int64_t alig
         t->config.name = t->name;
         if (!t->config.total_rows) t->config.total_rows = t->config.row_offset + t->config.rows;
         if (!t->config.total_cols) t->config.total_cols = t->config.col_offset + t->config.cols;
-        int64_t rows = t->config.rows, cols = t->config.cols, elements;
+        int64_t rows = slots ? slots[i] : t->config.rows, cols = t->config.cols, elements;
         if (__builtin_mul_overflow(rows, cols, &elements) || elements > (INT64_MAX >> 4) - tbe->total_elements)
             return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s' of %lld x %lld makes the batch too large", t->name, (long long)rows,
                               (long long)cols);
@@ -210,9 +211,8 @@ static peri_status initialise(peri_tbe *tbe, int64_t i, uint64_t seed)
 }
 
 /** A table batch that knows its tables and has no weights yet. */
-static peri_status shell_new(const peri_tbe_config *c, int64_t alignment, peri_tbe **out)
+static peri_status shell_new(const peri_tbe_config *c, const int64_t *slots, int64_t alignment, peri_tbe **out)
 {
-    PERI_TRY(check_config(c));
     peri_tbe *tbe = peri__alloc_zero(sizeof *tbe);
     if (!tbe) return PERI_ENOMEM;
     peri__object_count(1);
@@ -223,7 +223,7 @@ static peri_status shell_new(const peri_tbe_config *c, int64_t alignment, peri_t
     tbe->optimizer = c->optimizer;
     tbe->seed = c->seed;
     peri_status status;
-    PERI_TRY_GOTO(lay_out(tbe, c, alignment), out);
+    PERI_TRY_GOTO(lay_out(tbe, c, slots, alignment), out);
     PERI_TRY_GOTO(peri_event_new(tbe->device, &tbe->done), out);
     PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, PERI__TBE_COUNTERS, true, &tbe->counters), out);
     PERI_TRY_GOTO(flat_tensor(tbe, PERI_U8, (int64_t)sizeof *tbe->layout * tbe->n_tables, false, &tbe->layout_tensor), out);
@@ -239,16 +239,23 @@ out:
 peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
 {
     peri_tbe *tbe;
-    PERI_TRY(shell_new(c, TABLE_ALIGNMENT, &tbe));
+    int64_t *slots = NULL;
+    PERI_TRY(check_config(c));
+    if (c->caches) PERI_TRY(peri__tier_slots(c, &slots));
+    peri_status status = shell_new(c, slots, TABLE_ALIGNMENT, &tbe);
+    peri__free(slots);
+    PERI_TRY(status);
     const optimizer_kind *k = &kinds[c->optimizer.kind];
-    peri_status status;
     PERI_TRY_GOTO(flat_tensor(tbe, tbe->dtype, tbe->total_elements, false, &tbe->weight), out);
-    for (int64_t i = 0; i < tbe->n_tables; i++) PERI_TRY_GOTO(initialise(tbe, i, c->seed), out);
+    for (int64_t i = 0; i < tbe->n_tables && !c->caches; i++) PERI_TRY_GOTO(initialise(tbe, i, c->seed), out);
     if (k->full1) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_elements, true, &tbe->momentum1), out);
     if (k->row1) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->momentum1), out);
     if (k->full2) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_elements, true, &tbe->momentum2), out);
     if (k->row2) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->momentum2), out);
     if (c->optimizer.row_bias_correction) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->row_counter), out);
+    if (c->caches && c->dtype != PERI_F32 && !c->optimizer.nearest)
+        PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, tbe->total_rows, true, &tbe->slot_row), out);
+    if (c->caches) PERI_TRY_GOTO(peri__tier_new(tbe, c), out);
     status = peri__tbe_leave(tbe);
 out:
     if (status < 0) peri_tbe_release(tbe);
@@ -259,7 +266,8 @@ out:
 peri_status peri__tbe_over(const peri_tbe_config *c, peri_tensor *flat, peri_tbe **out)
 {
     peri_tbe *tbe;
-    PERI_TRY(shell_new(c, 1, &tbe));
+    PERI_TRY(check_config(c));
+    PERI_TRY(shell_new(c, NULL, 1, &tbe));
     PERI_ASSERT(peri__numel(flat) >= tbe->total_elements && peri__contiguous(flat));
     tbe->weight = flat;
     peri_tensor_retain(flat);
@@ -274,7 +282,9 @@ void peri_tbe_retain(peri_tbe *tbe) { peri__refs_add(&tbe->refs); }
 void peri_tbe_release(peri_tbe *tbe)
 {
     if (!tbe || !peri__refs_drop(&tbe->refs)) return;
-    peri_tensor **own[] = {&tbe->layout_tensor, &tbe->weight, &tbe->momentum1, &tbe->momentum2, &tbe->row_counter, &tbe->counters};
+    peri__tier_free(tbe->tier);
+    peri_tensor **own[] = {&tbe->layout_tensor, &tbe->weight, &tbe->momentum1, &tbe->momentum2, &tbe->row_counter, &tbe->counters,
+                           &tbe->slot_row};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) peri__tbe_forget(tbe, own[i]);
     for (int i = 0; i < PERI__TBE_WORKSPACES; i++) peri__tbe_forget(tbe, &tbe->workspace[i]);
     for (int64_t i = 0; i < tbe->n_tables; i++) {
@@ -322,6 +332,37 @@ peri_status peri__tbe_workspace(peri_tbe *tbe, int32_t which, int32_t dtype, int
 
 /* -- state ----------------------------------------------------------------------------------------------------------------------- */
 
+double peri__tbe_copies(const peri_tbe_optimizer *o) { return 1.0 + kinds[o->kind].full1 + kinds[o->kind].full2; }
+
+int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_PARTS])
+{
+    const optimizer_kind *k = &kinds[tbe->optimizer.kind];
+    const struct {
+        peri_tensor *flat;
+        bool row;
+    } all[] = {{tbe->weight, false}, {tbe->momentum1, k->row1}, {tbe->momentum2, k->row2}, {tbe->row_counter, true}};
+    int32_t n = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].flat)
+            part[n++] = (peri_k_cache_part){
+                .base = peri__data(all[i].flat), .bytes = (int32_t)peri_dtype_size(all[i].flat->dtype), .row = all[i].row};
+    return n;
+}
+
+/** The place of state @name among the optimizer's; PERI_ENOTFOUND lists them. */
+static peri_status state_index(const char *function, const peri_tbe *tbe, int64_t table, const char *name, int32_t *out)
+{
+    char known[128] = "";
+    for (int32_t i = 0; peri_tbe_state_name(tbe, i); i++) {
+        if (!strcmp(name, peri_tbe_state_name(tbe, i))) {
+            *out = i;
+            return PERI_OK;
+        }
+        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", peri_tbe_state_name(tbe, i));
+    }
+    return peri__fail(PERI_ENOTFOUND, "%s: table '%s' has no state '%.60s'; it has: %s", function, tbe->tables[table].name, name, known);
+}
+
 const char *peri_tbe_state_name(const peri_tbe *tbe, int32_t i)
 {
     const char *names[] = {"weight", tbe->momentum1 ? "momentum1" : NULL, tbe->momentum2 ? "momentum2" : NULL,
@@ -346,15 +387,13 @@ static peri_status state_view(const char *function, peri_tbe *tbe, int64_t table
     peri_tensor *flat = weight                       ? tbe->weight
                         : first                      ? tbe->momentum1
                         : counter                    ? tbe->row_counter
-                        : second  ? tbe->momentum2
-                                  : NULL;
-    if (!flat) {
-        char known[128] = "";
-        for (int32_t i = 0; peri_tbe_state_name(tbe, i); i++)
-            snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", peri_tbe_state_name(tbe, i));
-        return peri__fail(PERI_ENOTFOUND, "%s: table '%s' has no state '%.60s'; it has: %s", function, tbe->tables[table].name, name,
-                          known);
-    }
+                        : second                     ? tbe->momentum2
+                                                     : NULL;
+    int32_t unused;
+    if (!flat) return state_index(function, tbe, table, name, &unused);
+    if (tbe->tier)
+        return peri__fail(PERI_EUNSUPPORTED, "%s: the rows of table '%s' are in a file, so there is no view of them; read and write rows",
+                          function, tbe->tables[table].name);
     PERI_TRY(peri__tbe_enter(tbe));
     const optimizer_kind *k = &kinds[tbe->optimizer.kind];
     if (counter || (first && k->row1) || (second && k->row2))
@@ -414,6 +453,12 @@ static peri_status rows_view(const char *function, peri_tbe *tbe, int64_t table,
 peri_status peri_tbe_read(peri_tbe *tbe, int64_t table, const char *name, int64_t row, peri_tensor *dst)
 {
     peri_tensor *view;
+    int32_t part;
+    if (tbe->tier) {
+        PERI_TRY(check_table_index("peri_tbe_read", tbe, table));
+        PERI_TRY(state_index("peri_tbe_read", tbe, table, name, &part));
+        return peri__tier_read(tbe, table, part, row, dst);
+    }
     PERI_TRY(rows_view("peri_tbe_read", tbe, table, name, row, dst, &view));
     peri_status status = peri_tensor_copy(dst, view);
     if (status >= 0) status = peri__tbe_leave(tbe);
@@ -424,6 +469,12 @@ peri_status peri_tbe_read(peri_tbe *tbe, int64_t table, const char *name, int64_
 peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64_t row, const peri_tensor *src)
 {
     peri_tensor *view;
+    int32_t part;
+    if (tbe->tier) {
+        PERI_TRY(check_table_index("peri_tbe_write", tbe, table));
+        PERI_TRY(state_index("peri_tbe_write", tbe, table, name, &part));
+        return peri__tier_write(tbe, table, part, row, src);
+    }
     PERI_TRY(rows_view("peri_tbe_write", tbe, table, name, row, src, &view));
     peri_status status = peri_tensor_copy(view, src);
     if (status >= 0) status = peri__tbe_leave(tbe);
@@ -461,7 +512,7 @@ peri_status peri_tbe_statistics(peri_tbe *tbe, peri_tbe_stats *out)
                             .ids = counts[PERI__TBE_COUNT_IDS],
                             .bags = counts[PERI__TBE_COUNT_BAGS],
                             .rows_updated = counts[PERI__TBE_COUNT_ROWS],
-                            .bad_ids = counts[PERI__TBE_COUNT_BAD_IDS],
+                            .bad_ids = counts[PERI__TBE_COUNT_BAD_IDS] + (tbe->tier ? peri__tier_bad_ids(tbe->tier) : 0),
                             .bad_bags = counts[PERI__TBE_COUNT_BAD_BAGS],
                             .weight_bytes = bytes_of(tbe->weight),
                             .state_bytes = bytes_of(tbe->momentum1) + bytes_of(tbe->momentum2) + bytes_of(tbe->row_counter)};

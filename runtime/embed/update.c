@@ -181,6 +181,11 @@ peri_status peri_tbe_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_tens
 {
     PERI_TRY(peri__tbe_input_check("peri_tbe_backward", tbe, in));
     PERI_TRY(check_gradient("peri_tbe_backward", tbe, in, grad, grad_weights));
+    return tbe->tier ? peri__tier_backward(tbe, in, grad, grad_weights) : peri__tbe_backward(tbe, in, grad, grad_weights);
+}
+
+peri_status peri__tbe_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights)
+{
     peri_k_tbe_stream stream;
     PERI_TRY(peri__tbe_enter(tbe));
     PERI_TRY(peri__tbe_stream(tbe, in, false, &stream));
@@ -202,6 +207,7 @@ peri_status peri_tbe_gradient(peri_tbe *tbe, const peri_tbe_input *in, peri_tens
 {
     PERI_TRY(peri__tbe_input_check("peri_tbe_gradient", tbe, in));
     PERI_TRY(check_gradient("peri_tbe_gradient", tbe, in, grad, grad_weights));
+    if (tbe->tier) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient: tables in files have no dense gradients");
     int64_t n = tbe->total_elements + tbe->total_rows;
     peri_tensor *dense;
     peri_k_tbe_stream stream;
@@ -230,6 +236,7 @@ static peri_status check_dense(const char *function, const peri_tbe *tbe, const 
 
 peri_status peri_tbe_gradient_apply(peri_tbe *tbe, peri_tensor *gradient)
 {
+    if (tbe->tier) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient_apply: tables in files have no dense gradients");
     PERI_TRY(check_dense("peri_tbe_gradient_apply", tbe, gradient));
     if (tbe->optimizer.kind == PERI_TBE_NONE) return peri__fail(PERI_EINVAL, "peri_tbe_gradient_apply: this table batch has no optimizer");
     PERI_TRY(peri__tbe_enter(tbe));

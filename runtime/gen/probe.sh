@@ -63,6 +63,13 @@ else
     say HAVE_XXHASH ""
 fi
 
+# liburing (optional: row files are read by io_uring; else by threads).
+if printf '#include <liburing.h>\nint main(void){struct io_uring r;return io_uring_queue_init(8,&r,0)==1;}\n' | try -luring; then
+    say HAVE_URING "$(pkg-config --modversion liburing 2>/dev/null || echo yes)"
+else
+    say HAVE_URING ""
+fi
+
 # Open MPI: flags through its own compiler wrapper, so that our compiler is used.
 if command -v mpicc >/dev/null 2>&1; then
     flags=$(mpicc --showme:compile 2>/dev/null)

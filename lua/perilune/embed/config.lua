@@ -80,6 +80,61 @@ function EmbeddingBagConfig:initialiser()
   return M.uniform(self:get_weight_init_min(), self:get_weight_init_max())
 end
 
+-- -- caches ---------------------------------------------------------------------------------------------------------------------------
+
+local algorithms = { LRU = C.PERI_CACHE_LRU, LFU = C.PERI_CACHE_LFU }
+M.CacheAlgorithm = { LRU = "LRU", LFU = "LFU" }
+
+--- How a table that is larger than memory is cached (TorchRec's CacheParams, compute kernel "fused_uvm_caching"). What TorchRec keeps in
+--- unified memory lies in a file here: `directory` says where it stays; without one it is a nameless temporary file.
+local CacheParams = util.class "CacheParams"
+M.CacheParams = CacheParams
+
+local cache_arguments = {
+  algorithm = "LRU",           -- "LRU" or "LFU"
+  load_factor = 0.2,           -- rows in memory / rows of the table
+  reserved_memory = 0,         -- bytes (TorchRec: GB of the device) that caches leave to others
+  precision = util.optional,   -- data type of cached rows; only the table's own
+  prefetch_pipeline = false,   -- a pipeline will prefetch the next batch's rows; prefetches are always safe, so this is a note to it
+  stats = util.optional,       -- hints for a planner: kept, not interpreted
+  directory = util.optional,   -- where the files are (not TorchRec's)
+}
+
+function CacheParams:init(args)
+  local f = "CacheParams"
+  local a = util.named(f, args, cache_arguments)
+  if type(a.load_factor) ~= "number" or not (a.load_factor > 0 and a.load_factor <= 1) then
+    error(("%s: load_factor is %s, allowed: 0 < load_factor <= 1"):format(f, tostring(a.load_factor)), 3)
+  end
+  one_of(f, "algorithm", a.algorithm, algorithms)
+  util.integer(f, "reserved_memory", a.reserved_memory, 0)
+  if a.precision ~= nil then one_of(f, "precision", a.precision, M.data_types) end
+  if a.directory ~= nil and (type(a.directory) ~= "string" or a.directory == "") then
+    error(("%s: directory is '%s', allowed: the name of a folder"):format(f, tostring(a.directory)), 3)
+  end
+  for name in util.ordered(cache_arguments) do self[name] = a[name] == nil and false or a[name] end
+end
+
+function CacheParams:__tostring()
+  return ("%s %g%s"):format(self.algorithm, self.load_factor, self.directory and " in " .. self.directory or "")
+end
+
+--- `value` as CacheParams: an instance, or a table of its arguments.
+function M.cache_params(func, value)
+  if CacheParams.is(value) then return value end
+  if type(value) ~= "table" then P.fail(("%s: cache_params is a %s, wanted CacheParams"):format(func, type(value))) end
+  return CacheParams(value)
+end
+
+--- Fill a peri_cache_params for a table of `data_type`. The result stays valid as long as `params` does.
+function M.fill_cache_params(func, slot, params, data_type)
+  if params.precision and params.precision ~= data_type then
+    P.fail(("%s: cache precision %s for a table of %s; allowed: %s"):format(func, params.precision, data_type, data_type))
+  end
+  slot.algorithm, slot.load_factor = algorithms[params.algorithm], params.load_factor
+  slot.reserved_memory, slot.directory = params.reserved_memory, params.directory or nil
+end
+
 -- -- optimizers ------------------------------------------------------------------------------------------------------------------------
 
 local kinds = {
@@ -110,10 +165,12 @@ local optimizer_arguments = {
   gradient_clipping = false,
   max_gradient = 1.0, -- with gradient_clipping
   bounds_check_mode = "FATAL",
+  cache_params = util.optional, -- CacheParams: tables in files
 }
 
---- fused_params -> peri_tbe_optimizer, bounds check mode, and the optimizer's name. FBGEMM's names and defaults: learning_rate 0.01,
---- eps 1e-8, beta1 0.9, beta2 0.999, eta 0.001, momentum 0.9; `optimizer` is one of `kinds`, or FBGEMM's EmbOptimType name.
+--- fused_params -> peri_tbe_optimizer, bounds check mode, the optimizer's name, and CacheParams or nil. FBGEMM's names and defaults:
+--- learning_rate 0.01, eps 1e-8, beta1 0.9, beta2 0.999, eta 0.001, momentum 0.9; `optimizer` is one of `kinds`, or FBGEMM's EmbOptimType
+--- name.
 function M.fused_params(func, params)
   local a = util.named(func, params, optimizer_arguments)
   local name = tostring(a.optimizer):lower()
@@ -127,7 +184,8 @@ function M.fused_params(func, params)
   o.nearest, o.exact = not a.stochastic_rounding, a.exact
   o.row_bias_correction = a.use_rowwise_bias_correction
   if a.gradient_clipping then o.max_gradient = a.max_gradient end
-  return o, one_of(func, "bounds_check_mode", a.bounds_check_mode, M.bounds_checks), name
+  local cache = a.cache_params ~= nil and M.cache_params(func, a.cache_params) or nil
+  return o, one_of(func, "bounds_check_mode", a.bounds_check_mode, M.bounds_checks), name, cache
 end
 
 return M

@@ -4,6 +4,7 @@ local config = require "perilune.embed.config"
 local embed = {
   EmbeddingBagConfig = config.EmbeddingBagConfig,
   PoolingType = config.PoolingType,
+  CacheParams = config.CacheParams, CacheAlgorithm = config.CacheAlgorithm,
   uniform = config.uniform, normal = config.normal, constant = config.constant,
   config = config,
   tbe = require "perilune.embed.tbe",

@@ -56,10 +56,17 @@ function M.new(args)
   local names = ffi.new("const char *[?]", math.max(#features, 1))
   for i, name in ipairs(features) do names[i - 1] = name end
   local c = ffi.new "peri_tbe_config"
+  local caches -- lives until the end of this function
   c.device = P.device(a.device)
   c.dtype = P.dtype(config.data_types[a.data_type] or a.data_type)
   c.n_tables, c.tables, c.n_features, c.features = #a.tables, tables, #features, names
-  c.optimizer, c.bounds_check = config.fused_params("table batch: fused_params", a.fused_params)
+  local optimizer, bounds, _, cache = config.fused_params("table batch: fused_params", a.fused_params)
+  c.optimizer, c.bounds_check = optimizer, bounds
+  if cache then
+    caches = ffi.new("peri_cache_params[?]", math.max(#a.tables, 1))
+    for i in ipairs(a.tables) do config.fill_cache_params("table batch", caches[i - 1], cache, a.data_type) end
+    c.caches = caches
+  end
   c.seed = a.seed or P.state.seed
   check(C.peri_tbe_new(c, out))
   return wrap(out[0])
@@ -96,6 +103,14 @@ function methods:forward(ids, offsets, blocks, result, weights, scale)
   check(C.peri_tbe_forward(ptr(self), fill(ids, offsets, blocks, weights, scale), Tensor.ptr(result)))
   return result
 end
+
+--- Bring the rows of a later lookup of the same tensors in the background; see peri_tbe_prefetch.
+function methods:prefetch(ids, offsets, blocks, weights, scale)
+  check(C.peri_tbe_prefetch(ptr(self), fill(ids, offsets, blocks, weights, scale)))
+end
+
+--- Write changed rows of tables in files; see peri_tbe_flush.
+function methods:flush() check(C.peri_tbe_flush(ptr(self))) end
 
 --- Update the tables with the gradient of a lookup's output. `grad_weights` (optional) receives the gradient of the ids' weights.
 function methods:backward(ids, offsets, blocks, grad, weights, scale, grad_weights)
@@ -159,5 +174,23 @@ function methods:statistics()
   for _, name in ipairs(counts) do result[name] = tonumber(stats[name]) end
   return result
 end
+
+local cache_stats = ffi.new "peri_tbe_cache_stats"
+local cache_counts = {
+  "slots", "resident", "hits", "misses", "prefetched", "prefetch_hits", "conflict_misses", "evictions", "initialised", "rows_read",
+  "rows_written", "bytes_read", "bytes_written",
+}
+--- Counts of the cache of table t (from 1), or of all tables together; nil for tables in memory. `io` says how files are read.
+function methods:cache_statistics(t)
+  local io = C.peri_tbe_cache_io(ptr(self))
+  if io == nil then return nil end
+  check(C.peri_tbe_cache_statistics(ptr(self), (t or 0) - 1, cache_stats))
+  local result = { io = ffi.string(io) }
+  for _, name in ipairs(cache_counts) do result[name] = tonumber(cache_stats[name]) end
+  return result
+end
+
+--- Whether the rows are in files.
+function methods:is_cached() return C.peri_tbe_cache_io(ptr(self)) ~= nil end
 
 return M

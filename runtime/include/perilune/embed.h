@@ -91,6 +91,19 @@ enum {
     PERI_BOUNDS_NONE = 3     /* not even counted */
 };
 
+/** Who leaves a full cache: the row that was not used for the longest time, or the one that the fewest batches used (counts age). */
+enum { PERI_CACHE_LRU = 0, PERI_CACHE_LFU = 1 };
+
+/** A table that is larger than memory: its rows and their optimizer states live in a file, a cache of them in memory (TorchRec's
+ *  CacheParams with the compute kernel fused_uvm_caching). Results have the same bits as those of a table in memory. */
+typedef struct peri_cache_params {
+    double load_factor;      /* rows in memory / rows, in (0, 1]; at least the different rows of one batch must fit */
+    int64_t reserved_memory; /* bytes of the machine's memory that the caches of this table batch leave to others: they are made smaller */
+    const char *directory;   /* of the file, which stays there and is opened again by the same table; NULL: a nameless temporary file */
+    int32_t algorithm;       /* PERI_CACHE_* */
+    int32_t reserved;
+} peri_cache_params;
+
 typedef struct peri_tbe_config {
     peri_device *device;
     int32_t dtype; /* of the weights: PERI_F32, PERI_F16, PERI_BF16 */
@@ -101,6 +114,7 @@ typedef struct peri_tbe_config {
     const char *const *features; /* names for messages, by peri_tbe_block.feature; copied; may be NULL if n_features is 0 */
     peri_tbe_optimizer optimizer;
     uint64_t seed; /* of start values and stochastic rounding */
+    const peri_cache_params *caches; /* NULL: tables in memory; else one for each table: tables in files. Needs a fused optimizer. Copied */
 } peri_tbe_config;
 
 /** FBGEMM's defaults of an optimizer: learning rate 0.01, eps 1e-8, beta1 0.9, beta2 0.999 (Lion: 0.99, its paper's), eta 0.001, momentum
@@ -179,7 +193,8 @@ PERI_API peri_status peri_tbe_gradient_table(peri_tbe *tbe, peri_tensor *gradien
 /* -- state ------------------------------------------------------------------------------------------------------------------------ */
 
 /** A view of a table's weights or state: @name is "weight", "momentum1", "momentum2" or "row_counter"; [rows, cols] or [rows]. Writing
- *  through it changes the table. PERI_ENOTFOUND lists the names that the optimizer has. @out new. */
+ *  through it changes the table. PERI_ENOTFOUND lists the names that the optimizer has; PERI_EUNSUPPORTED for tables in files, which
+ *  peri_tbe_read and peri_tbe_write reach. @out new. */
 PERI_API peri_status peri_tbe_state(peri_tbe *tbe, int64_t table, const char *name, peri_tensor **out);
 /** The leaf tensor of a table's weights (a view that requires grad), always the same one, for optimizers of the dense part. Optimizer
  *  NONE only. @out new. */
@@ -209,5 +224,30 @@ typedef struct peri_tbe_stats {
 
 /** Read the counts; blocks until queued work has run. */
 PERI_API peri_status peri_tbe_statistics(peri_tbe *tbe, peri_tbe_stats *out);
+
+/* -- tables larger than memory ------------------------------------------------------------------------------------------------------ */
+
+/** Counts of rows since the table batch was made; each row is counted once per batch. */
+typedef struct peri_tbe_cache_stats {
+    int64_t slots, resident;  /* rows that fit, rows that are there now */
+    int64_t hits, misses;     /* rows of lookups that were in memory, or on their way; that the lookup had to bring */
+    int64_t prefetched;       /* rows that prefetches brought */
+    int64_t prefetch_hits;    /* of them, those that a lookup then found */
+    int64_t conflict_misses;  /* rows without a slot because batches in flight held all: not prefetched, or brought again for the update */
+    int64_t evictions;        /* rows that left for others */
+    int64_t initialised;      /* rows used for the first time ever */
+    int64_t rows_read, rows_written, bytes_read, bytes_written; /* from and to the files */
+} peri_tbe_cache_stats;
+
+/** Bring the rows that @in will need, in the background, and keep them until its lookup. The tensors of @in (retained) must not change
+ *  until then. A hint: rows that find no room stay where they are. PERI_OK at once for tables in memory. Blocks only to read the ids. */
+PERI_API peri_status peri_tbe_prefetch(peri_tbe *tbe, const peri_tbe_input *in);
+/** Write every changed row to its file and mark the files clean, with the present iteration. Blocks. After a failure (a full disk, say)
+ *  nothing is lost, and it can be called again. PERI_OK for tables in memory. */
+PERI_API peri_status peri_tbe_flush(peri_tbe *tbe);
+/** Counts of a table's cache, or of all (@table -1). PERI_EUNSUPPORTED for tables in memory. */
+PERI_API peri_status peri_tbe_cache_statistics(peri_tbe *tbe, int64_t table, peri_tbe_cache_stats *out);
+/** How files are read: "io_uring" or "threads"; NULL for tables in memory. Static text. */
+PERI_API const char *peri_tbe_cache_io(const peri_tbe *tbe);
 
 #endif

@@ -1,0 +1,680 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tier.c: lookups in tables that live in files: ids to slots, tickets, prefetches. See tier.h.
+ */
+#include "tier.h"
+
+enum { AHEAD = 16 }; /* ids whose places are fetched in advance */
+
+/* -- tickets ----------------------------------------------------------------------------------------------------------------------- */
+
+static bool same_tensor(const peri_tensor *a, const peri_tensor *b)
+{
+    return a == b || (a->storage == b->storage && a->offset == b->offset && a->dtype == b->dtype && peri__numel(a) == peri__numel(b));
+}
+
+static bool same_blocks(const peri_tbe_blocks *a, const peri_tbe_blocks *b)
+{
+    return a == b || (a->n == b->n && !memcmp(a->block, b->block, sizeof *a->block * (size_t)a->n));
+}
+
+static peri__ticket *find(peri__tier *tier, const peri_tbe_input *in, int32_t state)
+{
+    peri__ticket *found = NULL;
+    for (int i = 0; i < PERI__TICKETS; i++) {
+        peri__ticket *t = &tier->ticket[i];
+        if (t->state != state || (found && t->sequence < found->sequence)) continue;
+        if (same_tensor(t->ids, in->ids) && same_tensor(t->offsets, in->offsets) && same_blocks(t->blocks, in->blocks)) found = t;
+    }
+    return found;
+}
+
+/** The oldest ticket in @state, or NULL. */
+static peri__ticket *oldest(peri__tier *tier, int32_t state)
+{
+    peri__ticket *found = NULL;
+    for (int i = 0; i < PERI__TICKETS; i++)
+        if (tier->ticket[i].state == state && (!found || tier->ticket[i].sequence < found->sequence)) found = &tier->ticket[i];
+    return found;
+}
+
+static uint8_t *flags_of(const peri__tier *tier, int32_t table, int32_t slot) { return &tier->tables[table].cache->flags[slot]; }
+
+/** Give everything back that the ticket holds; rows that have not arrived are dropped. */
+static void forget(peri__tier *tier, peri__ticket *t)
+{
+    peri__row_io_wait(tier->io, &t->in.job);
+    for (int64_t i = 0; i < t->n_pins; i++) peri__cache_unpin(tier->tables[t->pins[i].table].cache, (uint32_t)t->pins[i].slot);
+    for (int64_t i = 0; i < t->n_wants; i++) {
+        const peri__tier_want *w = &t->wants[i];
+        if (w->slot >= 0) peri__cache_unpin(tier->tables[w->table].cache, (uint32_t)w->slot);
+    }
+    t->n_pins = t->n_wants = 0;
+    t->in.n = t->in.job.failed = 0;
+    peri_tensor_release(t->ids);
+    peri_tensor_release(t->offsets);
+    peri_tensor_release(t->mapped);
+    peri_tbe_blocks_release(t->blocks);
+    peri_tbe_blocks_release(t->layer_blocks);
+    peri__tbe_forget(tier->tbe, &t->layer_offsets);
+    t->ids = t->offsets = t->mapped = NULL;
+    t->blocks = t->layer_blocks = NULL;
+    t->state = PERI__TICKET_FREE;
+}
+
+void peri__tier_release(peri__tier *tier, peri__ticket *t)
+{
+    /* What is under way belongs to the cache, also when this batch does not come. A failure shows when somebody asks for the row again. */
+    if (!t->filled) (void)peri__ticket_fill(tier, t);
+    forget(tier, t);
+}
+
+peri_status peri__ticket_fill(peri__tier *tier, peri__ticket *t)
+{
+    if (t->filled) return PERI_OK;
+    PERI_TRY(peri__records_arrive(tier, &t->in));
+    PERI_TRY(peri__records_fill(tier, &t->in));
+    for (int64_t i = 0; i < t->in.n; i++) *flags_of(tier, t->in.moves[i].table, t->in.moves[i].slot) &= (uint8_t)~PERI__SLOT_FILLING;
+    t->filled = true;
+    return PERI_OK;
+}
+
+/** A ticket for @in that holds nothing yet. */
+static peri_status open_ticket(peri__tier *tier, const peri_tbe_input *in, peri__ticket **out)
+{
+    peri__ticket *t = oldest(tier, PERI__TICKET_FREE);
+    if (!t) {
+        t = oldest(tier, PERI__TICKET_LOOKED_UP);
+        if (!t) t = oldest(tier, PERI__TICKET_PREFETCHED);
+        peri__tier_release(tier, t);
+    }
+    PERI_TRY(peri__records_written(tier, &t->out));
+    t->state = PERI__TICKET_OPEN;
+    t->sequence = ++tier->sequence;
+    t->complete = t->filled = true;
+    t->depends = false;
+    t->bad_ids = 0;
+    t->layers = 1;
+    t->ids = in->ids;
+    t->offsets = in->offsets;
+    t->blocks = in->blocks;
+    peri_tensor_retain(t->ids);
+    peri_tensor_retain(t->offsets);
+    peri_tbe_blocks_retain(t->blocks);
+    *out = t;
+    return PERI_OK;
+}
+
+/* -- layers: blocks that share bags look into different tables, so their ids become different slots ---------------------------------- */
+
+/** Give every block a layer so that blocks of a layer share no bags, and later blocks lie in later layers than those they share with. */
+static peri_status layer_blocks(peri__tier *tier, const peri_tbe_input *in, int64_t bags)
+{
+    const peri_tbe_blocks *b = in->blocks;
+    if (tier->layered == b->serial && tier->layered_bags == bags) return PERI_OK;
+    tier->layered = 0;
+    int64_t *layer = peri__realloc(tier->block_layer, sizeof *layer * (size_t)peri__max(b->n, 1));
+    if (!layer) return PERI_ENOMEM;
+    tier->block_layer = layer;
+    tier->layers = 1;
+    peri_tbe_block *list = peri__alloc(sizeof *list * (size_t)peri__max(b->n, 1));
+    if (!list) return PERI_ENOMEM;
+    for (int64_t k = 0; k < b->n; k++) {
+        const peri_k_tbe_block *x = &b->block[k];
+        layer[k] = 0;
+        for (int64_t i = 0; i < k && b->multiplicity > 1; i++) {
+            const peri_k_tbe_block *y = &b->block[i];
+            bool share = x->bags && y->bags && x->first_bag < y->first_bag + y->bags && y->first_bag < x->first_bag + x->bags;
+            if (share) layer[k] = peri__max(layer[k], layer[i] + 1);
+        }
+        tier->layers = peri__max(tier->layers, layer[k] + 1);
+        memcpy(&list[k], x, sizeof *list);
+        list[k].first_bag += layer[k] * (bags + 1);
+    }
+    peri_status status = PERI_OK;
+    peri_tbe_blocks_release(tier->layer_blocks);
+    tier->layer_blocks = NULL;
+    if (tier->layers > 1) status = peri_tbe_blocks_new(tier->tbe, list, b->n, &tier->layer_blocks);
+    peri__free(list);
+    PERI_TRY(status);
+    tier->layered = b->serial;
+    tier->layered_bags = bags;
+    return PERI_OK;
+}
+
+/** Offsets for each layer's copy of the ids. */
+static peri_status layer_offsets(peri__tier *tier, peri__ticket *t, const int64_t *offsets, int64_t bags, int64_t n_ids)
+{
+    int64_t n = t->layers * (bags + 1);
+    int64_t *all = peri__alloc(sizeof *all * (size_t)n);
+    if (!all) return PERI_ENOMEM;
+    for (int64_t l = 0; l < t->layers; l++)
+        for (int64_t b = 0; b <= bags; b++) all[l * (bags + 1) + b] = l * n_ids + offsets[b];
+    peri_status status = peri_tensor_new(tier->tbe->device, PERI_I64, 1, &n, &t->layer_offsets);
+    if (status >= 0) status = peri_tensor_write(t->layer_offsets, all, n * (int64_t)sizeof *all);
+    peri__free(all);
+    return status;
+}
+
+/* -- ids to slots -------------------------------------------------------------------------------------------------------------------- */
+
+/** A batch's ids and offsets on the host. */
+typedef struct batch {
+    const void *ids;
+    bool ids_i32;
+    const int64_t *offsets;
+    int64_t n_ids, bags;
+    void *own_ids;
+    int64_t *own_offsets;
+} batch;
+
+static void batch_fini(batch *b)
+{
+    peri__free(b->own_ids);
+    peri__free(b->own_offsets);
+}
+
+static peri_status batch_init(const peri__tier *tier, const peri_tbe_input *in, batch *b)
+{
+    bool narrow = in->offsets->dtype == PERI_I32;
+    *b = (batch){.n_ids = peri__numel(in->ids), .bags = peri__numel(in->offsets) - 1, .ids_i32 = in->ids->dtype == PERI_I32};
+    int64_t bytes = b->n_ids * (b->ids_i32 ? 4 : 8);
+    /* After this no queued work uses the tickets' memory either. */
+    PERI_TRY(peri__tbe_enter(tier->tbe));
+    PERI_TRY(peri_stream_synchronize(peri_stream_current(tier->tbe->device)));
+    if (tier->direct) {
+        b->ids = peri__data(in->ids);
+    } else {
+        b->ids = b->own_ids = peri__alloc((size_t)peri__max(bytes, 1));
+        if (!b->ids) return PERI_ENOMEM;
+        PERI_TRY(peri_tensor_read(in->ids, b->own_ids, bytes));
+    }
+    if (tier->direct && !narrow) {
+        b->offsets = peri__data(in->offsets);
+        return PERI_OK;
+    }
+    b->offsets = b->own_offsets = peri__alloc(sizeof *b->offsets * (size_t)(b->bags + 1));
+    if (!b->offsets) return PERI_ENOMEM;
+    PERI_TRY(peri_tensor_read(in->offsets, b->own_offsets, (b->bags + 1) * (narrow ? 4 : 8)));
+    for (int64_t i = b->bags; narrow && i >= 0; i--) { /* widen in place, from the end */
+        int32_t x;
+        memcpy(&x, (char *)b->own_offsets + 4 * i, 4);
+        b->own_offsets[i] = x;
+    }
+    return PERI_OK;
+}
+
+static inline int64_t id_of(const void *ids, bool narrow, int64_t i)
+{
+    return narrow ? ((const int32_t *)ids)[i] : ((const int64_t *)ids)[i];
+}
+
+/** Room for @more pins and wants. */
+static peri_status reserve(peri__ticket *t, int64_t more_pins, int64_t more_wants)
+{
+    if (t->n_pins + more_pins > t->pins_capacity) {
+        int64_t n = peri__max(t->n_pins + more_pins, t->pins_capacity * 2);
+        void *p = peri__realloc(t->pins, sizeof *t->pins * (size_t)n);
+        if (!p) return PERI_ENOMEM;
+        t->pins = p;
+        t->pins_capacity = n;
+    }
+    if (t->n_wants + more_wants > t->wants_capacity) {
+        int64_t n = peri__max(t->n_wants + more_wants, t->wants_capacity * 2);
+        void *p = peri__realloc(t->wants, sizeof *t->wants * (size_t)n);
+        if (!p) return PERI_ENOMEM;
+        t->wants = p;
+        t->wants_capacity = n;
+    }
+    return PERI_OK;
+}
+
+/** Ids [first, last) of @table: slots, or -2 - number of a wanted row, or -1. Room was reserved. */
+static inline __attribute__((always_inline)) void map_range(peri__ticket *t, peri__tier_table *table, int32_t number, const void *ids,
+                                                            bool narrow, int64_t first, int64_t last, int32_t *mapped)
+{
+    peri__cache *c = table->cache;
+    uint64_t rows = (uint64_t)c->rows;
+    for (int64_t i = first; i < last; i++) {
+        if (i + AHEAD < last) {
+            uint64_t ahead = (uint64_t)id_of(ids, narrow, i + AHEAD);
+            if (ahead < rows) __builtin_prefetch(&c->place[ahead]);
+        }
+        int64_t id = id_of(ids, narrow, i);
+        if ((uint64_t)id >= rows) {
+            t->bad_ids += id != -1;
+            mapped[i] = -1;
+            continue;
+        }
+        uint32_t place = peri__cache_find(c, id);
+        if (!place) {
+            peri__cache_want(c, id, (uint32_t)t->n_wants);
+            mapped[i] = (int32_t)(-2 - t->n_wants);
+            t->wants[t->n_wants++] = (peri__tier_want){.row = id, .table = number, .slot = -1};
+            table->need++;
+        } else if (place & PERI__WANTED) {
+            mapped[i] = -2 - (int32_t)(place & ~PERI__WANTED);
+        } else {
+            mapped[i] = (int32_t)place - 1;
+            if (!peri__cache_pin(c, place - 1)) continue;
+            t->depends = t->depends || (c->flags[place - 1] & PERI__SLOT_FILLING);
+            t->pins[t->n_pins++] = (peri__tier_pin){number, (int32_t)place - 1};
+        }
+    }
+}
+
+static peri_status map_block(const char *function, peri__tier *tier, peri__ticket *t, const batch *b, int64_t k, int32_t *mapped)
+{
+    const peri_k_tbe_block *x = &t->blocks->block[k];
+    peri__tier_table *table = &tier->tables[x->table];
+    if (x->bags == 0) return PERI_OK;
+    const int64_t *o = b->offsets + x->first_bag;
+    bool good = o[0] >= 0 && o[x->bags] <= b->n_ids;
+    int64_t bad = 0;
+    for (int64_t j = 0; j < x->bags; j++)
+        if (o[j] > o[j + 1]) good = false, bad = j;
+    if (!good)
+        return peri__fail(PERI_ERANGE, "%s: table '%s', sample %lld: offsets %lld and %lld make no bag of %lld ids", function,
+                          tier->tbe->tables[x->table].name, (long long)bad, (long long)o[bad], (long long)o[bad + 1], (long long)b->n_ids);
+    int64_t n = o[x->bags] - o[0];
+    PERI_TRY(reserve(t, peri__min(n, table->cache->slots), peri__min(n, table->cache->rows)));
+    if (b->ids_i32) map_range(t, table, x->table, b->ids, true, o[0], o[x->bags], mapped);
+    else map_range(t, table, x->table, b->ids, false, o[0], o[x->bags], mapped);
+    return PERI_OK;
+}
+
+/** Undo map_block and forget the ticket; the error record stays. */
+static void give_up(peri__tier *tier, peri__ticket *t)
+{
+    for (int64_t i = 0; i < t->n_wants; i++)
+        if (t->wants[i].slot < 0 && peri__cache_find(tier->tables[t->wants[i].table].cache, t->wants[i].row) & PERI__WANTED)
+            peri__cache_unwant(tier->tables[t->wants[i].table].cache, t->wants[i].row);
+    forget(tier, t);
+}
+
+/* -- room ------------------------------------------------------------------------------------------------------------------------------ */
+
+static peri_status fail_small(const char *function, const peri__tier *tier, const peri__ticket *t, int32_t table)
+{
+    const peri__cache *c = tier->tables[table].cache;
+    int64_t needed = tier->tables[table].need;
+    for (int64_t i = 0; i < t->n_pins; i++) needed += t->pins[i].table == table;
+    return peri__fail(PERI_ENOMEM,
+                      "%s: table '%.120s': the batch needs %lld different rows, its cache holds %d of %lld; set a load_factor of %.4g or "
+                      "more (less reserved_memory, if that made it small), or make the batch smaller",
+                      function, tier->tbe->tables[table].name, (long long)needed, c->slots, (long long)c->rows,
+                      (double)needed / (double)c->rows + 0.00005);
+}
+
+/** Make room for what @t wants, at the cost of other batches in flight; a prefetch only counts what will not fit. */
+static peri_status make_room(const char *function, peri__tier *tier, peri__ticket *t, bool prefetch)
+{
+    for (int32_t i = 0; i < tier->n_tables; i++) {
+        peri__tier_table *table = &tier->tables[i];
+        while (table->need > peri__cache_room(table->cache)) {
+            if (prefetch) {
+                table->stats.conflict_misses += table->need - peri__cache_room(table->cache);
+                t->complete = false;
+                break;
+            }
+            peri__ticket *other = oldest(tier, PERI__TICKET_LOOKED_UP);
+            if (!other) other = oldest(tier, PERI__TICKET_PREFETCHED);
+            if (!other) return fail_small(function, tier, t, i);
+            peri__tier_release(tier, other);
+        }
+    }
+    return PERI_OK;
+}
+
+/** Memory and files are ready for the rows that @t wants. */
+static peri_status get_ready(peri__tier *tier, peri__ticket *t)
+{
+    int64_t bytes = 0;
+    if (t->n_wants == 0) return PERI_OK;
+    PERI_TRY(peri__tier_settle(tier));
+    for (int32_t i = 0; i < tier->n_tables; i++) {
+        peri__row_file *f = tier->tables[i].file;
+        bytes += tier->tables[i].need * f->header.record_bytes;
+        if (tier->tables[i].need && tier->dirty) PERI_TRY(peri__row_file_mark(f, false, f->header.iteration));
+    }
+    PERI_TRY(peri__records_reserve(tier, &t->in, t->n_wants, bytes));
+    return peri__records_reserve(tier, &t->out, t->n_wants, bytes);
+}
+
+/** Slots for what @t wants; victims that changed go to the file. Nothing but the device can fail here. */
+static peri_status take_slots(peri__tier *tier, peri__ticket *t, bool prefetch)
+{
+    for (int64_t i = 0; i < t->n_wants; i++) {
+        peri__tier_want *w = &t->wants[i];
+        peri__tier_table *table = &tier->tables[w->table];
+        int64_t victim;
+        uint8_t flags;
+        if (peri__cache_room(table->cache) == 0) {
+            peri__cache_unwant(table->cache, w->row);
+            continue;
+        }
+        w->slot = (int32_t)peri__cache_take(table->cache, w->row, &victim, &flags);
+        t->in.moves[t->in.n++] = (peri_k_cache_move){.row = w->row, .table = w->table, .slot = w->slot};
+        if (prefetch) *flags_of(tier, w->table, w->slot) |= PERI__SLOT_FETCHED;
+        table->stats.prefetched += prefetch;
+        table->stats.evictions += victim >= 0;
+        if (flags & PERI__SLOT_DIRTY) t->out.moves[t->out.n++] = (peri_k_cache_move){.row = victim, .table = w->table, .slot = w->slot};
+    }
+    t->filled = t->in.n == 0;
+    peri_status status = peri__records_spill(tier, &t->out);
+    if (status < 0) {
+        tier->broken = true;
+        return status;
+    }
+    PERI_TRY(peri__records_write(tier, &t->out));
+    peri__records_read(tier, &t->in);
+    return PERI_OK;
+}
+
+/* -- resolving ------------------------------------------------------------------------------------------------------------------------- */
+
+/** Memory for the mapped ids: on the device, and where the host writes them. */
+static peri_status mapped_new(peri__tier *tier, peri__ticket *t, int64_t n, int32_t **host)
+{
+    if (!t->mapped_store || peri__numel(t->mapped_store) < n) {
+        int64_t more = peri__max(1, n + n / 4);
+        peri_tensor *fresh;
+        PERI_TRY(peri_tensor_new(tier->tbe->device, PERI_I32, 1, &more, &fresh));
+        peri__tbe_forget(tier->tbe, &t->mapped_store);
+        t->mapped_store = fresh;
+    }
+    PERI_TRY(peri__tensor_view(t->mapped_store, 1, &n, NULL, 0, &t->mapped));
+    *host = peri__data(t->mapped);
+    if (tier->direct) return PERI_OK;
+    if (n > tier->mapped_capacity) {
+        peri__free(tier->mapped_host);
+        tier->mapped_capacity = 0;
+        tier->mapped_host = peri__alloc(sizeof **host * (size_t)n);
+        if (!tier->mapped_host) return PERI_ENOMEM;
+        tier->mapped_capacity = n;
+    }
+    *host = tier->mapped_host;
+    return PERI_OK;
+}
+
+/** Ids that are in no block have no slot; @layer's copy of the ids. */
+static void clear_outside(const peri_tbe_blocks *blocks, const batch *b, int64_t layers, int32_t *mapped)
+{
+    /* Blocks that follow each other without gaps cover everything, which is the rule. */
+    int64_t at = 0;
+    for (int64_t k = 0; k < blocks->n && layers == 1; k++) {
+        const peri_k_tbe_block *x = &blocks->block[k];
+        if (x->bags && b->offsets[x->first_bag] == at) at = b->offsets[x->first_bag + x->bags];
+    }
+    if (layers == 1 && at == b->n_ids) return;
+    memset(mapped, 0xff, sizeof *mapped * (size_t)(layers * b->n_ids));
+}
+
+static peri_status map_batch(const char *function, peri__tier *tier, peri__ticket *t, const batch *b, bool prefetch)
+{
+    int32_t *mapped;
+    PERI_TRY(mapped_new(tier, t, t->layers * b->n_ids, &mapped));
+    for (int64_t i = 0; i < tier->n_tables; i++) {
+        peri__cache_begin(tier->tables[i].cache);
+        tier->tables[i].need = 0;
+    }
+    clear_outside(t->blocks, b, t->layers, mapped);
+    for (int64_t k = 0; k < t->blocks->n; k++)
+        PERI_TRY(map_block(function, tier, t, b, k, mapped + tier->block_layer[k] * b->n_ids));
+    PERI_TRY(make_room(function, tier, t, prefetch));
+    PERI_TRY(get_ready(tier, t));
+    if (t->n_wants) PERI_TRY(take_slots(tier, t, prefetch));
+    for (int64_t i = 0; t->n_wants && i < t->layers * b->n_ids; i++)
+        if (mapped[i] < -1) mapped[i] = t->wants[-2 - mapped[i]].slot;
+    if (!tier->direct) PERI_TRY(peri_tensor_write(t->mapped, mapped, t->layers * b->n_ids * (int64_t)sizeof *mapped));
+    return PERI_OK;
+}
+
+/** A new ticket for @in: its rows are pinned and on their way. */
+static peri_status resolve(const char *function, peri__tier *tier, const peri_tbe_input *in, bool prefetch, peri__ticket **out)
+{
+    batch b = {0};
+    peri__ticket *t = NULL;
+    if (tier->broken) return peri__fail(PERI_EINTERNAL, "%s: the device failed while rows were moved; reopen the tables", function);
+    peri_status status;
+    PERI_TRY_GOTO(batch_init(tier, in, &b), out);
+    PERI_TRY_GOTO(layer_blocks(tier, in, b.bags), out);
+    PERI_TRY_GOTO(open_ticket(tier, in, &t), out);
+    t->layers = tier->layers;
+    if (t->layers > 1) {
+        t->layer_blocks = tier->layer_blocks;
+        peri_tbe_blocks_retain(t->layer_blocks);
+        PERI_TRY_GOTO(layer_offsets(tier, t, b.offsets, b.bags, b.n_ids), out);
+    }
+    status = map_batch(function, tier, t, &b, prefetch);
+out:
+    if (status < 0 && t) give_up(tier, t);
+    if (status >= 0) *out = t;
+    batch_fini(&b);
+    return status;
+}
+
+/** Everything that @t needs is in its slots when this has run. */
+static peri_status arrive(const char *function, peri__tier *tier, peri__ticket *t)
+{
+    PERI_TRY(peri__ticket_fill(tier, t));
+    if (!t->depends) return PERI_OK;
+    PERI_TRY(peri__tier_arrive(tier));
+    for (int64_t i = 0; i < t->n_pins; i++)
+        if (*flags_of(tier, t->pins[i].table, t->pins[i].slot) & PERI__SLOT_FILLING)
+            return peri__fail(PERI_EIO, "%s: a row of table '%s' that an earlier prefetch should have brought could not be read", function,
+                              tier->tbe->tables[t->pins[i].table].name);
+    t->depends = false;
+    return PERI_OK;
+}
+
+static void count(peri__tier *tier, const peri__ticket *t, bool again, bool prefetched)
+{
+    for (int64_t i = 0; i < t->n_wants; i++) {
+        peri_tbe_cache_stats *s = &tier->tables[t->wants[i].table].stats;
+        if (again) s->conflict_misses++;
+        else if (prefetched) s->hits++;
+        else s->misses++;
+    }
+    if (again) return;
+    for (int64_t i = 0; i < t->n_pins; i++) tier->tables[t->pins[i].table].stats.hits++;
+    for (int64_t i = 0; i < t->n_pins + t->n_wants; i++) {
+        bool pin = i < t->n_pins;
+        int32_t table = pin ? t->pins[i].table : t->wants[i - t->n_pins].table, slot = pin ? t->pins[i].slot : t->wants[i - t->n_pins].slot;
+        uint8_t *flags = flags_of(tier, table, slot);
+        if (*flags & PERI__SLOT_FETCHED) tier->tables[table].stats.prefetch_hits++;
+        *flags &= (uint8_t)~PERI__SLOT_FETCHED;
+    }
+}
+
+/** Say what is wrong with the ids, as a table batch in memory does: its check, with the numbers of rows of the whole tables. */
+static peri_status report_bad(const char *function, peri__tier *tier, const peri_tbe_input *in, int64_t bad)
+{
+    peri_tbe *tbe = tier->tbe;
+    if (bad == 0 || tbe->bounds_check == PERI_BOUNDS_NONE) return PERI_OK;
+    tier->bad_ids += bad;
+    if (tbe->bounds_check == PERI_BOUNDS_IGNORE) return PERI_OK;
+    int64_t bytes = (int64_t)sizeof(peri_k_tbe_table) * tbe->n_tables, words = PERI__REPORT_WORDS;
+    peri_k_tbe_table *tables = peri__alloc((size_t)bytes);
+    peri_tensor *layout = NULL, *report = NULL;
+    peri_status status = tables ? PERI_OK : PERI_ENOMEM;
+    if (status < 0) goto out;
+    memcpy(tables, tbe->layout, (size_t)bytes);
+    for (int64_t t = 0; t < tbe->n_tables; t++) tables[t].rows = tbe->tables[t].config.rows;
+    PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_U8, 1, &bytes, &layout), out);
+    PERI_TRY_GOTO(peri_tensor_write(layout, tables, bytes), out);
+    PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_I64, 1, &words, &report), out);
+    PERI_TRY_GOTO(peri__report_reset(report), out);
+    PERI_TRY_GOTO(peri__tbe_enter(tbe), out);
+    peri_k_tbe_check_args check = {.report = peri__data(report), .chunks = 1};
+    PERI_TRY_GOTO(peri__tbe_stream(tbe, in, false, &check.stream), out);
+    check.stream.tables = peri__data(layout);
+    peri_k_tbe_report_args describe = {.stream = check.stream, .report = check.report};
+    PERI_TRY_GOTO(PERI_LAUNCH(tbe->device, tbe_check, &check, 1, 1), out);
+    PERI_TRY_GOTO(PERI_LAUNCH(tbe->device, tbe_report, &describe, 1, 1), out);
+    PERI_TRY_GOTO(peri__tbe_leave(tbe), out);
+    peri_k_tbe_report found;
+    PERI_TRY_GOTO(peri_tensor_read(report, &found, sizeof found), out);
+    status = peri__tbe_status(tbe, function, &found);
+out:
+    peri_tensor_release(layout);
+    peri_tensor_release(report);
+    peri__free(tables);
+    return status;
+}
+
+/** @t repeated once for each layer. */
+static peri_status repeat(const peri_tensor *t, int64_t layers, peri_tensor **out)
+{
+    int64_t n = peri__numel(t), all = n * layers;
+    peri_tensor *r;
+    PERI_TRY(peri__tensor_like(t, 1, &all, &r));
+    peri_status status = PERI_OK;
+    for (int64_t l = 0; l < layers && status >= 0; l++)
+        status = peri__copy(peri__device(t), (char *)peri__data(r) + l * n * 4, peri__data(t), n * 4, PERI_COPY_D2D);
+    if (status < 0) peri_tensor_release(r);
+    else *out = r;
+    return status;
+}
+
+/** As repeat, with one 1 behind each copy: offsets of layers have one bag more. */
+static peri_status repeat_scale(const peri_tensor *t, int64_t layers, peri_tensor **out)
+{
+    int64_t n = peri__numel(t), shape[2] = {layers, n + 1}, rows[2] = {layers, n}, stride[2] = {n + 1, 1}, repeated[2] = {0, 1};
+    peri_tensor *r = NULL, *to = NULL, *from = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_full(peri__device(t), PERI_F32, 2, shape, 1, &r), out);
+    PERI_TRY_GOTO(peri__tensor_view(r, 2, rows, stride, 0, &to), out);
+    PERI_TRY_GOTO(peri__tensor_view((peri_tensor *)(uintptr_t)t, 2, rows, repeated, t->offset, &from), out);
+    PERI_TRY_GOTO(peri_tensor_copy(to, from), out);
+    /* The last entry is one bag too many. */
+    int64_t flat = layers * (n + 1) - 1;
+    status = peri__tensor_view(r, 1, &flat, NULL, 0, out);
+out:
+    peri_tensor_release(r);
+    peri_tensor_release(to);
+    peri_tensor_release(from);
+    return status;
+}
+
+static peri_status inner_input(const peri__ticket *t, const peri_tbe_input *in, peri_tbe_input *inner)
+{
+    *inner = (peri_tbe_input){.ids = t->mapped, .offsets = in->offsets, .weights = in->weights, .scale = in->scale, .blocks = in->blocks};
+    if (t->layers == 1) return PERI_OK;
+    inner->offsets = t->layer_offsets;
+    inner->blocks = t->layer_blocks;
+    inner->weights = inner->scale = NULL;
+    if (in->weights) PERI_TRY(repeat(in->weights, t->layers, &inner->weights));
+    peri_status status = in->scale ? repeat_scale(in->scale, t->layers, &inner->scale) : PERI_OK;
+    if (status < 0) peri_tensor_release(inner->weights);
+    return status;
+}
+
+static void inner_fini(const peri__ticket *t, const peri_tbe_input *inner)
+{
+    if (t->layers == 1) return;
+    peri_tensor_release(inner->weights);
+    peri_tensor_release(inner->scale);
+}
+
+peri_status peri__tier_begin(const char *function, peri__tier *tier, const peri_tbe_input *in, bool again, peri__ticket **ticket,
+                             peri_tbe_input *inner)
+{
+    peri__ticket *t = find(tier, in, again ? PERI__TICKET_LOOKED_UP : PERI__TICKET_PREFETCHED), *partial = NULL;
+    peri__ticket *before = again ? NULL : find(tier, in, PERI__TICKET_LOOKED_UP);
+    bool prefetched = t && !again;
+    if (before) peri__tier_release(tier, before); /* the same tensors may hold other ids by now */
+    if (t && !t->complete) {
+        partial = t; /* its rows stay pinned until this lookup has pinned them itself */
+        t = NULL;
+        prefetched = false;
+    }
+    if (!t) {
+        PERI_TRY(resolve(function, tier, in, false, &t));
+        if (partial && partial->state == PERI__TICKET_PREFETCHED && find(tier, in, PERI__TICKET_PREFETCHED) == partial)
+            peri__tier_release(tier, partial);
+        count(tier, t, again, false);
+    } else if (!again) {
+        count(tier, t, false, prefetched);
+    }
+    peri_status status = again ? PERI_OK : report_bad(function, tier, in, t->bad_ids);
+    if (status >= 0) status = arrive(function, tier, t);
+    if (status >= 0) status = inner_input(t, in, inner);
+    if (status < 0) {
+        forget(tier, t);
+        return status;
+    }
+    *ticket = t;
+    return PERI_OK;
+}
+
+/* -- the public functions ---------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__tier_forward(const char *function, peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)
+{
+    peri__tier *tier = tbe->tier;
+    peri__ticket *t;
+    peri_tbe_input inner;
+    PERI_TRY(peri__tier_begin(function, tier, in, false, &t, &inner));
+    peri_status status = peri__tbe_forward(tbe, &inner, out, NULL);
+    inner_fini(t, &inner);
+    bool on = peri_grad_enable(true);
+    peri_grad_enable(on);
+    if (on && status >= 0) t->state = PERI__TICKET_LOOKED_UP;
+    else forget(tier, t);
+    return status;
+}
+
+/** @total[i] = sum over the layers of @parts[layer, i], in order. */
+static peri_status sum_layers(peri_tensor *parts, int64_t layers, peri_tensor *total)
+{
+    int64_t n = peri__numel(total);
+    peri_tensor *sum = NULL;
+    peri_status status = peri__tensor_view(parts, 1, &n, NULL, 0, &sum);
+    for (int64_t l = 1; l < layers && status >= 0; l++) {
+        peri_tensor *part = NULL, *more = NULL;
+        status = peri__tensor_view(parts, 1, &n, NULL, l * n, &part);
+        if (status >= 0) status = peri__binary("peri_tbe_backward", PERI_BINARY_ADD, sum, part, &more);
+        peri_tensor_release(part);
+        if (status < 0) break;
+        peri_tensor_release(sum);
+        sum = more;
+    }
+    if (status >= 0) status = peri_tensor_copy(total, sum);
+    peri_tensor_release(sum);
+    return status;
+}
+
+peri_status peri__tier_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights)
+{
+    peri__tier *tier = tbe->tier;
+    peri__ticket *t;
+    peri_tbe_input inner;
+    peri_tensor *parts = NULL;
+    PERI_TRY(peri__tier_begin("peri_tbe_backward", tier, in, true, &t, &inner));
+    peri_status status = PERI_OK;
+    int64_t n = peri__numel(t->mapped);
+    if (grad_weights && t->layers > 1) PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_F32, 1, &n, &parts), out);
+    for (int64_t i = 0; i < t->n_pins; i++) *flags_of(tier, t->pins[i].table, t->pins[i].slot) |= PERI__SLOT_DIRTY;
+    for (int64_t i = 0; i < t->n_wants; i++) *flags_of(tier, t->wants[i].table, t->wants[i].slot) |= PERI__SLOT_DIRTY;
+    tier->dirty = tier->dirty || t->n_pins || t->n_wants;
+    PERI_TRY_GOTO(peri__tbe_backward(tbe, &inner, grad, parts ? parts : grad_weights), out);
+    if (parts) status = sum_layers(parts, t->layers, grad_weights);
+out:
+    inner_fini(t, &inner);
+    peri_tensor_release(parts);
+    forget(tier, t);
+    return status;
+}
+
+peri_status peri_tbe_prefetch(peri_tbe *tbe, const peri_tbe_input *in)
+{
+    static const char *const function = "peri_tbe_prefetch";
+    PERI_TRY(peri__tbe_input_check(function, tbe, in));
+    peri__tier *tier = tbe->tier;
+    if (!tier || find(tier, in, PERI__TICKET_PREFETCHED)) return PERI_OK;
+    peri__ticket *t;
+    PERI_TRY(resolve(function, tier, in, true, &t));
+    t->state = PERI__TICKET_PREFETCHED;
+    return PERI_OK;
+}

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tier.h: table batches whose tables are larger than memory. The rows live in a file (row_file.h); the table batch's own tables are slots,
+ * and a cache (cache.h) says which row is in which slot. A lookup translates ids to slots, brings missing rows, and then runs the ordinary
+ * kernels on the slots; optimizer states travel with their rows. So every result has the bits that tables in memory would give.
+ *
+ * A *ticket* is a batch in flight: its rows are pinned from its prefetch (or its lookup) to the end of its update. Tickets are known by the
+ * ids, offsets and blocks that they were made for. They are a convenience: when a lookup needs more slots than are left, tickets of other
+ * batches are given up, oldest first; their lookups or updates will then resolve their ids again. Only when the rows of a single batch do
+ * not fit is there an error.
+ *
+ * Order on the file: a job of writes may run beside reads of the same ticket, since no row is in both, and beside everything else up to the
+ * next ticket that reads: that one waits for all earlier writes first. A write that fails keeps its bytes and is tried again then, and at a
+ * flush; until it succeeds nothing is read, so nothing is lost while the process lives.
+ */
+#ifndef PERI_EMBED_TIER_H
+#define PERI_EMBED_TIER_H
+
+#include "cache.h"
+#include "internal.h"
+#include "row_file.h"
+#include "row_io.h"
+
+typedef struct peri__tier_table {
+    peri__cache *cache;
+    peri__row_file *file;
+    int64_t payload;   /* bytes of a record without its padding */
+    int64_t need;      /* rows that the batch being resolved wants */
+    uint64_t *written; /* by row, one bit, fresh files only: it is in the file. Zeroed on demand; NULL: any row may be */
+    peri_tbe_cache_stats stats;
+} peri__tier_table;
+
+/** A row that a ticket brings. */
+typedef struct peri__tier_want {
+    int64_t row;
+    int32_t table, slot; /* slot -1: there was no room (prefetches only) */
+} peri__tier_want;
+
+/** A slot that a ticket has pinned. */
+typedef struct peri__tier_pin {
+    int32_t table, slot;
+} peri__tier_pin;
+
+/** Records on their way between a file and slots. Where the host can access the device's memory, host and device are the same bytes. */
+typedef struct peri__records {
+    peri_tensor *device, *moves_device;
+    char *host;
+    peri_k_cache_move *moves;
+    int64_t n, moves_capacity; /* moves, and room for them */
+    int64_t bytes, capacity;   /* of their records, and room for them */
+    peri__row_request *requests;
+    peri__row_job job;
+} peri__records;
+
+enum { PERI__TICKET_FREE = 0, PERI__TICKET_OPEN, PERI__TICKET_PREFETCHED, PERI__TICKET_LOOKED_UP };
+
+typedef struct peri__ticket {
+    int32_t state;
+    bool complete;  /* all rows of the batch have a slot, and `mapped` says which */
+    bool filled;    /* the rows that it brings are in their slots */
+    bool depends;   /* some of its rows are brought by other tickets */
+    uint64_t sequence;
+    peri_tensor *ids, *offsets; /* retained: whose ticket it is */
+    peri_tbe_blocks *blocks;    /* retained */
+    peri_tensor *mapped_store, *mapped; /* i32 [layers * ids]: slots; a view of the store, which is kept */
+    peri_tensor *layer_offsets; /* i64, layers > 1 only */
+    peri_tbe_blocks *layer_blocks; /* layers > 1 only; retained */
+    int64_t layers, bad_ids;
+    peri__tier_pin *pins;
+    int64_t n_pins, pins_capacity;
+    peri__tier_want *wants;
+    int64_t n_wants, wants_capacity;
+    peri__records in, out; /* rows that come, rows that leave */
+} peri__ticket;
+
+enum { PERI__TICKETS = 8 };
+
+struct peri__tier {
+    peri_tbe *tbe; /* whose tier this is; borrowed */
+    int64_t n_tables;
+    peri__tier_table *tables;
+    peri__row_io *io;
+    uint64_t seed;
+    uint64_t sequence;
+    bool direct;  /* the host can access the device's memory */
+    bool dirty;   /* rows have been updated since the last flush */
+    bool broken;  /* the device failed in the middle of a change: slots and rows may not match */
+    int64_t bad_ids;
+    peri_k_cache_part part[PERI_CACHE_PARTS];
+    int32_t n_parts;
+    peri__ticket ticket[PERI__TICKETS];
+    peri__records spare; /* flushes, reads and writes of whole ranges */
+    int32_t *mapped_host;   /* devices whose memory the host cannot access: mapped ids on their way */
+    int64_t mapped_capacity;
+    /* The last block list that shares bags, in layers that do not. */
+    uint64_t layered;
+    peri_tbe_blocks *layer_blocks;
+    int64_t *block_layer;
+    int64_t layers, layered_bags;
+};
+
+/* tier.c: lookups */
+
+/** Find or make the ticket for looking up @in; *inner gets the input in slots (borrowed from the ticket, except `weights` and `scale`,
+ *  which with several layers are new and to be released). @again: for an update, whose lookup was counted already. */
+peri_status peri__tier_begin(const char *function, peri__tier *tier, const peri_tbe_input *in, bool again, peri__ticket **ticket,
+                             peri_tbe_input *inner);
+void peri__tier_release(peri__tier *tier, peri__ticket *ticket);
+
+/* tier_rows.c: moving records */
+
+/** Room for @n records that start with @bytes in all. Keeps nothing of the old content. */
+peri_status peri__records_reserve(peri__tier *tier, peri__records *stage, int64_t n, int64_t bytes);
+void peri__records_fini(peri__tier *tier, peri__records *stage);
+/** Order the stage's moves by table and row, and give each its record. Its n, and the moves' tables and slots are set; it is reserved. */
+void peri__records_order(peri__tier *tier, peri__records *stage);
+/** Copy slots into records (and wait), with checksums; make the job that writes them. */
+peri_status peri__records_spill(peri__tier *tier, peri__records *stage);
+/** Make and submit the job that reads the records of rows that may be in the file. */
+void peri__records_read(peri__tier *tier, peri__records *stage);
+/** Wait for it; check records, start new rows. */
+peri_status peri__records_arrive(peri__tier *tier, peri__records *stage);
+/** Records into slots (queued). */
+peri_status peri__records_fill(peri__tier *tier, peri__records *stage);
+/** Mark the files unclean and submit the writes. */
+peri_status peri__records_write(peri__tier *tier, peri__records *stage);
+/** Wait for the writes, trying again what failed before. */
+peri_status peri__records_written(peri__tier *tier, peri__records *stage);
+/** Wait for all writes of all tickets. */
+peri_status peri__tier_settle(peri__tier *tier);
+/** Finish all rows under way of all tickets. */
+peri_status peri__tier_arrive(peri__tier *tier);
+peri_status peri__ticket_fill(peri__tier *tier, peri__ticket *ticket);
+
+#endif

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tier_open.c: making and closing tiers: how many rows fit into memory, what the files hold. See tier.h.
+ */
+#include "tier.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <sys/mman.h>
+
+/* -- sizes ------------------------------------------------------------------------------------------------------------------------- */
+
+/** A number of bytes from the first line of a file that begins with @key; -1: there is none. */
+static int64_t bytes_from(const char *path, const char *key, int64_t unit)
+{
+    char line[256];
+    long long value;
+    int64_t found = -1;
+    FILE *file = fopen(path, "r");
+    if (!file) return -1;
+    while (found < 0 && fgets(line, sizeof line, file))
+        if (!strncmp(line, key, strlen(key)) && sscanf(line + strlen(key), "%lld", &value) == 1) found = value * unit;
+    fclose(file);
+    return found;
+}
+
+/** Memory that can be had without pushing others out: of the machine, or of this container if that is less. */
+static int64_t available_memory(void)
+{
+    int64_t machine = bytes_from("/proc/meminfo", "MemAvailable:", 1024);
+    int64_t most = bytes_from("/sys/fs/cgroup/memory.max", "", 1), used = bytes_from("/sys/fs/cgroup/memory.current", "", 1);
+    if (machine < 0) machine = INT64_MAX / 2;
+    return most > 0 && used >= 0 ? peri__min(machine, peri__max(0, most - used)) : machine;
+}
+
+static peri_status check_params(const peri_tbe_config *c)
+{
+    static const char *const f = "peri_tbe_new";
+    if (c->optimizer.kind == PERI_TBE_NONE)
+        return peri__fail(PERI_EINVAL, "%s: tables in files need a fused optimizer: dense gradients would be as large as they are", f);
+    for (int64_t i = 0; i < c->n_tables; i++) {
+        const peri_cache_params *p = &c->caches[i];
+        const char *name = c->tables[i].name ? c->tables[i].name : "";
+        if (!(p->load_factor > 0 && p->load_factor <= 1))
+            return peri__fail(PERI_EINVAL, "%s: table '%s': load_factor %g, allowed: 0 < load_factor <= 1", f, name, p->load_factor);
+        if (p->algorithm != PERI_CACHE_LRU && p->algorithm != PERI_CACHE_LFU)
+            return peri__fail(PERI_EINVAL, "%s: table '%s': cache algorithm %d, allowed: 0 (LRU), 1 (LFU)", f, name, p->algorithm);
+        if (p->reserved_memory < 0)
+            return peri__fail(PERI_EINVAL, "%s: table '%s': reserved_memory %lld, allowed: 0 or more bytes", f, name,
+                              (long long)p->reserved_memory);
+        if (p->directory && !*p->directory) return peri__fail(PERI_EINVAL, "%s: table '%s': the directory has no name", f, name);
+        if (strlen(name) >= PERI__ROW_NAME_MAX)
+            return peri__fail(PERI_EINVAL, "%s: table '%.60s...' has a name of %zu bytes, allowed in files: %d", f, name, strlen(name),
+                              PERI__ROW_NAME_MAX - 1);
+    }
+    return PERI_OK;
+}
+
+peri_status peri__tier_slots(const peri_tbe_config *c, int64_t **out)
+{
+    PERI_TRY(check_params(c));
+    int64_t *slots = peri__alloc_zero(sizeof *slots * (size_t)peri__max(1, c->n_tables));
+    if (!slots) return PERI_ENOMEM;
+    double wanted = 0;
+    int64_t reserved = 0;
+    for (int64_t i = 0; i < c->n_tables; i++) {
+        const peri_table_config *t = &c->tables[i];
+        if (t->rows <= 0) continue;
+        /* Rounding up must not turn 0.2 * 50 into 11. */
+        slots[i] = peri__max(1, peri__min(t->rows, (int64_t)ceil((double)t->rows * c->caches[i].load_factor - 1e-9 * (double)t->rows)));
+        slots[i] = peri__min(slots[i], (int64_t)PERI__WANTED / 2);
+        wanted += (double)slots[i] * (double)t->cols * (double)peri_dtype_size(c->dtype) * peri__tbe_copies(&c->optimizer);
+        reserved = peri__max(reserved, c->caches[i].reserved_memory);
+    }
+    int64_t available = available_memory();
+    double share = wanted > 0 ? ((double)available - (double)reserved) / wanted : 1;
+    *out = slots;
+    if (share >= 1) return PERI_OK;
+    if (!(share > 0)) {
+        peri__free(slots);
+        return peri__fail(PERI_ENOMEM, "peri_tbe_new: reserved_memory is %lld bytes, %lld are available: nothing is left for the caches",
+                          (long long)reserved, (long long)available);
+    }
+    for (int64_t i = 0; i < c->n_tables; i++) slots[i] = peri__min(slots[i], peri__max(1, (int64_t)((double)slots[i] * share)));
+    peri__log(PERI_LOG_WARN, "caches of %.0f MB do not fit into %lld MB of free memory, %lld MB of it reserved: they get %.1f %% of that",
+              wanted / 1e6, (long long)available / 1000000, (long long)reserved / 1000000, share * 100);
+    return PERI_OK;
+}
+
+/* -- opening ----------------------------------------------------------------------------------------------------------------------- */
+
+static void header_of(const peri__tier *tier, const peri_tbe_config *c, int64_t i, peri__row_header *h)
+{
+    const peri_table_config *t = &tier->tbe->tables[i].config;
+    *h = (peri__row_header){.rows = t->rows, .cols = t->cols, .row_offset = t->row_offset, .col_offset = t->col_offset,
+                            .total_rows = t->total_rows, .total_cols = t->total_cols, .seed = c->seed, .init = t->init, .init_a = t->init_a,
+                            .init_b = t->init_b, .dtype = c->dtype, .optimizer = c->optimizer.kind, .n_parts = tier->n_parts};
+    for (int32_t p = 0; p < tier->n_parts; p++) h->part_bytes[p] = tier->part[p].row ? -tier->part[p].bytes : tier->part[p].bytes;
+    strncpy(h->name, t->name, sizeof h->name - 1);
+    h->record_bytes = peri__row_record_bytes(h);
+}
+
+static int64_t bitmap_bytes(int64_t rows) { return peri__max(1, peri__ceil_div(rows, 64)) * 8; }
+
+static peri_status open_table(peri__tier *tier, const peri_tbe_config *c, int64_t i)
+{
+    peri__tier_table *t = &tier->tables[i];
+    const peri_table_config *config = &tier->tbe->tables[i].config;
+    peri__row_header want;
+    header_of(tier, c, i, &want);
+    PERI_TRY(peri__cache_new(config->rows, tier->tbe->layout[i].rows, c->caches[i].algorithm == PERI_CACHE_LFU ? PERI__LFU : PERI__LRU,
+                             &t->cache));
+    PERI_TRY(peri__row_file_open(c->caches[i].directory, &want, &t->file));
+    t->payload = PERI_CACHE_RECORD_HEAD;
+    for (int32_t p = 0; p < tier->n_parts; p++) t->payload += tier->part[p].bytes * (tier->part[p].row ? 1 : config->cols);
+    if (!t->file->fresh) return PERI_OK;
+    void *bits = mmap(NULL, (size_t)bitmap_bytes(config->rows), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (bits == MAP_FAILED)
+        return peri__fail(PERI_ENOMEM, "peri_tbe_new: no memory for one bit for each row of table '%s'", config->name);
+    t->written = bits;
+    return PERI_OK;
+}
+
+/** All files that were there before must be of the same iteration; a table batch has one. */
+static peri_status adopt_iteration(peri__tier *tier)
+{
+    const peri__row_file *first = NULL;
+    for (int64_t i = 0; i < tier->n_tables; i++) {
+        const peri__row_file *f = tier->tables[i].file;
+        if (first && f->header.iteration != first->header.iteration)
+            return peri__fail(PERI_EMISMATCH,
+                              "row files '%.180s' and '%.180s': of iterations %lld and %lld; they must be of the same flush",
+                              first->path, f->path, (long long)first->header.iteration, (long long)f->header.iteration);
+        if (!first) first = f;
+    }
+    if (first) tier->tbe->iteration = first->header.iteration;
+    return PERI_OK;
+}
+
+peri_status peri__tier_new(peri_tbe *tbe, const peri_tbe_config *c)
+{
+    peri__tier *tier = peri__alloc_zero(sizeof *tier);
+    if (!tier) return PERI_ENOMEM;
+    tbe->tier = tier;
+    tier->tbe = tbe;
+    tier->seed = c->seed;
+    tier->n_tables = c->n_tables;
+    tier->direct = peri_device_host_access(tbe->device);
+    tier->n_parts = peri__tbe_parts(tbe, tier->part);
+    tier->tables = peri__alloc_zero(sizeof *tier->tables * (size_t)peri__max(1, c->n_tables));
+    if (!tier->tables) {
+        tier->n_tables = 0;
+        return PERI_ENOMEM;
+    }
+    PERI_TRY(peri__row_io_new(&tier->io));
+    for (int64_t i = 0; i < c->n_tables; i++) PERI_TRY(open_table(tier, c, i));
+    return adopt_iteration(tier);
+}
+
+static void ticket_fini(peri__tier *tier, peri__ticket *t)
+{
+    peri_tensor_release(t->ids);
+    peri_tensor_release(t->offsets);
+    peri_tensor_release(t->mapped);
+    peri_tbe_blocks_release(t->blocks);
+    peri_tbe_blocks_release(t->layer_blocks);
+    peri__tbe_forget(tier->tbe, &t->layer_offsets);
+    peri__tbe_forget(tier->tbe, &t->mapped_store);
+    peri__free(t->pins);
+    peri__free(t->wants);
+    peri__records_fini(tier, &t->in);
+    peri__records_fini(tier, &t->out);
+}
+
+void peri__tier_free(peri__tier *tier)
+{
+    if (!tier) return;
+    for (int i = 0; i < PERI__TICKETS && tier->io; i++) ticket_fini(tier, &tier->ticket[i]);
+    if (tier->io) peri__records_fini(tier, &tier->spare);
+    peri__row_io_free(tier->io);
+    for (int64_t i = 0; i < tier->n_tables; i++) {
+        peri__tier_table *t = &tier->tables[i];
+        if (t->file && tier->dirty && !t->file->temporary)
+            peri__log(PERI_LOG_WARN, "row file '%s' is closed without a flush: its rows are of different times", t->file->path);
+        peri__cache_free(t->cache);
+        peri__row_file_close(t->file);
+        if (t->written) munmap(t->written, (size_t)bitmap_bytes(tier->tbe->tables[i].config.rows));
+    }
+    peri__free(tier->tables);
+    peri__free(tier->mapped_host);
+    peri__free(tier->block_layer);
+    peri_tbe_blocks_release(tier->layer_blocks);
+    peri__free(tier);
+}

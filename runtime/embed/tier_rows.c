@@ -1,0 +1,528 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tier_rows.c: records between files and slots (stages), flushes, and access to ranges of rows. See tier.h.
+ */
+#include "tier.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+enum { MOST_REQUEST = 1 << 20, CHUNK_BYTES = 4 << 20, GRAIN = 64 };
+
+/* -- stages ------------------------------------------------------------------------------------------------------------------------ */
+
+static peri_status grow(peri__tier *tier, peri_tensor **t, int64_t bytes)
+{
+    peri_tensor *fresh;
+    PERI_TRY(peri_tensor_new(tier->tbe->device, PERI_U8, 1, &bytes, &fresh));
+    peri__tbe_forget(tier->tbe, t);
+    *t = fresh;
+    return PERI_OK;
+}
+
+peri_status peri__records_reserve(peri__tier *tier, peri__records *s, int64_t n, int64_t bytes)
+{
+    PERI_ASSERT(!s->job.queued && !s->job.failed);
+    if (n > s->moves_capacity) {
+        int64_t more = peri__max(n, s->moves_capacity + s->moves_capacity / 2);
+        s->moves_capacity = 0;
+        peri__free(s->moves);
+        peri__free(s->requests);
+        s->moves = peri__alloc(sizeof *s->moves * (size_t)more);
+        s->requests = peri__alloc(sizeof *s->requests * (size_t)more);
+        if (!s->moves || !s->requests) return PERI_ENOMEM;
+        PERI_TRY(grow(tier, &s->moves_device, more * (int64_t)sizeof *s->moves));
+        s->moves_capacity = more;
+    }
+    if (bytes > s->capacity) {
+        int64_t more = peri__max(bytes, s->capacity + s->capacity / 2);
+        s->capacity = 0;
+        if (!tier->direct) {
+            peri__free(s->host);
+            s->host = peri__alloc((size_t)more);
+            if (!s->host) return PERI_ENOMEM;
+        }
+        PERI_TRY(grow(tier, &s->device, more));
+        if (tier->direct) s->host = peri__data(s->device);
+        s->capacity = more;
+    }
+    s->n = 0;
+    return PERI_OK;
+}
+
+void peri__records_fini(peri__tier *tier, peri__records *s)
+{
+    peri__row_io_wait(tier->io, &s->job);
+    peri__tbe_forget(tier->tbe, &s->device);
+    peri__tbe_forget(tier->tbe, &s->moves_device);
+    if (!tier->direct) peri__free(s->host);
+    peri__free(s->moves);
+    peri__free(s->requests);
+}
+
+static int64_t record_bytes(const peri__tier *tier, int32_t table) { return tier->tables[table].file->header.record_bytes; }
+
+static int by_row(const void *a, const void *b)
+{
+    const peri_k_cache_move *x = a, *y = b;
+    if (x->table != y->table) return x->table < y->table ? -1 : 1;
+    return x->row < y->row ? -1 : x->row > y->row;
+}
+
+void peri__records_order(peri__tier *tier, peri__records *s)
+{
+    bool ordered = true;
+    for (int64_t i = 1; i < s->n && ordered; i++) ordered = by_row(&s->moves[i - 1], &s->moves[i]) <= 0;
+    if (!ordered) qsort(s->moves, (size_t)s->n, sizeof *s->moves, by_row);
+    s->bytes = 0;
+    for (int64_t i = 0; i < s->n; i++) {
+        s->moves[i].record = s->bytes;
+        s->bytes += record_bytes(tier, s->moves[i].table);
+    }
+    PERI_ASSERT(s->bytes <= s->capacity);
+}
+
+/** Append the record of move @i to the job, in one request with the one before where they lie side by side. */
+static void request(peri__tier *tier, peri__records *s, int64_t i, bool write)
+{
+    const peri_k_cache_move *m = &s->moves[i];
+    const peri__row_file *f = tier->tables[m->table].file;
+    peri__row_request *last = s->job.n ? &s->requests[s->job.n - 1] : NULL;
+    int64_t offset = peri__row_offset(f, m->row), bytes = f->header.record_bytes;
+    char *data = s->host + m->record;
+    bool beside = last && last->fd == f->fd && last->offset + last->bytes == offset && last->data + last->bytes == data;
+    if (beside && last->bytes < MOST_REQUEST) {
+        last->bytes += bytes;
+        return;
+    }
+    s->requests[s->job.n++] = (peri__row_request){.data = data, .bytes = bytes, .offset = offset, .fd = f->fd, .write = write};
+}
+
+/** Run a kernel over the moves; the records are in s->device. */
+static peri_status launch(peri__tier *tier, peri__records *s, bool fill)
+{
+    peri_tbe *tbe = tier->tbe;
+    peri_k_cache_args args = {.tables = peri__data(tbe->layout_tensor), .moves = peri__data(s->moves_device),
+                              .records = peri__data(s->device), .n_parts = tier->n_parts,
+                              .slot_row = tbe->slot_row ? peri__data(tbe->slot_row) : NULL};
+    memcpy(args.part, tier->part, sizeof args.part);
+    PERI_TRY(peri__copy(tbe->device, peri__data(s->moves_device), s->moves, s->n * (int64_t)sizeof *s->moves, PERI_COPY_H2D));
+    if (fill) return PERI_LAUNCH(tbe->device, cache_fill, &args, s->n, GRAIN);
+    return PERI_LAUNCH(tbe->device, cache_spill, &args, s->n, GRAIN);
+}
+
+/* -- out: from slots to the file --------------------------------------------------------------------------------------------------- */
+
+typedef struct all_records {
+    const peri__tier *tier;
+    peri__records *stage;
+    atomic_int_least64_t damaged; /* a damaged move + 1 */
+} all_records;
+
+static void seal_range(void *ctx, int64_t begin, int64_t end)
+{
+    all_records *r = ctx;
+    for (int64_t i = begin; i < end; i++) {
+        const peri_k_cache_move *m = &r->stage->moves[i];
+        char *record = r->stage->host + m->record;
+        int64_t bytes = record_bytes(r->tier, m->table), used = r->tier->tables[m->table].payload;
+        memset(record + used, 0, (size_t)(bytes - used)); /* the padding is part of the checksum */
+        peri__row_seal(record, bytes);
+    }
+}
+
+peri_status peri__records_spill(peri__tier *tier, peri__records *s)
+{
+    peri_device *device = tier->tbe->device;
+    s->job.n = 0;
+    if (s->n == 0) return PERI_OK;
+    peri__records_order(tier, s);
+    PERI_TRY(peri__tbe_enter(tier->tbe));
+    PERI_TRY(launch(tier, s, false));
+    if (!tier->direct) PERI_TRY(peri__copy(device, s->host, peri__data(s->device), s->bytes, PERI_COPY_D2H));
+    PERI_TRY(peri__tbe_leave(tier->tbe));
+    PERI_TRY(peri_stream_synchronize(peri_stream_current(device)));
+    all_records all = {.tier = tier, .stage = s};
+    peri__parallel_for(s->n, GRAIN, seal_range, &all);
+    for (int64_t i = 0; i < s->n; i++) {
+        const peri_k_cache_move *m = &s->moves[i];
+        peri__tier_table *t = &tier->tables[m->table];
+        t->stats.rows_written++;
+        t->stats.bytes_written += t->file->header.record_bytes;
+        if (t->written) t->written[m->row / 64] |= UINT64_C(1) << m->row % 64;
+        request(tier, s, i, true);
+    }
+    return PERI_OK;
+}
+
+peri_status peri__records_write(peri__tier *tier, peri__records *s)
+{
+    s->job.requests = s->requests;
+    peri__row_io_submit(tier->io, &s->job);
+    return PERI_OK;
+}
+
+static const char *path_of(const peri__tier *tier, int fd)
+{
+    for (int64_t t = 0; t < tier->n_tables; t++)
+        if (tier->tables[t].file->fd == fd) return tier->tables[t].file->path;
+    return "?";
+}
+
+static peri_status fail_request(const peri__tier *tier, const peri__row_request *r)
+{
+    if (r->error == ENODATA)
+        return peri__fail(PERI_EFORMAT, "row file '%.300s': it ends before byte %lld: it was cut off while in use", path_of(tier, r->fd),
+                          (long long)(r->offset + r->bytes));
+    return peri__fail(r->error == ENOMEM ? PERI_ENOMEM : PERI_EIO, "row file '%.300s': %s %lld bytes at byte %lld: %s",
+                      path_of(tier, r->fd), r->write ? "writing" : "reading", (long long)r->bytes, (long long)r->offset,
+                      strerror(r->error));
+}
+
+peri_status peri__records_written(peri__tier *tier, peri__records *s)
+{
+    if (!s->job.queued && !s->job.failed) return PERI_OK;
+    bool tried = !s->job.queued; /* it failed before: once more now */
+    for (;;) {
+        if (peri__row_io_wait(tier->io, &s->job) == 0) return PERI_OK;
+        int64_t n = 0;
+        for (int64_t i = 0; i < s->job.n; i++)
+            if (s->requests[i].error) s->requests[n++] = s->requests[i];
+        s->job.n = s->job.failed = n;
+        if (!tried) return fail_request(tier, &s->requests[0]);
+        tried = false;
+        for (int64_t i = 0; i < n; i++) s->requests[i].error = 0;
+        peri__row_io_submit(tier->io, &s->job);
+    }
+}
+
+/* -- in: from the file to slots ---------------------------------------------------------------------------------------------------- */
+
+void peri__records_read(peri__tier *tier, peri__records *s)
+{
+    s->job.n = 0;
+    s->job.failed = 0;
+    peri__records_order(tier, s);
+    for (int64_t i = 0; i < s->n; i++) {
+        const peri_k_cache_move *m = &s->moves[i];
+        peri__tier_table *t = &tier->tables[m->table];
+        if (t->written && !(t->written[m->row / 64] >> m->row % 64 & 1)) {
+            peri__row_vacate(s->host + m->record); /* no need to read a hole */
+            continue;
+        }
+        t->stats.rows_read++;
+        t->stats.bytes_read += t->file->header.record_bytes;
+        request(tier, s, i, false);
+    }
+    s->job.requests = s->requests;
+    peri__row_io_submit(tier->io, &s->job);
+}
+
+/** The record of a row that was never written: start values, zero states. */
+static void start_record(const peri__tier *tier, const peri_k_cache_move *m, char *record)
+{
+    const peri_table_config *t = &tier->tbe->tables[m->table].config;
+    memset(record, 0, (size_t)record_bytes(tier, m->table));
+    peri_k_random_args args = {.dst = record + PERI_CACHE_RECORD_HEAD, .dtype = tier->tbe->dtype,
+                               .kind = t->init == PERI_INIT_NORMAL ? PERI_RANDOM_NORMAL : PERI_RANDOM_UNIFORM, .cols = t->cols,
+                               .row_offset = t->row_offset + m->row, .col_offset = t->col_offset, .total_cols = t->total_cols,
+                               .low = t->init_a, .high = t->init_b, .seed = tier->seed, .stream = peri__hash_text(t->name)};
+    const peri_kernels *kernels = peri_kernels_get();
+    if (t->init == PERI_INIT_NONE) return;
+    if (t->init == PERI_INIT_CONSTANT) {
+        peri_k_fill_args fill = {.dst = args.dst, .dtype = args.dtype, .value = t->init_a};
+        kernels->fn[PERI_K_fill](&fill, 0, t->cols);
+        return;
+    }
+    if (t->init == PERI_INIT_DEFAULT) {
+        args.high = sqrt(1.0 / (double)t->total_rows);
+        args.low = -args.high;
+    }
+    kernels->fn[PERI_K_random](&args, 0, t->cols);
+}
+
+static void check_range(void *ctx, int64_t begin, int64_t end)
+{
+    all_records *r = ctx;
+    for (int64_t i = begin; i < end; i++) {
+        const peri_k_cache_move *m = &r->stage->moves[i];
+        char *record = r->stage->host + m->record;
+        int32_t found = peri__row_check(record, record_bytes(r->tier, m->table));
+        if (found < 0) {
+            int_least64_t none = 0;
+            atomic_compare_exchange_strong(&r->damaged, &none, i + 1);
+        } else if (found == 0) {
+            start_record(r->tier, m, record);
+            if (r->stage != &r->tier->spare) __atomic_fetch_add(&r->tier->tables[m->table].stats.initialised, 1, __ATOMIC_RELAXED);
+        }
+    }
+}
+
+peri_status peri__records_arrive(peri__tier *tier, peri__records *s)
+{
+    int64_t failed = peri__row_io_wait(tier->io, &s->job);
+    s->job.failed = 0; /* reads are not tried again: whoever needs the rows asks again */
+    for (int64_t i = 0; failed && i < s->job.n; i++)
+        if (s->requests[i].error) return fail_request(tier, &s->requests[i]);
+    all_records all = {.tier = tier, .stage = s};
+    peri__parallel_for(s->n, GRAIN, check_range, &all);
+    if (all.damaged) {
+        const peri_k_cache_move *m = &s->moves[all.damaged - 1];
+        return peri__fail(PERI_EFORMAT, "row file '%.250s': row %lld of table '%.80s' is damaged (wrong checksum)",
+                          tier->tables[m->table].file->path, (long long)(tier->tbe->tables[m->table].config.row_offset + m->row),
+                          tier->tbe->tables[m->table].name);
+    }
+    return PERI_OK;
+}
+
+peri_status peri__records_fill(peri__tier *tier, peri__records *s)
+{
+    if (s->n == 0) return PERI_OK;
+    peri_device *device = tier->tbe->device;
+    PERI_TRY(peri__tbe_enter(tier->tbe));
+    if (!tier->direct) PERI_TRY(peri__copy(device, peri__data(s->device), s->host, s->bytes, PERI_COPY_H2D));
+    PERI_TRY(launch(tier, s, true));
+    return peri__tbe_leave(tier->tbe);
+}
+
+/* -- all tickets ------------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__tier_settle(peri__tier *tier)
+{
+    for (int i = 0; i < PERI__TICKETS; i++) PERI_TRY(peri__records_written(tier, &tier->ticket[i].out));
+    return peri__records_written(tier, &tier->spare);
+}
+
+peri_status peri__tier_arrive(peri__tier *tier)
+{
+    for (int i = 0; i < PERI__TICKETS; i++)
+        if (tier->ticket[i].state != PERI__TICKET_FREE && !tier->ticket[i].filled) PERI_TRY(peri__ticket_fill(tier, &tier->ticket[i]));
+    return PERI_OK;
+}
+
+static peri_status check_whole(const char *function, const peri__tier *tier)
+{
+    if (!tier->broken) return PERI_OK;
+    return peri__fail(PERI_EINTERNAL, "%s: the device failed while rows were moved; reopen the tables", function);
+}
+
+/* -- flushing ---------------------------------------------------------------------------------------------------------------------- */
+
+/** Write back the dirty slots of @table that hold rows [row, end), a chunk at a time. */
+static peri_status write_back(peri__tier *tier, int32_t table, int64_t row, int64_t end)
+{
+    peri__tier_table *t = &tier->tables[table];
+    peri__cache *c = t->cache;
+    peri__records *s = &tier->spare;
+    int64_t most = peri__max(1, CHUNK_BYTES / t->file->header.record_bytes);
+    bool few = end - row < c->slots;
+    for (int64_t at = few ? row : 0, stop = few ? end : c->slots; at < stop;) {
+        PERI_TRY(peri__records_reserve(tier, s, most, most * t->file->header.record_bytes));
+        for (; at < stop && s->n < most; at++) {
+            uint32_t place = few ? peri__cache_find(c, at) : (uint32_t)at + 1;
+            if (!place || !(c->flags[place - 1] & PERI__SLOT_DIRTY)) continue;
+            int64_t holds = c->row[place - 1];
+            if (holds < row || holds >= end) continue;
+            s->moves[s->n++] = (peri_k_cache_move){.row = holds, .table = table, .slot = (int32_t)place - 1};
+        }
+        if (s->n == 0) continue;
+        PERI_TRY(peri__row_file_mark(t->file, false, t->file->header.iteration));
+        PERI_TRY(peri__records_spill(tier, s));
+        PERI_TRY(peri__records_write(tier, s));
+        PERI_TRY(peri__records_written(tier, s));
+        for (int64_t i = 0; i < s->n; i++) c->flags[s->moves[i].slot] &= (uint8_t)~PERI__SLOT_DIRTY;
+    }
+    return PERI_OK;
+}
+
+peri_status peri_tbe_flush(peri_tbe *tbe)
+{
+    peri__tier *tier = tbe->tier;
+    if (!tier) return PERI_OK;
+    PERI_TRY(check_whole("peri_tbe_flush", tier));
+    PERI_TRY(peri__tier_settle(tier));
+    for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(write_back(tier, t, 0, tier->tables[t].cache->rows));
+    for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(peri__row_file_mark(tier->tables[t].file, true, tbe->iteration));
+    tier->dirty = false;
+    return PERI_OK;
+}
+
+/* -- ranges of rows ---------------------------------------------------------------------------------------------------------------- */
+
+/** Where part @part begins in a record of @table, its bytes in all, and its elements. */
+static void part_of(const peri__tier *tier, int64_t table, int32_t part, int64_t *at, int64_t *bytes, int64_t *elements)
+{
+    *at = PERI_CACHE_RECORD_HEAD;
+    for (int32_t p = 0;; p++) {
+        *elements = tier->part[p].row ? 1 : tier->tbe->layout[table].cols;
+        *bytes = *elements * tier->part[p].bytes;
+        if (p == part) return;
+        *at += *bytes;
+    }
+}
+
+/** Bring the records of rows [row, row + n) of @table into the spare stage, as they are now. */
+static peri_status load_range(peri__tier *tier, int32_t table, int64_t row, int64_t n)
+{
+    peri__records *s = &tier->spare;
+    peri__tier_table *t = &tier->tables[table];
+    PERI_TRY(write_back(tier, table, row, row + n));
+    PERI_TRY(peri__records_reserve(tier, s, n, n * t->file->header.record_bytes));
+    for (int64_t i = 0; i < n; i++) s->moves[s->n++] = (peri_k_cache_move){.row = row + i, .table = table};
+    peri__records_read(tier, s);
+    return peri__records_arrive(tier, s);
+}
+
+static peri_status check_rows(const char *function, peri__tier *tier, int64_t table, int32_t part, int64_t row, const peri_tensor *t)
+{
+    char text[128];
+    const peri_table_config *config = &tier->tbe->tables[table].config;
+    PERI_TRY(check_whole(function, tier));
+    if (!t) return peri__fail(PERI_EINVAL, "%s: no tensor", function);
+    int32_t ndim = tier->part[part].row ? 1 : 2;
+    if (t->ndim != ndim || (ndim == 2 && t->shape[1] != config->cols))
+        return peri__fail(PERI_EINVAL, "%s: %s for rows of '%s' of table '%s', which has %d dimensions and %lld columns", function,
+                          peri__tensor_text(t, text, sizeof text), peri_tbe_state_name(tier->tbe, part), config->name, ndim,
+                          (long long)(ndim == 2 ? config->cols : 1));
+    if (row < 0 || row > config->rows - t->shape[0])
+        return peri__fail(PERI_ERANGE, "%s: rows %lld .. %lld of table '%s', allowed: 0..%lld", function, (long long)row,
+                          (long long)(row + t->shape[0]), config->name, (long long)config->rows);
+    PERI_TRY(peri__tier_arrive(tier));
+    return peri__tier_settle(tier);
+}
+
+/** Rows [row, row + n) of a tensor of rows: a view. */
+static peri_status some_rows(const peri_tensor *t, int64_t row, int64_t n, peri_tensor **out)
+{
+    int64_t shape[2] = {n, t->ndim == 2 ? t->shape[1] : 1};
+    return peri__tensor_view((peri_tensor *)(uintptr_t)t, t->ndim, shape, t->stride, t->offset + row * t->stride[0], out);
+}
+
+/** Parts of the records in the spare stage, packed into @packed or taken from it. */
+static void exchange(peri__tier *tier, int64_t table, int32_t part, char *packed, bool store)
+{
+    int64_t at, bytes, elements;
+    part_of(tier, table, part, &at, &bytes, &elements);
+    for (int64_t i = 0; i < tier->spare.n; i++) {
+        char *record = tier->spare.host + tier->spare.moves[i].record + at;
+        memcpy(store ? record : packed + i * bytes, store ? packed + i * bytes : record, (size_t)bytes);
+    }
+}
+
+/** One chunk of a read or write; @other is the caller's tensor. */
+static peri_status move_rows(peri__tier *tier, int64_t table, int32_t part, int64_t row, int64_t n, peri_tensor *other, bool store)
+{
+    int64_t at, bytes, elements, shape[2];
+    part_of(tier, table, part, &at, &bytes, &elements);
+    peri_tensor *packed = NULL;
+    char *host = peri__alloc((size_t)(n * bytes));
+    if (!host) return PERI_ENOMEM;
+    peri_status status;
+    shape[0] = n, shape[1] = elements;
+    int32_t dtype = part == 0 ? tier->tbe->dtype : PERI_F32;
+    PERI_TRY_GOTO(peri_tensor_new(tier->tbe->device, dtype, other->ndim, shape, &packed), out);
+    if (store) {
+        PERI_TRY_GOTO(peri_tensor_copy(packed, other), out);
+        PERI_TRY_GOTO(peri_tensor_read(packed, host, n * bytes), out);
+    }
+    PERI_TRY_GOTO(load_range(tier, (int32_t)table, row, n), out);
+    exchange(tier, table, part, host, store);
+    if (!store) {
+        PERI_TRY_GOTO(peri_tensor_write(packed, host, n * bytes), out);
+        status = peri_tensor_copy(other, packed);
+    }
+out:
+    peri_tensor_release(packed);
+    peri__free(host);
+    return status;
+}
+
+/** Write the records of the spare stage, and renew the slots of the rows that have one. */
+static peri_status store_range(peri__tier *tier, int64_t table)
+{
+    peri__records *s = &tier->spare;
+    peri__tier_table *t = &tier->tables[table];
+    all_records all = {.tier = tier, .stage = s};
+    PERI_TRY(peri__row_file_mark(t->file, false, t->file->header.iteration));
+    peri__parallel_for(s->n, GRAIN, seal_range, &all);
+    s->job.n = 0;
+    for (int64_t i = 0; i < s->n; i++) {
+        if (t->written) t->written[s->moves[i].row / 64] |= UINT64_C(1) << s->moves[i].row % 64;
+        request(tier, s, i, true);
+    }
+    t->stats.rows_written += s->n;
+    t->stats.bytes_written += s->bytes;
+    PERI_TRY(peri__records_write(tier, s));
+    PERI_TRY(peri__records_written(tier, s));
+    int64_t n = 0;
+    for (int64_t i = 0; i < s->n; i++) {
+        uint32_t place = peri__cache_find(t->cache, s->moves[i].row);
+        if (!place) continue;
+        s->moves[n] = s->moves[i];
+        s->moves[n++].slot = (int32_t)place - 1;
+    }
+    s->n = n;
+    return peri__records_fill(tier, s);
+}
+
+static int64_t chunk_of(const peri__tier *tier, int64_t table) { return peri__max(1, CHUNK_BYTES / record_bytes(tier, (int32_t)table)); }
+
+peri_status peri__tier_read(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, peri_tensor *dst)
+{
+    peri__tier *tier = tbe->tier;
+    PERI_TRY(check_rows("peri_tbe_read", tier, table, part, row, dst));
+    for (int64_t i = 0, n; i < dst->shape[0]; i += n) {
+        n = peri__min(dst->shape[0] - i, chunk_of(tier, table));
+        peri_tensor *rows;
+        PERI_TRY(some_rows(dst, i, n, &rows));
+        peri_status status = move_rows(tier, table, part, row + i, n, rows, false);
+        peri_tensor_release(rows);
+        PERI_TRY(status);
+    }
+    return PERI_OK;
+}
+
+peri_status peri__tier_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src)
+{
+    peri__tier *tier = tbe->tier;
+    PERI_TRY(check_rows("peri_tbe_write", tier, table, part, row, src));
+    for (int64_t i = 0, n; i < src->shape[0]; i += n) {
+        n = peri__min(src->shape[0] - i, chunk_of(tier, table));
+        peri_tensor *rows;
+        PERI_TRY(some_rows(src, i, n, &rows));
+        peri_status status = move_rows(tier, table, part, row + i, n, rows, true);
+        if (status >= 0) status = store_range(tier, table);
+        peri_tensor_release(rows);
+        PERI_TRY(status);
+    }
+    return PERI_OK;
+}
+
+/* -- counts ------------------------------------------------------------------------------------------------------------------------ */
+
+int64_t peri__tier_bad_ids(const peri__tier *tier) { return tier->bad_ids; }
+const char *peri_tbe_cache_io(const peri_tbe *tbe) { return tbe->tier ? peri__row_io_name(tbe->tier->io) : NULL; }
+
+peri_status peri_tbe_cache_statistics(peri_tbe *tbe, int64_t table, peri_tbe_cache_stats *out)
+{
+    const peri__tier *tier = tbe->tier;
+    if (!tier) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_cache_statistics: these tables are in memory");
+    if (table < -1 || table >= tier->n_tables)
+        return peri__fail(PERI_ERANGE, "peri_tbe_cache_statistics: table %lld, allowed: 0..%lld, or -1 for all", (long long)table,
+                          (long long)tier->n_tables - 1);
+    enum { COUNTS = sizeof(peri_tbe_cache_stats) / sizeof(int64_t) };
+    int64_t sum[COUNTS] = {0};
+    for (int64_t t = 0; t < tier->n_tables; t++) {
+        if (table >= 0 && t != table) continue;
+        const peri__cache *c = tier->tables[t].cache;
+        peri_tbe_cache_stats s = tier->tables[t].stats;
+        s.slots = c->slots;
+        s.resident = c->slots - c->n_free;
+        int64_t counts[COUNTS];
+        memcpy(counts, &s, sizeof s);
+        for (int i = 0; i < COUNTS; i++) sum[i] += counts[i];
+    }
+    memcpy(out, sum, sizeof sum);
+    return PERI_OK;
+}
