@@ -63,7 +63,8 @@ static inline void peri__cache_unwant(peri__cache *c, int64_t row) { c->place[ro
 /** How many rows peri__cache_take can place. */
 static inline int64_t peri__cache_room(const peri__cache *c) { return (int64_t)c->n_free + c->n_idle; }
 /** A slot for @row, pinned and PERI__SLOT_FILLING: a free one, else the one that is evicted: LRU: the longest idle; LFU: the least used,
- *  among equals the longest idle since the last aging. *@victim gets the row that leaves (-1: none) and *@flags what its slot was. There must be room. */
+ *  among equals the longest idle since the last aging. *@victim gets the row that leaves (-1: none) and *@flags what its slot was. There
+ *  must be room. */
 uint32_t peri__cache_take(peri__cache *c, int64_t row, int64_t *victim, uint8_t *flags);
 /** One batch less needs @slot; idle after the last. */
 void peri__cache_unpin(peri__cache *c, uint32_t slot);
