@@ -1,6 +1,7 @@
 -- tensor.lua: tensors: making, reading, views, the gradient tape. Dense operations are in nn/functional.lua.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
+local util = require "perilune.util"
 local C, check = P.C, P.check
 
 local M = {}
@@ -16,7 +17,7 @@ local dims = ffi.new "int64_t[8]"
 local number = ffi.new "double[1]"
 
 --- True for tensors.
-function M.is(x) return ffi.istype(ctype, x) end
+function M.is(x) return ffi.istype(ctype, x) or (type(x) == "table" and ffi.istype(ctype, util.resolve(x))) end
 
 --- The pointer of a live tensor, or an error.
 local function ptr(t)

@@ -28,13 +28,15 @@ function M.class(name, base)
 end
 
 --- Keys of a table in a fixed order: numbers ascending, then strings ascending. For everything whose order reaches a wire, a plan or a
---- file (style J6).
+--- file (style J6). Keys of other kinds have no order: then nil, and the kind of one.
 function M.keys(t)
-  local keys, n = {}, 0
+  local keys, n, odd = {}, 0, nil
   for k in pairs(t) do
     n = n + 1
     keys[n] = k
+    if type(k) ~= "number" and type(k) ~= "string" then odd = type(k) end
   end
+  if odd then return nil, odd end
   table.sort(keys, function(a, b)
     local ta, tb = type(a), type(b)
     if ta ~= tb then return ta < tb end
@@ -45,7 +47,9 @@ end
 
 --- for key, value in util.ordered(t): pairs in the order of `keys`.
 function M.ordered(t)
-  local keys, i = M.keys(t), 0
+  local keys, odd = M.keys(t)
+  local i = 0
+  if odd then error(("a %s as key, allowed: strings and numbers"):format(odd), 2) end
   return function()
     i = i + 1
     local k = keys[i]
@@ -105,6 +109,17 @@ function M.index_of(values)
   for i, v in ipairs(values) do index[v] = i end
   return index
 end
+
+--- The value that an object stands for: the result of a lazy awaitable (a table whose class says _lazy), anything else itself.
+local function resolve(x)
+  if type(x) ~= "table" then return x end
+  local meta = getmetatable(x)
+  if type(meta) ~= "table" or not rawget(meta, "_lazy") then return x end
+  x = x:wait()
+  if type(x) ~= "table" then return x end
+  return M.resolve(x) -- a lazy result of a lazy one
+end
+M.resolve = resolve
 
 --- Exchange all fields of two tables.
 function M.exchange(a, b)

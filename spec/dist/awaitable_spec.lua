@@ -131,6 +131,55 @@ describe("LazyAwaitable", function()
     assert.same({ { n, n }, { n, n } }, lazy:to_table())
   end, { sizes = { 1, 3 } })
 
+  worlds.each("stands for its result wherever a tensor or a container is wanted", function(world, device, n)
+    local Tensor, F = peri.Tensor, peri.nn.functional
+    local waits = 0
+    local function lazy(value)
+      return dist.LazyAwaitable(world:all_reduce(peri.full({ 2, 3 }, value, "f32", device)):and_then(function(t)
+        waits = waits + 1
+        return t
+      end))
+    end
+    local two = peri.full({ 2, 3 }, 2, "f32", device)
+    local uses = {
+      function(x) return F.add(x, two) end, function(x) return F.add(two, x) end, function(x) return x + two end,
+      function(x) return two + x end, function(x) return two:add(x) end, function(x) return x - x + two end,
+      function(x) return F.mul(x, x) end, function(x) return 2 * x end, function(x) return x / 2 end, function(x) return -x end,
+      function(x) return x:relu() end, function(x) return F.matmul(x, two:transpose(1, 2)) end, function(x) return F.cat({ x, two }, 1) end,
+      function(x) return x:sum(1) end, function(x) return x:slice(1, 0, 1) end, function(x) return x:to "f64" end,
+      function(x) return x:reshape(-1) end, function(x) return world:all_gather(x):wait() end,
+      function(x) return F.softmax(x, 2) end, function(x) return world:broadcast(x, 0):wait() end,
+    }
+    for i, use in ipairs(uses) do
+      local before, x = waits, lazy(i)
+      assert.equal(before, waits)
+      local got = use(x)
+      assert.equal(before + 1, waits, "use " .. i)
+      assert.same(use(peri.full({ 2, 3 }, i * n, "f32", device)):to_list(), dist.resolve(got):to_list(), "use " .. i)
+    end
+    assert.is_true(Tensor.is(lazy(1)))
+    assert.is_false(Tensor.is(dist.LazyNoWait { 1 }))
+    local kjt = peri.KeyedJaggedTensor { keys = { "a" }, values = peri.tensor({ 1, 2 }, "i64", device),
+      lengths = peri.tensor({ 2 }, "i64", device) }
+    assert.is_true(peri.KeyedJaggedTensor.is(dist.LazyNoWait(kjt)))
+    local p = peri.full({ 2 }, 3, "f32", device):requires_grad()
+    F.mul(dist.LazyNoWait(p), dist.LazyNoWait(p)):sum():backward()
+    assert.same({ 6, 6 }, p:grad():to_list())
+  end, { sizes = { 1, 2 } })
+
+  it("may stand for one element of a result that several share", function()
+    local parent = Slow { a = { x = 1 }, b = { x = 2 } }
+    local a, b = dist.GetItemLazyAwaitable(parent, "a"), dist.GetItemLazyAwaitable(parent, "b")
+    assert.equal(0, parent.waits)
+    assert.is_false(a:test())
+    assert.equal(2, b.x)
+    assert.equal(1, a.x)
+    assert.equal(1, parent.waits)
+    assert.is_true(a:test())
+    assert.equal(5, dist.GetItemLazyAwaitable(dist.LazyNoWait(dist.LazyNoWait { 5 }), 1):wait())
+    assert.error_matches(function() return dist.GetItemLazyAwaitable(Slow "fail", 1).x end, "no result")
+  end)
+
   worlds.each("of several phases makes progress while others are waited for", function(world, device, n)
     local Two = util.class("Two", dist.Awaitable)
     function Two:init() -- sizes first, then the data

@@ -4,6 +4,7 @@
 --                   what the one before returned. The result may be an awaitable itself (splits first, then tensors): wait():wait().
 --   LazyAwaitable   the same, and it also stands for its result: the first use of a field, method or operator waits.
 --   NoWait, LazyNoWait  a result that is there already.
+--   GetItemLazyAwaitable  one element of the result of another awaitable.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -146,15 +147,7 @@ end
 
 -- -- lazy ------------------------------------------------------------------------------------------------------------------------
 
---- The value that an object stands for: the result of a lazy awaitable, anything else itself.
-local function resolve(x)
-  if type(x) ~= "table" then return x end
-  local meta = getmetatable(x)
-  if type(meta) ~= "table" or not rawget(meta, "_lazy") then return x end
-  x = x:wait()
-  if type(x) ~= "table" then return x end
-  return M.resolve(x) -- a lazy result of a lazy one
-end
+local resolve = util.resolve
 M.resolve = resolve
 
 --- A class of lazy awaitables. Its methods and those of `base` are found first; every other name is the result's.
@@ -202,6 +195,18 @@ function LazyNoWait:init(result)
 end
 function LazyNoWait:_wait_impl() return rawget(self, "_given") end
 function LazyNoWait:_test_impl() return true end -- luacheck: ignore 212
+
+--- GetItemLazyAwaitable(parent, key): stands for element `key` of the parent's result. The parent is waited for once, however many
+--- elements stand for parts of it.
+local GetItemLazyAwaitable = M.lazy_class("GetItemLazyAwaitable", Awaitable)
+M.GetItemLazyAwaitable = GetItemLazyAwaitable
+function GetItemLazyAwaitable:init(parent, key)
+  Awaitable.init(self)
+  rawset(self, "_parent", parent)
+  rawset(self, "_key", key)
+end
+function GetItemLazyAwaitable:_wait_impl() return resolve(rawget(self, "_parent"):wait())[rawget(self, "_key")] end
+function GetItemLazyAwaitable:_test_impl() return rawget(self, "_parent"):test() end
 
 M.work_out = ffi.new "peri_work *[1]"
 return M

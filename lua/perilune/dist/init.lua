@@ -4,6 +4,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local awaitable = require "perilune.dist.awaitable"
 local group = require "perilune.dist.group"
+local all_to_all = require "perilune.dist.all_to_all"
 local C, check, state = P.C, P.check, P.state
 
 local M = {
@@ -11,10 +12,14 @@ local M = {
   Awaitable = awaitable.Awaitable, LazyAwaitable = awaitable.LazyAwaitable,
   NoWait = awaitable.NoWait, LazyNoWait = awaitable.LazyNoWait,
   ListAwaitable = awaitable.ListAwaitable, WorkAwaitable = awaitable.WorkAwaitable,
+  GetItemLazyAwaitable = awaitable.GetItemLazyAwaitable,
   resolve = awaitable.resolve, lazy_class = awaitable.lazy_class,
+  all_to_all = all_to_all.all_to_all, tpu_all_to_all = all_to_all.tpu_all_to_all, NON_GROUP_MEMBER = all_to_all.NON_GROUP_MEMBER,
+  functional = { all_to_all = all_to_all.functional_all_to_all },
 }
 
-local lazy = { sim = "perilune.dist.sim", Reducer = "perilune.dist.reducer", codec = "perilune.dist.codec", ops = "perilune.dist.ops" }
+local lazy = { sim = "perilune.dist.sim", Reducer = "perilune.dist.reducer", codec = "perilune.dist.codec", ops = "perilune.dist.ops",
+  collective_utils = "perilune.dist.collective_utils", comm = "perilune.dist.comm" }
 setmetatable(M, {
   __index = function(t, key)
     if lazy[key] then
@@ -46,6 +51,8 @@ end
 function M.world()
   return state.world or P.fail "dist: no world yet, call peri.init() first"
 end
+--- A group of the given ranks of the world; dist.NON_GROUP_MEMBER on the others. Collective over the members.
+function M.new_group(ranks, name) return M.world():new_group(ranks, name) or M.NON_GROUP_MEMBER end
 --- This rank's number in the world, from 0.
 function M.rank() return M.world().rank_number end
 function M.world_size() return M.world().world_size end

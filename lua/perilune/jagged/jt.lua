@@ -1,6 +1,7 @@
 -- jt.lua: JaggedTensor: values cut into bags.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
+local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local A = require "perilune.jagged.arguments"
 local C, check = P.C, P.check
@@ -16,7 +17,7 @@ local number = ffi.new "int64_t[1]"
 local bool_out = ffi.new "bool[1]"
 
 --- True for JaggedTensors.
-function M.is(x) return ffi.istype(ctype, x) end
+function M.is(x) return ffi.istype(ctype, x) or (type(x) == "table" and ffi.istype(ctype, util.resolve(x))) end
 
 local function ptr(jt)
   local p = jt.ptr

@@ -1,6 +1,7 @@
 -- kjt.lua: KeyedJaggedTensor: the ids of a batch, for every key and row a bag.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
+local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local Keys = require "perilune.jagged.keys"
 local A = require "perilune.jagged.arguments"
@@ -18,7 +19,7 @@ local number = ffi.new "int64_t[1]"
 local bool_out = ffi.new "bool[1]"
 
 --- True for KeyedJaggedTensors.
-function M.is(x) return ffi.istype(ctype, x) end
+function M.is(x) return ffi.istype(ctype, x) or (type(x) == "table" and ffi.istype(ctype, util.resolve(x))) end
 
 local function ptr(kjt)
   local p = kjt.ptr

@@ -1,6 +1,7 @@
 -- kt.lua: KeyedTensor: a matrix whose columns have names; regrouping columns of several of them.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
+local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local Keys = require "perilune.jagged.keys"
 local A = require "perilune.jagged.arguments"
@@ -14,7 +15,7 @@ local out = ffi.new "peri_kt *[1]"
 local tensor_out = Tensor.out
 
 --- True for KeyedTensors.
-function M.is(x) return ffi.istype(ctype, x) end
+function M.is(x) return ffi.istype(ctype, x) or (type(x) == "table" and ffi.istype(ctype, util.resolve(x))) end
 
 local function ptr(kt)
   local p = kt.ptr
@@ -123,7 +124,7 @@ local function fill_kts(func, kts)
   local n = #kts
   if n > kt_room then kt_array, kt_room = ffi.new("peri_kt *[?]", n), n end
   for i = 1, n do
-    if not ffi.istype(ctype, kts[i]) then P.fail(("%s: entry %d is a %s, wanted a KeyedTensor"):format(func, i, type(kts[i]))) end
+    if not M.is(kts[i]) then P.fail(("%s: entry %d is a %s, wanted a KeyedTensor"):format(func, i, type(kts[i]))) end
     kt_array[i - 1] = ptr(kts[i])
   end
   return n

@@ -142,6 +142,30 @@ PERI_API peri_status peri_coll_all_to_all(peri_group *group, peri_tensor *output
 PERI_API peri_status peri_coll_all_to_all_v(peri_group *group, peri_tensor *output, peri_tensor *input, const int64_t *recv_rows,
                                             const int64_t *send_rows, uint64_t tag, peri_work **out);
 
+/* -- all-to-all of lists and of blocks ------------------------------------------------------------------------------------------------ */
+
+/** @inputs[i] goes to rank i, @outputs[i] gets what rank i has for this rank (both size(group) tensors, of one dtype and device; views are
+ *  fine). Sizes may differ between ranks; the two ranks of a pair must agree on the number of elements. @recorded: while gradients are
+ *  recorded, f32 and f64 outputs become results of an operation whose backward pass sends their gradients back, whether or not an
+ *  input of this rank requires grad (all ranks alike). Collective like the operations above. @out new. */
+PERI_API peri_status peri_coll_all_to_all_list(peri_group *group, peri_tensor *const *outputs, peri_tensor *const *inputs, bool recorded,
+                                               uint64_t tag, peri_work **out);
+
+/** TensorFlow's TPU AllToAll. */
+typedef struct peri_tpu_all_to_all_args {
+    const int32_t *group_assignment; /* [groups x replicas] ranks: each rank of the group once; a row exchanges among itself. Borrowed */
+    int32_t groups, replicas;
+    int32_t concat_dimension, split_dimension; /* from 0; negative counts from the end */
+    int32_t split_count;                       /* must be `replicas` */
+    uint64_t tag;                              /* a number on which the ranks must agree */
+} peri_tpu_all_to_all_args;
+
+/** Cut @input (of one shape and dtype on all ranks) into split_count blocks along split_dimension, block k goes to the k-th rank of this
+ *  rank's row; @output has the blocks received, by their ranks' places in the row, along concat_dimension. f32 and f64 are recorded while
+ *  gradients are. Collective over all ranks of @group. @output new, uninitialised until the work is complete; @out new. */
+PERI_API peri_status peri_coll_tpu_all_to_all(peri_group *group, peri_tensor *input, const peri_tpu_all_to_all_args *args,
+                                              peri_tensor **output, peri_work **out);
+
 /* -- data-parallel gradients --------------------------------------------------------------------------------------------------------- */
 
 /** Average the gradients of @params (n leaves of f32 or f64, retained; their order equal on all ranks) over @group, in buckets of about

@@ -1,0 +1,68 @@
+-- collective_utils.lua: control flow over ranks (torchrec.distributed.collective_utils). A group that is nil stands for a single process.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local serial = require "perilune.dist.serial"
+local awaitable = require "perilune.dist.awaitable"
+
+local M = {}
+local FUNC = "invoke_on_rank_and_broadcast_result"
+local OK, FAILED = 0, 1
+
+--- True on the rank of the group that leads (its rank 0 unless said otherwise).
+function M.is_leader(group, leader_rank)
+  leader_rank = util.integer("is_leader", "leader_rank", leader_rank or 0, 0)
+  if not group then return leader_rank == 0 end
+  return group:rank() == leader_rank
+end
+
+--- The bytes of rank `rank` on all ranks, with a number beside them. Waits.
+local function broadcast_bytes(group, rank, status, bytes)
+  local own = group:rank() == rank
+  local head = Tensor.tensor({ own and status or 0, own and #bytes or 0 }, "i64", "cpu")
+  local numbers = group:broadcast(head, rank):wait():to_list()
+  if numbers[2] == 0 then return numbers[1], "" end
+  local body = own and Tensor.from_memory(bytes, { #bytes }, "u8", "cpu") or Tensor.empty({ numbers[2] }, "u8", "cpu")
+  local buffer, n = group:broadcast(body, rank):wait():read()
+  return numbers[1], require("ffi").string(buffer, n)
+end
+
+local function describe(err)
+  if type(err) == "table" and err.message then return tostring(err.message), err.name, err.code end
+  return tostring(err), nil, nil
+end
+
+--- Run func(...) on rank `rank` of the group; every rank returns its result (nil, booleans, numbers, strings, tables of them). What it
+--- raises is raised on every rank, and so is a result that cannot be sent. Collective.
+function M.invoke_on_rank_and_broadcast_result(group, rank, func, ...)
+  if type(func) ~= "function" then P.fail(("%s: func is a %s"):format(FUNC, type(func))) end
+  if not group then return func(...) end
+  util.integer(FUNC, "rank", rank, 0, group:size() - 1)
+  local own = group:rank() == rank
+  local status, bytes, raised = OK, "", nil
+  if own then
+    local ok, result = pcall(func, ...)
+    if ok then ok, result = pcall(serial.encode, awaitable.resolve(result), FUNC) end
+    if ok then bytes = result
+    else
+      raised = result
+      local message, name, code = describe(result)
+      status, bytes = FAILED, serial.encode { message = message, name = name, code = code }
+    end
+  end
+  status, bytes = broadcast_bytes(group, rank, status, bytes)
+  if raised ~= nil then error(raised, 0) end
+  local value = serial.decode(bytes, FUNC)
+  if status == OK then return value end
+  error(setmetatable({ code = value.code or P.C.PERI_EPEER, name = value.name or "EPEER", where = "", rank = group:rank(),
+    message = ("%s: rank %d of group '%s': %s"):format(FUNC, rank, group.name, value.message) }, P.Error), 0)
+end
+
+--- run_on_leader(group, rank)(func): func as a function that runs on that rank and returns its result on all. Calls of it are collective.
+function M.run_on_leader(group, rank)
+  return function(func)
+    return function(...) return M.invoke_on_rank_and_broadcast_result(group, rank or 0, func, ...) end
+  end
+end
+
+return M

@@ -1,0 +1,424 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * lists.c: all-to-all of what is no buffer in rank order: lists of tensors, and blocks of a tensor along a dimension (TPU AllToAll).
+ *
+ * Both are a *plan*: two sides, each a list of blocks by rank; a block is a tensor of a list, or a slice of one. Forward sends the blocks
+ * of side 0 and receives those of side 1, backward the other way round. Blocks that lie one after the other in memory already, like the
+ * pieces of one tensor cut into chunks, travel from where they are; others are packed and unpacked.
+ */
+#include "internal.h"
+
+#include <stdio.h>
+
+/** Part of a tensor: all of it (dim < 0), or [start, start + length) along a dimension. */
+typedef struct block {
+    int32_t tensor, dim;
+    int64_t start, length;
+} block;
+
+/** One side of the exchange; rank i's part is blocks[i], if counts[i] says that there is one. */
+typedef struct side {
+    int32_t tensors;
+    block *blocks;    /* one for each rank */
+    int64_t *counts;  /* elements by rank */
+    bool *used;       /* by rank */
+    int64_t *shapes;  /* PERI_MAX_DIMS for each tensor */
+    int32_t *ndims;
+    int64_t total;
+} side;
+
+typedef struct plan {
+    peri__refs refs;
+    peri_group *group;   /* retained */
+    peri_device *device;
+    int32_t dtype;
+    uint64_t tag;
+    side sides[2];
+} plan;
+
+static void plan_release(plan *p)
+{
+    if (!p || !peri__refs_drop(&p->refs)) return;
+    peri_group_release(p->group);
+    peri__free(p);
+}
+
+/** A plan for @tensors[side] tensors a side: everything in one block. */
+static peri_status plan_new(peri_group *group, const peri_tensor *like, const int32_t *tensors, uint64_t tag, plan **out)
+{
+    size_t w = (size_t)group->size, bytes = sizeof(plan);
+    for (int s = 0; s < 2; s++)
+        bytes += w * (sizeof(block) + sizeof(int64_t)) + (size_t)tensors[s] * (PERI_MAX_DIMS * sizeof(int64_t) + sizeof(int32_t)) + w + 16;
+    plan *p = peri__alloc_zero(bytes);
+    if (!p) return PERI_ENOMEM;
+    int64_t *at = (int64_t *)(p + 1);
+    for (int s = 0; s < 2; s++) {
+        side *x = &p->sides[s];
+        x->tensors = tensors[s];
+        x->blocks = (block *)at;
+        at = (int64_t *)(x->blocks + w);
+        x->counts = at;
+        x->shapes = at + w;
+        at = x->shapes + (size_t)tensors[s] * PERI_MAX_DIMS;
+    }
+    int32_t *small = (int32_t *)at;
+    for (int s = 0; s < 2; s++) p->sides[s].ndims = small, small += tensors[s];
+    bool *flags = (bool *)small;
+    for (int s = 0; s < 2; s++) p->sides[s].used = flags, flags += w;
+    peri__refs_init(&p->refs);
+    p->group = group;
+    peri_group_retain(group);
+    p->device = peri__device(like);
+    p->dtype = like->dtype;
+    p->tag = tag;
+    *out = p;
+    return PERI_OK;
+}
+
+static void plan_shape(side *s, int32_t i, int32_t ndim, const int64_t *shape)
+{
+    s->ndims[i] = ndim;
+    memcpy(s->shapes + (size_t)i * PERI_MAX_DIMS, shape, sizeof *shape * (size_t)ndim);
+}
+
+/** Rank @rank's part of a side. */
+static void plan_block(side *s, int32_t rank, block b)
+{
+    const int64_t *shape = s->shapes + (size_t)b.tensor * PERI_MAX_DIMS;
+    int64_t n = 1;
+    for (int32_t d = 0; d < s->ndims[b.tensor]; d++) n *= d == b.dim ? b.length : shape[d];
+    s->blocks[rank] = b;
+    s->used[rank] = true;
+    s->counts[rank] = n;
+    s->total += n;
+}
+
+/* -- packing ------------------------------------------------------------------------------------------------------------------------ */
+
+/** The block's elements in its tensor @t. */
+static peri_status block_view(const block *b, peri_tensor *t, peri_tensor **out)
+{
+    int64_t shape[PERI_MAX_DIMS];
+    memcpy(shape, t->shape, sizeof shape);
+    if (b->dim >= 0) shape[b->dim] = b->length;
+    int64_t start = b->dim >= 0 ? b->start * t->stride[b->dim] : 0;
+    return peri__tensor_view(t, t->ndim, shape, t->stride, t->offset + start, out);
+}
+
+/** The place of rank @i's part in @flat, with the block's shape. */
+static peri_status flat_view(const side *s, int32_t i, peri_tensor *flat, int64_t at, peri_tensor **out)
+{
+    const block *b = &s->blocks[i];
+    int64_t shape[PERI_MAX_DIMS] = {0};
+    int32_t ndim = s->ndims[b->tensor];
+    memcpy(shape, s->shapes + (size_t)b->tensor * PERI_MAX_DIMS, sizeof *shape * (size_t)ndim);
+    if (b->dim >= 0) shape[b->dim] = b->length;
+    return peri__tensor_view(flat, ndim, shape, NULL, flat->offset + at, out);
+}
+
+/** If the parts lie one after the other in memory already: a view of them all, else NULL. */
+static peri_status in_place(const plan *p, const side *s, peri_tensor *const *tensors, peri_tensor **out)
+{
+    peri_tensor *first = NULL;
+    int64_t at = 0, begin = 0;
+    for (int32_t i = 0; i < p->group->size; i++) {
+        peri_tensor *t = s->used[i] ? tensors[s->blocks[i].tensor] : NULL, *view;
+        if (!s->counts[i]) continue;
+        if (!t) return PERI_OK;
+        PERI_TRY(block_view(&s->blocks[i], t, &view));
+        bool ok = peri__contiguous(view) && (!first || (view->storage == first->storage && view->offset == begin + at));
+        if (!first) begin = view->offset;
+        first = t;
+        at += s->counts[i];
+        peri_tensor_release(view);
+        if (!ok) return PERI_OK;
+    }
+    return first ? peri__tensor_view(first, 1, &s->total, NULL, begin, out) : PERI_OK;
+}
+
+/** Copy between the parts of @flat and the tensors, @to_flat or back. Tensors that are NULL count as zeros, or are left out. */
+static peri_status move(const plan *p, const side *s, peri_tensor *const *tensors, peri_tensor *flat, bool to_flat)
+{
+    int64_t at = 0;
+    for (int32_t i = 0; i < p->group->size; at += s->counts[i++]) {
+        peri_tensor *t = s->used[i] ? tensors[s->blocks[i].tensor] : NULL, *here = NULL, *there = NULL;
+        if (!s->counts[i] || (!t && !to_flat)) continue;
+        peri_status status = flat_view(s, i, flat, at, &there);
+        if (status >= 0 && !t) status = peri__tensor_zero(there);
+        else if (status >= 0) status = block_view(&s->blocks[i], t, &here);
+        if (status >= 0 && here) status = to_flat ? peri_tensor_copy(there, here) : peri_tensor_copy(here, there);
+        peri_tensor_release(here);
+        peri_tensor_release(there);
+        PERI_TRY(status);
+    }
+    return PERI_OK;
+}
+
+/** One direction on its way. */
+typedef struct transfer {
+    peri_work *work;
+    peri_tensor *flat; /* to be unpacked; NULL: it arrives in place */
+} transfer;
+
+static void transfer_fini(transfer *t)
+{
+    peri_work_release(t->work);
+    peri_tensor_release(t->flat);
+    *t = (transfer){0};
+}
+
+/** Send the tensors of side @from; @into (may be NULL) are tensors of the other side into which the transport may write. */
+static peri_status transfer_post(plan *p, int from, peri_tensor *const *tensors, peri_tensor *const *into, transfer *t)
+{
+    const side *out = &p->sides[from], *in = &p->sides[1 - from];
+    peri_tensor *send = NULL, *recv = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(in_place(p, out, tensors, &send), out);
+    if (!send) {
+        PERI_TRY_GOTO(peri_tensor_new(p->device, p->dtype, 1, &out->total, &send), out);
+        PERI_TRY_GOTO(move(p, out, tensors, send, true), out);
+    }
+    if (into) PERI_TRY_GOTO(in_place(p, in, into, &recv), out);
+    if (recv && recv->storage == send->storage && recv->offset < send->offset + out->total && send->offset < recv->offset + in->total) {
+        peri_tensor_release(recv); /* they overlap */
+        recv = NULL;
+    }
+    if (!recv) {
+        PERI_TRY_GOTO(peri_tensor_new(p->device, p->dtype, 1, &in->total, &recv), out);
+        t->flat = recv;
+        peri_tensor_retain(recv);
+    }
+    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = p->dtype, .tag = p->tag, .send_counts = out->counts,
+                       .recv_counts = in->counts};
+    status = peri__coll_post(p->group, &op, send, recv, &t->work);
+out:
+    peri_tensor_release(send);
+    peri_tensor_release(recv);
+    return status;
+}
+
+/* -- the tape ---------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct node_state {
+    plan *plan;
+    transfer back;
+} node_state;
+
+static peri_status lists_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    node_state *s = node->state;
+    plan *p = s->plan;
+    peri_status status;
+    if (!s->back.work) {
+        status = transfer_post(p, 1, grad_out, NULL, &s->back);
+        if (status < 0) return peri__group_fail(p->group, status);
+    }
+    status = peri_work_test(s->back.work);
+    if (status != PERI_OK) return status;
+    const side *in = &p->sides[0];
+    for (int32_t i = 0; i < in->tensors; i++)
+        if (peri__needs(node, i))
+            PERI_TRY(peri_tensor_new(p->device, p->dtype, in->ndims[i], in->shapes + (size_t)i * PERI_MAX_DIMS, &grad_in[i]));
+    status = move(p, in, grad_in, s->back.flat, false);
+    transfer_fini(&s->back);
+    return status;
+}
+
+static void lists_node_fini(peri__node *node)
+{
+    node_state *s = node->state;
+    node->state = NULL;
+    if (!s) return;
+    transfer_fini(&s->back);
+    plan_release(s->plan);
+    peri__free(s);
+}
+
+static const peri__node_vtab lists_node = {
+    .name = "all_to_all of lists", .collective = true, .backward = lists_backward, .fini = lists_node_fini};
+
+static peri_status record(plan *p, peri_tensor *const *inputs, peri_tensor *const *outputs)
+{
+    peri__node *node;
+    node_state *s = peri__alloc_zero(sizeof *s);
+    if (!s) return PERI_ENOMEM;
+    peri_status status = peri__record(&lists_node, inputs, p->sides[0].tensors, outputs, p->sides[1].tensors, &node);
+    if (status < 0) {
+        peri__free(s);
+        return status;
+    }
+    s->plan = p;
+    peri__refs_add(&p->refs);
+    node->state = s;
+    return PERI_OK;
+}
+
+/* -- works --------------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct lists_work {
+    peri_work base;
+    plan *plan;
+    transfer forth;
+    peri_tensor **outputs; /* retained views outside the tape */
+} lists_work;
+
+static peri_status lists_step(peri_work *work)
+{
+    lists_work *w = (lists_work *)work;
+    peri_status status = peri_work_test(w->forth.work);
+    if (status != PERI_OK) return status;
+    if (w->forth.flat) status = move(w->plan, &w->plan->sides[1], w->outputs, w->forth.flat, false);
+    transfer_fini(&w->forth);
+    return status;
+}
+
+static void lists_fini(peri_work *work)
+{
+    lists_work *w = (lists_work *)work;
+    transfer_fini(&w->forth);
+    for (int32_t i = 0; w->outputs && i < w->plan->sides[1].tensors; i++) peri_tensor_release(w->outputs[i]);
+    peri__free(w->outputs);
+    plan_release(w->plan);
+}
+
+static const peri__work_vtab lists_vtab = {.name = "all_to_all of lists", .step = lists_step, .fini = lists_fini};
+
+/** Post the plan (taken) and record it if wanted. */
+static peri_status start(plan *p, peri_tensor *const *inputs, peri_tensor *const *outputs, bool recorded, peri_work **out)
+{
+    peri_work *work;
+    peri_status status = peri__work_new(sizeof(lists_work), &lists_vtab, p->group, p->device, &work);
+    if (status < 0) {
+        plan_release(p);
+        return status;
+    }
+    lists_work *w = (lists_work *)work;
+    int32_t n = p->sides[1].tensors;
+    w->plan = p;
+    w->outputs = peri__alloc_zero(sizeof(peri_tensor *) * (size_t)peri__max(n, 1));
+    if (!w->outputs) {
+        status = PERI_ENOMEM;
+        goto out;
+    }
+    for (int32_t i = 0; i < n; i++) PERI_TRY_GOTO(peri__detached(outputs[i], &w->outputs[i]), out);
+    bool before = peri_grad_enable(false);
+    status = transfer_post(p, 0, inputs, w->outputs, &w->forth);
+    peri_grad_enable(before);
+    if (status >= 0 && recorded && before) {
+        status = record(p, inputs, outputs);
+        if (status < 0) peri__group_fail(p->group, status); /* the others have recorded it */
+    }
+out:
+    if (status < 0) {
+        peri__work_cancel(work, status);
+        peri_work_release(work);
+        return status;
+    }
+    *out = work;
+    return PERI_OK;
+}
+
+/* -- lists ----------------------------------------------------------------------------------------------------------------------------- */
+
+static peri_status check_lists(const char *f, peri_group *group, peri_tensor *const *outputs, peri_tensor *const *inputs, bool recorded)
+{
+    char a[128], what[48];
+    PERI_TRY(peri__group_check(f, group));
+    PERI_TRY(peri__check_tensor(f, "input 0", inputs[0], -1, -1));
+    for (int32_t i = 0; i < 2 * group->size; i++) {
+        bool output = i >= group->size;
+        const peri_tensor *t = output ? outputs[i - group->size] : inputs[i];
+        snprintf(what, sizeof what, "%s %d", output ? "output" : "input", output ? i - group->size : i);
+        PERI_TRY(peri__check_tensor(f, what, t, inputs[0]->dtype, -1));
+        PERI_TRY(peri__check_same_device(f, inputs[0], t));
+        if (output && recorded && t->requires_grad)
+            return peri__fail(PERI_EINVAL, "%s: %s (%s) is on the tape already; a recorded exchange makes it a result of its own", f, what,
+                              peri__tensor_text(t, a, sizeof a));
+    }
+    int32_t r = group->rank;
+    if (peri__numel(inputs[r]) != peri__numel(outputs[r]))
+        return peri__fail(PERI_EINVAL, "%s: rank %d has %lld elements for itself and expects %lld", f, r, (long long)peri__numel(inputs[r]),
+                          (long long)peri__numel(outputs[r]));
+    return PERI_OK;
+}
+
+peri_status peri_coll_all_to_all_list(peri_group *group, peri_tensor *const *outputs, peri_tensor *const *inputs, bool recorded,
+                                      uint64_t tag, peri_work **out)
+{
+    PERI_TRY(check_lists("peri_coll_all_to_all_list", group, outputs, inputs, recorded));
+    plan *p;
+    PERI_TRY(plan_new(group, inputs[0], (const int32_t[2]){group->size, group->size}, tag, &p));
+    for (int32_t i = 0; i < group->size; i++) {
+        plan_shape(&p->sides[0], i, inputs[i]->ndim, inputs[i]->shape);
+        plan_shape(&p->sides[1], i, outputs[i]->ndim, outputs[i]->shape);
+        plan_block(&p->sides[0], i, (block){.tensor = i, .dim = -1});
+        plan_block(&p->sides[1], i, (block){.tensor = i, .dim = -1});
+    }
+    bool real = inputs[0]->dtype == PERI_F32 || inputs[0]->dtype == PERI_F64;
+    return start(p, inputs, outputs, recorded && real, out);
+}
+
+/* -- blocks along a dimension ------------------------------------------------------------------------------------------------------------ */
+
+/** Check that the assignment is a partition of the group, and find this rank's row. */
+static peri_status find_row(const char *f, const peri_group *group, const peri_tpu_all_to_all_args *args, const int32_t **row)
+{
+    const int32_t *a = args->group_assignment;
+    if (args->groups < 1 || args->replicas < 1 || (int64_t)args->groups * args->replicas != group->size)
+        return peri__fail(PERI_EINVAL, "%s: a group_assignment of %d x %d for the %d ranks of group '%s', allowed: each rank once", f,
+                          args->groups, args->replicas, group->size, group->name);
+    for (int32_t i = 0; i < group->size; i++) {
+        if (a[i] < 0 || a[i] >= group->size)
+            return peri__fail(PERI_EINVAL, "%s: rank %d in group_assignment, allowed: 0..%d", f, a[i], group->size - 1);
+        for (int32_t k = 0; k < i; k++)
+            if (a[k] == a[i]) return peri__fail(PERI_EINVAL, "%s: rank %d twice in group_assignment, allowed: each rank once", f, a[i]);
+        if (a[i] == group->rank) *row = a + i / args->replicas * args->replicas;
+    }
+    return PERI_OK;
+}
+
+peri_status peri_coll_tpu_all_to_all(peri_group *group, peri_tensor *input, const peri_tpu_all_to_all_args *args, peri_tensor **output,
+                                     peri_work **out)
+{
+    static const char f[] = "peri_coll_tpu_all_to_all";
+    char text[128];
+    int32_t n = args->split_count, split, concat;
+    const int32_t *row = NULL;
+    PERI_TRY(peri__group_check(f, group));
+    PERI_TRY(peri__check_tensor(f, "the input", input, -1, -1));
+    PERI_TRY(find_row(f, group, args, &row));
+    if (n != args->replicas)
+        return peri__fail(PERI_EINVAL, "%s: split_count is %d, allowed: the %d ranks of a row of group_assignment", f, n, args->replicas);
+    PERI_TRY(peri__dim(f, input, args->split_dimension, &split));
+    PERI_TRY(peri__dim(f, input, args->concat_dimension, &concat));
+    if (input->shape[split] % n != 0)
+        return peri__fail(PERI_EINVAL, "%s: dimension %d of the input %s does not divide by split_count %d", f, split,
+                          peri__tensor_text(input, text, sizeof text), n);
+    int64_t shape[PERI_MAX_DIMS];
+    memcpy(shape, input->shape, sizeof shape);
+    shape[split] /= n;
+    int64_t piece = shape[split], part = shape[concat];
+    shape[concat] *= n;
+    peri_tensor *result;
+    plan *p;
+    /* All ranks must agree on the shape and on who is where. */
+    uint64_t tag = peri__hash_mix(args->tag, (uint64_t)split << 32 | (uint64_t)concat);
+    for (int32_t d = 0; d < input->ndim; d++) tag = peri__hash_mix(tag, (uint64_t)input->shape[d]);
+    for (int32_t i = 0; i < group->size; i++) tag = peri__hash_mix(tag, (uint64_t)args->group_assignment[i]);
+    PERI_TRY(plan_new(group, input, (const int32_t[2]){1, 1}, tag, &p));
+    peri_status status = peri_tensor_new(p->device, p->dtype, input->ndim, shape, &result);
+    if (status < 0) {
+        plan_release(p);
+        return status;
+    }
+    plan_shape(&p->sides[0], 0, input->ndim, input->shape);
+    plan_shape(&p->sides[1], 0, input->ndim, shape);
+    for (int32_t k = 0; k < n; k++) {
+        plan_block(&p->sides[0], row[k], (block){.dim = split, .start = k * piece, .length = piece});
+        plan_block(&p->sides[1], row[k], (block){.dim = concat, .start = k * part, .length = part});
+    }
+    status = start(p, &input, &result, input->dtype == PERI_F32 || input->dtype == PERI_F64, out);
+    if (status < 0) peri_tensor_release(result);
+    else *output = result;
+    return status;
+}
