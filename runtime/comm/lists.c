@@ -358,7 +358,7 @@ peri_status peri_coll_all_to_all_list(peri_group *group, peri_tensor *const *out
     return start(p, inputs, outputs, recorded && real, out);
 }
 
-/* -- blocks along a dimension ------------------------------------------------------------------------------------------------------------ */
+/* -- blocks along a dimension ----------------------------------------------------------------------------------------------------- */
 
 /** Check that the assignment is a partition of the group, and find this rank's row. */
 static peri_status find_row(const char *f, const peri_group *group, const peri_tpu_all_to_all_args *args, const int32_t **row)
