@@ -124,7 +124,7 @@ needed: $(if $(wildcard $B/libperilune.a),,config)
 # Install what is missing (as root on Debian and Ubuntu), or say the one line that would; then look again.
 setup:
 	@$(if $(filter demo,$(SETUP_FOR)),sh runtime/gen/setup.sh --lists)
-	@$(if $(MISSING),sh runtime/gen/setup.sh $(MISSING); rm -f $(CONFIG) && $(MAKE) --no-print-directory config,:)
+	@$(if $(MISSING),sh runtime/gen/setup.sh $(MISSING); rm -f $(CONFIG)$(if $(wildcard $B/libperilune.a), && $(MAKE) --no-print-directory config),:)
 
 # -- compiling ----------------------------------------------------------------------------------------------------------------------
 

@@ -31,11 +31,12 @@ function M.log(out, first)
   }
 end
 
---- Loss and held-out AUC over steps, drawn by gnuplot.
+--- Loss and held-out AUC over steps, drawn by gnuplot. Returns whether there is a picture; one of an earlier run does not stay.
 local function picture(out, summary, points)
+  os.remove(out .. "/curve.png")
   if os.execute "command -v gnuplot >/dev/null 2>&1" ~= 0 then
     print "curve.png is left out: gnuplot is not installed"
-    return
+    return false
   end
   local plot = io.popen("gnuplot 2>/dev/null", "w")
   local auc = false
@@ -60,6 +61,7 @@ local function picture(out, summary, points)
     plot:write "e\n"
   end
   plot:close()
+  return true
 end
 
 local function row(name, r) print(("  %-22s %8.4f %8.4f %10.4f"):format(name, r.auc, r.ne, r.logloss)) end
@@ -71,12 +73,12 @@ function M.finish(out, summary, points)
   row("base rate", summary.baseline.base_rate)
   if summary.baseline.logistic_regression then row("logistic regression", summary.baseline.logistic_regression) end
   row("DLRM", summary)
-  picture(out, summary, points)
+  local drawn = picture(out, summary, points)
   local file = open(out .. "/summary.json")
   file:write(json.encode(summary, { indent = true, keyorder = SUMMARY_ORDER }), "\n")
   file:close()
-  print(("\n%s samples/s, %s in all; see %s/log.jsonl, curve.png, summary.json"):format(Progress.grouped(summary.samples_per_s),
-    Progress.duration(summary.seconds), out))
+  print(("\n%s samples/s, %s in all; see %s/log.jsonl, %ssummary.json"):format(Progress.grouped(summary.samples_per_s),
+    Progress.duration(summary.seconds), out, drawn and "curve.png, " or ""))
 end
 
 return M

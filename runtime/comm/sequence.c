@@ -172,7 +172,7 @@ peri_status peri_exchange_alltoall_sequence(peri_group *g, peri_tensor *input, c
     shape[1] = input->shape[1];
     a.shape = shape;
     a.alike = (uint64_t)shape[1];
-    peri_tensor *ordered;
+    peri_tensor *ordered = NULL;
     PERI_TRY(by_rank(f, g, input, s, &ordered));
     peri_status status = peri__flow_counts(g, &a.out, &a.in);
     if (status >= 0) {
