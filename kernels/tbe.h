@@ -27,8 +27,8 @@
 #include <perilune/base.h>
 
 #define PERI_KERNELS_TBE(X)                                                                                                           \
-    X(tbe_prepare) X(tbe_check) X(tbe_report) X(tbe_forward) X(tbe_weight_gradient) X(tbe_keys) X(radix_histogram) X(radix_scan)       \
-    X(radix_scatter) X(tbe_update) X(tbe_dense_update)
+    X(tbe_prepare) X(tbe_check) X(tbe_report) X(tbe_forward) X(tbe_weight_gradient) X(tbe_sort) X(tbe_keys) X(radix_histogram)        \
+    X(radix_scan) X(radix_scatter) X(tbe_update) X(tbe_dense_update)
 
 /* -- the stream ------------------------------------------------------------------------------------------------------------------ */
 
@@ -176,6 +176,19 @@ typedef struct peri_k_radix_args {
     int32_t shift, bits;
 } peri_k_radix_args;
 
+/** The same order in one kernel, table by table, for streams whose blocks stand in the order of their tables: keys in ascending order as of
+ *  tbe_keys and all passes, with items filled alike; but the invalid ids of a table (linear row total_rows) stand behind its own rows.
+ *  range: chunks; chunk c covers the tables whose first item lies in [c, c + 1) * n / chunks, n all items. */
+typedef struct peri_k_tbe_sort_args {
+    peri_k_tbe_stream stream;
+    uint64_t *keys, *room; /* n each; the result is in keys */
+    peri_k_tbe_item *items;
+    uint32_t *counts; /* chunks << PERI_K_TBE_SORT_BITS */
+    int64_t total_rows, chunks;
+    int32_t payload_bits;
+} peri_k_tbe_sort_args;
+enum { PERI_K_TBE_SORT_BITS = 13 };
+
 /* -- updating -------------------------------------------------------------------------------------------------------------------- */
 
 enum {
@@ -262,7 +275,8 @@ typedef struct peri_k_tbe_rows {
 /** Scratch of a chunk whose widest table has @cols columns, in f32. */
 enum { PERI_K_TBE_SCRATCH_ROWS = 5, PERI_K_TBE_SCRATCH_MORE = 64 }; /* rows of round16(cols), and a constant */
 
-/** sorted: keys in ascending order of linear row (ties in stream order), from tbe_keys. For each run of equal linear rows < total_rows:
+/** sorted: keys in ascending order of linear row (ties in stream order), from tbe_keys or tbe_sort. For each run of equal linear rows
+ *  < total_rows:
  *      in groups of 256 items, in order: group[d] = sum over the group of  grad[d] (no items array) or fma(item.scale, grad[d], .),
  *      each starting from its first term (grad[d], or scale * grad[d]);
  *      g[d] = first group, then + each further group in order

@@ -46,6 +46,112 @@ static void cpu_tbe_keys(const void *args, int64_t begin, int64_t end)
     }
 }
 
+/* -- table by table ------------------------------------------------------------------------------------------------------------------ */
+
+/** How the keys of one table are sorted: by rows of the table, 0..rows (invalid), in digits. */
+typedef struct tbe_digits {
+    int32_t passes, bits;
+} tbe_digits;
+
+static tbe_digits tbe_digits_of(int64_t rows, int64_t n)
+{
+    enum { MOST_BITS = 12 };
+    int32_t need = 64 - __builtin_clzll((uint64_t)rows | 1);
+    tbe_digits best = {0};
+    for (int64_t passes = 1, least = INT64_MAX; passes <= 6; passes++) {
+        int32_t bits = (int32_t)((need + passes - 1) / passes);
+        int64_t cost = passes * (n + ((int64_t)1 << bits));
+        if (bits > MOST_BITS || passes << bits > 1 << PERI_K_TBE_SORT_BITS || cost >= least) continue;
+        least = cost;
+        best = (tbe_digits){(int32_t)passes, bits};
+    }
+    return best;
+}
+
+/** Keys of block k, with rows of its own table; counts all digits. */
+TBE_INLINE uint64_t *tbe_sort_block(const peri_k_tbe_sort_args *a, int64_t k, tbe_digits digits, uint64_t *key, uint32_t *counts,
+                                    const bool factors, const int passes)
+{
+    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_block *b = &s->blocks[k];
+    const peri_k_tbe_table *t = &s->tables[b->table];
+    const int32_t bits = digits.bits, payload_bits = a->payload_bits;
+    const uint64_t mask = ((uint64_t)1 << bits) - 1, rows = (uint64_t)t->rows;
+    int64_t i = s->spans[k].first_id, end = i + tbe_items(s, k), p = s->spans[k].items;
+    for (int64_t j = 0; i < end; j++) {
+        int64_t from = i, past = j + 1 < b->bags ? tbe_bag_start(s, k, j + 1) : end;
+        if (past <= i) continue;
+        uint64_t grad = (uint64_t)(b->out_offset + j * b->out_stride);
+        float factor = factors ? tbe_factor(s, t, b->first_bag + j, past - from) : 1;
+        for (; i < past; i++, p++) {
+            uint64_t id = (uint64_t)tbe_id(s, i), row = id < rows ? id : rows;
+            *key++ = row << payload_bits | (factors ? (uint64_t)p : grad);
+            for (int d = 0; d < passes; d++) counts[(d << bits) + (row >> (d * bits) & mask)]++;
+            if (factors) a->items[p] = (peri_k_tbe_item){.grad = (int64_t)grad, .scale = s->weights ? s->weights[i] * factor : factor};
+        }
+    }
+    return key;
+}
+
+/** One pass; @add is added to every key on the way. */
+TBE_INLINE void tbe_sort_pass(const uint64_t *src, uint64_t *dst, int64_t n, uint32_t *counts, int32_t shift, uint64_t mask, uint64_t add)
+{
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t key = src[i];
+        dst[counts[key >> shift & mask]++] = key + add;
+    }
+}
+
+static void tbe_sort_table(const peri_k_tbe_sort_args *a, int64_t k, int64_t past, uint32_t *counts)
+{
+    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_table *t = &s->tables[s->blocks[k].table];
+    int64_t first = s->spans[k].items, n = s->spans[past].items - first;
+    tbe_digits digits = tbe_digits_of(t->rows, n);
+    uint64_t *src = digits.passes % 2 ? a->room + first : a->keys + first, *dst = digits.passes % 2 ? a->keys + first : a->room + first;
+    uint64_t *key = src, mask = ((uint64_t)1 << digits.bits) - 1;
+    memset(counts, 0, sizeof *counts * (size_t)((int64_t)digits.passes << digits.bits));
+    for (; k < past; k++) {
+        if (digits.passes == 2) {
+            key = a->items ? tbe_sort_block(a, k, digits, key, counts, true, 2) : tbe_sort_block(a, k, digits, key, counts, false, 2);
+        } else {
+            key = a->items ? tbe_sort_block(a, k, digits, key, counts, true, digits.passes)
+                           : tbe_sort_block(a, k, digits, key, counts, false, digits.passes);
+        }
+    }
+    for (int32_t d = 0; d < digits.passes; d++) {
+        uint32_t sum = 0, *count = counts + ((int64_t)d << digits.bits);
+        for (uint64_t v = 0; v <= mask; v++) {
+            uint32_t c = count[v];
+            count[v] = sum;
+            sum += c;
+        }
+        uint64_t add = d + 1 == digits.passes ? (uint64_t)t->first_row << a->payload_bits : 0;
+        tbe_sort_pass(src, dst, n, count, a->payload_bits + d * digits.bits, mask, add);
+        uint64_t *other = src;
+        src = dst;
+        dst = other;
+    }
+    uint64_t invalid = (uint64_t)(t->first_row + t->rows), payload = ((uint64_t)1 << a->payload_bits) - 1;
+    for (int64_t i = n; i > 0 && src[i - 1] >> a->payload_bits == invalid; i--)
+        src[i - 1] = (uint64_t)a->total_rows << a->payload_bits | (src[i - 1] & payload);
+}
+
+static void cpu_tbe_sort(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_tbe_sort_args *a = args;
+    const peri_k_tbe_stream *s = &a->stream;
+    int64_t n = s->spans[s->n_blocks].items, from = tbe_part(n, begin, a->chunks), to = tbe_part(n, end, a->chunks);
+    for (int64_t k = 0, past; k < s->n_blocks; k = past) {
+        for (past = k + 1; past < s->n_blocks && s->blocks[past].table == s->blocks[k].table; past++) {
+        }
+        if (s->spans[k].items < from || s->spans[k].items >= to || s->spans[past].items == s->spans[k].items) continue;
+        tbe_sort_table(a, k, past, a->counts + (begin << PERI_K_TBE_SORT_BITS));
+    }
+}
+
+/* -- all tables at once ---------------------------------------------------------------------------------------------------------------- */
+
 static void cpu_radix_histogram(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_radix_args *a = args;

@@ -52,10 +52,7 @@ TBE_INLINE void tbe_update_ahead(tbe_updater *u, const int kind)
     uint64_t linear = a->sorted[u->ahead] >> a->payload_bits;
     const float *g = tbe_gradient_row(u, u->ahead++, &scale);
     if (linear != u->ahead_row) {
-        if (linear >= (uint64_t)a->rows.total_rows) {
-            u->ahead = u->n; /* only invalid ids from here on */
-            return;
-        }
+        if (linear >= (uint64_t)a->rows.total_rows) return;
         u->ahead_row = linear;
         if (linear >= (uint64_t)(u->ahead_table->first_row + u->ahead_table->rows))
             tbe_update_enter(u, tbe_table_of(u->ahead_table, linear));
@@ -179,7 +176,12 @@ TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, 
     for (int i = 0; i < AHEAD; i++) tbe_update_ahead(&u, kind);
     for (int64_t past; e < last; e = past, runs++) {
         uint64_t linear = a->sorted[e] >> a->payload_bits;
-        if (linear >= (uint64_t)a->rows.total_rows) break;
+        if (linear >= (uint64_t)a->rows.total_rows) {
+            past = e + 1;
+            runs--;
+            tbe_update_ahead(&u, kind);
+            continue;
+        }
         for (past = e + 1; past < u.n && a->sorted[past] >> a->payload_bits == linear; past++) {
         }
         t = tbe_table_of(t, linear);

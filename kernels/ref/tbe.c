@@ -215,4 +215,42 @@ static void ref_tbe_keys(const void *args, int64_t begin, int64_t end)
                         begin, end);
 }
 
+/** Items of blocks [k, past), which share a table, in order of their rows: keys in `keys`, by way of `room`. */
+static void ref_tbe_sort_table(const peri_k_tbe_sort_args *a, int64_t k, int64_t past)
+{
+    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_table *t = &s->tables[s->blocks[k].table];
+    int64_t first = s->spans[k].items, n = s->spans[past].items - first;
+    uint64_t *keys = a->keys + first, *room = a->room + first;
+    for (int64_t p = first; k < past; k++)
+        for (int64_t i = s->spans[k].first_id, end = i + tbe_items(s, k); i < end; i++, p++) {
+            const peri_k_tbe_block *b = &s->blocks[k];
+            int64_t id = tbe_id(s, i), j = tbe_bag_of(s, k, i), grad = b->out_offset + j * b->out_stride;
+            uint64_t row = (uint64_t)(id >= 0 && id < t->rows ? t->first_row + id : a->total_rows);
+            keys[p - first] = row << a->payload_bits | (uint64_t)(a->items ? p : grad);
+            if (!a->items) continue;
+            float factor = tbe_factor(s, t, b->first_bag + j, tbe_bag_start(s, k, j + 1) - tbe_bag_start(s, k, j));
+            a->items[p] = (peri_k_tbe_item){.grad = grad, .scale = s->weights ? s->weights[i] * factor : factor};
+        }
+    for (int32_t shift = a->payload_bits; shift < 64; shift += 8) {
+        int64_t at[257] = {0};
+        for (int64_t i = 0; i < n; i++) at[(keys[i] >> shift & 255) + 1]++;
+        for (int d = 0; d < 256; d++) at[d + 1] += at[d];
+        for (int64_t i = 0; i < n; i++) room[at[keys[i] >> shift & 255]++] = keys[i];
+        memcpy(keys, room, sizeof *keys * (size_t)n);
+    }
+}
+
+static void ref_tbe_sort(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_tbe_sort_args *a = args;
+    const peri_k_tbe_stream *s = &a->stream;
+    int64_t n = s->spans[s->n_blocks].items, from = tbe_part(n, begin, a->chunks), to = tbe_part(n, end, a->chunks);
+    for (int64_t k = 0, past; k < s->n_blocks; k = past) {
+        for (past = k + 1; past < s->n_blocks && s->blocks[past].table == s->blocks[k].table; past++) {
+        }
+        if (s->spans[k].items >= from && s->spans[k].items < to) ref_tbe_sort_table(a, k, past);
+    }
+}
+
 #include "tbe_update.c"

@@ -209,7 +209,7 @@ static void ref_tbe_update(const void *args, int64_t begin, int64_t end)
         uint64_t linear = a->sorted[e] >> a->payload_bits;
         for (past = e + 1; past < n && a->sorted[past] >> a->payload_bits == linear; past++) {
         }
-        if (linear >= (uint64_t)rows->total_rows) break;
+        if (linear >= (uint64_t)rows->total_rows) continue;
         if (e > 0 && a->sorted[e - 1] >> a->payload_bits == linear) continue; /* the run began in an earlier chunk */
         while ((uint64_t)(rows->tables[table].first_row + rows->tables[table].rows) <= linear) table++;
         const peri_k_tbe_table *t = &rows->tables[table];

@@ -55,8 +55,10 @@ struct peri_tbe_blocks {
     int64_t covered;      /* elements written */
     int64_t multiplicity; /* most blocks that share a bag: items <= multiplicity * ids */
     int64_t width;        /* mean columns of the blocks, weighted by bags */
+    int64_t largest;      /* most bags that look into one table */
     bool mean;            /* some table pools by MEAN */
-    peri_k_tbe_block block[];
+    bool ordered;         /* they stand in the order of their tables */
+    peri_k_tbe_block block[]; /* n; unless `ordered`, n more: the same in the order of their tables, otherwise as they stood */
 };
 
 typedef struct peri__tbe_table {
@@ -136,6 +138,8 @@ peri_status peri__tbe_checked_forward(const char *function, peri_tbe *tbe, const
 peri_status peri__tbe_input_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *input);
 /** The kernels' view of an input; uploads the block list if it is not there yet and queues tbe_prepare. */
 peri_status peri__tbe_stream(peri_tbe *tbe, const peri_tbe_input *input, bool count, peri_k_tbe_stream *out);
+/** Turn it into the same blocks in the order of their tables; the view before is of no use any more. */
+peri_status peri__tbe_stream_order(peri_tbe *tbe, const peri_tbe_input *input, peri_k_tbe_stream *stream);
 /** Chunks of a lookup's work, and how many of them are worth a thread. */
 void peri__tbe_chunks(const peri_tbe_input *input, int64_t *chunks, int64_t *grain);
 /** The kernels' view of the tables. */

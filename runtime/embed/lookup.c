@@ -44,6 +44,34 @@ static peri_status count_sharing(peri_tbe_blocks *b)
     return PERI_OK;
 }
 
+static int by_table(const void *a, const void *b)
+{
+    const edge *x = a, *y = b; /* table, place */
+    if (x->bag != y->bag) return x->bag < y->bag ? -1 : 1;
+    return x->delta < y->delta ? -1 : x->delta > y->delta;
+}
+
+/** The second half of b->block, and `ordered` and `largest`. */
+static peri_status order_by_table(peri_tbe_blocks *b)
+{
+    edge *places = peri__alloc(sizeof *places * (size_t)peri__max(b->n, 1));
+    if (!places) return PERI_ENOMEM;
+    b->ordered = true;
+    for (int64_t k = 0; k < b->n; k++) {
+        places[k] = (edge){b->block[k].table, k};
+        b->ordered = b->ordered && (k == 0 || b->block[k].table >= b->block[k - 1].table);
+    }
+    qsort(places, (size_t)b->n, sizeof *places, by_table);
+    int64_t bags = 0;
+    for (int64_t k = 0; k < b->n; k++) {
+        bags = (k > 0 && places[k].bag == places[k - 1].bag ? bags : 0) + b->block[places[k].delta].bags;
+        b->largest = peri__max(b->largest, bags);
+        b->block[b->n + k] = b->block[places[k].delta];
+    }
+    peri__free(places);
+    return PERI_OK;
+}
+
 static peri_status check_block(const peri_tbe *tbe, const peri_tbe_block *b, int64_t k)
 {
     if (b->table < 0 || b->table >= tbe->n_tables)
@@ -72,7 +100,7 @@ peri_status peri_tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *block
     static atomic_uint_least64_t serial;
     if (n < 0 || n > INT32_MAX || (n && !blocks)) return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: %lld blocks", (long long)n);
     for (int64_t k = 0; k < n; k++) PERI_TRY(check_block(tbe, &blocks[k], k));
-    peri_tbe_blocks *b = peri__alloc_zero(sizeof *b + sizeof *b->block * (size_t)n);
+    peri_tbe_blocks *b = peri__alloc_zero(sizeof *b + 2 * sizeof *b->block * (size_t)n);
     if (!b) return PERI_ENOMEM;
     peri__refs_init(&b->refs);
     b->serial = atomic_fetch_add(&serial, 1) + 1;
@@ -91,6 +119,7 @@ peri_status peri_tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *block
     }
     b->width = b->total_bags ? peri__ceil_div(b->covered, b->total_bags) : 1;
     peri_status status = count_sharing(b);
+    if (status >= 0) status = order_by_table(b);
     if (status < 0) {
         peri__free(b);
         return status;
@@ -154,7 +183,7 @@ peri_status peri__tbe_stream(peri_tbe *tbe, const peri_tbe_input *in, bool count
 {
     const peri_tbe_blocks *b = in->blocks;
     void *blocks, *spans;
-    int64_t bytes = (int64_t)sizeof *b->block * b->n, n_ids = peri__numel(in->ids);
+    int64_t bytes = (int64_t)sizeof *b->block * b->n * (b->ordered ? 1 : 2), n_ids = peri__numel(in->ids);
     PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_BLOCKS, PERI_U8, bytes, &blocks));
     PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_SPANS, PERI_U8, (int64_t)sizeof(peri_k_tbe_span) * (b->n + 1), &spans));
     if (tbe->uploaded != b->serial) {
@@ -177,6 +206,14 @@ peri_status peri__tbe_stream(peri_tbe *tbe, const peri_tbe_input *in, bool count
                                .ids_dtype = in->ids->dtype,
                                .offsets_dtype = in->offsets->dtype};
     peri_k_tbe_prepare_args args = {.stream = *out, .totals = count ? peri__data(tbe->counters) : NULL};
+    return PERI_LAUNCH(tbe->device, tbe_prepare, &args, 1, 1);
+}
+
+peri_status peri__tbe_stream_order(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe_stream *stream)
+{
+    if (in->blocks->ordered) return PERI_OK;
+    stream->blocks += in->blocks->n;
+    peri_k_tbe_prepare_args args = {.stream = *stream};
     return PERI_LAUNCH(tbe->device, tbe_prepare, &args, 1, 1);
 }
 

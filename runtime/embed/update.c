@@ -47,17 +47,12 @@ static peri_status sort_planned(const peri_tbe *tbe, const peri_tbe_input *in, b
     return PERI_OK;
 }
 
-/** Queue the sort of the stream's items; *sorted gets the keys in order, *list the items (NULL where factors are all 1). */
-static peri_status sort_items(peri_tbe *tbe, const peri_tbe_input *in, const peri_k_tbe_stream *stream, sort_plan *plan,
-                              const uint64_t **sorted, const peri_k_tbe_item **list)
+/** All tables at once, in passes that all threads share. */
+static peri_status sort_together(peri_tbe *tbe, const peri_k_tbe_stream *stream, const sort_plan *plan, uint64_t *a, uint64_t *b,
+                                 peri_k_tbe_item *items, const uint64_t **sorted)
 {
-    bool factors = in->weights || in->scale || in->blocks->mean;
-    PERI_TRY(sort_planned(tbe, in, factors, plan));
-    void *a, *b, *items = NULL, *digits;
-    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_KEYS_A, PERI_I64, plan->most, &a));
-    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_KEYS_B, PERI_I64, plan->most, &b));
+    void *digits;
     PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_DIGITS, PERI_I32, plan->chunks << plan->bits, &digits));
-    if (factors) PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_ITEMS, PERI_U8, (int64_t)sizeof(peri_k_tbe_item) * plan->most, &items));
     peri_k_tbe_keys_args keys = {.stream = *stream,
                                  .keys = a,
                                  .items = items,
@@ -81,8 +76,45 @@ static peri_status sort_items(peri_tbe *tbe, const peri_tbe_input *in, const per
         pass.shift += plan->bits;
     }
     *sorted = pass.src;
-    *list = items;
     return PERI_OK;
+}
+
+/** Table by table, each in one thread's cache. */
+static peri_status sort_apart(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe_stream *stream, const sort_plan *plan, uint64_t *a,
+                              uint64_t *b, peri_k_tbe_item *items)
+{
+    enum { CHUNK_ITEMS = 1 << 11, THREAD_CHUNKS = 4 };
+    int64_t chunks = peri__max(1, peri__min((int64_t)peri_threads() * THREAD_CHUNKS, plan->most / CHUNK_ITEMS));
+    void *digits;
+    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_DIGITS, PERI_I32, chunks << PERI_K_TBE_SORT_BITS, &digits));
+    PERI_TRY(peri__tbe_stream_order(tbe, in, stream));
+    peri_k_tbe_sort_args sort = {.stream = *stream,
+                                 .keys = a,
+                                 .room = b,
+                                 .items = items,
+                                 .counts = digits,
+                                 .total_rows = tbe->total_rows,
+                                 .chunks = chunks,
+                                 .payload_bits = plan->payload_bits};
+    return PERI_LAUNCH(tbe->device, tbe_sort, &sort, chunks, THREAD_CHUNKS);
+}
+
+/** Queue the sort of the stream's items; *sorted gets the keys in order, *list the items (NULL where factors are all 1). May reorder the
+ *  stream. */
+static peri_status sort_items(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe_stream *stream, sort_plan *plan,
+                              const uint64_t **sorted, const peri_k_tbe_item **list)
+{
+    bool factors = in->weights || in->scale || in->blocks->mean;
+    PERI_TRY(sort_planned(tbe, in, factors, plan));
+    void *a, *b, *items = NULL;
+    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_KEYS_A, PERI_I64, plan->most, &a));
+    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_KEYS_B, PERI_I64, plan->most, &b));
+    if (factors) PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_ITEMS, PERI_U8, (int64_t)sizeof(peri_k_tbe_item) * plan->most, &items));
+    *list = items;
+    *sorted = a;
+    /* Tables apart, unless one of them would keep the other threads waiting. */
+    if (in->blocks->largest * peri_threads() <= 2 * in->blocks->total_bags) return sort_apart(tbe, in, stream, plan, a, b, items);
+    return sort_together(tbe, stream, plan, a, b, items, sorted);
 }
 
 /* -- updates --------------------------------------------------------------------------------------------------------------------- */
@@ -157,7 +189,7 @@ static peri_status scratch_of(peri_tbe *tbe, int64_t chunks, float **scratch, in
 }
 
 /** Sum gradients by row and hand them to the optimizer, or, with @dense, store them there. */
-static peri_status update(peri_tbe *tbe, const peri_tbe_input *in, const peri_k_tbe_stream *stream, peri_tensor *grad, peri_tensor *dense)
+static peri_status update(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe_stream *stream, peri_tensor *grad, peri_tensor *dense)
 {
     sort_plan plan = {0};
     int64_t grain;

@@ -245,6 +245,56 @@ static const uint64_t *sort(const tbe_data *d, const peri_kernels *k, const peri
     return pass.src;
 }
 
+/** Sort and update by tbe_sort, with the blocks in the order of their tables, as SGD; the weights afterwards. */
+static float *apart(const tbe_data *d, const peri_kernels *k, int split, int64_t chunks, const float *weight, const float *grad)
+{
+    tbe_data e = *d;
+    int64_t n = 0, updated = 0, stride = PERI_K_TBE_SCRATCH_ROWS * ((d->max_cols + 15) / 16 * 16) + PERI_K_TBE_SCRATCH_MORE;
+    e.blocks = tbe_room((int64_t)sizeof *e.blocks * d->n_blocks);
+    for (int32_t t = 0; t < d->n_tables; t++)
+        for (int64_t b = 0; b < d->n_blocks; b++)
+            if (d->blocks[b].table == t) e.blocks[n++] = d->blocks[b];
+    peri_k_tbe_span *spans = tbe_room((int64_t)sizeof *spans * (d->n_blocks + 1));
+    bool factors = d->weights || d->scale || d->c->mean;
+    int32_t key_bits = 1;
+    while (d->total_rows >> key_bits) key_bits++;
+    peri_k_tbe_sort_args sort = {.stream = stream_of(&e, spans),
+                                 .keys = tbe_room(8 * d->items),
+                                 .room = tbe_room(8 * d->items),
+                                 .items = factors ? tbe_room((int64_t)sizeof *sort.items * d->items) : NULL,
+                                 .counts = tbe_room((chunks * 4) << PERI_K_TBE_SORT_BITS),
+                                 .total_rows = d->total_rows,
+                                 .chunks = chunks,
+                                 .payload_bits = 64 - key_bits};
+    run(k, PERI_K_tbe_sort, &sort, chunks, split);
+    for (int64_t i = 1; i < spans[d->n_blocks].items; i++) { /* in order, but for invalid ids */
+        uint64_t before = sort.keys[i - 1] >> sort.payload_bits, here = sort.keys[i] >> sort.payload_bits;
+        assert_true(before <= here || before == (uint64_t)d->total_rows);
+    }
+    float *result = weights_of(weight, d->total_elements, PERI_F32), *scratch = tbe_room(4 * chunks * stride);
+    peri_k_tbe_update_args args = {.rows = {.tables = d->tables, .n_tables = d->n_tables, .total_rows = d->total_rows, .weight = result,
+                                            .weight_dtype = PERI_F32},
+                                   .optimizer = optimizer_of(&variants[1]),
+                                   .sorted = sort.keys,
+                                   .n = &spans[d->n_blocks].items,
+                                   .items = sort.items,
+                                   .grad = grad,
+                                   .scratch = scratch,
+                                   .scratch_stride = stride,
+                                   .chunks = chunks,
+                                   .updated = &updated,
+                                   .payload_bits = sort.payload_bits};
+    run(k, PERI_K_tbe_update, &args, chunks, split);
+    free(scratch);
+    free(sort.keys);
+    free(sort.room);
+    free(sort.items);
+    free(sort.counts);
+    free(spans);
+    free(e.blocks);
+    return result;
+}
+
 static results compute(const tbe_data *d, const peri_kernels *k, int split, int64_t chunks, const float *weight, const float *grad)
 {
     results r = {.report = {.first_item = INT64_MAX, .first_bag = INT64_MAX}};
@@ -313,6 +363,12 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
                                        .payload_bits = payload_bits};
         run(k, PERI_K_tbe_update, &args, chunks, split);
         if (v->kind == PERI_K_OPTIM_NONE) continue;
+        if (o == 1) {
+            bool sane = r.report.bad_bags == 0; /* nonsense has an order of its own */
+            float *again = apart(d, k, split, chunks, weight, grad);
+            if (sane) assert_same(d->c->name, k->isa, "table by table", r.weight[o], again, d->total_elements);
+            free(again);
+        }
         peri_k_tbe_dense_update_args again = {.rows = rows, .optimizer = optimizer_of(v), .dense = r.dense, .touched = r.touched,
                                               .scratch = scratch, .scratch_stride = stride, .chunks = chunks};
         run(k, PERI_K_tbe_dense_update, &again, chunks, split);
