@@ -126,6 +126,11 @@ function DistributedModelParallel:set_fused_learning_rate(learning_rate)
   for _, sharded in ipairs(self.sharded) do sharded:set_learning_rate(learning_rate) end
 end
 
+--- Write the changed rows of this rank's tables in files.
+function DistributedModelParallel:flush()
+  for _, sharded in ipairs(self.sharded) do sharded:flush() end
+end
+
 function DistributedModelParallel:zero_grad()
   for _, p in ipairs(self._replicated) do p:set_grad(nil) end
   for _, p in ipairs(self._own) do p:set_grad(nil) end

@@ -406,6 +406,18 @@ peri_status peri_tbe_state(peri_tbe *tbe, int64_t table, const char *name, peri_
     return state_view("peri_tbe_state", tbe, table, name, out);
 }
 
+int32_t peri_tbe_state_shape(const peri_tbe *tbe, int64_t table, const char *name, int64_t *shape)
+{
+    int32_t i;
+    peri_k_cache_part part[PERI_CACHE_PARTS];
+    PERI_TRY(check_table_index("peri_tbe_state_shape", tbe, table));
+    PERI_TRY(state_index("peri_tbe_state_shape", tbe, table, name, &i));
+    peri__tbe_parts(tbe, part);
+    shape[0] = tbe->tables[table].config.rows;
+    shape[1] = tbe->layout[table].cols;
+    return part[i].row ? 1 : 2;
+}
+
 peri_status peri_tbe_leaf(peri_tbe *tbe, int64_t table, peri_tensor **out)
 {
     PERI_TRY(check_table_index("peri_tbe_leaf", tbe, table));

@@ -35,6 +35,9 @@ static peri_status check_config(const peri_sharded_ebc_config *c)
         if (table->compute_kernel == PERI_KERNEL_FUSED && (table->optimizer < 0 || table->optimizer >= c->n_optimizers))
             return peri__fail(PERI_EINVAL, "%s: table '%s': optimizer number %d, allowed: 0..%d", f, table->name, table->optimizer,
                               c->n_optimizers - 1);
+        if (table->cache && (table->compute_kernel != PERI_KERNEL_FUSED || table->sharding_type == PERI_DATA_PARALLEL))
+            return peri__fail(PERI_EINVAL, "%s: table '%s': a cache is for fused shards; replicas and dense tables stay in memory", f,
+                              table->name);
     }
     return PERI_OK;
 }
@@ -127,14 +130,14 @@ static uint64_t identity_of(const peri_sharded_ebc *e, const peri_sharded_ebc_co
 /** The group of a table, found or appended; -1: no memory. */
 static int32_t group_of(peri_sharded_ebc *e, const peri_sharded_table *table, bool replica)
 {
-    bool dense = table->compute_kernel == PERI_KERNEL_DENSE;
+    bool dense = table->compute_kernel == PERI_KERNEL_DENSE, cached = table->cache != NULL;
     int32_t optimizer = dense ? -1 : table->optimizer;
     for (int32_t g = 0; g < e->n_groups; g++)
-        if (e->groups[g].optimizer == optimizer && e->groups[g].replica == replica) return g;
+        if (e->groups[g].optimizer == optimizer && e->groups[g].replica == replica && e->groups[g].cached == cached) return g;
     peri__group_of_tables *more = peri__realloc(e->groups, sizeof *more * (size_t)(e->n_groups + 1));
     if (!more) return -1;
     e->groups = more;
-    e->groups[e->n_groups] = (peri__group_of_tables){.optimizer = optimizer, .dense = dense, .replica = replica};
+    e->groups[e->n_groups] = (peri__group_of_tables){.optimizer = optimizer, .dense = dense, .replica = replica, .cached = cached};
     return e->n_groups++;
 }
 
@@ -163,7 +166,12 @@ static peri_shard shard_of(const peri_sharded_ebc *e, const peri__group_of_table
 static peri_status make_tbe(peri_sharded_ebc *e, const peri_sharded_ebc_config *c, peri__group_of_tables *g)
 {
     peri_table_config *tables = peri__alloc_zero(sizeof *tables * (size_t)g->n_tables);
-    if (!tables) return PERI_ENOMEM;
+    peri_cache_params *caches = peri__alloc_zero(sizeof *caches * (size_t)g->n_tables);
+    if (!tables || !caches) {
+        peri__free(tables);
+        peri__free(caches);
+        return PERI_ENOMEM;
+    }
     for (int32_t i = 0; i < g->n_tables; i++) {
         const peri_sharded_table *from = &c->tables[g->slots_table[i]];
         peri_shard shard = shard_of(e, g, i);
@@ -171,14 +179,17 @@ static peri_status make_tbe(peri_sharded_ebc *e, const peri_sharded_ebc_config *
                                         .col_offset = shard.col_offset, .total_rows = from->rows, .total_cols = from->cols,
                                         .pooling = PERI_POOLING_SUM, .init = from->init,
                                         .init_a = from->init_a, .init_b = from->init_b};
+        if (g->cached) caches[i] = *from->cache;
     }
     peri_tbe_config config = {.device = c->device, .dtype = PERI_F32, .bounds_check = PERI_BOUNDS_NONE, .n_tables = g->n_tables,
-                              .tables = tables, .n_features = c->n_features, .features = c->features, .seed = c->seed};
+                              .tables = tables, .n_features = c->n_features, .features = c->features, .seed = c->seed,
+                              .caches = g->cached ? caches : NULL};
     peri_status status = PERI_OK;
     if (g->dense) status = peri_tbe_optimizer_default(PERI_TBE_NONE, &config.optimizer);
     else config.optimizer = c->optimizers[g->optimizer];
     if (status >= 0) status = peri_tbe_new(&config, &g->tbe);
     peri__free(tables);
+    peri__free(caches);
     PERI_TRY(status);
     if (!g->dense) return PERI_OK;
     g->leaves = peri__alloc_zero(sizeof *g->leaves * (size_t)g->n_tables);
@@ -293,6 +304,12 @@ peri_status peri_sharded_ebc_learning_rate_set(peri_sharded_ebc *e, int32_t opti
         return peri__fail(PERI_ERANGE, "peri_sharded_ebc_learning_rate_set: optimizer %d, allowed: 0..%d", optimizer, e->n_optimizers - 1);
     for (int32_t g = 0; g < e->n_groups; g++)
         if (e->groups[g].optimizer == optimizer) PERI_TRY(peri_tbe_learning_rate_set(e->groups[g].tbe, learning_rate));
+    return PERI_OK;
+}
+
+peri_status peri_sharded_ebc_flush(peri_sharded_ebc *e)
+{
+    for (int32_t g = 0; g < e->n_groups; g++) PERI_TRY(peri_tbe_flush(e->groups[g].tbe));
     return PERI_OK;
 }
 

@@ -12,7 +12,7 @@
 typedef struct peri__group_of_tables {
     peri_tbe *tbe;
     int32_t optimizer; /* index into the configuration's; -1 for dense */
-    bool dense, replica;
+    bool dense, replica, cached;
     int32_t n_tables;
     int32_t *slots_table; /* n_tables: module table */
     int32_t *slots_shard; /* n_tables: shard of it; -1: the whole */

@@ -282,6 +282,21 @@ static peri_status look_up(output_dist *o)
     return recording ? record_lookup(b, o->buffer) : PERI_OK;
 }
 
+peri_status peri_sharded_ebc_prefetch(peri_sharded_ebc *e, peri_work *dist)
+{
+    static const char *const f = "peri_sharded_ebc_prefetch";
+    peri__input_dist *d = (peri__input_dist *)dist;
+    if (dist->vtab != &peri__input_dist_vtab || d->ebc != e)
+        return peri__fail(PERI_EINVAL, "%s: this work is not an input_dist of this module", f);
+    if (dist->status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the input_dist is not complete; wait for it", f);
+    if (d->used) return peri__fail(PERI_EINVAL, "%s: this input_dist was already used", f);
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        peri_tbe_input input = {.ids = d->received[1], .offsets = d->offsets, .weights = d->received[2], .blocks = d->layout->blocks[g]};
+        if (e->groups[g].cached) PERI_TRY(peri_tbe_prefetch(e->groups[g].tbe, &input));
+    }
+    return PERI_OK;
+}
+
 peri_status peri_sharded_ebc_compute_and_output_dist(peri_sharded_ebc *e, peri_work *dist, peri_work **out)
 {
     static const char *const f = "peri_sharded_ebc_compute_and_output_dist";

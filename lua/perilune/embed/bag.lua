@@ -122,8 +122,10 @@ local function make(self)
   for i, t in ipairs(self.tables) do
     local name = "embedding_bags." .. t.name .. ".weight"
     local list = self.fused_params and buffers or parameters
-    list[i] = name
-    rawset(self, name, self.fused_params and batch:state(i) or batch:leaf(i))
+    if not batch:is_cached() then -- rows in files are no tensors
+      list[i] = name
+      rawset(self, name, self.fused_params and batch:state(i) or batch:leaf(i))
+    end
   end
   rawset(self, "_parameters", parameters)
   rawset(self, "_buffers", buffers)
@@ -233,6 +235,22 @@ function EmbeddingBagCollection:forward(features)
   return KeyedTensor.wrap(kt_out[0])
 end
 
+--- Bring the rows of a later batch from files into memory, in the background (fused_params.cache_params). The batch must not change until
+--- it is looked up. Nothing to do for tables in memory and for variable batches.
+function EmbeddingBagCollection:prefetch(features)
+  local kjt = kjt_ptr(features)
+  C.peri_kjt_describe(kjt, desc)
+  if desc.variable_stride or not self:materialise():is_cached() then return end
+  local stride, keys = tonumber(desc.stride), C.peri_kjt_keys(kjt)
+  if stride ~= self._seen_stride or self._seen_keys.ptr ~= keys then prepare(self, keys, stride) end
+  self._tbe:prefetch(features:values(), features:offsets(), self._blocks)
+end
+
+--- Write changed rows of tables in files; afterwards the files are whole.
+function EmbeddingBagCollection:flush()
+  if self._tbe then self._tbe:flush() end
+end
+
 -- -- looking ---------------------------------------------------------------------------------------------------------------------------
 
 --- The tables' configurations, in order.
@@ -256,6 +274,18 @@ end
 --- A live view of a table's weights, or of another state of its optimizer ("momentum1", ...).
 function EmbeddingBagCollection:weight(name) return self:table_state(name, "weight") end
 function EmbeddingBagCollection:table_state(name, which) return self:materialise():state(table_index(self, name), which) end
+
+--- Counts of a table's cache (nil for tables in memory).
+function EmbeddingBagCollection:cache_statistics(name) return self:materialise():cache_statistics(table_index(self, name)) end
+
+--- Rows [row, row + n) of a table's weights or state: a view, or a copy where the rows are in a file.
+function EmbeddingBagCollection:table_rows(name, which, row, n)
+  local batch, i = self:materialise(), table_index(self, name)
+  if not batch:is_cached() then return batch:state(i, which):slice(1, row, row + n) end
+  local shape = batch:state_shape(i, which)
+  shape[1] = n
+  return batch:read(i, which, row, Tensor.empty(shape, "f32", self.device or nil))
+end
 
 --- Learning rate of the fused optimizer from now on.
 function EmbeddingBagCollection:set_learning_rate(rate) self:materialise():set_learning_rate(rate) end

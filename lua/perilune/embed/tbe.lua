@@ -147,6 +147,11 @@ function methods:read(t, name, row, result)
   return result
 end
 function methods:write(t, name, row, source) check(C.peri_tbe_write(ptr(self), t - 1, name, row, Tensor.ptr(source))) end
+--- Shape of the state `name` of table t (from 1): { rows, cols } or { rows }.
+function methods:state_shape(t, name)
+  local n = check(C.peri_tbe_state_shape(ptr(self), t - 1, name, dims))
+  return { tonumber(dims[0]), n == 2 and tonumber(dims[1]) or nil }
+end
 --- Names of the states that the optimizer keeps, "weight" first.
 function methods:state_names()
   local names, i = {}, 0
@@ -181,10 +186,13 @@ local cache_counts = {
   "rows_written", "bytes_read", "bytes_written",
 }
 --- Counts of the cache of table t (from 1), or of all tables together; nil for tables in memory. `io` says how files are read.
-function methods:cache_statistics(t)
-  local io = C.peri_tbe_cache_io(ptr(self))
+function methods:cache_statistics(t) return M.cache_statistics_of(ptr(self), (t or 0) - 1) end
+
+--- The same for a peri_tbe * and a table from 0, or -1.
+function M.cache_statistics_of(tbe, t)
+  local io = C.peri_tbe_cache_io(tbe)
   if io == nil then return nil end
-  check(C.peri_tbe_cache_statistics(ptr(self), (t or 0) - 1, cache_stats))
+  check(C.peri_tbe_cache_statistics(tbe, t, cache_stats))
   local result = { io = ffi.string(io) }
   for _, name in ipairs(cache_counts) do result[name] = tonumber(cache_stats[name]) end
   return result

@@ -4,7 +4,8 @@ local util = require "perilune.util"
 local types = require "perilune.plan.types"
 
 local M = {}
-for _, name in ipairs { "ShardingType", "EmbeddingComputeKernel", "ParameterSharding", "EmbeddingModuleShardingPlan", "ShardingPlan",
+for _, name in ipairs { "ShardingType", "EmbeddingComputeKernel", "CacheParams", "CacheAlgorithm",
+  "ParameterSharding", "EmbeddingModuleShardingPlan", "ShardingPlan",
   "table_wise", "row_wise", "column_wise", "data_parallel" } do
   M[name] = types[name]
 end

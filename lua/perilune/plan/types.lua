@@ -12,6 +12,7 @@
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local embed = require "perilune.embed.config"
 local C = P.C
 
 local M = {}
@@ -25,9 +26,12 @@ local type_codes = {}
 for code = 0, C.PERI_SHARDING_TYPE_COUNT - 1 do type_codes[ffi.string(C.peri_sharding_type_name(code))] = code end
 M.type_codes = type_codes
 
---- dense: gradients go to an optimizer outside; fused: the optimizer runs in the backward of the lookup.
-M.EmbeddingComputeKernel = { DENSE = "dense", FUSED = "fused" }
-local kernels = { "dense", "fused" }
+--- dense: gradients go to an optimizer outside; fused: the optimizer runs in the backward of the lookup; fused_uvm: the same, in host
+--- memory, which on a CPU is where all tables are; fused_uvm_caching: the same for tables larger than memory, in a file with a cache of its
+--- rows in memory (cache_params).
+M.EmbeddingComputeKernel = { DENSE = "dense", FUSED = "fused", FUSED_UVM = "fused_uvm", FUSED_UVM_CACHING = "fused_uvm_caching" }
+local kernels = { "dense", "fused", "fused_uvm", "fused_uvm_caching" }
+M.CacheParams, M.CacheAlgorithm = embed.CacheParams, embed.CacheAlgorithm
 
 local function fail(format, ...) P.fail(format:format(...)) end
 
@@ -35,7 +39,8 @@ local function fail(format, ...) P.fail(format:format(...)) end
 
 --- How one table is sharded.
 ---   sharding_type   "table_wise", "row_wise", "column_wise", "data_parallel"
----   compute_kernel  "fused" (default; data_parallel: "dense") or "dense"
+---   compute_kernel  "fused" (default; data_parallel: "dense"), "dense", "fused_uvm" or "fused_uvm_caching"
+---   cache_params    CacheParams, with fused_uvm_caching only; default: those of the module's fused_params, else CacheParams {}
 ---   ranks           list of ranks, see runtime/shard/<type>.c; default: the type's own
 ---   sizes           rows (row_wise) or columns (column_wise) of each shard, beside ranks; default: even
 local ParameterSharding = util.class "ParameterSharding"
@@ -44,15 +49,24 @@ M.ParameterSharding = ParameterSharding
 function ParameterSharding:init(args)
   local a = util.named("ParameterSharding", args, {
     sharding_type = util.required, compute_kernel = util.optional, ranks = util.optional, sizes = util.optional,
+    cache_params = util.optional,
   })
   if not type_codes[a.sharding_type] then
     fail("ParameterSharding: sharding_type '%s', allowed: %s", tostring(a.sharding_type), table.concat(util.keys(type_codes), ", "))
   end
   self.sharding_type = a.sharding_type
   self.compute_kernel = a.compute_kernel or (a.sharding_type == "data_parallel" and "dense" or "fused")
-  if self.compute_kernel ~= "dense" and self.compute_kernel ~= "fused" then
+  if not util.index_of(kernels)[self.compute_kernel] then
     fail("ParameterSharding: compute_kernel '%s', allowed: %s", tostring(self.compute_kernel), table.concat(kernels, ", "))
   end
+  local cached = self.compute_kernel == "fused_uvm_caching"
+  if cached and a.sharding_type == "data_parallel" then
+    fail "ParameterSharding: data_parallel tables are replicas in memory; allowed compute_kernel: dense, fused, fused_uvm"
+  end
+  if a.cache_params ~= nil and not cached then
+    fail("ParameterSharding: cache_params with compute_kernel '%s', allowed with: fused_uvm_caching", self.compute_kernel)
+  end
+  self.cache_params = a.cache_params ~= nil and embed.cache_params("ParameterSharding", a.cache_params) or false
   for _, name in ipairs { "ranks", "sizes" } do
     local list = a[name]
     if list ~= nil and type(list) ~= "table" then fail("ParameterSharding: %s is a %s, wanted a list of numbers", name, type(list)) end
@@ -70,6 +84,7 @@ end
 
 function ParameterSharding:__tostring()
   local text = self.sharding_type .. " " .. self.compute_kernel
+  if self.cache_params then text = ("%s (%s)"):format(text, tostring(self.cache_params)) end
   if self.ranks then text = text .. " ranks " .. table.concat(self.ranks, ",") end
   if self.sizes then text = text .. " sizes " .. table.concat(self.sizes, ",") end
   return text
@@ -105,7 +120,9 @@ end
 --- The whole table on `rank` (default 0).
 function M.table_wise(rank, options)
   options = options or {}
-  return ParameterSharding { sharding_type = "table_wise", ranks = { rank or 0 }, compute_kernel = options.compute_kernel }
+  return ParameterSharding {
+    sharding_type = "table_wise", ranks = { rank or 0 }, compute_kernel = options.compute_kernel, cache_params = options.cache_params,
+  }
 end
 
 --- Blocks of rows over all ranks, or over options.ranks (with options.sizes rows each).
@@ -113,6 +130,7 @@ function M.row_wise(options)
   options = options or {}
   return ParameterSharding {
     sharding_type = "row_wise", ranks = options.ranks, sizes = options.sizes, compute_kernel = options.compute_kernel,
+    cache_params = options.cache_params,
   }
 end
 
@@ -121,6 +139,7 @@ function M.column_wise(options)
   options = options or {}
   return ParameterSharding {
     sharding_type = "column_wise", ranks = options.ranks, sizes = options.sizes, compute_kernel = options.compute_kernel,
+    cache_params = options.cache_params,
   }
 end
 
@@ -128,7 +147,7 @@ end
 --- optimizer does, on the reduced gradient.
 function M.data_parallel(options)
   options = options or {}
-  return ParameterSharding { sharding_type = "data_parallel", compute_kernel = options.compute_kernel }
+  return ParameterSharding { sharding_type = "data_parallel", compute_kernel = options.compute_kernel, cache_params = options.cache_params }
 end
 
 -- -- plans -----------------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ local jagged = require "perilune.jagged"
 local nn = require "perilune.nn"
 local awaitable = require "perilune.dist.awaitable"
 local config = require "perilune.embed.config"
+local tbes = require "perilune.embed.tbe"
 local types = require "perilune.plan.types"
 local C, check, state = P.C, P.check, P.state
 
@@ -98,11 +99,12 @@ local function optimizers_of(a, plan)
   local shared
   for i, t in ipairs(a.tables) do
     index[i] = 0
-    if plan.tables[t.name].compute_kernel == "fused" then
+    if plan.tables[t.name].compute_kernel ~= "dense" then
       local own = a.table_fused_params and a.table_fused_params[t.name]
       local params = own or a.fused_params
       if not params then
-        P.fail(("ShardedEmbeddingBagCollection: table '%s' has compute_kernel 'fused' but no optimizer; give fused_params"):format(t.name))
+        P.fail(("ShardedEmbeddingBagCollection: table '%s' has compute_kernel '%s' but no optimizer; give fused_params"):format(t.name,
+          plan.tables[t.name].compute_kernel))
       end
       if own or not shared then
         local optimizer, check_mode, name = config.fused_params(("fused_params of table '%s'"):format(t.name), params)
@@ -118,6 +120,16 @@ local function optimizers_of(a, plan)
   local array = ffi.new("peri_tbe_optimizer[?]", math.max(#list, 1))
   for i, o in ipairs(list) do array[i - 1] = o.c end
   return array, list, index, bounds
+end
+
+--- The cache of table t, or nil: the plan's parameters, else the optimizer's, else the defaults.
+local function cache_of(a, t, sharding)
+  if sharding.compute_kernel ~= "fused_uvm_caching" then return nil end
+  local params = a.table_fused_params and a.table_fused_params[t.name] or a.fused_params
+  local func = ("table '%s'"):format(t.name)
+  local cache, slot = config.cache_params(func, sharding.cache_params or params.cache_params or {}), ffi.new "peri_cache_params[1]"
+  config.fill_cache_params(func, slot[0], cache, t.data_type)
+  return slot, cache
 end
 
 function ShardedEmbeddingBagCollection:init(args)
@@ -147,6 +159,9 @@ function ShardedEmbeddingBagCollection:init(args)
     c.n_ranks = sharding.ranks and #sharding.ranks or 0
     c.ranks = sharding.ranks and array("int32_t[?]", sharding.ranks) or nil
     c.sizes = sharding.sizes and array("int64_t[?]", sharding.sizes) or nil
+    local cache, kept = cache_of(a, t, sharding)
+    c.cache = cache
+    anchors[#anchors + 1], anchors[#anchors + 2] = cache or false, kept or false
   end
   local cfg = ffi.new "peri_sharded_ebc_config"
   cfg.group, cfg.device = a.group:ptr(), P.device(a.device)
@@ -192,6 +207,16 @@ function ShardedEmbeddingBagCollection:compute_and_output_dist(dist)
   return EmbeddingBagCollectionAwaitable(self, work_out[0])
 end
 
+--- Bring the rows that `dist` (waited for, not yet looked up) will need from files into memory, in the background.
+function ShardedEmbeddingBagCollection:prefetch(dist)
+  local work = dist.work
+  if work.ptr == nil then P.fail "ShardedEmbeddingBagCollection:prefetch: this input_dist is already used" end
+  check(C.peri_sharded_ebc_prefetch(self._ref.ptr, work.ptr))
+end
+
+--- Write the changed rows of this rank's tables in files; afterwards their files are whole.
+function ShardedEmbeddingBagCollection:flush() check(C.peri_sharded_ebc_flush(self._ref.ptr)) end
+
 function ShardedEmbeddingBagCollection:forward(features)
   return self:compute_and_output_dist(self:input_dist(features):wait())
 end
@@ -199,9 +224,11 @@ end
 -- -- state -------------------------------------------------------------------------------------------------------------------------------
 
 local piece = ffi.new "peri_local_shard"
+local COPY_ROWS = 65536
 
 --- The pieces of tables on this rank: a list of { table = name, rank, row_offset, rows, col_offset, cols, dense, replica, state =
---- function(name) }, state("weight") and so on give live views.
+--- function(name), read = function(name, row, tensor), write = function(name, row, tensor), cached, cache_statistics }. state("weight") and
+--- so on give live views of shards in memory; rows of shards in files (cached) are read and written.
 function ShardedEmbeddingBagCollection:local_shards()
   local list, ref = {}, self._ref
   for i = 1, C.peri_sharded_ebc_local_shards(ref.ptr) do
@@ -211,7 +238,19 @@ function ShardedEmbeddingBagCollection:local_shards()
       table = self.tables[piece.table + 1].name, rank = piece.shard.rank,
       row_offset = tonumber(piece.shard.row_offset), rows = tonumber(piece.shard.rows),
       col_offset = tonumber(piece.shard.col_offset), cols = tonumber(piece.shard.cols),
-      dense = piece.dense, replica = piece.replica,
+      dense = piece.dense, replica = piece.replica, cached = C.peri_tbe_cache_io(tbe) ~= nil,
+      read = function(name, row, result)
+        check(C.peri_tbe_read(tbe, number, name, row, Tensor.ptr(result)))
+        return result
+      end,
+      write = function(name, row, source) check(C.peri_tbe_write(tbe, number, name, row, Tensor.ptr(source))) end,
+      shape = function(name)
+        local dims = ffi.new "int64_t[2]"
+        local n = check(C.peri_tbe_state_shape(tbe, number, name, dims))
+        return { tonumber(dims[0]), n == 2 and tonumber(dims[1]) or nil }
+      end,
+      iteration = function() return tonumber(C.peri_tbe_iteration(tbe)) end,
+      cache_statistics = function() return tbes.cache_statistics_of(tbe, tonumber(number)) end,
       state = function(name)
         check(C.peri_tbe_state(tbe, number, name, tensor_out))
         return Tensor.wrap(tensor_out[0])
@@ -234,16 +273,20 @@ function ShardedEmbeddingBagCollection:local_shards()
   return list
 end
 
+--- Give the memory and files back now; the module is of no use afterwards. Tables in files: flush first.
+function ShardedEmbeddingBagCollection:release() self._ref:release() end
+
 --- Take this rank's parts of the weights and optimizer states of an unsharded collection that has memory (one that is a mere description is
 --- left alone: both start from the same numbers).
 function ShardedEmbeddingBagCollection:copy_from(collection)
   if not collection:is_materialised() then return end
   for _, s in ipairs(self:local_shards()) do
     for _, name in ipairs(s.names()) do
-      local to = s.state(name)
-      local from = collection:table_state(s.table, name):slice(1, s.row_offset, s.row_offset + s.rows)
-      if from:dim() == 2 and to:dim() == 2 then from = from:slice(2, s.col_offset, s.col_offset + s.cols) end
-      to:copy(from)
+      for row = 0, s.rows - 1, COPY_ROWS do
+        local from = collection:table_rows(s.table, name, s.row_offset + row, math.min(COPY_ROWS, s.rows - row))
+        if from:dim() == 2 then from = from:slice(2, s.col_offset, s.col_offset + s.cols) end
+        s.write(name, row, from)
+      end
     end
   end
 end

@@ -196,6 +196,8 @@ PERI_API peri_status peri_tbe_gradient_table(peri_tbe *tbe, peri_tensor *gradien
  *  through it changes the table. PERI_ENOTFOUND lists the names that the optimizer has; PERI_EUNSUPPORTED for tables in files, which
  *  peri_tbe_read and peri_tbe_write reach. @out new. */
 PERI_API peri_status peri_tbe_state(peri_tbe *tbe, int64_t table, const char *name, peri_tensor **out);
+/** Number of dimensions of a table's weights or state, 1 or 2, and their sizes in @shape[2]; a negative status as peri_tbe_state. */
+PERI_API int32_t peri_tbe_state_shape(const peri_tbe *tbe, int64_t table, const char *name, int64_t *shape);
 /** The leaf tensor of a table's weights (a view that requires grad), always the same one, for optimizers of the dense part. Optimizer
  *  NONE only. @out new. */
 PERI_API peri_status peri_tbe_leaf(peri_tbe *tbe, int64_t table, peri_tensor **out);

@@ -66,6 +66,7 @@ typedef struct peri_sharded_table {
     int32_t sharding_type, compute_kernel;
     int32_t optimizer;      /* index into config.optimizers; ignored with PERI_KERNEL_DENSE */
     int32_t reserved;
+    const peri_cache_params *cache; /* NULL: shards in memory; else in files (TorchRec's fused_uvm_caching; fused, no replicas) */
 } peri_sharded_table;
 
 typedef struct peri_sharded_ebc_config {
@@ -99,6 +100,11 @@ PERI_API peri_status peri_sharded_ebc_input_dist(peri_sharded_ebc *ebc, peri_kjt
 /** Look up what arrived and send the pooled rows back. @dist is a complete work of peri_sharded_ebc_input_dist, used once; posts and
  *  returns. Collective. @out new. */
 PERI_API peri_status peri_sharded_ebc_compute_and_output_dist(peri_sharded_ebc *ebc, peri_work *dist, peri_work **out);
+/** Bring the rows that @dist, a complete work of peri_sharded_ebc_input_dist not yet looked up, will need from files into memory, in the
+ *  background (peri_tbe_prefetch). Local. */
+PERI_API peri_status peri_sharded_ebc_prefetch(peri_sharded_ebc *ebc, peri_work *dist);
+/** Write the changed rows of this rank's tables in files (peri_tbe_flush). Local, blocks. */
+PERI_API peri_status peri_sharded_ebc_flush(peri_sharded_ebc *ebc);
 /** The pooled rows [batch, columns] of a complete work of peri_sharded_ebc_compute_and_output_dist, used once. Recorded on the tape when
  *  gradients were on at the lookup: the backward pass exchanges the gradient and updates the shards. Local. @out new. */
 PERI_API peri_status peri_sharded_ebc_output(peri_sharded_ebc *ebc, peri_work *output, peri_tensor **out);

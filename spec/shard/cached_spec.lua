@@ -1,0 +1,175 @@
+-- Sharded tables in files: every sharding type gives, bit for bit, what the same plan gives in memory, with and without prefetches; plans
+-- say it per table.
+-- deadline: 300 s
+local peri = require "perilune"
+local worlds = require "spec.support.worlds"
+local support = require "spec.support.tbe"
+local tier = require "spec.support.tier"
+local plan = peri.plan
+
+local configs = {
+  { name = "a", rows = 200, cols = 8, features = { "f1", "f2" }, pooling = "SUM" },
+  { name = "b", rows = 170, cols = 16, features = { "f2" }, pooling = "MEAN" },
+  { name = "c", rows = 330, cols = 4, features = { "f3" }, pooling = "SUM" },
+}
+local features, limit = { "f1", "f2", "f3" }, { f1 = 200, f2 = 170, f3 = 330 }
+local BATCH, WIDTH = 6, 8 + 8 + 16 + 4
+
+local kinds = {
+  table_wise = function(i, n, options) return plan.table_wise((i * 2) % n, options) end,
+  row_wise = function(_, _, options) return plan.row_wise(options) end,
+  column_wise = function(i, n, options)
+    options.ranks = { i % n }
+    if i < 3 then options.ranks[2] = (i + 1) % n end
+    return plan.column_wise(options)
+  end,
+}
+function kinds.mixed(i, n, options)
+  if i == 2 then return plan.data_parallel { compute_kernel = "fused_uvm" } end
+  return kinds[i == 1 and "row_wise" or "table_wise"](i, n, options)
+end
+
+local function make(kind, world, device, n, cache)
+  local tables, entries = {}, {}
+  for i, t in ipairs(configs) do
+    tables[i] = peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.rows, embedding_dim = t.cols, feature_names = t.features,
+      pooling = t.pooling }
+    entries[t.name] = kinds[kind](i, n, cache and { compute_kernel = "fused_uvm_caching", cache_params = cache } or {})
+  end
+  return peri.shard.ShardedEmbeddingBagCollection {
+    tables = tables, plan = entries, group = world, device = device, seed = 5,
+    fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1 },
+  }
+end
+
+local function batch(step, rank, device)
+  local draw = support.generator(1000 * step + rank)
+  local values, lengths = {}, {}
+  for _, f in ipairs(features) do
+    for _ = 1, BATCH do
+      local length = draw(4)
+      lengths[#lengths + 1] = length
+      for _ = 1, length do values[#values + 1] = draw(9) == 0 and -1 or draw(limit[f]) end
+    end
+  end
+  return peri.KeyedJaggedTensor { keys = features, values = values, lengths = lengths, device = device }
+end
+
+local function whole(shard, name, device)
+  local shape = shard.shape(name)
+  return shard.read(name, 0, peri.empty(shape, "f32", device)):to_list()
+end
+
+local function compare(want, got, device)
+  local a, b = want:local_shards(), got:local_shards()
+  assert.equal(#a, #b)
+  for i, s in ipairs(a) do
+    assert.equal(s.table, b[i].table)
+    for _, name in ipairs(s.names()) do assert.same(whole(s, name, device), whole(b[i], name, device)) end
+  end
+end
+
+local function run(kind, world, device, n, prefetch)
+  local rank = world:rank()
+  local want = make(kind, world, device, n)
+  local algorithm = rank % 2 == 0 and "LRU" or "LFU"
+  local got = make(kind, world, device, n, { load_factor = 0.5, algorithm = algorithm, prefetch_pipeline = prefetch })
+  compare(want, got, device)
+  local dist = got:input_dist(batch(1, rank, device)):wait()
+  for step = 1, 4 do
+    local x = want:forward(batch(step, rank, device)):values()
+    local y = got:compute_and_output_dist(dist):values()
+    assert.same(x:to_list(), y:to_list())
+    dist = got:input_dist(batch(step + 1, rank, device)):wait()
+    if prefetch then got:prefetch(dist) end
+    local grad = peri.Tensor.uniform({ BATCH, WIDTH }, -1, 1, step, rank, "f32", device)
+    x:backward(grad)
+    y:backward(grad)
+  end
+  compare(want, got, device)
+  local any
+  for _, s in ipairs(got:local_shards()) do
+    local counts = s.cache_statistics()
+    assert.equal(s.cached, counts ~= nil)
+    assert.equal(s.cached, not s.replica)
+    if counts and counts.hits + counts.misses > 0 then any = true end
+    if counts and prefetch and counts.prefetched > 0 then assert.is_true(counts.prefetch_hits > 0) end
+  end
+  assert.is_true(any or n > 1)
+  got:flush()
+end
+
+describe("sharded tables in files:", function()
+  for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "mixed" } do
+    for _, prefetch in ipairs { false, true } do
+      worlds.each(kind .. (prefetch and ", prefetched" or ""), function(world, device, n) run(kind, world, device, n, prefetch) end,
+        { sizes = { 1, 2, 3 } })
+    end
+  end
+
+  worlds.each("keep their files for the next model", function(world, device, n)
+    local folder = tier.folder()
+    local function model()
+      return peri.DistributedModelParallel {
+        module = peri.EmbeddingBagCollection {
+          tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 50, embedding_dim = 4, feature_names = { "f1" } } },
+          fused_params = { optimizer = "sgd", learning_rate = 0.5, cache_params = { load_factor = 1, directory = folder } }, seed = 7,
+        },
+        group = world, device = device,
+        plan = plan.ShardingPlan { [""] = { t = plan.row_wise { compute_kernel = "fused_uvm_caching" } } },
+      }
+    end
+    local kjt = peri.KeyedJaggedTensor { keys = { "f1" }, values = { 1, 2, 49, 30 }, lengths = { 2, 2 }, device = device }
+    local m = model()
+    local out = m(kjt):values()
+    out:backward(peri.ones({ 2, 4 }, "f32", device))
+    peri.no_grad(function() out = m(kjt):values():to_list() end)
+    m:flush()
+    for _, s in ipairs(m.sharded[1]:local_shards()) do assert.equal(1, s.iteration()) end
+    m.sharded[1]:release()
+    local again = model()
+    peri.no_grad(function() assert.same(out, again(kjt):values():to_list()) end)
+    again.sharded[1]:release()
+    tier.remove(folder)
+    assert.is_true(n >= 1)
+  end, { sizes = { 1, 2 }, only = "sim" })
+
+  worlds.each("take over what an unsharded collection holds", function(world, device)
+    for _, from_cached in ipairs { false, true } do
+      local function params(cached)
+        return { optimizer = "rowwise_adagrad", learning_rate = 0.5, cache_params = cached and { load_factor = 0.5 } or nil }
+      end
+      local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 40, embedding_dim = 4, feature_names = { "f1" } } }
+      local source = peri.EmbeddingBagCollection { tables = tables, fused_params = params(from_cached), seed = 3, device = device }
+      local kjt = peri.KeyedJaggedTensor { keys = { "f1" }, values = { 1, 2, 39 }, lengths = { 3 }, device = device }
+      source(kjt):values():backward(peri.ones({ 1, 4 }, "f32", device))
+      local sharded = peri.shard.ShardedEmbeddingBagCollection { tables = tables, group = world, device = device,
+        fused_params = params(false),
+        plan = { t = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { load_factor = 0.6 } } } }
+      sharded:copy_from(source)
+      for _, s in ipairs(sharded:local_shards()) do
+        for _, name in ipairs(s.names()) do
+          assert.same(source:table_rows("t", name, s.row_offset, s.rows):to_list(), whole(s, name, device))
+        end
+      end
+    end
+  end, { sizes = { 1, 2 } })
+
+  it("are described by plans", function()
+    local entry = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = plan.CacheParams { algorithm = "LFU",
+      load_factor = 0.1 } }
+    assert.equal("row_wise fused_uvm_caching (LFU 0.1)", tostring(entry))
+    assert.equal("fused_uvm_caching", plan.EmbeddingComputeKernel.FUSED_UVM_CACHING)
+    local function fails(pattern, args)
+      local ok, err = pcall(plan.ParameterSharding, args)
+      assert.is_false(ok)
+      assert.truthy(tostring(err):find(pattern), tostring(err))
+    end
+    fails("compute_kernel 'fast', allowed: dense, fused, fused_uvm, fused_uvm_caching", { sharding_type = "row_wise",
+      compute_kernel = "fast" })
+    fails("data_parallel tables are replicas in memory", { sharding_type = "data_parallel", compute_kernel = "fused_uvm_caching" })
+    fails("cache_params with compute_kernel 'fused', allowed with: fused_uvm_caching", { sharding_type = "row_wise", cache_params = {} })
+    fails("load_factor is 2, allowed", { sharding_type = "row_wise", compute_kernel = "fused_uvm_caching", cache_params = { load_factor =
+      2 } })
+  end)
+end)

@@ -1,0 +1,275 @@
+-- tiers.lua: how fast tables in files are, by load factor and policy, beside the same table in memory and beside what the disk does in the
+-- same run. One table of --rows x --dim f32 with row-wise Adagrad; a step looks --batch bags of --length ids up and updates their rows.
+-- Columns: case, best and median time of a step, rows (ids) per second, times the table in memory, hit rate, MB read and written per step.
+--
+-- Two states of the file: "warm", when the system keeps it in memory (what a file smaller than memory comes to), and "cold", when its pages
+-- are dropped before each step, so that every miss goes to the disk.
+local ffi = require "ffi"
+local peri = require "perilune"
+local argparse = require "argparse"
+local json = require "dkjson"
+local C, check = peri.ffi.C, peri.ffi.check
+
+ffi.cdef [[
+  int open(const char *, int, ...); int close(int); int fsync(int);
+  long pread(int, void *, size_t, long); int posix_fadvise(int, long, long, int);
+]]
+local RANDOM, DONTNEED = 1, 4
+
+local parser = argparse("tests/bench/tiers.lua", "Speed of tables in files.")
+parser:option("--out", "Append results as JSON lines to this file.")
+parser:option("--rows", "Rows of the table.", 2000000, tonumber)
+parser:option("--dim", "Columns.", 64, tonumber)
+parser:option("--batch", "Bags of a batch.", 2048, tonumber)
+parser:option("--length", "Ids of a bag.", 20, tonumber)
+parser:option("--steps", "Measured steps of a case.", 12, tonumber)
+parser:option("--directory", "Where the file is made (and removed).", os.getenv "TMPDIR" or "/var/tmp")
+parser:option("--only", "Cases whose name has this in it.", "")
+parser:option("--threads", "Worker threads.", 0, tonumber)
+parser:option("--reader", "(Used by itself) Read this file at random for a second."):hidden(true)
+local options = parser:parse(arg)
+if options.threads > 0 then check(C.peri_threads_set(options.threads)) end
+
+local function now() return tonumber(C.peri_time_ns()) end
+
+-- -- the disk ----------------------------------------------------------------------------------------------------------------------------
+
+local BLOCK = 4096
+
+--- Random reads of one block each for a second; prints how many. Several processes of this make the disk's queue deep.
+local function read_at_random(path)
+  local fd, buffer = ffi.C.open(path, 0), ffi.new("char[?]", BLOCK)
+  local size = tonumber(path:match "#(%d+)$") or options.rows
+  local x, n, stop = now() % 2147483647, 0, now() + 1e9
+  while now() < stop do
+    for _ = 1, 16 do
+      x = x * 48271 % 2147483647
+      n = n + (ffi.C.pread(fd, buffer, BLOCK, math.floor(x / 2147483647 * size) * BLOCK) == BLOCK and 1 or 0)
+    end
+  end
+  print(n)
+end
+if options.reader then
+  read_at_random(options.reader)
+  os.exit(0)
+end
+
+--- Write the file to the disk and let the system forget it.
+local function drop(path)
+  local fd = ffi.C.open(path, 0)
+  if fd < 0 then error("cannot open " .. path) end
+  ffi.C.fsync(fd)
+  ffi.C.posix_fadvise(fd, 0, 0, DONTNEED)
+  ffi.C.close(fd)
+end
+
+local function sequential_speed(path)
+  drop(path)
+  local fd, size, total = ffi.C.open(path, 0), 4 * 2 ^ 20, 0
+  local buffer, from = ffi.new("char[?]", size), now()
+  while now() - from < 2e9 do
+    local n = tonumber(ffi.C.pread(fd, buffer, size, total))
+    if n <= 0 then break end
+    total = total + n
+  end
+  ffi.C.close(fd)
+  return total / (now() - from) * 1e9
+end
+
+--- Blocks per second that `readers` processes read at random.
+local function random_speed(path, blocks, readers)
+  drop(path)
+  local fd = ffi.C.open(path, 0)
+  ffi.C.posix_fadvise(fd, 0, 0, RANDOM)
+  local pipes, sum = {}, 0
+  for i = 1, readers do
+    pipes[i] = io.popen(("LUA_PATH='%s' luajit %s --rows %d --reader %s"):format(package.path, arg[0], blocks, path))
+  end
+  for _, pipe in ipairs(pipes) do
+    sum = sum + (tonumber(pipe:read "*l") or 0)
+    pipe:close()
+  end
+  ffi.C.close(fd)
+  return sum
+end
+
+-- -- batches -----------------------------------------------------------------------------------------------------------------------------
+
+local seed = 12345
+local function draw()
+  seed = seed * 48271 % 2147483647
+  return seed / 2147483647
+end
+
+local BATCHES = 24
+local bags, ids = options.batch, options.batch * options.length
+local offsets
+do
+  local list = {}
+  for i = 0, bags do list[i + 1] = i * options.length end
+  offsets = peri.tensor(list, "i64")
+end
+
+--- uniform: every row alike. skewed: rank r with a chance of 1 / r (Zipf, exponent 1), ranks strewn over the table.
+local function batches_of(kind)
+  local list = {}
+  for b = 1, BATCHES do
+    local values = {}
+    for i = 1, ids do
+      local x = draw()
+      if kind == "skewed" then
+        local rank = math.floor(options.rows ^ x)
+        values[i] = rank * 7919 % options.rows
+      else
+        values[i] = math.floor(x * options.rows)
+      end
+    end
+    list[b] = peri.tensor(values, "i64")
+  end
+  return list
+end
+
+-- -- cases -------------------------------------------------------------------------------------------------------------------------------
+
+local out = options.out and assert(io.open(options.out, "a"))
+local in_memory = {}
+
+local function make(cache)
+  return peri.embed.tbe.new {
+    tables = { { name = "t", rows = options.rows, cols = options.dim } }, device = "cpu", seed = 1,
+    fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.01, cache_params = cache },
+  }
+end
+
+local blocks = { { table = 1, first_bag = 0, bags = bags, out_offset = 0, out_stride = options.dim } }
+local grad = peri.full({ bags, options.dim }, 0.01)
+
+--- Times and counts of steps over `list` after `warm` of them. `before` runs before each measured step, uncounted.
+local function measure(tbe, list, args)
+  local block_list, times = tbe:blocks(blocks), {}
+  local result = peri.zeros({ bags, options.dim })
+  local before_stats
+  for step = 1, args.warm + options.steps do
+    if step == args.warm + 1 then before_stats = tbe:cache_statistics() end
+    if args.before and step > args.warm then args.before() end
+    local x, ahead = list[(step - 1) % #list + 1], list[step % #list + 1]
+    local from = now()
+    if args.train then
+      tbe:forward(x, offsets, block_list, result)
+      if args.prefetch then tbe:prefetch(ahead, offsets, block_list) end
+      tbe:backward(x, offsets, block_list, grad)
+    else
+      peri.no_grad(tbe.forward, tbe, x, offsets, block_list, result)
+    end
+    if step > args.warm then times[#times + 1] = now() - from end
+  end
+  table.sort(times)
+  local after, counts = tbe:cache_statistics(), nil
+  if after then
+    counts = { io = after.io }
+    for name, value in pairs(after) do
+      if type(value) == "number" then counts[name] = (value - before_stats[name]) / options.steps end
+    end
+  end
+  return times[1], times[math.ceil(#times / 2)], counts
+end
+
+local function report(name, key, best, median, counts, more)
+  local r = { case = name, ids = ids, best_ms = best / 1e6, median_ms = median / 1e6, rows_per_s = ids / median * 1e9,
+    threads = C.peri_threads() }
+  if key and not in_memory[key] then in_memory[key] = median end
+  r.times_in_memory = key and median / in_memory[key] or nil
+  local text = ("%-46s %8.2f ms %8.2f ms %7.2f M rows/s"):format(name, r.best_ms, r.median_ms, r.rows_per_s / 1e6)
+  if key then text = text .. (" %6.2fx memory"):format(r.times_in_memory) end
+  if counts then
+    local unique = counts.hits + counts.misses
+    r.hit_rate, r.read_mb, r.written_mb = counts.hits / unique, counts.bytes_read / 1e6, counts.bytes_written / 1e6
+    r.misses, r.prefetch_hits, r.conflict_misses, r.evictions, r.io = counts.misses, counts.prefetch_hits, counts.conflict_misses,
+      counts.evictions, counts.io
+    text = text .. ("  hits %5.1f %%  read %6.2f MB  written %6.2f MB"):format(100 * r.hit_rate, r.read_mb, r.written_mb)
+  end
+  for k, v in pairs(more or {}) do r[k] = v end
+  print(text .. (more and more.text or ""))
+  if out then out:write(json.encode(r), "\n") end
+end
+
+local function wanted(name) return name:find(options.only, 1, true) end
+
+local inputs = { uniform = batches_of "uniform", skewed = batches_of "skewed" }
+for _, kind in ipairs { "uniform", "skewed" } do
+  local tbe = make(nil)
+  report(("in memory, %s, train"):format(kind), kind, measure(tbe, inputs[kind], { train = true, warm = BATCHES }))
+  report(("in memory, %s, lookup"):format(kind), kind .. " lookup", measure(tbe, inputs[kind], { warm = 2 }))
+  tbe:release()
+end
+
+local folder = ("%s/perilune-bench-%d"):format(options.directory, now() % 1000000000)
+assert(os.execute("mkdir " .. folder) == 0)
+local path = ("%s/t.rows-0-%d.cols-0-%d.peri"):format(folder, options.rows, options.dim)
+
+local function cases()
+  do -- fill the file
+    local tbe, chunk, from = make { load_factor = 0.001, directory = folder }, 2 ^ 16, now()
+    for row = 0, options.rows - 1, chunk do
+      local n = math.min(chunk, options.rows - row)
+      peri.scope(function() tbe:write(1, "weight", row, peri.Tensor.uniform({ n, options.dim }, -1, 1, 1, row)) end)
+    end
+    tbe:flush()
+    local bytes = tbe:cache_statistics().bytes_written
+    print(("file of %.0f MB written and flushed at %.0f MB/s"):format(bytes / 1e6, bytes / (now() - from) * 1e3))
+    tbe:release()
+  end
+  local record = 272
+  local blocks_of_file = math.floor(options.rows * record / BLOCK)
+  local raw = { case = "the disk", sequential_mb_per_s = sequential_speed(path) / 1e6 }
+  for _, readers in ipairs { 1, 16, 32 } do raw["random_reads_per_s_" .. readers] = random_speed(path, blocks_of_file, readers) end
+  print(("the disk: %.0f MB/s in sequence; %.0f, %.0f, %.0f random blocks of 4 KB per second with 1, 16, 32 readers"):format(
+    raw.sequential_mb_per_s, raw.random_reads_per_s_1, raw.random_reads_per_s_16, raw.random_reads_per_s_32))
+  if out then out:write(json.encode(raw), "\n") end
+
+  for _, kind in ipairs { "uniform", "skewed" } do
+    for _, factor in ipairs { 0.05, 0.2, 1 } do
+      for _, algorithm in ipairs(kind == "skewed" and factor < 1 and { "LRU", "LFU" } or { "LRU" }) do
+        for _, prefetch in ipairs { false, true } do
+          local name = ("warm, %s, %g %s%s, train"):format(kind, factor, algorithm, prefetch and " prefetch" or "")
+          if wanted(name) then
+            local tbe = make { load_factor = factor, algorithm = algorithm, directory = folder }
+            report(name, kind, measure(tbe, inputs[kind], { train = true, prefetch = prefetch, warm = BATCHES }))
+            tbe:flush()
+            tbe:release()
+          end
+        end
+      end
+    end
+    local name = ("warm, %s, 1 LRU, lookup"):format(kind)
+    if wanted(name) then
+      local tbe = make { load_factor = 1, directory = folder }
+      report(name, kind .. " lookup", measure(tbe, inputs[kind], { warm = BATCHES }))
+      tbe:release()
+    end
+  end
+  for _, io in ipairs { "uring", "threads" } do
+    local name = ("cold, uniform, 0.05 LRU, lookup, %s"):format(io)
+    if wanted(name) then
+      ffi.cdef "int setenv(const char *, const char *, int);"
+      ffi.C.setenv("PERI_ROW_IO", io, 1)
+      local ok, tbe = pcall(make, { load_factor = 0.05, directory = folder })
+      if ok then
+        local best, median, counts = measure(tbe, inputs.uniform, { warm = 3, before = function() drop(path) end })
+        local rate = counts.misses / median * 1e9
+        report(name, nil, best, median, counts, { reads_per_s = rate,
+          share_of_disk = rate / math.max(raw.random_reads_per_s_16, raw.random_reads_per_s_32),
+          text = ("  %.0f reads/s, %.0f %% of the disk's"):format(rate,
+            100 * rate / math.max(raw.random_reads_per_s_16, raw.random_reads_per_s_32)) })
+        tbe:release()
+      else
+        print(("%-46s skipped: %s"):format(name, tostring(tbe)))
+      end
+    end
+  end
+end
+
+local ok, err = pcall(cases)
+collectgarbage()
+os.execute("rm -rf " .. folder)
+if not ok then error(err, 0) end
