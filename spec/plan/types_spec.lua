@@ -102,7 +102,7 @@ describe("a plan", function()
     { "an unknown type", { sharding_type = "diagonal" }, "'diagonal', allowed: column_wise, data_parallel, row_wise, table_wise" },
     { "no type", {}, "'sharding_type' is missing" },
     { "an unknown kernel", { sharding_type = "row_wise", compute_kernel = "magic" }, "'magic', allowed: dense, fused" },
-    { "an unknown argument", { sharding_type = "row_wise", rank = 1 }, "no argument 'rank'; allowed: compute_kernel, ranks" },
+    { "an unknown argument", { sharding_type = "row_wise", rank = 1 }, "no argument 'rank'; allowed: cache_params, compute_kernel, ranks" },
     { "ranks that are no list", { sharding_type = "row_wise", ranks = 3 }, "ranks is a number" },
     { "half a rank", { sharding_type = "row_wise", ranks = { 0.5 } }, "ranks%[1%] is 0.5" },
     { "sizes without ranks", { sharding_type = "row_wise", sizes = { 1, 2 } }, "2 sizes for 0 ranks" },
