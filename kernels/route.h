@@ -12,7 +12,7 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_ROUTE(X) X(route_count) X(route_totals) X(route_pack) X(route_mean) X(route_combine) X(route_spread)
+#define PERI_KERNELS_ROUTE(X) X(route_count) X(route_totals) X(route_pack) X(route_mean) X(route_combine) X(route_spread) X(route_place)
 
 /** One feature cut by one table's rows. */
 typedef struct peri_k_partition {
@@ -121,5 +121,18 @@ typedef struct peri_k_route_spread_args {
     const float *scale;
     int32_t n_outputs;
 } peri_k_route_spread_args;
+
+/** Rows that lie together at both ends: dst[to .. to + n) = (own ? own : received)[from .. from + n). */
+typedef struct peri_k_run {
+    int64_t to, from, n, own;
+} peri_k_run;
+
+/** All runs; their rows of dst do not overlap. range: runs. */
+typedef struct peri_k_route_place_args {
+    void *dst;
+    const void *received, *own;
+    const peri_k_run *runs;
+    int64_t width; /* bytes of a row */
+} peri_k_route_place_args;
 
 #endif

@@ -120,3 +120,13 @@ static void ref_route_spread(const void *args, int64_t begin, int64_t end)
         }
     }
 }
+
+static void ref_route_place(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_place_args *a = args;
+    for (int64_t i = begin; i < end; i++) {
+        const peri_k_run *r = &a->runs[i];
+        const char *from = (const char *)(r->own ? a->own : a->received) + r->from * a->width;
+        if (r->n > 0) memcpy((char *)a->dst + r->to * a->width, from, (size_t)(r->n * a->width));
+    }
+}

@@ -18,14 +18,26 @@ local M = {
   functional = { all_to_all = all_to_all.functional_all_to_all },
 }
 
-local lazy = { sim = "perilune.dist.sim", Reducer = "perilune.dist.reducer", codec = "perilune.dist.codec", ops = "perilune.dist.ops",
-  collective_utils = "perilune.dist.collective_utils", comm = "perilune.dist.comm" }
+local lazy = {
+  sim = "perilune.dist.sim", Reducer = "perilune.dist.reducer", codec = "perilune.dist.codec", ops = "perilune.dist.ops",
+  exchange = "perilune.dist.exchange", collective_utils = "perilune.dist.collective_utils", comm = "perilune.dist.comm",
+}
+--- Everyday names of those faces.
+local names = {
+  KJTAllToAll = "exchange", SparseFeatures = "exchange", SparseFeaturesAllToAll = "exchange", FusedKJTListSplitsAwaitable = "exchange",
+  PooledEmbeddingsAllToAll = "exchange", VariableBatchPooledEmbeddingsAllToAll = "exchange", PooledEmbeddingsReduceScatter = "exchange",
+  VariableBatchPooledEmbeddingsReduceScatter = "exchange", PooledEmbeddingsAllGather = "exchange", SequenceEmbeddingsAllToAll = "exchange",
+  KJTOneToAll = "exchange", EmbeddingsAllToOne = "exchange", EmbeddingsAllToOneReduce = "exchange", SeqEmbeddingsAllToOne = "exchange",
+  QuantizedCommCodec = "codec", QuantizedCommCodecs = "codec", get_qcomm_codecs_registry = "codec",
+  set_gradient_division = "ops", get_gradient_division = "ops",
+}
 setmetatable(M, {
   __index = function(t, key)
-    if lazy[key] then
-      t[key] = require(lazy[key])
-      return t[key]
-    end
+    local value
+    if lazy[key] then value = require(lazy[key])
+    elseif names[key] then value = require(lazy[names[key]])[key] end
+    rawset(t, key, value)
+    return value
   end,
 })
 

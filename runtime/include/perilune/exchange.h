@@ -115,4 +115,25 @@ PERI_API int32_t peri_exchange_results(peri_work *exchange);
 /** The tensors of a complete exchange into @out[peri_exchange_results], on the tape if it was recorded; once. @out new. */
 PERI_API peri_status peri_exchange_result(peri_work *exchange, peri_tensor **out);
 
+/* -- KeyedJaggedTensors ---------------------------------------------------------------------------------------------------------------- */
+
+typedef struct peri_kjt_exchange_args {
+    peri_kjt *kjt;             /* retained; its tensors must stay unchanged until the exchange is complete */
+    const int32_t *key_splits; /* W: the first key_splits[0] keys go to rank 0, the next key_splits[1] to rank 1, ... */
+    peri_keys *keys;           /* the list of this rank's keys, if the caller has it, so that it need not be made; or NULL */
+    int32_t stagger;           /* order of the rows of a key in the result, see peri_kjt_recat; 1: by rank */
+} peri_kjt_exchange_args;
+
+/** Exchange the @n kjts of @args in two phases: one message announces the sizes of all of them, the tensors of each follow by themselves.
+ *  Keys, key splits, dtypes, weights and the kind of batch must be equal on all ranks; batches may differ. @splits: complete when the sizes
+ *  are known. @out[i]: complete when kjt i is here. Not recorded: ids have no gradient. @splits, @out new. */
+PERI_API peri_status peri_exchange_kjts(peri_group *group, const peri_kjt_exchange_args *args, int32_t n, peri_work **splits,
+                                        peri_work **out);
+/** The kjt of a complete exchange (one of peri_exchange_kjts' @out), once: this rank's keys, with the rows of all ranks. A group of one
+ *  rank: the kjt that was given. @out new. */
+PERI_API peri_status peri_exchange_kjt_result(peri_work *exchange, peri_kjt **out);
+/** When the sizes are known: rows of each rank's batch, ids that this rank sends to each rank, ids that it gets from each; W entries. */
+PERI_API peri_status peri_exchange_kjt_splits(peri_work *exchange, int64_t *stride_per_rank, int64_t *input_splits,
+                                              int64_t *output_splits);
+
 #endif

@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kjt_exchange.c: KeyedJaggedTensors from the ranks that read them to the ranks that look them up.
+ *
+ * Two phases. One message announces the sizes of all kjts of a call (rows and ids of every key); the tensors of each kjt follow as soon as
+ * its receivers know them, whether anybody waits or not. The first and the last rank's own part lies at an end of their tensors: it is left
+ * out of the exchange and placed from where it is.
+ */
+#include "internal.h"
+#include "kjt_layout.h"
+
+#include <perilune/exchange.h>
+
+enum { SYNC, ANNOUNCE, DONE }; /* phases of sizes */
+
+/** One kjt on its way. */
+typedef struct item {
+    peri_kjt *kjt;   /* retained */
+    peri_keys *keys; /* of the result; retained */
+    int32_t *first_key; /* W + 1: first key of each rank */
+    int32_t stagger;
+    uint64_t identity;
+    peri_tensor *tensors[PERI_PARTS]; /* what is sent; NULL weights: none */
+    peri__kjt_layout *layout; /* once the announcements are here */
+} item;
+
+/** The work of the announcements. */
+typedef struct sizes {
+    peri_work base;
+    int32_t n, phase;
+    item *items;
+    uint64_t sequence;   /* number of the announcement; the parts of item i have the next ones, from sequence + 1 + i * PERI_PARTS on */
+    int64_t *send, *recv; /* announcements */
+    peri_work *exchange;
+} sizes;
+
+/** The work of one kjt's tensors. */
+typedef struct tensors {
+    peri_work base;
+    sizes *sizes; /* retained */
+    int32_t index;
+    bool posted, used;
+    peri_work *works[PERI_PARTS];
+    peri_tensor *received[PERI_PARTS];
+    int64_t own_first[2]; /* -1: the own part is exchanged with the others */
+    peri_kjt *result;
+} tensors;
+
+static const char name[] = "peri_exchange_kjts";
+
+/* -- announcements --------------------------------------------------------------------------------------------------------------------- */
+
+static int32_t keys_of(const item *t, int32_t rank) { return t->first_key[rank + 1] - t->first_key[rank]; }
+
+static void release_sizes(void *s) { peri_work_release(s); }
+
+/** Words that this rank writes for item @t and rank @r; returns the end. */
+static int64_t *announce(const item *t, int32_t r, int64_t *at)
+{
+    peri_kjt *k = t->kjt;
+    at[PERI_ANNOUNCE_IDENTITY] = (int64_t)t->identity;
+    at[PERI_ANNOUNCE_STRIDE] = k->stride;
+    at += PERI_ANNOUNCE_WORDS;
+    for (int32_t i = t->first_key[r]; i < t->first_key[r + 1]; i++) {
+        *at++ = k->stride_per_key[i];
+        *at++ = k->length_per_key[i];
+    }
+    return at;
+}
+
+static peri_status post_sizes(sizes *s)
+{
+    peri_group *g = s->base.group;
+    int64_t send = 0, mine = 0;
+    for (int32_t i = 0; i < s->n; i++) {
+        mine += PERI_ANNOUNCE_WORDS + 2 * keys_of(&s->items[i], g->rank);
+        send += (int64_t)g->size * PERI_ANNOUNCE_WORDS + 2 * s->items[i].first_key[g->size];
+    }
+    s->send = peri__alloc(sizeof *s->send * (size_t)(send + g->size * mine + 2 * (int64_t)g->size));
+    if (!s->send) return PERI_ENOMEM;
+    s->recv = s->send + send;
+    int64_t *send_counts = s->recv + g->size * mine, *recv_counts = send_counts + g->size, *at = s->send;
+    uint64_t tag = 0;
+    for (int32_t i = 0; i < s->n; i++) tag = peri__hash_mix(tag, s->items[i].identity);
+    for (int32_t r = 0; r < g->size; r++) {
+        int64_t *begin = at;
+        for (int32_t i = 0; i < s->n; i++) at = announce(&s->items[i], r, at);
+        send_counts[r] = at - begin;
+        recv_counts[r] = mine;
+    }
+    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = PERI_I64, .sequence = s->sequence, .tag = tag, .send = s->send,
+                       .recv = s->recv, .send_counts = send_counts, .recv_counts = recv_counts};
+    peri_work_retain(&s->base);
+    return peri__coll_post_host(g, &op, s, release_sizes, &s->exchange);
+}
+
+/** Deal the announcements to the items. */
+static peri_status read_sizes(sizes *s)
+{
+    peri_group *g = s->base.group;
+    int64_t mine = 0, before = 0;
+    for (int32_t i = 0; i < s->n; i++) mine += PERI_ANNOUNCE_WORDS + 2 * keys_of(&s->items[i], g->rank);
+    int64_t *words = peri__alloc(sizeof *words * (size_t)(g->size * mine + 1));
+    if (!words) return PERI_ENOMEM;
+    peri_status status = PERI_OK;
+    for (int32_t i = 0; i < s->n && status >= 0; i++) {
+        item *t = &s->items[i];
+        int64_t width = PERI_ANNOUNCE_WORDS + 2 * keys_of(t, g->rank);
+        for (int32_t r = 0; r < g->size; r++)
+            memcpy(words + r * width, s->recv + r * mine + before, sizeof *words * (size_t)width);
+        status = peri__kjt_layout_new(t->keys, g->size, g->rank, t->stagger, t->kjt->ranks > 0, t->identity, words, &t->layout);
+        before += width;
+    }
+    peri__free(words);
+    return status;
+}
+
+/** Waiting for the own device is no standstill of the ranks. */
+static peri_status sync_all(sizes *s)
+{
+    bool pending = false;
+    for (int32_t i = 0; i < s->n; i++) {
+        peri_status status = peri_kjt_sync_test(s->items[i].kjt);
+        if (status < 0) return status;
+        pending = pending || status == PERI_PENDING;
+    }
+    if (!pending) return PERI_OK;
+    s->base.group->comm->events++;
+    return PERI_PENDING;
+}
+
+static peri_status advance(sizes *s)
+{
+    peri_status status;
+    switch (s->phase) {
+    case SYNC:
+        if ((status = sync_all(s)) != PERI_OK) return status;
+        if (s->base.group->size == 1) return PERI_OK;
+        PERI_TRY(post_sizes(s));
+        s->phase = ANNOUNCE;
+        /* fallthrough */
+    default:
+        if ((status = peri_work_test(s->exchange)) != PERI_OK) return status;
+        peri_work_release(s->exchange);
+        s->exchange = NULL;
+        PERI_TRY(read_sizes(s));
+        s->phase = DONE;
+        return PERI_OK;
+    }
+}
+
+/** "'a', 'b' (2 keys)". */
+static void keys_text(const peri_keys *keys, char *text, size_t len)
+{
+    size_t used = 0;
+    for (int32_t i = 0; i < keys->count && i < 4 && used < len; i++)
+        used += (size_t)snprintf(text + used, len - used, "%s'%.24s'", i ? ", " : "", keys->names[i]);
+    if (used < len) snprintf(text + used, len - used, "%s (%d keys)", keys->count > 4 ? ", ..." : "", keys->count);
+}
+
+static peri_status sizes_step(peri_work *work)
+{
+    sizes *s = (sizes *)work;
+    peri_status status = advance(s);
+    if (status >= 0) return status;
+    char keys[160] = "none", cause[PERI_MESSAGE_MAX];
+    if (s->n) keys_text(s->items[0].kjt->keys, keys, sizeof keys);
+    snprintf(cause, sizeof cause, "%s", peri_error_message());
+    peri__fail(status, "%s: keys %s on rank %d: %s", name, keys, work->group->rank, cause);
+    return peri__group_fail(work->group, status);
+}
+
+static void item_fini(item *t)
+{
+    for (int i = 0; i < PERI_PARTS; i++) peri_tensor_release(t->tensors[i]);
+    peri__kjt_layout_release(t->layout);
+    peri_kjt_release(t->kjt);
+    peri_keys_release(t->keys);
+    peri__free(t->first_key);
+}
+
+static void sizes_fini(peri_work *work)
+{
+    sizes *s = (sizes *)work;
+    peri_work_release(s->exchange);
+    for (int32_t i = 0; s->items && i < s->n; i++) item_fini(&s->items[i]);
+    peri__free(s->items);
+    peri__free(s->send);
+}
+
+static const peri__work_vtab sizes_vtab = {.name = "kjt sizes", .step = sizes_step, .fini = sizes_fini};
+
+/* -- tensors --------------------------------------------------------------------------------------------------------------------------- */
+
+/** Post one part: @counts of what goes to each rank and of what comes from it. */
+static peri_status post_part(tensors *w, const item *t, int part, const int64_t *out, const int64_t *in)
+{
+    peri_group *g = w->base.group;
+    bool lengths = part == PERI_PART_LENGTHS, apart = w->own_first[0] >= 0;
+    peri_tensor *whole = t->tensors[part], *send = NULL;
+    int64_t sent = 0, came = 0;
+    for (int32_t r = 0; r < g->size; r++) sent += out[r], came += in[r];
+    /* The first rank's own part is in front, the last one's at the end. */
+    int64_t skip = apart && g->rank == 0 ? peri__numel(whole) - sent : 0;
+    PERI_TRY(peri_tensor_new(peri__device(whole), whole->dtype, 1, &came, &w->received[part]));
+    PERI_TRY(peri__tensor_view(whole, 1, &sent, NULL, whole->offset + skip, &send));
+    if (apart) w->own_first[lengths ? 0 : 1] = g->rank == 0 ? 0 : sent;
+    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = whole->dtype, .send_counts = out, .recv_counts = in,
+                       .sequence = w->sizes->sequence + 1 + (uint64_t)w->index * PERI_PARTS + (uint64_t)part};
+    peri_status status = peri__coll_post(g, &op, send, w->received[part], &w->works[part]);
+    peri_tensor_release(send);
+    return status;
+}
+
+static peri_status post_tensors(tensors *w)
+{
+    item *t = &w->sizes->items[w->index];
+    peri_group *g = w->base.group;
+    const peri_kjt *k = t->kjt;
+    int64_t *counts = peri__alloc(sizeof *counts * 2 * (size_t)g->size), *in = counts + g->size;
+    if (!counts) return PERI_ENOMEM;
+    bool apart = g->rank == 0 || g->rank == g->size - 1;
+    w->own_first[0] = w->own_first[1] = apart ? 0 : -1;
+    peri_status status = PERI_OK;
+    for (int part = 0; part < PERI_PARTS && status >= 0; part++) {
+        bool lengths = part == PERI_PART_LENGTHS;
+        const int64_t *at = lengths ? k->lengths_offset_per_key : k->offset_per_key;
+        if (!t->tensors[part]) continue;
+        for (int32_t r = 0; r < g->size; r++) {
+            bool left_out = apart && r == g->rank;
+            counts[r] = left_out ? 0 : at[t->first_key[r + 1]] - at[t->first_key[r]];
+            in[r] = left_out ? 0 : lengths ? t->layout->rank_rows[r] : t->layout->rank_ids[r];
+        }
+        status = post_part(w, t, part, counts, in);
+    }
+    peri__free(counts);
+    return status;
+}
+
+static peri_status tensors_advance(tensors *w)
+{
+    item *t = &w->sizes->items[w->index];
+    peri_status status = peri_work_test(&w->sizes->base);
+    if (status != PERI_OK) return status;
+    if (w->base.group->size == 1) {
+        peri_kjt_retain(t->kjt);
+        w->result = t->kjt;
+        return PERI_OK;
+    }
+    if (!w->posted) PERI_TRY(post_tensors(w));
+    w->posted = true;
+    for (int part = 0; part < PERI_PARTS; part++) {
+        if (!w->works[part]) continue;
+        if ((status = peri_work_test(w->works[part])) != PERI_OK) return status;
+        peri_work_release(w->works[part]);
+        w->works[part] = NULL;
+    }
+    PERI_TRY(peri__kjt_layout_build(t->layout, w->received, t->tensors, w->own_first, &w->result));
+    for (int part = 0; part < PERI_PARTS; part++) {
+        peri_tensor_release(w->received[part]);
+        w->received[part] = NULL;
+    }
+    return PERI_OK;
+}
+
+static peri_status tensors_step(peri_work *work)
+{
+    peri_status status = tensors_advance((tensors *)work);
+    return status < 0 ? peri__group_fail(work->group, status) : status;
+}
+
+static void tensors_fini(peri_work *work)
+{
+    tensors *w = (tensors *)work;
+    for (int part = 0; part < PERI_PARTS; part++) {
+        peri_work_release(w->works[part]);
+        peri_tensor_release(w->received[part]);
+    }
+    peri_kjt_release(w->result);
+    if (w->sizes) peri_work_release(&w->sizes->base);
+}
+
+static const peri__work_vtab tensors_vtab = {.name = "kjt tensors", .step = tensors_step, .fini = tensors_fini};
+
+/* -- the call -------------------------------------------------------------------------------------------------------------------------- */
+
+static peri_status check_item(peri_group *g, const peri_kjt_exchange_args *a)
+{
+    if (!a->kjt || !a->key_splits) return peri__fail(PERI_EINVAL, "%s: no %s", name, a->kjt ? "key_splits" : "kjt");
+    int64_t sum = 0;
+    for (int32_t r = 0; r < g->size; r++) {
+        if (a->key_splits[r] < 0) return peri__fail(PERI_EINVAL, "%s: %d keys for rank %d, allowed: 0 and more", name, a->key_splits[r], r);
+        sum += a->key_splits[r];
+    }
+    if (sum != a->kjt->keys->count)
+        return peri__fail(PERI_EINVAL, "%s: the key splits sum to %lld, the kjt has %d keys", name, (long long)sum, a->kjt->keys->count);
+    if (a->stagger < 1 || g->size % a->stagger)
+        return peri__fail(PERI_EINVAL, "%s: stagger %d, allowed: divisors of the %d ranks", name, a->stagger, g->size);
+    if (a->kjt->values->ndim != 1) return peri__fail(PERI_EINVAL, "%s: values of %d dimensions, allowed: 1", name, a->kjt->values->ndim);
+    return PERI_OK;
+}
+
+/** Hash over what all ranks must agree on. */
+static uint64_t identity_of(const peri_group *g, const peri_kjt_exchange_args *a, int32_t lengths_dtype)
+{
+    const peri_kjt *k = a->kjt;
+    uint64_t h = peri__hash_mix(k->keys->hash, (uint64_t)a->stagger);
+    for (int32_t r = 0; r < g->size; r++) h = peri__hash_mix(h, (uint64_t)a->key_splits[r]);
+    h = peri__hash_mix(h, (uint64_t)k->values->dtype | (uint64_t)lengths_dtype << 8 | (uint64_t)(k->ranks > 0) << 16);
+    return peri__hash_mix(h, k->weights ? (uint64_t)k->weights->dtype + 1 : 0);
+}
+
+/** The keys that this rank gets: @given if it is that list. */
+static peri_status own_keys(const peri_keys *all, int32_t begin, int32_t end, peri_keys *given, peri_keys **out)
+{
+    bool same = given && given->count == end - begin;
+    for (int32_t i = begin; same && i < end; i++) same = given->name_hash[i - begin] == all->name_hash[i];
+    for (int32_t i = begin; same && i < end; i++) same = !strcmp(given->names[i - begin], all->names[i]);
+    if (!same) return peri__keys_slice(all, begin, end, out);
+    peri_keys_retain(given);
+    *out = given;
+    return PERI_OK;
+}
+
+static peri_status take_item(peri_group *g, const peri_kjt_exchange_args *a, item *t)
+{
+    peri_kjt *k = a->kjt;
+    t->first_key = peri__alloc(sizeof *t->first_key * (size_t)(g->size + 1));
+    if (!t->first_key) return PERI_ENOMEM;
+    t->first_key[0] = 0;
+    for (int32_t r = 0; r < g->size; r++) t->first_key[r + 1] = t->first_key[r] + a->key_splits[r];
+    t->stagger = a->stagger;
+    peri_kjt_retain(k);
+    t->kjt = k;
+    PERI_TRY(own_keys(k->keys, t->first_key[g->rank], t->first_key[g->rank + 1], a->keys, &t->keys));
+    PERI_TRY(peri_kjt_sync_post(k));
+    PERI_TRY(peri_kjt_lengths(k, &t->tensors[PERI_PART_LENGTHS]));
+    PERI_TRY(peri_kjt_values(k, &t->tensors[PERI_PART_VALUES]));
+    PERI_TRY(peri_kjt_weights(k, &t->tensors[PERI_PART_WEIGHTS]));
+    t->identity = identity_of(g, a, t->tensors[PERI_PART_LENGTHS]->dtype);
+    return PERI_OK;
+}
+
+/** Drop works that were made so far, with the error that stopped the making. */
+static peri_status give_up(peri_group *g, sizes *s, peri_work **out, int32_t made, peri_status status)
+{
+    for (int32_t i = 0; i < made; i++) {
+        peri__work_cancel(out[i], status);
+        peri_work_release(out[i]);
+        out[i] = NULL;
+    }
+    peri__work_cancel(&s->base, status);
+    peri_work_release(&s->base);
+    return g->size > 1 ? peri__group_fail(g, status) : status;
+}
+
+peri_status peri_exchange_kjts(peri_group *g, const peri_kjt_exchange_args *args, int32_t n, peri_work **splits, peri_work **out)
+{
+    peri_work *work;
+    PERI_TRY(peri__group_check(name, g));
+    if (n < 1) return peri__fail(PERI_EINVAL, "%s: %d kjts, at least one is needed", name, n);
+    for (int32_t i = 0; i < n; i++) PERI_TRY(check_item(g, &args[i]));
+    PERI_TRY(peri__work_new(sizeof(sizes), &sizes_vtab, g, peri__kjt_device(args[0].kjt), &work));
+    sizes *s = (sizes *)work;
+    if (g->size > 1) s->sequence = peri__group_reserve(g, 1 + n * PERI_PARTS);
+    s->items = peri__alloc_zero(sizeof *s->items * (size_t)n);
+    s->n = s->items ? n : 0;
+    peri_status status = s->items ? PERI_OK : PERI_ENOMEM;
+    for (int32_t i = 0; i < n && status >= 0; i++) status = take_item(g, &args[i], &s->items[i]);
+    if (status < 0) return give_up(g, s, NULL, 0, status);
+    for (int32_t i = 0; i < n; i++) {
+        status = peri__work_new(sizeof(tensors), &tensors_vtab, g, peri__kjt_device(args[i].kjt), &out[i]);
+        if (status < 0) return give_up(g, s, out, i, status);
+        tensors *w = (tensors *)out[i];
+        peri_work_retain(work);
+        w->sizes = s;
+        w->index = i;
+    }
+    status = peri_work_test(work);
+    if (status < 0) return give_up(g, s, out, n, status);
+    *splits = work;
+    return PERI_OK;
+}
+
+peri_status peri_exchange_kjt_result(peri_work *exchange, peri_kjt **out)
+{
+    static const char f[] = "peri_exchange_kjt_result";
+    tensors *w = (tensors *)exchange;
+    if (exchange->vtab != &tensors_vtab) return peri__fail(PERI_EINVAL, "%s: this work is no exchange of a kjt", f);
+    if (exchange->status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the exchange is not complete; wait for it", f);
+    if (w->used) return peri__fail(PERI_EINVAL, "%s: this result was already taken", f);
+    w->used = true;
+    *out = w->result;
+    w->result = NULL;
+    return PERI_OK;
+}
+
+peri_status peri_exchange_kjt_splits(peri_work *exchange, int64_t *stride_per_rank, int64_t *input_splits, int64_t *output_splits)
+{
+    static const char f[] = "peri_exchange_kjt_splits";
+    tensors *w = (tensors *)exchange;
+    if (exchange->vtab != &tensors_vtab) return peri__fail(PERI_EINVAL, "%s: this work is no exchange of a kjt", f);
+    if (w->sizes->base.status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the sizes are not known yet; wait for them", f);
+    const item *t = &w->sizes->items[w->index];
+    const peri__kjt_layout *l = t->layout;
+    for (int32_t r = 0; r < exchange->group->size; r++) {
+        stride_per_rank[r] = l ? l->stride[r] : t->kjt->stride;
+        input_splits[r] = t->kjt->offset_per_key[t->first_key[r + 1]] - t->kjt->offset_per_key[t->first_key[r]];
+        output_splits[r] = l ? l->rank_ids[r] : input_splits[r];
+    }
+    return PERI_OK;
+}

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kjt_layout.c: see kjt_layout.h. Announcements come from elsewhere: nothing is believed before it was checked.
+ */
+#include "kjt_layout.h"
+
+enum { MOST_BITS = 48 }; /* counts below 2^48 can be added up and multiplied by the size of an element */
+
+void peri__kjt_layout_release(peri__kjt_layout *layout)
+{
+    if (!layout) return;
+    peri_keys_release(layout->keys);
+    peri__free(layout->stride);
+    peri__free(layout->recat);
+    peri__free(layout);
+}
+
+static peri_status read_rank(peri__kjt_layout *l, int32_t r, uint64_t identity, const int64_t *words)
+{
+    static const char f[] = "peri_exchange_kjts";
+    int64_t most = (int64_t)1 << MOST_BITS, n = l->keys->count;
+    if ((uint64_t)words[PERI_ANNOUNCE_IDENTITY] != identity)
+        return peri__fail(PERI_EMISMATCH,
+                          "%s: rank %d exchanges something else than rank %d: keys, key splits, dtypes, weights, stagger and the kind of "
+                          "batch must be equal on all ranks",
+                          f, r, l->rank);
+    l->stride[r] = words[PERI_ANNOUNCE_STRIDE];
+    if (l->stride[r] < 0 || l->stride[r] > most)
+        return peri__fail(PERI_EFORMAT, "%s: rank %d announced a batch of %lld rows", f, r, (long long)l->stride[r]);
+    for (int64_t k = 0; k < n; k++) {
+        int64_t rows = words[PERI_ANNOUNCE_WORDS + 2 * k], ids = words[PERI_ANNOUNCE_WORDS + 2 * k + 1];
+        bool legal = rows >= 0 && ids >= 0 && rows <= most - l->total_rows && ids <= most - l->total_ids && (rows > 0 || ids == 0);
+        if (!legal || (!l->variable && rows != l->stride[r]))
+            return peri__fail(PERI_EFORMAT, "%s: rank %d announced %lld rows with %lld ids of key '%.200s' in a batch of %lld", f, r,
+                              (long long)rows, (long long)ids, l->keys->names[k], (long long)l->stride[r]);
+        l->rows[r * n + k] = rows;
+        l->ids[r * n + k] = ids;
+        l->rank_rows[r] += rows;
+        l->rank_ids[r] += ids;
+        l->total_rows += rows;
+        l->total_ids += ids;
+    }
+    return PERI_OK;
+}
+
+peri_status peri__kjt_layout_new(peri_keys *keys, int32_t ranks, int32_t rank, int32_t stagger, bool variable, uint64_t identity,
+                                 const int64_t *words, peri__kjt_layout **out)
+{
+    peri__kjt_layout *l = peri__alloc_zero(sizeof *l);
+    if (!l) return PERI_ENOMEM;
+    int64_t n = keys->count, all = n * ranks;
+    *l = (peri__kjt_layout){.ranks = ranks, .rank = rank, .stagger = stagger, .variable = variable, .keys = keys};
+    peri_keys_retain(keys);
+    peri_status status = PERI_ENOMEM;
+    l->stride = peri__alloc_zero(sizeof *l->stride * (size_t)(3 * (int64_t)ranks + 3 * all));
+    l->recat = peri__alloc(sizeof *l->recat * (size_t)peri__max(all, 1));
+    if (!l->stride || !l->recat) goto out;
+    l->rank_rows = l->stride + ranks;
+    l->rank_ids = l->rank_rows + ranks;
+    l->rows = l->rank_ids + ranks;
+    l->ids = l->rows + all;
+    l->per_key_rank = l->ids + all;
+    PERI_TRY_GOTO(peri_kjt_recat(keys->count, ranks, stagger, l->recat), out);
+    int64_t batch = 0;
+    for (int32_t r = 0; r < ranks; r++) {
+        PERI_TRY_GOTO(read_rank(l, r, identity, words + r * (PERI_ANNOUNCE_WORDS + 2 * n)), out);
+        batch += l->stride[r];
+        if (batch > (int64_t)1 << MOST_BITS) {
+            status = peri__fail(PERI_EFORMAT, "peri_exchange_kjts: the ranks announced a batch of %lld rows", (long long)batch);
+            goto out;
+        }
+    }
+    for (int64_t t = 0; t < all; t++) l->per_key_rank[t] = l->rows[l->recat[t]];
+    *out = l;
+out:
+    if (status < 0) peri__kjt_layout_release(l);
+    return status;
+}
+
+/* -- building -------------------------------------------------------------------------------------------------------------------------- */
+
+/** Runs of lengths and, behind them, of ids, in the order of the result. */
+static void list_runs(const peri__kjt_layout *l, bool own_apart, const int64_t own_first[2], peri_k_run *runs, int64_t *at)
+{
+    int64_t n = l->keys->count, all = n * l->ranks;
+    const int64_t *counts[2] = {l->rows, l->ids};
+    for (int part = 0; part < 2; part++) {
+        int64_t from = 0, to = 0;
+        for (int64_t s = 0; s < all; s++) { /* where each received segment begins */
+            bool own = own_apart && s / n == l->rank;
+            if (own && s % n == 0) at[s] = own_first[part];
+            else if (own) at[s] = at[s - 1] + counts[part][s - 1];
+            else at[s] = from;
+            if (!own) from += counts[part][s];
+        }
+        for (int64_t t = 0; t < all; t++) {
+            int64_t s = l->recat[t];
+            runs[part * all + t] = (peri_k_run){.to = to, .from = at[s], .n = counts[part][s], .own = own_apart && s / n == l->rank};
+            to += counts[part][s];
+        }
+    }
+}
+
+static peri_status upload_runs(const peri__kjt_layout *l, peri_device *device, const int64_t own_first[2], peri_tensor **out)
+{
+    int64_t all = (int64_t)l->keys->count * l->ranks;
+    peri_k_run *runs = peri__alloc(sizeof *runs * (size_t)(2 * all + 1));
+    int64_t *at = peri__alloc(sizeof *at * (size_t)(all + 1));
+    peri_status status = runs && at ? PERI_OK : PERI_ENOMEM;
+    if (status >= 0) {
+        list_runs(l, own_first[0] >= 0, own_first, runs, at);
+        status = peri__upload_i64(device, (const int64_t *)runs, 2 * all * (int64_t)(sizeof *runs / 8), out);
+    }
+    peri__free(runs);
+    peri__free(at);
+    return status;
+}
+
+static peri_status place(const peri__kjt_layout *l, const peri_tensor *received, const peri_tensor *own, const peri_tensor *runs,
+                         bool ids, peri_tensor **out)
+{
+    int64_t all = (int64_t)l->keys->count * l->ranks;
+    PERI_TRY(peri_tensor_new(peri__device(received), received->dtype, 1, ids ? &l->total_ids : &l->total_rows, out));
+    peri_k_route_place_args args = {.dst = peri__data(*out), .received = peri__data(received), .own = own ? peri__data(own) : NULL,
+                                    .runs = (const peri_k_run *)peri__data(runs) + (ids ? all : 0),
+                                    .width = peri_dtype_size(received->dtype)};
+    return PERI_LAUNCH(peri__device(received), route_place, &args, all, 1);
+}
+
+/** The lengths add up to what was announced for each key. */
+static peri_status compare(const peri__kjt_layout *l, peri_kjt *k)
+{
+    int64_t n = l->keys->count;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t ids = 0;
+        for (int32_t r = 0; r < l->ranks; r++) ids += l->ids[r * n + i];
+        if (k->length_per_key[i] != ids)
+            return peri__fail(PERI_EFORMAT, "peri_exchange_kjts: the ranks announced %lld ids of key '%.200s', its lengths sum to %lld",
+                              (long long)ids, l->keys->names[i], (long long)k->length_per_key[i]);
+    }
+    return PERI_OK;
+}
+
+peri_status peri__kjt_layout_build(const peri__kjt_layout *l, peri_tensor *const *received, peri_tensor *const *own,
+                                   const int64_t own_first[2], peri_kjt **out)
+{
+    peri__kjt_parts p = {.keys = l->keys, .ranks = l->variable ? l->ranks : 0, .longest = -1};
+    peri_tensor *runs = NULL, *parts[PERI_PARTS] = {0};
+    peri_kjt *k = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(upload_runs(l, peri__device(received[PERI_PART_LENGTHS]), own_first, &runs), out);
+    for (int i = 0; i < PERI_PARTS; i++)
+        if (received[i]) PERI_TRY_GOTO(place(l, received[i], own[i], runs, i != PERI_PART_LENGTHS, &parts[i]), out);
+    p.lengths = parts[PERI_PART_LENGTHS];
+    p.values = parts[PERI_PART_VALUES];
+    p.weights = parts[PERI_PART_WEIGHTS];
+    p.stride_per_key_per_rank = l->variable ? l->per_key_rank : NULL;
+    for (int32_t r = 0; r < l->ranks && !l->variable; r++) p.stride += l->stride[r];
+    for (int64_t i = 0; i < l->keys->count && l->variable; i++) {
+        int64_t rows = 0;
+        for (int32_t r = 0; r < l->ranks; r++) rows += l->per_key_rank[i * l->ranks + r];
+        p.stride = peri__max(p.stride, rows);
+    }
+    PERI_TRY_GOTO(peri__kjt_adopt(&p, &k), out);
+    PERI_TRY_GOTO(peri_kjt_sync_post(k), out);
+    if (peri_device_host_access(peri__kjt_device(k))) {
+        PERI_TRY_GOTO(peri_kjt_sync(k), out);
+        PERI_TRY_GOTO(compare(l, k), out);
+    }
+    *out = k;
+    k = NULL;
+out:
+    peri_kjt_release(k);
+    peri_tensor_release(runs);
+    for (int i = 0; i < PERI_PARTS; i++) peri_tensor_release(parts[i]);
+    return status < 0 ? status : PERI_OK;
+}

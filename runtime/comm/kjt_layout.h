@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * comm/kjt_layout.h (L3): what ranks announce of the KeyedJaggedTensors that they exchange, and the kjt that the receiver makes of the
+ * parts. No function here communicates.
+ */
+#ifndef PERI_COMM_KJT_LAYOUT_H
+#define PERI_COMM_KJT_LAYOUT_H
+
+#include "../tensor/jagged_internal.h"
+
+/** Words of an announcement from one rank to another. Two words follow for each key that the latter gets: its rows and its ids. */
+enum {
+    PERI_ANNOUNCE_IDENTITY = 0, /* hash over what all ranks must agree on */
+    PERI_ANNOUNCE_STRIDE = 1,   /* rows of the batch */
+    PERI_ANNOUNCE_WORDS = 2
+};
+
+/** Parts of a message. */
+enum { PERI_PART_LENGTHS = 0, PERI_PART_VALUES = 1, PERI_PART_WEIGHTS = 2, PERI_PARTS = 3 };
+
+typedef struct peri__kjt_layout {
+    int32_t ranks, rank, stagger;
+    bool variable;
+    peri_keys *keys;                /* of the result; retained */
+    int64_t *stride;                /* ranks: rows of the batch */
+    int64_t *rows, *ids;            /* ranks x keys */
+    int64_t *rank_rows, *rank_ids;  /* ranks: sums */
+    int64_t *per_key_rank;          /* keys x ranks, ranks in the result's order: rows */
+    int32_t *recat;                 /* keys x ranks: received segment at each place */
+    int64_t total_rows, total_ids;
+} peri__kjt_layout;
+
+/** Read the announcements of all ranks: @words [ranks][PERI_ANNOUNCE_WORDS + 2 keys]. PERI_EMISMATCH, PERI_EFORMAT name the rank. @out new.
+ */
+peri_status peri__kjt_layout_new(peri_keys *keys, int32_t ranks, int32_t rank, int32_t stagger, bool variable, uint64_t identity,
+                                 const int64_t *words, peri__kjt_layout **out);
+void peri__kjt_layout_release(peri__kjt_layout *layout);
+
+/** Make the result of the parts. @received[part]: what came, by rank, then key (NULL weights: none). If @own_first[0] >= 0 the own part is
+ *  not among them but in @own[part], from row own_first[0] (lengths) and own_first[1] (values, weights) on. Lengths that do not fit the
+ *  announcements are PERI_EFORMAT where the host can see them at once; elsewhere the result's sync finds malformed ones. @out new. */
+peri_status peri__kjt_layout_build(const peri__kjt_layout *layout, peri_tensor *const *received, peri_tensor *const *own,
+                                   const int64_t own_first[2], peri_kjt **out);
+
+#endif
