@@ -11,7 +11,7 @@
 
 /** A row of `cols` numbers x lies in `stride` bytes of any alignment: codes at `codes_at`, scale and bias, one after the other, at
  *  `scale_at`
- *  (-1: there are none); all other bytes are 0. least and largest: of the row, or min_max[row]; a least of -0 counts as 0. All
+ *  (-1: there are none); all other bytes are 0. least and largest: of the row, or min_max[row]; -0 counts as 0. All
  *  arithmetic is single f32 operations; rint rounds to nearest even.
  *
  *  bits 8, f32 scale   scale = (largest - least) / 255, bias = least, code = rint((x - least) * (255 / (largest - least + 1e-8)))

@@ -62,8 +62,8 @@ static cpu_fp8 cpu_fp8_of(const peri_k_codec_args *a)
 {
     int32_t m = 7 - a->exponent_bits, b = a->exponent_bias;
     uint32_t drop = (uint32_t)(REF_CODEC_MANTISSA - m);
-    return (cpu_fp8){.max = ref_fp8_max(a), .least = ref_power(1 - b), .magic = ref_power(REF_CODEC_MANTISSA + 1 - b - m), .drop = drop,
-                     .half = (1u << (drop - 1)) - 1u, .rebias = (uint32_t)(127 - b) << m, .step = ref_power(1 - b - m)};
+    return (cpu_fp8){.max = ref_fp8_max(a), .least = k_two_to(1 - b), .magic = k_two_to(REF_CODEC_MANTISSA + 1 - b - m), .drop = drop,
+                     .half = (1u << (drop - 1)) - 1u, .rebias = (uint32_t)(127 - b) << m, .step = k_two_to(1 - b - m)};
 }
 
 static inline uint8_t cpu_fp8_encode(const cpu_fp8 *f, float x)
@@ -227,8 +227,8 @@ static void cpu_codec_encode_mx4(const peri_k_codec_args *a, int64_t begin, int6
             continue;
         }
         int32_t e = ref_mx4_exponent(a, most, b);
-        if (n == 32) cpu_mx4_codes(x, 32, ref_power(-e), wire);
-        else cpu_mx4_codes(x, n, ref_power(-e), wire);
+        if (n == 32) cpu_mx4_codes(x, 32, k_two_to(-e), wire);
+        else cpu_mx4_codes(x, n, k_two_to(-e), wire);
         wire[n / 2] = (uint8_t)(e + 127);
     }
 }
@@ -250,8 +250,8 @@ static void cpu_codec_decode_mx4(const peri_k_codec_args *a, int64_t begin, int6
         const uint8_t *wire = (const uint8_t *)a->wire + b * bytes;
         uint8_t shared = wire[a->block / 2];
         if (n < a->block || shared == 255) ref_mx4_decode(a, x, n, wire);
-        else if (n == 32) cpu_mx4_values(x, 32, ref_power(shared - 127), wire);
-        else cpu_mx4_values(x, n, ref_power(shared - 127), wire);
+        else if (n == 32) cpu_mx4_values(x, 32, k_two_to(shared - 127), wire);
+        else cpu_mx4_values(x, n, k_two_to(shared - 127), wire);
     }
 }
 

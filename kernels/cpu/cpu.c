@@ -17,7 +17,9 @@
 #include "dense.c"
 #include "jagged.c"
 #include "optim.c"
+#include "quantize.c"
 #include "sparse.c"
+#include "indices.c"
 #include "route.c"
 #include "tbe.c"
 
@@ -28,5 +30,5 @@
 
 const peri_kernels K_CAT(peri_kernels_, K_ISA) = {
     .isa = K_TEXT(K_ISA),
-    .fn = {K_CPU_CONVERT K_CPU_DENSE K_CPU_JAGGED K_CPU_OPTIM K_CPU_SPARSE K_CPU_TBE K_CPU_ROUTE K_CPU_CODEC},
+    .fn = {K_CPU_CONVERT K_CPU_DENSE K_CPU_JAGGED K_CPU_OPTIM K_CPU_SPARSE K_CPU_QUANTIZE K_CPU_TBE K_CPU_ROUTE K_CPU_CODEC},
 };

@@ -392,4 +392,4 @@ static void cpu_bucketize_place(const void *args, int64_t begin, int64_t end)
     }
 }
 
-#define K_CPU_SPARSE [PERI_K_bucketize_count] = cpu_bucketize_count, [PERI_K_bucketize_place] = cpu_bucketize_place,
+#define K_CPU_SPARSE [PERI_K_bucketize_count] = cpu_bucketize_count, [PERI_K_bucketize_place] = cpu_bucketize_place, K_CPU_INDICES

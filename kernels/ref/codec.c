@@ -5,9 +5,6 @@
 
 enum { REF_CODEC_MANTISSA = 23 };
 
-/** 2^e for -149 <= e <= 127. */
-static inline float ref_power(int32_t e) { return e >= -126 ? k_float((uint32_t)(e + 127) << 23) : k_float(1u << (e + 149)); }
-
 /** Bytes of one block of a byte format. */
 static int64_t ref_codec_bytes(const peri_k_codec_args *a)
 {
@@ -46,34 +43,13 @@ static float ref_codec_from16(uint16_t y, int32_t format) { return format == PER
 
 /* -- 8-bit floats ---------------------------------------------------------------------------------------------------------------------- */
 
-static float ref_fp8_max(const peri_k_codec_args *a)
-{
-    int32_t m = 7 - a->exponent_bits;
-    return ref_power((1 << a->exponent_bits) - 2 - a->exponent_bias) * (2 - ref_power(-m));
-}
+static float ref_fp8_max(const peri_k_codec_args *a) { return k_fp8_largest(a->exponent_bits, a->exponent_bias); }
 
-static uint8_t ref_fp8_encode(const peri_k_codec_args *a, float x)
-{
-    int32_t m = 7 - a->exponent_bits, b = a->exponent_bias;
-    float max = ref_fp8_max(a), magnitude = fabsf(x);
-    uint32_t sign = k_bits(x) >> 24 & 0x80u;
-    if (!(magnitude < max)) magnitude = max;
-    if (magnitude >= ref_power(1 - b)) {
-        /* 23 - m bits of the mantissa go: to nearest, ties to even. A carry into the exponent is right. */
-        uint32_t u = k_bits(magnitude), drop = (uint32_t)(REF_CODEC_MANTISSA - m);
-        u += (1u << (drop - 1)) - 1u + (u >> drop & 1u);
-        return (uint8_t)(sign | (((u >> drop) - ((uint32_t)(127 - b) << m)) & 0x7fu));
-    }
-    float magic = ref_power(REF_CODEC_MANTISSA + 1 - b - m); /* numbers at this size have steps of 2^(1 - b - m) */
-    return (uint8_t)(sign | (k_bits(magnitude + magic) & 0x7fu));
-}
+static uint8_t ref_fp8_encode(const peri_k_codec_args *a, float x) { return k_f32_to_fp8(x, a->exponent_bits, a->exponent_bias); }
 
 static float ref_fp8_decode(const peri_k_codec_args *a, uint8_t code)
 {
-    int32_t m = 7 - a->exponent_bits, exponent = (code & 0x7f) >> m, mantissa = code & ((1 << m) - 1);
-    float step = ref_power((exponent ? exponent : 1) - a->exponent_bias - m);
-    float magnitude = (float)(exponent ? mantissa + (1 << m) : mantissa) * step;
-    return code & 0x80 ? -magnitude : magnitude;
+    return k_fp8_to_f32(code, a->exponent_bits, a->exponent_bias);
 }
 
 static void ref_fp8_row_encode(const peri_k_codec_args *a, const float *x, int64_t n, uint8_t *wire)
@@ -151,7 +127,7 @@ static void ref_mx4_encode(const peri_k_codec_args *a, const float *x, int64_t n
     wire[a->block / 2] = 255;
     if (sum != 0) return;
     int32_t e = ref_mx4_exponent(a, most, block);
-    float scale = ref_power(-e);
+    float scale = k_two_to(-e);
     for (int64_t i = 0; i < n; i++) {
         float magnitude = fabsf(x[i]) * scale;
         uint32_t code = k_bits(x[i]) >> 28 & 8u;
@@ -164,7 +140,7 @@ static void ref_mx4_encode(const peri_k_codec_args *a, const float *x, int64_t n
 static void ref_mx4_decode(const peri_k_codec_args *a, float *x, int64_t n, const uint8_t *wire)
 {
     uint8_t shared = wire[a->block / 2];
-    float scale = shared == 255 ? NAN : ref_power(shared - 127);
+    float scale = shared == 255 ? NAN : k_two_to(shared - 127);
     for (int64_t i = 0; i < n; i++) {
         uint8_t code = wire[i / 2] >> (i & 1 ? 4 : 0) & 15;
         float magnitude = ref_mx4_values[code & 7] * scale;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * number.h: scalar conversions that ref and the instruction-set variants share: f16 and bf16 with round to nearest even.
+ * number.h: scalar conversions that ref and the instruction-set variants share: f16, bf16 and 8-bit floats with round to nearest even.
  */
 #ifndef PERI_KERNELS_NUMBER_H
 #define PERI_KERNELS_NUMBER_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -51,6 +52,33 @@ static inline uint16_t k_f32_to_f16(float x)
         return (uint16_t)(sign | (k_bits(shifted) - 0x3f000000u));
     }
     return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13));
+}
+
+/** 2^e for -149 <= e <= 127. */
+static inline float k_two_to(int32_t e) { return e >= -126 ? k_float((uint32_t)(e + 127) << 23) : k_float(1u << (e + 149)); }
+
+/* 8-bit floats of sign, e bits of exponent and m = 7 - e of mantissa, with exponent bias b: kernels/quantize.h, kernels/codec.h. */
+
+static inline float k_fp8_largest(int32_t e, int32_t b) { return k_two_to((1 << e) - 2 - b) * (2 - k_two_to(e - 7)); }
+
+static inline uint8_t k_f32_to_fp8(float x, int32_t e, int32_t b)
+{
+    int32_t m = 7 - e, drop = 23 - m;
+    float largest = k_fp8_largest(e, b), magnitude = fabsf(x);
+    uint32_t sign = k_bits(x) >> 24 & 0x80u, u;
+    if (!(magnitude < largest)) magnitude = largest;
+    if (magnitude < k_two_to(1 - b)) return (uint8_t)(sign | (uint32_t)rintf(magnitude * k_two_to(b - 1 + m)));
+    u = k_bits(magnitude);
+    u += (1u << (drop - 1)) - 1 + (u >> drop & 1u); /* a carry into the exponent is right */
+    return (uint8_t)(sign | ((u >> drop) - ((uint32_t)(127 - b) << m)));
+}
+
+static inline float k_fp8_to_f32(uint8_t code, int32_t e, int32_t b)
+{
+    int32_t m = 7 - e, field = (code & 0x7f) >> m;
+    uint32_t mantissa = code & ((1u << m) - 1);
+    float x = field ? k_float(((uint32_t)(field + 127 - b) << 23) | mantissa << (23 - m)) : (float)mantissa * k_two_to(1 - b - m);
+    return code & 0x80 ? -x : x;
 }
 
 #endif

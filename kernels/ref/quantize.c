@@ -3,9 +3,6 @@
  * quantize.c (ref): see kernels/quantize.h.
  */
 
-/** 2^e for -149 <= e <= 127. */
-static inline float ref_two_to(int32_t e) { return e >= -126 ? k_float((uint32_t)(e + 127) << 23) : k_float(1u << (e + 149)); }
-
 static inline float ref_number(const void *x, int64_t i, int32_t dtype)
 {
     if (dtype == PERI_F32) return ((const float *)x)[i];
@@ -26,18 +23,14 @@ typedef struct ref_scale {
 
 static const ref_scale ref_no_scale = {__builtin_nanf(""), __builtin_nanf(""), 0};
 
-static inline float ref_fp8_largest(const peri_k_rows_args *a)
-{
-    return ref_two_to((1 << a->exponent_bits) - 2 - a->exponent_bias) * (2 - ref_two_to(a->exponent_bits - 7));
-}
-
 /** From the least and the largest number of a row; for fp8 @largest is the largest magnitude. */
 static inline ref_scale ref_scale_of(const peri_k_rows_args *a, float least, float largest)
 {
     ref_scale s = {0};
     least += 0.0f; /* -0 becomes 0 */
+    largest += 0.0f;
     if (a->exponent_bits) {
-        s.scale = s.inverse = ref_fp8_largest(a) / (1e-20f + largest);
+        s.scale = s.inverse = k_fp8_largest(a->exponent_bits, a->exponent_bias) / (1e-20f + largest);
     } else if (!a->half) {
         float range = largest - least;
         s = (ref_scale){range / 255.0f, least, 255.0f / (range + 1e-8f)};
@@ -78,26 +71,6 @@ static inline ref_scale ref_scale_load(const peri_k_rows_args *a, const uint8_t 
     return s;
 }
 
-static inline uint8_t ref_fp8_code(const peri_k_rows_args *a, float x)
-{
-    int32_t m = 7 - a->exponent_bits, b = a->exponent_bias, drop = 23 - m;
-    float largest = ref_fp8_largest(a), magnitude = fabsf(x);
-    uint32_t sign = k_bits(x) >> 24 & 0x80u, u;
-    if (!(magnitude < largest)) magnitude = largest;
-    if (magnitude < ref_two_to(1 - b)) return (uint8_t)(sign | (uint32_t)rintf(magnitude * ref_two_to(b - 1 + m)));
-    u = k_bits(magnitude);
-    u += (1u << (drop - 1)) - 1 + (u >> drop & 1u);
-    return (uint8_t)(sign | ((u >> drop) - ((uint32_t)(127 - b) << m)));
-}
-
-static inline float ref_fp8_value(const peri_k_rows_args *a, uint8_t code)
-{
-    int32_t m = 7 - a->exponent_bits, b = a->exponent_bias, field = (code & 0x7f) >> m;
-    uint32_t mantissa = code & ((1u << m) - 1);
-    float x = field ? k_float(((uint32_t)(field + 127 - b) << 23) | mantissa << (23 - m)) : (float)mantissa * ref_two_to(1 - b - m);
-    return code & 0x80 ? -x : x;
-}
-
 static void ref_rows_quantize(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_rows_args *a = args;
@@ -124,7 +97,7 @@ static void ref_rows_quantize(const void *args, int64_t begin, int64_t end)
             float x = ref_number(a->x, r * a->cols + c, a->dtype);
             int64_t bit = c * a->bits;
             uint8_t *code = row + a->codes_at + bit / 8;
-            if (a->exponent_bits) *code = ref_fp8_code(a, scaled ? x * s.scale : x);
+            if (a->exponent_bits) *code = k_f32_to_fp8(scaled ? x * s.scale : x, a->exponent_bits, a->exponent_bias);
             else if (a->half) *code |= (uint8_t)((uint32_t)fminf(fmaxf(rintf((x - s.bias) * s.inverse), 0),
                                                                  (float)((1 << a->bits) - 1)) << bit % 8);
             else *code = (uint8_t)rintf((x - s.bias) * s.inverse);
@@ -142,7 +115,7 @@ static void ref_rows_restore(const void *args, int64_t begin, int64_t end)
             int64_t bit = c * a->bits;
             uint8_t code = row[a->codes_at + bit / 8];
             float x;
-            if (a->exponent_bits) x = a->scale_at >= 0 ? ref_fp8_value(a, code) / s.scale : ref_fp8_value(a, code);
+            if (a->exponent_bits) x = k_fp8_to_f32(code, a->exponent_bits, a->exponent_bias) / s.scale; /* 1 if there is none */
             else x = fmaf((float)(code >> bit % 8 & ((1 << a->bits) - 1)), s.scale, s.bias);
             ref_number_set(a->x, r * a->cols + c, a->dtype, x);
         }
