@@ -242,7 +242,7 @@ static void cpu_levels_from_dense(const void *args, int64_t begin, int64_t end)
     {                                                                                                                                 \
         for (int64_t i = begin; i < end; i++) {                                                                                       \
             uint8_t *mark = marks + ((int64_t)x[i] - base);                                                                           \
-            if (!__atomic_load_n(mark, __ATOMIC_RELAXED)) __atomic_store_n(mark, 1, __ATOMIC_RELAXED);                                \
+            __atomic_store_n(mark, 1, __ATOMIC_RELAXED);                                \
         }                                                                                                                             \
     }
 CPU_MARK(cpu_mark_i32, int32_t)

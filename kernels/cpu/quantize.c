@@ -91,7 +91,8 @@ typedef struct cpu_row_fp8 {
 QROWS cpu_row_fp8 cpu_row_fp8_of(const peri_k_rows_args *a)
 {
     int32_t m = 7 - a->exponent_bits, b = a->exponent_bias;
-    return (cpu_row_fp8){k_set(k_fp8_largest(a->exponent_bits, b)), k_set(k_two_to(1 - b)), k_set(k_two_to(b - 1 + m)), k_set(k_two_to(1 - b - m)), m, b};
+    return (cpu_row_fp8){k_set(k_fp8_largest(a->exponent_bits, b)), k_set(k_two_to(1 - b)), k_set(k_two_to(b - 1 + m)),
+                         k_set(k_two_to(1 - b - m)), m, b};
 }
 
 QROWS k_ivec cpu_row_fp8_codes(const cpu_row_fp8 *f, k_vec x)

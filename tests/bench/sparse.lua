@@ -98,103 +98,105 @@ end
 
 -- -- operators, beside FBGEMM's and PyTorch's --------------------------------------------------------------------------------------
 
-local FEATURES, BATCH, MEAN, ROWS, DIM = 26, 4096, 20, 1000000, 1664
-local bags = FEATURES * BATCH
-local lengths = random_lengths(bags, MEAN)
-local n = total(lengths)
-local ids, weights = random_ids(n, ROWS), peri.Tensor.uniform({ n }, 0, 1, 7)
-local skewed = peri.nn.functional.pow(peri.Tensor.uniform({ n }, 0, 1, 8, 0, "f64"), 8):to "f64"
-skewed = peri.nn.functional.affine(skewed, ROWS):to "i64"
-local wide = peri.Tensor.uniform({ n }, 0, 2 ^ 62, 9, 0, "f64"):to "i64"
-local order = {}
-for i = 1, FEATURES do order[i] = (i * 7) % FEATURES end
-order = peri.tensor(order, "i32")
-local square = lengths:reshape(FEATURES, BATCH)
-local offsets = sparse.asynchronous_complete_cumsum(lengths:to "i64")
-local chosen = random_ids(bags, bags)
-local matrix = peri.Tensor.uniform({ BATCH, DIM }, -1, 1, 10)
-local rows16 = peri.Tensor.uniform({ n, 16 }, -1, 1, 11)
-local floats = peri.Tensor.uniform({ n }, -1, 1, 12)
+do
+  local FEATURES, BATCH, MEAN, ROWS, DIM = 26, 4096, 20, 1000000, 1664
+  local bags = FEATURES * BATCH
+  local lengths = random_lengths(bags, MEAN)
+  local n = total(lengths)
+  local ids, weights = random_ids(n, ROWS), peri.Tensor.uniform({ n }, 0, 1, 7)
+  local skewed = peri.nn.functional.pow(peri.Tensor.uniform({ n }, 0, 1, 8, 0, "f64"), 8):to "f64"
+  skewed = peri.nn.functional.affine(skewed, ROWS):to "i64"
+  local wide = peri.Tensor.uniform({ n }, 0, 2 ^ 62, 9, 0, "f64"):to "i64"
+  local order = {}
+  for i = 1, FEATURES do order[i] = (i * 7) % FEATURES end
+  order = peri.tensor(order, "i32")
+  local square = lengths:reshape(FEATURES, BATCH)
+  local offsets = sparse.asynchronous_complete_cumsum(lengths:to "i64")
+  local chosen = random_ids(bags, bags)
+  local matrix = peri.Tensor.uniform({ BATCH, DIM }, -1, 1, 10)
+  local rows16 = peri.Tensor.uniform({ n, 16 }, -1, 1, 11)
+  local floats = peri.Tensor.uniform({ n }, -1, 1, 12)
 
-local twin = peri.zeros({ n }, "i64")
-case("copy of the ids", n, 16 * n, function() twin:copy(ids) end)
-case("cumsum", bags, 12 * bags, function() return sparse.asynchronous_complete_cumsum(lengths) end)
-case("permute_2D", n, 16 * n + 8 * bags, function() return sparse.permute_2D_sparse_data(order, square, ids) end)
-case("permute_2D weighted", n, 24 * n + 8 * bags, function() return sparse.permute_2D_sparse_data(order, square, ids, weights) end)
-local shuffled = random_ids(bags, bags, "i32")
-case("permute_1D", n, 16 * n + 8 * bags, function() return sparse.permute_1D_sparse_data(shuffled, lengths, ids) end)
-case("jagged_index_select D16", n, 128 * n, function() return sparse.jagged_index_select(rows16, lengths, chosen) end)
-for _, p in ipairs { 2, 8, 16 } do
-  local blocks = {}
-  for i = 1, FEATURES do blocks[i] = math.ceil(ROWS / p) end
-  local args = { lengths = lengths, indices = ids, block_sizes = blocks, my_size = p }
-  case(("bucketize %d"):format(p), n, 16 * n + 4 * bags * (p + 1), function() return sparse.block_bucketize_sparse_features(args) end)
-  local sequence = { lengths = lengths, indices = ids, block_sizes = blocks, my_size = p, sequence = true }
-  case(("bucketize %d sequence"):format(p), n, 24 * n + 4 * bags * (p + 1), function()
-    return sparse.block_bucketize_sparse_features(sequence)
-  end)
-end
-for name, list in peri.util.ordered { ["unique uniform"] = ids, ["unique skewed"] = skewed, ["unique 62 bits"] = wide } do
-  case(name, n, 24 * n, function() return sparse.unique(list, true) end)
-  case(name .. " counts", n, 24 * n, function() return sparse.unique(list, true, true) end)
-end
-local bounds = offsets:slice(1, 0, bags + 1, BATCH):contiguous()
-local list = bounds:to_list()
-local sizes = peri.util.map(order:to_list(), function(f) return list[f + 2] - list[f + 1] end)
-local new_bounds = sparse.asynchronous_complete_cumsum(peri.tensor(sizes, "i64"))
-local wide_order = order:to "i64"
-case("expand_into_jagged_permute", n, 8 * n, function() return sparse.expand_into_jagged_permute(wide_order, bounds, new_bounds) end)
-case("offsets_range", n, 8 * n, function() return sparse.offsets_range(offsets:slice(1, 0, bags), n) end)
-local permutation = peri.tensor(peri.util.map(chosen:to_list(), function(_, i) return (i * 77773) % bags end), "i64")
-case("invert_permute", bags, 16 * bags, function() return sparse.invert_permute(permutation) end)
-case("segment_sum_csr", n, 4 * n + 8 * bags, function() return sparse.segment_sum_csr(1, offsets, floats) end)
-case("jagged_1d_to_dense", n, 8 * (n + bags * 40), function() return sparse.jagged_1d_to_dense(ids, offsets, 40) end)
-case("jagged_2d_to_dense D16", n, 64 * (n + bags * 40), function() return sparse.jagged_2d_to_dense(rows16, offsets, 40) end)
-local padded = sparse.jagged_2d_to_dense(rows16, offsets, 40)
-case("dense_to_jagged D16", n, 128 * n, function() return sparse.dense_to_jagged(padded, { offsets }, n) end)
-padded = nil -- luacheck: ignore
-local dims, turned = { 0 }, {}
-for i = 1, 26 do dims[i + 1], turned[i] = i * 64, (i * 7) % 26 end
-case("permute_pooled_embs", BATCH * 26, 8 * BATCH * DIM, function() return sparse.permute_pooled_embs(matrix, dims, turned) end)
-
-for name, args in peri.util.ordered { ["int8"] = { codes = "int8" }, ["int8 f16 scale"] = { codes = "int8", scale = "f16" },
-  int4 = { codes = "int4" }, int2 = { codes = "int2" }, fp8 = { codes = "fp8" } } do
-  local format = sparse.quantize.format(args)
-  local rows = sparse.quantize.rows(matrix, format)
-  local bytes = BATCH * (4 * DIM + rows:size(2))
-  case("quantize " .. name, BATCH * DIM, bytes, function() return sparse.quantize.rows(matrix, format) end)
-  case("restore " .. name, BATCH * DIM, bytes, function() return sparse.quantize.restore(rows, format, DIM) end)
-end
-
---- Run the peers on the same numbers.
-local function run_peers()
-  local folder = os.tmpname()
-  os.remove(folder)
-  assert(os.execute(("mkdir '%s'"):format(folder)) == 0)
-  for name, t in peri.util.ordered { lengths = lengths, ids = ids, weights = weights, skewed = skewed, wide = wide, order = order,
-    offsets = offsets, chosen = chosen, matrix = matrix, rows16 = rows16, floats = floats, shuffled = shuffled,
-    permutation = permutation, bounds = bounds, new_bounds = new_bounds } do save(folder, name, t) end
-  local file = assert(io.open(folder .. "/case.json", "w"))
-  file:write(json.encode { features = FEATURES, batch = BATCH, rows = ROWS, dim = DIM, only = options.only })
-  file:close()
-  local script = debug.getinfo(1, "S").source:match "^@(.*)sparse%.lua$" .. "peers/sparse.py"
-  local pipe = assert(io.popen(("'%s' '%s' --folder '%s' --threads %d"):format(options.python, script, folder, C.peri_threads())))
-  for line in pipe:lines() do
-    local r = json.decode(line)
-    if not r then print(line)
-    elseif r.skipped then print(("%-44s %s: %s"):format(r.case, r.what, r.skipped))
-    else
-      local own = measured[r.case]
-      local ratio = own and r.best_ms / own.best_ms or 0
-      print(("%-44s %10.1f us %10.1f us   %s: %.2f times as long"):format(r.case, r.best_ms * 1e3, r.median_ms * 1e3, r.what, ratio))
-      r.ratio = ratio
-      if out then out:write(json.encode(r), "\n") end
-    end
+  local twin = peri.zeros({ n }, "i64")
+  case("copy of the ids", n, 16 * n, function() twin:copy(ids) end)
+  case("cumsum", bags, 12 * bags, function() return sparse.asynchronous_complete_cumsum(lengths) end)
+  case("permute_2D", n, 16 * n + 8 * bags, function() return sparse.permute_2D_sparse_data(order, square, ids) end)
+  case("permute_2D weighted", n, 24 * n + 8 * bags, function() return sparse.permute_2D_sparse_data(order, square, ids, weights) end)
+  local shuffled = random_ids(bags, bags, "i32")
+  case("permute_1D", n, 16 * n + 8 * bags, function() return sparse.permute_1D_sparse_data(shuffled, lengths, ids) end)
+  case("jagged_index_select D16", n, 128 * n, function() return sparse.jagged_index_select(rows16, lengths, chosen) end)
+  for _, p in ipairs { 2, 8, 16 } do
+    local blocks = {}
+    for i = 1, FEATURES do blocks[i] = math.ceil(ROWS / p) end
+    local args = { lengths = lengths, indices = ids, block_sizes = blocks, my_size = p }
+    case(("bucketize %d"):format(p), n, 16 * n + 4 * bags * (p + 1), function() return sparse.block_bucketize_sparse_features(args) end)
+    local sequence = { lengths = lengths, indices = ids, block_sizes = blocks, my_size = p, sequence = true }
+    case(("bucketize %d sequence"):format(p), n, 24 * n + 4 * bags * (p + 1), function()
+      return sparse.block_bucketize_sparse_features(sequence)
+    end)
   end
-  pipe:close()
-  os.execute(("rm -r '%s'"):format(folder))
+  for name, list in peri.util.ordered { ["unique uniform"] = ids, ["unique skewed"] = skewed, ["unique 62 bits"] = wide } do
+    case(name, n, 24 * n, function() return sparse.unique(list, true) end)
+    case(name .. " counts", n, 24 * n, function() return sparse.unique(list, true, true) end)
+  end
+  local bounds = offsets:slice(1, 0, bags + 1, BATCH):contiguous()
+  local list = bounds:to_list()
+  local sizes = peri.util.map(order:to_list(), function(f) return list[f + 2] - list[f + 1] end)
+  local new_bounds = sparse.asynchronous_complete_cumsum(peri.tensor(sizes, "i64"))
+  local wide_order = order:to "i64"
+  case("expand_into_jagged_permute", n, 8 * n, function() return sparse.expand_into_jagged_permute(wide_order, bounds, new_bounds) end)
+  case("offsets_range", n, 8 * n, function() return sparse.offsets_range(offsets:slice(1, 0, bags), n) end)
+  local permutation = peri.tensor(peri.util.map(chosen:to_list(), function(_, i) return (i * 77773) % bags end), "i64")
+  case("invert_permute", bags, 16 * bags, function() return sparse.invert_permute(permutation) end)
+  case("segment_sum_csr", n, 4 * n + 8 * bags, function() return sparse.segment_sum_csr(1, offsets, floats) end)
+  case("jagged_1d_to_dense", n, 8 * (n + bags * 40), function() return sparse.jagged_1d_to_dense(ids, offsets, 40) end)
+  case("jagged_2d_to_dense D16", n, 64 * (n + bags * 40), function() return sparse.jagged_2d_to_dense(rows16, offsets, 40) end)
+  local padded = sparse.jagged_2d_to_dense(rows16, offsets, 40)
+  case("dense_to_jagged D16", n, 128 * n, function() return sparse.dense_to_jagged(padded, { offsets }, n) end)
+  padded = nil -- luacheck: ignore
+  local dims, turned = { 0 }, {}
+  for i = 1, 26 do dims[i + 1], turned[i] = i * 64, (i * 7) % 26 end
+  case("permute_pooled_embs", BATCH * 26, 8 * BATCH * DIM, function() return sparse.permute_pooled_embs(matrix, dims, turned) end)
+
+  for name, args in peri.util.ordered { ["int8"] = { codes = "int8" }, ["int8 f16 scale"] = { codes = "int8", scale = "f16" },
+    int4 = { codes = "int4" }, int2 = { codes = "int2" }, fp8 = { codes = "fp8" } } do
+    local format = sparse.quantize.format(args)
+    local rows = sparse.quantize.rows(matrix, format)
+    local bytes = BATCH * (4 * DIM + rows:size(2))
+    case("quantize " .. name, BATCH * DIM, bytes, function() return sparse.quantize.rows(matrix, format) end)
+    case("restore " .. name, BATCH * DIM, bytes, function() return sparse.quantize.restore(rows, format, DIM) end)
+  end
+
+  --- Run the peers on the same numbers.
+  local function run_peers()
+    local folder = os.tmpname()
+    os.remove(folder)
+    assert(os.execute(("mkdir '%s'"):format(folder)) == 0)
+    for name, t in peri.util.ordered { lengths = lengths, ids = ids, weights = weights, skewed = skewed, wide = wide, order = order,
+      offsets = offsets, chosen = chosen, matrix = matrix, rows16 = rows16, floats = floats, shuffled = shuffled,
+      permutation = permutation, bounds = bounds, new_bounds = new_bounds } do save(folder, name, t) end
+    local file = assert(io.open(folder .. "/case.json", "w"))
+    file:write(json.encode { features = FEATURES, batch = BATCH, rows = ROWS, dim = DIM, only = options.only })
+    file:close()
+    local script = debug.getinfo(1, "S").source:match "^@(.*)sparse%.lua$" .. "peers/sparse.py"
+    local pipe = assert(io.popen(("'%s' '%s' --folder '%s' --threads %d"):format(options.python, script, folder, C.peri_threads())))
+    for line in pipe:lines() do
+      local r = json.decode(line)
+      if not r then print(line)
+      elseif r.skipped then print(("%-44s %s: %s"):format(r.case, r.what, r.skipped))
+      else
+        local own = measured[r.case]
+        local ratio = own and r.best_ms / own.best_ms or 0
+        print(("%-44s %10.1f us %10.1f us   %s: %.2f times as long"):format(r.case, r.best_ms * 1e3, r.median_ms * 1e3, r.what, ratio))
+        r.ratio = ratio
+        if out then out:write(json.encode(r), "\n") end
+      end
+    end
+    pipe:close()
+    os.execute(("rm -r '%s'"):format(folder))
+  end
+  if options.python and options.python ~= "" then run_peers() end
 end
-if options.python and options.python ~= "" then run_peers() end
 
 -- -- containers --------------------------------------------------------------------------------------------------------------------
 

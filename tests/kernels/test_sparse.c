@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_sparse.c: kernels over permutations, segments, levels of bags, distinct ids and quantized rows: every instruction set gives ref's bits,
+ * test_sparse.c: kernels over permutations, segments, levels of bags, distinct ids and quantized rows: every instruction set gives ref's
+ *  bits,
  * however ranges are split.
  * deadline: 300 s
  */
@@ -69,12 +70,14 @@ static void permutations(void **unused)
         v.inverse = room(n * size_of(p));
         compare("inverse", PERI_K_invert_permute, &v, n, (output[]){OUTPUT(v.inverse, n * size_of(p))}, 1);
 
-        int64_t buckets = 1 + (int64_t)draw(5), total = in[n], *mapping = numbers(total, (uint64_t)buckets + 1, 0), *counts = room(8 * n * buckets);
+        int64_t buckets = 1 + (int64_t)draw(5), total = in[n], *mapping = numbers(total, (uint64_t)buckets + 1, 0),
+            *counts = room(8 * n * buckets);
         memset(counts, 0, (size_t)(8 * n * buckets));
         for (int64_t b = 0; b < n; b++)
             for (int64_t k = in[b]; k < in[b + 1]; k++)
                 if (mapping[k] < buckets) counts[mapping[k] * n + b]++;
-        peri_k_bucketize_replay_args r = {.offsets = in, .mapping = ints(mapping, total, p), .cursor = complete(counts, n * buckets), .bags = n,
+        peri_k_bucketize_replay_args r = {.offsets = in, .mapping = ints(mapping, total, p), .cursor = complete(counts, n * buckets),
+                                          .bags = n,
                                           .buckets = buckets, .n = total, .mapping_dtype = p, .out_dtype = d};
         r.unbucketize = room(total * size_of(d));
         output found[] = {OUTPUT(r.cursor, 8 * (n * buckets + 1)), OUTPUT(r.unbucketize, total * size_of(d))};
@@ -93,7 +96,8 @@ static void *values_of(int64_t n, int32_t dtype)
         float narrow = (float)wide;
         int64_t big = (int64_t)draw(UINT64_MAX);
         int32_t small = (int32_t)big;
-        memcpy(p + i * size, dtype == PERI_F64 ? (void *)&wide : dtype == PERI_F32 ? (void *)&narrow : dtype == PERI_I64 ? (void *)&big : &small,
+        memcpy(p + i * size,
+               dtype == PERI_F64 ? (void *)&wide : dtype == PERI_F32 ? (void *)&narrow : dtype == PERI_I64 ? (void *)&big : &small,
                (size_t)size);
     }
     return p;

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sparse.c: any lengths, offsets, permutations, ids and bytes at the sparse operators: an error with a message, or results of the promised
+ * shape whose numbers add up. The bytes are read as small choices; numbers are mostly small, now and then extreme.
+ */
+#include <perilune/perilune.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void require(bool good, const char *what)
+{
+    if (good) return;
+    fprintf(stderr, "sparse fuzz: %s (last error: %s)\n", what, peri_error_message());
+    abort();
+}
+
+/* -- choices -------------------------------------------------------------------------------------------------------------------- */
+
+static const uint8_t *bytes;
+static size_t left;
+
+/** A number in [0, below) from the input; 0 when it has run out. */
+static int64_t pick(int64_t below)
+{
+    if (!left || below < 2) return 0;
+    left--;
+    return *bytes++ % below;
+}
+
+static int64_t extreme(void)
+{
+    static const int64_t values[] = {-1, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, INT64_C(1) << 31, INT64_C(1) << 50, -7, 1000};
+    return values[pick(9)];
+}
+
+enum { MOST = 24 };
+
+static peri_device *device;
+
+static peri_tensor *numbers(const int64_t *x, int64_t n, int32_t dtype)
+{
+    peri_tensor *wide = NULL, *t = NULL;
+    require(peri_tensor_new(device, PERI_I64, 1, &n, &wide) == PERI_OK, "a tensor");
+    require(peri_tensor_write(wide, x, 8 * n) == PERI_OK, "a write");
+    require(peri_tensor_to(wide, dtype, NULL, &t) == PERI_OK, "a cast");
+    peri_tensor_release(wide);
+    return t;
+}
+
+static int32_t some_dtype(void) { return pick(30) == 29 ? PERI_F32 : pick(2) ? PERI_I32 : PERI_I64; }
+
+/** @n numbers of [0, below), some spoilt. */
+static peri_tensor *ints(int64_t n, int64_t below)
+{
+    int64_t x[MOST * MOST];
+    bool spoil = pick(3) == 2;
+    for (int64_t i = 0; i < n; i++) x[i] = spoil && pick(8) == 7 ? extreme() : pick(below);
+    return numbers(x, n, some_dtype());
+}
+
+/** Complete offsets of @n bags, mostly of @total values. */
+static peri_tensor *offsets(int64_t n, int64_t total)
+{
+    int64_t x[MOST + 1] = {0};
+    for (int64_t i = 0; i < n; i++) x[i + 1] = i == n - 1 ? total : x[i] + pick(total - x[i] + 1);
+    if (pick(3) == 2) x[pick(n + 1)] = pick(2) ? extreme() : pick(MOST);
+    return numbers(x, n + 1, some_dtype());
+}
+
+/* -- what comes out -------------------------------------------------------------------------------------------------------------- */
+
+/** A failure has a message; a success gave tensors that can be read. */
+static void judge(peri_status status, peri_tensor **out, int count)
+{
+    if (status < 0) {
+        require(peri_error_message()[0] != 0, "an error without a message");
+        for (int i = 0; i < count; i++) require(!out[i], "an output of a failure");
+        return;
+    }
+    for (int i = 0; i < count; i++) {
+        peri_tensor_desc d;
+        if (!out[i]) continue;
+        peri_tensor_describe(out[i], &d);
+        int64_t size = d.numel * peri_dtype_size(d.dtype);
+        void *host = malloc((size_t)size + 1);
+        require(host && peri_tensor_read(out[i], host, size) == PERI_OK, "a result that cannot be read");
+        free(host);
+    }
+}
+
+static int64_t rows_of(const peri_tensor *t)
+{
+    peri_tensor_desc d;
+    peri_tensor_describe(t, &d);
+    return d.ndim ? d.shape[0] : 1;
+}
+
+static void release(peri_tensor **t, int n)
+{
+    for (int i = 0; i < n; i++) peri_tensor_release(t[i]);
+}
+
+/* -- operators ------------------------------------------------------------------------------------------------------------------- */
+
+static void permuting(void)
+{
+    int64_t parts = pick(MOST), n = pick(MOST), total = pick(MOST);
+    peri_tensor *in[4] = {ints(n, parts), ints(parts, 3), ints(total, 99), pick(2) ? ints(total, 99) : NULL}, *out[3] = {0};
+    peri_permute_result r = {0};
+    peri_status status = peri_sparse_permute(in[0], in[1], in[2], in[3], &r);
+    out[0] = r.lengths, out[1] = r.values, out[2] = r.weights;
+    judge(status, out, 3);
+    if (status >= 0) require(rows_of(r.lengths) == n, "permuted lengths");
+    release(out, 3);
+    out[0] = out[1] = out[2] = NULL;
+    judge(peri_sparse_invert_permute(in[0], &out[0]), out, 1);
+    judge(peri_sparse_index_select(in[2], in[0], &out[1]), out + 1, 1);
+    judge(peri_sparse_cumsum(in[1], (int32_t)pick(4), &out[2]), out + 2, 1);
+    release(out, 3);
+    release(in, 4);
+}
+
+static void spreading(void)
+{
+    int64_t parts = pick(MOST), n = pick(MOST), total = pick(MOST), new_total = pick(MOST);
+    peri_tensor *in[3] = {ints(n, parts), offsets(parts, total), offsets(n, new_total)}, *out[3] = {0};
+    judge(peri_sparse_expand_permute(in[0], in[1], in[2], pick(2) ? new_total : -1, &out[0]), out, 1);
+    judge(peri_sparse_offsets_range(in[1], pick(3) ? total : pick(9) - 2, &out[1]), out + 1, 1);
+    int64_t lengths[MOST]; /* their sum is the size of the result: nothing huge */
+    for (int64_t i = 0; i < n; i++) lengths[i] = pick(9) - (pick(9) == 8);
+    peri_tensor *small = numbers(lengths, n, some_dtype());
+    judge(peri_sparse_lengths_range(small, &out[2]), out + 2, 1);
+    peri_tensor_release(small);
+    release(out, 3);
+    release(in, 3);
+}
+
+static void summing(void)
+{
+    int64_t n = pick(MOST), step = 1 + pick(3), total = pick(MOST / 2);
+    peri_tensor *in[3] = {ints(total * step, 200), offsets(n, total), ints(total, 5)}, *out[2] = {0};
+    judge(peri_sparse_segment_sum(in[0], in[1], pick(20) == 19 ? extreme() : step, &out[0]), out, 1);
+    peri_tensor *cut = ints(n * 3, 2), *before = ints(n, 4);
+    judge(peri_sparse_bucketize_replay(before, cut, in[2], &out[1]), out + 1, 1);
+    peri_tensor_release(cut);
+    peri_tensor_release(before);
+    release(out, 2);
+    release(in, 3);
+}
+
+static void padding(void)
+{
+    int64_t bags = pick(8), middle = pick(8), total = pick(MOST), max[2] = {pick(5), pick(5)}, shape[3] = {bags, max[0], max[1]};
+    int32_t levels = 1 + (int32_t)pick(2);
+    peri_tensor *cuts[2] = {offsets(bags, levels == 2 ? middle : total), offsets(middle, total)}, *values = ints(total, 99), *dense = NULL;
+    peri_tensor *out[2] = {0};
+    judge(peri_sparse_jagged_to_dense(values, cuts, max, levels, -1, &out[0]), out, 1);
+    require(peri_tensor_full(device, PERI_F32, 1 + levels, shape, 1, &dense) == PERI_OK, "a dense tensor");
+    judge(peri_sparse_dense_to_jagged(dense, cuts, levels, pick(2) ? total : -1, &out[1]), out + 1, 1);
+    peri_tensor_release(values);
+    peri_tensor_release(dense);
+    release(cuts, 2);
+    release(out, 2);
+}
+
+static void counting(void)
+{
+    int64_t n = pick(MOST * 4), sum = 0;
+    peri_tensor *ids = ints(n, 200);
+    peri_unique_result r = {0};
+    peri_status status = peri_sparse_unique(ids, true, true, &r);
+    peri_tensor *out[3] = {r.unique, r.inverse, r.counts};
+    judge(status, out, 3);
+    if (status >= 0) {
+        int64_t counts[MOST * 4], inverse[MOST * 4], distinct = rows_of(r.unique);
+        require(peri_tensor_read(r.counts, counts, 8 * distinct) == PERI_OK, "counts");
+        require(peri_tensor_read(r.inverse, inverse, 8 * n) == PERI_OK, "inverse");
+        for (int64_t i = 0; i < distinct; i++) sum += counts[i];
+        require(sum == n, "counts that do not add up");
+        for (int64_t i = 0; i < n; i++) require(inverse[i] >= 0 && inverse[i] < distinct, "an inverse out of range");
+    }
+    release(out, 3);
+    peri_tensor_release(ids);
+}
+
+static void quantizing(void)
+{
+    peri_row_format f = {.codes = (int32_t)pick(5), .scale_dtype = pick(3) ? (int32_t)pick(3) : -1, .scale_first = pick(2),
+                         .alignment = pick(3) ? 1 : (int32_t)pick(20), .exponent_bits = (int32_t)pick(7),
+                             .exponent_bias = (int32_t)pick(70)};
+    int64_t shape[2] = {pick(5), pick(70)}, size = 0;
+    peri_tensor *x = NULL, *out[2] = {0};
+    require(peri_tensor_new(device, PERI_F32, 2, shape, &x) == PERI_OK, "a matrix");
+    uint32_t words[5 * 70];
+
+        for (int64_t i = 0; i < shape[0] * shape[1]; i++) {
+        words[i] = (uint32_t)pick(256) << 24;
+        words[i] |= (uint32_t)pick(256) << 16 | (uint32_t)pick(256);
+    }
+    require(peri_tensor_write(x, words, 4 * shape[0] * shape[1]) == PERI_OK, "a write");
+    peri_status status = peri_quantize_rows(x, &f, NULL, &out[0]);
+    judge(status, out, 1);
+    if (status >= 0) {
+        require(peri_quantize_row_bytes(&f, shape[1], &size) == PERI_OK, "bytes of a row");
+        judge(peri_quantize_restore(out[0], &f, shape[1] + (pick(9) == 8), PERI_F32, &out[1]), out + 1, 1);
+    }
+    release(out, 2);
+    peri_tensor_release(x);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static void (*const operators[])(void) = {permuting, spreading, summing, padding, counting, quantizing};
+    bytes = data;
+    left = size;
+    int64_t live = peri_mem_objects();
+    require(peri_device_get(pick(4) == 3 ? "opaque" : "cpu", &device) == PERI_OK, "a device");
+    operators[pick(6)]();
+    require(peri_mem_objects() == live, "objects that were not released");
+    return 0;
+}
