@@ -32,12 +32,21 @@
 
 /* -- the stream ------------------------------------------------------------------------------------------------------------------ */
 
-enum { PERI_K_POOLING_SUM = 0, PERI_K_POOLING_MEAN = 1 };
+/** NONE: every id is a bag of its own; the result of id i (its place in ids) of a block lies at out_offset + i * out_stride, and so does
+ *  its gradient. */
+enum { PERI_K_POOLING_SUM = 0, PERI_K_POOLING_MEAN = 1, PERI_K_POOLING_NONE = 2 };
+
+/** How rows are stored: as PERI_F32, PERI_F16, PERI_BF16, or in bytes; offset and stride of a table then count bytes.
+ *    INT8       cols codes, f32 scale, f32 bias (FBGEMM's fused 8-bit rows)               x = fma(code, scale, bias)
+ *    INT8_HALF  f16 scale, f16 bias, cols codes (of its inference tables)                 x = fma(code, scale, bias)
+ *    FP8        cols codes: sign, 4 bits of exponent with bias 7, 3 of mantissa; all codes are numbers
+ *  Bytes have no alignment. */
+enum { PERI_K_ROWS_INT8 = 64, PERI_K_ROWS_INT8_HALF = 65, PERI_K_ROWS_FP8 = 66 };
 
 typedef struct peri_k_tbe_table {
     int64_t rows, cols; /* of the shard; rows may be 0 */
-    int64_t offset;     /* elements from the group's first weight to row 0 */
-    int64_t stride;     /* elements from row to row, >= cols */
+    int64_t offset;     /* elements (or bytes) from the group's first weight to row 0 */
+    int64_t stride;     /* elements (or bytes) from row to row, at least a row */
     int64_t first_row;  /* linear row of row 0: the rows of all tables before */
     int32_t pooling;    /* PERI_K_POOLING_* */
     int32_t reserved;
@@ -73,8 +82,8 @@ typedef struct peri_k_tbe_stream {
     int32_t ids_dtype, offsets_dtype;
 } peri_k_tbe_stream;
 
-/** The factor of a bag: (1 / number of ids if its table's pooling is MEAN, else 1) * (scale of the bag, else 1); of an item:
- *  fl(weight * factor). */
+/** The factor of a bag, and of its ids with pooling NONE: (1 / number of ids if its table's pooling is MEAN, else 1) * (scale of the bag,
+ *  else 1); of an item: fl(weight * factor). */
 
 /** Fill spans, stream order. An item count beyond `capacity` is cut. range: 1, serial over blocks. */
 typedef struct peri_k_tbe_prepare_args {
@@ -114,19 +123,20 @@ typedef struct peri_k_tbe_report_args {
 
 /* -- forward --------------------------------------------------------------------------------------------------------------------- */
 
-/** For each bag j of each block k, with row(id) = weight + table.offset + id * table.stride:
+/** For each bag j of each block k, with row(id) = weight + table.offset + id * table.stride, its numbers as f32:
  *      acc[d] = 0
- *      for each valid id i of the bag, in order:  acc[d] = acc[d] + row(id)[d]               without weights
- *                                                 acc[d] = fma(weights[i], row(id)[d], acc[d])  with weights
- *      out[block.out_offset + j * block.out_stride + d] = acc[d] * factor of the bag         (no multiplication if factor is 1)
- *  and, if report is not NULL, count bad input as tbe_check does. range: chunks, as in tbe_check. */
+ *      for each valid id i of the bag, in order:  acc[d] = fma(weights[i], row(id)[d], acc[d])     (weights[i] = 1 without weights)
+ *      out[block.out_offset + j * block.out_stride + d] = acc[d] * factor of the bag, rounded to out_dtype
+ *  With pooling NONE each id is a bag, and i stands in the place of j. If report is not NULL, count bad input as tbe_check does.
+ *  range: chunks, as in tbe_check. */
 typedef struct peri_k_tbe_forward_args {
     peri_k_tbe_stream stream;
     const void *weight;
-    int32_t weight_dtype; /* PERI_F32, PERI_F16, PERI_BF16 */
-    float *out;
+    void *out;
     peri_k_tbe_report *report;
     int64_t chunks;
+    int32_t weight_dtype; /* PERI_F32, PERI_F16, PERI_BF16, PERI_K_ROWS_* */
+    int32_t out_dtype;    /* PERI_F32, PERI_F16, PERI_BF16 */
 } peri_k_tbe_forward_args;
 
 /** grad_weights[i] = sum over the blocks k that hold id i, in order of k:

@@ -4,9 +4,10 @@
  */
 #include "../ref/tbe.c"
 #include "tbe_simd.h"
+#include "tbe_values.h"
 
-#include "tbe_forward.c"
 #include "tbe_round.c"
+#include "tbe_forward.c"
 #include "tbe_rows.c"
 #include "tbe_sort.c"
 #include "tbe_update.c"

@@ -268,17 +268,17 @@ static void cpu_tbe_weight_gradient(const void *args, int64_t begin, int64_t end
         int64_t i = tbe_clamp(s->spans[k].first_id, from, to), stop = tbe_clamp(s->spans[k].first_id + tbe_items(s, k), from, to);
         if (i >= stop) continue;
         tbe_ahead h;
-        tbe_ahead_start(&h, s, a->weight, element, k, i, stop - i);
+        tbe_ahead_start(&h, s, a->weight, a->weight_dtype, k, i, stop - i);
         for (int64_t j = tbe_bag_of(s, k, i); i < stop; j++) {
             int64_t first = tbe_bag_start(s, k, j), past = tbe_bag_start(s, k, j + 1);
             float factor = tbe_factor(s, t, b->first_bag + j, past - first);
-            const float *grad = a->grad + b->out_offset + j * b->out_stride;
             if (j + 1 >= b->bags) past = stop;
             for (; i < past && i < stop; i++) {
                 tbe_ahead_step(&h, 0);
                 uint64_t id = (uint64_t)tbe_id(s, i);
                 if (id >= (uint64_t)t->rows) continue;
                 const char *row = weight + (int64_t)id * t->stride * element;
+                const float *grad = a->grad + b->out_offset + tbe_out_row(t, j, i) * b->out_stride;
                 float dot = a->weight_dtype == PERI_F32   ? tbe_weight_dot(grad, row, t->cols, PERI_F32)
                             : a->weight_dtype == PERI_F16 ? tbe_weight_dot(grad, row, t->cols, PERI_F16)
                                                           : tbe_weight_dot(grad, row, t->cols, PERI_BF16);

@@ -3,6 +3,7 @@
  * tbe.c (ref): see kernels/tbe.h.
  */
 #include "tbe_stream.h"
+#include "tbe_value.h"
 
 #include "tbe_round.h"
 
@@ -82,6 +83,24 @@ static void ref_tbe_report(const void *args, int64_t begin, int64_t end)
 
 /* -- forward --------------------------------------------------------------------------------------------------------------------- */
 
+/** Ids [first, past) of block k as one bag, to element @at of the output. */
+static void ref_tbe_forward_bag(const peri_k_tbe_forward_args *a, int64_t k, int64_t first, int64_t past, float factor, int64_t at)
+{
+    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_table *t = &s->tables[s->blocks[k].table];
+    int64_t unit = tbe_unit(a->weight_dtype);
+    for (int64_t d = 0; d < t->cols; d++) {
+        float acc = 0;
+        for (int64_t i = first; i < past; i++) {
+            int64_t id = tbe_id(s, i);
+            if (id < 0 || id >= t->rows) continue;
+            const char *row = (const char *)a->weight + (t->offset + id * t->stride) * unit;
+            acc = fmaf(s->weights ? s->weights[i] : 1, tbe_value(row, t->cols, d, a->weight_dtype), acc);
+        }
+        tbe_store(a->out, at + d, acc * factor, a->out_dtype);
+    }
+}
+
 static void ref_tbe_forward(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_forward_args *a = args;
@@ -95,17 +114,12 @@ static void ref_tbe_forward(const void *args, int64_t begin, int64_t end)
             int64_t last = at.k == stop.k ? stop.j : b->bags;
             for (int64_t j = at.j; j < last; j++) {
                 int64_t first = tbe_bag_start(s, at.k, j), past = tbe_bag_start(s, at.k, j + 1);
-                float factor = tbe_factor(s, t, b->first_bag + j, past - first), *out = a->out + b->out_offset + j * b->out_stride;
-                for (int64_t d = 0; d < t->cols; d++) {
-                    float acc = 0;
-                    for (int64_t i = first; i < past; i++) {
-                        int64_t id = tbe_id(s, i);
-                        if (id < 0 || id >= t->rows) continue;
-                        float x = tbe_weight(a->weight, t->offset + id * t->stride + d, a->weight_dtype);
-                        acc = s->weights ? fmaf(s->weights[i], x, acc) : acc + x;
-                    }
-                    out[d] = acc * factor;
-                }
+                float factor = tbe_factor(s, t, b->first_bag + j, past - first);
+                if (t->pooling != PERI_K_POOLING_NONE)
+                    ref_tbe_forward_bag(a, at.k, first, past, factor, b->out_offset + j * b->out_stride);
+                else
+                    for (int64_t i = first; i < past; i++)
+                        ref_tbe_forward_bag(a, at.k, i, i + 1, factor, b->out_offset + i * b->out_stride);
             }
         }
     }
@@ -145,7 +159,7 @@ static void ref_tbe_weight_gradient(const void *args, int64_t begin, int64_t end
             int64_t id = tbe_id(s, i), j = tbe_bag_of(s, k, i);
             if (id < 0 || id >= t->rows) continue;
             float factor = tbe_factor(s, t, b->first_bag + j, tbe_bag_start(s, k, j + 1) - tbe_bag_start(s, k, j));
-            const float *grad = a->grad + b->out_offset + j * b->out_stride;
+            const float *grad = a->grad + b->out_offset + tbe_out_row(t, j, i) * b->out_stride;
             a->grad_weights[i] +=
                 ref_tbe_weight_dot(grad, a->weight, t->offset + id * t->stride, a->weight_dtype, t->cols) * factor;
         }
@@ -200,7 +214,7 @@ static void ref_tbe_keys(const void *args, int64_t begin, int64_t end)
         const peri_k_tbe_block *b = &s->blocks[k];
         const peri_k_tbe_table *t = &s->tables[b->table];
         uint64_t row = (uint64_t)(id >= 0 && id < t->rows ? t->first_row + id : a->total_rows);
-        int64_t grad = b->out_offset + j * b->out_stride;
+        int64_t grad = b->out_offset + tbe_out_row(t, j, i) * b->out_stride;
         a->keys[p] = row << a->payload_bits | (uint64_t)(a->items ? p : grad);
         if (!a->items) continue;
         float factor = tbe_factor(s, t, b->first_bag + j, tbe_bag_start(s, k, j + 1) - tbe_bag_start(s, k, j));
@@ -225,7 +239,8 @@ static void ref_tbe_sort_table(const peri_k_tbe_sort_args *a, int64_t k, int64_t
     for (int64_t p = first; k < past; k++)
         for (int64_t i = s->spans[k].first_id, end = i + tbe_items(s, k); i < end; i++, p++) {
             const peri_k_tbe_block *b = &s->blocks[k];
-            int64_t id = tbe_id(s, i), j = tbe_bag_of(s, k, i), grad = b->out_offset + j * b->out_stride;
+            int64_t id = tbe_id(s, i), j = tbe_bag_of(s, k, i);
+            int64_t grad = b->out_offset + tbe_out_row(t, j, i) * b->out_stride;
             uint64_t row = (uint64_t)(id >= 0 && id < t->rows ? t->first_row + id : a->total_rows);
             keys[p - first] = row << a->payload_bits | (uint64_t)(a->items ? p : grad);
             if (!a->items) continue;

@@ -36,6 +36,12 @@ static inline float tbe_factor(const peri_k_tbe_stream *s, const peri_k_tbe_tabl
     return s->scale ? factor * s->scale[bag] : factor;
 }
 
+/** Which row of a block's output belongs to id i of bag j. */
+static inline int64_t tbe_out_row(const peri_k_tbe_table *table, int64_t j, int64_t i)
+{
+    return table->pooling == PERI_K_POOLING_NONE ? i : j;
+}
+
 /** A place between bags of the stream: before bag j of block k; the end is (n_blocks, 0). */
 typedef struct tbe_place {
     int64_t k, j;

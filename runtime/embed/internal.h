@@ -57,6 +57,7 @@ struct peri_tbe_blocks {
     int64_t width;        /* mean columns of the blocks, weighted by bags */
     int64_t largest;      /* most bags that look into one table */
     bool mean;            /* some table pools by MEAN */
+    bool none;            /* some table does not pool: out_extent and covered leave its blocks out; see peri__tbe_extent */
     bool ordered;         /* they stand in the order of their tables */
     peri_k_tbe_block block[]; /* n; unless `ordered`, n more: the same in the order of their tables, otherwise as they stood */
 };
@@ -95,7 +96,8 @@ typedef struct peri__tier peri__tier; /* tier.h */
 struct peri_tbe {
     peri__refs refs;
     peri_device *device;
-    int32_t dtype, bounds_check;
+    int32_t dtype, bounds_check; /* dtype: or PERI_ROWS_*; `weight` is u8 then */
+    int32_t output_dtype;
     int64_t n_tables, n_features;
     peri__tbe_table *tables;
     char **features;
@@ -121,6 +123,13 @@ peri_status peri__tbe_over(const peri_tbe_config *config, peri_tensor *flat, per
 double peri__tbe_copies(const peri_tbe_optimizer *optimizer);
 /** The flat tensors as parts of records, in the order of peri_tbe_state_name. Returns their number. */
 int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_PARTS]);
+/** Whether @dtype is one of PERI_ROWS_*. */
+bool peri__tbe_bytes(int32_t dtype);
+/** Elements (PERI_ROWS_*: bytes) from row to row. */
+int64_t peri__tbe_stride(int32_t dtype, int64_t cols);
+/** peri_tbe_read and peri_tbe_write of rows of bytes as numbers. */
+peri_status peri__tbe_read_numbers(peri_tbe *tbe, int64_t table, const char *name, int64_t row, peri_tensor *dst);
+peri_status peri__tbe_write_numbers(peri_tbe *tbe, int64_t table, const char *name, int64_t row, const peri_tensor *src);
 /** Begin a call: the current stream waits for the calls before. */
 peri_status peri__tbe_enter(peri_tbe *tbe);
 /** End it. */
@@ -134,6 +143,8 @@ void peri__tbe_forget(peri_tbe *tbe, peri_tensor **tensor);
 peri_status peri__tbe_forward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *out, peri_tensor *report);
 /** Forward with the check that the table batch asks for; @function names the caller in messages. */
 peri_status peri__tbe_checked_forward(const char *function, peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *out);
+/** One past the last element that a lookup of @input writes. */
+int64_t peri__tbe_extent(const peri_tbe *tbe, const peri_tbe_input *input);
 /** Check an input's tensors on the host: dtypes, sizes, devices. */
 peri_status peri__tbe_input_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *input);
 /** The kernels' view of an input; uploads the block list if it is not there yet and queues tbe_prepare. */

@@ -86,11 +86,12 @@ static peri_status check_block(const peri_tbe *tbe, const peri_tbe_block *b, int
                           (long long)b->first_bag);
     if (b->out_offset < 0 || b->out_offset > most)
         return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: out_offset %lld", (long long)k, (long long)b->out_offset);
-    if (b->bags > 1 && b->out_stride < cols)
+    bool none = tbe->layout[b->table].pooling == PERI_POOLING_NONE;
+    if ((b->bags > 1 || none) && b->out_stride < cols)
         return peri__fail(PERI_EINVAL,
                           "peri_tbe_blocks_new: block %lld: out_stride %lld makes rows of table '%s' overlap, allowed: >= %lld",
                           (long long)k, (long long)b->out_stride, tbe->tables[b->table].name, (long long)cols);
-    if (b->bags > 1 && (__builtin_mul_overflow(b->bags - 1, b->out_stride, &extent) || extent > most))
+    if (b->out_stride > most || (b->bags > 1 && (__builtin_mul_overflow(b->bags - 1, b->out_stride, &extent) || extent > most)))
         return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: out_stride %lld", (long long)k, (long long)b->out_stride);
     return PERI_OK;
 }
@@ -107,17 +108,21 @@ peri_status peri_tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *block
     b->n = n;
     b->n_tables = tbe->n_tables;
     memcpy(b->block, blocks, sizeof *b->block * (size_t)n);
+    int64_t columns = 0;
     for (int64_t k = 0; k < n; k++) {
         const peri_k_tbe_block *x = &b->block[k];
         const peri_k_tbe_table *t = &tbe->layout[x->table];
         b->bags = peri__max(b->bags, x->first_bag + x->bags);
         if (x->bags == 0) continue;
         b->total_bags += x->bags;
+        columns += x->bags * t->cols;
+        b->none = b->none || t->pooling == PERI_POOLING_NONE;
+        if (t->pooling == PERI_POOLING_NONE) continue;
         b->out_extent = peri__max(b->out_extent, x->out_offset + (x->bags - 1) * x->out_stride + t->cols);
         b->covered += x->bags * t->cols;
         b->mean = b->mean || t->pooling == PERI_POOLING_MEAN;
     }
-    b->width = b->total_bags ? peri__ceil_div(b->covered, b->total_bags) : 1;
+    b->width = b->total_bags ? peri__ceil_div(columns, b->total_bags) : 1;
     peri_status status = count_sharing(b);
     if (status >= 0) status = order_by_table(b);
     if (status < 0) {
@@ -177,6 +182,21 @@ peri_status peri__tbe_input_check(const char *function, const peri_tbe *tbe, con
             return peri__fail(PERI_EINVAL, "%s: %lld scales for %lld bags", function, (long long)peri__numel(in->scale), (long long)bags);
     }
     return PERI_OK;
+}
+
+int64_t peri__tbe_extent(const peri_tbe *tbe, const peri_tbe_input *in)
+{
+    const peri_tbe_blocks *b = in->blocks;
+    int64_t extent = b->out_extent, n = peri__numel(in->ids);
+    for (int64_t k = 0; k < b->n && b->none && n; k++) {
+        const peri_k_tbe_block *x = &b->block[k];
+        const peri_k_tbe_table *t = &tbe->layout[x->table];
+        int64_t end;
+        if (x->bags == 0 || t->pooling != PERI_POOLING_NONE) continue;
+        if (__builtin_mul_overflow(n - 1, x->out_stride, &end) || end > INT64_MAX - x->out_offset - t->cols) return INT64_MAX;
+        extent = peri__max(extent, x->out_offset + end + t->cols);
+    }
+    return extent;
 }
 
 peri_status peri__tbe_stream(peri_tbe *tbe, const peri_tbe_input *in, bool count, peri_k_tbe_stream *out)
@@ -241,20 +261,25 @@ peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe)
 
 /* -- forward --------------------------------------------------------------------------------------------------------------------- */
 
-static peri_status check_out(const char *function, const peri_tbe *tbe, const peri_tbe_blocks *b, const peri_tensor *out)
+static peri_status check_out(const char *function, const peri_tbe *tbe, const peri_tbe_input *in, const peri_tensor *out)
 {
     char text[128];
-    PERI_TRY(peri__check_tensor(function, "the output", out, PERI_F32, -1));
+    PERI_TRY(peri__check_tensor(function, "the output", out, -1, -1));
+    if (out->dtype != PERI_F32 && out->dtype != PERI_F16 && out->dtype != PERI_BF16)
+        return peri__fail(PERI_EINVAL, "%s: the output is %s, allowed: f32, f16, bf16", function,
+                          peri__tensor_text(out, text, sizeof text));
     if (peri__device(out) != tbe->device || !peri__contiguous(out))
         return peri__fail(PERI_EINVAL, "%s: the output must be contiguous and on device %s", function, tbe->device->name);
-    if (peri__numel(out) >= b->out_extent) return PERI_OK;
+    int64_t extent = peri__tbe_extent(tbe, in);
+    if (peri__numel(out) >= extent) return PERI_OK;
     return peri__fail(PERI_EINVAL, "%s: the output is %s, the blocks write up to element %lld", function,
-                      peri__tensor_text(out, text, sizeof text), (long long)b->out_extent - 1);
+                      peri__tensor_text(out, text, sizeof text), (long long)extent - 1);
 }
 
 peri_status peri__tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out, peri_tensor *report)
 {
-    peri_k_tbe_forward_args args = {.weight = peri__data(tbe->weight), .weight_dtype = tbe->dtype, .out = peri__data(out)};
+    peri_k_tbe_forward_args args = {
+        .weight = peri__data(tbe->weight), .weight_dtype = tbe->dtype, .out = peri__data(out), .out_dtype = out->dtype};
     int64_t grain;
     PERI_TRY(peri__tbe_enter(tbe));
     if (report) PERI_TRY(peri__report_reset(report));
@@ -289,7 +314,7 @@ peri_status peri__tbe_checked_forward(const char *function, peri_tbe *tbe, const
 peri_status peri_tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)
 {
     PERI_TRY(peri__tbe_input_check("peri_tbe_forward", tbe, in));
-    PERI_TRY(check_out("peri_tbe_forward", tbe, in->blocks, out));
+    PERI_TRY(check_out("peri_tbe_forward", tbe, in, out));
     return peri__tbe_checked_forward("peri_tbe_forward", tbe, in, out);
 }
 
@@ -327,6 +352,13 @@ static peri_status lookup_backward(peri__node *node, peri_tensor *const *grad_ou
     for (int32_t i = 1; i < node->n_in; i++) leaves = leaves || peri__needs(node, i);
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_contiguous(grad_out[0], &grad), out);
+    if (grad->dtype != PERI_F32) {
+        peri_tensor *narrow = grad;
+        grad = NULL;
+        status = peri_tensor_to(narrow, PERI_F32, NULL, &grad);
+        peri_tensor_release(narrow);
+        PERI_TRY_GOTO(status, out);
+    }
     if (node->n_in > 0 && peri__needs(node, 0)) PERI_TRY_GOTO(peri__tensor_like(in.weights, 1, in.weights->shape, &grad_weights), out);
     if (leaves) {
         PERI_TRY_GOTO(peri_tbe_gradient(state->tbe, &in, grad, grad_weights, &dense), out);
@@ -349,7 +381,7 @@ static const peri__node_vtab lookup_vtab = {.name = "tbe_lookup", .backward = lo
 /** The node's inputs (borrowed), in a new array. */
 static peri_status lookup_inputs(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor ***out, int32_t *n)
 {
-    bool leaves = tbe->optimizer.kind == PERI_TBE_NONE;
+    bool leaves = tbe->optimizer.kind == PERI_TBE_NONE && tbe->dtype == PERI_F32;
     *n = leaves ? (int32_t)tbe->n_tables + 1 : 1;
     peri_tensor **list = peri__alloc_zero(sizeof *list * (size_t)*n);
     if (!list) return PERI_ENOMEM;
@@ -400,8 +432,8 @@ peri_status peri_tbe_lookup(peri_tbe *tbe, const peri_tbe_input *in, int32_t ndi
 {
     PERI_TRY(peri__tbe_input_check("peri_tbe_lookup", tbe, in));
     peri_tensor *t;
-    PERI_TRY(peri_tensor_new(tbe->device, PERI_F32, ndim, shape, &t));
-    peri_status status = check_out("peri_tbe_lookup", tbe, in->blocks, t);
+    PERI_TRY(peri_tensor_new(tbe->device, tbe->output_dtype, ndim, shape, &t));
+    peri_status status = check_out("peri_tbe_lookup", tbe, in, t);
     if (status >= 0 && in->blocks->covered != peri__numel(t)) status = peri__tensor_zero(t);
     if (status >= 0) status = peri__tbe_checked_forward("peri_tbe_lookup", tbe, in, t);
     if (status >= 0) status = lookup_record(tbe, in, t);

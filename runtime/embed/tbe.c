@@ -18,7 +18,7 @@ _Static_assert((int)PERI_TBE_NONE == (int)PERI_K_OPTIM_NONE && (int)PERI_TBE_SGD
                    (int)PERI_TBE_LION == (int)PERI_K_OPTIM_LION,
                "optimizers");
 _Static_assert((int)PERI_DECAY_L2 == (int)PERI_K_DECAY_L2 && (int)PERI_DECAY_DECOUPLE == (int)PERI_K_DECAY_DECOUPLE, "decay modes");
-_Static_assert((int)PERI_POOLING_MEAN == (int)PERI_K_POOLING_MEAN, "poolings");
+_Static_assert((int)PERI_POOLING_MEAN == (int)PERI_K_POOLING_MEAN && (int)PERI_POOLING_NONE == (int)PERI_K_POOLING_NONE, "poolings");
 
 /** What each optimizer keeps and knows. */
 typedef struct optimizer_kind {
@@ -108,8 +108,8 @@ static peri_status check_table(const peri_table_config *t, int64_t i)
     if (t->col_offset < 0 || t->col_offset > cols - t->cols)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': columns %lld .. %lld of %lld", name, (long long)t->col_offset,
                           (long long)(t->col_offset + t->cols), (long long)cols);
-    if (t->pooling != PERI_POOLING_SUM && t->pooling != PERI_POOLING_MEAN)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': pooling %d, allowed: 0 (sum), 1 (mean)", name, t->pooling);
+    if (t->pooling < PERI_POOLING_SUM || t->pooling > PERI_POOLING_NONE)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': pooling %d, allowed: 0 (sum), 1 (mean), 2 (none)", name, t->pooling);
     if (t->init < PERI_INIT_DEFAULT || t->init > PERI_INIT_NONE)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': init %d, allowed: 0..%d", name, t->init, PERI_INIT_NONE);
     if (!isfinite(t->init_a) || !isfinite(t->init_b) || (t->init == PERI_INIT_UNIFORM && t->init_b < t->init_a) ||
@@ -118,11 +118,29 @@ static peri_status check_table(const peri_table_config *t, int64_t i)
     return PERI_OK;
 }
 
+static bool small_float(int32_t dtype) { return dtype == PERI_F32 || dtype == PERI_F16 || dtype == PERI_BF16; }
+
+static peri_status check_dtypes(const peri_tbe_config *c)
+{
+    if (!small_float(c->dtype) && !peri__tbe_bytes(c->dtype))
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: weights of dtype %s (%d), allowed: f32, f16, bf16, rows of bytes",
+                          peri_dtype_name(c->dtype), c->dtype);
+    if (c->output_dtype && !small_float(c->output_dtype))
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: output_dtype %s, allowed: f32, f16, bf16", peri_dtype_name(c->output_dtype));
+    if (!peri__tbe_bytes(c->dtype)) return PERI_OK;
+    if (c->optimizer.kind != PERI_TBE_NONE)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer kind %d for rows of bytes, allowed: %d (none)", c->optimizer.kind,
+                          PERI_TBE_NONE);
+    for (int64_t i = 0; i < c->n_tables; i++)
+        if (c->tables[i].init != PERI_INIT_NONE)
+            return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': init %d for rows of bytes, allowed: %d (none)", c->tables[i].name,
+                              c->tables[i].init, PERI_INIT_NONE);
+    return PERI_OK;
+}
+
 static peri_status check_config(const peri_tbe_config *c)
 {
     if (!c->device) return peri__fail(PERI_EINVAL, "peri_tbe_new: no device");
-    if (c->dtype != PERI_F32 && c->dtype != PERI_F16 && c->dtype != PERI_BF16)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: weights of dtype %s, allowed: f32, f16, bf16", peri_dtype_name(c->dtype));
     if (c->bounds_check < PERI_BOUNDS_FATAL || c->bounds_check > PERI_BOUNDS_NONE)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: bounds_check %d, allowed: 0..3", c->bounds_check);
     if (c->n_tables < 0 || c->n_tables > INT32_MAX || (c->n_tables && !c->tables))
@@ -132,6 +150,7 @@ static peri_status check_config(const peri_tbe_config *c)
     for (int64_t i = 0; i < c->n_features; i++)
         if (!c->features[i]) return peri__fail(PERI_EINVAL, "peri_tbe_new: feature %lld has no name", (long long)i);
     for (int64_t i = 0; i < c->n_tables; i++) PERI_TRY(check_table(&c->tables[i], i));
+    PERI_TRY(check_dtypes(c));
     return check_optimizer(&c->optimizer);
 }
 
@@ -158,13 +177,14 @@ static peri_status lay_out(peri_tbe *tbe, const peri_tbe_config *c, const int64_
         if (!t->config.total_rows) t->config.total_rows = t->config.row_offset + t->config.rows;
         if (!t->config.total_cols) t->config.total_cols = t->config.col_offset + t->config.cols;
         int64_t rows = slots ? slots[i] : t->config.rows, cols = t->config.cols, elements;
-        if (__builtin_mul_overflow(rows, cols, &elements) || elements > (INT64_MAX >> 4) - tbe->total_elements)
+        int64_t stride = peri__tbe_stride(c->dtype, cols);
+        if (__builtin_mul_overflow(rows, stride, &elements) || elements > (INT64_MAX >> 4) - tbe->total_elements)
             return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s' of %lld x %lld makes the batch too large", t->name, (long long)rows,
                               (long long)cols);
         tbe->layout[i] = (peri_k_tbe_table){.rows = rows,
                                             .cols = cols,
                                             .offset = tbe->total_elements,
-                                            .stride = cols,
+                                            .stride = stride,
                                             .first_row = tbe->total_rows,
                                             .pooling = t->config.pooling,
                                             .row_offset = t->config.row_offset,
@@ -220,6 +240,7 @@ static peri_status shell_new(const peri_tbe_config *c, const int64_t *slots, int
     tbe->device = c->device;
     tbe->dtype = c->dtype;
     tbe->bounds_check = c->bounds_check;
+    tbe->output_dtype = c->output_dtype ? c->output_dtype : PERI_F32;
     tbe->optimizer = c->optimizer;
     tbe->seed = c->seed;
     peri_status status;
@@ -246,7 +267,8 @@ peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
     peri__free(slots);
     PERI_TRY(status);
     const optimizer_kind *k = &kinds[c->optimizer.kind];
-    PERI_TRY_GOTO(flat_tensor(tbe, tbe->dtype, tbe->total_elements, false, &tbe->weight), out);
+    bool bytes = peri__tbe_bytes(tbe->dtype);
+    PERI_TRY_GOTO(flat_tensor(tbe, bytes ? PERI_U8 : tbe->dtype, tbe->total_elements, bytes, &tbe->weight), out);
     for (int64_t i = 0; i < tbe->n_tables && !c->caches; i++) PERI_TRY_GOTO(initialise(tbe, i, c->seed), out);
     if (k->full1) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_elements, true, &tbe->momentum1), out);
     if (k->row1) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->momentum1), out);
@@ -398,7 +420,8 @@ static peri_status state_view(const char *function, peri_tbe *tbe, int64_t table
     const optimizer_kind *k = &kinds[tbe->optimizer.kind];
     if (counter || (first && k->row1) || (second && k->row2))
         return peri__tensor_view(flat, 1, &t->rows, NULL, t->first_row, out);
-    return peri__tensor_view(flat, 2, (int64_t[]){t->rows, t->cols}, (int64_t[]){t->stride, 1}, t->offset, out);
+    int64_t cols = peri__tbe_bytes(tbe->dtype) ? t->stride : t->cols;
+    return peri__tensor_view(flat, 2, (int64_t[]){t->rows, cols}, (int64_t[]){t->stride, 1}, t->offset, out);
 }
 
 peri_status peri_tbe_state(peri_tbe *tbe, int64_t table, const char *name, peri_tensor **out)
@@ -426,7 +449,7 @@ peri_status peri_tbe_leaf(peri_tbe *tbe, int64_t table, peri_tensor **out)
                           tbe->tables[table].name, kinds[tbe->optimizer.kind].name);
     if (tbe->dtype != PERI_F32)
         return peri__fail(PERI_EINVAL, "peri_tbe_leaf: table '%s' is %s; leaves, whose gradients are f32, are f32",
-                          tbe->tables[table].name, peri_dtype_name(tbe->dtype));
+                          tbe->tables[table].name, peri_dtype_name(tbe->weight->dtype));
     peri_tensor **leaf = &tbe->tables[table].leaf;
     if (!*leaf) {
         PERI_TRY(state_view("peri_tbe_leaf", tbe, table, "weight", leaf));
@@ -471,6 +494,7 @@ peri_status peri_tbe_read(peri_tbe *tbe, int64_t table, const char *name, int64_
         PERI_TRY(state_index("peri_tbe_read", tbe, table, name, &part));
         return peri__tier_read(tbe, table, part, row, dst);
     }
+    if (peri__tbe_bytes(tbe->dtype) && dst && dst->dtype != PERI_U8) return peri__tbe_read_numbers(tbe, table, name, row, dst);
     PERI_TRY(rows_view("peri_tbe_read", tbe, table, name, row, dst, &view));
     peri_status status = peri_tensor_copy(dst, view);
     if (status >= 0) status = peri__tbe_leave(tbe);
@@ -487,6 +511,7 @@ peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64
         PERI_TRY(state_index("peri_tbe_write", tbe, table, name, &part));
         return peri__tier_write(tbe, table, part, row, src);
     }
+    if (peri__tbe_bytes(tbe->dtype) && src && src->dtype != PERI_U8) return peri__tbe_write_numbers(tbe, table, name, row, src);
     PERI_TRY(rows_view("peri_tbe_write", tbe, table, name, row, src, &view));
     peri_status status = peri_tensor_copy(view, src);
     if (status >= 0) status = peri__tbe_leave(tbe);

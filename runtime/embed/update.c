@@ -29,7 +29,7 @@ static peri_status sort_planned(const peri_tbe *tbe, const peri_tbe_input *in, b
         return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld ids in one batch, allowed: fewer than 2^32", (long long)plan->most);
     plan->key_bits = bits_of((uint64_t)tbe->total_rows);
     plan->payload_bits = 64 - plan->key_bits;
-    int64_t payload = items ? plan->most : in->blocks->out_extent;
+    int64_t payload = items ? plan->most : peri__tbe_extent(tbe, in);
     if (bits_of((uint64_t)payload) > plan->payload_bits)
         return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld rows and %lld %s do not fit into 64 bits", (long long)tbe->total_rows,
                           (long long)payload, items ? "ids" : "elements of the gradient");
@@ -153,9 +153,10 @@ static peri_status check_gradient(const char *function, const peri_tbe *tbe, con
     PERI_TRY(peri__check_tensor(function, "the gradient", grad, PERI_F32, -1));
     if (peri__device(grad) != tbe->device || !peri__contiguous(grad))
         return peri__fail(PERI_EINVAL, "%s: the gradient must be contiguous and on device %s", function, tbe->device->name);
-    if (peri__numel(grad) < in->blocks->out_extent)
+    if (peri__numel(grad) < peri__tbe_extent(tbe, in))
         return peri__fail(PERI_EINVAL, "%s: the gradient is %s, the blocks read up to element %lld", function,
-                          peri__tensor_text(grad, text, sizeof text), (long long)in->blocks->out_extent - 1);
+                          peri__tensor_text(grad, text, sizeof text), (long long)peri__tbe_extent(tbe, in) - 1);
+    if (peri__tbe_bytes(tbe->dtype)) return peri__fail(PERI_EUNSUPPORTED, "%s: rows of bytes have no gradients", function);
     if (!grad_weights) return PERI_OK;
     PERI_TRY(peri__check_tensor(function, "the gradient of the weights", grad_weights, PERI_F32, 1));
     if (peri__device(grad_weights) != tbe->device || !peri__contiguous(grad_weights) || peri__numel(grad_weights) != peri__numel(in->ids))

@@ -8,7 +8,8 @@ local function zeros(n)
   return t
 end
 
---- tables: list of { rows, cols, weight = flat list, pooling = "SUM" | "MEAN" }; optimizer: { kind =, learning_rate =, eps =, ... }.
+--- tables: list of { rows, cols, weight = flat list, pooling = "SUM" | "MEAN" | "NONE" };
+--- optimizer: { kind =, learning_rate =, eps =, ... }.
 function M.new(tables, optimizer)
   local self = { tables = {}, optimizer = optimizer, iteration = 0 }
   for i, t in ipairs(tables) do
@@ -34,7 +35,7 @@ local function each(self, input, f)
       if input.scale then factor = factor * input.scale[bag + 1] end
       for i = from + 1, to do
         local id = input.ids[i]
-        if id >= 0 and id < t.rows then f(b, j, i, t, id, factor) end
+        if id >= 0 and id < t.rows then f(b, t.pooling == "NONE" and i - 1 or j, i, t, id, factor) end
       end
     end
   end

@@ -304,7 +304,8 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
     r.out = zeros(d->out_elements);
     run(k, PERI_K_tbe_forward,
         &(peri_k_tbe_forward_args){
-            .stream = s, .weight = weight, .weight_dtype = PERI_F32, .out = r.out, .report = &r.report, .chunks = chunks},
+            .stream = s, .weight = weight, .weight_dtype = PERI_F32, .out_dtype = PERI_F32, .out = r.out, .report = &r.report,
+            .chunks = chunks},
         chunks, split);
     run(k, PERI_K_tbe_report, &(peri_k_tbe_report_args){.stream = s, .report = &r.report}, 1, WHOLE);
     r.grad_weights = tbe_room(4 * d->n_ids);
@@ -316,7 +317,8 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
         void *narrow = weights_of(weight, d->total_elements, dtype);
         r.narrow_out[i] = zeros(d->out_elements);
         r.narrow_grad_weights[i] = tbe_room(4 * d->n_ids);
-        peri_k_tbe_forward_args forward = {.stream = s, .weight = narrow, .weight_dtype = dtype, .out = r.narrow_out[i], .chunks = chunks};
+        peri_k_tbe_forward_args forward = {
+            .stream = s, .weight = narrow, .weight_dtype = dtype, .out = r.narrow_out[i], .out_dtype = PERI_F32, .chunks = chunks};
         run(k, PERI_K_tbe_forward, &forward, chunks, split);
         gradient.weight = narrow;
         gradient.weight_dtype = dtype;

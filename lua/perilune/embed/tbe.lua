@@ -31,10 +31,12 @@ local arguments = {
   tables = util.required,   -- list of { name, rows, cols, row_offset, col_offset, total_rows, total_cols, pooling, init }
   fused_params = util.required,
   features = util.optional, -- names for messages
-  data_type = "FP32",
+  data_type = "FP32",       -- FP32, FP16, BF16; INT8, INT8_HALF, FP8: rows of bytes, which start as zeros
+  output_dtype = "FP32",    -- of lookup(): FP32, FP16, BF16
   seed = util.optional,     -- default: that of the running rank
   device = util.optional,
 }
+local poolings = { SUM = C.PERI_POOLING_SUM, MEAN = C.PERI_POOLING_MEAN, NONE = C.PERI_POOLING_NONE }
 local table_arguments = {
   name = util.required, rows = util.required, cols = util.required, row_offset = 0, col_offset = 0, total_rows = 0, total_cols = 0,
   pooling = "SUM", init = util.optional,
@@ -49,7 +51,7 @@ function M.new(args)
     slot.name = t.name
     slot.rows, slot.cols, slot.row_offset, slot.col_offset = t.rows, t.cols, t.row_offset, t.col_offset
     slot.total_rows, slot.total_cols = t.total_rows, t.total_cols
-    slot.pooling = config.poolings[util.one_of("table batch", "pooling", t.pooling, { "SUM", "MEAN" })]
+    slot.pooling = poolings[util.one_of("table batch", "pooling", t.pooling, { "SUM", "MEAN", "NONE" })]
     if t.init then slot.init, slot.init_a, slot.init_b = t.init.kind, t.init.a, t.init.b end
   end
   local features = a.features or {}
@@ -58,7 +60,12 @@ function M.new(args)
   local c = ffi.new "peri_tbe_config"
   local caches -- lives until the end of this function
   c.device = P.device(a.device)
-  c.dtype = P.dtype(config.data_types[a.data_type] or a.data_type)
+  local format = config.row_formats[a.data_type]
+  c.dtype = format or P.dtype(config.data_types[a.data_type] or a.data_type)
+  c.output_dtype = P.dtype(config.data_types[a.output_dtype] or a.output_dtype)
+  for i = 1, format and #a.tables or 0 do
+    if not a.tables[i].init then tables[i - 1].init = C.PERI_INIT_NONE end
+  end
   c.n_tables, c.tables, c.n_features, c.features = #a.tables, tables, #features, names
   local optimizer, bounds, _, cache = config.fused_params("table batch: fused_params", a.fused_params)
   c.optimizer, c.bounds_check = optimizer, bounds

@@ -27,8 +27,15 @@ typedef struct peri_tbe_blocks_ref {
 
 /* -- tables ---------------------------------------------------------------------------------------------------------------------- */
 
-/** What a bag gives: the sum of its rows, or the sum divided by the number of its ids. */
-enum { PERI_POOLING_SUM = 0, PERI_POOLING_MEAN = 1 };
+/** What a bag gives: the sum of its rows, the sum divided by the number of its ids, or (NONE) each of its rows. */
+enum { PERI_POOLING_SUM = 0, PERI_POOLING_MEAN = 1, PERI_POOLING_NONE = 2 };
+
+/** Rows of bytes, for lookups only, beside those of PERI_F32, PERI_F16 and PERI_BF16. A number of the row is fma(code, scale, bias). */
+enum {
+    PERI_ROWS_INT8 = 64,      /* cols codes, f32 scale, f32 bias: FBGEMM's fused 8-bit rows */
+    PERI_ROWS_INT8_HALF = 65, /* f16 scale, f16 bias, cols codes: those of its tables for inference */
+    PERI_ROWS_FP8 = 66        /* cols codes: sign, 4 bits of exponent with bias 7, 3 bits of mantissa; neither infinities nor NaN */
+};
 
 /** How weights start. Every element depends on (seed, table name, row, column of the whole table) only, never on the sharding. */
 enum {
@@ -106,7 +113,7 @@ typedef struct peri_cache_params {
 
 typedef struct peri_tbe_config {
     peri_device *device;
-    int32_t dtype; /* of the weights: PERI_F32, PERI_F16, PERI_BF16 */
+    int32_t dtype; /* of the weights: PERI_F32, PERI_F16, PERI_BF16; or PERI_ROWS_*, with optimizer NONE: rows that start as zeros */
     int32_t bounds_check; /* PERI_BOUNDS_* */
     int64_t n_tables; /* may be 0 */
     const peri_table_config *tables; /* copied */
@@ -115,6 +122,8 @@ typedef struct peri_tbe_config {
     peri_tbe_optimizer optimizer;
     uint64_t seed; /* of start values and stochastic rounding */
     const peri_cache_params *caches; /* NULL: tables in memory; else one for each table: tables in files. Needs a fused optimizer. Copied */
+    int32_t output_dtype; /* of peri_tbe_lookup: PERI_F32 (or 0), PERI_F16, PERI_BF16 */
+    int32_t reserved;
 } peri_tbe_config;
 
 /** FBGEMM's defaults of an optimizer: learning rate 0.01, eps 1e-8, beta1 0.9, beta2 0.999 (Lion: 0.99, its paper's), eta 0.001, momentum
@@ -129,7 +138,8 @@ PERI_API void peri_tbe_release(peri_tbe *tbe);
 /* -- lookups --------------------------------------------------------------------------------------------------------------------- */
 
 /** Consecutive bags that look into one table. Row j of the block is written to (and its gradient read from) elements
- *  out_offset + j * out_stride .. + cols of the output. */
+ *  out_offset + j * out_stride .. + cols of the output: j counts the block's bags, or, if the table's pooling is NONE, is the place of an
+ *  id among all ids of the input. */
 typedef struct peri_tbe_block {
     int64_t first_bag, bags;       /* of the offsets of the input */
     int64_t out_offset, out_stride; /* elements */
@@ -153,15 +163,16 @@ typedef struct peri_tbe_input {
     peri_tbe_blocks *blocks;
 } peri_tbe_input;
 
-/** Pooled rows into @out (f32, contiguous, any shape that the blocks fit into; elements that no block writes stay). Not recorded. */
+/** Pooled rows into @out (f32, f16 or bf16, rounded to nearest even; contiguous, any shape that the blocks fit into; elements that no block
+ *  writes stay). Not recorded. */
 PERI_API peri_status peri_tbe_forward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *out);
 /** Update the tables with the gradient @grad (f32) of the output of peri_tbe_forward on the same @input; advances the iteration, also
  *  when nothing was looked up. @grad_weights (f32 [n], or NULL) receives the gradient of the ids' weights. With optimizer NONE only
  *  @grad_weights is computed. */
 PERI_API peri_status peri_tbe_backward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad, peri_tensor *grad_weights);
-/** Lookup on the tape: a new tensor of @shape[ndim] (elements that no block writes are 0). When gradients are recorded, the backward pass
- *  updates the tables as peri_tbe_backward does, with the learning rate of that moment, and gives input->weights a gradient if it wants
- *  one. With optimizer NONE the gradient goes to the tables' leaves (peri_tbe_leaf). @out new. */
+/** Lookup on the tape: a new tensor of config.output_dtype and @shape[ndim] (elements that no block writes are 0). When gradients are
+ *  recorded, the backward pass updates the tables as peri_tbe_backward does, with the learning rate of that moment, and gives
+ *  input->weights a gradient if it wants one. With optimizer NONE the gradient goes to the tables' leaves (peri_tbe_leaf). @out new. */
 PERI_API peri_status peri_tbe_lookup(peri_tbe *tbe, const peri_tbe_input *input, int32_t ndim, const int64_t *shape, peri_tensor **out);
 
 /** What peri_tbe_expand picks from: feature f's pooled rows, [rows[f], cols[f]] each, one behind the other; they become columns of the
@@ -201,9 +212,10 @@ PERI_API int32_t peri_tbe_state_shape(const peri_tbe *tbe, int64_t table, const 
 /** The leaf tensor of a table's weights (a view that requires grad), always the same one, for optimizers of the dense part. Optimizer
  *  NONE only. @out new. */
 PERI_API peri_status peri_tbe_leaf(peri_tbe *tbe, int64_t table, peri_tensor **out);
-/** Copy rows from @row on of a table's weights or state into @dst ([n, cols] or [n], any dtype and device). */
+/** Copy rows from @row on of a table's weights or state into @dst ([n, cols] or [n], any dtype and device). Rows of bytes are copied as
+ *  they are into u8 [n, bytes of a row], and decoded into any other dtype. */
 PERI_API peri_status peri_tbe_read(peri_tbe *tbe, int64_t table, const char *name, int64_t row, peri_tensor *dst);
-/** Overwrite rows from @row on. */
+/** Overwrite rows from @row on; numbers become rows of bytes by peri_quantize_rows. */
 PERI_API peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64_t row, const peri_tensor *src);
 /** Name of the i-th state of the optimizer ("weight" is number 0), NULL beyond the last. Static text. */
 PERI_API const char *peri_tbe_state_name(const peri_tbe *tbe, int32_t i);

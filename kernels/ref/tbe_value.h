@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tbe_value.h: the row formats of kernels/tbe.h: their sizes, and one number of a row.
+ */
+#ifndef PERI_KERNELS_TBE_VALUE_H
+#define PERI_KERNELS_TBE_VALUE_H
+
+#include "../tbe.h"
+#include "number.h"
+
+#include <math.h>
+
+/** Bytes in which offsets and strides of a format count. */
+static inline int64_t tbe_unit(int32_t format) { return format == PERI_F32 ? 4 : format == PERI_F16 || format == PERI_BF16 ? 2 : 1; }
+
+/** Bytes of a row of @cols columns. */
+static inline int64_t tbe_row_bytes(int32_t format, int64_t cols)
+{
+    return cols * tbe_unit(format) + (format == PERI_K_ROWS_INT8 ? 8 : format == PERI_K_ROWS_INT8_HALF ? 4 : 0);
+}
+
+static inline float tbe_fp8_to_f32(uint8_t code)
+{
+    float value = code & 0x78 ? k_float((uint32_t)(code & 0x7f) << 20) * 0x1p120f : (float)(code & 7) * 0x1p-9f;
+    return code & 0x80 ? -value : value;
+}
+
+/** Column @d of the row at @row. */
+static inline float tbe_value(const void *row, int64_t cols, int64_t d, int32_t format)
+{
+    const uint8_t *bytes = row;
+    const uint16_t *half = row;
+    float pair[2];
+    uint16_t halves[2];
+    switch (format) {
+    case PERI_F16: return k_f16_to_f32(half[d]);
+    case PERI_BF16: return k_bf16_to_f32(half[d]);
+    case PERI_K_ROWS_INT8: memcpy(pair, bytes + cols, 8); return fmaf((float)bytes[d], pair[0], pair[1]);
+    case PERI_K_ROWS_INT8_HALF:
+        memcpy(halves, bytes, 4);
+        return fmaf((float)bytes[4 + d], k_f16_to_f32(halves[0]), k_f16_to_f32(halves[1]));
+    case PERI_K_ROWS_FP8: return tbe_fp8_to_f32(bytes[d]);
+    default: return ((const float *)row)[d];
+    }
+}
+
+/** @x rounded to @dtype (PERI_F32, PERI_F16, PERI_BF16) as element @at of @out. */
+static inline void tbe_store(void *out, int64_t at, float x, int32_t dtype)
+{
+    if (dtype == PERI_F16) ((uint16_t *)out)[at] = k_f32_to_f16(x);
+    else if (dtype == PERI_BF16) ((uint16_t *)out)[at] = k_f32_to_bf16(x);
+    else ((float *)out)[at] = x;
+}
+
+#endif
