@@ -3,7 +3,7 @@
 #   make                 build everything under build/
 #   make demo            set up, build, train a DLRM on 2 ranks       RANKS= STEPS= PLAN= DATA=
 #   make test            set up, build, run every test
-#   make bench           all benchmarks: bench-step bench-comm bench-embed bench-sparse bench-data bench-dense    ARGS= PYTHON=
+#   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense  ARGS= PYTHON=
 #   make lint            layers, boundary, style
 #   make install         PREFIX=/usr/local DESTDIR=
 #   make probe           look again for libraries and print the table
@@ -81,7 +81,7 @@ LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 CDEF := $B/lua/perilune/cdef.lua
 
 .PHONY: all help probe config needed setup test check check-c check-lua check-mpi demo demo-run lint install uninstall clean distclean \
-	bench bench-step bench-comm bench-embed bench-sparse bench-data bench-dense
+	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense
 .DELETE_ON_ERROR:
 
 all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(CDEF) $B/abi.ok $(LAUNCHER)
@@ -274,11 +274,13 @@ $B/tests/bench/libroofline.so: tests/bench/roofline.c $(CONFIG)
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O3 -march=native -fPIC -shared -fvisibility=hidden $(WARN) $< -lpthread -o $@
 bench-sparse: all
 	$(call BENCH,sparse,1,,$(if $(PYTHON),--python $(PYTHON)))
+bench-tiers: all
+	$(call BENCH,tiers,1)
 bench-data: all
 	$(call BENCH,data,1)
 bench-dense: all
 	$(call BENCH,dense,1,-t 1)
-bench: bench-embed bench-sparse bench-comm bench-step bench-data bench-dense
+bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data bench-dense
 
 # -- installing -------------------------------------------------------------------------------------------------------------------------
 

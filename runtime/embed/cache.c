@@ -181,6 +181,20 @@ uint32_t peri__cache_take(peri__cache *c, int64_t row, int64_t *victim, uint8_t 
     return slot;
 }
 
+void peri__cache_untake(peri__cache *c, int64_t row, uint32_t slot, int64_t victim, uint8_t flags)
+{
+    c->place[row] = 0;
+    c->pins[slot] = 0;
+    if (victim < 0) {
+        free_slot(c, slot);
+        return;
+    }
+    c->row[slot] = victim;
+    c->place[victim] = slot + 1;
+    c->flags[slot] = flags;
+    append(c, bucket_of(c, slot), slot);
+}
+
 void peri__cache_unpin(peri__cache *c, uint32_t slot)
 {
     PERI_ASSERT(c->pins[slot] > 0);

@@ -66,6 +66,8 @@ static inline int64_t peri__cache_room(const peri__cache *c) { return (int64_t)c
  *  among equals the longest idle since the last aging. *@victim gets the row that leaves (-1: none) and *@flags what its slot was. There
  *  must be room. */
 uint32_t peri__cache_take(peri__cache *c, int64_t row, int64_t *victim, uint8_t *flags);
+/** Undo peri__cache_take, which gave @slot to @row: @victim and @flags are what it returned. The victim is as if used just now. */
+void peri__cache_untake(peri__cache *c, int64_t row, uint32_t slot, int64_t victim, uint8_t flags);
 /** One batch less needs @slot; idle after the last. */
 void peri__cache_unpin(peri__cache *c, uint32_t slot);
 

@@ -341,32 +341,44 @@ static peri_status get_ready(peri__tier *tier, peri__ticket *t)
     return peri__records_reserve(tier, &t->out, t->n_wants, bytes);
 }
 
+/** Undo what take_slots has taken: nothing has been moved yet. */
+static void return_slots(peri__tier *tier, peri__ticket *t)
+{
+    for (int64_t i = t->n_wants - 1; i >= 0; i--) {
+        peri__tier_want *w = &t->wants[i];
+        if (w->slot >= 0) peri__cache_untake(tier->tables[w->table].cache, w->row, (uint32_t)w->slot, w->victim, w->flags);
+    }
+    t->n_wants = t->in.n = t->out.n = 0;
+}
+
 /** Slots for what @t wants; victims that changed go to the file. Nothing but the device can fail here. */
 static peri_status take_slots(peri__tier *tier, peri__ticket *t, bool prefetch)
 {
     for (int64_t i = 0; i < t->n_wants; i++) {
         peri__tier_want *w = &t->wants[i];
         peri__tier_table *table = &tier->tables[w->table];
-        int64_t victim;
-        uint8_t flags;
         if (peri__cache_room(table->cache) == 0) {
             peri__cache_unwant(table->cache, w->row);
             continue;
         }
-        w->slot = (int32_t)peri__cache_take(table->cache, w->row, &victim, &flags);
+        w->slot = (int32_t)peri__cache_take(table->cache, w->row, &w->victim, &w->flags);
         t->in.moves[t->in.n++] = (peri_k_cache_move){.row = w->row, .table = w->table, .slot = w->slot};
         if (prefetch) *flags_of(tier, w->table, w->slot) |= PERI__SLOT_FETCHED;
-        table->stats.prefetched += prefetch;
-        table->stats.evictions += victim >= 0;
-        if (flags & PERI__SLOT_DIRTY) t->out.moves[t->out.n++] = (peri_k_cache_move){.row = victim, .table = w->table, .slot = w->slot};
+        if (w->flags & PERI__SLOT_DIRTY)
+            t->out.moves[t->out.n++] = (peri_k_cache_move){.row = w->victim, .table = w->table, .slot = w->slot};
     }
-    t->filled = t->in.n == 0;
     peri_status status = peri__records_spill(tier, &t->out);
     if (status < 0) {
-        tier->broken = true;
+        return_slots(tier, t);
         return status;
     }
-    PERI_TRY(peri__records_write(tier, &t->out));
+    t->filled = t->in.n == 0;
+    for (int64_t i = 0; i < t->n_wants; i++) {
+        peri_tbe_cache_stats *stats = &tier->tables[t->wants[i].table].stats;
+        stats->prefetched += prefetch && t->wants[i].slot >= 0;
+        stats->evictions += t->wants[i].slot >= 0 && t->wants[i].victim >= 0;
+    }
+    peri__records_write(tier, &t->out);
     peri__records_read(tier, &t->in);
     return PERI_OK;
 }
@@ -435,7 +447,6 @@ static peri_status resolve(const char *function, peri__tier *tier, const peri_tb
 {
     batch b = {0};
     peri__ticket *t = NULL;
-    if (tier->broken) return peri__fail(PERI_EINTERNAL, "%s: the device failed while rows were moved; reopen the tables", function);
     peri_status status;
     PERI_TRY_GOTO(batch_init(tier, in, &b), out);
     PERI_TRY_GOTO(layer_blocks(tier, in, b.bags), out);

@@ -33,7 +33,9 @@ typedef struct peri__tier_table {
 /** A row that a ticket brings. */
 typedef struct peri__tier_want {
     int64_t row;
+    int64_t victim;      /* whose slot it got; -1: it was free */
     int32_t table, slot; /* slot -1: there was no room (prefetches only) */
+    uint8_t flags;       /* of the victim's slot */
 } peri__tier_want;
 
 /** A slot that a ticket has pinned. */
@@ -84,7 +86,6 @@ struct peri__tier {
     uint64_t sequence;
     bool direct;  /* the host can access the device's memory */
     bool dirty;   /* rows have been updated since the last flush */
-    bool broken;  /* the device failed in the middle of a change: slots and rows may not match */
     int64_t bad_ids;
     peri_k_cache_part part[PERI_CACHE_PARTS];
     int32_t n_parts;
@@ -122,8 +123,8 @@ void peri__records_read(peri__tier *tier, peri__records *stage);
 peri_status peri__records_arrive(peri__tier *tier, peri__records *stage);
 /** Records into slots (queued). */
 peri_status peri__records_fill(peri__tier *tier, peri__records *stage);
-/** Mark the files unclean and submit the writes. */
-peri_status peri__records_write(peri__tier *tier, peri__records *stage);
+/** Submit the writes. The files are marked unclean. */
+void peri__records_write(peri__tier *tier, peri__records *stage);
 /** Wait for the writes, trying again what failed before. */
 peri_status peri__records_written(peri__tier *tier, peri__records *stage);
 /** Wait for all writes of all tickets. */

@@ -156,11 +156,10 @@ peri_status peri__records_spill(peri__tier *tier, peri__records *s)
     return PERI_OK;
 }
 
-peri_status peri__records_write(peri__tier *tier, peri__records *s)
+void peri__records_write(peri__tier *tier, peri__records *s)
 {
     s->job.requests = s->requests;
     peri__row_io_submit(tier->io, &s->job);
-    return PERI_OK;
 }
 
 static const char *path_of(const peri__tier *tier, int fd)
@@ -301,12 +300,6 @@ peri_status peri__tier_arrive(peri__tier *tier)
     return PERI_OK;
 }
 
-static peri_status check_whole(const char *function, const peri__tier *tier)
-{
-    if (!tier->broken) return PERI_OK;
-    return peri__fail(PERI_EINTERNAL, "%s: the device failed while rows were moved; reopen the tables", function);
-}
-
 /* -- flushing ---------------------------------------------------------------------------------------------------------------------- */
 
 /** Write back the dirty slots of @table that hold rows [row, end), a chunk at a time. */
@@ -329,7 +322,7 @@ static peri_status write_back(peri__tier *tier, int32_t table, int64_t row, int6
         if (s->n == 0) continue;
         PERI_TRY(peri__row_file_mark(t->file, false, t->file->header.iteration));
         PERI_TRY(peri__records_spill(tier, s));
-        PERI_TRY(peri__records_write(tier, s));
+        peri__records_write(tier, s);
         PERI_TRY(peri__records_written(tier, s));
         for (int64_t i = 0; i < s->n; i++) c->flags[s->moves[i].slot] &= (uint8_t)~PERI__SLOT_DIRTY;
     }
@@ -340,7 +333,6 @@ peri_status peri_tbe_flush(peri_tbe *tbe)
 {
     peri__tier *tier = tbe->tier;
     if (!tier) return PERI_OK;
-    PERI_TRY(check_whole("peri_tbe_flush", tier));
     PERI_TRY(peri__tier_settle(tier));
     for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(write_back(tier, t, 0, tier->tables[t].cache->rows));
     for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(peri__row_file_mark(tier->tables[t].file, true, tbe->iteration));
@@ -378,7 +370,6 @@ static peri_status check_rows(const char *function, peri__tier *tier, int64_t ta
 {
     char text[128];
     const peri_table_config *config = &tier->tbe->tables[table].config;
-    PERI_TRY(check_whole(function, tier));
     if (!t) return peri__fail(PERI_EINVAL, "%s: no tensor", function);
     int32_t ndim = tier->part[part].row ? 1 : 2;
     if (t->ndim != ndim || (ndim == 2 && t->shape[1] != config->cols))
@@ -453,7 +444,7 @@ static peri_status store_range(peri__tier *tier, int64_t table)
     }
     t->stats.rows_written += s->n;
     t->stats.bytes_written += s->bytes;
-    PERI_TRY(peri__records_write(tier, s));
+    peri__records_write(tier, s);
     PERI_TRY(peri__records_written(tier, s));
     int64_t n = 0;
     for (int64_t i = 0; i < s->n; i++) {
