@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * row_io.c: see row_io.h. One queue of jobs, served by one thread that drives a ring, or by several that read and write themselves.
+ * row_io.c: see row_io.h. Two queues of jobs. Reads are served by one thread that drives a ring, or by several that read themselves. Writes
+ * end in the system's memory and would wait for each other's lock on the file, so one thread makes them all, one by one.
  */
 #include "row_io.h"
 
@@ -13,14 +14,15 @@
 #include <liburing.h>
 #endif
 
-enum { RING_DEPTH = 256, READERS = 4, TAKE = 4 };
+enum { RING_DEPTH = 256, RING_WAIT = 32, READERS = 16, TAKE = 4 };
+enum { READS, WRITES, QUEUES };
 
 struct peri__row_io {
     pthread_mutex_t lock;
     pthread_cond_t work, ended; /* there is something to do; a job has ended */
-    peri__row_job *first, *last; /* jobs with requests that nobody has taken */
-    pthread_t threads[READERS];
-    int32_t n_threads;
+    peri__row_job *first[QUEUES], *last[QUEUES]; /* jobs with requests that nobody has taken */
+    pthread_t threads[READERS + 1];
+    int32_t n_threads; /* the first one writes */
     bool stop, uring;
 #if defined(PERI_HAVE_URING)
     struct io_uring ring;
@@ -29,18 +31,18 @@ struct peri__row_io {
 
 /* -- the queue; all under the lock ------------------------------------------------------------------------------------------------- */
 
-/** Take up to @most requests of the first job. Returns how many; *job gets whose. */
-static int64_t take(peri__row_io *io, int64_t most, peri__row_job **job, peri__row_request **requests)
+/** Take up to @most requests of the first job of @queue. Returns how many; *job gets whose. */
+static int64_t take(peri__row_io *io, int queue, int64_t most, peri__row_job **job, peri__row_request **requests)
 {
-    peri__row_job *j = io->first;
+    peri__row_job *j = io->first[queue];
     if (!j) return 0;
     int64_t n = peri__min(most, j->n - j->next);
     *job = j;
     *requests = j->requests + j->next;
     j->next += n;
     if (j->next == j->n) {
-        io->first = j->link;
-        if (!io->first) io->last = NULL;
+        io->first[queue] = j->link;
+        if (!io->first[queue]) io->last[queue] = NULL;
     }
     return n;
 }
@@ -82,14 +84,13 @@ static void run(peri__row_request *r)
     }
 }
 
-static void *reader(void *arg)
+static void *serve(peri__row_io *io, int queue)
 {
-    peri__row_io *io = arg;
     pthread_mutex_lock(&io->lock);
     while (!io->stop) {
         peri__row_job *job;
         peri__row_request *r;
-        int64_t n = take(io, TAKE, &job, &r), failed = 0;
+        int64_t n = take(io, queue, queue == WRITES ? RING_DEPTH : TAKE, &job, &r), failed = 0;
         if (n == 0) {
             pthread_cond_wait(&io->work, &io->lock);
             continue;
@@ -105,6 +106,9 @@ static void *reader(void *arg)
     pthread_mutex_unlock(&io->lock);
     return NULL;
 }
+
+static void *reader(void *io) { return serve(io, READS); }
+static void *writer(void *io) { return serve(io, WRITES); }
 
 /* -- the ring ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -122,8 +126,7 @@ static void put(struct io_uring *ring, flight *f)
     peri__row_request *r = f->request;
     struct io_uring_sqe *sqe = io_uring_get_sqe(ring); /* there is room: at most RING_DEPTH are in flight */
     unsigned left = (unsigned)peri__min(r->bytes - r->done, 1 << 30);
-    if (r->write) io_uring_prep_write(sqe, r->fd, r->data + r->done, left, (uint64_t)(r->offset + r->done));
-    else io_uring_prep_read(sqe, r->fd, r->data + r->done, left, (uint64_t)(r->offset + r->done));
+    io_uring_prep_read(sqe, r->fd, r->data + r->done, left, (uint64_t)(r->offset + r->done));
     io_uring_sqe_set_data(sqe, f);
 }
 
@@ -133,7 +136,7 @@ static int64_t load_ring(peri__row_io *io, flight **unused, int64_t flying)
     peri__row_job *job;
     peri__row_request *r;
     int64_t n;
-    while (flying < RING_DEPTH && (n = take(io, RING_DEPTH - flying, &job, &r)) > 0) {
+    while (flying < RING_DEPTH && (n = take(io, READS, RING_DEPTH - flying, &job, &r)) > 0) {
         int64_t dropped = 0;
         for (int64_t i = 0; i < n; i++) {
             if (r[i].done == r[i].bytes || spoiled(&r[i])) {
@@ -168,7 +171,7 @@ static void *driver(void *arg)
             continue;
         }
         pthread_mutex_unlock(&io->lock);
-        io_uring_submit_and_wait(&io->ring, 1);
+        io_uring_submit_and_wait(&io->ring, (unsigned)peri__min(flying, RING_WAIT));
         pthread_mutex_lock(&io->lock);
         struct io_uring_cqe *cqe;
         while (io_uring_peek_cqe(&io->ring, &cqe) == 0) {
@@ -228,9 +231,10 @@ peri_status peri__row_io_new(peri__row_io **out)
 #if defined(PERI_HAVE_URING)
     if (io->uring) body = driver;
 #endif
-    int32_t wanted = io->uring ? 1 : READERS;
-    while (status >= 0 && io->n_threads < wanted && pthread_create(&io->threads[io->n_threads], NULL, body, io) == 0) io->n_threads++;
-    if (status >= 0 && io->n_threads == 0) status = peri__fail(PERI_ENOMEM, "peri__row_io_new: no thread could be started");
+    int32_t wanted = 1 + (io->uring ? 1 : READERS);
+    for (; status >= 0 && io->n_threads < wanted; io->n_threads++)
+        if (pthread_create(&io->threads[io->n_threads], NULL, io->n_threads ? body : writer, io) != 0) break;
+    if (status >= 0 && io->n_threads < 2) status = peri__fail(PERI_ENOMEM, "peri__row_io_new: no thread could be started");
     if (status < 0) peri__row_io_free(io);
     else *out = io;
     return status;
@@ -262,9 +266,10 @@ void peri__row_io_submit(peri__row_io *io, peri__row_job *job)
     job->queued = job->n > 0;
     if (!job->queued) return;
     pthread_mutex_lock(&io->lock);
-    if (io->last) io->last->link = job;
-    else io->first = job;
-    io->last = job;
+    int queue = job->requests->write ? WRITES : READS;
+    if (io->last[queue]) io->last[queue]->link = job;
+    else io->first[queue] = job;
+    io->last[queue] = job;
     pthread_cond_broadcast(&io->work);
     pthread_mutex_unlock(&io->lock);
 }

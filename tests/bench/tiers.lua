@@ -14,19 +14,18 @@ ffi.cdef [[
   int open(const char *, int, ...); int close(int); int fsync(int);
   long pread(int, void *, size_t, long); int posix_fadvise(int, long, long, int);
 ]]
-local RANDOM, DONTNEED = 1, 4
+local DONTNEED = 4
 
 local parser = argparse("tests/bench/tiers.lua", "Speed of tables in files.")
 parser:option("--out", "Append results as JSON lines to this file.")
-parser:option("--rows", "Rows of the table.", 2000000, tonumber)
+parser:option("--rows", "Rows of the table.", 1000000, tonumber)
 parser:option("--dim", "Columns.", 64, tonumber)
-parser:option("--batch", "Bags of a batch.", 2048, tonumber)
+parser:option("--batch", "Bags of a batch.", 1024, tonumber)
 parser:option("--length", "Ids of a bag.", 20, tonumber)
 parser:option("--steps", "Measured steps of a case.", 12, tonumber)
 parser:option("--directory", "Where the file is made (and removed).", os.getenv "TMPDIR" or "/var/tmp")
 parser:option("--only", "Cases whose name has this in it.", "")
 parser:option("--threads", "Worker threads.", 0, tonumber)
-parser:option("--reader", "(Used by itself) Read this file at random for a second."):hidden(true)
 local options = parser:parse(arg)
 if options.threads > 0 then check(C.peri_threads_set(options.threads)) end
 
@@ -36,23 +35,24 @@ local function now() return tonumber(C.peri_time_ns()) end
 
 local BLOCK = 4096
 
---- Random reads of one block each for a second; prints how many. Several processes of this make the disk's queue deep.
-local function read_at_random(path)
-  local fd, buffer = ffi.C.open(path, 0), ffi.new("char[?]", BLOCK)
-  local size = tonumber(path:match "#(%d+)$") or options.rows
-  local x, n, stop = now() % 2147483647, 0, now() + 1e9
+--- A program that reads blocks of a file at random for a second and prints how many. Several of it make the disk's queue deep.
+local reader = [[
+  local ffi = require "ffi"
+  ffi.cdef "int open(const char *, int, ...); long pread(int, void *, size_t, long);"
+  ffi.cdef "struct timespec { long s, ns; }; int clock_gettime(int, struct timespec *);"
+  local t = ffi.new "struct timespec"
+  local function now() ffi.C.clock_gettime(1, t) return tonumber(t.s) + tonumber(t.ns) * 1e-9 end
+  local path, blocks, x = arg[1], tonumber(arg[2]), tonumber(arg[3]) * 7919 + 1
+  local room = ffi.new "char[8192]"
+  local buffer = room + (4096 - tonumber(ffi.cast("uintptr_t", room)) % 4096) -- O_DIRECT: past the system's memory, aligned
+  local fd, n = ffi.C.open(path, 16384), 0
+  local stop = now() + 1
   while now() < stop do
-    for _ = 1, 16 do
-      x = x * 48271 % 2147483647
-      n = n + (ffi.C.pread(fd, buffer, BLOCK, math.floor(x / 2147483647 * size) * BLOCK) == BLOCK and 1 or 0)
-    end
+    x = x * 48271 % 2147483647
+    if ffi.C.pread(fd, buffer, 4096, math.floor(x / 2147483647 * blocks) * 4096) == 4096 then n = n + 1 end
   end
   print(n)
-end
-if options.reader then
-  read_at_random(options.reader)
-  os.exit(0)
-end
+]]
 
 --- Write the file to the disk and let the system forget it.
 local function drop(path)
@@ -78,18 +78,17 @@ end
 
 --- Blocks per second that `readers` processes read at random.
 local function random_speed(path, blocks, readers)
+  local script, pipes, sum = os.tmpname(), {}, 0
+  local file = assert(io.open(script, "w"))
+  file:write(reader)
+  file:close()
   drop(path)
-  local fd = ffi.C.open(path, 0)
-  ffi.C.posix_fadvise(fd, 0, 0, RANDOM)
-  local pipes, sum = {}, 0
-  for i = 1, readers do
-    pipes[i] = io.popen(("LUA_PATH='%s' luajit %s --rows %d --reader %s"):format(package.path, arg[0], blocks, path))
-  end
+  for i = 1, readers do pipes[i] = io.popen(("luajit %s %s %d %d"):format(script, path, blocks, i)) end
   for _, pipe in ipairs(pipes) do
     sum = sum + (tonumber(pipe:read "*l") or 0)
     pipe:close()
   end
-  ffi.C.close(fd)
+  os.remove(script)
   return sum
 end
 
