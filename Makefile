@@ -87,7 +87,7 @@ CDEF := $B/lua/perilune/cdef.lua
 all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(CDEF) $B/abi.ok $(LAUNCHER)
 
 help:
-	@sed -n '3,16p' Makefile | sed 's/^# \{0,1\}//'
+	@sed -n '3,15p' Makefile | sed 's/^# \{0,1\}//'
 
 # -- the table of what was found ----------------------------------------------------------------------------------------------------
 
