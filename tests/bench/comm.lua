@@ -182,6 +182,16 @@ local function fingerprints(bytes)
 end
 if not options.no_overlap then for _, bytes in ipairs { 64, 65536, 262144 } do fingerprints(bytes) end end
 
+-- -- KeyedJaggedTensors -------------------------------------------------------------------------------------------------------------------
+
+if not wanted or wanted:find(",kjt_all_to_all,", 1, true) then
+  local kjt = dofile "tests/bench/comm_kjt.lua"
+  local tools = { world = world, timed = timed, times = times, median = median, address = address, emit = emit,
+    largest = function(n) must(bare.bare_max(times, n)) end,
+    bare = function(to, from, count) must(bare.bare_run(6, to, from, count, 1)) end }
+  for _, ids in ipairs { 1, 20 } do kjt(tools, ids, 4 * options.blocks) end
+end
+
 -- -- overlap --------------------------------------------------------------------------------------------------------------------------
 
 local F = peri.nn.functional
