@@ -37,19 +37,14 @@ peri_status peri__cache_new(int64_t rows, int64_t slots, int32_t algorithm, peri
     c->algorithm = algorithm;
     c->place = pages_new(rows_of(c) * (int64_t)sizeof *c->place);
     c->uses = algorithm == PERI__LFU ? pages_new(rows_of(c)) : NULL;
-    c->row = peri__alloc(n * sizeof *c->row);
-    c->next = peri__alloc_zero(n * sizeof *c->next);
-    c->prev = peri__alloc_zero(n * sizeof *c->prev);
-    c->pins = peri__alloc_zero(n * sizeof *c->pins);
-    c->stamp = peri__alloc_zero(n * sizeof *c->stamp);
-    c->flags = peri__alloc_zero(n);
-    if (!c->place || (algorithm == PERI__LFU && !c->uses) || !c->row || !c->next || !c->prev || !c->pins || !c->stamp || !c->flags) {
+    c->slot = peri__alloc_zero(n * sizeof *c->slot);
+    if (!c->place || (algorithm == PERI__LFU && !c->uses) || !c->slot) {
         peri__cache_free(c);
         return PERI_ENOMEM;
     }
     for (int64_t s = 0; s < slots; s++) {
-        c->row[s] = -1;
-        c->next[s] = s + 1 < slots ? (uint32_t)s + 2 : 0;
+        c->slot[s].row = -1;
+        c->slot[s].next = s + 1 < slots ? (uint32_t)s + 2 : 0;
     }
     c->free_head = slots > 0;
     c->n_free = (int32_t)slots;
@@ -62,20 +57,19 @@ void peri__cache_free(peri__cache *c)
     if (!c) return;
     pages_free(c->place, rows_of(c) * (int64_t)sizeof *c->place);
     pages_free(c->uses, rows_of(c));
-    void *parts[] = {c->row, c->next, c->prev, c->pins, c->stamp, c->flags};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) peri__free(parts[i]);
+    peri__free(c->slot);
     peri__free(c);
 }
 
 /* -- idle slots ------------------------------------------------------------------------------------------------------------------ */
 
-static uint32_t bucket_of(const peri__cache *c, uint32_t slot) { return c->uses ? c->uses[c->row[slot]] : 0; }
+static uint32_t bucket_of(const peri__cache *c, uint32_t slot) { return c->uses ? c->uses[c->slot[slot].row] : 0; }
 
 static void append(peri__cache *c, uint32_t b, uint32_t slot)
 {
-    c->next[slot] = 0;
-    c->prev[slot] = c->tail[b];
-    if (c->tail[b]) c->next[c->tail[b] - 1] = slot + 1;
+    c->slot[slot].next = 0;
+    c->slot[slot].prev = c->tail[b];
+    if (c->tail[b]) c->slot[c->tail[b] - 1].next = slot + 1;
     else c->head[b] = slot + 1;
     c->tail[b] = slot + 1;
     c->filled[b / 64] |= UINT64_C(1) << b % 64;
@@ -84,10 +78,10 @@ static void append(peri__cache *c, uint32_t b, uint32_t slot)
 
 static void unlink_slot(peri__cache *c, uint32_t b, uint32_t slot)
 {
-    uint32_t before = c->prev[slot], after = c->next[slot];
-    if (before) c->next[before - 1] = after;
+    uint32_t before = c->slot[slot].prev, after = c->slot[slot].next;
+    if (before) c->slot[before - 1].next = after;
     else c->head[b] = after;
-    if (after) c->prev[after - 1] = before;
+    if (after) c->slot[after - 1].prev = before;
     else c->tail[b] = before;
     if (!c->head[b]) c->filled[b / 64] &= ~(UINT64_C(1) << b % 64);
     c->n_idle--;
@@ -104,8 +98,8 @@ static void age(peri__cache *c)
         uint32_t head = any ? c->head[low] : 0, tail = any ? c->tail[low] : 0;
         if (any && c->head[high]) {
             if (tail) {
-                c->next[tail - 1] = c->head[high];
-                c->prev[c->head[high] - 1] = tail;
+                c->slot[tail - 1].next = c->head[high];
+                c->slot[c->head[high] - 1].prev = tail;
             } else {
                 head = c->head[high];
             }
@@ -131,24 +125,24 @@ static void use(peri__cache *c, int64_t row)
 void peri__cache_begin(peri__cache *c)
 {
     if (++c->now != 0) return;
-    memset(c->stamp, 0, sizeof *c->stamp * (size_t)c->slots);
+    for (int32_t s = 0; s < c->slots; s++) c->slot[s].stamp = 0;
     c->now = 1;
 }
 
 bool peri__cache_pin(peri__cache *c, uint32_t slot)
 {
-    if (c->stamp[slot] == c->now) return false;
-    c->stamp[slot] = c->now;
-    if (c->pins[slot]++ == 0) unlink_slot(c, bucket_of(c, slot), slot);
-    use(c, c->row[slot]);
+    if (c->slot[slot].stamp == c->now) return false;
+    c->slot[slot].stamp = c->now;
+    if (c->slot[slot].pins++ == 0) unlink_slot(c, bucket_of(c, slot), slot);
+    use(c, c->slot[slot].row);
     return true;
 }
 
 static void free_slot(peri__cache *c, uint32_t slot)
 {
-    c->row[slot] = -1;
-    c->flags[slot] = 0;
-    c->next[slot] = c->free_head;
+    c->slot[slot].row = -1;
+    c->slot[slot].flags = 0;
+    c->slot[slot].next = c->free_head;
     c->free_head = slot + 1;
     c->n_free++;
 }
@@ -160,7 +154,7 @@ uint32_t peri__cache_take(peri__cache *c, int64_t row, int64_t *victim, uint8_t 
     *flags = 0;
     if (c->free_head) {
         slot = c->free_head - 1;
-        c->free_head = c->next[slot];
+        c->free_head = c->slot[slot].next;
         c->n_free--;
     } else {
         uint32_t word = 0;
@@ -168,15 +162,15 @@ uint32_t peri__cache_take(peri__cache *c, int64_t row, int64_t *victim, uint8_t 
         uint32_t b = word * 64 + (uint32_t)__builtin_ctzll(c->filled[word]);
         slot = c->head[b] - 1;
         unlink_slot(c, b, slot);
-        *victim = c->row[slot];
-        *flags = c->flags[slot];
-        c->place[c->row[slot]] = 0;
+        *victim = c->slot[slot].row;
+        *flags = c->slot[slot].flags;
+        c->place[c->slot[slot].row] = 0;
     }
-    c->row[slot] = row;
+    c->slot[slot].row = row;
     c->place[row] = slot + 1;
-    c->pins[slot] = 1;
-    c->stamp[slot] = c->now;
-    c->flags[slot] = PERI__SLOT_FILLING;
+    c->slot[slot].pins = 1;
+    c->slot[slot].stamp = c->now;
+    c->slot[slot].flags = PERI__SLOT_FILLING;
     use(c, row);
     return slot;
 }
@@ -184,23 +178,23 @@ uint32_t peri__cache_take(peri__cache *c, int64_t row, int64_t *victim, uint8_t 
 void peri__cache_untake(peri__cache *c, int64_t row, uint32_t slot, int64_t victim, uint8_t flags)
 {
     c->place[row] = 0;
-    c->pins[slot] = 0;
+    c->slot[slot].pins = 0;
     if (victim < 0) {
         free_slot(c, slot);
         return;
     }
-    c->row[slot] = victim;
+    c->slot[slot].row = victim;
     c->place[victim] = slot + 1;
-    c->flags[slot] = flags;
+    c->slot[slot].flags = flags;
     append(c, bucket_of(c, slot), slot);
 }
 
 void peri__cache_unpin(peri__cache *c, uint32_t slot)
 {
-    PERI_ASSERT(c->pins[slot] > 0);
-    if (--c->pins[slot] > 0) return;
-    if (c->flags[slot] & PERI__SLOT_FILLING) {
-        c->place[c->row[slot]] = 0;
+    PERI_ASSERT(c->slot[slot].pins > 0);
+    if (--c->slot[slot].pins > 0) return;
+    if (c->slot[slot].flags & PERI__SLOT_FILLING) {
+        c->place[c->slot[slot].row] = 0;
         free_slot(c, slot);
     } else {
         append(c, bucket_of(c, slot), slot);

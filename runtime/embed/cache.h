@@ -8,7 +8,7 @@
  * peri__cache_want; when all wanted rows have room (peri__cache_room), peri__cache_take for each of them; else peri__cache_unwant. When the
  * batch is over, each of its slots is unpinned once.
  *
- * Cost per row of the table: 4 bytes (place), with LFU 1 more; untouched parts take no memory. Per slot: 25 bytes.
+ * Cost per row of the table: 4 bytes (place), with LFU 1 more; untouched parts take no memory. Per slot: 32 bytes.
  */
 #ifndef PERI_EMBED_CACHE_H
 #define PERI_EMBED_CACHE_H
@@ -26,16 +26,22 @@ enum {
 
 enum { PERI__CACHE_BUCKETS = 256 };
 
+/** One slot; two of them share a line of the processor's cache. */
+typedef struct peri__slot {
+    int64_t row;         /* -1: free */
+    uint32_t next, prev; /* neighbours + 1 in its bucket or in the free list; 0: none */
+    uint32_t pins;       /* batches that need it */
+    uint32_t stamp;      /* the last batch that pinned it */
+    uint8_t flags;       /* PERI__SLOT_* */
+    uint8_t reserved[7];
+} peri__slot;
+
 typedef struct peri__cache {
     int64_t rows;
     int32_t slots, algorithm;
     uint32_t *place; /* by row: 0: not here; slot + 1; or PERI__WANTED | number */
     uint8_t *uses;   /* by row, LFU: batches that used it, aged; NULL with LRU */
-    int64_t *row;    /* by slot; -1: free */
-    uint32_t *next, *prev; /* by slot: neighbours + 1 in its bucket or in the free list; 0: none */
-    uint32_t *pins;  /* by slot: batches that need it */
-    uint32_t *stamp; /* by slot: the last batch that pinned it */
-    uint8_t *flags;  /* by slot: PERI__SLOT_* */
+    peri__slot *slot;
     uint32_t now;    /* the batch being resolved */
     uint32_t free_head; /* slot + 1 */
     int32_t n_free, n_idle;

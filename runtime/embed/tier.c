@@ -4,7 +4,7 @@
  */
 #include "tier.h"
 
-enum { AHEAD = 16 }; /* ids whose places are fetched in advance */
+enum { AHEAD = 16, NEAR = 8 }; /* ids ahead whose places, and whose slots, are fetched in advance */
 
 /* -- tickets ----------------------------------------------------------------------------------------------------------------------- */
 
@@ -38,13 +38,16 @@ static peri__ticket *oldest(peri__tier *tier, int32_t state)
     return found;
 }
 
-static uint8_t *flags_of(const peri__tier *tier, int32_t table, int32_t slot) { return &tier->tables[table].cache->flags[slot]; }
+static uint8_t *flags_of(const peri__tier *tier, int32_t table, int32_t slot) { return &tier->tables[table].cache->slot[slot].flags; }
 
 /** Give everything back that the ticket holds; rows that have not arrived are dropped. */
 static void forget(peri__tier *tier, peri__ticket *t)
 {
     peri__row_io_wait(tier->io, &t->in.job);
-    for (int64_t i = 0; i < t->n_pins; i++) peri__cache_unpin(tier->tables[t->pins[i].table].cache, (uint32_t)t->pins[i].slot);
+    for (int64_t i = 0; i < t->n_pins; i++) {
+        if (i + NEAR < t->n_pins) __builtin_prefetch(&tier->tables[t->pins[i + NEAR].table].cache->slot[t->pins[i + NEAR].slot], 1);
+        peri__cache_unpin(tier->tables[t->pins[i].table].cache, (uint32_t)t->pins[i].slot);
+    }
     for (int64_t i = 0; i < t->n_wants; i++) {
         const peri__tier_want *w = &t->wants[i];
         if (w->slot >= 0) peri__cache_unpin(tier->tables[w->table].cache, (uint32_t)w->slot);
@@ -239,6 +242,9 @@ static inline __attribute__((always_inline)) void map_range(peri__ticket *t, per
         if (i + AHEAD < last) {
             uint64_t ahead = (uint64_t)id_of(ids, narrow, i + AHEAD);
             if (ahead < rows) __builtin_prefetch(&c->place[ahead]);
+            uint64_t close = (uint64_t)id_of(ids, narrow, i + NEAR);
+            uint32_t place = close < rows ? c->place[close] : 0;
+            if (place && !(place & PERI__WANTED)) __builtin_prefetch(&c->slot[place - 1], 1);
         }
         int64_t id = id_of(ids, narrow, i);
         if ((uint64_t)id >= rows) {
@@ -257,7 +263,7 @@ static inline __attribute__((always_inline)) void map_range(peri__ticket *t, per
         } else {
             mapped[i] = (int32_t)place - 1;
             if (!peri__cache_pin(c, place - 1)) continue;
-            t->depends = t->depends || (c->flags[place - 1] & PERI__SLOT_FILLING);
+            t->depends = t->depends || (c->slot[place - 1].flags & PERI__SLOT_FILLING);
             t->pins[t->n_pins++] = (peri__tier_pin){number, (int32_t)place - 1};
         }
     }

@@ -314,8 +314,8 @@ static peri_status write_back(peri__tier *tier, int32_t table, int64_t row, int6
         PERI_TRY(peri__records_reserve(tier, s, most, most * t->file->header.record_bytes));
         for (; at < stop && s->n < most; at++) {
             uint32_t place = few ? peri__cache_find(c, at) : (uint32_t)at + 1;
-            if (!place || !(c->flags[place - 1] & PERI__SLOT_DIRTY)) continue;
-            int64_t holds = c->row[place - 1];
+            if (!place || !(c->slot[place - 1].flags & PERI__SLOT_DIRTY)) continue;
+            int64_t holds = c->slot[place - 1].row;
             if (holds < row || holds >= end) continue;
             s->moves[s->n++] = (peri_k_cache_move){.row = holds, .table = table, .slot = (int32_t)place - 1};
         }
@@ -324,7 +324,7 @@ static peri_status write_back(peri__tier *tier, int32_t table, int64_t row, int6
         PERI_TRY(peri__records_spill(tier, s));
         peri__records_write(tier, s);
         PERI_TRY(peri__records_written(tier, s));
-        for (int64_t i = 0; i < s->n; i++) c->flags[s->moves[i].slot] &= (uint8_t)~PERI__SLOT_DIRTY;
+        for (int64_t i = 0; i < s->n; i++) c->slot[s->moves[i].slot].flags &= (uint8_t)~PERI__SLOT_DIRTY;
     }
     return PERI_OK;
 }

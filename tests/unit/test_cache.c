@@ -57,7 +57,7 @@ typedef struct flight {
 static void end_flight(peri__cache *c, model *m, flight *f)
 {
     for (int i = 0; i < f->n; i++) {
-        c->flags[f->slot[i]] &= (uint8_t)~PERI__SLOT_FILLING;
+        c->slot[f->slot[i]].flags &= (uint8_t)~PERI__SLOT_FILLING;
         peri__cache_unpin(c, f->slot[i]);
         if (--m->pins[f->row[i]] == 0) m->idle_since[f->row[i]] = ++m->clock;
     }
@@ -80,7 +80,7 @@ static void run_batch(peri__cache *c, model *m, flight *f)
         } else if (place & PERI__WANTED) {
             assert_int_equal(want[place & ~PERI__WANTED], rows[i]);
         } else {
-            assert_int_equal(c->row[place - 1], rows[i]);
+            assert_int_equal(c->slot[place - 1].row, rows[i]);
             assert_int_equal(peri__cache_pin(c, place - 1), !seen);
             if (seen) continue;
             m->pins[rows[i]]++;
@@ -160,7 +160,7 @@ static void runs_out_of_memory(void **unused)
         assert_ok(peri_fault_arm("alloc", 0));
         if (status >= 0) {
             peri__cache_free(c);
-            assert_true(k > 8);
+            assert_true(k > 4);
             break;
         }
         assert_int_equal(status, PERI_ENOMEM);
