@@ -172,6 +172,8 @@ $B/abi.ok: $(CDEF) runtime/gen/abi.lua $(HEADERS)
 
 HOST := $(filter-out runtime/host/host.c,$(wildcard runtime/host/*.c))
 HOST_OBJ := $(HOST:%.c=$B/obj/%.o)
+# Under the address sanitizer no library is unloaded, so that reports of leaks name the one that leaked.
+HOST_OBJ += $(if $(filter address,$(SAN)),$B/obj/tests/harness/keep_loaded.o)
 $(HOST_OBJ): EXTRA := $(LUAJIT_CFLAGS)
 
 $B/pack.c: $(CDEF) $(LUA) runtime/gen/pack.lua $(CONFIG)
