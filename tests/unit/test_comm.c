@@ -367,18 +367,78 @@ out:
     return status;
 }
 
-static void memory_runs_out(void **state)
+/** Run the backward passes of two ranks in turns. */
+static peri_status backward_both(peri_backward **pass)
 {
-    (void)state;
+    for (int32_t pending = 1; pending;) {
+        pending = 0;
+        for (int32_t i = 0; i < 2; i++) {
+            peri_status status = peri_backward_step(pass[i]);
+            if (status < 0) return status;
+            pending += status == PERI_PENDING;
+        }
+    }
+    return PERI_OK;
+}
+
+/** Lists and blocks between two ranks, forward and backward. */
+static peri_status lists_life(peri_device *d)
+{
+    static const int32_t row[] = {1, 0};
+    peri_group *group[2] = {0};
+    peri_tensor *in[4] = {0}, *got[4] = {0}, *result[2] = {0};
+    peri_work *work[4] = {0};
+    peri_backward *pass[2] = {0};
+    peri_status status;
+    char job[32];
+    int64_t square[] = {4, 4};
+    peri_tpu_all_to_all_args blocks = {.group_assignment = row, .groups = 1, .replicas = 2, .split_dimension = 1, .split_count = 2};
+    snprintf(job, sizeof job, "lists %d", ++worlds);
+    for (int32_t i = 0; i < 2; i++) {
+        peri_comm_config config = {.transport = "sim", .job = job, .rank = i, .size = 2, .timeout_s = 20};
+        PERI_TRY_GOTO(peri_comm_open(&config, &group[i]), out);
+        for (int32_t k = 0; k < 2; k++) {
+            PERI_TRY_GOTO(peri_tensor_full(d, PERI_F32, 2, square, 1 + i, &in[2 * i + k]), out);
+            PERI_TRY_GOTO(peri_tensor_new(d, PERI_F32, 2, square, &got[2 * i + k]), out);
+            PERI_TRY_GOTO(peri_tensor_requires_grad(in[2 * i + k], true), out);
+        }
+        PERI_TRY_GOTO(peri_coll_all_to_all_list(group[i], &got[2 * i], &in[2 * i], true, 0, &work[2 * i]), out);
+        PERI_TRY_GOTO(peri_coll_tpu_all_to_all(group[i], got[2 * i + 1], &blocks, &result[i], &work[2 * i + 1]), out);
+    }
+    for (int32_t pending = 1; pending;) {
+        pending = 0;
+        for (int32_t i = 0; i < 4; i++) {
+            PERI_TRY_GOTO(peri_work_test(work[i]), out);
+            pending += status == PERI_PENDING;
+        }
+    }
+    for (int32_t i = 0; i < 2; i++) PERI_TRY_GOTO(peri_backward_new(result[i], result[i], &pass[i]), out);
+    PERI_TRY_GOTO(backward_both(pass), out);
+    status = PERI_OK;
+out:
+    for (int32_t i = 0; i < 2; i++) {
+        if (status < 0 && group[i]) peri_group_abort(group[i], "out of memory");
+        if (group[i]) peri_group_progress(group[i]);
+    }
+    for (int32_t i = 0; i < 2; i++) peri_backward_release(pass[i]), peri_tensor_release(result[i]);
+    for (int32_t i = 0; i < 4; i++) peri_work_release(work[i]), peri_tensor_release(in[i]), peri_tensor_release(got[i]);
+    for (int32_t i = 0; i < 2; i++)
+        if (group[i]) peri_group_progress(group[i]);
+    close_world(group[1] ? 2 : group[0] ? 1 : 0, group);
+    return status;
+}
+
+static void runs_out(peri_status (*life_of)(peri_device *d))
+{
     peri_log_level_set(PERI_LOG_ERROR);
     for (int which = 0; which < 2; which++) {
         peri_device *d = device_of(which ? "opaque" : "cpu");
-        assert_ok(life(d));
+        assert_ok(life_of(d));
         assert_ok(peri_device_synchronize(d));
         int64_t before = peri_mem_objects(), k = 1;
         for (;; k++) {
             assert_ok(peri_fault_arm("alloc", k));
-            peri_status status = life(d);
+            peri_status status = life_of(d);
             assert_ok(peri_fault_arm("alloc", 0));
             assert_ok(peri_device_synchronize(d));
             assert_int_equal(peri_mem_objects(), before);
@@ -390,6 +450,18 @@ static void memory_runs_out(void **state)
         assert_true(k > 30);
     }
     peri_log_level_set(PERI_LOG_WARN);
+}
+
+static void memory_runs_out(void **state)
+{
+    (void)state;
+    runs_out(life);
+}
+
+static void memory_runs_out_in_lists(void **state)
+{
+    (void)state;
+    runs_out(lists_life);
 }
 
 /* -- streams ---------------------------------------------------------------------------------------------------------------------- */
@@ -499,6 +571,7 @@ int main(void)
         cmocka_unit_test(a_deadline_passes),
         cmocka_unit_test(releasing_keeps_the_message),
         cmocka_unit_test(memory_runs_out),
+        cmocka_unit_test(memory_runs_out_in_lists),
         cmocka_unit_test(streams_are_joined),
         cmocka_unit_test(groups_answer),
     };
