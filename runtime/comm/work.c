@@ -6,7 +6,7 @@
  */
 #include "internal.h"
 
-enum { TESTS = 200 }; /* that a wait makes before it pauses between them */
+enum { TESTS = 2000 }; /* that a wait makes before it pauses between them */
 
 static void list_add(peri__comm *comm, peri_work *work)
 {

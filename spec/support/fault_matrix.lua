@@ -1,5 +1,5 @@
--- fault_matrix.lua: what rank 1 can do wrong, and where, in a script of three exchanges like those of a training step: splits, with the keys'
--- hash as tag, values (large enough to be copied between processes), gradients, then a barrier. spec/dist/fault_matrix_spec.lua runs each
+-- fault_matrix.lua: what rank 1 can do wrong, and where, in a script of three exchanges like those of a training step: splits, keys'
+-- hash as tag; values (large enough to be copied between processes); gradients; then a barrier. spec/dist/fault_matrix_spec.lua runs each
 -- cell on each transport; as a script this file runs cells under mpirun:
 --   luajit spec/support/fault_matrix.lua FAULT PLACE[,PLACE...] DEADLINE     prints "PLACE|rank|seconds|error name|message" lines
 local peri = require "perilune"
