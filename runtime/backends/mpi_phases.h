@@ -79,13 +79,8 @@ static peri_status all_gather_phase(mpi_request *r)
     if (status >= 0) {
         layout_parts(&in, op->recv_counts, size, size_of(op->dtype));
         layout_same(&out, size, 0, in.bytes[rank]);
-        const char *from = op->send;
-        char *own = (char *)op->recv + in.at[rank];
-        /* Others copy from the output: it is larger than the input and more often on huge pages, of which a copy looks up fewer. */
-        bool first = r->group->shared && near_large(in.bytes[rank]);
-        if (first) keep_own(own, from, in.bytes[rank]), from = own;
-        status = exchange(r, op->recv, in.at, in.bytes, from, out.at, out.bytes);
-        if (!first) keep_own(own, op->send, in.bytes[rank]);
+        status = exchange(r, op->recv, in.at, in.bytes, op->send, out.at, out.bytes);
+        keep_own((char *)op->recv + in.at[rank], op->send, in.bytes[rank]);
         layout_fini(&out);
     }
     layout_fini(&in);
