@@ -54,9 +54,8 @@ TBE_INLINE __m128i tbe_bytes_part(const uint8_t *p, int64_t n)
 /** FP8 by way of f16, which has one bit of exponent more and another bias: sign, exponent and mantissa move, 2^8 mends the bias. */
 TBE_INLINE v16 v16_of_fp8(__m128i x)
 {
-    __m256i w = _mm256_cvtepu8_epi16(x), sign = _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x80)), 8);
-    __m256i rest = _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x7f)), 7);
-    return v16_mul(v16_of_f16(_mm256_or_si256(sign, rest)), v16_set(256));
+    __m256i w = _mm256_slli_epi16(_mm256_cvtepi8_epi16(x), 7); /* the sign is in bits 15 and 14 now */
+    return v16_mul(v16_of_f16(_mm256_and_si256(w, _mm256_set1_epi16((short)0xbfff))), v16_set(256));
 }
 
 /** Columns [d, d + 16) of a row, or the first n <= 16 of them. */

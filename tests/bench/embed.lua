@@ -90,13 +90,15 @@ local function variant(dtype, optimizer, arrays, weighted)
   return { dtype = dtype, optimizer = optimizer, arrays = arrays, weighted = weighted }
 end
 local suffixes = { FP32 = "", FP16 = " f16", BF16 = " bf16", INT8 = " int8", FP8 = " fp8" }
+local adagrad, sgd = variant("FP32", "rowwise_adagrad", 1), variant("FP32", "sgd", 1)
+local formats = { variant("FP16", "none"), variant("BF16", "none"), variant("INT8", "none"), variant("FP8", "none") }
 local whole = {
-  variant("FP32", "rowwise_adagrad", 1), variant("FP32", "sgd", 1), variant("FP32", "adagrad", 2), variant("FP32", "adam", 3),
-  variant("FP32", "none", 1, true),
+  adagrad, sgd, variant("FP32", "adagrad", 2), variant("FP32", "adam", 3), variant("FP32", "none", 1, true), unpack(formats),
 }
 local variants = {
-  default = whole, large = whole, narrow = { whole[1], whole[2] }, wide = { whole[1], whole[2] }, skewed = { whole[1], whole[2] },
-  fp16 = {}, serving16 = { whole[1] }, serving1 = { whole[1] },
+  default = whole, large = whole, narrow = { adagrad, sgd, unpack(formats) }, wide = { adagrad, sgd, unpack(formats) },
+  skewed = { adagrad, sgd }, fp16 = { variant("FP16", "rowwise_adagrad", 1), variant("FP16", "sgd", 1) },
+  serving16 = { adagrad, unpack(formats) }, serving1 = { adagrad, unpack(formats) },
 }
 
 local function row_bytes(c, dtype)
@@ -196,15 +198,14 @@ local function allocations(f)
 end
 
 local function measure(c, v)
-  local suffix = suffixes[v.dtype] .. (v.weighted and " weighted" or "")
+  local suffix = (v.dtype == c.dtype and "" or suffixes[v.dtype]) .. (v.weighted and " weighted" or "")
   local forward, backward = "forward" .. suffix, "backward" .. suffix .. "+" .. v.optimizer
   local do_forward = not results[c.name .. "/" .. forward] and forward:find(options.what, 1, true)
   local do_backward = v.optimizer ~= "none" and backward:find(options.what, 1, true)
   if not do_forward and not do_backward then return end
   local tables, bytes = {}, row_bytes(c, v.dtype)
-  for t = 1, c.tables do
-    tables[t] = { name = "t" .. t, rows = c.rows, cols = c.dim, init = peri.embed.constant(0.01) }
-  end
+  local start = v.dtype ~= "INT8" and v.dtype ~= "FP8" and peri.embed.constant(0.01) or nil
+  for t = 1, c.tables do tables[t] = { name = "t" .. t, rows = c.rows, cols = c.dim, init = start } end
   local batch = peri.embed.tbe.new { tables = tables, data_type = v.dtype, seed = 1,
     fused_params = { optimizer = v.optimizer, bounds_check_mode = "NONE" } }
   local x = inputs(c, batch, v.weighted)
