@@ -28,7 +28,7 @@
 
 #define PERI_KERNELS_TBE(X)                                                                                                           \
     X(tbe_prepare) X(tbe_check) X(tbe_report) X(tbe_forward) X(tbe_weight_gradient) X(tbe_sort) X(tbe_keys) X(radix_histogram)        \
-    X(radix_scan) X(radix_scatter) X(tbe_update) X(tbe_dense_update)
+    X(radix_scan) X(radix_scatter) X(tbe_update) X(tbe_dense_update) X(tbe_shift) X(tbe_runs) X(tbe_run_tables)
 
 /* -- the stream ------------------------------------------------------------------------------------------------------------------ */
 
@@ -290,7 +290,8 @@ enum { PERI_K_TBE_SCRATCH_ROWS = 5, PERI_K_TBE_SCRATCH_MORE = 64 }; /* rows of r
  *      in groups of 256 items, in order: group[d] = sum over the group of  grad[d] (no items array) or fma(item.scale, grad[d], .),
  *      each starting from its first term (grad[d], or scale * grad[d]);
  *      g[d] = first group, then + each further group in order
- *      update the row with g; kind NONE: dense[table.offset + row * stride + d] = g[d], touched[linear row] = 1
+ *      update the row with g; kind NONE: dense[table.offset + row * stride + d] = g[d], touched[linear row] = 1; or, with
+ *      run_values, for the r-th run of all: run_rows[r] = linear row, run_values[r * run_stride + d] = g[d]
  *  range: chunks; chunk c covers the runs that start in elements [c, c + 1) * n / chunks. Each row has one run, so there are no races.
  *  updated[0] += runs.
  *
@@ -313,6 +314,10 @@ typedef struct peri_k_tbe_update_args {
     const peri_k_tbe_item *items;
     const float *grad;
     float *dense, *touched;
+    const int64_t *run_starts; /* of tbe_runs, with the same chunks */
+    int64_t *run_rows;
+    float *run_values; /* NULL: dense */
+    int64_t run_stride;
     float *scratch; /* chunks * scratch_stride; stride >= SCRATCH_ROWS * round16(cols) + SCRATCH_MORE */
     int64_t scratch_stride;
     int64_t chunks;
@@ -330,5 +335,32 @@ typedef struct peri_k_tbe_dense_update_args {
     int64_t scratch_stride;
     int64_t chunks;
 } peri_k_tbe_dense_update_args;
+
+/** starts[c] = runs of linear rows < total_rows that start in elements before chunk c of `sorted`; starts[chunks] = all.
+ *  range: 1, serial. */
+typedef struct peri_k_tbe_runs_args {
+    const uint64_t *sorted;
+    const int64_t *n;
+    int64_t *starts; /* chunks + 1 */
+    int64_t total_rows, chunks;
+    int32_t payload_bits;
+} peri_k_tbe_runs_args;
+
+/** first[t] = the first of runs 0..starts[chunks] - 1 whose run_rows[r] >= first_row of table t; first[n_tables] = all runs;
+ *  rows[r] = run_rows[r] - first_row of its table. range: tables; first[n_tables] with table 0. */
+typedef struct peri_k_tbe_run_tables_args {
+    const peri_k_tbe_table *tables;
+    const int64_t *run_rows, *runs; /* runs: starts + chunks */
+    int64_t *rows, *first;
+    int64_t n_tables;
+} peri_k_tbe_run_tables_args;
+
+/** dst[i] = min(max(src[i], 0), most) + add. range: elements. */
+typedef struct peri_k_tbe_shift_args {
+    const void *src; /* dtype: PERI_I64, PERI_I32 */
+    int64_t *dst;
+    int64_t most, add;
+    int32_t dtype;
+} peri_k_tbe_shift_args;
 
 #endif

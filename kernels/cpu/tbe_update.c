@@ -14,7 +14,8 @@ typedef struct tbe_updater {
     int64_t ahead;      /* next item to ask for */
     uint64_t ahead_row; /* linear row of the last one */
     const peri_k_tbe_table *ahead_table;
-    int64_t ahead_lines, ahead_weight_lines; /* of a row of f32, and of weights */
+    int64_t ahead_lines, ahead_weight_lines; /* of a row of f32, and of weights; the latter 0 with kind NONE */
+    const float *full[2], *row[2];           /* states to ask for; NULL: none */
 } tbe_updater;
 
 static inline const peri_k_tbe_table *tbe_table_of(const peri_k_tbe_table *t, uint64_t linear)
@@ -38,10 +39,12 @@ static void tbe_update_enter(tbe_updater *u, const peri_k_tbe_table *t)
     int64_t element = tbe_weight_bytes(u->a->rows.weight_dtype);
     u->ahead_table = t;
     u->ahead_lines = (t->cols * 4 + TBE_LINE - 1) / TBE_LINE + (t->stride % (TBE_LINE / 4) != 0);
+    u->ahead_weight_lines = 0;
+    if (u->a->optimizer.kind == PERI_K_OPTIM_NONE) return;
     u->ahead_weight_lines = (t->cols * element + TBE_LINE - 1) / TBE_LINE + (t->stride * element % TBE_LINE != 0);
 }
 
-TBE_INLINE void tbe_update_ahead(tbe_updater *u, const int kind)
+TBE_INLINE void tbe_update_ahead(tbe_updater *u)
 {
     enum { ITEMS_AHEAD = 16 };
     const peri_k_tbe_update_args *a = u->a;
@@ -58,12 +61,11 @@ TBE_INLINE void tbe_update_ahead(tbe_updater *u, const int kind)
             tbe_update_enter(u, tbe_table_of(u->ahead_table, linear));
         const peri_k_tbe_table *t = u->ahead_table;
         int64_t at = t->offset + ((int64_t)linear - t->first_row) * t->stride, lines = u->ahead_lines;
-        if (kind != PERI_K_OPTIM_NONE)
-            tbe_prefetch((const char *)a->rows.weight + at * tbe_weight_bytes(a->rows.weight_dtype), u->ahead_weight_lines);
-        if (tbe_has_row1(kind)) tbe_prefetch((const char *)(a->rows.momentum1 + linear), 1);
-        if (tbe_has_row2(kind)) tbe_prefetch((const char *)(a->rows.momentum2 + linear), 1);
-        if (tbe_has_full1(kind)) tbe_prefetch((const char *)(a->rows.momentum1 + at), lines);
-        if (tbe_has_full2(kind)) tbe_prefetch((const char *)(a->rows.momentum2 + at), lines);
+        tbe_prefetch((const char *)a->rows.weight + at * tbe_weight_bytes(a->rows.weight_dtype), u->ahead_weight_lines);
+        for (int i = 0; i < 2; i++) {
+            if (u->full[i]) tbe_prefetch((const char *)(u->full[i] + at), lines);
+            if (u->row[i]) tbe_prefetch((const char *)(u->row[i] + linear), 1);
+        }
     }
     tbe_prefetch((const char *)g, u->ahead_lines);
 }
@@ -83,19 +85,18 @@ TBE_INLINE void tbe_sum_item(const peri_k_tbe_update_args *a, const float *row, 
 }
 
 /** The sum over items [e, past) of those columns, from column c on, into g. */
-TBE_INLINE void tbe_sum_panel(tbe_updater *u, int64_t e, int64_t past, int64_t c, float *g, const int nv, const int64_t tail,
-                              const int kind)
+TBE_INLINE void tbe_sum_panel(tbe_updater *u, int64_t e, int64_t past, int64_t c, float *g, const int nv, const int64_t tail)
 {
     float scale = 1;
     v16 acc[TBE_PANEL];
     g += c;
     for (int64_t from = e; from < past; from += TBE_GROUP) {
         int64_t stop = past - from > TBE_GROUP ? from + TBE_GROUP : past;
-        if (c == 0) tbe_update_ahead(u, kind);
+        if (c == 0) tbe_update_ahead(u);
         const float *row = tbe_gradient_row(u, from, &scale) + c;
         tbe_sum_item(u->a, row, scale, acc, nv, tail, true);
         for (int64_t i = from + 1; i < stop; i++) {
-            if (c == 0) tbe_update_ahead(u, kind);
+            if (c == 0) tbe_update_ahead(u);
             row = tbe_gradient_row(u, i, &scale) + c;
             tbe_sum_item(u->a, row, scale, acc, nv, tail, false);
         }
@@ -109,14 +110,14 @@ TBE_INLINE void tbe_sum_panel(tbe_updater *u, int64_t e, int64_t past, int64_t c
 }
 
 /** The exact sum of kernels/tbe.h; @room: four rows of f32, which hold two of f64. */
-static void tbe_exact(tbe_updater *u, int64_t e, int64_t past, int64_t cols, float *g, float *room, const int kind)
+static void tbe_exact(tbe_updater *u, int64_t e, int64_t past, int64_t cols, float *g, float *room)
 {
     double *largest = (double *)room, *sum = largest + (cols + 15) / 16 * 16;
     float scale = 1, most = u->a->optimizer.max_gradient > 0 ? u->a->optimizer.max_gradient : INFINITY;
     memset(largest, 0, sizeof *largest * (size_t)cols);
     memset(sum, 0, sizeof *sum * (size_t)cols);
     for (int64_t i = e; i < past; i++) {
-        tbe_update_ahead(u, kind);
+        tbe_update_ahead(u);
         const float *row = tbe_gradient_row(u, i, &scale);
         for (int64_t d = 0; d < cols; d++) {
             double x = row[d] < -most ? -most : row[d] > most ? most : row[d], t = fabs(x * scale);
@@ -134,30 +135,36 @@ static void tbe_exact(tbe_updater *u, int64_t e, int64_t past, int64_t cols, flo
     for (int64_t d = 0; d < cols; d++) g[d] = (float)sum[d];
 }
 
-/** The sum over items [e, past) of all columns, in `room` or, for a single item as it is, where it lies. */
-TBE_INLINE const float *tbe_sum(tbe_updater *u, int64_t e, int64_t past, int64_t cols, float *room, const int kind)
+/** The sum over items [e, past) of all columns into @room. */
+static __attribute__((noinline)) void tbe_sum_items(tbe_updater *u, int64_t e, int64_t past, int64_t cols, float *room)
 {
     if (u->a->optimizer.exact) {
-        tbe_exact(u, e, past, cols, room, room + (cols + 15) / 16 * 16, kind);
-        return room;
-    }
-    if (past - e == 1 && !u->a->items && !(u->a->optimizer.max_gradient > 0)) {
-        float scale;
-        tbe_update_ahead(u, kind);
-        return tbe_gradient_row(u, e, &scale);
+        tbe_exact(u, e, past, cols, room, room + (cols + 15) / 16 * 16);
+        return;
     }
     int64_t c = 0;
     enum { WIDE = TBE_PANEL > 8 ? 8 : TBE_PANEL };
-    for (; c + 16 * WIDE <= cols; c += 16 * WIDE) tbe_sum_panel(u, e, past, c, room, WIDE, 0, kind);
+    for (; c + 16 * WIDE <= cols; c += 16 * WIDE) tbe_sum_panel(u, e, past, c, room, WIDE, 0);
 #define TBE_STEP(nv)                                                                                                                       \
     if (WIDE > (nv) && c + 16 * (nv) <= cols) {                                                                                            \
-        tbe_sum_panel(u, e, past, c, room, (nv), 0, kind);                                                                                 \
+        tbe_sum_panel(u, e, past, c, room, (nv), 0);                                                                                    \
         c += 16 * (nv);                                                                                                                    \
     }
     TBE_STEP(4)
     TBE_STEP(2) TBE_STEP(1)
 #undef TBE_STEP
-        if (c < cols) tbe_sum_panel(u, e, past, c, room, 1, cols - c, kind);
+        if (c < cols) tbe_sum_panel(u, e, past, c, room, 1, cols - c);
+}
+
+/** That sum, in @room or, for a single item as it is, where it lies. */
+TBE_INLINE const float *tbe_sum(tbe_updater *u, int64_t e, int64_t past, int64_t cols, float *room)
+{
+    if (past - e == 1 && !u->a->items && !(u->a->optimizer.max_gradient > 0)) {
+        float scale;
+        tbe_update_ahead(u);
+        return tbe_gradient_row(u, e, &scale);
+    }
+    tbe_sum_items(u, e, past, cols, room);
     return room;
 }
 
@@ -170,24 +177,32 @@ TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, 
         while (e < last && a->sorted[e] >> a->payload_bits == a->sorted[e - 1] >> a->payload_bits) e++;
     if (e >= last) return;
     const peri_k_tbe_table *t = a->rows.tables;
+    int64_t r = kind == PERI_K_OPTIM_NONE && a->run_values ? a->run_starts[begin] : 0;
     float *room = a->scratch + begin * a->scratch_stride;
     u.ahead = e;
+    if (tbe_has_full1(kind)) u.full[0] = a->rows.momentum1;
+    if (tbe_has_full2(kind)) u.full[1] = a->rows.momentum2;
+    if (tbe_has_row1(kind)) u.row[0] = a->rows.momentum1;
+    if (tbe_has_row2(kind)) u.row[1] = a->rows.momentum2;
     tbe_update_enter(&u, t);
-    for (int i = 0; i < AHEAD; i++) tbe_update_ahead(&u, kind);
+    for (int i = 0; i < AHEAD; i++) tbe_update_ahead(&u);
     for (int64_t past; e < last; e = past, runs++) {
         uint64_t linear = a->sorted[e] >> a->payload_bits;
         if (linear >= (uint64_t)a->rows.total_rows) {
             past = e + 1;
             runs--;
-            tbe_update_ahead(&u, kind);
+            tbe_update_ahead(&u);
             continue;
         }
         for (past = e + 1; past < u.n && a->sorted[past] >> a->payload_bits == linear; past++) {
         }
         t = tbe_table_of(t, linear);
         int64_t row = (int64_t)linear - t->first_row;
-        const float *g = tbe_sum(&u, e, past, t->cols, room, kind);
-        if (kind == PERI_K_OPTIM_NONE) {
+        const float *g = tbe_sum(&u, e, past, t->cols, room);
+        if (kind == PERI_K_OPTIM_NONE && a->run_values) {
+            memcpy(a->run_values + r * a->run_stride, g, sizeof *g * (size_t)t->cols);
+            a->run_rows[r++] = (int64_t)linear;
+        } else if (kind == PERI_K_OPTIM_NONE) {
             memcpy(a->dense + t->offset + row * t->stride, g, sizeof *g * (size_t)t->cols);
             a->touched[linear] = 1;
         } else {

@@ -204,6 +204,7 @@ static void ref_tbe_update(const void *args, int64_t begin, int64_t end)
     const peri_k_tbe_update_args *a = args;
     const peri_k_tbe_rows *rows = &a->rows;
     int64_t n = *a->n, last = tbe_part(n, end, a->chunks), runs = 0, table = 0;
+    int64_t r = a->run_values ? a->run_starts[begin] : 0;
     float *g = a->scratch + begin * a->scratch_stride;
     for (int64_t e = tbe_part(n, begin, a->chunks), past; e < last; e = past) {
         uint64_t linear = a->sorted[e] >> a->payload_bits;
@@ -219,6 +220,11 @@ static void ref_tbe_update(const void *args, int64_t begin, int64_t end)
         runs++;
         if (a->optimizer.kind != PERI_K_OPTIM_NONE) {
             ref_tbe_row(rows, &a->optimizer, t, row, g, g + ref_tbe_round16(t->cols));
+            continue;
+        }
+        if (a->run_values) {
+            memcpy(a->run_values + r * a->run_stride, g, sizeof *g * (size_t)t->cols);
+            a->run_rows[r++] = (int64_t)linear;
             continue;
         }
         for (int64_t d = 0; d < t->cols; d++) a->dense[t->offset + row * t->stride + d] = g[d];
@@ -239,5 +245,50 @@ static void ref_tbe_dense_update(const void *args, int64_t begin, int64_t end)
         const peri_k_tbe_table *t = &rows->tables[table];
         int64_t row = linear - t->first_row;
         ref_tbe_row(rows, &a->optimizer, t, row, a->dense + t->offset + row * t->stride, room);
+    }
+}
+
+static void ref_tbe_shift(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_tbe_shift_args *a = args;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t x = a->dtype == PERI_I32 ? ((const int32_t *)a->src)[i] : ((const int64_t *)a->src)[i];
+        a->dst[i] = tbe_clamp(x, 0, a->most) + a->add;
+    }
+}
+
+static void ref_tbe_runs(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_tbe_runs_args *a = args;
+    if (begin >= end) return;
+    uint64_t before = UINT64_MAX;
+    int64_t runs = 0;
+    for (int64_t c = 0, e = 0; c < a->chunks; c++) {
+        a->starts[c] = runs;
+        for (int64_t last = tbe_part(*a->n, c + 1, a->chunks); e < last; e++) {
+            uint64_t linear = a->sorted[e] >> a->payload_bits;
+            runs += linear != before && linear < (uint64_t)a->total_rows;
+            before = linear;
+        }
+    }
+    a->starts[a->chunks] = runs;
+}
+
+static void ref_tbe_run_tables(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_tbe_run_tables_args *a = args;
+    for (int64_t t = begin; t < end; t++) {
+        int64_t edge[2] = {0};
+        for (int side = 0; side < 2; side++) {
+            int64_t row = a->tables[t].first_row + (side ? a->tables[t].rows : 0), high = *a->runs;
+            while (edge[side] < high) {
+                int64_t middle = edge[side] + (high - edge[side]) / 2;
+                if (a->run_rows[middle] < row) edge[side] = middle + 1;
+                else high = middle;
+            }
+        }
+        a->first[t] = edge[0];
+        if (t == 0) a->first[a->n_tables] = *a->runs;
+        for (int64_t r = edge[0]; r < edge[1]; r++) a->rows[r] = a->run_rows[r] - a->tables[t].first_row;
     }
 }

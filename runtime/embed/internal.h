@@ -78,6 +78,7 @@ enum {
     PERI__TBE_ITEMS,
     PERI__TBE_DIGITS,
     PERI__TBE_SCRATCH,
+    PERI__TBE_RUNS,
     PERI__TBE_WORKSPACES
 };
 
@@ -110,6 +111,9 @@ struct peri_tbe {
     peri_tensor *weight, *momentum1, *momentum2, *row_counter; /* flat */
     peri_tensor *counters;                                     /* i64 [PERI__TBE_COUNTERS] */
     peri_tensor *workspace[PERI__TBE_WORKSPACES];
+    struct peri__kept *kept; /* backward passes that wait for peri_tbe_accumulated_apply (accumulate.c) */
+    int64_t n_kept, room_kept;
+    bool accumulate;
     uint64_t uploaded; /* serial of the block list in PERI__TBE_BLOCKS; 0: none */
     peri_event *done;  /* after the last call: calls follow each other on any stream */
     int64_t lookups, updates;
@@ -160,6 +164,14 @@ peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration)
 
 /** peri_tbe_backward on checked arguments, with ids that are rows of the flat tensors. */
 peri_status peri__tbe_backward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad, peri_tensor *grad_weights);
+
+/* -- kept backward passes (accumulate.c) -------------------------------------------------------------------------------------------- */
+
+/** Keep a checked backward pass. */
+peri_status peri__tbe_keep(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad);
+/** Drop them all; and the list too. */
+void peri__tbe_kept_forget(peri_tbe *tbe);
+void peri__tbe_kept_free(peri_tbe *tbe);
 
 /* -- tables in files (tier.c, tier_rows.c) -------------------------------------------------------------------------------------------- */
 

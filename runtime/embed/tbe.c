@@ -308,6 +308,7 @@ void peri_tbe_release(peri_tbe *tbe)
     peri_tensor **own[] = {&tbe->layout_tensor, &tbe->weight, &tbe->momentum1, &tbe->momentum2, &tbe->row_counter, &tbe->counters,
                            &tbe->slot_row};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) peri__tbe_forget(tbe, own[i]);
+    peri__tbe_kept_free(tbe);
     for (int i = 0; i < PERI__TBE_WORKSPACES; i++) peri__tbe_forget(tbe, &tbe->workspace[i]);
     for (int64_t i = 0; i < tbe->n_tables; i++) {
         peri_tensor_release(tbe->tables[i].leaf);

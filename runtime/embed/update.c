@@ -189,8 +189,29 @@ static peri_status scratch_of(peri_tbe *tbe, int64_t chunks, float **scratch, in
     return PERI_OK;
 }
 
-/** Sum gradients by row and hand them to the optimizer, or, with @dense, store them there. */
-static peri_status update(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe_stream *stream, peri_tensor *grad, peri_tensor *dense)
+/** Make an update store its rows in @sparse. */
+static peri_status sparse_args(peri_tbe *tbe, const peri_tbe_sparse *sparse, peri_k_tbe_update_args *args)
+{
+    void *room;
+    int64_t most = peri__numel(sparse->rows);
+    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_RUNS, PERI_I64, args->chunks + 1 + most, &room));
+    args->optimizer.kind = PERI_K_OPTIM_NONE;
+    args->run_starts = room;
+    args->run_rows = (int64_t *)room + args->chunks + 1;
+    args->run_values = peri__data(sparse->values);
+    args->run_stride = tbe->max_cols;
+    peri_k_tbe_runs_args runs = {.sorted = args->sorted,
+                                 .n = args->n,
+                                 .starts = room,
+                                 .total_rows = tbe->total_rows,
+                                 .chunks = args->chunks,
+                                 .payload_bits = args->payload_bits};
+    return PERI_LAUNCH(tbe->device, tbe_runs, &runs, 1, 1);
+}
+
+/** Sum gradients by row and hand them to the optimizer, or, with @dense or @sparse, store them there. */
+static peri_status update(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe_stream *stream, peri_tensor *grad, peri_tensor *dense,
+                          const peri_tbe_sparse *sparse)
 {
     sort_plan plan = {0};
     int64_t grain;
@@ -207,13 +228,31 @@ static peri_status update(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe_st
         args.dense = peri__data(dense);
         args.touched = args.dense + tbe->total_elements;
     }
-    return PERI_LAUNCH(tbe->device, tbe_update, &args, args.chunks, grain);
+    if (sparse) PERI_TRY(sparse_args(tbe, sparse, &args));
+    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_update, &args, args.chunks, grain));
+    if (!sparse) return PERI_OK;
+    peri_k_tbe_run_tables_args tables = {.tables = args.rows.tables,
+                                         .run_rows = args.run_rows,
+                                         .runs = args.run_starts + args.chunks,
+                                         .rows = peri__data(sparse->rows),
+                                         .first = peri__data(sparse->first),
+                                         .n_tables = tbe->n_tables};
+    return PERI_LAUNCH(tbe->device, tbe_run_tables, &tables, tbe->n_tables, 1);
 }
 
 peri_status peri_tbe_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights)
 {
     PERI_TRY(peri__tbe_input_check("peri_tbe_backward", tbe, in));
     PERI_TRY(check_gradient("peri_tbe_backward", tbe, in, grad, grad_weights));
+    if (tbe->accumulate) {
+        peri_k_tbe_stream stream;
+        if (!grad_weights) return peri__tbe_keep(tbe, in, grad);
+        PERI_TRY(peri__tbe_enter(tbe));
+        PERI_TRY(peri__tbe_stream(tbe, in, false, &stream));
+        PERI_TRY(weight_gradient(tbe, in, &stream, grad, grad_weights));
+        PERI_TRY(peri__tbe_leave(tbe));
+        return peri__tbe_keep(tbe, in, grad);
+    }
     return tbe->tier ? peri__tier_backward(tbe, in, grad, grad_weights) : peri__tbe_backward(tbe, in, grad, grad_weights);
 }
 
@@ -225,7 +264,7 @@ peri_status peri__tbe_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_ten
     if (grad_weights) PERI_TRY(weight_gradient(tbe, in, &stream, grad, grad_weights));
     if (tbe->optimizer.kind == PERI_TBE_NONE) return peri__tbe_leave(tbe);
     tbe->iteration++;
-    peri_status status = update(tbe, in, &stream, grad, NULL);
+    peri_status status = update(tbe, in, &stream, grad, NULL, NULL);
     if (status < 0) {
         tbe->iteration--;
         return status;
@@ -249,11 +288,40 @@ peri_status peri_tbe_gradient(peri_tbe *tbe, const peri_tbe_input *in, peri_tens
     PERI_TRY_GOTO(peri__tbe_enter(tbe), out);
     PERI_TRY_GOTO(peri__tbe_stream(tbe, in, false, &stream), out);
     if (grad_weights) PERI_TRY_GOTO(weight_gradient(tbe, in, &stream, grad, grad_weights), out);
-    PERI_TRY_GOTO(update(tbe, in, &stream, grad, dense), out);
+    PERI_TRY_GOTO(update(tbe, in, &stream, grad, dense, NULL), out);
     status = peri__tbe_leave(tbe);
 out:
     if (status < 0) peri_tensor_release(dense);
     else *out = dense;
+    return status;
+}
+
+peri_status peri_tbe_gradient_sparse(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights,
+                                     peri_tbe_sparse *out)
+{
+    PERI_TRY(peri__tbe_input_check("peri_tbe_gradient_sparse", tbe, in));
+    PERI_TRY(check_gradient("peri_tbe_gradient_sparse", tbe, in, grad, grad_weights));
+    if (tbe->tier) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient_sparse: tables in files update with every backward pass");
+    int64_t most = peri__min(peri__numel(in->ids) * in->blocks->multiplicity, tbe->total_rows), n = tbe->n_tables + 1;
+    peri_tbe_sparse s = {0};
+    peri_k_tbe_stream stream;
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_I64, 1, &most, &s.rows), out);
+    PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_F32, 2, (int64_t[]){most, peri__max(tbe->max_cols, 1)}, &s.values), out);
+    PERI_TRY_GOTO(peri_tensor_full(tbe->device, PERI_I64, 1, &n, 0, &s.first), out);
+    PERI_TRY_GOTO(peri__tbe_enter(tbe), out);
+    PERI_TRY_GOTO(peri__tbe_stream(tbe, in, false, &stream), out);
+    if (grad_weights) PERI_TRY_GOTO(weight_gradient(tbe, in, &stream, grad, grad_weights), out);
+    PERI_TRY_GOTO(update(tbe, in, &stream, grad, NULL, &s), out);
+    status = peri__tbe_leave(tbe);
+out:
+    if (status >= 0) {
+        *out = s;
+        return status;
+    }
+    peri_tensor_release(s.rows);
+    peri_tensor_release(s.values);
+    peri_tensor_release(s.first);
     return status;
 }
 

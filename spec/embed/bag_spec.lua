@@ -211,6 +211,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       local ebc = ones { config { pooling = "MEAN" } }
       local kjt = features()
       ebc(kjt):values():backward(peri.ones({ 2, 4 }, "f32", device))
+      collectgarbage() -- twice: finalizers release handles of handles
+      collectgarbage()
       local objects = tonumber(C.peri_mem_objects())
       for _ = 1, 20 do
         peri.scope(function() ebc(kjt):values():backward(peri.ones({ 2, 4 }, "f32", device)) end)

@@ -176,6 +176,178 @@ for _, device in ipairs { "cpu", "opaque" } do
   end)
 end
 
+for _, device in ipairs { "cpu", "opaque" } do
+  local function t(list, dtype) return peri.tensor(list, dtype, device) end
+  local batch = support.maker(device)
+  local tables = {
+    { name = "a", rows = 30, cols = 5, pooling = "MEAN" }, { name = "b", rows = 12, cols = 33 }, { name = "c", rows = 9, cols = 16 },
+  }
+
+  --- Blocks of three features over `bags` bags each; the last shares table b, between the others.
+  local function blocks_of(bags, factor)
+    local width, list = 5 + 33 + 16 + 33, {}
+    for k, at in ipairs { { 1, 0 }, { 2, 5 }, { 3, 38 }, { 2, 54 } } do
+      list[k] = { table = at[1], first_bag = (k - 1) * bags, bags = bags, out_offset = at[2], out_stride = width * (factor or 1) }
+    end
+    return list, width
+  end
+
+  describe("gradients on " .. device, function()
+    for _, with in ipairs { "", "weights", "scale" } do
+      it("accumulate over micro-batches to the bits of the large batch" .. (with == "" and "" or ", with " .. with), function()
+        for _, name in ipairs { "rowwise_adagrad", "adam", "sgd" } do
+          local draw = generator(21)
+          local parts, sizes, all = {}, { 5, 1, 0, 8 }, 0
+          for m, bags in ipairs(sizes) do
+            local ids, offsets = bags_of(4 * bags, 6, 9, draw)
+            local _, width = blocks_of(bags)
+            parts[m] = { ids = ids, offsets = offsets, bags = bags, grad = numbers(bags * width, draw), weights = numbers(#ids, draw),
+              scale = numbers(4 * bags, draw) }
+            all = all + bags
+          end
+          --- The large batch: feature after feature, and in each the micro-batches.
+          local large = { ids = {}, offsets = { 0 }, grad = {}, weights = {}, scale = {} }
+          for f = 0, 3 do
+            for _, p in ipairs(parts) do
+              for b = f * p.bags, (f + 1) * p.bags - 1 do
+                for i = p.offsets[b + 1] + 1, p.offsets[b + 2] do
+                  large.ids[#large.ids + 1], large.weights[#large.weights + 1] = p.ids[i], p.weights[i]
+                end
+                large.offsets[#large.offsets + 1], large.scale[#large.scale + 1] = #large.ids, p.scale[b + 1]
+              end
+            end
+          end
+          for _, p in ipairs(parts) do
+            for _, g in ipairs(p.grad) do large.grad[#large.grad + 1] = g end
+          end
+          local one, many = batch(tables, { optimizer = name }), batch(tables, { optimizer = name })
+          local function back(b, p, bags, i32)
+            local list, width = blocks_of(bags)
+            b:backward(t(p.ids, i32 and "i32" or "i64"), t(p.offsets, i32 and "i32" or "i64"), b:blocks(list),
+              peri.tensor(p.grad, "f32", device, { bags, width }), with == "weights" and t(p.weights) or nil,
+              with == "scale" and t(p.scale) or nil)
+          end
+          many:accumulate(true)
+          for _ = 1, 3 do
+            back(one, large, all)
+            local before = many:state(1):to_list()
+            for m, p in ipairs(parts) do back(many, p, p.bags, m % 2 == 0) end
+            assert.equal(#parts, many:accumulated())
+            assert.same(before, many:state(1):to_list())
+            many:apply_accumulated()
+            assert.equal(0, many:accumulated())
+            for i = 1, 3 do
+              for _, state in ipairs(one:state_names()) do
+                assert.same(one:state(i, state):to_list(), many:state(i, state):to_list())
+              end
+            end
+          end
+          assert.equal(3, many:iteration())
+          many:apply_accumulated() -- nothing kept, nothing done
+          assert.equal(3, many:iteration())
+          many:accumulate(false)
+          back(many, parts[1], parts[1].bags)
+          assert.equal(4, many:iteration())
+        end
+      end)
+    end
+
+    it("accumulate without pooling too", function()
+      local draw = generator(22)
+      local made = {}
+      local function table_batch()
+        return batch({ { name = "a", rows = 9, cols = 4, pooling = "NONE" }, { name = "b", rows = 9, cols = 4, pooling = "NONE" } },
+          { optimizer = "rowwise_adagrad" })
+      end
+      local one, many = table_batch(), table_batch()
+      local function back(b, ids, offsets, bags, grad)
+        local list = b:blocks {
+          { table = 1, first_bag = 0, bags = bags, out_offset = 0, out_stride = 4 },
+          { table = 2, first_bag = bags, bags = bags, out_offset = 0, out_stride = 4 },
+        }
+        b:backward(t(ids, "i64"), t(offsets, "i64"), list, peri.tensor(grad, "f32", device, { #ids, 4 }))
+      end
+      local parts = {}
+      for m = 1, 3 do
+        local ids, offsets = bags_of(2 * m, 4, 9, draw)
+        parts[m] = { ids = ids, offsets = offsets, bags = m, grad = numbers(#ids * 4, draw) }
+      end
+      local ids, offsets, grad = {}, { 0 }, {}
+      for f = 0, 1 do
+        for _, p in ipairs(parts) do
+          for b = f * p.bags, (f + 1) * p.bags - 1 do
+            for i = p.offsets[b + 1] + 1, p.offsets[b + 2] do
+              ids[#ids + 1] = p.ids[i]
+              for c = 1, 4 do grad[#grad + 1] = p.grad[(i - 1) * 4 + c] end
+            end
+            offsets[#offsets + 1] = #ids
+          end
+        end
+      end
+      back(one, ids, offsets, 6, grad)
+      many:accumulate(true)
+      for _, p in ipairs(parts) do back(many, p.ids, p.offsets, p.bags, p.grad) end
+      many:apply_accumulated()
+      for i = 1, 2 do
+        made[i] = many:state(i):to_list()
+        assert.same(one:state(i):to_list(), made[i])
+      end
+      assert.not_same(table_batch():state(1):to_list(), made[1])
+    end)
+
+    it("accumulate on the tape, with the ids' weights' gradients at once", function()
+      local b = batch({ { name = "a", rows = 3, cols = 2, init = peri.embed.constant(1) } })
+      local list = b:blocks { { table = 1, first_bag = 0, bags = 1, out_offset = 0, out_stride = 2 } }
+      b:accumulate(true)
+      local w = t({ 2 }):requires_grad()
+      for _ = 1, 2 do b:lookup(t({ 1 }, "i64"), t({ 0, 1 }, "i64"), list, 1, 2, w):backward(t { { 3, 5 } }) end
+      assert.same({ 16 }, w:grad():to_list())
+      assert.same({ 1, 1, 1, 1, 1, 1 }, b:state(1):to_list())
+      b:apply_accumulated()
+      assert.same({ 1, 1, 1 - 12, 1 - 20, 1, 1 }, b:state(1):to_list())
+      b:accumulate(true)
+      b:lookup(t({ 1 }, "i64"), t({ 0, 1 }, "i64"), list, 1, 2):backward(t { { 3, 5 } }) -- kept, and dropped with the batch
+      assert.error_matches(function() batch({ { name = "a", rows = 3, cols = 2 } }, { optimizer = "none" }):accumulate(true) end,
+        "has no optimizer")
+    end)
+
+    it("come as sparse rows", function()
+      for _, ids_dtype in ipairs { "i64", "i32" } do
+        local draw = generator(31)
+        local b = batch(tables, { optimizer = "none" })
+        local blocks, width = blocks_of(40)
+        local list = b:blocks(blocks)
+        local ids, offsets = bags_of(160, 5, 9, draw)
+        for i = 1, #ids, 7 do ids[i] = -1 end
+        for i = 3, #ids, 11 do ids[i] = 1000 end
+        local grad, weights = numbers(40 * width, draw), numbers(#ids, draw)
+        local x = { t(ids, ids_dtype), t(offsets, ids_dtype), list, peri.tensor(grad, "f32", device, { 40, width }), t(weights) }
+        local rows, dense = b:sparse_gradient(unpack(x)), b:gradient(unpack(x))
+        local seen = 0
+        for i = 1, 3 do
+          local want, place, values = b:gradient_table(dense, i):to_table(), rows[i][1]:to_list(), rows[i][2]:to_table()
+          local found = {}
+          for k, row in ipairs(place) do
+            assert.is_true(k == 1 or row > place[k - 1])
+            assert.same(want[row + 1], values[k])
+            found[row] = true
+            seen = seen + 1
+          end
+          for row, list_of in ipairs(want) do
+            if not found[row - 1] then
+              for _, v in ipairs(list_of) do assert.equal(0, v) end
+            end
+          end
+        end
+        assert.is_true(seen > 20 and seen < 52)
+        assert.equal(0, b:iteration())
+        local none = b:sparse_gradient(t({}, "i64"), t({ 0 }, "i64"), b:blocks {}, peri.zeros({ 0 }, "f32", device))
+        for i = 1, 3 do assert.equal(0, none[i][1]:numel()) end
+      end
+    end)
+  end)
+end
+
 describe("updates", function()
   it("round and sum to the same bits with any number of threads", function()
     local draw = generator(9)

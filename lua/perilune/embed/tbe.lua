@@ -17,6 +17,7 @@ local blocks_out = ffi.new "peri_tbe_blocks *[1]"
 local tensor_out = ffi.new "peri_tensor *[1]"
 local input = ffi.new "peri_tbe_input"
 local stats = ffi.new "peri_tbe_stats"
+local sparse = ffi.new "peri_tbe_sparse"
 local dims = ffi.new "int64_t[2]"
 
 function M.is(x) return ffi.istype(ctype, x) end
@@ -125,11 +126,29 @@ function methods:backward(ids, offsets, blocks, grad, weights, scale, grad_weigh
     grad_weights and Tensor.ptr(grad_weights) or nil))
 end
 
+--- While on, backward passes are kept; apply_accumulated updates the tables with all of them as with one large batch, to the last bit.
+function methods:accumulate(on) check(C.peri_tbe_accumulate_set(ptr(self), on)) end
+function methods:apply_accumulated() check(C.peri_tbe_accumulated_apply(ptr(self))) end
+function methods:accumulated() return tonumber(C.peri_tbe_accumulated(ptr(self))) end
+
 --- The dense gradient of all tables and their marks, as one flat tensor; see peri_tbe_gradient.
 function methods:gradient(ids, offsets, blocks, grad, weights, scale, grad_weights)
   check(C.peri_tbe_gradient(ptr(self), fill(ids, offsets, blocks, weights, scale), Tensor.ptr(grad),
     grad_weights and Tensor.ptr(grad_weights) or nil, tensor_out))
   return Tensor.wrap(tensor_out[0])
+end
+--- The gradient as sparse rows: for each table { rows (i64 [n], ascending, each once), values (f32 [n, cols]) }. Nothing is updated.
+function methods:sparse_gradient(ids, offsets, blocks, grad, weights, scale, grad_weights)
+  check(C.peri_tbe_gradient_sparse(ptr(self), fill(ids, offsets, blocks, weights, scale), Tensor.ptr(grad),
+    grad_weights and Tensor.ptr(grad_weights) or nil, sparse))
+  local rows, values, first = Tensor.wrap(sparse.rows), Tensor.wrap(sparse.values), Tensor.wrap(sparse.first)
+  local edges, result = first:to_list(), {}
+  for t = 1, #edges - 1 do
+    local from, past = edges[t], edges[t + 1]
+    local cols = methods.state(self, t, "weight"):size(2)
+    result[t] = { rows:slice(1, from, past), values:slice(1, from, past):slice(2, 0, cols) }
+  end
+  return result
 end
 function methods:apply_gradient(gradient) check(C.peri_tbe_gradient_apply(ptr(self), Tensor.ptr(gradient))) end
 --- Table t's (from 1) part of it.

@@ -190,13 +190,35 @@ typedef struct peri_tbe_expand_args {
  *  inverse index outside its feature's rows is PERI_ERANGE; -1 gives zeros. @out new. */
 PERI_API peri_status peri_tbe_expand(const peri_tbe_expand_args *args, peri_tensor **out);
 
+/* -- micro-batches ------------------------------------------------------------------------------------------------------------------ */
+
+/** While @on, backward passes (peri_tbe_backward, the tape's, a sharded module's) are kept instead of updating the tables, until
+ *  peri_tbe_accumulated_apply: rows, states and iteration stay. Kept are the input's tensors and the gradient, retained: do not change
+ *  them. Gradients of the ids' weights are given at once. PERI_EUNSUPPORTED for tables in files. */
+PERI_API peri_status peri_tbe_accumulate_set(peri_tbe *tbe, bool on);
+/** Update the tables with all kept backward passes as with one, of the concatenated batch (block k of all of them, then block k + 1): the
+ *  same bits, one iteration. Nothing kept: nothing happens. */
+PERI_API peri_status peri_tbe_accumulated_apply(peri_tbe *tbe);
+/** How many are kept. */
+PERI_API int64_t peri_tbe_accumulated(const peri_tbe *tbe);
+
 /* -- dense gradients (data-parallel tables) ---------------------------------------------------------------------------------------- */
 
 /** The gradient of all tables as one flat f32 tensor that ranks may add up: first the weights' gradients in the layout of the batch,
  *  zero where nothing was looked up, then one number per row, above 0 if the row was looked up. @out new. */
 PERI_API peri_status peri_tbe_gradient(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad, peri_tensor *grad_weights,
                                        peri_tensor **out);
-/** Update every row that such a tensor marks; advances the iteration. */
+/** The gradient of the rows that were looked up. */
+typedef struct peri_tbe_sparse {
+    peri_tensor *rows;   /* i64: rows of each table, ascending, each once; table after table */
+    peri_tensor *values; /* f32 [as many, most columns of a table]: their gradients, in the first columns */
+    peri_tensor *first;  /* i64 [tables + 1]: table t has entries first[t] .. first[t + 1]; entries from first[tables] on are undefined */
+} peri_tbe_sparse;
+
+/** That gradient; nothing is updated, whatever the optimizer. All members of @out new. */
+PERI_API peri_status peri_tbe_gradient_sparse(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad, peri_tensor *grad_weights,
+                                              peri_tbe_sparse *out);
+/** Update every row that a dense gradient marks; advances the iteration. */
 PERI_API peri_status peri_tbe_gradient_apply(peri_tbe *tbe, peri_tensor *gradient);
 /** Table @table's part [rows, cols] of such a tensor: a view. @out new. */
 PERI_API peri_status peri_tbe_gradient_table(peri_tbe *tbe, peri_tensor *gradient, int64_t table, peri_tensor **out);
