@@ -11,7 +11,7 @@
 #define PERI_KERNELS_SPARSE(X)                                                                                                       \
     X(bucketize_count) X(bucketize_place) X(index_check) X(jagged_places) X(invert_permute) X(segment_sum) X(levels_to_dense)        \
     X(segment_spread) X(bucketize_replay) X(levels_from_dense) X(sort_keys) X(sort_order) X(sort_lists) X(unique_count)             \
-    X(unique_write) X(unique_counts) X(mark_set) X(mark_count) X(mark_write) X(mark_lookup)
+    X(unique_write) X(unique_counts) X(mark_set) X(mark_count) X(mark_write) X(mark_lookup) X(mark_tally)
 
 /* -- buckets --------------------------------------------------------------------------------------------------------------------- */
 
@@ -156,13 +156,15 @@ typedef struct peri_k_sort_lists_args {
     int32_t place_bits;
 } peri_k_sort_lists_args;
 
-/** x[order[0]], x[order[1]], ... rises. unique_count: sums[b] = number of i in block b where x[order[i]] differs from the one before (i = 0
- *  does). range: blocks. unique_write, sums being the exclusive cumulative sum: for the u-th such i: unique[u] = x[order[i]], starts[u] = i
- *  (starts[total] = n); for all i up to the next: inverse[order[i]] = u. inverse and starts may be NULL. range: blocks.
+/** x[order[0]], x[order[1]], ... rises. unique_count: sorted[i] = x[order[i]]; sums[b] = number of i in block b where that differs from the
+ *  one before (i = 0 does). range: blocks. unique_write, sums being the exclusive cumulative sum: for the u-th such i: unique[u] =
+ *  sorted[i],
+ *  starts[u] = i (starts[total] = n); for all i up to the next: inverse[order[i]] = u. inverse and starts may be NULL. range: blocks.
  *  unique_counts: counts[u] = starts[u + 1] - starts[u]. range: unique ids. */
 typedef struct peri_k_unique_args {
     const void *x;
     const int64_t *order;
+    void *sorted; /* n */
     int64_t *sums;
     void *unique;
     int64_t *starts, *inverse, *counts;
@@ -170,20 +172,25 @@ typedef struct peri_k_unique_args {
     int32_t dtype;
 } peri_k_unique_args;
 
-/** Unique ids of a narrow range [base, base + size) by marking them. mark_set: marks[x[i] - base] = 1 (bytes, zero before). range: n.
- *  mark_count, for each block of marks: words[w] = one bit for each of 64 marks; sums[b] = marks of the block. range: blocks.
- *  mark_write, sums being the exclusive cumulative sum, for each block: ranks[w] = marks before word w; unique[rank] = base + place of
- *  each mark. range: blocks. mark_lookup: inverse[i] = marks before x[i]'s; counts[inverse[i]] += 1 (zero before; any order) if counts.
- *  range: n. */
+/** Unique ids of a narrow range [base, base + size) by marking them, a bit each: W = ceil(size / 64) words. The n ids are cut into `parts`,
+ *  part p being [p * n / parts, (p + 1) * n / parts), so that nobody shares a word.
+ *  mark_set: marks[p * W + w] = the bits of the part's ids. range: parts.
+ *  mark_count, for each block of 64 words: words[w] = all parts' marks together; sums[b] = bits of the block. range: blocks.
+ *  mark_write, sums being the exclusive cumulative sum, for each block: ranks[w] = bits before word w; unique[rank] = base + place of
+ *  each bit. range: blocks.
+ *  mark_lookup: inverse[i] = bits before x[i]'s, if inverse; tallies[p * total + that] = how many of the part's ids it is, if tallies.
+ *  range: parts.
+ *  mark_tally: counts[u] = sum of all parts' tallies[p * total + u]. range: unique ids. */
 typedef struct peri_k_mark_args {
     const void *x;
-    uint8_t *marks; /* size rounded up to 64 */
-    uint64_t *words;
-    int32_t *ranks;
+    uint64_t *marks; /* parts x W */
+    uint64_t *words; /* W */
+    int32_t *ranks;  /* W */
     int64_t *sums;
     void *unique;
     int64_t *inverse, *counts;
-    int64_t base, size;
+    uint32_t *tallies; /* parts x total */
+    int64_t n, base, size, parts, total;
     int32_t dtype;
 } peri_k_mark_args;
 

@@ -238,11 +238,11 @@ static void cpu_levels_from_dense(const void *args, int64_t begin, int64_t end)
 /* -- distinct ids ---------------------------------------------------------------------------------------------------------------- */
 
 #define CPU_MARK(name, X)                                                                                                             \
-    static void name(const X *x, uint8_t *marks, int64_t base, int64_t begin, int64_t end)                                            \
+    static void name(const X *restrict x, uint64_t *restrict marks, int64_t base, int64_t begin, int64_t end)                         \
     {                                                                                                                                 \
         for (int64_t i = begin; i < end; i++) {                                                                                       \
-            uint8_t *mark = marks + ((int64_t)x[i] - base);                                                                           \
-            __atomic_store_n(mark, 1, __ATOMIC_RELAXED);                                \
+            uint64_t at = (uint64_t)((int64_t)x[i] - base);                                                                           \
+            marks[at / 64] |= (uint64_t)1 << (at % 64);                                                                               \
         }                                                                                                                             \
     }
 CPU_MARK(cpu_mark_i32, int32_t)
@@ -251,42 +251,28 @@ CPU_MARK(cpu_mark_i64, int64_t)
 static void cpu_mark_set(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_mark_args *a = args;
-    if (a->dtype == PERI_I32) cpu_mark_i32(a->x, a->marks, a->base, begin, end);
-    else cpu_mark_i64(a->x, a->marks, a->base, begin, end);
-}
-
-static void cpu_mark_count(const void *args, int64_t begin, int64_t end)
-{
-    const peri_k_mark_args *a = args;
     int64_t words = (a->size + 63) / 64;
-    for (int64_t b = begin; b < end; b++) {
-        int64_t sum = 0;
-        for (int64_t w = b * (PERI_JAGGED_BLOCK / 64); w < ref_min(words, (b + 1) * (PERI_JAGGED_BLOCK / 64)); w++) {
-            const uint8_t *marks = a->marks + w * 64;
-#if defined(__AVX512F__)
-            uint64_t word = _mm512_test_epi8_mask(_mm512_loadu_si512(marks), _mm512_set1_epi8(1));
-#else
-            __m256i low = _mm256_loadu_si256((const __m256i *)marks), high = _mm256_loadu_si256((const __m256i *)(marks + 32));
-            uint64_t word = (uint32_t)_mm256_movemask_epi8(_mm256_slli_epi16(low, 7)) |
-                            (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_slli_epi16(high, 7)) << 32;
-#endif
-            a->words[w] = word;
-            sum += __builtin_popcountll(word);
-        }
-        a->sums[b] = sum;
+    for (int64_t p = begin; p < end; p++) {
+        uint64_t *marks = a->marks + p * words;
+        memset(marks, 0, sizeof *marks * (size_t)words);
+        if (a->dtype == PERI_I32) cpu_mark_i32(a->x, marks, a->base, ref_mark_part(a, p), ref_mark_part(a, p + 1));
+        else cpu_mark_i64(a->x, marks, a->base, ref_mark_part(a, p), ref_mark_part(a, p + 1));
     }
 }
 
 #define CPU_LOOKUP(name, X)                                                                                                           \
-    static void name(const peri_k_mark_args *a, int64_t begin, int64_t end)                                                           \
+    static inline __attribute__((always_inline)) void name(const peri_k_mark_args *a, int64_t p, bool inverted, bool tallied)         \
     {                                                                                                                                 \
         const X *restrict x = a->x;                                                                                                   \
         const uint64_t *restrict words = a->words;                                                                                    \
         const int32_t *restrict ranks = a->ranks;                                                                                     \
-        int64_t *restrict inverse = a->inverse;                                                                                       \
-        for (int64_t i = begin; i < end; i++) {                                                                                       \
+        int64_t *restrict inverse = a->inverse, end = ref_mark_part(a, p + 1);                                                        \
+        uint32_t *restrict tallies = a->tallies + (tallied ? p * a->total : 0);                                                       \
+        for (int64_t i = ref_mark_part(a, p); i < end; i++) {                                                                         \
             uint64_t at = (uint64_t)((int64_t)x[i] - a->base);                                                                        \
-            inverse[i] = ranks[at / 64] + __builtin_popcountll(words[at / 64] & (((uint64_t)1 << (at % 64)) - 1));                    \
+            int64_t u = ranks[at / 64] + __builtin_popcountll(words[at / 64] & (((uint64_t)1 << (at % 64)) - 1));                     \
+            if (inverted) inverse[i] = u;                                                                                             \
+            if (tallied) tallies[u]++;                                                                                                \
         }                                                                                                                             \
     }
 CPU_LOOKUP(cpu_lookup_i32, int32_t)
@@ -295,16 +281,105 @@ CPU_LOOKUP(cpu_lookup_i64, int64_t)
 static void cpu_mark_lookup(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_mark_args *a = args;
-    if (!a->inverse || a->counts) ref_mark_lookup(args, begin, end);
-    else if (a->dtype == PERI_I32) cpu_lookup_i32(a, begin, end);
-    else cpu_lookup_i64(a, begin, end);
+    for (int64_t p = begin; p < end; p++) {
+        bool narrow = a->dtype == PERI_I32;
+        if (a->tallies) memset(a->tallies + p * a->total, 0, sizeof *a->tallies * (size_t)a->total);
+        if (narrow && a->tallies) cpu_lookup_i32(a, p, a->inverse != NULL, true);
+        else if (narrow) cpu_lookup_i32(a, p, true, false);
+        else if (a->tallies) cpu_lookup_i64(a, p, a->inverse != NULL, true);
+        else cpu_lookup_i64(a, p, true, false);
+    }
+}
+
+/* Places in sorted order are met at random in what they point at: it is asked for ahead. */
+enum { CPU_FORWARD = 32 };
+
+static void cpu_sort_keys(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_sort_keys_args *a = args;
+    if (!a->order || a->dtype != PERI_I64) {
+        ref_sort_keys(args, begin, end);
+        return;
+    }
+    const int64_t *x = a->x;
+    uint64_t mask = a->bits >= 64 ? UINT64_MAX : ((uint64_t)1 << a->bits) - 1;
+    for (int64_t i = begin; i < end; i++) {
+        if (i + CPU_FORWARD < end) __builtin_prefetch(x + a->order[i + CPU_FORWARD]);
+        a->keys[i] = (((uint64_t)x[a->order[i]] - (uint64_t)a->base) >> a->shift & mask) << a->place_bits | (uint64_t)i;
+    }
+}
+
+static void cpu_sort_order(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_sort_order_args *a = args;
+    uint64_t mask = ((uint64_t)1 << a->place_bits) - 1;
+    if (!a->order) {
+        for (int64_t i = begin; i < end; i++) a->out[i] = (int64_t)(a->keys[i] & mask);
+        return;
+    }
+    for (int64_t i = begin; i < end; i++) {
+        if (i + CPU_FORWARD < end) __builtin_prefetch(a->order + (a->keys[i + CPU_FORWARD] & mask));
+        a->out[i] = a->order[a->keys[i] & mask];
+    }
+}
+
+#define CPU_UNIQUE(count, write, X)                                                                                                   \
+    static int64_t count(const X *restrict x, const int64_t *restrict order, X *restrict sorted, int64_t first, int64_t end, int64_t n) \
+    {                                                                                                                                 \
+        int64_t sum = first == 0;                                                                                                     \
+        X before = first > 0 ? x[order[first - 1]] : x[order[0]];                                                                     \
+        for (int64_t i = first; i < end; i++) {                                                                                       \
+            if (i + CPU_FORWARD < n) __builtin_prefetch(x + order[i + CPU_FORWARD]);                                                  \
+            X now = x[order[i]];                                                                                                      \
+            sum += now != before;                                                                                                     \
+            sorted[i] = before = now;                                                                                                 \
+        }                                                                                                                             \
+        return sum;                                                                                                                   \
+    }                                                                                                                                 \
+    static void write(const peri_k_unique_args *a, int64_t first, int64_t end, int64_t u)                                             \
+    {                                                                                                                                 \
+        const X *restrict sorted = a->sorted;                                                                                         \
+        const int64_t *restrict order = a->order;                                                                                     \
+        int64_t *restrict inverse = a->inverse;                                                                                       \
+        X *restrict unique = a->unique;                                                                                               \
+        for (int64_t i = first; i < end; i++) {                                                                                       \
+            if (inverse && i + CPU_FORWARD < a->n) __builtin_prefetch(inverse + order[i + CPU_FORWARD], 1);                           \
+            if (i == 0 || sorted[i] != sorted[i - 1]) {                                                                               \
+                unique[++u] = sorted[i];                                                                                              \
+                if (a->starts) a->starts[u] = i;                                                                                      \
+            }                                                                                                                         \
+            if (inverse) inverse[order[i]] = u;                                                                                       \
+        }                                                                                                                             \
+        if (a->starts && end == a->n) a->starts[u + 1] = a->n;                                                                        \
+    }
+CPU_UNIQUE(cpu_distinct_i32, cpu_write_i32, int32_t)
+CPU_UNIQUE(cpu_distinct_i64, cpu_write_i64, int64_t)
+
+static void cpu_unique_count(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_unique_args *a = args;
+    for (int64_t b = begin; b < end; b++) {
+        int64_t first = b * PERI_JAGGED_BLOCK, last = ref_min(a->n, first + PERI_JAGGED_BLOCK);
+        a->sums[b] = a->dtype == PERI_I32 ? cpu_distinct_i32(a->x, a->order, a->sorted, first, last, a->n)
+                                          : cpu_distinct_i64(a->x, a->order, a->sorted, first, last, a->n);
+    }
+}
+
+static void cpu_unique_write(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_unique_args *a = args;
+    for (int64_t b = begin; b < end; b++) {
+        int64_t first = b * PERI_JAGGED_BLOCK, last = ref_min(a->n, first + PERI_JAGGED_BLOCK);
+        if (a->dtype == PERI_I32) cpu_write_i32(a, first, last, a->sums[b] - 1);
+        else cpu_write_i64(a, first, last, a->sums[b] - 1);
+    }
 }
 
 #define K_CPU_INDICES                                                                                                                 \
     [PERI_K_index_check] = cpu_index_check, [PERI_K_jagged_places] = cpu_jagged_places,                                               \
     [PERI_K_invert_permute] = cpu_invert_permute, [PERI_K_segment_sum] = cpu_segment_sum,                                             \
     [PERI_K_segment_spread] = ref_segment_spread, [PERI_K_levels_to_dense] = cpu_levels_to_dense,                                     \
-    [PERI_K_levels_from_dense] = cpu_levels_from_dense, [PERI_K_sort_keys] = ref_sort_keys, [PERI_K_sort_order] = ref_sort_order,     \
-    [PERI_K_unique_count] = ref_unique_count, [PERI_K_unique_write] = ref_unique_write, [PERI_K_unique_counts] = ref_unique_counts,   \
-    [PERI_K_mark_set] = cpu_mark_set, [PERI_K_mark_count] = cpu_mark_count, [PERI_K_mark_write] = ref_mark_write,                     \
-    [PERI_K_mark_lookup] = cpu_mark_lookup,
+    [PERI_K_levels_from_dense] = cpu_levels_from_dense, [PERI_K_sort_keys] = cpu_sort_keys, [PERI_K_sort_order] = cpu_sort_order,     \
+    [PERI_K_unique_count] = cpu_unique_count, [PERI_K_unique_write] = cpu_unique_write, [PERI_K_unique_counts] = ref_unique_counts,   \
+    [PERI_K_mark_set] = cpu_mark_set, [PERI_K_mark_count] = ref_mark_count, [PERI_K_mark_write] = ref_mark_write,                     \
+    [PERI_K_mark_lookup] = cpu_mark_lookup, [PERI_K_mark_tally] = ref_mark_tally,

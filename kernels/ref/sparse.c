@@ -241,17 +241,16 @@ static void ref_sort_lists(const void *args, int64_t begin, int64_t end)
     }
 }
 
-static inline bool ref_unique_here(const peri_k_unique_args *a, int64_t i)
-{
-    return i == 0 || ref_int(a->x, a->order[i], a->dtype) != ref_int(a->x, a->order[i - 1], a->dtype);
-}
-
 static void ref_unique_count(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_unique_args *a = args;
     for (int64_t b = begin; b < end; b++) {
         a->sums[b] = 0;
-        for (int64_t i = b * PERI_JAGGED_BLOCK; i < ref_min(a->n, (b + 1) * PERI_JAGGED_BLOCK); i++) a->sums[b] += ref_unique_here(a, i);
+        for (int64_t i = b * PERI_JAGGED_BLOCK; i < ref_min(a->n, (b + 1) * PERI_JAGGED_BLOCK); i++) {
+            int64_t x = ref_int(a->x, a->order[i], a->dtype);
+            a->sums[b] += i == 0 || x != ref_int(a->x, a->order[i - 1], a->dtype);
+            ref_int_set(a->sorted, i, a->dtype, x);
+        }
     }
 }
 
@@ -261,9 +260,10 @@ static void ref_unique_write(const void *args, int64_t begin, int64_t end)
     for (int64_t b = begin; b < end; b++) {
         int64_t u = a->sums[b] - 1;
         for (int64_t i = b * PERI_JAGGED_BLOCK; i < ref_min(a->n, (b + 1) * PERI_JAGGED_BLOCK); i++) {
-            if (ref_unique_here(a, i)) {
+            int64_t x = ref_int(a->sorted, i, a->dtype);
+            if (i == 0 || x != ref_int(a->sorted, i - 1, a->dtype)) {
                 u++;
-                ref_int_set(a->unique, u, a->dtype, ref_int(a->x, a->order[i], a->dtype));
+                ref_int_set(a->unique, u, a->dtype, x);
                 if (a->starts) a->starts[u] = i;
             }
             if (a->inverse) a->inverse[a->order[i]] = u;
@@ -278,10 +278,24 @@ static void ref_unique_counts(const void *args, int64_t begin, int64_t end)
     for (int64_t u = begin; u < end; u++) a->counts[u] = a->starts[u + 1] - a->starts[u];
 }
 
+/** Where part @p of the ids begins: p * n / parts. */
+static inline int64_t ref_mark_part(const peri_k_mark_args *a, int64_t p)
+{
+    return a->n / a->parts * p + a->n % a->parts * p / a->parts;
+}
+
 static void ref_mark_set(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_mark_args *a = args;
-    for (int64_t i = begin; i < end; i++) __atomic_store_n(&a->marks[ref_int(a->x, i, a->dtype) - a->base], 1, __ATOMIC_RELAXED);
+    int64_t words = (a->size + 63) / 64;
+    for (int64_t p = begin; p < end; p++) {
+        uint64_t *marks = a->marks + p * words;
+        memset(marks, 0, sizeof *marks * (size_t)words);
+        for (int64_t i = ref_mark_part(a, p); i < ref_mark_part(a, p + 1); i++) {
+            int64_t at = ref_int(a->x, i, a->dtype) - a->base;
+            marks[at / 64] |= (uint64_t)1 << (at % 64);
+        }
+    }
 }
 
 static void ref_mark_count(const void *args, int64_t begin, int64_t end)
@@ -290,9 +304,9 @@ static void ref_mark_count(const void *args, int64_t begin, int64_t end)
     int64_t words = (a->size + 63) / 64;
     for (int64_t b = begin; b < end; b++) {
         a->sums[b] = 0;
-        for (int64_t w = b * (PERI_JAGGED_BLOCK / 64); w < ref_min(words, (b + 1) * (PERI_JAGGED_BLOCK / 64)); w++) {
+        for (int64_t w = b * 64; w < ref_min(words, (b + 1) * 64); w++) {
             uint64_t word = 0;
-            for (int k = 0; k < 64; k++) word |= (uint64_t)(a->marks[w * 64 + k] & 1) << k;
+            for (int64_t p = 0; p < a->parts; p++) word |= a->marks[p * words + w];
             a->words[w] = word;
             a->sums[b] += __builtin_popcountll(word);
         }
@@ -305,7 +319,7 @@ static void ref_mark_write(const void *args, int64_t begin, int64_t end)
     int64_t words = (a->size + 63) / 64;
     for (int64_t b = begin; b < end; b++) {
         int64_t rank = a->sums[b];
-        for (int64_t w = b * (PERI_JAGGED_BLOCK / 64); w < ref_min(words, (b + 1) * (PERI_JAGGED_BLOCK / 64)); w++) {
+        for (int64_t w = b * 64; w < ref_min(words, (b + 1) * 64); w++) {
             a->ranks[w] = (int32_t)rank;
             for (uint64_t rest = a->words[w]; rest; rest &= rest - 1)
                 ref_int_set(a->unique, rank++, a->dtype, a->base + w * 64 + __builtin_ctzll(rest));
@@ -316,10 +330,23 @@ static void ref_mark_write(const void *args, int64_t begin, int64_t end)
 static void ref_mark_lookup(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_mark_args *a = args;
-    for (int64_t i = begin; i < end; i++) {
-        int64_t at = ref_int(a->x, i, a->dtype) - a->base;
-        int64_t u = a->ranks[at / 64] + __builtin_popcountll(a->words[at / 64] & (((uint64_t)1 << (at % 64)) - 1));
-        if (a->inverse) a->inverse[i] = u;
-        if (a->counts) __atomic_fetch_add(&a->counts[u], 1, __ATOMIC_RELAXED);
+    for (int64_t p = begin; p < end; p++) {
+        uint32_t *tallies = a->tallies ? a->tallies + p * a->total : NULL;
+        if (tallies) memset(tallies, 0, sizeof *tallies * (size_t)a->total);
+        for (int64_t i = ref_mark_part(a, p); i < ref_mark_part(a, p + 1); i++) {
+            int64_t at = ref_int(a->x, i, a->dtype) - a->base;
+            int64_t u = a->ranks[at / 64] + __builtin_popcountll(a->words[at / 64] & (((uint64_t)1 << (at % 64)) - 1));
+            if (a->inverse) a->inverse[i] = u;
+            if (tallies) tallies[u]++;
+        }
+    }
+}
+
+static void ref_mark_tally(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_mark_args *a = args;
+    for (int64_t u = begin; u < end; u++) {
+        a->counts[u] = 0;
+        for (int64_t p = 0; p < a->parts; p++) a->counts[u] += a->tallies[p * a->total + u];
     }
 }

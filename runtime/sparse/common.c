@@ -253,7 +253,7 @@ out:
 
 /* -- sorting --------------------------------------------------------------------------------------------------------------------- */
 
-enum { DIGIT_BITS = 8, SORT_GRAIN = 1 << 14 };
+enum { DIGIT_BITS = 11, SORT_GRAIN = 1 << 14 };
 
 peri_status peri__sort(peri_tensor **keys, peri_tensor **spare, int32_t low, int32_t high)
 {

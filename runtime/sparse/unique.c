@@ -6,8 +6,8 @@
 #include "internal.h"
 
 /** Marks are worth their scan up to so many places per id, and up to so many in all (their places are met at random). */
-enum { MARKS_PER_ID = 16 };
-static const int64_t most_marks = (int64_t)1 << 26;
+enum { MARKS_PER_ID = 32 };
+static const int64_t most_marks = (int64_t)1 << 28;
 
 /** What has been asked for. */
 typedef struct request {
@@ -53,37 +53,58 @@ static peri_status allocate(const request *q, int64_t total, peri_unique_result 
 
 /* -- by marks -------------------------------------------------------------------------------------------------------------------- */
 
+/** What marking needs beside the results. */
+typedef struct scratch {
+    peri_tensor *marks, *bits, *ranks, *sums, *tallies;
+} scratch;
+
+static void scratch_fini(scratch *s)
+{
+    peri_tensor *all[] = {s->marks, s->bits, s->ranks, s->sums, s->tallies};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) peri_tensor_release(all[i]);
+}
+
+/** inverse and counts, once the ids have their ranks. */
+static peri_status look_up(const request *q, peri_k_mark_args *args, scratch *s, const peri_unique_result *r)
+{
+    peri_device *device = peri__device(q->ids);
+    if (q->counts) {
+        int64_t size = args->parts * args->total;
+        PERI_TRY(peri_tensor_new(device, PERI_I32, 1, &size, &s->tallies));
+        args->tallies = peri__data(s->tallies);
+        args->counts = peri__data(r->counts);
+    }
+    if (q->inverse) args->inverse = peri__data(r->inverse);
+    if (q->inverse || q->counts) PERI_TRY(PERI_LAUNCH(device, mark_lookup, args, args->parts, 1));
+    return q->counts ? PERI_LAUNCH(device, mark_tally, args, args->total, PERI_INT_GRAIN) : PERI_OK;
+}
+
 static peri_status by_marks(const request *q, peri_unique_result *r)
 {
     peri_device *device = peri__device(q->ids);
-    int64_t size = q->most - q->least + 1, words = peri__ceil_div(size, 64), bytes = words * 64, total;
-    int64_t blocks = peri__ceil_div(words, PERI_JAGGED_BLOCK / 64);
-    peri_tensor *marks = NULL, *bits = NULL, *ranks = NULL, *sums = NULL;
+    int64_t size = q->most - q->least + 1, words = peri__ceil_div(size, 64), blocks = peri__ceil_div(words, 64), all;
+    peri_k_mark_args args = {.x = peri__data(q->ids), .n = q->n, .base = q->least, .size = size, .dtype = q->ids->dtype,
+                             .parts = peri__min(peri_threads(), peri__ceil_div(q->n, PERI_INT_GRAIN))};
+    scratch s = {0};
     peri_status status;
-    PERI_TRY_GOTO(peri_tensor_new(device, PERI_U8, 1, &bytes, &marks), out);
-    PERI_TRY_GOTO(peri__tensor_zero(marks), out);
-    PERI_TRY_GOTO(i64_new(q, words, &bits), out);
-    PERI_TRY_GOTO(peri_tensor_new(device, PERI_I32, 1, &words, &ranks), out);
-    PERI_TRY_GOTO(i64_new(q, blocks + 1, &sums), out);
-    peri_k_mark_args args = {.x = peri__data(q->ids), .marks = peri__data(marks), .words = peri__data(bits), .ranks = peri__data(ranks),
-                             .sums = peri__data(sums), .base = q->least, .size = size, .dtype = q->ids->dtype};
-    PERI_TRY_GOTO(PERI_LAUNCH(device, mark_set, &args, q->n, PERI_INT_GRAIN), out);
+    all = args.parts * words;
+    PERI_TRY_GOTO(i64_new(q, all, &s.marks), out);
+    PERI_TRY_GOTO(i64_new(q, words, &s.bits), out);
+    PERI_TRY_GOTO(peri_tensor_new(device, PERI_I32, 1, &words, &s.ranks), out);
+    PERI_TRY_GOTO(i64_new(q, blocks + 1, &s.sums), out);
+    args.marks = peri__data(s.marks);
+    args.words = peri__data(s.bits);
+    args.ranks = peri__data(s.ranks);
+    args.sums = peri__data(s.sums);
+    PERI_TRY_GOTO(PERI_LAUNCH(device, mark_set, &args, args.parts, 1), out);
     PERI_TRY_GOTO(PERI_LAUNCH(device, mark_count, &args, blocks, PERI_BLOCK_GRAIN), out);
-    PERI_TRY_GOTO(scan(sums, blocks, &total), out);
-    PERI_TRY_GOTO(allocate(q, total, r), out);
+    PERI_TRY_GOTO(scan(s.sums, blocks, &args.total), out);
+    PERI_TRY_GOTO(allocate(q, args.total, r), out);
     args.unique = peri__data(r->unique);
     PERI_TRY_GOTO(PERI_LAUNCH(device, mark_write, &args, blocks, PERI_BLOCK_GRAIN), out);
-    if (q->counts) {
-        args.counts = peri__data(r->counts);
-        PERI_TRY_GOTO(peri__tensor_zero(r->counts), out);
-    }
-    if (q->inverse) args.inverse = peri__data(r->inverse);
-    if (q->counts || q->inverse) status = PERI_LAUNCH(device, mark_lookup, &args, q->n, PERI_INT_GRAIN);
+    status = look_up(q, &args, &s, r);
 out:
-    peri_tensor_release(marks);
-    peri_tensor_release(bits);
-    peri_tensor_release(ranks);
-    peri_tensor_release(sums);
+    scratch_fini(&s);
     return status;
 }
 
@@ -124,12 +145,13 @@ static peri_status by_sorting(const request *q, peri_unique_result *r)
 {
     peri_device *device = peri__device(q->ids);
     int64_t blocks = peri__ceil_div(q->n, PERI_JAGGED_BLOCK), total;
-    peri_tensor *order = NULL, *sums = NULL, *starts = NULL;
+    peri_tensor *order = NULL, *sorted = NULL, *sums = NULL, *starts = NULL;
     peri_status status;
     PERI_TRY_GOTO(order_of(q, &order), out);
+    PERI_TRY_GOTO(peri__tensor_like(q->ids, 1, &q->n, &sorted), out);
     PERI_TRY_GOTO(i64_new(q, blocks + 1, &sums), out);
-    peri_k_unique_args args = {.x = peri__data(q->ids), .order = peri__data(order), .sums = peri__data(sums), .n = q->n,
-                               .dtype = q->ids->dtype};
+    peri_k_unique_args args = {.x = peri__data(q->ids), .order = peri__data(order), .sorted = peri__data(sorted), .sums = peri__data(sums),
+                               .n = q->n, .dtype = q->ids->dtype};
     PERI_TRY_GOTO(PERI_LAUNCH(device, unique_count, &args, blocks, PERI_BLOCK_GRAIN), out);
     PERI_TRY_GOTO(scan(sums, blocks, &total), out);
     PERI_TRY_GOTO(allocate(q, total, r), out);
@@ -144,6 +166,7 @@ static peri_status by_sorting(const request *q, peri_unique_result *r)
     if (q->counts) status = PERI_LAUNCH(device, unique_counts, &args, total, PERI_INT_GRAIN);
 out:
     peri_tensor_release(order);
+    peri_tensor_release(sorted);
     peri_tensor_release(sums);
     peri_tensor_release(starts);
     return status;

@@ -206,7 +206,9 @@ static void distinct_by_order(void **unused)
         for (int64_t i = 0; i < n; i++) order[i] = (int64_t)(keys[i] & 16383);
         peri_k_unique_args a = {.x = ints(x, n, dtype), .order = order, .n = n, .dtype = dtype};
         a.sums = room(8 * blocks);
-        compare("count", PERI_K_unique_count, &a, blocks, (output[]){OUTPUT(a.sums, 8 * blocks)}, 1);
+        a.sorted = room(n * size_of(dtype));
+        output gathered[] = {OUTPUT(a.sorted, n * size_of(dtype)), OUTPUT(a.sums, 8 * blocks)};
+        compare("count", PERI_K_unique_count, &a, blocks, gathered, 2);
         for (int64_t b = 0; b < blocks; b++) {
             int64_t own = a.sums[b];
             a.sums[b] = total;
@@ -233,10 +235,9 @@ static void distinct_by_marks(void **unused)
         int64_t n = sizes[1 + variant % (SIZES - 1)], base = (int64_t)draw(99) - 50, size = 1 + (int64_t)draw(variant % 3 ? 300 : 20000);
         int64_t *x = numbers(n, (uint64_t)size, base), words = (size + 63) / 64, blocks = (words + 63) / 64, total = 0;
         int32_t dtype = dtypes[variant & 1];
-        peri_k_mark_args a = {.x = ints(x, n, dtype), .base = base, .size = size, .dtype = dtype};
-        a.marks = room(64 * words);
-        memset(a.marks, 0, (size_t)(64 * words));
-        compare("marks", PERI_K_mark_set, &a, n, (output[]){OUTPUT(a.marks, 64 * words)}, 1);
+        peri_k_mark_args a = {.x = ints(x, n, dtype), .n = n, .base = base, .size = size, .dtype = dtype, .parts = 1 + (int64_t)draw(4)};
+        a.marks = room(8 * words * a.parts);
+        compare("marks", PERI_K_mark_set, &a, a.parts, (output[]){OUTPUT(a.marks, 8 * words * a.parts)}, 1);
         a.words = room(8 * words);
         a.sums = room(8 * blocks);
         output counted[] = {OUTPUT(a.words, 8 * words), OUTPUT(a.sums, 8 * blocks)};
@@ -246,16 +247,20 @@ static void distinct_by_marks(void **unused)
             a.sums[b] = total;
             total += own;
         }
+        a.total = total;
         a.ranks = room(4 * words);
         a.unique = room(total * size_of(dtype));
         output written[] = {OUTPUT(a.ranks, 4 * words), OUTPUT(a.unique, total * size_of(dtype))};
         compare("write", PERI_K_mark_write, &a, blocks, written, 2);
         a.inverse = variant & 2 ? room(8 * n) : NULL;
-        a.counts = variant & 4 || !a.inverse ? room(8 * total) : NULL;
-        if (a.counts) memset(a.counts, 0, (size_t)(8 * total));
-        output found[] = {OUTPUT(a.inverse, 8 * n), OUTPUT(a.counts, 8 * total)};
+        a.tallies = variant & 4 || !a.inverse ? room(4 * total * a.parts) : NULL;
+        output found[] = {OUTPUT(a.inverse, 8 * n), OUTPUT(a.tallies, 4 * total * a.parts)};
         if (!a.inverse) found[0] = found[1];
-        compare("lookup", PERI_K_mark_lookup, &a, n, found, (a.inverse != NULL) + (a.counts != NULL));
+        compare("lookup", PERI_K_mark_lookup, &a, a.parts, found, (a.inverse != NULL) + (a.tallies != NULL));
+        if (a.tallies) {
+            a.counts = room(8 * total);
+            compare("tally", PERI_K_mark_tally, &a, total, (output[]){OUTPUT(a.counts, 8 * total)}, 1);
+        }
         drop_all(NULL);
     }
 }
