@@ -385,11 +385,13 @@ static void cpu_columns_sum(const void *args, int64_t begin, int64_t end)
         for (int64_t i = 0; i < a->n_items; i++) {
             const int64_t *item = a->items + i * PERI_ITEM_WORDS, *source = a->sources + item[PERI_ITEM_FIRST] * PERI_SOURCE_WORDS;
             char *dst = (char *)(intptr_t)item[PERI_ITEM_DST] + row * item[PERI_ITEM_STRIDE] * size;
-            const char *src = (const char *)(intptr_t)source[PERI_SOURCE_ADDRESS];
             int64_t columns = item[PERI_ITEM_COLUMNS], count = item[PERI_ITEM_SOURCES];
-            if (count == 0) {
+            if (count == 0) { /* and there is no source to look at */
                 memset(dst, 0, (size_t)(columns * size));
-            } else if (count == 1) {
+                continue;
+            }
+            const char *src = (const char *)(intptr_t)source[PERI_SOURCE_ADDRESS];
+            if (count == 1) {
                 cpu_move(dst, src + row * source[PERI_SOURCE_STRIDE] * size, columns * size);
             } else if (a->dtype == PERI_F32) {
                 float *restrict sum = (float *)dst;
