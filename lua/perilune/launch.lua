@@ -157,7 +157,7 @@ function M.run_here(script, arguments, traceback)
       number = 1
     end
     io.stdout:flush()
-    exit(number, close)
+    exit(number, close ~= false) -- closing the state gives up what its handles hold
   end
 
   local ok, err = xpcall(chunk, handler, unpack(arguments))
