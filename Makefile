@@ -14,6 +14,10 @@
 
 .DEFAULT_GOAL := all
 MAKEFLAGS += --no-builtin-rules
+CORES := $(or $(shell nproc 2>/dev/null),2)
+ifeq ($(MAKELEVEL)$(filter-out all,$(MAKECMDGOALS)),0)
+MAKEFLAGS += -j$(CORES) # plain `make`; -j1 on the command line goes before it
+endif
 SHELL := /bin/sh
 CC := $(if $(filter default,$(origin CC)),cc,$(CC))
 
@@ -212,7 +216,6 @@ $(BAD_PLUGINS): $B/tests/unit/plugins/libperilune_%.so: tests/unit/plugins/%.c $
 PRELOAD := $(if $(filter address thread,$(SAN)),$(shell $(CC) -print-file-name=lib$(if $(filter address,$(SAN)),asan,tsan).so):$(CURDIR)/$B/libperilune.so)
 RUN_TESTS = luajit tests/run.lua --build=$B --san=$(SAN) --preload=$(PRELOAD) --mpi='$(HAVE_MPI)' --busted='$(HAVE_BUSTED)' --cmocka='$(HAVE_CMOCKA)' \
 	--luacheck='$(HAVE_LUACHECK)' --seed=$(SEED) --only='$(ONLY)'
-CORES := $(or $(shell nproc 2>/dev/null),2)
 SUBMAKE = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(CORES))
 
 test:
