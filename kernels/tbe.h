@@ -28,7 +28,8 @@
 
 #define PERI_KERNELS_TBE(X)                                                                                                           \
     X(tbe_prepare) X(tbe_check) X(tbe_report) X(tbe_forward) X(tbe_weight_gradient) X(tbe_sort) X(tbe_keys) X(radix_histogram)        \
-    X(radix_scan) X(radix_scatter) X(tbe_update) X(tbe_dense_update) X(tbe_shift) X(tbe_runs) X(tbe_run_tables)
+    X(radix_scan) X(radix_scatter) X(tbe_update) X(tbe_dense_update) X(tbe_shift) X(tbe_runs) X(tbe_run_tables) \
+    X(tbe_gram) X(tbe_root) X(tbe_precondition)
 
 /* -- the stream ------------------------------------------------------------------------------------------------------------------ */
 
@@ -212,7 +213,8 @@ enum {
     PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB = 7,
     PERI_K_OPTIM_LARS_SGD = 8,
     PERI_K_OPTIM_LION = 9,
-    PERI_K_OPTIM_COUNT = 10
+    PERI_K_OPTIM_SHAMPOO = 10, /* not of tbe_update: see tbe_gram */
+    PERI_K_OPTIM_COUNT = 11
 };
 enum { PERI_K_DECAY_NONE = 0, PERI_K_DECAY_L2 = 1, PERI_K_DECAY_DECOUPLE = 2 };
 
@@ -354,6 +356,32 @@ typedef struct peri_k_tbe_run_tables_args {
     int64_t *rows, *first;
     int64_t n_tables;
 } peri_k_tbe_run_tables_args;
+
+/** Shampoo (Gupta, Koren, Singer 2018), preconditioned on one side, the columns', with the exponent -1/2 that goes with it, as Anil et
+ *  al. 2020 ("Scalable Second Order Optimization for Deep Learning") do for embedding tables, whose rows are too many for
+ *  a matrix of their own.
+ *  For each table, G the summed gradients of the rows that the batch touches (tbe_update's sparse rows, in their order), n = cols:
+ *      tbe_gram          gram[i][j] = fma(g[i], g[j], gram[i][j]) for each row g of G in order        range: rows of all grams
+ *      tbe_root          root = (gram + eps I)^(-1/2), by Jacobi's method in f64, rounded             range: tables
+ *      tbe_precondition  u[j] = sum over i, in order, of fma(g[i], root[i][j], .) from 0; the row is updated as SGD does with gradient u
+ *                        range: chunks; chunk c covers rows [c, c + 1) * first[n_tables] / chunks of all G
+ *  A table that no id asked for keeps its gram. The gram is of the shard's rows and columns: a block of columns preconditions itself (block
+ *  diagonal); blocks of rows would each see a part of G only. */
+typedef struct peri_k_tbe_shampoo {
+    const peri_k_tbe_table *tables;
+    int64_t n_tables;
+    peri_k_tbe_rows rows;
+    peri_k_tbe_optimizer optimizer;
+    const float *values;      /* rows of G, `stride` apart */
+    const int64_t *run_rows;  /* rows in their tables */
+    const int64_t *first;     /* n_tables + 1 */
+    int64_t stride;
+    float *gram, *root;       /* cols x cols, table after table */
+    double *room;             /* twice as many */
+    double eps;
+    float *scratch;           /* as tbe_update's */
+    int64_t scratch_stride, chunks;
+} peri_k_tbe_shampoo;
 
 /** dst[i] = min(max(src[i], 0), most) + add. range: elements. */
 typedef struct peri_k_tbe_shift_args {

@@ -269,3 +269,5 @@ static void ref_tbe_sort(const void *args, int64_t begin, int64_t end)
 }
 
 #include "tbe_update.c"
+
+#include "tbe_shampoo.c"

@@ -79,6 +79,8 @@ enum {
     PERI__TBE_DIGITS,
     PERI__TBE_SCRATCH,
     PERI__TBE_RUNS,
+    PERI__TBE_ROOTS,
+    PERI__TBE_ROOT_ROOM,
     PERI__TBE_WORKSPACES
 };
 
@@ -111,6 +113,7 @@ struct peri_tbe {
     peri_tensor *weight, *momentum1, *momentum2, *row_counter; /* flat */
     peri_tensor *counters;                                     /* i64 [PERI__TBE_COUNTERS] */
     peri_tensor *workspace[PERI__TBE_WORKSPACES];
+    peri_tensor *preconditioner; /* Shampoo: f32, cols x cols of each table; NULL */
     struct peri__kept *kept; /* backward passes that wait for peri_tbe_accumulated_apply (accumulate.c) */
     int64_t n_kept, room_kept;
     bool accumulate;
@@ -164,6 +167,11 @@ peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration)
 
 /** peri_tbe_backward on checked arguments, with ids that are rows of the flat tensors. */
 peri_status peri__tbe_backward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad, peri_tensor *grad_weights);
+
+/** Elements of the preconditioners of the tables before @table. */
+int64_t peri__tbe_squares(const peri_tbe *tbe, int64_t table);
+/** The update of peri__tbe_backward with Shampoo. */
+peri_status peri__tbe_shampoo(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad);
 
 /* -- kept backward passes (accumulate.c) -------------------------------------------------------------------------------------------- */
 

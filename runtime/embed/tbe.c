@@ -15,7 +15,7 @@ _Static_assert((int)PERI_TBE_NONE == (int)PERI_K_OPTIM_NONE && (int)PERI_TBE_SGD
                    (int)PERI_TBE_PARTIAL_ROWWISE_ADAM == (int)PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM &&
                    (int)PERI_TBE_LAMB == (int)PERI_K_OPTIM_LAMB && (int)PERI_TBE_LARS_SGD == (int)PERI_K_OPTIM_LARS_SGD &&
                    (int)PERI_TBE_PARTIAL_ROWWISE_LAMB == (int)PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB &&
-                   (int)PERI_TBE_LION == (int)PERI_K_OPTIM_LION,
+                   (int)PERI_TBE_LION == (int)PERI_K_OPTIM_LION && (int)PERI_TBE_SHAMPOO == (int)PERI_K_OPTIM_SHAMPOO,
                "optimizers");
 _Static_assert((int)PERI_DECAY_L2 == (int)PERI_K_DECAY_L2 && (int)PERI_DECAY_DECOUPLE == (int)PERI_K_DECAY_DECOUPLE, "decay modes");
 _Static_assert((int)PERI_POOLING_MEAN == (int)PERI_K_POOLING_MEAN && (int)PERI_POOLING_NONE == (int)PERI_K_POOLING_NONE, "poolings");
@@ -38,6 +38,7 @@ static const optimizer_kind kinds[PERI_K_OPTIM_COUNT] = {
     [PERI_TBE_PARTIAL_ROWWISE_LAMB] =
         {.name = "partial_rowwise_lamb", .full1 = true, .row2 = true, .eps = true, .betas = true, .decay = true},
     [PERI_TBE_LARS_SGD] = {.name = "lars_sgd", .full1 = true, .lars = true, .decay = true},
+    [PERI_TBE_SHAMPOO] = {.name = "shampoo", .eps = true, .decay = true, .decay_mode = true},
     [PERI_TBE_LION] = {.name = "lion", .full1 = true, .betas = true, .decay = true},
 };
 
@@ -52,7 +53,7 @@ peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out)
     const optimizer_kind *k = &kinds[kind];
     *out = (peri_tbe_optimizer){.kind = kind,
                                 .learning_rate = kind == PERI_TBE_NONE ? 0 : 0.01,
-                                .eps = k->eps ? 1e-8 : 0,
+                                .eps = kind == PERI_TBE_SHAMPOO ? 1e-4 : k->eps ? 1e-8 : 0,
                                 .beta1 = k->betas ? 0.9 : 0,
                                 .beta2 = kind == PERI_TBE_LION ? 0.99 : k->betas ? 0.999 : 0,
                                 .eta = k->lars ? 0.001 : 0,
@@ -88,6 +89,9 @@ static peri_status check_optimizer(const peri_tbe_optimizer *o)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer %s has no weight_decay_mode", k->name);
     if (k->decay_mode && o->weight_decay != 0 && o->weight_decay_mode == PERI_DECAY_NONE)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: weight_decay %g without a weight_decay_mode, allowed: l2, decouple", o->weight_decay);
+    if (o->kind == PERI_TBE_SHAMPOO && (!(o->eps > 0) || o->weight_decay_mode == PERI_DECAY_L2))
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer shampoo wants eps > 0 (given: %g) and decouples weight decay, if any",
+                          o->eps);
     if (o->row_bias_correction && !(k->betas && k->eps))
         return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer %s has no row_bias_correction", k->name);
     return PERI_OK;
@@ -262,6 +266,8 @@ peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
     peri_tbe *tbe;
     int64_t *slots = NULL;
     PERI_TRY(check_config(c));
+    if (c->caches && c->optimizer.kind == PERI_TBE_SHAMPOO)
+        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_new: tables in files cannot train with shampoo, which needs a batch's rows at once");
     if (c->caches) PERI_TRY(peri__tier_slots(c, &slots));
     peri_status status = shell_new(c, slots, TABLE_ALIGNMENT, &tbe);
     peri__free(slots);
@@ -274,6 +280,8 @@ peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
     if (k->row1) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->momentum1), out);
     if (k->full2) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_elements, true, &tbe->momentum2), out);
     if (k->row2) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->momentum2), out);
+    if (c->optimizer.kind == PERI_TBE_SHAMPOO)
+        PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, peri__tbe_squares(tbe, tbe->n_tables), true, &tbe->preconditioner), out);
     if (c->optimizer.row_bias_correction) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->row_counter), out);
     if (c->caches && c->dtype != PERI_F32 && !c->optimizer.nearest)
         PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, tbe->total_rows, true, &tbe->slot_row), out);
@@ -305,8 +313,8 @@ void peri_tbe_release(peri_tbe *tbe)
 {
     if (!tbe || !peri__refs_drop(&tbe->refs)) return;
     peri__tier_free(tbe->tier);
-    peri_tensor **own[] = {&tbe->layout_tensor, &tbe->weight, &tbe->momentum1, &tbe->momentum2, &tbe->row_counter, &tbe->counters,
-                           &tbe->slot_row};
+    peri_tensor **own[] = {&tbe->layout_tensor, &tbe->weight,         &tbe->momentum1, &tbe->momentum2,
+                           &tbe->row_counter,   &tbe->preconditioner, &tbe->counters,  &tbe->slot_row};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) peri__tbe_forget(tbe, own[i]);
     peri__tbe_kept_free(tbe);
     for (int i = 0; i < PERI__TBE_WORKSPACES; i++) peri__tbe_forget(tbe, &tbe->workspace[i]);
@@ -389,7 +397,7 @@ static peri_status state_index(const char *function, const peri_tbe *tbe, int64_
 const char *peri_tbe_state_name(const peri_tbe *tbe, int32_t i)
 {
     const char *names[] = {"weight", tbe->momentum1 ? "momentum1" : NULL, tbe->momentum2 ? "momentum2" : NULL,
-                           tbe->row_counter ? "row_counter" : NULL};
+                           tbe->row_counter ? "row_counter" : NULL, tbe->preconditioner ? "preconditioner" : NULL};
     for (size_t n = 0; n < sizeof names / sizeof *names; n++)
         if (names[n] && i-- == 0) return names[n];
     return NULL;
@@ -412,6 +420,10 @@ static peri_status state_view(const char *function, peri_tbe *tbe, int64_t table
                         : counter                    ? tbe->row_counter
                         : second                     ? tbe->momentum2
                                                      : NULL;
+    if (tbe->preconditioner && !strcmp(name, "preconditioner")) {
+        PERI_TRY(peri__tbe_enter(tbe));
+        return peri__tensor_view(tbe->preconditioner, 2, (int64_t[]){t->cols, t->cols}, NULL, peri__tbe_squares(tbe, table), out);
+    }
     int32_t unused;
     if (!flat) return state_index(function, tbe, table, name, &unused);
     if (tbe->tier)
@@ -436,6 +448,10 @@ int32_t peri_tbe_state_shape(const peri_tbe *tbe, int64_t table, const char *nam
     peri_k_cache_part part[PERI_CACHE_PARTS];
     PERI_TRY(check_table_index("peri_tbe_state_shape", tbe, table));
     PERI_TRY(state_index("peri_tbe_state_shape", tbe, table, name, &i));
+    if (!strcmp(name, "preconditioner")) {
+        shape[0] = shape[1] = tbe->layout[table].cols;
+        return 2;
+    }
     peri__tbe_parts(tbe, part);
     shape[0] = tbe->tables[table].config.rows;
     shape[1] = tbe->layout[table].cols;

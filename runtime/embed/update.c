@@ -264,7 +264,8 @@ peri_status peri__tbe_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_ten
     if (grad_weights) PERI_TRY(weight_gradient(tbe, in, &stream, grad, grad_weights));
     if (tbe->optimizer.kind == PERI_TBE_NONE) return peri__tbe_leave(tbe);
     tbe->iteration++;
-    peri_status status = update(tbe, in, &stream, grad, NULL, NULL);
+    bool shampoo = tbe->optimizer.kind == PERI_TBE_SHAMPOO;
+    peri_status status = shampoo ? peri__tbe_shampoo(tbe, in, grad) : update(tbe, in, &stream, grad, NULL, NULL);
     if (status < 0) {
         tbe->iteration--;
         return status;
@@ -340,6 +341,8 @@ peri_status peri_tbe_gradient_apply(peri_tbe *tbe, peri_tensor *gradient)
     if (tbe->tier) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient_apply: tables in files have no dense gradients");
     PERI_TRY(check_dense("peri_tbe_gradient_apply", tbe, gradient));
     if (tbe->optimizer.kind == PERI_TBE_NONE) return peri__fail(PERI_EINVAL, "peri_tbe_gradient_apply: this table batch has no optimizer");
+    if (tbe->optimizer.kind == PERI_TBE_SHAMPOO)
+        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient_apply: shampoo updates from the ids' gradients, not from dense ones");
     PERI_TRY(peri__tbe_enter(tbe));
     enum { CHUNK_ROWS = 512, MOST = 1024 };
     int64_t chunks = peri__max(1, peri__min(MOST, tbe->total_rows / CHUNK_ROWS));

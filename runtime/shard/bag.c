@@ -35,6 +35,12 @@ static peri_status check_config(const peri_sharded_ebc_config *c)
         if (table->compute_kernel == PERI_KERNEL_FUSED && (table->optimizer < 0 || table->optimizer >= c->n_optimizers))
             return peri__fail(PERI_EINVAL, "%s: table '%s': optimizer number %d, allowed: 0..%d", f, table->name, table->optimizer,
                               c->n_optimizers - 1);
+        if (table->compute_kernel == PERI_KERNEL_FUSED && c->optimizers[table->optimizer].kind == PERI_TBE_SHAMPOO &&
+            (table->sharding_type != PERI_TABLE_WISE && table->sharding_type != PERI_COLUMN_WISE))
+            return peri__fail(PERI_EUNSUPPORTED,
+                              "%s: table '%s': shampoo needs all rows of its columns on one rank: allowed are table-wise and column-wise "
+                              "sharding (one preconditioner for each block of columns)",
+                              f, table->name);
         if (table->cache && (table->compute_kernel != PERI_KERNEL_FUSED || table->sharding_type == PERI_DATA_PARALLEL))
             return peri__fail(PERI_EINVAL, "%s: table '%s': a cache is for fused shards; replicas and dense tables stay in memory", f,
                               table->name);

@@ -82,6 +82,13 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(fused { optimizer = "lars_sgd", eta = -1 }, "eta %-1, allowed: finite numbers >= 0")
       assert.error_matches(fused { optimizer = "lion", eps = 1e-8 }, "optimizer lion has no eps")
       assert.error_matches(fused { optimizer = "lion", use_rowwise_bias_correction = true }, "lion has no row_bias_correction")
+      assert.error_matches(fused { optimizer = "shampoo", eps = 0 }, "shampoo wants eps > 0 %(given: 0%)")
+      assert.error_matches(fused { optimizer = "shampoo", weight_decay = 1, weight_decay_mode = "l2" }, "decouples weight decay")
+      local s = batch({ { name = "a", rows = 3, cols = 2 } }, { optimizer = "shampoo" })
+      assert.same({ 2, 2 }, s:state(1, "preconditioner"):shape())
+      assert.error_matches(function() s:state(1, "momentum1") end, "has no state 'momentum1'; it has: weight, preconditioner")
+      assert.error_matches(function() s:apply_gradient(peri.zeros({ 16 + 3 }, "f32", device)) end,
+        "shampoo updates from the ids' gradients")
       assert.error_matches(fused { optimizer = "none", max_norm = 1 }, "optimizer none has no max_norm")
       assert.error_matches(fused { optimizer = "sgd", max_norm = -1 }, "max_norm %-1, allowed")
       assert.error_matches(fused { optimizer = "sgd", eps = 1 }, "optimizer sgd has no eps %(given: 1%)")

@@ -58,10 +58,14 @@ local optimizers = {
   { kind = "lamb", learning_rate = 0.05, eps = 1e-3, beta1 = 0.8, beta2 = 0.9, weight_decay = 0.02 },
   { kind = "partial_rowwise_lamb", learning_rate = 0.05, eps = 1e-3, beta1 = 0.8, beta2 = 0.9, max_norm = 0.4 },
   { kind = "lars_sgd", learning_rate = 0.3, eta = 0.2, momentum = 0.8, weight_decay = 0.02 },
+  { kind = "shampoo", learning_rate = 0.05, eps = 0.5 },
   { kind = "lion", learning_rate = 0.05, beta1 = 0.8, beta2 = 0.9, weight_decay = 0.02 },
 }
 --- Optimizers with a number (a state, a norm) for each row of a shard.
-local by_row = { rowwise_adagrad = true, partial_rowwise_adam = true, lamb = true, partial_rowwise_lamb = true, lars_sgd = true }
+local by_row = {
+  rowwise_adagrad = true, partial_rowwise_adam = true, lamb = true, partial_rowwise_lamb = true, lars_sgd = true,
+  shampoo = true, -- a matrix for each block
+}
 
 --- A generator of whole numbers below n, the same on every rank.
 local function generator(seed)
@@ -235,7 +239,13 @@ describe("parity with unsharded tables:", function()
     for i, optimizer in ipairs(optimizers) do
       local weighted = (i + #kind) % 2 == 0
       local title = ("%s, %s%s"):format(kind, optimizer.kind, weighted and ", weighted" or "")
-      if kind ~= "mixed" or not by_row[optimizer.kind] then -- a mix has both kinds of state
+      local refused = optimizer.kind == "shampoo" and (kind == "row_wise" or kind == "data_parallel")
+      if refused then
+        worlds.each(title .. " is refused", function(world, device, n)
+          assert.error_matches(function() make(kind, optimizer, weighted, world, device, n) end,
+            "table 'a': shampoo needs all rows of its columns on one rank: allowed are table%-wise and column%-wise")
+        end)
+      elseif kind ~= "mixed" or not by_row[optimizer.kind] then -- a mix has both kinds of state
         worlds.each(title, function(world, device, n) run(kind, optimizer, weighted, world, device, n) end)
       end
     end

@@ -192,6 +192,74 @@ function rules.lion(o, t, row, g)
   end
 end
 
+--- Inverse square root of a symmetric matrix of n x n numbers plus eps on the diagonal, by the coupled Newton iteration (Guo, Higham 2006):
+--- another way than the kernel's.
+local function inverse_root(m, n, eps)
+  local function multiply(a, b)
+    local c = {}
+    for i = 1, n do
+      c[i] = {}
+      for j = 1, n do
+        local sum = 0
+        for k = 1, n do sum = sum + a[i][k] * b[k][j] end
+        c[i][j] = sum
+      end
+    end
+    return c
+  end
+  local size = 0
+  for i = 1, n * n do size = size + m[i] ^ 2 end
+  local scale = 1 / (math.sqrt(size) + eps * n)
+  local x, y = {}, {} -- y -> identity, x -> the root
+  for i = 1, n do
+    x[i], y[i] = {}, {}
+    for j = 1, n do
+      x[i][j] = i == j and 1 or 0
+      y[i][j] = (m[(i - 1) * n + j] + (i == j and eps or 0)) * scale
+    end
+  end
+  for _ = 1, 60 do
+    local t = {}
+    for i = 1, n do
+      t[i] = {}
+      for j = 1, n do t[i][j] = ((i == j and 3 or 0) - y[i][j]) / 2 end
+    end
+    x, y = multiply(x, t), multiply(t, multiply(t, y))
+    local rest = 0
+    for i = 1, n do
+      for j = 1, n do rest = math.max(rest, math.abs(y[i][j] - (i == j and 1 or 0))) end
+    end
+    if rest < 1e-12 then break end
+  end
+  for i = 1, n do
+    for j = 1, n do x[i][j] = x[i][j] * math.sqrt(scale) end
+  end
+  return x
+end
+
+--- Gradients of a table's rows, preconditioned.
+local function shampoo(o, t, rows)
+  local n = t.cols
+  t.preconditioner = t.preconditioner or zeros(n * n)
+  if next(rows) == nil then return rows end
+  for _, g in pairs(rows) do
+    for i = 1, n do
+      for j = 1, n do t.preconditioner[(i - 1) * n + j] = t.preconditioner[(i - 1) * n + j] + g[i] * g[j] end
+    end
+  end
+  local root, result = inverse_root(t.preconditioner, n, o.eps), {}
+  for row, g in pairs(rows) do
+    local u = {}
+    for j = 1, n do
+      u[j] = 0
+      for i = 1, n do u[j] = u[j] + g[i] * root[i][j] end
+    end
+    result[row] = u
+  end
+  return result
+end
+rules.shampoo = rules.sgd
+
 --- Scale rows down to the largest norm that is allowed.
 local function limit(t, row, most)
   local size = norm(t.weight, row * t.cols, t.cols)
@@ -203,7 +271,7 @@ function M.backward(self, input, grad)
   self.iteration = self.iteration + 1
   local sums = self:gradient(input, grad)
   for _, t in ipairs(self.tables) do
-    for row, g in pairs(sums[t]) do
+    for row, g in pairs(self.optimizer.kind == "shampoo" and shampoo(self.optimizer, t, sums[t]) or sums[t]) do
       rules[self.optimizer.kind](self.optimizer, t, row, g, self.iteration)
       limit(t, row, self.optimizer.max_norm)
     end

@@ -7,6 +7,8 @@
 #include "tests/harness/check.h"
 #include "tests/kernels/tbe_cases.h"
 
+#include <sys/mman.h>
+
 static const char *const isas[] = {"ref", "avx2", "avx512"};
 
 /** PERI_TEST_SEED repeats a run. */
@@ -661,6 +663,66 @@ static void nan_rows_stay_where_they_are(void **state)
     tbe_data_free(&d);
 }
 
+/** A table of more than 2^31 elements, of whose memory only the rows asked for are ever there. */
+static void tables_may_have_more_than_two_to_the_31_elements(void **state)
+{
+    (void)state;
+    enum { COLS = 128, IDS = 5 };
+    const int64_t rows = 20000000, bytes = rows * COLS * 4;
+    float *weight = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (weight == MAP_FAILED) {
+        print_message("no address space for %lld bytes\n", (long long)bytes);
+        skip();
+    }
+    int64_t ids[IDS] = {rows - 1, 16777216, 3, rows - 1, 16777215}, offsets[] = {0, 2, IDS};
+    peri_k_tbe_table table = {.rows = rows, .cols = COLS, .stride = COLS};
+    peri_k_tbe_block block = {.bags = 2, .out_stride = COLS};
+    tbe_case c = {.name = "large"};
+    tbe_data d = {.c = &c, .n_tables = 1, .n_blocks = 1, .n_bags = 2, .n_ids = IDS, .items = IDS, .total_rows = rows, .max_cols = COLS,
+                  .tables = &table, .blocks = &block, .ids = ids, .offsets = offsets};
+    peri_k_tbe_span spans[2];
+    float *grad = tbe_numbers(2 * COLS, false, 3), *out = zeros(2 * COLS);
+    static float scratch[PERI_K_TBE_SCRATCH_ROWS * COLS + PERI_K_TBE_SCRATCH_MORE];
+    static uint32_t counts[1 << PERI_K_TBE_SORT_BITS];
+    for (size_t n = 0; n < sizeof isas / sizeof *isas; n++) {
+        const peri_kernels *k = peri_kernels_isa(isas[n]);
+        if (!k) continue;
+        for (int i = 0; i < IDS; i++)
+            for (int64_t e = 0; e < COLS; e++) weight[ids[i] * COLS + e] = (float)(ids[i] % 1000);
+        uint64_t keys[IDS], room[IDS];
+        int64_t updated = 0;
+        peri_k_tbe_sort_args sort = {.stream = stream_of(&d, spans), .keys = keys, .room = room, .counts = counts, .total_rows = rows,
+                                     .chunks = 1, .payload_bits = 32};
+        run(k, PERI_K_tbe_forward,
+            &(peri_k_tbe_forward_args){.stream = sort.stream, .weight = weight, .weight_dtype = PERI_F32, .out = out,
+                                       .out_dtype = PERI_F32, .chunks = 1}, 1, WHOLE);
+        run(k, PERI_K_tbe_sort, &sort, 1, WHOLE);
+        peri_k_tbe_update_args args = {.rows = {.tables = &table, .n_tables = 1, .total_rows = rows, .weight = weight,
+                                                .weight_dtype = PERI_F32},
+                                       .optimizer = {.kind = PERI_K_OPTIM_SGD, .lr = 1},
+                                       .sorted = keys,
+                                       .n = &spans[1].items,
+                                       .grad = grad,
+                                       .scratch = scratch,
+                                       .scratch_stride = sizeof scratch / sizeof *scratch,
+                                       .chunks = 1,
+                                       .updated = &updated,
+                                       .payload_bits = 32};
+        run(k, PERI_K_tbe_update, &args, 1, WHOLE);
+        assert_int_equal(4, updated);
+        for (int64_t e = 0; e < COLS; e++) {
+            assert_true(out[e] == (float)(999 + 216) && out[COLS + e] == (float)(3 + 999 + 215));
+            assert_true(weight[(rows - 1) * COLS + e] == 999 - (grad[e] + grad[COLS + e]));
+            assert_true(weight[16777216ll * COLS + e] == 216 - grad[e]);
+            assert_true(weight[16777215ll * COLS + e] == 215 - grad[COLS + e]);
+            assert_true(weight[3 * COLS + e] == 3 - grad[COLS + e]);
+        }
+    }
+    munmap(weight, (size_t)bytes);
+    free(grad);
+    free(out);
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(every_instruction_set_gives_refs_bits),
     cmocka_unit_test(ref_agrees_with_plain_loops),
@@ -668,5 +730,6 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(reports_name_the_first_offence),
     cmocka_unit_test(nonsense_is_survived_and_reported),
     cmocka_unit_test(nan_rows_stay_where_they_are),
+    cmocka_unit_test(tables_may_have_more_than_two_to_the_31_elements),
 };
 check_main(tests)

@@ -143,6 +143,7 @@ local kinds = {
   none = C.PERI_TBE_NONE, sgd = C.PERI_TBE_SGD, adagrad = C.PERI_TBE_ADAGRAD, rowwise_adagrad = C.PERI_TBE_ROWWISE_ADAGRAD,
   adam = C.PERI_TBE_ADAM, partial_rowwise_adam = C.PERI_TBE_PARTIAL_ROWWISE_ADAM, lamb = C.PERI_TBE_LAMB,
   partial_rowwise_lamb = C.PERI_TBE_PARTIAL_ROWWISE_LAMB, lars_sgd = C.PERI_TBE_LARS_SGD, lion = C.PERI_TBE_LION,
+  shampoo = C.PERI_TBE_SHAMPOO,
 }
 local aliases = {
   exact_sgd = "sgd", exact_adagrad = "adagrad", exact_rowwise_adagrad = "rowwise_adagrad", exact_row_wise_adagrad = "rowwise_adagrad",

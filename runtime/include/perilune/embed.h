@@ -68,7 +68,8 @@ enum {
     PERI_TBE_LAMB = 6,                 /* LAMB: states momentum1, momentum2 [rows, cols] */
     PERI_TBE_PARTIAL_ROWWISE_LAMB = 7, /* PARTIAL_ROWWISE_LAMB: states momentum1 [rows, cols], momentum2 [rows] */
     PERI_TBE_LARS_SGD = 8,             /* LARS_SGD: state momentum1 [rows, cols] */
-    PERI_TBE_LION = 9                  /* state momentum1 [rows, cols] */
+    PERI_TBE_LION = 9,                 /* state momentum1 [rows, cols] */
+    PERI_TBE_SHAMPOO = 10              /* one-sided, over columns: state preconditioner [cols, cols]; costs cols^3 an update */
 };
 
 enum { PERI_DECAY_NONE = 0, PERI_DECAY_L2 = 1, PERI_DECAY_DECOUPLE = 2 };
@@ -126,8 +127,8 @@ typedef struct peri_tbe_config {
     int32_t reserved;
 } peri_tbe_config;
 
-/** FBGEMM's defaults of an optimizer: learning rate 0.01, eps 1e-8, beta1 0.9, beta2 0.999 (Lion: 0.99, its paper's), eta 0.001, momentum
- *  0.9, no decay; what it does not know is 0. PERI_EINVAL for an unknown kind. */
+/** FBGEMM's defaults of an optimizer: learning rate 0.01, eps 1e-8 (Shampoo: 1e-4), beta1 0.9, beta2 0.999 (Lion: 0.99, its paper's), eta
+ *  0.001, momentum 0.9, no decay; what it does not know is 0. PERI_EINVAL for an unknown kind. */
 PERI_API peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out);
 /** Allocate and initialise the tables. @out new. */
 PERI_API peri_status peri_tbe_new(const peri_tbe_config *config, peri_tbe **out);
