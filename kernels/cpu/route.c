@@ -193,6 +193,32 @@ static void cpu_route_spread(const void *args, int64_t begin, int64_t end)
     }
 }
 
+/** memcpy past the caches: what is written is as large as they are, and reading its lines first would be for nothing. */
+static void cpu_copy_past(char *restrict to, const char *restrict from, int64_t bytes)
+{
+    int64_t head = (int64_t)(-(uintptr_t)to & 31);
+    head = head < bytes ? head : bytes;
+    memcpy(to, from, (size_t)head);
+    int64_t i = head;
+    for (; i + 128 <= bytes; i += 128)
+        for (int k = 0; k < 128; k += 32) _mm256_stream_si256((__m256i *)(to + i + k), _mm256_loadu_si256((const __m256i *)(from + i + k)));
+    memcpy(to + i, from + i, (size_t)(bytes - i));
+}
+
+static void cpu_route_place(const void *args, int64_t begin, int64_t end)
+{
+    enum { LARGE = 64 << 10 };
+    const peri_k_route_place_args *a = args;
+    for (int64_t i = begin; i < end; i++) {
+        const peri_k_run *r = &a->runs[i];
+        const char *from = (const char *)(r->own ? a->own : a->received) + r->from * a->width;
+        char *to = (char *)a->dst + r->to * a->width;
+        if (r->n * a->width >= LARGE) cpu_copy_past(to, from, r->n * a->width);
+        else if (r->n > 0) memcpy(to, from, (size_t)(r->n * a->width));
+    }
+    _mm_sfence();
+}
+
 #define K_CPU_ROUTE                                                                                                                   \
     [PERI_K_route_count] = cpu_route_count, [PERI_K_route_pack] = cpu_route_pack, [PERI_K_route_combine] = cpu_route_combine,     \
-    [PERI_K_route_spread] = cpu_route_spread,
+    [PERI_K_route_spread] = cpu_route_spread, [PERI_K_route_place] = cpu_route_place,

@@ -225,6 +225,25 @@ describe("KJTAllToAll", function()
     end
   end)
 
+  --- Runs of more than 64 KiB are placed past the caches.
+  worlds.each("moves many ids at once", function(world, device, n)
+    local rank, keys, splits, count = world.rank_number, key_names(n), {}, 10000
+    for r = 1, n do splits[r] = 1 end
+    local a2a = dist.KJTAllToAll(world, splits)
+    for case = 1, 3 do
+      local function odd_of(of) return case == 1 and -1 or (case == 2 and of == n - 1 or case == 3) and -2 ^ 40 - of or 2 ^ 31 - 1 end
+      local values = peri.full({ n * count }, rank, "i64", device)
+      for k = 0, n - 1 do values:slice(1, k * count + 77, k * count + 78):fill(odd_of(rank)) end
+      local kjt = KJT { keys = keys, values = values, lengths = peri.full({ n * 10 }, count / 10, "i32", device) }
+      local got = a2a(kjt):wait():wait():values()
+      assert.same({ n * count }, got:shape())
+      for of = 0, n - 1 do
+        assert.equal(odd_of(of), got:item(of * count + 77))
+        for _, i in ipairs { 0, 76, 78, count - 1 } do assert.equal(of, got:item(of * count + i)) end
+      end
+    end
+  end)
+
   worlds.each("A1: unequal batches", function(world, device)
     local rank = world.rank_number
     local input = rank == 0 and KJT.from_lists { keys = { "A", "B", "C" }, { { 1, 2 }, { 3 } }, { { 4 }, {} }, { { 5 }, { 6, 7 } },
