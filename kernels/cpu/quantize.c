@@ -200,22 +200,22 @@ QROWS void cpu_quantize_run(const peri_k_rows_args *a, int64_t begin, int64_t en
     }
 }
 
-QROWS void cpu_quantize_dtype(const peri_k_rows_args *a, int64_t begin, int64_t end, int32_t dtype)
+/** Anything, decided as it goes: numbers of 16 bits. */
+static __attribute__((noinline)) void cpu_quantize_any(const peri_k_rows_args *a, int64_t begin, int64_t end)
 {
-    if (a->exponent_bits) cpu_quantize_run(a, begin, end, dtype, 0, 8);
-    else if (!a->half) cpu_quantize_run(a, begin, end, dtype, 1, 8);
-    else if (a->bits == 8) cpu_quantize_run(a, begin, end, dtype, 2, 8);
-    else if (a->bits == 4) cpu_quantize_run(a, begin, end, dtype, 2, 4);
-    else cpu_quantize_run(a, begin, end, dtype, 2, 2);
+    cpu_quantize_run(a, begin, end, a->dtype, a->exponent_bits ? 0 : a->half ? 2 : 1, a->bits);
 }
 
 static void cpu_rows_quantize(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_rows_args *a = args;
     if (a->cols == 0) ref_rows_quantize(args, begin, end);
-    else if (a->dtype == PERI_F32) cpu_quantize_dtype(a, begin, end, PERI_F32);
-    else if (a->dtype == PERI_F16) cpu_quantize_dtype(a, begin, end, PERI_F16);
-    else cpu_quantize_dtype(a, begin, end, PERI_BF16);
+    else if (a->dtype != PERI_F32) cpu_quantize_any(a, begin, end);
+    else if (a->exponent_bits) cpu_quantize_run(a, begin, end, PERI_F32, 0, 8);
+    else if (!a->half) cpu_quantize_run(a, begin, end, PERI_F32, 1, 8);
+    else if (a->bits == 8) cpu_quantize_run(a, begin, end, PERI_F32, 2, 8);
+    else if (a->bits == 4) cpu_quantize_run(a, begin, end, PERI_F32, 2, 4);
+    else cpu_quantize_run(a, begin, end, PERI_F32, 2, 2);
 }
 
 /* -- back ------------------------------------------------------------------------------------------------------------------------ */
@@ -261,20 +261,19 @@ QROWS void cpu_restore_run(const peri_k_rows_args *a, int64_t begin, int64_t end
     }
 }
 
-QROWS void cpu_restore_dtype(const peri_k_rows_args *a, int64_t begin, int64_t end, int32_t dtype)
+static __attribute__((noinline)) void cpu_restore_any(const peri_k_rows_args *a, int64_t begin, int64_t end)
 {
-    if (a->exponent_bits) cpu_restore_run(a, begin, end, dtype, 0, 8);
-    else if (a->bits == 8) cpu_restore_run(a, begin, end, dtype, 1, 8);
-    else if (a->bits == 4) cpu_restore_run(a, begin, end, dtype, 2, 4);
-    else cpu_restore_run(a, begin, end, dtype, 2, 2);
+    cpu_restore_run(a, begin, end, a->dtype, a->exponent_bits ? 0 : 1, a->bits);
 }
 
 static void cpu_rows_restore(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_rows_args *a = args;
-    if (a->dtype == PERI_F32) cpu_restore_dtype(a, begin, end, PERI_F32);
-    else if (a->dtype == PERI_F16) cpu_restore_dtype(a, begin, end, PERI_F16);
-    else cpu_restore_dtype(a, begin, end, PERI_BF16);
+    if (a->dtype != PERI_F32) cpu_restore_any(a, begin, end);
+    else if (a->exponent_bits) cpu_restore_run(a, begin, end, PERI_F32, 0, 8);
+    else if (a->bits == 8) cpu_restore_run(a, begin, end, PERI_F32, 1, 8);
+    else if (a->bits == 4) cpu_restore_run(a, begin, end, PERI_F32, 1, 4);
+    else cpu_restore_run(a, begin, end, PERI_F32, 1, 2);
 }
 
 #define K_CPU_QUANTIZE [PERI_K_rows_quantize] = cpu_rows_quantize, [PERI_K_rows_restore] = cpu_rows_restore,
