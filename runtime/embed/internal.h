@@ -9,6 +9,7 @@
 #include "../tensor/internal.h"
 
 #include <perilune/embed.h>
+#include <perilune/quantize.h>
 
 /* -- checks ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -124,6 +125,15 @@ struct peri_tbe {
     peri__tier *tier; /* tables in files: `layout` and the flat tensors are of slots, tables[].config of rows. NULL: in memory */
 };
 
+/** What an optimizer keeps and knows. */
+typedef struct peri__optimizer_kind {
+    const char *name;
+    bool full1, row1, full2, row2, eps, betas, lars, decay, decay_mode;
+} peri__optimizer_kind;
+
+/** @kind is one of PERI_TBE_*. */
+const peri__optimizer_kind *peri__optimizer_kind_of(int32_t kind);
+
 /** A table batch without optimizer whose weights are @flat (retained), where table t's rows lie one behind the other, without padding. */
 peri_status peri__tbe_over(const peri_tbe_config *config, peri_tensor *flat, peri_tbe **out);
 /** How many tensors of the size of the weights a table batch has. */
@@ -134,9 +144,8 @@ int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_P
 bool peri__tbe_bytes(int32_t dtype);
 /** Elements (PERI_ROWS_*: bytes) from row to row. */
 int64_t peri__tbe_stride(int32_t dtype, int64_t cols);
-/** peri_tbe_read and peri_tbe_write of rows of bytes as numbers. */
-peri_status peri__tbe_read_numbers(peri_tbe *tbe, int64_t table, const char *name, int64_t row, peri_tensor *dst);
-peri_status peri__tbe_write_numbers(peri_tbe *tbe, int64_t table, const char *name, int64_t row, const peri_tensor *src);
+/** How one of PERI_ROWS_* stores numbers. */
+peri_row_format peri__tbe_row_format(int32_t dtype);
 /** Begin a call: the current stream waits for the calls before. */
 peri_status peri__tbe_enter(peri_tbe *tbe);
 /** End it. */
@@ -165,6 +174,15 @@ peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe);
 /** Hyperparameters for the kernels at step @iteration. */
 peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration);
 
+/** Check gradients on the host. @grad_weights: or NULL. */
+peri_status peri__tbe_gradient_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *input, const peri_tensor *grad,
+                                     const peri_tensor *grad_weights);
+/** Gradients of the ids' weights: from the rows as they are, so before the update. */
+peri_status peri__tbe_weight_gradient(peri_tbe *tbe, const peri_tbe_input *input, const peri_k_tbe_stream *stream, peri_tensor *grad,
+                                      peri_tensor *grad_weights);
+/** Sum gradients by row and hand them to the optimizer, or, with @dense or @sparse, store them there. */
+peri_status peri__tbe_update(peri_tbe *tbe, const peri_tbe_input *input, peri_k_tbe_stream *stream, peri_tensor *grad, peri_tensor *dense,
+                             const peri_tbe_sparse *sparse);
 /** peri_tbe_backward on checked arguments, with ids that are rows of the flat tensors. */
 peri_status peri__tbe_backward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad, peri_tensor *grad_weights);
 
@@ -192,6 +210,8 @@ void peri__tier_free(peri__tier *tier);
 /** The public functions, for tables in files. Arguments are checked. */
 peri_status peri__tier_forward(const char *function, peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *out);
 peri_status peri__tier_backward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad, peri_tensor *grad_weights);
+peri_status peri__tier_prefetch(const char *function, peri_tbe *tbe, const peri_tbe_input *input);
+peri_status peri__tier_flush(peri_tbe *tbe);
 peri_status peri__tier_read(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, peri_tensor *dst);
 peri_status peri__tier_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src);
 int64_t peri__tier_bad_ids(const peri__tier *tier);

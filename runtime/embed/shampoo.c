@@ -4,13 +4,6 @@
  */
 #include "internal.h"
 
-int64_t peri__tbe_squares(const peri_tbe *tbe, int64_t table)
-{
-    int64_t n = 0;
-    for (int64_t t = 0; t < table; t++) n += tbe->layout[t].cols * tbe->layout[t].cols;
-    return n;
-}
-
 /** The steps after the sums: statistics, roots, rows. */
 static peri_status steps(peri_tbe *tbe, const peri_tbe_sparse *rows)
 {

@@ -1,46 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe.c: making table batches, their weights and states. Lookups are in lookup.c, updates in update.c.
+ * tbe.c: making table batches, their weights and states, in memory and in files.
  */
 #include "internal.h"
 
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
-
-/* The public constants are the kernels'. */
-_Static_assert((int)PERI_TBE_NONE == (int)PERI_K_OPTIM_NONE && (int)PERI_TBE_SGD == (int)PERI_K_OPTIM_SGD &&
-                   (int)PERI_TBE_ADAGRAD == (int)PERI_K_OPTIM_ADAGRAD && (int)PERI_TBE_ADAM == (int)PERI_K_OPTIM_ADAM &&
-                   (int)PERI_TBE_ROWWISE_ADAGRAD == (int)PERI_K_OPTIM_ROWWISE_ADAGRAD &&
-                   (int)PERI_TBE_PARTIAL_ROWWISE_ADAM == (int)PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM &&
-                   (int)PERI_TBE_LAMB == (int)PERI_K_OPTIM_LAMB && (int)PERI_TBE_LARS_SGD == (int)PERI_K_OPTIM_LARS_SGD &&
-                   (int)PERI_TBE_PARTIAL_ROWWISE_LAMB == (int)PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB &&
-                   (int)PERI_TBE_LION == (int)PERI_K_OPTIM_LION && (int)PERI_TBE_SHAMPOO == (int)PERI_K_OPTIM_SHAMPOO,
-               "optimizers");
-_Static_assert((int)PERI_DECAY_L2 == (int)PERI_K_DECAY_L2 && (int)PERI_DECAY_DECOUPLE == (int)PERI_K_DECAY_DECOUPLE, "decay modes");
-_Static_assert((int)PERI_POOLING_MEAN == (int)PERI_K_POOLING_MEAN && (int)PERI_POOLING_NONE == (int)PERI_K_POOLING_NONE, "poolings");
-
-/** What each optimizer keeps and knows. */
-typedef struct optimizer_kind {
-    const char *name;
-    bool full1, row1, full2, row2, eps, betas, lars, decay, decay_mode;
-} optimizer_kind;
-
-static const optimizer_kind kinds[PERI_K_OPTIM_COUNT] = {
-    [PERI_TBE_NONE] = {.name = "none"},
-    [PERI_TBE_SGD] = {.name = "sgd", .decay = true, .decay_mode = true},
-    [PERI_TBE_ADAGRAD] = {.name = "adagrad", .full1 = true, .eps = true, .decay = true, .decay_mode = true},
-    [PERI_TBE_ROWWISE_ADAGRAD] = {.name = "rowwise_adagrad", .row1 = true, .eps = true, .decay = true, .decay_mode = true},
-    [PERI_TBE_ADAM] = {.name = "adam", .full1 = true, .full2 = true, .eps = true, .betas = true, .decay = true},
-    [PERI_TBE_PARTIAL_ROWWISE_ADAM] =
-        {.name = "partial_rowwise_adam", .full1 = true, .row2 = true, .eps = true, .betas = true, .decay = true},
-    [PERI_TBE_LAMB] = {.name = "lamb", .full1 = true, .full2 = true, .eps = true, .betas = true, .decay = true},
-    [PERI_TBE_PARTIAL_ROWWISE_LAMB] =
-        {.name = "partial_rowwise_lamb", .full1 = true, .row2 = true, .eps = true, .betas = true, .decay = true},
-    [PERI_TBE_LARS_SGD] = {.name = "lars_sgd", .full1 = true, .lars = true, .decay = true},
-    [PERI_TBE_SHAMPOO] = {.name = "shampoo", .eps = true, .decay = true, .decay_mode = true},
-    [PERI_TBE_LION] = {.name = "lion", .full1 = true, .betas = true, .decay = true},
-};
 
 enum { TABLE_ALIGNMENT = 16, GRAIN = 1 << 14 };
 
@@ -50,7 +16,7 @@ peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out)
 {
     if (kind < 0 || kind >= PERI_K_OPTIM_COUNT)
         return peri__fail(PERI_EINVAL, "peri_tbe_optimizer_default: kind %d, allowed: 0..%d", kind, PERI_K_OPTIM_COUNT - 1);
-    const optimizer_kind *k = &kinds[kind];
+    const peri__optimizer_kind *k = peri__optimizer_kind_of(kind);
     *out = (peri_tbe_optimizer){.kind = kind,
                                 .learning_rate = kind == PERI_TBE_NONE ? 0 : 0.01,
                                 .eps = kind == PERI_TBE_SHAMPOO ? 1e-4 : k->eps ? 1e-8 : 0,
@@ -72,7 +38,7 @@ static peri_status check_optimizer(const peri_tbe_optimizer *o)
 {
     if (o->kind < 0 || o->kind >= PERI_K_OPTIM_COUNT)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer kind %d, allowed: 0..%d", o->kind, PERI_K_OPTIM_COUNT - 1);
-    const optimizer_kind *k = &kinds[o->kind];
+    const peri__optimizer_kind *k = peri__optimizer_kind_of(o->kind);
     const char *any = "finite numbers >= 0", *fraction = "0 <= number < 1";
     PERI_TRY(check_number("learning_rate", o->learning_rate, o->kind != PERI_TBE_NONE, 0, INFINITY, any, k->name));
     PERI_TRY(check_number("eps", o->eps, k->eps, 0, INFINITY, any, k->name));
@@ -272,7 +238,7 @@ peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
     peri_status status = shell_new(c, slots, TABLE_ALIGNMENT, &tbe);
     peri__free(slots);
     PERI_TRY(status);
-    const optimizer_kind *k = &kinds[c->optimizer.kind];
+    const peri__optimizer_kind *k = peri__optimizer_kind_of(c->optimizer.kind);
     bool bytes = peri__tbe_bytes(tbe->dtype);
     PERI_TRY_GOTO(flat_tensor(tbe, bytes ? PERI_U8 : tbe->dtype, tbe->total_elements, bytes, &tbe->weight), out);
     for (int64_t i = 0; i < tbe->n_tables && !c->caches; i++) PERI_TRY_GOTO(initialise(tbe, i, c->seed), out);
@@ -331,54 +297,7 @@ void peri_tbe_release(peri_tbe *tbe)
     peri__free(tbe);
 }
 
-/* -- calls and workspaces ---------------------------------------------------------------------------------------------------------- */
-
-peri_status peri__tbe_enter(peri_tbe *tbe) { return peri_stream_wait(peri_stream_current(tbe->device), tbe->done); }
-peri_status peri__tbe_leave(peri_tbe *tbe) { return peri_event_record(tbe->done, peri_stream_current(tbe->device)); }
-
-void peri__tbe_forget(peri_tbe *tbe, peri_tensor **tensor)
-{
-    if (!*tensor) return;
-    /* Memory is freed in the order of the stream that was current when it was made, which may not be the one that used it last. */
-    peri_stream *home = (*tensor)->storage->home;
-    const peri_device_vtab *vtab = tbe->device->vtab;
-    if (tbe->done) (void)vtab->stream_wait(tbe->device->ctx, home->ctx, tbe->done->ctx);
-    peri_tensor_release(*tensor);
-    *tensor = NULL;
-}
-
-peri_status peri__tbe_workspace(peri_tbe *tbe, int32_t which, int32_t dtype, int64_t count, void **out)
-{
-    peri_tensor **t = &tbe->workspace[which];
-    if (!*t || peri__numel(*t) < count || (*t)->dtype != dtype) {
-        int64_t more = *t ? peri__max(count, peri__numel(*t) + peri__numel(*t) / 4) : count;
-        peri_tensor *fresh;
-        PERI_TRY(flat_tensor(tbe, dtype, more, false, &fresh));
-        peri__tbe_forget(tbe, t);
-        *t = fresh;
-    }
-    *out = peri__data(*t);
-    return PERI_OK;
-}
-
 /* -- state ----------------------------------------------------------------------------------------------------------------------- */
-
-double peri__tbe_copies(const peri_tbe_optimizer *o) { return 1.0 + kinds[o->kind].full1 + kinds[o->kind].full2; }
-
-int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_PARTS])
-{
-    const optimizer_kind *k = &kinds[tbe->optimizer.kind];
-    const struct {
-        peri_tensor *flat;
-        bool row;
-    } all[] = {{tbe->weight, false}, {tbe->momentum1, k->row1}, {tbe->momentum2, k->row2}, {tbe->row_counter, true}};
-    int32_t n = 0;
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i].flat)
-            part[n++] = (peri_k_cache_part){
-                .base = peri__data(all[i].flat), .bytes = (int32_t)peri_dtype_size(all[i].flat->dtype), .row = all[i].row};
-    return n;
-}
 
 /** The place of state @name among the optimizer's; PERI_ENOTFOUND lists them. */
 static peri_status state_index(const char *function, const peri_tbe *tbe, int64_t table, const char *name, int32_t *out)
@@ -392,15 +311,6 @@ static peri_status state_index(const char *function, const peri_tbe *tbe, int64_
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", peri_tbe_state_name(tbe, i));
     }
     return peri__fail(PERI_ENOTFOUND, "%s: table '%s' has no state '%.60s'; it has: %s", function, tbe->tables[table].name, name, known);
-}
-
-const char *peri_tbe_state_name(const peri_tbe *tbe, int32_t i)
-{
-    const char *names[] = {"weight", tbe->momentum1 ? "momentum1" : NULL, tbe->momentum2 ? "momentum2" : NULL,
-                           tbe->row_counter ? "row_counter" : NULL, tbe->preconditioner ? "preconditioner" : NULL};
-    for (size_t n = 0; n < sizeof names / sizeof *names; n++)
-        if (names[n] && i-- == 0) return names[n];
-    return NULL;
 }
 
 static peri_status check_table_index(const char *function, const peri_tbe *tbe, int64_t table)
@@ -430,7 +340,7 @@ static peri_status state_view(const char *function, peri_tbe *tbe, int64_t table
         return peri__fail(PERI_EUNSUPPORTED, "%s: the rows of table '%s' are in a file, so there is no view of them; read and write rows",
                           function, tbe->tables[table].name);
     PERI_TRY(peri__tbe_enter(tbe));
-    const optimizer_kind *k = &kinds[tbe->optimizer.kind];
+    const peri__optimizer_kind *k = peri__optimizer_kind_of(tbe->optimizer.kind);
     if (counter || (first && k->row1) || (second && k->row2))
         return peri__tensor_view(flat, 1, &t->rows, NULL, t->first_row, out);
     int64_t cols = peri__tbe_bytes(tbe->dtype) ? t->stride : t->cols;
@@ -463,7 +373,7 @@ peri_status peri_tbe_leaf(peri_tbe *tbe, int64_t table, peri_tensor **out)
     PERI_TRY(check_table_index("peri_tbe_leaf", tbe, table));
     if (tbe->optimizer.kind != PERI_TBE_NONE)
         return peri__fail(PERI_EINVAL, "peri_tbe_leaf: table '%s' is trained by its fused optimizer %s, it has no leaf",
-                          tbe->tables[table].name, kinds[tbe->optimizer.kind].name);
+                          tbe->tables[table].name, peri__optimizer_kind_of(tbe->optimizer.kind)->name);
     if (tbe->dtype != PERI_F32)
         return peri__fail(PERI_EINVAL, "peri_tbe_leaf: table '%s' is %s; leaves, whose gradients are f32, are f32",
                           tbe->tables[table].name, peri_dtype_name(tbe->weight->dtype));
@@ -502,6 +412,35 @@ static peri_status rows_view(const char *function, peri_tbe *tbe, int64_t table,
     return status;
 }
 
+/** @t is rows of @table's numbers. */
+static peri_status check_numbers(const char *function, const peri_tbe *tbe, int64_t table, const peri_tensor *t)
+{
+    char text[128];
+    if (table < 0 || table >= tbe->n_tables)
+        return peri__fail(PERI_ERANGE, "%s: table %lld, allowed: 0..%lld", function, (long long)table, (long long)tbe->n_tables - 1);
+    int64_t cols = tbe->layout[table].cols;
+    if (t->ndim == 2 && t->shape[1] == cols) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: %s for rows of table '%s', which has %lld columns (or, as u8, %lld bytes a row)", function,
+                      peri__tensor_text(t, text, sizeof text), tbe->tables[table].name, (long long)cols,
+                      (long long)tbe->layout[table].stride);
+}
+
+static peri_status read_numbers(peri_tbe *tbe, int64_t table, const char *name, int64_t row, peri_tensor *dst)
+{
+    PERI_TRY(check_numbers("peri_tbe_read", tbe, table, dst));
+    const peri_row_format format = peri__tbe_row_format(tbe->dtype);
+    peri_tensor *bytes = NULL, *numbers = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_U8, 2, (int64_t[]){dst->shape[0], tbe->layout[table].stride}, &bytes), out);
+    PERI_TRY_GOTO(peri_tbe_read(tbe, table, name, row, bytes), out);
+    PERI_TRY_GOTO(peri_quantize_restore(bytes, &format, dst->shape[1], PERI_F32, &numbers), out);
+    status = peri_tensor_copy(dst, numbers);
+out:
+    peri_tensor_release(bytes);
+    peri_tensor_release(numbers);
+    return status;
+}
+
 peri_status peri_tbe_read(peri_tbe *tbe, int64_t table, const char *name, int64_t row, peri_tensor *dst)
 {
     peri_tensor *view;
@@ -511,11 +450,27 @@ peri_status peri_tbe_read(peri_tbe *tbe, int64_t table, const char *name, int64_
         PERI_TRY(state_index("peri_tbe_read", tbe, table, name, &part));
         return peri__tier_read(tbe, table, part, row, dst);
     }
-    if (peri__tbe_bytes(tbe->dtype) && dst && dst->dtype != PERI_U8) return peri__tbe_read_numbers(tbe, table, name, row, dst);
+    if (peri__tbe_bytes(tbe->dtype) && dst && dst->dtype != PERI_U8) return read_numbers(tbe, table, name, row, dst);
     PERI_TRY(rows_view("peri_tbe_read", tbe, table, name, row, dst, &view));
     peri_status status = peri_tensor_copy(dst, view);
     if (status >= 0) status = peri__tbe_leave(tbe);
     peri_tensor_release(view);
+    return status;
+}
+
+static peri_status write_numbers(peri_tbe *tbe, int64_t table, const char *name, int64_t row, const peri_tensor *src)
+{
+    PERI_TRY(check_numbers("peri_tbe_write", tbe, table, src));
+    const peri_row_format format = peri__tbe_row_format(tbe->dtype);
+    peri_tensor *bytes = NULL, *numbers = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_F32, 2, src->shape, &numbers), out);
+    PERI_TRY_GOTO(peri_tensor_copy(numbers, src), out);
+    PERI_TRY_GOTO(peri_quantize_rows(numbers, &format, NULL, &bytes), out);
+    status = peri_tbe_write(tbe, table, name, row, bytes);
+out:
+    peri_tensor_release(bytes);
+    peri_tensor_release(numbers);
     return status;
 }
 
@@ -528,7 +483,7 @@ peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64
         PERI_TRY(state_index("peri_tbe_write", tbe, table, name, &part));
         return peri__tier_write(tbe, table, part, row, src);
     }
-    if (peri__tbe_bytes(tbe->dtype) && src && src->dtype != PERI_U8) return peri__tbe_write_numbers(tbe, table, name, row, src);
+    if (peri__tbe_bytes(tbe->dtype) && src && src->dtype != PERI_U8) return write_numbers(tbe, table, name, row, src);
     PERI_TRY(rows_view("peri_tbe_write", tbe, table, name, row, src, &view));
     peri_status status = peri_tensor_copy(view, src);
     if (status >= 0) status = peri__tbe_leave(tbe);

@@ -38,8 +38,6 @@ static peri__ticket *oldest(peri__tier *tier, int32_t state)
     return found;
 }
 
-static uint8_t *flags_of(const peri__tier *tier, int32_t table, int32_t slot) { return &tier->tables[table].cache->slot[slot].flags; }
-
 /** Give everything back that the ticket holds; rows that have not arrived are dropped. */
 static void forget(peri__tier *tier, peri__ticket *t)
 {
@@ -70,16 +68,6 @@ void peri__tier_release(peri__tier *tier, peri__ticket *t)
     /* What is under way belongs to the cache, also when this batch does not come. A failure shows when somebody asks for the row again. */
     if (!t->filled) (void)peri__ticket_fill(tier, t);
     forget(tier, t);
-}
-
-peri_status peri__ticket_fill(peri__tier *tier, peri__ticket *t)
-{
-    if (t->filled) return PERI_OK;
-    PERI_TRY(peri__records_arrive(tier, &t->in));
-    PERI_TRY(peri__records_fill(tier, &t->in));
-    for (int64_t i = 0; i < t->in.n; i++) *flags_of(tier, t->in.moves[i].table, t->in.moves[i].slot) &= (uint8_t)~PERI__SLOT_FILLING;
-    t->filled = true;
-    return PERI_OK;
 }
 
 /** A ticket for @in that holds nothing yet. */
@@ -369,7 +357,7 @@ static peri_status take_slots(peri__tier *tier, peri__ticket *t, bool prefetch)
         }
         w->slot = (int32_t)peri__cache_take(table->cache, w->row, &w->victim, &w->flags);
         t->in.moves[t->in.n++] = (peri_k_cache_move){.row = w->row, .table = w->table, .slot = w->slot};
-        if (prefetch) *flags_of(tier, w->table, w->slot) |= PERI__SLOT_FETCHED;
+        if (prefetch) *peri__tier_flags(tier, w->table, w->slot) |= PERI__SLOT_FETCHED;
         if (w->flags & PERI__SLOT_DIRTY)
             t->out.moves[t->out.n++] = (peri_k_cache_move){.row = w->victim, .table = w->table, .slot = w->slot};
     }
@@ -478,7 +466,7 @@ static peri_status arrive(const char *function, peri__tier *tier, peri__ticket *
     if (!t->depends) return PERI_OK;
     PERI_TRY(peri__tier_arrive(tier));
     for (int64_t i = 0; i < t->n_pins; i++)
-        if (*flags_of(tier, t->pins[i].table, t->pins[i].slot) & PERI__SLOT_FILLING)
+        if (*peri__tier_flags(tier, t->pins[i].table, t->pins[i].slot) & PERI__SLOT_FILLING)
             return peri__fail(PERI_EIO, "%s: a row of table '%s' that an earlier prefetch should have brought could not be read", function,
                               tier->tbe->tables[t->pins[i].table].name);
     t->depends = false;
@@ -498,7 +486,7 @@ static void count(peri__tier *tier, const peri__ticket *t, bool again, bool pref
     for (int64_t i = 0; i < t->n_pins + t->n_wants; i++) {
         bool pin = i < t->n_pins;
         int32_t table = pin ? t->pins[i].table : t->wants[i - t->n_pins].table, slot = pin ? t->pins[i].slot : t->wants[i - t->n_pins].slot;
-        uint8_t *flags = flags_of(tier, table, slot);
+        uint8_t *flags = peri__tier_flags(tier, table, slot);
         if (*flags & PERI__SLOT_FETCHED) tier->tables[table].stats.prefetch_hits++;
         *flags &= (uint8_t)~PERI__SLOT_FETCHED;
     }
@@ -625,7 +613,7 @@ peri_status peri__tier_begin(const char *function, peri__tier *tier, const peri_
     return PERI_OK;
 }
 
-/* -- the public functions ---------------------------------------------------------------------------------------------------------- */
+/* -- the public functions, for tables in files ----------------------------------------------------------------------------------- */
 
 peri_status peri__tier_forward(const char *function, peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)
 {
@@ -672,8 +660,9 @@ peri_status peri__tier_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_te
     peri_status status = PERI_OK;
     int64_t n = peri__numel(t->mapped);
     if (grad_weights && t->layers > 1) PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_F32, 1, &n, &parts), out);
-    for (int64_t i = 0; i < t->n_pins; i++) *flags_of(tier, t->pins[i].table, t->pins[i].slot) |= PERI__SLOT_DIRTY;
-    for (int64_t i = 0; i < t->n_wants; i++) *flags_of(tier, t->wants[i].table, t->wants[i].slot) |= PERI__SLOT_DIRTY;
+    for (int64_t i = 0; i < t->n_pins; i++) *peri__tier_flags(tier, t->pins[i].table, t->pins[i].slot) |= PERI__SLOT_DIRTY;
+    for (int64_t i = 0; i < t->n_wants; i++)
+        *peri__tier_flags(tier, t->wants[i].table, t->wants[i].slot) |= PERI__SLOT_DIRTY;
     tier->dirty = tier->dirty || t->n_pins || t->n_wants;
     PERI_TRY_GOTO(peri__tbe_backward(tbe, &inner, grad, parts ? parts : grad_weights), out);
     if (parts) status = sum_layers(parts, t->layers, grad_weights);
@@ -684,12 +673,10 @@ out:
     return status;
 }
 
-peri_status peri_tbe_prefetch(peri_tbe *tbe, const peri_tbe_input *in)
+peri_status peri__tier_prefetch(const char *function, peri_tbe *tbe, const peri_tbe_input *in)
 {
-    static const char *const function = "peri_tbe_prefetch";
-    PERI_TRY(peri__tbe_input_check(function, tbe, in));
     peri__tier *tier = tbe->tier;
-    if (!tier || find(tier, in, PERI__TICKET_PREFETCHED)) return PERI_OK;
+    if (find(tier, in, PERI__TICKET_PREFETCHED)) return PERI_OK;
     peri__ticket *t;
     PERI_TRY(resolve(function, tier, in, true, &t));
     t->state = PERI__TICKET_PREFETCHED;

@@ -110,6 +110,12 @@ void peri__tier_release(peri__tier *tier, peri__ticket *ticket);
 
 /* tier_rows.c: moving records */
 
+/** The flags of a slot. */
+static inline uint8_t *peri__tier_flags(const peri__tier *tier, int32_t table, int32_t slot)
+{
+    return &tier->tables[table].cache->slot[slot].flags;
+}
+
 /** Room for @n records that start with @bytes in all. Keeps nothing of the old content. */
 peri_status peri__records_reserve(peri__tier *tier, peri__records *stage, int64_t n, int64_t bytes);
 void peri__records_fini(peri__tier *tier, peri__records *stage);

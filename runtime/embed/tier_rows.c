@@ -293,6 +293,17 @@ peri_status peri__tier_settle(peri__tier *tier)
     return peri__records_written(tier, &tier->spare);
 }
 
+peri_status peri__ticket_fill(peri__tier *tier, peri__ticket *t)
+{
+    if (t->filled) return PERI_OK;
+    PERI_TRY(peri__records_arrive(tier, &t->in));
+    PERI_TRY(peri__records_fill(tier, &t->in));
+    for (int64_t i = 0; i < t->in.n; i++)
+        *peri__tier_flags(tier, t->in.moves[i].table, t->in.moves[i].slot) &= (uint8_t)~PERI__SLOT_FILLING;
+    t->filled = true;
+    return PERI_OK;
+}
+
 peri_status peri__tier_arrive(peri__tier *tier)
 {
     for (int i = 0; i < PERI__TICKETS; i++)
@@ -329,10 +340,9 @@ static peri_status write_back(peri__tier *tier, int32_t table, int64_t row, int6
     return PERI_OK;
 }
 
-peri_status peri_tbe_flush(peri_tbe *tbe)
+peri_status peri__tier_flush(peri_tbe *tbe)
 {
     peri__tier *tier = tbe->tier;
-    if (!tier) return PERI_OK;
     PERI_TRY(peri__tier_settle(tier));
     for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(write_back(tier, t, 0, tier->tables[t].cache->rows));
     for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(peri__row_file_mark(tier->tables[t].file, true, tbe->iteration));

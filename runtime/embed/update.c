@@ -146,8 +146,8 @@ peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration)
                                   .iteration = (uint64_t)iteration};
 }
 
-static peri_status check_gradient(const char *function, const peri_tbe *tbe, const peri_tbe_input *in, const peri_tensor *grad,
-                                  const peri_tensor *grad_weights)
+peri_status peri__tbe_gradient_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *in, const peri_tensor *grad,
+                                     const peri_tensor *grad_weights)
 {
     char text[128];
     PERI_TRY(peri__check_tensor(function, "the gradient", grad, PERI_F32, -1));
@@ -165,9 +165,8 @@ static peri_status check_gradient(const char *function, const peri_tbe *tbe, con
     return PERI_OK;
 }
 
-/** Gradients of the ids' weights: from the rows as they are, so before the update. */
-static peri_status weight_gradient(peri_tbe *tbe, const peri_tbe_input *in, const peri_k_tbe_stream *stream, peri_tensor *grad,
-                                   peri_tensor *grad_weights)
+peri_status peri__tbe_weight_gradient(peri_tbe *tbe, const peri_tbe_input *in, const peri_k_tbe_stream *stream, peri_tensor *grad,
+                                      peri_tensor *grad_weights)
 {
     peri_k_tbe_weight_gradient_args args = {.stream = *stream,
                                             .weight = peri__data(tbe->weight),
@@ -209,9 +208,8 @@ static peri_status sparse_args(peri_tbe *tbe, const peri_tbe_sparse *sparse, per
     return PERI_LAUNCH(tbe->device, tbe_runs, &runs, 1, 1);
 }
 
-/** Sum gradients by row and hand them to the optimizer, or, with @dense or @sparse, store them there. */
-static peri_status update(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe_stream *stream, peri_tensor *grad, peri_tensor *dense,
-                          const peri_tbe_sparse *sparse)
+peri_status peri__tbe_update(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe_stream *stream, peri_tensor *grad, peri_tensor *dense,
+                             const peri_tbe_sparse *sparse)
 {
     sort_plan plan = {0};
     int64_t grain;
@@ -240,46 +238,12 @@ static peri_status update(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe_st
     return PERI_LAUNCH(tbe->device, tbe_run_tables, &tables, tbe->n_tables, 1);
 }
 
-peri_status peri_tbe_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights)
-{
-    PERI_TRY(peri__tbe_input_check("peri_tbe_backward", tbe, in));
-    PERI_TRY(check_gradient("peri_tbe_backward", tbe, in, grad, grad_weights));
-    if (tbe->accumulate) {
-        peri_k_tbe_stream stream;
-        if (!grad_weights) return peri__tbe_keep(tbe, in, grad);
-        PERI_TRY(peri__tbe_enter(tbe));
-        PERI_TRY(peri__tbe_stream(tbe, in, false, &stream));
-        PERI_TRY(weight_gradient(tbe, in, &stream, grad, grad_weights));
-        PERI_TRY(peri__tbe_leave(tbe));
-        return peri__tbe_keep(tbe, in, grad);
-    }
-    return tbe->tier ? peri__tier_backward(tbe, in, grad, grad_weights) : peri__tbe_backward(tbe, in, grad, grad_weights);
-}
-
-peri_status peri__tbe_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights)
-{
-    peri_k_tbe_stream stream;
-    PERI_TRY(peri__tbe_enter(tbe));
-    PERI_TRY(peri__tbe_stream(tbe, in, false, &stream));
-    if (grad_weights) PERI_TRY(weight_gradient(tbe, in, &stream, grad, grad_weights));
-    if (tbe->optimizer.kind == PERI_TBE_NONE) return peri__tbe_leave(tbe);
-    tbe->iteration++;
-    bool shampoo = tbe->optimizer.kind == PERI_TBE_SHAMPOO;
-    peri_status status = shampoo ? peri__tbe_shampoo(tbe, in, grad) : update(tbe, in, &stream, grad, NULL, NULL);
-    if (status < 0) {
-        tbe->iteration--;
-        return status;
-    }
-    tbe->updates++;
-    return peri__tbe_leave(tbe);
-}
-
 /* -- dense gradients ------------------------------------------------------------------------------------------------------------- */
 
 peri_status peri_tbe_gradient(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights, peri_tensor **out)
 {
     PERI_TRY(peri__tbe_input_check("peri_tbe_gradient", tbe, in));
-    PERI_TRY(check_gradient("peri_tbe_gradient", tbe, in, grad, grad_weights));
+    PERI_TRY(peri__tbe_gradient_check("peri_tbe_gradient", tbe, in, grad, grad_weights));
     if (tbe->tier) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient: tables in files have no dense gradients");
     int64_t n = tbe->total_elements + tbe->total_rows;
     peri_tensor *dense;
@@ -288,8 +252,8 @@ peri_status peri_tbe_gradient(peri_tbe *tbe, const peri_tbe_input *in, peri_tens
     peri_status status;
     PERI_TRY_GOTO(peri__tbe_enter(tbe), out);
     PERI_TRY_GOTO(peri__tbe_stream(tbe, in, false, &stream), out);
-    if (grad_weights) PERI_TRY_GOTO(weight_gradient(tbe, in, &stream, grad, grad_weights), out);
-    PERI_TRY_GOTO(update(tbe, in, &stream, grad, dense, NULL), out);
+    if (grad_weights) PERI_TRY_GOTO(peri__tbe_weight_gradient(tbe, in, &stream, grad, grad_weights), out);
+    PERI_TRY_GOTO(peri__tbe_update(tbe, in, &stream, grad, dense, NULL), out);
     status = peri__tbe_leave(tbe);
 out:
     if (status < 0) peri_tensor_release(dense);
@@ -301,7 +265,7 @@ peri_status peri_tbe_gradient_sparse(peri_tbe *tbe, const peri_tbe_input *in, pe
                                      peri_tbe_sparse *out)
 {
     PERI_TRY(peri__tbe_input_check("peri_tbe_gradient_sparse", tbe, in));
-    PERI_TRY(check_gradient("peri_tbe_gradient_sparse", tbe, in, grad, grad_weights));
+    PERI_TRY(peri__tbe_gradient_check("peri_tbe_gradient_sparse", tbe, in, grad, grad_weights));
     if (tbe->tier) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient_sparse: tables in files update with every backward pass");
     int64_t most = peri__min(peri__numel(in->ids) * in->blocks->multiplicity, tbe->total_rows), n = tbe->n_tables + 1;
     peri_tbe_sparse s = {0};
@@ -312,8 +276,8 @@ peri_status peri_tbe_gradient_sparse(peri_tbe *tbe, const peri_tbe_input *in, pe
     PERI_TRY_GOTO(peri_tensor_full(tbe->device, PERI_I64, 1, &n, 0, &s.first), out);
     PERI_TRY_GOTO(peri__tbe_enter(tbe), out);
     PERI_TRY_GOTO(peri__tbe_stream(tbe, in, false, &stream), out);
-    if (grad_weights) PERI_TRY_GOTO(weight_gradient(tbe, in, &stream, grad, grad_weights), out);
-    PERI_TRY_GOTO(update(tbe, in, &stream, grad, NULL, &s), out);
+    if (grad_weights) PERI_TRY_GOTO(peri__tbe_weight_gradient(tbe, in, &stream, grad, grad_weights), out);
+    PERI_TRY_GOTO(peri__tbe_update(tbe, in, &stream, grad, NULL, &s), out);
     status = peri__tbe_leave(tbe);
 out:
     if (status >= 0) {

@@ -72,6 +72,56 @@ local function c_includes(ctx)
   return complaints
 end
 
+-- Inside these folders calls between files go one way: no file is reached from itself.
+local one_way = { "base", "sparse", "embed", "shard", "io" }
+
+local function calls_between(ctx, paths) -- path -> list of the paths that it calls, by the names of their functions
+  local home, text, calls = {}, {}, {}
+  for _, path in ipairs(paths) do
+    text[path] = ("\n" .. ctx.read(path)):gsub("/%*.-%*/", "")
+    for name in text[path]:gmatch "\n[%w_][%w_ %*]-(peri_[%w_]+)%b()%s*{" do home[name] = path end
+  end
+  for _, path in ipairs(paths) do
+    local seen = {}
+    calls[path] = {}
+    for name in text[path]:gmatch "(peri_[%w_]+)%(" do
+      local to = home[name]
+      if to and to ~= path and not seen[to] then
+        seen[to] = true
+        table.insert(calls[path], to)
+      end
+    end
+  end
+  return calls
+end
+
+local function way_back(calls, from) -- the last step of a way from @from back to it, or nil
+  local seen, open = {}, { from }
+  while #open > 0 do
+    local at = table.remove(open)
+    for _, to in ipairs(calls[at]) do
+      if to == from then return at end
+      if not seen[to] then
+        seen[to] = true
+        open[#open + 1] = to
+      end
+    end
+  end
+end
+
+local function c_calls(ctx)
+  local complaints = {}
+  for _, folder in ipairs(one_way) do
+    local paths = ctx.files("runtime/" .. folder, "c")
+    local calls = calls_between(ctx, paths)
+    for _, path in ipairs(paths) do
+      local last = way_back(calls, path)
+      if last then complaints[#complaints + 1] = ("%s calls files that call it, the last of them %s"):format(path, last) end
+    end
+  end
+  return complaints
+end
+
 -- Lua: the first name after "perilune.".
 local rank = {
   util = 0, cdef = 0, launcher = 0, ffi = 1, progress = 2, tensor = 2, jagged = 3, nn = 4, dist = 4, data = 4, sparse = 4.5, embed = 5,
@@ -100,4 +150,5 @@ local function lua_requires(ctx)
   return complaints
 end
 
-return { { "C includes follow the layers", c_includes }, { "Lua requires follow the layers", lua_requires } }
+return { { "C includes follow the layers", c_includes }, { "C calls between files go one way", c_calls },
+  { "Lua requires follow the layers", lua_requires } }

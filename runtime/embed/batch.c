@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * batch.c: what every part of a table batch stands on: what optimizers keep, the order of calls, workspaces.
+ */
+#include "internal.h"
+
+/* The public constants are the kernels'. */
+_Static_assert((int)PERI_TBE_NONE == (int)PERI_K_OPTIM_NONE && (int)PERI_TBE_SGD == (int)PERI_K_OPTIM_SGD &&
+                   (int)PERI_TBE_ADAGRAD == (int)PERI_K_OPTIM_ADAGRAD && (int)PERI_TBE_ADAM == (int)PERI_K_OPTIM_ADAM &&
+                   (int)PERI_TBE_ROWWISE_ADAGRAD == (int)PERI_K_OPTIM_ROWWISE_ADAGRAD &&
+                   (int)PERI_TBE_PARTIAL_ROWWISE_ADAM == (int)PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM &&
+                   (int)PERI_TBE_LAMB == (int)PERI_K_OPTIM_LAMB && (int)PERI_TBE_LARS_SGD == (int)PERI_K_OPTIM_LARS_SGD &&
+                   (int)PERI_TBE_PARTIAL_ROWWISE_LAMB == (int)PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB &&
+                   (int)PERI_TBE_LION == (int)PERI_K_OPTIM_LION && (int)PERI_TBE_SHAMPOO == (int)PERI_K_OPTIM_SHAMPOO,
+               "optimizers");
+_Static_assert((int)PERI_DECAY_L2 == (int)PERI_K_DECAY_L2 && (int)PERI_DECAY_DECOUPLE == (int)PERI_K_DECAY_DECOUPLE, "decay modes");
+_Static_assert((int)PERI_POOLING_MEAN == (int)PERI_K_POOLING_MEAN && (int)PERI_POOLING_NONE == (int)PERI_K_POOLING_NONE, "poolings");
+
+static const peri__optimizer_kind kinds[PERI_K_OPTIM_COUNT] = {
+    [PERI_TBE_NONE] = {.name = "none"},
+    [PERI_TBE_SGD] = {.name = "sgd", .decay = true, .decay_mode = true},
+    [PERI_TBE_ADAGRAD] = {.name = "adagrad", .full1 = true, .eps = true, .decay = true, .decay_mode = true},
+    [PERI_TBE_ROWWISE_ADAGRAD] = {.name = "rowwise_adagrad", .row1 = true, .eps = true, .decay = true, .decay_mode = true},
+    [PERI_TBE_ADAM] = {.name = "adam", .full1 = true, .full2 = true, .eps = true, .betas = true, .decay = true},
+    [PERI_TBE_PARTIAL_ROWWISE_ADAM] =
+        {.name = "partial_rowwise_adam", .full1 = true, .row2 = true, .eps = true, .betas = true, .decay = true},
+    [PERI_TBE_LAMB] = {.name = "lamb", .full1 = true, .full2 = true, .eps = true, .betas = true, .decay = true},
+    [PERI_TBE_PARTIAL_ROWWISE_LAMB] =
+        {.name = "partial_rowwise_lamb", .full1 = true, .row2 = true, .eps = true, .betas = true, .decay = true},
+    [PERI_TBE_LARS_SGD] = {.name = "lars_sgd", .full1 = true, .lars = true, .decay = true},
+    [PERI_TBE_SHAMPOO] = {.name = "shampoo", .eps = true, .decay = true, .decay_mode = true},
+    [PERI_TBE_LION] = {.name = "lion", .full1 = true, .betas = true, .decay = true},
+};
+
+const peri__optimizer_kind *peri__optimizer_kind_of(int32_t kind) { return &kinds[kind]; }
+
+/* -- calls and workspaces -------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__tbe_enter(peri_tbe *tbe) { return peri_stream_wait(peri_stream_current(tbe->device), tbe->done); }
+peri_status peri__tbe_leave(peri_tbe *tbe) { return peri_event_record(tbe->done, peri_stream_current(tbe->device)); }
+
+void peri__tbe_forget(peri_tbe *tbe, peri_tensor **tensor)
+{
+    if (!*tensor) return;
+    /* Memory is freed in the order of the stream that was current when it was made, which may not be the one that used it last. */
+    peri_stream *home = (*tensor)->storage->home;
+    const peri_device_vtab *vtab = tbe->device->vtab;
+    if (tbe->done) (void)vtab->stream_wait(tbe->device->ctx, home->ctx, tbe->done->ctx);
+    peri_tensor_release(*tensor);
+    *tensor = NULL;
+}
+
+peri_status peri__tbe_workspace(peri_tbe *tbe, int32_t which, int32_t dtype, int64_t count, void **out)
+{
+    peri_tensor **t = &tbe->workspace[which];
+    if (!*t || peri__numel(*t) < count || (*t)->dtype != dtype) {
+        int64_t more = *t ? peri__max(count, peri__numel(*t) + peri__numel(*t) / 4) : count;
+        peri_tensor *fresh;
+        PERI_TRY(peri_tensor_new(tbe->device, dtype, 1, &more, &fresh));
+        peri__tbe_forget(tbe, t);
+        *t = fresh;
+    }
+    *out = peri__data(*t);
+    return PERI_OK;
+}
+
+/* -- states ---------------------------------------------------------------------------------------------------------------------- */
+
+double peri__tbe_copies(const peri_tbe_optimizer *o) { return 1.0 + kinds[o->kind].full1 + kinds[o->kind].full2; }
+
+int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_PARTS])
+{
+    const peri__optimizer_kind *k = &kinds[tbe->optimizer.kind];
+    const struct {
+        peri_tensor *flat;
+        bool row;
+    } all[] = {{tbe->weight, false}, {tbe->momentum1, k->row1}, {tbe->momentum2, k->row2}, {tbe->row_counter, true}};
+    int32_t n = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].flat)
+            part[n++] = (peri_k_cache_part){
+                .base = peri__data(all[i].flat), .bytes = (int32_t)peri_dtype_size(all[i].flat->dtype), .row = all[i].row};
+    return n;
+}
+
+const char *peri_tbe_state_name(const peri_tbe *tbe, int32_t i)
+{
+    const char *names[] = {"weight", tbe->momentum1 ? "momentum1" : NULL, tbe->momentum2 ? "momentum2" : NULL,
+                           tbe->row_counter ? "row_counter" : NULL, tbe->preconditioner ? "preconditioner" : NULL};
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++)
+        if (names[n] && i-- == 0) return names[n];
+    return NULL;
+}
+
+int64_t peri__tbe_squares(const peri_tbe *tbe, int64_t table)
+{
+    int64_t n = 0;
+    for (int64_t t = 0; t < table; t++) n += tbe->layout[t].cols * tbe->layout[t].cols;
+    return n;
+}
