@@ -1,6 +1,7 @@
--- The fault matrix: what rank 1 of 3 does wrong x where x transport. Every cell ends in an error that names rank and operation, on every
--- surviving rank, within the deadline. The cells are in spec/support/fault_matrix.lua. (mpirun: none: it starts its own)
--- deadline: 180 s
+-- The fault matrix: what rank 1 of 3 does wrong x where x transport, in collectives and in exchanges of KeyedJaggedTensors. Every cell ends
+-- in an error that names rank and operation, on every surviving rank, within the deadline. The cells are in spec/support/fault_matrix.lua.
+-- (mpirun: none: it starts its own)
+-- deadline: 300 s
 local sim = require "perilune.dist.sim"
 local P = require "perilune.ffi"
 local matrix = require "spec.support.fault_matrix"
@@ -8,12 +9,13 @@ local matrix = require "spec.support.fault_matrix"
 local found = io.popen("command -v mpirun"):read "*l"
 local RANKS, DEADLINE = 3, 1
 
-local function on_sim(device, fault, place)
+local function on_sim(script, device, fault, place)
   local function act()
     if fault == "dies" then error("killed", 0) end
     for _ = 1, 50 do coroutine.yield() end
   end
-  local _, errors = sim.run(RANKS, function(_, world) matrix.run(world, fault, place, device, act) end, { device = device, catch = true })
+  local function body(_, world) matrix.run(script, world, fault, place, device, act) end
+  local _, errors = sim.run(RANKS, body, { device = device, catch = true })
   for rank = 0, RANKS - 1 do
     local wrong = not (rank == 1 and fault == "dies") and matrix.judge(fault, rank, errors[rank + 1])
     assert.is_nil(wrong or nil, ("rank %d: %s"):format(rank, tostring(wrong)))
@@ -21,11 +23,11 @@ local function on_sim(device, fault, place)
 end
 
 --- Run cells of one fault in one mpirun (each in a group of its own; a death needs a run of its own): results by place and rank.
-local function mpirun(fault, places)
+local function mpirun(script, fault, places)
   local results, log = {}, {}
   local pipe = assert(io.popen(("LUA_PATH='%s' OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PERI_NUM_THREADS=1 timeout 60 "
-    .. "mpirun --oversubscribe --mca orte_enable_recovery 1 -n %d luajit spec/support/fault_matrix.lua %s %s %g 2>&1"):format(package.path,
-    RANKS, fault, places, DEADLINE)))
+    .. "mpirun --oversubscribe --mca orte_enable_recovery 1 -n %d luajit spec/support/fault_matrix.lua %s '%s' %s %g 2>&1"):format(
+    package.path, RANKS, script, fault, places, DEADLINE)))
   for line in pipe:lines() do
     local place, rank, seconds, name, message = line:match "^([%d.]+)|(%d+)|([%d.]+)|(%w+)|(.*)$"
     if place then
@@ -58,21 +60,28 @@ describe("the fault matrix", function()
   setup(function() P.C.peri_log_level_set(P.C.PERI_LOG_ERROR) end)
   teardown(function() P.C.peri_log_level_set(P.C.PERI_LOG_WARN) end)
 
-  for _, fault in ipairs(matrix.faults) do
-    for _, place in ipairs(matrix.places) do
+  local function cells(name, script, fault)
+    for _, place in ipairs(script.places) do
       for _, device in ipairs { "cpu", "opaque" } do
-        it(("sim, %s: rank 1, %s: %s"):format(device, matrix.place_names[place], fault), function() on_sim(device, fault, place) end)
+        it(("sim, %s: %s: rank 1, %s: %s"):format(device, name, script.place_names[place], fault), function()
+          on_sim(name, device, fault, place)
+        end)
       end
     end
 
     local together, log
-    for _, place in ipairs(matrix.places) do
-      it(("mpi: rank 1, %s: %s"):format(matrix.place_names[place], fault), function()
+    for _, place in ipairs(script.places) do
+      it(("mpi: %s: rank 1, %s: %s"):format(name, script.place_names[place], fault), function()
         if not found then return pending "Open MPI was not found" end
-        if fault == "dies" then local results, text = mpirun(fault, tostring(place)) return on_mpi(results, text, fault, place) end
-        if not together then together, log = mpirun(fault, table.concat(matrix.places, ",")) end
+        if fault == "dies" then local results, text = mpirun(name, fault, tostring(place)) return on_mpi(results, text, fault, place) end
+        if not together then together, log = mpirun(name, fault, table.concat(script.places, ",")) end
         on_mpi(together, log, fault, place)
       end)
     end
+  end
+
+  for _, name in ipairs(matrix.order) do
+    local script = matrix.scripts[name]
+    for _, fault in ipairs(script.faults) do cells(name, script, fault) end
   end
 end)

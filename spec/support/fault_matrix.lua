@@ -1,25 +1,24 @@
--- fault_matrix.lua: what rank 1 can do wrong, and where, in a script of three exchanges like those of a training step: splits, keys'
--- hash as tag; values (large enough to be copied between processes); gradients; then a barrier. spec/dist/fault_matrix_spec.lua runs each
--- cell on each transport; as a script this file runs cells under mpirun:
---   luajit spec/support/fault_matrix.lua FAULT PLACE[,PLACE...] DEADLINE     prints "PLACE|rank|seconds|error name|message" lines
+-- fault_matrix.lua: what rank 1 can do wrong, and where, in two scripts of a training step's exchanges. spec/dist/fault_matrix_spec.lua
+-- runs each cell on each transport; as a script this file runs cells under mpirun:
+--   luajit spec/support/fault_matrix.lua SCRIPT FAULT PLACE[,PLACE...] DEADLINE    prints "PLACE|rank|seconds|error name|message" lines
 local peri = require "perilune"
 local P = require "perilune.ffi"
 local C = P.C
-
-local M = {}
-
-M.faults = { "dies", "late", "operation", "dtype", "splits", "keys" }
---- Before phase k: k; in it (posted, not waited for): k + 0.5; 4 is after the last one.
-M.places = { 1, 1.5, 2, 2.5, 3, 3.5, 4 }
-M.place_names = { [1] = "before the splits", [1.5] = "in the splits", [2] = "before the values", [2.5] = "in the values",
-  [3] = "before the gradients", [3.5] = "in the gradients", [4] = "after the gradients" }
 
 local MANY, KEYS, OTHER_KEYS = 6000, 0xabc, 0xcba
 
 local function ones(n, dtype, device) return peri.ones({ n }, dtype or "f32", device) end
 
---- Post phase k, in the form that the fault gives it (nil: the right one).
-local function post(group, k, fault, device)
+--- A script: `phases` (names), `faults`, and post(group, k, fault, device), which posts phase k in the form that the fault gives it (nil:
+--- the right one); a phase without a call of its own (`follows`) is what the phase before results in.
+local collectives = {
+  faults = { "dies", "late", "operation", "dtype", "splits", "keys" },
+  phases = { "splits", "values", "gradients", "barrier" },
+  follows = {},
+}
+
+--- Splits, keys' hash as tag; values (large enough to be copied between processes); gradients; then a barrier.
+function collectives.post(group, k, fault, device)
   local n = group.world_size
   if fault == "operation" then
     if k == 4 then return group:all_reduce(ones(3, "f32", device)) end
@@ -42,23 +41,74 @@ local function post(group, k, fault, device)
   return group:barrier(fault == "keys" and OTHER_KEYS or 0)
 end
 
---- One rank's part of a cell. `act(fault)` does what a rank does that dies or is late.
-function M.run(group, fault, place, device, act)
-  local odd, works = group.rank_number == 1, {}
-  local acts = fault == "dies" or fault == "late"
-  for k = 1, 4 do
-    if odd and acts and place == k then act(fault) end
-    works[k] = works[k] or post(group, k, odd and not acts and place == k and fault or nil, device)
-    if odd and place == k + 0.5 then
-      if acts then act(fault) else works[k + 1] = post(group, k + 1, fault, device) end
+--- KJTAllToAll of two batches, with weights: an equal batch, then one that differs between keys; then a barrier. The tensors of a batch
+--- follow its sizes by themselves: what goes wrong before or in them is the call after them, posted while they travel.
+local kjt = {
+  faults = { "dies", "late", "operation", "dtype", "dtype of weights", "no weights", "splits", "keys", "kind of batch" },
+  phases = { "sizes", "tensors", "second sizes", "second tensors", "barrier" },
+  follows = { [2] = true, [4] = true },
+}
+
+local function batch(fault, variable, device)
+  local rows, bag = 16, 300
+  local function strides() return { { rows }, { rows }, { rows - 5 }, { rows } } end
+  if fault == "kind of batch" then variable = not variable end
+  local bags = variable and 4 * rows - 5 or 4 * rows
+  local weights
+  if fault ~= "no weights" then weights = ones(bags * bag, fault == "dtype of weights" and "f64" or "f32", device) end
+  return peri.KeyedJaggedTensor {
+    keys = fault == "keys" and { "a", "c", "b", "d" } or { "a", "b", "c", "d" }, weights = weights,
+    values = peri.full({ bags * bag }, 7, fault == "dtype" and "i32" or "i64", device),
+    lengths = peri.full({ bags }, bag, "i32", device), stride_per_key_per_rank = variable and strides() or nil,
+  }
+end
+
+function kjt.post(group, k, fault, device)
+  if fault == "operation" then
+    if k == 5 then return group:all_reduce(ones(3, "f32", device)) end
+    return group:all_to_all(ones(group.world_size, "i64", device))
+  end
+  if k == 5 and not fault then return group:barrier() end
+  return peri.dist.KJTAllToAll(group, fault == "splits" and { 2, 1, 1 } or { 1, 2, 1 })(batch(fault, k == 3, device))
+end
+
+local M = { scripts = { collectives = collectives, kjt = kjt }, order = { "collectives", "kjt" } }
+
+--- Before phase k: k; in it (posted, not waited for): k + 0.5; the last one is waited for at once.
+for _, name in ipairs(M.order) do
+  local script = M.scripts[name]
+  script.places, script.place_names = {}, {}
+  for k, phase in ipairs(script.phases) do
+    for place = k, k < #script.phases and k + 0.5 or k, 0.5 do
+      script.places[#script.places + 1] = place
+      script.place_names[place] = ("%s the %s"):format(place == k and "before" or "in", phase)
     end
-    works[k]:wait()
+  end
+end
+
+--- One rank's part of a cell. `act(fault)` does what a rank does that dies or is late.
+function M.run(name, group, fault, place, device, act)
+  local script = M.scripts[name]
+  local odd, works, result = group.rank_number == 1, {}, nil
+  local acts = fault == "dies" or fault == "late"
+  for k = 1, #script.phases do
+    if odd and acts and place == k then act(fault) end
+    local wrong = odd and not acts and fault or nil
+    if script.follows[k] then works[k] = result
+    else works[k] = works[k] or script.post(group, k, place == k and wrong or nil, device) end
+    if script.follows[k] and wrong and place == k then works[k + 1] = script.post(group, k + 1, wrong, device) end
+    if odd and place == k + 0.5 then
+      if script.follows[k] then works[k]:test() end
+      local next_call = script.follows[k + 1] and k + 2 or k + 1
+      if acts then act(fault) else works[next_call] = script.post(group, next_call, wrong, device) end
+    end
+    result = works[k]:wait()
   end
 end
 
 --- What is wrong with the end of a surviving rank (err: its error or nil), or nil.
 function M.judge(fault, rank, err)
-  if not err then return rank == 1 and fault == "late" and nil or "no error" end
+  if not err then return "no error" end
   local allowed = {
     dies = { EPEER = true }, late = { ETIMEOUT = true, EPEER = true, EABORTED = true },
   }
@@ -68,13 +118,13 @@ function M.judge(fault, rank, err)
   if not message:match "rank %d" or not message:match "operation %d" then return "an error that names no rank or operation: " .. message end
   if fault ~= "late" and not message:match "rank 1" then return "an error that does not name rank 1: " .. message end
   if not allowed[fault] and not message:match "disagree" and not message:match "expects" then
-    return "an error that does not say who disagrees: " .. message
+    return ("an error that does not tell rank %d who disagrees: %s"):format(rank, message)
   end
 end
 
 -- -- under mpirun ---------------------------------------------------------------------------------------------------------------------
 
-local function main(fault, places, deadline)
+local function main(script, fault, places, deadline)
   C.peri_log_level_set(C.PERI_LOG_ERROR)
   local world = peri.init { timeout = 20 }
   local ranks = {}
@@ -88,7 +138,7 @@ local function main(fault, places, deadline)
     group:timeout(deadline)
     group:barrier():wait()
     local start = tonumber(C.peri_time_ns())
-    local ok, err = pcall(M.run, group, fault, tonumber(text), "cpu", act)
+    local ok, err = pcall(M.run, script, group, fault, tonumber(text), "cpu", act)
     io.stdout:write(("%s|%d|%.2f|%s|%s\n"):format(text, world.rank_number, (tonumber(C.peri_time_ns()) - start) * 1e-9, ok and "ok" or
       err.name or "Lua", ok and "" or tostring(err):gsub("\n.*", "")))
     io.stdout:flush()
@@ -96,6 +146,6 @@ local function main(fault, places, deadline)
   os.exit(0, true)
 end
 
-if arg and arg[0] and arg[0]:match "fault_matrix%.lua$" then main(arg[1], arg[2], tonumber(arg[3])) end
+if arg and arg[0] and arg[0]:match "fault_matrix%.lua$" then main(arg[1], arg[2], arg[3], tonumber(arg[4])) end
 
 return M

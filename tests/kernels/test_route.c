@@ -272,6 +272,107 @@ static void test_adjoint(void **unused)
     assert_true(left == right && left != 0);
 }
 
+/* -- runs of rows ------------------------------------------------------------------------------------------------------------------ */
+
+enum { MOST_RUNS = 40, PLACE_AREA = 1 << 20, PLACE_GUARD = 64 };
+
+/** Rows of a run: none, one, odd, or with @width past the size from which copies go past the caches (64 KiB). */
+static int64_t rows_of_run(int64_t width)
+{
+    int64_t large = (64 << 10) / width;
+    int64_t sizes[] = {0, 1, 2 * below(50) + 1, below(300), large - 1, large, large + 1 + below(100), large + 31};
+    return sizes[below(below(4) ? 4 : 8)];
+}
+
+/** Runs that cover [0, sum of n) of dst in random order; returns that sum. Sources begin anywhere. */
+static int64_t make_runs(peri_k_run *runs, int64_t n, int64_t width)
+{
+    int64_t order[MOST_RUNS], to = 0;
+    for (int64_t i = 0; i < n; i++) order[i] = i;
+    for (int64_t i = n - 1; i > 0; i--) {
+        int64_t k = below(i + 1), kept = order[i];
+        order[i] = order[k];
+        order[k] = kept;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        int64_t rows = rows_of_run(width);
+        if ((to + rows) * width > PLACE_AREA) rows = 0;
+        runs[order[i]] = (peri_k_run){.to = to, .from = below(PLACE_AREA / width - rows + 1), .n = rows, .own = below(2)};
+        to += rows;
+    }
+    return to;
+}
+
+static void test_place(void **unused)
+{
+    (void)unused;
+    static const int64_t widths[] = {1, 2, 4, 8, 12, 16, 48};
+    static unsigned char source[2][PLACE_AREA + 32], want[PLACE_AREA + 2 * PLACE_GUARD], got[PLACE_AREA + 2 * PLACE_GUARD];
+    peri_k_run runs[MOST_RUNS];
+    int64_t large = 0;
+    state = 3;
+    for (int k = 0; k < 2; k++)
+        for (size_t i = 0; i < sizeof source[k]; i++) source[k][i] = (unsigned char)below(256);
+    for (int round = 0; round < 250; round++) {
+        state = 31 + (uint64_t)round * 7907;
+        int64_t width = widths[round % 7], n = round < 7 ? 0 : below(MOST_RUNS + 1);
+        int64_t rows = make_runs(runs, n, width), shift = round % 3 ? below(32) : 0; /* bytes off the alignment of the arrays */
+        const unsigned char *received = source[0] + below(32), *own = source[1] + below(32);
+        memset(want, 0xa5, (size_t)(rows * width + 2 * PLACE_GUARD));
+        for (int64_t i = 0; i < n; i++) {
+            large += runs[i].n * width >= 64 << 10;
+            memcpy(want + shift + runs[i].to * width, (runs[i].own ? own : received) + runs[i].from * width, (size_t)(runs[i].n * width));
+        }
+        for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+            const peri_kernels *k = peri_kernels_isa(isas[i]);
+            if (!k) continue;
+            memset(got, 0xa5, (size_t)(rows * width + 2 * PLACE_GUARD));
+            peri_k_route_place_args place = {.dst = got + shift, .received = received, .own = own, .runs = runs, .width = width};
+            run(k->fn[PERI_K_route_place], &place, n);
+            if (memcmp(want, got, (size_t)(rows * width + 2 * PLACE_GUARD)) != 0)
+                fail_msg("place of %s is wrong in round %d: %lld rows of %lld bytes", isas[i], round, (long long)rows, (long long)width);
+        }
+    }
+    assert_true(large > 50);
+}
+
+/** Totals and the factors of means, against their definitions. */
+static void test_numbers(void **unused)
+{
+    (void)unused;
+    enum { MOST = 70001 };
+    static const int64_t sizes[] = {0, 1, 2, 7, 64, 1001, MOST};
+    static int64_t positions[MOST + 1], at[MOST], totals[MOST + GUARD];
+    static float scale[MOST + GUARD];
+    state = 9;
+    for (int64_t i = 0; i < MOST; i++) positions[i + 1] = positions[i] + (below(4) ? below(5) : below(3000));
+    for (int64_t i = 0; i < MOST; i++) at[i] = below(MOST + 1);
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        int64_t n = sizes[s], shift = n < MOST ? 1 : 0;
+        for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+            const peri_kernels *k = peri_kernels_isa(isas[i]);
+            if (!k) continue;
+            memset(totals, 0x5a, sizeof totals);
+            memset(scale, 0x5a, sizeof scale);
+            peri_k_route_totals_args sum = {.totals = totals + shift, .positions = positions, .at = at};
+            run(k->fn[PERI_K_route_totals], &sum, n);
+            peri_k_route_mean_args mean = {.scale = scale + shift, .offsets = positions};
+            run(k->fn[PERI_K_route_mean], &mean, n);
+            for (int64_t e = 0; e < n; e++) {
+                int64_t ids = positions[e + 1] - positions[e];
+                assert_int_equal(totals[shift + e], positions[at[e]]);
+                assert_true(scale[shift + e] == 1.0f / (float)(ids > 1 ? ids : 1));
+            }
+            int64_t untouched;
+            float untouched_scale;
+            memset(&untouched, 0x5a, sizeof untouched);
+            memset(&untouched_scale, 0x5a, sizeof untouched_scale);
+            assert_int_equal(totals[shift + n], untouched);
+            assert_true(scale[shift + n] == untouched_scale);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -279,6 +380,8 @@ int main(void)
         cmocka_unit_test(test_ref),
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_adjoint),
+        cmocka_unit_test(test_place),
+        cmocka_unit_test(test_numbers),
     };
     return cmocka_run_group_tests_name("route kernels", tests, NULL, NULL);
 }
