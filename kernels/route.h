@@ -87,7 +87,8 @@ typedef struct peri_k_output {
     int64_t first_bag;     /* of the feature in the input, for `scale` */
     int64_t inverse;       /* first entry in `inverse` (variable batch), -1: output row b is bag b */
     int64_t scaled;        /* 1: multiply by scale[first_bag + bag] (mean pooling) */
-    double divisor;        /* of the gradient (spread only) */
+    double divisor;        /* of the gradient (spread only) of pieces of this rank */
+    double sent_divisor;   /* of pieces of other ranks */
 } peri_k_output;
 
 /** Where a piece lies: elements from the start of the received buffer, or of this rank's own. Row j is at offset + j * cols. */
@@ -109,7 +110,7 @@ typedef struct peri_k_route_combine_args {
 } peri_k_route_combine_args;
 
 /** The adjoint: piece[bag][c] = sum over rows b with bag(b) = bag, ascending, of scale * grad[b][column + c] / divisor (f32), for every
- *  piece of every output. range: outputs. */
+ *  piece of every output; / sent_divisor for a piece that is not own. range: outputs. */
 typedef struct peri_k_route_spread_args {
     const float *grad;
     int64_t stride, rows; /* of grad */

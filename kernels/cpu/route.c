@@ -176,17 +176,19 @@ static void cpu_route_spread(const void *args, int64_t begin, int64_t end)
         }
         for (int64_t b = 0; b < a->rows; b++) {
             const float *from = a->grad + b * a->stride + out->column;
-            k_vec scale = k_set(out->scaled ? a->scale[out->first_bag + b] : 1), divisor = k_set((float)out->divisor);
+            k_vec scale = k_set(out->scaled ? a->scale[out->first_bag + b] : 1);
+            k_vec divisor = k_set((float)out->divisor), sent_divisor = k_set((float)out->sent_divisor);
             for (int64_t c = 0; c < cols; c += K_LANES) {
                 int64_t left = cols - c;
                 k_vec g = left >= K_LANES ? k_load(from + c) : k_load_part(from + c, left);
                 if (out->scaled) g *= scale;
-                g /= divisor;
+                k_vec mine = g / divisor, sent = g / sent_divisor;
                 for (int64_t k = 0; k < out->n_pieces; k++) {
                     const peri_k_piece *piece = &a->pieces[out->first_piece + k];
                     float *to = (piece->own ? a->own : a->sent) + piece->offset + b * cols + c;
-                    if (left >= K_LANES) k_store(to, g);
-                    else k_store_part(to, g, left);
+                    k_vec x = piece->own ? mine : sent;
+                    if (left >= K_LANES) k_store(to, x);
+                    else k_store_part(to, x, left);
                 }
             }
         }

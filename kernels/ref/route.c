@@ -105,14 +105,14 @@ static void ref_route_spread(const void *args, int64_t begin, int64_t end)
         const peri_k_output *out = &a->outputs[o];
         for (int64_t k = 0; k < out->n_pieces; k++) {
             const peri_k_piece *piece = &a->pieces[out->first_piece + k];
-            float *to = (piece->own ? a->own : a->sent) + piece->offset;
+            float *to = (piece->own ? a->own : a->sent) + piece->offset, divisor = (float)(piece->own ? out->divisor : out->sent_divisor);
             if (out->inverse >= 0) memset(to, 0, sizeof *to * (size_t)(a->bags[o] * out->cols));
             for (int64_t b = 0; b < a->rows; b++) {
                 int64_t bag = out->inverse >= 0 ? a->inverse[out->inverse + b] : b;
                 for (int64_t c = 0; c < out->cols; c++) {
                     float g = a->grad[b * a->stride + out->column + c];
                     if (out->scaled) g *= a->scale[out->first_bag + bag];
-                    g /= (float)out->divisor;
+                    g /= divisor;
                     if (out->inverse >= 0) to[bag * out->cols + c] += g;
                     else to[bag * out->cols + c] = g;
                 }

@@ -24,7 +24,8 @@ local arguments = {
   group = util.optional,           -- the ranks; default: the world
   device = util.optional,
   bucket_bytes = 25 * 1024 * 1024, -- of gradients that are averaged together
-  gradient_division = true,        -- see ShardedEmbeddingBagCollection
+  gradient_division = util.optional,     -- see ShardedEmbeddingBagCollection
+  qcomm_codecs_registry = util.optional, -- likewise; the dense part travels as it is
   init_data_parallel = true,       -- start from rank 0's dense parameters
 }
 
@@ -78,6 +79,7 @@ function DistributedModelParallel:init(args)
     local sharded = shard.ShardedEmbeddingBagCollection {
       tables = c.module:embedding_bag_configs(), plan = plan:get_plan_for_module(c.path), group = group, device = a.device,
       fused_params = c.module.fused_params or nil, is_weighted = c.module:is_weighted(), gradient_division = a.gradient_division,
+      qcomm_codecs_registry = a.qcomm_codecs_registry,
       seed = c.module.seed or nil, name = c.path,
     }
     sharded:copy_from(c.module)

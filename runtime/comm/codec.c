@@ -2,10 +2,8 @@
  *
  * codec.c: codecs of messages: formats and their parameters, and messages cut into splits.
  */
-#include "../tensor/internal.h"
 #include "../tensor/jagged_internal.h"
-
-#include <perilune/codec.h>
+#include "internal.h"
 
 #include <math.h>
 
@@ -203,26 +201,33 @@ static peri_status fill_args(peri_codec_context *c, peri_device *device, peri_k_
 
 static int64_t grain_of(const peri_codec_context *c) { return peri__max(1, GRAIN / block_of(c->codec)); }
 
-/** A message that stays as it is. */
-static peri_status same(peri_tensor *from, int64_t n, peri_tensor **out)
+/** Between @x (f32) and @wire, one way or the other. */
+static peri_status code(peri_codec_context *c, const char *f, peri_tensor *x, peri_tensor *wire, bool encode)
 {
-    PERI_TRY(peri_tensor_new(peri__device(from), PERI_F32, 1, &n, out));
-    peri_status status = peri__copy(peri__device(from), peri__data(*out), peri__data(from), 4 * n, PERI_COPY_D2D);
-    if (status < 0) peri_tensor_release(*out);
-    return status;
+    peri_k_codec_args args;
+    peri_device *device = peri__device(x);
+    PERI_TRY(check_message(f, x, PERI_F32, c->numbers));
+    PERI_TRY(check_message(f, wire, peri_codec_wire_dtype(c->codec), c->wire));
+    if (c->codec->config.format == PERI_CODEC_NONE)
+        return peri__copy(device, peri__data(encode ? wire : x), peri__data(encode ? x : wire), 4 * c->numbers, PERI_COPY_D2D);
+    PERI_TRY(fill_args(c, device, &args));
+    args.wire = peri__data(wire);
+    args.x = peri__data(x);
+    if (encode) return PERI_LAUNCH(device, codec_encode, &args, c->blocks, grain_of(c));
+    return PERI_LAUNCH(device, codec_decode, &args, c->blocks, grain_of(c));
+}
+
+peri_status peri__codec_decode_to(peri_codec_context *context, peri_tensor *wire, peri_tensor *x)
+{
+    return code(context, "peri_codec_decode", x, wire, false);
 }
 
 peri_status peri_codec_encode(peri_codec_context *context, peri_tensor *x, peri_tensor **out)
 {
-    PERI_TRY(check_message("peri_codec_encode", x, PERI_F32, context->numbers));
-    if (context->codec->config.format == PERI_CODEC_NONE) return same(x, context->numbers, out);
-    peri_k_codec_args args;
     peri_tensor *wire;
-    PERI_TRY(fill_args(context, peri__device(x), &args));
+    PERI_TRY(check_message("peri_codec_encode", x, PERI_F32, context->numbers));
     PERI_TRY(peri_tensor_new(peri__device(x), peri_codec_wire_dtype(context->codec), 1, &context->wire, &wire));
-    args.wire = peri__data(wire);
-    args.x = peri__data(x);
-    peri_status status = PERI_LAUNCH(peri__device(x), codec_encode, &args, context->blocks, grain_of(context));
+    peri_status status = code(context, "peri_codec_encode", x, wire, true);
     if (status < 0) peri_tensor_release(wire);
     else *out = wire;
     return status;
@@ -230,15 +235,10 @@ peri_status peri_codec_encode(peri_codec_context *context, peri_tensor *x, peri_
 
 peri_status peri_codec_decode(peri_codec_context *context, peri_tensor *wire, peri_tensor **out)
 {
-    PERI_TRY(check_message("peri_codec_decode", wire, peri_codec_wire_dtype(context->codec), context->wire));
-    if (context->codec->config.format == PERI_CODEC_NONE) return same(wire, context->numbers, out);
-    peri_k_codec_args args;
     peri_tensor *x;
-    PERI_TRY(fill_args(context, peri__device(wire), &args));
+    PERI_TRY(check_message("peri_codec_decode", wire, peri_codec_wire_dtype(context->codec), context->wire));
     PERI_TRY(peri_tensor_new(peri__device(wire), PERI_F32, 1, &context->numbers, &x));
-    args.wire = peri__data(wire);
-    args.x = peri__data(x);
-    peri_status status = PERI_LAUNCH(peri__device(wire), codec_decode, &args, context->blocks, grain_of(context));
+    peri_status status = code(context, "peri_codec_decode", x, wire, false);
     if (status < 0) peri_tensor_release(x);
     else *out = x;
     return status;

@@ -14,6 +14,7 @@
 
 #include "../tensor/internal.h"
 
+#include <perilune/codec.h>
 #include <perilune/comm.h>
 
 enum { PERI_RECORD_MOST = 256, PERI_GROUP_NAME = 48, PERI_COMM_DEVICES = 8 };
@@ -104,6 +105,11 @@ peri_status peri__coll_post_host(peri_group *group, const peri_coll_op *op, void
 /** Post an operation on tensors of any device: op->send, recv are ignored, the tensors' elements are used (contiguous; NULL where the
  *  kind has none; retained until complete). Otherwise as peri__coll_post_host. */
 peri_status peri__coll_post(peri_group *group, const peri_coll_op *op, peri_tensor *send, peri_tensor *recv, peri_work **out);
+
+/* -- codecs ----------------------------------------------------------------------------------------------------------------------- */
+
+/** peri_codec_decode into @x: f32, contiguous, as many elements as the splits sum to. */
+peri_status peri__codec_decode_to(peri_codec_context *context, peri_tensor *wire, peri_tensor *x);
 
 /* -- the world of one rank ---------------------------------------------------------------------------------------------------------- */
 

@@ -12,6 +12,8 @@
 static peri_status check_config(const peri_sharded_ebc_config *c)
 {
     static const char *const f = "peri_sharded_ebc_new";
+    if (c->gradient_division < 0 || c->gradient_division > PERI_DIVISION_OFF)
+        return peri__fail(PERI_EINVAL, "%s: gradient_division %d, allowed: PERI_DIVISION_*", f, c->gradient_division);
     if (!c->group || !c->device) return peri__fail(PERI_EINVAL, "%s: a group and a device are needed", f);
     if (c->n_tables < 1 || c->n_features < 1)
         return peri__fail(PERI_EINVAL, "%s: %d tables and %d features, allowed: 1 or more", f, c->n_tables, c->n_features);
@@ -71,10 +73,36 @@ static peri_status copy_names(peri_sharded_ebc *e, const peri_sharded_ebc_config
 
 /** What gradients of a table are divided by before ranks add them up. The gradient of a replica is a mean over ranks in any case, as
  *  DistributedDataParallel makes it; a dense replica's is averaged by whoever reduces the dense part. */
-static double gradient_divisor(const peri_sharded_ebc *e, const peri_sharded_ebc_config *c, const peri_sharded_table *table)
+static double gradient_divisor(const peri_sharded_ebc *e, const peri_sharded_table *table)
 {
     if (table->sharding_type == PERI_DATA_PARALLEL) return table->compute_kernel == PERI_KERNEL_DENSE ? 1 : e->world_size;
-    return c->gradient_division ? e->world_size : 1;
+    return e->division;
+}
+
+/** Whether numbers are the same after either. */
+static bool same_codec(const peri_codec *a, const peri_codec *b)
+{
+    peri_codec_config x, y;
+    if (!a || !b) return a == b;
+    peri_codec_describe(a, &x);
+    peri_codec_describe(b, &y);
+    return x.format == y.format && x.rounding == y.rounding && x.exponent_bits == y.exponent_bits && x.exponent_bias == y.exponent_bias &&
+           x.row_dim == y.row_dim && x.loss_scale == y.loss_scale && x.seed == y.seed;
+}
+
+/** Lane 0 is for rows that are exchanged, lane 1 for rows that are exchanged and added up; one lane will do where their codecs are alike.
+ *  Returns the lane of row-wise tables. */
+static int32_t choose_lanes(peri_sharded_ebc *e, const peri_sharded_ebc_config *c)
+{
+    const peri_sharded_codecs *given[PERI__LANES] = {&c->all_to_all, &c->reduce_scatter};
+    for (int32_t lane = 0; lane < PERI__LANES; lane++)
+        for (int way = 0; way < 2; way++) {
+            peri_codec *codec = way ? given[lane]->backward : given[lane]->forward;
+            if (!codec || peri_codec_wire_dtype(codec) == PERI_F32 || e->world_size == 1) continue;
+            peri_codec_retain(codec);
+            e->lanes[lane].codec[way] = codec;
+        }
+    return same_codec(e->lanes[0].codec[0], e->lanes[1].codec[0]) && same_codec(e->lanes[0].codec[1], e->lanes[1].codec[1]) ? 0 : 1;
 }
 
 static peri_status cut_tables(peri_sharded_ebc *e, const peri_sharded_ebc_config *c)
@@ -85,19 +113,23 @@ static peri_status cut_tables(peri_sharded_ebc *e, const peri_sharded_ebc_config
     e->mean = peri__alloc_zero(sizeof *e->mean * (size_t)c->n_tables);
     e->features = peri__alloc(sizeof *e->features * (size_t)n_features);
     e->feature_key = peri__alloc(sizeof *e->feature_key * (size_t)c->n_features);
-    e->divisor = peri__alloc(sizeof *e->divisor * (size_t)c->n_tables);
+    e->divisor = peri__alloc(sizeof *e->divisor * 2 * (size_t)c->n_tables);
     e->scratch = peri__alloc(sizeof *e->scratch * 3 * (size_t)c->n_features);
     if (!e->tables || !e->mean || !e->features || !e->feature_key || !e->divisor || !e->scratch) return PERI_ENOMEM;
     e->wire_i32 = true;
+    int32_t summed = choose_lanes(e, c);
     for (int32_t t = 0; t < c->n_tables; t++) {
         const peri_sharded_table *from = &c->tables[t];
         peri__route_table *to = &e->tables[t];
         *to = (peri__route_table){.name = e->table_names[t], .rows = from->rows, .cols = from->cols, .n_features = from->n_features,
-                                  .features = e->features + at, .data_parallel = from->sharding_type == PERI_DATA_PARALLEL};
+                                  .features = e->features + at, .data_parallel = from->sharding_type == PERI_DATA_PARALLEL,
+                                  .lane = from->sharding_type == PERI_ROW_WISE ? summed : 0};
         memcpy(e->features + at, from->features, sizeof *e->features * (size_t)from->n_features);
         at += from->n_features;
         e->mean[t] = from->pooling == PERI_POOLING_MEAN;
-        e->divisor[t] = gradient_divisor(e, c, from);
+        if (!to->data_parallel) e->lanes[to->lane].used = true;
+        e->divisor[t] = gradient_divisor(e, from);
+        e->divisor[c->n_tables + t] = e->lanes[to->lane].codec[1] ? 1 : e->divisor[t];
         int32_t capacity = (int32_t)peri__max(from->n_ranks, e->world_size);
         to->shards = peri__alloc(sizeof *to->shards * (size_t)capacity);
         if (!to->shards) return PERI_ENOMEM;
@@ -112,10 +144,23 @@ static peri_status cut_tables(peri_sharded_ebc *e, const peri_sharded_ebc_config
     return PERI_OK;
 }
 
+static uint64_t hash_codec(uint64_t h, const peri_codec *codec)
+{
+    peri_codec_config c = {0};
+    if (codec) peri_codec_describe(codec, &c);
+    uint64_t scale;
+    memcpy(&scale, &c.loss_scale, sizeof scale);
+    h = peri__hash_mix(h, (uint64_t)c.format | (uint64_t)c.rounding << 8);
+    h = peri__hash_mix(h, (uint64_t)c.exponent_bits | (uint64_t)c.exponent_bias << 8);
+    return peri__hash_mix(peri__hash_mix(peri__hash_mix(h, (uint64_t)c.row_dim), scale), c.seed);
+}
+
 /** What must be equal on all ranks, in one number that travels with every exchange. */
 static uint64_t identity_of(const peri_sharded_ebc *e, const peri_sharded_ebc_config *c)
 {
-    uint64_t h = peri__hash_mix((uint64_t)e->world_size, (uint64_t)c->weighted | (uint64_t)c->gradient_division << 1);
+    uint64_t h = peri__hash_mix((uint64_t)e->world_size, (uint64_t)c->weighted | (uint64_t)e->division << 1);
+    for (int32_t lane = 0; lane < PERI__LANES; lane++)
+        for (int way = 0; way < 2; way++) h = hash_codec(h, e->lanes[lane].codec[way]);
     for (int32_t t = 0; t < c->n_tables; t++) {
         const peri_sharded_table *table = &c->tables[t];
         h = peri__hash_mix(h, peri__hash_text(table->name));
@@ -254,6 +299,8 @@ peri_status peri_sharded_ebc_new(const peri_sharded_ebc_config *c, peri_sharded_
     e->n_features = c->n_features;
     e->n_optimizers = c->n_optimizers;
     e->weighted = c->weighted;
+    bool divide = c->gradient_division ? c->gradient_division == PERI_DIVISION_ON : peri_exchange_division(c->group);
+    e->division = divide ? e->world_size : 1;
     peri_status status;
     PERI_TRY_GOTO(copy_names(e, c), out);
     PERI_TRY_GOTO(cut_tables(e, c), out);
@@ -279,6 +326,8 @@ void peri_sharded_ebc_release(peri_sharded_ebc *e)
         peri__free(e->groups[g].slots_shard);
     }
     for (int32_t t = 0; e->tables && t < e->n_tables; t++) peri__free(e->tables[t].shards);
+    for (int32_t lane = 0; lane < PERI__LANES; lane++)
+        for (int way = 0; way < 2; way++) peri_codec_release(e->lanes[lane].codec[way]);
     peri__routes_free(e->routes);
     peri__home_release(e->home);
     peri__bag_layout_release(e->layout);
@@ -366,7 +415,7 @@ peri_status peri__bag_home(peri_sharded_ebc *e, peri_kjt *kjt, peri__home **out)
     if (!h || desc.variable_stride || h->variable || h->rows != desc.stride || memcmp(h->feature_first, first, bytes) != 0 ||
         memcmp(h->feature_bags, bags, bytes) != 0) {
         PERI_TRY(peri__home_new(e->routes, e->rank, first, bags, desc.stride, desc.variable_stride ? inverse : NULL, e->mean, e->divisor,
-                                e->device, &h));
+                                e->divisor + e->n_tables, e->device, &h));
         peri__home_release(e->home);
         e->home = h;
     }
@@ -402,6 +451,19 @@ static peri_status group_blocks(const peri_sharded_ebc *e, const peri__group_of_
     return status;
 }
 
+/** What the codecs make of this batch's rows. */
+static peri_status make_contexts(const peri_sharded_ebc *e, peri__bag_layout *l)
+{
+    for (int32_t lane = 0; lane < PERI__LANES; lane++)
+        for (int way = 0; way < 2; way++)
+            for (int side = 0; side < PERI__SIDES && e->lanes[lane].codec[way]; side++) {
+                const int64_t *splits = side == PERI__HOME_SIDE ? l->home->rank_out : l->owner->source_out;
+                PERI_TRY(peri_codec_context_new(e->lanes[lane].codec[way], splits + lane * e->world_size, e->world_size,
+                                                &l->contexts[lane][way][side]));
+            }
+    return PERI_OK;
+}
+
 peri_status peri__bag_layout_new(peri_sharded_ebc *e, peri__home *home, int64_t *counts, peri__bag_layout **out)
 {
     int32_t streams = e->routes->rank_wire[e->rank + 1] - e->routes->rank_wire[e->rank];
@@ -422,6 +484,7 @@ peri_status peri__bag_layout_new(peri_sharded_ebc *e, peri__home *home, int64_t 
     peri_status status = l->blocks ? PERI_OK : PERI_ENOMEM;
     if (status >= 0) status = peri__owner_new(e->routes, e->rank, counts, home->own_out + home->replica_out, &l->owner);
     bool taken = status >= 0;
+    if (status >= 0) status = make_contexts(e, l);
     for (int32_t g = 0; g < e->n_groups && status >= 0; g++) status = group_blocks(e, &e->groups[g], home, l->owner, &l->blocks[g]);
     if (status < 0) {
         if (taken) l->owner->counts = NULL; /* still the caller's */
@@ -440,6 +503,7 @@ void peri__bag_layout_release(peri__bag_layout *l)
     if (!l || !peri__refs_drop(&l->refs)) return;
     for (int32_t g = 0; l->blocks && g < l->n_groups; g++) peri_tbe_blocks_release(l->blocks[g]);
     peri__free(l->blocks);
+    for (int32_t i = 0; i < PERI__LANES * 2 * PERI__SIDES; i++) peri_codec_context_release((&l->contexts[0][0][0])[i]);
     peri__owner_free(l->owner);
     peri__home_release(l->home);
     peri__free(l);

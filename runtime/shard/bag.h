@@ -19,6 +19,15 @@ typedef struct peri__group_of_tables {
     peri_tensor **leaves; /* n_tables, dense only: the tables' leaves */
 } peri__group_of_tables;
 
+/** How rows travel. */
+typedef struct peri__lane {
+    peri_codec *codec[2]; /* forward, backward: retained, or NULL */
+    bool used;            /* some table's rows take it */
+} peri__lane;
+
+/** A codec on what this rank gets or gives as a home of batches, and as an owner of rows. */
+enum { PERI__HOME_SIDE, PERI__OWNER_SIDE, PERI__SIDES };
+
 /** The layouts of a batch with what the table batches made of them; kept for the next batch, which is usually alike. */
 typedef struct peri__bag_layout {
     peri__refs refs;
@@ -26,6 +35,7 @@ typedef struct peri__bag_layout {
     peri__owner *owner;
     int32_t n_groups;
     peri_tbe_blocks **blocks; /* by group */
+    peri_codec_context *contexts[PERI__LANES][2][PERI__SIDES]; /* forward, backward; NULL: no codec */
 } peri__bag_layout;
 
 struct peri_sharded_ebc {
@@ -39,7 +49,9 @@ struct peri_sharded_ebc {
     char *text;         /* names */
     const char **table_names, **feature_names;
     bool *mean;         /* n_tables */
-    double *divisor;    /* n_tables: of the gradients that come back */
+    double *divisor;    /* n_tables: of the gradients of rows that are here; then of those that travel */
+    double division;    /* of gradients that travel, after their decoding; where there is a codec */
+    peri__lane lanes[PERI__LANES];
     peri__route_table *tables; /* n_tables */
     int32_t *features;  /* backing of tables[].features */
     peri__routes *routes;

@@ -40,12 +40,23 @@ void peri__upload_fini(peri__upload *up)
 
 /* -- the home side ----------------------------------------------------------------------------------------------------------------- */
 
-/** Elements of the rows that the slots of @rank return to this rank, before slot @slot (exclusive). */
-static int64_t returned(const peri__routes *r, const peri__home *h, int32_t rank, int32_t slot)
+/** Elements of the rows that the slots of @rank return to this rank, before slot @slot (exclusive), of lane @lane (-1: of all). */
+static int64_t returned(const peri__routes *r, const peri__home *h, int32_t rank, int32_t slot, int32_t lane)
 {
     int64_t n = 0;
-    for (int32_t i = r->rank_slot[rank]; i < slot; i++) n += r->slots[i].cols * h->feature_bags[r->slots[i].feature];
+    for (int32_t i = r->rank_slot[rank]; i < slot; i++)
+        if (lane < 0 || r->slots[i].lane == lane) n += r->slots[i].cols * h->feature_bags[r->slots[i].feature];
     return n;
+}
+
+/** Where the rows of slot @slot of @rank, another one, lie among what comes back. */
+static int64_t received_at(const peri__routes *r, const peri__home *h, int32_t rank, int32_t slot)
+{
+    int32_t lane = r->slots[slot].lane;
+    int64_t at = returned(r, h, rank, slot, lane);
+    for (int32_t l = 0; l < lane; l++) at += h->lane_out[l];
+    for (int32_t before = 0; before < rank; before++) at += h->rank_out[lane * r->world_size + before];
+    return at;
 }
 
 static peri_status add_partitions(const peri__routes *r, peri__home *h)
@@ -82,14 +93,16 @@ static peri_status add_wire(const peri__routes *r, peri__home *h)
 }
 
 static peri_status add_outputs(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *inverse, const bool *mean,
-                               const double *divisor)
+                               const double *divisor, const double *sent_divisor)
 {
-    for (int32_t i = 0; i < r->world_size; i++) {
-        int64_t n = returned(r, h, i, r->rank_slot[i + 1]);
-        h->rank_out[i] = i == rank ? 0 : n;
-        if (i == rank) h->own_out = n;
-        h->received_out += h->rank_out[i];
-    }
+    for (int32_t i = 0; i < r->world_size; i++)
+        for (int32_t lane = 0; lane < PERI__LANES; lane++) {
+            int64_t n = returned(r, h, i, r->rank_slot[i + 1], lane);
+            h->rank_out[lane * r->world_size + i] = i == rank ? 0 : n;
+            if (i == rank) h->own_out += n;
+            else h->lane_out[lane] += n;
+        }
+    for (int32_t lane = 0; lane < PERI__LANES; lane++) h->received_out += h->lane_out[lane];
     for (int32_t i = 0; i < r->n_replicas; i++) {
         h->replica_offset[i] = h->own_out + h->replica_out;
         h->replica_out += r->replicas[i].cols * h->feature_bags[r->replicas[i].feature];
@@ -102,15 +115,15 @@ static peri_status add_outputs(const peri__routes *r, peri__home *h, int32_t ran
         const peri__output *o = &r->outputs[i];
         peri_k_output k = {.column = o->column, .cols = o->cols, .first_piece = o->first_piece, .n_pieces = o->n_pieces,
                            .first_bag = h->feature_first[o->feature], .inverse = inverse ? inverse[o->feature] : -1,
-                           .scaled = mean[o->table], .divisor = divisor[o->table]};
+                           .scaled = mean[o->table], .divisor = divisor[o->table], .sent_divisor = sent_divisor[o->table]};
         memcpy(h->up.host + h->outputs + (int64_t)sizeof k * i, &k, sizeof k);
         memcpy(h->up.host + h->output_bags + (int64_t)sizeof(int64_t) * i, &h->feature_bags[o->feature], sizeof(int64_t));
         for (int32_t p = o->first_piece; p < o->first_piece + o->n_pieces; p++) {
             int32_t from = r->pieces[p].rank;
             peri_k_piece piece = {.own = from < 0 || from == rank};
             if (from < 0) piece.offset = h->replica_offset[r->pieces[p].slot];
-            else piece.offset = returned(r, h, from, r->pieces[p].slot);
-            for (int32_t before = 0; before < from && !piece.own; before++) piece.offset += h->rank_out[before];
+            else if (from == rank) piece.offset = returned(r, h, from, r->pieces[p].slot, -1);
+            else piece.offset = received_at(r, h, from, r->pieces[p].slot);
             memcpy(h->up.host + h->pieces + (int64_t)sizeof piece * p, &piece, sizeof piece);
         }
     }
@@ -118,7 +131,8 @@ static peri_status add_outputs(const peri__routes *r, peri__home *h, int32_t ran
 }
 
 peri_status peri__home_new(const peri__routes *r, int32_t rank, const int64_t *first_bag, const int64_t *bags, int64_t rows,
-                           const int64_t *inverse, const bool *mean, const double *divisor, peri_device *device, peri__home **out)
+                           const int64_t *inverse, const bool *mean, const double *divisor, const double *sent_divisor, peri_device *device,
+                           peri__home **out)
 {
     peri__home *h = peri__alloc_zero(sizeof *h);
     if (!h) return PERI_ENOMEM;
@@ -127,7 +141,7 @@ peri_status peri__home_new(const peri__routes *r, int32_t rank, const int64_t *f
     h->feature_bags = peri__alloc(features);
     h->feature_first = peri__alloc(features);
     h->rank_bags = peri__alloc(sizeof *h->rank_bags * (size_t)(r->world_size + 1));
-    h->rank_out = peri__alloc(sizeof *h->rank_out * (size_t)r->world_size);
+    h->rank_out = peri__alloc(sizeof *h->rank_out * PERI__LANES * (size_t)r->world_size);
     h->replica_offset = peri__alloc(sizeof *h->replica_offset * (size_t)peri__max(1, r->n_replicas));
     peri_status status = h->feature_bags && h->feature_first && h->rank_bags && h->rank_out && h->replica_offset ? PERI_OK : PERI_ENOMEM;
     if (status < 0) goto out;
@@ -137,7 +151,7 @@ peri_status peri__home_new(const peri__routes *r, int32_t rank, const int64_t *f
     h->variable = inverse != NULL;
     PERI_TRY_GOTO(add_partitions(r, h), out);
     PERI_TRY_GOTO(add_wire(r, h), out);
-    PERI_TRY_GOTO(add_outputs(r, h, rank, inverse, mean, divisor), out);
+    PERI_TRY_GOTO(add_outputs(r, h, rank, inverse, mean, divisor, sent_divisor), out);
     PERI_TRY_GOTO(peri__upload_send(&h->up, device), out);
     *out = h;
 out:
@@ -166,17 +180,27 @@ peri_status peri__owner_new(const peri__routes *r, int32_t rank, int64_t *counts
     if (!o) return PERI_ENOMEM;
     o->blocks = peri__alloc(sizeof *o->blocks * (size_t)peri__max(1, (int64_t)slots * r->world_size));
     o->source_bags = peri__alloc_zero(sizeof *o->source_bags * (size_t)r->world_size);
-    o->source_out = peri__alloc_zero(sizeof *o->source_out * (size_t)r->world_size);
+    o->source_out = peri__alloc_zero(sizeof *o->source_out * PERI__LANES * (size_t)r->world_size);
     int64_t *first = peri__alloc(sizeof *first * (size_t)peri__max(1, streams));
     if (!o->blocks || !o->source_bags || !o->source_out || !first) {
         peri__free(first);
         peri__owner_free(o);
         return PERI_ENOMEM;
     }
-    int64_t at_other = own;
+    int64_t at_lane[PERI__LANES] = {0}, at_own = 0;
+    for (int32_t source = 0; source < r->world_size; source++)
+        for (int32_t i = 0; i < slots && source != rank; i++) {
+            const peri__slot *s = &r->slots[r->rank_slot[rank] + i];
+            int64_t n = s->cols * counts[(int64_t)source * streams + s->place];
+            o->source_out[s->lane * r->world_size + source] += n;
+            o->lane_out[s->lane] += n;
+        }
+    for (int32_t lane = 0; lane < PERI__LANES; lane++) {
+        at_lane[lane] = own + o->sent_out;
+        o->sent_out += o->lane_out[lane];
+    }
     for (int32_t source = 0; source < r->world_size; source++) {
         const int64_t *n = counts + (int64_t)source * streams;
-        int64_t at = source == rank ? 0 : at_other, begin = at;
         for (int32_t k = 0; k < streams; k++) {
             first[k] = o->bags;
             o->bags += n[k];
@@ -184,15 +208,12 @@ peri_status peri__owner_new(const peri__routes *r, int32_t rank, int64_t *counts
         }
         for (int32_t i = 0; i < slots; i++) {
             const peri__slot *s = &r->slots[r->rank_slot[rank] + i];
-            o->blocks[o->n_blocks++] = (peri__block){.first_bag = first[s->place], .bags = n[s->place], .out_offset = at,
+            int64_t *at = source == rank ? &at_own : &at_lane[s->lane];
+            o->blocks[o->n_blocks++] = (peri__block){.first_bag = first[s->place], .bags = n[s->place], .out_offset = *at,
                                                      .out_stride = s->cols, .slot = r->rank_slot[rank] + i, .source = source};
-            at += s->cols * n[s->place];
+            *at += s->cols * n[s->place];
         }
-        if (source == rank) continue;
-        o->source_out[source] = at - begin;
-        at_other = at;
     }
-    o->sent_out = at_other - own;
     o->counts = counts;
     peri__free(first);
     *out = o;

@@ -33,10 +33,11 @@ typedef struct peri__home {
     int64_t bags;       /* of all partitions: the range of route_count and route_pack */
     int64_t wire_bags;  /* bags on the wire */
     int64_t *rank_bags; /* host, world_size + 1: wire bags before each rank */
-    int64_t *rank_out;  /* host, world_size: elements that come back from each rank; 0 for this one */
+    int64_t *rank_out;  /* host, lanes x world_size: elements that come back from each rank; 0 for this one */
+    int64_t lane_out[PERI__LANES]; /* their sums */
     int64_t own_out;     /* elements of this rank's own slots */
     int64_t replica_out; /* elements of its replicas; they lie behind its own slots' */
-    int64_t received_out; /* elements of all other ranks' slots */
+    int64_t received_out; /* elements of all other ranks' slots: lane after lane, in each rank after rank */
     int64_t *replica_offset; /* host, n_replicas: of each replica's rows in the own buffer */
     int64_t rows;       /* of the output: the batch */
     /* Offsets in `up`: */
@@ -45,10 +46,11 @@ typedef struct peri__home {
 } peri__home;
 
 /** @first_bag, @bags: int64[n_features], by feature. @rows: output rows. @inverse: first entry of each feature in the inverse indices,
- *  int64[n_features] (variable batch), or NULL. @mean: bool[n_tables]; @divisor: double[n_tables], of the gradients on their way back. @out
- *  new. */
+ *  int64[n_features] (variable batch), or NULL. @mean: bool[n_tables]; @divisor, @sent_divisor: double[n_tables], of the gradients of
+ *  this rank's own rows and of others'. @out new. */
 peri_status peri__home_new(const peri__routes *r, int32_t rank, const int64_t *first_bag, const int64_t *bags, int64_t rows,
-                           const int64_t *inverse, const bool *mean, const double *divisor, peri_device *device, peri__home **out);
+                           const int64_t *inverse, const bool *mean, const double *divisor, const double *sent_divisor, peri_device *device,
+                           peri__home **out);
 void peri__home_release(peri__home *home);
 
 /** One lookup block of the owner side: see kernels/tbe.h. */
@@ -63,8 +65,9 @@ typedef struct peri__owner {
     int64_t *counts;     /* host, world_size x streams of this rank: bags */
     int64_t bags;        /* received */
     int64_t *source_bags; /* host, world_size: bags received from each rank */
-    int64_t *source_out; /* host, world_size: elements that go back to each rank; 0 for this one */
-    int64_t sent_out;    /* elements for all other ranks; in the buffer they follow this rank's own */
+    int64_t *source_out; /* host, lanes x world_size: elements that go back to each rank; 0 for this one */
+    int64_t lane_out[PERI__LANES]; /* their sums */
+    int64_t sent_out;    /* elements for all other ranks; in the buffer they follow this rank's own, lane after lane */
     int32_t n_blocks;
     peri__block *blocks; /* by source rank, then slot */
 } peri__owner;

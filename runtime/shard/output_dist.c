@@ -3,14 +3,21 @@
  * output_dist.c: lookups of what arrived, pooled rows back to the ranks that asked, and the same way in reverse for gradients.
  *
  * The owner's buffer holds pooled rows as [own slots | replicas | rank 0's | rank 1's ...]: what belongs to this rank itself comes first
- * and is never sent. The home side's buffer holds what other ranks return. Gradients use two buffers of the same layouts, the other way
- * round.
+ * and is never sent; then what others get, lane after lane, in each rank after rank. The home side's buffer holds what other ranks return,
+ * likewise by lane and rank. Gradients use two buffers of the same layouts, the other way round. The rows of a lane with a codec travel
+ * encoded.
  *
  * On the tape a batch is two nodes. The later one, `output_dist`, starts the exchange of the gradient in its backward; the earlier one,
  * `lookup`, waits for it in its own and updates the shards. Whatever was recorded between them is differentiated while the gradient
  * travels.
  */
 #include "exchange.h"
+
+/** Rows on their way, in one direction. */
+typedef struct transit {
+    peri_work *work[PERI__LANES];     /* NULL: none, or here */
+    peri_tensor *coded[PERI__LANES];  /* what arrives encoded; NULL: numbers arrive where they belong */
+} transit;
 
 /** A batch between its lookup and the end of its backward pass; shared by the work and the two nodes. */
 typedef struct batch {
@@ -21,7 +28,7 @@ typedef struct batch {
     peri_tensor *home_ids, *home_weights, *home_offsets; /* the input, for replicas */
     peri_tensor *scale, *inverse;
     /* Backward: */
-    peri_work *gradient;         /* the exchange of the gradient */
+    transit gradient;            /* the exchange of the gradient */
     peri_tensor *sent;           /* its buffer on the home side */
     peri_tensor **replica_flat;  /* by group: gradients of fused replicas, being reduced */
     peri_work **replica_work;    /* by group */
@@ -32,11 +39,20 @@ typedef struct output_dist {
     peri_work base;
     batch *batch;
     peri_tensor *buffer, *received;
-    peri_work *exchange; /* NULL: nothing to wait for */
+    transit exchange;
     bool used, recorded;
 } output_dist;
 
 static const peri__work_vtab output_vtab;
+
+static void transit_fini(transit *t)
+{
+    for (int32_t lane = 0; lane < PERI__LANES; lane++) {
+        peri_work_release(t->work[lane]);
+        peri_tensor_release(t->coded[lane]);
+    }
+    *t = (transit){0};
+}
 
 static void batch_release(batch *b)
 {
@@ -50,7 +66,7 @@ static void batch_release(batch *b)
     peri__free(b->replica_work);
     peri_tensor *tensors[] = {b->ids, b->weights, b->offsets, b->home_ids, b->home_weights, b->home_offsets, b->scale, b->inverse, b->sent};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
-    peri_work_release(b->gradient);
+    transit_fini(&b->gradient);
     peri__bag_layout_release(b->layout);
     peri_sharded_ebc_release(b->ebc);
     peri__free(b);
@@ -95,22 +111,53 @@ static peri_tbe_input input_of(const batch *b, int32_t g)
 
 static peri_status new_f32(peri_device *device, int64_t n, peri_tensor **out) { return peri_tensor_new(device, PERI_F32, 1, &n, out); }
 
-/** Post an all-to-all between the others' part of an owner's buffer and a home side's buffer. */
-static peri_status post_rows(const batch *b, peri_tensor *owner_buffer, peri_tensor *home_buffer, bool to_home, peri_work **out)
+/** The part of lane @lane in the buffer of one side. */
+static peri_status lane_of(const batch *b, peri_tensor *buffer, int32_t lane, int side, peri_tensor **out)
+{
+    const int64_t *n = side == PERI__OWNER_SIDE ? b->layout->owner->lane_out : b->layout->home->lane_out;
+    int64_t at = side == PERI__OWNER_SIDE ? own_of(b) : 0;
+    for (int32_t before = 0; before < lane; before++) at += n[before];
+    return peri__tensor_view(buffer, 1, &n[lane], NULL, buffer->offset + at, out);
+}
+
+/** Send the rows @from of one lane; they arrive as @to, or encoded. */
+static peri_status post_lane(const batch *b, int32_t lane, peri_tensor *from, peri_tensor *to, bool to_home, transit *t)
 {
     const peri_sharded_ebc *e = b->ebc;
-    int64_t n = b->layout->owner->sent_out;
-    peri_tensor *others;
-    PERI_TRY(peri__tensor_view(owner_buffer, 1, &n, NULL, owner_buffer->offset + own_of(b), &others));
-    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = PERI_F32,
-                       .send_counts = to_home ? b->layout->owner->source_out : b->layout->home->rank_out,
-                       .recv_counts = to_home ? b->layout->home->rank_out : b->layout->owner->source_out};
-    peri_status status = peri__coll_post(e->group, &op, to_home ? others : home_buffer, to_home ? home_buffer : others, out);
-    peri_tensor_release(others);
+    int sender = to_home ? PERI__OWNER_SIDE : PERI__HOME_SIDE, receiver = to_home ? PERI__HOME_SIDE : PERI__OWNER_SIDE;
+    peri_codec_context *const *contexts = b->layout->contexts[lane][to_home ? 0 : 1];
+    const int64_t *splits[] = {[PERI__HOME_SIDE] = b->layout->home->rank_out + lane * e->world_size,
+                               [PERI__OWNER_SIDE] = b->layout->owner->source_out + lane * e->world_size};
+    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = PERI_F32, .send_counts = splits[sender], .recv_counts = splits[receiver]};
+    if (!contexts[sender]) return peri__coll_post(e->group, &op, from, to, &t->work[lane]);
+    peri_tensor *wire;
+    PERI_TRY(peri_codec_encode(contexts[sender], from, &wire));
+    int64_t n = 0;
+    op.dtype = wire->dtype;
+    op.send_counts = peri_codec_context_wire_splits(contexts[sender]);
+    op.recv_counts = peri_codec_context_wire_splits(contexts[receiver]);
+    for (int32_t r = 0; r < e->world_size; r++) n += op.recv_counts[r];
+    peri_status status = peri_tensor_new(e->device, op.dtype, 1, &n, &t->coded[lane]);
+    if (status >= 0) status = peri__coll_post(e->group, &op, wire, t->coded[lane], &t->work[lane]);
+    peri_tensor_release(wire);
     return status;
 }
 
-/* -- backward: the lookup ------------------------------------------------------------------------------------------------------------ */
+/** Send the others' part of an owner's buffer to the homes, or a home's buffer to the owners. */
+static peri_status post_rows(const batch *b, peri_tensor *owner_buffer, peri_tensor *home_buffer, bool to_home, transit *t)
+{
+    for (int32_t lane = 0; lane < PERI__LANES; lane++) {
+        if (!b->ebc->lanes[lane].used) continue;
+        peri_tensor *owner = NULL, *home = NULL;
+        peri_status status = lane_of(b, owner_buffer, lane, PERI__OWNER_SIDE, &owner);
+        if (status >= 0) status = lane_of(b, home_buffer, lane, PERI__HOME_SIDE, &home);
+        if (status >= 0) status = post_lane(b, lane, to_home ? owner : home, to_home ? home : owner, to_home, t);
+        peri_tensor_release(owner);
+        peri_tensor_release(home);
+        PERI_TRY(status);
+    }
+    return PERI_OK;
+}
 
 /** Wait for one exchange, then forget it. */
 static peri_status await(peri_work **work)
@@ -122,6 +169,36 @@ static peri_status await(peri_work **work)
     *work = NULL;
     return PERI_OK;
 }
+
+/** Decode the rows of one lane to their place. Gradients are divided now, as they would have been before if they had travelled as they are;
+ *  what is small is not made smaller before it is encoded. */
+static peri_status decode_lane(const batch *b, int32_t lane, peri_tensor *buffer, bool to_home, transit *t)
+{
+    enum { GRAIN = 1 << 15 };
+    int side = to_home ? PERI__HOME_SIDE : PERI__OWNER_SIDE;
+    peri_tensor *rows;
+    PERI_TRY(lane_of(b, buffer, lane, side, &rows));
+    peri_status status = peri__codec_decode_to(b->layout->contexts[lane][to_home ? 0 : 1][side], t->coded[lane], rows);
+    peri_k_divide_args args = {.dst = peri__data(rows), .src = peri__data(rows), .dtype = PERI_F32, .divisor = b->ebc->division};
+    if (status >= 0 && !to_home && args.divisor != 1) status = PERI_LAUNCH(b->ebc->device, divide, &args, peri__numel(rows), GRAIN);
+    peri_tensor_release(rows);
+    peri_tensor_release(t->coded[lane]);
+    t->coded[lane] = NULL;
+    return status;
+}
+
+/** PERI_PENDING until all rows of @t are in @buffer, of a home (@to_home) or an owner. */
+static peri_status rows_arrive(const batch *b, peri_tensor *buffer, bool to_home, transit *t)
+{
+    for (int32_t lane = 0; lane < PERI__LANES; lane++) {
+        peri_status status = await(&t->work[lane]);
+        if (status != PERI_OK) return status;
+        if (t->coded[lane]) PERI_TRY(decode_lane(b, lane, buffer, to_home, t));
+    }
+    return PERI_OK;
+}
+
+/* -- backward: the lookup ------------------------------------------------------------------------------------------------------------ */
 
 /** Give the leaves of a dense group their gradients; @at counts the leaves of the node. */
 static peri_status dense_gradients(const batch *b, int32_t g, peri_tensor *rows, peri_tensor **grad_in, int32_t *at)
@@ -144,7 +221,7 @@ static peri_status lookup_backward(peri__node *node, peri_tensor *const *grad_ou
     peri_sharded_ebc *e = b->ebc;
     peri_status status;
     if (!grad_out[0]) return PERI_OK; /* the output took no part in the loss, on any rank */
-    if ((status = await(&b->gradient)) != PERI_OK) return status;
+    if ((status = rows_arrive(b, grad_out[0], false, &b->gradient)) != PERI_OK) return status;
     peri_tensor_release(b->sent);
     b->sent = NULL;
     for (int32_t g = 0; g < e->n_groups; g++)
@@ -251,13 +328,13 @@ static peri_status record_lookup(batch *b, peri_tensor *buffer)
 static peri_status output_step(peri_work *work)
 {
     output_dist *o = (output_dist *)work;
-    return await(&o->exchange);
+    return rows_arrive(o->batch, o->received, true, &o->exchange);
 }
 
 static void output_fini(peri_work *work)
 {
     output_dist *o = (output_dist *)work;
-    peri_work_release(o->exchange);
+    transit_fini(&o->exchange);
     peri_tensor_release(o->buffer);
     peri_tensor_release(o->received);
     batch_release(o->batch);

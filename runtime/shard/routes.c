@@ -90,7 +90,7 @@ static peri_status make_slots(peri__routes *r, const peri__route_table *tables, 
                 peri__slot *slot = APPEND(r->slots, *n_slots);
                 if (!slot) return PERI_ENOMEM;
                 *slot = (peri__slot){.table = t, .shard = s, .feature = table->features[f], .stream = r->partitions[p].first_stream + part,
-                                     .place = shard->rank, .cols = shard->cols};
+                                     .place = shard->rank, .lane = table->lane, .cols = shard->cols};
             }
         }
         for (int32_t f = 0; f < table->n_features && table->data_parallel; f++) { /* ids are checked, not routed */
@@ -101,7 +101,7 @@ static peri_status make_slots(peri__routes *r, const peri__route_table *tables, 
     return PERI_OK;
 }
 
-/** Sort slots by rank (stable), number each rank's streams by first use, lay the wire out. */
+/** Sort slots by rank and lane (stable), number each rank's streams by first use, lay the wire out. */
 static peri_status order_by_rank(peri__routes *r, int32_t n_slots)
 {
     peri__slot *sorted = peri__alloc_zero(sizeof *sorted * (size_t)peri__max(n_slots, 1));
@@ -115,8 +115,9 @@ static peri_status order_by_rank(peri__routes *r, int32_t n_slots)
     }
     int32_t n = 0, wire = 0;
     for (int32_t rank = 0; rank < r->world_size; rank++) {
-        for (int32_t i = 0; i < n_slots; i++) {
-            if (r->slots[i].place != rank) continue;
+        for (int32_t k = 0; k < PERI__LANES * n_slots; k++) {
+            int32_t i = k % n_slots;
+            if (r->slots[i].place != rank || r->slots[i].lane != k / n_slots) continue;
             peri__slot *slot = &sorted[n++];
             *slot = r->slots[i];
             peri__stream *stream = &r->streams[slot->stream];

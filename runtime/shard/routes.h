@@ -13,6 +13,9 @@
 
 #include <perilune/shard.h>
 
+/** Pooled rows whose codecs differ travel apart, in lanes of their own. */
+enum { PERI__LANES = 2 };
+
 /** One table of a sharded module, as the routes see it. */
 typedef struct peri__route_table {
     const char *name;
@@ -20,6 +23,7 @@ typedef struct peri__route_table {
     int32_t n_features;
     const int32_t *features; /* indices into the module's feature list */
     bool data_parallel;
+    int32_t lane; /* of its rows */
     int32_t n_shards;
     peri_shard *shards;
 } peri__route_table;
@@ -42,6 +46,7 @@ typedef struct peri__slot {
     int32_t table, shard, feature;
     int32_t stream;         /* whose ids it looks up */
     int32_t place;          /* among the streams of its rank */
+    int32_t lane;           /* that of the table */
     int64_t cols;
     int64_t column_before;  /* sum of cols of the rank's slots before it */
 } peri__slot;
@@ -72,7 +77,7 @@ typedef struct peri__routes {
     int64_t *bounds;
     int32_t *wire;        /* n_streams: streams in wire order, by rank and place */
     int32_t *rank_wire;   /* world_size + 1: first wire position of each rank */
-    peri__slot *slots;    /* of all ranks */
+    peri__slot *slots;    /* of all ranks; those of a rank by lane */
     int32_t *rank_slot;   /* world_size + 1: first slot of each rank */
     int64_t *rank_cols;   /* world_size: sum of cols of a rank's slots */
     peri__output *outputs;

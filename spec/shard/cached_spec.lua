@@ -3,77 +3,18 @@
 -- deadline: 300 s
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
-local support = require "spec.support.tbe"
+local sharded = require "spec.support.sharded"
 local tier = require "spec.support.tier"
 local plan = peri.plan
-
-local configs = {
-  { name = "a", rows = 200, cols = 8, features = { "f1", "f2" }, pooling = "SUM" },
-  { name = "b", rows = 170, cols = 16, features = { "f2" }, pooling = "MEAN" },
-  { name = "c", rows = 330, cols = 4, features = { "f3" }, pooling = "SUM" },
-}
-local features, limit = { "f1", "f2", "f3" }, { f1 = 200, f2 = 170, f3 = 330 }
-local BATCH, WIDTH = 6, 8 + 8 + 16 + 4
-
-local kinds = {
-  table_wise = function(i, n, options) return plan.table_wise((i * 2) % n, options) end,
-  row_wise = function(_, _, options) return plan.row_wise(options) end,
-  column_wise = function(i, n, options)
-    options.ranks = { i % n }
-    if i < 3 then options.ranks[2] = (i + 1) % n end
-    return plan.column_wise(options)
-  end,
-}
-function kinds.mixed(i, n, options)
-  if i == 2 then return plan.data_parallel { compute_kernel = "fused_uvm" } end
-  return kinds[i == 1 and "row_wise" or "table_wise"](i, n, options)
-end
-
-local function make(kind, world, device, n, cache)
-  local tables, entries = {}, {}
-  for i, t in ipairs(configs) do
-    tables[i] = peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.rows, embedding_dim = t.cols, feature_names = t.features,
-      pooling = t.pooling }
-    entries[t.name] = kinds[kind](i, n, cache and { compute_kernel = "fused_uvm_caching", cache_params = cache } or {})
-  end
-  return peri.shard.ShardedEmbeddingBagCollection {
-    tables = tables, plan = entries, group = world, device = device, seed = 5,
-    fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1 },
-  }
-end
-
-local function batch(step, rank, device)
-  local draw = support.generator(1000 * step + rank)
-  local values, lengths = {}, {}
-  for _, f in ipairs(features) do
-    for _ = 1, BATCH do
-      local length = draw(4)
-      lengths[#lengths + 1] = length
-      for _ = 1, length do values[#values + 1] = draw(9) == 0 and -1 or draw(limit[f]) end
-    end
-  end
-  return peri.KeyedJaggedTensor { keys = features, values = values, lengths = lengths, device = device }
-end
-
-local function whole(shard, name, device)
-  local shape = shard.shape(name)
-  return shard.read(name, 0, peri.empty(shape, "f32", device)):to_list()
-end
-
-local function compare(want, got, device)
-  local a, b = want:local_shards(), got:local_shards()
-  assert.equal(#a, #b)
-  for i, s in ipairs(a) do
-    assert.equal(s.table, b[i].table)
-    for _, name in ipairs(s.names()) do assert.same(whole(s, name, device), whole(b[i], name, device)) end
-  end
-end
+local batch, whole, compare = sharded.batch, sharded.whole, sharded.assert_same
+local BATCH, WIDTH = sharded.BATCH, sharded.WIDTH
 
 local function run(kind, world, device, n, prefetch)
   local rank = world:rank()
-  local want = make(kind, world, device, n)
+  local want = sharded.make { kind = kind, world = world, device = device }
   local algorithm = rank % 2 == 0 and "LRU" or "LFU"
-  local got = make(kind, world, device, n, { load_factor = 0.5, algorithm = algorithm, prefetch_pipeline = prefetch })
+  local got = sharded.make { kind = kind, world = world, device = device,
+    cache = { load_factor = 0.5, algorithm = algorithm, prefetch_pipeline = prefetch } }
   compare(want, got, device)
   local dist = got:input_dist(batch(1, rank, device)):wait()
   for step = 1, 4 do
@@ -143,11 +84,11 @@ describe("sharded tables in files:", function()
       local source = peri.EmbeddingBagCollection { tables = tables, fused_params = params(from_cached), seed = 3, device = device }
       local kjt = peri.KeyedJaggedTensor { keys = { "f1" }, values = { 1, 2, 39 }, lengths = { 3 }, device = device }
       source(kjt):values():backward(peri.ones({ 1, 4 }, "f32", device))
-      local sharded = peri.shard.ShardedEmbeddingBagCollection { tables = tables, group = world, device = device,
+      local target = peri.shard.ShardedEmbeddingBagCollection { tables = tables, group = world, device = device,
         fused_params = params(false),
         plan = { t = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { load_factor = 0.6 } } } }
-      sharded:copy_from(source)
-      for _, s in ipairs(sharded:local_shards()) do
+      target:copy_from(source)
+      for _, s in ipairs(target:local_shards()) do
         for _, name in ipairs(s.names()) do
           assert.same(source:table_rows("t", name, s.row_offset, s.rows):to_list(), whole(s, name, device))
         end

@@ -6,6 +6,8 @@ local Tensor = require "perilune.tensor"
 local jagged = require "perilune.jagged"
 local nn = require "perilune.nn"
 local awaitable = require "perilune.dist.awaitable"
+local codec = require "perilune.dist.codec"
+local ops = require "perilune.dist.ops"
 local config = require "perilune.embed.config"
 local tbes = require "perilune.embed.tbe"
 local types = require "perilune.plan.types"
@@ -60,7 +62,8 @@ local arguments = {
   is_weighted = false,
   device = util.optional,
   seed = util.optional,        -- default: the rank state's
-  gradient_division = true,    -- gradients of tables are means over ranks (TorchRec's set_gradient_division)
+  gradient_division = util.optional,     -- whether gradients of tables are means over ranks; default: as dist.ops has it for the group
+  qcomm_codecs_registry = util.optional, -- operation -> QuantizedCommCodecs (dist/codec.lua); default: rows travel as f32
   name = "",                   -- path of the module, for messages
 }
 
@@ -122,6 +125,27 @@ local function optimizers_of(a, plan)
   return array, list, index, bounds
 end
 
+--- Fill in the codecs of both exchanges of pooled rows. A registry may know of more operations.
+local function fill_codecs(cfg, registry)
+  local func = "ShardedEmbeddingBagCollection: qcomm_codecs_registry"
+  if registry == nil then return end
+  if type(registry) ~= "table" then
+    P.fail(("%s is a %s, wanted a table of QuantizedCommCodecs by operation"):format(func, type(registry)))
+  end
+  for op, codecs in util.ordered(registry) do
+    if not codec.CommOp[op] then util.one_of(func, "an operation", tostring(op), util.keys(codec.CommOp)) end
+    if not codec.QuantizedCommCodecs.is(codecs) then
+      P.fail(("%s: %s is a %s, wanted QuantizedCommCodecs"):format(func, op, type(codecs)))
+    end
+  end
+  for op, slot in util.ordered { POOLED_EMBEDDINGS_ALL_TO_ALL = cfg.all_to_all, POOLED_EMBEDDINGS_REDUCE_SCATTER = cfg.reduce_scatter } do
+    local codecs = registry[op]
+    if codecs then
+      slot.forward, slot.backward = codecs.forward and codecs.forward.ptr or nil, codecs.backward and codecs.backward.ptr or nil
+    end
+  end
+end
+
 --- The cache of table t, or nil: the plan's parameters, else the optimizer's, else the defaults.
 local function cache_of(a, t, sharding)
   if sharding.compute_kernel ~= "fused_uvm_caching" then return nil end
@@ -170,7 +194,11 @@ function ShardedEmbeddingBagCollection:init(args)
   cfg.optimizers, cfg.n_optimizers = optimizers, #list
   cfg.seed = a.seed or state.seed
   cfg.bounds_check, cfg.local_size = bounds, env.local_size
-  cfg.weighted, cfg.gradient_division = a.is_weighted, a.gradient_division
+  cfg.weighted = a.is_weighted
+  local division = a.gradient_division
+  if division == nil then division = ops.get_gradient_division(a.group) end
+  cfg.gradient_division = division and C.PERI_DIVISION_ON or C.PERI_DIVISION_OFF
+  fill_codecs(cfg, a.qcomm_codecs_registry)
   check(C.peri_sharded_ebc_new(cfg, out))
   local scope = state.scope -- modules outlive scopes
   state.scope = false

@@ -5,8 +5,8 @@
 #ifndef PERILUNE_SHARD_H
 #define PERILUNE_SHARD_H
 
-#include <perilune/comm.h>
 #include <perilune/embed.h>
+#include <perilune/exchange.h>
 
 /** Sharding types (TorchRec's ShardingType); names: peri_sharding_type_name. */
 enum {
@@ -69,6 +69,11 @@ typedef struct peri_sharded_table {
     const peri_cache_params *cache; /* NULL: shards in memory; else in files (TorchRec's fused_uvm_caching; fused, no replicas) */
 } peri_sharded_table;
 
+/** What pooled rows and their gradients are between ranks; NULL: f32. Rows that a rank returns to itself are f32 whatever the codec. */
+typedef struct peri_sharded_codecs {
+    peri_codec *forward, *backward; /* retained */
+} peri_sharded_codecs;
+
 typedef struct peri_sharded_ebc_config {
     peri_group *group;      /* retained; every member makes the same module */
     peri_device *device;
@@ -80,7 +85,10 @@ typedef struct peri_sharded_ebc_config {
     int32_t bounds_check;   /* PERI_BOUNDS_*: checked at home, before ids are routed */
     int32_t local_size;     /* ranks of a node, for plans that know nodes */
     bool weighted;          /* every input has per-sample weights, or none has */
-    bool gradient_division; /* gradients that come back are divided by the size of the group (mean over ranks), as TorchRec's default */
+    int32_t gradient_division; /* PERI_DIVISION_*: whether gradients that come back are divided by the size of the group (mean over ranks);
+                                  DEFAULT: as exchanges of the group are when the module is made */
+    peri_sharded_codecs all_to_all;     /* of rows of table-wise and column-wise shards */
+    peri_sharded_codecs reduce_scatter; /* of row-wise shards; they are added up in f32, when they are here */
 } peri_sharded_ebc_config;
 
 /** Allocate and initialise this rank's shards. Collective: all members with the same configuration and plan (checked with the first
