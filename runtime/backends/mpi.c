@@ -284,6 +284,7 @@ static peri_status mpi_post(void *group, const peri_coll_op *op, void **request)
         peri_coll_op *h = &g->history[op->sequence % HISTORY];
         *h = *op;
         h->send_counts = h->recv_counts = NULL;
+        h->recv_runs = NULL;
         if (op->sequence > g->last) g->last = op->sequence;
     }
     r->next = g->active;
@@ -586,7 +587,7 @@ static const peri_coll_vtab vtab = {
     .size = sizeof vtab,
     .abi = PERI_COLL_ABI,
     .name = "mpi",
-    .takes = PERI_COLL_HOST,
+    .takes = PERI_COLL_HOST | PERI_COLL_PLACES,
     .probe = mpi_probe,
     .launched = mpi_launched,
     .open = mpi_open,

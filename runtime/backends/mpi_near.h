@@ -40,6 +40,7 @@ typedef struct near_shared {
 typedef struct descriptor {
     uint64_t send, recv;             /* addresses in its process */
     uint64_t send_bytes, recv_bytes; /* to and from the receiver of this note */
+    uint64_t runs, n_runs;           /* address of the runs by which its data are placed, recv being where run.to counts from; 0: none */
     uint64_t base;                   /* of the cell that it chose for its job */
     int32_t cell;                    /* -1: it has no job */
     uint32_t mark;
@@ -60,6 +61,7 @@ struct near_state {
     int32_t n, cursor;       /* jobs; the first that may have something to claim */
     uint32_t *held;          /* own cells in use, by peer: bits */
     descriptor *mine, *theirs;
+    peri_k_run **fetched;    /* by peer: its runs, read when this rank first helps it */
 };
 
 /** Bytes of each vector that are summed at once. */
@@ -165,12 +167,14 @@ static void near_leave(mpi_group *g)
 static peri_status near_prepare(mpi_request *r)
 {
     size_t n = (size_t)r->group->size;
-    struct near_state *s = host->alloc_zero(sizeof *s + 2 * n * (sizeof(near_job) + sizeof(descriptor)) + n * sizeof(uint32_t));
+    struct near_state *s = host->alloc_zero(sizeof *s + n * (2 * sizeof(near_job) + 2 * sizeof(descriptor) + sizeof(peri_k_run *) +
+                                                             sizeof(uint32_t)));
     if (!s) return PERI_ENOMEM;
     s->jobs = (near_job *)(s + 1);
     s->mine = (descriptor *)(s->jobs + 2 * n);
     s->theirs = s->mine + n;
-    s->held = (uint32_t *)(s->theirs + n);
+    s->fetched = (peri_k_run **)(s->theirs + n);
+    s->held = (uint32_t *)(s->fetched + n);
     for (size_t i = 0; i < n; i++) s->mine[i] = (descriptor){.cell = -1, .mark = NOTE_MARK};
     r->near = s;
     return PERI_OK;
@@ -194,7 +198,10 @@ static void near_give(mpi_request *r)
 {
     mpi_group *g = r->group;
     if (!r->near) return;
-    for (int32_t i = 0; i < g->size; i++) g->used[i] &= ~r->near->held[i];
+    for (int32_t i = 0; i < g->size; i++) {
+        g->used[i] &= ~r->near->held[i];
+        host->free(r->near->fetched[i]);
+    }
     host->free(r->near);
     r->near = NULL;
 }
@@ -259,19 +266,73 @@ static uint64_t near_claim(const near_job *j, uint64_t *at)
     return 0;
 }
 
-/** Copy from or to another process. */
-static peri_status near_copy(const mpi_request *r, int32_t other, bool read, void *here, uint64_t there, uint64_t bytes)
+/** Begin to copy from or to another process; *@bytes: what was copied. */
+static peri_status near_move(const mpi_request *r, int32_t other, bool read, const struct iovec *here, size_t n_here,
+                             const struct iovec *there, size_t n_there, uint64_t *bytes)
 {
     const peer *p = &mpi.peers[r->group->ranks[other]];
-    for (uint64_t at = 0; at < bytes;) {
+    pid_t pid = (pid_t)p->pid;
+    ssize_t n = read ? process_vm_readv(pid, here, n_here, there, n_there, 0) : process_vm_writev(pid, here, n_here, there, n_there, 0);
+    if (n <= 0 && errno == ESRCH) return PERI_HOST_FAIL(host, PERI_EPEER, "rank %d (process %lld) is gone", other, (long long)p->pid);
+    if (n <= 0)
+        return PERI_HOST_FAIL(host, PERI_EPEER, "copying %s rank %d (process %lld): %s", read ? "from" : "to", other, (long long)p->pid,
+                              n == 0 ? "nothing was copied" : strerror(errno));
+    *bytes = (uint64_t)n;
+    return PERI_OK;
+}
+
+static peri_status near_copy(const mpi_request *r, int32_t other, bool read, void *here, uint64_t there, uint64_t bytes)
+{
+    uint64_t n = 0;
+    for (uint64_t at = 0; at < bytes; at += n) {
         struct iovec a = {(char *)here + at, bytes - at}, b = {(void *)(uintptr_t)(there + at), bytes - at};
-        ssize_t n = read ? process_vm_readv((pid_t)p->pid, &a, 1, &b, 1, 0) : process_vm_writev((pid_t)p->pid, &a, 1, &b, 1, 0);
-        if (n <= 0 && errno == ESRCH) return PERI_HOST_FAIL(host, PERI_EPEER, "rank %d (process %lld) is gone", other, (long long)p->pid);
-        if (n <= 0)
-            return PERI_HOST_FAIL(host, PERI_EPEER, "copying %llu bytes %s rank %d (process %lld): %s", (unsigned long long)bytes,
-                                  read ? "from" : "to", other, (long long)p->pid, n == 0 ? "nothing was copied" : strerror(errno));
-        at += (uint64_t)n;
+        TRY(near_move(r, other, read, &a, 1, &b, 1, &n));
     }
+    return PERI_OK;
+}
+
+/** Copy @bytes of rank @from's data, from byte @first of what @to gets from everybody on, to the places that @runs give them. @placed: address in
+ *  @to's process from which the runs count; @joined: where the bytes lie in @from's. One of the two ranks is this one. */
+static peri_status near_place(const mpi_request *r, int32_t from, int32_t to, const peri_k_run *runs, int64_t n_runs, uint64_t placed,
+                              uint64_t first, uint64_t joined, uint64_t bytes)
+{
+    enum { MOST = 128 };
+    struct iovec places[MOST], whole;
+    bool read = to == r->group->rank;
+    uint64_t width = (uint64_t)size_of(r->op.dtype), n = 0;
+    for (uint64_t at = 0; at < bytes; at += n) {
+        size_t count = 0;
+        uint64_t end = at;
+        for (int64_t i = first_run(runs, n_runs, (int64_t)((first + at) / width)); i < n_runs && count < MOST && end < bytes; i++) {
+            uint64_t skip = first + end - (uint64_t)runs[i].from * width, some = (uint64_t)runs[i].n * width - skip;
+            if (runs[i].n == 0) continue;
+            if (some > bytes - end) some = bytes - end;
+            places[count++] = (struct iovec){(void *)(uintptr_t)(placed + (uint64_t)runs[i].to * width + skip), some};
+            end += some;
+        }
+        if (count == 0) return PERI_HOST_FAIL(host, PERI_EFORMAT, "rank %d has no place for what comes from rank %d", to, from);
+        whole = (struct iovec){(void *)(uintptr_t)(joined + at), end - at};
+        TRY(read ? near_move(r, from, true, places, count, &whole, 1, &n) : near_move(r, to, false, &whole, 1, places, count, &n));
+    }
+    return PERI_OK;
+}
+
+/** The runs of rank @to, which is being helped. It keeps them until its operation is complete. */
+static peri_status near_fetch(mpi_request *r, int32_t to, const peri_k_run **runs)
+{
+    peri_k_run **kept = &r->near->fetched[to];
+    const descriptor *d = &r->near->theirs[to];
+    if (!*kept) {
+        peri_k_run *copy = host->alloc(sizeof *copy * d->n_runs);
+        if (!copy) return PERI_ENOMEM;
+        peri_status status = near_copy(r, to, true, copy, d->runs, sizeof *copy * d->n_runs);
+        if (status < 0) {
+            host->free(copy);
+            return status;
+        }
+        *kept = copy;
+    }
+    *runs = *kept;
     return PERI_OK;
 }
 
@@ -296,9 +357,16 @@ static peri_status near_piece(mpi_request *r, const near_job *j, uint64_t at, ui
 {
     const struct near_state *s = r->near;
     if (j->from == j->to) return near_sum(r, j, at, n);
-    if (j->to == r->group->rank)
-        return near_copy(r, j->from, true, (char *)(uintptr_t)s->mine[j->from].recv + at, s->theirs[j->from].send + at, n);
-    return near_copy(r, j->to, false, (char *)(uintptr_t)s->mine[j->to].send + at, s->theirs[j->to].recv + at, n);
+    bool read = j->to == r->group->rank;
+    const descriptor *to = read ? &s->mine[j->from] : &s->theirs[j->to], *from = read ? &s->theirs[j->from] : &s->mine[j->to];
+    if (to->n_runs > 0) {
+        const peri_k_run *runs = (const peri_k_run *)(uintptr_t)to->runs;
+        if (!read) TRY(near_fetch(r, j->to, &runs));
+        uint64_t first = (uint64_t)runs[0].from * (uint64_t)size_of(r->op.dtype);
+        return near_place(r, j->from, j->to, runs, (int64_t)to->n_runs, to->recv, first + at, from->send + at, n);
+    }
+    if (read) return near_copy(r, j->from, true, (char *)(uintptr_t)to->recv + at, from->send + at, n);
+    return near_copy(r, j->to, false, (char *)(uintptr_t)from->send + at, to->recv + at, n);
 }
 
 /** Copy a piece of what is left. PERI_OK: the operation is complete; *@idle: there is nothing left to claim. */
@@ -359,6 +427,10 @@ static peri_status near_exchange(mpi_request *r, char *recv, const int64_t *recv
         d->recv = (uint64_t)(uintptr_t)recv + (uint64_t)recv_at[to];
         d->send_bytes = (uint64_t)send_bytes[to];
         d->recv_bytes = (uint64_t)recv_bytes[to];
+        if (r->op.recv_runs) {
+            d->recv = (uint64_t)(uintptr_t)r->op.recv;
+            d->runs = (uint64_t)(uintptr_t)runs_of(&r->op, to, &d->n_runs);
+        }
         if (near_large(send_bytes[to]) && !near_take(r, to, d)) return near_defer(r);
     }
     for (int32_t k = 1; k < size; k++) {

@@ -87,12 +87,40 @@ static peri_status all_gather_phase(mpi_request *r)
     return status < 0 ? status : PERI_PENDING;
 }
 
+/** Parts that are to be placed, but come in messages, wait in scratch; where, one after the other? Returns their bytes. */
+static int64_t set_aside(const mpi_request *r, layout *in)
+{
+    int64_t all = 0;
+    for (int32_t i = 0; i < r->group->size; i++) {
+        bool message = i != r->group->rank && !(r->group->shared && near_large(in->bytes[i]));
+        in->at[i] = message ? all : -1;
+        if (message) all += in->bytes[i];
+    }
+    return all;
+}
+
+/** The messages are here: place them. */
+static peri_status place_messages(mpi_request *r)
+{
+    layout in;
+    TRY(layout_init(&in, r->group->size));
+    layout_parts(&in, r->op.recv_counts, r->group->size, size_of(r->op.dtype));
+    set_aside(r, &in);
+    for (int32_t i = 0; i < r->group->size; i++)
+        if (in.at[i] >= 0) place_part(r, i, r->scratch + in.at[i]);
+    layout_fini(&in);
+    return PERI_OK;
+}
+
 static peri_status all_to_all_phase(mpi_request *r)
 {
     const peri_coll_op *op = &r->op;
     int32_t size = r->group->size, rank = r->group->rank;
     layout in, out;
-    if (r->phase > 0) return r->near ? near_pairs(r) : PERI_OK;
+    if (r->phase > 0) {
+        if (op->recv_runs) TRY(place_messages(r));
+        return r->near ? near_pairs(r) : PERI_OK;
+    }
     if (op->send_counts[rank] != op->recv_counts[rank])
         return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sends %lld elements to itself and expects %lld", rank,
                               (long long)op->send_counts[rank], (long long)op->recv_counts[rank]);
@@ -101,8 +129,11 @@ static peri_status all_to_all_phase(mpi_request *r)
     if (status >= 0) {
         layout_parts(&in, op->recv_counts, size, size_of(op->dtype));
         layout_parts(&out, op->send_counts, size, size_of(op->dtype));
-        status = exchange(r, op->recv, in.at, in.bytes, op->send, out.at, out.bytes);
-        keep_own((char *)op->recv + in.at[rank], (const char *)op->send + out.at[rank], in.bytes[rank]);
+        const char *own = (const char *)op->send + out.at[rank];
+        if (op->recv_runs) status = take_scratch(r, set_aside(r, &in));
+        if (status >= 0) status = exchange(r, op->recv_runs ? r->scratch : op->recv, in.at, in.bytes, op->send, out.at, out.bytes);
+        if (op->recv_runs) place_part(r, rank, own);
+        else keep_own((char *)op->recv + in.at[rank], own, in.bytes[rank]);
         layout_fini(&out);
     }
     layout_fini(&in);

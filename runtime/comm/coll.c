@@ -13,7 +13,7 @@ enum { COPY_OUT, POSTED }; /* phases of a coll_work */
 
 typedef struct coll_work {
     peri_work base;
-    peri_coll_op op; /* counts point into this struct */
+    peri_coll_op op; /* counts and runs point into this struct */
     int32_t phase;
     void *request;   /* the transport's; NULL when there is none */
     peri_tensor *send, *recv; /* retained; NULL for host operations */
@@ -23,7 +23,7 @@ typedef struct coll_work {
     peri__pinned *out, *in;  /* host buffers of send and recv */
     int64_t out_bytes, in_bytes;
     int64_t polled_ns, waited_ns; /* last unsuccessful test; how long tests have been waiting */
-    int64_t counts[];
+    int64_t counts[]; /* of both directions, then the runs */
 } coll_work;
 
 /** Bytes that the operation takes from this rank's buffers and puts into them. */
@@ -75,6 +75,7 @@ static void record_post(coll_work *w)
         .op = w->op, .posted_ns = peri_time_ns(), .status = PERI_PENDING, .send_sum = w->out_bytes / e, .recv_sum = w->in_bytes / e};
     r->op.send_counts = r->op.recv_counts = NULL;
     r->op.send = r->op.recv = NULL;
+    r->op.recv_runs = NULL;
 }
 
 static void record_end(coll_work *w, peri_status status)
@@ -242,9 +243,15 @@ static peri_status coll_new(peri_group *g, const peri_coll_op *op, peri_tensor *
     }
     peri_tensor *any = recv ? recv : send;
     peri_work *base;
-    PERI_TRY(peri__work_new(sizeof(coll_work) + sizeof(int64_t) * 2 * (size_t)n, &coll_vtab, g, any ? peri__device(any) : NULL, &base));
+    size_t size = sizeof(coll_work) + sizeof(int64_t) * 2 * (size_t)n + sizeof(peri_k_run) * (size_t)(op->recv_runs ? op->n_recv_runs : 0);
+    PERI_TRY(peri__work_new(size, &coll_vtab, g, any ? peri__device(any) : NULL, &base));
     coll_work *w = (coll_work *)base;
     w->op = *op;
+    if (op->recv_runs) {
+        peri_k_run *runs = (peri_k_run *)(w->counts + 2 * n);
+        memcpy(runs, op->recv_runs, sizeof *runs * (size_t)op->n_recv_runs);
+        w->op.recv_runs = runs;
+    }
     if (op->send_counts) {
         memcpy(w->counts, op->send_counts, sizeof(int64_t) * (size_t)(op->kind == PERI_COLL_ALL_GATHER ? 1 : n));
         w->op.send_counts = w->counts;

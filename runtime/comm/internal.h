@@ -96,7 +96,7 @@ peri_status peri__group_fail(peri_group *group, peri_status status);
 /** Hash over what all ranks must agree on. */
 uint64_t peri__coll_signature(const peri_coll_op *op, int32_t size);
 
-/** Post an operation on HOST buffers: @op is copied with its count arrays (int64[size]), buffers are borrowed until complete;
+/** Post an operation on HOST buffers: @op is copied with its count arrays (int64[size]) and runs, buffers are borrowed until complete;
  *  op->sequence: a reserved number, or 0 to take the next. signature is computed. On failure nothing is posted; if a number had been
  *  taken the group is poisoned.
  *  @keep_release(@keep) runs when the transport is done with the buffers (NULL: nothing to do); also when this call fails. @out new. */
@@ -149,6 +149,8 @@ void peri__comm_release(peri__comm *comm);
 
 /** True when the transport can use tensors of @device where they are. */
 bool peri__stage_direct(const peri__comm *comm, const peri_device *device);
+/** True when, besides, an all_to_all can place what comes (recv_runs). */
+bool peri__stage_places(const peri__comm *comm, const peri_device *device);
 peri_status peri__stage_of(peri__comm *comm, peri_device *device, peri__stage **out);
 peri_status peri__stage_get(peri__stage *stage, int64_t bytes, peri__pinned **out);
 /** Give a buffer back; @retire: when its event is reached, else at once. */

@@ -39,7 +39,7 @@ typedef struct tensors {
     peri_work base;
     sizes *sizes; /* retained */
     int32_t index;
-    bool posted, used;
+    bool posted, used, placed; /* placed: the transport puts what comes where it belongs */
     peri_work *works[PERI_PARTS];
     peri_tensor *received[PERI_PARTS];
     int64_t own_first[2]; /* -1: the own part is exchanged with the others */
@@ -192,6 +192,21 @@ static const peri__work_vtab sizes_vtab = {.name = "kjt sizes", .step = sizes_st
 
 /* -- tensors --------------------------------------------------------------------------------------------------------------------------- */
 
+/** Post one part whose receiver is the result's own tensor. @runs: room for keys x ranks. */
+static peri_status post_placed(tensors *w, const item *t, int part, const int64_t *out, const int64_t *in, peri_k_run *runs)
+{
+    peri_group *g = w->base.group;
+    const peri__kjt_layout *l = t->layout;
+    bool lengths = part == PERI_PART_LENGTHS;
+    peri_tensor *whole = t->tensors[part];
+    PERI_TRY(peri_tensor_new(peri__device(whole), whole->dtype, 1, lengths ? &l->total_rows : &l->total_ids, &w->received[part]));
+    peri__kjt_layout_places(l, !lengths, runs);
+    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = whole->dtype, .send_counts = out, .recv_counts = in,
+                       .recv_runs = runs, .n_recv_runs = (int64_t)l->keys->count * l->ranks,
+                       .sequence = w->sizes->sequence + 1 + (uint64_t)w->index * PERI_PARTS + (uint64_t)part};
+    return peri__coll_post(g, &op, whole, w->received[part], &w->works[part]);
+}
+
 /** Post one part: @counts of what goes to each rank and of what comes from it. */
 static peri_status post_part(tensors *w, const item *t, int part, const int64_t *out, const int64_t *in)
 {
@@ -217,9 +232,12 @@ static peri_status post_tensors(tensors *w)
     item *t = &w->sizes->items[w->index];
     peri_group *g = w->base.group;
     const peri_kjt *k = t->kjt;
-    int64_t *counts = peri__alloc(sizeof *counts * 2 * (size_t)g->size), *in = counts + g->size;
-    if (!counts) return PERI_ENOMEM;
-    bool apart = g->rank == 0 || g->rank == g->size - 1;
+    int64_t all = (int64_t)t->layout->keys->count * g->size;
+    peri_k_run *runs = peri__alloc(sizeof *runs * (size_t)all + sizeof(int64_t) * 2 * (size_t)g->size);
+    int64_t *counts = (int64_t *)(runs + all), *in = counts + g->size;
+    if (!runs) return PERI_ENOMEM;
+    w->placed = peri__stage_places(g->comm, peri__kjt_device(t->kjt));
+    bool apart = !w->placed && (g->rank == 0 || g->rank == g->size - 1);
     w->own_first[0] = w->own_first[1] = apart ? 0 : -1;
     peri_status status = PERI_OK;
     for (int part = 0; part < PERI_PARTS && status >= 0; part++) {
@@ -231,9 +249,9 @@ static peri_status post_tensors(tensors *w)
             counts[r] = left_out ? 0 : at[t->first_key[r + 1]] - at[t->first_key[r]];
             in[r] = left_out ? 0 : lengths ? t->layout->rank_rows[r] : t->layout->rank_ids[r];
         }
-        status = post_part(w, t, part, counts, in);
+        status = w->placed ? post_placed(w, t, part, counts, in, runs) : post_part(w, t, part, counts, in);
     }
-    peri__free(counts);
+    peri__free(runs);
     return status;
 }
 
@@ -255,7 +273,7 @@ static peri_status tensors_advance(tensors *w)
         peri_work_release(w->works[part]);
         w->works[part] = NULL;
     }
-    PERI_TRY(peri__kjt_layout_build(t->layout, w->received, t->tensors, w->own_first, &w->result));
+    PERI_TRY(peri__kjt_layout_build(t->layout, w->received, t->tensors, w->own_first, w->placed, &w->result));
     for (int part = 0; part < PERI_PARTS; part++) {
         peri_tensor_release(w->received[part]);
         w->received[part] = NULL;

@@ -77,6 +77,21 @@ out:
     return status;
 }
 
+void peri__kjt_layout_places(const peri__kjt_layout *l, bool ids, peri_k_run *runs)
+{
+    int64_t all = (int64_t)l->keys->count * l->ranks, to = 0, from = 0;
+    const int64_t *counts = ids ? l->ids : l->rows;
+    for (int64_t t = 0; t < all; t++) {
+        int64_t s = l->recat[t];
+        runs[s].to = to;
+        to += counts[s];
+    }
+    for (int64_t s = 0; s < all; s++) {
+        runs[s] = (peri_k_run){.to = runs[s].to, .from = from, .n = counts[s]};
+        from += counts[s];
+    }
+}
+
 /* -- building -------------------------------------------------------------------------------------------------------------------------- */
 
 /** Runs of lengths and, behind them, of ids, in the order of the result. */
@@ -142,15 +157,22 @@ static peri_status compare(const peri__kjt_layout *l, peri_kjt *k)
 }
 
 peri_status peri__kjt_layout_build(const peri__kjt_layout *l, peri_tensor *const *received, peri_tensor *const *own,
-                                   const int64_t own_first[2], peri_kjt **out)
+                                   const int64_t own_first[2], bool placed, peri_kjt **out)
 {
     peri__kjt_parts p = {.keys = l->keys, .ranks = l->variable ? l->ranks : 0, .longest = -1};
     peri_tensor *runs = NULL, *parts[PERI_PARTS] = {0};
     peri_kjt *k = NULL;
     peri_status status;
-    PERI_TRY_GOTO(upload_runs(l, peri__device(received[PERI_PART_LENGTHS]), own_first, &runs), out);
-    for (int i = 0; i < PERI_PARTS; i++)
-        if (received[i]) PERI_TRY_GOTO(place(l, received[i], own[i], runs, i != PERI_PART_LENGTHS, &parts[i]), out);
+    if (!placed) PERI_TRY_GOTO(upload_runs(l, peri__device(received[PERI_PART_LENGTHS]), own_first, &runs), out);
+    for (int i = 0; i < PERI_PARTS; i++) {
+        if (!received[i]) continue;
+        if (!placed) {
+            PERI_TRY_GOTO(place(l, received[i], own[i], runs, i != PERI_PART_LENGTHS, &parts[i]), out);
+            continue;
+        }
+        parts[i] = received[i];
+        peri_tensor_retain(parts[i]);
+    }
     p.lengths = parts[PERI_PART_LENGTHS];
     p.values = parts[PERI_PART_VALUES];
     p.weights = parts[PERI_PART_WEIGHTS];

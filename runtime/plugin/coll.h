@@ -35,7 +35,8 @@ enum {
 /** What a transport can take. */
 enum {
     PERI_COLL_HOST = 1,  /* buffers in host memory */
-    PERI_COLL_CUDA = 2   /* buffers in CUDA memory, ordered by `stream` */
+    PERI_COLL_CUDA = 2,  /* buffers in CUDA memory, ordered by `stream` */
+    PERI_COLL_PLACES = 4 /* an ALL_TO_ALL whose data come to scattered places (recv_runs) */
 };
 
 /** One posted operation. The struct is copied by post; buffers and count arrays stay the core's and live until drop. */
@@ -52,6 +53,11 @@ typedef struct peri_coll_op {
     int64_t count;               /* elements, for BROADCAST and ALL_REDUCE */
     const int64_t *send_counts;  /* int64[W], NULL where the kind has none */
     const int64_t *recv_counts;  /* int64[W], NULL where the kind has none */
+    /* ALL_TO_ALL, with PERI_COLL_PLACES; NULL: the parts lie one after the other. Elements [from, from + n) of them (own part included)
+     * belong at recv + to. Ascending; the runs cover what comes exactly, and none reaches from one part into the next. Local: other ranks
+     * need not have any. */
+    const struct peri_k_run *recv_runs;
+    int64_t n_recv_runs;
     void *stream;                /* native stream for device buffers, else NULL */
 } peri_coll_op;
 

@@ -101,7 +101,7 @@ static void build(const message *m, const peri__kjt_layout *l, peri_device *devi
         own[2] = numbers(device, own_ids + (apart ? own_first[1] : 0), PERI_F32, NULL);
     }
     peri_kjt *k = NULL;
-    if (peri__kjt_layout_build(l, received, own, own_first, &k) == PERI_OK) {
+    if (peri__kjt_layout_build(l, received, own, own_first, false, &k) == PERI_OK) {
         peri_kjt_desc desc;
         const int64_t *offsets;
         peri_kjt_describe(k, &desc);
