@@ -22,6 +22,7 @@
 #include <mpi.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -106,6 +107,7 @@ typedef struct peer {
 static struct {
     bool started, ours, open, broken; /* ours: MPI_Init was called here; broken: a group failed, so MPI_Finalize could hang */
     bool over;                        /* MPI was finalized */
+    bool crowded;                     /* this machine has more ranks than processors */
     int32_t rank, size, epoch;        /* worlds opened */
     MPI_Comm world, control;
     int hash_bits;
@@ -246,6 +248,7 @@ static peri_status mpi_test(void *request)
         bool idle;
         peri_status status = near_step(r, &idle);
         if (status != PERI_PENDING) return end(r, status);
+        if (idle && mpi.crowded) sched_yield(); /* as MPI_Testall does then: whom this rank waits for may need this processor */
         if (idle) return waiting(r);
         r->quiet_ns = 0;
         return PERI_PENDING;
@@ -416,12 +419,15 @@ static peri_status meet(void)
         return PERI_ENOMEM;
     }
     if (code == MPI_SUCCESS) code = MPI_Allgather(own, 3, MPI_INT64_T, all, 3, MPI_INT64_T, mpi.world);
-    int32_t nodes = 0;
+    int32_t nodes = 0, near = 0;
+    cpu_set_t processors;
     for (int32_t i = 0; i < mpi.size && code == MPI_SUCCESS; i++) {
         int32_t lead = (int32_t)all[3 * i + 2];
         mpi.peers[i] = (peer){.pid = all[3 * i], .machine = (uint64_t)all[3 * i + 1]};
         mpi.peers[i].node = lead == i ? nodes++ : mpi.peers[lead].node; /* a leader is its node's lowest rank */
+        near += mpi.peers[i].machine == machine;
     }
+    mpi.crowded = sched_getaffinity(0, sizeof processors, &processors) != 0 || near > CPU_COUNT(&processors);
     host->free(all);
     return code == MPI_SUCCESS ? PERI_OK : mpi_fail("peri_comm_open", code);
 }

@@ -11,6 +11,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { MAX_THREADS = 256, SPIN = 2000, YIELDS = 20000 }; /* pauses that yield, some 10 ms, before one sleeps */
 
@@ -114,17 +115,23 @@ static int32_t count_from_environment(const char *const *names)
     return 0;
 }
 
+/** Processors that process @pid may use; 0: unknown. */
+static int32_t processors_of(pid_t pid)
+{
+    cpu_set_t set;
+    return sched_getaffinity(pid, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
+}
+
 int32_t peri_threads(void)
 {
     if (pool.count > 0) return pool.count;
     pool.count = count_from_environment((const char *const[]){"PERI_NUM_THREADS", NULL});
     if (pool.count > 0) return pool.count;
-    cpu_set_t set;
-    int32_t cpus = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    int32_t ranks =
+    int32_t cpus = processors_of(0), ranks =
         count_from_environment((const char *const[]){"OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "LOCAL_WORLD_SIZE", NULL});
-    /* mpirun may bind a rank to its own processors; then they are not shared with the others. */
-    if (ranks > 1 && cpus >= ranks) cpus /= ranks;
+    /* mpirun may bind a rank to processors of its own, fewer than mpirun itself has: then they are not shared with the others. */
+    bool bound = cpus < ranks && cpus < processors_of(getppid());
+    if (ranks > 1 && !bound) cpus /= ranks;
     pool.count = (int32_t)peri__max(1, peri__min(cpus, MAX_THREADS));
     return pool.count;
 }
