@@ -18,6 +18,7 @@ enum {
     PIECE_LEAST = 32 << 10,   /* bytes of a claim that others might make too: half of what is left, within these bounds */
     PIECE_MOST = 512 << 10,
     PIECE_OWN = 1 << 20,      /* of a claim that others make only if this rank has no time: a system call costs as much as 16 KiB */
+    PATIENCE = 16,            /* times that a rank of a crowded machine lets others run before it does their copies */
     SUM_ROOM = 512 << 10,     /* of the other ranks' pieces of a claim that is summed: they should stay in the cache */
     PIECE_REST = 16 << 10     /* the last claim takes so much more rather than leave it */
 };
@@ -59,6 +60,7 @@ typedef struct near_job {
 struct near_state {
     near_job *jobs;
     int32_t n, cursor;       /* jobs; the first that may have something to claim */
+    int32_t waited;          /* steps that found nothing to do */
     uint32_t *held;          /* own cells in use, by peer: bits */
     descriptor *mine, *theirs;
     peri_k_run **fetched;    /* by peer: its runs, read when this rank first helps it */
@@ -375,6 +377,7 @@ static peri_status near_step(mpi_request *r, bool *idle)
     struct near_state *s = r->near;
     *idle = true;
     for (; s->cursor < s->n; s->cursor++) {
+        if (mpi.crowded && s->jobs[s->cursor].to != r->group->rank && s->waited < PATIENCE) break;
         uint64_t at = 0, n = near_claim(&s->jobs[s->cursor], &at);
         if (!n) continue;
         *idle = false;
@@ -384,6 +387,7 @@ static peri_status near_step(mpi_request *r, bool *idle)
         if (status < 0) return status;
         break;
     }
+    s->waited += *idle;
     for (int32_t i = 0; i < s->n; i++)
         if (!near_complete(&s->jobs[i])) return PERI_PENDING;
     if (atomic_load(&r->group->shared->failed)) return PERI_PENDING; /* the reason is on its way */
@@ -460,7 +464,7 @@ static peri_status near_pairs(mpi_request *r)
         TRY(near_agree(r, from));
         if (!near_large((int64_t)in)) continue;
         near_add(r, from, rank, &s->theirs[from], in, 0);
-        if (s->mine[from].send_bytes > in / 2) s->jobs[s->n - 1].own = true, s->jobs[s->n - 1].most = PIECE_OWN;
+        if (mpi.crowded || s->mine[from].send_bytes > in / 2) s->jobs[s->n - 1].own = true, s->jobs[s->n - 1].most = PIECE_OWN;
     }
     for (int32_t k = 1; k < size; k++) {
         int32_t to = (rank + k) % size;
