@@ -293,8 +293,8 @@ static peri_status near_copy(const mpi_request *r, int32_t other, bool read, voi
     return PERI_OK;
 }
 
-/** Copy @bytes of rank @from's data, from byte @first of what @to gets from everybody on, to the places that @runs give them. @placed: address in
- *  @to's process from which the runs count; @joined: where the bytes lie in @from's. One of the two ranks is this one. */
+/** Copy @bytes of rank @from's data, from byte @first of what @to gets from everybody on, to the places that @runs give them. @placed:
+ *  address in @to's process from which the runs count; @joined: where the bytes lie in @from's. One of the two ranks is this one. */
 static peri_status near_place(const mpi_request *r, int32_t from, int32_t to, const peri_k_run *runs, int64_t n_runs, uint64_t placed,
                               uint64_t first, uint64_t joined, uint64_t bytes)
 {

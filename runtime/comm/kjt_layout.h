@@ -41,8 +41,8 @@ void peri__kjt_layout_places(const peri__kjt_layout *layout, bool ids, peri_k_ru
 
 /** Make the result of the parts. @received[part]: what came, by rank, then key (NULL weights: none). If @own_first[0] >= 0 the own part is
  *  not among them but in @own[part], from row own_first[0] (lengths) and own_first[1] (values, weights) on. Lengths that do not fit the
- *  announcements are PERI_EFORMAT where the host can see them at once; elsewhere the result's sync finds malformed ones. @placed: the parts in @received are the
- *  result's already (peri__kjt_layout_places). @out new. */
+ *  announcements are PERI_EFORMAT where the host can see them at once; elsewhere the result's sync finds malformed ones.
+ *  @placed: the parts in @received are the result's already (peri__kjt_layout_places). @out new. */
 peri_status peri__kjt_layout_build(const peri__kjt_layout *layout, peri_tensor *const *received, peri_tensor *const *own,
                                    const int64_t own_first[2], bool placed, peri_kjt **out);
 

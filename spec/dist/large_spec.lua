@@ -2,7 +2,7 @@
 -- empty and large parts in one exchange, many operations in flight, and ranks that are late. (mpirun: 2 3 4)
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
-local F = peri.nn.functional
+local F, dist, KJT = peri.nn.functional, peri.dist, peri.KeyedJaggedTensor
 
 local counts = { 3999, 4001, 20001, 300007 }
 
@@ -90,5 +90,52 @@ describe("large data", function()
     end
     local t = world:reduce_scatter(peri.full({ 20001 * n }, world.rank_number + 1, "c128", device)):wait()
     assert.equal(n * (n + 1) / 2, t:item(20000))
+  end, { sizes = { 2, 3, 4 } })
+
+  --- A transport may put what comes where it belongs: the parts of one rank large, small or empty, their receiver on time or late, so that
+  --- the senders place them.
+  worlds.each("KeyedJaggedTensors of all sizes, in their places", function(world, device, n)
+    local rank, keys, splits, rows = world.rank_number, {}, {}, 3
+    for r = 1, n do splits[r] = r == 2 and 7 or 3 end
+    local count = 3 * n + 4
+    for k = 1, count do keys[k] = "k" .. k end
+    local function made(total, of, on) return peri.Tensor.uniform({ total }, 0, 1e6, 5, of, "f64", on):to "i64" end
+    local function ids(of, k, seed) return ({ 0, 9001, 1, 300, 30011, 0, 2000 })[(of * 3 + k * 5 + seed) % 7 + 1] end
+    local function values(of, seed, first, last)
+      local lengths, from, total = {}, 0, 0
+      for k = 1, count do
+        local m = ids(of, k, seed)
+        if k < first then from = from + m end
+        if k >= first and k <= last then total = total + m end
+        for row = 1, rows do lengths[#lengths + 1] = row < rows and math.floor(m / 4) or m - 2 * math.floor(m / 4) end
+      end
+      return lengths, from, total
+    end
+    local a2a, first = dist.KJTAllToAll(world, splits), 1
+    for r = 1, rank do first = first + splits[r] end
+    for seed = 1, 6 do
+      local lengths, _, total = values(rank, seed, 1, count)
+      local flying = a2a(KJT { keys = keys, values = made(total, rank, device), weights = numbers(total, rank, device),
+        lengths = peri.tensor(lengths, "i32", device) }):wait()
+      if seed > 3 and seed % n == rank then
+        local a = numbers(128 * 128, 9, device):reshape(128, 128)
+        for _ = 1, 40 do F.matmul(a, a) end
+      end
+      local got = flying:wait()
+      local at, row, received, weights = 0, 1, got:values(), got:weights()
+      local got_lengths = got:lengths():to_list()
+      for k = first, first + splits[rank + 1] - 1 do
+        for of = 0, n - 1 do
+          local theirs, from, m = values(of, seed, k, k)
+          for i = 0, rows - 1 do assert.equal(theirs[(k - 1) * rows + 1 + i], got_lengths[row + i]) end
+          row = row + rows
+          local _, _, all = values(of, seed, 1, count)
+          same(made(all, of, device):slice(1, from, from + m):to "f64", received:slice(1, at, at + m):to "f64", "ids")
+          same(numbers(all, of, device):slice(1, from, from + m), weights:slice(1, at, at + m), "weights")
+          at = at + m
+        end
+      end
+      assert.equal(at, received:shape()[1])
+    end
   end, { sizes = { 2, 3, 4 } })
 end)
