@@ -2,7 +2,7 @@
 local shell = require "spec.support.shell"
 
 describe("the examples of", function()
-  for _, document in ipairs { "docs/embedding_tables.md", "docs/sparse_operators.md" } do
+  for _, document in ipairs { "docs/embedding_tables.md", "docs/sharded_tables.md", "docs/sparse_operators.md" } do
     it(document, function()
       local count = 0
       for block in shell.read(document):gmatch "```lua\n(.-)```" do

@@ -80,6 +80,10 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same({ { 1, 100, 0 }, { 10, 1000, 0 } }, w:grad():to_table())
       w:transpose(1, 2):to("f64"):backward(t({ { 1, 1 }, { 1, 1 }, { 1, 1 } }, "f64"))
       assert.same({ { 2, 101, 1 }, { 11, 1001, 1 } }, w:grad():to_table())
+      for _, dtype in ipairs { "f16", "bf16" } do
+        w:slice(1, 1, 2):to(dtype):backward(t({ { 1, 2, 0.5 } }, dtype))
+      end
+      assert.same({ { 2, 101, 1 }, { 13, 1005, 2 } }, w:grad():to_table())
     end)
 
     it("names what is wrong", function()

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * bag.c: making a sharded EmbeddingBagCollection: plan entries become shards, shards become routes, this rank's shards become table
- * batches. Tables of the same optimizer share one table batch, so that a step has one lookup and one update for each of them.
+ * batches. Tables of the same optimizer and dtype share one table batch, so that a step has one lookup and one update for each of them.
  */
 #include "bag.h"
 
@@ -9,11 +9,31 @@
 
 /* -- checks ---------------------------------------------------------------------------------------------------------------------- */
 
+static bool small_float(int32_t dtype) { return !dtype || dtype == PERI_F32 || dtype == PERI_F16 || dtype == PERI_BF16; }
+
+static int32_t dtype_of(const peri_sharded_table *table) { return table->dtype ? table->dtype : PERI_F32; }
+
+static peri_status check_dtypes(const char *f, const peri_sharded_table *table)
+{
+    if (!small_float(table->dtype))
+        return peri__fail(PERI_EINVAL, "%s: table '%s': weights of dtype %s (%d), allowed: f32, f16, bf16", f, table->name,
+                          peri_dtype_name(table->dtype), table->dtype);
+    if (table->compute_kernel == PERI_KERNEL_DENSE && dtype_of(table) != PERI_F32)
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "%s: table '%s': weights of dtype %s with the compute kernel dense, whose gradients and optimizer are f32; "
+                          "allowed: f32, or a fused compute kernel",
+                          f, table->name, peri_dtype_name(table->dtype));
+    return PERI_OK;
+}
+
 static peri_status check_config(const peri_sharded_ebc_config *c)
 {
     static const char *const f = "peri_sharded_ebc_new";
     if (c->gradient_division < 0 || c->gradient_division > PERI_DIVISION_OFF)
         return peri__fail(PERI_EINVAL, "%s: gradient_division %d, allowed: PERI_DIVISION_*", f, c->gradient_division);
+    if (!small_float(c->output_dtype))
+        return peri__fail(PERI_EINVAL, "%s: output_dtype %s (%d), allowed: f32, f16, bf16", f, peri_dtype_name(c->output_dtype),
+                          c->output_dtype);
     if (!c->group || !c->device) return peri__fail(PERI_EINVAL, "%s: a group and a device are needed", f);
     if (c->n_tables < 1 || c->n_features < 1)
         return peri__fail(PERI_EINVAL, "%s: %d tables and %d features, allowed: 1 or more", f, c->n_tables, c->n_features);
@@ -34,6 +54,7 @@ static peri_status check_config(const peri_sharded_ebc_config *c)
         if (table->compute_kernel != PERI_KERNEL_DENSE && table->compute_kernel != PERI_KERNEL_FUSED)
             return peri__fail(PERI_EINVAL, "%s: table '%s': compute kernel %d, allowed: dense, fused", f, table->name,
                               table->compute_kernel);
+        PERI_TRY(check_dtypes(f, table));
         if (table->compute_kernel == PERI_KERNEL_FUSED && (table->optimizer < 0 || table->optimizer >= c->n_optimizers))
             return peri__fail(PERI_EINVAL, "%s: table '%s': optimizer number %d, allowed: 0..%d", f, table->name, table->optimizer,
                               c->n_optimizers - 1);
@@ -158,14 +179,16 @@ static uint64_t hash_codec(uint64_t h, const peri_codec *codec)
 /** What must be equal on all ranks, in one number that travels with every exchange. */
 static uint64_t identity_of(const peri_sharded_ebc *e, const peri_sharded_ebc_config *c)
 {
-    uint64_t h = peri__hash_mix((uint64_t)e->world_size, (uint64_t)c->weighted | (uint64_t)e->division << 1);
+    uint64_t options = (uint64_t)c->weighted | (uint64_t)e->output_dtype << 1 | (uint64_t)e->division << 8;
+    uint64_t h = peri__hash_mix((uint64_t)e->world_size, options);
     for (int32_t lane = 0; lane < PERI__LANES; lane++)
         for (int way = 0; way < 2; way++) h = hash_codec(h, e->lanes[lane].codec[way]);
     for (int32_t t = 0; t < c->n_tables; t++) {
         const peri_sharded_table *table = &c->tables[t];
         h = peri__hash_mix(h, peri__hash_text(table->name));
         h = peri__hash_mix(peri__hash_mix(h, (uint64_t)table->rows), (uint64_t)table->cols);
-        h = peri__hash_mix(h, (uint64_t)table->pooling | (uint64_t)table->sharding_type << 8 | (uint64_t)table->compute_kernel << 16);
+        h = peri__hash_mix(h, (uint64_t)table->pooling | (uint64_t)table->sharding_type << 8 | (uint64_t)table->compute_kernel << 16 |
+                                  (uint64_t)dtype_of(table) << 24);
         for (int32_t f = 0; f < table->n_features; f++) h = peri__hash_mix(h, peri__hash_text(c->features[table->features[f]]));
         for (int32_t s = 0; s < e->tables[t].n_shards; s++) {
             const peri_shard *shard = &e->tables[t].shards[s];
@@ -182,13 +205,16 @@ static uint64_t identity_of(const peri_sharded_ebc *e, const peri_sharded_ebc_co
 static int32_t group_of(peri_sharded_ebc *e, const peri_sharded_table *table, bool replica)
 {
     bool dense = table->compute_kernel == PERI_KERNEL_DENSE, cached = table->cache != NULL;
-    int32_t optimizer = dense ? -1 : table->optimizer;
+    int32_t optimizer = dense ? -1 : table->optimizer, dtype = dtype_of(table);
     for (int32_t g = 0; g < e->n_groups; g++)
-        if (e->groups[g].optimizer == optimizer && e->groups[g].replica == replica && e->groups[g].cached == cached) return g;
+        if (e->groups[g].optimizer == optimizer && e->groups[g].dtype == dtype && e->groups[g].replica == replica &&
+            e->groups[g].cached == cached)
+            return g;
     peri__group_of_tables *more = peri__realloc(e->groups, sizeof *more * (size_t)(e->n_groups + 1));
     if (!more) return -1;
     e->groups = more;
-    e->groups[e->n_groups] = (peri__group_of_tables){.optimizer = optimizer, .dense = dense, .replica = replica, .cached = cached};
+    e->groups[e->n_groups] =
+        (peri__group_of_tables){.optimizer = optimizer, .dtype = dtype, .dense = dense, .replica = replica, .cached = cached};
     return e->n_groups++;
 }
 
@@ -232,7 +258,7 @@ static peri_status make_tbe(peri_sharded_ebc *e, const peri_sharded_ebc_config *
                                         .init_a = from->init_a, .init_b = from->init_b};
         if (g->cached) caches[i] = *from->cache;
     }
-    peri_tbe_config config = {.device = c->device, .dtype = PERI_F32, .bounds_check = PERI_BOUNDS_NONE, .n_tables = g->n_tables,
+    peri_tbe_config config = {.device = c->device, .dtype = g->dtype, .bounds_check = PERI_BOUNDS_NONE, .n_tables = g->n_tables,
                               .tables = tables, .n_features = c->n_features, .features = c->features, .seed = c->seed,
                               .caches = g->cached ? caches : NULL};
     peri_status status = PERI_OK;
@@ -299,6 +325,7 @@ peri_status peri_sharded_ebc_new(const peri_sharded_ebc_config *c, peri_sharded_
     e->n_features = c->n_features;
     e->n_optimizers = c->n_optimizers;
     e->weighted = c->weighted;
+    e->output_dtype = c->output_dtype ? c->output_dtype : PERI_F32;
     bool divide = c->gradient_division ? c->gradient_division == PERI_DIVISION_ON : peri_exchange_division(c->group);
     e->division = divide ? e->world_size : 1;
     peri_status status;

@@ -12,6 +12,7 @@
 typedef struct peri__group_of_tables {
     peri_tbe *tbe;
     int32_t optimizer; /* index into the configuration's; -1 for dense */
+    int32_t dtype;
     bool dense, replica, cached;
     int32_t n_tables;
     int32_t *slots_table; /* n_tables: module table */
@@ -42,7 +43,7 @@ struct peri_sharded_ebc {
     peri__refs refs;
     peri_group *group;
     peri_device *device;
-    int32_t rank, world_size, bounds_check, n_tables, n_features, n_groups, n_local, n_optimizers;
+    int32_t rank, world_size, bounds_check, n_tables, n_features, n_groups, n_local, n_optimizers, output_dtype;
     bool weighted, wire_i32, any_mean;
     uint64_t identity;  /* hash of tables and plan: equal on all ranks */
     int64_t bad_ids;    /* found so far */

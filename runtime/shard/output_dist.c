@@ -268,9 +268,10 @@ static peri_status start_gradient(batch *b, peri_tensor *grad, peri_tensor **out
 {
     peri_sharded_ebc *e = b->ebc;
     const peri__home *h = b->layout->home;
-    peri_tensor *flat = NULL, *rows = NULL;
+    peri_tensor *flat = NULL, *rows = NULL, *narrow = NULL;
     peri_status status;
-    PERI_TRY_GOTO(peri_tensor_contiguous(grad, &flat), out);
+    PERI_TRY_GOTO(peri_tensor_contiguous(grad, &narrow), out);
+    PERI_TRY_GOTO(peri_tensor_to(narrow, PERI_F32, NULL, &flat), out);
     PERI_TRY_GOTO(new_f32(e->device, own_of(b) + b->layout->owner->sent_out, &rows), out);
     PERI_TRY_GOTO(new_f32(e->device, h->received_out, &b->sent), out);
     peri_k_route_spread_args args = {.grad = peri__data(flat), .stride = e->routes->out_cols, .rows = h->rows, .sent = peri__data(b->sent),
@@ -283,6 +284,7 @@ static peri_status start_gradient(batch *b, peri_tensor *grad, peri_tensor **out
     PERI_TRY_GOTO(reduce_replicas(b, rows), out);
     *out = rows;
 out:
+    peri_tensor_release(narrow);
     peri_tensor_release(flat);
     if (status < 0) peri_tensor_release(rows);
     return status;
@@ -416,6 +418,14 @@ peri_status peri_sharded_ebc_output(peri_sharded_ebc *e, peri_work *output, peri
                                       .pieces = peri__upload_at(&h->up, h->pieces), .inverse = b->inverse ? peri__data(b->inverse) : NULL,
                                       .scale = b->scale ? peri__data(b->scale) : NULL, .n_outputs = e->routes->n_outputs};
     peri_status status = PERI_LAUNCH(e->device, route_combine, &args, h->rows, 64);
+    if (status >= 0 && e->output_dtype != PERI_F32) {
+        peri_tensor *narrow;
+        status = peri_tensor_to(values, e->output_dtype, NULL, &narrow);
+        if (status >= 0) {
+            peri_tensor_release(values);
+            values = narrow;
+        }
+    }
     if (status >= 0 && o->recorded) {
         peri__node *node;
         status = peri__record(&output_node, &o->buffer, 1, &values, 1, &node);

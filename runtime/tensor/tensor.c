@@ -534,6 +534,8 @@ static peri_status to_backward(peri__node *node, peri_tensor *const *grad_out, p
 
 static const peri__node_vtab to_vtab = {.name = "to", .backward = to_backward};
 
+static bool floating(int32_t dtype) { return dtype == PERI_F32 || dtype == PERI_F64 || dtype == PERI_F16 || dtype == PERI_BF16; }
+
 peri_status peri_tensor_to(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out)
 {
     if (dtype < 0) dtype = t->dtype;
@@ -547,7 +549,7 @@ peri_status peri_tensor_to(peri_tensor *t, int32_t dtype, peri_device *device, p
     PERI_TRY(peri_tensor_new(device, dtype, t->ndim, t->shape, &copy));
     peri_status status = peri_tensor_copy(copy, t);
     peri__node *node;
-    if (status >= 0 && (dtype == PERI_F32 || dtype == PERI_F64) && peri__recording(&t, 1)) {
+    if (status >= 0 && floating(dtype) && peri__recording(&t, 1)) {
         status = peri__record(&to_vtab, &t, 1, &copy, 1, &node);
         if (status >= 0) {
             node->integer[0] = t->dtype;

@@ -9,11 +9,11 @@ local plan = peri.plan
 local batch, whole, compare = sharded.batch, sharded.whole, sharded.assert_same
 local BATCH, WIDTH = sharded.BATCH, sharded.WIDTH
 
-local function run(kind, world, device, n, prefetch)
+local function run(kind, world, device, n, prefetch, data_type)
   local rank = world:rank()
-  local want = sharded.make { kind = kind, world = world, device = device }
+  local want = sharded.make { kind = kind, world = world, device = device, data_type = data_type }
   local algorithm = rank % 2 == 0 and "LRU" or "LFU"
-  local got = sharded.make { kind = kind, world = world, device = device,
+  local got = sharded.make { kind = kind, world = world, device = device, data_type = data_type,
     cache = { load_factor = 0.5, algorithm = algorithm, prefetch_pipeline = prefetch } }
   compare(want, got, device)
   local dist = got:input_dist(batch(1, rank, device)):wait()
@@ -45,6 +45,9 @@ describe("sharded tables in files:", function()
     for _, prefetch in ipairs { false, true } do
       worlds.each(kind .. (prefetch and ", prefetched" or ""), function(world, device, n) run(kind, world, device, n, prefetch) end,
         { sizes = { 1, 2, 3 } })
+      worlds.each(kind .. ", stochastically rounded" .. (prefetch and ", prefetched" or ""), function(world, device, n)
+        run(kind, world, device, n, prefetch, { a = "FP16", b = "BF16", c = "BF16" })
+      end, { sizes = { 1, 3 } })
     end
   end
 
@@ -94,6 +97,29 @@ describe("sharded tables in files:", function()
         end
       end
     end
+  end, { sizes = { 1, 2 } })
+
+  worlds.each("prefetch what was distributed and not yet looked up", function(world, device)
+    local ebc = sharded.make { kind = "row_wise", world = world, device = device, cache = { load_factor = 0.5 } }
+    local memory = sharded.make { kind = "row_wise", world = world, device = device }
+    local other = sharded.make { kind = "row_wise", world = world, device = device, cache = { load_factor = 0.5 } }
+    local function fails(module, dist, pattern)
+      assert.error_matches(function() module:prefetch(dist) end, pattern)
+    end
+    local early = ebc:input_dist(batch(1, world:rank(), device))
+    if not early:test() then fails(ebc, early, "peri_sharded_ebc_prefetch: the input_dist is not complete; wait for it") end
+    early:wait()
+    fails(other, early, "peri_sharded_ebc_prefetch: this work is not an input_dist of this module")
+    ebc:prefetch(early)
+    ebc:prefetch(early) -- once more changes nothing
+    local dropped = ebc:input_dist(batch(2, world:rank(), device)):wait()
+    ebc:prefetch(dropped) -- a batch that nobody will look up
+    local x = memory:forward(batch(1, world:rank(), device)):values():to_list()
+    assert.same(x, ebc:compute_and_output_dist(early):values():to_list())
+    fails(ebc, early, "ShardedEmbeddingBagCollection:prefetch: this input_dist is already used")
+    local plain = memory:input_dist(batch(1, world:rank(), device)):wait()
+    memory:prefetch(plain) -- nothing to bring
+    assert.same(x, memory:compute_and_output_dist(plain):values():to_list())
   end, { sizes = { 1, 2 } })
 
   it("are described by plans", function()

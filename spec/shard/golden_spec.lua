@@ -14,15 +14,14 @@ local mathematics = {
 }
 --- Row-wise means of TorchRec are sum / (length + 1e-6): a little off the mean.
 local nearly = { ebc_rw_w2_mean = true, ebc_rw_mean_sum_w4 = true, vbe_rw_w2_mean = true }
---- Cases for other specs: weighted means under row-wise sharding are defined differently (mean over ids, not over weights: parity_spec pins
---- it), f16 tables.
-local left_out = { ebc_rw_w2_mean_weighted = true, ebc_groups_w2 = true }
+--- Weighted means under row-wise sharding are defined differently (mean over ids, not over weights: parity_spec pins it).
+local left_out = { ebc_rw_w2_mean_weighted = true }
 
 local function fused_params(o)
   local mode = tostring(o.weight_decay_mode or "none"):lower():gsub("weightdecaymode%.", "")
   return {
     optimizer = o.name:lower():gsub("exact_row_?wise", "rowwise"):gsub("exact_", ""), learning_rate = o.learning_rate, eps = o.eps,
-    weight_decay = o.weight_decay, weight_decay_mode = mode,
+    weight_decay = o.weight_decay, weight_decay_mode = mode, stochastic_rounding = o.stochastic_rounding,
   }
 end
 
@@ -56,12 +55,12 @@ local function registry_of(precisions, scale)
     backward_loss_scale = scale }
 end
 
-local function make(case, world, device, registry)
+local function make(case, world, device, registry, output_dtype)
   local tables, entries, own = {}, {}, {}
   for i, t in ipairs(case.tables) do
     tables[i] = peri.EmbeddingBagConfig {
       name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim, feature_names = t.feature_names,
-      pooling = t.pooling,
+      pooling = t.pooling, data_type = t.data_type,
     }
     local placed = t.sharding_type == "table_wise" or t.sharding_type == "column_wise"
     entries[t.name] = plan.ParameterSharding {
@@ -69,8 +68,10 @@ local function make(case, world, device, registry)
     }
     if t.optimizer then own[t.name] = fused_params(t.optimizer) end
   end
+  local shared = fused_params(case.optimizer)
+  shared.output_dtype = output_dtype
   return peri.shard.ShardedEmbeddingBagCollection {
-    tables = tables, plan = entries, group = world, device = device, fused_params = fused_params(case.optimizer), table_fused_params = own,
+    tables = tables, plan = entries, group = world, device = device, fused_params = shared, table_fused_params = own,
     is_weighted = case.weighted, gradient_division = case.gradient_division, qcomm_codecs_registry = registry,
   }
 end
@@ -134,15 +135,15 @@ local function input_of(case, at, device, batch)
   }
 end
 
-local function run(case, world, device, registry)
+local function run(case, world, device, registry, output_dtype)
   if nearly[case.name] then case.tol = { abs = 1e-5, rel = 1e-5 } end
   case.state_tol = { abs = 1e-6, rel = 1e-5 }
-  if registry then -- what the cases with codecs have
+  if registry or output_dtype then -- what the cases with codecs have
     case.tol = { abs = 2e-3, rel = 2e-3 }
     case.state_tol = case.tol
   end
   local rank, truth = world:rank(), mathematics[case.name] and "unsharded/" or ""
-  local ebc = make(case, world, device, registry)
+  local ebc = make(case, world, device, registry, output_dtype)
   local shards, states = ebc:local_shards(), {}
   for _, s in ipairs(shards) do s.state("weight"):copy(part(case:tensor("table/" .. s.table .. "/init", device), s)) end
   for step = 1, case.steps do
@@ -159,7 +160,7 @@ local function run(case, world, device, registry)
       upstream:slice(2, own, own + dim):copy(grad:slice(2, column, column + dim))
       column = column + dim
     end
-    kt:values():backward(upstream)
+    kt:values():backward(upstream:to(kt:values():dtype()))
     train_dense(case, world, shards, states)
     for _, s in ipairs(shards) do
       local key = ("%stable/%s/step%d"):format(truth, s.table, step)
@@ -185,5 +186,7 @@ describe("a sharded EmbeddingBagCollection reproduces", function()
     worlds.each(name .. " with FP16 rows", function(world, device)
       run(case, world, device, registry_of({ forward = "FP16", backward = "FP16" }, 256))
     end, { sizes = { case.world_size } })
+    worlds.each(name .. " with outputs of FP16", function(world, device) run(case, world, device, nil, "FP16") end,
+      { sizes = { case.world_size } })
   end
 end)

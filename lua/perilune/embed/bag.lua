@@ -44,16 +44,16 @@ function EmbeddingBagCollection.output_names(tables)
   return names
 end
 
-local function check_tables(tables)
+local function check_tables(tables, described)
   local f = "EmbeddingBagCollection"
   if type(tables) ~= "table" or #tables == 0 then error(f .. ": tables is no list of EmbeddingBagConfig", 4) end
   local seen = {}
   for i, t in ipairs(tables) do
     if not config.EmbeddingBagConfig.is(t) then error(("%s: entry %d of tables is no EmbeddingBagConfig"):format(f, i), 4) end
     if seen[t.name] then error(("%s: two tables are named '%s'"):format(f, t.name), 4) end
-    if t.data_type ~= tables[1].data_type then
-      error(("%s: table '%s' holds %s, table '%s' %s; allowed: one data_type"):format(f, t.name, t.data_type, tables[1].name,
-        tables[1].data_type), 4)
+    if t.data_type ~= tables[1].data_type and not described then
+      error(("%s: table '%s' holds %s, table '%s' %s; allowed: one data_type, except on device 'meta' (to be sharded)"):format(f, t.name,
+        t.data_type, tables[1].name, tables[1].data_type), 4)
     end
     seen[t.name] = true
   end
@@ -61,7 +61,7 @@ end
 
 function EmbeddingBagCollection:init(args)
   local a = util.named("EmbeddingBagCollection", args, arguments)
-  check_tables(a.tables)
+  check_tables(a.tables, a.device == "meta")
   self.tables, self.fused_params, self.seed = a.tables, a.fused_params or false, a.seed or false
   self.device = a.device or false
   self._weighted = a.is_weighted
@@ -200,9 +200,11 @@ local function variable(self, features)
   local pooled = batch:lookup(features:values(), features:offsets(), batch:blocks(list), at, nil, weights)
   local a = ffi.new "peri_tbe_expand_args"
   local indices = inverse[2]:contiguous()
+  local dtype = pooled:dtype()
+  pooled = pooled:to "f32" -- exact, and rounded back without loss
   a.pooled, a.inverse, a.features, a.rows, a.cols, a.inverse_row, a.names = pooled.ptr, indices.ptr, n, rows, self._lengths, row, names
   check(C.peri_tbe_expand(a, out))
-  local values = Tensor.wrap(out[0])
+  local values = Tensor.wrap(out[0]):to(dtype)
   check(C.peri_kt_new(self._keys.ptr, self._lengths, 1, values.ptr, kt_out))
   return KeyedTensor.wrap(kt_out[0])
 end

@@ -164,14 +164,16 @@ local optimizer_arguments = {
   momentum = util.optional, -- lars_sgd
   max_norm = util.optional,
   stochastic_rounding = true, -- of f16 and bf16 tables
-  exact = false,              -- sums of gradients that do not depend on the order, to the last bit
+  exact = false,              -- sums of gradients that do not depend on the order, to the last bit; over ranks: docs/sharded_tables.md
   gradient_clipping = false,
   max_gradient = 1.0, -- with gradient_clipping
   bounds_check_mode = "FATAL",
   cache_params = util.optional, -- CacheParams: tables in files
+  output_dtype = util.optional, -- of pooled rows: FP32 (default), FP16, BF16
 }
 
---- fused_params -> peri_tbe_optimizer, bounds check mode, the optimizer's name, and CacheParams or nil. FBGEMM's names and defaults:
+--- fused_params -> peri_tbe_optimizer, bounds check mode, the optimizer's name, CacheParams or nil, and the output's data type (a key of
+--- data_types) or nil. FBGEMM's names and defaults:
 --- learning_rate 0.01, eps 1e-8, beta1 0.9, beta2 0.999, eta 0.001, momentum 0.9; `optimizer` is one of `kinds`, or FBGEMM's EmbOptimType
 --- name.
 function M.fused_params(func, params)
@@ -188,7 +190,8 @@ function M.fused_params(func, params)
   o.row_bias_correction = a.use_rowwise_bias_correction
   if a.gradient_clipping then o.max_gradient = a.max_gradient end
   local cache = a.cache_params ~= nil and M.cache_params(func, a.cache_params) or nil
-  return o, one_of(func, "bounds_check_mode", a.bounds_check_mode, M.bounds_checks), name, cache
+  if a.output_dtype ~= nil then one_of(func, "output_dtype", a.output_dtype, M.data_types) end
+  return o, one_of(func, "bounds_check_mode", a.bounds_check_mode, M.bounds_checks), name, cache, a.output_dtype
 end
 
 return M

@@ -33,7 +33,7 @@ local arguments = {
   fused_params = util.required,
   features = util.optional, -- names for messages
   data_type = "FP32",       -- FP32, FP16, BF16; INT8, INT8_HALF, FP8: rows of bytes, which start as zeros
-  output_dtype = "FP32",    -- of lookup(): FP32, FP16, BF16
+  output_dtype = util.optional, -- of lookup(): FP32, FP16, BF16; default: that of fused_params, or FP32
   seed = util.optional,     -- default: that of the running rank
   device = util.optional,
 }
@@ -63,12 +63,13 @@ function M.new(args)
   c.device = P.device(a.device)
   local format = config.row_formats[a.data_type]
   c.dtype = format or P.dtype(config.data_types[a.data_type] or a.data_type)
-  c.output_dtype = P.dtype(config.data_types[a.output_dtype] or a.output_dtype)
   for i = 1, format and #a.tables or 0 do
     if not a.tables[i].init then tables[i - 1].init = C.PERI_INIT_NONE end
   end
   c.n_tables, c.tables, c.n_features, c.features = #a.tables, tables, #features, names
-  local optimizer, bounds, _, cache = config.fused_params("table batch: fused_params", a.fused_params)
+  local optimizer, bounds, _, cache, output = config.fused_params("table batch: fused_params", a.fused_params)
+  output = a.output_dtype or output or "FP32"
+  c.output_dtype = P.dtype(config.data_types[output] or output)
   c.optimizer, c.bounds_check = optimizer, bounds
   if cache then
     caches = ffi.new("peri_cache_params[?]", math.max(#a.tables, 1))

@@ -96,6 +96,20 @@ local function output_names(tables)
   return names, dims
 end
 
+--- The dtype of the output: what the optimizers' parameters say; all that say something must agree.
+local function output_dtype_of(a)
+  local result = a.fused_params and a.fused_params.output_dtype
+  for name, params in util.ordered(a.table_fused_params or {}) do
+    if params.output_dtype and result and params.output_dtype ~= result then
+      P.fail(("ShardedEmbeddingBagCollection: fused_params of table '%s': output_dtype %s, but the module's is %s; allowed: one "
+        .. "output_dtype"):format(name, tostring(params.output_dtype), tostring(result)))
+    end
+    result = result or params.output_dtype
+  end
+  if result then util.one_of("ShardedEmbeddingBagCollection: fused_params", "output_dtype", result, util.keys(config.data_types)) end
+  return P.dtype(config.data_types[result or "FP32"])
+end
+
 --- Optimizers of the module: a C array, the index of each table, and their names.
 local function optimizers_of(a, plan)
   local list, index, bounds = {}, {}, C.PERI_BOUNDS_FATAL
@@ -179,7 +193,7 @@ function ShardedEmbeddingBagCollection:init(args)
     c.sharding_type = types.type_codes[sharding.sharding_type]
     c.compute_kernel = sharding.compute_kernel == "dense" and C.PERI_KERNEL_DENSE or C.PERI_KERNEL_FUSED
     c.features = array("int32_t[?]", util.map(t.feature_names, function(f) return positions[f] end))
-    c.n_features, c.optimizer = #t.feature_names, index[i]
+    c.n_features, c.optimizer, c.dtype = #t.feature_names, index[i], P.dtype(config.data_types[t.data_type])
     c.n_ranks = sharding.ranks and #sharding.ranks or 0
     c.ranks = sharding.ranks and array("int32_t[?]", sharding.ranks) or nil
     c.sizes = sharding.sizes and array("int64_t[?]", sharding.sizes) or nil
@@ -194,7 +208,7 @@ function ShardedEmbeddingBagCollection:init(args)
   cfg.optimizers, cfg.n_optimizers = optimizers, #list
   cfg.seed = a.seed or state.seed
   cfg.bounds_check, cfg.local_size = bounds, env.local_size
-  cfg.weighted = a.is_weighted
+  cfg.weighted, cfg.output_dtype = a.is_weighted, output_dtype_of(a)
   local division = a.gradient_division
   if division == nil then division = ops.get_gradient_division(a.group) end
   cfg.gradient_division = division and C.PERI_DIVISION_ON or C.PERI_DIVISION_OFF

@@ -87,7 +87,8 @@ typedef struct peri_tbe_optimizer {
     double max_gradient;       /* > 0: clamp every element of the upstream gradient to +-max_gradient first */
     bool row_bias_correction;  /* Adam, LAMB, partial row-wise too: count each row's updates (state row_counter [rows]), not all */
     bool nearest;              /* tables of f16 and bf16: round updated weights to nearest even instead of stochastically */
-    bool exact;                /* sum gradients so that the result does not depend on their order, to the last bit; slower */
+    bool exact;                /* sum gradients so that the result does not depend on their order, to the last bit; slower. In sharded
+                                  modules: nor on the number of ranks or the plan, but for replicas, whose sums over ranks are f32 */
 } peri_tbe_optimizer;
 
 /** What happens to ids outside their table, and to bags whose offsets make no sense. Whatever the mode, inputs are never rewritten; bad

@@ -65,7 +65,7 @@ typedef struct peri_sharded_table {
     int32_t pooling, init;  /* PERI_POOLING_*, PERI_INIT_* */
     int32_t sharding_type, compute_kernel;
     int32_t optimizer;      /* index into config.optimizers; ignored with PERI_KERNEL_DENSE */
-    int32_t reserved;
+    int32_t dtype;          /* of the weights: PERI_F32 (or 0), PERI_F16, PERI_BF16; PERI_KERNEL_DENSE: f32 */
     const peri_cache_params *cache; /* NULL: shards in memory; else in files (TorchRec's fused_uvm_caching; fused, no replicas) */
 } peri_sharded_table;
 
@@ -87,6 +87,7 @@ typedef struct peri_sharded_ebc_config {
     bool weighted;          /* every input has per-sample weights, or none has */
     int32_t gradient_division; /* PERI_DIVISION_*: whether gradients that come back are divided by the size of the group (mean over ranks);
                                   DEFAULT: as exchanges of the group are when the module is made */
+    int32_t output_dtype;   /* PERI_F32 (or 0), PERI_F16, PERI_BF16: sums are f32, and rounded to nearest even at last */
     peri_sharded_codecs all_to_all;     /* of rows of table-wise and column-wise shards */
     peri_sharded_codecs reduce_scatter; /* of row-wise shards; they are added up in f32, when they are here */
 } peri_sharded_ebc_config;
@@ -113,8 +114,9 @@ PERI_API peri_status peri_sharded_ebc_compute_and_output_dist(peri_sharded_ebc *
 PERI_API peri_status peri_sharded_ebc_prefetch(peri_sharded_ebc *ebc, peri_work *dist);
 /** Write the changed rows of this rank's tables in files (peri_tbe_flush). Local, blocks. */
 PERI_API peri_status peri_sharded_ebc_flush(peri_sharded_ebc *ebc);
-/** The pooled rows [batch, columns] of a complete work of peri_sharded_ebc_compute_and_output_dist, used once. Recorded on the tape when
- *  gradients were on at the lookup: the backward pass exchanges the gradient and updates the shards. Local. @out new. */
+/** The pooled rows [batch, columns], of config.output_dtype, of a complete work of peri_sharded_ebc_compute_and_output_dist, used once.
+ *  Recorded on the tape when gradients were on at the lookup: the backward pass exchanges the gradient and updates the shards. Local. @out
+ *  new. */
 PERI_API peri_status peri_sharded_ebc_output(peri_sharded_ebc *ebc, peri_work *output, peri_tensor **out);
 
 /** A piece of a table that lives on this rank: a shard, or a whole replica. */
