@@ -20,6 +20,8 @@ TBE_INLINE v16 v16_zero(void) { return (v16){_mm512_setzero_ps()}; }
 TBE_INLINE v16 v16_set(float x) { return (v16){_mm512_set1_ps(x)}; }
 TBE_INLINE v16 v16_load(const float *p) { return (v16){_mm512_loadu_ps(p)}; }
 TBE_INLINE void v16_store(float *p, v16 a) { _mm512_storeu_ps(p, a.v); }
+/** Past the caches; p is the begin of a line. */
+TBE_INLINE void v16_stream(float *p, v16 a) { _mm512_stream_ps(p, a.v); }
 /** The first n of sixteen (0 <= n <= 16): the others read as 0 and are not written. */
 TBE_INLINE v16 v16_load_part(const float *p, int64_t n) { return (v16){_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p)}; }
 TBE_INLINE void v16_store_part(float *p, v16 a, int64_t n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), a.v); }
@@ -68,6 +70,11 @@ TBE_INLINE void v16_store(float *p, v16 x)
 {
     _mm256_storeu_ps(p, x.a);
     _mm256_storeu_ps(p + 8, x.b);
+}
+TBE_INLINE void v16_stream(float *p, v16 x)
+{
+    _mm256_stream_ps(p, x.a);
+    _mm256_stream_ps(p + 8, x.b);
 }
 TBE_INLINE v16 v16_load_part(const float *p, int64_t n)
 {

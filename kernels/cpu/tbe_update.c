@@ -278,21 +278,19 @@ static void cpu_tbe_weight_gradient(const void *args, int64_t begin, int64_t end
     for (int64_t k = 0; k < s->n_blocks; k++) {
         const peri_k_tbe_block *b = &s->blocks[k];
         const peri_k_tbe_table *t = &s->tables[b->table];
-        const int64_t element = tbe_weight_bytes(a->weight_dtype);
-        const char *weight = (const char *)a->weight + t->offset * element;
         int64_t i = tbe_clamp(s->spans[k].first_id, from, to), stop = tbe_clamp(s->spans[k].first_id + tbe_items(s, k), from, to);
         if (i >= stop) continue;
-        tbe_ahead h;
-        tbe_ahead_start(&h, s, a->weight, a->weight_dtype, k, i, stop - i);
+        const char *ring[TBE_AHEAD_MOST];
+        const tbe_source source = tbe_source_of(s, a->weight, a->weight_dtype);
+        tbe_ahead h = tbe_ahead_start(source, ring, k, i, stop - i);
         for (int64_t j = tbe_bag_of(s, k, i); i < stop; j++) {
             int64_t first = tbe_bag_start(s, k, j), past = tbe_bag_start(s, k, j + 1);
             float factor = tbe_factor(s, t, b->first_bag + j, past - first);
             if (j + 1 >= b->bags) past = stop;
             for (; i < past && i < stop; i++) {
-                tbe_ahead_step(&h, 0);
-                uint64_t id = (uint64_t)tbe_id(s, i);
-                if (id >= (uint64_t)t->rows) continue;
-                const char *row = weight + (int64_t)id * t->stride * element;
+                const char *row = ring[h.at % TBE_AHEAD_MOST];
+                tbe_ahead_step(&h, &source, ring, 0);
+                if (!row) continue;
                 const float *grad = a->grad + b->out_offset + tbe_out_row(t, j, i) * b->out_stride;
                 float dot = a->weight_dtype == PERI_F32   ? tbe_weight_dot(grad, row, t->cols, PERI_F32)
                             : a->weight_dtype == PERI_F16 ? tbe_weight_dot(grad, row, t->cols, PERI_F16)

@@ -51,20 +51,22 @@ TBE_INLINE __m128i tbe_bytes_part(const uint8_t *p, int64_t n)
 }
 #endif
 
-/** FP8 by way of f16, which has one bit of exponent more and another bias: sign, exponent and mantissa move, 2^8 mends the bias. */
+/** FP8 by way of f16, which has one bit of exponent more and another bias: sign, exponent and mantissa move, TBE_FP8_SCALE times the
+ *  result is the number. */
+#define TBE_FP8_SCALE 256.0f
 TBE_INLINE v16 v16_of_fp8(__m128i x)
 {
     __m256i w = _mm256_slli_epi16(_mm256_cvtepi8_epi16(x), 7); /* the sign is in bits 15 and 14 now */
-    return v16_mul(v16_of_f16(_mm256_and_si256(w, _mm256_set1_epi16((short)0xbfff))), v16_set(256));
+    return v16_of_f16(_mm256_and_si256(w, _mm256_set1_epi16((short)0xbfff)));
 }
 
-/** Columns [d, d + 16) of a row, or the first n <= 16 of them. */
-TBE_INLINE v16 tbe_row_values(const tbe_codes *codes, int64_t d, int64_t n, const int32_t format)
+/** Columns [d, d + 16) of a row, or the first n <= 16 of them. @scaled: the caller multiplies those of FP8 rows by TBE_FP8_SCALE. */
+TBE_INLINE v16 tbe_row_values(const tbe_codes *codes, int64_t d, int64_t n, const int32_t format, const bool scaled)
 {
     if (format == PERI_F32 || format == PERI_F16 || format == PERI_BF16) return tbe_get_weights(codes->at, d, n, format);
     const uint8_t *p = (const uint8_t *)codes->at + d;
     __m128i bytes = n >= 16 ? _mm_loadu_si128((const __m128i *)p) : tbe_bytes_part(p, n);
-    if (format == PERI_K_ROWS_FP8) return v16_of_fp8(bytes);
+    if (format == PERI_K_ROWS_FP8) return scaled ? v16_of_fp8(bytes) : v16_mul(v16_of_fp8(bytes), v16_set(TBE_FP8_SCALE));
     return v16_fma(v16_of_u8(bytes), codes->scale, codes->bias);
 }
 
