@@ -302,9 +302,38 @@ static void every_fp8_code_is_its_number(void **state)
     }
 }
 
+/** Outputs of calls that run through the caches take another way to memory: whole lines where blocks allow it, and no other bytes. */
+static void large_calls_give_refs_bits(void **state)
+{
+    (void)state;
+    static const tbe_case c = {.name = "large", .tables = 5, .rows = {30}, .cols = {64, 128, 32, 48, 20}, .batch = 26000, .length = 1};
+    enum { STRIDE = 64 + 128 + 32 + 48 + 32 };
+    static const char *const isas[] = {"ref", "avx2", "avx512"};
+    lookup l = lookup_new(&c, PERI_F32, PERI_F32, false, FIRST_SEED);
+    assert_true(l.spans[l.d.n_blocks].cost * 4 >= 32 << 20); /* where it begins: kernels/cpu/tbe_forward.c */
+    for (int64_t k = 0; k < l.d.n_blocks; k++) l.d.blocks[k].out_stride = STRIDE;
+    const int64_t bytes = c.batch * STRIDE * 4;
+    uint8_t *out[3] = {NULL};
+    for (int n = 0; n < 3; n++) {
+        const peri_kernels *k = peri_kernels_isa(isas[n]);
+        if (!k) continue;
+        out[n] = aligned_alloc(64, (size_t)bytes);
+        assert_non_null(out[n]);
+        memset(out[n], 0x5a, (size_t)bytes);
+        peri_k_tbe_forward_args a = {
+            .stream = l.s, .weight = l.weight, .weight_dtype = PERI_F32, .out = out[n], .out_dtype = PERI_F32, .chunks = 64};
+        k->fn[PERI_K_tbe_forward](&a, 0, 17);
+        k->fn[PERI_K_tbe_forward](&a, 17, 64);
+        assert_true(memcmp(out[0], out[n], (size_t)bytes) == 0);
+    }
+    for (int n = 0; n < 3; n++) free(out[n]);
+    lookup_free(&l);
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(every_instruction_set_gives_refs_bits),
     cmocka_unit_test(ref_agrees_with_double_precision),
     cmocka_unit_test(every_fp8_code_is_its_number),
+    cmocka_unit_test(large_calls_give_refs_bits),
 };
 check_main(tests)
