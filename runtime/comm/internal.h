@@ -116,6 +116,7 @@ peri_status peri__codec_decode_to(peri_codec_context *context, peri_tensor *wire
 /** Host memory that takes part in queued copies; kept for reuse. */
 typedef struct peri__pinned {
     struct peri__pinned *next;
+    peri_device *device;
     peri_event *event; /* copies that use it are done when this is reached */
     char *data;
     int64_t bytes;

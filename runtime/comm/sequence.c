@@ -191,14 +191,16 @@ peri_status peri_exchange_alltoall_sequence(peri_group *g, peri_tensor *input, c
 /** dst[i] = src[index[i]], row by row; @index i64 on the device. */
 static peri_status pick(const peri_tensor *src, const int64_t *index, peri_tensor **out)
 {
-    PERI_TRY(peri__tensor_like(src, src->ndim, src->shape, out));
+    peri_tensor *picked;
+    PERI_TRY(peri__tensor_like(src, src->ndim, src->shape, &picked));
     int64_t width = peri_dtype_size(src->dtype);
     for (int32_t d = 1; d < src->ndim; d++) width *= src->shape[d];
-    peri_k_jagged_copy_args args = {.dst = peri__data(*out), .src = peri__data(src), .permute = index, .width = width,
+    peri_k_jagged_copy_args args = {.dst = peri__data(picked), .src = peri__data(src), .permute = index, .width = width,
                                     .segments = src->shape[0], .out_step = 1, .in_step = 1, .permute_dtype = PERI_I64};
     peri_status status =
         PERI_LAUNCH(peri__device(src), jagged_copy, &args, width ? src->shape[0] : 0, peri__max(1, (1 << 19) / peri__max(width, 1)));
-    if (status < 0) peri_tensor_release(*out);
+    if (status < 0) peri_tensor_release(picked);
+    else *out = picked;
     return status;
 }
 

@@ -4,6 +4,8 @@
  */
 #include "internal.h"
 
+#include <stdatomic.h>
+
 enum { SMALLEST = 4096, KEEP = 256 << 20 }; /* bytes of the smallest buffer; bytes of unused buffers that a stage keeps */
 
 bool peri__stage_direct(const peri__comm *comm, const peri_device *device)
@@ -32,11 +34,30 @@ peri_status peri__stage_of(peri__comm *comm, peri_device *device, peri__stage **
     return peri__fail(PERI_EUNSUPPORTED, "peri_coll: tensors of more than %d devices in one world", PERI_COMM_DEVICES);
 }
 
-static void buffer_free(peri__stage *stage, peri__pinned *b)
+static void buffer_free(peri__pinned *b)
 {
     peri_event_release(b->event);
-    peri__host_free(stage->device, b->data, b->bytes);
+    peri__host_free(b->device, b->data, b->bytes);
     peri__free(b);
+}
+
+/** Buffers of worlds that were dropped while a copy still used them; whoever drops a world next looks whether it ended. */
+static _Atomic(peri__pinned *) abandoned;
+
+static void abandon(peri__pinned *b)
+{
+    b->next = atomic_load(&abandoned);
+    while (!atomic_compare_exchange_weak(&abandoned, &b->next, b)) continue;
+}
+
+static void sweep_abandoned(void)
+{
+    peri__pinned *b = atomic_exchange(&abandoned, NULL), *next;
+    for (; b; b = next) {
+        next = b->next;
+        if (peri_event_query(b->event) == PERI_OK) buffer_free(b);
+        else abandon(b);
+    }
 }
 
 peri_status peri__stage_get(peri__stage *stage, int64_t bytes, peri__pinned **out)
@@ -55,12 +76,13 @@ peri_status peri__stage_get(peri__stage *stage, int64_t bytes, peri__pinned **ou
     peri__pinned *b = peri__alloc_zero(sizeof *b);
     if (!b) return PERI_ENOMEM;
     b->bytes = wanted;
+    b->device = stage->device;
     void *data = NULL;
     peri_status status = peri_event_new(stage->device, &b->event);
     if (status >= 0) status = peri__host_alloc(stage->device, wanted, &data);
     b->data = data;
     if (status < 0) {
-        buffer_free(stage, b);
+        buffer_free(b);
         return status;
     }
     *out = b;
@@ -74,7 +96,7 @@ void peri__stage_put(peri__stage *stage, peri__pinned *b, bool retire)
         b->next = stage->retiring;
         stage->retiring = b;
     } else if (stage->free_bytes + b->bytes > KEEP) {
-        buffer_free(stage, b);
+        buffer_free(b);
     } else {
         b->next = stage->free;
         stage->free = b;
@@ -100,14 +122,17 @@ void peri__stage_fini(peri__stage *stage)
 {
     if (!stage->device) return;
     peri__stage_sweep(stage, false);
+    sweep_abandoned();
     while (stage->free) {
         peri__pinned *b = stage->free;
         stage->free = b->next;
-        buffer_free(stage, b);
+        buffer_free(b);
     }
-    /* A world that was dropped without close: a copy may still read these, and a finalizer must not wait. They are let go. */
-    for (peri__pinned *b = stage->retiring; b; b = b->next)
-        peri__log(PERI_LOG_DEBUG, "%lld bytes of a copy in flight are abandoned", (long long)b->bytes);
+    while (stage->retiring) { /* a world that was dropped without close: a copy may still read these, and a finalizer must not wait */
+        peri__pinned *b = stage->retiring;
+        stage->retiring = b->next;
+        abandon(b);
+    }
     peri_stream_release(stage->stream);
     *stage = (peri__stage){0};
 }
