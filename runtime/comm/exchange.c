@@ -178,6 +178,18 @@ static void flow_release(flow *f)
     peri__free(f);
 }
 
+/** What both ends of a wire must agree on. */
+static uint64_t format_hash(const peri_codec *codec)
+{
+    peri_codec_config c;
+    uint64_t scale, h;
+    peri_codec_describe(codec, &c);
+    memcpy(&scale, &c.loss_scale, sizeof scale);
+    h = peri__hash_mix((uint64_t)c.format + 1, (uint64_t)c.row_dim);
+    h = peri__hash_mix(h, (uint64_t)c.exponent_bits << 32 | (uint64_t)c.exponent_bias);
+    return peri__hash_mix(h, scale);
+}
+
 static peri_status check_codec(const peri__flow_args *a, const peri_tensor *input, peri_codec *codec, peri_codec **out)
 {
     if (!codec || peri_codec_wire_dtype(codec) == PERI_F32) return PERI_OK;
@@ -214,7 +226,7 @@ static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri_
     int32_t division = o->division ? o->division : a->division;
     f->divisor = (division ? division == PERI_DIVISION_ON : peri_exchange_division(g)) ? g->size : 1;
     f->tag = peri__hash_mix(peri__hash_text(a->function), a->alike);
-    for (int i = 0; i < 2; i++) f->tag = peri__hash_mix(f->tag, (uint64_t)(f->codec[i] ? peri_codec_wire_dtype(f->codec[i]) + 1 : 0));
+    for (int i = 0; i < 2; i++) f->tag = peri__hash_mix(f->tag, f->codec[i] ? format_hash(f->codec[i]) : 0);
     f->tag = peri__hash_mix(f->tag, o->tag);
     f->input_ndim = input->ndim;
     memcpy(f->input_shape, input->shape, sizeof f->input_shape);

@@ -1,5 +1,5 @@
--- What a training step does with groups, exchanges and awaitables compiles (style J2). In a world of one rank: what differs between ranks is
--- behind the FFI. (mpirun: none)
+-- What a training step does with groups, exchanges and awaitables compiles (style J2). In a world of one rank: what differs between
+-- ranks is behind the FFI. (mpirun: none)
 local dist = require "perilune.dist"
 local ops = require "perilune.dist.ops"
 local codec = require "perilune.dist.codec"

@@ -1,6 +1,6 @@
--- Memory that runs out in exchanges of embeddings and of KeyedJaggedTensors: wherever an allocation fails, that rank says so, the other one is
--- told at once (not by a deadline), nothing leaks, and the process goes on. (mpirun: none: a rank of another process cannot count its
--- neighbour's allocations)
+-- Memory that runs out in exchanges of embeddings and of KeyedJaggedTensors: wherever an allocation fails, that rank says so, the other
+-- one is told at once (not by a deadline), nothing leaks, and the process goes on. (mpirun: none: a rank of another process cannot count
+-- its neighbour's allocations)
 -- deadline: 240 s
 local codec = require "perilune.dist.codec"
 local dist = require "perilune.dist"

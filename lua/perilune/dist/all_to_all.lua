@@ -4,22 +4,12 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local awaitable = require "perilune.dist.awaitable"
-local Group = require("perilune.dist.group").Group
-local C, check, state = P.C, P.check, P.state
+local groups = require "perilune.dist.group"
+local C, check = P.C, P.check
+local group_of, NON_GROUP_MEMBER = groups.group_of, groups.NON_GROUP_MEMBER
 local WorkAwaitable, work_out = awaitable.WorkAwaitable, awaitable.work_out
 
 local M = {}
-
---- What dist.new_group gives to ranks outside the group. Operations on it do nothing and return nil.
-local NON_GROUP_MEMBER = setmetatable({}, { __tostring = function() return "NON_GROUP_MEMBER" end })
-M.NON_GROUP_MEMBER = NON_GROUP_MEMBER
-
-local function group_of(func, group)
-  group = group or state.world
-  if not group then P.fail(func .. ": no group, and no world yet: call peri.init() first") end
-  if not Group.is(group) then P.fail(("%s: group is a %s"):format(func, type(group))) end
-  return group
-end
 
 -- Pointers of the two lists: grow with the largest group.
 local room, to, from = 64, ffi.new "peri_tensor *[64]", ffi.new "peri_tensor *[64]"

@@ -4,6 +4,7 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local serial = require "perilune.dist.serial"
 local awaitable = require "perilune.dist.awaitable"
+local group_of = require("perilune.dist.group").group_of
 
 local M = {}
 local FUNC = "invoke_on_rank_and_broadcast_result"
@@ -12,8 +13,8 @@ local OK, FAILED = 0, 1
 --- True on the rank of the group that leads (its rank 0 unless said otherwise).
 function M.is_leader(group, leader_rank)
   leader_rank = util.integer("is_leader", "leader_rank", leader_rank or 0, 0)
-  if not group then return leader_rank == 0 end
-  return group:rank() == leader_rank
+  if group == nil then return leader_rank == 0 end
+  return group_of("is_leader", group):rank() == leader_rank
 end
 
 --- The bytes of rank `rank` on all ranks, with a number beside them. Waits.
@@ -36,7 +37,8 @@ end
 --- raises is raised on every rank, and so is a result that cannot be sent. Collective.
 function M.invoke_on_rank_and_broadcast_result(group, rank, func, ...)
   if type(func) ~= "function" then P.fail(("%s: func is a %s"):format(FUNC, type(func))) end
-  if not group then return func(...) end
+  if group == nil then return func(...) end
+  group_of(FUNC, group)
   util.integer(FUNC, "rank", rank, 0, group:size() - 1)
   local own = group:rank() == rank
   local status, bytes, raised = OK, "", nil

@@ -2,7 +2,7 @@
 -- the groups within and across nodes.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
-local Group = require("perilune.dist.group").Group
+local group_of = require("perilune.dist.group").group_of
 local state = P.state
 
 local M = {}
@@ -145,9 +145,7 @@ end
 function M.intra_and_cross_node_pg(args)
   local func = "intra_and_cross_node_pg"
   args = util.named(func, args, { group = util.optional, topology = util.optional, local_size = util.optional })
-  local group = args.group or state.world
-  if not group then P.fail(func .. ": no group, and no world yet: call peri.init() first") end
-  if not Group.is(group) then P.fail(("%s: group is a %s"):format(func, type(group))) end
+  local group = group_of(func, args.group)
   local imposed = args.topology or args.local_size
   local nodes = imposed and topology_of(func, group, args)
   local key = nodes and table.concat(nodes, " ") or "found"

@@ -9,6 +9,7 @@ local KJT = require "perilune.jagged.kjt"
 local Keys = require "perilune.jagged.keys"
 local awaitable = require "perilune.dist.awaitable"
 local ops = require "perilune.dist.ops"
+local group_of = require("perilune.dist.group").group_of
 local C, check, state = P.C, P.check, P.state
 local Awaitable, wait_work = awaitable.Awaitable, awaitable.wait_work
 
@@ -20,10 +21,6 @@ local function module(name)
   class.__call = function(self, ...) return self:forward(...) end
   M[name] = class
   return class
-end
-
-local function group_of(func, pg)
-  return pg or state.world or P.fail(func .. ": no group, and no world yet: call peri.init() first")
 end
 
 --- One whole number >= 0 for each rank.

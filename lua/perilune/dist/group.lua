@@ -12,7 +12,17 @@ local wrap = P.handle("peri_group", {})
 local group_out = ffi.new "peri_group *[1]"
 
 local Group = util.class "peri.Group"
-local M = { Group = Group }
+--- What dist.new_group gives to ranks outside the group.
+local NON_GROUP_MEMBER = setmetatable({}, { __tostring = function() return "NON_GROUP_MEMBER" end })
+local M = { Group = Group, NON_GROUP_MEMBER = NON_GROUP_MEMBER }
+
+--- `group`, or the world if it is nil; anything else is an error of `func`.
+function M.group_of(func, group)
+  if group == nil then return state.world or P.fail(func .. ": no group, and no world yet: call peri.init() first") end
+  if Group.is(group) then return group end
+  if rawequal(group, NON_GROUP_MEMBER) then P.fail(func .. ": this rank is not in the group (NON_GROUP_MEMBER)") end
+  P.fail(("%s: group is a %s"):format(func, type(group)))
+end
 
 --- Group(pointer of a peri_group, new). Made by dist.init, Group:new_group and their like.
 function Group:init(ptr)
@@ -121,13 +131,20 @@ local function reserve(n)
   counts_a, counts_b = ffi.new("int64_t[?]", n), ffi.new("int64_t[?]", n)
 end
 
+local MOST_ROWS = 2 ^ 48
+
 --- Copy row counts to `buffer`; returns their sum.
 local function fill(group, what, rows, buffer)
   local n, sum = group.world_size, 0
+  if type(rows) ~= "table" then P.fail(("%s is a %s, wanted a list of numbers"):format(what, type(rows))) end
   if #rows ~= n then P.fail(("%s: %d entries for the %d ranks of group '%s'"):format(what, #rows, n, group.name)) end
   for i = 1, n do
-    buffer[i - 1] = rows[i]
-    sum = sum + rows[i]
+    local x = rows[i]
+    if type(x) ~= "number" or not (x >= 0 and x <= MOST_ROWS) or x ~= math.floor(x) then
+      P.fail(("%s: %s rows for rank %d of group '%s', allowed: whole numbers from 0 to 2^48"):format(what, tostring(x), i - 1, group.name))
+    end
+    buffer[i - 1] = x
+    sum = sum + x
   end
   return sum
 end

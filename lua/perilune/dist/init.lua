@@ -14,7 +14,7 @@ local M = {
   ListAwaitable = awaitable.ListAwaitable, WorkAwaitable = awaitable.WorkAwaitable,
   GetItemLazyAwaitable = awaitable.GetItemLazyAwaitable,
   resolve = awaitable.resolve, lazy_class = awaitable.lazy_class,
-  all_to_all = all_to_all.all_to_all, tpu_all_to_all = all_to_all.tpu_all_to_all, NON_GROUP_MEMBER = all_to_all.NON_GROUP_MEMBER,
+  all_to_all = all_to_all.all_to_all, tpu_all_to_all = all_to_all.tpu_all_to_all, NON_GROUP_MEMBER = group.NON_GROUP_MEMBER,
   functional = { all_to_all = all_to_all.functional_all_to_all },
 }
 

@@ -11,7 +11,7 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local A = require "perilune.jagged.arguments"
 local awaitable = require "perilune.dist.awaitable"
-local Group = require("perilune.dist.group").Group
+local group_of = require("perilune.dist.group").group_of
 local C, check, state = P.C, P.check, P.state
 local tensor_ptr, work_out, wait_work = Tensor.ptr, awaitable.work_out, awaitable.wait_work
 
@@ -95,13 +95,6 @@ local function per_rank(func, what, group, a, list)
     P.fail(("%s: %s has %d entries for the %d ranks of group '%s'"):format(func, what, n, group.world_size, group.name))
   end
   return a.at
-end
-
-local function group_of(func, group)
-  group = group or state.world
-  if not group then P.fail(func .. ": no group, and no world yet: call peri.init() first") end
-  if not Group.is(group) then P.fail(("%s: group is a %s"):format(func, type(group))) end
-  return group
 end
 
 local function tensor_of(func, what, t)

@@ -3,6 +3,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
+local group_of = require("perilune.dist.group").group_of
 local C, check, state = P.C, P.check, P.state
 
 local wrap = P.handle("peri_reducer", {})
@@ -16,7 +17,7 @@ function Reducer:init(args)
   local n = #args.params
   local list = ffi.new("peri_tensor *[?]", math.max(n, 1))
   for i = 1, n do list[i - 1] = Tensor.ptr(args.params[i]) end
-  check(C.peri_reducer_new(args.group:ptr(), list, n, args.bucket_bytes, out))
+  check(C.peri_reducer_new(group_of("Reducer", args.group):ptr(), list, n, args.bucket_bytes, out))
   local scope = state.scope
   state.scope = false
   self._ref = wrap(out[0])
