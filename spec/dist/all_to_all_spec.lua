@@ -117,7 +117,7 @@ describe("all_to_all on lists", function()
       work:wait()
       for i = 1, n - 1 do assert.equal((n - i) * 10 + group.rank_number + 1, output[i]:item()) end
     end
-  end, { sizes = { 2, 3, 4, 5 } })
+  end, { sizes = { 2, 3, 4, 5, 8 } })
 
   worlds.each("its gradient is its adjoint", function(world, device, n)
     local rank = world.rank_number
@@ -223,6 +223,9 @@ describe("tpu_all_to_all", function()
     if n == 4 then
       out[4] = { { 2, 0 }, { 1, 3 } }
       out[5] = { { 3, 1 }, { 0, 2 } }
+    elseif n == 8 then
+      out[4] = { { 7, 0, 5, 2 }, { 1, 6, 3, 4 } }
+      out[5] = { { 3, 1 }, { 0, 7 }, { 2, 6 }, { 5, 4 } }
     end
     return out
   end
@@ -259,7 +262,27 @@ describe("tpu_all_to_all", function()
         end
       end
     end
-  end, { sizes = { 1, 2, 3, 4 } })
+  end, { sizes = { 1, 2, 3, 4, 5, 8 } })
+
+  worlds.each("tensors of one dimension, and of six", function(world, device, n)
+    local rank, row, all = world.rank_number, {}, {}
+    for r = 0, n - 1 do row[r + 1] = r end
+    for r = 0, n - 1 do
+      for i = 0, 1 do all[#all + 1] = 100 * r + 2 * rank + i end
+    end
+    local x = peri.tensor(sequence(100 * rank, 2 * n), "i64", device)
+    local got = dist.tpu_all_to_all { input = x, group_assignment = { row }, split_count = n, split_dimension = 1,
+      concat_dimension = 1 }:wait()
+    assert.same(all, got:to_list())
+    local deep = dist.tpu_all_to_all { input = x:reshape(1, 1, n, 1, 2, 1), group_assignment = { row }, split_count = n,
+      split_dimension = 3, concat_dimension = 6 }:wait()
+    assert.same({ 1, 1, 1, 1, 2, n }, deep:shape())
+    local turned = {}
+    for i = 0, 1 do
+      for r = 0, n - 1 do turned[#turned + 1] = 100 * r + 2 * rank + i end
+    end
+    assert.same(turned, deep:to_list())
+  end)
 
   worlds.each("its gradient is its adjoint", function(world, device, n)
     local rank = world.rank_number
@@ -277,7 +300,7 @@ describe("tpu_all_to_all", function()
         assert.is_true(math.abs(a - b) <= 1e-11 * (1 + math.abs(a)), ("%g and %g"):format(a, b))
       end
     end
-  end, { sizes = { 1, 2, 3, 4 } })
+  end, { sizes = { 1, 2, 3, 4, 5, 8 } })
 
   worlds.each("bad calls are errors on all ranks, and the group stays usable", function(world, device, n)
     local x = peri.ones({ n, 2 * n }, "f32", device)

@@ -1,4 +1,4 @@
--- dist.comm: places on nodes from launchers' variables and from worlds, and the groups within and across nodes. (mpirun: none)
+-- dist.comm: places on nodes from launchers' variables and from worlds, and the groups within and across nodes. (mpirun: 2 3 4)
 local dist = require "perilune.dist"
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
@@ -79,6 +79,29 @@ describe("intra_and_cross_node_pg", function()
     assert.is_true(halves ~= intra)
     assert.equal(halves, (comm.intra_and_cross_node_pg { local_size = 3 }))
   end, { sizes = { 6 }, devices = { "cpu" } })
+
+  worlds.each("gives every rank both groups, whatever the topology", function(world, device, n)
+    local rank = world.rank_number
+    for size = 1, n do
+      if n % size == 0 then
+        for _, alternate in ipairs { false, true } do
+          local nodes = {}
+          for r = 0, n - 1 do nodes[r + 1] = alternate and r % (n / size) or math.floor(r / size) end
+          local intra, cross = comm.intra_and_cross_node_pg { topology = nodes }
+          assert.same({ size, n / size }, { intra:size(), cross:size() })
+          local in_node, across = 0, 0
+          for r = 0, n - 1 do
+            if nodes[r + 1] == nodes[rank + 1] then in_node = in_node + r end
+            if alternate and math.floor(r / (n / size)) == math.floor(rank / (n / size)) or not alternate and r % size == rank % size then
+              across = across + r
+            end
+          end
+          assert.equal(in_node, intra:all_reduce(peri.full({ 1 }, rank, "f32", device)):wait():item())
+          assert.equal(across, cross:all_reduce(peri.full({ 1 }, rank, "f32", device)):wait():item())
+        end
+      end
+    end
+  end)
 
   worlds.each("says what a topology must be", function()
     local function bad(args, pattern) assert.error_matches(function() comm.intra_and_cross_node_pg(args) end, pattern) end

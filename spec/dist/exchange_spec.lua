@@ -337,15 +337,20 @@ describe("SparseFeaturesAllToAll", function()
     assert.equal(rank == 0 and 1 or 3, #half.id_score_list_features:keys())
   end, { sizes = { 2 } })
 
-  worlds.each("staggers", function(world, device)
-    local rank, keys = world.rank_number, key_names(4)
-    local sfa2a = dist.SparseFeaturesAllToAll { pg = world, id_list_features_per_rank = { 1, 1, 1, 1 },
-      id_score_list_features_per_rank = { 4, 0, 0, 0 }, stagger = 2 }
-    local out = sfa2a(dist.SparseFeatures { id_list_features = made(rank, keys, 1, {}, device),
-      id_score_list_features = made(rank, keys, 2, { weighted = true }, device) }):wait()
-    verify(out.id_list_features, world, keys, { 1, 1, 1, 1 }, 1, { stagger = 2 })
-    verify(out.id_score_list_features, world, keys, { 4, 0, 0, 0 }, 2, { stagger = 2, weighted = true })
-  end, { sizes = { 4 } })
+  worlds.each("moves both kinds, staggered too", function(world, device, n)
+    local rank, keys = world.rank_number, key_names(n + 2)
+    local lists_per_rank, scores_per_rank = splits_of(n, 3, n + 2), splits_of(n, 4, n + 2)
+    for stagger = 1, n do
+      if n % stagger == 0 then
+        local sfa2a = dist.SparseFeaturesAllToAll { pg = world, id_list_features_per_rank = lists_per_rank,
+          id_score_list_features_per_rank = scores_per_rank, stagger = stagger }
+        local out = sfa2a(dist.SparseFeatures { id_list_features = made(rank, keys, 1, {}, device),
+          id_score_list_features = made(rank, keys, 2, { weighted = true, empty = n - 1 }, device) }):wait()
+        verify(out.id_list_features, world, keys, lists_per_rank, 1, { stagger = stagger })
+        verify(out.id_score_list_features, world, keys, scores_per_rank, 2, { stagger = stagger, weighted = true, empty = n - 1 })
+      end
+    end
+  end)
 end)
 
 -- -- modules of embeddings ---------------------------------------------------------------------------------------------------------------

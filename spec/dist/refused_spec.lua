@@ -1,5 +1,5 @@
--- What a rank may not ask of a group: numbers that cannot be, groups that it is not a member of, groups that were closed or released. Each is
--- an error at once, by name and with what is allowed, and the ranks go on.
+-- What a rank may not ask of a group: numbers that cannot be, groups that it is not a member of, groups that were closed or released. Each
+-- is an error at once, by name and with what is allowed, and the ranks go on.
 local dist = require "perilune.dist"
 local ops = require "perilune.dist.ops"
 local peri = require "perilune"
@@ -101,8 +101,9 @@ describe("a group that was left", function()
       function() return group:new_group({ 0 }, "later") end, function() return group:intra_node() end,
       function() return group:cross_node() end, function() return dist.all_to_all(tensors, tensors, group, true) end,
       function()
-        return dist.tpu_all_to_all { input = t, group_assignment = { peri.util.map(one, function(_, i) return i - 1 end) }, split_count = n,
-          split_dimension = 1, concat_dimension = 2, group = group }
+        local row = peri.util.map(one, function(_, i) return i - 1 end)
+        return dist.tpu_all_to_all { input = t, group_assignment = { row }, split_count = n, split_dimension = 1, concat_dimension = 2,
+          group = group }
       end,
       function() return ops.alltoall_pooled { a2a_pooled_embs_tensor = t, batch_size_per_rank = one, dim_sum_per_rank = list(n, 2),
         group = group } end,

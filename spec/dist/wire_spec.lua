@@ -7,8 +7,8 @@ local worlds = require "spec.support.worlds"
 
 local formats = {
   { comm_precision = "FP16" }, { comm_precision = "FP16", loss_scale = 24 }, { comm_precision = "BF16" }, { comm_precision = "FP8" },
-  { comm_precision = "FP8", row_dim = 5 }, { comm_precision = "INT8" }, { comm_precision = "INT8", row_dim = 7 }, { comm_precision = "MX4" },
-  { comm_precision = "MX4", row_dim = 6 },
+  { comm_precision = "FP8", row_dim = 5 }, { comm_precision = "INT8" }, { comm_precision = "INT8", row_dim = 7 },
+  { comm_precision = "MX4" }, { comm_precision = "MX4", row_dim = 6 },
 }
 
 --- Numbers of rank r that all ranks know, as a list.

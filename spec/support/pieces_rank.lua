@@ -47,5 +47,37 @@ for r = 0, n - 1 do
   same(got:slice(1, at, at + recv[r + 1]), numbers(all, r):slice(1, before, before + recv[r + 1]), "all_to_all_v")
   at = at + recv[r + 1]
 end
+
+-- Ids, lengths and weights of keys, and rows both ways: (a + 2 b + 1) * 7 ids of rank a for rank b, in one bag.
+local dist, values, lengths, weights, splits, keys = peri.dist, {}, {}, {}, {}, {}
+local function id(a, b, i) return 1e6 * a + 1e4 * b + i end
+for r = 0, n - 1 do
+  keys[r + 1], splits[r + 1], lengths[r + 1] = "f" .. r, 1, (rank + 2 * r + 1) * 7
+  for i = 1, lengths[r + 1] do
+    values[#values + 1], weights[#weights + 1] = id(rank, r, i), i
+  end
+end
+local kjt = peri.KeyedJaggedTensor { keys = keys, values = values, lengths = lengths, weights = weights }
+local sizes = dist.KJTAllToAll(world, splits)(kjt):wait()
+local known, mine = sizes:splits(), sizes:wait()
+local arrived, amounts, wanted, wanted_weights = mine:values():to_list(), mine:lengths():to_list(), {}, {}
+for r = 0, n - 1 do
+  assert(amounts[r + 1] == (r + 2 * rank + 1) * 7, "lengths of a KJT")
+  for i = 1, amounts[r + 1] do
+    wanted[#wanted + 1], wanted_weights[#wanted_weights + 1] = id(r, rank, i), i
+  end
+end
+same(peri.tensor(wanted, "f64"), peri.tensor(arrived, "f64"), "ids of a KJT")
+same(peri.tensor(wanted_weights), mine:weights(), "weights of a KJT")
+local rows = mine:values():to("f64"):reshape(-1, 1):requires_grad()
+local back = dist.SequenceEmbeddingsAllToAll { pg = world, features_per_rank = splits } {
+  local_embs = rows, lengths = mine:lengths(), input_splits = known.input_splits, output_splits = known.output_splits,
+  batch_size_per_rank = known.stride_per_rank,
+}:wait()
+same(peri.tensor(values, "f64"), back, "rows of a KJT")
+back:backward(kjt:values():to("f64"):reshape(-1, 1))
+local gradient = rows:grad():to_list()
+for i, x in ipairs(wanted) do assert(math.abs(gradient[i] * n - x) < 1e-3, "gradients of rows") end
+
 peri.finish()
 io.stdout:write(rank .. " ok\n")
