@@ -89,8 +89,8 @@ end)
 describe("a group that was left", function()
   --- Every operation on a group that this rank closed, then on one that was released.
   local function all_fail(pattern, group, n, device)
-    local t, kjt = peri.ones({ n, 2 }, "f32", device)
-    kjt = peri.KeyedJaggedTensor { keys = {}, values = {}, lengths = {}, stride = 0, device = device }
+    local t = peri.ones({ n, 2 }, "f32", device)
+    local kjt = peri.KeyedJaggedTensor { keys = {}, values = {}, lengths = {}, stride = 0, device = device }
     local one, tensors = list(n, 1), {}
     for i = 1, n do tensors[i] = peri.ones({ 2 }, "f32", device) end
     local calls = {
@@ -113,7 +113,8 @@ describe("a group that was left", function()
       function() return ops.reduce_scatter_v_pooled { input = t, input_splits = one, group = group } end,
       function() return ops.all_gather_base_pooled { input = t, group = group } end,
       function() return ops.variable_batch_alltoall_pooled { a2a_pooled_embs_tensor = peri.empty({ 0 }, "f32", device), group = group,
-        batch_size_per_rank_per_feature = list(n, {}), batch_size_per_feature_pre_a2a = {}, emb_dim_per_rank_per_feature = list(n, {}) } end,
+        batch_size_per_rank_per_feature = list(n, {}), batch_size_per_feature_pre_a2a = {},
+        emb_dim_per_rank_per_feature = list(n, {}) } end,
       function() return ops.reduce_scatter_v_per_feature_pooled { input = t:reshape(-1), group = group,
         batch_size_per_rank_per_feature = list(n, { 1 }), embedding_dims = { 2 } } end,
       function() return ops.alltoall_sequence { a2a_sequence_embs_tensor = peri.empty({ 0, 2 }, "f32", device), group = group,

@@ -4,9 +4,9 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local awaitable = require "perilune.dist.awaitable"
-local groups = require "perilune.dist.group"
+local membership = require "perilune.dist.group"
 local C, check = P.C, P.check
-local group_of, NON_GROUP_MEMBER = groups.group_of, groups.NON_GROUP_MEMBER
+local group_of, NON_GROUP_MEMBER = membership.group_of, membership.NON_GROUP_MEMBER
 local WorkAwaitable, work_out = awaitable.WorkAwaitable, awaitable.work_out
 
 local M = {}
