@@ -3,6 +3,8 @@
 --
 -- The whole step is timed as pipelines run it. The parts come from further steps that are taken apart: what a part waits for (another
 -- rank, an exchange) is in its time, so the parts of a step that overlaps its exchanges add up to more than the step.
+--
+-- With --cache the tables are in files; then the step is also timed with the next batch's rows prefetched before the backward pass.
 local ffi = require "ffi"
 local argparse = require "argparse"
 local json = require "dkjson"
@@ -17,6 +19,9 @@ parser:option("--sharding", "Sharding types (several: table_wise,row_wise).", "t
 parser:option("--tables", "Embedding tables.", 26, tonumber)
 parser:option("--rows", "Rows of a table.", 100000, tonumber)
 parser:option("--dim", "Columns of a table.", 64, tonumber)
+parser:option("--data-type", "Of the tables: FP32, FP16, BF16.", "FP32")
+parser:option("--qcomm", "Precision of rows and gradients between ranks: FP32, FP16, BF16, FP8, INT8, MX4.", "FP32")
+parser:option("--cache", "Tables in files, this share of their rows in memory; 0: in memory.", 0, tonumber)
 parser:option("--steps", "Timed steps of each kind.", 15, tonumber)
 local options = parser:parse(arg)
 
@@ -51,13 +56,18 @@ local function make_model(sharding)
   for t = 1, options.tables do
     local name = "t" .. t
     tables[t] = peri.EmbeddingBagConfig {
-      name = name, num_embeddings = options.rows, embedding_dim = options.dim, feature_names = { "f" .. t },
+      name = name, num_embeddings = options.rows, embedding_dim = options.dim, feature_names = { "f" .. t }, data_type = options.data_type,
     }
-    entries[name] = sharding == "table_wise" and plan.table_wise((t - 1) % ranks) or plan.ParameterSharding { sharding_type = sharding }
+    entries[name] = plan.ParameterSharding {
+      sharding_type = sharding, ranks = sharding == "table_wise" and { (t - 1) % ranks } or nil,
+      compute_kernel = options.cache > 0 and "fused_uvm_caching" or nil,
+      cache_params = options.cache > 0 and { load_factor = options.cache } or nil,
+    }
   end
   local from = now()
   local model = peri.DistributedModelParallel {
     plan = { ["model.sparse_arch.embedding_bag_collection"] = entries },
+    qcomm_codecs_registry = peri.dist.codec.get_qcomm_codecs_registry { forward = options.qcomm, backward = options.qcomm },
     module = nn.DLRMTrain(nn.DLRM {
       embedding_bag_collection = peri.EmbeddingBagCollection {
         tables = tables, device = "meta", fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.01 },
@@ -140,6 +150,51 @@ local function take_apart(model, optimizer, batch, times)
   lap()
 end
 
+--- One step whose tables' input is `dist`. The next batch's ids go out, and its rows are brought, before the backward pass. Returns the next
+--- dist.
+local function step_ahead(model, optimizer, dist, batch, following)
+  local dlrm = model.module.model
+  local ebc = dlrm.sparse_arch.embedding_bag_collection
+  optimizer:zero_grad()
+  local pooled = ebc:compute_and_output_dist(dist)
+  local dense = dlrm.dense_arch:forward(batch.dense_features)
+  local ahead = ebc:input_dist(following.sparse_features):wait()
+  ebc:prefetch(ahead)
+  local sparse = pooled:values():reshape(-1, options.tables, options.dim)
+  local logits = dlrm.over_arch:forward(dlrm.inter_arch:forward(dense, sparse)):reshape(-1)
+  model:backward(nn.functional.binary_cross_entropy_with_logits(logits, batch.labels))
+  optimizer:step()
+  return ahead
+end
+
+--- Counts of the caches of this rank: hits and rows that were there because they had been prefetched.
+local function cache_counts(model)
+  local hits, misses, prefetched = 0, 0, 0
+  for _, s in ipairs(model.sharded[1]:local_shards()) do
+    local c = s.cache_statistics()
+    hits, misses, prefetched = hits + c.hits, misses + c.misses, prefetched + c.prefetch_hits
+  end
+  return hits, misses, prefetched
+end
+
+--- Times of steps with prefetches, and the share of rows that were in memory when they were looked up; of the plain steps before too.
+local function run_ahead(model, optimizer, next_batch)
+  local ebc = model.module.model.sparse_arch.embedding_bag_collection
+  local times, batch = {}, next_batch()
+  local hits, misses = cache_counts(model)
+  local plain = hits / math.max(1, hits + misses)
+  local dist = ebc:input_dist(batch.sparse_features):wait()
+  for i = 1, options.steps do
+    local following = next_batch()
+    world:barrier():wait()
+    local from = now()
+    dist = peri.scope(step_ahead, model, optimizer, dist, batch, following)
+    times[i], batch = now() - from, following
+  end
+  local more, missed = cache_counts(model)
+  return median(times), plain, (more - hits) / math.max(1, more - hits + missed - misses)
+end
+
 -- -- timing -----------------------------------------------------------------------------------------------------------------------------
 
 local function release(...)
@@ -181,18 +236,26 @@ local function run(sharding, ids, first)
     end
   end
   local result = {
-    ranks = ranks, ids = ids, sharding = sharding, dtype = "f32", batch = options.batch, threads = C.peri_threads(), parts = {},
+    ranks = ranks, ids = ids, sharding = sharding, dtype = ({ FP32 = "f32", FP16 = "f16", BF16 = "bf16" })[options.data_type],
+    qcomm = options.qcomm, cache = options.cache, batch = options.batch, threads = C.peri_threads(), parts = {},
   }
   result.median_ms, result.best_ms = median(times)
   result.samples_per_s = options.batch * ranks / result.median_ms * 1e3
   result.first_step_s = first_ms and first_ms / 1e3 or nil
   for _, name in ipairs(names) do result.parts[name] = median(apart[name]) end
+  if options.cache > 0 then
+    result.prefetch_ms, result.hit_rate, result.prefetch_hit_rate = run_ahead(model, optimizer, next_batch)
+  end
   if rank == 0 then
     local parts = {}
     for i, name in ipairs(names) do parts[i] = ("%s %.1f"):format(name, result.parts[name]) end
     print(("%d rank%s, %-10s %2d ids: %7.1f ms (best %.1f), %6.0f samples/s%s\n    %s"):format(ranks, ranks > 1 and "s" or "", sharding,
       ids, result.median_ms, result.best_ms, result.samples_per_s,
       result.first_step_s and (", first step after %.2f s"):format(result.first_step_s) or "", table.concat(parts, ", ")))
+    if result.prefetch_ms then
+      print(("    rows in files: %.0f %% of the looked-up rows in memory; with prefetches %.1f ms and %.0f %%"):format(100 * result.hit_rate,
+        result.prefetch_ms, 100 * result.prefetch_hit_rate))
+    end
     if out then out:write(json.encode(result), "\n") end
   end
 end
