@@ -190,8 +190,8 @@ static peri_status read_headers(peri__input_dist *d)
         }
         if ((uint64_t)head[HEAD_IDENTITY] != e->identity)
             return peri__fail(PERI_EMISMATCH,
-                              "peri_sharded_ebc_input_dist: rank %d runs another module or plan than rank %d (tables, features, shards and "
-                              "options must be equal on all ranks)",
+                              "peri_sharded_ebc_input_dist: rank %d runs another module or plan than rank %d (tables, their data types, "
+                              "features, shards, codecs and options must be equal on all ranks)",
                               s, e->rank);
         if (head[HEAD_KIND] != kind_of(d))
             return peri__fail(PERI_EMISMATCH,

@@ -178,6 +178,18 @@ describe("quantised communication of a sharded collection:", function()
 end)
 
 describe("a registry of codecs", function()
+  it("is taken by a model", function()
+    sim.run(2, function(rank, world)
+      local function outputs(given)
+        local model = peri.DistributedModelParallel { group = world, qcomm_codecs_registry = given,
+          module = peri.EmbeddingBagCollection { tables = sharded.tables {}, fused_params = { optimizer = "sgd" }, device = "meta" },
+          plan = { [""] = { a = peri.plan.row_wise(), b = peri.plan.table_wise(0), c = peri.plan.column_wise { ranks = { 1 } } } } }
+        return model(sharded.batch(1, rank)):values():to_list()
+      end
+      local d = largest_difference(outputs(nil), outputs(registry { forward = "BF16", backward = "FP32" }))
+      assert.is_true(d > 0 and d < 2e-3)
+    end)
+  end)
   local function fails(given, pattern)
     sim.run(2, function(_, world)
       assert.error_matches(function() make("row_wise", world, "cpu", { qcomm_codecs_registry = given }) end, pattern)

@@ -1,6 +1,7 @@
 -- Exact sums of gradients (fused_params.exact) over ranks: what one batch does to weights and optimizer states does not depend, to the last
 -- bit, on how many ranks share it nor on where the rows live: for table-wise and row-wise shards, and for column-wise ones under optimizers
 -- without a number for each row. Each rank sums the gradients of its own rows from what all ranks sent: their order is an order of terms.
+-- mpirun: none
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local plan = peri.plan

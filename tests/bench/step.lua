@@ -150,8 +150,8 @@ local function take_apart(model, optimizer, batch, times)
   lap()
 end
 
---- One step whose tables' input is `dist`. The next batch's ids go out, and its rows are brought, before the backward pass. Returns the next
---- dist.
+--- One step whose tables' input is `dist`. The next batch's ids go out, and its rows are brought, before the backward pass. Returns the
+--- next dist.
 local function step_ahead(model, optimizer, dist, batch, following)
   local dlrm = model.module.model
   local ebc = dlrm.sparse_arch.embedding_bag_collection
@@ -208,7 +208,7 @@ end
 local function run(sharding, ids, first)
   local model, optimizer, table_ms = make_model(sharding)
   local from_data, k = now(), 0
-  local batches = make_batches(ids, 3)
+  local batches = make_batches(ids, options.cache > 0 and 12 or 3) -- caches shall not hold the rows of all batches
   world:barrier():wait() -- the other ranks' tables are no part of the step either
   local setup_ms = table_ms + now() - from_data
   local function next_batch()
@@ -253,8 +253,8 @@ local function run(sharding, ids, first)
       ids, result.median_ms, result.best_ms, result.samples_per_s,
       result.first_step_s and (", first step after %.2f s"):format(result.first_step_s) or "", table.concat(parts, ", ")))
     if result.prefetch_ms then
-      print(("    rows in files: %.0f %% of the looked-up rows in memory; with prefetches %.1f ms and %.0f %%"):format(100 * result.hit_rate,
-        result.prefetch_ms, 100 * result.prefetch_hit_rate))
+      print(("    rows in files: %.0f %% of the looked-up rows in memory; with prefetches %.1f ms and %.0f %%"):format(
+        100 * result.hit_rate, result.prefetch_ms, 100 * result.prefetch_hit_rate))
     end
     if out then out:write(json.encode(result), "\n") end
   end
