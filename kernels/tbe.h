@@ -96,7 +96,7 @@ typedef struct peri_k_tbe_prepare_args {
 
 /** What is wrong with a stream. Starts as {0, 0, INT64_MAX, INT64_MAX}. */
 typedef struct peri_k_tbe_report {
-    int64_t bad_ids, bad_bags;     /* ids outside -1..rows-1; bags without 0 <= begin <= end <= n_ids */
+    int64_t bad_ids, bad_bags;     /* ids outside -1..rows-1; bags without 0 <= begin <= end <= n_ids, or that `capacity` cut */
     int64_t first_item, first_bag; /* the first of each: place in the stream of items, in the stream of bags */
     /* Filled by tbe_report when something is bad (the first bad bag if there is one, else the first bad id): */
     int64_t sample;     /* bag in its block */

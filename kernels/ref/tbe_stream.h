@@ -138,11 +138,19 @@ static inline int64_t tbe_bags_before(const peri_k_tbe_stream *s, int64_t k)
     return n;
 }
 
+/** Whether @end, an end of a bag of block k, lies behind the block's own ids because `capacity` cut them: offsets that run backwards
+ *  between the blocks ask for more items than there can be. */
+static inline bool tbe_cut(const peri_k_tbe_stream *s, int64_t k, int64_t end)
+{
+    int64_t past = s->spans[k].first_id + tbe_items(s, k);
+    return end > past && past < tbe_clamp(tbe_offset(s, s->blocks[k].first_bag + s->blocks[k].bags), 0, s->n_ids);
+}
+
 /** Note bag j of block k if its offsets are bad. */
 static inline void tbe_count_bag(const peri_k_tbe_stream *s, int64_t k, int64_t j, tbe_count *count)
 {
     int64_t begin = tbe_offset(s, s->blocks[k].first_bag + j), end = tbe_offset(s, s->blocks[k].first_bag + j + 1);
-    if (begin >= 0 && begin <= end && end <= s->n_ids) return;
+    if (begin >= 0 && begin <= end && end <= s->n_ids && !tbe_cut(s, k, end)) return;
     int64_t at = tbe_bags_before(s, k) + j;
     if (!count->bad_bags++ || at < count->first_bag) count->first_bag = at;
 }

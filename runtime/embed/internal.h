@@ -155,6 +155,8 @@ peri_status peri__tbe_workspace(peri_tbe *tbe, int32_t which, int32_t dtype, int
 /** Give back a workspace in an order that is right for all streams that used it. */
 void peri__tbe_forget(peri_tbe *tbe, peri_tensor **tensor);
 
+/** peri_tbe_blocks_new without its checks: a table of pooling NONE may have a negative out_offset, if its ids all come late enough. */
+peri_status peri__tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, peri_tbe_blocks **out);
 /** peri_tbe_forward without reading a report. @report (NULL: do not check) is reset and filled on the device. */
 peri_status peri__tbe_forward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *out, peri_tensor *report);
 /** Forward with the check that the table batch asks for; @function names the caller in messages. */

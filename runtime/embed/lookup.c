@@ -98,9 +98,14 @@ static peri_status check_block(const peri_tbe *tbe, const peri_tbe_block *b, int
 
 peri_status peri_tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, peri_tbe_blocks **out)
 {
-    static atomic_uint_least64_t serial;
     if (n < 0 || n > INT32_MAX || (n && !blocks)) return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: %lld blocks", (long long)n);
     for (int64_t k = 0; k < n; k++) PERI_TRY(check_block(tbe, &blocks[k], k));
+    return peri__tbe_blocks_new(tbe, blocks, n, out);
+}
+
+peri_status peri__tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, peri_tbe_blocks **out)
+{
+    static atomic_uint_least64_t serial;
     peri_tbe_blocks *b = peri__alloc_zero(sizeof *b + 2 * sizeof *b->block * (size_t)n);
     if (!b) return PERI_ENOMEM;
     peri__refs_init(&b->refs);
@@ -193,8 +198,9 @@ int64_t peri__tbe_extent(const peri_tbe *tbe, const peri_tbe_input *in)
         const peri_k_tbe_table *t = &tbe->layout[x->table];
         int64_t end;
         if (x->bags == 0 || t->pooling != PERI_POOLING_NONE) continue;
-        if (__builtin_mul_overflow(n - 1, x->out_stride, &end) || end > INT64_MAX - x->out_offset - t->cols) return INT64_MAX;
-        extent = peri__max(extent, x->out_offset + end + t->cols);
+        if (__builtin_mul_overflow(n - 1, x->out_stride, &end) || __builtin_add_overflow(end, x->out_offset + t->cols, &end))
+            return INT64_MAX;
+        extent = peri__max(extent, end);
     }
     return extent;
 }

@@ -98,11 +98,12 @@ static peri_status open_ticket(peri__tier *tier, const peri_tbe_input *in, peri_
 
 /* -- layers: blocks that share bags look into different tables, so their ids become different slots ---------------------------------- */
 
-/** Give every block a layer so that blocks of a layer share no bags, and later blocks lie in later layers than those they share with. */
-static peri_status layer_blocks(peri__tier *tier, const peri_tbe_input *in, int64_t bags)
+/** Give every block a layer so that blocks of a layer share no bags, and later blocks lie in later layers than those they share with.
+ *  Results of tables that do not pool lie where their ids stand, so there the layer is taken back. */
+static peri_status layer_blocks(peri__tier *tier, const peri_tbe_input *in, int64_t bags, int64_t n_ids)
 {
     const peri_tbe_blocks *b = in->blocks;
-    if (tier->layered == b->serial && tier->layered_bags == bags) return PERI_OK;
+    if (tier->layered == b->serial && tier->layered_bags == bags && (tier->layered_ids == n_ids || !b->none)) return PERI_OK;
     tier->layered = 0;
     int64_t *layer = peri__realloc(tier->block_layer, sizeof *layer * (size_t)peri__max(b->n, 1));
     if (!layer) return PERI_ENOMEM;
@@ -121,15 +122,17 @@ static peri_status layer_blocks(peri__tier *tier, const peri_tbe_input *in, int6
         tier->layers = peri__max(tier->layers, layer[k] + 1);
         memcpy(&list[k], x, sizeof *list);
         list[k].first_bag += layer[k] * (bags + 1);
+        if (tier->tbe->layout[x->table].pooling == PERI_POOLING_NONE) list[k].out_offset -= layer[k] * n_ids * x->out_stride;
     }
     peri_status status = PERI_OK;
     peri_tbe_blocks_release(tier->layer_blocks);
     tier->layer_blocks = NULL;
-    if (tier->layers > 1) status = peri_tbe_blocks_new(tier->tbe, list, b->n, &tier->layer_blocks);
+    if (tier->layers > 1) status = peri__tbe_blocks_new(tier->tbe, list, b->n, &tier->layer_blocks);
     peri__free(list);
     PERI_TRY(status);
     tier->layered = b->serial;
     tier->layered_bags = bags;
+    tier->layered_ids = n_ids;
     return PERI_OK;
 }
 
@@ -255,6 +258,22 @@ static inline __attribute__((always_inline)) void map_range(peri__ticket *t, per
             t->pins[t->n_pins++] = (peri__tier_pin){number, (int32_t)place - 1};
         }
     }
+}
+
+/** Offsets must not run backwards between blocks either: blocks that share no bags must share no ids, whose place holds one slot. */
+static peri_status check_between(const char *function, const peri_tbe_blocks *blocks, const batch *b)
+{
+    int64_t first = INT64_MAX, past = 0;
+    for (int64_t k = 0; k < blocks->n; k++) {
+        if (blocks->block[k].bags == 0) continue;
+        first = peri__min(first, blocks->block[k].first_bag);
+        past = peri__max(past, blocks->block[k].first_bag + blocks->block[k].bags);
+    }
+    for (int64_t i = first; i < past; i++)
+        if (b->offsets[i] > b->offsets[i + 1])
+            return peri__fail(PERI_ERANGE, "%s: bag %lld: offsets %lld and %lld make no bag of %lld ids", function, (long long)i,
+                              (long long)b->offsets[i], (long long)b->offsets[i + 1], (long long)b->n_ids);
+    return PERI_OK;
 }
 
 static peri_status map_block(const char *function, peri__tier *tier, peri__ticket *t, const batch *b, int64_t k, int32_t *mapped)
@@ -427,6 +446,7 @@ static peri_status map_batch(const char *function, peri__tier *tier, peri__ticke
     clear_outside(t->blocks, b, t->layers, mapped);
     for (int64_t k = 0; k < t->blocks->n; k++)
         PERI_TRY(map_block(function, tier, t, b, k, mapped + tier->block_layer[k] * b->n_ids));
+    PERI_TRY(check_between(function, t->blocks, b));
     PERI_TRY(make_room(function, tier, t, prefetch));
     PERI_TRY(get_ready(tier, t));
     if (t->n_wants) PERI_TRY(take_slots(tier, t, prefetch));
@@ -443,7 +463,7 @@ static peri_status resolve(const char *function, peri__tier *tier, const peri_tb
     peri__ticket *t = NULL;
     peri_status status;
     PERI_TRY_GOTO(batch_init(tier, in, &b), out);
-    PERI_TRY_GOTO(layer_blocks(tier, in, b.bags), out);
+    PERI_TRY_GOTO(layer_blocks(tier, in, b.bags, b.n_ids), out);
     PERI_TRY_GOTO(open_ticket(tier, in, &t), out);
     t->layers = tier->layers;
     if (t->layers > 1) {

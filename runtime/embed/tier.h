@@ -97,7 +97,7 @@ struct peri__tier {
     uint64_t layered;
     peri_tbe_blocks *layer_blocks;
     int64_t *block_layer;
-    int64_t layers, layered_bags;
+    int64_t layers, layered_bags, layered_ids;
 };
 
 /* tier.c: lookups */
