@@ -7,14 +7,19 @@
 
 #include <sys/mman.h>
 
-/** Zeroed memory that takes none before it is used. */
-static void *pages_new(int64_t bytes)
+/** Zeroed memory that takes none before it is used; @dense: most of it will be. */
+static void *pages_new(int64_t bytes, bool dense)
 {
     void *p = peri__fault(PERI_FAULT_alloc) ? MAP_FAILED
                                             : mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE,
                                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p != MAP_FAILED) return p;
-    peri__fail(PERI_ENOMEM, "peri__cache_new: no memory for the places of %lld rows", (long long)bytes / 4);
+    if (p != MAP_FAILED) {
+#ifdef MADV_HUGEPAGE
+        if (dense) madvise(p, (size_t)bytes, MADV_HUGEPAGE); /* met at random: fewer pages to look up */
+#endif
+        return p;
+    }
+    peri__fail(PERI_ENOMEM, "peri__cache_new: no memory: %lld bytes", (long long)bytes);
     return NULL;
 }
 
@@ -25,19 +30,20 @@ static void pages_free(void *p, int64_t bytes)
 
 /** At least one element, so that nothing is NULL. */
 static int64_t rows_of(const peri__cache *c) { return peri__max(c->rows, 1); }
+static int64_t slots_of(const peri__cache *c) { return peri__max(c->slots, 1); }
 
 peri_status peri__cache_new(int64_t rows, int64_t slots, int32_t algorithm, peri__cache **out)
 {
     PERI_ASSERT(slots <= rows && slots < (int64_t)PERI__WANTED);
     peri__cache *c = peri__alloc_zero(sizeof *c);
     if (!c) return PERI_ENOMEM;
-    size_t n = (size_t)peri__max(slots, 1);
     c->rows = rows;
     c->slots = (int32_t)slots;
     c->algorithm = algorithm;
-    c->place = pages_new(rows_of(c) * (int64_t)sizeof *c->place);
-    c->uses = algorithm == PERI__LFU ? pages_new(rows_of(c)) : NULL;
-    c->slot = peri__alloc_zero(n * sizeof *c->slot);
+    c->whole = slots == rows;
+    c->place = pages_new(rows_of(c) * (int64_t)sizeof *c->place, slots > rows / 16);
+    c->uses = algorithm == PERI__LFU ? pages_new(rows_of(c), slots > rows / 16) : NULL;
+    c->slot = pages_new(slots_of(c) * (int64_t)sizeof *c->slot, true);
     if (!c->place || (algorithm == PERI__LFU && !c->uses) || !c->slot) {
         peri__cache_free(c);
         return PERI_ENOMEM;
@@ -57,7 +63,7 @@ void peri__cache_free(peri__cache *c)
     if (!c) return;
     pages_free(c->place, rows_of(c) * (int64_t)sizeof *c->place);
     pages_free(c->uses, rows_of(c));
-    peri__free(c->slot);
+    pages_free(c->slot, slots_of(c) * (int64_t)sizeof *c->slot);
     peri__free(c);
 }
 
@@ -115,7 +121,7 @@ static void age(peri__cache *c)
 
 static void use(peri__cache *c, int64_t row)
 {
-    if (!c->uses) return;
+    if (!c->uses || c->whole) return;
     if (c->uses[row] == PERI__CACHE_BUCKETS - 1) age(c);
     c->uses[row]++;
 }
@@ -133,7 +139,7 @@ bool peri__cache_pin(peri__cache *c, uint32_t slot)
 {
     if (c->slot[slot].stamp == c->now) return false;
     c->slot[slot].stamp = c->now;
-    if (c->slot[slot].pins++ == 0) unlink_slot(c, bucket_of(c, slot), slot);
+    if (c->slot[slot].pins++ == 0 && !c->whole) unlink_slot(c, bucket_of(c, slot), slot);
     use(c, c->slot[slot].row);
     return true;
 }
@@ -196,7 +202,7 @@ void peri__cache_unpin(peri__cache *c, uint32_t slot)
     if (c->slot[slot].flags & PERI__SLOT_FILLING) {
         c->place[c->slot[slot].row] = 0;
         free_slot(c, slot);
-    } else {
+    } else if (!c->whole) {
         append(c, bucket_of(c, slot), slot);
     }
 }

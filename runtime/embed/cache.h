@@ -45,6 +45,7 @@ typedef struct peri__cache {
     uint32_t now;    /* the batch being resolved */
     uint32_t free_head; /* slot + 1 */
     int32_t n_free, n_idle;
+    bool whole; /* as many slots as rows: nobody is ever evicted, so that nobody keeps who is idle, since when, how often used */
     /* Idle slots by number of uses (LRU: all in bucket 0), each bucket from the longest idle to the latest; slot + 1. */
     uint32_t head[PERI__CACHE_BUCKETS], tail[PERI__CACHE_BUCKETS];
     uint64_t filled[PERI__CACHE_BUCKETS / 64]; /* which buckets have slots */
@@ -62,6 +63,22 @@ void peri__cache_begin(peri__cache *c);
 static inline uint32_t peri__cache_find(const peri__cache *c, int64_t row) { return c->place[row]; }
 /** This batch needs @slot: true the first time, when it was pinned. */
 bool peri__cache_pin(peri__cache *c, uint32_t slot);
+/** The same for a `whole` cache; by many threads at once. */
+static inline bool peri__cache_pin_whole(peri__cache *c, uint32_t slot)
+{
+    if (__atomic_load_n(&c->slot[slot].stamp, __ATOMIC_RELAXED) == c->now) return false;
+    if (__atomic_exchange_n(&c->slot[slot].stamp, c->now, __ATOMIC_RELAXED) == c->now) return false;
+    c->slot[slot].pins++;
+    return true;
+}
+/** Before peri__cache_pin and peri__cache_unpin of @slot: what they will touch comes near. Call it after the slot itself has come. */
+static inline void peri__cache_near(const peri__cache *c, uint32_t slot)
+{
+    const peri__slot *s = &c->slot[slot];
+    if (c->whole || s->pins) return;
+    if (s->next) __builtin_prefetch(&c->slot[s->next - 1], 1);
+    if (s->prev) __builtin_prefetch(&c->slot[s->prev - 1], 1);
+}
 /** Remember that this batch wants @row, as its number @k < 2^31. */
 static inline void peri__cache_want(peri__cache *c, int64_t row, uint32_t k) { c->place[row] = PERI__WANTED | k; }
 /** Forget that. */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tier.c: lookups in tables that live in files: ids to slots, tickets, prefetches. See tier.h.
+ * tier.c: lookups in tables that live in files: tickets, room, prefetches. See tier.h.
  */
 #include "tier.h"
 
-enum { AHEAD = 16, NEAR = 8 }; /* ids ahead whose places, and whose slots, are fetched in advance */
+enum { AHEAD = 16, GRAIN = 2048 }; /* pins ahead whose slots are fetched in advance; pins worth a thread */
 
 /* -- tickets ----------------------------------------------------------------------------------------------------------------------- */
 
@@ -38,17 +38,44 @@ static peri__ticket *oldest(peri__tier *tier, int32_t state)
     return found;
 }
 
+/** One batch less needs the slots of pins [begin, end). */
+static inline void unpin_range(const peri__tier *tier, const peri__ticket *t, int64_t begin, int64_t end, bool whole)
+{
+    uint8_t news = t->updated ? PERI__SLOT_DIRTY : 0;
+    for (int64_t i = begin; i < end; i++) {
+        const peri__tier_pin *p = &t->pins[i], *ahead = &t->pins[peri__min(i + AHEAD, end - 1)];
+        peri__cache *c = tier->tables[p->table].cache;
+        __builtin_prefetch(&tier->tables[ahead->table].cache->slot[ahead->slot], 1);
+        c->slot[p->slot].flags |= news;
+        if (whole) c->slot[p->slot].pins--;
+        else peri__cache_unpin(c, (uint32_t)p->slot);
+    }
+}
+
+typedef struct unpinning {
+    const peri__tier *tier;
+    const peri__ticket *ticket;
+} unpinning;
+
+static void unpin_whole(void *ctx, int64_t begin, int64_t end)
+{
+    const unpinning *u = ctx;
+    unpin_range(u->tier, u->ticket, begin, end, true);
+}
+
 /** Give everything back that the ticket holds; rows that have not arrived are dropped. */
 static void forget(peri__tier *tier, peri__ticket *t)
 {
+    bool whole = t->filled && !t->depends; /* no slot is dropped, none joins a list, so each is its own */
+    for (int64_t i = 0; i < tier->n_tables; i++) whole = whole && tier->tables[i].cache->whole;
     peri__row_io_wait(tier->io, &t->in.job);
-    for (int64_t i = 0; i < t->n_pins; i++) {
-        if (i + NEAR < t->n_pins) __builtin_prefetch(&tier->tables[t->pins[i + NEAR].table].cache->slot[t->pins[i + NEAR].slot], 1);
-        peri__cache_unpin(tier->tables[t->pins[i].table].cache, (uint32_t)t->pins[i].slot);
-    }
+    if (whole) peri__parallel_for(t->n_pins, GRAIN, unpin_whole, &(unpinning){tier, t});
+    else unpin_range(tier, t, 0, t->n_pins, false);
     for (int64_t i = 0; i < t->n_wants; i++) {
         const peri__tier_want *w = &t->wants[i];
-        if (w->slot >= 0) peri__cache_unpin(tier->tables[w->table].cache, (uint32_t)w->slot);
+        if (w->slot < 0) continue;
+        if (t->updated) *peri__tier_flags(tier, w->table, w->slot) |= PERI__SLOT_DIRTY;
+        peri__cache_unpin(tier->tables[w->table].cache, (uint32_t)w->slot);
     }
     t->n_pins = t->n_wants = 0;
     t->in.n = t->in.job.failed = 0;
@@ -83,7 +110,7 @@ static peri_status open_ticket(peri__tier *tier, const peri_tbe_input *in, peri_
     t->state = PERI__TICKET_OPEN;
     t->sequence = ++tier->sequence;
     t->complete = t->filled = true;
-    t->depends = false;
+    t->depends = t->fetched = t->updated = false;
     t->bad_ids = 0;
     t->layers = 1;
     t->ids = in->ids;
@@ -150,153 +177,7 @@ static peri_status layer_offsets(peri__tier *tier, peri__ticket *t, const int64_
     return status;
 }
 
-/* -- ids to slots -------------------------------------------------------------------------------------------------------------------- */
-
-/** A batch's ids and offsets on the host. */
-typedef struct batch {
-    const void *ids;
-    bool ids_i32;
-    const int64_t *offsets;
-    int64_t n_ids, bags;
-    void *own_ids;
-    int64_t *own_offsets;
-} batch;
-
-static void batch_fini(batch *b)
-{
-    peri__free(b->own_ids);
-    peri__free(b->own_offsets);
-}
-
-static peri_status batch_init(const peri__tier *tier, const peri_tbe_input *in, batch *b)
-{
-    bool narrow = in->offsets->dtype == PERI_I32;
-    *b = (batch){.n_ids = peri__numel(in->ids), .bags = peri__numel(in->offsets) - 1, .ids_i32 = in->ids->dtype == PERI_I32};
-    int64_t bytes = b->n_ids * (b->ids_i32 ? 4 : 8);
-    /* After this no queued work uses the tickets' memory either. */
-    PERI_TRY(peri__tbe_enter(tier->tbe));
-    PERI_TRY(peri_stream_synchronize(peri_stream_current(tier->tbe->device)));
-    if (tier->direct) {
-        b->ids = peri__data(in->ids);
-    } else {
-        b->ids = b->own_ids = peri__alloc((size_t)peri__max(bytes, 1));
-        if (!b->ids) return PERI_ENOMEM;
-        PERI_TRY(peri_tensor_read(in->ids, b->own_ids, bytes));
-    }
-    if (tier->direct && !narrow) {
-        b->offsets = peri__data(in->offsets);
-        return PERI_OK;
-    }
-    b->offsets = b->own_offsets = peri__alloc(sizeof *b->offsets * (size_t)(b->bags + 1));
-    if (!b->offsets) return PERI_ENOMEM;
-    PERI_TRY(peri_tensor_read(in->offsets, b->own_offsets, (b->bags + 1) * (narrow ? 4 : 8)));
-    for (int64_t i = b->bags; narrow && i >= 0; i--) { /* widen in place, from the end */
-        int32_t x;
-        memcpy(&x, (char *)b->own_offsets + 4 * i, 4);
-        b->own_offsets[i] = x;
-    }
-    return PERI_OK;
-}
-
-static inline int64_t id_of(const void *ids, bool narrow, int64_t i)
-{
-    return narrow ? ((const int32_t *)ids)[i] : ((const int64_t *)ids)[i];
-}
-
-/** Room for @more pins and wants. */
-static peri_status reserve(peri__ticket *t, int64_t more_pins, int64_t more_wants)
-{
-    if (t->n_pins + more_pins > t->pins_capacity) {
-        int64_t n = peri__max(t->n_pins + more_pins, t->pins_capacity * 2);
-        void *p = peri__realloc(t->pins, sizeof *t->pins * (size_t)n);
-        if (!p) return PERI_ENOMEM;
-        t->pins = p;
-        t->pins_capacity = n;
-    }
-    if (t->n_wants + more_wants > t->wants_capacity) {
-        int64_t n = peri__max(t->n_wants + more_wants, t->wants_capacity * 2);
-        void *p = peri__realloc(t->wants, sizeof *t->wants * (size_t)n);
-        if (!p) return PERI_ENOMEM;
-        t->wants = p;
-        t->wants_capacity = n;
-    }
-    return PERI_OK;
-}
-
-/** Ids [first, last) of @table: slots, or -2 - number of a wanted row, or -1. Room was reserved. */
-static inline __attribute__((always_inline)) void map_range(peri__ticket *t, peri__tier_table *table, int32_t number, const void *ids,
-                                                            bool narrow, int64_t first, int64_t last, int32_t *mapped)
-{
-    peri__cache *c = table->cache;
-    uint64_t rows = (uint64_t)c->rows;
-    for (int64_t i = first; i < last; i++) {
-        if (i + AHEAD < last) {
-            uint64_t ahead = (uint64_t)id_of(ids, narrow, i + AHEAD);
-            if (ahead < rows) __builtin_prefetch(&c->place[ahead]);
-            uint64_t close = (uint64_t)id_of(ids, narrow, i + NEAR);
-            uint32_t place = close < rows ? c->place[close] : 0;
-            if (place && !(place & PERI__WANTED)) __builtin_prefetch(&c->slot[place - 1], 1);
-        }
-        int64_t id = id_of(ids, narrow, i);
-        if ((uint64_t)id >= rows) {
-            t->bad_ids += id != -1;
-            mapped[i] = -1;
-            continue;
-        }
-        uint32_t place = peri__cache_find(c, id);
-        if (!place) {
-            peri__cache_want(c, id, (uint32_t)t->n_wants);
-            mapped[i] = (int32_t)(-2 - t->n_wants);
-            t->wants[t->n_wants++] = (peri__tier_want){.row = id, .table = number, .slot = -1};
-            table->need++;
-        } else if (place & PERI__WANTED) {
-            mapped[i] = -2 - (int32_t)(place & ~PERI__WANTED);
-        } else {
-            mapped[i] = (int32_t)place - 1;
-            if (!peri__cache_pin(c, place - 1)) continue;
-            t->depends = t->depends || (c->slot[place - 1].flags & PERI__SLOT_FILLING);
-            t->pins[t->n_pins++] = (peri__tier_pin){number, (int32_t)place - 1};
-        }
-    }
-}
-
-/** Offsets must not run backwards between blocks either: blocks that share no bags must share no ids, whose place holds one slot. */
-static peri_status check_between(const char *function, const peri_tbe_blocks *blocks, const batch *b)
-{
-    int64_t first = INT64_MAX, past = 0;
-    for (int64_t k = 0; k < blocks->n; k++) {
-        if (blocks->block[k].bags == 0) continue;
-        first = peri__min(first, blocks->block[k].first_bag);
-        past = peri__max(past, blocks->block[k].first_bag + blocks->block[k].bags);
-    }
-    for (int64_t i = first; i < past; i++)
-        if (b->offsets[i] > b->offsets[i + 1])
-            return peri__fail(PERI_ERANGE, "%s: bag %lld: offsets %lld and %lld make no bag of %lld ids", function, (long long)i,
-                              (long long)b->offsets[i], (long long)b->offsets[i + 1], (long long)b->n_ids);
-    return PERI_OK;
-}
-
-static peri_status map_block(const char *function, peri__tier *tier, peri__ticket *t, const batch *b, int64_t k, int32_t *mapped)
-{
-    const peri_k_tbe_block *x = &t->blocks->block[k];
-    peri__tier_table *table = &tier->tables[x->table];
-    if (x->bags == 0) return PERI_OK;
-    const int64_t *o = b->offsets + x->first_bag;
-    bool good = o[0] >= 0 && o[x->bags] <= b->n_ids;
-    int64_t bad = 0;
-    for (int64_t j = 0; j < x->bags; j++)
-        if (o[j] > o[j + 1]) good = false, bad = j;
-    if (!good)
-        return peri__fail(PERI_ERANGE, "%s: table '%s', sample %lld: offsets %lld and %lld make no bag of %lld ids", function,
-                          tier->tbe->tables[x->table].name, (long long)bad, (long long)o[bad], (long long)o[bad + 1], (long long)b->n_ids);
-    int64_t n = o[x->bags] - o[0];
-    PERI_TRY(reserve(t, peri__min(n, table->cache->slots), peri__min(n, table->cache->rows)));
-    if (b->ids_i32) map_range(t, table, x->table, b->ids, true, o[0], o[x->bags], mapped);
-    else map_range(t, table, x->table, b->ids, false, o[0], o[x->bags], mapped);
-    return PERI_OK;
-}
-
-/** Undo map_block and forget the ticket; the error record stays. */
+/** Undo peri__tier_map and forget the ticket; the error record stays. */
 static void give_up(peri__tier *tier, peri__ticket *t)
 {
     for (int64_t i = 0; i < t->n_wants; i++)
@@ -422,20 +303,7 @@ static peri_status mapped_new(peri__tier *tier, peri__ticket *t, int64_t n, int3
     return PERI_OK;
 }
 
-/** Ids that are in no block have no slot; @layer's copy of the ids. */
-static void clear_outside(const peri_tbe_blocks *blocks, const batch *b, int64_t layers, int32_t *mapped)
-{
-    /* Blocks that follow each other without gaps cover everything, which is the rule. */
-    int64_t at = 0;
-    for (int64_t k = 0; k < blocks->n && layers == 1; k++) {
-        const peri_k_tbe_block *x = &blocks->block[k];
-        if (x->bags && b->offsets[x->first_bag] == at) at = b->offsets[x->first_bag + x->bags];
-    }
-    if (layers == 1 && at == b->n_ids) return;
-    memset(mapped, 0xff, sizeof *mapped * (size_t)(layers * b->n_ids));
-}
-
-static peri_status map_batch(const char *function, peri__tier *tier, peri__ticket *t, const batch *b, bool prefetch)
+static peri_status map_batch(const char *function, peri__tier *tier, peri__ticket *t, const peri__tier_batch *b, bool prefetch)
 {
     int32_t *mapped;
     PERI_TRY(mapped_new(tier, t, t->layers * b->n_ids, &mapped));
@@ -443,10 +311,7 @@ static peri_status map_batch(const char *function, peri__tier *tier, peri__ticke
         peri__cache_begin(tier->tables[i].cache);
         tier->tables[i].need = 0;
     }
-    clear_outside(t->blocks, b, t->layers, mapped);
-    for (int64_t k = 0; k < t->blocks->n; k++)
-        PERI_TRY(map_block(function, tier, t, b, k, mapped + tier->block_layer[k] * b->n_ids));
-    PERI_TRY(check_between(function, t->blocks, b));
+    PERI_TRY(peri__tier_map(function, tier, t, b, mapped));
     PERI_TRY(make_room(function, tier, t, prefetch));
     PERI_TRY(get_ready(tier, t));
     if (t->n_wants) PERI_TRY(take_slots(tier, t, prefetch));
@@ -459,10 +324,10 @@ static peri_status map_batch(const char *function, peri__tier *tier, peri__ticke
 /** A new ticket for @in: its rows are pinned and on their way. */
 static peri_status resolve(const char *function, peri__tier *tier, const peri_tbe_input *in, bool prefetch, peri__ticket **out)
 {
-    batch b = {0};
+    peri__tier_batch b = {0};
     peri__ticket *t = NULL;
     peri_status status;
-    PERI_TRY_GOTO(batch_init(tier, in, &b), out);
+    PERI_TRY_GOTO(peri__tier_batch_init(tier, in, &b), out);
     PERI_TRY_GOTO(layer_blocks(tier, in, b.bags, b.n_ids), out);
     PERI_TRY_GOTO(open_ticket(tier, in, &t), out);
     t->layers = tier->layers;
@@ -475,7 +340,7 @@ static peri_status resolve(const char *function, peri__tier *tier, const peri_tb
 out:
     if (status < 0 && t) give_up(tier, t);
     if (status >= 0) *out = t;
-    batch_fini(&b);
+    peri__tier_batch_fini(&b);
     return status;
 }
 
@@ -503,7 +368,7 @@ static void count(peri__tier *tier, const peri__ticket *t, bool again, bool pref
     }
     if (again) return;
     for (int64_t i = 0; i < t->n_pins; i++) tier->tables[t->pins[i].table].stats.hits++;
-    for (int64_t i = 0; i < t->n_pins + t->n_wants; i++) {
+    for (int64_t i = t->fetched ? 0 : t->n_pins; i < t->n_pins + (prefetched ? t->n_wants : 0); i++) {
         bool pin = i < t->n_pins;
         int32_t table = pin ? t->pins[i].table : t->wants[i - t->n_pins].table, slot = pin ? t->pins[i].slot : t->wants[i - t->n_pins].slot;
         uint8_t *flags = peri__tier_flags(tier, table, slot);
@@ -680,9 +545,7 @@ peri_status peri__tier_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_te
     peri_status status = PERI_OK;
     int64_t n = peri__numel(t->mapped);
     if (grad_weights && t->layers > 1) PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_F32, 1, &n, &parts), out);
-    for (int64_t i = 0; i < t->n_pins; i++) *peri__tier_flags(tier, t->pins[i].table, t->pins[i].slot) |= PERI__SLOT_DIRTY;
-    for (int64_t i = 0; i < t->n_wants; i++)
-        *peri__tier_flags(tier, t->wants[i].table, t->wants[i].slot) |= PERI__SLOT_DIRTY;
+    t->updated = true;
     tier->dirty = tier->dirty || t->n_pins || t->n_wants;
     PERI_TRY_GOTO(peri__tbe_backward(tbe, &inner, grad, parts ? parts : grad_weights), out);
     if (parts) status = sum_layers(parts, t->layers, grad_weights);

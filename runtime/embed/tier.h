@@ -61,6 +61,8 @@ typedef struct peri__ticket {
     bool complete;  /* all rows of the batch have a slot, and `mapped` says which */
     bool filled;    /* the rows that it brings are in their slots */
     bool depends;   /* some of its rows are brought by other tickets */
+    bool fetched;   /* some of its pins were brought by a prefetch that no lookup has used yet */
+    bool updated;   /* its rows are newer than the file */
     uint64_t sequence;
     peri_tensor *ids, *offsets; /* retained: whose ticket it is */
     peri_tbe_blocks *blocks;    /* retained */
@@ -107,6 +109,25 @@ struct peri__tier {
 peri_status peri__tier_begin(const char *function, peri__tier *tier, const peri_tbe_input *in, bool again, peri__ticket **ticket,
                              peri_tbe_input *inner);
 void peri__tier_release(peri__tier *tier, peri__ticket *ticket);
+
+/* tier_map.c: ids to slots */
+
+/** A batch's ids and offsets on the host. */
+typedef struct peri__tier_batch {
+    const void *ids;
+    bool ids_i32;
+    const int64_t *offsets;
+    int64_t n_ids, bags;
+    void *own_ids;
+    int64_t *own_offsets;
+} peri__tier_batch;
+
+/** Read @in's ids and offsets; waits for the device. */
+peri_status peri__tier_batch_init(const peri__tier *tier, const peri_tbe_input *in, peri__tier_batch *b);
+void peri__tier_batch_fini(peri__tier_batch *b);
+/** Pin the slots of @b's rows and list the rows that have none: mapped[layer * n_ids + i] becomes the slot of id i, -2 - the number of a
+ *  want of the ticket, or -1. After a failure the wants are still marked in their caches. */
+peri_status peri__tier_map(const char *function, peri__tier *tier, peri__ticket *t, const peri__tier_batch *b, int32_t *mapped);
 
 /* tier_rows.c: moving records */
 

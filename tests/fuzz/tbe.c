@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe.c: any ids, offsets, weights, scales and block lists at table batches of every row format, optimizer, pooling and bounds check, forward
- * and backward. What comes out is held against a model in double precision; whatever went in is there unchanged afterwards; rows that
- * nobody asked for keep their bits; errors name the table, feature, sample and id. Now and then the same tables lie in files too, and must give the
- * same bits and the same messages. The bytes are read as small choices; numbers are mostly small, now and then extreme.
+ * tbe.c: any ids, offsets, weights, scales and block lists at table batches of every row format, optimizer, pooling and bounds check,
+ * forward and backward. What comes out is held against a model in double precision; whatever went in is there unchanged afterwards; rows
+ * that nobody asked for keep their bits; errors name the table, feature, sample and id. Now and then the same tables lie in files too, and
+ * must give the same bits and the same messages. The bytes are read as small choices; numbers are mostly small, now and then extreme.
  */
 #include <perilune/perilune.h>
 
@@ -165,7 +165,10 @@ static void choose_blocks(scene *s)
 
 /* -- the model ------------------------------------------------------------------------------------------------------------------- */
 
-static bool good_bag(const scene *s, int64_t b) { return 0 <= s->offset[b] && s->offset[b] <= s->offset[b + 1] && s->offset[b + 1] <= s->n_ids; }
+static bool good_bag(const scene *s, int64_t b)
+{
+    return 0 <= s->offset[b] && s->offset[b] <= s->offset[b + 1] && s->offset[b + 1] <= s->n_ids;
+}
 
 static bool good_id(const scene *s, int64_t t, int64_t i) { return s->id[i] >= 0 && s->id[i] < s->table[t].rows; }
 
@@ -312,8 +315,11 @@ static void judge_status(const scene *s, peri_status status)
     if (!fails || s->cut) return;
     char text[96];
     const char *message = peri_error_message();
-    if (s->first[1] >= 0) snprintf(text, sizeof text, "table 't%d', feature 'f%d', sample %lld: ", (int)s->first[0], (int)s->first[1], (long long)s->first[2]);
-    else snprintf(text, sizeof text, "table 't%d', sample %lld: ", (int)s->first[0], (long long)s->first[2]);
+    if (s->first[1] >= 0)
+        snprintf(text, sizeof text, "table 't%d', feature 'f%d', sample %lld: ", (int)s->first[0], (int)s->first[1],
+                 (long long)s->first[2]);
+    else
+        snprintf(text, sizeof text, "table 't%d', sample %lld: ", (int)s->first[0], (long long)s->first[2]);
     require(strstr(message, text) != NULL, "a message without the place");
     snprintf(text, sizeof text, s->bad_bags ? "offsets %lld and " : "id %lld at place ", (long long)s->first[3]);
     require(strstr(message, text) != NULL, "a message without the number");
@@ -339,7 +345,8 @@ static void judge_output(const scene *s, peri_tensor *out, const expected *want,
 static void judge_rows(const scene *s, peri_tbe *tbe, const gradients *g, const char *what)
 {
     static float now[ROWS * COLS];
-    bool sgd = g && s->config.optimizer.kind == PERI_TBE_SGD && s->config.dtype == PERI_F32 && !s->wild && !s->bad_bags && !s->hostile && !s->outside;
+    bool known = !s->wild && !s->bad_bags && !s->hostile && !s->outside;
+    bool sgd = g && known && s->config.optimizer.kind == PERI_TBE_SGD && s->config.dtype == PERI_F32;
     for (int64_t t = 0; t < s->config.n_tables; t++) {
         int64_t shape[2] = {s->table[t].rows, s->table[t].cols};
         peri_tensor *rows = NULL;
@@ -388,9 +395,8 @@ static int64_t extent_of(const scene *s)
         bool none = s->table[b->table].pooling == PERI_POOLING_NONE;
         int64_t rows = b->bags == 0 ? 0 : none ? s->n_ids : b->bags, end;
         if (rows == 0) continue;
-        if (__builtin_mul_overflow(rows - 1, b->out_stride, &end) || __builtin_add_overflow(end, b->out_offset + s->table[b->table].cols, &end) ||
-            end > ROOM)
-            return -1;
+        if (__builtin_mul_overflow(rows - 1, b->out_stride, &end)) return -1;
+        if (__builtin_add_overflow(end, b->out_offset + s->table[b->table].cols, &end) || end > ROOM) return -1;
         extent = end > extent ? end : extent;
     }
     return extent;
@@ -431,7 +437,7 @@ static void judge_forward(const scene *s, peri_tbe *tbe, int64_t extent)
         memset(want, 0, sizeof *want * (size_t)extent);
         for (int64_t k = 0; k < s->n_blocks; k++)
             for (int64_t j = 0; j < s->block[k].bags; j++)
-                for (int64_t d = 0; s->table[s->block[k].table].pooling != PERI_POOLING_NONE && d < s->table[s->block[k].table].cols; d++)
+                for (int64_t d = 0, t = s->block[k].table; s->table[t].pooling != PERI_POOLING_NONE && d < s->table[t].cols; d++)
                     want[s->block[k].out_offset + j * s->block[k].out_stride + d].written = true;
         for_items(s, add_output, want);
         judge_output(s, out, want, extent);

@@ -1,0 +1,247 @@
+-- Tables in files: every count of the cache statistics against a model in plain lists; sequences; offsets that run backwards.
+-- deadline: 300 s
+local peri = require "perilune"
+local support = require "spec.support.tbe"
+local tier = require "spec.support.tier"
+
+-- -- the model --------------------------------------------------------------------------------------------------------------------------
+
+local COUNTS = { "hits", "misses", "prefetched", "prefetch_hits", "evictions", "initialised", "rows_read", "rows_written" }
+
+local Model = {}
+Model.__index = Model
+
+local function model_of(slots, algorithm)
+  local m = setmetatable({ slots = slots, lfu = algorithm == "LFU", here = 0, clock = 0, row = {}, uses = {}, count = {} }, Model)
+  for _, name in ipairs(COUNTS) do m.count[name] = 0 end
+  return m
+end
+
+function Model:add(name, n) self.count[name] = self.count[name] + (n or 1) end
+
+function Model:use(row)
+  if (self.uses[row] or 0) == 255 then
+    for r = 0, 2000 do self.uses[r] = math.floor((self.uses[r] or 0) / 2) end
+  end
+  self.uses[row] = (self.uses[row] or 0) + 1
+end
+
+--- Who leaves: the least used (LFU), of those the longest idle.
+function Model:victim()
+  local best
+  for row, r in pairs(self.row) do -- any order: the clock decides
+    if r.here and r.pins == 0 then
+      local less = not best or r.idle < self.row[best].idle
+      if best and self.lfu and self.uses[row] ~= self.uses[best] then less = self.uses[row] < self.uses[best] end
+      if less then best = row end
+    end
+  end
+  return best
+end
+
+--- Rows of a batch in the order in which they first come: a ticket with those that were there and those that were brought.
+function Model:resolve(rows, prefetch)
+  local ticket, wants, seen = { pins = {}, wants = {}, initialised = 0 }, {}, {}
+  for _, row in ipairs(rows) do
+    local r = self.row[row] or { pins = 0, idle = 0 }
+    self.row[row] = r
+    if not seen[row] then
+      if r.here then
+        r.pins = r.pins + 1
+        self:use(row)
+        table.insert(ticket.pins, row)
+      else
+        table.insert(wants, row)
+      end
+    end
+    seen[row] = true
+  end
+  for _, row in ipairs(wants) do
+    if self.here == self.slots then
+      local leaves = self:victim()
+      local v = self.row[leaves]
+      if v.dirty then self:add "rows_written" end
+      v.here, v.dirty, v.fetched, v.stored = false, false, false, v.stored or v.dirty
+      self:add "evictions"
+    else
+      self.here = self.here + 1
+    end
+    local r = self.row[row]
+    if r.stored then self:add "rows_read" else ticket.initialised = ticket.initialised + 1 end
+    r.here, r.pins, r.fetched = true, 1, prefetch
+    self:use(row)
+    if prefetch then self:add "prefetched" end
+    table.insert(ticket.wants, row)
+  end
+  return ticket
+end
+
+function Model:look(ticket, prefetched)
+  self:add("hits", #ticket.pins + (prefetched and #ticket.wants or 0))
+  if not prefetched then self:add("misses", #ticket.wants) end
+  self:add("initialised", ticket.initialised)
+  for _, list in ipairs { ticket.pins, ticket.wants } do
+    for _, row in ipairs(list) do
+      if self.row[row].fetched then self:add "prefetch_hits" end
+      self.row[row].fetched = false
+    end
+  end
+end
+
+function Model:finish(ticket, updated)
+  for _, list in ipairs { ticket.pins, ticket.wants } do
+    for _, row in ipairs(list) do
+      local r = self.row[row]
+      r.pins = r.pins - 1
+      self.clock = self.clock + 1
+      if r.pins == 0 then r.idle = self.clock end
+      r.dirty = r.dirty or updated
+    end
+  end
+end
+
+function Model:flush()
+  for _, r in pairs(self.row) do
+    if r.here and r.dirty then
+      self:add "rows_written"
+      r.dirty, r.stored = false, true
+    end
+  end
+end
+
+-- -- batches ----------------------------------------------------------------------------------------------------------------------------
+
+local ROWS, COLS, BAGS = 500, 6, 8
+
+--- Ids that prefer low rows, some repeated.
+local function rows_of(step)
+  local draw, rows = support.generator(9000 + step), {}
+  for i = 1, 60 do rows[i] = draw(3) == 0 and draw(ROWS) or draw(20 + step % 7 * 10) end
+  return rows
+end
+
+for _, device in ipairs { "cpu", "opaque" } do
+  local function t(list, dtype) return peri.tensor(list, dtype or "i64", device) end
+
+  describe("counts of tables in files on " .. device, function()
+    local folder
+    before_each(function() folder = tier.folder() end)
+    after_each(function()
+      collectgarbage()
+      collectgarbage()
+      tier.remove(folder)
+    end)
+
+    local function compare(b, model, step, record)
+      local got = b:cache_statistics()
+      for _, name in ipairs(COUNTS) do
+        assert(tonumber(got[name]) == model.count[name], ("step %d: %s is %d, the model has %d"):format(step, name, tonumber(got[name]),
+          model.count[name]))
+      end
+      assert.equal(model.here, tonumber(got.resident))
+      assert.equal(0, tonumber(got.conflict_misses))
+      assert.equal(model.count.rows_read * record, tonumber(got.bytes_read))
+      assert.equal(model.count.rows_written * record, tonumber(got.bytes_written))
+    end
+
+    for _, algorithm in ipairs { "LRU", "LFU" } do
+      for _, factor in ipairs { 0.25, 0.5, 1 } do
+        for _, prefetch in ipairs { false, true } do
+          it(("are the model's: %s, load factor %g%s"):format(algorithm, factor, prefetch and ", prefetching" or ""), function()
+            local tables = { { name = "a", rows = ROWS, cols = COLS } }
+            local b = tier.make(tables, { device = device, factor = factor, algorithm = algorithm, directory = folder,
+              optimizer = { optimizer = "adagrad", learning_rate = 0.1 } }, true)
+            local record = (#tier.read_file(tier.files(folder)[1]) - 4096) / ROWS
+            local model, list = model_of(ROWS * factor, algorithm), b:blocks {
+              { table = 1, first_bag = 0, bags = BAGS, out_offset = 0, out_stride = COLS } }
+            local offsets, grad = t { 0, 5, 5, 20, 21, 30, 44, 58, 60 }, peri.full({ BAGS, COLS }, 0.5, "f32", device)
+            local ids, ticket = t(rows_of(1)), nil
+            for step = 1, 300 do
+              local ahead, train = t(rows_of(step + 1)), step % 5 ~= 0
+              local prefetched = ticket ~= nil
+              local function look() return b:lookup(ids, offsets, list, BAGS, COLS) end
+              local out
+              if train then out = look() else peri.no_grad(look) end
+              ticket = ticket or model:resolve(rows_of(step), false)
+              model:look(ticket, prefetched)
+              if not train then model:finish(ticket, false) end
+              local next_ticket
+              if prefetch then
+                b:prefetch(ahead, offsets, list)
+                next_ticket = model:resolve(rows_of(step + 1), true)
+              end
+              if train then
+                out:backward(grad)
+                model:finish(ticket, true)
+              end
+              if step % 60 == 0 then
+                b:flush()
+                model:flush()
+              end
+              if step % 10 == 0 then compare(b, model, step, record) end
+              ids, ticket = ahead, next_ticket
+            end
+            assert.is_true(model.count.hits > 0 and model.count.initialised > 0)
+            assert.equal(factor < 1, model.count.evictions > 0)
+            b:flush()
+            b:release()
+          end)
+        end
+      end
+    end
+
+    it("count nothing of ids that are no rows", function()
+      local b = tier.make({ { name = "a", rows = ROWS, cols = COLS } }, { device = device, factor = 0.2, algorithm = "LRU",
+        optimizer = { optimizer = "sgd", learning_rate = 0.1, bounds_check_mode = "IGNORE" } }, true)
+      local list = b:blocks { { table = 1, first_bag = 0, bags = 1, out_offset = 0, out_stride = COLS } }
+      peri.no_grad(b.lookup, b, t { -1, 3, 500, -7, 3, 9007199254740991, 4 }, t { 0, 7 }, list, 1, COLS)
+      local s = b:cache_statistics()
+      assert.same({ 2, 0 }, { tonumber(s.misses), tonumber(s.hits) })
+      assert.equal(3, b:statistics().bad_ids)
+    end)
+  end)
+
+  describe("tables in files on " .. device, function()
+    it("give sequences of tables that share bags", function()
+      local tables = { { name = "a", rows = 40, cols = 3, pooling = "NONE" }, { name = "b", rows = 50, cols = 2, pooling = "NONE" },
+        { name = "c", rows = 40, cols = 2 } }
+      for _, factor in ipairs { 0.5, 1 } do
+        local pair = tier.pair { tables = tables, device = device, cache = { load_factor = factor }, optimizer = { optimizer = "adagrad",
+          learning_rate = 0.3 } }
+        for step = 1, 6 do
+          local n = 4 + step % 3 * 2 -- the number of ids changes where the blocks do not
+          local ids, draw = {}, support.generator(step)
+          for i = 1, n do ids[i] = draw(40) end
+          local width = 7
+          local outs = {}
+          for i, b in ipairs { pair.plain, pair.cached } do
+            local list = pair[i] or b:blocks {
+              { table = 1, first_bag = 0, bags = 2, out_offset = 0, out_stride = width },
+              { table = 2, first_bag = 0, bags = 2, out_offset = 3, out_stride = width },
+              { table = 3, first_bag = 1, bags = 1, out_offset = 5, out_stride = width } }
+            pair[i] = list
+            local out = b:lookup(t(ids), t { 0, 3, n }, list, n, width)
+            outs[i] = out:to_list()
+            out:backward(peri.Tensor.uniform({ n, width }, -1, 1, step, 0, "f32", device))
+          end
+          assert.same(outs[1], outs[2])
+        end
+        tier.assert_same(pair)
+      end
+    end)
+
+    it("refuse offsets that run backwards where no block looks", function()
+      local pair = tier.pair { tables = { { name = "a", rows = 40, cols = 2 }, { name = "b", rows = 30, cols = 2 } }, device = device,
+        cache = { load_factor = 1 } }
+      local blocks = { { table = 1, first_bag = 0, bags = 1, out_offset = 0, out_stride = 2 },
+        { table = 2, first_bag = 2, bags = 1, out_offset = 2, out_stride = 2 } }
+      local patterns = { "table 'b', sample 0: offsets 1 and 4 make no bag of 4 ids", "bag 1: offsets 4 and 1 make no bag of 4 ids" }
+      for i, pattern in ipairs(patterns) do
+        local b = i == 1 and pair.plain or pair.cached
+        local ok, err = pcall(b.lookup, b, t { 1, 2, 3, 4 }, t { 0, 4, 1, 4 }, b:blocks(blocks), 1, 4)
+        assert.is_false(ok)
+        assert.truthy(tostring(err):find(pattern), tostring(err))
+      end
+    end)
+  end)
+end
