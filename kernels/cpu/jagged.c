@@ -61,9 +61,22 @@ static void cpu_cumsum_sums(const void *args, int64_t begin, int64_t end)
         for (int64_t i = 0; i < n; i++) y[i] = (Y)(sum += (U)x[i]);                                                                   \
     }
 CPU_SCAN(cpu_scan_32_32, int32_t, int32_t, uint32_t)
-CPU_SCAN(cpu_scan_32_64, int32_t, int64_t, uint64_t)
+CPU_SCAN(cpu_scan_32_64_rest, int32_t, int64_t, uint64_t)
 CPU_SCAN(cpu_scan_64_32, int64_t, int32_t, uint32_t)
 CPU_SCAN(cpu_scan_64_64, int64_t, int64_t, uint64_t)
+
+/** Lengths to offsets: a vector at a time, whose sum is all that the next one waits for. */
+static void cpu_scan_32_64(const int32_t *restrict x, int64_t *restrict y, int64_t n, int64_t start)
+{
+    k_lvec sum = start - (k_lvec){0};
+    int64_t i = 0;
+    for (; i + K_LONGS <= n; i += K_LONGS) {
+        k_lvec scan = k_scan(k_widen(x + i));
+        *(k_lvec_unaligned *)(y + i) = sum + scan;
+        sum += k_last(scan);
+    }
+    cpu_scan_32_64_rest(x + i, y + i, n - i, sum[0]);
+}
 
 static void cpu_cumsum_write(const void *args, int64_t begin, int64_t end)
 {

@@ -21,6 +21,10 @@ typedef int32_t k_ivec __attribute__((vector_size(K_LANES * 4)));
 typedef uint32_t k_uvec __attribute__((vector_size(K_LANES * 4)));
 typedef uint32_t k_uvec __attribute__((vector_size(K_LANES * 4)));
 
+typedef int64_t k_lvec __attribute__((vector_size(K_LANES * 4)));
+typedef int64_t k_lvec_unaligned __attribute__((vector_size(K_LANES * 4), aligned(8)));
+enum { K_LONGS = K_LANES / 2 };
+
 static inline k_vec k_load(const float *p) { return *(const k_vec_unaligned *)p; }
 static inline void k_store(float *p, k_vec v) { *(k_vec_unaligned *)p = v; }
 static inline k_vec k_set(float x) { return x - (k_vec){0}; }
@@ -39,6 +43,17 @@ static inline k_vec k_load_bf16(const uint16_t *p)
     return (k_vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
 }
 static inline float k_sum(k_vec v) { return _mm512_reduce_add_ps((__m512)v); }
+static inline k_lvec k_widen(const int32_t *p) { return (k_lvec)_mm512_cvtepi32_epi64(_mm256_loadu_si256((const __m256i *)p)); }
+/** Lane i: the sum of lanes 0..i. */
+static inline k_lvec k_scan(k_lvec v)
+{
+    const __m512i zero = _mm512_setzero_si512();
+    v += (k_lvec)_mm512_alignr_epi64((__m512i)v, zero, 7);
+    v += (k_lvec)_mm512_alignr_epi64((__m512i)v, zero, 6);
+    return v + (k_lvec)_mm512_alignr_epi64((__m512i)v, zero, 4);
+}
+/** The last lane in all of them. */
+static inline k_lvec k_last(k_lvec v) { return (k_lvec)_mm512_permutexvar_epi64(_mm512_set1_epi64(7), (__m512i)v); }
 /** Lanes 0..n-1 (n < K_LANES); the others read as zero and are not written. */
 static inline k_vec k_load_part(const float *p, int64_t n)
 {
@@ -67,6 +82,13 @@ static inline float k_sum(k_vec v)
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
+static inline k_lvec k_widen(const int32_t *p) { return (k_lvec)_mm256_cvtepi32_epi64(_mm_loadu_si128((const __m128i *)p)); }
+static inline k_lvec k_scan(k_lvec v)
+{
+    v += (k_lvec)_mm256_blend_epi32(_mm256_permute4x64_epi64((__m256i)v, _MM_SHUFFLE(2, 1, 0, 0)), _mm256_setzero_si256(), 0x03);
+    return v + (k_lvec)_mm256_permute2x128_si256((__m256i)v, (__m256i)v, 0x08);
+}
+static inline k_lvec k_last(k_lvec v) { return (k_lvec)_mm256_permute4x64_epi64((__m256i)v, _MM_SHUFFLE(3, 3, 3, 3)); }
 static inline __m256i k_mask(int64_t n)
 {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
