@@ -298,7 +298,7 @@ static peri_status near_copy(const mpi_request *r, int32_t other, bool read, voi
 static peri_status near_place(const mpi_request *r, int32_t from, int32_t to, const peri_k_run *runs, int64_t n_runs, uint64_t placed,
                               uint64_t first, uint64_t joined, uint64_t bytes)
 {
-    enum { MOST = 128 };
+    enum { MOST = 512 };
     struct iovec places[MOST], whole;
     bool read = to == r->group->rank;
     uint64_t width = (uint64_t)size_of(r->op.dtype), n = 0;

@@ -9,7 +9,10 @@
  */
 #include "exchange.h"
 
-enum { GRAIN = 1 << 15 };
+enum {
+    GRAIN = 1 << 15,
+    PLACE_LEAST = 512 /* bytes of a row's block that the transport may put in its place: shorter ones are copied faster afterwards */
+};
 
 /** One direction of a flow on its way. */
 typedef struct transfer {
@@ -17,6 +20,7 @@ typedef struct transfer {
     peri_tensor *received;        /* numbers, or their codes */
     peri_codec_context *decoding; /* NULL: not encoded */
     bool summed;                  /* the parts that arrive are to be added up */
+    bool placed;                  /* what arrives is put where COLUMNS want it */
 } transfer;
 
 /** What the work and the two nodes share. */
@@ -89,6 +93,21 @@ static int32_t reverse_of(int32_t kind)
     return kind == PERI_FLOW_REDUCE_SCATTER ? PERI_FLOW_ALL_GATHER : kind == PERI_FLOW_ALL_GATHER ? PERI_FLOW_REDUCE_SCATTER : kind;
 }
 
+/** Where the rows of every rank's block of columns belong (W times rows runs); NULL: nowhere that is worth it. */
+static peri_k_run *column_runs(const flow *f, int64_t element)
+{
+    int64_t n = f->group->size, least = f->columns, from = 0, column = 0;
+    for (int64_t i = 0; i < n; i++) least = f->dims[i] > 0 && f->dims[i] < least ? f->dims[i] : least;
+    if (f->rows == 0 || least * element < PLACE_LEAST || !peri__stage_places(f->group->comm, f->device)) return NULL;
+    peri_k_run *runs = peri__alloc(sizeof *runs * (size_t)(n * f->rows)), *run = runs;
+    for (int64_t i = 0; i < n && runs; i++) {
+        for (int64_t row = 0; row < f->rows; row++, from += f->dims[i])
+            *run++ = (peri_k_run){.to = row * f->columns + column, .from = from, .n = f->dims[i]};
+        column += f->dims[i];
+    }
+    return runs;
+}
+
 /** Post @src (contiguous): @out[i] elements for rank i, @in[i] from it. */
 static peri_status post(const flow *f, int32_t kind, peri_tensor *src, const int64_t *out, const int64_t *in, transfer *t)
 {
@@ -98,7 +117,13 @@ static peri_status post(const flow *f, int32_t kind, peri_tensor *src, const int
     PERI_TRY(peri_tensor_new(f->device, src->dtype, 1, &n, &t->received));
     peri_coll_op op = {.kind = kinds[kind], .dtype = src->dtype, .reduce = PERI_REDUCE_SUM, .tag = f->tag, .send_counts = out,
                        .recv_counts = kind == PERI_FLOW_REDUCE_SCATTER ? NULL : in};
-    return peri__coll_post(f->group, &op, src, t->received, &t->work);
+    peri_k_run *runs = t->placed ? column_runs(f, peri_dtype_size(src->dtype)) : NULL;
+    t->placed = runs != NULL;
+    op.recv_runs = runs;
+    op.n_recv_runs = runs ? f->rows * f->group->size : 0;
+    peri_status status = peri__coll_post(f->group, &op, src, t->received, &t->work);
+    peri__free(runs);
+    return status;
 }
 
 static peri_status post_encoded(const flow *f, int32_t kind, peri_codec *codec, peri_tensor *src, const int64_t *out, const int64_t *in,
@@ -127,6 +152,7 @@ static peri_status transfer_start(const flow *f, int32_t direction, peri_tensor 
     int32_t kind = direction ? reverse_of(f->kind) : f->kind;
     const int64_t *out = direction ? f->in : f->out, *in = direction ? f->out : f->in;
     peri_codec *codec = f->codec[direction];
+    t->placed = !codec && direction == 0 && f->layout == PERI_LAYOUT_COLUMNS;
     peri_status status = codec ? post_encoded(f, kind, codec, src, out, in, t) : post(f, kind, src, out, in, t);
     if (status < 0) transfer_fini(t);
     return status;
@@ -288,10 +314,11 @@ static peri_status move_columns(const flow *f, peri_tensor *flat, peri_tensor *m
     return PERI_OK;
 }
 
-/** The results that the numbers of @flat make. */
-static peri_status lay_out(const flow *f, peri_tensor *flat, peri_tensor **out)
+/** The results that the numbers of @flat make. @placed: they are in their places already. */
+static peri_status lay_out(const flow *f, peri_tensor *flat, bool placed, peri_tensor **out)
 {
     int64_t shape[2] = {f->rows, f->columns}, at = 0;
+    if (placed) return peri__tensor_view(flat, 2, shape, NULL, flat->offset, out);
     if (f->layout == PERI_LAYOUT_FLAT) return peri__tensor_view(flat, f->ndim, f->shape, NULL, flat->offset, out);
     if (f->layout == PERI_LAYOUT_COLUMNS) {
         PERI_TRY(peri__tensor_like(flat, 2, shape, out));
@@ -386,7 +413,7 @@ static peri_status exchange_step(peri_work *work)
     peri_tensor *flat;
     peri_status status = transfer_finish(f, &w->forth, &flat);
     if (status != PERI_OK) return status;
-    status = lay_out(f, flat, w->results);
+    status = lay_out(f, flat, w->forth.placed, w->results);
     peri_tensor_release(flat);
     return status < 0 ? peri__group_fail(f->group, status) : status;
 }

@@ -124,8 +124,9 @@ peri_status peri_exchange_alltoallv(peri_group *g, peri_tensor *const *inputs, i
                           (long long)dims[g->rank]);
     int64_t rows = inputs[0]->shape[0];
     a.alike = peri__hash_mix(a.alike, (uint64_t)rows);
-    peri_tensor *joined;
-    PERI_TRY(peri_op_cat(inputs, n, 1, &joined));
+    peri_tensor *joined = inputs[0];
+    if (n > 1) PERI_TRY(peri_op_cat(inputs, n, 1, &joined));
+    else peri_tensor_retain(joined);
     peri_status status = peri__flow_counts(g, &a.out, &a.in);
     if (status >= 0) {
         a.rows = even_part(rows, g->size, g->rank);

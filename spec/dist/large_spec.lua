@@ -138,4 +138,25 @@ describe("large data", function()
       assert.equal(at, received:shape()[1])
     end
   end, { sizes = { 2, 3, 4 } })
+
+  worlds.each("pooled embeddings of long and of short rows, side by side", function(world, device, n)
+    local rank = world.rank_number
+    for case, widths in ipairs { { 128, 300, 0, 513 }, { 200, 129, 128, 1 }, { 16, 1000, 17, 33 } } do
+      local batch, dims, columns, rows = {}, {}, 0, 0
+      for r = 0, n - 1 do
+        batch[r + 1], dims[r + 1] = ({ 40, 3, 0, 77 })[(r + case) % 4 + 1], widths[r + 1]
+        columns, rows = columns + dims[r + 1], rows + batch[r + 1]
+      end
+      local input = numbers(rows * dims[rank + 1], rank, device):reshape(rows, dims[rank + 1])
+      local got = dist.ops.alltoall_pooled({ a2a_pooled_embs_tensor = input, batch_size_per_rank = batch, dim_sum_per_rank = dims }):wait()
+      assert.same({ batch[rank + 1], columns }, got:shape())
+      local before, column = 0, 0
+      for r = 0, rank - 1 do before = before + batch[r + 1] end
+      for r = 0, n - 1 do
+        local theirs = numbers(rows * dims[r + 1], r, device):reshape(rows, dims[r + 1])
+        same(theirs:slice(1, before, before + batch[rank + 1]), got:slice(2, column, column + dims[r + 1]), "from " .. r)
+        column = column + dims[r + 1]
+      end
+    end
+  end, { sizes = { 2, 3, 4 } })
 end)
