@@ -260,8 +260,8 @@ demo-run: all
 BENCH = @mkdir -p build/bench && rm -f build/bench/$(1).jsonl && for ranks in $(2); do \
 	$(LAUNCHER) run -n $$ranks $(3) tests/bench/$(1).lua --out build/bench/$(1).jsonl $(4) $(ARGS) || exit 1; done
 
-# PYTHON= a Python with torch, torchrec and fbgemm_gpu: runs the same step under them too (bench-step), or their kernels on the same ids
-# (bench-embed).
+# PYTHON= a Python with torch, torchrec and fbgemm_gpu: runs the same step under them too (bench-step), their kernels on the same ids
+# (bench-embed), or their exchange of KeyedJaggedTensors (bench-comm).
 PYTHON ?=
 bench-step: all
 	$(call BENCH,step,1 $(if $(HAVE_MPI),2),-t 1)
@@ -272,6 +272,7 @@ $B/bench/libcomm_mpi.so: tests/bench/comm_mpi.c $(CONFIG)
 	$(Q)$(CC) $(CFLAGS) $(PFLAGS) -Wno-unused-parameter $(MPI_CFLAGS) -fvisibility=default -shared $< $(MPI_LIBS) -o $@
 bench-comm: all $(if $(HAVE_MPI),$B/bench/libcomm_mpi.so)
 	$(call BENCH,comm,$(if $(HAVE_MPI),2 4,1))
+	@$(if $(and $(PYTHON),$(HAVE_MPI)),$(PYTHON) tests/bench/peers/kjt.py --perilune $(LAUNCHER) --out build/bench/comm.jsonl)
 bench-embed: all $B/tests/bench/libroofline.so
 	$(call BENCH,embed,1,,--roofline $B/tests/bench/libroofline.so $(if $(PYTHON),--python $(PYTHON)))
 $B/tests/bench/libroofline.so: tests/bench/roofline.c $(CONFIG)

@@ -58,7 +58,8 @@ end
 local group, work = world:ptr(), ffi.new "peri_work *[1]"
 local rows = ffi.new("int64_t[?]", ranks)
 
---- name, number in comm_mpi.c, how many parts the buffers hold, ours (C), ours (Lua methods). `b`: the buffers.
+--- name, number in comm_mpi.c, how many parts the buffers hold, ours (C), ours (Lua methods); prepare(b, count): makes what ours needs
+--- besides; results(work): takes and drops what a complete work has made. `b`: the buffers.
 local ops = {
   { "barrier", 0, 0, 0, function() check(C.peri_coll_barrier(group, 0, work)) end, function() world:barrier():wait() end },
   { "broadcast", 1, 0, 1, function(b) check(C.peri_coll_broadcast(group, b.r, 0, 0, work)) end,
@@ -73,12 +74,19 @@ local ops = {
     function(b) world:all_to_all(b.send, b.recv):wait() end },
   { "all_to_all_v", 6, ranks, ranks, function(b) check(C.peri_coll_all_to_all_v(group, b.r, b.s, rows, rows, 0, work)) end,
     function(b) world:all_to_all_v(b.send, b.rows, b.rows, b.recv):wait() end },
+  { "reduce_scatter_v", 7, ranks, 1, function(b) check(C.peri_coll_reduce_scatter_v(group, b.r, b.s, rows, 0, 0, work)) end,
+    function(b) world:reduce_scatter_v(b.send, b.rows, "sum", b.recv):wait() end },
+  { "all_gather_v", 8, 1, ranks, function(b) check(C.peri_coll_all_gather_v(group, b.r, b.s, rows, 0, work)) end,
+    function(b) world:all_gather_v(b.send, b.rows, b.recv):wait() end },
 }
+for _, op in ipairs(assert(loadfile "tests/bench/comm_ops.lua")(world, work)) do ops[#ops + 1] = op end
 
-local function ours(post, b, repeats)
+local function ours(op, b, repeats)
+  local post, results = op[5], op.results
   for _ = 1, repeats do
     post(b)
     check(C.peri_work_wait(work[0]))
+    if results then results(work[0]) end
     C.peri_work_release(work[0])
   end
 end
@@ -96,6 +104,7 @@ local function buffers(op, count)
   b.recv = peri.zeros({ math.max(op[4], 1) * count }, "f32", "cpu")
   b.s, b.r = peri.Tensor.ptr(b.send), peri.Tensor.ptr(b.recv)
   b.from, b.to = address(b.send), address(b.recv)
+  if op.prepare then op.prepare(b, count) end
   return b
 end
 
@@ -109,18 +118,19 @@ end
 
 local function measure(op, count)
   local b = buffers(op, count)
-  local number, post, method = op[2], op[5], op[6]
+  local number, method = op[2], op[6]
   local function one() must(bare.bare_run(number, b.to, b.from, count, 1)) end
   one()
-  ours(post, b, 1)
+  ours(op, b, 1)
   timed(0, function() must(bare.bare_run(number, b.to, b.from, count, 3)) end)
   must(bare.bare_max(times, 1))
-  local repeats = math.max(1, math.min(2000, math.ceil(options.block_ms * 1000 / (times[0] / 3))))
-  local pairs_wanted = times[0] / 3 > 20000 and math.ceil(options.blocks / 2) or options.blocks
+  local once = times[0] / 3
+  local repeats = math.max(1, math.min(2000, math.ceil(options.block_ms * 1000 / once)))
+  local pairs_wanted = math.ceil(options.blocks / (once > 100000 and 5 or once > 20000 and 2 or 1))
   local lists = { {}, {}, {} }
   for k = -1, pairs_wanted do
     local function run_bare() timed(0, function() must(bare.bare_run(number, b.to, b.from, count, repeats)) end) end
-    local function run_ours() timed(1, function() ours(post, b, repeats) end) end
+    local function run_ours() timed(1, function() ours(op, b, repeats) end) end
     if k % 2 == 0 then
       run_bare()
       run_ours()
@@ -128,17 +138,19 @@ local function measure(op, count)
       run_ours()
       run_bare()
     end
-    timed(2, function() for _ = 1, repeats do method(b) end end)
+    if once < 20000 then timed(2, function() for _ = 1, repeats do method(b) end end)
+    else times[2] = times[1] end
     must(bare.bare_max(times, 3))
     if k > 0 then for i = 1, 3 do lists[i][k] = times[i - 1] / repeats end end
   end
+  for _, t in ipairs(b.more or {}) do t:release() end
   b.send:release()
   b.recv:release()
   return median(lists[1]), median(lists[2]), median(lists[3])
 end
 
 local wanted = options.ops and ("," .. options.ops .. ",")
-if rank == 0 then print(("%-15s %5s %10s %10s %10s %7s %9s %10s"):format("operation", "ranks", "bytes", "bare us", "ours us", "ratio",
+if rank == 0 then print(("%-35s %5s %10s %10s %10s %7s %9s %10s"):format("operation", "ranks", "bytes", "bare us", "ours us", "ratio",
   "added us", "lua us")) end
 for _, op in ipairs(ops) do
   local bytes = math.max(options.least, 4)
@@ -146,7 +158,7 @@ for _, op in ipairs(ops) do
     local plain, own, lua = measure(op, bytes / 4)
     if op[1] == "barrier" then bytes = 0 end
     emit({ op = op[1], ranks = ranks, bytes = bytes, bare_us = plain, own_us = own, lua_us = lua, ratio = own / plain,
-      added_us = own - plain }, ("%-15s %5d %10d %10.2f %10.2f %7.3f %9.2f %10.2f"):format(op[1], ranks, bytes, plain, own, own / plain,
+      added_us = own - plain }, ("%-35s %5d %10d %10.2f %10.2f %7.3f %9.2f %10.2f"):format(op[1], ranks, bytes, plain, own, own / plain,
       own - plain, lua))
     if op[1] == "barrier" then break end
     bytes = bytes * options.factor
@@ -167,7 +179,7 @@ local function fingerprints(bytes)
     for slot = 0, 1 do
       local first = (k + slot) % 2 == 0
       group = (first and with or without):ptr()
-      timed(first and 0 or 1, function() ours(op[5], b, repeats) end)
+      timed(first and 0 or 1, function() ours(op, b, repeats) end)
     end
     must(bare.bare_max(times, 2))
     if k > 0 then for i = 1, 2 do lists[i][k] = times[i - 1] / repeats end end
@@ -175,7 +187,7 @@ local function fingerprints(bytes)
   group = world:ptr()
   local on, off = median(lists[1]), median(lists[2])
   emit({ op = "fingerprint", ranks = ranks, bytes = bytes, own_us = on, off_us = off, ratio = on / off, added_us = on - off },
-    ("%-15s %5d %10d %10.2f %10.2f %7.4f %9.3f   (all_to_all without and with)"):format("fingerprint", ranks, bytes, off, on, on / off,
+    ("%-35s %5d %10d %10.2f %10.2f %7.4f %9.3f   (all_to_all without and with)"):format("fingerprint", ranks, bytes, off, on, on / off,
     on - off))
   with:close()
   without:close()
@@ -192,6 +204,7 @@ if not wanted or wanted:find(",kjt_all_to_all,", 1, true) then
     largest = function(n) must(bare.bare_max(times, n)) end,
     bare = function(to, from, count) must(bare.bare_run(6, to, from, count, 1)) end }
   for _, ids in ipairs { 1, 20 } do kjt(tools, ids, 4 * options.blocks) end
+  kjt(tools, 20, 4 * options.blocks, true)
 end
 
 -- -- overlap --------------------------------------------------------------------------------------------------------------------------

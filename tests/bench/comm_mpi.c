@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { BARRIER, BROADCAST, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, ALL_TO_ALL_V };
+enum { BARRIER, BROADCAST, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, ALL_TO_ALL_V, REDUCE_SCATTER_V, ALL_GATHER_V };
 
 static MPI_Comm comm = MPI_COMM_NULL;
 static int rank, size;
@@ -59,6 +59,8 @@ int bare_run(int op, void *recv, const void *send, int64_t count, int repeats)
         case REDUCE_SCATTER: code = MPI_Reduce_scatter_block(send, recv, n, MPI_FLOAT, MPI_SUM, comm); break;
         case ALL_TO_ALL: code = MPI_Alltoall(send, n, MPI_FLOAT, recv, n, MPI_FLOAT, comm); break;
         case ALL_TO_ALL_V: code = MPI_Alltoallv(send, counts, places, MPI_FLOAT, recv, counts, places, MPI_FLOAT, comm); break;
+        case REDUCE_SCATTER_V: code = MPI_Reduce_scatter(send, recv, counts, MPI_FLOAT, MPI_SUM, comm); break;
+        case ALL_GATHER_V: code = MPI_Allgatherv(send, n, MPI_FLOAT, recv, counts, places, MPI_FLOAT, comm); break;
         default: return -1;
         }
     return code;
