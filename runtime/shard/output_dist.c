@@ -330,7 +330,8 @@ static peri_status record_lookup(batch *b, peri_tensor *buffer)
 static peri_status output_step(peri_work *work)
 {
     output_dist *o = (output_dist *)work;
-    return rows_arrive(o->batch, o->received, true, &o->exchange);
+    peri_status status = rows_arrive(o->batch, o->received, true, &o->exchange);
+    return status < 0 ? peri__group_fail(o->batch->ebc->group, status) : status;
 }
 
 static void output_fini(peri_work *work)

@@ -12,6 +12,7 @@ local function make(world, options)
   options = options or {}
   return peri.shard.ShardedEmbeddingBagCollection {
     tables = options.tables or tables, group = world, fused_params = options.fused_params or { optimizer = "sgd" },
+    table_fused_params = options.table_fused_params,
     plan = options.plan or { users = plan.row_wise(), items = plan.table_wise(world:size() - 1) }, is_weighted = options.is_weighted,
   }
 end
@@ -160,6 +161,11 @@ describe("a wrong configuration", function()
   end)
   it("has two tables of one name",
     function() fails({ tables = { tables[1], tables[1] }, plan = { users = plan.row_wise() } }, "two tables are called 'users'") end)
+  it("has parameters for tables that do not exist", function()
+    fails({ table_fused_params = { user = { optimizer = "sgd" } } },
+      "table_fused_params of table 'user', which does not exist; tables: items, users")
+    fails({ table_fused_params = { users = "sgd" } }, "table_fused_params of table 'users' is a string, wanted a table")
+  end)
   it("has fused tables but no optimizer", function()
     sim.run(1, function(_, world)
       assert.error_matches(function()

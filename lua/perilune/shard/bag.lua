@@ -96,6 +96,20 @@ local function output_names(tables)
   return names, dims
 end
 
+--- Parameters of single tables belong to tables that exist.
+local function check_own_params(a)
+  local known = util.index_of(util.map(a.tables, function(t) return t.name end))
+  for name, params in util.ordered(a.table_fused_params or {}) do
+    if not known[name] then
+      P.fail(("ShardedEmbeddingBagCollection: table_fused_params of table '%s', which does not exist; tables: %s"):format(tostring(name),
+        table.concat(util.keys(known), ", ")))
+    end
+    if type(params) ~= "table" then
+      P.fail(("ShardedEmbeddingBagCollection: table_fused_params of table '%s' is a %s, wanted a table"):format(name, type(params)))
+    end
+  end
+end
+
 --- The dtype of the output: what the optimizers' parameters say; all that say something must agree.
 local function output_dtype_of(a)
   local result = a.fused_params and a.fused_params.output_dtype
@@ -176,6 +190,7 @@ function ShardedEmbeddingBagCollection:init(args)
   local env = { world_size = a.group:size(), local_size = a.group.local_size }
   plan:validate(a.tables, env, a.name)
   self.tables, self.plan, self.group, self.is_weighted = a.tables, plan, a.group, a.is_weighted
+  check_own_params(a)
   local names, positions = features_of(a.tables)
   local optimizers, list, index, bounds = optimizers_of(a, plan)
   self._optimizer_names = util.map(list, function(o) return o.name end)
