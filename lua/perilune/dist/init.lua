@@ -21,6 +21,7 @@ local M = {
 local lazy = {
   sim = "perilune.dist.sim", Reducer = "perilune.dist.reducer", codec = "perilune.dist.codec", ops = "perilune.dist.ops",
   exchange = "perilune.dist.exchange", collective_utils = "perilune.dist.collective_utils", comm = "perilune.dist.comm",
+  jagged = "perilune.dist.jagged",
 }
 --- Everyday names of those faces.
 local names = {
@@ -28,6 +29,7 @@ local names = {
   PooledEmbeddingsAllToAll = "exchange", VariableBatchPooledEmbeddingsAllToAll = "exchange", PooledEmbeddingsReduceScatter = "exchange",
   VariableBatchPooledEmbeddingsReduceScatter = "exchange", PooledEmbeddingsAllGather = "exchange", SequenceEmbeddingsAllToAll = "exchange",
   KJTOneToAll = "exchange", EmbeddingsAllToOne = "exchange", EmbeddingsAllToOneReduce = "exchange", SeqEmbeddingsAllToOne = "exchange",
+  JaggedTensorAllToAll = "jagged", TensorAllToAll = "jagged",
   QuantizedCommCodec = "codec", QuantizedCommCodecs = "codec", get_qcomm_codecs_registry = "codec",
   set_gradient_division = "ops", get_gradient_division = "ops",
 }
