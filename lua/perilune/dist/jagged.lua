@@ -1,6 +1,6 @@
--- jagged.lua: rows of tensors, and bags of JaggedTensors, to ranks of the caller's choice (TorchRec's TensorAllToAll, JaggedTensorAllToAll):
--- for what is written to tables or moved between them. No gradients. The call sends how many there are; waiting sends them, so waits of
--- these stand in the same order on all ranks as other calls do.
+-- jagged.lua: rows of tensors, and bags of JaggedTensors, to ranks of the caller's choice (TorchRec's TensorAllToAll and
+-- JaggedTensorAllToAll), for what is written to tables or moved between them. No gradients. The call sends how many there are; waiting
+-- sends them, so waits of these stand in the same order on all ranks as other calls do.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
