@@ -37,6 +37,23 @@ describe("KJTAllToAll gives TorchRec's vectors:", function()
 end)
 
 describe("one process, several devices:", function()
+  it("gradients of what is joined and added up are their adjoints", function()
+    local F = peri.nn.functional
+    local function inner(a, b) return F.mul(a, b):sum():item() end
+    for _, device in ipairs { "cpu", "opaque" } do
+      for _, module in ipairs { dist.EmbeddingsAllToOne, dist.EmbeddingsAllToOneReduce } do
+        local parts, right = {}, 0
+        for i = 1, 3 do parts[i] = peri.Tensor.normal({ 4, 2 }, 0, 1, 5, i, "f64", i == 1 and "cpu" or device):requires_grad() end
+        local out = module { device = device, world_size = 3 }(parts)
+        local y = peri.Tensor.normal(out:shape(), 0, 1, 6, 0, "f64", device)
+        local left = inner(out, y)
+        out:backward(y)
+        for i = 1, 3 do right = right + inner(parts[i], parts[i]:grad()) end
+        assert(math.abs(left - right) < 1e-12 * (1 + math.abs(left)), ("%g and %g"):format(left, right))
+      end
+    end
+  end)
+
   for _, device in ipairs { "cpu", "opaque" } do
     it("KJTOneToAll on " .. device, function()
       local case = golden.load "sharded/kjt_one_to_all"

@@ -35,6 +35,16 @@ for _, device in ipairs { "cpu", "opaque" } do
       local pooled_module = dist.PooledEmbeddingsAllToAll { pg = world, dim_sum_per_rank = { 2 } }
       local scatter_module = dist.PooledEmbeddingsReduceScatter { pg = world }
       local gather_module = dist.PooledEmbeddingsAllGather { pg = world }
+      local sequence_module = dist.SequenceEmbeddingsAllToAll { pg = world, features_per_rank = { 2 } }
+      local returned = { local_embs = t, lengths = lengths, input_splits = one, output_splits = one, batch_size_per_rank = two }
+      local variable_module = dist.VariableBatchPooledEmbeddingsAllToAll { pg = world, emb_dim_per_rank_per_feature = lists }
+      local feature_module = dist.VariableBatchPooledEmbeddingsReduceScatter { pg = world }
+      local features = dist.SparseFeatures { id_list_features = kjt }
+      local sfa2a = dist.SparseFeaturesAllToAll { pg = world, id_list_features_per_rank = { 2 }, id_score_list_features_per_rank = { 2 } }
+      local c = codecs.forward
+      local context = c:create_context { 8 }
+      local dims = { 2, 2 }
+      local blocks = { input = t, group_assignment = { { 0 } }, split_count = 1, split_dimension = 1, concat_dimension = 2, group = world }
       local outputs = { peri.empty({ 4, 2 }, "f32", device) }
       local gathered = peri.empty({ 4, 2 }, "f32", device)
       hot = {
@@ -66,6 +76,21 @@ for _, device in ipairs { "cpu", "opaque" } do
         ["PooledEmbeddingsAllToAll"] = function() wait(pooled_module(t, one)) end,
         ["PooledEmbeddingsReduceScatter"] = function() wait(scatter_module(t, one)) end,
         ["PooledEmbeddingsAllGather"] = function() wait(gather_module(t)) end,
+        ["SequenceEmbeddingsAllToAll"] = function() wait(sequence_module(returned)) end,
+        ["VariableBatchPooledEmbeddingsAllToAll"] = function() wait(variable_module(flat, lists, dims)) end,
+        ["VariableBatchPooledEmbeddingsReduceScatter"] = function() wait(feature_module(flat, lists, dims)) end,
+        ["SparseFeaturesAllToAll"] = function() sfa2a(features):wait().id_list_features:release() end,
+        ["fused sizes"] = function()
+          local tensors = dist.FusedKJTListSplitsAwaitable({ a2a:defer(kjt) }):wait()
+          tensors[1]:wait():release()
+        end,
+        ["encode and decode"] = function()
+          local wire = c:encode(flat, context)
+          c:decode(wire, context):release()
+          wire:release()
+        end,
+        ["tpu_all_to_all"] = function() wait(dist.tpu_all_to_all(blocks)) end,
+        ["the control of a step"] = function() return world:is_healthy() and world:rank() + world:size() + world:timeout() end,
         ["a lazy result"] = function() return dist.LazyNoWait(t):numel() end,
       }
     end)
@@ -79,6 +104,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       "barrier", "broadcast", "all_reduce", "all_gather", "reduce_scatter", "all_to_all_v", "all_to_all of lists", "test, then wait",
       "alltoall_pooled", "variable_batch_alltoall_pooled", "alltoallv", "reduce_scatter_pooled", "reduce_scatter_base_pooled",
       "reduce_scatter_v_pooled", "reduce_scatter_v_per_feature_pooled", "all_gather_base_pooled", "alltoall_sequence", "KJTAllToAll",
+      "SequenceEmbeddingsAllToAll", "VariableBatchPooledEmbeddingsAllToAll", "VariableBatchPooledEmbeddingsReduceScatter",
+      "SparseFeaturesAllToAll", "fused sizes", "encode and decode", "tpu_all_to_all", "the control of a step",
       "PooledEmbeddingsAllToAll", "PooledEmbeddingsReduceScatter", "PooledEmbeddingsAllGather", "a lazy result",
     } do
       it(name, function()

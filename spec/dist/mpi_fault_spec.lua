@@ -21,10 +21,12 @@ local function run(fault)
   return ranks, table.concat(log, "\n")
 end
 
-local function case(fault, expected, least, most)
+--- `printed`: a pattern of what else the ranks must have printed.
+local function case(fault, expected, least, most, printed)
   it(fault, function()
     if not found then return pending "Open MPI was not found" end
     local ranks, log = run(fault)
+    if printed then assert.matches(printed, log) end
     for rank = 0, 2 do
       local want, got = expected[rank + 1], ranks[rank]
       if want == "gone" then assert.is_nil(got, log)
@@ -56,7 +58,8 @@ describe("mpirun, rank 1", function()
   case("exits", { "EPEER rank 1 has left the world", "gone", "EPEER rank 1 has left the world" })
   case("dies", { "EPEER rank 1 %(process %d+%) is gone", "gone", "EPEER rank 1 %(process %d+%) is gone" })
   case("fails", { "EPEER rank 1 gave up: the disk is full", "Lua the disk is full", "EPEER rank 1 gave up: the disk is full" })
-  case("lost", all "ETIMEOUT|EPEER waiting for", 1.4, 3)
+  case("lost", all "ETIMEOUT|EPEER waiting for", 1.4, 3,
+    "the last operations of rank %d in group 'world':.*operation 2: all_reduce sum f32 %[3%], [^\n]*posted [^\n]*pending")
 end)
 
 describe("mpirun, messages in pieces", function()

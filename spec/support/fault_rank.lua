@@ -6,7 +6,7 @@ local P = require "perilune.ffi"
 local fault = arg[1]
 local world = peri.init { timeout = 1.5 }
 local rank, n = world.rank_number, world.world_size
-P.C.peri_log_level_set(P.C.PERI_LOG_ERROR)
+if fault ~= "lost" then P.C.peri_log_level_set(P.C.PERI_LOG_ERROR) end -- there the record of operations is printed
 
 local function same(k)
   local list = {}

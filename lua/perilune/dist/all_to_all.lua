@@ -3,6 +3,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
+local A = require "perilune.jagged.arguments"
 local awaitable = require "perilune.dist.awaitable"
 local membership = require "perilune.dist.group"
 local C, check = P.C, P.check
@@ -63,16 +64,16 @@ function M.functional_all_to_all(output_tensor_list, input_tensor_list, group, t
 end
 
 local tpu_args = ffi.new "peri_tpu_all_to_all_args"
+local needed = { "input", "group_assignment", "concat_dimension", "split_dimension", "split_count" }
+local named = { group = true, tag = true }
+for _, name in ipairs(needed) do named[name] = true end
 
 --- tpu_all_to_all { input =, group_assignment = (rows of ranks), concat_dimension =, split_dimension = (from 1), split_count =, group =,
 --- tag = }: cut the input into split_count blocks along split_dimension, block k goes to the k-th rank of this rank's row of
 --- group_assignment; the Awaitable's result has the blocks received along concat_dimension. All ranks give the same arguments and shapes.
 function M.tpu_all_to_all(args)
   local func = "tpu_all_to_all"
-  args = util.named(func, args, {
-    input = util.required, group_assignment = util.required, concat_dimension = util.required, split_dimension = util.required,
-    split_count = util.required, group = util.optional, tag = 0,
-  })
+  A.check_all(func, args, named, needed)
   local group = group_of(func, args.group)
   local rows = args.group_assignment
   if type(rows) ~= "table" or type(rows[1]) ~= "table" then P.fail(func .. ": group_assignment is no list of rows of ranks") end
@@ -93,7 +94,7 @@ function M.tpu_all_to_all(args)
   tpu_args.concat_dimension = util.integer(func, "concat_dimension", args.concat_dimension, 1, most) - 1
   tpu_args.split_dimension = util.integer(func, "split_dimension", args.split_dimension, 1, most) - 1
   tpu_args.split_count = util.integer(func, "split_count", args.split_count, 1, 2 ^ 31 - 1)
-  tpu_args.tag = args.tag
+  tpu_args.tag = args.tag or 0
   local out = Tensor.out
   check(C.peri_coll_tpu_all_to_all(group:ptr(), Tensor.ptr(input), tpu_args, out, work_out))
   return WorkAwaitable(work_out[0], Tensor.wrap(out[0]))

@@ -7,6 +7,7 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local KJT = require "perilune.jagged.kjt"
 local Keys = require "perilune.jagged.keys"
+local A = require "perilune.jagged.arguments"
 local awaitable = require "perilune.dist.awaitable"
 local ops = require "perilune.dist.ops"
 local group_of = require("perilune.dist.group").group_of
@@ -206,9 +207,10 @@ end
 --- SparseFeatures { id_list_features = KJT without weights, id_score_list_features = KJT with weights }; either may be missing.
 local SparseFeatures = util.class "SparseFeatures"
 M.SparseFeatures = SparseFeatures
+local both_kinds = { id_list_features = true, id_score_list_features = true }
 function SparseFeatures:init(args)
-  local a = util.named("SparseFeatures", args, { id_list_features = util.optional, id_score_list_features = util.optional })
-  self.id_list_features, self.id_score_list_features = a.id_list_features or false, a.id_score_list_features or false
+  A.check("SparseFeatures", args, both_kinds)
+  self.id_list_features, self.id_score_list_features = args.id_list_features or false, args.id_score_list_features or false
 end
 
 local SparseFeaturesAwaitable = util.class("SparseFeaturesAwaitable", Awaitable)
@@ -371,12 +373,25 @@ function SequenceAllToAll:init(args)
 end
 
 local sequence = {
-  local_embs = util.required, lengths = util.required, input_splits = util.required, output_splits = util.required,
-  batch_size_per_rank = util.optional, stride_per_key_per_rank = util.optional, unbucketize_permute_tensor = util.optional, stagger = 1,
+  local_embs = true, lengths = true, input_splits = true, output_splits = true, batch_size_per_rank = true, stride_per_key_per_rank = true,
+  unbucketize_permute_tensor = true, stagger = true,
 }
+local needed = { "local_embs", "lengths", "input_splits", "output_splits" }
 
-function SequenceAllToAll:forward(args)
-  local a = util.named("SequenceEmbeddingsAllToAll", args, sequence)
+--- Stands for the rows, in the order that the permutation (false: none) gives them.
+local SequenceEmbeddingsAwaitable = awaitable.lazy_class("SequenceEmbeddingsAwaitable", awaitable.LazyAwaitable)
+M.SequenceEmbeddingsAwaitable = SequenceEmbeddingsAwaitable
+function SequenceEmbeddingsAwaitable:init(tensor_awaitable, permutation)
+  awaitable.LazyAwaitable.init(self, tensor_awaitable)
+  rawset(self, "_permutation", permutation)
+end
+function SequenceEmbeddingsAwaitable:_wait_impl()
+  local rows, permutation = rawget(self, "_awaitable"):wait(), rawget(self, "_permutation")
+  return permutation and ops.unbucketize(rows, permutation) or rows
+end
+
+function SequenceAllToAll:forward(a)
+  A.check_all("SequenceEmbeddingsAllToAll", a, sequence, needed)
   local batch = a.batch_size_per_rank
   if not batch and not a.stride_per_key_per_rank then
     local count, n = self.features_per_rank[self.pg.rank_number + 1], self.pg.world_size
@@ -388,10 +403,9 @@ function SequenceAllToAll:forward(args)
   local result = ops.alltoall_sequence {
     a2a_sequence_embs_tensor = a.local_embs, lengths_after_sparse_data_all2all = a.lengths, input_splits = a.input_splits,
     output_splits = a.output_splits, batch_size_per_rank = batch, stride_per_key_per_rank = a.stride_per_key_per_rank,
-    num_features = self.features_per_rank[self.pg.rank_number + 1], stagger = a.stagger, group = self.pg, codecs = self.codecs,
+    num_features = self.features_per_rank[self.pg.rank_number + 1], stagger = a.stagger or 1, group = self.pg, codecs = self.codecs,
   }
-  local permutation = a.unbucketize_permute_tensor
-  return PooledEmbeddingsAwaitable(result, permutation and { function(rows) return ops.unbucketize(rows, permutation) end })
+  return SequenceEmbeddingsAwaitable(result, a.unbucketize_permute_tensor or false)
 end
 
 -- -- one process, several devices ------------------------------------------------------------------------------------------------------

@@ -15,6 +15,14 @@ function M.check(func, args, allowed)
   end
 end
 
+--- The same, and an error if one of the names in the list `required` is missing. Compiles, unlike util.named.
+function M.check_all(func, args, allowed, required)
+  M.check(func, args, allowed)
+  for i = 1, #required do
+    if args[required[i]] == nil then P.fail(("%s: argument '%s' is missing"):format(func, required[i])) end
+  end
+end
+
 --- A tensor from a tensor (as it is) or a list of numbers (dtype, device); nil passes.
 function M.tensor(func, what, value, dtype, device)
   if value == nil or Tensor.is(value) then return value end
