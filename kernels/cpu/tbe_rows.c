@@ -183,8 +183,8 @@ static void tbe_row_round(const peri_k_tbe_optimizer *o, const peri_k_tbe_table 
     for (int64_t c = 0; c < first + n; c += 32, lane += 16) tbe_random_group(key, lane, room + c);
     for (; d < n; d += 16) {
         v16 x = tbe_get(w + d, n - d);
-        h16x bits = *(const h16x_unaligned *)(room + first + d);
-        h16_store(narrow + d, dtype == PERI_F16 ? v16_round_f16(x, bits) : v16_round_bf16(x, bits), n - d);
+        u16x bits = __builtin_convertvector(*(const h16x_unaligned *)(room + first + d), u16x);
+        h16_store(narrow + d, dtype == PERI_F16 ? v16_round(x, bits, PERI_F16) : v16_round(x, bits, PERI_BF16), n - d);
     }
 }
 

@@ -16,6 +16,8 @@ typedef struct tbe_updater {
     const peri_k_tbe_table *ahead_table;
     int64_t ahead_lines, ahead_weight_lines; /* of a row of f32, and of weights; the latter 0 with kind NONE */
     const float *full[2], *row[2];           /* states to ask for; NULL: none */
+    float *room;                             /* scratch */
+    int64_t runs, next_run;                  /* updated so far; place of the next one among run_values */
 } tbe_updater;
 
 static inline const peri_k_tbe_table *tbe_table_of(const peri_k_tbe_table *t, uint64_t linear)
@@ -168,17 +170,57 @@ TBE_INLINE const float *tbe_sum(tbe_updater *u, int64_t e, int64_t past, int64_t
     return room;
 }
 
+/** First item behind the run of equal rows that begins at @e. */
+TBE_INLINE int64_t tbe_run_end(const tbe_updater *u, int64_t e, uint64_t linear)
+{
+    for (e++; e < u->n && u->a->sorted[e] >> u->a->payload_bits == linear; e++) {
+    }
+    return e;
+}
+
+/** Does item @e begin a run of table @t? */
+TBE_INLINE bool tbe_in_table(const tbe_updater *u, const peri_k_tbe_table *t, int64_t e, int64_t last, uint64_t *linear)
+{
+    if (e >= last) return false;
+    *linear = u->a->sorted[e] >> u->a->payload_bits;
+    return *linear - (uint64_t)t->first_row < (uint64_t)t->rows;
+}
+
+#include "tbe_batch.c"
+
+/** Update the rows of table @t whose runs begin in [e, last); returns the first item of another table, or of none. */
+TBE_INLINE int64_t tbe_update_table(tbe_updater *u, const peri_k_tbe_table *t, int64_t e, int64_t last, const int kind)
+{
+    const peri_k_tbe_update_args *a = u->a;
+    uint64_t linear;
+    for (int64_t past; tbe_in_table(u, t, e, last, &linear); e = past, u->runs++) {
+        past = tbe_run_end(u, e, linear);
+        int64_t row = (int64_t)linear - t->first_row;
+        const float *g = tbe_sum(u, e, past, t->cols, u->room);
+        if (kind == PERI_K_OPTIM_NONE && a->run_values) {
+            memcpy(a->run_values + u->next_run * a->run_stride, g, sizeof *g * (size_t)t->cols);
+            a->run_rows[u->next_run++] = (int64_t)linear;
+        } else if (kind == PERI_K_OPTIM_NONE) {
+            memcpy(a->dense + t->offset + row * t->stride, g, sizeof *g * (size_t)t->cols);
+            a->touched[linear] = 1;
+        } else {
+            tbe_row(&a->rows, &a->optimizer, t, row, g, u->room + (t->cols + 15) / 16 * 16, kind);
+        }
+    }
+    return e;
+}
+
 TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, int64_t end, const int kind)
 {
     enum { AHEAD = 32 };
     tbe_updater u = {.a = a, .n = *a->n, .payload_mask = ((uint64_t)1 << a->payload_bits) - 1, .ahead_row = UINT64_MAX};
-    int64_t e = tbe_part(u.n, begin, a->chunks), last = tbe_part(u.n, end, a->chunks), runs = 0;
+    int64_t e = tbe_part(u.n, begin, a->chunks), last = tbe_part(u.n, end, a->chunks);
     if (e > 0) /* the run that lies across the begin belongs to an earlier chunk */
         while (e < last && a->sorted[e] >> a->payload_bits == a->sorted[e - 1] >> a->payload_bits) e++;
     if (e >= last) return;
     const peri_k_tbe_table *t = a->rows.tables;
-    int64_t r = kind == PERI_K_OPTIM_NONE && a->run_values ? a->run_starts[begin] : 0;
-    float *room = a->scratch + begin * a->scratch_stride;
+    u.next_run = kind == PERI_K_OPTIM_NONE && a->run_values ? a->run_starts[begin] : 0;
+    u.room = a->scratch + begin * a->scratch_stride;
     u.ahead = e;
     if (tbe_has_full1(kind)) u.full[0] = a->rows.momentum1;
     if (tbe_has_full2(kind)) u.full[1] = a->rows.momentum2;
@@ -186,30 +228,18 @@ TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, 
     if (tbe_has_row2(kind)) u.row[1] = a->rows.momentum2;
     tbe_update_enter(&u, t);
     for (int i = 0; i < AHEAD; i++) tbe_update_ahead(&u);
-    for (int64_t past; e < last; e = past, runs++) {
+    while (e < last) {
         uint64_t linear = a->sorted[e] >> a->payload_bits;
         if (linear >= (uint64_t)a->rows.total_rows) {
-            past = e + 1;
-            runs--;
+            e++;
             tbe_update_ahead(&u);
             continue;
         }
-        for (past = e + 1; past < u.n && a->sorted[past] >> a->payload_bits == linear; past++) {
-        }
         t = tbe_table_of(t, linear);
-        int64_t row = (int64_t)linear - t->first_row;
-        const float *g = tbe_sum(&u, e, past, t->cols, room);
-        if (kind == PERI_K_OPTIM_NONE && a->run_values) {
-            memcpy(a->run_values + r * a->run_stride, g, sizeof *g * (size_t)t->cols);
-            a->run_rows[r++] = (int64_t)linear;
-        } else if (kind == PERI_K_OPTIM_NONE) {
-            memcpy(a->dense + t->offset + row * t->stride, g, sizeof *g * (size_t)t->cols);
-            a->touched[linear] = 1;
-        } else {
-            tbe_row(&a->rows, &a->optimizer, t, row, g, room + (t->cols + 15) / 16 * 16, kind);
-        }
+        tbe_batches *batches = kind == PERI_K_OPTIM_SGD || kind == PERI_K_OPTIM_ROWWISE_ADAGRAD ? tbe_batches_of(a, t) : NULL;
+        e = batches ? batches(&u, t, e, last) : tbe_update_table(&u, t, e, last, kind);
     }
-    __atomic_fetch_add(a->updated, runs, __ATOMIC_RELAXED);
+    __atomic_fetch_add(a->updated, u.runs, __ATOMIC_RELAXED);
 }
 
 #define TBE_OPTIMIZERS(X)                                                                                                                  \

@@ -29,10 +29,16 @@ static inline uint64_t tbe_mix64(uint64_t x)
     return x ^ x >> 31;
 }
 
+/** What the keys of table @t's rows have in common. */
+static inline uint64_t tbe_table_key(const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t)
+{
+    return tbe_mix64(tbe_mix64(o->seed ^ t->stream) + o->iteration);
+}
+
 /** The key of row @row of shard @t. */
 static inline uint64_t tbe_row_key(const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t, int64_t row)
 {
-    return tbe_mix64(tbe_mix64(tbe_mix64(o->seed ^ t->stream) + o->iteration) + (uint64_t)(t->row_offset + row));
+    return tbe_mix64(tbe_table_key(o, t) + (uint64_t)(t->row_offset + row));
 }
 
 /** The row of table @t that @row of the batch's memory stands for. */

@@ -55,7 +55,7 @@ static const tbe_case tbe_cases[] = {
     {.name = "distinct rows", .tables = 2, .rows = {5000}, .cols = {16}, .batch = 100, .length = 20, .ids = TBE_SEQUENTIAL},
     {.name = "bad ids", .tables = 3, .rows = {20, 30, 40}, .cols = {16, 20, 128}, .batch = 40, .length = 6, .bad_ids = true,
      .weighted = true},
-    {.name = "extreme values", .tables = 2, .rows = {30, 30}, .cols = {16, 37}, .batch = 40, .length = 5, .extreme = true},
+    {.name = "extreme values", .tables = 3, .rows = {30, 30, 30}, .cols = {16, 37, 64}, .batch = 40, .length = 5, .extreme = true},
     {.name = "many tables", .tables = 32, .rows = {100}, .cols = {8}, .batch = 6, .length = 3},
     {.name = "many rows", .tables = 2, .rows = {600000, 1000}, .cols = {2, 16}, .batch = 500, .length = 12, .fixed_length = true},
     {.name = "default", .tables = 32, .rows = {100000}, .cols = {128}, .batch = 512, .length = 20, .fixed_length = true, .bench = true},

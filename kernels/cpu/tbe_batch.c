@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tbe_batch.c: SGD and row-wise Adagrad on rows of the common widths. Row-wise Adagrad waits: between a row's gradient and its weights
+ * stand a sum of squares, a square root and a division, more cycles than a processor looks ahead. So rows are updated in batches:
+ * the rates of all of them first, sixteen in one vector, then the rows.
+ */
+
+enum { TBE_BATCH = 16 };
+
+typedef struct tbe_batch {
+    int32_t n;
+    bool plain[TBE_BATCH];     /* one item, its gradient as it lies: the walk ahead has a step to catch up */
+    const float *g[TBE_BATCH]; /* gradients */
+    int64_t row[TBE_BATCH];    /* of the table */
+    float rate[TBE_BATCH];     /* what multiplies them */
+} tbe_batch;
+
+static __attribute__((noinline)) void tbe_batch_ahead_odd(tbe_updater *u) { tbe_update_ahead(u); }
+static __attribute__((noinline)) void tbe_batch_sum(tbe_updater *u, int64_t e, int64_t past, int64_t cols, float *g)
+{
+    tbe_sum_items(u, e, past, cols, g);
+}
+
+/** tbe_update_ahead, short while it is in a table as wide as this one. */
+TBE_INLINE void tbe_batch_ahead(tbe_updater *u, const int kind, const int32_t dtype, const int nv)
+{
+    enum { F32_LINE = TBE_LINE / 4 };
+    const peri_k_tbe_update_args *a = u->a;
+    if (u->ahead >= u->n) return;
+    uint64_t key = a->sorted[u->ahead], linear = key >> a->payload_bits;
+    const peri_k_tbe_table *t = u->ahead_table;
+    uint64_t row = linear - (uint64_t)t->first_row;
+    if (row >= (uint64_t)t->rows || t->cols != 16 * nv) {
+        tbe_batch_ahead_odd(u);
+        return;
+    }
+    u->ahead++;
+    if (linear != u->ahead_row) {
+        const int bytes = dtype == PERI_F32 ? 4 : 2;
+        u->ahead_row = linear;
+        tbe_prefetch((const char *)a->rows.weight + (t->offset + (int64_t)row * t->stride) * bytes, 16 * nv * bytes / TBE_LINE);
+        if (kind == PERI_K_OPTIM_ROWWISE_ADAGRAD) tbe_prefetch((const char *)(a->rows.momentum1 + linear), 1);
+    }
+    tbe_prefetch((const char *)(a->grad + (key & u->payload_mask)), 16 * nv / F32_LINE);
+}
+
+/** m += sum16(g * g) / n and rate = -lr / (sqrt(m) + eps) for all rows. @momentum: of the table's first row. */
+TBE_INLINE void tbe_batch_rates(const peri_k_tbe_optimizer *o, tbe_batch *b, float *momentum, const int nv)
+{
+    float m[TBE_BATCH] = {0}, squares[TBE_BATCH] = {0};
+    for (int32_t i = 0; i < b->n; i++) {
+        v16 sum = v16_zero();
+#pragma GCC unroll 16
+        for (int v = 0; v < nv; v++) {
+            v16 x = v16_load(b->g[i] + 16 * v);
+            sum = v16_fma(x, x, sum);
+        }
+        squares[i] = v16_sum(sum);
+        m[i] = momentum[b->row[i]];
+    }
+    v16 sum = v16_add(v16_load(m), v16_div(v16_load(squares), v16_set((float)(16 * nv))));
+    v16_store(m, sum);
+    v16_store(b->rate, v16_div(v16_set(-o->lr), v16_add(v16_sqrt(sum), v16_set(o->eps))));
+    for (int32_t i = 0; i < b->n; i++) momentum[b->row[i]] = m[i];
+}
+
+/** w = fma(rate, g, keep * w) of a row of f32. */
+TBE_INLINE void tbe_batch_row(float *w, const float *g, v16 rate, v16 keep, const int nv)
+{
+#pragma GCC unroll 16
+    for (int k = 0; k < nv; k++) {
+        const int d = 16 * tbe_scattered(k, nv, PERI_F32);
+        v16_store(w + d, v16_fma(rate, v16_load(g + d), v16_mul(keep, v16_load(w + d))));
+    }
+}
+
+/** The same of f16 or bf16. @lane: of the table's first column. */
+TBE_INLINE void tbe_batch_row_narrow(uint16_t *w, const float *g, v16 rate, v16 keep, const bool stochastic, uint64_t key, uint32_t lane,
+                                     const int nv, const int32_t dtype)
+{
+#pragma GCC unroll 8
+    for (int k = 0; k < nv; k += 2) {
+        const int d = 16 * tbe_scattered(k, nv, dtype);
+        v16 x = v16_fma(rate, v16_load(g + d), v16_mul(keep, tbe_get_weights(w, d, 16, dtype)));
+        v16 y = v16_fma(rate, v16_load(g + d + 16), v16_mul(keep, tbe_get_weights(w, d + 16, 16, dtype)));
+        if (stochastic) {
+            u16x bits = tbe_random_words(key, lane + (uint32_t)d / 2);
+            *(h16x_unaligned *)(w + d) = v16_round(x, bits & 0xffffu, dtype);
+            *(h16x_unaligned *)(w + d + 16) = v16_round(y, bits >> 16, dtype);
+        } else {
+            *(h16x_unaligned *)(w + d) = dtype == PERI_F16 ? v16_to_f16(x) : v16_to_bf16(x);
+            *(h16x_unaligned *)(w + d + 16) = dtype == PERI_F16 ? v16_to_f16(y) : v16_to_bf16(y);
+        }
+    }
+}
+
+/** Update the batch's rows, and empty it. */
+TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_batch *b, const int kind, const int32_t dtype, const int nv)
+{
+    const peri_k_tbe_rows *rows = &u->a->rows;
+    const peri_k_tbe_optimizer *o = &u->a->optimizer;
+    if (kind == PERI_K_OPTIM_ROWWISE_ADAGRAD) tbe_batch_rates(o, b, rows->momentum1 + t->first_row, nv);
+    const uint64_t table_key = dtype == PERI_F32 ? 0 : tbe_table_key(o, t);
+    v16 keep = v16_set(tbe_keep(o));
+    for (int32_t i = 0; i < b->n; i++) {
+        v16 rate = v16_set(kind == PERI_K_OPTIM_SGD ? -o->lr : b->rate[i]);
+        int64_t at = t->offset + b->row[i] * t->stride;
+        if (b->plain[i]) tbe_batch_ahead(u, kind, dtype, nv);
+        if (dtype == PERI_F32) {
+            tbe_batch_row((float *)rows->weight + at, b->g[i], rate, keep, nv);
+        } else {
+            uint64_t key = tbe_mix64(table_key + (uint64_t)(t->row_offset + tbe_table_row(rows, t, b->row[i])));
+            tbe_batch_row_narrow((uint16_t *)rows->weight + at, b->g[i], rate, keep, o->stochastic, key, (uint32_t)t->col_offset / 2, nv,
+                                 dtype);
+        }
+    }
+    b->n = 0;
+}
+
+/** As tbe_update_table. */
+TBE_INLINE int64_t tbe_update_batches(tbe_updater *u, const peri_k_tbe_table *t, int64_t e, int64_t last, const int kind,
+                                      const int32_t dtype, const int nv)
+{
+    enum { MOST_COLS = 256 };
+    float sums[TBE_BATCH][MOST_COLS] __attribute__((aligned(64)));
+    tbe_batch b = {0};
+    uint64_t linear;
+    for (int64_t past; tbe_in_table(u, t, e, last, &linear); e = past, u->runs++) {
+        past = tbe_run_end(u, e, linear);
+        int32_t i = b.n++;
+        b.row[i] = (int64_t)linear - t->first_row;
+        b.g[i] = sums[i];
+        b.plain[i] = past - e == 1 && !u->a->items && !(u->a->optimizer.max_gradient > 0);
+        if (b.plain[i]) b.g[i] = tbe_gradient_row(u, e, &(float){0});
+        else tbe_batch_sum(u, e, past, 16 * nv, sums[i]);
+        if (b.n == TBE_BATCH) tbe_batch_update(u, t, &b, kind, dtype, nv);
+    }
+    tbe_batch_update(u, t, &b, kind, dtype, nv);
+    return e;
+}
+
+typedef int64_t tbe_batches(tbe_updater *u, const peri_k_tbe_table *t, int64_t e, int64_t last);
+
+#define TBE_BATCHES(name, kind, dtype, nv)                                                                                                \
+    static __attribute__((noinline)) int64_t tbe_batches_##name##_##nv(tbe_updater *u, const peri_k_tbe_table *t, int64_t e, int64_t last) \
+    {                                                                                                                                      \
+        return tbe_update_batches(u, t, e, last, kind, dtype, nv);                                                                         \
+    }
+#define TBE_WIDTHS(X, name, kind, dtype) X(name, kind, dtype, 2) X(name, kind, dtype, 4) X(name, kind, dtype, 8) X(name, kind, dtype, 16)
+#define TBE_KINDS(X)                                                                                                                       \
+    TBE_WIDTHS(X, sgd_f32, PERI_K_OPTIM_SGD, PERI_F32)                                                                                     \
+    TBE_WIDTHS(X, sgd_f16, PERI_K_OPTIM_SGD, PERI_F16)                                                                                     \
+    TBE_WIDTHS(X, sgd_bf16, PERI_K_OPTIM_SGD, PERI_BF16)                                                                                   \
+    TBE_WIDTHS(X, adagrad_f32, PERI_K_OPTIM_ROWWISE_ADAGRAD, PERI_F32)                                                                     \
+    TBE_WIDTHS(X, adagrad_f16, PERI_K_OPTIM_ROWWISE_ADAGRAD, PERI_F16)                                                                     \
+    TBE_WIDTHS(X, adagrad_bf16, PERI_K_OPTIM_ROWWISE_ADAGRAD, PERI_BF16)
+TBE_KINDS(TBE_BATCHES)
+
+/** What updates table @t in batches; NULL: its rows are to be taken one by one. */
+static tbe_batches *tbe_batches_of(const peri_k_tbe_update_args *a, const peri_k_tbe_table *t)
+{
+    const peri_k_tbe_optimizer *o = &a->optimizer;
+    if (o->exact || o->decay == PERI_K_DECAY_L2 || o->max_norm > 0 || t->col_offset % 32 != 0) return NULL;
+#define TBE_CHOICE(name, k, dtype, nv)                                                                                                    \
+    if (o->kind == (k) && a->rows.weight_dtype == (dtype) && t->cols == 16 * (nv)) return tbe_batches_##name##_##nv;
+    TBE_KINDS(TBE_CHOICE)
+#undef TBE_CHOICE
+    return NULL;
+}
