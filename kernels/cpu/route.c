@@ -209,13 +209,16 @@ static void cpu_copy_past(char *restrict to, const char *restrict from, int64_t 
 
 static void cpu_route_place(const void *args, int64_t begin, int64_t end)
 {
-    enum { LARGE = 64 << 10 };
+    enum { LARGE = 64 << 10, SHORT = 1 << 10, MUCH = 1 << 20 }; /* of much, all runs but short ones go past the caches */
     const peri_k_route_place_args *a = args;
+    int64_t all = 0;
+    for (int64_t i = begin; i < end; i++) all += a->runs[i].n * a->width;
+    int64_t least = all >= MUCH ? SHORT : LARGE;
     for (int64_t i = begin; i < end; i++) {
         const peri_k_run *r = &a->runs[i];
         const char *from = (const char *)(r->own ? a->own : a->received) + r->from * a->width;
         char *to = (char *)a->dst + r->to * a->width;
-        if (r->n * a->width >= LARGE) cpu_copy_past(to, from, r->n * a->width);
+        if (r->n * a->width >= least) cpu_copy_past(to, from, r->n * a->width);
         else if (r->n > 0) memcpy(to, from, (size_t)(r->n * a->width));
     }
     _mm_sfence();

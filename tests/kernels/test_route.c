@@ -256,8 +256,9 @@ static void test_adjoint(void **unused)
     float scale[] = {1, 2, 4, 1};
     int64_t inverse[] = {0, 1, 0, 1}, bags[] = {2, 2};
     peri_k_output outputs[] = {
-        {.column = 0, .cols = 4, .first_piece = 0, .n_pieces = 2, .inverse = 0, .scaled = 1, .divisor = 1},
-        {.column = 4, .cols = 2, .first_piece = 2, .n_pieces = 1, .first_bag = 2, .inverse = 0, .scaled = 1, .divisor = 1}};
+        {.column = 0, .cols = 4, .first_piece = 0, .n_pieces = 2, .inverse = 0, .scaled = 1, .divisor = 1, .sent_divisor = 1},
+        {.column = 4, .cols = 2, .first_piece = 2, .n_pieces = 1, .first_bag = 2, .inverse = 0, .scaled = 1, .divisor = 1,
+         .sent_divisor = 1}};
     peri_k_piece pieces[] = {{.offset = 0}, {.offset = 8, .own = 1}, {.offset = 8}};
     memset(back, 0, sizeof back);
     peri_k_route_combine_args combine = {.out = out, .stride = 6, .received = x[0], .own = x[1], .outputs = outputs, .pieces = pieces,
@@ -274,7 +275,7 @@ static void test_adjoint(void **unused)
 
 /* -- runs of rows ------------------------------------------------------------------------------------------------------------------ */
 
-enum { MOST_RUNS = 40, PLACE_AREA = 1 << 20, PLACE_GUARD = 64 };
+enum { MOST_RUNS = 80, PLACE_AREA = 5 << 19, PLACE_GUARD = 64 };
 
 /** Rows of a run: none, one, odd, or with @width past the size from which copies go past the caches (64 KiB). */
 static int64_t rows_of_run(int64_t width)
@@ -284,8 +285,9 @@ static int64_t rows_of_run(int64_t width)
     return sizes[below(below(4) ? 4 : 8)];
 }
 
-/** Runs that cover [0, sum of n) of dst in random order; returns that sum. Sources begin anywhere. */
-static int64_t make_runs(peri_k_run *runs, int64_t n, int64_t width)
+/** Runs that cover [0, sum of n) of dst in random order; returns that sum. Sources begin anywhere. @much: of 20 to 40 KiB each, which go
+ *  past the caches where they are more than 1 MiB together. */
+static int64_t make_runs(peri_k_run *runs, int64_t n, int64_t width, bool much)
 {
     int64_t order[MOST_RUNS], to = 0;
     for (int64_t i = 0; i < n; i++) order[i] = i;
@@ -295,7 +297,7 @@ static int64_t make_runs(peri_k_run *runs, int64_t n, int64_t width)
         order[k] = kept;
     }
     for (int64_t i = 0; i < n; i++) {
-        int64_t rows = rows_of_run(width);
+        int64_t rows = much ? ((20 << 10) + below(20 << 10)) / width : rows_of_run(width);
         if ((to + rows) * width > PLACE_AREA) rows = 0;
         runs[order[i]] = (peri_k_run){.to = to, .from = below(PLACE_AREA / width - rows + 1), .n = rows, .own = below(2)};
         to += rows;
@@ -309,18 +311,21 @@ static void test_place(void **unused)
     static const int64_t widths[] = {1, 2, 4, 8, 12, 16, 48};
     static unsigned char source[2][PLACE_AREA + 32], want[PLACE_AREA + 2 * PLACE_GUARD], got[PLACE_AREA + 2 * PLACE_GUARD];
     peri_k_run runs[MOST_RUNS];
-    int64_t large = 0;
+    int64_t large = 0, much = 0;
     state = 3;
     for (int k = 0; k < 2; k++)
         for (size_t i = 0; i < sizeof source[k]; i++) source[k][i] = (unsigned char)below(256);
     for (int round = 0; round < 250; round++) {
         state = 31 + (uint64_t)round * 7907;
         int64_t width = widths[round % 7], n = round < 7 ? 0 : below(MOST_RUNS + 1);
-        int64_t rows = make_runs(runs, n, width), shift = round % 3 ? below(32) : 0; /* bytes off the alignment of the arrays */
+        bool many = round % 10 == 9;
+        if (many) n = MOST_RUNS;
+        int64_t rows = make_runs(runs, n, width, many), shift = round % 3 ? below(32) : 0; /* bytes off the alignment of the arrays */
         const unsigned char *received = source[0] + below(32), *own = source[1] + below(32);
         memset(want, 0xa5, (size_t)(rows * width + 2 * PLACE_GUARD));
         for (int64_t i = 0; i < n; i++) {
             large += runs[i].n * width >= 64 << 10;
+            much += i == 0 && rows * width >= 2 << 20;
             memcpy(want + shift + runs[i].to * width, (runs[i].own ? own : received) + runs[i].from * width, (size_t)(runs[i].n * width));
         }
         for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
@@ -334,6 +339,7 @@ static void test_place(void **unused)
         }
     }
     assert_true(large > 50);
+    assert_true(much > 10);
 }
 
 /** Totals and the factors of means, against their definitions. */
