@@ -14,15 +14,20 @@ enum { TBE_IN_FLIGHT = 16 << 10, TBE_AHEAD_LEAST = 8, TBE_AHEAD_MOST = 64 };
  *  written. Bytes of rows. */
 enum { TBE_STREAM_LEAST = 32 << 20 };
 
-/** The walk ahead: where it is. Kept in registers: copied, never pointed to. */
-typedef struct tbe_ahead {
-    int64_t left;          /* items up to the end of the call */
-    int64_t k;             /* the block in which it is */
-    int64_t i, end;        /* its next id, and the end of the block's ids */
+/** Where the ids of a block lead. */
+typedef struct tbe_ahead_block {
+    int64_t k;
+    int64_t i, end;        /* the next id, and the end of the block's ids or of the call's */
     const char *base;      /* row 0 of the block's table */
     int64_t stride, lines; /* bytes from row to row; cache lines that a row may touch */
     uint64_t rows;
-    uint32_t at, distance; /* the next item's place in the ring; how far ahead this walk is */
+    int64_t left; /* items of the call in blocks behind this one */
+} tbe_ahead_block;
+
+/** The walk ahead. Kept in registers: nobody points to it. */
+typedef struct tbe_ahead {
+    tbe_ahead_block in;
+    uint32_t at, mask; /* the next item's place in the ring, and that of the item a ring ahead; the ring's length, a power of two, less 1 */
 } tbe_ahead;
 
 /** What a walk ahead reads. */
@@ -40,75 +45,97 @@ TBE_INLINE tbe_source tbe_source_of(const peri_k_tbe_stream *s, const void *weig
     return (tbe_source){s, weight, s->ids, s->weights, format, s->ids_dtype == PERI_I32};
 }
 
-/** Enter block k at id i. */
-static tbe_ahead tbe_ahead_enter(const tbe_source source, tbe_ahead h, int64_t k, int64_t i)
+/** Block k from id i on, `left` items before the end of the call. */
+static __attribute__((noinline)) void tbe_ahead_find(const tbe_source *source, int64_t k, int64_t i, int64_t left, tbe_ahead_block *to)
 {
-    const peri_k_tbe_stream *s = source.s;
+    const peri_k_tbe_stream *s = source->s;
+    int64_t items = s->spans[k].first_id + tbe_items(s, k) - i;
     const peri_k_tbe_table *t = &s->tables[s->blocks[k].table];
-    int64_t unit = tbe_unit(source.format);
-    h.k = k;
-    h.i = i;
-    h.end = s->spans[k].first_id + tbe_items(s, k);
-    h.base = source.weight + t->offset * unit;
-    h.stride = t->stride * unit;
-    h.rows = (uint64_t)t->rows;
-    uint64_t aligned = (uint64_t)(uintptr_t)h.base | (uint64_t)h.stride | TBE_LINE;
+    int64_t unit = tbe_unit(source->format);
+    to->k = k;
+    to->i = i;
+    to->end = i + (items < left ? items : left);
+    to->left = left - (to->end - i);
+    to->base = source->weight + t->offset * unit;
+    to->stride = t->stride * unit;
+    to->rows = (uint64_t)t->rows;
+    uint64_t aligned = (uint64_t)(uintptr_t)to->base | (uint64_t)to->stride | TBE_LINE;
     int64_t before = TBE_LINE - (int64_t)(aligned & -aligned); /* most bytes of a line that lie before a row */
-    h.lines = (before + tbe_row_bytes(source.format, t->cols) + TBE_LINE - 1) / TBE_LINE;
-    return h;
+    to->lines = (before + tbe_row_bytes(source->format, t->cols) + TBE_LINE - 1) / TBE_LINE;
 }
 
-/** Go to the next block that has ids. */
-static __attribute__((noinline)) tbe_ahead tbe_ahead_next(const tbe_source source, tbe_ahead h)
+/** The same, field by field: a copy of the whole would wait until the fields are written. */
+TBE_INLINE tbe_ahead_block tbe_ahead_enter(const tbe_source *source, int64_t k, int64_t i, int64_t left)
 {
-    const peri_k_tbe_stream *s = source.s;
-    while (h.i >= h.end && h.k + 1 < s->n_blocks) h = tbe_ahead_enter(source, h, h.k + 1, s->spans[h.k + 1].first_id);
-    return h;
+    tbe_ahead_block b;
+    tbe_ahead_find(source, k, i, left, &b);
+    return (tbe_ahead_block){b.k, b.i, b.end, b.base, b.stride, b.lines, b.rows, b.left};
+}
+
+/** The next block behind block k that has ids. */
+static __attribute__((noinline)) void tbe_ahead_find_next(const tbe_source *source, int64_t k, int64_t left, tbe_ahead_block *to)
+{
+    const peri_k_tbe_stream *s = source->s;
+    while (k + 2 < s->n_blocks && tbe_items(s, k + 1) == 0) k++;
+    tbe_ahead_find(source, k + 1, s->spans[k + 1].first_id, left, to);
+}
+
+TBE_INLINE tbe_ahead_block tbe_ahead_next(const tbe_source *source, int64_t k, int64_t left)
+{
+    tbe_ahead_block b;
+    tbe_ahead_find_next(source, k, left, &b);
+    return (tbe_ahead_block){b.k, b.i, b.end, b.base, b.stride, b.lines, b.rows, b.left};
 }
 
 /** Which of n neighbouring lines is read k-th. Processors that see neighbouring lines asked for one after the other fetch the lines behind
  *  them too, which with random rows are nobody's: 1.5 times the time of rows of 4 or 8 lines on a Zen 4. Out of order they do not. */
 TBE_INLINE int tbe_scattered_line(const int k, const int n)
 {
-    static const int of8[8] = {2, 6, 5, 7, 3, 0, 4, 1}, of4[4] = {3, 1, 0, 2};
-    return n == 4 ? of4[k] : n % 8 == 0 ? k / 8 * 8 + of8[k % 8] : k;
+    static const int of8[8] = {2, 6, 5, 7, 3, 0, 4, 1}, of4[4] = {3, 1, 0, 2}, of3[3] = {2, 0, 1};
+    return n == 3 ? of3[k] : n == 4 ? of4[k] : n % 8 == 0 ? k / 8 * 8 + of8[k % 8] : k;
 }
+
+/** Cache lines of a row that begins with one. */
+#define TBE_LINES(format, cols) ((int)(tbe_row_bytes(format, cols) + TBE_LINE - 1) / TBE_LINE)
 
 TBE_INLINE int64_t tbe_source_id(const tbe_source *source, int64_t i)
 {
     return source->narrow ? ((const int32_t *)source->ids)[i] : ((const int64_t *)source->ids)[i];
 }
 
-/** Ask for one more row, and put it (NULL: it is no row) into the ring. @lines: what the caller expects it to touch, known at compile
- *  time. */
-TBE_INLINE void tbe_ahead_step(tbe_ahead *h, const tbe_source *source, const char **ring, const int lines)
+/** Ask for one more row; returns it. NULL: it is no row, or the call has no more. @lines: what the caller expects it to touch, known at
+ *  compile time. */
+TBE_INLINE const char *tbe_ahead_step(tbe_ahead *h, const tbe_source *source, const int lines)
 {
-    const char **place = &ring[(h->at++ + h->distance) % TBE_AHEAD_MOST];
-    *place = NULL;
-    if (h->left <= 0) return;
-    h->left--;
-    if (h->i >= h->end) *h = tbe_ahead_next(*source, *h);
-    uint64_t id = (uint64_t)tbe_source_id(source, h->i++);
-    if (id >= h->rows) return;
-    const char *row = *place = h->base + (int64_t)id * h->stride;
-    if (lines && h->lines == lines) {
+    if (__builtin_expect(h->in.i >= h->in.end, 0)) {
+        if (h->in.left <= 0) return NULL;
+        h->in = tbe_ahead_next(source, h->in.k, h->in.left);
+    }
+    uint64_t id = (uint64_t)tbe_source_id(source, h->in.i++);
+    if (id >= h->in.rows) return NULL;
+    const char *row = h->in.base + (int64_t)id * h->in.stride;
+    if (__builtin_expect(lines && h->in.lines == lines, 1)) {
 #pragma GCC unroll 16
         for (int l = 0; l < lines; l++) tbe_prefetch(row + tbe_scattered_line(l, lines) * TBE_LINE, 1);
     } else {
-        tbe_prefetch(row, h->lines);
+        tbe_prefetch(row, h->in.lines);
     }
+    return row;
 }
 
+/** The next item's place in the ring; what is there once it was read is the item's a ring ahead. */
+TBE_INLINE const char **tbe_ahead_place(tbe_ahead *h, const char **ring) { return &ring[h->at++ & h->mask]; }
+
 /** A walk ahead from a place of the stream, `left` items before the end of the call. */
-static tbe_ahead tbe_ahead_start(const tbe_source source, const char **ring, int64_t k, int64_t i, int64_t left)
+TBE_INLINE tbe_ahead tbe_ahead_start(const tbe_source *source, const char **ring, int64_t k, int64_t i, int64_t left, const int lines)
 {
-    tbe_ahead h = {.left = left};
+    tbe_ahead h = {.at = 0};
     if (left <= 0) return h;
-    h = tbe_ahead_enter(source, h, k, i);
-    uint32_t distance = (uint32_t)tbe_clamp(TBE_IN_FLIGHT / (h.lines * TBE_LINE), TBE_AHEAD_LEAST, TBE_AHEAD_MOST);
-    for (uint32_t n = 0; n < distance; n++) tbe_ahead_step(&h, &source, ring, 0);
-    h.at = 0;
-    h.distance = distance;
+    h.in = tbe_ahead_enter(source, k, i, left);
+    uint32_t length = TBE_AHEAD_MOST;
+    while (length > TBE_AHEAD_LEAST && length * h.in.lines * TBE_LINE > TBE_IN_FLIGHT) length /= 2;
+    for (uint32_t n = 0; n < length; n++) ring[n] = tbe_ahead_step(&h, source, lines);
+    h.mask = length - 1;
     return h;
 }
 
@@ -121,7 +148,6 @@ typedef struct tbe_walk {
     int64_t k;
     bool past_caches, stream; /* outputs go past the caches: of the call where they can; of the block */
     tbe_count count;
-    tbe_ahead ahead;
     const char *ring[TBE_AHEAD_MOST]; /* the rows asked for, by item; NULL: no row, or beyond the end of the call */
 } tbe_walk;
 
@@ -178,10 +204,11 @@ TBE_INLINE void tbe_forward_panel(tbe_walk *w, tbe_ahead *h, const tbe_source *s
 #pragma GCC unroll 16
     for (int v = 0; v < nv; v++) acc[v] = v16_zero();
     for (int64_t i = from; i < past; i++) {
-        const char *row = NULL;
+        const char *row = NULL, **place = NULL;
         if (first) {
-            row = w->ring[h->at % TBE_AHEAD_MOST];
-            if (!row) row = tbe_walk_row(w, i);
+            place = tbe_ahead_place(h, w->ring);
+            row = *place;
+            if (__builtin_expect(!row, 0)) row = tbe_walk_row(w, i);
         } else {
             int64_t id = tbe_source_id(source, i);
             if ((uint64_t)id < rows) row = w->base + id * w->stride;
@@ -196,7 +223,7 @@ TBE_INLINE void tbe_forward_panel(tbe_walk *w, tbe_ahead *h, const tbe_source *s
                 acc[v] = v16_fma(x, y, acc[v]);
             }
         }
-        if (first) tbe_ahead_step(h, source, w->ring, lines); /* behind the reads: they would wait for the misses that it makes */
+        if (first) *place = tbe_ahead_step(h, source, lines); /* behind the reads: they would wait for the misses that it makes */
     }
     tbe_forward_store(w, at + c, acc, v16_set(factor), nv, tail);
 }
@@ -206,8 +233,7 @@ TBE_INLINE void tbe_forward_bag(tbe_walk *w, tbe_ahead *h, const tbe_source *sou
                                 const int32_t format, const int nv)
 {
     if (nv) {
-        const int lines = (int)(tbe_row_bytes(format, 16 * nv) + TBE_LINE - 1) / TBE_LINE;
-        tbe_forward_panel(w, h, source, from, past, factor, at, format, 0, nv, 16, lines, true);
+        tbe_forward_panel(w, h, source, from, past, factor, at, format, 0, nv, 16, TBE_LINES(format, 16 * nv), true);
         return;
     }
     int64_t c = 0;
@@ -229,65 +255,70 @@ TBE_INLINE void tbe_forward_bag(tbe_walk *w, tbe_ahead *h, const tbe_source *sou
 }
 
 /** Bags [j, stop) of the walk's block; @rows: pooling NONE. */
-TBE_INLINE void tbe_forward_bags(tbe_walk *w, int64_t j, int64_t stop, const int32_t format, const int nv, const bool rows)
+TBE_INLINE void tbe_forward_bags(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t j, int64_t stop, const int32_t format,
+                                 const int nv, const bool rows)
 {
-    const peri_k_tbe_forward_args *a = w->a;
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_stream *s = source->s;
     const peri_k_tbe_block *b = &s->blocks[w->k];
-    const tbe_source source = tbe_source_of(s, a->weight, format);
-    tbe_ahead h = w->ahead;
+    const bool report = w->a->report;
     for (int64_t from = tbe_bag_start(s, w->k, j), past; j < stop; j++, from = past) {
         past = tbe_bag_start(s, w->k, j + 1);
-        if (a->report) tbe_count_bag(s, w->k, j, &w->count);
+        if (report) tbe_count_bag(s, w->k, j, &w->count);
         if (past < from) past = from;
         float factor = tbe_factor(s, w->t, b->first_bag + j, past - from);
         if (rows)
             for (int64_t i = from; i < past; i++)
-                tbe_forward_bag(w, &h, &source, i, i + 1, factor, b->out_offset + i * b->out_stride, format, nv);
-        else tbe_forward_bag(w, &h, &source, from, past, factor, b->out_offset + j * b->out_stride, format, nv);
+                tbe_forward_bag(w, h, source, i, i + 1, factor, b->out_offset + i * b->out_stride, format, nv);
+        else tbe_forward_bag(w, h, source, from, past, factor, b->out_offset + j * b->out_stride, format, nv);
     }
-    w->ahead = h;
 }
 
-/* Blocks of each format: the common widths are known at compile time. */
-#define TBE_FORWARD_BLOCK(name, format)                                                                                                   \
-    static __attribute__((noinline)) void tbe_forward_##name(tbe_walk *w, int64_t j, int64_t stop)                                        \
-    {                                                                                                                                      \
-        switch (w->t->pooling == PERI_K_POOLING_NONE ? 0 : w->t->cols) {                                                                   \
-        case 0: tbe_forward_bags(w, j, stop, format, 0, true); break;                                                                      \
-        case 32: tbe_forward_bags(w, j, stop, format, 2, false); break;                                                                    \
-        case 64: tbe_forward_bags(w, j, stop, format, 4, false); break;                                                                    \
-        case 128: tbe_forward_bags(w, j, stop, format, TBE_PANEL >= 8 ? 8 : 0, false); break;                                              \
-        case 256: tbe_forward_bags(w, j, stop, format, TBE_PANEL >= 16 ? 16 : 0, false); break;                                            \
-        default: tbe_forward_bags(w, j, stop, format, 0, false); break;                                                                    \
-        }                                                                                                                                  \
-    }
-TBE_FORWARD_BLOCK(f32, PERI_F32)
-TBE_FORWARD_BLOCK(f16, PERI_F16)
-TBE_FORWARD_BLOCK(bf16, PERI_BF16)
-TBE_FORWARD_BLOCK(int8, PERI_K_ROWS_INT8)
-TBE_FORWARD_BLOCK(int8_half, PERI_K_ROWS_INT8_HALF)
-TBE_FORWARD_BLOCK(fp8, PERI_K_ROWS_FP8)
-
-/** Bags [j, stop) of block k. */
-static void tbe_forward_block(tbe_walk *w, int64_t k, int64_t j, int64_t stop)
+/** Enter block k. */
+TBE_INLINE void tbe_walk_enter(tbe_walk *w, int64_t k, const int32_t format)
 {
-    const peri_k_tbe_forward_args *a = w->a;
-    int64_t unit = tbe_unit(a->weight_dtype);
+    const peri_k_tbe_block *b = &w->a->stream.blocks[k];
     w->k = k;
-    w->t = &a->stream.tables[a->stream.blocks[k].table];
-    w->base = (const char *)a->weight + w->t->offset * unit;
-    w->stride = w->t->stride * unit;
-    w->stream = w->past_caches && w->t->cols % 16 == 0 && (a->stream.blocks[k].out_offset | a->stream.blocks[k].out_stride) % 16 == 0;
-    switch (a->weight_dtype) {
-    case PERI_F16: tbe_forward_f16(w, j, stop); break;
-    case PERI_BF16: tbe_forward_bf16(w, j, stop); break;
-    case PERI_K_ROWS_INT8: tbe_forward_int8(w, j, stop); break;
-    case PERI_K_ROWS_INT8_HALF: tbe_forward_int8_half(w, j, stop); break;
-    case PERI_K_ROWS_FP8: tbe_forward_fp8(w, j, stop); break;
-    default: tbe_forward_f32(w, j, stop); break;
+    w->t = &w->a->stream.tables[b->table];
+    w->base = (const char *)w->a->weight + w->t->offset * tbe_unit(format);
+    w->stride = w->t->stride * tbe_unit(format);
+    w->stream = w->past_caches && w->t->cols % 16 == 0 && (b->out_offset | b->out_stride) % 16 == 0;
+}
+
+/** A call's bags, from @at up to @stop. The common widths are known at compile time. */
+TBE_INLINE void tbe_forward_walk(tbe_walk *w, tbe_place at, tbe_place stop, const int32_t format)
+{
+    const peri_k_tbe_stream *s = &w->a->stream;
+    if (at.k >= s->n_blocks) return;
+    const tbe_source source = tbe_source_of(s, w->a->weight, format);
+    int64_t first = tbe_bag_start(s, at.k, at.j), last = s->spans[s->n_blocks].items;
+    if (stop.k < s->n_blocks) last = s->spans[stop.k].items + tbe_bag_start(s, stop.k, stop.j) - s->spans[stop.k].first_id;
+    tbe_ahead h = tbe_ahead_start(&source, w->ring, at.k, first, last - (s->spans[at.k].items + first - s->spans[at.k].first_id),
+                                  TBE_LINES(format, 64));
+    for (; at.k < stop.k || (at.k == stop.k && at.j < stop.j); at.k++, at.j = 0) {
+        int64_t past = at.k == stop.k ? stop.j : s->blocks[at.k].bags;
+        tbe_walk_enter(w, at.k, format);
+        switch (w->t->pooling == PERI_K_POOLING_NONE ? 0 : w->t->cols) {
+        case 0: tbe_forward_bags(w, &h, &source, at.j, past, format, 0, true); break;
+        case 32: tbe_forward_bags(w, &h, &source, at.j, past, format, 2, false); break;
+        case 64: tbe_forward_bags(w, &h, &source, at.j, past, format, 4, false); break;
+        case 128: tbe_forward_bags(w, &h, &source, at.j, past, format, TBE_PANEL >= 8 ? 8 : 0, false); break;
+        case 256: tbe_forward_bags(w, &h, &source, at.j, past, format, TBE_PANEL >= 16 ? 16 : 0, false); break;
+        default: tbe_forward_bags(w, &h, &source, at.j, past, format, 0, false); break;
+        }
     }
 }
+
+#define TBE_FORWARD_WALK(name, format)                                                                                                    \
+    static __attribute__((noinline)) void tbe_forward_##name(tbe_walk *w, tbe_place at, tbe_place stop)                                    \
+    {                                                                                                                                      \
+        tbe_forward_walk(w, at, stop, format);                                                                                             \
+    }
+TBE_FORWARD_WALK(f32, PERI_F32)
+TBE_FORWARD_WALK(f16, PERI_F16)
+TBE_FORWARD_WALK(bf16, PERI_BF16)
+TBE_FORWARD_WALK(int8, PERI_K_ROWS_INT8)
+TBE_FORWARD_WALK(int8_half, PERI_K_ROWS_INT8_HALF)
+TBE_FORWARD_WALK(fp8, PERI_K_ROWS_FP8)
 
 static void cpu_tbe_forward(const void *args, int64_t begin, int64_t end)
 {
@@ -297,14 +328,14 @@ static void cpu_tbe_forward(const void *args, int64_t begin, int64_t end)
     tbe_walk w = {.a = a};
     w.past_caches = a->out_dtype == PERI_F32 && (uintptr_t)a->out % TBE_LINE == 0 &&
                     s->spans[s->n_blocks].cost * tbe_unit(a->weight_dtype) >= TBE_STREAM_LEAST;
-    if (at.k < s->n_blocks) {
-        int64_t first = tbe_bag_start(s, at.k, at.j), last = s->spans[s->n_blocks].items;
-        if (stop.k < s->n_blocks) last = s->spans[stop.k].items + tbe_bag_start(s, stop.k, stop.j) - s->spans[stop.k].first_id;
-        w.ahead = tbe_ahead_start(tbe_source_of(s, a->weight, a->weight_dtype), w.ring, at.k, first,
-                                  last - (s->spans[at.k].items + first - s->spans[at.k].first_id));
+    switch (a->weight_dtype) {
+    case PERI_F16: tbe_forward_f16(&w, at, stop); break;
+    case PERI_BF16: tbe_forward_bf16(&w, at, stop); break;
+    case PERI_K_ROWS_INT8: tbe_forward_int8(&w, at, stop); break;
+    case PERI_K_ROWS_INT8_HALF: tbe_forward_int8_half(&w, at, stop); break;
+    case PERI_K_ROWS_FP8: tbe_forward_fp8(&w, at, stop); break;
+    default: tbe_forward_f32(&w, at, stop); break;
     }
-    for (; at.k < stop.k || (at.k == stop.k && at.j < stop.j); at.k++, at.j = 0)
-        tbe_forward_block(&w, at.k, at.j, at.k == stop.k ? stop.j : s->blocks[at.k].bags);
     if (w.past_caches) _mm_sfence();
     if (a->report) tbe_count_merge(a->report, &w.count);
 }

@@ -312,14 +312,14 @@ static void cpu_tbe_weight_gradient(const void *args, int64_t begin, int64_t end
         if (i >= stop) continue;
         const char *ring[TBE_AHEAD_MOST];
         const tbe_source source = tbe_source_of(s, a->weight, a->weight_dtype);
-        tbe_ahead h = tbe_ahead_start(source, ring, k, i, stop - i);
+        tbe_ahead h = tbe_ahead_start(&source, ring, k, i, stop - i, 0);
         for (int64_t j = tbe_bag_of(s, k, i); i < stop; j++) {
             int64_t first = tbe_bag_start(s, k, j), past = tbe_bag_start(s, k, j + 1);
             float factor = tbe_factor(s, t, b->first_bag + j, past - first);
             if (j + 1 >= b->bags) past = stop;
             for (; i < past && i < stop; i++) {
-                const char *row = ring[h.at % TBE_AHEAD_MOST];
-                tbe_ahead_step(&h, &source, ring, 0);
+                const char **place = tbe_ahead_place(&h, ring), *row = *place;
+                *place = tbe_ahead_step(&h, &source, 0);
                 if (!row) continue;
                 const float *grad = a->grad + b->out_offset + tbe_out_row(t, j, i) * b->out_stride;
                 float dot = a->weight_dtype == PERI_F32   ? tbe_weight_dot(grad, row, t->cols, PERI_F32)
