@@ -15,8 +15,8 @@ local C, Tensor = peri.ffi.C, peri.Tensor
 local parser = argparse("tests/bench/embed.lua", "Speed of table batches.")
 parser:option("--out", "Append results as JSON lines to this file.")
 parser:option("--roofline", "The library built from roofline.c.", "build/tests/bench/libroofline.so")
-parser:option("--only", "Cases whose name has this in it.", "")
-parser:option("--what", "Measurements whose name has this in it.", "")
+parser:option("--only", "Cases whose name has this in it; several with commas between.", "")
+parser:option("--what", "Measurements whose name has this in it, or with $ at the end is this.", "")
 parser:option("--threads", "Worker threads.", 0, tonumber)
 parser:option("--rounds", "Times that everything is measured, in turns.", 15, tonumber)
 parser:option("--python", "A Python with torch and fbgemm_gpu: measures them on the same ids and prints ratios.")
@@ -47,6 +47,20 @@ for _, c in ipairs(cases) do
   c.batch, c.tables, c.rows, c.dim, c.length, c.alpha, c.dtype = unpack(c)
   c.n = c.batch * c.tables * c.length
   c.sets = c.batch >= 100 and 4 or 256 / c.batch -- batches of ids
+end
+
+--- Whether --only asks for this case.
+local function chosen(name)
+  for part in (options.only == "" and name or options.only):gmatch "[^,]+" do
+    if name:find(part, 1, true) then return true end
+  end
+end
+
+--- Whether --what asks for this measurement.
+local function asked(what)
+  local exact = options.what:match "^(.*)%$$"
+  if exact then return what == exact end
+  return what:find(options.what, 1, true) ~= nil
 end
 
 -- -- inputs --------------------------------------------------------------------------------------------------------------------------
@@ -156,7 +170,7 @@ local function roofline(c, base, at, bytes, update)
   end
   return function() return run(best) end,
     ("%d threads, prefetch %s %d rows ahead, lines %s"):format(best.threads, ({ [0] = "none", "T0", "T1" })[best.hint], best.distance,
-      best.order == 0 and "in order" or "scattered")
+      best.order == 0 and "in order" or "scattered"), best
 end
 
 -- -- results -------------------------------------------------------------------------------------------------------------------------
@@ -179,8 +193,8 @@ local function report(c, what, times, bytes, roof_times, roof_text)
     gb_per_s = bytes / times[1] * 1e-6, bytes = bytes, roofline_share = share, roofline_best_ms = roof_times[1],
     roofline_median_ms = median(roof_times), roofline = roof_text }
   results[c.name .. "/" .. what] = r
-  print(("%-10s %-26s best %9.4f  median %9.4f ms %7.2f GB/s   roofline %9.4f %9.4f ms  share %5.1f %%"):format(c.name, what, r.best_ms,
-    r.median_ms, r.gb_per_s, r.roofline_best_ms, r.roofline_median_ms, 100 * share))
+  print(("%-10s %-26s best %9.4f  median %9.4f ms %7.2f GB/s   roofline %9.4f %9.4f ms  share %5.1f %%  (%s)"):format(c.name, what,
+    r.best_ms, r.median_ms, r.gb_per_s, r.roofline_best_ms, r.roofline_median_ms, 100 * share, roof_text))
   io.flush()
   if out then out:write(json.encode(r), "\n") end
 end
@@ -197,19 +211,44 @@ local function allocations(f)
   return tonumber(C.peri_fault_passed "alloc" + C.peri_fault_passed "device_alloc") / 100, lua * 1024 / 100
 end
 
-local function measure(c, v)
-  local suffix = (v.dtype == c.dtype and "" or suffixes[v.dtype]) .. (v.weighted and " weighted" or "")
-  local forward, backward = "forward" .. suffix, "backward" .. suffix .. "+" .. v.optimizer
-  local do_forward = not results[c.name .. "/" .. forward] and forward:find(options.what, 1, true)
-  local do_backward = v.optimizer ~= "none" and backward:find(options.what, 1, true)
-  if not do_forward and not do_backward then return end
-  local tables, bytes = {}, row_bytes(c, v.dtype)
+--- A table batch of a case in a data type, and what calls on it need.
+local function made(c, v)
+  local tables = {}
   local start = v.dtype ~= "INT8" and v.dtype ~= "FP8" and peri.embed.constant(0.01) or nil
   for t = 1, c.tables do tables[t] = { name = "t" .. t, rows = c.rows, cols = c.dim, init = start } end
   local batch = peri.embed.tbe.new { tables = tables, data_type = v.dtype, seed = 1,
     fused_params = { optimizer = v.optimizer, bounds_check_mode = "NONE" } }
-  local x = inputs(c, batch, v.weighted)
-  local calls = c.sets
+  return batch, inputs(c, batch, v.weighted)
+end
+
+--- A call's time over that of its rows alone, both again and again on one batch of ids, whose rows are then as near as caches hold them.
+--- The rows alone: gathered in the fastest way, and in the way that is fastest where caches do not hold them.
+local function overhead(c, what, call, base, at, bytes, way)
+  local most = math.ceil(10000 / c.n) * 10
+  local ours, rows, same = math.huge, math.huge, math.huge
+  local function gathered(w) return tonumber(roof.roof_run(base, at, c.n, bytes, w, most)) * 1e-3 end
+  local function forwards(n) for _ = 1, n do call() end end
+  local list = ways(c, 0)
+  for _ = 1, options.rounds do
+    ours = math.min(ours, timed(forwards, most) * 1e3)
+    same = math.min(same, gathered(way))
+    for i = 1, #list do rows = math.min(rows, gathered(list[i])) end
+  end
+  local allocated, lua = allocations(forwards)
+  print(("%-10s %-26s rows in the caches: %.2f us a call, %.2f over the rows (%.2f over rows asked for ahead); " ..
+    "allocations a call: %.2f, bytes of Lua: %.1f"):format(c.name, what, ours, ours - rows, ours - same, allocated, lua))
+  if out then out:write(json.encode { case = c.name, what = what .. " overhead", warm_us = ours, over_rows_us = ours - rows,
+    over_rows_ahead_us = ours - same, allocations = allocated, lua_bytes = lua }, "\n") end
+end
+
+local function measure(c, v)
+  local suffix = (v.dtype == c.dtype and "" or suffixes[v.dtype]) .. (v.weighted and " weighted" or "")
+  local forward, backward = "forward" .. suffix, "backward" .. suffix .. "+" .. v.optimizer
+  local do_forward = not results[c.name .. "/" .. forward] and asked(forward)
+  local do_backward = v.optimizer ~= "none" and asked(backward)
+  if not do_forward and not do_backward then return end
+  local bytes, calls = row_bytes(c, v.dtype), c.sets
+  local batch, x = made(c, v)
   local function forwards(n)
     for i = 0, n - 1 do batch:forward(x.ids[i % calls + 1], x.offsets, x.blocks, x.out, x.weights) end
   end
@@ -217,7 +256,7 @@ local function measure(c, v)
     for i = 0, n - 1 do batch:backward(x.ids[i % calls + 1], x.offsets, x.blocks, x.grad, x.weights) end
   end
   local base, at = addresses(c, batch, bytes)
-  local gather, gather_text = roofline(c, base, at, bytes, 0)
+  local gather, gather_text, gather_way = roofline(c, base, at, bytes, 0)
   local update, update_text
   if do_backward then update, update_text = roofline(c, base, at, bytes, 1) end
   local times = { {}, {}, {}, {} }
@@ -232,13 +271,31 @@ local function measure(c, v)
   if do_forward then report(c, forward, times[2], c.n * bytes + around, times[1], gather_text) end
   if do_backward then report(c, backward, times[4], 2 * c.n * bytes * v.arrays + around, times[3], update_text) end
   if do_forward and c.batch < 100 then
-    local r, ours, lua = results[c.name .. "/" .. forward], allocations(forwards)
-    r.over_roofline_us, r.allocations = (r.best_ms - r.roofline_best_ms) * 1e3, ours
-    print(("%-10s %-26s %.2f us a call over the roofline; allocations a call: %.2f, bytes of Lua: %.1f"):format(c.name, forward,
-      r.over_roofline_us, ours, lua))
-    if out then out:write(json.encode { case = c.name, what = forward .. " overhead", over_roofline_us = r.over_roofline_us,
-      allocations = ours, lua_bytes = lua }, "\n") end
+    overhead(c, forward, function() batch:forward(x.ids[1], x.offsets, x.blocks, x.out, x.weights) end, base, at, bytes, gather_way)
   end
+end
+
+--- Rows a second of one measurement over those of another, both forward, in turns: the median over the rounds, and the bests.
+local function compare(what, c, v, other, w)
+  local rates, ratios = { {}, {} }, {}
+  local sides = {}
+  for i, side in ipairs { { c, v }, { other, w } } do
+    local batch, x = made(side[1], side[2])
+    sides[i] = function(n)
+      for k = 0, n - 1 do batch:forward(x.ids[k % side[1].sets + 1], x.offsets, x.blocks, x.out, x.weights) end
+    end
+    timed(sides[i], 1)
+  end
+  for r = 1, options.rounds do
+    rates[1][r], rates[2][r] = c.n / timed(sides[1], c.sets), other.n / timed(sides[2], other.sets)
+    ratios[r] = rates[1][r] / rates[2][r]
+  end
+  for _, list in ipairs { ratios, rates[1], rates[2] } do table.sort(list) end
+  local best = rates[1][#ratios] / rates[2][#ratios]
+  print(("%-10s %-26s %.2f times the rows per second of %s (bests %.2f; in turns, %d rounds)"):format(c.name, what, median(ratios),
+    other.name .. (other == c and " " .. w.dtype or ""), best, #ratios))
+  if out then out:write(json.encode { case = c.name, what = what .. " rows", other = other.name, ratio = median(ratios),
+    ratio_best = best }, "\n") end
 end
 
 -- -- peers ---------------------------------------------------------------------------------------------------------------------------
@@ -259,7 +316,8 @@ local function run_peers(wanted)
   file:write(json.encode(list))
   file:close()
   local script = debug.getinfo(1, "S").source:match "^@(.*)embed%.lua$" .. "peers/embedding.py"
-  local pipe = assert(io.popen(("'%s' '%s' --ids '%s' --threads %d"):format(options.python, script, folder, threads)))
+  local pipe = assert(io.popen(("'%s' '%s' --ids '%s' --threads %d%s"):format(options.python, script, folder, threads,
+    options.what:find("forward", 1, true) and " --forward" or "")))
   for line in pipe:lines() do
     local r = json.decode(line)
     if r and r.case then
@@ -286,7 +344,7 @@ end
 print(("%d threads, %s; times in ms"):format(threads, isa))
 local wanted = {}
 for _, c in ipairs(cases) do
-  if c.name:find(options.only, 1, true) then
+  if chosen(c.name) then
     wanted[#wanted + 1] = c
     c.ids = draw(c)
     for _, v in ipairs(variants[c.name]) do
@@ -294,6 +352,16 @@ for _, c in ipairs(cases) do
       collectgarbage()
     end
   end
+end
+local by_name = {}
+for _, c in ipairs(wanted) do by_name[c.name] = c end
+for _, name in ipairs { "default", "large" } do
+  local c = asked "forward int8" and by_name[name]
+  if c then peri.scope(function() compare("forward int8", c, formats[3], c, adagrad) end) end
+  collectgarbage()
+end
+if by_name.skewed and by_name.large and asked "forward" then
+  peri.scope(function() compare("forward", by_name.skewed, adagrad, by_name.large, adagrad) end)
 end
 if options.python and options.python ~= "" then run_peers(wanted) end
 if out then out:close() end

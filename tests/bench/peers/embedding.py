@@ -1,6 +1,6 @@
 """embedding.py: PyTorch's and FBGEMM's CPU kernels on the ids that tests/bench/embed.lua wrote.
 
-    python embedding.py --ids DIR --threads N [--runs N]
+    python embedding.py --ids DIR --threads N [--runs N] [--forward]
 
 DIR holds cases.json (a list of objects: name, batch, tables, rows, dim, length, sets, dtype) and <name>.ids: `sets` batches of i64 ids, each of
 batch bags of `length` ids for table after table. The batches take turns. Prints one JSON object a line: case, what, peer, best_ms, median_ms; "skipped" with a reason where a peer cannot.
@@ -65,7 +65,7 @@ class Fbgemm:
         self.optimizers, self.types, self.place, self.sum = EmbOptimType, SparseType, EmbeddingLocation.HOST, PoolingMode.SUM
         self.cpu, self.training, self.inference = ComputeDevice.CPU, SplitTableBatchedEmbeddingBagsCodegen, IntNBitTableBatchedEmbeddingBagsCodegen
 
-    def train(self, case, ids, optimizer, runs):
+    def train(self, case, ids, optimizer, runs, forward):
         tables = [(case["rows"], case["dim"], self.place, self.cpu)] * case["tables"]
         batch = self.training(tables, optimizer=self.optimizers["EXACT_" + optimizer.upper()], learning_rate=0.01, eps=1e-8,
                               pooling_mode=self.sum, weights_precision=self.types[case["dtype"]])
@@ -73,6 +73,8 @@ class Fbgemm:
         values = [torch.from_numpy(x) for x in ids]
         offsets = torch.arange(case["batch"] * case["tables"] + 1) * case["length"]
         grad = torch.randn(case["batch"], case["tables"] * case["dim"])
+        if forward:
+            return steps(values, lambda x: batch(x, offsets), None, ("forward",), runs)
         return steps(values, lambda x: batch(x, offsets), lambda out: out.backward(grad.to(out.dtype)), ("forward", "backward+" + optimizer), runs)
 
     def infer(self, case, ids, dtype, runs):
@@ -85,7 +87,7 @@ class Fbgemm:
         return steps(values, lambda x: batch(x, offsets), None, (name,), runs)
 
 
-def embedding_bags(case, ids, runs):
+def embedding_bags(case, ids, runs, only_forward):
     """nn.EmbeddingBag with sparse gradients and torch.optim.SGD, a bag module for each table."""
     bags = [torch.nn.EmbeddingBag(case["rows"], case["dim"], mode="sum", sparse=True, include_last_offset=True) for _ in range(case["tables"])]
     values = [[torch.from_numpy(x) for x in batch.reshape(case["tables"], -1)] for batch in ids]
@@ -101,6 +103,8 @@ def embedding_bags(case, ids, runs):
         optimizer.step()
         optimizer.zero_grad()
 
+    if only_forward:
+        return steps(values, forward, None, ("forward",), runs)
     return steps(values, forward, backward, ("forward", "backward+sgd"), runs)
 
 
@@ -109,6 +113,7 @@ def main():
     parser.add_argument("--ids", required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--forward", action="store_true", help="no backward passes")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     try:
@@ -122,13 +127,13 @@ def main():
         ids = numpy.fromfile(os.path.join(options.ids, case["name"] + ".ids"), dtype=numpy.int64).reshape(case["sets"], -1)
         runs = options.runs
         if fbgemm:
-            for optimizer in ("rowwise_adagrad", "sgd", "adagrad"):
-                attempt(case, "backward+" + optimizer, "FBGEMM", lambda: fbgemm.train(case, ids, optimizer, runs))
+            for optimizer in ("sgd",) if options.forward else ("rowwise_adagrad", "sgd", "adagrad"):
+                attempt(case, "backward+" + optimizer, "FBGEMM", lambda: fbgemm.train(case, ids, optimizer, runs, options.forward))
             if case["dtype"] == "FP32":
                 for dtype in ("INT8", "FP16", "FP8"):
                     attempt(case, "forward " + dtype.lower(), "FBGEMM inference", lambda: fbgemm.infer(case, ids, dtype, runs))
         if case["dtype"] == "FP32":
-            attempt(case, "forward", "nn.EmbeddingBag", lambda: embedding_bags(case, ids, runs))
+            attempt(case, "forward", "nn.EmbeddingBag", lambda: embedding_bags(case, ids, runs, options.forward))
 
 
 if __name__ == "__main__":
