@@ -1,5 +1,5 @@
--- Inputs of exchanges that lie otherwise than their shapes say, turned views or every second number of a larger tensor, and results that are
--- still on their way give what copies of them give, forward and backward.
+-- Inputs of exchanges that lie otherwise than their shapes say, turned views or every second number of a larger tensor, and results that
+-- are still on their way give what copies of them give, forward and backward.
 local dist = require "perilune.dist"
 local ops = require "perilune.dist.ops"
 local peri = require "perilune"
