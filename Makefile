@@ -275,9 +275,10 @@ bench-comm: all $(if $(HAVE_MPI),$B/bench/libcomm_mpi.so)
 	@$(if $(and $(PYTHON),$(HAVE_MPI)),$(PYTHON) tests/bench/peers/kjt.py --perilune $(LAUNCHER) --out build/bench/comm.jsonl)
 bench-embed: all $B/tests/bench/libroofline.so
 	$(call BENCH,embed,1,,--roofline $B/tests/bench/libroofline.so $(if $(PYTHON),--python $(PYTHON)))
-$B/tests/bench/libroofline.so: tests/bench/roofline.c $(CONFIG)
+$B/tests/bench/libroofline.so: tests/bench/roofline.c tests/bench/sort.c $(LIB_A)
 	@mkdir -p $(@D)
-	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O3 -march=native -fPIC -shared -fvisibility=hidden $(WARN) $< -lpthread -o $@
+	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O3 -march=native -fPIC -shared -fvisibility=hidden -I. -Iruntime/include $(WARN) $(filter %.c,$^) \
+		$(LIB_A) $(LIBS) -o $@
 bench-sparse: all
 	$(call BENCH,sparse,1,,$(if $(PYTHON),--python $(PYTHON)))
 bench-tiers: all

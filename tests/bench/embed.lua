@@ -3,7 +3,10 @@
 --
 -- Rooflines: a forward pass reads every row that it is asked for: a gather of those rows. A backward pass rewrites them, and the states
 -- of its optimizer that are as wide as rows: an update of those rows, times the number of such arrays. Ids, offsets, outputs and
--- gradients, and the sort of a backward pass, are not in the roofline: they are what a share below 1 pays for.
+-- gradients, states of one number a row, and the sort of a backward pass are not in the roofline: they are what a share below 1 pays for.
+-- The sort is measured by itself too (sort.c), and a backward pass beside roofline + sort, and beside the time that the roofline's bytes
+-- per second give for all bytes that have to move: rows and states read and written (a state of one number: its cache line), gradient
+-- and ids read.
 -- Every case has several batches of ids, which take turns, as in training and serving: with one batch over and over, much of what it
 -- needs would be in the processor's cache.
 local ffi = require "ffi"
@@ -29,6 +32,10 @@ local out = options.out and assert(io.open(options.out, "a"))
 ffi.cdef [[
 typedef struct roof_way { int32_t threads, hint, distance, order, update; } roof_way;
 int64_t roof_run(void *base, const int64_t *at, int64_t n, int64_t bytes, const roof_way *way, int64_t repeats);
+typedef struct sort_shape { int64_t batch, features, shared, rows, cols, length, weighted; } sort_shape;
+void *sort_open(const char *isa, const sort_shape *shape);
+int64_t sort_run(void *sort, const int64_t *ids);
+void sort_close(void *sort);
 ]]
 local roof = ffi.load(options.roofline)
 
@@ -81,10 +88,11 @@ local function draw(c)
 end
 
 --- Everything that calls on a case's tables need.
-local function inputs(c, batch, weighted)
+local function inputs(c, batch, v)
   local blocks, width = {}, c.tables * c.dim
   for t = 1, c.tables do
-    blocks[t] = { table = t, first_bag = (t - 1) * c.batch, bags = c.batch, out_offset = (t - 1) * c.dim, out_stride = width }
+    blocks[t] = { table = math.ceil(t / v.shared), first_bag = (t - 1) * c.batch, bags = c.batch, out_offset = (t - 1) * c.dim,
+      out_stride = width }
   end
   local offsets = ffi.new("int64_t[?]", c.batch * c.tables + 1)
   for b = 0, c.batch * c.tables do offsets[b] = b * c.length end
@@ -93,25 +101,28 @@ local function inputs(c, batch, weighted)
   return {
     ids = ids, offsets = Tensor.from_memory(offsets, { c.batch * c.tables + 1 }, "i64"),
     blocks = batch:blocks(blocks), out = peri.zeros { c.batch, width }, grad = Tensor.uniform({ c.batch, width }, -1, 1, 5),
-    weights = weighted and Tensor.uniform({ c.n }, 0, 1, 6) or nil,
+    weights = v.weighted and Tensor.uniform({ c.n }, 0, 1, 6) or nil,
   }
 end
 
 -- -- what is measured ----------------------------------------------------------------------------------------------------------------
 
---- One entry: a table batch (data type, optimizer), and what is timed on it. `arrays`: row-wide arrays that a backward pass rewrites.
-local function variant(dtype, optimizer, arrays, weighted)
-  return { dtype = dtype, optimizer = optimizer, arrays = arrays, weighted = weighted }
+--- One entry: a table batch (data type, optimizer), and what is timed on it. `states`: states as wide as rows, which a backward pass
+-- rewrites beside the rows; `shared`: features that look into one table.
+local function variant(dtype, optimizer, states, weighted, shared)
+  return { dtype = dtype, optimizer = optimizer, states = states, weighted = weighted, shared = shared or 1 }
 end
 local suffixes = { FP32 = "", FP16 = " f16", BF16 = " bf16", INT8 = " int8", FP8 = " fp8" }
-local adagrad, sgd = variant("FP32", "rowwise_adagrad", 1), variant("FP32", "sgd", 1)
+local adagrad, sgd = variant("FP32", "rowwise_adagrad", 0), variant("FP32", "sgd", 0)
 local formats = { variant("FP16", "none"), variant("BF16", "none"), variant("INT8", "none"), variant("FP8", "none") }
 local whole = {
-  adagrad, sgd, variant("FP32", "adagrad", 2), variant("FP32", "adam", 3), variant("FP32", "none", 1, true), unpack(formats),
+  adagrad, sgd, variant("FP32", "adagrad", 1), variant("FP32", "adam", 2), variant("FP32", "lamb", 2),
+  variant("FP32", "rowwise_adagrad", 0, true), variant("FP32", "rowwise_adagrad", 0, false, 2), variant("FP16", "rowwise_adagrad", 0),
+  variant("BF16", "rowwise_adagrad", 0), variant("INT8", "none"), variant("FP8", "none"),
 }
 local variants = {
   default = whole, large = whole, narrow = { adagrad, sgd, unpack(formats) }, wide = { adagrad, sgd, unpack(formats) },
-  skewed = { adagrad, sgd }, fp16 = { variant("FP16", "rowwise_adagrad", 1), variant("FP16", "sgd", 1) },
+  skewed = { adagrad, sgd }, fp16 = { variant("FP16", "rowwise_adagrad", 0), variant("FP16", "sgd", 0) },
   serving16 = { adagrad, unpack(formats) }, serving1 = { adagrad, unpack(formats) },
 }
 
@@ -129,11 +140,11 @@ local function timed(f, n)
 end
 
 --- Where the rows of a case's ids lie, in bytes from the first row of the first table.
-local function addresses(c, batch, bytes)
+local function addresses(c, batch, bytes, shared)
   local base, at = ffi.new "void *[1]", ffi.new("int64_t[?]", c.n * c.sets)
   local first, ids = nil, c.batch * c.length
   for t = 1, c.tables do
-    peri.ffi.check(C.peri_tensor_data(batch:state(t).ptr, base))
+    peri.ffi.check(C.peri_tensor_data(batch:state(math.ceil(t / shared)).ptr, base))
     first = first or ffi.cast("char *", base[0])
     local start = ffi.cast("char *", base[0]) - first
     for set = 0, c.sets - 1 do
@@ -185,18 +196,42 @@ local function share_of(roof_times, times)
   return median(shares)
 end
 
-local function report(c, what, times, bytes, roof_times, roof_text)
-  local share = share_of(roof_times, times)
+--- @extra: of a backward pass: times of the sort alone, and milliseconds of its bytes at the roofline's speed, each round by round.
+local function report(c, what, times, bytes, roof_times, roof_text, extra)
+  local share, with_sort, of_bytes = share_of(roof_times, times), nil, nil
+  if extra then
+    local both = {}
+    for i = 1, #times do both[i] = roof_times[i] + extra.sort[i] end
+    with_sort, of_bytes = share_of(both, times), 1 / share_of(extra.bytes, times)
+    table.sort(extra.sort)
+  end
   table.sort(times)
   table.sort(roof_times)
   local r = { case = c.name, what = what, threads = threads, isa = isa, best_ms = times[1], median_ms = median(times),
     gb_per_s = bytes / times[1] * 1e-6, bytes = bytes, roofline_share = share, roofline_best_ms = roof_times[1],
-    roofline_median_ms = median(roof_times), roofline = roof_text }
+    roofline_median_ms = median(roof_times), roofline = roof_text,
+    sort_median_ms = extra and median(extra.sort), sort_ns_per_id = extra and median(extra.sort) * 1e6 / c.n,
+    share_with_sort = with_sort, times_its_bytes = of_bytes }
   results[c.name .. "/" .. what] = r
   print(("%-10s %-26s best %9.4f  median %9.4f ms %7.2f GB/s   roofline %9.4f %9.4f ms  share %5.1f %%  (%s)"):format(c.name, what,
     r.best_ms, r.median_ms, r.gb_per_s, r.roofline_best_ms, r.roofline_median_ms, 100 * share, roof_text))
+  if extra then
+    print(("%-10s %-26s sort %.4f ms, %.2f ns an id; roofline and sort %.1f %%; %.2f times its bytes"):format(c.name, what,
+      r.sort_median_ms, r.sort_ns_per_id, 100 * with_sort, of_bytes))
+  end
   io.flush()
   if out then out:write(json.encode(r), "\n") end
+end
+
+--- A function that sorts a case's batches as a backward pass does, and gives milliseconds a batch.
+local function sorter(c, v)
+  local shape = ffi.new("sort_shape", c.batch, c.tables, v.shared, c.rows, c.dim, c.length, v.weighted and 1 or 0)
+  local sort = ffi.gc(roof.sort_open(isa, shape), roof.sort_close)
+  return function()
+    local time = 0
+    for i = 0, c.sets - 1 do time = time + tonumber(roof.sort_run(sort, c.ids + i * c.n)) end
+    return time * 1e-6 / c.sets
+  end
 end
 
 --- Allocations of the library and of Lua in one call.
@@ -215,10 +250,10 @@ end
 local function made(c, v)
   local tables = {}
   local start = v.dtype ~= "INT8" and v.dtype ~= "FP8" and peri.embed.constant(0.01) or nil
-  for t = 1, c.tables do tables[t] = { name = "t" .. t, rows = c.rows, cols = c.dim, init = start } end
+  for t = 1, c.tables / v.shared do tables[t] = { name = "t" .. t, rows = c.rows, cols = c.dim, init = start } end
   local batch = peri.embed.tbe.new { tables = tables, data_type = v.dtype, seed = 1,
     fused_params = { optimizer = v.optimizer, bounds_check_mode = "NONE" } }
-  return batch, inputs(c, batch, v.weighted)
+  return batch, inputs(c, batch, v)
 end
 
 --- A call's time over that of its rows alone, both again and again on one batch of ids, whose rows are then as near as caches hold them.
@@ -243,6 +278,7 @@ end
 
 local function measure(c, v)
   local suffix = (v.dtype == c.dtype and "" or suffixes[v.dtype]) .. (v.weighted and " weighted" or "")
+    .. (v.shared > 1 and " shared" or "")
   local forward, backward = "forward" .. suffix, "backward" .. suffix .. "+" .. v.optimizer
   local do_forward = not results[c.name .. "/" .. forward] and asked(forward)
   local do_backward = v.optimizer ~= "none" and asked(backward)
@@ -255,21 +291,28 @@ local function measure(c, v)
   local function backwards(n)
     for i = 0, n - 1 do batch:backward(x.ids[i % calls + 1], x.offsets, x.blocks, x.grad, x.weights) end
   end
-  local base, at = addresses(c, batch, bytes)
+  local base, at = addresses(c, batch, bytes, v.shared)
   local gather, gather_text, gather_way = roofline(c, base, at, bytes, 0)
   local update, update_text
+  local sort = do_backward and sorter(c, v)
   if do_backward then update, update_text = roofline(c, base, at, bytes, 1) end
-  local times = { {}, {}, {}, {} }
+  local times, extra = { {}, {}, {}, {} }, { sort = {}, bytes = {} }
+  local rewritten = c.n * bytes + c.n * 4 * c.dim * (v.states or 0) -- rows and states
+  local moved = 2 * rewritten + (v.optimizer == "rowwise_adagrad" and 2 * 64 * c.n or 0) + 4 * c.batch * c.tables * c.dim + 8 * c.n
   timed(forwards, 1)
   if do_backward then timed(backwards, 1) end
   for i = 1, options.rounds do
     times[1][i] = gather()
     if do_forward then times[2][i] = timed(forwards, calls) end
-    if do_backward then times[3][i], times[4][i] = update() * v.arrays, timed(backwards, calls) end
+    if do_backward then
+      local roof_time = update()
+      times[3][i], times[4][i] = roof_time * rewritten / (c.n * bytes), timed(backwards, calls)
+      extra.sort[i], extra.bytes[i] = sort(), roof_time * moved / (2 * c.n * bytes)
+    end
   end
   local around = 8 * c.n + 8 * (c.batch * c.tables + 1) + 4 * c.batch * c.tables * c.dim -- ids, offsets, output or gradient
   if do_forward then report(c, forward, times[2], c.n * bytes + around, times[1], gather_text) end
-  if do_backward then report(c, backward, times[4], 2 * c.n * bytes * v.arrays + around, times[3], update_text) end
+  if do_backward then report(c, backward, times[4], 2 * rewritten + around, times[3], update_text, extra) end
   if do_forward and c.batch < 100 then
     overhead(c, forward, function() batch:forward(x.ids[1], x.offsets, x.blocks, x.out, x.weights) end, base, at, bytes, gather_way)
   end
