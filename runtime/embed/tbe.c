@@ -234,6 +234,8 @@ peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
     PERI_TRY(check_config(c));
     if (c->caches && c->optimizer.kind == PERI_TBE_SHAMPOO)
         return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_new: tables in files cannot train with shampoo, which needs a batch's rows at once");
+    if (c->caches && peri__tbe_bytes(c->dtype))
+        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_new: tables in files hold f32, f16 or bf16; rows of bytes stay in memory");
     if (c->caches) PERI_TRY(peri__tier_slots(c, &slots));
     peri_status status = shell_new(c, slots, TABLE_ALIGNMENT, &tbe);
     peri__free(slots);

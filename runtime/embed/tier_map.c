@@ -254,7 +254,7 @@ static void clear_outside(const peri_tbe_blocks *blocks, const peri__tier_batch 
         const peri_k_tbe_block *x = &blocks->block[k];
         if (x->bags && b->offsets[x->first_bag] == at) at = b->offsets[x->first_bag + x->bags];
     }
-    if (layers == 1 && at == b->n_ids) return;
+    if (b->n_ids == 0 || (layers == 1 && at == b->n_ids)) return;
     memset(mapped, 0xff, sizeof *mapped * (size_t)(layers * b->n_ids));
 }
 

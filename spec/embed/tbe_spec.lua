@@ -42,6 +42,16 @@ local optimizers = {
   lion = { learning_rate = 0.01, beta1 = 0.8, beta2 = 0.95, weight_decay = 0.1 },
 }
 
+-- Every optimizer once more with clamped gradients and rows of limited norm.
+for _, name in ipairs(util.keys(optimizers)) do
+  if not name:find "," then
+    local p = { optimizer = name, gradient_clipping = true, max_gradient = 0.4, max_norm = 0.7 }
+    for key, value in pairs(optimizers[name]) do p[key] = value end
+    if name == "partial_rowwise_lamb" then p.use_rowwise_bias_correction = true end
+    optimizers[name .. ", clipped, max norm"] = p
+  end
+end
+
 local function params(name)
   local p = {}
   for key, value in pairs(optimizers[name]) do p[key] = value end

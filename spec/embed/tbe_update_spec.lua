@@ -311,6 +311,16 @@ for _, device in ipairs { "cpu", "opaque" } do
         "has no optimizer")
     end)
 
+    it("of the ids' weights are those of the loss, also where the rows' are clamped", function()
+      local b = batch({ { name = "a", rows = 3, cols = 2, init = peri.embed.constant(1) } }, { optimizer = "sgd", learning_rate = 1,
+        gradient_clipping = true, max_gradient = 0.5 })
+      local list = b:blocks { { table = 1, first_bag = 0, bags = 1, out_offset = 0, out_stride = 2 } }
+      local weights = t({ 1, 1 }):requires_grad()
+      b:lookup(t({ 0, 2 }, "i64"), t({ 0, 2 }, "i64"), list, 1, 2, weights):backward(peri.tensor({ 3, -0.25 }, "f32", device, { 1, 2 }))
+      assert.same({ 2.75, 2.75 }, weights:grad():to_list())
+      assert.same({ { 0.5, 1.25 }, { 1, 1 }, { 0.5, 1.25 } }, b:state(1):to_table())
+    end)
+
     it("come as sparse rows", function()
       for _, ids_dtype in ipairs { "i64", "i32" } do
         local draw = generator(31)
@@ -354,7 +364,8 @@ describe("updates", function()
     local ids, offsets = bags_of(4096, 9, 3000, draw)
     local grad = numbers(4096 * 40, draw)
     local before = C.peri_threads()
-    for _, name in ipairs { "sgd", "lamb", "partial_rowwise_adam", "lars_sgd" } do
+    for _, name in ipairs { "sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam", "lamb", "partial_rowwise_lamb", "lars_sgd",
+      "lion" } do
       local made = {}
       for i, threads in ipairs { 1, 2, 3, 5 } do
         check(C.peri_threads_set(threads))

@@ -3,6 +3,7 @@
 local peri = require "perilune"
 local support = require "spec.support.tbe"
 local tier = require "spec.support.tier"
+local C, check = peri.ffi.C, peri.ffi.check
 
 -- -- the model --------------------------------------------------------------------------------------------------------------------------
 
@@ -227,6 +228,38 @@ for _, device in ipairs { "cpu", "opaque" } do
           assert.same(outs[1], outs[2])
         end
         tier.assert_same(pair)
+      end
+    end)
+
+    it("map large batches on any number of threads, and evict alike", function()
+      local tables, rows, n = { { name = "a", rows = 20000, cols = 3 }, { name = "b", rows = 9000, cols = 2 } }, { 20000, 9000 }, 12000
+      for _, factor in ipairs { 0.7, 1 } do
+        local counts = {}
+        for i, threads in ipairs { 1, 3 } do
+          local before = C.peri_threads()
+          check(C.peri_threads_set(threads))
+          local pair = tier.pair { tables = tables, device = device, cache = { load_factor = factor } }
+          local cuts = { 0, 2000, 2001, 7500, n, n + 100, 2 * n }
+          for step = 1, 3 do
+            local draw, ids = support.generator(700 + step), {}
+            for k = 1, 2 * n do ids[k] = draw(k % 3 == 0 and 50 or rows[k <= n and 1 or 2]) - (k % 97 == 0 and 1 or 0) end
+            for k = 1, 2 * n do ids[k] = math.max(ids[k], -1) end
+            local outs, grad = {}, peri.Tensor.uniform({ 4 * 3 + 2 * 2 }, -1, 1, step, 0, "f32", device)
+            for j, b in ipairs { pair.plain, pair.cached } do
+              local list = b:blocks { { table = 1, first_bag = 0, bags = 4, out_offset = 0, out_stride = 3 },
+                { table = 2, first_bag = 4, bags = 2, out_offset = 12, out_stride = 2 } }
+              local out = b:lookup(t(ids, step % 2 == 0 and "i32" or "i64"), t(cuts), list, 16)
+              outs[j] = out:to_list()
+              out:backward(grad)
+            end
+            assert.same(outs[1], outs[2])
+          end
+          tier.assert_same(pair)
+          local s = pair.cached:cache_statistics()
+          counts[i] = { tonumber(s.hits), tonumber(s.misses), tonumber(s.evictions), tonumber(s.rows_written) }
+          check(C.peri_threads_set(before))
+        end
+        assert.same(counts[1], counts[2])
       end
     end)
 

@@ -263,6 +263,40 @@ for _, device in ipairs { "cpu", "opaque" } do
       tier.assert_same { plain = plain, cached = again, tables = tier.tables() }
     end)
 
+    it("open as some flush left them, or say that they were not flushed, after a crash at any moment", function()
+      local script, args = folder .. "/crash.lua", stored { optimizer = { optimizer = "sgd", learning_rate = 0.05 }, factor = 0.5 }
+      tier.write_file(script, ([[
+        local tier = require "spec.support.tier"
+        local args = { device = %q, factor = 0.5, algorithm = "LRU", directory = %q,
+          optimizer = { optimizer = "sgd", learning_rate = 0.05 } }
+        local tables = tier.tables()
+        local b = tier.make(tables, args, true)
+        for step = 1, 1e6 do
+          tier.train(nil, b, tables, args, step)
+          b:flush()
+          if step == 3 then io.open(%q, "w"):close() end
+        end
+      ]]):format(device, folder, folder .. "/ready"))
+      for k = 1, 4 do
+        os.execute("rm -f " .. folder .. "/*.peri " .. folder .. "/ready")
+        local run = [[luajit -e 'package.path = %q' %s >/dev/null 2>&1 & child=$!
+          for i in $(seq 500); do test -e %s/ready && break; sleep 0.02; done
+          sleep 0.0%d; kill -9 $child; wait $child 2>/dev/null]]
+        assert.not_equal(0, os.execute(run:format(package.path, script, folder, k * 17)))
+        local ok, again = pcall(tier.make, tier.tables(), args, true)
+        if ok then
+          local plain = tier.make(tier.tables(), args, false)
+          assert.is_true(again:iteration() >= 3)
+          tier.train(plain, nil, nil, args, 1, again:iteration())
+          tier.assert_same { plain = plain, cached = again, tables = tier.tables() }
+          again:release()
+        else
+          local why = tostring(again)
+          assert.truthy(why:find "it was not flushed before its process ended" or why:find "they must be of the same flush", why)
+        end
+      end
+    end)
+
     -- -- failures ------------------------------------------------------------------------------------------------------------------------
 
     it("lose nothing when the disk is full", function()
@@ -355,6 +389,10 @@ for _, device in ipairs { "cpu", "opaque" } do
       fails("no argument 'size'", make, { size = 3 })
       fails("cache_params is a number, wanted CacheParams", make, 3)
       fails("tables in files need a fused optimizer", make, {}, "none")
+      for _, format in ipairs { "INT8", "INT8_HALF", "FP8" } do
+        fails("tables in files hold f32, f16 or bf16; rows of bytes stay in memory", embed.tbe.new, { tables = tables, device = device,
+          data_type = format, fused_params = { optimizer = "none", cache_params = {} } })
+      end
       fails("reserved_memory is 9000000000000000 bytes, %d+ are available", make, { reserved_memory = 9e15 })
       local b = make {}
       fails("the rows of table 'a' are in a file, so there is no view of them", b.state, b, 1)

@@ -25,6 +25,8 @@ parser:option("--length", "Ids of a bag.", 20, tonumber)
 parser:option("--steps", "Measured steps of a case.", 12, tonumber)
 parser:option("--directory", "Where the file is made (and removed).", os.getenv "TMPDIR" or "/var/tmp")
 parser:option("--only", "Cases whose name has this in it.", "")
+parser:option("--giant", "Instead: train a table whose file seems to have this many GiB (rows that nobody used take no room), from "
+  .. "a cache of 60,000 rows, and compare every row that was used with a table in memory.", nil, tonumber)
 parser:option("--threads", "Worker threads.", 0, tonumber)
 local options = parser:parse(arg)
 if options.threads > 0 then check(C.peri_threads_set(options.threads)) end
@@ -192,7 +194,90 @@ local function report(name, key, best, median, counts, more)
   if out then out:write(json.encode(r), "\n") end
 end
 
+-- -- a table larger than memory --------------------------------------------------------------------------------------------------------
+
+local function first_number(path, pattern)
+  local file = assert(io.open(path))
+  local text = file:read "*a"
+  file:close()
+  return tonumber(text:match(pattern))
+end
+
+local function command(line)
+  local pipe = io.popen(line)
+  local text = pipe:read "*a"
+  pipe:close()
+  return text
+end
+
+--- Steps over uniform ids of the whole table, and the same ids, renumbered, in a table in memory of just the rows that are used.
+local function giant(folder)
+  local rows, number, used, giants, smalls = math.floor(options.giant * 2 ^ 30 / 272), {}, {}, {}, {}
+  for b = 1, options.steps do
+    local x, y = {}, {}
+    for i = 1, ids do
+      local id = math.floor(draw() * 2 ^ 22) * 2 ^ 10 + math.floor(draw() * 2 ^ 10)
+      if i % 4 == 0 and #used > 0 then id = used[1 + math.floor(draw() * #used)] end
+      id = id % rows
+      if not number[id] then
+        used[#used + 1] = id
+        number[id] = #used - 1
+      end
+      x[i], y[i] = id, number[id]
+    end
+    giants[b], smalls[b] = peri.tensor(x, "i64"), peri.tensor(y, "i64")
+  end
+  local function made(n, cache)
+    return peri.embed.tbe.new {
+      tables = { { name = "t", rows = n, cols = options.dim, init = peri.embed.constant(0.25) } }, device = "cpu",
+      fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1, cache_params = cache },
+    }
+  end
+  local large, small = made(rows, { load_factor = 60000 / rows, directory = folder }), made(#used, nil)
+  local lists = { large:blocks(blocks), small:blocks(blocks) }
+  local from = now()
+  for b = 1, options.steps do
+    local result = peri.zeros({ bags, options.dim })
+    large:forward(giants[b], offsets, lists[1], result)
+    if giants[b + 1] then large:prefetch(giants[b + 1], offsets, lists[1]) end
+    large:backward(giants[b], offsets, lists[1], peri.Tensor.uniform({ bags, options.dim }, -1, 1, b, 0))
+  end
+  large:flush()
+  local seconds, counts = (now() - from) / 1e9, large:cache_statistics()
+  for b = 1, options.steps do
+    small:forward(smalls[b], offsets, lists[2], peri.zeros({ bags, options.dim }))
+    small:backward(smalls[b], offsets, lists[2], peri.Tensor.uniform({ bags, options.dim }, -1, 1, b, 0))
+  end
+  large:release()
+  large = made(rows, { load_factor = 60000 / rows, directory = folder })
+  local want = small:state(1)
+  for first = 1, #used, 20000 do -- lookups of single rows, which give their bits
+    local x, cuts, last = {}, { 0 }, math.min(#used, first + 19999)
+    for k = first, last do x[#x + 1], cuts[#cuts + 1] = used[k], k - first + 1 end
+    local list = large:blocks { { table = 1, first_bag = 0, bags = #x, out_offset = 0, out_stride = options.dim } }
+    local function look() return large:lookup(peri.tensor(x, "i64"), peri.tensor(cuts, "i64"), list, #x, options.dim) end
+    local got, expected = peri.no_grad(look):to_list(), want:slice(1, first - 1, last):to_list()
+    for i = 1, #got do assert(got[i] == expected[i], ("row %d differs"):format(used[first + math.floor((i - 1) / options.dim)])) end
+  end
+  large:release()
+  local room = tonumber(command("du -B1 -s " .. folder):match "%d+")
+  print(("a table of %.1f GiB (%d rows) on a machine of %.1f GiB: %d steps in %.1f s, %d rows used, evicted %d, read %.1f MB, written "
+    .. "%.1f MB; the file takes %.2f GiB, the process %.2f GiB at most; every row as in memory"):format(options.giant, rows,
+    first_number("/proc/meminfo", "MemTotal:%s+(%d+)") / 2 ^ 20, options.steps, seconds, #used, counts.evictions, counts.bytes_read / 1e6,
+    counts.bytes_written / 1e6, room / 2 ^ 30, first_number("/proc/self/status", "VmHWM:%s+(%d+)") / 2 ^ 20))
+end
+
 local function wanted(name) return name:find(options.only, 1, true) end
+
+local folder = ("%s/perilune-bench-%d"):format(options.directory, now() % 1000000000)
+assert(os.execute("mkdir " .. folder) == 0)
+if options.giant then
+  local ok, err = pcall(giant, folder)
+  collectgarbage()
+  os.execute("rm -rf " .. folder)
+  if not ok then error(err, 0) end
+  os.exit(0, true)
+end
 
 local inputs = { uniform = batches_of "uniform", skewed = batches_of "skewed" }
 for _, kind in ipairs { "uniform", "skewed" } do
@@ -202,8 +287,6 @@ for _, kind in ipairs { "uniform", "skewed" } do
   tbe:release()
 end
 
-local folder = ("%s/perilune-bench-%d"):format(options.directory, now() % 1000000000)
-assert(os.execute("mkdir " .. folder) == 0)
 local path = ("%s/t.rows-0-%d.cols-0-%d.peri"):format(folder, options.rows, options.dim)
 
 local function cases()

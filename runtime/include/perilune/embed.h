@@ -84,7 +84,7 @@ typedef struct peri_tbe_optimizer {
     double learning_rate, eps, beta1, beta2, weight_decay;
     double eta, momentum;      /* LARS */
     double max_norm;           /* > 0: rows whose norm is larger after an update are scaled down to it */
-    double max_gradient;       /* > 0: clamp every element of the upstream gradient to +-max_gradient first */
+    double max_gradient;       /* > 0: clamp every element of the upstream gradient to +-max_gradient first; for the rows only */
     bool row_bias_correction;  /* Adam, LAMB, partial row-wise too: count each row's updates (state row_counter [rows]), not all */
     bool nearest;              /* tables of f16 and bf16: round updated weights to nearest even instead of stochastically */
     bool exact;                /* sum gradients so that the result does not depend on their order, to the last bit; slower. In sharded
