@@ -170,7 +170,8 @@ static peri_status layer_offsets(peri__tier *tier, peri__ticket *t, const int64_
     int64_t *all = peri__alloc(sizeof *all * (size_t)n);
     if (!all) return PERI_ENOMEM;
     for (int64_t l = 0; l < t->layers; l++)
-        for (int64_t b = 0; b <= bags; b++) all[l * (bags + 1) + b] = l * n_ids + offsets[b];
+        for (int64_t b = 0; b <= bags; b++) /* unsigned: not checked yet, and outside the blocks never */
+            all[l * (bags + 1) + b] = (int64_t)((uint64_t)(l * n_ids) + (uint64_t)offsets[b]);
     peri_status status = peri_tensor_new(tier->tbe->device, PERI_I64, 1, &n, &t->layer_offsets);
     if (status >= 0) status = peri_tensor_write(t->layer_offsets, all, n * (int64_t)sizeof *all);
     peri__free(all);
