@@ -26,6 +26,8 @@ enum {
     HUGE = 1 << 21,
     SLAB_MOST = 1 << 15,       /* blocks up to this size are cut from slabs of SLAB bytes */
     SLAB = 1 << 20,
+    LARGE = 64 << 20,          /* blocks above this size are kept up to LARGE_KEPT bytes together: new ones cost their zeros */
+    LARGE_KEPT = 512 << 20,
     HUGE_SLAB = 4 * HUGE       /* larger ones below HUGE: from these, so that they lie on huge pages too (copies between processes look
                                   up each page: 1 MiB on small ones took 1.5 times as long) */
 };
@@ -43,6 +45,7 @@ typedef struct block {
 static struct {
     pthread_mutex_t lock;
     block *free[CLASSES];
+    int64_t large; /* bytes of free blocks above LARGE */
     slab small, medium;
 } cache = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -114,9 +117,12 @@ static void *cut(slab *s, int64_t bytes, int64_t rounded)
 static void *from_cache(int c, int64_t rounded)
 {
     void *p = cache.free[c];
-    if (p) cache.free[c] = cache.free[c]->next;
-    else if (rounded <= SLAB_MOST) p = cut(&cache.small, SLAB, rounded);
-    else if (rounded < HUGE) p = cut(&cache.medium, HUGE_SLAB, rounded);
+    if (p) {
+        cache.free[c] = cache.free[c]->next;
+        if (rounded > LARGE) cache.large -= rounded;
+    } else if (rounded < HUGE) {
+        p = rounded <= SLAB_MOST ? cut(&cache.small, SLAB, rounded) : cut(&cache.medium, HUGE_SLAB, rounded);
+    }
     return p;
 }
 
@@ -148,13 +154,14 @@ static void cpu_free(void *device, void *stream, void *p, int64_t bytes)
     int c = class_of(bytes, &rounded);
     if (PLAIN_HEAP) {
         free(p);
-    } else if (c == CLASSES || rounded > (int64_t)64 << 20) { /* tables and the like go back to the system */
-        munmap(p, (size_t)rounded);
-    } else {
-        pthread_mutex_lock(&cache.lock);
-        give_block(c, p);
-        pthread_mutex_unlock(&cache.lock);
+        return;
     }
+    pthread_mutex_lock(&cache.lock);
+    bool large = rounded > LARGE, kept = c < CLASSES && (!large || cache.large + rounded <= LARGE_KEPT);
+    if (kept) give_block(c, p);
+    if (kept && large) cache.large += rounded;
+    pthread_mutex_unlock(&cache.lock);
+    if (!kept) munmap(p, (size_t)rounded);
 }
 
 /* -- streams and events: nothing is ever queued ---------------------------------------------------------------------------------- */
