@@ -105,7 +105,6 @@ TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_
     for (int32_t i = 0; i < b->n; i++) {
         v16 rate = v16_set(kind == PERI_K_OPTIM_SGD ? -o->lr : b->rate[i]);
         int64_t at = t->offset + b->row[i] * t->stride;
-        if (b->plain[i]) tbe_batch_ahead(u, kind, dtype, nv);
         if (dtype == PERI_F32) {
             tbe_batch_row((float *)rows->weight + at, b->g[i], rate, keep, nv);
         } else {
@@ -113,6 +112,7 @@ TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_
             tbe_batch_row_narrow((uint16_t *)rows->weight + at, b->g[i], rate, keep, o->stochastic, key, (uint32_t)t->col_offset / 2, nv,
                                  dtype);
         }
+        if (b->plain[i]) tbe_batch_ahead(u, kind, dtype, nv);
     }
     b->n = 0;
 }
