@@ -76,7 +76,9 @@ KFLAGS := -O3 -fno-math-errno -fno-trapping-math -Wno-conversion -Wno-float-conv
 FLAGS_avx2 := -mavx2 -mfma -mf16c -mbmi2 -mtune=haswell -Wno-psabi
 FLAGS_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mbmi2 -mprefer-vector-width=512 -mtune=znver3
 
-OBJ := $(CORE:%.c=$B/obj/%.o) $(ISAS:%=$B/obj/kernels/cpu/%.o)
+KERNEL_UNITS := $(ISAS:%=$B/obj/kernels/cpu/%_tbe.o) $(ISAS:%=$B/obj/kernels/cpu/%.o)
+# The units of kernels take longest: first.
+OBJ := $(KERNEL_UNITS) $(CORE:%.c=$B/obj/%.o)
 LIB_A := $B/libperilune.a
 LIB_SO := $B/libperilune.so.$(VERSION)
 LIBS := $(OPENBLAS_LIBS) -lxxhash $(if $(HAVE_URING),-luring) -lpthread -ldl -lm
@@ -140,10 +142,15 @@ $B/obj/%.o: %.c $(CONFIG)
 	@$(if $(V),,echo '  CC      $<')
 	$(Q)$(CC) $(CFLAGS) $(PFLAGS) $(EXTRA) -MMD -MP -c $< -o $@
 
-$(ISAS:%=$B/obj/kernels/cpu/%.o): $B/obj/kernels/cpu/%.o: kernels/cpu/cpu.c $(CONFIG)
+define COMPILE_KERNELS
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  CC      $< ($*)')
 	$(Q)$(CC) $(CFLAGS) $(PFLAGS) $(KFLAGS) $(FLAGS_$*) -DK_ISA=$* -MMD -MP -c $< -o $@
+endef
+$(ISAS:%=$B/obj/kernels/cpu/%.o): $B/obj/kernels/cpu/%.o: kernels/cpu/cpu.c $(CONFIG)
+	$(COMPILE_KERNELS)
+$(ISAS:%=$B/obj/kernels/cpu/%_tbe.o): $B/obj/kernels/cpu/%_tbe.o: kernels/cpu/cpu_tbe.c $(CONFIG)
+	$(COMPILE_KERNELS)
 
 $(LIB_A): $(OBJ)
 	@$(if $(V),,echo '  AR      $@')

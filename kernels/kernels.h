@@ -50,8 +50,8 @@ typedef struct peri_kernels {
 
 extern const peri_kernels peri_kernels_ref;
 #if defined(__x86_64__)
-extern const peri_kernels peri_kernels_avx2;
-extern const peri_kernels peri_kernels_avx512;
+extern const peri_kernels peri_kernels_avx2, peri_kernels_avx2_tbe; /* the units of kernels/cpu: no kernel is in both */
+extern const peri_kernels peri_kernels_avx512, peri_kernels_avx512_tbe;
 #endif
 
 /** Kernel names for messages and benches. */

@@ -18,15 +18,18 @@ enum { ISA_COUNT = 3 };
 static peri_kernels tables[ISA_COUNT];
 static const char *const isa_names[ISA_COUNT] = {"ref", "avx2", "avx512"};
 
-static const peri_kernels *source(int isa)
+/** The units of an instruction set that runs here; none: NULL. */
+static const peri_kernels *const *units(int isa)
 {
-    if (isa == 0) return &peri_kernels_ref;
+    static const peri_kernels *const ref[] = {&peri_kernels_ref, NULL};
+    if (isa == 0) return ref;
 #if defined(__x86_64__)
-    if (isa == 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
-        return &peri_kernels_avx2;
+    static const peri_kernels *const avx2[] = {&peri_kernels_avx2, &peri_kernels_avx2_tbe, NULL};
+    static const peri_kernels *const avx512[] = {&peri_kernels_avx512, &peri_kernels_avx512_tbe, NULL};
+    if (isa == 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return avx2;
     if (isa == 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl"))
-        return &peri_kernels_avx512;
+        return avx512;
 #endif
     return NULL;
 }
@@ -41,10 +44,13 @@ __attribute__((constructor)) static void choose(void)
 #endif
     const char *wanted = getenv("PERI_CPU_ISA");
     for (int isa = 0; isa < ISA_COUNT; isa++) {
-        const peri_kernels *own = source(isa);
+        const peri_kernels *const *own = units(isa);
         if (!own || (isa > 0 && !tables[isa - 1].isa)) break;
+        if (isa > 0) tables[isa] = tables[isa - 1];
         tables[isa].isa = isa_names[isa];
-        for (int k = 0; k < PERI_KERNEL_COUNT; k++) tables[isa].fn[k] = own->fn[k] ? own->fn[k] : tables[isa - 1].fn[k];
+        for (; *own; own++)
+            for (int k = 0; k < PERI_KERNEL_COUNT; k++)
+                if ((*own)->fn[k]) tables[isa].fn[k] = (*own)->fn[k];
         if (!chosen || !wanted || strcmp(chosen->isa, wanted) != 0) chosen = &tables[isa];
     }
 }
