@@ -12,7 +12,7 @@ local RANKS, DEADLINE = 3, 1
 local function on_sim(script, device, fault, place)
   local function act()
     if fault == "dies" then error("killed", 0) end
-    for _ = 1, 50 do coroutine.yield() end
+    for _ = 1, 1000 do coroutine.yield() end -- more rounds than a device of the test takes to finish anything
   end
   local function body(_, world) matrix.run(script, world, fault, place, device, act) end
   local _, errors = sim.run(RANKS, body, { device = device, catch = true })

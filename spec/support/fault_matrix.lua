@@ -109,8 +109,8 @@ end
 --- What is wrong with the end of a surviving rank (err: its error or nil), or nil.
 function M.judge(fault, rank, err)
   if not err then return "no error" end
-  local allowed = {
-    dies = { EPEER = true }, late = { ETIMEOUT = true, EPEER = true, EABORTED = true },
+  local allowed = { -- EABORTED: an operation that was not on its way yet repeats the failure of another one
+    dies = { EPEER = true, EABORTED = true }, late = { ETIMEOUT = true, EPEER = true, EABORTED = true },
   }
   local names = allowed[fault] or { EMISMATCH = true, EPEER = true, EABORTED = true }
   local message = err.message or tostring(err)
