@@ -5,31 +5,12 @@
  */
 #include <perilune/perilune.h>
 
-#include <stdio.h>
+#include "choices.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void require(bool good, const char *what)
-{
-    if (good) return;
-    fprintf(stderr, "sparse fuzz: %s (last error: %s)\n", what, peri_error_message());
-    abort();
-}
-
 /* -- choices -------------------------------------------------------------------------------------------------------------------- */
-
-static const uint8_t *bytes;
-static size_t left;
-
-/** A number in [0, below) from the input; 0 when it has run out. */
-static int64_t pick(int64_t below)
-{
-    if (!left || below < 2) return 0;
-    left--;
-    return *bytes++ % below;
-}
 
 static int64_t extreme(void)
 {
