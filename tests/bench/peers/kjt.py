@@ -7,28 +7,21 @@ the time of an exchange is that of its slowest rank, one thread a rank. Each rou
 the rounds' medians. Prints a line for each side, and appends one JSON object each to --out: op, peer, ids, ranks, median_ms, best_ms,
 ratio (to ours).
 """
-import argparse
 import json
-import os
 import statistics
 import subprocess
-import sys
-import tempfile
 import time
-import warnings
+
+import turns
 
 KEYS, BATCH, ROWS, EXCHANGES = 26, 2048, 1_000_000, 60
 
 
 def exchange(rank, ids, ranks, port, answer):
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
-                      MASTER_PORT=str(port))
-    warnings.filterwarnings("ignore")
+    turns.join(rank, ranks, port)
     import torch
     from torchrec.distributed.dist_data import KJTAllToAll
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
     names = [f"f{i}" for i in range(KEYS)]
     generator = torch.Generator().manual_seed(rank)
     batches = [KeyedJaggedTensor.from_lengths_sync(names, torch.randint(0, ROWS, (KEYS * BATCH * ids,), generator=generator),
@@ -42,17 +35,7 @@ def exchange(rank, ids, ranks, port, answer):
         times.append((time.perf_counter() - begin) * 1e3)
     slowest = torch.tensor(times[3:])
     torch.distributed.all_reduce(slowest, torch.distributed.ReduceOp.MAX)
-    if rank == 0:
-        with open(answer, "w") as file:
-            json.dump({"median_ms": statistics.median(slowest.tolist()), "best_ms": min(slowest.tolist())}, file)
-    torch.distributed.destroy_process_group()
-
-
-def run_torchrec(ids, ranks, path):
-    command = [sys.executable, __file__, "--exchange", path, "--ids", str(ids), "--ranks", str(ranks)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    with open(path) as file:
-        return json.load(file)
+    turns.leave(rank, answer, {"median_ms": statistics.median(slowest.tolist()), "best_ms": min(slowest.tolist())})
 
 
 def run_ours(ids, ranks, path, launcher):
@@ -63,40 +46,17 @@ def run_ours(ids, ranks, path, launcher):
     return {"median_ms": line["own_us"] / 1e3, "best_ms": line["best_us"] / 1e3}
 
 
-def compare(args):
-    folder = tempfile.mkdtemp()
-    sides = {"TorchRec": lambda ids, path: run_torchrec(ids, args.ranks, path),
-             "Perilune": lambda ids, path: run_ours(ids, args.ranks, path, args.perilune)}
-    for ids in args.ids:
-        rounds = {name: [] for name in sides}
-        for k in range(args.rounds):
-            for name, run in sides.items():
-                rounds[name].append(run(ids, os.path.join(folder, f"{name}.{ids}.{k}")))
-        median = {name: statistics.median(r["median_ms"] for r in list_) for name, list_ in rounds.items()}
-        for name, list_ in rounds.items():
-            line = {"op": "kjt_all_to_all", "peer": name, "ids": ids, "ranks": args.ranks, "median_ms": median[name],
-                    "best_ms": min(r["best_ms"] for r in list_), "ratio": median[name] / median["Perilune"]}
-            print(f"kjt_all_to_all, {args.ranks} ranks, {ids:2} ids: {name}: {line['median_ms']:7.2f} ms (best {line['best_ms']:.2f}), "
-                  f"{line['ratio']:.2f} times as long", flush=True)
-            if args.out:
-                with open(args.out, "a") as file:
-                    file.write(json.dumps(line) + "\n")
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--perilune", default="build/perilune", help="our launcher")
-    parser.add_argument("--ids", type=int, nargs="+", default=[1, 20], help="ids per bag")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", help="append JSON lines to this file")
-    parser.add_argument("--exchange", metavar="FILE", help="run TorchRec's side once, and write its times there")
-    args = parser.parse_args()
-    if not args.exchange:
-        return compare(args)
-    import torch.multiprocessing
-    port = 29500 + os.getpid() % 1000
-    torch.multiprocessing.spawn(exchange, args=(args.ids[0], args.ranks, port, args.exchange), nprocs=args.ranks)
+    args = turns.arguments(__doc__, "--exchange")
+    if args.once:
+        return turns.spawn(exchange, args)
+
+    def describe(name, ids, line, runs):
+        line["op"] = "kjt_all_to_all"
+        return f"kjt_all_to_all, {args.ranks} ranks, {ids:2} ids: {name}: {line['median_ms']:7.2f} ms (best {line['best_ms']:.2f})"
+
+    turns.compare(args, {"TorchRec": lambda ids, path: turns.torchrec(__file__, "--exchange", ids, args.ranks, path),
+                         "Perilune": lambda ids, path: run_ours(ids, args.ranks, path, args.perilune)}, describe)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,12 @@ of the rounds' medians. Tables are table-wise (TorchRec's planner spreads them e
 Prints a line for each side, and appends one JSON object each to --out: peer, ids, ranks, median_ms, best_ms, samples_per_s, first_step_s,
 ratio.
 """
-import argparse
 import json
-import os
 import statistics
 import subprocess
-import sys
-import tempfile
 import time
-import warnings
+
+import turns
 
 TABLES, ROWS, DIM, BATCH, STEPS = 26, 100_000, 64, 2048, 20
 
@@ -59,12 +56,8 @@ def build(ids, rank, ranks):
 
 
 def train(rank, ids, ranks, port, started, answer):
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
-                      MASTER_PORT=str(port))
-    warnings.filterwarnings("ignore")
+    turns.join(rank, ranks, port)
     import torch
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
     model, optimizer, batches = build(ids, rank, ranks)
     times, first = [], None
     for i in range(STEPS + 2):
@@ -76,17 +69,7 @@ def train(rank, ids, ranks, port, started, answer):
         optimizer.step()
         times.append((time.perf_counter() - begin) * 1e3)
         first = first or time.time() - started
-    if rank == 0:
-        with open(answer, "w") as file:
-            json.dump({"median_ms": statistics.median(times[2:]), "best_ms": min(times[2:]), "first_step_s": first}, file)
-    torch.distributed.destroy_process_group()
-
-
-def run_torchrec(ids, ranks, path):
-    command = [sys.executable, __file__, "--train", path, "--ids", str(ids), "--ranks", str(ranks)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    with open(path) as file:
-        return json.load(file)
+    turns.leave(rank, answer, {"median_ms": statistics.median(times[2:]), "best_ms": min(times[2:]), "first_step_s": first})
 
 
 def run_ours(ids, ranks, path, launcher):
@@ -96,44 +79,20 @@ def run_ours(ids, ranks, path, launcher):
         return json.loads(file.read().splitlines()[-1])
 
 
-def compare(args):
-    folder = tempfile.mkdtemp()
-    sides = {"TorchRec": lambda ids, path: run_torchrec(ids, args.ranks, path),
-             "Perilune": lambda ids, path: run_ours(ids, args.ranks, path, args.perilune)}
-    for ids in args.ids:
-        rounds = {name: [] for name in sides}
-        for k in range(args.rounds):
-            for name, run in sides.items():
-                rounds[name].append(run(ids, os.path.join(folder, f"{name}.{ids}.{k}")))
-        median = {name: statistics.median(r["median_ms"] for r in list_) for name, list_ in rounds.items()}
-        for name, list_ in rounds.items():
-            line = {"peer": name, "ids": ids, "ranks": args.ranks, "sharding": "table_wise", "dtype": "f32", "median_ms": median[name],
-                    "best_ms": min(r["best_ms"] for r in list_), "samples_per_s": BATCH * args.ranks / median[name] * 1e3,
-                    "first_step_s": statistics.median(r["first_step_s"] for r in list_), "ratio": median[name] / median["Perilune"]}
-            print(f"{args.ranks} ranks, table_wise {ids:2} ids: {name}: {line['median_ms']:7.1f} ms (best {line['best_ms']:.1f}), "
-                  f"{line['samples_per_s']:6.0f} samples/s, first step after {line['first_step_s']:.2f} s, "
-                  f"{line['ratio']:.2f} times as long", flush=True)
-            if args.out:
-                with open(args.out, "a") as file:
-                    file.write(json.dumps(line) + "\n")
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--perilune", default="build/perilune", help="our launcher")
-    parser.add_argument("--ids", type=int, nargs="+", default=[1, 20], help="ids per bag")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", help="append JSON lines to this file")
-    parser.add_argument("--train", metavar="FILE", help="run TorchRec's side once, and write its times there")
-    args = parser.parse_args()
-    if not args.train:
-        return compare(args)
-    import torch.multiprocessing
-    ticks = float(open("/proc/self/stat").read().rsplit(")", 1)[1].split()[19])
-    started = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / 100
-    port = 29500 + os.getpid() % 1000
-    torch.multiprocessing.spawn(train, args=(args.ids[0], args.ranks, port, started, args.train), nprocs=args.ranks)
+    args = turns.arguments(__doc__, "--train")
+    if args.once:
+        ticks = float(open("/proc/self/stat").read().rsplit(")", 1)[1].split()[19])
+        return turns.spawn(train, args, time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / 100)
+
+    def describe(name, ids, line, runs):
+        line.update(sharding="table_wise", dtype="f32", samples_per_s=BATCH * args.ranks / line["median_ms"] * 1e3,
+                    first_step_s=statistics.median(r["first_step_s"] for r in runs))
+        return (f"{args.ranks} ranks, table_wise {ids:2} ids: {name}: {line['median_ms']:7.1f} ms (best {line['best_ms']:.1f}), "
+                f"{line['samples_per_s']:6.0f} samples/s, first step after {line['first_step_s']:.2f} s")
+
+    turns.compare(args, {"TorchRec": lambda ids, path: turns.torchrec(__file__, "--train", ids, args.ranks, path),
+                         "Perilune": lambda ids, path: run_ours(ids, args.ranks, path, args.perilune)}, describe)
 
 
 if __name__ == "__main__":
