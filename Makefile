@@ -76,8 +76,8 @@ KFLAGS := -O3 -fno-math-errno -fno-trapping-math -Wno-conversion -Wno-float-conv
 FLAGS_avx2 := -mavx2 -mfma -mf16c -mbmi2 -mtune=haswell -Wno-psabi
 FLAGS_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mbmi2 -mprefer-vector-width=512 -mtune=znver3
 
+# First, because they take longest to compile.
 KERNEL_UNITS := $(ISAS:%=$B/obj/kernels/cpu/%_tbe.o) $(ISAS:%=$B/obj/kernels/cpu/%.o)
-# The units of kernels take longest: first.
 OBJ := $(KERNEL_UNITS) $(CORE:%.c=$B/obj/%.o)
 LIB_A := $B/libperilune.a
 LIB_SO := $B/libperilune.so.$(VERSION)
