@@ -134,6 +134,7 @@ typedef struct peri_k_route_place_args {
     const void *received, *own;
     const peri_k_run *runs;
     int64_t width; /* bytes of a row */
+    bool past;     /* what is copied does not fit the caches with what else is in use: long runs are written past them */
 } peri_k_route_place_args;
 
 #endif

@@ -5,6 +5,9 @@
  */
 #include "../ref/route.c"
 
+#include <cpuid.h>
+#include <stdatomic.h>
+
 static inline int64_t cpu_route_id(const void *ids, int64_t i, bool i32) { return ref_route_id(ids, i, i32); }
 
 /** Which part has row @id: a guess by even blocks put right by the boundaries, or a binary search. */
@@ -195,33 +198,55 @@ static void cpu_route_spread(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/** memcpy past the caches: what is written is as large as they are, and reading its lines first would be for nothing. */
+/** memcpy past the caches: what is written is larger than they are, and reading its lines first would be for nothing. */
 static void cpu_copy_past(char *restrict to, const char *restrict from, int64_t bytes)
 {
-    int64_t head = (int64_t)(-(uintptr_t)to & 31);
+    enum { AHEAD = 2 << 10 }; /* the rows of a source follow each other: what comes next is often theirs too */
+    int64_t head = (int64_t)(-(uintptr_t)to & 63);
     head = head < bytes ? head : bytes;
     memcpy(to, from, (size_t)head);
     int64_t i = head;
-    for (; i + 128 <= bytes; i += 128)
-        for (int k = 0; k < 128; k += 32) _mm256_stream_si256((__m256i *)(to + i + k), _mm256_loadu_si256((const __m256i *)(from + i + k)));
+    for (; i + 64 <= bytes; i += 64) {
+        _mm_prefetch(from + i + AHEAD, _MM_HINT_T0);
+        for (int k = 0; k < 64; k += 32) _mm256_stream_si256((__m256i *)(to + i + k), _mm256_loadu_si256((const __m256i *)(from + i + k)));
+    }
     memcpy(to + i, from + i, (size_t)(bytes - i));
+}
+
+/** Has the processor a fast `rep movsb`? It writes whole lines without reading them first; two ranks that copy at once get 1.2 to 1.7
+ *  times as far as with memcpy where their data lie in the cache that they share. */
+static bool cpu_fast_rep(void)
+{
+    static atomic_int known; /* 0: not looked yet, 1: no, 2: yes */
+    int state = atomic_load_explicit(&known, memory_order_relaxed);
+    if (state == 0) {
+        unsigned a = 0, b = 0, c = 0, d = 0;
+        state = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b >> 9 & 1) && (d >> 4 & 1) ? 2 : 1; /* ERMS and FSRM */
+        atomic_store_explicit(&known, state, memory_order_relaxed);
+    }
+    return state == 2;
+}
+
+static inline void cpu_copy_rep(char *to, const char *from, int64_t bytes)
+{
+    __asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
 }
 
 static void cpu_route_place(const void *args, int64_t begin, int64_t end)
 {
-    enum { LARGE = 64 << 10, SHORT = 1 << 10, MUCH = 1 << 20 }; /* of much, all runs but short ones go past the caches */
+    enum { SHORT = 512, SHORT_REP = 1 << 10 }; /* bytes of runs for which neither pays */
     const peri_k_route_place_args *a = args;
-    int64_t all = 0;
-    for (int64_t i = begin; i < end; i++) all += a->runs[i].n * a->width;
-    int64_t least = all >= MUCH ? SHORT : LARGE;
+    bool rep = cpu_fast_rep();
     for (int64_t i = begin; i < end; i++) {
         const peri_k_run *r = &a->runs[i];
         const char *from = (const char *)(r->own ? a->own : a->received) + r->from * a->width;
         char *to = (char *)a->dst + r->to * a->width;
-        if (r->n * a->width >= least) cpu_copy_past(to, from, r->n * a->width);
-        else if (r->n > 0) memcpy(to, from, (size_t)(r->n * a->width));
+        int64_t bytes = r->n * a->width;
+        if (a->past && bytes >= SHORT) cpu_copy_past(to, from, bytes);
+        else if (rep && bytes >= SHORT_REP) cpu_copy_rep(to, from, bytes);
+        else if (bytes > 0) memcpy(to, from, (size_t)bytes);
     }
-    _mm_sfence();
+    if (a->past) _mm_sfence();
 }
 
 #define K_CPU_ROUTE                                                                                                                   \

@@ -40,6 +40,8 @@ enum {
     SMALL_REDUCE = 32 << 10,   /* bytes of all vectors together up to which all_reduce sends everything to everybody */
     EAGER = 4000,              /* bytes of a message that Open MPI sends at once between processes of a machine */
     SEGMENT = 256 << 10,       /* bytes of a part that are received before they are summed */
+    PAST_CACHES = 24 << 20,    /* bytes that all ranks of a machine send and receive in an operation from which on its results are written
+                                * past the caches, which they would only run through (measured with 32 MiB of third level) */
     FAULT_COLL_DROP = 1,       /* places in base/fault.def */
     FAULT_COLL_STALL = 2
 };
@@ -71,6 +73,7 @@ struct mpi_request {
     int64_t given_up_ns;     /* dropped while the others may still copy */
     int64_t quiet_ns, asked_ns; /* since when nothing came; when the others were asked last */
     int32_t polls;
+    bool past;               /* results are written past the caches */
     bool deferred;           /* not begun: waits for a free cell */
     bool stalled, dropped;   /* fault points */
     bool cancelled;          /* receives were cancelled after a failure */
@@ -115,6 +118,7 @@ static struct {
     int64_t timeout_ns;
     peer *peers;
     mpi_group *groups;
+    char *bounce;                     /* BOUNCE bytes of mpi_near.h; NULL: not needed so far */
 } mpi;
 
 static int64_t size_of(int32_t dtype)

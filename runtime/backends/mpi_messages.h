@@ -73,8 +73,8 @@ static void layout_fini(layout *l)
     if (l->at != l->fixed) host->free(l->at);
 }
 
-/** Consecutive parts of counts[i] elements. */
-static void layout_parts(layout *l, const int64_t *counts, int32_t size, int64_t element)
+/** Consecutive parts of counts[i] elements; returns the bytes of all. */
+static int64_t layout_parts(layout *l, const int64_t *counts, int32_t size, int64_t element)
 {
     int64_t at = 0;
     for (int32_t i = 0; i < size; i++) {
@@ -82,6 +82,7 @@ static void layout_parts(layout *l, const int64_t *counts, int32_t size, int64_t
         l->bytes[i] = counts[i] * element;
         at += l->bytes[i];
     }
+    return at;
 }
 
 static void layout_same(layout *l, int32_t size, int64_t at, int64_t bytes)
@@ -124,8 +125,17 @@ static void place_part(const mpi_request *r, int32_t from, const void *src)
     if (n == 0) return;
     int64_t width = size_of(r->op.dtype);
     peri_k_route_place_args args = {.dst = r->op.recv, .received = (const void *)((uintptr_t)src - (uintptr_t)(runs[0].from * width)),
-                                    .runs = runs, .width = width};
+                                    .runs = runs, .width = width, .past = r->past};
     host->parallel_for((int64_t)n, 1, place_range, &args);
+}
+
+/** Copy what lies in one piece at both ends, unless it is in its place already. */
+static void place_own(const mpi_request *r, void *dst, const void *src, int64_t bytes)
+{
+    if (dst == src || bytes <= 0) return;
+    peri_k_run whole = {.n = bytes};
+    peri_k_route_place_args args = {.dst = dst, .received = src, .runs = &whole, .width = 1, .past = r->past};
+    place_range(&args, 0, 1);
 }
 
 /* -- sums ------------------------------------------------------------------------------------------------------------------------ */

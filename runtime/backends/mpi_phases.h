@@ -62,10 +62,10 @@ static peri_status broadcast_phase(mpi_request *r)
     return r->n ? PERI_PENDING : PERI_OK;
 }
 
-/** Own part of a gather: from send, if it is not in its place already. */
-static void keep_own(void *dst, const void *src, int64_t bytes)
+/** Every rank receives and sends about @bytes together: do they run through the caches of the machine? */
+static bool past_caches(const mpi_request *r, int64_t bytes)
 {
-    if (dst != src && bytes > 0) memmove(dst, src, (size_t)bytes);
+    return r->group->shared && bytes >= PAST_CACHES / r->group->size;
 }
 
 static peri_status all_gather_phase(mpi_request *r)
@@ -77,10 +77,11 @@ static peri_status all_gather_phase(mpi_request *r)
     TRY(layout_init(&in, size));
     peri_status status = layout_init(&out, size);
     if (status >= 0) {
-        layout_parts(&in, op->recv_counts, size, size_of(op->dtype));
+        int64_t all = layout_parts(&in, op->recv_counts, size, size_of(op->dtype));
         layout_same(&out, size, 0, in.bytes[rank]);
+        r->past = past_caches(r, all + in.bytes[rank]);
         status = exchange(r, op->recv, in.at, in.bytes, op->send, out.at, out.bytes);
-        keep_own((char *)op->recv + in.at[rank], op->send, in.bytes[rank]);
+        place_own(r, (char *)op->recv + in.at[rank], op->send, in.bytes[rank]);
         layout_fini(&out);
     }
     layout_fini(&in);
@@ -127,13 +128,14 @@ static peri_status all_to_all_phase(mpi_request *r)
     TRY(layout_init(&in, size));
     peri_status status = layout_init(&out, size);
     if (status >= 0) {
-        layout_parts(&in, op->recv_counts, size, size_of(op->dtype));
-        layout_parts(&out, op->send_counts, size, size_of(op->dtype));
+        int64_t received = layout_parts(&in, op->recv_counts, size, size_of(op->dtype));
+        int64_t sent = layout_parts(&out, op->send_counts, size, size_of(op->dtype));
         const char *own = (const char *)op->send + out.at[rank];
+        r->past = past_caches(r, received + sent);
         if (op->recv_runs) status = take_scratch(r, set_aside(r, &in));
         if (status >= 0) status = exchange(r, op->recv_runs ? r->scratch : op->recv, in.at, in.bytes, op->send, out.at, out.bytes);
         if (op->recv_runs) place_part(r, rank, own);
-        else keep_own((char *)op->recv + in.at[rank], own, in.bytes[rank]);
+        else place_own(r, (char *)op->recv + in.at[rank], own, in.bytes[rank]);
         layout_fini(&out);
     }
     layout_fini(&in);

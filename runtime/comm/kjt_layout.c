@@ -4,7 +4,10 @@
  */
 #include "kjt_layout.h"
 
-enum { MOST_BITS = 48 }; /* counts below 2^48 can be added up and multiplied by the size of an element */
+enum {
+    MOST_BITS = 48,         /* counts below 2^48 can be added up and multiplied by the size of an element */
+    PAST_CACHES = 16 << 20  /* bytes of a result that do not stay in the caches: they are read from as many */
+};
 
 void peri__kjt_layout_release(peri__kjt_layout *layout)
 {
@@ -138,7 +141,8 @@ static peri_status place(const peri__kjt_layout *l, const peri_tensor *received,
     PERI_TRY(peri_tensor_new(peri__device(received), received->dtype, 1, ids ? &l->total_ids : &l->total_rows, out));
     peri_k_route_place_args args = {.dst = peri__data(*out), .received = peri__data(received), .own = own ? peri__data(own) : NULL,
                                     .runs = (const peri_k_run *)peri__data(runs) + (ids ? all : 0),
-                                    .width = peri_dtype_size(received->dtype)};
+                                    .width = peri_dtype_size(received->dtype),
+                                    .past = peri__numel(*out) * peri_dtype_size(received->dtype) >= PAST_CACHES};
     return PERI_LAUNCH(peri__device(received), route_place, &args, all, 1);
 }
 

@@ -159,4 +159,35 @@ describe("large data", function()
       end
     end
   end, { sizes = { 2, 3, 4 } })
+
+  worlds.each("results larger than the caches, at places of any alignment", function(world, device, n)
+    local rank, rows = world.rank_number, math.ceil(2 ^ 21 / n)
+    local send, recv, at = {}, {}, 0
+    for r = 0, n - 1 do send[r + 1], recv[r + 1] = rows + 3 * rank + r, rows + 3 * r + rank end
+    local function of(r) return numbers(n * rows + 3 * n * r + n * (n - 1) / 2, r, device) end
+    local flying, gathered = world:all_to_all_v(of(rank), send, recv), world:all_gather(numbers(rows * 2 + 1, rank, device))
+    local sent, got = world:broadcast(numbers(rows * n + 5, rank, device), n - 1), flying:wait()
+    for r = 0, n - 1 do
+      local first = rank * (rows + 3 * r) + rank * (rank - 1) / 2
+      same(of(r):slice(1, first, first + recv[r + 1]), got:slice(1, at, at + recv[r + 1]), "from " .. r)
+      at = at + recv[r + 1]
+    end
+    for r = 0, n - 1 do
+      same(numbers(rows * 2 + 1, r, device), gathered:wait():slice(1, r * (rows * 2 + 1), (r + 1) * (rows * 2 + 1)), "all_gather")
+    end
+    same(numbers(rows * n + 5, n - 1, device), sent:wait(), "broadcast")
+    local batch, dims, columns, total = {}, {}, 0, 0
+    for r = 0, n - 1 do
+      batch[r + 1], dims[r + 1] = math.floor(rows / 300) + 11 * r, ({ 513, 300, 128, 257 })[r + 1]
+      columns, total = columns + dims[r + 1], total + batch[r + 1]
+    end
+    local function input(r) return numbers(total * dims[r + 1], r, device):reshape(total, dims[r + 1]) end
+    local pooled = dist.ops.alltoall_pooled({ a2a_pooled_embs_tensor = input(rank), batch_size_per_rank = batch, dim_sum_per_rank = dims })
+    local before, column, out = 0, 0, pooled:wait()
+    for r = 0, rank - 1 do before = before + batch[r + 1] end
+    for r = 0, n - 1 do
+      same(input(r):slice(1, before, before + batch[rank + 1]), out:slice(2, column, column + dims[r + 1]), "pooled from " .. r)
+      column = column + dims[r + 1]
+    end
+  end, { sizes = { 2, 4 } })
 end)

@@ -332,7 +332,8 @@ static void test_place(void **unused)
             const peri_kernels *k = peri_kernels_isa(isas[i]);
             if (!k) continue;
             memset(got, 0xa5, (size_t)(rows * width + 2 * PLACE_GUARD));
-            peri_k_route_place_args place = {.dst = got + shift, .received = received, .own = own, .runs = runs, .width = width};
+            peri_k_route_place_args place = {.dst = got + shift, .received = received, .own = own, .runs = runs, .width = width,
+                                             .past = round % 2};
             run(k->fn[PERI_K_route_place], &place, n);
             if (memcmp(want, got, (size_t)(rows * width + 2 * PLACE_GUARD)) != 0)
                 fail_msg("place of %s is wrong in round %d: %lld rows of %lld bytes", isas[i], round, (long long)rows, (long long)width);
