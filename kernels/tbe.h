@@ -40,9 +40,10 @@ enum { PERI_K_POOLING_SUM = 0, PERI_K_POOLING_MEAN = 1, PERI_K_POOLING_NONE = 2 
 /** How rows are stored: as PERI_F32, PERI_F16, PERI_BF16, or in bytes; offset and stride of a table then count bytes.
  *    INT8       cols codes, f32 scale, f32 bias (FBGEMM's fused 8-bit rows)               x = fma(code, scale, bias)
  *    INT8_HALF  f16 scale, f16 bias, cols codes (of its inference tables)                 x = fma(code, scale, bias)
+ *    INT4, INT2 the same, two or four codes a byte: the first one in the low bits; what is left of the last byte means nothing
  *    FP8        cols codes: sign, 4 bits of exponent with bias 7, 3 of mantissa; all codes are numbers
  *  Bytes have no alignment. */
-enum { PERI_K_ROWS_INT8 = 64, PERI_K_ROWS_INT8_HALF = 65, PERI_K_ROWS_FP8 = 66 };
+enum { PERI_K_ROWS_INT8 = 64, PERI_K_ROWS_INT8_HALF = 65, PERI_K_ROWS_FP8 = 66, PERI_K_ROWS_INT4 = 67, PERI_K_ROWS_INT2 = 68 };
 
 typedef struct peri_k_tbe_table {
     int64_t rows, cols; /* of the shard; rows may be 0 */

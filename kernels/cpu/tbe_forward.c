@@ -163,7 +163,7 @@ static __attribute__((noinline)) const char *tbe_walk_row(tbe_walk *w, int64_t i
 /** Which of a row's @nv sixteens is read k-th. */
 TBE_INLINE int tbe_scattered(const int k, const int nv, const int32_t format)
 {
-    const int each = format == PERI_F32 ? 1 : format == PERI_F16 || format == PERI_BF16 ? 2 : 4; /* sixteens in a line */
+    const int each = TBE_LINE / (2 * tbe_bits(format)); /* sixteens in a line */
     return nv % each ? k : tbe_scattered_line(k / each, nv / each) * each + k % each;
 }
 
@@ -239,24 +239,23 @@ TBE_INLINE void tbe_forward_bag(tbe_walk *w, tbe_ahead *h, const tbe_source *sou
     int64_t c = 0;
     for (; c + 16 * TBE_WIDE < w->t->cols; c += 16 * TBE_WIDE)
         tbe_forward_panel(w, h, source, from, past, factor, at, format, c, TBE_WIDE, 16, 0, c == 0);
-    const int64_t left = w->t->cols - c, tail = (left - 1) % 16 + 1;
-#define TBE_LAST(n) tbe_forward_panel(w, h, source, from, past, factor, at, format, c, (n) <= TBE_WIDE ? (n) : 1, tail, 0, c == 0)
-    switch ((left + 15) / 16) {
-    case 1: TBE_LAST(1); break;
-    case 2: TBE_LAST(2); break;
-    case 3: TBE_LAST(3); break;
-    case 4: TBE_LAST(4); break;
-    case 5: TBE_LAST(5); break;
-    case 6: TBE_LAST(6); break;
-    case 7: TBE_LAST(7); break;
-    default: TBE_LAST(8); break;
-    }
+    const int64_t left = w->t->cols - c, tail = (left - 1) % 16 + 1, panels = (left + 15) / 16;
+#define TBE_LAST(n)                                                                                                                        \
+    if ((n) <= TBE_WIDE && panels == (n)) tbe_forward_panel(w, h, source, from, past, factor, at, format, c, n, tail, 0, c == 0)
+    TBE_LAST(1);
+    else TBE_LAST(2);
+    else TBE_LAST(3);
+    else TBE_LAST(4);
+    else TBE_LAST(5);
+    else TBE_LAST(6);
+    else TBE_LAST(7);
+    else TBE_LAST(8);
 #undef TBE_LAST
 }
 
 /** Bags [j, stop) of the walk's block; @rows: pooling NONE. */
 TBE_INLINE void tbe_forward_bags(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t j, int64_t stop, const int32_t format,
-                                 const int nv, const bool rows)
+                                 const int nv, bool rows)
 {
     const peri_k_tbe_stream *s = source->s;
     const peri_k_tbe_block *b = &s->blocks[w->k];
@@ -266,10 +265,10 @@ TBE_INLINE void tbe_forward_bags(tbe_walk *w, tbe_ahead *h, const tbe_source *so
         if (report) tbe_count_bag(s, w->k, j, &w->count);
         if (past < from) past = from;
         float factor = tbe_factor(s, w->t, b->first_bag + j, past - from);
-        if (rows)
-            for (int64_t i = from; i < past; i++)
-                tbe_forward_bag(w, h, source, i, i + 1, factor, b->out_offset + i * b->out_stride, format, nv);
-        else tbe_forward_bag(w, h, source, from, past, factor, b->out_offset + j * b->out_stride, format, nv);
+        const int64_t step = rows ? 1 : past - from;
+        int64_t i = from;
+        for (int64_t n = rows ? past - from : 1; n > 0; n--, i += step) /* one place in the code for both: it is long */
+            tbe_forward_bag(w, h, source, i, i + step, factor, b->out_offset + (rows ? i : j) * b->out_stride, format, nv);
     }
 }
 
@@ -297,14 +296,13 @@ TBE_INLINE void tbe_forward_walk(tbe_walk *w, tbe_place at, tbe_place stop, cons
     for (; at.k < stop.k || (at.k == stop.k && at.j < stop.j); at.k++, at.j = 0) {
         int64_t past = at.k == stop.k ? stop.j : s->blocks[at.k].bags;
         tbe_walk_enter(w, at.k, format);
-        switch (w->t->pooling == PERI_K_POOLING_NONE ? 0 : w->t->cols) {
-        case 0: tbe_forward_bags(w, &h, &source, at.j, past, format, 0, true); break;
-        case 32: tbe_forward_bags(w, &h, &source, at.j, past, format, 2, false); break;
-        case 64: tbe_forward_bags(w, &h, &source, at.j, past, format, 4, false); break;
-        case 128: tbe_forward_bags(w, &h, &source, at.j, past, format, TBE_PANEL >= 8 ? 8 : 0, false); break;
-        case 256: tbe_forward_bags(w, &h, &source, at.j, past, format, TBE_PANEL >= 16 ? 16 : 0, false); break;
-        default: tbe_forward_bags(w, &h, &source, at.j, past, format, 0, false); break;
-        }
+        const bool rows = w->t->pooling == PERI_K_POOLING_NONE;
+        const int64_t cols = rows ? 0 : w->t->cols;
+        if (cols == 32) tbe_forward_bags(w, &h, &source, at.j, past, format, 2, false);
+        else if (cols == 64) tbe_forward_bags(w, &h, &source, at.j, past, format, 4, false);
+        else if (TBE_PANEL >= 8 && cols == 128) tbe_forward_bags(w, &h, &source, at.j, past, format, 8, false);
+        else if (TBE_PANEL >= 16 && cols == 256) tbe_forward_bags(w, &h, &source, at.j, past, format, 16, false);
+        else tbe_forward_bags(w, &h, &source, at.j, past, format, 0, rows);
     }
 }
 
@@ -319,6 +317,8 @@ TBE_FORWARD_WALK(bf16, PERI_BF16)
 TBE_FORWARD_WALK(int8, PERI_K_ROWS_INT8)
 TBE_FORWARD_WALK(int8_half, PERI_K_ROWS_INT8_HALF)
 TBE_FORWARD_WALK(fp8, PERI_K_ROWS_FP8)
+TBE_FORWARD_WALK(int4, PERI_K_ROWS_INT4)
+TBE_FORWARD_WALK(int2, PERI_K_ROWS_INT2)
 
 static void cpu_tbe_forward(const void *args, int64_t begin, int64_t end)
 {
@@ -334,6 +334,8 @@ static void cpu_tbe_forward(const void *args, int64_t begin, int64_t end)
     case PERI_K_ROWS_INT8: tbe_forward_int8(&w, at, stop); break;
     case PERI_K_ROWS_INT8_HALF: tbe_forward_int8_half(&w, at, stop); break;
     case PERI_K_ROWS_FP8: tbe_forward_fp8(&w, at, stop); break;
+    case PERI_K_ROWS_INT4: tbe_forward_int4(&w, at, stop); break;
+    case PERI_K_ROWS_INT2: tbe_forward_int2(&w, at, stop); break;
     default: tbe_forward_f32(&w, at, stop); break;
     }
     if (w.past_caches) _mm_sfence();

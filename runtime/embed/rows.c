@@ -5,20 +5,28 @@
 #include "internal.h"
 
 _Static_assert((int)PERI_ROWS_INT8 == (int)PERI_K_ROWS_INT8 && (int)PERI_ROWS_INT8_HALF == (int)PERI_K_ROWS_INT8_HALF &&
-                   (int)PERI_ROWS_FP8 == (int)PERI_K_ROWS_FP8,
+                   (int)PERI_ROWS_FP8 == (int)PERI_K_ROWS_FP8 && (int)PERI_ROWS_INT4 == (int)PERI_K_ROWS_INT4 &&
+                   (int)PERI_ROWS_INT2 == (int)PERI_K_ROWS_INT2,
                "row formats");
 
-bool peri__tbe_bytes(int32_t dtype) { return dtype >= PERI_ROWS_INT8 && dtype <= PERI_ROWS_FP8; }
+bool peri__tbe_bytes(int32_t dtype) { return dtype >= PERI_ROWS_INT8 && dtype <= PERI_ROWS_INT2; }
 
 int64_t peri__tbe_stride(int32_t dtype, int64_t cols)
 {
-    return cols + (dtype == PERI_ROWS_INT8 ? 8 : dtype == PERI_ROWS_INT8_HALF ? 4 : 0);
+    switch (dtype) {
+    case PERI_ROWS_INT8: return cols + 8;
+    case PERI_ROWS_INT8_HALF: return cols + 4;
+    case PERI_ROWS_INT4: return peri__ceil_div(cols, 2) + 4;
+    case PERI_ROWS_INT2: return peri__ceil_div(cols, 4) + 4;
+    default: return cols;
+    }
 }
 
 peri_row_format peri__tbe_row_format(int32_t dtype)
 {
     if (dtype == PERI_ROWS_FP8)
         return (peri_row_format){.codes = PERI_CODES_FP8, .scale_dtype = -1, .alignment = 1, .exponent_bits = 4, .exponent_bias = 7};
-    bool half = dtype == PERI_ROWS_INT8_HALF;
-    return (peri_row_format){.codes = PERI_CODES_INT8, .scale_dtype = half ? PERI_F16 : PERI_F32, .scale_first = half, .alignment = 1};
+    bool half = dtype != PERI_ROWS_INT8;
+    int32_t codes = dtype == PERI_ROWS_INT4 ? PERI_CODES_INT4 : dtype == PERI_ROWS_INT2 ? PERI_CODES_INT2 : PERI_CODES_INT8;
+    return (peri_row_format){.codes = codes, .scale_dtype = half ? PERI_F16 : PERI_F32, .scale_first = half, .alignment = 1};
 }

@@ -2,7 +2,8 @@
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 
-local formats = { int8 = "INT8_HALF", fp8 = "FP8", f16 = "FP16", f32 = "FP32" }
+local formats = { int8 = "INT8_HALF", int4 = "INT4", int2 = "INT2", fp8 = "FP8", f16 = "FP16", f32 = "FP32" }
+local quantized = { INT8_HALF = true, INT4 = true, INT2 = true, FP8 = true }
 
 --- Blocks of `features` features, one for each table, of `batch` samples: pooled side by side, or one row an id.
 local function blocks_of(dims, batch, pooled)
@@ -27,37 +28,81 @@ for _, device in ipairs { "cpu", "opaque" } do
       return peri.embed.tbe.new(args)
     end
 
+    --- Table i of a case of FBGEMM's, as a table batch that has only this one: a table batch has one format.
+    local function table_of(case, i)
+      local a, format = case.args, formats[case.args.types[i]]
+      local batch = peri.embed.tbe.new { tables = { { name = "t" .. i, rows = a.rows[i], cols = a.dims[i], pooling = a.pooling:upper() } },
+        data_type = format, output_dtype = a.output_type, fused_params = { optimizer = "none" }, device = device }
+      local numbers = case:tensor(("in.table%d.float"):format(i - 1), device)
+      if not quantized[format] then
+        batch:write(1, "weight", 0, numbers)
+        return batch
+      end
+      local bytes = case:tensor(("in.table%d.bytes"):format(i - 1), device):slice(2, 0, batch:state(1):size(2)) -- without the rows' padding
+      batch:write(1, "weight", 0, bytes:contiguous())
+      local other = table_batch(format, { tables = { { name = "t", rows = a.rows[i], cols = a.dims[i] } } })
+      other:write(1, "weight", 0, numbers)
+      assert.same(bytes:to_list(), other:state(1):to_list(), "the bytes that the numbers become")
+      return batch
+    end
+
     for _, name in ipairs(golden.names("ops/quant", "^table_")) do
       it("reproduces " .. name, function()
         local case = golden.load(name)
-        local a, tables = case.args, {}
-        for i, rows in ipairs(a.rows) do
-          local pooling = a.pooling:upper()
-          tables[i] = { name = "t" .. i, rows = rows, cols = a.dims[i], pooling = pooling }
-        end
-        local batch = peri.embed.tbe.new { tables = tables, data_type = formats[a.types[1]], output_dtype = a.output_type,
-          fused_params = { optimizer = "none" }, device = device }
-        for i in ipairs(a.rows) do
-          local bytes = case:tensor(("in.table%d.bytes"):format(i - 1), device)
-          if batch:state(i):dtype() == "u8" then
-            local used = bytes:slice(2, 0, batch:state(i):size(2)) -- without the padding of its rows
-            batch:write(i, "weight", 0, used:contiguous())
-          else
-            batch:write(i, "weight", 0, case:tensor(("in.table%d.float"):format(i - 1), device))
+        local a = case.args
+        local pooled = a.pooling ~= "none"
+        local ids, offsets = case:tensor("in.indices", device), case:tensor("in.offsets", device)
+        local weights = case:tensor("in.per_sample_weights", device)
+        local blocks, width = blocks_of(a.dims, a.batch, pooled)
+        local shape = { pooled and a.batch or ids:numel(), pooled and width or a.dims[1] }
+        local out = peri.zeros(shape, a.output_type, device)
+        for i, block in ipairs(blocks) do
+          local batch = table_of(case, i)
+          block.table = 1
+          batch:forward(ids, offsets, batch:blocks { block }, out, weights)
+          if #blocks == 1 then
+            local same = batch:lookup(ids, offsets, batch:blocks { block }, shape[1], shape[2], weights)
+            assert.same({ a.output_type, out:to_list() }, { same:dtype(), same:to_list() })
           end
         end
-        local pooled = a.pooling ~= "none"
-        local blocks, width = blocks_of(a.dims, a.batch, pooled)
-        local ids = case:tensor("in.indices", device)
-        local out = batch:lookup(ids, case:tensor("in.offsets", device), batch:blocks(blocks), pooled and a.batch or ids:numel(),
-          pooled and width or a.dims[1], case:tensor("in.per_sample_weights", device))
-        assert.equal(a.output_type, out:dtype())
         case:assert_near("out.output", out)
       end)
     end
 
+    it("looks rows of many tables up in one call", function()
+      for format in peri.util.ordered(quantized) do
+        local dims, tables = { 1, 5, 16, 30, 67 }, {}
+        for i, cols in ipairs(dims) do tables[i] = { name = "t" .. i, rows = 3 + i, cols = cols } end
+        local batch, rows = table_batch(format, { tables = tables, fused_params = { optimizer = "none", bounds_check_mode = "IGNORE" } }), {}
+        local blocks, width = blocks_of(dims, 2, true)
+        for i, cols in ipairs(dims) do
+          batch:write(i, "weight", 0, peri.Tensor.uniform({ 3 + i, cols }, -1, 1, 7, i, "f32", device))
+          rows[i] = batch:read(i, "weight", 0, peri.zeros({ 3 + i, cols }, "f32", device)):to_list()
+        end
+        -- Of each feature two bags: rows 0 and 3 with weights 1 and 2 (and an id that is no row), and row 2 with -0.5 beside a pruned one.
+        local ids, offsets, weights = {}, { 0 }, {}
+        for i = 1, #dims do
+          for k, x in ipairs { { 0, 1 }, { 3, 2 }, { 99, 7 }, { 2, -0.5 }, { -1, 9 } } do
+            ids[5 * i - 5 + k], weights[5 * i - 5 + k] = x[1], x[2]
+          end
+          offsets[2 * i], offsets[2 * i + 1] = 5 * i - 2, 5 * i
+        end
+        local want, column = {}, 0
+        for i, cols in ipairs(dims) do
+          for d = 1, cols do
+            want[column + d] = rows[i][d] + 2 * rows[i][3 * cols + d]
+            want[width + column + d] = -0.5 * rows[i][2 * cols + d]
+          end
+          column = column + cols
+        end
+        local out = batch:lookup(t(ids, "i32"), t(offsets, "i64"), batch:blocks(blocks), 2, width, t(weights, "f32"))
+        golden.assert_near(want, out:to_list(), { abs = 1e-6, rel = 1e-6 }, format)
+        assert.equal(#dims, batch:statistics().bad_ids)
+      end
+    end)
+
     it("writes and reads numbers and bytes", function()
-      for data_type, slack in peri.util.ordered { INT8 = 0.01, INT8_HALF = 0.01, FP8 = 0.07 } do
+      for data_type, slack in peri.util.ordered { INT8 = 0.01, INT8_HALF = 0.01, FP8 = 0.07, INT4 = 0.07, INT2 = 0.35 } do
         local b = table_batch(data_type)
         assert.same({ 0, 0, 0 }, b:read(1, "weight", 3, peri.zeros({ 1, 3 }, "f32", device)):to_list(), "zeros at first")
         b:write(1, "weight", 1, t({ 0.5, -1, 1, 0.25, 0.75, -0.125 }, "f32", { 2, 3 }))

@@ -389,7 +389,7 @@ for _, device in ipairs { "cpu", "opaque" } do
       fails("no argument 'size'", make, { size = 3 })
       fails("cache_params is a number, wanted CacheParams", make, 3)
       fails("tables in files need a fused optimizer", make, {}, "none")
-      for _, format in ipairs { "INT8", "INT8_HALF", "FP8" } do
+      for _, format in ipairs { "INT8", "INT8_HALF", "FP8", "INT4", "INT2" } do
         fails("tables in files hold f32, f16 or bf16; rows of bytes stay in memory", embed.tbe.new, { tables = tables, device = device,
           data_type = format, fused_params = { optimizer = "none", cache_params = {} } })
       end

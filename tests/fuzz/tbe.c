@@ -78,9 +78,10 @@ static void choose_tables(scene *s)
 {
     static const char *const names[] = {"t0", "t1", "t2"}, *const features[] = {"f0", "f1", "f2", "f3"};
     static const int64_t cols[] = {1, 2, 3, 4, 8, 12, 15, 16, 17, 32, 33, 64, 99, 100};
-    static const int32_t dtypes[] = {PERI_F32, PERI_F32, PERI_F16, PERI_BF16, PERI_ROWS_INT8, PERI_ROWS_INT8_HALF, PERI_ROWS_FP8};
+    static const int32_t dtypes[] = {PERI_F32, PERI_F32, PERI_F16, PERI_BF16, PERI_ROWS_INT8, PERI_ROWS_INT8_HALF, PERI_ROWS_FP8,
+                                     PERI_ROWS_INT4, PERI_ROWS_INT2};
     peri_tbe_config *c = &s->config;
-    *c = (peri_tbe_config){.device = device, .dtype = dtypes[pick(7)], .bounds_check = (int32_t)pick(4), .n_tables = 1 + pick(TABLES),
+    *c = (peri_tbe_config){.device = device, .dtype = dtypes[pick(9)], .bounds_check = (int32_t)pick(4), .n_tables = 1 + pick(TABLES),
                            .tables = s->table, .n_features = 4, .features = features, .seed = 7};
     bool rows_of_bytes = c->dtype >= PERI_ROWS_INT8;
     fine(peri_tbe_optimizer_default(rows_of_bytes ? PERI_TBE_NONE : (int32_t)pick(11), &c->optimizer), "an optimizer");

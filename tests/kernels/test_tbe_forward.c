@@ -7,15 +7,22 @@
 #include "tests/harness/check.h"
 #include "tests/kernels/tbe_cases.h"
 
-static const int32_t formats[] = {PERI_F32, PERI_F16, PERI_BF16, PERI_K_ROWS_INT8, PERI_K_ROWS_INT8_HALF, PERI_K_ROWS_FP8};
-static const char *const format_names[] = {"f32", "f16", "bf16", "int8", "int8_half", "fp8"};
+static const int32_t formats[] = {PERI_F32, PERI_F16, PERI_BF16, PERI_K_ROWS_INT8, PERI_K_ROWS_INT8_HALF, PERI_K_ROWS_FP8,
+                                  PERI_K_ROWS_INT4, PERI_K_ROWS_INT2};
+static const char *const format_names[] = {"f32", "f16", "bf16", "int8", "int8_half", "fp8", "int4", "int2"};
 static const int32_t outs[] = {PERI_F32, PERI_F16, PERI_BF16};
-enum { FORMATS = 6, OUTS = 3, FIRST_SEED = 20261122 };
+enum { FORMATS = 8, OUTS = 3, FIRST_SEED = 20261122 };
 
 static int64_t unit_of(int32_t format) { return format == PERI_F32 ? 4 : format == PERI_F16 || format == PERI_BF16 ? 2 : 1; }
 static int64_t bytes_of(int32_t format, int64_t cols)
 {
-    return cols * unit_of(format) + (format == PERI_K_ROWS_INT8 ? 8 : format == PERI_K_ROWS_INT8_HALF ? 4 : 0);
+    switch (format) {
+    case PERI_K_ROWS_INT8: return cols + 8;
+    case PERI_K_ROWS_INT8_HALF: return cols + 4;
+    case PERI_K_ROWS_INT4: return 4 + cols / 2 + cols % 2;
+    case PERI_K_ROWS_INT2: return 4 + cols / 4 + (cols % 4 != 0);
+    default: return cols * unit_of(format);
+    }
 }
 
 /* -- rows ------------------------------------------------------------------------------------------------------------------------ */
@@ -52,6 +59,10 @@ static double decode(const uint8_t *row, int64_t cols, int64_t d, int32_t format
     case PERI_BF16: memcpy(h, row + 2 * d, 2); return decode_bf16(h[0]);
     case PERI_K_ROWS_INT8: memcpy(pair, row + cols, 8); return (double)row[d] * pair[0] + pair[1];
     case PERI_K_ROWS_INT8_HALF: memcpy(h, row, 4); return row[4 + d] * decode_f16(h[0]) + decode_f16(h[1]);
+    case PERI_K_ROWS_INT4: memcpy(h, row, 4); return (d % 2 ? row[4 + d / 2] / 16 : row[4 + d / 2] % 16) * decode_f16(h[0]) + decode_f16(h[1]);
+    case PERI_K_ROWS_INT2:
+        memcpy(h, row, 4);
+        return row[4 + d / 4] / (int[]){1, 4, 16, 64}[d % 4] % 4 * decode_f16(h[0]) + decode_f16(h[1]);
     case PERI_K_ROWS_FP8: return decode_fp8(row[d]);
     default: memcpy(&f, row + 4 * d, 4); return (double)f;
     }
@@ -69,7 +80,7 @@ static void draw_row(uint8_t *row, int64_t cols, int32_t format, bool extreme, u
     float pair[2] = {(float)(tbe_uniform(seed) / 100), (float)(tbe_uniform(seed) * 2 - 1)};
     uint16_t half[2] = {0x1c00 | (uint16_t)(tbe_draw(seed) & 0x3ff), 0x3800 | (uint16_t)(tbe_draw(seed) & 0x83ff)};
     if (format == PERI_K_ROWS_INT8 && !extreme) memcpy(row + cols, pair, 8);
-    if (format == PERI_K_ROWS_INT8_HALF && !extreme) memcpy(row, half, 4);
+    if ((format == PERI_K_ROWS_INT8_HALF || format == PERI_K_ROWS_INT4 || format == PERI_K_ROWS_INT2) && !extreme) memcpy(row, half, 4);
 }
 
 /** The weights of a case in @format, and its tables laid out for it: rows that lie anywhere if the case is unaligned. */

@@ -9,8 +9,9 @@ local M = {}
 --- Poolings and data types by TorchRec's names.
 M.PoolingType = { SUM = "SUM", MEAN = "MEAN" }
 M.poolings = { SUM = C.PERI_POOLING_SUM, MEAN = C.PERI_POOLING_MEAN }
---- Rows of bytes, for lookups only: FBGEMM's two layouts of 8-bit rows, and 8-bit floats.
-M.row_formats = { INT8 = C.PERI_ROWS_INT8, INT8_HALF = C.PERI_ROWS_INT8_HALF, FP8 = C.PERI_ROWS_FP8 }
+--- Rows of bytes, for lookups only: FBGEMM's two layouts of 8-bit rows, 8-bit floats, rows of 4 and of 2 bits a number.
+M.row_formats = { INT8 = C.PERI_ROWS_INT8, INT8_HALF = C.PERI_ROWS_INT8_HALF, FP8 = C.PERI_ROWS_FP8, INT4 = C.PERI_ROWS_INT4,
+  INT2 = C.PERI_ROWS_INT2 }
 M.data_types = { FP32 = "f32", FP16 = "f16", BF16 = "bf16" }
 M.bounds_checks = { FATAL = C.PERI_BOUNDS_FATAL, WARNING = C.PERI_BOUNDS_WARNING, IGNORE = C.PERI_BOUNDS_IGNORE, NONE = C.PERI_BOUNDS_NONE }
 

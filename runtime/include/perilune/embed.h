@@ -34,7 +34,9 @@ enum { PERI_POOLING_SUM = 0, PERI_POOLING_MEAN = 1, PERI_POOLING_NONE = 2 };
 enum {
     PERI_ROWS_INT8 = 64,      /* cols codes, f32 scale, f32 bias: FBGEMM's fused 8-bit rows */
     PERI_ROWS_INT8_HALF = 65, /* f16 scale, f16 bias, cols codes: those of its tables for inference */
-    PERI_ROWS_FP8 = 66        /* cols codes: sign, 4 bits of exponent with bias 7, 3 bits of mantissa; neither infinities nor NaN */
+    PERI_ROWS_FP8 = 66,       /* cols codes: sign, 4 bits of exponent with bias 7, 3 bits of mantissa; neither infinities nor NaN */
+    PERI_ROWS_INT4 = 67,      /* as INT8_HALF, two codes a byte, the earlier one in the low bits */
+    PERI_ROWS_INT2 = 68       /* four codes a byte, likewise */
 };
 
 /** How weights start. Every element depends on (seed, table name, row, column of the whole table) only, never on the sharding. */
