@@ -112,13 +112,14 @@ end
 local function variant(dtype, optimizer, states, weighted, shared)
   return { dtype = dtype, optimizer = optimizer, states = states, weighted = weighted, shared = shared or 1 }
 end
-local suffixes = { FP32 = "", FP16 = " f16", BF16 = " bf16", INT8 = " int8", FP8 = " fp8" }
+local suffixes = { FP32 = "", FP16 = " f16", BF16 = " bf16", INT8 = " int8", FP8 = " fp8", INT4 = " int4", INT2 = " int2" }
 local adagrad, sgd = variant("FP32", "rowwise_adagrad", 0), variant("FP32", "sgd", 0)
-local formats = { variant("FP16", "none"), variant("BF16", "none"), variant("INT8", "none"), variant("FP8", "none") }
+local formats = { variant("FP16", "none"), variant("BF16", "none"), variant("INT8", "none"), variant("FP8", "none"),
+  variant("INT4", "none"), variant("INT2", "none") }
 local whole = {
   adagrad, sgd, variant("FP32", "adagrad", 1), variant("FP32", "adam", 2), variant("FP32", "lamb", 2),
   variant("FP32", "rowwise_adagrad", 0, true), variant("FP32", "rowwise_adagrad", 0, false, 2), variant("FP16", "rowwise_adagrad", 0),
-  variant("BF16", "rowwise_adagrad", 0), variant("INT8", "none"), variant("FP8", "none"),
+  variant("BF16", "rowwise_adagrad", 0), variant("INT8", "none"), variant("FP8", "none"), variant("INT4", "none"), variant("INT2", "none"),
 }
 local variants = {
   default = whole, large = whole, narrow = { adagrad, sgd, unpack(formats) }, wide = { adagrad, sgd, unpack(formats) },
@@ -127,7 +128,8 @@ local variants = {
 }
 
 local function row_bytes(c, dtype)
-  return dtype == "FP32" and 4 * c.dim or dtype == "INT8" and c.dim + 8 or dtype == "FP8" and c.dim or 2 * c.dim
+  local bytes = { FP32 = 4 * c.dim, INT8 = c.dim + 8, FP8 = c.dim, INT4 = 4 + c.dim / 2, INT2 = 4 + c.dim / 4 }
+  return bytes[dtype] or 2 * c.dim
 end
 
 local function median(times) return times[math.ceil(#times / 2)] end
@@ -249,7 +251,7 @@ end
 --- A table batch of a case in a data type, and what calls on it need.
 local function made(c, v)
   local tables = {}
-  local start = v.dtype ~= "INT8" and v.dtype ~= "FP8" and peri.embed.constant(0.01) or nil
+  local start = not peri.embed.config.row_formats[v.dtype] and peri.embed.constant(0.01) or nil
   for t = 1, c.tables / v.shared do tables[t] = { name = "t" .. t, rows = c.rows, cols = c.dim, init = start } end
   local batch = peri.embed.tbe.new { tables = tables, data_type = v.dtype, seed = 1,
     fused_params = { optimizer = v.optimizer, bounds_check_mode = "NONE" } }

@@ -83,7 +83,7 @@ class Fbgemm:
         batch.fill_random_weights()
         values = [torch.from_numpy(x.astype(numpy.int32)) for x in ids]
         offsets = (torch.arange(case["batch"] * case["tables"] + 1) * case["length"]).to(torch.int32)
-        name = "forward " + {"FP16": "f16", "INT8": "int8", "FP8": "fp8"}[dtype]
+        name = "forward " + ("f16" if dtype == "FP16" else dtype.lower())
         return steps(values, lambda x: batch(x, offsets), None, (name,), runs)
 
 
@@ -130,7 +130,7 @@ def main():
             for optimizer in ("sgd",) if options.forward else ("rowwise_adagrad", "sgd", "adagrad"):
                 attempt(case, "backward+" + optimizer, "FBGEMM", lambda: fbgemm.train(case, ids, optimizer, runs, options.forward))
             if case["dtype"] == "FP32":
-                for dtype in ("INT8", "FP16", "FP8"):
+                for dtype in ("INT8", "FP16", "FP8", "INT4", "INT2"):
                     attempt(case, "forward " + dtype.lower(), "FBGEMM inference", lambda: fbgemm.infer(case, ids, dtype, runs))
         if case["dtype"] == "FP32":
             attempt(case, "forward", "nn.EmbeddingBag", lambda: embedding_bags(case, ids, runs, options.forward))
