@@ -45,8 +45,8 @@ TBE_INLINE tbe_codes tbe_row_codes(const char *row, int64_t cols, const int32_t 
 TBE_INLINE v16 v16_of_u8(__m128i x) { return (v16){_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(x))}; }
 TBE_INLINE v16 v16_of_f16(__m256i x) { return (v16){_mm512_cvtph_ps(x)}; }
 TBE_INLINE __m128i tbe_bytes_part(const uint8_t *p, int64_t n) { return _mm_maskz_loadu_epi8((__mmask16)((1u << n) - 1u), p); }
-/** Sixteen codes of four or two bits, from the lowest bits of @bytes on. A lane's shift leaves bits of other codes above its own: the lookup
- *  of four bits does not see them, and that of two finds the same value whatever the two bits above are. */
+/** Sixteen codes of four or two bits, from the lowest bits of @bytes on. A lane's shift leaves bits of other codes above its own: the
+ *  lookup of four bits does not see them, and that of two finds the same value whatever the two bits above are. */
 TBE_INLINE v16 tbe_packed_values(const tbe_codes *codes, __m128i bytes, const int32_t format)
 {
     const __m512i halves = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);

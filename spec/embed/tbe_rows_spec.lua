@@ -73,7 +73,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       for format in peri.util.ordered(quantized) do
         local dims, tables = { 1, 5, 16, 30, 67 }, {}
         for i, cols in ipairs(dims) do tables[i] = { name = "t" .. i, rows = 3 + i, cols = cols } end
-        local batch, rows = table_batch(format, { tables = tables, fused_params = { optimizer = "none", bounds_check_mode = "IGNORE" } }), {}
+        local fused, rows = { optimizer = "none", bounds_check_mode = "IGNORE" }, {}
+        local batch = table_batch(format, { tables = tables, fused_params = fused })
         local blocks, width = blocks_of(dims, 2, true)
         for i, cols in ipairs(dims) do
           batch:write(i, "weight", 0, peri.Tensor.uniform({ 3 + i, cols }, -1, 1, 7, i, "f32", device))

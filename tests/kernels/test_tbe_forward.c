@@ -59,7 +59,9 @@ static double decode(const uint8_t *row, int64_t cols, int64_t d, int32_t format
     case PERI_BF16: memcpy(h, row + 2 * d, 2); return decode_bf16(h[0]);
     case PERI_K_ROWS_INT8: memcpy(pair, row + cols, 8); return (double)row[d] * pair[0] + pair[1];
     case PERI_K_ROWS_INT8_HALF: memcpy(h, row, 4); return row[4 + d] * decode_f16(h[0]) + decode_f16(h[1]);
-    case PERI_K_ROWS_INT4: memcpy(h, row, 4); return (d % 2 ? row[4 + d / 2] / 16 : row[4 + d / 2] % 16) * decode_f16(h[0]) + decode_f16(h[1]);
+    case PERI_K_ROWS_INT4:
+        memcpy(h, row, 4);
+        return row[4 + d / 2] / (d % 2 ? 16 : 1) % 16 * decode_f16(h[0]) + decode_f16(h[1]);
     case PERI_K_ROWS_INT2:
         memcpy(h, row, 4);
         return row[4 + d / 4] / (int[]){1, 4, 16, 64}[d % 4] % 4 * decode_f16(h[0]) + decode_f16(h[1]);
