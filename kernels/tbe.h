@@ -29,7 +29,7 @@
 #define PERI_KERNELS_TBE(X)                                                                                                           \
     X(tbe_prepare) X(tbe_check) X(tbe_report) X(tbe_forward) X(tbe_weight_gradient) X(tbe_sort) X(tbe_keys) X(radix_histogram)        \
     X(radix_scan) X(radix_scatter) X(tbe_update) X(tbe_dense_update) X(tbe_shift) X(tbe_runs) X(tbe_run_tables) \
-    X(tbe_gram) X(tbe_root) X(tbe_precondition)
+    X(tbe_gram) X(tbe_root) X(tbe_precondition) X(tbe_average) X(tbe_most_counted)
 
 /* -- the stream ------------------------------------------------------------------------------------------------------------------ */
 
@@ -215,9 +215,14 @@ enum {
     PERI_K_OPTIM_LARS_SGD = 8,
     PERI_K_OPTIM_LION = 9,
     PERI_K_OPTIM_SHAMPOO = 10, /* not of tbe_update: see tbe_gram */
-    PERI_K_OPTIM_COUNT = 11
+    PERI_K_OPTIM_ROWWISE_RMSPROP_AR = 11,
+    PERI_K_OPTIM_EMAINPLACE_ROWWISE_ADAGRAD = 12, /* not of tbe_update: rowwise adagrad, and tbe_average */
+    PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER = 13,
+    PERI_K_OPTIM_COUNT = 14
 };
-enum { PERI_K_DECAY_NONE = 0, PERI_K_DECAY_L2 = 1, PERI_K_DECAY_DECOUPLE = 2 };
+enum { PERI_K_DECAY_NONE = 0, PERI_K_DECAY_L2 = 1, PERI_K_DECAY_DECOUPLE = 2, PERI_K_DECAY_ADAGRADW = 3 };
+/** Rates of rowwise adagrad with counter (FBGEMM's LearningRateMode). */
+enum { PERI_K_RATES_EQUAL = -1, PERI_K_RATES_TAIL_UP = 0, PERI_K_RATES_TAIL_DOWN = 1, PERI_K_RATES_COUNTER_SGD = 2 };
 
 /** One row's update, g its summed gradient, n = cols. Multiplications and additions are single f32 operations in the order written;
  *  w, g, h, m, m1, m2 with n elements are meant element by element; norm(x) = sqrt(sum16(x * x)). Rows that a batch does not touch
@@ -252,6 +257,34 @@ enum { PERI_K_DECAY_NONE = 0, PERI_K_DECAY_L2 = 1, PERI_K_DECAY_DECOUPLE = 2 };
  *  lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2; not in FBGEMM)   m = momentum1 [rows, cols]
  *      s = sign(fma(1 - beta1, g, beta1 * m)), sign(0) = 0       w = w - lr * fma(wd, w, s)       m = fma(1 - beta2, g, beta2 * m)
  *
+ *
+ *  The last two keep numbers of a row: prev = prev_iter [rows], the last step that touched it (0: none), and c = row_counter [rows]. With
+ *  t = iteration, gap = 1 if prev = 0, else max(1, t - prev); then prev = t. What is written in capitals is computed in f64, from the f32
+ *  numbers of the row and of the optimizer, and RATE and KEEP are rounded to f32 at the end (kernels/ref/tbe_step.h); powers with whole
+ *  exponents are by repeated squaring (tbe_power), and the one other is libm's pow, in ref and cpu alike.
+ *      w = fma(-RATE, g, KEEP * w)
+ *  rowwise rmsprop ar (ROWWISE_RMSPROP_AR: RMSProp, Tieleman, Hinton 2012, with one mean square a row, and the adaptive regularisation of
+ *  rows that come rarely)   m = momentum1 [rows]; b = ema_beta (beta1)
+ *      m = fma(1 - b, sum16(g * g) / n, b * m)       RATE = lr / (SQRT(m) + eps)
+ *      KEEP = MAX(min_shrinkage, 1 - MIN(1, lr * ar_alpha * gap))
+ *  rowwise adagrad with counter (EXACT_ROWWISE_ADAGRAD with WeightDecayMode COUNTER or COWCLIP)   m = momentum1 [rows]; h = halflife
+ *      c = 1 + 2^(-gap / h) * c (h > 0), 1 (h = 0), c + 1 (h < 0), rounded to f32: how often the row came lately
+ *      x = fma(wd, w, g) (L2), g       m = m + sum16(x * x) / n       MULT = lr / (SQRT(m) + eps)
+ *      clip = false (COUNTER), with tail = FLOOR(tail * top) if tail_ratio, else tail, and top = max_counter of the table:
+ *        now = adjustment_iter <= 0 or t > adjustment_iter; unless now: RATE = MULT, KEEP = 1; else
+ *        RATE = MULT unless c > tail; where c > tail by `rates`:  TAIL_UP: MULT * CLAMP((top / (c + 1))^adjustment_ub, 1, 10)
+ *            TAIL_DOWN: MULT * CLAMP(((c + 1) / top)^adjustment_ub, 0.1, 1)       COUNTER_SGD: lr / (SQRT(adjustment_ub * c) + eps)
+ *        KEEP = 1 - h / c * wd * MULT (L2), 1 - h / c * wd * lr (DECOUPLE), 1 (NONE)
+ *        ADAGRADW: RATE = MULT * SQRT(c) where h = -1, MIN(lr * c, adjustment_ub) / (SQRT(m) + eps) where h = -2, else as above;
+ *            LAZY = (1 - wd * lr)^(min(gap, t - adjustment_iter) - 1): what the row missed       RATE = RATE * LAZY
+ *            KEEP = (1 - wd * lr) * LAZY
+ *      clip = true (COWCLIP; Zhao et al. 2023, "CowClip: Reducing CTR Prediction Model Training Time from 12 hours to 10 minutes"):
+ *        BOUND = c * MAX(weight_norm * norm(w), lower_bound), SIZE = SQRT(sum16(x * x))
+ *        RATE = MULT * BOUND / SIZE where BOUND < SIZE, else MULT
+ *        KEEP = 1 - wd * RATE (L2), 1 - wd * lr (DECOUPLE), 1 (NONE)
+ *      (FBGEMM makes NaN of a row with x = 0 and BOUND = 0: 0 / 0. Its steps t are f32, and wrong beyond 2^24; and a gap below 1, of an
+ *      iteration that was set back, makes its counters and weights grow.)
+ *
  *  Then, with max_norm > 0 (FBGEMM's max_norm, there for rowwise adagrad on GPU only):
  *      w = w * (max_norm / norm(w)) where norm(w) > max_norm
  *
@@ -259,6 +292,14 @@ enum { PERI_K_DECAY_NONE = 0, PERI_K_DECAY_L2 = 1, PERI_K_DECAY_DECOUPLE = 2 };
  *  to nearest even, or stochastically, tbe_round_f16 and tbe_round_bf16 of kernels/ref/tbe_round.h with 16 random bits that depend on
  *  (seed, iteration, table, row and column of the whole table) only, so neither on threads nor on the sharding.
  */
+typedef struct peri_k_tbe_counter {
+    int64_t halflife, adjustment_iter;
+    double fading; /* 2^(-1 / halflife); halflife > 0 */
+    float adjustment_ub, tail, weight_norm, lower_bound;
+    int32_t rates; /* PERI_K_RATES_* */
+    bool tail_ratio, clip;
+} peri_k_tbe_counter;
+
 typedef struct peri_k_tbe_optimizer {
     int32_t kind;        /* PERI_K_OPTIM_* */
     int32_t decay;       /* PERI_K_DECAY_* */
@@ -271,7 +312,9 @@ typedef struct peri_k_tbe_optimizer {
     bool row_bias_correction;
     bool stochastic; /* rounding of f16 and bf16 weights */
     bool exact;      /* sum gradients so that their order does not matter; see tbe_update */
-    uint64_t seed, iteration; /* of the rounding */
+    uint64_t seed, iteration; /* of the rounding; iteration: also t of the formulas */
+    float ar_alpha, min_shrinkage; /* rowwise rmsprop ar, whose ema_beta is beta1 */
+    peri_k_tbe_counter counter;
 } peri_k_tbe_optimizer;
 
 /** Where rows live. Full states are laid out as the weights; row states are indexed by linear row. A state pointer that the optimizer
@@ -282,6 +325,8 @@ typedef struct peri_k_tbe_rows {
     void *weight;
     int32_t weight_dtype;
     float *momentum1, *momentum2, *row_counter; /* NULL where the optimizer has none */
+    int64_t *prev_iter;       /* by linear row */
+    const float *max_counter; /* by table; for the rates and tails that ask for it */
     const int64_t *slot_row; /* by linear row: which row of its table it stands for (stochastic rounding in caches); NULL: itself */
 } peri_k_tbe_rows;
 
@@ -383,6 +428,26 @@ typedef struct peri_k_tbe_shampoo {
     float *scratch;           /* as tbe_update's */
     int64_t scratch_stride, chunks;
 } peri_k_tbe_shampoo;
+
+/** What EMAINPLACE_ROWWISE_ADAGRAD does to every row of every table (cols even, half = cols / 2) before the lookup of certain steps: its
+ *  right half follows the left one.   w[d + half] = fma(coef, w[d] - w[d + half], w[d + half])   for d < half; f16 and bf16 are rounded as
+ *  by tbe_update, with the optimizer's seed (the caller's: another one than that step's update has).
+ *  range: chunks; chunk c covers linear rows [c, c + 1) * total_rows / chunks. */
+typedef struct peri_k_tbe_average_args {
+    peri_k_tbe_rows rows;
+    peri_k_tbe_optimizer optimizer;
+    float *scratch; /* as tbe_update's */
+    int64_t scratch_stride;
+    int64_t chunks;
+    float coef;
+} peri_k_tbe_average_args;
+
+/** max_counter[t] = 1 + the largest row_counter of table t's rows, 1 without rows. range: tables. */
+typedef struct peri_k_tbe_most_counted_args {
+    const peri_k_tbe_table *tables;
+    const float *row_counter;
+    float *max_counter;
+} peri_k_tbe_most_counted_args;
 
 /** dst[i] = min(max(src[i], 0), most) + add. range: elements. */
 typedef struct peri_k_tbe_shift_args {

@@ -25,6 +25,8 @@ TBE_INLINE float tbe_norm(const float *x, int64_t n) { return sqrtf(tbe_dot(x, x
 /** What the update of one row works on: m1, m2: of the row; one number where the optimizer keeps one. u: scratch of a row. */
 typedef struct tbe_spot {
     float *w, *m1, *m2, *counter, *u;
+    int64_t *prev;
+    float most; /* max_counter of the table */
     int64_t n;
 } tbe_spot;
 
@@ -158,6 +160,22 @@ TBE_INLINE void tbe_row_lion(const peri_k_tbe_optimizer *o, const tbe_spot *p, c
     }
 }
 
+/** rowwise rmsprop ar, rowwise adagrad with counter. */
+static __attribute__((noinline)) void tbe_row_stepped(const peri_k_tbe_optimizer *o, const tbe_spot *p, const float *g)
+{
+    v16 squares = v16_zero();
+    for (int64_t d = 0, n = p->n; d < n; d += 16) {
+        v16 x = tbe_decayed(o, p->w + d, g + d, n - d);
+        squares = v16_fma(x, x, squares);
+    }
+    tbe_row_numbers row = {.m = p->m1, .counter = p->counter, .prev = p->prev, .most = p->most, .squares = v16_sum(squares),
+                           .weight_norm = o->counter.clip ? tbe_norm(p->w, p->n) : 0, .n = p->n};
+    tbe_step step = tbe_step_of(o, &row);
+    v16 rate = v16_set(-step.rate), keep = v16_set(step.keep);
+    for (int64_t d = 0, n = p->n; d < n; d += 16)
+        tbe_put(p->w + d, v16_fma(rate, tbe_get(g + d, n - d), v16_mul(keep, tbe_get(p->w + d, n - d))), n - d);
+}
+
 static __attribute__((noinline)) void tbe_row_limit(float *w, int64_t n, float most)
 {
     float norm = tbe_norm(w, n);
@@ -194,13 +212,23 @@ TBE_INLINE bool tbe_has_full1(const int kind)
     return kind == PERI_K_OPTIM_ADAGRAD || (kind >= PERI_K_OPTIM_ADAM && kind <= PERI_K_OPTIM_LION);
 }
 TBE_INLINE bool tbe_has_full2(const int kind) { return kind == PERI_K_OPTIM_ADAM || kind == PERI_K_OPTIM_LAMB; }
-TBE_INLINE bool tbe_has_row1(const int kind) { return kind == PERI_K_OPTIM_ROWWISE_ADAGRAD; }
+TBE_INLINE bool tbe_has_row1(const int kind)
+{
+    return kind == PERI_K_OPTIM_ROWWISE_ADAGRAD || kind == PERI_K_OPTIM_ROWWISE_RMSPROP_AR;
+}
 TBE_INLINE bool tbe_has_row2(const int kind)
 {
     return kind == PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM || kind == PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB;
 }
 
-/** Update row @row of table @t with summed gradient @g. @room: three rows and a constant. @kind is known at compile time. */
+/** f16 or bf16 weights as f32. */
+TBE_INLINE void tbe_row_widen(float *w, const uint16_t *narrow, int64_t n, const int32_t dtype)
+{
+    for (int64_t d = 0; d < n; d += 16) tbe_put(w + d, tbe_get_weights(narrow, d, n - d, dtype), n - d);
+}
+
+/** Update row @row of table @t with summed gradient @g. @room: three rows and a constant. @kind is known at compile time;
+ *  ROWWISE_RMSPROP_AR stands for all of tbe_row_stepped. */
 TBE_INLINE void tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t, int64_t row, const float *g,
                         float *room, const int kind)
 {
@@ -213,10 +241,13 @@ TBE_INLINE void tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer 
     if (tbe_has_full2(kind)) p.m2 = rows->momentum2 + at;
     if (tbe_has_row2(kind)) p.m2 = rows->momentum2 + linear;
     p.counter = o->row_bias_correction ? rows->row_counter + linear : NULL;
-    if (dtype == PERI_F16)
-        for (int64_t d = 0; d < n; d += 16) tbe_put(room + d, tbe_get_weights(narrow, d, n - d, PERI_F16), n - d);
-    if (dtype == PERI_BF16)
-        for (int64_t d = 0; d < n; d += 16) tbe_put(room + d, tbe_get_weights(narrow, d, n - d, PERI_BF16), n - d);
+    if (dtype == PERI_F16) tbe_row_widen(room, narrow, n, PERI_F16);
+    if (dtype == PERI_BF16) tbe_row_widen(room, narrow, n, PERI_BF16);
+    if (kind == PERI_K_OPTIM_ROWWISE_RMSPROP_AR) {
+        p.prev = rows->prev_iter + linear;
+        p.counter = rows->row_counter ? rows->row_counter + linear : NULL;
+        p.most = rows->max_counter ? rows->max_counter[t - rows->tables] : 0;
+    }
     switch (kind) {
     case PERI_K_OPTIM_SGD: tbe_row_sgd(o, &p, g); break;
     case PERI_K_OPTIM_ADAGRAD: tbe_row_adagrad(o, &p, g); break;
@@ -227,8 +258,28 @@ TBE_INLINE void tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer 
     case PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB: tbe_row_lamb(o, &p, g, true); break;
     case PERI_K_OPTIM_LARS_SGD: tbe_row_lars_sgd(o, &p, g); break;
     case PERI_K_OPTIM_LION: tbe_row_lion(o, &p, g); break;
+    case PERI_K_OPTIM_ROWWISE_RMSPROP_AR: tbe_row_stepped(o, &p, g); break;
     default: break;
     }
     if (o->max_norm > 0) tbe_row_limit(p.w, n, o->max_norm);
     if (dtype != PERI_F32) tbe_row_round(o, t, tbe_table_row(rows, t, row), narrow, p.w, (uint16_t *)(room + 2 * wide), dtype);
+}
+
+/** Row @row of table @t: its right half follows the left. */
+static void tbe_row_average(const peri_k_tbe_average_args *a, const peri_k_tbe_table *t, int64_t row, float *room)
+{
+    int64_t at = t->offset + row * t->stride, half = t->cols / 2;
+    const int32_t dtype = a->rows.weight_dtype;
+    uint16_t *narrow = (uint16_t *)a->rows.weight + at;
+    float *w = dtype == PERI_F32 ? (float *)a->rows.weight + at : room;
+    if (dtype == PERI_F16) tbe_row_widen(room, narrow, t->cols, PERI_F16);
+    if (dtype == PERI_BF16) tbe_row_widen(room, narrow, t->cols, PERI_BF16);
+    v16 coef = v16_set(a->coef);
+    for (int64_t d = 0; d < half; d += 16) {
+        v16 slow = tbe_get(w + half + d, half - d);
+        tbe_put(w + half + d, v16_fma(coef, v16_sub(tbe_get(w + d, half - d), slow), slow), half - d);
+    }
+    if (dtype == PERI_F32) return;
+    int64_t wide = (t->cols + 15) / 16 * 16;
+    tbe_row_round(&a->optimizer, t, tbe_table_row(&a->rows, t, row), narrow, w, (uint16_t *)(room + 2 * wide), dtype);
 }

@@ -243,7 +243,14 @@ TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, 
 }
 
 #define TBE_OPTIMIZERS(X)                                                                                                                  \
-    X(SGD) X(ADAGRAD) X(ROWWISE_ADAGRAD) X(ADAM) X(PARTIAL_ROWWISE_ADAM) X(LAMB) X(PARTIAL_ROWWISE_LAMB) X(LARS_SGD) X(LION)
+    X(SGD) X(ADAGRAD) X(ROWWISE_ADAGRAD) X(ADAM) X(PARTIAL_ROWWISE_ADAM) X(LAMB) X(PARTIAL_ROWWISE_LAMB) X(LARS_SGD) X(LION) \
+    X(ROWWISE_RMSPROP_AR)
+
+/** Whose function updates the rows. */
+static int32_t tbe_function_of(int32_t kind)
+{
+    return kind == PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER ? PERI_K_OPTIM_ROWWISE_RMSPROP_AR : kind;
+}
 
 /* One function each: every optimizer gets registers of its own. */
 #define X(kind)                                                                                                                            \
@@ -257,7 +264,7 @@ TBE_OPTIMIZERS(X) X(NONE)
 static void cpu_tbe_update(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_update_args *a = args;
-    switch (a->optimizer.kind) {
+    switch (tbe_function_of(a->optimizer.kind)) {
 #define X(kind)                                                                                                                            \
     case PERI_K_OPTIM_##kind: tbe_update_##kind(a, begin, end); break;
         TBE_OPTIMIZERS(X) X(NONE)
@@ -282,12 +289,23 @@ TBE_INLINE void tbe_dense_rows(const peri_k_tbe_dense_update_args *a, int64_t be
 static void cpu_tbe_dense_update(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_dense_update_args *a = args;
-    switch (a->optimizer.kind) {
+    switch (tbe_function_of(a->optimizer.kind)) {
 #define X(kind)                                                                                                                            \
     case PERI_K_OPTIM_##kind: tbe_dense_rows(a, begin, end, PERI_K_OPTIM_##kind); break;
         TBE_OPTIMIZERS(X)
 #undef X
     default: break;
+    }
+}
+
+static void cpu_tbe_average(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_tbe_average_args *a = args;
+    const peri_k_tbe_table *t = a->rows.tables;
+    int64_t last = tbe_part(a->rows.total_rows, end, a->chunks);
+    for (int64_t linear = tbe_part(a->rows.total_rows, begin, a->chunks); linear < last; linear++) {
+        t = tbe_table_of(t, (uint64_t)linear);
+        tbe_row_average(a, t, linear - t->first_row, a->scratch + begin * a->scratch_stride);
     }
 }
 

@@ -11,6 +11,8 @@ static float ref_tbe_norm(const float *x, int64_t n) { return sqrtf(ref_tbe_dot(
 /** Where the update of one row takes place: weights in f32, states, sizes. */
 typedef struct ref_tbe_place {
     float *w, *m1, *m2, *counter; /* m1, m2: of the row; one number where the optimizer keeps one */
+    int64_t *prev;
+    float most; /* max_counter of the table */
     int64_t n;
 } ref_tbe_place;
 
@@ -33,16 +35,23 @@ static void ref_tbe_adagrad(const peri_k_tbe_optimizer *o, const ref_tbe_place *
     }
 }
 
-static void ref_tbe_rowwise_adagrad(const peri_k_tbe_optimizer *o, const ref_tbe_place *p, const float *g)
+/** sum16(x * x) of x = fma(wd, w, g) with decay L2, else of g. */
+static float ref_tbe_squares(const peri_k_tbe_optimizer *o, const ref_tbe_place *p, const float *g)
 {
-    float s[16] = {0}, keep = 1;
+    float s[16] = {0};
     for (int64_t d = 0; d < p->n; d++) {
         float x = o->decay == PERI_K_DECAY_L2 ? fmaf(o->weight_decay, p->w[d], g[d]) : g[d];
         s[d % 16] = fmaf(x, x, s[d % 16]);
     }
     for (int half = 8; half > 0; half /= 2)
         for (int l = 0; l < half; l++) s[l] += s[l + half];
-    *p->m1 += s[0] / (float)p->n;
+    return s[0];
+}
+
+static void ref_tbe_rowwise_adagrad(const peri_k_tbe_optimizer *o, const ref_tbe_place *p, const float *g)
+{
+    float keep = 1;
+    *p->m1 += ref_tbe_squares(o, p, g) / (float)p->n;
     float mult = o->lr / (sqrtf(*p->m1) + o->eps);
     if (o->decay == PERI_K_DECAY_L2) keep = 1 - mult * o->weight_decay;
     if (o->decay == PERI_K_DECAY_DECOUPLE) keep = 1 - o->lr * o->weight_decay;
@@ -100,25 +109,52 @@ static void ref_tbe_lion(const peri_k_tbe_optimizer *o, const ref_tbe_place *p, 
     }
 }
 
+/** rowwise rmsprop ar, rowwise adagrad with counter. */
+static void ref_tbe_stepped(const peri_k_tbe_optimizer *o, const ref_tbe_place *p, const float *g)
+{
+    tbe_row_numbers row = {.m = p->m1, .counter = p->counter, .prev = p->prev, .most = p->most, .squares = ref_tbe_squares(o, p, g),
+                           .weight_norm = ref_tbe_norm(p->w, p->n), .n = p->n};
+    tbe_step step = tbe_step_of(o, &row);
+    for (int64_t d = 0; d < p->n; d++) p->w[d] = fmaf(-step.rate, g[d], step.keep * p->w[d]);
+}
+
 static int64_t ref_tbe_round16(int64_t n) { return (n + 15) / 16 * 16; }
+
+/** Store a row of f32 as f16 or bf16. */
+static void ref_tbe_store(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t, int64_t row,
+                          const float *w)
+{
+    uint16_t *narrow = (uint16_t *)rows->weight + t->offset + row * t->stride;
+    uint64_t key = tbe_row_key(o, t, tbe_table_row(rows, t, row));
+    for (int64_t d = 0; d < t->cols; d++) {
+        uint32_t bits = o->stochastic ? tbe_random_bits(key, t->col_offset + d) : 0;
+        if (rows->weight_dtype == PERI_F16) narrow[d] = o->stochastic ? tbe_round_f16(w[d], bits) : k_f32_to_f16(w[d]);
+        else narrow[d] = o->stochastic ? tbe_round_bf16(w[d], bits) : k_f32_to_bf16(w[d]);
+    }
+}
 
 /** Update row @row of table @t with summed gradient @g. @room: three rows. */
 static void ref_tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t, int64_t row, const float *g,
                         float *room)
 {
     int64_t n = t->cols, at = t->offset + row * t->stride, linear = t->first_row + row;
-    bool wide = rows->weight_dtype == PERI_F32, row1 = o->kind == PERI_K_OPTIM_ROWWISE_ADAGRAD,
+    bool wide = rows->weight_dtype == PERI_F32,
+         row1 = o->kind == PERI_K_OPTIM_ROWWISE_ADAGRAD || o->kind >= PERI_K_OPTIM_ROWWISE_RMSPROP_AR,
          row2 = o->kind == PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM || o->kind == PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB;
     float *u = room + ref_tbe_round16(n);
     ref_tbe_place p = {.w = wide ? (float *)rows->weight + at : room, .n = n};
     if (rows->momentum1) p.m1 = rows->momentum1 + (row1 ? linear : at);
     if (rows->momentum2) p.m2 = rows->momentum2 + (row2 ? linear : at);
     if (rows->row_counter) p.counter = rows->row_counter + linear;
+    if (rows->prev_iter) p.prev = rows->prev_iter + linear;
+    if (rows->max_counter) p.most = rows->max_counter[t - rows->tables];
     for (int64_t d = 0; !wide && d < n; d++) p.w[d] = tbe_weight(rows->weight, at + d, rows->weight_dtype);
     switch (o->kind) {
     case PERI_K_OPTIM_SGD: ref_tbe_sgd(o, &p, g); break;
     case PERI_K_OPTIM_ADAGRAD: ref_tbe_adagrad(o, &p, g); break;
     case PERI_K_OPTIM_ROWWISE_ADAGRAD: ref_tbe_rowwise_adagrad(o, &p, g); break;
+    case PERI_K_OPTIM_ROWWISE_RMSPROP_AR:
+    case PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER: ref_tbe_stepped(o, &p, g); break;
     case PERI_K_OPTIM_ADAM: ref_tbe_adam(o, &p, g, u, false); break;
     case PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM: ref_tbe_adam(o, &p, g, u, true); break;
     case PERI_K_OPTIM_LAMB: ref_tbe_lamb(o, &p, g, u, false); break;
@@ -129,14 +165,7 @@ static void ref_tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer 
     }
     float norm = o->max_norm > 0 ? ref_tbe_norm(p.w, n) : 0;
     for (int64_t d = 0; norm > o->max_norm && d < n; d++) p.w[d] = p.w[d] * (o->max_norm / norm);
-    if (wide) return;
-    uint16_t *narrow = (uint16_t *)rows->weight + at;
-    uint64_t key = tbe_row_key(o, t, tbe_table_row(rows, t, row));
-    for (int64_t d = 0; d < n; d++) {
-        uint32_t bits = o->stochastic ? tbe_random_bits(key, t->col_offset + d) : 0;
-        if (rows->weight_dtype == PERI_F16) narrow[d] = o->stochastic ? tbe_round_f16(p.w[d], bits) : k_f32_to_f16(p.w[d]);
-        else narrow[d] = o->stochastic ? tbe_round_bf16(p.w[d], bits) : k_f32_to_bf16(p.w[d]);
-    }
+    if (!wide) ref_tbe_store(rows, o, t, row, p.w);
 }
 
 /* -- sums ------------------------------------------------------------------------------------------------------------------------ */
@@ -245,6 +274,34 @@ static void ref_tbe_dense_update(const void *args, int64_t begin, int64_t end)
         const peri_k_tbe_table *t = &rows->tables[table];
         int64_t row = linear - t->first_row;
         ref_tbe_row(rows, &a->optimizer, t, row, a->dense + t->offset + row * t->stride, room);
+    }
+}
+
+static void ref_tbe_average(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_tbe_average_args *a = args;
+    const peri_k_tbe_rows *rows = &a->rows;
+    int64_t table = 0, last = tbe_part(rows->total_rows, end, a->chunks);
+    bool wide = rows->weight_dtype == PERI_F32;
+    for (int64_t linear = tbe_part(rows->total_rows, begin, a->chunks); linear < last; linear++) {
+        while (rows->tables[table].first_row + rows->tables[table].rows <= linear) table++;
+        const peri_k_tbe_table *t = &rows->tables[table];
+        int64_t row = linear - t->first_row, at = t->offset + row * t->stride, half = t->cols / 2;
+        float *w = wide ? (float *)rows->weight + at : a->scratch + begin * a->scratch_stride;
+        for (int64_t d = 0; !wide && d < t->cols; d++) w[d] = tbe_weight(rows->weight, at + d, rows->weight_dtype);
+        for (int64_t d = 0; d < half; d++) w[d + half] = fmaf(a->coef, w[d] - w[d + half], w[d + half]);
+        if (!wide) ref_tbe_store(rows, &a->optimizer, t, row, w);
+    }
+}
+
+static void ref_tbe_most_counted(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_tbe_most_counted_args *a = args;
+    for (int64_t t = begin; t < end; t++) {
+        float most = 0;
+        const float *counter = a->row_counter + a->tables[t].first_row;
+        for (int64_t r = 0; r < a->tables[t].rows; r++) most = counter[r] > most ? counter[r] : most;
+        a->max_counter[t] = 1 + most;
     }
 }
 

@@ -11,8 +11,17 @@ _Static_assert((int)PERI_TBE_NONE == (int)PERI_K_OPTIM_NONE && (int)PERI_TBE_SGD
                    (int)PERI_TBE_PARTIAL_ROWWISE_ADAM == (int)PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM &&
                    (int)PERI_TBE_LAMB == (int)PERI_K_OPTIM_LAMB && (int)PERI_TBE_LARS_SGD == (int)PERI_K_OPTIM_LARS_SGD &&
                    (int)PERI_TBE_PARTIAL_ROWWISE_LAMB == (int)PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB &&
-                   (int)PERI_TBE_LION == (int)PERI_K_OPTIM_LION && (int)PERI_TBE_SHAMPOO == (int)PERI_K_OPTIM_SHAMPOO,
+                   (int)PERI_TBE_LION == (int)PERI_K_OPTIM_LION && (int)PERI_TBE_SHAMPOO == (int)PERI_K_OPTIM_SHAMPOO &&
+                   (int)PERI_TBE_ROWWISE_RMSPROP_AR == (int)PERI_K_OPTIM_ROWWISE_RMSPROP_AR &&
+                   (int)PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD == (int)PERI_K_OPTIM_EMAINPLACE_ROWWISE_ADAGRAD &&
+                   (int)PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER == (int)PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER,
                "optimizers");
+_Static_assert((int)PERI_COUNTER_DECAY_L2 == (int)PERI_K_DECAY_L2 && (int)PERI_COUNTER_DECAY_DECOUPLE == (int)PERI_K_DECAY_DECOUPLE &&
+                   (int)PERI_COUNTER_DECAY_ADAGRADW == (int)PERI_K_DECAY_ADAGRADW &&
+                   (int)PERI_RATES_TAIL_ID_INCREASE == (int)PERI_K_RATES_TAIL_UP &&
+                   (int)PERI_RATES_TAIL_ID_DECREASE == (int)PERI_K_RATES_TAIL_DOWN &&
+                   (int)PERI_RATES_COUNTER_SGD == (int)PERI_K_RATES_COUNTER_SGD,
+               "counters");
 _Static_assert((int)PERI_DECAY_L2 == (int)PERI_K_DECAY_L2 && (int)PERI_DECAY_DECOUPLE == (int)PERI_K_DECAY_DECOUPLE, "decay modes");
 _Static_assert((int)PERI_POOLING_MEAN == (int)PERI_K_POOLING_MEAN && (int)PERI_POOLING_NONE == (int)PERI_K_POOLING_NONE, "poolings");
 
@@ -30,6 +39,12 @@ static const peri__optimizer_kind kinds[PERI_K_OPTIM_COUNT] = {
     [PERI_TBE_LARS_SGD] = {.name = "lars_sgd", .full1 = true, .lars = true, .decay = true},
     [PERI_TBE_SHAMPOO] = {.name = "shampoo", .eps = true, .decay = true, .decay_mode = true},
     [PERI_TBE_LION] = {.name = "lion", .full1 = true, .betas = true, .decay = true},
+    [PERI_TBE_ROWWISE_RMSPROP_AR] = {.name = "rowwise_rmsprop_ar", .row1 = true, .prev = true, .eps = true, .rmsprop = true},
+    [PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD] =
+        {.name = "emainplace_rowwise_adagrad", .row1 = true, .eps = true, .decay = true, .decay_mode = true, .average = true},
+    [PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER] =
+        {.name = "rowwise_adagrad_with_counter", .row1 = true, .counter = true, .prev = true, .eps = true, .decay = true,
+         .decay_mode = true},
 };
 
 const peri__optimizer_kind *peri__optimizer_kind_of(int32_t kind) { return &kinds[kind]; }
@@ -74,7 +89,8 @@ int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_P
     const struct {
         peri_tensor *flat;
         bool row;
-    } all[] = {{tbe->weight, false}, {tbe->momentum1, k->row1}, {tbe->momentum2, k->row2}, {tbe->row_counter, true}};
+    } all[] = {{tbe->weight, false}, {tbe->momentum1, k->row1}, {tbe->momentum2, k->row2}, {tbe->row_counter, true},
+               {tbe->prev_iter, true}};
     int32_t n = 0;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i].flat)
@@ -83,10 +99,17 @@ int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_P
     return n;
 }
 
+int32_t peri__tbe_part_dtype(const peri_tbe *tbe, int32_t part)
+{
+    if (part == 0) return tbe->dtype;
+    return strcmp(peri_tbe_state_name(tbe, part), "prev_iter") ? PERI_F32 : PERI_I64;
+}
+
 const char *peri_tbe_state_name(const peri_tbe *tbe, int32_t i)
 {
     const char *names[] = {"weight", tbe->momentum1 ? "momentum1" : NULL, tbe->momentum2 ? "momentum2" : NULL,
-                           tbe->row_counter ? "row_counter" : NULL, tbe->preconditioner ? "preconditioner" : NULL};
+                           tbe->row_counter ? "row_counter" : NULL, tbe->prev_iter ? "prev_iter" : NULL,
+                           tbe->preconditioner ? "preconditioner" : NULL, tbe->max_counter ? "max_counter" : NULL};
     for (size_t n = 0; n < sizeof names / sizeof *names; n++)
         if (names[n] && i-- == 0) return names[n];
     return NULL;

@@ -115,6 +115,9 @@ struct peri_tbe {
     peri_tensor *counters;                                     /* i64 [PERI__TBE_COUNTERS] */
     peri_tensor *workspace[PERI__TBE_WORKSPACES];
     peri_tensor *preconditioner; /* Shampoo: f32, cols x cols of each table; NULL */
+    peri_tensor *prev_iter;      /* i64, flat; NULL */
+    peri_tensor *max_counter;    /* f32 [tables], where peri__counter_wants_most; NULL */
+    int64_t averaged;            /* the last step whose EMA in place was made */
     struct peri__kept *kept; /* backward passes that wait for peri_tbe_accumulated_apply (accumulate.c) */
     int64_t n_kept, room_kept;
     bool accumulate;
@@ -128,7 +131,7 @@ struct peri_tbe {
 /** What an optimizer keeps and knows. */
 typedef struct peri__optimizer_kind {
     const char *name;
-    bool full1, row1, full2, row2, eps, betas, lars, decay, decay_mode;
+    bool full1, row1, full2, row2, counter, prev, eps, betas, lars, rmsprop, average, decay, decay_mode;
 } peri__optimizer_kind;
 
 /** @kind is one of PERI_TBE_*. */
@@ -140,6 +143,8 @@ peri_status peri__tbe_over(const peri_tbe_config *config, peri_tensor *flat, per
 double peri__tbe_copies(const peri_tbe_optimizer *optimizer);
 /** The flat tensors as parts of records, in the order of peri_tbe_state_name. Returns their number. */
 int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_PARTS]);
+/** The dtype of the part with this number. */
+int32_t peri__tbe_part_dtype(const peri_tbe *tbe, int32_t part);
 /** Whether @dtype is one of PERI_ROWS_*. */
 bool peri__tbe_bytes(int32_t dtype);
 /** Elements (PERI_ROWS_*: bytes) from row to row. */
@@ -173,8 +178,6 @@ peri_status peri__tbe_stream_order(peri_tbe *tbe, const peri_tbe_input *input, p
 void peri__tbe_chunks(const peri_tbe_input *input, int64_t *chunks, int64_t *grain);
 /** The kernels' view of the tables. */
 peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe);
-/** Hyperparameters for the kernels at step @iteration. */
-peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration);
 
 /** Check gradients on the host. @grad_weights: or NULL. */
 peri_status peri__tbe_gradient_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *input, const peri_tensor *grad,
@@ -187,6 +190,25 @@ peri_status peri__tbe_update(peri_tbe *tbe, const peri_tbe_input *input, peri_k_
                              const peri_tbe_sparse *sparse);
 /** peri_tbe_backward on checked arguments, with ids that are rows of the flat tensors. */
 peri_status peri__tbe_backward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad, peri_tensor *grad_weights);
+
+/* -- optimizers (optimizer.c) --------------------------------------------------------------------------------------------------------- */
+
+/** Hyperparameters for the kernels at step @iteration. */
+peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration);
+/** Floats that a chunk of an update works on. */
+int64_t peri__tbe_scratch_stride(const peri_tbe *tbe);
+
+/** Fill in the defaults of counters, where @o has them. */
+void peri__counter_default(peri_tbe_optimizer *o);
+/** Check what @o says of counters, and of EMA in place. */
+peri_status peri__counter_check(const peri_tbe_optimizer *o);
+peri_status peri__average_check(const peri_tbe_optimizer *o);
+/** Whether updates ask for the largest counter of a table. */
+bool peri__counter_wants_most(const peri_tbe_optimizer *o);
+/** Before the update of step @iteration: the largest counters, if they are due. */
+peri_status peri__counter_refresh(peri_tbe *tbe, int64_t iteration);
+/** Before a lookup of the next training step, or its update: EMA in place, if it is due. */
+peri_status peri__tbe_average(peri_tbe *tbe);
 
 /** Elements of the preconditioners of the tables before @table. */
 int64_t peri__tbe_squares(const peri_tbe *tbe, int64_t table);

@@ -262,6 +262,8 @@ peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe)
                              .momentum1 = tbe->momentum1 ? peri__data(tbe->momentum1) : NULL,
                              .momentum2 = tbe->momentum2 ? peri__data(tbe->momentum2) : NULL,
                              .row_counter = tbe->row_counter ? peri__data(tbe->row_counter) : NULL,
+                             .prev_iter = tbe->prev_iter ? peri__data(tbe->prev_iter) : NULL,
+                             .max_counter = tbe->max_counter ? peri__data(tbe->max_counter) : NULL,
                              .slot_row = tbe->slot_row ? peri__data(tbe->slot_row) : NULL};
 }
 

@@ -26,8 +26,7 @@ static peri_status steps(peri_tbe *tbe, const peri_tbe_sparse *rows)
                                .room = room,
                                .eps = tbe->optimizer.eps,
                                .chunks = peri__max(1, peri__min(MOST, peri__numel(rows->rows) / CHUNK_ROWS)),
-                               .scratch_stride =
-                                   PERI_K_TBE_SCRATCH_ROWS * peri__ceil_div(tbe->max_cols, 16) * 16 + PERI_K_TBE_SCRATCH_MORE};
+                               .scratch_stride = peri__tbe_scratch_stride(tbe)};
     PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_SCRATCH, PERI_F32, args.chunks * args.scratch_stride, &scratch));
     args.scratch = scratch;
     PERI_TRY(PERI_LAUNCH(tbe->device, tbe_gram, &args, cols, 8));

@@ -23,7 +23,12 @@ peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out)
                                 .beta1 = k->betas ? 0.9 : 0,
                                 .beta2 = kind == PERI_TBE_LION ? 0.99 : k->betas ? 0.999 : 0,
                                 .eta = k->lars ? 0.001 : 0,
-                                .momentum = k->lars ? 0.9 : 0};
+                                .momentum = k->lars ? 0.9 : 0,
+                                .ema_beta = k->rmsprop ? 0.99 : 0,
+                                .min_shrinkage = k->rmsprop ? 0.1 : 0,
+                                .step_ema = k->average ? 10 : 0,
+                                .step_ema_coef = k->average ? 0.6 : 0};
+    peri__counter_default(out);
     return PERI_OK;
 }
 
@@ -47,10 +52,15 @@ static peri_status check_optimizer(const peri_tbe_optimizer *o)
     PERI_TRY(check_number("weight_decay", o->weight_decay, k->decay, 0, INFINITY, any, k->name));
     PERI_TRY(check_number("eta", o->eta, k->lars, 0, INFINITY, any, k->name));
     PERI_TRY(check_number("momentum", o->momentum, k->lars, 0, 1, fraction, k->name));
+    PERI_TRY(check_number("ema_beta", o->ema_beta, k->rmsprop, 0, 1, fraction, k->name));
+    PERI_TRY(check_number("ar_alpha", o->ar_alpha, k->rmsprop, 0, INFINITY, any, k->name));
+    PERI_TRY(check_number("min_shrinkage", o->min_shrinkage, k->rmsprop, 0, nextafter(1, 2), "0 <= number <= 1", k->name));
     PERI_TRY(check_number("max_norm", o->max_norm, o->kind != PERI_TBE_NONE, 0, INFINITY, any, k->name));
     PERI_TRY(check_number("max_gradient", o->max_gradient, true, 0, INFINITY, any, k->name));
-    if (o->weight_decay_mode < PERI_DECAY_NONE || o->weight_decay_mode > PERI_DECAY_DECOUPLE)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: weight_decay_mode %d, allowed: 0..2", o->weight_decay_mode);
+    if (o->weight_decay_mode < PERI_DECAY_NONE || o->weight_decay_mode > PERI_DECAY_COWCLIP)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: weight_decay_mode %d, allowed: 0..%d", o->weight_decay_mode, PERI_DECAY_COWCLIP);
+    PERI_TRY(peri__counter_check(o));
+    PERI_TRY(peri__average_check(o));
     if (o->weight_decay_mode != PERI_DECAY_NONE && !k->decay_mode)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer %s has no weight_decay_mode", k->name);
     if (k->decay_mode && o->weight_decay != 0 && o->weight_decay_mode == PERI_DECAY_NONE)
@@ -119,7 +129,13 @@ static peri_status check_config(const peri_tbe_config *c)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: %lld features", (long long)c->n_features);
     for (int64_t i = 0; i < c->n_features; i++)
         if (!c->features[i]) return peri__fail(PERI_EINVAL, "peri_tbe_new: feature %lld has no name", (long long)i);
-    for (int64_t i = 0; i < c->n_tables; i++) PERI_TRY(check_table(&c->tables[i], i));
+    for (int64_t i = 0; i < c->n_tables; i++) {
+        PERI_TRY(check_table(&c->tables[i], i));
+        if (c->optimizer.kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD && c->tables[i].cols % 2 != 0)
+            return peri__fail(PERI_EINVAL,
+                              "peri_tbe_new: table '%s' has %lld columns; emainplace_rowwise_adagrad wants an even number of them",
+                              c->tables[i].name, (long long)c->tables[i].cols);
+    }
     PERI_TRY(check_dtypes(c));
     return check_optimizer(&c->optimizer);
 }
@@ -227,30 +243,54 @@ out:
     return status;
 }
 
+/** What tables in files cannot do. */
+static peri_status check_files(const peri_tbe_config *c)
+{
+    static const char *const f = "peri_tbe_new: tables in files";
+    if (c->optimizer.kind == PERI_TBE_SHAMPOO)
+        return peri__fail(PERI_EUNSUPPORTED, "%s cannot train with shampoo, which needs a batch's rows at once", f);
+    if (c->optimizer.kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD)
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "%s cannot train with emainplace_rowwise_adagrad, which changes all rows every step_ema steps", f);
+    if (peri__counter_wants_most(&c->optimizer))
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "%s have no max_counter, which looks at all rows: no learning_rate_mode tail_id_lr_increase or _decrease, and no "
+                          "tail_id_threshold that is a ratio", f);
+    if (!peri__tbe_bytes(c->dtype)) return PERI_OK;
+    return peri__fail(PERI_EUNSUPPORTED, "%s hold f32, f16 or bf16; rows of bytes stay in memory", f);
+}
+
+/** The optimizer's states, as before the first step. */
+static peri_status new_states(peri_tbe *tbe)
+{
+    const peri__optimizer_kind *k = peri__optimizer_kind_of(tbe->optimizer.kind);
+    if (k->full1) PERI_TRY(flat_tensor(tbe, PERI_F32, tbe->total_elements, true, &tbe->momentum1));
+    if (k->row1) PERI_TRY(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->momentum1));
+    if (k->full2) PERI_TRY(flat_tensor(tbe, PERI_F32, tbe->total_elements, true, &tbe->momentum2));
+    if (k->row2) PERI_TRY(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->momentum2));
+    if (k->counter || tbe->optimizer.row_bias_correction)
+        PERI_TRY(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->row_counter));
+    if (k->prev) PERI_TRY(flat_tensor(tbe, PERI_I64, tbe->total_rows, true, &tbe->prev_iter));
+    if (peri__counter_wants_most(&tbe->optimizer))
+        PERI_TRY(peri_tensor_full(tbe->device, PERI_F32, 1, &tbe->n_tables, 1, &tbe->max_counter));
+    if (tbe->optimizer.kind != PERI_TBE_SHAMPOO) return PERI_OK;
+    return flat_tensor(tbe, PERI_F32, peri__tbe_squares(tbe, tbe->n_tables), true, &tbe->preconditioner);
+}
+
 peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
 {
     peri_tbe *tbe;
     int64_t *slots = NULL;
     PERI_TRY(check_config(c));
-    if (c->caches && c->optimizer.kind == PERI_TBE_SHAMPOO)
-        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_new: tables in files cannot train with shampoo, which needs a batch's rows at once");
-    if (c->caches && peri__tbe_bytes(c->dtype))
-        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_new: tables in files hold f32, f16 or bf16; rows of bytes stay in memory");
+    if (c->caches) PERI_TRY(check_files(c));
     if (c->caches) PERI_TRY(peri__tier_slots(c, &slots));
     peri_status status = shell_new(c, slots, TABLE_ALIGNMENT, &tbe);
     peri__free(slots);
     PERI_TRY(status);
-    const peri__optimizer_kind *k = peri__optimizer_kind_of(c->optimizer.kind);
     bool bytes = peri__tbe_bytes(tbe->dtype);
     PERI_TRY_GOTO(flat_tensor(tbe, bytes ? PERI_U8 : tbe->dtype, tbe->total_elements, bytes, &tbe->weight), out);
     for (int64_t i = 0; i < tbe->n_tables && !c->caches; i++) PERI_TRY_GOTO(initialise(tbe, i, c->seed), out);
-    if (k->full1) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_elements, true, &tbe->momentum1), out);
-    if (k->row1) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->momentum1), out);
-    if (k->full2) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_elements, true, &tbe->momentum2), out);
-    if (k->row2) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->momentum2), out);
-    if (c->optimizer.kind == PERI_TBE_SHAMPOO)
-        PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, peri__tbe_squares(tbe, tbe->n_tables), true, &tbe->preconditioner), out);
-    if (c->optimizer.row_bias_correction) PERI_TRY_GOTO(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->row_counter), out);
+    PERI_TRY_GOTO(new_states(tbe), out);
     if (c->caches && c->dtype != PERI_F32 && !c->optimizer.nearest)
         PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, tbe->total_rows, true, &tbe->slot_row), out);
     if (c->caches) PERI_TRY_GOTO(peri__tier_new(tbe, c), out);
@@ -282,7 +322,8 @@ void peri_tbe_release(peri_tbe *tbe)
     if (!tbe || !peri__refs_drop(&tbe->refs)) return;
     peri__tier_free(tbe->tier);
     peri_tensor **own[] = {&tbe->layout_tensor, &tbe->weight,         &tbe->momentum1, &tbe->momentum2,
-                           &tbe->row_counter,   &tbe->preconditioner, &tbe->counters,  &tbe->slot_row};
+                           &tbe->row_counter,   &tbe->preconditioner, &tbe->counters,  &tbe->slot_row,
+                           &tbe->prev_iter,     &tbe->max_counter};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) peri__tbe_forget(tbe, own[i]);
     peri__tbe_kept_free(tbe);
     for (int i = 0; i < PERI__TBE_WORKSPACES; i++) peri__tbe_forget(tbe, &tbe->workspace[i]);
@@ -326,15 +367,20 @@ static peri_status state_view(const char *function, peri_tbe *tbe, int64_t table
     PERI_TRY(check_table_index(function, tbe, table));
     const peri_k_tbe_table *t = &tbe->layout[table];
     bool weight = !strcmp(name, "weight"), first = !strcmp(name, "momentum1"), second = !strcmp(name, "momentum2"),
-         counter = !strcmp(name, "row_counter");
-    peri_tensor *flat = weight                       ? tbe->weight
-                        : first                      ? tbe->momentum1
-                        : counter                    ? tbe->row_counter
-                        : second                     ? tbe->momentum2
-                                                     : NULL;
+         counter = !strcmp(name, "row_counter"), prev = !strcmp(name, "prev_iter");
+    peri_tensor *flat = weight    ? tbe->weight
+                        : first   ? tbe->momentum1
+                        : counter ? tbe->row_counter
+                        : second  ? tbe->momentum2
+                        : prev    ? tbe->prev_iter
+                                  : NULL;
     if (tbe->preconditioner && !strcmp(name, "preconditioner")) {
         PERI_TRY(peri__tbe_enter(tbe));
         return peri__tensor_view(tbe->preconditioner, 2, (int64_t[]){t->cols, t->cols}, NULL, peri__tbe_squares(tbe, table), out);
+    }
+    if (tbe->max_counter && !strcmp(name, "max_counter")) {
+        PERI_TRY(peri__tbe_enter(tbe));
+        return peri__tensor_view(tbe->max_counter, 1, (int64_t[]){1}, NULL, table, out);
     }
     int32_t unused;
     if (!flat) return state_index(function, tbe, table, name, &unused);
@@ -343,7 +389,7 @@ static peri_status state_view(const char *function, peri_tbe *tbe, int64_t table
                           function, tbe->tables[table].name);
     PERI_TRY(peri__tbe_enter(tbe));
     const peri__optimizer_kind *k = peri__optimizer_kind_of(tbe->optimizer.kind);
-    if (counter || (first && k->row1) || (second && k->row2))
+    if (counter || prev || (first && k->row1) || (second && k->row2))
         return peri__tensor_view(flat, 1, &t->rows, NULL, t->first_row, out);
     int64_t cols = peri__tbe_bytes(tbe->dtype) ? t->stride : t->cols;
     return peri__tensor_view(flat, 2, (int64_t[]){t->rows, cols}, (int64_t[]){t->stride, 1}, t->offset, out);
@@ -363,6 +409,10 @@ int32_t peri_tbe_state_shape(const peri_tbe *tbe, int64_t table, const char *nam
     if (!strcmp(name, "preconditioner")) {
         shape[0] = shape[1] = tbe->layout[table].cols;
         return 2;
+    }
+    if (!strcmp(name, "max_counter")) {
+        shape[0] = 1;
+        return 1;
     }
     peri__tbe_parts(tbe, part);
     shape[0] = tbe->tables[table].config.rows;
@@ -508,6 +558,7 @@ peri_status peri_tbe_iteration_set(peri_tbe *tbe, int64_t iteration)
 {
     if (iteration < 0) return peri__fail(PERI_EINVAL, "peri_tbe_iteration_set: %lld, allowed: >= 0", (long long)iteration);
     tbe->iteration = iteration;
+    tbe->averaged = 0;
     return PERI_OK;
 }
 
@@ -526,7 +577,8 @@ peri_status peri_tbe_statistics(peri_tbe *tbe, peri_tbe_stats *out)
                             .bad_ids = counts[PERI__TBE_COUNT_BAD_IDS] + (tbe->tier ? peri__tier_bad_ids(tbe->tier) : 0),
                             .bad_bags = counts[PERI__TBE_COUNT_BAD_BAGS],
                             .weight_bytes = bytes_of(tbe->weight),
-                            .state_bytes = bytes_of(tbe->momentum1) + bytes_of(tbe->momentum2) + bytes_of(tbe->row_counter)};
+                            .state_bytes = bytes_of(tbe->momentum1) + bytes_of(tbe->momentum2) + bytes_of(tbe->row_counter) +
+                                           bytes_of(tbe->prev_iter) + bytes_of(tbe->max_counter)};
     for (int i = 0; i < PERI__TBE_WORKSPACES; i++) out->workspace_bytes += bytes_of(tbe->workspace[i]);
     return PERI_OK;
 }

@@ -421,7 +421,7 @@ static peri_status move_rows(peri__tier *tier, int64_t table, int32_t part, int6
     if (!host) return PERI_ENOMEM;
     peri_status status;
     shape[0] = n, shape[1] = elements;
-    int32_t dtype = part == 0 ? tier->tbe->dtype : PERI_F32;
+    int32_t dtype = peri__tbe_part_dtype(tier->tbe, part);
     PERI_TRY_GOTO(peri_tensor_new(tier->tbe->device, dtype, other->ndim, shape, &packed), out);
     if (store) {
         PERI_TRY_GOTO(peri_tensor_copy(packed, other), out);

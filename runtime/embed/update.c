@@ -4,8 +4,6 @@
  */
 #include "internal.h"
 
-#include <math.h>
-
 /* -- the sort -------------------------------------------------------------------------------------------------------------------- */
 
 /** A stable sort of at most `most` keys, in `passes` passes of `bits` bits each. */
@@ -119,33 +117,6 @@ static peri_status sort_items(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tb
 
 /* -- updates --------------------------------------------------------------------------------------------------------------------- */
 
-peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration)
-{
-    const peri_tbe_optimizer *o = &tbe->optimizer;
-    return (peri_k_tbe_optimizer){.kind = o->kind,
-                                  .decay = o->weight_decay_mode,
-                                  .lr = (float)o->learning_rate,
-                                  .eps = (float)o->eps,
-                                  .weight_decay = (float)o->weight_decay,
-                                  .beta1 = (float)o->beta1,
-                                  .beta2 = (float)o->beta2,
-                                  .rest1 = (float)(1 - o->beta1),
-                                  .rest2 = (float)(1 - o->beta2),
-                                  .correction1 = (float)(1 / (1 - pow(o->beta1, (double)iteration))),
-                                  .correction2 = (float)(1 / (1 - pow(o->beta2, (double)iteration))),
-                                  .exact_beta1 = o->beta1,
-                                  .exact_beta2 = o->beta2,
-                                  .eta = (float)o->eta,
-                                  .momentum = (float)o->momentum,
-                                  .max_norm = (float)o->max_norm,
-                                  .max_gradient = (float)o->max_gradient,
-                                  .row_bias_correction = o->row_bias_correction,
-                                  .stochastic = !o->nearest,
-                                  .exact = o->exact,
-                                  .seed = tbe->seed,
-                                  .iteration = (uint64_t)iteration};
-}
-
 peri_status peri__tbe_gradient_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *in, const peri_tensor *grad,
                                      const peri_tensor *grad_weights)
 {
@@ -182,7 +153,7 @@ peri_status peri__tbe_weight_gradient(peri_tbe *tbe, const peri_tbe_input *in, c
 static peri_status scratch_of(peri_tbe *tbe, int64_t chunks, float **scratch, int64_t *stride)
 {
     void *p;
-    *stride = PERI_K_TBE_SCRATCH_ROWS * peri__ceil_div(tbe->max_cols, 16) * 16 + PERI_K_TBE_SCRATCH_MORE;
+    *stride = peri__tbe_scratch_stride(tbe);
     PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_SCRATCH, PERI_F32, chunks * *stride, &p));
     *scratch = p;
     return PERI_OK;
@@ -307,7 +278,9 @@ peri_status peri_tbe_gradient_apply(peri_tbe *tbe, peri_tensor *gradient)
     if (tbe->optimizer.kind == PERI_TBE_NONE) return peri__fail(PERI_EINVAL, "peri_tbe_gradient_apply: this table batch has no optimizer");
     if (tbe->optimizer.kind == PERI_TBE_SHAMPOO)
         return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient_apply: shampoo updates from the ids' gradients, not from dense ones");
+    PERI_TRY(peri__tbe_average(tbe));
     PERI_TRY(peri__tbe_enter(tbe));
+    PERI_TRY(peri__counter_refresh(tbe, tbe->iteration + 1));
     enum { CHUNK_ROWS = 512, MOST = 1024 };
     int64_t chunks = peri__max(1, peri__min(MOST, tbe->total_rows / CHUNK_ROWS));
     peri_k_tbe_dense_update_args args = {.rows = peri__tbe_rows(tbe),

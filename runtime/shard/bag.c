@@ -26,6 +26,28 @@ static peri_status check_dtypes(const char *f, const peri_sharded_table *table)
     return PERI_OK;
 }
 
+/** Optimizers that look at more than the rows of a batch can be sharded only where all that they look at is on one rank. */
+static peri_status check_whole(const char *f, const peri_sharded_table *table, const peri_tbe_optimizer *o)
+{
+    bool rows_cut = table->sharding_type != PERI_TABLE_WISE && table->sharding_type != PERI_COLUMN_WISE;
+    if (o->kind == PERI_TBE_SHAMPOO && rows_cut)
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "%s: table '%s': shampoo needs all rows of its columns on one rank: allowed are table-wise and column-wise "
+                          "sharding (one preconditioner for each block of columns)",
+                          f, table->name);
+    if (peri__counter_wants_most(o) && rows_cut && table->sharding_type != PERI_DATA_PARALLEL)
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "%s: table '%s': max_counter, which learning_rate_mode tail_id_lr_* and tail_id_threshold as a ratio ask for, "
+                          "needs all rows on one rank: allowed are table-wise, column-wise and data-parallel sharding",
+                          f, table->name);
+    if (o->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD && table->sharding_type == PERI_COLUMN_WISE)
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "%s: table '%s': emainplace_rowwise_adagrad needs whole rows, whose right half follows the left one: allowed are "
+                          "table-wise, row-wise and data-parallel sharding",
+                          f, table->name);
+    return PERI_OK;
+}
+
 static peri_status check_config(const peri_sharded_ebc_config *c)
 {
     static const char *const f = "peri_sharded_ebc_new";
@@ -58,12 +80,7 @@ static peri_status check_config(const peri_sharded_ebc_config *c)
         if (table->compute_kernel == PERI_KERNEL_FUSED && (table->optimizer < 0 || table->optimizer >= c->n_optimizers))
             return peri__fail(PERI_EINVAL, "%s: table '%s': optimizer number %d, allowed: 0..%d", f, table->name, table->optimizer,
                               c->n_optimizers - 1);
-        if (table->compute_kernel == PERI_KERNEL_FUSED && c->optimizers[table->optimizer].kind == PERI_TBE_SHAMPOO &&
-            (table->sharding_type != PERI_TABLE_WISE && table->sharding_type != PERI_COLUMN_WISE))
-            return peri__fail(PERI_EUNSUPPORTED,
-                              "%s: table '%s': shampoo needs all rows of its columns on one rank: allowed are table-wise and column-wise "
-                              "sharding (one preconditioner for each block of columns)",
-                              f, table->name);
+        if (table->compute_kernel == PERI_KERNEL_FUSED) PERI_TRY(check_whole(f, table, &c->optimizers[table->optimizer]));
         if (table->cache && (table->compute_kernel != PERI_KERNEL_FUSED || table->sharding_type == PERI_DATA_PARALLEL))
             return peri__fail(PERI_EINVAL, "%s: table '%s': a cache is for fused shards; replicas and dense tables stay in memory", f,
                               table->name);

@@ -76,7 +76,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(with { init = embed.uniform(1, 0) }, "init parameters 1, 0")
       assert.error_matches(with { init = embed.normal(0, -1) }, "init parameters 0, %-1")
       local function fused(p) return function() batch({ { name = "a", rows = 3, cols = 2 } }, p) end end
-      assert.error_matches(fused { optimizer = "ftrl" }, "optimizer is 'ftrl', allowed: adagrad, adam, lamb, lars_sgd, lion, none, ")
+      assert.error_matches(fused { optimizer = "ftrl" },
+        "optimizer is 'ftrl', allowed: adagrad, adam, emainplace_rowwise_adagrad, lamb, lars_sgd, lion, ")
       assert.error_matches(fused { optimizer = "sgd", momentum = 0.9 }, "optimizer sgd has no momentum %(given: 0.9%)")
       assert.error_matches(fused { optimizer = "lars_sgd", momentum = 1 }, "momentum 1, allowed: 0 <= number < 1")
       assert.error_matches(fused { optimizer = "lars_sgd", eta = -1 }, "eta %-1, allowed: finite numbers >= 0")
@@ -89,6 +90,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(function() s:state(1, "momentum1") end, "has no state 'momentum1'; it has: weight, preconditioner")
       assert.error_matches(function() s:apply_gradient(peri.zeros({ 16 + 3 }, "f32", device)) end,
         "shampoo updates from the ids' gradients")
+      local r = batch({ { name = "a", rows = 3, cols = 2 } }, { optimizer = "rowwise_rmsprop_ar" })
+      assert.error_matches(function() r:state(1, "row_counter") end, "it has: weight, momentum1, prev_iter")
       assert.error_matches(fused { optimizer = "none", max_norm = 1 }, "optimizer none has no max_norm")
       assert.error_matches(fused { optimizer = "sgd", max_norm = -1 }, "max_norm %-1, allowed")
       assert.error_matches(fused { optimizer = "sgd", eps = 1 }, "optimizer sgd has no eps %(given: 1%)")
@@ -101,6 +104,76 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(fused { optimizer = "sgd", use_rowwise_bias_correction = true }, "sgd has no row_bias_correction")
       assert.error_matches(fused { optimizer = "sgd", bounds_check_mode = "LOUD" }, "bounds_check_mode is 'LOUD', allowed: FATAL")
       assert.error_matches(fused { optimizer = "sgd", rate = 1 }, "no argument 'rate'")
+    end)
+
+    it("refuses malformed arguments of averages and counters", function()
+      local function fused(p) return function() batch({ { name = "a", rows = 3, cols = 2 } }, p) end end
+      --- Row-wise Adagrad with this definition of mode "counter", or of "cowclip".
+      local function counter(definition, decay)
+        return fused { optimizer = "rowwise_adagrad", weight_decay_mode = "counter", counter_based_regularization = definition,
+          weight_decay = decay }
+      end
+      local function clip(definition, decay)
+        return fused { optimizer = "rowwise_adagrad", weight_decay_mode = "cowclip", cowclip_regularization = definition,
+          weight_decay = decay }
+      end
+      local nan, inf = 0 / 0, 1 / 0
+      assert.error_matches(fused { optimizer = "sgd", ema_beta = 0.5 }, "optimizer sgd has no ema_beta %(given: 0.5%)")
+      assert.error_matches(fused { optimizer = "rowwise_rmsprop_ar", ema_beta = 1 }, "ema_beta 1, allowed: 0 <= number < 1")
+      assert.error_matches(fused { optimizer = "rowwise_rmsprop_ar", ar_alpha = -1 }, "ar_alpha %-1, allowed: finite numbers >= 0")
+      assert.error_matches(fused { optimizer = "rowwise_rmsprop_ar", min_shrinkage = 1.5 },
+        "min_shrinkage 1.5, allowed: 0 <= number <= 1")
+      fused { optimizer = "rowwise_rmsprop_ar", min_shrinkage = 1 } ()
+      assert.error_matches(fused { optimizer = "rowwise_rmsprop_ar", weight_decay = 0.1 }, "rowwise_rmsprop_ar has no weight_decay")
+
+      local average = "emainplace_rowwise_adagrad"
+      assert.error_matches(function() batch({ { name = "odd", rows = 3, cols = 5 } }, { optimizer = average }) end,
+        "table 'odd' has 5 columns; emainplace_rowwise_adagrad wants an even number of them")
+      assert.error_matches(fused { optimizer = "sgd", emainplace_mode = {} }, "emainplace_mode of optimizer 'sgd', allowed")
+      assert.error_matches(fused { optimizer = average, emainplace_mode = { step_ema = 0 } }, "step_ema is 0, allowed: whole numbers 1")
+      assert.error_matches(fused { optimizer = average, emainplace_mode = { step_start = -1 } }, "step_start is %-1, allowed")
+      assert.error_matches(fused { optimizer = average, emainplace_mode = { step_ema_coef = 1.1 } },
+        "step_ema_coef 1.1, allowed: 0 <= number <= 1")
+      assert.error_matches(fused { optimizer = average, emainplace_mode = { step_ema_coef = nan } }, "step_ema_coef .*nan, allowed")
+      assert.error_matches(fused { optimizer = average, emainplace_mode = { steps = 1 } }, "emainplace_mode: no argument 'steps'")
+      assert.error_matches(fused { optimizer = average, cache_params = {} },
+        "tables in files cannot train with emainplace_rowwise_adagrad, which changes all rows")
+
+      assert.error_matches(fused { optimizer = "sgd", weight_decay_mode = "counter" },
+        "weight_decay_mode counter is of row%-wise Adagrad only, this is optimizer sgd")
+      assert.error_matches(fused { optimizer = "adam", weight_decay_mode = "cowclip" }, "weight_decay_mode cowclip is of row%-wise Adagrad")
+      assert.error_matches(fused { optimizer = "rowwise_adagrad_with_counter", weight_decay_mode = "l2" },
+        "weight_decay_mode 1 of optimizer rowwise_adagrad_with_counter, allowed: 3 %(counter%), 4 %(cowclip%)")
+      assert.error_matches(fused { optimizer = "rowwise_adagrad", weight_decay_mode = "l2", counter_based_regularization = {} },
+        "counter_based_regularization with weight_decay_mode 'l2', allowed: 'counter'")
+      assert.error_matches(fused { optimizer = "rowwise_adagrad", weight_decay_mode = "counter", cowclip_regularization = {} },
+        "cowclip_regularization with weight_decay_mode 'counter', allowed: 'cowclip'")
+      assert.error_matches(counter({ halflife = 3 }), "counter_based_regularization: no argument 'halflife'; allowed: adjustment_iter")
+      assert.error_matches(counter({ counter_weight_decay_mode = "l1" }), "counter_weight_decay_mode is 'l1', allowed: adagradw, decouple")
+      assert.error_matches(counter({ counter_halflife = -3 }), "counter_halflife is %-3, allowed: whole numbers %-2")
+      assert.error_matches(counter({ counter_halflife = 1.5 }), "counter_halflife is 1.5, allowed")
+      assert.error_matches(counter({ adjustment_iter = -2 }), "adjustment_iter is %-2, allowed: whole numbers %-1")
+      assert.error_matches(counter({ adjustment_ub = -1 }), "adjustment_ub %-1, allowed: finite numbers >= 0")
+      assert.error_matches(counter({ learning_rate_mode = "tail" }), "learning_rate_mode is 'tail', allowed: counter_sgd, equal, tail_id_")
+      assert.error_matches(counter({ grad_sum_decay = "ctr_decay" }), "grad_sum_decay is 'ctr_decay', allowed: no_decay")
+      assert.error_matches(counter({ tail_id_threshold = { val = inf } }), "tail_id_threshold inf, allowed: finite numbers >= 0")
+      assert.error_matches(counter({ tail_id_threshold = { ratio = true } }), "tail_id_threshold: no argument 'ratio'")
+      assert.error_matches(counter({ max_counter_update_freq = -1 }), "max_counter_update_freq is %-1, allowed: whole numbers 0")
+      assert.error_matches(counter({}, 0.1), "weight_decay 0.1 without a counter_weight_decay_mode, allowed: l2, decouple, adagradw")
+      for _, mode in ipairs { "l2", "decouple" } do
+        assert.error_matches(counter({ counter_weight_decay_mode = mode }, 0.1),
+          "counter_halflife %-1 with weight_decay 0.1 would make weights grow, allowed with counter_weight_decay_mode " .. mode .. ": >= 0")
+      end
+      assert.error_matches(clip({ counter_weight_decay_mode = "adagradw" }, 0.1), "counter_weight_decay_mode 3, allowed with cowclip: none")
+      assert.error_matches(clip({}, 0.1), "weight_decay 0.1 without a counter_weight_decay_mode, allowed: l2, decouple$")
+      assert.error_matches(clip({ lower_bound = -1 }), "lower_bound %-1, allowed")
+      assert.error_matches(clip({ weight_norm_coefficient = nan }), "weight_norm_coefficient .*nan, allowed")
+      assert.error_matches(clip({ adjustment_iter = 1 }), "cowclip_regularization: no argument 'adjustment_iter'")
+      for _, definition in ipairs { { learning_rate_mode = "tail_id_lr_decrease" },
+        { learning_rate_mode = "counter_sgd", tail_id_threshold = { val = 0.5, is_ratio = true } } } do
+        assert.error_matches(fused { optimizer = "rowwise_adagrad", weight_decay_mode = "counter", cache_params = {},
+          counter_based_regularization = definition }, "tables in files have no max_counter, which looks at all rows")
+      end
     end)
 
     it("refuses malformed block lists and inputs", function()

@@ -3,7 +3,33 @@ local peri = require "perilune"
 local golden = require "spec.support.golden"
 local reference = require "spec.support.tbe_reference"
 
-local kinds = { exact_sgd = "sgd", exact_adagrad = "adagrad" }
+local kinds = {
+  exact_sgd = "sgd", exact_adagrad = "adagrad", rmsprop_ar = "rowwise_rmsprop_ar", ema_in_place = "emainplace_rowwise_adagrad",
+  counter = "rowwise_adagrad",
+}
+local rate_modes = { [-1] = "equal", [0] = "tail_id_lr_increase", [1] = "tail_id_lr_decrease", [2] = "counter_sgd" }
+
+--- The hyperparameters of a case as fused_params.
+local hyper = {
+  ema_in_place = function(h)
+    return { eps = h.eps, emainplace_mode = { step_ema = h.step_ema, step_start = h.step_start, step_ema_coef = h.step_ema_coef } }
+  end,
+  counter = function(h)
+    local fused = { eps = h.eps, weight_decay = h.weight_decay, weight_decay_mode = h.regularization }
+    local definition = { counter_weight_decay_mode = h.counter_weight_decay_mode, counter_halflife = h.counter_halflife }
+    assert(h.max_counter == 1)
+    if h.regularization == "cowclip" then
+      definition.weight_norm_coefficient, definition.lower_bound = h.weight_norm_coefficient, h.lower_bound
+      fused.cowclip_regularization = definition
+    else
+      definition.adjustment_iter, definition.adjustment_ub = h.adjustment_iter, h.adjustment_ub
+      definition.learning_rate_mode = rate_modes[h.learning_rate_mode]
+      definition.tail_id_threshold = { val = h.tail, is_ratio = h.tail_ratio }
+      fused.counter_based_regularization = definition
+    end
+    return fused
+  end,
+}
 
 --- A table batch with the tables, features and hyperparameters of a case, its block list, and the shape of the output.
 local function build(case, device)
@@ -12,7 +38,7 @@ local function build(case, device)
     tables[i] = { name = "t" .. i, rows = rows, cols = a.dims[i], pooling = a.pooling:upper() }
   end
   local fused = { optimizer = a.optimizer and (kinds[a.optimizer] or a.optimizer) or "none" }
-  for name, value in pairs(a.hyper or {}) do fused[name] = value end
+  for name, value in pairs(hyper[a.optimizer] and hyper[a.optimizer](a.hyper) or a.hyper or {}) do fused[name] = value end
   if fused.optimizer == "sgd" then fused.eps = nil end -- FBGEMM takes and ignores it
   if a.gradient_clipping then fused.gradient_clipping, fused.max_gradient = true, a.gradient_clipping end
   -- FBGEMM's CPU kernels round f16 weights to nearest.
@@ -58,6 +84,7 @@ end
 local function double(case, fused)
   local tables, o = {}, { kind = fused.optimizer, max_gradient = case.args.gradient_clipping or nil }
   for name, value in pairs(fused) do o[name] = value end
+  if case.args.optimizer == "counter" then o.kind = "rowwise_adagrad_with_counter" end
   for i, rows in ipairs(case.args.rows) do
     tables[i] = { rows = rows, cols = case.args.dims[i], pooling = case.args.pooling:upper(), weight = case:list("in.table" .. i - 1) }
   end

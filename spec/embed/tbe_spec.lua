@@ -40,7 +40,38 @@ local optimizers = {
     max_norm = 0.9 },
   lars_sgd = { learning_rate = 0.1, eta = 0.2, momentum = 0.8, weight_decay = 0.1 },
   lion = { learning_rate = 0.01, beta1 = 0.8, beta2 = 0.95, weight_decay = 0.1 },
+  rowwise_rmsprop_ar = { learning_rate = 0.05, eps = 1e-4, ema_beta = 0.8, ar_alpha = 3 },
+  ["rowwise_rmsprop_ar, floor"] = { optimizer = "rowwise_rmsprop_ar", learning_rate = 0.05, eps = 1e-4, ar_alpha = 15,
+    min_shrinkage = 0.3 },
+  emainplace_rowwise_adagrad = { learning_rate = 0.1, eps = 1e-4 },
+  ["emainplace_rowwise_adagrad, often, l2"] = { optimizer = "emainplace_rowwise_adagrad", learning_rate = 0.1, eps = 1e-4,
+    weight_decay = 0.1, weight_decay_mode = "l2", emainplace_mode = { step_ema = 3, step_start = 5, step_ema_coef = 0.3 } },
 }
+
+--- Row-wise Adagrad with counters.
+local function counter(name, definition, more)
+  local p = { optimizer = "rowwise_adagrad", learning_rate = 0.1, eps = 1e-3, weight_decay_mode = "counter",
+    counter_based_regularization = definition }
+  for key, value in pairs(more or {}) do p[key] = value end
+  optimizers["counter" .. name] = p
+end
+counter("")
+counter(", l2", { counter_weight_decay_mode = "l2", counter_halflife = 5 }, { weight_decay = 0.1 })
+counter(", decouple", { counter_weight_decay_mode = "decouple", counter_halflife = 3, adjustment_iter = 4 }, { weight_decay = 0.1 })
+counter(", adagradw", { counter_weight_decay_mode = "adagradw", adjustment_iter = 6 }, { weight_decay = 0.2, max_norm = 0.9 })
+counter(", adagradw, bounded", { counter_weight_decay_mode = "adagradw", counter_halflife = -2, adjustment_ub = 0.4 },
+  { weight_decay = 0.2, exact = true })
+counter(", adagradw, fading", { counter_weight_decay_mode = "adagradw", counter_halflife = 4 }, { weight_decay = 0.2 })
+counter(", up", { learning_rate_mode = "TAIL_ID_LR_INCREASE", adjustment_ub = 0.7, max_counter_update_freq = 3,
+  tail_id_threshold = { val = 2 } })
+counter(", down", { learning_rate_mode = "tail_id_lr_decrease", counter_halflife = 6, adjustment_ub = 1.5, max_counter_update_freq = 4,
+  tail_id_threshold = { val = 0.4, is_ratio = true } })
+counter(", sgd", { learning_rate_mode = "counter_sgd", adjustment_ub = 0.6, max_counter_update_freq = 0 })
+for _, mode in ipairs { "none", "l2", "decouple" } do
+  counter(", cowclip, " .. mode, nil, { weight_decay_mode = "cowclip", weight_decay = mode ~= "none" and 0.1 or nil,
+    cowclip_regularization = { counter_weight_decay_mode = mode, counter_halflife = mode == "l2" and 4 or -1,
+      weight_norm_coefficient = 0.1, lower_bound = 0.05 } })
+end
 
 -- Every optimizer once more with clamped gradients and rows of limited norm.
 for _, name in ipairs(util.keys(optimizers)) do
@@ -58,6 +89,9 @@ local function params(name)
   p.optimizer = p.optimizer or name
   return p
 end
+
+--- Columns that the optimizer can have.
+local function width(name, cols) return name:find "^emainplace" and cols + cols % 2 or cols end
 
 for _, device in ipairs { "cpu", "opaque" } do
   local function t(list, dtype) return peri.tensor(list, dtype, device) end
@@ -153,30 +187,33 @@ for _, device in ipairs { "cpu", "opaque" } do
     for _, name in ipairs(util.keys(optimizers)) do
       it("trains 20 steps with " .. name .. " as double precision does", function()
         local draw, fused = generator(2), params(name)
+        local a, m = width(name, 5), width(name, 33)
+        local all = a + m + 16
         local tables = {
-          { name = "a", rows = 11, cols = 5 }, { name = "b", rows = 6, cols = 33, pooling = "MEAN" }, { name = "c", rows = 40, cols = 16 },
+          { name = "a", rows = 11, cols = a }, { name = "b", rows = 6, cols = m, pooling = "MEAN" }, { name = "c", rows = 40, cols = 16 },
         }
         local b = batch(tables, fused)
         for i, x in ipairs(tables) do x.weight = b:state(i):to_list() end
         local o = { kind = fused.optimizer }
         for key, value in pairs(fused) do o[key] = value end
+        if name:find "^counter" then o.kind = "rowwise_adagrad_with_counter" end
         local exact = reference.new(tables, o)
         local blocks = {
-          { table = 1, first_bag = 0, bags = 8, out_offset = 0, out_stride = 54 }, { table = 2, first_bag = 8, bags = 8, out_offset = 5,
-            out_stride = 54 },
-          { table = 3, first_bag = 16, bags = 8, out_offset = 38, out_stride = 54 },
+          { table = 1, first_bag = 0, bags = 8, out_offset = 0, out_stride = all }, { table = 2, first_bag = 8, bags = 8, out_offset = a,
+            out_stride = all },
+          { table = 3, first_bag = 16, bags = 8, out_offset = a + m, out_stride = all },
         }
         local list = b:blocks(blocks)
         for step = 1, 20 do
           local ids, offsets = bags_of(24, 5, 6, draw)
           local input = { ids = ids, offsets = offsets, blocks = blocks, weights = step % 2 == 0 and numbers(#ids, draw) or nil }
-          local grad = numbers(8 * 54, draw)
+          local grad = numbers(8 * all, draw)
           local weights = input.weights and t(input.weights):requires_grad()
-          local out = b:lookup(t(ids, "i64"), t(offsets, "i64"), list, 8, 54, weights)
-          golden.assert_near(exact:forward(input, 432), out:to_list(), { abs = 2e-4 }, "output")
+          local out = b:lookup(t(ids, "i64"), t(offsets, "i64"), list, 8, all, weights)
+          golden.assert_near(exact:forward(input, 8 * all), out:to_list(), { abs = 2e-4 }, "output")
           local want = exact:weight_gradient(input, grad)
           exact:backward(input, grad)
-          out:backward(peri.tensor(grad, "f32", device, { 8, 54 }))
+          out:backward(peri.tensor(grad, "f32", device, { 8, all }))
           if weights then golden.assert_near(want, weights:grad():to_list(), { abs = 1e-3 }, "gradient of weights") end
         end
         for i, x in ipairs(exact.tables) do
@@ -190,12 +227,13 @@ for _, device in ipairs { "cpu", "opaque" } do
       if not name:find "^shampoo" then it("gives the same bits through a dense gradient with " .. name, function()
         local draw, made = generator(3), {}
         local ids, offsets = bags_of(12, 9, 10, draw)
-        local grad = numbers(6 * 24, draw)
+        local a, c = width(name, 7), width(name, 17)
+        local grad = numbers(6 * (a + c), draw)
         for way = 1, 2 do
-          local b = batch({ { name = "a", rows = 10, cols = 7 }, { name = "b", rows = 10, cols = 17 } }, params(name))
+          local b = batch({ { name = "a", rows = 10, cols = a }, { name = "b", rows = 10, cols = c } }, params(name))
           local list = b:blocks {
-            { table = 1, first_bag = 0, bags = 6, out_offset = 0, out_stride = 24 }, { table = 2, first_bag = 6, bags = 6, out_offset = 7,
-              out_stride = 24 },
+            { table = 1, first_bag = 0, bags = 6, out_offset = 0, out_stride = a + c },
+            { table = 2, first_bag = 6, bags = 6, out_offset = a, out_stride = a + c },
           }
           for _ = 1, 3 do
             if way == 1 then
@@ -206,7 +244,10 @@ for _, device in ipairs { "cpu", "opaque" } do
             end
           end
           assert.equal(3, b:iteration())
-          made[way] = { b:state(1):to_list(), b:state(2):to_list() }
+          made[way] = {}
+          for i = 1, 2 do
+            for _, state in ipairs(b:state_names()) do table.insert(made[way], b:state(i, state):to_list()) end
+          end
         end
         assert.same(made[1], made[2])
       end) end

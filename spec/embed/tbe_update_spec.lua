@@ -5,6 +5,14 @@ local support = require "spec.support.tbe"
 local generator, numbers, bags_of = support.generator, support.numbers, support.bags_of
 local C, check = peri.ffi.C, peri.ffi.check
 
+--- Row-wise Adagrad with counters, by what it is called here.
+local counted = {
+  counter = { optimizer = "rowwise_adagrad", weight_decay_mode = "counter", weight_decay = 0.1,
+    counter_based_regularization = { counter_weight_decay_mode = "decouple", counter_halflife = 3, learning_rate_mode = "counter_sgd" } },
+  cowclip = { optimizer = "rowwise_adagrad", weight_decay_mode = "cowclip", cowclip_regularization = { lower_bound = 0.1 } },
+}
+counted.rowwise_adagrad_with_counter = counted.counter
+
 for _, device in ipairs { "cpu", "opaque" } do
   local function t(list, dtype) return peri.tensor(list, dtype, device) end
   local batch = support.maker(device)
@@ -162,6 +170,84 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same({ 2.5, 2, 1.5 }, b:state(1):to_list())
     end)
 
+    it("clips no row whose gradient and bound are 0", function() -- FBGEMM divides 0 by 0
+      local b = batch({ { name = "a", rows = 2, cols = 2, init = peri.embed.constant(0) } },
+        { optimizer = "rowwise_adagrad", learning_rate = 0.5, weight_decay_mode = "cowclip" })
+      b:backward(iota(2), iota(2, 1), each_row(b, 2, 2), t { { 0, 0 }, { 3, 4 } })
+      assert.same({ 0, 0, 0, 0 }, b:state(1):to_list()) -- row 1: lower_bound is 0, so nothing is let through
+      assert.same({ 1, 1 }, b:state(1, "row_counter"):to_list())
+    end)
+
+    it("counts the steps of a row beyond 2^24, and takes an iteration that was set back for the next one", function()
+      local b = batch({ { name = "a", rows = 1, cols = 2, init = peri.embed.constant(1) } },
+        { optimizer = "rowwise_rmsprop_ar", learning_rate = 0.125, ar_alpha = 1, min_shrinkage = 0 })
+      local list = each_row(b, 1, 2)
+      --- The weight after an update of step t with a gradient of zeros.
+      local function after(step)
+        b:set_iteration(step - 1)
+        b:backward(iota(1), iota(1, 1), list, t { { 0, 0 } })
+        assert.same({ step }, b:state(1, "prev_iter"):to_list())
+        return b:state(1):to_list()[1]
+      end
+      local past = 2 ^ 24 + 1
+      assert.equal(0.875, after(past))
+      assert.equal(0.875 * 0.875, after(past + 1))
+      assert.equal(0.875 * 0.875 * 0.75, after(past + 3))
+      assert.equal(0.875 * 0.875 * 0.75 * 0.875, after(5))
+      assert.equal(0, after(1000))
+    end)
+
+    it("lets right halves of rows follow left ones once a step, in training only", function()
+      local function fresh()
+        local b = batch({ { name = "a", rows = 2, cols = 4, init = peri.embed.constant(0) }, { name = "e", rows = 0, cols = 2 } },
+          { optimizer = "emainplace_rowwise_adagrad", learning_rate = 0,
+            emainplace_mode = { step_ema = 2, step_start = 2, step_ema_coef = 0.5 } })
+        b:write(1, "weight", 0, t { { 4, 8, 0, 0 }, { 2, 2, 2, 6 } })
+        return b, each_row(b, 1, 4)
+      end
+      local first, second = { { 4, 8, 0, 0 }, { 2, 2, 2, 6 } }, { { 4, 8, 2, 4 }, { 2, 2, 2, 4 } }
+      local b, list = fresh()
+      local function look() return b:lookup(t({ 0 }, "i64"), iota(1, 1), list, 1, 4) end
+      look():backward(peri.zeros({ 1, 4 }, "f32", device))
+      assert.same(first, b:state(1):to_table()) -- step 1
+      peri.no_grad(function() assert.same({ 4, 8, 0, 0 }, look():to_list()) end)
+      b:forward(t({ 0 }, "i64"), iota(1, 1), list, peri.zeros({ 1, 4 }, "f32", device))
+      assert.same(first, b:state(1):to_table())
+      assert.same({ 4, 8, 2, 4 }, look():to_list()) -- step 2, of rows that are not asked for too
+      assert.same(second, b:state(1):to_table())
+      look():backward(peri.zeros({ 1, 4 }, "f32", device)) -- still step 2
+      assert.same(second, b:state(1):to_table())
+      look():backward(peri.zeros({ 1, 4 }, "f32", device))
+      assert.same(second, b:state(1):to_table()) -- step 3
+      assert.equal(3, b:iteration())
+      b:write(1, "weight", 0, t { { 4, 8, 0, 0 }, { 2, 2, 2, 6 } })
+      b:set_iteration(1) -- as loading a checkpoint of step 1 does
+      b:backward(iota(1), iota(1, 1), list, peri.zeros({ 1, 4 }, "f32", device)) -- without a lookup: at the latest now
+      assert.same(second, b:state(1):to_table())
+      b, list = fresh()
+      b:set_iteration(1)
+      b:accumulate(true)
+      for _ = 1, 3 do look():backward(peri.zeros({ 1, 4 }, "f32", device)) end
+      b:apply_accumulated()
+      assert.same(second, b:state(1):to_table())
+      assert.equal(2, b:iteration())
+    end)
+
+    it("refreshes the largest counter of each table by itself", function()
+      local b = batch({ { name = "a", rows = 3, cols = 2 }, { name = "b", rows = 2, cols = 2 } }, { optimizer = "rowwise_adagrad",
+        weight_decay_mode = "counter",
+        counter_based_regularization = { learning_rate_mode = "tail_id_lr_increase", max_counter_update_freq = 3 } })
+      assert.same({ "weight", "momentum1", "row_counter", "prev_iter", "max_counter" }, b:state_names())
+      local list = each_row(b, 3, 2)
+      for step, want in ipairs { 1, 1, 3, 3, 3, 6 } do -- as of the updates before
+        b:backward(t({ 0, 2, 2 }, "i64"), iota(3, 1), list, peri.ones({ 3, 2 }, "f32", device))
+        assert.same({ step, 0, step }, b:state(1, "row_counter"):to_list())
+        assert.same({ want }, b:state(1, "max_counter"):to_list())
+        assert.same({ 1 }, b:state(2, "max_counter"):to_list())
+      end
+      assert.same({ 1 }, b:state_shape(1, "max_counter"))
+    end)
+
     it("scales down rows above max_norm, others not", function()
       local b = batch({ { name = "a", rows = 2, cols = 2 } }, { optimizer = "sgd", learning_rate = 1, max_norm = 5 })
       b:write(1, "weight", 0, t { { 6, 8 }, { 3, 4 } })
@@ -195,7 +281,8 @@ for _, device in ipairs { "cpu", "opaque" } do
   describe("gradients on " .. device, function()
     for _, with in ipairs { "", "weights", "scale" } do
       it("accumulate over micro-batches to the bits of the large batch" .. (with == "" and "" or ", with " .. with), function()
-        for _, name in ipairs { "rowwise_adagrad", "adam", "sgd" } do
+        for _, name in ipairs { "rowwise_adagrad", "adam", "sgd", "rowwise_rmsprop_ar", "counter", "cowclip" } do
+          local fused = counted[name] or { optimizer = name }
           local draw = generator(21)
           local parts, sizes, all = {}, { 5, 1, 0, 8 }, 0
           for m, bags in ipairs(sizes) do
@@ -220,7 +307,7 @@ for _, device in ipairs { "cpu", "opaque" } do
           for _, p in ipairs(parts) do
             for _, g in ipairs(p.grad) do large.grad[#large.grad + 1] = g end
           end
-          local one, many = batch(tables, { optimizer = name }), batch(tables, { optimizer = name })
+          local one, many = batch(tables, fused), batch(tables, fused)
           local function back(b, p, bags, i32)
             local list, width = blocks_of(bags)
             b:backward(t(p.ids, i32 and "i32" or "i64"), t(p.offsets, i32 and "i32" or "i64"), b:blocks(list),
@@ -359,24 +446,42 @@ for _, device in ipairs { "cpu", "opaque" } do
 end
 
 describe("updates", function()
-  it("round and sum to the same bits with any number of threads", function()
-    local draw = generator(9)
-    local ids, offsets = bags_of(4096, 9, 3000, draw)
-    local grad = numbers(4096 * 40, draw)
-    local before = C.peri_threads()
-    for _, name in ipairs { "sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam", "lamb", "partial_rowwise_lamb", "lars_sgd",
-      "lion" } do
-      local made = {}
-      for i, threads in ipairs { 1, 2, 3, 5 } do
-        check(C.peri_threads_set(threads))
-        local b = peri.embed.tbe.new { tables = { { name = "a", rows = 3000, cols = 40 } }, data_type = "f16",
-          fused_params = { optimizer = name, exact = name == "sgd" }, seed = 1 }
-        local list = b:blocks { { table = 1, first_bag = 0, bags = 4096, out_offset = 0, out_stride = 40 } }
-        b:backward(peri.tensor(ids, "i64"), peri.tensor(offsets, "i64"), list, peri.tensor(grad, "f32", nil, { 4096, 40 }))
-        made[i] = ffi.string(b:state(1):read(), 3000 * 40 * 2)
-      end
-      for i = 2, #made do assert.is_true(made[1] == made[i], name .. ": another result with the thread count of run " .. i) end
+  local draw = generator(9)
+  local ids, offsets = bags_of(4096, 9, 3000, draw)
+  local grad = numbers(4096 * 40, draw)
+  --- Three steps with this many threads: the bytes of weights and states.
+  local function train(fused, data_type, threads)
+    check(C.peri_threads_set(threads))
+    local b = peri.embed.tbe.new { tables = { { name = "a", rows = 3000, cols = 40 } }, data_type = data_type, fused_params = fused,
+      seed = 1 }
+    local list = b:blocks { { table = 1, first_bag = 0, bags = 4096, out_offset = 0, out_stride = 40 } }
+    local made = {}
+    for _ = 1, 3 do
+      b:backward(peri.tensor(ids, "i64"), peri.tensor(offsets, "i64"), list, peri.tensor(grad, "f32", nil, { 4096, 40 }))
     end
-    check(C.peri_threads_set(before))
-  end)
+    for i, name in ipairs(b:state_names()) do
+      local state = b:state(1, name)
+      made[i] = ffi.string(state:read(), state:numel() * tonumber(C.peri_dtype_size(peri.ffi.dtype(state:dtype()))))
+    end
+    return made
+  end
+
+  local every = peri.util.map(peri.embed.config.optimizers(), function(name) return counted[name] or { optimizer = name } end)
+  every[#every + 1] = counted.cowclip
+  for _, fused in ipairs(every) do
+    local name = fused.weight_decay_mode and fused.optimizer .. ", " .. fused.weight_decay_mode or fused.optimizer
+    if name ~= "none" then
+      it("with " .. name .. " round and sum to the same bits with 1, 2, 3 and 7 threads", function()
+        local before = C.peri_threads()
+        for _, data_type in ipairs { "f16", "f32" } do
+          local want = train(fused, data_type, 1)
+          for _, threads in ipairs { 2, 3, 7 } do
+            local got = train(fused, data_type, threads)
+            for i = 1, #want do assert.is_true(want[i] == got[i], ("%s: state %d with %d threads"):format(data_type, i, threads)) end
+          end
+        end
+        check(C.peri_threads_set(before))
+      end)
+    end
+  end
 end)

@@ -52,7 +52,11 @@ for _, device in ipairs { "cpu", "opaque" } do
     it("carry every optimizer's states with their rows", function()
       for _, optimizer in ipairs { { optimizer = "sgd" }, { optimizer = "adagrad" }, { optimizer = "adam", weight_decay = 0.1 },
         { optimizer = "adam", use_rowwise_bias_correction = true }, { optimizer = "partial_rowwise_adam" }, { optimizer = "lamb" },
-        { optimizer = "partial_rowwise_lamb" }, { optimizer = "lars_sgd" }, { optimizer = "lion" } } do
+        { optimizer = "partial_rowwise_lamb" }, { optimizer = "lars_sgd" }, { optimizer = "lion" },
+        { optimizer = "rowwise_rmsprop_ar", ar_alpha = 3 },
+        { optimizer = "rowwise_adagrad", weight_decay_mode = "cowclip", cowclip_regularization = { lower_bound = 0.1 } },
+        { optimizer = "rowwise_adagrad", weight_decay_mode = "counter", weight_decay = 0.1,
+          counter_based_regularization = { counter_weight_decay_mode = "l2", counter_halflife = 5 } } } do
         optimizer.learning_rate = 0.05
         tier.run { device = device, factor = 0.1, algorithm = "LRU", prefetch = true, steps = 12, optimizer = optimizer }
       end

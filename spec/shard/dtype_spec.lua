@@ -20,10 +20,15 @@ local optimizers = {
   { optimizer = "lars_sgd", learning_rate = 0.3, eta = 0.2, momentum = 0.8 },
   { optimizer = "lion", learning_rate = 0.05, weight_decay = 0.02 },
   { optimizer = "shampoo", learning_rate = 0.05, eps = 0.5 },
+  { optimizer = "rowwise_rmsprop_ar", learning_rate = 0.05, ar_alpha = 1 },
+  { optimizer = "emainplace_rowwise_adagrad", learning_rate = 0.2, emainplace_mode = { step_ema = 2 } },
+  { optimizer = "rowwise_adagrad_with_counter", learning_rate = 0.2, weight_decay = 0.1, weight_decay_mode = "counter",
+    counter_based_regularization = { counter_weight_decay_mode = "decouple", counter_halflife = 4 } },
 }
 --- One number, or one matrix, for each row of a shard: columns apart have their own.
 local by_row = {
   rowwise_adagrad = true, partial_rowwise_adam = true, lamb = true, partial_rowwise_lamb = true, lars_sgd = true, shampoo = true,
+  rowwise_rmsprop_ar = true, emainplace_rowwise_adagrad = true, rowwise_adagrad_with_counter = true,
 }
 
 local function exact(optimizer, more)

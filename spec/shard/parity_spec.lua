@@ -60,11 +60,28 @@ local optimizers = {
   { kind = "lars_sgd", learning_rate = 0.3, eta = 0.2, momentum = 0.8, weight_decay = 0.02 },
   { kind = "shampoo", learning_rate = 0.05, eps = 0.5 },
   { kind = "lion", learning_rate = 0.05, beta1 = 0.8, beta2 = 0.9, weight_decay = 0.02 },
+  { kind = "rowwise_rmsprop_ar", learning_rate = 0.05, eps = 1e-3, ar_alpha = 2 },
+  { kind = "emainplace_rowwise_adagrad", learning_rate = 0.2, eps = 1e-3, emainplace_mode = { step_ema = 2 } },
+  { kind = "rowwise_adagrad_with_counter", learning_rate = 0.2, eps = 1e-3, weight_decay = 0.1, weight_decay_mode = "counter",
+    counter_based_regularization = { counter_weight_decay_mode = "l2", counter_halflife = 3 } },
+  { kind = "rowwise_adagrad_with_counter", label = "tail", learning_rate = 0.2, eps = 1e-3, weight_decay_mode = "counter",
+    counter_based_regularization = { learning_rate_mode = "tail_id_lr_decrease", max_counter_update_freq = 2 } },
+  { kind = "rowwise_adagrad_with_counter", label = "cowclip", learning_rate = 0.2, eps = 1e-3, weight_decay = 0.1,
+    weight_decay_mode = "cowclip",
+    cowclip_regularization = { counter_weight_decay_mode = "decouple", weight_norm_coefficient = 0.3, lower_bound = 0.01 } },
 }
 --- Optimizers with a number (a state, a norm) for each row of a shard.
 local by_row = {
   rowwise_adagrad = true, partial_rowwise_adam = true, lamb = true, partial_rowwise_lamb = true, lars_sgd = true,
   shampoo = true, -- a matrix for each block
+  rowwise_rmsprop_ar = true, emainplace_rowwise_adagrad = true, rowwise_adagrad_with_counter = true,
+}
+--- What needs more than a shard has: optimizer's kind or label -> plan -> the error.
+local shampoo = "table 'a': shampoo needs all rows of its columns on one rank: allowed are table%-wise and column%-wise"
+local refusals = {
+  shampoo = { row_wise = shampoo, data_parallel = shampoo },
+  emainplace_rowwise_adagrad = { column_wise = "table 'a': emainplace_rowwise_adagrad needs whole rows" },
+  tail = { row_wise = "table 'a': max_counter, .* needs all rows on one rank: allowed are table%-wise, column%-wise and data%-parallel" },
 }
 
 --- A generator of whole numbers below n, the same on every rank.
@@ -187,7 +204,7 @@ local function make(kind, optimizer, weighted, world, device, n)
     entries[t.name] = kinds[kind](i, t, n)
   end
   for key, value in peri.util.ordered(optimizer) do
-    if key ~= "kind" then params[key] = value end
+    if key ~= "kind" and key ~= "label" then params[key] = value end
   end
   return peri.shard.ShardedEmbeddingBagCollection {
     tables = tables, plan = entries, group = world, device = device, fused_params = params, is_weighted = weighted, seed = 5,
@@ -216,7 +233,7 @@ local function run(kind, optimizer, weighted, world, device, n)
   local parts = reference_tables(start_weights(), n, split)
   local ref = reference.new(parts, optimizer)
   check_shards(ebc, ref, parts, split, 0)
-  for step = 1, 2 do
+  for step = 1, 3 do
     local ranks = draw(step, n, columns, weighted and 1 or 0)
     local mine = ranks[rank + 1]
     local input, rows = stream(ranks, parts, columns, weighted)
@@ -238,12 +255,12 @@ describe("parity with unsharded tables:", function()
   for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "data_parallel", "mixed" } do
     for i, optimizer in ipairs(optimizers) do
       local weighted = (i + #kind) % 2 == 0
-      local title = ("%s, %s%s"):format(kind, optimizer.kind, weighted and ", weighted" or "")
-      local refused = optimizer.kind == "shampoo" and (kind == "row_wise" or kind == "data_parallel")
-      if refused then
+      local name = optimizer.label and optimizer.kind .. ", " .. optimizer.label or optimizer.kind
+      local title = ("%s, %s%s"):format(kind, name, weighted and ", weighted" or "")
+      local refusal = (refusals[optimizer.label or optimizer.kind] or {})[kind]
+      if refusal then
         worlds.each(title .. " is refused", function(world, device, n)
-          assert.error_matches(function() make(kind, optimizer, weighted, world, device, n) end,
-            "table 'a': shampoo needs all rows of its columns on one rank: allowed are table%-wise and column%-wise")
+          assert.error_matches(function() make(kind, optimizer, weighted, world, device, n) end, refusal)
         end)
       elseif kind ~= "mixed" or not by_row[optimizer.kind] then -- a mix has both kinds of state
         worlds.each(title, function(world, device, n) run(kind, optimizer, weighted, world, device, n) end)
@@ -251,3 +268,36 @@ describe("parity with unsharded tables:", function()
     end
   end
 end)
+
+worlds.each("shards take over states without rows", function(world, device, n)
+  local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 40, embedding_dim = 8, feature_names = { "f1" } } }
+  local counts = { learning_rate_mode = "tail_id_lr_increase", max_counter_update_freq = 1 }
+  for _, params in ipairs { { optimizer = "shampoo" },
+    { optimizer = "rowwise_adagrad", weight_decay_mode = "counter", counter_based_regularization = counts } } do
+    local source = peri.EmbeddingBagCollection { tables = tables, fused_params = params, seed = 3, device = device }
+    local kjt = peri.KeyedJaggedTensor { keys = { "f1" }, values = { 1, 2, 39 }, lengths = { 3 }, device = device }
+    for _ = 1, 3 do
+      local values = source(kjt):values()
+      values:backward(peri.Tensor.uniform({ 1, 8 }, -1, 1, 3, 0, "f32", device))
+    end
+    local target = peri.shard.ShardedEmbeddingBagCollection { tables = tables, group = world, device = device, fused_params = params,
+      plan = { t = plan.column_wise { ranks = { 0, n - 1 } } } }
+    target:copy_from(source)
+    for _, s in ipairs(target:local_shards()) do
+      local seen = 0
+      for _, name in ipairs { "preconditioner", "max_counter" } do
+        if peri.util.index_of(s.names())[name] then
+          local want = source:table_state("t", name)
+          if name == "preconditioner" then
+            want = want:slice(1, s.col_offset, s.col_offset + 4):slice(2, s.col_offset, s.col_offset + 4)
+          else
+            assert.same({ 3 }, want:to_list()) -- two updates before the last
+          end
+          assert.same(want:to_list(), s.state(name):to_list())
+          seen = seen + 1
+        end
+      end
+      assert.equal(1, seen)
+    end
+  end
+end, { sizes = { 1, 2 } })

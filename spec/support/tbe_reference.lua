@@ -8,6 +8,11 @@ local function zeros(n)
   return t
 end
 
+--- Optimizers with one first moment for a row.
+local first_by_row = {
+  rowwise_adagrad = true, rowwise_rmsprop_ar = true, emainplace_rowwise_adagrad = true, rowwise_adagrad_with_counter = true,
+}
+
 --- tables: list of { rows, cols, weight = flat list, pooling = "SUM" | "MEAN" | "NONE" };
 --- optimizer: { kind =, learning_rate =, eps =, ... }.
 function M.new(tables, optimizer)
@@ -16,9 +21,9 @@ function M.new(tables, optimizer)
     local n = t.rows * t.cols
     local copy = { rows = t.rows, cols = t.cols, pooling = t.pooling, weight = {}, momentum1 = {}, momentum2 = {}, row_counter = {} }
     for k = 1, n do copy.weight[k] = t.weight[k] end
-    copy.momentum1 = zeros(optimizer.kind == "rowwise_adagrad" and t.rows or n)
+    copy.momentum1 = zeros(first_by_row[optimizer.kind] and t.rows or n)
     copy.momentum2 = zeros(optimizer.kind:find "^partial" and t.rows or n)
-    copy.row_counter = zeros(t.rows)
+    copy.row_counter, copy.prev_iter, copy.max_counter = zeros(t.rows), zeros(t.rows), { 1 }
     self.tables[i] = copy
   end
   return setmetatable(self, { __index = M })
@@ -41,8 +46,28 @@ local function each(self, input, f)
   end
 end
 
---- Flat output of n numbers.
+--- EMA in place, before the lookup of a training step: every row's right half follows its left one.
+local function average(self)
+  local o, step = self.optimizer, self.iteration + 1
+  local mode = o.emainplace_mode or {}
+  if o.kind ~= "emainplace_rowwise_adagrad" or self.averaged == step then return end
+  if step < (mode.step_start or 0) or step % (mode.step_ema or 10) ~= 0 then return end
+  self.averaged = step
+  local coef = mode.step_ema_coef or 0.6
+  for _, t in ipairs(self.tables) do
+    for row = 0, t.rows - 1 do
+      for d = 1, t.cols / 2 do
+        local fast = row * t.cols + d
+        local slow = fast + t.cols / 2
+        t.weight[slow] = (1 - coef) * t.weight[slow] + coef * t.weight[fast]
+      end
+    end
+  end
+end
+
+--- Flat output of n numbers of a lookup in training.
 function M.forward(self, input, n)
+  average(self)
   local out = zeros(n)
   each(self, input, function(b, j, i, t, row, factor)
     local w = (input.weights and input.weights[i] or 1) * factor
@@ -124,6 +149,90 @@ function rules.rowwise_adagrad(o, t, row, g)
     local at = row * t.cols + d
     t.weight[at] = keep * t.weight[at] - rate * g[d]
   end
+end
+
+rules.emainplace_rowwise_adagrad = rules.rowwise_adagrad
+
+--- Steps since a row was touched.
+local function steps_since(t, row, iteration)
+  local before = t.prev_iter[row + 1]
+  t.prev_iter[row + 1] = iteration
+  return before == 0 and 1 or iteration - before
+end
+
+local function shrink_and_step(t, row, g, keep, rate)
+  for d = 1, t.cols do
+    local at = row * t.cols + d
+    t.weight[at] = keep * t.weight[at] - rate * g[d]
+  end
+end
+
+function rules.rowwise_rmsprop_ar(o, t, row, g, iteration)
+  local gap, beta = steps_since(t, row, iteration), o.ema_beta or 0.99
+  t.momentum1[row + 1] = beta * t.momentum1[row + 1] + (1 - beta) * norm(g, 0, t.cols) ^ 2 / t.cols
+  local lambda = math.min(1, o.learning_rate * (o.ar_alpha or 0) * gap)
+  shrink_and_step(t, row, g, math.max(o.min_shrinkage or 0.1, 1 - lambda), o.learning_rate / (math.sqrt(t.momentum1[row + 1]) + o.eps))
+end
+
+local function clamp(x, low, high) return math.max(low, math.min(high, x)) end
+
+--- The rate of a row whose counter is c, relative to plain row-wise Adagrad's `mult`.
+local function counted_rate(o, k, c, top, mult)
+  local tail = k.tail_id_threshold or {}
+  local threshold = tail.is_ratio and math.floor(tail.val * top) or tail.val or 0
+  local mode, bound = (k.learning_rate_mode or "equal"):lower(), k.adjustment_ub or 1
+  if mode == "equal" or c <= threshold then return mult end
+  if mode == "tail_id_lr_increase" then return mult * clamp((top / (c + 1)) ^ bound, 1, 10) end
+  if mode == "tail_id_lr_decrease" then return mult * clamp(((c + 1) / top) ^ bound, 0.1, 1) end
+  return o.learning_rate / (math.sqrt(bound * c) + o.eps)
+end
+
+local function counter_step(o, k, t, c, gap, iteration, m, mult)
+  local start, decay, half, wd = k.adjustment_iter or -1, k.counter_weight_decay_mode or "none", k.counter_halflife or -1,
+    o.weight_decay or 0
+  if start > 0 and iteration <= start then return 1, mult end
+  local keep, rate = 1, counted_rate(o, k, c, t.max_counter[1], mult)
+  if decay == "l2" then keep = 1 - half / c * wd * mult end
+  if decay == "decouple" then keep = 1 - half / c * wd * o.learning_rate end
+  if decay == "adagradw" then
+    if half == -1 then rate = mult * math.sqrt(c) end
+    if half == -2 then rate = math.min(o.learning_rate * c, k.adjustment_ub or 1) / (math.sqrt(m) + o.eps) end
+    local missed = math.min(gap, iteration - start) - 1
+    keep = (1 - wd * o.learning_rate) ^ (1 + missed)
+    rate = rate * (1 - wd * o.learning_rate) ^ missed
+  end
+  return keep, rate
+end
+
+function rules.rowwise_adagrad_with_counter(o, t, row, g, iteration)
+  local k = o.counter_based_regularization or o.cowclip_regularization or {}
+  local decay, half, wd, x = k.counter_weight_decay_mode or "none", k.counter_halflife or -1, o.weight_decay or 0, {}
+  local gap, c = steps_since(t, row, iteration), t.row_counter[row + 1]
+  if half > 0 then c = 1 + math.exp(-gap * math.log(2) / half) * c
+  elseif half == 0 then c = 1
+  else c = c + 1 end
+  t.row_counter[row + 1] = c
+  for d = 1, t.cols do x[d] = g[d] + (decay == "l2" and wd * t.weight[row * t.cols + d] or 0) end
+  local m = t.momentum1[row + 1] + norm(x, 0, t.cols) ^ 2 / t.cols
+  t.momentum1[row + 1] = m
+  local mult = o.learning_rate / (math.sqrt(m) + o.eps)
+  if o.weight_decay_mode == "counter" then
+    local keep, rate = counter_step(o, k, t, c, gap, iteration, m, mult)
+    return shrink_and_step(t, row, g, keep, rate)
+  end
+  local size, bound = norm(x, 0, t.cols), c * math.max((k.weight_norm_coefficient or 0) * norm(t.weight, row * t.cols, t.cols),
+    k.lower_bound or 0)
+  local rate = size > 0 and mult * math.min(1, bound / size) or mult
+  local keep = decay == "l2" and 1 - wd * rate or decay == "decouple" and 1 - wd * o.learning_rate or 1
+  shrink_and_step(t, row, g, keep, rate)
+end
+
+--- The largest counter of each table, before the update of a step at which it is due.
+local function refresh_counters(self)
+  local o = self.optimizer
+  local every = (o.counter_based_regularization or {}).max_counter_update_freq or 1000
+  if o.kind ~= "rowwise_adagrad_with_counter" or every == 0 or self.iteration % every ~= 0 then return end
+  for _, t in ipairs(self.tables) do t.max_counter[1] = 1 + math.max(0, unpack(t.row_counter)) end
 end
 
 --- Adam's step of a row before the learning rate and the decay; `partial`: one second moment for the row.
@@ -268,7 +377,9 @@ local function limit(t, row, most)
 end
 
 function M.backward(self, input, grad)
+  average(self)
   self.iteration = self.iteration + 1
+  refresh_counters(self)
   local sums = self:gradient(input, grad)
   for _, t in ipairs(self.tables) do
     for row, g in pairs(self.optimizer.kind == "shampoo" and shampoo(self.optimizer, t, sums[t]) or sums[t]) do

@@ -74,6 +74,14 @@ static peri_tensor *integers(const int64_t *x, int64_t n)
     return fits && pick(2) ? tensor_of(narrow, PERI_I32, n) : tensor_of(x, PERI_I64, n);
 }
 
+static bool trains_in_files(const peri_tbe_optimizer *o)
+{
+    if (o->kind == PERI_TBE_NONE || o->kind == PERI_TBE_SHAMPOO || o->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD) return false;
+    int32_t rates = o->counter.learning_rate_mode; /* those of the tail look at all rows */
+    return o->kind != PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER || o->weight_decay_mode == PERI_DECAY_COWCLIP ||
+           (rates != PERI_RATES_TAIL_ID_INCREASE && rates != PERI_RATES_TAIL_ID_DECREASE);
+}
+
 static void choose_tables(scene *s)
 {
     static const char *const names[] = {"t0", "t1", "t2"}, *const features[] = {"f0", "f1", "f2", "f3"};
@@ -84,12 +92,19 @@ static void choose_tables(scene *s)
     *c = (peri_tbe_config){.device = device, .dtype = dtypes[pick(9)], .bounds_check = (int32_t)pick(4), .n_tables = 1 + pick(TABLES),
                            .tables = s->table, .n_features = 4, .features = features, .seed = 7};
     bool rows_of_bytes = c->dtype >= PERI_ROWS_INT8;
-    fine(peri_tbe_optimizer_default(rows_of_bytes ? PERI_TBE_NONE : (int32_t)pick(11), &c->optimizer), "an optimizer");
+    fine(peri_tbe_optimizer_default(rows_of_bytes ? PERI_TBE_NONE : (int32_t)pick(14), &c->optimizer), "an optimizer");
+    if (c->optimizer.kind == PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER) {
+        if (pick(4) == 3) c->optimizer.weight_decay_mode = PERI_DECAY_COWCLIP;
+        c->optimizer.counter.halflife = pick(5) - 2;
+        c->optimizer.counter.learning_rate_mode = (int32_t)pick(4) - 1;
+        c->optimizer.counter.max_counter_update_freq = pick(3);
+    }
     c->optimizer.exact = !rows_of_bytes && c->optimizer.kind != PERI_TBE_SHAMPOO && pick(4) == 3;
     for (int64_t t = 0; t < c->n_tables; t++) {
         s->table[t] = (peri_table_config){.name = names[t], .rows = pick(ROWS + 1), .cols = cols[pick(14)], .pooling = (int32_t)pick(3),
                                           .init = PERI_INIT_NONE};
         if (c->optimizer.kind == PERI_TBE_SHAMPOO) s->table[t].cols = 1 + pick(8);
+        if (c->optimizer.kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD) s->table[t].cols += s->table[t].cols % 2;
     }
 }
 
@@ -583,8 +598,7 @@ static void play(scene *s)
         } else {
             judge_forward(s, tbe, extent);
             judge_backward(s, tbe, extent);
-            bool files = s->config.optimizer.kind != PERI_TBE_NONE && s->config.optimizer.kind != PERI_TBE_SHAMPOO;
-            if (files && !s->hostile && !s->wild && pick(8) == 7) judge_files(s, extent);
+            if (trains_in_files(&s->config.optimizer) && !s->hostile && !s->wild && pick(8) == 7) judge_files(s, extent);
         }
         copy_input(s, &kept, true);
     }

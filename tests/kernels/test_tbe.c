@@ -106,6 +106,7 @@ typedef struct variant {
     int32_t kind, dtype, decay;
     bool row_bias_correction, nearest, exact;
     float max_gradient, max_norm;
+    peri_k_tbe_counter counter;
 } variant;
 
 static const variant variants[] = {
@@ -132,6 +133,20 @@ static const variant variants[] = {
     {.name = "lars_sgd", .kind = PERI_K_OPTIM_LARS_SGD, .dtype = PERI_F32},
     {.name = "lion", .kind = PERI_K_OPTIM_LION, .dtype = PERI_F32},
     {.name = "lion, f16", .kind = PERI_K_OPTIM_LION, .dtype = PERI_F16},
+    {.name = "rmsprop_ar", .kind = PERI_K_OPTIM_ROWWISE_RMSPROP_AR, .dtype = PERI_F32, .max_norm = 2, .exact = true},
+    {.name = "rmsprop_ar, f16", .kind = PERI_K_OPTIM_ROWWISE_RMSPROP_AR, .dtype = PERI_F16, .max_gradient = 0.5f},
+    {.name = "counter, l2, up", .kind = PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_F32, .decay = PERI_K_DECAY_L2,
+     .counter = {.halflife = 7, .fading = 0.9057236642639067, .rates = PERI_K_RATES_TAIL_UP, .adjustment_ub = 0.7f, .tail = 1}},
+    {.name = "counter, decouple, down", .kind = PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_BF16,
+     .decay = PERI_K_DECAY_DECOUPLE, .counter = {.rates = PERI_K_RATES_TAIL_DOWN, .adjustment_ub = 1.3f, .tail = 0.5f, .tail_ratio = true}},
+    {.name = "counter, adagradw", .kind = PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_F32, .decay = PERI_K_DECAY_ADAGRADW,
+     .max_norm = 2, .counter = {.halflife = -1, .adjustment_iter = 17, .rates = PERI_K_RATES_EQUAL, .adjustment_ub = 1}},
+    {.name = "counter, adagradw, -2", .kind = PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_F16, .decay = PERI_K_DECAY_ADAGRADW,
+     .nearest = true, .counter = {.halflife = -2, .rates = PERI_K_RATES_COUNTER_SGD, .adjustment_ub = 0.2f}},
+    {.name = "cowclip, l2", .kind = PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_F32, .decay = PERI_K_DECAY_L2,
+     .counter = {.halflife = -1, .rates = PERI_K_RATES_EQUAL, .clip = true, .weight_norm = 0.1f, .lower_bound = 0.05f}},
+    {.name = "cowclip, decouple", .kind = PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_BF16, .decay = PERI_K_DECAY_DECOUPLE,
+     .counter = {.halflife = 3, .fading = 0.7937005259840998, .rates = PERI_K_RATES_EQUAL, .clip = true, .weight_norm = 0.2f}},
 };
 enum { VARIANTS = sizeof variants / sizeof *variants };
 
@@ -143,6 +158,7 @@ typedef struct results {
     peri_k_tbe_report report;
     void *weight[VARIANTS]; /* of variants[].dtype */
     float *momentum1[VARIANTS], *momentum2[VARIANTS], *counter[VARIANTS];
+    int64_t *prev[VARIANTS];
     float *dense, *touched;
     int64_t updated;
 } results;
@@ -160,6 +176,7 @@ static void results_free(results *r)
         free(r->momentum1[o]);
         free(r->momentum2[o]);
         free(r->counter[o]);
+        free(r->prev[o]);
     }
 }
 
@@ -187,7 +204,10 @@ static peri_k_tbe_optimizer optimizer_of(const variant *v)
                                   .stochastic = !v->nearest,
                                   .exact = v->exact,
                                   .seed = 77,
-                                  .iteration = 3};
+                                  .iteration = 40,
+                                  .ar_alpha = 0.3f,
+                                  .min_shrinkage = 0.2f,
+                                  .counter = v->counter};
 }
 
 /** n weights of @dtype; f32 bits, or the upper half of them, which makes any bf16 and odd but valid f16. */
@@ -338,12 +358,19 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
     float *scratch = tbe_room(4 * chunks * stride);
     r.dense = zeros(d->total_elements);
     r.touched = zeros(d->total_rows);
+    float most[TBE_CASE_TABLES];
+    for (int i = 0; i < TBE_CASE_TABLES; i++) most[i] = (float)(1 + i % 5);
     for (int o = 0; o < VARIANTS; o++) {
         const variant *v = &variants[o];
         r.weight[o] = weights_of(weight, d->total_elements, v->dtype);
         r.momentum1[o] = zeros(d->total_elements > d->total_rows ? d->total_elements : d->total_rows);
         r.momentum2[o] = zeros(d->total_elements);
-        r.counter[o] = zeros(d->total_rows);
+        r.counter[o] = tbe_room(4 * d->total_rows);
+        r.prev[o] = tbe_room(8 * d->total_rows);
+        for (int64_t row = 0; row < d->total_rows; row++) {
+            r.counter[o][row] = (float)(row % 7);
+            r.prev[o][row] = row % 45; /* 0: never; above the iteration: it was set back */
+        }
         peri_k_tbe_rows rows = {.tables = d->tables,
                                 .n_tables = d->n_tables,
                                 .total_rows = d->total_rows,
@@ -351,7 +378,9 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
                                 .weight_dtype = v->dtype,
                                 .momentum1 = r.momentum1[o],
                                 .momentum2 = r.momentum2[o],
-                                .row_counter = r.counter[o]};
+                                .row_counter = r.counter[o],
+                                .prev_iter = r.prev[o],
+                                .max_counter = most};
         peri_k_tbe_update_args args = {.rows = rows,
                                        .optimizer = optimizer_of(v),
                                        .sorted = r.sorted,
@@ -411,6 +440,7 @@ static void compare(const tbe_data *d, const char *isa, const results *want, con
         assert_same(c, isa, what, want->momentum2[o], got->momentum2[o], d->total_elements);
         snprintf(what, sizeof what, "row counters of %s", variants[o].name);
         assert_same(c, isa, what, want->counter[o], got->counter[o], d->total_rows);
+        assert_memory_equal(want->prev[o], got->prev[o], (size_t)(8 * d->total_rows));
     }
 }
 

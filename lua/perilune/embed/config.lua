@@ -144,13 +144,75 @@ local kinds = {
   none = C.PERI_TBE_NONE, sgd = C.PERI_TBE_SGD, adagrad = C.PERI_TBE_ADAGRAD, rowwise_adagrad = C.PERI_TBE_ROWWISE_ADAGRAD,
   adam = C.PERI_TBE_ADAM, partial_rowwise_adam = C.PERI_TBE_PARTIAL_ROWWISE_ADAM, lamb = C.PERI_TBE_LAMB,
   partial_rowwise_lamb = C.PERI_TBE_PARTIAL_ROWWISE_LAMB, lars_sgd = C.PERI_TBE_LARS_SGD, lion = C.PERI_TBE_LION,
-  shampoo = C.PERI_TBE_SHAMPOO,
+  shampoo = C.PERI_TBE_SHAMPOO, rowwise_rmsprop_ar = C.PERI_TBE_ROWWISE_RMSPROP_AR,
+  emainplace_rowwise_adagrad = C.PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD,
+  rowwise_adagrad_with_counter = C.PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER,
 }
 local aliases = {
   exact_sgd = "sgd", exact_adagrad = "adagrad", exact_rowwise_adagrad = "rowwise_adagrad", exact_row_wise_adagrad = "rowwise_adagrad",
   partial_row_wise_adam = "partial_rowwise_adam", partial_row_wise_lamb = "partial_rowwise_lamb",
 }
-local decay_modes = { none = C.PERI_DECAY_NONE, l2 = C.PERI_DECAY_L2, decouple = C.PERI_DECAY_DECOUPLE }
+--- Names of the optimizers.
+function M.optimizers() return util.keys(kinds) end
+
+local decay_modes = {
+  none = C.PERI_DECAY_NONE, l2 = C.PERI_DECAY_L2, decouple = C.PERI_DECAY_DECOUPLE, counter = C.PERI_DECAY_COUNTER,
+  cowclip = C.PERI_DECAY_COWCLIP,
+}
+local counter_decay_modes = {
+  none = C.PERI_COUNTER_DECAY_NONE, l2 = C.PERI_COUNTER_DECAY_L2, decouple = C.PERI_COUNTER_DECAY_DECOUPLE,
+  adagradw = C.PERI_COUNTER_DECAY_ADAGRADW,
+}
+local rate_modes = {
+  equal = C.PERI_RATES_EQUAL, tail_id_lr_increase = C.PERI_RATES_TAIL_ID_INCREASE, tail_id_lr_decrease = C.PERI_RATES_TAIL_ID_DECREASE,
+  counter_sgd = C.PERI_RATES_COUNTER_SGD,
+}
+
+--- FBGEMM's definitions, as tables of their fields.
+local tail_arguments = { val = 0, is_ratio = false }
+local counter_arguments = {
+  counter_weight_decay_mode = "none", -- none, l2, decouple, adagradw
+  counter_halflife = -1,
+  adjustment_iter = -1,
+  adjustment_ub = 1.0,
+  learning_rate_mode = "equal",       -- equal, tail_id_lr_increase, tail_id_lr_decrease, counter_sgd
+  grad_sum_decay = "no_decay",        -- FBGEMM takes ctr_decay too, and does nothing with it
+  tail_id_threshold = util.optional,  -- { val =, is_ratio = }
+  max_counter_update_freq = 1000,
+}
+local cowclip_arguments = { counter_weight_decay_mode = "none", counter_halflife = -1, weight_norm_coefficient = 0, lower_bound = 0 }
+local average_arguments = { step_ema = 10, step_start = 0, step_ema_coef = 0.6 }
+
+--- Row-wise Adagrad with counters: its definition, into `k` (peri_tbe_counter).
+local function fill_counter(func, k, mode, a)
+  local key = mode == "counter" and "counter_based_regularization" or "cowclip_regularization"
+  func = ("%s: %s"):format(func, key)
+  local d = util.named(func, a[key] or {}, mode == "counter" and counter_arguments or cowclip_arguments)
+  local function lower(value) return tostring(value):lower() end
+  k.weight_decay_mode = one_of(func, "counter_weight_decay_mode", lower(d.counter_weight_decay_mode), counter_decay_modes)
+  util.integer(func, "counter_halflife", d.counter_halflife, -2)
+  k.halflife = d.counter_halflife
+  if mode == "cowclip" then
+    k.weight_norm_coefficient, k.lower_bound = d.weight_norm_coefficient, d.lower_bound
+    return
+  end
+  k.learning_rate_mode = one_of(func, "learning_rate_mode", lower(d.learning_rate_mode), rate_modes)
+  one_of(func, "grad_sum_decay", lower(d.grad_sum_decay), { no_decay = true })
+  util.integer(func, "adjustment_iter", d.adjustment_iter, -1)
+  util.integer(func, "max_counter_update_freq", d.max_counter_update_freq, 0)
+  k.adjustment_iter, k.adjustment_ub, k.max_counter_update_freq = d.adjustment_iter, d.adjustment_ub, d.max_counter_update_freq
+  local tail = util.named(func .. ": tail_id_threshold", d.tail_id_threshold or {}, tail_arguments)
+  k.tail_id_threshold, k.tail_id_is_ratio = tail.val, tail.is_ratio
+end
+
+--- EMA in place: its definition, into the optimizer.
+local function fill_average(func, o, definition)
+  func = func .. ": emainplace_mode"
+  local d = util.named(func, definition, average_arguments)
+  util.integer(func, "step_ema", d.step_ema, 1)
+  util.integer(func, "step_start", d.step_start, 0)
+  o.step_ema, o.step_start, o.step_ema_coef = d.step_ema, d.step_start, d.step_ema_coef
+end
 
 local optimizer_arguments = {
   optimizer = util.required,
@@ -163,6 +225,12 @@ local optimizer_arguments = {
   use_rowwise_bias_correction = false,
   eta = util.optional,      -- lars_sgd
   momentum = util.optional, -- lars_sgd
+  ema_beta = util.optional, -- rowwise_rmsprop_ar, and the next two
+  ar_alpha = util.optional,
+  min_shrinkage = util.optional,
+  counter_based_regularization = util.optional, -- rowwise_adagrad with weight_decay_mode counter: counter_arguments
+  cowclip_regularization = util.optional,       -- rowwise_adagrad with weight_decay_mode cowclip: cowclip_arguments
+  emainplace_mode = util.optional,              -- emainplace_rowwise_adagrad: average_arguments
   max_norm = util.optional,
   stochastic_rounding = true, -- of f16 and bf16 tables
   exact = false,              -- sums of gradients that do not depend on the order, to the last bit; over ranks: docs/sharded_tables.md
@@ -175,18 +243,34 @@ local optimizer_arguments = {
 
 --- fused_params -> peri_tbe_optimizer, bounds check mode, the optimizer's name, CacheParams or nil, and the output's data type (a key of
 --- data_types) or nil. FBGEMM's names and defaults:
---- learning_rate 0.01, eps 1e-8, beta1 0.9, beta2 0.999, eta 0.001, momentum 0.9; `optimizer` is one of `kinds`, or FBGEMM's EmbOptimType
---- name.
+--- learning_rate 0.01, eps 1e-8, beta1 0.9, beta2 0.999, eta 0.001, momentum 0.9, ema_beta 0.99, ar_alpha 0, min_shrinkage 0.1;
+--- `optimizer` is one of `kinds`, or FBGEMM's EmbOptimType name.
 function M.fused_params(func, params)
   local a = util.named(func, params, optimizer_arguments)
   local name = tostring(a.optimizer):lower()
   name = aliases[name] or name
+  local mode = tostring(a.weight_decay_mode):lower()
+  local counts = mode == "counter" or mode == "cowclip"
+  if counts and name == "rowwise_adagrad" then name = "rowwise_adagrad_with_counter" end
   local o = ffi.new "peri_tbe_optimizer"
   P.check(C.peri_tbe_optimizer_default(one_of(func, "optimizer", name, kinds), o))
-  for _, key in ipairs { "learning_rate", "eps", "beta1", "beta2", "weight_decay", "eta", "momentum", "max_norm" } do
+  for _, key in ipairs { "learning_rate", "eps", "beta1", "beta2", "weight_decay", "eta", "momentum", "max_norm", "ema_beta", "ar_alpha",
+    "min_shrinkage" } do
     if a[key] ~= nil then o[key] = a[key] end
   end
-  o.weight_decay_mode = one_of(func, "weight_decay_mode", tostring(a.weight_decay_mode):lower(), decay_modes)
+  o.weight_decay_mode = one_of(func, "weight_decay_mode", mode, decay_modes)
+  for key, wanted in util.ordered { counter_based_regularization = "counter", cowclip_regularization = "cowclip" } do
+    if a[key] ~= nil and mode ~= wanted then
+      P.fail(("%s: %s with weight_decay_mode '%s', allowed: '%s'"):format(func, key, mode, wanted))
+    end
+  end
+  if counts and name == "rowwise_adagrad_with_counter" then fill_counter(func, o.counter, mode, a) end
+  if a.emainplace_mode ~= nil then
+    if name ~= "emainplace_rowwise_adagrad" then
+      P.fail(("%s: emainplace_mode of optimizer '%s', allowed: 'emainplace_rowwise_adagrad'"):format(func, name))
+    end
+    fill_average(func, o, a.emainplace_mode)
+  end
   o.nearest, o.exact = not a.stochastic_rounding, a.exact
   o.row_bias_correction = a.use_rowwise_bias_correction
   if a.gradient_clipping then o.max_gradient = a.max_gradient end

@@ -71,10 +71,35 @@ enum {
     PERI_TBE_PARTIAL_ROWWISE_LAMB = 7, /* PARTIAL_ROWWISE_LAMB: states momentum1 [rows, cols], momentum2 [rows] */
     PERI_TBE_LARS_SGD = 8,             /* LARS_SGD: state momentum1 [rows, cols] */
     PERI_TBE_LION = 9,                 /* state momentum1 [rows, cols] */
-    PERI_TBE_SHAMPOO = 10              /* one-sided, over columns: state preconditioner [cols, cols]; costs cols^3 an update */
+    PERI_TBE_SHAMPOO = 10,             /* one-sided, over columns: state preconditioner [cols, cols]; costs cols^3 an update */
+    PERI_TBE_ROWWISE_RMSPROP_AR = 11,  /* ROWWISE_RMSPROP_AR: states momentum1, prev_iter [rows] */
+    /* EMAINPLACE_ROWWISE_ADAGRAD: row-wise Adagrad, state momentum1 [rows], and the right half of all rows follows the left. Even cols */
+    PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD = 12,
+    /* EXACT_ROWWISE_ADAGRAD with WeightDecayMode COUNTER or COWCLIP: states momentum1, row_counter, prev_iter [rows]; and max_counter [1]
+     * of the table, where peri_tbe_counter says so */
+    PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER = 13
 };
 
-enum { PERI_DECAY_NONE = 0, PERI_DECAY_L2 = 1, PERI_DECAY_DECOUPLE = 2 };
+/** COUNTER and COWCLIP are of PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER, which has no others: peri_tbe_counter says how it decays. */
+enum { PERI_DECAY_NONE = 0, PERI_DECAY_L2 = 1, PERI_DECAY_DECOUPLE = 2, PERI_DECAY_COUNTER = 3, PERI_DECAY_COWCLIP = 4 };
+enum { PERI_COUNTER_DECAY_NONE = 0, PERI_COUNTER_DECAY_L2 = 1, PERI_COUNTER_DECAY_DECOUPLE = 2, PERI_COUNTER_DECAY_ADAGRADW = 3 };
+/** Learning rates by how often a row came: one for all, larger or smaller for rows above the tail, or by the row's counter alone. */
+enum { PERI_RATES_EQUAL = -1, PERI_RATES_TAIL_ID_INCREASE = 0, PERI_RATES_TAIL_ID_DECREASE = 1, PERI_RATES_COUNTER_SGD = 2 };
+
+/** How row-wise Adagrad counts rows (FBGEMM's CounterBasedRegularizationDefinition and CowClipDefinition). Counters of rows that come fade
+ *  with the steps in between; what the numbers do is in the formulas. */
+typedef struct peri_tbe_counter {
+    int64_t halflife;           /* steps, >= -2; 0: counters are 1; < 0: they do not fade; -1 and -2 are two rules of ADAGRADW */
+    int32_t weight_decay_mode;  /* PERI_COUNTER_DECAY_*; COWCLIP: not ADAGRADW. COUNTER, L2 and DECOUPLE with weight_decay: halflife >= 0 */
+    int32_t learning_rate_mode; /* COUNTER: PERI_RATES_* */
+    int64_t adjustment_iter;    /* COUNTER: rates and decay are as of plain row-wise Adagrad until this step; >= -1 */
+    double adjustment_ub;       /* COUNTER: >= 0 */
+    double tail_id_threshold;   /* COUNTER: >= 0; a counter, or (tail_id_is_ratio) a share of max_counter */
+    int64_t max_counter_update_freq; /* COUNTER: max_counter (which starts as 1) of a table becomes the largest counter of its rows here,
+                                        plus 1, before every such step; 0: never. Asked for by TAIL_ID_* and by ratios */
+    double weight_norm_coefficient, lower_bound; /* COWCLIP: >= 0 */
+    bool tail_id_is_ratio;
+} peri_tbe_counter;
 
 /** Hyperparameters; those that an optimizer does not know must be 0. peri_tbe_optimizer_default fills in FBGEMM's defaults.
  *
@@ -82,9 +107,14 @@ enum { PERI_DECAY_NONE = 0, PERI_DECAY_L2 = 1, PERI_DECAY_DECOUPLE = 2 };
  *  such number for each column block, as TorchRec does. Everything else is element by element. */
 typedef struct peri_tbe_optimizer {
     int32_t kind; /* PERI_TBE_* */
-    int32_t weight_decay_mode; /* PERI_DECAY_*: SGD, Adagrad, row-wise Adagrad; the decay of all others is in their formula */
+    int32_t weight_decay_mode; /* PERI_DECAY_*: SGD, Adagrad, row-wise Adagrad, EMA in place; of all others it is in their formula */
     double learning_rate, eps, beta1, beta2, weight_decay;
     double eta, momentum;      /* LARS */
+    double ema_beta, ar_alpha, min_shrinkage; /* row-wise RMSProp: in [0, 1), >= 0, in [0, 1] */
+    double step_ema_coef;      /* EMA in place, in [0, 1]: before the lookup of training step t (counted from 1; at the latest before its
+                                  update), if t >= step_start and t is a multiple of step_ema >= 1; once a step, not in evaluation */
+    int64_t step_ema, step_start;
+    peri_tbe_counter counter;
     double max_norm;           /* > 0: rows whose norm is larger after an update are scaled down to it */
     double max_gradient;       /* > 0: clamp every element of the upstream gradient to +-max_gradient first; for the rows only */
     bool row_bias_correction;  /* Adam, LAMB, partial row-wise too: count each row's updates (state row_counter [rows]), not all */
@@ -131,7 +161,9 @@ typedef struct peri_tbe_config {
 } peri_tbe_config;
 
 /** FBGEMM's defaults of an optimizer: learning rate 0.01, eps 1e-8 (Shampoo: 1e-4), beta1 0.9, beta2 0.999 (Lion: 0.99, its paper's), eta
- *  0.001, momentum 0.9, no decay; what it does not know is 0. PERI_EINVAL for an unknown kind. */
+ *  0.001, momentum 0.9, ema_beta 0.99, ar_alpha 0, min_shrinkage 0.1, step_ema 10, step_start 0, step_ema_coef 0.6, no decay; with
+ *  counters: COUNTER, halflife -1, adjustment_iter -1, adjustment_ub 1, rates EQUAL, max_counter_update_freq 1000, others 0;
+ *  what it does not know is 0. PERI_EINVAL for an unknown kind. */
 PERI_API peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out);
 /** Allocate and initialise the tables. @out new. */
 PERI_API peri_status peri_tbe_new(const peri_tbe_config *config, peri_tbe **out);
@@ -229,9 +261,9 @@ PERI_API peri_status peri_tbe_gradient_table(peri_tbe *tbe, peri_tensor *gradien
 
 /* -- state ------------------------------------------------------------------------------------------------------------------------ */
 
-/** A view of a table's weights or state: @name is "weight", "momentum1", "momentum2" or "row_counter"; [rows, cols] or [rows]. Writing
- *  through it changes the table. PERI_ENOTFOUND lists the names that the optimizer has; PERI_EUNSUPPORTED for tables in files, which
- *  peri_tbe_read and peri_tbe_write reach. @out new. */
+/** A view of a table's weights or state: @name is "weight", "momentum1", "momentum2", "row_counter" or "prev_iter" (i64); [rows, cols] or
+ *  [rows]; "preconditioner" [cols, cols], "max_counter" [1]. Writing through it changes the table. PERI_ENOTFOUND lists the
+ *  names that the optimizer has; PERI_EUNSUPPORTED for tables in files, which peri_tbe_read and peri_tbe_write reach. @out new. */
 PERI_API peri_status peri_tbe_state(peri_tbe *tbe, int64_t table, const char *name, peri_tensor **out);
 /** Number of dimensions of a table's weights or state, 1 or 2, and their sizes in @shape[2]; a negative status as peri_tbe_state. */
 PERI_API int32_t peri_tbe_state_shape(const peri_tbe *tbe, int64_t table, const char *name, int64_t *shape);
