@@ -20,6 +20,7 @@
 #include "route.c"
 #include "tbe.c"
 #include "cache.c"
+#include "bags.c"
 
 const peri_kernels peri_kernels_ref = {
     .isa = "ref",

@@ -66,98 +66,26 @@ out:
     return status;
 }
 
-/** Offsets of bags of one id each. */
-static peri_status unit_offsets(peri_device *device, int64_t bags, peri_tensor **out)
-{
-    int64_t *host = peri__alloc(sizeof *host * (size_t)(bags + 1)), n = bags + 1;
-    if (!host) return PERI_ENOMEM;
-    for (int64_t b = 0; b <= bags; b++) host[b] = b;
-    peri_tensor *t = NULL;
-    peri_status status = peri_tensor_new(device, PERI_I64, 1, &n, &t);
-    if (status >= 0) status = peri_tensor_write(t, host, n * 8);
-    peri__free(host);
-    if (status < 0) peri_tensor_release(t);
-    else *out = t;
-    return status;
-}
-
-typedef struct expand_state {
-    peri_tbe *tbe;
-    peri_tbe_blocks *blocks;
-} expand_state;
-
-enum { SAVED_IDS, SAVED_OFFSETS };
-
-static void expand_fini(peri__node *node)
-{
-    expand_state *state = node->state;
-    if (!state) return;
-    peri_tbe_release(state->tbe);
-    peri_tbe_blocks_release(state->blocks);
-    peri__free(state);
-    node->state = NULL;
-}
-
-/** integer: the shape of pooled. */
-static peri_status expand_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
-{
-    expand_state *state = node->state;
-    peri_tbe_input in = {.ids = node->saved[SAVED_IDS], .offsets = node->saved[SAVED_OFFSETS], .blocks = state->blocks};
-    peri_tensor *grad = NULL, *dense = NULL;
-    peri_status status;
-    PERI_TRY_GOTO(peri_tensor_contiguous(grad_out[0], &grad), out);
-    PERI_TRY_GOTO(peri_tbe_gradient(state->tbe, &in, grad, NULL, &dense), out);
-    status = peri__tensor_view(dense, (int32_t)node->integer[0], node->integer + 1, NULL, 0, &grad_in[0]);
-out:
-    peri_tensor_release(grad);
-    peri_tensor_release(dense);
-    return status;
-}
-
-static const peri__node_vtab expand_vtab = {.name = "tbe_expand", .backward = expand_backward, .fini = expand_fini};
-
-/** Record the lookup @in of @pooled; *state is taken on success. */
-static peri_status expand_record(peri_tensor *pooled, const peri_tbe_input *in, expand_state *state, peri_tensor *out)
-{
-    peri__node *node;
-    expand_state *kept = peri__alloc(sizeof *kept);
-    if (!kept) return PERI_ENOMEM;
-    peri_status status = peri__record(&expand_vtab, &pooled, 1, &out, 1, &node);
-    if (status < 0) {
-        peri__free(kept);
-        return status;
-    }
-    *kept = *state;
-    *state = (expand_state){0};
-    node->state = kept;
-    node->integer[0] = pooled->ndim;
-    memcpy(node->integer + 1, pooled->shape, sizeof *pooled->shape * (size_t)pooled->ndim);
-    peri__node_save(node, SAVED_IDS, in->ids);
-    peri__node_save(node, SAVED_OFFSETS, in->offsets);
-    return PERI_OK;
-}
-
 peri_status peri_tbe_expand(const peri_tbe_expand_args *a, peri_tensor **out)
 {
     PERI_TRY(check_args(a));
     int64_t batch = a->inverse->shape[1], bags = a->inverse->shape[0] * batch, width = 0;
     peri_tensor *ids = NULL, *offsets = NULL, *rows = NULL;
-    expand_state state = {0};
+    peri__over over = {0};
     peri_status status;
-    PERI_TRY_GOTO(as_tables(a, &state.tbe, &state.blocks, &width), out);
+    PERI_TRY_GOTO(as_tables(a, &over.tbe, &over.blocks, &width), out);
     PERI_TRY_GOTO(peri__tensor_view(a->inverse, 1, &bags, NULL, a->inverse->offset, &ids), out);
-    PERI_TRY_GOTO(unit_offsets(peri__device(a->pooled), bags, &offsets), out);
+    PERI_TRY_GOTO(peri__offsets_of_equal(peri__device(a->pooled), bags, 1, &offsets), out);
     PERI_TRY_GOTO(peri_tensor_new(peri__device(a->pooled), PERI_F32, 2, (int64_t[]){batch, width}, &rows), out);
-    peri_tbe_input in = {.ids = ids, .offsets = offsets, .blocks = state.blocks};
-    PERI_TRY_GOTO(peri__tbe_checked_forward("peri_tbe_expand", state.tbe, &in, rows), out);
-    if (peri__recording(&(peri_tensor *){a->pooled}, 1)) PERI_TRY_GOTO(expand_record(a->pooled, &in, &state, rows), out);
+    peri_tbe_input in = {.ids = ids, .offsets = offsets, .blocks = over.blocks};
+    PERI_TRY_GOTO(peri__tbe_checked_forward("peri_tbe_expand", over.tbe, &in, rows), out);
+    PERI_TRY_GOTO(peri__over_record(a->pooled, &in, &over, rows), out);
     *out = rows;
     rows = NULL;
 out:
     peri_tensor_release(ids);
     peri_tensor_release(offsets);
     peri_tensor_release(rows);
-    peri_tbe_release(state.tbe);
-    peri_tbe_blocks_release(state.blocks);
+    peri__over_release(&over);
     return status;
 }

@@ -22,6 +22,15 @@ static peri_status check_out(const char *function, const peri_tbe *tbe, const pe
                       peri__tensor_text(out, text, sizeof text), (long long)extent - 1);
 }
 
+/** What a report on the device says. Waits. */
+static peri_status judge(const char *function, const peri_tbe *tbe, const peri_tensor *report)
+{
+    peri_k_tbe_report found;
+    PERI_TRY(peri__copy(tbe->device, &found, peri__data(report), sizeof found, PERI_COPY_D2H));
+    PERI_TRY(peri_stream_synchronize(peri_stream_current(tbe->device)));
+    return peri__tbe_status(tbe, function, &found);
+}
+
 peri_status peri__tbe_checked_forward(const char *function, peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)
 {
     if (tbe->tier) return peri__tier_forward(function, tbe, in, out);
@@ -30,11 +39,25 @@ peri_status peri__tbe_checked_forward(const char *function, peri_tbe *tbe, const
     PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_REPORT, PERI_I64, PERI__REPORT_WORDS, &unused));
     peri_tensor *report = tbe->workspace[PERI__TBE_REPORT];
     PERI_TRY(peri__tbe_forward(tbe, in, out, report));
-    if (tbe->bounds_check == PERI_BOUNDS_IGNORE) return PERI_OK;
-    peri_k_tbe_report found;
-    PERI_TRY(peri__copy(tbe->device, &found, peri__data(report), sizeof found, PERI_COPY_D2H));
-    PERI_TRY(peri_stream_synchronize(peri_stream_current(tbe->device)));
-    return peri__tbe_status(tbe, function, &found);
+    return tbe->bounds_check == PERI_BOUNDS_IGNORE ? PERI_OK : judge(function, tbe, report);
+}
+
+peri_status peri__tbe_check(const char *function, peri_tbe *tbe, const peri_tbe_input *in)
+{
+    void *unused;
+    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_REPORT, PERI_I64, PERI__REPORT_WORDS, &unused));
+    peri_tensor *report = tbe->workspace[PERI__TBE_REPORT];
+    PERI_TRY(peri__tbe_enter(tbe));
+    PERI_TRY(peri__report_reset(report));
+    peri_k_tbe_check_args check = {.report = peri__data(report)};
+    int64_t grain;
+    PERI_TRY(peri__tbe_stream(tbe, in, false, &check.stream));
+    peri__tbe_chunks(in, &check.chunks, &grain);
+    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_check, &check, check.chunks, grain));
+    peri_k_tbe_report_args describe = {.stream = check.stream, .report = check.report};
+    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_report, &describe, 1, 1));
+    PERI_TRY(peri__tbe_leave(tbe));
+    return judge(function, tbe, report);
 }
 
 peri_status peri_tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)

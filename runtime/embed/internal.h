@@ -139,6 +139,16 @@ const peri__optimizer_kind *peri__optimizer_kind_of(int32_t kind);
 
 /** A table batch without optimizer whose weights are @flat (retained), where table t's rows lie one behind the other, without padding. */
 peri_status peri__tbe_over(const peri_tbe_config *config, peri_tensor *flat, peri_tbe **out);
+/** What lookups in a tensor keep: a table batch of peri__tbe_over, and the block list. */
+typedef struct peri__over {
+    peri_tbe *tbe;
+    peri_tbe_blocks *blocks;
+} peri__over;
+void peri__over_release(peri__over *over);
+/** Put the lookup @in of @table, which is what over->tbe is over, on the tape, if somebody wants its gradient: *over is taken then. */
+peri_status peri__over_record(peri_tensor *table, const peri_tbe_input *in, peri__over *over, peri_tensor *out);
+/** Offsets (i64 [bags + 1]) of bags of @length ids each. */
+peri_status peri__offsets_of_equal(peri_device *device, int64_t bags, int64_t length, peri_tensor **out);
 /** How many tensors of the size of the weights a table batch has. */
 double peri__tbe_copies(const peri_tbe_optimizer *optimizer);
 /** The flat tensors as parts of records, in the order of peri_tbe_state_name. Returns their number. */
@@ -166,6 +176,8 @@ peri_status peri__tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *bloc
 peri_status peri__tbe_forward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *out, peri_tensor *report);
 /** Forward with the check that the table batch asks for; @function names the caller in messages. */
 peri_status peri__tbe_checked_forward(const char *function, peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *out);
+/** The check alone, of tables in memory; what it says depends on the table batch's mode. Waits. */
+peri_status peri__tbe_check(const char *function, peri_tbe *tbe, const peri_tbe_input *input);
 /** One past the last element that a lookup of @input writes. */
 int64_t peri__tbe_extent(const peri_tbe *tbe, const peri_tbe_input *input);
 /** Check an input's tensors on the host: dtypes, sizes, devices. */

@@ -11,19 +11,7 @@ local function dot(a, b)
   return sum
 end
 
---- d f / d list[i] for all i, where f(list) is a number.
-local function differences(list, f)
-  local d, moved = {}, {}
-  for i = 1, #list do moved[i] = list[i] end
-  for i = 1, #list do
-    moved[i] = list[i] + STEP
-    local high = f(moved)
-    moved[i] = list[i] - STEP
-    d[i] = (high - f(moved)) / (2 * STEP)
-    moved[i] = list[i]
-  end
-  return d
-end
+local function differences(list, f) return support.differences(list, f, STEP) end
 
 local function assert_near(want, got, what)
   assert.equal(#want, #got)

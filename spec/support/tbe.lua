@@ -21,6 +21,20 @@ function M.numbers(n, draw)
   return list
 end
 
+--- d f / d list[i] for all i, where f(list) is a number.
+function M.differences(list, f, step)
+  local d, moved = {}, {}
+  for i = 1, #list do moved[i] = list[i] end
+  for i = 1, #list do
+    moved[i] = list[i] + step
+    local high = f(moved)
+    moved[i] = list[i] - step
+    d[i] = (high - f(moved)) / (2 * step)
+    moved[i] = list[i]
+  end
+  return d
+end
+
 --- Random ids for blocks over `bags` bags: { ids, offsets } with ids of every row count in `rows` (the smallest).
 function M.bags_of(bags, longest, rows, draw)
   local ids, offsets = {}, { 0 }

@@ -226,6 +226,30 @@ typedef struct peri_tbe_expand_args {
  *  inverse index outside its feature's rows is PERI_ERANGE; -1 gives zeros. @out new. */
 PERI_API peri_status peri_tbe_expand(const peri_tbe_expand_args *args, peri_tensor **out);
 
+/* -- one matrix ------------------------------------------------------------------------------------------------------------------- */
+
+/** What becomes of a bag's rows: their sum, their mean, each of them by itself (torch's embedding), their largest elements. */
+enum { PERI_BAG_SUM = 0, PERI_BAG_MEAN = 1, PERI_BAG_NONE = 2, PERI_BAG_MAX = 3 };
+
+/** A lookup in one matrix, as of torch.nn.functional.embedding and embedding_bag. */
+typedef struct peri_embedding_bag_args {
+    peri_tensor *weight;  /* f32 [rows, cols], contiguous; cols >= 1 */
+    peri_tensor *ids;     /* i64 or i32: with offsets [n], without [bags, ids of each]; mode NONE: any shape */
+    peri_tensor *offsets; /* i64 or i32 [bags]: bag b is ids offsets[b] .. offsets[b + 1], the last one ends with the ids; or NULL */
+    peri_tensor *weights; /* f32, the shape of ids: factors of the ids; NULL: 1. Mode SUM only */
+    int64_t padding_idx;  /* this id adds nothing, does not count in a mean, gives no gradient; -1: none. Mode NONE: only the last */
+    double max_norm;      /* > 0: rows that are looked up, and whose norm is larger, are first scaled down to it, in `weight` itself */
+    double norm_type;     /* p of that norm, sum(|x|^p)^(1/p), > 0; infinite: the largest element */
+    int32_t mode;         /* PERI_BAG_* */
+    bool include_last_offset; /* offsets [bags + 1] */
+} peri_embedding_bag_args;
+
+/** @out new, f32: [bags, cols], or with mode NONE the shape of ids and cols. A bag without ids gives zeros; of elements that are equally
+ *  large the first one gets the gradient of MAX; NaN is the largest. On the tape: gradients of weight and weights, dense. Ids are checked
+ *  (PERI_ERANGE names sample, place and id, and nothing was changed); -1 adds nothing, but counts in a mean. The norms are in f64,
+ *  (max_norm / (norm + 1e-7)) times the row is rounded once; scaling is not recorded. */
+PERI_API peri_status peri_embedding_bag(const peri_embedding_bag_args *args, peri_tensor **out);
+
 /* -- micro-batches ------------------------------------------------------------------------------------------------------------------ */
 
 /** While @on, backward passes (peri_tbe_backward, the tape's, a sharded module's) are kept instead of updating the tables, until

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * over.c: lookups in a tensor whose memory a table batch borrows for them (peri__tbe_over), on the tape.
+ */
+#include "internal.h"
+
+enum { IN_TABLE, IN_WEIGHTS, INPUTS };
+enum { SAVED_IDS, SAVED_OFFSETS, SAVED_WEIGHTS, SAVED_SCALE };
+
+void peri__over_release(peri__over *over)
+{
+    peri_tbe_release(over->tbe);
+    peri_tbe_blocks_release(over->blocks);
+    *over = (peri__over){0};
+}
+
+static void over_fini(peri__node *node)
+{
+    if (!node->state) return;
+    peri__over_release(node->state);
+    peri__free(node->state);
+    node->state = NULL;
+}
+
+/** integer: dimensions and shape of the table. */
+static peri_status over_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    peri__over *over = node->state;
+    peri_tbe_input in = {.ids = node->saved[SAVED_IDS],
+                         .offsets = node->saved[SAVED_OFFSETS],
+                         .weights = node->saved[SAVED_WEIGHTS],
+                         .scale = node->saved[SAVED_SCALE],
+                         .blocks = over->blocks};
+    peri_tensor *grad = NULL, *weights = NULL, *dense = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri__contiguous_of(grad_out[0], &grad), out);
+    if (peri__needs(node, IN_WEIGHTS)) PERI_TRY_GOTO(peri__tensor_like(in.weights, 1, in.weights->shape, &weights), out);
+    if (peri__needs(node, IN_TABLE)) {
+        PERI_TRY_GOTO(peri_tbe_gradient(over->tbe, &in, grad, weights, &dense), out);
+        PERI_TRY_GOTO(peri__tensor_view(dense, (int32_t)node->integer[0], node->integer + 1, NULL, 0, &grad_in[IN_TABLE]), out);
+    } else {
+        PERI_TRY_GOTO(peri_tbe_backward(over->tbe, &in, grad, weights), out);
+    }
+    grad_in[IN_WEIGHTS] = weights;
+    weights = NULL;
+out:
+    peri_tensor_release(grad);
+    peri_tensor_release(weights);
+    peri_tensor_release(dense);
+    return status;
+}
+
+static const peri__node_vtab over_vtab = {.name = "tbe_over", .backward = over_backward, .fini = over_fini};
+
+peri_status peri__over_record(peri_tensor *table, const peri_tbe_input *in, peri__over *over, peri_tensor *out)
+{
+    peri_tensor *inputs[INPUTS] = {[IN_TABLE] = table, [IN_WEIGHTS] = in->weights};
+    peri__node *node;
+    if (!peri__recording(inputs, INPUTS)) return PERI_OK;
+    peri__over *kept = peri__alloc(sizeof *kept);
+    if (!kept) return PERI_ENOMEM;
+    peri_status status = peri__record(&over_vtab, inputs, INPUTS, &out, 1, &node);
+    if (status < 0) {
+        peri__free(kept);
+        return status;
+    }
+    *kept = *over;
+    *over = (peri__over){0};
+    node->state = kept;
+    node->integer[0] = table->ndim;
+    memcpy(node->integer + 1, table->shape, sizeof *table->shape * (size_t)table->ndim);
+    peri__node_save(node, SAVED_IDS, in->ids);
+    peri__node_save(node, SAVED_OFFSETS, in->offsets);
+    peri__node_save(node, SAVED_WEIGHTS, in->weights);
+    peri__node_save(node, SAVED_SCALE, in->scale);
+    return PERI_OK;
+}
+
+peri_status peri__offsets_of_equal(peri_device *device, int64_t bags, int64_t length, peri_tensor **out)
+{
+    int64_t *host = peri__alloc(sizeof *host * (size_t)(bags + 1)), n = bags + 1;
+    if (!host) return PERI_ENOMEM;
+    for (int64_t b = 0; b <= bags; b++) host[b] = b * length;
+    peri_tensor *t = NULL;
+    peri_status status = peri_tensor_new(device, PERI_I64, 1, &n, &t);
+    if (status >= 0) status = peri_tensor_write(t, host, n * 8);
+    peri__free(host);
+    if (status < 0) peri_tensor_release(t);
+    else *out = t;
+    return status;
+}
