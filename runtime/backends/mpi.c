@@ -90,7 +90,8 @@ struct mpi_group {
     mpi_request *active;
     uint64_t last;           /* highest number posted */
     peri_coll_op *history;   /* HISTORY, by number */
-    char *scratch;           /* kept between operations */
+    mpi_request *spare;      /* kept between operations, with its room for messages */
+    char *scratch;           /* also kept */
     int64_t scratch_bytes;
     struct near_shared *shared; /* cells of its copies; NULL: messages only */
     uint32_t *used;          /* own cells in use, by peer: bits */
@@ -271,6 +272,30 @@ static peri_status mpi_test(void *request)
     return status == PERI_PENDING ? status : end(r, status);
 }
 
+static void free_request(mpi_request *r)
+{
+    if (r) host->free(r->statuses);
+    host->free(r);
+}
+
+/** A new request of @g; NULL: no memory. */
+static mpi_request *take_request(mpi_group *g)
+{
+    mpi_request *r = g->spare;
+    if (r) *r = (mpi_request){.room = r->room, .requests = r->requests, .slots = r->slots, .statuses = r->statuses};
+    else r = host->alloc_zero(sizeof *r);
+    g->spare = NULL;
+    if (r) r->group = g;
+    return r;
+}
+
+static void give_request(mpi_request *r)
+{
+    mpi_group *g = r->group;
+    if (g->spare) free_request(r);
+    else g->spare = r;
+}
+
 static peri_status mpi_post(void *group, const peri_coll_op *op, void **request)
 {
     mpi_group *g = group;
@@ -280,9 +305,8 @@ static peri_status mpi_post(void *group, const peri_coll_op *op, void **request)
         g->history = host->alloc_zero(sizeof *g->history * HISTORY);
         if (!g->history) return PERI_ENOMEM;
     }
-    mpi_request *r = host->alloc_zero(sizeof *r);
+    mpi_request *r = take_request(g);
     if (!r) return PERI_ENOMEM;
-    r->group = g;
     r->op = *op;
     r->status = PERI_PENDING;
     r->dropped = host->fault(FAULT_COLL_DROP);
@@ -335,9 +359,8 @@ static peri_status mpi_drop(void *request)
     if (left) return PERI_PENDING;
     give_scratch(r);
     near_give(r);
-    host->free(r->statuses);
     host->free(r->message);
-    host->free(r);
+    give_request(r);
     return PERI_OK;
 }
 
@@ -542,6 +565,7 @@ static void mpi_release(void *group)
             break;
         }
     near_leave(g);
+    free_request(g->spare);
     host->free(g->scratch);
     host->free(g->history);
     host->free(g->ranks);

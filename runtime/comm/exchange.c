@@ -11,7 +11,9 @@
 
 enum {
     GRAIN = 1 << 15,
-    PLACE_LEAST = 512 /* bytes of a row's block that the transport may put in its place: shorter ones are copied faster afterwards */
+    PLACE_LEAST = 512, /* bytes of a row's block that the transport may put in its place: shorter ones are copied faster afterwards */
+    PLACE_ROWS = 64,   /* but so few rows are placed, however short: a copy of its own costs more */
+    PLACE_FEW = 64     /* runs for which the stack has room */
 };
 
 /** One direction of a flow on its way. */
@@ -21,6 +23,7 @@ typedef struct transfer {
     peri_codec_context *decoding; /* NULL: not encoded */
     bool summed;                  /* the parts that arrive are to be added up */
     bool placed;                  /* what arrives is put where COLUMNS want it */
+    bool shaped;                  /* what arrives has the shape of the result */
 } transfer;
 
 /** What the work and the two nodes share. */
@@ -45,7 +48,7 @@ typedef struct exchange_work {
     flow *flow;
     transfer forth;
     peri_tensor *token;    /* output of the `leave` node; NULL: not recorded */
-    peri_tensor **results; /* when complete: W or 1 */
+    peri_tensor **results; /* when complete: W or 1; behind this struct */
     peri_tensor *input;    /* of a group of one rank */
     bool used;
 } exchange_work;
@@ -93,13 +96,15 @@ static int32_t reverse_of(int32_t kind)
     return kind == PERI_FLOW_REDUCE_SCATTER ? PERI_FLOW_ALL_GATHER : kind == PERI_FLOW_ALL_GATHER ? PERI_FLOW_REDUCE_SCATTER : kind;
 }
 
-/** Where the rows of every rank's block of columns belong (W times rows runs); NULL: nowhere that is worth it. */
-static peri_k_run *column_runs(const flow *f, int64_t element)
+/** Where the rows of every rank's block of columns belong (W times rows runs: in @few, of PLACE_FEW, or new); NULL: nowhere that is worth
+ *  it. */
+static peri_k_run *column_runs(const flow *f, int64_t element, peri_k_run *few)
 {
     int64_t n = f->group->size, least = f->columns, from = 0, column = 0;
     for (int64_t i = 0; i < n; i++) least = f->dims[i] > 0 && f->dims[i] < least ? f->dims[i] : least;
-    if (f->rows == 0 || least * element < PLACE_LEAST || !peri__stage_places(f->group->comm, f->device)) return NULL;
-    peri_k_run *runs = peri__alloc(sizeof *runs * (size_t)(n * f->rows)), *run = runs;
+    if (f->rows == 0 || (least * element < PLACE_LEAST && f->rows > PLACE_ROWS)) return NULL;
+    if (!peri__stage_places(f->group->comm, f->device)) return NULL;
+    peri_k_run *runs = n * f->rows <= PLACE_FEW ? few : peri__alloc(sizeof *runs * (size_t)(n * f->rows)), *run = runs;
     for (int64_t i = 0; i < n && runs; i++) {
         for (int64_t row = 0; row < f->rows; row++, from += f->dims[i])
             *run++ = (peri_k_run){.to = row * f->columns + column, .from = from, .n = f->dims[i]};
@@ -113,16 +118,19 @@ static peri_status post(const flow *f, int32_t kind, peri_tensor *src, const int
 {
     static const int32_t kinds[] = {PERI_COLL_ALL_TO_ALL, PERI_COLL_REDUCE_SCATTER, PERI_COLL_ALL_GATHER};
     int32_t rank = f->group->rank;
-    int64_t n = kind == PERI_FLOW_REDUCE_SCATTER ? out[rank] : sum_of(in, f->group->size);
-    PERI_TRY(peri_tensor_new(f->device, src->dtype, 1, &n, &t->received));
+    peri_status status;
+    int64_t n = kind == PERI_FLOW_REDUCE_SCATTER ? out[rank] : sum_of(in, f->group->size), matrix[2] = {f->rows, f->columns};
+    peri_k_run few[PLACE_FEW], *runs = t->placed ? column_runs(f, peri_dtype_size(src->dtype), few) : NULL;
+    t->placed = runs != NULL;
+    if (runs) status = peri_tensor_new(f->device, src->dtype, 2, matrix, &t->received);
+    else if (t->shaped) status = peri_tensor_new(f->device, src->dtype, f->ndim, f->shape, &t->received);
+    else status = peri_tensor_new(f->device, src->dtype, 1, &n, &t->received);
     peri_coll_op op = {.kind = kinds[kind], .dtype = src->dtype, .reduce = PERI_REDUCE_SUM, .tag = f->tag, .send_counts = out,
                        .recv_counts = kind == PERI_FLOW_REDUCE_SCATTER ? NULL : in};
-    peri_k_run *runs = t->placed ? column_runs(f, peri_dtype_size(src->dtype)) : NULL;
-    t->placed = runs != NULL;
     op.recv_runs = runs;
     op.n_recv_runs = runs ? f->rows * f->group->size : 0;
-    peri_status status = peri__coll_post(f->group, &op, src, t->received, &t->work);
-    peri__free(runs);
+    if (status >= 0) status = peri__coll_post(f->group, &op, src, t->received, &t->work);
+    if (runs != few) peri__free(runs);
     return status;
 }
 
@@ -153,6 +161,7 @@ static peri_status transfer_start(const flow *f, int32_t direction, peri_tensor 
     const int64_t *out = direction ? f->in : f->out, *in = direction ? f->out : f->in;
     peri_codec *codec = f->codec[direction];
     t->placed = !codec && direction == 0 && f->layout == PERI_LAYOUT_COLUMNS;
+    t->shaped = !codec && direction == 0 && f->layout == PERI_LAYOUT_FLAT;
     peri_status status = codec ? post_encoded(f, kind, codec, src, out, in, t) : post(f, kind, src, out, in, t);
     if (status < 0) transfer_fini(t);
     return status;
@@ -200,7 +209,6 @@ static void flow_release(flow *f)
     for (int i = 0; i < 2; i++) peri_codec_release(f->codec[i]);
     peri_group_release(f->group);
     peri__free(f->out);
-    peri__free(f->dims);
     peri__free(f);
 }
 
@@ -224,6 +232,19 @@ static peri_status check_codec(const peri__flow_args *a, const peri_tensor *inpu
     peri_codec_retain(codec);
     *out = codec;
     return PERI_OK;
+}
+
+/** Hash of an operation's name, eight letters at a time. */
+static uint64_t name_hash(const char *name)
+{
+    size_t n = strlen(name);
+    uint64_t hash = n, letters;
+    for (; n >= sizeof letters; n -= sizeof letters, name += sizeof letters) {
+        memcpy(&letters, name, sizeof letters);
+        hash = peri__hash_mix(hash, letters);
+    }
+    for (; n; n--) hash = peri__hash_mix(hash, (unsigned char)*name++);
+    return hash;
 }
 
 /** Everything of a flow but its counts, which the caller still owns on failure. */
@@ -251,7 +272,7 @@ static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri_
     PERI_TRY_GOTO(check_codec(a, input, o->backward, &f->codec[1]), out);
     int32_t division = o->division ? o->division : a->division;
     f->divisor = (division ? division == PERI_DIVISION_ON : peri_exchange_division(g)) ? g->size : 1;
-    f->tag = peri__hash_mix(peri__hash_text(a->function), a->alike);
+    f->tag = peri__hash_mix(name_hash(a->function), a->alike);
     for (int i = 0; i < 2; i++) f->tag = peri__hash_mix(f->tag, f->codec[i] ? format_hash(f->codec[i]) : 0);
     f->tag = peri__hash_mix(f->tag, o->tag);
     f->input_ndim = input->ndim;
@@ -260,9 +281,7 @@ static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri_
     if (a->layout == PERI_LAYOUT_FLAT) memcpy(f->shape, a->shape, sizeof *a->shape * (size_t)a->ndim);
     f->rows = a->rows;
     if (a->layout != PERI_LAYOUT_FLAT) {
-        f->dims = peri__alloc(sizeof *f->dims * (size_t)g->size);
-        status = f->dims ? PERI_OK : PERI_ENOMEM;
-        if (status < 0) goto out;
+        f->dims = a->in + g->size;
         memcpy(f->dims, a->dims, sizeof *f->dims * (size_t)g->size);
         f->columns = sum_of(f->dims, g->size);
     }
@@ -276,7 +295,7 @@ out:
 
 peri_status peri__flow_counts(const peri_group *group, int64_t **out, int64_t **in)
 {
-    *out = peri__alloc_zero(sizeof **out * 2 * (size_t)group->size);
+    *out = peri__alloc_zero(sizeof **out * 3 * (size_t)group->size);
     if (!*out) return PERI_ENOMEM;
     *in = *out + group->size;
     return PERI_OK;
@@ -314,11 +333,10 @@ static peri_status move_columns(const flow *f, peri_tensor *flat, peri_tensor *m
     return PERI_OK;
 }
 
-/** The results that the numbers of @flat make. @placed: they are in their places already. */
-static peri_status lay_out(const flow *f, peri_tensor *flat, bool placed, peri_tensor **out)
+/** The results that the numbers of @flat make. */
+static peri_status lay_out(const flow *f, peri_tensor *flat, peri_tensor **out)
 {
     int64_t shape[2] = {f->rows, f->columns}, at = 0;
-    if (placed) return peri__tensor_view(flat, 2, shape, NULL, flat->offset, out);
     if (f->layout == PERI_LAYOUT_FLAT) return peri__tensor_view(flat, f->ndim, f->shape, NULL, flat->offset, out);
     if (f->layout == PERI_LAYOUT_COLUMNS) {
         PERI_TRY(peri__tensor_like(flat, 2, shape, out));
@@ -413,7 +431,11 @@ static peri_status exchange_step(peri_work *work)
     peri_tensor *flat;
     peri_status status = transfer_finish(f, &w->forth, &flat);
     if (status != PERI_OK) return status;
-    status = lay_out(f, flat, w->forth.placed, w->results);
+    if (w->forth.placed || w->forth.shaped) {
+        w->results[0] = flat;
+        return PERI_OK;
+    }
+    status = lay_out(f, flat, w->results);
     peri_tensor_release(flat);
     return status < 0 ? peri__group_fail(f->group, status) : status;
 }
@@ -421,8 +443,7 @@ static peri_status exchange_step(peri_work *work)
 static void exchange_fini(peri_work *work)
 {
     exchange_work *w = (exchange_work *)work;
-    for (int32_t i = 0; w->results && i < results_of(w->flow); i++) peri_tensor_release(w->results[i]);
-    peri__free(w->results);
+    for (int32_t i = 0; i < results_of(w->flow); i++) peri_tensor_release(w->results[i]);
     transfer_fini(&w->forth);
     peri_tensor_release(w->token);
     peri_tensor_release(w->input);
@@ -444,15 +465,13 @@ static peri_status start(exchange_work *w, peri_tensor *input)
 {
     flow *f = w->flow;
     int64_t nothing = 0;
-    w->results = peri__alloc_zero(sizeof *w->results * (size_t)results_of(f));
-    if (!w->results) return PERI_ENOMEM;
     if (f->group->size == 1) {
         peri_tensor_retain(input);
         w->input = input;
         return PERI_OK;
     }
     if (recording(f)) {
-        PERI_TRY(peri_tensor_new(f->device, f->dtype, 1, &nothing, &w->token));
+        PERI_TRY(peri__tensor_view(input, 1, &nothing, NULL, input->offset, &w->token));
         PERI_TRY(record(&leave_vtab, f, input, &w->token, 1));
     }
     peri_tensor *flat;
@@ -472,12 +491,13 @@ peri_status peri__flow_post(peri_group *group, peri_tensor *input, const peri__f
         peri__free(args->out);
         return status;
     }
-    status = peri__work_new(sizeof(exchange_work), &exchange_vtab, group, f->device, &work);
+    status = peri__work_new(sizeof(exchange_work) + sizeof(peri_tensor *) * (size_t)results_of(f), &exchange_vtab, group, f->device, &work);
     if (status < 0) {
         flow_release(f);
         return status;
     }
     ((exchange_work *)work)->flow = f;
+    ((exchange_work *)work)->results = (peri_tensor **)((exchange_work *)work + 1);
     status = start((exchange_work *)work, input);
     if (status < 0) {
         peri__work_cancel(work, status);
@@ -507,6 +527,8 @@ peri_status peri_exchange_result(peri_work *exchange, peri_tensor **out)
         return PERI_OK;
     }
     if (w->token) PERI_TRY(record(&arrive_vtab, w->flow, w->token, w->results, results_of(w->flow)));
+    peri_tensor_release(w->token);
+    w->token = NULL;
     w->used = true;
     for (int32_t i = 0; i < results_of(w->flow); i++) {
         out[i] = w->results[i];

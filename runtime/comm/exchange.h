@@ -26,7 +26,7 @@ enum {
 typedef struct peri__flow_args {
     const char *function; /* of messages; static text */
     int32_t kind, layout;
-    int64_t *out, *in;    /* W each; one block that begins at out, taken */
+    int64_t *out, *in;    /* W each; of peri__flow_counts, taken */
     int32_t ndim;         /* FLAT: shape of the result */
     const int64_t *shape;
     int64_t rows;         /* COLUMNS, LIST */
@@ -39,7 +39,7 @@ typedef struct peri__flow_args {
 /** Post the exchange of @input (contiguous or not, of any shape: its numbers in row-major order). @out new. */
 peri_status peri__flow_post(peri_group *group, peri_tensor *input, const peri__flow_args *args, peri_work **out);
 
-/** Room for out and in: 2 W zeros. */
+/** Room for out and in, and for a flow's dims behind them: 3 W zeros. */
 peri_status peri__flow_counts(const peri_group *group, int64_t **out, int64_t **in);
 
 #endif

@@ -116,22 +116,32 @@ static peri_status flat_view(const side *s, int32_t i, peri_tensor *flat, int64_
     return peri__tensor_view(flat, ndim, shape, NULL, flat->offset + at, out);
 }
 
+/** Does the block, which is not empty, lie in one piece in @t? Where: *@begin. */
+static bool block_joined(const block *b, const peri_tensor *t, int64_t *begin)
+{
+    int64_t expected = 1;
+    *begin = t->offset + (b->dim >= 0 ? b->start * t->stride[b->dim] : 0);
+    for (int32_t d = t->ndim - 1; d >= 0; d--) {
+        int64_t n = d == b->dim ? b->length : t->shape[d];
+        if (n != 1 && t->stride[d] != expected) return false;
+        expected *= n;
+    }
+    return true;
+}
+
 /** If the parts lie one after the other in memory already: a view of them all, else NULL. */
 static peri_status in_place(const plan *p, const side *s, peri_tensor *const *tensors, peri_tensor **out)
 {
     peri_tensor *first = NULL;
-    int64_t at = 0, begin = 0;
+    int64_t at = 0, begin = 0, here;
     for (int32_t i = 0; i < p->group->size; i++) {
-        peri_tensor *t = s->used[i] ? tensors[s->blocks[i].tensor] : NULL, *view;
+        peri_tensor *t = s->used[i] ? tensors[s->blocks[i].tensor] : NULL;
         if (!s->counts[i]) continue;
-        if (!t) return PERI_OK;
-        PERI_TRY(block_view(&s->blocks[i], t, &view));
-        bool ok = peri__contiguous(view) && (!first || (view->storage == first->storage && view->offset == begin + at));
-        if (!first) begin = view->offset;
+        if (!t || !block_joined(&s->blocks[i], t, &here)) return PERI_OK;
+        if (first && (t->storage != first->storage || here != begin + at)) return PERI_OK;
+        if (!first) begin = here;
         first = t;
         at += s->counts[i];
-        peri_tensor_release(view);
-        if (!ok) return PERI_OK;
     }
     return first ? peri__tensor_view(first, 1, &s->total, NULL, begin, out) : PERI_OK;
 }
@@ -259,7 +269,7 @@ typedef struct lists_work {
     peri_work base;
     plan *plan;
     transfer forth;
-    peri_tensor **outputs; /* retained views outside the tape */
+    peri_tensor **outputs; /* retained; behind this struct */
 } lists_work;
 
 static peri_status lists_step(peri_work *work)
@@ -276,8 +286,7 @@ static void lists_fini(peri_work *work)
 {
     lists_work *w = (lists_work *)work;
     transfer_fini(&w->forth);
-    for (int32_t i = 0; w->outputs && i < w->plan->sides[1].tensors; i++) peri_tensor_release(w->outputs[i]);
-    peri__free(w->outputs);
+    for (int32_t i = 0; i < w->plan->sides[1].tensors; i++) peri_tensor_release(w->outputs[i]);
     plan_release(w->plan);
 }
 
@@ -287,20 +296,19 @@ static const peri__work_vtab lists_vtab = {.name = "all_to_all of lists", .step 
 static peri_status start(plan *p, peri_tensor *const *inputs, peri_tensor *const *outputs, bool recorded, peri_work **out)
 {
     peri_work *work;
-    peri_status status = peri__work_new(sizeof(lists_work), &lists_vtab, p->group, p->device, &work);
+    int32_t n = p->sides[1].tensors;
+    peri_status status = peri__work_new(sizeof(lists_work) + sizeof(peri_tensor *) * (size_t)n, &lists_vtab, p->group, p->device, &work);
     if (status < 0) {
         plan_release(p);
         return status;
     }
     lists_work *w = (lists_work *)work;
-    int32_t n = p->sides[1].tensors;
     w->plan = p;
-    w->outputs = peri__alloc_zero(sizeof(peri_tensor *) * (size_t)peri__max(n, 1));
-    if (!w->outputs) {
-        status = PERI_ENOMEM;
-        goto out;
+    w->outputs = (peri_tensor **)(w + 1);
+    for (int32_t i = 0; i < n; i++) {
+        peri_tensor_retain(outputs[i]);
+        w->outputs[i] = outputs[i];
     }
-    for (int32_t i = 0; i < n; i++) PERI_TRY_GOTO(peri__detached(outputs[i], &w->outputs[i]), out);
     bool before = peri_grad_enable(false);
     status = transfer_post(p, 0, inputs, w->outputs, &w->forth);
     peri_grad_enable(before);
@@ -308,7 +316,6 @@ static peri_status start(plan *p, peri_tensor *const *inputs, peri_tensor *const
         status = record(p, inputs, outputs);
         if (status < 0) peri__group_fail(p->group, status); /* the others have recorded it */
     }
-out:
     if (status < 0) {
         peri__work_cancel(work, status);
         peri_work_release(work);
@@ -328,10 +335,12 @@ static peri_status check_lists(const char *f, peri_group *group, peri_tensor *co
     for (int32_t i = 0; i < 2 * group->size; i++) {
         bool output = i >= group->size;
         const peri_tensor *t = output ? outputs[i - group->size] : inputs[i];
+        bool on_tape = output && recorded && t && t->requires_grad;
+        if (t && t->dtype == inputs[0]->dtype && peri__device(t) == peri__device(inputs[0]) && !on_tape) continue;
         snprintf(what, sizeof what, "%s %d", output ? "output" : "input", output ? i - group->size : i);
         PERI_TRY(peri__check_tensor(f, what, t, inputs[0]->dtype, -1));
         PERI_TRY(peri__check_same_device(f, inputs[0], t));
-        if (output && recorded && t->requires_grad)
+        if (on_tape)
             return peri__fail(PERI_EINVAL, "%s: %s (%s) is on the tape already; a recorded exchange makes it a result of its own", f, what,
                               peri__tensor_text(t, a, sizeof a));
     }

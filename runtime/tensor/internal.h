@@ -147,7 +147,7 @@ struct peri__node {
     const peri__node_vtab *vtab;
     uint64_t sequence;
     int32_t n_in, n_out;
-    peri__edge *in; /* n_in */
+    peri__edge *in; /* n_in, behind the node */
     peri_tensor *saved[PERI_NODE_SAVED]; /* retained tensors that backward needs */
     double number[8]; /* parameters of the operation */
     int64_t integer[4 * PERI_MAX_DIMS];

@@ -61,7 +61,6 @@ static void node_drain(peri__node *chain)
         chain = (peri__node *)dead->grad_out;
         node_clear(dead, &chain);
         peri__object_count(-1);
-        peri__free(dead->in);
         peri__free(dead);
     }
 }
@@ -76,13 +75,9 @@ void peri__node_release(peri__node *node)
 peri_status peri__record(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out, int32_t n_out,
                          peri__node **result)
 {
-    peri__node *node = peri__alloc_zero(sizeof *node);
+    peri__node *node = peri__alloc_zero(sizeof *node + sizeof *node->in * (size_t)n_in);
     if (!node) return PERI_ENOMEM;
-    node->in = peri__alloc_zero(sizeof *node->in * (size_t)peri__max(n_in, 1));
-    if (!node->in) {
-        peri__free(node);
-        return PERI_ENOMEM;
-    }
+    node->in = (peri__edge *)(node + 1);
     atomic_init(&node->refs, n_out);
     node->vtab = vtab;
     node->sequence = atomic_fetch_add(&sequence, 1) + 1;
