@@ -16,6 +16,7 @@ typedef struct tbe_updater {
     const peri_k_tbe_table *ahead_table;
     int64_t ahead_lines, ahead_weight_lines; /* of a row of f32, and of weights; the latter 0 with kind NONE */
     const float *full[2], *row[2];           /* states to ask for; NULL: none */
+    const int64_t *prev;
     float *room;                             /* scratch */
     int64_t runs, next_run;                  /* updated so far; place of the next one among run_values */
 } tbe_updater;
@@ -68,6 +69,7 @@ TBE_INLINE void tbe_update_ahead(tbe_updater *u)
             if (u->full[i]) tbe_prefetch((const char *)(u->full[i] + at), lines);
             if (u->row[i]) tbe_prefetch((const char *)(u->row[i] + linear), 1);
         }
+        if (u->prev) tbe_prefetch((const char *)(u->prev + linear), 1);
     }
     tbe_prefetch((const char *)g, u->ahead_lines);
 }
@@ -226,6 +228,10 @@ TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, 
     if (tbe_has_full2(kind)) u.full[1] = a->rows.momentum2;
     if (tbe_has_row1(kind)) u.row[0] = a->rows.momentum1;
     if (tbe_has_row2(kind)) u.row[1] = a->rows.momentum2;
+    if (kind == PERI_K_OPTIM_ROWWISE_RMSPROP_AR) {
+        u.row[1] = a->rows.row_counter;
+        u.prev = a->rows.prev_iter;
+    }
     tbe_update_enter(&u, t);
     for (int i = 0; i < AHEAD; i++) tbe_update_ahead(&u);
     while (e < last) {

@@ -127,6 +127,9 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(fused { optimizer = "rowwise_rmsprop_ar", weight_decay = 0.1 }, "rowwise_rmsprop_ar has no weight_decay")
 
       local average = "emainplace_rowwise_adagrad"
+      for _, name in ipairs { "EMAINPLACE_ROWWISE_ADAGRAD", "emainplace_row_wise_adagrad" } do
+        assert.error_matches(fused { optimizer = name, eta = 1 }, "optimizer emainplace_rowwise_adagrad has no eta")
+      end
       assert.error_matches(function() batch({ { name = "odd", rows = 3, cols = 5 } }, { optimizer = average }) end,
         "table 'odd' has 5 columns; emainplace_rowwise_adagrad wants an even number of them")
       assert.error_matches(fused { optimizer = "sgd", emainplace_mode = {} }, "emainplace_mode of optimizer 'sgd', allowed")

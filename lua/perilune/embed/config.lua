@@ -151,6 +151,7 @@ local kinds = {
 local aliases = {
   exact_sgd = "sgd", exact_adagrad = "adagrad", exact_rowwise_adagrad = "rowwise_adagrad", exact_row_wise_adagrad = "rowwise_adagrad",
   partial_row_wise_adam = "partial_rowwise_adam", partial_row_wise_lamb = "partial_rowwise_lamb",
+  emainplace_row_wise_adagrad = "emainplace_rowwise_adagrad",
 }
 --- Names of the optimizers.
 function M.optimizers() return util.keys(kinds) end
