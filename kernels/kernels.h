@@ -21,6 +21,7 @@
 #include "convert.h"
 #include "dense.h"
 #include "jagged.h"
+#include "lookup.h"
 #include "optim.h"
 #include "quantize.h"
 #include "sparse.h"
@@ -30,7 +31,7 @@
 #include "bags.h"
 
 #define PERI_KERNELS(X) PERI_KERNELS_CONVERT(X) PERI_KERNELS_DENSE(X) PERI_KERNELS_OPTIM(X) PERI_KERNELS_JAGGED(X) PERI_KERNELS_TBE(X) \
-    PERI_KERNELS_SPARSE(X) PERI_KERNELS_QUANTIZE(X) \
+    PERI_KERNELS_SPARSE(X) PERI_KERNELS_LOOKUP(X) PERI_KERNELS_QUANTIZE(X) \
     PERI_KERNELS_ROUTE(X) PERI_KERNELS_CODEC(X) PERI_KERNELS_CACHE(X) PERI_KERNELS_BAGS(X)
 
 enum {

@@ -11,8 +11,9 @@
 #include "optim.c"
 #include "quantize.c"
 #include "sparse.c"
+#include "lookup.c"
 #include "indices.c"
 #include "route.c"
 #include "bags.c"
 
-K_UNIT(, K_CPU_CONVERT K_CPU_DENSE K_CPU_JAGGED K_CPU_OPTIM K_CPU_SPARSE K_CPU_QUANTIZE K_CPU_ROUTE K_CPU_CODEC K_CPU_BAGS);
+K_UNIT(, K_CPU_CONVERT K_CPU_DENSE K_CPU_JAGGED K_CPU_OPTIM K_CPU_SPARSE K_CPU_LOOKUP K_CPU_QUANTIZE K_CPU_ROUTE K_CPU_CODEC K_CPU_BAGS);

@@ -17,6 +17,7 @@
 #include "optim.c"
 #include "quantize.c"
 #include "sparse.c"
+#include "lookup.c"
 #include "route.c"
 #include "tbe.c"
 #include "cache.c"

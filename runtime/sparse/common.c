@@ -6,8 +6,6 @@
 
 #include <stdio.h>
 
-static int64_t block_count(int64_t n) { return peri__max(1, peri__ceil_div(n, PERI_JAGGED_BLOCK)); }
-
 int64_t peri__row_bytes(const peri_tensor *t)
 {
     int64_t n = peri_dtype_size(t->dtype);
@@ -43,7 +41,7 @@ peri_status peri__check_ints(const char *function, const char *what, const peri_
 /** The findings of index_check about @t on the host: @words of them a block; to be given back. */
 static peri_status inspect(const peri_tensor *t, int64_t limit, bool extent, peri__report **out)
 {
-    int64_t n = peri__numel(t), blocks = block_count(n), words = extent ? 2 * blocks : blocks;
+    int64_t n = peri__numel(t), blocks = peri__blocks(n), words = extent ? 2 * blocks : blocks;
     peri_device *device = peri__device(t);
     peri_tensor *found;
     peri__report *report = NULL;
@@ -63,8 +61,7 @@ out:
     return status;
 }
 
-/** Element @i of a contiguous i32 or i64 tensor. Waits. */
-static peri_status int_at(const peri_tensor *t, int64_t i, int64_t *out)
+peri_status peri__int_at(const peri_tensor *t, int64_t i, int64_t *out)
 {
     const int64_t one = 1;
     peri_tensor *view, *wide = NULL;
@@ -80,11 +77,11 @@ peri_status peri__check_indices(const char *function, const char *what, const pe
 {
     peri__report *report;
     PERI_TRY(inspect(t, limit, false, &report));
-    int64_t bad = INT64_MAX, blocks = block_count(peri__numel(t)), value;
+    int64_t bad = INT64_MAX, blocks = peri__blocks(peri__numel(t)), value;
     for (int64_t b = 0; b < blocks; b++) bad = peri__min(bad, report->words[b]);
     peri__report_return(report);
     if (bad == INT64_MAX) return PERI_OK;
-    PERI_TRY(int_at(t, bad, &value));
+    PERI_TRY(peri__int_at(t, bad, &value));
     if (limit == 0) return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %lld, and nothing is allowed", function, what, (long long)bad,
                                       (long long)value);
     return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %lld, allowed: 0..%lld", function, what, (long long)bad, (long long)value,
@@ -95,7 +92,7 @@ peri_status peri__extent(const peri_tensor *t, int64_t *least, int64_t *most)
 {
     peri__report *report;
     PERI_TRY(inspect(t, 0, true, &report));
-    int64_t blocks = block_count(peri__numel(t));
+    int64_t blocks = peri__blocks(peri__numel(t));
     *least = report->words[0];
     *most = report->words[1];
     for (int64_t b = 1; b < blocks; b++) {
@@ -121,6 +118,7 @@ static void bag_text(const void *owner, int64_t bag, char *text, size_t len)
     const bag_names *n = owner;
     if (n->columns > 0)
         snprintf(text, len, "%s, row %lld, column %lld", n->what, (long long)(bag / n->columns), (long long)(bag % n->columns));
+    else if (n->columns < 0) snprintf(text, len, "%s %lld", n->what, (long long)bag);
     else snprintf(text, len, "%s, bag %lld", n->what, (long long)bag);
 }
 
@@ -141,13 +139,98 @@ out:
     return status;
 }
 
+peri_status peri__check_offsets(const char *function, const char *what, const char *part, peri_tensor *offsets, int64_t rows)
+{
+    char name[128];
+    peri__bags bags = {0};
+    snprintf(name, sizeof name, "%s: %s", function, what);
+    PERI_TRY(peri__bags_of(name, part, &bags, NULL, offsets, rows, -1));
+    peri__bags_fini(&bags);
+    return PERI_OK;
+}
+
+/* -- ids of several tables ------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__first_bad(const peri_tensor *bad, int64_t *first)
+{
+    int64_t n = peri__numel(bad);
+    peri__report *report;
+    PERI_TRY(peri__report_take(peri__device(bad), n, &report));
+    peri_status status = peri__report_post(report, peri__data(bad), n);
+    if (status >= 0) status = peri__report_wait(report);
+    *first = INT64_MAX;
+    for (int64_t b = 0; b < n && status >= 0; b++) *first = peri__min(*first, report->words[b]);
+    peri__report_return(report);
+    return status;
+}
+
+peri_status peri__bag_at(const peri_tensor *offsets, int64_t i, int64_t *bag)
+{
+    int64_t low = 0, high = offsets->shape[0] - 1, first;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        PERI_TRY(peri__int_at(offsets, middle, &first));
+        if (first <= i) low = middle;
+        else high = middle;
+    }
+    *bag = low;
+    return PERI_OK;
+}
+
+/** The error about id number @i. */
+static peri_status not_there(const peri__tables *t, int64_t i)
+{
+    int64_t id, bag, step = peri__max(t->step, 1), start, end;
+    char where[96];
+    PERI_TRY(peri__int_at(t->ids, i, &id));
+    PERI_TRY(peri__bag_at(t->offsets, i, &bag));
+    PERI_TRY(peri__int_at(t->starts, bag / step, &start));
+    PERI_TRY(peri__int_at(t->starts, bag / step + 1, &end));
+    int length = snprintf(where, sizeof where, "%s %lld", t->table, (long long)(bag / step));
+    if (t->step) snprintf(where + length, sizeof where - (size_t)length, ", sample %lld", (long long)(bag % step));
+    if (start == end)
+        return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %lld (%s), %s", t->function, t->what, (long long)i, (long long)id, where,
+                          t->remap ? "allowed: 0 and more" : "and nothing is allowed");
+    return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %lld (%s), allowed: 0..%lld", t->function, t->what, (long long)i, (long long)id, where,
+                      (long long)(end - start - 1));
+}
+
+peri_status peri__table_rows(const peri__tables *t, int32_t dtype, peri_tensor **rows, peri_tensor **bag)
+{
+    peri_device *device = peri__device(t->ids);
+    int64_t n = peri__numel(t->ids), blocks = peri__blocks(n), first;
+    peri_tensor *out = NULL, *bags = NULL, *bad = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_new(device, dtype, 1, &n, &out), out);
+    if (bag) PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &n, &bags), out);
+    PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &blocks, &bad), out);
+    peri_k_table_rows_args args = {.ids = peri__data(t->ids), .offsets = peri__data(t->offsets), .starts = peri__data(t->starts),
+                                   .remap = t->remap ? peri__data(t->remap) : NULL, .out = peri__data(out),
+                                   .bag = bag ? peri__data(bags) : NULL, .bad = peri__data(bad), .n = n, .tables = t->tables,
+                                   .step = peri__max(t->step, 1), .ids_dtype = t->ids->dtype, .offsets_dtype = t->offsets->dtype,
+                                   .starts_dtype = t->starts->dtype, .remap_dtype = t->remap ? t->remap->dtype : PERI_I64,
+                                   .out_dtype = dtype};
+    PERI_TRY_GOTO(PERI_LAUNCH(device, table_rows, &args, blocks, PERI_BLOCK_GRAIN), out);
+    PERI_TRY_GOTO(peri__first_bad(bad, &first), out);
+    if (first != INT64_MAX) PERI_TRY_GOTO(not_there(t, first), out);
+    *rows = out;
+    out = NULL;
+    if (bag) *bag = bags;
+    bags = NULL;
+out:
+    peri_tensor_release(out);
+    peri_tensor_release(bags);
+    peri_tensor_release(bad);
+    return status;
+}
+
 /* -- cumulative sums ------------------------------------------------------------------------------------------------------------- */
 
 /** @y = sums of @x by rows of @cols; the blocks' sums go to @words [rows * (blocks + 1)], what is outside [0, limit] after them (checked
  *  sums only). */
 static peri_status sum_into(const peri_tensor *x, int64_t rows, int64_t cols, int64_t limit, int32_t mode, peri_tensor *y, int64_t *words)
 {
-    int64_t blocks = block_count(cols);
+    int64_t blocks = peri__blocks(cols);
     peri_device *device = peri__device(x);
     peri_k_cumsum_args args = {.x = peri__data(x), .y = peri__data(y), .sums = words,
                                .bad = limit >= 0 ? words + rows * (blocks + 1) : NULL,
@@ -162,7 +245,7 @@ static peri_status sum_into(const peri_tensor *x, int64_t rows, int64_t cols, in
 static peri_status sum_checked(const peri_tensor *x, int64_t rows, int64_t cols, int64_t limit, int32_t mode, peri_tensor *y, int64_t *last,
                                bool *fits)
 {
-    int64_t blocks = block_count(cols), words = rows * (2 * blocks + 1);
+    int64_t blocks = peri__blocks(cols), words = rows * (2 * blocks + 1);
     peri_tensor *scratch;
     peri__report *report = NULL;
     PERI_TRY(peri_tensor_new(peri__device(x), PERI_I64, 1, &words, &scratch));
@@ -180,6 +263,19 @@ static peri_status sum_checked(const peri_tensor *x, int64_t rows, int64_t cols,
 out:
     peri__report_return(report);
     peri_tensor_release(scratch);
+    return status;
+}
+
+peri_status peri__scan(peri_tensor *sums, int64_t blocks, int64_t *total)
+{
+    peri_k_cumsum_args args = {.sums = peri__data(sums), .rows = 1, .blocks = blocks, .limit = -1};
+    peri__report *report = NULL;
+    PERI_TRY(PERI_LAUNCH(peri__device(sums), cumsum_scan, &args, 1, 1));
+    PERI_TRY(peri__report_take(peri__device(sums), 1, &report));
+    peri_status status = peri__report_post(report, (int64_t *)peri__data(sums) + blocks, 1);
+    if (status >= 0) status = peri__report_wait(report);
+    if (status >= 0) *total = report->words[0];
+    peri__report_return(report);
     return status;
 }
 
@@ -237,7 +333,7 @@ peri_status peri_sparse_cumsum(peri_tensor *x, int32_t mode, peri_tensor **out)
     PERI_TRY_GOTO(peri_tensor_new(peri__device(x), x->dtype, x->ndim, x->ndim == 2 ? shape : shape + 1, &y), out);
     if (rows > 0) PERI_TRY_GOTO(sum_checked(flat, rows, cols, limit, mode, y, &last, &fits), out);
     if (rows > 0 && !fits) {
-        int64_t words = rows * (block_count(cols) + 1);
+        int64_t words = rows * (peri__blocks(cols) + 1);
         PERI_TRY_GOTO(check_sums(flat, rows, cols), out);
         PERI_TRY_GOTO(peri_tensor_new(peri__device(x), PERI_I64, 1, &words, &scratch), out);
         PERI_TRY_GOTO(sum_into(flat, rows, cols, -1, mode, y, peri__data(scratch)), out);

@@ -21,9 +21,13 @@ peri_status peri__check_indices(const char *function, const char *what, const pe
 peri_status peri__extent(const peri_tensor *t, int64_t *least, int64_t *most);
 
 /** *b = the bags that lengths or offsets (one of them NULL; contiguous, 1 dimension) cut out of @rows rows; its offsets are made. Checked,
- *  which waits: errors name @what, and a bag as "bag 3" or, with @columns > 0, as "row 0, column 3". */
+ *  which waits: errors name @what, and a bag as "bag 3" or, with @columns > 0, as "row 0, column 3"; with -1
+ *  @what is what a bag is called, as in "table 3". */
 peri_status peri__bags_of(const char *function, const char *what, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, int64_t rows,
                           int64_t columns);
+
+/** Contiguous @offsets, called @what, are complete and cut @rows things into parts, each called @part in errors. Waits. */
+peri_status peri__check_offsets(const char *function, const char *what, const char *part, peri_tensor *offsets, int64_t rows);
 
 /** A peri__bag_text_fn whose owner is the name of the lengths or offsets. */
 void peri__bag_name(const void *owner, int64_t bag, char *text, size_t len);
@@ -31,11 +35,40 @@ void peri__bag_name(const void *owner, int64_t bag, char *text, size_t len);
 /** The complete cumulative sum, as i64 [n + 1], of well-formed lengths [n]; *total: the last entry. PERI_ERANGE from 2^50 on. Waits. */
 peri_status peri__total_offsets(const char *function, const peri_tensor *lengths, peri_tensor **out, int64_t *total);
 
+/** @sums [blocks + 1], i64, become their exclusive cumulative sum, the last entry and *total that of all blocks. Waits. */
+peri_status peri__scan(peri_tensor *sums, int64_t blocks, int64_t *total);
+
 /** Sort n keys by bits [low, high), stably. *keys may be exchanged with *spare (both i64 [n], contiguous). n < 2^32. */
 peri_status peri__sort(peri_tensor **keys, peri_tensor **spare, int32_t low, int32_t high);
 /** The places at which each number of [0, lists) stands in @x [n] (contiguous, all numbers in range): @list [n], its parts in
  *  @offsets [lists + 1]. */
 peri_status peri__lists_of(const peri_tensor *x, int64_t lists, peri_tensor **list, peri_tensor **offsets);
+
+/** Segments of rows in their order: segment t, of out_offsets[t + 1] - out_offsets[t] rows, begins at row starts[t] of contiguous @src.
+ *  Both i64, contiguous and within bounds; @rows: the last of @out_offsets. With gradient; no row is picked twice. */
+peri_status peri__rows_pick(peri_tensor *src, peri_tensor *out_offsets, peri_tensor *starts, int64_t rows, peri_tensor **out);
+
+/** The rows of contiguous @src where @mask [n] (bool, contiguous) is true. @sums: what mask_pick wants (new). With gradient. Waits. */
+peri_status peri__rows_masked(peri_tensor *src, peri_tensor *mask, peri_tensor **rows, peri_tensor **sums);
+
+/** Ids of tables that lie one after the other: see table_rows. Tensors are contiguous; offsets and starts well formed. */
+typedef struct peri__tables {
+    const char *function, *what, *table; /* for errors: the ids' name; what a table is called */
+    peri_tensor *ids, *offsets, *starts, *remap; /* remap: or NULL */
+    int64_t tables, step;                /* bags a table; 0: one, whose number is not worth a word */
+} peri__tables;
+
+/** The row of every id, of @dtype (new); with @bag also each id's bag, i64 (new). An id that its table does not have is an error. Waits. */
+peri_status peri__table_rows(const peri__tables *t, int32_t dtype, peri_tensor **rows, peri_tensor **bag);
+/** The least of the blocks' findings at @bad [n], i64 (INT64_MAX: none). Waits. */
+peri_status peri__first_bad(const peri_tensor *bad, int64_t *first);
+/** Element @i of a contiguous i32 or i64 tensor. Waits. */
+peri_status peri__int_at(const peri_tensor *t, int64_t i, int64_t *out);
+/** The bag that has place @i. Waits: for errors. */
+peri_status peri__bag_at(const peri_tensor *offsets, int64_t i, int64_t *bag);
+
+/** Blocks of n elements. */
+static inline int64_t peri__blocks(int64_t n) { return peri__max(1, peri__ceil_div(n, PERI_JAGGED_BLOCK)); }
 
 /** Bits that hold every number of [0, n). */
 static inline int32_t peri__bits(int64_t n)

@@ -6,7 +6,8 @@
 
 /* -- rows moved by a permutation that is on the device ------------------------------------------------------------------------------- */
 
-/** Segment t of the result is segment permute[t] of the source; bounds are complete offsets, i64, NULL: segments of one row. */
+/** Segment t of the result is segment permute[t] of the source; bounds are complete offsets, i64, NULL: segments of one row. Without
+ *  permute segments stay in their order, and `in` is where each begins. */
 typedef struct moves {
     peri_tensor *permute, *in, *out; /* contiguous */
     int64_t parts, n, rows;          /* segments of the source and of the result; rows of the result */
@@ -45,15 +46,56 @@ out:
 
 static const peri__node_vtab move_vtab = {.name = "sparse_permute", .backward = move_backward};
 
+/** out[row] = place of each row of the segments that @out_offsets cuts: see jagged_places. */
+static peri_status places(const peri_tensor *like, const peri_tensor *out_offsets, const peri_tensor *in_offsets,
+                          const peri_tensor *permute, int64_t rows, peri_tensor **out)
+{
+    peri_tensor *result;
+    PERI_TRY(peri_tensor_new(peri__device(like), like->dtype, 1, &rows, &result));
+    peri_k_jagged_places_args args = {.out = peri__data(result), .out_offsets = peri__data(out_offsets),
+                                      .segments = out_offsets->shape[0] - 1, .dtype = like->dtype, .out_dtype = out_offsets->dtype};
+    if (in_offsets) {
+        args.in_offsets = peri__data(in_offsets);
+        args.in_dtype = in_offsets->dtype;
+    }
+    if (permute) {
+        args.permute = peri__data(permute);
+        args.permute_dtype = permute->dtype;
+    }
+    peri_status status = PERI_LAUNCH(peri__device(like), jagged_places, &args, rows, PERI_INT_GRAIN);
+    if (status < 0) peri_tensor_release(result);
+    else *out = result;
+    return status;
+}
+
+/** What the gradient of @m's move needs. Without permute: that of a selection of single rows. */
+static peri_status save_moves(const moves *m, peri__node *node)
+{
+    if (!m->permute) {
+        peri_tensor *chosen;
+        PERI_TRY(places(m->out, m->out, m->in, NULL, m->rows, &chosen));
+        peri__node_save(node, SAVED_PERMUTE, chosen);
+        peri_tensor_release(chosen);
+        return PERI_OK;
+    }
+    peri__node_save(node, SAVED_PERMUTE, m->permute);
+    if (m->in) peri__node_save(node, SAVED_IN, m->in);
+    if (m->out) peri__node_save(node, SAVED_OUT, m->out);
+    return PERI_OK;
+}
+
 /** Rows of @src, which is contiguous, as @m says. */
 static peri_status move(const moves *m, peri_tensor *src, peri_tensor **out)
 {
     peri_tensor *result;
     PERI_TRY(peri__rows_like(src, m->rows, &result));
     int64_t width = peri__row_bytes(src);
-    peri_k_jagged_copy_args args = {.dst = peri__data(result), .src = peri__data(src), .permute = peri__data(m->permute), .width = width,
-                                    .segments = m->n, .out_step = 1, .in_step = 1, .out_dtype = PERI_I64, .in_dtype = PERI_I64,
-                                    .permute_dtype = m->permute->dtype};
+    peri_k_jagged_copy_args args = {.dst = peri__data(result), .src = peri__data(src), .width = width, .segments = m->n, .out_step = 1,
+                                    .in_step = 1, .out_dtype = PERI_I64, .in_dtype = PERI_I64};
+    if (m->permute) {
+        args.permute = peri__data(m->permute);
+        args.permute_dtype = m->permute->dtype;
+    }
     if (m->out) args.out_offsets = peri__data(m->out);
     if (m->in) args.in_offsets = peri__data(m->in);
     peri_status status = PERI_LAUNCH(peri__device(src), jagged_copy, &args, width ? m->rows : 0, peri__row_grain(width));
@@ -61,16 +103,20 @@ static peri_status move(const moves *m, peri_tensor *src, peri_tensor **out)
         peri__node *node;
         status = peri__record(&move_vtab, &src, 1, &result, 1, &node);
         if (status >= 0) {
-            peri__node_save(node, SAVED_PERMUTE, m->permute);
-            if (m->in) peri__node_save(node, SAVED_IN, m->in);
-            if (m->out) peri__node_save(node, SAVED_OUT, m->out);
-            node->integer[0] = m->parts;
+            node->integer[0] = m->permute ? m->parts : src->shape[0];
             node->integer[1] = src->shape[0];
+            status = save_moves(m, node);
         }
     }
     if (status < 0) peri_tensor_release(result);
     else *out = result;
     return status;
+}
+
+peri_status peri__rows_pick(peri_tensor *src, peri_tensor *out_offsets, peri_tensor *starts, int64_t rows, peri_tensor **out)
+{
+    moves m = {.in = starts, .out = out_offsets, .n = out_offsets->shape[0] - 1, .rows = rows};
+    return move(&m, src, out);
 }
 
 /* -- whole rows ------------------------------------------------------------------------------------------------------------------ */
@@ -235,29 +281,6 @@ peri_status peri_sparse_invert_permute(peri_tensor *permute, peri_tensor **out)
 out:
     peri_tensor_release(flat);
     peri_tensor_release(inverse);
-    return status;
-}
-
-/** out[row] = place of each row of the segments that @out_offsets cuts: see jagged_places. */
-static peri_status places(const peri_tensor *like, const peri_tensor *out_offsets, const peri_tensor *in_offsets,
-                          const peri_tensor *permute,
-                          int64_t rows, peri_tensor **out)
-{
-    peri_tensor *result;
-    PERI_TRY(peri_tensor_new(peri__device(like), like->dtype, 1, &rows, &result));
-    peri_k_jagged_places_args args = {.out = peri__data(result), .out_offsets = peri__data(out_offsets),
-                                      .segments = out_offsets->shape[0] - 1, .dtype = like->dtype, .out_dtype = out_offsets->dtype};
-    if (in_offsets) {
-        args.in_offsets = peri__data(in_offsets);
-        args.in_dtype = in_offsets->dtype;
-    }
-    if (permute) {
-        args.permute = peri__data(permute);
-        args.permute_dtype = permute->dtype;
-    }
-    peri_status status = PERI_LAUNCH(peri__device(like), jagged_places, &args, rows, PERI_INT_GRAIN);
-    if (status < 0) peri_tensor_release(result);
-    else *out = result;
     return status;
 }
 

@@ -28,20 +28,6 @@ static peri_status i64_new(const request *q, int64_t n, peri_tensor **out)
     return peri_tensor_new(peri__device(q->ids), PERI_I64, 1, &n, out);
 }
 
-/** sums[blocks + 1]: counts by block become the numbers before each block; the total is read back. Waits. */
-static peri_status scan(peri_tensor *sums, int64_t blocks, int64_t *total)
-{
-    peri_k_cumsum_args args = {.sums = peri__data(sums), .rows = 1, .blocks = blocks, .limit = -1};
-    peri__report *report = NULL;
-    PERI_TRY(PERI_LAUNCH(peri__device(sums), cumsum_scan, &args, 1, 1));
-    PERI_TRY(peri__report_take(peri__device(sums), 1, &report));
-    peri_status status = peri__report_post(report, (int64_t *)peri__data(sums) + blocks, 1);
-    if (status >= 0) status = peri__report_wait(report);
-    if (status >= 0) *total = report->words[0];
-    peri__report_return(report);
-    return status;
-}
-
 /** The results, room for @total distinct ids. */
 static peri_status allocate(const request *q, int64_t total, peri_unique_result *r)
 {
@@ -98,7 +84,7 @@ static peri_status by_marks(const request *q, peri_unique_result *r)
     args.sums = peri__data(s.sums);
     PERI_TRY_GOTO(PERI_LAUNCH(device, mark_set, &args, args.parts, 1), out);
     PERI_TRY_GOTO(PERI_LAUNCH(device, mark_count, &args, blocks, PERI_BLOCK_GRAIN), out);
-    PERI_TRY_GOTO(scan(s.sums, blocks, &args.total), out);
+    PERI_TRY_GOTO(peri__scan(s.sums, blocks, &args.total), out);
     PERI_TRY_GOTO(allocate(q, args.total, r), out);
     args.unique = peri__data(r->unique);
     PERI_TRY_GOTO(PERI_LAUNCH(device, mark_write, &args, blocks, PERI_BLOCK_GRAIN), out);
@@ -153,7 +139,7 @@ static peri_status by_sorting(const request *q, peri_unique_result *r)
     peri_k_unique_args args = {.x = peri__data(q->ids), .order = peri__data(order), .sorted = peri__data(sorted), .sums = peri__data(sums),
                                .n = q->n, .dtype = q->ids->dtype};
     PERI_TRY_GOTO(PERI_LAUNCH(device, unique_count, &args, blocks, PERI_BLOCK_GRAIN), out);
-    PERI_TRY_GOTO(scan(sums, blocks, &total), out);
+    PERI_TRY_GOTO(peri__scan(sums, blocks, &total), out);
     PERI_TRY_GOTO(allocate(q, total, r), out);
     args.unique = peri__data(r->unique);
     if (q->inverse) args.inverse = peri__data(r->inverse);

@@ -355,6 +355,91 @@ function checks.tbe_input_combine_with_length(case, device)
   assert_same_bits(case, "out.per_sample_weights", weights)
 end
 
+-- -- members and rows picked --------------------------------------------------------------------------------------------------------
+
+function checks.masked_select_jagged_1d(case, device)
+  local values, lengths = sparse.masked_select_jagged_1d(case:tensor("in.values", device), case:tensor("in.lengths", device),
+    case:tensor("in.mask", device))
+  assert_same_bits(case, "out.values", values)
+  assert_same_bits(case, "out.lengths", lengths)
+end
+
+function checks.jagged_slice(case, device)
+  local values, lengths = sparse.jagged_slice(case:tensor("in.x_values", device), case:tensor("in.x_lengths", device),
+    case:tensor("in.start", device), case.args.slice_length)
+  assert_same_bits(case, "out.values", values)
+  assert_same_bits(case, "out.lengths", lengths)
+end
+
+function checks.batch_index_select_dim0(case, device)
+  local a = case.args
+  assert_same_bits(case, "out.output", with_gradient(case, device, { "inputs" }, function(inputs)
+    return sparse.batch_index_select_dim0(inputs, case:tensor("in.indices", device), a.input_num_indices, a.input_rows, a.input_columns,
+      a.permute_output_dim_0_1)
+  end))
+end
+
+function checks.permute102_baddbmm_permute102(case, device)
+  case:assert_near("out.output", sparse.permute102_baddbmm_permute102(case:tensor("in.bias", device), case:tensor("in.A", device),
+    case:tensor("in.B", device)))
+end
+
+-- -- pruned tables -----------------------------------------------------------------------------------------------------------------
+
+function checks.embedding_bag_rowwise_prune(case, device)
+  local a = case.args
+  assert.equal("torch.int32", a.compressed_indices_dtype)
+  local rows, mapping = sparse.embedding_bag_rowwise_prune(case:tensor("in.weight", device), case:tensor("in.indicator", device),
+    a.threshold, "i32", a.abs, a.min_num_rows, a.min_save_ratio)
+  assert_same_bits(case, "out.output", rows)
+  assert_same_bits(case, "out.compressed_indices_mapping", mapping)
+end
+
+function checks.pruned_array_lookup(case, device)
+  assert_same_bits(case, "out.dense_indices", sparse.pruned_array_lookup(case:tensor("in.indices", device),
+    case:tensor("in.offsets", device), case:tensor("in.index_remappings", device), case:tensor("in.index_remappings_offsets", device)))
+end
+
+function checks.pruned_hashmap_lookup(case, device)
+  assert_same_bits(case, "out.dense_indices", sparse.pruned_hashmap_lookup(case:tensor("in.indices", device),
+    case:tensor("in.offsets", device), case:tensor("in.hash_table", device), case:tensor("in.hash_table_offsets", device)))
+end
+
+--- FBGEMM's changes its argument.
+function checks.pruned_hashmap_insert(case, device)
+  local table = case:tensor("in.hash_table", device)
+  assert_same_bits(case, "out.hash_table", sparse.pruned_hashmap_insert(case:tensor("in.indices", device),
+    case:tensor("in.dense_indices", device), case:tensor("in.offsets", device), table, case:tensor("in.hash_table_offsets", device)))
+  assert_same_bits(case, "in.hash_table", table)
+end
+
+-- -- a number for each id ----------------------------------------------------------------------------------------------------------
+
+function checks.batched_unary_embeddings(case, device)
+  case:assert_near("out.output", sparse.batched_unary_embeddings(case:tensor("in.weight", device), case:tensor("in.table_offsets", device),
+    case:tensor("in.offsets", device), case:tensor("in.indices", device)))
+end
+
+function checks.jagged_acc_weights_and_counts(case, device)
+  case:assert_near("out.output", sparse.jagged_acc_weights_and_counts(case:tensor("in.weights", device),
+    case:tensor("in.reverse_indices", device), case.args.num_unique_indices))
+end
+
+local function check_calibrated(case, device)
+  local args = {}
+  for name, value in pairs(case.args) do args[name] = name ~= "op" and value or nil end
+  for _, name in ipairs(case:tensor_names "^in%.") do args[name:match "^in%.(.*)"] = case:tensor(name, device) end
+  local calibrated, bins = sparse[case.args.op](args)
+  case:assert_near("out.calibrated", calibrated)
+  assert_same_bits(case, "out.bin_ids", bins)
+end
+checks.histogram_binning_calibration, checks.histogram_binning_calibration_by_feature = check_calibrated, check_calibrated
+
+function checks.murmur_hash3(case, device)
+  assert_same_bits(case, "out.hash", sparse.murmur_hash3(case:tensor("in.input", device), case:tensor("in.y", device),
+    case:tensor("in.seed", device)))
+end
+
 for _, device in ipairs { "cpu", "opaque" } do
   describe("sparse operators as FBGEMM's on " .. device, function()
     for _, name in ipairs(golden.names "ops/sparse") do

@@ -13,6 +13,9 @@ for _, device in ipairs { "cpu", "opaque" } do
     local matrix = peri.ones({ 2, 4 }, "f32", device)
     local format = sparse.quantize.format { codes = "int8" }
     local rows = sparse.quantize.rows(matrix, format)
+    local mask, starts = peri.tensor({ 1, 0, 1 }, "bool", device), peri.tensor({ 0, 0, 1 }, "i64", device)
+    local pairs_, ends = peri.full({ 3, 2 }, -1, "i64", device), peri.tensor({ 0, 3 }, "i64", device)
+    local unary = peri.ones({ 2, 3 }, "f32", device)
     local levels, sizes = { offsets }, { 2 }
 
     local hot = {
@@ -40,6 +43,21 @@ for _, device in ipairs { "cpu", "opaque" } do
         c:release()
       end },
       { "jagged_to_padded_dense", function() sparse.jagged_to_padded_dense(weights, levels, sizes):release() end },
+      { "masked_select_jagged_1d", function()
+        local v, l = sparse.masked_select_jagged_1d(weights, lengths, mask)
+        v:release()
+        l:release()
+      end },
+      { "jagged_slice", function()
+        local v, l = sparse.jagged_slice(weights, lengths, starts, 1)
+        v:release()
+        l:release()
+      end },
+      { "pruned_array_lookup", function() sparse.pruned_array_lookup(order, offsets, order, ends):release() end },
+      { "pruned_hashmap_lookup", function() sparse.pruned_hashmap_lookup(order, offsets, pairs_, ends):release() end },
+      { "batched_unary_embeddings", function() sparse.batched_unary_embeddings(unary, ends, offsets, order):release() end },
+      { "jagged_acc_weights_and_counts", function() sparse.jagged_acc_weights_and_counts(weights, order, 3):release() end },
+      { "murmur_hash3", function() sparse.murmur_hash3(order, 0, 0):release() end },
       { "quantize.rows", function() sparse.quantize.rows(matrix, format):release() end },
       { "quantize.restore", function() sparse.quantize.restore(rows, format, 4):release() end },
     }

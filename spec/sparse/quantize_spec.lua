@@ -101,8 +101,8 @@ end
 function checks.bfloat16_quantized(case, device)
   local bytes = case:bytes "in.input"
   local words, n = ffi.cast("const uint32_t *", bytes), #bytes / 4
-  local got = ffi.cast("const uint16_t *", (case:tensor("in.input", device):to("bf16"):read()))
-  local want = ffi.cast("const uint16_t *", (case:bytes "out.quantized_bits"))
+  local own, theirs = case:tensor("in.input", device):to("bf16"):read(), case:bytes "out.quantized_bits" -- casts keep nothing alive
+  local got, want = ffi.cast("const uint16_t *", own), ffi.cast("const uint16_t *", theirs)
   for i = 0, n - 1 do
     local magnitude = bit.band(words[i], 0x7fffffff)
     if magnitude > 0x7f800000 then assert.is_true(bit.band(got[i], 0x7fff) > 0x7f80)

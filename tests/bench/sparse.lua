@@ -158,6 +158,44 @@ do
   for i = 1, 26 do dims[i + 1], turned[i] = i * 64, (i * 7) % 26 end
   case("permute_pooled_embs", BATCH * 26, 8 * BATCH * DIM, function() return sparse.permute_pooled_embs(matrix, dims, turned) end)
 
+  -- A pruned table of ROWS rows, half of them left out; masks and slices; numbers by id.
+  local even, halves, remap = {}, {}, {}
+  for id = 0, ROWS - 1 do
+    remap[id + 1] = id % 2 == 0 and id / 2 or -1
+    if id % 2 == 0 then even[#even + 1], halves[#halves + 1] = id, id / 2 end
+  end
+  local small, bag_bounds, one_table = ids:to "i32", peri.tensor({ 0, n }, "i64"), peri.tensor({ 0, ROWS }, "i64")
+  local remapping, known = peri.tensor(remap, "i32"), peri.tensor(even, "i32")
+  local table_ = sparse.pruned_hashmap_insert(known, peri.tensor(halves, "i32"), peri.tensor({ 0, #even }, "i64"),
+    peri.full({ ROWS, 2 }, -1, "i32"), one_table)
+  case("pruned_array_lookup", n, 8 * n, function() return sparse.pruned_array_lookup(small, bag_bounds, remapping, one_table) end)
+  case("pruned_hashmap_lookup", n, 8 * n, function() return sparse.pruned_hashmap_lookup(small, bag_bounds, table_, one_table) end)
+  local mask, starts = random_ids(n, 2):to "bool", peri.zeros({ bags }, "i64")
+  local wide_lengths = lengths:to "i64"
+  case("masked_select_jagged_1d", n, 7 * n, function() return sparse.masked_select_jagged_1d(floats, wide_lengths, mask) end)
+  case("jagged_slice", n, 4 * n, function() return sparse.jagged_slice(floats, wide_lengths, starts, 10) end)
+  case("murmur_hash3", n, 16 * n, function() return sparse.murmur_hash3(ids, 0, 0) end)
+  local reverse = random_ids(n, ROWS)
+  case("jagged_acc_weights_and_counts", n, 12 * n + 8 * ROWS, function()
+    return sparse.jagged_acc_weights_and_counts(weights, reverse, ROWS)
+  end)
+  local unary_weight, unary_tables = peri.Tensor.uniform({ 3, ROWS }, -1, 1, 13), one_table
+  case("batched_unary_embeddings", n, 8 * n + 36 * bags, function()
+    return sparse.batched_unary_embeddings(unary_weight, unary_tables, offsets, ids)
+  end)
+  local logits = peri.Tensor.uniform({ n }, -4, 4, 14)
+  local examples, positives = peri.full({ 5000 }, 100, "f64"), peri.full({ 5000 }, 30, "f64")
+  local bins = { logit = logits, bin_num_examples = examples, bin_num_positives = positives, positive_weight = 0.4,
+    bin_ctr_in_use_after = 10, bin_ctr_weight_value = 0.9995 }
+  case("histogram_binning_calibration", n, 16 * n, function() return sparse.histogram_binning_calibration(bins) end)
+  local counts, heights, widths, picks = {}, {}, {}, {}
+  for m = 1, 8 do counts[m], heights[m], widths[m] = BATCH, BATCH, DIM / 8 end
+  for m = 1, 8 do for k = 1, BATCH do picks[(m - 1) * BATCH + k] = (k * 7 * m) % BATCH end end
+  local flat, chosen_rows = matrix:reshape(BATCH * DIM), peri.tensor(picks, "i64")
+  case("batch_index_select_dim0", 8 * BATCH, 8 * BATCH * DIM, function()
+    return sparse.batch_index_select_dim0(flat, chosen_rows, counts, heights, widths)
+  end)
+
   for name, args in peri.util.ordered { ["int8"] = { codes = "int8" }, ["int8 f16 scale"] = { codes = "int8", scale = "f16" },
     int4 = { codes = "int4" }, int2 = { codes = "int2" }, fp8 = { codes = "fp8" } } do
     local format = sparse.quantize.format(args)
@@ -174,7 +212,8 @@ do
     assert(os.execute(("mkdir '%s'"):format(folder)) == 0)
     for name, t in peri.util.ordered { lengths = lengths, ids = ids, weights = weights, skewed = skewed, wide = wide, order = order,
       offsets = offsets, chosen = chosen, matrix = matrix, rows16 = rows16, floats = floats, shuffled = shuffled,
-      permutation = permutation, bounds = bounds, new_bounds = new_bounds } do save(folder, name, t) end
+      permutation = permutation, bounds = bounds, new_bounds = new_bounds, remapping = remapping, hash_table = table_, mask = mask,
+      reverse = reverse, unary_weight = unary_weight, logits = logits, chosen_rows = chosen_rows } do save(folder, name, t) end
     local file = assert(io.open(folder .. "/case.json", "w"))
     file:write(json.encode { features = FEATURES, batch = BATCH, rows = ROWS, dim = DIM, only = options.only })
     file:close()

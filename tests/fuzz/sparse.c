@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sparse.c: any lengths, offsets, permutations, ids and bytes at the sparse operators: an error with a message, or results of the promised
- * shape whose numbers add up. The bytes are read as small choices; numbers are mostly small, now and then extreme.
+ * sparse.c: any lengths, offsets, permutations, masks, ids, tables and bytes at the sparse operators: an error with a message, or results
+ * of the promised shape whose numbers add up. The bytes are read as small choices; numbers are mostly small, now and then extreme.
  */
 #include <perilune/perilune.h>
 
@@ -179,6 +179,90 @@ static void counting(void)
     peri_tensor_release(ids);
 }
 
+static peri_tensor *floats(int64_t n, int32_t dtype)
+{
+    peri_tensor *whole = ints(n, 9), *t = NULL;
+    require(peri_tensor_to(whole, dtype, NULL, &t) == PERI_OK, "a cast");
+    peri_tensor_release(whole);
+    return t;
+}
+
+static void picking(void)
+{
+    int64_t bags = pick(MOST), total = pick(MOST), many = pick(9), shape[3], rows[3], columns[3], counts[3], elements = 0, chosen = 0;
+    peri_tensor *values = floats(total, PERI_F32), *cuts = ints(bags, 3), *first = ints(bags, 2), *mask = NULL, *out[5] = {0};
+    require(peri_tensor_to(values, PERI_BOOL, NULL, &mask) == PERI_OK, "a mask");
+    judge(peri_sparse_masked_select(values, cuts, mask, &out[0], &out[1]), out, 2);
+    judge(peri_sparse_slice(values, cuts, first, pick(9) == 8 ? extreme() : pick(5), &out[2], &out[3]), out + 2, 2);
+    peri_batch_select_args a = {.n = pick(9) == 8 ? 0 : 1 + pick(3), .num_indices = counts, .rows = rows, .columns = columns,
+                                .permute_output_dim_0_1 = pick(2)};
+    for (int64_t m = 0; m < 3; m++) {
+        counts[m] = a.permute_output_dim_0_1 ? many : pick(6);
+        rows[m] = 1 + pick(4);
+        columns[m] = pick(4);
+        if (m < a.n) elements += rows[m] * columns[m], chosen += counts[m];
+    }
+    if (pick(5) == 4) (pick(2) ? counts : pick(2) ? rows : columns)[pick(3)] = extreme();
+    shape[0] = elements;
+    peri_tensor *all = NULL, *ids = ints(chosen, 2);
+    require(peri_tensor_full(device, PERI_F32, 1, shape, 1, &all) == PERI_OK, "matrices");
+    judge(peri_sparse_batch_index_select(all, ids, &a, &out[4]), out + 4, 1);
+    release((peri_tensor *[]){values, cuts, first, mask, all, ids}, 6);
+    release(out, 5);
+}
+
+/** Numbers of hash tables: -1 and ids, so that a table may be full and hold anything. */
+static peri_tensor *slots(int64_t n, int32_t dtype)
+{
+    int64_t x[2 * MOST], shape[2] = {n, 2};
+    for (int64_t i = 0; i < 2 * n; i++) x[i] = pick(3) ? -1 : pick(99);
+    peri_tensor *flat = numbers(x, 2 * n, dtype), *t = NULL;
+    require(peri_tensor_reshape(flat, 2, shape, &t) == PERI_OK, "pairs");
+    peri_tensor_release(flat);
+    return t;
+}
+
+static void looking_up(void)
+{
+    int64_t tables = 1 + pick(3), bags = tables * (1 + pick(3)), total = pick(MOST), size = pick(MOST);
+    peri_tensor *ids = ints(total, pick(2) ? 99 : 3), *rows = ints(total, 9), *bounds = offsets(bags, total);
+    peri_tensor *ends = offsets(tables, size), *map = ints(size, 9), *out[4] = {0}, *known = slots(size, pick(2) ? PERI_I32 : PERI_I64);
+    judge(peri_sparse_pruned_array_lookup(ids, bounds, map, ends, &out[0]), out, 1);
+    peri_status status = peri_sparse_pruned_hashmap_insert(ids, rows, bounds, known, ends, &out[1]);
+    judge(status, out + 1, 1);
+    judge(peri_sparse_pruned_hashmap_lookup(ids, bounds, status >= 0 ? out[1] : known, ends, &out[2]), out + 2, 1);
+    int64_t shape[2] = {pick(3), size};
+    peri_tensor *weight = NULL;
+    require(peri_tensor_full(device, pick(2) ? PERI_F32 : PERI_F64, 2, shape, 1, &weight) == PERI_OK, "weights");
+    judge(peri_sparse_batched_unary(weight, ends, bounds, ids, &out[3]), out + 3, 1);
+    release((peri_tensor *[]){ids, rows, bounds, ends, map, known, weight}, 7);
+    release(out, 4);
+}
+
+static void calibrating(void)
+{
+    int64_t n = pick(MOST), values = pick(MOST), shape[2] = {n, pick(5)};
+    peri_calibration_args a = {.num_bins = 1 + pick(6), .positive_weight = pick(9) ? 0.5 : 0, .lower_bound = (double)pick(2) / 4,
+                               .upper_bound = 1, .bin_ctr_in_use_after = pick(9), .bin_ctr_weight_value = 0.5};
+    if (pick(2)) {
+        a.segment_lengths = ints(n, 3);
+        a.segment_value = ints(values, 4);
+        a.num_segments = pick(9) == 8 ? extreme() : pick(4);
+    }
+    int64_t bins = a.num_bins * (1 + (a.num_segments >= 0 && a.num_segments < 9 ? a.num_segments : 0)) + (pick(9) == 8);
+    a.bin_num_examples = floats(bins, PERI_F64);
+    a.bin_num_positives = floats(bins, PERI_F64);
+    peri_tensor *logit = floats(n, PERI_F32), *out[5] = {0}, *to = ints(n, 5), *weight = NULL;
+    judge(peri_sparse_calibrate(logit, &a, &out[0], &out[1]), out, 2);
+    judge(peri_sparse_weights_and_counts(logit, to, pick(9) == 8 ? -1 : pick(9), &out[2]), out + 2, 1);
+    peri_prune_args p = {.threshold = (double)pick(9), .compressed_indices_dtype = some_dtype(), .abs = pick(2),
+                         .min_num_rows = pick(9) == 8 ? extreme() : 0, .min_save_ratio = (double)pick(4)};
+    require(peri_tensor_full(device, PERI_F32, 2, shape, 1, &weight) == PERI_OK, "weights");
+    judge(peri_sparse_rowwise_prune(weight, logit, &p, &out[3], &out[4]), out + 3, 2);
+    release((peri_tensor *[]){logit, to, weight, a.segment_lengths, a.segment_value, a.bin_num_examples, a.bin_num_positives}, 7);
+    release(out, 5);
+}
+
 static void quantizing(void)
 {
     peri_row_format f = {.codes = (int32_t)pick(5), .scale_dtype = pick(3) ? (int32_t)pick(3) : -1, .scale_first = pick(2),
@@ -206,12 +290,13 @@ static void quantizing(void)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static void (*const operators[])(void) = {permuting, spreading, summing, padding, counting, quantizing};
+    static void (*const operators[])(void) = {permuting, spreading, summing, padding, counting, quantizing, picking, looking_up,
+                                               calibrating};
     bytes = data;
     left = size;
     int64_t live = peri_mem_objects();
     require(peri_device_get(pick(4) == 3 ? "opaque" : "cpu", &device) == PERI_OK, "a device");
-    operators[pick(6)]();
+    operators[pick(9)]();
     require(peri_mem_objects() == live, "objects that were not released");
     return 0;
 }

@@ -170,4 +170,31 @@ static float *random_floats(int64_t n)
     return x;
 }
 
+/** n numbers of [base, base + below). */
+static int64_t *numbers(int64_t n, uint64_t below, int64_t base)
+{
+    int64_t *x = room(8 * n);
+    for (int64_t i = 0; i < n; i++) x[i] = base + (int64_t)draw(below);
+    return x;
+}
+
+static int64_t blocks_of(int64_t n) { return n > 0 ? (n + PERI_JAGGED_BLOCK - 1) / PERI_JAGGED_BLOCK : 1; }
+
+/** n numbers of a dtype, some of them -0 and large. */
+static void *values_of(int64_t n, int32_t dtype)
+{
+    int64_t size = dtype == PERI_F64 || dtype == PERI_I64 ? 8 : 4;
+    char *p = room(n * size);
+    for (int64_t i = 0; i < n; i++) {
+        double wide = draw(9) == 0 ? -0.0 : ((double)draw(2000) - 1000) / 7;
+        float narrow = (float)wide;
+        int64_t big = (int64_t)draw(UINT64_MAX);
+        int32_t small = (int32_t)big;
+        memcpy(p + i * size,
+               dtype == PERI_F64 ? (void *)&wide : dtype == PERI_F32 ? (void *)&narrow : dtype == PERI_I64 ? (void *)&big : &small,
+               (size_t)size);
+    }
+    return p;
+}
+
 #endif

@@ -55,4 +55,10 @@ function M.batched_dense_vec_jagged_2d_mul(v, a_values, a_offsets)
   return F.bmm(v:reshape(bags * heads, 1, max), rows:reshape(bags * heads, max, columns)):reshape(bags * heads, columns)
 end
 
+--- A [m, batch, k] times B [batch, k, n], plus bias [batch, n]: [m, batch, n].
+function M.permute102_baddbmm_permute102(bias, A, B)
+  local product = F.bmm(A:transpose(1, 2), B)
+  return F.add(product, bias:reshape(bias:size(1), 1, bias:size(2))):transpose(1, 2):contiguous()
+end
+
 return M

@@ -95,6 +95,104 @@ PERI_API peri_status peri_sparse_lengths_range(peri_tensor *lengths, peri_tensor
 PERI_API peri_status peri_sparse_permute_pooled(peri_tensor *pooled, const int64_t *offsets, int64_t features, const int64_t *permute,
                                                 int64_t n, peri_tensor **out);
 
+/* -- members and rows picked ------------------------------------------------------------------------------------------------------ */
+
+/** The @values [n, ...] of bags of @lengths for which @mask [n] (bool) is true, and the lengths that the bags then have (dtype of the given
+ *  ones). With gradient: what is left out gets 0. */
+PERI_API peri_status peri_sparse_masked_select(peri_tensor *values, peri_tensor *lengths, peri_tensor *mask, peri_tensor **out_values,
+                                               peri_tensor **out_lengths);
+/** The members start[b], start[b] + 1, ... of each bag b, at most @length of them, and how many there are. @start [bags]: 0..lengths[b].
+ *  With gradient: what is left out gets 0. */
+PERI_API peri_status peri_sparse_slice(peri_tensor *values, peri_tensor *lengths, peri_tensor *start, int64_t length,
+                                       peri_tensor **out_values, peri_tensor **out_lengths);
+
+/** Matrices that lie one after the other. Host arrays of n, borrowed. */
+typedef struct peri_batch_select_args {
+    int64_t n;                  /* >= 1 */
+    const int64_t *num_indices; /* rows to be selected of each */
+    const int64_t *rows, *columns;
+    bool permute_output_dim_0_1;
+} peri_batch_select_args;
+
+/** Rows of each of several matrices: @inputs [sum of rows * columns] holds the matrices, @indices those of the first matrix
+ *  (num_indices[0] of them, 0..rows[0] - 1), then of the second, ... @out, of one dimension, holds their selected rows in the same order;
+ *  with permute_output_dim_0_1, which wants equal numbers of indices, the first selected row of every matrix, then the second of every
+ *  matrix, ... With gradient: a row gets the sum of the gradients of its copies. */
+PERI_API peri_status peri_sparse_batch_index_select(peri_tensor *inputs, peri_tensor *indices, const peri_batch_select_args *args,
+                                                    peri_tensor **out);
+
+/* -- pruned tables ---------------------------------------------------------------------------------------------------------------- */
+
+/** What is pruned. */
+typedef struct peri_prune_args {
+    double threshold;
+    int32_t compressed_indices_dtype; /* PERI_I32 or PERI_I64 */
+    bool abs;              /* of the indicator counts its absolute value */
+    int64_t min_num_rows;  /* >= 0 */
+    double min_save_ratio; /* >= 0 */
+} peri_prune_args;
+
+/** The rows of @weight [n, columns], of any dtype, whose @indicator [n] f32 is more than the threshold (a NaN is not), and by id the row's
+ *  place among them, -1 if it is left out (@mapping [n]). If n + min_num_rows * columns >= min_save_ratio * n * columns, a mapping is not
+ *  worth its size: @rows is all of the weights (not a copy), @mapping one 0. */
+PERI_API peri_status peri_sparse_rowwise_prune(peri_tensor *weight, peri_tensor *indicator, const peri_prune_args *args,
+                                               peri_tensor **rows, peri_tensor **mapping);
+
+/** Ids of T tables as rows of pruned tables: bags [t * B, (t + 1) * B) of @offsets [T * B + 1] have the ids of table t, whose mapping is
+ *  index_remappings[offsets[t] .. offsets[t + 1]) of @index_remappings_offsets [T + 1]: an id outside of it is an error. A table of an
+ *  empty mapping is not pruned: its ids stay. @index_remappings is i32, or i64 as the ids. @out [n]: dtype of @indices; -1: pruned. */
+PERI_API peri_status peri_sparse_pruned_array_lookup(peri_tensor *indices, peri_tensor *offsets, peri_tensor *index_remappings,
+                                                     peri_tensor *index_remappings_offsets, peri_tensor **out);
+/** The same with hash tables: slots [offsets[t], offsets[t + 1]) of @hash_table [slots, 2] (pairs of an id and its row, -1 and -1 in a free
+ *  slot) are table t's. An id that is nowhere becomes -1, and so does a negative one. @hash_table has the ids' dtype, on which their
+ *  places depend: fmix32 or fmix64 of MurmurHash3 modulo the slots, then slot after slot. */
+PERI_API peri_status peri_sparse_pruned_hashmap_lookup(peri_tensor *indices, peri_tensor *offsets, peri_tensor *hash_table,
+                                                       peri_tensor *hash_table_offsets, peri_tensor **out);
+/** @hash_table with more ids in it: each goes with its row of @dense_indices [n] (i32, or i64 as the ids) in the first slot that is free or
+ *  has that id; those whose row is -1 do not go in, nor do ids of a table without slots. A full table is an error. @out: a new table. */
+PERI_API peri_status peri_sparse_pruned_hashmap_insert(peri_tensor *indices, peri_tensor *dense_indices, peri_tensor *offsets,
+                                                       peri_tensor *hash_table, peri_tensor *hash_table_offsets, peri_tensor **out);
+
+/* -- a number for each id ---------------------------------------------------------------------------------------------------------- */
+
+/** Tables of one column, one for each of N tasks: @weight [N, rows of all tables] f32 or f64, table t being the columns [offsets[t],
+ *  offsets[t + 1]) of @table_offsets [T + 1]; @offsets [T * B + 1] has bag t * B + b for sample b. @out [N, B, T]: the sum over each bag.
+ *  With gradient. */
+PERI_API peri_status peri_sparse_batched_unary(peri_tensor *weight, peri_tensor *table_offsets, peri_tensor *offsets, peri_tensor *indices,
+                                               peri_tensor **out);
+/** For each u of [0, num_unique_indices): the sum of @weights [n] (f32, f64) over the i with reverse_indices[i] = u, and how many they are:
+ *  @out [num_unique_indices, 2], of the weights' dtype (f32 counts are exact to 2^24). */
+PERI_API peri_status peri_sparse_weights_and_counts(peri_tensor *weights, peri_tensor *reverse_indices, int64_t num_unique_indices,
+                                                    peri_tensor **out);
+
+/** Histograms of predictions and what became of them. Tensors are borrowed. */
+typedef struct peri_calibration_args {
+    peri_tensor *bin_num_examples, *bin_num_positives; /* f64 [(num_segments + 1) * num_bins] */
+    int64_t num_bins;                 /* of one width, from lower_bound to upper_bound */
+    double positive_weight;           /* > 0: of a positive example in the training that gave the logits */
+    double lower_bound, upper_bound;
+    int64_t bin_ctr_in_use_after;     /* examples of a bin that are too few to count */
+    double bin_ctr_weight_value;      /* of the bin's share of positives in the result */
+    peri_tensor *segment_lengths, *segment_value; /* by feature: 0 or 1 value of [0, num_segments) for each logit; or NULL */
+    int64_t num_segments;             /* 0 without segments */
+} peri_calibration_args;
+
+/** Calibration by histogram binning (Zadrozny and Elkan, 2001), per segment if there are any: @calibrated, of @logit's shape and dtype
+ *  (f64, f32, f16, bf16), and @bin_ids (i64). Formula: kernels/lookup.h, calibrate. Logits of no value, of several, or of one that is no
+ *  segment's number have the first bins; predictions beyond the bounds have the outermost ones. */
+PERI_API peri_status peri_sparse_calibrate(peri_tensor *logit, const peri_calibration_args *args, peri_tensor **calibrated,
+                                           peri_tensor **bin_ids);
+
+/** What is hashed with each number, and under which seed. */
+typedef struct peri_murmur_args {
+    peri_tensor *y, *seed;         /* i64 of the input's shape, borrowed; NULL: the numbers, for all */
+    int64_t y_number, seed_number;
+} peri_murmur_args;
+
+/** MurmurHash3 of pairs of 64-bit numbers (kernels/lookup.h): @input, i64 of any shape, and y. @out: i64 of that shape, all 64 bits of the
+ *  hashes: half of them are negative. */
+PERI_API peri_status peri_sparse_murmur_hash3(peri_tensor *input, const peri_murmur_args *args, peri_tensor **out);
+
 /* -- segments ------------------------------------------------------------------------------------------------------------- */
 
 /** out[s] = sum of values[offsets[s] * step .. offsets[s + 1] * step). @values [n] f32, f64, i32 or i64 (modulo 2^width), n a multiple of

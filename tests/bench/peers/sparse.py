@@ -66,6 +66,24 @@ def cases(c, load):
     turned = torch.tensor([i * 7 % 26 for i in range(1, 27)])
     back = torch.argsort(turned)
     yield "permute_pooled_embs", "FBGEMM", lambda: fb.permute_pooled_embs(matrix, dims, turned, dims, back)
+    small, bag_bounds, one_table = ids.int(), torch.tensor([0, n], dtype=torch.int32), torch.tensor([0, c["rows"]])
+    remapping, hash_table = load("remapping", numpy.int32), load("hash_table", numpy.int32).view(-1, 2)
+    yield "pruned_array_lookup", "FBGEMM", lambda: fb.pruned_array_lookup(small, bag_bounds, remapping, one_table)
+    yield "pruned_hashmap_lookup", "FBGEMM", lambda: fb.pruned_hashmap_lookup(small, bag_bounds, hash_table, one_table)
+    mask, wide_lengths, starts = load("mask", numpy.bool_), lengths.long(), torch.zeros(bags, dtype=torch.int64)
+    yield "masked_select_jagged_1d", "FBGEMM", lambda: fb.masked_select_jagged_1d(floats, wide_lengths, mask)
+    yield "jagged_slice", "FBGEMM", lambda: fb.jagged_slice(floats, wide_lengths, starts, 10)
+    reverse, unary_weight = load("reverse", numpy.int64), load("unary_weight", numpy.float32).view(3, -1)
+    yield ("jagged_acc_weights_and_counts", "FBGEMM",
+           lambda: fb.jagged_acc_weights_and_counts(weights, reverse, c["rows"]))
+    yield "batched_unary_embeddings", "FBGEMM", lambda: fb.batched_unary_embeddings(unary_weight, one_table, offsets, ids)
+    logits = load("logits", numpy.float32)
+    examples, positives = torch.full((5000,), 100.0, dtype=torch.float64), torch.full((5000,), 30.0, dtype=torch.float64)
+    yield ("histogram_binning_calibration", "FBGEMM",
+           lambda: fb.histogram_binning_calibration(logits, examples, positives, 0.4, 0.0, 1.0, 10, 0.9995))
+    flat, chosen_rows, eighth = matrix.view(-1), load("chosen_rows", numpy.int64), [c["batch"]] * 8
+    yield ("batch_index_select_dim0", "FBGEMM",
+           lambda: fb.batch_index_select_dim0(flat, chosen_rows, eighth, eighth, [c["dim"] // 8] * 8, False))
     eight = fb.FloatToFused8BitRowwiseQuantized(matrix)
     yield "quantize int8", "FBGEMM", lambda: fb.FloatToFused8BitRowwiseQuantized(matrix)
     yield "restore int8", "FBGEMM", lambda: fb.Fused8BitRowwiseQuantizedToFloat(eight)
