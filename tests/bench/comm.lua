@@ -167,30 +167,44 @@ end
 
 -- -- fingerprints -------------------------------------------------------------------------------------------------------------------
 
--- The same operation in two groups, one of which computes none: blocks take turns.
+--- Median of @list and the bounds between which that of all possible rounds lies in 95 of 100 cases (order statistics: normal
+--- approximation of the binomial distribution).
+local function confidence(list)
+  table.sort(list)
+  local n = #list
+  local reach = 0.98 * math.sqrt(n)
+  return list[math.floor(n / 2) + 1], list[math.max(1, math.floor(n / 2 - reach))], list[math.min(n, math.ceil(n / 2 + reach) + 1)]
+end
+
+-- The same operation in one group, whose fingerprints are on and off in turns: each round is a block of either, one right after the other,
+-- and counts as one difference. Two groups would differ in where their memory lies.
 local function fingerprints(bytes)
   local list = {}
   for i = 1, ranks do list[i] = i - 1 end
-  local with, without = world:new_group(list, "with"), world:new_group(list, "without")
-  without:fingerprints(false)
+  local both = world:new_group(list, "fingerprints")
   local b, op = buffers(ops[6], bytes / 4), ops[6]
-  local lists, repeats = { {}, {} }, math.max(20, math.min(1000, math.ceil(2e7 / bytes)))
-  for k = -1, 4 * options.blocks do
+  local rounds, repeats = 20 * options.blocks, math.max(20, math.min(1000, math.ceil(2e7 / bytes)))
+  local on, off, added, share = {}, {}, {}, {}
+  group = both:ptr()
+  for k = -1, rounds do
     for slot = 0, 1 do
-      local first = (k + slot) % 2 == 0
-      group = (first and with or without):ptr()
-      timed(first and 0 or 1, function() ours(op, b, repeats) end)
+      local signed = (k + slot) % 2 == 0
+      both:fingerprints(signed)
+      timed(signed and 0 or 1, function() ours(op, b, repeats) end)
     end
     must(bare.bare_max(times, 2))
-    if k > 0 then for i = 1, 2 do lists[i][k] = times[i - 1] / repeats end end
+    if k > 0 then
+      on[k], off[k] = times[0] / repeats, times[1] / repeats
+      added[k], share[k] = on[k] - off[k], on[k] / off[k]
+    end
   end
   group = world:ptr()
-  local on, off = median(lists[1]), median(lists[2])
-  emit({ op = "fingerprint", ranks = ranks, bytes = bytes, own_us = on, off_us = off, ratio = on / off, added_us = on - off },
-    ("%-35s %5d %10d %10.2f %10.2f %7.4f %9.3f   (all_to_all without and with)"):format("fingerprint", ranks, bytes, off, on, on / off,
-    on - off))
-  with:close()
-  without:close()
+  local ratio, low, high = confidence(share)
+  emit({ op = "fingerprint", ranks = ranks, bytes = bytes, own_us = median(on), off_us = median(off), ratio = ratio, ratio_low = low,
+    ratio_high = high, added_us = median(added) },
+    ("%-35s %5d %10d %10.2f %10.2f %7.4f %9.3f   (all_to_all without and with; ratio within %.4f to %.4f)"):format("fingerprint", ranks,
+    bytes, median(off), median(on), ratio, median(added), low, high))
+  both:close()
 end
 -- Ranks that share processors hide nothing from each other, and their times scatter too much for small differences.
 local extras = not options.no_overlap and ranks <= require("perilune.launcher").cpus()
