@@ -162,17 +162,21 @@ for _, device in ipairs { "cpu", "opaque" } do
       return args
     end
 
-    it("go on from a flushed file as if nothing had happened", function()
-      local run = tier.run(stored())
-      run.cached:flush()
-      run.cached:flush()
-      run.cached:release()
-      local again = tier.make(run.tables, stored(), true)
-      assert.equal(6, again:iteration())
-      tier.assert_same { plain = run.plain, cached = again, tables = run.tables }
-      tier.train(run.plain, again, run.tables, stored(), 7)
-      tier.assert_same { plain = run.plain, cached = again, tables = run.tables }
-    end)
+    local counted = { optimizer = "rowwise_adagrad", learning_rate = 0.05, weight_decay_mode = "counter", weight_decay = 0.1,
+      counter_based_regularization = { counter_weight_decay_mode = "adagradw", counter_halflife = 3 } }
+    for name, more in pairs { adam = {}, ["row-wise Adagrad with counters"] = { optimizer = counted } } do
+      it("go on from a flushed file as if nothing had happened, with " .. name, function()
+        local run = tier.run(stored(more))
+        run.cached:flush()
+        run.cached:flush()
+        run.cached:release()
+        local again = tier.make(run.tables, stored(more), true)
+        assert.equal(6, again:iteration())
+        tier.assert_same { plain = run.plain, cached = again, tables = run.tables }
+        tier.train(run.plain, again, run.tables, stored(more), 7)
+        tier.assert_same { plain = run.plain, cached = again, tables = run.tables }
+      end)
+    end
 
     it("are locked while they are open", function()
       local run = tier.run(stored())
