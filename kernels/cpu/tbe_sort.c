@@ -94,23 +94,47 @@ TBE_INLINE uint64_t *tbe_sort_block(const peri_k_tbe_sort_args *a, int64_t k, tb
     return key;
 }
 
-/** One pass; @add is added to every key on the way. */
-TBE_INLINE void tbe_sort_pass(const uint64_t *src, uint64_t *dst, int64_t n, uint32_t *counts, int32_t shift, uint64_t mask, uint64_t add)
+/** What the sort of a table asks for meanwhile, for that of the next one. */
+typedef struct tbe_sort_next {
+    const char *ids, *keys;
+    int64_t id_bytes;
+} tbe_sort_next;
+
+/** Keys [i, past) of a pass. */
+TBE_INLINE void tbe_sort_keys(const uint64_t *src, uint64_t *dst, int64_t i, int64_t past, uint32_t *counts, int32_t shift, uint64_t mask,
+                              uint64_t add)
 {
-    for (int64_t i = 0; i < n; i++) {
+    for (; i < past; i++) {
         uint64_t key = src[i];
         dst[counts[key >> shift & mask]++] = key + add;
     }
 }
 
-static void tbe_sort_table(const peri_k_tbe_sort_args *a, int64_t k, int64_t past, uint32_t *counts)
+/** One pass; @add is added to every key on the way. */
+TBE_INLINE void tbe_sort_pass(const uint64_t *src, uint64_t *dst, int64_t n, uint32_t *counts, int32_t shift, uint64_t mask, uint64_t add,
+                              tbe_sort_next next)
+{
+    enum { GROUP = TBE_LINE / 8 };
+    int64_t i = 0;
+    for (; i + GROUP <= n; i += GROUP) {
+        _mm_prefetch(next.ids + i * next.id_bytes, _MM_HINT_T1);
+        __builtin_prefetch(next.keys + i * 8, 1, 2);
+        tbe_sort_keys(src, dst, i, i + GROUP, counts, shift, mask, add);
+    }
+    tbe_sort_keys(src, dst, i, n, counts, shift, mask, add);
+}
+
+/** Blocks [k, past), which are of one table, with @room for its items. */
+static void tbe_sort_table(const peri_k_tbe_sort_args *a, int64_t k, int64_t past, uint32_t *counts, uint64_t *room)
 {
     const peri_k_tbe_stream *s = &a->stream;
     const peri_k_tbe_table *t = &s->tables[s->blocks[k].table];
     int64_t first = s->spans[k].items, n = s->spans[past].items - first;
     tbe_digits digits = tbe_digits_of(t->rows, n);
-    uint64_t *src = digits.passes % 2 ? a->room + first : a->keys + first, *dst = digits.passes % 2 ? a->keys + first : a->room + first;
+    uint64_t *src = digits.passes % 2 ? room : a->keys + first, *dst = digits.passes % 2 ? a->keys + first : room;
     uint64_t *key = src, mask = ((uint64_t)1 << digits.bits) - 1;
+    int64_t id_bytes = s->ids_dtype == PERI_I32 ? 4 : 8;
+    tbe_sort_next next = {(const char *)s->ids + s->spans[past].first_id * id_bytes, (const char *)(a->keys + first + n), id_bytes};
     memset(counts, 0, sizeof *counts * (size_t)((int64_t)digits.passes << digits.bits));
     for (; k < past; k++) {
         if (digits.passes == 2) {
@@ -128,7 +152,7 @@ static void tbe_sort_table(const peri_k_tbe_sort_args *a, int64_t k, int64_t pas
             sum += c;
         }
         uint64_t add = d + 1 == digits.passes ? (uint64_t)t->first_row << a->payload_bits : 0;
-        tbe_sort_pass(src, dst, n, count, a->payload_bits + d * digits.bits, mask, add);
+        tbe_sort_pass(src, dst, n, count, a->payload_bits + d * digits.bits, mask, add, next);
         uint64_t *other = src;
         src = dst;
         dst = other;
@@ -143,11 +167,13 @@ static void cpu_tbe_sort(const void *args, int64_t begin, int64_t end)
     const peri_k_tbe_sort_args *a = args;
     const peri_k_tbe_stream *s = &a->stream;
     int64_t n = s->spans[s->n_blocks].items, from = tbe_part(n, begin, a->chunks), to = tbe_part(n, end, a->chunks);
+    uint64_t *room = NULL; /* that of the first table, for all of them: it stays in the cache */
     for (int64_t k = 0, past; k < s->n_blocks; k = past) {
         for (past = k + 1; past < s->n_blocks && s->blocks[past].table == s->blocks[k].table; past++) {
         }
         if (s->spans[k].items < from || s->spans[k].items >= to || s->spans[past].items == s->spans[k].items) continue;
-        tbe_sort_table(a, k, past, a->counts + (begin << PERI_K_TBE_SORT_BITS));
+        if (!room) room = a->room + s->spans[k].items;
+        tbe_sort_table(a, k, past, a->counts + (begin << PERI_K_TBE_SORT_BITS), room);
     }
 }
 

@@ -225,13 +225,18 @@ local function report(c, what, times, bytes, roof_times, roof_text, extra)
   if out then out:write(json.encode(r), "\n") end
 end
 
---- A function that sorts a case's batches as a backward pass does, and gives milliseconds a batch.
-local function sorter(c, v)
+--- A function that sorts a case's batches of ids as a backward pass does, and gives milliseconds a batch.
+local function sorter(c, v, ids)
   local shape = ffi.new("sort_shape", c.batch, c.tables, v.shared, c.rows, c.dim, c.length, v.weighted and 1 or 0)
   local sort = ffi.gc(roof.sort_open(isa, shape), roof.sort_close)
+  local at, data = {}, ffi.new "void *[1]"
+  for i = 1, c.sets do
+    peri.ffi.check(C.peri_tensor_data(ids[i].ptr, data))
+    at[i] = ffi.cast("const int64_t *", data[0])
+  end
   return function()
     local time = 0
-    for i = 0, c.sets - 1 do time = time + tonumber(roof.sort_run(sort, c.ids + i * c.n)) end
+    for i = 1, c.sets do time = time + tonumber(roof.sort_run(sort, at[i])) end
     return time * 1e-6 / c.sets
   end
 end
@@ -296,7 +301,7 @@ local function measure(c, v)
   local base, at = addresses(c, batch, bytes, v.shared)
   local gather, gather_text, gather_way = roofline(c, base, at, bytes, 0)
   local update, update_text
-  local sort = do_backward and sorter(c, v)
+  local sort = do_backward and sorter(c, v, x.ids)
   if do_backward then update, update_text = roofline(c, base, at, bytes, 1) end
   local times, extra = { {}, {}, {}, {} }, { sort = {}, bytes = {} }
   local rewritten = c.n * bytes + c.n * 4 * c.dim * (v.states or 0) -- rows and states
