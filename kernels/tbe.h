@@ -289,7 +289,7 @@ enum { PERI_K_RATES_EQUAL = -1, PERI_K_RATES_TAIL_UP = 0, PERI_K_RATES_TAIL_DOWN
  *      w = w * (max_norm / norm(w)) where norm(w) > max_norm
  *
  *  Tables of f16 and bf16: w is the stored weight converted to f32, which is exact; states are f32; the new w is rounded when it is stored:
- *  to nearest even, or stochastically, tbe_round_f16 and tbe_round_bf16 of kernels/ref/tbe_round.h with 16 random bits that depend on
+ *  to nearest even, or stochastically, tbe_round_f16 and tbe_round_bf16 of kernels/ref/tbe_round.h with random bits that depend on
  *  (seed, iteration, table, row and column of the whole table) only, so neither on threads nor on the sharding.
  */
 typedef struct peri_k_tbe_counter {

@@ -74,24 +74,58 @@ TBE_INLINE void tbe_batch_row(float *w, const float *g, v16 rate, v16 keep, cons
     }
 }
 
-/** The same of f16 or bf16. @lane: of the table's first column. */
-TBE_INLINE void tbe_batch_row_narrow(uint16_t *w, const float *g, v16 rate, v16 keep, const bool stochastic, uint64_t key, uint32_t lane,
-                                     const int nv, const int32_t dtype)
+/** The same of f16 or bf16, in f32; returns the largest size, lane by lane. */
+TBE_INLINE u16x tbe_batch_row_values(const uint16_t *w, const float *g, v16 rate, v16 keep, v16 *x, const int nv, const int32_t dtype)
+{
+    u16x most = {0};
+#pragma GCC unroll 16
+    for (int k = 0; k < nv; k++) {
+        const int v = tbe_scattered(k, nv, dtype);
+        x[v] = v16_fma(rate, v16_load(g + 16 * v), v16_mul(keep, tbe_get_weights(w, 16 * v, 16, dtype)));
+        most = u16x_max(most, u16x_of(x[v]) & 0x7fffffffu);
+    }
+    return most;
+}
+
+TBE_INLINE void tbe_batch_row_nearest(uint16_t *w, const v16 *x, const int nv, const int32_t dtype)
+{
+#pragma GCC unroll 16
+    for (int k = 0; k < nv; k++) {
+        const int v = tbe_scattered(k, nv, dtype);
+        *(h16x_unaligned *)(w + 16 * v) = dtype == PERI_F16 ? v16_to_f16(x[v]) : v16_to_bf16(x[v]);
+    }
+}
+
+/** Round it stochastically. @lane: of the table's first column. */
+TBE_INLINE void tbe_batch_row_round(uint16_t *w, const v16 *x, uint64_t key, uint32_t lane, const int nv, const int32_t dtype)
 {
 #pragma GCC unroll 8
     for (int k = 0; k < nv; k += 2) {
-        const int d = 16 * tbe_scattered(k, nv, dtype);
-        v16 x = v16_fma(rate, v16_load(g + d), v16_mul(keep, tbe_get_weights(w, d, 16, dtype)));
-        v16 y = v16_fma(rate, v16_load(g + d + 16), v16_mul(keep, tbe_get_weights(w, d + 16, 16, dtype)));
-        if (stochastic) {
-            u16x bits = tbe_random_words(key, lane + (uint32_t)d / 2);
-            *(h16x_unaligned *)(w + d) = v16_round(x, bits & 0xffffu, dtype);
-            *(h16x_unaligned *)(w + d + 16) = v16_round(y, bits >> 16, dtype);
+        const int v = tbe_scattered(k, nv, dtype);
+        u16x bits = tbe_random_words(key, lane + (uint32_t)v * 8);
+        u16x first = tbe_random_first(bits, dtype), other = tbe_random_other(bits, dtype);
+        if (dtype == PERI_F16) {
+            *(h16x_unaligned *)(w + 16 * v) = v16_round_f16(x[v], first);
+            *(h16x_unaligned *)(w + 16 * v + 16) = v16_round_f16(x[v + 1], other);
         } else {
-            *(h16x_unaligned *)(w + d) = dtype == PERI_F16 ? v16_to_f16(x) : v16_to_bf16(x);
-            *(h16x_unaligned *)(w + d + 16) = dtype == PERI_F16 ? v16_to_f16(y) : v16_to_bf16(y);
+            u16x_store_high(w + 16 * v, u16x_of(x[v]) + first, u16x_of(x[v + 1]) + other);
         }
     }
+}
+
+/** Any row of f16 or bf16. Computes it again: nobody points to the values that are in registers. */
+static __attribute__((noinline)) void tbe_batch_row_odd(const peri_k_tbe_update_args *a, const peri_k_tbe_table *t, int64_t row,
+                                                        const float *g, float rate, float keep)
+{
+    enum { MOST_COLS = 256 };
+    const int32_t dtype = a->rows.weight_dtype;
+    uint16_t *w = (uint16_t *)a->rows.weight + t->offset + row * t->stride, room[MOST_COLS + 32];
+    float wide[MOST_COLS];
+    for (int64_t d = 0; d < t->cols; d += 16) {
+        v16 x = dtype == PERI_F16 ? v16_load_f16(w + d) : v16_load_bf16(w + d);
+        v16_store(wide + d, v16_fma(v16_set(rate), v16_load(g + d), v16_mul(v16_set(keep), x)));
+    }
+    tbe_row_round(&a->optimizer, t, tbe_table_row(&a->rows, t, row), w, wide, room, dtype);
 }
 
 /** Update the batch's rows, and empty it. */
@@ -108,9 +142,17 @@ TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_
         if (dtype == PERI_F32) {
             tbe_batch_row((float *)rows->weight + at, b->g[i], rate, keep, nv);
         } else {
-            uint64_t key = tbe_mix64(table_key + (uint64_t)(t->row_offset + tbe_table_row(rows, t, b->row[i])));
-            tbe_batch_row_narrow((uint16_t *)rows->weight + at, b->g[i], rate, keep, o->stochastic, key, (uint32_t)t->col_offset / 2, nv,
-                                 dtype);
+            uint16_t *w = (uint16_t *)rows->weight + at;
+            v16 x[16];
+            u16x most = tbe_batch_row_values(w, b->g[i], rate, keep, x, nv, dtype);
+            if (!o->stochastic) {
+                tbe_batch_row_nearest(w, x, nv, dtype);
+            } else if (u16x_beyond(most, dtype == PERI_F16 ? TBE_MOST_F16 : TBE_MOST_BF16)) {
+                tbe_batch_row_odd(u->a, t, b->row[i], b->g[i], kind == PERI_K_OPTIM_SGD ? -o->lr : b->rate[i], tbe_keep(o));
+            } else {
+                uint64_t key = tbe_mix64(table_key + (uint64_t)(t->row_offset + tbe_table_row(rows, t, b->row[i])));
+                tbe_batch_row_round(w, x, key, (uint32_t)t->col_offset / 2, nv, dtype);
+            }
         }
         if (b->plain[i]) tbe_batch_ahead(u, kind, dtype, nv);
     }

@@ -19,12 +19,27 @@ TBE_INLINE v16 v16_sign(v16 c)
 }
 TBE_INLINE h16x v16_to_f16(v16 x) { return (h16x)_mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT); }
 TBE_INLINE h16x u16x_to_f16_down(u16x x) { return (h16x)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_ZERO); }
-/** Is any of the numbers, 0 apart, outside [least, most]? All are below 2^31. */
-TBE_INLINE bool u16x_beyond(u16x x, uint32_t least, uint32_t most)
+/** Is the size of any of these f32 above that of bits @most? */
+TBE_INLINE bool u16x_beyond(u16x x, uint32_t most)
 {
-    __m512i v = (__m512i)x;
-    __mmask16 some = _mm512_test_epi32_mask(v, v);
-    return _mm512_mask_cmpgt_epu32_mask(some, _mm512_sub_epi32(v, _mm512_set1_epi32((int)least)), _mm512_set1_epi32((int)(most - least)));
+    return _mm512_cmpgt_epu32_mask((__m512i)(x & 0x7fffffffu), _mm512_set1_epi32((int)most));
+}
+TBE_INLINE u16x u16x_max(u16x x, u16x y) { return (u16x)_mm512_max_epu32((__m512i)x, (__m512i)y); }
+/** tbe_round_f16 of numbers of at most 65504. */
+TBE_INLINE h16x v16_round_f16(v16 x, u16x bits)
+{
+    const __m512 least = _mm512_set1_ps(0x1p-14f), sign = _mm512_set1_ps(-0.0f);
+    __mmask16 small = _mm512_cmp_ps_mask(_mm512_abs_ps(x.v), least, _CMP_LT_OQ);
+    __m512 moved = _mm512_mask_add_ps(x.v, small, x.v, _mm512_or_ps(least, _mm512_and_ps(sign, x.v)));
+    __m256i h = (__m256i)u16x_to_f16_down((u16x)moved + bits); /* what the bits carry into the last place stays there */
+    return (h16x)_mm256_mask_sub_epi16(h, small, h, _mm256_set1_epi16(0x400));
+}
+/** 32 bf16, the high halves of x and y. */
+TBE_INLINE void u16x_store_high(uint16_t *p, u16x x, u16x y)
+{
+    static const uint16_t odd[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                     33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    _mm512_storeu_si512(p, _mm512_permutex2var_epi16((__m512i)x, _mm512_loadu_si512(odd), (__m512i)y));
 }
 TBE_INLINE void h16_store(uint16_t *p, h16x h, int64_t n)
 {
@@ -62,18 +77,37 @@ TBE_INLINE h16x u16x_to_f16_down(u16x x)
     memcpy(half, &x, sizeof half);
     return (h16x)_mm256_set_m128i(_mm256_cvtps_ph(half[1], _MM_FROUND_TO_ZERO), _mm256_cvtps_ph(half[0], _MM_FROUND_TO_ZERO));
 }
-TBE_INLINE __m256i v8_beyond(__m256i x, uint32_t least, uint32_t most)
+TBE_INLINE bool u16x_beyond(u16x x, uint32_t most)
 {
-    __m256i none = _mm256_cmpeq_epi32(x, _mm256_setzero_si256()), below = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)least), x);
-    return _mm256_or_si256(_mm256_andnot_si256(none, below), _mm256_cmpgt_epi32(x, _mm256_set1_epi32((int)most)));
-}
-/** Is any of the numbers, 0 apart, outside [least, most]? All are below 2^31. */
-TBE_INLINE bool u16x_beyond(u16x x, uint32_t least, uint32_t most)
-{
-    __m256i half[2];
+    __m256i half[2], limit = _mm256_set1_epi32((int)most);
+    x &= 0x7fffffffu;
     memcpy(half, &x, sizeof half);
-    __m256i odd = _mm256_or_si256(v8_beyond(half[0], least, most), v8_beyond(half[1], least, most));
+    __m256i odd = _mm256_or_si256(_mm256_cmpgt_epi32(half[0], limit), _mm256_cmpgt_epi32(half[1], limit));
     return !_mm256_testz_si256(odd, odd);
+}
+TBE_INLINE u16x u16x_max(u16x x, u16x y)
+{
+    __m256i a[2], b[2];
+    memcpy(a, &x, sizeof a);
+    memcpy(b, &y, sizeof b);
+    a[0] = _mm256_max_epu32(a[0], b[0]);
+    a[1] = _mm256_max_epu32(a[1], b[1]);
+    memcpy(&x, a, sizeof x);
+    return x;
+}
+/** tbe_round_f16 of numbers of at most 65504. */
+TBE_INLINE h16x v16_round_f16(v16 x, u16x bits)
+{
+    u16x u = u16x_of(x), small = (u16x)((u & 0x7fffffffu) < 0x38800000u);
+    f16x away = (f16x)(small & ((u & 0x80000000u) | 0x38800000u));
+    u16x moved = (small & (u16x)((f16x)u + away)) | (~small & u);
+    return u16x_to_f16_down(moved + bits) - __builtin_convertvector(small & 0x400u, h16x); /* what the bits carry stays */
+}
+/** 32 bf16, the high halves of x and y. */
+TBE_INLINE void u16x_store_high(uint16_t *p, u16x x, u16x y)
+{
+    *(h16x_unaligned *)p = __builtin_convertvector(x >> 16, h16x);
+    *(h16x_unaligned *)(p + 16) = __builtin_convertvector(y >> 16, h16x);
 }
 TBE_INLINE void h16_store(uint16_t *p, h16x h, int64_t n) { memcpy(p, &h, (size_t)(n >= 16 ? 16 : n) * 2); }
 #endif
@@ -90,7 +124,10 @@ TBE_INLINE u16x u16x_bf16(u16x u)
 }
 TBE_INLINE h16x v16_to_bf16(v16 x) { return u16x_narrow(u16x_bf16(u16x_of(x))); }
 
-/* Rounding, by tbe_round.h. What makes it long, infinities, NaN, the largest numbers and f16's subnormals, is rare: off the path. */
+/** The largest numbers, as bits of f32. */
+enum { TBE_MOST_F16 = 0x477fe000, TBE_MOST_BF16 = 0x7f7f0000 };
+
+/* Rounding, by tbe_round.h. Infinities, NaN and numbers beyond the largest are rare: off the path. */
 
 static __attribute__((noinline)) h16x v16_round_bf16_odd(v16 x, u16x bits)
 {
@@ -103,29 +140,20 @@ static __attribute__((noinline)) h16x v16_round_bf16_odd(v16 x, u16x bits)
 static __attribute__((noinline)) h16x v16_round_f16_odd(v16 x, u16x bits)
 {
     u16x u = u16x_of(x), size = u & 0x7fffffffu, most = size * 0 + 0x477fe000u;
-    u16x odd = (u16x)(size > 0x7f7fffffu), low = u16x_select((u16x)(size > most), most, size);
-    u16x normal = (low - 0x38000000u + (bits >> 3)) >> 13, small = (u16x)(low < 0x38800000u);
-    f16x steps = (f16x)(small & low) * 0x1p24f; /* 0 where it is not asked for, so that the conversion stays in range */
-    typedef int32_t i16x __attribute__((vector_size(64)));
-    i16x whole = __builtin_convertvector(steps, i16x);
-    f16x rest = steps - __builtin_convertvector(whole, f16x);
-    f16x edge = __builtin_convertvector((i16x)bits, f16x) * 0x1p-16f + 0x1p-17f;
-    u16x subnormal = (u16x)whole - (u16x)(rest > edge);
-    u16x h = (u >> 16 & 0x8000u) | u16x_select(small, subnormal, normal);
-    u16x plain = __builtin_convertvector(v16_to_f16(x), u16x);
-    return u16x_narrow(u16x_select(odd, plain, h));
+    h16x odd = u16x_narrow((u16x)(size > 0x7f7fffffu));
+    u16x low = (u & 0x80000000u) | u16x_select((u16x)(size > most), most, size);
+    return (odd & v16_to_f16(x)) | (~odd & v16_round_f16(v16_of((f16x)low), bits));
 }
 
-/** To f16 or bf16, with 16 random bits for each. */
+/** To f16 or bf16, with TBE_BITS_F16 or TBE_BITS_BF16 random bits for each. */
 TBE_INLINE h16x v16_round(v16 x, u16x bits, const int32_t dtype)
 {
-    u16x u = u16x_of(x), size = u & 0x7fffffffu;
-    if (dtype == PERI_BF16) return u16x_beyond(size, 0, 0x7f7f0000u) ? v16_round_bf16_odd(x, bits) : u16x_narrow((u + bits) >> 16);
-    /* What the bits carry into the f16's last place stays there when the rest is cut off. */
-    return u16x_beyond(size, 0x38800000u, 0x477fe000u) ? v16_round_f16_odd(x, bits) : u16x_to_f16_down(u + (bits >> 3));
+    u16x u = u16x_of(x);
+    if (dtype == PERI_BF16) return u16x_beyond(u, TBE_MOST_BF16) ? v16_round_bf16_odd(x, bits) : u16x_narrow((u + bits) >> 16);
+    return u16x_beyond(u, TBE_MOST_F16) ? v16_round_f16_odd(x, bits) : v16_round_f16(x, bits);
 }
 
-/** Random words of 32 columns: the low halves are of the first sixteen, the high ones of the others. */
+/** Random words of 32 columns: the lowest bits are of the first sixteen, the highest of the others. */
 TBE_INLINE u16x tbe_random_words(uint64_t key, uint32_t lane)
 {
     static const u16x places = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -134,9 +162,11 @@ TBE_INLINE u16x tbe_random_words(uint64_t key, uint32_t lane)
     x = (x ^ x >> 15 ^ (uint32_t)(key >> 32)) * 0x846ca68bu;
     return x ^ x >> 16;
 }
-TBE_INLINE void tbe_random_group(uint64_t key, uint32_t lane, uint16_t *out)
+TBE_INLINE u16x tbe_random_first(u16x words, const int32_t dtype) { return words & (dtype == PERI_F16 ? 0x1fffu : 0xffffu); }
+TBE_INLINE u16x tbe_random_other(u16x words, const int32_t dtype) { return words >> (dtype == PERI_F16 ? 19 : 16); }
+TBE_INLINE void tbe_random_group(uint64_t key, uint32_t lane, uint16_t *out, const int32_t dtype)
 {
     u16x x = tbe_random_words(key, lane);
-    *(h16x_unaligned *)out = u16x_narrow(x & 0xffffu);
-    *(h16x_unaligned *)(out + 16) = u16x_narrow(x >> 16);
+    *(h16x_unaligned *)out = u16x_narrow(tbe_random_first(x, dtype));
+    *(h16x_unaligned *)(out + 16) = u16x_narrow(tbe_random_other(x, dtype));
 }

@@ -198,7 +198,10 @@ static void tbe_row_round(const peri_k_tbe_optimizer *o, const peri_k_tbe_table 
     }
     uint64_t key = tbe_row_key(o, t, row);
     uint32_t lane = (uint32_t)(t->col_offset / 32 * 16);
-    for (int64_t c = 0; c < first + n; c += 32, lane += 16) tbe_random_group(key, lane, room + c);
+    for (int64_t c = 0; c < first + n; c += 32, lane += 16) {
+        if (dtype == PERI_F16) tbe_random_group(key, lane, room + c, PERI_F16);
+        else tbe_random_group(key, lane, room + c, PERI_BF16);
+    }
     for (; d < n; d += 16) {
         v16 x = tbe_get(w + d, n - d);
         u16x bits = __builtin_convertvector(*(const h16x_unaligned *)(room + first + d), u16x);

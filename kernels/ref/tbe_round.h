@@ -10,10 +10,11 @@
  *   lane  = c / 32 * 16 + c % 16
  *   x     = low(key) + lane * 0x9e3779b9
  *   x    ^= x >> 16;  x *= 0x7feb352d;  x ^= (x >> 15) ^ high(key);  x *= 0x846ca68b;  x ^= x >> 16     (constants: C. Wellons' lowbias32)
- *   bits  = c / 16 % 2 == 0 ? x & 0xffff : x >> 16
+ *   bits  = the lowest bits of x where c / 16 % 2 == 0, else its highest: 16 for bf16, 13 for f16, as many as f32 has more of
  *
- * Rounding: a number between two neighbours a < b of the narrow type becomes b with probability (x - a) / (b - a), to within 2^-16; a
- * number that the narrow type holds stays as it is. Finite numbers stay finite: beyond the largest they become the largest.
+ * Rounding: a number between two neighbours a < b of the narrow type becomes b with probability (x - a) / (b - a); what f16 holds as
+ * subnormal numbers only is rounded to multiples of 2^-37 first. A number that the narrow type holds stays as it is. Finite numbers stay
+ * finite: beyond the largest they become the largest.
  */
 #ifndef PERI_KERNELS_TBE_ROUND_H
 #define PERI_KERNELS_TBE_ROUND_H
@@ -47,14 +48,16 @@ static inline int64_t tbe_table_row(const peri_k_tbe_rows *rows, const peri_k_tb
     return rows->slot_row ? rows->slot_row[t->first_row + row] : row;
 }
 
-/** 16 random bits of column @c of the whole table. */
-static inline uint32_t tbe_random_bits(uint64_t key, int64_t c)
+enum { TBE_BITS_F16 = 13, TBE_BITS_BF16 = 16 };
+
+/** @n random bits of column @c of the whole table. */
+static inline uint32_t tbe_random_bits(uint64_t key, int64_t c, int32_t n)
 {
     uint32_t x = (uint32_t)key + (uint32_t)(c / 32 * 16 + c % 16) * 0x9e3779b9u;
     x = (x ^ x >> 16) * 0x7feb352du;
     x = (x ^ x >> 15 ^ (uint32_t)(key >> 32)) * 0x846ca68bu;
     x ^= x >> 16;
-    return c / 16 % 2 == 0 ? x & 0xffffu : x >> 16;
+    return c / 16 % 2 == 0 ? x & (((uint32_t)1 << n) - 1) : x >> (32 - n);
 }
 
 static inline uint16_t tbe_round_bf16(float x, uint32_t bits)
@@ -70,11 +73,11 @@ static inline uint16_t tbe_round_f16(float x, uint32_t bits)
     uint32_t u = k_bits(x), sign = (u >> 16) & 0x8000u, size = u & 0x7fffffffu;
     if (size >= 0x7f800000u) return k_f32_to_f16(x);
     if (size > 0x477fe000u) size = 0x477fe000u; /* 65504 */
-    if (size >= 0x38800000u) return (uint16_t)(sign | (size - 0x38000000u + (bits >> 3)) >> 13);
-    float steps = k_float(size) * 0x1p24f; /* subnormal f16 are whole numbers of 2^-24; exact */
-    uint32_t whole = (uint32_t)steps;
-    float rest = steps - (float)whole, edge = (float)bits * 0x1p-16f + 0x1p-17f; /* all exact */
-    return (uint16_t)(sign | (whole + (rest > edge)));
+    /* Subnormal f16 are whole numbers of 2^-24, as are those from 2^-14 to 2^-13: moved there, and back. */
+    bool small = size < 0x38800000u;
+    if (small) size = k_bits(k_float(size) + 0x1p-14f);
+    uint32_t h = (size - 0x38000000u + bits) >> 13;
+    return (uint16_t)(sign | (small ? h - 0x400u : h));
 }
 
 /** Element @i of weights of @dtype. */

@@ -126,8 +126,9 @@ static void ref_tbe_store(const peri_k_tbe_rows *rows, const peri_k_tbe_optimize
 {
     uint16_t *narrow = (uint16_t *)rows->weight + t->offset + row * t->stride;
     uint64_t key = tbe_row_key(o, t, tbe_table_row(rows, t, row));
+    int32_t n = rows->weight_dtype == PERI_F16 ? TBE_BITS_F16 : TBE_BITS_BF16;
     for (int64_t d = 0; d < t->cols; d++) {
-        uint32_t bits = o->stochastic ? tbe_random_bits(key, t->col_offset + d) : 0;
+        uint32_t bits = o->stochastic ? tbe_random_bits(key, t->col_offset + d, n) : 0;
         if (rows->weight_dtype == PERI_F16) narrow[d] = o->stochastic ? tbe_round_f16(w[d], bits) : k_f32_to_f16(w[d]);
         else narrow[d] = o->stochastic ? tbe_round_bf16(w[d], bits) : k_f32_to_bf16(w[d]);
     }
