@@ -4,34 +4,60 @@
  */
 #include "../ref/bags.c"
 
-/** Columns [d, d + n) of a bag, n <= K_LANES. */
-static inline __attribute__((always_inline)) void cpu_bag_max_columns(const peri_k_bag_max_args *a, int64_t b, int64_t first, int64_t past,
-                                                                      int64_t d, int64_t n)
+enum { CPU_BAG_PANEL = 4, CPU_BAG_IN_FLIGHT = 16 << 10, CPU_BAG_LINE = 64 }; /* vectors; bytes of rows asked for ahead, of a line */
+
+/** Ask for the row of id @i, if there is one. Inlined by force: a function that only prefetches is one that GCC thinks it may leave out. */
+static inline __attribute__((always_inline)) void cpu_bag_ask(const peri_k_bag_max_args *a, int64_t i)
 {
-    const int64_t cols = a->bags.cols;
-    k_vec most = k_set(0);
-    k_ivec place = (k_ivec){0} - 1;
+    if (i >= a->bags.n_ids) return;
+    int64_t id = ref_bag_int(a->bags.ids, i, a->bags.ids_dtype);
+    if (id < 0 || id >= a->bags.rows) return;
+    const char *row = (const char *)(a->x + id * a->bags.cols);
+    for (int64_t at = 0; at < 4 * a->bags.cols; at += CPU_BAG_LINE) _mm_prefetch(row + at, _MM_HINT_T1);
+}
+
+/** Columns [d, d + (vectors - 1) * K_LANES + tail) of a bag. @ahead: rows to ask for ahead; 0: none. */
+static inline __attribute__((always_inline)) void cpu_bag_max_panel(const peri_k_bag_max_args *a, int64_t b, int64_t first, int64_t past,
+                                                                    int64_t d, const int vectors, int64_t tail, int64_t ahead)
+{
+    const int64_t at = b * a->bags.cols + d;
+    k_vec most[CPU_BAG_PANEL];
+    k_ivec place[CPU_BAG_PANEL];
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; v++) most[v] = k_set(0), place[v] = (k_ivec){0} - 1;
     for (int64_t i = first; i < past; i++) {
         int64_t id = ref_bag_int(a->bags.ids, i, a->bags.ids_dtype);
+        if (ahead) cpu_bag_ask(a, i + ahead);
         if (id < 0 || id >= a->bags.rows) continue;
-        const float *row = a->x + id * cols + d;
-        k_vec x = n == K_LANES ? k_load(row) : k_load_part(row, n);
-        k_ivec take = (place < 0) | ((most == most) & ~(x <= most));
-        most = (k_vec)(((k_ivec)x & take) | ((k_ivec)most & ~take));
-        place = (((k_ivec){0} + (int32_t)(i - first)) & take) | (place & ~take);
+        const float *row = a->x + id * a->bags.cols + d;
+        const k_ivec here = (k_ivec){0} + (int32_t)(i - first);
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++) {
+            k_vec x = v < vectors - 1 || tail == K_LANES ? k_load(row + v * K_LANES) : k_load_part(row + v * K_LANES, tail);
+            k_ivec take = (place[v] < 0) | ((most[v] == most[v]) & ~(x <= most[v]));
+            most[v] = (k_vec)(((k_ivec)x & take) | ((k_ivec)most[v] & ~take));
+            place[v] = (here & take) | (place[v] & ~take);
+        }
     }
-    if (n == K_LANES) k_store(a->out + b * cols + d, most);
-    else k_store_part(a->out + b * cols + d, most, n);
-    memcpy(a->places + b * cols + d, &place, (size_t)n * sizeof *a->places);
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; v++) {
+        int64_t n = v < vectors - 1 ? K_LANES : tail;
+        if (n == K_LANES) k_store(a->out + at + v * K_LANES, most[v]);
+        else k_store_part(a->out + at + v * K_LANES, most[v], n);
+        memcpy(a->places + at + v * K_LANES, &place[v], (size_t)n * sizeof *a->places);
+    }
 }
 
 static void cpu_bag_max(const void *args, int64_t begin, int64_t end)
 {
+    enum { PANEL = CPU_BAG_PANEL * K_LANES };
     const peri_k_bag_max_args *a = args;
+    const int64_t cols = a->bags.cols, ahead = 1 + CPU_BAG_IN_FLIGHT / (4 * cols + 4 * CPU_BAG_LINE);
     for (int64_t b = begin; b < end; b++) {
         int64_t first, past = ref_bag_range(&a->bags, b, &first), d = 0;
-        for (; d + K_LANES <= a->bags.cols; d += K_LANES) cpu_bag_max_columns(a, b, first, past, d, K_LANES);
-        if (d < a->bags.cols) cpu_bag_max_columns(a, b, first, past, d, a->bags.cols - d);
+        for (; d + PANEL <= cols; d += PANEL) cpu_bag_max_panel(a, b, first, past, d, CPU_BAG_PANEL, K_LANES, d ? 0 : ahead);
+        for (; d < cols; d += K_LANES)
+            cpu_bag_max_panel(a, b, first, past, d, 1, cols - d < K_LANES ? cols - d : K_LANES, d ? 0 : ahead);
     }
 }
 
