@@ -104,15 +104,14 @@ static void cpu_batch_select_sum(const void *args, int64_t begin, int64_t end)
 /** Ids of other parts of the range add to places of their own, so that no branch depends on them; several, so that no sum waits for the one
  *  before. */
 #define CPU_WEIGHTS(name, X, I)                                                                                                       \
-    static void name(const X *restrict weights, const I *restrict ids, int64_t n, X *restrict out, int64_t begin, int64_t end)        \
+    static void name(const X *restrict weights, const I *restrict ids, int64_t n, X *out, int64_t begin, int64_t end)                 \
     {                                                                                                                                 \
-        enum { AHEAD = 24 };                                                                                                          \
         X other[16] = {0};                                                                                                            \
         uint64_t size = (uint64_t)(end - begin);                                                                                      \
         for (int64_t i = 0; i < n; i++) {                                                                                             \
-            uint64_t next = (uint64_t)((int64_t)ids[i + AHEAD < n ? i + AHEAD : i] - begin), u = (uint64_t)((int64_t)ids[i] - begin); \
-            __builtin_prefetch(next < size ? out + 2 * ((int64_t)next + begin) : other, 1);                                           \
-            X *to = u < size ? out + 2 * ((int64_t)u + begin) : other + 2 * (i & 7);                                                  \
+            uint64_t u = (uint64_t)ids[i] - (uint64_t)begin;                                                                          \
+            uintptr_t own = (uintptr_t)(out + 2 * ids[i]), none = (uintptr_t)(other + 2 * (i & 7)), mine = -(uintptr_t)(u < size);     \
+            X *to = (X *)(none ^ ((own ^ none) & mine)); /* a choice that compilers do not make a branch */                           \
             to[0] += weights[i];                                                                                                      \
             to[1] += 1;                                                                                                               \
         }                                                                                                                             \
