@@ -128,6 +128,13 @@ static __attribute__((noinline)) void tbe_batch_row_odd(const peri_k_tbe_update_
     tbe_row_round(&a->optimizer, t, tbe_table_row(&a->rows, t, row), w, wide, room, dtype);
 }
 
+/** Ask for a row of the batch into the first-level cache, where the processor does not look far ahead: rounding is long. */
+TBE_INLINE void tbe_batch_near(const void *row, const int lines)
+{
+#pragma GCC unroll 16
+    for (int l = 0; l < lines; l++) _mm_prefetch((const char *)row + l * TBE_LINE, _MM_HINT_T0);
+}
+
 /** Update the batch's rows, and empty it. */
 TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_batch *b, const int kind, const int32_t dtype, const int nv)
 {
@@ -143,6 +150,9 @@ TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_
             tbe_batch_row((float *)rows->weight + at, b->g[i], rate, keep, nv);
         } else {
             uint16_t *w = (uint16_t *)rows->weight + at;
+            const int32_t next = i + 1 < b->n ? i + 1 : i;
+            tbe_batch_near((const uint16_t *)rows->weight + t->offset + b->row[next] * t->stride, (nv + 1) / 2);
+            tbe_batch_near(b->g[next], nv);
             v16 x[16];
             u16x most = tbe_batch_row_values(w, b->g[i], rate, keep, x, nv, dtype);
             if (!o->stochastic) {
