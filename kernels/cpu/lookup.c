@@ -63,10 +63,10 @@ static void cpu_batch_select(const void *args, int64_t begin, int64_t end)
     for (int64_t k = begin; k < end;) {
         const int64_t *m = cpu_select_matrix(a, PERI_SELECT_PLACE, k);
         int64_t last = ref_min(end, m[PERI_SELECT_WORDS + PERI_SELECT_PLACE]), width = m[PERI_SELECT_COLUMNS] * a->element;
-        const char *from = a->matrix + (m[PERI_SELECT_FROM] - m[PERI_SELECT_ROW] * m[PERI_SELECT_COLUMNS]) * a->element;
+        const char *from = a->matrix + m[PERI_SELECT_FROM] * a->element;
         for (; k < last; k++) {
-            if (k + AHEAD < last) __builtin_prefetch(from + a->rows[k + AHEAD] * width);
-            cpu_move(a->result + ref_select_to(a, m, k) * a->element, from + a->rows[k] * width, width);
+            if (k + AHEAD < last) __builtin_prefetch(from + (a->rows[k + AHEAD] - m[PERI_SELECT_ROW]) * width);
+            cpu_move(a->result + ref_select_to(a, m, k) * a->element, from + (a->rows[k] - m[PERI_SELECT_ROW]) * width, width);
         }
     }
 }
