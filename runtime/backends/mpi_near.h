@@ -20,6 +20,7 @@ enum {
     PIECE_OWN = 1 << 20,      /* of a claim that others make only if this rank has no time: a system call costs as much as 16 KiB */
     PATIENCE = 16,            /* times that a rank of a crowded machine lets others run before it does their copies */
     BOUNCE = 1 << 20,         /* bytes read at once of what is written past the caches; half of it is 1.05 times as slow, a quarter 1.15 */
+    LONG_RUN = 64 << 10,      /* bytes of runs that are read where they belong all the same: ids of KJTAllToAll took 1.3 times as long */
     SUM_ROOM = 512 << 10,     /* of the other ranks' pieces of a claim that is summed: they should stay in the cache */
     PIECE_REST = 16 << 10     /* the last claim takes so much more rather than leave it */
 };
@@ -316,8 +317,9 @@ static peri_status near_place(const mpi_request *r, int32_t from, int32_t to, co
     struct iovec places[MOST], whole;
     peri_k_run pieces[MOST];
     bool read = to == r->group->rank;
-    char *bounce = read && r->past ? near_bounce() : NULL;
     uint64_t width = (uint64_t)size_of(r->op.dtype), n = 0;
+    int64_t mean = (runs[n_runs - 1].from + runs[n_runs - 1].n - runs[0].from) / n_runs * (int64_t)width;
+    char *bounce = read && r->past && (n_runs == 1 || mean < LONG_RUN) ? near_bounce() : NULL;
     for (uint64_t at = 0; at < bytes; at += n) {
         size_t count = 0;
         uint64_t end = at, stop = bounce && bytes - at > BOUNCE ? at + BOUNCE : bytes;
