@@ -157,9 +157,9 @@ typedef struct peri_k_sort_lists_args {
 } peri_k_sort_lists_args;
 
 /** x[order[0]], x[order[1]], ... rises. unique_count: sorted[i] = x[order[i]]; sums[b] = number of i in block b where that differs from the
- *  one before (i = 0 does). range: blocks. unique_write, sums being the exclusive cumulative sum: for the u-th such i: unique[u] =
- *  sorted[i],
- *  starts[u] = i (starts[total] = n); for all i up to the next: inverse[order[i]] = u. inverse and starts may be NULL. range: blocks.
+ *  one before (i = 0 does). range: blocks. unique_write, sums being the exclusive cumulative sum: for the u-th such i:
+ *  unique[u] = sorted[i], starts[u] = i (starts[total] = n); for all i up to the next: inverse[order[i]] = u. inverse and starts may be
+ *  NULL. range: blocks.
  *  unique_counts: counts[u] = starts[u + 1] - starts[u]. range: unique ids. */
 typedef struct peri_k_unique_args {
     const void *x;
