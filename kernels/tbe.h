@@ -350,8 +350,8 @@ enum { PERI_K_TBE_SCRATCH_ROWS = 5, PERI_K_TBE_SCRATCH_MORE = 64 }; /* rows of r
  *  which depends on the multiset of terms only, not on their order: `largest` and `items` do not; q = (t + big) - big depends on t and big;
  *  it is a multiple of u = 2^(E + L - 51), the distance of doubles around big, because |t| <= 2^E keeps t + big between 2^(E + L + 1)
  *  and its double; |q| <= 2^E; so every partial sum of q's, in whatever order, is a multiple of u and at most 2^(E + L) = 2^51 u, hence
- *  a double: no addition rounds. Only the conversion to f32 does. (With infinities and NaN among the terms the sum is an infinity or NaN: of every
- *  order the same one.) A term loses at most u / 2, and 2^E is at most 2 * largest: the sum is off by at most
+ *  a double: no addition rounds. Only the conversion to f32 does. (With infinities and NaN among the terms the sum is an infinity or
+ *  NaN: of every order the same one.) A term loses at most u / 2, and 2^E is at most 2 * largest: the sum is off by at most
  *  items * 2^(L - 51) * largest. */
 typedef struct peri_k_tbe_update_args {
     peri_k_tbe_rows rows;
