@@ -175,16 +175,9 @@ static peri_status lookup_inputs(peri_tbe *tbe, const peri_tbe_input *in, peri_t
     return PERI_OK;
 }
 
-static bool training(void)
-{
-    bool on = peri_grad_enable(true);
-    peri_grad_enable(on);
-    return on;
-}
-
 static peri_status lookup_record(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)
 {
-    if (!training()) return PERI_OK;
+    if (!peri__grad_enabled()) return PERI_OK;
     peri_tensor **inputs;
     int32_t n;
     PERI_TRY(lookup_inputs(tbe, in, &inputs, &n));
@@ -217,7 +210,7 @@ peri_status peri_tbe_lookup(peri_tbe *tbe, const peri_tbe_input *in, int32_t ndi
     PERI_TRY(peri_tensor_new(tbe->device, tbe->output_dtype, ndim, shape, &t));
     peri_status status = check_out("peri_tbe_lookup", tbe, in, t);
     if (status >= 0 && in->blocks->covered != peri__numel(t)) status = peri__tensor_zero(t);
-    if (status >= 0 && training()) status = peri__tbe_average(tbe);
+    if (status >= 0 && peri__grad_enabled()) status = peri__tbe_average(tbe);
     if (status >= 0) status = peri__tbe_checked_forward("peri_tbe_lookup", tbe, in, t);
     if (status >= 0) status = lookup_record(tbe, in, t);
     if (status < 0) peri_tensor_release(t);

@@ -509,9 +509,7 @@ peri_status peri__tier_forward(const char *function, peri_tbe *tbe, const peri_t
     PERI_TRY(peri__tier_begin(function, tier, in, false, &t, &inner));
     peri_status status = peri__tbe_forward(tbe, &inner, out, NULL);
     inner_fini(t, &inner);
-    bool on = peri_grad_enable(true);
-    peri_grad_enable(on);
-    if (on && status >= 0) t->state = PERI__TICKET_LOOKED_UP;
+    if (peri__grad_enabled() && status >= 0) t->state = PERI__TICKET_LOOKED_UP;
     else forget(tier, t);
     return status;
 }

@@ -351,8 +351,7 @@ static peri_status look_up(output_dist *o)
     peri_sharded_ebc *e = b->ebc;
     PERI_TRY(new_f32(e->device, own_of(b) + b->layout->owner->sent_out, &o->buffer));
     PERI_TRY(new_f32(e->device, b->layout->home->received_out, &o->received));
-    bool recording = peri_grad_enable(true);
-    peri_grad_enable(recording);
+    bool recording = peri__grad_enabled();
     for (int32_t g = 0; g < e->n_groups; g++) {
         peri_tbe_input input = input_of(b, g);
         if (recording) PERI_TRY(peri__tbe_average(e->groups[g].tbe));

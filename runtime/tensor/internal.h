@@ -158,6 +158,8 @@ struct peri__node {
     bool spent;    /* a pass has used it up */
 };
 
+/** What peri_grad_enable has set for this thread. */
+bool peri__grad_enabled(void);
 /** True when an operation on these inputs must be recorded: gradients are on and one of them requires grad. */
 bool peri__recording(peri_tensor *const *in, int32_t n);
 

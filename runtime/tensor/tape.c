@@ -21,6 +21,8 @@ bool peri_grad_enable(bool on)
     return before;
 }
 
+bool peri__grad_enabled(void) { return !recording_off; }
+
 bool peri__recording(peri_tensor *const *in, int32_t n)
 {
     if (recording_off) return false;
