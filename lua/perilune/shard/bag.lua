@@ -333,10 +333,25 @@ end
 --- Give the memory and files back now; the module is of no use afterwards. Tables in files: flush first.
 function ShardedEmbeddingBagCollection:release() self._ref:release() end
 
---- This rank's part of a state that has no rows: a matrix of columns, or a number of the table.
-local function square_part(whole, s)
-  if whole:dim() == 1 then return whole end
-  return whole:slice(1, s.col_offset, s.col_offset + s.cols):slice(2, s.col_offset, s.col_offset + s.cols)
+--- States that have no rows: a matrix of columns, a number of the table.
+local without_rows = { preconditioner = true, max_counter = true }
+
+--- Write a shard's part of one of them.
+local function copy_whole(collection, s, name)
+  local whole = collection:table_state(s.table, name)
+  if whole:dim() == 2 then
+    whole = whole:slice(1, s.col_offset, s.col_offset + s.cols):slice(2, s.col_offset, s.col_offset + s.cols)
+  end
+  s.write(name, 0, whole)
+end
+
+--- Write a shard's rows of weights or of a state.
+local function copy_rows(collection, s, name)
+  for row = 0, s.rows - 1, COPY_ROWS do
+    local from = collection:table_rows(s.table, name, s.row_offset + row, math.min(COPY_ROWS, s.rows - row))
+    if from:dim() == 2 then from = from:slice(2, s.col_offset, s.col_offset + s.cols) end
+    s.write(name, row, from)
+  end
 end
 
 --- Take this rank's parts of the weights and optimizer states of an unsharded collection that has memory (one that is a mere description is
@@ -345,13 +360,8 @@ function ShardedEmbeddingBagCollection:copy_from(collection)
   if not collection:is_materialised() then return end
   for _, s in ipairs(self:local_shards()) do
     for _, name in ipairs(s.names()) do
-      local whole = name == "preconditioner" or name == "max_counter"
-      if whole then s.write(name, 0, square_part(collection:table_state(s.table, name), s)) end
-      for row = 0, whole and -1 or s.rows - 1, COPY_ROWS do
-        local from = collection:table_rows(s.table, name, s.row_offset + row, math.min(COPY_ROWS, s.rows - row))
-        if from:dim() == 2 then from = from:slice(2, s.col_offset, s.col_offset + s.cols) end
-        s.write(name, row, from)
-      end
+      local copy = without_rows[name] and copy_whole or copy_rows
+      copy(collection, s, name)
     end
   end
 end
