@@ -199,7 +199,8 @@ typedef struct peri_k_tbe_sort_args {
     int64_t total_rows, chunks;
     int32_t payload_bits;
 } peri_k_tbe_sort_args;
-enum { PERI_K_TBE_SORT_BITS = 13 };
+/** BITS: of all digits of a table's keys. ITEMS: least of a chunk. PER_THREAD: chunks, so that tables of different sizes even out. */
+enum { PERI_K_TBE_SORT_BITS = 13, PERI_K_TBE_SORT_ITEMS = 1 << 11, PERI_K_TBE_SORT_PER_THREAD = 4 };
 
 /* -- updating -------------------------------------------------------------------------------------------------------------------- */
 

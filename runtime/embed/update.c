@@ -81,8 +81,7 @@ static peri_status sort_together(peri_tbe *tbe, const peri_k_tbe_stream *stream,
 static peri_status sort_apart(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe_stream *stream, const sort_plan *plan, uint64_t *a,
                               uint64_t *b, peri_k_tbe_item *items)
 {
-    enum { CHUNK_ITEMS = 1 << 11, THREAD_CHUNKS = 4 };
-    int64_t chunks = peri__max(1, peri__min((int64_t)peri_threads() * THREAD_CHUNKS, plan->most / CHUNK_ITEMS));
+    int64_t chunks = peri__max(1, peri__min((int64_t)peri_threads() * PERI_K_TBE_SORT_PER_THREAD, plan->most / PERI_K_TBE_SORT_ITEMS));
     void *digits;
     PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_DIGITS, PERI_I32, chunks << PERI_K_TBE_SORT_BITS, &digits));
     PERI_TRY(peri__tbe_stream_order(tbe, in, stream));
@@ -94,7 +93,7 @@ static peri_status sort_apart(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tb
                                  .total_rows = tbe->total_rows,
                                  .chunks = chunks,
                                  .payload_bits = plan->payload_bits};
-    return PERI_LAUNCH(tbe->device, tbe_sort, &sort, chunks, THREAD_CHUNKS);
+    return PERI_LAUNCH(tbe->device, tbe_sort, &sort, chunks, PERI_K_TBE_SORT_PER_THREAD);
 }
 
 /** Queue the sort of the stream's items; *sorted gets the keys in order, *list the items (NULL where factors are all 1). May reorder the

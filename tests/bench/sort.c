@@ -70,7 +70,6 @@ static void describe(sort_state *s, const sort_shape *h)
 API sort_state *sort_open(const char *isa, const sort_shape *h);
 API sort_state *sort_open(const char *isa, const sort_shape *h)
 {
-    enum { CHUNK_ITEMS = 1 << 11, THREAD_CHUNKS = 4 }; /* of runtime/embed/update.c */
     const peri_kernels *kernels = peri_kernels_isa(isa);
     sort_state *s = calloc(1, sizeof *s);
     if (!kernels || !s) {
@@ -78,7 +77,7 @@ API sort_state *sort_open(const char *isa, const sort_shape *h)
         return NULL;
     }
     size_t bags = (size_t)(h->features * h->batch), n = bags * (size_t)h->length, tables = (size_t)(h->features / h->shared);
-    int64_t chunks = peri__max(1, peri__min((int64_t)peri_threads() * THREAD_CHUNKS, (int64_t)n / CHUNK_ITEMS));
+    int64_t chunks = peri__max(1, peri__min((int64_t)peri_threads() * PERI_K_TBE_SORT_PER_THREAD, (int64_t)n / PERI_K_TBE_SORT_ITEMS));
     s->kernel = kernels->fn[PERI_K_tbe_sort];
     s->tables = calloc(tables, sizeof *s->tables);
     s->blocks = calloc((size_t)h->features, sizeof *s->blocks);
@@ -130,6 +129,6 @@ API int64_t sort_run(sort_state *s, const int64_t *ids)
     s->args.stream.ids = ids;
     peri__parallel_for(peri_threads(), 1, nothing, NULL);
     int64_t from = peri_time_ns();
-    peri__parallel_for(s->args.chunks, 4, range, s);
+    peri__parallel_for(s->args.chunks, PERI_K_TBE_SORT_PER_THREAD, range, s);
     return peri_time_ns() - from;
 }
