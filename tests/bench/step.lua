@@ -236,7 +236,7 @@ local function run(sharding, ids, first)
     end
   end
   local result = {
-    ranks = ranks, ids = ids, sharding = sharding, dtype = ({ FP32 = "f32", FP16 = "f16", BF16 = "bf16" })[options.data_type],
+    ranks = ranks, ids = ids, sharding = sharding, dtype = peri.embed.config.data_types[options.data_type],
     qcomm = options.qcomm, cache = options.cache, batch = options.batch, threads = C.peri_threads(), parts = {},
   }
   result.median_ms, result.best_ms = median(times)
