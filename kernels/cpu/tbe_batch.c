@@ -142,23 +142,22 @@ TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_
     const peri_k_tbe_optimizer *o = &u->a->optimizer;
     if (kind == PERI_K_OPTIM_ROWWISE_ADAGRAD) tbe_batch_rates(o, b, rows->momentum1 + t->first_row, nv);
     const uint64_t table_key = dtype == PERI_F32 ? 0 : tbe_table_key(o, t);
-    v16 keep = v16_set(tbe_keep(o));
+    const float keep = tbe_keep(o);
     for (int32_t i = 0; i < b->n; i++) {
-        v16 rate = v16_set(kind == PERI_K_OPTIM_SGD ? -o->lr : b->rate[i]);
-        int64_t at = t->offset + b->row[i] * t->stride;
+        const float rate = kind == PERI_K_OPTIM_SGD ? -o->lr : b->rate[i];
         if (dtype == PERI_F32) {
-            tbe_batch_row((float *)rows->weight + at, b->g[i], rate, keep, nv);
+            tbe_batch_row((float *)rows->weight + t->offset + b->row[i] * t->stride, b->g[i], v16_set(rate), v16_set(keep), nv);
         } else {
-            uint16_t *w = (uint16_t *)rows->weight + at;
+            uint16_t *first = (uint16_t *)rows->weight + t->offset, *w = first + b->row[i] * t->stride;
             const int32_t next = i + 1 < b->n ? i + 1 : i;
-            tbe_batch_near((const uint16_t *)rows->weight + t->offset + b->row[next] * t->stride, (nv + 1) / 2);
+            tbe_batch_near(first + b->row[next] * t->stride, (nv + 1) / 2);
             tbe_batch_near(b->g[next], nv);
             v16 x[16];
-            u16x most = tbe_batch_row_values(w, b->g[i], rate, keep, x, nv, dtype);
+            u16x most = tbe_batch_row_values(w, b->g[i], v16_set(rate), v16_set(keep), x, nv, dtype);
             if (!o->stochastic) {
                 tbe_batch_row_nearest(w, x, nv, dtype);
             } else if (u16x_beyond(most, dtype == PERI_F16 ? TBE_MOST_F16 : TBE_MOST_BF16)) {
-                tbe_batch_row_odd(u->a, t, b->row[i], b->g[i], kind == PERI_K_OPTIM_SGD ? -o->lr : b->rate[i], tbe_keep(o));
+                tbe_batch_row_odd(u->a, t, b->row[i], b->g[i], rate, keep);
             } else {
                 uint64_t key = tbe_mix64(table_key + (uint64_t)(t->row_offset + tbe_table_row(rows, t, b->row[i])));
                 tbe_batch_row_round(w, x, key, (uint32_t)t->col_offset / 2, nv, dtype);
