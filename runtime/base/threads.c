@@ -173,15 +173,6 @@ void peri__parallel_for(int64_t n, int64_t grain, peri_range_fn fn, void *ctx)
 
 /* -- hashes -------------------------------------------------------------------------------------------------------------------- */
 
-uint64_t peri__hash_mix(uint64_t hash, uint64_t value)
-{
-    /* The finaliser of splitmix64 (Steele, Lea, Flood 2014) over the running hash. */
-    uint64_t z = (hash ^ value) + 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
 uint64_t peri__hash_text(const char *text)
 {
     uint64_t hash = strlen(text);
