@@ -41,6 +41,7 @@ struct peri_work {
     peri_group *group;            /* retained */
     peri_status status;           /* PERI_PENDING until the step said otherwise */
     bool stepping, listed;        /* its step is running (it may not test itself); in the list of the world */
+    bool inner;                   /* made by the step or the post of another one, which tests it */
     bool expired;                 /* its deadline counts as passed (peri_group_expire) */
     char *message;                /* of the failure */
     peri_device *device;          /* NULL: host only; else results are ordered on `stream` */
@@ -140,6 +141,8 @@ struct peri__comm {
     peri_work *cursor;        /* the next one that peri__comm_progress visits */
     int64_t pending;          /* works in flight that have not ended */
     int64_t events;           /* steps forward so far */
+    int64_t outer;            /* works in the list that are no inner ones */
+    int32_t within;           /* steps, and posts of works with inner ones, that are running */
     bool stepping;
     peri__stage stages[PERI_COMM_DEVICES];
 };

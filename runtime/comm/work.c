@@ -11,6 +11,8 @@ enum { TESTS = 2000 }; /* that a wait makes before it pauses between them */
 static void list_add(peri__comm *comm, peri_work *work)
 {
     work->listed = true;
+    work->inner = comm->within > 0;
+    comm->outer += !work->inner;
     work->previous = comm->last;
     if (comm->last) comm->last->next = work;
     else comm->first = work;
@@ -22,6 +24,7 @@ static void list_remove(peri__comm *comm, peri_work *work)
 {
     if (!work->listed) return;
     work->listed = false;
+    comm->outer -= !work->inner;
     if (comm->cursor == work) comm->cursor = work->next;
     if (work->previous) work->previous->next = work->next;
     else comm->first = work->next;
@@ -99,8 +102,11 @@ static void step(peri_work *work)
         peri__refs_add(&before->refs);
         peri_stream_set_current(work->device, work->stream);
     }
+    peri__comm *comm = work->group->comm;
     work->stepping = true;
+    comm->within++;
     peri_status status = work->vtab->step(work);
+    comm->within--;
     work->stepping = false;
     if (elsewhere) {
         peri_stream_set_current(work->device, before);
@@ -141,8 +147,8 @@ peri_status peri_work_test(peri_work *work)
         peri__comm *comm = work->group->comm;
         peri_work_retain(work);
         step(work);
-        /* A single work in flight is this one: nothing else to move. */
-        if (work->status == PERI_PENDING && comm->first != comm->last) peri__comm_progress(comm);
+        /* Who tests a work from within another one's step moves the rest on afterwards, if there is more than that one. */
+        if (work->status == PERI_PENDING && comm->within == 0 && comm->outer > !work->inner) peri__comm_progress(comm);
         peri_work_release(work);
     }
     if (work->status >= 0) return work->status == PERI_OK ? join(work) : PERI_PENDING;
