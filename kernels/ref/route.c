@@ -124,9 +124,11 @@ static void ref_route_spread(const void *args, int64_t begin, int64_t end)
 static void ref_route_place(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_place_args *a = args;
+    int64_t lines = a->lines > 0 ? a->lines : 1;
     for (int64_t i = begin; i < end; i++) {
-        const peri_k_run *r = &a->runs[i];
-        const char *from = (const char *)(r->own ? a->own : a->received) + r->from * a->width;
-        if (r->n > 0) memcpy((char *)a->dst + r->to * a->width, from, (size_t)(r->n * a->width));
+        const peri_k_run *r = &a->runs[i / lines];
+        int64_t k = i % lines;
+        const char *from = (const char *)(r->own ? a->own : a->received) + (r->from + k * r->n) * a->width;
+        if (r->n > 0) memcpy((char *)a->dst + (r->to + k * a->step) * a->width, from, (size_t)(r->n * a->width));
     }
 }

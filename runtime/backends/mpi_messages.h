@@ -92,27 +92,34 @@ static void layout_same(layout *l, int32_t size, int64_t at, int64_t bytes)
 
 /* -- places ---------------------------------------------------------------------------------------------------------------------- */
 
-/** The first run that reaches beyond element @x of what comes; n_runs: none. */
-static int64_t first_run(const peri_k_run *runs, int64_t n_runs, int64_t x)
+/** Where what comes belongs, as in peri_coll_op; lines of at least one. */
+typedef struct places {
+    const peri_k_run *runs;
+    int64_t n, lines, step;
+} places;
+
+/** The first run that reaches beyond element @x of what comes; p->n: none. */
+static int64_t first_run(const places *p, int64_t x)
 {
-    int64_t low = 0, high = n_runs;
+    int64_t low = 0, high = p->n;
     while (low < high) {
         int64_t middle = low + (high - low) / 2;
-        if (runs[middle].from + runs[middle].n > x) high = middle;
+        if (p->runs[middle].from + p->runs[middle].n * p->lines > x) high = middle;
         else low = middle + 1;
     }
     return low;
 }
 
-/** The runs of what comes from rank @from. */
-static const peri_k_run *runs_of(const peri_coll_op *op, int32_t from, uint64_t *n)
+/** The places of what comes from rank @from. */
+static places places_of(const peri_coll_op *op, int32_t from)
 {
+    places all = {op->recv_runs, op->n_recv_runs, op->recv_lines > 0 ? op->recv_lines : 1, op->recv_step}, p = all;
     int64_t begin = 0;
     for (int32_t i = 0; i < from; i++) begin += op->recv_counts[i];
-    int64_t first = first_run(op->recv_runs, op->n_recv_runs, begin);
-    *n = (uint64_t)(first_run(op->recv_runs, op->n_recv_runs, begin + op->recv_counts[from] - 1) + 1 - first);
-    if (op->recv_counts[from] == 0) *n = 0;
-    return op->recv_runs + first;
+    int64_t first = first_run(&all, begin);
+    p.runs += first;
+    p.n = op->recv_counts[from] ? first_run(&all, begin + op->recv_counts[from] - 1) + 1 - first : 0;
+    return p;
 }
 
 static void place_range(void *ctx, int64_t begin, int64_t end) { host->kernels()->fn[PERI_K_route_place](ctx, begin, end); }
@@ -120,13 +127,12 @@ static void place_range(void *ctx, int64_t begin, int64_t end) { host->kernels()
 /** Copy the part of rank @from, which lies in one piece at @src, to where it belongs. */
 static void place_part(const mpi_request *r, int32_t from, const void *src)
 {
-    uint64_t n;
-    const peri_k_run *runs = runs_of(&r->op, from, &n);
-    if (n == 0) return;
+    places p = places_of(&r->op, from);
+    if (p.n == 0) return;
     int64_t width = size_of(r->op.dtype);
-    peri_k_route_place_args args = {.dst = r->op.recv, .received = (const void *)((uintptr_t)src - (uintptr_t)(runs[0].from * width)),
-                                    .runs = runs, .width = width, .past = r->past};
-    host->parallel_for((int64_t)n, 1, place_range, &args);
+    peri_k_route_place_args args = {.dst = r->op.recv, .received = (const void *)((uintptr_t)src - (uintptr_t)(p.runs[0].from * width)),
+                                    .runs = p.runs, .lines = p.lines, .step = p.step, .width = width, .past = r->past};
+    host->parallel_for(p.n * p.lines, 1, place_range, &args);
 }
 
 /** Copy what lies in one piece at both ends, unless it is in its place already. */

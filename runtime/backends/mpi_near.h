@@ -43,7 +43,7 @@ typedef struct near_shared {
 typedef struct descriptor {
     uint64_t send, recv;             /* addresses in its process */
     uint64_t send_bytes, recv_bytes; /* to and from the receiver of this note */
-    uint64_t runs, n_runs;           /* address of the runs by which its data are placed, recv being where run.to counts from; 0: none */
+    places places;                   /* of its data, recv being where runs count from; runs: an address in its process; n = 0: none */
     uint64_t base;                   /* of the cell that it chose for its job */
     int32_t cell;                    /* -1: it has no job */
     uint32_t mark;
@@ -307,41 +307,53 @@ static char *near_bounce(void)
     return mpi.bounce;
 }
 
-/** Copy @bytes of rank @from's data, from byte @first of what @to gets from everybody on, to the places that @runs give them. @placed:
+/** Cut bytes [at, end) of what comes into the pieces that lie together where they belong, @most of them at most. Returns how many. */
+static size_t near_cut(const places *p, uint64_t width, uint64_t placed, uint64_t at, uint64_t end, struct iovec *pieces, size_t most)
+{
+    size_t count = 0;
+    for (int64_t i = first_run(p, (int64_t)(at / width)); i < p->n && count < most && at < end; i++) {
+        uint64_t line = (uint64_t)p->runs[i].n * width, from = at - (uint64_t)p->runs[i].from * width;
+        if (line == 0) continue;
+        uint64_t k = from / line, skip = from % line, place = placed + ((uint64_t)p->runs[i].to + k * (uint64_t)p->step) * width + skip;
+        for (; k < (uint64_t)p->lines && count < most && at < end; k++, skip = 0) {
+            uint64_t some = line - skip < end - at ? line - skip : end - at;
+            pieces[count++] = (struct iovec){(void *)(uintptr_t)place, some};
+            at += some;
+            place += (uint64_t)p->step * width - skip;
+        }
+    }
+    return count;
+}
+
+/** Copy @bytes of rank @from's data, from byte @first of what @to gets from everybody on, to the places that @p gives them. @placed:
  *  address in @to's process from which the runs count; @joined: where the bytes lie in @from's. One of the two ranks is this one.
  *  What is written past the caches is read into a block that stays in them first: a system call writes through them. */
-static peri_status near_place(const mpi_request *r, int32_t from, int32_t to, const peri_k_run *runs, int64_t n_runs, uint64_t placed,
-                              uint64_t first, uint64_t joined, uint64_t bytes)
+static peri_status near_place(const mpi_request *r, int32_t from, int32_t to, const places *p, uint64_t placed, uint64_t first,
+                              uint64_t joined, uint64_t bytes)
 {
     enum { MOST = 512 };
-    struct iovec places[MOST], whole;
-    peri_k_run pieces[MOST];
+    struct iovec pieces[MOST];
     bool read = to == r->group->rank;
     uint64_t width = (uint64_t)size_of(r->op.dtype), n = 0;
-    int64_t mean = (runs[n_runs - 1].from + runs[n_runs - 1].n - runs[0].from) / n_runs * (int64_t)width;
-    char *bounce = read && r->past && (n_runs == 1 || mean < LONG_RUN) ? near_bounce() : NULL;
+    const peri_k_run *last = &p->runs[p->n - 1];
+    int64_t lines = p->n * p->lines, mean = (last->from + last->n * p->lines - p->runs[0].from) / lines * (int64_t)width;
+    char *bounce = read && r->past && (lines == 1 || mean < LONG_RUN) ? near_bounce() : NULL;
     for (uint64_t at = 0; at < bytes; at += n) {
-        size_t count = 0;
-        uint64_t end = at, stop = bounce && bytes - at > BOUNCE ? at + BOUNCE : bytes;
-        for (int64_t i = first_run(runs, n_runs, (int64_t)((first + at) / width)); i < n_runs && count < MOST && end < stop; i++) {
-            uint64_t skip = first + end - (uint64_t)runs[i].from * width, some = (uint64_t)runs[i].n * width - skip;
-            uint64_t place = placed + (uint64_t)runs[i].to * width + skip;
-            if (runs[i].n == 0) continue;
-            if (some > stop - end) some = stop - end;
-            places[count] = (struct iovec){(void *)(uintptr_t)place, some};
-            pieces[count++] = (peri_k_run){.to = (int64_t)(place - placed), .from = (int64_t)(end - at), .n = (int64_t)some};
-            end += some;
-        }
-        if (count == 0) return PERI_HOST_FAIL(host, PERI_EFORMAT, "rank %d has no place for what comes from rank %d", to, from);
-        whole = (struct iovec){(void *)(uintptr_t)(joined + at), end - at};
+        uint64_t stop = bounce && bytes - at > BOUNCE ? at + BOUNCE : bytes, some = 0;
+        size_t count = near_cut(p, width, placed, first + at, first + stop, pieces, MOST);
+        for (size_t i = 0; i < count; i++) some += pieces[i].iov_len;
+        if (some == 0) return PERI_HOST_FAIL(host, PERI_EFORMAT, "rank %d has no place for what comes from rank %d", to, from);
+        struct iovec whole = {(void *)(uintptr_t)(joined + at), some};
         if (bounce) {
-            n = end - at;
-            TRY(near_copy(r, from, true, bounce, joined + at, n));
-            peri_k_route_place_args args = {
-                .dst = (void *)(uintptr_t)placed, .received = bounce, .runs = pieces, .width = 1, .past = true};
+            peri_k_run runs[MOST];
+            TRY(near_copy(r, from, true, bounce, joined + at, n = some));
+            for (size_t i = 0, x = 0; i < count; x += pieces[i++].iov_len)
+                runs[i] = (peri_k_run){
+                    .to = (int64_t)((uintptr_t)pieces[i].iov_base - placed), .from = (int64_t)x, .n = (int64_t)pieces[i].iov_len};
+            peri_k_route_place_args args = {.dst = (void *)(uintptr_t)placed, .received = bounce, .runs = runs, .width = 1, .past = true};
             place_range(&args, 0, (int64_t)count);
         } else {
-            TRY(read ? near_move(r, from, true, places, count, &whole, 1, &n) : near_move(r, to, false, &whole, 1, places, count, &n));
+            TRY(read ? near_move(r, from, true, pieces, count, &whole, 1, &n) : near_move(r, to, false, &whole, 1, pieces, count, &n));
         }
     }
     return PERI_OK;
@@ -353,9 +365,10 @@ static peri_status near_fetch(mpi_request *r, int32_t to, const peri_k_run **run
     peri_k_run **kept = &r->near->fetched[to];
     const descriptor *d = &r->near->theirs[to];
     if (!*kept) {
-        peri_k_run *copy = host->alloc(sizeof *copy * d->n_runs);
+        size_t bytes = sizeof **kept * (size_t)d->places.n;
+        peri_k_run *copy = host->alloc(bytes);
         if (!copy) return PERI_ENOMEM;
-        peri_status status = near_copy(r, to, true, copy, d->runs, sizeof *copy * d->n_runs);
+        peri_status status = near_copy(r, to, true, copy, (uint64_t)(uintptr_t)d->places.runs, bytes);
         if (status < 0) {
             host->free(copy);
             return status;
@@ -389,15 +402,15 @@ static peri_status near_piece(mpi_request *r, const near_job *j, uint64_t at, ui
     if (j->from == j->to) return near_sum(r, j, at, n);
     bool read = j->to == r->group->rank;
     const descriptor *to = read ? &s->mine[j->from] : &s->theirs[j->to], *from = read ? &s->theirs[j->from] : &s->mine[j->to];
-    if (to->n_runs > 0) {
-        const peri_k_run *runs = (const peri_k_run *)(uintptr_t)to->runs;
-        if (!read) TRY(near_fetch(r, j->to, &runs));
-        uint64_t first = (uint64_t)runs[0].from * (uint64_t)size_of(r->op.dtype);
-        return near_place(r, j->from, j->to, runs, (int64_t)to->n_runs, to->recv, first + at, from->send + at, n);
+    if (to->places.n > 0) {
+        places p = to->places;
+        if (!read) TRY(near_fetch(r, j->to, &p.runs));
+        uint64_t first = (uint64_t)p.runs[0].from * (uint64_t)size_of(r->op.dtype);
+        return near_place(r, j->from, j->to, &p, to->recv, first + at, from->send + at, n);
     }
     if (read && r->past) {
         peri_k_run whole = {.n = (int64_t)j->bytes / size_of(r->op.dtype)};
-        return near_place(r, j->from, j->to, &whole, 1, to->recv, at, from->send + at, n);
+        return near_place(r, j->from, j->to, &(places){&whole, 1, 1, 0}, to->recv, at, from->send + at, n);
     }
     if (read) return near_copy(r, j->from, true, (char *)(uintptr_t)to->recv + at, from->send + at, n);
     return near_copy(r, j->to, false, (char *)(uintptr_t)from->send + at, to->recv + at, n);
@@ -465,7 +478,7 @@ static peri_status near_exchange(mpi_request *r, char *recv, const int64_t *recv
         d->recv_bytes = (uint64_t)recv_bytes[to];
         if (r->op.recv_runs) {
             d->recv = (uint64_t)(uintptr_t)r->op.recv;
-            d->runs = (uint64_t)(uintptr_t)runs_of(&r->op, to, &d->n_runs);
+            d->places = places_of(&r->op, to);
         }
         if (near_large(send_bytes[to]) && !near_take(r, to, d)) return near_defer(r);
     }

@@ -119,13 +119,12 @@ static peri_status fail(coll_work *w, peri_status status)
 static peri_status post(coll_work *w)
 {
     peri_group *g = w->base.group;
-    peri_coll_op op = w->op;
     if (w->stage) {
-        op.send = w->out ? w->out->data : NULL;
-        op.recv = op.kind == PERI_COLL_BROADCAST && w->out ? w->out->data : w->in->data;
+        w->op.send = w->out ? w->out->data : NULL;
+        w->op.recv = w->op.kind == PERI_COLL_BROADCAST && w->out ? w->out->data : w->in->data;
     }
     peri_status status = peri__group_check("peri_coll", g);
-    if (status >= 0) status = g->comm->vtab->post(g->ctx, &op, &w->request);
+    if (status >= 0) status = g->comm->vtab->post(g->ctx, &w->op, &w->request);
     if (status < 0) return fail(w, status);
     w->phase = POSTED;
     g->comm->events++;

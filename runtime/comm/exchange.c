@@ -36,7 +36,7 @@ typedef struct flow {
     int32_t kind, layout, dtype;
     double divisor;
     uint64_t tag;
-    int64_t *out, *in, *dims; /* W each; in one block */
+    int64_t *out, *in, *dims; /* W each; behind this struct */
     int64_t rows, columns;
     int32_t ndim, input_ndim;
     int64_t shape[PERI_MAX_DIMS], input_shape[PERI_MAX_DIMS];
@@ -96,18 +96,18 @@ static int32_t reverse_of(int32_t kind)
     return kind == PERI_FLOW_REDUCE_SCATTER ? PERI_FLOW_ALL_GATHER : kind == PERI_FLOW_ALL_GATHER ? PERI_FLOW_REDUCE_SCATTER : kind;
 }
 
-/** Where the rows of every rank's block of columns belong (W times rows runs: in @few, of PLACE_FEW, or new); NULL: nowhere that is worth
- *  it. */
+/** Where the first row of every rank's block of columns belongs (W runs: in @few, of PLACE_FEW, or new; the other rows follow); NULL:
+ *  nowhere that is worth it. */
 static peri_k_run *column_runs(const flow *f, int64_t element, peri_k_run *few)
 {
     int64_t n = f->group->size, least = f->columns, from = 0, column = 0;
     for (int64_t i = 0; i < n; i++) least = f->dims[i] > 0 && f->dims[i] < least ? f->dims[i] : least;
     if (f->rows == 0 || (least * element < PLACE_LEAST && f->rows > PLACE_ROWS)) return NULL;
     if (!peri__stage_places(f->group->comm, f->device)) return NULL;
-    peri_k_run *runs = n * f->rows <= PLACE_FEW ? few : peri__alloc(sizeof *runs * (size_t)(n * f->rows)), *run = runs;
+    peri_k_run *runs = n <= PLACE_FEW ? few : peri__alloc(sizeof *runs * (size_t)n);
     for (int64_t i = 0; i < n && runs; i++) {
-        for (int64_t row = 0; row < f->rows; row++, from += f->dims[i])
-            *run++ = (peri_k_run){.to = row * f->columns + column, .from = from, .n = f->dims[i]};
+        runs[i] = (peri_k_run){.to = column, .from = from, .n = f->dims[i]};
+        from += f->rows * f->dims[i];
         column += f->dims[i];
     }
     return runs;
@@ -127,8 +127,12 @@ static peri_status post(const flow *f, int32_t kind, peri_tensor *src, const int
     else status = peri_tensor_new(f->device, src->dtype, 1, &n, &t->received);
     peri_coll_op op = {.kind = kinds[kind], .dtype = src->dtype, .reduce = PERI_REDUCE_SUM, .tag = f->tag, .send_counts = out,
                        .recv_counts = kind == PERI_FLOW_REDUCE_SCATTER ? NULL : in};
-    op.recv_runs = runs;
-    op.n_recv_runs = runs ? f->rows * f->group->size : 0;
+    if (runs) {
+        op.recv_runs = runs;
+        op.n_recv_runs = f->group->size;
+        op.recv_lines = f->rows;
+        op.recv_step = f->columns;
+    }
     if (status >= 0) status = peri__coll_post(f->group, &op, src, t->received, &t->work);
     if (runs != few) peri__free(runs);
     return status;
@@ -208,7 +212,6 @@ static void flow_release(flow *f)
     transfer_fini(&f->back);
     for (int i = 0; i < 2; i++) peri_codec_release(f->codec[i]);
     peri_group_release(f->group);
-    peri__free(f->out);
     peri__free(f);
 }
 
@@ -243,11 +246,12 @@ static uint64_t name_hash(const char *name)
         memcpy(&letters, name, sizeof letters);
         hash = peri__hash_mix(hash, letters);
     }
-    for (; n; n--) hash = peri__hash_mix(hash, (unsigned char)*name++);
-    return hash;
+    letters = 0;
+    memcpy(&letters, name, n);
+    return peri__hash_mix(hash, letters);
 }
 
-/** Everything of a flow but its counts, which the caller still owns on failure. */
+/** Everything of a flow but its counts, in front of which it lies. The caller still owns them on failure. */
 static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri__flow_args *a, flow **out)
 {
     static const peri_exchange_options none = {0};
@@ -257,10 +261,14 @@ static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri_
         return peri__fail(PERI_EINVAL, "%s: the input is %s, allowed: f32, f64", a->function, peri_dtype_name(input->dtype));
     if (o->division < 0 || o->division > PERI_DIVISION_OFF)
         return peri__fail(PERI_EINVAL, "%s: division %d, allowed: PERI_DIVISION_*", a->function, o->division);
-    flow *f = peri__alloc_zero(sizeof *f);
-    if (!f) return PERI_ENOMEM;
+    flow *f = (flow *)a->out - 1;
+    peri_status status = check_codec(a, input, o->forward, &f->codec[0]);
+    if (status >= 0) status = check_codec(a, input, o->backward, &f->codec[1]);
+    if (status < 0) {
+        peri_codec_release(f->codec[0]);
+        return status;
+    }
     peri__refs_init(&f->refs);
-    peri_status status = PERI_OK;
     peri_group_retain(g);
     f->group = g;
     f->device = peri__device(input);
@@ -268,8 +276,6 @@ static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri_
     f->kind = a->kind;
     f->layout = a->layout;
     f->dtype = input->dtype;
-    PERI_TRY_GOTO(check_codec(a, input, o->forward, &f->codec[0]), out);
-    PERI_TRY_GOTO(check_codec(a, input, o->backward, &f->codec[1]), out);
     int32_t division = o->division ? o->division : a->division;
     f->divisor = (division ? division == PERI_DIVISION_ON : peri_exchange_division(g)) ? g->size : 1;
     f->tag = peri__hash_mix(name_hash(a->function), a->alike);
@@ -285,21 +291,28 @@ static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri_
         memcpy(f->dims, a->dims, sizeof *f->dims * (size_t)g->size);
         f->columns = sum_of(f->dims, g->size);
     }
+    if (a->layout == PERI_LAYOUT_COLUMNS && a->rows <= 1) { /* the blocks of one row arrive side by side */
+        f->layout = PERI_LAYOUT_FLAT;
+        f->ndim = 2;
+        f->shape[0] = f->rows;
+        f->shape[1] = f->columns;
+    }
     f->out = a->out;
     f->in = a->in;
     *out = f;
-out:
-    if (status < 0) flow_release(f);
-    return status;
+    return PERI_OK;
 }
 
 peri_status peri__flow_counts(const peri_group *group, int64_t **out, int64_t **in)
 {
-    *out = peri__alloc_zero(sizeof **out * 3 * (size_t)group->size);
-    if (!*out) return PERI_ENOMEM;
+    flow *f = peri__alloc_zero(sizeof *f + sizeof **out * 3 * (size_t)group->size);
+    if (!f) return PERI_ENOMEM;
+    *out = (int64_t *)(f + 1);
     *in = *out + group->size;
     return PERI_OK;
 }
+
+void peri__flow_counts_free(int64_t *out) { peri__free((flow *)out - 1); }
 
 /* -- layouts --------------------------------------------------------------------------------------------------------------------------- */
 
@@ -455,9 +468,7 @@ static const peri__work_vtab exchange_vtab = {.name = "exchange", .step = exchan
 /** Whether what happens now is recorded. */
 static bool recording(const flow *f)
 {
-    bool on = peri_grad_enable(true);
-    peri_grad_enable(on);
-    return on && (f->dtype == PERI_F32 || f->dtype == PERI_F64);
+    return peri__grad_enabled() && (f->dtype == PERI_F32 || f->dtype == PERI_F64);
 }
 
 /** Take and post @input; the work owns the flow already. */
@@ -488,7 +499,7 @@ peri_status peri__flow_post(peri_group *group, peri_tensor *input, const peri__f
     peri_status status = peri__group_check(args->function, group);
     if (status >= 0) status = flow_new(group, input, args, &f);
     if (status < 0) {
-        peri__free(args->out);
+        peri__flow_counts_free(args->out);
         return status;
     }
     status = peri__work_new(sizeof(exchange_work) + sizeof(peri_tensor *) * (size_t)results_of(f), &exchange_vtab, group, f->device, &work);
@@ -498,7 +509,9 @@ peri_status peri__flow_post(peri_group *group, peri_tensor *input, const peri__f
     }
     ((exchange_work *)work)->flow = f;
     ((exchange_work *)work)->results = (peri_tensor **)((exchange_work *)work + 1);
+    group->comm->within++;
     status = start((exchange_work *)work, input);
+    group->comm->within--;
     if (status < 0) {
         peri__work_cancel(work, status);
         peri_work_release(work);

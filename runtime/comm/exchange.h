@@ -39,7 +39,8 @@ typedef struct peri__flow_args {
 /** Post the exchange of @input (contiguous or not, of any shape: its numbers in row-major order). @out new. */
 peri_status peri__flow_post(peri_group *group, peri_tensor *input, const peri__flow_args *args, peri_work **out);
 
-/** Room for out and in, and for a flow's dims behind them: 3 W zeros. */
+/** Zeros for out and in, in the block that becomes the flow: post it, or free it. */
 peri_status peri__flow_counts(const peri_group *group, int64_t **out, int64_t **in);
+void peri__flow_counts_free(int64_t *out);
 
 #endif

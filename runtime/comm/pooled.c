@@ -96,7 +96,7 @@ peri_status peri_exchange_variable_batch_alltoall_pooled(peri_group *g, peri_ten
     int64_t received = sum_of(a.in, g->size);
     a.shape = &received;
     peri_status status = check_rows(f, "batch sizes and dims", input, sum_of(a.out, g->size));
-    if (status < 0) peri__free(a.out);
+    if (status < 0) peri__flow_counts_free(a.out);
     else status = peri__flow_post(g, input, &a, out);
     return status;
 }

@@ -54,10 +54,10 @@ typedef struct peri_coll_op {
     const int64_t *send_counts;  /* int64[W], NULL where the kind has none */
     const int64_t *recv_counts;  /* int64[W], NULL where the kind has none */
     /* ALL_TO_ALL, with PERI_COLL_PLACES; NULL: the parts lie one after the other. Elements [from, from + n) of them (own part included)
-     * belong at recv + to. Ascending; the runs cover what comes exactly, and none reaches from one part into the next. Local: other ranks
-     * need not have any. */
+     * belong at recv + to, the n elements after them at recv + to + recv_step, and so on: each run stands for recv_lines of them (0: 1).
+     * Ascending; the runs cover what comes exactly, and none reaches from one part into the next. Local: other ranks need not have any. */
     const struct peri_k_run *recv_runs;
-    int64_t n_recv_runs;
+    int64_t n_recv_runs, recv_lines, recv_step;
     void *stream;                /* native stream for device buffers, else NULL */
 } peri_coll_op;
 
