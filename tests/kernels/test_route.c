@@ -343,6 +343,38 @@ static void test_place(void **unused)
     assert_true(much > 10);
 }
 
+/** Blocks of columns side by side: every run stands for all rows, and a range may begin and end within one. */
+static void test_lines(void **unused)
+{
+    (void)unused;
+    enum { BLOCKS = 4, MOST_ROWS = 70, WIDEST = 900, BYTES = MOST_ROWS * BLOCKS * WIDEST * 4 };
+    static unsigned char source[BYTES], want[BYTES], got[BYTES];
+    peri_k_run runs[BLOCKS];
+    for (int64_t i = 0; i < BYTES; i++) source[i] = (unsigned char)(i * 31 + i / 251);
+    state = 5;
+    for (int round = 0; round < 120; round++) {
+        int64_t width = round % 2 ? 4 : 1, rows = 1 + below(MOST_ROWS), columns = 0, from = 0, dims[BLOCKS];
+        for (int b = 0; b < BLOCKS; b++) columns += dims[b] = below(8) ? 1 + below(round % 3 ? 40 : WIDEST) : 0;
+        memset(want, 0xa5, BYTES);
+        for (int64_t b = 0, column = 0; b < BLOCKS; column += dims[b++], from += rows * dims[b - 1]) {
+            runs[b] = (peri_k_run){.to = column, .from = from, .n = dims[b]};
+            for (int64_t i = 0; i < rows; i++)
+                memcpy(want + (i * columns + column) * width, source + (from + i * dims[b]) * width, (size_t)(dims[b] * width));
+        }
+        for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+            const peri_kernels *k = peri_kernels_isa(isas[i]);
+            if (!k) continue;
+            int64_t cut = below(BLOCKS * rows + 1);
+            peri_k_route_place_args place = {.dst = got, .received = source, .runs = runs, .width = width, .lines = rows, .step = columns,
+                                             .past = round % 5 == 4};
+            memset(got, 0xa5, BYTES);
+            k->fn[PERI_K_route_place](&place, cut, BLOCKS * rows);
+            k->fn[PERI_K_route_place](&place, 0, cut);
+            if (memcmp(want, got, BYTES) != 0) fail_msg("places of %s are wrong in round %d: %lld rows", isas[i], round, (long long)rows);
+        }
+    }
+}
+
 /** Totals and the factors of means, against their definitions. */
 static void test_numbers(void **unused)
 {
@@ -388,6 +420,7 @@ int main(void)
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_adjoint),
         cmocka_unit_test(test_place),
+        cmocka_unit_test(test_lines),
         cmocka_unit_test(test_numbers),
     };
     return cmocka_run_group_tests_name("route kernels", tests, NULL, NULL);
