@@ -32,6 +32,7 @@ int bare_close(void);
 double bare_now_us(void);
 int bare_barrier(void);
 int bare_max(double *values, int n);
+int bare_columns(int n);
 int bare_run(int op, void *recv, const void *send, int64_t count, int repeats);
 int bare_post(int op, void *recv, const void *send, int64_t count);
 int bare_wait(void);
@@ -79,7 +80,7 @@ local ops = {
   { "all_gather_v", 8, 1, ranks, function(b) check(C.peri_coll_all_gather_v(group, b.r, b.s, rows, 0, work)) end,
     function(b) world:all_gather_v(b.send, b.rows, b.recv):wait() end },
 }
-for _, op in ipairs(assert(loadfile "tests/bench/comm_ops.lua")(world, work)) do ops[#ops + 1] = op end
+for _, op in ipairs(assert(loadfile "tests/bench/comm_ops.lua")(world, work, bare)) do ops[#ops + 1] = op end
 
 local function ours(op, b, repeats)
   local post, results = op[5], op.results

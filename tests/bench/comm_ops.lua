@@ -9,7 +9,7 @@ local dist, embeddings, ptr = peri.dist, peri.dist.ops, peri.Tensor.ptr
 --- Columns of a matrix of @count numbers: eight tables of 64.
 local function columns_of(count) return math.min(count, 512) end
 
-local world, work = ... -- the world, and where posts put their work
+local world, work, calls = ... -- the world, where posts put their work, and comm_mpi.c
 local group, n = world:ptr(), world.world_size
 local results, tensor = ffi.new("peri_tensor *[?]", n), ffi.new "peri_tensor *[1]"
 local function take(w)
@@ -30,6 +30,7 @@ local function matrix(b, count)
   b.dims, b.dims_at = filled(columns)
   b.input = b.send:reshape(-1, columns)
   b.input_ptr = ptr(b.input)
+  calls.bare_columns(columns)
   b.more = { b.input }
 end
 
@@ -52,6 +53,12 @@ local function pooled(name, bare, send, recv, post, method, more)
   end, results = take }
 end
 
+local function alltoall_pooled(b) check(C.peri_exchange_alltoall_pooled(group, b.input_ptr, b.rows_at, b.dims_at, nil, work)) end
+local function alltoall_pooled_method(b)
+  local args = { a2a_pooled_embs_tensor = b.input, batch_size_per_rank = b.rows, dim_sum_per_rank = b.dims }
+  embeddings.alltoall_pooled(args):wait():release()
+end
+
 local variable, sequence, tpu = ffi.new "peri_variable_batch_args", ffi.new "peri_sequence_args", ffi.new "peri_tpu_all_to_all_args"
 local ones = ffi.new("int32_t[?]", n)
 for i = 0, n - 1 do ones[i] = 1 end
@@ -72,11 +79,9 @@ return {
       tpu.group_assignment, tpu.groups, tpu.replicas, tpu.concat_dimension, tpu.split_dimension = assignment, 1, n, 0, 0
       tpu.split_count, tpu.tag = n, 0
     end, results = function() C.peri_tensor_release(tensor[0]) end },
-  pooled("alltoall_pooled", 5, n, n,
-    function(b) check(C.peri_exchange_alltoall_pooled(group, b.input_ptr, b.rows_at, b.dims_at, nil, work)) end, function(b)
-      local args = { a2a_pooled_embs_tensor = b.input, batch_size_per_rank = b.rows, dim_sum_per_rank = b.dims }
-      embeddings.alltoall_pooled(args):wait():release()
-    end),
+  pooled("alltoall_pooled", 5, n, n, alltoall_pooled, alltoall_pooled_method),
+  -- Beside the call that makes the same result, with types that put the rows in their places.
+  pooled("alltoall_pooled/alltoallw", 9, n, n, alltoall_pooled, alltoall_pooled_method),
   pooled("variable_batch_alltoall_pooled", 5, n, n,
     function(b) check(C.peri_exchange_variable_batch_alltoall_pooled(group, b.s, variable, nil, work)) end, function(b)
       embeddings.variable_batch_alltoall_pooled { a2a_pooled_embs_tensor = b.send, batch_size_per_rank_per_feature = b.each_rows,
