@@ -212,6 +212,19 @@ static void cpu_copy_past(char *restrict to, const char *restrict from, int64_t 
     memcpy(to + i, from + i, (size_t)(bytes - i));
 }
 
+/** memcpy of a line: for 1 to 4 KiB the call takes up to a tenth longer, for long ones it is as fast. */
+static inline void cpu_copy_line(char *restrict to, const char *restrict from, int64_t bytes)
+{
+    enum { LONG = 16 << 10, VECTORS = 8 };
+    int64_t i = 0;
+    for (; bytes < LONG && i + 32 * VECTORS <= bytes; i += 32 * VECTORS) {
+        __m256i v[VECTORS];
+        for (int k = 0; k < VECTORS; k++) v[k] = _mm256_loadu_si256((const __m256i *)(from + i + 32 * k));
+        for (int k = 0; k < VECTORS; k++) _mm256_storeu_si256((__m256i *)(to + i + 32 * k), v[k]);
+    }
+    if (i < bytes) memcpy(to + i, from + i, (size_t)(bytes - i));
+}
+
 static void cpu_route_place(const void *args, int64_t begin, int64_t end)
 {
     enum { SHORT = 512 }; /* bytes of a line that is copied through the caches all the same */
@@ -226,7 +239,7 @@ static void cpu_route_place(const void *args, int64_t begin, int64_t end)
         if (a->past && bytes >= SHORT)
             for (int64_t n = stop - i; n > 0; n--, from += bytes, to += step) cpu_copy_past(to, from, bytes);
         else if (bytes > 0)
-            for (int64_t n = stop - i; n > 0; n--, from += bytes, to += step) memcpy(to, from, (size_t)bytes);
+            for (int64_t n = stop - i; n > 0; n--, from += bytes, to += step) cpu_copy_line(to, from, bytes);
     }
     if (a->past) _mm_sfence();
 }
