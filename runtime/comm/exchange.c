@@ -47,7 +47,7 @@ typedef struct exchange_work {
     peri_work base;
     flow *flow;
     transfer forth;
-    peri_tensor *token;    /* output of the `leave` node; NULL: not recorded */
+    peri__node *leave;     /* until its result is handed out; NULL: not recorded */
     peri_tensor **results; /* when complete: W or 1; behind this struct */
     peri_tensor *input;    /* of a group of one rank */
     bool used;
@@ -425,13 +425,11 @@ static const peri__node_vtab leave_vtab = {.name = "exchange", .collective = tru
 static const peri__node_vtab arrive_vtab = {
     .name = "exchange result", .collective = true, .backward = arrive_backward, .fini = node_fini};
 
-static peri_status record(const peri__node_vtab *vtab, flow *f, peri_tensor *in, peri_tensor *const *out, int32_t n)
+/** The tape may run @node back once it has its share of the flow. */
+static void own_flow(peri__node *node, flow *f)
 {
-    peri__node *node;
-    PERI_TRY(peri__record(vtab, &in, 1, out, n, &node));
     peri__refs_add(&f->refs);
     node->state = f;
-    return PERI_OK;
 }
 
 /* -- forward --------------------------------------------------------------------------------------------------------------------------- */
@@ -458,7 +456,7 @@ static void exchange_fini(peri_work *work)
     exchange_work *w = (exchange_work *)work;
     for (int32_t i = 0; i < results_of(w->flow); i++) peri_tensor_release(w->results[i]);
     transfer_fini(&w->forth);
-    peri_tensor_release(w->token);
+    peri__node_release(w->leave);
     peri_tensor_release(w->input);
     flow_release(w->flow);
 }
@@ -475,15 +473,14 @@ static bool recording(const flow *f)
 static peri_status start(exchange_work *w, peri_tensor *input)
 {
     flow *f = w->flow;
-    int64_t nothing = 0;
     if (f->group->size == 1) {
         peri_tensor_retain(input);
         w->input = input;
         return PERI_OK;
     }
     if (recording(f)) {
-        PERI_TRY(peri__tensor_view(input, 1, &nothing, NULL, input->offset, &w->token));
-        PERI_TRY(record(&leave_vtab, f, input, &w->token, 1));
+        PERI_TRY(peri__record(&leave_vtab, &input, 1, NULL, 1, &w->leave));
+        own_flow(w->leave, f);
     }
     peri_tensor *flat;
     PERI_TRY(peri__contiguous_of(input, &flat));
@@ -539,9 +536,12 @@ peri_status peri_exchange_result(peri_work *exchange, peri_tensor **out)
         w->used = true;
         return PERI_OK;
     }
-    if (w->token) PERI_TRY(record(&arrive_vtab, w->flow, w->token, w->results, results_of(w->flow)));
-    peri_tensor_release(w->token);
-    w->token = NULL;
+    if (w->leave) {
+        peri__node *arrive;
+        PERI_TRY(peri__record_after(&arrive_vtab, w->leave, w->results, results_of(w->flow), &arrive));
+        own_flow(arrive, w->flow);
+        w->leave = NULL;
+    }
     w->used = true;
     for (int32_t i = 0; i < results_of(w->flow); i++) {
         out[i] = w->results[i];

@@ -165,9 +165,11 @@ bool peri__recording(peri_tensor *const *in, int32_t n);
 
 /** Record an operation: make a node with inputs @in (NULL entries allowed) and attach it to outputs @out (n_out tensors, which become
  *  non-leaves that require grad). @node borrowed; add saved tensors with peri__node_save. A node with n_in = 0 is legal: a module
- *  that updates its own weights in backward. */
+ *  that updates its own weights in backward. @out NULL (n_out 1): the first half of an operation that is two nodes; @node new. */
 peri_status peri__record(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out, int32_t n_out,
                          peri__node **node);
+/** Record the second half of an operation whose first is @before (the caller's reference is taken). @node borrowed. */
+peri_status peri__record_after(const peri__node_vtab *vtab, peri__node *before, peri_tensor *const *out, int32_t n_out, peri__node **node);
 /** Keep @t (retained) in saved[i] for backward. To save an output of the node itself, save peri__detached(t): else it is a cycle. */
 void peri__node_save(peri__node *node, int32_t i, peri_tensor *t);
 /** A view of the same storage outside the tape. @out new. */

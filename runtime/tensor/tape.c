@@ -74,17 +74,34 @@ void peri__node_release(peri__node *node)
     node_drain(node);
 }
 
-peri_status peri__record(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out, int32_t n_out,
-                         peri__node **result)
+static peri__node *node_new(const peri__node_vtab *vtab, int32_t n_in, int32_t n_out)
 {
     peri__node *node = peri__alloc_zero(sizeof *node + sizeof *node->in * (size_t)n_in);
-    if (!node) return PERI_ENOMEM;
+    if (!node) return NULL;
     node->in = (peri__edge *)(node + 1);
     atomic_init(&node->refs, n_out);
     node->vtab = vtab;
     node->sequence = atomic_fetch_add(&sequence, 1) + 1;
     node->n_in = n_in;
     node->n_out = n_out;
+    peri__object_count(1);
+    return node;
+}
+
+static void attach(peri__node *node, peri_tensor *const *out, int32_t n_out)
+{
+    for (int32_t i = 0; i < n_out; i++) {
+        out[i]->requires_grad = true;
+        out[i]->node = node;
+        out[i]->slot = i;
+    }
+}
+
+peri_status peri__record(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out, int32_t n_out,
+                         peri__node **result)
+{
+    peri__node *node = node_new(vtab, n_in, n_out);
+    if (!node) return PERI_ENOMEM;
     for (int32_t i = 0; i < n_in; i++) {
         if (!in[i] || !in[i]->requires_grad) continue;
         peri__edge *e = &node->in[i];
@@ -97,12 +114,17 @@ peri_status peri__record(const peri__node_vtab *vtab, peri_tensor *const *in, in
             peri_tensor_retain(e->leaf);
         }
     }
-    for (int32_t i = 0; i < n_out; i++) {
-        out[i]->requires_grad = true;
-        out[i]->node = node;
-        out[i]->slot = i;
-    }
-    peri__object_count(1);
+    if (out) attach(node, out, n_out);
+    *result = node;
+    return PERI_OK;
+}
+
+peri_status peri__record_after(const peri__node_vtab *vtab, peri__node *before, peri_tensor *const *out, int32_t n_out, peri__node **result)
+{
+    peri__node *node = node_new(vtab, 1, n_out);
+    if (!node) return PERI_ENOMEM;
+    node->in[0].node = before;
+    attach(node, out, n_out);
     *result = node;
     return PERI_OK;
 }
