@@ -5,8 +5,6 @@
  */
 #include "../ref/route.c"
 
-#include <stdatomic.h>
-
 static inline int64_t cpu_route_id(const void *ids, int64_t i, bool i32) { return ref_route_id(ids, i, i32); }
 
 /** Which part has row @id: a guess by even blocks put right by the boundaries, or a binary search. */

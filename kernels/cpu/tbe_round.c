@@ -131,7 +131,7 @@ enum { TBE_MOST_F16 = 0x477fe000, TBE_MOST_BF16 = 0x7f7f0000 };
 
 static __attribute__((noinline)) h16x v16_round_bf16_odd(v16 x, u16x bits)
 {
-    u16x u = u16x_of(x), size = u & 0x7fffffffu, most = size * 0 + 0x7f7f0000u;
+    u16x u = u16x_of(x), size = u & 0x7fffffffu, most = size * 0 + TBE_MOST_BF16;
     u16x odd = (u16x)(size > 0x7f7fffffu), low = u16x_select((u16x)(size > most), most, size);
     u16x h = (u >> 16 & 0x8000u) | (low + bits) >> 16;
     return u16x_narrow(u16x_select(odd, u16x_bf16(u), h));
@@ -139,7 +139,7 @@ static __attribute__((noinline)) h16x v16_round_bf16_odd(v16 x, u16x bits)
 
 static __attribute__((noinline)) h16x v16_round_f16_odd(v16 x, u16x bits)
 {
-    u16x u = u16x_of(x), size = u & 0x7fffffffu, most = size * 0 + 0x477fe000u;
+    u16x u = u16x_of(x), size = u & 0x7fffffffu, most = size * 0 + TBE_MOST_F16;
     h16x odd = u16x_narrow((u16x)(size > 0x7f7fffffu));
     u16x low = (u & 0x80000000u) | u16x_select((u16x)(size > most), most, size);
     return (odd & v16_to_f16(x)) | (~odd & v16_round_f16(v16_of((f16x)low), bits));
