@@ -307,10 +307,12 @@ static char *near_bounce(void)
     return mpi.bounce;
 }
 
-/** Cut bytes [at, end) of what comes into the pieces that lie together where they belong, @most of them at most. Returns how many. */
-static size_t near_cut(const places *p, uint64_t width, uint64_t placed, uint64_t at, uint64_t end, struct iovec *pieces, size_t most)
+/** Cut bytes [*next, end) of what comes into the pieces that lie together where they belong, @most of them at most. Returns how many; *next
+ *  is where they end. */
+static size_t near_cut(const places *p, uint64_t width, uint64_t placed, uint64_t *next, uint64_t end, struct iovec *pieces, size_t most)
 {
     size_t count = 0;
+    uint64_t at = *next;
     for (int64_t i = first_run(p, (int64_t)(at / width)); i < p->n && count < most && at < end; i++) {
         uint64_t line = (uint64_t)p->runs[i].n * width, from = at - (uint64_t)p->runs[i].from * width;
         if (line == 0) continue;
@@ -322,6 +324,7 @@ static size_t near_cut(const places *p, uint64_t width, uint64_t placed, uint64_
             place += (uint64_t)p->step * width - skip;
         }
     }
+    *next = at;
     return count;
 }
 
@@ -339,9 +342,9 @@ static peri_status near_place(const mpi_request *r, int32_t from, int32_t to, co
     int64_t lines = p->n * p->lines, mean = (last->from + last->n * p->lines - p->runs[0].from) / lines * (int64_t)width;
     char *bounce = read && r->past && (lines == 1 || mean < LONG_RUN) ? near_bounce() : NULL;
     for (uint64_t at = 0; at < bytes; at += n) {
-        uint64_t stop = bounce && bytes - at > BOUNCE ? at + BOUNCE : bytes, some = 0;
-        size_t count = near_cut(p, width, placed, first + at, first + stop, pieces, MOST);
-        for (size_t i = 0; i < count; i++) some += pieces[i].iov_len;
+        uint64_t stop = bounce && bytes - at > BOUNCE ? at + BOUNCE : bytes, next = first + at;
+        size_t count = near_cut(p, width, placed, &next, first + stop, pieces, MOST);
+        uint64_t some = next - first - at;
         if (some == 0) return PERI_HOST_FAIL(host, PERI_EFORMAT, "rank %d has no place for what comes from rank %d", to, from);
         struct iovec whole = {(void *)(uintptr_t)(joined + at), some};
         if (bounce) {
