@@ -102,7 +102,7 @@ static peri_k_run *column_runs(const flow *f, int64_t element, peri_k_run *few)
 {
     int64_t n = f->group->size, least = f->columns, from = 0, column = 0;
     for (int64_t i = 0; i < n; i++) least = f->dims[i] > 0 && f->dims[i] < least ? f->dims[i] : least;
-    if (f->rows == 0 || (least * element < PLACE_LEAST && f->rows > PLACE_ROWS)) return NULL;
+    if (least * element < PLACE_LEAST && f->rows > PLACE_ROWS) return NULL;
     if (!peri__stage_places(f->group->comm, f->device)) return NULL;
     peri_k_run *runs = n <= PLACE_FEW ? few : peri__alloc(sizeof *runs * (size_t)n);
     for (int64_t i = 0; i < n && runs; i++) {
@@ -506,9 +506,9 @@ peri_status peri__flow_post(peri_group *group, peri_tensor *input, const peri__f
     }
     ((exchange_work *)work)->flow = f;
     ((exchange_work *)work)->results = (peri_tensor **)((exchange_work *)work + 1);
-    group->comm->within++;
+    peri__parts_begin(group);
     status = start((exchange_work *)work, input);
-    group->comm->within--;
+    peri__parts_end(group);
     if (status < 0) {
         peri__work_cancel(work, status);
         peri_work_release(work);

@@ -4,7 +4,8 @@
  * themselves.
  *
  * How to write one: embed peri_work as the first member, make it with peri__work_new, and give it a step function that advances as far
- * as it can and returns PERI_PENDING until it is done. A phase that exchanges something makes an inner work and tests it in step.
+ * as it can and returns PERI_PENDING until it is done. A phase that exchanges something makes an inner work and tests it in step; one that
+ * is made before the first step is made between peri__parts_begin and peri__parts_end.
  * Operations are numbered per group, and numbers must be taken in the same order on all ranks although later phases are posted at
  * times that differ between ranks. So a protocol takes the numbers of all its phases when it is made (peri__group_reserve) and hands
  * them to its posts.
@@ -41,7 +42,7 @@ struct peri_work {
     peri_group *group;            /* retained */
     peri_status status;           /* PERI_PENDING until the step said otherwise */
     bool stepping, listed;        /* its step is running (it may not test itself); in the list of the world */
-    bool inner;                   /* made by the step or the post of another one, which tests it */
+    bool inner;                   /* a part of another one, which tests it */
     bool expired;                 /* its deadline counts as passed (peri_group_expire) */
     char *message;                /* of the failure */
     peri_device *device;          /* NULL: host only; else results are ordered on `stream` */
@@ -142,10 +143,14 @@ struct peri__comm {
     int64_t pending;          /* works in flight that have not ended */
     int64_t events;           /* steps forward so far */
     int64_t outer;            /* works in the list that are no inner ones */
-    int32_t within;           /* steps, and posts of works with inner ones, that are running */
+    int32_t within;           /* calls of peri__parts_begin without their end */
     bool stepping;
     peri__stage stages[PERI_COMM_DEVICES];
 };
+
+/** Works that are made between these two are parts of another one, whose step tests them. A step itself lies between them. */
+static inline void peri__parts_begin(peri_group *group) { group->comm->within++; }
+static inline void peri__parts_end(peri_group *group) { group->comm->within--; }
 
 /** Step every work in flight once. */
 void peri__comm_progress(peri__comm *comm);

@@ -310,9 +310,9 @@ static peri_status start(plan *p, peri_tensor *const *inputs, peri_tensor *const
         w->outputs[i] = outputs[i];
     }
     bool before = peri_grad_enable(false);
-    p->group->comm->within++;
+    peri__parts_begin(p->group);
     status = transfer_post(p, 0, inputs, w->outputs, &w->forth);
-    p->group->comm->within--;
+    peri__parts_end(p->group);
     peri_grad_enable(before);
     if (status >= 0 && recorded && before) {
         status = record(p, inputs, outputs);

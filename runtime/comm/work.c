@@ -102,11 +102,10 @@ static void step(peri_work *work)
         peri__refs_add(&before->refs);
         peri_stream_set_current(work->device, work->stream);
     }
-    peri__comm *comm = work->group->comm;
     work->stepping = true;
-    comm->within++;
+    peri__parts_begin(work->group);
     peri_status status = work->vtab->step(work);
-    comm->within--;
+    peri__parts_end(work->group);
     work->stepping = false;
     if (elsewhere) {
         peri_stream_set_current(work->device, before);

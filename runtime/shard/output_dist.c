@@ -357,7 +357,12 @@ static peri_status look_up(output_dist *o)
         if (recording) PERI_TRY(peri__tbe_average(e->groups[g].tbe));
         PERI_TRY(peri_tbe_forward(e->groups[g].tbe, &input, o->buffer));
     }
-    if (e->world_size > 1) PERI_TRY(post_rows(b, o->buffer, o->received, true, &o->exchange));
+    if (e->world_size > 1) {
+        peri__parts_begin(e->group);
+        peri_status status = post_rows(b, o->buffer, o->received, true, &o->exchange);
+        peri__parts_end(e->group);
+        PERI_TRY(status);
+    }
     o->recorded = recording;
     return recording ? record_lookup(b, o->buffer) : PERI_OK;
 }
