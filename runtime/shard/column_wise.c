@@ -1,36 +1,61 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * column_wise.c: blocks of columns, all rows each. ranks: one per block in column order, a rank may hold several; default all ranks. Blocks
- * are even, or of the given sizes. A block has a multiple of 4 columns (rows are read 16 bytes at a time), unless it is the only one.
- * Unlike TorchRec no rank of the plan is dropped silently: what does not divide is an error.
+ * are of the given sizes; or even over the given ranks; or, without ranks, as even as they can be: the first ranks have a step more, and
+ * ranks beyond the last step none. A block has a multiple of 4 columns (rows are read 16 bytes at a time), unless it is the only one.
+ * Unlike TorchRec no rank that the plan names is dropped silently: what does not divide is an error.
  */
 #include "internal.h"
 
 #include <stdio.h>
 
-enum { STEP = 4 };
+enum {
+    STEP = 4,
+    MOST = 1024 /* numbers of blocks that a message looks at */
+};
 
-/** Numbers of even blocks that a table of @cols columns can have: "1, 2, 4". */
+/** The first numbers of even blocks that a table of @cols columns can have: "1, 2, 4". */
 static const char *allowed(int64_t cols, char *text, size_t len)
 {
     size_t used = (size_t)snprintf(text, len, "1");
-    for (int64_t k = 2; k * STEP <= cols && used + 12 < len; k++)
+    for (int64_t k = 2; k <= MOST && k <= cols / STEP && used + 12 < len; k++)
         if (cols % k == 0 && cols / k % STEP == 0) used += (size_t)snprintf(text + used, len - used, ", %lld", (long long)k);
     return text;
 }
 
-static peri_status shards(const peri_sharding *s, peri_shard *out, int32_t capacity, int32_t *n)
+/** Columns of block @i of @count. */
+static int64_t width(const peri_sharding *s, int32_t i, int32_t count)
+{
+    if (s->sizes) return s->sizes[i];
+    if (s->n_ranks || count == 1) return s->cols / count;
+    int64_t steps = s->cols / STEP;
+    return (steps / count + (i < steps % count)) * STEP;
+}
+
+static peri_status check_even(const peri_sharding *s, int32_t count)
 {
     char text[160];
-    int32_t count = s->n_ranks ? s->n_ranks : s->world_size;
-    if (!s->sizes && count > 1 && (s->cols % count || s->cols / count % STEP))
+    if (s->sizes || count == 1) return PERI_OK;
+    if (s->n_ranks && (s->cols % count || s->cols / count % STEP))
         return peri__fail(
             PERI_EINVAL,
             "table '%s': column_wise cannot cut %lld columns into %d even blocks of a multiple of %d, allowed numbers of ranks: %s",
             s->table, (long long)s->cols, count, STEP, allowed(s->cols, text, sizeof text));
+    if (s->cols % STEP)
+        return peri__fail(PERI_EINVAL,
+                          "table '%s': column_wise cannot cut %lld columns over %d ranks, allowed: a multiple of %d columns, or one rank",
+                          s->table, (long long)s->cols, count, STEP);
+    return PERI_OK;
+}
+
+static peri_status shards(const peri_sharding *s, peri_shard *out, int32_t capacity, int32_t *n)
+{
+    int32_t count = s->n_ranks ? s->n_ranks : s->world_size;
+    PERI_TRY(check_even(s, count));
     int64_t at = 0;
     for (int32_t i = 0; i < count; i++) {
-        int64_t cols = s->sizes ? s->sizes[i] : s->cols / count;
+        int64_t cols = width(s, i, count);
+        if (cols == 0 && !s->n_ranks) break;
         if (cols < 1 || cols > s->cols - at || (count > 1 && cols % STEP))
             return peri__fail(
                 PERI_EINVAL,

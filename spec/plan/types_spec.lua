@@ -32,6 +32,30 @@ describe("geometry", function()
     assert.equal(7, plan.column_wise { ranks = { 0 } }:shards(config(5, 7), world(2))[1].cols)
   end)
 
+  it("cuts columns over any number of ranks when none is named: whole steps of 4, the first ranks a step more", function()
+    for cols = 4, 40, 4 do
+      for n = 1, 12 do
+        local at, shards = 0, plan.column_wise():shards(config(5, cols), world(n))
+        assert.equal(math.min(n, cols / 4), #shards)
+        for i, s in ipairs(shards) do
+          assert.same({ rank = i - 1, row_offset = 0, rows = 5, col_offset = at, cols = s.cols }, s)
+          assert.equal(0, s.cols % 4)
+          assert.is_true(s.cols <= shards[1].cols and s.cols >= shards[1].cols - 4 and (i == 1 or s.cols <= shards[i - 1].cols))
+          at = at + s.cols
+        end
+        assert.equal(cols, at)
+      end
+    end
+  end)
+
+  it("says quickly that an absurd width cannot be cut", function()
+    local started = os.clock()
+    local absurd = config(5, 4 * (2 ^ 50 - 27)) -- four times a prime
+    assert.error_matches(function() plan.column_wise { ranks = { 0, 1, 2 } }:shards(absurd, world(3)) end,
+      "cannot cut 4503599627370388 columns into 3 even blocks of a multiple of 4, allowed numbers of ranks: 1$")
+    assert.is_true(os.clock() - started < 1)
+  end)
+
   it("leaves whole tables whole", function()
     assert.same({ { rank = 1, row_offset = 0, rows = 9, col_offset = 0, cols = 3 } }, plan.table_wise(1):shards(config(9, 3), world(2)))
     assert.same({}, plan.data_parallel():shards(config(9, 3), world(2)))
@@ -90,11 +114,13 @@ describe("a plan", function()
       "block 0 of 6 columns.*multiples of 4" },
     { "columns that do not add up", function() return plan.column_wise { ranks = { 0, 1 }, sizes = { 4, 8 } } end,
       "12 columns together, the table has 16" },
+    { "columns of no whole step", function() return plan.column_wise() end,
+      "table 'odd': column_wise cannot cut 18 columns over 2 ranks, allowed: a multiple of 4 columns, or one rank", config(12, 18, "odd") },
     { "some ranks of all", function() return plan.ParameterSharding { sharding_type = "data_parallel", ranks = { 1 } } end,
       "lives on all 2 ranks" },
   } do
     it("names " .. case[1], function()
-      assert.error_matches(function() case[2]():shards(config(12, 16), world(2)) end, case[3])
+      assert.error_matches(function() case[2]():shards(case[4] or config(12, 16), world(2)) end, case[3])
     end)
   end
 
@@ -105,10 +131,38 @@ describe("a plan", function()
     { "an unknown argument", { sharding_type = "row_wise", rank = 1 }, "no argument 'rank'; allowed: cache_params, compute_kernel, ranks" },
     { "ranks that are no list", { sharding_type = "row_wise", ranks = 3 }, "ranks is a number" },
     { "half a rank", { sharding_type = "row_wise", ranks = { 0.5 } }, "ranks%[1%] is 0.5" },
+    { "a rank past all numbers", { sharding_type = "row_wise", ranks = { 2 ^ 40 } }, "ranks%[1%] is 1099511627776, wanted a whole" },
+    { "an infinite size", { sharding_type = "row_wise", ranks = { 0 }, sizes = { math.huge } }, "sizes%[1%] is inf, wanted a whole" },
+    { "ranks with a name", { sharding_type = "row_wise", ranks = { 0, first = 1 } }, "ranks has the key first, wanted a list" },
+    { "ranks with a hole", { sharding_type = "row_wise", ranks = { [1] = 0, [3] = 1 } }, "ranks has the key 3, wanted a list" },
+    { "a kernel that is false", { sharding_type = "row_wise", compute_kernel = false }, "compute_kernel 'false', allowed" },
     { "sizes without ranks", { sharding_type = "row_wise", sizes = { 1, 2 } }, "2 sizes for 0 ranks" },
   } do
     it("refuses " .. case[1], function()
       assert.error_matches(function() plan.ParameterSharding(case[2]) end, case[3])
+    end)
+  end
+
+  it("is fused, whatever the sharding type, unless it says dense", function()
+    for _, made in ipairs { plan.table_wise(), plan.row_wise(), plan.column_wise(), plan.data_parallel() } do
+      assert.equal("fused", made.compute_kernel)
+    end
+    assert.equal("dense", plan.data_parallel({ compute_kernel = "dense" }).compute_kernel)
+    assert.equal("fused", plan.ParameterSharding({ sharding_type = "data_parallel" }).compute_kernel)
+  end)
+
+  for _, case in ipairs {
+    { "row_wise", { compute_kernl = "dense" },
+      "plan%.row_wise: no argument 'compute_kernl'; allowed: cache_params, compute_kernel, ranks, sizes" },
+    { "column_wise", { rank = 1 }, "plan%.column_wise: no argument 'rank'; allowed: cache_params, compute_kernel, ranks, sizes" },
+    { "data_parallel", { ranks = { 0 } }, "plan%.data_parallel: no argument 'ranks'; allowed: compute_kernel" },
+    { "row_wise", 2, "plan%.row_wise: named arguments in a table wanted, got a number" },
+    { "table_wise", { rank = 1 }, "plan%.table_wise: the rank is a table, wanted a number" },
+    { "table_wise", 0.5, "ranks%[1%] is 0.5, wanted a whole number" },
+    { "table_wise", 0, "plan%.table_wise: no argument 'ranks'; allowed: cache_params, compute_kernel", { ranks = { 1 } } },
+  } do
+    it("is refused by " .. case[1] .. " with what it does not take", function()
+      assert.error_matches(function() plan[case[1]](case[2], case[4]) end, case[3])
     end)
   end
 

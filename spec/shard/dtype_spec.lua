@@ -189,9 +189,10 @@ describe("16-bit tables", function()
   end
   it("need a fused optimizer", function()
     sim.run(1, function(_, world)
+      local dense = plan.data_parallel { compute_kernel = "dense" }
       assert.error_matches(function()
         peri.shard.ShardedEmbeddingBagCollection { tables = sharded.tables { data_type = "FP16" }, group = world,
-          plan = { a = plan.data_parallel(), b = plan.data_parallel(), c = plan.data_parallel() } }
+          plan = { a = dense, b = dense, c = dense } }
       end, "table 'a': weights of dtype f16 with the compute kernel dense.*allowed: f32, or a fused compute kernel")
     end)
   end)

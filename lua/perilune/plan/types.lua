@@ -39,12 +39,30 @@ local function fail(format, ...) P.fail(format:format(...)) end
 
 --- How one table is sharded.
 ---   sharding_type   "table_wise", "row_wise", "column_wise", "data_parallel"
----   compute_kernel  "fused" (default; data_parallel: "dense"), "dense", "fused_uvm" or "fused_uvm_caching"
+---   compute_kernel  "fused" (default), "dense", "fused_uvm" or "fused_uvm_caching"; unlike TorchRec's, data_parallel tables are fused
+---                   too if nobody says "dense", so that every sharding type is trained by the same optimizer
 ---   cache_params    CacheParams, with fused_uvm_caching only; default: those of the module's fused_params, else CacheParams {}
 ---   ranks           list of ranks, see runtime/shard/<type>.c; default: the type's own
 ---   sizes           rows (row_wise) or columns (column_wise) of each shard, beside ranks; default: even
 local ParameterSharding = util.class "ParameterSharding"
 M.ParameterSharding = ParameterSharding
+
+--- `list` checked: whole numbers of at most +-most, one after the other from 1; false for nil.
+local function whole_numbers(name, list, most)
+  if list == nil then return false end
+  if type(list) ~= "table" then fail("ParameterSharding: %s is a %s, wanted a list of numbers", name, type(list)) end
+  for i, x in ipairs(list) do
+    if type(x) ~= "number" or x ~= math.floor(x) or math.abs(x) > most then
+      fail("ParameterSharding: %s[%d] is %s, wanted a whole number", name, i, tostring(x))
+    end
+  end
+  for key in util.ordered(list) do
+    if type(key) ~= "number" or key < 1 or key > #list or key ~= math.floor(key) then
+      fail("ParameterSharding: %s has the key %s, wanted a list of numbers", name, tostring(key))
+    end
+  end
+  return list
+end
 
 function ParameterSharding:init(args)
   local a = util.named("ParameterSharding", args, {
@@ -55,7 +73,7 @@ function ParameterSharding:init(args)
     fail("ParameterSharding: sharding_type '%s', allowed: %s", tostring(a.sharding_type), table.concat(util.keys(type_codes), ", "))
   end
   self.sharding_type = a.sharding_type
-  self.compute_kernel = a.compute_kernel or (a.sharding_type == "data_parallel" and "dense" or "fused")
+  self.compute_kernel = a.compute_kernel == nil and "fused" or a.compute_kernel
   if not util.index_of(kernels)[self.compute_kernel] then
     fail("ParameterSharding: compute_kernel '%s', allowed: %s", tostring(self.compute_kernel), table.concat(kernels, ", "))
   end
@@ -67,16 +85,7 @@ function ParameterSharding:init(args)
     fail("ParameterSharding: cache_params with compute_kernel '%s', allowed with: fused_uvm_caching", self.compute_kernel)
   end
   self.cache_params = a.cache_params ~= nil and embed.cache_params("ParameterSharding", a.cache_params) or false
-  for _, name in ipairs { "ranks", "sizes" } do
-    local list = a[name]
-    if list ~= nil and type(list) ~= "table" then fail("ParameterSharding: %s is a %s, wanted a list of numbers", name, type(list)) end
-    for i, x in ipairs(list or {}) do
-      if type(x) ~= "number" or x ~= math.floor(x) then
-        fail("ParameterSharding: %s[%d] is %s, wanted a whole number", name, i, tostring(x))
-      end
-    end
-    self[name] = list or false
-  end
+  self.ranks, self.sizes = whole_numbers("ranks", a.ranks, 2 ^ 31 - 1), whole_numbers("sizes", a.sizes, 2 ^ 53)
   if self.sizes and (not self.ranks or #self.ranks ~= #self.sizes) then
     fail("ParameterSharding: %d sizes for %d ranks; give one size for each rank", #self.sizes, self.ranks and #self.ranks or 0)
   end
@@ -117,38 +126,36 @@ end
 
 -- -- shorthands (TorchRec's sharding_plan.py) ----------------------------------------------------------------------------------------
 
+--- What shorthands take, as a table, beside what they say themselves.
+local anywhere = { compute_kernel = util.optional, cache_params = util.optional }
+local in_blocks = { compute_kernel = util.optional, cache_params = util.optional, ranks = util.optional, sizes = util.optional }
+local replicated = { compute_kernel = util.optional }
+
+local function shorthand(sharding_type, options, spec)
+  local a = util.named("plan." .. sharding_type, options, spec)
+  a.sharding_type = sharding_type
+  return ParameterSharding(a)
+end
+
 --- The whole table on `rank` (default 0).
 function M.table_wise(rank, options)
-  options = options or {}
-  return ParameterSharding {
-    sharding_type = "table_wise", ranks = { rank or 0 }, compute_kernel = options.compute_kernel, cache_params = options.cache_params,
-  }
+  if rank ~= nil and type(rank) ~= "number" then
+    fail("plan.table_wise: the rank is a %s, wanted a number (options come second: table_wise(0, { ... }))", type(rank))
+  end
+  local sharding = shorthand("table_wise", options, anywhere)
+  sharding.ranks = whole_numbers("ranks", { rank or 0 }, 2 ^ 31 - 1)
+  return sharding
 end
 
 --- Blocks of rows over all ranks, or over options.ranks (with options.sizes rows each).
-function M.row_wise(options)
-  options = options or {}
-  return ParameterSharding {
-    sharding_type = "row_wise", ranks = options.ranks, sizes = options.sizes, compute_kernel = options.compute_kernel,
-    cache_params = options.cache_params,
-  }
-end
+function M.row_wise(options) return shorthand("row_wise", options, in_blocks) end
 
---- Blocks of columns over all ranks, or over options.ranks (with options.sizes columns each).
-function M.column_wise(options)
-  options = options or {}
-  return ParameterSharding {
-    sharding_type = "column_wise", ranks = options.ranks, sizes = options.sizes, compute_kernel = options.compute_kernel,
-    cache_params = options.cache_params,
-  }
-end
+--- Blocks of columns over all ranks, as even as multiples of 4 columns can be, or over options.ranks (even, or of options.sizes columns).
+function M.column_wise(options) return shorthand("column_wise", options, in_blocks) end
 
---- A replica on every rank. compute_kernel "dense" (default): the dense optimizer trains it, as TorchRec does; "fused": the module's own
---- optimizer does, on the reduced gradient.
-function M.data_parallel(options)
-  options = options or {}
-  return ParameterSharding { sharding_type = "data_parallel", compute_kernel = options.compute_kernel, cache_params = options.cache_params }
-end
+--- A replica on every rank. compute_kernel "fused" (default): the module's own optimizer trains it, as it does all others, on the gradient
+--- reduced over the ranks; "dense" (what TorchRec does): the optimizer of the dense part.
+function M.data_parallel(options) return shorthand("data_parallel", options, replicated) end
 
 -- -- plans -----------------------------------------------------------------------------------------------------------------------
 

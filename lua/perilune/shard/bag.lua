@@ -134,8 +134,8 @@ local function optimizers_of(a, plan)
       local own = a.table_fused_params and a.table_fused_params[t.name]
       local params = own or a.fused_params
       if not params then
-        P.fail(("ShardedEmbeddingBagCollection: table '%s' has compute_kernel '%s' but no optimizer; give fused_params"):format(t.name,
-          plan.tables[t.name].compute_kernel))
+        P.fail(("ShardedEmbeddingBagCollection: table '%s' has compute_kernel '%s' but no optimizer; give fused_params, or "
+          .. "plan it with compute_kernel = 'dense'"):format(t.name, plan.tables[t.name].compute_kernel))
       end
       if own or not shared then
         local optimizer, check_mode, name = config.fused_params(("fused_params of table '%s'"):format(t.name), params)
