@@ -26,6 +26,12 @@ SOVERSION := 0
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
 DESTDIR ?=
+# Places are absolute, whatever the shell has made of them: they are written into perilune.pc.
+place = $(if $(filter-out 1,$(words $(1))),$(error $(2)=$(1): one folder, without spaces),$(abspath $(call home,$(1))))
+home = $(patsubst ~,$(HOME),$(patsubst ~/%,$(HOME)/%,$(1)))
+override PREFIX := $(call place,$(PREFIX),PREFIX)
+override LIBDIR := $(call place,$(LIBDIR),LIBDIR)
+override DESTDIR := $(if $(DESTDIR),$(call place,$(DESTDIR),DESTDIR))
 SAN ?=
 DEBUG ?=
 V ?=
@@ -82,6 +88,9 @@ OBJ := $(KERNEL_UNITS) $(CORE:%.c=$B/obj/%.o)
 LIB_A := $B/libperilune.a
 LIB_SO := $B/libperilune.so.$(VERSION)
 LIBS := $(OPENBLAS_LIBS) -lxxhash $(if $(HAVE_URING),-luring) -lpthread -ldl -lm
+# What a GPU would run: this version has none of it, and says so.
+CUDA_PLUGIN := $(wildcard runtime/backends/cuda.c runtime/backends/cuda/*.c)
+NO_CUDA := $(if $(CUDA_PLUGIN),, (this version does not use it yet))
 PLUGINS := $(if $(HAVE_MPI),$(patsubst runtime/backends/mpi.c,$B/libperilune_mpi.so,$(wildcard runtime/backends/mpi.c)))
 LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 CDEF := $B/lua/perilune/cdef.lua
@@ -108,8 +117,8 @@ config:
 	$(call row,xxHash,HAVE_XXHASH,needed)
 	$(call row,liburing,HAVE_URING,for faster reads of tables in files)
 	$(call row,Open MPI,HAVE_MPI,for more than one process)
-	$(call row,CUDA,HAVE_CUDA,for GPUs)
-	$(call row,NCCL,HAVE_NCCL,for GPUs)
+	$(call row,CUDA,HAVE_CUDA,for GPUs$(NO_CUDA))
+	$(call row,NCCL,HAVE_NCCL,for GPUs$(NO_CUDA))
 	$(call row,argparse,HAVE_ARGPARSE,for the launcher)
 	$(call row,dkjson,HAVE_DKJSON,for logs)
 	$(call row,busted,HAVE_BUSTED,for tests)
@@ -121,11 +130,14 @@ probe:
 	@rm -f $(CONFIG)
 	@$(MAKE) --no-print-directory config
 
+# Before anything is compiled: everything that is made has this as an order-only prerequisite.
 needed: $(if $(wildcard $B/libperilune.a),,config)
-	@for have in 'a C compiler=$(HAVE_CC)' 'LuaJIT=$(HAVE_LUAJIT)' 'OpenBLAS=$(HAVE_OPENBLAS)' 'xxHash=$(HAVE_XXHASH)'; do \
-	  case "$$have" in *=) echo "perilune: $${have%=} is needed and was not found. Run: make setup" >&2; exit 1;; esac; done
-	@for have in $(if $(filter 1,$(MPI)),'MPI=1 but Open MPI=$(HAVE_MPI)') $(if $(filter 1,$(CUDA)),'CUDA=1 but CUDA=$(HAVE_CUDA)'); do \
-	  case "$$have" in *=) echo "perilune: $${have%=} was not found" >&2; exit 1;; esac; done
+	@missing=; for have in 'a C compiler=$(HAVE_CC)' 'LuaJIT=$(HAVE_LUAJIT)' 'OpenBLAS=$(HAVE_OPENBLAS)' 'xxHash=$(HAVE_XXHASH)'; do \
+	  case "$$have" in *=) missing="$$missing$${missing:+, }$${have%=}";; esac; done; [ -z "$$missing" ] || { \
+	  echo "perilune: needed and not found: $$missing. Run: make setup" >&2; exit 1; }
+	@$(if $(filter 1,$(MPI)),$(if $(HAVE_MPI),:,echo 'perilune: MPI=1 but Open MPI was not found. Run: make setup' >&2; exit 1),:)
+	@$(if $(filter 1,$(CUDA)),$(if $(CUDA_PLUGIN),:,echo 'perilune: CUDA=1 but this version has no CUDA backend: build without it' >&2; exit 1),:)
+	@$(if $(filter 1,$(CUDA)),$(if $(HAVE_CUDA),:,echo 'perilune: CUDA=1 but CUDA was not found: install the CUDA Toolkit (nvcc)' >&2; exit 1),:)
 
 # Install what is missing (as root on Debian and Ubuntu), or say the one line that would; then look again.
 setup:
@@ -137,7 +149,7 @@ setup:
 $B/obj/kernels/ref/ref.o: EXTRA := $(KFLAGS) -ffp-contract=off
 $B/obj/kernels/select.o: EXTRA := $(KFLAGS)
 
-$B/obj/%.o: %.c $(CONFIG)
+$B/obj/%.o: %.c $(CONFIG) | needed
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  CC      $<')
 	$(Q)$(CC) $(CFLAGS) $(PFLAGS) $(EXTRA) -MMD -MP -c $< -o $@
@@ -147,9 +159,9 @@ define COMPILE_KERNELS
 	@$(if $(V),,echo '  CC      $< ($*)')
 	$(Q)$(CC) $(CFLAGS) $(PFLAGS) $(KFLAGS) $(FLAGS_$*) -DK_ISA=$* -MMD -MP -c $< -o $@
 endef
-$(ISAS:%=$B/obj/kernels/cpu/%.o): $B/obj/kernels/cpu/%.o: kernels/cpu/cpu.c $(CONFIG)
+$(ISAS:%=$B/obj/kernels/cpu/%.o): $B/obj/kernels/cpu/%.o: kernels/cpu/cpu.c $(CONFIG) | needed
 	$(COMPILE_KERNELS)
-$(ISAS:%=$B/obj/kernels/cpu/%_tbe.o): $B/obj/kernels/cpu/%_tbe.o: kernels/cpu/cpu_tbe.c $(CONFIG)
+$(ISAS:%=$B/obj/kernels/cpu/%_tbe.o): $B/obj/kernels/cpu/%_tbe.o: kernels/cpu/cpu_tbe.c $(CONFIG) | needed
 	$(COMPILE_KERNELS)
 
 $(LIB_A): $(OBJ)
@@ -161,13 +173,13 @@ $(LIB_SO): $(OBJ)
 	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -shared -Wl,-z,nodelete -Wl,-soname,libperilune.so.$(SOVERSION) $(if $(SAN),,-Wl,-z,defs) $^ $(LIBS) -o $@
 	$(Q)ln -sf $(@F) $B/libperilune.so.$(SOVERSION) && ln -sf $(@F) $B/libperilune.so
 
-$B/libperilune_mpi.so: runtime/backends/mpi.c $(CONFIG)
+$B/libperilune_mpi.so: runtime/backends/mpi.c $(CONFIG) | needed
 	@$(if $(V),,echo '  PLUGIN  $@')
 	$(Q)$(CC) $(CFLAGS) $(PFLAGS) -Wno-unused-parameter $(MPI_CFLAGS) -MMD -MP -MF $B/obj/mpi.d -shared $< $(MPI_LIBS) -lpthread -o $@
 
 # -- the boundary: one truth, generated ---------------------------------------------------------------------------------------------
 
-$(CDEF): $(CDEF_HEADERS) runtime/gen/cdef.lua
+$(CDEF): $(CDEF_HEADERS) runtime/gen/cdef.lua | needed
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  CDEF    $@')
 	$(Q)$(CC) -E -DPERI_CDEF_PASS -Iruntime/include runtime/include/perilune/perilune.h | luajit runtime/gen/cdef.lua runtime/include/perilune >$@
@@ -216,7 +228,7 @@ $(FUZZ): $B/%: %.c tests/harness/fuzz_main.c $(LIB_A)
 	@$(if $(V),,echo '  FUZZ    $<')
 	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -MMD -MP $< tests/harness/fuzz_main.c $(LIB_A) $(LIBS) -o $@
 
-$(BAD_PLUGINS): $B/tests/unit/plugins/libperilune_%.so: tests/unit/plugins/%.c $(CONFIG)
+$(BAD_PLUGINS): $B/tests/unit/plugins/libperilune_%.so: tests/unit/plugins/%.c $(CONFIG) | needed
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -shared $< -o $@
 
@@ -298,11 +310,16 @@ bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data ben
 
 # -- installing -------------------------------------------------------------------------------------------------------------------------
 
-# Everything that is installed, below $(DESTDIR).
+# Everything that is installed, below $(DESTDIR). Documents keep their places relative to each other; headers name files among them.
 LUADIR := $(PREFIX)/share/lua/5.1
+SHARE := $(PREFIX)/share/perilune
+DOCS := README.md LICENSE $(sort $(wildcard docs/*)) $(sort $(wildcard kernels/*.h))
+EXAMPLES := $(sort $(shell find examples -type f))
+DOCDIR := $(PREFIX)/share/doc/perilune
 INSTALLED := $(HEADERS:runtime/include/%=$(PREFIX)/include/%) $(LIBDIR)/libperilune.a $(LIBDIR)/libperilune.so.$(VERSION) \
 	$(LIBDIR)/libperilune.so.$(SOVERSION) $(LIBDIR)/libperilune.so $(LIBDIR)/pkgconfig/perilune.pc \
-	$(PLUGINS:$B/%=$(LIBDIR)/perilune/%) $(LUA:lua/%=$(LUADIR)/%) $(LUADIR)/perilune/cdef.lua $(LAUNCHER:$B/%=$(PREFIX)/bin/%)
+	$(PLUGINS:$B/%=$(LIBDIR)/perilune/%) $(LUA:lua/%=$(LUADIR)/%) $(LUADIR)/perilune/cdef.lua $(LAUNCHER:$B/%=$(PREFIX)/bin/%) \
+	$(DOCS:%=$(DOCDIR)/%) $(EXAMPLES:%=$(SHARE)/%)
 
 $B/perilune.pc: $(CONFIG) Makefile
 	@mkdir -p $(@D)
@@ -310,8 +327,9 @@ $B/perilune.pc: $(CONFIG) Makefile
 	  'Description: sharded embeddings and training of recommendation models' 'Version: $(VERSION)' 'Cflags: -I$${includedir}' \
 	  'Libs: -L$${libdir} -lperilune' 'Libs.private: $(LIBS)' >$@
 
+# Folders that did not exist are noted in $(SHARE)/folders, so that `uninstall` takes just those away again.
 install: all $B/perilune.pc
-	@install -d $(sort $(dir $(addprefix $(DESTDIR),$(INSTALLED))))
+	@sh runtime/gen/folders.sh make '$(DESTDIR)' $(SHARE)/folders $(sort $(dir $(INSTALLED)))
 	@install -m 644 $(HEADERS) $(DESTDIR)$(PREFIX)/include/perilune/
 	@install -m 644 $(LIB_A) $(DESTDIR)$(LIBDIR)/
 	@install -m 755 $(LIB_SO) $(DESTDIR)$(LIBDIR)/
@@ -322,12 +340,17 @@ install: all $B/perilune.pc
 	@for file in $(LUA); do install -m 644 $$file $(DESTDIR)$(LUADIR)/$${file#lua/}; done
 	@install -m 644 $(CDEF) $(DESTDIR)$(LUADIR)/perilune/
 	@$(if $(LAUNCHER),install -m 755 $(LAUNCHER) $(DESTDIR)$(PREFIX)/bin/)
+	@for file in $(DOCS); do install -m 644 $$file $(DESTDIR)$(DOCDIR)/$$file; done
+	@for file in $(EXAMPLES); do install -m 644 $$file $(DESTDIR)$(SHARE)/$$file; done
 	@$(if $(DESTDIR),:,ldconfig 2>/dev/null || true)
 	@echo 'perilune $(VERSION) is installed in $(DESTDIR)$(PREFIX)'
+	@echo '  examples: $(SHARE)/examples   documents: $(DOCDIR)'
+	@$(if $(LAUNCHER),:,echo 'perilune: without the launcher, `perilune`: $(if $(HAVE_ARGPARSE),,lua-argparse )$(if $(HAVE_LUAJIT_LIB),,libluajit )was not found. Run: make setup install')
+	@$(if $(HAVE_DKJSON),:,echo 'perilune: without logs: lua-dkjson was not found. Run: make setup install')
 
 uninstall:
 	@rm -f $(addprefix $(DESTDIR),$(INSTALLED))
-	@find $(addprefix $(DESTDIR),$(PREFIX)/include/perilune $(LIBDIR)/perilune $(LUADIR)/perilune) -depth -type d -empty -delete 2>/dev/null || true
+	@sh runtime/gen/folders.sh remove '$(DESTDIR)' $(SHARE)/folders
 	@echo 'perilune is gone from $(DESTDIR)$(PREFIX)'
 
 clean:

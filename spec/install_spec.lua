@@ -81,6 +81,71 @@ describe("an installation", function()
     assert.equal(0, status, out)
   end)
 
+  --- An example host, as somebody who has the installation only would build it.
+  local function host(name, compiler)
+    local path = ("%s/%s-%s"):format(root, name, compiler:match "c%+%+" and "cxx" or "c")
+    local out, status = shell.run(("%s -Wall -Wextra -Wpedantic -Werror %s %s/share/perilune/examples/hosts/%s.c -o %s %s"):format(compiler,
+      pkg_config "--cflags perilune", prefix, name, path, pkg_config "--libs perilune"))
+    assert.equal(0, status, out)
+    return path
+  end
+  local compilers = { "${CC:-cc} -std=c11", "c++ -x c++ -std=c++17 -Wno-missing-field-initializers" }
+  local function library() return { LD_LIBRARY_PATH = prefix .. "/lib" } end
+
+  it("serves a host that looks rows up, in C11 and C++17", function()
+    if need() then return pending(need()) end
+    for _, compiler in ipairs(compilers) do
+      if not compiler:match "^c%+%+" or shell.has "c++" then
+        local lookup = host("lookup", compiler)
+        -- Row r is r, r + 1/4, r + 1/2, r + 3/4: the sum of rows 3, 7 and 999, the mean of rows 2 and 5.
+        local out, status = shell.run(lookup .. " 3 7 999", library())
+        assert.equal("clicked: 1009 1009.75 1010.5 1011.25\ntags: 3.5 3.75 4 4.25\n", out)
+        assert.equal(0, status)
+        out, status = shell.run(lookup .. " 3 1000", library())
+        assert.matches("table 'items', feature 'clicked', sample 0: id 1000 at place 1 of the bag, allowed: 0%.%.999", out)
+        assert.equal(1, status)
+        assert.equal(2, select(2, shell.run(lookup, library())))
+        assert.equal(2, select(2, shell.run(lookup .. " 3x", library())))
+      end
+    end
+  end)
+
+  it("serves a host that trains sharded tables on any number of ranks, in C11 and C++17", function()
+    if need() then return pending(need()) end
+    local first
+    for _, compiler in ipairs(compilers) do
+      if not compiler:match "^c%+%+" or shell.has "c++" then
+        local train = host("train", compiler)
+        local out, status = shell.run(train, library())
+        assert.equal(0, status, out)
+        local losses = {}
+        for loss in out:gmatch "loss ([%d.]+)\n" do losses[#losses + 1] = tonumber(loss) end
+        assert.equal(4, #losses)
+        assert.is_true(losses[4] < 0.05 and losses[4] < losses[1]) -- a coin has log 2 = 0.693
+        first = first or out
+        assert.equal(first, out)
+        for _, ranks in ipairs(shell.has "mpirun" and io.open(prefix .. "/lib/perilune/libperilune_mpi.so") and { 2, 3 } or {}) do
+          out, status = shell.run(("mpirun --oversubscribe --allow-run-as-root -n %d %s"):format(ranks, train), library())
+          assert.equal(0, status, out)
+          assert.equal(first, out)
+        end
+      end
+    end
+  end)
+
+  it("has documents and examples, which run from there", function()
+    if need() then return pending(need()) end
+    local function there(path) assert.is_truthy(io.open(prefix .. "/share/" .. path), path) end
+    there "doc/perilune/README.md"
+    there "doc/perilune/LICENSE"
+    for path in shell.run("ls docs/*.md kernels/*.h"):gmatch "[^\n]+" do there("doc/perilune/" .. path) end
+    for path in shell.run("find examples -type f"):gmatch "[^\n]+" do there("perilune/" .. path) end
+    if shell.no_launcher() then return end
+    local out, status = shell.run(("cd %s && bin/perilune run share/perilune/examples/dlrm.lua --help"):format(prefix))
+    assert.equal(0, status, out)
+    assert.matches("Usage: examples/dlrm.lua", out)
+  end)
+
   it("serves plain luajit from any folder", function()
     if need() then return pending(need()) end
     local path = ("%s/share/lua/5.1/?.lua;%s/share/lua/5.1/?/init.lua"):format(prefix, prefix)
@@ -109,6 +174,35 @@ describe("an installation", function()
     assert.equal("true\n", out)
   end)
 
+  it("writes whole places into its pkg-config file, however they were given", function()
+    if shell.build ~= "build" then return pending "a sanitizer's library is for tests only" end
+    local own, clean_own = shell.temporary()
+    local here = shell.run "pwd":match "^[^\n]*"
+    local function prefix_of(word)
+      local out, status = shell.run(("make --no-print-directory install DESTDIR=%s PREFIX='%s'"):format(own, word), { HOME = "/opt/luna" })
+      assert.equal(0, status, out)
+      local path = shell.run(("find %s -name perilune.pc"):format(own)):match "^[^\n]*"
+      local text = shell.read(path)
+      os.execute(("rm -rf %s/*"):format(own))
+      return text:match "prefix=([^\n]*)", text:match "libdir=([^\n]*)"
+    end
+    assert.same({ "/opt/luna/moon", "/opt/luna/moon/lib" }, { prefix_of "~/moon" })
+    assert.same({ here .. "/build/moon", here .. "/build/moon/lib" }, { prefix_of "build/./moon" })
+    local out, status = shell.run "make install PREFIX='/opt/two words'"
+    assert.not_equal(0, status)
+    assert.matches("PREFIX=/opt/two words: one folder, without spaces", out)
+    clean_own()
+  end)
+
+  it("says that there is no launcher where it could not be built", function()
+    if shell.build ~= "build" then return pending "a sanitizer's library is for tests only" end
+    local own, clean_own = shell.temporary()
+    shell.write(own .. "/config.mk", (shell.read("build/config.mk"):gsub("HAVE_ARGPARSE := [^\n]*", "HAVE_ARGPARSE :=")))
+    local out = shell.run(("make -n install DESTDIR=%s CONFIG=%s/config.mk"):format(own, own))
+    assert.matches("without the launcher, `perilune`: lua%-argparse was not found%. Run: make setup install", out)
+    clean_own()
+  end)
+
   it("goes away without a trace", function()
     if shell.build ~= "build" then return pending "a sanitizer's library is for tests only" end
     local own, clean_own = shell.temporary()
@@ -116,9 +210,18 @@ describe("an installation", function()
     local out, status = shell.run("make --no-print-directory install" .. words)
     assert.equal(0, status, out)
     assert.not_equal("", (shell.run(("find %s -type f"):format(own))))
+    out, status = shell.run("make --no-print-directory install" .. words) -- what the first one made is still known
+    assert.equal(0, status, out)
+    os.execute(("mkdir %s/opt/moon/lib/others"):format(own)) -- somebody else's
     out, status = shell.run("make --no-print-directory uninstall" .. words)
     assert.equal(0, status, out)
-    assert.equal("", (shell.run(("find %s -type f -o -type l -o -name perilune"):format(own))))
+    assert.equal(own .. "/opt/moon/lib/others\n", (shell.run(("find %s -type f -o -type l -o -empty"):format(own))))
+    clean_own()
+    own, clean_own = shell.temporary()
+    words = (" DESTDIR=%s PREFIX=/opt/moon"):format(own)
+    shell.run("make --no-print-directory install" .. words)
+    shell.run("make --no-print-directory uninstall" .. words)
+    assert.equal(own .. "\n", (shell.run("find " .. own)))
     clean_own()
   end)
 end)

@@ -73,21 +73,34 @@ describe("make", function()
     assert.matches("gnuplot +%-%- not found", out)
     assert.matches("OpenBLAS +%d", out)
     assert.equal(0, select(2, make("needed", "MPI", "CUDA", "GNUPLOT")))
+    assert.matches("CUDA +%S+ +for GPUs %(this version does not use it yet%)", (make "config"))
   end)
 
   it("stops without what it needs, or what is asked for", function()
     local out, status = make("needed", "OPENBLAS")
     assert.not_equal(0, status)
-    assert.matches("OpenBLAS is needed and was not found", out)
+    assert.matches("needed and not found: OpenBLAS%. Run: make setup\n", out)
+    assert.matches("not found: a C compiler, OpenBLAS, xxHash%. Run: make setup\n", (make("needed", "OPENBLAS", "CC", "XXHASH")))
     out, status = make("needed MPI=1", "MPI")
     assert.not_equal(0, status)
     assert.matches("MPI=1 but Open MPI was not found", out)
-    out, status = make("needed CUDA=1", "CUDA")
+    out, status = make "needed CUDA=1" -- whether a toolkit is there or not: there is nothing that it could build
     assert.not_equal(0, status)
-    assert.matches("CUDA=1 but CUDA was not found", out)
+    assert.matches("CUDA=1 but this version has no CUDA backend", out)
     out, status = make "all SAN=adress"
     assert.not_equal(0, status)
     assert.matches("SAN=adress: allowed are address, undefined, thread", out)
+  end)
+
+  it("compiles nothing before it stops", function()
+    for _, goal in ipairs { "", "all", "check", "install" } do
+      local out, status = make(("%s -j4 B=%s/build MAKELEVEL=1"):format(goal, folder), "XXHASH")
+      assert.not_equal(0, status, goal)
+      assert.matches("needed and not found: xxHash%. Run: make setup\n", out)
+      assert.not_matches("  CC  ", out)
+      assert.not_matches("xxhash.h", out)
+      assert.equal("", (shell.run(("find %s/build -name '*.o' 2>/dev/null"):format(folder))), goal)
+    end
   end)
 
   it("installs the packages of what is missing, and nothing when nothing is", function()

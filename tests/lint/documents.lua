@@ -41,4 +41,22 @@ local function machine_paths(ctx)
   return complaints
 end
 
-return { { "documents name what exists", paths }, { "no paths of one machine", machine_paths } }
+--- Who has an installation has the public headers and the documents, `make install` says which, and nothing else of this tree.
+local function headers(ctx)
+  local complaints = {}
+  for _, path in ipairs(ctx.lines "ls runtime/include/perilune/*.h") do
+    for word in ctx.read(path):gmatch "[%w_%-]+/[%w_/%.%-]+" do
+      word = word:gsub("%.$", "")
+      local top = word:match "^([%w_]+)/"
+      local there = (top == "perilune" and ctx.exists("runtime/include/" .. word))
+        or ((word:match "^docs/.*%.md$" or word:match "^kernels/[%w_]+%.h$") and ctx.exists(word))
+      if (tops[top] or top == "perilune") and not there and word ~= "docs/" and word ~= "kernels/" then
+        complaints[#complaints + 1] = ("%s names %s, which is not installed"):format(path, word)
+      end
+    end
+  end
+  return complaints
+end
+
+return { { "documents name what exists", paths }, { "no paths of one machine", machine_paths },
+  { "public headers name what is installed", headers } }

@@ -7,6 +7,8 @@
  *
  * Words of ownership used in all headers: *new* (the caller must release), *borrowed* (valid for the call), *retained* (the callee
  * keeps a reference of its own), *taken* (the callee becomes the owner).
+ *
+ * Files of docs/ and kernels/ that comments name (formulas, mostly) are in share/doc/perilune of an installation.
  */
 #ifndef PERILUNE_BASE_H
 #define PERILUNE_BASE_H

@@ -3,7 +3,7 @@
  * perilune/io.h: batches in host memory, the Criteo reader, synthetic data, and what judges a model: metrics, a baseline.
  *
  * Everything here works on host memory, serially, and is local: no function communicates. A batch on the host becomes tensors and a
- * KeyedJaggedTensor in lua/perilune/data. Distributed reading needs no communication either: every rank takes its own rows of each
+ * KeyedJaggedTensor by Lua's perilune.data. Distributed reading needs no communication either: every rank takes its own rows of each
  * *global* batch of G rows, rows [G*rank/world, G*(rank+1)/world) of it, so that what is trained does not depend on the number of ranks.
  */
 #ifndef PERILUNE_IO_H

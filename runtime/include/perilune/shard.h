@@ -29,7 +29,9 @@ typedef struct peri_sharding {
     int32_t type;                   /* PERI_TABLE_WISE, ... */
     int32_t world_size, local_size; /* ranks in all, ranks of a node */
     int32_t n_ranks;                /* 0: the type's default */
-    const int32_t *ranks;           /* int32[n_ranks]: see the type's file in runtime/shard */
+    const int32_t *ranks;           /* int32[n_ranks]. Table-wise: the one rank; row-wise: the ranks in order of their blocks of rows, each
+                                       once; column-wise: a rank for each block of columns, in order, repeats are fine; data-parallel: all
+                                       or none. Default: table-wise rank 0, else all */
     const int64_t *sizes;           /* int64[n_ranks] rows (row-wise) or columns (column-wise) of each shard; NULL: even */
     const char *table;              /* name, for messages */
     int64_t rows, cols;             /* of the whole table */
