@@ -3,10 +3,11 @@
 --   local model = peri.DistributedModelParallel { module = DLRM {...}, plan = dofile "plan.lua" }
 --   local optimizer = nn.optim.Adagrad { params = model:dense_parameters(), lr = 0.01 }
 --   local loss = model(batch)         -- ids and rows travel between the ranks
---   model:backward(loss)              -- gradients too; sharded tables are updated, dense gradients are averages over the ranks
+--   loss:backward()                   -- gradients too; sharded tables are updated, dense gradients are averages over the ranks
 --   optimizer:step()
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
 local nn = require "perilune.nn"
 local dist = require "perilune.dist"
 local embed = require "perilune.embed"
@@ -74,7 +75,8 @@ function DistributedModelParallel:init(args)
   check_paths(collections, plan)
   self.group, self.plan = group, plan
   self.sharded = {}
-  local module, replicas, shards = a.module, {}, {}
+  local module, own = a.module, {}
+  self.elsewhere = false -- other ranks may have shards of dense tables even if this one has nothing for an optimizer
   for i, c in ipairs(collections) do
     local sharded = shard.ShardedEmbeddingBagCollection {
       tables = c.module:embedding_bag_configs(), plan = plan:get_plan_for_module(c.path), group = group, device = a.device,
@@ -85,43 +87,56 @@ function DistributedModelParallel:init(args)
     sharded:copy_from(c.module)
     self.sharded[i] = sharded
     if c.path == "" then module = sharded else module:set_module(c.path, sharded) end
-    local own_replicas, own_shards = sharded:dense_leaves()
-    for _, leaf in ipairs(own_replicas) do replicas[#replicas + 1] = leaf.tensor end
-    for _, leaf in ipairs(own_shards) do shards[#shards + 1] = leaf.tensor end
+    for _, sharding in util.ordered(plan:get_plan_for_module(c.path).tables) do
+      self.elsewhere = self.elsewhere or sharding.compute_kernel == "dense"
+    end
+    for _, name in ipairs(sharded:own_parameters()) do own[rawget(sharded, name)] = true end
   end
   self.module = module
-  self._replicated = {} -- equal on all ranks, gradients averaged: the dense part, then replicated tables
-  for _, p in ipairs(module:parameters()) do self._replicated[#self._replicated + 1] = p end
-  for _, p in ipairs(replicas) do self._replicated[#self._replicated + 1] = p end
-  self._own = shards -- of this rank only
-  if a.init_data_parallel then self:_broadcast() end
-  self._reducer = #self._replicated > 0
-    and dist.Reducer { group = group, params = self._replicated, bucket_bytes = a.bucket_bytes } or false
+  local replicated = {} -- equal on all ranks, gradients averaged: the dense part and replicas of dense tables
+  for _, p in ipairs(module:parameters()) do
+    if not own[p] then replicated[#replicated + 1] = p end
+  end
+  if a.init_data_parallel then self:_broadcast(replicated) end
+  self._reducer = #replicated > 0 and dist.Reducer { group = group, params = replicated, bucket_bytes = a.bucket_bytes } or false
 end
 
---- Rank 0's dense parameters to all. Collective.
-function DistributedModelParallel:_broadcast()
+--- Rank 0's numbers of these parameters and of the replicas of fused tables to all. Collective.
+function DistributedModelParallel:_broadcast(replicated)
   if self.group:size() == 1 then return end
-  local pending = util.map(self._replicated, function(p) return self.group:broadcast(p:detach(), 0) end)
+  local pending = util.map(replicated, function(p) return self.group:broadcast(p:detach(), 0) end)
+  for _, sharded in ipairs(self.sharded) do
+    for _, s in ipairs(sharded:local_shards()) do
+      for _, name in ipairs(s.replica and not s.dense and s.names() or {}) do
+        pending[#pending + 1] = self.group:broadcast(s.state(name), 0)
+      end
+    end
+  end
   for _, work in ipairs(pending) do work:wait() end
 end
 
 --- What an optimizer of the dense part trains: the replicated parameters, and this rank's shards of tables whose compute_kernel is "dense".
+--- The same as parameters(): fused tables are none.
 function DistributedModelParallel:dense_parameters()
-  local list = {}
-  for _, p in ipairs(self._replicated) do list[#list + 1] = p end
-  for _, p in ipairs(self._own) do list[#list + 1] = p end
+  local list = self:parameters()
+  list.elsewhere = self.elsewhere
   return list
 end
 
-function DistributedModelParallel:forward(...) return self.module:forward(...) end
-
---- The backward pass of a loss, with all exchanges: afterwards fused tables are updated and dense gradients are averages over the ranks.
---- Collective.
-function DistributedModelParallel:backward(loss, grad)
-  loss:backward(grad)
-  if self._reducer then self._reducer:finish() end
+--- Let a backward pass through what the model returned reduce the dense gradients, whichever of them it reaches on this rank.
+local function watched(reducer, first, ...)
+  if Tensor.is(first) then reducer:watch(first) end
+  if select("#", ...) == 0 then return first end
+  return first, watched(reducer, ...)
 end
+
+function DistributedModelParallel:forward(...)
+  if not self._reducer then return self.module:forward(...) end
+  return watched(self._reducer, self.module:forward(...))
+end
+
+--- The same as loss:backward(grad): afterwards fused tables are updated and dense gradients are averages over the ranks. Collective.
+function DistributedModelParallel:backward(loss, grad) loss:backward(grad) end
 
 --- Learning rate of the fused tables from now on.
 function DistributedModelParallel:set_fused_learning_rate(learning_rate)
@@ -131,11 +146,6 @@ end
 --- Write the changed rows of this rank's tables in files.
 function DistributedModelParallel:flush()
   for _, sharded in ipairs(self.sharded) do sharded:flush() end
-end
-
-function DistributedModelParallel:zero_grad()
-  for _, p in ipairs(self._replicated) do p:set_grad(nil) end
-  for _, p in ipairs(self._own) do p:set_grad(nil) end
 end
 
 return M

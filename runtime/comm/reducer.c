@@ -5,9 +5,14 @@
  * Gradients become ready roughly from the last parameter to the first, so buckets are filled in that order, and bucket k is posted when
  * it is complete and k-1 was posted: the same order on every rank, whatever the order in which its gradients became ready. The
  * buckets travel on a group of their own, because other exchanges of the pass may be posted before or after a bucket on different ranks.
+ *
+ * The tape ends each pass that reaches a parameter, or a node that the reducer watches, by waiting for the averages: nobody has to call
+ * anything after it. A gradient that was already there (an average, if a pass before made it) is averaged along: means of means of the same
+ * number of ranks are means.
  */
 #include "internal.h"
 
+#include <stddef.h>
 #include <stdio.h>
 
 enum { DEFAULT_BYTES = 25 << 20, GRAIN = 1 << 15 };
@@ -29,7 +34,7 @@ typedef struct bucket {
 } bucket;
 
 struct peri_reducer {
-    peri__refs refs;
+    peri__ending ending;  /* has the references */
     peri_group *group;    /* own; NULL in a world of one */
     int64_t n, buckets, posted, done; /* done: parameters written back */
     entry *entries;       /* in the order of the buckets: the last parameter first */
@@ -75,8 +80,8 @@ static void on_ready(void *ctx, peri_tensor *leaf)
     peri_reducer *r = e->reducer;
     if (r->off || r->failed != PERI_OK || !leaf->grad) return;
     if (r->finishing || (e->ready && e->bucket < r->posted)) {
-        remember(r, peri__fail(PERI_EINVAL, "peri_reducer: parameter %lld got another gradient after its bucket had been sent; finish each "
-                                            "backward pass with peri_reducer_finish, or disable the reducer during all but the last",
+        remember(r, peri__fail(PERI_EINVAL, "peri_reducer: parameter %lld got a gradient while the average of another backward pass was on "
+                                            "its way, or after one that failed half way; run passes one after the other to their ends",
                                (long long)(r->n - 1 - (e - r->entries))));
         return;
     }
@@ -140,6 +145,30 @@ static peri_status make_group(peri_group *parent, peri_group **out)
     return status;
 }
 
+static peri_reducer *of_ending(peri__ending *ending) { return (peri_reducer *)((char *)ending - offsetof(peri_reducer, ending)); }
+static peri_status finish_ending(peri__ending *ending) { return peri_reducer_finish(of_ending(ending)); }
+
+static void fini(peri__ending *ending)
+{
+    peri_reducer *r = of_ending(ending);
+    for (int64_t i = 0; r->entries && i < r->n; i++) {
+        entry *e = &r->entries[i];
+        if (e->leaf->ready_ctx == e) e->leaf->ready = NULL, e->leaf->ready_ctx = NULL, e->leaf->ending = NULL;
+        peri_tensor_release(e->leaf);
+        peri_tensor_release(e->view);
+    }
+    for (int64_t i = 0; r->bucket && i < r->buckets; i++) {
+        peri_work_release(r->bucket[i].work);
+        peri_tensor_release(r->bucket[i].flat);
+    }
+    if (r->bucket && r->buckets < r->n) peri_tensor_release(r->bucket[r->buckets].flat); /* of a bucket that was not finished */
+    peri_group_release(r->group);
+    peri__free(r->entries);
+    peri__free(r->bucket);
+    peri__object_count(-1);
+    peri__free(r);
+}
+
 peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int64_t n, int64_t bucket_bytes, peri_reducer **out)
 {
     PERI_TRY(peri__group_check("peri_reducer_new", group));
@@ -149,7 +178,9 @@ peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int6
     PERI_TRY(check_params(params, n));
     peri_reducer *r = peri__alloc_zero(sizeof *r);
     if (!r) return PERI_ENOMEM;
-    peri__refs_init(&r->refs);
+    peri__refs_init(&r->ending.refs);
+    r->ending.finish = finish_ending;
+    r->ending.fini = fini;
     peri__object_count(1);
     peri_status status = PERI_OK;
     if (group->size > 1 && n > 0) {
@@ -174,6 +205,7 @@ peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int6
         for (int64_t i = 0; i < n; i++) {
             r->entries[i].leaf->ready = on_ready;
             r->entries[i].leaf->ready_ctx = &r->entries[i];
+            r->entries[i].leaf->ending = &r->ending;
         }
     }
     *out = r;
@@ -201,7 +233,7 @@ static peri_status write_back(entry *e)
 
 peri_status peri_reducer_finish(peri_reducer *r)
 {
-    if (!r->group) return PERI_OK;
+    if (!r->group || r->off) return PERI_OK;
     if (r->failed == PERI_OK && !r->finishing) {
         r->finishing = true;
         for (int64_t i = 0; i < r->n; i++)
@@ -227,25 +259,18 @@ peri_status peri_reducer_finish(peri_reducer *r)
     return PERI_OK;
 }
 
+peri_status peri_reducer_watch(peri_reducer *r, peri_tensor *t)
+{
+    if (!r->group || !t->node || t->node->ending == &r->ending) return PERI_OK;
+    if (t->node->ending) return peri__fail(PERI_EINVAL, "peri_reducer_watch: another reducer watches the tensor's operation");
+    peri__refs_add(&r->ending.refs);
+    t->node->ending = &r->ending;
+    return PERI_OK;
+}
+
 void peri_reducer_enable(peri_reducer *r, bool on) { r->off = !on; }
 
 void peri_reducer_release(peri_reducer *r)
 {
-    if (!r || !peri__refs_drop(&r->refs)) return;
-    for (int64_t i = 0; r->entries && i < r->n; i++) {
-        entry *e = &r->entries[i];
-        if (e->leaf->ready_ctx == e) e->leaf->ready = NULL, e->leaf->ready_ctx = NULL;
-        peri_tensor_release(e->leaf);
-        peri_tensor_release(e->view);
-    }
-    for (int64_t i = 0; r->bucket && i < r->buckets; i++) {
-        peri_work_release(r->bucket[i].work);
-        peri_tensor_release(r->bucket[i].flat);
-    }
-    if (r->bucket && r->buckets < r->n) peri_tensor_release(r->bucket[r->buckets].flat); /* of a bucket that was not finished */
-    peri_group_release(r->group);
-    peri__free(r->entries);
-    peri__free(r->bucket);
-    peri__object_count(-1);
-    peri__free(r);
+    if (r) peri__ending_release(&r->ending);
 }

@@ -66,6 +66,18 @@ void peri__storage_release(peri__storage *storage);
 
 typedef struct peri__node peri__node;
 
+/** What is left to do at the end of a backward pass, once for each pass that reaches a leaf or node that has it. Part of an object that
+ *  others hold through it. */
+typedef struct peri__ending {
+    peri__refs refs;
+    peri_status (*finish)(struct peri__ending *ending); /* PERI_PENDING: call again */
+    void (*fini)(struct peri__ending *ending);          /* the last reference is gone */
+    uint64_t pass;                                      /* the last pass that has reached it */
+} peri__ending;
+
+/** Give up a reference; NULL is fine. */
+void peri__ending_release(peri__ending *ending);
+
 struct peri_tensor {
     peri__refs refs;
     int32_t dtype, ndim;
@@ -80,6 +92,7 @@ struct peri_tensor {
     /* Leaves: called when a backward pass has finished this tensor's gradient (data-parallel reduction). */
     void (*ready)(void *ctx, peri_tensor *leaf);
     void *ready_ctx;
+    peri__ending *ending; /* with `ready`: what ends a pass that reaches this leaf; borrowed from who set it */
 };
 
 /** First element's address on the device. */
@@ -152,6 +165,7 @@ struct peri__node {
     double number[8]; /* parameters of the operation */
     int64_t integer[4 * PERI_MAX_DIMS];
     void *state; /* for vtab->fini */
+    peri__ending *ending; /* what ends a pass that reaches this node (retained), or NULL */
     /* During a backward pass: */
     peri_tensor **grad_out; /* n_out accumulated gradients */
     uint64_t pass; /* the pass that has seen it */

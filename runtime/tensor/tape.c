@@ -31,6 +31,11 @@ bool peri__recording(peri_tensor *const *in, int32_t n)
     return false;
 }
 
+void peri__ending_release(peri__ending *ending)
+{
+    if (ending && peri__refs_drop(&ending->refs)) ending->fini(ending);
+}
+
 /* -- nodes --------------------------------------------------------------------------------------------------------------------- */
 
 static void node_retain(peri__node *node) { peri__refs_add(&node->refs); }
@@ -43,6 +48,8 @@ static void node_clear(peri__node *node, peri__node **chain)
         node->saved[i] = NULL;
     }
     if (node->vtab->fini) node->vtab->fini(node);
+    peri__ending_release(node->ending);
+    node->ending = NULL;
     for (int32_t i = 0; i < node->n_in; i++) {
         peri__edge *e = &node->in[i];
         peri_tensor_release(e->leaf);
@@ -229,7 +236,21 @@ struct peri_backward {
     int64_t n, capacity, at;
     peri_tensor **grad_in; /* of nodes[at] */
     int64_t grad_in_size;
+    peri__ending **endings; /* retained; NULL: over */
+    int64_t n_endings;
 };
+
+static peri_status add_ending(peri_backward *pass, peri__ending *ending, uint64_t id)
+{
+    if (!ending || ending->pass == id) return PERI_OK;
+    peri__ending **more = peri__realloc(pass->endings, sizeof *more * (size_t)(pass->n_endings + 1));
+    if (!more) return PERI_ENOMEM;
+    pass->endings = more;
+    ending->pass = id;
+    peri__refs_add(&ending->refs);
+    more[pass->n_endings++] = ending;
+    return PERI_OK;
+}
 
 static peri_status add_node(peri_backward *pass, peri__node *node, uint64_t id)
 {
@@ -248,7 +269,7 @@ static peri_status add_node(peri_backward *pass, peri__node *node, uint64_t id)
     node->pass = id;
     node_retain(node);
     pass->nodes[pass->n++] = node;
-    return PERI_OK;
+    return add_ending(pass, node->ending, id);
 }
 
 static int later_first(const void *a, const void *b)
@@ -293,16 +314,21 @@ peri_status peri_backward_new(peri_tensor *root, peri_tensor *grad, peri_backwar
     }
     peri__object_count(1);
     peri_status status = PERI_OK;
+    uint64_t id = atomic_fetch_add(&passes, 1) + 1;
     if (!root->node) { /* a leaf: its gradient is the upstream one */
+        PERI_TRY_GOTO(add_ending(pass, root->ending, id), out);
         status = accumulate(&root->grad, start, true);
         start = NULL;
+        if (status >= 0 && root->ready) root->ready(root->ready_ctx, root);
     } else {
-        uint64_t id = atomic_fetch_add(&passes, 1) + 1;
         PERI_TRY_GOTO(add_node(pass, root->node, id), out);
         for (int64_t i = 0; i < pass->n; i++)
             for (int32_t k = 0; k < pass->nodes[i]->n_in; k++) {
                 peri__edge *e = &pass->nodes[i]->in[k];
-                if (e->leaf) e->leaf->consumers = 0;
+                if (e->leaf) {
+                    e->leaf->consumers = 0;
+                    PERI_TRY_GOTO(add_ending(pass, e->leaf->ending, id), out);
+                }
                 if (e->node) PERI_TRY_GOTO(add_node(pass, e->node, id), out);
             }
         for (int64_t i = 0; i < pass->n; i++)
@@ -337,6 +363,24 @@ static peri_status deliver(peri_backward *pass, peri__node *node)
     return status;
 }
 
+/** Advance all that is left to do, in no order: other ranks may reach it in another one. */
+static peri_status finish_endings(peri_backward *pass)
+{
+    peri_status result = PERI_OK;
+    for (int64_t i = 0; i < pass->n_endings; i++) {
+        if (!pass->endings[i]) continue;
+        peri_status status = pass->endings[i]->finish(pass->endings[i]);
+        if (status < 0) return status;
+        if (status == PERI_PENDING) {
+            result = PERI_PENDING;
+            continue;
+        }
+        peri__ending_release(pass->endings[i]);
+        pass->endings[i] = NULL;
+    }
+    return result;
+}
+
 peri_status peri_backward_step(peri_backward *pass)
 {
     while (pass->at < pass->n) {
@@ -360,7 +404,7 @@ peri_status peri_backward_step(peri_backward *pass)
         pass->nodes[pass->at++] = NULL;
         spend(node);
     }
-    return PERI_OK;
+    return finish_endings(pass);
 }
 
 void peri_backward_release(peri_backward *pass)
@@ -369,6 +413,8 @@ void peri_backward_release(peri_backward *pass)
     for (int64_t i = pass->at; i < pass->n; i++)
         if (pass->nodes[i]) spend(pass->nodes[i]);
     for (int64_t i = 0; i < pass->grad_in_size; i++) peri_tensor_release(pass->grad_in[i]);
+    for (int64_t i = 0; i < pass->n_endings; i++) peri__ending_release(pass->endings[i]);
+    peri__free(pass->endings);
     peri__free(pass->grad_in);
     peri__free(pass->nodes);
     peri__object_count(-1);

@@ -1,6 +1,7 @@
 -- Data-parallel gradients: averages over the ranks, in buckets, whatever the order in which gradients become ready.
 local peri = require "perilune"
 local dist = require "perilune.dist"
+require "perilune.nn"
 local worlds = require "spec.support.worlds"
 
 local shapes = { { 3, 4 }, { 5 }, { 2, 2, 2 }, { 1 }, { 40, 10 } }
@@ -32,12 +33,14 @@ describe("Reducer", function()
         local params = leaves(device, dtype)
         local reducer = dist.Reducer { group = world, params = params, bucket_bytes = bytes }
         for step = 1, 2 do
+          local loss
           for k = 1, #params do
             local i = (k + world.rank_number + step) % #params + 1 -- each rank in another order
             params[i]:set_grad(nil)
-            params[i]:reshape(-1):backward(upstream(world.rank_number, i, dtype, device):reshape(-1))
+            local part = (params[i] * upstream(world.rank_number, i, dtype, device)):sum()
+            loss = loss and loss + part or part
           end
-          reducer:finish()
+          loss:backward()
           for i, p in ipairs(params) do assert.same(mean(n, i, dtype, device), p:grad():to_list(), dtype .. " " .. i) end
         end
         reducer:release()
@@ -48,8 +51,7 @@ describe("Reducer", function()
   worlds.each("takes a parameter without gradient for zeros", function(world, device, n)
     local params = leaves(device, "f32")
     local reducer = dist.Reducer { group = world, params = params, bucket_bytes = 64 }
-    if world.rank_number == 0 then params[1]:reshape(-1):backward(peri.full({ 12 }, n, "f32", device)) end
-    reducer:finish()
+    if world.rank_number == 0 then params[1]:reshape(-1):backward(peri.full({ 12 }, n, "f32", device)) else reducer:finish() end
     if n > 1 or world.rank_number == 0 then assert.equal(1, params[1]:grad():item(5)) end
     if n > 1 then assert.equal(0, params[2]:grad():item(1)) else assert.is_nil(params[2]:grad()) end
   end, { sizes = { 1, 3 } })
@@ -62,9 +64,66 @@ describe("Reducer", function()
     p:reshape(-1):backward(peri.full({ 4 }, 2, "f32", device))
     reducer:enable(true)
     p:reshape(-1):backward(peri.full({ 4 }, world.rank_number, "f32", device))
-    reducer:finish()
     assert.equal(3 + (n - 1) / 2, p:grad():item(0))
+    reducer:enable(false)
+    p:reshape(-1):backward(peri.full({ 4 }, world.rank_number, "f32", device))
+    reducer:enable(true)
+    reducer:finish()
+    assert.equal(3 + (n - 1), p:grad():item(0))
   end, { sizes = { 1, 2, 4 } })
+
+  worlds.each("accumulates means over passes", function(world, device, n)
+    local p = peri.ones({ 4 }, "f32", device):requires_grad()
+    local reducer = dist.Reducer { group = world, params = { p } }
+    for pass = 1, 3 do
+      (p * peri.full({ 4 }, world.rank_number, "f32", device)):sum():backward()
+      assert.equal(pass * (n - 1) / 2, p:grad():item(0))
+    end
+    reducer:release()
+  end, { sizes = { 1, 2, 4 } })
+
+  worlds.each("ends a pass that starts at a parameter", function(world, device, n)
+    local p = peri.ones({}, "f32", device):requires_grad()
+    local reducer = dist.Reducer { group = world, params = { p } }
+    p:backward(peri.full({}, world.rank_number, "f32", device))
+    assert.equal((n - 1) / 2, p:grad():item(0))
+    reducer:release()
+  end, { sizes = { 1, 2, 4 } })
+
+  worlds.each("ends a pass that reaches what it watches, and no parameter", function(world, device, n)
+    local p, q = peri.ones({ 4 }, "f32", device):requires_grad(), peri.ones({ 4 }, "f32", device):requires_grad()
+    local reducer = dist.Reducer { group = world, params = { p } }
+    local out = world.rank_number == 0 and p * 8 or q * 2
+    reducer:watch(out)
+    reducer:watch(q) -- nothing made it
+    reducer:release() -- the tape has it
+    out:sum():backward()
+    assert.equal(8 / n, p:grad():item(0))
+    if world.rank_number > 0 then assert.equal(2, q:grad():item(0)) end
+  end, { sizes = { 1, 2, 4 } })
+
+  worlds.each("of several end together, in whatever order the ranks reach them", function(world, device, n)
+    local params = leaves(device, "f32")
+    local reducers = {}
+    for i, p in ipairs(params) do reducers[i] = dist.Reducer { group = world, params = { p } } end
+    local loss
+    for k = 1, #params do
+      local part = params[(k + world.rank_number) % #params + 1]:sum() * world.rank_number
+      loss = loss and loss + part or part
+    end
+    loss:backward()
+    for _, p in ipairs(params) do assert.equal((n - 1) / 2, p:grad():item(0)) end
+    for _, r in ipairs(reducers) do r:release() end
+  end, { sizes = { 2, 3 } })
+
+  worlds.each("may watch one operation alone", function(world, device)
+    local p, q = peri.ones({ 4 }, "f32", device):requires_grad(), peri.ones({ 4 }, "f32", device):requires_grad()
+    local first, second = dist.Reducer { group = world, params = { p } }, dist.Reducer { group = world, params = { q } }
+    local out = p * q
+    first:watch(out)
+    first:watch(out)
+    assert.error_matches(function() second:watch(out) end, "another reducer watches")
+  end, { sizes = { 2 } })
 
   worlds.each("refuses what it cannot do, by name", function(world, device)
     local p = peri.ones({ 4 }, "f32", device):requires_grad()
@@ -76,9 +135,6 @@ describe("Reducer", function()
     local q = peri.ones({ 4 }, "f32", device)
     assert.error_matches(function() dist.Reducer { group = world, params = { q, q } } end, "are the same")
     assert.error_matches(function() dist.Reducer { group = world, params = {}, bucket_bytes = -1 } end, "%-1 bytes")
-    p:reshape(-1):backward(peri.ones({ 4 }, "f32", device))
-    p:reshape(-1):backward(peri.ones({ 4 }, "f32", device))
-    assert.error_matches(function() reducer:finish() end, "parameter 0 got another gradient")
     reducer:release()
     dist.Reducer { group = world, params = { p } }:release() -- free again
   end, { sizes = { 2 } })

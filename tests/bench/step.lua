@@ -140,11 +140,15 @@ local function take_apart(model, optimizer, batch, times)
   local logits = dlrm.over_arch:forward(dlrm.inter_arch:forward(dense, sparse)):reshape(-1)
   local loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
   lap()
+  if model._reducer then model._reducer:enable(false) end -- for a time of its own
   loss:backward()
   lap()
   values:backward(leaf:grad())
   lap()
-  if model._reducer then model._reducer:finish() end
+  if model._reducer then
+    model._reducer:enable(true)
+    model._reducer:finish()
+  end
   lap()
   optimizer:step()
   lap()

@@ -1,4 +1,5 @@
--- reducer.lua: data-parallel averaging of gradients, in buckets that travel during the backward pass.
+-- reducer.lua: data-parallel averaging of gradients, in buckets that travel during the backward pass. Every pass that reaches a parameter
+-- ends when all gradients are averages; there is nothing to call after it.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -24,7 +25,10 @@ function Reducer:init(args)
   state.scope = scope
 end
 
---- After a backward pass: wait until every parameter's gradient is the average over the ranks.
+--- A pass through the operation that made `tensor` ends with the averages too, whether or not it reaches a parameter.
+function Reducer:watch(tensor) check(C.peri_reducer_watch(self._ref.ptr, Tensor.ptr(tensor))) end
+
+--- Take part in the averages without a backward pass, on a rank that has none while others have; or after passes with the reducer disabled.
 function Reducer:finish()
   local ptr, round = self._ref.ptr, 0
   while check(C.peri_reducer_finish(ptr)) == C.PERI_PENDING do
@@ -33,7 +37,7 @@ function Reducer:finish()
   end
 end
 
---- Collect gradients during backward passes (the default), or not.
+--- Average at the end of backward passes (the default), or not (accumulation over several: all but the last). All ranks alike.
 function Reducer:enable(on) C.peri_reducer_enable(self._ref.ptr, on ~= false) end
 
 function Reducer:release() self._ref:release() end

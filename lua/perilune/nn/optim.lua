@@ -22,8 +22,10 @@ local out, tensor_out, number = ffi.new "peri_optim *[1]", Tensor.out, ffi.new "
 
 -- -- parameters --------------------------------------------------------------------------------------------------------------------
 
---- Tensors and names of what a user gives as parameters: a list of tensors, a list of { name =, tensor = }, or a Module.
+--- Tensors and names of what a user gives as parameters: a list of tensors, a list of { name =, tensor = }, or a Module. One with a field
+--- `elsewhere` may be empty: other ranks have parameters.
 local function parameters_of(func, params)
+  local elsewhere = type(params) == "table" and params.elsewhere
   if Module.is(params) then params = params:named_parameters() end
   if type(params) ~= "table" then P.fail(("%s: params must be a list of tensors, of { name, tensor }, or a Module"):format(func)) end
   local tensors, names, seen = {}, {}, {}
@@ -33,6 +35,10 @@ local function parameters_of(func, params)
     if not Tensor.is(tensors[i]) then P.fail(("%s: params[%d] is no tensor"):format(func, i)) end
     if seen[names[i]] then P.fail(("%s: two parameters are named '%s'"):format(func, names[i])) end
     seen[names[i]] = true
+  end
+  if #tensors == 0 and not elsewhere then
+    P.fail(("%s: params is empty, so there is nothing to train; tables with fused_params are updated in the backward pass and need no "
+      .. "optimizer"):format(func))
   end
   return tensors, names
 end
@@ -249,6 +255,7 @@ local CombinedOptimizer = util.class "CombinedOptimizer"
 M.CombinedOptimizer = CombinedOptimizer
 function CombinedOptimizer:init(optimizers)
   self.optimizers, self.params, self.names = {}, {}, {}
+  if type(optimizers) ~= "table" or #optimizers == 0 then P.fail "CombinedOptimizer: a list of optimizers is wanted, with one or more" end
   local seen = {}
   for i, o in ipairs(optimizers) do
     if not o.optimizer or OptimizerWrapper.is(o) then o = { name = "", optimizer = o } end

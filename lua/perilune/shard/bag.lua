@@ -236,6 +236,7 @@ function ShardedEmbeddingBagCollection:init(args)
   self._names, self._dims = output_names(a.tables)
   self._keys = jagged.Keys.of(self._names)
   self._lengths = ffi.new("int64_t[?]", #self._dims, self._dims)
+  self:_register_dense()
 end
 
 function ShardedEmbeddingBagCollection:_keyed_tensor(values)
@@ -366,17 +367,25 @@ function ShardedEmbeddingBagCollection:copy_from(collection)
   end
 end
 
---- Leaves of dense tables: replicas (whose gradients must be averaged over ranks) and shards (whose are already).
-function ShardedEmbeddingBagCollection:dense_leaves()
-  local replicas, shards = {}, {}
+--- Make parameters of dense tables: "embedding_bags.NAME.weight"; the k-th of the pieces of a table on this rank has ".k" behind it.
+function ShardedEmbeddingBagCollection:_register_dense()
+  local pieces, own, scope = {}, {}, state.scope
+  state.scope = false -- parameters outlive scopes
   for _, s in ipairs(self:local_shards()) do
     if s.dense then
-      local list = s.replica and replicas or shards
-      list[#list + 1] = { name = s.table .. ".weight", tensor = s.leaf() }
+      local name = "embedding_bags." .. s.table .. ".weight"
+      pieces[name] = (pieces[name] or -1) + 1
+      if pieces[name] > 0 then name = name .. "." .. pieces[name] end
+      self:register_parameter(name, s.leaf())
+      if not s.replica then own[#own + 1] = name end
     end
   end
-  return replicas, shards
+  state.scope = scope
+  self._own = own
 end
+
+--- Names of the parameters that only this rank has, so that their gradients are not averaged over ranks: its shards of dense tables.
+function ShardedEmbeddingBagCollection:own_parameters() return self._own end
 
 --- Learning rate of the fused tables from now on.
 function ShardedEmbeddingBagCollection:set_learning_rate(learning_rate)

@@ -170,12 +170,19 @@ PERI_API peri_status peri_coll_tpu_all_to_all(peri_group *group, peri_tensor *in
 
 /** Average the gradients of @params (n leaves of f32 or f64, retained; their order equal on all ranks) over @group, in buckets of about
  *  @bucket_bytes (0: 25 MiB) that travel while the backward pass still computes the rest: buckets are filled from the last parameter
- *  to the first and posted in that order. A parameter without a gradient counts as zeros. One reducer per parameter. @out new. */
+ *  to the first and posted in that order. Each backward pass that reaches one of them ends when all are averages: peri_backward_step is
+ *  collective then, and every rank must run a pass that reaches a parameter, or a watched tensor, or call peri_reducer_finish instead. A
+ *  parameter without a gradient counts as zeros. Gradients accumulate: what is averaged is the whole gradient. One reducer per parameter.
+ *  @out new. */
 PERI_API peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int64_t n, int64_t bucket_bytes, peri_reducer **out);
-/** After a backward pass: post what is left, and write the averages to the leaves' gradients. PERI_PENDING: call again. Collective, does
- *  not block. Without ranks to average with it does nothing. */
+/** Take part in the averages without a backward pass, on a rank that has none while others have; or after passes with the reducer
+ *  disabled. PERI_PENDING: call again. Collective, does not block. Without ranks to average with, or disabled, it does nothing. */
 PERI_API peri_status peri_reducer_finish(peri_reducer *reducer);
-/** Collect gradients during backward passes (the default) or not (accumulation over several passes: all but the last). */
+/** Let backward passes through the operation that made @t end with the averages too, whether or not they reach a parameter: for what a
+ *  model returns, since a loss may need a parameter on some ranks only. Leaves and other tensors that no operation made are left alone. */
+PERI_API peri_status peri_reducer_watch(peri_reducer *reducer, peri_tensor *t);
+/** Average gradients at the end of backward passes (the default) or not (accumulation over several passes: all but the last). All ranks
+ *  alike. */
 PERI_API void peri_reducer_enable(peri_reducer *reducer, bool on);
 /** Give up a reference; NULL is fine. */
 PERI_API void peri_reducer_release(peri_reducer *reducer);

@@ -93,7 +93,8 @@ PERI_API peri_status peri_tensor_detach(peri_tensor *t, peri_tensor **out);
 typedef struct peri_backward peri_backward;
 
 /** Prepare the backward pass from @root with upstream gradient @grad (NULL: 1, for a one-element root). Each recorded node runs once,
- *  in the reverse of the order of recording; gradients of leaves accumulate. Collective if modules on the tape are. */
+ *  in the reverse of the order of recording; gradients of leaves accumulate. Collective if modules on the tape are, or leaves belong to
+ *  a reducer (perilune/comm.h). */
 PERI_API peri_status peri_backward_new(peri_tensor *root, peri_tensor *grad, peri_backward **out);
 /** Run until the pass is over (PERI_OK) or a node waits for other ranks (PERI_PENDING: call again). Does not block. The recorded
  *  nodes are spent afterwards. */
