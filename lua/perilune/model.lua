@@ -74,7 +74,7 @@ function DistributedModelParallel:init(args)
   local plan = make_plan(a.plan, collections, { world_size = group:size(), local_size = group.local_size })
   check_paths(collections, plan)
   self.group, self.plan = group, plan
-  self.sharded = {}
+  self.sharded = setmetatable({}, {}) -- a metatable: they are modules of self.module
   local module, own = a.module, {}
   self.elsewhere = false -- other ranks may have shards of dense tables even if this one has nothing for an optimizer
   for i, c in ipairs(collections) do
@@ -86,7 +86,11 @@ function DistributedModelParallel:init(args)
     }
     sharded:copy_from(c.module)
     self.sharded[i] = sharded
-    if c.path == "" then module = sharded else module:set_module(c.path, sharded) end
+    if c.path == "" then module = sharded else module:substitute(c.module, sharded) end
+    rawset(c.module, "forward", function()
+      P.fail(("EmbeddingBagCollection: '%s' of a DistributedModelParallel has its tables in shards now; call the one that the model has "
+        .. "in its place: this one would train a copy"):format(c.path))
+    end)
     for _, sharding in util.ordered(plan:get_plan_for_module(c.path).tables) do
       self.elsewhere = self.elsewhere or sharding.compute_kernel == "dense"
     end

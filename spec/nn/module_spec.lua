@@ -55,6 +55,59 @@ describe("Module", function()
     assert.equal(2, #net:modules())
   end)
 
+  it("finds modules and parameters in plain tables, however deep, and those assigned late", function()
+    local function linear() return nn.Linear { in_features = 2, out_features = 2, bias = false } end
+    local net = nn.Module()
+    net.layers = {}
+    for i = 1, 3 do net.layers[i] = linear() end
+    net.towers = { user = { linear(), linear() }, item = linear() }
+    net.weights = { nn.Parameter(peri.ones { 1 }), extra = nn.Parameter(peri.ones { 2 }) }
+    net.late, net.late_weight = false, 0
+    net.late, net.late_weight = linear(), nn.Parameter(peri.ones { 3 })
+    net.top = linear()
+    net.again = { net.top, net.layers } -- known already, and a cycle
+    net.layers.self = net.layers
+    local expected = {
+      "late_weight", "weights.0", "weights.extra", "top.weight", "again.1.0.weight", "again.1.1.weight", "again.1.2.weight",
+      "late.weight", "towers.item.weight", "towers.user.0.weight", "towers.user.1.weight" }
+    assert.same(expected, names(net:named_parameters()))
+    assert.same(net.layers[3], net:get_module "layers.2")
+    assert.same({ "top", "again.1.0", "again.1.1", "again.1.2", "late", "towers.item", "towers.user.0", "towers.user.1" },
+      names(net:named_children()))
+    net:eval()
+    assert.is_false(net.towers.user[2].training)
+    local new = linear()
+    net:set_module("towers.user.1", new)
+    assert.equal(new, net.towers.user[2])
+    assert.error_matches(function() net:get_module "towers.user.2" end, "no sub%-module at 'towers.user.2': 'Module' has top, again.1.0")
+    assert.error_matches(function() net:get_module "towers.user" end, "no sub%-module at 'towers.user', but a table")
+    local copy = nn.Module()
+    copy.layers = { linear(), linear(), linear() }
+    copy:load_state { ["layers.0.weight"] = net.layers[1].weight, ["layers.1.weight"] = net.layers[2].weight,
+      ["layers.2.weight"] = net.layers[3].weight }
+    assert.same(net.layers[2].weight:to_list(), copy.layers[2].weight:to_list())
+  end)
+
+  it("trains what plain tables hold", function()
+    local net = nn.Module()
+    net.layers = { nn.Linear { in_features = 1, out_features = 1, bias = false } }
+    local before = net.layers[1].weight:item()
+    local optimizer = nn.optim.SGD { params = net, lr = 1 }
+    net.layers[1](peri.ones { 1, 1 }):sum():backward()
+    optimizer:step()
+    assert.near(before - 1, net.layers[1].weight:item(), 1e-6)
+  end)
+
+  it("refuses what has no order, and one name for two", function()
+    local net, key = nn.Module(), {}
+    net.plain = { [key] = 3, [nn] = "words", [peri] = { 1, { 2 } } } -- of no concern
+    assert.same({}, net:named_children())
+    net.odd = { [key] = nn.Identity() }
+    assert.error_matches(function() net:named_children() end, "Module: field 'odd' has keys that are no strings or numbers")
+    net.odd = { ["0"] = nn.Identity(), nn.Identity() }
+    assert.error_matches(function() net:named_children() end, "Module: two sub%-modules are named 'odd.0'")
+  end)
+
   it("replaces sub-modules by path", function()
     local net = Net()
     local new = Block(7)

@@ -9,8 +9,10 @@
 --   local net = Net {}
 --   local y = net(x)
 --
--- Registered is what is assigned to a new field: a Module, or a leaf tensor that requires grad. Fields set to false or a number first
--- are ordinary fields for good. Lists of modules and parameters go into nn.ModuleList and nn.ParameterList.
+-- A Module, or a leaf tensor that requires grad, is registered when it is assigned to a new field. What plain tables in fields hold (lists,
+-- maps, tables of tables), and what was assigned to a field that was something else before, is found when somebody asks for modules or
+-- parameters: after what is registered, in the order of names; elements of a list are named from "0", as in nn.ModuleList. Tables with a
+-- metatable are not looked into.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -30,10 +32,67 @@ local function note(list, name)
 end
 
 local function is_parameter(value)
-  if not Tensor.is(value) then return false end
+  if not Tensor.is(value) or value.ptr == nil then return false end
   local d = value:describe()
   return d.requires_grad and d.leaf
 end
+
+-- -- what fields hold without being registered ---------------------------------------------------------------------------------------
+
+local bookkeeping = { _parameters = true, _buffers = true, _children = true }
+
+local function join(prefix, name) return prefix == "" and name or prefix .. "." .. name end
+
+local function is_plain(value) return type(value) == "table" and getmetatable(value) == nil end
+
+--- The name of a table's key in paths, and back: the element that a name in a path means.
+local function name_of(key) return type(key) == "string" and key or tostring(key % 1 == 0 and key >= 1 and key - 1 or key) end
+local function element(at, name)
+  if rawget(at, name) ~= nil then return name, rawget(at, name) end
+  local n = tonumber(name)
+  if not n then return name, nil end
+  local key = n % 1 == 0 and n >= 0 and n + 1 or n
+  return key, rawget(at, key)
+end
+
+--- Append { name =, value = } of all that wanted(value) is true for in a table and the plain tables in it to `list`; `seen`: tables and
+--- values that are left out.
+local search
+function search(module, at, prefix, wanted, seen, list)
+  seen[at] = true
+  local keys = util.keys(at)
+  for key, value in next, at do
+    local inner = not keys and is_plain(value) and not seen[value] and search(module, value, prefix, wanted, seen, {}) or {}
+    if not keys and (inner[1] or wanted(value) or wanted(key)) then
+      P.fail(("%s: field '%s' has keys that are no strings or numbers, so that its modules and parameters have no order; allowed: "
+        .. "lists, and maps from names"):format(module.class_name, prefix))
+    end
+  end
+  for _, key in ipairs(keys or {}) do
+    local value = rawget(at, key)
+    if not seen[value] and not (at == module and bookkeeping[key]) then
+      local name = join(prefix, name_of(key))
+      if is_plain(value) then search(module, value, name, wanted, seen, list)
+      elseif wanted(value) then
+        seen[value] = true
+        list[#list + 1] = { name = name, value = value }
+      end
+    end
+  end
+  return list
+end
+
+--- The same of a module's fields, but for those with the names in the list `registered`.
+local function found(module, wanted, registered)
+  local seen = {}
+  for _, name in ipairs(registered) do
+    local value = rawget(module, name)
+    if value ~= nil then seen[value] = true end
+  end
+  return search(module, module, "", wanted, seen, {})
+end
+
+-- -- classes -------------------------------------------------------------------------------------------------------------------------
 
 --- __newindex of modules: runs for fields that do not exist yet.
 local function register(self, key, value)
@@ -105,15 +164,19 @@ end
 
 -- -- walking -----------------------------------------------------------------------------------------------------------------------
 
-local function join(prefix, name) return prefix == "" and name or prefix .. "." .. name end
-
---- Direct sub-modules: a list of { name =, module = }.
+--- Direct sub-modules, those in plain tables included: a list of { name =, module = }.
 function Module:named_children()
-  local list = {}
+  local list, names = {}, {}
+  local function add(name, module)
+    if names[name] then P.fail(("%s: two sub-modules are named '%s'"):format(self.class_name, name)) end
+    names[name] = true
+    list[#list + 1] = { name = name, module = module }
+  end
   for _, name in ipairs(self._children) do
     local module = rawget(self, name)
-    if Module.is(module) then list[#list + 1] = { name = name, module = module } end
+    if Module.is(module) then add(name, module) end
   end
+  for _, f in ipairs(found(self, Module.is, self._children)) do add(f.name, f.value) end
   return list
 end
 function Module:children() return util.map(self:named_children(), function(c) return c.module end) end
@@ -130,18 +193,20 @@ end
 function Module:named_modules(prefix) return walk(self, prefix or "", {}, {}) end
 function Module:modules() return util.map(self:named_modules(), function(m) return m.module end) end
 
---- Tensors that the field lists `kinds` name, each once: a list of { name =, tensor = }.
+--- Tensors that the field lists `kinds` name, and parameters that are found beside them, each once: a list of { name =, tensor = }.
 local function tensors(module, prefix, kinds)
   local list, seen = {}, {}
+  local function add(name, t)
+    local key = Tensor.is(t) and tonumber(ffi.cast("intptr_t", Tensor.ptr(t)))
+    if not key or seen[key] then return end
+    seen[key] = true
+    list[#list + 1] = { name = name, tensor = t }
+  end
   for _, m in ipairs(module:named_modules(prefix)) do
     for _, kind in ipairs(kinds) do
-      for _, name in ipairs(m.module[kind]) do
-        local t = rawget(m.module, name)
-        local key = Tensor.is(t) and tonumber(ffi.cast("intptr_t", Tensor.ptr(t)))
-        if key and not seen[key] then
-          seen[key] = true
-          list[#list + 1] = { name = join(m.path, name), tensor = t }
-        end
+      for _, name in ipairs(m.module[kind]) do add(join(m.path, name), rawget(m.module, name)) end
+      for _, f in ipairs(kind == "_parameters" and found(m.module, is_parameter, m.module._parameters) or {}) do
+        add(join(m.path, f.name), f.value)
       end
     end
   end
@@ -185,29 +250,46 @@ end
 
 -- -- paths -------------------------------------------------------------------------------------------------------------------------
 
---- The sub-module at a path such as "over_arch.model.0"; "" is the module itself.
-function Module:get_module(path)
-  local at = self
+--- The module at a path, the module or plain table that holds it, and its key there.
+local function resolve(module, path)
+  local at, owner, holder, key = module, module, nil, nil
   for name in path:gmatch "[^.]+" do
-    local next_module = rawget(at, name)
-    if not Module.is(next_module) then
-      P.fail(("%s: no sub-module at '%s': '%s' has %s"):format(self.class_name, path, at.class_name,
-        #at._children > 0 and table.concat(at._children, ", ") or "none"))
+    holder = at
+    key, at = element(holder, name)
+    if not Module.is(at) and not is_plain(at) then
+      local names = util.map(owner:named_children(), function(c) return c.name end)
+      P.fail(("%s: no sub-module at '%s': '%s' has %s"):format(module.class_name, path, owner.class_name,
+        #names > 0 and table.concat(names, ", ") or "none"))
     end
-    at = next_module
+    if Module.is(at) then owner = at end
   end
-  return at
+  if not Module.is(at) then P.fail(("%s: no sub-module at '%s', but a table"):format(module.class_name, path)) end
+  return at, holder, key
 end
+
+--- The sub-module at a path such as "over_arch.model.0"; "" is the module itself.
+function Module:get_module(path) return (resolve(self, path)) end
 
 --- Replace the sub-module at a path.
 function Module:set_module(path, module)
   if not Module.is(module) then P.fail(("%s: set_module '%s': a Module is wanted, not a %s"):format(self.class_name, path,
     type(module))) end
-  self:get_module(path)
-  local parent, name = path:match "^(.*)%.([^.]+)$"
-  if not parent then parent, name = "", path end
-  if name == "" then P.fail(("%s: set_module: the path of a sub-module is wanted, not ''"):format(self.class_name)) end
-  self:get_module(parent):replace(name, module)
+  local _, holder, key = resolve(self, path)
+  if not holder then P.fail(("%s: set_module: the path of a sub-module is wanted, not ''"):format(self.class_name)) end
+  if Module.is(holder) then holder:replace(key, module) else holder[key] = module end
+end
+
+--- Put `new` wherever a field of this module or of one below it, or a plain table in such a field, holds `old`.
+function Module:substitute(old, new)
+  local seen = {}
+  local function visit(at)
+    if seen[at] then return end
+    seen[at] = true
+    for key, value in next, at do
+      if rawequal(value, old) then rawset(at, key, new) elseif is_plain(value) then visit(value) end
+    end
+  end
+  for _, m in ipairs(self:modules()) do visit(m) end
 end
 
 --- Replace a direct sub-module. Lists override it.
