@@ -59,8 +59,10 @@ extern const peri_kernels peri_kernels_avx512, peri_kernels_avx512_tbe;
 /** Kernel names for messages and benches. */
 extern const char *const peri_kernel_names[PERI_KERNEL_COUNT];
 
-/** The kernels of the best instruction set of this processor, or of PERI_CPU_ISA=ref|avx2|avx512; no entry is NULL. */
+/** The kernels of the best instruction set of this processor, at most PERI_CPU_ISA=ref|avx2|avx512; no entry is NULL. */
 const peri_kernels *peri_kernels_get(void);
+/** What PERI_CPU_ISA asks for if that is the name of no instruction set; else NULL. */
+const char *peri_kernels_unknown(void);
 /** The table of one instruction set, completed from below; NULL if this processor or build lacks it. Tests and benches. */
 const peri_kernels *peri_kernels_isa(const char *isa);
 

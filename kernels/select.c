@@ -57,6 +57,14 @@ __attribute__((constructor)) static void choose(void)
 
 const peri_kernels *peri_kernels_get(void) { return chosen; }
 
+const char *peri_kernels_unknown(void)
+{
+    const char *wanted = getenv("PERI_CPU_ISA");
+    for (int i = 0; wanted && i < ISA_COUNT; i++)
+        if (!strcmp(wanted, isa_names[i])) return NULL;
+    return wanted && *wanted ? wanted : NULL;
+}
+
 const peri_kernels *peri_kernels_isa(const char *isa)
 {
     for (int i = 0; i < ISA_COUNT; i++)

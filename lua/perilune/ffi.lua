@@ -103,11 +103,19 @@ local function relieve()
   end
 end
 
---- Define a handle class over `struct <name>_ref { <name> *ptr; }`: returns wrap(ptr) -> handle, and the methods table.
---- `release` is the C function that gives a reference up. A handle made inside a scope is released when the scope ends; one made outside
---- is released by the garbage collector; handle:release() does it at once. `meta` (optional) is the metatable; its __index, if it has one,
---- must look methods up itself.
-function M.handle(name, methods, meta)
+--- What a value is, for messages.
+local function kind_of(x)
+  if x == nil then return "nil" end
+  return (type(x) == "number" or type(x) == "boolean") and tostring(x) or type(x) == "string" and ("'%s'"):format(x:sub(1, 40)) or
+    "a " .. type(x)
+end
+
+--- Define a handle class over `struct <name>_ref { <name> *ptr; }`: returns wrap(pointer) -> handle, its ctype, and ptr(handle) -> pointer,
+--- which is an error unless it gets a live handle, or a lazy awaitable that stands for one; `text` names the class in that error.
+--- A handle made inside a scope is released when the scope ends; one made outside is released by the garbage collector; handle:release()
+--- does it at once. `meta` (optional) is the metatable; its __index, if it has one, must look methods up itself.
+function M.handle(name, methods, meta, text)
+  text = text or name:gsub("^peri_", "")
   local release_name = name .. "_release"
   local release = function(ptr) C[release_name](ptr) end
   local function finalize(h)
@@ -118,8 +126,27 @@ function M.handle(name, methods, meta)
   end
   meta = meta or {}
   meta.__index = meta.__index or methods
-  methods.release = finalize
   local ctype = ffi.metatype(name .. "_ref", meta)
+  local function unusable(x)
+    local y = util.resolve(x)
+    if not ffi.istype(ctype, y) then M.fail(("%s: %s, wanted %s"):format(text, kind_of(y), text)) end
+    if y.ptr == nil then M.fail(text .. ": it was released (did it outlive its scope? keep it with peri.keep)") end
+    return y.ptr
+  end
+  local function pointer(x)
+    if ffi.istype(ctype, x) then
+      local p = x.ptr
+      if p ~= nil then return p end
+    end
+    return unusable(x)
+  end
+  function methods.release(h)
+    if not ffi.istype(ctype, h) then
+      pointer(h) -- an error unless a lazy awaitable stands for one
+      h = util.resolve(h)
+    end
+    finalize(h)
+  end
   local function wrap(ptr)
     local h = ctype(ptr)
     local scope = state.scope
@@ -137,7 +164,7 @@ function M.handle(name, methods, meta)
     end
     return h
   end
-  return wrap, ctype
+  return wrap, ctype, pointer
 end
 
 -- -- scopes ------------------------------------------------------------------------------------------------------------------------

@@ -113,15 +113,27 @@ void peri__assert_failed(const char *file, int line, const char *what)
 void peri_log_level_set(int32_t level) { atomic_store(&log_level, level); }
 void peri__log_rank_set(int32_t rank) { atomic_store(&log_rank, rank); }
 
+static int level_of(const char *text)
+{
+    static const char *const names[] = {"error", "warn", "info", "debug"};
+    for (int i = 0; text && i < 4; i++)
+        if (!strcmp(text, names[i])) return i;
+    return -1;
+}
+
+peri_status peri__log_check(void)
+{
+    const char *text = getenv("PERI_LOG");
+    if (!text || !*text || level_of(text) >= 0) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "PERI_LOG is '%.40s', allowed: error, warn, info, debug", text);
+}
+
 static int level_now(void)
 {
     int level = atomic_load_explicit(&log_level, memory_order_relaxed);
     if (level >= 0) return level;
-    const char *text = getenv("PERI_LOG");
-    level = PERI_LOG_WARN;
-    if (text && !strcmp(text, "error")) level = PERI_LOG_ERROR;
-    if (text && !strcmp(text, "info")) level = PERI_LOG_INFO;
-    if (text && !strcmp(text, "debug")) level = PERI_LOG_DEBUG;
+    level = level_of(getenv("PERI_LOG"));
+    if (level < 0) level = PERI_LOG_WARN; /* what is no level fails where devices are opened */
     atomic_store(&log_level, level);
     return level;
 }

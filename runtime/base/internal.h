@@ -86,6 +86,10 @@ typedef void (*peri_range_fn)(void *ctx, int64_t begin, int64_t end);
  *  The split depends on n, grain and the number of threads only, so bodies must not let results depend on it. */
 void peri__parallel_for(int64_t n, int64_t grain, peri_range_fn fn, void *ctx);
 
+/** An error if PERI_NUM_THREADS is set to what is no number of threads; PERI_LOG to what is no level. */
+peri_status peri__threads_check(void);
+peri_status peri__log_check(void);
+
 /* -- random numbers ------------------------------------------------------------------------------------------------------------ */
 
 /** Hash of a text, stable across builds and machines (keys of the counter-based generator, key lists on the wire). */

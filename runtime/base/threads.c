@@ -106,6 +106,23 @@ static void shut_down(void)
     atomic_store(&pool.round, 0);
 }
 
+/** The threads that PERI_NUM_THREADS asks for; 0: it is not set, or empty; -1: it is no number of threads. */
+static int32_t count_asked(const char **text)
+{
+    char *end;
+    *text = getenv("PERI_NUM_THREADS");
+    if (!*text || !**text) return 0;
+    long n = strtol(*text, &end, 10);
+    return *end || n < 1 || n > MAX_THREADS ? -1 : (int32_t)n;
+}
+
+peri_status peri__threads_check(void)
+{
+    const char *text;
+    if (count_asked(&text) >= 0) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "PERI_NUM_THREADS is '%.40s', allowed: whole numbers 1..%d", text, MAX_THREADS);
+}
+
 static int32_t count_from_environment(const char *const *names)
 {
     for (; *names; names++) {
@@ -125,7 +142,8 @@ static int32_t processors_of(pid_t pid)
 int32_t peri_threads(void)
 {
     if (pool.count > 0) return pool.count;
-    pool.count = count_from_environment((const char *const[]){"PERI_NUM_THREADS", NULL});
+    const char *text;
+    pool.count = count_asked(&text); /* what is no number fails where devices are opened */
     if (pool.count > 0) return pool.count;
     int32_t cpus = processors_of(0), ranks =
         count_from_environment((const char *const[]){"OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "LOCAL_WORLD_SIZE", NULL});

@@ -59,8 +59,10 @@ static peri_status timeout_of(double seconds, int64_t *out)
 {
     if (seconds == 0) {
         const char *text = getenv("PERI_COMM_TIMEOUT_S");
-        seconds = text ? atof(text) : 300;
-        if (!(seconds > 0)) return peri__fail(PERI_EINVAL, "peri_comm_open: PERI_COMM_TIMEOUT_S is '%s', allowed: numbers above 0", text);
+        char *end = "";
+        seconds = text ? strtod(text, &end) : 300;
+        if (!(seconds > 0) || *end)
+            return peri__fail(PERI_EINVAL, "peri_comm_open: PERI_COMM_TIMEOUT_S is '%s', allowed: numbers above 0", text);
     }
     if (!(seconds > 0 && seconds <= 1e9))
         return peri__fail(PERI_EINVAL, "peri_comm_open: a timeout of %g s, allowed: above 0 to 1e9", seconds);

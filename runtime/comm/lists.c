@@ -362,6 +362,7 @@ peri_status peri_coll_all_to_all_list(peri_group *group, peri_tensor *const *out
     for (int32_t i = 0; i < group->size; i++) {
         plan_shape(&p->sides[0], i, inputs[i]->ndim, inputs[i]->shape);
         plan_shape(&p->sides[1], i, outputs[i]->ndim, outputs[i]->shape);
+        peri__changed(outputs[i]);
         plan_block(&p->sides[0], i, (block){.tensor = i, .dim = -1});
         plan_block(&p->sides[1], i, (block){.tensor = i, .dim = -1});
     }

@@ -83,6 +83,7 @@ static peri_status post_pair(peri_group *group, const peri_coll_op *op, peri_ten
     peri_status status = peri_tensor_contiguous(input, &flat);
     peri_grad_enable(before);
     PERI_TRY(status);
+    peri__changed(output);
     status = peri__coll_post(group, op, flat, output, out);
     peri_tensor_release(flat);
     return status;
@@ -122,6 +123,7 @@ peri_status peri_coll_broadcast(peri_group *group, peri_tensor *tensor, int32_t 
     if (root < 0 || root >= group->size)
         return peri__fail(PERI_EINVAL, "peri_coll_broadcast: root %d, allowed: 0..%d", root, group->size - 1);
     peri_coll_op op = {.kind = PERI_COLL_BROADCAST, .dtype = tensor->dtype, .root = root, .count = peri__numel(tensor), .tag = tag};
+    peri__changed(tensor);
     return peri__coll_post(group, &op, NULL, tensor, out);
 }
 
@@ -130,6 +132,7 @@ peri_status peri_coll_all_reduce(peri_group *group, peri_tensor *tensor, int32_t
     PERI_TRY(check_output("peri_coll_all_reduce", group, tensor));
     PERI_TRY(check_reduce("peri_coll_all_reduce", tensor, reduce));
     peri_coll_op op = {.kind = PERI_COLL_ALL_REDUCE, .dtype = tensor->dtype, .reduce = reduce, .count = peri__numel(tensor), .tag = tag};
+    peri__changed(tensor);
     return peri__coll_post(group, &op, NULL, tensor, out);
 }
 

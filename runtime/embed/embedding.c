@@ -187,6 +187,7 @@ static peri_status renorm(const peri_embedding_bag_args *a, const call *c)
     PERI_TRY(peri_sparse_unique(c->ids, false, false, &distinct));
     peri_k_bag_renorm_args args = {.ids = peri__data(distinct.unique), .x = peri__data(a->weight), .rows = c->rows, .cols = c->cols,
                                    .max_norm = a->max_norm, .norm_type = a->norm_type, .dtype = distinct.unique->dtype};
+    peri__changed(a->weight);
     peri_status status = PERI_LAUNCH(peri__device(a->weight), bag_renorm, &args, peri__numel(distinct.unique),
                                      peri__max(1, PERI_INT_GRAIN / c->cols));
     peri_tensor_release(distinct.unique);

@@ -64,6 +64,7 @@ peri_status peri_tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tenso
 {
     PERI_TRY(peri__tbe_input_check("peri_tbe_forward", tbe, in));
     PERI_TRY(check_out("peri_tbe_forward", tbe, in, out));
+    peri__changed(out);
     return peri__tbe_checked_forward("peri_tbe_forward", tbe, in, out);
 }
 

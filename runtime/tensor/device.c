@@ -39,6 +39,15 @@ static peri_status open_device(const char *name, peri_device *d)
     return d->vtab->stream_new(d->ctx, &d->default_stream.ctx);
 }
 
+/** What the environment asks for must exist: nothing is computed before a device is open. */
+static peri_status check_environment(void)
+{
+    PERI_TRY(peri__threads_check());
+    PERI_TRY(peri__log_check());
+    const char *isa = peri_kernels_unknown();
+    return isa ? peri__fail(PERI_EINVAL, "PERI_CPU_ISA is '%.40s', allowed: ref, avx2, avx512", isa) : PERI_OK;
+}
+
 peri_status peri_device_get(const char *name, peri_device **out)
 {
     if (!name) return peri__fail(PERI_EINVAL, "peri_device_get: no name");
@@ -57,7 +66,8 @@ peri_status peri_device_get(const char *name, peri_device **out)
         status = peri__fail(PERI_EUNSUPPORTED, "peri_device_get: more than %d devices", PERI_MAX_DEVICES);
     else if (found < 0) {
         devices[now].id = now;
-        status = open_device(name, &devices[now]);
+        status = check_environment();
+        if (status >= 0) status = open_device(name, &devices[now]);
         if (status >= 0) {
             found = now;
             atomic_store_explicit(&device_count, now + 1, memory_order_release);
@@ -269,6 +279,7 @@ peri_status peri__storage_new(peri_device *device, int64_t bytes, peri__storage 
     s->device = device;
     s->home = peri_stream_current(device);
     s->bytes = bytes;
+    atomic_init(&s->version, 0);
     void *data;
     peri_status status = device->vtab->alloc(device->ctx, s->home->ctx, bytes, &data);
     if (status < 0) {

@@ -59,6 +59,7 @@ typedef struct peri__storage {
     peri_stream *home;
     char *data;
     int64_t bytes;
+    atomic_uint_least64_t version; /* grows when a caller's tensor is changed in place: see peri__changed */
 } peri__storage;
 
 peri_status peri__storage_new(peri_device *device, int64_t bytes, peri__storage **out);
@@ -108,6 +109,8 @@ static inline int64_t peri__numel(const peri_tensor *t)
     return n;
 }
 bool peri__contiguous(const peri_tensor *t);
+/** Say that the elements of a caller's tensor change in place: a backward pass that saved them is an error from now on. */
+static inline void peri__changed(const peri_tensor *t) { atomic_fetch_add_explicit(&t->storage->version, 1, memory_order_relaxed); }
 
 /** A tensor of the same device and dtype as @like with another shape, uninitialised. */
 peri_status peri__tensor_like(const peri_tensor *like, int32_t ndim, const int64_t *shape, peri_tensor **out);
@@ -162,6 +165,8 @@ struct peri__node {
     int32_t n_in, n_out;
     peri__edge *in; /* n_in, behind the node */
     peri_tensor *saved[PERI_NODE_SAVED]; /* retained tensors that backward needs */
+    uint64_t version[PERI_NODE_SAVED];   /* of their storages when they were saved */
+    const char *name;                    /* for messages: the vtab's, or more exactly the function's */
     double number[8]; /* parameters of the operation */
     int64_t integer[4 * PERI_MAX_DIMS];
     void *state; /* for vtab->fini */

@@ -65,6 +65,7 @@ static peri_status unary(const char *function, int32_t op, peri_tensor *x, doubl
     PERI_TRY(peri__unary(x, op, a, b, &y));
     peri_status status = peri__attach(&unary_vtab, &x, 1, &y, 1, &node);
     if (status >= 0 && node) {
+        node->name = function;
         node->integer[0] = op;
         node->number[0] = a;
         node->number[1] = b;
@@ -216,6 +217,7 @@ static peri_status binary(const char *function, int32_t op, peri_tensor *a, peri
     PERI_TRY(peri__binary(function, op, a, b, &y));
     peri_status status = peri__attach(&binary_vtab, in, 2, &y, 1, &node);
     if (status >= 0 && node) {
+        node->name = function;
         node->integer[0] = op;
         for (int32_t i = 0; i < 2; i++) {
             node->integer[1 + i] = in[i]->ndim;

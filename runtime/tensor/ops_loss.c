@@ -4,6 +4,7 @@
  */
 #include "internal.h"
 
+#include <math.h>
 #include <perilune/ops.h>
 
 static peri_status check_reduction(const char *function, int32_t reduction)
@@ -72,6 +73,31 @@ static peri_status spread(const char *function, const char *what, const peri_ten
     return status;
 }
 
+/** Wait for the losses of probabilities @x (contiguous), and look for one outside [0, 1]: its loss is NaN, and so is their sum or mean
+ *  @loss. NaN of another cause passes. */
+static peri_status check_probabilities(const char *function, peri_tensor *x, peri_tensor *loss)
+{
+    peri_tensor *total, *wide = NULL;
+    double sum = 0, *numbers = NULL;
+    int64_t n = peri__numel(x);
+    PERI_TRY(peri__reduce(loss, (1u << loss->ndim) - 1, 1, &total));
+    peri_status status = n > 0 ? peri_tensor_item(total, 0, &sum) : PERI_OK;
+    peri_tensor_release(total);
+    if (status < 0 || sum == sum) return status;
+    PERI_TRY_GOTO(peri_tensor_new(peri__device(x), PERI_F64, x->ndim, x->shape, &wide), out);
+    PERI_TRY_GOTO(peri_tensor_copy(wide, x), out);
+    numbers = peri__alloc(sizeof *numbers * (size_t)n);
+    status = numbers ? peri_tensor_read(wide, numbers, n * (int64_t)sizeof *numbers) : PERI_ENOMEM;
+    for (int64_t i = 0; i < n && status >= 0; i++)
+        if (!(numbers[i] >= 0 && numbers[i] <= 1))
+            status = peri__fail(PERI_ERANGE, "%s: element %lld of x is %g, allowed: probabilities 0..1", function, (long long)i,
+                                numbers[i] == numbers[i] ? numbers[i] : (double)NAN); /* not "-nan" */
+out:
+    peri__free(numbers);
+    peri_tensor_release(wide);
+    return status;
+}
+
 static peri_status element_loss(const char *function, int32_t kind, peri_tensor *x, peri_tensor *target, peri_tensor *weight,
                                 peri_tensor *pos_weight, int32_t reduction, peri_tensor **out)
 {
@@ -96,10 +122,12 @@ static peri_status element_loss(const char *function, int32_t kind, peri_tensor 
                              .dtype = x->dtype, .kind = kind};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), loss, &args, peri__numel(x), 1 << 12), out);
     PERI_TRY_GOTO(reduce_loss(&loss, reduction), out);
+    if (kind == PERI_LOSS_BCE) PERI_TRY_GOTO(check_probabilities(function, saved[0], loss), out);
     PERI_TRY_GOTO(peri__attach(&loss_vtab, &x, 1, &loss, 1, &node), out);
     if (node) {
         for (int32_t i = 0; i < 4 && status >= 0; i++)
             if (saved[i]) status = peri__node_save_output(node, i, saved[i]);
+        node->name = function;
         node->integer[0] = kind;
         node->integer[1] = reduction;
     }

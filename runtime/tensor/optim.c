@@ -239,6 +239,7 @@ peri_status peri_optim_step(peri_optim *o)
         peri_tensor *grad;
         PERI_TRY(peri__contiguous_of(o->params[i]->grad, &grad));
         o->steps[i]++;
+        peri__changed(o->params[i]);
         peri_status status = update(o, i, grad);
         peri_tensor_release(grad);
         PERI_TRY(status);

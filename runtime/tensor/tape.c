@@ -88,6 +88,7 @@ static peri__node *node_new(const peri__node_vtab *vtab, int32_t n_in, int32_t n
     node->in = (peri__edge *)(node + 1);
     atomic_init(&node->refs, n_out);
     node->vtab = vtab;
+    node->name = vtab->name;
     node->sequence = atomic_fetch_add(&sequence, 1) + 1;
     node->n_in = n_in;
     node->n_out = n_out;
@@ -136,10 +137,14 @@ peri_status peri__record_after(const peri__node_vtab *vtab, peri__node *before, 
     return PERI_OK;
 }
 
+static uint64_t version_of(const peri_tensor *t) { return atomic_load_explicit(&t->storage->version, memory_order_relaxed); }
+
 void peri__node_save(peri__node *node, int32_t i, peri_tensor *t)
 {
-    if (t) peri_tensor_retain(t);
     node->saved[i] = t;
+    if (!t) return;
+    peri_tensor_retain(t);
+    node->version[i] = version_of(t);
 }
 
 peri_status peri__attach(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out, int32_t n_out,
@@ -151,7 +156,24 @@ peri_status peri__attach(const peri__node_vtab *vtab, peri_tensor *const *in, in
 
 peri_status peri__node_save_output(peri__node *node, int32_t i, peri_tensor *out)
 {
-    return peri__detached(out, &node->saved[i]);
+    PERI_TRY(peri__detached(out, &node->saved[i]));
+    node->version[i] = version_of(out);
+    return PERI_OK;
+}
+
+/** An error if a tensor that the node saved was changed in place since. */
+static peri_status check_versions(const peri__node *node)
+{
+    char text[128];
+    for (int i = 0; i < PERI_NODE_SAVED; i++) {
+        const peri_tensor *t = node->saved[i];
+        if (!t || version_of(t) == node->version[i]) continue;
+        return peri__fail(PERI_EINVAL,
+                          "peri_backward_step: %s needs a tensor (%s) that was changed in place after it (%llu changes); change a copy, or "
+                          "change it after the backward pass",
+                          node->name, peri__tensor_text(t, text, sizeof text), (unsigned long long)(version_of(t) - node->version[i]));
+    }
+    return PERI_OK;
 }
 
 /* -- leaves -------------------------------------------------------------------------------------------------------------------- */
@@ -236,6 +258,7 @@ struct peri_backward {
     int64_t n, capacity, at;
     peri_tensor **grad_in; /* of nodes[at] */
     int64_t grad_in_size;
+    int64_t checked; /* nodes whose saved tensors were looked at */
     peri__ending **endings; /* retained; NULL: over */
     int64_t n_endings;
 };
@@ -256,7 +279,7 @@ static peri_status add_node(peri_backward *pass, peri__node *node, uint64_t id)
 {
     if (node->pass == id) return PERI_OK;
     if (node->spent)
-        return peri__fail(PERI_EINVAL, "peri_backward_new: the graph of node '%s' was already used by a backward pass", node->vtab->name);
+        return peri__fail(PERI_EINVAL, "peri_backward_new: the graph of node '%s' was already used by a backward pass", node->name);
     if (pass->n == pass->capacity) {
         int64_t more = peri__max(64, pass->capacity * 2);
         peri__node **nodes = peri__realloc(pass->nodes, sizeof *nodes * (size_t)more);
@@ -393,6 +416,10 @@ peri_status peri_backward_step(peri_backward *pass)
             memset(more + pass->grad_in_size, 0, sizeof *more * (size_t)(node->n_in - pass->grad_in_size));
             pass->grad_in = more;
             pass->grad_in_size = node->n_in;
+        }
+        if (any && pass->checked <= pass->at) { /* once: a node that waits for other ranks is called again */
+            PERI_TRY(check_versions(node));
+            pass->checked = pass->at + 1;
         }
         if (any) {
             bool before = peri_grad_enable(false);

@@ -229,9 +229,24 @@ peri_status peri_tensor_read(const peri_tensor *t, void *dst, int64_t bytes)
     return fetch(t, dst, bytes);
 }
 
+/** An error if several elements of @t, which is to be written, are one place of memory. */
+static peri_status check_distinct(const char *function, const peri_tensor *t)
+{
+    char text[128];
+    for (int32_t d = 0; d < t->ndim; d++)
+        if (t->stride[d] == 0 && t->shape[d] > 1)
+            return peri__fail(PERI_EINVAL,
+                              "%s: elements of dimension %d of %s are all one place of memory (it was expanded); write to a copy", function,
+                              d, peri__tensor_text(t, text, sizeof text));
+    return PERI_OK;
+}
+
 peri_status peri_tensor_write(peri_tensor *t, const void *src, int64_t bytes)
 {
     PERI_TRY(check_bytes("peri_tensor_write", t, bytes));
+    if (!src && bytes > 0) return peri__fail(PERI_EINVAL, "peri_tensor_write: src is missing");
+    PERI_TRY(check_distinct("peri_tensor_write", t));
+    peri__changed(t);
     peri_device *device = peri__device(t);
     if (peri__contiguous(t)) return peri__copy(device, peri__data(t), src, bytes, PERI_COPY_H2D);
     peri_tensor *flat;
@@ -277,8 +292,39 @@ peri_status peri_tensor_data(peri_tensor *t, void **out)
     return PERI_OK;
 }
 
+/** What an integer or floating dtype can hold. Finite numbers beyond a float's largest would become infinities. */
+static const struct {
+    int32_t dtype;
+    bool whole;
+    double least, past; /* least <= number < past; -past < number < past for floats */
+    const char *text;
+} ranges[] = {{PERI_I64, true, -0x1p63, 0x1p63, "whole numbers -2^63..2^63 - 1"},
+              {PERI_I32, true, -0x1p31, 0x1p31, "whole numbers -2147483648..2147483647"},
+              {PERI_I16, true, -32768, 32768, "whole numbers -32768..32767"},
+              {PERI_I8, true, -128, 128, "whole numbers -128..127"},
+              {PERI_U8, true, 0, 256, "whole numbers 0..255"},
+              {PERI_F32, false, -0x1.ffffffp127, 0x1.ffffffp127, "-3.4028235e38..3.4028235e38, inf, nan"},
+              {PERI_F16, false, -65520, 65520, "-65504..65504, inf, nan"},
+              {PERI_BF16, false, -0x1.ffp127, 0x1.ffp127, "-3.3895314e38..3.3895314e38, inf, nan"}};
+
+/** An error if @value is no number that an element of @dtype can be (rounded, for floats). Of bool every number is one. */
+static peri_status check_fits(const char *function, int32_t dtype, double value)
+{
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
+        if (ranges[i].dtype != dtype) continue;
+        bool inside = value < ranges[i].past && (value > ranges[i].least || (ranges[i].whole && value == ranges[i].least));
+        bool fits = ranges[i].whole ? inside && value == floor(value) : inside || !isfinite(value);
+        if (fits) return PERI_OK;
+        return peri__fail(PERI_ERANGE, "%s: %.17g does not fit %s, allowed: %s", function, value == value ? value : (double)NAN,
+                          peri_dtype_name(dtype), ranges[i].text);
+    }
+    return PERI_OK;
+}
+
 peri_status peri_tensor_fill(peri_tensor *t, double value)
 {
+    PERI_TRY(check_fits("peri_tensor_fill", t->dtype, value));
+    peri__changed(t);
     if (!peri__contiguous(t)) {
         int64_t one = 1;
         peri_tensor *scalar;
@@ -355,12 +401,41 @@ static peri_status across(peri_tensor *dst, const peri_tensor *src)
     return status;
 }
 
+/** First and last place of @t's elements in its storage, in elements (strides are not negative). */
+static void extent(const peri_tensor *t, int64_t *first, int64_t *last)
+{
+    *first = *last = t->offset;
+    for (int32_t d = 0; d < t->ndim; d++) *last += (t->shape[d] - 1) * t->stride[d];
+}
+
+/** True if writing @dst in some order may change elements of @src (of dst's shape) before they are read. */
+static bool overlap(const peri_tensor *dst, const peri_tensor *src)
+{
+    int64_t first, last, from, to;
+    if (dst->storage != src->storage || peri__numel(dst) == 0) return false;
+    extent(dst, &first, &last);
+    extent(src, &from, &to);
+    bool same = dst->offset == src->offset;
+    for (int32_t d = 0; d < dst->ndim; d++) same = same && (dst->stride[d] == src->stride[d] || dst->shape[d] == 1);
+    return !same && first <= to && from <= last;
+}
+
 peri_status peri_tensor_copy(peri_tensor *dst, const peri_tensor *src)
 {
     peri_tensor wide = *src; /* a borrowed view on the stack, repeated to dst's shape */
     PERI_TRY(peri__expanded("peri_tensor_copy", src, dst->ndim, dst->shape, wide.stride));
+    PERI_TRY(check_distinct("peri_tensor_copy", dst));
     wide.ndim = dst->ndim;
     memcpy(wide.shape, dst->shape, sizeof wide.shape);
+    peri__changed(dst);
+    if (overlap(dst, &wide)) {
+        peri_tensor *apart;
+        PERI_TRY(peri__tensor_like(&wide, wide.ndim, wide.shape, &apart));
+        peri_status copied = convert(apart, &wide);
+        if (copied >= 0) copied = convert(dst, apart);
+        peri_tensor_release(apart);
+        return copied;
+    }
     if (peri__device(dst) == peri__device(src)) return convert(dst, &wide);
     peri_tensor *from = NULL, *to = NULL;
     peri_status status;

@@ -89,7 +89,7 @@ local function read(bytes, at, what, depth)
     at = begin
     for _ = 1, n do
       local key, value
-      key, at = read(bytes, at, what, depth)
+      key, at = read(bytes, at, what, depth + 1) -- a table as key is refused, but only after it was read
       if type(key) ~= "string" and (type(key) ~= "number" or key ~= key) then broken(what, at) end
       value, at = read(bytes, at, what, depth + 1)
       t[key] = value

@@ -17,6 +17,7 @@ local jagged = require "perilune.jagged"
 local Module = require "perilune.nn.module"
 local config = require "perilune.embed.config"
 local tbe = require "perilune.embed.tbe"
+local signature = require "perilune.signature"
 local C, check, state = P.C, P.check, P.state
 
 local Keys, KeyedJaggedTensor, KeyedTensor = jagged.Keys, jagged.KeyedJaggedTensor, jagged.KeyedTensor
@@ -297,5 +298,11 @@ function EmbeddingBagCollection:extra_text()
     return ("%s: %d x %d %s"):format(t.name, t.num_embeddings, t.embedding_dim, t.pooling)
   end), ", ")
 end
+
+signature.check("EmbeddingBagCollection:", EmbeddingBagCollection, {
+  prefetch = "self: table, features: KeyedJaggedTensor", weight = "self: table, name: string",
+  table_state = "self: table, name: string, which: string?", cache_statistics = "self: table, name: string",
+  table_rows = "self: table, name: string, which: string, row: integer, n: integer", set_learning_rate = "self: table, rate: number",
+})
 
 return EmbeddingBagCollection

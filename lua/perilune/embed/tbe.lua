@@ -4,13 +4,16 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local config = require "perilune.embed.config"
+local signature = require "perilune.signature"
 local C, check = P.C, P.check
 
 local M = {}
 local methods = {}
-local wrap, ctype = P.handle("peri_tbe", methods)
+local wrap, ctype, ptr = P.handle("peri_tbe", methods, nil, "a table batch")
 local block_methods = {}
-local wrap_blocks = P.handle("peri_tbe_blocks", block_methods)
+local wrap_blocks, block_type, blocks_ptr = P.handle("peri_tbe_blocks", block_methods, nil, "a block list")
+signature.handle("TableBatch", ctype)
+signature.handle("BlockList", block_type)
 
 local out = ffi.new "peri_tbe *[1]"
 local blocks_out = ffi.new "peri_tbe_blocks *[1]"
@@ -21,12 +24,6 @@ local sparse = ffi.new "peri_tbe_sparse"
 local dims = ffi.new "int64_t[2]"
 
 function M.is(x) return ffi.istype(ctype, x) end
-
-local function ptr(tbe)
-  local p = tbe.ptr
-  if p == nil then P.fail "table batch: it was released" end
-  return p
-end
 
 local arguments = {
   tables = util.required,   -- list of { name, rows, cols, row_offset, col_offset, total_rows, total_cols, pooling, init }
@@ -81,20 +78,26 @@ function M.new(args)
   return wrap(out[0])
 end
 
+local function whole(i, block, name)
+  if type(block) ~= "table" then P.fail(("blocks: entry %d is a %s, wanted a table"):format(i, type(block))) end
+  return util.integer("blocks", ("%s of block %d"):format(name, i), block[name], -2 ^ 53)
+end
+
 --- A block list. Each block: { table (from 1), first_bag, bags, out_offset, out_stride, feature (from 1, optional) }.
 function methods:blocks(list)
   local blocks = ffi.new("peri_tbe_block[?]", math.max(#list, 1))
   for i, b in ipairs(list) do
     local slot = blocks[i - 1]
-    slot.table, slot.feature = b.table - 1, (b.feature or 0) - 1
-    slot.first_bag, slot.bags, slot.out_offset, slot.out_stride = b.first_bag, b.bags, b.out_offset, b.out_stride
+    slot.table, slot.feature = whole(i, b, "table") - 1, (b.feature and whole(i, b, "feature") or 0) - 1
+    slot.first_bag, slot.bags = whole(i, b, "first_bag"), whole(i, b, "bags")
+    slot.out_offset, slot.out_stride = whole(i, b, "out_offset"), whole(i, b, "out_stride")
   end
   check(C.peri_tbe_blocks_new(ptr(self), blocks, #list, blocks_out))
   return wrap_blocks(blocks_out[0])
 end
 
 local function fill(ids, offsets, blocks, weights, scale)
-  input.ids, input.offsets, input.blocks = Tensor.ptr(ids), Tensor.ptr(offsets), blocks.ptr
+  input.ids, input.offsets, input.blocks = Tensor.ptr(ids), Tensor.ptr(offsets), blocks_ptr(blocks)
   input.weights = weights and Tensor.ptr(weights) or nil
   input.scale = scale and Tensor.ptr(scale) or nil
   return input
@@ -227,5 +230,29 @@ end
 
 --- Whether the rows are in files.
 function methods:is_cached() return C.peri_tbe_cache_io(ptr(self)) ~= nil end
+
+local input_of = "ids: tensor, offsets: tensor, blocks: BlockList"
+local factors = "weights: tensor?, scale: tensor?"
+local of_states = "self: TableBatch, t: int, name: string?"
+local alone = {}
+for _, name in ipairs { "flush", "apply_accumulated", "accumulated", "state_names", "learning_rate", "iteration", "statistics",
+  "is_cached" } do
+  alone[name] = "self: TableBatch"
+end
+signature.check("table batch:", methods, alone)
+signature.check("table batch:", methods, {
+  blocks = "self: TableBatch, list: list", lookup = "self: TableBatch, " .. input_of .. ", rows: integer, cols: integer?, " .. factors,
+  forward = "self: TableBatch, " .. input_of .. ", result: tensor, " .. factors,
+  prefetch = "self: TableBatch, " .. input_of .. ", " .. factors,
+  backward = "self: TableBatch, " .. input_of .. ", grad: tensor, " .. factors .. ", grad_weights: tensor?",
+  gradient = "self: TableBatch, " .. input_of .. ", grad: tensor, " .. factors .. ", grad_weights: tensor?",
+  sparse_gradient = "self: TableBatch, " .. input_of .. ", grad: tensor, " .. factors .. ", grad_weights: tensor?",
+  accumulate = "self: TableBatch, on: boolean", apply_gradient = "self: TableBatch, gradient: tensor",
+  gradient_table = "self: TableBatch, gradient: tensor, t: int", state = of_states, leaf = "self: TableBatch, t: int",
+  read = "self: TableBatch, t: int, name: string, row: integer, result: tensor",
+  write = "self: TableBatch, t: int, name: string, row: integer, source: tensor",
+  state_shape = "self: TableBatch, t: int, name: string", set_learning_rate = "self: TableBatch, rate: number",
+  set_iteration = "self: TableBatch, iteration: integer", cache_statistics = "self: TableBatch, t: int?",
+})
 
 return M

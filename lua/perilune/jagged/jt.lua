@@ -3,12 +3,13 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
+local signature = require "perilune.signature"
 local A = require "perilune.jagged.arguments"
 local C, check = P.C, P.check
 
 local M = {} -- the class
 local methods, meta = {}, {}
-local wrap, ctype
+local wrap, ctype, ptr
 
 local out = ffi.new "peri_jt *[1]"
 local tensor_out = Tensor.out
@@ -19,12 +20,6 @@ local bool_out = ffi.new "bool[1]"
 --- True for JaggedTensors.
 function M.is(x) return ffi.istype(ctype, x) or (type(x) == "table" and ffi.istype(ctype, util.resolve(x))) end
 
-local function ptr(jt)
-  local p = jt.ptr
-  if p == nil then P.fail "JaggedTensor: it was released (did it outlive its scope? keep it with peri.keep)" end
-  return p
-end
-M.ptr = ptr
 M.methods, M.meta = methods, meta
 
 -- -- making ------------------------------------------------------------------------------------------------------------------------
@@ -175,7 +170,25 @@ meta.__tostring = function(self)
   return ("JaggedTensor: %d bags of %s"):format(tonumber(C.peri_jt_bags(ptr(self))), tostring(values))
 end
 
-wrap, ctype = P.handle("peri_jt", methods, meta)
+wrap, ctype, ptr = P.handle("peri_jt", methods, meta, "a JaggedTensor")
 M.wrap = wrap
+--- The pointer of a live JaggedTensor, or an error.
+M.ptr = ptr
+signature.handle("JaggedTensor", ctype)
+
+signature.check("JaggedTensor.", M, { from_dense = "values: list, weights: list?, device: device?",
+  from_dense_lengths = "values: tensor, lengths: any, weights: tensor?", empty_like = "jt: JaggedTensor, device: device?" })
+local alone = {}
+for _, name in ipairs { "values", "weights_or_none", "weights", "lengths", "offsets", "validate", "longest", "offset_list", "to_dense",
+  "to_dense_weights", "size_in_bytes", "device", "share" } do
+  alone[name] = "self: JaggedTensor"
+end
+signature.check("JaggedTensor:", methods, alone)
+signature.check("JaggedTensor:", methods, {
+  to_padded_dense = "self: JaggedTensor, desired_length: integer?, padding_value: number?",
+  to_padded_dense_weights = "self: JaggedTensor, desired_length: integer?, padding_value: number?",
+  to = "self: JaggedTensor, device: device?", copy_ = "self: JaggedTensor, src: JaggedTensor",
+  equal = "self: JaggedTensor, other: JaggedTensor",
+})
 
 return M

@@ -1,11 +1,13 @@
 -- keys.lua: lists of key names as counted C objects, which containers share and compare by one hash.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
+local signature = require "perilune.signature"
 local C, check = P.C, P.check
 
 local M = {}
 local methods, meta = {}, {}
-local wrap, ctype = P.handle("peri_keys", methods, meta)
+local wrap, ctype, live = P.handle("peri_keys", methods, meta, "a list of keys")
+signature.handle("Keys", ctype)
 M.wrap = wrap
 
 local out = ffi.new "peri_keys *[1]"
@@ -50,7 +52,7 @@ end
 --- The key list of a Lua list of names; a key list passes through.
 function M.of(names)
   if ffi.istype(ctype, names) then
-    if names.ptr == nil then P.fail "keys: the list was released" end
+    live(names)
     return names
   end
   if type(names) ~= "table" then P.fail(("keys: a list of names wanted, got a %s"):format(type(names))) end
@@ -72,11 +74,6 @@ function M.share(ptr)
   return wrap(ptr)
 end
 
-local function live(self)
-  if self.ptr == nil then P.fail "keys: the list was released" end
-  return self.ptr
-end
-
 --- Names as a Lua list.
 function methods:list() return M.list(live(self)) end
 --- Position of a name (1 is the first; the last one if it repeats), or nil.
@@ -90,5 +87,8 @@ function methods:equal(other) return C.peri_keys_equal(live(self), M.of(other).p
 
 meta.__len = function(self) return C.peri_keys_count(live(self)) end
 meta.__tostring = function(self) return self.ptr == nil and "keys (released)" or "keys {" .. table.concat(self:list(), ", ") .. "}" end
+
+signature.check("keys:", methods, { list = "self: Keys", find = "self: Keys, name: string", unique = "self: Keys",
+  equal = "self: Keys, other: any" })
 
 return M

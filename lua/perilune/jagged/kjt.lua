@@ -4,13 +4,14 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local Keys = require "perilune.jagged.keys"
+local signature = require "perilune.signature"
 local A = require "perilune.jagged.arguments"
 local JaggedTensor = require "perilune.jagged.jt"
 local C, check = P.C, P.check
 
 local M = {} -- the class
 local methods, meta = {}, {}
-local wrap, ctype
+local wrap, ctype, ptr
 
 local out = ffi.new "peri_kjt *[1]"
 local desc = ffi.new "peri_kjt_desc"
@@ -21,12 +22,6 @@ local bool_out = ffi.new "bool[1]"
 --- True for KeyedJaggedTensors.
 function M.is(x) return ffi.istype(ctype, x) or (type(x) == "table" and ffi.istype(ctype, util.resolve(x))) end
 
-local function ptr(kjt)
-  local p = kjt.ptr
-  if p == nil then P.fail "KeyedJaggedTensor: it was released (did it outlive its scope? keep it with peri.keep)" end
-  return p
-end
-M.ptr = ptr
 M.methods, M.meta, M.out = methods, meta, out
 
 -- -- making ------------------------------------------------------------------------------------------------------------------------
@@ -58,7 +53,8 @@ local function make(func, a)
   end
   args.keys, args.values, args.weights = keys.ptr, A.ptr(values), A.ptr(weights)
   args.lengths, args.offsets = A.ptr(lengths), A.ptr(offsets)
-  args.stride, args.ranks, args.stride_per_key_per_rank = a.stride or -1, ranks, strides
+  local stride = a.stride and signature.value(func, "stride", a.stride, "integer")
+  args.stride, args.ranks, args.stride_per_key_per_rank = stride or -1, ranks, strides
   args.inverse_keys, args.inverse_indices = inverse_keys and inverse_keys.ptr, A.ptr(inverse)
   check(C.peri_kjt_new(args, out))
   return wrap(out[0])
@@ -191,7 +187,7 @@ local function integers(func, what, list)
   if type(list) ~= "table" then P.fail(("%s: %s are a %s, wanted a list of numbers"):format(func, what, type(list))) end
   local n = #list
   local array = int32s(n > 0 and n or 1)
-  for i = 1, n do array[i - 1] = list[i] end
+  for i = 1, n do array[i - 1] = util.integer(func, ("entry %d of %s"):format(i, what), list[i], -2 ^ 31, 2 ^ 31 - 1) end
   return array, n
 end
 
@@ -261,17 +257,24 @@ end
 --- unequally many bags make a variable batch.
 function M.from_lists(a)
   local func = "KeyedJaggedTensor.from_lists"
-  local n = #a.keys
+  signature.value(func, "the argument", a, "table")
+  local n = #signature.value(func, "keys", a.keys, "list")
+  if a.weights ~= nil then signature.value(func, "weights", a.weights, "list") end
   if #a ~= n then P.fail(("%s: bags of %d keys for %d keys"):format(func, #a, n)) end
   local values, lengths, strides, weights, equal = {}, {}, {}, a.weights and {}, true
   for k = 1, n do
-    for b, bag in ipairs(a[k]) do
+    if a.weights and type(a.weights[k]) ~= "table" then
+      P.fail(("%s: key '%s' has no list of weights"):format(func, tostring(a.keys[k])))
+    end
+    for b, bag in ipairs(signature.value(func, ("entry %d"):format(k), a[k], "list")) do
+      signature.value(func, ("bag %d of key '%s'"):format(b - 1, tostring(a.keys[k])), bag, "list")
       for i, id in ipairs(bag) do
         values[#values + 1] = id
         if weights then
-          local row = a.weights[k] and a.weights[k][b]
+          local row = a.weights[k][b]
           if type(row) ~= "table" or #row ~= #bag then
-            P.fail(("%s: key '%s', sample %d: %s weights for %d ids"):format(func, a.keys[k], b - 1, row and #row or "no", #bag))
+            P.fail(("%s: key '%s', sample %d: %s weights for %d ids"):format(func, tostring(a.keys[k]), b - 1,
+              type(row) == "table" and #row or "no", #bag))
           end
           weights[#weights + 1] = row[i]
         end
@@ -382,6 +385,7 @@ end
 
 --- Order of the received (rank, key) segments in the result of an exchange.
 function M.recat(keys, ranks, stagger)
+  if keys * ranks >= 2 ^ 31 then P.fail(("KeyedJaggedTensor.recat: %d keys of %d ranks are too many"):format(keys, ranks)) end
   local buffer = ffi.new("int32_t[?]", math.max(keys * ranks, 1))
   check(C.peri_kjt_recat(keys, ranks, stagger or 1, buffer))
   return A.list(buffer, keys * ranks)
@@ -399,7 +403,28 @@ meta.__tostring = function(self)
     d.weighted and ", weighted" or "", self:device())
 end
 
-wrap, ctype = P.handle("peri_kjt", methods, meta)
+wrap, ctype, ptr = P.handle("peri_kjt", methods, meta, "a KeyedJaggedTensor")
 M.wrap = wrap
+--- The pointer of a live KeyedJaggedTensor, or an error.
+M.ptr = ptr
+signature.handle("KeyedJaggedTensor", ctype)
+
+signature.check("KeyedJaggedTensor.", M, { concat = "kjts: list", from_jt_dict = "dict: table, keys: any",
+  empty_like = "kjt: KeyedJaggedTensor, device: device?", recat = "keys: count, ranks: count, stagger: int?" })
+local alone = {}
+for _, name in ipairs { "sync", "unsync", "validate", "describe", "keys", "key_list", "device", "stride", "variable_stride_per_key",
+  "is_weighted", "values", "weights_or_none", "weights", "lengths", "lengths_or_none", "offsets", "offsets_or_none",
+  "inverse_indices_or_none", "inverse_indices", "stride_per_key", "lengths_offset_per_key", "stride_per_key_per_rank", "length_per_key",
+  "length_per_key_or_none", "offset_per_key", "offset_per_key_or_none", "longest", "index_per_key", "to_dict", "size_in_bytes",
+  "flatten_lengths", "share", "dist_labels", "dist_tensors" } do
+  alone[name] = "self: KeyedJaggedTensor"
+end
+signature.check("KeyedJaggedTensor:", methods, alone)
+signature.check("KeyedJaggedTensor:", methods, {
+  permute = "self: KeyedJaggedTensor, indices: list", split = "self: KeyedJaggedTensor, segments: list",
+  get = "self: KeyedJaggedTensor, key: string", to = "self: KeyedJaggedTensor, device: device?",
+  copy_ = "self: KeyedJaggedTensor, src: KeyedJaggedTensor", equal = "self: KeyedJaggedTensor, other: KeyedJaggedTensor",
+  dist_splits = "self: KeyedJaggedTensor, key_splits: list",
+})
 
 return M

@@ -4,12 +4,13 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local Keys = require "perilune.jagged.keys"
+local signature = require "perilune.signature"
 local A = require "perilune.jagged.arguments"
 local C, check = P.C, P.check
 
 local M = {} -- the class
 local methods, meta = {}, {}
-local wrap, ctype
+local wrap, ctype, ptr
 
 local out = ffi.new "peri_kt *[1]"
 local tensor_out = Tensor.out
@@ -17,12 +18,6 @@ local tensor_out = Tensor.out
 --- True for KeyedTensors.
 function M.is(x) return ffi.istype(ctype, x) or (type(x) == "table" and ffi.istype(ctype, util.resolve(x))) end
 
-local function ptr(kt)
-  local p = kt.ptr
-  if p == nil then P.fail "KeyedTensor: it was released (did it outlive its scope? keep it with peri.keep)" end
-  return p
-end
-M.ptr = ptr
 
 -- -- making ------------------------------------------------------------------------------------------------------------------------
 
@@ -115,7 +110,7 @@ end
 -- -- regrouping --------------------------------------------------------------------------------------------------------------------
 
 local plan_methods = {}
-local wrap_plan = P.handle("peri_regroup", plan_methods)
+local wrap_plan, _, plan_ptr = P.handle("peri_regroup", plan_methods, nil, "a regrouping plan")
 local plan_out = ffi.new "peri_regroup *[1]"
 local kt_array, kt_room = ffi.new "peri_kt *[8]", 8
 local tensor_array, tensor_room = ffi.new "peri_tensor *[8]", 8
@@ -144,7 +139,7 @@ end
 local function run(func, made, kts, m)
   local n = fill_kts(func, kts)
   if m > tensor_room then tensor_array, tensor_room = ffi.new("peri_tensor *[?]", m), m end
-  check(C.peri_regroup_run(made.ptr, kt_array, n, tensor_array))
+  check(C.peri_regroup_run(plan_ptr(made), kt_array, n, tensor_array))
   local list = {}
   for g = 1, m do list[g] = Tensor.wrap(tensor_array[g - 1]) end
   return list
@@ -169,7 +164,7 @@ M.KTRegroupAsDict = Regroup
 
 --- KTRegroupAsDict(groups, names): call it with a list of KeyedTensors.
 function Regroup:init(groups, names)
-  if type(groups) ~= "table" or #groups == 0 then P.fail "KTRegroupAsDict: a list of groups wanted" end
+  if #groups == 0 then P.fail "KTRegroupAsDict: a list of groups wanted" end
   if #names ~= #groups then P.fail(("KTRegroupAsDict: %d names for %d groups"):format(#names, #groups)) end
   self._groups, self._names, self._plan = groups, names, false
 end
@@ -188,7 +183,7 @@ function Regroup:forward(kts)
   for g = 1, #names do dict[names[g]] = list[g] end
   return dict
 end
-Regroup.__call = Regroup.forward
+Regroup.__call = function(self, kts) return self:forward(kts) end
 
 meta.__index = function(self, name)
   return methods[name] or self:get(name)
@@ -199,7 +194,21 @@ meta.__tostring = function(self)
   return ("KeyedTensor {%s}: %s"):format(table.concat(self:keys(), ", "), tostring(self:values()))
 end
 
-wrap, ctype = P.handle("peri_kt", methods, meta)
+wrap, ctype, ptr = P.handle("peri_kt", methods, meta, "a KeyedTensor")
 M.wrap = wrap
+--- The pointer of a live KeyedTensor, or an error.
+M.ptr = ptr
+signature.handle("KeyedTensor", ctype)
+
+signature.check("KeyedTensor.", M, { from_tensor_list = "keys: any, tensors: list, dim: any",
+  regroup = "kts: list, groups: list", regroup_as_dict = "kts: list, groups: list, names: list" })
+signature.check("KTRegroupAsDict:", Regroup, { init = "self: table, groups: list, names: list", forward = "self: table, kts: list" })
+local alone = {}
+for _, name in ipairs { "keys", "key_list", "values", "key_dim", "device", "length_per_key", "offset_per_key", "to_dict",
+  "size_in_bytes" } do
+  alone[name] = "self: KeyedTensor"
+end
+signature.check("KeyedTensor:", methods, alone)
+signature.check("KeyedTensor:", methods, { get = "self: KeyedTensor, key: string", to = "self: KeyedTensor, device: device?" })
 
 return M

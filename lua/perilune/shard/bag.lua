@@ -11,9 +11,10 @@ local ops = require "perilune.dist.ops"
 local config = require "perilune.embed.config"
 local tbes = require "perilune.embed.tbe"
 local types = require "perilune.plan.types"
+local signature = require "perilune.signature"
 local C, check, state = P.C, P.check, P.state
 
-local wrap = P.handle("peri_sharded_ebc", {})
+local wrap, _, module_ptr = P.handle("peri_sharded_ebc", {}, nil, "a ShardedEmbeddingBagCollection")
 local out = ffi.new "peri_sharded_ebc *[1]"
 local work_out, tensor_out = awaitable.work_out, Tensor.out
 local kjt_ptr = jagged.KeyedJaggedTensor.ptr
@@ -42,7 +43,7 @@ end
 function EmbeddingBagCollectionAwaitable:_wait_impl()
   local work, module = rawget(self, "_work"), rawget(self, "_module")
   awaitable.wait_work(work.ptr)
-  local status = C.peri_sharded_ebc_output(module._ref.ptr, work.ptr, tensor_out)
+  local status = C.peri_sharded_ebc_output(module_ptr(module._ref), work.ptr, tensor_out)
   work:release()
   check(status)
   return module:_keyed_tensor(Tensor.wrap(tensor_out[0]))
@@ -251,7 +252,7 @@ function ShardedEmbeddingBagCollection:embedding_bag_configs() return self.table
 
 --- Send ids to their owners. Collective. Returns an Awaitable for compute_and_output_dist.
 function ShardedEmbeddingBagCollection:input_dist(features)
-  check(C.peri_sharded_ebc_input_dist(self._ref.ptr, kjt_ptr(features), work_out))
+  check(C.peri_sharded_ebc_input_dist(module_ptr(self._ref), kjt_ptr(features), work_out))
   return InputDist(work_out[0])
 end
 
@@ -260,7 +261,7 @@ end
 function ShardedEmbeddingBagCollection:compute_and_output_dist(dist)
   local work = dist.work
   if work.ptr == nil then P.fail "ShardedEmbeddingBagCollection:compute_and_output_dist: this input_dist is already used" end
-  check(C.peri_sharded_ebc_compute_and_output_dist(self._ref.ptr, work.ptr, work_out))
+  check(C.peri_sharded_ebc_compute_and_output_dist(module_ptr(self._ref), work.ptr, work_out))
   work:release()
   return EmbeddingBagCollectionAwaitable(self, work_out[0])
 end
@@ -269,11 +270,11 @@ end
 function ShardedEmbeddingBagCollection:prefetch(dist)
   local work = dist.work
   if work.ptr == nil then P.fail "ShardedEmbeddingBagCollection:prefetch: this input_dist is already used" end
-  check(C.peri_sharded_ebc_prefetch(self._ref.ptr, work.ptr))
+  check(C.peri_sharded_ebc_prefetch(module_ptr(self._ref), work.ptr))
 end
 
 --- Write the changed rows of this rank's tables in files; afterwards their files are whole.
-function ShardedEmbeddingBagCollection:flush() check(C.peri_sharded_ebc_flush(self._ref.ptr)) end
+function ShardedEmbeddingBagCollection:flush() check(C.peri_sharded_ebc_flush(module_ptr(self._ref))) end
 
 function ShardedEmbeddingBagCollection:forward(features)
   return self:compute_and_output_dist(self:input_dist(features):wait())
@@ -282,6 +283,8 @@ end
 -- -- state -------------------------------------------------------------------------------------------------------------------------------
 
 local piece = ffi.new "peri_local_shard"
+local function state_name(x) return signature.value("local_shards", "the state's name", x, "string") end
+local function row_number(x) return signature.value("local_shards", "row", x, "integer") end
 local COPY_ROWS = 65536
 
 --- The pieces of tables on this rank: a list of { table = name, rank, row_offset, rows, col_offset, cols, dense, replica, state =
@@ -289,38 +292,43 @@ local COPY_ROWS = 65536
 --- so on give live views of shards in memory; rows of shards in files (cached) are read and written.
 function ShardedEmbeddingBagCollection:local_shards()
   local list, ref = {}, self._ref
-  for i = 1, C.peri_sharded_ebc_local_shards(ref.ptr) do
-    check(C.peri_sharded_ebc_local_shard(ref.ptr, i - 1, piece))
-    local tbe, number = piece.tbe, piece.tbe_table
+  for i = 1, C.peri_sharded_ebc_local_shards(module_ptr(ref)) do
+    check(C.peri_sharded_ebc_local_shard(module_ptr(ref), i - 1, piece))
+    local batch, number = piece.tbe, piece.tbe_table
+    -- The pieces keep the module, and ask whether it was released before they touch its table batch.
+    local function tbe()
+      module_ptr(ref)
+      return batch
+    end
     list[i] = {
       table = self.tables[piece.table + 1].name, rank = piece.shard.rank,
       row_offset = tonumber(piece.shard.row_offset), rows = tonumber(piece.shard.rows),
       col_offset = tonumber(piece.shard.col_offset), cols = tonumber(piece.shard.cols),
-      dense = piece.dense, replica = piece.replica, cached = C.peri_tbe_cache_io(tbe) ~= nil,
+      dense = piece.dense, replica = piece.replica, cached = C.peri_tbe_cache_io(batch) ~= nil,
       read = function(name, row, result)
-        check(C.peri_tbe_read(tbe, number, name, row, Tensor.ptr(result)))
+        check(C.peri_tbe_read(tbe(), number, state_name(name), row_number(row), Tensor.ptr(result)))
         return result
       end,
-      write = function(name, row, source) check(C.peri_tbe_write(tbe, number, name, row, Tensor.ptr(source))) end,
+      write = function(name, row, source) check(C.peri_tbe_write(tbe(), number, state_name(name), row_number(row), Tensor.ptr(source))) end,
       shape = function(name)
         local dims = ffi.new "int64_t[2]"
-        local n = check(C.peri_tbe_state_shape(tbe, number, name, dims))
+        local n = check(C.peri_tbe_state_shape(tbe(), number, state_name(name), dims))
         return { tonumber(dims[0]), n == 2 and tonumber(dims[1]) or nil }
       end,
-      iteration = function() return tonumber(C.peri_tbe_iteration(tbe)) end,
-      cache_statistics = function() return tbes.cache_statistics_of(tbe, tonumber(number)) end,
+      iteration = function() return tonumber(C.peri_tbe_iteration(tbe())) end,
+      cache_statistics = function() return tbes.cache_statistics_of(tbe(), tonumber(number)) end,
       state = function(name)
-        check(C.peri_tbe_state(tbe, number, name, tensor_out))
+        check(C.peri_tbe_state(tbe(), number, state_name(name), tensor_out))
         return Tensor.wrap(tensor_out[0])
       end,
       leaf = piece.dense and function()
-        check(C.peri_tbe_leaf(tbe, number, tensor_out))
+        check(C.peri_tbe_leaf(tbe(), number, tensor_out))
         return Tensor.wrap(tensor_out[0])
       end or nil,
       names = function()
         local names, k = {}, 0
         while true do
-          local name = C.peri_tbe_state_name(tbe, k)
+          local name = C.peri_tbe_state_name(tbe(), k)
           if name == nil then return names end
           k = k + 1
           names[k] = ffi.string(name)
@@ -390,12 +398,19 @@ function ShardedEmbeddingBagCollection:own_parameters() return self._own end
 --- Learning rate of the fused tables from now on.
 function ShardedEmbeddingBagCollection:set_learning_rate(learning_rate)
   for i = 1, #self._optimizer_names do
-    check(C.peri_sharded_ebc_learning_rate_set(self._ref.ptr, i - 1, learning_rate))
+    check(C.peri_sharded_ebc_learning_rate_set(module_ptr(self._ref), i - 1, learning_rate))
   end
 end
 
 function ShardedEmbeddingBagCollection:__tostring()
   return ("ShardedEmbeddingBagCollection\n%s"):format(tostring(self.plan))
 end
+
+signature.kind("InputDist", "what input_dist returned", InputDist.is)
+signature.check("ShardedEmbeddingBagCollection:", ShardedEmbeddingBagCollection, {
+  input_dist = "self: table, features: KeyedJaggedTensor", forward = "self: table, features: KeyedJaggedTensor",
+  compute_and_output_dist = "self: table, dist: InputDist", prefetch = "self: table, dist: InputDist",
+  copy_from = "self: table, collection: table", set_learning_rate = "self: table, learning_rate: number",
+})
 
 return ShardedEmbeddingBagCollection

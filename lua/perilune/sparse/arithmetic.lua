@@ -1,6 +1,7 @@
 -- arithmetic.lua: jagged operands in sums, products and softmax: the jagged one is padded, or the dense one cut. With gradient.
 local F = require "perilune.nn.functional"
 local dense = require "perilune.sparse.dense"
+local signature = require "perilune.signature"
 
 local M = {}
 
@@ -60,5 +61,17 @@ function M.permute102_baddbmm_permute102(bias, A, B)
   local product = F.bmm(A:transpose(1, 2), B)
   return F.add(product, bias:reshape(bias:size(1), 1, bias:size(2))):transpose(1, 2):contiguous()
 end
+
+signature.check("sparse.", M, {
+  jagged_dense_elementwise_add = "x_values: tensor, x_offsets: list, y: tensor",
+  jagged_dense_elementwise_add_jagged_output = "x_values: tensor, x_offsets: list, y: tensor",
+  jagged_dense_dense_elementwise_add_jagged_output = "x_values: tensor, x_offsets: list, y_0: tensor, y_1: tensor",
+  jagged_dense_elementwise_mul = "x_values: tensor, x_offsets: list, y: tensor",
+  jagged_softmax = "values: tensor, offsets: tensor, max_L: integer",
+  jagged_dense_bmm = "x_values: tensor, x_offsets: tensor, y: tensor, max_L: integer",
+  jagged_jagged_bmm = "x_values: tensor, y_values: tensor, x_offsets: tensor, max_L: integer",
+  batched_dense_vec_jagged_2d_mul = "v: tensor, a_values: tensor, a_offsets: tensor",
+  permute102_baddbmm_permute102 = "bias: tensor, A: tensor, B: tensor",
+})
 
 return M

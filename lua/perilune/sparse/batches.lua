@@ -3,6 +3,7 @@ local F = require "perilune.nn.functional"
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
 local permute = require "perilune.sparse.permute"
+local signature = require "perilune.signature"
 
 local M = {}
 
@@ -82,5 +83,13 @@ function M.tbe_input_combine(indices_list, offsets_list, per_sample_weights, inc
   ends[#ends + 1] = base
   return ids, numbers(ends, "i32", ids:device()), weights
 end
+
+signature.check("sparse.", M, {
+  reorder_batched_ad_lengths = "cat_ad_lengths: tensor, batch_offsets: tensor, num_ads_in_batch: integer",
+  reorder_batched_ad_indices = "cat_ad_offsets: tensor, cat_ad_indices: tensor, batch_offsets: tensor, num_ads_in_batch: integer",
+  tbe_input_combine_with_length = "indices_list: list, lengths_list: list, per_sample_weights: list?",
+  tbe_input_combine = "indices_list: list, offsets_list: list, per_sample_weights: list?, include_last_offsets: list?, "
+    .. "batch_size: integer?",
+})
 
 return M

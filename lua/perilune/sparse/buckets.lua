@@ -4,6 +4,7 @@ local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
 local A = require "perilune.jagged.arguments"
 local KeyedJaggedTensor = require "perilune.jagged.kjt"
+local signature = require "perilune.signature"
 local C, check = P.C, P.check
 
 local M = {}
@@ -107,5 +108,11 @@ function M.bucketize_kjt_before_all2all(kjt, a)
   local permute = tensor_out[0] ~= nil and Tensor.wrap(tensor_out[0]) or nil
   return KeyedJaggedTensor.wrap(kjt_out[0]), permute
 end
+
+signature.check("sparse.", M, {
+  bucketize_sparse_features = "lengths: tensor, indices: tensor, bucketize_pos: boolean?, my_size: int, weights: tensor?",
+  populate_bucketized_permute = "lengths: tensor, bucketized_lengths: tensor, bucket_mapping: tensor",
+  bucketize_kjt_before_all2all = "kjt: KeyedJaggedTensor, args: table",
+})
 
 return M

@@ -4,6 +4,7 @@ local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
 local A = require "perilune.jagged.arguments"
 local permute = require "perilune.sparse.permute"
+local signature = require "perilune.signature"
 local C, check = P.C, P.check
 local ptr, wrap, out = Tensor.ptr, Tensor.wrap, Tensor.out
 
@@ -24,7 +25,7 @@ end
 function M.jagged_to_padded_dense(values, offsets, max_lengths, padding_value)
   local n = fill("jagged_to_padded_dense", offsets)
   if #max_lengths ~= n then P.fail(("jagged_to_padded_dense: %d sizes for %d levels"):format(#max_lengths, n)) end
-  for i = 1, n do sizes[i - 1] = max_lengths[i] end
+  for i = 1, n do sizes[i - 1] = signature.value("jagged_to_padded_dense", "a size", max_lengths[i], "integer") end
   check(C.peri_sparse_jagged_to_dense(ptr(values), levels, sizes, n, padding_value or 0, out))
   return wrap(out[0])
 end
@@ -61,7 +62,6 @@ function M.stacked_jagged_1d_to_dense(values, lengths, offset_per_key, max_lengt
     return single(rows, ends:slice(1, t - 1, t):reshape(ends:size(2)), max, padding_value or 0)
   end)
 end
-M.stacked_jagged_2d_to_dense = M.stacked_jagged_1d_to_dense
 
 --- Segments as rows: [bags, max_length, ...], padded with 0.
 function M.pack_segments(t, lengths, max_length)
@@ -86,5 +86,17 @@ function M.jagged_1d_to_truncated_values(values, lengths, max_truncated_length)
   local padded = single(values, permute.asynchronous_complete_cumsum(lengths), max_truncated_length, 0)
   return (M.dense_to_jagged(padded, { permute.asynchronous_complete_cumsum(short) }))
 end
+
+signature.check("sparse.", M, {
+  jagged_to_padded_dense = "values: tensor, offsets: list, max_lengths: list, padding_value: number?",
+  dense_to_jagged = "dense: tensor, offsets: list, total_L: integer?",
+  jagged_1d_to_dense = "values: tensor, offsets: tensor, max_sequence_length: integer, padding_value: number?",
+  jagged_2d_to_dense = "values: tensor, offsets: tensor, max_sequence_length: integer",
+  stacked_jagged_1d_to_dense = "values: tensor, lengths: tensor, offset_per_key: list, max_lengths_per_key: list, padding_value: number?",
+  pack_segments = "t: tensor, lengths: tensor, max_length: integer",
+  pack_segments_v2 = "t: tensor, lengths: tensor, max_length: integer, pad_minf: boolean?, return_presence_mask: boolean?",
+  jagged_1d_to_truncated_values = "values: tensor, lengths: tensor, max_truncated_length: integer",
+})
+M.stacked_jagged_2d_to_dense = M.stacked_jagged_1d_to_dense
 
 return M

@@ -3,6 +3,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
 local A = require "perilune.jagged.arguments"
+local signature = require "perilune.signature"
 local C, check = P.C, P.check
 local ptr, wrap, out = Tensor.ptr, Tensor.wrap, Tensor.out
 
@@ -20,7 +21,6 @@ end
 function M.asynchronous_complete_cumsum(t) return cumsum(t, C.PERI_CUMSUM_COMPLETE) end
 function M.asynchronous_exclusive_cumsum(t) return cumsum(t, C.PERI_CUMSUM_EXCLUSIVE) end
 function M.asynchronous_inclusive_cumsum(t) return cumsum(t, C.PERI_CUMSUM_INCLUSIVE) end
-M.asynchronous_batched_complete_cumsum = M.asynchronous_complete_cumsum
 
 -- -- segments ----------------------------------------------------------------------------------------------------------------------
 
@@ -97,7 +97,6 @@ function M.lengths_range(lengths)
   check(C.peri_sparse_lengths_range(ptr(lengths), out))
   return wrap(out[0])
 end
-M.repeat_arange = M.lengths_range
 
 --- Sums of values[csr_seg[s] * batch_size .. csr_seg[s + 1] * batch_size). With gradient.
 function M.segment_sum_csr(batch_size, csr_seg, values)
@@ -117,8 +116,6 @@ function M.permute_pooled_embs(pooled, offset_dim_list, permute_list)
   check(C.peri_sparse_permute_pooled(ptr(pooled), offsets, n - 1, order, count, out))
   return wrap(out[0])
 end
-M.permute_duplicate_pooled_embs = M.permute_pooled_embs
-M.permute_pooled_embs_auto_grad = M.permute_pooled_embs
 
 -- -- distinct ids ------------------------------------------------------------------------------------------------------------------
 
@@ -133,5 +130,24 @@ function M.unique(ids, inverse, counts)
   if counts then many = wrap(distinct.counts) end
   return wrap(distinct.unique), to, many
 end
+
+
+signature.check("sparse.", M, {
+  asynchronous_complete_cumsum = "t: tensor", asynchronous_exclusive_cumsum = "t: tensor", asynchronous_inclusive_cumsum = "t: tensor",
+  permute_1D_sparse_data = "order: tensor, lengths: tensor, values: tensor, weights: tensor?",
+  permute_2D_sparse_data = "order: tensor, lengths: tensor, values: tensor, weights: tensor?",
+  permute_2D_sparse_data_input1D = "order: tensor, lengths: tensor, values: tensor, stride: integer, weights: tensor?",
+  permute_sparse_features = "order: tensor, lengths: tensor, indices: tensor, weights: tensor?",
+  permute_sequence_embeddings = "order: tensor, lengths: tensor, embeddings: tensor",
+  jagged_index_select = "values: tensor, lengths: tensor, indices: tensor", index_select_dim0 = "values: tensor, indices: tensor",
+  group_index_select_dim0 = "inputs: list, indices: list", invert_permute = "order: tensor",
+  expand_into_jagged_permute = "order: tensor, input_offset: tensor, output_offset: tensor, output_size: integer?",
+  offsets_range = "offsets: tensor, range_size: integer", lengths_range = "lengths: tensor",
+  segment_sum_csr = "batch_size: integer, csr_seg: tensor, values: tensor",
+  permute_pooled_embs = "pooled: tensor, offset_dim_list: any, permute_list: any",
+  unique = "ids: tensor, inverse: boolean?, counts: boolean?",
+})
+M.asynchronous_batched_complete_cumsum, M.repeat_arange = M.asynchronous_complete_cumsum, M.lengths_range
+M.permute_duplicate_pooled_embs, M.permute_pooled_embs_auto_grad = M.permute_pooled_embs, M.permute_pooled_embs
 
 return M

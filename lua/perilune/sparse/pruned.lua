@@ -2,6 +2,7 @@
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
+local signature = require "perilune.signature"
 local C, check = P.C, P.check
 local ptr, wrap, out = Tensor.ptr, Tensor.wrap, Tensor.out
 
@@ -40,5 +41,13 @@ function M.pruned_hashmap_insert(indices, dense_indices, offsets, hash_table, ha
   check(C.peri_sparse_pruned_hashmap_insert(ptr(indices), ptr(dense_indices), ptr(offsets), ptr(hash_table), ptr(hash_table_offsets), out))
   return wrap(out[0])
 end
+
+signature.check("sparse.", M, {
+  embedding_bag_rowwise_prune = "weight: tensor, indicator: tensor, threshold: number, compressed_indices_dtype: dtype, abs: boolean?, "
+    .. "min_num_rows: number?, min_save_ratio: number?",
+  pruned_array_lookup = "indices: tensor, offsets: tensor, index_remappings: tensor, index_remappings_offsets: tensor",
+  pruned_hashmap_lookup = "indices: tensor, offsets: tensor, hash_table: tensor, hash_table_offsets: tensor",
+  pruned_hashmap_insert = "indices: tensor, dense_indices: tensor, offsets: tensor, hash_table: tensor, hash_table_offsets: tensor",
+})
 
 return M

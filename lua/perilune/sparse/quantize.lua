@@ -3,6 +3,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
 local A = require "perilune.jagged.arguments"
+local signature = require "perilune.signature"
 local C, check = P.C, P.check
 local out = Tensor.out
 
@@ -46,5 +47,9 @@ function M.restore(rows, format, cols, dtype)
   check(C.peri_quantize_restore(Tensor.ptr(rows), format, cols, P.dtype(dtype or "f32"), out))
   return Tensor.wrap(out[0])
 end
+
+signature.kind("RowFormat", "a format (of quantize.format)", function(x) return ffi.istype("peri_row_format", x) end)
+signature.check("quantize.", M, { row_bytes = "format: RowFormat, cols: integer", rows = "x: tensor, format: RowFormat, min_max: tensor?",
+  restore = "rows: tensor, format: RowFormat, cols: integer, dtype: dtype?" })
 
 return M

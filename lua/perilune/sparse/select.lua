@@ -3,6 +3,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
 local A = require "perilune.jagged.arguments"
+local signature = require "perilune.signature"
 local C, check = P.C, P.check
 local ptr, wrap, out = Tensor.ptr, Tensor.wrap, Tensor.out
 
@@ -48,5 +49,12 @@ function M.batch_index_select_dim0(inputs, indices, input_num_indices, input_row
   check(C.peri_sparse_batch_index_select(ptr(inputs), ptr(indices), a, out))
   return wrap(out[0])
 end
+
+signature.check("sparse.", M, {
+  masked_select_jagged_1d = "values: tensor, lengths: tensor, mask: tensor",
+  jagged_slice = "x_values: tensor, x_lengths: tensor, start: tensor, slice_length: integer",
+  batch_index_select_dim0 = "inputs: tensor, indices: tensor, input_num_indices: any, input_rows: any, input_columns: any, "
+    .. "permute_output_dim_0_1: boolean?",
+})
 
 return M

@@ -104,7 +104,7 @@ enum { PERI_REDUCTION_NONE = 0, PERI_REDUCTION_MEAN = 1, PERI_REDUCTION_SUM = 2 
  *  element's loss, @pos_weight (broadcast; or NULL) its positive part. The mean is over elements, not weights. Only @x has a gradient. */
 PERI_API peri_status peri_op_bce_with_logits(peri_tensor *x, peri_tensor *target, peri_tensor *weight, peri_tensor *pos_weight,
                                              int32_t reduction, peri_tensor **out);
-/** Binary cross entropy of probabilities; logarithms are clamped at -100. */
+/** Binary cross entropy of probabilities; logarithms are clamped at -100. Waits: PERI_ERANGE for a probability outside 0..1. */
 PERI_API peri_status peri_op_bce(peri_tensor *x, peri_tensor *target, peri_tensor *weight, int32_t reduction, peri_tensor **out);
 /** Squared error. */
 PERI_API peri_status peri_op_mse(peri_tensor *x, peri_tensor *target, int32_t reduction, peri_tensor **out);

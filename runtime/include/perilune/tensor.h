@@ -33,7 +33,7 @@ typedef struct peri_tensor_desc {
 
 /** An uninitialised tensor of @shape[ndim] (0 <= ndim <= PERI_MAX_DIMS) on @device. */
 PERI_API peri_status peri_tensor_new(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, peri_tensor **out);
-/** The same, every element @value (converted; complex: real part). */
+/** The same, every element @value (complex: real part), which must fit the dtype as in peri_tensor_fill. */
 PERI_API peri_status peri_tensor_full(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double value,
                                       peri_tensor **out);
 /** Uniform numbers in [low, high) from the counter-based generator: element i depends on (@seed, @stream, i) only. f32 or f64. */
@@ -56,9 +56,11 @@ PERI_API peri_status peri_tensor_read(const peri_tensor *t, void *dst, int64_t b
 PERI_API peri_status peri_tensor_item(const peri_tensor *t, int64_t index, double *out);
 /** The address of element 0 of a contiguous tensor whose device the host can access; PERI_EUNSUPPORTED otherwise. Borrowed. */
 PERI_API peri_status peri_tensor_data(peri_tensor *t, void **out);
-/** dst[...] = src[...], cast to dst's dtype (the rules of kernels/convert.h), across devices too. @src broadcasts. Not recorded. */
+/** dst[...] = src[...], cast to dst's dtype (the rules of kernels/convert.h), across devices too. @src broadcasts; it may be part of the
+ *  same memory: it is read before @dst is written. Not recorded. */
 PERI_API peri_status peri_tensor_copy(peri_tensor *dst, const peri_tensor *src);
-/** Set every element to @value. Not recorded. */
+/** Set every element to @value; PERI_ERANGE if the dtype cannot hold it: integers take whole numbers of their range, floats what does not
+ *  become an infinity, bool everything (0 is false). Not recorded. */
 PERI_API peri_status peri_tensor_fill(peri_tensor *t, double value);
 
 /* -- views and layout (recorded) --------------------------------------------------------------------------------------------------- */
@@ -97,7 +99,8 @@ typedef struct peri_backward peri_backward;
  *  a reducer (perilune/comm.h). */
 PERI_API peri_status peri_backward_new(peri_tensor *root, peri_tensor *grad, peri_backward **out);
 /** Run until the pass is over (PERI_OK) or a node waits for other ranks (PERI_PENDING: call again). Does not block. The recorded
- *  nodes are spent afterwards. */
+ *  nodes are spent afterwards. PERI_EINVAL if a tensor that an operation needs now was changed in place after it (by peri_tensor_copy,
+ *  fill or write, an exchange, an optimizer; what is written through peri_tensor_data is not seen). */
 PERI_API peri_status peri_backward_step(peri_backward *pass);
 /** Give the pass up, also in the middle; NULL is fine. */
 PERI_API void peri_backward_release(peri_backward *pass);

@@ -1,0 +1,151 @@
+-- signature.lua: what public functions take: one line each, from which a check is made that runs before every call.
+--
+--   signature.check("", M, { pow = "t: tensor, exponent: number", sum = "t: tensor, dim: dims?, keepdim: boolean?" })
+--
+-- replaces M.pow and M.sum by functions that look at their arguments and then call what was there. "?": may be nil (or
+-- false). A wrong argument is an
+-- error that names the function, the argument, the value, and what is allowed. The checks are compiled with their callers.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+
+local M = {}
+
+--- Every signature: { name = "pow", arguments = { { name =, kind =, optional = } }, table = M, key = "pow" }. For tests.
+M.all = {}
+
+local wide, unsigned, pointer = ffi.typeof "int64_t", ffi.typeof "uint64_t", ffi.typeof "peri_device *"
+local RELEASED = "was released (did it outlive its scope? keep it with peri.keep)"
+M.RELEASED = RELEASED
+
+local function whole(x) return type(x) == "number" and x == math.floor(x) and x >= -2 ^ 63 and x < 2 ^ 63 end
+local function any_whole(x) return whole(x) or type(x) == "cdata" and (ffi.istype(wide, x) or ffi.istype(unsigned, x)) end
+local function dimension(x) return type(x) == "number" and x == math.floor(x) and x ~= 0 and x >= -8 and x <= 8 end
+
+--- Kinds of arguments: what they are called in messages, and whether a value is one. `lua`: those that are plain Lua types.
+local kinds = {
+  number = { text = "a number", lua = "number" },
+  string = { text = "a string", lua = "string" },
+  boolean = { text = "true or false", lua = "boolean" },
+  table = { text = "a table", lua = "table" },
+  list = { text = "a list", lua = "table" },
+  ["function"] = { text = "a function", lua = "function" },
+  integer = { text = "a whole number", is = any_whole },
+  count = { text = "a whole number 0..2^53", is = function(x) return whole(x) and x >= 0 and x <= 2 ^ 53 end },
+  int = { text = "a whole number below 2^31", is = function(x) return whole(x) and x >= -2 ^ 31 and x < 2 ^ 31 end },
+  dim = { text = "a dimension: 1, 2, ..., or -1, -2, ... from the end", is = dimension },
+  dims = {
+    text = "a dimension (1, 2, ..., or -1, -2, ... from the end) or a list of dimensions",
+    is = function(x)
+      if type(x) ~= "table" then return dimension(x) end
+      for i = 1, #x do
+        if not dimension(x[i]) then return false end
+      end
+      return #x <= 8
+    end,
+  },
+  dtype = {
+    text = "a dtype such as 'f32'",
+    is = function(x) return type(x) == "string" or type(x) == "number" and P.dtype_names[x] ~= nil end,
+  },
+  device = {
+    text = "a device's name",
+    is = function(x) return type(x) == "string" or type(x) == "cdata" and ffi.istype(pointer, x) and x ~= nil end,
+  },
+  callable = {
+    text = "a function",
+    is = function(x)
+      local meta = type(x) == "table" and getmetatable(x)
+      return type(x) == "function" or type(meta) == "table" and meta.__call ~= nil
+    end,
+  },
+}
+
+--- Add a kind: `text` for messages, `is` the test, and (optional) `why(x)`: the words for a value that is of the kind but cannot be used.
+function M.kind(name, text, is, why) kinds[name] = { text = text, is = is, why = why } end
+
+--- Add the kind of a handle: a live one, or a lazy awaitable that stands for one.
+function M.handle(name, ctype)
+  M.kind(name, (name:match "^[AEIOUaeiou]" and "an " or "a ") .. name, function(x) return ffi.istype(ctype, x) and x.ptr ~= nil end,
+    function(x) return ffi.istype(ctype, x) and RELEASED end)
+end
+
+--- A value for a message: numbers and short strings themselves, else what it is.
+function M.text(x)
+  if type(x) == "string" then return ("'%s'"):format(#x > 40 and x:sub(1, 40) .. "..." or x) end
+  if type(x) == "number" or type(x) == "boolean" or x == nil then return tostring(x) end
+  if type(x) ~= "cdata" then return "a " .. type(x) end
+  if ffi.istype(wide, x) or ffi.istype(unsigned, x) then return tostring(x) end
+  local meta = kinds[M.name_of(x)]
+  return meta and meta.text or "a cdata"
+end
+
+--- The name of the kind that a handle is of, or nil.
+function M.name_of(x)
+  for name, kind in pairs(kinds) do
+    if kind.why and (kind.is(x) or kind.why(x)) then return name end
+  end
+end
+
+local function test(kind, x)
+  if kind.lua then return type(x) == kind.lua end
+  return kind.is(x)
+end
+
+--- Complain about argument `a` of `func`, unless what it stands for is right: then return that.
+local function bad(func, a, x)
+  local kind = kinds[a.kind]
+  local y = util.resolve(x)
+  if not rawequal(y, x) and test(kind, y) then return y end
+  local why = kind.why and kind.why(y)
+  if why then P.fail(("%s: %s %s"):format(func, a.name, why)) end
+  P.fail(("%s: %s is %s, wanted %s"):format(func, a.name, M.text(y), kind.text))
+end
+
+--- "t: tensor, dim: dims?" -> { { name = "t", kind = "tensor" }, { name = "dim", kind = "dims", optional = true } }
+local function parse(line)
+  local list = {}
+  for name, kind, mark in line:gmatch "([%w_]+):%s*([%w_]+)(%??)" do
+    if kind ~= "any" and not kinds[kind] then error(("signature: no kind '%s' in '%s'"):format(kind, line), 0) end
+    list[#list + 1] = { name = name, kind = kind, optional = mark == "?" }
+  end
+  return list
+end
+
+--- The checking function around f, made of text so that it has as many parameters as there are: `...` is not compiled.
+local function guard(func, f, list)
+  local names, lines, tests, locals = {}, {}, {}, {}
+  for i, a in ipairs(list) do
+    names[i] = "a" .. i
+    local kind = kinds[a.kind]
+    if kind then
+      local wrong = kind.lua and ("type(a%d) ~= '%s'"):format(i, kind.lua) or ("not is%d(a%d)"):format(i, i)
+      local unless = not a.optional and "" or (a.kind == "boolean" and "a%d ~= nil and " or "a%d and "):format(i)
+      lines[#lines + 1] = ("if %s%s then a%d = bad(func, list[%d], a%d) end"):format(unless, wrong, i, i, i)
+      tests[i] = kind.is
+      if kind.is then locals[#locals + 1] = ("local is%d = is[%d]"):format(i, i) end
+    end
+  end
+  local parameters = table.concat(names, ", ")
+  local text = ("local f, func, list, is, bad, type = ...\n%s\nreturn function(%s)\n%s\nreturn f(%s)\nend"):format(
+    table.concat(locals, "\n"), parameters, table.concat(lines, "\n"), parameters)
+  return assert(loadstring(text, "=perilune.signature"))(f, func, list, tests, bad, type)
+end
+
+--- The value `x` of argument `name` of `func`, if it is of the kind; else an error as for arguments.
+function M.value(func, name, x, kind)
+  if test(kinds[kind], x) then return x end
+  return bad(func, { name = name, kind = kind }, x)
+end
+
+--- Put checks in front of functions of a table: `signatures` maps their names to their arguments; messages begin with `prefix` and the
+--- name.
+function M.check(prefix, functions, signatures)
+  for name, line in util.ordered(signatures) do
+    local list = parse(line)
+    M.all[#M.all + 1] = { name = prefix .. name, arguments = list, table = functions, key = name }
+    functions[name] = guard(prefix .. name, functions[name] or error("signature: no function " .. prefix .. name, 0), list)
+  end
+end
+
+return M

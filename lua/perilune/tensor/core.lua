@@ -1,0 +1,429 @@
+-- core.lua: tensors: making, reading, views, the gradient tape. Dense operations are in ops.lua.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local signature = require "perilune.signature"
+local C, check = P.C, P.check
+
+local M = {}
+local methods = {}
+local meta = {}
+local wrap, ctype, ptr = P.handle("peri_tensor", methods, meta, "a tensor")
+M.wrap = wrap
+--- The pointer of a live tensor, or an error.
+M.ptr = ptr
+signature.handle("tensor", ctype)
+
+local out = ffi.new "peri_tensor *[1]"
+M.out = out -- for other modules of this layer: check(C.f(..., out)); return wrap(out[0])
+local desc = ffi.new "peri_tensor_desc"
+local MOST_DIMS = 8 -- PERI_MAX_DIMS
+local dims = ffi.new "int64_t[8]"
+local number = ffi.new "double[1]"
+
+--- True for tensors that were not released.
+function M.is_live(x) return ffi.istype(ctype, x) and x.ptr ~= nil end
+--- True for tensors.
+function M.is(x) return ffi.istype(ctype, x) or (type(x) == "table" and ffi.istype(ctype, util.resolve(x))) end
+
+local function size_of(func, i, x)
+  if type(x) == "cdata" then x = tonumber(x) end
+  if type(x) == "number" and x == math.floor(x) and x >= -2 ^ 53 and x <= 2 ^ 53 then return x end
+  P.fail(("%s: size %d of the shape is %s, allowed: whole numbers 0..2^53"):format(func, i, signature.text(x)))
+end
+
+--- Copy a shape to dims; returns its length. C says which of the numbers are sizes.
+local function fill_dims(func, shape)
+  local n = #shape
+  if n > MOST_DIMS then P.fail(("%s: a shape of %d sizes, at most %d"):format(func, n, MOST_DIMS)) end
+  for i = 1, n do dims[i - 1] = size_of(func, i, shape[i]) end
+  return n
+end
+
+-- -- making ------------------------------------------------------------------------------------------------------------------------
+
+--- An uninitialised tensor of a shape (list of sizes).
+function M.empty(shape, dtype, device)
+  check(C.peri_tensor_new(P.device(device), P.dtype(dtype or "f32"), fill_dims("empty", shape), dims, out))
+  return wrap(out[0])
+end
+
+function M.full(shape, value, dtype, device)
+  local n = fill_dims("full", shape)
+  check(C.peri_tensor_full(P.device(device), P.dtype(dtype or "f32"), n, dims, value, out))
+  return wrap(out[0])
+end
+
+function M.zeros(shape, dtype, device) return M.full(shape, 0, dtype, device) end
+function M.ones(shape, dtype, device) return M.full(shape, 1, dtype, device) end
+
+--- Uniform numbers in [low, high): element i depends on (seed, stream, i) only.
+function M.uniform(shape, low, high, seed, stream, dtype, device)
+  local n = fill_dims("uniform", shape)
+  check(C.peri_tensor_uniform(P.device(device), P.dtype(dtype or "f32"), n, dims, low, high, seed, stream or 0, out))
+  return wrap(out[0])
+end
+
+function M.normal(shape, mean, deviation, seed, stream, dtype, device)
+  local n = fill_dims("normal", shape)
+  check(C.peri_tensor_normal(P.device(device), P.dtype(dtype or "f32"), n, dims, mean, deviation, seed, stream or 0, out))
+  return wrap(out[0])
+end
+
+-- C element types for the host side of reads and writes.
+local host_types = { f64 = "double", f32 = "float", f16 = "uint16_t", bf16 = "uint16_t", i64 = "int64_t", i32 = "int32_t", i16 = "int16_t",
+  i8 = "int8_t", u8 = "uint8_t", bool = "uint8_t", c64 = "float", c128 = "double" }
+local parts = { c64 = 2, c128 = 2 }
+
+-- What a dtype can hold: least and largest number, whether whole ones only, and how messages say it. A finite number beyond `least` and
+-- `most` is an error, also for floats, where it would become an infinity; inside they are rounded.
+local ranges = {
+  i64 = { -2 ^ 63, 2 ^ 63, true, "whole numbers -2^63..2^63 - 1" }, i32 = { -2 ^ 31, 2 ^ 31 - 1, true }, i16 = { -32768, 32767, true },
+  i8 = { -128, 127, true }, u8 = { 0, 255, true }, f16 = { -65519.99, 65519.99, false, "-65504..65504, inf, nan" },
+  f32 = { -0x1.fffffefffffffp127, 0x1.fffffefffffffp127, false, "-3.4028235e38..3.4028235e38, inf, nan" },
+  bf16 = { -0x1.fefffep127, 0x1.fefffep127, false, "-3.3895314e38..3.3895314e38, inf, nan" },
+}
+ranges.c64 = ranges.f32
+
+local integer, unsigned = ffi.typeof "int64_t", ffi.typeof "uint64_t"
+local MOST_SIGNED = 0x7fffffffffffffffULL
+
+--- Whether the number x (a Lua number, or a 64-bit whole one) can be an element of this range.
+local function fits(range, x)
+  if type(x) == "cdata" then
+    if range == ranges.i64 then return ffi.istype(integer, x) or x <= MOST_SIGNED end
+    x = tonumber(x)
+  end
+  if range[3] then return x == math.floor(x) and x >= range[1] and x <= range[2] and x < 2 ^ 63 end
+  return x >= range[1] and x <= range[2] or x ~= x or x == math.huge or x == -math.huge
+end
+
+--- The place of flat position `at` in nested lists: "[2][1]".
+local function place(at, shape)
+  local text = ""
+  for d = #shape, 1, -1 do
+    text = ("[%d]%s"):format(at % shape[d] + 1, text)
+    at = math.floor(at / shape[d])
+  end
+  return text == "" and "the number" or "entry " .. text
+end
+
+--- Fill `shape` with the sizes of nested lists, which must be equally long, and numbers equally deep.
+local function measure(func, data, shape, depth, most)
+  if depth > most then P.fail(("%s: lists nested deeper than %d, or a list inside itself"):format(func, most)) end
+  local n = #data
+  shape[depth] = shape[depth] or n
+  if shape[depth] ~= n then P.fail(("%s: a row of %d elements beside one of %d"):format(func, n, shape[depth])) end
+  local nested = type(data[1]) == "table"
+  for i = 1, n do
+    if (type(data[i]) == "table") ~= nested then
+      P.fail(("%s: entry %d of a list is %s, beside entries that are %s"):format(func, i, signature.text(data[i]),
+        nested and "lists" or "numbers"))
+    end
+    if nested then measure(func, data[i], shape, depth + 1, most) end
+  end
+end
+
+local function is_number(x)
+  return type(x) == "number" or type(x) == "cdata" and (ffi.istype(integer, x) or ffi.istype(unsigned, x))
+end
+
+local function flatten(func, data, buffer, at, shape, depth, dtype)
+  if depth < #shape then
+    for i = 1, #data do at = flatten(func, data[i], buffer, at, shape, depth + 1, dtype) end
+    return at
+  end
+  local range, logical = ranges[dtype], dtype == "bool"
+  for i = 1, #data do
+    local x = data[i]
+    if x == true then x = 1 elseif x == false then x = 0 end
+    if not is_number(x) then P.fail(("%s: %s is %s, wanted a number"):format(func, place(at, shape), signature.text(x))) end
+    if logical then x = x ~= 0 and 1 or 0
+    elseif range and not fits(range, x) then
+      P.fail(("%s: %s is %s, which does not fit %s, allowed: %s"):format(func, place(at, shape), signature.text(x), dtype,
+        range[4] or ("whole numbers %d..%d"):format(range[1], range[2])))
+    end
+    buffer[at] = x
+    at = at + 1
+  end
+  return at
+end
+
+local function write_list(func, data, dtype, device, found, shape, n)
+  local name = (dtype == "f16" or dtype == "bf16") and "f32" or dtype
+  local buffer = ffi.new(host_types[name] .. "[?]", math.max(n, 1))
+  if n > 0 then flatten(func, data, buffer, 0, found, 1, dtype) end
+  if parts[dtype] and (n > 0 or #found > 1) then found[#found] = nil end
+  local t = M.empty(shape or found, name, device)
+  check(C.peri_tensor_write(ptr(t), buffer, n * ffi.sizeof(host_types[name])))
+  return name == dtype and t or t:to(dtype)
+end
+
+--- A tensor of numbers from a nested list; dtype f32 unless said otherwise; an empty list has shape {0}. `shape` (optional) reshapes.
+--- A number that does not fit the dtype is an error: 300 in u8, 1.5 in i64, 1e300 in f32. 16-bit floats are rounded from f32; of bool
+--- everything but 0 and false is true. Complex numbers are pairs in the innermost lists.
+function M.tensor(data, dtype, device, shape) return M.named_tensor("tensor", data, dtype, device, shape) end
+
+--- The same; errors begin with `func`.
+function M.named_tensor(func, data, dtype, device, shape)
+  dtype = P.dtype_names[P.dtype(dtype or "f32")]
+  if type(data) ~= "table" then data, shape = { data }, shape or {} end
+  local found = {}
+  measure(func, data, found, 1, MOST_DIMS + (parts[dtype] and 1 or 0))
+  local n = 1
+  for i = 1, #found do n = n * found[i] end
+  if parts[dtype] and n > 0 and found[#found] ~= 2 then
+    P.fail(("%s: %s from innermost lists of %d numbers, wanted pairs (real and imaginary part)"):format(func, dtype, found[#found]))
+  end
+  return write_list(func, data, dtype, device, found, shape, n)
+end
+
+--- Bytes of host memory that a string or an array has; math.huge for a pointer, whose room only the caller knows.
+local function room_of(func, data)
+  if type(data) == "string" then return #data end
+  local text = type(data) == "cdata" and tostring(ffi.typeof(data)) or ""
+  if text:find "%]>$" then return ffi.sizeof(data) end
+  if text:find "%*>$" and data ~= nil then return math.huge end
+  P.fail(("%s: data is %s, wanted a string, or a C array or pointer"):format(func, data == nil and "nil" or signature.text(data)))
+end
+
+--- A tensor from host memory (cdata or string) of numel elements: exactly as many bytes in a string, no fewer in an array; what a pointer
+--- points at is not known here.
+function M.from_memory(data, shape, dtype, device)
+  room_of("from_memory", data)
+  local t = M.empty(shape, dtype, device)
+  return t:write(data)
+end
+
+-- -- looking ---------------------------------------------------------------------------------------------------------------------
+
+function methods:describe()
+  C.peri_tensor_describe(ptr(self), desc)
+  return desc
+end
+
+--- Number of dimensions.
+function methods:dim() return self:describe().ndim end
+--- Sizes as a list.
+function methods:shape()
+  local d, shape = self:describe(), {}
+  for i = 1, d.ndim do shape[i] = tonumber(d.shape[i - 1]) end
+  return shape
+end
+--- Size of dimension d (1 is the first, -1 the last).
+function methods:size(d)
+  local x = methods.describe(self)
+  local i = d < 0 and d + x.ndim or d - 1
+  if i < 0 or i >= x.ndim then P.fail(("tensor: dimension %d of %d"):format(d, x.ndim)) end
+  return tonumber(x.shape[i])
+end
+function methods:numel() return tonumber(self:describe().numel) end
+function methods:dtype() return P.dtype_names[self:describe().dtype] end
+function methods:device() return ffi.string(C.peri_device_name(self:describe().device)) end
+function methods:is_contiguous() return self:describe().contiguous end
+function methods:is_leaf() return self:describe().leaf end
+
+--- Host memory with all elements in row-major order (waits for them), its element count, and its C element type.
+function methods:read()
+  local d = self:describe()
+  local name, n = P.dtype_names[d.dtype], tonumber(d.numel)
+  local count = n * (parts[name] or 1)
+  local buffer = ffi.new(host_types[name] .. "[?]", math.max(count, 1))
+  check(C.peri_tensor_read(ptr(self), buffer, n * tonumber(C.peri_dtype_size(d.dtype))))
+  return buffer, count
+end
+
+--- Overwrite all elements from host memory (cdata or string) of the same dtype, as in from_memory.
+function methods:write(data)
+  local d = self:describe()
+  local bytes, room = tonumber(d.numel * C.peri_dtype_size(d.dtype)), room_of("write", data)
+  if room < bytes or type(data) == "string" and room ~= bytes then
+    P.fail(("write: %d bytes of data for %s, which has %d"):format(room, tostring(self), bytes))
+  end
+  check(C.peri_tensor_write(ptr(self), data, bytes))
+  return self
+end
+
+--- The element at flat position i (0 is the first) as a number; without i that of a tensor of one element.
+function methods:item(i)
+  if not i and self:numel() ~= 1 then
+    P.fail(("item: %s has %d elements, wanted one; say which: item(0) is the first"):format(tostring(self), self:numel()))
+  end
+  check(C.peri_tensor_item(ptr(self), i or 0, number))
+  return number[0]
+end
+
+local u32 = ffi.typeof "uint32_t *"
+
+--- Like read, for numbers that become Lua's: every NaN is the plain one (LuaJIT takes some NaN bits for other types).
+local function numbers(t, name)
+  local buffer, n = t:read()
+  local words = ffi.cast(u32, buffer)
+  if name == "f32" or name == "c64" then
+    for i = 0, n - 1 do
+      if bit.band(words[i], 0x7fffffff) > 0x7f800000 then words[i] = 0x7fc00000 end
+    end
+  elseif name == "f64" or name == "c128" then
+    for i = 0, n - 1 do
+      local high = bit.band(words[2 * i + 1], 0x7fffffff)
+      if high > 0x7ff00000 or high == 0x7ff00000 and words[2 * i] ~= 0 then words[2 * i], words[2 * i + 1] = 0, 0x7ff80000 end
+    end
+  end
+  return buffer, n
+end
+
+local function nest(buffer, at, shape, depth, width)
+  local list = {}
+  if depth > #shape then return buffer[at], at + 1 end
+  for i = 1, shape[depth] do list[i], at = nest(buffer, at, shape, depth + 1, width) end
+  return list, at
+end
+
+--- All elements as a flat list of numbers.
+function methods:to_list()
+  local name = self:dtype()
+  if name == "f16" or name == "bf16" then return self:to("f32"):to_list() end
+  local buffer, n = numbers(self, name)
+  local list = {}
+  for i = 1, n do list[i] = tonumber(buffer[i - 1]) end
+  return list
+end
+
+--- All elements as nested lists; a 0-dimensional tensor gives its number.
+function methods:to_table()
+  local name = self:dtype()
+  if name == "f16" or name == "bf16" then return self:to("f32"):to_table() end
+  local buffer, n = numbers(self, name)
+  local flat = {}
+  for i = 0, n - 1 do flat[i] = tonumber(buffer[i]) end
+  local shape = self:shape()
+  if parts[name] then shape[#shape + 1] = 2 end
+  return (nest(flat, 0, shape, 1))
+end
+
+meta.__tostring = function(t)
+  if t.ptr == nil then return "tensor (released)" end
+  return ("tensor %s [%s] on %s"):format(t:dtype(), table.concat(t:shape(), ", "), t:device())
+end
+
+-- -- copies and views --------------------------------------------------------------------------------------------------------------
+
+--- self[...] = src[...], cast and repeated as needed. Not recorded.
+function methods:copy(src)
+  check(C.peri_tensor_copy(ptr(self), ptr(src)))
+  return self
+end
+function methods:fill(value)
+  check(C.peri_tensor_fill(ptr(self), value))
+  return self
+end
+--- Another dtype and/or device: t:to "f64", t:to("f32", "opaque"), t:to(nil, "cpu").
+function methods:to(dtype, device)
+  check(C.peri_tensor_to(ptr(self), dtype and P.dtype(dtype) or -1, device and P.device(device) or nil, out))
+  return wrap(out[0])
+end
+function methods:reshape(...)
+  local n = select("#", ...)
+  if n == 1 and type((...)) == "table" then
+    n = fill_dims("reshape", (...))
+  else
+    if n > MOST_DIMS then P.fail(("reshape: a shape of %d sizes, at most %d"):format(n, MOST_DIMS)) end
+    for i = 1, n do dims[i - 1] = size_of("reshape", i, (select(i, ...))) end
+  end
+  check(C.peri_tensor_reshape(ptr(self), n, dims, out))
+  return wrap(out[0])
+end
+--- Exchange dimensions a and b (1 is the first, -1 the last).
+function methods:transpose(a, b)
+  check(C.peri_tensor_transpose(ptr(self), a > 0 and a - 1 or a, b > 0 and b - 1 or b, out))
+  return wrap(out[0])
+end
+--- Elements start..stop-1 of dimension d (d counts from 1; start and stop count from 0, as offsets do).
+function methods:slice(d, start, stop, step)
+  check(C.peri_tensor_slice(ptr(self), d > 0 and d - 1 or d, start, stop, step or 1, out))
+  return wrap(out[0])
+end
+function methods:expand(shape)
+  check(C.peri_tensor_expand(ptr(self), fill_dims("expand", shape), dims, out))
+  return wrap(out[0])
+end
+function methods:contiguous()
+  check(C.peri_tensor_contiguous(ptr(self), out))
+  return wrap(out[0])
+end
+function methods:detach()
+  check(C.peri_tensor_detach(ptr(self), out))
+  return wrap(out[0])
+end
+--- Another handle of the same tensor, outside any scope.
+function methods:share()
+  C.peri_tensor_retain(ptr(self))
+  local scope = P.state.scope
+  P.state.scope = false
+  local h = wrap(self.ptr)
+  P.state.scope = scope
+  return h
+end
+
+-- -- gradients ---------------------------------------------------------------------------------------------------------------------
+
+--- Make a leaf want a gradient (or not). Returns it.
+function methods:requires_grad(on)
+  check(C.peri_tensor_requires_grad(ptr(self), on ~= false))
+  return self
+end
+--- The accumulated gradient, or nil.
+function methods:grad()
+  check(C.peri_tensor_grad(ptr(self), out))
+  if out[0] ~= nil then return wrap(out[0]) end
+end
+--- Replace the gradient; nil drops it.
+function methods:set_grad(grad)
+  check(C.peri_tensor_grad_set(ptr(self), grad and ptr(grad) or nil))
+  return self
+end
+
+local pass = ffi.new "peri_backward *[1]"
+--- Run the backward pass from this tensor; `grad` is the upstream gradient (default 1, for one-element tensors). Waits for exchanges.
+function methods:backward(grad)
+  check(C.peri_backward_new(ptr(self), grad and ptr(grad) or nil, pass))
+  local p, round = pass[0], 0
+  local status = C.peri_backward_step(p)
+  while status == C.PERI_PENDING do
+    P.pause(round)
+    round = round + 1
+    status = C.peri_backward_step(p)
+  end
+  if status < 0 then -- releasing must not lose the message: it never touches the error record (style E5)
+    C.peri_backward_release(p)
+    check(status)
+  end
+  C.peri_backward_release(p)
+end
+
+signature.check("", M, {
+  empty = "shape: list, dtype: dtype?, device: device?",
+  zeros = "shape: list, dtype: dtype?, device: device?",
+  ones = "shape: list, dtype: dtype?, device: device?", full = "shape: list, value: number, dtype: dtype?, device: device?",
+  uniform = "shape: list, low: number, high: number, seed: integer, stream: integer?, dtype: dtype?, device: device?",
+  normal = "shape: list, mean: number, deviation: number, seed: integer, stream: integer?, dtype: dtype?, device: device?",
+  tensor = "data: any, dtype: dtype?, device: device?, shape: list?",
+  from_memory = "data: any, shape: list, dtype: dtype?, device: device?",
+})
+local alone = {}
+for _, name in ipairs { "describe", "dim", "shape", "numel", "dtype", "device", "is_contiguous", "is_leaf", "read", "to_list", "to_table",
+  "contiguous", "detach", "share", "grad" } do
+  alone[name] = "self: tensor"
+end
+signature.check("tensor:", methods, alone)
+signature.check("tensor:", methods, {
+  size = "self: tensor, d: dim", write = "self: tensor, data: any", item = "self: tensor, i: count?", copy = "self: tensor, src: tensor",
+  fill = "self: tensor, value: number", to = "self: tensor, dtype: dtype?, device: device?",
+  transpose = "self: tensor, a: dim, b: dim", slice = "self: tensor, d: dim, start: integer, stop: integer, step: integer?",
+  expand = "self: tensor, shape: list", requires_grad = "self: tensor, on: boolean?", set_grad = "self: tensor, grad: tensor?",
+  backward = "self: tensor, grad: tensor?",
+})
+
+M.methods = methods
+M.meta = meta
+return M

@@ -1,0 +1,243 @@
+-- ops.lua: dense operations on tensors, one FFI call each. They are methods of tensors too: t:relu(), t + u, 2 * t.
+-- Dimensions count from 1, negative ones from the end. `t` is always a tensor, options follow.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local Tensor = require "perilune.tensor.core"
+local signature = require "perilune.signature"
+local C, check, wrap, ptr = P.C, P.check, Tensor.wrap, Tensor.ptr
+
+local M = {}
+local out = Tensor.out
+local out2 = ffi.new "peri_tensor *[1]"
+local dims = ffi.new "int32_t[8]"
+
+--- A dimension as C counts it.
+local function dimension(d) return d > 0 and d - 1 or d end
+
+local function optional(t) return t and ptr(t) or nil end
+
+-- -- functions of one number -------------------------------------------------------------------------------------------------------
+
+function M.relu(t) check(C.peri_op_relu(ptr(t), out)) return wrap(out[0]) end
+function M.sigmoid(t) check(C.peri_op_sigmoid(ptr(t), out)) return wrap(out[0]) end
+function M.tanh(t) check(C.peri_op_tanh(ptr(t), out)) return wrap(out[0]) end
+function M.silu(t) check(C.peri_op_silu(ptr(t), out)) return wrap(out[0]) end
+function M.gelu(t) check(C.peri_op_gelu(ptr(t), out)) return wrap(out[0]) end
+function M.softplus(t) check(C.peri_op_softplus(ptr(t), out)) return wrap(out[0]) end
+function M.logsigmoid(t) check(C.peri_op_logsigmoid(ptr(t), out)) return wrap(out[0]) end
+--- slope of the negative side: 0.01
+function M.leaky_relu(t, slope) check(C.peri_op_leaky_relu(ptr(t), slope or 0.01, out)) return wrap(out[0]) end
+function M.exp(t) check(C.peri_op_exp(ptr(t), out)) return wrap(out[0]) end
+function M.log(t) check(C.peri_op_log(ptr(t), out)) return wrap(out[0]) end
+function M.sqrt(t) check(C.peri_op_sqrt(ptr(t), out)) return wrap(out[0]) end
+function M.abs(t) check(C.peri_op_abs(ptr(t), out)) return wrap(out[0]) end
+function M.square(t) check(C.peri_op_square(ptr(t), out)) return wrap(out[0]) end
+--- t to the power of a number
+function M.pow(t, exponent) check(C.peri_op_pow(ptr(t), exponent, out)) return wrap(out[0]) end
+--- scale * t + shift
+function M.affine(t, scale, shift) check(C.peri_op_affine(ptr(t), scale, shift or 0, out)) return wrap(out[0]) end
+function M.neg(t) return M.affine(t, -1, 0) end
+--- numerator / t
+function M.reciprocal(t, numerator) check(C.peri_op_reciprocal(ptr(t), numerator or 1, out)) return wrap(out[0]) end
+
+-- -- arithmetic: either side may be a number -----------------------------------------------------------------------------------------
+
+function M.add(a, b)
+  if type(b) == "number" then return M.affine(a, 1, b) end
+  if type(a) == "number" then return M.affine(b, 1, a) end
+  check(C.peri_op_add(ptr(a), ptr(b), out))
+  return wrap(out[0])
+end
+function M.sub(a, b)
+  if type(b) == "number" then return M.affine(a, 1, -b) end
+  if type(a) == "number" then return M.affine(b, -1, a) end
+  check(C.peri_op_sub(ptr(a), ptr(b), out))
+  return wrap(out[0])
+end
+function M.mul(a, b)
+  if type(b) == "number" then return M.affine(a, b, 0) end
+  if type(a) == "number" then return M.affine(b, a, 0) end
+  check(C.peri_op_mul(ptr(a), ptr(b), out))
+  return wrap(out[0])
+end
+function M.div(a, b)
+  if type(b) == "number" then return M.affine(a, 1 / b, 0) end
+  if type(a) == "number" then return M.reciprocal(b, a) end
+  check(C.peri_op_div(ptr(a), ptr(b), out))
+  return wrap(out[0])
+end
+--- a * b + c, all of one shape
+function M.muladd(a, b, c)
+  check(C.peri_op_muladd(ptr(a), ptr(b), ptr(c), out))
+  return wrap(out[0])
+end
+
+-- -- products ----------------------------------------------------------------------------------------------------------------------
+
+--- Names of the activations that a linear layer can fuse.
+M.activations = { none = C.PERI_ACTIVATION_NONE, relu = C.PERI_ACTIVATION_RELU, sigmoid = C.PERI_ACTIVATION_SIGMOID,
+  tanh = C.PERI_ACTIVATION_TANH }
+
+--- f(x W^T + b): x [..., in], weight [out, in], bias [out] or nil; activation nil or a code of M.activations.
+function M.linear(x, weight, bias, activation)
+  check(C.peri_op_linear(ptr(x), ptr(weight), optional(bias), activation or 0, out))
+  return wrap(out[0])
+end
+--- Product of the last two dimensions; the leading ones broadcast; one-dimensional operands are a row and a column.
+function M.matmul(a, b)
+  check(C.peri_op_matmul(ptr(a), ptr(b), out))
+  return wrap(out[0])
+end
+--- [B, m, k] times [B, k, n]
+function M.bmm(a, b)
+  if a:dim() ~= 3 or b:dim() ~= 3 then P.fail(("bmm: %s and %s; three dimensions each are needed"):format(tostring(a), tostring(b))) end
+  return M.matmul(a, b)
+end
+
+-- -- joining -----------------------------------------------------------------------------------------------------------------------
+
+local parts, capacity = ffi.new("peri_tensor *[?]", 64), 64
+
+local function fill(func, tensors)
+  local n = #tensors
+  if n > capacity then
+    capacity = 2 * n
+    parts = ffi.new("peri_tensor *[?]", capacity)
+  end
+  for i = 1, n do
+    local t = tensors[i]
+    if not Tensor.is(t) then P.fail(("%s: entry %d is %s, wanted a tensor"):format(func, i, signature.text(t))) end
+    parts[i - 1] = ptr(t)
+  end
+  return n
+end
+
+--- A list of tensors one after the other along a dimension (1).
+function M.cat(tensors, dim)
+  check(C.peri_op_cat(parts, fill("cat", tensors), dimension(dim or 1), out))
+  return wrap(out[0])
+end
+--- A list of tensors of one shape along a new dimension (1) of the result.
+function M.stack(tensors, dim)
+  check(C.peri_op_stack(parts, fill("stack", tensors), dimension(dim or 1), out))
+  return wrap(out[0])
+end
+
+-- -- reductions --------------------------------------------------------------------------------------------------------------------
+
+local function fill_dims(dim)
+  if dim == nil then return 0 end
+  if type(dim) == "number" then
+    dims[0] = dimension(dim)
+    return 1
+  end
+  for i = 1, #dim do dims[i - 1] = dimension(dim[i]) end
+  return #dim
+end
+
+--- Sum over a dimension, a list of dimensions, or all (nil).
+function M.sum(t, dim, keepdim)
+  check(C.peri_op_sum(ptr(t), dims, fill_dims(dim), keepdim or false, out))
+  return wrap(out[0])
+end
+function M.mean(t, dim, keepdim)
+  check(C.peri_op_mean(ptr(t), dims, fill_dims(dim), keepdim or false, out))
+  return wrap(out[0])
+end
+--- The largest elements along a dimension, and their places (i64, from 0).
+function M.max(t, dim, keepdim)
+  check(C.peri_op_max(ptr(t), dimension(dim), keepdim or false, out, out2))
+  local index = out2[0]
+  return wrap(out[0]), wrap(index)
+end
+function M.softmax(t, dim)
+  check(C.peri_op_softmax(ptr(t), dimension(dim), out))
+  return wrap(out[0])
+end
+function M.log_softmax(t, dim)
+  check(C.peri_op_log_softmax(ptr(t), dimension(dim), out))
+  return wrap(out[0])
+end
+--- Normalise over the last `n` dimensions (1); weight and bias may be nil.
+function M.layer_norm(t, n, weight, bias, eps)
+  check(C.peri_op_layer_norm(ptr(t), n or 1, optional(weight), optional(bias), eps or 1e-5, out))
+  return wrap(out[0])
+end
+
+-- -- the rest ----------------------------------------------------------------------------------------------------------------------
+
+--- Zero elements with probability p, divide the others by 1 - p. The mask is a function of (seed, stream, offset + i).
+function M.dropout(t, p, seed, stream, offset)
+  check(C.peri_op_dropout(ptr(t), p, seed, stream, offset or 0, out))
+  return wrap(out[0])
+end
+--- dense [B, D], sparse [B, F, D] -> [B, D + F (F + 1) / 2]: dense and the pairwise dot products (DLRM).
+function M.interaction(dense, sparse)
+  check(C.peri_op_interaction(ptr(dense), ptr(sparse), out))
+  return wrap(out[0])
+end
+
+M.reductions = { none = C.PERI_REDUCTION_NONE, mean = C.PERI_REDUCTION_MEAN, sum = C.PERI_REDUCTION_SUM }
+
+local function reduction_code(name)
+  local code = M.reductions[name or "mean"]
+  if not code then P.fail(("loss: reduction '%s', allowed: none, mean, sum"):format(tostring(name))) end
+  return code
+end
+
+--- Binary cross entropy of logits; reduction "mean", "sum" or "none".
+function M.binary_cross_entropy_with_logits(t, target, weight, pos_weight, reduction)
+  check(C.peri_op_bce_with_logits(ptr(t), ptr(target), optional(weight), optional(pos_weight), reduction_code(reduction), out))
+  return wrap(out[0])
+end
+--- Binary cross entropy of probabilities.
+function M.binary_cross_entropy(t, target, weight, reduction)
+  check(C.peri_op_bce(ptr(t), ptr(target), optional(weight), reduction_code(reduction), out))
+  return wrap(out[0])
+end
+function M.mse_loss(t, target, reduction)
+  check(C.peri_op_mse(ptr(t), ptr(target), reduction_code(reduction), out))
+  return wrap(out[0])
+end
+--- Softmax cross entropy of logits [B, C] and class numbers (i64 [B], from 0).
+function M.cross_entropy(t, labels, reduction)
+  check(C.peri_op_cross_entropy(ptr(t), ptr(labels), reduction_code(reduction), out))
+  return wrap(out[0])
+end
+
+-- -- what they take ----------------------------------------------------------------------------------------------------------------
+
+signature.kind("operand", "a tensor or a number", function(x) return type(x) == "number" or Tensor.is_live(x) end,
+  function(x) return Tensor.is(x) and signature.RELEASED end)
+
+local unary = {}
+for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "exp", "log", "sqrt", "abs", "square",
+  "neg" } do
+  unary[name] = "t: tensor"
+end
+signature.check("", M, unary)
+signature.check("", M, {
+  leaky_relu = "t: tensor, slope: number?", pow = "t: tensor, exponent: number", affine = "t: tensor, scale: number, shift: number?",
+  reciprocal = "t: tensor, numerator: number?", add = "a: operand, b: operand", sub = "a: operand, b: operand",
+  mul = "a: operand, b: operand", div = "a: operand, b: operand", muladd = "a: tensor, b: tensor, c: tensor",
+  linear = "x: tensor, weight: tensor, bias: tensor?, activation: int?", matmul = "a: tensor, b: tensor", bmm = "a: tensor, b: tensor",
+  cat = "tensors: list, dim: dim?", stack = "tensors: list, dim: dim?", sum = "t: tensor, dim: dims?, keepdim: boolean?",
+  mean = "t: tensor, dim: dims?, keepdim: boolean?", max = "t: tensor, dim: dim, keepdim: boolean?", softmax = "t: tensor, dim: dim",
+  log_softmax = "t: tensor, dim: dim", layer_norm = "t: tensor, n: int?, weight: tensor?, bias: tensor?, eps: number?",
+  dropout = "t: tensor, p: number, seed: integer, stream: integer, offset: integer?", interaction = "dense: tensor, sparse: tensor",
+  binary_cross_entropy_with_logits = "t: tensor, target: tensor, weight: tensor?, pos_weight: tensor?, reduction: string?",
+  binary_cross_entropy = "t: tensor, target: tensor, weight: tensor?, reduction: string?",
+  mse_loss = "t: tensor, target: tensor, reduction: string?", cross_entropy = "t: tensor, labels: tensor, reduction: string?",
+})
+
+-- -- methods -----------------------------------------------------------------------------------------------------------------------
+
+for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "leaky_relu", "exp", "log", "sqrt", "abs",
+  "square", "pow", "affine", "neg", "reciprocal", "add", "sub", "mul", "div", "matmul", "bmm", "sum", "mean", "max", "softmax",
+  "log_softmax" } do
+  Tensor.methods[name] = M[name]
+end
+local meta = Tensor.meta
+meta.__add, meta.__sub, meta.__mul, meta.__div, meta.__unm = M.add, M.sub, M.mul, M.div, M.neg
+
+return M

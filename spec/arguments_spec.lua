@@ -1,0 +1,114 @@
+-- What functions are given is looked at before it is used: an error names the function, the argument, the value, and what is allowed.
+local peri = require "perilune"
+local ffi = require "ffi"
+
+local function refuses(pattern, f, ...)
+  local ok, err = pcall(f, ...)
+  assert.is_false(ok, "no error: " .. pattern)
+  local message = type(err) == "table" and err.message or err
+  assert.truthy(tostring(message):find(pattern), ("'%s' is not like '%s'"):format(tostring(message), pattern))
+end
+
+describe("arguments", function()
+  local t = peri.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
+  local nine = { 1, 1, 1, 1, 1, 1, 1, 1, 1 }
+
+  it("are shapes of at most 8 whole numbers", function()
+    for _, make in ipairs { peri.zeros, peri.empty, peri.ones } do refuses("shape of 9 sizes, at most 8", make, nine) end
+    refuses("shape of 9 sizes", peri.full, nine, 0)
+    refuses("shape of 9 sizes", peri.Tensor.uniform, nine, 0, 1, 1)
+    refuses("shape of 9 sizes", peri.Tensor.normal, nine, 0, 1, 1)
+    refuses("shape of 9 sizes", peri.tensor, { 1 }, "f32", "cpu", nine)
+    refuses("shape of 9 sizes", t.reshape, t, nine)
+    refuses("shape of 9 sizes", t.reshape, t, unpack(nine))
+    refuses("shape of 9 sizes", t.expand, t, nine)
+    refuses("nested deeper than 8", peri.tensor, { { { { { { { { { 1 } } } } } } } } })
+    local itself = {}
+    itself[1] = itself
+    refuses("a list inside itself", peri.tensor, itself)
+    refuses("empty: size 2 of the shape is 1.5", peri.empty, { 1, 1.5 })
+    refuses("empty: shape is nil, wanted a list", peri.empty)
+  end)
+
+  it("are lists of one depth", function()
+    refuses("entry 3 of a list is a table, beside entries that are numbers", peri.tensor, { 1, 2, {} })
+    refuses("entry 2 of a list is 1, beside entries that are lists", peri.tensor, { { 1 }, 1 })
+    refuses("a row of 1 elements beside one of 2", peri.tensor, { { 1, 2 }, { 1 } })
+    refuses("entry %[2%]%[1%] is 'x', wanted a number", peri.tensor, { { 1 }, { "x" } })
+    refuses("wanted pairs", peri.tensor, { 1, 2, 3 }, "c64")
+  end)
+
+  it("are numbers that fit the dtype", function()
+    for dtype, bad in pairs { u8 = { 300, -1, 0.5, 0 / 0 }, i8 = { 128, -129 }, i16 = { 32768 }, i32 = { 2 ^ 31, 1 / 0 },
+      i64 = { 1.5, 2 ^ 63, -1 / 0, 0xffffffffffffffffULL }, f32 = { 1e300, -1e39 }, f16 = { 65520 }, bf16 = { 3.4e38 } } do
+      for _, x in ipairs(bad) do
+        refuses("entry %[1%]%[2%] is .*, which does not fit " .. dtype .. ", allowed: ", peri.tensor, { { 1, x } }, dtype)
+      end
+    end
+    for dtype, good in pairs { u8 = { 0, 255 }, i8 = { -128, 127 }, i16 = { -32768, 32767 }, i32 = { -2 ^ 31, 2 ^ 31 - 1 },
+      f16 = { 65504, -65504 }, f64 = { 1e300 } } do
+      assert.same(good, peri.tensor(good, dtype):to_list())
+    end
+    local inf = math.huge
+    assert.same({ inf, -inf }, peri.tensor({ inf, -inf }, "f32"):to_list())
+    local most = peri.tensor({ 0x7fffffffffffffffLL, -0x7fffffffffffffffLL - 1, 7ULL }, "i64"):read()
+    assert.is_true(most[0] == 0x7fffffffffffffffLL and most[1] == -0x7fffffffffffffffLL - 1 and most[2] == 7)
+    assert.same({ 1, 0, 1, 1 }, peri.tensor({ true, false, 0.25, 0 / 0 }, "bool"):to_list())
+    refuses("300 does not fit u8", function() return peri.zeros({ 2 }, "u8"):fill(300) end)
+    refuses("1.5 does not fit i64", peri.full, { 2 }, 1.5, "i64")
+    refuses("nan does not fit i32", peri.full, { 2 }, 0 / 0, "i32")
+    refuses("does not fit f32", peri.full, { 2 }, 1e300)
+    refuses("KeyedJaggedTensor: values: entry %[2%] is 1.5, which does not fit i64", function()
+      return peri.KeyedJaggedTensor { keys = { "a" }, values = { 1, 1.5 }, lengths = { 2 } }
+    end)
+  end)
+
+  it("are host memory of the right size", function()
+    refuses("write: 3 bytes of data for tensor f32 %[100%]", peri.Tensor.from_memory, "abc", { 100 })
+    refuses("write: 8 bytes of data for tensor f32 %[3%]", peri.Tensor.from_memory, ffi.new "float[2]", { 3 })
+    refuses("wanted a string, or a C array or pointer", peri.Tensor.from_memory, nil, { 3 })
+    refuses("wanted a string, or a C array or pointer", t.write, t, nil)
+    refuses("wanted a string, or a C array or pointer", t.write, t, t)
+    refuses("wanted a string, or a C array or pointer", t.write, t, ffi.new "float *")
+    assert.same({ 1, 2 }, peri.Tensor.from_memory(ffi.new("float[3]", { 1, 2, 3 }), { 2 }):to_list())
+  end)
+
+  it("are positions and dimensions that exist", function()
+    refuses("item: tensor f32 %[2, 3%] on cpu has 6 elements", t.item, t)
+    assert.equal(6, t:item(5))
+    refuses("item: i is 1.5", t.item, t, 1.5)
+    for _, f in ipairs { "sum", "mean", "max", "softmax", "log_softmax", "size" } do
+      refuses(f .. ": .+ is 0, wanted a dimension", t[f], t, 0)
+    end
+    refuses("sum: dim is a table, wanted a dimension", t.sum, t, { 1, 0 })
+    refuses("transpose: b is 0", t.transpose, t, 1, 0)
+    refuses("slice: d is 0", t.slice, t, 0, 0, 1)
+    refuses("cat: dim is 0", peri.nn.functional.cat, { t, t }, 0)
+  end)
+
+  it("are of the right class, and live", function()
+    refuses("relu: t is nil, wanted a tensor", peri.nn.functional.relu)
+    refuses("pow: exponent is nil, wanted a number", t.pow, t)
+    refuses("add: b is a table, wanted a tensor or a number", function() return t + {} end)
+    refuses("copy: src is 1, wanted a tensor", t.copy, t, 1)
+    local kjt = peri.KeyedJaggedTensor { keys = { "a" }, values = { 1, 2 }, lengths = { 2 } }
+    refuses("get: key is nil, wanted a string", kjt.get, kjt)
+    refuses("quantize.rows: format is nil, wanted a format", peri.sparse.quantize.rows, t)
+    refuses("cat: entry 2 is a KeyedJaggedTensor, wanted a tensor", peri.nn.functional.cat, { t, kjt })
+    local gone = peri.zeros { 1 }
+    gone:release()
+    refuses("sum: t was released", gone.sum, gone)
+    refuses("add: a was released", function() return gone + 1 end)
+    kjt:release()
+    refuses("was released", kjt.values, kjt)
+    refuses("was released", function() return kjt.a end)
+  end)
+
+  it("have operators without the module of neural networks", function()
+    local script = 'local peri = require "perilune"; print((2 * peri.tensor { 1, 2 } + 1):sum():item(), package.loaded["perilune.nn"])'
+    local pipe = assert(io.popen(("luajit -e '%s' 2>&1"):format(script)))
+    local said = pipe:read "*a"
+    pipe:close()
+    assert.equal("8\tnil\n", said)
+  end)
+end)

@@ -1,0 +1,127 @@
+-- Changes in place: copies within one tensor, and changes between an operation and its backward pass.
+local peri = require "perilune"
+local F = peri.nn.functional
+
+local function fails(pattern, f, ...)
+  local ok, err = pcall(f, ...)
+  assert.is_false(ok, "no error: " .. pattern)
+  assert.truthy(err.message:find(pattern), ("'%s' is not like '%s'"):format(err.message, pattern))
+end
+
+for _, device in ipairs { "cpu", "opaque" } do
+  describe("in place on " .. device, function()
+    local function t(data, dtype) return peri.tensor(data, dtype, device) end
+
+    it("a tensor takes its own transpose", function()
+      local a = t { { 1, 2, 3 }, { 4, 5, 6 }, { 7, 8, 9 } }
+      a:copy(a:transpose(1, 2))
+      assert.same({ { 1, 4, 7 }, { 2, 5, 8 }, { 3, 6, 9 } }, a:to_table())
+    end)
+
+    it("a tensor takes parts of itself that overlap, in both directions", function()
+      local a = t { 1, 2, 3, 4, 5 }
+      a:slice(1, 1, 5):copy(a:slice(1, 0, 4))
+      assert.same({ 1, 1, 2, 3, 4 }, a:to_list())
+      local b = t { 1, 2, 3, 4, 5 }
+      b:slice(1, 0, 4):copy(b:slice(1, 1, 5))
+      assert.same({ 2, 3, 4, 5, 5 }, b:to_list())
+      local c = t { { 1, 2 }, { 3, 4 } }
+      c:copy(c:slice(1, 1, 2)) -- a row of itself, repeated
+      assert.same({ { 3, 4 }, { 3, 4 } }, c:to_table())
+      c:copy(c)
+      assert.same({ { 3, 4 }, { 3, 4 } }, c:to_table())
+    end)
+
+    it("an expanded tensor is not written to", function()
+      local wide = t({ 1 }):expand { 3 }
+      fails("peri_tensor_copy: elements of dimension 0 of f32 %[3%] are all one place", wide.copy, wide, t { 1, 2, 3 })
+      fails("peri_tensor_write: elements of dimension 0", wide.write, wide, string.rep("\0", 12))
+    end)
+
+    -- x -> operation -> a change of what the operation saved -> backward
+    local saved = {
+      { "peri_op_mul", function(x, y) return x * y, y end },
+      { "peri_op_div", function(x, y) return x / y, y end },
+      { "peri_op_sigmoid", function(x) local s = x:sigmoid() return s, s end },
+      { "peri_op_log", function(x, y) local z = x + y return z:log(), z end },
+      { "muladd", function(x, y) return F.muladd(x, y, y), y end },
+      { "matmul", function(x, y) return x:matmul(y), y end },
+      { "linear", function(x, y) return F.linear(x, y), y end },
+      { "softmax", function(x) local s = x:softmax(1) return s, s end },
+      { "peri_op_mse", function(x, y) return F.mse_loss(x, y), y end },
+    }
+    local changes = {
+      fill = function(z) z:fill(7) end, copy = function(z) z:copy(t { { 5, 6 }, { 7, 8 } }) end,
+      write = function(z) z:write(string.rep("\0", 16)) end, ["through a view"] = function(z) z:slice(1, 0, 1):fill(3) end,
+      ["by detached"] = function(z) z:detach():fill(3) end,
+    }
+    for _, case in ipairs(saved) do
+      it("spoils the gradient of " .. case[1] .. ", which says so", function()
+        for how, change in pairs(changes) do
+          local x, y = t({ { 1, 2 }, { 3, 4 } }):requires_grad(), t { { 5, 6 }, { 7, 8 } }
+          local z, operand = case[2](x, y)
+          change(operand)
+          fails("peri_backward_step: " .. case[1] .. " needs a tensor %(f32 %[2, 2%]%) that was changed in place", function()
+            z:sum():backward()
+          end)
+          assert.is_nil(x:grad(), how)
+        end
+      end)
+    end
+
+    it("leaves gradients alone that do not need what changed", function()
+      local x, y = t({ 1, 2 }):requires_grad(), t { 3, 4 }
+      local z = x + y
+      y:fill(9)
+      z:sum():backward()
+      assert.same({ 1, 1 }, x:grad():to_list())
+      local m = (x * y):sum()
+      m:backward()
+      y:fill(1) -- after the pass nobody needs it
+      assert.same({ 10, 10 }, x:grad():to_list())
+    end)
+
+    it("sees an optimizer's step between forward and backward", function()
+      local x, w = t({ { 1, 2 } }):requires_grad(), t({ { 3, 4 } }):requires_grad()
+      local optimizer = peri.nn.optim.SGD { params = { w }, lr = 0.5 }
+      w:set_grad(t { { 1, 1 } })
+      local y = F.linear(x, w)
+      optimizer:step()
+      fails("linear needs a tensor", function() y:sum():backward() end)
+      F.linear(x, w):sum():backward()
+      optimizer:step()
+    end)
+
+    it("refuses probabilities outside 0..1, and says which", function()
+      local labels = t { 1, 0, 1 }
+      for _, reduction in ipairs { "mean", "sum", "none" } do
+        fails("peri_op_bce: element 1 of x is 1.5, allowed: probabilities 0..1", F.binary_cross_entropy, t { 0.5, 1.5, 0.5 }, labels, nil,
+          reduction)
+        fails("element 2 of x is %-0.25", F.binary_cross_entropy, t { 0.5, 0.5, -0.25 }, labels, nil, reduction)
+        fails("element 0 of x is nan", F.binary_cross_entropy, t { 0 / 0, 0.5, 0 }, labels, nil, reduction)
+        fails("element 1 of x is 1.5", F.binary_cross_entropy, t({ 0.5, 1.5, 0.5 }, "f64"), labels:to "f64", nil, reduction)
+      end
+      assert.near(100 * 2 / 3, F.binary_cross_entropy(t { 0, 1, 1 }, labels):item(), 1e-4) -- logarithms end at -100
+      assert.equal(0, F.binary_cross_entropy(t {}, t {}, nil, "sum"):item())
+    end)
+  end)
+end
+
+describe("the environment", function()
+  local function under(variable)
+    local script = 'print(select(2, pcall(require("perilune").zeros, { 1 })))'
+    local pipe = assert(io.popen(("%s luajit -e '%s' 2>&1"):format(variable, script)))
+    local said = pipe:read "*a"
+    pipe:close()
+    return said
+  end
+  for variable, words in pairs {
+    ["PERI_NUM_THREADS=abc"] = "PERI_NUM_THREADS is 'abc', allowed: whole numbers 1..256", ["PERI_NUM_THREADS=0"] = "'0', allowed",
+    ["PERI_NUM_THREADS=4x"] = "'4x', allowed", ["PERI_NUM_THREADS=257"] = "'257', allowed",
+    ["PERI_CPU_ISA=foo"] = "PERI_CPU_ISA is 'foo', allowed: ref, avx2, avx512",
+    ["PERI_LOG=loud"] = "PERI_LOG is 'loud', allowed: error, warn, info, debug",
+    ["PERI_NUM_THREADS="] = "tensor f32 [1] on cpu", ["PERI_CPU_ISA=ref"] = "tensor f32 [1] on cpu",
+  } do
+    it("of " .. variable, function() assert.truthy(under(variable):find(words, 1, true), under(variable)) end)
+  end
+end)
