@@ -58,10 +58,14 @@ typedef struct peri_k_route_totals_args {
     const int64_t *positions, *at;
 } peri_k_route_totals_args;
 
-/** scale[bag] = 1 / max(number of ids of the bag, 1), the factor of mean pooling. range: bags. */
+/** scale[wire_bag[stream] + bag] = 1 / max(number of ids of the bag in the input, 1), the factor of mean pooling, for every stream of every
+ *  partition: an owner sees only those of its ids that are its own. range: bags over all partitions. */
 typedef struct peri_k_route_mean_args {
     float *scale;
     const int64_t *offsets;
+    const peri_k_partition *partitions;
+    const int64_t *wire_bag;
+    int32_t n_partitions;
 } peri_k_route_mean_args;
 
 /** For each bag of each partition and each id of it in order: place = cursor[slot]++; out[place] = id - first row of the stream;
@@ -84,9 +88,7 @@ typedef struct peri_k_route_pack_args {
 typedef struct peri_k_output {
     int64_t column, cols;  /* columns of the output row */
     int64_t first_piece, n_pieces;
-    int64_t first_bag;     /* of the feature in the input, for `scale` */
     int64_t inverse;       /* first entry in `inverse` (variable batch), -1: output row b is bag b */
-    int64_t scaled;        /* 1: multiply by scale[first_bag + bag] (mean pooling) */
     double divisor;        /* of the gradient (spread only) of pieces of this rank */
     double sent_divisor;   /* of pieces of other ranks */
 } peri_k_output;
@@ -97,7 +99,7 @@ typedef struct peri_k_piece {
     int64_t own;
 } peri_k_piece;
 
-/** out[b][column + c] = scale * sum over pieces of piece[bag(b)][c], for every output and row b. range: rows of the output. */
+/** out[b][column + c] = sum over pieces of piece[bag(b)][c], for every output and row b. range: rows of the output. */
 typedef struct peri_k_route_combine_args {
     float *out;
     int64_t stride; /* elements from one output row to the next */
@@ -105,12 +107,11 @@ typedef struct peri_k_route_combine_args {
     const peri_k_output *outputs;
     const peri_k_piece *pieces;
     const int64_t *inverse; /* NULL: none */
-    const float *scale;     /* NULL: none */
     int32_t n_outputs;
 } peri_k_route_combine_args;
 
-/** The adjoint: piece[bag][c] = sum over rows b with bag(b) = bag, ascending, of scale * grad[b][column + c] / divisor (f32), for every
- *  piece of every output; / sent_divisor for a piece that is not own. range: outputs. */
+/** The adjoint: piece[bag][c] = sum over rows b with bag(b) = bag, ascending, of grad[b][column + c] / divisor (f32), for every piece of
+ *  every output; / sent_divisor for a piece that is not own. range: outputs. */
 typedef struct peri_k_route_spread_args {
     const float *grad;
     int64_t stride, rows; /* of grad */
@@ -119,7 +120,6 @@ typedef struct peri_k_route_spread_args {
     const peri_k_piece *pieces;
     const int64_t *bags; /* by output: number of bags of a piece */
     const int64_t *inverse;
-    const float *scale;
     int32_t n_outputs;
 } peri_k_route_spread_args;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * route.c (cpu): see kernels/route.h. The common shapes have loops of their own: a partition of one part (ids pass through a range check),
- * a part found by one division of even blocks, rows copied without scaling.
+ * a part found by one division of even blocks, rows of one piece copied.
  */
 #include "../ref/route.c"
 
@@ -144,11 +144,10 @@ static void cpu_route_combine(const void *args, int64_t begin, int64_t end)
             int64_t bag = out->inverse >= 0 ? a->inverse[out->inverse + b] : b;
             float *to = a->out + b * a->stride + out->column;
             const float *from = (pieces[0].own ? a->own : a->received) + pieces[0].offset + bag * cols;
-            if (out->n_pieces == 1 && !out->scaled) {
+            if (out->n_pieces == 1) {
                 memcpy(to, from, sizeof *to * (size_t)cols);
                 continue;
             }
-            float scale = out->scaled ? a->scale[out->first_bag + bag] : 1;
             for (int64_t c = 0; c < cols; c += K_LANES) {
                 int64_t left = cols - c;
                 k_vec sum = left >= K_LANES ? k_load(from + c) : k_load_part(from + c, left);
@@ -156,7 +155,6 @@ static void cpu_route_combine(const void *args, int64_t begin, int64_t end)
                     const float *more = (pieces[k].own ? a->own : a->received) + pieces[k].offset + bag * cols + c;
                     sum += left >= K_LANES ? k_load(more) : k_load_part(more, left);
                 }
-                if (out->scaled) sum *= k_set(scale);
                 if (left >= K_LANES) k_store(to + c, sum);
                 else k_store_part(to + c, sum, left);
             }
@@ -176,12 +174,10 @@ static void cpu_route_spread(const void *args, int64_t begin, int64_t end)
         }
         for (int64_t b = 0; b < a->rows; b++) {
             const float *from = a->grad + b * a->stride + out->column;
-            k_vec scale = k_set(out->scaled ? a->scale[out->first_bag + b] : 1);
             k_vec divisor = k_set((float)out->divisor), sent_divisor = k_set((float)out->sent_divisor);
             for (int64_t c = 0; c < cols; c += K_LANES) {
                 int64_t left = cols - c;
                 k_vec g = left >= K_LANES ? k_load(from + c) : k_load_part(from + c, left);
-                if (out->scaled) g *= scale;
                 k_vec mine = g / divisor, sent = g / sent_divisor;
                 for (int64_t k = 0; k < out->n_pieces; k++) {
                     const peri_k_piece *piece = &a->pieces[out->first_piece + k];

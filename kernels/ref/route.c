@@ -55,8 +55,9 @@ static void ref_route_mean(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_mean_args *a = args;
     for (int64_t i = begin; i < end; i++) {
-        int64_t n = a->offsets[i + 1] - a->offsets[i];
-        a->scale[i] = 1.0f / (float)(n > 1 ? n : 1);
+        const peri_k_partition *p = ref_route_find(a->partitions, a->n_partitions, i);
+        int64_t bag = i - p->bag_start, n = a->offsets[p->first_bag + bag + 1] - a->offsets[p->first_bag + bag];
+        for (int32_t s = 0; s < p->n_parts; s++) a->scale[a->wire_bag[p->first_stream + s] + bag] = 1.0f / (float)(n > 1 ? n : 1);
     }
 }
 
@@ -92,7 +93,7 @@ static void ref_route_combine(const void *args, int64_t begin, int64_t end)
                     float x = (piece->own ? a->own : a->received)[piece->offset + bag * out->cols + c];
                     sum = k ? sum + x : x;
                 }
-                a->out[b * a->stride + out->column + c] = out->scaled ? sum * a->scale[out->first_bag + bag] : sum;
+                a->out[b * a->stride + out->column + c] = sum;
             }
         }
     }
@@ -110,9 +111,7 @@ static void ref_route_spread(const void *args, int64_t begin, int64_t end)
             for (int64_t b = 0; b < a->rows; b++) {
                 int64_t bag = out->inverse >= 0 ? a->inverse[out->inverse + b] : b;
                 for (int64_t c = 0; c < out->cols; c++) {
-                    float g = a->grad[b * a->stride + out->column + c];
-                    if (out->scaled) g *= a->scale[out->first_bag + bag];
-                    g /= divisor;
+                    float g = a->grad[b * a->stride + out->column + c] / divisor;
                     if (out->inverse >= 0) to[bag * out->cols + c] += g;
                     else to[bag * out->cols + c] = g;
                 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * bag.c: making a sharded EmbeddingBagCollection: plan entries become shards, shards become routes, this rank's shards become table
- * batches. Tables of the same optimizer and dtype share one table batch, so that a step has one lookup and one update for each of them.
+ * batches. Tables of the same optimizer, dtype and pooling share one table batch, so that a step has one lookup and one update for each of
+ * them.
  */
 #include "bag.h"
 
@@ -148,12 +149,11 @@ static peri_status cut_tables(peri_sharded_ebc *e, const peri_sharded_ebc_config
     int32_t n_features = 0, at = 0;
     for (int32_t t = 0; t < c->n_tables; t++) n_features += c->tables[t].n_features;
     e->tables = peri__alloc_zero(sizeof *e->tables * (size_t)c->n_tables);
-    e->mean = peri__alloc_zero(sizeof *e->mean * (size_t)c->n_tables);
     e->features = peri__alloc(sizeof *e->features * (size_t)n_features);
     e->feature_key = peri__alloc(sizeof *e->feature_key * (size_t)c->n_features);
     e->divisor = peri__alloc(sizeof *e->divisor * 2 * (size_t)c->n_tables);
     e->scratch = peri__alloc(sizeof *e->scratch * 3 * (size_t)c->n_features);
-    if (!e->tables || !e->mean || !e->features || !e->feature_key || !e->divisor || !e->scratch) return PERI_ENOMEM;
+    if (!e->tables || !e->features || !e->feature_key || !e->divisor || !e->scratch) return PERI_ENOMEM;
     e->wire_i32 = true;
     int32_t summed = choose_lanes(e, c);
     for (int32_t t = 0; t < c->n_tables; t++) {
@@ -164,7 +164,6 @@ static peri_status cut_tables(peri_sharded_ebc *e, const peri_sharded_ebc_config
                                   .lane = from->sharding_type == PERI_ROW_WISE ? summed : 0};
         memcpy(e->features + at, from->features, sizeof *e->features * (size_t)from->n_features);
         at += from->n_features;
-        e->mean[t] = from->pooling == PERI_POOLING_MEAN;
         if (!to->data_parallel) e->lanes[to->lane].used = true;
         e->divisor[t] = gradient_divisor(e, from);
         e->divisor[c->n_tables + t] = e->lanes[to->lane].codec[1] ? 1 : e->divisor[t];
@@ -176,7 +175,7 @@ static peri_status cut_tables(peri_sharded_ebc *e, const peri_sharded_ebc_config
                                   .n_ranks = from->n_ranks, .ranks = from->ranks, .sizes = from->sizes, .table = from->name,
                                   .rows = from->rows, .cols = from->cols};
         PERI_TRY(peri_sharding_shards(&sharding, to->shards, capacity, &to->n_shards));
-        e->any_mean = e->any_mean || e->mean[t];
+        e->any_mean = e->any_mean || (from->pooling == PERI_POOLING_MEAN && !to->data_parallel);
         for (int32_t s = 0; s < to->n_shards; s++) e->wire_i32 = e->wire_i32 && to->shards[s].rows <= INT32_MAX;
     }
     return PERI_OK;
@@ -222,16 +221,17 @@ static uint64_t identity_of(const peri_sharded_ebc *e, const peri_sharded_ebc_co
 static int32_t group_of(peri_sharded_ebc *e, const peri_sharded_table *table, bool replica)
 {
     bool dense = table->compute_kernel == PERI_KERNEL_DENSE, cached = table->cache != NULL;
+    bool mean = table->pooling == PERI_POOLING_MEAN && !replica;
     int32_t optimizer = dense ? -1 : table->optimizer, dtype = dtype_of(table);
     for (int32_t g = 0; g < e->n_groups; g++)
         if (e->groups[g].optimizer == optimizer && e->groups[g].dtype == dtype && e->groups[g].replica == replica &&
-            e->groups[g].cached == cached)
+            e->groups[g].cached == cached && e->groups[g].mean == mean)
             return g;
     peri__group_of_tables *more = peri__realloc(e->groups, sizeof *more * (size_t)(e->n_groups + 1));
     if (!more) return -1;
     e->groups = more;
-    e->groups[e->n_groups] =
-        (peri__group_of_tables){.optimizer = optimizer, .dtype = dtype, .dense = dense, .replica = replica, .cached = cached};
+    e->groups[e->n_groups] = (peri__group_of_tables){.optimizer = optimizer, .dtype = dtype, .dense = dense, .replica = replica,
+                                                    .cached = cached, .mean = mean};
     return e->n_groups++;
 }
 
@@ -256,7 +256,7 @@ static peri_shard shard_of(const peri_sharded_ebc *e, const peri__group_of_table
     return (peri_shard){.rows = table->rows, .cols = table->cols, .rank = e->rank};
 }
 
-/** Make the table batch of one group. Its pooling is the sum: the mean is taken at home, over the whole bag. */
+/** Make the table batch of one group. Shards pool sums, with the factors of whole bags where the table's pooling is the mean. */
 static peri_status make_tbe(peri_sharded_ebc *e, const peri_sharded_ebc_config *c, peri__group_of_tables *g)
 {
     peri_table_config *tables = peri__alloc_zero(sizeof *tables * (size_t)g->n_tables);
@@ -271,7 +271,7 @@ static peri_status make_tbe(peri_sharded_ebc *e, const peri_sharded_ebc_config *
         peri_shard shard = shard_of(e, g, i);
         tables[i] = (peri_table_config){.name = from->name, .rows = shard.rows, .cols = shard.cols, .row_offset = shard.row_offset,
                                         .col_offset = shard.col_offset, .total_rows = from->rows, .total_cols = from->cols,
-                                        .pooling = PERI_POOLING_SUM, .init = from->init,
+                                        .pooling = g->replica ? from->pooling : PERI_POOLING_SUM, .init = from->init,
                                         .init_a = from->init_a, .init_b = from->init_b};
         if (g->cached) caches[i] = *from->cache;
     }
@@ -375,7 +375,7 @@ void peri_sharded_ebc_release(peri_sharded_ebc *e)
     peri__routes_free(e->routes);
     peri__home_release(e->home);
     peri__bag_layout_release(e->layout);
-    void *parts[] = {e->groups, e->tables, e->mean, e->features, e->feature_key, e->scratch, e->divisor, e->local, e->text,
+    void *parts[] = {e->groups, e->tables, e->features, e->feature_key, e->scratch, e->divisor, e->local, e->text,
                      (void *)e->table_names,
                      (void *)e->feature_names};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) peri__free(parts[i]);
@@ -458,7 +458,7 @@ peri_status peri__bag_home(peri_sharded_ebc *e, peri_kjt *kjt, peri__home **out)
     size_t bytes = sizeof *first * (size_t)e->n_features;
     if (!h || desc.variable_stride || h->variable || h->rows != desc.stride || memcmp(h->feature_first, first, bytes) != 0 ||
         memcmp(h->feature_bags, bags, bytes) != 0) {
-        PERI_TRY(peri__home_new(e->routes, e->rank, first, bags, desc.stride, desc.variable_stride ? inverse : NULL, e->mean, e->divisor,
+        PERI_TRY(peri__home_new(e->routes, e->rank, first, bags, desc.stride, desc.variable_stride ? inverse : NULL, e->divisor,
                                 e->divisor + e->n_tables, e->device, &h));
         peri__home_release(e->home);
         e->home = h;

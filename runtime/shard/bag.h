@@ -8,12 +8,13 @@
 #include "internal.h"
 #include "layout.h"
 
-/** Tables of this rank that are looked up together: one optimizer, dense or fused, shards or replicas. */
+/** Tables of this rank that are looked up together: one optimizer, dense or fused, shards or replicas; shards: one pooling. */
 typedef struct peri__group_of_tables {
     peri_tbe *tbe;
     int32_t optimizer; /* index into the configuration's; -1 for dense */
     int32_t dtype;
     bool dense, replica, cached;
+    bool mean; /* shards of MEAN tables: their bags' factors come with the ids. (Replicas see whole bags and need none.) */
     int32_t n_tables;
     int32_t *slots_table; /* n_tables: module table */
     int32_t *slots_shard; /* n_tables: shard of it; -1: the whole */
@@ -44,12 +45,11 @@ struct peri_sharded_ebc {
     peri_group *group;
     peri_device *device;
     int32_t rank, world_size, bounds_check, n_tables, n_features, n_groups, n_local, n_optimizers, output_dtype;
-    bool weighted, wire_i32, any_mean;
+    bool weighted, wire_i32, any_mean; /* any_mean: some shards are of a MEAN table */
     uint64_t identity;  /* hash of tables and plan: equal on all ranks */
     int64_t bad_ids;    /* found so far */
     char *text;         /* names */
     const char **table_names, **feature_names;
-    bool *mean;         /* n_tables */
     double *divisor;    /* n_tables: of the gradients of rows that are here; then of those that travel */
     double division;    /* of gradients that travel, after their decoding; where there is a codec */
     peri__lane lanes[PERI__LANES];

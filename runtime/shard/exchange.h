@@ -7,6 +7,9 @@
 
 #include "bag.h"
 
+/** What travels from homes to owners, one exchange each. */
+enum { PERI__LENGTHS, PERI__IDS, PERI__WEIGHTS, PERI__SCALES, PERI__PAYLOADS };
+
 /** The work of peri_sharded_ebc_input_dist. */
 typedef struct peri__input_dist {
     peri_work base;
@@ -21,10 +24,10 @@ typedef struct peri__input_dist {
     peri_tensor *wire_lengths, *cursor;
     struct peri__report *report; /* totals by rank, and what the check found */
     int64_t *header_send, *header_recv, *counts, *source_ids;
-    peri_tensor *send[3], *received[3]; /* lengths, ids, weights */
-    peri_work *works[3];
+    /* Lengths, ids, weights, the bags' factors of mean pooling; NULL: none, or gone where they belong. */
+    peri_tensor *send[PERI__PAYLOADS], *received[PERI__PAYLOADS];
+    peri_work *works[PERI__PAYLOADS];
     peri_tensor *offsets;  /* of what was received */
-    peri_tensor *scale;    /* of the input's bags: the factor of mean pooling; NULL: no table needs it */
 } peri__input_dist;
 
 extern const peri__work_vtab peri__input_dist_vtab;

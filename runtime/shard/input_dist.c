@@ -5,7 +5,7 @@
  *   SYNC     the input's lengths and offsets are known to be well formed
  *   COUNT    a kernel counted ids by stream and checked their range; the counts came to the host
  *   HEADERS  every rank knows what every other sends it (and that they run the same module); the ids are being packed meanwhile
- *   PAYLOAD  lengths, ids and weights, one all-to-all each
+ *   PAYLOAD  lengths, ids, weights and factors of mean pooling, one all-to-all each
  *
  * The numbers of all exchanges are taken at the start, so other operations may be posted in between. A failure of this rank (a bad id, a
  * malformed input) poisons the group: the other ranks wait for this one and could not go on.
@@ -15,7 +15,6 @@
 #include "../tensor/jagged_internal.h"
 
 enum { SYNC, COUNT, HEADERS, PAYLOAD };
-enum { LENGTHS, IDS, WEIGHTS, PAYLOADS };
 /** Words of a header before the numbers of bags. */
 enum { HEAD_IDENTITY, HEAD_KIND, HEAD_IDS, HEAD_ROWS, HEAD };
 
@@ -111,25 +110,29 @@ out:
     return status;
 }
 
-/** Lay the ids out along the wire. */
+/** Lay the ids, and what goes with them, out along the wire. */
 static peri_status pack(peri__input_dist *d)
 {
     peri_sharded_ebc *e = d->ebc;
     const peri__home *h = d->home;
     int64_t n = d->report->words[e->world_size];
-    PERI_TRY(new_1d(e->device, e->wire_i32 ? PERI_I32 : PERI_I64, n, &d->send[IDS]));
-    if (e->weighted) PERI_TRY(new_1d(e->device, PERI_F32, n, &d->send[WEIGHTS]));
+    PERI_TRY(new_1d(e->device, e->wire_i32 ? PERI_I32 : PERI_I64, n, &d->send[PERI__IDS]));
+    if (e->weighted) PERI_TRY(new_1d(e->device, PERI_F32, n, &d->send[PERI__WEIGHTS]));
     peri_k_route_pack_args args = {.ids = peri__data(d->values), .weights = e->weighted ? peri__data(d->weights_in) : NULL,
                                    .offsets = peri__data(d->offsets_in), .partitions = peri__upload_at(&h->up, h->partitions),
                                    .bounds = peri__upload_at(&h->up, h->bounds), .wire_bag = peri__upload_at(&h->up, h->wire_bag),
-                                   .cursor = peri__data(d->cursor), .out = peri__data(d->send[IDS]),
-                                   .out_weights = e->weighted ? peri__data(d->send[WEIGHTS]) : NULL, .bags = h->bags,
+                                   .cursor = peri__data(d->cursor), .out = peri__data(d->send[PERI__IDS]),
+                                   .out_weights = e->weighted ? peri__data(d->send[PERI__WEIGHTS]) : NULL, .bags = h->bags,
                                    .n_partitions = e->routes->n_partitions, .ids_i32 = d->values->dtype == PERI_I32,
                                    .out_i32 = e->wire_i32};
     PERI_TRY(PERI_LAUNCH(e->device, route_pack, &args, h->bags, 512));
-    d->send[LENGTHS] = d->wire_lengths;
+    d->send[PERI__LENGTHS] = d->wire_lengths;
     d->wire_lengths = NULL;
-    return PERI_OK;
+    if (!e->any_mean) return PERI_OK;
+    PERI_TRY(new_1d(e->device, PERI_F32, h->wire_bags, &d->send[PERI__SCALES]));
+    peri_k_route_mean_args mean = {.scale = peri__data(d->send[PERI__SCALES]), .offsets = args.offsets, .partitions = args.partitions,
+                                   .wire_bag = args.wire_bag, .n_partitions = args.n_partitions};
+    return PERI_LAUNCH(e->device, route_mean, &mean, h->bags, 1 << 13);
 }
 
 /* -- headers ---------------------------------------------------------------------------------------------------------------------- */
@@ -218,14 +221,16 @@ static peri_status post_payload(peri__input_dist *d)
     int64_t ids = 0, *counts = peri__alloc(sizeof *counts * 2 * (size_t)world);
     if (!counts) return PERI_ENOMEM;
     for (int32_t s = 0; s < world; s++) ids += d->source_ids[s];
-    peri_status status = new_1d(e->device, PERI_I32, owner->bags, &d->received[LENGTHS]);
-    if (status >= 0) status = new_1d(e->device, d->send[IDS]->dtype, ids, &d->received[IDS]);
-    if (status >= 0 && e->weighted) status = new_1d(e->device, PERI_F32, ids, &d->received[WEIGHTS]);
-    for (int32_t k = LENGTHS; k < PAYLOADS && status >= 0; k++) {
+    peri_status status = new_1d(e->device, PERI_I32, owner->bags, &d->received[PERI__LENGTHS]);
+    if (status >= 0) status = new_1d(e->device, d->send[PERI__IDS]->dtype, ids, &d->received[PERI__IDS]);
+    if (status >= 0 && e->weighted) status = new_1d(e->device, PERI_F32, ids, &d->received[PERI__WEIGHTS]);
+    if (status >= 0 && e->any_mean) status = new_1d(e->device, PERI_F32, owner->bags, &d->received[PERI__SCALES]);
+    for (int32_t k = PERI__LENGTHS; k < PERI__PAYLOADS && status >= 0; k++) {
         if (!d->send[k]) continue;
+        bool bags = k == PERI__LENGTHS || k == PERI__SCALES;
         for (int32_t r = 0; r < world; r++) {
-            counts[r] = k == LENGTHS ? d->home->rank_bags[r + 1] - d->home->rank_bags[r] : d->report->words[r + 1] - d->report->words[r];
-            counts[world + r] = k == LENGTHS ? owner->source_bags[r] : d->source_ids[r];
+            counts[r] = bags ? d->home->rank_bags[r + 1] - d->home->rank_bags[r] : d->report->words[r + 1] - d->report->words[r];
+            counts[world + r] = bags ? owner->source_bags[r] : d->source_ids[r];
         }
         peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = d->send[k]->dtype, .sequence = d->sequence + 1 + (uint64_t)k,
                            .send_counts = counts, .recv_counts = counts + world};
@@ -239,28 +244,24 @@ static peri_status post_payload(peri__input_dist *d)
 static peri_status finish(peri__input_dist *d)
 {
     peri_device *device = d->ebc->device;
-    for (int32_t k = 0; k < PAYLOADS; k++) {
+    for (int32_t k = 0; k < PERI__PAYLOADS; k++) {
         peri_tensor_release(d->send[k]);
         d->send[k] = NULL;
     }
     peri_tensor_release(d->cursor);
     d->cursor = NULL;
-    PERI_TRY(new_1d(device, PERI_I64, peri__numel(d->received[LENGTHS]) + 1, &d->offsets));
-    PERI_TRY(peri__complete_sum(device, d->received[LENGTHS], peri__numel(d->received[IDS]), d->offsets));
-    peri_tensor_release(d->received[LENGTHS]);
-    d->received[LENGTHS] = NULL;
-    if (!d->ebc->any_mean) return PERI_OK;
-    int64_t bags = peri__numel(d->offsets_in) - 1;
-    PERI_TRY(new_1d(device, PERI_F32, bags, &d->scale));
-    peri_k_route_mean_args args = {.scale = peri__data(d->scale), .offsets = peri__data(d->offsets_in)};
-    return PERI_LAUNCH(device, route_mean, &args, bags, 1 << 14);
+    PERI_TRY(new_1d(device, PERI_I64, peri__numel(d->received[PERI__LENGTHS]) + 1, &d->offsets));
+    PERI_TRY(peri__complete_sum(device, d->received[PERI__LENGTHS], peri__numel(d->received[PERI__IDS]), d->offsets));
+    peri_tensor_release(d->received[PERI__LENGTHS]);
+    d->received[PERI__LENGTHS] = NULL;
+    return PERI_OK;
 }
 
 /* -- the state machine ------------------------------------------------------------------------------------------------------------- */
 
 static peri_status test_all(peri__input_dist *d)
 {
-    for (int32_t k = 0; k < PAYLOADS; k++) {
+    for (int32_t k = 0; k < PERI__PAYLOADS; k++) {
         if (!d->works[k]) continue;
         peri_status status = peri_work_test(d->works[k]);
         if (status != PERI_OK) return status;
@@ -323,12 +324,12 @@ static peri_status dist_step(peri_work *work)
 static void dist_fini(peri_work *work)
 {
     peri__input_dist *d = (peri__input_dist *)work;
-    for (int32_t k = 0; k < PAYLOADS; k++) {
+    for (int32_t k = 0; k < PERI__PAYLOADS; k++) {
         peri_work_release(d->works[k]);
         peri_tensor_release(d->send[k]);
         peri_tensor_release(d->received[k]);
     }
-    peri_tensor *tensors[] = {d->values, d->weights_in, d->offsets_in, d->inverse, d->wire_lengths, d->cursor, d->offsets, d->scale};
+    peri_tensor *tensors[] = {d->values, d->weights_in, d->offsets_in, d->inverse, d->wire_lengths, d->cursor, d->offsets};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
     peri__report_return(d->report);
     peri__free(d->header_send);
@@ -398,7 +399,7 @@ static peri_status start(peri_sharded_ebc *e, peri_kjt *kjt, peri_work **out)
     peri_kjt_retain(kjt);
     d->kjt = kjt;
     d->home = home;
-    if (e->world_size > 1) d->sequence = peri__group_reserve(e->group, 1 + PAYLOADS);
+    if (e->world_size > 1) d->sequence = peri__group_reserve(e->group, 1 + PERI__PAYLOADS);
     status = take_input(d);
     if (status >= 0) status = peri_kjt_sync_post(kjt);
     if (status < 0) peri__work_cancel(work, status);

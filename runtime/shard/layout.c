@@ -92,8 +92,8 @@ static peri_status add_wire(const peri__routes *r, peri__home *h)
     return h->at < 0 ? (peri_status)h->at : PERI_OK;
 }
 
-static peri_status add_outputs(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *inverse, const bool *mean,
-                               const double *divisor, const double *sent_divisor)
+static peri_status add_outputs(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *inverse, const double *divisor,
+                               const double *sent_divisor)
 {
     for (int32_t i = 0; i < r->world_size; i++)
         for (int32_t lane = 0; lane < PERI__LANES; lane++) {
@@ -114,8 +114,8 @@ static peri_status add_outputs(const peri__routes *r, peri__home *h, int32_t ran
     for (int32_t i = 0; i < r->n_outputs; i++) {
         const peri__output *o = &r->outputs[i];
         peri_k_output k = {.column = o->column, .cols = o->cols, .first_piece = o->first_piece, .n_pieces = o->n_pieces,
-                           .first_bag = h->feature_first[o->feature], .inverse = inverse ? inverse[o->feature] : -1,
-                           .scaled = mean[o->table], .divisor = divisor[o->table], .sent_divisor = sent_divisor[o->table]};
+                           .inverse = inverse ? inverse[o->feature] : -1, .divisor = divisor[o->table],
+                           .sent_divisor = sent_divisor[o->table]};
         memcpy(h->up.host + h->outputs + (int64_t)sizeof k * i, &k, sizeof k);
         memcpy(h->up.host + h->output_bags + (int64_t)sizeof(int64_t) * i, &h->feature_bags[o->feature], sizeof(int64_t));
         for (int32_t p = o->first_piece; p < o->first_piece + o->n_pieces; p++) {
@@ -131,8 +131,7 @@ static peri_status add_outputs(const peri__routes *r, peri__home *h, int32_t ran
 }
 
 peri_status peri__home_new(const peri__routes *r, int32_t rank, const int64_t *first_bag, const int64_t *bags, int64_t rows,
-                           const int64_t *inverse, const bool *mean, const double *divisor, const double *sent_divisor, peri_device *device,
-                           peri__home **out)
+                           const int64_t *inverse, const double *divisor, const double *sent_divisor, peri_device *device, peri__home **out)
 {
     peri__home *h = peri__alloc_zero(sizeof *h);
     if (!h) return PERI_ENOMEM;
@@ -151,7 +150,7 @@ peri_status peri__home_new(const peri__routes *r, int32_t rank, const int64_t *f
     h->variable = inverse != NULL;
     PERI_TRY_GOTO(add_partitions(r, h), out);
     PERI_TRY_GOTO(add_wire(r, h), out);
-    PERI_TRY_GOTO(add_outputs(r, h, rank, inverse, mean, divisor, sent_divisor), out);
+    PERI_TRY_GOTO(add_outputs(r, h, rank, inverse, divisor, sent_divisor), out);
     PERI_TRY_GOTO(peri__upload_send(&h->up, device), out);
     *out = h;
 out:

@@ -46,10 +46,10 @@ typedef struct peri__home {
 } peri__home;
 
 /** @first_bag, @bags: int64[n_features], by feature. @rows: output rows. @inverse: first entry of each feature in the inverse indices,
- *  int64[n_features] (variable batch), or NULL. @mean: bool[n_tables]; @divisor, @sent_divisor: double[n_tables], of the gradients of
- *  this rank's own rows and of others'. @out new. */
+ *  int64[n_features] (variable batch), or NULL. @divisor, @sent_divisor: double[n_tables], of the gradients of this rank's own rows
+ *  and of others'. @out new. */
 peri_status peri__home_new(const peri__routes *r, int32_t rank, const int64_t *first_bag, const int64_t *bags, int64_t rows,
-                           const int64_t *inverse, const bool *mean, const double *divisor, const double *sent_divisor, peri_device *device,
+                           const int64_t *inverse, const double *divisor, const double *sent_divisor, peri_device *device,
                            peri__home **out);
 void peri__home_release(peri__home *home);
 

@@ -24,9 +24,9 @@ typedef struct batch {
     peri__refs refs;
     peri_sharded_ebc *ebc;
     peri__bag_layout *layout;
-    peri_tensor *ids, *weights, *offsets;             /* received */
+    peri_tensor *ids, *weights, *offsets, *scale;     /* received */
     peri_tensor *home_ids, *home_weights, *home_offsets; /* the input, for replicas */
-    peri_tensor *scale, *inverse;
+    peri_tensor *inverse;
     /* Backward: */
     transit gradient;            /* the exchange of the gradient */
     peri_tensor *sent;           /* its buffer on the home side */
@@ -87,13 +87,13 @@ static peri_status batch_new(peri__input_dist *d, batch **out)
     b->ebc = d->ebc;
     peri__refs_add(&d->layout->refs);
     b->layout = d->layout;
-    b->ids = keep(d->received[1]);
-    b->weights = keep(d->received[2]);
+    b->ids = keep(d->received[PERI__IDS]);
+    b->weights = keep(d->received[PERI__WEIGHTS]);
+    b->scale = keep(d->received[PERI__SCALES]);
     b->offsets = keep(d->offsets);
     b->home_ids = keep(d->values);
     b->home_weights = keep(d->weights_in);
     b->home_offsets = keep(d->offsets_in);
-    b->scale = keep(d->scale);
     b->inverse = keep(d->inverse);
     *out = b;
     return PERI_OK;
@@ -106,7 +106,8 @@ static peri_tbe_input input_of(const batch *b, int32_t g)
 {
     bool replica = b->ebc->groups[g].replica;
     return (peri_tbe_input){.ids = replica ? b->home_ids : b->ids, .offsets = replica ? b->home_offsets : b->offsets,
-                            .weights = replica ? b->home_weights : b->weights, .blocks = b->layout->blocks[g]};
+                            .weights = replica ? b->home_weights : b->weights, .scale = b->ebc->groups[g].mean ? b->scale : NULL,
+                            .blocks = b->layout->blocks[g]};
 }
 
 static peri_status new_f32(peri_device *device, int64_t n, peri_tensor **out) { return peri_tensor_new(device, PERI_F32, 1, &n, out); }
@@ -277,8 +278,7 @@ static peri_status start_gradient(batch *b, peri_tensor *grad, peri_tensor **out
     peri_k_route_spread_args args = {.grad = peri__data(flat), .stride = e->routes->out_cols, .rows = h->rows, .sent = peri__data(b->sent),
                                      .own = peri__data(rows), .outputs = peri__upload_at(&h->up, h->outputs),
                                      .pieces = peri__upload_at(&h->up, h->pieces), .bags = peri__upload_at(&h->up, h->output_bags),
-                                     .inverse = b->inverse ? peri__data(b->inverse) : NULL, .scale = b->scale ? peri__data(b->scale) : NULL,
-                                     .n_outputs = e->routes->n_outputs};
+                                     .inverse = b->inverse ? peri__data(b->inverse) : NULL, .n_outputs = e->routes->n_outputs};
     PERI_TRY_GOTO(PERI_LAUNCH(e->device, route_spread, &args, e->routes->n_outputs, 1), out);
     if (e->world_size > 1) PERI_TRY_GOTO(post_rows(b, rows, b->sent, false, &b->gradient), out);
     PERI_TRY_GOTO(reduce_replicas(b, rows), out);
@@ -376,7 +376,7 @@ peri_status peri_sharded_ebc_prefetch(peri_sharded_ebc *e, peri_work *dist)
     if (dist->status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the input_dist is not complete; wait for it", f);
     if (d->used) return peri__fail(PERI_EINVAL, "%s: this input_dist was already used", f);
     for (int32_t g = 0; g < e->n_groups; g++) {
-        peri_tbe_input input = {.ids = d->received[1], .offsets = d->offsets, .weights = d->received[2], .blocks = d->layout->blocks[g]};
+        peri_tbe_input input = {.ids = d->received[PERI__IDS], .offsets = d->offsets, .blocks = d->layout->blocks[g]};
         if (e->groups[g].cached) PERI_TRY(peri_tbe_prefetch(e->groups[g].tbe, &input));
     }
     return PERI_OK;
@@ -422,7 +422,7 @@ peri_status peri_sharded_ebc_output(peri_sharded_ebc *e, peri_work *output, peri
     peri_k_route_combine_args args = {.out = peri__data(values), .stride = e->routes->out_cols, .received = peri__data(o->received),
                                       .own = peri__data(o->buffer), .outputs = peri__upload_at(&h->up, h->outputs),
                                       .pieces = peri__upload_at(&h->up, h->pieces), .inverse = b->inverse ? peri__data(b->inverse) : NULL,
-                                      .scale = b->scale ? peri__data(b->scale) : NULL, .n_outputs = e->routes->n_outputs};
+                                      .n_outputs = e->routes->n_outputs};
     peri_status status = PERI_LAUNCH(e->device, route_combine, &args, h->rows, 64);
     if (status >= 0 && e->output_dtype != PERI_F32) {
         peri_tensor *narrow;

@@ -186,6 +186,33 @@ static void test_ref(void **unused)
     assert_true(reported > 100);
 }
 
+/** The factors of means: every stream of a bag gets that of the whole bag, ids included that are in no stream. */
+static void test_means(void **unused)
+{
+    (void)unused;
+    static problem p;
+    static float scale[MOST_PARTITIONS * MOST_BAGS * MOST_PARTS + GUARD];
+    for (int round = 0; round < 100; round++) {
+        state = 13 + (uint64_t)round * 15485863;
+        make(&p, round % 2 == 0);
+        for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+            const peri_kernels *k = peri_kernels_isa(isas[i]);
+            if (!k) continue;
+            for (size_t e = 0; e < sizeof scale / sizeof *scale; e++) scale[e] = -1;
+            peri_k_route_mean_args mean = {.scale = scale, .offsets = p.offsets, .partitions = p.partitions, .wire_bag = p.wire_bag,
+                                           .n_partitions = p.n_partitions};
+            run(k->fn[PERI_K_route_mean], &mean, p.bags);
+            for (int32_t q = 0; q < p.n_partitions; q++)
+                for (int64_t b = 0; b < p.partitions[q].bags; b++) {
+                    int64_t first = p.partitions[q].first_bag + b, ids = p.offsets[first + 1] - p.offsets[first];
+                    for (int32_t s = 0; s < p.partitions[q].n_parts; s++)
+                        assert_true(scale[p.wire_bag[p.partitions[q].first_stream + s] + b] == 1.0f / (float)(ids > 1 ? ids : 1));
+                }
+            assert_true(scale[p.wire_bags] == -1);
+        }
+    }
+}
+
 /* -- pooled rows ------------------------------------------------------------------------------------------------------------------- */
 
 enum { ROWS = 13, OUTPUTS = 5, COLS = 70, AREA = 40000 };
@@ -198,13 +225,12 @@ static void random_rows(float *x, int64_t n)
 static void test_rows(void **unused)
 {
     (void)unused;
-    static float received[AREA], own[AREA], scale[ROWS * OUTPUTS], grad[ROWS * OUTPUTS * COLS];
+    static float received[AREA], own[AREA], grad[ROWS * OUTPUTS * COLS];
     static float want[2][AREA], got[2][AREA], pooled[2][ROWS * OUTPUTS * COLS];
     for (int round = 0; round < 300; round++) {
         state = 11 + (uint64_t)round * 104729;
         random_rows(received, AREA);
         random_rows(own, AREA);
-        random_rows(scale, ROWS * OUTPUTS);
         random_rows(grad, ROWS * OUTPUTS * COLS);
         peri_k_output outputs[OUTPUTS];
         peri_k_piece pieces[OUTPUTS * 3];
@@ -214,8 +240,7 @@ static void test_rows(void **unused)
             bags[o] = variable ? 1 + below(ROWS) : ROWS;
             for (int b = 0; b < ROWS; b++) inverse[o * ROWS + b] = below(bags[o]);
             outputs[o] = (peri_k_output){.column = column, .cols = 1 + below(COLS), .first_piece = n_pieces, .n_pieces = 1 + below(3),
-                                         .first_bag = o * ROWS, .inverse = variable ? o * ROWS : -1, .scaled = below(2),
-                                         .divisor = (double)(1 + below(3))};
+                                         .inverse = variable ? o * ROWS : -1, .divisor = (double)(1 + below(3))};
             column += outputs[o].cols;
             for (int64_t k = 0; k < outputs[o].n_pieces; k++) {
                 int64_t to = below(2);
@@ -224,9 +249,9 @@ static void test_rows(void **unused)
             }
         }
         peri_k_route_combine_args combine = {.stride = column, .received = received, .own = own, .outputs = outputs, .pieces = pieces,
-                                             .inverse = inverse, .scale = scale, .n_outputs = OUTPUTS};
+                                             .inverse = inverse, .n_outputs = OUTPUTS};
         peri_k_route_spread_args spread = {.grad = grad, .stride = column, .rows = ROWS, .outputs = outputs, .pieces = pieces, .bags = bags,
-                                           .inverse = inverse, .scale = scale, .n_outputs = OUTPUTS};
+                                           .inverse = inverse, .n_outputs = OUTPUTS};
         for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
             const peri_kernels *k = peri_kernels_isa(isas[i]);
             if (!k) continue;
@@ -253,18 +278,16 @@ static void test_adjoint(void **unused)
     float x[2][64], g[24], out[24], back[2][64];
     for (int i = 0; i < 64; i++) x[0][i] = (float)(i % 7), x[1][i] = (float)(i % 5);
     for (int i = 0; i < 24; i++) g[i] = (float)(i % 9) - 4;
-    float scale[] = {1, 2, 4, 1};
     int64_t inverse[] = {0, 1, 0, 1}, bags[] = {2, 2};
     peri_k_output outputs[] = {
-        {.column = 0, .cols = 4, .first_piece = 0, .n_pieces = 2, .inverse = 0, .scaled = 1, .divisor = 1, .sent_divisor = 1},
-        {.column = 4, .cols = 2, .first_piece = 2, .n_pieces = 1, .first_bag = 2, .inverse = 0, .scaled = 1, .divisor = 1,
-         .sent_divisor = 1}};
+        {.column = 0, .cols = 4, .first_piece = 0, .n_pieces = 2, .inverse = 0, .divisor = 1, .sent_divisor = 1},
+        {.column = 4, .cols = 2, .first_piece = 2, .n_pieces = 1, .inverse = 0, .divisor = 1, .sent_divisor = 1}};
     peri_k_piece pieces[] = {{.offset = 0}, {.offset = 8, .own = 1}, {.offset = 8}};
     memset(back, 0, sizeof back);
     peri_k_route_combine_args combine = {.out = out, .stride = 6, .received = x[0], .own = x[1], .outputs = outputs, .pieces = pieces,
-                                         .inverse = inverse, .scale = scale, .n_outputs = 2};
+                                         .inverse = inverse, .n_outputs = 2};
     peri_k_route_spread_args spread = {.grad = g, .stride = 6, .rows = 4, .sent = back[0], .own = back[1], .outputs = outputs,
-                                       .pieces = pieces, .bags = bags, .inverse = inverse, .scale = scale, .n_outputs = 2};
+                                       .pieces = pieces, .bags = bags, .inverse = inverse, .n_outputs = 2};
     k->fn[PERI_K_route_combine](&combine, 0, 4);
     k->fn[PERI_K_route_spread](&spread, 0, 2);
     double left = 0, right = 0;
@@ -375,14 +398,13 @@ static void test_lines(void **unused)
     }
 }
 
-/** Totals and the factors of means, against their definitions. */
+/** Totals, against their definition. */
 static void test_numbers(void **unused)
 {
     (void)unused;
     enum { MOST = 70001 };
     static const int64_t sizes[] = {0, 1, 2, 7, 64, 1001, MOST};
     static int64_t positions[MOST + 1], at[MOST], totals[MOST + GUARD];
-    static float scale[MOST + GUARD];
     state = 9;
     for (int64_t i = 0; i < MOST; i++) positions[i + 1] = positions[i] + (below(4) ? below(5) : below(3000));
     for (int64_t i = 0; i < MOST; i++) at[i] = below(MOST + 1);
@@ -392,22 +414,12 @@ static void test_numbers(void **unused)
             const peri_kernels *k = peri_kernels_isa(isas[i]);
             if (!k) continue;
             memset(totals, 0x5a, sizeof totals);
-            memset(scale, 0x5a, sizeof scale);
             peri_k_route_totals_args sum = {.totals = totals + shift, .positions = positions, .at = at};
             run(k->fn[PERI_K_route_totals], &sum, n);
-            peri_k_route_mean_args mean = {.scale = scale + shift, .offsets = positions};
-            run(k->fn[PERI_K_route_mean], &mean, n);
-            for (int64_t e = 0; e < n; e++) {
-                int64_t ids = positions[e + 1] - positions[e];
-                assert_int_equal(totals[shift + e], positions[at[e]]);
-                assert_true(scale[shift + e] == 1.0f / (float)(ids > 1 ? ids : 1));
-            }
+            for (int64_t e = 0; e < n; e++) assert_int_equal(totals[shift + e], positions[at[e]]);
             int64_t untouched;
-            float untouched_scale;
             memset(&untouched, 0x5a, sizeof untouched);
-            memset(&untouched_scale, 0x5a, sizeof untouched_scale);
             assert_int_equal(totals[shift + n], untouched);
-            assert_true(scale[shift + n] == untouched_scale);
         }
     }
 }
@@ -417,6 +429,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ids),
         cmocka_unit_test(test_ref),
+        cmocka_unit_test(test_means),
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_adjoint),
         cmocka_unit_test(test_place),
