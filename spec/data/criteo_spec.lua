@@ -166,6 +166,20 @@ describe("data.criteo", function()
     end
   end)
 
+  it("cuts the head again, into what is trained on and what is looked at", function()
+    for _, validation in ipairs { 0, 0.2, 1 } do
+      local function part(name) return samples(small(text, { dense = "raw", part = name, validation = validation })) end
+      local fit, looked, want = part "fit", part "validation", part "train"
+      for _, line in ipairs(looked) do
+        fit[#fit + 1] = line:gsub("^%d+", function(row) return tostring(tonumber(row) + #want - #looked) end)
+      end
+      assert.same(want, fit)
+      if validation == 0 then assert.equal(0, #looked) elseif validation == 1 then assert.equal(#want, #looked)
+      else assert.is_true(#looked >= 3 and #looked <= 5) end -- of 20 lines or so
+    end
+    assert.error_matches(function() small(text, { validation = -1 }) end, "validation is %-1, allowed: 0..1")
+  end)
+
   for _, device in ipairs { "cpu", "opaque" } do
     it("makes tensors on " .. device, function()
       local batch = small(text, { batch_size = 3, dense = "raw", device = device })()

@@ -37,6 +37,7 @@ local spec = {
   missing = "empty",     -- missing categories: empty = an empty bag, zero = id 0, kept for them
   part = "all",          -- all, train (the head of the file), test (its tail); fit and validation are the two parts of train
   holdout = 0.1,         -- share of the file, by bytes, that is the test part
+  validation = 0.05,     -- share of the train part that is the validation part
 }
 for name, default in util.ordered(Loader.common) do spec[name] = default end
 
@@ -61,7 +62,7 @@ return function(args)
   options.dense, options.ids, options.missing = enums.dense[a.dense], enums.ids[a.ids], enums.missing[a.missing]
   options.rank, options.world = Loader.place(func, a)
   options.batch_rows = util.integer(func, "batch_size", a.batch_size, 1, 2 ^ 31)
-  options.begin, options["end"] = Loader.bounds(func, a.part, a.holdout)
+  options.begin, options["end"] = Loader.bounds(func, a.part, a.holdout, a.validation)
   check(C.peri_criteo_open(options, out))
   local scope = P.state.scope
   P.state.scope = false

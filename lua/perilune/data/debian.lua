@@ -199,12 +199,12 @@ end
 local Source = util.class "DebianSource"
 
 -- The dependencies (s, c) of a part's packages: each package has a number in [0, 1) by the seed.
-local function edges_of(lists, part, holdout, seed)
-  local from, to = Loader.bounds("data.debian", part, holdout)
+local function edges_of(lists, part, a)
+  local from, to = Loader.bounds("data.debian", part, a.holdout, a.validation)
   local d = lists.dependencies
   local s, c, n = ffi.new("int32_t[?]", math.max(d.n, 1)), ffi.new("int32_t[?]", math.max(d.n, 1)), 0
   for i = 0, lists.n - 1 do
-    local u = C.peri_random_uniform(seed, SPLIT, i)
+    local u = C.peri_random_uniform(a.seed, SPLIT, i)
     if u >= from and u < to then
       for j = d.offsets[i], d.offsets[i + 1] - 1 do
         s[n], c[n] = i, d.values[j]
@@ -217,10 +217,10 @@ end
 
 function Source:init(lists, a)
   self.lists, self.seed, self.negatives = lists, a.seed, a.negatives
-  self._s, self._c, self._n = edges_of(lists, a.part, a.holdout, a.seed)
+  self._s, self._c, self._n = edges_of(lists, a.part, a)
   if self._n == 0 then P.fail(("data.debian: the part '%s' has no dependencies (%d packages in all)"):format(a.part, lists.n)) end
   local popularity = ffi.new("int32_t[?]", math.max(lists.n, 1))
-  local _, targets, n = edges_of(lists, "train", a.holdout, a.seed)
+  local _, targets, n = edges_of(lists, "train", a)
   for i = 0, n - 1 do popularity[targets[i]] = popularity[targets[i]] + 1 end
   self.features = Features(lists, popularity, a.max_dependencies)
   self.keys, self.tables, self.rows, self.dense = self.features.keys, self.features.tables, self.features.rows, Features.dense
@@ -297,6 +297,7 @@ local spec = {
   path = util.optional,     -- a file in the format of `apt-cache dumpavail` instead of the machine's own lists
   part = "all",             -- all, train, test; fit and validation are the two parts of train
   holdout = 0.1,            -- share of the packages that is the test part
+  validation = 0.05,        -- share of the train part's packages that is the validation part
   negatives = 4,            -- per positive sample
   max_dependencies = 32,    -- per bag
   seed = 1,

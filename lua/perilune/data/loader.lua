@@ -30,17 +30,23 @@ function Loader.place(func, args)
   return rank, size
 end
 
---- Share of all data that a part is, [from, to) of [0, 1): train and test (its tail of `holdout`), fit and validation (the two of train).
-function Loader.bounds(func, part, holdout)
-  util.one_of(func, "part", part, { "all", "train", "test", "fit", "validation" })
-  if type(holdout) ~= "number" or holdout < 0 or holdout > 1 then
-    P.fail(("%s: holdout is %s, allowed: 0..1"):format(func, tostring(holdout)))
+local function share(func, what, value)
+  if type(value) ~= "number" or not (value >= 0 and value <= 1) then
+    P.fail(("%s: %s is %s, allowed: 0..1"):format(func, what, tostring(value)))
   end
+end
+
+--- Share of all data that a part is, [from, to) of [0, 1): train and test (its tail of `holdout`), fit and validation (the two of train:
+--- its tail of `validation`).
+function Loader.bounds(func, part, holdout, validation)
+  util.one_of(func, "part", part, { "all", "train", "test", "fit", "validation" })
+  share(func, "holdout", holdout)
+  share(func, "validation", validation)
   local head = 1 - holdout
   if part == "train" then return 0, head end
   if part == "test" then return head, 1 end
-  if part == "fit" then return 0, head * 0.95 end
-  if part == "validation" then return head * 0.95, head end
+  if part == "fit" then return 0, head * (1 - validation) end
+  if part == "validation" then return head * (1 - validation), head end
   return 0, 1
 end
 
