@@ -9,14 +9,17 @@ local C = P.C
 local Progress = util.class "Progress"
 
 --- total: steps; samples_per_step: of all ranks; style: live, lines, off (default: PERI_PROGRESS, else what stdout is); stream; interval:
---- seconds between lines (default 0.2 live, 5 otherwise).
+--- seconds between lines (default 0.2 live, 5 otherwise); label: what every line begins with; delay: seconds until the first line, so that
+--- what is done sooner shows none.
 function Progress:init(args)
   local a = util.named("Progress", args, {
     total = util.required, samples_per_step = util.required, style = util.optional, stream = io.stdout, interval = util.optional,
+    label = "", delay = 0,
   })
   self.total, self.samples_per_step, self.stream = a.total, a.samples_per_step, a.stream
   self.style = util.one_of("Progress", "style", a.style or os.getenv "PERI_PROGRESS" or
     (os.execute "test -t 1" == 0 and "live" or "lines"), { "live", "lines", "off" })
+  self.label, self.delay = a.label, a.delay
   self.interval = a.interval or (self.style == "live" and 0.2 or 5)
   self.started = self.now()
   self.shown, self.paused = self.started - self.interval, 0
@@ -53,23 +56,24 @@ function Progress.grouped(n)
   return (text:sub(1, rest) .. text:sub(rest + 1):gsub("%d%d%d", ",%0")):gsub("^,", "")
 end
 
---- The line for a step, as text.
-function Progress:line(step, loss)
+--- The line for a step, as text; `note` (optional) follows the loss.
+function Progress:line(step, loss, note)
   local left = self:seconds() / math.max(step, 1) * (self.total - step)
-  return ("step %d/%d  %3.0f %%  loss %.4f  %s samples/s  %s left"):format(step, self.total, 100 * step / math.max(self.total, 1), loss,
-    self.grouped(self:rate(step)), duration(left))
+  return ("%sstep %d/%d  %3.0f %%  loss %.4f  %s%s samples/s  %s left"):format(self.label, step, self.total,
+    100 * step / math.max(self.total, 1), loss, note and note .. "  " or "", self.grouped(self:rate(step)), duration(left))
 end
 
 --- Whether a line is due: ask before computing what it needs.
 function Progress:due(step)
-  return self.style ~= "off" and (step == self.total or self.now() - self.shown >= self.interval)
+  if self.style == "off" or self.now() - self.started < self.delay then return false end
+  return step == self.total or self.now() - self.shown >= self.interval
 end
 
 --- Show the line if one is due.
-function Progress:update(step, loss)
+function Progress:update(step, loss, note)
   if not self:due(step) then return end
   self.shown = self.now()
-  local line = self:line(step, loss)
+  local line = self:line(step, loss, note)
   if self.style == "live" then
     self.stream:write("\r", line, "\27[K")
     self.open = true

@@ -27,6 +27,18 @@ describe("progress", function()
     assert.matches("step 100/100  100 %%  loss 0%.2000  20,480 samples/s  0 s left\n$", out.text())
   end)
 
+  it("says what it is of, and shows nothing of what is soon done", function()
+    local out = stream()
+    local p = Progress { total = 10, samples_per_step = 1, style = "lines", stream = out, label = "baseline: ", delay = 3 }
+    clock = clock + 2
+    p:update(5, 1)
+    p:update(10, 1)
+    assert.equal("", out.text())
+    clock = clock + 2
+    p:update(5, 1, "validation 0.5")
+    assert.equal("baseline: step 5/10   50 %  loss 1.0000  validation 0.5  1 samples/s  4 s left\n", out.text())
+  end)
+
   it("rewrites the line on a terminal", function()
     local out = stream()
     local p = Progress { total = 10, samples_per_step = 1, style = "live", stream = out }
