@@ -1,7 +1,7 @@
 # Perilune's only build file.
 #
 #   make                 build everything under build/
-#   make demo            set up, build, train a DLRM on 2 ranks       RANKS= STEPS= PLAN= DATA=
+#   make demo            set up, build, train a DLRM on 2 ranks       RANKS= STEPS= PLAN= DATA= ARGS=
 #   make test            set up, build, run every test
 #   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense  ARGS= PYTHON=
 #   make lint            layers, boundary, style
@@ -273,7 +273,7 @@ demo-run: all
 	@$(if $(HAVE_MPI),:,echo 'perilune: Open MPI was not found, so there is one rank')
 	@mkdir -p build/demo
 	@$(LAUNCHER) run -n $(WORLD) examples/dlrm.lua --out build/demo $(if $(STEPS),--steps $(STEPS)) $(if $(PLAN),--plan $(PLAN)) \
-	  $(if $(DATA),--data $(DATA))
+	  $(if $(DATA),--data $(DATA)) $(ARGS)
 
 # tests/bench/<name>.lua prints its lines and appends one JSON object each to --out; bench-comm and bench-step run at several sizes.
 BENCH = @mkdir -p build/bench && rm -f build/bench/$(1).jsonl && for ranks in $(2); do \

@@ -10,43 +10,21 @@ local here = arg[0]:match "^(.*/)" or "./"
 package.path = here .. "?.lua;" .. package.path
 
 local peri = require "perilune"
-local argparse = require "argparse"
 local Progress = require "perilune.progress"
+local settings = require "dlrm.options"
 local sources = require "dlrm.sources"
+local placement = require "dlrm.placement"
+local training = require "dlrm.training"
 local baselines = require "dlrm.baselines"
 local evaluation = require "dlrm.evaluation"
 local recommend = require "dlrm.recommend"
 local report = require "dlrm.report"
 
-local function options_of(words)
-  local parser = argparse("examples/dlrm.lua", "Train a DLRM with sharded embedding tables, and say what it is worth.")
-  parser:option("--data", "debian (this machine's package lists), synthetic:SAMPLES, or a file in the Criteo layout.", "debian")
-  parser:option("--steps", "Training steps; default: two passes over the data, at most 100,000.", nil, tonumber)
-  parser:option("--batch-size", "Samples of a step, of all ranks together.", 2048, tonumber)
-  parser:option("--plan", "Lua file that says where the tables live.", here .. "plans/mixed.lua")
-  parser:option("--model", "Lua file with the model's class.", here .. "models/dlrm.lua")
-  parser:option("--device", "cpu, opaque, ...", "cpu")
-  parser:option("--dim", "Columns of the embedding tables.", 32, tonumber)
-  parser:option("--lr", "Learning rate of the tables.", 0.05, tonumber)
-  parser:option("--dense-lr", "Learning rate of the dense part.", 0.01, tonumber)
-  parser:option("--rows", "Rows of each table (Criteo and synthetic).", 100000, tonumber)
-  parser:option("--seed", "Everything random depends on it.", 1, tonumber)
-  parser:option("--log-every", "Steps between lines of the log.", 10, tonumber)
-  parser:option("--eps", "Added to Adagrad's roots. Far below it gradients make no steps: without that, Adagrad's first steps would have" ..
-    " full size even where gradients are rounding errors, and curves on different numbers of ranks would part.", 1e-5, tonumber)
-  parser:option("--eval-every", "Steps between looks at the held-out samples; 0: only at the end.", 100, tonumber)
-  parser:option("--eval-samples", "Held-out samples of those looks (the end uses all).", 20000, tonumber)
-  parser:option("--out", "Folder for log.jsonl, curve.png and summary.json.", "build/demo")
-  parser:flag("--no-baseline", "Leave the logistic regression out.")
-  parser:flag("--no-recommend", "Leave the recommendations out.")
-  return parser:parse(words)
-end
-
 --- The model on this rank, sharded by the plan file.
 local function build(options, data)
   peri.ffi.state.seed, peri.ffi.state.device = options.seed, options.device
   local module = dofile(options.model) {
-    tables = data.tables, dense_features = data.dense_features, embedding_dim = options.dim, learning_rate = options.lr,
+    tables = data.tables, dense_features = data.dense_features, embedding_dim = options.dim, learning_rate = options.learning_rate,
     eps = options.eps,
   }
   local plan = peri.plan.load(options.plan, {
@@ -54,67 +32,57 @@ local function build(options, data)
     module = "embeddings", tables = module.embeddings:embedding_bag_configs(),
   })
   local model = peri.DistributedModelParallel { module = module, plan = plan, device = options.device }
-  return model, peri.nn.optim.Adagrad { params = model:dense_parameters(), lr = options.dense_lr, eps = options.eps }
+  return model, peri.nn.optim.Adagrad { params = model:dense_parameters(), lr = options.dense_learning_rate, eps = options.eps }
 end
 
---- Train; returns the points of the curve { step =, loss =, samples_per_s =, auc = } and the seconds it took, looks not counted.
-local function train(options, data, model, optimizer, log)
-  local pipeline = peri.pipeline.TrainPipelineBase { model = model, optimizer = optimizer }
-  local batches = data.loader { part = "train", batch_size = options.batch_size, epochs = math.huge, drop_last = true }
-  local progress = Progress { total = options.steps, samples_per_step = options.batch_size, style = peri.rank() > 0 and "off" or nil }
-  local points, losses, mean = {}, {}, 0
-  local function look()
-    return evaluation.evaluate(model, data.loader { part = "test", batch_size = 8192, limit = options.eval_samples })
+local function copy(to, from, names)
+  for _, name in ipairs(names) do to[name] = from[name] end
+  return to
+end
+
+--- What the model is worth on the test samples, beside what it must beat.
+local function judge(options, data, model, summary, say)
+  local result = evaluation.evaluate(model, data.loader { part = "test", batch_size = 8192 })
+  copy(summary, result, { "auc", "ne", "logloss", "calibration" })
+  summary.test_samples = result.samples
+  summary.baseline = { base_rate = baselines.base_rate(data, result.ctr) }
+  if not options.no_baseline then
+    summary.baseline.logistic_regression = baselines.logistic_regression(data, options, summary, say)
   end
-  for step = 1, options.steps do
-    local loss = pipeline:progress(batches)
-    if not loss then error(("the data has no batch of %d samples"):format(options.batch_size), 0) end
-    losses[#losses + 1] = loss
-    if step % options.log_every == 0 or step == options.steps then
-      mean = evaluation.mean_loss(losses)
-      losses = {}
-      local point = { step = step, loss = mean, samples_per_s = progress:rate(step) }
-      if options.eval_every > 0 and step % options.eval_every == 0 then point.auc = progress:pause(look).auc end
-      points[#points + 1] = point
-      log:write(point)
-    end
-    if points[1] then progress:update(step, mean) end
-  end
-  progress:close()
-  return points, progress:seconds()
+  if data.packages and not options.no_recommend then summary.recommendations = recommend.run(model, data, say) end
 end
 
 local function main()
-  local options = options_of(arg)
-  local started = Progress.now()
   peri.init()
+  local options = settings.parse(arg, here)
+  local started = Progress.now()
   local first = peri.rank() == 0
   local say = first and print or function() end
 
-  local data = sources.open(options)
-  options.steps = options.steps or math.max(1, math.min(100000, math.floor(2 * data.samples / options.batch_size)))
+  local log = report.log(options.out, first)
+  local data = sources.open(options, say)
+  settings.fit(options, data.samples)
   local prepared = Progress.now() - started
-  say(("%s: %s training samples of %d dense and %d sparse features, %d tables of %s rows in all (%.1f s)"):format(data.name,
-    Progress.grouped(data.samples), data.dense_features, #data.keys, #data.tables, Progress.grouped(data.table_rows), prepared))
+  local grouped = Progress.grouped
+  say(("%s: %s training, %s validation and %s test samples of %d dense and %d sparse features (%.1f s)"):format(data.name,
+    grouped(data.samples), grouped(data.validation_samples), grouped(data.test_samples), data.dense_features, #data.keys, prepared))
 
   local model, optimizer = build(options, data)
-  say(("training on %d %s, %d steps of %d samples, plan %s"):format(peri.world_size(), peri.world_size() == 1 and "rank" or "ranks",
-    options.steps, options.batch_size, options.plan))
-  local log = report.log(options.out, first)
-  local points, seconds = train(options, data, model, optimizer, log)
+  local places = placement.of(model, options.plan)
+  say(placement.text(places))
+  say(("training on %d %s, at most %d steps of %d samples (%.1f passes), learning rates %g (tables) and %g (dense)"):format(
+    peri.world_size(), peri.world_size() == 1 and "rank" or "ranks", options.steps, options.batch_size,
+    options.steps / options.steps_per_pass, options.learning_rate, options.dense_learning_rate))
+  local points, result = training.run(options, data, model, optimizer, log)
   log:close()
+  say(training.words(options, result))
 
-  local summary = {
-    data = data.name, ranks = peri.world_size(), steps = options.steps, batch_size = options.batch_size, plan = options.plan,
-    seed = options.seed, device = options.device, samples = options.steps * options.batch_size, seconds_preparing = prepared,
-    seconds_training = seconds, samples_per_s = options.steps * options.batch_size / seconds,
-  }
-  local result = evaluation.evaluate(model, data.loader { part = "test", batch_size = 8192 })
-  for _, name in ipairs { "auc", "ne", "logloss", "calibration" } do summary[name] = result[name] end
-  summary.test_samples = result.samples
-  summary.baseline = { base_rate = baselines.base_rate(data, result.ctr) }
-  if not options.no_baseline then summary.baseline.logistic_regression = baselines.logistic_regression(data, options, say) end
-  if data.packages and not options.no_recommend then summary.recommendations = recommend.run(model, data, say) end
+  local summary = copy({ data = data.name, ranks = peri.world_size(), steps = result.steps, kept_step = result.kept,
+    stopped_early = result.stopped, finished = result.finished, validation = result.validation,
+    seconds_preparing = prepared, seconds_training = result.seconds,
+    samples = result.steps * options.batch_size, samples_per_s = result.steps * options.batch_size / result.seconds, tables = places.list,
+  }, options, { "batch_size", "steps_per_pass", "learning_rate", "dense_learning_rate", "plan", "seed", "device" })
+  judge(options, data, model, summary, say)
   summary.seconds = Progress.now() - started
   if first then report.finish(options.out, summary, points) end
 end

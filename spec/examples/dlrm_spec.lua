@@ -69,12 +69,18 @@ describe_script("examples/dlrm.lua", function()
 
   it("leaves a log, a picture and a summary, and beats the baselines on a signal of pairs", function()
     local points, summary, text, out = run(many and 2 or 1,
-      "--data synthetic:60000 --rows 20 --dim 8 --steps 400 --batch-size 500 --eval-every 100 --eval-samples 2000")
-    assert.equal(40, #points)
+      "--data synthetic:60000 --rows 20 --dim 8 --steps 400 --batch-size 500 --log-every 10 --eval-every 50 --eval-samples 2000")
+    local looks = 0
     for _, point in ipairs(points) do
       assert.equal("number", type(point.samples_per_s))
-      assert.equal(point.step % 100 == 0, point.auc ~= nil)
+      -- a pass has 54,000 - 5,400 training samples, that is 97 steps: looks every 50 steps of it, at its end, and at the end of all
+      local place = (point.step - 1) % 97 + 1
+      assert.equal(place == 50 or place == 97 or point.step == 400, point.validation_auc ~= nil)
+      if point.validation_auc then looks = looks + 1 end
     end
+    assert.equal(9, looks)
+    assert.matches("t_c26 +20  data_parallel, fused +640 B", text)
+    assert.matches("26 tables +520 ", text)
     local regression = summary.baseline.logistic_regression
     assert.is_true(summary.auc > regression.auc + 0.01, text)
     assert.is_true(regression.auc > 0.6, text)
@@ -84,15 +90,81 @@ describe_script("examples/dlrm.lua", function()
     assert.equal(400, summary.steps)
     assert.equal(many and 2 or 1, summary.ranks)
     assert.equal(6000, summary.test_samples)
-    assert.matches("step 400/400  100 %%  loss [%d.]+  [%d,]+ samples/s  0 s left", text)
+    assert.matches("step 400/400  100 %%  loss [%d.]+  validation [%d.]+  [%d,]+ samples/s  0 s left", text)
     assert.matches("DLRM +0%.%d+", text)
-    if shell.has "gnuplot" then assert.equal("\137PNG", shell.read(out .. "/curve.png"):sub(1, 4)) end
+    assert.matches("the DLRM's log%-loss is [%d.]+ %% below that of the logistic regression", text)
+    if shell.has "gnuplot" then
+      assert.equal("\137PNG", shell.read(out .. "/curve.png"):sub(1, 4))
+      local script = shell.read(out .. "/curve.gnuplot")
+      for _, part in ipairs { "validation loss", "validation AUC", "training loss", "end of pass 4",
+        "weights kept: step " .. summary.kept_step } do
+        assert.truthy(script:find(part, 1, true), part)
+      end
+    end
+  end)
+
+  -- Interactions of columns with 12 values are there to be learnt; 6 columns of 20,000 invite to learn samples by heart in a second pass.
+  it("stops early and keeps the best weights where two passes overfit, and beats the logistic regression", function()
+    local path, rows = folder .. "/overfit.txt", {}
+    for i = 1, 26 do rows[i] = i <= 20 and 12 or 20000 end
+    peri.data.synthetic.write { path = path, num_rows = 20000, rows = rows, signal = 0.3, interaction = 4, bias = 0, alpha = 0.5 }
+    local options = ("--data %s --rows 20000 --dim 8 "):format(path)
+    local _, without, text = run(many and 2 or 1, options .. "--epochs 2 --patience 0")
+    assert.is_true(without.logloss > 1.2 * without.baseline.logistic_regression.logloss, text)
+    assert.is_true(without.validation.last_loss > 1.2 * without.baseline.base_rate.logloss, text)
+    assert.matches("the DLRM is no better than the logistic regression", text)
+    for ranks = 1, many and 2 or 1 do
+      local points, summary, said = run(ranks, options)
+      local regression, lowest = summary.baseline.logistic_regression, math.huge
+      for _, point in ipairs(points) do lowest = math.min(lowest, point.validation_loss or math.huge) end
+      assert.is_true(summary.stopped_early, said)
+      assert.is_true(summary.steps < summary.steps_per_pass * 3, said)
+      assert.equal(lowest, summary.validation.loss)
+      assert.is_true(summary.validation.last_loss > 1.2 * lowest, said)
+      assert.is_true(summary.kept_step <= summary.steps_per_pass, said)
+      assert.is_true(summary.logloss < 0.97 * regression.logloss and summary.auc > regression.auc + 0.03, said)
+      assert.matches("stopped early, after step %d+ of at most %d+: the validation loss was lowest at step %d+ %(pass [%d.]+%)", said)
+      assert.matches("%(overfitting%): the weights of step %d+ are kept", said)
+      assert.matches("the DLRM's log%-loss is [%d.]+ %% below", said)
+    end
+  end)
+
+  it("takes a file of a few lines, and says how little that tells", function()
+    local path = folder .. "/few.txt"
+    peri.data.synthetic.write { path = path, num_rows = 40, rows = 50 }
+    local _, summary, text = run(1, ("--data %s --rows 100 --dim 8"):format(path))
+    assert.equal(16, summary.batch_size)
+    assert.matches("%d test samples are too few to judge by", text)
+    assert.matches("%d%d training, %d validation and %d test samples", text)
+  end)
+
+  it("shows its options and their defaults, once", function()
+    local text, status = shell.run(("%s run -n %d examples/dlrm.lua --help"):format(shell.perilune, many and 2 or 1))
+    assert.equal(0, status)
+    assert.equal(1, select(2, text:gsub("Usage:", "")))
+    for _, default in ipairs { "0.05", "0.01", "0.1", "10", "32", "100000", "20000", "1", "build/demo", "debian" } do
+      assert.truthy(text:find(("(default: %s)"):format(default), 1, true), default)
+    end
+  end)
+
+  it("fails when the disk is full", function()
+    for _, name in ipairs { "log.jsonl", "summary.json", "curve.gnuplot" } do
+      local out = ("%s/full-%s"):format(folder, name)
+      os.execute(("mkdir -p %s && ln -s /dev/full %s/%s"):format(out, out, name))
+      local text, status = shell.run(("%s run -n %d examples/dlrm.lua %s --steps 3 --out %s"):format(shell.perilune, many and 2 or 1,
+        quick:gsub("%-%-steps 25", ""), out))
+      if name ~= "curve.gnuplot" or shell.has "gnuplot" then
+        assert.is_true(status ~= 0, text)
+        assert.matches(("cannot write %s/%s: No space left on device"):format(out, name):gsub("%-", "%%-"), text)
+      end
+    end
   end)
 
   it("trains on a file in the Criteo layout", function()
     local path = folder .. "/train.txt"
     peri.data.synthetic.write { path = path, num_rows = 3000, rows = 50 }
-    local points, summary = run(many and 2 or 1, ("--data %s --rows 100 --dim 8 --steps 8 --batch-size 300 --log-every 4"):format(path))
+    local points, summary = run(many and 2 or 1,
+      ("--data %s --rows 100 --dim 8 --steps 8 --batch-size 300 --log-every 4 --eval-every 4"):format(path))
     assert.equal(2, #points)
     assert.equal(path, summary.data)
     assert.equal("number", type(summary.baseline.logistic_regression.auc))
@@ -105,7 +177,14 @@ describe_script("examples/dlrm.lua", function()
       assert.matches(pattern, text)
     end
     fails("--data /nowhere/train.txt", "/nowhere/train%.txt: No such file")
-    fails("--data synthetic:100 --batch-size 1000 --steps 5", "no batch of 1000 samples")
+    fails("--data synthetic:100 --batch-size 1000 --steps 5", "%-%-batch%-size is 1000, but there are 81 training samples; give a smaller")
+    fails("--data synthetic:100 --steps 0", "%-%-steps is '0', allowed: whole numbers, 1 or more")
+    fails("--data synthetic:100 --epochs 1.5", "%-%-epochs is '1.5', allowed: whole numbers, 1 or more")
+    fails("--data synthetic:100 --batch-size 0", "%-%-batch%-size is '0', allowed: whole numbers, 1 to 2147483648")
+    fails("--data synthetic:100 --lr fast", "%-%-learning%-rate is 'fast', allowed: 0 or more")
+    fails("--data synthetic:100 --steps 2 --epochs 2", "can not be used together")
+    fails("--data synthetic:1000 --lr 1e30 --rows 100", "the loss at step %d+ is .*give a lower %-%-learning%-rate")
+    fails("--data synthetic:1", "1 synthetic samples: 0 samples to train on, 0 to validate and 1 to test")
     fails(quick .. "--plan /nowhere/plan.lua", "/nowhere/plan%.lua")
     fails("--colour blue", "unknown option '%-%-colour'")
   end)

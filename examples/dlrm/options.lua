@@ -1,0 +1,92 @@
+-- options.lua: the command line of the demonstration, and the defaults that depend on the data.
+local argparse = require "argparse"
+local peri = require "perilune"
+
+local M = {}
+
+--- A converter for numbers in [low, high], whole ones if asked; argparse shows what it says.
+local function number(name, low, high, whole)
+  return function(text)
+    local x = tonumber(text)
+    if x and x >= low and x <= high and (not whole or x == math.floor(x)) then return x end
+    local allowed = high == math.huge and ("%g or more"):format(low) or ("%g to %.14g"):format(low, high)
+    return nil, ("%s is '%s', allowed: %s%s"):format(name, text, whole and "whole numbers, " or "", allowed)
+  end
+end
+
+-- name, text, default, and for numbers the least, the most, whether whole. argparse shows defaults that are strings.
+local OPTIONS = {
+  { "--data", "debian (this machine's package lists), synthetic:SAMPLES, or a file in the Criteo layout.", "debian" },
+  { "--epochs", "At most so many passes over the training samples (default: 1 to 10, some 2,500,000 samples).", nil, 1, math.huge, true },
+  { "--steps", "At most so many training steps, instead of --epochs.", nil, 1, math.huge, true },
+  { "--batch-size", "Samples of a step, of all ranks together (default: 16 to 2048, some 160 steps a pass).", nil, 1, 2 ^ 31, true },
+  { "--learning-rate --lr", "Learning rate of the tables.", "0.05", 0, math.huge },
+  { "--dense-learning-rate --dense-lr", "Learning rate of the dense part.", "0.01", 0, math.huge },
+  { "--eps", "Added to Adagrad's roots. Far below it gradients make no steps: without that, Adagrad's first steps would have full size "
+    .. "even where gradients are rounding errors, and curves on different numbers of ranks would part.", "1e-5", 0, math.huge },
+  { "--validation", "Share of the training samples, their tail, that is looked at to keep the best weights.", "0.1", 0, 0.9 },
+  { "--patience", "Stop after so many looks without a lower validation loss; 0: never, last weights.", "10", 0, math.huge, true },
+  { "--eval-every", "Steps between looks at the validation samples (default: a tenth of a pass); 0: none.", nil, 0, math.huge, true },
+  { "--eval-samples", "Validation samples of a look.", "20000", 1, math.huge, true },
+  { "--plan", "Lua file that says where the tables live.", "plans/mixed.lua" },
+  { "--model", "Lua file with the model's class.", "models/dlrm.lua" },
+  { "--device", "cpu, opaque, ...", "cpu" },
+  { "--dim", "Columns of the embedding tables.", "32", 4, 4096, true },
+  { "--rows", "Rows of each table (Criteo and synthetic).", "100000", 1, 2 ^ 31, true },
+  { "--seed", "Everything random depends on it.", "1", 0, 2 ^ 53, true },
+  { "--log-every", "Steps between lines of the log (default: a fiftieth of a pass).", nil, 1, math.huge, true },
+  { "--out", "Folder for log.jsonl, curve.png and summary.json.", "build/demo" },
+}
+
+--- Parse the words of the command line; `here`: the folder of the examples. Rank 0 alone speaks: the others wait for it, so that nobody
+--- ends the run before it has spoken.
+function M.parse(words, here)
+  local first = peri.rank() == 0
+  local function leave(stream, text, code)
+    if first then
+      stream:write(text, "\n")
+      stream:flush()
+    end
+    if peri.world_size() > 1 then peri.world():barrier():wait() end
+    os.exit(code, true)
+  end
+  local parser = argparse("examples/dlrm.lua", "Train a DLRM with sharded embedding tables, and say what it is worth."):add_help(false)
+  parser.error = function(self, message) leave(io.stderr, ("%s\n\nError: %s"):format(self:get_usage(), message), 2) end
+  parser:flag("-h --help", "Show this text."):action(function() leave(io.stdout, parser:get_help(), 0) end)
+  local made = {}
+  for _, o in ipairs(OPTIONS) do
+    local name, text, default, low, high, whole = unpack(o, 1, 6)
+    if name == "--plan" or name == "--model" then default = here .. default end
+    made[name] = parser:option(name, text, default, low and number(name:match "%S+", low, high, whole) or nil)
+  end
+  parser:mutex(made["--epochs"], made["--steps"])
+  parser:flag("--hold-out-validation", "Never train on the validation samples: else the best weights are, once, at the end.")
+  parser:flag("--no-baseline", "Leave the logistic regression out.")
+  parser:flag("--no-recommend", "Leave the recommendations out.")
+  local options = parser:parse(words)
+  if options.eval_every == 0 then options.validation = 0 end -- nobody looks at them
+  return options
+end
+
+local PASS_STEPS, LEAST, MOST = 160, 16, 2048 -- of a default batch: steps that a pass should have; samples
+local SAMPLES, EPOCHS = 2500000, 10           -- of a default run
+local LOOKS, LINES = 10, 50                   -- per pass
+
+--- Fill in what depends on the number of training samples: batch_size, epochs, steps, steps_per_pass, eval_every, log_every.
+function M.fit(options, samples)
+  if not options.batch_size then -- the power of two that comes nearest to the wanted number of steps
+    local power = math.floor(math.log(samples / PASS_STEPS) / math.log(2) + 0.5)
+    options.batch_size = math.min(samples, math.max(LEAST, math.min(MOST, 2 ^ power)))
+  end
+  if options.batch_size > samples then
+    peri.ffi.fail(("--batch-size is %d, but there are %d training samples; give a smaller one, or none for the default"):format(
+      options.batch_size, samples))
+  end
+  options.steps_per_pass = math.floor(samples / options.batch_size)
+  options.epochs = options.epochs or math.max(1, math.min(EPOCHS, math.floor(SAMPLES / samples)))
+  options.steps = options.steps or options.epochs * options.steps_per_pass
+  options.eval_every = options.eval_every or math.ceil(options.steps_per_pass / LOOKS)
+  options.log_every = options.log_every or math.ceil(options.steps_per_pass / LINES)
+end
+
+return M

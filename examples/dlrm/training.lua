@@ -1,0 +1,117 @@
+-- training.lua: train with an eye on validation samples: keep the best weights, stop when nothing better comes.
+local peri = require "perilune"
+local Progress = require "perilune.progress"
+local evaluation = require "dlrm.evaluation"
+local Best = require "dlrm.best"
+
+local M = {}
+
+--- What a look at the validation samples found: whether it is the best so far, and whether to go on. Collective; all ranks judge the same
+--- numbers, and so alike.
+local function judge(watch, step, result)
+  local best = not watch.lowest or result.logloss < watch.lowest.loss
+  watch.last = { step = step, loss = result.logloss, auc = result.auc }
+  if best then
+    watch.lowest, watch.worse = watch.last, 0
+    if watch.best then watch.best:keep() end
+  else
+    watch.worse = watch.worse + 1
+  end
+  return best, not watch.best or watch.worse < watch.patience
+end
+
+--- A look: the metrics of the validation samples (some of them: options.eval_samples).
+local function look(options, data, model)
+  return evaluation.evaluate(model, data.loader { part = "validation", batch_size = 8192, limit = options.eval_samples })
+end
+
+local function check_loss(loss, step)
+  if loss == loss and math.abs(loss) < math.huge then return loss end
+  error(("the loss at step %d is %g: give a lower --learning-rate or --dense-learning-rate"):format(step, loss), 0)
+end
+
+--- Whether there are looks: samples to look at, and a wish to.
+local function watched(options, data) return options.eval_every > 0 and data.validation_samples > 0 end
+
+--- Every so many steps of a pass, and at its end.
+local function looks_now(options, step)
+  local place = (step - 1) % options.steps_per_pass + 1
+  return place % options.eval_every == 0 or place == options.steps_per_pass or step == options.steps
+end
+
+--- Train once on the validation samples too: in a log they are the newest.
+local function finish(options, data, pipeline)
+  local batches = data.loader { part = "validation", batch_size = options.batch_size }
+  for loss in function() return (pipeline:progress(batches)) end do loss:release() end
+end
+
+--- Train at most options.steps steps; afterwards the model has the best weights (options.patience > 0) or the last. Returns the points of
+--- the curve { step =, pass =, loss =, samples_per_s =, validation_loss =, validation_auc =, best = }, and a table: steps (taken), kept
+--- (the step of the weights), stopped (early), finished (with the
+--- validation samples), validation { samples =, loss =, auc = (of those weights), last_loss = } or nil, seconds (no looks). Collective.
+function M.run(options, data, model, optimizer, log)
+  local pipeline = peri.pipeline.TrainPipelineBase { model = model, optimizer = optimizer }
+  local batches = data.loader { part = data.training_part, batch_size = options.batch_size, epochs = math.huge, drop_last = true }
+  local progress = Progress { total = options.steps, samples_per_step = options.batch_size, style = peri.rank() > 0 and "off" or nil }
+  local looking = watched(options, data)
+  local watch = { patience = options.patience, worse = 0 }
+  if looking and options.patience > 0 then watch.best = Best(model, ("%s/best.%d.weights"):format(options.out, peri.rank())) end
+  local points, losses, note, step, go_on = {}, {}, nil, 0, true
+  while go_on and step < options.steps do
+    step = step + 1
+    losses[#losses + 1] = pipeline:progress(batches)
+    local looks = looking and looks_now(options, step)
+    if looks or step % options.log_every == 0 or step == options.steps then
+      local point = { step = step, pass = step / options.steps_per_pass, loss = check_loss(evaluation.mean_loss(losses), step),
+        samples_per_s = progress:rate(step) }
+      losses = {}
+      if looks then
+        local result = progress:pause(look, options, data, model)
+        point.validation_loss, point.validation_auc = result.logloss, result.auc
+        point.best, go_on = progress:pause(judge, watch, step, result)
+        note = ("validation %.4f"):format(result.logloss)
+      end
+      points[#points + 1] = point
+      log:write(point)
+    end
+    if points[1] then progress:update(step, points[#points].loss, note) end
+  end
+  progress:close()
+  local result = { steps = step, kept = step, stopped = not go_on and step < options.steps, seconds = progress:seconds() }
+  if looking then
+    local kept = watch.best and watch.lowest or watch.last
+    result.kept = kept.step
+    result.validation = { samples = data.validation_samples, loss = kept.loss, auc = kept.auc, last_loss = watch.last.loss }
+  end
+  if watch.best then
+    if result.kept < step then watch.best:restore() end
+    watch.best:close()
+    result.finished = not options.hold_out_validation
+    if result.finished then finish(options, data, pipeline) end
+  end
+  return points, result
+end
+
+--- What came of it, in words.
+function M.words(options, result)
+  return M.kept(options, result) .. (result.finished and ", and trained once on the validation samples too" or "")
+end
+
+--- Which weights were kept, and why.
+function M.kept(options, result)
+  local v = result.validation
+  if not v then return ("the weights of the last step are kept: no validation samples were looked at") end
+  if options.patience == 0 then
+    return ("the weights of the last step are kept (--patience 0): validation loss %.4f"):format(v.last_loss)
+  end
+  local function pass(step) return ("step %d (pass %.1f)"):format(step, step / options.steps_per_pass) end
+  if result.kept == result.steps then
+    return ("the validation loss was lowest at the end, %.4f (more passes, --epochs, may help): the weights of the last step are kept")
+      :format(v.loss)
+  end
+  return ("%sthe validation loss was lowest at %s, %.4f, and %.4f at the end%s: the weights of step %d are kept"):format(
+    result.stopped and ("stopped early, after step %d of at most %d: "):format(result.steps, options.steps) or "",
+    pass(result.kept), v.loss, v.last_loss, v.last_loss > 1.005 * v.loss and " (overfitting)" or "", result.kept)
+end
+
+return M
