@@ -10,7 +10,8 @@ local run_options = {
   { "--host", value = "LIST", help = "Nodes for mpirun, such as a:4,b:4." },
   { "--hostfile", value = "FILE", help = "File of nodes for mpirun." },
   { "--bind", value = "POLICY", help = "Bind ranks: none (default), core, numa, ... (mpirun's --bind-to)." },
-  { "--mpi", value = "WORD", many = true, help = "One more argument for mpirun; may be repeated." },
+  { "--mpi", value = "WORDS", many = true, help = "More arguments for mpirun, as one word or quoted: --mpi --oversubscribe, "
+    .. "--mpi \"--mca btl tcp,self\"; may be repeated." },
   { "--traceback", help = "Print where an error came from (also PERI_TRACEBACK=1)." },
 }
 
@@ -46,7 +47,12 @@ local function make_parser()
   return parser
 end
 
---- Put "--" before the script's name, so that the options after it stay the script's.
+--- Arguments that follow options of mpirun, so that `--mpi --mca btl tcp,self` needs no quotes.
+local mpirun_values = { mca = 2, gmca = 2, x = 1, prefix = 1, wdir = 1, npernode = 1, ["map-by"] = 1, ["rank-by"] = 1, ["bind-to"] = 1,
+  ["output-filename"] = 1, tune = 1 }
+
+--- Put "--" before the script's name, so that the options after it stay the script's, and the values of --mpi, which look like options,
+--- into one word with it.
 function M.separate(words)
   local takes_value = {}
   for _, o in ipairs(run_options) do
@@ -55,7 +61,11 @@ function M.separate(words)
   local out, i = {}, 1
   while i <= #words and words[i]:match "^%-." and words[i] ~= "--" do
     out[#out + 1] = words[i]
-    if takes_value[words[i]] and words[i + 1] then
+    if words[i] == "--mpi" and words[i + 1] then
+      local more = mpirun_values[words[i + 1]:match "^%-%-?([%w-]+)$"] or 0
+      out[#out] = "--mpi=" .. table.concat(words, " ", i + 1, math.min(i + 1 + more, #words))
+      i = i + 1 + more
+    elseif takes_value[words[i]] and words[i + 1] then
       i = i + 1
       out[#out + 1] = words[i]
     end
@@ -122,9 +132,13 @@ function M.main(words)
   if options.command == "version" then return M.version() end
   if options.command ~= "run" then return info() end
   if options.threads then require("perilune.launcher").setenv("PERI_NUM_THREADS", tostring(options.threads)) end
+  local mpi = {}
+  for _, words_of in ipairs(options.mpi or {}) do
+    for word in words_of:gmatch "%S+" do mpi[#mpi + 1] = word end
+  end
   return require("perilune.launch").run {
     ranks = options.ranks, script = options.script, arguments = options.arguments, hosts = options.host, hostfile = options.hostfile,
-    bind = options.bind, mpi = options.mpi, traceback = options.traceback,
+    bind = options.bind, mpi = mpi, traceback = options.traceback,
   }
 end
 

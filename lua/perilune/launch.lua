@@ -1,8 +1,6 @@
 -- launch.lua: running a script as one rank, or handing it over to mpirun as many. Used by the launcher's command line (cli.lua).
 --
 -- A rank that fails prints its message once, ends the group so that no other rank waits for it, and leaves with a non-zero code.
-local util = require "perilune.util"
-
 local M = {}
 
 -- -- the world around this process -------------------------------------------------------------------------------------------------
@@ -27,7 +25,11 @@ end
 
 --- Variables that ranks on other nodes need too.
 local exported = { "LUA_PATH", "LUA_CPATH", "PERI_CPU_ISA", "PERI_COMM_TIMEOUT_S", "PERI_LIBRARY", "PERI_LOG", "PERI_LUA_PATH",
-  "PERI_MPI_NEAR", "PERI_NUM_THREADS", "PERI_PLUGIN_PATH", "PERI_PROGRESS", "PERI_TRACEBACK" }
+  "PERI_LAUNCHER", "PERI_MPI_NEAR", "PERI_NUM_THREADS", "PERI_PLUGIN_PATH", "PERI_PROGRESS", "PERI_TRACEBACK" }
+
+local FILES_PER_RANK = 8     -- pipes and a socket that mpirun holds for a rank of its machine
+local MEMORY_PER_RANK = 32   -- MiB: what an empty script needs
+local RANKS_PER_CPU = 64
 
 local function append(list, ...)
   for i = 1, select("#", ...) do list[#list + 1] = (select(i, ...)) end
@@ -45,7 +47,7 @@ end
 --- machine: program (of the launcher), cpus, root, peer_memory, ssh, allocation (of a batch system: it may span machines): what is known
 --- of this machine.
 function M.command(options, machine)
-  local c = { "mpirun", "-q", "-n", tostring(options.ranks) } -- -q: the failing rank has already said what mpirun would explain
+  local c = { "mpirun", "-n", tostring(options.ranks) }
   local remote = options.hosts or options.hostfile
   if machine.root then append(c, "--allow-run-as-root") end
   if options.hosts then append(c, "--host", options.hosts) end
@@ -59,6 +61,7 @@ function M.command(options, machine)
     append(c, "--oversubscribe")
     if options.ranks > machine.cpus then append(c, "--mca", "mpi_yield_when_idle", "1") end
     if not machine.ssh then append(c, "--mca", "plm", "isolated") end
+    append(c, "--mca", "odls_base_num_threads", "0") -- with threads, mpirun at times never ends when hundreds of ranks are short
     -- Looking for a network takes Open MPI 0.2 s; shared memory is all that ranks of one machine need.
     local chosen = machine.allocation or os.getenv "OMPI_MCA_pml" or mentions(options.mpi, "pml")
     if not chosen then append(c, "--mca", "pml", "ob1") end
@@ -85,12 +88,42 @@ local function on_path(program)
   return false
 end
 
---- What `command` wants to know of this machine.
-function M.machine()
+local function available_memory()
+  local file = io.open "/proc/meminfo"
+  local kib = file and file:read "*a":match "MemAvailable:%s*(%d+)"
+  if file then file:close() end
+  return kib and tonumber(kib) / 1024 or math.huge
+end
+
+--- What `command` and `refusal` want to know of this machine.
+function M.machine(ranks)
   local launcher = require "perilune.launcher"
   return { program = launcher.program, cpus = launcher.cpus(), root = launcher.root(), peer_memory = launcher.peer_memory(),
-    ssh = on_path "ssh" or on_path "rsh",
+    ssh = on_path "ssh" or on_path "rsh", memory = available_memory(), files = launcher.files(100 + FILES_PER_RANK * ranks),
     allocation = os.getenv "SLURM_JOB_ID" or os.getenv "PBS_JOBID" or os.getenv "LSB_JOBID" or os.getenv "PE_HOSTFILE" }
+end
+
+--- Why such a run cannot go well; nil if nothing speaks against it. `options`, `machine`: as for `command`; machine.files: how many files
+--- mpirun may open, machine.memory: MiB that are available.
+function M.refusal(options, machine)
+  if options.hostfile then
+    local file, why = io.open(options.hostfile)
+    if not file then return ("--hostfile: %s"):format(why) end
+    file:close()
+  end
+  if options.hosts or options.hostfile or machine.allocation then return end
+  local files = math.floor((machine.files - 100) / FILES_PER_RANK)
+  if options.ranks > files then -- mpirun hangs rather than say so
+    return ("-n %d: this process and its children may open %d files (ulimit -n), enough for %d ranks"):format(options.ranks, machine.files,
+      files)
+  end
+  local most = tonumber(os.getenv "PERI_MOST_RANKS")
+  local memory, processors = math.floor(machine.memory / MEMORY_PER_RANK), machine.cpus * RANKS_PER_CPU
+  if options.ranks <= (most or math.min(memory, processors)) then return end
+  if most then return ("-n %d: PERI_MOST_RANKS is %d"):format(options.ranks, most) end
+  local why = memory < processors and ("%d MiB of memory are free, enough for %d ranks"):format(machine.memory, memory)
+    or ("%d processors are for %d ranks at most, more would take minutes only to meet"):format(machine.cpus, processors)
+  return ("-n %d: %s (PERI_MOST_RANKS=%d tries it all the same)"):format(options.ranks, why, options.ranks)
 end
 
 -- -- one rank ----------------------------------------------------------------------------------------------------------------------
@@ -157,6 +190,7 @@ function M.run_here(script, arguments, traceback)
       number = 1
     end
     io.stdout:flush()
+    require("perilune.launcher").settled()
     exit(number, close ~= false) -- closing the state gives up what its handles hold
   end
 
@@ -170,30 +204,46 @@ function M.run_here(script, arguments, traceback)
   return 1
 end
 
---- Run a script with the options of `command`. Returns an exit code; with several ranks the process becomes mpirun and does not return.
+--- Let mpirun run the ranks. Returns an exit code.
+function M.launch(options)
+  local launcher = require "perilune.launcher"
+  options.ranks = options.ranks or 1
+  local machine = M.machine(options.ranks)
+  local refusal = M.refusal(options, machine)
+  if refusal then
+    say("perilune: " .. refusal)
+    return 2
+  end
+  if not os.getenv "PERI_PROGRESS" then -- ranks write into pipes: only this process knows whether somebody is looking
+    launcher.setenv("PERI_PROGRESS", launcher.terminal() and "live" or "lines")
+  end
+  launcher.setenv("PERI_LAUNCHER", "1")
+  local code, why = require("perilune.launch.job").run(M.command(options, machine), options.ranks,
+    tonumber(os.getenv "PERI_COMM_TIMEOUT_S") or 300)
+  if code then return code end
+  say(("perilune: %d ranks need Open MPI's mpirun (Debian: openmpi-bin): %s"):format(options.ranks, why))
+  return 1
+end
+
+--- Run a script with the options of `command`. Returns an exit code.
 function M.run(options)
   local world = M.world()
   if world and options.ranks and options.ranks ~= world.size then
     say(("perilune: -n %d inside a world of %d ranks that %s has made"):format(options.ranks, world.size, world.launcher))
     return 2
   end
-  local ranks = options.ranks or 1
-  if world or (ranks == 1 and not options.hosts and not options.hostfile) then
-    return M.run_here(options.script, options.arguments, options.traceback)
+  if world then require("perilune.launcher").watch(world.rank) end
+  if world or ((options.ranks or 1) == 1 and not options.hosts and not options.hostfile) then
+    local code = M.run_here(options.script, options.arguments, options.traceback)
+    require("perilune.launcher").settled()
+    return code
   end
   local chunk, problem = loadfile(options.script) -- once here, rather than by every rank
   if not chunk then
     say("perilune: " .. problem)
     return 1
   end
-  if not os.getenv "PERI_PROGRESS" then -- ranks write into pipes: only this process knows whether somebody is looking
-    require("perilune.launcher").setenv("PERI_PROGRESS", require("perilune.launcher").terminal() and "live" or "lines")
-  end
-  local asked = util.map(options.mpi or {}, function(word) return word end)
-  local _, why = require("perilune.launcher").exec(M.command({ ranks = ranks, script = options.script, arguments = options.arguments,
-    hosts = options.hosts, hostfile = options.hostfile, bind = options.bind, mpi = asked, traceback = options.traceback }, M.machine()))
-  say(("perilune: %d ranks need Open MPI's mpirun (Debian: openmpi-bin): %s"):format(ranks, why))
-  return 1
+  return M.launch(options)
 end
 
 return M

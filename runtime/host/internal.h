@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * host/internal.h (L7): what the generated pack of Lua files and the launcher agree on.
+ * host/internal.h (L7): what the files of the launcher, and the generated pack of Lua files, agree on.
  */
 #ifndef PERI_HOST_INTERNAL_H
 #define PERI_HOST_INTERNAL_H
@@ -16,5 +16,12 @@ typedef struct peri__packed {
 
 /** All modules, made by runtime/gen/pack.lua. */
 extern const peri__packed peri__pack[];
+
+struct lua_State;
+
+/** Put functions into the module perilune.launcher, the table on top of the stack: watch, settled (watch.c); files, start, next, signal,
+ *  sweep (job.c). */
+void peri__watch_register(struct lua_State *L);
+void peri__job_register(struct lua_State *L);
 
 #endif

@@ -61,26 +61,6 @@ static void install_searcher(lua_State *L)
 
 /* -- the module perilune.launcher: what only the launcher can do -------------------------------------------------------------------- */
 
-/** exec(list of strings): become another program. Returns only on failure: nil, message. */
-static int become(lua_State *L)
-{
-    luaL_checktype(L, 1, LUA_TTABLE);
-    int count = (int)lua_objlen(L, 1);
-    const char **list = lua_newuserdata(L, sizeof *list * ((size_t)count + 1));
-    for (int i = 0; i < count; i++) {
-        lua_rawgeti(L, 1, i + 1);
-        list[i] = luaL_checkstring(L, -1);
-        lua_pop(L, 1); /* the table keeps the string */
-    }
-    list[count] = NULL;
-    luaL_argcheck(L, count > 0, 1, "a program's name and arguments wanted");
-    fflush(NULL);
-    execvp(list[0], (char *const *)list);
-    lua_pushnil(L);
-    lua_pushfstring(L, "%s: %s", list[0], strerror(errno));
-    return 2;
-}
-
 /** cpus(): processors that this process may use. */
 static int cpus(lua_State *L)
 {
@@ -128,10 +108,12 @@ static int peer_memory(lua_State *L)
 
 static int open_launcher(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"exec", become}, {"cpus", cpus}, {"root", root}, {"terminal", terminal}, {"setenv", set_variable},
+    static const luaL_Reg functions[] = {{"cpus", cpus}, {"root", root}, {"terminal", terminal}, {"setenv", set_variable},
                                          {"peer_memory", peer_memory}, {NULL, NULL}};
     lua_newtable(L);
     luaL_register(L, NULL, functions);
+    peri__watch_register(L);
+    peri__job_register(L);
     char *path = realpath("/proc/self/exe", NULL);
     lua_pushstring(L, path ? path : "perilune");
     lua_setfield(L, -2, "program");

@@ -1,0 +1,201 @@
+-- launch/job.lua: mpirun as a child: what it says is passed on or put into one line, signals reach it, and its end is told.
+--
+-- Ranks say themselves why they fail, and their watchers (watch.c) say how they died. mpirun explains the same in boxes of dashes, which
+-- are dropped here, unless nobody else has said anything.
+local M = {}
+
+local INT, HUP, QUIT, KILL, TERM = 2, 1, 3, 9, 15
+local NAMES = { [INT] = "interrupted (Ctrl-C)", [TERM] = "ended by signal 15 (SIGTERM)", [HUP] = "ended by signal 1 (SIGHUP)",
+  [QUIT] = "ended by signal 3 (SIGQUIT)" }
+local PATIENCE = 10 -- seconds that mpirun has to end the ranks
+
+-- -- what mpirun says ----------------------------------------------------------------------------------------------------------------
+
+--- Boxes that only repeat how a rank ended: a pattern, and what to say if nobody has.
+local endings = {
+  { "Primary job +terminated normally" },
+  { "noticed that process rank (%d+) with PID %d+ on node (%S+) exited on signal (%d+ %b())", "rank %s on %s was killed by signal %s" },
+  { "processes exited with non%-zero status.-%[%[%d+,%d+%],(%d+)%]%s+Exit code:%s+(%d+)", "rank %s ended with exit code %s" },
+  { "exited due to process rank (%d+) with PID %d+ on%s+node (%S+) exiting improperly",
+    "rank %s on %s ended in the middle of its script, without leaving the world" },
+}
+
+--- Boxes that say in many lines what fits in one.
+local refusals = {
+  { "not enough slots available", "the nodes offer fewer slots than there are ranks: say how many (--host a:4,b:4), or allow more ranks "
+    .. "than slots with --mpi --oversubscribe" },
+  { "unable to reliably start one or more daemons", "mpirun could not start on every node: each must be reachable by ssh without a "
+    .. "password, and have perilune and Open MPI where this one has them" },
+  { "was unable to allocate.-hostfile", "mpirun cannot use these nodes: see --host and --hostfile" },
+}
+
+--- Lines that tell what the launcher tells.
+local noise = { { "^mpirun: Forwarding signal" }, { "^mpirun: abort is already in progress" }, { "^mpirun: killing job" } }
+
+local function first(list, text)
+  for _, entry in ipairs(list) do
+    local found = { text:match(entry[1]) }
+    if found[1] then return entry, found end
+  end
+end
+
+--- A filter of mpirun's standard error: `feed(text)`, `flush()` and what it knows: `spoke` (somebody has said why it ends), `ending`
+--- (how a rank ended, as mpirun tells it). `crashed`, if set, matches lines about mpirun's own end. `emit(text)` gets what is passed on:
+--- at once, but for lines of dashes and what they enclose.
+function M.filter(emit)
+  local F = { spoke = false, ending = nil }
+  local line, box = "", nil -- what is held back: the unfinished line, and the lines of an open box
+  local open = false        -- the beginning of the unfinished line was passed on
+
+  local function pass(text)
+    if text == "" then return end
+    if not open and (text:match "^%[rank " or text:match "^perilune: " or text:match "^mpirun: Error") then F.spoke = true end
+    emit(text)
+  end
+
+  local function judge(text)
+    local entry, found = first(endings, text)
+    if entry then
+      if entry[2] then F.ending = entry[2]:format(unpack(found)) end
+    else
+      entry = first(refusals, text)
+      F.spoke = true
+      emit(entry and ("perilune: %s\n"):format(entry[2]) or text)
+    end
+  end
+
+  local function whole(text)
+    local border = #text > 70 and text:match "^%-+\n$"
+    if border and not box then box = { text }
+    elseif box then
+      box[#box + 1] = text
+      if border then
+        judge(table.concat(box))
+        box = nil
+      elseif #box > 60 then F.flush() end -- no box of mpirun's
+    elseif not first(noise, text) and not (F.crashed and text:match(F.crashed)) then pass(text) end
+  end
+
+  --- Pass on what is held back.
+  function F.flush()
+    pass(box and table.concat(box) or "")
+    pass(line)
+    open = open or line ~= ""
+    box, line = nil, ""
+  end
+
+  function F.feed(text)
+    local from = 1
+    while from <= #text do
+      local stop = text:find("\n", from, true)
+      line = line .. text:sub(from, stop or #text)
+      if stop then
+        if open then pass(line) else whole(line) end
+        line, open = "", false
+      elseif not box and #line >= 10 and not line:match "^%-+$" and not line:match "^mpirun: " then
+        pass(line)
+        line, open = "", true
+      end
+      from = (stop or #text) + 1
+    end
+  end
+
+  return F
+end
+
+-- -- running it ------------------------------------------------------------------------------------------------------------------------
+
+local function say(text) io.stderr:write("perilune: ", text, "\n") end
+
+--- Which ranks have started where, and how they ended, by the notes of their watchers: `take(text)` returns the text without the notes.
+function M.roll(ranks)
+  local R = { ranks = ranks, started = {}, ended = {}, n_started = 0, n_ended = 0, worst = 0 }
+  local held = ""
+
+  local function note(kind, rank, number, text)
+    rank = tonumber(rank)
+    if kind == "start" and not R.started[rank] then
+      R.started[rank] = ("process %s on %s"):format(number, text)
+      R.n_started = R.n_started + 1
+    elseif kind == "end" and not R.ended[rank] then
+      R.ended[rank] = tonumber(number)
+      R.n_ended = R.n_ended + 1
+      R.worst = math.max(R.worst, R.ended[rank])
+    end
+    return ""
+  end
+
+  function R.take(text)
+    text = held .. text
+    local from = text:find "\30[^\n]*$"
+    held = from and text:sub(from) or ""
+    if from then text = text:sub(1, from - 1) end
+    return (text:gsub("\30(%a+) (%d+) (%d+) ([^\n]*)\n", note))
+  end
+
+  --- "rank 2, rank 3": those that have not started.
+  function R.missing()
+    local list = {}
+    for rank = 0, ranks - 1 do
+      if not R.started[rank] then list[#list + 1] = "rank " .. rank end
+      if #list == 8 and ranks - R.n_started > 8 then
+        list[9] = ("and %d more"):format(ranks - R.n_started - 8)
+        break
+      end
+    end
+    return table.concat(list, ", ")
+  end
+
+  return R
+end
+
+--- What is still to be said about a job that has ended, and its exit code.
+local function verdict(F, R, code, signal, asked)
+  if asked then return ("%s; all %d ranks were ended"):format(NAMES[asked], R.ranks), 128 + asked end
+  if signal and R.n_ended == R.ranks then
+    return R.worst == 0 and ("mpirun itself ended by signal %d when all ranks had ended well"):format(signal), R.worst
+  elseif signal then
+    return ("mpirun was killed by signal %d; its %d ranks were ended"):format(signal, R.ranks), 128 + signal
+  elseif code == 0 or F.spoke then return nil, code end
+  local ending = F.ending and F.ending:gsub("^(rank (%d+)) on %S+", function(head, rank)
+    return R.started[tonumber(rank)] and ("%s (%s)"):format(head, R.started[tonumber(rank)])
+  end)
+  return ending or ("mpirun ended with exit code %d and gave no reason (with --mpi --verbose it says more)"):format(code), code
+end
+
+--- Run `command` (a list of words) with so many ranks, all of which must have started after `deadline` seconds. Returns the exit code;
+--- nil and why it could not be started.
+function M.run(command, ranks, deadline)
+  local launcher = require "perilune.launcher"
+  local pid, why = launcher.start(command)
+  if not pid then return nil, why end
+  local R, F = M.roll(ranks), M.filter(function(text) io.stderr:write(text) end)
+  F.crashed = ("^%%[[^:]*:0*%d%%]"):format(pid)
+  local began = os.time()
+  local asked, dying, quiet -- a signal that came; since when mpirun should end; since when it has no ranks
+  while true do
+    local event, value, detail = launcher.next(1)
+    local now = os.time()
+    if event == "text" then F.feed(R.take(value))
+    elseif event == "signal" then
+      if detail and not asked then launcher.signal(TERM) end -- a terminal's Ctrl-C has reached mpirun already
+      asked, dying = asked or value, dying or now
+    elseif event == "time" then F.flush()
+    else
+      F.flush()
+      launcher.sweep()
+      local text, code = verdict(F, R, value, detail, asked)
+      if text then say(text) end
+      return code
+    end
+    quiet = R.n_ended == ranks and (quiet or now) or nil
+    if not dying and R.n_started < ranks and R.n_ended == 0 and now - began >= deadline then
+      say(("%d of %d ranks did not start within %d s (PERI_COMM_TIMEOUT_S): %s"):format(ranks - R.n_started, ranks, deadline, R.missing()))
+      F.spoke, dying = true, now
+      launcher.signal(TERM)
+    end
+    if now - (dying or now) > PATIENCE or now - (quiet or now) > PATIENCE then launcher.signal(KILL) end
+  end
+end
+
+return M

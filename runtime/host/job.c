@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * job.c: mpirun as a child of the launcher: what it writes to its standard error, the signals that come meanwhile, and its end, one event
+ * after the other. Its input and output are the launcher's own.
+ */
+#include "internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <lauxlib.h>
+#include <lua.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/** The one job of this process. */
+static struct {
+    pid_t pid;    /* 0: none */
+    int error;    /* its standard error, -1 when that is at its end */
+    int signals;  /* signals to this process */
+    int status;   /* as waitpid tells it */
+    bool ended;
+} job = {.error = -1, .signals = -1};
+
+static int failure(lua_State *L, const char *what)
+{
+    lua_pushnil(L);
+    lua_pushfstring(L, "%s: %s", what, strerror(errno));
+    return 2;
+}
+
+/** In the child: become the program @words; says why not through @report. */
+static _Noreturn void become(char *const *words, int error, int report, pid_t parent, const sigset_t *mask)
+{
+    sigprocmask(SIG_SETMASK, mask, NULL);
+    prctl(PR_SET_PDEATHSIG, SIGTERM, 0, 0, 0); /* no ranks without a launcher */
+    if (getppid() == parent && dup2(error, STDERR_FILENO) >= 0) execvp(words[0], words);
+    int problem = errno;
+    if (write(report, &problem, sizeof problem) < 0) _exit(126);
+    _exit(127);
+}
+
+/** files(count): let this process and its children open so many files. Returns how many they may. */
+static int files(lua_State *L)
+{
+    struct rlimit limit = {0, 0};
+    rlim_t wanted = (rlim_t)luaL_checknumber(L, 1);
+    getrlimit(RLIMIT_NOFILE, &limit);
+    if (limit.rlim_cur < wanted) {
+        limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+        getrlimit(RLIMIT_NOFILE, &limit);
+    }
+    lua_pushnumber(L, (lua_Number)limit.rlim_cur);
+    return 1;
+}
+
+/** start(list of words): run a program. Its process id, or nil and why not. */
+static int start(lua_State *L)
+{
+    luaL_checktype(L, 1, LUA_TTABLE);
+    int count = (int)lua_objlen(L, 1), error[2], report[2], problem = 0;
+    luaL_argcheck(L, count > 0 && !job.pid, 1, "a program's name and arguments wanted, once");
+    const char **words = lua_newuserdata(L, sizeof *words * ((size_t)count + 1));
+    for (int i = 0; i < count; i++) {
+        lua_rawgeti(L, 1, i + 1);
+        words[i] = luaL_checkstring(L, -1);
+        lua_pop(L, 1); /* the table keeps the string */
+    }
+    words[count] = NULL;
+    sigset_t set, before;
+    sigemptyset(&set);
+    for (const int *s = (const int[]){SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGCHLD, 0}; *s; s++) {
+        struct sigaction now;
+        sigaction(*s, NULL, &now);
+        if (now.sa_handler != SIG_IGN || *s == SIGCHLD) sigaddset(&set, *s); /* nohup's, and the shell's for what runs behind */
+    }
+    sigprocmask(SIG_BLOCK, &set, &before);
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); /* ranks whose mpirun has died come here: see sweep */
+    job.signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (job.signals < 0 || pipe2(error, O_CLOEXEC) != 0 || pipe2(report, O_CLOEXEC) != 0) return failure(L, "a pipe");
+    fflush(NULL);
+    pid_t parent = getpid();
+    job.pid = fork();
+    if (job.pid == 0) become((char *const *)words, error[1], report[1], parent, &before);
+    close(error[1]);
+    close(report[1]);
+    if (job.pid < 0) return failure(L, "fork");
+    bool failed = read(report[0], &problem, sizeof problem) == sizeof problem; /* ends when the program has begun */
+    close(report[0]);
+    if (failed) {
+        errno = problem;
+        return failure(L, words[0]);
+    }
+    job.error = error[0];
+    fcntl(job.error, F_SETFL, O_NONBLOCK);
+    lua_pushinteger(L, job.pid);
+    return 1;
+}
+
+/** Take note of children that have ended: the program, and ranks that came here. */
+static void reap(void)
+{
+    int status;
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
+        if (pid == job.pid) job.status = status, job.ended = true;
+}
+
+/** The next signal other than of children; false: none waits. */
+static bool next_signal(struct signalfd_siginfo *info)
+{
+    while (read(job.signals, info, sizeof *info) == sizeof *info) {
+        if (info->ssi_signo != SIGCHLD) return true;
+        reap();
+    }
+    return false;
+}
+
+/** Text from the program's standard error, on the stack; false: none waits. */
+static bool next_text(lua_State *L)
+{
+    char text[16384];
+    ssize_t n = job.error < 0 ? -1 : read(job.error, text, sizeof text);
+    if (n > 0) lua_pushlstring(L, text, (size_t)n);
+    if (n == 0) {
+        close(job.error);
+        job.error = -1;
+    }
+    return n > 0;
+}
+
+/** next(seconds): what happens next, within so long: "text", string; "signal", number, whether this process alone got it (no terminal
+ *  sent it to the program too); "end", exit code, signal or nil; "time". */
+static int next(lua_State *L)
+{
+    double seconds = luaL_checknumber(L, 1);
+    struct signalfd_siginfo info;
+    for (bool waited = false;; waited = true) {
+        lua_settop(L, 0);
+        lua_pushliteral(L, "text");
+        if (next_text(L)) return 2;
+        lua_settop(L, 0);
+        if (next_signal(&info)) {
+            lua_pushliteral(L, "signal");
+            lua_pushinteger(L, (lua_Integer)info.ssi_signo);
+            lua_pushboolean(L, info.ssi_code != SI_KERNEL);
+            return 3;
+        }
+        if (job.ended && waited) break; /* after its end everything that it wrote can be read at once */
+        struct pollfd list[2] = {{.fd = job.signals, .events = POLLIN}, {.fd = job.error, .events = POLLIN}};
+        if (!job.ended && poll(list, 2, (int)(seconds * 1e3)) == 0) {
+            lua_pushliteral(L, "time");
+            return 1;
+        }
+    }
+    lua_pushliteral(L, "end");
+    lua_pushinteger(L, WIFSIGNALED(job.status) ? 128 + WTERMSIG(job.status) : WEXITSTATUS(job.status));
+    if (WIFSIGNALED(job.status)) lua_pushinteger(L, WTERMSIG(job.status));
+    return lua_gettop(L);
+}
+
+/** signal(number): to the program. */
+static int send_signal(lua_State *L)
+{
+    if (job.pid > 0 && !job.ended) kill(job.pid, luaL_checkint(L, 1));
+    return 0;
+}
+
+/** Is process @pid a child of this one, and the same program? */
+static bool left_behind(long pid, const char *own)
+{
+    char path[64], other[4096], line[512];
+    long parent = 0;
+    snprintf(path, sizeof path, "/proc/%ld/exe", pid);
+    ssize_t n = readlink(path, other, sizeof other - 1);
+    if (n <= 0) return false;
+    other[n] = 0;
+    snprintf(path, sizeof path, "/proc/%ld/stat", pid);
+    FILE *file = fopen(path, "r");
+    const char *after = file && fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL;
+    if (file) fclose(file);
+    return after && sscanf(after, ") %*c %ld", &parent) == 1 && parent == (long)getpid() && strcmp(own, other) == 0;
+}
+
+/** sweep(): end the ranks of this machine that have outlived mpirun. */
+static int sweep(lua_State *L)
+{
+    (void)L;
+    char own[4096] = "";
+    int found = readlink("/proc/self/exe", own, sizeof own - 1) > 0;
+    for (int round = 0; found && round < 200; round++) {
+        DIR *folder = opendir("/proc");
+        found = 0;
+        for (struct dirent *d; folder && (d = readdir(folder));) {
+            long pid = atol(d->d_name);
+            if (pid <= 0 || !left_behind(pid, own)) continue;
+            kill((pid_t)pid, SIGKILL); /* a watcher (watch.c), whose rank follows it and comes here then */
+            found++;
+        }
+        if (folder) closedir(folder);
+        if (found) usleep(10000);
+        reap();
+    }
+    return 0;
+}
+
+void peri__job_register(lua_State *L)
+{
+    static const luaL_Reg functions[] = {{"files", files}, {"start", start}, {"next", next}, {"signal", send_signal}, {"sweep", sweep},
+                                         {NULL, NULL}};
+    luaL_register(L, NULL, functions);
+}

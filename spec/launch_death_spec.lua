@@ -1,0 +1,167 @@
+-- Runs that end badly, through the launcher as users start it: ranks that die without a word, signals to the launcher, mpirun that cannot
+-- start. Each ends soon, with a line that says what happened. (mpirun: none: it starts its own)
+-- deadline: 240 s
+local shell = require "spec.support.shell"
+local perilune = shell.perilune
+
+local missing = shell.no_launcher() or not shell.has "mpirun" and "mpirun was not found"
+local folder, clean
+setup(function() folder, clean = shell.temporary() end)
+teardown(function() clean() end)
+
+--- Output, exit code and seconds of a command.
+local function run(words, env)
+  local began = os.time()
+  local out, status = shell.run(words, env)
+  return out, status, os.time() - began
+end
+
+local function check(name, f)
+  it(name, function()
+    if missing then return pending(missing) end
+    f()
+  end)
+end
+
+local host = shell.run("uname -n"):match "%S+"
+
+--- A script whose rank 1 does `act` at `moment`: before it joins, in training, when it has left.
+local function script(moment, act)
+  local text = ([[
+    local ffi = require "ffi"
+    ffi.cdef "int kill(int, int); int getpid(void); void _exit(int);"
+    local function act() if os.getenv "OMPI_COMM_WORLD_RANK" == "1" then %s end end
+    if MOMENT == "before" then act() end
+    local peri = require "perilune"
+    peri.init()
+    for step = 1, 40 do
+      peri.world():all_reduce(peri.ones { 3 }):wait()
+      if MOMENT == "training" and step == 20 then
+        if peri.rank() == 1 then io.stdout:write("victim ", ffi.C.getpid(), "\n") end
+        act()
+      end
+    end
+    peri.finish()
+    if MOMENT == "after" then act() end
+  ]]):gsub("MOMENT", ("%q"):format(moment))
+  return shell.write(folder .. "/script.lua", text:format(act))
+end
+
+local function kill(signal) return ("ffi.C.kill(ffi.C.getpid(), %d) ffi.C.kill(ffi.C.getpid(), 19)"):format(signal) end
+
+describe("a rank that dies without a word is named,", function()
+  local function dies(moment, act, status, how)
+    check(("%s: %s"):format(moment, how), function()
+      local out, code, seconds = run(("%s run -n 3 %s"):format(perilune, script(moment, act)))
+      local process, on, rest = out:match(
+        "perilune: rank 1 %(process (%d+) on (%S+), [%d.]+ s old, at most [%d.]+ [MG]iB of memory%) ([^\n]+)\n")
+      assert.is_truthy(process, out)
+      assert.equal(host, on)
+      assert.is_truthy(rest:find(how, 1, true), rest)
+      local victim = out:match "victim (%d+)"
+      if victim then assert.equal(victim, process) end
+      assert.equal(status, code)
+      assert.is_true(seconds < 20, seconds .. " s")
+      assert.not_matches("%-%-%-%-%-%-", out) -- none of mpirun's boxes
+      assert.not_matches("rank [02] %(process", out)
+    end)
+  end
+  dies("before", kill(9), 137, "was killed by signal 9 (SIGKILL); ")
+  dies("training", kill(9), 137, "was killed by signal 9 (SIGKILL); ")
+  dies("after", kill(9), 137, "was killed by signal 9 (SIGKILL); ")
+  dies("training", kill(15), 143, "was killed by signal 15 (SIGTERM)")
+  dies("before", kill(11), 139, "was killed by signal 11 (SIGSEGV)")
+  dies("training", "ffi.C._exit(3)", 3, "ended with exit code 3 in the middle of its script, without leaving the world")
+  dies("before", "ffi.C._exit(0)", 1, "ended with exit code 0 in the middle of its script, without leaving the world")
+
+  check("at any moment", function()
+    math.randomseed(os.time())
+    for _ = 1, 3 do
+      local moment, rank = math.random(0, 600), math.random(0, 2)
+      local path = shell.write(folder .. "/any.lua", ([[
+        local file = io.open("%s/pid-" .. os.getenv "OMPI_COMM_WORLD_RANK", "w")
+        file:write(io.open "/proc/self/stat":read "*n")
+        file:close()
+        local peri = require "perilune"
+        peri.init()
+        while true do peri.world():all_reduce(peri.ones { 3 }):wait() end
+      ]]):format(folder))
+      local file = ("%s/pid-%d"):format(folder, rank)
+      local out, code = run(([[rm -f %s; %s run -n 3 %s & while ! test -s %s; do sleep 0.01; done; sleep %.3f; kill -9 $(cat %s); wait $!]])
+        :format(file, perilune, path, file, moment / 1000, file))
+      assert.equal(137, code, out)
+      assert.is_truthy(out:find(("perilune: rank %d (process %s on %s, "):format(rank, shell.read(file), host), 1, true), out)
+    end
+  end)
+
+  check("an exit code of the script's own too", function()
+    local out, code = run(("%s run -n 2 %s"):format(perilune, script("training", "os.exit(6)")))
+    assert.equal(6, code)
+    assert.matches("perilune: rank 1 ended with exit code 6\n", out)
+  end)
+end)
+
+describe("a signal to the launcher ends all ranks, and says so:", function()
+  local forever = [[
+    local file = io.open("%s/pids", "a")
+    file:write(io.open "/proc/self/stat":read "*n", "\n")
+    file:close()
+    local peri = require "perilune"
+    peri.init()
+    while true do peri.world():all_reduce(peri.ones { 3 }):wait() end
+  ]]
+
+  local function signalled(name, how, status, line)
+    check(name, function()
+      os.remove(folder .. "/pids")
+      local path = shell.write(folder .. "/forever.lua", forever:format(folder))
+      local out, code = run(("env --default-signal timeout --preserve-status %s 1.6 %s run -n 3 %s"):format(how, perilune, path))
+      assert.equal(status, code, out)
+      if line then assert.equal(("perilune: %s; all 3 ranks were ended\n"):format(line), out) end
+      os.execute "sleep 1.2" -- ranks whose launcher was killed look for it every second
+      for pid in shell.read(folder .. "/pids"):gmatch "%d+" do
+        local file = io.open(("/proc/%s/stat"):format(pid))
+        local state = file and file:read "*a":match "^.*%) (%a)" -- Z: it has ended, and its parent has not asked yet
+        if file then file:close() end
+        assert.is_true(not state or state == "Z", "a rank is left")
+      end
+    end)
+  end
+  signalled("Ctrl-C", "-s INT", 130, "interrupted (Ctrl-C)")
+  signalled("an interrupt to it alone", "--foreground -s INT", 130, "interrupted (Ctrl-C)")
+  signalled("SIGTERM", "-s TERM", 143, "ended by signal 15 (SIGTERM)")
+  signalled("SIGKILL, which leaves no rank behind", "--foreground -s KILL", 137)
+end)
+
+describe("a run that cannot start says why:", function()
+  local path
+  before_each(function() path = shell.write(folder .. "/hello.lua", "print 'hello'") end)
+
+  local function refused(name, words, line, env)
+    check(name, function()
+      os.execute(("printf '#!/bin/sh\\nexec sleep 3' >%s/agent; chmod +x %s/agent"):format(folder, folder))
+      local out, code, seconds = run(words:gsub("PERILUNE", perilune):gsub("FOLDER", folder) .. " " .. path, env)
+      assert.not_equal(0, code)
+      assert.is_truthy(out:find(line, 1, true), out)
+      assert.is_true(seconds < 20, seconds .. " s")
+    end)
+  end
+  refused("no hostfile", "PERILUNE run -n 2 --hostfile /no/where", "perilune: --hostfile: /no/where: No such file or directory\n")
+  refused("too few slots", "PERILUNE run -n 3 --host " .. host .. ":2", "perilune: the nodes offer fewer slots than there are ranks")
+  refused("too few files", "ulimit -n 256; PERILUNE run -n 100", "perilune: -n 100: this process and its children may open 256 files")
+  refused("too many ranks", "PERILUNE run -n 9", "perilune: -n 9: PERI_MOST_RANKS is 8\n", { PERI_MOST_RANKS = "8" })
+  refused("no mpirun", "PATH=/none PERILUNE run -n 2",
+    "perilune: 2 ranks need Open MPI's mpirun (Debian: openmpi-bin): mpirun: No such file")
+  refused("a node that never answers", "PERILUNE run -n 2 --host 192.0.2.1:2 --mpi --mca plm_rsh_agent FOLDER/agent",
+    "perilune: 2 of 2 ranks did not start within 1 s (PERI_COMM_TIMEOUT_S): rank 0, rank 1\n", { PERI_COMM_TIMEOUT_S = "1" })
+  refused("an option that mpirun does not know", "PERILUNE run -n 2 --mpi --no-such-option", 'unknown option "--no-such-option"')
+
+  check("mpirun's own options pass", function()
+    for _, words in ipairs { "--mpi --mca btl self,vader", "--mpi '--mca btl self,vader'", "--mpi=--mca --mpi btl --mpi self,vader" } do
+      local out, code = run(("%s run -n 2 %s %s"):format(perilune, words, shell.write(folder .. "/btl.lua",
+        "print(os.getenv 'OMPI_MCA_btl')")))
+      assert.equal(0, code, out)
+      assert.equal("self,vader\nself,vader\n", out)
+    end
+  end)
+end)
