@@ -67,6 +67,20 @@ local function make_plan(source, collections, env)
   return plans.table_wise_by_size(modules, env)
 end
 
+--- Make a sharded module of each collection, one more entry of `made` each. Their files are of one flush.
+local function make_sharded(a, collections, plan, group, made)
+  for i, c in ipairs(collections) do
+    made[i] = shard.ShardedEmbeddingBagCollection {
+      tables = c.module:embedding_bag_configs(), plan = plan:get_plan_for_module(c.path), group = group, device = a.device,
+      fused_params = c.module.fused_params or nil, is_weighted = c.module:is_weighted(), gradient_division = a.gradient_division,
+      qcomm_codecs_registry = a.qcomm_codecs_registry,
+      seed = c.module.seed or nil, name = c.path,
+    }
+  end
+  local in_files = shard.files.of(made)
+  if #in_files > 1 then shard.files.agree(group, "DistributedModelParallel", in_files) end
+end
+
 function DistributedModelParallel:init(args)
   local a = util.named("DistributedModelParallel", args, arguments)
   local group = a.group or P.state.world or dist.init()
@@ -77,15 +91,14 @@ function DistributedModelParallel:init(args)
   self.sharded = setmetatable({}, {}) -- a metatable: they are modules of self.module
   local module, own = a.module, {}
   self.elsewhere = false -- other ranks may have shards of dense tables even if this one has nothing for an optimizer
+  local ok, err = pcall(make_sharded, a, collections, plan, group, self.sharded)
+  if not ok then
+    for _, sharded in ipairs(self.sharded) do sharded:release() end -- their files too: somebody may put things right and try again
+    error(err, 0)
+  end
   for i, c in ipairs(collections) do
-    local sharded = shard.ShardedEmbeddingBagCollection {
-      tables = c.module:embedding_bag_configs(), plan = plan:get_plan_for_module(c.path), group = group, device = a.device,
-      fused_params = c.module.fused_params or nil, is_weighted = c.module:is_weighted(), gradient_division = a.gradient_division,
-      qcomm_codecs_registry = a.qcomm_codecs_registry,
-      seed = c.module.seed or nil, name = c.path,
-    }
+    local sharded = self.sharded[i]
     sharded:copy_from(c.module)
-    self.sharded[i] = sharded
     if c.path == "" then module = sharded else module:substitute(c.module, sharded) end
     rawset(c.module, "forward", function()
       P.fail(("EmbeddingBagCollection: '%s' of a DistributedModelParallel has its tables in shards now; call the one that the model has "
@@ -147,9 +160,10 @@ function DistributedModelParallel:set_fused_learning_rate(learning_rate)
   for _, sharded in ipairs(self.sharded) do sharded:set_learning_rate(learning_rate) end
 end
 
---- Write the changed rows of this rank's tables in files.
+--- Write the changed rows of all tables in files: one event for the model, after which all files on all ranks carry one number. Collective.
 function DistributedModelParallel:flush()
-  for _, sharded in ipairs(self.sharded) do sharded:flush() end
+  local in_files = shard.files.of(self.sharded)
+  if #in_files > 0 then shard.files.flush(self.group, "DistributedModelParallel:flush", in_files) end
 end
 
 return M

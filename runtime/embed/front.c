@@ -94,7 +94,6 @@ peri_status peri_tbe_prefetch(peri_tbe *tbe, const peri_tbe_input *in)
     return tbe->tier ? peri__tier_prefetch("peri_tbe_prefetch", tbe, in) : PERI_OK;
 }
 
-peri_status peri_tbe_flush(peri_tbe *tbe) { return tbe->tier ? peri__tier_flush(tbe) : PERI_OK; }
 
 /* -- on the tape ----------------------------------------------------------------------------------------------------------------- */
 

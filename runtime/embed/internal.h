@@ -247,7 +247,6 @@ void peri__tier_free(peri__tier *tier);
 peri_status peri__tier_forward(const char *function, peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *out);
 peri_status peri__tier_backward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad, peri_tensor *grad_weights);
 peri_status peri__tier_prefetch(const char *function, peri_tbe *tbe, const peri_tbe_input *input);
-peri_status peri__tier_flush(peri_tbe *tbe);
 peri_status peri__tier_read(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, peri_tensor *dst);
 peri_status peri__tier_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src);
 int64_t peri__tier_bad_ids(const peri__tier *tier);

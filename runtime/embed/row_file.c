@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,29 +22,29 @@
 /* -- the header ------------------------------------------------------------------------------------------------------------------ */
 
 #define ROW_MAGIC UINT64_C(0x0a53574f52495250) /* "PRIROWS\n" */
-enum { ROW_VERSION = 1 };
+enum { ROW_VERSION = 2 };
 
 /** The header on the disk; what follows it up to the checksum is zero. */
 typedef struct disk_header {
     uint64_t magic;
     uint32_t version, header_bytes;
-    int64_t rows, cols, row_offset, col_offset, total_rows, total_cols, record_bytes, iteration;
-    uint64_t seed;
+    int64_t rows, cols, row_offset, col_offset, total_rows, total_cols, record_bytes, iteration, flush;
+    uint64_t stamp, map_sum, seed;
     double init_a, init_b;
     int32_t init, dtype, optimizer, clean, n_parts, part_bytes[PERI__ROW_PARTS], reserved;
     char name[PERI__ROW_NAME_MAX];
 } disk_header;
 
 enum { CHECKSUM_AT = PERI__ROW_HEADER_BYTES - 8 };
-_Static_assert(sizeof(disk_header) <= CHECKSUM_AT && sizeof(disk_header) == 16 + 11 * 8 + 12 * 4 + PERI__ROW_NAME_MAX, "no padding");
+_Static_assert(sizeof(disk_header) <= CHECKSUM_AT && sizeof(disk_header) == 16 + 14 * 8 + 12 * 4 + PERI__ROW_NAME_MAX, "no padding");
 
 void peri__row_header_seal(const peri__row_header *h, unsigned char bytes[PERI__ROW_HEADER_BYTES])
 {
     disk_header d = {.magic = ROW_MAGIC, .version = ROW_VERSION, .header_bytes = PERI__ROW_HEADER_BYTES, .rows = h->rows, .cols = h->cols,
                      .row_offset = h->row_offset, .col_offset = h->col_offset, .total_rows = h->total_rows, .total_cols = h->total_cols,
-                     .record_bytes = h->record_bytes, .iteration = h->iteration, .seed = h->seed, .init_a = h->init_a,
-                     .init_b = h->init_b, .init = h->init, .dtype = h->dtype, .optimizer = h->optimizer, .clean = h->clean,
-                     .n_parts = h->n_parts};
+                     .record_bytes = h->record_bytes, .iteration = h->iteration, .flush = h->flush, .stamp = h->stamp,
+                     .map_sum = h->map_sum, .seed = h->seed, .init_a = h->init_a, .init_b = h->init_b, .init = h->init,
+                     .dtype = h->dtype, .optimizer = h->optimizer, .clean = h->clean, .n_parts = h->n_parts};
     memcpy(d.part_bytes, h->part_bytes, sizeof d.part_bytes);
     memcpy(d.name, h->name, sizeof d.name);
     d.name[sizeof d.name - 1] = 0;
@@ -76,8 +77,10 @@ static const char *check_numbers(const disk_header *d, const peri__row_header *h
     }
     int64_t total;
     if (d->record_bytes != peri__row_record_bytes(h)) return "its records do not fit their parts";
-    if (__builtin_mul_overflow(d->rows, d->record_bytes, &total) || total > INT64_MAX - PERI__ROW_HEADER_BYTES) return "it is too large";
+    int64_t beside = PERI__ROW_HEADER_BYTES + peri__row_map_bytes(d->rows);
+    if (__builtin_mul_overflow(d->rows, d->record_bytes, &total) || total > INT64_MAX - beside) return "it is too large";
     if (d->iteration < 0) return "its iteration is negative";
+    if (d->flush < 0 || (d->flush == 0) != (d->stamp == 0)) return "its flush is impossible";
     if (d->clean != 0 && d->clean != 1) return "its state is neither clean nor unclean";
     if (d->name[sizeof d->name - 1] != 0 || d->name[0] == 0) return "its table has no name";
     return NULL;
@@ -93,13 +96,17 @@ peri_status peri__row_header_parse(const char *path, const void *bytes, int64_t 
     memcpy(&sum, (const char *)bytes + CHECKSUM_AT, sizeof sum);
     if (d.magic != ROW_MAGIC) return peri__fail(PERI_EFORMAT, "row file '%.300s': not a row file (its first bytes are others)", path);
     if (d.version != ROW_VERSION || d.header_bytes != PERI__ROW_HEADER_BYTES)
-        return peri__fail(PERI_EFORMAT, "row file '%.300s': version %u, this library reads %d", path, d.version, ROW_VERSION);
+        return peri__fail(PERI_EFORMAT,
+                          "row file '%.300s': version %u, this library reads %d; go on with the library that wrote it, or remove it to "
+                          "start from scratch",
+                          path, d.version, ROW_VERSION);
     if (sum != XXH3_64bits(bytes, CHECKSUM_AT))
         return peri__fail(PERI_EFORMAT, "row file '%.300s': the header is damaged (wrong checksum)", path);
     peri__row_header h = {.rows = d.rows, .cols = d.cols, .row_offset = d.row_offset, .col_offset = d.col_offset,
                           .total_rows = d.total_rows, .total_cols = d.total_cols, .record_bytes = d.record_bytes,
-                          .iteration = d.iteration, .seed = d.seed, .init_a = d.init_a, .init_b = d.init_b, .init = d.init,
-                          .dtype = d.dtype, .optimizer = d.optimizer, .clean = d.clean,
+                          .iteration = d.iteration, .flush = d.flush, .stamp = d.stamp, .map_sum = d.map_sum, .seed = d.seed,
+                          .init_a = d.init_a, .init_b = d.init_b, .init = d.init, .dtype = d.dtype, .optimizer = d.optimizer,
+                          .clean = d.clean,
                           .n_parts = d.n_parts < 0 ? 0 : d.n_parts > PERI__ROW_PARTS ? PERI__ROW_PARTS : d.n_parts};
     memcpy(h.part_bytes, d.part_bytes, sizeof h.part_bytes);
     memcpy(h.name, d.name, sizeof h.name);
@@ -113,36 +120,39 @@ peri_status peri__row_header_parse(const char *path, const void *bytes, int64_t 
 
 /* -- records --------------------------------------------------------------------------------------------------------------------- */
 
-static uint32_t record_sum(const char *record, int64_t bytes)
+/** A record in another row's place, or another table's, has the wrong sum. */
+static uint32_t record_sum(const peri__row_file *f, int64_t row, const char *record)
 {
-    uint32_t sum = (uint32_t)XXH3_64bits(record + 4, (size_t)bytes - 4);
-    return sum ? sum : 1; /* 0 says that the record was never written */
+    uint64_t sum = XXH3_64bits(record + 4, (size_t)f->header.record_bytes - 4);
+    return (uint32_t)peri__hash_mix(peri__hash_mix(f->salt, (uint64_t)row), sum);
 }
 
-/** In memory only: what follows is not the file's. */
-enum { VACANT = 1 };
-
-void peri__row_vacate(void *record)
+static uint64_t salt_of(const peri__row_header *h)
 {
-    uint32_t head[2] = {0, VACANT};
-    memcpy(record, head, sizeof head);
+    uint64_t salt = peri__hash_mix(peri__hash_text(h->name), h->seed);
+    const int64_t place[] = {h->row_offset, h->col_offset, h->cols, h->total_rows, h->total_cols};
+    for (size_t i = 0; i < sizeof place / sizeof *place; i++) salt = peri__hash_mix(salt, (uint64_t)place[i]);
+    return salt;
 }
 
-void peri__row_seal(void *record, int64_t bytes)
+void peri__row_seal(const peri__row_file *f, int64_t row, void *record)
 {
     memset((char *)record + 4, 0, 4);
-    uint32_t sum = record_sum(record, bytes);
+    uint32_t sum = record_sum(f, row, record);
     memcpy(record, &sum, sizeof sum);
 }
 
-int32_t peri__row_check(const void *record, int64_t bytes)
+bool peri__row_whole(const peri__row_file *f, int64_t row, const void *record)
+{
+    uint32_t sum;
+    memcpy(&sum, record, sizeof sum);
+    return sum == record_sum(f, row, record);
+}
+
+bool peri__row_hole(const peri__row_file *f, const void *record)
 {
     const char *at = record;
-    uint32_t head[2];
-    memcpy(head, record, sizeof head);
-    if (head[0]) return head[0] == record_sum(record, bytes) ? 1 : -1;
-    if (head[1] == VACANT) return 0;
-    return head[1] == 0 && !memcmp(at, at + 1, (size_t)bytes - 1) ? 0 : -1; /* all zero */
+    return at[0] == 0 && !memcmp(at, at + 1, (size_t)f->header.record_bytes - 1);
 }
 
 /* -- opening --------------------------------------------------------------------------------------------------------------------- */
@@ -153,27 +163,8 @@ static peri_status fail_errno(const char *path, const char *what)
     return peri__fail(code == ENOMEM ? PERI_ENOMEM : PERI_EIO, "row file '%.300s': %s: %s", path, what, strerror(code));
 }
 
-/** directory/name.rows-0-1000.cols-0-64.peri, with characters that are no part of plain file names as %XX. */
-static char *path_of(const char *directory, const peri__row_header *h)
-{
-    char name[220];
-    size_t n = 0;
-    const char *c = h->name;
-    for (; *c && n < 150; c++) {
-        bool plain = (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') || (*c >= '0' && *c <= '9') || *c == '_' || *c == '-' ||
-                     (*c == '.' && n > 0);
-        if (plain) name[n++] = *c;
-        else n += (size_t)snprintf(name + n, sizeof name - n, "%%%02X", (unsigned char)*c);
-    }
-    if (*c) n += (size_t)snprintf(name + n, sizeof name - n, "~%016llx", (unsigned long long)peri__hash_text(h->name));
-    name[n] = 0;
-    size_t most = strlen(directory) + 360;
-    char *path = peri__alloc(most);
-    if (path)
-        snprintf(path, most, "%s/%s.rows-%lld-%lld.cols-%lld-%lld.peri", directory, name, (long long)h->row_offset,
-                 (long long)(h->row_offset + h->rows), (long long)h->col_offset, (long long)(h->col_offset + h->cols));
-    return path;
-}
+static int64_t map_at(const peri__row_header *h) { return PERI__ROW_HEADER_BYTES + h->rows * h->record_bytes; }
+static int64_t file_bytes(const peri__row_header *h) { return map_at(h) + peri__row_map_bytes(h->rows); }
 
 /** An error unless the file @have is of the table @want. */
 static peri_status check_same(const char *path, const peri__row_header *have, const peri__row_header *want)
@@ -205,9 +196,10 @@ static peri_status check_same(const char *path, const peri__row_header *have, co
                           want->name);
     if (!have->clean)
         return peri__fail(PERI_EFORMAT,
-                          "row file '%.250s' of table '%.80s': it was not flushed before its process ended, so its rows are of "
-                          "different times; restore it from a checkpoint or remove it",
-                          path, want->name);
+                          "row file '%.250s' of table '%.80s': it was not flushed before its process ended (the last flush was number "
+                          "%lld, of iteration %lld), so its rows are of different times; restore all files of the module from a "
+                          "checkpoint, or remove all to start from scratch",
+                          path, want->name, (long long)have->flush, (long long)have->iteration);
     return PERI_OK;
 }
 
@@ -239,14 +231,10 @@ static peri_status open_temporary(peri__row_file *f)
     return PERI_OK;
 }
 
-/** Open the file and find out whether there is something in it already. */
-static peri_status open_named(peri__row_file *f, const char *directory, const peri__row_header *want, int64_t *size)
+/** Take the lock of an open file; PERI_PENDING: its name is gone by now. */
+static peri_status lock(peri__row_file *f, int64_t *size)
 {
     struct stat info;
-    f->path = path_of(directory, want);
-    if (!f->path) return PERI_ENOMEM;
-    f->fd = open(f->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (f->fd < 0) return fail_errno(f->path, "opening it");
     if (flock(f->fd, LOCK_EX | LOCK_NB) != 0) {
         if (errno != EWOULDBLOCK) return fail_errno(f->path, "locking it");
         return peri__fail(PERI_EIO, "row file '%.300s': another table or process has it open", f->path);
@@ -254,8 +242,47 @@ static peri_status open_named(peri__row_file *f, const char *directory, const pe
     if (fstat(f->fd, &info) != 0) return fail_errno(f->path, "asking for its size");
     if (!S_ISREG(info.st_mode)) return peri__fail(PERI_EIO, "row file '%.300s': not an ordinary file", f->path);
     *size = info.st_size;
-    f->fresh = info.st_size == 0;
-    return PERI_OK;
+    return info.st_nlink == 0 ? PERI_PENDING : PERI_OK;
+}
+
+/** Give a file its name for good: it, not its name only, is on the disk then. PERI_PENDING: another file has the name. */
+static peri_status give_name(peri__row_file *f, const char *directory, const char *made)
+{
+    int status = link(made, f->path);
+    if (status != 0 && (errno == EPERM || errno == EOPNOTSUPP)) /* no links in this file system */
+        status = renameat2(AT_FDCWD, made, AT_FDCWD, f->path, RENAME_NOREPLACE);
+    if (status != 0) return errno == EEXIST ? PERI_PENDING : fail_errno(f->path, "giving it its name");
+    f->fresh = true;
+    int folder = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    status = folder < 0 ? -1 : fsync(folder);
+    peri_status result = status == 0 ? PERI_OK : fail_errno(f->path, "bringing its name to the disk");
+    if (folder >= 0) close(folder);
+    return result;
+}
+
+/** Make a file with a header under another name, and give it its own when it is whole: a crash leaves no half-made file under the name.
+ *  PERI_PENDING: somebody else was faster. */
+static peri_status make_named(peri__row_file *f, const char *directory, const peri__row_header *want)
+{
+    int64_t size;
+    size_t most = strlen(directory) + 40;
+    char *made = peri__alloc(most);
+    if (!made) return PERI_ENOMEM;
+    snprintf(made, most, "%s/.row-file-%016llx", directory, (unsigned long long)peri__row_stamp());
+    f->fd = open(made, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (f->fd < 0) {
+        peri_status status = fail_errno(f->path, "opening it");
+        peri__free(made);
+        return status;
+    }
+    f->header = *want;
+    peri_status status = lock(f, &size);
+    if (status >= 0 && ftruncate(f->fd, (off_t)file_bytes(want)) != 0) status = fail_errno(f->path, "making it as long as its rows need");
+    if (status >= 0) status = write_header(f);
+    if (status >= 0) status = give_name(f, directory, made);
+    unlink(made);
+    peri__free(made);
+    return status;
 }
 
 /** A file that was there before: read its header and compare. */
@@ -266,30 +293,46 @@ static peri_status adopt(peri__row_file *f, const peri__row_header *want, int64_
     if (n < 0) return fail_errno(f->path, "reading the header");
     PERI_TRY(peri__row_header_parse(f->path, bytes, n, &f->header));
     PERI_TRY(check_same(f->path, &f->header, want));
-    int64_t whole = PERI__ROW_HEADER_BYTES + want->rows * want->record_bytes;
+    int64_t whole = file_bytes(want);
     if (size < whole)
         return peri__fail(PERI_EFORMAT, "row file '%.300s': %lld bytes, its %lld rows need %lld: it was cut off", f->path,
                           (long long)size, (long long)want->rows, (long long)whole);
-    return PERI_OK;
+    return peri__row_map_load(&f->map, f->path, f->fd, map_at(&f->header), f->header.map_sum);
 }
 
-peri_status peri__row_file_open(const char *directory, const peri__row_header *want, peri__row_file **out)
+/** Open the file of this name, or make it. */
+static peri_status open_named(peri__row_file *f, const char *directory, const peri__row_header *want)
+{
+    int64_t size = 0;
+    f->path = peri__row_file_path(directory, want);
+    if (!f->path) return PERI_ENOMEM;
+    PERI_TRY(peri__row_files_check(directory, want));
+    for (int tries = 0; tries < 100; tries++) {
+        if (f->fd >= 0) close(f->fd);
+        f->fd = open(f->path, O_RDWR | O_CLOEXEC);
+        if (f->fd < 0 && errno != ENOENT) return fail_errno(f->path, "opening it");
+        peri_status status = f->fd < 0 ? make_named(f, directory, want) : lock(f, &size);
+        if (status == PERI_PENDING) continue; /* it came or went in between */
+        return status < 0 || f->fresh ? status : adopt(f, want, size);
+    }
+    return peri__fail(PERI_EIO, "row file '%.300s': other processes make and remove it all the time", f->path);
+}
+
+peri_status peri__row_file_open(const char *directory, const peri__row_header *asked, peri__row_file **out)
 {
     peri__row_file *f = peri__alloc_zero(sizeof *f);
     if (!f) return PERI_ENOMEM;
     f->fd = -1;
-    int64_t size = 0;
-    peri_status status = directory ? open_named(f, directory, want, &size) : open_temporary(f);
-    if (status >= 0 && f->fresh) {
-        f->header = *want;
-        f->header.clean = 1;
-        f->header.iteration = 0;
-        if (ftruncate(f->fd, (off_t)(PERI__ROW_HEADER_BYTES + want->rows * want->record_bytes)) != 0)
-            status = fail_errno(f->path, "making it as long as its rows need");
-        if (status >= 0) status = write_header(f);
-        if (status < 0 && directory) unlink(f->path);
-    } else if (status >= 0) {
-        status = adopt(f, want, size);
+    peri__row_header want = *asked;
+    want.clean = 1;
+    want.iteration = want.flush = 0;
+    want.stamp = want.map_sum = 0;
+    f->salt = salt_of(&want);
+    peri_status status = peri__row_map_init(&f->map, want.rows);
+    if (status >= 0) status = directory ? open_named(f, directory, &want) : open_temporary(f);
+    if (status >= 0 && f->temporary) {
+        f->header = want;
+        if (ftruncate(f->fd, (off_t)file_bytes(&want)) != 0) status = fail_errno(f->path, "making it as long as its rows need");
     }
     if (status < 0) {
         peri__row_file_close(f);
@@ -300,25 +343,75 @@ peri_status peri__row_file_open(const char *directory, const peri__row_header *w
     return PERI_OK;
 }
 
-peri_status peri__row_file_mark(peri__row_file *f, bool clean, int64_t iteration)
+/* -- flushes --------------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__row_file_peek(const char *path, peri__row_header *out)
 {
-    if (f->temporary || (f->header.clean == clean && f->header.iteration == iteration)) return PERI_OK;
-    if (clean && fdatasync(f->fd) != 0) return fail_errno(f->path, "bringing its rows to the disk");
+    unsigned char bytes[PERI__ROW_HEADER_BYTES];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return fail_errno(path, "opening it");
+    ssize_t n = pread(fd, bytes, sizeof bytes, 0);
+    peri_status status = n < 0 ? fail_errno(path, "reading the header") : PERI_OK;
+    close(fd);
+    return status < 0 ? status : peri__row_header_parse(path, bytes, n, out);
+}
+
+/** Write the header as it is to become, and wait for the disk. After a failure the disk may hold either. */
+static peri_status change_header(peri__row_file *f, const peri__row_header *next)
+{
     peri__row_header before = f->header;
-    f->header.clean = clean;
-    f->header.iteration = iteration;
+    f->header = *next;
+    f->unsure = true;
     peri_status status = write_header(f);
     if (status >= 0 && fdatasync(f->fd) != 0) status = fail_errno(f->path, "bringing its header to the disk");
     if (status < 0) f->header = before;
+    else f->unsure = false;
     return status;
+}
+
+peri_status peri__row_file_begin(peri__row_file *f)
+{
+    if (f->temporary || !(f->header.clean || f->unsure)) return PERI_OK;
+    peri__row_header next = f->header;
+    next.clean = 0;
+    return change_header(f, &next);
+}
+
+peri_status peri__row_file_settle(peri__row_file *f)
+{
+    if (f->temporary || f->header.clean) return PERI_OK;
+    PERI_TRY(peri__row_map_store(&f->map, f->path, f->fd, map_at(&f->header), &f->header.map_sum));
+    return fdatasync(f->fd) == 0 ? PERI_OK : fail_errno(f->path, "bringing its rows to the disk");
+}
+
+peri_status peri__row_file_mark(peri__row_file *f, int64_t iteration, int64_t flush, uint64_t stamp)
+{
+    peri__row_header next = f->header;
+    bool same = f->header.clean && f->header.iteration == iteration && f->header.flush == flush && f->header.stamp == stamp;
+    if (f->temporary || (same && !f->unsure)) return PERI_OK;
+    next.clean = 1;
+    next.iteration = iteration;
+    next.flush = flush;
+    next.stamp = stamp;
+    return change_header(f, &next);
+}
+
+uint64_t peri__row_stamp(void)
+{
+    uint64_t stamp = 0;
+    if (getrandom(&stamp, sizeof stamp, 0) != (ssize_t)sizeof stamp) /* a very old system */
+        stamp = peri__hash_mix((uint64_t)getpid(), (uint64_t)peri_time_ns());
+    return stamp ? stamp : 1;
 }
 
 void peri__row_file_close(peri__row_file *f)
 {
     if (!f) return;
     int saved = errno;
+    if (f->fresh && !f->temporary && f->header.clean && f->header.flush == 0) unlink(f->path);
     if (f->fd >= 0) close(f->fd);
     errno = saved;
+    peri__row_map_fini(&f->map);
     peri__free(f->path);
     peri__free(f);
 }

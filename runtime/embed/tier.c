@@ -230,7 +230,7 @@ static peri_status get_ready(peri__tier *tier, peri__ticket *t)
     for (int32_t i = 0; i < tier->n_tables; i++) {
         peri__row_file *f = tier->tables[i].file;
         bytes += tier->tables[i].need * f->header.record_bytes;
-        if (tier->tables[i].need && tier->dirty) PERI_TRY(peri__row_file_mark(f, false, f->header.iteration));
+        if (tier->tables[i].need && tier->dirty) PERI_TRY(peri__row_file_begin(f));
     }
     PERI_TRY(peri__records_reserve(tier, &t->in, t->n_wants, bytes));
     return peri__records_reserve(tier, &t->out, t->n_wants, bytes);

@@ -26,7 +26,6 @@ typedef struct peri__tier_table {
     peri__row_file *file;
     int64_t payload;   /* bytes of a record without its padding */
     int64_t need;      /* rows that the batch being resolved wants */
-    uint64_t *written; /* by row, one bit, fresh files only: it is in the file. Zeroed on demand; NULL: any row may be */
     peri_tbe_cache_stats stats;
 } peri__tier_table;
 
@@ -88,6 +87,7 @@ struct peri__tier {
     uint64_t sequence;
     bool direct;  /* the host can access the device's memory */
     bool dirty;   /* rows have been updated since the last flush */
+    bool open;    /* it was made as a whole */
     int64_t bad_ids;
     peri_k_cache_part part[PERI_CACHE_PARTS];
     int32_t n_parts;
@@ -156,8 +156,17 @@ void peri__records_write(peri__tier *tier, peri__records *stage);
 peri_status peri__records_written(peri__tier *tier, peri__records *stage);
 /** Wait for all writes of all tickets. */
 peri_status peri__tier_settle(peri__tier *tier);
+/** Write back the dirty slots of @table that hold rows [row, end), a chunk at a time. */
+peri_status peri__tier_write_back(peri__tier *tier, int32_t table, int64_t row, int64_t end);
 /** Finish all rows under way of all tickets. */
 peri_status peri__tier_arrive(peri__tier *tier);
 peri_status peri__ticket_fill(peri__tier *tier, peri__ticket *ticket);
+
+/* tier_flush.c: flushes */
+
+/** The files that were opened are of one flush; the table batch goes on with its iteration. */
+peri_status peri__tier_adopt(peri__tier *tier);
+/** Before @file is closed: say what becomes of rows that were updated and not flushed. */
+void peri__tier_warn(const peri__tier *tier, const peri__row_file *file);
 
 #endif

@@ -6,7 +6,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <sys/mman.h>
 
 /* -- sizes ------------------------------------------------------------------------------------------------------------------------- */
 
@@ -100,8 +99,6 @@ static void header_of(const peri__tier *tier, const peri_tbe_config *c, int64_t 
     h->record_bytes = peri__row_record_bytes(h);
 }
 
-static int64_t bitmap_bytes(int64_t rows) { return peri__max(1, peri__ceil_div(rows, 64)) * 8; }
-
 static peri_status open_table(peri__tier *tier, const peri_tbe_config *c, int64_t i)
 {
     peri__tier_table *t = &tier->tables[i];
@@ -113,27 +110,6 @@ static peri_status open_table(peri__tier *tier, const peri_tbe_config *c, int64_
     PERI_TRY(peri__row_file_open(c->caches[i].directory, &want, &t->file));
     t->payload = PERI_CACHE_RECORD_HEAD;
     for (int32_t p = 0; p < tier->n_parts; p++) t->payload += tier->part[p].bytes * (tier->part[p].row ? 1 : config->cols);
-    if (!t->file->fresh) return PERI_OK;
-    void *bits = mmap(NULL, (size_t)bitmap_bytes(config->rows), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (bits == MAP_FAILED)
-        return peri__fail(PERI_ENOMEM, "peri_tbe_new: no memory for one bit for each row of table '%s'", config->name);
-    t->written = bits;
-    return PERI_OK;
-}
-
-/** All files that were there before must be of the same iteration; a table batch has one. */
-static peri_status adopt_iteration(peri__tier *tier)
-{
-    const peri__row_file *first = NULL;
-    for (int64_t i = 0; i < tier->n_tables; i++) {
-        const peri__row_file *f = tier->tables[i].file;
-        if (first && f->header.iteration != first->header.iteration)
-            return peri__fail(PERI_EMISMATCH,
-                              "row files '%.180s' and '%.180s': of iterations %lld and %lld; they must be of the same flush",
-                              first->path, f->path, (long long)first->header.iteration, (long long)f->header.iteration);
-        if (!first) first = f;
-    }
-    if (first) tier->tbe->iteration = first->header.iteration;
     return PERI_OK;
 }
 
@@ -154,7 +130,9 @@ peri_status peri__tier_new(peri_tbe *tbe, const peri_tbe_config *c)
     }
     PERI_TRY(peri__row_io_new(&tier->io));
     for (int64_t i = 0; i < c->n_tables; i++) PERI_TRY(open_table(tier, c, i));
-    return adopt_iteration(tier);
+    PERI_TRY(peri__tier_adopt(tier));
+    tier->open = true;
+    return PERI_OK;
 }
 
 static void ticket_fini(peri__tier *tier, peri__ticket *t)
@@ -180,11 +158,9 @@ void peri__tier_free(peri__tier *tier)
     peri__row_io_free(tier->io);
     for (int64_t i = 0; i < tier->n_tables; i++) {
         peri__tier_table *t = &tier->tables[i];
-        if (t->file && tier->dirty && !t->file->temporary)
-            peri__log(PERI_LOG_WARN, "row file '%s' is closed without a flush: its rows are of different times", t->file->path);
+        if (t->file && tier->open) peri__tier_warn(tier, t->file);
         peri__cache_free(t->cache);
         peri__row_file_close(t->file);
-        if (t->written) munmap(t->written, (size_t)bitmap_bytes(tier->tbe->tables[i].config.rows));
     }
     peri__free(tier->tables);
     peri__free(tier->mapped_host);

@@ -128,7 +128,7 @@ static void seal_range(void *ctx, int64_t begin, int64_t end)
         char *record = r->stage->host + m->record;
         int64_t bytes = record_bytes(r->tier, m->table), used = r->tier->tables[m->table].payload;
         memset(record + used, 0, (size_t)(bytes - used)); /* the padding is part of the checksum */
-        peri__row_seal(record, bytes);
+        peri__row_seal(r->tier->tables[m->table].file, m->row, record);
     }
 }
 
@@ -150,7 +150,7 @@ peri_status peri__records_spill(peri__tier *tier, peri__records *s)
         peri__tier_table *t = &tier->tables[m->table];
         t->stats.rows_written++;
         t->stats.bytes_written += t->file->header.record_bytes;
-        if (t->written) t->written[m->row / 64] |= UINT64_C(1) << m->row % 64;
+        peri__row_note(t->file, m->row);
         request(tier, s, i, true);
     }
     return PERI_OK;
@@ -206,10 +206,7 @@ void peri__records_read(peri__tier *tier, peri__records *s)
     for (int64_t i = 0; i < s->n; i++) {
         const peri_k_cache_move *m = &s->moves[i];
         peri__tier_table *t = &tier->tables[m->table];
-        if (t->written && !(t->written[m->row / 64] >> m->row % 64 & 1)) {
-            peri__row_vacate(s->host + m->record); /* no need to read a hole */
-            continue;
-        }
+        if (t->file->fresh && !peri__row_written(t->file, m->row)) continue; /* no need to read a hole */
         t->stats.rows_read++;
         t->stats.bytes_read += t->file->header.record_bytes;
         request(tier, s, i, false);
@@ -247,13 +244,15 @@ static void check_range(void *ctx, int64_t begin, int64_t end)
     for (int64_t i = begin; i < end; i++) {
         const peri_k_cache_move *m = &r->stage->moves[i];
         char *record = r->stage->host + m->record;
-        int32_t found = peri__row_check(record, record_bytes(r->tier, m->table));
-        if (found < 0) {
+        peri__tier_table *t = &r->tier->tables[m->table];
+        bool written = peri__row_written(t->file, m->row);
+        bool sound = written ? peri__row_whole(t->file, m->row, record) : t->file->fresh || peri__row_hole(t->file, record);
+        if (!sound) {
             int_least64_t none = 0;
             atomic_compare_exchange_strong(&r->damaged, &none, i + 1);
-        } else if (found == 0) {
+        } else if (!written) {
             start_record(r->tier, m, record);
-            if (r->stage != &r->tier->spare) __atomic_fetch_add(&r->tier->tables[m->table].stats.initialised, 1, __ATOMIC_RELAXED);
+            if (r->stage != &r->tier->spare) __atomic_fetch_add(&t->stats.initialised, 1, __ATOMIC_RELAXED);
         }
     }
 }
@@ -313,8 +312,7 @@ peri_status peri__tier_arrive(peri__tier *tier)
 
 /* -- flushing ---------------------------------------------------------------------------------------------------------------------- */
 
-/** Write back the dirty slots of @table that hold rows [row, end), a chunk at a time. */
-static peri_status write_back(peri__tier *tier, int32_t table, int64_t row, int64_t end)
+peri_status peri__tier_write_back(peri__tier *tier, int32_t table, int64_t row, int64_t end)
 {
     peri__tier_table *t = &tier->tables[table];
     peri__cache *c = t->cache;
@@ -331,22 +329,12 @@ static peri_status write_back(peri__tier *tier, int32_t table, int64_t row, int6
             s->moves[s->n++] = (peri_k_cache_move){.row = holds, .table = table, .slot = (int32_t)place - 1};
         }
         if (s->n == 0) continue;
-        PERI_TRY(peri__row_file_mark(t->file, false, t->file->header.iteration));
+        PERI_TRY(peri__row_file_begin(t->file));
         PERI_TRY(peri__records_spill(tier, s));
         peri__records_write(tier, s);
         PERI_TRY(peri__records_written(tier, s));
         for (int64_t i = 0; i < s->n; i++) c->slot[s->moves[i].slot].flags &= (uint8_t)~PERI__SLOT_DIRTY;
     }
-    return PERI_OK;
-}
-
-peri_status peri__tier_flush(peri_tbe *tbe)
-{
-    peri__tier *tier = tbe->tier;
-    PERI_TRY(peri__tier_settle(tier));
-    for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(write_back(tier, t, 0, tier->tables[t].cache->rows));
-    for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(peri__row_file_mark(tier->tables[t].file, true, tbe->iteration));
-    tier->dirty = false;
     return PERI_OK;
 }
 
@@ -369,7 +357,7 @@ static peri_status load_range(peri__tier *tier, int32_t table, int64_t row, int6
 {
     peri__records *s = &tier->spare;
     peri__tier_table *t = &tier->tables[table];
-    PERI_TRY(write_back(tier, table, row, row + n));
+    PERI_TRY(peri__tier_write_back(tier, table, row, row + n));
     PERI_TRY(peri__records_reserve(tier, s, n, n * t->file->header.record_bytes));
     for (int64_t i = 0; i < n; i++) s->moves[s->n++] = (peri_k_cache_move){.row = row + i, .table = table};
     peri__records_read(tier, s);
@@ -445,11 +433,12 @@ static peri_status store_range(peri__tier *tier, int64_t table)
     peri__records *s = &tier->spare;
     peri__tier_table *t = &tier->tables[table];
     all_records all = {.tier = tier, .stage = s};
-    PERI_TRY(peri__row_file_mark(t->file, false, t->file->header.iteration));
+    PERI_TRY(peri__row_file_begin(t->file));
+    tier->dirty = true;
     peri__parallel_for(s->n, GRAIN, seal_range, &all);
     s->job.n = 0;
     for (int64_t i = 0; i < s->n; i++) {
-        if (t->written) t->written[s->moves[i].row / 64] |= UINT64_C(1) << s->moves[i].row % 64;
+        peri__row_note(t->file, s->moves[i].row);
         request(tier, s, i, true);
     }
     t->stats.rows_written += s->n;

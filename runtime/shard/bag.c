@@ -351,6 +351,7 @@ peri_status peri_sharded_ebc_new(const peri_sharded_ebc_config *c, peri_sharded_
     PERI_TRY_GOTO(peri__routes_new(e->world_size, e->tables, e->n_tables, e->n_features, &e->routes), out);
     e->identity = identity_of(e, c);
     PERI_TRY_GOTO(make_groups(e, c), out);
+    PERI_TRY_GOTO(peri__bag_files(e, c), out);
     *out = e;
 out:
     if (status < 0) peri_sharded_ebc_release(e);
@@ -375,7 +376,7 @@ void peri_sharded_ebc_release(peri_sharded_ebc *e)
     peri__routes_free(e->routes);
     peri__home_release(e->home);
     peri__bag_layout_release(e->layout);
-    void *parts[] = {e->groups, e->tables, e->features, e->feature_key, e->scratch, e->divisor, e->local, e->text,
+    void *parts[] = {e->found_path, e->groups, e->tables, e->features, e->feature_key, e->scratch, e->divisor, e->local, e->text,
                      (void *)e->table_names,
                      (void *)e->feature_names};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) peri__free(parts[i]);
@@ -403,12 +404,6 @@ peri_status peri_sharded_ebc_learning_rate_set(peri_sharded_ebc *e, int32_t opti
         return peri__fail(PERI_ERANGE, "peri_sharded_ebc_learning_rate_set: optimizer %d, allowed: 0..%d", optimizer, e->n_optimizers - 1);
     for (int32_t g = 0; g < e->n_groups; g++)
         if (e->groups[g].optimizer == optimizer) PERI_TRY(peri_tbe_learning_rate_set(e->groups[g].tbe, learning_rate));
-    return PERI_OK;
-}
-
-peri_status peri_sharded_ebc_flush(peri_sharded_ebc *e)
-{
-    for (int32_t g = 0; g < e->n_groups; g++) PERI_TRY(peri_tbe_flush(e->groups[g].tbe));
     return PERI_OK;
 }
 

@@ -58,6 +58,8 @@ struct peri_sharded_ebc {
     peri__routes *routes;
     peri__group_of_tables *groups;
     peri_local_shard *local; /* n_local */
+    peri_flush_info found;   /* what the directories of tables in files held when the module was made */
+    char *found_path;        /* backing of found.path, or NULL */
     peri__home *home;         /* of the last input */
     peri__bag_layout *layout; /* of the last lookup */
     uint64_t keys_hash;       /* of the input keys that feature_key is for; 0: none yet */
@@ -69,6 +71,8 @@ struct peri_sharded_ebc {
 peri_status peri__bag_home(peri_sharded_ebc *ebc, peri_kjt *kjt, peri__home **out);
 /** The layout of a lookup: @counts as in peri__owner_new, taken on success. @out new. */
 peri_status peri__bag_layout_new(peri_sharded_ebc *ebc, peri__home *home, int64_t *counts, peri__bag_layout **out);
+/** Find out which flush the files of the module are of, as far as this rank sees them. PERI_EMISMATCH names two files that do not fit. */
+peri_status peri__bag_files(peri_sharded_ebc *ebc, const peri_sharded_ebc_config *config);
 void peri__bag_layout_release(peri__bag_layout *layout);
 
 #endif

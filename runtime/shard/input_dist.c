@@ -16,7 +16,7 @@
 
 enum { SYNC, COUNT, HEADERS, PAYLOAD };
 /** Words of a header before the numbers of bags. */
-enum { HEAD_IDENTITY, HEAD_KIND, HEAD_IDS, HEAD_ROWS, HEAD };
+enum { HEAD_IDENTITY, HEAD_KIND, HEAD_IDS, HEAD_ROWS, HEAD_FILES, HEAD_STAMP, HEAD };
 
 /* -- finding what is wrong ---------------------------------------------------------------------------------------------------------- */
 
@@ -165,6 +165,8 @@ static peri_status post_headers(peri__input_dist *d)
         at[HEAD_KIND] = kind_of(d);
         at[HEAD_IDS] = totals[r + 1] - totals[r];
         at[HEAD_ROWS] = d->home->rows;
+        at[HEAD_FILES] = e->found.files;
+        at[HEAD_STAMP] = (int64_t)e->found.stamp;
         for (int32_t w = e->routes->rank_wire[r], i = 0; w < e->routes->rank_wire[r + 1]; w++, i++)
             at[HEAD + i] = d->home->feature_bags[e->routes->partitions[e->routes->streams[e->routes->wire[w]].partition].feature];
         at += send_counts[r];
@@ -200,6 +202,11 @@ static peri_status read_headers(peri__input_dist *d)
             return peri__fail(PERI_EMISMATCH,
                               "peri_sharded_ebc_input_dist: the input of rank %d is%s of variable batch, that of rank %d is%s", s,
                               head[HEAD_KIND] & 2 ? "" : " not", e->rank, d->home->variable ? "" : " not");
+        if (head[HEAD_FILES] && e->found.files && (uint64_t)head[HEAD_STAMP] != e->found.stamp)
+            return peri__fail(PERI_EMISMATCH,
+                              "peri_sharded_ebc_input_dist: the row files of rank %d were of another flush, when they were opened, than "
+                              "those of rank %d (flush %lld, iteration %lld); they must be of the same flush",
+                              s, e->rank, (long long)e->found.number, (long long)e->found.iteration);
         bool legal = head[HEAD_IDS] >= 0;
         for (int32_t i = 0; i < mine; i++) {
             legal = legal && head[HEAD + i] >= 0;

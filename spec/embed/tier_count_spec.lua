@@ -152,7 +152,7 @@ for _, device in ipairs { "cpu", "opaque" } do
             local tables = { { name = "a", rows = ROWS, cols = COLS } }
             local b = tier.make(tables, { device = device, factor = factor, algorithm = algorithm, directory = folder,
               optimizer = { optimizer = "adagrad", learning_rate = 0.1 } }, true)
-            local record = (#tier.read_file(tier.files(folder)[1]) - 4096) / ROWS
+            local record = tier.record_bytes(tier.files(folder)[1], ROWS)
             local model, list = model_of(ROWS * factor, algorithm), b:blocks {
               { table = 1, first_bag = 0, bags = BAGS, out_offset = 0, out_stride = COLS } }
             local offsets, grad = t { 0, 5, 5, 20, 21, 30, 44, 58, 60 }, peri.full({ BAGS, COLS }, 0.5, "f32", device)

@@ -38,7 +38,7 @@ end
 function M.remove(folder) os.execute("rm -rf " .. folder) end
 
 function M.files(folder)
-  local list, pipe = {}, io.popen("ls " .. folder .. "/*.peri | LC_ALL=C sort")
+  local list, pipe = {}, io.popen("ls " .. folder .. "/*.peri 2>/dev/null | LC_ALL=C sort")
   for line in pipe:lines() do list[#list + 1] = line end
   pipe:close()
   return list
@@ -50,6 +50,9 @@ function M.read_file(path)
   file:close()
   return text
 end
+
+--- Bytes of a record in a file of that many rows: behind the records lies one bit for each row, in words of 64.
+function M.record_bytes(path, rows) return (#M.read_file(path) - 4096 - math.ceil(rows / 64) * 8) / rows end
 
 function M.write_file(path, text)
   local file = assert(io.open(path, "wb"))

@@ -25,9 +25,10 @@ static void check_header(const peri__row_header *h)
     require(h->row_offset + h->rows <= h->total_rows && h->col_offset + h->cols <= h->total_cols, "a shard outside its table");
     require(h->n_parts >= 1 && h->n_parts <= PERI__ROW_PARTS, "impossible parts");
     require(h->record_bytes == peri__row_record_bytes(h) && h->record_bytes % 8 == 0 && h->record_bytes > 8, "records that do not fit");
-    require(h->rows <= (INT64_MAX - PERI__ROW_HEADER_BYTES) / h->record_bytes, "a size that overflows");
+    require(h->rows <= (INT64_MAX - PERI__ROW_HEADER_BYTES - peri__row_map_bytes(h->rows)) / h->record_bytes, "a size that overflows");
     require(memchr(h->name, 0, sizeof h->name) != NULL && h->name[0], "a name without an end");
     require((h->clean == 0 || h->clean == 1) && h->iteration >= 0, "an impossible state");
+    require(h->flush >= 0 && (h->flush == 0) == (h->stamp == 0), "an impossible flush");
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -46,7 +47,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         peri__row_header sound = {.rows = 10, .cols = 4, .total_rows = 10, .total_cols = 4, .n_parts = 1, .part_bytes = {4}, .clean = 1,
                                   .record_bytes = 24, .name = "t"};
         peri__row_header_seal(&sound, bytes);
-        for (size_t i = 1; i + 1 < size; i += 2) bytes[16 + data[i] % 160] = data[i + 1];
+        for (size_t i = 1; i + 1 < size; i += 2) bytes[16 + data[i] % 200] = data[i + 1];
     }
     uint64_t sum = XXH3_64bits(bytes, sizeof bytes - 8);
     memcpy(bytes + sizeof bytes - 8, &sum, sizeof sum);

@@ -10,6 +10,7 @@ local codec = require "perilune.dist.codec"
 local ops = require "perilune.dist.ops"
 local config = require "perilune.embed.config"
 local tbes = require "perilune.embed.tbe"
+local files = require "perilune.shard.files"
 local types = require "perilune.plan.types"
 local signature = require "perilune.signature"
 local C, check, state = P.C, P.check, P.state
@@ -229,15 +230,29 @@ function ShardedEmbeddingBagCollection:init(args)
   if division == nil then division = ops.get_gradient_division(a.group) end
   cfg.gradient_division = division and C.PERI_DIVISION_ON or C.PERI_DIVISION_OFF
   fill_codecs(cfg, a.qcomm_codecs_registry)
-  check(C.peri_sharded_ebc_new(cfg, out))
-  local scope = state.scope -- modules outlive scopes
-  state.scope = false
-  self._ref = wrap(out[0])
-  state.scope = scope
+  self:_make(cfg)
   self._names, self._dims = output_names(a.tables)
   self._keys = jagged.Keys.of(self._names)
   self._lengths = ffi.new("int64_t[?]", #self._dims, self._dims)
   self:_register_dense()
+end
+
+--- Make the C module. With tables in files, ranks tell each other what came of it.
+function ShardedEmbeddingBagCollection:_make(cfg)
+  self._in_files = false
+  for _, t in ipairs(self.tables) do
+    self._in_files = self._in_files or self.plan.tables[t.name].compute_kernel == "fused_uvm_caching"
+  end
+  local ok, err = pcall(check, C.peri_sharded_ebc_new(cfg, out))
+  if not ok and not self._in_files then error(err, 0) end
+  if ok then
+    local scope = state.scope -- modules outlive scopes
+    state.scope = false
+    self._ref = wrap(out[0])
+    state.scope = scope
+  end
+  if not self._in_files then return end -- no rank has any
+  files.agree(self.group, "ShardedEmbeddingBagCollection", { self }, not ok and err or nil)
 end
 
 function ShardedEmbeddingBagCollection:_keyed_tensor(values)
@@ -273,8 +288,16 @@ function ShardedEmbeddingBagCollection:prefetch(dist)
   check(C.peri_sharded_ebc_prefetch(module_ptr(self._ref), work.ptr))
 end
 
---- Write the changed rows of this rank's tables in files; afterwards their files are whole.
-function ShardedEmbeddingBagCollection:flush() check(C.peri_sharded_ebc_flush(module_ptr(self._ref))) end
+--- The C module, or an error after release.
+function ShardedEmbeddingBagCollection:_pointer() return module_ptr(self._ref) end
+
+--- Whether some table is in files, on whatever rank.
+function ShardedEmbeddingBagCollection:in_files() return self._in_files end
+
+--- Write the changed rows of tables in files; afterwards all files of all ranks are whole and of one flush. Collective.
+function ShardedEmbeddingBagCollection:flush()
+  if self._in_files then files.flush(self.group, "ShardedEmbeddingBagCollection:flush", { self }) end
+end
 
 function ShardedEmbeddingBagCollection:forward(features)
   return self:compute_and_output_dist(self:input_dist(features):wait())

@@ -1,4 +1,5 @@
 -- shard: sharded modules, built from plans.
 return {
   ShardedEmbeddingBagCollection = require "perilune.shard.bag",
+  files = require "perilune.shard.files",
 }

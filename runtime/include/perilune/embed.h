@@ -338,9 +338,30 @@ typedef struct peri_tbe_cache_stats {
 /** Bring the rows that @in will need, in the background, and keep them until its lookup. The tensors of @in (retained) must not change
  *  until then. A hint: rows that find no room stay where they are. PERI_OK at once for tables in memory. Blocks only to read the ids. */
 PERI_API peri_status peri_tbe_prefetch(peri_tbe *tbe, const peri_tbe_input *in);
-/** Write every changed row to its file and mark the files clean, with the present iteration. Blocks. After a failure (a full disk, say)
- *  nothing is lost, and it can be called again. PERI_OK for tables in memory. */
+/** Write every changed row to its file and mark the files clean, with the present iteration and the number of the flush. Blocks. After a
+ *  failure (a full disk, say) nothing is lost, and it can be called again. PERI_OK for tables in memory. */
 PERI_API peri_status peri_tbe_flush(peri_tbe *tbe);
+
+/** The flush that the files of tables carry. Files open together when number and stamp are equal. */
+typedef struct peri_flush_info {
+    int64_t number;    /* of the last flush, the highest where files differ; 0: none yet */
+    uint64_t stamp;    /* random, so that flushes of different runs differ; 0: none yet */
+    int64_t iteration; /* at that flush */
+    int64_t files;     /* files with a name; 0: nothing to flush, and the rest says nothing */
+    const char *path;  /* of one with this number; borrowed from the tables */
+    bool changed;      /* the tables are no longer as the files were flushed, or the files differ */
+} peri_flush_info;
+
+/** The flush of the files of @tbe. Local, does not block. */
+PERI_API peri_status peri_tbe_flush_info(const peri_tbe *tbe, peri_flush_info *out);
+/** A flush in two halves, for table batches (also of several ranks) whose files are to be of one flush: first all are prepared, then, when
+ *  none has failed, all are committed with the same @number (one more than the highest of peri_tbe_flush_info) and @stamp (of one
+ *  peri_flush_stamp). Prepare writes the rows and waits for the disk, commit marks the files. No update may come in between. Both block,
+ *  and may be called again after a failure. */
+PERI_API peri_status peri_tbe_flush_prepare(peri_tbe *tbe);
+PERI_API peri_status peri_tbe_flush_commit(peri_tbe *tbe, int64_t number, uint64_t stamp);
+/** A random number that is not 0. */
+PERI_API uint64_t peri_flush_stamp(void);
 /** Counts of a table's cache, or of all (@table -1). PERI_EUNSUPPORTED for tables in memory. */
 PERI_API peri_status peri_tbe_cache_statistics(peri_tbe *tbe, int64_t table, peri_tbe_cache_stats *out);
 /** How files are read: "io_uring" or "threads"; NULL for tables in memory. Static text. */

@@ -114,8 +114,15 @@ PERI_API peri_status peri_sharded_ebc_compute_and_output_dist(peri_sharded_ebc *
 /** Bring the rows that @dist, a complete work of peri_sharded_ebc_input_dist not yet looked up, will need from files into memory, in the
  *  background (peri_tbe_prefetch). Local. */
 PERI_API peri_status peri_sharded_ebc_prefetch(peri_sharded_ebc *ebc, peri_work *dist);
-/** Write the changed rows of this rank's tables in files (peri_tbe_flush). Local, blocks. */
-PERI_API peri_status peri_sharded_ebc_flush(peri_sharded_ebc *ebc);
+/** What the directories of tables in files held when the module was made: the flush of this rank's files or, where it has none, of those
+ *  that it sees of other ranks' shards. All ranks (with files) must find the same number and stamp before they go on; the stamps are
+ *  compared again with every input_dist. Local. */
+PERI_API peri_status peri_sharded_ebc_files_found(const peri_sharded_ebc *ebc, peri_flush_info *out);
+/** A flush is one event of the module on all ranks: each prepares; when none has failed, all commit with the same number (one more than the
+ *  highest of their flush_info) and stamp; see peri_tbe_flush_prepare. Each is local and blocks; agreeing is the caller's. */
+PERI_API peri_status peri_sharded_ebc_flush_info(const peri_sharded_ebc *ebc, peri_flush_info *out);
+PERI_API peri_status peri_sharded_ebc_flush_prepare(peri_sharded_ebc *ebc);
+PERI_API peri_status peri_sharded_ebc_flush_commit(peri_sharded_ebc *ebc, int64_t number, uint64_t stamp);
 /** The pooled rows [batch, columns], of config.output_dtype, of a complete work of peri_sharded_ebc_compute_and_output_dist, used once.
  *  Recorded on the tape when gradients were on at the lookup: the backward pass exchanges the gradient and updates the shards. Local. @out
  *  new. */

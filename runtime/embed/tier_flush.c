@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tier_flush.c: flushes of table batches: rows to the disk, then marks that say of which flush they are. See row_file.h and tier.h.
+ */
+#include "tier.h"
+
+#include <stdio.h>
+
+/** "flush 3, iteration 21". */
+static const char *flush_text(const peri__row_header *h, char text[64])
+{
+    snprintf(text, 64, "flush %lld, iteration %lld", (long long)h->flush, (long long)h->iteration);
+    return text;
+}
+
+/** All files must be of the same flush; a new one is of flush 0. A table batch has one iteration. */
+peri_status peri__tier_adopt(peri__tier *tier)
+{
+    const peri__row_file *first = NULL;
+    for (int64_t i = 0; i < tier->n_tables; i++) {
+        char text[2][64];
+        const peri__row_file *f = tier->tables[i].file;
+        if (f->temporary) continue;
+        if (!first) first = f;
+        if (f->header.flush == first->header.flush && f->header.stamp == first->header.stamp) continue;
+        return peri__fail(PERI_EMISMATCH,
+                          "row files '%.150s' (%s) and '%.150s' (%s%s): they must be of the same flush; restore all files of the module "
+                          "from one flush, or remove all",
+                          first->path, flush_text(&first->header, text[0]), f->path, flush_text(&f->header, text[1]),
+                          f->header.flush == first->header.flush ? " of another run" : "");
+    }
+    if (first) tier->tbe->iteration = first->header.iteration;
+    return PERI_OK;
+}
+
+void peri__tier_warn(const peri__tier *tier, const peri__row_file *f)
+{
+    if (f->temporary) return;
+    if (!f->header.clean)
+        peri__log(PERI_LOG_WARN,
+                  "row file '%s' is closed without a flush: its rows are of different times, so it will not open again; restore it from a "
+                  "checkpoint, and flush before the end",
+                  f->path);
+    else if (tier->dirty)
+        peri__log(PERI_LOG_WARN, "row file '%s' is closed without a flush: it stays at flush %lld, iteration %lld, later updates are lost",
+                  f->path, (long long)f->header.flush, (long long)f->header.iteration);
+}
+
+peri_status peri_tbe_flush_info(const peri_tbe *tbe, peri_flush_info *out)
+{
+    const peri__tier *tier = tbe->tier;
+    *out = (peri_flush_info){.path = ""};
+    for (int64_t t = 0; tier && t < tier->n_tables; t++) {
+        const peri__row_file *f = tier->tables[t].file;
+        const peri__row_header *h = &f->header;
+        if (f->temporary) continue;
+        bool other = out->files && (h->flush != out->number || h->stamp != out->stamp);
+        out->changed = out->changed || other || tier->dirty || f->unsure || !h->clean || h->iteration != tbe->iteration;
+        if (!out->files++ || h->flush > out->number) {
+            out->number = h->flush;
+            out->stamp = h->stamp;
+            out->iteration = h->iteration;
+            out->path = f->path;
+        }
+    }
+    return PERI_OK;
+}
+
+peri_status peri_tbe_flush_prepare(peri_tbe *tbe)
+{
+    peri__tier *tier = tbe->tier;
+    if (!tier) return PERI_OK;
+    PERI_TRY(peri__tier_settle(tier));
+    for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(peri__tier_write_back(tier, t, 0, tier->tables[t].cache->rows));
+    for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(peri__row_file_settle(tier->tables[t].file));
+    return PERI_OK;
+}
+
+peri_status peri_tbe_flush_commit(peri_tbe *tbe, int64_t number, uint64_t stamp)
+{
+    peri__tier *tier = tbe->tier;
+    if (!tier) return PERI_OK;
+    if (number < 1 || stamp == 0)
+        return peri__fail(PERI_EINVAL, "peri_tbe_flush_commit: flush %lld with stamp %llu, allowed: 1 or more, and a stamp other than 0",
+                          (long long)number, (unsigned long long)stamp);
+    for (int32_t t = 0; t < tier->n_tables; t++)
+        PERI_TRY(peri__row_file_mark(tier->tables[t].file, tbe->iteration, number, stamp));
+    tier->dirty = false;
+    return PERI_OK;
+}
+
+uint64_t peri_flush_stamp(void) { return peri__row_stamp(); }
+
+peri_status peri_tbe_flush(peri_tbe *tbe)
+{
+    peri_flush_info info;
+    PERI_TRY(peri_tbe_flush_prepare(tbe));
+    PERI_TRY(peri_tbe_flush_info(tbe, &info));
+    if (info.files && !info.changed && info.number) return PERI_OK;
+    return peri_tbe_flush_commit(tbe, info.number + 1, peri__row_stamp());
+}
