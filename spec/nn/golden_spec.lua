@@ -22,7 +22,38 @@ local function input(c, name, device) return { name = name, tensor = c:tensor("i
 
 local case -- the one that runs: a few functions take more from it
 
---- name -> { inputs, f, output }
+--- The inputs e0, e1, ... that a case has.
+local function numbered()
+  local names = {}
+  while case:has("in.e" .. #names) do names[#names + 1] = "e" .. #names end
+  return names
+end
+
+--- The piece of x that the case cuts out, which its numbers say alone.
+local function narrow(x)
+  local shape = case:shape "out.output"
+  local there = table.concat(shape, " ") .. ": " .. table.concat(case:list "out.output", " ")
+  for dim = 1, x:dim() do
+    for start = 0, x:size(dim) - shape[dim] do
+      local piece = x:slice(dim, start, start + shape[dim])
+      local here = table.concat(piece:shape(), " ") .. ": " .. table.concat(piece:to_list(), " ")
+      if here == there then return piece end
+    end
+  end
+  error "op_narrow: no piece of the input is the output"
+end
+
+--- The slope that the numbers of act_leaky_relu show best: where the most negative number of its input goes.
+local function slope()
+  local from, to, at = case:list "in.input", case:list "out.output", 1
+  for i = 2, #from do
+    if from[i] < from[at] then at = i end
+  end
+  assert(from[at] < 0, "act_leaky_relu: no negative input")
+  return tonumber(("%.4g"):format(to[at] / from[at]))
+end
+
+--- name -> { inputs (a list, or a function that returns it), f, output }
 local functions = {
   act_softmax_first = { { "input" }, function(x) return x:softmax(1) end },
   act_softmax_last = { { "input" }, function(x) return x:softmax(-1) end },
@@ -35,22 +66,20 @@ local functions = {
   op_max_dim1 = { { "input" }, function(x) return (x:max(2)) end },
   op_sum_all = { { "input" }, function(x) return x:sum() end }, op_sum_dim1 = { { "input" }, function(x) return x:sum(2) end },
   op_mean_all = { { "input" }, function(x) return x:mean() end }, op_mean_dim0 = { { "input" }, function(x) return x:mean(1) end },
-  op_narrow = { { "input" }, function(x)
-    local from, to = x:to_list(), case:list "out.output" -- the case does not say where it cuts
-    for start = 0, x:size(2) - 2 do
-      if from[start + 1] == to[1] then return x:slice(2, start, start + 2) end
-    end
-  end },
+  op_narrow = { { "input" }, narrow },
   op_transpose_reshape = { { "input" }, function(x) return x:transpose(1, 2):reshape(-1) end },
   interaction_f1 = { { "dense_features", "sparse_features" }, F.interaction },
   interaction_f3 = { { "dense_features", "sparse_features" }, F.interaction },
   interaction_f6 = { { "dense_features", "sparse_features" }, F.interaction },
-  factorization_machine = { { "e0", "e1", "e2" }, function(a, b, c) return nn.FactorizationMachine() { a, b, c } end },
-  bce = { { "probabilities" }, function(x) return nn.BCELoss()(x, case:tensor("in.labels", x:device())) end, "loss" },
-  mse = { { "predictions" }, function(x) return nn.MSELoss()(x, case:tensor("in.labels", x:device())) end, "loss" },
-  cross_entropy = { { "logits" }, function(x) return nn.CrossEntropyLoss()(x, case:tensor("in.labels", x:device())) end, "loss" },
+  act_leaky_relu = { { "input" }, function(x) return F.leaky_relu(x, slope()) end },
+  factorization_machine = { numbered, function(...) return nn.FactorizationMachine() { ... } end },
 }
-functions.act_leaky_relu = { { "input" }, function(x) return F.leaky_relu(x, 0.1) end } -- the slope that its numbers show
+for name, loss in pairs { bce = { "probabilities", nn.BCELoss }, mse = { "predictions", nn.MSELoss },
+  cross_entropy = { "logits", nn.CrossEntropyLoss } } do
+  functions[name] = { { loss[1] }, function(x)
+    return loss[2] { reduction = case.args.reduction }(x, case:tensor("in.labels", x:device()))
+  end, "loss" }
+end
 for _, name in ipairs { "gelu", "logsigmoid", "relu", "sigmoid", "silu", "softplus", "tanh" } do
   functions["act_" .. name] = { { "input" }, F[name] }
 end
@@ -69,7 +98,7 @@ describe("golden functions", function()
       each_device(function(device)
         case = golden.load("ops/dense/" .. name)
         local leaves, tensors = {}, {}
-        for i, input_name in ipairs(spec[1]) do
+        for i, input_name in ipairs(type(spec[1]) == "function" and spec[1]() or spec[1]) do
           leaves[i] = input(case, input_name, device)
           tensors[i] = leaves[i].tensor
         end
@@ -113,14 +142,23 @@ local function perceptron(device)
   return nn.Perceptron { in_size = w[2], out_size = w[1], bias = case.args.bias, activation = case.args.activation, device = device }
 end
 
---- name -> { module of a case, inputs }
+--- Columns of what an interaction takes: dense features and each sparse one, side by side.
+local function interaction_columns()
+  local sparse = case:shape "in.sparse_features"
+  assert(sparse[2] == case.args.num_sparse_features)
+  return (sparse[2] + 1) * sparse[3]
+end
+
+--- name -> { module of a case, inputs (a list, or a function that returns it), whether the module takes them as one list }
 local modules = {
-  batch_norm_train = { function(device) return nn.BatchNorm1d { num_features = 4, eps = case.args.eps, momentum = case.args.momentum,
-    device = device } end },
+  batch_norm_train = { function(device)
+    return nn.BatchNorm1d { num_features = case:shape "in.input"[2], eps = case.args.eps, momentum = case.args.momentum, device = device }
+  end },
   crossnet = { crossnet "CrossNet" }, low_rank_crossnet = { crossnet "LowRankCrossNet" }, vector_crossnet = { crossnet "VectorCrossNet" },
   low_rank_mixture_crossnet = { crossnet "LowRankMixtureCrossNet" }, low_rank_mixture_one_expert = { crossnet "LowRankMixtureCrossNet" },
   mlp_relu = { mlp() }, mlp_sigmoid = { mlp() }, mlp_swish_layernorm = { mlp() },
-  layer_norm_affine = { function(device) return nn.LayerNorm { normalized_shape = 11, eps = case.args.eps, device = device } end },
+  layer_norm_affine = { function(device) return nn.LayerNorm { normalized_shape = case:shape "param.weight", eps = case.args.eps,
+    device = device } end },
   layer_norm_plain = { function(device)
     return nn.LayerNorm { normalized_shape = { case:shape("in.input")[2] }, eps = case.args.eps, elementwise_affine = false,
       device = device }
@@ -131,17 +169,20 @@ local modules = {
   swish_layer_norm_1d = { function(device) return nn.SwishLayerNorm { input_dims = case.args.input_dims[1], device = device } end },
   swish_layer_norm_2d = { function(device) return nn.SwishLayerNorm { input_dims = case.args.input_dims, device = device } end },
   deepfm = { function(device)
-    return nn.DeepFM { dense_module = nn.MLP { in_size = 12, layer_sizes = { 6, 3 }, device = device } }
-  end, { "e0", "e1", "e2" }, true },
+    local columns = 0
+    for _, name in ipairs(numbered()) do columns = columns + case:shape("in." .. name)[2] end
+    return nn.DeepFM { dense_module = nn.MLP { in_size = columns, layer_sizes = case.args.layers, device = device } }
+  end, numbered, true },
   interaction_dcn = { function(device)
-    return nn.InteractionDCNArch { num_sparse_features = 2,
-      crossnet = nn.LowRankCrossNet { in_features = 18, num_layers = case.args.num_layers, low_rank = case.args.low_rank,
+    return nn.InteractionDCNArch { num_sparse_features = case.args.num_sparse_features,
+      crossnet = nn.LowRankCrossNet { in_features = interaction_columns(), num_layers = case.args.num_layers, low_rank = case.args.low_rank,
         device = device } }
   end, { "dense_features", "sparse_features" } },
   interaction_projection = { function(device)
-    local function branch(sizes) return nn.MLP { in_size = 18, layer_sizes = sizes, device = device } end
-    return nn.InteractionProjectionArch { num_sparse_features = 2, interaction_branch1 = branch(case.args.branch1),
-      interaction_branch2 = branch(case.args.branch2) }
+    local function branch(sizes) return nn.MLP { in_size = interaction_columns(), layer_sizes = sizes, device = device } end
+    local a = case.args
+    return nn.InteractionProjectionArch { num_sparse_features = a.num_sparse_features, interaction_branch1 = branch(a.branch1),
+      interaction_branch2 = branch(a.branch2) }
   end, { "dense_features", "sparse_features" } },
 }
 
@@ -154,7 +195,7 @@ describe("golden modules", function()
         local module = spec[1](device)
         load_parameters(case, module, device)
         local leaves, tensors = {}, {}
-        for i, input_name in ipairs(spec[2] or { "input" }) do
+        for i, input_name in ipairs(type(spec[2]) == "function" and spec[2]() or spec[2] or { "input" }) do
           leaves[i] = input(case, input_name, device)
           tensors[i] = leaves[i].tensor
         end
@@ -183,22 +224,37 @@ function Bags:embedding_bag_configs()
   return peri.util.map(case.args.tables, function(t) return { name = t.name, embedding_dim = t.dim, num_embeddings = t.rows,
     feature_names = t.features } end)
 end
-function Bags:forward()
-  local parts = {}
+--- counts(feature, rows, mean): for each sample how often each row is in its bag (mean: divided by the length of the bag).
+function Bags:counts() -- luacheck: ignore 212
   local lengths, values = case:list "in.features.lengths", case:list "in.features.values"
-  local batch, at, position = case.args.batch, 1, 1
-  for i, t in ipairs(case.args.tables) do
-    local weight, counts = self.embedding_bags[t.name].weight, {}
+  local batch, first, at = case.args.batch, {}, 1
+  for k, key in ipairs(case.args.keys) do -- bags lie key after key
+    first[key] = { bag = (k - 1) * batch, value = at }
+    for b = 1, batch do at = at + lengths[(k - 1) * batch + b] end
+  end
+  return function(feature, rows, mean)
+    local list, value = {}, first[feature].value
     for b = 1, batch do
-      counts[b] = {}
-      for r = 1, t.rows do counts[b][r] = 0 end
-      for _ = 1, lengths[position] do
-        counts[b][values[at] + 1] = counts[b][values[at] + 1] + 1
-        at = at + 1
+      local length, row = lengths[first[feature].bag + b], {}
+      for r = 1, rows do row[r] = 0 end
+      for _ = 1, length do
+        row[values[value] + 1] = row[values[value] + 1] + (mean and 1 / length or 1)
+        value = value + 1
       end
-      position = position + 1
+      list[b] = row
     end
-    parts[i] = F.matmul(peri.tensor(counts, "f32", weight:device()), weight)
+    return list
+  end
+end
+
+function Bags:forward()
+  local parts, counts = {}, self:counts()
+  for _, t in ipairs(case.args.tables) do
+    local weight = self.embedding_bags[t.name].weight
+    for _, name in ipairs(t.features) do
+      local list = counts(name, t.rows, t.pooling == "mean")
+      parts[#parts + 1] = F.matmul(peri.tensor(list, "f32", weight:device()), weight)
+    end
   end
   local all = F.cat(parts, 2)
   return { values = function() return all end }

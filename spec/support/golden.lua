@@ -99,14 +99,14 @@ function Case:assert_near(name, got, tol)
   M.assert_near(want, got, tol or self.tol, self.name .. " " .. name)
 end
 
---- Two flat lists are equal within tol = { abs =, rel = }; NaN equals NaN.
+--- Two flat lists are equal within tol = { abs =, rel = }; NaN equals NaN, and an infinity only itself.
 function M.assert_near(want, got, tol, what)
   what = what or "list"
   assert(#want == #got, ("%s: %d elements, wanted %d"):format(what, #got, #want))
   local abs, rel = tol and tol.abs or 0, tol and tol.rel or 0
   for i = 1, #want do
     local w, g = want[i], got[i]
-    local same = w == g or (w ~= w and g ~= g) or math.abs(w - g) <= abs + rel * math.abs(w)
+    local same = w == g or (w ~= w and g ~= g) or (math.abs(w) < math.huge and math.abs(w - g) <= abs + rel * math.abs(w))
     if not same then error(("%s: element %d is %.9g, wanted %.9g (tolerance %g + %g relative)"):format(what, i - 1, g, w, abs, rel), 2) end
   end
 end
