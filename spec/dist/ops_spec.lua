@@ -1,4 +1,5 @@
 -- Exchanges of embeddings with gradients: TorchRec's numbers, the adjoint identity, division, codecs, what is refused.
+local ffi = require "ffi"
 local golden = require "spec.support.golden"
 local peri = require "perilune"
 local ops = require "perilune.dist.ops"
@@ -47,6 +48,13 @@ local function reproduce(kind, case, world, device)
   local at = ("rank%d/"):format(rank)
   local input = case:tensor(at .. (kind == "sequence" and "local_embs" or "input"), device):requires_grad()
   local codecs = type(case.codec) == "table" and codec.get_qcomm_codecs(case.codec) or nil
+  if case:has(at .. "wire") then
+    local splits = peri.util.map(case.batch_size_per_rank, function(rows) return rows * case.dim_sum_per_rank[rank + 1] end)
+    local wire = codecs.forward:encode(input:detach(), codecs.forward:create_context(splits))
+    case:assert_near(at .. "wire", wire, { abs = 0, rel = 0 })
+    local want, got = case:bytes(at .. "wire"), wire:read()
+    assert.is_true(want == ffi.string(got, #want), case.name .. ": other bits")
+  end
   local output = exchange[kind](case, input, { codecs = codecs, rank = rank, device = device }):wait()
   if case:has(at .. "unbucketize_permute") then output = ops.unbucketize(output, case:tensor(at .. "unbucketize_permute", device)) end
   case:assert_near(at .. "output", output)

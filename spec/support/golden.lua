@@ -99,6 +99,38 @@ function Case:assert_near(name, got, tol)
   M.assert_near(want, got, tol or self.tol, self.name .. " " .. name)
 end
 
+--- The part of a whole table's tensor (rows, or rows x columns) that a shard holds, on the CPU. A state with one number for each row that
+--- was kept by column block ([blocks, rows], by the table's `shards`) gives those of the shard's block.
+function Case:part_of(name, shard, by_row)
+  local whole = self:tensor(name, "cpu")
+  if not by_row then
+    return whole:slice(1, shard.row_offset, shard.row_offset + shard.rows):slice(2, shard.col_offset, shard.col_offset + shard.cols)
+  end
+  if whole:dim() == 2 then
+    local first = {}
+    for _, t in ipairs(self.tables) do
+      for i, s in ipairs(t.name == shard.table and t.shards or {}) do first[s.offsets[2]] = first[s.offsets[2]] or i - 1 end
+    end
+    local block = assert(first[shard.col_offset], name .. ": no block of these columns")
+    whole = whole:slice(1, block, block + 1):reshape(-1)
+  end
+  return whole:slice(1, shard.row_offset, shard.row_offset + shard.rows)
+end
+
+--- Every state of a fused shard that the case has after `step` is its part of the whole; returns how many there were.
+function Case:assert_states(shard, step, tol)
+  local n = 0
+  for _, name in ipairs(shard.names()) do
+    local key = ("table/%s/optimizer/step%d/%s"):format(shard.table, step, name)
+    if name ~= "weight" and self:has(key) then
+      local got = shard.state(name)
+      M.assert_near(self:part_of(key, shard, got:dim() == 1):to_list(), got:to_list(), tol, self.name .. " " .. key)
+      n = n + 1
+    end
+  end
+  return n
+end
+
 --- Two flat lists are equal within tol = { abs =, rel = }; NaN equals NaN, and an infinity only itself.
 function M.assert_near(want, got, tol, what)
   what = what or "list"
