@@ -1,6 +1,7 @@
 -- ffi.lua: the only file that declares and loads C. It checks that library and Lua files belong together, turns statuses into errors,
 -- and owns the handles' life: scopes, finalizers, memory pressure, and the state that belongs to the running rank.
 local ffi = require "ffi"
+local errors = require "perilune.errors"
 local util = require "perilune.util"
 
 ffi.cdef(require "perilune.cdef")
@@ -41,11 +42,11 @@ local M = { C = C }
 
 -- -- errors ----------------------------------------------------------------------------------------------------------------------
 
---- What failing calls raise: code (negative number), name ("EINVAL"), message, where ("runtime/x.c:12"), rank.
-local Error = { class_name = "peri.Error" }
-Error.__index = Error
-Error.__tostring = function(e) return e.message end
-M.Error = Error
+--- What failing calls raise: see errors.lua.
+M.Error = errors.Error
+--- The handler of protected calls that pass errors on: xpcall(f, P.locate, ...) instead of pcall(f, ...).
+local locate = errors.locate
+M.locate = locate
 
 --- The state of the running rank. Under `sim` the scheduler exchanges it when it switches ranks, so nothing else may cache it.
 --- scope: open scope or nil; device: default device name; grad: recording; world: the joined world or nil; pause: how to wait;
@@ -56,15 +57,15 @@ local state = {
 }
 M.state = state
 
+function errors.rank() return state.world and state.world.rank_number or nil end
+
 local function raise(status)
-  local world = state.world
-  error(setmetatable({
+  errors.raise {
     code = status,
     name = ffi.string(C.peri_status_name(status)),
     message = ffi.string(C.peri_error_message()),
     where = ffi.string(C.peri_error_where()),
-    rank = world and world.rank_number or nil,
-  }, Error), 0)
+  }
 end
 
 --- Pass a status through, or raise the error that it stands for.
@@ -75,11 +76,7 @@ end
 M.check = check
 
 --- An error of the same kind for misuse found in Lua.
-function M.fail(message)
-  local world = state.world
-  error(setmetatable({ code = C.PERI_EINVAL, name = "EINVAL", message = message, where = "", rank = world and world.rank_number or nil },
-    Error), 0)
-end
+M.fail = errors.fail
 
 -- -- waiting -----------------------------------------------------------------------------------------------------------------------
 
@@ -216,8 +213,9 @@ function M.scope(f, a, b, c, d, e, g)
   local scope = table.remove(spare) or setmetatable({ n = 0, outer = false }, Scope)
   scope.outer = state.scope
   state.scope = scope
-  return finish(scope, pcall(f, a, b, c, d, e, g))
+  return finish(scope, xpcall(f, locate, a, b, c, d, e, g))
 end
+errors.runners[M.scope] = true
 
 --- Keep a handle beyond the end of the current scope. Returns it.
 function M.keep(h)
@@ -236,8 +234,9 @@ function M.no_grad(f, ...)
   local before = state.grad
   state.grad = false
   C.peri_grad_enable(false)
-  return restore_grad(before, pcall(f, ...))
+  return restore_grad(before, xpcall(f, locate, ...))
 end
+errors.runners[M.no_grad] = true
 
 -- -- small conversions -------------------------------------------------------------------------------------------------------------
 

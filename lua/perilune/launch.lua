@@ -1,6 +1,8 @@
 -- launch.lua: running a script as one rank, or handing it over to mpirun as many. Used by the launcher's command line (cli.lua).
 --
 -- A rank that fails prints its message once, ends the group so that no other rank waits for it, and leaves with a non-zero code.
+local errors = require "perilune.errors"
+
 local M = {}
 
 -- -- the world around this process -------------------------------------------------------------------------------------------------
@@ -130,6 +132,12 @@ end
 
 local function say(text) io.stderr:write(text, "\n") end
 
+--- Why a script could not be loaded.
+local function say_unloaded(problem)
+  local message, place = errors.syntax(problem)
+  say("perilune: " .. message .. (place and (" (%s)"):format(place) or ""))
+end
+
 --- Leave the world, if one was joined: in good order with code 0, else telling the others why.
 local function leave_world(code, message)
   local P = package.loaded["perilune.ffi"]
@@ -138,17 +146,10 @@ local function leave_world(code, message)
   if code == 0 then require("perilune.dist").finish() else world:abort(message) end
 end
 
---- The parts of what a script raised: message, place ("" if unknown), and the name of its status (nil for plain errors).
-local function describe(err)
-  if type(err) == "table" and err.message then return tostring(err.message), err.where or "", err.name end
-  return tostring(err), ""
-end
-M.describe = describe
-
 local SECONDARY = { EABORTED = true, EPEER = true }
 
-local function report(err, trace, world, traceback)
-  local message, where, name = describe(err)
+local function report(err, world)
+  local message, name, trace, where = errors.describe(err)
   local head = world and world.size > 1 and ("[rank %d] "):format(world.rank) or "perilune: "
   if world and world.size > 1 and SECONDARY[name] then
     -- Another rank failed first and is telling why; its message comes before ours, and mostly its end is ours too.
@@ -156,8 +157,9 @@ local function report(err, trace, world, traceback)
     local stop = C.peri_time_ns() + 3000000000LL
     while C.peri_time_ns() < stop do C.peri_pause(100000) end
   end
-  say(head .. message .. (where ~= "" and (" (%s)"):format(where) or ""))
-  if traceback then say(trace) end
+  say(head .. message)
+  if errors.tracing and where ~= "" then say(("%s in %s"):format(name, where)) end
+  if trace then say(trace) end
   return message
 end
 
@@ -167,26 +169,21 @@ function M.run_here(script, arguments, traceback)
   local world = M.world()
   local chunk, problem = loadfile(script)
   if not chunk then
-    say("perilune: " .. problem)
+    say_unloaded(problem)
     return 1
   end
   local args = { [0] = script, [-1] = "perilune" }
   for i, a in ipairs(arguments) do args[i] = a end
   _G.arg = args
   io.stdout:setvbuf "line"
-  traceback = traceback or os.getenv "PERI_TRACEBACK" == "1"
+  if traceback then errors.tracing = true end
 
-  local trace
-  local function handler(err)
-    trace = debug.traceback("", 2):gsub("^\n", "")
-    return err
-  end
   local exit = os.exit
   os.exit = function(code, close) -- luacheck: ignore 122
     local number = (code == nil or code == true) and 0 or code == false and 1 or code
-    local ok, err = pcall(leave_world, number, ("the script called os.exit(%s)"):format(tostring(code)))
+    local ok, err = xpcall(leave_world, errors.locate, number, ("the script called os.exit(%s)"):format(tostring(code)))
     if not ok and number == 0 then
-      report(err, "", world, false)
+      report(err, world)
       number = 1
     end
     io.stdout:flush()
@@ -194,12 +191,12 @@ function M.run_here(script, arguments, traceback)
     exit(number, close ~= false) -- closing the state gives up what its handles hold
   end
 
-  local ok, err = xpcall(chunk, handler, unpack(arguments))
-  if ok then ok, err = xpcall(leave_world, handler, 0) end
+  local ok, err = xpcall(errors.run, errors.locate, chunk, unpack(arguments))
+  if ok then ok, err = xpcall(leave_world, errors.locate, 0) end
   os.exit = exit -- luacheck: ignore 122
   if ok then return 0 end
   io.stdout:flush()
-  local message = report(err, trace, world, traceback)
+  local message = report(err, world)
   pcall(leave_world, 1, message)
   return 1
 end
@@ -240,7 +237,7 @@ function M.run(options)
   end
   local chunk, problem = loadfile(options.script) -- once here, rather than by every rank
   if not chunk then
-    say("perilune: " .. problem)
+    say_unloaded(problem)
     return 1
   end
   return M.launch(options)

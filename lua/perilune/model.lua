@@ -147,9 +147,11 @@ local function watched(reducer, first, ...)
   return first, watched(reducer, ...)
 end
 
+DistributedModelParallel.wraps = true -- in messages, paths begin at the model
+
 function DistributedModelParallel:forward(...)
-  if not self._reducer then return self.module:forward(...) end
-  return watched(self._reducer, self.module:forward(...))
+  if not self._reducer then return self.module(...) end
+  return watched(self._reducer, self.module(...))
 end
 
 --- The same as loss:backward(grad): afterwards fused tables are updated and dense gradients are averages over the ranks. Collective.

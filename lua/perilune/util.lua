@@ -1,4 +1,6 @@
--- util.lua: what every other module may use: classes, named arguments, ordered iteration. Requires nothing of Perilune.
+-- util.lua: what every other module may use: classes, named arguments, ordered iteration.
+local fail = require("perilune.errors").fail
+
 local M = {}
 
 --- A class: call it to make an instance, which runs `init`. `base` (optional) is inherited from. Instances know `class` and `is`.
@@ -49,7 +51,7 @@ end
 function M.ordered(t)
   local keys, odd = M.keys(t)
   local i = 0
-  if odd then error(("a %s as key, allowed: strings and numbers"):format(odd), 2) end
+  if odd then fail(("a %s as key, allowed: strings and numbers"):format(odd)) end
   return function()
     i = i + 1
     local k = keys[i]
@@ -69,17 +71,17 @@ M.required = setmetatable({}, { __tostring = function() return "required" end })
 M.optional = setmetatable({}, { __tostring = function() return "optional" end })
 function M.named(func, args, spec)
   if args == nil then args = {} end
-  if type(args) ~= "table" then error(("%s: named arguments in a table wanted, got a %s"):format(func, type(args)), 3) end
+  if type(args) ~= "table" then fail(("%s: named arguments in a table wanted, got a %s"):format(func, type(args))) end
   local out = {}
   for name in M.ordered(args) do
     if spec[name] == nil then
-      error(("%s: no argument '%s'; allowed: %s"):format(func, tostring(name), list(spec)), 3)
+      fail(("%s: no argument '%s'; allowed: %s"):format(func, tostring(name), list(spec)))
     end
   end
   for name, default in M.ordered(spec) do
     local value = args[name]
     if value == nil then
-      if default == M.required then error(("%s: argument '%s' is missing"):format(func, name), 3) end
+      if default == M.required then fail(("%s: argument '%s' is missing"):format(func, name)) end
       if default ~= M.optional then value = default end
     end
     out[name] = value
@@ -92,13 +94,13 @@ function M.one_of(func, what, value, allowed)
   for _, a in ipairs(allowed) do
     if a == value then return value end
   end
-  error(("%s: %s is '%s', allowed: %s"):format(func, what, tostring(value), table.concat(allowed, ", ")), 3)
+  fail(("%s: %s is '%s', allowed: %s"):format(func, what, tostring(value), table.concat(allowed, ", ")))
 end
 
 --- A whole number in [low, high] or an error.
 function M.integer(func, what, value, low, high)
   if type(value) ~= "number" or value ~= math.floor(value) or value < low or value > (high or 2 ^ 53) then
-    error(("%s: %s is %s, allowed: whole numbers %d..%s"):format(func, what, tostring(value), low, high and ("%d"):format(high) or ""), 3)
+    fail(("%s: %s is %s, allowed: whole numbers %d..%s"):format(func, what, tostring(value), low, high and ("%d"):format(high) or ""))
   end
   return value
 end

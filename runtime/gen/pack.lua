@@ -31,7 +31,7 @@ for _, what in ipairs(arg) do
   local file = assert(io.open(path, "rb"))
   local text = file:read "*a"
   file:close()
-  local chunk = assert(loadstring(text, "@" .. path))
+  local chunk = assert(loadstring(text, "=perilune/" .. (path:match "lua/perilune/(.*)" or path:match "[^/]*$"))) -- see errors.lua
   local code = string.dump(chunk) -- with line numbers: errors of users' runs must say where
   entries[#entries + 1] = ('    {"%s",\n%s,\n%d},'):format(name, literal(code), #code)
 end

@@ -180,8 +180,8 @@ static peri_status check_linear(const peri_tensor *x, const peri_tensor *weight,
     PERI_TRY(peri__check_tensor(function, "weight", weight, x->dtype, 2));
     PERI_TRY(peri__check_same_device(function, x, weight));
     if (x->ndim < 1 || x->shape[x->ndim - 1] != weight->shape[1])
-        return peri__fail(PERI_EINVAL, "%s: x and weight are %s; the last size of x must be weight's second", function,
-                          peri__pair_text(x, weight, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "%s: x is %s, wanted [*, %lld]", function, strchr(peri__tensor_text(x, text, sizeof text), '['),
+                          (long long)weight->shape[1]);
     if (bias) {
         PERI_TRY(peri__check_tensor(function, "bias", bias, x->dtype, 1));
         PERI_TRY(peri__check_same_device(function, x, bias));

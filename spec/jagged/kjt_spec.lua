@@ -88,7 +88,7 @@ for _, device in ipairs { "cpu", "opaque" } do
 
     it("names key, sample and value of malformed content", function()
       local function content(pattern, a) assert.error_matches(opaque_or_now(device, function() return example(a) end), pattern) end
-      content("sum to 7, but there are 8 values$", { lengths = { 2, 0, 1, 1, 1, 2 } })
+      content("sum to 7, but there are 8 values %(spec/", { lengths = { 2, 0, 1, 1, 1, 2 } })
       content("key 'A', sample 2: length %-1, allowed: 0 or more", { lengths = { 2, 0, -1, 1, 1, 3 } })
       content("sum to 9, but there are 8 values: key 'B', sample 2 ends at 9", { lengths = { 2, 0, 1, 1, 1, 4 } })
       content("key 'A', sample 2: length 9, but there are only 8 values", { lengths = { 2, 0, 9, 1, 1, 3 } })

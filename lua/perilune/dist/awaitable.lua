@@ -52,7 +52,7 @@ end
 
 --- What a class of awaitables defines: wait (through other awaitables, or P.pause) and return the result. Called once.
 function Awaitable:_wait_impl() -- luacheck: ignore 212
-  error(tostring(getmetatable(self).class_name) .. ": _wait_impl is not defined", 2)
+  P.fail(tostring(getmetatable(self).class_name) .. ": _wait_impl is not defined")
 end
 
 --- Optionally defined too: true when _wait_impl would not have to wait. Must not wait itself.
@@ -64,7 +64,7 @@ local function settle(self, ok, result)
   if ok then
     local callbacks = rawget(self, "callbacks")
     for i = 1, #callbacks do
-      ok, result = pcall(callbacks[i], result)
+      ok, result = xpcall(callbacks[i], P.locate, result)
       if not ok then break end
     end
   end
@@ -81,7 +81,7 @@ function Awaitable:wait()
   if now == "failed" then error(rawget(self, "_result"), 0) end
   if now == "waiting" then P.fail "Awaitable:wait: it waits for itself" end
   rawset(self, "_state", "waiting")
-  return settle(self, pcall(self._wait_impl, self))
+  return settle(self, xpcall(self._wait_impl, P.locate, self))
 end
 
 --- True when wait() would return (or raise) at once. Never waits.
@@ -120,7 +120,7 @@ function WorkAwaitable:init(ptr, result)
 end
 function WorkAwaitable:_wait_impl()
   local work = self._work
-  local ok, err = pcall(wait_work, work.ptr)
+  local ok, err = xpcall(wait_work, P.locate, work.ptr)
   work:release()
   if not ok then error(err, 0) end
   return self._given

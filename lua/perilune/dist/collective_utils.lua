@@ -1,4 +1,5 @@
 -- collective_utils.lua: control flow over ranks (torchrec.distributed.collective_utils). A group that is nil stands for a single process.
+local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -28,11 +29,6 @@ local function broadcast_bytes(group, rank, status, bytes)
   return numbers[1], require("ffi").string(buffer, n)
 end
 
-local function describe(err)
-  if type(err) == "table" and err.message then return tostring(err.message), err.name, err.code end
-  return tostring(err), nil, nil
-end
-
 --- Run func(...) on rank `rank` of the group; every rank returns its result (nil, booleans, numbers, strings, tables of them). What it
 --- raises is raised on every rank, and so is a result that cannot be sent. Collective.
 function M.invoke_on_rank_and_broadcast_result(group, rank, func, ...)
@@ -43,21 +39,21 @@ function M.invoke_on_rank_and_broadcast_result(group, rank, func, ...)
   local own = group:rank() == rank
   local status, bytes, raised = OK, "", nil
   if own then
-    local ok, result = pcall(func, ...)
-    if ok then ok, result = pcall(serial.encode, awaitable.resolve(result), FUNC) end
+    local ok, result = xpcall(func, P.locate, ...)
+    if ok then ok, result = xpcall(serial.encode, P.locate, awaitable.resolve(result), FUNC) end
     if ok then bytes = result
     else
       raised = result
-      local message, name, code = describe(result)
-      status, bytes = FAILED, serial.encode { message = message, name = name, code = code }
+      local message, name = errors.describe(result)
+      status, bytes = FAILED, serial.encode { message = message, name = name, code = type(result) == "table" and result.code or nil }
     end
   end
   status, bytes = broadcast_bytes(group, rank, status, bytes)
   if raised ~= nil then error(raised, 0) end
   local value = serial.decode(bytes, FUNC)
   if status == OK then return value end
-  error(setmetatable({ code = value.code or P.C.PERI_EPEER, name = value.name or "EPEER", where = "", rank = group:rank(),
-    message = ("%s: rank %d of group '%s': %s"):format(FUNC, rank, group.name, value.message) }, P.Error), 0)
+  errors.raise { code = value.code or P.C.PERI_EPEER, name = value.name or "EPEER", where = "",
+    message = ("%s: rank %d of group '%s': %s"):format(FUNC, rank, group.name, value.message) }
 end
 
 --- run_on_leader(group, rank)(func): func as a function that runs on that rank and returns its result on all. Calls of it are collective.

@@ -33,7 +33,7 @@ end
 
 function ExchangeAwaitable:_wait_impl()
   local work = self._work
-  local ok, err = pcall(wait_work, work.ptr)
+  local ok, err = xpcall(wait_work, P.locate, work.ptr)
   if not ok then
     work:release()
     error(err, 0)

@@ -1,5 +1,6 @@
 -- sim.lua: N ranks in one process: coroutines that take turns wherever a rank waits. The state of a rank (perilune.ffi's `state`) is
 -- exchanged on every switch, so library and scripts run unchanged.
+local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local dist = require "perilune.dist"
@@ -11,25 +12,19 @@ local worlds = 0
 --- Rounds in which nobody moves before the ranks' deadlines count as passed; rounds after that before the run gives up.
 local STALL, HOPELESS = 3, 10000
 
-local function describe(err, co)
-  if getmetatable(err) == P.Error then return err.message end
-  if type(err) == "table" then return tostring(err.message or err) end
-  return debug.traceback(co, tostring(err))
-end
-
 --- Run one rank until it waits or ends. True when it ended.
 local function turn(rank)
   util.exchange(state, rank.state)
   C.peri_grad_enable(state.grad)
-  local ok, result = coroutine.resume(rank.co)
+  local _, ok, result = assert(coroutine.resume(rank.co))
   local ended = coroutine.status(rank.co) == "dead"
   if ended then
     rank.ended = true
     if ok then
       rank.result = result
     else
-      rank.error, rank.text = result, describe(result, rank.co)
-      if rank.world then C.peri_group_abort(rank.world:ptr(), (rank.text:match "^[^\n]*")) end
+      rank.error = result
+      if rank.world then C.peri_group_abort(rank.world:ptr(), (errors.describe(result):match "^[^\n]*")) end
     end
   end
   util.exchange(state, rank.state)
@@ -38,7 +33,7 @@ local function turn(rank)
 end
 
 local function body_of(rank, n, body, options, job)
-  return function()
+  local function run()
     rank.world = dist.init {
       transport = "sim", job = job, rank = rank.number, size = n, local_size = options.local_size, timeout = options.timeout,
     }
@@ -46,16 +41,17 @@ local function body_of(rank, n, body, options, job)
     dist.finish()
     return result
   end
+  return function() return xpcall(run, P.locate) end
 end
 
 local function raise(ranks, first)
   local err = first.error
   local who = ("rank %d of %d"):format(first.number, #ranks)
-  local text = first.text:sub(1, #who) == who and first.text or who .. ": " .. first.text
-  if getmetatable(err) == P.Error then
-    error(setmetatable({ code = err.code, name = err.name, message = text, where = err.where, rank = first.number }, P.Error), 0)
-  end
-  error(text, 0)
+  local function named(text) return text:sub(1, #who) == who and text or who .. ": " .. text end
+  if getmetatable(err) ~= P.Error then error(named(tostring(type(err) == "table" and err.message or err)), 0) end
+  local fields = util.copy(err)
+  fields.message, fields.rank = named(err.message), first.number
+  errors.raise(fields)
 end
 
 --- Run body(rank, world) on `n` ranks; returns the list of what the ranks returned. Named options: local_size, timeout, device (the
@@ -96,12 +92,12 @@ function M.run(n, body, options)
     end
     if quiet > HOPELESS then P.fail "sim.run: ranks wait for something that is no operation of theirs" end
   end
-  local results, errors = {}, {}
+  local results, failures = {}, {}
   for i = 1, n do
-    results[i], errors[i] = ranks[i].result, ranks[i].error
+    results[i], failures[i] = ranks[i].result, ranks[i].error
     if ranks[i].world then ranks[i].world:release() end
   end
-  if options.catch then return results, errors end
+  if options.catch then return results, failures end
   if first then raise(ranks, first) end
   return results
 end

@@ -47,14 +47,14 @@ end
 
 local function check_tables(tables, described)
   local f = "EmbeddingBagCollection"
-  if type(tables) ~= "table" or #tables == 0 then error(f .. ": tables is no list of EmbeddingBagConfig", 4) end
+  if type(tables) ~= "table" or #tables == 0 then P.fail(f .. ": tables is no list of EmbeddingBagConfig") end
   local seen = {}
   for i, t in ipairs(tables) do
-    if not config.EmbeddingBagConfig.is(t) then error(("%s: entry %d of tables is no EmbeddingBagConfig"):format(f, i), 4) end
-    if seen[t.name] then error(("%s: two tables are named '%s'"):format(f, t.name), 4) end
+    if not config.EmbeddingBagConfig.is(t) then P.fail(("%s: entry %d of tables is no EmbeddingBagConfig"):format(f, i)) end
+    if seen[t.name] then P.fail(("%s: two tables are named '%s'"):format(f, t.name)) end
     if t.data_type ~= tables[1].data_type and not described then
-      error(("%s: table '%s' holds %s, table '%s' %s; allowed: one data_type, except on device 'meta' (to be sharded)"):format(f, t.name,
-        t.data_type, tables[1].name, tables[1].data_type), 4)
+      P.fail(("%s: table '%s' holds %s, table '%s' %s; allowed: one data_type, except on device 'meta' (to be sharded)"):format(f, t.name,
+        t.data_type, tables[1].name, tables[1].data_type))
     end
     seen[t.name] = true
   end
@@ -105,7 +105,7 @@ end
 local function lasting(f, ...)
   local scope = state.scope
   state.scope = false
-  local ok, result = pcall(f, ...)
+  local ok, result = xpcall(f, P.locate, ...)
   state.scope = scope
   if not ok then error(result, 0) end
   return result

@@ -49,24 +49,24 @@ local table_arguments = {
 function EmbeddingBagConfig:init(args)
   local f = "EmbeddingBagConfig"
   local a = util.named(f, args, table_arguments)
-  if type(a.name) ~= "string" or a.name == "" then error(("%s: name is '%s', allowed: a text"):format(f, tostring(a.name)), 3) end
+  if type(a.name) ~= "string" or a.name == "" then P.fail(("%s: name is '%s', allowed: a text"):format(f, tostring(a.name))) end
   f = ("EmbeddingBagConfig '%s'"):format(a.name)
   util.integer(f, "embedding_dim", a.embedding_dim, 1, 2 ^ 20)
   util.integer(f, "num_embeddings", a.num_embeddings, 1, 2 ^ 43)
   one_of(f, "pooling", a.pooling, M.poolings)
   one_of(f, "data_type", a.data_type, M.data_types)
-  if type(a.feature_names) ~= "table" or #a.feature_names == 0 then error(f .. ": feature_names is no list of names", 3) end
+  if type(a.feature_names) ~= "table" or #a.feature_names == 0 then P.fail(f .. ": feature_names is no list of names") end
   local seen = {}
   for _, name in ipairs(a.feature_names) do
-    if type(name) ~= "string" or name == "" then error(("%s: '%s' is no feature name"):format(f, tostring(name)), 3) end
-    if seen[name] then error(("%s: feature '%s' is listed twice"):format(f, name), 3) end
+    if type(name) ~= "string" or name == "" then P.fail(("%s: '%s' is no feature name"):format(f, tostring(name))) end
+    if seen[name] then P.fail(("%s: feature '%s' is listed twice"):format(f, name)) end
     seen[name] = true
   end
   if a.init_fn ~= nil and (type(a.init_fn) ~= "table" or not a.init_fn.kind) then
-    error(f .. ": init_fn, allowed: embed.uniform(low, high), embed.normal(mean, deviation), embed.constant(value)", 3)
+    P.fail(f .. ": init_fn, allowed: embed.uniform(low, high), embed.normal(mean, deviation), embed.constant(value)")
   end
   if a.init_fn and (a.weight_init_min or a.weight_init_max) then
-    error(f .. ": init_fn and weight_init_min or _max exclude each other", 3)
+    P.fail(f .. ": init_fn and weight_init_min or _max exclude each other")
   end
   for name, value in util.ordered(a) do self[name] = value end
 end
@@ -107,13 +107,13 @@ function CacheParams:init(args)
   local f = "CacheParams"
   local a = util.named(f, args, cache_arguments)
   if type(a.load_factor) ~= "number" or not (a.load_factor > 0 and a.load_factor <= 1) then
-    error(("%s: load_factor is %s, allowed: 0 < load_factor <= 1"):format(f, tostring(a.load_factor)), 3)
+    P.fail(("%s: load_factor is %s, allowed: 0 < load_factor <= 1"):format(f, tostring(a.load_factor)))
   end
   one_of(f, "algorithm", a.algorithm, algorithms)
   util.integer(f, "reserved_memory", a.reserved_memory, 0)
   if a.precision ~= nil then one_of(f, "precision", a.precision, M.data_types) end
   if a.directory ~= nil and (type(a.directory) ~= "string" or a.directory == "") then
-    error(("%s: directory is '%s', allowed: the name of a folder"):format(f, tostring(a.directory)), 3)
+    P.fail(("%s: directory is '%s', allowed: the name of a folder"):format(f, tostring(a.directory)))
   end
   for name in util.ordered(cache_arguments) do self[name] = a[name] == nil and false or a[name] end
 end

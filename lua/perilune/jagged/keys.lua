@@ -40,7 +40,7 @@ end
 local function remember(names)
   local scope = P.state.scope
   P.state.scope = false -- the handle lives as long as the Lua list, not as long as a scope
-  local ok, handle = pcall(function() return wrap(new(names)) end)
+  local ok, handle = xpcall(function() return wrap(new(names)) end, P.locate)
   P.state.scope = scope
   if not ok then error(handle, 0) end
   local entry = { n = #names, handle = handle }

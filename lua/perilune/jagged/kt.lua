@@ -173,7 +173,7 @@ function Regroup:forward(kts)
   if not self._plan then
     local scope = P.state.scope
     P.state.scope = false -- the plan lives as long as this object
-    local ok, made = pcall(plan, "KTRegroupAsDict", kts, self._groups)
+    local ok, made = xpcall(plan, P.locate, "KTRegroupAsDict", kts, self._groups)
     P.state.scope = scope
     if not ok then error(made, 0) end
     self._plan = made

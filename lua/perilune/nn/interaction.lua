@@ -37,7 +37,7 @@ function InteractionDCNArch:init(args)
 end
 function InteractionDCNArch:forward(dense_features, sparse_features)
   if self.num_sparse_features <= 0 then return dense_features end
-  return self.crossnet:forward(combined(dense_features, sparse_features))
+  return self.crossnet(combined(dense_features, sparse_features))
 end
 
 --- The features go through two branches, whose results, as [B, I1, D] and [B, D, I2], are multiplied.
@@ -53,8 +53,8 @@ function InteractionProjectionArch:forward(dense_features, sparse_features)
   if self.num_sparse_features <= 0 then return dense_features end
   local batch, dim = dense_features:size(1), dense_features:size(2)
   local x = combined(dense_features, sparse_features)
-  local left = self.interaction_branch1:forward(x):reshape(batch, -1, dim)
-  local right = self.interaction_branch2:forward(x):reshape(batch, dim, -1)
+  local left = self.interaction_branch1(x):reshape(batch, -1, dim)
+  local right = self.interaction_branch2(x):reshape(batch, dim, -1)
   return F.cat({ dense_features, F.matmul(left, right):reshape(batch, -1) }, 2)
 end
 
@@ -164,7 +164,7 @@ function LowRankMixtureCrossNet:forward(x0)
     local weights
     if self.gates then
       local scores = {}
-      for e = 1, self.num_experts do scores[e] = self.gates[e]:forward(x) end
+      for e = 1, self.num_experts do scores[e] = self.gates[e](x) end
       weights = F.softmax(F.cat(scores, 2), 2)
     end
     local sum, bias = x, self.bias[l]:reshape(-1)
@@ -201,6 +201,6 @@ end
 local DeepFM = Module:extend "DeepFM"
 M.DeepFM = DeepFM
 function DeepFM:init(args) self.dense_module = util.named("DeepFM", args, { dense_module = util.required }).dense_module end
-function DeepFM:forward(embeddings) return self.dense_module:forward(flattened(embeddings)) end
+function DeepFM:forward(embeddings) return self.dense_module(flattened(embeddings)) end
 
 return M

@@ -30,7 +30,7 @@ end
 local Sequential = ModuleList:extend "Sequential"
 M.Sequential = Sequential
 function Sequential:forward(x)
-  for i = 1, #self._children do x = self[i]:forward(x) end
+  for i = 1, #self._children do x = self[i](x) end
   return x
 end
 
@@ -112,7 +112,7 @@ function SwishLayerNorm:init(args)
   local a = util.named("SwishLayerNorm", args, { input_dims = util.required, dtype = "f32", device = util.optional })
   self.norm = Sequential { LayerNorm { normalized_shape = a.input_dims, dtype = a.dtype, device = a.device }, M.Sigmoid() }
 end
-function SwishLayerNorm:forward(x) return F.mul(x, self.norm:forward(x)) end
+function SwishLayerNorm:forward(x) return F.mul(x, self.norm(x)) end
 
 --- Normalise each column of [B, C] over the batch; in evaluation mode by the running mean and variance.
 local BatchNorm1d = Module:extend "BatchNorm1d"
@@ -212,7 +212,7 @@ function MLP:init(args)
 end
 function MLP:forward(x) -- a loop of its own: one Sequential inside another would be a recursion, which compiles badly
   local list = self._mlp
-  for i = 1, #list._children do x = list[i]:forward(x) end
+  for i = 1, #list._children do x = list[i](x) end
   return x
 end
 

@@ -37,7 +37,7 @@ function DenseArch:init(args)
     device = util.optional })
   self.model = layers.MLP { in_size = a.in_features, layer_sizes = a.layer_sizes, dtype = a.dtype, device = a.device }
 end
-function DenseArch:forward(features) return self.model:forward(features) end
+function DenseArch:forward(features) return self.model(features) end
 
 --- Pooled embeddings of all features as [B, F, D].
 local SparseArch = Module:extend "SparseArch"
@@ -46,7 +46,7 @@ function SparseArch:init(embedding_bag_collection)
   self.num_features, self.embedding_dim = features_of("SparseArch", embedding_bag_collection)
   self.embedding_bag_collection = embedding_bag_collection
 end
-function SparseArch:forward(features) return self:arrange(self.embedding_bag_collection:forward(features)) end
+function SparseArch:forward(features) return self:arrange(self.embedding_bag_collection(features)) end
 --- What the collection returned, as [B, F, D].
 function SparseArch:arrange(pooled) return pooled:values():reshape(-1, self.num_features, self.embedding_dim) end
 
@@ -67,7 +67,7 @@ function OverArch:init(args)
 end
 function OverArch:forward(features)
   local model = self.model
-  return model[2]:forward(model[1]:forward(features))
+  return model[2](model[1](features))
 end
 
 local dlrm_arguments = {
@@ -104,9 +104,9 @@ end
 --- the dense features are computed.
 local function forward(self, dense_features, sparse_features)
   local sparse_arch = self.sparse_arch
-  local pooled = sparse_arch.embedding_bag_collection:forward(sparse_features)
-  local dense = self.dense_arch:forward(dense_features)
-  return self.over_arch:forward(self.inter_arch:forward(dense, sparse_arch:arrange(pooled)))
+  local pooled = sparse_arch.embedding_bag_collection(sparse_features)
+  local dense = self.dense_arch(dense_features)
+  return self.over_arch(self.inter_arch(dense, sparse_arch:arrange(pooled)))
 end
 
 local function over(a, in_features)
@@ -165,7 +165,7 @@ local DLRMTrain = Module:extend "DLRMTrain"
 M.DLRMTrain = DLRMTrain
 function DLRMTrain:init(dlrm_module) self.model = dlrm_module end
 function DLRMTrain:forward(batch)
-  local logits = self.model:forward(batch.dense_features, batch.sparse_features):reshape(-1)
+  local logits = self.model(batch.dense_features, batch.sparse_features):reshape(-1)
   local labels = batch.labels:to(logits:dtype())
   return F.binary_cross_entropy_with_logits(logits, labels), logits:detach(), labels
 end
@@ -185,7 +185,7 @@ function FMInteractionArch:init(args)
 end
 function FMInteractionArch:forward(dense_features, sparse_features)
   local embeddings = { dense_features, sparse_features }
-  return F.cat({ dense_features, self.deep_fm:forward(embeddings), self.fm:forward(embeddings) }, 2)
+  return F.cat({ dense_features, self.deep_fm(embeddings), self.fm(embeddings) }, 2)
 end
 
 --- Dense features [B, in], sparse features -> probabilities [B, 1].
@@ -207,9 +207,9 @@ function SimpleDeepFMNN:init(args)
   self.over_arch.model = layers.Sequential { linear(dim + a.deep_fm_dimension + 1, 1), layers.Sigmoid() }
 end
 function SimpleDeepFMNN:forward(dense_features, sparse_features)
-  local dense = self.dense_arch.model:forward(dense_features)
-  local sparse = self.sparse_arch:forward(sparse_features)
-  return self.over_arch.model:forward(self.inter_arch:forward(dense, sparse))
+  local dense = self.dense_arch.model(dense_features)
+  local sparse = self.sparse_arch(sparse_features)
+  return self.over_arch.model(self.inter_arch(dense, sparse))
 end
 
 return M

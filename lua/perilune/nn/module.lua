@@ -14,6 +14,7 @@
 -- parameters: after what is registered, in the order of names; elements of a list are named from "0", as in nn.ModuleList. Tables with a
 -- metatable are not looked into.
 local ffi = require "ffi"
+local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -103,7 +104,15 @@ local function register(self, key, value)
   rawset(self, key, value)
 end
 
-local function call(self, ...) return self:forward(...) end
+--- What runs when a module is called. Not a tail call: errors.lua finds the paths of modules by these frames. Each class has its own
+--- copy of the code: to LuaJIT a module within a module would otherwise be a recursion, which compiles badly.
+local function through(...) return ... end
+local function new_call()
+  local text = "local through = ... return function(self, ...) return through(self:forward(...)) end"
+  local call = loadstring(text, "=perilune/nn/call.lua")(through)
+  errors.module_calls[call] = true
+  return call
+end
 
 local function construct(class, ...)
   local object = setmetatable({ training = true, _parameters = {}, _buffers = {}, _children = {} }, class)
@@ -112,7 +121,7 @@ local function construct(class, ...)
 end
 
 local function prepare(class)
-  class.__newindex, class.__call = register, call
+  class.__newindex, class.__call = register, new_call()
   getmetatable(class).__call = construct
   return class
 end

@@ -44,7 +44,7 @@ end
 local function lasting(make, ...)
   local scope = state.scope
   state.scope = false
-  local ok, tensor = pcall(make, ...)
+  local ok, tensor = xpcall(make, P.locate, ...)
   state.scope = scope
   if not ok then error(tensor, 0) end
   return tensor

@@ -1,4 +1,5 @@
 -- plan: sharding plans (types.lua) and the ways to get one: by hand from a Lua file, or evenly by size.
+local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local types = require "perilune.plan.types"
@@ -17,10 +18,13 @@ function M.load(source, env)
   if type(source) == "string" then
     from = source
     local chunk, err = loadfile(source)
-    if not chunk then P.fail("plan: " .. tostring(err)) end
-    source = chunk(env)
+    if not chunk then
+      local message, place = errors.syntax(err)
+      errors.raise { code = P.C.PERI_EINVAL, name = "EINVAL", message = "plan: " .. message, where = "", place = place }
+    end
+    source = errors.run(chunk, env)
   end
-  if type(source) == "function" then source = source(env) end
+  if type(source) == "function" then source = errors.run(source, env) end
   if types.ShardingPlan.is(source) then return source end
   if type(source) ~= "table" then P.fail(("%s: it returns a %s, wanted a ShardingPlan"):format(from, type(source))) end
   return types.ShardingPlan(source)
