@@ -2,7 +2,10 @@
 local plan = require "perilune.plan"
 
 return function(env)
-  local entries = {}
-  for _, t in ipairs(env.tables) do entries[t.name] = plan.row_wise() end
-  return plan.ShardingPlan { [env.module] = entries }
+  local modules = {}
+  for path, tables in pairs(env.modules) do
+    modules[path] = {}
+    for _, t in ipairs(tables) do modules[path][t.name] = plan.row_wise() end
+  end
+  return plan.ShardingPlan(modules)
 end

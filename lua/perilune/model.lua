@@ -60,10 +60,11 @@ local function check_paths(collections, plan)
   end
 end
 
-local function make_plan(source, collections, env)
-  if source ~= nil then return plans.load(source, env) end
+local function make_plan(source, collections, group)
   local modules = {}
   for _, c in ipairs(collections) do modules[c.path] = c.module:embedding_bag_configs() end
+  local env = { world_size = group:size(), local_size = group.local_size, modules = modules }
+  if source ~= nil then return plans.load(source, env) end
   return plans.table_wise_by_size(modules, env)
 end
 
@@ -85,7 +86,7 @@ function DistributedModelParallel:init(args)
   local a = util.named("DistributedModelParallel", args, arguments)
   local group = a.group or P.state.world or dist.init()
   local collections = collections_of(a.module)
-  local plan = make_plan(a.plan, collections, { world_size = group:size(), local_size = group.local_size })
+  local plan = make_plan(a.plan, collections, group)
   check_paths(collections, plan)
   self.group, self.plan = group, plan
   self.sharded = setmetatable({}, {}) -- a metatable: they are modules of self.module
@@ -110,6 +111,9 @@ function DistributedModelParallel:init(args)
     for _, name in ipairs(sharded:own_parameters()) do own[rawget(sharded, name)] = true end
   end
   self.module = module
+  for _, m in ipairs(module:modules()) do
+    if m.set_group then m:set_group(group) end
+  end
   local replicated = {} -- equal on all ranks, gradients averaged: the dense part and replicas of dense tables
   for _, p in ipairs(module:parameters()) do
     if not own[p] then replicated[#replicated + 1] = p end

@@ -7,6 +7,7 @@ local modules = {
   layers = "perilune.nn.layers",
   embedding = "perilune.nn.embedding",
   interaction = "perilune.nn.interaction",
+  ranks = "perilune.nn.ranks",
   losses = "perilune.nn.losses",
   models = "perilune.nn.models",
   optim = "perilune.nn.optim",
@@ -23,7 +24,7 @@ local names = {
   InteractionArch = "interaction", InteractionDCNArch = "interaction", InteractionProjectionArch = "interaction", CrossNet = "interaction",
   LowRankCrossNet = "interaction", VectorCrossNet = "interaction", LowRankMixtureCrossNet = "interaction",
   FactorizationMachine = "interaction", DeepFM = "interaction",
-  BCEWithLogitsLoss = "losses", BCELoss = "losses", MSELoss = "losses", CrossEntropyLoss = "losses",
+  global_mean = "ranks", BCEWithLogitsLoss = "losses", BCELoss = "losses", MSELoss = "losses", CrossEntropyLoss = "losses",
   DenseArch = "models", SparseArch = "models", OverArch = "models", DLRM = "models", DLRM_DCN = "models", DLRM_Projection = "models",
   DLRMTrain = "models", SimpleDeepFMNN = "models",
 }

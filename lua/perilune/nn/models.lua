@@ -7,6 +7,7 @@ local F = require "perilune.nn.functional"
 local Module = require "perilune.nn.module"
 local layers = require "perilune.nn.layers"
 local interaction = require "perilune.nn.interaction"
+local losses = require "perilune.nn.losses"
 
 local M = {}
 
@@ -159,15 +160,19 @@ function DLRM_Projection:init(args)
 end
 DLRM_Projection.forward = forward
 
---- A model and its loss: called with a batch { dense_features =, sparse_features =, labels = }, returns the mean binary cross entropy, and
---- the logits [B] and labels [B] that it came from, outside the tape.
+--- A model and its loss: called with a batch { dense_features =, sparse_features =, labels = }, returns the binary cross entropy, and the
+--- logits [B] and labels [B] that it came from, outside the tape. loss: a module that is called with logits and labels; default, as in
+--- TorchRec, the mean over this rank's samples, which is right where all ranks have equally many.
 local DLRMTrain = Module:extend "DLRMTrain"
 M.DLRMTrain = DLRMTrain
-function DLRMTrain:init(dlrm_module) self.model = dlrm_module end
+function DLRMTrain:init(dlrm_module, loss)
+  self.model = dlrm_module
+  self.loss = loss or losses.BCEWithLogitsLoss()
+end
 function DLRMTrain:forward(batch)
   local logits = self.model(batch.dense_features, batch.sparse_features):reshape(-1)
   local labels = batch.labels:to(logits:dtype())
-  return F.binary_cross_entropy_with_logits(logits, labels), logits:detach(), labels
+  return self.loss:forward(logits, labels), logits:detach(), labels
 end
 
 -- -- DeepFM ------------------------------------------------------------------------------------------------------------------------

@@ -11,10 +11,34 @@ for _, name in ipairs { "ShardingType", "EmbeddingComputeKernel", "CacheParams",
   M[name] = types[name]
 end
 
+-- -- what a plan may look at ------------------------------------------------------------------------------------------------------------
+
+--- Fields of an environment, and why one may be missing.
+local fields = {
+  world_size = "it was not given", local_size = "it was not given", modules = "it was not given",
+  module = "the model has several collections (see env.modules), or none was given",
+  tables = "the model has several collections (see env.modules), or none was given",
+}
+
+--- env as a plan's function gets it: world_size, local_size (ranks of a node), modules (path of each embedding collection -> its tables'
+--- configs) and, for a model with one collection, module (its path) and tables (its configs). A field that is missing is an error where it
+--- is used.
+function M.environment(env)
+  local e = util.copy(env or {})
+  e.local_size = e.local_size or e.world_size
+  if not e.modules and e.module and e.tables then e.modules = { [e.module] = e.tables } end
+  local paths = e.modules and util.keys(e.modules) or {}
+  if #paths == 1 then e.module, e.tables = paths[1], e.modules[paths[1]] end
+  return setmetatable(e, { __index = function(_, key)
+    if fields[key] then P.fail(("plan: it uses env.%s, but %s"):format(key, fields[key])) end
+  end })
+end
+
 --- A plan from what a user has: a ShardingPlan, a function(env) that returns one, a plain table of module paths, or the path of a Lua
---- file that returns any of them. env = { world_size =, local_size = }.
+--- file that returns any of them. The file is a program: it can do whatever Lua can. env: see environment.
 function M.load(source, env)
   local from = "plan"
+  env = M.environment(env)
   if type(source) == "string" then
     from = source
     local chunk, err = loadfile(source)

@@ -181,7 +181,10 @@ M.reductions = { none = C.PERI_REDUCTION_NONE, mean = C.PERI_REDUCTION_MEAN, sum
 
 local function reduction_code(name)
   local code = M.reductions[name or "mean"]
-  if not code then P.fail(("loss: reduction '%s', allowed: none, mean, sum"):format(tostring(name))) end
+  if not code then
+    P.fail(("loss: reduction '%s', allowed: none, mean, sum; for a mean over all ranks: nn.global_mean, or the classes of losses"):format(
+      tostring(name)))
+  end
   return code
 end
 

@@ -1,0 +1,76 @@
+-- ranks.lua: numbers of the samples of all ranks together: the mean that a loss is, and what metrics add up or gather.
+--
+-- `group` (of every function here): the ranks; nil: the world, if one was joined; false: this rank alone. With more than one rank all of
+-- this is collective: every rank of the group calls it, with whatever samples it has, also none.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local Tensor = require "perilune.tensor"
+local F = require "perilune.nn.functional"
+
+local M = {}
+
+--- The group to work with, or nil where this rank is alone.
+function M.group_of(func, group)
+  if group == nil then group = P.state.world end
+  if not group then return nil end
+  if type(group) ~= "table" or not group.all_reduce then
+    P.fail(("%s: group is a %s, wanted a group of ranks, or false for this rank alone"):format(func, type(group)))
+  end
+  return group:size() > 1 and group or nil
+end
+
+-- -- the mean of a loss ----------------------------------------------------------------------------------------------------------------
+
+local LEAST = 1e-30 -- what is divided by where nobody has a sample, so that the mean is 0 and not NaN
+
+--- The sum of `sum` (a tensor of one element) over the ranks divided by that of `count` (a number or a tensor). The value is the same on
+--- all ranks, bit for bit. Gradients are the number of ranks times those of this rank's part: their means over the ranks, which
+--- DistributedModelParallel makes, are the gradients of the value.
+function M.mean_of(sum, count, group)
+  group = M.group_of("global_mean", group)
+  local own, device, dtype = sum:detach(), sum:device(), sum:dtype()
+  local both = Tensor.full({ 3 }, LEAST, "f64", device) -- sum, count, and the least that is divided by
+  both:slice(1, 0, 1):copy(own:reshape(1))
+  if type(count) == "number" then both:slice(1, 1, 2):fill(count) else both:slice(1, 1, 2):copy(count:detach():reshape(1)) end
+  if group then group:all_reduce(both:slice(1, 0, 2)):wait() end
+  local divisor = F.max(both:slice(1, 1, 3), 1, true)
+  local mean = F.div(both:slice(1, 0, 1), divisor):to(dtype):reshape {}
+  local scale = F.reciprocal(divisor, group and group:size() or 1):to(dtype):reshape {}
+  return F.add(F.mul(F.sub(sum:reshape {}, own:reshape {}), scale), mean)
+end
+
+--- The mean of the elements of `losses` on all ranks together; with `weights`, of their shape, the weighted mean. A loss for training over
+--- ranks whose shares of a batch may differ: see mean_of.
+function M.global_mean(losses, weights, group)
+  if weights == nil then return M.mean_of(F.sum(losses), losses:numel(), group) end
+  return M.mean_of(F.sum(F.mul(losses, weights)), F.sum(weights), group)
+end
+
+-- -- numbers of metrics ------------------------------------------------------------------------------------------------------------------
+
+--- Lists of numbers of one length, added up over the ranks.
+function M.sum(group, list)
+  if not group then return list end
+  local t = Tensor.tensor(list, "f64", "cpu")
+  group:all_reduce(t):wait()
+  local total = t:to_list()
+  t:release()
+  return total
+end
+
+--- An f64 array of n numbers, and those of the other ranks before and after it: an array, and how many.
+function M.gather(group, array, n)
+  if not group then return array, n end
+  local own = Tensor.tensor({ n }, "i64", "cpu")
+  local all = group:all_gather(own):wait()
+  local counts, total = all:to_list(), 0
+  for _, count in ipairs(counts) do total = total + count end
+  local input = Tensor.from_memory(array, { n }, "f64", "cpu")
+  local output = group:all_gather_v(input, counts):wait()
+  local result = ffi.new("double[?]", total + 1)
+  ffi.copy(result, (output:read()), total * 8)
+  for _, t in ipairs { own, all, input, output } do t:release() end
+  return result, total
+end
+
+return M
