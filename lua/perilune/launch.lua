@@ -2,6 +2,7 @@
 --
 -- A rank that fails prints its message once, ends the group so that no other rank waits for it, and leaves with a non-zero code.
 local errors = require "perilune.errors"
+local reports = require "perilune.launch.reports"
 
 local M = {}
 
@@ -133,9 +134,9 @@ end
 local function say(text) io.stderr:write(text, "\n") end
 
 --- Why a script could not be loaded.
-local function say_unloaded(problem)
+local function unloaded(problem)
   local message, place = errors.syntax(problem)
-  say("perilune: " .. message .. (place and (" (%s)"):format(place) or ""))
+  return message .. (place and (" (%s)"):format(place) or "")
 end
 
 --- Leave the world, if one was joined: in good order with code 0, else telling the others why.
@@ -148,28 +149,40 @@ end
 
 local SECONDARY = { EABORTED = true, EPEER = true }
 
+local function linger(seconds)
+  local C = require("perilune.ffi").C
+  local stop = C.peri_time_ns() + seconds * 1000000000LL
+  while C.peri_time_ns() < stop do C.peri_pause(100000) end
+end
+
+--- Tell the launcher, which puts the same words of several ranks together, or, without one, the user.
+local function tell(world, message, details)
+  if world and world.launched then
+    io.stderr:write(reports.note(world.rank, message, details))
+    local P = package.loaded["perilune.ffi"]
+    return linger(P and P.state.world and reports.MOMENT or reports.START)
+  end
+  say((world and world.size > 1 and ("[rank %d] "):format(world.rank) or "perilune: ") .. message)
+  if details ~= "" then say(details) end
+end
+
 local function report(err, world)
   local message, name, trace, where = errors.describe(err)
-  local head = world and world.size > 1 and ("[rank %d] "):format(world.rank) or "perilune: "
-  if world and world.size > 1 and SECONDARY[name] then
-    -- Another rank failed first and is telling why; its message comes before ours, and mostly its end is ours too.
-    local C = require("perilune.ffi").C
-    local stop = C.peri_time_ns() + 3000000000LL
-    while C.peri_time_ns() < stop do C.peri_pause(100000) end
-  end
-  say(head .. message)
-  if errors.tracing and where ~= "" then say(("%s in %s"):format(name, where)) end
-  if trace then say(trace) end
+  -- Another rank failed first and is telling why; its message comes before ours, and mostly its end is ours too.
+  if world and world.size > 1 and SECONDARY[name] then linger(3) end
+  local in_c = errors.tracing and where ~= "" and ("%s in %s\n"):format(name, where) or ""
+  tell(world, message, in_c .. (trace or ""))
   return message
 end
 
 --- Run a script in this process with `arg` as plain luajit sets it. Returns the exit code; os.exit in the script ends the process after
 --- leaving the world.
-function M.run_here(script, arguments, traceback)
+function M.run_here(script, arguments, traceback, launched)
   local world = M.world()
+  if world then world.launched = launched end
   local chunk, problem = loadfile(script)
   if not chunk then
-    say_unloaded(problem)
+    tell(world, unloaded(problem), "")
     return 1
   end
   local args = { [0] = script, [-1] = "perilune" }
@@ -229,15 +242,16 @@ function M.run(options)
     say(("perilune: -n %d inside a world of %d ranks that %s has made"):format(options.ranks, world.size, world.launcher))
     return 2
   end
+  local launched = os.getenv "PERI_LAUNCHER" ~= nil -- its standard error is read by the launcher: see launch/job.lua
   if world then require("perilune.launcher").watch(world.rank) end
   if world or ((options.ranks or 1) == 1 and not options.hosts and not options.hostfile) then
-    local code = M.run_here(options.script, options.arguments, options.traceback)
+    local code = M.run_here(options.script, options.arguments, options.traceback, launched)
     require("perilune.launcher").settled()
     return code
   end
   local chunk, problem = loadfile(options.script) -- once here, rather than by every rank
   if not chunk then
-    say_unloaded(problem)
+    say("perilune: " .. unloaded(problem))
     return 1
   end
   return M.launch(options)

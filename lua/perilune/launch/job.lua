@@ -1,7 +1,9 @@
 -- launch/job.lua: mpirun as a child: what it says is passed on or put into one line, signals reach it, and its end is told.
 --
--- Ranks say themselves why they fail, and their watchers (watch.c) say how they died. mpirun explains the same in boxes of dashes, which
--- are dropped here, unless nobody else has said anything.
+-- Ranks say themselves why they fail (reports.lua), and their watchers (watch.c) say how they died. mpirun explains the same in boxes of
+-- dashes, which are dropped here, unless nobody else has said anything.
+local reports = require "perilune.launch.reports"
+
 local M = {}
 
 local INT, HUP, QUIT, KILL, TERM = 2, 1, 3, 9, 15
@@ -49,7 +51,7 @@ function M.filter(emit)
 
   local function pass(text)
     if text == "" then return end
-    if not open and (text:match "^%[rank " or text:match "^perilune: " or text:match "^mpirun: Error") then F.spoke = true end
+    if not open and (text:match "^%[ranks? " or text:match "^perilune: " or text:match "^mpirun: Error") then F.spoke = true end
     emit(text)
   end
 
@@ -109,7 +111,7 @@ local function say(text) io.stderr:write("perilune: ", text, "\n") end
 
 --- Which ranks have started where, and how they ended, by the notes of their watchers: `take(text)` returns the text without the notes.
 function M.roll(ranks)
-  local R = { ranks = ranks, started = {}, ended = {}, n_started = 0, n_ended = 0, worst = 0 }
+  local R = { ranks = ranks, started = {}, ended = {}, n_started = 0, n_ended = 0, worst = 0, reports = reports.new(ranks) }
   local held = ""
 
   local function note(kind, rank, number, text)
@@ -121,7 +123,7 @@ function M.roll(ranks)
       R.ended[rank] = tonumber(number)
       R.n_ended = R.n_ended + 1
       R.worst = math.max(R.worst, R.ended[rank])
-    end
+    elseif kind == "error" then R.reports.take(rank, text) end
     return ""
   end
 
@@ -173,9 +175,15 @@ function M.run(command, ranks, deadline)
   F.crashed = ("^%%[[^:]*:0*%d%%]"):format(pid)
   local began = os.time()
   local asked, dying, quiet -- a signal that came; since when mpirun should end; since when it has no ranks
+  local told -- since when reports wait
+  local function tell()
+    if R.reports.count > 0 then F.feed(R.reports.flush()) end
+    told = nil
+  end
   while true do
-    local event, value, detail = launcher.next(1)
+    local event, value, detail = launcher.next(told and 0.1 or 1)
     local now = os.time()
+    if R.reports.count == ranks or told and now - told >= reports.COMPLETE or event == "end" then tell() end
     if event == "text" then F.feed(R.take(value))
     elseif event == "signal" then
       if detail and not asked then launcher.signal(TERM) end -- a terminal's Ctrl-C has reached mpirun already
@@ -188,6 +196,7 @@ function M.run(command, ranks, deadline)
       if text then say(text) end
       return code
     end
+    if R.reports.count > 0 then told = told or now end
     quiet = R.n_ended == ranks and (quiet or now) or nil
     if not dying and R.n_started < ranks and R.n_ended == 0 and now - began >= deadline then
       say(("%d of %d ranks did not start within %d s (PERI_COMM_TIMEOUT_S): %s"):format(ranks - R.n_started, ranks, deadline, R.missing()))
