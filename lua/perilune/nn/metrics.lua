@@ -4,11 +4,18 @@
 --   local ne = metrics.NEMetric { window_size = 100000, include_logloss = true }
 --   ne:update(predictions, labels, weights)       -- tensors or lists; weights may be left out
 --   ne:compute()                                  -- { lifetime_ne = .., window_ne = .., lifetime_logloss = .., window_logloss = .. }
---   metrics.evaluate(predictions, labels)         -- { auc =, ne =, logloss =, calibration =, ... } of one set of samples
+--   metrics.evaluate(predictions, labels)         -- { auc =, ne =, logloss =, calibration =, ... } of this one set of samples
+--
+-- A metric speaks of the samples of all ranks: compute is collective where the world has more than one. Every class takes
+--   window_size  samples of all ranks together that the window holds (default 10,000,000, as TorchRec's configurations); each of n ranks
+--                keeps its last ceil(window_size / n). A class that needs the samples themselves (AUC and its relatives) keeps them, 24
+--                bytes each; others keep sums, by update or by window_size / 10,000 samples, whichever is more
+--   group        the ranks; default: the world when the first samples come; false: this rank alone, and nothing is collective
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
+local ranks = require "perilune.nn.ranks"
 local C, check = P.C, P.check
 
 local M = {}
@@ -91,7 +98,34 @@ local by_sums = {
   RecallMetric = { { "recall" }, function(s) return ratio(s.true_positive, s.true_positive + s.false_negative) end },
 }
 
+-- -- what all metrics take -----------------------------------------------------------------------------------------------------------
+
+local WINDOW = 10000000
+
+--- Check and keep a metric's arguments: those of all metrics, and those of `spec`.
+local function options_of(metric, args, spec)
+  local all = { window_size = WINDOW, group = util.optional }
+  for name, default in util.ordered(spec or {}) do all[name] = default end
+  metric.options = util.named(metric.class_name, args, all)
+  util.integer(metric.class_name, "window_size", metric.options.window_size, 1)
+  metric.placed = false
+end
+
+--- Find the metric's group out, once: at its first update or, if it never had one, when it is computed. Returns this rank's window size.
+local function place(metric)
+  if not metric.placed then
+    metric.placed, metric.group = true, ranks.group_of(metric.class_name, metric.options.group)
+  end
+  return math.ceil(metric.options.window_size / (metric.group and metric.group:size() or 1))
+end
+
 -- -- lifetime and window -----------------------------------------------------------------------------------------------------------------
+
+--- A list of numbers added to another, in place; returns it.
+local function add(into, part)
+  for i = 1, #part do into[i] = (into[i] or 0) + part[i] end
+  return into
+end
 
 --- Sums of updates: over all of them, and over the newest that have at most window_size samples together (the newest one at least).
 local Window = util.class "Window"
@@ -101,20 +135,19 @@ function Window:init(size)
 end
 
 function Window:push(part, count)
-  self.last = self.last + 1
-  self.parts[self.last], self.counts[self.last] = part, count
+  if self.last >= self.first and self.counts[self.last] + count <= self.size / 10000 then -- small updates do not stand alone
+    add(self.parts[self.last], part)
+    self.counts[self.last] = self.counts[self.last] + count
+  else
+    self.last = self.last + 1
+    self.parts[self.last], self.counts[self.last] = add({}, part), count
+  end
   self.used = self.used + count
   while self.used > self.size and self.first < self.last do
     self.used = self.used - self.counts[self.first]
     self.parts[self.first], self.counts[self.first] = nil, nil
     self.first = self.first + 1
   end
-end
-
---- A list of numbers added to another, in place; returns it.
-local function add(into, part)
-  for i = 1, #part do into[i] = (into[i] or 0) + part[i] end
-  return into
 end
 
 function Window:sum()
@@ -127,35 +160,38 @@ local fields = { "n", "weight", "label", "prediction", "plain_label", "cross_ent
   "square_error", "absolute_error", "ones_square_error", "correct", "true_positive", "false_positive", "false_negative" }
 
 --- The base of all metrics that are functions of sums. A metric has `part(...)`, which makes the list of numbers of one update and its
---- number of samples, and `report(sums, prefix, out)`.
+--- number of samples, `width`, the length of that list, and `report(sums, prefix, out)`.
 local SumMetric = util.class "SumMetric"
 
 function SumMetric:init(args, spec)
-  local all = { window_size = 100 }
-  for name, default in util.ordered(spec or {}) do all[name] = default end
-  self.options = util.named(self.class_name, args, all)
-  util.integer(self.class_name, "window_size", self.options.window_size, 1)
-  self.lifetime, self.window = {}, Window(self.options.window_size)
+  options_of(self, args, spec)
+  self.lifetime, self.window = {}, false
 end
 
 --- Take samples in. NDCGMetric takes a further list, the session of each sample.
 function SumMetric:update(predictions, labels, weights, ...)
   local part, n = self:part(predictions, labels, weights, ...)
+  self.window = self.window or Window(place(self))
   add(self.lifetime, part)
   self.window:push(part, n)
 end
 
---- Values by name, lifetime_* and window_*. Before the first update there are none.
+--- Values by name, lifetime_* and window_*. Before the first update of any rank there are none. Collective over the group.
 function SumMetric:compute()
-  local out = {}
-  if self.window.last == 0 then return out end
-  self:report(self.lifetime, "lifetime_", out)
-  self:report(self.window:sum(), "window_", out)
+  place(self)
+  local width, window, numbers_of_all = self.width, self.window and self.window:sum() or {}, {}
+  for i = 1, width do numbers_of_all[i], numbers_of_all[width + i] = self.lifetime[i] or 0, window[i] or 0 end
+  numbers_of_all[2 * width + 1] = self.window and 1 or 0
+  local total, out = ranks.sum(self.group, numbers_of_all), {}
+  if total[2 * width + 1] == 0 then return out end
+  self:report(total, "lifetime_", out)
+  self:report({ unpack(total, width + 1, 2 * width) }, "window_", out)
   return out
 end
 
 local function simple(name, definition, spec)
   local class = util.class(name, SumMetric)
+  class.width = #fields
   function class:init(args) SumMetric.init(self, args, spec) end
   function class:part(predictions, labels, weights)
     local samples, memory = samples_of(name, predictions, labels, weights)
@@ -182,6 +218,7 @@ for name, definition in util.ordered(by_sums) do simple(name, definition, specs[
 
 --- Share of pairs (weighted; inside one update) that predictions and labels order alike.
 M.XAUCMetric = util.class("XAUCMetric", SumMetric)
+M.XAUCMetric.width = 2
 function M.XAUCMetric:part(predictions, labels, weights)
   local samples, memory = samples_of("XAUCMetric", predictions, labels, weights)
   check(C.peri_metric_xauc(samples, number, second))
@@ -191,7 +228,10 @@ function M.XAUCMetric:report(sums, prefix, out) out[prefix .. "xauc"] = ratio(su
 
 --- Recall of the k most likely of `number_of_classes` classes, a list over k = 1, 2, ... Predictions are [samples, classes].
 M.MulticlassRecallMetric = util.class("MulticlassRecallMetric", SumMetric)
-function M.MulticlassRecallMetric:init(args) SumMetric.init(self, args, { number_of_classes = util.required }) end
+function M.MulticlassRecallMetric:init(args)
+  SumMetric.init(self, args, { number_of_classes = util.required })
+  self.width = util.integer("MulticlassRecallMetric", "number_of_classes", self.options.number_of_classes, 1) + 1
+end
 function M.MulticlassRecallMetric:part(predictions, labels, weights)
   local classes = self.options.number_of_classes
   local s, memory = samples_of("MulticlassRecallMetric", predictions, labels, weights, classes)
@@ -225,6 +265,7 @@ end
 
 --- 1 - NDCG@k (or NDCG, if report_ndcg_as_decreasing_curve is false), a mean over sessions, each times its largest weight.
 M.NDCGMetric = util.class("NDCGMetric", SumMetric)
+M.NDCGMetric.width = 2
 function M.NDCGMetric:init(args)
   SumMetric.init(self, args, { exponential_gain = false, k = -1, report_ndcg_as_decreasing_curve = true,
     remove_single_length_sessions = false, scale_by_weights_tensor = false })
@@ -272,35 +313,73 @@ function M.NDCGMetric:report(sums, prefix, out) out[prefix .. "ndcg"] = sums[1] 
 
 -- -- metrics that need the samples themselves -----------------------------------------------------------------------------------------
 
+--- The last `size` samples, in arrays that grow up to that many.
+local Samples = util.class "Samples"
+function Samples:init(size)
+  self.size, self.used, self.at, self.room = size, 0, 0, 0 -- at: the oldest sample, once all are used
+  self.arrays = {}
+end
+
+function Samples:reserve(n)
+  if n <= self.room then return end
+  self.room = math.min(self.size, math.max(n, 2 * self.room, 1024))
+  for k = 1, 3 do
+    local more = ffi.new("double[?]", self.room)
+    if self.arrays[k] then ffi.copy(more, self.arrays[k], self.used * 8) end
+    self.arrays[k] = more
+  end
+end
+
+--- Take in the samples s (a peri_metric_samples).
+function Samples:push(s)
+  local n = tonumber(s.n)
+  local from = math.max(0, n - self.size)
+  self:reserve(math.min(self.size, self.used + n))
+  while from < n do
+    local full = self.used == self.size
+    local to = full and self.at or self.used
+    local count = math.min(n - from, self.size - to)
+    ffi.copy(self.arrays[1] + to, s.predictions + from, count * 8)
+    ffi.copy(self.arrays[2] + to, s.labels + from, count * 8)
+    if s.weights ~= nil then ffi.copy(self.arrays[3] + to, s.weights + from, count * 8)
+    else
+      for i = to, to + count - 1 do self.arrays[3][i] = 1 end
+    end
+    if full then self.at = (self.at + count) % self.size else self.used = self.used + count end
+    from = from + count
+  end
+end
+
+--- The k-th array (predictions, labels, weights) from the oldest sample to the newest: a copy.
+function Samples:in_order(k)
+  local copy = ffi.new("double[?]", self.used + 1)
+  if self.used == 0 then return copy end
+  ffi.copy(copy, self.arrays[k] + self.at, (self.used - self.at) * 8)
+  ffi.copy(copy + self.used - self.at, self.arrays[k], self.at * 8)
+  return copy
+end
+
 --- Keeps the last window_size samples.
 local SampleMetric = util.class "SampleMetric"
 function SampleMetric:init(args)
-  self.options = util.named(self.class_name, args, { window_size = 100 })
-  util.integer(self.class_name, "window_size", self.options.window_size, 1)
-  self.predictions, self.labels, self.weights, self.first, self.last = {}, {}, {}, 1, 0
+  options_of(self, args)
+  self.samples = false
 end
 
 function SampleMetric:update(predictions, labels, weights)
   local s, memory = samples_of(self.class_name, predictions, labels, weights)
-  for i = 0, tonumber(s.n) - 1 do
-    self.last = self.last + 1
-    self.predictions[self.last], self.labels[self.last] = memory[1][i], memory[2][i]
-    self.weights[self.last] = memory[3] and memory[3][i] or 1
-  end
-  while self.last - self.first >= self.options.window_size do
-    self.predictions[self.first], self.labels[self.first], self.weights[self.first] = nil, nil, nil
-    self.first = self.first + 1
-  end
   if self.taken then self:taken(s) end
+  self.samples = self.samples or Samples(place(self))
+  self.samples:push(s)
   return memory and self
 end
 
+--- What `compute`, a function of C, makes of the window's samples of all ranks.
 function SampleMetric:area(compute)
-  local n = self.last - self.first + 1
-  local p, y, w = ffi.new("double[?]", n + 1), ffi.new("double[?]", n + 1), ffi.new("double[?]", n + 1)
-  for i = 0, n - 1 do p[i], y[i], w[i] = self.predictions[self.first + i], self.labels[self.first + i], self.weights[self.first + i] end
-  local s = ffi.new "peri_metric_samples"
-  s.predictions, s.labels, s.weights, s.n = p, y, w, n
+  self.samples = self.samples or Samples(place(self))
+  local s, parts, n = ffi.new "peri_metric_samples", {}, 0
+  for k = 1, 3 do parts[k], n = ranks.gather(self.group, self.samples:in_order(k), self.samples.used) end
+  s.predictions, s.labels, s.weights, s.n = parts[1], parts[2], parts[3], n
   check(compute(s, number))
   return number[0]
 end
@@ -333,24 +412,29 @@ function M.AUPRCMetric:taken(s)
   end
 end
 function M.AUPRCMetric:compute()
+  place(self)
+  local counts = {}
+  for bin = 1, BINS do counts[bin], counts[BINS + bin] = self.positive[bin - 1], self.negative[bin - 1] end
+  counts = ranks.sum(self.group, counts)
   local positive, negative, area = 0, 0, 0
-  for bin = BINS - 1, 0, -1 do
-    positive, negative = positive + self.positive[bin], negative + self.negative[bin]
-    if positive + negative > 0 then area = area + self.positive[bin] * positive / (positive + negative) end
+  for bin = BINS, 1, -1 do
+    positive, negative = positive + counts[bin], negative + counts[BINS + bin]
+    if positive + negative > 0 then area = area + counts[bin] * positive / (positive + negative) end
   end
   return { lifetime_auprc = (positive == 0 or negative == 0) and 0.5 or area / positive, window_auprc = self:area(C.peri_metric_auprc) }
 end
 
 -- -- one set of samples ----------------------------------------------------------------------------------------------------------------
 
---- Area under the ROC curve of these samples.
+--- Area under the ROC curve of these samples: of those of this rank alone. Nothing is collective.
 function M.auc(predictions, labels, weights)
   local s, memory = samples_of("metrics.auc", predictions, labels, weights)
   check(C.peri_metric_auc(s, number))
   return number[0], memory
 end
 
---- Everything that a report says about predictions in [0, 1]: samples, auc, ne, logloss (natural logarithm), calibration, ctr, accuracy.
+--- Everything that a report says about these samples (of this rank alone), with predictions in [0, 1]: samples, auc, ne, logloss (natural
+--- logarithm), calibration, ctr, accuracy.
 function M.evaluate(predictions, labels, weights)
   local s, memory = samples_of("metrics.evaluate", predictions, labels, weights)
   local sums = ffi.new "peri_metric_sums"
