@@ -546,6 +546,7 @@ peri_status peri__tier_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_te
     if (grad_weights && t->layers > 1) PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_F32, 1, &n, &parts), out);
     t->updated = true;
     tier->dirty = tier->dirty || t->n_pins || t->n_wants;
+    tier->prepared = false;
     PERI_TRY_GOTO(peri__tbe_backward(tbe, &inner, grad, parts ? parts : grad_weights), out);
     if (parts) status = sum_layers(parts, t->layers, grad_weights);
 out:

@@ -87,6 +87,7 @@ struct peri__tier {
     uint64_t sequence;
     bool direct;  /* the host can access the device's memory */
     bool dirty;   /* rows have been updated since the last flush */
+    bool prepared; /* no row has been updated since the first half of a flush */
     bool open;    /* it was made as a whole */
     int64_t bad_ids;
     peri_k_cache_part part[PERI_CACHE_PARTS];

@@ -73,6 +73,7 @@ peri_status peri_tbe_flush_prepare(peri_tbe *tbe)
     PERI_TRY(peri__tier_settle(tier));
     for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(peri__tier_write_back(tier, t, 0, tier->tables[t].cache->rows));
     for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(peri__row_file_settle(tier->tables[t].file));
+    tier->prepared = true;
     return PERI_OK;
 }
 
@@ -83,6 +84,8 @@ peri_status peri_tbe_flush_commit(peri_tbe *tbe, int64_t number, uint64_t stamp)
     if (number < 1 || stamp == 0)
         return peri__fail(PERI_EINVAL, "peri_tbe_flush_commit: flush %lld with stamp %llu, allowed: 1 or more, and a stamp other than 0",
                           (long long)number, (unsigned long long)stamp);
+    if (!tier->prepared)
+        return peri__fail(PERI_EINVAL, "peri_tbe_flush_commit: the tables were not prepared (peri_tbe_flush_prepare), or updated since");
     for (int32_t t = 0; t < tier->n_tables; t++)
         PERI_TRY(peri__row_file_mark(tier->tables[t].file, tbe->iteration, number, stamp));
     tier->dirty = false;

@@ -435,6 +435,7 @@ static peri_status store_range(peri__tier *tier, int64_t table)
     all_records all = {.tier = tier, .stage = s};
     PERI_TRY(peri__row_file_begin(t->file));
     tier->dirty = true;
+    tier->prepared = false;
     peri__parallel_for(s->n, GRAIN, seal_range, &all);
     s->job.n = 0;
     for (int64_t i = 0; i < s->n; i++) {

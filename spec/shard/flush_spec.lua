@@ -37,6 +37,8 @@ end
 describe("flushes over ranks:", function()
   setup(function() C.peri_log_level_set(C.PERI_LOG_ERROR) end)
   teardown(function() C.peri_log_level_set(C.PERI_LOG_WARN) end)
+  local agree = peri.shard.files.agree
+  after_each(function() peri.shard.files.agree = agree end)
 
   --- Train some steps and flush; returns the files' bytes.
   local function flushed(world, folder, first, last)
@@ -93,6 +95,25 @@ describe("flushes over ranks:", function()
     world:barrier():wait()
     once(world, tier.remove, folder)
   end, { sizes = { 2, 3 }, devices = { "cpu" } })
+
+  worlds.each("whoever does not ask when files are opened is told with the first batch", function(world)
+    local folder = once(world, tier.folder)
+    local function own(rank) return folder .. "/" .. rank end
+    os.execute("mkdir -p " .. own(world:rank()))
+    local model = flushes.model(world, own)
+    flushes.train(model, 1, 2)
+    model:flush()
+    flushes.release(model)
+    world:barrier():wait()
+    once(world, function() tier.remove(own(1) .. "/*") end)
+    peri.shard.files.agree = function() end -- a host in C that makes its modules alone
+    model = flushes.model(world, own)
+    local ok, err = pcall(flushes.step, model, 3)
+    flushes.release(model)
+    assert.is_false(ok)
+    assert.truthy(tostring(err):find "the row files of rank %d were of another flush", tostring(err))
+    os.execute("rm -rf " .. folder)
+  end, { sizes = { 2 }, devices = { "cpu" }, only = "sim" })
 
   worlds.each("a rank whose disk fails fails the flush on all ranks, and the next flush heals", function(world, _, n)
     local folder = once(world, tier.folder)

@@ -356,8 +356,8 @@ typedef struct peri_flush_info {
 PERI_API peri_status peri_tbe_flush_info(const peri_tbe *tbe, peri_flush_info *out);
 /** A flush in two halves, for table batches (also of several ranks) whose files are to be of one flush: first all are prepared, then, when
  *  none has failed, all are committed with the same @number (one more than the highest of peri_tbe_flush_info) and @stamp (of one
- *  peri_flush_stamp). Prepare writes the rows and waits for the disk, commit marks the files. No update may come in between. Both block,
- *  and may be called again after a failure. */
+ *  peri_flush_stamp). Prepare writes the rows and waits for the disk, commit marks the files. No update may come in between
+ *  (PERI_EINVAL). Both block, and may be called again after a failure. */
 PERI_API peri_status peri_tbe_flush_prepare(peri_tbe *tbe);
 PERI_API peri_status peri_tbe_flush_commit(peri_tbe *tbe, int64_t number, uint64_t stamp);
 /** A random number that is not 0. */
