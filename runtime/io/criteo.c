@@ -2,18 +2,14 @@
  *
  * criteo.c: lines "label TAB integers TAB hexadecimal categories" -> batches.
  *
- * A global batch is read in two passes over the mapped text: the first finds the line ends and so this rank's share of the lines, the
- * second, over that share (by then in the cache), cuts each line at its tabs, 64 bytes at a time, and converts the fields. Other ranks'
- * lines cost the first pass only, which runs at the speed of memory.
+ * The text comes chunk by chunk, and is used while it is in the cache. Of other ranks' lines the ends are counted; this rank's are cut at
+ * their tabs, 64 bytes at a time, and their fields converted. A batch is taken to be full; one that ends too early, the last of its part,
+ * is read again, now that its lines, and so this rank's share, are known.
  */
-#include "internal.h"
+#include "window.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -22,16 +18,16 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { LOG_TABLE = 1024 };
+enum { LOG_TABLE = 1024, MAX_LINE = 1 << 20 };
 
 struct peri_criteo {
     char *path;
-    const char *text; /* the file */
-    int64_t size;
-    bool mapped;
-    int64_t begin, end; /* the part: offsets of line starts */
+    peri_window window; /* the file, or the part of it that is in memory */
+    int64_t begin, end; /* the part: offsets of line starts; of a pipe 0 and INT64_MAX */
     int64_t at;         /* start of the next global batch */
     int64_t row;        /* its number in the part */
+    int64_t line;       /* number in the part of the line that is being read, for messages */
+    bool spent;         /* a pipe that was to be read again */
     int32_t dense_features, sparse_features, fields;
     int32_t dense, ids, missing, rank, world;
     int64_t batch_rows;
@@ -68,43 +64,84 @@ static uint64_t match_part(const char *p, int64_t n, char byte)
     return mask;
 }
 
-/** Position behind the @wanted-th line end (>= 1) after @at; if there are fewer, the end of the part. @found gets the number of lines:
- *  a last line without an end counts. */
-static int64_t skip_lines(const peri_criteo *r, int64_t at, int64_t wanted, int64_t *found)
+/** End of the part; of a pipe, as soon as it is known. */
+static int64_t part_end(const peri_criteo *r) { return peri__min(r->end, r->window.size); }
+
+static peri_status line_too_long(const peri_criteo *r, int64_t at)
 {
-    int64_t lines = 0;
-    for (int64_t i = at; i < r->end && lines < wanted; i += 64) {
-        uint64_t mask = r->end - i >= 64 ? match_block(r->text + i, '\n') : match_part(r->text + i, r->end - i, '\n');
-        int64_t here = __builtin_popcountll(mask);
-        if (lines + here < wanted) {
-            lines += here;
-            continue;
-        }
-        while (++lines < wanted) mask &= mask - 1;
-        *found = wanted;
-        return i + __builtin_ctzll(mask) + 1;
-    }
-    if (lines < wanted && at < r->end && r->text[r->end - 1] != '\n') lines++;
-    *found = lines;
-    return r->end;
+    return peri__fail(PERI_EFORMAT, "peri_criteo_next: %s: byte %lld: a line of more than %d bytes; is this a file of lines?", r->path,
+                      (long long)at, MAX_LINE);
 }
 
-/** Start of the first line that starts at or behind @at. */
-static int64_t line_start(const peri_criteo *r, int64_t at)
+/** What must stay in memory while the text from @at on is read: of a pipe the whole batch, which may have to be read again. */
+static int64_t kept(const peri_criteo *r, int64_t at) { return r->window.pipe ? r->at : at; }
+
+/** @next: the position behind the @wanted-th line end (>= 1) after @at; if there are fewer, the end of the part. @found gets the number of
+ *  lines: a last line without an end counts. */
+static peri_status skip_lines(peri_criteo *r, int64_t at, int64_t wanted, int64_t *next, int64_t *found)
 {
-    if (at <= 0) return 0;
-    if (at >= r->size) return r->size;
-    const char *p = memchr(r->text + at - 1, '\n', (size_t)(r->size - at + 1));
-    return p ? p + 1 - r->text : r->size;
+    peri_window *w = &r->window;
+    int64_t lines = 0, i = at, line = at, before = 0; /* line: a place in the current line, or a chunk earlier */
+    bool more = true;
+    peri__window_seek(w, at);
+    while (more && i < part_end(r)) {
+        int64_t limit = peri__min(part_end(r), w->end);
+        for (; i < limit; i = peri__min(i + 64, limit)) {
+            const char *p = peri__window_at(w, i);
+            uint64_t mask = limit - i >= 64 ? match_block(p, '\n') : match_part(p, limit - i, '\n');
+            int64_t here = __builtin_popcountll(mask);
+            if (lines + here < wanted) {
+                lines += here;
+                continue;
+            }
+            while (++lines < wanted) mask &= mask - 1;
+            *found = wanted;
+            *next = i + __builtin_ctzll(mask) + 1;
+            return PERI_OK;
+        }
+        if (i == part_end(r)) break;
+        if (lines > before) line = i;
+        before = lines;
+        if (i - line > MAX_LINE) return line_too_long(r, line);
+        PERI_TRY(peri__window_more(w, kept(r, i), &more));
+    }
+    if (at < i && *peri__window_at(w, i - 1) != '\n') lines++;
+    *found = lines;
+    *next = i;
+    return PERI_OK;
+}
+
+/** @start: the start of the first line that starts at or behind @at. */
+static peri_status line_start(peri_criteo *r, int64_t at, int64_t *start)
+{
+    peri_window *w = &r->window;
+    *start = peri__min(peri__max(at, 0), w->size);
+    if (at <= 0 || at >= w->size) return PERI_OK;
+    int64_t i = at - 1;
+    bool more = true;
+    for (peri__window_seek(w, i); more; i = w->end) {
+        if (w->end == i) PERI_TRY(peri__window_more(w, i, &more));
+        const char *p = memchr(peri__window_at(w, i), '\n', (size_t)(w->end - i));
+        if (p) {
+            *start = i + (p - peri__window_at(w, i)) + 1;
+            return PERI_OK;
+        }
+    }
+    *start = w->size;
+    return PERI_OK;
 }
 
 /* -- messages ---------------------------------------------------------------------------------------------------------------------- */
 
-/** Column @field of the line at @line is wrong. */
-static peri_status bad_field(const peri_criteo *r, int64_t line, int32_t field, const char *p, int64_t n, const char *wanted)
+/** Number in the file, from 1, of the line that is being read. */
+static int64_t line_number(const peri_criteo *r)
 {
-    int64_t number = 1;
-    for (const char *c = r->text; (c = memchr(c, '\n', (size_t)(r->text + line - c))); c++) number++;
+    return 1 + r->line + (r->begin ? peri__window_line_ends(&r->window, r->begin) : 0);
+}
+
+/** Column @field of the current line is wrong. */
+static peri_status bad_field(const peri_criteo *r, int32_t field, const char *p, int64_t n, const char *wanted)
+{
     char shown[41];
     int64_t length = peri__min(n, (int64_t)sizeof shown - 1);
     for (int64_t i = 0; i < length; i++) shown[i] = p[i] >= ' ' && p[i] < 127 ? p[i] : '?';
@@ -113,21 +150,20 @@ static peri_status bad_field(const peri_criteo *r, int64_t line, int32_t field, 
     if (field == 0) snprintf(what, sizeof what, "label");
     else if (field <= r->dense_features) snprintf(what, sizeof what, "integer %d", field);
     else snprintf(what, sizeof what, "category %d", field - r->dense_features);
-    return peri__fail(PERI_EFORMAT, "peri_criteo_next: %s:%lld: column %d (%s) is '%s%s', allowed: %s", r->path, (long long)number,
+    return peri__fail(PERI_EFORMAT, "peri_criteo_next: %s:%lld: column %d (%s) is '%s%s', allowed: %s", r->path, (long long)line_number(r),
                       field + 1, what, shown, n > length ? "..." : "", wanted);
 }
 
 static peri_status bad_count(const peri_criteo *r, int64_t line, int64_t n, int32_t found)
 {
-    int64_t number = 1;
-    for (const char *c = r->text; (c = memchr(c, '\n', (size_t)(r->text + line - c))); c++) number++;
     char shown[41];
     int64_t length = peri__min(n, (int64_t)sizeof shown - 1);
-    for (int64_t i = 0; i < length; i++) shown[i] = r->text[line + i] >= ' ' && r->text[line + i] < 127 ? r->text[line + i] : ' ';
+    const char *p = peri__window_at(&r->window, line);
+    for (int64_t i = 0; i < length; i++) shown[i] = p[i] >= ' ' && p[i] < 127 ? p[i] : ' ';
     shown[length] = 0;
     return peri__fail(PERI_EFORMAT, "peri_criteo_next: %s:%lld: %s%d columns, wanted %d (a label, %d integers, %d categories): '%s%s'",
-                      r->path, (long long)number, found > r->fields ? "more than " : "", found > r->fields ? r->fields : found, r->fields,
-                      r->dense_features, r->sparse_features, shown, n > length ? "..." : "");
+                      r->path, (long long)line_number(r), found > r->fields ? "more than " : "", found > r->fields ? r->fields : found,
+                      r->fields, r->dense_features, r->sparse_features, shown, n > length ? "..." : "");
 }
 
 /* -- converting fields ------------------------------------------------------------------------------------------------------------- */
@@ -233,11 +269,11 @@ static inline int64_t place_id(const peri_criteo *r, uint64_t x, int32_t feature
 /** Cut the line [at, at + n) at its tabs. */
 static peri_status cut(peri_criteo *r, int64_t at, int64_t n)
 {
-    const char *p = r->text + at;
+    const char *p = peri__window_at(&r->window, at);
     int32_t fields = 0;
     for (int64_t i = 0; i < n; i += 64) {
         uint64_t mask;
-        if (r->size - at - i >= 64) {
+        if (r->window.end - at - i >= 64) {
             mask = match_block(p + i, '\t');
             if (n - i < 64) mask &= ((uint64_t)1 << (n - i)) - 1;
         } else mask = match_part(p + i, n - i, '\t');
@@ -253,19 +289,20 @@ static peri_status cut(peri_criteo *r, int64_t at, int64_t n)
 /** Convert the line into row @row; category f goes to ids[f * stride]. */
 static peri_status parse_line(peri_criteo *r, int64_t at, int64_t n, peri_batch *b, int64_t row, int64_t *ids, int64_t stride)
 {
-    const char *p = r->text + at;
+    const char *p = peri__window_at(&r->window, at);
+    int64_t before = at - r->window.begin; /* bytes in front of it that are readable */
     if (n > UINT32_MAX) return bad_count(r, at, n, 0);
     PERI_TRY(cut(r, at, n));
     const uint32_t *ends = r->field_ends;
-    if (ends[0] != 1 || (*p != '0' && *p != '1')) return bad_field(r, at, 0, p, ends[0], "0, 1");
+    if (ends[0] != 1 || (*p != '0' && *p != '1')) return bad_field(r, 0, p, ends[0], "0, 1");
     b->labels[row] = *p == '1';
     float *dense = b->dense + row * r->dense_features;
     uint32_t start = ends[0] + 1;
     for (int32_t f = 0; f < r->dense_features; f++) {
         uint32_t end = ends[f + 1];
         int64_t x = 0;
-        if (end > start && !parse_integer(p + start, end - start, at + start, &x))
-            return bad_field(r, at, f + 1, p + start, end - start, "empty, or a decimal number of at most 18 digits");
+        if (end > start && !parse_integer(p + start, end - start, before + start, &x))
+            return bad_field(r, f + 1, p + start, end - start, "empty, or a decimal number of at most 18 digits");
         dense[f] = transform(r, x);
         start = end + 1;
     }
@@ -274,7 +311,7 @@ static peri_status parse_line(peri_criteo *r, int64_t at, int64_t n, peri_batch 
         uint64_t x = 0;
         bool present = end > start;
         if (present && !parse_hex(p + start, end - start, &x))
-            return bad_field(r, at, r->dense_features + f + 1, p + start, end - start, "empty, or 1 to 16 hexadecimal digits");
+            return bad_field(r, r->dense_features + f + 1, p + start, end - start, "empty, or 1 to 16 hexadecimal digits");
         ids[f * stride] = present ? place_id(r, x, f) : r->missing == PERI_MISSING_ZERO ? 0 : -1;
         start = end + 1;
     }
@@ -298,44 +335,87 @@ static void compact(peri_batch *b, int64_t stride)
     b->ids = n;
 }
 
+/** Convert the lines from @at on into rows [0, @rows) of @b, fewer at the end of the part. @next: the position behind them, @found: their
+ *  number. */
+static peri_status read_lines(peri_criteo *r, int64_t at, int64_t rows, peri_batch *b, int64_t *next, int64_t *found)
+{
+    /* One more cache line per feature: equal powers of two would put all features' rows into the same sets of the cache. */
+    int64_t stride = rows + 8, row = 0;
+    peri_window *w = &r->window;
+    bool more = true;
+    PERI_TRY(peri__batch_reserve_rows(b, rows));
+    PERI_TRY(peri_batch_reserve(b, stride * r->sparse_features));
+    peri__window_seek(w, at);
+    for (; row < rows && at < part_end(r); row++, r->line++) {
+        int64_t limit = peri__min(part_end(r), w->end), searched = at;
+        const char *end = NULL;
+        while (!(end = memchr(peri__window_at(w, searched), '\n', (size_t)(limit - searched))) && limit < part_end(r) && more) {
+            if (limit - at > MAX_LINE) return line_too_long(r, at);
+            PERI_TRY(peri__window_more(w, kept(r, at), &more));
+            searched = limit;
+            limit = peri__min(part_end(r), w->end);
+        }
+        if (!end && at == limit) break; /* a pipe ended where a line did */
+        const char *line = peri__window_at(w, at);
+        int64_t length = end ? end - line : limit - at, n = length;
+        if (n > 0 && line[n - 1] == '\r') n--;
+        PERI_TRY(parse_line(r, at, n, b, row, b->values + row, stride));
+        at += length + (end != NULL);
+    }
+    b->rows = row;
+    compact(b, stride);
+    *next = at;
+    *found = row;
+    return PERI_OK;
+}
+
+/** Read this rank's share of a batch of @lines lines. @found: how many there are, at most so many. */
+static peri_status read_share(peri_criteo *r, int64_t lines, peri_batch *b, int64_t *next, int64_t *found)
+{
+    int64_t first, last, n = 0;
+    peri_batch_share(lines, r->rank, r->world, &first, &last);
+    *next = r->at;
+    *found = 0;
+    if (first) PERI_TRY(skip_lines(r, *next, first, next, found));
+    r->line = r->row + *found;
+    PERI_TRY(read_lines(r, *next, last - first, b, next, &n));
+    *found += n;
+    if (lines > last) {
+        PERI_TRY(skip_lines(r, *next, lines - last, next, &n));
+        *found += n;
+    }
+    b->global_row = r->row + first;
+    return PERI_OK;
+}
+
 peri_status peri_criteo_next(peri_criteo *r, peri_batch *b)
 {
     PERI_TRY(peri__batch_check("peri_criteo_next", b, r->dense_features, r->sparse_features));
-    int64_t lines, first, last, skipped;
-    int64_t next = skip_lines(r, r->at, r->batch_rows, &lines);
-    peri_batch_share(lines, r->rank, r->world, &first, &last);
-    int64_t rows = last - first;
-    /* One more cache line per feature: equal powers of two would put all features' rows into the same sets of the cache. */
-    int64_t stride = rows + 8;
-    PERI_TRY(peri__batch_reserve_rows(b, rows));
-    PERI_TRY(peri_batch_reserve(b, stride * r->sparse_features));
-    int64_t at = first ? skip_lines(r, r->at, first, &skipped) : r->at;
-    for (int64_t row = 0; row < rows; row++) {
-        const char *end = memchr(r->text + at, '\n', (size_t)(r->end - at));
-        int64_t stop = end ? end - r->text : r->end, n = stop - at;
-        if (n > 0 && r->text[stop - 1] == '\r') n--;
-        PERI_TRY(parse_line(r, at, n, b, row, b->values + row, stride));
-        at = stop + 1;
-    }
-    b->rows = rows;
-    b->global_rows = lines;
-    b->global_row = r->row + first;
-    compact(b, stride);
-    r->row += lines;
+    if (r->spent)
+        return peri__fail(PERI_EINVAL, "peri_criteo_next: %s is a pipe, which is read once; for more passes write it to a file", r->path);
+    /* A whole line has a byte per field: room for more rows than can be there is not made. */
+    int64_t lines = peri__min(r->batch_rows - 1, (part_end(r) - r->at) / r->fields) + 1, next, found;
+    PERI_TRY(read_share(r, lines, b, &next, &found));
+    if (found < lines && r->world > 1) PERI_TRY(read_share(r, found, b, &next, &found));
+    b->global_rows = found;
+    r->row += found;
     r->at = next;
     return PERI_OK;
 }
 
 void peri_criteo_rewind(peri_criteo *r)
 {
+    r->spent = r->window.pipe && r->at > r->begin;
     r->at = r->begin;
     r->row = 0;
 }
 
 int64_t peri_criteo_count(peri_criteo *r)
 {
-    int64_t lines;
-    skip_lines(r, r->begin, INT64_MAX, &lines);
+    int64_t lines, next;
+    if (r->window.pipe)
+        return peri__fail(PERI_EINVAL, "peri_criteo_count: %s is a pipe, whose lines are not known; write it to a file", r->path);
+    PERI_TRY(skip_lines(r, r->begin, INT64_MAX, &next, &lines));
     return lines;
 }
 
@@ -368,29 +448,15 @@ static peri_status check_options(const peri_criteo_options *o)
     return PERI_OK;
 }
 
-static peri_status map_file(peri_criteo *r)
+/** A pipe is read once, from its start to its end, by one reader. */
+static peri_status check_pipe(const peri_criteo *r, const peri_criteo_options *o)
 {
-    int file = open(r->path, O_RDONLY | O_CLOEXEC);
-    struct stat info;
-    if (file < 0 || fstat(file, &info) != 0) {
-        peri_status status = peri__fail(PERI_EIO, "peri_criteo_open: %s: %s", r->path, strerror(errno));
-        if (file >= 0) close(file);
-        return status;
-    }
-    void *text = NULL;
-    r->size = info.st_size;
-    if (S_ISDIR(info.st_mode)) text = MAP_FAILED, errno = EISDIR;
-    else if (r->size > 0) text = mmap(NULL, (size_t)r->size, PROT_READ, MAP_PRIVATE, file, 0);
-    int saved = errno;
-    close(file);
-    if (text == MAP_FAILED) return peri__fail(PERI_EIO, "peri_criteo_open: %s: %s", r->path, strerror(saved));
-    if (text) madvise(text, (size_t)r->size, MADV_SEQUENTIAL);
-    r->text = text ? text : "";
-    r->mapped = text != NULL;
-    return PERI_OK;
+    if (!r->window.pipe || (o->world == 1 && o->begin == 0 && o->end == 1)) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "peri_criteo_open: %s is a pipe (no regular file): one rank can read it, once, as a whole; wanted: "
+                      "%g to %g of it on rank %d of %d; write it to a file first", r->path, o->begin, o->end, o->rank, o->world);
 }
 
-/** @text NULL: map the file. */
+/** @text NULL: open the file. */
 static peri_status open_reader(const peri_criteo_options *o, const char *text, int64_t size, peri_criteo **out)
 {
     PERI_TRY(check_options(o));
@@ -407,8 +473,7 @@ static peri_status open_reader(const peri_criteo_options *o, const char *text, i
     r->rank = o->rank;
     r->world = o->world;
     r->batch_rows = o->batch_rows;
-    r->text = text;
-    r->size = size;
+    peri__window_memory(&r->window, text, size);
     r->path = peri__strdup(o->path);
     r->modulus = peri__alloc(sizeof *r->modulus * (size_t)peri__max(o->sparse_features, 1));
     r->reciprocal = peri__alloc(sizeof *r->reciprocal * (size_t)peri__max(o->sparse_features, 1));
@@ -418,10 +483,12 @@ static peri_status open_reader(const peri_criteo_options *o, const char *text, i
         r->modulus[f] = (uint64_t)(o->table_rows[f] - (o->missing == PERI_MISSING_ZERO));
         r->reciprocal[f] = UINT64_MAX / r->modulus[f];
     }
-    if (!text) PERI_TRY_GOTO(map_file(r), out);
+    if (!text) PERI_TRY_GOTO(peri__window_open(&r->window, r->path), out);
+    PERI_TRY_GOTO(check_pipe(r, o), out);
     for (int64_t i = 0; i < LOG_TABLE; i++) r->log_table[i] = peri__dense_log(i);
-    r->begin = line_start(r, (int64_t)((double)r->size * o->begin));
-    r->end = o->end < 1 ? line_start(r, (int64_t)((double)r->size * o->end)) : r->size;
+    PERI_TRY_GOTO(line_start(r, (int64_t)((double)r->window.size * o->begin), &r->begin), out);
+    r->end = r->window.size;
+    if (o->end < 1) PERI_TRY_GOTO(line_start(r, (int64_t)((double)r->window.size * o->end), &r->end), out);
     peri_criteo_rewind(r);
     *out = r;
     status = PERI_OK;
@@ -442,7 +509,7 @@ void peri_criteo_release(peri_criteo *r)
 {
     if (!r) return;
     int saved = errno;
-    if (r->mapped) munmap((void *)(uintptr_t)r->text, (size_t)r->size);
+    peri__window_close(&r->window);
     peri__free(r->path);
     peri__free(r->modulus);
     peri__free(r->reciprocal);

@@ -9,7 +9,10 @@
 #include <perilune/io.h>
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 static const int64_t rows[3] = {50, 60, 70};
 static const int32_t least[3] = {0, 1, 2}, most[3] = {3, 1, 2};
@@ -40,17 +43,32 @@ static peri_status fill_synthetic(void)
     return status;
 }
 
-static peri_status read_criteo(void)
+/** Two batches of `text`: of memory, or of the file of @path. */
+static peri_status read_two(const char *path)
 {
     peri_criteo_options o = criteo();
     peri_criteo *r = NULL;
     peri_batch *b = NULL;
-    peri_status status = peri_criteo_open_memory(&o, text, sizeof text - 1, &r);
+    if (path) o.path = path;
+    peri_status status = path ? peri_criteo_open(&o, &r) : peri_criteo_open_memory(&o, text, sizeof text - 1, &r);
     if (status >= 0) status = peri_batch_new(2, 3, 1, 1, &b);
     if (status >= 0) status = peri_criteo_next(r, b);
     if (status >= 0) status = peri_criteo_next(r, b);
     peri_batch_release(b);
     peri_criteo_release(r);
+    return status;
+}
+
+static peri_status read_criteo(void) { return read_two(NULL); }
+
+static peri_status read_criteo_file(void)
+{
+    char path[32];
+    int file = memfd_create("criteo", 0);
+    assert_int_equal(write(file, text, sizeof text - 1), sizeof text - 1);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    peri_status status = read_two(path);
+    close(file);
     return status;
 }
 
@@ -84,7 +102,7 @@ static peri_status areas(void)
 static void every_allocation_may_fail(void **state)
 {
     (void)state;
-    peri_status (*const deeds[])(void) = {fill_synthetic, read_criteo, train_logistic, areas};
+    peri_status (*const deeds[])(void) = {fill_synthetic, read_criteo, read_criteo_file, train_logistic, areas};
     for (size_t d = 0; d < sizeof deeds / sizeof *deeds; d++) {
         int64_t objects = peri_mem_objects(), live = peri_mem_live();
         int failures = 0;
@@ -191,6 +209,84 @@ static void a_reader_never_reads_behind_its_text(void **state)
     }
 }
 
+/** Lines of many lengths, some ended by CR LF, together many times as long as what is read at once. */
+static char *long_text(int64_t lines, int64_t *size)
+{
+    char *whole = malloc((size_t)lines * 64), *p = whole;
+    for (int64_t i = 0; i < lines; i++) {
+        uint64_t word = (uint64_t)(peri_random_uniform(5, 6, (uint64_t)i) * 0x1p53);
+        p += sprintf(p, "%d\t", (int)(word & 1));
+        if (word & 2) p += sprintf(p, "%lld", (long long)(word >> 20));
+        *p++ = '\t';
+        p += sprintf(p, "-%d\t%llx\t", (int)(word >> 4 & 255), (unsigned long long)word >> (word >> 12 & 31));
+        if (word & 4) p += sprintf(p, "%08x", (unsigned)(word >> 8));
+        p += sprintf(p, "\t%x%s", (unsigned)word, i == lines - 1 ? "" : word & 8 ? "\r\n" : "\n");
+    }
+    *size = p - whole;
+    return whole;
+}
+
+/** Both readers give the same batches, and together all lines of the part. */
+static void same_batches(peri_criteo *a, peri_criteo *b)
+{
+    peri_batch *x = NULL, *y = NULL;
+    assert_ok(peri_batch_new(2, 3, 0, 0, &x));
+    assert_ok(peri_batch_new(2, 3, 0, 0, &y));
+    int64_t lines = 0;
+    do {
+        assert_ok(peri_criteo_next(a, x));
+        assert_ok(peri_criteo_next(b, y));
+        assert_int_equal(x->rows, y->rows);
+        assert_int_equal(x->global_rows, y->global_rows);
+        assert_int_equal(x->global_row, y->global_row);
+        assert_int_equal(x->ids, y->ids);
+        assert_memory_equal(x->labels, y->labels, sizeof *x->labels * (size_t)x->rows);
+        assert_memory_equal(x->dense, y->dense, sizeof *x->dense * 2 * (size_t)x->rows);
+        assert_memory_equal(x->lengths, y->lengths, sizeof *x->lengths * 3 * (size_t)x->rows);
+        assert_memory_equal(x->values, y->values, sizeof *x->values * (size_t)x->ids);
+        lines += x->global_rows;
+    } while (x->global_rows);
+    assert_int_equal(lines, peri_criteo_count(a));
+    assert_int_equal(lines, peri_criteo_count(b));
+    peri_batch_release(x);
+    peri_batch_release(y);
+}
+
+static void a_file_reads_like_memory(void **state)
+{
+    (void)state;
+    enum { LINES = 20000 };
+    int64_t size;
+    char *whole = long_text(LINES, &size), path[] = "/tmp/perilune_test_io_XXXXXX";
+    int file = mkstemp(path);
+    assert_int_equal(write(file, whole, (size_t)size), size);
+    static const int64_t batches[] = {7, 3000, LINES, LINES * 3};
+    static const double parts[][2] = {{0, 1}, {0, 0.3}, {0.3, 0.9}, {0.9, 1}, {0.5, 0.5}};
+    for (size_t k = 0; k < sizeof batches / sizeof *batches; k++)
+        for (size_t p = 0; p < sizeof parts / sizeof *parts; p++)
+            for (int32_t world = 1; world <= 3; world += 2) {
+                peri_criteo_options o = criteo();
+                o.path = path;
+                o.batch_rows = batches[k];
+                o.world = world;
+                o.rank = world / 2;
+                o.begin = parts[p][0];
+                o.end = parts[p][1];
+                peri_criteo *a = NULL, *b = NULL;
+                assert_ok(peri_criteo_open_memory(&o, whole, size, &a));
+                assert_ok(peri_criteo_open(&o, &b));
+                same_batches(a, b);
+                peri_criteo_rewind(a);
+                peri_criteo_rewind(b);
+                same_batches(a, b);
+                peri_criteo_release(a);
+                peri_criteo_release(b);
+            }
+    close(file);
+    unlink(path);
+    free(whole);
+}
+
 static void uniform_numbers_are_uniform(void **state)
 {
     (void)state;
@@ -228,6 +324,7 @@ int main(void)
         cmocka_unit_test(shares_cover_every_row_once),
         cmocka_unit_test(a_reader_refuses_a_batch_of_other_features),
         cmocka_unit_test(a_reader_never_reads_behind_its_text),
+        cmocka_unit_test(a_file_reads_like_memory),
         cmocka_unit_test(uniform_numbers_are_uniform),
         cmocka_unit_test(metrics_refuse_what_is_no_number),
     };

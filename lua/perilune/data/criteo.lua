@@ -18,7 +18,7 @@ end
 function Source:fill(host) check(C.peri_criteo_next(self._reader.ptr, host.ptr)) end
 function Source:rewind() C.peri_criteo_rewind(self._reader.ptr) end
 --- Lines of this part of the file.
-function Source:count() return tonumber(C.peri_criteo_count(self._reader.ptr)) end
+function Source:count() return check(tonumber(C.peri_criteo_count(self._reader.ptr))) end
 
 local enums = {
   dense = { raw = C.PERI_DENSE_RAW, log = C.PERI_DENSE_LOG, signed_log = C.PERI_DENSE_SIGNED_LOG },

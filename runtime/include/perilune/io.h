@@ -74,25 +74,27 @@ typedef struct peri_criteo_options {
 } peri_criteo_options;
 
 /** A reader of lines "label TAB integers TAB hexadecimal categories", every field but the label possibly empty, ended by LF or CR LF, the
- *  last one by the end of the file too. The file is mapped: it must not be cut short while it is read. */
+ *  last one by the end of the file too. A pipe (whatever is no regular file) is read once, by one rank, as a whole. */
 typedef struct peri_criteo peri_criteo;
 
 typedef struct peri_criteo_ref {
     peri_criteo *ptr;
 } peri_criteo_ref;
 
-/** Open a file. PERI_EIO with the system's reason. @out new. */
+/** Open a file or pipe. PERI_EIO with the system's reason; PERI_EINVAL for a part of a pipe, or several ranks. @out new. */
 PERI_API peri_status peri_criteo_open(const peri_criteo_options *options, peri_criteo **out);
 /** The same over @size bytes of @text in memory, which the caller keeps until the release; options.path only names it in messages.
  *  @out new. */
 PERI_API peri_status peri_criteo_open_memory(const peri_criteo_options *options, const char *text, int64_t size, peri_criteo **out);
 PERI_API void peri_criteo_release(peri_criteo *reader);
 /** Fill @batch (made for the same numbers of features; its room grows as needed) with this rank's rows of the next global batch. At the
- *  end of the part batch->global_rows is 0. PERI_EFORMAT names file, line, column and text; the reader then stays where it is. */
+ *  end of the part batch->global_rows is 0. PERI_EFORMAT names file, line, column and text, PERI_EIO the system's reason or
+ *  that the file became shorter; the reader then stays where it is. PERI_EINVAL for a second pass over a pipe. Blocks while a pipe is
+ *  empty. */
 PERI_API peri_status peri_criteo_next(peri_criteo *reader, peri_batch *batch);
 /** Start again at the first line of the part. */
 PERI_API void peri_criteo_rewind(peri_criteo *reader);
-/** Lines of the part (counted at every call). */
+/** Lines of the part (counted at every call); a negative status as peri_criteo_next, PERI_EINVAL for a pipe. */
 PERI_API int64_t peri_criteo_count(peri_criteo *reader);
 
 /* -- synthetic data ---------------------------------------------------------------------------------------------------------------- */
