@@ -245,6 +245,44 @@ describe("row files of a table batch", function()
     batch:release()
   end)
 
+  --- Call f with the fault at each of its passages in turn until it works; returns how often it failed. `after` runs after each failure.
+  local function with_faults(point, code, f, after)
+    for k = 1, 10000 do
+      check(C.peri_fault_arm(point, k))
+      local ok, result = pcall(f)
+      check(C.peri_fault_arm(point, 0))
+      if ok then return k - 1, result end
+      assert.equal(code, result.name, tostring(result))
+      after(result.message)
+    end
+    error "it never works"
+  end
+
+  it("are made, opened and flushed as a whole, whatever fails on the way", function()
+    local failures, batch = with_faults("alloc", "ENOMEM", make, function()
+      assert.equal("", (shell.run("ls -A " .. folder)))
+    end)
+    assert.is_true(failures > 10)
+    local want
+    failures = with_faults("row_write", "EIO", function()
+      step(batch, { 1, 2, 3 })
+      batch:write(2, "weight", 69999, peri.ones { 1, 4 })
+      want = { rows(batch, 1), rows(batch, 2) }
+      batch:flush()
+    end, function(message) assert.matches("row file '.*': writing %d+ bytes at byte %d+: No space left on device", message) end)
+    assert.is_true(failures >= 4) -- rows and map of both files
+    batch:release()
+    failures, batch = with_faults("row_read", "EIO", make, function(message)
+      assert.matches("row file '.*': reading %d+ bytes at byte %d+: Input/output error", message)
+    end)
+    assert.is_true(failures >= 2)
+    assert.same(want, { rows(batch, 1), rows(batch, 2) })
+    batch:release()
+    failures, batch = with_faults("alloc", "ENOMEM", make, function() assert.equal(2, #tier.files(folder)) end)
+    assert.is_true(failures > 10)
+    batch:release()
+  end)
+
   --- What a script that makes the table batch and does `what` prints.
   local function printed(what)
     return (shell.luajit(([[
