@@ -1,8 +1,9 @@
--- plan: sharding plans (types.lua) and the ways to get one: by hand from a Lua file, or evenly by size.
+-- plan: sharding plans (types.lua) and the ways to get one: by hand from a Lua file, as data from JSON (json.lua), or evenly by size.
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local types = require "perilune.plan.types"
+local json = require "perilune.plan.json"
 
 local M = {}
 for _, name in ipairs { "ShardingType", "EmbeddingComputeKernel", "CacheParams", "CacheAlgorithm",
@@ -10,6 +11,7 @@ for _, name in ipairs { "ShardingType", "EmbeddingComputeKernel", "CacheParams",
   "table_wise", "row_wise", "column_wise", "data_parallel" } do
   M[name] = types[name]
 end
+for _, name in ipairs { "to_json", "from_json", "save_json", "load_json" } do M[name] = json[name] end
 
 -- -- what a plan may look at ------------------------------------------------------------------------------------------------------------
 
@@ -34,12 +36,14 @@ function M.environment(env)
   end })
 end
 
---- A plan from what a user has: a ShardingPlan, a function(env) that returns one, a plain table of module paths, or the path of a Lua
---- file that returns any of them. The file is a program: it can do whatever Lua can. env: see environment.
+--- A plan from what a user has: a ShardingPlan, a function(env) that returns one, a plain table of module paths, or the path of a file:
+--- data, if its name ends in ".json" (load_json), else Lua that returns any of those. A Lua file is a program: it can do whatever Lua can.
+--- env: see environment.
 function M.load(source, env)
   local from = "plan"
   env = M.environment(env)
   if type(source) == "string" then
+    if source:match "%.json$" then return json.load_json(source) end
     from = source
     local chunk, err = loadfile(source)
     if not chunk then

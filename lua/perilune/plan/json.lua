@@ -1,0 +1,196 @@
+-- plan/json.lua: plans as data: JSON that says what a plan says and nothing else. Reading it runs nothing and opens no file but itself, so
+-- that a plan may come from somebody else.
+--
+--   {
+--     "perilune_plan": 1,
+--     "modules": {
+--       "sparse.ebc": {
+--         "items": {"sharding_type": "table_wise", "compute_kernel": "fused", "ranks": [1]},
+--         "users": {"sharding_type": "row_wise", "compute_kernel": "fused"}
+--       }
+--     }
+--   }
+--
+-- The keys of a table are the arguments of ParameterSharding; cache_params are those of CacheParams, but for the directory: a plan that
+-- came as data does not say where files are written.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local types = require "perilune.plan.types"
+
+local M = {}
+
+local VERSION = 1
+
+local function fail(format, ...) P.fail(format:format(...)) end
+
+local function dkjson(func)
+  local ok, json = pcall(require, "dkjson")
+  if not ok then fail("%s: lua-dkjson is not installed (on Debian: apt install lua-dkjson)", func) end
+  return json
+end
+
+-- -- writing -----------------------------------------------------------------------------------------------------------------------
+
+local entry_keys = { "sharding_type", "compute_kernel", "ranks", "sizes", "cache_params" }
+local cache_keys = { "algorithm", "load_factor", "reserved_memory", "precision", "prefetch_pipeline" }
+
+--- A value as JSON text; `keys`: those of a table that is no list, in order.
+local function encode(json, value, keys)
+  if type(value) == "string" then return json.quotestring(value) end
+  if type(value) == "number" then return ("%.17g"):format(value) end
+  if type(value) ~= "table" then return tostring(value) end
+  local parts = {}
+  for i, x in ipairs(keys and {} or value) do parts[i] = encode(json, x) end
+  for _, key in ipairs(keys or {}) do
+    local inner = key == "cache_params" and cache_keys or nil
+    if value[key] then parts[#parts + 1] = ('"%s": %s'):format(key, encode(json, value[key], inner)) end
+  end
+  return (keys and "{%s}" or "[%s]"):format(table.concat(parts, ", "))
+end
+
+--- A ShardingPlan as JSON text, the same for the same plan.
+function M.to_json(plan)
+  local func = "plan.to_json"
+  local json = dkjson(func)
+  if not types.ShardingPlan.is(plan) then fail("%s: a %s, wanted a ShardingPlan", func, type(plan)) end
+  local modules = {}
+  for path, module_plan in util.ordered(plan.plan) do
+    local tables = {}
+    for name, sharding in util.ordered(module_plan.tables) do
+      for _, key in ipairs { "directory", "stats" } do
+        if sharding.cache_params and sharding.cache_params[key] then
+          fail("%s: module '%s', table '%s': cache_params have a %s, which plans in JSON do not", func, path, name, key)
+        end
+      end
+      tables[#tables + 1] = ("      %s: %s"):format(json.quotestring(name), encode(json, sharding, entry_keys))
+    end
+    modules[#modules + 1] = ("    %s: {\n%s\n    }"):format(json.quotestring(path), table.concat(tables, ",\n"))
+  end
+  return ('{\n  "perilune_plan": %d,\n  "modules": {\n%s\n  }\n}\n'):format(VERSION, table.concat(modules, ",\n"))
+end
+
+--- The same into a file.
+function M.save_json(plan, path)
+  local text = M.to_json(plan)
+  local file, err = io.open(path, "wb")
+  if not file then fail("plan.save_json: %s", err) end
+  local ok, why = file:write(text)
+  ok, why = file:close() and ok, why
+  if not ok then fail("plan.save_json: '%s': %s", path, tostring(why)) end
+end
+
+-- -- reading -----------------------------------------------------------------------------------------------------------------------
+
+--- A name out of the text, for a message.
+local function shown(name)
+  name = tostring(name):gsub("%c", "?")
+  return #name > 80 and name:sub(1, 80) .. "..." or name
+end
+
+--- Decoded objects and lists stay empty: what they hold is kept beside them, so that a key that comes twice is seen. Returns the decoded
+--- value, kind (by table: "object" or "list") and held (by table: what it holds).
+local function decode(text, from)
+  local json, null, kind, held = dkjson(from), {}, {}, {}
+  local function meta(what)
+    return { __newindex = function(t, key, value)
+      local own = held[t] or {}
+      held[t], kind[t] = own, what
+      if what == "object" and type(key) ~= "string" then fail("%s: a value without a key in an object", from) end
+      if what == "list" and type(key) ~= "number" then fail("%s: the key '%s' in a list", from, shown(key)) end
+      if own[key] ~= nil then fail("%s: the key '%s' comes twice", from, shown(key)) end
+      if value == null then fail("%s: %s is null", from, shown(key)) end
+      own[key] = value
+    end }
+  end
+  local object, list = meta "object", meta "list"
+  local ok, value, at, err = pcall(json.decode, text, 1, null, object, list)
+  if not ok then
+    if type(value) == "table" then error(value, 0) end
+    fail("%s: %s", from, shown(value))
+  end
+  if value == nil then fail("%s: %s", from, shown(err or "it is empty")) end
+  if value == null then fail("%s: the plan is null, wanted an object", from) end
+  local rest = text:match("%S+", at)
+  if rest then fail("%s: there is more after the plan: '%s'", from, shown(rest)) end
+  local function unfold(x)
+    if type(x) ~= "table" then return x end
+    kind[x] = kind[x] or (getmetatable(x) == object and "object" or "list")
+    local plain = {}
+    for key, inner in util.ordered(held[x] or {}) do plain[key] = unfold(inner) end
+    kind[plain] = kind[x]
+    return plain
+  end
+  return unfold(value), kind
+end
+
+local function kind_of(kind, value)
+  local name = kind[value] or type(value)
+  return (name == "object" and "an " or "a ") .. name
+end
+
+--- `value` is an object that has all keys in `required` (a list) and no others but those in `optional`; nil: any keys.
+local function check_object(where, kind, value, required, optional)
+  if kind[value] ~= "object" then fail("%s is %s, wanted an object", where, kind_of(kind, value)) end
+  if not required then return value end
+  local known = util.index_of(required)
+  for _, key in ipairs(optional) do known[key] = true end
+  for key in util.ordered(value) do
+    if not known[key] then fail("%s: no key '%s'; allowed: %s", where, shown(key), table.concat(util.keys(known), ", ")) end
+  end
+  for _, key in ipairs(required) do
+    if value[key] == nil then fail("%s: the key '%s' is missing", where, key) end
+  end
+  return value
+end
+
+local function check_list(where, kind, value)
+  if value ~= nil and kind[value] ~= "list" then fail("%s is %s, wanted a list of numbers", where, kind_of(kind, value)) end
+end
+
+local function sharding_of(where, kind, entry)
+  check_object(where, kind, entry, { "sharding_type" }, { "compute_kernel", "ranks", "sizes", "cache_params" })
+  check_list(where .. ": ranks", kind, entry.ranks)
+  check_list(where .. ": sizes", kind, entry.sizes)
+  local cache = entry.cache_params
+  if cache ~= nil then
+    check_object(where .. ": cache_params", kind, cache, {}, cache_keys)
+    if cache.prefetch_pipeline ~= nil and type(cache.prefetch_pipeline) ~= "boolean" then
+      fail("%s: cache_params: prefetch_pipeline is %s, wanted true or false", where, kind_of(kind, cache.prefetch_pipeline))
+    end
+  end
+  local ok, result = pcall(types.ParameterSharding, entry)
+  if ok then return result end
+  fail("%s: %s", where, shown(type(result) == "table" and result.message or result))
+end
+
+--- The ShardingPlan that a JSON text says; `from` names it in messages.
+function M.from_json(text, from)
+  from = from or "plan.from_json"
+  if type(text) ~= "string" then fail("%s: a %s, wanted a text", from, type(text)) end
+  local value, kind = decode(text, from)
+  check_object(from .. ": the plan", kind, value, { "perilune_plan", "modules" }, {})
+  if value.perilune_plan ~= VERSION then
+    fail("%s: perilune_plan (the version of the format) is %s, allowed: %d", from, shown(value.perilune_plan), VERSION)
+  end
+  local modules = {}
+  for path, tables in util.ordered(check_object(from .. ": modules", kind, value.modules)) do
+    local where = ("%s: module '%s'"):format(from, shown(path))
+    modules[path] = {}
+    for name, entry in util.ordered(check_object(where, kind, tables)) do
+      modules[path][name] = sharding_of(("%s, table '%s'"):format(where, shown(name)), kind, entry)
+    end
+  end
+  return types.ShardingPlan(modules)
+end
+
+--- The same of a file.
+function M.load_json(path)
+  local file, err = io.open(path, "rb")
+  if not file then fail("plan.load_json: %s", err) end
+  local text, why = file:read "*a"
+  file:close()
+  if not text then fail("plan.load_json: '%s': %s", path, tostring(why)) end
+  return M.from_json(text, ("plan '%s'"):format(path))
+end
+
+return M

@@ -1,0 +1,134 @@
+-- Plans as data: what is written is read back, what is not a plan is refused by name, and nothing that is read runs.
+local peri = require "perilune"
+local shell = require "spec.support.shell"
+local plan = peri.plan
+
+local function example()
+  return plan.ShardingPlan {
+    [""] = { only = plan.data_parallel() },
+    ["towers.0.ebc"] = {
+      users = plan.row_wise { ranks = { 2, 0 }, sizes = { 7, 3 } },
+      items = plan.table_wise(1, { compute_kernel = "dense" }),
+      ["odd \"name\"\n"] = plan.column_wise { ranks = { 0, 1, 0 } },
+      cached = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { algorithm = "LFU", load_factor = 0.1,
+        reserved_memory = 4096, precision = "FP32", prefetch_pipeline = true } },
+      plain = plan.row_wise { compute_kernel = "fused_uvm_caching" },
+    },
+  }
+end
+
+local function text_of(entry) return ('{"perilune_plan": 1, "modules": {"m": {"t": %s}}}'):format(entry) end
+
+describe("a plan in JSON", function()
+  it("says what the plan says, in a fixed order", function()
+    local text = plan.to_json(example())
+    assert.equal(tostring(example()), tostring(plan.from_json(text)))
+    assert.equal(text, plan.to_json(plan.from_json(text)))
+    assert.equal([[
+{
+  "perilune_plan": 1,
+  "modules": {
+    "ebc": {
+      "a": {"sharding_type": "row_wise", "compute_kernel": "fused"},
+      "b": {"sharding_type": "table_wise", "compute_kernel": "fused", "ranks": [1]}
+    }
+  }
+}
+]], plan.to_json(plan.ShardingPlan { ebc = { a = plan.row_wise(), b = plan.table_wise(1) } }))
+    local read = plan.from_json(text).plan["towers.0.ebc"].tables
+    assert.same({ { 2, 0 }, { 7, 3 }, "dense", 0.1 }, { read.users.ranks, read.users.sizes, read.items.compute_kernel,
+      read.cached.cache_params.load_factor })
+  end)
+
+  it("is a file that plan.load and DistributedModelParallel take", function()
+    local folder, clean = shell.temporary()
+    local path = folder .. "/plan.json"
+    plan.save_json(plan.ShardingPlan { [""] = { t = plan.row_wise() } }, path)
+    assert.equal("row_wise", plan.load(path, { world_size = 2 }).plan[""].tables.t.sharding_type)
+    local model = peri.DistributedModelParallel { plan = path, module = peri.EmbeddingBagCollection { fused_params = { optimizer = "sgd" },
+      tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4, feature_names = { "f" } } } } }
+    assert.equal("row_wise", model.plan.plan[""].tables.t.sharding_type)
+    -- A program under that name is no plan, and does not run.
+    shell.write(path, ("local file = io.open('%s/ran', 'w') file:close() return {}"):format(folder))
+    assert.error_matches(function() plan.load(path, { world_size = 2 }) end, "plan '.*plan.json': no valid JSON value at line 1, column 1")
+    assert.error_matches(function() plan.load_json(path) end, "no valid JSON value")
+    assert.is_nil(io.open(folder .. "/ran"))
+    assert.error_matches(function() plan.load_json(folder .. "/none.json") end, "plan.load_json: .*none.json: No such file")
+    assert.error_matches(function() plan.load_json(folder) end, "plan.load_json: ")
+    assert.error_matches(function() plan.save_json(example(), folder .. "/no/plan.json") end, "plan.save_json: .*No such file")
+    clean()
+  end)
+
+  for _, case in ipairs {
+    { "", "plan.from_json: " }, { "  ", "plan.from_json: " }, { "[]", "the plan is a list, wanted an object" },
+    { "7", "the plan is a number, wanted an object" }, { "{", "unterminated object" }, { "null", "the plan is null, wanted an object" },
+    { "{}", "the plan: the key 'perilune_plan' is missing" }, { '{"perilune_plan": 1}', "the plan: the key 'modules' is missing" },
+    { '{"perilune_plan": 2, "modules": {}}', "perilune_plan %(the version of the format%) is 2, allowed: 1" },
+    { '{"perilune_plan": 1, "modules": {}} {}', "there is more after the plan: '{}'" },
+    { '{"perilune_plan": 1, "modules": {}, "comment": 3}', "the plan: no key 'comment'; allowed: modules, perilune_plan" },
+    { '{"perilune_plan": 1, "modules": []}', "modules is a list, wanted an object" },
+    { '{"perilune_plan": 1, "modules": {"m": 3}}', "module 'm' is a number, wanted an object" },
+    { '{"perilune_plan": 1, "modules": {"m": {}, "m": {}}}', "the key 'm' comes twice" },
+    { '{"perilune_plan": 1, "modules": {"m": null}}', "m is null" },
+    { '{"perilune_plan": 1, "modules": {{}}}', "a value without a key in an object" },
+    { text_of "3", "module 'm', table 't' is a number, wanted an object" },
+    { text_of "{}", "module 'm', table 't': the key 'sharding_type' is missing" },
+    { text_of '{"sharding_type": "row_wise", "rank": 1}', "table 't': no key 'rank'; allowed: cache_params, compute_kernel, ranks" },
+    { text_of '{"sharding_type": "diagonal"}', "table 't': ParameterSharding: sharding_type 'diagonal', allowed: column_wise" },
+    { text_of '{"sharding_type": {}}', "table 't': ParameterSharding: sharding_type 'table" },
+    { text_of '{"sharding_type": "row_wise", "compute_kernel": "magic"}', "table 't': ParameterSharding: compute_kernel 'magic', allowed" },
+    { text_of '{"sharding_type": "row_wise", "ranks": 1}', "table 't': ranks is a number, wanted a list" },
+    { text_of '{"sharding_type": "row_wise", "ranks": {"0": 1}}', "table 't': ranks is an object, wanted a list" },
+    { text_of '{"sharding_type": "row_wise", "ranks": ["0"]}', "table 't': ParameterSharding: ranks%[1%] is 0, wanted a whole number" },
+    { text_of '{"sharding_type": "row_wise", "ranks": [1e999]}', "table 't': ParameterSharding: ranks%[1%] is inf" },
+    { text_of '{"sharding_type": "row_wise", "ranks": [0], "sizes": [1, 2]}', "table 't': ParameterSharding: 2 sizes for 1 ranks" },
+    { text_of '{"sharding_type": "row_wise", "ranks": null}', "ranks is null" },
+    { text_of '{"sharding_type": "row_wise", "cache_params": {}}',
+      "table 't': ParameterSharding: cache_params with compute_kernel 'fused'" },
+    { text_of '{"sharding_type": "row_wise", "compute_kernel": "fused_uvm_caching", "cache_params": {"directory": "/tmp"}}',
+      "table 't': cache_params: no key 'directory'; allowed: algorithm, load_factor" },
+    { text_of '{"sharding_type": "row_wise", "compute_kernel": "fused_uvm_caching", "cache_params": {"load_factor": 2}}',
+      "table 't': CacheParams: load_factor is 2" },
+    { text_of '{"sharding_type": "row_wise", "compute_kernel": "fused_uvm_caching", "cache_params": {"prefetch_pipeline": 1}}',
+      "table 't': cache_params: prefetch_pipeline is a number, wanted true or false" },
+    { ("["):rep(200000), "plan.from_json: " }, { ('{"a":'):rep(200000), "plan.from_json: " },
+  } do
+    it("refuses " .. case[1]:sub(1, 70), function()
+      assert.error_matches(function() plan.from_json(case[1]) end, case[2])
+    end)
+  end
+
+  it("is not made of what it cannot say", function()
+    local cached = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { directory = "/tmp/rows" } }
+    assert.error_matches(function() plan.to_json(plan.ShardingPlan { m = { t = cached } }) end,
+      "module 'm', table 't': cache_params have a directory, which plans in JSON do not")
+    assert.error_matches(function() plan.to_json {} end, "plan.to_json: a table, wanted a ShardingPlan")
+    assert.error_matches(function() plan.from_json(nil) end, "plan.from_json: a nil, wanted a text")
+  end)
+
+  it("never does more than fail, whatever is in the text", function()
+    local text = plan.to_json(example())
+    local pieces = { "{", "}", "[", "]", ":", ",", '"', "null", "true", "1e999", "-1", "0", "\\u0000", "\\", "\255", "/*", "\n", '"ranks"',
+      '"sharding_type"', '"row_wise"', '"x": 1,', "{}" }
+    math.randomseed(20)
+    local read, refused = 0, 0
+    for _ = 1, 2500 do
+      local mutant = text
+      for _ = 1, math.random(3) do
+        local at, length, by = math.random(#mutant), math.random(0, 12), pieces[math.random(#pieces)]
+        if math.random(3) == 1 then by = mutant:sub(math.random(#mutant), math.random(#mutant)):sub(1, 40) end
+        mutant = mutant:sub(1, at - 1) .. by .. mutant:sub(at + length)
+      end
+      local ok, result = pcall(plan.from_json, mutant)
+      if ok then
+        read = read + 1
+        assert.equal(plan.to_json(result), plan.to_json(plan.from_json(plan.to_json(result))))
+      else
+        refused = refused + 1
+        local message = type(result) == "table" and result.message or result
+        assert.is_truthy(message:match "^plan%.from_json: ", message)
+      end
+    end
+    assert.is_true(read > 20 and refused > 400, ("%d read, %d refused"):format(read, refused))
+  end)
+end)
