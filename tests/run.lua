@@ -111,6 +111,10 @@ if wanted.fuzz then
   for _, p in ipairs(programs "fuzz") do
     job { name = p.name, head = p.head, argv = { p.program, options.fuzz_seconds, tostring(seed) }, deadline = 60, whole = true }
   end
+  for _, path in ipairs(lines "ls tests/fuzz/*.lua 2>/dev/null") do -- each starts children of its own, which may crash
+    job { name = path, head = head_of(path), argv = { "luajit", path, tostring(options.fuzz_seconds * slow * 2), tostring(seed) },
+      deadline = 120, whole = true, env = { PERI_FUZZ_PRELOAD = options.preload ~= "" and options.preload } }
+  end
 end
 
 local busted_words = { "tests/harness/busted_main.lua", "--output=tests/harness/busted_report.lua", "--seed=" .. seed }

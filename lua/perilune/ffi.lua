@@ -107,6 +107,11 @@ local function kind_of(x)
     "a " .. type(x)
 end
 
+local function is_callable(f)
+  local own = type(f) == "table" and getmetatable(f)
+  return type(f) == "function" or type(own) == "table" and own.__call ~= nil
+end
+
 --- Define a handle class over `struct <name>_ref { <name> *ptr; }`: returns wrap(pointer) -> handle, its ctype, and ptr(handle) -> pointer,
 --- which is an error unless it gets a live handle, or a lazy awaitable that stands for one; `text` names the class in that error.
 --- A handle made inside a scope is released when the scope ends; one made outside is released by the garbage collector; handle:release()
@@ -122,7 +127,12 @@ function M.handle(name, methods, meta, text)
     end
   end
   meta = meta or {}
-  meta.__index = meta.__index or methods
+  if not meta.__index then -- LuaJIT's own words for a name that is not there would be those of the C struct
+    meta.__index = setmetatable(methods, { __index = function(_, key)
+      M.fail(type(key) == "string" and ("%s has no method '%s'"):format(text, key) or
+        ("%s is not indexed with %s; its elements: to_table(), to_list(), item(position from 0)"):format(text, kind_of(key)))
+    end })
+  end
   local ctype = ffi.metatype(name .. "_ref", meta)
   local function unusable(x)
     local y = util.resolve(x)
@@ -210,6 +220,7 @@ end
 --- four values (handles among them only if they were kept: f can reach the scope as peri.ffi.state.scope, or use peri.keep). Not as `...`:
 --- that is not compiled.
 function M.scope(f, a, b, c, d, e, g)
+  if not is_callable(f) then M.fail(("scope: f is %s, wanted a function"):format(kind_of(f))) end
   local scope = table.remove(spare) or setmetatable({ n = 0, outer = false }, Scope)
   scope.outer = state.scope
   state.scope = scope
@@ -231,6 +242,7 @@ local function restore_grad(before, ok, ...)
   return ...
 end
 function M.no_grad(f, ...)
+  if not is_callable(f) then M.fail(("no_grad: f is %s, wanted a function"):format(kind_of(f))) end
   local before = state.grad
   state.grad = false
   C.peri_grad_enable(false)
@@ -250,17 +262,20 @@ local dtype_codes = {}
 function M.dtype(name)
   local code = dtype_codes[name]
   if code then return code end
-  if type(name) == "number" then return name end
+  if type(name) == "number" and M.dtype_names[name] then return name end
   code = check(C.peri_dtype_parse(tostring(name)))
   dtype_codes[name] = code
   return code
 end
 
-local devices, device_out = {}, ffi.new "peri_device *[1]"
+local devices, device_out, device_type = {}, ffi.new "peri_device *[1]", ffi.typeof "peri_device *"
 --- A device by name (nil: the default one of this rank). Devices live as long as the process.
 function M.device(name)
   name = name or state.device
-  if type(name) ~= "string" then return name end
+  if type(name) ~= "string" then
+    if type(name) == "cdata" and ffi.istype(device_type, name) and name ~= nil then return name end
+    M.fail(("device: %s, wanted a device's name"):format(kind_of(name)))
+  end
   local d = devices[name]
   if not d then
     check(C.peri_device_get(name, device_out))

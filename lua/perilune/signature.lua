@@ -98,7 +98,7 @@ local function bad(func, a, x)
   local y = util.resolve(x)
   if not rawequal(y, x) and test(kind, y) then return y end
   local why = kind.why and kind.why(y)
-  if why then P.fail(("%s: %s %s"):format(func, a.name, why)) end
+  if why then P.fail(("%s: %s %s"):format(func, a.name == "self" and "this " .. a.kind or a.name, why)) end
   P.fail(("%s: %s is %s, wanted %s"):format(func, a.name, M.text(y), kind.text))
 end
 

@@ -69,6 +69,33 @@ end
 --- all defaults filled in; unknown or missing names are errors that name the function.
 M.required = setmetatable({}, { __tostring = function() return "required" end })
 M.optional = setmetatable({}, { __tostring = function() return "optional" end })
+
+--- Types of arguments whose names mean the same everywhere, for those without a default that says it.
+local types = {}
+for kind, names in pairs {
+  number = "T_0 T_max ar_alpha base_lr beta1 beta2 dcn_low_rank_dim dcn_num_layers deep_fm_dimension dense_in_features ema_beta "
+    .. "embedding_dim eps eta fm_in_features gamma hidden_layer_size in_features in_size learning_rate max_lr min_shrinkage "
+    .. "momentum num_dense_features num_embeddings num_features num_layers num_rows num_sparse_features number_of_classes "
+    .. "out_features out_size samples_per_step seed step_size step_size_down total_steps weight_decay weight_init_max "
+    .. "weight_init_min",
+  string = "name path",
+  table = "callbacks dense_arch_layer_sizes dim_sum_per_rank emb_dim_per_rank_per_feature embedding_bag_collection feature_names "
+    .. "fused_params interaction_branch1_layer_sizes interaction_branch2_layer_sizes layer_sizes milestones over_arch_layer_sizes "
+    .. "table_fused_params tables",
+} do
+  for name in names:gmatch "%S+" do types[name] = kind end
+end
+
+local function check_type(func, name, value, default)
+  local wanted = default == M.required or default == M.optional or type(default)
+  if wanted == true then wanted = types[name] end
+  if wanted ~= "number" and wanted ~= "boolean" and wanted ~= "table" and not types[name] then return end
+  if wanted == nil or type(value) == wanted or wanted == "number" and type(value) == "cdata" then return end
+  local text = type(value) == "string" and ("'%s'"):format(value:sub(1, 40)) or (type(value) == "number" or type(value) == "boolean")
+    and tostring(value) or "a " .. type(value)
+  error(("%s: %s is %s, wanted a %s"):format(func, name, text, wanted), 4)
+end
+
 function M.named(func, args, spec)
   if args == nil then args = {} end
   if type(args) ~= "table" then fail(("%s: named arguments in a table wanted, got a %s"):format(func, type(args))) end
@@ -83,6 +110,8 @@ function M.named(func, args, spec)
     if value == nil then
       if default == M.required then fail(("%s: argument '%s' is missing"):format(func, name)) end
       if default ~= M.optional then value = default end
+    else
+      check_type(func, name, value, default)
     end
     out[name] = value
   end

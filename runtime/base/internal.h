@@ -35,6 +35,12 @@ peri_status peri__fail_va(peri_status status, const char *file, int line, const 
         if (status < 0) goto label;                                                                                                   \
     } while (0)
 
+/** Return from the enclosing public function with PERI_EINVAL if pointer @argument is NULL. */
+#define PERI_NEED(argument)                                                                                                                \
+    do {                                                                                                                                   \
+        if (!(argument)) return peri__fail(PERI_EINVAL, "%s: %s is missing", __func__, #argument);                                         \
+    } while (0)
+
 /** A bug of our own, checked in debug and sanitizer builds only. */
 #if defined(PERI_DEBUG)
 void peri__assert_failed(const char *file, int line, const char *what);

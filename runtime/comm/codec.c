@@ -63,6 +63,8 @@ static peri_status check_config(peri_codec_config *c)
 
 peri_status peri_codec_new(const peri_codec_config *config, peri_codec **out)
 {
+    PERI_NEED(config);
+    PERI_NEED(out);
     peri_codec_config checked = *config;
     PERI_TRY(check_config(&checked));
     peri_codec *codec = peri__alloc_zero(sizeof *codec);
@@ -116,6 +118,8 @@ int64_t peri_codec_size(const peri_codec *codec, int64_t n)
 
 peri_status peri_codec_context_new(peri_codec *codec, const int64_t *splits, int32_t n, peri_codec_context **out)
 {
+    PERI_NEED(codec);
+    PERI_NEED(out);
     static const char f[] = "peri_codec_context_new";
     if (n < 0) return peri__fail(PERI_EINVAL, "%s: %d splits", f, n);
     peri_codec_context *c = peri__alloc_zero(sizeof *c);
@@ -224,6 +228,9 @@ peri_status peri__codec_decode_to(peri_codec_context *context, peri_tensor *wire
 
 peri_status peri_codec_encode(peri_codec_context *context, peri_tensor *x, peri_tensor **out)
 {
+    PERI_NEED(context);
+    PERI_NEED(x);
+    PERI_NEED(out);
     peri_tensor *wire;
     PERI_TRY(check_message("peri_codec_encode", x, PERI_F32, context->numbers));
     PERI_TRY(peri_tensor_new(peri__device(x), peri_codec_wire_dtype(context->codec), 1, &context->wire, &wire));
@@ -235,6 +242,9 @@ peri_status peri_codec_encode(peri_codec_context *context, peri_tensor *x, peri_
 
 peri_status peri_codec_decode(peri_codec_context *context, peri_tensor *wire, peri_tensor **out)
 {
+    PERI_NEED(context);
+    PERI_NEED(wire);
+    PERI_NEED(out);
     peri_tensor *x;
     PERI_TRY(check_message("peri_codec_decode", wire, peri_codec_wire_dtype(context->codec), context->wire));
     PERI_TRY(peri_tensor_new(peri__device(wire), PERI_F32, 1, &context->numbers, &x));

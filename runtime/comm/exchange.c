@@ -525,6 +525,8 @@ int32_t peri_exchange_results(peri_work *exchange)
 
 peri_status peri_exchange_result(peri_work *exchange, peri_tensor **out)
 {
+    PERI_NEED(exchange);
+    PERI_NEED(out);
     static const char name[] = "peri_exchange_result";
     exchange_work *w = (exchange_work *)exchange;
     if (exchange->vtab != &exchange_vtab) return peri__fail(PERI_EINVAL, "%s: this work is no exchange of embeddings", name);

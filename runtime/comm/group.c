@@ -125,6 +125,8 @@ static peri_status set_nodes(peri__comm *comm, void *ctx, int32_t local_size)
 
 peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
 {
+    PERI_NEED(given);
+    PERI_NEED(out);
     peri_comm_config config = {0};
     if (given) config = *given;
     int64_t timeout = 0;
@@ -219,6 +221,8 @@ peri_status peri_group_new(peri_group *parent, const int32_t *ranks, int32_t n, 
 
 peri_status peri_group_intra_node(peri_group *parent, peri_group **out)
 {
+    PERI_NEED(parent);
+    PERI_NEED(out);
     const peri__comm *comm = parent->comm;
     char name[PERI_GROUP_NAME];
     int32_t n = 0, *ranks = peri__alloc(sizeof *ranks * (size_t)parent->size), node = comm->node[comm->rank];
@@ -233,6 +237,8 @@ peri_status peri_group_intra_node(peri_group *parent, peri_group **out)
 
 peri_status peri_group_cross_node(peri_group *parent, peri_group **out)
 {
+    PERI_NEED(parent);
+    PERI_NEED(out);
     const peri__comm *comm = parent->comm;
     char name[PERI_GROUP_NAME];
     peri_status status = PERI_OK;
@@ -296,6 +302,7 @@ static int64_t pending_in(const peri_group *group)
 
 peri_status peri_group_close(peri_group *group)
 {
+    PERI_NEED(group);
     peri__comm *comm = group->comm;
     for (peri_group *g = group; g; g = g->parent)
         if (g->closed) {

@@ -392,6 +392,11 @@ static peri_status find_row(const char *f, const peri_group *group, const peri_t
 peri_status peri_coll_tpu_all_to_all(peri_group *group, peri_tensor *input, const peri_tpu_all_to_all_args *args, peri_tensor **output,
                                      peri_work **out)
 {
+    PERI_NEED(group);
+    PERI_NEED(input);
+    PERI_NEED(args);
+    PERI_NEED(output);
+    PERI_NEED(out);
     static const char f[] = "peri_coll_tpu_all_to_all";
     char text[128];
     int32_t n = args->split_count, split, concat;

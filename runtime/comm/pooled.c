@@ -234,6 +234,9 @@ peri_status peri_exchange_reduce_scatter_v_per_feature_pooled(peri_group *g, per
 
 peri_status peri_exchange_all_gather_base_pooled(peri_group *g, peri_tensor *input, const peri_exchange_options *options, peri_work **out)
 {
+    PERI_NEED(g);
+    PERI_NEED(input);
+    PERI_NEED(out);
     static const char f[] = "peri_exchange_all_gather_base_pooled";
     peri__flow_args a = {
         .function = f, .kind = PERI_FLOW_ALL_GATHER, .layout = PERI_LAYOUT_FLAT, .ndim = input->ndim, .options = options};

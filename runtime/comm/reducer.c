@@ -233,6 +233,7 @@ static peri_status write_back(entry *e)
 
 peri_status peri_reducer_finish(peri_reducer *r)
 {
+    PERI_NEED(r);
     if (!r->group || r->off) return PERI_OK;
     if (r->failed == PERI_OK && !r->finishing) {
         r->finishing = true;
@@ -261,6 +262,8 @@ peri_status peri_reducer_finish(peri_reducer *r)
 
 peri_status peri_reducer_watch(peri_reducer *r, peri_tensor *t)
 {
+    PERI_NEED(r);
+    PERI_NEED(t);
     if (!r->group || !t->node || t->node->ending == &r->ending) return PERI_OK;
     if (t->node->ending) return peri__fail(PERI_EINVAL, "peri_reducer_watch: another reducer watches the tensor's operation");
     peri__refs_add(&r->ending.refs);

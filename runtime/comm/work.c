@@ -142,6 +142,7 @@ static peri_status join(peri_work *work)
 
 peri_status peri_work_test(peri_work *work)
 {
+    PERI_NEED(work);
     if (work->status == PERI_PENDING) {
         peri__comm *comm = work->group->comm;
         peri_work_retain(work);
@@ -156,6 +157,7 @@ peri_status peri_work_test(peri_work *work)
 
 peri_status peri_work_wait(peri_work *work)
 {
+    PERI_NEED(work);
     peri_status status;
     /* A test is a pause in itself at first: it looks at the wires, and yields where ranks share processors. */
     for (int64_t round = 0; (status = peri_work_test(work)) == PERI_PENDING; round++)

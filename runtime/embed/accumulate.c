@@ -177,6 +177,7 @@ static peri_status join_blocks(const peri_tbe *tbe, const totals *all, peri_tbe_
 
 peri_status peri_tbe_accumulate_set(peri_tbe *tbe, bool on)
 {
+    PERI_NEED(tbe);
     if (on && tbe->tier) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_accumulate_set: tables in files update with every backward pass");
     if (on && tbe->optimizer.kind == PERI_TBE_NONE)
         return peri__fail(PERI_EINVAL, "peri_tbe_accumulate_set: this table batch has no optimizer");
@@ -188,6 +189,7 @@ int64_t peri_tbe_accumulated(const peri_tbe *tbe) { return tbe->n_kept; }
 
 peri_status peri_tbe_accumulated_apply(peri_tbe *tbe)
 {
+    PERI_NEED(tbe);
     if (tbe->n_kept == 0) return PERI_OK;
     totals all = place(tbe);
     peri_tbe_input in = {0};

@@ -255,6 +255,8 @@ static peri_status look_up(const peri_embedding_bag_args *a, call *c)
 
 peri_status peri_embedding_bag(const peri_embedding_bag_args *a, peri_tensor **out)
 {
+    PERI_NEED(a);
+    PERI_NEED(out);
     call c;
     PERI_TRY(check_args(a));
     peri_status status = call_new(a, &c);

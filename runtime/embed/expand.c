@@ -68,6 +68,8 @@ out:
 
 peri_status peri_tbe_expand(const peri_tbe_expand_args *a, peri_tensor **out)
 {
+    PERI_NEED(a);
+    PERI_NEED(out);
     PERI_TRY(check_args(a));
     int64_t batch = a->inverse->shape[1], bags = a->inverse->shape[0] * batch, width = 0;
     peri_tensor *ids = NULL, *offsets = NULL, *rows = NULL;

@@ -62,6 +62,9 @@ peri_status peri__tbe_check(const char *function, peri_tbe *tbe, const peri_tbe_
 
 peri_status peri_tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)
 {
+    PERI_NEED(tbe);
+    PERI_NEED(in);
+    PERI_NEED(out);
     PERI_TRY(peri__tbe_input_check("peri_tbe_forward", tbe, in));
     PERI_TRY(check_out("peri_tbe_forward", tbe, in, out));
     peri__changed(out);
@@ -72,6 +75,9 @@ peri_status peri_tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tenso
 
 peri_status peri_tbe_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights)
 {
+    PERI_NEED(tbe);
+    PERI_NEED(in);
+    PERI_NEED(grad);
     PERI_TRY(peri__tbe_input_check("peri_tbe_backward", tbe, in));
     PERI_TRY(peri__tbe_gradient_check("peri_tbe_backward", tbe, in, grad, grad_weights));
     if (tbe->accumulate) {
@@ -90,10 +96,11 @@ peri_status peri_tbe_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_tens
 
 peri_status peri_tbe_prefetch(peri_tbe *tbe, const peri_tbe_input *in)
 {
+    PERI_NEED(tbe);
+    PERI_NEED(in);
     PERI_TRY(peri__tbe_input_check("peri_tbe_prefetch", tbe, in));
     return tbe->tier ? peri__tier_prefetch("peri_tbe_prefetch", tbe, in) : PERI_OK;
 }
-
 
 /* -- on the tape ----------------------------------------------------------------------------------------------------------------- */
 
@@ -205,6 +212,9 @@ out:
 
 peri_status peri_tbe_lookup(peri_tbe *tbe, const peri_tbe_input *in, int32_t ndim, const int64_t *shape, peri_tensor **out)
 {
+    PERI_NEED(in);
+    PERI_NEED(tbe);
+    PERI_NEED(out);
     PERI_TRY(peri__tbe_input_check("peri_tbe_lookup", tbe, in));
     peri_tensor *t;
     PERI_TRY(peri_tensor_new(tbe->device, tbe->output_dtype, ndim, shape, &t));

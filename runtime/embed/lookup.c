@@ -98,6 +98,8 @@ static peri_status check_block(const peri_tbe *tbe, const peri_tbe_block *b, int
 
 peri_status peri_tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, peri_tbe_blocks **out)
 {
+    PERI_NEED(tbe);
+    PERI_NEED(out);
     if (n < 0 || n > INT32_MAX || (n && !blocks)) return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: %lld blocks", (long long)n);
     for (int64_t k = 0; k < n; k++) PERI_TRY(check_block(tbe, &blocks[k], k));
     return peri__tbe_blocks_new(tbe, blocks, n, out);

@@ -14,6 +14,7 @@ enum { TABLE_ALIGNMENT = 16, GRAIN = 1 << 14 };
 
 peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out)
 {
+    PERI_NEED(out);
     if (kind < 0 || kind >= PERI_K_OPTIM_COUNT)
         return peri__fail(PERI_EINVAL, "peri_tbe_optimizer_default: kind %d, allowed: 0..%d", kind, PERI_K_OPTIM_COUNT - 1);
     const peri__optimizer_kind *k = peri__optimizer_kind_of(kind);
@@ -279,6 +280,8 @@ static peri_status new_states(peri_tbe *tbe)
 
 peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
 {
+    PERI_NEED(c);
+    PERI_NEED(out);
     peri_tbe *tbe;
     int64_t *slots = NULL;
     PERI_TRY(check_config(c));
@@ -397,6 +400,9 @@ static peri_status state_view(const char *function, peri_tbe *tbe, int64_t table
 
 peri_status peri_tbe_state(peri_tbe *tbe, int64_t table, const char *name, peri_tensor **out)
 {
+    PERI_NEED(tbe);
+    PERI_NEED(name);
+    PERI_NEED(out);
     return state_view("peri_tbe_state", tbe, table, name, out);
 }
 
@@ -422,6 +428,8 @@ int32_t peri_tbe_state_shape(const peri_tbe *tbe, int64_t table, const char *nam
 
 peri_status peri_tbe_leaf(peri_tbe *tbe, int64_t table, peri_tensor **out)
 {
+    PERI_NEED(tbe);
+    PERI_NEED(out);
     PERI_TRY(check_table_index("peri_tbe_leaf", tbe, table));
     if (tbe->optimizer.kind != PERI_TBE_NONE)
         return peri__fail(PERI_EINVAL, "peri_tbe_leaf: table '%s' is trained by its fused optimizer %s, it has no leaf",
@@ -495,6 +503,9 @@ out:
 
 peri_status peri_tbe_read(peri_tbe *tbe, int64_t table, const char *name, int64_t row, peri_tensor *dst)
 {
+    PERI_NEED(tbe);
+    PERI_NEED(name);
+    PERI_NEED(dst);
     peri_tensor *view;
     int32_t part;
     if (tbe->tier) {
@@ -528,6 +539,9 @@ out:
 
 peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64_t row, const peri_tensor *src)
 {
+    PERI_NEED(tbe);
+    PERI_NEED(name);
+    PERI_NEED(src);
     peri_tensor *view;
     int32_t part;
     if (tbe->tier) {
@@ -545,6 +559,7 @@ peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64
 
 peri_status peri_tbe_learning_rate_set(peri_tbe *tbe, double learning_rate)
 {
+    PERI_NEED(tbe);
     if (!(learning_rate >= 0) || !isfinite(learning_rate))
         return peri__fail(PERI_EINVAL, "peri_tbe_learning_rate_set: %g, allowed: finite numbers >= 0", learning_rate);
     tbe->optimizer.learning_rate = learning_rate;
@@ -556,6 +571,7 @@ int64_t peri_tbe_iteration(const peri_tbe *tbe) { return tbe->iteration; }
 
 peri_status peri_tbe_iteration_set(peri_tbe *tbe, int64_t iteration)
 {
+    PERI_NEED(tbe);
     if (iteration < 0) return peri__fail(PERI_EINVAL, "peri_tbe_iteration_set: %lld, allowed: >= 0", (long long)iteration);
     tbe->iteration = iteration;
     tbe->averaged = 0;
@@ -566,6 +582,8 @@ static int64_t bytes_of(const peri_tensor *t) { return t ? peri__numel(t) * peri
 
 peri_status peri_tbe_statistics(peri_tbe *tbe, peri_tbe_stats *out)
 {
+    PERI_NEED(tbe);
+    PERI_NEED(out);
     int64_t counts[PERI__TBE_COUNTERS];
     PERI_TRY(peri__tbe_enter(tbe));
     PERI_TRY(peri_tensor_read(tbe->counters, counts, sizeof counts));

@@ -48,6 +48,8 @@ void peri__tier_warn(const peri__tier *tier, const peri__row_file *f)
 
 peri_status peri_tbe_flush_info(const peri_tbe *tbe, peri_flush_info *out)
 {
+    PERI_NEED(tbe);
+    PERI_NEED(out);
     const peri__tier *tier = tbe->tier;
     *out = (peri_flush_info){.path = ""};
     for (int64_t t = 0; tier && t < tier->n_tables; t++) {
@@ -68,6 +70,7 @@ peri_status peri_tbe_flush_info(const peri_tbe *tbe, peri_flush_info *out)
 
 peri_status peri_tbe_flush_prepare(peri_tbe *tbe)
 {
+    PERI_NEED(tbe);
     peri__tier *tier = tbe->tier;
     if (!tier) return PERI_OK;
     PERI_TRY(peri__tier_settle(tier));
@@ -79,6 +82,7 @@ peri_status peri_tbe_flush_prepare(peri_tbe *tbe)
 
 peri_status peri_tbe_flush_commit(peri_tbe *tbe, int64_t number, uint64_t stamp)
 {
+    PERI_NEED(tbe);
     peri__tier *tier = tbe->tier;
     if (!tier) return PERI_OK;
     if (number < 1 || stamp == 0)
@@ -96,6 +100,7 @@ uint64_t peri_flush_stamp(void) { return peri__row_stamp(); }
 
 peri_status peri_tbe_flush(peri_tbe *tbe)
 {
+    PERI_NEED(tbe);
     peri_flush_info info;
     PERI_TRY(peri_tbe_flush_prepare(tbe));
     PERI_TRY(peri_tbe_flush_info(tbe, &info));

@@ -497,6 +497,8 @@ const char *peri_tbe_cache_io(const peri_tbe *tbe) { return tbe->tier ? peri__ro
 
 peri_status peri_tbe_cache_statistics(peri_tbe *tbe, int64_t table, peri_tbe_cache_stats *out)
 {
+    PERI_NEED(tbe);
+    PERI_NEED(out);
     const peri__tier *tier = tbe->tier;
     if (!tier) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_cache_statistics: these tables are in memory");
     if (table < -1 || table >= tier->n_tables)

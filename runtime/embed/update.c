@@ -212,6 +212,10 @@ peri_status peri__tbe_update(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe
 
 peri_status peri_tbe_gradient(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights, peri_tensor **out)
 {
+    PERI_NEED(tbe);
+    PERI_NEED(in);
+    PERI_NEED(grad);
+    PERI_NEED(out);
     PERI_TRY(peri__tbe_input_check("peri_tbe_gradient", tbe, in));
     PERI_TRY(peri__tbe_gradient_check("peri_tbe_gradient", tbe, in, grad, grad_weights));
     if (tbe->tier) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient: tables in files have no dense gradients");
@@ -234,6 +238,10 @@ out:
 peri_status peri_tbe_gradient_sparse(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights,
                                      peri_tbe_sparse *out)
 {
+    PERI_NEED(tbe);
+    PERI_NEED(in);
+    PERI_NEED(grad);
+    PERI_NEED(out);
     PERI_TRY(peri__tbe_input_check("peri_tbe_gradient_sparse", tbe, in));
     PERI_TRY(peri__tbe_gradient_check("peri_tbe_gradient_sparse", tbe, in, grad, grad_weights));
     if (tbe->tier) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient_sparse: tables in files update with every backward pass");
@@ -272,6 +280,8 @@ static peri_status check_dense(const char *function, const peri_tbe *tbe, const 
 
 peri_status peri_tbe_gradient_apply(peri_tbe *tbe, peri_tensor *gradient)
 {
+    PERI_NEED(tbe);
+    PERI_NEED(gradient);
     if (tbe->tier) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient_apply: tables in files have no dense gradients");
     PERI_TRY(check_dense("peri_tbe_gradient_apply", tbe, gradient));
     if (tbe->optimizer.kind == PERI_TBE_NONE) return peri__fail(PERI_EINVAL, "peri_tbe_gradient_apply: this table batch has no optimizer");
@@ -296,6 +306,9 @@ peri_status peri_tbe_gradient_apply(peri_tbe *tbe, peri_tensor *gradient)
 
 peri_status peri_tbe_gradient_table(peri_tbe *tbe, peri_tensor *gradient, int64_t table, peri_tensor **out)
 {
+    PERI_NEED(tbe);
+    PERI_NEED(gradient);
+    PERI_NEED(out);
     PERI_TRY(check_dense("peri_tbe_gradient_table", tbe, gradient));
     if (table < 0 || table >= tbe->n_tables)
         return peri__fail(PERI_ERANGE, "peri_tbe_gradient_table: table %lld, allowed: 0..%lld", (long long)table,

@@ -6,6 +6,7 @@
 
 peri_status peri_batch_new(int32_t dense_features, int32_t sparse_features, int64_t rows, int64_t ids, peri_batch **out)
 {
+    PERI_NEED(out);
     if (dense_features < 0 || dense_features > IO_MAX_FEATURES || sparse_features < 0 || sparse_features > IO_MAX_FEATURES)
         return peri__fail(PERI_EINVAL, "peri_batch_new: %d dense and %d sparse features, allowed: 0..%d", dense_features, sparse_features,
                           IO_MAX_FEATURES);
@@ -56,6 +57,7 @@ peri_status peri__batch_reserve_rows(peri_batch *batch, int64_t rows)
 
 peri_status peri_batch_reserve(peri_batch *batch, int64_t ids)
 {
+    PERI_NEED(batch);
     if (ids < 0 || ids > IO_MAX_IDS) return peri__fail(PERI_EINVAL, "peri_batch_reserve: %lld ids, allowed: 0..2^40", (long long)ids);
     if (batch->values && ids <= batch->value_capacity) return PERI_OK;
     PERI_TRY(grow((void **)&batch->values, ids, sizeof *batch->values));

@@ -390,6 +390,8 @@ static peri_status read_share(peri_criteo *r, int64_t lines, peri_batch *b, int6
 
 peri_status peri_criteo_next(peri_criteo *r, peri_batch *b)
 {
+    PERI_NEED(r);
+    PERI_NEED(b);
     PERI_TRY(peri__batch_check("peri_criteo_next", b, r->dense_features, r->sparse_features));
     if (r->spent)
         return peri__fail(PERI_EINVAL, "peri_criteo_next: %s is a pipe, which is read once; for more passes write it to a file", r->path);
@@ -497,7 +499,12 @@ out:
     return status;
 }
 
-peri_status peri_criteo_open(const peri_criteo_options *options, peri_criteo **out) { return open_reader(options, NULL, 0, out); }
+peri_status peri_criteo_open(const peri_criteo_options *options, peri_criteo **out)
+{
+    PERI_NEED(options);
+    PERI_NEED(out);
+    return open_reader(options, NULL, 0, out);
+}
 
 peri_status peri_criteo_open_memory(const peri_criteo_options *options, const char *text, int64_t size, peri_criteo **out)
 {

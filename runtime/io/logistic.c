@@ -21,6 +21,8 @@ struct peri_logistic {
 
 peri_status peri_logistic_new(const peri_logistic_options *o, peri_logistic **out)
 {
+    PERI_NEED(o);
+    PERI_NEED(out);
     const char *function = "peri_logistic_new";
     if (o->dense_features < 0 || o->dense_features > IO_MAX_FEATURES || o->sparse_features < 0 || o->sparse_features > IO_MAX_FEATURES)
         return peri__fail(PERI_EINVAL, "%s: %d dense and %d sparse features, allowed: 0..%d", function, o->dense_features,
@@ -133,6 +135,8 @@ static void learn(peri_logistic *m, const peri_batch *b, int64_t row, double err
 
 peri_status peri_logistic_train(peri_logistic *m, const peri_batch *b, double *loss)
 {
+    PERI_NEED(m);
+    PERI_NEED(b);
     PERI_TRY(start("peri_logistic_train", m, b));
     double sum = 0;
     for (int64_t row = 0; row < b->rows; row++) {
@@ -147,6 +151,9 @@ peri_status peri_logistic_train(peri_logistic *m, const peri_batch *b, double *l
 
 peri_status peri_logistic_predict(peri_logistic *m, const peri_batch *b, float *out)
 {
+    PERI_NEED(m);
+    PERI_NEED(b);
+    PERI_NEED(out);
     PERI_TRY(start("peri_logistic_predict", m, b));
     for (int64_t row = 0; row < b->rows; row++) {
         out[row] = (float)(1 / (1 + exp(-logit(m, b, row))));

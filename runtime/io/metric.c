@@ -21,6 +21,8 @@ static peri_status check(const char *function, const peri_metric_samples *s)
 
 peri_status peri_metric_add(const peri_metric_samples *s, double threshold, peri_metric_sums *t)
 {
+    PERI_NEED(s);
+    PERI_NEED(t);
     PERI_TRY(check("peri_metric_add", s));
     for (int64_t i = 0; i < s->n; i++) {
         double p = s->predictions[i], y = s->labels[i], w = s->weights ? s->weights[i] : 1;
@@ -84,6 +86,8 @@ static void group(const sample *list, int64_t n, int64_t *at, double *positive, 
 
 peri_status peri_metric_auc(const peri_metric_samples *s, double *out)
 {
+    PERI_NEED(s);
+    PERI_NEED(out);
     sample *list;
     PERI_TRY(sorted("peri_metric_auc", s, &list));
     double below = 0, positives = 0, area = 0, p, n; /* below: weight of negatives with a lower prediction */
@@ -100,6 +104,8 @@ peri_status peri_metric_auc(const peri_metric_samples *s, double *out)
 
 peri_status peri_metric_auprc(const peri_metric_samples *s, double *out)
 {
+    PERI_NEED(s);
+    PERI_NEED(out);
     sample *list;
     PERI_TRY(sorted("peri_metric_auprc", s, &list));
     double above = 0, positives = 0, area = 0; /* above: weight of all samples with at least this prediction */
@@ -140,6 +146,8 @@ static int64_t inversions(double *x, int64_t n, double *scratch)
 
 peri_status peri_metric_rauc(const peri_metric_samples *s, double *out)
 {
+    PERI_NEED(s);
+    PERI_NEED(out);
     sample *list;
     PERI_TRY(sorted("peri_metric_rauc", s, &list));
     double *labels = peri__alloc(sizeof *labels * 2 * (size_t)peri__max(s->n, 1));
@@ -154,6 +162,7 @@ peri_status peri_metric_rauc(const peri_metric_samples *s, double *out)
 
 peri_status peri_metric_xauc(const peri_metric_samples *s, double *right, double *pairs)
 {
+    PERI_NEED(s);
     PERI_TRY(check("peri_metric_xauc", s));
     double good = 0, all = 0;
     for (int64_t i = 0; i < s->n; i++)

@@ -327,6 +327,8 @@ static peri_status make_groups(peri_sharded_ebc *e, const peri_sharded_ebc_confi
 
 peri_status peri_sharded_ebc_new(const peri_sharded_ebc_config *c, peri_sharded_ebc **out)
 {
+    PERI_NEED(c);
+    PERI_NEED(out);
     PERI_TRY(check_config(c));
     peri_sharded_ebc *e = peri__alloc_zero(sizeof *e);
     if (!e) return PERI_ENOMEM;
@@ -392,6 +394,8 @@ int32_t peri_sharded_ebc_local_shards(const peri_sharded_ebc *e) { return e->n_l
 
 peri_status peri_sharded_ebc_local_shard(peri_sharded_ebc *e, int32_t i, peri_local_shard *out)
 {
+    PERI_NEED(e);
+    PERI_NEED(out);
     if (i < 0 || i >= e->n_local)
         return peri__fail(PERI_ERANGE, "peri_sharded_ebc_local_shard: piece %d, allowed: 0..%d", i, e->n_local - 1);
     *out = e->local[i];
@@ -400,6 +404,7 @@ peri_status peri_sharded_ebc_local_shard(peri_sharded_ebc *e, int32_t i, peri_lo
 
 peri_status peri_sharded_ebc_learning_rate_set(peri_sharded_ebc *e, int32_t optimizer, double learning_rate)
 {
+    PERI_NEED(e);
     if (optimizer < 0 || optimizer >= e->n_optimizers)
         return peri__fail(PERI_ERANGE, "peri_sharded_ebc_learning_rate_set: optimizer %d, allowed: 0..%d", optimizer, e->n_optimizers - 1);
     for (int32_t g = 0; g < e->n_groups; g++)

@@ -92,6 +92,8 @@ peri_status peri_sharded_ebc_files_found(const peri_sharded_ebc *e, peri_flush_i
 
 peri_status peri_sharded_ebc_flush_info(const peri_sharded_ebc *e, peri_flush_info *out)
 {
+    PERI_NEED(e);
+    PERI_NEED(out);
     *out = (peri_flush_info){.path = ""};
     for (int32_t g = 0; g < e->n_groups; g++) {
         peri_flush_info info;
@@ -108,12 +110,14 @@ peri_status peri_sharded_ebc_flush_info(const peri_sharded_ebc *e, peri_flush_in
 
 peri_status peri_sharded_ebc_flush_prepare(peri_sharded_ebc *e)
 {
+    PERI_NEED(e);
     for (int32_t g = 0; g < e->n_groups; g++) PERI_TRY(peri_tbe_flush_prepare(e->groups[g].tbe));
     return PERI_OK;
 }
 
 peri_status peri_sharded_ebc_flush_commit(peri_sharded_ebc *e, int64_t number, uint64_t stamp)
 {
+    PERI_NEED(e);
     for (int32_t g = 0; g < e->n_groups; g++) PERI_TRY(peri_tbe_flush_commit(e->groups[g].tbe, number, stamp));
     return PERI_OK;
 }

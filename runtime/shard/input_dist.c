@@ -418,6 +418,9 @@ static peri_status start(peri_sharded_ebc *e, peri_kjt *kjt, peri_work **out)
 
 peri_status peri_sharded_ebc_input_dist(peri_sharded_ebc *e, peri_kjt *kjt, peri_work **out)
 {
+    PERI_NEED(e);
+    PERI_NEED(kjt);
+    PERI_NEED(out);
     PERI_TRY(peri__group_check("peri_sharded_ebc_input_dist", e->group));
     peri_status status = start(e, kjt, out);
     if (status < 0 && e->world_size > 1) peri__group_fail(e->group, status);

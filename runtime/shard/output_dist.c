@@ -369,6 +369,8 @@ static peri_status look_up(output_dist *o)
 
 peri_status peri_sharded_ebc_prefetch(peri_sharded_ebc *e, peri_work *dist)
 {
+    PERI_NEED(e);
+    PERI_NEED(dist);
     static const char *const f = "peri_sharded_ebc_prefetch";
     peri__input_dist *d = (peri__input_dist *)dist;
     if (dist->vtab != &peri__input_dist_vtab || d->ebc != e)
@@ -384,6 +386,9 @@ peri_status peri_sharded_ebc_prefetch(peri_sharded_ebc *e, peri_work *dist)
 
 peri_status peri_sharded_ebc_compute_and_output_dist(peri_sharded_ebc *e, peri_work *dist, peri_work **out)
 {
+    PERI_NEED(e);
+    PERI_NEED(dist);
+    PERI_NEED(out);
     static const char *const f = "peri_sharded_ebc_compute_and_output_dist";
     peri__input_dist *d = (peri__input_dist *)dist;
     if (dist->vtab != &peri__input_dist_vtab || d->ebc != e)
@@ -408,6 +413,9 @@ peri_status peri_sharded_ebc_compute_and_output_dist(peri_sharded_ebc *e, peri_w
 
 peri_status peri_sharded_ebc_output(peri_sharded_ebc *e, peri_work *output, peri_tensor **out)
 {
+    PERI_NEED(e);
+    PERI_NEED(output);
+    PERI_NEED(out);
     static const char *const f = "peri_sharded_ebc_output";
     output_dist *o = (output_dist *)output;
     if (output->vtab != &output_vtab || o->batch->ebc != e)

@@ -27,6 +27,8 @@ peri_status peri__shard_add(const peri_sharding *s, peri_shard *out, int32_t cap
 
 peri_status peri_sharding_shards(const peri_sharding *s, peri_shard *out, int32_t capacity, int32_t *n)
 {
+    PERI_NEED(s);
+    PERI_NEED(out);
     const char *table = s->table ? s->table : "?";
     if (s->type < 0 || s->type >= PERI_SHARDING_TYPE_COUNT)
         return peri__fail(PERI_EINVAL, "peri_sharding_shards: table '%s': %d is no sharding type", table, s->type);

@@ -187,6 +187,10 @@ static peri_status batch_sizes_of(const char *f, const peri_bucket_args *a, int6
 peri_status peri_sparse_bucketize(const peri_bucket_args *a, peri_tensor *lengths, peri_tensor *ids, peri_tensor *weights,
                                   const int64_t *batch_sizes, peri_bucket_result *out)
 {
+    PERI_NEED(a);
+    PERI_NEED(lengths);
+    PERI_NEED(ids);
+    PERI_NEED(out);
     static const char f[] = "peri_sparse_bucketize";
     PERI_TRY(check_args(f, a, ids));
     PERI_TRY(peri__check_tensor(f, "lengths", lengths, -1, 1));
@@ -238,6 +242,9 @@ static peri_status repeat_keys(const peri_kjt *k, int32_t buckets, peri_keys **k
 
 peri_status peri_kjt_bucketize(peri_kjt *k, const peri_bucket_args *a, peri_kjt **out, peri_tensor **unbucketize)
 {
+    PERI_NEED(k);
+    PERI_NEED(a);
+    PERI_NEED(out);
     static const char f[] = "peri_kjt_bucketize";
     PERI_TRY(check_args(f, a, k->values));
     if (a->n_features != k->keys->count)
@@ -320,6 +327,10 @@ static peri_status check_replay(const char *f, const peri_tensor *lengths, const
 
 peri_status peri_sparse_bucketize_replay(peri_tensor *lengths, peri_tensor *bucketized_lengths, peri_tensor *mapping, peri_tensor **out)
 {
+    PERI_NEED(lengths);
+    PERI_NEED(bucketized_lengths);
+    PERI_NEED(mapping);
+    PERI_NEED(out);
     static const char f[] = "peri_sparse_bucketize_replay";
     int64_t buckets, n = mapping->shape[0], bags = lengths->shape[0];
     PERI_TRY(check_replay(f, lengths, bucketized_lengths, mapping, &buckets));

@@ -46,6 +46,8 @@ static peri_status layout(const char *f, const peri_row_format *r, int64_t cols,
 
 peri_status peri_quantize_row_bytes(const peri_row_format *format, int64_t cols, int64_t *out)
 {
+    PERI_NEED(format);
+    PERI_NEED(out);
     peri_k_rows_args args;
     PERI_TRY(layout("peri_quantize_row_bytes", format, cols, &args));
     *out = args.stride;

@@ -180,6 +180,10 @@ static peri_status check_segments(const char *f, const peri_tensor *logit, const
 
 peri_status peri_sparse_calibrate(peri_tensor *logit, const peri_calibration_args *a, peri_tensor **calibrated, peri_tensor **bin_ids)
 {
+    PERI_NEED(logit);
+    PERI_NEED(a);
+    PERI_NEED(calibrated);
+    PERI_NEED(bin_ids);
     static const char f[] = "peri_sparse_calibrate";
     PERI_TRY(check_bins(f, logit, a));
     if (a->segment_lengths) PERI_TRY(check_segments(f, logit, a));

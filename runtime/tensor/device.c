@@ -106,6 +106,7 @@ static bool try_retain(peri_stream *s)
 
 peri_status peri_device_synchronize(peri_device *device)
 {
+    PERI_NEED(device);
     /* Streams are held, not locked, while they run: releasing one must not wait. */
     enum { SOME = 64 };
     peri_stream *few[SOME], **held = few;
@@ -128,6 +129,7 @@ peri_status peri_device_synchronize(peri_device *device)
 
 peri_status peri_device_seed(peri_device *device, uint64_t seed)
 {
+    PERI_NEED(device);
     if (device->vtab->seed) device->vtab->seed(device->ctx, seed);
     return PERI_OK;
 }
@@ -136,6 +138,8 @@ peri_status peri_device_seed(peri_device *device, uint64_t seed)
 
 peri_status peri_stream_new(peri_device *device, peri_stream **out)
 {
+    PERI_NEED(device);
+    PERI_NEED(out);
     peri_stream *s = peri__alloc_zero(sizeof *s);
     if (!s) return PERI_ENOMEM;
     peri__refs_init(&s->refs);
@@ -179,6 +183,7 @@ peri_stream *peri_stream_current(peri_device *device)
 
 peri_status peri_stream_set_current(peri_device *device, peri_stream *stream)
 {
+    PERI_NEED(device);
     if (stream && stream->device != device)
         return peri__fail(PERI_EINVAL, "peri_stream_set_current: a stream of %s on device %s", stream->device->name, device->name);
     if (stream == &device->default_stream) stream = NULL;
@@ -190,6 +195,8 @@ peri_status peri_stream_set_current(peri_device *device, peri_stream *stream)
 
 peri_status peri_stream_wait(peri_stream *stream, peri_event *event)
 {
+    PERI_NEED(stream);
+    PERI_NEED(event);
     if (stream->device != event->device)
         return peri__fail(PERI_EINVAL, "peri_stream_wait: a stream of %s and an event of %s", stream->device->name, event->device->name);
     return stream->device->vtab->stream_wait(stream->device->ctx, stream->ctx, event->ctx);
@@ -197,11 +204,14 @@ peri_status peri_stream_wait(peri_stream *stream, peri_event *event)
 
 peri_status peri_stream_synchronize(peri_stream *stream)
 {
+    PERI_NEED(stream);
     return stream->device->vtab->stream_sync(stream->device->ctx, stream->ctx);
 }
 
 peri_status peri_event_new(peri_device *device, peri_event **out)
 {
+    PERI_NEED(device);
+    PERI_NEED(out);
     peri_event *e = peri__alloc_zero(sizeof *e);
     if (!e) return PERI_ENOMEM;
     peri__refs_init(&e->refs);
@@ -226,13 +236,23 @@ void peri_event_release(peri_event *e)
 
 peri_status peri_event_record(peri_event *event, peri_stream *stream)
 {
+    PERI_NEED(event);
+    PERI_NEED(stream);
     if (stream->device != event->device)
         return peri__fail(PERI_EINVAL, "peri_event_record: an event of %s and a stream of %s", event->device->name, stream->device->name);
     return event->device->vtab->event_record(event->device->ctx, event->ctx, stream->ctx);
 }
 
-peri_status peri_event_query(peri_event *event) { return event->device->vtab->event_query(event->device->ctx, event->ctx); }
-peri_status peri_event_synchronize(peri_event *event) { return event->device->vtab->event_sync(event->device->ctx, event->ctx); }
+peri_status peri_event_query(peri_event *event)
+{
+    PERI_NEED(event);
+    return event->device->vtab->event_query(event->device->ctx, event->ctx);
+}
+peri_status peri_event_synchronize(peri_event *event)
+{
+    PERI_NEED(event);
+    return event->device->vtab->event_sync(event->device->ctx, event->ctx);
+}
 
 /* -- work ---------------------------------------------------------------------------------------------------------------------- */
 

@@ -49,6 +49,8 @@ static peri_status sync(peri_jt *jt, const char *function)
 
 peri_status peri_jt_new(const peri_jt_args *a, peri_jt **out)
 {
+    PERI_NEED(a);
+    PERI_NEED(out);
     char text[128];
     if (!a->values) return peri__fail(PERI_EINVAL, "peri_jt_new: values are missing");
     if (a->values->ndim < 1) return peri__fail(PERI_EINVAL, "peri_jt_new: values are a scalar, wanted at least 1 dimension");
@@ -93,29 +95,46 @@ static peri_status share(peri_tensor *t, peri_tensor **out)
     return PERI_OK;
 }
 
-peri_status peri_jt_values(peri_jt *jt, peri_tensor **out) { return share(jt->values, out); }
-peri_status peri_jt_weights(peri_jt *jt, peri_tensor **out) { return share(jt->weights, out); }
+peri_status peri_jt_values(peri_jt *jt, peri_tensor **out)
+{
+    PERI_NEED(jt);
+    PERI_NEED(out);
+    return share(jt->values, out);
+}
+peri_status peri_jt_weights(peri_jt *jt, peri_tensor **out)
+{
+    PERI_NEED(jt);
+    PERI_NEED(out);
+    return share(jt->weights, out);
+}
 
 peri_status peri_jt_lengths(peri_jt *jt, peri_tensor **out)
 {
+    PERI_NEED(jt);
+    PERI_NEED(out);
     PERI_TRY(peri__bags_lengths(&jt->bags));
     return share(jt->bags.lengths, out);
 }
 
 peri_status peri_jt_offsets(peri_jt *jt, peri_tensor **out)
 {
+    PERI_NEED(jt);
+    PERI_NEED(out);
     PERI_TRY(peri__bags_offsets(&jt->bags));
     return share(jt->bags.offsets, out);
 }
 
 peri_status peri_jt_validate(peri_jt *jt)
 {
+    PERI_NEED(jt);
     jt->bags.longest = -1;
     return sync(jt, "peri_jt_validate");
 }
 
 peri_status peri_jt_longest(peri_jt *jt, int64_t *out)
 {
+    PERI_NEED(jt);
+    PERI_NEED(out);
     PERI_TRY(sync(jt, "peri_jt_longest"));
     *out = jt->bags.longest;
     return PERI_OK;
@@ -123,6 +142,8 @@ peri_status peri_jt_longest(peri_jt *jt, int64_t *out)
 
 peri_status peri_jt_offsets_on_host(peri_jt *jt, const int64_t **out)
 {
+    PERI_NEED(jt);
+    PERI_NEED(out);
     if (!jt->host_offsets) {
         peri_tensor *wide = NULL;
         int64_t n = jt->bags.bags + 1, *host = NULL;

@@ -96,6 +96,8 @@ out:
 
 peri_status peri_jt_to_padded_dense(peri_jt *jt, int64_t desired, double padding, bool weights, peri_tensor **out)
 {
+    PERI_NEED(jt);
+    PERI_NEED(out);
     if (weights && !jt->weights) return peri__fail(PERI_EINVAL, "peri_jt_to_padded_dense: there are no weights");
     int64_t longest; /* also: checked */
     PERI_TRY(peri_jt_longest(jt, &longest));
@@ -240,6 +242,8 @@ static peri_status room(const peri_tensor *t, peri_device *device, peri_tensor *
 
 peri_status peri_jt_empty_like(peri_jt *jt, peri_device *device, peri_jt **out)
 {
+    PERI_NEED(jt);
+    PERI_NEED(out);
     if (!device) device = peri__device(jt->values);
     peri_tensor *values = NULL, *weights = NULL, *lengths = NULL;
     peri_status status;
@@ -276,6 +280,9 @@ int64_t peri__tensor_bytes(const peri_tensor *t) { return t ? peri__numel(t) * p
 
 peri_status peri_jt_equal(peri_jt *a, peri_jt *b, bool *out)
 {
+    PERI_NEED(a);
+    PERI_NEED(b);
+    PERI_NEED(out);
     bool same;
     PERI_TRY(peri__bags_lengths(&a->bags));
     PERI_TRY(peri__bags_lengths(&b->bags));

@@ -186,6 +186,8 @@ static peri_status flat_lengths(const peri_kjt_args *a, peri_tensor **out)
 
 peri_status peri_kjt_new(const peri_kjt_args *a, peri_kjt **out)
 {
+    PERI_NEED(a);
+    PERI_NEED(out);
     PERI_TRY(check_keys(a->keys));
     PERI_TRY(check_values(a->values, a->weights));
     if (a->stride < -1) return peri__fail(PERI_EINVAL, "%s: stride %lld, allowed: -1 (derived), 0 or more", new_name, (long long)a->stride);
@@ -276,18 +278,37 @@ static peri_status share(peri_tensor *t, peri_tensor **out)
     return PERI_OK;
 }
 
-peri_status peri_kjt_values(peri_kjt *k, peri_tensor **out) { return share(k->values, out); }
-peri_status peri_kjt_weights(peri_kjt *k, peri_tensor **out) { return share(k->weights, out); }
-peri_status peri_kjt_inverse_indices(peri_kjt *k, peri_tensor **out) { return share(k->inverse, out); }
+peri_status peri_kjt_values(peri_kjt *k, peri_tensor **out)
+{
+    PERI_NEED(k);
+    PERI_NEED(out);
+    return share(k->values, out);
+}
+peri_status peri_kjt_weights(peri_kjt *k, peri_tensor **out)
+{
+    PERI_NEED(k);
+    PERI_NEED(out);
+    return share(k->weights, out);
+}
+peri_status peri_kjt_inverse_indices(peri_kjt *k, peri_tensor **out)
+{
+    PERI_NEED(k);
+    PERI_NEED(out);
+    return share(k->inverse, out);
+}
 
 peri_status peri_kjt_lengths(peri_kjt *k, peri_tensor **out)
 {
+    PERI_NEED(k);
+    PERI_NEED(out);
     PERI_TRY(peri__bags_lengths(&k->bags));
     return share(k->bags.lengths, out);
 }
 
 peri_status peri_kjt_offsets(peri_kjt *k, peri_tensor **out)
 {
+    PERI_NEED(k);
+    PERI_NEED(out);
     if (!k->bags.offsets && !k->bags.checked) PERI_TRY(peri_kjt_sync_post(k)); /* the check makes them on its way */
     PERI_TRY(peri__bags_offsets(&k->bags));
     return share(k->bags.offsets, out);
@@ -315,6 +336,7 @@ static void bag_text(const void *owner, int64_t bag, char *text, size_t len)
 
 peri_status peri_kjt_sync_post(peri_kjt *k)
 {
+    PERI_NEED(k);
     if (k->synced || k->bags.report) return PERI_OK;
     peri_tensor *bounds = NULL;
     int64_t n = k->keys->count + 1;
@@ -342,6 +364,7 @@ static peri_status finish(peri_kjt *k)
 
 peri_status peri_kjt_sync_test(peri_kjt *k)
 {
+    PERI_NEED(k);
     if (k->synced) return PERI_OK;
     PERI_TRY(peri_kjt_sync_post(k));
     peri_status status = peri__report_test(k->bags.report);
@@ -350,6 +373,7 @@ peri_status peri_kjt_sync_test(peri_kjt *k)
 
 peri_status peri_kjt_sync(peri_kjt *k)
 {
+    PERI_NEED(k);
     if (k->synced) return PERI_OK;
     PERI_TRY(peri_kjt_sync_post(k));
     PERI_TRY(peri__report_wait(k->bags.report));
@@ -364,6 +388,8 @@ void peri_kjt_unsync(peri_kjt *k)
 
 peri_status peri_kjt_length_per_key(peri_kjt *k, const int64_t **out)
 {
+    PERI_NEED(k);
+    PERI_NEED(out);
     PERI_TRY(peri_kjt_sync(k));
     *out = k->length_per_key;
     return PERI_OK;
@@ -371,6 +397,8 @@ peri_status peri_kjt_length_per_key(peri_kjt *k, const int64_t **out)
 
 peri_status peri_kjt_offset_per_key(peri_kjt *k, const int64_t **out)
 {
+    PERI_NEED(k);
+    PERI_NEED(out);
     PERI_TRY(peri_kjt_sync(k));
     *out = k->offset_per_key;
     return PERI_OK;
@@ -378,6 +406,8 @@ peri_status peri_kjt_offset_per_key(peri_kjt *k, const int64_t **out)
 
 peri_status peri_kjt_longest(peri_kjt *k, int64_t *out)
 {
+    PERI_NEED(k);
+    PERI_NEED(out);
     if (k->bags.longest < 0) peri_kjt_unsync(k);
     PERI_TRY(peri_kjt_sync(k));
     *out = k->bags.longest;
@@ -407,6 +437,7 @@ static peri_status validate_inverse(peri_kjt *k)
 
 peri_status peri_kjt_validate(peri_kjt *k)
 {
+    PERI_NEED(k);
     peri_kjt_unsync(k);
     PERI_TRY(peri_kjt_sync(k));
     return k->inverse ? validate_inverse(k) : PERI_OK;

@@ -16,6 +16,8 @@ int32_t peri_kjt_dist_labels(const peri_kjt *k, int32_t *labels)
 
 peri_status peri_kjt_dist_splits(peri_kjt *k, const int32_t *key_splits, int32_t n, int64_t *out)
 {
+    PERI_NEED(k);
+    PERI_NEED(out);
     int64_t sum = 0;
     for (int32_t i = 0; i < n; i++) {
         if (key_splits[i] < 0) return peri__fail(PERI_EINVAL, "peri_kjt_dist_splits: %d keys for rank %d", key_splits[i], i);
@@ -43,6 +45,8 @@ peri_status peri_kjt_dist_splits(peri_kjt *k, const int32_t *key_splits, int32_t
 
 peri_status peri_kjt_dist_tensors(peri_kjt *k, peri_tensor **out)
 {
+    PERI_NEED(k);
+    PERI_NEED(out);
     int32_t labels[PERI_KJT_LABELS], count = peri_kjt_dist_labels(k, labels);
     peri_tensor *strides = NULL;
     PERI_TRY(peri__bags_lengths(&k->bags));
@@ -213,6 +217,8 @@ static peri_status move_lengths(const peri__recat *b, const peri_tensor *lengths
 
 peri_status peri_kjt_dist_init(const peri_kjt_dist_args *a, peri_kjt **out)
 {
+    PERI_NEED(a);
+    PERI_NEED(out);
     PERI_TRY(check_args(a));
     peri__recat b = {0};
     peri_tensor *in = NULL, *result = NULL, *lengths = NULL, *values = NULL, *weights = NULL;

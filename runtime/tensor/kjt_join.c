@@ -157,6 +157,8 @@ static peri_status check_jts(const peri_keys *keys, peri_jt *const *jts)
 
 peri_status peri_kjt_from_jts(peri_keys *keys, peri_jt *const *jts, peri_kjt **out)
 {
+    PERI_NEED(keys);
+    PERI_NEED(out);
     int32_t n = keys->count;
     if (n < 1) return peri__fail(PERI_EINVAL, "%s: no keys, wanted at least 1", from_jts_name);
     if (!keys->unique) return peri__fail(PERI_EINVAL, "%s: a key repeats", from_jts_name);
@@ -242,6 +244,8 @@ static peri_status check_room(const peri_kjt *dst, const peri_kjt *src)
 
 peri_status peri_kjt_copy(peri_kjt *dst, peri_kjt *src)
 {
+    PERI_NEED(dst);
+    PERI_NEED(src);
     PERI_TRY(check_room(dst, src));
     if (dst == src) return PERI_OK;
     if (dst->bags.lengths) PERI_TRY(peri__bags_lengths(&src->bags));
@@ -290,6 +294,8 @@ static peri_status room(const peri_tensor *t, peri_device *device, peri_tensor *
 
 peri_status peri_kjt_empty_like(peri_kjt *k, peri_device *device, peri_kjt **out)
 {
+    PERI_NEED(k);
+    PERI_NEED(out);
     if (!device) device = peri__kjt_device(k);
     PERI_TRY(peri__bags_lengths(&k->bags));
     peri__kjt_parts p = {.keys = k->keys, .stride = k->stride, .ranks = k->ranks, .stride_per_key_per_rank = k->stride_per_key_per_rank,
@@ -313,6 +319,9 @@ out:
 
 peri_status peri_kjt_equal(peri_kjt *a, peri_kjt *b, bool *out)
 {
+    PERI_NEED(a);
+    PERI_NEED(b);
+    PERI_NEED(out);
     bool same = peri_keys_equal(a->keys, b->keys) && a->stride == b->stride && a->ranks == b->ranks && !a->inverse == !b->inverse &&
                 a->bags.values == b->bags.values && a->bags.bags == b->bags.bags;
     if (same && a->ranks)

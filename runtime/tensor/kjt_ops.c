@@ -81,6 +81,8 @@ out:
 
 peri_status peri_kjt_permute(peri_kjt *k, const int32_t *indices, int32_t n, peri_kjt **out)
 {
+    PERI_NEED(k);
+    PERI_NEED(out);
     return peri__kjt_permute(k, indices, n, NULL, out);
 }
 
@@ -121,6 +123,8 @@ out:
 
 peri_status peri_kjt_split(peri_kjt *k, const int32_t *segments, int32_t n, peri_kjt **out)
 {
+    PERI_NEED(k);
+    PERI_NEED(out);
     int64_t sum = 0;
     for (int32_t i = 0; i < n; i++) {
         if (segments[i] < 0) return peri__fail(PERI_EINVAL, "peri_kjt_split: segment %d has %d keys", i, segments[i]);
@@ -148,6 +152,8 @@ peri_status peri_kjt_split(peri_kjt *k, const int32_t *segments, int32_t n, peri
 
 peri_status peri_kjt_get(peri_kjt *k, int32_t key, peri_jt **out)
 {
+    PERI_NEED(k);
+    PERI_NEED(out);
     if (key < 0 || key >= k->keys->count)
         return peri__fail(PERI_ERANGE, "peri_kjt_get: key number %d, allowed: 0..%d", key, k->keys->count - 1);
     PERI_TRY(peri_kjt_sync(k));

@@ -89,6 +89,8 @@ static peri_status side_by_side(peri_keys *keys, peri_tensor *const *tensors, pe
 
 peri_status peri_kt_from_tensors(peri_keys *keys, peri_tensor *const *tensors, int32_t key_dim, peri_kt **out)
 {
+    PERI_NEED(keys);
+    PERI_NEED(out);
     int32_t n = keys->count;
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_kt_from_tensors: no keys");
     if (!keys->unique) return peri__fail(PERI_EINVAL, "peri_kt_from_tensors: a key repeats");
@@ -116,6 +118,8 @@ const int64_t *peri_kt_offset_per_key(const peri_kt *kt) { return kt->offset_per
 
 peri_status peri_kt_values(peri_kt *kt, peri_tensor **out)
 {
+    PERI_NEED(kt);
+    PERI_NEED(out);
     peri_tensor_retain(kt->values);
     *out = kt->values;
     return PERI_OK;
@@ -123,6 +127,8 @@ peri_status peri_kt_values(peri_kt *kt, peri_tensor **out)
 
 peri_status peri_kt_get(peri_kt *kt, int32_t key, peri_tensor **out)
 {
+    PERI_NEED(kt);
+    PERI_NEED(out);
     if (key < 0 || key >= kt->keys->count)
         return peri__fail(PERI_ERANGE, "peri_kt_get: key number %d, allowed: 0..%d", key, kt->keys->count - 1);
     return peri_tensor_slice(kt->values, kt->key_dim, kt->offset_per_key[key], kt->offset_per_key[key + 1], 1, out);

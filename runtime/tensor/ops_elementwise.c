@@ -303,6 +303,8 @@ static const peri__node_vtab expand_vtab = {.name = "expand", .backward = expand
 
 peri_status peri_tensor_expand(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out)
 {
+    PERI_NEED(t);
+    PERI_NEED(out);
     peri_tensor *view;
     peri__node *node;
     for (int32_t d = 0; d < ndim && d < PERI_MAX_DIMS; d++)

@@ -23,6 +23,7 @@ struct peri_optim {
 
 peri_status peri_optim_defaults(int32_t kind, peri_optim_args *out)
 {
+    PERI_NEED(out);
     if (kind < 0 || kind >= PERI_OPTIM_KIND_COUNT)
         return peri__fail(PERI_EINVAL, "peri_optim_defaults: kind %d, allowed: 0..%d", kind, PERI_OPTIM_KIND_COUNT - 1);
     peri_optim_args a = {.kind = kind, .lr = 0.01, .eps = 1e-8, .beta1 = 0.9, .beta2 = 0.999, .alpha = 0.99};
@@ -137,6 +138,8 @@ static peri_status make_state(const peri_optim *o, const peri_tensor *param, per
 
 peri_status peri_optim_new(const peri_optim_args *args, peri_tensor *const *params, int32_t n, peri_optim **out)
 {
+    PERI_NEED(args);
+    PERI_NEED(out);
     PERI_TRY(check_args(args));
     if (n < 0) return peri__fail(PERI_EINVAL, "peri_optim_new: %d parameters", n);
     PERI_TRY(check_params("peri_optim_new", params, n, args->kind == PERI_OPTIM_ROWWISE_ADAGRAD));
@@ -234,6 +237,7 @@ static peri_status update(peri_optim *o, int32_t i, peri_tensor *grad)
 
 peri_status peri_optim_step(peri_optim *o)
 {
+    PERI_NEED(o);
     for (int32_t i = 0; i < o->n; i++) {
         if (!o->params[i]->grad) continue;
         peri_tensor *grad;
@@ -249,6 +253,7 @@ peri_status peri_optim_step(peri_optim *o)
 
 peri_status peri_optim_zero_grad(peri_optim *o)
 {
+    PERI_NEED(o);
     for (int32_t i = 0; i < o->n; i++) PERI_TRY(peri_tensor_grad_set(o->params[i], NULL));
     return PERI_OK;
 }
@@ -259,6 +264,8 @@ int32_t peri_optim_size(const peri_optim *o) { return o->n; }
 
 peri_status peri_optim_set(peri_optim *o, const char *name, double value)
 {
+    PERI_NEED(o);
+    PERI_NEED(name);
     const number *k;
     PERI_TRY(find_number("peri_optim_set", name, &k));
     PERI_TRY(check_number("peri_optim_set", k, value));
@@ -270,6 +277,9 @@ peri_status peri_optim_set(peri_optim *o, const char *name, double value)
 
 peri_status peri_optim_get(const peri_optim *o, const char *name, double *out)
 {
+    PERI_NEED(o);
+    PERI_NEED(name);
+    PERI_NEED(out);
     const number *k;
     peri_optim_args copy = o->args;
     PERI_TRY(find_number("peri_optim_get", name, &k));
@@ -281,6 +291,9 @@ const char *peri_optim_state_name(const peri_optim *o, int32_t i) { return i >= 
 
 peri_status peri_optim_state(peri_optim *o, int32_t param, const char *name, peri_tensor **out)
 {
+    PERI_NEED(o);
+    PERI_NEED(name);
+    PERI_NEED(out);
     if (param < 0 || param >= o->n)
         return peri__fail(PERI_ERANGE, "peri_optim_state: parameter %d, allowed: 0..%d", param, o->n - 1);
     for (int32_t s = 0; s < o->states; s++)
@@ -297,6 +310,7 @@ int64_t peri_optim_steps(const peri_optim *o, int32_t param) { return param >= 0
 
 peri_status peri_optim_steps_set(peri_optim *o, int32_t param, int64_t steps)
 {
+    PERI_NEED(o);
     if (param < 0 || param >= o->n || steps < 0)
         return peri__fail(PERI_ERANGE, "peri_optim_steps_set: %lld steps of parameter %d, allowed: 0.. and 0..%d", (long long)steps, param,
                           o->n - 1);

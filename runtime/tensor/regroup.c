@@ -232,6 +232,8 @@ static peri_status forward(const peri_regroup *p, peri_tensor *const *in, peri_t
 
 peri_status peri_regroup_run(peri_regroup *p, peri_kt *const *kts, int32_t n, peri_tensor **out)
 {
+    PERI_NEED(p);
+    PERI_NEED(out);
     PERI_TRY(check_inputs(p, kts, n));
     peri_tensor **in = peri__alloc_zero(sizeof *in * (size_t)n), **made = peri__alloc_zero(sizeof *made * (size_t)p->n_groups);
     peri_status status = in && made ? PERI_OK : PERI_ENOMEM;

@@ -180,6 +180,7 @@ static peri_status check_versions(const peri__node *node)
 
 peri_status peri_tensor_requires_grad(peri_tensor *leaf, bool on)
 {
+    PERI_NEED(leaf);
     if (leaf->node) return peri__fail(PERI_EINVAL, "peri_tensor_requires_grad: the result of an operation, not a leaf; detach it first");
     if (on) PERI_TRY(peri__check_float("peri_tensor_requires_grad", "the leaf", leaf));
     leaf->requires_grad = on;
@@ -188,6 +189,8 @@ peri_status peri_tensor_requires_grad(peri_tensor *leaf, bool on)
 
 peri_status peri_tensor_grad(peri_tensor *leaf, peri_tensor **out)
 {
+    PERI_NEED(leaf);
+    PERI_NEED(out);
     if (leaf->grad) peri_tensor_retain(leaf->grad);
     *out = leaf->grad;
     return PERI_OK;
@@ -200,6 +203,7 @@ static bool same_shape(const peri_tensor *a, const peri_tensor *b)
 
 peri_status peri_tensor_grad_set(peri_tensor *leaf, peri_tensor *grad)
 {
+    PERI_NEED(leaf);
     char a[128], b[128];
     if (grad && (!same_shape(leaf, grad) || leaf->dtype != grad->dtype))
         return peri__fail(PERI_EINVAL, "peri_tensor_grad_set: the gradient is %s, the leaf %s", peri__tensor_text(grad, a, sizeof a),
@@ -317,6 +321,8 @@ static void spend(peri__node *node)
 
 peri_status peri_backward_new(peri_tensor *root, peri_tensor *grad, peri_backward **out)
 {
+    PERI_NEED(root);
+    PERI_NEED(out);
     char a[128], b[128];
     if (!root->requires_grad)
         return peri__fail(PERI_EINVAL, "peri_backward_new: %s does not require grad: no leaf of its computation does",
@@ -406,6 +412,7 @@ static peri_status finish_endings(peri_backward *pass)
 
 peri_status peri_backward_step(peri_backward *pass)
 {
+    PERI_NEED(pass);
     while (pass->at < pass->n) {
         peri__node *node = pass->nodes[pass->at];
         bool any = node->vtab->collective;
@@ -450,6 +457,7 @@ void peri_backward_release(peri_backward *pass)
 
 peri_status peri_tensor_backward(peri_tensor *root, peri_tensor *grad)
 {
+    PERI_NEED(root);
     peri_backward *pass;
     PERI_TRY(peri_backward_new(root, grad, &pass));
     peri_status status;

@@ -128,7 +128,12 @@ peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *sh
 }
 
 peri_status peri__detached(peri_tensor *t, peri_tensor **out) { return peri__tensor_view(t, t->ndim, t->shape, t->stride, t->offset, out); }
-peri_status peri_tensor_detach(peri_tensor *t, peri_tensor **out) { return peri__detached(t, out); }
+peri_status peri_tensor_detach(peri_tensor *t, peri_tensor **out)
+{
+    PERI_NEED(t);
+    PERI_NEED(out);
+    return peri__detached(t, out);
+}
 
 void peri_tensor_retain(peri_tensor *t) { peri__refs_add(&t->refs); }
 
@@ -225,7 +230,9 @@ static peri_status check_bytes(const char *function, const peri_tensor *t, int64
 
 peri_status peri_tensor_read(const peri_tensor *t, void *dst, int64_t bytes)
 {
+    PERI_NEED(t);
     PERI_TRY(check_bytes("peri_tensor_read", t, bytes));
+    if (!dst && bytes > 0) return peri__fail(PERI_EINVAL, "peri_tensor_read: dst is missing");
     return fetch(t, dst, bytes);
 }
 
@@ -243,6 +250,7 @@ static peri_status check_distinct(const char *function, const peri_tensor *t)
 
 peri_status peri_tensor_write(peri_tensor *t, const void *src, int64_t bytes)
 {
+    PERI_NEED(t);
     PERI_TRY(check_bytes("peri_tensor_write", t, bytes));
     if (!src && bytes > 0) return peri__fail(PERI_EINVAL, "peri_tensor_write: src is missing");
     PERI_TRY(check_distinct("peri_tensor_write", t));
@@ -259,6 +267,8 @@ peri_status peri_tensor_write(peri_tensor *t, const void *src, int64_t bytes)
 
 peri_status peri_tensor_item(const peri_tensor *t, int64_t index, double *out)
 {
+    PERI_NEED(t);
+    PERI_NEED(out);
     char text[128];
     int64_t n = peri__numel(t), at = t->offset, rest = index;
     if (index < 0 || index >= n)
@@ -281,6 +291,8 @@ peri_status peri_tensor_item(const peri_tensor *t, int64_t index, double *out)
 
 peri_status peri_tensor_data(peri_tensor *t, void **out)
 {
+    PERI_NEED(t);
+    PERI_NEED(out);
     char text[128];
     if (!peri_device_host_access(peri__device(t)))
         return peri__fail(PERI_EUNSUPPORTED, "peri_tensor_data: the host cannot touch memory of device %s; use peri_tensor_read",
@@ -323,6 +335,7 @@ static peri_status check_fits(const char *function, int32_t dtype, double value)
 
 peri_status peri_tensor_fill(peri_tensor *t, double value)
 {
+    PERI_NEED(t);
     PERI_TRY(check_fits("peri_tensor_fill", t->dtype, value));
     peri__changed(t);
     if (!peri__contiguous(t)) {
@@ -422,6 +435,8 @@ static bool overlap(const peri_tensor *dst, const peri_tensor *src)
 
 peri_status peri_tensor_copy(peri_tensor *dst, const peri_tensor *src)
 {
+    PERI_NEED(dst);
+    PERI_NEED(src);
     peri_tensor wide = *src; /* a borrowed view on the stack, repeated to dst's shape */
     PERI_TRY(peri__expanded("peri_tensor_copy", src, dst->ndim, dst->shape, wide.stride));
     PERI_TRY(check_distinct("peri_tensor_copy", dst));
@@ -514,6 +529,8 @@ static peri_status record_view(const peri__node_vtab *vtab, peri_tensor *base, p
 
 peri_status peri_tensor_reshape(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out)
 {
+    PERI_NEED(t);
+    PERI_NEED(out);
     char text[128];
     int64_t wanted[PERI_MAX_DIMS], known = 1, n = peri__numel(t);
     int32_t open = -1;
@@ -544,6 +561,8 @@ peri_status peri_tensor_reshape(peri_tensor *t, int32_t ndim, const int64_t *sha
 
 peri_status peri_tensor_transpose(peri_tensor *t, int32_t a, int32_t b, peri_tensor **out)
 {
+    PERI_NEED(t);
+    PERI_NEED(out);
     char text[128];
     int32_t x = a < 0 ? a + t->ndim : a, y = b < 0 ? b + t->ndim : b;
     if (x < 0 || x >= t->ndim || y < 0 || y >= t->ndim)
@@ -560,6 +579,8 @@ peri_status peri_tensor_transpose(peri_tensor *t, int32_t a, int32_t b, peri_ten
 
 peri_status peri_tensor_slice(peri_tensor *t, int32_t dim, int64_t start, int64_t stop, int64_t step, peri_tensor **out)
 {
+    PERI_NEED(t);
+    PERI_NEED(out);
     char text[128];
     int32_t d = dim < 0 ? dim + t->ndim : dim;
     if (d < 0 || d >= t->ndim)
@@ -590,6 +611,8 @@ peri_status peri_tensor_slice(peri_tensor *t, int32_t dim, int64_t start, int64_
 
 peri_status peri_tensor_contiguous(peri_tensor *t, peri_tensor **out)
 {
+    PERI_NEED(t);
+    PERI_NEED(out);
     if (peri__contiguous(t)) {
         peri_tensor_retain(t);
         *out = t;
@@ -613,6 +636,8 @@ static bool floating(int32_t dtype) { return dtype == PERI_F32 || dtype == PERI_
 
 peri_status peri_tensor_to(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out)
 {
+    PERI_NEED(t);
+    PERI_NEED(out);
     if (dtype < 0) dtype = t->dtype;
     if (!device) device = peri__device(t);
     if (dtype == t->dtype && device == peri__device(t)) {

@@ -219,7 +219,7 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(function() b:set_learning_rate(-1) end, "%-1, allowed")
       assert.error_matches(function() b:set_iteration(-1) end, "%-1, allowed")
       b:release()
-      assert.error_matches(function() b:iteration() end, "it was released")
+      assert.error_matches(function() b:iteration() end, "was released")
     end)
 
     -- -- state and life ----------------------------------------------------------------------------------------------------------------

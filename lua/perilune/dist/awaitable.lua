@@ -8,16 +8,22 @@
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local signature = require "perilune.signature"
 local C, check, state = P.C, P.check, P.state
 
 local M = {}
 
 -- -- works -------------------------------------------------------------------------------------------------------------------------
 
-local wrap_work = P.handle("peri_work", {})
+local wrap_work = P.handle("peri_work", {}, nil, "an operation")
+
+local work_type = ffi.typeof "peri_work *"
 
 --- A handle of a work that lives until it is waited for or collected, whatever scope is open. `ptr` is a new reference.
 function M.wrap_work(ptr)
+  if type(ptr) ~= "cdata" or not ffi.istype(work_type, ptr) then
+    P.fail(("an operation is wanted (made by the functions that post one), not a %s"):format(type(ptr)))
+  end
   local scope = state.scope
   state.scope = false
   local h = wrap_work(ptr)
@@ -27,6 +33,7 @@ end
 
 --- Wait for a C work. Ranks of a sim world take turns; others block in C, within the deadlines.
 local function wait_work(ptr)
+  if ptr == nil then P.fail "an operation: it was released, or waited for already" end
   if not state.yield then
     check(C.peri_work_wait(ptr))
     return
@@ -209,4 +216,10 @@ function GetItemLazyAwaitable:_wait_impl() return resolve(rawget(self, "_parent"
 function GetItemLazyAwaitable:_test_impl() return rawget(self, "_parent"):test() end
 
 M.work_out = ffi.new "peri_work *[1]"
+signature.kind("awaitable", "an awaitable", Awaitable.is)
+signature.check("Awaitable:", Awaitable, { and_then = "self: awaitable, f: callable", wait = "self: awaitable", test = "self: awaitable" })
+signature.check("ListAwaitable:", ListAwaitable, { init = "self: table, list: list" })
+signature.check("LazyAwaitable:", LazyAwaitable, { init = "self: table, awaitable: awaitable" })
+signature.check("GetItemLazyAwaitable:", GetItemLazyAwaitable, { init = "self: table, parent: awaitable, key: any" })
+
 return M

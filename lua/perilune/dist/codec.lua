@@ -12,6 +12,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
+local signature = require "perilune.signature"
 local C, check, state = P.C, P.check, P.state
 
 local M = {}
@@ -229,5 +230,13 @@ function M.get_qcomm_codecs_registry(args, comm_ops)
   end
   return registry
 end
+
+signature.kind("Codec", "a QuantizedCommCodec", Codec.is)
+signature.check("QuantizationContext:", Context,
+  { init = "self: table, codec: Codec, splits: list?", cut = "self: table, splits: list" })
+signature.check("QuantizedCommCodec:", Codec, {
+  create_context = "self: table, splits: list?", encode = "self: table, x: tensor, ctx: table?",
+  decode = "self: table, wire: tensor, ctx: table?",
+})
 
 return M

@@ -11,6 +11,7 @@ local A = require "perilune.jagged.arguments"
 local awaitable = require "perilune.dist.awaitable"
 local ops = require "perilune.dist.ops"
 local group_of = require("perilune.dist.group").group_of
+local signature = require "perilune.signature"
 local C, check, state = P.C, P.check, P.state
 local Awaitable, wait_work = awaitable.Awaitable, awaitable.wait_work
 
@@ -482,5 +483,10 @@ function SeqEmbeddingsAllToOne:init(args)
 end
 function SeqEmbeddingsAllToOne:set_device(device) self.device = device end
 function SeqEmbeddingsAllToOne:forward(tensors) return gather("SeqEmbeddingsAllToOne", tensors, self.device, self.world_size) end
+
+signature.check("FusedKJTListSplitsAwaitable:", Fused, { init = "self: table, requests: list" })
+signature.check("SparseFeaturesAllToAll:", SparseFeaturesAllToAll, { forward = "self: table, features: table" })
+signature.check("PooledEmbeddingsAwaitable:", PooledEmbeddingsAwaitable,
+  { init = "self: table, tensor_awaitable: awaitable, callbacks: list?" })
 
 return M

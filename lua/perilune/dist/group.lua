@@ -5,10 +5,11 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local awaitable = require "perilune.dist.awaitable"
+local signature = require "perilune.signature"
 local C, check, state = P.C, P.check, P.state
 local WorkAwaitable, work_out, tensor_ptr = awaitable.WorkAwaitable, awaitable.work_out, Tensor.ptr
 
-local wrap = P.handle("peri_group", {})
+local wrap = P.handle("peri_group", {}, nil, "a group")
 local group_out = ffi.new "peri_group *[1]"
 
 local Group = util.class "peri.Group"
@@ -211,5 +212,18 @@ function Group:all_to_all_v(input, send_rows, recv_rows, output, tag)
   output = output or with_rows(input, sum)
   return posted(C.peri_coll_all_to_all_v(self:ptr(), tensor_ptr(output), tensor_ptr(input), counts_b, counts_a, tag or 0, work_out), output)
 end
+
+signature.check("Group:", Group, {
+  global_rank = "self: table, r: int", node = "self: table, r: int", timeout = "self: table, seconds: number?",
+  fingerprints = "self: table, on: boolean?", new_group = "self: table, ranks: list, name: string?", barrier = "self: table, tag: integer?",
+  broadcast = "self: table, tensor: tensor, root: int, tag: integer?",
+  all_reduce = "self: table, tensor: tensor, op: string?, tag: integer?",
+  all_gather = "self: table, input: tensor, output: tensor?, tag: integer?",
+  all_gather_v = "self: table, input: tensor, rows: any, output: tensor?, tag: integer?",
+  reduce_scatter = "self: table, input: tensor, op: string?, output: tensor?, tag: integer?",
+  reduce_scatter_v = "self: table, input: tensor, rows: any, op: string?, output: tensor?, tag: integer?",
+  all_to_all = "self: table, input: tensor, output: tensor?, tag: integer?",
+  all_to_all_v = "self: table, input: tensor, send_rows: any, recv_rows: any, output: tensor?, tag: integer?",
+})
 
 return M

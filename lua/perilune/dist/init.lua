@@ -5,6 +5,7 @@ local util = require "perilune.util"
 local awaitable = require "perilune.dist.awaitable"
 local group = require "perilune.dist.group"
 local all_to_all = require "perilune.dist.all_to_all"
+local signature = require "perilune.signature"
 local C, check, state = P.C, P.check, P.state
 
 local M = {
@@ -94,5 +95,7 @@ function M.probe(transport)
   if ok then return true end
   return nil, ffi.string(reason)
 end
+
+signature.check("dist.", M, { probe = "transport: string", new_group = "ranks: list, name: string?" })
 
 return M

@@ -15,6 +15,7 @@ M.RowsAwaitable = RowsAwaitable
 
 --- parts: a list of { tensor, rows for each rank }; `finish` makes the result of the tensors that arrived.
 function RowsAwaitable:init(group, parts, finish)
+  if type(parts) ~= "table" then P.fail(("RowsAwaitable: parts is a %s, wanted a list"):format(type(parts))) end
   awaitable.Awaitable.init(self)
   local numbers, k = {}, #parts
   for r = 1, group.world_size do

@@ -7,7 +7,7 @@ local Tensor = require "perilune.tensor"
 local group_of = require("perilune.dist.group").group_of
 local C, check, state = P.C, P.check, P.state
 
-local wrap = P.handle("peri_reducer", {})
+local wrap, _, reducer_ptr = P.handle("peri_reducer", {}, nil, "a Reducer")
 local out = ffi.new "peri_reducer *[1]"
 
 local Reducer = util.class "Reducer"
@@ -26,11 +26,11 @@ function Reducer:init(args)
 end
 
 --- A pass through the operation that made `tensor` ends with the averages too, whether or not it reaches a parameter.
-function Reducer:watch(tensor) check(C.peri_reducer_watch(self._ref.ptr, Tensor.ptr(tensor))) end
+function Reducer:watch(tensor) check(C.peri_reducer_watch(reducer_ptr(self._ref), Tensor.ptr(tensor))) end
 
 --- Take part in the averages without a backward pass, on a rank that has none while others have; or after passes with the reducer disabled.
 function Reducer:finish()
-  local ptr, round = self._ref.ptr, 0
+  local ptr, round = reducer_ptr(self._ref), 0
   while check(C.peri_reducer_finish(ptr)) == C.PERI_PENDING do
     P.pause(round)
     round = round + 1
@@ -38,7 +38,7 @@ function Reducer:finish()
 end
 
 --- Average at the end of backward passes (the default), or not (accumulation over several: all but the last). All ranks alike.
-function Reducer:enable(on) C.peri_reducer_enable(self._ref.ptr, on ~= false) end
+function Reducer:enable(on) C.peri_reducer_enable(reducer_ptr(self._ref), on ~= false) end
 
 function Reducer:release() self._ref:release() end
 

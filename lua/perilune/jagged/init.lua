@@ -9,6 +9,6 @@ return {
   KeyedJaggedTensor = KeyedJaggedTensor,
   KeyedTensor = KeyedTensor,
   KTRegroupAsDict = KeyedTensor.KTRegroupAsDict,
-  jt_is_equal = function(a, b) return a:equal(b) end,
-  kjt_is_equal = function(a, b) return a:equal(b) end,
+  jt_is_equal = JaggedTensor.methods.equal,
+  kjt_is_equal = KeyedJaggedTensor.methods.equal,
 }

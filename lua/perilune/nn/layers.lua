@@ -13,6 +13,9 @@ local M = {}
 local ModuleList = Module:extend "ModuleList"
 M.ModuleList = ModuleList
 function ModuleList:init(modules)
+  if modules ~= nil and type(modules) ~= "table" then
+    P.fail(("%s: a %s, wanted a list of modules"):format(self.class_name, type(modules)))
+  end
   for _, m in ipairs(modules or {}) do self:append(m) end
 end
 function ModuleList:append(module)
@@ -38,6 +41,9 @@ end
 local ParameterList = Module:extend "ParameterList"
 M.ParameterList = ParameterList
 function ParameterList:init(parameters)
+  if parameters ~= nil and type(parameters) ~= "table" then
+    P.fail(("ParameterList: a %s, wanted a list of tensors"):format(type(parameters)))
+  end
   for i, p in ipairs(parameters or {}) do
     self:register_parameter(tostring(i - 1), p)
     rawset(self, i, p)

@@ -16,6 +16,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local ranks = require "perilune.nn.ranks"
+local signature = require "perilune.signature"
 local C, check = P.C, P.check
 
 local M = {}
@@ -31,7 +32,7 @@ local function numbers(func, what, x)
   if type(x) ~= "table" then P.fail(("%s: %s are a %s, wanted a tensor or a list"):format(func, what, type(x))) end
   local n = #x
   local a = ffi.new("double[?]", math.max(n, 1))
-  for i = 1, n do a[i - 1] = x[i] end
+  for i = 1, n do a[i - 1] = signature.value(func, ("entry %d of %s"):format(i, what), x[i], "number") end
   return a, n
 end
 

@@ -13,6 +13,9 @@ local M = {}
 
 --- Number of features and embedding dimension of a collection whose tables all have one dimension.
 local function features_of(func, collection)
+  if type(collection) ~= "table" or type(collection.embedding_bag_configs) ~= "function" then
+    P.fail(("%s: embedding_bag_collection is a %s, wanted an EmbeddingBagCollection"):format(func, type(collection)))
+  end
   local features, dim = 0, nil
   for _, config in ipairs(collection:embedding_bag_configs()) do
     features = features + #config.feature_names

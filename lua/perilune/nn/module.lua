@@ -18,6 +18,7 @@ local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
+local signature = require "perilune.signature"
 
 local Module = util.class "Module"
 
@@ -317,5 +318,9 @@ function Module:eval() return self:train(false) end
 function Module:zero_grad()
   for _, p in ipairs(self:parameters()) do p:set_grad(nil) end
 end
+
+signature.check("Module:", Module, { get_module = "self: table, path: string", set_module = "self: table, path: string, module: any",
+  load_state = "self: table, map: table, strict: boolean?", named_state = "self: table, prefix: string?",
+  state = "self: table, prefix: string?" })
 
 return Module

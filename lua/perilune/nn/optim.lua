@@ -9,6 +9,7 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local F = require "perilune.nn.functional"
 local Module = require "perilune.nn.module"
+local signature = require "perilune.signature"
 local C, check, ptr = P.C, P.check, Tensor.ptr
 
 local M = setmetatable({}, { __index = function(M, key)
@@ -17,7 +18,7 @@ local M = setmetatable({}, { __index = function(M, key)
   return value
 end })
 
-local wrap = P.handle("peri_optim", {})
+local wrap, _, optim_ptr = P.handle("peri_optim", {}, nil, "an optimizer")
 local out, tensor_out, number = ffi.new "peri_optim *[1]", Tensor.out, ffi.new "double[1]"
 
 -- -- parameters --------------------------------------------------------------------------------------------------------------------
@@ -60,7 +61,11 @@ function Optimizer:_make(kind, a)
   local c = ffi.new "peri_optim_args"
   check(C.peri_optim_defaults(kind, c))
   for name, value in util.ordered(a) do
-    if name == "betas" then c.beta1, c.beta2 = value[1], value[2]
+    if name == "betas" then
+      if type(value[1]) ~= "number" or type(value[2]) ~= "number" then
+        P.fail(("%s: betas are %s and %s, wanted two numbers"):format(self.class_name, signature.text(value[1]), signature.text(value[2])))
+      end
+      c.beta1, c.beta2 = value[1], value[2]
     elseif name ~= "params" then c[name] = value end
   end
   check(C.peri_optim_new(c, pointers(self.params), #self.params, out))
@@ -72,16 +77,16 @@ function Optimizer:_make(kind, a)
 end
 
 --- Update every parameter that has a gradient.
-function Optimizer:step() check(C.peri_optim_step(self._ref.ptr)) end
+function Optimizer:step() check(C.peri_optim_step(optim_ptr(self._ref))) end
 --- Drop all gradients.
-function Optimizer:zero_grad() check(C.peri_optim_zero_grad(self._ref.ptr)) end
+function Optimizer:zero_grad() check(C.peri_optim_zero_grad(optim_ptr(self._ref))) end
 
 --- A number by its name: "lr", "weight_decay", "momentum", "eps", "beta1", ...
 function Optimizer:get(name)
-  check(C.peri_optim_get(self._ref.ptr, name, number))
+  check(C.peri_optim_get(optim_ptr(self._ref), name, number))
   return number[0]
 end
-function Optimizer:set(name, value) check(C.peri_optim_set(self._ref.ptr, name, value)) end
+function Optimizer:set(name, value) check(C.peri_optim_set(optim_ptr(self._ref), name, value)) end
 function Optimizer:lr() return self:get "lr" end
 function Optimizer:set_lr(lr) self:set("lr", lr) end
 --- What schedules that cycle the momentum change: momentum, or the first beta.
@@ -91,7 +96,7 @@ function Optimizer:set_momentum(value) self:set(self._momentum, value) end
 function Optimizer:state_names()
   local list, i = {}, 0
   while true do
-    local name = C.peri_optim_state_name(self._ref.ptr, i)
+    local name = C.peri_optim_state_name(optim_ptr(self._ref), i)
     if name == nil then return list end
     i = i + 1
     list[i] = ffi.string(name)
@@ -104,10 +109,10 @@ function Optimizer:named_state()
   local list, kinds = {}, self:state_names()
   for i, name in ipairs(self.names) do
     for _, kind in ipairs(kinds) do
-      check(C.peri_optim_state(self._ref.ptr, i - 1, kind, tensor_out))
+      check(C.peri_optim_state(optim_ptr(self._ref), i - 1, kind, tensor_out))
       list[#list + 1] = { name = name .. "." .. kind, tensor = Tensor.wrap(tensor_out[0]) }
     end
-    local steps = tonumber(C.peri_optim_steps(self._ref.ptr, i - 1))
+    local steps = tonumber(C.peri_optim_steps(optim_ptr(self._ref), i - 1))
     list[#list + 1] = { name = name .. ".step", tensor = Tensor.tensor(steps, "f64", "cpu") }
   end
   return list
@@ -136,7 +141,7 @@ function Optimizer:load_state(map)
   end
   for _, s in ipairs(own) do
     local parameter, kind = s.name:match "^(.*)%.([^.]+)$"
-    if kind == "step" then check(C.peri_optim_steps_set(self._ref.ptr, position[parameter] - 1, map[s.name]:item()))
+    if kind == "step" then check(C.peri_optim_steps_set(optim_ptr(self._ref), position[parameter] - 1, map[s.name]:item()))
     else s.tensor:copy(map[s.name]:reshape(s.tensor:shape())) end
   end
 end
@@ -305,5 +310,15 @@ function CombinedOptimizer:load_state(map)
     if not used[name] then P.fail(("CombinedOptimizer: it has no state '%s'"):format(tostring(name))) end
   end
 end
+
+signature.kind("optimizer", "an optimizer", function(x) return type(x) == "table" and (Optimizer.is(x) or type(x.step) == "function") end)
+signature.check("optimizer:", Optimizer, { get = "self: table, name: string", set = "self: table, name: string, value: number",
+  set_lr = "self: table, lr: number", set_momentum = "self: table, value: number", load_state = "self: table, map: table" })
+signature.check("OptimizerWrapper:", OptimizerWrapper, { init = "self: table, optimizer: optimizer" })
+signature.check("", M, {
+  grad_norm = "params: list, norm_type: number?, options: table?",
+  clip_grad_norm = "params: list, max_norm: number, norm_type: number?, options: table?",
+  clip_grad_value = "params: list, clip_value: number",
+})
 
 return M

@@ -5,6 +5,7 @@
 -- do in between, also under `sim`. nn.manual_seed(seed) sets the seed and starts counting anew.
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
+local signature = require "perilune.signature"
 local state = P.state
 
 local M = {}
@@ -65,8 +66,17 @@ function M.buffer(shape, value, dtype, device) return lasting(Tensor.full, shape
 --- Glorot's normal numbers, deviation sqrt(2 / (fan in + fan out)); fans as PyTorch counts them: sizes 2 and 1, times the later sizes.
 function M.xavier_normal(shape, dtype, device)
   local field = 1
+  if #shape < 2 then P.fail(("parameter.xavier_normal: a shape of %d sizes, at least 2 are wanted"):format(#shape)) end
   for i = 3, #shape do field = field * shape[i] end
   return M.normal(shape, 0, math.sqrt(2 / ((shape[1] + shape[2]) * field)), dtype, device)
 end
+
+signature.check("parameter.", M, {
+  uniform = "shape: list, low: number, high: number, dtype: dtype?, device: device?",
+  normal = "shape: list, mean: number, deviation: number, dtype: dtype?, device: device?",
+  full = "shape: list, value: number, dtype: dtype?, device: device?", zeros = "shape: list, dtype: dtype?, device: device?",
+  ones = "shape: list, dtype: dtype?, device: device?", buffer = "shape: list, value: number, dtype: dtype?, device: device?",
+  xavier_normal = "shape: list, dtype: dtype?, device: device?",
+})
 
 return M
