@@ -86,9 +86,12 @@ for kind, names in pairs {
   for name in names:gmatch "%S+" do types[name] = kind end
 end
 
+types.rows, types.ids_per_bag = "any", "any" -- a number, or a list with one for each feature
+
 local function check_type(func, name, value, default)
   local wanted = default == M.required or default == M.optional or type(default)
-  if wanted == true then wanted = types[name] end
+  if wanted == true or types[name] == "any" then wanted = types[name] end
+  if wanted == "any" then return end
   if wanted ~= "number" and wanted ~= "boolean" and wanted ~= "table" and not types[name] then return end
   if wanted == nil or type(value) == wanted or wanted == "number" and type(value) == "cdata" then return end
   local text = type(value) == "string" and ("'%s'"):format(value:sub(1, 40)) or (type(value) == "number" or type(value) == "boolean")

@@ -86,6 +86,8 @@ peri_status peri__bag_files(peri_sharded_ebc *e, const peri_sharded_ebc_config *
 
 peri_status peri_sharded_ebc_files_found(const peri_sharded_ebc *e, peri_flush_info *out)
 {
+    PERI_NEED(e);
+    PERI_NEED(out);
     *out = e->found;
     return PERI_OK;
 }

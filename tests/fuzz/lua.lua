@@ -444,7 +444,7 @@ for i = 1, CALLS do
   elseif n <= 95 then method_call()
   else
     local x = chance(50) and made(tensor) or object()
-    local is_ours = type(x) == "cdata" or type(x) == "table"
+    local is_ours = type(x) == "cdata" and signature.name_of(x) or type(x) == "table"
     if is_ours then
       local y = any()
       print("an operator on " .. show(x, 0) .. " and " .. show(y, 0))

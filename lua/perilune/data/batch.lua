@@ -4,6 +4,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local jagged = require "perilune.jagged"
+local signature = require "perilune.signature"
 local C, check = P.C, P.check
 
 local M = {}
@@ -11,8 +12,11 @@ local M = {}
 -- -- in host memory ------------------------------------------------------------------------------------------------------------------
 
 local methods = {}
-local wrap, host_type = P.handle("peri_batch", methods)
+local wrap, host_type, host_ptr = P.handle("peri_batch", methods, nil, "a host batch")
 local out = ffi.new "peri_batch *[1]"
+
+--- The pointer of a live host batch, or an error.
+M.host_ptr = host_ptr
 
 --- True for batches in host memory.
 function M.is_host(x) return ffi.istype(host_type, x) end
@@ -29,11 +33,13 @@ function M.host(dense_features, sparse_features, rows, ids)
 end
 
 --- Room for at least n ids; host.ptr.values may move.
-function methods:reserve(n) check(C.peri_batch_reserve(self.ptr, n)) end
+function methods:reserve(n) check(C.peri_batch_reserve(host_ptr(self), n)) end
 
 local first, last = ffi.new "int64_t[1]", ffi.new "int64_t[1]"
 --- The rows [first, last) that `rank` of `world` ranks takes of a global batch of `rows` rows.
 function M.share(rows, rank, world)
+  util.integer("data.share", "world", world, 1, 2 ^ 31 - 1)
+  util.integer("data.share", "rank", rank, 0, world - 1)
   C.peri_batch_share(rows, rank, world, first, last)
   return tonumber(first[0]), tonumber(last[0])
 end
@@ -94,7 +100,7 @@ end
 --- Copy a host batch to `device` (nil: the default one). `keys` names the sparse features (a list, or jagged.Keys); world_size (1): ranks
 --- that share the global batch.
 function M.upload(host, keys, device, world_size)
-  local b, to = host.ptr, P.device(device)
+  local b, to = host_ptr(host), P.device(device)
   local rows, global_rows = tonumber(b.rows), tonumber(b.global_rows)
   shape[0], shape[1] = rows, b.dense_features
   local dense = Tensor.wrap(upload(to, C.PERI_F32, 2, b.dense, rows * b.dense_features * 4))
@@ -102,5 +108,12 @@ function M.upload(host, keys, device, world_size)
   local sparse = upload_sparse(b, jagged.Keys.of(keys), to, rows, tonumber(b.ids))
   return Batch(dense, sparse, labels, rows, global_rows, tonumber(b.global_row), (world_size or 1) / math.max(global_rows, 1))
 end
+
+signature.handle("HostBatch", host_type)
+signature.check("data.", M, { host = "dense_features: int, sparse_features: int, rows: count, ids: count",
+  share = "rows: count, rank: int, world: int" })
+signature.check("host batch:", methods, { reserve = "self: HostBatch, n: count" })
+signature.check("Batch:", Batch, { init = "self: table, dense: tensor, sparse: KeyedJaggedTensor, labels: tensor, rows: integer, "
+  .. "global_rows: integer, global_row: integer, loss_scale: number" })
 
 return M

@@ -3,9 +3,10 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Loader = require "perilune.data.loader"
+local batch = require "perilune.data.batch"
 local C, check = P.C, P.check
 
-local wrap = P.handle("peri_criteo", {})
+local wrap = P.handle("peri_criteo", {}, nil, "a Criteo reader")
 local out = ffi.new "peri_criteo *[1]"
 
 local Source = util.class "CriteoSource"
@@ -15,7 +16,7 @@ function Source:init(dense_features, sparse_features, rows)
   self.tables, self.rows = Loader.numbered("t_c", sparse_features), rows
 end
 
-function Source:fill(host) check(C.peri_criteo_next(self._reader.ptr, host.ptr)) end
+function Source:fill(host) check(C.peri_criteo_next(self._reader.ptr, batch.host_ptr(host))) end
 function Source:rewind() C.peri_criteo_rewind(self._reader.ptr) end
 --- Lines of this part of the file.
 function Source:count() return check(tonumber(C.peri_criteo_count(self._reader.ptr))) end

@@ -2,9 +2,10 @@
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local batch = require "perilune.data.batch"
 local C, check = P.C, P.check
 
-local wrap = P.handle("peri_logistic", {})
+local wrap = P.handle("peri_logistic", {}, nil, "a LogisticRegression")
 local out, loss = ffi.new "peri_logistic *[1]", ffi.new "double[1]"
 
 local LogisticRegression = util.class "LogisticRegression"
@@ -26,11 +27,17 @@ end
 
 --- Train on a host batch, one sample after the other. Returns the mean loss.
 function LogisticRegression:train(host)
-  check(C.peri_logistic_train(self._model.ptr, host.ptr, loss))
+  check(C.peri_logistic_train(self._model.ptr, batch.host_ptr(host), loss))
   return loss[0]
 end
 
 --- Write the probabilities of a host batch's rows to a float array.
-function LogisticRegression:predict(host, probabilities) check(C.peri_logistic_predict(self._model.ptr, host.ptr, probabilities)) end
+function LogisticRegression:predict(host, probabilities)
+  local b = batch.host_ptr(host)
+  if type(probabilities) ~= "cdata" or ffi.sizeof(probabilities) < 4 * tonumber(b.rows) then
+    P.fail(("LogisticRegression:predict: probabilities must be an array of %d floats"):format(tonumber(b.rows)))
+  end
+  check(C.peri_logistic_predict(self._model.ptr, b, probabilities))
+end
 
 return LogisticRegression

@@ -16,7 +16,7 @@ end
 function Source:fill(host, batch_size, rank, world)
   local rows = math.min(batch_size, self._last - self._at)
   local first, last = batch.share(rows, rank, world)
-  check(C.peri_synthetic_fill(self._options, self._at + first, last - first, host.ptr))
+  check(C.peri_synthetic_fill(self._options, self._at + first, last - first, batch.host_ptr(host)))
   host.ptr.global_row, host.ptr.global_rows = self._at - self._first + first, rows
   self._at = self._at + rows
 end

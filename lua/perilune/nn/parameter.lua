@@ -67,6 +67,7 @@ function M.buffer(shape, value, dtype, device) return lasting(Tensor.full, shape
 function M.xavier_normal(shape, dtype, device)
   local field = 1
   if #shape < 2 then P.fail(("parameter.xavier_normal: a shape of %d sizes, at least 2 are wanted"):format(#shape)) end
+  for i = 1, #shape do signature.value("parameter.xavier_normal", "a size", shape[i], "count") end
   for i = 3, #shape do field = field * shape[i] end
   return M.normal(shape, 0, math.sqrt(2 / ((shape[1] + shape[2]) * field)), dtype, device)
 end

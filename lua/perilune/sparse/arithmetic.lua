@@ -63,10 +63,10 @@ function M.permute102_baddbmm_permute102(bias, A, B)
 end
 
 signature.check("sparse.", M, {
-  jagged_dense_elementwise_add = "x_values: tensor, x_offsets: list, y: tensor",
-  jagged_dense_elementwise_add_jagged_output = "x_values: tensor, x_offsets: list, y: tensor",
-  jagged_dense_dense_elementwise_add_jagged_output = "x_values: tensor, x_offsets: list, y_0: tensor, y_1: tensor",
-  jagged_dense_elementwise_mul = "x_values: tensor, x_offsets: list, y: tensor",
+  jagged_dense_elementwise_add = "x_values: tensor, x_offsets: tensors, y: tensor",
+  jagged_dense_elementwise_add_jagged_output = "x_values: tensor, x_offsets: tensors, y: tensor",
+  jagged_dense_dense_elementwise_add_jagged_output = "x_values: tensor, x_offsets: tensors, y_0: tensor, y_1: tensor",
+  jagged_dense_elementwise_mul = "x_values: tensor, x_offsets: tensors, y: tensor",
   jagged_softmax = "values: tensor, offsets: tensor, max_L: integer",
   jagged_dense_bmm = "x_values: tensor, x_offsets: tensor, y: tensor, max_L: integer",
   jagged_jagged_bmm = "x_values: tensor, y_values: tensor, x_offsets: tensor, max_L: integer",

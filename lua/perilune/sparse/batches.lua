@@ -52,6 +52,7 @@ local function combined(func, indices_list, weights_list)
   for i, t in ipairs(indices_list) do
     ids[i] = t:to "i32"
     local w = weights_list and weights_list[i]
+    if w and not Tensor.is(w) then P.fail(("%s: weights of input %d are a %s, wanted a tensor"):format(func, i - 1, type(w))) end
     if w and w:numel() > 0 then any = true else w = Tensor.ones({ t:numel() }, "f32", t:device()) end
     if w:numel() ~= t:numel() then P.fail(("%s: input %d has %d ids and %d weights"):format(func, i - 1, t:numel(), w:numel())) end
     weights[i] = w:to "f32"
@@ -71,6 +72,9 @@ end
 function M.tbe_input_combine(indices_list, offsets_list, per_sample_weights, include_last_offsets, batch_size)
   local ids, weights = combined("tbe_input_combine", indices_list, per_sample_weights)
   local ends, base = {}, 0
+  if #offsets_list ~= #indices_list then
+    P.fail(("tbe_input_combine: %d inputs and %d lists of offsets"):format(#indices_list, #offsets_list))
+  end
   for i, t in ipairs(offsets_list) do
     local list, n = t:to_list(), indices_list[i]:numel()
     if include_last_offsets and include_last_offsets[i] then list[#list] = nil end
@@ -87,8 +91,8 @@ end
 signature.check("sparse.", M, {
   reorder_batched_ad_lengths = "cat_ad_lengths: tensor, batch_offsets: tensor, num_ads_in_batch: integer",
   reorder_batched_ad_indices = "cat_ad_offsets: tensor, cat_ad_indices: tensor, batch_offsets: tensor, num_ads_in_batch: integer",
-  tbe_input_combine_with_length = "indices_list: list, lengths_list: list, per_sample_weights: list?",
-  tbe_input_combine = "indices_list: list, offsets_list: list, per_sample_weights: list?, include_last_offsets: list?, "
+  tbe_input_combine_with_length = "indices_list: tensors, lengths_list: tensors, per_sample_weights: list?",
+  tbe_input_combine = "indices_list: tensors, offsets_list: tensors, per_sample_weights: list?, include_last_offsets: list?, "
     .. "batch_size: integer?",
 })
 

@@ -140,7 +140,7 @@ signature.check("sparse.", M, {
   permute_sparse_features = "order: tensor, lengths: tensor, indices: tensor, weights: tensor?",
   permute_sequence_embeddings = "order: tensor, lengths: tensor, embeddings: tensor",
   jagged_index_select = "values: tensor, lengths: tensor, indices: tensor", index_select_dim0 = "values: tensor, indices: tensor",
-  group_index_select_dim0 = "inputs: list, indices: list", invert_permute = "order: tensor",
+  group_index_select_dim0 = "inputs: tensors, indices: tensors", invert_permute = "order: tensor",
   expand_into_jagged_permute = "order: tensor, input_offset: tensor, output_offset: tensor, output_size: integer?",
   offsets_range = "offsets: tensor, range_size: integer", lengths_range = "lengths: tensor",
   segment_sum_csr = "batch_size: integer, csr_seg: tensor, values: tensor",

@@ -32,6 +32,9 @@ for name, default in P.util.ordered(bins_spec) do feature_spec[name] = default e
 local function calibrate(func, a)
   for _, name in ipairs { "logit", "bin_num_examples", "bin_num_positives" } do signature.value(func, name, a[name], "tensor") end
   signature.value(func, "positive_weight", a.positive_weight, "number")
+  if a.segment_lengths then
+    for _, name in ipairs { "segment_value", "segment_lengths" } do signature.value(func, name, a[name], "tensor") end
+  end
   local num_bins = a.segment_lengths and signature.value(func, "num_bins", a.num_bins, "integer") or a.bin_num_examples:numel()
   local c = calibration
   c.bin_num_examples, c.bin_num_positives, c.num_bins = ptr(a.bin_num_examples), ptr(a.bin_num_positives), num_bins

@@ -401,6 +401,13 @@ function methods:backward(grad)
   C.peri_backward_release(p)
 end
 
+signature.kind("tensors", "a list of tensors", function(x)
+  if type(x) ~= "table" then return false end
+  for i = 1, #x do
+    if not M.is(x[i]) then return false end
+  end
+  return true
+end)
 signature.check("", M, {
   empty = "shape: list, dtype: dtype?, device: device?",
   zeros = "shape: list, dtype: dtype?, device: device?",
