@@ -229,7 +229,7 @@ function M.launch(options)
   end
   launcher.setenv("PERI_LAUNCHER", "1")
   local code, why = require("perilune.launch.job").run(M.command(options, machine), options.ranks,
-    tonumber(os.getenv "PERI_COMM_TIMEOUT_S") or 300)
+    tonumber(os.getenv "PERI_START_TIMEOUT_S") or 300)
   if code then return code end
   say(("perilune: %d ranks need Open MPI's mpirun (Debian: openmpi-bin): %s"):format(options.ranks, why))
   return 1

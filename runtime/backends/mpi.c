@@ -20,8 +20,10 @@
 #include "../plugin/coll.h"
 
 #include <mpi.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -29,7 +31,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 static const peri_plugin_host *host;
@@ -102,6 +106,7 @@ struct mpi_group {
 typedef struct peer {
     int64_t pid;
     uint64_t machine;        /* hash of host and process-id space: equal where pids can be compared */
+    char host[48];           /* name of its machine */
     int32_t node;
     int32_t left;            /* worlds that it has left */
     int64_t answered_ns;
@@ -110,7 +115,7 @@ typedef struct peer {
 
 static struct {
     bool started, ours, open, broken; /* ours: MPI_Init was called here; broken: a group failed, so MPI_Finalize could hang */
-    bool over;                        /* MPI was finalized */
+    bool over;                        /* MPI was finalized, or given up: no call of it any more */
     bool crowded;                     /* this machine has more ranks than processors */
     int32_t rank, size, epoch;        /* worlds opened */
     MPI_Comm world, control;
@@ -247,6 +252,7 @@ static peri_status waiting(mpi_request *r)
 static peri_status mpi_test(void *request)
 {
     mpi_request *r = request;
+    if (r->status == PERI_PENDING && mpi.over) return end(r, PERI_HOST_FAIL(host, PERI_EABORTED, "%s", r->group->message));
     if (r->status != PERI_PENDING) return r->status >= 0 ? r->status : PERI_HOST_FAIL(host, r->status, "%s", r->message ? r->message : "");
     if (r->dropped || r->stalled) return waiting(r);
     if (copying(r)) {
@@ -391,6 +397,8 @@ static int32_t mpi_launched(void)
     return 1;
 }
 
+#include "mpi_join.h"
+
 /** At the end of the process: finalize if everybody is leaving too; else end without, as a failure that mpirun sees. */
 static void at_exit(void)
 {
@@ -405,58 +413,91 @@ static void at_exit(void)
     if (clean && mpi.ours) MPI_Finalize();
 }
 
-static peri_status start(void)
+/** What the thread of a join came to; it may outlive the call. */
+static struct {
+    int code;         /* of MPI */
+    const char *what; /* the call that failed */
+    mpi_group *g;     /* that is made */
+    int tag;
+} joined;
+
+/** In a thread: start MPI, unless the program has, and make the two communicators of all ranks. */
+static void connect_ranks(void *unused)
 {
-    int ready = 0, level = 0;
-    if (mpi.started) return PERI_OK;
+    int ready = 0, level = 0, code = MPI_SUCCESS;
+    (void)unused;
+    joined.what = "MPI_Init_thread";
     MPI_Initialized(&ready);
-    if (!ready) {
+    if (!ready) code = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
+    mpi.ours = mpi.ours || (!ready && code == MPI_SUCCESS);
+    if (code == MPI_SUCCESS) joined.what = "MPI_Comm_dup";
+    if (code == MPI_SUCCESS && !mpi.world) code = MPI_Comm_dup(MPI_COMM_WORLD, &mpi.world);
+    if (code == MPI_SUCCESS && !mpi.control) code = MPI_Comm_dup(MPI_COMM_WORLD, &mpi.control);
+    joined.code = code;
+}
+
+static peri_status start(int64_t timeout_ns)
+{
+    if (!mpi.started) {
         /* Copies between processes need a system call that containers may forbid; without it Open MPI complains and then fails. */
         char byte = 1, copy = 0;
         struct iovec from = {&byte, 1}, to = {&copy, 1};
         if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1) setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
         prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0); /* lets the other ranks do it where Yama guards it; an error is no matter */
-        int code = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
-        if (code != MPI_SUCCESS) return mpi_fail("MPI_Init_thread", code);
-        mpi.ours = true;
     }
+    join_announce();
+    TRY(within(NULL, "joining the world", timeout_ns, connect_ranks, NULL));
+    if (joined.code != MPI_SUCCESS) return mpi_fail(joined.what, joined.code);
+    if (!mpi.started) atexit(at_exit);
     mpi.started = true;
-    atexit(at_exit);
     return PERI_OK;
 }
 
-/** Exchange who is where. */
-static peri_status meet(void)
+/** Exchange who is where. Returns MPI's code. */
+static int meet(void)
 {
-    char name[256] = "", space[64] = "";
-    gethostname(name, sizeof name - 1);
+    struct {
+        int64_t pid;
+        uint64_t machine;
+        int64_t leader; /* lowest rank of its node */
+        char host[48];
+    } own = {.pid = getpid(), .machine = 14695981039346656037u /* FNV-1a */}, *all = host->alloc(sizeof own * (size_t)mpi.size);
+    char space[64] = "";
+    gethostname(own.host, sizeof own.host - 1);
     ssize_t n = readlink("/proc/self/ns/pid", space, sizeof space - 1);
-    uint64_t machine = 14695981039346656037u; /* FNV-1a */
-    for (const char *c = name; *c; c++) machine = (machine ^ (unsigned char)*c) * 1099511628211u;
-    for (ssize_t i = 0; i < n; i++) machine = (machine ^ (unsigned char)space[i]) * 1099511628211u;
+    for (const char *c = own.host; *c; c++) own.machine = (own.machine ^ (unsigned char)*c) * 1099511628211u;
+    for (ssize_t i = 0; i < n; i++) own.machine = (own.machine ^ (unsigned char)space[i]) * 1099511628211u;
     MPI_Comm node;
     int leader = mpi.rank, code = MPI_Comm_split_type(mpi.world, MPI_COMM_TYPE_SHARED, mpi.rank, MPI_INFO_NULL, &node);
     if (code == MPI_SUCCESS) code = MPI_Bcast(&leader, 1, MPI_INT, 0, node);
     if (code == MPI_SUCCESS) code = MPI_Comm_free(&node);
-    int64_t own[3] = {getpid(), (int64_t)machine, leader}, *all = host->alloc(sizeof own * (size_t)mpi.size);
-    host->free(mpi.peers);
-    mpi.peers = host->alloc_zero(sizeof *mpi.peers * (size_t)mpi.size);
-    if (!all || !mpi.peers) {
-        host->free(all);
-        return PERI_ENOMEM;
-    }
-    if (code == MPI_SUCCESS) code = MPI_Allgather(own, 3, MPI_INT64_T, all, 3, MPI_INT64_T, mpi.world);
+    own.leader = leader;
+    peer *peers = host->alloc_zero(sizeof *peers * (size_t)mpi.size);
+    if (!all || !peers) code = MPI_ERR_NO_MEM;
+    if (code == MPI_SUCCESS) code = MPI_Allgather(&own, (int)sizeof own, MPI_BYTE, all, (int)sizeof own, MPI_BYTE, mpi.world);
     int32_t nodes = 0, near = 0;
     cpu_set_t processors;
     for (int32_t i = 0; i < mpi.size && code == MPI_SUCCESS; i++) {
-        int32_t lead = (int32_t)all[3 * i + 2];
-        mpi.peers[i] = (peer){.pid = all[3 * i], .machine = (uint64_t)all[3 * i + 1]};
-        mpi.peers[i].node = lead == i ? nodes++ : mpi.peers[lead].node; /* a leader is its node's lowest rank */
-        near += mpi.peers[i].machine == machine;
+        int32_t lead = (int32_t)all[i].leader;
+        peers[i] = (peer){.pid = all[i].pid, .machine = all[i].machine};
+        snprintf(peers[i].host, sizeof peers[i].host, "%s", all[i].host);
+        peers[i].node = lead == i ? nodes++ : peers[lead].node; /* a leader is its node's lowest rank */
+        near += peers[i].machine == own.machine;
     }
     mpi.crowded = sched_getaffinity(0, sizeof processors, &processors) != 0 || near > CPU_COUNT(&processors);
     host->free(all);
-    return code == MPI_SUCCESS ? PERI_OK : mpi_fail("peri_comm_open", code);
+    host->free(mpi.peers);
+    mpi.peers = peers;
+    return code;
+}
+
+/** In a thread: exchange who is where, and what ranks of one machine share. */
+static void meet_ranks(void *unused)
+{
+    (void)unused;
+    joined.what = "peri_comm_open";
+    joined.code = meet();
+    if (joined.code == MPI_SUCCESS) near_join(joined.g);
 }
 
 static mpi_group *group_make(mpi_group *parent, const int32_t *ranks, int32_t n, uint64_t tag)
@@ -486,10 +527,9 @@ static peri_status mpi_open(peri_coll_open *boot, void **group)
 {
     if (mpi.open) return PERI_HOST_FAIL(host, PERI_EINVAL, "mpi: this process is in a world already");
     if (mpi.broken || mpi.over) return PERI_HOST_FAIL(host, PERI_EABORTED, "mpi: an earlier world of this process failed or is over");
-    TRY(start());
-    int *bound = NULL, found = 0, code = mpi.world ? MPI_SUCCESS : MPI_Comm_dup(MPI_COMM_WORLD, &mpi.world);
-    if (code == MPI_SUCCESS && !mpi.control) code = MPI_Comm_dup(MPI_COMM_WORLD, &mpi.control);
-    if (code != MPI_SUCCESS) return mpi_fail("MPI_Comm_dup", code);
+    int64_t until = host->time_ns() + boot->timeout_ns;
+    int *bound = NULL, found = 0;
+    TRY(start(boot->timeout_ns));
     MPI_Comm_set_errhandler(mpi.world, MPI_ERRORS_RETURN);
     MPI_Comm_set_errhandler(mpi.control, MPI_ERRORS_RETURN);
     MPI_Comm_rank(mpi.world, &mpi.rank);
@@ -506,14 +546,16 @@ static peri_status mpi_open(peri_coll_open *boot, void **group)
     const char *limit = getenv("PERI_TEST_COUNT_LIMIT");
     mpi.piece = limit && atoll(limit) > 0 && atoll(limit) < INT32_MAX ? atoll(limit) : 1 << 30;
     mpi.timeout_ns = boot->timeout_ns;
-    TRY(meet());
-    mpi.epoch++;
-    mpi.open = true;
-    receive_next();
     mpi_group *g = group_make(NULL, NULL, mpi.size, 0);
     if (!g) return PERI_ENOMEM;
     g->comm = mpi.world;
-    near_join(g);
+    joined.g = g;
+    int64_t left = until - host->time_ns();
+    TRY(within(NULL, "joining the world", left > 0 ? left : 0, meet_ranks, NULL));
+    if (joined.code != MPI_SUCCESS) return mpi_fail(joined.what, joined.code);
+    mpi.epoch++;
+    mpi.open = true;
+    receive_next();
     boot->rank = mpi.rank;
     boot->size = mpi.size;
     *group = g;
@@ -546,8 +588,9 @@ static peri_status gather_members(const mpi_group *g)
             if (why || host->time_ns() > until) {
                 MPI_Cancel(&requests[0]);
                 mpi.broken = true;
-                return PERI_HOST_FAIL(host, why ? PERI_EPEER : PERI_ETIMEOUT, "mpi: making a group, waiting for rank %d of the world: %s",
-                                      from, why ? why : "it did not come");
+                return PERI_HOST_FAIL(host, why ? PERI_EPEER : PERI_ETIMEOUT,
+                                      "mpi: making a group, waiting for rank %d of the world (process %lld on %s): %s", from,
+                                      (long long)mpi.peers[from].pid, mpi.peers[from].host, why ? why : "it did not come");
             }
             host->pause(round);
         }
@@ -572,25 +615,56 @@ static void mpi_release(void *group)
     host->free(g);
 }
 
+/** In a thread: MPI's own making of a group. */
+static void make_group(void *unused)
+{
+    (void)unused;
+    mpi_group *g = joined.g;
+    MPI_Group all, members;
+    MPI_Comm_group(mpi.world, &all);
+    MPI_Group_incl(all, g->size, g->ranks, &members);
+    joined.what = "MPI_Comm_create_group";
+    joined.code = MPI_Comm_create_group(mpi.world, members, joined.tag, &g->comm);
+    MPI_Group_free(&members);
+    MPI_Group_free(&all);
+    if (joined.code == MPI_SUCCESS) joined.code = MPI_Comm_set_errhandler(g->comm, MPI_ERRORS_RETURN);
+    if (joined.code == MPI_SUCCESS) near_join(g);
+}
+
 static peri_status mpi_subgroup(void *group, const int32_t *ranks, int32_t n, uint64_t tag, void **sub)
 {
     mpi_group *parent = group, *g = group_make(parent, ranks, n, tag);
     if (!g) return PERI_ENOMEM;
     peri_status status = gather_members(g);
-    if (status >= 0) {
-        MPI_Group all, members;
-        MPI_Comm_group(mpi.world, &all);
-        MPI_Group_incl(all, n, g->ranks, &members);
-        int code = MPI_Comm_create_group(mpi.world, members, (int)(tag % 32000), &g->comm);
-        MPI_Group_free(&members);
-        MPI_Group_free(&all);
-        if (code == MPI_SUCCESS) code = MPI_Comm_set_errhandler(g->comm, MPI_ERRORS_RETURN);
-        if (code != MPI_SUCCESS) status = mpi_fail("MPI_Comm_create_group", code);
-        else near_join(g);
-    }
+    joined.g = g;
+    joined.tag = (int)(tag % 32000);
+    if (status >= 0) TRY(within(g, "making a group", mpi.timeout_ns, make_group, NULL)); /* the thread of a failure keeps g */
+    if (status >= 0 && joined.code != MPI_SUCCESS) status = mpi_fail(joined.what, joined.code);
     if (status < 0) mpi_release(g);
     else *sub = g;
     return status;
+}
+
+/** The failure of leaving the world: who has not left. */
+static peri_status left_alone(void)
+{
+    char text[PERI_MESSAGE_MAX / 2] = "";
+    size_t used = 0;
+    int32_t shown = 0;
+    bool dead = false;
+    for (int32_t i = 0; i < mpi.size; i++) {
+        const peer *p = &mpi.peers[i];
+        if (p->left >= mpi.epoch || shown++ >= 8 || used >= sizeof text) continue;
+        bool near = p->machine == mpi.peers[mpi.rank].machine;
+        char state = near ? process_state(p->pid, NULL) : '?';
+        dead = dead || !state;
+        used += (size_t)snprintf(text + used, sizeof text - used, "%srank %d (process %lld on %s) %s", shown > 1 ? ", " : "", i,
+                                 (long long)p->pid, p->host, !state ? "is gone without leaving it" : state == 'T' ? "is stopped"
+                                                                                                             : "has not left it");
+    }
+    if (shown > 8 && used < sizeof text) snprintf(text + used, sizeof text - used, " and %d more", shown - 8);
+    if (dead) return PERI_HOST_FAIL(host, PERI_EPEER, "mpi: leaving the world: %s", text);
+    return PERI_HOST_FAIL(host, PERI_ETIMEOUT, "mpi: leaving the world took longer than %g s: %s", (double)mpi.timeout_ns * 1e-9, text);
 }
 
 static peri_status mpi_close(void *group)
@@ -610,11 +684,9 @@ static peri_status mpi_close(void *group)
     }
     mpi.open = false;
     if (!clean && g->failed != PERI_OK && !was_broken) return PERI_HOST_FAIL(host, g->failed, "mpi: leaving the world: %s", g->message);
-    if (!clean && !mpi.broken) {
-        mpi.broken = true;
-        return PERI_HOST_FAIL(host, PERI_ETIMEOUT, "mpi: other ranks did not leave the world within %g s", (double)mpi.timeout_ns * 1e-9);
-    }
-    return PERI_OK;
+    if (clean || mpi.broken) return PERI_OK;
+    mpi.broken = true;
+    return left_alone();
 }
 
 static const peri_coll_vtab vtab = {

@@ -20,7 +20,7 @@ extern const peri__packed peri__pack[];
 struct lua_State;
 
 /** Put functions into the module perilune.launcher, the table on top of the stack: watch, settled (watch.c); files, start, next, signal,
- *  sweep (job.c). */
+ *  children, sweep (job.c). */
 void peri__watch_register(struct lua_State *L);
 void peri__job_register(struct lua_State *L);
 

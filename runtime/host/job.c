@@ -175,20 +175,45 @@ static int send_signal(lua_State *L)
     return 0;
 }
 
+/** State of a process ('Z': it has ended) and its parent; 0: there is none. */
+static char state_of(long pid, long *parent)
+{
+    char path[64], line[512], state = 0;
+    snprintf(path, sizeof path, "/proc/%ld/stat", pid);
+    FILE *file = fopen(path, "r");
+    const char *after = file && fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL;
+    if (file) fclose(file);
+    return after && sscanf(after, ") %c %ld", &state, parent) == 2 ? state : 0;
+}
+
+/** children(): how many processes the program has started that have not ended; nil: unknown. */
+static int children(lua_State *L)
+{
+    char path[96];
+    long pid, parent;
+    snprintf(path, sizeof path, "/proc/%ld/task/%ld/children", (long)job.pid, (long)job.pid);
+    FILE *file = fopen(path, "r");
+    if (!file) return 0;
+    int count = 0;
+    while (fscanf(file, "%ld", &pid) == 1) {
+        char state = state_of(pid, &parent);
+        count += state && state != 'Z';
+    }
+    fclose(file);
+    lua_pushinteger(L, count);
+    return 1;
+}
+
 /** Is process @pid a child of this one, and the same program? */
 static bool left_behind(long pid, const char *own)
 {
-    char path[64], other[4096], line[512];
+    char path[64], other[4096];
     long parent = 0;
     snprintf(path, sizeof path, "/proc/%ld/exe", pid);
     ssize_t n = readlink(path, other, sizeof other - 1);
     if (n <= 0) return false;
     other[n] = 0;
-    snprintf(path, sizeof path, "/proc/%ld/stat", pid);
-    FILE *file = fopen(path, "r");
-    const char *after = file && fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL;
-    if (file) fclose(file);
-    return after && sscanf(after, ") %*c %ld", &parent) == 1 && parent == (long)getpid() && strcmp(own, other) == 0;
+    return state_of(pid, &parent) && parent == (long)getpid() && strcmp(own, other) == 0;
 }
 
 /** sweep(): end the ranks of this machine that have outlived mpirun. */
@@ -215,7 +240,7 @@ static int sweep(lua_State *L)
 
 void peri__job_register(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"files", files}, {"start", start}, {"next", next}, {"signal", send_signal}, {"sweep", sweep},
-                                         {NULL, NULL}};
+    static const luaL_Reg functions[] = {{"files", files}, {"start", start}, {"next", next}, {"signal", send_signal},
+                                         {"children", children}, {"sweep", sweep}, {NULL, NULL}};
     luaL_register(L, NULL, functions);
 }

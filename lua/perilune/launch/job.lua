@@ -10,6 +10,7 @@ local INT, HUP, QUIT, KILL, TERM = 2, 1, 3, 9, 15
 local NAMES = { [INT] = "interrupted (Ctrl-C)", [TERM] = "ended by signal 15 (SIGTERM)", [HUP] = "ended by signal 1 (SIGHUP)",
   [QUIT] = "ended by signal 3 (SIGQUIT)" }
 local PATIENCE = 10 -- seconds that mpirun has to end the ranks
+local REST = 3      -- seconds that it has to end when they have: it hangs there at times
 
 -- -- what mpirun says ----------------------------------------------------------------------------------------------------------------
 
@@ -19,7 +20,7 @@ local endings = {
   { "noticed that process rank (%d+) with PID %d+ on node (%S+) exited on signal (%d+ %b())", "rank %s on %s was killed by signal %s" },
   { "processes exited with non%-zero status.-%[%[%d+,%d+%],(%d+)%]%s+Exit code:%s+(%d+)", "rank %s ended with exit code %s" },
   { "exited due to process rank (%d+) with PID %d+ on%s+node (%S+) exiting improperly",
-    "rank %s on %s ended in the middle of its script, without leaving the world" },
+    "rank %s on %s ended without leaving the world, or never joined it" },
 }
 
 --- Boxes that say in many lines what fits in one.
@@ -33,6 +34,10 @@ local refusals = {
 
 --- Lines that tell what the launcher tells.
 local noise = { { "^mpirun: Forwarding signal" }, { "^mpirun: abort is already in progress" }, { "^mpirun: killing job" } }
+
+--- Boxes that follow from the end of another rank.
+local consequences = { { "peer process has unexpectedly disconnected" }, { "failed to TCP connect to a peer" },
+  { "system call failed during shared memory initialization" } }
 
 local function first(list, text)
   for _, entry in ipairs(list) do
@@ -59,7 +64,7 @@ function M.filter(emit)
     local entry, found = first(endings, text)
     if entry then
       if entry[2] then F.ending = entry[2]:format(unpack(found)) end
-    else
+    elseif not (F.spoke and first(consequences, text)) then
       entry = first(refusals, text)
       F.spoke = true
       emit(entry and ("perilune: %s\n"):format(entry[2]) or text)
@@ -111,7 +116,7 @@ local function say(text) io.stderr:write("perilune: ", text, "\n") end
 
 --- Which ranks have started where, and how they ended, by the notes of their watchers: `take(text)` returns the text without the notes.
 function M.roll(ranks)
-  local R = { ranks = ranks, started = {}, ended = {}, n_started = 0, n_ended = 0, worst = 0, reports = reports.new(ranks) }
+  local R = { ranks = ranks, started = {}, ended = {}, n_started = 0, n_ended = 0, code = 0, reports = reports.new(ranks) }
   local held = ""
 
   local function note(kind, rank, number, text)
@@ -122,7 +127,7 @@ function M.roll(ranks)
     elseif kind == "end" and not R.ended[rank] then
       R.ended[rank] = tonumber(number)
       R.n_ended = R.n_ended + 1
-      R.worst = math.max(R.worst, R.ended[rank])
+      if R.code == 0 then R.code = R.ended[rank] end
     elseif kind == "error" then R.reports.take(rank, text) end
     return ""
   end
@@ -154,8 +159,9 @@ end
 --- What is still to be said about a job that has ended, and its exit code.
 local function verdict(F, R, code, signal, asked)
   if asked then return ("%s; all %d ranks were ended"):format(NAMES[asked], R.ranks), 128 + asked end
-  if signal and R.n_ended == R.ranks then
-    return R.worst == 0 and ("mpirun itself ended by signal %d when all ranks had ended well"):format(signal), R.worst
+  if signal and R.n_ended == R.ranks and R.code == 0 then
+    return ("mpirun itself ended by signal %d, after all ranks had ended well"):format(signal), 0
+  elseif signal and F.spoke then return nil, R.code ~= 0 and R.code or 128 + signal
   elseif signal then
     return ("mpirun was killed by signal %d; its %d ranks were ended"):format(signal, R.ranks), 128 + signal
   elseif code == 0 or F.spoke then return nil, code end
@@ -197,13 +203,13 @@ function M.run(command, ranks, deadline)
       return code
     end
     if R.reports.count > 0 then told = told or now end
-    quiet = R.n_ended == ranks and (quiet or now) or nil
+    quiet = (R.n_ended == ranks or (R.n_started > 0 and launcher.children() == 0)) and (quiet or now) or nil
     if not dying and R.n_started < ranks and R.n_ended == 0 and now - began >= deadline then
-      say(("%d of %d ranks did not start within %d s (PERI_COMM_TIMEOUT_S): %s"):format(ranks - R.n_started, ranks, deadline, R.missing()))
+      say(("%d of %d ranks did not start within %d s (PERI_START_TIMEOUT_S): %s"):format(ranks - R.n_started, ranks, deadline, R.missing()))
       F.spoke, dying = true, now
       launcher.signal(TERM)
     end
-    if now - (dying or now) > PATIENCE or now - (quiet or now) > PATIENCE then launcher.signal(KILL) end
+    if now - (dying or now) > PATIENCE or now - (quiet or now) > REST then launcher.signal(KILL) end
   end
 end
 

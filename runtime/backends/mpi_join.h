@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mpi_join.h: part of mpi.c: calls into MPI that wait for other ranks and cannot be interrupted, within a deadline, and who is missing.
+ *
+ * MPI_Init, the making of communicators and the blocking operations of joining are made by a thread of their own. When that takes too long,
+ * or somebody is gone, this rank gives up: the thread stays where it is, and this process never calls MPI again.
+ *
+ * Before MPI connects them, ranks of one machine see each other in two ways that leave nothing behind: a rank that comes to join binds
+ * a Unix socket to a name made of the job and its rank (abstract: no file), and every rank's process carries its rank in its environment.
+ */
+
+static struct {
+    int socket;                /* -1: none, this process was launched without PMIx */
+    const char *job;           /* PMIX_NAMESPACE */
+    atomic_int done;           /* the thread has come back */
+    void (*run)(void *ctx);
+    void *ctx;
+} join = {.socket = -1};
+
+/** A process of this machine that belongs to the job. */
+typedef struct process {
+    int64_t pid; /* 0: none was seen */
+    char state;  /* as /proc tells it: T is stopped */
+    bool here;   /* has come to join */
+} process;
+
+/** The address that says "rank @rank has come to join world number @epoch of this process". Returns its length. */
+static socklen_t join_address(int32_t rank, int32_t epoch, struct sockaddr_un *address)
+{
+    memset(address, 0, sizeof *address);
+    address->sun_family = AF_UNIX;
+    int n = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "perilune/%u/%.60s/%d/%d", (unsigned)getuid(), join.job, epoch,
+                     rank);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+}
+
+/** Tell the ranks of this machine that this one has come. */
+static void join_announce(void)
+{
+    struct sockaddr_un address;
+    const char *rank = getenv("PMIX_RANK");
+    join.job = getenv("PMIX_NAMESPACE");
+    if (join.socket >= 0) close(join.socket);
+    join.socket = join.job && rank ? socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
+    if (join.socket < 0) return;
+    socklen_t len = join_address(atoi(rank), mpi.epoch, &address);
+    if (bind(join.socket, (struct sockaddr *)&address, len) != 0) {
+        close(join.socket);
+        join.socket = -1;
+    }
+}
+
+/** Has the rank come to join, on this machine, and is it still there? */
+static bool join_here(int32_t rank)
+{
+    struct sockaddr_un address;
+    int fd = join.socket < 0 ? -1 : socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool here = fd >= 0 && connect(fd, (struct sockaddr *)&address, join_address(rank, mpi.epoch, &address)) == 0;
+    if (fd >= 0) close(fd);
+    return here;
+}
+
+/** State of a process, and its name without brackets in @name[16]; 0: it is gone. */
+static char process_state(int64_t pid, char *name)
+{
+    char path[64], line[256] = "", state = 0;
+    snprintf(path, sizeof path, "/proc/%lld/stat", (long long)pid);
+    FILE *file = fopen(path, "r");
+    const char *close = file && fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL, *open = strchr(line, '(');
+    if (close) state = close[1] == ' ' ? close[2] : 0;
+    if (close && open && name) snprintf(name, 16, "%.*s", (int)(close - open - 1 < 15 ? close - open - 1 : 15), open + 1);
+    if (file) fclose(file);
+    return state;
+}
+
+/** The rank that a process has in this job, by its environment; -1: none. */
+static int32_t process_rank(int64_t pid)
+{
+    char path[64], *line = NULL;
+    size_t room = 0;
+    int32_t rank = -1;
+    bool ours = false;
+    snprintf(path, sizeof path, "/proc/%lld/environ", (long long)pid);
+    FILE *file = fopen(path, "r");
+    while (file && getdelim(&line, &room, 0, file) > 0) {
+        if (strncmp(line, "PMIX_RANK=", 10) == 0) rank = atoi(line + 10);
+        if (strncmp(line, "PMIX_NAMESPACE=", 15) == 0) ours = strcmp(line + 15, join.job) == 0;
+    }
+    free(line);
+    if (file) fclose(file);
+    return ours ? rank : -1;
+}
+
+/** Does the process see the same network as this one? Otherwise it counts as another machine's: its socket cannot be seen. */
+static bool same_network(int64_t pid)
+{
+    char path[64], own[64] = "", other[64] = "";
+    snprintf(path, sizeof path, "/proc/%lld/ns/net", (long long)pid);
+    return readlink("/proc/self/ns/net", own, sizeof own - 1) > 0 && readlink(path, other, sizeof other - 1) > 0 && strcmp(own, other) == 0;
+}
+
+/** Find the processes of the job on this machine: the oldest of each rank that is not the launcher's watcher. */
+static void processes_find(process *list, int32_t size)
+{
+    DIR *folder = join.job ? opendir("/proc") : NULL;
+    for (struct dirent *d; folder && (d = readdir(folder));) {
+        int64_t pid = atoll(d->d_name);
+        char name[16] = "", state = pid > 0 ? process_state(pid, name) : 0;
+        int32_t rank = state && state != 'Z' && strcmp(name, "perilune-watch") != 0 ? process_rank(pid) : -1;
+        if (rank < 0 || rank >= size || (list[rank].pid && list[rank].pid < pid) || !same_network(pid)) continue;
+        list[rank].pid = pid;
+        list[rank].state = state;
+    }
+    if (folder) closedir(folder);
+}
+
+/** Name the ranks that have not come, or are stopped, as far as this machine knows. */
+static void join_missing(char *text, size_t len, int32_t size)
+{
+    char name[256] = "";
+    size_t used = 0;
+    int32_t shown = 0, unseen = 0;
+    process *list = host->alloc_zero(sizeof *list * (size_t)size);
+    gethostname(name, sizeof name - 1);
+    snprintf(text, len, "all ranks that can be seen from %s have come", name);
+    if (!list || !join.job) return;
+    for (int32_t i = 0; i < size; i++) list[i].here = join_here(i); /* before the others give up, too */
+    processes_find(list, size);
+    for (int32_t i = 0; i < size; i++) {
+        const process *p = &list[i];
+        bool stopped = p->state == 'T' || p->state == 't';
+        unseen += !p->here && !p->pid;
+        if (!p->pid || (p->here && !stopped) || shown++ >= 8 || used >= len) continue;
+        used += (size_t)snprintf(text + used, len - used, "%srank %d (process %lld on %s) %s%s", shown > 1 ? ", " : "", i,
+                                 (long long)p->pid, name, p->here ? "" : "has not come",
+                                 !stopped ? "" : p->here ? "is stopped" : ": it is stopped");
+    }
+    if (shown > 8 && used < len) used += (size_t)snprintf(text + used, len - used, " and %d more", shown - 8);
+    for (int32_t i = 0, k = 0; i < size && unseen && used < len; i++) {
+        if (list[i].here || list[i].pid || k++ >= 8) continue;
+        if (k > 1) used += (size_t)snprintf(text + used, len - used, ", %d", i);
+        else used += (size_t)snprintf(text + used, len - used, "%sno process on %s has rank %d", used ? "; " : "", name, i);
+    }
+    if (unseen > 8 && used < len) snprintf(text + used, len - used, " and %d more", unseen - 8);
+    host->free(list);
+}
+
+/** Are all ranks on this machine? */
+static bool all_local(int32_t size)
+{
+    const char *ranks = getenv("OMPI_COMM_WORLD_LOCAL_SIZE"), *nodes = getenv("SLURM_STEP_NUM_NODES");
+    return ranks ? atoi(ranks) == size : nodes && atoi(nodes) == 1;
+}
+
+/** A rank that is gone; -1: none. @list: what was seen of them before; @settled: all that are on this machine have been started. */
+static int32_t join_lost(process *list, int32_t size, bool settled)
+{
+    bool waiting = false;
+    for (int32_t i = 0; i < size; i++) {
+        bool here = join_here(i);
+        if (list[i].here && !here) return i;
+        list[i].here = here;
+        waiting = waiting || !here;
+    }
+    if (!waiting || !join.job) return -1;
+    for (int32_t i = 0; i < size; i++)
+        if (list[i].pid && !list[i].here && !process_state(list[i].pid, NULL)) return i;
+    processes_find(list, size);
+    for (int32_t i = 0; settled && i < size; i++)
+        if (!list[i].pid && !join_here(i)) return i;
+    return -1;
+}
+
+static void *join_thread(void *unused)
+{
+    (void)unused;
+    join.run(join.ctx);
+    atomic_store(&join.done, 1);
+    return NULL;
+}
+
+/** The end of a process with a thread in MPI: nothing of MPI may be torn down under it. */
+static void end_at_once(int code, void *unused)
+{
+    (void)unused;
+    fflush(NULL);
+    _exit(code);
+}
+
+/** MPI is not to be called again: a thread of this process is in it. */
+static void give_mpi_up(void)
+{
+    mpi.over = mpi.broken = true;
+    on_exit(end_at_once, NULL);
+    for (mpi_group *g = mpi.groups; g; g = g->next) group_fail(g, PERI_EABORTED, host->error_message());
+}
+
+/** Look after the thread until it is done. @g: the group whose members it waits for, NULL: all ranks, which join. */
+static peri_status join_wait(const mpi_group *g, const char *what, int64_t timeout_ns)
+{
+    int32_t size = g ? g->size : mpi_launched();
+    process *seen = host->alloc_zero(sizeof *seen * (size_t)size);
+    int64_t begin = host->time_ns(), every = 500000000, look = begin + every;
+    int64_t started = all_local(size) ? begin + 20000000000 + size * (int64_t)100000000 : INT64_MAX;
+    char text[PERI_MESSAGE_MAX / 2] = "";
+    peri_status status = seen ? PERI_OK : PERI_ENOMEM;
+    for (int64_t round = 0; seen && !atomic_load(&join.done); round++) {
+        int64_t now = host->time_ns();
+        host->pause(round);
+        if (now < look && now - begin < timeout_ns) continue;
+        look = now + every;
+        every = every < 8000000000 ? every * 5 / 4 : every; /* looking takes time, which the late ones may need */
+        int32_t lost = g ? -1 : join_lost(seen, size, now > started);
+        for (int32_t i = 0; g && i < size; i++)
+            if (gone(g->ranks[i])) lost = g->ranks[i];
+        if (lost >= 0 && !atomic_load(&join.done)) {
+            status = PERI_HOST_FAIL(host, PERI_EPEER, "mpi: %s: the process of rank %d is gone", what, lost);
+            break;
+        }
+        if (now - begin < timeout_ns) continue;
+        join_missing(text, sizeof text, g ? mpi.size : size);
+        status = PERI_HOST_FAIL(host, PERI_ETIMEOUT, "mpi: %s took longer than %g s: %s", what, (double)timeout_ns * 1e-9, text);
+        break;
+    }
+    host->free(seen);
+    return status;
+}
+
+/** Run a function that calls MPI and may wait there, see join_wait. After a failure @ctx must stay, as the thread may still use it. */
+static peri_status within(const mpi_group *g, const char *what, int64_t timeout_ns, void (*run)(void *ctx), void *ctx)
+{
+    pthread_t thread;
+    sigset_t all, before;
+    join.run = run;
+    join.ctx = ctx;
+    atomic_store(&join.done, 0);
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are for the threads that were there before */
+    int problem = pthread_create(&thread, NULL, join_thread, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (problem) return PERI_HOST_FAIL(host, PERI_ENOMEM, "mpi: %s: no thread: %s", what, strerror(problem));
+    peri_status status = join_wait(g, what, timeout_ns);
+    if (status >= 0) pthread_join(thread, NULL);
+    else {
+        pthread_detach(thread);
+        give_mpi_up();
+    }
+    return status;
+}

@@ -1,0 +1,74 @@
+-- Joining and leaving the world within a deadline, whatever another rank does: it is late, stopped, killed or absent. Who is waited for
+-- is named. Through the launcher, as users start it. (mpirun: none: it starts its own)
+-- deadline: 120 s
+local shell = require "spec.support.shell"
+local missing = shell.no_launcher() or not shell.has "mpirun" and "mpirun was not found"
+local folder, clean
+setup(function() folder, clean = shell.temporary() end)
+teardown(function() clean() end)
+
+local host = shell.run("uname -n"):match "%S+"
+
+--- Run a script on three ranks with a deadline of 2 s; rank 1 calls `act` where the script says so. The script tells its process.
+local function run(words, text, act)
+  local path = shell.write(folder .. "/script.lua", ([[
+    local ffi = require "ffi"
+    ffi.cdef "int kill(int, int); int getpid(void); unsigned sleep(unsigned);"
+    local function act()
+      if os.getenv "OMPI_COMM_WORLD_RANK" ~= "1" then return end
+      io.stdout:write("victim ", ffi.C.getpid(), "\n")
+      io.stdout:flush()
+      %s
+    end
+    local peri = require "perilune"
+    %s]]):format(act, text))
+  local began = os.time()
+  local out, status = shell.run(("%s run -n 3 %s %s"):format(shell.perilune, words, path), { PERI_COMM_TIMEOUT_S = "2" })
+  return out, status, os.time() - began, out:match "victim (%d+)"
+end
+
+local stop, sleep, kill = "ffi.C.kill(ffi.C.getpid(), 19)", "ffi.C.sleep(6)", "ffi.C.kill(ffi.C.getpid(), 9)"
+
+local function case(name, words, text, act, expected)
+  it(name, function()
+    if missing then return pending(missing) end
+    local out, status, seconds, victim = run(words, text, act)
+    assert.is_truthy(victim, out)
+    assert.is_truthy(out:find(expected:gsub("VICTIM", ("(process %s on %s)"):format(victim, host)), 1, true), out)
+    if words == "" then assert.equal(1, status) end -- with recovery mpirun ends well all the same
+    assert.is_true(seconds < 15, seconds .. " s")
+    local state = io.open(("/proc/%s/stat"):format(victim))
+    assert.is_true(not state or state:read "*a":match "%) Z" ~= nil, "the rank is left")
+  end)
+end
+
+describe("joining the world waits no longer than it may for a rank that", function()
+  case("is stopped before it", "", "act() peri.init()", stop,
+    "mpi: joining the world took longer than 2 s: rank 1 VICTIM has not come: it is stopped")
+  case("comes too late", "", "act() peri.init()", sleep, "mpi: joining the world took longer than 2 s: rank 1 VICTIM has not come")
+  case("never comes, while the error is caught", "",
+    "act() local ok, err = pcall(peri.init) if not ok then print('caught', err) os.exit(1) end", sleep,
+    "caught\tmpi: joining the world took longer than 2 s: rank 1 VICTIM has not come")
+  case("ends without it", "", "act() peri.init()", "os.exit(0)", "rank 1") -- mpirun may see it first
+  case("is killed before it, when mpirun lets the others live", "--mpi --mca orte_enable_recovery 1", "act() peri.init()", kill,
+    "mpi: joining the world")
+
+  it("is killed while groups are made, when mpirun lets the others live", function()
+    if missing then return pending(missing) end
+    local out, _, seconds = run("--mpi --mca orte_enable_recovery 1", [[
+      local world = peri.init()
+      if peri.rank() == 1 then os.execute(("(sleep 0.%03d; kill -9 %d) &"):format(math.random(1, 99), ffi.C.getpid())) end
+      local groups = {}
+      for k = 1, 100000 do groups[k % 8] = world:new_group({ 0, 1, 2 }, "group " .. k) collectgarbage() end
+    ]], "")
+    assert.is_true(seconds < 20, seconds .. " s")
+    for rank = 0, 2, 2 do assert.matches(("%%[ranks? [^]]*%d[^]]*%%] mpi: making a group"):format(rank), out) end
+  end)
+end)
+
+describe("leaving the world names a rank that", function()
+  case("is stopped", "", "peri.init() act()", stop, "mpi: leaving the world took longer than 2 s: rank 1 VICTIM is stopped")
+  case("has not left yet", "", "peri.init() act()", sleep, "mpi: leaving the world took longer than 2 s: rank 1 VICTIM has not left it")
+  case("is gone", "--mpi --mca orte_enable_recovery 1", "peri.init() act()", kill,
+    "mpi: leaving the world: rank 1 VICTIM is gone without leaving it")
+end)
