@@ -15,9 +15,13 @@
 
 enum { NO_HINT, HINT_T0, HINT_T1, HINTS };
 enum { IN_ORDER, SCATTERED, ORDERS };
-enum { MOST_THREADS = 64, LINE = 64, MOST_LINES = 16 };
+#if defined(__AVX512F__)
+enum { MOST_THREADS = 64, LINE = 64, MOST_LINES = 16, WIDTH = 64, SUMS = 16 }; /* WIDTH: bytes of a register; SUMS: how many add up */
+#else
+enum { MOST_THREADS = 64, LINE = 64, MOST_LINES = 16, WIDTH = 32, SUMS = 8 };
+#endif
 
-typedef uint32_t lanes __attribute__((vector_size(LINE), aligned(4)));
+typedef uint32_t lanes __attribute__((vector_size(WIDTH), aligned(4)));
 
 typedef struct job {
     char *base;
@@ -53,19 +57,22 @@ INLINE int place(int k, const int n, const int order)
 /** Rows [begin, end) of a job whose rows have @lines whole lines (0: any number): running sums, as a pooled lookup keeps them. */
 INLINE void walk(const job *j, int64_t begin, int64_t end, const int lines, const int order, const int hint, const int update)
 {
-    lanes sum[MOST_LINES] = {{0}};
+    enum { PARTS = LINE / WIDTH };
+    lanes sum[SUMS] = {{0}};
     uint32_t rest = 0;
     for (int64_t i = begin; i < end; i++) {
         if (hint && i + j->distance < end) fetch(j->base + j->at[i + j->distance], j->bytes, hint);
         char *row = j->base + j->at[i];
         int64_t b = lines * LINE;
         _Pragma("GCC unroll 16") for (int k = 0; k < lines; k++) {
-            int v = place(k, lines, order);
-            lanes *p = (lanes *)(row + v * LINE);
-            if (update) *p ^= sum[v];
-            else sum[v] += *p;
+            int v = place(k, lines, order) * PARTS;
+            _Pragma("GCC unroll 2") for (int x = v; x < v + PARTS; x++) {
+                lanes *p = (lanes *)(row + x * WIDTH);
+                if (update) *p ^= sum[x % SUMS];
+                else sum[x % SUMS] += *p;
+            }
         }
-        for (; !lines && b + LINE <= j->bytes; b += LINE) {
+        for (; !lines && b + WIDTH <= j->bytes; b += WIDTH) {
             lanes *p = (lanes *)(row + b);
             if (update) *p ^= sum[0];
             else sum[0] += *p;
@@ -76,9 +83,9 @@ INLINE void walk(const job *j, int64_t begin, int64_t end, const int lines, cons
             if (update) x ^= rest, memcpy(row + b, &x, 4);
             else rest += x;
         }
-        if (update) __asm__ volatile("" : "+v"(sum[0]), "+r"(rest)); /* zero, but the compiler does not know */
+        if (update) __asm__ volatile("" : "+m"(sum), "+r"(rest)); /* zeros, but the compiler does not know */
     }
-    for (int v = 0; v < MOST_LINES; v++) rest += sum[v][0] + sum[v][15];
+    for (int v = 0; v < SUMS; v++) rest += sum[v][0] + sum[v][WIDTH / 4 - 1];
     sink = rest;
 }
 
