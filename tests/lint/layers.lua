@@ -3,8 +3,8 @@
 -- C: folders of runtime, and which layer a public header belongs to.
 local level = { base = 0, plugin = 1, kernels = 1, tensor = 2, sparse = 2.5, comm = 3, embed = 4, shard = 5, io = 6, host = 7 }
 local public = {
-  base = 0, device = 2, tensor = 2, ops = 2, optim = 2, jagged = 2, sparse = 2.5, quantize = 2.5, comm = 3, codec = 3, exchange = 3,
-  embed = 4, shard = 5, io = 6, perilune = 6, host = 7,
+  base = 0, tune = 0, device = 2, tensor = 2, ops = 2, optim = 2, jagged = 2, sparse = 2.5, quantize = 2.5, comm = 3, codec = 3,
+  exchange = 3, embed = 4, shard = 5, io = 6, perilune = 6, host = 7,
 }
 -- Headers of foreign libraries and who may know them.
 local foreign = {
@@ -126,6 +126,7 @@ end
 local rank = {
   errors = -1, util = 0, cdef = 0, launcher = 0, ffi = 1, signature = 1.5, progress = 2, tensor = 2, jagged = 3, nn = 4, dist = 4,
   data = 4, sparse = 4.5, embed = 5, plan = 6, shard = 7, model = 8, pipeline = 9, checkpoint = 10, launch = 11, cli = 12,
+  calibrate = 11,
 }
 
 local function lua_requires(ctx)

@@ -6,6 +6,7 @@
 #define PERILUNE_PERILUNE_H
 
 #include <perilune/base.h>
+#include <perilune/tune.h>
 #include <perilune/device.h>
 #include <perilune/tensor.h>
 #include <perilune/ops.h>

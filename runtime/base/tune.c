@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tune.c: the choices of perilune/tune.h: who decides, and what is measured. Their file is tune_file.c.
+ */
+#include "tune.h"
+#include "tune_file.h"
+#include "tune_table.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { FIRST_ROUNDS = 5, MARGIN = 3 }; /* rounds of a measurement at the first use; percent by which a way must beat the default */
+
+static const char *const group_names[PERI__TUNE_GROUPS] = {"lookups", "updates", "the sort", "copies", "none"};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    _Atomic int32_t way;      /* in use */
+    int32_t given, kept, got; /* by whom: places among the ways; -1: not */
+    int64_t ns[PERI_TUNE_WAYS];
+} now[PERI__TUNE_CHOICES];
+static const peri__tune_meter *meters[PERI__TUNE_GROUPS];
+static atomic_bool loaded, settled[PERI__TUNE_GROUPS];
+static bool off; /* PERI_TUNE has the word: no file, no measurement */
+
+/** "a, b, c": the ways of a choice; -1: the choices. */
+static const char *list(int32_t choice, char *text, size_t room)
+{
+    size_t used = 0;
+    int32_t n = choice < 0 ? PERI__TUNE_CHOICES : peri__tune_ways(choice);
+    text[0] = 0;
+    for (int32_t i = 0; i < n && used < room; i++)
+        used += (size_t)snprintf(text + used, room - used, "%s%s", i ? ", " : "",
+                                 choice < 0 ? peri__tune_table[i].name : peri__tune_table[choice].ways[i]);
+    return text;
+}
+
+/** Take the way that goes before the others. */
+static void apply(int32_t c)
+{
+    int32_t way = peri__tune_way(c, peri__tune_table[c].usual);
+    if (now[c].kept >= 0) way = now[c].kept;
+    if (now[c].got >= 0) way = now[c].got;
+    if (now[c].given >= 0) way = now[c].given;
+    atomic_store_explicit(&now[c].way, way, memory_order_relaxed);
+}
+
+/* -- loading --------------------------------------------------------------------------------------------------------------------- */
+
+static void give(const char *word)
+{
+    char room[256];
+    const char *equals = strchr(word, '=');
+    if (!strcmp(word, "off")) {
+        off = true;
+        return;
+    }
+    char name[64];
+    snprintf(name, sizeof name, "%.*s", equals ? (int)(equals - word) : 60, word);
+    int32_t c = peri__tune_find(name), way = c >= 0 && equals ? peri__tune_way(c, equals + 1) : -1;
+    if (c < 0) {
+        peri__log(PERI_LOG_WARN, "PERI_TUNE: '%.60s' is no choice; known: %s", name, list(-1, room, sizeof room));
+    } else if (way < 0) {
+        peri__log(PERI_LOG_WARN, "PERI_TUNE: '%.80s' is ignored; ways of %s: %s", word, peri__tune_table[c].name,
+                  list(c, room, sizeof room));
+    } else {
+        now[c].given = way;
+    }
+}
+
+static void load(void)
+{
+    char words[512];
+    for (int32_t c = 0; c < PERI__TUNE_CHOICES; c++) now[c].given = now[c].kept = now[c].got = -1;
+    for (int32_t g = 0; g < PERI__TUNE_GROUPS; g++) atomic_store(&settled[g], false);
+    off = false;
+    const char *given = getenv("PERI_TUNE");
+    snprintf(words, sizeof words, "%s", given ? given : "");
+    char *rest = NULL;
+    for (char *word = strtok_r(words, ", ", &rest); word; word = strtok_r(NULL, ", ", &rest)) give(word);
+    peri__tune_lines lines;
+    if (!off && peri__tune_read(&lines)) {
+        for (int32_t c = 0; c < PERI__TUNE_CHOICES; c++) {
+            now[c].kept = lines.way[c];
+            memcpy(now[c].ns, lines.ns[c], sizeof now[c].ns);
+        }
+    }
+    for (int32_t c = 0; c < PERI__TUNE_CHOICES; c++) apply(c);
+    atomic_store_explicit(&loaded, true, memory_order_release);
+}
+
+static void load_once(void)
+{
+    if (atomic_load_explicit(&loaded, memory_order_acquire)) return;
+    pthread_mutex_lock(&lock);
+    if (!atomic_load(&loaded)) load();
+    pthread_mutex_unlock(&lock);
+}
+
+void peri__tune_reload(void)
+{
+    pthread_mutex_lock(&lock);
+    memset(now, 0, sizeof now);
+    load();
+    pthread_mutex_unlock(&lock);
+}
+
+/* -- using ----------------------------------------------------------------------------------------------------------------------- */
+
+int64_t peri__tune(int32_t choice)
+{
+    load_once();
+    int32_t way = atomic_load_explicit(&now[choice].way, memory_order_relaxed);
+    const char *word = peri__tune_table[choice].ways[way];
+    if (!strncmp(word, "l1-", 3) || !strncmp(word, "l2-", 3)) word += 3;
+    if (*word < '0' || *word > '9') return way;
+    char *unit;
+    int64_t n = strtoll(word, &unit, 10);
+    return *unit == 'k' ? n << 10 : *unit == 'm' ? n << 20 : n;
+}
+
+bool peri__tune_near(int32_t choice)
+{
+    load_once();
+    return !strncmp(peri__tune_table[choice].ways[atomic_load_explicit(&now[choice].way, memory_order_relaxed)], "l1-", 3);
+}
+
+/* -- measuring ------------------------------------------------------------------------------------------------------------------- */
+
+void peri__tune_offer(int32_t group, const peri__tune_meter *meter) { meters[group] = meter; }
+
+/** One pass of a way. */
+static int64_t timed(int32_t c, int32_t way, const peri__tune_meter *meter, void *state)
+{
+    atomic_store_explicit(&now[c].way, way, memory_order_relaxed);
+    return meter->pass(state, c);
+}
+
+/** Time all ways of @choice in turns, and take the fastest of those that beat the default in three of four turns: machines are shared, and
+ *  what disturbs a turn disturbs both. PERI_PENDING: not with these threads. */
+static peri_status measure(int32_t c, const peri__tune_meter *meter, void *state, int32_t rounds)
+{
+    int64_t least[PERI_TUNE_WAYS] = {0};
+    int32_t wins[PERI_TUNE_WAYS] = {0}, ways = peri__tune_ways(c), usual = peri__tune_way(c, peri__tune_table[c].usual), best = usual;
+    for (int32_t r = 0; r < rounds; r++) {
+        int64_t beside = timed(c, usual, meter, state);
+        for (int32_t w = 0; w < ways; w++) {
+            int64_t ns = w == usual || beside <= 0 ? beside : timed(c, w, meter, state);
+            if (ns <= 0) {
+                apply(c);
+                if (ns == 0) return PERI_PENDING;
+                return peri__fail(PERI_EUNSUPPORTED, "%s=%s cannot be measured here", peri__tune_table[c].name,
+                                  peri__tune_table[c].ways[w]);
+            }
+            wins[w] += ns * 100 < beside * (100 - MARGIN);
+            if (r == 0 || ns < least[w]) least[w] = ns;
+        }
+    }
+    for (int32_t w = 0; w < ways; w++)
+        if (4 * wins[w] >= 3 * rounds && least[w] < least[best]) best = w;
+    memcpy(now[c].ns, least, sizeof least);
+    now[c].got = best;
+    apply(c);
+    return PERI_OK;
+}
+
+/** Measure those of a group's choices that nobody knows. Returns how many were. */
+static int32_t measure_group(int32_t group)
+{
+    int32_t unknown = 0, found = 0;
+    void *state = NULL;
+    for (int32_t c = 0; c < PERI__TUNE_CHOICES; c++)
+        unknown += peri__tune_table[c].group == group && now[c].given < 0 && now[c].kept < 0 && now[c].got < 0;
+    if (!unknown || off || !meters[group]) return 0;
+    int64_t from = peri_time_ns();
+    peri_status status = meters[group]->open(&state);
+    for (int32_t c = 0; c < PERI__TUNE_CHOICES && status >= 0; c++)
+        if (peri__tune_table[c].group == group && now[c].given < 0 && now[c].kept < 0 && now[c].got < 0) {
+            status = measure(c, meters[group], state, FIRST_ROUNDS);
+            found += status == PERI_OK;
+        }
+    meters[group]->close(state);
+    if (status < 0) peri__log(PERI_LOG_WARN, "measuring %s: %s; the defaults stay", group_names[group], peri_error_message());
+    else peri__log(PERI_LOG_INFO, "measured %s in %.0f ms", group_names[group], (double)(peri_time_ns() - from) * 1e-6);
+    return found;
+}
+
+/** What the file should hold. */
+static void lines_now(peri__tune_lines *lines)
+{
+    for (int32_t c = 0; c < PERI__TUNE_CHOICES; c++) {
+        lines->way[c] = now[c].got;
+        memcpy(lines->ns[c], now[c].ns, sizeof now[c].ns);
+    }
+}
+
+void peri__tune_need(int32_t group)
+{
+    if (atomic_load_explicit(&settled[group], memory_order_acquire)) return;
+    load_once();
+    pthread_mutex_lock(&lock);
+    if (!atomic_load(&settled[group])) {
+        peri__tune_lines lines;
+        if (measure_group(group)) {
+            lines_now(&lines);
+            char why[256];
+            if (!peri__tune_write(&lines, why, sizeof why)) peri__log(PERI_LOG_INFO, "choices are not kept: %s", why);
+        }
+        atomic_store_explicit(&settled[group], true, memory_order_release);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* -- the public face ------------------------------------------------------------------------------------------------------------- */
+
+int32_t peri_tune_count(void) { return PERI__TUNE_CHOICES; }
+
+peri_status peri_tune_describe(int32_t c, peri_tune_choice *out)
+{
+    if (c < 0 || c >= PERI__TUNE_CHOICES)
+        return peri__fail(PERI_EINVAL, "peri_tune_describe: choice %d, allowed: 0..%d", c, PERI__TUNE_CHOICES - 1);
+    load_once();
+    *out = (peri_tune_choice){.name = peri__tune_table[c].name,
+                              .text = peri__tune_table[c].text,
+                              .way = atomic_load(&now[c].way),
+                              .usual = peri__tune_way(c, peri__tune_table[c].usual),
+                              .source = now[c].given >= 0  ? PERI_TUNE_GIVEN
+                                        : now[c].got >= 0  ? PERI_TUNE_MEASURED
+                                        : now[c].kept >= 0 ? PERI_TUNE_KEPT
+                                                           : PERI_TUNE_DEFAULT,
+                              .measured = meters[peri__tune_table[c].group] != NULL};
+    memcpy(out->ways, peri__tune_table[c].ways, sizeof out->ways);
+    memcpy(out->ns, now[c].ns, sizeof out->ns);
+    return PERI_OK;
+}
+
+/** The choice of this name, or the failure. */
+static peri_status named(const char *function, const char *name, int32_t *out)
+{
+    char room[256];
+    load_once();
+    *out = name ? peri__tune_find(name) : -1;
+    if (*out >= 0) return PERI_OK;
+    return peri__fail(PERI_ENOTFOUND, "%s: no choice '%.60s'; known: %s", function, name ? name : "(null)", list(-1, room, sizeof room));
+}
+
+peri_status peri_tune_set(const char *name, const char *word)
+{
+    char room[256];
+    int32_t c;
+    PERI_TRY(named("peri_tune_set", name, &c));
+    int32_t way = word ? peri__tune_way(c, word) : -1;
+    if (word && way < 0)
+        return peri__fail(PERI_EINVAL, "peri_tune_set: %s=%.60s, allowed: %s", name, word, list(c, room, sizeof room));
+    now[c].given = way;
+    apply(c);
+    return PERI_OK;
+}
+
+peri_status peri_tune_measure(const char *name, int32_t rounds)
+{
+    int32_t c;
+    PERI_TRY(named("peri_tune_measure", name, &c));
+    if (rounds < 1 || rounds > 10000) return peri__fail(PERI_EINVAL, "peri_tune_measure: %d rounds, allowed: 1..10000", rounds);
+    const peri__tune_meter *meter = meters[peri__tune_table[c].group];
+    if (!meter) return peri__fail(PERI_EUNSUPPORTED, "peri_tune_measure: %s is not measured", name);
+    void *state = NULL;
+    pthread_mutex_lock(&lock);
+    peri_status status = meter->open(&state);
+    if (status >= 0) status = measure(c, meter, state, rounds);
+    meter->close(state);
+    pthread_mutex_unlock(&lock);
+    if (status == PERI_PENDING) return peri__fail(PERI_EUNSUPPORTED, "peri_tune_measure: %s needs two threads", name);
+    return status;
+}
+
+peri_status peri_tune_save(void)
+{
+    peri__tune_lines lines;
+    char why[256];
+    load_once();
+    lines_now(&lines);
+    if (peri__tune_write(&lines, why, sizeof why)) return PERI_OK;
+    return peri__fail(PERI_EIO, "peri_tune_save: %s", why);
+}
+
+const char *peri_tune_path(void)
+{
+    load_once();
+    return off ? "" : peri__tune_file();
+}
