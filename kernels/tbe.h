@@ -123,6 +123,15 @@ typedef struct peri_k_tbe_report_args {
     int64_t *counters; /* NULL, or [2] */
 } peri_k_tbe_report_args;
 
+/** How rows that lie in memory are reached: times change with it, results do not. Zeros: they are read when they come. */
+typedef struct peri_k_tbe_reach {
+    int64_t ahead; /* tbe_forward, tbe_weight_gradient: bytes of rows, tbe_update: items, that are asked for before they are needed */
+    int64_t past;  /* tbe_forward: f32 numbers of rows of a call from which on its outputs go past the caches; 0: never */
+    bool near;     /* into the first-level cache, else into the second */
+    bool in_order; /* the cache lines of a row are read in order: hardware may fetch those behind them; else out of order */
+    bool rows_near; /* tbe_update: f16 and bf16 rows are asked for into the first level when they are the next */
+} peri_k_tbe_reach;
+
 /* -- forward --------------------------------------------------------------------------------------------------------------------- */
 
 /** For each bag j of each block k, with row(id) = weight + table.offset + id * table.stride, its numbers as f32:
@@ -139,6 +148,7 @@ typedef struct peri_k_tbe_forward_args {
     int64_t chunks;
     int32_t weight_dtype; /* PERI_F32, PERI_F16, PERI_BF16, PERI_K_ROWS_* */
     int32_t out_dtype;    /* PERI_F32, PERI_F16, PERI_BF16 */
+    peri_k_tbe_reach reach;
 } peri_k_tbe_forward_args;
 
 /** grad_weights[i] = sum over the blocks k that hold id i, in order of k:
@@ -151,6 +161,7 @@ typedef struct peri_k_tbe_weight_gradient_args {
     const float *grad;
     float *grad_weights; /* n_ids */
     int64_t chunks;
+    peri_k_tbe_reach reach;
 } peri_k_tbe_weight_gradient_args;
 
 /* -- sorting --------------------------------------------------------------------------------------------------------------------- */
@@ -199,8 +210,8 @@ typedef struct peri_k_tbe_sort_args {
     int64_t total_rows, chunks;
     int32_t payload_bits;
 } peri_k_tbe_sort_args;
-/** BITS: of all digits of a table's keys. ITEMS: least of a chunk. PER_THREAD: chunks, so that tables of different sizes even out. */
-enum { PERI_K_TBE_SORT_BITS = 13, PERI_K_TBE_SORT_ITEMS = 1 << 11, PERI_K_TBE_SORT_PER_THREAD = 4 };
+/** BITS: of all digits of a table's keys. PER_THREAD: chunks, so that tables of different sizes even out. */
+enum { PERI_K_TBE_SORT_BITS = 13, PERI_K_TBE_SORT_PER_THREAD = 4 };
 
 /* -- updating -------------------------------------------------------------------------------------------------------------------- */
 
@@ -371,6 +382,7 @@ typedef struct peri_k_tbe_update_args {
     int64_t chunks;
     int64_t *updated;
     int32_t payload_bits;
+    peri_k_tbe_reach reach;
 } peri_k_tbe_update_args;
 
 /** For each linear row with touched[row] != 0: update it with g = its row of dense. range: chunks; chunk c covers linear rows

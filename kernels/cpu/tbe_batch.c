@@ -38,10 +38,10 @@ TBE_INLINE void tbe_batch_ahead(tbe_updater *u, const int kind, const int32_t dt
     if (linear != u->ahead_row) {
         const int bytes = dtype == PERI_F32 ? 4 : 2;
         u->ahead_row = linear;
-        tbe_prefetch((const char *)a->rows.weight + (t->offset + (int64_t)row * t->stride) * bytes, 16 * nv * bytes / TBE_LINE);
-        if (kind == PERI_K_OPTIM_ROWWISE_ADAGRAD) tbe_prefetch((const char *)(a->rows.momentum1 + linear), 1);
+        tbe_prefetch((const char *)a->rows.weight + (t->offset + (int64_t)row * t->stride) * bytes, 16 * nv * bytes / TBE_LINE, u->near);
+        if (kind == PERI_K_OPTIM_ROWWISE_ADAGRAD) tbe_prefetch((const char *)(a->rows.momentum1 + linear), 1, u->near);
     }
-    tbe_prefetch((const char *)(a->grad + (key & u->payload_mask)), 16 * nv / F32_LINE);
+    tbe_prefetch((const char *)(a->grad + (key & u->payload_mask)), 16 * nv / F32_LINE, u->near);
 }
 
 /** m += sum16(g * g) / n and rate = -lr / (sqrt(m) + eps) for all rows. @momentum: of the table's first row. */
@@ -150,8 +150,10 @@ TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_
         } else {
             uint16_t *first = (uint16_t *)rows->weight + t->offset, *w = first + b->row[i] * t->stride;
             const int32_t next = i + 1 < b->n ? i + 1 : i;
-            tbe_batch_near(first + b->row[next] * t->stride, (nv + 1) / 2);
-            tbe_batch_near(b->g[next], nv);
+            if (u->a->reach.rows_near) {
+                tbe_batch_near(first + b->row[next] * t->stride, (nv + 1) / 2);
+                tbe_batch_near(b->g[next], nv);
+            }
             v16 x[16];
             u16x most = tbe_batch_row_values(w, b->g[i], v16_set(rate), v16_set(keep), x, nv, dtype);
             if (!o->stochastic) {

@@ -7,12 +7,9 @@
 /** Sixteens of a row that are added up at a time, where the width is not one of the common ones. */
 enum { TBE_WIDE = TBE_PANEL < 8 ? TBE_PANEL : 8 };
 
-/** How many bytes the walk ahead keeps in flight: enough to cover the memory's latency, few enough to stay in the cache until used. */
-enum { TBE_IN_FLIGHT = 16 << 10, TBE_AHEAD_LEAST = 8, TBE_AHEAD_MOST = 64 };
-
-/** Rows of a call whose caches they run through leave nothing of the output there: it goes past them, and its lines need not be read to be
- *  written. Bytes of rows. */
-enum { TBE_STREAM_LEAST = 32 << 20 };
+/** How many rows the walk ahead keeps in flight. The caller says how many bytes: enough to cover the memory's latency, few enough to stay
+ *  in the cache until they are used. */
+enum { TBE_AHEAD_LEAST = 8, TBE_AHEAD_MOST = 64 };
 
 /** Where the ids of a block lead. */
 typedef struct tbe_ahead_block {
@@ -38,11 +35,12 @@ typedef struct tbe_source {
     const float *weights;
     int32_t format;
     bool narrow; /* ids are i32 */
+    peri_k_tbe_reach reach;
 } tbe_source;
 
-TBE_INLINE tbe_source tbe_source_of(const peri_k_tbe_stream *s, const void *weight, int32_t format)
+TBE_INLINE tbe_source tbe_source_of(const peri_k_tbe_stream *s, const void *weight, int32_t format, const peri_k_tbe_reach *reach)
 {
-    return (tbe_source){s, weight, s->ids, s->weights, format, s->ids_dtype == PERI_I32};
+    return (tbe_source){s, weight, s->ids, s->weights, format, s->ids_dtype == PERI_I32, *reach};
 }
 
 /** Block k from id i on, `left` items before the end of the call. */
@@ -115,10 +113,15 @@ TBE_INLINE const char *tbe_ahead_step(tbe_ahead *h, const tbe_source *source, co
     if (id >= h->in.rows) return NULL;
     const char *row = h->in.base + (int64_t)id * h->in.stride;
     if (__builtin_expect(lines && h->in.lines == lines, 1)) {
+        if (source->reach.near) {
 #pragma GCC unroll 16
-        for (int l = 0; l < lines; l++) tbe_prefetch(row + tbe_scattered_line(l, lines) * TBE_LINE, 1);
+            for (int l = 0; l < lines; l++) tbe_prefetch_line(row + tbe_scattered_line(l, lines) * TBE_LINE, true);
+        } else {
+#pragma GCC unroll 16
+            for (int l = 0; l < lines; l++) tbe_prefetch_line(row + tbe_scattered_line(l, lines) * TBE_LINE, false);
+        }
     } else {
-        tbe_prefetch(row, h->in.lines);
+        tbe_prefetch(row, h->in.lines, source->reach.near);
     }
     return row;
 }
@@ -133,7 +136,7 @@ TBE_INLINE tbe_ahead tbe_ahead_start(const tbe_source *source, const char **ring
     if (left <= 0) return h;
     h.in = tbe_ahead_enter(source, k, i, left);
     uint32_t length = TBE_AHEAD_MOST;
-    while (length > TBE_AHEAD_LEAST && length * h.in.lines * TBE_LINE > TBE_IN_FLIGHT) length /= 2;
+    while (length > TBE_AHEAD_LEAST && length * h.in.lines * TBE_LINE > source->reach.ahead) length /= 2;
     for (uint32_t n = 0; n < length; n++) ring[n] = tbe_ahead_step(&h, source, lines);
     h.mask = length - 1;
     return h;
@@ -193,9 +196,12 @@ TBE_INLINE void tbe_forward_store(const tbe_walk *w, int64_t at, const v16 *acc,
     if (out == room) tbe_forward_narrow(w, at, room, 16 * (nv - 1) + tail);
 }
 
-/** Columns [c, c + 16 * (nv - 1) + tail) of ids [from, past), pooled, to element @at. @first: look ahead, and count bad ids. */
+/** How a bag is read: the first pass over it counts bad ids; with the walk ahead or without; lines in order or scattered. */
+enum { TBE_FIRST = 1, TBE_WALKS = 2, TBE_IN_ORDER = 4 };
+
+/** Columns [c, c + 16 * (nv - 1) + tail) of ids [from, past), pooled, to element @at. @how: best known at compile time. */
 TBE_INLINE void tbe_forward_panel(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past, float factor, int64_t at,
-                                  const int32_t format, int64_t c, const int nv, const int64_t tail, const int lines, const bool first)
+                                  const int32_t format, int64_t c, const int nv, const int64_t tail, const int lines, const int how)
 {
     const uint64_t rows = (uint64_t)w->t->rows;
     const int64_t cols = w->t->cols;
@@ -205,43 +211,51 @@ TBE_INLINE void tbe_forward_panel(tbe_walk *w, tbe_ahead *h, const tbe_source *s
     for (int v = 0; v < nv; v++) acc[v] = v16_zero();
     for (int64_t i = from; i < past; i++) {
         const char *row = NULL, **place = NULL;
-        if (first) {
+        if (how & TBE_WALKS) {
             place = tbe_ahead_place(h, w->ring);
             row = *place;
-            if (__builtin_expect(!row, 0)) row = tbe_walk_row(w, i);
         } else {
             int64_t id = tbe_source_id(source, i);
             if ((uint64_t)id < rows) row = w->base + id * w->stride;
         }
+        if (how & TBE_FIRST && __builtin_expect(!row, 0)) row = tbe_walk_row(w, i);
         if (row) {
             if (source->weights) x = v16_set(source->weights[i]);
             tbe_codes codes = tbe_row_codes(row, cols, format);
 #pragma GCC unroll 16
             for (int k = 0; k < nv; k++) {
-                const int v = tbe_scattered(k, nv, format);
+                const int v = how & TBE_IN_ORDER ? k : tbe_scattered(k, nv, format);
                 v16 y = tbe_row_values(&codes, c + 16 * v, v == nv - 1 ? tail : 16, format, scaled);
                 acc[v] = v16_fma(x, y, acc[v]);
             }
         }
-        if (first) *place = tbe_ahead_step(h, source, lines); /* behind the reads: they would wait for the misses that it makes */
+        if (how & TBE_WALKS) *place = tbe_ahead_step(h, source, lines); /* behind the reads: they would wait for the misses that it makes */
     }
     tbe_forward_store(w, at + c, acc, v16_set(factor), nv, tail);
 }
 
-/** One bag whose width is known at compile time (nv > 0: 16 * nv columns), or any. */
-TBE_INLINE void tbe_forward_bag(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past, float factor, int64_t at,
-                                const int32_t format, const int nv)
+/** One bag of 16 * nv columns, which are known at compile time, as @how is. */
+TBE_INLINE void tbe_forward_common(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past, float factor,
+                                   int64_t at, const int32_t format, const int nv, const int how)
 {
-    if (nv) {
-        tbe_forward_panel(w, h, source, from, past, factor, at, format, 0, nv, 16, TBE_LINES(format, 16 * nv), true);
-        return;
-    }
+    const int each = nv < TBE_PANEL ? nv : TBE_PANEL;
+    tbe_forward_panel(w, h, source, from, past, factor, at, format, 0, each, 16, TBE_LINES(format, 16 * nv), how | TBE_FIRST);
+    for (int v = each; v < nv; v += each)
+        tbe_forward_panel(w, h, source, from, past, factor, at, format, 16 * v, each, 16, 0, how & TBE_IN_ORDER);
+}
+
+/** One bag of any width. */
+TBE_INLINE void tbe_forward_any(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past, float factor, int64_t at,
+                                const int32_t format)
+{
+    const int first = source->reach.ahead > 0 ? TBE_FIRST | TBE_WALKS : TBE_FIRST;
     int64_t c = 0;
     for (; c + 16 * TBE_WIDE < w->t->cols; c += 16 * TBE_WIDE)
-        tbe_forward_panel(w, h, source, from, past, factor, at, format, c, TBE_WIDE, 16, 0, c == 0);
+        tbe_forward_panel(w, h, source, from, past, factor, at, format, c, TBE_WIDE, 16, 0, c == 0 ? first : 0);
     const int64_t left = w->t->cols - c, tail = (left - 1) % 16 + 1, panels = (left + 15) / 16;
 #define TBE_LAST(n)                                                                                                                        \
-    if ((n) <= TBE_WIDE && panels == (n)) tbe_forward_panel(w, h, source, from, past, factor, at, format, c, n, tail, 0, c == 0)
+    if ((n) <= TBE_WIDE && panels == (n))                                                                                                  \
+    tbe_forward_panel(w, h, source, from, past, factor, at, format, c, n, tail, 0, c == 0 ? first : 0)
     TBE_LAST(1);
     else TBE_LAST(2);
     else TBE_LAST(3);
@@ -251,6 +265,24 @@ TBE_INLINE void tbe_forward_bag(tbe_walk *w, tbe_ahead *h, const tbe_source *sou
     else TBE_LAST(7);
     else TBE_LAST(8);
 #undef TBE_LAST
+}
+
+/** One bag whose width is known at compile time (nv > 0: 16 * nv columns), or any. */
+TBE_INLINE void tbe_forward_bag(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t from, int64_t past, float factor, int64_t at,
+                                const int32_t format, const int nv)
+{
+    const bool walks = source->reach.ahead > 0, plain = tbe_bits(format) >= 16; /* the ways of rows of bytes are not worth their code */
+    if (!nv || (!plain && !walks)) {
+        tbe_forward_any(w, h, source, from, past, factor, at, format);
+    } else if (!plain) {
+        tbe_forward_common(w, h, source, from, past, factor, at, format, nv, TBE_WALKS);
+    } else if (TBE_LINES(format, 16 * nv) > 2 && source->reach.in_order) {
+        if (walks) tbe_forward_common(w, h, source, from, past, factor, at, format, nv, TBE_WALKS | TBE_IN_ORDER);
+        else tbe_forward_common(w, h, source, from, past, factor, at, format, nv, TBE_IN_ORDER);
+    } else {
+        if (walks) tbe_forward_common(w, h, source, from, past, factor, at, format, nv, TBE_WALKS);
+        else tbe_forward_common(w, h, source, from, past, factor, at, format, nv, 0);
+    }
 }
 
 /** Bags [j, stop) of the walk's block; @rows: pooling NONE. */
@@ -288,11 +320,13 @@ TBE_INLINE void tbe_forward_walk(tbe_walk *w, tbe_place at, tbe_place stop, cons
 {
     const peri_k_tbe_stream *s = &w->a->stream;
     if (at.k >= s->n_blocks) return;
-    const tbe_source source = tbe_source_of(s, w->a->weight, format);
+    const tbe_source source = tbe_source_of(s, w->a->weight, format, &w->a->reach);
     int64_t first = tbe_bag_start(s, at.k, at.j), last = s->spans[s->n_blocks].items;
     if (stop.k < s->n_blocks) last = s->spans[stop.k].items + tbe_bag_start(s, stop.k, stop.j) - s->spans[stop.k].first_id;
-    tbe_ahead h = tbe_ahead_start(&source, w->ring, at.k, first, last - (s->spans[at.k].items + first - s->spans[at.k].first_id),
-                                  TBE_LINES(format, 64));
+    tbe_ahead h = {.at = 0};
+    if (source.reach.ahead > 0)
+        h = tbe_ahead_start(&source, w->ring, at.k, first, last - (s->spans[at.k].items + first - s->spans[at.k].first_id),
+                            TBE_LINES(format, 64));
     for (; at.k < stop.k || (at.k == stop.k && at.j < stop.j); at.k++, at.j = 0) {
         int64_t past = at.k == stop.k ? stop.j : s->blocks[at.k].bags;
         tbe_walk_enter(w, at.k, format);
@@ -300,8 +334,8 @@ TBE_INLINE void tbe_forward_walk(tbe_walk *w, tbe_place at, tbe_place stop, cons
         const int64_t cols = rows ? 0 : w->t->cols;
         if (cols == 32) tbe_forward_bags(w, &h, &source, at.j, past, format, 2, false);
         else if (cols == 64) tbe_forward_bags(w, &h, &source, at.j, past, format, 4, false);
-        else if (TBE_PANEL >= 8 && cols == 128) tbe_forward_bags(w, &h, &source, at.j, past, format, 8, false);
-        else if (TBE_PANEL >= 16 && cols == 256) tbe_forward_bags(w, &h, &source, at.j, past, format, 16, false);
+        else if (cols == 128) tbe_forward_bags(w, &h, &source, at.j, past, format, 8, false);
+        else if (cols == 256) tbe_forward_bags(w, &h, &source, at.j, past, format, 16, false);
         else tbe_forward_bags(w, &h, &source, at.j, past, format, 0, rows);
     }
 }
@@ -326,8 +360,8 @@ static void cpu_tbe_forward(const void *args, int64_t begin, int64_t end)
     const peri_k_tbe_stream *s = &a->stream;
     tbe_place at = tbe_seek(s, begin, a->chunks), stop = tbe_seek(s, end, a->chunks);
     tbe_walk w = {.a = a};
-    w.past_caches = a->out_dtype == PERI_F32 && (uintptr_t)a->out % TBE_LINE == 0 &&
-                    s->spans[s->n_blocks].cost * tbe_unit(a->weight_dtype) >= TBE_STREAM_LEAST;
+    w.past_caches = a->out_dtype == PERI_F32 && (uintptr_t)a->out % TBE_LINE == 0 && a->reach.past > 0 &&
+                    s->spans[s->n_blocks].cost * tbe_unit(a->weight_dtype) >= a->reach.past;
     switch (a->weight_dtype) {
     case PERI_F16: tbe_forward_f16(&w, at, stop); break;
     case PERI_BF16: tbe_forward_bf16(&w, at, stop); break;

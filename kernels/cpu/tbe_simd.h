@@ -147,10 +147,21 @@ TBE_INLINE v16 tbe_get_weights(const void *row, int64_t d, int64_t n, const int3
 
 enum { TBE_LINE = 64 }; /* bytes that a prefetch fetches */
 
-/** Fetch @lines cache lines into the second-level cache: row gathers run into the few miss buffers of the first level otherwise. */
-TBE_INLINE void tbe_prefetch(const char *p, int64_t lines)
+/** Fetch a cache line into the second-level cache, or @near into the first, whose few miss buffers gathers of rows run into on some
+ *  processors. */
+TBE_INLINE void tbe_prefetch_line(const char *p, const bool near)
 {
-    for (int64_t l = 0; l < lines; l++) _mm_prefetch(p + l * TBE_LINE, _MM_HINT_T1);
+    if (near) _mm_prefetch(p, _MM_HINT_T0);
+    else _mm_prefetch(p, _MM_HINT_T1);
+}
+
+/** The same of @lines lines. */
+TBE_INLINE void tbe_prefetch(const char *p, int64_t lines, const bool near)
+{
+    if (near)
+        for (int64_t l = 0; l < lines; l++) tbe_prefetch_line(p + l * TBE_LINE, true);
+    else
+        for (int64_t l = 0; l < lines; l++) tbe_prefetch_line(p + l * TBE_LINE, false);
 }
 
 #endif

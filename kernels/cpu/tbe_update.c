@@ -11,7 +11,8 @@ typedef struct tbe_updater {
     const peri_k_tbe_update_args *a;
     int64_t n; /* all sorted items */
     uint64_t payload_mask;
-    int64_t ahead;      /* next item to ask for */
+    int64_t ahead;      /* next item to ask for; n: nothing more is asked for */
+    bool near;          /* into the first-level cache */
     uint64_t ahead_row; /* linear row of the last one */
     const peri_k_tbe_table *ahead_table;
     int64_t ahead_lines, ahead_weight_lines; /* of a row of f32, and of weights; the latter 0 with kind NONE */
@@ -64,14 +65,14 @@ TBE_INLINE void tbe_update_ahead(tbe_updater *u)
             tbe_update_enter(u, tbe_table_of(u->ahead_table, linear));
         const peri_k_tbe_table *t = u->ahead_table;
         int64_t at = t->offset + ((int64_t)linear - t->first_row) * t->stride, lines = u->ahead_lines;
-        tbe_prefetch((const char *)a->rows.weight + at * tbe_weight_bytes(a->rows.weight_dtype), u->ahead_weight_lines);
+        tbe_prefetch((const char *)a->rows.weight + at * tbe_weight_bytes(a->rows.weight_dtype), u->ahead_weight_lines, u->near);
         for (int i = 0; i < 2; i++) {
-            if (u->full[i]) tbe_prefetch((const char *)(u->full[i] + at), lines);
-            if (u->row[i]) tbe_prefetch((const char *)(u->row[i] + linear), 1);
+            if (u->full[i]) tbe_prefetch((const char *)(u->full[i] + at), lines, u->near);
+            if (u->row[i]) tbe_prefetch((const char *)(u->row[i] + linear), 1, u->near);
         }
-        if (u->prev) tbe_prefetch((const char *)(u->prev + linear), 1);
+        if (u->prev) tbe_prefetch((const char *)(u->prev + linear), 1, u->near);
     }
-    tbe_prefetch((const char *)g, u->ahead_lines);
+    tbe_prefetch((const char *)g, u->ahead_lines, u->near);
 }
 
 /** Add columns [0, 16 * nv) (with tail > 0: 16 * (nv - 1) + tail) of an item's gradient row to acc, or begin with them. */
@@ -214,8 +215,8 @@ TBE_INLINE int64_t tbe_update_table(tbe_updater *u, const peri_k_tbe_table *t, i
 
 TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, int64_t end, const int kind)
 {
-    enum { AHEAD = 32 };
-    tbe_updater u = {.a = a, .n = *a->n, .payload_mask = ((uint64_t)1 << a->payload_bits) - 1, .ahead_row = UINT64_MAX};
+    tbe_updater u = {.a = a, .n = *a->n, .payload_mask = ((uint64_t)1 << a->payload_bits) - 1, .near = a->reach.near,
+                     .ahead_row = UINT64_MAX};
     int64_t e = tbe_part(u.n, begin, a->chunks), last = tbe_part(u.n, end, a->chunks);
     if (e > 0) /* the run that lies across the begin belongs to an earlier chunk */
         while (e < last && a->sorted[e] >> a->payload_bits == a->sorted[e - 1] >> a->payload_bits) e++;
@@ -223,7 +224,7 @@ TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, 
     const peri_k_tbe_table *t = a->rows.tables;
     u.next_run = kind == PERI_K_OPTIM_NONE && a->run_values ? a->run_starts[begin] : 0;
     u.room = a->scratch + begin * a->scratch_stride;
-    u.ahead = e;
+    u.ahead = a->reach.ahead > 0 ? e : u.n;
     if (tbe_has_full1(kind)) u.full[0] = a->rows.momentum1;
     if (tbe_has_full2(kind)) u.full[1] = a->rows.momentum2;
     if (tbe_has_row1(kind)) u.row[0] = a->rows.momentum1;
@@ -233,7 +234,7 @@ TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, 
         u.prev = a->rows.prev_iter;
     }
     tbe_update_enter(&u, t);
-    for (int i = 0; i < AHEAD; i++) tbe_update_ahead(&u);
+    for (int64_t i = 0; i < a->reach.ahead; i++) tbe_update_ahead(&u);
     while (e < last) {
         uint64_t linear = a->sorted[e] >> a->payload_bits;
         if (linear >= (uint64_t)a->rows.total_rows) {
@@ -335,8 +336,8 @@ static void cpu_tbe_weight_gradient(const void *args, int64_t begin, int64_t end
         int64_t i = tbe_clamp(s->spans[k].first_id, from, to), stop = tbe_clamp(s->spans[k].first_id + tbe_items(s, k), from, to);
         if (i >= stop) continue;
         const char *ring[TBE_AHEAD_MOST];
-        const tbe_source source = tbe_source_of(s, a->weight, a->weight_dtype);
-        tbe_ahead h = tbe_ahead_start(&source, ring, k, i, stop - i, 0);
+        const tbe_source source = tbe_source_of(s, a->weight, a->weight_dtype, &a->reach);
+        tbe_ahead h = tbe_ahead_start(&source, ring, k, i, stop - i, 0); /* the rows come from it: with nothing ahead, TBE_AHEAD_LEAST */
         for (int64_t j = tbe_bag_of(s, k, i); i < stop; j++) {
             int64_t first = tbe_bag_start(s, k, j), past = tbe_bag_start(s, k, j + 1);
             float factor = tbe_factor(s, t, b->first_bag + j, past - first);

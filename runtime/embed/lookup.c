@@ -3,6 +3,7 @@
  * lookup.c: block lists, inputs, and forward in memory.
  */
 #include "internal.h"
+#include "reach.h"
 
 #include <stdlib.h>
 
@@ -274,7 +275,8 @@ peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe)
 peri_status peri__tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out, peri_tensor *report)
 {
     peri_k_tbe_forward_args args = {
-        .weight = peri__data(tbe->weight), .weight_dtype = tbe->dtype, .out = peri__data(out), .out_dtype = out->dtype};
+        .weight = peri__data(tbe->weight), .weight_dtype = tbe->dtype, .out = peri__data(out), .out_dtype = out->dtype,
+        .reach = peri__tbe_reach_lookup()};
     int64_t grain;
     PERI_TRY(peri__tbe_enter(tbe));
     if (report) PERI_TRY(peri__report_reset(report));

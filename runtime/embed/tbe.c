@@ -3,6 +3,7 @@
  * tbe.c: making table batches, their weights and states, in memory and in files.
  */
 #include "internal.h"
+#include "reach.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -297,6 +298,7 @@ peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
     if (c->caches && c->dtype != PERI_F32 && !c->optimizer.nearest)
         PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, tbe->total_rows, true, &tbe->slot_row), out);
     if (c->caches) PERI_TRY_GOTO(peri__tier_new(tbe, c), out);
+    peri__tbe_reach_need(tbe);
     status = peri__tbe_leave(tbe);
 out:
     if (status < 0) peri_tbe_release(tbe);

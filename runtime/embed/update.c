@@ -3,6 +3,7 @@
  * update.c: the backward pass: sort the items of a batch by row, sum each row's gradient, run the optimizer on it.
  */
 #include "internal.h"
+#include "reach.h"
 
 /* -- the sort -------------------------------------------------------------------------------------------------------------------- */
 
@@ -21,7 +22,7 @@ static int32_t bits_of(uint64_t x)
 
 static peri_status sort_planned(const peri_tbe *tbe, const peri_tbe_input *in, bool items, sort_plan *plan)
 {
-    enum { CHUNK_ITEMS = 1 << 13, MOST_BITS = 12 };
+    enum { MOST_BITS = 12 };
     plan->most = peri__numel(in->ids) * in->blocks->multiplicity;
     if (plan->most > UINT32_MAX)
         return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld ids in one batch, allowed: fewer than 2^32", (long long)plan->most);
@@ -31,7 +32,7 @@ static peri_status sort_planned(const peri_tbe *tbe, const peri_tbe_input *in, b
     if (bits_of((uint64_t)payload) > plan->payload_bits)
         return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld rows and %lld %s do not fit into 64 bits", (long long)tbe->total_rows,
                           (long long)payload, items ? "ids" : "elements of the gradient");
-    plan->chunks = peri__max(1, peri__min(peri_threads(), plan->most / CHUNK_ITEMS));
+    plan->chunks = peri__max(1, peri__min(peri_threads(), plan->most / peri__tune(PERI__TUNE_sort_ids)));
     /* A pass costs about one unit for each key and one for each counter of each chunk. */
     int64_t best = INT64_MAX;
     for (int32_t passes = 1; passes <= plan->key_bits; passes++) {
@@ -81,7 +82,8 @@ static peri_status sort_together(peri_tbe *tbe, const peri_k_tbe_stream *stream,
 static peri_status sort_apart(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe_stream *stream, const sort_plan *plan, uint64_t *a,
                               uint64_t *b, peri_k_tbe_item *items)
 {
-    int64_t chunks = peri__max(1, peri__min((int64_t)peri_threads() * PERI_K_TBE_SORT_PER_THREAD, plan->most / PERI_K_TBE_SORT_ITEMS));
+    int64_t least = peri__tune(PERI__TUNE_sort_ids) / PERI_K_TBE_SORT_PER_THREAD;
+    int64_t chunks = peri__max(1, peri__min((int64_t)peri_threads() * PERI_K_TBE_SORT_PER_THREAD, plan->most / least));
     void *digits;
     PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_DIGITS, PERI_I32, chunks << PERI_K_TBE_SORT_BITS, &digits));
     PERI_TRY(peri__tbe_stream_order(tbe, in, stream));
@@ -142,7 +144,8 @@ peri_status peri__tbe_weight_gradient(peri_tbe *tbe, const peri_tbe_input *in, c
                                             .weight = peri__data(tbe->weight),
                                             .weight_dtype = tbe->dtype,
                                             .grad = peri__data(grad),
-                                            .grad_weights = peri__data(grad_weights)};
+                                            .grad_weights = peri__data(grad_weights),
+                                            .reach = peri__tbe_reach_lookup()};
     int64_t grain;
     peri__tbe_chunks(in, &args.chunks, &grain);
     return PERI_LAUNCH(tbe->device, tbe_weight_gradient, &args, args.chunks, grain);
@@ -183,7 +186,8 @@ peri_status peri__tbe_update(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe
 {
     sort_plan plan = {0};
     int64_t grain;
-    peri_k_tbe_update_args args = {.rows = peri__tbe_rows(tbe), .grad = peri__data(grad), .n = &stream->spans[stream->n_blocks].items};
+    peri_k_tbe_update_args args = {.rows = peri__tbe_rows(tbe), .grad = peri__data(grad), .n = &stream->spans[stream->n_blocks].items,
+                                   .reach = peri__tbe_reach_update()};
     if (tbe->total_rows == 0 || peri__numel(in->ids) == 0 || in->blocks->total_bags == 0) return PERI_OK;
     PERI_TRY(sort_items(tbe, in, stream, &plan, &args.sorted, &args.items));
     peri__tbe_chunks(in, &args.chunks, &grain);

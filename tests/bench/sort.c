@@ -5,7 +5,7 @@
  */
 #include "kernels/kernels.h"
 #include "kernels/tbe.h"
-#include "runtime/base/internal.h"
+#include "runtime/base/tune.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -77,7 +77,8 @@ API sort_state *sort_open(const char *isa, const sort_shape *h)
         return NULL;
     }
     size_t bags = (size_t)(h->features * h->batch), n = bags * (size_t)h->length, tables = (size_t)(h->features / h->shared);
-    int64_t chunks = peri__max(1, peri__min((int64_t)peri_threads() * PERI_K_TBE_SORT_PER_THREAD, (int64_t)n / PERI_K_TBE_SORT_ITEMS));
+    int64_t least = peri__tune(PERI__TUNE_sort_ids) / PERI_K_TBE_SORT_PER_THREAD;
+    int64_t chunks = peri__max(1, peri__min((int64_t)peri_threads() * PERI_K_TBE_SORT_PER_THREAD, (int64_t)n / least));
     s->kernel = kernels->fn[PERI_K_tbe_sort];
     s->tables = calloc(tables, sizeof *s->tables);
     s->blocks = calloc((size_t)h->features, sizeof *s->blocks);

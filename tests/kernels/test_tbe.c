@@ -305,7 +305,8 @@ static float *apart(const tbe_data *d, const peri_kernels *k, int split, int64_t
                                    .scratch_stride = stride,
                                    .chunks = chunks,
                                    .updated = &updated,
-                                   .payload_bits = sort.payload_bits};
+                                   .payload_bits = sort.payload_bits,
+                                   .reach = tbe_next_reach()};
     run(k, PERI_K_tbe_update, &args, chunks, split);
     free(scratch);
     free(sort.keys);
@@ -327,12 +328,13 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
     run(k, PERI_K_tbe_forward,
         &(peri_k_tbe_forward_args){
             .stream = s, .weight = weight, .weight_dtype = PERI_F32, .out_dtype = PERI_F32, .out = r.out, .report = &r.report,
-            .chunks = chunks},
+            .chunks = chunks, .reach = tbe_next_reach()},
         chunks, split);
     run(k, PERI_K_tbe_report, &(peri_k_tbe_report_args){.stream = s, .report = &r.report}, 1, WHOLE);
     r.grad_weights = tbe_room(4 * d->n_ids);
     peri_k_tbe_weight_gradient_args gradient = {
-        .stream = s, .weight = weight, .weight_dtype = PERI_F32, .grad = grad, .grad_weights = r.grad_weights, .chunks = chunks};
+        .stream = s, .weight = weight, .weight_dtype = PERI_F32, .grad = grad, .grad_weights = r.grad_weights, .chunks = chunks,
+        .reach = tbe_next_reach()};
     run(k, PERI_K_tbe_weight_gradient, &gradient, chunks, split);
     for (int i = 0; i < 2; i++) {
         int32_t dtype = i ? PERI_BF16 : PERI_F16;
@@ -340,7 +342,8 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
         r.narrow_out[i] = zeros(d->out_elements);
         r.narrow_grad_weights[i] = tbe_room(4 * d->n_ids);
         peri_k_tbe_forward_args forward = {
-            .stream = s, .weight = narrow, .weight_dtype = dtype, .out = r.narrow_out[i], .out_dtype = PERI_F32, .chunks = chunks};
+            .stream = s, .weight = narrow, .weight_dtype = dtype, .out = r.narrow_out[i], .out_dtype = PERI_F32, .chunks = chunks,
+            .reach = tbe_next_reach()};
         run(k, PERI_K_tbe_forward, &forward, chunks, split);
         gradient.weight = narrow;
         gradient.weight_dtype = dtype;
@@ -393,7 +396,8 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
                                        .scratch_stride = stride,
                                        .chunks = chunks,
                                        .updated = &r.updated,
-                                       .payload_bits = payload_bits};
+                                       .payload_bits = payload_bits,
+                                       .reach = tbe_next_reach()};
         run(k, PERI_K_tbe_update, &args, chunks, split);
         if (v->kind == PERI_K_OPTIM_NONE) continue;
         if (o == 1) {
@@ -725,7 +729,7 @@ static void tables_may_have_more_than_two_to_the_31_elements(void **state)
                                      .chunks = 1, .payload_bits = 32};
         run(k, PERI_K_tbe_forward,
             &(peri_k_tbe_forward_args){.stream = sort.stream, .weight = weight, .weight_dtype = PERI_F32, .out = out,
-                                       .out_dtype = PERI_F32, .chunks = 1}, 1, WHOLE);
+                                       .out_dtype = PERI_F32, .chunks = 1, .reach = tbe_next_reach()}, 1, WHOLE);
         run(k, PERI_K_tbe_sort, &sort, 1, WHOLE);
         peri_k_tbe_update_args args = {.rows = {.tables = &table, .n_tables = 1, .total_rows = rows, .weight = weight,
                                                 .weight_dtype = PERI_F32},
@@ -737,7 +741,8 @@ static void tables_may_have_more_than_two_to_the_31_elements(void **state)
                                        .scratch_stride = sizeof scratch / sizeof *scratch,
                                        .chunks = 1,
                                        .updated = &updated,
-                                       .payload_bits = 32};
+                                       .payload_bits = 32,
+                                       .reach = tbe_next_reach()};
         run(k, PERI_K_tbe_update, &args, 1, WHOLE);
         assert_int_equal(4, updated);
         for (int64_t e = 0; e < COLS; e++) {

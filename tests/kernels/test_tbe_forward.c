@@ -168,7 +168,8 @@ static uint8_t *run(const lookup *l, const peri_kernels *k, int split, peri_k_tb
                                  .out = out,
                                  .out_dtype = l->out_dtype,
                                  .report = report,
-                                 .chunks = chunks};
+                                 .chunks = chunks,
+                                 .reach = tbe_next_reach()};
     peri_kernel_fn fn = k->fn[PERI_K_tbe_forward];
     if (split == BACKWARDS) {
         for (int64_t c = chunks; c > 0; c--) fn(&a, c - 1, c);
@@ -323,7 +324,7 @@ static void large_calls_give_refs_bits(void **state)
     enum { STRIDE = 64 + 128 + 32 + 48 + 32 };
     static const char *const isas[] = {"ref", "avx2", "avx512"};
     lookup l = lookup_new(&c, PERI_F32, PERI_F32, false, FIRST_SEED);
-    assert_true(l.spans[l.d.n_blocks].cost * 4 >= 32 << 20); /* where it begins: kernels/cpu/tbe_forward.c */
+    const peri_k_tbe_reach reach = {.ahead = 16 << 10, .past = l.spans[l.d.n_blocks].cost * 4};
     for (int64_t k = 0; k < l.d.n_blocks; k++) l.d.blocks[k].out_stride = STRIDE;
     const int64_t bytes = c.batch * STRIDE * 4;
     uint8_t *out[3] = {NULL};
@@ -334,7 +335,8 @@ static void large_calls_give_refs_bits(void **state)
         assert_non_null(out[n]);
         memset(out[n], 0x5a, (size_t)bytes);
         peri_k_tbe_forward_args a = {
-            .stream = l.s, .weight = l.weight, .weight_dtype = PERI_F32, .out = out[n], .out_dtype = PERI_F32, .chunks = 64};
+            .stream = l.s, .weight = l.weight, .weight_dtype = PERI_F32, .out = out[n], .out_dtype = PERI_F32, .chunks = 64,
+            .reach = reach};
         k->fn[PERI_K_tbe_forward](&a, 0, 17);
         k->fn[PERI_K_tbe_forward](&a, 17, 64);
         assert_true(memcmp(out[0], out[n], (size_t)bytes) == 0);

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * reach.c: how kernels reach rows that lie in memory: the choices, and their measurement: the kernels themselves on a table that is larger
+ * than the caches, with all threads.
+ */
+#include "reach.h"
+
+#include <sys/mman.h>
+
+/* A table of 64 MiB; rows of 128 columns; bags and ids of a pass; sets of them, which take turns. */
+enum { ROWS = 1 << 17, COLS = 128, BAGS = 512, LENGTH = 20, IDS = BAGS * LENGTH, SETS = 8 };
+enum { OUT_TURNS = 32, GRAD_STRIDE = 1024, SORT_KEYS = 1 << 14, PAYLOAD_BITS = 40, SORT_BITS = 9, CHUNKS = 128 };
+
+peri_k_tbe_reach peri__tbe_reach_lookup(void)
+{
+    return (peri_k_tbe_reach){.ahead = peri__tune(PERI__TUNE_lookup_prefetch),
+                              .near = peri__tune_near(PERI__TUNE_lookup_prefetch),
+                              .in_order = peri__tune(PERI__TUNE_lookup_order) != 0,
+                              .past = peri__tune(PERI__TUNE_lookup_past)};
+}
+
+peri_k_tbe_reach peri__tbe_reach_update(void)
+{
+    return (peri_k_tbe_reach){.ahead = peri__tune(PERI__TUNE_update_prefetch),
+                              .near = peri__tune_near(PERI__TUNE_update_prefetch),
+                              .rows_near = peri__tune(PERI__TUNE_update_near) != 0};
+}
+
+void peri__tbe_reach_need(const peri_tbe *tbe)
+{
+    enum { LARGE = 64 << 20 }; /* bytes of weights: below, caches hold most of them */
+    int64_t element = peri__tbe_bytes(tbe->dtype) ? 1 : peri_dtype_size(tbe->dtype);
+    if (tbe->total_elements * element < LARGE || !peri_device_host_access(tbe->device)) return;
+    peri__tune_need(PERI__TUNE_LOOKUP);
+    if (tbe->optimizer.kind == PERI_TBE_NONE) return;
+    peri__tune_need(PERI__TUNE_UPDATE);
+    peri__tune_need(PERI__TUNE_SORT);
+}
+
+/* -- what all measurements work on ----------------------------------------------------------------------------------------------- */
+
+typedef struct bench {
+    char *block; /* all memory, on huge pages */
+    size_t bytes;
+    float *weight, *momentum, *grad, *out, *scratch;
+    int64_t *ids, *offsets;
+    uint64_t *keys, *room;
+    uint32_t *counts;
+    peri_k_tbe_table table;
+    peri_k_tbe_block list;
+    peri_k_tbe_span spans[2];
+    int64_t n, updated, turn;
+    bool narrow; /* the table holds f16 now */
+} bench;
+
+static uint64_t mix(uint64_t x) { return peri__hash_mix(7, x); }
+
+typedef struct fill {
+    char *at;
+    size_t bytes;
+} fill;
+
+static void zero_range(void *ctx, int64_t begin, int64_t end)
+{
+    const fill *f = ctx;
+    memset(f->at + f->bytes * (size_t)begin / 64, 0, f->bytes * (size_t)end / 64 - f->bytes * (size_t)begin / 64);
+}
+
+/** The next @bytes of the block. */
+static void *cut(bench *b, size_t bytes)
+{
+    void *p = b->block + b->bytes;
+    b->bytes += (bytes + 4095) & ~(size_t)4095;
+    return p;
+}
+
+static void lay_out(bench *b)
+{
+    b->bytes = 0;
+    b->weight = cut(b, sizeof(float) * ROWS * COLS);
+    b->momentum = cut(b, sizeof(float) * ROWS);
+    b->grad = cut(b, sizeof(float) * BAGS * GRAD_STRIDE);
+    b->out = cut(b, sizeof(float) * BAGS * COLS * OUT_TURNS);
+    b->scratch = cut(b, sizeof(float) * CHUNKS * (PERI_K_TBE_SCRATCH_ROWS * COLS + PERI_K_TBE_SCRATCH_MORE));
+    b->ids = cut(b, sizeof(int64_t) * IDS * SETS);
+    b->offsets = cut(b, sizeof(int64_t) * (BAGS + 1));
+    b->keys = cut(b, sizeof(uint64_t) * SORT_KEYS * SETS);
+    b->room = cut(b, sizeof(uint64_t) * SORT_KEYS * 2);
+    b->counts = cut(b, sizeof(uint32_t) * ((size_t)CHUNKS << SORT_BITS));
+}
+
+static void bench_close(void *state)
+{
+    bench *b = state;
+    if (b && b->block) munmap(b->block, b->bytes);
+    peri__free(b);
+}
+
+static peri_status bench_open(void **state)
+{
+    bench *b = peri__alloc_zero(sizeof *b);
+    if (!b) return PERI_ENOMEM;
+    *state = b;
+    lay_out(b);
+    void *block = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED) return peri__fail(PERI_ENOMEM, "no memory for %zu bytes", b->bytes);
+    b->block = block;
+    madvise(block, b->bytes, MADV_HUGEPAGE);
+    peri__parallel_for(64, 1, zero_range, &(fill){b->block, b->bytes});
+    lay_out(b);
+    for (int64_t i = 0; i < IDS * SETS; i++) b->ids[i] = (int64_t)(mix((uint64_t)i) % ROWS);
+    for (int64_t i = 0; i <= BAGS; i++) b->offsets[i] = i * LENGTH;
+    for (int64_t i = 0; i < BAGS * GRAD_STRIDE; i++) b->grad[i] = (float)(i % 17 - 8) / 64;
+    b->table = (peri_k_tbe_table){.rows = ROWS, .cols = COLS, .stride = COLS};
+    b->list = (peri_k_tbe_block){.bags = BAGS, .out_stride = COLS};
+    return PERI_OK;
+}
+
+static peri_k_tbe_stream stream_of(bench *b)
+{
+    return (peri_k_tbe_stream){.ids = b->ids + b->turn++ % SETS * IDS, .offsets = b->offsets, .tables = &b->table, .blocks = &b->list,
+                               .spans = b->spans, .n_ids = IDS, .n_bags = BAGS, .n_tables = 1, .n_blocks = 1, .capacity = IDS,
+                               .ids_dtype = PERI_I64, .offsets_dtype = PERI_I64};
+}
+
+/** One launch of a kernel, as the device cpu makes it. */
+typedef struct launch {
+    peri_kernel_fn fn;
+    const void *args;
+} launch;
+
+static void launch_range(void *ctx, int64_t begin, int64_t end)
+{
+    const launch *l = ctx;
+    l->fn(l->args, begin, end);
+}
+
+static void launch_kernel(int32_t kernel, const void *args, int64_t n, int64_t grain)
+{
+    peri__parallel_for(n, grain, launch_range, &(launch){peri_kernels_get()->fn[kernel], args});
+}
+
+/* -- lookups --------------------------------------------------------------------------------------------------------------------- */
+
+static int64_t lookup_pass(void *state, int32_t choice)
+{
+    bench *b = state;
+    peri_k_tbe_forward_args args = {.stream = stream_of(b), .weight = b->weight, .weight_dtype = PERI_F32, .out_dtype = PERI_F32,
+                                    .out = b->out + b->turn % OUT_TURNS * BAGS * COLS, .chunks = CHUNKS, .reach = peri__tbe_reach_lookup()};
+    if (choice == PERI__TUNE_lookup_past && args.reach.past) args.reach.past = 1;
+    launch_kernel(PERI_K_tbe_prepare, &(peri_k_tbe_prepare_args){.stream = args.stream}, 1, 1);
+    int64_t from = peri_time_ns();
+    launch_kernel(PERI_K_tbe_forward, &args, CHUNKS, 4);
+    return peri_time_ns() - from;
+}
+
+/* -- updates --------------------------------------------------------------------------------------------------------------------- */
+
+/** Sorted keys of IDS distinct rows, another set each time: what comes from a batch in which few rows are there twice. */
+static void sorted_keys(bench *b)
+{
+    enum { STEP = ROWS / IDS };
+    uint64_t set = (uint64_t)(b->turn++ % SETS), *keys = b->room;
+    for (uint64_t i = 0; i < IDS; i++) {
+        uint64_t x = mix(set << 32 | i), row = i * STEP + x % STEP;
+        keys[i] = row << PAYLOAD_BITS | (x >> 32) % BAGS * GRAD_STRIDE;
+    }
+}
+
+static int64_t update_pass(void *state, int32_t choice)
+{
+    bench *b = state;
+    bool narrow = choice == PERI__TUNE_update_near;
+    if (narrow && !b->narrow) peri__parallel_for(64, 1, zero_range, &(fill){(char *)b->weight, sizeof(float) * ROWS * COLS});
+    b->narrow = b->narrow || narrow;
+    b->n = IDS;
+    sorted_keys(b);
+    peri_k_tbe_update_args args = {
+        .rows = {.tables = &b->table, .n_tables = 1, .total_rows = ROWS, .weight = b->weight,
+                 .weight_dtype = narrow ? PERI_F16 : PERI_F32, .momentum1 = b->momentum},
+        .optimizer = {.kind = PERI_K_OPTIM_ROWWISE_ADAGRAD, .lr = 0.01f, .eps = 1e-8f, .stochastic = true, .iteration = (uint64_t)b->turn},
+        .sorted = b->room, .n = &b->n, .grad = b->grad, .scratch = b->scratch,
+        .scratch_stride = PERI_K_TBE_SCRATCH_ROWS * COLS + PERI_K_TBE_SCRATCH_MORE, .chunks = CHUNKS, .updated = &b->updated,
+        .payload_bits = PAYLOAD_BITS, .reach = peri__tbe_reach_update()};
+    int64_t from = peri_time_ns();
+    launch_kernel(PERI_K_tbe_update, &args, CHUNKS, 4);
+    return peri_time_ns() - from;
+}
+
+/* -- the sort -------------------------------------------------------------------------------------------------------------------- */
+
+/** Two passes over keys of which 32k are too few for a second thread, 8k are enough for two and 2k for eight. */
+static int64_t sort_pass(void *state, int32_t choice)
+{
+    bench *b = state;
+    int64_t n = SORT_KEYS, chunks = peri__max(1, peri__min(peri__min(peri_threads(), CHUNKS), n / peri__tune(choice)));
+    for (int64_t i = 0; i < n; i++) b->room[i] = mix((uint64_t)(i + b->turn)) << PAYLOAD_BITS;
+    b->turn++;
+    peri_k_radix_args pass = {.src = b->room, .dst = b->room + n, .counts = b->counts, .n = &n, .chunks = chunks, .shift = PAYLOAD_BITS,
+                              .bits = SORT_BITS};
+    int64_t from = peri_time_ns();
+    for (int32_t i = 0; i < 2; i++) {
+        launch_kernel(PERI_K_radix_histogram, &pass, chunks, 1);
+        launch_kernel(PERI_K_radix_scan, &pass, 1, 1);
+        launch_kernel(PERI_K_radix_scatter, &pass, chunks, 1);
+        pass.src = b->room + n;
+        pass.dst = b->room;
+        pass.shift += SORT_BITS;
+    }
+    return peri_time_ns() - from;
+}
+
+__attribute__((constructor)) static void offer(void)
+{
+    static const peri__tune_meter lookups = {bench_open, lookup_pass, bench_close}, updates = {bench_open, update_pass, bench_close};
+    static const peri__tune_meter sorts = {bench_open, sort_pass, bench_close};
+    peri__tune_offer(PERI__TUNE_LOOKUP, &lookups);
+    peri__tune_offer(PERI__TUNE_UPDATE, &updates);
+    peri__tune_offer(PERI__TUNE_SORT, &sorts);
+}
