@@ -77,12 +77,12 @@ TBE_INLINE void tbe_batch_row(float *w, const float *g, v16 rate, v16 keep, cons
 /** The same of f16 or bf16, in f32; returns the largest size, lane by lane. */
 TBE_INLINE u16x tbe_batch_row_values(const uint16_t *w, const float *g, v16 rate, v16 keep, v16 *x, const int nv, const int32_t dtype)
 {
-    u16x most = {0};
+    u16x most = u16x_zero();
 #pragma GCC unroll 16
     for (int k = 0; k < nv; k++) {
         const int v = tbe_scattered(k, nv, dtype);
         x[v] = v16_fma(rate, v16_load(g + 16 * v), v16_mul(keep, tbe_get_weights(w, 16 * v, 16, dtype)));
-        most = u16x_max(most, u16x_of(x[v]) & 0x7fffffffu);
+        most = u16x_max_size(most, x[v]);
     }
     return most;
 }
@@ -108,7 +108,7 @@ TBE_INLINE void tbe_batch_row_round(uint16_t *w, const v16 *x, uint64_t key, uin
             *(h16x_unaligned *)(w + 16 * v) = v16_round_f16(x[v], first);
             *(h16x_unaligned *)(w + 16 * v + 16) = v16_round_f16(x[v + 1], other);
         } else {
-            u16x_store_high(w + 16 * v, u16x_of(x[v]) + first, u16x_of(x[v + 1]) + other);
+            v16_store_round_bf16(w + 16 * v, x[v], first, x[v + 1], other);
         }
     }
 }

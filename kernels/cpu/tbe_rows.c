@@ -204,7 +204,7 @@ static void tbe_row_round(const peri_k_tbe_optimizer *o, const peri_k_tbe_table 
     }
     for (; d < n; d += 16) {
         v16 x = tbe_get(w + d, n - d);
-        u16x bits = __builtin_convertvector(*(const h16x_unaligned *)(room + first + d), u16x);
+        u16x bits = u16x_widen(room + first + d);
         h16_store(narrow + d, dtype == PERI_F16 ? v16_round(x, bits, PERI_F16) : v16_round(x, bits, PERI_BF16), n - d);
     }
 }
