@@ -44,8 +44,6 @@ enum {
     SMALL_REDUCE = 32 << 10,   /* bytes of all vectors together up to which all_reduce sends everything to everybody */
     EAGER = 4000,              /* bytes of a message that Open MPI sends at once between processes of a machine */
     SEGMENT = 256 << 10,       /* bytes of a part that are received before they are summed */
-    PAST_CACHES = 24 << 20,    /* bytes that all ranks of a machine send and receive in an operation from which on its results are written
-                                * past the caches, which they would only run through (measured with 32 MiB of third level) */
     FAULT_COLL_DROP = 1,       /* places in base/fault.def */
     FAULT_COLL_STALL = 2
 };
@@ -124,7 +122,8 @@ static struct {
     int64_t timeout_ns;
     peer *peers;
     mpi_group *groups;
-    char *bounce;                     /* BOUNCE bytes of mpi_near.h; NULL: not needed so far */
+    int64_t near_least;               /* bytes above which a message is a job of mpi_near.h; the same on all ranks */
+    char *bounce;                     /* a block of mpi_near.h; NULL: not needed so far */
 } mpi;
 
 static int64_t size_of(int32_t dtype)

@@ -12,14 +12,12 @@
  */
 
 enum {
-    NEAR_LEAST = 16000,       /* bytes above which a message is a job */
     NEAR_RANKS = 64,          /* largest group that has cells */
     NEAR_CELLS = 32,          /* per ordered pair of ranks */
     PIECE_LEAST = 32 << 10,   /* bytes of a claim that others might make too: half of what is left, within these bounds */
     PIECE_MOST = 512 << 10,
     PIECE_OWN = 1 << 20,      /* of a claim that others make only if this rank has no time: a system call costs as much as 16 KiB */
     PATIENCE = 16,            /* times that a rank of a crowded machine lets others run before it does their copies */
-    BOUNCE = 1 << 20,         /* bytes read at once of what is written past the caches; half of it is 1.05 times as slow, a quarter 1.15 */
     LONG_RUN = 64 << 10,      /* bytes of runs that are read where they belong all the same: ids of KJTAllToAll took 1.3 times as long */
     SUM_ROOM = 512 << 10,     /* of the other ranks' pieces of a claim that is summed: they should stay in the cache */
     PIECE_REST = 16 << 10     /* the last claim takes so much more rather than leave it */
@@ -148,6 +146,10 @@ static void *near_map(MPI_Comm comm, int32_t rank, int32_t size, uint64_t tag)
 static void near_join(mpi_group *g)
 {
     static int64_t word; /* what the others read and write */
+    if (!g->parent) { /* a message and a job look different to the receiver */
+        mpi.near_least = host->copy_choice(PERI_HOST_COPY_NEAR);
+        MPI_Bcast(&mpi.near_least, 1, MPI_INT64_T, 0, g->comm);
+    }
     if (g->size < 2 || g->size > NEAR_RANKS) return;
     const char *off = getenv("PERI_MPI_NEAR");
     int64_t own = (int64_t)(uintptr_t)&word, words[NEAR_RANKS];
@@ -295,7 +297,7 @@ static peri_status near_copy(const mpi_request *r, int32_t other, bool read, voi
     return PERI_OK;
 }
 
-/** BOUNCE bytes that stay in the cache, on a huge page; NULL: none to be had. */
+/** Room for PERI_HOST_COPY_BLOCK_MOST bytes, on a huge page; NULL: none to be had. */
 static char *near_bounce(void)
 {
     enum { HUGE = 2 << 20 };
@@ -341,8 +343,9 @@ static peri_status near_place(const mpi_request *r, int32_t from, int32_t to, co
     const peri_k_run *last = &p->runs[p->n - 1];
     int64_t lines = p->n * p->lines, mean = (last->from + last->n * p->lines - p->runs[0].from) / lines * (int64_t)width;
     char *bounce = read && r->past && (lines == 1 || mean < LONG_RUN) ? near_bounce() : NULL;
+    uint64_t block = (uint64_t)host->copy_choice(PERI_HOST_COPY_BLOCK);
     for (uint64_t at = 0; at < bytes; at += n) {
-        uint64_t stop = bounce && bytes - at > BOUNCE ? at + BOUNCE : bytes, next = first + at;
+        uint64_t stop = bounce && bytes - at > block ? at + block : bytes, next = first + at;
         size_t count = near_cut(p, width, placed, &next, first + stop, pieces, MOST);
         uint64_t some = next - first - at;
         if (some == 0) return PERI_HOST_FAIL(host, PERI_EFORMAT, "rank %d has no place for what comes from rank %d", to, from);
@@ -456,7 +459,17 @@ static void near_waited_for(const mpi_request *r, bool *members)
 
 /* -- starting ------------------------------------------------------------------------------------------------------------------------ */
 
-static bool near_large(int64_t bytes) { return bytes > NEAR_LEAST; }
+static bool near_large(int64_t bytes) { return bytes > mpi.near_least; }
+
+/** Every rank receives and sends about @bytes together: are results written past the caches of the machine, which they would only run
+ *  through? */
+static bool past_caches(const mpi_request *r, int64_t bytes)
+{
+    int64_t all = bytes > INT64_MAX / r->group->size ? INT64_MAX : bytes * r->group->size;
+    if (!r->group->shared || all < PERI_HOST_COPY_LARGE) return false;
+    int64_t least = host->copy_choice(PERI_HOST_COPY_PAST);
+    return least > 0 && all >= least;
+}
 
 /** No cell is free: start again when some operation has ended. */
 static peri_status near_defer(mpi_request *r)
@@ -500,24 +513,37 @@ static peri_status near_exchange(mpi_request *r, char *recv, const int64_t *recv
     return PERI_OK;
 }
 
-/** The descriptors of pairs are here: make the jobs; what comes in first, each rank beginning with another one. */
+/** The job that copies from @from to @to, one of which is this rank: it claims large pieces if the copy is its business, which it is of the
+ *  receiver or of the sender wherever both have about as much to copy, and the other one helps. */
+static void near_pair(mpi_request *r, int32_t from, int32_t to, bool by_sender)
+{
+    struct near_state *s = r->near;
+    bool in = to == r->group->rank;
+    int32_t other = in ? from : to;
+    uint64_t came = s->mine[other].recv_bytes, sent = s->mine[other].send_bytes, bytes = in ? came : sent;
+    if (!near_large((int64_t)bytes)) return;
+    near_add(r, from, to, in ? &s->theirs[other] : &s->mine[other], bytes, 0);
+    bool both = by_sender ? came > sent / 2 : sent > came / 2;
+    if (in == by_sender || !(mpi.crowded || both)) return;
+    s->jobs[s->n - 1].own = true;
+    s->jobs[s->n - 1].most = PIECE_OWN;
+}
+
+/** The descriptors of pairs are here: make the jobs, this rank's own first, each rank beginning with another one. */
 static peri_status near_pairs(mpi_request *r)
 {
     struct near_state *s = r->near;
     int32_t rank = r->group->rank, size = r->group->size;
+    bool by_sender = host->copy_choice(PERI_HOST_COPY_BY) == 1 && !mpi.crowded && !r->past; /* past the caches writes who receives */
     for (int32_t k = 1; k < size; k++) {
-        int32_t from = (rank - k + size) % size;
-        uint64_t in = s->mine[from].recv_bytes;
-        if (!near_large((int64_t)in) && !near_large((int64_t)s->mine[from].send_bytes)) continue;
-        TRY(near_agree(r, from));
-        if (!near_large((int64_t)in)) continue;
-        near_add(r, from, rank, &s->theirs[from], in, 0);
-        if (mpi.crowded || s->mine[from].send_bytes > in / 2) s->jobs[s->n - 1].own = true, s->jobs[s->n - 1].most = PIECE_OWN;
+        int32_t other = (rank + k) % size;
+        if (near_large((int64_t)s->mine[other].recv_bytes) || near_large((int64_t)s->mine[other].send_bytes)) TRY(near_agree(r, other));
     }
-    for (int32_t k = 1; k < size; k++) {
-        int32_t to = (rank + k) % size;
-        if (near_large((int64_t)s->mine[to].send_bytes)) near_add(r, rank, to, &s->mine[to], s->mine[to].send_bytes, 0);
-    }
+    for (int32_t pass = 0; pass < 2; pass++)
+        for (int32_t k = 1; k < size; k++) {
+            if ((pass == 0) == by_sender) near_pair(r, rank, (rank + k) % size, by_sender);
+            else near_pair(r, (rank - k + size) % size, rank, by_sender);
+        }
     return PERI_PENDING;
 }
 
@@ -526,7 +552,7 @@ static peri_status near_broadcast(mpi_request *r, uint64_t bytes)
 {
     const mpi_group *g = r->group;
     int32_t root = r->op.root;
-    r->past = bytes >= PAST_CACHES / (uint64_t)g->size;
+    r->past = past_caches(r, (int64_t)bytes);
     TRY(near_prepare(r));
     for (int32_t i = 0; i < g->size; i++) {
         descriptor *d = &r->near->mine[i];

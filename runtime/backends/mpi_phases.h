@@ -62,11 +62,6 @@ static peri_status broadcast_phase(mpi_request *r)
     return r->n ? PERI_PENDING : PERI_OK;
 }
 
-/** Every rank receives and sends about @bytes together: do they run through the caches of the machine? */
-static bool past_caches(const mpi_request *r, int64_t bytes)
-{
-    return r->group->shared && bytes >= PAST_CACHES / r->group->size;
-}
 
 static peri_status all_gather_phase(mpi_request *r)
 {

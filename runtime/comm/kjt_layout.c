@@ -4,10 +4,9 @@
  */
 #include "kjt_layout.h"
 
-enum {
-    MOST_BITS = 48,         /* counts below 2^48 can be added up and multiplied by the size of an element */
-    PAST_CACHES = 16 << 20  /* bytes of a result that do not stay in the caches: they are read from as many */
-};
+#include "../base/tune.h"
+
+enum { MOST_BITS = 48 }; /* counts below 2^48 can be added up and multiplied by the size of an element */
 
 void peri__kjt_layout_release(peri__kjt_layout *layout)
 {
@@ -137,12 +136,13 @@ static peri_status upload_runs(const peri__kjt_layout *l, peri_device *device, c
 static peri_status place(const peri__kjt_layout *l, const peri_tensor *received, const peri_tensor *own, const peri_tensor *runs,
                          bool ids, peri_tensor **out)
 {
-    int64_t all = (int64_t)l->keys->count * l->ranks;
+    int64_t all = (int64_t)l->keys->count * l->ranks, bytes = (ids ? l->total_ids : l->total_rows) * peri_dtype_size(received->dtype);
+    int64_t past = peri__tune(PERI__TUNE_copy_past);
     PERI_TRY(peri_tensor_new(peri__device(received), received->dtype, 1, ids ? &l->total_ids : &l->total_rows, out));
     peri_k_route_place_args args = {.dst = peri__data(*out), .received = peri__data(received), .own = own ? peri__data(own) : NULL,
                                     .runs = (const peri_k_run *)peri__data(runs) + (ids ? all : 0),
                                     .width = peri_dtype_size(received->dtype),
-                                    .past = peri__numel(*out) * peri_dtype_size(received->dtype) >= PAST_CACHES};
+                                    .past = past > 0 && 2 * bytes >= past}; /* as much is read as is written */
     return PERI_LAUNCH(peri__device(received), route_place, &args, all, 1);
 }
 

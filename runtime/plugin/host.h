@@ -33,7 +33,20 @@ typedef struct peri_plugin_host {
     bool (*fault)(int32_t point);
     int64_t (*time_ns)(void);
     void (*pause)(int64_t round);
+    /* The number of the way in use of one of PERI_HOST_COPY_*; see base/tune.def. The first of large copies is measured before. */
+    int64_t (*copy_choice)(int32_t choice);
 } peri_plugin_host;
+
+/** Choices of perilune/tune.h about copies between ranks. */
+enum {
+    PERI_HOST_COPY_PAST = 0,  /* bytes exchanged by all ranks of a machine at once, 0: never. Ask where there are PERI_HOST_COPY_LARGE */
+    PERI_HOST_COPY_BLOCK = 1, /* bytes, PERI_HOST_COPY_BLOCK_MOST at most */
+    PERI_HOST_COPY_BY = 2,    /* 0: the receiver, 1: the sender */
+    PERI_HOST_COPY_NEAR = 3,  /* bytes; the ranks of a world have to agree */
+    PERI_HOST_COPY_CHOICES = 4,
+    PERI_HOST_COPY_LARGE = 24 << 20,
+    PERI_HOST_COPY_BLOCK_MOST = 1 << 20
+};
 
 /** Inside a backend with a `static const peri_plugin_host *host`. */
 #define PERI_HOST_FAIL(host, status, ...) ((host)->fail((status), __FILE__, __LINE__, __VA_ARGS__))

@@ -6,6 +6,7 @@
 #include "internal.h"
 
 #include "../../kernels/kernels.h"
+#include "../base/tune.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -27,6 +28,15 @@ static const struct {
     peri_coll_entry_fn entry;
 } built_in_colls[] = {{"self", peri__self_entry}, {"sim", peri__sim_entry}};
 
+static int64_t copy_choice(int32_t choice)
+{
+    static const int32_t choices[PERI_HOST_COPY_CHOICES] = {
+        [PERI_HOST_COPY_PAST] = PERI__TUNE_copy_past, [PERI_HOST_COPY_BLOCK] = PERI__TUNE_copy_block,
+        [PERI_HOST_COPY_BY] = PERI__TUNE_copy_by, [PERI_HOST_COPY_NEAR] = PERI__TUNE_copy_near};
+    if (choice == PERI_HOST_COPY_PAST) peri__tune_need(PERI__TUNE_COPY);
+    return peri__tune(choices[choice]);
+}
+
 static const peri_plugin_host host = {
     .size = sizeof host,
     .abi = PERI_PLUGIN_HOST_ABI,
@@ -41,6 +51,7 @@ static const peri_plugin_host host = {
     .fault = peri__fault,
     .time_ns = peri_time_ns,
     .pause = peri_pause,
+    .copy_choice = copy_choice,
 };
 
 const peri_plugin_host *peri__plugin_host(void) { return &host; }

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * measure.c: the choices about copies between ranks of one machine, measured: each thread stands for a rank, and the system's calls are
+ * those of ranks, from this process to itself. Ranks of one thread that measure at the same time see each other's traffic.
+ */
+#include "../base/tune.h"
+
+#include "../../kernels/kernels.h"
+
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+/* Bytes of a huge page; that all threads copy in a pass, of as many they read; that are copied in a pass about who copies, by each thread:
+ * they stay in caches; of one call, as a rank claims them. */
+enum { HUGE_PAGE = 2 << 20, ALL_BYTES = 24 << 20, NEAR_BYTES = 1 << 20, CLAIM = 1 << 20, MOST_THREADS = 64 };
+
+typedef struct copies {
+    char *block, *from, *to, *bounce;
+    size_t bytes;
+    int32_t threads;
+    int64_t part;   /* bytes of a thread */
+    int32_t choice; /* that is measured */
+    int64_t past, step;
+    bool by_sender, fill;
+    atomic_int failed;
+} copies;
+
+static void zero_range(void *ctx, int64_t begin, int64_t end)
+{
+    const copies *m = ctx;
+    memset(m->block + m->bytes * (size_t)begin / 64, 1, m->bytes * (size_t)end / 64 - m->bytes * (size_t)begin / 64);
+}
+
+static peri_status copies_open(void **state)
+{
+    copies *m = peri__alloc_zero(sizeof *m);
+    if (!m) return PERI_ENOMEM;
+    *state = m;
+    m->threads = (int32_t)peri__min(peri_threads(), MOST_THREADS);
+    m->part = ALL_BYTES / m->threads & ~(int64_t)4095;
+    m->bytes = 2 * (size_t)ALL_BYTES + (size_t)(m->threads + 1) * HUGE_PAGE;
+    void *block = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED) return peri__fail(PERI_ENOMEM, "no memory for %zu bytes", m->bytes);
+    m->block = block;
+    madvise(block, m->bytes, MADV_HUGEPAGE);
+    peri__parallel_for(64, 1, zero_range, m);
+    m->from = m->block;
+    m->to = m->from + ALL_BYTES;
+    m->bounce = (char *)(((uintptr_t)m->to + ALL_BYTES + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+    return PERI_OK;
+}
+
+static void copies_close(void *state)
+{
+    copies *m = state;
+    if (m && m->block) munmap(m->block, m->bytes);
+    peri__free(m);
+}
+
+/** One call of the system. */
+static bool move(bool read, char *here, const char *there, int64_t bytes)
+{
+    struct iovec a = {here, (size_t)bytes}, b = {(void *)(uintptr_t)there, (size_t)bytes};
+    return (read ? process_vm_readv(getpid(), &a, 1, &b, 1, 0) : process_vm_writev(getpid(), &a, 1, &b, 1, 0)) == bytes;
+}
+
+/** Thread @i receives its part: in one copy, or through a block from which streaming stores take it. */
+static bool receive(const copies *m, int64_t i)
+{
+    const char *from = m->from + i * m->part;
+    char *to = m->to + i * m->part, *bounce = m->bounce + i * HUGE_PAGE;
+    for (int64_t at = 0, n; at < m->part; at += n) {
+        n = peri__min(m->part - at, m->past ? m->step : CLAIM);
+        if (!move(true, m->past ? bounce : to + at, from + at, n)) return false;
+        if (!m->past) continue;
+        peri_k_run whole = {.n = n};
+        peri_k_route_place_args args = {.dst = to + at, .received = bounce, .runs = &whole, .width = 1, .past = true};
+        peri_kernels_get()->fn[PERI_K_route_place](&args, 0, 1);
+    }
+    return true;
+}
+
+/** Thread @i writes what it will send, or copies: what comes from the next thread, or what goes to it. */
+static bool hand_over(const copies *m, int64_t i)
+{
+    int64_t next = (i + 1) % m->threads;
+    if (m->fill) {
+        memset(m->from + i * m->part, (int)i, NEAR_BYTES);
+        memset(m->to + i * m->part, (int)i, NEAR_BYTES);
+        return true;
+    }
+    if (m->by_sender) return move(false, m->from + i * m->part, m->to + next * m->part, NEAR_BYTES);
+    return move(true, m->to + i * m->part, m->from + next * m->part, NEAR_BYTES);
+}
+
+static void copies_range(void *ctx, int64_t begin, int64_t end)
+{
+    copies *m = ctx;
+    for (int64_t i = begin; i < end; i++)
+        if (!(m->choice == PERI__TUNE_copy_by ? hand_over(m, i) : receive(m, i))) atomic_store(&m->failed, 1);
+}
+
+static int64_t copies_pass(void *state, int32_t choice)
+{
+    copies *m = state;
+    m->choice = choice;
+    m->past = choice == PERI__TUNE_copy_block ? 1 : peri__tune(PERI__TUNE_copy_past);
+    m->step = peri__tune(PERI__TUNE_copy_block);
+    m->by_sender = peri__tune(PERI__TUNE_copy_by) == 1;
+    if (choice == PERI__TUNE_copy_by) {
+        if (m->threads < 2 || m->part < NEAR_BYTES) return 0;
+        m->fill = true;
+        peri__parallel_for(m->threads, 1, copies_range, m);
+        m->fill = false;
+    }
+    int64_t from = peri_time_ns();
+    peri__parallel_for(m->threads, 1, copies_range, m);
+    int64_t ns = peri_time_ns() - from;
+    return atomic_load(&m->failed) ? -1 : peri__max(ns, 1);
+}
+
+__attribute__((constructor)) static void offer(void)
+{
+    static const peri__tune_meter meter = {copies_open, copies_pass, copies_close};
+    peri__tune_offer(PERI__TUNE_COPY, &meter);
+}
