@@ -1,4 +1,4 @@
--- cli.lua: the command line of the launcher: run, info, version. Returns exit codes; 2 means that the command line is wrong.
+-- cli.lua: the command line of the launcher: run, info, calibrate, version. Returns exit codes; 2 means that the command line is wrong.
 local argparse = require "argparse"
 
 local M = {}
@@ -43,6 +43,9 @@ local function make_parser()
   run:argument("arguments", "Arguments of the script (its `arg`)."):args "*"
 
   parser:command("info devices", "Print what this machine offers: devices, transports, libraries.")
+  parser:command("calibrate", "Measure the choices that processors differ about, show them and keep them for the next runs.")
+    :epilog "PERI_TUNE=\"name=way,...\" goes before what is kept; PERI_TUNE=off uses the defaults and measures nothing."
+    :option("--rounds", "How often each way is timed.", 15, whole)
   parser:command("version", "Print the version.")
   return parser
 end
@@ -105,6 +108,8 @@ local function info()
   end
   list("devices", function(...) return C.peri_device_probe(...) end, { "cpu", "opaque", "cuda" })
   list("transports", function(...) return C.peri_comm_probe(...) end, { "self", "sim", "mpi", "nccl" })
+  print("choices (perilune calibrate measures them)")
+  print(table.concat(require("perilune.calibrate").lines(), "\n"))
   return 0
 end
 
@@ -130,6 +135,7 @@ function M.main(words)
   end
   local options = parser:parse(list)
   if options.command == "version" then return M.version() end
+  if options.command == "calibrate" then return require("perilune.calibrate").run(options.rounds) end
   if options.command ~= "run" then return info() end
   if options.threads then require("perilune.launcher").setenv("PERI_NUM_THREADS", tostring(options.threads)) end
   local mpi = {}

@@ -392,6 +392,17 @@ end
 -- -- the run ---------------------------------------------------------------------------------------------------------------------------
 
 print(("%d threads, %s; times in ms"):format(threads, isa))
+local shown
+--- Which ways are in use: chosen with the first large table. PERI_TUNE forces them.
+local function show_choices()
+  if shown then return end
+  shown = {}
+  for _, c in ipairs(require("perilune.calibrate").choices()) do
+    if not c.name:match "^copy" then shown[#shown + 1] = ("%s=%s (%s)"):format(c.name, c.way, c.source) end
+  end
+  print("ways: " .. table.concat(shown, ", "))
+  if out then out:write(json.encode { ways = shown }, "\n") end
+end
 local wanted = {}
 for _, c in ipairs(cases) do
   if chosen(c.name) then
@@ -399,6 +410,7 @@ for _, c in ipairs(cases) do
     c.ids = draw(c)
     for _, v in ipairs(variants[c.name]) do
       peri.scope(function() measure(c, v) end)
+      show_choices()
       collectgarbage()
     end
   end

@@ -1,0 +1,76 @@
+-- calibrate.lua: perilune calibrate: measure what processors differ about (perilune/tune.h), show it, and keep it for the next runs.
+local P = require "perilune.ffi"
+local ffi = require "ffi"
+local C = P.C
+
+local M = {}
+
+local sources = { [0] = "default", "measured", "kept", "given" }
+
+--- All choices: lists of { name, text, ways = { { word, ns } }, way, usual, source, measured }; way and usual are words.
+function M.choices()
+  local list, c = {}, ffi.new "peri_tune_choice"
+  for i = 0, C.peri_tune_count() - 1 do
+    P.check(C.peri_tune_describe(i, c))
+    local ways = {}
+    for w = 0, C.PERI_TUNE_WAYS - 1 do
+      if c.ways[w] ~= nil then ways[w + 1] = { word = ffi.string(c.ways[w]), ns = tonumber(c.ns[w]) } end
+    end
+    list[i + 1] = { name = ffi.string(c.name), text = ffi.string(c.text), ways = ways, way = ways[c.way + 1].word,
+      usual = ways[c.usual + 1].word, source = sources[c.source], measured = c.measured }
+  end
+  return list
+end
+
+--- The file in which choices are kept; "" if there is none.
+function M.path() return ffi.string(C.peri_tune_path()) end
+
+--- Lines for `perilune info`: each choice, the way in use, and where it comes from.
+function M.lines()
+  local lines = {}
+  for i, c in ipairs(M.choices()) do
+    local note = c.way ~= c.usual and ("%s; default %s"):format(c.source, c.usual) or c.source
+    lines[i] = ("  %-16s %-10s %s"):format(c.name, c.way, note)
+  end
+  lines[#lines + 1] = ("  %-16s %s"):format("kept in", M.path() ~= "" and M.path() or "no file")
+  return lines
+end
+
+--- A line of a choice with its times: "lookup_order     lines      scattered 912, *lines 844".
+local function times(c)
+  local words = {}
+  for i, w in ipairs(c.ways) do
+    words[i] = ("%s%s%s"):format(w.word == c.way and "*" or "", w.word, w.ns > 0 and (" %.0f"):format(w.ns / 1000) or "")
+  end
+  return ("%-16s %-10s %s"):format(c.name, c.way, table.concat(words, ", "))
+end
+
+--- The bar over n of all steps.
+local function bar(n, all, name)
+  local width = 24
+  local full = math.floor(width * n / all)
+  return ("[%s%s] %d/%d %s"):format(("#"):rep(full), ("."):rep(width - full), n, all, name)
+end
+
+--- Measure everything that can be measured, `rounds` times in turns, write the file, print a table to `stream`. Returns an exit code.
+function M.run(rounds, stream)
+  stream = stream or io.stdout
+  local live = os.execute "test -t 1" == 0
+  local list, refused = M.choices(), {}
+  for i, c in ipairs(list) do
+    if live then stream:write("\r", bar(i - 1, #list, c.name), "\27[K") end
+    stream:flush()
+    if c.measured and C.peri_tune_measure(c.name, rounds) < 0 then refused[#refused + 1] = ffi.string(C.peri_error_message()) end
+  end
+  if live then stream:write "\r\27[K" end
+  stream:write("choice           in use     ways, microseconds of a pass (* in use)\n")
+  for _, c in ipairs(M.choices()) do
+    stream:write(times(c), c.source == "given" and "   given by PERI_TUNE" or not c.measured and "   not measured" or "", "\n")
+  end
+  for _, text in ipairs(refused) do stream:write(text, "\n") end
+  if C.peri_tune_save() >= 0 then stream:write("kept in ", M.path(), "\n")
+  else stream:write("not kept: ", ffi.string(C.peri_error_message()), "\n") end
+  return 0
+end
+
+return M

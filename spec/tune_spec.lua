@@ -1,0 +1,116 @@
+-- perilune calibrate, the file that it keeps, and the variable that goes before it.
+-- deadline: 240 s
+local shell = require "spec.support.shell"
+local perilune = shell.perilune
+
+local folder, clean
+setup(function() folder, clean = shell.temporary() end)
+teardown(function() clean() end)
+
+local function run(words, env)
+  env = env or {}
+  env.XDG_CACHE_HOME = env.XDG_CACHE_HOME or folder .. "/cache"
+  return shell.run(perilune .. " " .. words, env)
+end
+
+describe("perilune calibrate", function()
+  if shell.no_launcher() then return it("is there", function() pending(shell.no_launcher()) end) end
+
+  it("measures, shows, keeps; later processes use what is kept", function()
+    local out, status = run "calibrate --rounds 1"
+    assert.equal(0, status)
+    local path = out:match "kept in (%S+)"
+    assert(path and path:find(folder .. "/cache/perilune/", 1, true) == 1, out)
+    local way = out:match "lookup_prefetch%s+(%S+)"
+    assert.matches("%*" .. way:gsub("%p", "%%%0") .. " %d+", out) -- the way in use, with its time
+    assert.matches("copy_near%s+16000.*not measured", out)
+    local info = run "info"
+    assert.matches("lookup_prefetch%s+" .. way:gsub("%p", "%%%0") .. "%s+kept", info)
+    assert.matches("copy_near%s+16000%s+default", info)
+    assert(info:find(path, 1, true), info)
+  end)
+
+  it("PERI_TUNE goes before the file, and off forgets it", function()
+    local info = run("info", { PERI_TUNE = "lookup_prefetch=l1-4k copy_near=4000" })
+    assert.matches("lookup_prefetch%s+l1%-4k%s+given; default l2%-16k", info)
+    assert.matches("copy_near%s+4000%s+given; default 16000", info)
+    info = run("info", { PERI_TUNE = "off" })
+    assert.matches("lookup_prefetch%s+l2%-16k%s+default", info)
+    assert.matches("kept in%s+no file", info)
+    info = run("info", { PERI_TUNE = "lookup_prefetch=far" })
+    assert.matches("PERI_TUNE: 'lookup_prefetch=far' is ignored; ways of lookup_prefetch: off, l1%-4k", info)
+  end)
+
+  it("a damaged file is named, and measured again", function()
+    local path = run("info"):match "kept in%s+(%S+)"
+    local file = assert(io.open(path, "a"))
+    file:write "lookup_order lines 1 1\n"
+    file:close()
+    local info = run "info"
+    assert.matches("is damaged %(its last line is not the hash of those before%): measuring again", info)
+    assert.matches("lookup_order%s+scattered%s+default", info)
+    assert.equal(0, select(2, run "calibrate --rounds 1"))
+    assert.matches("lookup_order%s+%S+%s+kept", (run "info"))
+  end)
+
+  it("goes on where nothing can be kept", function()
+    local out, status = run("calibrate --rounds 1", { XDG_CACHE_HOME = "/dev/null/none" })
+    assert.equal(0, status)
+    assert.matches("not kept: .*/dev/null/none", out)
+  end)
+
+  it("refuses other words", function()
+    local out, status = run "calibrate --rounds 0"
+    assert.equal(2, status)
+    assert.matches("'0' is not a whole number above 0", out)
+  end)
+end)
+
+describe("tables larger than the caches", function()
+  if shell.no_launcher() then return it("wait for the launcher", function() pending(shell.no_launcher()) end) end
+
+  it("are measured once, when they are made, and small ones not at all", function()
+    local script = shell.write(folder .. "/tables.lua", [[
+      local peri = require "perilune"
+      local batch = peri.embed.tbe.new { tables = { { name = "t", rows = tonumber(arg[1]), cols = 128 } }, seed = 1,
+        fused_params = { optimizer = arg[2] } }
+      print(batch:state_shape(1, "weight")[1])
+    ]])
+    local env = { XDG_CACHE_HOME = folder .. "/first", PERI_LOG = "info" }
+    local out = run(("run %s 1000 sgd"):format(script), env)
+    assert.not_matches("measured", out)
+    out = run(("run %s 140000 none"):format(script), env)
+    assert.matches("measured lookups in %d+ ms", out)
+    assert.not_matches("measured updates", out)
+    out = run(("run %s 140000 sgd"):format(script), env)
+    assert.not_matches("measured lookups", out)
+    assert.matches("measured updates in %d+ ms", out)
+    out = run(("run %s 140000 sgd"):format(script), env)
+    assert.not_matches("measured", out)
+  end)
+end)
+
+describe("copy_near", function()
+  if shell.no_launcher() then return it("waits for the launcher", function() pending(shell.no_launcher()) end) end
+
+  it("is that of rank 0 for all, whatever the others chose", function()
+    if not shell.has "mpirun" then return pending "Open MPI was not found" end
+    local script = shell.write(folder .. "/near.lua", [[
+      local peri = require "perilune"
+      local ways = { "4000", "16000", "64000" }
+      peri.ffi.check(peri.ffi.C.peri_tune_set("copy_near", ways[(tonumber(os.getenv "OMPI_COMM_WORLD_RANK") + tonumber(arg[1])) % 3 + 1]))
+      peri.init()
+      local world = peri.world()
+      for _, count in ipairs { 900, 1100, 3999, 4001, 15900, 16100 } do
+        local got = world:all_gather(peri.full({ count }, world.rank_number + 1)):wait():to_list()
+        for i, x in ipairs(got) do assert(x == math.floor((i - 1) / count) + 1) end
+      end
+      if world.rank_number == 0 then print "all there" end
+    ]])
+    for first = 0, 2 do
+      local out, status = run(("run -n 3 %s %d"):format(script, first))
+      assert.matches("all there", out)
+      assert.equal(0, status)
+    end
+  end)
+end)
