@@ -191,7 +191,24 @@ describe_launcher("the command line", function()
     assert.matches("\n  opaque +usable\n", out)
     assert.matches("\n  self +usable\n", out)
     assert.matches("\n  nccl +", out)
-    assert.equal(out, (run "devices"))
+    local function steady(text) return (text:gsub("[%d.]+ GiB available", "")) end
+    assert.equal(steady(out), steady((run "devices")))
+  end)
+
+  it("tells the processor, the memory and the versions of libraries", function()
+    local out = run "info"
+    local gib = tonumber(shell.read "/proc/meminfo":match "MemTotal:%s*(%d+)") / 2 ^ 20
+    assert.matches((("\n  memory +%.1f GiB, "):format(gib):gsub("%.", "%%.")), out)
+    assert.matches("\n  processor +[^\n]+, %d+ of %d+ processors, %d+ NUMA node", out)
+    assert.matches("\n  caches +%d+K data", out)
+    for _, name in ipairs { "LuaJIT", "OpenBLAS", "xxHash" } do assert.matches("\n  " .. name .. " +%d+%.%d+", out) end
+    if shell.has "mpirun" then
+      assert.matches("\n  Open MPI +v" .. shell.run("mpirun --version"):match "%d+%.%d+%.%d+":gsub("%.", "%%."), out)
+    end
+    assert.matches("\n  kernels +ref ", (run("info", { PERI_CPU_ISA = "ref" })))
+    assert.matches("\n  matrix products +OpenBLAS, ", (run("info", { PERI_BLAS = "openblas" })))
+    assert.not_matches("\n  oneDNN ", (run("info", { PERI_BLAS = "openblas" })))
+    assert.matches("\n  threads +3 ", (run("info", { PERI_NUM_THREADS = "3" })))
   end)
 
   it("gives hints", function()

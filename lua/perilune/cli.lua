@@ -42,7 +42,7 @@ local function make_parser()
   run:argument("script", "The Lua file.")
   run:argument("arguments", "Arguments of the script (its `arg`)."):args "*"
 
-  parser:command("info devices", "Print what this machine offers: devices, transports, libraries.")
+  parser:command("info devices", "Print what this machine offers: processor, memory, devices, transports, libraries.")
   parser:command("calibrate", "Measure the choices that processors differ about, show them and keep them for the next runs.")
     :epilog "PERI_TUNE=\"name=way,...\" goes before what is kept; PERI_TUNE=off uses the defaults and measures nothing."
     :option("--rounds", "How often each way is timed.", 15, whole)
@@ -90,24 +90,8 @@ function M.version()
 end
 
 local function info()
-  local peri = require "perilune"
-  local C, ffi = peri.ffi.C, require "ffi"
-  local launch = require "perilune.launch"
   M.version()
-  print(("  %-12s %d"):format("threads", C.peri_threads()))
-  local world = launch.world()
-  print(("  %-12s %s"):format("world", world and ("rank %d of %d, by %s"):format(world.rank, world.size, world.launcher)
-    or "this process alone"))
-  local reason = ffi.new "char[512]"
-  local function list(title, probe, names)
-    print(title)
-    for _, name in ipairs(names) do
-      local usable = probe(name, reason, 512)
-      print(("  %-12s %s"):format(name, usable and "usable" or "not usable: " .. ffi.string(reason)))
-    end
-  end
-  list("devices", function(...) return C.peri_device_probe(...) end, { "cpu", "opaque", "cuda" })
-  list("transports", function(...) return C.peri_comm_probe(...) end, { "self", "sim", "mpi", "nccl" })
+  require("perilune.launch.info").print()
   print("choices (perilune calibrate measures them)")
   print(table.concat(require("perilune.calibrate").lines(), "\n"))
   return 0

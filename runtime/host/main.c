@@ -114,6 +114,7 @@ static int open_launcher(lua_State *L)
     luaL_register(L, NULL, functions);
     peri__watch_register(L);
     peri__job_register(L);
+    peri__libraries_register(L);
     char *path = realpath("/proc/self/exe", NULL);
     lua_pushstring(L, path ? path : "perilune");
     lua_setfield(L, -2, "program");
