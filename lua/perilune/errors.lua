@@ -175,11 +175,24 @@ local function kind(value)
     local ok, said = pcall(tostring, value)
     return ok and said or "cdata"
   end
+  if t == "table" and type(rawget(value, "class_name")) == "string" then return "the class " .. value.class_name end
   local meta = t == "table" and getmetatable(value)
   local name = type(meta) == "table" and rawget(meta, "class_name")
   return name or "a " .. t
 end
 M.kind = kind
+
+--- A plain table of few fields: "{ lr = '0.1', params = Linear }"; nil for others.
+local function fields_of(value)
+  if type(value) ~= "table" or getmetatable(value) then return end
+  local parts = {}
+  for key, field in next, value do
+    if type(key) ~= "string" or #parts == 8 then return end
+    parts[#parts + 1] = ("%s = %s"):format(key, kind(field))
+  end
+  table.sort(parts)
+  return #parts > 0 and "{ " .. table.concat(parts, ", ") .. " }" or "{}"
+end
 
 --- "name(arguments)" of the function that runs at a level: arguments first, first + step, ... (negative numbers: of `...`).
 local function given(name, level, first, step)
@@ -187,7 +200,7 @@ local function given(name, level, first, step)
   while true do
     local known, value = debug.getlocal(level, i)
     if not known or step > 0 and i > debug.getinfo(level, "u").nparams then break end
-    values[#values + 1] = kind(value)
+    values[#values + 1] = fields_of(value) or kind(value)
     if value ~= nil then n = #values end
     i = i + step
   end

@@ -100,13 +100,6 @@ local function relieve()
   end
 end
 
---- What a value is, for messages.
-local function kind_of(x)
-  if x == nil then return "nil" end
-  return (type(x) == "number" or type(x) == "boolean") and tostring(x) or type(x) == "string" and ("'%s'"):format(x:sub(1, 40)) or
-    "a " .. type(x)
-end
-
 local function is_callable(f)
   local own = type(f) == "table" and getmetatable(f)
   return type(f) == "function" or type(own) == "table" and own.__call ~= nil
@@ -130,13 +123,13 @@ function M.handle(name, methods, meta, text)
   if not meta.__index then -- LuaJIT's own words for a name that is not there would be those of the C struct
     meta.__index = setmetatable(methods, { __index = function(_, key)
       M.fail(type(key) == "string" and ("%s has no method '%s'"):format(text, key) or
-        ("%s is not indexed with %s; its elements: to_table(), to_list(), item(position from 0)"):format(text, kind_of(key)))
+        ("%s is not indexed with %s; its elements: to_table(), to_list(), item(position from 0)"):format(text, errors.kind(key)))
     end })
   end
   local ctype = ffi.metatype(name .. "_ref", meta)
   local function unusable(x)
     local y = util.resolve(x)
-    if not ffi.istype(ctype, y) then M.fail(("%s: %s, wanted %s"):format(text, kind_of(y), text)) end
+    if not ffi.istype(ctype, y) then M.fail(("%s is wanted, got %s"):format(text, errors.kind(y))) end
     if y.ptr == nil then M.fail(text .. ": it was released (did it outlive its scope? keep it with peri.keep)") end
     return y.ptr
   end
@@ -220,7 +213,7 @@ end
 --- four values (handles among them only if they were kept: f can reach the scope as peri.ffi.state.scope, or use peri.keep). Not as `...`:
 --- that is not compiled.
 function M.scope(f, a, b, c, d, e, g)
-  if not is_callable(f) then M.fail(("scope: f is %s, wanted a function"):format(kind_of(f))) end
+  if not is_callable(f) then M.fail(("scope: f is %s, wanted a function"):format(errors.kind(f))) end
   local scope = table.remove(spare) or setmetatable({ n = 0, outer = false }, Scope)
   scope.outer = state.scope
   state.scope = scope
@@ -242,7 +235,7 @@ local function restore_grad(before, ok, ...)
   return ...
 end
 function M.no_grad(f, ...)
-  if not is_callable(f) then M.fail(("no_grad: f is %s, wanted a function"):format(kind_of(f))) end
+  if not is_callable(f) then M.fail(("no_grad: f is %s, wanted a function"):format(errors.kind(f))) end
   local before = state.grad
   state.grad = false
   C.peri_grad_enable(false)
@@ -274,7 +267,7 @@ function M.device(name)
   name = name or state.device
   if type(name) ~= "string" then
     if type(name) == "cdata" and ffi.istype(device_type, name) and name ~= nil then return name end
-    M.fail(("device: %s, wanted a device's name"):format(kind_of(name)))
+    M.fail(("device: %s, wanted a device's name"):format(errors.kind(name)))
   end
   local d = devices[name]
   if not d then

@@ -5,6 +5,7 @@
 --   local loss = model(batch)         -- ids and rows travel between the ranks
 --   loss:backward()                   -- gradients too; sharded tables are updated, dense gradients are averages over the ranks
 --   optimizer:step()
+local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -49,7 +50,7 @@ local function check_paths(collections, plan)
   for path in util.ordered(plan.plan) do
     if not known[path] then
       P.fail(("DistributedModelParallel: the plan names module '%s', which is no EmbeddingBagCollection of the model; "
-        .. "those are: %s"):format(path, table.concat(names, ", ")))
+        .. "those are: %s"):format(path, #names > 0 and table.concat(names, ", ") or "none"))
     end
   end
   for _, c in ipairs(collections) do
@@ -84,6 +85,9 @@ end
 
 function DistributedModelParallel:init(args)
   local a = util.named("DistributedModelParallel", args, arguments)
+  if not nn.Module.is(a.module) then
+    P.fail(("DistributedModelParallel: module is %s, wanted an nn.Module (a class is called to make one)"):format(errors.kind(a.module)))
+  end
   local group = a.group or P.state.world or dist.init()
   local collections = collections_of(a.module)
   local plan = make_plan(a.plan, collections, group)

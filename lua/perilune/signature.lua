@@ -82,9 +82,12 @@ end
 
 --- The name of the kind that a handle is of, or nil.
 function M.name_of(x)
+  local found -- the plainest: not "a tensor or a number"
   for name, kind in pairs(kinds) do
-    if kind.why and (kind.is(x) or kind.why(x)) then return name end
+    local fits = kind.why and (kind.is(x) or kind.why(x))
+    if fits and (not found or #kind.text < #kinds[found].text) then found = name end
   end
+  return found
 end
 
 local function test(kind, x)

@@ -1,5 +1,6 @@
 -- util.lua: what every other module may use: classes, named arguments, ordered iteration.
-local fail = require("perilune.errors").fail
+local errors = require "perilune.errors"
+local fail, kind = errors.fail, errors.kind
 
 local M = {}
 
@@ -66,13 +67,14 @@ local function list(names)
 end
 
 --- Check a table of named arguments. `spec` maps a name to its default, or to util.required / util.optional. Returns a new table with
---- all defaults filled in; unknown or missing names are errors that name the function.
+--- all defaults filled in; unknown or missing names are errors that name the function, and so is anything but a number where the default
+--- is one, or but true and false.
 M.required = setmetatable({}, { __tostring = function() return "required" end })
 M.optional = setmetatable({}, { __tostring = function() return "optional" end })
 
 --- Types of arguments whose names mean the same everywhere, for those without a default that says it.
 local types = {}
-for kind, names in pairs {
+for type_name, names in pairs {
   number = "T_0 T_max ar_alpha base_lr beta1 beta2 dcn_low_rank_dim dcn_num_layers deep_fm_dimension dense_in_features ema_beta "
     .. "embedding_dim eps eta fm_in_features gamma hidden_layer_size in_features in_size learning_rate max_lr min_shrinkage "
     .. "momentum num_dense_features num_embeddings num_features num_layers num_rows num_sparse_features number_of_classes "
@@ -83,7 +85,7 @@ for kind, names in pairs {
     .. "fused_params interaction_branch1_layer_sizes interaction_branch2_layer_sizes layer_sizes milestones over_arch_layer_sizes "
     .. "table_fused_params tables",
 } do
-  for name in names:gmatch "%S+" do types[name] = kind end
+  for name in names:gmatch "%S+" do types[name] = type_name end
 end
 
 types.rows, types.ids_per_bag = "any", "any" -- a number, or a list with one for each feature
@@ -94,14 +96,16 @@ local function check_type(func, name, value, default)
   if wanted == "any" then return end
   if wanted ~= "number" and wanted ~= "boolean" and wanted ~= "table" and not types[name] then return end
   if wanted == nil or type(value) == wanted or wanted == "number" and type(value) == "cdata" then return end
-  local text = type(value) == "string" and ("'%s'"):format(value:sub(1, 40)) or (type(value) == "number" or type(value) == "boolean")
-    and tostring(value) or "a " .. type(value)
-  error(("%s: %s is %s, wanted a %s"):format(func, name, text, wanted), 4)
+  local text = { boolean = "true or false", table = not name:match "params$" and name ~= "embedding_bag_collection" and "a list" or nil }
+  fail(("%s: %s is %s, wanted %s"):format(func, name, kind(value), text[wanted] or "a " .. wanted))
 end
 
 function M.named(func, args, spec)
   if args == nil then args = {} end
-  if type(args) ~= "table" then fail(("%s: named arguments in a table wanted, got a %s"):format(func, type(args))) end
+  local meta = type(args) == "table" and getmetatable(args)
+  if type(args) ~= "table" or meta and type(rawget(meta, "class_name")) == "string" then
+    fail(("%s: named arguments in a table wanted, got %s"):format(func, kind(args)))
+  end
   local out = {}
   for name in M.ordered(args) do
     if spec[name] == nil then
@@ -126,13 +130,20 @@ function M.one_of(func, what, value, allowed)
   for _, a in ipairs(allowed) do
     if a == value then return value end
   end
-  fail(("%s: %s is '%s', allowed: %s"):format(func, what, tostring(value), table.concat(allowed, ", ")))
+  fail(("%s: %s is %s, allowed: %s"):format(func, what, type(value) == "string" and kind(value) or ("'%s'"):format(tostring(value)),
+    table.concat(allowed, ", ")))
+end
+
+--- A number or an error.
+function M.number(func, what, value)
+  if type(value) == "number" then return value end
+  fail(("%s: %s is %s, wanted a number"):format(func, what, kind(value)))
 end
 
 --- A whole number in [low, high] or an error.
 function M.integer(func, what, value, low, high)
   if type(value) ~= "number" or value ~= math.floor(value) or value < low or value > (high or 2 ^ 53) then
-    fail(("%s: %s is %s, allowed: whole numbers %d..%s"):format(func, what, tostring(value), low, high and ("%d"):format(high) or ""))
+    fail(("%s: %s is %s, allowed: whole numbers %d..%s"):format(func, what, kind(value), low, high and ("%d"):format(high) or ""))
   end
   return value
 end

@@ -177,7 +177,9 @@ static peri_status check_linear(const peri_tensor *x, const peri_tensor *weight,
     static const char *const function = "peri_op_linear";
     char text[300];
     PERI_TRY(peri__check_float(function, "x", x));
-    PERI_TRY(peri__check_tensor(function, "weight", weight, x->dtype, 2));
+    PERI_TRY(peri__check_float(function, "weight", weight));
+    PERI_TRY(peri__check_tensor(function, "weight", weight, -1, 2));
+    PERI_TRY(peri__check_tensor(function, "x", x, weight->dtype, -1));
     PERI_TRY(peri__check_same_device(function, x, weight));
     if (x->ndim < 1 || x->shape[x->ndim - 1] != weight->shape[1])
         return peri__fail(PERI_EINVAL, "%s: x is %s, wanted [*, %lld]", function, strchr(peri__tensor_text(x, text, sizeof text), '['),

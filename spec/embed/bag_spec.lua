@@ -178,7 +178,7 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(function() ones { config(), config() } end, "two tables are named 't'")
       assert.error_matches(function() ones({ config() }, { fused_params = { optimizer = "x" } }) end, "optimizer is 'x', allowed")
       assert.error_matches(function() ebc:weight "v" end, "no table 'v'; tables: t")
-      assert.error_matches(function() ebc(3) end, "a KeyedJaggedTensor is wanted, not a number")
+      assert.error_matches(function() ebc(3) end, "features is 3, wanted a KeyedJaggedTensor")
     end)
 
     it("leaves nothing behind", function()

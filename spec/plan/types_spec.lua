@@ -156,7 +156,7 @@ describe("a plan", function()
       "plan%.row_wise: no argument 'compute_kernl'; allowed: cache_params, compute_kernel, ranks, sizes" },
     { "column_wise", { rank = 1 }, "plan%.column_wise: no argument 'rank'; allowed: cache_params, compute_kernel, ranks, sizes" },
     { "data_parallel", { ranks = { 0 } }, "plan%.data_parallel: no argument 'ranks'; allowed: compute_kernel" },
-    { "row_wise", 2, "plan%.row_wise: named arguments in a table wanted, got a number" },
+    { "row_wise", 2, "plan%.row_wise: named arguments in a table wanted, got 2" },
     { "table_wise", { rank = 1 }, "plan%.table_wise: the rank is a table, wanted a number" },
     { "table_wise", 0.5, "ranks%[1%] is 0.5, wanted a whole number" },
     { "table_wise", 0, "plan%.table_wise: no argument 'ranks'; allowed: cache_params, compute_kernel", { ranks = { 1 } } },

@@ -10,6 +10,7 @@
 -- With fused_params the tables are updated in the backward pass; without, they are ordinary parameters with dense gradients. Memory is
 -- taken when it is first needed, so that a collection that is only a description (of what to shard) costs nothing.
 local ffi = require "ffi"
+local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -213,7 +214,7 @@ end
 --- Pooled rows of the features of a KeyedJaggedTensor, as a KeyedTensor [batch, columns]; the batch may have further keys.
 function EmbeddingBagCollection:forward(features)
   if not KeyedJaggedTensor.is(features) then
-    P.fail(("EmbeddingBagCollection: a KeyedJaggedTensor is wanted, not a %s"):format(type(features)))
+    P.fail(("EmbeddingBagCollection: features is %s, wanted a KeyedJaggedTensor"):format(errors.kind(features)))
   end
   local kjt = kjt_ptr(features)
   C.peri_kjt_describe(kjt, desc)

@@ -257,7 +257,7 @@ function M.fused_params(func, params)
   P.check(C.peri_tbe_optimizer_default(one_of(func, "optimizer", name, kinds), o))
   for _, key in ipairs { "learning_rate", "eps", "beta1", "beta2", "weight_decay", "eta", "momentum", "max_norm", "ema_beta", "ar_alpha",
     "min_shrinkage" } do
-    if a[key] ~= nil then o[key] = a[key] end
+    if a[key] ~= nil then o[key] = util.number(func, key, a[key]) end
   end
   o.weight_decay_mode = one_of(func, "weight_decay_mode", mode, decay_modes)
   for key, wanted in util.ordered { counter_based_regularization = "counter", cowclip_regularization = "cowclip" } do

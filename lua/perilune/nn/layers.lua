@@ -1,4 +1,5 @@
 -- layers.lua: containers and the layers of a dense network. Names and arguments are PyTorch's and TorchRec's.
+local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local F = require "perilune.nn.functional"
@@ -13,8 +14,8 @@ local M = {}
 local ModuleList = Module:extend "ModuleList"
 M.ModuleList = ModuleList
 function ModuleList:init(modules)
-  if modules ~= nil and type(modules) ~= "table" then
-    P.fail(("%s: a %s, wanted a list of modules"):format(self.class_name, type(modules)))
+  if modules ~= nil and (type(modules) ~= "table" or Module.is(modules)) then
+    P.fail(("%s: a list of modules is wanted, { module, module }, not %s"):format(self.class_name, errors.kind(modules)))
   end
   for _, m in ipairs(modules or {}) do self:append(m) end
 end
@@ -157,6 +158,7 @@ local Dropout = Module:extend "Dropout"
 M.Dropout = Dropout
 function Dropout:init(args)
   self.p = util.named("Dropout", args, { p = 0.5 }).p
+  if not (self.p >= 0 and self.p < 1) then P.fail(("Dropout: p is %g, allowed: 0 <= p < 1"):format(self.p)) end
   self.seed, self.stream, self.step = P.state.seed, parameter.dropout_stream(), 0
 end
 function Dropout:forward(x)

@@ -130,6 +130,7 @@ prepare(Module)
 
 --- A subclass: nn.Module:extend "Name", or another module class's :extend.
 function Module.extend(base, name)
+  if type(name) ~= "string" then P.fail(("Module:extend: the name of the class is %s, wanted a string"):format(errors.kind(name))) end
   local class = util.class(name, base)
   class.__tostring = base.__tostring
   return prepare(class)

@@ -4,6 +4,7 @@
 --   local optimizer = nn.optim.Adagrad { params = model:parameters(), lr = 0.01 }
 --   optimizer:zero_grad(); loss:backward(); optimizer:step()
 local ffi = require "ffi"
+local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -56,24 +57,24 @@ end
 local Optimizer = util.class "Optimizer"
 M.Optimizer = Optimizer
 
-function Optimizer:_make(kind, a)
+function Optimizer:_make(algorithm, a)
   self.params, self.names = parameters_of(self.class_name, a.params)
   local c = ffi.new "peri_optim_args"
-  check(C.peri_optim_defaults(kind, c))
+  check(C.peri_optim_defaults(algorithm, c))
   for name, value in util.ordered(a) do
     if name == "betas" then
-      if type(value[1]) ~= "number" or type(value[2]) ~= "number" then
-        P.fail(("%s: betas are %s and %s, wanted two numbers"):format(self.class_name, signature.text(value[1]), signature.text(value[2])))
+      if type(value) ~= "table" or #value ~= 2 then
+        P.fail(("%s: betas is %s, wanted two numbers"):format(self.class_name, errors.kind(value)))
       end
-      c.beta1, c.beta2 = value[1], value[2]
-    elseif name ~= "params" then c[name] = value end
+      c.beta1, c.beta2 = util.number(self.class_name, "betas[1]", value[1]), util.number(self.class_name, "betas[2]", value[2])
+    elseif name ~= "params" then c[name] = type(c[name]) == "number" and util.number(self.class_name, name, value) or value end
   end
   check(C.peri_optim_new(c, pointers(self.params), #self.params, out))
   local scope = P.state.scope -- optimizers outlive scopes
   P.state.scope = false
   self._ref = wrap(out[0])
   P.state.scope = scope
-  self._momentum = (kind == C.PERI_OPTIM_ADAM or kind == C.PERI_OPTIM_ADAMW) and "beta1" or "momentum"
+  self._momentum = (algorithm == C.PERI_OPTIM_ADAM or algorithm == C.PERI_OPTIM_ADAMW) and "beta1" or "momentum"
 end
 
 --- Update every parameter that has a gradient.

@@ -16,7 +16,7 @@ local DROPOUT = 2 ^ 20
 --- Seed of all parameters and dropout masks that are made from now on by this rank; counting starts anew.
 function M.manual_seed(seed)
   if type(seed) ~= "number" or seed ~= math.floor(seed) or seed < 0 or seed >= 2 ^ 53 then
-    P.fail(("manual_seed: %s, allowed: whole numbers 0..2^53 - 1"):format(tostring(seed)))
+    P.fail(("manual_seed: seed is %s, allowed: whole numbers 0..2^53 - 1"):format(require("perilune.errors").kind(seed)))
   end
   state.seed, state.parameters_drawn, state.dropouts_made = seed, 0, 0
 end

@@ -7,8 +7,15 @@
 -- model(batch) returns the loss (one element) and up to two more tensors, such as logits and labels. A batch may have a method to(device).
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local kind = require("perilune.errors").kind
 
 local TrainPipelineBase = util.class "TrainPipelineBase"
+
+local function callable(x)
+  local meta = type(x) == "table" and getmetatable(x)
+  return type(x) == "function" or type(meta) == "table" and meta.__call ~= nil
+end
 
 --- model: a DistributedModelParallel or nn.Module; optimizer: of the dense part, or nil; device: where batches are moved (default: they
 --- stay); schedule: a function(step) called before each step (learning rates).
@@ -16,6 +23,11 @@ function TrainPipelineBase:init(args)
   local a = util.named("TrainPipelineBase", args, {
     model = util.required, optimizer = util.optional, device = util.optional, schedule = util.optional,
   })
+  local optimizer = a.optimizer
+  if not callable(a.model) then P.fail(("TrainPipelineBase: model is %s, wanted an nn.Module"):format(kind(a.model))) end
+  if optimizer and not (type(optimizer) == "table" and optimizer.step and optimizer.zero_grad) then
+    P.fail(("TrainPipelineBase: optimizer is %s, wanted one of nn.optim"):format(kind(optimizer)))
+  end
   self.model, self.optimizer, self.device, self.schedule = a.model, a.optimizer or false, a.device or false, a.schedule or false
   self.steps = 0
   self._next = false    -- the batch that follows, already on the device
@@ -35,6 +47,7 @@ local function step(self, batch)
   local model, optimizer = self.model, self.optimizer
   if optimizer then optimizer:zero_grad() end
   local loss, second, third = model(batch)
+  if not Tensor.is(loss) then P.fail(("TrainPipelineBase: the model returned %s, wanted the loss (a tensor)"):format(kind(loss))) end
   if model.backward then model:backward(loss) else loss:backward() end
   if optimizer then optimizer:step() end
   return P.keep(loss), keep(second), keep(third)
@@ -43,6 +56,10 @@ end
 --- Train on the next batch of the iterator `batches` (a function). Returns what the model returned, or nil when there are no more batches.
 function TrainPipelineBase:progress(batches)
   if self._source ~= batches then
+    if not callable(batches) then
+      P.fail(("TrainPipelineBase: batches is %s, wanted a function that returns the next batch, such as data.synthetic {...}"):format(
+        kind(batches)))
+    end
     self._source = batches
     self._next = fetch(self, batches)
   end
