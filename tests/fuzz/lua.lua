@@ -352,7 +352,7 @@ local raw = { "struct peri_", "attempt to ", "cannot convert", "bad argument #",
 
 local function judge(text, err, strict)
   local message = type(err) == "table" and rawget(err, "message") or err
-  message = tostring(message)
+  message = tostring(message):gsub("cdata<[^>]*>", "cdata") -- a value that a caller gave, shown to him
   if message:find "not enough memory" then return end
   for _, words in ipairs(raw) do
     if message:find(words, 1, true) then

@@ -166,8 +166,12 @@ function M.lazy_class(name, base)
     if own ~= nil then return own end
     -- The only real field of handles, apart: LuaJIT 2.1.0-beta3 compiles an index of cdata that ended in a metamethod for all keys, and
     -- would take this one there as well.
-    if key == "ptr" then return resolve(self).ptr end
-    return resolve(self)[key]
+    local result = resolve(self)
+    if type(result) ~= "table" and type(result) ~= "cdata" and type(result) ~= "string" then
+      P.fail(("%s: its result is %s, which has no '%s'"):format(name, tostring(result), tostring(key)))
+    end
+    if key == "ptr" then return result.ptr end
+    return result[key]
   end
   class.__newindex = function(self, key, value) resolve(self)[key] = value end
   class.__tostring = function(self) return tostring(resolve(self)) end
@@ -218,7 +222,14 @@ function GetItemLazyAwaitable:_test_impl() return rawget(self, "_parent"):test()
 M.work_out = ffi.new "peri_work *[1]"
 signature.kind("awaitable", "an awaitable", Awaitable.is)
 signature.check("Awaitable:", Awaitable, { and_then = "self: awaitable, f: callable", wait = "self: awaitable", test = "self: awaitable" })
-signature.check("ListAwaitable:", ListAwaitable, { init = "self: table, list: list" })
+signature.kind("awaitables", "a list of awaitables", function(x)
+  if type(x) ~= "table" then return false end
+  for i = 1, #x do
+    if not Awaitable.is(x[i]) then return false end
+  end
+  return true
+end)
+signature.check("ListAwaitable:", ListAwaitable, { init = "self: table, list: awaitables" })
 signature.check("LazyAwaitable:", LazyAwaitable, { init = "self: table, awaitable: awaitable" })
 signature.check("GetItemLazyAwaitable:", GetItemLazyAwaitable, { init = "self: table, parent: awaitable, key: any" })
 

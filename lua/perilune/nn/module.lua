@@ -322,6 +322,9 @@ end
 
 signature.check("Module:", Module, { get_module = "self: table, path: string", set_module = "self: table, path: string, module: any",
   load_state = "self: table, map: table, strict: boolean?", named_state = "self: table, prefix: string?",
-  state = "self: table, prefix: string?" })
+  state = "self: table, prefix: string?", register_buffer = "self: table, name: string, tensor: any",
+  register_parameter = "self: table, name: string, tensor: any", add_module = "self: table, name: string, module: any",
+  named_modules = "self: table, prefix: string?", named_parameters = "self: table, prefix: string?",
+  named_buffers = "self: table, prefix: string?" })
 
 return Module

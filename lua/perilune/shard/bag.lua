@@ -429,11 +429,14 @@ function ShardedEmbeddingBagCollection:__tostring()
   return ("ShardedEmbeddingBagCollection\n%s"):format(tostring(self.plan))
 end
 
+signature.kind("Collection", "an EmbeddingBagCollection", function(x)
+  return type(x) == "table" and type(x.is_materialised) == "function"
+end)
 signature.kind("InputDist", "what input_dist returned", InputDist.is)
 signature.check("ShardedEmbeddingBagCollection:", ShardedEmbeddingBagCollection, {
   input_dist = "self: table, features: KeyedJaggedTensor", forward = "self: table, features: KeyedJaggedTensor",
   compute_and_output_dist = "self: table, dist: InputDist", prefetch = "self: table, dist: InputDist",
-  copy_from = "self: table, collection: table", set_learning_rate = "self: table, learning_rate: number",
+  copy_from = "self: table, collection: Collection", set_learning_rate = "self: table, learning_rate: number",
 })
 
 return ShardedEmbeddingBagCollection

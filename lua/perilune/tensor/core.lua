@@ -167,6 +167,10 @@ function M.tensor(data, dtype, device, shape) return M.named_tensor("tensor", da
 --- The same; errors begin with `func`.
 function M.named_tensor(func, data, dtype, device, shape)
   dtype = P.dtype_names[P.dtype(dtype or "f32")]
+  data = util.resolve(data)
+  if type(data) == "table" and getmetatable(data) ~= nil or ffi.istype(ctype, data) then
+    P.fail(("%s: an object (%s), wanted a number or nested lists of numbers"):format(func, tostring(data):match "^[^\n]*"))
+  end
   if type(data) ~= "table" then data, shape = { data }, shape or {} end
   local found = {}
   measure(func, data, found, 1, MOST_DIMS + (parts[dtype] and 1 or 0))
