@@ -104,6 +104,39 @@ describe("arguments", function()
     refuses("was released", function() return kjt.a end)
   end)
 
+  it("are no parts of a sharded module that was released", function()
+    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 2 }, lengths = { 1, 1 } }
+    local module = peri.shard.ShardedEmbeddingBagCollection {
+      tables = { peri.EmbeddingBagConfig { name = "t", embedding_dim = 4, num_embeddings = 10, feature_names = { "f" } } },
+      group = peri.init(), fused_params = { optimizer = "adagrad" },
+      plan = { t = peri.ParameterSharding { sharding_type = "table_wise", compute_kernel = "fused", ranks = { 0 } } },
+    }
+    local piece = module:local_shards()[1]
+    local row = peri.zeros { 1, 4 }
+    piece.read("weight", 0, row)
+    refuses("the state's name is nil, wanted a string", piece.state)
+    refuses("row is nil, wanted a whole number", piece.read, "weight")
+    local pending = module:input_dist(kjt):wait()
+    module:release()
+    for name, call in pairs {
+      state = function() piece.state "weight" end, read = function() piece.read("weight", 0, row) end,
+      write = function() piece.write("weight", 0, row) end, shape = function() piece.shape "weight" end,
+      names = function() piece.names() end,
+      iteration = function() piece.iteration() end, cache_statistics = function() piece.cache_statistics() end,
+      input_dist = function() module:input_dist(kjt) end, compute = function() module:compute_and_output_dist(pending) end,
+      prefetch = function() module:prefetch(pending) end, local_shards = function() module:local_shards() end,
+      set_learning_rate = function() module:set_learning_rate(1) end,
+    } do
+      local ok, err = pcall(call)
+      assert.truthy(not ok and err.message:find "was released", name .. ": " .. tostring(err))
+    end
+  end)
+
+  it("say what a handle does not have", function()
+    refuses("a tensor has no method 'sumn'", function() return t:sumn() end)
+    refuses("a tensor is not indexed with 1", function() return t[1] end)
+  end)
+
   it("have operators without the module of neural networks", function()
     local script = 'local peri = require "perilune"; print((2 * peri.tensor { 1, 2 } + 1):sum():item(), package.loaded["perilune.nn"])'
     local pipe = assert(io.popen(("luajit -e '%s' 2>&1"):format(script)))

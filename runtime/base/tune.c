@@ -218,6 +218,7 @@ int32_t peri_tune_count(void) { return PERI__TUNE_CHOICES; }
 
 peri_status peri_tune_describe(int32_t c, peri_tune_choice *out)
 {
+    PERI_NEED(out);
     if (c < 0 || c >= PERI__TUNE_CHOICES)
         return peri__fail(PERI_EINVAL, "peri_tune_describe: choice %d, allowed: 0..%d", c, PERI__TUNE_CHOICES - 1);
     load_once();

@@ -215,7 +215,7 @@ for _, device in ipairs { "cpu", "opaque" } do
       fails("peri_op_add: dtypes differ", F.add, a, a:to "f64")
       fails("peri_op_relu: x is i64, allowed: f32, f64", F.relu, labels)
       fails("peri_op_muladd: shapes differ", F.muladd, a, a, b)
-      fails("peri_op_linear: x and weight are f32 %[2, 3%] and f32 %[2, 2%]", F.linear, a, t { { 1, 2 }, { 3, 4 } })
+      fails("peri_op_linear: x is %[2, 3%], wanted %[%*, 2%]", F.linear, a, t { { 1, 2 }, { 3, 4 } })
       fails("bias.*their first sizes must agree", F.linear, a, a, t { 1, 2, 3 })
       fails("activation 9, allowed: 0%.%.3", F.linear, a, a, nil, 9)
       fails("peri_op_matmul: f32 %[2, 3%] and f32 %[2, 3%]", F.matmul, a, a)
