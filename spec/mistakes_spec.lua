@@ -160,6 +160,7 @@ local mistakes = {
   { "a nil operand", "local t = peri.zeros { 2 } + nil", "add: b is nil, wanted a tensor or a number (s.lua:2)" },
   { "a nil shape", "local sizes\nperi.zeros(sizes)", "zeros: shape is nil, wanted a list (s.lua:3)" },
   { "a nil value", "peri.full({ 2 })", "full: value is nil, wanted a number (s.lua:2)" },
+  { "nil for numbers", "local numbers\nperi.tensor(numbers)", "tensor: the data are nil, wanted a number or a list (s.lua:3)" },
   { "a nil argument", "nn.functional.relu()", "relu: t is nil, wanted a tensor (s.lua:2)" },
   { "a list for a tensor", linear .. "linear { 1, 2, 3 }", "linear: x is a table, wanted a tensor (s.lua:2)" },
   { "a method that is not there", "local t = peri.zeros { 2 }\nlocal u = t:relu6()", "a tensor has no method 'relu6' (s.lua:3)" },

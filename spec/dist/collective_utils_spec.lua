@@ -118,7 +118,7 @@ describe("Lua values as bytes", function()
     assert.is_false((pcall(serial.decode, whole .. "n")))
     -- tables as keys of tables as keys ...: each a "T" and the number 1
     local read, why = pcall(serial.decode, ("T" .. ffi.string(ffi.new("double[1]", 1), 8)):rep(100000))
-    assert.is_true(not read and tostring(why):find "begins no value$" ~= nil, tostring(why))
+    assert.is_true(not read and tostring(why):find "begins no value %(" ~= nil, tostring(why))
     math.randomseed(5)
     for _ = 1, 3000 do
       local bytes = { whole:byte(1, -1) }

@@ -63,6 +63,21 @@ describe("compiles:", function()
     for _, module in ipairs(modules) do jit_support.assert_compiles(module.class_name, function() module:forward(a) end) end
   end)
 
+  it("modules within modules", function()
+    local net = nn.MLP { in_size = 3, layer_sizes = { 4, 2 } }
+    for i = 1, 6 do
+      local Outer = nn.Module:extend("Outer" .. i)
+      function Outer:init(inner) self.inner = inner end
+      function Outer:forward(x)
+        local y = self.inner(x)
+        return y
+      end
+      net = Outer(net)
+    end
+    local x = peri.zeros { 2, 3 }
+    jit_support.assert_compiles("modules within modules", function() peri.scope(net.forward, net, x) end)
+  end)
+
   it("a dense DLRM step", function()
     local bottom = nn.MLP { in_size = 6, layer_sizes = { 8, 5 } }
     local inter, top = nn.InteractionArch { num_sparse_features = 2 }, nn.OverArch { in_features = 8, layer_sizes = { 4, 1 } }

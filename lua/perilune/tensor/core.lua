@@ -171,6 +171,7 @@ function M.named_tensor(func, data, dtype, device, shape)
   if type(data) == "table" and getmetatable(data) ~= nil or ffi.istype(ctype, data) then
     P.fail(("%s: an object (%s), wanted a number or nested lists of numbers"):format(func, tostring(data):match "^[^\n]*"))
   end
+  if data == nil then P.fail(func .. ": the data are nil, wanted a number or a list") end
   if type(data) ~= "table" then data, shape = { data }, shape or {} end
   local found = {}
   measure(func, data, found, 1, MOST_DIMS + (parts[dtype] and 1 or 0))
