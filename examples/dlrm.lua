@@ -27,11 +27,7 @@ local function build(options, data)
     tables = data.tables, dense_features = data.dense_features, embedding_dim = options.dim, learning_rate = options.learning_rate,
     eps = options.eps,
   }
-  local plan = peri.plan.load(options.plan, {
-    world_size = peri.world_size(), local_size = peri.world().local_size,
-    module = "embeddings", tables = module.embeddings:embedding_bag_configs(),
-  })
-  local model = peri.DistributedModelParallel { module = module, plan = plan, device = options.device }
+  local model = peri.DistributedModelParallel { module = module, plan = options.plan, device = options.device }
   return model, peri.nn.optim.Adagrad { params = model:dense_parameters(), lr = options.dense_learning_rate, eps = options.eps }
 end
 
@@ -42,14 +38,16 @@ end
 
 --- What the model is worth on the test samples, beside what it must beat.
 local function judge(options, data, model, summary, say)
-  local result = evaluation.evaluate(model, data.loader { part = "test", batch_size = 8192 })
+  local result = evaluation.evaluate(model, data.loader { part = "test", batch_size = evaluation.batch_size(model, options) })
   copy(summary, result, { "auc", "ne", "logloss", "calibration" })
   summary.test_samples = result.samples
   summary.baseline = { base_rate = baselines.base_rate(data, result.ctr) }
   if not options.no_baseline then
     summary.baseline.logistic_regression = baselines.logistic_regression(data, options, summary, say)
   end
-  if data.packages and not options.no_recommend then summary.recommendations = recommend.run(model, data, say) end
+  if data.packages and not options.no_recommend then
+    summary.recommendations = recommend.run(model, data, evaluation.batch_size(model, options), say)
+  end
 end
 
 local function main()

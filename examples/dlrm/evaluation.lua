@@ -1,4 +1,4 @@
--- evaluation.lua: what all ranks together say: the loss of the last steps, and the metrics of held-out samples.
+-- evaluation.lua: the loss of the last steps, and the metrics of held-out samples over all ranks.
 local ffi = require "ffi"
 local peri = require "perilune"
 local metrics = require "perilune.nn.metrics"
@@ -15,15 +15,26 @@ function M.sum_over_ranks(array, n)
   end)
 end
 
---- The mean over steps and ranks of a list of losses (tensors, which are released). Collective.
+--- The mean of a list of losses (tensors, which are released).
 function M.mean_loss(losses)
-  local sum = ffi.new "double[1]"
+  local sum = 0
   for _, loss in ipairs(losses) do
-    sum[0] = sum[0] + loss:item()
+    sum = sum + loss:item()
     loss:release()
   end
-  M.sum_over_ranks(sum, 1)
-  return sum[0] / #losses / peri.world_size()
+  return sum / #losses
+end
+
+local BATCH = 8192
+
+--- Samples of a batch that is only looked at: those of a step where tables are in files, whose caches must hold the rows of a batch.
+function M.batch_size(model, options)
+  for _, sharded in ipairs(model.sharded) do
+    for _, t in ipairs(sharded.tables) do
+      if sharded.plan.tables[t.name].compute_kernel == "fused_uvm_caching" then return options.batch_size end
+    end
+  end
+  return BATCH
 end
 
 --- Logits of a model for this rank's rows of a batch, into to[0], to[1], ... Collective.

@@ -75,7 +75,7 @@ function M.draw(out, summary, points)
   add(script, "set terminal pngcairo size 1000,%d", two and 800 or 500)
   add(script, "set output %s", files.quoted(path))
   if two then add(script, "set multiplot layout 2, 1") end
-  add(script, "set grid\nset xlabel 'step'\nset xrange [0:%d]\nset lmargin 10\nset key below", summary.steps)
+  add(script, "set grid\nset xlabel 'step' offset 0, 0.6\nset xrange [0:%d]\nset lmargin 10\nset key below", summary.steps)
   local ranks = summary.ranks == 1 and "1 rank" or summary.ranks .. " ranks"
   add(script, "set title %s noenhanced", files.quoted(("DLRM on %s, %s, batches of %d"):format(summary.data, ranks, summary.batch_size)))
   marks(script, summary)
@@ -88,8 +88,8 @@ function M.draw(out, summary, points)
   local drawn = io.open(path, "rb")
   local text = drawn and drawn:read "*a" or ""
   if drawn then drawn:close() end
-  if status ~= 0 or text:sub(-#END) ~= END then error(("cannot write %s: gnuplot's status is %d, and the file has %d bytes"):format(path,
-    status, #text), 0) end
+  if status ~= 0 or text:sub(-#END) ~= END then error(("cannot write %s: gnuplot's status is %d, and the file ends after %d bytes; "
+    .. "is the disk full?"):format(path, status, #text), 0) end
   return true
 end
 

@@ -5,7 +5,7 @@ local evaluation = require "dlrm.evaluation"
 local data = peri.data
 
 local M = {}
-local SUGGESTED, CHUNK, LEAST = 5, 8192, 3
+local SUGGESTED, LEAST = 5, 3
 
 -- One package of each of these sections, where there is one.
 local SECTIONS = { "games", "graphics", "video", "editors", "web", "gnome", "python", "science" }
@@ -34,8 +34,8 @@ end
 --- candidates drawn by popularity, so its logit tells how much likelier than popular; the popularity is put back here. Collective.
 local function scores(model, loader, s, candidates, n, p)
   local source, out = loader.source, ffi.new("double[?]", n)
-  for from = 0, n - 1, CHUNK do
-    local rows = math.min(CHUNK, n - from)
+  for from = 0, n - 1, loader.batch_size do
+    local rows = math.min(loader.batch_size, n - from)
     local first, last = data.share(rows, peri.rank(), peri.world_size())
     local mine = last - first
     local ps, pc, pp = ffi.new("int32_t[?]", mine + 1), ffi.new("int32_t[?]", mine + 1), ffi.new("int32_t[?]", mine + 1)
@@ -81,9 +81,9 @@ local function join(names, most)
   return #names > most and ("%s and %d more"):format(text, #names - most) or text
 end
 
---- Print and return suggestions for a few packages. Collective.
-function M.run(model, data_source, say)
-  local loader = data_source.loader { part = "test", batch_size = CHUNK }
+--- Print and return suggestions for a few packages; batch_size: candidates that are looked at together. Collective.
+function M.run(model, data_source, batch_size, say)
+  local loader = data_source.loader { part = "test", batch_size = batch_size }
   local source = loader.source
   local lists, popularity, results = source.lists, source.features.popularity, {}
   local candidates, n = ffi.new("int32_t[?]", lists.n), 0

@@ -52,10 +52,10 @@ function M.finish(out, summary, points)
   if summary.baseline.logistic_regression then row("logistic regression", summary.baseline.logistic_regression) end
   row("DLRM", summary)
   print("  " .. verdict(summary))
-  local drawn = picture.draw(out, summary, points)
   local file = files.open(out .. "/summary.json")
   file:write(json.encode(summary, { indent = true, keyorder = SUMMARY_ORDER }) .. "\n")
   file:close()
+  local drawn = picture.draw(out, summary, points)
   print(("\n%s samples/s, %s in all; see %s/log.jsonl, %ssummary.json"):format(Progress.grouped(summary.samples_per_s),
     Progress.duration(summary.seconds), out, drawn and "curve.png, " or ""))
 end

@@ -22,7 +22,9 @@ end
 
 --- A look: the metrics of the validation samples (some of them: options.eval_samples).
 local function look(options, data, model)
-  return evaluation.evaluate(model, data.loader { part = "validation", batch_size = 8192, limit = options.eval_samples })
+  return evaluation.evaluate(model, data.loader {
+    part = "validation", batch_size = evaluation.batch_size(model, options), limit = options.eval_samples,
+  })
 end
 
 local function check_loss(loss, step)

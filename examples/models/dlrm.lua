@@ -31,6 +31,7 @@ function DLRM:init(args)
   sizes[#sizes + 1] = dim
   self.dense_arch = nn.MLP { in_size = a.dense_features, layer_sizes = sizes }
   self.over_arch = nn.MLP { in_size = dim + features * (features + 1) / 2, layer_sizes = a.over_layers }
+  self.loss = nn.BCEWithLogitsLoss { reduction = "global_mean" }
   self.final = nn.Linear { in_features = a.over_layers[#a.over_layers], out_features = 1 }
 end
 
@@ -41,10 +42,10 @@ function DLRM:logits(batch)
   return self.final(self.over_arch(F.interaction(dense, sparse))):reshape(batch.rows)
 end
 
---- This rank's part of the mean log-loss of the global batch (the mean over ranks is that loss), and the logits.
+--- The mean log-loss of the global batch, on every rank, and the logits of this rank's samples.
 function DLRM:forward(batch)
   local logits = self:logits(batch)
-  return F.binary_cross_entropy_with_logits(logits, batch.labels, nil, nil, "sum") * batch.loss_scale, logits
+  return self.loss(logits, batch.labels), logits
 end
 
 return DLRM

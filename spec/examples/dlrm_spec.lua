@@ -113,8 +113,19 @@ describe_script("examples/dlrm.lua", function()
     assert.is_true(without.logloss > 1.2 * without.baseline.logistic_regression.logloss, text)
     assert.is_true(without.validation.last_loss > 1.2 * without.baseline.base_rate.logloss, text)
     assert.matches("the DLRM is no better than the logistic regression", text)
-    for ranks = 1, many and 2 or 1 do
-      local points, summary, said = run(ranks, options)
+    local in_files = shell.write(folder .. "/in_files.lua", [[
+      local plan = require "perilune.plan"
+      return function(env)
+        local entries = {}
+        for i, t in ipairs(env.tables) do
+          entries[t.name] = (i % 2 == 0 and plan.row_wise or plan.column_wise) { compute_kernel = "fused_uvm_caching" }
+        end
+        return plan.ShardingPlan { [env.module] = entries }
+      end]])
+    local aucs = {}
+    for ranks, plan in ipairs { "examples/plans/mixed.lua", many and in_files } do
+      local points, summary, said = run(ranks, options .. "--plan " .. plan)
+      aucs[ranks] = summary.auc
       local regression, lowest = summary.baseline.logistic_regression, math.huge
       for _, point in ipairs(points) do lowest = math.min(lowest, point.validation_loss or math.huge) end
       assert.is_true(summary.stopped_early, said)
@@ -127,6 +138,7 @@ describe_script("examples/dlrm.lua", function()
       assert.matches("%(overfitting%): the weights of step %d+ are kept", said)
       assert.matches("the DLRM's log%-loss is [%d.]+ %% below", said)
     end
+    assert.near(aucs[1], aucs[2] or aucs[1], 2e-3)
   end)
 
   it("takes a file of a few lines, and says how little that tells", function()
