@@ -113,7 +113,7 @@ if wanted.fuzz then
   end
   for _, path in ipairs(lines "ls tests/fuzz/*.lua 2>/dev/null") do -- each starts children of its own, which may crash
     job { name = path, head = head_of(path), argv = { "luajit", path, tostring(options.fuzz_seconds * slow * 2), tostring(seed) },
-      deadline = 120, whole = true, env = { PERI_FUZZ_PRELOAD = options.preload ~= "" and options.preload } }
+      deadline = 150, whole = true, env = { PERI_FUZZ_PRELOAD = options.preload ~= "" and options.preload } }
   end
 end
 

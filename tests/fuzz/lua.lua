@@ -6,8 +6,8 @@
 --
 -- Functions are found by walking `require "perilune"`, its classes, and the methods of what the calls return; none is listed. What a named
 -- argument is called is learnt from the checks of the functions themselves.
-local CALLS = 3000 -- of a child; its seed is that of the run plus its number
-local HANG = 60    -- seconds of one child
+local CALLS = 1500 -- of a child; its seed is that of the run plus its number
+local HANG = 90    -- seconds of one child
 
 -- -- the parent ------------------------------------------------------------------------------------------------------------------------
 
