@@ -257,6 +257,14 @@ describe("launch.command", function()
     assert.matches(" %-%-bind%-to core ", words { ranks = 2, bind = "core" })
   end)
 
+  it("lets ranks on other nodes see the variables that choose how they work", function()
+    if shell.no_launcher() or not shell.has "mpirun" then return pending "no launcher, or no mpirun" end
+    for _, name in ipairs { "PERI_BLAS", "PERI_TUNE", "PERI_CPU_ISA", "PERI_NUM_THREADS" } do
+      local out = run(("run -n 1 --host $(uname -n) --mpi -v %s"):format(script(("print(os.getenv '%s')"):format(name))), { [name] = "1" })
+      assert.matches("\n?1\n", out)
+    end
+  end)
+
   it("lets other nodes be", function()
     local command = words { ranks = 8, hosts = "a:4,b:4", mpi = { "--mca", "btl", "tcp,self" } }
     assert.matches(" %-%-host a:4,b:4 ", command)

@@ -27,8 +27,8 @@ end
 -- -- handing over to mpirun --------------------------------------------------------------------------------------------------------
 
 --- Variables that ranks on other nodes need too.
-local exported = { "LUA_PATH", "LUA_CPATH", "PERI_CPU_ISA", "PERI_COMM_TIMEOUT_S", "PERI_LIBRARY", "PERI_LOG", "PERI_LUA_PATH",
-  "PERI_LAUNCHER", "PERI_MPI_NEAR", "PERI_NUM_THREADS", "PERI_PLUGIN_PATH", "PERI_PROGRESS", "PERI_TRACEBACK" }
+local exported = { "LUA_PATH", "LUA_CPATH", "PERI_BLAS", "PERI_CPU_ISA", "PERI_COMM_TIMEOUT_S", "PERI_LAUNCHER", "PERI_LIBRARY", "PERI_LOG",
+  "PERI_LUA_PATH", "PERI_MPI_NEAR", "PERI_NUM_THREADS", "PERI_PLUGIN_PATH", "PERI_PROGRESS", "PERI_TRACEBACK", "PERI_TUNE" }
 
 local FILES_PER_RANK = 8     -- pipes and a socket that mpirun holds for a rank of its machine
 local MEMORY_PER_RANK = 32   -- MiB: what an empty script needs

@@ -4,7 +4,8 @@ local peri = require "perilune"
 local P = require "perilune.ffi"
 
 local fault = arg[1]
-local world = peri.init { timeout = 1.5 }
+local world = peri.init { timeout = 30 } -- joining may take its time
+world:timeout(1.5)
 local rank, n = world.rank_number, world.world_size
 if fault ~= "lost" then P.C.peri_log_level_set(P.C.PERI_LOG_ERROR) end -- there the record of operations is printed
 

@@ -98,7 +98,7 @@ end
 if arg and arg[0] and arg[0]:find "flushes%.lua$" then
   local folder, ranks = arg[1], tonumber(arg[2])
   if ranks > 0 then sim.run(ranks, function(_, world) for_ever(world, folder) end)
-  else for_ever(peri.init { timeout = 5 }, folder) end
+  else for_ever(peri.init { timeout = 30 }, folder) end
 end
 
 return M
