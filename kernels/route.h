@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * kernels/route.h: moving ids to the ranks that own their rows, and pooled rows back.
- *
  * Words. A *feature* of the local input has `bags` consecutive bags (its batch). A *partition* is one feature cut by one table's row
  * boundaries into n_parts *streams*, each of which goes to one rank; a table that is not cut by rows has one stream, and a table that every
  * rank holds has none: its ids are only checked. All streams together lie in wire order: by destination rank, then by the destination's own
@@ -12,7 +11,8 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_ROUTE(X) X(route_count) X(route_totals) X(route_pack) X(route_mean) X(route_combine) X(route_spread) X(route_place)
+#define PERI_KERNELS_ROUTE(X) X(route_count) X(route_totals) X(route_pack) X(route_return) X(route_mean) X(route_combine) X(route_spread) \
+    X(route_place)
 
 /** One feature cut by one table's rows. */
 typedef struct peri_k_partition {
@@ -24,7 +24,8 @@ typedef struct peri_k_partition {
     int64_t block;       /* rows of an even part, for the first guess; 0: search the boundaries */
     int32_t n_parts;
     int32_t first_stream; /* in wire_bag: its n_parts streams */
-    int32_t table, feature; /* for reports */
+    int32_t check;        /* which report ids out of range go into: 0..PERI_ROUTE_REPORTS - 1; more: none */
+    int32_t reserved;
 } peri_k_partition;
 
 /** What a check found, in device memory, zeroed before. */
@@ -36,9 +37,9 @@ typedef struct peri_k_route_report {
 } peri_k_route_report;
 
 /** lengths[wire_bag[stream] + bag] = number of ids of the bag in that stream's rows, for every partition and bag. Ids of -1 and ids out of
- *  range are in no stream. The latter are counted in reports[i], one report for each of the fixed blocks of PERI_ROUTE_BLOCK range indices,
- *  so that the first offender does not depend on the split. range: blocks of bags over all partitions. */
-enum { PERI_ROUTE_BLOCK = 4096 };
+ *  range are in no stream. The latter are counted in reports[i * PERI_ROUTE_REPORTS + check], for each of the fixed blocks i of
+ *  PERI_ROUTE_BLOCK range indices, so that the first offender does not depend on the split. range: blocks of bags over all partitions. */
+enum { PERI_ROUTE_BLOCK = 4096, PERI_ROUTE_REPORTS = 3 };
 typedef struct peri_k_route_count_args {
     const void *ids;        /* i64 or i32, the input's values */
     const int64_t *offsets; /* the input's bags */
@@ -46,7 +47,7 @@ typedef struct peri_k_route_count_args {
     const int64_t *bounds;
     const int64_t *wire_bag; /* by stream */
     int32_t *lengths;
-    peri_k_route_report *reports; /* one a block */
+    peri_k_route_report *reports; /* PERI_ROUTE_REPORTS a block */
     int64_t bags; /* sum over partitions */
     int32_t n_partitions;
     bool ids_i32;
@@ -83,6 +84,22 @@ typedef struct peri_k_route_pack_args {
     int32_t n_partitions;
     bool ids_i32, out_i32;
 } peri_k_route_pack_args;
+
+/** The way back of one number an id: for each partition in order, each of its bags and each id of it in order that is in a stream: place =
+ *  cursor[slot]++ as in route_pack; out[i] += factor * back[place] (f32, each rounded). range: bags of the *input*, so that the partitions
+ *  of a feature add up in their order. */
+typedef struct peri_k_route_return_args {
+    const void *ids;
+    const int64_t *offsets;
+    const peri_k_partition *partitions;
+    const int64_t *bounds, *wire_bag;
+    int64_t *cursor;   /* starts as that of route_pack */
+    const float *back; /* in wire order */
+    float *out;        /* as ids; starts as the caller likes */
+    float factor;
+    int32_t n_partitions;
+    bool ids_i32;
+} peri_k_route_return_args;
 
 /** One block of output columns: the sum over pieces, in order, of the pooled rows that ranks made of it. */
 typedef struct peri_k_output {

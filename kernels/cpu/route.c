@@ -74,7 +74,8 @@ static void cpu_route_count(const void *args, int64_t begin, int64_t end)
                 for (int64_t at = offsets[k]; at < offsets[k + 1]; at++) {
                     int64_t id = cpu_route_id(a->ids, at, a->ids_i32);
                     if (id < -1 || id >= p->rows) {
-                        peri_k_route_report *report = &a->reports[block];
+                        if (p->check >= PERI_ROUTE_REPORTS) continue;
+                        peri_k_route_report *report = &a->reports[block * PERI_ROUTE_REPORTS + p->check];
                         report->bad++;
                         if (!report->where) report->where = i + 1, report->id = id, report->position = at - offsets[k];
                         continue;
@@ -130,6 +131,24 @@ static void cpu_route_pack(const void *args, int64_t begin, int64_t end)
                 }
         }
         i += n;
+    }
+}
+
+static void cpu_route_return(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_return_args *a = args;
+    for (const peri_k_partition *p = a->partitions; p < a->partitions + a->n_partitions && begin < end; p++) {
+        int64_t from = begin > p->first_bag ? begin : p->first_bag, to = end < p->first_bag + p->bags ? end : p->first_bag + p->bags;
+        double inverse_block = p->block > 0 ? 1.0 / (double)p->block : 0;
+        for (int64_t b = from; b < to && p->n_parts > 0; b++)
+            for (int64_t k = a->offsets[b]; k < a->offsets[b + 1]; k++) {
+                int64_t id = cpu_route_id(a->ids, k, a->ids_i32);
+                if (id < 0 || id >= p->rows) continue;
+                int32_t part = p->n_parts == 1 ? 0 : cpu_route_part(p, a->bounds, inverse_block, id);
+                int64_t *at = &a->cursor[a->wire_bag[p->first_stream + part] + b - p->first_bag];
+                float x = a->factor * a->back[(*at)++];
+                a->out[k] += x;
+            }
     }
 }
 
@@ -239,5 +258,5 @@ static void cpu_route_place(const void *args, int64_t begin, int64_t end)
 }
 
 #define K_CPU_ROUTE                                                                                                                   \
-    [PERI_K_route_count] = cpu_route_count, [PERI_K_route_pack] = cpu_route_pack, [PERI_K_route_combine] = cpu_route_combine,     \
-    [PERI_K_route_spread] = cpu_route_spread, [PERI_K_route_place] = cpu_route_place,
+    [PERI_K_route_count] = cpu_route_count, [PERI_K_route_pack] = cpu_route_pack, [PERI_K_route_return] = cpu_route_return,       \
+    [PERI_K_route_combine] = cpu_route_combine, [PERI_K_route_spread] = cpu_route_spread, [PERI_K_route_place] = cpu_route_place,

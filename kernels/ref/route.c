@@ -29,7 +29,7 @@ static void ref_route_count(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_count_args *a = args;
     for (int64_t block = begin; block < end; block++) {
-        peri_k_route_report *report = &a->reports[block];
+        peri_k_route_report *reports = &a->reports[block * PERI_ROUTE_REPORTS];
         int64_t first = block * PERI_ROUTE_BLOCK;
         for (int64_t i = first; i < first + PERI_ROUTE_BLOCK && i < a->bags; i++) {
             const peri_k_partition *p = ref_route_find(a->partitions, a->n_partitions, i);
@@ -38,7 +38,8 @@ static void ref_route_count(const void *args, int64_t begin, int64_t end)
             for (int64_t k = from; k < to; k++) {
                 int64_t id = ref_route_id(a->ids, k, a->ids_i32);
                 bool bad = id < -1 || id >= p->rows;
-                if (bad && report->bad++ == 0) report->where = i + 1, report->id = id, report->position = k - from;
+                peri_k_route_report *report = bad && p->check < PERI_ROUTE_REPORTS ? &reports[p->check] : NULL;
+                if (report && report->bad++ == 0) report->where = i + 1, report->id = id, report->position = k - from;
                 if (id >= 0 && !bad && p->n_parts > 0) a->lengths[a->wire_bag[p->first_stream + ref_route_part(p, a->bounds, id)] + bag]++;
             }
         }
@@ -76,6 +77,22 @@ static void ref_route_pack(const void *args, int64_t begin, int64_t end)
             else ((int64_t *)a->out)[place] = local;
             if (a->weights) a->out_weights[place] = a->weights[k];
         }
+    }
+}
+
+static void ref_route_return(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_return_args *a = args;
+    for (const peri_k_partition *p = a->partitions; p < a->partitions + a->n_partitions && begin < end; p++) {
+        int64_t from = begin > p->first_bag ? begin : p->first_bag, to = end < p->first_bag + p->bags ? end : p->first_bag + p->bags;
+        for (int64_t b = from; b < to && p->n_parts > 0; b++)
+            for (int64_t k = a->offsets[b]; k < a->offsets[b + 1]; k++) {
+                int64_t id = ref_route_id(a->ids, k, a->ids_i32);
+                if (id < 0 || id >= p->rows) continue;
+                int64_t *at = &a->cursor[a->wire_bag[p->first_stream + ref_route_part(p, a->bounds, id)] + b - p->first_bag];
+                float x = a->factor * a->back[(*at)++];
+                a->out[k] += x;
+            }
     }
 }
 

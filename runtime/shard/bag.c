@@ -8,6 +8,8 @@
 
 #include "../tensor/jagged_internal.h"
 
+#include <math.h>
+
 /* -- checks ---------------------------------------------------------------------------------------------------------------------- */
 
 static bool small_float(int32_t dtype) { return !dtype || dtype == PERI_F32 || dtype == PERI_F16 || dtype == PERI_BF16; }
@@ -60,8 +62,6 @@ static peri_status check_config(const peri_sharded_ebc_config *c)
     if (!c->group || !c->device) return peri__fail(PERI_EINVAL, "%s: a group and a device are needed", f);
     if (c->n_tables < 1 || c->n_features < 1)
         return peri__fail(PERI_EINVAL, "%s: %d tables and %d features, allowed: 1 or more", f, c->n_tables, c->n_features);
-    if (c->bounds_check < PERI_BOUNDS_FATAL || c->bounds_check > PERI_BOUNDS_NONE)
-        return peri__fail(PERI_EINVAL, "%s: bounds_check %d, allowed: %d..%d", f, c->bounds_check, PERI_BOUNDS_FATAL, PERI_BOUNDS_NONE);
     for (int32_t t = 0; t < c->n_tables; t++) {
         const peri_sharded_table *table = &c->tables[t];
         if (!table->name || !*table->name) return peri__fail(PERI_EINVAL, "%s: table %d has no name", f, t);
@@ -77,6 +77,9 @@ static peri_status check_config(const peri_sharded_ebc_config *c)
         if (table->compute_kernel != PERI_KERNEL_DENSE && table->compute_kernel != PERI_KERNEL_FUSED)
             return peri__fail(PERI_EINVAL, "%s: table '%s': compute kernel %d, allowed: dense, fused", f, table->name,
                               table->compute_kernel);
+        if (table->bounds_check < PERI_BOUNDS_FATAL || table->bounds_check > PERI_BOUNDS_NONE)
+            return peri__fail(PERI_EINVAL, "%s: table '%s': bounds_check %d, allowed: %d..%d", f, table->name, table->bounds_check,
+                              PERI_BOUNDS_FATAL, PERI_BOUNDS_NONE);
         PERI_TRY(check_dtypes(f, table));
         if (table->compute_kernel == PERI_KERNEL_FUSED && (table->optimizer < 0 || table->optimizer >= c->n_optimizers))
             return peri__fail(PERI_EINVAL, "%s: table '%s': optimizer number %d, allowed: 0..%d", f, table->name, table->optimizer,
@@ -161,7 +164,7 @@ static peri_status cut_tables(peri_sharded_ebc *e, const peri_sharded_ebc_config
         peri__route_table *to = &e->tables[t];
         *to = (peri__route_table){.name = e->table_names[t], .rows = from->rows, .cols = from->cols, .n_features = from->n_features,
                                   .features = e->features + at, .data_parallel = from->sharding_type == PERI_DATA_PARALLEL,
-                                  .lane = from->sharding_type == PERI_ROW_WISE ? summed : 0};
+                                  .lane = from->sharding_type == PERI_ROW_WISE ? summed : 0, .bounds_check = from->bounds_check};
         memcpy(e->features + at, from->features, sizeof *e->features * (size_t)from->n_features);
         at += from->n_features;
         if (!to->data_parallel) e->lanes[to->lane].used = true;
@@ -181,38 +184,15 @@ static peri_status cut_tables(peri_sharded_ebc *e, const peri_sharded_ebc_config
     return PERI_OK;
 }
 
-static uint64_t hash_codec(uint64_t h, const peri_codec *codec)
+/** The learning rates, and whom they are for. */
+static peri_status take_rates(peri_sharded_ebc *e, const peri_sharded_ebc_config *c)
 {
-    peri_codec_config c = {0};
-    if (codec) peri_codec_describe(codec, &c);
-    uint64_t scale;
-    memcpy(&scale, &c.loss_scale, sizeof scale);
-    h = peri__hash_mix(h, (uint64_t)c.format | (uint64_t)c.rounding << 8);
-    h = peri__hash_mix(h, (uint64_t)c.exponent_bits | (uint64_t)c.exponent_bias << 8);
-    return peri__hash_mix(peri__hash_mix(peri__hash_mix(h, (uint64_t)c.row_dim), scale), c.seed);
-}
-
-/** What must be equal on all ranks, in one number that travels with every exchange. */
-static uint64_t identity_of(const peri_sharded_ebc *e, const peri_sharded_ebc_config *c)
-{
-    uint64_t options = (uint64_t)c->weighted | (uint64_t)e->output_dtype << 1 | (uint64_t)e->division << 8;
-    uint64_t h = peri__hash_mix((uint64_t)e->world_size, options);
-    for (int32_t lane = 0; lane < PERI__LANES; lane++)
-        for (int way = 0; way < 2; way++) h = hash_codec(h, e->lanes[lane].codec[way]);
-    for (int32_t t = 0; t < c->n_tables; t++) {
-        const peri_sharded_table *table = &c->tables[t];
-        h = peri__hash_mix(h, peri__hash_text(table->name));
-        h = peri__hash_mix(peri__hash_mix(h, (uint64_t)table->rows), (uint64_t)table->cols);
-        h = peri__hash_mix(h, (uint64_t)table->pooling | (uint64_t)table->sharding_type << 8 | (uint64_t)table->compute_kernel << 16 |
-                                  (uint64_t)dtype_of(table) << 24);
-        for (int32_t f = 0; f < table->n_features; f++) h = peri__hash_mix(h, peri__hash_text(c->features[table->features[f]]));
-        for (int32_t s = 0; s < e->tables[t].n_shards; s++) {
-            const peri_shard *shard = &e->tables[t].shards[s];
-            h = peri__hash_mix(peri__hash_mix(h, (uint64_t)shard->row_offset), (uint64_t)shard->col_offset);
-            h = peri__hash_mix(h, (uint64_t)shard->rank);
-        }
-    }
-    return h;
+    e->rates = peri__alloc(sizeof *e->rates * (size_t)peri__max(1, c->n_optimizers));
+    if (!e->rates) return PERI_ENOMEM;
+    for (int32_t o = 0; o < c->n_optimizers; o++) e->rates[o] = (peri__rate){.rate = c->optimizers[o].learning_rate, .table = -1};
+    for (int32_t t = c->n_tables; t-- > 0;)
+        if (c->tables[t].compute_kernel == PERI_KERNEL_FUSED) e->rates[c->tables[t].optimizer].table = t;
+    return PERI_OK;
 }
 
 /* -- table batches ---------------------------------------------------------------------------------------------------------------- */
@@ -339,7 +319,6 @@ peri_status peri_sharded_ebc_new(const peri_sharded_ebc_config *c, peri_sharded_
     e->device = c->device;
     e->rank = peri_group_rank(c->group);
     e->world_size = peri_group_size(c->group);
-    e->bounds_check = c->bounds_check;
     e->n_tables = c->n_tables;
     e->n_features = c->n_features;
     e->n_optimizers = c->n_optimizers;
@@ -351,7 +330,8 @@ peri_status peri_sharded_ebc_new(const peri_sharded_ebc_config *c, peri_sharded_
     PERI_TRY_GOTO(copy_names(e, c), out);
     PERI_TRY_GOTO(cut_tables(e, c), out);
     PERI_TRY_GOTO(peri__routes_new(e->world_size, e->tables, e->n_tables, e->n_features, &e->routes), out);
-    e->identity = identity_of(e, c);
+    PERI_TRY_GOTO(take_rates(e, c), out);
+    PERI_TRY_GOTO(peri__identity_new(e, c), out);
     PERI_TRY_GOTO(make_groups(e, c), out);
     PERI_TRY_GOTO(peri__bag_files(e, c), out);
     *out = e;
@@ -379,6 +359,7 @@ void peri_sharded_ebc_release(peri_sharded_ebc *e)
     peri__home_release(e->home);
     peri__bag_layout_release(e->layout);
     void *parts[] = {e->found_path, e->groups, e->tables, e->features, e->feature_key, e->scratch, e->divisor, e->local, e->text,
+                     e->identity_text, e->rates,
                      (void *)e->table_names,
                      (void *)e->feature_names};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) peri__free(parts[i]);
@@ -405,10 +386,21 @@ peri_status peri_sharded_ebc_local_shard(peri_sharded_ebc *e, int32_t i, peri_lo
 peri_status peri_sharded_ebc_learning_rate_set(peri_sharded_ebc *e, int32_t optimizer, double learning_rate)
 {
     PERI_NEED(e);
+    if (!(learning_rate >= 0) || !isfinite(learning_rate)) /* also where this rank has no table of it */
+        return peri__fail(PERI_EINVAL, "peri_sharded_ebc_learning_rate_set: %g, allowed: finite numbers >= 0", learning_rate);
     if (optimizer < 0 || optimizer >= e->n_optimizers)
         return peri__fail(PERI_ERANGE, "peri_sharded_ebc_learning_rate_set: optimizer %d, allowed: 0..%d", optimizer, e->n_optimizers - 1);
     for (int32_t g = 0; g < e->n_groups; g++)
         if (e->groups[g].optimizer == optimizer) PERI_TRY(peri_tbe_learning_rate_set(e->groups[g].tbe, learning_rate));
+    e->rates[optimizer].rate = learning_rate;
+    return peri__identity_refresh(e);
+}
+
+peri_status peri_sharded_ebc_iteration_set(peri_sharded_ebc *e, int64_t iteration)
+{
+    PERI_NEED(e);
+    for (int32_t g = 0; g < e->n_groups; g++)
+        if (!e->groups[g].dense) PERI_TRY(peri_tbe_iteration_set(e->groups[g].tbe, iteration));
     return PERI_OK;
 }
 

@@ -40,13 +40,23 @@ typedef struct peri__bag_layout {
     peri_codec_context *contexts[PERI__LANES][2][PERI__SIDES]; /* forward, backward; NULL: no codec */
 } peri__bag_layout;
 
+/** What optimizer i is doing. */
+typedef struct peri__rate {
+    double rate;   /* the learning rate of now */
+    int32_t table; /* the first fused table that it trains, for messages; -1: none */
+} peri__rate;
+
 struct peri_sharded_ebc {
     peri__refs refs;
     peri_group *group;
     peri_device *device;
-    int32_t rank, world_size, bounds_check, n_tables, n_features, n_groups, n_local, n_optimizers, output_dtype;
+    int32_t rank, world_size, n_tables, n_features, n_groups, n_local, n_optimizers, output_dtype;
     bool weighted, wire_i32, any_mean; /* any_mean: some shards are of a MEAN table */
-    uint64_t identity;  /* hash of tables and plan: equal on all ranks */
+    char *identity_text; /* what all ranks must agree on (identity.c) */
+    int64_t identity_bytes, identity_fixed; /* of it; and of its part that never changes */
+    uint64_t identity;  /* hash of that part */
+    peri__rate *rates;  /* n_optimizers */
+    bool compared;      /* an input_dist has begun: it compares identities before anything that depends on them */
     int64_t bad_ids;    /* found so far */
     char *text;         /* names */
     const char **table_names, **feature_names;
@@ -66,6 +76,14 @@ struct peri_sharded_ebc {
     int32_t *feature_key;     /* n_features: position of each feature among the input's keys */
     int64_t *scratch;         /* 3 x n_features */
 };
+
+/** Write down what all ranks must agree on (identity.c), once the tables are cut and the rates known; again, when a rate has changed. */
+peri_status peri__identity_new(peri_sharded_ebc *ebc, const peri_sharded_ebc_config *config);
+peri_status peri__identity_refresh(peri_sharded_ebc *ebc);
+/** Hash of all that they must agree on now. */
+uint64_t peri__identity_hash(const peri_sharded_ebc *ebc);
+/** PERI_EMISMATCH in the name of @function, of the texts of all ranks one after the other, @bytes[world] long: what differs, and where. */
+peri_status peri__identity_fail(const char *function, int32_t world, const char *texts, const int64_t *bytes);
 
 /** The home layout for @kjt: the last one if it fits, else a new one. PERI_EINVAL names the missing feature. @out new. */
 peri_status peri__bag_home(peri_sharded_ebc *ebc, peri_kjt *kjt, peri__home **out);

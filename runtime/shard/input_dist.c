@@ -4,7 +4,9 @@
  *
  *   SYNC     the input's lengths and offsets are known to be well formed
  *   COUNT    a kernel counted ids by stream and checked their range; the counts came to the host
- *   HEADERS  every rank knows what every other sends it (and that they run the same module); the ids are being packed meanwhile
+ *   SAME     first batch only: all ranks run the same module
+ *   HEADERS  every rank knows what every other sends it (and that they still run the same module); the ids are being packed meanwhile
+ *   EXPLAIN  only if they do not: what every rank runs, in words; ends with the error
  *   PAYLOAD  lengths, ids, weights and factors of mean pooling, one all-to-all each
  *
  * The numbers of all exchanges are taken at the start, so other operations may be posted in between. A failure of this rank (a bad id, a
@@ -14,9 +16,11 @@
 
 #include "../tensor/jagged_internal.h"
 
-enum { SYNC, COUNT, HEADERS, PAYLOAD };
-/** Words of a header before the numbers of bags. */
-enum { HEAD_IDENTITY, HEAD_KIND, HEAD_IDS, HEAD_ROWS, HEAD_FILES, HEAD_STAMP, HEAD };
+enum { SYNC, COUNT, SAME, HEADERS, EXPLAIN, PAYLOAD };
+/** Words of a header before the numbers of bags; the first two of them also come before the first header. */
+enum { HEAD_IDENTITY, HEAD_TEXT, HEAD_WORDS, HEAD_KIND = HEAD_WORDS, HEAD_IDS, HEAD_ROWS, HEAD_FILES, HEAD_STAMP, HEAD };
+/** Exchanges by their numbers from d->sequence on. */
+enum { HEADER_EXCHANGE, PAYLOAD_EXCHANGE, SAME_EXCHANGE = PAYLOAD_EXCHANGE + PERI__PAYLOADS, EXPLAIN_EXCHANGE, EXCHANGES };
 
 /* -- finding what is wrong ---------------------------------------------------------------------------------------------------------- */
 
@@ -42,21 +46,26 @@ static peri_status judge(peri__input_dist *d)
 {
     peri_sharded_ebc *e = d->ebc;
     const peri_k_route_report *reports = (const peri_k_route_report *)(d->report->words + e->world_size + 1);
-    int64_t blocks = peri__ceil_div(d->home->bags, PERI_ROUTE_BLOCK), bad = 0;
-    const peri_k_route_report *first = NULL;
-    for (int64_t b = 0; b < blocks; b++) {
-        bad += reports[b].bad;
-        if (reports[b].bad && !first) first = &reports[b];
+    int64_t blocks = peri__ceil_div(d->home->bags, PERI_ROUTE_BLOCK);
+    for (int32_t mode = PERI_BOUNDS_FATAL; mode < PERI_BOUNDS_NONE; mode++) {
+        const peri_k_route_report *first = NULL;
+        int64_t bad = 0;
+        for (int64_t b = 0; b < blocks; b++) {
+            const peri_k_route_report *r = &reports[b * PERI_ROUTE_REPORTS + mode];
+            bad += r->bad;
+            if (r->bad && !first) first = r;
+        }
+        e->bad_ids += bad;
+        if (!bad || mode == PERI_BOUNDS_IGNORE) continue;
+        peri_status status = report_bad_id(d, first);
+        if (mode == PERI_BOUNDS_FATAL) return status;
+        peri__log(PERI_LOG_WARN, "%s (%lld ids of this batch are out of range and skipped)", peri_error_message(), (long long)bad);
+        peri_error_clear();
     }
-    if (!bad || e->bounds_check == PERI_BOUNDS_NONE) return PERI_OK;
-    e->bad_ids += bad;
-    if (e->bounds_check == PERI_BOUNDS_IGNORE) return PERI_OK;
-    peri_status status = report_bad_id(d, first);
-    if (e->bounds_check == PERI_BOUNDS_FATAL) return status;
-    peri__log(PERI_LOG_WARN, "%s (%lld ids of this batch are out of range and skipped)", peri_error_message(), (long long)bad);
-    peri_error_clear();
     return PERI_OK;
 }
+
+_Static_assert((int)PERI_ROUTE_REPORTS == (int)PERI_BOUNDS_NONE && (int)PERI_BOUNDS_FATAL == 0, "modes that report");
 
 /* -- kernels ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -86,7 +95,7 @@ static peri_status count(peri__input_dist *d)
     peri_device *device = e->device;
     const peri__home *h = d->home;
     int64_t blocks = peri__ceil_div(h->bags, PERI_ROUTE_BLOCK);
-    int64_t words = e->world_size + 1 + blocks * (int64_t)(sizeof(peri_k_route_report) / sizeof(int64_t));
+    int64_t words = e->world_size + 1 + blocks * PERI_ROUTE_REPORTS * (int64_t)(sizeof(peri_k_route_report) / sizeof(int64_t));
     peri_tensor *findings = NULL;
     peri_status status;
     PERI_TRY(new_1d(device, PERI_I64, words, &findings));
@@ -143,25 +152,56 @@ static int32_t streams_of(const peri_sharded_ebc *e, int32_t rank)
 }
 
 /** Kind of the input: what must be alike on all ranks. */
-static int64_t kind_of(const peri__input_dist *d) { return (int64_t)d->ebc->weighted | (int64_t)d->home->variable << 1; }
+enum { KIND_VARIABLE = 1, KIND_WEIGHTS_GRAD = 2 };
+static int64_t kind_of(const peri__input_dist *d)
+{
+    return (d->home->variable ? KIND_VARIABLE : 0) | (peri__weights_want_grad(d) ? KIND_WEIGHTS_GRAD : 0);
+}
 
 static void release_dist(void *dist) { peri_work_release(dist); }
+
+/** What this rank says of itself. */
+static void own_words(const peri__input_dist *d, int64_t words[HEAD_WORDS])
+{
+    words[HEAD_IDENTITY] = (int64_t)peri__identity_hash(d->ebc);
+    words[HEAD_TEXT] = d->ebc->identity_bytes;
+}
+
+static peri_status post_heads(peri__input_dist *d)
+{
+    const peri_sharded_ebc *e = d->ebc;
+    int64_t world = e->world_size, *counts = peri__alloc(sizeof *counts * (size_t)world);
+    d->heads = peri__alloc(sizeof *d->heads * (size_t)(HEAD_WORDS * (world + 1)));
+    peri_status status = counts && d->heads ? PERI_OK : PERI_ENOMEM;
+    if (status >= 0) own_words(d, d->heads);
+    for (int64_t r = 0; r < world && status >= 0; r++) counts[r] = HEAD_WORDS;
+    peri_coll_op op = {.kind = PERI_COLL_ALL_GATHER, .dtype = PERI_I64, .sequence = d->sequence + SAME_EXCHANGE, .send = d->heads,
+                       .recv = d->heads + HEAD_WORDS, .send_counts = counts, .recv_counts = counts};
+    if (status >= 0) {
+        peri_work_retain(&d->base);
+        status = peri__coll_post_host(e->group, &op, d, release_dist, &d->works[0]);
+    }
+    peri__free(counts);
+    return status;
+}
 
 static peri_status post_headers(peri__input_dist *d)
 {
     const peri_sharded_ebc *e = d->ebc;
     int32_t world = e->world_size, mine = streams_of(e, e->rank);
-    int64_t send_words = 0, recv_words = (int64_t)world * (HEAD + mine);
+    int64_t own[HEAD_WORDS], send_words = 0, recv_words = (int64_t)world * (HEAD + mine);
     for (int32_t r = 0; r < world; r++) send_words += HEAD + streams_of(e, r);
     d->header_send = peri__alloc(sizeof(int64_t) * (size_t)(send_words + recv_words + 2 * world));
     if (!d->header_send) return PERI_ENOMEM;
+    own_words(d, own);
     d->header_recv = d->header_send + send_words;
     int64_t *send_counts = d->header_recv + recv_words, *recv_counts = send_counts + world, *at = d->header_send;
     for (int32_t r = 0; r < world; r++) {
         const int64_t *totals = d->report->words;
         send_counts[r] = HEAD + streams_of(e, r);
         recv_counts[r] = HEAD + mine;
-        at[HEAD_IDENTITY] = (int64_t)e->identity;
+        at[HEAD_IDENTITY] = own[HEAD_IDENTITY];
+        at[HEAD_TEXT] = own[HEAD_TEXT];
         at[HEAD_KIND] = kind_of(d);
         at[HEAD_IDS] = totals[r + 1] - totals[r];
         at[HEAD_ROWS] = d->home->rows;
@@ -171,10 +211,39 @@ static peri_status post_headers(peri__input_dist *d)
             at[HEAD + i] = d->home->feature_bags[e->routes->partitions[e->routes->streams[e->routes->wire[w]].partition].feature];
         at += send_counts[r];
     }
-    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = PERI_I64, .sequence = d->sequence, .send = d->header_send,
+    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = PERI_I64, .sequence = d->sequence + HEADER_EXCHANGE, .send = d->header_send,
                        .recv = d->header_recv, .send_counts = send_counts, .recv_counts = recv_counts};
     peri_work_retain(&d->base);
     return peri__coll_post_host(e->group, &op, d, release_dist, &d->works[0]);
+}
+
+/** PERI_OK if all ranks say the same of themselves, PERI_PENDING if they do not: then they are told what is different. @heads: of rank 0,
+ *  @stride words from one rank's to the next's. */
+static peri_status compare(peri__input_dist *d, const int64_t *heads, int64_t stride)
+{
+    const peri_sharded_ebc *e = d->ebc;
+    bool same = true;
+    int64_t total = 0;
+    for (int32_t r = 0; r < e->world_size; r++) same = same && heads[r * stride + HEAD_IDENTITY] == heads[HEAD_IDENTITY];
+    if (same) return PERI_OK;
+    d->text_bytes = peri__alloc(sizeof *d->text_bytes * (size_t)e->world_size);
+    for (int32_t r = 0; r < e->world_size && d->text_bytes; r++) total += d->text_bytes[r] = peri__max(0, heads[r * stride + HEAD_TEXT]);
+    const int64_t own = d->text_bytes ? d->text_bytes[e->rank] : 0; /* as announced: a rate may be set at any time */
+    d->texts = d->text_bytes ? peri__alloc_zero((size_t)(own + total)) : NULL;
+    if (!d->texts) return PERI_ENOMEM;
+    memcpy(d->texts, e->identity_text, (size_t)peri__min(own, e->identity_bytes));
+    peri_coll_op op = {.kind = PERI_COLL_ALL_GATHER, .dtype = PERI_U8, .sequence = d->sequence + EXPLAIN_EXCHANGE, .send = d->texts,
+                       .recv = d->texts + own, .send_counts = &own, .recv_counts = d->text_bytes};
+    peri_work_retain(&d->base);
+    d->phase = EXPLAIN;
+    PERI_TRY(peri__coll_post_host(e->group, &op, d, release_dist, &d->works[0]));
+    return PERI_PENDING;
+}
+
+static peri_status explain(const peri__input_dist *d)
+{
+    const peri_sharded_ebc *e = d->ebc;
+    return peri__identity_fail("peri_sharded_ebc_input_dist", e->world_size, d->texts + d->text_bytes[e->rank], d->text_bytes);
 }
 
 /** Check what the others say of themselves; gather bag counts and ids by source. */
@@ -193,15 +262,15 @@ static peri_status read_headers(peri__input_dist *d)
                 d->counts[i] = d->home->feature_bags[e->routes->partitions[e->routes->streams[e->routes->wire[i]].partition].feature];
             return PERI_OK;
         }
-        if ((uint64_t)head[HEAD_IDENTITY] != e->identity)
-            return peri__fail(PERI_EMISMATCH,
-                              "peri_sharded_ebc_input_dist: rank %d runs another module or plan than rank %d (tables, their data types, "
-                              "features, shards, codecs and options must be equal on all ranks)",
-                              s, e->rank);
-        if (head[HEAD_KIND] != kind_of(d))
+        if ((head[HEAD_KIND] ^ kind_of(d)) & KIND_VARIABLE)
             return peri__fail(PERI_EMISMATCH,
                               "peri_sharded_ebc_input_dist: the input of rank %d is%s of variable batch, that of rank %d is%s", s,
-                              head[HEAD_KIND] & 2 ? "" : " not", e->rank, d->home->variable ? "" : " not");
+                              head[HEAD_KIND] & KIND_VARIABLE ? "" : " not", e->rank, d->home->variable ? "" : " not");
+        if (head[HEAD_KIND] != kind_of(d))
+            return peri__fail(PERI_EMISMATCH,
+                              "peri_sharded_ebc_input_dist: the per-sample weights of rank %d %s a gradient, those of rank %d %s", s,
+                              head[HEAD_KIND] & KIND_WEIGHTS_GRAD ? "want" : "do not want", e->rank,
+                              peri__weights_want_grad(d) ? "do" : "do not");
         if (head[HEAD_FILES] && e->found.files && (uint64_t)head[HEAD_STAMP] != e->found.stamp)
             return peri__fail(PERI_EMISMATCH,
                               "peri_sharded_ebc_input_dist: the row files of rank %d were of another flush, when they were opened, than "
@@ -239,8 +308,8 @@ static peri_status post_payload(peri__input_dist *d)
             counts[r] = bags ? d->home->rank_bags[r + 1] - d->home->rank_bags[r] : d->report->words[r + 1] - d->report->words[r];
             counts[world + r] = bags ? owner->source_bags[r] : d->source_ids[r];
         }
-        peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = d->send[k]->dtype, .sequence = d->sequence + 1 + (uint64_t)k,
-                           .send_counts = counts, .recv_counts = counts + world};
+        peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = d->send[k]->dtype,
+                           .sequence = d->sequence + PAYLOAD_EXCHANGE + (uint64_t)k, .send_counts = counts, .recv_counts = counts + world};
         status = peri__coll_post(e->group, &op, d->send[k], d->received[k], &d->works[k]);
     }
     peri__free(counts);
@@ -251,6 +320,10 @@ static peri_status post_payload(peri__input_dist *d)
 static peri_status finish(peri__input_dist *d)
 {
     peri_device *device = d->ebc->device;
+    if (peri__weights_want_grad(d)) {
+        d->wire_lengths = d->ebc->world_size > 1 ? d->send[PERI__LENGTHS] : d->received[PERI__LENGTHS];
+        peri_tensor_retain(d->wire_lengths);
+    }
     for (int32_t k = 0; k < PERI__PAYLOADS; k++) {
         peri_tensor_release(d->send[k]);
         d->send[k] = NULL;
@@ -297,12 +370,19 @@ static peri_status advance(peri__input_dist *d)
     case COUNT:
         if ((status = device_pending(d, peri__report_test(d->report))) != PERI_OK) return status;
         PERI_TRY(judge(d));
+        if (d->first) PERI_TRY(post_heads(d));
+        d->phase = SAME;
+        /* fallthrough */
+    case SAME:
+        if ((status = test_all(d)) != PERI_OK) return status;
+        if (d->first && (status = compare(d, d->heads + HEAD_WORDS, HEAD_WORDS)) != PERI_OK) return status;
         if (d->ebc->world_size > 1) PERI_TRY(post_headers(d));
         PERI_TRY(pack(d));
         d->phase = HEADERS;
         /* fallthrough */
     case HEADERS:
         if ((status = test_all(d)) != PERI_OK) return status;
+        if (d->header_recv && (status = compare(d, d->header_recv, HEAD + streams_of(d->ebc, d->ebc->rank))) != PERI_OK) return status;
         PERI_TRY(read_headers(d));
         PERI_TRY(peri__bag_layout_new(d->ebc, d->home, d->counts, &d->layout));
         d->counts = NULL;
@@ -314,9 +394,12 @@ static peri_status advance(peri__input_dist *d)
         }
         d->phase = PAYLOAD;
         /* fallthrough */
-    default:
+    case PAYLOAD:
         if ((status = test_all(d)) != PERI_OK) return status;
         return finish(d);
+    default:
+        if ((status = test_all(d)) != PERI_OK) return status;
+        return explain(d);
     }
 }
 
@@ -340,6 +423,9 @@ static void dist_fini(peri_work *work)
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
     peri__report_return(d->report);
     peri__free(d->header_send);
+    peri__free(d->heads);
+    peri__free(d->text_bytes);
+    peri__free(d->texts);
     peri__free(d->counts);
     peri__free(d->source_ids);
     peri__bag_layout_release(d->layout);
@@ -364,7 +450,7 @@ static peri_status check_input(peri_sharded_ebc *e, peri_kjt *kjt)
     if (desc.values_dtype != PERI_I64 && desc.values_dtype != PERI_I32)
         return peri__fail(PERI_EINVAL, "%s: ids are %s, allowed: i64, i32", f, peri_dtype_name(desc.values_dtype));
     if (desc.weighted != e->weighted)
-        return peri__fail(PERI_EINVAL, "%s: the input has %sweights, the module is %sweighted", f, desc.weighted ? "" : "no ",
+        return peri__fail(PERI_EINVAL, "%s: the input has %sweights, the module is %sweighted (is_weighted)", f, desc.weighted ? "" : "no ",
                           e->weighted ? "" : "not ");
     return PERI_OK;
 }
@@ -376,8 +462,9 @@ static peri_status take_input(peri__input_dist *d)
     PERI_TRY(peri_kjt_values(d->kjt, &d->values));
     PERI_TRY(peri_kjt_weights(d->kjt, &weights));
     d->weights_in = weights;
-    if (weights && weights->requires_grad)
-        return peri__fail(PERI_EUNSUPPORTED, "peri_sharded_ebc_input_dist: per-sample weights that require grad");
+    if (weights && (weights->dtype != PERI_F32 || weights->ndim != 1))
+        return peri__fail(PERI_EINVAL, "peri_sharded_ebc_input_dist: the weights are %s of %d dimensions, allowed: f32, one for each id",
+                          peri_dtype_name(weights->dtype), weights->ndim);
     PERI_TRY(peri_kjt_offsets(d->kjt, &offsets));
     peri_status status = peri_tensor_to(offsets, PERI_I64, NULL, &d->offsets_in);
     peri_tensor_release(offsets);
@@ -406,7 +493,9 @@ static peri_status start(peri_sharded_ebc *e, peri_kjt *kjt, peri_work **out)
     peri_kjt_retain(kjt);
     d->kjt = kjt;
     d->home = home;
-    if (e->world_size > 1) d->sequence = peri__group_reserve(e->group, 1 + PERI__PAYLOADS);
+    if (e->world_size > 1) d->sequence = peri__group_reserve(e->group, EXCHANGES);
+    d->first = e->world_size > 1 && !e->compared;
+    e->compared = true;
     status = take_input(d);
     if (status >= 0) status = peri_kjt_sync_post(kjt);
     if (status < 0) peri__work_cancel(work, status);

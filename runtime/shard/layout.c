@@ -67,7 +67,7 @@ static peri_status add_partitions(const peri__routes *r, peri__home *h)
         const peri__partition *p = &r->partitions[i];
         peri_k_partition k = {.bag_start = h->bags, .first_bag = h->feature_first[p->feature], .bags = h->feature_bags[p->feature],
                               .rows = p->rows, .first_bound = p->first_bound, .block = p->block, .n_parts = p->n_parts,
-                              .first_stream = p->first_stream, .table = p->table, .feature = p->feature};
+                              .first_stream = p->first_stream, .check = p->bounds_check};
         memcpy(h->up.host + h->partitions + (int64_t)sizeof k * i, &k, sizeof k);
         h->bags += k.bags;
     }

@@ -27,6 +27,7 @@ typedef struct batch {
     peri_tensor *ids, *weights, *offsets, *scale;     /* received */
     peri_tensor *home_ids, *home_weights, *home_offsets; /* the input, for replicas */
     peri_tensor *inverse;
+    peri__weights_dist *weights_dist;                 /* NULL: the weights want no gradient */
     /* Backward: */
     transit gradient;            /* the exchange of the gradient */
     peri_tensor *sent;           /* its buffer on the home side */
@@ -66,6 +67,7 @@ static void batch_release(batch *b)
     peri__free(b->replica_work);
     peri_tensor *tensors[] = {b->ids, b->weights, b->offsets, b->home_ids, b->home_weights, b->home_offsets, b->scale, b->inverse, b->sent};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
+    peri__weights_dist_release(b->weights_dist);
     transit_fini(&b->gradient);
     peri__bag_layout_release(b->layout);
     peri_sharded_ebc_release(b->ebc);
@@ -95,8 +97,10 @@ static peri_status batch_new(peri__input_dist *d, batch **out)
     b->home_weights = keep(d->weights_in);
     b->home_offsets = keep(d->offsets_in);
     b->inverse = keep(d->inverse);
-    *out = b;
-    return PERI_OK;
+    peri_status status = peri__weights_dist_new(d, &b->weights_dist);
+    if (status < 0) batch_release(b);
+    else *out = b;
+    return status;
 }
 
 static int64_t own_of(const batch *b) { return b->layout->home->own_out + b->layout->home->replica_out; }
@@ -201,13 +205,56 @@ static peri_status rows_arrive(const batch *b, peri_tensor *buffer, bool to_home
 
 /* -- backward: the lookup ------------------------------------------------------------------------------------------------------------ */
 
+/** What a group's lookup makes of the gradient of its rows besides updates: NULL for the weights' part where they want none. */
+static peri_status weights_part(const batch *b, int32_t g, peri_tensor **out)
+{
+    *out = NULL;
+    return b->weights_dist ? peri__weights_dist_part(b->weights_dist, b->ebc->groups[g].replica, out) : PERI_OK;
+}
+
+/** Hand it on. The gradients of replicas were divided by a number of their own (see gradient_divisor). */
+static peri_status weights_part_done(const batch *b, int32_t g, peri_tensor *part)
+{
+    const peri__group_of_tables *group = &b->ebc->groups[g];
+    if (!part) return PERI_OK;
+    return peri__weights_dist_add(b->weights_dist, group->replica, part, group->replica && !group->dense ? b->ebc->world_size : 1);
+}
+
+/** The dense gradient of a group's tables, and its part of the weights'. @flat new. */
+static peri_status flat_gradient(const batch *b, int32_t g, peri_tensor *rows, peri_tensor **flat)
+{
+    peri_tbe_input input = input_of(b, g);
+    peri_tensor *part, *result;
+    PERI_TRY(weights_part(b, g, &part));
+    peri_status status = peri_tbe_gradient(b->ebc->groups[g].tbe, &input, rows, part, &result);
+    if (status < 0) {
+        peri_tensor_release(part);
+        return status;
+    }
+    status = weights_part_done(b, g, part);
+    if (status < 0) peri_tensor_release(result);
+    else *flat = result;
+    return status;
+}
+
+/** Update a group's shards; its part of the weights' gradient is made from the rows as they were. */
+static peri_status update(const batch *b, int32_t g, peri_tensor *rows)
+{
+    peri_tbe_input input = input_of(b, g);
+    peri_tensor *part;
+    PERI_TRY(weights_part(b, g, &part));
+    peri_status status = peri_tbe_backward(b->ebc->groups[g].tbe, &input, rows, part);
+    if (status >= 0) return weights_part_done(b, g, part);
+    peri_tensor_release(part);
+    return status;
+}
+
 /** Give the leaves of a dense group their gradients; @at counts the leaves of the node. */
 static peri_status dense_gradients(const batch *b, int32_t g, peri_tensor *rows, peri_tensor **grad_in, int32_t *at)
 {
     peri__group_of_tables *group = &b->ebc->groups[g];
-    peri_tbe_input input = input_of(b, g);
     peri_tensor *flat;
-    PERI_TRY(peri_tbe_gradient(group->tbe, &input, rows, NULL, &flat));
+    PERI_TRY(flat_gradient(b, g, rows, &flat));
     peri_status status = PERI_OK;
     for (int32_t i = 0; i < group->n_tables && status >= 0; i++)
         status = peri_tbe_gradient_table(group->tbe, flat, i, &grad_in[(*at)++]);
@@ -215,7 +262,7 @@ static peri_status dense_gradients(const batch *b, int32_t g, peri_tensor *rows,
     return status;
 }
 
-/** grad_out[0]: gradient of the owner's buffer, on its way. Inputs: the leaves of the dense groups. */
+/** grad_out[0]: gradient of the owner's buffer, on its way. Inputs: the leaves of the dense groups, and the token of weights_dist. */
 static peri_status lookup_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     batch *b = node->state;
@@ -230,10 +277,9 @@ static peri_status lookup_backward(peri__node *node, peri_tensor *const *grad_ou
     int32_t at = 0;
     for (int32_t g = 0; g < e->n_groups; g++) {
         peri__group_of_tables *group = &e->groups[g];
-        peri_tbe_input input = input_of(b, g);
         if (group->dense) PERI_TRY(dense_gradients(b, g, grad_out[0], grad_in, &at));
         else if (group->replica) PERI_TRY(peri_tbe_gradient_apply(group->tbe, b->replica_flat[g]));
-        else PERI_TRY(peri_tbe_backward(group->tbe, &input, grad_out[0], NULL));
+        else PERI_TRY(update(b, g, grad_out[0]));
     }
     return PERI_OK;
 }
@@ -257,8 +303,7 @@ static peri_status reduce_replicas(batch *b, peri_tensor *rows)
         if (!b->replica_flat) b->replica_flat = peri__alloc_zero(sizeof *b->replica_flat * (size_t)e->n_groups);
         if (!b->replica_work) b->replica_work = peri__alloc_zero(sizeof *b->replica_work * (size_t)e->n_groups);
         if (!b->replica_flat || !b->replica_work) return PERI_ENOMEM;
-        peri_tbe_input input = input_of(b, g);
-        PERI_TRY(peri_tbe_gradient(e->groups[g].tbe, &input, rows, NULL, &b->replica_flat[g]));
+        PERI_TRY(flat_gradient(b, g, rows, &b->replica_flat[g]));
         if (e->world_size > 1)
             PERI_TRY(peri_coll_all_reduce(e->group, b->replica_flat[g], PERI_REDUCE_SUM, 0, &b->replica_work[g]));
     }
@@ -307,19 +352,24 @@ static const peri__node_vtab output_node = {
 
 /* -- forward ------------------------------------------------------------------------------------------------------------------------- */
 
-/** Record the lookup: @buffer becomes a function of the dense groups' leaves, and of weights that no tensor stands for. */
+/** Record the lookup: @buffer becomes a function of the dense groups' leaves, of tables that no tensor stands for, and of the ids' weights
+ *  if they want it. */
 static peri_status record_lookup(batch *b, peri_tensor *buffer)
 {
     peri_sharded_ebc *e = b->ebc;
-    int32_t n = 0;
+    peri_tensor *token = NULL;
+    int32_t n = 1;
     for (int32_t g = 0; g < e->n_groups; g++) n += e->groups[g].dense ? e->groups[g].n_tables : 0;
-    peri_tensor **leaves = peri__alloc(sizeof *leaves * (size_t)peri__max(1, n));
+    peri_tensor **leaves = peri__alloc(sizeof *leaves * (size_t)n);
     if (!leaves) return PERI_ENOMEM;
     n = 0;
     for (int32_t g = 0; g < e->n_groups; g++)
         for (int32_t i = 0; e->groups[g].dense && i < e->groups[g].n_tables; i++) leaves[n++] = e->groups[g].leaves[i];
+    peri_status status = b->weights_dist ? peri__weights_dist_record(b->weights_dist, b->home_weights, &token) : PERI_OK;
+    leaves[n++] = token;
     peri__node *node;
-    peri_status status = peri__record(&lookup_vtab, leaves, n, &buffer, 1, &node);
+    if (status >= 0) status = peri__record(&lookup_vtab, leaves, n, &buffer, 1, &node);
+    peri_tensor_release(token);
     peri__free(leaves);
     PERI_TRY(status);
     peri__refs_add(&b->refs);

@@ -47,15 +47,22 @@ static bool same_partition(const peri__routes *r, const peri__partition *p, int3
 
 /** Find or make the partition of @feature by these boundaries and ranks; its index, or an error. Column blocks of one table on one rank,
  *  and tables that are cut alike, share it: ids travel once. */
-static int32_t partition_of(peri__routes *r, int32_t feature, int32_t table, int64_t rows, const int64_t *bounds, const int32_t *ranks,
-                            int32_t n_parts)
+static int32_t partition_of(peri__routes *r, int32_t feature, int32_t table, const peri__route_table *t, const int64_t *bounds,
+                            const int32_t *ranks, int32_t n_parts)
 {
-    for (int32_t i = 0; i < r->n_partitions; i++)
-        if (r->partitions[i].rows == rows && same_partition(r, &r->partitions[i], feature, bounds, ranks, n_parts)) return i;
+    for (int32_t i = 0; i < r->n_partitions; i++) {
+        peri__partition *p = &r->partitions[i];
+        if (p->rows != t->rows || !same_partition(r, p, feature, bounds, ranks, n_parts)) continue;
+        if (t->bounds_check < p->bounds_check) { /* modes are numbered from the strictest on */
+            p->bounds_check = t->bounds_check;
+            p->table = table;
+        }
+        return i;
+    }
     peri__partition *p = APPEND(r->partitions, r->n_partitions);
     if (!p) return PERI_ENOMEM;
-    *p = (peri__partition){.feature = feature, .table = table, .rows = rows, .n_parts = n_parts, .first_stream = r->n_streams,
-                           .first_bound = r->n_bounds};
+    *p = (peri__partition){.feature = feature, .table = table, .bounds_check = t->bounds_check, .rows = t->rows, .n_parts = n_parts,
+                           .first_stream = r->n_streams, .first_bound = r->n_bounds};
     for (int32_t i = 0; i <= n_parts; i++) {
         int64_t *bound = APPEND(r->bounds, r->n_bounds);
         if (!bound) return PERI_ENOMEM;
@@ -85,7 +92,7 @@ static peri_status make_slots(peri__routes *r, const peri__route_table *tables, 
             PERI_ASSERT(n_parts == n_bounds);
             while (bounds[part] != shard->row_offset) part++;
             for (int32_t f = 0; f < table->n_features; f++) {
-                int32_t p = partition_of(r, table->features[f], t, table->rows, bounds, ranks, n_parts);
+                int32_t p = partition_of(r, table->features[f], t, table, bounds, ranks, n_parts);
                 if (p < 0) return p;
                 peri__slot *slot = APPEND(r->slots, *n_slots);
                 if (!slot) return PERI_ENOMEM;
@@ -94,7 +101,7 @@ static peri_status make_slots(peri__routes *r, const peri__route_table *tables, 
             }
         }
         for (int32_t f = 0; f < table->n_features && table->data_parallel; f++) { /* ids are checked, not routed */
-            int32_t p = partition_of(r, table->features[f], t, table->rows, (int64_t[]){0}, ranks, 0);
+            int32_t p = partition_of(r, table->features[f], t, table, (int64_t[]){0}, ranks, 0);
             if (p < 0) return p;
         }
     }

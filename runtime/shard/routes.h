@@ -24,13 +24,15 @@ typedef struct peri__route_table {
     const int32_t *features; /* indices into the module's feature list */
     bool data_parallel;
     int32_t lane; /* of its rows */
+    int32_t bounds_check; /* PERI_BOUNDS_* */
     int32_t n_shards;
     peri_shard *shards;
 } peri__route_table;
 
 /** One feature cut by one table's row boundaries: see kernels/route.h. */
 typedef struct peri__partition {
-    int32_t feature, table; /* table: the first that asked for it, for messages */
+    int32_t feature, table; /* table: the first that asked for it with this bounds_check, for messages */
+    int32_t bounds_check;   /* the strictest of its tables' */
     int64_t rows, block;
     int32_t n_parts, first_stream, first_bound;
 } peri__partition;

@@ -69,7 +69,7 @@ static void make(problem *p, bool bad)
         q->first_bag = bag;
         q->bags = below(MOST_BAGS);
         q->first_stream = p->n_streams;
-        q->table = q->feature = i;
+        q->check = (int32_t)below(PERI_ROUTE_REPORTS + 1);
         int64_t pruned = below(3) ? 0 : 1, longest = below(2) ? 4 : 40;
         for (int64_t k = 0; k < q->bags; k++, bag++) {
             int64_t n = below(longest);
@@ -105,7 +105,7 @@ static void run(peri_kernel_fn fn, const void *args, int64_t n)
 
 typedef struct result {
     int32_t lengths[MOST_PARTITIONS * MOST_BAGS * MOST_PARTS + GUARD];
-    peri_k_route_report reports[8];
+    peri_k_route_report reports[PERI_ROUTE_REPORTS * 8];
     int64_t out[20000 + GUARD];
     float weights[20000 + GUARD];
     int64_t cursor[MOST_PARTITIONS * MOST_BAGS * MOST_PARTS + 1];
@@ -160,7 +160,7 @@ static void test_ref(void **unused)
         state = 5 + (uint64_t)round * 7919;
         make(&p, round % 2 == 0);
         route(peri_kernels_isa("ref"), &p, false, false, true, &r);
-        int64_t at = 0, bad = 0;
+        int64_t at = 0, bad[PERI_ROUTE_REPORTS + 1] = {0};
         for (int32_t s = p.n_streams - 1; s >= 0; s--) {
             const peri_k_partition *q = p.partitions;
             while (s < q->first_stream || s >= q->first_stream + q->n_parts) q++;
@@ -178,10 +178,12 @@ static void test_ref(void **unused)
         }
         for (int32_t k = 0; k < p.n_partitions; k++)
             for (int64_t i = p.offsets[p.partitions[k].first_bag]; i < p.offsets[p.partitions[k].first_bag + p.partitions[k].bags]; i++)
-                bad += p.ids[i] < -1 || p.ids[i] >= p.partitions[k].rows;
-        assert_int_equal(r.reports[0].bad, bad);
-        assert_true(p.bad || bad == 0);
-        reported += bad;
+                bad[p.partitions[k].check] += p.ids[i] < -1 || p.ids[i] >= p.partitions[k].rows;
+        for (int k = 0; k < PERI_ROUTE_REPORTS; k++) {
+            assert_int_equal(r.reports[k].bad, bad[k]);
+            assert_true(p.bad || bad[k] == 0);
+            reported += bad[k];
+        }
     }
     assert_true(reported > 100);
 }
@@ -211,6 +213,55 @@ static void test_means(void **unused)
             assert_true(scale[p.wire_bags] == -1);
         }
     }
+}
+
+/** What goes out with ids and what comes back are adjoint: <pack(w), y> = factor^-1 <w, return(y)>. Small whole numbers: sums are exact. */
+static void test_return(void **unused)
+{
+    (void)unused;
+    static problem p;
+    static result sent;
+    static float y[20000], back[2][20000];
+    static int64_t cursor[MOST_PARTITIONS * MOST_BAGS * MOST_PARTS + 1];
+    double all = 0;
+    for (int round = 0; round < 200; round++) {
+        state = 17 + (uint64_t)round * 32452843;
+        make(&p, round % 2 == 0);
+        if (p.n_partitions > 1 && round % 3) { /* two partitions of one feature: both send its ids, both give back */
+            p.bags += p.partitions[0].bags - p.partitions[p.n_partitions - 1].bags;
+            p.partitions[p.n_partitions - 1].first_bag = p.partitions[0].first_bag;
+            p.partitions[p.n_partitions - 1].bags = p.partitions[0].bags;
+            p.wire_bags = 0;
+            for (int32_t q = 0; q < p.n_partitions; q++)
+                for (int32_t s = 0; s < p.partitions[q].n_parts; s++, p.wire_bags += p.partitions[q].bags)
+                    p.wire_bag[p.partitions[q].first_stream + s] = p.wire_bags;
+        }
+        for (int64_t i = 0; i < p.n_ids; i++) p.weights[i] = (float)below(16);
+        for (int64_t i = 0; i < 20000; i++) y[i] = (float)below(8);
+        route(peri_kernels_isa("ref"), &p, false, false, true, &sent);
+        for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+            const peri_kernels *k = peri_kernels_isa(isas[i]);
+            if (!k) continue;
+            cursor[0] = 0;
+            for (int64_t b = 0; b < p.wire_bags; b++) cursor[b + 1] = cursor[b] + sent.lengths[b];
+            int64_t n = cursor[p.wire_bags];
+            memset(back[i > 0], 0, sizeof *back);
+            peri_k_route_return_args args = {.ids = p.ids, .offsets = p.offsets, .partitions = p.partitions, .bounds = p.bounds,
+                                             .wire_bag = p.wire_bag, .cursor = cursor, .back = y, .out = back[i > 0], .factor = 2,
+                                             .n_partitions = p.n_partitions};
+            int64_t last = 0;
+            for (int32_t q = 0; q < p.n_partitions; q++)
+                if (p.partitions[q].first_bag + p.partitions[q].bags > last) last = p.partitions[q].first_bag + p.partitions[q].bags;
+            run(k->fn[PERI_K_route_return], &args, last);
+            double left = 0, right = 0;
+            for (int64_t e = 0; e < n; e++) left += (double)sent.weights[e] * y[e];
+            for (int64_t e = 0; e < p.n_ids; e++) right += (double)p.weights[e] * back[i > 0][e];
+            assert_true(2 * left == right);
+            if (i > 0) assert_memory_equal(back[0], back[1], sizeof *back);
+            all += left;
+        }
+    }
+    assert_true(all > 1000);
 }
 
 /* -- pooled rows ------------------------------------------------------------------------------------------------------------------- */
@@ -430,6 +481,7 @@ int main(void)
         cmocka_unit_test(test_ids),
         cmocka_unit_test(test_ref),
         cmocka_unit_test(test_means),
+        cmocka_unit_test(test_return),
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_adjoint),
         cmocka_unit_test(test_place),

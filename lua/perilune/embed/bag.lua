@@ -219,6 +219,9 @@ function EmbeddingBagCollection:forward(features)
   local kjt = kjt_ptr(features)
   C.peri_kjt_describe(kjt, desc)
   if self._weighted and not desc.weighted then P.fail "EmbeddingBagCollection: is_weighted, but the batch has no weights" end
+  if desc.weighted and not self._weighted then
+    P.fail "EmbeddingBagCollection: the batch has weights, but is_weighted is false; set it, or leave the weights out of the batch"
+  end
   if desc.variable_stride then return variable(self, features) end
   local stride, keys = tonumber(desc.stride), C.peri_kjt_keys(kjt)
   if stride ~= self._seen_stride or self._seen_keys.ptr ~= keys then prepare(self, keys, stride) end

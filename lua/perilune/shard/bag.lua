@@ -126,27 +126,32 @@ local function output_dtype_of(a)
   return P.dtype(config.data_types[result or "FP32"])
 end
 
---- Optimizers of the module: a C array, the index of each table, and their names.
+--- Optimizers of the module: a C array, a list { c =, name = }, and for each table the index of its optimizer (0 where it has none of its
+--- own: a dense one) and its bounds check.
 local function optimizers_of(a, plan)
-  local list, index, bounds = {}, {}, C.PERI_BOUNDS_FATAL
-  local shared
+  local list, index, bounds, known = {}, {}, {}, {} -- known: fused_params -> { entry = of list, index =, bounds = }
   for i, t in ipairs(a.tables) do
-    index[i] = 0
-    if plan.tables[t.name].compute_kernel ~= "dense" then
-      local own = a.table_fused_params and a.table_fused_params[t.name]
-      local params = own or a.fused_params
-      if not params then
-        P.fail(("ShardedEmbeddingBagCollection: table '%s' has compute_kernel '%s' but no optimizer; give fused_params, or "
-          .. "plan it with compute_kernel = 'dense'"):format(t.name, plan.tables[t.name].compute_kernel))
-      end
-      if own or not shared then
+    local kernel = plan.tables[t.name].compute_kernel
+    local params = a.table_fused_params and a.table_fused_params[t.name] or a.fused_params
+    if not params and kernel ~= "dense" then
+      P.fail(("ShardedEmbeddingBagCollection: table '%s' has compute_kernel '%s' but no optimizer; give fused_params, or "
+        .. "plan it with compute_kernel = 'dense'"):format(t.name, kernel))
+    end
+    index[i], bounds[i] = 0, C.PERI_BOUNDS_FATAL
+    if params then
+      local seen = known[params]
+      if not seen then
         local optimizer, check_mode, name = config.fused_params(("fused_params of table '%s'"):format(t.name), params)
-        list[#list + 1] = { c = optimizer, name = name }
-        bounds = check_mode
-        if not own then shared = #list - 1 end
-        index[i] = #list - 1
-      else
-        index[i] = shared
+        seen = { entry = { c = optimizer, name = name }, bounds = check_mode }
+        known[params] = seen
+      end
+      bounds[i] = seen.bounds
+      if kernel ~= "dense" then
+        if not seen.index then
+          list[#list + 1] = seen.entry
+          seen.index = #list - 1
+        end
+        index[i] = seen.index
       end
     end
   end
@@ -211,6 +216,7 @@ function ShardedEmbeddingBagCollection:init(args)
     c.compute_kernel = sharding.compute_kernel == "dense" and C.PERI_KERNEL_DENSE or C.PERI_KERNEL_FUSED
     c.features = array("int32_t[?]", util.map(t.feature_names, function(f) return positions[f] end))
     c.n_features, c.optimizer, c.dtype = #t.feature_names, index[i], P.dtype(config.data_types[t.data_type])
+    c.bounds_check = bounds[i]
     c.n_ranks = sharding.ranks and #sharding.ranks or 0
     c.ranks = sharding.ranks and array("int32_t[?]", sharding.ranks) or nil
     c.sizes = sharding.sizes and array("int64_t[?]", sharding.sizes) or nil
@@ -224,7 +230,7 @@ function ShardedEmbeddingBagCollection:init(args)
   cfg.features, cfg.n_features = array("const char *[?]", names), #names
   cfg.optimizers, cfg.n_optimizers = optimizers, #list
   cfg.seed = a.seed or state.seed
-  cfg.bounds_check, cfg.local_size = bounds, env.local_size
+  cfg.local_size = env.local_size
   cfg.weighted, cfg.output_dtype = a.is_weighted, output_dtype_of(a)
   local division = a.gradient_division
   if division == nil then division = ops.get_gradient_division(a.group) end
@@ -387,9 +393,15 @@ local function copy_rows(collection, s, name)
 end
 
 --- Take this rank's parts of the weights and optimizer states of an unsharded collection that has memory (one that is a mere description is
---- left alone: both start from the same numbers).
+--- left alone: both start from the same numbers), and of a trained one its iteration, and its learning rate if that was changed.
 function ShardedEmbeddingBagCollection:copy_from(collection)
   if not collection:is_materialised() then return end
+  local batch, params = collection:materialise(), collection.fused_params
+  if params then
+    check(C.peri_sharded_ebc_iteration_set(self._ref.ptr, batch:iteration()))
+    local rate = batch:learning_rate()
+    if rate ~= config.fused_params("EmbeddingBagCollection: fused_params", params).learning_rate then self:set_learning_rate(rate) end
+  end
   for _, s in ipairs(self:local_shards()) do
     for _, name in ipairs(s.names()) do
       local copy = without_rows[name] and copy_whole or copy_rows

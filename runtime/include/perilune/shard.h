@@ -68,6 +68,8 @@ typedef struct peri_sharded_table {
     int32_t sharding_type, compute_kernel;
     int32_t optimizer;      /* index into config.optimizers; ignored with PERI_KERNEL_DENSE */
     int32_t dtype;          /* of the weights: PERI_F32 (or 0), PERI_F16, PERI_BF16; PERI_KERNEL_DENSE: f32 */
+    int32_t bounds_check;   /* PERI_BOUNDS_*: ids are checked at home, before they are routed; of tables with one route, the strictest */
+    int32_t reserved;
     const peri_cache_params *cache; /* NULL: shards in memory; else in files (TorchRec's fused_uvm_caching; fused, no replicas) */
 } peri_sharded_table;
 
@@ -84,7 +86,6 @@ typedef struct peri_sharded_ebc_config {
     const peri_tbe_optimizer *optimizers;
     uint64_t seed;
     int32_t n_tables, n_features, n_optimizers;
-    int32_t bounds_check;   /* PERI_BOUNDS_*: checked at home, before ids are routed */
     int32_t local_size;     /* ranks of a node, for plans that know nodes */
     bool weighted;          /* every input has per-sample weights, or none has */
     int32_t gradient_division; /* PERI_DIVISION_*: whether gradients that come back are divided by the size of the group (mean over ranks);
@@ -94,8 +95,9 @@ typedef struct peri_sharded_ebc_config {
     peri_sharded_codecs reduce_scatter; /* of row-wise shards; they are added up in f32, when they are here */
 } peri_sharded_ebc_config;
 
-/** Allocate and initialise this rank's shards. Collective: all members with the same configuration and plan (checked with the first
- *  exchange). Does not communicate. Errors name the table. @out new. */
+/** Allocate and initialise this rank's shards. Collective: all members with the same configuration and plan; every exchange compares them,
+ *  with the learning rates of that moment, and PERI_EMISMATCH says on all ranks what differs on which. (Not compared: the algorithm of
+ *  caches, how much memory they leave, and where their files are.) Does not communicate. Errors name the table. @out new. */
 PERI_API peri_status peri_sharded_ebc_new(const peri_sharded_ebc_config *config, peri_sharded_ebc **out);
 /** Add a reference. */
 PERI_API void peri_sharded_ebc_retain(peri_sharded_ebc *ebc);
@@ -140,7 +142,9 @@ typedef struct peri_local_shard {
 /** Number of pieces on this rank, and the i-th, in order of tables and offsets. */
 PERI_API int32_t peri_sharded_ebc_local_shards(const peri_sharded_ebc *ebc);
 PERI_API peri_status peri_sharded_ebc_local_shard(peri_sharded_ebc *ebc, int32_t i, peri_local_shard *out);
-/** Learning rate of optimizer @optimizer (index into config.optimizers) from now on. */
+/** Learning rate of optimizer @optimizer (index into config.optimizers) from now on; on all ranks alike. */
 PERI_API peri_status peri_sharded_ebc_learning_rate_set(peri_sharded_ebc *ebc, int32_t optimizer, double learning_rate);
+/** Updates that all fused tables count as made so far (peri_tbe_iteration_set); on all ranks alike. Local. */
+PERI_API peri_status peri_sharded_ebc_iteration_set(peri_sharded_ebc *ebc, int64_t iteration);
 
 #endif

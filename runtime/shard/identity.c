@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * identity.c: what all ranks must agree on, as lines of text: "subject <tab> property <tab> value". Its hash travels with every batch;
+ * where hashes differ the texts travel too, and say what differs. Lines stand in an order that follows from the configuration alone.
+ */
+#include "bag.h"
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* -- text --------------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct text {
+    char *data;
+    size_t n, room;
+    bool failed; /* no memory */
+} text;
+
+static void append(text *t, const char *format, va_list args)
+{
+    va_list again;
+    va_copy(again, args);
+    int n = vsnprintf(NULL, 0, format, again);
+    va_end(again);
+    if (t->failed || n < 0) return;
+    if (t->n + (size_t)n + 1 > t->room) {
+        size_t room = 2 * (t->n + (size_t)n + 1);
+        char *data = peri__realloc(t->data, room);
+        if (!data) {
+            t->failed = true;
+            return;
+        }
+        t->data = data;
+        t->room = room;
+    }
+    vsnprintf(t->data + t->n, (size_t)n + 1, format, args);
+    t->n += (size_t)n;
+}
+
+__attribute__((format(printf, 2, 3))) static void add(text *t, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    append(t, format, args);
+    va_end(args);
+}
+
+/** The shortest text of @x that reads back as @x. */
+static const char *number(double x, char out[32])
+{
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(out, 32, "%.*g", digits, x);
+        if (strtod(out, NULL) == x) break;
+    }
+    return out;
+}
+
+static const char *pick(const char *const *names, size_t n, int64_t i) { return i >= 0 && i < (int64_t)n ? names[i] : "?"; }
+
+#define PICK(i, ...) pick((const char *const[]){__VA_ARGS__}, sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *), (i))
+
+/* -- what it says -------------------------------------------------------------------------------------------------------------------- */
+
+/** The numbers of an optimizer, but for its learning rate, which may change. */
+static const struct {
+    const char *name;
+    size_t offset;
+    char type; /* d double, i int32, l int64, b bool */
+} fields[] = {
+#define FIELD(type, name) {#name, offsetof(peri_tbe_optimizer, name), type}
+    FIELD('d', eps), FIELD('d', beta1), FIELD('d', beta2), FIELD('d', weight_decay), FIELD('i', weight_decay_mode), FIELD('d', eta),
+    FIELD('d', momentum), FIELD('d', ema_beta), FIELD('d', ar_alpha), FIELD('d', min_shrinkage), FIELD('d', step_ema_coef),
+    FIELD('l', step_ema), FIELD('l', step_start), FIELD('d', max_norm), FIELD('d', max_gradient), FIELD('b', row_bias_correction),
+    FIELD('b', nearest), FIELD('b', exact), FIELD('l', counter.halflife), FIELD('i', counter.weight_decay_mode),
+    FIELD('i', counter.learning_rate_mode), FIELD('l', counter.adjustment_iter), FIELD('d', counter.adjustment_ub),
+    FIELD('d', counter.tail_id_threshold), FIELD('b', counter.tail_id_is_ratio), FIELD('l', counter.max_counter_update_freq),
+    FIELD('d', counter.weight_norm_coefficient), FIELD('d', counter.lower_bound),
+#undef FIELD
+};
+
+static void add_optimizer(text *t, const char *table, const peri_tbe_optimizer *o)
+{
+    char out[32];
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        const char *at = (const char *)o + fields[i].offset;
+        double value;
+        switch (fields[i].type) {
+        case 'd': value = *(const double *)(const void *)at; break;
+        case 'i': value = *(const int32_t *)(const void *)at; break;
+        case 'l': value = (double)*(const int64_t *)(const void *)at; break;
+        default: value = *(const bool *)(const void *)at; break;
+        }
+        add(t, "optimizer of table '%s'\t%s\t%s\n", table, fields[i].name, number(value, out));
+    }
+}
+
+static void add_codec(text *t, const char *rows, int way, const peri_codec *codec)
+{
+    char out[32];
+    peri_codec_config c = {0};
+    if (codec) peri_codec_describe(codec, &c);
+    add(t, "rows of %s shards\t%s codec\t", rows, way ? "backward" : "forward");
+    if (!codec) add(t, "FP32\n");
+    else
+        add(t, "format %d, rounding %d, exponent %d and %d, row_dim %lld, loss_scale %s, seed %llu\n", c.format, c.rounding,
+            c.exponent_bits, c.exponent_bias, (long long)c.row_dim, number(c.loss_scale, out), (unsigned long long)c.seed);
+}
+
+static void add_shards(text *t, const char *name, const peri__route_table *table)
+{
+    add(t, "table '%s'\tnumber of shards\t%d\n", name, table->n_shards);
+    for (int32_t s = 0; s < table->n_shards; s++) {
+        const peri_shard *shard = &table->shards[s];
+        long long row = shard->row_offset, column = shard->col_offset;
+        add(t, "table '%s'\tshard %d\ton rank %d, rows %lld..%lld, columns %lld..%lld\n", name, s, shard->rank, row, row + shard->rows - 1,
+            column, column + shard->cols - 1);
+    }
+}
+
+static void add_table(text *t, const peri_sharded_ebc_config *c, int32_t i, const peri__route_table *cut)
+{
+    const peri_sharded_table *table = &c->tables[i];
+    const char *name = table->name;
+    char a[32], b[32];
+    bool fused = table->compute_kernel == PERI_KERNEL_FUSED;
+    add(t, "table %d\tname\t%s\n", i + 1, name);
+    add(t, "table '%s'\tnum_embeddings\t%lld\n", name, (long long)table->rows);
+    add(t, "table '%s'\tembedding_dim\t%lld\n", name, (long long)table->cols);
+    add(t, "table '%s'\tpooling\t%s\n", name, table->pooling == PERI_POOLING_MEAN ? "MEAN" : "SUM");
+    add(t, "table '%s'\tdata_type\t%s\n", name, peri_dtype_name(table->dtype ? table->dtype : PERI_F32));
+    add(t, "table '%s'\tsharding_type\t%s\n", name, peri_sharding_type_name(table->sharding_type));
+    add(t, "table '%s'\tcompute_kernel\t%s\n", name, !fused ? "dense" : table->cache ? "fused_uvm_caching" : "fused");
+    add(t, "table '%s'\tfeature_names\t", name);
+    for (int32_t f = 0; f < table->n_features; f++) add(t, "%s%s", f ? ", " : "", c->features[table->features[f]]);
+    add(t, "\ntable '%s'\tstart values\t%s %s %s\n", name, PICK(table->init, "default", "uniform", "normal", "constant", "none"),
+        number(table->init_a, a), number(table->init_b, b));
+    add(t, "table '%s'\tbounds_check_mode\t%s\n", name, PICK(table->bounds_check, "FATAL", "WARNING", "IGNORE", "NONE"));
+    if (table->cache) /* the rest of its parameters may be what suits each machine: results do not depend on them */
+        add(t, "table '%s'\tload_factor\t%s\n", name, number(table->cache->load_factor, a));
+    if (fused)
+        add(t, "table '%s'\toptimizer\t%s (number %d)\n", name, peri__optimizer_kind_of(c->optimizers[table->optimizer].kind)->name,
+            table->optimizer);
+    add_shards(t, name, cut);
+}
+
+/** Append what may change, and keep the text. */
+static peri_status finish(peri_sharded_ebc *e, text *t)
+{
+    char rate[32];
+    for (int32_t o = 0; o < e->n_optimizers; o++)
+        if (e->rates[o].table >= 0)
+            add(t, "optimizer of table '%s'\tlearning_rate\t%s\n", e->table_names[e->rates[o].table], number(e->rates[o].rate, rate));
+    e->identity_text = t->data;
+    e->identity_bytes = (int64_t)t->n;
+    return t->failed ? PERI_ENOMEM : PERI_OK;
+}
+
+peri_status peri__identity_new(peri_sharded_ebc *e, const peri_sharded_ebc_config *c)
+{
+    static const char *const lanes[PERI__LANES] = {"table-wise and column-wise", "row-wise"};
+    text t = {0};
+    add(&t, "the module\tseed\t%llu\n", (unsigned long long)c->seed);
+    add(&t, "the module\tis_weighted\t%s\n", c->weighted ? "true" : "false");
+    add(&t, "the module\toutput_dtype\t%s\n", peri_dtype_name(e->output_dtype));
+    add(&t, "the module\tgradient_division\t%s\n", e->division > 1 ? "true" : "false");
+    add(&t, "the module\tnumber of tables\t%d\n", c->n_tables);
+    for (int32_t lane = 0; lane < PERI__LANES; lane++)
+        for (int way = 0; way < 2; way++) add_codec(&t, lanes[lane], way, e->lanes[lane].codec[way]);
+    for (int32_t i = 0; i < c->n_tables; i++) add_table(&t, c, i, &e->tables[i]);
+    for (int32_t o = 0; o < c->n_optimizers; o++)
+        if (e->rates[o].table >= 0) add_optimizer(&t, c->tables[e->rates[o].table].name, &c->optimizers[o]);
+    e->identity = t.failed ? 0 : peri__hash_text(t.data);
+    e->identity_fixed = (int64_t)t.n;
+    return finish(e, &t);
+}
+
+peri_status peri__identity_refresh(peri_sharded_ebc *e)
+{
+    text t = {.data = e->identity_text, .n = (size_t)e->identity_fixed, .room = (size_t)e->identity_bytes + 1};
+    return finish(e, &t);
+}
+
+uint64_t peri__identity_hash(const peri_sharded_ebc *e)
+{
+    uint64_t h = e->identity;
+    for (int32_t o = 0; o < e->n_optimizers; o++) {
+        uint64_t rate;
+        memcpy(&rate, &e->rates[o].rate, sizeof rate);
+        if (e->rates[o].table >= 0) h = peri__hash_mix(h, rate);
+    }
+    return h;
+}
+
+/* -- what differs ---------------------------------------------------------------------------------------------------------------------- */
+
+/** Cut the line at @at (of a text that ends at @end) into its three parts, each of at most @most bytes. */
+static void parts_of(const char *at, const char *end, size_t most, char *subject, char *property, char *value)
+{
+    char *part[3] = {subject, property, value};
+    for (int i = 0; i < 3; i++) {
+        size_t n = 0;
+        for (; at < end && *at != '\n' && *at != '\t'; at++)
+            if (n + 1 < most) part[i][n++] = *at;
+        part[i][n] = 0;
+        if (at < end && *at == '\t') at++;
+    }
+}
+
+peri_status peri__identity_fail(const char *function, int32_t world, const char *texts, const int64_t *bytes)
+{
+    enum { MOST = 100 };
+    char subject[2][MOST], property[2][MOST], value[2][MOST];
+    const char *zero = texts, *zero_end = texts + bytes[0], *other = zero_end;
+    for (int32_t r = 1; r < world; other += bytes[r++]) {
+        if (bytes[r] == bytes[0] && !memcmp(zero, other, (size_t)bytes[0])) continue;
+        const char *a = zero, *b = other, *line_a = a, *line_b = b, *end = other + bytes[r];
+        for (; a < zero_end && b < end && *a == *b; a++, b++)
+            if (*a == '\n') line_a = a + 1, line_b = b + 1;
+        parts_of(line_a, zero_end, MOST, subject[0], property[0], value[0]);
+        parts_of(line_b, end, MOST, subject[1], property[1], value[1]);
+        if (!strcmp(subject[0], subject[1]) && !strcmp(property[0], property[1]))
+            return peri__fail(PERI_EMISMATCH,
+                              "%s: rank %d runs another module or plan than rank 0: rank %d has %s %s where rank 0 has %s (%s)", function,
+                              r, r, property[1], value[1], value[0], subject[0]);
+        return peri__fail(PERI_EMISMATCH,
+                          "%s: rank %d runs another module or plan than rank 0: rank %d has %s of %s, rank 0 %s of %s", function, r, r,
+                          property[1], subject[1], property[0], subject[0]);
+    }
+    return peri__fail(PERI_EINTERNAL, "%s: ranks differ, and say the same of themselves", function);
+}

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * weights_dist.c: the gradients of the ids' weights, from the owners back to the ids: the way of the ids in reverse.
+ *
+ * The gradient of a weight is that of this rank's own loss: weights are an input of this rank, not a table that all ranks train. So where
+ * gradients of rows are divided by the number of ranks, this one is multiplied by it again. It is not clipped.
+ */
+#include "exchange.h"
+
+#include "../tensor/jagged_internal.h"
+
+static peri_tensor *keep(peri_tensor *t)
+{
+    if (t) peri_tensor_retain(t);
+    return t;
+}
+
+peri_status peri__weights_dist_new(const peri__input_dist *d, peri__weights_dist **out)
+{
+    *out = NULL;
+    if (!peri__weights_want_grad(d)) return PERI_OK;
+    int32_t world = d->ebc->world_size;
+    peri__weights_dist *w = peri__alloc_zero(sizeof *w);
+    if (!w) return PERI_ENOMEM;
+    peri__refs_init(&w->refs);
+    peri_sharded_ebc_retain(d->ebc);
+    w->ebc = d->ebc;
+    peri__refs_add(&d->home->refs);
+    w->home = d->home;
+    w->ids = keep(d->values);
+    w->offsets = keep(d->offsets_in);
+    w->lengths = keep(d->wire_lengths);
+    w->counts = peri__alloc(sizeof *w->counts * 2 * (size_t)world);
+    if (!w->counts) {
+        peri__weights_dist_release(w);
+        return PERI_ENOMEM;
+    }
+    for (int32_t r = 0; r < world; r++) {
+        w->counts[r] = d->report->words[r + 1] - d->report->words[r];
+        w->counts[world + r] = d->source_ids[r];
+    }
+    *out = w;
+    return PERI_OK;
+}
+
+void peri__weights_dist_release(peri__weights_dist *w)
+{
+    if (!w || !peri__refs_drop(&w->refs)) return;
+    peri_tensor *tensors[] = {w->ids, w->offsets, w->lengths, w->owner, w->replicas, w->back};
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
+    peri_work_release(w->work);
+    peri__home_release(w->home);
+    peri_sharded_ebc_release(w->ebc);
+    peri__free(w->counts);
+    peri__free(w);
+}
+
+/* -- parts --------------------------------------------------------------------------------------------------------------------------- */
+
+static int64_t sum_of(const int64_t *counts, int32_t n)
+{
+    int64_t sum = 0;
+    for (int32_t i = 0; i < n; i++) sum += counts[i];
+    return sum;
+}
+
+peri_status peri__weights_dist_part(const peri__weights_dist *w, bool replica, peri_tensor **out)
+{
+    int64_t n = replica ? peri__numel(w->ids) : sum_of(w->counts + w->ebc->world_size, w->ebc->world_size);
+    return peri_tensor_full(w->ebc->device, PERI_F32, 1, &n, 0, out);
+}
+
+peri_status peri__weights_dist_add(peri__weights_dist *w, bool replica, peri_tensor *part, double factor)
+{
+    peri_tensor **sum = replica ? &w->replicas : &w->owner;
+    peri_status status = *sum ? PERI_OK : peri__weights_dist_part(w, replica, sum);
+    peri_k_axpy_args args = {.y = status < 0 ? NULL : peri__data(*sum), .x = peri__data(part), .dtype = PERI_F32, .alpha = factor};
+    if (status >= 0) status = PERI_LAUNCH(w->ebc->device, axpy, &args, peri__numel(part), PERI_ELEMENT_GRAIN);
+    peri_tensor_release(part);
+    return status;
+}
+
+/* -- backward ------------------------------------------------------------------------------------------------------------------------ */
+
+static peri_status post(peri__weights_dist *w)
+{
+    const peri_sharded_ebc *e = w->ebc;
+    int64_t n = sum_of(w->counts, e->world_size);
+    if (!w->owner) PERI_TRY(peri__weights_dist_part(w, false, &w->owner));
+    if (e->world_size == 1) {
+        w->back = keep(w->owner);
+        return PERI_OK;
+    }
+    PERI_TRY(peri_tensor_new(e->device, PERI_F32, 1, &n, &w->back));
+    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = PERI_F32, .send_counts = w->counts + e->world_size, .recv_counts = w->counts};
+    return peri__coll_post(e->group, &op, w->owner, w->back, &w->work);
+}
+
+/** What came back, added to what the replicas gave. */
+static peri_status collect(peri__weights_dist *w, peri_tensor **out)
+{
+    const peri_sharded_ebc *e = w->ebc;
+    const peri__home *h = w->home;
+    int64_t n = h->wire_bags + 1;
+    peri_tensor *cursor;
+    if (!w->replicas) PERI_TRY(peri__weights_dist_part(w, true, &w->replicas));
+    PERI_TRY(peri_tensor_new(e->device, PERI_I64, 1, &n, &cursor));
+    peri_k_route_return_args args = {.ids = peri__data(w->ids), .offsets = peri__data(w->offsets),
+                                     .partitions = peri__upload_at(&h->up, h->partitions), .bounds = peri__upload_at(&h->up, h->bounds),
+                                     .wire_bag = peri__upload_at(&h->up, h->wire_bag), .cursor = peri__data(cursor),
+                                     .back = peri__data(w->back), .out = peri__data(w->replicas), .factor = (float)e->division,
+                                     .n_partitions = e->routes->n_partitions, .ids_i32 = w->ids->dtype == PERI_I32};
+    peri_status status = peri__complete_sum(e->device, w->lengths, -1, cursor);
+    if (status >= 0) status = PERI_LAUNCH(e->device, route_return, &args, peri__numel(w->offsets) - 1, 512);
+    peri_tensor_release(cursor);
+    if (status < 0) return status;
+    *out = w->replicas;
+    w->replicas = NULL;
+    return PERI_OK;
+}
+
+/** Input: the weights. The gradient of its output came through the parts. */
+static peri_status weights_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    (void)grad_out;
+    peri__weights_dist *w = node->state;
+    if (!w->posted) PERI_TRY(post(w));
+    w->posted = true;
+    if (w->work) {
+        peri_status status = peri_work_test(w->work);
+        if (status != PERI_OK) return status;
+    }
+    return collect(w, &grad_in[0]);
+}
+
+static void weights_fini(peri__node *node)
+{
+    peri__weights_dist_release(node->state);
+    node->state = NULL;
+}
+
+static const peri__node_vtab weights_vtab = {
+    .name = "sharded weights_dist", .collective = true, .backward = weights_backward, .fini = weights_fini};
+
+peri_status peri__weights_dist_record(peri__weights_dist *w, peri_tensor *weights, peri_tensor **token)
+{
+    int64_t none = 0;
+    peri__node *node;
+    peri_tensor *t;
+    PERI_TRY(peri_tensor_new(w->ebc->device, PERI_F32, 1, &none, &t));
+    peri_status status = peri__record(&weights_vtab, &weights, 1, &t, 1, &node);
+    if (status < 0) {
+        peri_tensor_release(t);
+        return status;
+    }
+    peri__refs_add(&w->refs);
+    node->state = w;
+    *token = t;
+    return PERI_OK;
+}
