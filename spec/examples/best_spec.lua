@@ -20,7 +20,7 @@ local function train(model, world, device, step)
   local kt = ebc:forward(sharded.batch(step, world:rank(), device)):values()
   kt:backward(peri.Tensor.uniform({ sharded.BATCH, sharded.WIDTH }, -1, 1, step, world:rank(), "f32", device))
   for _, p in ipairs(model.module:parameters()) do p:detach():fill(step) end
-  for _, leaf in ipairs((ebc:dense_leaves())) do leaf.tensor:detach():fill(step) end
+  for _, p in ipairs(ebc:parameters()) do p:detach():fill(step) end
 end
 
 local function run(world, device, args)
