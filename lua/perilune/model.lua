@@ -116,7 +116,7 @@ function DistributedModelParallel:init(args)
   end
   self.module = module
   for _, m in ipairs(module:modules()) do
-    if m.set_group then m:set_group(group) end
+    if m.reduction == "global_mean" and m.set_group then m:set_group(group) end
   end
   local replicated = {} -- equal on all ranks, gradients averaged: the dense part and replicas of dense tables
   for _, p in ipairs(module:parameters()) do

@@ -18,7 +18,8 @@ function M.pipeline(world, device)
     dense_in_features = 3, dense_arch_layer_sizes = { 8, 4 }, over_arch_layer_sizes = { 6, 1 }, dense_device = device,
   }
   local model = peri.DistributedModelParallel {
-    module = nn.DLRMTrain(dlrm), group = world, device = device, plan = { ["model.sparse_arch.embedding_bag_collection"] = entries },
+    module = nn.DLRMTrain(dlrm, nn.BCEWithLogitsLoss { reduction = "global_mean" }),
+    group = world, device = device, plan = { ["model.sparse_arch.embedding_bag_collection"] = entries },
   }
   local optimizer = nn.optim.Adam { params = model:dense_parameters(), lr = 0.001 }
   return peri.TrainPipelineBase { model = model, optimizer = optimizer }

@@ -7,6 +7,8 @@
 
 #include "runtime/comm/internal.h"
 
+#include <perilune/ops.h>
+
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -428,6 +430,54 @@ out:
     return status;
 }
 
+/** Averages at the end of backward passes between two ranks; that of rank 1 reaches what the reducer watches, and no parameter. */
+static peri_status reducer_life(peri_device *d)
+{
+    peri_group *group[2] = {0};
+    peri_tensor *leaf[2] = {0}, *other = NULL, *result[2] = {0}, *grad = NULL;
+    peri_reducer *reducer[2] = {0};
+    peri_backward *pass[2] = {0};
+    peri_status status;
+    char job[32];
+    int64_t count = 10;
+    double average[2] = {0, 0};
+    snprintf(job, sizeof job, "reducers %d", ++worlds);
+    PERI_TRY_GOTO(peri_tensor_full(d, PERI_F32, 1, &count, 1, &other), out);
+    PERI_TRY_GOTO(peri_tensor_requires_grad(other, true), out);
+    for (int32_t i = 0; i < 2; i++) {
+        peri_comm_config config = {.transport = "sim", .job = job, .rank = i, .size = 2, .timeout_s = 20};
+        PERI_TRY_GOTO(peri_comm_open(&config, &group[i]), out);
+        PERI_TRY_GOTO(peri_tensor_full(d, PERI_F32, 1, &count, 1, &leaf[i]), out);
+        PERI_TRY_GOTO(peri_tensor_requires_grad(leaf[i], true), out);
+        PERI_TRY_GOTO(peri_reducer_new(group[i], &leaf[i], 1, 0, &reducer[i]), out);
+        PERI_TRY_GOTO(peri_op_affine(i ? other : leaf[i], 3, 0, &result[i]), out);
+        PERI_TRY_GOTO(peri_reducer_watch(reducer[i], result[i]), out);
+        PERI_TRY_GOTO(peri_backward_new(result[i], other, &pass[i]), out);
+    }
+    PERI_TRY_GOTO(backward_both(pass), out);
+    for (int32_t i = 0; i < 2; i++) {
+        PERI_TRY_GOTO(peri_tensor_grad(leaf[i], &grad), out);
+        assert_non_null(grad);
+        PERI_TRY_GOTO(peri_tensor_item(grad, 0, &average[i]), out);
+        peri_tensor_release(grad);
+        grad = NULL;
+        assert_true(average[i] == 1.5);
+    }
+out:
+    for (int32_t i = 0; i < 2; i++) {
+        if (status < 0 && group[i]) peri_group_abort(group[i], "out of memory");
+        if (group[i]) peri_group_progress(group[i]);
+    }
+    peri_tensor_release(grad);
+    for (int32_t i = 0; i < 2; i++) {
+        peri_backward_release(pass[i]), peri_tensor_release(result[i]), peri_reducer_release(reducer[i]), peri_tensor_release(leaf[i]);
+        if (group[i]) peri_group_progress(group[i]);
+    }
+    peri_tensor_release(other);
+    close_world(group[1] ? 2 : group[0] ? 1 : 0, group);
+    return status;
+}
+
 static void runs_out(peri_status (*life_of)(peri_device *d))
 {
     peri_log_level_set(PERI_LOG_ERROR);
@@ -462,6 +512,12 @@ static void memory_runs_out_in_lists(void **state)
 {
     (void)state;
     runs_out(lists_life);
+}
+
+static void memory_runs_out_in_reducers(void **state)
+{
+    (void)state;
+    runs_out(reducer_life);
 }
 
 /* -- streams ---------------------------------------------------------------------------------------------------------------------- */
@@ -572,6 +628,7 @@ int main(void)
         cmocka_unit_test(releasing_keeps_the_message),
         cmocka_unit_test(memory_runs_out),
         cmocka_unit_test(memory_runs_out_in_lists),
+        cmocka_unit_test(memory_runs_out_in_reducers),
         cmocka_unit_test(streams_are_joined),
         cmocka_unit_test(groups_answer),
     };
