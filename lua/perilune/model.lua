@@ -149,13 +149,17 @@ function DistributedModelParallel:dense_parameters()
 end
 
 --- Let a backward pass through what the model returned reduce the dense gradients, whichever of them it reaches on this rank.
-local function watched(reducer, first, ...)
-  if Tensor.is(first) then reducer:watch(first) end
-  if select("#", ...) == 0 then return first end
-  return first, watched(reducer, ...)
+--- (Without "...", which LuaJIT does not compile here.)
+local function watched(reducer, a, b, c, d, e, f, more)
+  if more ~= nil then P.fail "DistributedModelParallel: the model returns more than 6 values; return a table of them" end
+  if Tensor.is(a) then reducer:watch(a) end
+  if Tensor.is(b) then reducer:watch(b) end
+  if Tensor.is(c) then reducer:watch(c) end
+  if Tensor.is(d) then reducer:watch(d) end
+  if Tensor.is(e) then reducer:watch(e) end
+  if Tensor.is(f) then reducer:watch(f) end
+  return a, b, c, d, e, f
 end
-
-DistributedModelParallel.wraps = true -- in messages, paths begin at the model
 
 function DistributedModelParallel:forward(...)
   if not self._reducer then return self.module(...) end
