@@ -76,6 +76,7 @@ struct mpi_request {
     int64_t quiet_ns, asked_ns; /* since when nothing came; when the others were asked last */
     int32_t polls;
     bool past;               /* results are written past the caches */
+    int64_t rows;            /* how short rows are received: PERI_HOST_COPY_ROWS; 0 while there are few of them */
     bool deferred;           /* not begun: waits for a free cell */
     bool stalled, dropped;   /* fault points */
     bool cancelled;          /* receives were cancelled after a failure */

@@ -131,7 +131,8 @@ static void place_part(const mpi_request *r, int32_t from, const void *src)
     if (p.n == 0) return;
     int64_t width = size_of(r->op.dtype);
     peri_k_route_place_args args = {.dst = r->op.recv, .received = (const void *)((uintptr_t)src - (uintptr_t)(p.runs[0].from * width)),
-                                    .runs = p.runs, .lines = p.lines, .step = p.step, .width = width, .past = r->past};
+                                    .runs = p.runs, .lines = p.lines, .step = p.step, .width = width,
+                                    .past = p.n * p.lines == 1 ? r->past : r->rows == 2};
     host->parallel_for(p.n * p.lines, 1, place_range, &args);
 }
 

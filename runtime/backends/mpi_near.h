@@ -332,7 +332,7 @@ static size_t near_cut(const places *p, uint64_t width, uint64_t placed, uint64_
 
 /** Copy @bytes of rank @from's data, from byte @first of what @to gets from everybody on, to the places that @p gives them. @placed:
  *  address in @to's process from which the runs count; @joined: where the bytes lie in @from's. One of the two ranks is this one.
- *  What is written past the caches is read into a block that stays in them first: a system call writes through them. */
+ *  What is written past the caches is read into a block that stays in them first: a system call writes through them, and row by row. */
 static peri_status near_place(const mpi_request *r, int32_t from, int32_t to, const places *p, uint64_t placed, uint64_t first,
                               uint64_t joined, uint64_t bytes)
 {
@@ -342,7 +342,8 @@ static peri_status near_place(const mpi_request *r, int32_t from, int32_t to, co
     uint64_t width = (uint64_t)size_of(r->op.dtype), n = 0;
     const peri_k_run *last = &p->runs[p->n - 1];
     int64_t lines = p->n * p->lines, mean = (last->from + last->n * p->lines - p->runs[0].from) / lines * (int64_t)width;
-    char *bounce = read && r->past && (lines == 1 || mean < LONG_RUN) ? near_bounce() : NULL;
+    int64_t way = !read ? 0 : lines == 1 ? (r->past ? 2 : 0) : mean < LONG_RUN ? r->rows : 0; /* as of PERI_HOST_COPY_ROWS */
+    char *bounce = way ? near_bounce() : NULL;
     uint64_t block = (uint64_t)host->copy_choice(PERI_HOST_COPY_BLOCK);
     for (uint64_t at = 0; at < bytes; at += n) {
         uint64_t stop = bounce && bytes - at > block ? at + block : bytes, next = first + at;
@@ -356,7 +357,8 @@ static peri_status near_place(const mpi_request *r, int32_t from, int32_t to, co
             for (size_t i = 0, x = 0; i < count; x += pieces[i++].iov_len)
                 runs[i] = (peri_k_run){
                     .to = (int64_t)((uintptr_t)pieces[i].iov_base - placed), .from = (int64_t)x, .n = (int64_t)pieces[i].iov_len};
-            peri_k_route_place_args args = {.dst = (void *)(uintptr_t)placed, .received = bounce, .runs = runs, .width = 1, .past = true};
+            peri_k_route_place_args args = {
+                .dst = (void *)(uintptr_t)placed, .received = bounce, .runs = runs, .width = 1, .past = way == 2};
             place_range(&args, 0, (int64_t)count);
         } else {
             TRY(read ? near_move(r, from, true, pieces, count, &whole, 1, &n) : near_move(r, to, false, &whole, 1, pieces, count, &n));
@@ -461,14 +463,14 @@ static void near_waited_for(const mpi_request *r, bool *members)
 
 static bool near_large(int64_t bytes) { return bytes > mpi.near_least; }
 
-/** Every rank receives and sends about @bytes together: are results written past the caches of the machine, which they would only run
- *  through? */
-static bool past_caches(const mpi_request *r, int64_t bytes)
+/** Every rank receives and sends about @bytes together, which may only run through the caches of the machine: choose how. */
+static void past_caches(mpi_request *r, int64_t bytes)
 {
     int64_t all = bytes > INT64_MAX / r->group->size ? INT64_MAX : bytes * r->group->size;
-    if (!r->group->shared || all < PERI_HOST_COPY_LARGE) return false;
+    if (!r->group->shared || all < PERI_HOST_COPY_LARGE) return;
     int64_t least = host->copy_choice(PERI_HOST_COPY_PAST);
-    return least > 0 && all >= least;
+    r->past = least > 0 && all >= least;
+    r->rows = r->op.recv_runs ? host->copy_choice(PERI_HOST_COPY_ROWS) : 0;
 }
 
 /** No cell is free: start again when some operation has ended. */
@@ -534,7 +536,7 @@ static peri_status near_pairs(mpi_request *r)
 {
     struct near_state *s = r->near;
     int32_t rank = r->group->rank, size = r->group->size;
-    bool by_sender = host->copy_choice(PERI_HOST_COPY_BY) == 1 && !mpi.crowded && !r->past; /* past the caches writes who receives */
+    bool by_sender = host->copy_choice(PERI_HOST_COPY_BY) == 1 && !mpi.crowded && !r->past && !r->rows; /* those receive */
     for (int32_t k = 1; k < size; k++) {
         int32_t other = (rank + k) % size;
         if (near_large((int64_t)s->mine[other].recv_bytes) || near_large((int64_t)s->mine[other].send_bytes)) TRY(near_agree(r, other));
@@ -552,7 +554,7 @@ static peri_status near_broadcast(mpi_request *r, uint64_t bytes)
 {
     const mpi_group *g = r->group;
     int32_t root = r->op.root;
-    r->past = past_caches(r, (int64_t)bytes);
+    past_caches(r, (int64_t)bytes);
     TRY(near_prepare(r));
     for (int32_t i = 0; i < g->size; i++) {
         descriptor *d = &r->near->mine[i];

@@ -74,7 +74,7 @@ static peri_status all_gather_phase(mpi_request *r)
     if (status >= 0) {
         int64_t all = layout_parts(&in, op->recv_counts, size, size_of(op->dtype));
         layout_same(&out, size, 0, in.bytes[rank]);
-        r->past = past_caches(r, all + in.bytes[rank]);
+        past_caches(r, all + in.bytes[rank]);
         status = exchange(r, op->recv, in.at, in.bytes, op->send, out.at, out.bytes);
         place_own(r, (char *)op->recv + in.at[rank], op->send, in.bytes[rank]);
         layout_fini(&out);
@@ -126,7 +126,7 @@ static peri_status all_to_all_phase(mpi_request *r)
         int64_t received = layout_parts(&in, op->recv_counts, size, size_of(op->dtype));
         int64_t sent = layout_parts(&out, op->send_counts, size, size_of(op->dtype));
         const char *own = (const char *)op->send + out.at[rank];
-        r->past = past_caches(r, received + sent);
+        past_caches(r, received + sent);
         if (op->recv_runs) status = take_scratch(r, set_aside(r, &in));
         if (status >= 0) status = exchange(r, op->recv_runs ? r->scratch : op->recv, in.at, in.bytes, op->send, out.at, out.bytes);
         if (op->recv_runs) place_part(r, rank, own);

@@ -14,6 +14,8 @@
 /* Bytes of a huge page; that all threads copy in a pass, of as many they read; that are copied in a pass about who copies, by each thread:
  * they stay in caches; of one call, as a rank claims them. */
 enum { HUGE_PAGE = 2 << 20, ALL_BYTES = 24 << 20, NEAR_BYTES = 1 << 20, CLAIM = 1 << 20, MOST_THREADS = 64 };
+/* Rows: bytes; of which that many come in one call. */
+enum { ROW = 2 << 10, MOST_ROWS = 512 };
 
 typedef struct copies {
     char *block, *from, *to, *bounce;
@@ -21,7 +23,7 @@ typedef struct copies {
     int32_t threads;
     int64_t part;   /* bytes of a thread */
     int32_t choice; /* that is measured */
-    int64_t past, step;
+    int64_t past, rows, step;
     bool by_sender, fill;
     atomic_int failed;
 } copies;
@@ -81,6 +83,29 @@ static bool receive(const copies *m, int64_t i)
     return true;
 }
 
+/** Thread @i receives its part as every other row of a result: in their places, or through a block. */
+static bool receive_rows(const copies *m, int64_t i)
+{
+    const int64_t part = m->part / (2 * ROW) * ROW, most = m->rows ? m->step : MOST_ROWS * ROW;
+    const char *from = m->from + i * m->part;
+    char *to = m->to + i * m->part, *bounce = m->bounce + i * HUGE_PAGE;
+    for (int64_t at = 0, n; at < part; at += n) {
+        n = peri__min(part - at, most);
+        peri_k_run lines = {.n = ROW};
+        peri_k_route_place_args args = {.dst = to + 2 * at, .received = bounce, .runs = &lines, .width = 1, .lines = n / ROW,
+                                        .step = 2 * ROW, .past = m->rows == 2};
+        if (m->rows) {
+            if (!move(true, bounce, from + at, n)) return false;
+            peri_kernels_get()->fn[PERI_K_route_place](&args, 0, n / ROW);
+            continue;
+        }
+        struct iovec there = {(void *)(uintptr_t)(from + at), (size_t)n}, here[MOST_ROWS];
+        for (int64_t k = 0; k < n / ROW; k++) here[k] = (struct iovec){to + 2 * (at + k * ROW), ROW};
+        if (process_vm_readv(getpid(), here, (size_t)(n / ROW), &there, 1, 0) != n) return false;
+    }
+    return true;
+}
+
 /** Thread @i writes what it will send, or copies: what comes from the next thread, or what goes to it. */
 static bool hand_over(const copies *m, int64_t i)
 {
@@ -97,8 +122,12 @@ static bool hand_over(const copies *m, int64_t i)
 static void copies_range(void *ctx, int64_t begin, int64_t end)
 {
     copies *m = ctx;
-    for (int64_t i = begin; i < end; i++)
-        if (!(m->choice == PERI__TUNE_copy_by ? hand_over(m, i) : receive(m, i))) atomic_store(&m->failed, 1);
+    for (int64_t i = begin; i < end; i++) {
+        bool ok = m->choice == PERI__TUNE_copy_by     ? hand_over(m, i)
+                  : m->choice == PERI__TUNE_copy_rows ? receive_rows(m, i)
+                                                      : receive(m, i);
+        if (!ok) atomic_store(&m->failed, 1);
+    }
 }
 
 static int64_t copies_pass(void *state, int32_t choice)
@@ -107,6 +136,7 @@ static int64_t copies_pass(void *state, int32_t choice)
     m->choice = choice;
     m->past = choice == PERI__TUNE_copy_block ? 1 : peri__tune(PERI__TUNE_copy_past);
     m->step = peri__tune(PERI__TUNE_copy_block);
+    m->rows = peri__tune(PERI__TUNE_copy_rows);
     m->by_sender = peri__tune(PERI__TUNE_copy_by) == 1;
     if (choice == PERI__TUNE_copy_by) {
         if (m->threads < 2 || m->part < NEAR_BYTES) return 0;

@@ -198,6 +198,8 @@ static int64_t sort_pass(void *state, int32_t choice)
     b->turn++;
     peri_k_radix_args pass = {.src = b->room, .dst = b->room + n, .counts = b->counts, .n = &n, .chunks = chunks, .shift = PAYLOAD_BITS,
                               .bits = SORT_BITS};
+    fill none = {b->block, 0};
+    peri__parallel_for(64, 1, zero_range, &none); /* wakes the threads, which a backward pass finds awake */
     int64_t from = peri_time_ns();
     for (int32_t i = 0; i < 2; i++) {
         launch_kernel(PERI_K_radix_histogram, &pass, chunks, 1);

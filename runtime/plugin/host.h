@@ -43,7 +43,8 @@ enum {
     PERI_HOST_COPY_BLOCK = 1, /* bytes, PERI_HOST_COPY_BLOCK_MOST at most */
     PERI_HOST_COPY_BY = 2,    /* 0: the receiver, 1: the sender */
     PERI_HOST_COPY_NEAR = 3,  /* bytes; the ranks of a world have to agree */
-    PERI_HOST_COPY_CHOICES = 4,
+    PERI_HOST_COPY_ROWS = 4,  /* 0: in their places, 1: through a block, 2: through a block and past the caches. Ask as for PAST */
+    PERI_HOST_COPY_CHOICES = 5,
     PERI_HOST_COPY_LARGE = 24 << 20,
     PERI_HOST_COPY_BLOCK_MOST = 1 << 20
 };
