@@ -4,7 +4,7 @@
  * past the caches, who copies. They change times, never a bit of a result, and ranks may choose differently.
  *
  * A choice comes from, in this order: PERI_TUNE (or peri_tune_set); the file of this kind of processor in the user's cache folder; a
- * measurement of some ten milliseconds, at the first use of what is large enough to care, which is then kept in the file; the default.
+ * short measurement, at the first use of what is large enough to care, which is then kept in the file; the default.
  */
 #ifndef PERILUNE_TUNE_H
 #define PERILUNE_TUNE_H
