@@ -62,6 +62,7 @@ local base_env = {
   PERI_LIBRARY = ("%s/%s/libperilune.so"):format(here, B),
   PERI_PLUGIN_PATH = here .. "/" .. B,
   PERI_NUM_THREADS = "2",
+  XDG_CACHE_HOME = ("%s/%s/cache"):format(here, B), -- what this build measures stays with it
   PERI_LUA_PATH = false, PERI_LOG = false, PERI_TRACEBACK = false, MAKEFLAGS = false, MFLAGS = false, MAKELEVEL = false,
   CMOCKA_MESSAGE_OUTPUT = "TAP",
   ASAN_OPTIONS = ("suppressions=%s/tests/harness/asan.supp:detect_leaks=1:allocator_may_return_null=1"):format(here),

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * tune_file.c: measured choices kept in $XDG_CACHE_HOME/perilune or ~/.cache/perilune. The file's name says on which kind of processor they
- * were measured and by which version, since home folders are shared between machines:
+ * were measured, among which ways and by which version, since home folders are shared between machines and between builds:
  *
- *   perilune 0.1.0 AuthenticAMD-25-1-1-32K-512K-32768K-2
+ *   perilune 0.1.0 AuthenticAMD-25-1-1-32K-512K-32768K-2-0b5e91c4
  *   lookup_prefetch l2-8k 904123 871400 ...            the way, and the nanoseconds of all of them
  *   end 1f7b0c2d9e8a4453                               a hash of the lines before
  */
@@ -39,7 +39,19 @@ static void first_word(const char *path, char *word, size_t room)
     snprintf(word, room, "%s", text[0] ? text : "?");
 }
 
-/** Vendor, family, model, stepping; sizes of the caches for data; processors that this process may use. */
+/** A hash of what there is to choose: builds with other choices have files of their own. */
+static uint32_t table_hash(void)
+{
+    uint64_t hash = 0;
+    for (int32_t c = 0; c < PERI__TUNE_CHOICES; c++) {
+        hash = peri__hash_mix(hash, peri__tune_hash(peri__tune_table[c].name, strlen(peri__tune_table[c].name)));
+        for (int32_t w = 0; w < peri__tune_ways(c); w++)
+            hash = peri__hash_mix(hash, peri__tune_hash(peri__tune_table[c].ways[w], strlen(peri__tune_table[c].ways[w])));
+    }
+    return (uint32_t)(hash >> 32 ^ hash);
+}
+
+/** Vendor, family, model, stepping; sizes of the caches for data; processors that this process may use; table_hash. */
 static void processor_key(char key[MOST_KEY])
 {
     char model[64] = "processor", sizes[3][16] = {"?", "?", "?"};
@@ -65,7 +77,7 @@ static void processor_key(char key[MOST_KEY])
     }
     cpu_set_t set;
     int cpus = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
-    snprintf(key, MOST_KEY, "%s-%s-%s-%s-%d", model, sizes[0], sizes[1], sizes[2], cpus);
+    snprintf(key, MOST_KEY, "%s-%s-%s-%s-%d-%08x", model, sizes[0], sizes[1], sizes[2], cpus, table_hash());
     for (char *at = key; *at; at++)
         if (!strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-", *at)) *at = '_';
 }

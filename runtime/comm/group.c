@@ -125,7 +125,6 @@ static peri_status set_nodes(peri__comm *comm, void *ctx, int32_t local_size)
 
 peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
 {
-    PERI_NEED(given);
     PERI_NEED(out);
     peri_comm_config config = {0};
     if (given) config = *given;

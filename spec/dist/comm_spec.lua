@@ -107,7 +107,7 @@ describe("intra_and_cross_node_pg", function()
     local function bad(args, pattern) assert.error_matches(function() comm.intra_and_cross_node_pg(args) end, pattern) end
     bad({ topology = { 0, 0, 1 } }, "node 1 has 1 ranks and another one 2")
     bad({ topology = { 0, 0 } }, "no node for each of the 3 ranks")
-    bad({ topology = { 0, "a", 1 } }, "a node of topology is a")
+    bad({ topology = { 0, "a", 1 } }, "a node of topology is 'a', allowed: whole numbers")
     bad({ local_size = 2 }, "nodes of 2 ranks in a group of 3")
     bad({ local_size = 4 }, "local_size is 4")
     bad({ group = 5 }, "group is a number")
