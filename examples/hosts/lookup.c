@@ -47,8 +47,8 @@ static void fill(peri_tbe *tables, peri_device *cpu, int64_t table, int64_t rows
 static peri_tbe *make_tables(peri_device *cpu)
 {
     static const char *const features[] = {"clicked", "tags"};
-    peri_table_config table[2] = {{0}, {0}};
-    peri_tbe_config config = {0};
+    static peri_table_config table[2]; /* static: zeros, which are the defaults of all fields */
+    static peri_tbe_config config;
     peri_tbe *tables;
     table[0].name = "items", table[0].rows = ITEMS, table[0].cols = COLS, table[0].pooling = PERI_POOLING_SUM;
     table[1].name = "tags", table[1].rows = TAGS, table[1].cols = COLS, table[1].pooling = PERI_POOLING_MEAN;
@@ -84,12 +84,12 @@ int main(int argc, char **argv)
     peri_tbe *tables = make_tables(cpu);
 
     /* Which bags look into which table, and where their sums go: the columns of one output row. */
-    peri_tbe_block block[2] = {{0}, {0}};
+    static peri_tbe_block block[2];
     for (int k = 0; k < 2; k++) {
         block[k].first_bag = k, block[k].bags = 1, block[k].table = block[k].feature = k;
         block[k].out_offset = k * COLS, block[k].out_stride = 2 * COLS;
     }
-    peri_tbe_input input = {0};
+    static peri_tbe_input input;
     check(peri_tbe_blocks_new(tables, block, 2, &input.blocks));
     input.ids = tensor_of(cpu, PERI_I64, n + 2, ids);
     input.offsets = tensor_of(cpu, PERI_I64, 3, offsets);

@@ -38,8 +38,8 @@ static peri_tensor *tensor_of(int32_t dtype, int64_t count, const void *data)
 static peri_sharded_ebc *make_tables(void)
 {
     const int32_t which[] = {0, 1}, last = peri_group_size(world) - 1;
-    peri_sharded_table table[2] = {{0}, {0}};
-    peri_sharded_ebc_config config = {0};
+    static peri_sharded_table table[2]; /* static: zeros, which are the defaults of all fields */
+    static peri_sharded_ebc_config config;
     peri_sharded_ebc *tables;
     peri_tbe_optimizer adagrad;
     check(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &adagrad)), adagrad.learning_rate = 0.1;
@@ -60,7 +60,7 @@ static void next_batch(peri_keys *keys, uint32_t step, peri_kjt **batch, peri_te
     const int64_t first = BATCH * rank / size, share = BATCH * (rank + 1) / size - first;
     int64_t ids[BATCH * (1 + EACH)], lengths[2 * BATCH], n = share;
     float label[BATCH];
-    peri_kjt_args args = {0};
+    static peri_kjt_args args;
     for (int64_t i = 0; i < share; i++) {
         uint32_t sample = step * BATCH + (uint32_t)(first + i), odd = 0;
         ids[i] = mix(sample, EACH) % ITEMS, lengths[i] = 1, lengths[share + i] = EACH;
