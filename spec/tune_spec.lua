@@ -38,7 +38,7 @@ describe("perilune calibrate", function()
     assert.matches("lookup_prefetch%s+l2%-16k%s+default", info)
     assert.matches("kept in%s+no file", info)
     info = run("info", { PERI_TUNE = "lookup_prefetch=far" })
-    assert.matches("PERI_TUNE: 'lookup_prefetch=far' is ignored; ways of lookup_prefetch: off, l1%-4k", info)
+    assert.matches("PERI_TUNE: 'lookup_prefetch=far', allowed ways of lookup_prefetch: off, l1%-4k", info)
   end)
 
   it("a damaged file is named, and measured again", function()

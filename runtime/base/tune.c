@@ -48,25 +48,40 @@ static void apply(int32_t c)
 
 /* -- loading --------------------------------------------------------------------------------------------------------------------- */
 
+/** Which choice and way a word "name=way" of PERI_TUNE asks for; both -1 for "off". False: it asks for nothing there is; @why says so. */
+static bool understand(const char *word, int32_t *choice, int32_t *way, char *why, size_t len)
+{
+    char room[256], name[64];
+    const char *equals = strchr(word, '=');
+    *choice = *way = -1;
+    if (!strcmp(word, "off")) return true;
+    snprintf(name, sizeof name, "%.*s", equals ? (int)(equals - word) : 60, word);
+    *choice = peri__tune_find(name);
+    if (*choice >= 0 && equals) *way = peri__tune_way(*choice, equals + 1);
+    if (*choice < 0) snprintf(why, len, "'%.60s' is no choice, known: %s", name, list(-1, room, sizeof room));
+    else if (*way < 0)
+        snprintf(why, len, "'%.80s', allowed ways of %s: %s", word, peri__tune_table[*choice].name, list(*choice, room, sizeof room));
+    return *way >= 0;
+}
+
+peri_status peri__tune_check(void)
+{
+    char words[512], why[512], *rest = NULL;
+    const char *given = getenv("PERI_TUNE");
+    int32_t choice, way;
+    snprintf(words, sizeof words, "%s", given ? given : "");
+    for (char *word = strtok_r(words, ", ", &rest); word; word = strtok_r(NULL, ", ", &rest))
+        if (!understand(word, &choice, &way, why, sizeof why)) return peri__fail(PERI_EINVAL, "PERI_TUNE: %s", why);
+    return PERI_OK;
+}
+
 static void give(const char *word)
 {
-    char room[256];
-    const char *equals = strchr(word, '=');
-    if (!strcmp(word, "off")) {
-        off = true;
-        return;
-    }
-    char name[64];
-    snprintf(name, sizeof name, "%.*s", equals ? (int)(equals - word) : 60, word);
-    int32_t c = peri__tune_find(name), way = c >= 0 && equals ? peri__tune_way(c, equals + 1) : -1;
-    if (c < 0) {
-        peri__log(PERI_LOG_WARN, "PERI_TUNE: '%.60s' is no choice; known: %s", name, list(-1, room, sizeof room));
-    } else if (way < 0) {
-        peri__log(PERI_LOG_WARN, "PERI_TUNE: '%.80s' is ignored; ways of %s: %s", word, peri__tune_table[c].name,
-                  list(c, room, sizeof room));
-    } else {
-        now[c].given = way;
-    }
+    char why[512];
+    int32_t choice, way;
+    if (!understand(word, &choice, &way, why, sizeof why)) peri__log(PERI_LOG_WARN, "PERI_TUNE: %s", why); /* see peri__tune_check */
+    else if (choice < 0) off = true;
+    else now[choice].given = way;
 }
 
 static void load(void)

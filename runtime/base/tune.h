@@ -51,6 +51,8 @@ typedef struct peri__tune_lines {
 peri_status peri__tune_parse(const char *text, size_t length, const char *key, peri__tune_lines *out);
 /** The text of such a file; returns its length, and writes @room bytes at most. */
 size_t peri__tune_print(const peri__tune_lines *lines, const char *key, char *text, size_t room);
+/** An error if PERI_TUNE asks for a choice or a way that is not there. Changes nothing. */
+peri_status peri__tune_check(void);
 /** Take in PERI_TUNE and the file again (tests). */
 void peri__tune_reload(void);
 

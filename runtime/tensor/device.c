@@ -4,6 +4,8 @@
  */
 #include "internal.h"
 
+#include "../base/tune.h"
+
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,11 +41,32 @@ static peri_status open_device(const char *name, peri_device *d)
     return d->vtab->stream_new(d->ctx, &d->default_stream.ctx);
 }
 
+/** Variables whose values are words, and the words, each between ", ". Their users read them later, and some without a way to fail. */
+static const struct {
+    const char *name, *words;
+} word_variables[] = {
+    {"PERI_BLAS", "onednn, openblas"}, {"PERI_MPI_NEAR", "0, 1"}, {"PERI_ROW_IO", "auto, uring, threads"}, {"PERI_TRACEBACK", "0, 1"},
+};
+
+static bool is_word_of(const char *text, const char *words)
+{
+    size_t n = strlen(text);
+    for (const char *at = words; at; at = strstr(at, ", ") ? strstr(at, ", ") + 2 : NULL)
+        if (!strncmp(at, text, n) && (at[n] == ',' || !at[n])) return true;
+    return false;
+}
+
 /** What the environment asks for must exist: nothing is computed before a device is open. */
 static peri_status check_environment(void)
 {
     PERI_TRY(peri__threads_check());
     PERI_TRY(peri__log_check());
+    PERI_TRY(peri__tune_check());
+    for (size_t i = 0; i < sizeof word_variables / sizeof *word_variables; i++) {
+        const char *text = getenv(word_variables[i].name), *words = word_variables[i].words;
+        if (text && *text && !is_word_of(text, words))
+            return peri__fail(PERI_EINVAL, "%s is '%.40s', allowed: %s", word_variables[i].name, text, words);
+    }
     const char *isa = peri_kernels_unknown();
     return isa ? peri__fail(PERI_EINVAL, "PERI_CPU_ISA is '%.40s', allowed: ref, avx2, avx512", isa) : PERI_OK;
 }

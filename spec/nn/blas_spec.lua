@@ -44,6 +44,6 @@ describe("matrix products", function()
   it("refuse an unknown library", function()
     local text, status = products "mkl"
     assert.not_equal(0, status)
-    assert.matches("PERI_BLAS=mkl, allowed: onednn, openblas", text)
+    assert.matches("PERI_BLAS is 'mkl', allowed: onednn, openblas", text)
   end)
 end)
