@@ -96,7 +96,8 @@ static peri_status check_table(const peri_table_config *t, int64_t i)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': init %d, allowed: 0..%d", name, t->init, PERI_INIT_NONE);
     if (!isfinite(t->init_a) || !isfinite(t->init_b) || (t->init == PERI_INIT_UNIFORM && t->init_b < t->init_a) ||
         (t->init == PERI_INIT_NORMAL && t->init_b < 0))
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': init parameters %g, %g", name, t->init_a, t->init_b);
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s': init parameters %g, %g, allowed: finite numbers, with uniform low <= "
+                          "high, with normal a deviation >= 0", name, t->init_a, t->init_b);
     return PERI_OK;
 }
 

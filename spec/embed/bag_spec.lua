@@ -12,6 +12,34 @@ local function config(more)
   return Config(a)
 end
 
+describe("start values", function()
+  for words, f in pairs {
+    ["uniform: low is 2, high is 1, allowed: low <= high"] = function() embed.uniform(2, 1) end,
+    ["uniform: high is nan, allowed: finite numbers"] = function() embed.uniform(2, tonumber "nan") end,
+    ["normal: deviation is -1, allowed: numbers >= 0"] = function() embed.normal(0, -1) end,
+    ["constant: value is inf, allowed: finite numbers"] = function() embed.constant(math.huge) end,
+    ["weight_init_min is 2, weight_init_max is 1, allowed: min <= max"] = function()
+      config { weight_init_min = 2, weight_init_max = 1 }
+    end,
+  } do
+    it("refuse: " .. words, function()
+      local ok, err = pcall(f)
+      assert.is_false(ok)
+      assert.truthy(tostring(err):find(words, 1, true), tostring(err))
+    end)
+  end
+end)
+
+describe("fused_params", function()
+  for _, rate in ipairs { -1, tonumber "nan", math.huge } do
+    it("refuse a learning rate of " .. rate, function()
+      assert.error_matches(function()
+        Collection { tables = { config() }, fused_params = { optimizer = "sgd", learning_rate = rate } }
+      end, ("fused_params: learning_rate %s, allowed: finite numbers >= 0"):format((tostring(rate):gsub("%-", "%%-"))))
+    end)
+  end
+end)
+
 describe("EmbeddingBagConfig", function()
   it("knows TorchRec's fields and defaults", function()
     local c = config()

@@ -73,8 +73,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(with { row_offset = 2, total_rows = 4 }, "rows 2 %.%. 5 of 4")
       assert.error_matches(with { col_offset = 3, total_cols = 4 }, "columns 3 %.%. 5 of 4")
       assert.error_matches(with { pooling = "MAX" }, "pooling is 'MAX', allowed: SUM, MEAN")
-      assert.error_matches(with { init = embed.uniform(1, 0) }, "init parameters 1, 0")
-      assert.error_matches(with { init = embed.normal(0, -1) }, "init parameters 0, %-1")
+      assert.error_matches(with { init = { kind = C.PERI_INIT_UNIFORM, a = 1, b = 0 } }, "init parameters 1, 0, allowed: finite")
+      assert.error_matches(with { init = { kind = C.PERI_INIT_NORMAL, a = 0, b = -1 } }, "init parameters 0, %-1, allowed: finite")
       local function fused(p) return function() batch({ { name = "a", rows = 3, cols = 2 } }, p) end end
       assert.error_matches(fused { optimizer = "ftrl" },
         "optimizer is 'ftrl', allowed: adagrad, adam, emainplace_rowwise_adagrad, lamb, lars_sgd, lion, ")

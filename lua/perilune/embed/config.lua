@@ -25,9 +25,31 @@ end
 --- Start values that do not depend on the sharding: every element is a function of the seed, the table's name, and its row and column.
 --- (A Lua function could not promise that, so `init_fn` is one of these.)
 local function init(kind, a, b) return { kind = kind, a = a, b = b } end
-function M.uniform(low, high) return init(C.PERI_INIT_UNIFORM, low, high) end
-function M.normal(mean, deviation) return init(C.PERI_INIT_NORMAL, mean, deviation) end
-function M.constant(value) return init(C.PERI_INIT_CONSTANT, value, 0) end
+
+local function finite(func, what, x)
+  if type(x) ~= "number" or not (x > -math.huge and x < math.huge) then
+    P.fail(("%s: %s is %s, allowed: finite numbers"):format(func, what, tostring(x)))
+  end
+end
+
+function M.uniform(low, high)
+  finite("uniform", "low", low)
+  finite("uniform", "high", high)
+  if low > high then P.fail(("uniform: low is %g, high is %g, allowed: low <= high"):format(low, high)) end
+  return init(C.PERI_INIT_UNIFORM, low, high)
+end
+
+function M.normal(mean, deviation)
+  finite("normal", "mean", mean)
+  finite("normal", "deviation", deviation)
+  if deviation < 0 then P.fail(("normal: deviation is %g, allowed: numbers >= 0"):format(deviation)) end
+  return init(C.PERI_INIT_NORMAL, mean, deviation)
+end
+
+function M.constant(value)
+  finite("constant", "value", value)
+  return init(C.PERI_INIT_CONSTANT, value, 0)
+end
 
 -- -- tables --------------------------------------------------------------------------------------------------------------------------
 
@@ -69,6 +91,10 @@ function EmbeddingBagConfig:init(args)
     P.fail(f .. ": init_fn and weight_init_min or _max exclude each other")
   end
   for name, value in util.ordered(a) do self[name] = value end
+  local low, high = self:get_weight_init_min(), self:get_weight_init_max()
+  finite(f, "weight_init_min", low)
+  finite(f, "weight_init_max", high)
+  if low > high then P.fail(("%s: weight_init_min is %g, weight_init_max is %g, allowed: min <= max"):format(f, low, high)) end
 end
 
 --- The range of uniform start values.
@@ -242,6 +268,9 @@ local optimizer_arguments = {
   output_dtype = util.optional, -- of pooled rows: FP32 (default), FP16, BF16
 }
 
+--- Those of them that are finite numbers >= 0 whatever the optimizer is; the others' ranges are checked where the table is made.
+local from_zero = { learning_rate = true, eps = true, weight_decay = true, eta = true, max_norm = true, ar_alpha = true }
+
 --- fused_params -> peri_tbe_optimizer, bounds check mode, the optimizer's name, CacheParams or nil, and the output's data type (a key of
 --- data_types) or nil. FBGEMM's names and defaults:
 --- learning_rate 0.01, eps 1e-8, beta1 0.9, beta2 0.999, eta 0.001, momentum 0.9, ema_beta 0.99, ar_alpha 0, min_shrinkage 0.1;
@@ -257,7 +286,12 @@ function M.fused_params(func, params)
   P.check(C.peri_tbe_optimizer_default(one_of(func, "optimizer", name, kinds), o))
   for _, key in ipairs { "learning_rate", "eps", "beta1", "beta2", "weight_decay", "eta", "momentum", "max_norm", "ema_beta", "ar_alpha",
     "min_shrinkage" } do
-    if a[key] ~= nil then o[key] = util.number(func, key, a[key]) end
+    if a[key] ~= nil then
+      o[key] = util.number(func, key, a[key])
+      if from_zero[key] and not (o[key] >= 0 and o[key] < math.huge) then
+        P.fail(("%s: %s %s, allowed: finite numbers >= 0"):format(func, key, tostring(a[key])))
+      end
+    end
   end
   o.weight_decay_mode = one_of(func, "weight_decay_mode", mode, decay_modes)
   for key, wanted in util.ordered { counter_based_regularization = "counter", cowclip_regularization = "cowclip" } do
