@@ -79,14 +79,25 @@ describe_launcher("perilune run, one rank", function()
     assert.equal("nil\n", (run("run " .. path)))
   end)
 
-  it("starts within 20 ms", function()
+  it("starts within 20 ms of processor time", function() -- other processes do not lengthen it, as they do the time that passes
     if shell.sanitizer ~= "" then return pending "a sanitizer is slower" end
-    local path = script "require 'perilune'"
-    local out = shell.run(("for i in 1 2 3 4 5 6 7 8; do a=$(date +%%s%%N); %s run %s; b=$(date +%%s%%N); echo $(((b - a) / 1000)); done")
-      :format(perilune, path))
     local best = math.huge
-    for us in out:gmatch "%d+" do best = math.min(best, tonumber(us)) end
-    assert.is_true(best < 20000, ("%d us"):format(best))
+    for _ = 1, 8 do
+      local out = shell.run(("%s run %s; times"):format(perilune, script "require 'perilune'"))
+      local um, us, sm, ss = out:match "([%d.]+)m([%d.]+)s ([%d.]+)m([%d.]+)s%s*$" -- the second line: of the children
+      best = math.min(best, 60 * (um + sm) + us + ss)
+    end
+    assert.is_true(best < 0.02, ("%g s"):format(best))
+  end)
+
+  it("says that Ctrl-C has ended it", function()
+    local out, status = run("run " .. script [[
+      require("ffi").cdef "int raise(int);"
+      require("ffi").C.raise(2)
+      print "after"
+    ]])
+    assert.equal("perilune: interrupted (Ctrl-C)\n", out)
+    assert.equal(130, status)
   end)
 end)
 
@@ -102,6 +113,23 @@ describe_launcher("perilune run, several ranks", function()
     assert.equal(1, count(out, "rank 0 of 2: %-%-steps=3 %-%-steps=3\n"))
     assert.equal(1, count(out, "rank 1 of 2: %-%-steps=3 %-%-steps=3\n"))
     assert.equal(2, count(out, "\n"), out) -- and mpirun is quiet
+  end)
+
+  it("says in one line what it cannot take", function()
+    if need_mpi() then return pending(need_mpi()) end
+    local path = script "print 'started'"
+    local function refused(words, message, env)
+      local out, status = run("run -n 2 " .. words .. " " .. path, env)
+      assert.not_equal(0, status)
+      assert.truthy(("\n" .. out):find("\nperilune: " .. message .. "[^\n]*\n$"), out)
+      assert.not_matches("started", out)
+    end
+    refused("--bind foo", "%-%-bind: 'foo', allowed: none, hwthread, core, ")
+    refused("--bind core:foo", "%-%-bind: 'core:foo', allowed: none, hwthread, core, ")
+    refused("--mpi --nosuchoption", 'mpirun: unknown option "%-%-nosuchoption"')
+    refused("", "PERI_START_TIMEOUT_S is 'x', allowed: numbers above 0", { PERI_START_TIMEOUT_S = "x" })
+    refused("", "PERI_START_TIMEOUT_S is '%-3', allowed: numbers above 0", { PERI_START_TIMEOUT_S = "-3" })
+    refused("", "PERI_MOST_RANKS is 'x', allowed: whole numbers above 0", { PERI_MOST_RANKS = "x" })
   end)
 
   it("takes more ranks than processors", function()

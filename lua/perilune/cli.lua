@@ -9,7 +9,8 @@ local run_options = {
   { "-t", "--threads", value = "THREADS", help = "Worker threads of each rank; default: the node's processors shared among its ranks." },
   { "--host", value = "LIST", help = "Nodes for mpirun, such as a:4,b:4." },
   { "--hostfile", value = "FILE", help = "File of nodes for mpirun." },
-  { "--bind", value = "POLICY", help = "Bind ranks: none (default), core, numa, ... (mpirun's --bind-to)." },
+  { "--bind", value = "POLICY", help = "Bind ranks: none (default), hwthread, core, l1cache, l2cache, l3cache, "
+    .. "socket, numa, board, cpu-list (mpirun's --bind-to, with its qualifiers, such as core:overload-allowed)." },
   { "--mpi", value = "WORDS", many = true, help = "More arguments for mpirun, as one word or quoted: --mpi --oversubscribe, "
     .. "--mpi \"--mca btl tcp,self\"; may be repeated." },
   { "--traceback", help = "Print where an error came from (also PERI_TRACEBACK=1)." },
@@ -20,6 +21,21 @@ local function whole(text)
   if not n or n < 1 or n ~= math.floor(n) then return nil, ("'%s' is not a whole number above 0"):format(text) end
   return n
 end
+
+local bindings = { "none", "hwthread", "core", "l1cache", "l2cache", "l3cache", "socket", "numa", "board", "cpu-list" }
+local qualifiers = { ["overload-allowed"] = true, ["if-supported"] = true }
+
+local function binding(text)
+  local policy, rest = text:match "^([^:]*)(.*)$"
+  local good = false
+  for _, known in ipairs(bindings) do good = good or known == policy end
+  for qualifier in rest:gmatch ":([^:]*)" do good = good and qualifiers[qualifier] end
+  if good then return text end
+  return nil, ("--bind: '%s', allowed: %s, and behind it :overload-allowed or :if-supported"):format(text, table.concat(bindings, ", "))
+end
+
+--- What makes a value of the text of an option, by what stands for it in the help.
+local converters = { RANKS = whole, THREADS = whole, POLICY = binding }
 
 local function make_parser()
   local parser = argparse("perilune", "Train and serve recommendation models with sharded embeddings from Lua scripts.")
@@ -36,7 +52,7 @@ local function make_parser()
     else
       local option = run:option(flags, o.help):argname(o.value)
       if o.many then option:count "*" end
-      if o.value == "RANKS" or o.value == "THREADS" then option:convert(whole) end
+      if converters[o.value] then option:convert(converters[o.value]) end
     end
   end
   run:argument("script", "The Lua file.")

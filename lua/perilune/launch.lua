@@ -214,12 +214,23 @@ function M.run_here(script, arguments, traceback, launched)
   return 1
 end
 
+--- What is wrong with the variables that the launcher itself reads; nil: nothing.
+local function variables_refused()
+  for name, whole in pairs { PERI_START_TIMEOUT_S = false, PERI_MOST_RANKS = true } do
+    local text = os.getenv(name) or ""
+    local n = tonumber(text)
+    if text ~= "" and not (n and n > 0 and n < math.huge and not (whole and n ~= math.floor(n))) then
+      return ("%s is '%s', allowed: %s above 0"):format(name, text, whole and "whole numbers" or "numbers")
+    end
+  end
+end
+
 --- Let mpirun run the ranks. Returns an exit code.
 function M.launch(options)
   local launcher = require "perilune.launcher"
   options.ranks = options.ranks or 1
   local machine = M.machine(options.ranks)
-  local refusal = M.refusal(options, machine)
+  local refusal = variables_refused() or M.refusal(options, machine)
   if refusal then
     say("perilune: " .. refusal)
     return 2
@@ -244,6 +255,7 @@ function M.run(options)
   end
   local launched = os.getenv "PERI_LAUNCHER" ~= nil -- its standard error is read by the launcher: see launch/job.lua
   if world then require("perilune.launcher").watch(world.rank) end
+  if not world and (options.ranks or 1) == 1 then require("perilune.launcher").interruptible() end
   if world or ((options.ranks or 1) == 1 and not options.hosts and not options.hostfile) then
     local code = M.run_here(options.script, options.arguments, options.traceback, launched)
     require("perilune.launcher").settled()

@@ -182,8 +182,25 @@ static int settle(lua_State *L)
     return 0;
 }
 
+static void interrupted(int number)
+{
+    static const char line[] = "perilune: interrupted (Ctrl-C)\n";
+    ssize_t told_user = write(STDERR_FILENO, line, sizeof line - 1);
+    (void)told_user; /* nobody to tell */
+    _exit(128 + number);
+}
+
+/** interruptible(): a rank on its own, which nobody watches, says that Ctrl-C ends it. Where SIGINT is ignored (nohup) it stays so. */
+static int interruptible(lua_State *L)
+{
+    struct sigaction now;
+    (void)L;
+    if (sigaction(SIGINT, NULL, &now) == 0 && now.sa_handler == SIG_DFL) signal(SIGINT, interrupted);
+    return 0;
+}
+
 void peri__watch_register(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"watch", watch}, {"settled", settle}, {NULL, NULL}};
+    static const luaL_Reg functions[] = {{"watch", watch}, {"settled", settle}, {"interruptible", interruptible}, {NULL, NULL}};
     luaL_register(L, NULL, functions);
 }

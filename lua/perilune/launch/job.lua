@@ -33,7 +33,8 @@ local refusals = {
 }
 
 --- Lines that tell what the launcher tells.
-local noise = { { "^mpirun: Forwarding signal" }, { "^mpirun: abort is already in progress" }, { "^mpirun: killing job" } }
+local noise = { { "^mpirun: Forwarding signal" }, { "^mpirun: abort is already in progress" }, { "^mpirun: killing job" },
+  { "^Type 'mpirun %-%-help' for usage" } }
 
 --- Boxes that follow from the end of another rank.
 local consequences = { { "peer process has unexpectedly disconnected" }, { "failed to TCP connect to a peer" },
@@ -56,7 +57,8 @@ function M.filter(emit)
 
   local function pass(text)
     if text == "" then return end
-    if not open and (text:match "^%[ranks? " or text:match "^perilune: " or text:match "^mpirun: Error") then F.spoke = true end
+    text = text:gsub("^mpirun: Error: ", "perilune: mpirun: ")
+    if not open and (text:match "^%[ranks? " or text:match "^perilune: ") then F.spoke = true end
     emit(text)
   end
 
