@@ -10,6 +10,8 @@ local ebc = config .. [[local ebc = peri.EmbeddingBagCollection { tables = { con
 local kjt = [[local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 2, 3 }, lengths = { 3 } } ]]
 local linear = [[local linear = nn.Linear { in_features = 3, out_features = 2 } ]]
 local model = ebc .. [[local M = nn.Module:extend "M" function M:init() self.ebc = ebc end local m = M() ]]
+local filed = config .. [[local M = nn.Module:extend "M" local m = M() m.ebc = peri.EmbeddingBagCollection {]]
+  .. [[ tables = { config }, fused_params = { optimizer = "exact_row_wise_adagrad", learning_rate = 0.1 } } ]]
 local loop = [[
 local M = nn.Module:extend "M"
 function M:init() self.net = nn.Sequential { nn.Linear { in_features = 3, out_features = 1 }, nn.Sigmoid() } end
@@ -57,6 +59,55 @@ local mistakes = {
   { "a seed as a string", "nn.manual_seed 'x'", "manual_seed: seed is 'x', allowed: whole numbers 0..2^53 - 1 (s.lua:2)" },
   { "a misspelt option of the world", "peri.init { time_out = 3 }",
     "dist.init: no argument 'time_out'; allowed: job, local_size, rank, size, timeout, transport (s.lua:2)" },
+  -- plans in files
+  { "a rank in a plan's file that is not there", model .. [[
+write("p.lua", "return { ebc = { t = require('perilune.plan').table_wise(9) } }")
+peri.DistributedModelParallel { module = m, plan = "p.lua" }]],
+    "plan 'p.lua': module 'ebc': table 't' (table_wise): rank 9 does not exist, allowed: 0..0 (s.lua:3)" },
+  { "the same in JSON", model .. [[
+write("p.json", '{"perilune_plan": 1, "modules": {"ebc": {"t": {"sharding_type": "table_wise", "ranks": [9]}}}}')
+peri.DistributedModelParallel { module = m, plan = "p.json" }]],
+    "plan 'p.json': module 'ebc': table 't' (table_wise): rank 9 does not exist, allowed: 0..0 (s.lua:3)" },
+  { "a module that a plan's file invents", model .. [[
+write("p.lua", "return { abc = {} }")
+peri.DistributedModelParallel { module = m, plan = "p.lua" }]],
+    "DistributedModelParallel: plan 'p.lua' names module 'abc', which is no EmbeddingBagCollection of the model; "
+      .. "those are: 'ebc' (s.lua:3)" },
+  { "a misspelt type in JSON", model .. [[
+write("p.json", '{"perilune_plan": 1, "modules": {"ebc": {"t": {"sharding_type": "rowwise"}}}}')
+peri.DistributedModelParallel { module = m, plan = "p.json" }]],
+    "plan 'p.json': module 'ebc', table 't': ParameterSharding: sharding_type 'rowwise', allowed: column_wise, data_parallel, row_wise, "
+      .. "table_wise (s.lua:3)" },
+  { "sizes without ranks", "plan.column_wise { sizes = { 3, 1 } }",
+    "ParameterSharding: 2 sizes without ranks; with sizes, say ranks too: a list of 2, one for each size (s.lua:2)" },
+  -- tables in files
+  { "a row file of nothing", filed .. [[
+local cache = plan.CacheParams { load_factor = 0.5, directory = "." }
+local sharding = plan.table_wise(0, { compute_kernel = "fused_uvm_caching", cache_params = cache })
+write("t.rows-0-10.cols-0-4.peri", "")
+peri.DistributedModelParallel { module = m, plan = { ebc = { t = sharding } } }]],
+    "ShardedEmbeddingBagCollection: rank 0: row file './t.rows-0-10.cols-0-4.peri': 0 bytes, a header needs 4096 (s.lua:5)" },
+  { "a folder that is not there", filed .. [[
+local cache = plan.CacheParams { load_factor = 0.5, directory = "nowhere/rows" }
+local sharding = plan.table_wise(0, { compute_kernel = "fused_uvm_caching", cache_params = cache })
+peri.DistributedModelParallel { module = m, plan = { ebc = { t = sharding } } }]], "ShardedEmbeddingBagCollection: rank 0: row file "
+    .. "'nowhere/rows/t.rows-0-10.cols-0-4.peri': opening it: No such file or directory (s.lua:4)" },
+  -- what tensors and other objects do not do
+  { "a nil in a list", "peri.tensor { 1, nil, 3 }", "tensor: entry [2] is nil, and there is an entry [3] (s.lua:2)" },
+  { "a nil in a row", "peri.tensor { { 1, nil, 3 }, { 1, 2, 3 } }", "tensor: entry [2] is nil, and there is an entry [3] (s.lua:2)" },
+  { "a list from 0", "peri.tensor { [0] = 1, 2 }", "tensor: entry [0] of a list, but lists begin at [1] (s.lua:2)" },
+  { "a tensor and a text", "local x = peri.zeros { 2 } .. 'x'", "no operator '..' for tensor f32 [2] on cpu and 'x' (s.lua:2)" },
+  { "an order of tensors", "local t = peri.zeros { 2 }\nlocal x = t < t",
+    "no operator '<' for tensor f32 [2] on cpu and tensor f32 [2] on cpu (s.lua:3)" },
+  { "a tensor modulo 2", "local x = peri.zeros { 2 } % 2", "no operator '%' for tensor f32 [2] on cpu and 2 (s.lua:2)" },
+  { "an element that is set", "local t = peri.zeros { 2 }\nt[1] = 5", "a tensor has no field 1 that could be set (s.lua:3)" },
+  { "a field that is set", "local t = peri.zeros { 2 }\nt.name = 3", "a tensor has no field 'name' that could be set (s.lua:3)" },
+  { "the length of a tensor", "local n = #peri.zeros { 2 }", "a tensor has no length '#' (s.lua:2)" },
+  { "a call of a tensor", "local t = peri.zeros { 2 }\nt()", "a tensor has no call: it is no function (s.lua:3)" },
+  { "pairs of a tensor", "for _ in pairs(peri.zeros { 2 }) do end", "a tensor has no pairs: it is no table (s.lua:2)" },
+  { "ipairs of a tensor", "for _ in ipairs(peri.zeros { 2 }) do end", "a tensor has no ipairs: it is no table (s.lua:2)" },
+  { "a batch of ids plus 1", kjt .. "local x = kjt + 1",
+    "no operator '+' for KeyedJaggedTensor {f}: 3 values, batch 1, i64 on cpu and 1 (s.lua:2)" },
   -- shapes
   { "sizes by position", "peri.zeros(2, 3)", "zeros: shape is 2, wanted a list (s.lua:2)" },
   { "half an element", "peri.zeros { 2.5 }", "full: size 1 of the shape is 2.5, allowed: whole numbers 0..2^53 (s.lua:2)" },

@@ -18,6 +18,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same({}, t({}):to_table())
     end)
 
+    it("has powers", function() assert.same({ 1, 4, 9 }, (t { 1, -2, 3 } ^ 2):to_table()) end)
+
     it("writes through views", function()
       local a = peri.zeros({ 2, 3 }, "f32", device)
       a:slice(2, 1, 2):copy(t { { 7 }, { 8 } })

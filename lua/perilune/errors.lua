@@ -90,7 +90,7 @@ end
 --- The path of the innermost of `modules` (innermost first) in the outermost that has it. Wrappers of whole models have no part in paths.
 local function find_path(modules)
   for i = #modules, 2, -1 do
-    local path = not modules[i].wraps and path_between(modules[i], modules[1], {})
+    local path = modules[i].wraps ~= true and path_between(modules[i], modules[1], {})
     if path and path ~= "" then return path end
   end
 end
@@ -173,7 +173,7 @@ local function kind(value)
   if t == "number" or t == "boolean" or t == "nil" then return tostring(value) end
   if t == "cdata" then
     local ok, said = pcall(tostring, value)
-    return ok and said or "cdata"
+    return ok and (said:match "^cdata<struct peri_([%w_]+)_ref>" or said) or "cdata"
   end
   if t == "table" and type(rawget(value, "class_name")) == "string" then return "the class " .. value.class_name end
   local meta = t == "table" and getmetatable(value)
@@ -297,6 +297,9 @@ function M.describe(err)
   if getmetatable(err) == Error then return tostring(err), err.name, err.trace, err.where end
   local kept = rawequal(err, last.value) and last or {}
   local message = type(err) == "table" and err.message or err
+  if type(message) == "table" and not (getmetatable(message) or {}).__tostring then
+    message = "the script raised a table" .. (fields_of(message) and ": " .. fields_of(message) or "")
+  end
   return text(tostring(message), kept.path, kept.place), type(err) == "table" and err.name or nil, kept.trace, ""
 end
 

@@ -105,6 +105,22 @@ local function is_callable(f)
   return type(f) == "function" or type(own) == "table" and own.__call ~= nil
 end
 
+local operators = { __add = "+", __sub = "-", __mul = "*", __div = "/", __mod = "%", __pow = "^", __concat = "..", __lt = "<", __le = "<=" }
+local refusals = { __unm = "operator '-'", __len = "length '#'", __call = "call: it is no function", __pairs = "pairs: it is no table",
+  __ipairs = "ipairs: it is no table" }
+
+--- Give a handle's metatable our words for all that it does not do: LuaJIT's own would be those of the C struct.
+local function refuse(meta, text)
+  local function add(event, words)
+    meta[event] = meta[event] or function(a, b) M.fail(words(a, b)) end
+  end
+  for event, operator in util.ordered(operators) do
+    add(event, function(a, b) return ("no operator '%s' for %s and %s"):format(operator, errors.kind(a), errors.kind(b)) end)
+  end
+  for event, words in util.ordered(refusals) do add(event, function() return ("%s has no %s"):format(text, words) end) end
+  add("__newindex", function(_, key) return ("%s has no field %s that could be set"):format(text, errors.kind(key)) end)
+end
+
 --- Define a handle class over `struct <name>_ref { <name> *ptr; }`: returns wrap(pointer) -> handle, its ctype, and ptr(handle) -> pointer,
 --- which is an error unless it gets a live handle, or a lazy awaitable that stands for one; `text` names the class in that error.
 --- A handle made inside a scope is released when the scope ends; one made outside is released by the garbage collector; handle:release()
@@ -126,6 +142,7 @@ function M.handle(name, methods, meta, text)
         ("%s is not indexed with %s; its elements: to_table(), to_list(), item(position from 0)"):format(text, errors.kind(key)))
     end })
   end
+  refuse(meta, text)
   local ctype = ffi.metatype(name .. "_ref", meta)
   local function unusable(x)
     local y = util.resolve(x)

@@ -19,6 +19,7 @@ local M = {}
 
 local DistributedModelParallel = nn.Module:extend "DistributedModelParallel"
 M.DistributedModelParallel = DistributedModelParallel
+DistributedModelParallel.wraps = true -- paths in errors are those of the model, see errors.lua
 
 local arguments = {
   module = util.required,          -- nn.Module; its EmbeddingBagCollections are replaced in place
@@ -42,20 +43,20 @@ end
 
 --- Every collection has an entry in the plan, and every entry a collection.
 local function check_paths(collections, plan)
-  local known, names = {}, {}
+  local known, names, named = {}, {}, plan.from and ("plan '%s'"):format(plan.from) or "the plan"
   for i, c in ipairs(collections) do
     known[c.path] = true
     names[i] = "'" .. c.path .. "'"
   end
   for path in util.ordered(plan.plan) do
     if not known[path] then
-      P.fail(("DistributedModelParallel: the plan names module '%s', which is no EmbeddingBagCollection of the model; "
-        .. "those are: %s"):format(path, #names > 0 and table.concat(names, ", ") or "none"))
+      P.fail(("DistributedModelParallel: %s names module '%s', which is no EmbeddingBagCollection of the model; "
+        .. "those are: %s"):format(named, path, #names > 0 and table.concat(names, ", ") or "none"))
     end
   end
   for _, c in ipairs(collections) do
     if not plan:get_plan_for_module(c.path) then
-      P.fail(("DistributedModelParallel: module '%s' has embedding tables but no entry in the plan, which names: %s"):format(c.path,
+      P.fail(("DistributedModelParallel: module '%s' has embedding tables but no entry in %s, which names: %s"):format(c.path, named,
         table.concat(util.keys(plan.plan), ", ")))
     end
   end

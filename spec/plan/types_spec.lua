@@ -136,7 +136,7 @@ describe("a plan", function()
     { "ranks with a name", { sharding_type = "row_wise", ranks = { 0, first = 1 } }, "ranks has the key first, wanted a list" },
     { "ranks with a hole", { sharding_type = "row_wise", ranks = { [1] = 0, [3] = 1 } }, "ranks has the key 3, wanted a list" },
     { "a kernel that is false", { sharding_type = "row_wise", compute_kernel = false }, "compute_kernel 'false', allowed" },
-    { "sizes without ranks", { sharding_type = "row_wise", sizes = { 1, 2 } }, "2 sizes for 0 ranks" },
+    { "sizes without ranks", { sharding_type = "row_wise", sizes = { 1, 2 } }, "2 sizes without ranks; with sizes, say ranks too" },
   } do
     it("refuses " .. case[1], function()
       assert.error_matches(function() plan.ParameterSharding(case[2]) end, case[3])

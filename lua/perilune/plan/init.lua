@@ -40,10 +40,10 @@ end
 --- data, if its name ends in ".json" (load_json), else Lua that returns any of those. A Lua file is a program: it can do whatever Lua can.
 --- env: see environment.
 function M.load(source, env)
-  local from = "plan"
+  local from, file = "plan", type(source) == "string" and source
   env = M.environment(env)
   if type(source) == "string" then
-    if source:match "%.json$" then return json.load_json(source) end
+    if source:match "%.json$" then return json.load_json(source):note_file(source) end
     from = source
     local chunk, err = loadfile(source)
     if not chunk then
@@ -53,9 +53,9 @@ function M.load(source, env)
     source = errors.run(chunk, env)
   end
   if type(source) == "function" then source = errors.run(source, env) end
-  if types.ShardingPlan.is(source) then return source end
   if type(source) ~= "table" then P.fail(("%s: it returns a %s, wanted a ShardingPlan"):format(from, type(source))) end
-  return types.ShardingPlan(source)
+  local plan = types.ShardingPlan.is(source) and source or types.ShardingPlan(source)
+  return file and plan:note_file(file) or plan
 end
 
 --- The plan of one module from per-table shorthands, checked against its tables at once.

@@ -81,10 +81,10 @@ end
 
 -- -- reading -----------------------------------------------------------------------------------------------------------------------
 
---- A name out of the text, for a message.
-local function shown(name)
-  name = tostring(name):gsub("%c", "?")
-  return #name > 80 and name:sub(1, 80) .. "..." or name
+--- A name out of the text, or (longer) a message about it, for a message.
+local function shown(name, most)
+  name, most = tostring(name):gsub("%c", "?"), most or 80
+  return #name > most and name:sub(1, most) .. "..." or name
 end
 
 --- Decoded objects and lists stay empty: what they hold is kept beside them, so that a key that comes twice is seen. Returns the decoded
@@ -160,7 +160,7 @@ local function sharding_of(where, kind, entry)
   end
   local ok, result = pcall(types.ParameterSharding, entry)
   if ok then return result end
-  fail("%s: %s", where, shown(type(result) == "table" and result.message or result))
+  fail("%s: %s", where, shown(type(result) == "table" and result.message or result, 1000))
 end
 
 --- The ShardingPlan that a JSON text says; `from` names it in messages.

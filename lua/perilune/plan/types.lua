@@ -86,8 +86,11 @@ function ParameterSharding:init(args)
   end
   self.cache_params = a.cache_params ~= nil and embed.cache_params("ParameterSharding", a.cache_params) or false
   self.ranks, self.sizes = whole_numbers("ranks", a.ranks, 2 ^ 31 - 1), whole_numbers("sizes", a.sizes, 2 ^ 53)
-  if self.sizes and (not self.ranks or #self.ranks ~= #self.sizes) then
-    fail("ParameterSharding: %d sizes for %d ranks; give one size for each rank", #self.sizes, self.ranks and #self.ranks or 0)
+  if self.sizes and not self.ranks then
+    fail("ParameterSharding: %d sizes without ranks; with sizes, say ranks too: a list of %d, one for each size", #self.sizes, #self.sizes)
+  end
+  if self.sizes and #self.ranks ~= #self.sizes then
+    fail("ParameterSharding: %d sizes for %d ranks; give one size for each rank", #self.sizes, #self.ranks)
   end
 end
 
@@ -176,9 +179,10 @@ function EmbeddingModuleShardingPlan:init(tables)
 end
 
 --- Check the plan against tables (list of { name =, num_embeddings =, embedding_dim = }) and env: every table has an entry, no entry is
---- without a table, and all shards are legal. Returns name -> list of shards.
+--- without a table, and all shards are legal. Returns name -> list of shards. Errors name the file that the plan is from.
 function EmbeddingModuleShardingPlan:validate(configs, env, module_name)
-  local where = module_name and module_name ~= "" and ("module '%s': "):format(module_name) or ""
+  local from = self.from and ("plan '%s': "):format(self.from) or ""
+  local where = from .. (module_name and module_name ~= "" and ("module '%s': "):format(module_name) or "")
   local known, shards = {}, {}
   for _, config in ipairs(configs) do
     known[config.name] = true
@@ -186,7 +190,12 @@ function EmbeddingModuleShardingPlan:validate(configs, env, module_name)
     if not sharding then
       fail("%stable '%s' is not in the plan; planned tables: %s", where, config.name, table.concat(util.keys(self.tables), ", "))
     end
-    shards[config.name] = sharding:shards(config, env)
+    local ok, result = pcall(sharding.shards, sharding, config, env)
+    if not ok then
+      if self.from and getmetatable(result) == P.Error then result.message = where .. result.message:gsub("^peri_[%w_]+: ", "") end
+      error(result, 0)
+    end
+    shards[config.name] = result
   end
   for name in util.ordered(self.tables) do
     if not known[name] then
@@ -218,6 +227,13 @@ function ShardingPlan:init(modules)
     end
     self.plan[path] = module_plan
   end
+end
+
+--- Remember the file that the plan was read from: what is wrong with it is often seen only beside a model. Returns the plan.
+function ShardingPlan:note_file(path)
+  self.from = path
+  for _, module_plan in util.ordered(self.plan) do module_plan.from = path end
+  return self
 end
 
 --- The plan of the module at `path`, or nil.

@@ -1,6 +1,7 @@
 -- files.lua: row files of sharded modules over ranks: opened only if all are of one flush, and flushed as one event. What one rank finds
 -- wrong is an error on all.
 local ffi = require "ffi"
+local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
 local serial = require "perilune.dist.serial"
@@ -34,8 +35,8 @@ local function raise_first(group, func, list)
   for r, x in ipairs(list) do
     local e = x.error
     if e then
-      error(setmetatable({ code = e.code or C.PERI_EPEER, name = e.name or "EPEER", where = "", rank = group:rank(),
-        message = ("%s: rank %d: %s"):format(func, r - 1, e.message) }, P.Error), 0)
+      errors.raise { code = e.code or C.PERI_EPEER, name = e.name or "EPEER", where = "", rank = group:rank(),
+        message = ("%s: rank %d: %s"):format(func, r - 1, e.message) }
     end
   end
 end
@@ -68,9 +69,9 @@ end
 
 local function mismatch(group, func, a, b)
   local runs = a.number == b.number and "; they are of different runs" or ""
-  error(setmetatable({ code = C.PERI_EMISMATCH, name = "EMISMATCH", where = "", rank = group:rank(),
+  errors.raise { code = C.PERI_EMISMATCH, name = "EMISMATCH", where = "", rank = group:rank(),
     message = ("%s: row files %s and %s%s: they must be of the same flush; restore all files of the module from one flush, or remove all")
-      :format(func, text_of(a), text_of(b), runs) }, P.Error), 0)
+      :format(func, text_of(a), text_of(b), runs) }
 end
 
 local function agree(group, func, modules, err)

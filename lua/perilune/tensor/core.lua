@@ -108,10 +108,22 @@ local function place(at, shape)
   return text == "" and "the number" or "entry " .. text
 end
 
+--- An error if a list holds more than its length n says: there is a nil in it. Where there is none, nothing comes after entry n.
+local function check_whole(func, data, n)
+  if data[0] ~= nil then P.fail(func .. ": entry [0] of a list, but lists begin at [1]") end
+  if next(data, n > 0 and n or nil) == nil then return end
+  local last = n
+  for key in next, data do
+    if type(key) == "number" and key > last then last = key end
+  end
+  if last > n then P.fail(("%s: entry [%d] is nil, and there is an entry [%s]"):format(func, n + 1, tostring(last))) end
+end
+
 --- Fill `shape` with the sizes of nested lists, which must be equally long, and numbers equally deep.
 local function measure(func, data, shape, depth, most)
   if depth > most then P.fail(("%s: lists nested deeper than %d, or a list inside itself"):format(func, most)) end
   local n = #data
+  check_whole(func, data, n)
   shape[depth] = shape[depth] or n
   if shape[depth] ~= n then P.fail(("%s: a row of %d elements beside one of %d"):format(func, n, shape[depth])) end
   local nested = type(data[1]) == "table"

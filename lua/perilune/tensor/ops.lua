@@ -241,6 +241,7 @@ for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "
   Tensor.methods[name] = M[name]
 end
 local meta = Tensor.meta
-meta.__add, meta.__sub, meta.__mul, meta.__div, meta.__unm = M.add, M.sub, M.mul, M.div, M.neg
+meta.__add, meta.__sub, meta.__mul, meta.__div = M.add, M.sub, M.mul, M.div
+meta.__unm, meta.__pow = M.neg, M.pow
 
 return M
