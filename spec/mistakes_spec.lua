@@ -250,6 +250,9 @@ peri.scope(Net(), {})]], "tower: attempt to index field 'dense' (a nil value) (s
   { "an error of the script's own, of one rank",
     "require('perilune.dist.sim').run(3, function(rank)\n  if rank == 1 then error 'no data' end\nend)",
     "rank 1 of 3: no data (s.lua:3)" },
+  { "a table that one rank raised",
+    "require('perilune.dist.sim').run(3, function(rank)\n  if rank == 1 then error { code = 5 } end\nend)",
+    "rank 1 of 3: the script raised a table: { code = 5 } (s.lua:2)" },
 }
 
 -- Runs every mistake as the launcher runs a script, one after the other: prints what would be reported.

@@ -291,16 +291,20 @@ function M.syntax(problem)
   return message, file .. ":" .. line
 end
 
+--- What a caught error says, whatever it is, without its places.
+function M.said(err)
+  local message = type(err) == "table" and err.message or err
+  if type(message) ~= "table" or (getmetatable(message) or {}).__tostring then return tostring(message) end
+  local fields = fields_of(message)
+  return "the script raised a table" .. (fields and ": " .. fields or "")
+end
+
 --- The parts of a caught error, whatever it is: its text with its places, the name of its status (nil for scripts' own), its stack (nil
 --- unless tracing), and its place in C.
 function M.describe(err)
   if getmetatable(err) == Error then return tostring(err), err.name, err.trace, err.where end
   local kept = rawequal(err, last.value) and last or {}
-  local message = type(err) == "table" and err.message or err
-  if type(message) == "table" and not (getmetatable(message) or {}).__tostring then
-    message = "the script raised a table" .. (fields_of(message) and ": " .. fields_of(message) or "")
-  end
-  return text(tostring(message), kept.path, kept.place), type(err) == "table" and err.name or nil, kept.trace, ""
+  return text(M.said(err), kept.path, kept.place), type(err) == "table" and err.name or nil, kept.trace, ""
 end
 
 return M

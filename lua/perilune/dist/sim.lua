@@ -48,7 +48,7 @@ local function raise(ranks, first)
   local err = first.error
   local who = ("rank %d of %d"):format(first.number, #ranks)
   local function named(text) return text:sub(1, #who) == who and text or who .. ": " .. text end
-  if getmetatable(err) ~= P.Error then error(named(tostring(type(err) == "table" and err.message or err)), 0) end
+  if getmetatable(err) ~= P.Error then error(named(errors.said(err)), 0) end
   local fields = util.copy(err)
   fields.message, fields.rank = named(err.message), first.number
   errors.raise(fields)
