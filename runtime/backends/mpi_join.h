@@ -152,6 +152,19 @@ static bool all_local(int32_t size)
     return ranks ? atoi(ranks) == size : nodes && atoi(nodes) == 1;
 }
 
+/** Does the launcher, on this machine, say that all ranks have been started (runtime/host/job.c)? */
+static bool all_started(void)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = join.job ? socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
+    if (fd < 0) return false;
+    int n = snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "perilune/%u/%.60s/started", (unsigned)getuid(), join.job);
+    socklen_t len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+    bool yes = connect(fd, (struct sockaddr *)&address, len) == 0;
+    close(fd);
+    return yes;
+}
+
 /** A rank that is gone; -1: none. @list: what was seen of them before; @settled: all that are on this machine have been started. */
 static int32_t join_lost(process *list, int32_t size, bool settled)
 {
@@ -201,7 +214,8 @@ static peri_status join_wait(const mpi_group *g, const char *what, int64_t timeo
     int32_t size = g ? g->size : mpi_launched();
     process *seen = host->alloc_zero(sizeof *seen * (size_t)size);
     int64_t begin = host->time_ns(), every = 500000000, look = begin + every;
-    int64_t started = all_local(size) ? begin + 20000000000 + size * (int64_t)100000000 : INT64_MAX;
+    bool local = all_local(size);
+    int64_t started = local ? begin + 20000000000 + size * (int64_t)100000000 : INT64_MAX;
     char text[PERI_MESSAGE_MAX / 2] = "";
     peri_status status = seen ? PERI_OK : PERI_ENOMEM;
     for (int64_t round = 0; seen && !atomic_load(&join.done); round++) {
@@ -210,7 +224,7 @@ static peri_status join_wait(const mpi_group *g, const char *what, int64_t timeo
         if (now < look && now - begin < timeout_ns) continue;
         look = now + every;
         every = every < 8000000000 ? every * 5 / 4 : every; /* looking takes time, which the late ones may need */
-        int32_t lost = g ? -1 : join_lost(seen, size, now > started);
+        int32_t lost = g ? -1 : join_lost(seen, size, now > started || (local && all_started()));
         for (int32_t i = 0; g && i < size; i++)
             if (gone(g->ranks[i])) lost = g->ranks[i];
         if (lost >= 0 && !atomic_load(&join.done)) {

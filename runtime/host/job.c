@@ -13,12 +13,15 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -238,9 +241,22 @@ static int sweep(lua_State *L)
     return 0;
 }
 
+/** started(name): tell the ranks of this machine that all ranks of mpirun's job @name have been started, as long as this process lives:
+ *  an abstract socket of that name (mpi_join.h looks for it). Without it they find out later. */
+static int started(lua_State *L)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int n = snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "perilune/%u/%.60s/started", (unsigned)getuid(),
+                     luaL_checkstring(L, 1));
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    socklen_t len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+    if (fd >= 0 && bind(fd, (struct sockaddr *)&address, len) != 0) close(fd);
+    return 0;
+}
+
 void peri__job_register(lua_State *L)
 {
     static const luaL_Reg functions[] = {{"files", files}, {"start", start}, {"next", next}, {"signal", send_signal},
-                                         {"children", children}, {"sweep", sweep}, {NULL, NULL}};
+                                         {"children", children}, {"sweep", sweep}, {"started", started}, {NULL, NULL}};
     luaL_register(L, NULL, functions);
 }

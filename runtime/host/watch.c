@@ -124,6 +124,8 @@ static _Noreturn void attend(long long rank, pid_t launcher, pid_t child, const 
     char host[256] = "";
     gethostname(host, sizeof host - 1);
     prctl(PR_SET_NAME, "perilune-watch", 0, 0, 0);
+    const char *job = getenv("PMIX_NAMESPACE");
+    note("job", rank, 0, job ? job : "");
     note("start", rank, child, host);
     for (;;) {
         siginfo_t info = {0};

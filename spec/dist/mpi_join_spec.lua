@@ -50,6 +50,13 @@ describe("joining the world waits no longer than it may for a rank that", functi
     "act() local ok, err = pcall(peri.init) if not ok then print('caught', err) os.exit(1) end", sleep,
     "caught\tmpi: joining the world took longer than 2 s: rank 1 VICTIM has not come")
   case("ends without it", "", "act() peri.init()", "os.exit(0)", "rank 1") -- mpirun may see it first
+  it("ends without it, with time to spare", function()
+    if missing then return pending(missing) end
+    local out, status, seconds = run("", "act() peri.init()", "os.exit(0)", 60)
+    assert.equal(1, status)
+    assert.is_truthy(out:find("rank 1", 1, true), out)
+    assert.is_true(seconds < 15, seconds .. " s") -- without the launcher's word that all have been started: more than 20
+  end)
   case("is killed before it, when mpirun lets the others live", "--mpi --mca orte_enable_recovery 1", "act() peri.init()", kill,
     "mpi: joining the world")
 

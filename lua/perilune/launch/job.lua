@@ -130,6 +130,7 @@ function M.roll(ranks)
       R.ended[rank] = tonumber(number)
       R.n_ended = R.n_ended + 1
       if R.code == 0 then R.code = R.ended[rank] end
+    elseif kind == "job" then R.job = text
     elseif kind == "error" then R.reports.take(rank, text) end
     return ""
   end
@@ -184,6 +185,7 @@ function M.run(command, ranks, deadline)
   local began = os.time()
   local asked, dying, quiet -- a signal that came; since when mpirun should end; since when it has no ranks
   local told -- since when reports wait
+  local announced = false
   local function tell()
     if R.reports.count > 0 then F.feed(R.reports.flush()) end
     told = nil
@@ -205,6 +207,10 @@ function M.run(command, ranks, deadline)
       return code
     end
     if R.reports.count > 0 then told = told or now end
+    if R.n_started == ranks and not announced then
+      announced = true
+      if R.job ~= "" then launcher.started(R.job) end
+    end
     quiet = (R.n_ended == ranks or (R.n_started > 0 and launcher.children() == 0)) and (quiet or now) or nil
     if not dying and R.n_started < ranks and R.n_ended == 0 and now - began >= deadline then
       say(("%d of %d ranks did not start within %d s (PERI_START_TIMEOUT_S): %s"):format(ranks - R.n_started, ranks, deadline, R.missing()))
