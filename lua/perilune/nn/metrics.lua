@@ -378,8 +378,10 @@ end
 --- What `compute`, a function of C, makes of the window's samples of all ranks.
 function SampleMetric:area(compute)
   self.samples = self.samples or Samples(place(self))
-  local s, parts, n = ffi.new "peri_metric_samples", {}, 0
-  for k = 1, 3 do parts[k], n = ranks.gather(self.group, self.samples:in_order(k), self.samples.used) end
+  local s, parts = ffi.new "peri_metric_samples", {}
+  for k = 1, 3 do parts[k] = self.samples:in_order(k) end
+  local n
+  parts, n = ranks.gather(self.group, parts, self.samples.used)
   s.predictions, s.labels, s.weights, s.n = parts[1], parts[2], parts[3], n
   check(compute(s, number))
   return number[0]

@@ -58,19 +58,25 @@ function M.sum(group, list)
   return total
 end
 
---- An f64 array of n numbers, and those of the other ranks before and after it: an array, and how many.
-function M.gather(group, array, n)
-  if not group then return array, n end
+--- f64 arrays of n numbers each (n may differ between ranks), and those of the other ranks before and after them: arrays, and how many
+--- numbers each has.
+function M.gather(group, arrays, n)
+  if not group then return arrays, n end
   local own = Tensor.tensor({ n }, "i64", "cpu")
   local all = group:all_gather(own):wait()
-  local counts, total = all:to_list(), 0
+  local counts, total, results = all:to_list(), 0, {}
   for _, count in ipairs(counts) do total = total + count end
-  local input = Tensor.from_memory(array, { n }, "f64", "cpu")
-  local output = group:all_gather_v(input, counts):wait()
-  local result = ffi.new("double[?]", total + 1)
-  ffi.copy(result, (output:read()), total * 8)
-  for _, t in ipairs { own, all, input, output } do t:release() end
-  return result, total
+  for k, array in ipairs(arrays) do
+    local input = Tensor.from_memory(array, { n }, "f64", "cpu")
+    local output = group:all_gather_v(input, counts):wait()
+    results[k] = ffi.new("double[?]", total + 1)
+    ffi.copy(results[k], (output:read()), total * 8)
+    input:release()
+    output:release()
+  end
+  own:release()
+  all:release()
+  return results, total
 end
 
 return M
