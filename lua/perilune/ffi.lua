@@ -100,11 +100,6 @@ local function relieve()
   end
 end
 
-local function is_callable(f)
-  local own = type(f) == "table" and getmetatable(f)
-  return type(f) == "function" or type(own) == "table" and own.__call ~= nil
-end
-
 local operators = { __add = "+", __sub = "-", __mul = "*", __div = "/", __mod = "%", __pow = "^", __concat = "..", __lt = "<", __le = "<=" }
 local refusals = { __unm = "operator '-'", __len = "length '#'", __call = "call: it is no function", __pairs = "pairs: it is no table",
   __ipairs = "ipairs: it is no table" }
@@ -230,7 +225,7 @@ end
 --- four values (handles among them only if they were kept: f can reach the scope as peri.ffi.state.scope, or use peri.keep). Not as `...`:
 --- that is not compiled.
 function M.scope(f, a, b, c, d, e, g)
-  if not is_callable(f) then M.fail(("scope: f is %s, wanted a function"):format(errors.kind(f))) end
+  if not util.is_callable(f) then M.fail(("scope: f is %s, wanted a function"):format(errors.kind(f))) end
   local scope = table.remove(spare) or setmetatable({ n = 0, outer = false }, Scope)
   scope.outer = state.scope
   state.scope = scope
@@ -252,7 +247,7 @@ local function restore_grad(before, ok, ...)
   return ...
 end
 function M.no_grad(f, ...)
-  if not is_callable(f) then M.fail(("no_grad: f is %s, wanted a function"):format(errors.kind(f))) end
+  if not util.is_callable(f) then M.fail(("no_grad: f is %s, wanted a function"):format(errors.kind(f))) end
   local before = state.grad
   state.grad = false
   C.peri_grad_enable(false)

@@ -52,13 +52,7 @@ local kinds = {
     text = "a device's name",
     is = function(x) return type(x) == "string" or type(x) == "cdata" and ffi.istype(pointer, x) and x ~= nil end,
   },
-  callable = {
-    text = "a function",
-    is = function(x)
-      local meta = type(x) == "table" and getmetatable(x)
-      return type(x) == "function" or type(meta) == "table" and meta.__call ~= nil
-    end,
-  },
+  callable = { text = "a function", is = util.is_callable },
 }
 
 --- Add a kind: `text` for messages, `is` the test, and (optional) `why(x)`: the words for a value that is of the kind but cannot be used.

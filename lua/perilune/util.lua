@@ -134,6 +134,12 @@ function M.one_of(func, what, value, allowed)
     table.concat(allowed, ", ")))
 end
 
+--- True for functions and for what can be called like one.
+function M.is_callable(x)
+  local meta = type(x) == "table" and getmetatable(x)
+  return type(x) == "function" or type(meta) == "table" and meta.__call ~= nil
+end
+
 --- A number or an error.
 function M.number(func, what, value)
   if type(value) == "number" then return value end

@@ -12,11 +12,6 @@ local kind = require("perilune.errors").kind
 
 local TrainPipelineBase = util.class "TrainPipelineBase"
 
-local function callable(x)
-  local meta = type(x) == "table" and getmetatable(x)
-  return type(x) == "function" or type(meta) == "table" and meta.__call ~= nil
-end
-
 --- model: a DistributedModelParallel or nn.Module; optimizer: of the dense part, or nil; device: where batches are moved (default: they
 --- stay); schedule: a function(step) called before each step (learning rates).
 function TrainPipelineBase:init(args)
@@ -24,7 +19,7 @@ function TrainPipelineBase:init(args)
     model = util.required, optimizer = util.optional, device = util.optional, schedule = util.optional,
   })
   local optimizer = a.optimizer
-  if not callable(a.model) then P.fail(("TrainPipelineBase: model is %s, wanted an nn.Module"):format(kind(a.model))) end
+  if not util.is_callable(a.model) then P.fail(("TrainPipelineBase: model is %s, wanted an nn.Module"):format(kind(a.model))) end
   if optimizer and not (type(optimizer) == "table" and optimizer.step and optimizer.zero_grad) then
     P.fail(("TrainPipelineBase: optimizer is %s, wanted one of nn.optim"):format(kind(optimizer)))
   end
@@ -56,7 +51,7 @@ end
 --- Train on the next batch of the iterator `batches` (a function). Returns what the model returned, or nil when there are no more batches.
 function TrainPipelineBase:progress(batches)
   if self._source ~= batches then
-    if not callable(batches) then
+    if not util.is_callable(batches) then
       P.fail(("TrainPipelineBase: batches is %s, wanted a function that returns the next batch, such as data.synthetic {...}"):format(
         kind(batches)))
     end
