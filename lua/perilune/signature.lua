@@ -145,4 +145,11 @@ function M.check(prefix, functions, signatures)
   end
 end
 
+--- The same with one line of arguments for all functions of a list of names.
+function M.check_each(prefix, functions, names, line)
+  local signatures = {}
+  for _, name in ipairs(names) do signatures[name] = line end
+  M.check(prefix, functions, signatures)
+end
+
 return M

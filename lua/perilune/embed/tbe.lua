@@ -234,12 +234,8 @@ function methods:is_cached() return C.peri_tbe_cache_io(ptr(self)) ~= nil end
 local input_of = "ids: tensor, offsets: tensor, blocks: BlockList"
 local factors = "weights: tensor?, scale: tensor?"
 local of_states = "self: TableBatch, t: int, name: string?"
-local alone = {}
-for _, name in ipairs { "flush", "apply_accumulated", "accumulated", "state_names", "learning_rate", "iteration", "statistics",
-  "is_cached" } do
-  alone[name] = "self: TableBatch"
-end
-signature.check("table batch:", methods, alone)
+signature.check_each("table batch:", methods, { "flush", "apply_accumulated", "accumulated", "state_names", "learning_rate", "iteration",
+  "statistics", "is_cached" }, "self: TableBatch")
 signature.check("table batch:", methods, {
   blocks = "self: TableBatch, list: list", lookup = "self: TableBatch, " .. input_of .. ", rows: integer, cols: integer?, " .. factors,
   forward = "self: TableBatch, " .. input_of .. ", result: tensor, " .. factors,

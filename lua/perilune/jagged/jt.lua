@@ -178,12 +178,8 @@ signature.handle("JaggedTensor", ctype)
 
 signature.check("JaggedTensor.", M, { from_dense = "values: list, weights: list?, device: device?",
   from_dense_lengths = "values: tensor, lengths: any, weights: tensor?", empty_like = "jt: JaggedTensor, device: device?" })
-local alone = {}
-for _, name in ipairs { "values", "weights_or_none", "weights", "lengths", "offsets", "validate", "longest", "offset_list", "to_dense",
-  "to_dense_weights", "size_in_bytes", "device", "share" } do
-  alone[name] = "self: JaggedTensor"
-end
-signature.check("JaggedTensor:", methods, alone)
+signature.check_each("JaggedTensor:", methods, { "values", "weights_or_none", "weights", "lengths", "offsets", "validate", "longest",
+  "offset_list", "to_dense", "to_dense_weights", "size_in_bytes", "device", "share" }, "self: JaggedTensor")
 signature.check("JaggedTensor:", methods, {
   to_padded_dense = "self: JaggedTensor, desired_length: integer?, padding_value: number?",
   to_padded_dense_weights = "self: JaggedTensor, desired_length: integer?, padding_value: number?",

@@ -411,15 +411,11 @@ signature.handle("KeyedJaggedTensor", ctype)
 
 signature.check("KeyedJaggedTensor.", M, { concat = "kjts: list", from_jt_dict = "dict: table, keys: any",
   empty_like = "kjt: KeyedJaggedTensor, device: device?", recat = "keys: count, ranks: count, stagger: int?" })
-local alone = {}
-for _, name in ipairs { "sync", "unsync", "validate", "describe", "keys", "key_list", "device", "stride", "variable_stride_per_key",
-  "is_weighted", "values", "weights_or_none", "weights", "lengths", "lengths_or_none", "offsets", "offsets_or_none",
-  "inverse_indices_or_none", "inverse_indices", "stride_per_key", "lengths_offset_per_key", "stride_per_key_per_rank", "length_per_key",
-  "length_per_key_or_none", "offset_per_key", "offset_per_key_or_none", "longest", "index_per_key", "to_dict", "size_in_bytes",
-  "flatten_lengths", "share", "dist_labels", "dist_tensors" } do
-  alone[name] = "self: KeyedJaggedTensor"
-end
-signature.check("KeyedJaggedTensor:", methods, alone)
+signature.check_each("KeyedJaggedTensor:", methods, { "sync", "unsync", "validate", "describe", "keys", "key_list", "device", "stride",
+  "variable_stride_per_key", "is_weighted", "values", "weights_or_none", "weights", "lengths", "lengths_or_none", "offsets",
+  "offsets_or_none", "inverse_indices_or_none", "inverse_indices", "stride_per_key", "lengths_offset_per_key", "stride_per_key_per_rank",
+  "length_per_key", "length_per_key_or_none", "offset_per_key", "offset_per_key_or_none", "longest", "index_per_key", "to_dict",
+  "size_in_bytes", "flatten_lengths", "share", "dist_labels", "dist_tensors" }, "self: KeyedJaggedTensor")
 signature.check("KeyedJaggedTensor:", methods, {
   permute = "self: KeyedJaggedTensor, indices: list", split = "self: KeyedJaggedTensor, segments: list",
   get = "self: KeyedJaggedTensor, key: string", to = "self: KeyedJaggedTensor, device: device?",

@@ -18,7 +18,6 @@ local tensor_out = Tensor.out
 --- True for KeyedTensors.
 function M.is(x) return ffi.istype(ctype, x) or (type(x) == "table" and ffi.istype(ctype, util.resolve(x))) end
 
-
 -- -- making ------------------------------------------------------------------------------------------------------------------------
 
 local allowed = { keys = true, length_per_key = true, values = true, key_dim = true }
@@ -203,12 +202,8 @@ signature.handle("KeyedTensor", ctype)
 signature.check("KeyedTensor.", M, { from_tensor_list = "keys: any, tensors: list, dim: any",
   regroup = "kts: list, groups: list", regroup_as_dict = "kts: list, groups: list, names: list" })
 signature.check("KTRegroupAsDict:", Regroup, { init = "self: table, groups: list, names: list", forward = "self: table, kts: list" })
-local alone = {}
-for _, name in ipairs { "keys", "key_list", "values", "key_dim", "device", "length_per_key", "offset_per_key", "to_dict",
-  "size_in_bytes" } do
-  alone[name] = "self: KeyedTensor"
-end
-signature.check("KeyedTensor:", methods, alone)
+signature.check_each("KeyedTensor:", methods, { "keys", "key_list", "values", "key_dim", "device", "length_per_key", "offset_per_key",
+  "to_dict", "size_in_bytes" }, "self: KeyedTensor")
 signature.check("KeyedTensor:", methods, { get = "self: KeyedTensor, key: string", to = "self: KeyedTensor, device: device?" })
 
 return M

@@ -131,7 +131,6 @@ function M.unique(ids, inverse, counts)
   return wrap(distinct.unique), to, many
 end
 
-
 signature.check("sparse.", M, {
   asynchronous_complete_cumsum = "t: tensor", asynchronous_exclusive_cumsum = "t: tensor", asynchronous_inclusive_cumsum = "t: tensor",
   permute_1D_sparse_data = "order: tensor, lengths: tensor, values: tensor, weights: tensor?",

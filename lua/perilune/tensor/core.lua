@@ -434,12 +434,8 @@ signature.check("", M, {
   tensor = "data: any, dtype: dtype?, device: device?, shape: list?",
   from_memory = "data: any, shape: list, dtype: dtype?, device: device?",
 })
-local alone = {}
-for _, name in ipairs { "describe", "dim", "shape", "numel", "dtype", "device", "is_contiguous", "is_leaf", "read", "to_list", "to_table",
-  "contiguous", "detach", "share", "grad" } do
-  alone[name] = "self: tensor"
-end
-signature.check("tensor:", methods, alone)
+signature.check_each("tensor:", methods, { "describe", "dim", "shape", "numel", "dtype", "device", "is_contiguous", "is_leaf", "read",
+  "to_list", "to_table", "contiguous", "detach", "share", "grad" }, "self: tensor")
 signature.check("tensor:", methods, {
   size = "self: tensor, d: dim", write = "self: tensor, data: any", item = "self: tensor, i: count?", copy = "self: tensor, src: tensor",
   fill = "self: tensor, value: number", to = "self: tensor, dtype: dtype?, device: device?",

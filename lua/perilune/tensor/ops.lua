@@ -213,12 +213,8 @@ end
 signature.kind("operand", "a tensor or a number", function(x) return type(x) == "number" or Tensor.is_live(x) end,
   function(x) return Tensor.is(x) and signature.RELEASED end)
 
-local unary = {}
-for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "exp", "log", "sqrt", "abs", "square",
-  "neg" } do
-  unary[name] = "t: tensor"
-end
-signature.check("", M, unary)
+signature.check_each("", M, { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "exp", "log", "sqrt", "abs", "square",
+  "neg" }, "t: tensor")
 signature.check("", M, {
   leaky_relu = "t: tensor, slope: number?", pow = "t: tensor, exponent: number", affine = "t: tensor, scale: number, shift: number?",
   reciprocal = "t: tensor, numerator: number?", add = "a: operand, b: operand", sub = "a: operand, b: operand",
