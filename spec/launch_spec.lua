@@ -115,6 +115,13 @@ describe_launcher("perilune run, several ranks", function()
     assert.equal(2, count(out, "\n"), out) -- and mpirun is quiet
   end)
 
+  it("keeps Open MPI from waiting for MUNGE, unless somebody has chosen", function()
+    if need_mpi() then return pending(need_mpi()) end
+    local path = script "print(os.getenv 'PMIX_MCA_psec')"
+    assert.equal("^munge\n^munge\n", (run("run -n 2 " .. path)))
+    assert.equal("native\nnative\n", (run("run -n 2 " .. path, { PMIX_MCA_psec = "native" })))
+  end)
+
   it("says in one line what it cannot take", function()
     if need_mpi() then return pending(need_mpi()) end
     local path = script "print 'started'"

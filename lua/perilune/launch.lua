@@ -239,6 +239,10 @@ function M.launch(options)
     launcher.setenv("PERI_PROGRESS", launcher.terminal() and "live" or "lines")
   end
   launcher.setenv("PERI_LAUNCHER", "1")
+  -- Ranks of one machine are one user's, and know each other without MUNGE, which Open MPI tries for 2 s where its service is down.
+  if not (options.hosts or options.hostfile or machine.allocation or os.getenv "PMIX_MCA_psec") then
+    launcher.setenv("PMIX_MCA_psec", "^munge")
+  end
   local code, why = require("perilune.launch.job").run(M.command(options, machine), options.ranks,
     tonumber(os.getenv "PERI_START_TIMEOUT_S") or 300)
   if code then return code end

@@ -19,7 +19,7 @@ function M.has(program) return os.execute(("command -v %s >/dev/null 2>&1"):form
 --- Output (stdout and stderr together) and exit status of a shell command. Variables that the test runner sets for this process are
 --- kept from it, unless `env` (a table) sets them.
 function M.run(command, env)
-  local words = { "env -u LD_PRELOAD -u PERI_LIBRARY -u LUA_PATH -u PERI_TEST_REPORT" }
+  local words = { "env -u LD_PRELOAD -u PERI_LIBRARY -u LUA_PATH -u PERI_TEST_REPORT -u PMIX_MCA_psec" }
   for name, value in pairs(env or {}) do words[#words + 1] = ("%s='%s'"):format(name, value) end
   local pipe = assert(io.popen(("%s timeout 60 sh -c '%s' 2>&1; echo \"status $?\""):format(table.concat(words, " "),
     command:gsub("'", "'\\''"))))
