@@ -103,23 +103,30 @@ end)
 
 describe("a signal to the launcher ends all ranks, and says so:", function()
   local forever = [[
+    local peri = require "perilune"
+    peri.init()
     local file = io.open("%s/pids", "a")
     file:write(io.open "/proc/self/stat":read "*n", "\n")
     file:close()
-    local peri = require "perilune"
-    peri.init()
     while true do peri.world():all_reduce(peri.ones { 3 }):wait() end
   ]]
 
-  local function signalled(name, how, status, line)
+  --- The signal comes when all ranks have joined. to: what kill takes: "-$run", the terminal's way, to all processes of the launcher;
+  --- "$run", to it alone. (env: a shell lets its background commands ignore interrupts. setsid: a process group of its own, as in a
+  --- terminal. The watch ends what outlives 40 s.)
+  local function signalled(name, signal, to, status, line)
     check(name, function()
-      os.remove(folder .. "/pids")
+      local pids = folder .. "/pids"
+      os.remove(pids)
       local path = shell.write(folder .. "/forever.lua", forever:format(folder))
-      local out, code = run(("env --default-signal timeout --preserve-status %s 1.6 %s run -n 3 %s"):format(how, perilune, path))
+      local out, code = run(([[env --default-signal setsid %s run -n 3 %s & run=$!
+        (sleep 40; kill -9 -$run) >/dev/null 2>&1 & watch=$!
+        until test "$(cat %s 2>/dev/null | wc -l)" = 3 || ! kill -0 $run; do sleep 0.02; done
+        kill -%s %s; wait $run; code=$?; kill $watch; exit $code]]):format(perilune, path, pids, signal, to))
       assert.equal(status, code, out)
       if line then assert.equal(("perilune: %s; all 3 ranks were ended\n"):format(line), out) end
       os.execute "sleep 1.2" -- ranks whose launcher was killed look for it every second
-      for pid in shell.read(folder .. "/pids"):gmatch "%d+" do
+      for pid in shell.read(pids):gmatch "%d+" do
         local file = io.open(("/proc/%s/stat"):format(pid))
         local state = file and file:read "*a":match "^.*%) (%a)" -- Z: it has ended, and its parent has not asked yet
         if file then file:close() end
@@ -127,10 +134,10 @@ describe("a signal to the launcher ends all ranks, and says so:", function()
       end
     end)
   end
-  signalled("Ctrl-C", "-s INT", 130, "interrupted (Ctrl-C)")
-  signalled("an interrupt to it alone", "--foreground -s INT", 130, "interrupted (Ctrl-C)")
-  signalled("SIGTERM", "-s TERM", 143, "ended by signal 15 (SIGTERM)")
-  signalled("SIGKILL, which leaves no rank behind", "--foreground -s KILL", 137)
+  signalled("Ctrl-C", "INT", "-$run", 130, "interrupted (Ctrl-C)")
+  signalled("an interrupt to it alone", "INT", "$run", 130, "interrupted (Ctrl-C)")
+  signalled("SIGTERM", "TERM", "-$run", 143, "ended by signal 15 (SIGTERM)")
+  signalled("SIGKILL, which leaves no rank behind", "KILL", "$run", 137)
 end)
 
 describe("a run that cannot start says why:", function()
