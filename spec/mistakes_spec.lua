@@ -24,6 +24,14 @@ local pipeline = peri.TrainPipelineBase { model = M() }
 
 --- { what, script, message }
 local mistakes = {
+  -- names
+  { "a misspelt class", "nn.Linaer { in_features = 3, out_features = 2 }", "peri.nn has no 'Linaer'; is 'Linear' meant? (s.lua:2)" },
+  { "a misspelt helper of plans", "plan.row_wize()", "peri.plan has no 'row_wize'; is 'row_wise' meant? (s.lua:2)" },
+  { "a class of another face", "local x = peri.Linear {}", "peri has no 'Linear' (s.lua:2)" },
+  { "letters exchanged", "peri.tesnor { 1 }", "peri has no 'tesnor'; is 'tensor' meant? (s.lua:2)" },
+  { "an optimizer in small letters", "nn.optim.adam {}", "peri.nn.optim has no 'adam'; is 'Adam' meant? (s.lua:2)" },
+  { "a misspelt method", "peri.ones({ 3 }):sunm()", "a tensor has no method 'sunm'; is 'sum' meant? (s.lua:2)" },
+  { "a method of NumPy", "local y = peri.ones({ 3 }):astype 'f16'", "a tensor has no method 'astype' (s.lua:2)" },
   -- options
   { "options by position", "nn.Linear(3, 4)", "Linear: named arguments in a table wanted, got 3 (s.lua:2)" },
   { "a module for the options", linear .. "peri.DistributedModelParallel(linear)",
@@ -214,7 +222,8 @@ peri.DistributedModelParallel { module = m, plan = { ebc = { t = sharding } } }]
   { "nil for numbers", "local numbers\nperi.tensor(numbers)", "tensor: the data are nil, wanted a number or a list (s.lua:3)" },
   { "a nil argument", "nn.functional.relu()", "relu: t is nil, wanted a tensor (s.lua:2)" },
   { "a list for a tensor", linear .. "linear { 1, 2, 3 }", "linear: x is a table, wanted a tensor (s.lua:2)" },
-  { "a method that is not there", "local t = peri.zeros { 2 }\nlocal u = t:relu6()", "a tensor has no method 'relu6' (s.lua:3)" },
+  { "a method that is not there", "local t = peri.zeros { 2 }\nlocal u = t:relu6()",
+    "a tensor has no method 'relu6'; is 'relu' meant? (s.lua:3)" },
   { "a dot for a colon", "local n = peri.zeros({ 2 }).numel()", "tensor:numel: self is nil, wanted a tensor (s.lua:2)" },
   { "a field of nil, inside a model", [[
 local Net, Tower = nn.Module:extend "Net", nn.Module:extend "Tower"

@@ -133,8 +133,8 @@ function M.handle(name, methods, meta, text)
   meta = meta or {}
   if not meta.__index then -- LuaJIT's own words for a name that is not there would be those of the C struct
     meta.__index = setmetatable(methods, { __index = function(_, key)
-      M.fail(type(key) == "string" and ("%s has no method '%s'"):format(text, key) or
-        ("%s is not indexed with %s; its elements: to_table(), to_list(), item(position from 0)"):format(text, errors.kind(key)))
+      if type(key) == "string" then util.unknown(text, key, { methods }, "method ") end
+      M.fail(("%s is not indexed with %s; its elements: to_table(), to_list(), item(position from 0)"):format(text, errors.kind(key)))
     end })
   end
   refuse(meta, text)

@@ -1,4 +1,5 @@
 -- init.lua: `require "perilune"`: one table whose lazy submodules are the library's faces; everyday names are reachable directly.
+local util = require "perilune.util"
 
 --- The faces, in the order of the layers.
 local modules = {
@@ -29,12 +30,4 @@ local names = {
   DistributedModelParallel = "model", TrainPipelineBase = "pipeline",
 }
 
-return setmetatable({}, {
-  __index = function(peri, key)
-    local value
-    if modules[key] then value = require(modules[key])
-    elseif names[key] then value = peri[names[key]][key] end
-    rawset(peri, key, value)
-    return value
-  end,
-})
+return util.face("peri", {}, modules, names)

@@ -154,6 +154,54 @@ function M.integer(func, what, value, low, high)
   return value
 end
 
+--- How many letters must be added, left out, replaced, or exchanged with their neighbours to make `a` of `b`.
+local function distance(a, b)
+  local d = {} -- d[i][j]: of the first i letters of a and the first j of b
+  for i = 0, #a do
+    d[i] = { [0] = i }
+    for j = 1, #b do
+      if i == 0 then d[i][j] = j
+      else
+        local x, y = a:byte(i), b:byte(j)
+        d[i][j] = math.min(d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (x == y and 0 or 1))
+        if i > 1 and j > 1 and x == b:byte(j - 1) and y == a:byte(i - 1) then d[i][j] = math.min(d[i][j], d[i - 2][j - 2] + 1) end
+      end
+    end
+  end
+  return d[#a][#b]
+end
+
+--- An error for a name that `what` does not have; it tells the name among the keys of `tables` that may have been meant. noun: "method ".
+function M.unknown(what, name, tables, noun)
+  local best, least, most = nil, math.huge, math.max(1, math.floor(#name / 4))
+  for _, t in ipairs(tables) do
+    for key in pairs(t) do
+      local d = type(key) == "string" and distance(name:lower(), key:lower())
+      if d and d <= most then
+        d = d + distance(name, key) / 1000 -- capitals decide between equals
+        if d < least or d == least and key < best then best, least = key, d end
+      end
+    end
+  end
+  fail(("%s has no %s'%s'%s"):format(what, noun or "", name, best and ("; is '%s' meant?"):format(best) or ""))
+end
+
+--- A face of the library: `content`, and parts that load when they are first used. modules: key -> the module that is loaded; names: key ->
+--- the key of the part that has it. Any other name is an error, which tells the name that may have been meant.
+function M.face(what, content, modules, names)
+  modules, names = modules or {}, names or {}
+  return setmetatable(content, {
+    __index = function(face, key)
+      local value
+      if modules[key] then value = require(modules[key])
+      elseif names[key] then value = face[names[key]][key]
+      elseif type(key) == "string" then M.unknown(what, key, { content, modules, names }) end
+      rawset(face, key, value)
+      return value
+    end,
+  })
+end
+
 --- The positions of a list's values: { "a", "b" } -> { a = 1, b = 2 }.
 function M.index_of(values)
   local index = {}

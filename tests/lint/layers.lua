@@ -138,7 +138,8 @@ local function lua_requires(ctx)
       n = n + 1
       for name in line:gsub("%-%-.*", ""):gmatch "require%s*%(?%s*[\"']perilune%.?([%w_]*)" do
         local function complain(why) complaints[#complaints + 1] = ("%s:%d requires perilune.%s: %s"):format(path, n, name, why) end
-        if from == "init" then complain "init.lua loads lazily, by its table"
+        if from == "init" then
+          if name ~= "util" then complain "init.lua loads lazily, by its table" end
         elseif not rank[from] then complain(("perilune.%s has no layer (tests/lint/layers.lua)"):format(from))
         elseif name == "" then
           if rank[from] < rank.launch then complain "only the command line uses the whole" end

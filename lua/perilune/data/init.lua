@@ -1,5 +1,7 @@
 -- data: where batches come from. Each loader is called for the next batch, so `for batch in loader do ... end` goes over all of them.
-return {
+local util = require "perilune.util"
+
+return util.face("peri.data", {
   Batch = require("perilune.data.batch").Batch,
   host_batch = require("perilune.data.batch").host,
   share = require("perilune.data.batch").share,
@@ -9,4 +11,4 @@ return {
   criteo = require "perilune.data.criteo",
   debian = require "perilune.data.debian",
   synthetic = require "perilune.data.synthetic",
-}
+})

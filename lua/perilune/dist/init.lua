@@ -34,15 +34,7 @@ local names = {
   QuantizedCommCodec = "codec", QuantizedCommCodecs = "codec", get_qcomm_codecs_registry = "codec",
   set_gradient_division = "ops", get_gradient_division = "ops",
 }
-setmetatable(M, {
-  __index = function(t, key)
-    local value
-    if lazy[key] then value = require(lazy[key])
-    elseif names[key] then value = require(lazy[names[key]])[key] end
-    rawset(t, key, value)
-    return value
-  end,
-})
+util.face("peri.dist", M, lazy, names)
 
 local group_out = ffi.new "peri_group *[1]"
 

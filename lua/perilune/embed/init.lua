@@ -1,4 +1,5 @@
 -- embed: embedding tables: configurations, table batches, collections.
+local util = require "perilune.util"
 local config = require "perilune.embed.config"
 
 local embed = {
@@ -13,10 +14,4 @@ local embed = {
 --- Collections are modules; who only needs table batches does not load perilune.nn.
 local collections = { EmbeddingBagCollection = "perilune.embed.bag" }
 
-return setmetatable(embed, {
-  __index = function(t, key)
-    local value = collections[key] and require(collections[key])
-    rawset(t, key, value)
-    return value
-  end,
-})
+return util.face("peri.embed", embed, collections)

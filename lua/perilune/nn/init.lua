@@ -1,5 +1,7 @@
 -- nn/init.lua: the dense part of models: modules, losses, optimizers, metrics. Submodules load when they are first used; everyday names
 -- are reachable directly (nn.Linear, nn.MLP, nn.BCEWithLogitsLoss).
+local util = require "perilune.util"
+
 local modules = {
   functional = "perilune.nn.functional",
   module = "perilune.nn.module",
@@ -29,15 +31,5 @@ local names = {
   DLRMTrain = "models", SimpleDeepFMNN = "models",
 }
 
-local nn = setmetatable({ Module = require "perilune.nn.module" }, {
-  __index = function(nn, key)
-    local value
-    if modules[key] then value = require(modules[key])
-    elseif names[key] then value = nn[names[key]][key] end
-    rawset(nn, key, value)
-    return value
-  end,
-})
 require "perilune.nn.functional" -- tensors get their methods and operators
-
-return nn
+return util.face("peri.nn", { Module = require "perilune.nn.module" }, modules, names)

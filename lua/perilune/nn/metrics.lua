@@ -450,4 +450,4 @@ function M.evaluate(predictions, labels, weights)
   }
 end
 
-return M
+return util.face("peri.nn.metrics", M)

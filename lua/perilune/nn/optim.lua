@@ -13,11 +13,14 @@ local Module = require "perilune.nn.module"
 local signature = require "perilune.signature"
 local C, check, ptr = P.C, P.check, Tensor.ptr
 
-local M = setmetatable({}, { __index = function(M, key)
-  local value = require("perilune.nn.schedule")[key]
-  rawset(M, key, value)
-  return value
-end })
+local M = {}
+
+--- What schedule.lua has, which needs this file.
+local schedules = {
+  LRScheduler = "schedule", LambdaLR = "schedule", StepLR = "schedule", MultiStepLR = "schedule", ExponentialLR = "schedule",
+  ConstantLR = "schedule", LinearLR = "schedule", PolynomialLR = "schedule", CosineAnnealingLR = "schedule",
+  CosineAnnealingWarmRestarts = "schedule", OneCycleLR = "schedule", CyclicLR = "schedule", WarmupOptimizer = "schedule",
+}
 
 local wrap, _, optim_ptr = P.handle("peri_optim", {}, nil, "an optimizer")
 local out, tensor_out, number = ffi.new "peri_optim *[1]", Tensor.out, ffi.new "double[1]"
@@ -322,4 +325,4 @@ signature.check("", M, {
   clip_grad_value = "params: list, clip_value: number",
 })
 
-return M
+return util.face("peri.nn.optim", M, { schedule = "perilune.nn.schedule" }, schedules)

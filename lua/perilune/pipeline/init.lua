@@ -1,4 +1,6 @@
 -- pipeline: training loops over batches.
-return {
+local util = require "perilune.util"
+
+return util.face("peri.pipeline", {
   TrainPipelineBase = require "perilune.pipeline.base",
-}
+})

@@ -92,4 +92,4 @@ function M.table_wise_by_size(modules, env)
   return types.ShardingPlan(entries)
 end
 
-return M
+return util.face("peri.plan", M)

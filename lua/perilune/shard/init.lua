@@ -1,5 +1,7 @@
 -- shard: sharded modules, built from plans.
-return {
+local util = require "perilune.util"
+
+return util.face("peri.shard", {
   ShardedEmbeddingBagCollection = require "perilune.shard.bag",
   files = require "perilune.shard.files",
-}
+})

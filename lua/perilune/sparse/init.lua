@@ -1,4 +1,6 @@
 -- sparse: sparse operators on tensors under the names of FBGEMM's, and row-wise quantization. Positions and offsets count from 0.
+local util = require "perilune.util"
+
 local M = {}
 
 for _, part in ipairs { "buckets", "permute", "dense", "arithmetic", "batches", "select", "pruned", "scalars" } do
@@ -6,4 +8,4 @@ for _, part in ipairs { "buckets", "permute", "dense", "arithmetic", "batches", 
 end
 M.quantize = require "perilune.sparse.quantize"
 
-return M
+return util.face("peri.sparse", M)
