@@ -233,6 +233,18 @@ function M.scope(f, a, b, c, d, e, g)
 end
 errors.runners[M.scope] = true
 
+local function outside(scope, ok, ...)
+  state.scope = scope
+  if not ok then error((...), 0) end
+  return ...
+end
+--- Run f(...) outside any scope: handles that it makes live until they are released or collected. Returns what f returns.
+function M.lasting(f, ...)
+  local scope = state.scope
+  state.scope = false
+  return outside(scope, xpcall(f, locate, ...))
+end
+
 --- Keep a handle beyond the end of the current scope. Returns it.
 function M.keep(h)
   local scope = state.scope

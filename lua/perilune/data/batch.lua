@@ -25,11 +25,7 @@ function M.is_host(x) return ffi.istype(host_type, x) end
 --- rows, ids, dense, labels, values, lengths, global_row, global_rows.
 function M.host(dense_features, sparse_features, rows, ids)
   check(C.peri_batch_new(dense_features, sparse_features, rows, ids, out))
-  local scope = P.state.scope
-  P.state.scope = false
-  local h = wrap(out[0])
-  P.state.scope = scope
-  return h
+  return P.lasting(wrap, out[0])
 end
 
 --- Room for at least n ids; host.ptr.values may move.

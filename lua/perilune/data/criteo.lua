@@ -65,9 +65,6 @@ return function(args)
   options.batch_rows = util.integer(func, "batch_size", a.batch_size, 1, 2 ^ 31)
   options.begin, options["end"] = Loader.bounds(func, a.part, a.holdout, a.validation)
   check(C.peri_criteo_open(options, out))
-  local scope = P.state.scope
-  P.state.scope = false
-  source._reader = wrap(out[0])
-  P.state.scope = scope
+  source._reader = P.lasting(wrap, out[0])
   return Loader(func, source, a)
 end

@@ -19,10 +19,7 @@ function LogisticRegression:init(args)
   local o = ffi.new "peri_logistic_options"
   o.table_rows, o.sparse_features, o.dense_features, o.learning_rate, o.l2 = rows, n, a.dense_features, a.lr, a.l2
   check(C.peri_logistic_new(o, out))
-  local scope = P.state.scope
-  P.state.scope = false
-  self._model = wrap(out[0])
-  P.state.scope = scope
+  self._model = P.lasting(wrap, out[0])
 end
 
 --- Train on a host batch, one sample after the other. Returns the mean loss.

@@ -13,7 +13,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local signature = require "perilune.signature"
-local C, check, state = P.C, P.check, P.state
+local C, check = P.C, P.check
 
 local M = {}
 
@@ -21,15 +21,6 @@ local wrap_codec = P.handle("peri_codec", {})
 local wrap_context = P.handle("peri_codec_context", {})
 local codec_out, context_out = ffi.new "peri_codec *[1]", ffi.new "peri_codec_context *[1]"
 local config = ffi.new "peri_codec_config"
-
---- Wrap outside any scope: codecs live as long as what uses them.
-local function outside(wrap, ptr)
-  local scope = state.scope
-  state.scope = false
-  local h = wrap(ptr)
-  state.scope = scope
-  return h
-end
 
 --- The exchanges that a codec may be chosen for.
 M.CommOp = {
@@ -65,7 +56,7 @@ function Context:cut(splits)
   local array = ffi.new("int64_t[?]", math.max(n, 1))
   for i = 1, n do array[i - 1] = util.integer("create_context", "a split", splits[i], 0) end
   check(C.peri_codec_context_new(self.codec.ptr, array, n, context_out))
-  self._ref = outside(wrap_context, context_out[0])
+  self._ref = P.lasting(wrap_context, context_out[0])
   self.splits = splits
 end
 
@@ -106,7 +97,7 @@ function Codec:init(args)
   config.row_dim = util.integer(func, "row_dim", a.row_dim, 0, 2 ^ 20)
   config.loss_scale, config.seed = a.loss_scale, a.seed
   check(C.peri_codec_new(config, codec_out))
-  self._ref = outside(wrap_codec, codec_out[0])
+  self._ref = P.lasting(wrap_codec, codec_out[0])
   self.ptr = codec_out[0]
   C.peri_codec_describe(self.ptr, config)
   self.row_dim, self.loss_scale = tonumber(config.row_dim), a.loss_scale

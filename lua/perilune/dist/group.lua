@@ -27,10 +27,7 @@ end
 
 --- Group(pointer of a peri_group, new). Made by dist.init, Group:new_group and their like.
 function Group:init(ptr)
-  local scope = state.scope -- groups outlive scopes
-  state.scope = false
-  self._ref = wrap(ptr)
-  state.scope = scope
+  self._ref = P.lasting(wrap, ptr)
   self.name = ffi.string(C.peri_group_name(ptr))
   self.rank_number = C.peri_group_rank(ptr)
   self.world_size = C.peri_group_size(ptr)

@@ -5,7 +5,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local group_of = require("perilune.dist.group").group_of
-local C, check, state = P.C, P.check, P.state
+local C, check = P.C, P.check
 
 local wrap, _, reducer_ptr = P.handle("peri_reducer", {}, nil, "a Reducer")
 local out = ffi.new "peri_reducer *[1]"
@@ -19,10 +19,7 @@ function Reducer:init(args)
   local list = ffi.new("peri_tensor *[?]", math.max(n, 1))
   for i = 1, n do list[i - 1] = Tensor.ptr(args.params[i]) end
   check(C.peri_reducer_new(group_of("Reducer", args.group):ptr(), list, n, args.bucket_bytes, out))
-  local scope = state.scope
-  state.scope = false
-  self._ref = wrap(out[0])
-  state.scope = scope
+  self._ref = P.lasting(wrap, out[0])
 end
 
 --- A pass through the operation that made `tensor` ends with the averages too, whether or not it reaches a parameter.

@@ -19,7 +19,7 @@ local Module = require "perilune.nn.module"
 local config = require "perilune.embed.config"
 local tbe = require "perilune.embed.tbe"
 local signature = require "perilune.signature"
-local C, check, state = P.C, P.check, P.state
+local C, check = P.C, P.check
 
 local Keys, KeyedJaggedTensor, KeyedTensor = jagged.Keys, jagged.KeyedJaggedTensor, jagged.KeyedTensor
 local kjt_ptr = KeyedJaggedTensor.ptr
@@ -102,16 +102,6 @@ EmbeddingBagCollection.__index = function(self, key)
   return EmbeddingBagCollection[key]
 end
 
---- Run f outside any scope: what it makes lives as long as the module.
-local function lasting(f, ...)
-  local scope = state.scope
-  state.scope = false
-  local ok, result = xpcall(f, P.locate, ...)
-  state.scope = scope
-  if not ok then error(result, 0) end
-  return result
-end
-
 local function make(self)
   local batch = tbe.new {
     tables = util.map(self.tables, function(t)
@@ -140,7 +130,7 @@ function EmbeddingBagCollection:materialise()
     if self.device == "meta" then
       P.fail "EmbeddingBagCollection: it is on device 'meta', a description without memory; shard it, or make it on a real device"
     end
-    self._tbe = lasting(make, self)
+    self._tbe = P.lasting(make, self)
   end
   return self._tbe
 end
@@ -172,8 +162,8 @@ local function blocks_for(self, keys, stride)
 end
 
 local function prepare(self, keys, stride)
-  self._blocks = lasting(blocks_for, self, keys, stride)
-  self._seen_keys, self._seen_stride = lasting(Keys.share, keys), stride -- kept, so that its address stays its own
+  self._blocks = P.lasting(blocks_for, self, keys, stride)
+  self._seen_keys, self._seen_stride = P.lasting(Keys.share, keys), stride -- kept, so that its address stays its own
 end
 
 local desc = ffi.new "peri_kjt_desc"

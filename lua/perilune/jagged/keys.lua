@@ -38,11 +38,7 @@ local function unchanged(entry, names)
 end
 
 local function remember(names)
-  local scope = P.state.scope
-  P.state.scope = false -- the handle lives as long as the Lua list, not as long as a scope
-  local ok, handle = xpcall(function() return wrap(new(names)) end, P.locate)
-  P.state.scope = scope
-  if not ok then error(handle, 0) end
+  local handle = P.lasting(function() return wrap(new(names)) end) -- lives as long as the Lua list, not as long as a scope
   local entry = { n = #names, handle = handle }
   for i = 1, #names do entry[i] = names[i] end
   seen[names] = entry

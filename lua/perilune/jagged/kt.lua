@@ -170,12 +170,7 @@ end
 
 function Regroup:forward(kts)
   if not self._plan then
-    local scope = P.state.scope
-    P.state.scope = false -- the plan lives as long as this object
-    local ok, made = xpcall(plan, P.locate, "KTRegroupAsDict", kts, self._groups)
-    P.state.scope = scope
-    if not ok then error(made, 0) end
-    self._plan = made
+    self._plan = P.lasting(plan, "KTRegroupAsDict", kts, self._groups)
   end
   local names, dict = self._names, {}
   local list = run("KTRegroupAsDict", self._plan, kts, #names)

@@ -73,10 +73,7 @@ function Optimizer:_make(algorithm, a)
     elseif name ~= "params" then c[name] = type(c[name]) == "number" and util.number(self.class_name, name, value) or value end
   end
   check(C.peri_optim_new(c, pointers(self.params), #self.params, out))
-  local scope = P.state.scope -- optimizers outlive scopes
-  P.state.scope = false
-  self._ref = wrap(out[0])
-  P.state.scope = scope
+  self._ref = P.lasting(wrap, out[0])
   self._momentum = (algorithm == C.PERI_OPTIM_ADAM or algorithm == C.PERI_OPTIM_ADAMW) and "beta1" or "momentum"
 end
 

@@ -41,27 +41,17 @@ function M.Parameter(tensor)
   return tensor:share():requires_grad()
 end
 
---- Run make(...) outside any scope.
-local function lasting(make, ...)
-  local scope = state.scope
-  state.scope = false
-  local ok, tensor = xpcall(make, P.locate, ...)
-  state.scope = scope
-  if not ok then error(tensor, 0) end
-  return tensor
-end
-
 function M.uniform(shape, low, high, dtype, device)
-  return lasting(Tensor.uniform, shape, low, high, state.seed, next_stream(), dtype, device):requires_grad()
+  return P.lasting(Tensor.uniform, shape, low, high, state.seed, next_stream(), dtype, device):requires_grad()
 end
 function M.normal(shape, mean, deviation, dtype, device)
-  return lasting(Tensor.normal, shape, mean, deviation, state.seed, next_stream(), dtype, device):requires_grad()
+  return P.lasting(Tensor.normal, shape, mean, deviation, state.seed, next_stream(), dtype, device):requires_grad()
 end
-function M.full(shape, value, dtype, device) return lasting(Tensor.full, shape, value, dtype, device):requires_grad() end
+function M.full(shape, value, dtype, device) return P.lasting(Tensor.full, shape, value, dtype, device):requires_grad() end
 function M.zeros(shape, dtype, device) return M.full(shape, 0, dtype, device) end
 function M.ones(shape, dtype, device) return M.full(shape, 1, dtype, device) end
 --- A tensor that is not trained but outlives scopes.
-function M.buffer(shape, value, dtype, device) return lasting(Tensor.full, shape, value, dtype, device) end
+function M.buffer(shape, value, dtype, device) return P.lasting(Tensor.full, shape, value, dtype, device) end
 
 --- Glorot's normal numbers, deviation sqrt(2 / (fan in + fan out)); fans as PyTorch counts them: sizes 2 and 1, times the later sizes.
 function M.xavier_normal(shape, dtype, device)

@@ -251,12 +251,7 @@ function ShardedEmbeddingBagCollection:_make(cfg)
   end
   local ok, err = pcall(check, C.peri_sharded_ebc_new(cfg, out))
   if not ok and not self._in_files then error(err, 0) end
-  if ok then
-    local scope = state.scope -- modules outlive scopes
-    state.scope = false
-    self._ref = wrap(out[0])
-    state.scope = scope
-  end
+  if ok then self._ref = P.lasting(wrap, out[0]) end
   if not self._in_files then return end -- no rank has any
   files.agree(self.group, "ShardedEmbeddingBagCollection", { self }, not ok and err or nil)
 end
@@ -412,18 +407,16 @@ end
 
 --- Make parameters of dense tables: "embedding_bags.NAME.weight"; the k-th of the pieces of a table on this rank has ".k" behind it.
 function ShardedEmbeddingBagCollection:_register_dense()
-  local pieces, own, scope = {}, {}, state.scope
-  state.scope = false -- parameters outlive scopes
+  local pieces, own = {}, {}
   for _, s in ipairs(self:local_shards()) do
     if s.dense then
       local name = "embedding_bags." .. s.table .. ".weight"
       pieces[name] = (pieces[name] or -1) + 1
       if pieces[name] > 0 then name = name .. "." .. pieces[name] end
-      self:register_parameter(name, s.leaf())
+      self:register_parameter(name, P.lasting(s.leaf))
       if not s.replica then own[#own + 1] = name end
     end
   end
-  state.scope = scope
   self._own = own
 end
 
