@@ -44,7 +44,7 @@ typedef struct bench {
     size_t bytes;
     float *weight, *momentum, *grad, *out, *scratch;
     int64_t *ids, *offsets;
-    uint64_t *keys, *room;
+    uint64_t *room;
     uint32_t *counts;
     peri_k_tbe_table table;
     peri_k_tbe_block list;
@@ -84,7 +84,6 @@ static void lay_out(bench *b)
     b->scratch = cut(b, sizeof(float) * CHUNKS * (PERI_K_TBE_SCRATCH_ROWS * COLS + PERI_K_TBE_SCRATCH_MORE));
     b->ids = cut(b, sizeof(int64_t) * IDS * SETS);
     b->offsets = cut(b, sizeof(int64_t) * (BAGS + 1));
-    b->keys = cut(b, sizeof(uint64_t) * SORT_KEYS * SETS);
     b->room = cut(b, sizeof(uint64_t) * SORT_KEYS * 2);
     b->counts = cut(b, sizeof(uint32_t) * ((size_t)CHUNKS << SORT_BITS));
 }
