@@ -11,6 +11,7 @@
 
 static struct {
     int socket;                /* -1: none, this process was launched without PMIx */
+    int32_t epoch;             /* mpi.epoch when this process came to join */
     const char *job;           /* PMIX_NAMESPACE */
     atomic_int done;           /* the thread has come back */
     void (*run)(void *ctx);
@@ -24,13 +25,13 @@ typedef struct process {
     bool here;   /* has come to join */
 } process;
 
-/** The address that says "rank @rank has come to join world number @epoch of this process". Returns its length. */
-static socklen_t join_address(int32_t rank, int32_t epoch, struct sockaddr_un *address)
+/** The address that says "rank @rank has come to join the world that this process has come to". Returns its length. */
+static socklen_t join_address(int32_t rank, struct sockaddr_un *address)
 {
     memset(address, 0, sizeof *address);
     address->sun_family = AF_UNIX;
-    int n = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "perilune/%u/%.60s/%d/%d", (unsigned)getuid(), join.job, epoch,
-                     rank);
+    int n = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "perilune/%u/%.60s/%d/%d", (unsigned)getuid(), join.job,
+                     join.epoch, rank);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
@@ -40,10 +41,11 @@ static void join_announce(void)
     struct sockaddr_un address;
     const char *rank = getenv("PMIX_RANK");
     join.job = getenv("PMIX_NAMESPACE");
+    join.epoch = mpi.epoch;
     if (join.socket >= 0) close(join.socket);
     join.socket = join.job && rank ? socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
     if (join.socket < 0) return;
-    socklen_t len = join_address(atoi(rank), mpi.epoch, &address);
+    socklen_t len = join_address(atoi(rank), &address);
     if (bind(join.socket, (struct sockaddr *)&address, len) != 0) {
         close(join.socket);
         join.socket = -1;
@@ -55,7 +57,7 @@ static bool join_here(int32_t rank)
 {
     struct sockaddr_un address;
     int fd = join.socket < 0 ? -1 : socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    bool here = fd >= 0 && connect(fd, (struct sockaddr *)&address, join_address(rank, mpi.epoch, &address)) == 0;
+    bool here = fd >= 0 && connect(fd, (struct sockaddr *)&address, join_address(rank, &address)) == 0;
     if (fd >= 0) close(fd);
     return here;
 }

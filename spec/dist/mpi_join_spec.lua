@@ -60,6 +60,27 @@ describe("joining the world waits no longer than it may for a rank that", functi
   case("is killed before it, when mpirun lets the others live", "--mpi --mca orte_enable_recovery 1", "act() peri.init()", kill,
     "mpi: joining the world")
 
+  it("is stopped within MPI's own making of a group", function()
+    if missing then return pending(missing) end
+    shell.write(folder .. "/stop.c", [[ /* instead of MPI's function: rank 1 stops in it, the others wait */
+      #include <signal.h>
+      #include <stdlib.h>
+      #include <unistd.h>
+      int MPI_Comm_create_group(void)
+      {
+          if (atoi(getenv("OMPI_COMM_WORLD_RANK")) == 1) kill(getpid(), SIGSTOP);
+          for (;;) pause();
+      }]])
+    local out, status = shell.run(("${CC:-cc} -shared -fPIC %s/stop.c -o %s/stop.so"):format(folder, folder))
+    assert.equal(0, status, out)
+    local text = ("ffi.load('%s/stop.so', true) local world = peri.init() act() world:new_group({ 0, 1, 2 }, 'all')"):format(folder)
+    local victim
+    out, status, _, victim = run("", text, "", "3")
+    assert.equal(1, status, out)
+    assert.is_truthy(out:find(("took longer than 3 s: rank 1 (process %s on %s) is stopped"):format(victim, host), 1, true), out)
+    assert.is_nil(out:find("has not come", 1, true), out)
+  end)
+
   it("is killed while groups are made, when mpirun lets the others live", function()
     if missing then return pending(missing) end
     local out, _, seconds = run("--mpi --mca orte_enable_recovery 1", [[
