@@ -190,9 +190,10 @@ static double out_at(const uint8_t *out, int64_t i, int32_t dtype)
 
 static bool same_bits(const uint8_t *a, const uint8_t *b, int64_t i, int32_t dtype)
 {
-    double x = out_at(a, i, dtype), y = out_at(b, i, dtype);
-    int64_t size = dtype == PERI_F32 ? 4 : 2;
-    return memcmp(a + i * size, b + i * size, (size_t)size) == 0 || (x != x && y != y);
+    size_t size = dtype == PERI_F32 ? 4 : 2;
+    if (memcmp(a + i * (int64_t)size, b + i * (int64_t)size, size) == 0) return true;
+    double x = out_at(a, i, dtype), y = out_at(b, i, dtype); /* decoded only here: most elements are equal */
+    return x != x && y != y;
 }
 
 /** f(lookup) for every case, format, output type and pooling. */
