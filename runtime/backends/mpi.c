@@ -422,10 +422,9 @@ static struct {
 } joined;
 
 /** In a thread: start MPI, unless the program has, and make the two communicators of all ranks. */
-static void connect_ranks(void *unused)
+static void connect_ranks(void)
 {
     int ready = 0, level = 0, code = MPI_SUCCESS;
-    (void)unused;
     joined.what = "MPI_Init_thread";
     MPI_Initialized(&ready);
     if (!ready) code = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
@@ -446,7 +445,7 @@ static peri_status start(int64_t timeout_ns)
         prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0); /* lets the other ranks do it where Yama guards it; an error is no matter */
     }
     join_announce();
-    TRY(within(NULL, "joining the world", timeout_ns, connect_ranks, NULL));
+    TRY(within(NULL, "joining the world", timeout_ns, connect_ranks));
     if (joined.code != MPI_SUCCESS) return mpi_fail(joined.what, joined.code);
     if (!mpi.started) atexit(at_exit);
     mpi.started = true;
@@ -492,9 +491,8 @@ static int meet(void)
 }
 
 /** In a thread: exchange who is where, and what ranks of one machine share. */
-static void meet_ranks(void *unused)
+static void meet_ranks(void)
 {
-    (void)unused;
     joined.what = "peri_comm_open";
     joined.code = meet();
     if (joined.code == MPI_SUCCESS) near_join(joined.g);
@@ -551,7 +549,7 @@ static peri_status mpi_open(peri_coll_open *boot, void **group)
     g->comm = mpi.world;
     joined.g = g;
     int64_t left = until - host->time_ns();
-    TRY(within(NULL, "joining the world", left > 0 ? left : 0, meet_ranks, NULL));
+    TRY(within(NULL, "joining the world", left > 0 ? left : 0, meet_ranks));
     if (joined.code != MPI_SUCCESS) return mpi_fail(joined.what, joined.code);
     mpi.epoch++;
     mpi.open = true;
@@ -616,9 +614,8 @@ static void mpi_release(void *group)
 }
 
 /** In a thread: MPI's own making of a group. */
-static void make_group(void *unused)
+static void make_group(void)
 {
-    (void)unused;
     mpi_group *g = joined.g;
     MPI_Group all, members;
     MPI_Comm_group(mpi.world, &all);
@@ -638,7 +635,7 @@ static peri_status mpi_subgroup(void *group, const int32_t *ranks, int32_t n, ui
     peri_status status = gather_members(g);
     joined.g = g;
     joined.tag = (int)(tag % 32000);
-    if (status >= 0) TRY(within(g, "making a group", mpi.timeout_ns, make_group, NULL)); /* the thread of a failure keeps g */
+    if (status >= 0) TRY(within(g, "making a group", mpi.timeout_ns, make_group)); /* the thread of a failure keeps g */
     if (status >= 0 && joined.code != MPI_SUCCESS) status = mpi_fail(joined.what, joined.code);
     if (status < 0) mpi_release(g);
     else *sub = g;

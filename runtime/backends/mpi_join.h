@@ -14,8 +14,7 @@ static struct {
     int32_t epoch;             /* mpi.epoch when this process came to join */
     const char *job;           /* PMIX_NAMESPACE */
     atomic_int done;           /* the thread has come back */
-    void (*run)(void *ctx);
-    void *ctx;
+    void (*run)(void);
 } join = {.socket = -1};
 
 /** A process of this machine that belongs to the job. */
@@ -25,41 +24,45 @@ typedef struct process {
     bool here;   /* has come to join */
 } process;
 
-/** The address that says "rank @rank has come to join the world that this process has come to". Returns its length. */
-static socklen_t join_address(int32_t rank, struct sockaddr_un *address)
+/** A socket that @attach (bind, connect) has given the job's name @what; -1: none, it is bound already, or nobody has bound it. */
+static int join_socket(int (*attach)(int, const struct sockaddr *, socklen_t), const char *what)
 {
-    memset(address, 0, sizeof *address);
-    address->sun_family = AF_UNIX;
-    int n = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "perilune/%u/%.60s/%d/%d", (unsigned)getuid(), join.job,
-                     join.epoch, rank);
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = join.job ? socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
+    if (fd < 0) return -1;
+    int n = snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "perilune/%u/%.60s/%s", (unsigned)getuid(), join.job, what);
+    socklen_t len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+    if (attach(fd, (const struct sockaddr *)&address, len) == 0) return fd;
+    close(fd);
+    return -1;
+}
+
+/** Has somebody on this machine bound the name, and is that process still there? */
+static bool join_bound(const char *what)
+{
+    int fd = join_socket(connect, what);
+    if (fd >= 0) close(fd);
+    return fd >= 0;
 }
 
 /** Tell the ranks of this machine that this one has come. */
 static void join_announce(void)
 {
-    struct sockaddr_un address;
+    char what[32];
     const char *rank = getenv("PMIX_RANK");
     join.job = getenv("PMIX_NAMESPACE");
     join.epoch = mpi.epoch;
     if (join.socket >= 0) close(join.socket);
-    join.socket = join.job && rank ? socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
-    if (join.socket < 0) return;
-    socklen_t len = join_address(atoi(rank), &address);
-    if (bind(join.socket, (struct sockaddr *)&address, len) != 0) {
-        close(join.socket);
-        join.socket = -1;
-    }
+    snprintf(what, sizeof what, "%d/%d", join.epoch, rank ? atoi(rank) : -1);
+    join.socket = rank ? join_socket(bind, what) : -1;
 }
 
 /** Has the rank come to join, on this machine, and is it still there? */
 static bool join_here(int32_t rank)
 {
-    struct sockaddr_un address;
-    int fd = join.socket < 0 ? -1 : socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    bool here = fd >= 0 && connect(fd, (struct sockaddr *)&address, join_address(rank, &address)) == 0;
-    if (fd >= 0) close(fd);
-    return here;
+    char what[32];
+    snprintf(what, sizeof what, "%d/%d", join.epoch, rank);
+    return join.socket >= 0 && join_bound(what);
 }
 
 /** State of a process, and its name without brackets in @name[16]; 0: it is gone. */
@@ -122,10 +125,10 @@ static void join_missing(char *text, size_t len, int32_t size)
     char name[256] = "";
     size_t used = 0;
     int32_t shown = 0, unseen = 0;
-    process *list = host->alloc_zero(sizeof *list * (size_t)size);
     gethostname(name, sizeof name - 1);
     snprintf(text, len, "all ranks that can be seen from %s have come", name);
-    if (!list || !join.job) return;
+    process *list = join.job ? host->alloc_zero(sizeof *list * (size_t)size) : NULL;
+    if (!list) return;
     for (int32_t i = 0; i < size; i++) list[i].here = join_here(i); /* before the others give up, too */
     processes_find(list, size);
     for (int32_t i = 0; i < size; i++) {
@@ -155,17 +158,7 @@ static bool all_local(int32_t size)
 }
 
 /** Does the launcher, on this machine, say that all ranks have been started (runtime/host/job.c)? */
-static bool all_started(void)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int fd = join.job ? socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
-    if (fd < 0) return false;
-    int n = snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "perilune/%u/%.60s/started", (unsigned)getuid(), join.job);
-    socklen_t len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
-    bool yes = connect(fd, (struct sockaddr *)&address, len) == 0;
-    close(fd);
-    return yes;
-}
+static bool all_started(void) { return join_bound("started"); }
 
 /** A rank that is gone; -1: none. @list: what was seen of them before; @settled: all that are on this machine have been started. */
 static int32_t join_lost(process *list, int32_t size, bool settled)
@@ -189,7 +182,7 @@ static int32_t join_lost(process *list, int32_t size, bool settled)
 static void *join_thread(void *unused)
 {
     (void)unused;
-    join.run(join.ctx);
+    join.run();
     atomic_store(&join.done, 1);
     return NULL;
 }
@@ -242,13 +235,12 @@ static peri_status join_wait(const mpi_group *g, const char *what, int64_t timeo
     return status;
 }
 
-/** Run a function that calls MPI and may wait there, see join_wait. After a failure @ctx must stay, as the thread may still use it. */
-static peri_status within(const mpi_group *g, const char *what, int64_t timeout_ns, void (*run)(void *ctx), void *ctx)
+/** Run a function that calls MPI and may wait there, see join_wait. After a failure what it uses must stay: the thread may be in it. */
+static peri_status within(const mpi_group *g, const char *what, int64_t timeout_ns, void (*run)(void))
 {
     pthread_t thread;
     sigset_t all, before;
     join.run = run;
-    join.ctx = ctx;
     atomic_store(&join.done, 0);
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are for the threads that were there before */
