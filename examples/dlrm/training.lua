@@ -20,11 +20,9 @@ local function judge(watch, step, result)
   return best, not watch.best or watch.worse < watch.patience
 end
 
---- A look: the metrics of the validation samples (some of them: options.eval_samples).
-local function look(options, data, model)
-  return evaluation.evaluate(model, data.loader {
-    part = "validation", batch_size = evaluation.batch_size(model, options), limit = options.eval_samples,
-  })
+--- The loader of all looks, made once: to make one reads the validation part to its end (counts, an order of samples).
+local function looked_at(options, data, model)
+  return data.loader { part = "validation", batch_size = evaluation.batch_size(model, options), limit = options.eval_samples }
 end
 
 local function check_loss(loss, step)
@@ -56,6 +54,7 @@ function M.run(options, data, model, optimizer, log)
   local batches = data.loader { part = data.training_part, batch_size = options.batch_size, epochs = math.huge, drop_last = true }
   local progress = Progress { total = options.steps, samples_per_step = options.batch_size, style = peri.rank() > 0 and "off" or nil }
   local looking = watched(options, data)
+  local samples = looking and looked_at(options, data, model)
   local watch = { patience = options.patience, worse = 0 }
   if looking and options.patience > 0 then watch.best = Best(model, ("%s/best.%d.weights"):format(options.out, peri.rank())) end
   local points, losses, note, step, go_on = {}, {}, nil, 0, true
@@ -68,7 +67,7 @@ function M.run(options, data, model, optimizer, log)
         samples_per_s = progress:rate(step) }
       losses = {}
       if looks then
-        local result = progress:pause(look, options, data, model)
+        local result = progress:pause(evaluation.evaluate, model, samples:rewind())
         point.validation_loss, point.validation_auc = result.logloss, result.auc
         point.best, go_on = progress:pause(judge, watch, step, result)
         note = ("validation %.4f"):format(result.logloss)
