@@ -74,11 +74,10 @@ describe("joining the world waits no longer than it may for a rank that", functi
     local out, status = shell.run(("${CC:-cc} -shared -fPIC %s/stop.c -o %s/stop.so"):format(folder, folder))
     assert.equal(0, status, out)
     local text = ("ffi.load('%s/stop.so', true) local world = peri.init() act() world:new_group({ 0, 1, 2 }, 'all')"):format(folder)
-    local victim
-    out, status, _, victim = run("", text, "", "3")
-    assert.equal(1, status, out)
-    assert.is_truthy(out:find(("took longer than 3 s: rank 1 (process %s on %s) is stopped"):format(victim, host), 1, true), out)
-    assert.is_nil(out:find("has not come", 1, true), out)
+    local said, code, _, victim = run("", text, "", "3")
+    assert.equal(1, code, said)
+    assert.is_truthy(said:find(("took longer than 3 s: rank 1 (process %s on %s) is stopped"):format(victim, host), 1, true), said)
+    assert.is_nil(said:find("has not come", 1, true), said)
   end)
 
   it("is killed while groups are made, when mpirun lets the others live", function()
