@@ -7,7 +7,7 @@
 #ifndef PERI_KERNELS_BAGS_H
 #define PERI_KERNELS_BAGS_H
 
-#include <perilune/base.h>
+#include "tbe.h"
 
 #define PERI_KERNELS_BAGS(X) X(bag_pad) X(bag_scale) X(bag_max) X(bag_max_grad) X(bag_renorm)
 
@@ -42,6 +42,7 @@ typedef struct peri_k_bag_max_args {
     const float *x; /* rows x cols */
     float *out;
     int32_t *places;
+    peri_k_tbe_reach reach; /* as of tbe_forward */
 } peri_k_bag_max_args;
 
 enum { PERI_K_BAG_COLUMNS = 16 };

@@ -4,7 +4,7 @@
  */
 #include "../ref/bags.c"
 
-enum { CPU_BAG_PANEL = 4, CPU_BAG_IN_FLIGHT = 16 << 10, CPU_BAG_LINE = 64 }; /* vectors; bytes of rows asked for ahead, of a line */
+enum { CPU_BAG_PANEL = 4, CPU_BAG_LINE = 64 }; /* vectors; bytes of a line */
 
 /** Ask for the row of id @i, if there is one. Inlined by force: a function that only prefetches is one that GCC thinks it may leave out. */
 static inline __attribute__((always_inline)) void cpu_bag_ask(const peri_k_bag_max_args *a, int64_t i)
@@ -13,7 +13,9 @@ static inline __attribute__((always_inline)) void cpu_bag_ask(const peri_k_bag_m
     int64_t id = ref_bag_int(a->bags.ids, i, a->bags.ids_dtype);
     if (id < 0 || id >= a->bags.rows) return;
     const char *row = (const char *)(a->x + id * a->bags.cols);
-    for (int64_t at = 0; at < 4 * a->bags.cols; at += CPU_BAG_LINE) _mm_prefetch(row + at, _MM_HINT_T1);
+    for (int64_t at = 0; at < 4 * a->bags.cols; at += CPU_BAG_LINE)
+        if (a->reach.near) _mm_prefetch(row + at, _MM_HINT_T0);
+        else _mm_prefetch(row + at, _MM_HINT_T1);
 }
 
 /** Columns [d, d + (vectors - 1) * K_LANES + tail) of a bag. @ahead: rows to ask for ahead; 0: none. */
@@ -52,7 +54,7 @@ static void cpu_bag_max(const void *args, int64_t begin, int64_t end)
 {
     enum { PANEL = CPU_BAG_PANEL * K_LANES };
     const peri_k_bag_max_args *a = args;
-    const int64_t cols = a->bags.cols, ahead = 1 + CPU_BAG_IN_FLIGHT / (4 * cols + 4 * CPU_BAG_LINE);
+    const int64_t cols = a->bags.cols, ahead = a->reach.ahead > 0 ? 1 + a->reach.ahead / (4 * cols + 4 * CPU_BAG_LINE) : 0;
     for (int64_t b = begin; b < end; b++) {
         int64_t first, past = ref_bag_range(&a->bags, b, &first), d = 0;
         for (; d + PANEL <= cols; d += PANEL) cpu_bag_max_panel(a, b, first, past, d, CPU_BAG_PANEL, K_LANES, d ? 0 : ahead);

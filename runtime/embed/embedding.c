@@ -5,6 +5,7 @@
  */
 #include "../sparse/internal.h"
 #include "internal.h"
+#include "reach.h"
 
 #include <math.h>
 
@@ -226,7 +227,8 @@ static peri_status largest(const peri_embedding_bag_args *a, call *c)
     peri__node *node;
     PERI_TRY(peri_tensor_new(peri__device(a->weight), PERI_I32, 2, c->out->shape, &c->places));
     peri_k_bag_max_args args = {
-        .bags = bags_of(c), .x = peri__data(a->weight), .out = peri__data(c->out), .places = peri__data(c->places)};
+        .bags = bags_of(c), .x = peri__data(a->weight), .out = peri__data(c->out), .places = peri__data(c->places),
+        .reach = peri__tbe_reach_lookup()};
     PERI_TRY(PERI_LAUNCH(peri__device(a->weight), bag_max, &args, c->bags, bag_grain(c, c->cols)));
     PERI_TRY(peri__attach(&max_vtab, &(peri_tensor *){a->weight}, 1, &c->out, 1, &node));
     if (!node) return PERI_OK;

@@ -63,7 +63,8 @@ static void largest(void **unused)
             int64_t bags = variant % 4 == 3 ? 0 : 1 + (int64_t)draw(60), cols = widths[w];
             bool wild = variant & 8;
             peri_k_bag_max_args a = {.bags = random_bags(bags, cols, dtypes[variant & 1], dtypes[variant >> 1 & 1], wild),
-                                     .x = random_rows(cols, variant & 4)};
+                                     .x = random_rows(cols, variant & 4),
+                                     .reach = {.ahead = (int64_t)draw(3) << 12, .near = draw(2) == 0}};
             a.out = room(4 * bags * cols);
             a.places = room(4 * bags * cols);
             output found[] = {OUTPUT(a.out, 4 * bags * cols), OUTPUT(a.places, 4 * bags * cols)};
