@@ -214,7 +214,6 @@ peri_status peri_synthetic_write(const peri_synthetic_options *o, int64_t first,
     PERI_NEED(path);
     const char *function = "peri_synthetic_write";
     PERI_TRY(check_options(function, o, first, rows));
-    if (!path) return peri__fail(PERI_EINVAL, "%s: no path", function);
     for (int32_t f = 0; f < o->sparse_features; f++)
         if (o->bag_max[f] > 1)
             return peri__fail(PERI_EINVAL, "%s: bags of feature %d have up to %d ids; the Criteo layout has room for 1", function, f,

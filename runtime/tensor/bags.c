@@ -197,6 +197,19 @@ peri_status peri__bags_offsets(peri__bags *b)
     return status;
 }
 
+peri_status peri__share(peri_tensor *t, peri_tensor **out)
+{
+    if (t) peri_tensor_retain(t);
+    *out = t;
+    return PERI_OK;
+}
+
+peri_status peri__room(const peri_tensor *t, peri_device *device, peri_tensor **out)
+{
+    *out = NULL;
+    return t ? peri_tensor_new(device, t->dtype, t->ndim, t->shape, out) : PERI_OK;
+}
+
 peri_status peri__bags_lengths(peri__bags *b)
 {
     if (b->lengths) return PERI_OK;

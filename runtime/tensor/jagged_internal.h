@@ -71,6 +71,10 @@ peri_status peri__bags_init(const char *function, peri__bags *b, peri_tensor *le
 /** Set *b up from well-formed tensors (retained; either may be NULL). */
 void peri__bags_adopt(peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, int64_t bags, int64_t values);
 void peri__bags_fini(peri__bags *b);
+/** A reference of its own to @t (or NULL) in *out: what getters give. */
+peri_status peri__share(peri_tensor *t, peri_tensor **out);
+/** A new tensor of the dtype and shape of @t on @device; NULL where @t is. */
+peri_status peri__room(const peri_tensor *t, peri_device *device, peri_tensor **out);
 /** b->lengths or b->offsets, made if needed. Offsets made from unchecked lengths are clamped: monotone and within the values, always. */
 peri_status peri__bags_lengths(peri__bags *b);
 peri_status peri__bags_offsets(peri__bags *b);

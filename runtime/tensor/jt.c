@@ -88,24 +88,17 @@ peri_status peri__jt_adopt(peri_tensor *values, peri_tensor *weights, peri_tenso
 
 int64_t peri_jt_bags(const peri_jt *jt) { return jt->bags.bags; }
 
-static peri_status share(peri_tensor *t, peri_tensor **out)
-{
-    if (t) peri_tensor_retain(t);
-    *out = t;
-    return PERI_OK;
-}
-
 peri_status peri_jt_values(peri_jt *jt, peri_tensor **out)
 {
     PERI_NEED(jt);
     PERI_NEED(out);
-    return share(jt->values, out);
+    return peri__share(jt->values, out);
 }
 peri_status peri_jt_weights(peri_jt *jt, peri_tensor **out)
 {
     PERI_NEED(jt);
     PERI_NEED(out);
-    return share(jt->weights, out);
+    return peri__share(jt->weights, out);
 }
 
 peri_status peri_jt_lengths(peri_jt *jt, peri_tensor **out)
@@ -113,7 +106,7 @@ peri_status peri_jt_lengths(peri_jt *jt, peri_tensor **out)
     PERI_NEED(jt);
     PERI_NEED(out);
     PERI_TRY(peri__bags_lengths(&jt->bags));
-    return share(jt->bags.lengths, out);
+    return peri__share(jt->bags.lengths, out);
 }
 
 peri_status peri_jt_offsets(peri_jt *jt, peri_tensor **out)
@@ -121,7 +114,7 @@ peri_status peri_jt_offsets(peri_jt *jt, peri_tensor **out)
     PERI_NEED(jt);
     PERI_NEED(out);
     PERI_TRY(peri__bags_offsets(&jt->bags));
-    return share(jt->bags.offsets, out);
+    return peri__share(jt->bags.offsets, out);
 }
 
 peri_status peri_jt_validate(peri_jt *jt)

@@ -235,11 +235,6 @@ peri_status peri_jt_copy(peri_jt *dst, peri_jt *src)
     return peri_device_host_access(peri__device(dst->values)) ? peri_jt_validate(dst) : PERI_OK;
 }
 
-static peri_status room(const peri_tensor *t, peri_device *device, peri_tensor **out)
-{
-    return t ? peri_tensor_new(device, t->dtype, t->ndim, t->shape, out) : PERI_OK;
-}
-
 peri_status peri_jt_empty_like(peri_jt *jt, peri_device *device, peri_jt **out)
 {
     PERI_NEED(jt);
@@ -248,9 +243,9 @@ peri_status peri_jt_empty_like(peri_jt *jt, peri_device *device, peri_jt **out)
     peri_tensor *values = NULL, *weights = NULL, *lengths = NULL;
     peri_status status;
     PERI_TRY_GOTO(peri__bags_lengths(&jt->bags), out);
-    PERI_TRY_GOTO(room(jt->values, device, &values), out);
-    PERI_TRY_GOTO(room(jt->weights, device, &weights), out);
-    PERI_TRY_GOTO(room(jt->bags.lengths, device, &lengths), out);
+    PERI_TRY_GOTO(peri__room(jt->values, device, &values), out);
+    PERI_TRY_GOTO(peri__room(jt->weights, device, &weights), out);
+    PERI_TRY_GOTO(peri__room(jt->bags.lengths, device, &lengths), out);
     PERI_TRY_GOTO(peri__tensor_zero(lengths), out);
     status = peri__jt_adopt(values, weights, lengths, NULL, out);
 out:

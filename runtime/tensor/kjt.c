@@ -271,30 +271,23 @@ const int64_t *peri_kjt_stride_per_key(const peri_kjt *k) { return k->stride_per
 const int64_t *peri_kjt_lengths_offset_per_key(const peri_kjt *k) { return k->lengths_offset_per_key; }
 const int64_t *peri_kjt_stride_per_key_per_rank(const peri_kjt *k) { return k->stride_per_key_per_rank; }
 
-static peri_status share(peri_tensor *t, peri_tensor **out)
-{
-    if (t) peri_tensor_retain(t);
-    *out = t;
-    return PERI_OK;
-}
-
 peri_status peri_kjt_values(peri_kjt *k, peri_tensor **out)
 {
     PERI_NEED(k);
     PERI_NEED(out);
-    return share(k->values, out);
+    return peri__share(k->values, out);
 }
 peri_status peri_kjt_weights(peri_kjt *k, peri_tensor **out)
 {
     PERI_NEED(k);
     PERI_NEED(out);
-    return share(k->weights, out);
+    return peri__share(k->weights, out);
 }
 peri_status peri_kjt_inverse_indices(peri_kjt *k, peri_tensor **out)
 {
     PERI_NEED(k);
     PERI_NEED(out);
-    return share(k->inverse, out);
+    return peri__share(k->inverse, out);
 }
 
 peri_status peri_kjt_lengths(peri_kjt *k, peri_tensor **out)
@@ -302,7 +295,7 @@ peri_status peri_kjt_lengths(peri_kjt *k, peri_tensor **out)
     PERI_NEED(k);
     PERI_NEED(out);
     PERI_TRY(peri__bags_lengths(&k->bags));
-    return share(k->bags.lengths, out);
+    return peri__share(k->bags.lengths, out);
 }
 
 peri_status peri_kjt_offsets(peri_kjt *k, peri_tensor **out)
@@ -311,7 +304,7 @@ peri_status peri_kjt_offsets(peri_kjt *k, peri_tensor **out)
     PERI_NEED(out);
     if (!k->bags.offsets && !k->bags.checked) PERI_TRY(peri_kjt_sync_post(k)); /* the check makes them on its way */
     PERI_TRY(peri__bags_offsets(&k->bags));
-    return share(k->bags.offsets, out);
+    return peri__share(k->bags.offsets, out);
 }
 
 int32_t peri__kjt_key_of(const peri_kjt *k, int64_t bag)

@@ -287,11 +287,6 @@ out:
     return status;
 }
 
-static peri_status room(const peri_tensor *t, peri_device *device, peri_tensor **out)
-{
-    return t ? peri_tensor_new(device, t->dtype, t->ndim, t->shape, out) : PERI_OK;
-}
-
 peri_status peri_kjt_empty_like(peri_kjt *k, peri_device *device, peri_kjt **out)
 {
     PERI_NEED(k);
@@ -301,10 +296,10 @@ peri_status peri_kjt_empty_like(peri_kjt *k, peri_device *device, peri_kjt **out
     peri__kjt_parts p = {.keys = k->keys, .stride = k->stride, .ranks = k->ranks, .stride_per_key_per_rank = k->stride_per_key_per_rank,
                          .inverse_keys = k->inverse_keys, .longest = -1};
     peri_status status;
-    PERI_TRY_GOTO(room(k->values, device, &p.values), out);
-    PERI_TRY_GOTO(room(k->weights, device, &p.weights), out);
-    PERI_TRY_GOTO(room(k->inverse, device, &p.inverse), out);
-    PERI_TRY_GOTO(room(k->bags.lengths, device, &p.lengths), out);
+    PERI_TRY_GOTO(peri__room(k->values, device, &p.values), out);
+    PERI_TRY_GOTO(peri__room(k->weights, device, &p.weights), out);
+    PERI_TRY_GOTO(peri__room(k->inverse, device, &p.inverse), out);
+    PERI_TRY_GOTO(peri__room(k->bags.lengths, device, &p.lengths), out);
     PERI_TRY_GOTO(peri__tensor_zero(p.lengths), out);
     status = peri__kjt_adopt(&p, out);
 out:
