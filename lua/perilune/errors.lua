@@ -68,6 +68,7 @@ end
 
 --- The place of a function that gave way to what it called: its only tail call, else where it begins.
 local function tail_place(f)
+  if type(f) ~= "function" then return end
   local info = debug.getinfo(f, "S")
   if info.what == "C" or of_library(info.source) then return end
   local lines = tail_lines(f)

@@ -8,6 +8,7 @@
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local signature = require "perilune.signature"
 local Tensor = require "perilune.tensor"
 local nn = require "perilune.nn"
 local dist = require "perilune.dist"
@@ -180,5 +181,8 @@ function DistributedModelParallel:flush()
   local in_files = shard.files.of(self.sharded)
   if #in_files > 0 then shard.files.flush(self.group, "DistributedModelParallel:flush", in_files) end
 end
+
+signature.check("DistributedModelParallel:", DistributedModelParallel, { backward = "self: table, loss: tensor, grad: tensor?",
+  set_fused_learning_rate = "self: table, learning_rate: number" })
 
 return M

@@ -6,6 +6,7 @@ local M = {}
 
 --- A class: call it to make an instance, which runs `init`. `base` (optional) is inherited from. Instances know `class` and `is`.
 function M.class(name, base)
+  if type(name) ~= "string" then fail(("the name of a class is %s, wanted a string"):format(kind(name))) end
   local class = {}
   class.__index = class
   class.class_name = name
@@ -24,6 +25,7 @@ function M.class(name, base)
     __tostring = function() return "class " .. name end,
     __call = function(_, ...)
       local object = setmetatable({}, class)
+      if not class.init then fail(("%s: the base of other classes, of which objects are made"):format(name)) end
       object:init(...)
       return object
     end,
@@ -50,6 +52,7 @@ end
 
 --- for key, value in util.ordered(t): pairs in the order of `keys`.
 function M.ordered(t)
+  if type(t) ~= "table" then fail(("%s where a table is wanted"):format(kind(t))) end
   local keys, odd = M.keys(t)
   local i = 0
   if odd then fail(("a %s as key, allowed: strings and numbers"):format(odd)) end

@@ -10,6 +10,7 @@ local util = require "perilune.util"
 local Loader = require "perilune.data.loader"
 local batch = require "perilune.data.batch"
 local packages = require "perilune.data.packages"
+local signature = require "perilune.signature"
 local C = P.C
 local floor, log = math.floor, math.log
 
@@ -307,6 +308,8 @@ for name, default in util.ordered(Loader.common) do spec[name] = default end
 --- Parse the machine's package lists, or those in the file `path`, for several loaders.
 function M.read(path) return packages.parse(packages.text(path)) end
 
+signature.kind("packages", "what data.debian.read returned", function(x) return type(x) == "table" and type(x.dependencies) == "table" end)
+
 --- A loader; see `spec` for the arguments.
 function M.loader(args)
   local func = "data.debian"
@@ -314,6 +317,7 @@ function M.loader(args)
   util.integer(func, "negatives", a.negatives, 1, 1000)
   util.integer(func, "max_dependencies", a.max_dependencies, 1, 2 ^ 20)
   util.integer(func, "seed", a.seed, 0)
+  if a.packages then signature.value(func, "packages", a.packages, "packages") end
   return Loader(func, Source(a.packages or M.read(a.path), a), a)
 end
 

@@ -10,6 +10,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local jagged = require "perilune.jagged"
 local batch = require "perilune.data.batch"
+local signature = require "perilune.signature"
 
 local Loader = util.class "Loader"
 
@@ -135,5 +136,8 @@ function Loader:rewind()
   self.source:rewind(0)
   return self
 end
+
+signature.check("Loader.", Loader, { place = "func: string, args: table" })
+signature.check("Loader:", Loader, { init = "self: table, func: string, source: table, args: table" })
 
 return Loader

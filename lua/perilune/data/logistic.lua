@@ -3,6 +3,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local batch = require "perilune.data.batch"
+local signature = require "perilune.signature"
 local C, check = P.C, P.check
 
 local wrap = P.handle("peri_logistic", {}, nil, "a LogisticRegression")
@@ -13,9 +14,9 @@ local LogisticRegression = util.class "LogisticRegression"
 --- rows: rows of every feature's table; dense_features: their number; lr; l2.
 function LogisticRegression:init(args)
   local a = util.named("LogisticRegression", args, { rows = util.required, dense_features = util.required, lr = 0.05, l2 = 0 })
-  local n = #a.rows
+  local n = #signature.value("LogisticRegression", "rows", a.rows, "list")
   local rows = ffi.new("int64_t[?]", math.max(n, 1))
-  for i = 1, n do rows[i - 1] = a.rows[i] end
+  for i = 1, n do rows[i - 1] = util.integer("LogisticRegression", ("rows[%d]"):format(i), a.rows[i], 1) end
   local o = ffi.new "peri_logistic_options"
   o.table_rows, o.sparse_features, o.dense_features, o.learning_rate, o.l2 = rows, n, a.dense_features, a.lr, a.l2
   check(C.peri_logistic_new(o, out))

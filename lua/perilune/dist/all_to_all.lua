@@ -1,6 +1,7 @@
 -- all_to_all.lua: all-to-all of lists of tensors (torch.distributed.all_to_all) and of blocks along a dimension (TPU AllToAll).
 local ffi = require "ffi"
 local P = require "perilune.ffi"
+local signature = require "perilune.signature"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local A = require "perilune.jagged.arguments"
@@ -58,6 +59,7 @@ function M.functional_all_to_all(output_tensor_list, input_tensor_list, group, t
   group = group_of("functional.all_to_all", group)
   if not output_tensor_list then
     output_tensor_list = {}
+    signature.value("functional.all_to_all", "input_tensor_list", input_tensor_list, "tensors")
     for i, t in ipairs(input_tensor_list) do output_tensor_list[i] = Tensor.empty(t:shape(), t:dtype(), t:device()) end
   end
   return post("functional.all_to_all", output_tensor_list, input_tensor_list, group, true, tag)

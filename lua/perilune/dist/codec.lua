@@ -62,6 +62,7 @@ end
 
 --- Elements of the wire's dtype for each split.
 function Context:wire_splits()
+  if not self._ref then P.fail "QuantizationContext:wire_splits: it has no splits; they are given to create_context" end
   local sizes, list = C.peri_codec_context_wire_splits(self._ref.ptr), {}
   for i = 1, #self.splits do list[i] = tonumber(sizes[i - 1]) end
   return list

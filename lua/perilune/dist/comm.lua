@@ -2,6 +2,7 @@
 -- the groups within and across nodes.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local signature = require "perilune.signature"
 local group_of = require("perilune.dist.group").group_of
 local state = P.state
 
@@ -19,6 +20,7 @@ local variables = {
 
 --- The first of the variables that is set; an error if it is no whole number.
 local function variable(kind, environment)
+  if environment then signature.value("comm", "environment", environment, "table") end
   for _, name in ipairs(variables[kind]) do
     local text = environment and environment[name] or not environment and os.getenv(name) or nil
     if text and text ~= "" then

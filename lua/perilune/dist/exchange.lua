@@ -436,7 +436,7 @@ local function gather(func, tensors, device, n)
   end
   local list = {}
   for i = 1, n do
-    local t = awaitable.resolve(tensors[i])
+    local t = signature.value(func, ("tensor %d"):format(i), awaitable.resolve(tensors[i]), "tensor")
     list[i] = device and t:to(nil, device) or t
   end
   return list
@@ -446,7 +446,7 @@ end
 local EmbeddingsAllToOne = module "EmbeddingsAllToOne"
 function EmbeddingsAllToOne:init(args)
   local a = util.named("EmbeddingsAllToOne", args, { device = util.optional, world_size = util.required, cat_dim = 2 })
-  self.device, self.world_size = a.device or false, a.world_size
+  self.device, self.world_size = a.device or false, util.integer("EmbeddingsAllToOne", "world_size", a.world_size, 1, 2 ^ 20)
   self.cat_dim = util.integer("EmbeddingsAllToOne", "cat_dim", a.cat_dim, 1, 8)
 end
 function EmbeddingsAllToOne:set_device(device) self.device = device end
@@ -462,7 +462,7 @@ end
 local EmbeddingsAllToOneReduce = module "EmbeddingsAllToOneReduce"
 function EmbeddingsAllToOneReduce:init(args)
   local a = util.named("EmbeddingsAllToOneReduce", args, { device = util.optional, world_size = util.required })
-  self.device, self.world_size = a.device or false, a.world_size
+  self.device, self.world_size = a.device or false, util.integer("EmbeddingsAllToOneReduce", "world_size", a.world_size, 1, 2 ^ 20)
 end
 function EmbeddingsAllToOneReduce:set_device(device) self.device = device end
 function EmbeddingsAllToOneReduce:forward(tensors)
@@ -479,7 +479,7 @@ end
 local SeqEmbeddingsAllToOne = module "SeqEmbeddingsAllToOne"
 function SeqEmbeddingsAllToOne:init(args)
   local a = util.named("SeqEmbeddingsAllToOne", args, { device = util.optional, world_size = util.required })
-  self.device, self.world_size = a.device or false, a.world_size
+  self.device, self.world_size = a.device or false, util.integer("SeqEmbeddingsAllToOne", "world_size", a.world_size, 1, 2 ^ 20)
 end
 function SeqEmbeddingsAllToOne:set_device(device) self.device = device end
 function SeqEmbeddingsAllToOne:forward(tensors) return gather("SeqEmbeddingsAllToOne", tensors, self.device, self.world_size) end

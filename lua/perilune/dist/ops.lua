@@ -148,6 +148,7 @@ end
 
 --- What holds for `group`, or by default.
 function M.get_gradient_division(group)
+  group = group and group_of("get_gradient_division", group)
   if group and group._gradient_division ~= nil then return group._gradient_division end
   if state.gradient_division ~= nil then return state.gradient_division end
   return C.peri_exchange_division(group and group:ptr() or nil)

@@ -2,6 +2,7 @@
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local signature = require "perilune.signature"
 local C = P.C
 
 local M = {}
@@ -313,5 +314,7 @@ function M.fused_params(func, params)
   if a.output_dtype ~= nil then one_of(func, "output_dtype", a.output_dtype, M.data_types) end
   return o, one_of(func, "bounds_check_mode", a.bounds_check_mode, M.bounds_checks), name, cache, a.output_dtype
 end
+
+signature.check("", M, { fill_cache_params = "func: string, slot: any, params: table, data_type: string" })
 
 return M

@@ -6,10 +6,13 @@ local F = require "perilune.nn.functional"
 local Module = require "perilune.nn.module"
 local layers = require "perilune.nn.layers"
 local parameter = require "perilune.nn.parameter"
+local signature = require "perilune.signature"
 
 local M = {}
 
 -- -- DLRM --------------------------------------------------------------------------------------------------------------------------
+
+local function callable(func, args, name) return signature.value(func, name, args[name], "module") end
 
 --- [B, D + F + F (F - 1) / 2]: the dense features, then the dot products of all pairs.
 local InteractionArch = Module:extend "InteractionArch"
@@ -33,7 +36,7 @@ local InteractionDCNArch = Module:extend "InteractionDCNArch"
 M.InteractionDCNArch = InteractionDCNArch
 function InteractionDCNArch:init(args)
   local a = util.named("InteractionDCNArch", args, { num_sparse_features = util.required, crossnet = util.required })
-  self.num_sparse_features, self.crossnet = a.num_sparse_features, a.crossnet
+  self.num_sparse_features, self.crossnet = a.num_sparse_features, callable("InteractionDCNArch", a, "crossnet")
 end
 function InteractionDCNArch:forward(dense_features, sparse_features)
   if self.num_sparse_features <= 0 then return dense_features end
@@ -47,7 +50,8 @@ function InteractionProjectionArch:init(args)
   local a = util.named("InteractionProjectionArch", args,
     { num_sparse_features = util.required, interaction_branch1 = util.required, interaction_branch2 = util.required })
   self.num_sparse_features = a.num_sparse_features
-  self.interaction_branch1, self.interaction_branch2 = a.interaction_branch1, a.interaction_branch2
+  self.interaction_branch1 = callable("InteractionProjectionArch", a, "interaction_branch1")
+  self.interaction_branch2 = callable("InteractionProjectionArch", a, "interaction_branch2")
 end
 function InteractionProjectionArch:forward(dense_features, sparse_features)
   if self.num_sparse_features <= 0 then return dense_features end
@@ -60,17 +64,16 @@ end
 
 -- -- cross networks ------------------------------------------------------------------------------------------------------------------
 
-local function kernels(num_layers, shape, a)
-  local list = {}
-  for i = 1, num_layers do list[i] = parameter.xavier_normal(shape, a.dtype, a.device) end
-  return layers.ParameterList(list)
-end
+local MOST = 4096 -- layers, and experts
 
-local function biases(num_layers, shape, a)
+--- A parameter for each layer: make(shape, dtype, device).
+local function of_layers(num_layers, make, shape, a)
   local list = {}
-  for i = 1, num_layers do list[i] = parameter.zeros(shape, a.dtype, a.device) end
+  for i = 1, util.integer("cross network", "num_layers", num_layers, 0, MOST) do list[i] = make(shape, a.dtype, a.device) end
   return layers.ParameterList(list)
 end
+local function kernels(num_layers, shape, a) return of_layers(num_layers, parameter.xavier_normal, shape, a) end
+local function biases(num_layers, shape, a) return of_layers(num_layers, parameter.zeros, shape, a) end
 
 --- x = x0 * (W x + b) + x in each layer.
 local CrossNet = Module:extend "CrossNet"
@@ -133,7 +136,7 @@ function LowRankMixtureCrossNet:init(args)
   local a = util.named("LowRankMixtureCrossNet", args, { in_features = util.required, num_layers = util.required, num_experts = 1,
     low_rank = 1,
     activation = "relu", dtype = "f32", device = util.optional })
-  util.integer("LowRankMixtureCrossNet", "num_experts", a.num_experts, 1)
+  util.integer("LowRankMixtureCrossNet", "num_experts", a.num_experts, 1, MOST)
   util.integer("LowRankMixtureCrossNet", "low_rank", a.low_rank, 1)
   self.num_layers, self.num_experts = a.num_layers, a.num_experts
   local activation = a.activation
@@ -185,7 +188,10 @@ end
 --- A list of [B, ...] embeddings as one [B, numbers] matrix.
 local function flattened(embeddings)
   local list = {}
-  for i = 1, #embeddings do list[i] = embeddings[i]:reshape(embeddings[i]:size(1), -1) end
+  for i = 1, #embeddings do
+    local e = signature.value("embeddings", ("embedding %d"):format(i), embeddings[i], "tensor")
+    list[i] = e:reshape(e:size(1), -1)
+  end
   return F.cat(list, 2)
 end
 
@@ -200,7 +206,17 @@ end
 --- dense_module over the concatenated embeddings (a list).
 local DeepFM = Module:extend "DeepFM"
 M.DeepFM = DeepFM
-function DeepFM:init(args) self.dense_module = util.named("DeepFM", args, { dense_module = util.required }).dense_module end
+function DeepFM:init(args)
+  self.dense_module = callable("DeepFM", util.named("DeepFM", args, { dense_module = util.required }), "dense_module")
+end
 function DeepFM:forward(embeddings) return self.dense_module(flattened(embeddings)) end
+
+for name, forward in util.ordered {
+  InteractionDCNArch = "dense_features: tensor, sparse_features: tensor",
+  InteractionProjectionArch = "dense_features: tensor, sparse_features: tensor",
+  FactorizationMachine = "embeddings: list", DeepFM = "embeddings: list",
+} do
+  signature.check(name .. ":", M[name], { forward = "self: table, " .. forward })
+end
 
 return M

@@ -4,6 +4,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local F = require "perilune.nn.functional"
 local Module = require "perilune.nn.module"
+local signature = require "perilune.signature"
 local parameter = require "perilune.nn.parameter"
 
 local M = {}
@@ -26,6 +27,7 @@ function ModuleList:append(module)
   return self
 end
 function ModuleList:replace(name, module)
+  if not tonumber(name) then P.fail(("%s: no module '%s', allowed: 0..%d"):format(self.class_name, tostring(name), #self._children - 1)) end
   rawset(self, name, module)
   rawset(self, tonumber(name) + 1, module)
 end
@@ -137,6 +139,7 @@ local function update_running(running, now, momentum)
   running:copy(F.add(F.affine(running, 1 - momentum), F.affine(now, momentum)))
 end
 function BatchNorm1d:forward(x)
+  signature.value("BatchNorm1d", "x", x, "tensor")
   local mean, var = self.running_mean, self.running_var
   if self.training then
     local n = x:size(1)
@@ -162,6 +165,7 @@ function Dropout:init(args)
   self.seed, self.stream, self.step = P.state.seed, parameter.dropout_stream(), 0
 end
 function Dropout:forward(x)
+  signature.value("Dropout", "x", x, "tensor")
   if not self.training or self.p == 0 then return x end
   local d = x:describe()
   local columns = d.ndim > 0 and d.shape[0] > 0 and tonumber(d.numel / d.shape[0]) or 1

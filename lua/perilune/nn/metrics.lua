@@ -171,7 +171,7 @@ end
 
 --- Take samples in. NDCGMetric takes a further list, the session of each sample.
 function SumMetric:update(predictions, labels, weights, ...)
-  local part, n = self:part(predictions, labels, weights, ...)
+  local part, n = self:_part(predictions, labels, weights, ...)
   self.window = self.window or Window(place(self))
   add(self.lifetime, part)
   self.window:push(part, n)
@@ -185,8 +185,8 @@ function SumMetric:compute()
   numbers_of_all[2 * width + 1] = self.window and 1 or 0
   local total, out = ranks.sum(self.group, numbers_of_all), {}
   if total[2 * width + 1] == 0 then return out end
-  self:report(total, "lifetime_", out)
-  self:report({ unpack(total, width + 1, 2 * width) }, "window_", out)
+  self:_report(total, "lifetime_", out)
+  self:_report({ unpack(total, width + 1, 2 * width) }, "window_", out)
   return out
 end
 
@@ -194,7 +194,7 @@ local function simple(name, definition, spec)
   local class = util.class(name, SumMetric)
   class.width = #fields
   function class:init(args) SumMetric.init(self, args, spec) end
-  function class:part(predictions, labels, weights)
+  function class:_part(predictions, labels, weights)
     local samples, memory = samples_of(name, predictions, labels, weights)
     local sums = ffi.new "peri_metric_sums"
     check(C.peri_metric_add(samples, self.options.threshold or 0.5, sums))
@@ -202,7 +202,7 @@ local function simple(name, definition, spec)
     for i, field in ipairs(fields) do part[i] = sums[field] end
     return part, memory and tonumber(samples.n)
   end
-  function class:report(sums, prefix, out)
+  function class:_report(sums, prefix, out)
     local named = {}
     for i, field in ipairs(fields) do named[field] = sums[i] end
     local values = { definition[2](named, self.options) }
@@ -220,20 +220,20 @@ for name, definition in util.ordered(by_sums) do simple(name, definition, specs[
 --- Share of pairs (weighted; inside one update) that predictions and labels order alike.
 M.XAUCMetric = util.class("XAUCMetric", SumMetric)
 M.XAUCMetric.width = 2
-function M.XAUCMetric:part(predictions, labels, weights)
+function M.XAUCMetric:_part(predictions, labels, weights)
   local samples, memory = samples_of("XAUCMetric", predictions, labels, weights)
   check(C.peri_metric_xauc(samples, number, second))
   return { number[0], second[0] }, memory and tonumber(samples.n)
 end
-function M.XAUCMetric:report(sums, prefix, out) out[prefix .. "xauc"] = ratio(sums[1], sums[2]) end
+function M.XAUCMetric:_report(sums, prefix, out) out[prefix .. "xauc"] = ratio(sums[1], sums[2]) end
 
 --- Recall of the k most likely of `number_of_classes` classes, a list over k = 1, 2, ... Predictions are [samples, classes].
 M.MulticlassRecallMetric = util.class("MulticlassRecallMetric", SumMetric)
 function M.MulticlassRecallMetric:init(args)
   SumMetric.init(self, args, { number_of_classes = util.required })
-  self.width = util.integer("MulticlassRecallMetric", "number_of_classes", self.options.number_of_classes, 1) + 1
+  self.width = util.integer("MulticlassRecallMetric", "number_of_classes", self.options.number_of_classes, 1, 2 ^ 20) + 1
 end
-function M.MulticlassRecallMetric:part(predictions, labels, weights)
+function M.MulticlassRecallMetric:_part(predictions, labels, weights)
   local classes = self.options.number_of_classes
   local s, memory = samples_of("MulticlassRecallMetric", predictions, labels, weights, classes)
   local part = {}
@@ -249,7 +249,7 @@ function M.MulticlassRecallMetric:part(predictions, labels, weights)
   end
   return part, memory and tonumber(s.n)
 end
-function M.MulticlassRecallMetric:report(sums, prefix, out)
+function M.MulticlassRecallMetric:_report(sums, prefix, out)
   local list = {}
   for k = 1, self.options.number_of_classes do list[k] = sums[k] / sums[self.options.number_of_classes + 1] end
   out[prefix .. "multiclass_recall"] = list
@@ -283,7 +283,7 @@ local function sessions_of(s, session)
   end
   return list
 end
-function M.NDCGMetric:part(predictions, labels, weights, session)
+function M.NDCGMetric:_part(predictions, labels, weights, session)
   local o = self.options
   local s, memory = samples_of("NDCGMetric", predictions, labels, weights)
   local ids, n = numbers("NDCGMetric", "sessions", session)
@@ -310,7 +310,7 @@ function M.NDCGMetric:part(predictions, labels, weights, session)
   end
   return { sum, count }, memory and n
 end
-function M.NDCGMetric:report(sums, prefix, out) out[prefix .. "ndcg"] = sums[1] / sums[2] end
+function M.NDCGMetric:_report(sums, prefix, out) out[prefix .. "ndcg"] = sums[1] / sums[2] end
 
 -- -- metrics that need the samples themselves -----------------------------------------------------------------------------------------
 
@@ -369,14 +369,14 @@ end
 
 function SampleMetric:update(predictions, labels, weights)
   local s, memory = samples_of(self.class_name, predictions, labels, weights)
-  if self.taken then self:taken(s) end
+  if self._taken then self:_taken(s) end
   self.samples = self.samples or Samples(place(self))
   self.samples:push(s)
   return memory and self
 end
 
 --- What `compute`, a function of C, makes of the window's samples of all ranks.
-function SampleMetric:area(compute)
+function SampleMetric:_area(compute)
   self.samples = self.samples or Samples(place(self))
   local s, parts = ffi.new "peri_metric_samples", {}
   for k = 1, 3 do parts[k] = self.samples:in_order(k) end
@@ -389,11 +389,11 @@ end
 
 --- Area under the ROC curve of the window; ties count one half.
 M.AUCMetric = util.class("AUCMetric", SampleMetric)
-function M.AUCMetric:compute() return { window_auc = self:area(C.peri_metric_auc) } end
+function M.AUCMetric:compute() return { window_auc = self:_area(C.peri_metric_auc) } end
 
 --- Regression AUC of the window.
 M.RAUCMetric = util.class("RAUCMetric", SampleMetric)
-function M.RAUCMetric:compute() return { window_rauc = self:area(C.peri_metric_rauc) } end
+function M.RAUCMetric:compute() return { window_rauc = self:_area(C.peri_metric_rauc) } end
 
 local BINS = 1000
 local single = ffi.new "float[1]"
@@ -403,7 +403,7 @@ function M.AUPRCMetric:init(args)
   SampleMetric.init(self, args)
   self.positive, self.negative = ffi.new("double[?]", BINS), ffi.new("double[?]", BINS)
 end
-function M.AUPRCMetric:taken(s)
+function M.AUPRCMetric:_taken(s)
   for i = 0, tonumber(s.n) - 1 do
     local p, y, w = s.predictions[i], s.labels[i], s.weights ~= nil and s.weights[i] or 1
     if not (p >= 0 and p <= 1) then P.fail(("AUPRCMetric: prediction %g, allowed: 0..1"):format(p)) end
@@ -424,7 +424,7 @@ function M.AUPRCMetric:compute()
     positive, negative = positive + counts[bin], negative + counts[BINS + bin]
     if positive + negative > 0 then area = area + counts[bin] * positive / (positive + negative) end
   end
-  return { lifetime_auprc = (positive == 0 or negative == 0) and 0.5 or area / positive, window_auprc = self:area(C.peri_metric_auprc) }
+  return { lifetime_auprc = (positive == 0 or negative == 0) and 0.5 or area / positive, window_auprc = self:_area(C.peri_metric_auprc) }
 end
 
 -- -- one set of samples ----------------------------------------------------------------------------------------------------------------

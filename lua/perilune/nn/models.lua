@@ -3,6 +3,7 @@
 -- KeyedTensor (or an awaitable of one): this module needs nothing else of it.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local signature = require "perilune.signature"
 local F = require "perilune.nn.functional"
 local Module = require "perilune.nn.module"
 local layers = require "perilune.nn.layers"
@@ -169,7 +170,7 @@ DLRM_Projection.forward = forward
 local DLRMTrain = Module:extend "DLRMTrain"
 M.DLRMTrain = DLRMTrain
 function DLRMTrain:init(dlrm_module, loss)
-  self.model = dlrm_module
+  self.model = signature.value("DLRMTrain", "dlrm_module", dlrm_module, "module")
   self.loss = loss or losses.BCEWithLogitsLoss()
 end
 function DLRMTrain:forward(batch)

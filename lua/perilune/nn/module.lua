@@ -320,6 +320,7 @@ function Module:zero_grad()
   for _, p in ipairs(self:parameters()) do p:set_grad(nil) end
 end
 
+signature.kind("module", "a module or a function", util.is_callable)
 signature.check("Module:", Module, { get_module = "self: table, path: string", set_module = "self: table, path: string, module: any",
   load_state = "self: table, map: table, strict: boolean?", named_state = "self: table, prefix: string?",
   state = "self: table, prefix: string?", register_buffer = "self: table, name: string, tensor: any",

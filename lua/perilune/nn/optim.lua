@@ -264,6 +264,7 @@ function CombinedOptimizer:init(optimizers)
   if type(optimizers) ~= "table" or #optimizers == 0 then P.fail "CombinedOptimizer: a list of optimizers is wanted, with one or more" end
   local seen = {}
   for i, o in ipairs(optimizers) do
+    signature.value("CombinedOptimizer", ("optimizers[%d]"):format(i), type(o) == "table" and o.optimizer or o, "optimizer")
     if not o.optimizer or OptimizerWrapper.is(o) then o = { name = "", optimizer = o } end
     self.optimizers[i] = o
     for k, name in ipairs(o.optimizer.names) do

@@ -4,8 +4,10 @@
 -- this is collective: every rank of the group calls it, with whatever samples it has, also none.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
+local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local F = require "perilune.nn.functional"
+local signature = require "perilune.signature"
 
 local M = {}
 
@@ -78,5 +80,11 @@ function M.gather(group, arrays, n)
   all:release()
   return results, total
 end
+
+signature.kind("ranks", "a group of ranks", function(x) return type(x) == "table" and util.is_callable(x.all_reduce) end)
+signature.check("", M, {
+  mean_of = "sum: tensor, count: any, group: any", global_mean = "losses: tensor, weights: tensor?, group: any",
+  sum = "group: ranks?, list: list", gather = "group: ranks?, arrays: list, n: count",
+})
 
 return M

@@ -8,8 +8,13 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local optim = require "perilune.nn.optim"
+local signature = require "perilune.signature"
 
 local M = {}
+
+signature.kind("scheduled", "an optimizer with a learning rate", function(x)
+  return type(x) == "table" and util.is_callable(x.lr) and util.is_callable(x.set_lr)
+end)
 
 local cos, pi, floor, min = math.cos, math.pi, math.floor, math.min
 
@@ -35,11 +40,13 @@ local function define(name, options, rate, prepare)
   local class = util.class(name, LRScheduler)
   function class:init(args)
     local a = util.named(name, args, spec)
+    signature.value(name, "optimizer", a.optimizer, "scheduled")
     self.optimizer, self.options, self.base_lr = a.optimizer, a, a.optimizer:lr()
     if prepare then prepare(self, a) end
     self:seek(0)
   end
   function class:rate(t) return rate(self.options, t, self.base_lr, self) end
+  signature.check(name .. ":", class, { rate = "self: table, t: number" })
   M[name] = class
 end
 

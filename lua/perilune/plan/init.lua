@@ -4,6 +4,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local types = require "perilune.plan.types"
 local json = require "perilune.plan.json"
+local signature = require "perilune.signature"
 
 local M = {}
 for _, name in ipairs { "ShardingType", "EmbeddingComputeKernel", "CacheParams", "CacheAlgorithm",
@@ -70,6 +71,7 @@ end
 function M.table_wise_by_size(modules, env)
   local tables = {}
   for path, configs in util.ordered(modules) do
+    signature.value("plan.table_wise_by_size", ("modules['%s']"):format(path), configs, "list")
     for _, c in ipairs(configs) do
       tables[#tables + 1] = { path = path, name = c.name, bytes = c.num_embeddings * c.embedding_dim, order = #tables }
     end
@@ -91,5 +93,10 @@ function M.table_wise_by_size(modules, env)
   end
   return types.ShardingPlan(entries)
 end
+
+signature.check("plan.", M, {
+  environment = "env: table?", load = "source: any, env: table?", table_wise_by_size = "modules: table, env: table",
+  construct_module_sharding_plan = "configs: list, per_param_sharding: table, env: table?",
+})
 
 return util.face("peri.plan", M)

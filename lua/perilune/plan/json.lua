@@ -16,6 +16,7 @@
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local types = require "perilune.plan.types"
+local signature = require "perilune.signature"
 
 local M = {}
 
@@ -192,5 +193,7 @@ function M.load_json(path)
   if not text then fail("plan.load_json: '%s': %s", path, tostring(why)) end
   return M.from_json(text, ("plan '%s'"):format(path))
 end
+
+signature.check("plan.", M, { load_json = "path: string" })
 
 return M

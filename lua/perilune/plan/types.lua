@@ -13,6 +13,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local embed = require "perilune.embed.config"
+local signature = require "perilune.signature"
 local C = P.C
 
 local M = {}
@@ -112,6 +113,7 @@ function ParameterSharding:shards(config, env)
   local ranks = ffi.new("int32_t[?]", math.max(n_ranks, 1), self.ranks or {})
   local sizes = self.sizes and ffi.new("int64_t[?]", n_ranks, self.sizes) or nil
   entry.type = type_codes[self.sharding_type]
+  util.integer("ParameterSharding:shards", "env.world_size", env.world_size, 1, 2 ^ 31 - 1)
   entry.world_size, entry.local_size = env.world_size, env.local_size or env.world_size
   entry.n_ranks, entry.ranks, entry.sizes = n_ranks, ranks, sizes
   entry.table, entry.rows, entry.cols = config.name, config.num_embeddings, config.embedding_dim
@@ -184,7 +186,8 @@ function EmbeddingModuleShardingPlan:validate(configs, env, module_name)
   local from = self.from and ("plan '%s': "):format(self.from) or ""
   local where = from .. (module_name and module_name ~= "" and ("module '%s': "):format(module_name) or "")
   local known, shards = {}, {}
-  for _, config in ipairs(configs) do
+  for i, config in ipairs(configs) do
+    signature.value("EmbeddingModuleShardingPlan:validate", ("configs[%d]"):format(i), config, "table")
     known[config.name] = true
     local sharding = self.tables[config.name]
     if not sharding then
@@ -247,5 +250,10 @@ function ShardingPlan:__tostring()
   end
   return table.concat(lines, "\n")
 end
+
+signature.check("ParameterSharding:", ParameterSharding, { shards = "self: table, config: table, env: table" })
+signature.check("EmbeddingModuleShardingPlan:", EmbeddingModuleShardingPlan, {
+  init = "self: table, tables: table?", validate = "self: table, configs: list, env: table, module_name: string?",
+})
 
 return M

@@ -3,8 +3,10 @@
 local ffi = require "ffi"
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
+local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local serial = require "perilune.dist.serial"
+local signature = require "perilune.signature"
 local C, check = P.C, P.check
 
 local M = {}
@@ -135,5 +137,15 @@ function M.of(modules)
   end
   return list
 end
+
+signature.kind("collections", "a list of sharded collections", function(x)
+  if type(x) ~= "table" then return false end
+  for i = 1, #x do
+    if type(x[i]) ~= "table" or not util.is_callable(x[i].in_files) then return false end
+  end
+  return true
+end)
+signature.check("shard.files.", M, { of = "modules: collections", flush = "group: table, func: string, modules: collections",
+  agree = "group: table, func: string, modules: collections, err: any" })
 
 return M

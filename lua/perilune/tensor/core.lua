@@ -432,6 +432,7 @@ signature.check("", M, {
   uniform = "shape: list, low: number, high: number, seed: integer, stream: integer?, dtype: dtype?, device: device?",
   normal = "shape: list, mean: number, deviation: number, seed: integer, stream: integer?, dtype: dtype?, device: device?",
   tensor = "data: any, dtype: dtype?, device: device?, shape: list?",
+  named_tensor = "func: string, data: any, dtype: dtype?, device: device?, shape: list?",
   from_memory = "data: any, shape: list, dtype: dtype?, device: device?",
 })
 signature.check_each("tensor:", methods, { "describe", "dim", "shape", "numel", "dtype", "device", "is_contiguous", "is_leaf", "read",

@@ -126,7 +126,7 @@ end
 -- -- reductions --------------------------------------------------------------------------------------------------------------------
 
 local function fill_dims(dim)
-  if dim == nil then return 0 end
+  if not dim then return 0 end
   if type(dim) == "number" then
     dims[0] = dimension(dim)
     return 1
