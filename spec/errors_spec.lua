@@ -41,7 +41,8 @@ local model = Model()
 
 local shape = "over_arch.model.0: Linear: x is [4, 16], wanted [*, 15] (script.lua:8)\n"
 local cases = {
-  { "C", "local peri = require 'perilune'\nperi.empty { -3 }", "peri_tensor_new: size -3 of dimension 0 is negative (script.lua:2)\n" },
+  { "C", "local peri = require 'perilune'\nperi.empty { -3 }",
+    "peri_tensor_new: the size -3 of the 1st dimension is negative (script.lua:2)\n" },
   { "named arguments", model .. "nn.Linear { in_feature = 1 }",
     "Linear: no argument 'in_feature'; allowed: bias, device, dtype, in_features, out_features (script.lua:19)\n" },
   { "a module", model .. "model(peri.zeros { 4, 16 })", shape },
@@ -59,7 +60,7 @@ file:close()
 peri.DistributedModelParallel { module = model, plan = "plan.lua" }]],
     "ParameterSharding: argument 'sharding_type' is missing (plan.lua:2)\n" },
   { "tail calls of scopes", "local peri = require 'perilune'\nperi.scope(function()\n  return peri.empty { -3 }\nend)",
-    "peri_tensor_new: size -3 of dimension 0 is negative (script.lua:3)\n" },
+    "peri_tensor_new: the size -3 of the 1st dimension is negative (script.lua:3)\n" },
   { "a plan's syntax", model .. [[
 local file = io.open("plan.lua", "w")
 file:write "return {\n t = = 1 }"
@@ -107,7 +108,8 @@ describe("the place of an error from", function()
     local ok, err = pcall(require("perilune.dist.sim").run, 3, function(rank) if rank == 1 then peri.empty { -1 } end end)
     assert.is_false(ok)
     local line = debug.getinfo(1, "l").currentline - 2
-    assert.equal(("rank 1 of 3: peri_tensor_new: size -1 of dimension 0 is negative (spec/errors_spec.lua:%d)"):format(line), tostring(err))
+    assert.equal(("rank 1 of 3: peri_tensor_new: the size -1 of the 1st dimension is negative (spec/errors_spec.lua:%d)"):format(line),
+      tostring(err))
     assert.equal(1, err.rank)
   end)
 end)

@@ -399,6 +399,7 @@ peri_status peri_coll_tpu_all_to_all(peri_group *group, peri_tensor *input, cons
     PERI_NEED(out);
     static const char f[] = "peri_coll_tpu_all_to_all";
     char text[128];
+    peri__words words;
     int32_t n = args->split_count, split, concat;
     const int32_t *row = NULL;
     PERI_TRY(peri__group_check(f, group));
@@ -409,7 +410,7 @@ peri_status peri_coll_tpu_all_to_all(peri_group *group, peri_tensor *input, cons
     PERI_TRY(peri__dim(f, input, args->split_dimension, &split));
     PERI_TRY(peri__dim(f, input, args->concat_dimension, &concat));
     if (input->shape[split] % n != 0)
-        return peri__fail(PERI_EINVAL, "%s: dimension %d of the input %s does not divide by split_count %d", f, split,
+        return peri__fail(PERI_EINVAL, "%s: %s of the input %s does not divide by split_count %d", f, peri__dim_text(split, &words),
                           peri__tensor_text(input, text, sizeof text), n);
     int64_t shape[PERI_MAX_DIMS];
     memcpy(shape, input->shape, sizeof shape);

@@ -119,6 +119,13 @@ peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *sh
                               peri_tensor **out);
 /** "f32 [3, 4]" for messages. */
 const char *peri__tensor_text(const peri_tensor *t, char *buffer, size_t len);
+typedef struct peri__words {
+    char text[64];
+} peri__words;
+/** "the 1st tensor" of 0, "the 2nd tensor from the end" of -2: right whatever a caller's language counts from. */
+const char *peri__place_text(int32_t place, const char *what, peri__words *words);
+/** The same of a dimension. */
+const char *peri__dim_text(int32_t dim, peri__words *words);
 /** @t itself (a new reference) if contiguous, else a contiguous copy; not recorded. */
 peri_status peri__contiguous_of(const peri_tensor *t, peri_tensor **out);
 /** Strides of @t when repeated to @shape[ndim]; PERI_EINVAL, naming @function, if it cannot be. */

@@ -307,8 +307,10 @@ peri_status peri_tensor_expand(peri_tensor *t, int32_t ndim, const int64_t *shap
     PERI_NEED(out);
     peri_tensor *view;
     peri__node *node;
+    peri__words words;
     for (int32_t d = 0; d < ndim && d < PERI_MAX_DIMS; d++)
-        if (shape[d] < 0) return peri__fail(PERI_EINVAL, "peri_tensor_expand: size %lld of dimension %d", (long long)shape[d], d);
+        if (shape[d] < 0)
+            return peri__fail(PERI_EINVAL, "peri_tensor_expand: the size %lld of %s", (long long)shape[d], peri__dim_text(d, &words));
     PERI_TRY(peri__expand(t, ndim, shape, &view));
     peri_status status = peri__attach(&expand_vtab, &t, 1, &view, 1, &node);
     if (status < 0) {

@@ -38,13 +38,15 @@ static const peri__node_vtab cat_vtab = {.name = "cat", .backward = cat_backward
 static peri_status check_cat(const char *function, peri_tensor *const *tensors, int32_t n, int32_t dim)
 {
     char text[300];
+    peri__words words, second;
     for (int32_t i = 1; i < n; i++) {
         const peri_tensor *a = tensors[0], *b = tensors[i];
         bool same = a->dtype == b->dtype && a->ndim == b->ndim;
         for (int32_t d = 0; same && d < a->ndim; d++) same = d == dim || a->shape[d] == b->shape[d];
         if (!same)
-            return peri__fail(PERI_EINVAL, "%s: tensors 0 and %d are %s; they may differ in dimension %d only", function, i,
-                              peri__pair_text(a, b, text, sizeof text), dim);
+            return peri__fail(PERI_EINVAL, "%s: the 1st and %s are %s; they may differ in %s", function,
+                              peri__place_text(i, "tensor", &second), peri__pair_text(a, b, text, sizeof text),
+                              dim < 0 ? "nothing" : peri__dim_text(dim, &words));
         PERI_TRY(peri__check_same_device(function, a, b));
     }
     return PERI_OK;
@@ -111,12 +113,13 @@ peri_status peri_op_cat(peri_tensor *const *tensors, int32_t n, int32_t dim, per
 peri_status peri_op_stack(peri_tensor *const *tensors, int32_t n, int32_t dim, peri_tensor **out)
 {
     char text[128];
+    peri__words words;
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_op_stack: %d tensors, at least one is needed", n);
     const peri_tensor *first = tensors[0];
     int32_t ndim = first->ndim + 1, d = dim < 0 ? dim + ndim : dim;
     if (d < 0 || d >= ndim || ndim > PERI_MAX_DIMS)
-        return peri__fail(PERI_EINVAL, "peri_op_stack: new dimension %d of %s, allowed: %d..%d, and %d dimensions in all", dim,
-                          peri__tensor_text(first, text, sizeof text), -ndim, ndim - 1, PERI_MAX_DIMS);
+        return peri__fail(PERI_EINVAL, "peri_op_stack: %s as a new one of tensors %s, which then have %d, allowed: up to %d in all",
+                          peri__dim_text(dim, &words), peri__tensor_text(first, text, sizeof text), ndim, PERI_MAX_DIMS);
     PERI_TRY(check_cat("peri_op_stack", tensors, n, -1));
     int64_t shape[PERI_MAX_DIMS];
     for (int32_t i = 0; i < ndim; i++) shape[i] = i < d ? first->shape[i] : i == d ? 1 : first->shape[i - 1];

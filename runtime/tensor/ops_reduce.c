@@ -14,10 +14,11 @@ enum { BLOCK_ELEMENTS = 4096, BLOCK_ROWS = 128 };
 peri_status peri__dim(const char *function, const peri_tensor *t, int32_t dim, int32_t *out)
 {
     char text[128];
+    peri__words words;
     int32_t d = dim < 0 ? dim + t->ndim : dim;
     if (d < 0 || d >= t->ndim)
-        return peri__fail(PERI_EINVAL, "%s: dimension %d of %s, allowed: %d..%d", function, dim, peri__tensor_text(t, text, sizeof text),
-                          -t->ndim, t->ndim - 1);
+        return peri__fail(PERI_EINVAL, "%s: %s of %s, which has %d", function, peri__dim_text(dim, &words),
+                          peri__tensor_text(t, text, sizeof text), t->ndim);
     *out = d;
     return PERI_OK;
 }
@@ -144,8 +145,9 @@ static peri_status sum(const char *function, peri_tensor *x, const int32_t *dims
     uint32_t mask = n ? 0 : (1u << x->ndim) - 1;
     for (int32_t i = 0; i < n; i++) {
         int32_t d;
+        peri__words words;
         PERI_TRY(peri__dim(function, x, dims[i], &d));
-        if (mask >> d & 1) return peri__fail(PERI_EINVAL, "%s: dimension %d is named twice", function, d);
+        if (mask >> d & 1) return peri__fail(PERI_EINVAL, "%s: %s is named twice", function, peri__dim_text(d, &words));
         mask |= 1u << d;
     }
     int64_t shape[PERI_MAX_DIMS], count = 1;
@@ -213,11 +215,13 @@ static const peri__node_vtab max_vtab = {.name = "max", .backward = max_backward
 peri_status peri_op_max(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices)
 {
     char text[128];
+    peri__words words;
     int32_t d, ndim = 0;
     PERI_TRY(peri__check_float("peri_op_max", "x", x));
     PERI_TRY(peri__dim("peri_op_max", x, dim, &d));
     if (x->shape[d] == 0)
-        return peri__fail(PERI_EINVAL, "peri_op_max: dimension %d of %s is empty", dim, peri__tensor_text(x, text, sizeof text));
+        return peri__fail(PERI_EINVAL, "peri_op_max: %s of %s is empty", peri__dim_text(d, &words),
+                          peri__tensor_text(x, text, sizeof text));
     int64_t shape[PERI_MAX_DIMS], outer, n, inner;
     for (int32_t i = 0; i < x->ndim; i++)
         if (i != d || keepdim) shape[ndim++] = i == d ? 1 : x->shape[i];

@@ -19,6 +19,17 @@ const char *peri__tensor_text(const peri_tensor *t, char *buffer, size_t len)
     return buffer;
 }
 
+const char *peri__place_text(int32_t place, const char *what, peri__words *words)
+{
+    int64_t n = place < 0 ? -(int64_t)place : (int64_t)place + 1;
+    int64_t last = n / 10 % 10 == 1 ? 0 : n % 10; /* 11th, 12th, 13th */
+    snprintf(words->text, sizeof words->text, "the %lld%s %s%s", (long long)n,
+             last == 1 ? "st" : last == 2 ? "nd" : last == 3 ? "rd" : "th", what, place < 0 ? " from the end" : "");
+    return words->text;
+}
+
+const char *peri__dim_text(int32_t dim, peri__words *words) { return peri__place_text(dim, "dimension", words); }
+
 bool peri__contiguous(const peri_tensor *t)
 {
     int64_t expected = 1;
@@ -63,10 +74,14 @@ static peri_status check_shape(const char *function, int32_t dtype, int32_t ndim
     if (ndim < 0 || ndim > PERI_MAX_DIMS)
         return peri__fail(PERI_EINVAL, "%s: %d dimensions, allowed: 0..%d", function, ndim, PERI_MAX_DIMS);
     int64_t n = peri_dtype_size(dtype), nonzero = n;
+    peri__words words;
     for (int32_t d = 0; d < ndim; d++) {
-        if (shape[d] < 0) return peri__fail(PERI_EINVAL, "%s: size %lld of dimension %d is negative", function, (long long)shape[d], d);
+        if (shape[d] < 0)
+            return peri__fail(PERI_EINVAL, "%s: the size %lld of %s is negative", function, (long long)shape[d],
+                              peri__dim_text(d, &words));
         if (shape[d] > 0 && nonzero > INT64_MAX / 2 / shape[d])
-            return peri__fail(PERI_EINVAL, "%s: more than 2^62 bytes at dimension %d of size %lld", function, d, (long long)shape[d]);
+            return peri__fail(PERI_EINVAL, "%s: more than 2^62 bytes from %s on, of size %lld", function, peri__dim_text(d, &words),
+                              (long long)shape[d]);
         if (shape[d] > 0) nonzero *= shape[d];
         n *= shape[d];
     }
@@ -180,14 +195,15 @@ static peri_status convert(peri_tensor *dst, const peri_tensor *src)
 peri_status peri__expanded(const char *function, const peri_tensor *t, int32_t ndim, const int64_t *shape, int64_t *stride)
 {
     char a[128];
+    peri__words words;
     if (ndim < t->ndim || ndim > PERI_MAX_DIMS)
         return peri__fail(PERI_EINVAL, "%s: %s cannot expand to %d dimensions", function, peri__tensor_text(t, a, sizeof a), ndim);
     for (int32_t d = 0; d < ndim; d++) {
         int32_t own = d - (ndim - t->ndim);
         bool repeated = own < 0 || (t->shape[own] == 1 && shape[d] != 1);
         if (!repeated && t->shape[own] != shape[d])
-            return peri__fail(PERI_EINVAL, "%s: %s does not expand to size %lld in dimension %d", function,
-                              peri__tensor_text(t, a, sizeof a), (long long)shape[d], d);
+            return peri__fail(PERI_EINVAL, "%s: %s does not expand to size %lld in %s", function, peri__tensor_text(t, a, sizeof a),
+                              (long long)shape[d], peri__dim_text(d, &words));
         stride[d] = repeated ? 0 : t->stride[own];
     }
     return PERI_OK;
@@ -240,11 +256,12 @@ peri_status peri_tensor_read(const peri_tensor *t, void *dst, int64_t bytes)
 static peri_status check_distinct(const char *function, const peri_tensor *t)
 {
     char text[128];
+    peri__words words;
     for (int32_t d = 0; d < t->ndim; d++)
         if (t->stride[d] == 0 && t->shape[d] > 1)
             return peri__fail(PERI_EINVAL,
-                              "%s: elements of dimension %d of %s are all one place of memory (it was expanded); write to a copy", function,
-                              d, peri__tensor_text(t, text, sizeof text));
+                              "%s: elements of %s of %s are all one place of memory (it was expanded); write to a copy", function,
+                              peri__dim_text(d, &words), peri__tensor_text(t, text, sizeof text));
     return PERI_OK;
 }
 
@@ -533,16 +550,18 @@ peri_status peri_tensor_reshape(peri_tensor *t, int32_t ndim, const int64_t *sha
     PERI_NEED(out);
     char text[128];
     int64_t wanted[PERI_MAX_DIMS], known = 1, n = peri__numel(t);
+    peri__words words;
     int32_t open = -1;
     if (ndim < 0 || ndim > PERI_MAX_DIMS)
         return peri__fail(PERI_EINVAL, "peri_tensor_reshape: %d dimensions, allowed: 0..%d", ndim, PERI_MAX_DIMS);
     for (int32_t d = 0; d < ndim; d++) {
         wanted[d] = shape[d];
         if (shape[d] == -1 && open < 0) open = d;
-        else if (shape[d] < 0) return peri__fail(PERI_EINVAL, "peri_tensor_reshape: size %lld of dimension %d", (long long)shape[d], d);
+        else if (shape[d] < 0)
+            return peri__fail(PERI_EINVAL, "peri_tensor_reshape: the size %lld of %s", (long long)shape[d], peri__dim_text(d, &words));
         else if (__builtin_mul_overflow(known, shape[d], &known))
-            return peri__fail(PERI_EINVAL, "peri_tensor_reshape: more than 2^63 elements at dimension %d of size %lld", d,
-                              (long long)shape[d]);
+            return peri__fail(PERI_EINVAL, "peri_tensor_reshape: more than 2^63 elements from %s on, of size %lld",
+                              peri__dim_text(d, &words), (long long)shape[d]);
     }
     if (open >= 0) wanted[open] = known ? n / known : 0;
     if (open >= 0) known *= wanted[open];
@@ -563,10 +582,9 @@ peri_status peri_tensor_transpose(peri_tensor *t, int32_t a, int32_t b, peri_ten
 {
     PERI_NEED(t);
     PERI_NEED(out);
-    char text[128];
-    int32_t x = a < 0 ? a + t->ndim : a, y = b < 0 ? b + t->ndim : b;
-    if (x < 0 || x >= t->ndim || y < 0 || y >= t->ndim)
-        return peri__fail(PERI_EINVAL, "peri_tensor_transpose: dimensions %d and %d of %s", a, b, peri__tensor_text(t, text, sizeof text));
+    int32_t x, y;
+    PERI_TRY(peri__dim("peri_tensor_transpose", t, a, &x));
+    PERI_TRY(peri__dim("peri_tensor_transpose", t, b, &y));
     int64_t shape[PERI_MAX_DIMS], stride[PERI_MAX_DIMS];
     memcpy(shape, t->shape, sizeof shape);
     memcpy(stride, t->stride, sizeof stride);
@@ -582,14 +600,14 @@ peri_status peri_tensor_slice(peri_tensor *t, int32_t dim, int64_t start, int64_
     PERI_NEED(t);
     PERI_NEED(out);
     char text[128];
-    int32_t d = dim < 0 ? dim + t->ndim : dim;
-    if (d < 0 || d >= t->ndim)
-        return peri__fail(PERI_EINVAL, "peri_tensor_slice: dimension %d of %s", dim, peri__tensor_text(t, text, sizeof text));
+    peri__words words;
+    int32_t d;
+    PERI_TRY(peri__dim("peri_tensor_slice", t, dim, &d));
     if (start < 0 || stop < start || stop > t->shape[d] || step < 1)
         return peri__fail(PERI_ERANGE,
-                          "peri_tensor_slice: [%lld, %lld) by %lld of dimension %d of %s, allowed: 0 <= start <= stop <= %lld, step >= 1",
-                          (long long)start, (long long)stop, (long long)step, d, peri__tensor_text(t, text, sizeof text),
-                          (long long)t->shape[d]);
+                          "peri_tensor_slice: [%lld, %lld) by %lld of %s of %s, allowed: 0 <= start <= stop <= %lld, step >= 1",
+                          (long long)start, (long long)stop, (long long)step, peri__dim_text(d, &words),
+                          peri__tensor_text(t, text, sizeof text), (long long)t->shape[d]);
     int64_t shape[PERI_MAX_DIMS], stride[PERI_MAX_DIMS];
     memcpy(shape, t->shape, sizeof shape);
     memcpy(stride, t->stride, sizeof stride);

@@ -83,8 +83,10 @@ static void making_checks_its_arguments(void **state)
     const int64_t huge[] = {INT64_MAX / 4, 8}, negative[] = {3, -1}, nine[9] = {1};
     for (int i = 0; i < DEVICES; i++) {
         peri_device *d = device_of(i);
-        assert_fails(peri_tensor_new(d, PERI_F32, 2, huge, (peri_tensor **)&t), PERI_EINVAL, "more than 2^62 bytes at dimension 0");
-        assert_fails(peri_tensor_new(d, PERI_F32, 2, negative, (peri_tensor **)&t), PERI_EINVAL, "size -1 of dimension 1 is negative");
+        assert_fails(peri_tensor_new(d, PERI_F32, 2, huge, (peri_tensor **)&t), PERI_EINVAL,
+                     "more than 2^62 bytes from the 1st dimension on");
+        assert_fails(peri_tensor_new(d, PERI_F32, 2, negative, (peri_tensor **)&t), PERI_EINVAL,
+                     "the size -1 of the 2nd dimension is negative");
         assert_fails(peri_tensor_new(d, PERI_F32, 9, nine, (peri_tensor **)&t), PERI_EINVAL, "9 dimensions, allowed: 0..8");
         assert_fails(peri_tensor_new(d, PERI_F32, -1, nine, (peri_tensor **)&t), PERI_EINVAL, "-1 dimensions");
         assert_fails(peri_tensor_new(d, 99, 1, nine, (peri_tensor **)&t), PERI_EINVAL, "99 is no dtype");
@@ -118,15 +120,15 @@ static void views_check_their_arguments(void **state)
     (void)state;
     for (int i = 0; i < DEVICES; i++) {
         peri_tensor *t = counting(device_of(i), 2, 3), *out = NULL;
-        assert_fails(peri_tensor_slice(t, 2, 0, 1, 1, &out), PERI_EINVAL, "dimension 2 of f64 [2, 3]");
+        assert_fails(peri_tensor_slice(t, 2, 0, 1, 1, &out), PERI_EINVAL, "the 3rd dimension of f64 [2, 3], which has 2");
         assert_fails(peri_tensor_slice(t, 1, -1, 1, 1, &out), PERI_ERANGE, "[-1, 1)");
         assert_fails(peri_tensor_slice(t, 1, 2, 1, 1, &out), PERI_ERANGE, "[2, 1)");
         assert_fails(peri_tensor_slice(t, 1, 0, 4, 1, &out), PERI_ERANGE, "stop <= 3");
         assert_fails(peri_tensor_slice(t, 1, 0, 3, 0, &out), PERI_ERANGE, "step >= 1");
-        assert_fails(peri_tensor_transpose(t, 0, 2, &out), PERI_EINVAL, "dimensions 0 and 2");
-        assert_fails(peri_tensor_transpose(t, -3, 0, &out), PERI_EINVAL, "dimensions -3 and 0");
+        assert_fails(peri_tensor_transpose(t, 0, 2, &out), PERI_EINVAL, "the 3rd dimension of f64 [2, 3], which has 2");
+        assert_fails(peri_tensor_transpose(t, -3, 0, &out), PERI_EINVAL, "the 3rd dimension from the end of f64 [2, 3], which has 2");
         assert_fails(peri_tensor_reshape(t, 1, (int64_t[]){7}, &out), PERI_EINVAL, "6 elements, the new shape 7");
-        assert_fails(peri_tensor_reshape(t, 2, (int64_t[]){-1, -1}, &out), PERI_EINVAL, "size -1 of dimension 1");
+        assert_fails(peri_tensor_reshape(t, 2, (int64_t[]){-1, -1}, &out), PERI_EINVAL, "size -1 of the 2nd dimension");
         assert_fails(peri_tensor_reshape(t, 2, (int64_t[]){-1, 4}, &out), PERI_EINVAL, "6 elements");
         assert_fails(peri_tensor_reshape(t, 9, (int64_t[9]){1}, &out), PERI_EINVAL, "9 dimensions");
         /* 2 * 5 * 7378697629483820647 is 6 in 64 bits. */
@@ -168,7 +170,7 @@ static void copies_cross_devices_layouts_and_dtypes(void **state)
             assert_ok(peri_tensor_read(wide, got, sizeof got));
             for (int k = 0; k < 24; k++) assert_true(got[k] == (float)(k % 3 * 4 + k / 3 % 4));
             assert_ok(peri_tensor_slice(wide, 1, 0, 2, 1, &dst));
-            assert_fails(peri_tensor_copy(dst, turned), PERI_EINVAL, "does not expand to size 2 in dimension 1");
+            assert_fails(peri_tensor_copy(dst, turned), PERI_EINVAL, "does not expand to size 2 in the 2nd dimension");
             peri_tensor_release(src);
             peri_tensor_release(turned);
             peri_tensor_release(dst);
