@@ -97,24 +97,27 @@ local function programs(folder)
 end
 
 if wanted.lint and options.san == "" then
-  job { name = "lint", argv = { "luajit", "tests/lint/run.lua", "--build=" .. B, "--luacheck=" .. options.luacheck }, deadline = 120 }
+  job { name = "lint", part = "lint", deadline = 120,
+    argv = { "luajit", "tests/lint/run.lua", "--build=" .. B, "--luacheck=" .. options.luacheck } }
 end
 
 if wanted.c then
   for _, folder in ipairs { "unit", "kernels" } do
     for _, p in ipairs(programs(folder)) do
       if options.cmocka == "" then skip(p.name, "cmocka was not found")
-      else job { name = p.name, head = p.head, argv = { p.program }, deadline = 60, tap = true } end
+      else job { name = p.name, part = "C programs", head = p.head, argv = { p.program }, deadline = 60, tap = true } end
     end
   end
 end
 
 if wanted.fuzz then
   for _, p in ipairs(programs "fuzz") do
-    job { name = p.name, head = p.head, argv = { p.program, options.fuzz_seconds, tostring(seed) }, deadline = 60, whole = true }
+    job { name = p.name, part = "fuzzers", head = p.head, argv = { p.program, options.fuzz_seconds, tostring(seed) }, deadline = 60,
+      whole = true }
   end
   for _, path in ipairs(lines "ls tests/fuzz/*.lua 2>/dev/null") do -- each starts children of its own, which may crash
-    job { name = path, head = head_of(path), argv = { "luajit", path, tostring(options.fuzz_seconds * slow * 2), tostring(seed) },
+    job { name = path, part = "fuzzers", head = head_of(path),
+      argv = { "luajit", path, tostring(options.fuzz_seconds * slow * 2), tostring(seed) },
       deadline = 150, whole = true, env = { PERI_FUZZ_PRELOAD = options.preload ~= "" and options.preload } }
   end
 end
@@ -137,7 +140,7 @@ for _, path in ipairs(specs) do
   if wanted.lua then
     if options.busted == "" then skip(path, "busted was not found")
     else
-      job { name = path, head = head, argv = busted_argv({ "luajit" }, path), deadline = 120,
+      job { name = path, part = "specs", head = head, argv = busted_argv({ "luajit" }, path), deadline = 120,
         env = { LD_PRELOAD = options.preload ~= "" and options.preload } }
     end
   end
@@ -146,7 +149,8 @@ for _, path in ipairs(specs) do
     elseif options.busted == "" then skip(path .. " under mpirun", "busted was not found")
     else
       for n in worlds:gmatch "%d+" do
-        job { name = ("%s (mpirun -n %s)"):format(path, n), head = head, ranks = tonumber(n), deadline = 120, weight = jobs_limit,
+        job { name = ("%s (mpirun -n %s)"):format(path, n), part = "specs under mpirun", head = head, ranks = tonumber(n),
+          deadline = 120, weight = jobs_limit,
           env = { PERI_NUM_THREADS = "1", PERI_COMM_TIMEOUT_S = "30" }, argv = busted_argv({ B .. "/perilune", "run", "-n", n }, path) }
       end
     end
@@ -155,6 +159,7 @@ end
 
 -- -- running -------------------------------------------------------------------------------------------------------------------------
 
+local seconds_of = {} -- part -> the seconds of its programs, which may run beside each other
 local totals = { pass = 0, fail = 0, skip = #skips }
 local failed_names = {}
 
@@ -234,6 +239,7 @@ local function finish(j)
   finished = finished + 1
   local count, bad = 0, 0
   local tests = results(j)
+  seconds_of[j.part] = (seconds_of[j.part] or 0) + j.process.seconds
   if terminal then io.write "\r\27[K" end
   for _, t in ipairs(tests) do
     totals[t.status] = totals[t.status] + 1
@@ -309,6 +315,10 @@ if #jobs == 0 and #skips == 0 then
   print "nothing to run"
   totals.fail = 1
 end
-print(("%.1f s"):format(process.now() - began))
+local parts = {}
+for _, part in ipairs { "lint", "C programs", "fuzzers", "specs", "specs under mpirun" } do
+  if seconds_of[part] then parts[#parts + 1] = ("%s %.0f"):format(part, seconds_of[part]) end
+end
+print(("%.1f s; seconds of all programs, %d at a time: %s"):format(process.now() - began, jobs_limit, table.concat(parts, ", ")))
 print(("%d passed, %d failed, %d skipped"):format(totals.pass, totals.fail, totals.skip))
 os.exit(totals.fail == 0 and 0 or 1)
