@@ -3,7 +3,8 @@
 #   make                 build everything under build/
 #   make demo            set up, build, train a DLRM on 2 ranks       RANKS= STEPS= PLAN= DATA= ARGS=
 #   make test            set up, build, run every test
-#   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense  ARGS= PYTHON=
+#   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense
+#                        bench-routes                              ARGS= PYTHON=
 #   make lint            layers, boundary, style
 #   make install         PREFIX=/usr/local DESTDIR=
 #   make probe           look again for libraries and print the table
@@ -96,13 +97,13 @@ LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 CDEF := $B/lua/perilune/cdef.lua
 
 .PHONY: all help probe config needed setup test check check-c check-lua check-mpi demo demo-run lint install uninstall clean distclean \
-	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense
+	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes
 .DELETE_ON_ERROR:
 
 all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(CDEF) $B/abi.ok $(LAUNCHER)
 
 help:
-	@sed -n '3,15p' Makefile | sed 's/^# \{0,1\}//'
+	@sed -n '3,16p' Makefile | sed 's/^# \{0,1\}//'
 
 # -- the table of what was found ----------------------------------------------------------------------------------------------------
 
@@ -306,7 +307,9 @@ bench-data: all
 	$(call BENCH,data,1)
 bench-dense: all
 	$(call BENCH,dense,1,-t 1)
-bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data bench-dense
+bench-routes: all
+	$(call BENCH,routes,1,-t 1)
+bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data bench-dense bench-routes
 
 # -- installing -------------------------------------------------------------------------------------------------------------------------
 

@@ -25,9 +25,27 @@ static int by_bag(const void *a, const void *b)
     return x->delta < y->delta ? -1 : x->delta > y->delta; /* ends before begins */
 }
 
-/** The most blocks that share one bag. */
+/** b->multiplicity, the most blocks that share one bag, where blocks come in the order of their bags, each either the bags of the block
+ *  before or later ones: as blocks mostly do. False: they do not. */
+static bool count_in_order(peri_tbe_blocks *b)
+{
+    int64_t begin = 0, end = 0, sharing = 0;
+    for (int64_t k = 0; k < b->n; k++) {
+        const peri_k_tbe_block *x = &b->block[k];
+        if (x->bags == 0) continue;
+        bool again = sharing && x->first_bag == begin && x->first_bag + x->bags == end;
+        if (!again && x->first_bag < end) return false;
+        begin = x->first_bag;
+        end = begin + x->bags;
+        sharing = again ? sharing + 1 : 1;
+        b->multiplicity = peri__max(b->multiplicity, sharing);
+    }
+    return true;
+}
+
 static peri_status count_sharing(peri_tbe_blocks *b)
 {
+    if (count_in_order(b)) return PERI_OK;
     edge *edges = peri__alloc(sizeof *edges * (size_t)peri__max(2 * b->n, 1));
     if (!edges) return PERI_ENOMEM;
     int64_t n = 0, open = 0;
@@ -45,31 +63,22 @@ static peri_status count_sharing(peri_tbe_blocks *b)
     return PERI_OK;
 }
 
-static int by_table(const void *a, const void *b)
-{
-    const edge *x = a, *y = b; /* table, place */
-    if (x->bag != y->bag) return x->bag < y->bag ? -1 : 1;
-    return x->delta < y->delta ? -1 : x->delta > y->delta;
-}
-
 /** The second half of b->block, and `ordered` and `largest`. */
 static peri_status order_by_table(peri_tbe_blocks *b)
 {
-    edge *places = peri__alloc(sizeof *places * (size_t)peri__max(b->n, 1));
-    if (!places) return PERI_ENOMEM;
+    int64_t *next = peri__alloc_zero(sizeof *next * (size_t)(b->n_tables + 1)); /* where the next block of each table goes */
+    if (!next) return PERI_ENOMEM;
     b->ordered = true;
     for (int64_t k = 0; k < b->n; k++) {
-        places[k] = (edge){b->block[k].table, k};
+        next[b->block[k].table + 1] += b->block[k].bags;
         b->ordered = b->ordered && (k == 0 || b->block[k].table >= b->block[k - 1].table);
     }
-    qsort(places, (size_t)b->n, sizeof *places, by_table);
-    int64_t bags = 0;
-    for (int64_t k = 0; k < b->n; k++) {
-        bags = (k > 0 && places[k].bag == places[k - 1].bag ? bags : 0) + b->block[places[k].delta].bags;
-        b->largest = peri__max(b->largest, bags);
-        b->block[b->n + k] = b->block[places[k].delta];
-    }
-    peri__free(places);
+    for (int64_t t = 0; t < b->n_tables; t++) b->largest = peri__max(b->largest, next[t + 1]);
+    memset(next, 0, sizeof *next * (size_t)(b->n_tables + 1));
+    for (int64_t k = 0; k < b->n; k++) next[b->block[k].table + 1]++;
+    for (int64_t t = 0; t < b->n_tables; t++) next[t + 1] += next[t];
+    for (int64_t k = 0; k < b->n; k++) b->block[b->n + next[b->block[k].table]++] = b->block[k];
+    peri__free(next);
     return PERI_OK;
 }
 

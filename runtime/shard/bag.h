@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bag.h: the sharded EmbeddingBagCollection from the inside: bag.c makes it, exchange.c runs it.
+ * bag.h: the sharded EmbeddingBagCollection from the inside: bag.c and tables.c make it, batch.c lays its batches out, input_dist.c and
+ * output_dist.c (exchange.h) take them through it.
  */
 #ifndef PERI_SHARD_BAG_H
 #define PERI_SHARD_BAG_H
@@ -21,6 +22,11 @@ typedef struct peri__group_of_tables {
     peri_tensor **leaves; /* n_tables, dense only: the tables' leaves */
 } peri__group_of_tables;
 
+/** A table of a group. */
+typedef struct peri__place {
+    int32_t group, table;
+} peri__place;
+
 /** How rows travel. */
 typedef struct peri__lane {
     peri_codec *codec[2]; /* forward, backward: retained, or NULL */
@@ -39,6 +45,9 @@ typedef struct peri__bag_layout {
     peri_tbe_blocks **blocks; /* by group */
     peri_codec_context *contexts[PERI__LANES][2][PERI__SIDES]; /* forward, backward; NULL: no codec */
 } peri__bag_layout;
+
+/** Layouts that a module keeps: those of the last batches that differed. */
+enum { PERI__KEPT = 8 };
 
 /** What optimizer i is doing. */
 typedef struct peri__rate {
@@ -68,10 +77,11 @@ struct peri_sharded_ebc {
     peri__routes *routes;
     peri__group_of_tables *groups;
     peri_local_shard *local; /* n_local */
+    peri__place *slot_place; /* where the slots of this rank are looked up, and behind them the replicas */
     peri_flush_info found;   /* what the directories of tables in files held when the module was made */
     char *found_path;        /* backing of found.path, or NULL */
-    peri__home *home;         /* of the last input */
-    peri__bag_layout *layout; /* of the last lookup */
+    peri__home *homes[PERI__KEPT];         /* of the last inputs, the last one first; NULL: none yet */
+    peri__bag_layout *layouts[PERI__KEPT]; /* of the last lookups */
     uint64_t keys_hash;       /* of the input keys that feature_key is for; 0: none yet */
     int32_t *feature_key;     /* n_features: position of each feature among the input's keys */
     int64_t *scratch;         /* 3 x n_features */
@@ -85,12 +95,20 @@ uint64_t peri__identity_hash(const peri_sharded_ebc *ebc);
 /** PERI_EMISMATCH in the name of @function, of the texts of all ranks one after the other, @bytes[world] long: what differs, and where. */
 peri_status peri__identity_fail(const char *function, int32_t world, const char *texts, const int64_t *bytes);
 
-/** The home layout for @kjt: the last one if it fits, else a new one. PERI_EINVAL names the missing feature. @out new. */
+/** Dtype of a table's weights. */
+static inline int32_t peri__dtype_of(const peri_sharded_table *table) { return table->dtype ? table->dtype : PERI_F32; }
+
+/** The table batches of this rank, once the routes are known; and their end. */
+peri_status peri__tables_new(peri_sharded_ebc *ebc, const peri_sharded_ebc_config *config);
+void peri__tables_free(peri_sharded_ebc *ebc);
+/** The home layout for @kjt: one of the last if it fits, else a new one. PERI_EINVAL names the missing feature. @out new. */
 peri_status peri__bag_home(peri_sharded_ebc *ebc, peri_kjt *kjt, peri__home **out);
 /** The layout of a lookup: @counts as in peri__owner_new, taken on success. @out new. */
 peri_status peri__bag_layout_new(peri_sharded_ebc *ebc, peri__home *home, int64_t *counts, peri__bag_layout **out);
 /** Find out which flush the files of the module are of, as far as this rank sees them. PERI_EMISMATCH names two files that do not fit. */
 peri_status peri__bag_files(peri_sharded_ebc *ebc, const peri_sharded_ebc_config *config);
 void peri__bag_layout_release(peri__bag_layout *layout);
+/** Give up the layouts that are kept. */
+void peri__batches_free(peri_sharded_ebc *ebc);
 
 #endif

@@ -40,23 +40,36 @@ void peri__upload_fini(peri__upload *up)
 
 /* -- the home side ----------------------------------------------------------------------------------------------------------------- */
 
-/** Elements of the rows that the slots of @rank return to this rank, before slot @slot (exclusive), of lane @lane (-1: of all). */
-static int64_t returned(const peri__routes *r, const peri__home *h, int32_t rank, int32_t slot, int32_t lane)
+/** Where the rows of each slot lie on this rank: those of its own slots in the own buffer, those of others among what comes back. Fills in
+ *  what the home says of sizes. @at new. */
+static peri_status place_slots(const peri__routes *r, peri__home *h, int32_t rank, int64_t **at)
 {
-    int64_t n = 0;
-    for (int32_t i = r->rank_slot[rank]; i < slot; i++)
-        if (lane < 0 || r->slots[i].lane == lane) n += r->slots[i].cols * h->feature_bags[r->slots[i].feature];
-    return n;
-}
-
-/** Where the rows of slot @slot of @rank, another one, lie among what comes back. */
-static int64_t received_at(const peri__routes *r, const peri__home *h, int32_t rank, int32_t slot)
-{
-    int32_t lane = r->slots[slot].lane;
-    int64_t at = returned(r, h, rank, slot, lane);
-    for (int32_t l = 0; l < lane; l++) at += h->lane_out[l];
-    for (int32_t before = 0; before < rank; before++) at += h->rank_out[lane * r->world_size + before];
-    return at;
+    const int32_t world = r->world_size;
+    int64_t *place = peri__alloc(sizeof *place * (size_t)peri__max(1, r->rank_slot[world]));
+    int64_t *next = peri__alloc(sizeof *next * PERI__LANES * (size_t)world); /* where the next row of each lane and rank begins */
+    if (!place || !next) {
+        peri__free(place);
+        peri__free(next);
+        return PERI_ENOMEM;
+    }
+    memset(h->rank_out, 0, sizeof *h->rank_out * PERI__LANES * (size_t)world);
+    for (int32_t i = 0; i < world; i++)
+        for (int32_t s = r->rank_slot[i]; s < r->rank_slot[i + 1] && i != rank; s++)
+            h->rank_out[r->slots[s].lane * world + i] += r->slots[s].cols * h->feature_bags[r->slots[s].feature];
+    for (int32_t k = 0; k < PERI__LANES * world; k++) {
+        next[k] = h->received_out;
+        h->received_out += h->rank_out[k];
+        h->lane_out[k / world] += h->rank_out[k];
+    }
+    for (int32_t i = 0; i < world; i++)
+        for (int32_t s = r->rank_slot[i]; s < r->rank_slot[i + 1]; s++) {
+            int64_t *from = i == rank ? &h->own_out : &next[r->slots[s].lane * world + i];
+            place[s] = *from;
+            *from += r->slots[s].cols * h->feature_bags[r->slots[s].feature];
+        }
+    peri__free(next);
+    *at = place;
+    return PERI_OK;
 }
 
 static peri_status add_partitions(const peri__routes *r, peri__home *h)
@@ -92,17 +105,10 @@ static peri_status add_wire(const peri__routes *r, peri__home *h)
     return h->at < 0 ? (peri_status)h->at : PERI_OK;
 }
 
-static peri_status add_outputs(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *inverse, const double *divisor,
-                               const double *sent_divisor)
+/** @at: as of place_slots. */
+static peri_status add_outputs(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const int64_t *inverse,
+                               const double *divisor, const double *sent_divisor)
 {
-    for (int32_t i = 0; i < r->world_size; i++)
-        for (int32_t lane = 0; lane < PERI__LANES; lane++) {
-            int64_t n = returned(r, h, i, r->rank_slot[i + 1], lane);
-            h->rank_out[lane * r->world_size + i] = i == rank ? 0 : n;
-            if (i == rank) h->own_out += n;
-            else h->lane_out[lane] += n;
-        }
-    for (int32_t lane = 0; lane < PERI__LANES; lane++) h->received_out += h->lane_out[lane];
     for (int32_t i = 0; i < r->n_replicas; i++) {
         h->replica_offset[i] = h->own_out + h->replica_out;
         h->replica_out += r->replicas[i].cols * h->feature_bags[r->replicas[i].feature];
@@ -119,11 +125,8 @@ static peri_status add_outputs(const peri__routes *r, peri__home *h, int32_t ran
         memcpy(h->up.host + h->outputs + (int64_t)sizeof k * i, &k, sizeof k);
         memcpy(h->up.host + h->output_bags + (int64_t)sizeof(int64_t) * i, &h->feature_bags[o->feature], sizeof(int64_t));
         for (int32_t p = o->first_piece; p < o->first_piece + o->n_pieces; p++) {
-            int32_t from = r->pieces[p].rank;
-            peri_k_piece piece = {.own = from < 0 || from == rank};
-            if (from < 0) piece.offset = h->replica_offset[r->pieces[p].slot];
-            else if (from == rank) piece.offset = returned(r, h, from, r->pieces[p].slot, -1);
-            else piece.offset = received_at(r, h, from, r->pieces[p].slot);
+            int32_t from = r->pieces[p].rank, slot = r->pieces[p].slot;
+            peri_k_piece piece = {.own = from < 0 || from == rank, .offset = from < 0 ? h->replica_offset[slot] : at[slot]};
             memcpy(h->up.host + h->pieces + (int64_t)sizeof piece * p, &piece, sizeof piece);
         }
     }
@@ -133,27 +136,33 @@ static peri_status add_outputs(const peri__routes *r, peri__home *h, int32_t ran
 peri_status peri__home_new(const peri__routes *r, int32_t rank, const int64_t *first_bag, const int64_t *bags, int64_t rows,
                            const int64_t *inverse, const double *divisor, const double *sent_divisor, peri_device *device, peri__home **out)
 {
+    int64_t *at = NULL;
     peri__home *h = peri__alloc_zero(sizeof *h);
     if (!h) return PERI_ENOMEM;
     peri__refs_init(&h->refs);
     size_t features = sizeof(int64_t) * (size_t)peri__max(r->n_features, 1);
     h->feature_bags = peri__alloc(features);
     h->feature_first = peri__alloc(features);
+    h->feature_inverse = inverse ? peri__alloc(features) : NULL;
     h->rank_bags = peri__alloc(sizeof *h->rank_bags * (size_t)(r->world_size + 1));
     h->rank_out = peri__alloc(sizeof *h->rank_out * PERI__LANES * (size_t)r->world_size);
     h->replica_offset = peri__alloc(sizeof *h->replica_offset * (size_t)peri__max(1, r->n_replicas));
-    peri_status status = h->feature_bags && h->feature_first && h->rank_bags && h->rank_out && h->replica_offset ? PERI_OK : PERI_ENOMEM;
+    bool all = h->feature_bags && h->feature_first && (h->feature_inverse || !inverse) && h->rank_bags && h->rank_out && h->replica_offset;
+    peri_status status = all ? PERI_OK : PERI_ENOMEM;
     if (status < 0) goto out;
     memcpy(h->feature_bags, bags, sizeof *bags * (size_t)r->n_features);
     memcpy(h->feature_first, first_bag, sizeof *first_bag * (size_t)r->n_features);
+    if (inverse) memcpy(h->feature_inverse, inverse, sizeof *inverse * (size_t)r->n_features);
     h->rows = rows;
     h->variable = inverse != NULL;
     PERI_TRY_GOTO(add_partitions(r, h), out);
     PERI_TRY_GOTO(add_wire(r, h), out);
-    PERI_TRY_GOTO(add_outputs(r, h, rank, inverse, divisor, sent_divisor), out);
+    PERI_TRY_GOTO(place_slots(r, h, rank, &at), out);
+    PERI_TRY_GOTO(add_outputs(r, h, rank, at, inverse, divisor, sent_divisor), out);
     PERI_TRY_GOTO(peri__upload_send(&h->up, device), out);
     *out = h;
 out:
+    peri__free(at);
     if (status < 0) peri__home_release(h);
     return status;
 }
@@ -164,6 +173,7 @@ void peri__home_release(peri__home *h)
     peri__upload_fini(&h->up);
     peri__free(h->feature_bags);
     peri__free(h->feature_first);
+    peri__free(h->feature_inverse);
     peri__free(h->rank_bags);
     peri__free(h->rank_out);
     peri__free(h->replica_offset);

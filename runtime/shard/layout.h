@@ -2,7 +2,7 @@
  *
  * layout.h: the routes of one batch: the compiled plan with the numbers of bags filled in, as arrays in device memory. The home side
  * follows from this rank's input; the owner side from what the other ranks sent. Both stay the same from batch to batch as long as the
- * batch sizes and the order of the keys do, and are then used again.
+ * batch sizes and the order of the keys do, and are then used again. Making them takes time linear in features x ranks.
  */
 #ifndef PERI_SHARD_LAYOUT_H
 #define PERI_SHARD_LAYOUT_H
@@ -30,6 +30,7 @@ typedef struct peri__home {
     peri__refs refs;
     peri__upload up;
     int64_t *feature_bags, *feature_first; /* host, n_features: bags, and first bag in the input */
+    int64_t *feature_inverse; /* host, n_features: first entry in the inverse indices; NULL: no variable batch */
     int64_t bags;       /* of all partitions: the range of route_count and route_pack */
     int64_t wire_bags;  /* bags on the wire */
     int64_t *rank_bags; /* host, world_size + 1: wire bags before each rank */

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tables.c: the tables of this rank. Shards, and replicas, of the same optimizer, dtype and pooling share one table batch, so that a step
+ * has one lookup and one update for each of them.
+ */
+#include "bag.h"
+
+#include <math.h>
+
+/* -- groups ----------------------------------------------------------------------------------------------------------------------- */
+
+/** The group of a table, found or appended; -1: no memory. */
+static int32_t group_of(peri_sharded_ebc *e, const peri_sharded_table *table, bool replica)
+{
+    bool dense = table->compute_kernel == PERI_KERNEL_DENSE, cached = table->cache != NULL;
+    bool mean = table->pooling == PERI_POOLING_MEAN && !replica;
+    int32_t optimizer = dense ? -1 : table->optimizer, dtype = peri__dtype_of(table);
+    for (int32_t g = 0; g < e->n_groups; g++)
+        if (e->groups[g].optimizer == optimizer && e->groups[g].dtype == dtype && e->groups[g].replica == replica &&
+            e->groups[g].cached == cached && e->groups[g].mean == mean)
+            return g;
+    peri__group_of_tables *more = peri__realloc(e->groups, sizeof *more * (size_t)(e->n_groups + 1));
+    if (!more) return -1;
+    e->groups = more;
+    e->groups[e->n_groups] = (peri__group_of_tables){.optimizer = optimizer, .dtype = dtype, .dense = dense, .replica = replica,
+                                                    .cached = cached, .mean = mean};
+    return e->n_groups++;
+}
+
+static peri_status group_add(peri__group_of_tables *g, int32_t table, int32_t shard)
+{
+    size_t n = (size_t)g->n_tables + 1;
+    int32_t *tables = peri__realloc(g->slots_table, sizeof *tables * n);
+    if (tables) g->slots_table = tables;
+    int32_t *shards = tables ? peri__realloc(g->slots_shard, sizeof *shards * n) : NULL;
+    if (!shards) return PERI_ENOMEM;
+    g->slots_shard = shards;
+    g->slots_table[g->n_tables] = table;
+    g->slots_shard[g->n_tables++] = shard;
+    return PERI_OK;
+}
+
+/** The shard that a group's table holds; a replica is one shard of everything. */
+static peri_shard shard_of(const peri_sharded_ebc *e, const peri__group_of_tables *g, int32_t i)
+{
+    const peri__route_table *table = &e->tables[g->slots_table[i]];
+    if (g->slots_shard[i] >= 0) return table->shards[g->slots_shard[i]];
+    return (peri_shard){.rows = table->rows, .cols = table->cols, .rank = e->rank};
+}
+
+/** Make the table batch of one group. Shards pool sums, with the factors of whole bags where the table's pooling is the mean. */
+static peri_status make_tbe(peri_sharded_ebc *e, const peri_sharded_ebc_config *c, peri__group_of_tables *g)
+{
+    peri_table_config *tables = peri__alloc_zero(sizeof *tables * (size_t)g->n_tables);
+    peri_cache_params *caches = peri__alloc_zero(sizeof *caches * (size_t)g->n_tables);
+    if (!tables || !caches) {
+        peri__free(tables);
+        peri__free(caches);
+        return PERI_ENOMEM;
+    }
+    for (int32_t i = 0; i < g->n_tables; i++) {
+        const peri_sharded_table *from = &c->tables[g->slots_table[i]];
+        peri_shard shard = shard_of(e, g, i);
+        tables[i] = (peri_table_config){.name = from->name, .rows = shard.rows, .cols = shard.cols, .row_offset = shard.row_offset,
+                                        .col_offset = shard.col_offset, .total_rows = from->rows, .total_cols = from->cols,
+                                        .pooling = g->replica ? from->pooling : PERI_POOLING_SUM, .init = from->init,
+                                        .init_a = from->init_a, .init_b = from->init_b};
+        if (g->cached) caches[i] = *from->cache;
+    }
+    peri_tbe_config config = {.device = c->device, .dtype = g->dtype, .bounds_check = PERI_BOUNDS_NONE, .n_tables = g->n_tables,
+                              .tables = tables, .n_features = c->n_features, .features = c->features, .seed = c->seed,
+                              .caches = g->cached ? caches : NULL};
+    peri_status status = PERI_OK;
+    if (g->dense) status = peri_tbe_optimizer_default(PERI_TBE_NONE, &config.optimizer);
+    else config.optimizer = c->optimizers[g->optimizer];
+    if (status >= 0) status = peri_tbe_new(&config, &g->tbe);
+    peri__free(tables);
+    peri__free(caches);
+    PERI_TRY(status);
+    if (!g->dense) return PERI_OK;
+    g->leaves = peri__alloc_zero(sizeof *g->leaves * (size_t)g->n_tables);
+    if (!g->leaves) return PERI_ENOMEM;
+    for (int32_t i = 0; i < g->n_tables; i++) PERI_TRY(peri_tbe_leaf(g->tbe, i, &g->leaves[i]));
+    return PERI_OK;
+}
+
+/* -- where is what ------------------------------------------------------------------------------------------------------------------ */
+
+/** Places of all shards of all tables, and of each table as a replica. */
+typedef struct index_of {
+    int32_t *first;      /* n_tables: the place of the replica; those of the shards follow */
+    peri__place *places; /* group -1: not on this rank */
+} index_of;
+
+static void index_fini(index_of *x)
+{
+    peri__free(x->first);
+    peri__free(x->places);
+}
+
+static peri_status index_new(const peri_sharded_ebc *e, index_of *x)
+{
+    int64_t n = 0;
+    x->first = peri__alloc(sizeof *x->first * (size_t)e->n_tables);
+    for (int32_t t = 0; t < e->n_tables && x->first; t++) {
+        x->first[t] = (int32_t)n;
+        n += 1 + e->tables[t].n_shards;
+    }
+    x->places = peri__alloc(sizeof *x->places * (size_t)n);
+    if (!x->first || !x->places) {
+        index_fini(x);
+        return PERI_ENOMEM;
+    }
+    for (int64_t i = 0; i < n; i++) x->places[i] = (peri__place){.group = -1};
+    for (int32_t g = 0; g < e->n_groups; g++)
+        for (int32_t i = 0; i < e->groups[g].n_tables; i++)
+            x->places[x->first[e->groups[g].slots_table[i]] + 1 + e->groups[g].slots_shard[i]] = (peri__place){.group = g, .table = i};
+    return PERI_OK;
+}
+
+/** The list of what is here, by table and shard; and where the routes' slots and replicas of this rank are. */
+static peri_status take_places(peri_sharded_ebc *e)
+{
+    const peri__routes *r = e->routes;
+    const int32_t slots = r->rank_slot[e->rank + 1] - r->rank_slot[e->rank];
+    index_of x = {0};
+    PERI_TRY(index_new(e, &x));
+    e->local = peri__alloc_zero(sizeof *e->local * (size_t)peri__max(1, e->n_local));
+    e->slot_place = peri__alloc(sizeof *e->slot_place * (size_t)peri__max(1, slots + r->n_replicas));
+    if (!e->local || !e->slot_place) {
+        index_fini(&x);
+        return PERI_ENOMEM;
+    }
+    int32_t n = 0;
+    for (int32_t t = 0; t < e->n_tables; t++)
+        for (int32_t s = -1; s < e->tables[t].n_shards; s++) {
+            const peri__place p = x.places[x.first[t] + 1 + s];
+            if (p.group < 0) continue;
+            const peri__group_of_tables *g = &e->groups[p.group];
+            e->local[n++] = (peri_local_shard){.shard = shard_of(e, g, p.table), .tbe = g->tbe, .tbe_table = p.table, .table = t,
+                                               .dense = g->dense, .replica = g->replica};
+        }
+    for (int32_t i = 0; i < slots; i++) {
+        const peri__slot *s = &r->slots[r->rank_slot[e->rank] + i];
+        e->slot_place[i] = x.places[x.first[s->table] + 1 + s->shard];
+    }
+    for (int32_t i = 0; i < r->n_replicas; i++) e->slot_place[slots + i] = x.places[x.first[r->replicas[i].table]];
+    index_fini(&x);
+    return PERI_OK;
+}
+
+peri_status peri__tables_new(peri_sharded_ebc *e, const peri_sharded_ebc_config *c)
+{
+    for (int32_t t = 0; t < c->n_tables; t++) {
+        bool replica = e->tables[t].data_parallel;
+        int32_t g = replica ? group_of(e, &c->tables[t], true) : 0;
+        if (g < 0) return PERI_ENOMEM;
+        if (replica) PERI_TRY(group_add(&e->groups[g], t, -1));
+        for (int32_t s = 0; s < e->tables[t].n_shards; s++) {
+            if (e->tables[t].shards[s].rank != e->rank || e->tables[t].shards[s].rows == 0) continue;
+            g = group_of(e, &c->tables[t], false);
+            if (g < 0) return PERI_ENOMEM;
+            PERI_TRY(group_add(&e->groups[g], t, s));
+        }
+    }
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        PERI_TRY(make_tbe(e, c, &e->groups[g]));
+        e->n_local += e->groups[g].n_tables;
+    }
+    return take_places(e);
+}
+
+void peri__tables_free(peri_sharded_ebc *e)
+{
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        for (int32_t i = 0; e->groups[g].leaves && i < e->groups[g].n_tables; i++) peri_tensor_release(e->groups[g].leaves[i]);
+        peri__free(e->groups[g].leaves);
+        peri_tbe_release(e->groups[g].tbe);
+        peri__free(e->groups[g].slots_table);
+        peri__free(e->groups[g].slots_shard);
+    }
+    peri__free(e->groups);
+    peri__free(e->local);
+    peri__free(e->slot_place);
+}
+
+/* -- what users do with them -------------------------------------------------------------------------------------------------------- */
+
+int32_t peri_sharded_ebc_local_shards(const peri_sharded_ebc *e) { return e->n_local; }
+
+peri_status peri_sharded_ebc_local_shard(peri_sharded_ebc *e, int32_t i, peri_local_shard *out)
+{
+    PERI_NEED(e);
+    PERI_NEED(out);
+    if (i < 0 || i >= e->n_local)
+        return peri__fail(PERI_ERANGE, "peri_sharded_ebc_local_shard: piece %d, allowed: 0..%d", i, e->n_local - 1);
+    *out = e->local[i];
+    return PERI_OK;
+}
+
+peri_status peri_sharded_ebc_learning_rate_set(peri_sharded_ebc *e, int32_t optimizer, double learning_rate)
+{
+    PERI_NEED(e);
+    if (!(learning_rate >= 0) || !isfinite(learning_rate)) /* also where this rank has no table of it */
+        return peri__fail(PERI_EINVAL, "peri_sharded_ebc_learning_rate_set: %g, allowed: finite numbers >= 0", learning_rate);
+    if (optimizer < 0 || optimizer >= e->n_optimizers)
+        return peri__fail(PERI_ERANGE, "peri_sharded_ebc_learning_rate_set: optimizer %d, allowed: 0..%d", optimizer, e->n_optimizers - 1);
+    for (int32_t g = 0; g < e->n_groups; g++)
+        if (e->groups[g].optimizer == optimizer) PERI_TRY(peri_tbe_learning_rate_set(e->groups[g].tbe, learning_rate));
+    e->rates[optimizer].rate = learning_rate;
+    return peri__identity_refresh(e);
+}
+
+peri_status peri_sharded_ebc_iteration_set(peri_sharded_ebc *e, int64_t iteration)
+{
+    PERI_NEED(e);
+    for (int32_t g = 0; g < e->n_groups; g++)
+        if (!e->groups[g].dense) PERI_TRY(peri_tbe_iteration_set(e->groups[g].tbe, iteration));
+    return PERI_OK;
+}
