@@ -103,7 +103,7 @@ CDEF := $B/lua/perilune/cdef.lua
 all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(CDEF) $B/abi.ok $(LAUNCHER)
 
 help:
-	@sed -n '3,16p' Makefile | sed 's/^# \{0,1\}//'
+	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p }' Makefile
 
 # -- the table of what was found ----------------------------------------------------------------------------------------------------
 
