@@ -69,7 +69,7 @@ local base_env = {
   ASAN_OPTIONS = ("suppressions=%s/tests/harness/asan.supp:detect_leaks=1:allocator_may_return_null=1"):format(here),
   LSAN_OPTIONS = ("suppressions=%s/tests/harness/lsan.supp:print_suppressions=0"):format(here),
   UBSAN_OPTIONS = "print_stacktrace=1:halt_on_error=1",
-  TSAN_OPTIONS = ("suppressions=%s/tests/harness/tsan.supp:halt_on_error=1"):format(here),
+  TSAN_OPTIONS = ("suppressions=%s/tests/harness/tsan.supp:halt_on_error=1:allocator_may_return_null=1"):format(here),
 }
 
 local function job(j)

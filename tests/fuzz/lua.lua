@@ -26,14 +26,19 @@ local function parent(seconds, seed)
   local build = os.getenv "PERI_BUILD" or "build"
   local folder = lines_of("mktemp -d")[1] -- functions that write files write them here
   local path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;;"):format(here, build, here, here, here)
-  local limit = os.getenv "PERI_SAN" == "address" and "" or "ulimit -v 10000000;" -- huge shapes are out of memory, here and everywhere
+  -- Huge shapes are out of memory, here and everywhere. Two sanitizers need more addresses than a limit leaves, and have one of their own.
+  local sanitizer = os.getenv "PERI_SAN"
+  local limit = (sanitizer == "address" or sanitizer == "thread") and "" or "ulimit -v 10000000;"
+  local preload = os.getenv "PERI_FUZZ_PRELOAD" -- the sanitizer's library, for the children alone
+  if preload then limit = limit .. (" LD_PRELOAD='%s'"):format(preload) end
+  for _, name in ipairs { "ASAN", "TSAN" } do
+    limit = limit .. (" %s_OPTIONS=\"$%s_OPTIONS:max_allocation_size_mb=512\""):format(name, name)
+  end
   local begin, children = os.time(), 0
   repeat
     local own = seed + children
-    local preload = os.getenv "PERI_FUZZ_PRELOAD" -- the sanitizer's library, for the children alone
-    if preload then limit = limit .. (" LD_PRELOAD='%s'"):format(preload) end
-    local last = lines_of(("cd %s && %s LUA_PATH='%s' ASAN_OPTIONS=\"$ASAN_OPTIONS:max_allocation_size_mb=512\" "
-      .. "luajit %s/tests/fuzz/lua.lua once %d 2>&1; echo \"ended with $?\""):format(folder, limit, path, here, own))
+    local last = lines_of(("cd %s && %s LUA_PATH='%s' luajit %s/tests/fuzz/lua.lua once %d 2>&1; echo \"ended with $?\""):format(
+      folder, limit, path, here, own))
     if last[#last] ~= "ended with 0" then
       for i = math.max(1, #last - 60), #last do print(last[i]) end
       print(("FAILED: repeat with: luajit tests/fuzz/lua.lua once %d   (142: it hung for %d s)"):format(own, HANG))
