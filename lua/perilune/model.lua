@@ -143,10 +143,17 @@ function DistributedModelParallel:_broadcast(replicated)
 end
 
 --- What an optimizer of the dense part trains: the replicated parameters, and this rank's shards of tables whose compute_kernel is "dense".
---- The same as parameters(): fused tables are none.
-function DistributedModelParallel:dense_parameters()
-  local list = self:parameters()
-  list.elsewhere = self.elsewhere
+--- Fused tables are none. The list says of itself whether some rank has such shards (parameter.own_parts): norms of gradients want to know.
+function DistributedModelParallel:parameters()
+  local list = nn.Module.parameters(self)
+  list.elsewhere, list.group = self.elsewhere, self.group
+  return list
+end
+DistributedModelParallel.dense_parameters = DistributedModelParallel.parameters
+
+function DistributedModelParallel:named_parameters(prefix)
+  local list = nn.Module.named_parameters(self, prefix)
+  list.elsewhere, list.group = self.elsewhere, self.group
   return list
 end
 

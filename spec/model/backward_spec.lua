@@ -180,3 +180,51 @@ describe("replicas of fused tables", function()
     assert.equal(5, model.sharded[1]:local_shards()[1].state("weight"):item(3))
   end, { sizes = { 2, 3 } })
 end)
+
+describe("a norm of gradients is that of all ranks", function()
+  local function sum(world, x) return world:all_reduce(peri.tensor({ x }, "f64", "cpu")):wait():item() end
+
+  --- The square of what a step has changed in a parameter.
+  local function changed(before, p)
+    local total = 0
+    for i, x in ipairs(p:detach():to_list()) do total = total + (x - before[i]) ^ 2 end
+    return total
+  end
+
+  local function check(what, entry, list_of)
+    worlds.each("with " .. what, function(world, device, n)
+      local model = make(world, device, entry())
+      local optimizer = nn.optim.GradientClippingOptimizer { optimizer = nn.optim.SGD { params = list_of(model), lr = 1 },
+        clipping = "norm", max_gradient = 0.5 }
+      model(batch(world, device)):sum():backward()
+      local before, mine = {}, {}
+      for _, name in ipairs(model.sharded[1]:own_parameters()) do mine[rawget(model.sharded[1], name)] = true end
+      for i, p in ipairs(model:parameters()) do before[i] = p:detach():to_list() end
+      optimizer:step()
+      local own, alike = 0, 0
+      for i, p in ipairs(model:parameters()) do
+        if mine[p] then own = own + changed(before[i], p)
+        else
+          alike = alike + changed(before[i], p)
+          assert.near(p:detach():sum():item(), sum(world, p:detach():sum():item()) / n, 1e-6) -- the same on all ranks
+        end
+      end
+      assert.near(0.5, math.sqrt(alike + sum(world, own)), 1e-6) -- as long as it may be
+    end, { sizes = { 1, 2, 3 } })
+  end
+  local function parameters(model) return model:dense_parameters() end
+  check("rows on all ranks", function() return plan.row_wise { compute_kernel = "dense" } end, parameters)
+  check("a table on one", function() return plan.table_wise(0, { compute_kernel = "dense" }) end, parameters)
+  check("columns", function() return plan.column_wise { compute_kernel = "dense", ranks = { 0 } } end, parameters)
+  check("replicas", function() return plan.data_parallel { compute_kernel = "dense" } end, parameters)
+  check("the model for a list", function() return plan.row_wise { compute_kernel = "dense" } end, function(model) return model end)
+
+  worlds.each("or refused, where the list does not say that there are parts", function(world, device)
+    local model = make(world, device, plan.row_wise { compute_kernel = "dense" })
+    local list = peri.util.map(model:dense_parameters(), function(p) return p end)
+    assert.error_matches(function()
+      nn.optim.GradientClippingOptimizer { optimizer = nn.optim.SGD { params = list, lr = 1 }, clipping = "norm" }
+    end, "GradientClippingOptimizer: parameter %d is this rank's shard of a dense table, so the norm is of all ranks: give "
+      .. "model:dense_parameters%(%) as it is, or sharded = and group =")
+  end, { sizes = { 1, 2 } })
+end)

@@ -10,6 +10,7 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local F = require "perilune.nn.functional"
 local Module = require "perilune.nn.module"
+local own_parts = require("perilune.nn.parameter").own_parts
 local signature = require "perilune.signature"
 local C, check, ptr = P.C, P.check, Tensor.ptr
 
@@ -28,12 +29,13 @@ local out, tensor_out, number = ffi.new "peri_optim *[1]", Tensor.out, ffi.new "
 -- -- parameters --------------------------------------------------------------------------------------------------------------------
 
 --- Tensors and names of what a user gives as parameters: a list of tensors, a list of { name =, tensor = }, or a Module. One with a field
---- `elsewhere` may be empty: other ranks have parameters.
+--- `elsewhere` may be empty: other ranks have parameters (see parameter.own_parts); the list of tensors has these fields too.
 local function parameters_of(func, params)
-  local elsewhere = type(params) == "table" and params.elsewhere
+  local elsewhere = type(params) == "table" and params.elsewhere or nil
+  local group = elsewhere and params.group
   if Module.is(params) then params = params:named_parameters() end
   if type(params) ~= "table" then P.fail(("%s: params must be a list of tensors, of { name, tensor }, or a Module"):format(func)) end
-  local tensors, names, seen = {}, {}, {}
+  local tensors, names, seen = { elsewhere = elsewhere, group = group }, {}, {}
   for i, p in ipairs(params) do
     tensors[i] = Tensor.is(p) and p or type(p) == "table" and p.tensor
     names[i] = type(p) == "table" and p.name or tostring(i - 1)
@@ -177,32 +179,60 @@ local function power_of(array, n, p)
   return Tensor.wrap(tensor_out[0])
 end
 
---- The sum (largest, if p is infinite) of both over all ranks of a group, for parameters of which each rank holds its own part.
+--- What a norm is made of: parameters that all ranks have alike, and of which each has its own part: { sharded = list, group = }, or nil.
+--- The list of parameters tells them apart, unless `options` does.
+local function parts_of(func, params, options)
+  local own, alike, chosen = {}, {}, options and options.sharded
+  if chosen and not options.group then P.fail(func .. ": sharded parameters need a group") end
+  for _, p in ipairs(chosen or {}) do own[tonumber(ffi.cast("intptr_t", ptr(p)))] = true end
+  local parts = {}
+  for i, p in ipairs(params) do
+    local mine = own[tonumber(ffi.cast("intptr_t", ptr(p)))]
+    if not chosen and own_parts[p] then
+      if not params.elsewhere then
+        P.fail(("%s: parameter %d is this rank's shard of a dense table, so the norm is of all ranks: give model:dense_parameters() as it "
+          .. "is, or sharded = and group ="):format(func, i - 1))
+      end
+      parts[#parts + 1], mine = p, true
+    end
+    if not mine then alike[#alike + 1] = p end
+  end
+  if chosen then return alike, #chosen > 0 and options or nil end
+  return alike, params.elsewhere and { sharded = parts, group = params.group } or nil
+end
+
+--- The sum (largest, if p is infinite) of both over all ranks of a group, for parameters of which each rank holds its own part. Collective.
 local function with_sharded(power, sharded, group, p)
-  local own = power_of(pointers(sharded), #sharded, p)
+  local own = #sharded > 0 and power_of(pointers(sharded), #sharded, p) or Tensor.full({}, 0, "f64", power and power:device())
   group:all_reduce(own, p == math.huge and "max" or "sum"):wait()
   if not power then return own end
   if p == math.huge then return (F.max(F.stack({ power, own }, 1), 1)) end
   return F.add(power, own)
 end
 
---- Norm of all gradients of a list of parameters: an f64 scalar tensor. `options`: sharded = a list of parameters of which each rank of
---- `group` holds its own part.
-function M.grad_norm(params, norm_type, options)
-  local p, power = norm_type or 2, nil
-  if #params > 0 then power = power_of(pointers(params), #params, p) end
-  if options and options.sharded and #options.sharded > 0 then power = with_sharded(power, options.sharded, options.group, p) end
+local function norm_of(alike, parts, p)
+  local power
+  if #alike > 0 then power = power_of(pointers(alike), #alike, p) end
+  if parts then power = with_sharded(power, parts.sharded, parts.group, p) end
   if not power then P.fail "grad_norm: no parameters" end
   check(C.peri_grad_norm_finish(ptr(power), p, tensor_out))
   return Tensor.wrap(tensor_out[0])
 end
 
---- Scale all gradients in place so that their norm is at most max_norm. Returns the norm that they had. Nothing waits for it.
+--- Norm of all gradients of a list of parameters: an f64 scalar tensor. Collective where the list (model:dense_parameters()) holds shards
+--- of dense tables, on this rank or on another; `options` says which they are in other lists: sharded = a list of parameters of which each
+--- rank of `group` holds its own part.
+function M.grad_norm(params, norm_type, options)
+  local alike, parts = parts_of("grad_norm", params, options)
+  return norm_of(alike, parts, norm_type or 2)
+end
+
+--- Scale all gradients in place so that their norm is at most max_norm. Returns the norm that they had. Collective as grad_norm is.
 function M.clip_grad_norm(params, max_norm, norm_type, options)
-  local norm = M.grad_norm(params, norm_type, options)
-  check(C.peri_grad_clip_norm(pointers(params), #params, ptr(norm), max_norm))
-  local sharded = options and options.sharded or {}
-  check(C.peri_grad_clip_norm(pointers(sharded), #sharded, ptr(norm), max_norm))
+  local alike, parts = parts_of("clip_grad_norm", params, options)
+  local norm = norm_of(alike, parts, norm_type or 2)
+  check(C.peri_grad_clip_norm(pointers(alike), #alike, ptr(norm), max_norm))
+  if parts then check(C.peri_grad_clip_norm(pointers(parts.sharded), #parts.sharded, ptr(norm), max_norm)) end
   return norm
 end
 
@@ -239,19 +269,12 @@ function GradientClippingOptimizer:init(args)
   self.max_gradient, self.norm_type = a.max_gradient, a.norm_type
   if a.sharded and not a.group then P.fail "GradientClippingOptimizer: sharded parameters need a group" end
   if a.sharded and self.clipping == "value" then P.fail "GradientClippingOptimizer: clipping by value takes no sharded parameters" end
-  self._options = { sharded = a.sharded, group = a.group }
-  self._replicated = self.params
-  if a.sharded then -- the others
-    local own = {}
-    for _, p in ipairs(a.sharded) do own[tonumber(ffi.cast("intptr_t", ptr(p)))] = true end
-    self._replicated = {}
-    for _, p in ipairs(self.params) do
-      if not own[tonumber(ffi.cast("intptr_t", ptr(p)))] then self._replicated[#self._replicated + 1] = p end
-    end
-  end
+  if a.sharded then signature.value("GradientClippingOptimizer", "sharded", a.sharded, "tensors") end
+  self._options = a.sharded and { sharded = a.sharded, group = a.group }
+  if self.clipping == "norm" then parts_of("GradientClippingOptimizer", self.params, self._options) end
 end
 function GradientClippingOptimizer:step()
-  if self.clipping == "norm" then M.clip_grad_norm(self._replicated, self.max_gradient, self.norm_type, self._options)
+  if self.clipping == "norm" then M.clip_grad_norm(self.params, self.max_gradient, self.norm_type, self._options)
   elseif self.clipping == "value" then M.clip_grad_value(self.params, self.max_gradient) end
   self.optimizer:step()
 end
@@ -262,11 +285,12 @@ M.CombinedOptimizer = CombinedOptimizer
 function CombinedOptimizer:init(optimizers)
   self.optimizers, self.params, self.names = {}, {}, {}
   if type(optimizers) ~= "table" or #optimizers == 0 then P.fail "CombinedOptimizer: a list of optimizers is wanted, with one or more" end
-  local seen = {}
+  local seen, all = {}, self.params
   for i, o in ipairs(optimizers) do
     signature.value("CombinedOptimizer", ("optimizers[%d]"):format(i), type(o) == "table" and o.optimizer or o, "optimizer")
     if not o.optimizer or OptimizerWrapper.is(o) then o = { name = "", optimizer = o } end
     self.optimizers[i] = o
+    all.elsewhere, all.group = all.elsewhere or o.optimizer.params.elsewhere, all.group or o.optimizer.params.group
     for k, name in ipairs(o.optimizer.names) do
       local full = o.name == "" and name or o.name .. "." .. name
       if seen[full] then P.fail(("CombinedOptimizer: two parameters are named '%s'"):format(full)) end

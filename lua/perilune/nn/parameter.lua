@@ -34,6 +34,10 @@ function M.dropout_stream()
   return (DROPOUT + n) * 2 ^ 32
 end
 
+--- Parameters of which each rank has its own part, a shard of a table: tensor -> true. Lists of parameters that hold some say so by
+--- `elsewhere` (some rank has such parameters) and `group` (of those ranks), as DistributedModelParallel's do.
+M.own_parts = setmetatable({}, { __mode = "k" })
+
 --- A leaf that requires grad and outlives the current scope, made of a tensor (whose memory it shares).
 function M.Parameter(tensor)
   if not Tensor.is(tensor) then P.fail(("Parameter: a tensor is wanted, not a %s"):format(type(tensor))) end

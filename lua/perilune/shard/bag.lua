@@ -12,6 +12,7 @@ local config = require "perilune.embed.config"
 local tbes = require "perilune.embed.tbe"
 local files = require "perilune.shard.files"
 local types = require "perilune.plan.types"
+local parameter = require "perilune.nn.parameter"
 local signature = require "perilune.signature"
 local C, check, state = P.C, P.check, P.state
 
@@ -414,7 +415,10 @@ function ShardedEmbeddingBagCollection:_register_dense()
       pieces[name] = (pieces[name] or -1) + 1
       if pieces[name] > 0 then name = name .. "." .. pieces[name] end
       self:register_parameter(name, P.lasting(s.leaf))
-      if not s.replica then own[#own + 1] = name end
+      if not s.replica then
+        own[#own + 1] = name
+        parameter.own_parts[rawget(self, name)] = true
+      end
     end
   end
   self._own = own
