@@ -12,6 +12,7 @@ local signature = require "perilune.signature"
 local Tensor = require "perilune.tensor"
 local nn = require "perilune.nn"
 local dist = require "perilune.dist"
+local group_of = require("perilune.dist.group").group_of
 local embed = require "perilune.embed"
 local plans = require "perilune.plan"
 local shard = require "perilune.shard"
@@ -90,7 +91,8 @@ function DistributedModelParallel:init(args)
   if not nn.Module.is(a.module) then
     P.fail(("DistributedModelParallel: module is %s, wanted an nn.Module (a class is called to make one)"):format(errors.kind(a.module)))
   end
-  local group = a.group or P.state.world or dist.init()
+  local group = group_of("DistributedModelParallel", a.group or P.state.world or dist.init())
+  util.integer("DistributedModelParallel", "bucket_bytes", a.bucket_bytes, 1)
   local collections = collections_of(a.module)
   local plan = make_plan(a.plan, collections, group)
   check_paths(collections, plan)

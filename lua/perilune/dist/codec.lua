@@ -23,12 +23,12 @@ local codec_out, context_out = ffi.new "peri_codec *[1]", ffi.new "peri_codec_co
 local config = ffi.new "peri_codec_config"
 
 --- The exchanges that a codec may be chosen for.
-M.CommOp = {
+M.CommOp = util.face("peri.dist.codec.CommOp", {
   POOLED_EMBEDDINGS_ALL_TO_ALL = "pooled_embeddings_all_to_all",
   POOLED_EMBEDDINGS_REDUCE_SCATTER = "pooled_embeddings_reduce_scatter",
   POOLED_EMBEDDINGS_ALL_GATHER = "pooled_embeddings_all_gather",
   SEQUENCE_EMBEDDINGS_ALL_TO_ALL = "sequence_embeddings_all_to_all",
-}
+})
 
 M.precisions = { "FP32", "FP16", "BF16", "FP8", "INT8", "MX4" }
 local formats = {

@@ -288,7 +288,8 @@ end
 
 function PooledEmbeddingsAllToAll:forward(local_embs, batch_size_per_rank)
   if not batch_size_per_rank then
-    local n, rows = self.pg.world_size, awaitable.resolve(local_embs):size(1)
+    local embs = signature.value("PooledEmbeddingsAllToAll", "local_embs", awaitable.resolve(local_embs), "tensor")
+    local n, rows = self.pg.world_size, embs:size(1)
     if rows % n ~= 0 then P.fail(("PooledEmbeddingsAllToAll: %d rows for %d ranks, and no batch_size_per_rank"):format(rows, n)) end
     batch_size_per_rank = {}
     for i = 1, n do batch_size_per_rank[i] = rows / n end

@@ -45,6 +45,7 @@ function M.init(args)
     transport = "auto", timeout = 0, local_size = 0, job = util.optional, rank = 0, size = 0,
   })
   if state.world then return state.world end
+  signature.value("dist.init", "transport", args.transport, "string")
   if args.job then signature.value("dist.init", "job", args.job, "string") end
   local config = ffi.new "peri_comm_config"
   local transport, job = args.transport, args.job -- anchors: the struct holds their bytes

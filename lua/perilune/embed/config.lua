@@ -8,7 +8,7 @@ local C = P.C
 local M = {}
 
 --- Poolings and data types by TorchRec's names.
-M.PoolingType = { SUM = "SUM", MEAN = "MEAN" }
+M.PoolingType = util.face("peri.embed.PoolingType", { SUM = "SUM", MEAN = "MEAN" })
 M.poolings = { SUM = C.PERI_POOLING_SUM, MEAN = C.PERI_POOLING_MEAN }
 --- Rows of bytes, for lookups only: FBGEMM's two layouts of 8-bit rows, 8-bit floats, rows of 4 and of 2 bits a number.
 M.row_formats = { INT8 = C.PERI_ROWS_INT8, INT8_HALF = C.PERI_ROWS_INT8_HALF, FP8 = C.PERI_ROWS_FP8, INT4 = C.PERI_ROWS_INT4,
@@ -79,7 +79,8 @@ function EmbeddingBagConfig:init(args)
   one_of(f, "pooling", a.pooling, M.poolings)
   one_of(f, "data_type", a.data_type, M.data_types)
   if type(a.feature_names) ~= "table" or #a.feature_names == 0 then P.fail(f .. ": feature_names is no list of names") end
-  local seen = {}
+  local seen, keys = {}, util.keys(a.feature_names)
+  if not keys or #keys ~= #a.feature_names then P.fail(f .. ": feature_names has entries behind a nil, or keys that are no positions") end
   for _, name in ipairs(a.feature_names) do
     if type(name) ~= "string" or name == "" then P.fail(("%s: '%s' is no feature name"):format(f, tostring(name))) end
     if seen[name] then P.fail(("%s: feature '%s' is listed twice"):format(f, name)) end
@@ -113,7 +114,7 @@ end
 -- -- caches ---------------------------------------------------------------------------------------------------------------------------
 
 local algorithms = { LRU = C.PERI_CACHE_LRU, LFU = C.PERI_CACHE_LFU }
-M.CacheAlgorithm = { LRU = "LRU", LFU = "LFU" }
+M.CacheAlgorithm = util.face("peri.embed.CacheAlgorithm", { LRU = "LRU", LFU = "LFU" })
 
 --- How a table that is larger than memory is cached (TorchRec's CacheParams, compute kernel "fused_uvm_caching"). What TorchRec keeps in
 --- unified memory lies in a file here: `directory` says where it stays; without one it is a nameless temporary file.

@@ -251,4 +251,4 @@ signature.check("table batch:", methods, {
   set_iteration = "self: TableBatch, iteration: integer", cache_statistics = "self: TableBatch, t: int?",
 })
 
-return M
+return util.face("peri.embed.tbe", M)

@@ -41,7 +41,7 @@ end
 --- data, if its name ends in ".json" (load_json), else Lua that returns any of those. A Lua file is a program: it can do whatever Lua can.
 --- env: see environment.
 function M.load(source, env)
-  local from, file = "plan", type(source) == "string" and source
+  local from, file, ran = "plan", type(source) == "string" and source, false
   env = M.environment(env)
   if type(source) == "string" then
     if source:match "%.json$" then return json.load_json(source):note_file(source) end
@@ -51,10 +51,12 @@ function M.load(source, env)
       local message, place = errors.syntax(err)
       errors.raise { code = P.C.PERI_EINVAL, name = "EINVAL", message = "plan: " .. message, where = "", place = place }
     end
-    source = errors.run(chunk, env)
+    source, ran = errors.run(chunk, env), true
   end
-  if type(source) == "function" then source = errors.run(source, env) end
-  if type(source) ~= "table" then P.fail(("%s: it returns a %s, wanted a ShardingPlan"):format(from, type(source))) end
+  if type(source) == "function" then source, ran = errors.run(source, env), true end
+  if type(source) ~= "table" then
+    P.fail(("%s %s %s, wanted a ShardingPlan"):format(from, ran and "returns" or "is", errors.kind(source)))
+  end
   local plan = types.ShardingPlan.is(source) and source or types.ShardingPlan(source)
   return file and plan:note_file(file) or plan
 end

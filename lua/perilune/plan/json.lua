@@ -75,9 +75,9 @@ function M.save_json(plan, path)
   local text = M.to_json(plan)
   local file, err = io.open(path, "wb")
   if not file then fail("plan.save_json: %s", err) end
-  local ok, why = file:write(text)
-  ok, why = file:close() and ok, why
-  if not ok then fail("plan.save_json: '%s': %s", path, tostring(why)) end
+  local written, why = file:write(text)
+  local closed, reason = file:close() -- which writes what has been kept back
+  if not (written and closed) then fail("plan.save_json: '%s': %s", path, tostring(why or reason)) end
 end
 
 -- -- reading -----------------------------------------------------------------------------------------------------------------------

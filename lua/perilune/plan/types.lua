@@ -19,9 +19,9 @@ local C = P.C
 local M = {}
 
 --- TorchRec's names of sharding types.
-M.ShardingType = {
+M.ShardingType = util.face("peri.plan.ShardingType", {
   DATA_PARALLEL = "data_parallel", TABLE_WISE = "table_wise", ROW_WISE = "row_wise", COLUMN_WISE = "column_wise",
-}
+})
 --- Name -> code of C's enum.
 local type_codes = {}
 for code = 0, C.PERI_SHARDING_TYPE_COUNT - 1 do type_codes[ffi.string(C.peri_sharding_type_name(code))] = code end
@@ -30,7 +30,8 @@ M.type_codes = type_codes
 --- dense: gradients go to an optimizer outside; fused: the optimizer runs in the backward of the lookup; fused_uvm: the same, in host
 --- memory, which on a CPU is where all tables are; fused_uvm_caching: the same for tables larger than memory, in a file with a cache of its
 --- rows in memory (cache_params).
-M.EmbeddingComputeKernel = { DENSE = "dense", FUSED = "fused", FUSED_UVM = "fused_uvm", FUSED_UVM_CACHING = "fused_uvm_caching" }
+M.EmbeddingComputeKernel = util.face("peri.plan.EmbeddingComputeKernel",
+  { DENSE = "dense", FUSED = "fused", FUSED_UVM = "fused_uvm", FUSED_UVM_CACHING = "fused_uvm_caching" })
 local kernels = { "dense", "fused", "fused_uvm", "fused_uvm_caching" }
 M.CacheParams, M.CacheAlgorithm = embed.CacheParams, embed.CacheAlgorithm
 
@@ -220,6 +221,7 @@ local ShardingPlan = util.class "ShardingPlan"
 M.ShardingPlan = ShardingPlan
 
 function ShardingPlan:init(modules)
+  if modules ~= nil then signature.value("ShardingPlan", "modules", modules, "table") end
   self.plan = {}
   for path, module_plan in util.ordered(modules or {}) do
     if not EmbeddingModuleShardingPlan.is(module_plan) then

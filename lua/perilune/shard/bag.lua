@@ -6,6 +6,7 @@ local Tensor = require "perilune.tensor"
 local jagged = require "perilune.jagged"
 local nn = require "perilune.nn"
 local awaitable = require "perilune.dist.awaitable"
+local group_of = require("perilune.dist.group").group_of
 local codec = require "perilune.dist.codec"
 local ops = require "perilune.dist.ops"
 local config = require "perilune.embed.config"
@@ -195,6 +196,7 @@ end
 function ShardedEmbeddingBagCollection:init(args)
   local a = util.named("ShardedEmbeddingBagCollection", args, arguments)
   local plan = types.EmbeddingModuleShardingPlan.is(a.plan) and a.plan or types.EmbeddingModuleShardingPlan(a.plan)
+  group_of("ShardedEmbeddingBagCollection", a.group)
   local env = { world_size = a.group:size(), local_size = a.group.local_size }
   plan:validate(a.tables, env, a.name)
   self.tables, self.plan, self.group, self.is_weighted = a.tables, plan, a.group, a.is_weighted
@@ -234,6 +236,7 @@ function ShardedEmbeddingBagCollection:init(args)
   cfg.local_size = env.local_size
   cfg.weighted, cfg.output_dtype = a.is_weighted, output_dtype_of(a)
   local division = a.gradient_division
+  if division ~= nil then signature.value("ShardedEmbeddingBagCollection", "gradient_division", division, "boolean") end
   if division == nil then division = ops.get_gradient_division(a.group) end
   cfg.gradient_division = division and C.PERI_DIVISION_ON or C.PERI_DIVISION_OFF
   fill_codecs(cfg, a.qcomm_codecs_registry)

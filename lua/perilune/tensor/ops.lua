@@ -2,6 +2,7 @@
 -- Dimensions count from 1, negative ones from the end. `t` is always a tensor, options follow.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
+local util = require "perilune.util"
 local Tensor = require "perilune.tensor.core"
 local signature = require "perilune.signature"
 local C, check, wrap, ptr = P.C, P.check, Tensor.wrap, Tensor.ptr
@@ -240,4 +241,4 @@ local meta = Tensor.meta
 meta.__add, meta.__sub, meta.__mul, meta.__div = M.add, M.sub, M.mul, M.div
 meta.__unm, meta.__pow = M.neg, M.pow
 
-return M
+return util.face("peri.nn.functional", M)
