@@ -176,7 +176,7 @@ describe("a plan", function()
     f = assert(io.open(path, "w"))
     f:write "return 7"
     f:close()
-    assert.error_matches(function() plan.load(path, world(1)) end, "returns 3, wanted a ShardingPlan")
+    assert.error_matches(function() plan.load(path, world(1)) end, "returns 7, wanted a ShardingPlan")
     os.remove(path)
     assert.error_matches(function() plan.load(path, world(1)) end, "cannot open")
     assert.error_matches(function() plan.ShardingPlan { ebc = plan.row_wise() } end,
