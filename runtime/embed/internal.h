@@ -20,28 +20,9 @@ enum { PERI__REPORT_WORDS = (int)(sizeof(peri_k_tbe_report) / sizeof(int64_t)) }
 /** Queue "nothing found yet". */
 peri_status peri__report_reset(peri_tensor *report);
 
-/** Bags of one key of a batch, which will be looked up in a table of @rows rows (of the whole table). */
-typedef struct peri__check_block {
-    int64_t first_bag, bags, rows;
-    const char *table, *feature; /* copied */
-} peri__check_block;
-
-/** A check of ids and offsets against tables that may live elsewhere. One holder at a time; not counted. */
-typedef struct peri__check peri__check;
-peri_status peri__check_new(peri_device *device, const peri__check_block *blocks, int64_t n, peri__check **out);
-void peri__check_free(peri__check *check);
-/** Queue the check of @ids (i64 or i32 [n]) and @offsets (i64 or i32 [bags + 1]) into @report, which it resets first. */
-peri_status peri__check_launch(peri__check *check, peri_tensor *ids, peri_tensor *offsets, peri_tensor *report);
-/** Turn a host copy of the report into PERI_ERANGE with a message that names table, feature, sample and id (FATAL; WARNING for bad
- *  offsets), a log line (WARNING), or nothing (IGNORE, NONE). @function names the public function for the message. */
-peri_status peri__check_status(const peri__check *check, const char *function, int32_t mode, const peri_k_tbe_report *report);
-
-/** The same for the report of a table batch. */
+/** Turn a host copy of the report of a table batch into PERI_ERANGE with a message that names table, feature, sample and id (FATAL; WARNING
+ *  for bad offsets), a log line (WARNING), or nothing (IGNORE, NONE). @function names the public function for the message. */
 peri_status peri__tbe_status(const peri_tbe *tbe, const char *function, const peri_k_tbe_report *report);
-
-/** What both share: @table and @feature are names or NULL. */
-peri_status peri__report_status(const char *function, int32_t mode, const char *table, const char *feature,
-                                const peri_k_tbe_report *report);
 
 /* -- table batches ---------------------------------------------------------------------------------------------------------------- */
 

@@ -220,7 +220,6 @@ peri_status peri__recat_offsets(const peri__recat *recat, const peri_tensor *off
 peri_status peri__recat_move(const peri__recat *recat, const peri_tensor *src, peri_tensor *dst, const peri_tensor *in,
                              const peri_tensor *result, bool back);
 
-static inline int32_t peri__kjt_key_count(const peri_kjt *kjt) { return kjt->keys->count; }
 static inline peri_device *peri__kjt_device(const peri_kjt *kjt) { return peri__device(kjt->values); }
 
 #endif
