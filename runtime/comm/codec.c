@@ -120,6 +120,7 @@ peri_status peri_codec_context_new(peri_codec *codec, const int64_t *splits, int
 {
     PERI_NEED(codec);
     PERI_NEED(out);
+    if (n > 0) PERI_NEED(splits);
     static const char f[] = "peri_codec_context_new";
     if (n < 0) return peri__fail(PERI_EINVAL, "%s: %d splits", f, n);
     peri_codec_context *c = peri__alloc_zero(sizeof *c);

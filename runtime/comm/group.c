@@ -195,6 +195,8 @@ static peri_status next_tag(peri_group *parent, const int32_t *ranks, int32_t n,
 
 peri_status peri_group_new(peri_group *parent, const int32_t *ranks, int32_t n, const char *name, peri_group **out)
 {
+    PERI_NEED(ranks);
+    PERI_NEED(out);
     if (!name || !*name) return peri__fail(PERI_EINVAL, "peri_group_new: a group needs a name");
     PERI_TRY(peri__group_check("peri_group_new", parent));
     PERI_TRY(check_ranks(parent, ranks, n, name));
@@ -344,6 +346,7 @@ void peri_group_fingerprints(peri_group *group, bool on) { group->unsigned_ops =
 
 peri_status peri_group_timeout_set(peri_group *group, double seconds)
 {
+    PERI_NEED(group);
     if (!(seconds > 0 && seconds <= 1e9))
         return peri__fail(PERI_EINVAL, "peri_group_timeout_set: %g s, allowed: above 0 to 1e9", seconds);
     group->timeout_ns = (int64_t)(seconds * 1e9);

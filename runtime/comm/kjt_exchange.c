@@ -374,6 +374,7 @@ static peri_status give_up(peri_group *g, sizes *s, peri_work **out, int32_t mad
 
 peri_status peri_exchange_kjts(peri_group *g, const peri_kjt_exchange_args *args, int32_t n, peri_work **splits, peri_work **out)
 {
+    PERI_NEED(args);
     peri_work *work;
     PERI_TRY(peri__group_check(name, g));
     if (n < 1) return peri__fail(PERI_EINVAL, "%s: %d kjts, at least one is needed", name, n);

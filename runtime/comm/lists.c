@@ -356,6 +356,9 @@ static peri_status check_lists(const char *f, peri_group *group, peri_tensor *co
 peri_status peri_coll_all_to_all_list(peri_group *group, peri_tensor *const *outputs, peri_tensor *const *inputs, bool recorded,
                                       uint64_t tag, peri_work **out)
 {
+    PERI_NEED(outputs);
+    PERI_NEED(inputs);
+    PERI_NEED(out);
     PERI_TRY(check_lists("peri_coll_all_to_all_list", group, outputs, inputs, recorded));
     plan *p;
     PERI_TRY(plan_new(group, inputs[0], (const int32_t[2]){group->size, group->size}, tag, &p));

@@ -112,6 +112,7 @@ static void counts_fini(counts *c)
 
 peri_status peri_coll_barrier(peri_group *group, uint64_t tag, peri_work **out)
 {
+    PERI_NEED(out);
     PERI_TRY(peri__group_check("peri_coll_barrier", group));
     peri_coll_op op = {.kind = PERI_COLL_BARRIER, .dtype = PERI_U8, .tag = tag};
     return peri__coll_post(group, &op, NULL, NULL, out);
@@ -119,6 +120,7 @@ peri_status peri_coll_barrier(peri_group *group, uint64_t tag, peri_work **out)
 
 peri_status peri_coll_broadcast(peri_group *group, peri_tensor *tensor, int32_t root, uint64_t tag, peri_work **out)
 {
+    PERI_NEED(out);
     PERI_TRY(check_output("peri_coll_broadcast", group, tensor));
     if (root < 0 || root >= group->size)
         return peri__fail(PERI_EINVAL, "peri_coll_broadcast: root %d, allowed: 0..%d", root, group->size - 1);
@@ -129,6 +131,7 @@ peri_status peri_coll_broadcast(peri_group *group, peri_tensor *tensor, int32_t 
 
 peri_status peri_coll_all_reduce(peri_group *group, peri_tensor *tensor, int32_t reduce, uint64_t tag, peri_work **out)
 {
+    PERI_NEED(out);
     PERI_TRY(check_output("peri_coll_all_reduce", group, tensor));
     PERI_TRY(check_reduce("peri_coll_all_reduce", tensor, reduce));
     peri_coll_op op = {.kind = PERI_COLL_ALL_REDUCE, .dtype = tensor->dtype, .reduce = reduce, .count = peri__numel(tensor), .tag = tag};

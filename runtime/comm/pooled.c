@@ -107,6 +107,7 @@ static int64_t even_part(int64_t rows, int32_t size, int32_t r) { return rows / 
 peri_status peri_exchange_alltoallv(peri_group *g, peri_tensor *const *inputs, int32_t n, const int64_t *dims,
                                     const peri_exchange_options *options, peri_work **out)
 {
+    PERI_NEED(inputs);
     static const char f[] = "peri_exchange_alltoallv";
     peri__flow_args a = {.function = f, .kind = PERI_FLOW_ALL_TO_ALL, .layout = PERI_LAYOUT_LIST, .dims = dims,
                          .division = PERI_DIVISION_OFF, .options = options};
@@ -170,6 +171,8 @@ static peri_status check_scatter(const char *f, peri_group *g, const peri_tensor
 peri_status peri_exchange_reduce_scatter_pooled(peri_group *g, peri_tensor *const *inputs, const peri_exchange_options *options,
                                                 peri_work **out)
 {
+    PERI_NEED(inputs);
+    PERI_NEED(out);
     static const char f[] = "peri_exchange_reduce_scatter_pooled";
     PERI_TRY(peri__group_check(f, g));
     for (int32_t i = 0; i < g->size; i++) PERI_TRY(check_scatter(f, g, inputs[i]));
@@ -187,6 +190,7 @@ peri_status peri_exchange_reduce_scatter_pooled(peri_group *g, peri_tensor *cons
 peri_status peri_exchange_reduce_scatter_base_pooled(peri_group *g, peri_tensor *input, const peri_exchange_options *options,
                                                      peri_work **out)
 {
+    PERI_NEED(out);
     static const char f[] = "peri_exchange_reduce_scatter_base_pooled";
     char text[128];
     PERI_TRY(check_scatter(f, g, input));

@@ -171,6 +171,8 @@ static void fini(peri__ending *ending)
 
 peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int64_t n, int64_t bucket_bytes, peri_reducer **out)
 {
+    if (n > 0) PERI_NEED(params);
+    PERI_NEED(out);
     PERI_TRY(peri__group_check("peri_reducer_new", group));
     if (n < 0 || bucket_bytes < 0)
         return peri__fail(PERI_EINVAL, "peri_reducer_new: %lld parameters, buckets of %lld bytes, allowed: 0 and more", (long long)n,

@@ -163,6 +163,7 @@ static peri_status check_sequence(const char *f, const peri_group *g, const peri
 peri_status peri_exchange_alltoall_sequence(peri_group *g, peri_tensor *input, const peri_sequence_args *s,
                                             const peri_exchange_options *options, peri_work **out)
 {
+    PERI_NEED(s);
     static const char f[] = "peri_exchange_alltoall_sequence";
     peri__flow_args a = {.function = f, .kind = PERI_FLOW_ALL_TO_ALL, .layout = PERI_LAYOUT_FLAT, .ndim = 2, .options = options};
     int64_t shape[2];

@@ -508,6 +508,7 @@ peri_status peri_criteo_open(const peri_criteo_options *options, peri_criteo **o
 
 peri_status peri_criteo_open_memory(const peri_criteo_options *options, const char *text, int64_t size, peri_criteo **out)
 {
+    PERI_NEED(options);
     if (!text || size < 0) return peri__fail(PERI_EINVAL, "peri_criteo_open_memory: no text, or %lld bytes of it", (long long)size);
     return open_reader(options, text, size, out);
 }

@@ -137,6 +137,7 @@ peri_status peri_logistic_train(peri_logistic *m, const peri_batch *b, double *l
 {
     PERI_NEED(m);
     PERI_NEED(b);
+    PERI_NEED(loss);
     PERI_TRY(start("peri_logistic_train", m, b));
     double sum = 0;
     for (int64_t row = 0; row < b->rows; row++) {

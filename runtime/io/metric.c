@@ -163,6 +163,8 @@ peri_status peri_metric_rauc(const peri_metric_samples *s, double *out)
 peri_status peri_metric_xauc(const peri_metric_samples *s, double *right, double *pairs)
 {
     PERI_NEED(s);
+    PERI_NEED(right);
+    PERI_NEED(pairs);
     PERI_TRY(check("peri_metric_xauc", s));
     double good = 0, all = 0;
     for (int64_t i = 0; i < s->n; i++)

@@ -317,6 +317,7 @@ static peri_status check_sums(const peri_tensor *x, int64_t rows, int64_t cols)
 
 peri_status peri_sparse_cumsum(peri_tensor *x, int32_t mode, peri_tensor **out)
 {
+    PERI_NEED(out);
     static const char f[] = "peri_sparse_cumsum";
     char text[128];
     PERI_TRY(peri__check_ints(f, "x", x, -1, NULL));

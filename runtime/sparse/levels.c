@@ -190,6 +190,7 @@ out:
 peri_status peri_sparse_jagged_to_dense(peri_tensor *values, peri_tensor *const *offsets, const int64_t *max, int32_t levels,
                                         double padding, peri_tensor **out)
 {
+    if (levels > 0) PERI_NEED(offsets);
     static const char f[] = "peri_sparse_jagged_to_dense";
     char text[128];
     PERI_TRY(peri__check_tensor(f, "values", values, -1, -1));
@@ -219,6 +220,7 @@ out:
 
 peri_status peri_sparse_dense_to_jagged(peri_tensor *dense, peri_tensor *const *offsets, int32_t levels, int64_t rows, peri_tensor **out)
 {
+    if (levels > 0) PERI_NEED(offsets);
     static const char f[] = "peri_sparse_dense_to_jagged";
     char text[128];
     PERI_TRY(peri__check_tensor(f, "dense", dense, -1, -1));

@@ -103,6 +103,7 @@ static peri_status check_args(const char *f, const peri_tensor *pooled, const in
 peri_status peri_sparse_permute_pooled(peri_tensor *pooled, const int64_t *offsets, int64_t features, const int64_t *permute, int64_t n,
                                        peri_tensor **out)
 {
+    PERI_NEED(offsets);
     static const char f[] = "peri_sparse_permute_pooled";
     PERI_TRY(check_args(f, pooled, offsets, features, permute, n));
     int64_t shape[2] = {pooled->shape[0], 0};

@@ -76,6 +76,7 @@ static int64_t grain(int64_t cols) { return peri__max(1, PERI_INT_GRAIN / peri__
 
 peri_status peri_quantize_rows(peri_tensor *x, const peri_row_format *format, peri_tensor *min_max, peri_tensor **out)
 {
+    PERI_NEED(format);
     static const char f[] = "peri_quantize_rows";
     char text[128];
     PERI_TRY(peri__check_tensor(f, "x", x, -1, -1));

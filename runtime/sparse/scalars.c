@@ -237,6 +237,8 @@ static peri_status check_numbers(const char *f, const char *what, const peri_ten
 
 peri_status peri_sparse_murmur_hash3(peri_tensor *input, const peri_murmur_args *a, peri_tensor **out)
 {
+    PERI_NEED(out);
+    PERI_NEED(a);
     static const char f[] = "peri_sparse_murmur_hash3";
     PERI_TRY(peri__check_tensor(f, "input", input, PERI_I64, -1));
     if (a->y) PERI_TRY(check_numbers(f, "y", a->y, input));

@@ -73,6 +73,7 @@ static peri_status check_environment(void)
 
 peri_status peri_device_get(const char *name, peri_device **out)
 {
+    PERI_NEED(out);
     if (!name) return peri__fail(PERI_EINVAL, "peri_device_get: no name");
     int n = atomic_load_explicit(&device_count, memory_order_acquire);
     for (int i = 0; i < n; i++)

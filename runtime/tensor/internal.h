@@ -138,6 +138,8 @@ peri_status peri__check_tensor(const char *function, const char *what, const per
 /** f32 or f64, for ops with gradients. */
 peri_status peri__check_float(const char *function, const char *what, const peri_tensor *t);
 peri_status peri__check_same_device(const char *function, const peri_tensor *a, const peri_tensor *b);
+/** PERI_EINVAL if one of @list[n], a list of objects, is NULL; @what: "the tensors". */
+peri_status peri__check_list(const char *function, const char *what, const void *list, int32_t n);
 
 /* -- the gradient tape ------------------------------------------------------------------------------------------------------------ */
 

@@ -111,7 +111,11 @@ static const char *const from_dense_name = "peri_jt_from_dense";
 
 peri_status peri_jt_from_dense(peri_tensor *const *values, peri_tensor *const *weights, int32_t n, peri_jt **out)
 {
+    PERI_NEED(values);
+    PERI_NEED(out);
     if (n < 1) return peri__fail(PERI_EINVAL, "%s: %d tensors, wanted at least 1", from_dense_name, n);
+    PERI_TRY(peri__check_list(from_dense_name, "the values", values, n));
+    if (weights) PERI_TRY(peri__check_list(from_dense_name, "the weights", weights, n));
     peri_tensor *all = NULL, *all_weights = NULL, *lengths = NULL;
     int64_t count = n;
     int32_t *host = peri__alloc(sizeof *host * (size_t)n);
@@ -194,6 +198,8 @@ out:
 
 peri_status peri_jt_to(peri_jt *jt, peri_device *device, peri_jt **out)
 {
+    PERI_NEED(jt);
+    PERI_NEED(out);
     if (!device) return peri__fail(PERI_EINVAL, "peri_jt_to: no device");
     if (device == peri__device(jt->values)) {
         peri_jt_retain(jt);
@@ -217,6 +223,8 @@ out:
 
 peri_status peri_jt_copy(peri_jt *dst, peri_jt *src)
 {
+    PERI_NEED(dst);
+    PERI_NEED(src);
     if (dst == src) return PERI_OK;
     if (dst->bags.bags != src->bags.bags || dst->bags.values != src->bags.values || !dst->weights != !src->weights)
         return peri__fail(PERI_EINVAL, "peri_jt_copy: %lld bags of %lld values%s into room for %lld of %lld%s", (long long)src->bags.bags,

@@ -46,6 +46,7 @@ static peri_keys *keys_room(int32_t count, size_t bytes)
 peri_status peri_keys_new(const char *const *names, int32_t count, peri_keys **out)
 {
     PERI_NEED(out);
+    if (count > 0) PERI_NEED(names);
     if (count < 0 || count > 1 << 24) return peri__fail(PERI_EINVAL, "peri_keys_new: %d names, allowed: 0..%d", count, 1 << 24);
     size_t bytes = 0;
     for (int32_t i = 0; i < count; i++) {

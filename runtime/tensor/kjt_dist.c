@@ -18,6 +18,7 @@ peri_status peri_kjt_dist_splits(peri_kjt *k, const int32_t *key_splits, int32_t
 {
     PERI_NEED(k);
     PERI_NEED(out);
+    if (n > 0) PERI_NEED(key_splits);
     int64_t sum = 0;
     for (int32_t i = 0; i < n; i++) {
         if (key_splits[i] < 0) return peri__fail(PERI_EINVAL, "peri_kjt_dist_splits: %d keys for rank %d", key_splits[i], i);
@@ -67,6 +68,7 @@ static int32_t rank_at(int32_t ranks, int32_t stagger, int32_t place)
 
 peri_status peri_kjt_recat(int32_t keys, int32_t ranks, int32_t stagger, int32_t *out)
 {
+    PERI_NEED(out);
     if (keys < 0 || ranks < 1 || stagger < 1 || ranks % stagger)
         return peri__fail(PERI_EINVAL, "peri_kjt_recat: %d keys, %d ranks, stagger %d; wanted: stagger divides ranks", keys, ranks,
                           stagger);

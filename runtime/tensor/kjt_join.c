@@ -104,7 +104,10 @@ static int64_t *join_sizes(peri_kjt *const *kjts, int32_t n, int64_t count)
 
 peri_status peri_kjt_concat(peri_kjt *const *kjts, int32_t n, peri_kjt **out)
 {
+    PERI_NEED(kjts);
+    PERI_NEED(out);
     if (n < 1) return peri__fail(PERI_EINVAL, "%s: %d kjts, wanted at least 1", concat_name, n);
+    PERI_TRY(peri__check_list(concat_name, "the kjts", kjts, n));
     PERI_TRY(check_alike(kjts, n));
     int64_t stride = 0, longest = 0;
     for (int32_t i = 0; i < n; i++) {
@@ -159,9 +162,11 @@ peri_status peri_kjt_from_jts(peri_keys *keys, peri_jt *const *jts, peri_kjt **o
 {
     PERI_NEED(keys);
     PERI_NEED(out);
+    PERI_NEED(jts);
     int32_t n = keys->count;
     if (n < 1) return peri__fail(PERI_EINVAL, "%s: no keys, wanted at least 1", from_jts_name);
     if (!keys->unique) return peri__fail(PERI_EINVAL, "%s: a key repeats", from_jts_name);
+    PERI_TRY(peri__check_list(from_jts_name, "the jts", jts, n));
     PERI_TRY(check_jts(keys, jts));
     const void *const *parts = (const void *const *)jts;
     peri__kjt_parts p = {.keys = keys, .longest = -1};
@@ -194,6 +199,8 @@ out:
 
 peri_status peri_kjt_to(peri_kjt *k, peri_device *device, peri_kjt **out)
 {
+    PERI_NEED(out);
+    PERI_NEED(k);
     if (!device) return peri__fail(PERI_EINVAL, "peri_kjt_to: no device");
     if (device == peri__kjt_device(k)) {
         peri_kjt_retain(k);

@@ -83,6 +83,7 @@ peri_status peri_kjt_permute(peri_kjt *k, const int32_t *indices, int32_t n, per
 {
     PERI_NEED(k);
     PERI_NEED(out);
+    if (n > 0) PERI_NEED(indices);
     return peri__kjt_permute(k, indices, n, NULL, out);
 }
 
@@ -125,6 +126,7 @@ peri_status peri_kjt_split(peri_kjt *k, const int32_t *segments, int32_t n, peri
 {
     PERI_NEED(k);
     PERI_NEED(out);
+    if (n > 0) PERI_NEED(segments);
     int64_t sum = 0;
     for (int32_t i = 0; i < n; i++) {
         if (segments[i] < 0) return peri__fail(PERI_EINVAL, "peri_kjt_split: segment %d has %d keys", i, segments[i]);

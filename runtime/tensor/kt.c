@@ -38,6 +38,7 @@ static peri_status check(const peri_keys *keys, const int64_t *lengths, int32_t 
 
 peri_status peri_kt_new(peri_keys *keys, const int64_t *length_per_key, int32_t key_dim, peri_tensor *values, peri_kt **out)
 {
+    PERI_NEED(length_per_key);
     PERI_TRY(check(keys, length_per_key, key_dim, values));
     peri_kt *kt = peri__alloc_zero(sizeof *kt);
     int64_t n = keys->count, *host = peri__alloc(sizeof *host * (size_t)(2 * n + 1));
@@ -91,6 +92,7 @@ peri_status peri_kt_from_tensors(peri_keys *keys, peri_tensor *const *tensors, i
 {
     PERI_NEED(keys);
     PERI_NEED(out);
+    PERI_NEED(tensors);
     int32_t n = keys->count;
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_kt_from_tensors: no keys");
     if (!keys->unique) return peri__fail(PERI_EINVAL, "peri_kt_from_tensors: a key repeats");

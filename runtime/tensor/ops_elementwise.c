@@ -60,6 +60,7 @@ static const peri__node_vtab unary_vtab = {.name = "unary", .backward = unary_ba
 static peri_status unary(const char *function, int32_t op, peri_tensor *x, double a, double b, peri_tensor **out)
 {
     PERI_TRY(peri__check_float(function, "x", x));
+    if (!out) return peri__fail(PERI_EINVAL, "%s: out is missing", function);
     peri_tensor *y;
     peri__node *node;
     PERI_TRY(peri__unary(x, op, a, b, &y));
@@ -212,6 +213,7 @@ static const peri__node_vtab binary_vtab = {.name = "binary", .backward = binary
 static peri_status binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
 {
     PERI_TRY(check_pair(function, a, b));
+    if (!out) return peri__fail(PERI_EINVAL, "%s: out is missing", function);
     peri_tensor *y, *in[2] = {a, b};
     peri__node *node;
     PERI_TRY(peri__binary(function, op, a, b, &y));
@@ -258,6 +260,7 @@ static bool same_shape(const peri_tensor *a, const peri_tensor *b)
 
 peri_status peri_op_muladd(peri_tensor *a, peri_tensor *b, peri_tensor *c, peri_tensor **out)
 {
+    PERI_NEED(out);
     char text[300];
     peri_tensor *in[3] = {a, b, c}, *flat[3] = {NULL}, *y = NULL;
     for (int32_t i = 1; i < 3; i++) {
@@ -305,6 +308,7 @@ peri_status peri_tensor_expand(peri_tensor *t, int32_t ndim, const int64_t *shap
 {
     PERI_NEED(t);
     PERI_NEED(out);
+    if (ndim > 0) PERI_NEED(shape);
     peri_tensor *view;
     peri__node *node;
     peri__words words;

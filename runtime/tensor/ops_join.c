@@ -104,17 +104,23 @@ static peri_status cat(const char *function, peri_tensor *const *tensors, int32_
 
 peri_status peri_op_cat(peri_tensor *const *tensors, int32_t n, int32_t dim, peri_tensor **out)
 {
+    PERI_NEED(tensors);
+    PERI_NEED(out);
     int32_t d;
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_op_cat: %d tensors, at least one is needed", n);
+    PERI_TRY(peri__check_list("peri_op_cat", "the tensors", tensors, n));
     PERI_TRY(peri__dim("peri_op_cat", tensors[0], dim, &d));
     return cat("peri_op_cat", tensors, n, d, out);
 }
 
 peri_status peri_op_stack(peri_tensor *const *tensors, int32_t n, int32_t dim, peri_tensor **out)
 {
+    PERI_NEED(tensors);
+    PERI_NEED(out);
     char text[128];
     peri__words words;
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_op_stack: %d tensors, at least one is needed", n);
+    PERI_TRY(peri__check_list("peri_op_stack", "the tensors", tensors, n));
     const peri_tensor *first = tensors[0];
     int32_t ndim = first->ndim + 1, d = dim < 0 ? dim + ndim : dim;
     if (d < 0 || d >= ndim || ndim > PERI_MAX_DIMS)

@@ -103,6 +103,7 @@ static peri_status element_loss(const char *function, int32_t kind, peri_tensor 
 {
     char text[300];
     PERI_TRY(peri__check_float(function, "x", x));
+    if (!out) return peri__fail(PERI_EINVAL, "%s: out is missing", function);
     PERI_TRY(peri__check_tensor(function, "target", target, x->dtype, -1));
     PERI_TRY(check_reduction(function, reduction));
     if (x->ndim != target->ndim || memcmp(x->shape, target->shape, sizeof *x->shape * (size_t)x->ndim) != 0)

@@ -358,6 +358,7 @@ static peri_status matmul(peri_tensor *a, peri_tensor *b, peri_tensor **out)
 
 peri_status peri_op_matmul(peri_tensor *a, peri_tensor *b, peri_tensor **out)
 {
+    PERI_NEED(out);
     static const char *const function = "peri_op_matmul";
     char text[300];
     PERI_TRY(peri__check_float(function, "a", a));

@@ -35,6 +35,7 @@ static peri_status softmax(const char *function, peri_tensor *x, int32_t dim, bo
     int32_t d;
     int64_t outer, n, inner;
     PERI_TRY(peri__check_float(function, "x", x));
+    if (!out) return peri__fail(PERI_EINVAL, "%s: out is missing", function);
     PERI_TRY(peri__dim(function, x, dim, &d));
     peri__around(x, d, &outer, &n, &inner);
     peri_tensor *flat, *y = NULL;
@@ -126,6 +127,7 @@ static peri_status check_affine(const peri_tensor *x, int32_t dims, const char *
 
 peri_status peri_op_layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight, peri_tensor *bias, double eps, peri_tensor **out)
 {
+    PERI_NEED(out);
     PERI_TRY(peri__check_float("peri_op_layer_norm", "x", x));
     if (dims < 1 || dims > x->ndim)
         return peri__fail(PERI_EINVAL, "peri_op_layer_norm: the last %d dimensions, allowed: 1..%d", dims, x->ndim);
@@ -195,6 +197,7 @@ static const peri__node_vtab dropout_vtab = {.name = "dropout", .backward = drop
 
 peri_status peri_op_dropout(peri_tensor *x, double p, uint64_t seed, uint64_t stream, uint64_t offset, peri_tensor **out)
 {
+    PERI_NEED(out);
     PERI_TRY(peri__check_float("peri_op_dropout", "x", x));
     if (!(p >= 0 && p < 1)) return peri__fail(PERI_EINVAL, "peri_op_dropout: probability %g, allowed: 0 <= p < 1", p);
     double words = floor(p * 0x1p32 + 0.5);

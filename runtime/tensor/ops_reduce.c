@@ -142,6 +142,7 @@ static const peri__node_vtab sum_vtab = {.name = "sum", .backward = sum_backward
 static peri_status sum(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool mean, peri_tensor **out)
 {
     PERI_TRY(peri__check_float(function, "x", x));
+    if (!out || (n > 0 && !dims)) return peri__fail(PERI_EINVAL, "%s: %s is missing", function, out ? "dims" : "out");
     uint32_t mask = n ? 0 : (1u << x->ndim) - 1;
     for (int32_t i = 0; i < n; i++) {
         int32_t d;
@@ -214,6 +215,7 @@ static const peri__node_vtab max_vtab = {.name = "max", .backward = max_backward
 
 peri_status peri_op_max(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices)
 {
+    PERI_NEED(values);
     char text[128];
     peri__words words;
     int32_t d, ndim = 0;

@@ -140,6 +140,7 @@ peri_status peri_optim_new(const peri_optim_args *args, peri_tensor *const *para
 {
     PERI_NEED(args);
     PERI_NEED(out);
+    if (n > 0) PERI_NEED(params);
     PERI_TRY(check_args(args));
     if (n < 0) return peri__fail(PERI_EINVAL, "peri_optim_new: %d parameters", n);
     PERI_TRY(check_params("peri_optim_new", params, n, args->kind == PERI_OPTIM_ROWWISE_ADAGRAD));
@@ -348,6 +349,8 @@ static peri_status gradients(const char *function, peri_tensor *const *params, i
 
 peri_status peri_grad_norm_power(peri_tensor *const *params, int32_t n, double p, peri_tensor **out)
 {
+    if (n > 0) PERI_NEED(params);
+    PERI_NEED(out);
     peri_device *device;
     PERI_TRY(check_p("peri_grad_norm_power", p));
     PERI_TRY(gradients("peri_grad_norm_power", params, n, &device));
@@ -411,6 +414,7 @@ peri_status peri_grad_clip_norm(peri_tensor *const *params, int32_t n, peri_tens
 
 peri_status peri_grad_clip_value(peri_tensor *const *params, int32_t n, double limit)
 {
+    if (n > 0) PERI_NEED(params);
     peri_device *device;
     if (!(limit > 0)) return peri__fail(PERI_EINVAL, "peri_grad_clip_value: limit %g, allowed: above 0", limit);
     PERI_TRY(gradients("peri_grad_clip_value", params, n, &device));

@@ -102,8 +102,13 @@ static peri_status fill(peri_regroup *p, peri_kt *const *kts, peri_keys *const *
 
 peri_status peri_regroup_new(peri_kt *const *kts, int32_t n_kts, peri_keys *const *groups, int32_t n_groups, peri_regroup **out)
 {
+    PERI_NEED(kts);
+    PERI_NEED(groups);
+    PERI_NEED(out);
     if (n_kts < 1 || n_groups < 1)
         return peri__fail(PERI_EINVAL, "peri_regroup_new: %d kts and %d groups, wanted at least one of each", n_kts, n_groups);
+    PERI_TRY(peri__check_list("peri_regroup_new", "the kts", kts, n_kts));
+    PERI_TRY(peri__check_list("peri_regroup_new", "the groups", groups, n_groups));
     peri_regroup *p = peri__alloc_zero(sizeof *p);
     if (!p) return PERI_ENOMEM;
     peri__refs_init(&p->refs);
@@ -234,6 +239,8 @@ peri_status peri_regroup_run(peri_regroup *p, peri_kt *const *kts, int32_t n, pe
 {
     PERI_NEED(p);
     PERI_NEED(out);
+    PERI_NEED(kts);
+    PERI_TRY(peri__check_list("peri_regroup_run", "the kts", kts, n));
     PERI_TRY(check_inputs(p, kts, n));
     peri_tensor **in = peri__alloc_zero(sizeof *in * (size_t)n), **made = peri__alloc_zero(sizeof *made * (size_t)p->n_groups);
     peri_status status = in && made ? PERI_OK : PERI_ENOMEM;

@@ -68,11 +68,20 @@ peri_status peri__check_same_device(const char *function, const peri_tensor *a, 
     return peri__fail(PERI_EINVAL, "%s: tensors of different devices, %s and %s", function, peri__device(a)->name, peri__device(b)->name);
 }
 
+peri_status peri__check_list(const char *function, const char *what, const void *list, int32_t n)
+{
+    const void *const *objects = list;
+    for (int32_t i = 0; i < n; i++)
+        if (!objects[i]) return peri__fail(PERI_EINVAL, "%s: number %d of %s is missing", function, i + 1, what);
+    return PERI_OK;
+}
+
 static peri_status check_shape(const char *function, int32_t dtype, int32_t ndim, const int64_t *shape, int64_t *bytes)
 {
     if (peri_dtype_size(dtype) == 0) return peri__fail(PERI_EINVAL, "%s: %d is no dtype", function, dtype);
     if (ndim < 0 || ndim > PERI_MAX_DIMS)
         return peri__fail(PERI_EINVAL, "%s: %d dimensions, allowed: 0..%d", function, ndim, PERI_MAX_DIMS);
+    if (ndim > 0 && !shape) return peri__fail(PERI_EINVAL, "%s: shape is missing", function);
     int64_t n = peri_dtype_size(dtype), nonzero = n;
     peri__words words;
     for (int32_t d = 0; d < ndim; d++) {
@@ -110,6 +119,7 @@ static peri_tensor *shell(int32_t dtype, int32_t ndim, const int64_t *shape)
 
 peri_status peri_tensor_new(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, peri_tensor **out)
 {
+    PERI_NEED(out);
     int64_t bytes = 0;
     if (!device) return peri__fail(PERI_EINVAL, "peri_tensor_new: no device");
     PERI_TRY(check_shape("peri_tensor_new", dtype, ndim, shape, &bytes));
@@ -375,6 +385,7 @@ peri_status peri__tensor_zero(peri_tensor *dst) { return peri_tensor_fill(dst, 0
 
 peri_status peri_tensor_full(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double value, peri_tensor **out)
 {
+    PERI_NEED(out);
     peri_tensor *t;
     PERI_TRY(peri_tensor_new(device, dtype, ndim, shape, &t));
     peri_status status = peri_tensor_fill(t, value);
@@ -386,6 +397,7 @@ peri_status peri_tensor_full(peri_device *device, int32_t dtype, int32_t ndim, c
 static peri_status random_tensor(const char *function, peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, int32_t kind,
                                  double low, double high, uint64_t seed, uint64_t stream, peri_tensor **out)
 {
+    if (!out) return peri__fail(PERI_EINVAL, "%s: out is missing", function);
     if (dtype != PERI_F32 && dtype != PERI_F64)
         return peri__fail(PERI_EINVAL, "%s: dtype %s, allowed: f32, f64", function, peri_dtype_name(dtype));
     peri_tensor *t;
@@ -548,6 +560,7 @@ peri_status peri_tensor_reshape(peri_tensor *t, int32_t ndim, const int64_t *sha
 {
     PERI_NEED(t);
     PERI_NEED(out);
+    if (ndim > 0) PERI_NEED(shape);
     char text[128];
     int64_t wanted[PERI_MAX_DIMS], known = 1, n = peri__numel(t);
     peri__words words;

@@ -1,0 +1,144 @@
+-- Run by spec/null_spec.lua in processes of its own: luajit null_calls.lua FIRST. Calls every C function that can say an error with
+-- pointers that are missing: with NULL for all and 0 for all numbers, then once for each of its pointers and each of `numbers` and
+-- `dtypes`, that pointer NULL and the others whole objects, or rooms of zeros. Functions are found in the headers.
+--
+-- From call number FIRST on it prints "call NUMBER FUNCTION without WHAT", calls, and prints "STATUS MESSAGE". The last line is "end".
+local ffi = require "ffi"
+local C = require("perilune.ffi").C
+
+local numbers, dtypes = { 0, 1, 2 }, { C.PERI_F32, C.PERI_I64 }
+local ROOM = 65536 -- bytes for a structure, an array, or what a function returns
+local kept = {}
+
+local function keep(x)
+  kept[#kept + 1] = x
+  return x
+end
+
+--- What `f(out)` puts into the room for a handle of this kind.
+local function made(kind, f)
+  local out = ffi.new(("peri_%s *[1]"):format(kind))
+  if f(out) < 0 then error(kind .. ": " .. ffi.string(C.peri_error_message())) end
+  return out[0]
+end
+
+local sizes = keep(ffi.new("int64_t[8]", 2, 2, 2, 2, 2, 2, 2, 2))
+local names = keep(ffi.new "const char *[8]")
+for i = 0, 7 do names[i] = "a" end
+
+--- Objects by the name of their kind; tensors are [2, 2] of `dtype`.
+local function objects(dtype)
+  local o = {}
+  local function add(kind, f) o[kind] = made(kind, f) end
+  local function tensor(type, ndim)
+    return made("tensor", function(out) return C.peri_tensor_full(o.device, type, ndim, sizes, 1, out) end)
+  end
+  add("device", function(out) return C.peri_device_get("cpu", out) end)
+  add("stream", function(out) return C.peri_stream_new(o.device, out) end)
+  add("event", function(out) return C.peri_event_new(o.device, out) end)
+  add("group", function(out) return C.peri_comm_open(ffi.new("peri_comm_config", { transport = "self", size = 1 }), out) end)
+  o.tensor = tensor(dtype, 2)
+  add("keys", function(out) return C.peri_keys_new(names, 1, out) end)
+  local jagged = { keys = o.keys, values = tensor(C.PERI_I64, 1), lengths = tensor(C.PERI_I64, 1), stride = 2 }
+  add("kjt", function(out) return C.peri_kjt_new(ffi.new("peri_kjt_args", jagged), out) end)
+  jagged.keys, jagged.stride = nil, nil
+  add("jt", function(out) return C.peri_jt_new(ffi.new("peri_jt_args", jagged), out) end)
+  add("kt", function(out) return C.peri_kt_new(o.keys, sizes, 1, tensor(C.PERI_F32, 2), out) end)
+  local one = ffi.new("peri_kt *[1]", o.kt)
+  add("regroup", function(out) return C.peri_regroup_new(one, 1, ffi.new("peri_keys *[1]", o.keys), 1, out) end)
+  add("codec", function(out) return C.peri_codec_new(ffi.new("peri_codec_config", { format = C.PERI_CODEC_FP16 }), out) end)
+  add("codec_context", function(out) return C.peri_codec_context_new(o.codec, sizes, 1, out) end)
+  local leaf = ffi.new("peri_tensor *[1]", tensor(C.PERI_F32, 2))
+  assert(C.peri_tensor_requires_grad(leaf[0], true) == 0)
+  local sgd = ffi.new "peri_optim_args"
+  assert(C.peri_optim_defaults(C.PERI_OPTIM_SGD, sgd) == 0)
+  add("optim", function(out) return C.peri_optim_new(sgd, leaf, 1, out) end)
+  add("reducer", function(out) return C.peri_reducer_new(o.group, leaf, 1, 1024, out) end)
+  local root = made("tensor", function(out) return C.peri_op_sum(leaf[0], ffi.new "int32_t[1]", 0, false, out) end)
+  add("backward", function(out) return C.peri_backward_new(root, nil, out) end)
+  add("work", function(out) return C.peri_coll_barrier(o.group, 0, out) end)
+  local table_ = keep(ffi.new("peri_table_config[1]", { { name = "t", rows = 4, cols = 4 } }))
+  local c = ffi.new("peri_tbe_config", { device = o.device, dtype = C.PERI_F32, n_tables = 1, tables = table_, n_features = 1 })
+  c.features = names
+  assert(C.peri_tbe_optimizer_default(C.PERI_TBE_SGD, c.optimizer) == 0)
+  add("tbe", function(out) return C.peri_tbe_new(c, out) end)
+  add("tbe_blocks", function(out) return C.peri_tbe_blocks_new(o.tbe, ffi.new("peri_tbe_block[1]", { { bags = 1 } }), 1, out) end)
+  add("batch", function(out) return C.peri_batch_new(1, 1, 2, 2, out) end)
+  add("logistic", function(out)
+    return C.peri_logistic_new(ffi.new("peri_logistic_options", { table_rows = sizes, dense_features = 1, sparse_features = 1,
+      learning_rate = 1 }), out)
+  end)
+  return o
+end
+
+local function room() return ffi.cast("void *", keep(ffi.new("char[?]", ROOM))) end
+local function fill(x) return { x, x, x, x, x, x, x, x } end
+
+--- A value for an argument that is a pointer.
+local function given(argument, have)
+  local handle, stars = argument:match "peri_([%w_]+) (%*[%* const]*)"
+  if have[handle] and stars:find "%*const %*" then return keep(ffi.new(("peri_%s *[8]"):format(handle), fill(have[handle]))) end
+  if have[handle] and not stars:find "%*%*" then return have[handle] end
+  if argument:find "char %*const" then return names end
+  if argument:find "char %*" then return "cpu" end
+  return room()
+end
+
+--- Declarations of the functions that return a peri_status: { name =, arguments = { text, ... } }.
+local function declared()
+  local text = require("perilune.cdef"):gsub("/%*.-%*/", "")
+  local list = {}
+  for name, inside in text:gmatch "peri_status%s+(peri_[%w_]+)%s*(%b())%s*;" do
+    local arguments = {}
+    if not inside:find "^%(%s*void%s*%)$" then
+      for argument in inside:sub(2, -2):gmatch "[^,]+" do arguments[#arguments + 1] = argument end
+    end
+    list[#list + 1] = { name = name, arguments = arguments }
+  end
+  return list
+end
+
+local first, count = tonumber(arg[1]), 0
+io.stdout:setvbuf "no"
+
+local function call(f, without, values)
+  count = count + 1
+  if count < first then return end
+  io.write(("call %d %s without %s\n"):format(count, f.name, without))
+  local status = C[f.name](unpack(values, 1, #f.arguments))
+  io.write(("%d %s\n"):format(status, status < 0 and ffi.string(C.peri_error_message()):gsub("\n", " ") or ""))
+end
+
+local functions = declared()
+for _, f in ipairs(functions) do
+  local values = {}
+  for i, argument in ipairs(f.arguments) do
+    if not argument:find "%*" then values[i] = 0 end
+  end
+  call(f, "anything", values)
+end
+
+for _, dtype in ipairs(dtypes) do
+  for _, f in ipairs(functions) do
+    local have
+    for _, number in ipairs(numbers) do
+      for missing, name in ipairs(f.arguments) do
+        if name:find "%*" then
+          have = have or count + 6 * #f.arguments >= first and objects(dtype)
+          local values = {}
+          for i, argument in ipairs(f.arguments) do
+            if not argument:find "%*" then values[i] = number
+            elseif i ~= missing and have then values[i] = given(argument, have) end
+          end
+          local what = ("%s, numbers %d, dtype %d"):format(name:match "[%w_]+%s*$", number, dtype)
+          call(f, what, values)
+          if name:find "%*%s*const%s*%*" then -- a list of nothing
+            values[missing] = room()
+            call(f, "entries of " .. what, values)
+          end
+        end
+      end
+    end
+  end
+end
+print(("end %d"):format(#functions))
