@@ -4,6 +4,9 @@
  */
 #include "internal.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+
 /* The public constants are the kernels'. */
 _Static_assert((int)PERI_TBE_NONE == (int)PERI_K_OPTIM_NONE && (int)PERI_TBE_SGD == (int)PERI_K_OPTIM_SGD &&
                    (int)PERI_TBE_ADAGRAD == (int)PERI_K_OPTIM_ADAGRAD && (int)PERI_TBE_ADAM == (int)PERI_K_OPTIM_ADAM &&
@@ -48,6 +51,30 @@ static const peri__optimizer_kind kinds[PERI_K_OPTIM_COUNT] = {
 };
 
 const peri__optimizer_kind *peri__optimizer_kind_of(int32_t kind) { return &kinds[kind]; }
+
+const char *peri__number_text(double x, char out[32])
+{
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(out, 32, "%.*g", digits, x);
+        if (strtod(out, NULL) == x) break;
+    }
+    return out;
+}
+
+const char *peri__start_text(int32_t init, double a, double b, char out[PERI__START_TEXT])
+{
+    char x[32], y[32];
+    peri__number_text(a, x);
+    peri__number_text(b, y);
+    switch (init) {
+    case PERI_INIT_UNIFORM: snprintf(out, PERI__START_TEXT, "uniform (%s to %s)", x, y); break;
+    case PERI_INIT_NORMAL: snprintf(out, PERI__START_TEXT, "normal (mean %s, deviation %s)", x, y); break;
+    case PERI_INIT_CONSTANT: snprintf(out, PERI__START_TEXT, "constant (%s)", x); break;
+    case PERI_INIT_NONE: return "none";
+    default: return "default (uniform, by the number of rows)";
+    }
+    return out;
+}
 
 /* -- calls and workspaces -------------------------------------------------------------------------------------------------------- */
 

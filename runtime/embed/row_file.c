@@ -4,6 +4,8 @@
  */
 #include "row_file.h"
 
+#include "internal.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -82,6 +84,9 @@ static const char *check_numbers(const disk_header *d, const peri__row_header *h
     if (d->iteration < 0) return "its iteration is negative";
     if (d->flush < 0 || (d->flush == 0) != (d->stamp == 0)) return "its flush is impossible";
     if (d->clean != 0 && d->clean != 1) return "its state is neither clean nor unclean";
+    if (d->dtype < 0 || d->dtype >= PERI_DTYPE_COUNT || d->optimizer < 0 || d->optimizer >= PERI_K_OPTIM_COUNT ||
+        d->init < PERI_INIT_DEFAULT || d->init > PERI_INIT_NONE)
+        return "its dtype, optimizer or initialiser is none";
     if (d->name[sizeof d->name - 1] != 0 || d->name[0] == 0) return "its table has no name";
     return NULL;
 }
@@ -179,11 +184,16 @@ static peri_status check_same(const char *path, const peri__row_header *have, co
         {"first column", have->col_offset, want->col_offset},
         {"rows of the whole table", have->total_rows, want->total_rows},
         {"columns of the whole table", have->total_cols, want->total_cols},
-        {"dtype", have->dtype, want->dtype},
-        {"optimizer", have->optimizer, want->optimizer},
-        {"bytes of a record", have->record_bytes, want->record_bytes},
         {"seed", (int64_t)have->seed, (int64_t)want->seed},
-        {"initialiser", have->init, want->init},
+    };
+    char starts[2][PERI__START_TEXT];
+    const struct {
+        const char *what, *have, *want;
+    } words[] = {
+        {"dtype", peri_dtype_name(have->dtype), peri_dtype_name(want->dtype)},
+        {"optimizer", peri__optimizer_kind_of(have->optimizer)->name, peri__optimizer_kind_of(want->optimizer)->name},
+        {"start values", peri__start_text(have->init, have->init_a, have->init_b, starts[0]),
+         peri__start_text(want->init, want->init_a, want->init_b, starts[1])},
     };
     if (strcmp(have->name, want->name) != 0)
         return peri__fail(PERI_EMISMATCH, "row file '%.250s': it holds table '%.80s', not '%.80s'", path, have->name, want->name);
@@ -191,9 +201,14 @@ static peri_status check_same(const char *path, const peri__row_header *have, co
         if (numbers[i].have != numbers[i].want)
             return peri__fail(PERI_EMISMATCH, "row file '%.250s' of table '%.80s': %s %lld, the table has %lld", path, want->name,
                               numbers[i].what, (long long)numbers[i].have, (long long)numbers[i].want);
-    if (have->init_a != want->init_a || have->init_b != want->init_b || memcmp(have->part_bytes, want->part_bytes, sizeof have->part_bytes))
-        return peri__fail(PERI_EMISMATCH, "row file '%.250s' of table '%.80s': another initialiser or other optimizer states", path,
-                          want->name);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strcmp(words[i].have, words[i].want) != 0)
+            return peri__fail(PERI_EMISMATCH, "row file '%.250s' of table '%.80s': %s %s, the table has %s", path, want->name,
+                              words[i].what, words[i].have, words[i].want);
+    if (have->record_bytes != want->record_bytes || memcmp(have->part_bytes, want->part_bytes, sizeof have->part_bytes))
+        return peri__fail(PERI_EMISMATCH,
+                          "row file '%.250s' of table '%.80s': its optimizer has other states: %lld bytes of a row, the table has %lld",
+                          path, want->name, (long long)have->record_bytes, (long long)want->record_bytes);
     if (!have->clean)
         return peri__fail(PERI_EFORMAT,
                           "row file '%.250s' of table '%.80s': it was not flushed before its process ended (the last flush was number "

@@ -194,11 +194,12 @@ static peri_status fail_small(const char *function, const peri__tier *tier, cons
     const peri__cache *c = tier->tables[table].cache;
     int64_t needed = tier->tables[table].need;
     for (int64_t i = 0; i < t->n_pins; i++) needed += t->pins[i].table == table;
+    double enough = (double)needed / (double)c->rows + 0.00005;
     return peri__fail(PERI_ENOMEM,
-                      "%s: table '%.120s': the batch needs %lld different rows, its cache holds %d of %lld; set a load_factor of %.4g or "
-                      "more (less reserved_memory, if that made it small), or make the batch smaller",
+                      "%s: table '%.120s': the batch needs %lld different rows, its cache holds %d of %lld; set a load_factor of %.4g%s "
+                      "(less reserved_memory, if that made it small), or make the batch smaller",
                       function, tier->tbe->tables[table].name, (long long)needed, c->slots, (long long)c->rows,
-                      (double)needed / (double)c->rows + 0.00005);
+                      enough < 1 ? enough : 1, enough < 1 ? " to 1" : "");
 }
 
 /** Make room for what @t wants, at the cost of other batches in flight; a prefetch only counts what will not fit. */

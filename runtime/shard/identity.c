@@ -8,7 +8,6 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 /* -- text --------------------------------------------------------------------------------------------------------------------------- */
 
@@ -47,16 +46,6 @@ __attribute__((format(printf, 2, 3))) static void add(text *t, const char *forma
     va_end(args);
 }
 
-/** The shortest text of @x that reads back as @x. */
-static const char *number(double x, char out[32])
-{
-    for (int digits = 6; digits <= 17; digits++) {
-        snprintf(out, 32, "%.*g", digits, x);
-        if (strtod(out, NULL) == x) break;
-    }
-    return out;
-}
-
 static const char *pick(const char *const *names, size_t n, int64_t i) { return i >= 0 && i < (int64_t)n ? names[i] : "?"; }
 
 #define PICK(i, ...) pick((const char *const[]){__VA_ARGS__}, sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *), (i))
@@ -92,20 +81,24 @@ static void add_optimizer(text *t, const char *table, const peri_tbe_optimizer *
         case 'l': value = (double)*(const int64_t *)(const void *)at; break;
         default: value = *(const bool *)(const void *)at; break;
         }
-        add(t, "optimizer of table '%s'\t%s\t%s\n", table, fields[i].name, number(value, out));
+        add(t, "optimizer of table '%s'\t%s\t%s\n", table, fields[i].name, peri__number_text(value, out));
     }
 }
 
+/** As the arguments of QuantizedCommCodec say it, those that its format has. */
 static void add_codec(text *t, const char *rows, int way, const peri_codec *codec)
 {
     char out[32];
     peri_codec_config c = {0};
     if (codec) peri_codec_describe(codec, &c);
-    add(t, "rows of %s shards\t%s codec\t", rows, way ? "backward" : "forward");
-    if (!codec) add(t, "FP32\n");
-    else
-        add(t, "format %d, rounding %d, exponent %d and %d, row_dim %lld, loss_scale %s, seed %llu\n", c.format, c.rounding,
-            c.exponent_bits, c.exponent_bias, (long long)c.row_dim, number(c.loss_scale, out), (unsigned long long)c.seed);
+    add(t, "rows of %s shards\t%s codec\t%s", rows, way ? "backward" : "forward",
+        PICK(c.format, "FP32", "FP16", "BF16", "FP8", "INT8", "MX4"));
+    if (c.format == PERI_CODEC_FP8) add(t, " of %d exponent bits, exponent_bias %d", c.exponent_bits, c.exponent_bias);
+    if (c.row_dim) add(t, ", row_dim %lld", (long long)c.row_dim);
+    if (c.format == PERI_CODEC_MX4) add(t, ", rounding_mode %s", PICK(c.rounding, "NEAREST", "FLOOR", "EVEN", "STOCHASTIC", "CEIL"));
+    if (c.format == PERI_CODEC_FP16 || c.format == PERI_CODEC_BF16) add(t, ", loss_scale %s", peri__number_text(c.loss_scale, out));
+    if (c.seed) add(t, ", seed %llu", (unsigned long long)c.seed);
+    add(t, "\n");
 }
 
 static void add_shards(text *t, const char *name, const peri__route_table *table)
@@ -123,7 +116,7 @@ static void add_table(text *t, const peri_sharded_ebc_config *c, int32_t i, cons
 {
     const peri_sharded_table *table = &c->tables[i];
     const char *name = table->name;
-    char a[32], b[32];
+    char a[32], start[PERI__START_TEXT];
     bool fused = table->compute_kernel == PERI_KERNEL_FUSED;
     add(t, "table %d\tname\t%s\n", i + 1, name);
     add(t, "table '%s'\tnum_embeddings\t%lld\n", name, (long long)table->rows);
@@ -134,11 +127,10 @@ static void add_table(text *t, const peri_sharded_ebc_config *c, int32_t i, cons
     add(t, "table '%s'\tcompute_kernel\t%s\n", name, !fused ? "dense" : table->cache ? "fused_uvm_caching" : "fused");
     add(t, "table '%s'\tfeature_names\t", name);
     for (int32_t f = 0; f < table->n_features; f++) add(t, "%s%s", f ? ", " : "", c->features[table->features[f]]);
-    add(t, "\ntable '%s'\tstart values\t%s %s %s\n", name, PICK(table->init, "default", "uniform", "normal", "constant", "none"),
-        number(table->init_a, a), number(table->init_b, b));
+    add(t, "\ntable '%s'\tstart values\t%s\n", name, peri__start_text(table->init, table->init_a, table->init_b, start));
     add(t, "table '%s'\tbounds_check_mode\t%s\n", name, PICK(table->bounds_check, "FATAL", "WARNING", "IGNORE", "NONE"));
     if (table->cache) /* the rest of its parameters may be what suits each machine: results do not depend on them */
-        add(t, "table '%s'\tload_factor\t%s\n", name, number(table->cache->load_factor, a));
+        add(t, "table '%s'\tload_factor\t%s\n", name, peri__number_text(table->cache->load_factor, a));
     if (fused)
         add(t, "table '%s'\toptimizer\t%s (number %d)\n", name, peri__optimizer_kind_of(c->optimizers[table->optimizer].kind)->name,
             table->optimizer);
@@ -151,7 +143,8 @@ static peri_status finish(peri_sharded_ebc *e, text *t)
     char rate[32];
     for (int32_t o = 0; o < e->n_optimizers; o++)
         if (e->rates[o].table >= 0)
-            add(t, "optimizer of table '%s'\tlearning_rate\t%s\n", e->table_names[e->rates[o].table], number(e->rates[o].rate, rate));
+            add(t, "optimizer of table '%s'\tlearning_rate\t%s\n", e->table_names[e->rates[o].table],
+                peri__number_text(e->rates[o].rate, rate));
     e->identity_text = t->data;
     e->identity_bytes = (int64_t)t->n;
     return t->failed ? PERI_ENOMEM : PERI_OK;

@@ -206,8 +206,9 @@ for _, device in ipairs { "cpu", "opaque" } do
       end
       with(function(_, args) args.seed = 4 end, "row file '.*' of table 'a': seed 3, the table has 4")
       with(function(x) x[1].total_rows = 401 end, "rows of the whole table 400, the table has 401")
-      with(function(x) x[1].init = embed.constant(1) end, "row file '.*' of table 'a': initialiser")
-      with(function(_, args) args.optimizer = { optimizer = "sgd", learning_rate = 1 } end, "optimizer 4, the table has 1")
+      with(function(x) x[1].init = embed.constant(1) end, "start values default %(uniform, .*%), the table has constant %(1%)")
+      with(function(_, args) args.optimizer = { optimizer = "sgd", learning_rate = 1 } end, "optimizer adam, the table has sgd")
+      with(function(_, args) args.data_type = "FP16" end, "dtype f32, the table has f16")
     end)
 
     it("say what is wrong with them", function()

@@ -3,6 +3,7 @@
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local worlds = require "spec.support.worlds"
+local codec = require "perilune.dist.codec"
 local plan = peri.plan
 
 local function make(world, o)
@@ -15,6 +16,7 @@ local function make(world, o)
     group = world, seed = o.seed or 3, fused_params = params, table_fused_params = o.table_fused_params,
     plan = { users = o.users or plan.row_wise(), items = o.items or plan.table_wise(world:size() - 1) },
     gradient_division = o.gradient_division, is_weighted = o.is_weighted, device = o.device,
+    qcomm_codecs_registry = o.codecs and codec.get_qcomm_codecs_registry(o.codecs),
   }
 end
 
@@ -49,7 +51,12 @@ local cases = {
   { "an optimizer of one table", { table_fused_params = { items = { optimizer = "sgd", learning_rate = 0.01 } } },
     "optimizer sgd (number 1) where rank 0 has adam (number 0) (table 'items')" },
   { "a seed", { seed = 4 }, "seed 4 where rank 0 has 3 (the module)" },
-  { "start values", { init_fn = peri.embed.normal(0, 0.5) }, "start values normal 0 0.5 where rank 0 has default 0 0 (table 'users')" },
+  { "start values", { init_fn = peri.embed.normal(0, 0.5) },
+    "start values normal (mean 0, deviation 0.5) where rank 0 has default (uniform, by the number of rows) (table 'users')" },
+  { "a precision on the way", { codecs = { forward = "FP16", forward_loss_scale = 8 } },
+    "forward codec FP16, loss_scale 8 where rank 0 has FP32 (rows of table-wise and column-wise shards)" },
+  { "rows of a precision", { codecs = { forward = "MX4" } },
+    "forward codec MX4, row_dim 32, rounding_mode EVEN where rank 0 has FP32 (rows of table-wise and column-wise shards)" },
   { "a bounds check", with { bounds_check_mode = "IGNORE" }, "bounds_check_mode IGNORE where rank 0 has FATAL (table 'users')" },
   { "a cache's size", { users = plan.row_wise(cached) }, "load_factor 0.5 where rank 0 has 0.2 (table 'users')",
     { users = plan.row_wise { compute_kernel = "fused_uvm_caching" } } },
