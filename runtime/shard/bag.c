@@ -29,18 +29,18 @@ static peri_status check_dtypes(const char *f, const peri_sharded_table *table)
 /** Optimizers that look at more than the rows of a batch can be sharded only where all that they look at is on one rank. */
 static peri_status check_whole(const char *f, const peri_sharded_table *table, const peri_tbe_optimizer *o)
 {
-    bool rows_cut = table->sharding_type != PERI_TABLE_WISE && table->sharding_type != PERI_COLUMN_WISE;
-    if (o->kind == PERI_TBE_SHAMPOO && rows_cut)
+    const peri__sharding_type *type = peri__sharding_type_of(table->sharding_type);
+    if (o->kind == PERI_TBE_SHAMPOO && (type->cuts_rows || type->replica))
         return peri__fail(PERI_EUNSUPPORTED,
                           "%s: table '%s': shampoo needs all rows of its columns on one rank: allowed are table-wise and column-wise "
                           "sharding (one preconditioner for each block of columns)",
                           f, table->name);
-    if (peri__counter_wants_most(o) && rows_cut && table->sharding_type != PERI_DATA_PARALLEL)
+    if (peri__counter_wants_most(o) && type->cuts_rows)
         return peri__fail(PERI_EUNSUPPORTED,
                           "%s: table '%s': max_counter, which learning_rate_mode tail_id_lr_* and tail_id_threshold as a ratio ask for, "
                           "needs all rows on one rank: allowed are table-wise, column-wise and data-parallel sharding",
                           f, table->name);
-    if (o->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD && table->sharding_type == PERI_COLUMN_WISE)
+    if (o->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD && type->cuts_columns)
         return peri__fail(PERI_EUNSUPPORTED,
                           "%s: table '%s': emainplace_rowwise_adagrad needs whole rows, whose right half follows the left one: allowed are "
                           "table-wise, row-wise and data-parallel sharding",
@@ -71,6 +71,8 @@ static peri_status check_config(const peri_sharded_ebc_config *c)
                                   c->n_features - 1);
         if (table->pooling != PERI_POOLING_SUM && table->pooling != PERI_POOLING_MEAN)
             return peri__fail(PERI_EINVAL, "%s: table '%s': pooling %d, allowed: sum, mean", f, table->name, table->pooling);
+        if (table->sharding_type < 0 || table->sharding_type >= PERI_SHARDING_TYPE_COUNT)
+            return peri__fail(PERI_EINVAL, "%s: table '%s': %d is no sharding type", f, table->name, table->sharding_type);
         if (table->compute_kernel != PERI_KERNEL_DENSE && table->compute_kernel != PERI_KERNEL_FUSED)
             return peri__fail(PERI_EINVAL, "%s: table '%s': compute kernel %d, allowed: dense, fused", f, table->name,
                               table->compute_kernel);
@@ -82,7 +84,7 @@ static peri_status check_config(const peri_sharded_ebc_config *c)
             return peri__fail(PERI_EINVAL, "%s: table '%s': optimizer number %d, allowed: 0..%d", f, table->name, table->optimizer,
                               c->n_optimizers - 1);
         if (table->compute_kernel == PERI_KERNEL_FUSED) PERI_TRY(check_whole(f, table, &c->optimizers[table->optimizer]));
-        if (table->cache && (table->compute_kernel != PERI_KERNEL_FUSED || table->sharding_type == PERI_DATA_PARALLEL))
+        if (table->cache && (table->compute_kernel != PERI_KERNEL_FUSED || peri__sharding_type_of(table->sharding_type)->replica))
             return peri__fail(PERI_EINVAL, "%s: table '%s': a cache is for fused shards; replicas and dense tables stay in memory", f,
                               table->name);
     }
@@ -114,8 +116,8 @@ static peri_status copy_names(peri_sharded_ebc *e, const peri_sharded_ebc_config
  *  DistributedDataParallel makes it; a dense replica's is averaged by whoever reduces the dense part. */
 static double gradient_divisor(const peri_sharded_ebc *e, const peri_sharded_table *table)
 {
-    if (table->sharding_type == PERI_DATA_PARALLEL) return table->compute_kernel == PERI_KERNEL_DENSE ? 1 : e->world_size;
-    return e->division;
+    if (!peri__sharding_type_of(table->sharding_type)->replica) return e->division;
+    return table->compute_kernel == PERI_KERNEL_DENSE ? 1 : e->world_size;
 }
 
 /** Whether numbers are the same after either. */
@@ -158,10 +160,11 @@ static peri_status cut_tables(peri_sharded_ebc *e, const peri_sharded_ebc_config
     int32_t summed = choose_lanes(e, c);
     for (int32_t t = 0; t < c->n_tables; t++) {
         const peri_sharded_table *from = &c->tables[t];
+        const peri__sharding_type *type = peri__sharding_type_of(from->sharding_type);
         peri__route_table *to = &e->tables[t];
         *to = (peri__route_table){.name = e->table_names[t], .rows = from->rows, .cols = from->cols, .n_features = from->n_features,
-                                  .features = e->features + at, .data_parallel = from->sharding_type == PERI_DATA_PARALLEL,
-                                  .lane = from->sharding_type == PERI_ROW_WISE ? summed : 0, .bounds_check = from->bounds_check};
+                                  .features = e->features + at, .data_parallel = type->replica,
+                                  .lane = type->cuts_rows ? summed : 0, .bounds_check = from->bounds_check};
         memcpy(e->features + at, from->features, sizeof *e->features * (size_t)from->n_features);
         at += from->n_features;
         if (!to->data_parallel) e->lanes[to->lane].used = true;

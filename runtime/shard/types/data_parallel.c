@@ -2,7 +2,7 @@
  *
  * data_parallel.c: every rank holds the whole table; nothing is routed, gradients are reduced. ranks: none, or all of them.
  */
-#include "internal.h"
+#include "../internal.h"
 
 static peri_status shards(const peri_sharding *s, peri_shard *out, int32_t capacity, int32_t *n)
 {
@@ -16,4 +16,4 @@ static peri_status shards(const peri_sharding *s, peri_shard *out, int32_t capac
     return PERI_OK;
 }
 
-const peri__sharding_type peri__data_parallel = {.name = "data_parallel", .shards = shards};
+const peri__sharding_type peri__data_parallel = {.name = "data_parallel", .replica = true, .shards = shards};

@@ -5,7 +5,7 @@
  * ranks beyond the last step none. A block has a multiple of 4 columns (rows are read 16 bytes at a time), unless it is the only one.
  * Unlike TorchRec no rank that the plan names is dropped silently: what does not divide is an error.
  */
-#include "internal.h"
+#include "../internal.h"
 
 #include <stdio.h>
 
@@ -72,4 +72,4 @@ static peri_status shards(const peri_sharding *s, peri_shard *out, int32_t capac
     return PERI_OK;
 }
 
-const peri__sharding_type peri__column_wise = {.name = "column_wise", .shards = shards};
+const peri__sharding_type peri__column_wise = {.name = "column_wise", .cuts_columns = true, .shards = shards};

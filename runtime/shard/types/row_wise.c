@@ -4,7 +4,7 @@
  * ceil(rows / n) rows while they last, then the rest, then none, as TorchRec cuts (calculate_shard_sizes_and_offsets); or the given sizes.
  * Ids are routed by the shards' boundaries, so any sizes that add up are right.
  */
-#include "internal.h"
+#include "../internal.h"
 
 static peri_status shards(const peri_sharding *s, peri_shard *out, int32_t capacity, int32_t *n)
 {
@@ -29,4 +29,4 @@ static peri_status shards(const peri_sharding *s, peri_shard *out, int32_t capac
     return PERI_OK;
 }
 
-const peri__sharding_type peri__row_wise = {.name = "row_wise", .shards = shards};
+const peri__sharding_type peri__row_wise = {.name = "row_wise", .cuts_rows = true, .shards = shards};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sharding.c: the table of sharding types, and what all of them check.
+ * types.c: the table of sharding types, and what all of them check. Each type is a file of its own.
  */
-#include "internal.h"
+#include "../internal.h"
 
 static const peri__sharding_type *const types[PERI_SHARDING_TYPE_COUNT] = {
     [PERI_DATA_PARALLEL] = &peri__data_parallel,
@@ -10,6 +10,8 @@ static const peri__sharding_type *const types[PERI_SHARDING_TYPE_COUNT] = {
     [PERI_ROW_WISE] = &peri__row_wise,
     [PERI_COLUMN_WISE] = &peri__column_wise,
 };
+
+const peri__sharding_type *peri__sharding_type_of(int32_t type) { return types[type]; }
 
 const char *peri_sharding_type_name(int32_t type)
 {
