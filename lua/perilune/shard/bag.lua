@@ -170,7 +170,7 @@ local function fill_codecs(cfg, registry)
     P.fail(("%s is a %s, wanted a table of QuantizedCommCodecs by operation"):format(func, type(registry)))
   end
   for op, codecs in util.ordered(registry) do
-    if not codec.CommOp[op] then util.one_of(func, "an operation", tostring(op), util.keys(codec.CommOp)) end
+    util.one_of(func, "an operation", tostring(op), util.keys(codec.CommOp))
     if not codec.QuantizedCommCodecs.is(codecs) then
       P.fail(("%s: %s is a %s, wanted QuantizedCommCodecs"):format(func, op, type(codecs)))
     end
