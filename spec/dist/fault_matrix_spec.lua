@@ -5,6 +5,7 @@
 local sim = require "perilune.dist.sim"
 local P = require "perilune.ffi"
 local matrix = require "spec.support.fault_matrix"
+local shell = require "spec.support.shell"
 
 local found = io.popen("command -v mpirun"):read "*l"
 local RANKS, DEADLINE = 3, 1
@@ -25,9 +26,9 @@ end
 --- Run cells of one fault in one mpirun (each in a group of its own; a death needs a run of its own): results by place and rank.
 local function mpirun(script, fault, places)
   local results, log = {}, {}
-  local pipe = assert(io.popen(("LUA_PATH='%s' OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PERI_NUM_THREADS=1 timeout 60 "
-    .. "mpirun --oversubscribe --mca orte_enable_recovery 1 -n %d luajit spec/support/fault_matrix.lua %s '%s' %s %g 2>&1"):format(
-    package.path, RANKS, script, fault, places, DEADLINE)))
+  local pipe = assert(io.popen(("LUA_PATH='%s' PERI_NUM_THREADS=1 timeout 60 %s --mca orte_enable_recovery 1 -n %d "
+    .. "%s spec/support/fault_matrix.lua %s '%s' %s %g 2>&1"):format(
+    package.path, shell.mpirun, RANKS, shell.rank, script, fault, places, DEADLINE)))
   for line in pipe:lines() do
     local place, rank, seconds, name, message = line:match "^([%d.]+)|(%d+)|([%d.]+)|(%w+)|(.*)$"
     if place then

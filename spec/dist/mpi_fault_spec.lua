@@ -1,17 +1,18 @@
 -- What goes wrong between processes: every case is a short mpirun of three ranks, in which rank 1 misbehaves (spec/support/fault_rank.lua),
 -- and ends in an error that names it, on every surviving rank, before the deadline of 1.5 s. (mpirun: none: it starts its own)
 -- deadline: 120 s
+local shell = require "spec.support.shell"
 
 local found = io.popen("command -v mpirun"):read "*l"
 
 local function mpirun(words, environment)
-  return assert(io.popen(("LUA_PATH='%s' OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PERI_NUM_THREADS=1 %s timeout 40 "
-    .. "mpirun --oversubscribe %s 2>&1"):format(package.path, environment or "", words)))
+  return assert(io.popen(("LUA_PATH='%s' PERI_NUM_THREADS=1 %s timeout 40 %s %s 2>&1"):format(package.path, environment or "", shell.mpirun,
+    words)))
 end
 
 --- Lines by rank: { seconds =, name =, message = }.
 local function run(fault)
-  local ranks, log, pipe = {}, {}, mpirun("--mca orte_enable_recovery 1 -n 3 luajit spec/support/fault_rank.lua " .. fault)
+  local ranks, log, pipe = {}, {}, mpirun(("--mca orte_enable_recovery 1 -n 3 %s spec/support/fault_rank.lua %s"):format(shell.rank, fault))
   for line in pipe:lines() do
     local rank, seconds, name, message = line:match "^(%d+)|([%d.]+)|(%w+)|(.*)$"
     if rank then ranks[tonumber(rank)] = { seconds = tonumber(seconds), name = name, message = message } end
@@ -67,7 +68,8 @@ describe("mpirun, messages in pieces", function()
     local limit, near = unpack(pieces)
     it(("of at most %d bytes, %s"):format(limit, near == 1 and "large data copied" or "messages only"), function()
       if not found then return pending "Open MPI was not found" end
-      local pipe = mpirun("-n 3 luajit spec/support/pieces_rank.lua", ("PERI_TEST_COUNT_LIMIT=%d PERI_MPI_NEAR=%d"):format(limit, near))
+      local pipe = mpirun(("-n 3 %s spec/support/pieces_rank.lua"):format(shell.rank),
+        ("PERI_TEST_COUNT_LIMIT=%d PERI_MPI_NEAR=%d"):format(limit, near))
       local text = pipe:read "*a"
       pipe:close()
       for rank = 0, 2 do assert.is_truthy(("\n" .. text):find(("\n%d ok\n"):format(rank), 1, true), text) end

@@ -7,6 +7,10 @@ M.build = os.getenv "PERI_BUILD" or "build"
 M.perilune = M.build .. "/perilune"
 M.sanitizer = os.getenv "PERI_SAN" or ""
 
+--- mpirun, and luajit as a rank of it: only the rank is run with the sanitizer's runtime that this process was started with.
+M.mpirun = "env -u LD_PRELOAD OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe"
+M.rank = ("env LD_PRELOAD='%s' luajit"):format(os.getenv "LD_PRELOAD" or "")
+
 --- Why there is no launcher, or nil: for `pending`.
 function M.no_launcher()
   local file = io.open(M.perilune)
