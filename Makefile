@@ -263,7 +263,9 @@ DATA ?=
 STEPS ?=
 PLAN ?=
 # Without Open MPI there is one rank; the runner says so.
-WORLD = $(if $(HAVE_MPI),$(RANKS),1)
+WORLD = $(if $(HAVE_MPI),$(call quoted,$(or $(strip $(RANKS)),2)),1)
+# One word of the shell.
+quoted = '$(subst ','\'',$(1))'
 
 demo:
 	@$(SUBMAKE) setup SETUP_FOR=$(if $(DATA),,demo)
@@ -273,8 +275,8 @@ demo-run: all
 	@$(if $(LAUNCHER),:,echo 'perilune: the demonstration needs the launcher (libluajit and argparse): make setup' >&2; exit 1)
 	@$(if $(HAVE_MPI),:,echo 'perilune: Open MPI was not found, so there is one rank')
 	@mkdir -p build/demo
-	@$(LAUNCHER) run -n $(WORLD) examples/dlrm.lua --out build/demo $(if $(STEPS),--steps $(STEPS)) $(if $(PLAN),--plan $(PLAN)) \
-	  $(if $(DATA),--data $(DATA)) $(ARGS)
+	@$(LAUNCHER) run -n $(WORLD) examples/dlrm.lua --out build/demo $(if $(STEPS),--steps $(call quoted,$(STEPS))) \
+	  $(if $(PLAN),--plan $(call quoted,$(PLAN))) $(if $(DATA),--data $(call quoted,$(DATA))) $(ARGS)
 
 # tests/bench/<name>.lua prints its lines and appends one JSON object each to --out; bench-comm and bench-step run at several sizes.
 BENCH = @mkdir -p build/bench && rm -f build/bench/$(1).jsonl && for ranks in $(2); do \

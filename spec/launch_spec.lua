@@ -208,6 +208,54 @@ describe_launcher("perilune run, several ranks", function()
   end)
 end)
 
+describe_launcher("a reason in one line", function()
+  local function need_mpi() return not shell.has "mpirun" and "mpirun was not found" end
+
+  for words, pattern in pairs {
+    ["--hostfile /tmp"] = "^perilune: %-%-hostfile: /tmp: Is a directory\n$",
+    ["--hostfile /dev/null"] = "^perilune: %-%-hostfile: /dev/null names no host\n$",
+    ["-n 2 --mpi -np"] = "^perilune: mpirun cannot read its option 'np', which got '[^\n]*perilune': see %-%-mpi\n$",
+  } do
+    it("is there for " .. words, function()
+      if need_mpi() then return pending(need_mpi()) end
+      local out, status = run(("run %s %s"):format(words, script ""))
+      assert.is_true(status ~= 0)
+      assert.matches(pattern, out)
+    end)
+  end
+
+  it("is there for an operation that nobody waited for, and a rank that never posts it", function()
+    if need_mpi() then return pending(need_mpi()) end
+    local out, status = run("run -n 2 " .. script [[
+      local peri = require "perilune"
+      peri.init()
+      if peri.rank() == 0 then local w = peri.world():barrier() end
+    ]], { PERI_COMM_TIMEOUT_S = "5" })
+    assert.equal(1, status)
+    assert.matches("%[rank 0%] .*barrier: rank 1 has left the world and will never post it", out)
+  end)
+
+  it("is there for an error object that cannot be read", function()
+    local out, status = run("run " .. script "error(setmetatable({}, { __tostring = function() error 'oops' end }))")
+    assert.equal(1, status)
+    assert.matches("^perilune: an error object whose __tostring fails: [^\n]*oops %([^\n]*script%.lua:1%)\n$", out)
+  end)
+end)
+
+describe("what mpirun says", function()
+  it("stays, with a last line, where it is in a box that nobody knows", function()
+    local job = require "perilune.launch.job"
+    local said = {}
+    local F = job.filter(function(text) said[#said + 1] = text end)
+    local box = ("-"):rep(74) .. "\nThe moon is full.\n" .. ("-"):rep(74) .. "\n"
+    F.feed(box)
+    F.flush()
+    assert.equal(box, table.concat(said))
+    assert.is_true(F.boxed)
+    assert.is_false(F.spoke)
+  end)
+end)
+
 describe_launcher("the command line", function()
   it("helps", function()
     for _, words in ipairs { "--help", "run --help", "info --help", "version --help", "-h" } do

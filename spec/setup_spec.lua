@@ -66,6 +66,13 @@ describe("make", function()
   end
   local function make(words, ...) return shell.run(("make --no-print-directory %s CONFIG=%s"):format(words, without(...))) end
 
+  it("gives the demonstration its words whole, and two ranks unless told", function()
+    local out = shell.run [[make -n demo-run RANKS= DATA="/tmp/it's a b.txt" PLAN='my plan.lua']]
+    assert.truthy(out:find([[--plan 'my plan.lua' --data '/tmp/it'\''s a b.txt']], 1, true), out)
+    assert.not_matches("run %-n examples", out)
+    assert.matches("run %-n '?[12]'? examples/dlrm%.lua", out)
+  end)
+
   it("prints what was not found and goes on", function()
     local out, status = make("config", "MPI", "GNUPLOT")
     assert.equal(0, status)

@@ -39,6 +39,7 @@ describe("perilune calibrate", function()
     assert.matches("kept in%s+no file", info)
     info = run("info", { PERI_TUNE = "lookup_prefetch=far" })
     assert.matches("PERI_TUNE: 'lookup_prefetch=far', allowed ways of lookup_prefetch: off, l1%-4k", info)
+    assert.equal(1, select(2, info:gsub("allowed ways of lookup_prefetch", "")))
   end)
 
   it("a damaged file is named, and measured again", function()

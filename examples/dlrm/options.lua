@@ -9,7 +9,8 @@ local function number(name, low, high, whole)
   return function(text)
     local x = tonumber(text)
     if x and x >= low and x <= high and (not whole or x == math.floor(x)) then return x end
-    local allowed = high == math.huge and ("%g or more"):format(low) or ("%g to %.14g"):format(low, high)
+    local most = high == 2 ^ 53 - 1 and "2^53 - 1" or ("%.14g"):format(high)
+    local allowed = high == math.huge and ("%g or more"):format(low) or ("%g to %s"):format(low, most)
     return nil, ("%s is '%s', allowed: %s%s"):format(name, text, whole and "whole numbers, " or "", allowed)
   end
 end
@@ -28,12 +29,12 @@ local OPTIONS = {
   { "--patience", "Stop after so many looks without a lower validation loss; 0: never, last weights.", "10", 0, math.huge, true },
   { "--eval-every", "Steps between looks at the validation samples (default: a tenth of a pass); 0: none.", nil, 0, math.huge, true },
   { "--eval-samples", "Validation samples of a look.", "20000", 1, math.huge, true },
-  { "--plan", "Lua file that says where the tables live.", "plans/mixed.lua" },
+  { "--plan", "Lua or JSON file that says where the tables live.", "plans/mixed.lua" },
   { "--model", "Lua file with the model's class.", "models/dlrm.lua" },
   { "--device", "cpu, opaque, ...", "cpu" },
   { "--dim", "Columns of the embedding tables.", "32", 4, 4096, true },
   { "--rows", "Rows of each table (Criteo and synthetic).", "100000", 1, 2 ^ 31, true },
-  { "--seed", "Everything random depends on it.", "1", 0, 2 ^ 53, true },
+  { "--seed", "Everything random depends on it.", "1", 0, 2 ^ 53 - 1, true },
   { "--log-every", "Steps between lines of the log (default: a fiftieth of a pass).", nil, 1, math.huge, true },
   { "--out", "Folder for log.jsonl, curve.png and summary.json.", "build/demo" },
 }

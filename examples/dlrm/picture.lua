@@ -6,6 +6,9 @@ local M = {}
 
 local MOST_PASSES = 20 -- whose ends are drawn
 
+--- A text in gnuplot's language.
+local function text_of(words) return "'" .. words:gsub("'", "''") .. "'" end
+
 local function has(points, name)
   for _, p in ipairs(points) do
     if p[name] then return true end
@@ -44,7 +47,7 @@ local function losses(script, points, summary)
     parts[2] = "$validation_loss using 1:2 with linespoints linewidth 2 pointtype 7 pointsize 0.6 linecolor rgb '#d95f02' "
       .. "title 'validation loss'"
     parts[3] = ("'+' using (%d):(%.9g) every ::0::0 with points pointtype 6 pointsize 2 linewidth 2 linecolor rgb '#2a9d2a' title %s")
-      :format(summary.kept_step, summary.validation.loss, files.quoted(("weights kept: step %d"):format(summary.kept_step)))
+      :format(summary.kept_step, summary.validation.loss, text_of(("weights kept: step %d"):format(summary.kept_step)))
   end
   add(script, "set ylabel 'log-loss'")
   add(script, "plot %s", table.concat(parts, ", "))
@@ -53,10 +56,18 @@ end
 local function areas(script, summary)
   local logistic = summary.baseline.logistic_regression
   local title = ("test AUC: DLRM %.4f%s"):format(summary.auc, logistic and (", logistic regression %.4f"):format(logistic.auc) or "")
-  add(script, "set title %s", files.quoted(title))
+  add(script, "set title %s", text_of(title))
   add(script, "unset label\nset ylabel 'AUC'")
   add(script, "plot $validation_auc using 1:2 with linespoints linewidth 2 pointtype 7 pointsize 0.6 linecolor rgb '#7570b3' title "
     .. "'validation AUC'")
+end
+
+--- What a file has; "" where there is none.
+local function contents(path)
+  local file = io.open(path, "rb")
+  local text = file and file:read "*a" or ""
+  if file then file:close() end
+  return text
 end
 
 --- The last bytes of every whole PNG file.
@@ -73,23 +84,26 @@ function M.draw(out, summary, points)
   local two = has(points, "validation_auc")
   for _, name in ipairs { "loss", "validation_loss", "validation_auc" } do block(script, points, name) end
   add(script, "set terminal pngcairo size 1000,%d", two and 800 or 500)
-  add(script, "set output %s", files.quoted(path))
+  add(script, "set output %s", text_of(path))
   if two then add(script, "set multiplot layout 2, 1") end
   add(script, "set grid\nset xlabel 'step' offset 0, 0.6\nset xrange [0:%d]\nset lmargin 10\nset key below", summary.steps)
   local ranks = summary.ranks == 1 and "1 rank" or summary.ranks .. " ranks"
-  add(script, "set title %s noenhanced", files.quoted(("DLRM on %s, %s, batches of %d"):format(summary.data, ranks, summary.batch_size)))
+  add(script, "set title %s noenhanced", text_of(("DLRM on %s, %s, batches of %d"):format(summary.data, ranks, summary.batch_size)))
   marks(script, summary)
   losses(script, points, summary)
   if two then areas(script, summary) end
   local file = files.open(out .. "/curve.gnuplot")
   file:write(table.concat(script, "\n") .. "\n")
   file:close()
-  local status = os.execute(("gnuplot %s 2>/dev/null"):format(files.quoted(out .. "/curve.gnuplot")))
-  local drawn = io.open(path, "rb")
-  local text = drawn and drawn:read "*a" or ""
-  if drawn then drawn:close() end
-  if status ~= 0 or text:sub(-#END) ~= END then error(("cannot write %s: gnuplot's status is %d, and the file ends after %d bytes; "
-    .. "is the disk full?"):format(path, status, #text), 0) end
+  local said = os.tmpname()
+  local status = os.execute(("gnuplot %s >%s 2>&1"):format(files.quoted(out .. "/curve.gnuplot"), said))
+  local words = contents(said):gsub("%s+$", "")
+  os.remove(said)
+  local drawn = contents(path)
+  if status ~= 0 or drawn:sub(-#END) ~= END then
+    error(("cannot write %s: gnuplot's status is %d, and the file ends after %d bytes%s"):format(path, status, #drawn,
+      words ~= "" and "; gnuplot says: " .. words or "; is the disk full?"), 0)
+  end
   return true
 end
 

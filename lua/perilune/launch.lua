@@ -112,7 +112,11 @@ function M.refusal(options, machine)
   if options.hostfile then
     local file, why = io.open(options.hostfile)
     if not file then return ("--hostfile: %s"):format(why) end
+    local text
+    text, why = file:read "*a"
     file:close()
+    if not text then return ("--hostfile: %s: %s"):format(options.hostfile, why) end
+    if not ("\n" .. text):find "\n%s*[^%s#]" then return ("--hostfile: %s names no host"):format(options.hostfile) end
   end
   if options.hosts or options.hostfile or machine.allocation then return end
   local files = math.floor((machine.files - 100) / FILES_PER_RANK)

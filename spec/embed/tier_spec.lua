@@ -365,6 +365,7 @@ for _, device in ipairs { "cpu", "opaque" } do
       look(5)
       fails("peri_tbe_lookup: table 'tiny': the batch needs 7 different rows, its cache holds 5 of 100; set a load_factor of 0%.07", look,
         7)
+      fails("needs 100 different rows, .*; set a load_factor of 1 %(less", look, 100)
       look(5)
       look(3)
     end)

@@ -1,5 +1,6 @@
 -- dist/init.lua: joining a world of ranks, and the faces of the comm layer.
 local ffi = require "ffi"
+local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local awaitable = require "perilune.dist.awaitable"
@@ -66,20 +67,27 @@ function M.new_group(ranks, name) return M.world():new_group(ranks, name) or M.N
 function M.rank() return M.world().rank_number end
 function M.world_size() return M.world().world_size end
 
---- Leave the world: waits until this rank's operations are done. Without a world it does nothing.
+--- Leave the world: waits until this rank's operations are done; one that fails now, which nobody waited for, is an error. Without a
+--- world it does nothing.
 function M.finish()
   local world = state.world
   if not world then return end
-  local round = 0
+  local round, sound = 0, C.peri_group_healthy(world:ptr()) >= 0
   C.peri_group_progress(world:ptr())
   while C.peri_group_pending(world:ptr()) > 0 do
     P.pause(round)
     round = round + 1
     C.peri_group_progress(world:ptr())
   end
-  local status = C.peri_group_close(world:ptr())
+  local status = sound and C.peri_group_healthy(world:ptr()) or 0
+  local lost = status < 0 and ffi.string(C.peri_error_message()):gsub("^peri_group_healthy: ", "")
+  local closed = C.peri_group_close(world:ptr())
   state.world = false
-  check(status)
+  if lost then
+    errors.raise { code = status, name = ffi.string(C.peri_status_name(status)), where = "",
+      message = "finish: an operation that nobody waited for has failed: " .. lost }
+  end
+  check(closed)
 end
 
 --- Whether a transport could run here; if not, why.

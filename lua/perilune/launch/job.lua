@@ -29,6 +29,9 @@ local refusals = {
     .. "than slots with --mpi --oversubscribe" },
   { "unable to reliably start one or more daemons", "mpirun could not start on every node: each must be reachable by ssh without a "
     .. "password, and have perilune and Open MPI where this one has them" },
+  { "No nodes are available for this job", "mpirun has no nodes for these ranks: see --host and --hostfile" },
+  { "does not match the expected format:%s+Option:%s+(%S+)%s+Param:%s+(%S+)",
+    "mpirun cannot read its option '%s', which got '%s': see --mpi" },
   { "was unable to allocate.-hostfile", "mpirun cannot use these nodes: see --host and --hostfile" },
 }
 
@@ -67,9 +70,9 @@ function M.filter(emit)
     if entry then
       if entry[2] then F.ending = entry[2]:format(unpack(found)) end
     elseif not (F.spoke and first(consequences, text)) then
-      entry = first(refusals, text)
-      F.spoke = true
-      emit(entry and ("perilune: %s\n"):format(entry[2]) or text)
+      entry, found = first(refusals, text)
+      F.spoke, F.boxed = F.spoke or entry ~= nil, F.boxed or not entry
+      emit(entry and ("perilune: %s\n"):format(entry[2]:format(unpack(found))) or text)
     end
   end
 
@@ -171,6 +174,7 @@ local function verdict(F, R, code, signal, asked)
   local ending = F.ending and F.ending:gsub("^(rank (%d+)) on %S+", function(head, rank)
     return R.started[tonumber(rank)] and ("%s (%s)"):format(head, R.started[tonumber(rank)])
   end)
+  if not ending and F.boxed then return ("mpirun ended with exit code %d; what it says is above"):format(code), code end
   return ending or ("mpirun ended with exit code %d and gave no reason (with --mpi --verbose it says more)"):format(code), code
 end
 
