@@ -1,10 +1,13 @@
 -- Every C function that can say an error is called with nothing (NULL for every pointer, 0 for every number), and with each of its pointers
 -- missing while the others are there. It must say what is missing, or that there is nothing to do, and not crash.
+-- What such calls made is never released, which is no leak of the library's.
+local COMMAND = 'ASAN_OPTIONS="$ASAN_OPTIONS:detect_leaks=0" luajit spec/support/null_calls.lua %d 2>&1'
+
 describe("C functions", function()
   it("say what is missing when they are called with NULL", function()
     local bad, first, found = {}, 1, nil
     while not found do
-      local pipe = assert(io.popen(("luajit spec/support/null_calls.lua %d 2>&1"):format(first)))
+      local pipe = assert(io.popen(COMMAND:format(first)))
       local number, call, said
       for line in pipe:lines() do
         local n, what = line:match "^call (%d+) (.*)$"
