@@ -196,8 +196,8 @@ $B/abi.ok: $(CDEF) runtime/gen/abi.lua $(HEADERS)
 
 HOST := $(filter-out runtime/host/host.c,$(wildcard runtime/host/*.c))
 HOST_OBJ := $(HOST:%.c=$B/obj/%.o)
-# Under the address sanitizer no library is unloaded, so that reports of leaks name the one that leaked.
-HOST_OBJ += $(if $(filter address,$(SAN)),$B/obj/tests/harness/keep_loaded.o)
+# Under these sanitizers no library is unloaded: reports of leaks name the one that leaked, and those not looked into have to stay.
+HOST_OBJ += $(if $(filter address thread,$(SAN)),$B/obj/tests/harness/keep_loaded.o)
 $(HOST_OBJ): EXTRA := $(LUAJIT_CFLAGS)
 
 $B/pack.c: $(CDEF) $(LUA) runtime/gen/pack.lua $(CONFIG)
