@@ -1,36 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * exchange.c: numbers that travel with their gradients.
- *
- * An exchange is one flow and, on the tape, two nodes. The later one (`arrive`, recorded when the result is handed out) starts the exchange
- * of the gradient in its backward; the earlier one (`leave`, recorded when the exchange was posted) waits for it in its own. A transfer is
- * one direction: encoded, posted, decoded. Encoded numbers are not summed on their way: a reduce-scatter with a codec sends every part to
- * its rank, which decodes them all and sums in f32.
+ * exchange.c: numbers that travel with their gradients: a flow is a trip (transfer.h) whose results have a layout.
  */
 #include "exchange.h"
 
+#include "transfer.h"
+
 enum {
-    GRAIN = 1 << 15,
     PLACE_LEAST = 512, /* bytes of a row's block that the transport may put in its place: shorter ones are copied faster afterwards */
     PLACE_ROWS = 64,   /* but so few rows are placed, however short: a copy of its own costs more */
     PLACE_FEW = 64     /* runs for which the stack has room */
 };
 
-/** One direction of a flow on its way. */
-typedef struct transfer {
-    peri_work *work;              /* NULL: none, or complete */
-    peri_tensor *received;        /* numbers, or their codes */
-    peri_codec_context *decoding; /* NULL: not encoded */
-    bool summed;                  /* the parts that arrive are to be added up */
-    bool placed;                  /* what arrives is put where COLUMNS want it */
-    bool shaped;                  /* what arrives has the shape of the result */
-} transfer;
-
 /** What the work and the two nodes share. */
 typedef struct flow {
-    peri__refs refs;
+    peri__trip trip;
     const char *function;
-    peri_group *group;    /* retained */
+    peri_group *group;    /* the trip's */
     peri_device *device;
     peri_codec *codec[2]; /* forward, backward: retained, or NULL */
     int32_t kind, layout, dtype;
@@ -40,38 +26,19 @@ typedef struct flow {
     int64_t rows, columns;
     int32_t ndim, input_ndim;
     int64_t shape[PERI_MAX_DIMS], input_shape[PERI_MAX_DIMS];
-    transfer back;        /* of the gradient */
+    peri__transfer back;  /* of the gradient */
 } flow;
 
 typedef struct exchange_work {
     peri_work base;
     flow *flow;
-    transfer forth;
+    peri__transfer forth;
+    bool laid_out;         /* what arrives is the result */
     peri__node *leave;     /* until its result is handed out; NULL: not recorded */
     peri_tensor **results; /* when complete: W or 1; behind this struct */
     peri_tensor *input;    /* of a group of one rank */
     bool used;
 } exchange_work;
-
-/* -- division ------------------------------------------------------------------------------------------------------------------------- */
-
-static atomic_int process_division = PERI_DIVISION_ON;
-
-peri_status peri_exchange_division_set(peri_group *group, int32_t division)
-{
-    if (division < 0 || division > PERI_DIVISION_OFF || (!group && division == PERI_DIVISION_DEFAULT))
-        return peri__fail(PERI_EINVAL, "peri_exchange_division_set: %d, allowed: PERI_DIVISION_ON, _OFF%s", division,
-                          group ? ", _DEFAULT" : "");
-    if (group) group->division = division;
-    else atomic_store(&process_division, division);
-    return PERI_OK;
-}
-
-bool peri_exchange_division(const peri_group *group)
-{
-    int32_t division = group ? group->division : PERI_DIVISION_DEFAULT;
-    return (division ? division : atomic_load(&process_division)) == PERI_DIVISION_ON;
-}
 
 /* -- transfers ------------------------------------------------------------------------------------------------------------------------ */
 
@@ -80,14 +47,6 @@ static int64_t sum_of(const int64_t *numbers, int32_t n)
     int64_t sum = 0;
     for (int32_t i = 0; i < n; i++) sum += numbers[i];
     return sum;
-}
-
-static void transfer_fini(transfer *t)
-{
-    peri_work_release(t->work);
-    peri_tensor_release(t->received);
-    peri_codec_context_release(t->decoding);
-    *t = (transfer){0};
 }
 
 /** The kind of the way back. */
@@ -113,119 +72,52 @@ static peri_k_run *column_runs(const flow *f, int64_t element, peri_k_run *few)
     return runs;
 }
 
-/** Post @src (contiguous): @out[i] elements for rank i, @in[i] from it. */
-static peri_status post(const flow *f, int32_t kind, peri_tensor *src, const int64_t *out, const int64_t *in, transfer *t)
+/** Where the result of a way forth that needs no decoding belongs, if it can arrive there: a->to (new) and a->runs (@few, or new). */
+static peri_status place(const flow *f, peri__transfer_args *a, peri_k_run *few)
 {
-    static const int32_t kinds[] = {PERI_COLL_ALL_TO_ALL, PERI_COLL_REDUCE_SCATTER, PERI_COLL_ALL_GATHER};
-    int32_t rank = f->group->rank;
-    peri_status status;
-    int64_t n = kind == PERI_FLOW_REDUCE_SCATTER ? out[rank] : sum_of(in, f->group->size), matrix[2] = {f->rows, f->columns};
-    peri_k_run few[PLACE_FEW], *runs = t->placed ? column_runs(f, peri_dtype_size(src->dtype), few) : NULL;
-    t->placed = runs != NULL;
-    if (runs) status = peri_tensor_new(f->device, src->dtype, 2, matrix, &t->received);
-    else if (t->shaped) status = peri_tensor_new(f->device, src->dtype, f->ndim, f->shape, &t->received);
-    else status = peri_tensor_new(f->device, src->dtype, 1, &n, &t->received);
-    peri_coll_op op = {.kind = kinds[kind], .dtype = src->dtype, .reduce = PERI_REDUCE_SUM, .tag = f->tag, .send_counts = out,
-                       .recv_counts = kind == PERI_FLOW_REDUCE_SCATTER ? NULL : in};
-    if (runs) {
-        op.recv_runs = runs;
-        op.n_recv_runs = f->group->size;
-        op.recv_lines = f->rows;
-        op.recv_step = f->columns;
-    }
-    if (status >= 0) status = peri__coll_post(f->group, &op, src, t->received, &t->work);
-    if (runs != few) peri__free(runs);
+    int64_t matrix[2] = {f->rows, f->columns};
+    if (f->layout == PERI_LAYOUT_FLAT) return peri_tensor_new(f->device, f->dtype, f->ndim, f->shape, &a->to);
+    if (f->layout != PERI_LAYOUT_COLUMNS || !(a->runs = column_runs(f, peri_dtype_size(f->dtype), few))) return PERI_OK;
+    a->n_runs = f->group->size;
+    a->lines = f->rows;
+    a->step = f->columns;
+    return peri_tensor_new(f->device, f->dtype, 2, matrix, &a->to);
+}
+
+static const int32_t coll_kinds[] = {PERI_COLL_ALL_TO_ALL, PERI_COLL_REDUCE_SCATTER, PERI_COLL_ALL_GATHER};
+
+/** Send the numbers of @src (contiguous); *@laid_out: they arrive as the result. */
+static peri_status send_forth(const flow *f, peri_tensor *src, peri__transfer *t, bool *laid_out)
+{
+    peri_k_run few[PLACE_FEW];
+    peri__transfer_args a = {.kind = coll_kinds[f->kind], .tag = f->tag, .out = f->out, .in = f->in, .codec = f->codec[0]};
+    peri_status status = a.codec ? PERI_OK : place(f, &a, few);
+    *laid_out = a.to != NULL;
+    if (status >= 0) status = peri__transfer_post(f->group, src, &a, t);
+    if (a.runs != few) peri__free((void *)a.runs);
+    peri_tensor_release(a.to);
     return status;
 }
 
-static peri_status post_encoded(const flow *f, int32_t kind, peri_codec *codec, peri_tensor *src, const int64_t *out, const int64_t *in,
-                                transfer *t)
+/** Send the gradient @src (contiguous); it is divided where it arrives. */
+static peri_status send_back(const flow *f, peri_tensor *src, peri__transfer *t)
 {
-    peri_codec_context *encoding = NULL;
-    peri_tensor *wire = NULL;
-    peri_status status;
-    int32_t w = f->group->size;
-    bool gather = kind == PERI_FLOW_ALL_GATHER;
-    PERI_TRY_GOTO(peri_codec_context_new(codec, out, gather ? 1 : w, &encoding), out);
-    PERI_TRY_GOTO(peri_codec_context_new(codec, in, w, &t->decoding), out);
-    PERI_TRY_GOTO(peri_codec_encode(encoding, src, &wire), out);
-    t->summed = kind == PERI_FLOW_REDUCE_SCATTER;
-    status = post(f, gather ? kind : PERI_FLOW_ALL_TO_ALL, wire, peri_codec_context_wire_splits(encoding),
-                  peri_codec_context_wire_splits(t->decoding), t);
-out:
-    peri_codec_context_release(encoding);
-    peri_tensor_release(wire);
-    return status;
-}
-
-/** Start one direction (0: forth, 1: back) with the numbers of @src (contiguous). */
-static peri_status transfer_start(const flow *f, int32_t direction, peri_tensor *src, transfer *t)
-{
-    int32_t kind = direction ? reverse_of(f->kind) : f->kind;
-    const int64_t *out = direction ? f->in : f->out, *in = direction ? f->out : f->in;
-    peri_codec *codec = f->codec[direction];
-    t->placed = !codec && direction == 0 && f->layout == PERI_LAYOUT_COLUMNS;
-    t->shaped = !codec && direction == 0 && f->layout == PERI_LAYOUT_FLAT;
-    peri_status status = codec ? post_encoded(f, kind, codec, src, out, in, t) : post(f, kind, src, out, in, t);
-    if (status < 0) transfer_fini(t);
-    return status;
-}
-
-/** PERI_PENDING, or *@numbers (new): all that arrived, of one dimension. */
-static peri_status transfer_finish(const flow *f, transfer *t, peri_tensor **numbers)
-{
-    if (t->work) {
-        peri_status status = peri_work_test(t->work);
-        if (status != PERI_OK) return status;
-        peri_work_release(t->work);
-        t->work = NULL;
-    }
-    if (!t->decoding) {
-        *numbers = t->received;
-        t->received = NULL;
-        return PERI_OK;
-    }
-    peri_tensor *all = NULL, *view = NULL, *sum = NULL;
-    peri_status status = peri_codec_decode(t->decoding, t->received, &all);
-    if (status >= 0 && t->summed) {
-        int64_t shape[2] = {f->group->size, peri__numel(all) / f->group->size};
-        PERI_TRY_GOTO(peri__tensor_view(all, 2, shape, NULL, all->offset, &view), out);
-        PERI_TRY_GOTO(peri__reduce(view, 1, 1, &sum), out);
-        status = peri__tensor_view(sum, 1, &shape[1], NULL, sum->offset, numbers);
-    } else if (status >= 0) {
-        *numbers = all;
-        all = NULL;
-    }
-out:
-    peri_tensor_release(all);
-    peri_tensor_release(view);
-    peri_tensor_release(sum);
-    transfer_fini(t);
-    return status;
+    peri__transfer_args a = {.kind = coll_kinds[reverse_of(f->kind)], .tag = f->tag, .out = f->in, .in = f->out, .codec = f->codec[1],
+                             .divisor = f->divisor};
+    return peri__transfer_post(f->group, src, &a, t);
 }
 
 /* -- flows ---------------------------------------------------------------------------------------------------------------------------- */
 
-static void flow_release(flow *f)
+static void flow_fini(peri__trip *trip)
 {
-    if (!f || !peri__refs_drop(&f->refs)) return;
-    transfer_fini(&f->back);
+    flow *f = (flow *)trip;
+    peri__transfer_fini(&f->back);
     for (int i = 0; i < 2; i++) peri_codec_release(f->codec[i]);
-    peri_group_release(f->group);
     peri__free(f);
 }
 
-/** What both ends of a wire must agree on. */
-static uint64_t format_hash(const peri_codec *codec)
-{
-    peri_codec_config c;
-    uint64_t scale, h;
-    peri_codec_describe(codec, &c);
-    memcpy(&scale, &c.loss_scale, sizeof scale);
-    h = peri__hash_mix((uint64_t)c.format + 1, (uint64_t)c.row_dim);
-    h = peri__hash_mix(h, (uint64_t)c.exponent_bits << 32 | (uint64_t)c.exponent_bias);
-    return peri__hash_mix(h, scale);
-}
+static const peri__trip_vtab flow_vtab;
 
 static peri_status check_codec(const peri__flow_args *a, const peri_tensor *input, peri_codec *codec, peri_codec **out)
 {
@@ -268,18 +160,16 @@ static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri_
         peri_codec_release(f->codec[0]);
         return status;
     }
-    peri__refs_init(&f->refs);
-    peri_group_retain(g);
+    peri__trip_init(&f->trip, &flow_vtab, g);
     f->group = g;
     f->device = peri__device(input);
     f->function = a->function;
     f->kind = a->kind;
     f->layout = a->layout;
     f->dtype = input->dtype;
-    int32_t division = o->division ? o->division : a->division;
-    f->divisor = (division ? division == PERI_DIVISION_ON : peri_exchange_division(g)) ? g->size : 1;
+    f->divisor = peri__gradient_divisor(g, o->division ? o->division : a->division);
     f->tag = peri__hash_mix(name_hash(a->function), a->alike);
-    for (int i = 0; i < 2; i++) f->tag = peri__hash_mix(f->tag, f->codec[i] ? format_hash(f->codec[i]) : 0);
+    for (int i = 0; i < 2; i++) f->tag = peri__hash_mix(f->tag, peri__codec_hash(f->codec[i]));
     f->tag = peri__hash_mix(f->tag, o->tag);
     f->input_ndim = input->ndim;
     memcpy(f->input_shape, input->shape, sizeof f->input_shape);
@@ -383,54 +273,31 @@ static peri_status gather_gradient(const flow *f, peri_tensor *const *grad, peri
 
 /* -- backward -------------------------------------------------------------------------------------------------------------------------- */
 
-static void node_fini(peri__node *node)
+static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
 {
-    flow_release(node->state);
-    node->state = NULL;
-}
-
-/** The gradient sets out. */
-static peri_status arrive_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
-{
-    (void)grad_in; /* what reaches the input is waited for there */
-    flow *f = node->state;
+    flow *f = (flow *)trip;
     peri_tensor *flat;
     PERI_TRY(peri__group_check(f->function, f->group));
     PERI_TRY(gather_gradient(f, grad_out, &flat));
-    peri_status status = transfer_start(f, 1, flat, &f->back);
+    peri_status status = send_back(f, flat, &f->back);
     peri_tensor_release(flat);
     return status;
 }
 
-/** The gradient arrives, and is divided. */
-static peri_status leave_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_tensor **grad_in)
 {
-    (void)grad_out;
-    flow *f = node->state;
-    peri_tensor *numbers;
-    if (!f->back.work && !f->back.received) return PERI_OK; /* the result took no part in the loss, on any rank */
-    peri_status status = transfer_finish(f, &f->back, &numbers);
+    (void)leave;
+    flow *f = (flow *)trip;
+    peri_status status = peri__transfer_test(&f->back);
     if (status != PERI_OK) return status;
-    if (f->divisor != 1) {
-        peri_k_divide_args args = {
-            .dst = peri__data(numbers), .src = peri__data(numbers), .dtype = numbers->dtype, .divisor = f->divisor};
-        status = PERI_LAUNCH(f->device, divide, &args, peri__numel(numbers), GRAIN);
-    }
-    if (status >= 0) status = peri__tensor_view(numbers, f->input_ndim, f->input_shape, NULL, numbers->offset, &grad_in[0]);
+    peri_tensor *numbers = peri__transfer_take(&f->back);
+    status = peri__tensor_view(numbers, f->input_ndim, f->input_shape, NULL, numbers->offset, &grad_in[0]);
     peri_tensor_release(numbers);
     return status;
 }
 
-static const peri__node_vtab leave_vtab = {.name = "exchange", .collective = true, .backward = leave_backward, .fini = node_fini};
-static const peri__node_vtab arrive_vtab = {
-    .name = "exchange result", .collective = true, .backward = arrive_backward, .fini = node_fini};
-
-/** The tape may run @node back once it has its share of the flow. */
-static void own_flow(peri__node *node, flow *f)
-{
-    peri__refs_add(&f->refs);
-    node->state = f;
-}
+static const peri__trip_vtab flow_vtab = {
+    PERI__TRIP_NODES("exchange", "exchange result"), .set_out = set_out, .come_back = come_back, .fini = flow_fini};
 
 /* -- forward --------------------------------------------------------------------------------------------------------------------------- */
 
@@ -439,10 +306,10 @@ static peri_status exchange_step(peri_work *work)
     exchange_work *w = (exchange_work *)work;
     flow *f = w->flow;
     if (w->input) return PERI_OK;
-    peri_tensor *flat;
-    peri_status status = transfer_finish(f, &w->forth, &flat);
+    peri_status status = peri__transfer_test(&w->forth);
     if (status != PERI_OK) return status;
-    if (w->forth.placed || w->forth.shaped) {
+    peri_tensor *flat = peri__transfer_take(&w->forth);
+    if (w->laid_out) {
         w->results[0] = flat;
         return PERI_OK;
     }
@@ -455,10 +322,10 @@ static void exchange_fini(peri_work *work)
 {
     exchange_work *w = (exchange_work *)work;
     for (int32_t i = 0; i < results_of(w->flow); i++) peri_tensor_release(w->results[i]);
-    transfer_fini(&w->forth);
+    peri__transfer_fini(&w->forth);
     peri__node_release(w->leave);
     peri_tensor_release(w->input);
-    flow_release(w->flow);
+    peri__trip_release(&w->flow->trip);
 }
 
 static const peri__work_vtab exchange_vtab = {.name = "exchange", .step = exchange_step, .fini = exchange_fini};
@@ -478,13 +345,10 @@ static peri_status start(exchange_work *w, peri_tensor *input)
         w->input = input;
         return PERI_OK;
     }
-    if (recording(f)) {
-        PERI_TRY(peri__record(&leave_vtab, &input, 1, NULL, 1, &w->leave));
-        own_flow(w->leave, f);
-    }
+    if (recording(f)) PERI_TRY(peri__trip_leaves(&f->trip, &input, 1, &w->leave));
     peri_tensor *flat;
     PERI_TRY(peri__contiguous_of(input, &flat));
-    peri_status status = transfer_start(f, 0, flat, &w->forth);
+    peri_status status = send_forth(f, flat, &w->forth, &w->laid_out);
     peri_tensor_release(flat);
     return status;
 }
@@ -501,7 +365,7 @@ peri_status peri__flow_post(peri_group *group, peri_tensor *input, const peri__f
     }
     status = peri__work_new(sizeof(exchange_work) + sizeof(peri_tensor *) * (size_t)results_of(f), &exchange_vtab, group, f->device, &work);
     if (status < 0) {
-        flow_release(f);
+        peri__trip_release(&f->trip);
         return status;
     }
     ((exchange_work *)work)->flow = f;
@@ -538,12 +402,7 @@ peri_status peri_exchange_result(peri_work *exchange, peri_tensor **out)
         w->used = true;
         return PERI_OK;
     }
-    if (w->leave) {
-        peri__node *arrive;
-        PERI_TRY(peri__record_after(&arrive_vtab, w->leave, w->results, results_of(w->flow), &arrive));
-        own_flow(arrive, w->flow);
-        w->leave = NULL;
-    }
+    if (w->leave) PERI_TRY(peri__trip_arrives(&w->flow->trip, &w->leave, w->results, results_of(w->flow)));
     w->used = true;
     for (int32_t i = 0; i < results_of(w->flow); i++) {
         out[i] = w->results[i];

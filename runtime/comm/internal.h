@@ -80,7 +80,7 @@ struct peri_group {
     int32_t *ranks;     /* size: rank in the world */
     uint64_t sequence;  /* operations numbered so far */
     int64_t timeout_ns;
-    int32_t division;   /* PERI_DIVISION_* of gradients (exchange.c) */
+    int32_t division;   /* PERI_DIVISION_* of gradients (transfer.c) */
     bool closed, unsigned_ops; /* unsigned_ops: no fingerprints */
     peri_status failed; /* PERI_OK while healthy; first failure wins */
     char *failure;      /* its message */

@@ -6,12 +6,13 @@
  * its receivers know them, whether anybody waits or not. The first and the last rank's own part lies at an end of their tensors: it is left
  * out of the exchange and placed from where it is.
  */
-#include "internal.h"
+#include "announce.h"
 #include "kjt_layout.h"
+#include "transfer.h"
 
 #include <perilune/exchange.h>
 
-enum { SYNC, ANNOUNCE, DONE }; /* phases of sizes */
+enum { SYNC, ANNOUNCE }; /* phases of sizes */
 
 /** One kjt on its way. */
 typedef struct item {
@@ -29,9 +30,8 @@ typedef struct sizes {
     peri_work base;
     int32_t n, phase;
     item *items;
-    uint64_t sequence;   /* number of the announcement; the parts of item i have the next ones, from sequence + 1 + i * PERI_PARTS on */
-    int64_t *send, *recv; /* announcements */
-    peri_work *exchange;
+    uint64_t sequence;   /* first number of the announcement, and then of the parts, PERI_PARTS an item */
+    peri__announce *announce;
 } sizes;
 
 /** The work of one kjt's tensors. */
@@ -40,8 +40,7 @@ typedef struct tensors {
     sizes *sizes; /* retained */
     int32_t index;
     bool posted, used, placed; /* placed: the transport puts what comes where it belongs */
-    peri_work *works[PERI_PARTS];
-    peri_tensor *received[PERI_PARTS];
+    peri__transfer parts[PERI_PARTS];
     int64_t own_first[2]; /* -1: the own part is exchanged with the others */
     peri_kjt *result;
 } tensors;
@@ -52,13 +51,10 @@ static const char name[] = "peri_exchange_kjts";
 
 static int32_t keys_of(const item *t, int32_t rank) { return t->first_key[rank + 1] - t->first_key[rank]; }
 
-static void release_sizes(void *s) { peri_work_release(s); }
-
 /** Words that this rank writes for item @t and rank @r; returns the end. */
 static int64_t *announce(const item *t, int32_t r, int64_t *at)
 {
     peri_kjt *k = t->kjt;
-    at[PERI_ANNOUNCE_IDENTITY] = (int64_t)t->identity;
     at[PERI_ANNOUNCE_STRIDE] = k->stride;
     at += PERI_ANNOUNCE_WORDS;
     for (int32_t i = t->first_key[r]; i < t->first_key[r + 1]; i++) {
@@ -68,47 +64,54 @@ static int64_t *announce(const item *t, int32_t r, int64_t *at)
     return at;
 }
 
+/** Words for rank @r of item @t. */
+static int64_t words_of(const item *t, int32_t r) { return PERI_ANNOUNCE_WORDS + 2 * (int64_t)keys_of(t, r); }
+
+static peri_status differ(void *sizes_, int32_t other, const char *texts, const int64_t *bytes)
+{
+    (void)texts, (void)bytes;
+    const sizes *s = sizes_;
+    return peri__fail(PERI_EMISMATCH,
+                      "%s: rank %d exchanges something else than rank %d: keys, key splits, dtypes, weights, stagger and the kind of batch "
+                      "must be equal on all ranks",
+                      name, other, s->base.group->rank);
+}
+
 static peri_status post_sizes(sizes *s)
 {
     peri_group *g = s->base.group;
-    int64_t send = 0, mine = 0;
+    peri__agreement agreement = {.ctx = s, .differ = differ};
+    int64_t *out = peri__alloc_zero(sizeof *out * (size_t)g->size);
+    if (!out) return PERI_ENOMEM;
     for (int32_t i = 0; i < s->n; i++) {
-        mine += PERI_ANNOUNCE_WORDS + 2 * keys_of(&s->items[i], g->rank);
-        send += (int64_t)g->size * PERI_ANNOUNCE_WORDS + 2 * s->items[i].first_key[g->size];
+        agreement.hash = peri__hash_mix(agreement.hash, s->items[i].identity);
+        for (int32_t r = 0; r < g->size; r++) out[r] += words_of(&s->items[i], r);
     }
-    s->send = peri__alloc(sizeof *s->send * (size_t)(send + g->size * mine + 2 * (int64_t)g->size));
-    if (!s->send) return PERI_ENOMEM;
-    s->recv = s->send + send;
-    int64_t *send_counts = s->recv + g->size * mine, *recv_counts = send_counts + g->size, *at = s->send;
-    uint64_t tag = 0;
-    for (int32_t i = 0; i < s->n; i++) tag = peri__hash_mix(tag, s->items[i].identity);
+    peri_status status = peri__announce_new(g, &agreement, out, out[g->rank], false, &s->announce);
+    peri__free(out);
+    PERI_TRY(status);
     for (int32_t r = 0; r < g->size; r++) {
-        int64_t *begin = at;
+        int64_t *at = peri__announce_to(s->announce, r);
         for (int32_t i = 0; i < s->n; i++) at = announce(&s->items[i], r, at);
-        send_counts[r] = at - begin;
-        recv_counts[r] = mine;
     }
-    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = PERI_I64, .sequence = s->sequence, .tag = tag, .send = s->send,
-                       .recv = s->recv, .send_counts = send_counts, .recv_counts = recv_counts};
-    peri_work_retain(&s->base);
-    return peri__coll_post_host(g, &op, s, release_sizes, &s->exchange);
+    return peri__announce_post(s->announce, s->sequence, agreement.hash);
 }
 
 /** Deal the announcements to the items. */
 static peri_status read_sizes(sizes *s)
 {
     peri_group *g = s->base.group;
-    int64_t mine = 0, before = 0;
-    for (int32_t i = 0; i < s->n; i++) mine += PERI_ANNOUNCE_WORDS + 2 * keys_of(&s->items[i], g->rank);
-    int64_t *words = peri__alloc(sizeof *words * (size_t)(g->size * mine + 1));
+    int64_t most = 0, before = 0;
+    for (int32_t i = 0; i < s->n; i++) most = peri__max(most, words_of(&s->items[i], g->rank));
+    int64_t *words = peri__alloc(sizeof *words * (size_t)(g->size * most));
     if (!words) return PERI_ENOMEM;
     peri_status status = PERI_OK;
     for (int32_t i = 0; i < s->n && status >= 0; i++) {
         item *t = &s->items[i];
-        int64_t width = PERI_ANNOUNCE_WORDS + 2 * keys_of(t, g->rank);
+        int64_t width = words_of(t, g->rank);
         for (int32_t r = 0; r < g->size; r++)
-            memcpy(words + r * width, s->recv + r * mine + before, sizeof *words * (size_t)width);
-        status = peri__kjt_layout_new(t->keys, g->size, g->rank, t->stagger, t->kjt->ranks > 0, t->identity, words, &t->layout);
+            memcpy(words + r * width, peri__announce_from(s->announce, r) + before, sizeof *words * (size_t)width);
+        status = peri__kjt_layout_new(t->keys, g->size, g->rank, t->stagger, t->kjt->ranks > 0, words, &t->layout);
         before += width;
     }
     peri__free(words);
@@ -140,12 +143,8 @@ static peri_status advance(sizes *s)
         s->phase = ANNOUNCE;
         /* fallthrough */
     default:
-        if ((status = peri_work_test(s->exchange)) != PERI_OK) return status;
-        peri_work_release(s->exchange);
-        s->exchange = NULL;
-        PERI_TRY(read_sizes(s));
-        s->phase = DONE;
-        return PERI_OK;
+        if ((status = peri__announce_test(s->announce)) != PERI_OK) return status;
+        return read_sizes(s);
     }
 }
 
@@ -182,47 +181,50 @@ static void item_fini(item *t)
 static void sizes_fini(peri_work *work)
 {
     sizes *s = (sizes *)work;
-    peri_work_release(s->exchange);
+    peri__announce_release(s->announce);
     for (int32_t i = 0; s->items && i < s->n; i++) item_fini(&s->items[i]);
     peri__free(s->items);
-    peri__free(s->send);
 }
 
 static const peri__work_vtab sizes_vtab = {.name = "kjt sizes", .step = sizes_step, .fini = sizes_fini};
 
 /* -- tensors --------------------------------------------------------------------------------------------------------------------------- */
 
+/** Number of the operation that carries a part. */
+static uint64_t sequence_of(const tensors *w, int part)
+{
+    return w->sizes->sequence + PERI__ANNOUNCE_PLAIN + (uint64_t)w->index * PERI_PARTS + (uint64_t)part;
+}
+
 /** Post one part whose receiver is the result's own tensor. @runs: room for keys x ranks. */
 static peri_status post_placed(tensors *w, const item *t, int part, const int64_t *out, const int64_t *in, peri_k_run *runs)
 {
-    peri_group *g = w->base.group;
     const peri__kjt_layout *l = t->layout;
     bool lengths = part == PERI_PART_LENGTHS;
-    peri_tensor *whole = t->tensors[part];
-    PERI_TRY(peri_tensor_new(peri__device(whole), whole->dtype, 1, lengths ? &l->total_rows : &l->total_ids, &w->received[part]));
+    peri_tensor *whole = t->tensors[part], *to;
+    PERI_TRY(peri_tensor_new(peri__device(whole), whole->dtype, 1, lengths ? &l->total_rows : &l->total_ids, &to));
     peri__kjt_layout_places(l, !lengths, runs);
-    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = whole->dtype, .send_counts = out, .recv_counts = in,
-                       .recv_runs = runs, .n_recv_runs = (int64_t)l->keys->count * l->ranks,
-                       .sequence = w->sizes->sequence + 1 + (uint64_t)w->index * PERI_PARTS + (uint64_t)part};
-    return peri__coll_post(g, &op, whole, w->received[part], &w->works[part]);
+    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .sequence = sequence_of(w, part), .out = out, .in = in, .to = to, .runs = runs,
+                             .n_runs = (int64_t)l->keys->count * l->ranks};
+    peri_status status = peri__transfer_post(w->base.group, whole, &a, &w->parts[part]);
+    peri_tensor_release(to);
+    return status;
 }
 
 /** Post one part: @counts of what goes to each rank and of what comes from it. */
 static peri_status post_part(tensors *w, const item *t, int part, const int64_t *out, const int64_t *in)
 {
     peri_group *g = w->base.group;
-    bool lengths = part == PERI_PART_LENGTHS, apart = w->own_first[0] >= 0;
+    bool apart = w->own_first[0] >= 0;
     peri_tensor *whole = t->tensors[part], *send = NULL;
-    int64_t sent = 0, came = 0;
-    for (int32_t r = 0; r < g->size; r++) sent += out[r], came += in[r];
+    int64_t sent = 0;
+    for (int32_t r = 0; r < g->size; r++) sent += out[r];
     /* The first rank's own part is in front, the last one's at the end. */
     int64_t skip = apart && g->rank == 0 ? peri__numel(whole) - sent : 0;
-    PERI_TRY(peri_tensor_new(peri__device(whole), whole->dtype, 1, &came, &w->received[part]));
     PERI_TRY(peri__tensor_view(whole, 1, &sent, NULL, whole->offset + skip, &send));
-    if (apart) w->own_first[lengths ? 0 : 1] = g->rank == 0 ? 0 : sent;
-    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = whole->dtype, .send_counts = out, .recv_counts = in,
-                       .sequence = w->sizes->sequence + 1 + (uint64_t)w->index * PERI_PARTS + (uint64_t)part};
-    peri_status status = peri__coll_post(g, &op, send, w->received[part], &w->works[part]);
+    if (apart) w->own_first[part == PERI_PART_LENGTHS ? 0 : 1] = g->rank == 0 ? 0 : sent;
+    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .sequence = sequence_of(w, part), .out = out, .in = in};
+    peri_status status = peri__transfer_post(g, send, &a, &w->parts[part]);
     peri_tensor_release(send);
     return status;
 }
@@ -267,17 +269,13 @@ static peri_status tensors_advance(tensors *w)
     }
     if (!w->posted) PERI_TRY(post_tensors(w));
     w->posted = true;
+    peri_tensor *received[PERI_PARTS];
     for (int part = 0; part < PERI_PARTS; part++) {
-        if (!w->works[part]) continue;
-        if ((status = peri_work_test(w->works[part])) != PERI_OK) return status;
-        peri_work_release(w->works[part]);
-        w->works[part] = NULL;
+        if ((status = peri__transfer_test(&w->parts[part])) != PERI_OK) return status;
+        received[part] = w->parts[part].numbers;
     }
-    PERI_TRY(peri__kjt_layout_build(t->layout, w->received, t->tensors, w->own_first, w->placed, &w->result));
-    for (int part = 0; part < PERI_PARTS; part++) {
-        peri_tensor_release(w->received[part]);
-        w->received[part] = NULL;
-    }
+    PERI_TRY(peri__kjt_layout_build(t->layout, received, t->tensors, w->own_first, w->placed, &w->result));
+    for (int part = 0; part < PERI_PARTS; part++) peri__transfer_fini(&w->parts[part]);
     return PERI_OK;
 }
 
@@ -290,10 +288,7 @@ static peri_status tensors_step(peri_work *work)
 static void tensors_fini(peri_work *work)
 {
     tensors *w = (tensors *)work;
-    for (int part = 0; part < PERI_PARTS; part++) {
-        peri_work_release(w->works[part]);
-        peri_tensor_release(w->received[part]);
-    }
+    for (int part = 0; part < PERI_PARTS; part++) peri__transfer_fini(&w->parts[part]);
     peri_kjt_release(w->result);
     if (w->sizes) peri_work_release(&w->sizes->base);
 }
@@ -381,7 +376,7 @@ peri_status peri_exchange_kjts(peri_group *g, const peri_kjt_exchange_args *args
     for (int32_t i = 0; i < n; i++) PERI_TRY(check_item(g, &args[i]));
     PERI_TRY(peri__work_new(sizeof(sizes), &sizes_vtab, g, peri__kjt_device(args[0].kjt), &work));
     sizes *s = (sizes *)work;
-    if (g->size > 1) s->sequence = peri__group_reserve(g, 1 + n * PERI_PARTS);
+    if (g->size > 1) s->sequence = peri__group_reserve(g, PERI__ANNOUNCE_PLAIN + n * PERI_PARTS);
     s->items = peri__alloc_zero(sizeof *s->items * (size_t)n);
     s->n = s->items ? n : 0;
     peri_status status = s->items ? PERI_OK : PERI_ENOMEM;

@@ -17,15 +17,10 @@ void peri__kjt_layout_release(peri__kjt_layout *layout)
     peri__free(layout);
 }
 
-static peri_status read_rank(peri__kjt_layout *l, int32_t r, uint64_t identity, const int64_t *words)
+static peri_status read_rank(peri__kjt_layout *l, int32_t r, const int64_t *words)
 {
     static const char f[] = "peri_exchange_kjts";
     int64_t most = (int64_t)1 << MOST_BITS, n = l->keys->count;
-    if ((uint64_t)words[PERI_ANNOUNCE_IDENTITY] != identity)
-        return peri__fail(PERI_EMISMATCH,
-                          "%s: rank %d exchanges something else than rank %d: keys, key splits, dtypes, weights, stagger and the kind of "
-                          "batch must be equal on all ranks",
-                          f, r, l->rank);
     l->stride[r] = words[PERI_ANNOUNCE_STRIDE];
     if (l->stride[r] < 0 || l->stride[r] > most)
         return peri__fail(PERI_EFORMAT, "%s: rank %d announced a batch of %lld rows", f, r, (long long)l->stride[r]);
@@ -45,8 +40,8 @@ static peri_status read_rank(peri__kjt_layout *l, int32_t r, uint64_t identity, 
     return PERI_OK;
 }
 
-peri_status peri__kjt_layout_new(peri_keys *keys, int32_t ranks, int32_t rank, int32_t stagger, bool variable, uint64_t identity,
-                                 const int64_t *words, peri__kjt_layout **out)
+peri_status peri__kjt_layout_new(peri_keys *keys, int32_t ranks, int32_t rank, int32_t stagger, bool variable, const int64_t *words,
+                                  peri__kjt_layout **out)
 {
     peri__kjt_layout *l = peri__alloc_zero(sizeof *l);
     if (!l) return PERI_ENOMEM;
@@ -65,7 +60,7 @@ peri_status peri__kjt_layout_new(peri_keys *keys, int32_t ranks, int32_t rank, i
     PERI_TRY_GOTO(peri_kjt_recat(keys->count, ranks, stagger, l->recat), out);
     int64_t batch = 0;
     for (int32_t r = 0; r < ranks; r++) {
-        PERI_TRY_GOTO(read_rank(l, r, identity, words + r * (PERI_ANNOUNCE_WORDS + 2 * n)), out);
+        PERI_TRY_GOTO(read_rank(l, r, words + r * (PERI_ANNOUNCE_WORDS + 2 * n)), out);
         batch += l->stride[r];
         if (batch > (int64_t)1 << MOST_BITS) {
             status = peri__fail(PERI_EFORMAT, "peri_exchange_kjts: the ranks announced a batch of %lld rows", (long long)batch);

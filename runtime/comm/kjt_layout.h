@@ -8,11 +8,10 @@
 
 #include "../tensor/jagged_internal.h"
 
-/** Words of an announcement from one rank to another. Two words follow for each key that the latter gets: its rows and its ids. */
+/** Words that one rank announces of a kjt to another. Two words follow for each key that the latter gets: its rows and its ids. */
 enum {
-    PERI_ANNOUNCE_IDENTITY = 0, /* hash over what all ranks must agree on */
-    PERI_ANNOUNCE_STRIDE = 1,   /* rows of the batch */
-    PERI_ANNOUNCE_WORDS = 2
+    PERI_ANNOUNCE_STRIDE = 0, /* rows of the batch */
+    PERI_ANNOUNCE_WORDS = 1
 };
 
 /** Parts of a message. */
@@ -30,10 +29,9 @@ typedef struct peri__kjt_layout {
     int64_t total_rows, total_ids;
 } peri__kjt_layout;
 
-/** Read the announcements of all ranks: @words [ranks][PERI_ANNOUNCE_WORDS + 2 keys]. PERI_EMISMATCH, PERI_EFORMAT name the rank. @out new.
- */
-peri_status peri__kjt_layout_new(peri_keys *keys, int32_t ranks, int32_t rank, int32_t stagger, bool variable, uint64_t identity,
-                                 const int64_t *words, peri__kjt_layout **out);
+/** Read the announcements of all ranks: @words [ranks][PERI_ANNOUNCE_WORDS + 2 keys]. PERI_EFORMAT names the rank. @out new. */
+peri_status peri__kjt_layout_new(peri_keys *keys, int32_t ranks, int32_t rank, int32_t stagger, bool variable, const int64_t *words,
+                                  peri__kjt_layout **out);
 void peri__kjt_layout_release(peri__kjt_layout *layout);
 
 /** Where what comes belongs: keys x ranks runs, by rank, then key; of lengths, or of @ids (and weights). */

@@ -6,7 +6,7 @@
  * of side 0 and receives those of side 1, backward the other way round. Blocks that lie one after the other in memory already, like the
  * pieces of one tensor cut into chunks, travel from where they are; others are packed and unpacked.
  */
-#include "internal.h"
+#include "transfer.h"
 
 #include <stdio.h>
 
@@ -27,21 +27,31 @@ typedef struct side {
     int64_t total;
 } side;
 
+/** One direction on its way. */
+typedef struct passage {
+    peri__transfer transfer;
+    bool packed; /* what arrives is to be unpacked; else it arrives in place */
+} passage;
+
 typedef struct plan {
-    peri__refs refs;
-    peri_group *group;   /* retained */
+    peri__trip trip;
+    peri_group *group;   /* the trip's */
     peri_device *device;
     int32_t dtype;
     uint64_t tag;
     side sides[2];
+    passage back; /* of the gradient */
 } plan;
 
-static void plan_release(plan *p)
+static const peri__trip_vtab plan_vtab;
+
+static void plan_fini(peri__trip *trip)
 {
-    if (!p || !peri__refs_drop(&p->refs)) return;
-    peri_group_release(p->group);
-    peri__free(p);
+    peri__transfer_fini(&((plan *)trip)->back.transfer);
+    peri__free(trip);
 }
+
+static void plan_release(plan *p) { peri__trip_release(&p->trip); }
 
 /** A plan for @tensors[side] tensors a side: everything in one block. */
 static peri_status plan_new(peri_group *group, const peri_tensor *like, const int32_t *tensors, uint64_t tag, plan **out)
@@ -65,9 +75,8 @@ static peri_status plan_new(peri_group *group, const peri_tensor *like, const in
     for (int s = 0; s < 2; s++) p->sides[s].ndims = small, small += tensors[s];
     bool *flags = (bool *)small;
     for (int s = 0; s < 2; s++) p->sides[s].used = flags, flags += w;
-    peri__refs_init(&p->refs);
+    peri__trip_init(&p->trip, &plan_vtab, group);
     p->group = group;
-    peri_group_retain(group);
     p->device = peri__device(like);
     p->dtype = like->dtype;
     p->tag = tag;
@@ -164,103 +173,72 @@ static peri_status move(const plan *p, const side *s, peri_tensor *const *tensor
     return PERI_OK;
 }
 
-/** One direction on its way. */
-typedef struct transfer {
-    peri_work *work;
-    peri_tensor *flat; /* to be unpacked; NULL: it arrives in place */
-} transfer;
-
-static void transfer_fini(transfer *t)
-{
-    peri_work_release(t->work);
-    peri_tensor_release(t->flat);
-    *t = (transfer){0};
-}
-
 /** Send the tensors of side @from; @into (may be NULL) are tensors of the other side into which the transport may write. */
-static peri_status transfer_post(plan *p, int from, peri_tensor *const *tensors, peri_tensor *const *into, transfer *t)
+static peri_status send(plan *p, int from, peri_tensor *const *tensors, peri_tensor *const *into, passage *w)
 {
     const side *out = &p->sides[from], *in = &p->sides[1 - from];
-    peri_tensor *send = NULL, *recv = NULL;
+    peri_tensor *sent = NULL, *to = NULL;
     peri_status status;
-    PERI_TRY_GOTO(in_place(p, out, tensors, &send), out);
-    if (!send) {
-        PERI_TRY_GOTO(peri_tensor_new(p->device, p->dtype, 1, &out->total, &send), out);
-        PERI_TRY_GOTO(move(p, out, tensors, send, true), out);
+    PERI_TRY_GOTO(in_place(p, out, tensors, &sent), out);
+    if (!sent) {
+        PERI_TRY_GOTO(peri_tensor_new(p->device, p->dtype, 1, &out->total, &sent), out);
+        PERI_TRY_GOTO(move(p, out, tensors, sent, true), out);
     }
-    if (into) PERI_TRY_GOTO(in_place(p, in, into, &recv), out);
-    if (recv && recv->storage == send->storage && recv->offset < send->offset + out->total && send->offset < recv->offset + in->total) {
-        peri_tensor_release(recv); /* they overlap */
-        recv = NULL;
+    if (into) PERI_TRY_GOTO(in_place(p, in, into, &to), out);
+    if (to && to->storage == sent->storage && to->offset < sent->offset + out->total && sent->offset < to->offset + in->total) {
+        peri_tensor_release(to); /* they overlap */
+        to = NULL;
     }
-    if (!recv) {
-        PERI_TRY_GOTO(peri_tensor_new(p->device, p->dtype, 1, &in->total, &recv), out);
-        t->flat = recv;
-        peri_tensor_retain(recv);
-    }
-    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = p->dtype, .tag = p->tag, .send_counts = out->counts,
-                       .recv_counts = in->counts};
-    status = peri__coll_post(p->group, &op, send, recv, &t->work);
+    w->packed = !to;
+    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .tag = p->tag, .out = out->counts, .in = in->counts, .to = to};
+    status = peri__transfer_post(p->group, sent, &a, &w->transfer);
 out:
-    peri_tensor_release(send);
-    peri_tensor_release(recv);
+    peri_tensor_release(sent);
+    peri_tensor_release(to);
+    return status;
+}
+
+/** PERI_PENDING, or what came is in @tensors of side @to. */
+static peri_status receive(plan *p, int to, peri_tensor *const *tensors, passage *w)
+{
+    peri_status status = peri__transfer_test(&w->transfer);
+    if (status != PERI_OK) return status;
+    if (w->packed) status = move(p, &p->sides[to], tensors, w->transfer.numbers, false);
+    peri__transfer_fini(&w->transfer);
     return status;
 }
 
 /* -- the tape ---------------------------------------------------------------------------------------------------------------------- */
 
-typedef struct node_state {
-    plan *plan;
-    transfer back;
-} node_state;
-
-static peri_status lists_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
 {
-    node_state *s = node->state;
-    plan *p = s->plan;
-    peri_status status;
-    if (!s->back.work) {
-        status = transfer_post(p, 1, grad_out, NULL, &s->back);
-        if (status < 0) return peri__group_fail(p->group, status);
-    }
-    status = peri_work_test(s->back.work);
-    if (status != PERI_OK) return status;
+    plan *p = (plan *)trip;
+    return send(p, 1, grad_out, NULL, &p->back);
+}
+
+static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_tensor **grad_in)
+{
+    plan *p = (plan *)trip;
     const side *in = &p->sides[0];
+    peri_status status = peri__transfer_test(&p->back.transfer);
+    if (status != PERI_OK) return status;
     for (int32_t i = 0; i < in->tensors; i++)
-        if (peri__needs(node, i))
+        if (peri__needs(leave, i))
             PERI_TRY(peri_tensor_new(p->device, p->dtype, in->ndims[i], in->shapes + (size_t)i * PERI_MAX_DIMS, &grad_in[i]));
-    status = move(p, in, grad_in, s->back.flat, false);
-    transfer_fini(&s->back);
-    return status;
+    return receive(p, 0, grad_in, &p->back);
 }
 
-static void lists_node_fini(peri__node *node)
-{
-    node_state *s = node->state;
-    node->state = NULL;
-    if (!s) return;
-    transfer_fini(&s->back);
-    plan_release(s->plan);
-    peri__free(s);
-}
-
-static const peri__node_vtab lists_node = {
-    .name = "all_to_all of lists", .collective = true, .backward = lists_backward, .fini = lists_node_fini};
+static const peri__trip_vtab plan_vtab = {
+    PERI__TRIP_NODES("all_to_all of lists", "result of all_to_all of lists"), .set_out = set_out, .come_back = come_back,
+    .fini = plan_fini};
 
 static peri_status record(plan *p, peri_tensor *const *inputs, peri_tensor *const *outputs)
 {
-    peri__node *node;
-    node_state *s = peri__alloc_zero(sizeof *s);
-    if (!s) return PERI_ENOMEM;
-    peri_status status = peri__record(&lists_node, inputs, p->sides[0].tensors, outputs, p->sides[1].tensors, &node);
-    if (status < 0) {
-        peri__free(s);
-        return status;
-    }
-    s->plan = p;
-    peri__refs_add(&p->refs);
-    node->state = s;
-    return PERI_OK;
+    peri__node *leave;
+    PERI_TRY(peri__trip_leaves(&p->trip, inputs, p->sides[0].tensors, &leave));
+    peri_status status = peri__trip_arrives(&p->trip, &leave, outputs, p->sides[1].tensors);
+    peri__node_release(leave);
+    return status;
 }
 
 /* -- works --------------------------------------------------------------------------------------------------------------------------- */
@@ -268,24 +246,20 @@ static peri_status record(plan *p, peri_tensor *const *inputs, peri_tensor *cons
 typedef struct lists_work {
     peri_work base;
     plan *plan;
-    transfer forth;
+    passage forth;
     peri_tensor **outputs; /* retained; behind this struct */
 } lists_work;
 
 static peri_status lists_step(peri_work *work)
 {
     lists_work *w = (lists_work *)work;
-    peri_status status = peri_work_test(w->forth.work);
-    if (status != PERI_OK) return status;
-    if (w->forth.flat) status = move(w->plan, &w->plan->sides[1], w->outputs, w->forth.flat, false);
-    transfer_fini(&w->forth);
-    return status;
+    return receive(w->plan, 1, w->outputs, &w->forth);
 }
 
 static void lists_fini(peri_work *work)
 {
     lists_work *w = (lists_work *)work;
-    transfer_fini(&w->forth);
+    peri__transfer_fini(&w->forth.transfer);
     for (int32_t i = 0; i < w->plan->sides[1].tensors; i++) peri_tensor_release(w->outputs[i]);
     plan_release(w->plan);
 }
@@ -311,7 +285,7 @@ static peri_status start(plan *p, peri_tensor *const *inputs, peri_tensor *const
     }
     bool before = peri_grad_enable(false);
     peri__parts_begin(p->group);
-    status = transfer_post(p, 0, inputs, w->outputs, &w->forth);
+    status = send(p, 0, inputs, w->outputs, &w->forth);
     peri__parts_end(p->group);
     peri_grad_enable(before);
     if (status >= 0 && recorded && before) {

@@ -19,7 +19,7 @@ static void spoil(int64_t *numbers, int64_t n)
     for (int64_t k = pick(3); k > 0 && n > 0; k--) numbers[pick(n)] = extreme();
 }
 
-enum { RANKS = 4, KEYS = 3, MOST = 256, IDENTITY = 77, WIDTH = PERI_ANNOUNCE_WORDS + 2 * KEYS };
+enum { RANKS = 4, KEYS = 3, MOST = 256, WIDTH = PERI_ANNOUNCE_WORDS + 2 * KEYS };
 
 /** What would have come: announcements and the lengths of all rows. */
 typedef struct message {
@@ -36,7 +36,6 @@ static void make(message *m)
     m->stagger = staggers[m->ranks][pick(2)];
     for (int32_t r = 0; r < m->ranks; r++) {
         int64_t *at = m->words + r * (PERI_ANNOUNCE_WORDS + 2 * m->keys), batch = pick(5);
-        at[PERI_ANNOUNCE_IDENTITY] = IDENTITY;
         at[PERI_ANNOUNCE_STRIDE] = batch;
         for (int32_t k = 0; k < m->keys; k++) {
             int64_t rows = m->variable ? pick(5) : batch, ids = 0;
@@ -116,7 +115,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int64_t *exact = malloc(sizeof *exact * words);
     require(exact, "memory");
     memcpy(exact, m.words, sizeof *exact * words);
-    if (peri__kjt_layout_new(keys, m.ranks, m.rank, m.stagger, m.variable, IDENTITY, exact, &layout) == PERI_OK) build(&m, layout, device);
+    if (peri__kjt_layout_new(keys, m.ranks, m.rank, m.stagger, m.variable, exact, &layout) == PERI_OK) build(&m, layout, device);
     else require(!layout && *peri_error_message(), "refused announcements have a message");
     free(exact);
     peri__kjt_layout_release(layout);

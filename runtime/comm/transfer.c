@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * transfer.c: see transfer.h.
+ */
+#include "transfer.h"
+
+#include <perilune/exchange.h>
+
+enum { GRAIN = 1 << 15 };
+
+/* -- division ---------------------------------------------------------------------------------------------------------------------- */
+
+static atomic_int process_division = PERI_DIVISION_ON;
+
+peri_status peri_exchange_division_set(peri_group *group, int32_t division)
+{
+    if (division < 0 || division > PERI_DIVISION_OFF || (!group && division == PERI_DIVISION_DEFAULT))
+        return peri__fail(PERI_EINVAL, "peri_exchange_division_set: %d, allowed: PERI_DIVISION_ON, _OFF%s", division,
+                          group ? ", _DEFAULT" : "");
+    if (group) group->division = division;
+    else atomic_store(&process_division, division);
+    return PERI_OK;
+}
+
+bool peri_exchange_division(const peri_group *group)
+{
+    int32_t division = group ? group->division : PERI_DIVISION_DEFAULT;
+    return (division ? division : atomic_load(&process_division)) == PERI_DIVISION_ON;
+}
+
+double peri__gradient_divisor(const peri_group *group, int32_t division)
+{
+    return (division ? division == PERI_DIVISION_ON : peri_exchange_division(group)) ? group->size : 1;
+}
+
+static peri_status divide(peri__transfer *t)
+{
+    if (t->divisor == 1) return PERI_OK;
+    peri_k_divide_args args = {.dst = peri__data(t->numbers), .src = peri__data(t->numbers), .dtype = t->numbers->dtype,
+                               .divisor = t->divisor};
+    t->divisor = 1;
+    return PERI_LAUNCH(peri__device(t->numbers), divide, &args, peri__numel(t->numbers), GRAIN);
+}
+
+/* -- codes ------------------------------------------------------------------------------------------------------------------------- */
+
+uint64_t peri__codec_hash(const peri_codec *codec)
+{
+    peri_codec_config c;
+    uint64_t scale, h;
+    if (!codec) return 0;
+    peri_codec_describe(codec, &c);
+    memcpy(&scale, &c.loss_scale, sizeof scale);
+    h = peri__hash_mix((uint64_t)c.format + 1, (uint64_t)c.row_dim);
+    h = peri__hash_mix(h, (uint64_t)c.exponent_bits << 32 | (uint64_t)c.exponent_bias);
+    return peri__hash_mix(h, scale);
+}
+
+/** The codec's contexts of both ends: the caller's, or new ones. An all_gather encodes its one part once. */
+static peri_status contexts_of(const peri_group *group, const peri__transfer_args *a, peri_codec_context **encoding,
+                               peri_codec_context **decoding)
+{
+    if (a->contexts) {
+        *encoding = a->contexts[0];
+        *decoding = a->contexts[1];
+        peri_codec_context_retain(*encoding);
+        peri_codec_context_retain(*decoding);
+        return PERI_OK;
+    }
+    PERI_TRY(peri_codec_context_new(a->codec, a->out, a->kind == PERI_COLL_ALL_GATHER ? 1 : group->size, encoding));
+    return peri_codec_context_new(a->codec, a->in, group->size, decoding);
+}
+
+static int64_t sum_of(const int64_t *numbers, int32_t n)
+{
+    int64_t sum = 0;
+    for (int32_t i = 0; i < n; i++) sum += numbers[i];
+    return sum;
+}
+
+static peri_status post_encoded(peri_group *group, peri_tensor *src, const peri__transfer_args *a, peri__transfer *t)
+{
+    peri_codec_context *encoding = NULL;
+    peri_tensor *wire = NULL;
+    peri_status status;
+    bool summed = a->kind == PERI_COLL_REDUCE_SCATTER;
+    PERI_TRY_GOTO(contexts_of(group, a, &encoding, &t->decoding), out);
+    PERI_TRY_GOTO(peri_codec_encode(encoding, src, &wire), out);
+    t->parts = summed ? group->size : 1;
+    peri_coll_op op = {.kind = summed ? PERI_COLL_ALL_TO_ALL : a->kind, .dtype = wire->dtype, .reduce = PERI_REDUCE_SUM,
+                       .sequence = a->sequence, .tag = a->tag, .send_counts = peri_codec_context_wire_splits(encoding),
+                       .recv_counts = peri_codec_context_wire_splits(t->decoding)};
+    int64_t n = sum_of(op.recv_counts, group->size);
+    PERI_TRY_GOTO(peri_tensor_new(peri__device(src), wire->dtype, 1, &n, &t->wire), out);
+    status = peri__coll_post(group, &op, wire, t->wire, &t->work);
+out:
+    peri_codec_context_release(encoding);
+    peri_tensor_release(wire);
+    return status;
+}
+
+/** What arrived, as numbers. */
+static peri_status decode(peri__transfer *t)
+{
+    peri_tensor *all = NULL, *view = NULL, *sum = NULL;
+    peri_status status;
+    if (t->parts == 1 && t->numbers) {
+        status = peri__codec_decode_to(t->decoding, t->wire, t->numbers);
+    } else if (t->parts == 1) {
+        status = peri_codec_decode(t->decoding, t->wire, &t->numbers);
+    } else {
+        PERI_TRY_GOTO(peri_codec_decode(t->decoding, t->wire, &all), out);
+        int64_t shape[2] = {t->parts, peri__numel(all) / t->parts};
+        PERI_TRY_GOTO(peri__tensor_view(all, 2, shape, NULL, all->offset, &view), out);
+        PERI_TRY_GOTO(peri__reduce(view, 1, 1, &sum), out);
+        if (t->numbers) status = peri_tensor_copy(t->numbers, sum);
+        else status = peri__tensor_view(sum, 1, &shape[1], NULL, sum->offset, &t->numbers);
+    }
+out:
+    peri_tensor_release(all);
+    peri_tensor_release(view);
+    peri_tensor_release(sum);
+    peri_tensor_release(t->wire);
+    t->wire = NULL;
+    return status;
+}
+
+/* -- transfers --------------------------------------------------------------------------------------------------------------------- */
+
+static peri_status post_plain(peri_group *group, peri_tensor *src, const peri__transfer_args *a, peri__transfer *t)
+{
+    bool summed = a->kind == PERI_COLL_REDUCE_SCATTER;
+    int64_t n = summed ? a->out[group->rank] : sum_of(a->in, group->size);
+    if (!t->numbers) PERI_TRY(peri_tensor_new(peri__device(src), src->dtype, 1, &n, &t->numbers));
+    peri_coll_op op = {.kind = a->kind, .dtype = src->dtype, .reduce = PERI_REDUCE_SUM, .sequence = a->sequence, .tag = a->tag,
+                       .send_counts = a->out, .recv_counts = summed ? NULL : a->in};
+    if (a->runs) {
+        op.recv_runs = a->runs;
+        op.n_recv_runs = a->n_runs;
+        op.recv_lines = a->lines;
+        op.recv_step = a->step;
+    }
+    return peri__coll_post(group, &op, src, t->numbers, &t->work);
+}
+
+peri_status peri__transfer_post(peri_group *group, peri_tensor *src, const peri__transfer_args *a, peri__transfer *t)
+{
+    *t = (peri__transfer){.numbers = a->to, .divisor = a->divisor ? a->divisor : 1, .parts = 1};
+    if (a->to) peri_tensor_retain(a->to);
+    peri_status status = a->codec ? post_encoded(group, src, a, t) : post_plain(group, src, a, t);
+    if (status < 0) peri__transfer_fini(t);
+    return status;
+}
+
+peri_status peri__transfer_test(peri__transfer *t)
+{
+    if (t->work) {
+        peri_status status = peri_work_test(t->work);
+        if (status != PERI_OK) return status;
+        peri_work_release(t->work);
+        t->work = NULL;
+    }
+    if (t->wire) PERI_TRY(decode(t));
+    return t->numbers ? divide(t) : PERI_OK;
+}
+
+peri_tensor *peri__transfer_take(peri__transfer *t)
+{
+    peri_tensor *numbers = t->numbers;
+    t->numbers = NULL;
+    peri__transfer_fini(t);
+    return numbers;
+}
+
+void peri__transfer_fini(peri__transfer *t)
+{
+    peri_work_release(t->work);
+    peri_tensor_release(t->numbers);
+    peri_tensor_release(t->wire);
+    peri_codec_context_release(t->decoding);
+    *t = (peri__transfer){0};
+}
+
+/* -- trips ------------------------------------------------------------------------------------------------------------------------- */
+
+void peri__trip_init(peri__trip *trip, const peri__trip_vtab *vtab, peri_group *group)
+{
+    peri__refs_init(&trip->refs);
+    trip->vtab = vtab;
+    trip->group = group;
+    peri_group_retain(group);
+}
+
+void peri__trip_release(peri__trip *trip)
+{
+    if (!trip || !peri__refs_drop(&trip->refs)) return;
+    peri_group *group = trip->group;
+    trip->vtab->fini(trip);
+    peri_group_release(group);
+}
+
+/** A node may be run back once it has its share of the trip. */
+static void share(peri__trip *trip, peri__node *node)
+{
+    peri__refs_add(&trip->refs);
+    node->state = trip;
+}
+
+peri_status peri__trip_leaves(peri__trip *trip, peri_tensor *const *inputs, int32_t n, peri__node **leave)
+{
+    PERI_TRY(peri__record(&trip->vtab->leave, inputs, n, NULL, 1, leave));
+    share(trip, *leave);
+    return PERI_OK;
+}
+
+peri_status peri__trip_arrives(peri__trip *trip, peri__node **leave, peri_tensor *const *outputs, int32_t n)
+{
+    peri__node *arrive;
+    PERI_TRY(peri__record_after(&trip->vtab->arrive, *leave, outputs, n, &arrive));
+    *leave = NULL;
+    share(trip, arrive);
+    return PERI_OK;
+}
+
+peri_status peri__trip_arrive(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    (void)grad_in; /* what reaches the inputs is waited for there */
+    peri__trip *trip = node->state;
+    peri_status status = trip->vtab->set_out(trip, grad_out);
+    trip->out = status >= 0;
+    return status < 0 && trip->group->size > 1 ? peri__group_fail(trip->group, status) : status;
+}
+
+peri_status peri__trip_leave(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    (void)grad_out;
+    peri__trip *trip = node->state;
+    return trip->out ? trip->vtab->come_back(trip, node, grad_in) : PERI_OK;
+}
+
+void peri__trip_node_fini(peri__node *node)
+{
+    peri__trip *trip = node->state;
+    node->state = NULL;
+    peri__trip_release(trip);
+}
