@@ -13,7 +13,7 @@ local Tensor = require "perilune.tensor"
 local nn = require "perilune.nn"
 local dist = require "perilune.dist"
 local group_of = require("perilune.dist.group").group_of
-local embed = require "perilune.embed"
+local own_parts = require("perilune.nn.parameter").own_parts
 local plans = require "perilune.plan"
 local shard = require "perilune.shard"
 
@@ -24,27 +24,46 @@ M.DistributedModelParallel = DistributedModelParallel
 DistributedModelParallel.wraps = true -- paths in errors are those of the model, see errors.lua
 
 local arguments = {
-  module = util.required,          -- nn.Module; its EmbeddingBagCollections are replaced in place
+  module = util.required,          -- nn.Module; its embedding collections are replaced in place
   plan = util.optional,            -- what plan.load takes; default: whole tables, spread by size
+  env = util.optional,             -- ShardingEnv with a process group; default: of `group`
   group = util.optional,           -- the ranks; default: the world
   device = util.optional,
+  sharders = util.optional,        -- list of ModuleSharders, and nothing else is sharded; default: those that the modules' classes name
   bucket_bytes = 25 * 1024 * 1024, -- of gradients that are averaged together
-  gradient_division = util.optional,     -- see ShardedEmbeddingBagCollection
+  gradient_division = util.optional,     -- of the default sharders: see ShardedEmbeddingModule
   qcomm_codecs_registry = util.optional, -- likewise; the dense part travels as it is
   init_data_parallel = true,       -- start from rank 0's dense parameters
 }
 
---- The collections of a model: list of { path =, module = } in the model's order.
-local function collections_of(module)
-  local list = {}
+--- The modules of a model that have sharders: list of { path =, module =, sharder =, tables = } in the model's order. What is within one
+--- of them is its own.
+local function collections_of(module, sharder_of)
+  local list, within = {}, {}
   for _, entry in ipairs(module:named_modules()) do
-    if embed.EmbeddingBagCollection.is(entry.module) then list[#list + 1] = entry end
+    local sharder = not within[entry.module] and sharder_of(entry.module)
+    if sharder then
+      for _, inner in ipairs(entry.module:modules()) do within[inner] = true end
+      list[#list + 1] = { path = entry.path, module = entry.module, sharder = sharder,
+        tables = sharder:shardable_parameters(entry.module) }
+    elseif not within[entry.module] and entry.module.sharder and rawget(entry.module, "fused_params") then
+      P.fail(("DistributedModelParallel: module '%s' has fused_params, and none of the sharders is for %s: each rank would train tables of "
+        .. "its own; give its sharder too, or no fused_params"):format(entry.path, entry.module.class_name))
+    end
   end
   return list
 end
 
---- Every collection has an entry in the plan, and every entry a collection.
-local function check_paths(collections, plan)
+--- "EmbeddingBagCollection", or whatever the model has that is sharded.
+local function class_names(collections)
+  local names = {}
+  for _, c in ipairs(collections) do names[c.module.class_name] = true end
+  local list = util.keys(names)
+  return #list > 0 and table.concat(list, " or ") or "EmbeddingBagCollection"
+end
+
+--- Every collection has an entry in the plan that its sharder can do, and every entry a collection.
+local function check_paths(collections, plan, device)
   local known, names, named = {}, {}, plan.from and ("plan '%s'"):format(plan.from) or "the plan"
   for i, c in ipairs(collections) do
     known[c.path] = true
@@ -52,38 +71,78 @@ local function check_paths(collections, plan)
   end
   for path in util.ordered(plan.plan) do
     if not known[path] then
-      P.fail(("DistributedModelParallel: %s names module '%s', which is no EmbeddingBagCollection of the model; "
-        .. "those are: %s"):format(named, path, #names > 0 and table.concat(names, ", ") or "none"))
+      P.fail(("DistributedModelParallel: %s names module '%s', which is no %s of the model; those are: %s"):format(named, path,
+        class_names(collections), #names > 0 and table.concat(names, ", ") or "none"))
     end
   end
   for _, c in ipairs(collections) do
-    if not plan:get_plan_for_module(c.path) then
+    c.plan = plan:get_plan_for_module(c.path)
+    if not c.plan then
       P.fail(("DistributedModelParallel: module '%s' has embedding tables but no entry in %s, which names: %s"):format(c.path, named,
         table.concat(util.keys(plan.plan), ", ")))
     end
+    c.sharder:check_plan(c.plan, device, c.path, named)
   end
 end
 
-local function make_plan(source, collections, group)
+local function make_plan(source, collections, env)
   local modules = {}
-  for _, c in ipairs(collections) do modules[c.path] = c.module:embedding_bag_configs() end
-  local env = { world_size = group:size(), local_size = group.local_size, modules = modules }
+  for _, c in ipairs(collections) do modules[c.path] = c.tables end
+  env = env:with_modules(modules)
   if source ~= nil then return plans.load(source, env) end
   return plans.table_wise_by_size(modules, env)
 end
 
+--- The ranks that share the model.
+local function env_of(a)
+  local func = "DistributedModelParallel"
+  if a.env ~= nil and a.group ~= nil then P.fail(func .. ": env and group both say which ranks share the model; give one of them") end
+  if a.env == nil then
+    return plans.ShardingEnv.from_process_group(group_of(func, a.group or P.state.world or dist.init()))
+  end
+  if not plans.ShardingEnv.is(a.env) then P.fail(("%s: env is %s, wanted a ShardingEnv"):format(func, errors.kind(a.env))) end
+  if not a.env.pg then P.fail(("%s: env has no process group (%s); ShardingEnv.from_process_group makes one that has"):format(func,
+    tostring(a.env))) end
+  return a.env
+end
+
+--- The function(module) -> sharder of a model.
+local function sharders_of(a)
+  local func = "DistributedModelParallel"
+  for _, name in ipairs { "gradient_division", "qcomm_codecs_registry" } do
+    if a.sharders ~= nil and a[name] ~= nil then
+      P.fail(("%s: %s is the sharders' own argument where these are given: sharders = { ...Sharder { %s = ... } }"):format(func, name,
+        name))
+    end
+  end
+  return shard.registry(func, a.sharders, { gradient_division = a.gradient_division, qcomm_codecs_registry = a.qcomm_codecs_registry },
+    shard)
+end
+
 --- Make a sharded module of each collection, one more entry of `made` each. Their files are of one flush.
-local function make_sharded(a, collections, plan, group, made)
+local function make_sharded(a, collections, env, made)
   for i, c in ipairs(collections) do
-    made[i] = shard.ShardedEmbeddingBagCollection {
-      tables = c.module:embedding_bag_configs(), plan = plan:get_plan_for_module(c.path), group = group, device = a.device,
-      fused_params = c.module.fused_params or nil, is_weighted = c.module:is_weighted(), gradient_division = a.gradient_division,
-      qcomm_codecs_registry = a.qcomm_codecs_registry,
-      seed = c.module.seed or nil, name = c.path,
-    }
+    local sharded = c.sharder:shard(c.module, c.plan, env, a.device, c.path)
+    if not shard.ShardedModule.is(sharded) then
+      P.fail(("DistributedModelParallel: %s:shard returned %s for module '%s', wanted a ShardedModule"):format(c.sharder.class_name,
+        errors.kind(sharded), c.path))
+    end
+    made[i] = sharded
   end
   local in_files = shard.files.of(made)
-  if #in_files > 1 then shard.files.agree(group, "DistributedModelParallel", in_files) end
+  if #in_files > 1 then shard.files.agree(env.pg, "DistributedModelParallel", in_files) end
+end
+
+--- Put `sharded` in the place of a collection; returns the model, which may be that place.
+local function put_in_place(module, c, sharded)
+  sharded:copy_from(c.module)
+  rawset(c.module, "forward", function()
+    P.fail(("%s: '%s' of a DistributedModelParallel has its tables in shards now; call the one that the model has "
+      .. "in its place: this one would train a copy"):format(c.module.class_name, c.path))
+  end)
+  if c.path == "" then return sharded end
+  module:substitute(c.module, sharded)
+  return module
 end
 
 function DistributedModelParallel:init(args)
@@ -91,55 +150,44 @@ function DistributedModelParallel:init(args)
   if not nn.Module.is(a.module) then
     P.fail(("DistributedModelParallel: module is %s, wanted an nn.Module (a class is called to make one)"):format(errors.kind(a.module)))
   end
-  local group = group_of("DistributedModelParallel", a.group or P.state.world or dist.init())
+  local env = env_of(a)
   util.integer("DistributedModelParallel", "bucket_bytes", a.bucket_bytes, 1)
-  local collections = collections_of(a.module)
-  local plan = make_plan(a.plan, collections, group)
-  check_paths(collections, plan)
-  self.group, self.plan = group, plan
+  local collections = collections_of(a.module, sharders_of(a))
+  local plan = make_plan(a.plan, collections, env)
+  check_paths(collections, plan, a.device)
+  self.env, self.group, self.plan = env, env.pg, plan
   self.sharded = setmetatable({}, {}) -- a metatable: they are modules of self.module
-  local module, own = a.module, {}
-  self.elsewhere = false -- other ranks may have shards of dense tables even if this one has nothing for an optimizer
-  local ok, err = pcall(make_sharded, a, collections, plan, group, self.sharded)
+  local ok, err = pcall(make_sharded, a, collections, env, self.sharded)
   if not ok then
     for _, sharded in ipairs(self.sharded) do sharded:release() end -- their files too: somebody may put things right and try again
     error(err, 0)
   end
+  local module = a.module
+  self.elsewhere = false -- other ranks may have shards of dense tables even if this one has nothing for an optimizer
   for i, c in ipairs(collections) do
-    local sharded = self.sharded[i]
-    sharded:copy_from(c.module)
-    if c.path == "" then module = sharded else module:substitute(c.module, sharded) end
-    rawset(c.module, "forward", function()
-      P.fail(("EmbeddingBagCollection: '%s' of a DistributedModelParallel has its tables in shards now; call the one that the model has "
-        .. "in its place: this one would train a copy"):format(c.path))
-    end)
-    for _, sharding in util.ordered(plan:get_plan_for_module(c.path).tables) do
+    module = put_in_place(module, c, self.sharded[i])
+    for _, sharding in util.ordered(c.plan.tables) do
       self.elsewhere = self.elsewhere or sharding.compute_kernel == "dense"
     end
-    for _, name in ipairs(sharded:own_parameters()) do own[rawget(sharded, name)] = true end
   end
   self.module = module
   for _, m in ipairs(module:modules()) do
-    if m.reduction == "global_mean" and m.set_group then m:set_group(group) end
+    if m.reduction == "global_mean" and m.set_group then m:set_group(self.group) end
   end
   local replicated = {} -- equal on all ranks, gradients averaged: the dense part and replicas of dense tables
   for _, p in ipairs(module:parameters()) do
-    if not own[p] then replicated[#replicated + 1] = p end
+    if not own_parts[p] then replicated[#replicated + 1] = p end
   end
   if a.init_data_parallel then self:_broadcast(replicated) end
-  self._reducer = #replicated > 0 and dist.Reducer { group = group, params = replicated, bucket_bytes = a.bucket_bytes } or false
+  self._reducer = #replicated > 0 and dist.Reducer { group = self.group, params = replicated, bucket_bytes = a.bucket_bytes } or false
 end
 
---- Rank 0's numbers of these parameters and of the replicas of fused tables to all. Collective.
+--- Rank 0's numbers of these parameters and of what sharded modules have on every rank to all. Collective.
 function DistributedModelParallel:_broadcast(replicated)
   if self.group:size() == 1 then return end
   local pending = util.map(replicated, function(p) return self.group:broadcast(p:detach(), 0) end)
   for _, sharded in ipairs(self.sharded) do
-    for _, s in ipairs(sharded:local_shards()) do
-      for _, name in ipairs(s.replica and not s.dense and s.names() or {}) do
-        pending[#pending + 1] = self.group:broadcast(s.state(name), 0)
-      end
-    end
+    for _, tensor in ipairs(sharded:replicas()) do pending[#pending + 1] = self.group:broadcast(tensor, 0) end
   end
   for _, work in ipairs(pending) do work:wait() end
 end

@@ -25,6 +25,7 @@ local Keys, KeyedJaggedTensor, KeyedTensor = jagged.Keys, jagged.KeyedJaggedTens
 local kjt_ptr = KeyedJaggedTensor.ptr
 
 local EmbeddingBagCollection = Module:extend "EmbeddingBagCollection"
+EmbeddingBagCollection.sharder = "EmbeddingBagCollectionSharder" -- in peri.shard
 
 local arguments = {
   tables = util.required,       -- list of EmbeddingBagConfig
@@ -33,18 +34,6 @@ local arguments = {
   fused_params = util.optional, -- { optimizer = "rowwise_adagrad", learning_rate =, eps =, ... }; nil: dense gradients
   seed = util.optional,         -- of the start values; default: that of the running rank
 }
-
---- Names of the outputs in order of tables and their features: the feature, or "feature@table" where several tables use it.
-function EmbeddingBagCollection.output_names(tables)
-  local users, names = {}, {}
-  for _, t in ipairs(tables) do
-    for _, f in ipairs(t.feature_names) do users[f] = (users[f] or 0) + 1 end
-  end
-  for _, t in ipairs(tables) do
-    for _, f in ipairs(t.feature_names) do names[#names + 1] = users[f] > 1 and f .. "@" .. t.name or f end
-  end
-  return names
-end
 
 local function check_tables(tables, described)
   local f = "EmbeddingBagCollection"
@@ -69,7 +58,7 @@ function EmbeddingBagCollection:init(args)
   self._weighted = a.is_weighted
   if a.fused_params then config.fused_params("EmbeddingBagCollection: fused_params", a.fused_params) end
   local features, index = {}, {} -- each feature once
-  self._slots, self._dims, self._width = {}, {}, 0 -- one for each output
+  self._slots, self._width = {}, 0 -- one slot for each output
   for t, table_config in ipairs(a.tables) do
     for _, name in ipairs(table_config.feature_names) do
       if not index[name] then
@@ -77,12 +66,11 @@ function EmbeddingBagCollection:init(args)
         index[name] = #features
       end
       self._slots[#self._slots + 1] = { table = t, feature = index[name], name = name }
-      self._dims[#self._dims + 1] = table_config.embedding_dim
       self._width = self._width + table_config.embedding_dim
     end
   end
   self._features = features
-  self._names = EmbeddingBagCollection.output_names(a.tables)
+  self._names, self._dims = config.output_names(a.tables)
   self._keys = Keys.of(self._names)
   self._lengths = ffi.new("int64_t[?]", #self._dims, self._dims)
   self._input = ffi.new "peri_tbe_input"

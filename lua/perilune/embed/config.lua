@@ -111,6 +111,22 @@ function EmbeddingBagConfig:initialiser()
   return M.uniform(self:get_weight_init_min(), self:get_weight_init_max())
 end
 
+--- Names of a collection's outputs, in the order of tables and their features, and their columns: the feature, or "feature@table" where
+--- several tables use it.
+function M.output_names(tables)
+  local users, names, dims = {}, {}, {}
+  for _, t in ipairs(tables) do
+    for _, f in ipairs(t.feature_names) do users[f] = (users[f] or 0) + 1 end
+  end
+  for _, t in ipairs(tables) do
+    for _, f in ipairs(t.feature_names) do
+      names[#names + 1] = users[f] > 1 and f .. "@" .. t.name or f
+      dims[#dims + 1] = t.embedding_dim
+    end
+  end
+  return names, dims
+end
+
 -- -- caches ---------------------------------------------------------------------------------------------------------------------------
 
 local algorithms = { LRU = C.PERI_CACHE_LRU, LFU = C.PERI_CACHE_LFU }

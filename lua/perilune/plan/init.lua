@@ -1,12 +1,14 @@
--- plan: sharding plans (types.lua) and the ways to get one: by hand from a Lua file, as data from JSON (json.lua), or evenly by size.
+-- plan: sharding plans (types.lua), what they are made for (env.lua), and the ways to get one: by hand from a Lua file, as data from JSON
+-- (json.lua), or evenly by size.
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local types = require "perilune.plan.types"
+local ShardingEnv = require "perilune.plan.env"
 local json = require "perilune.plan.json"
 local signature = require "perilune.signature"
 
-local M = {}
+local M = { ShardingEnv = ShardingEnv }
 for _, name in ipairs { "ShardingType", "EmbeddingComputeKernel", "CacheParams", "CacheAlgorithm",
   "ParameterSharding", "EmbeddingModuleShardingPlan", "ShardingPlan",
   "table_wise", "row_wise", "column_wise", "data_parallel" } do
@@ -14,32 +16,12 @@ for _, name in ipairs { "ShardingType", "EmbeddingComputeKernel", "CacheParams",
 end
 for _, name in ipairs { "to_json", "from_json", "save_json", "load_json" } do M[name] = json[name] end
 
--- -- what a plan may look at ------------------------------------------------------------------------------------------------------------
-
---- Fields of an environment, and why one may be missing.
-local fields = {
-  world_size = "it was not given", local_size = "it was not given", modules = "it was not given",
-  module = "the model has several collections (see env.modules), or none was given",
-  tables = "the model has several collections (see env.modules), or none was given",
-}
-
---- env as a plan's function gets it: world_size, local_size (ranks of a node), modules (path of each embedding collection -> its tables'
---- configs) and, for a model with one collection, module (its path) and tables (its configs). A field that is missing is an error where it
---- is used.
-function M.environment(env)
-  local e = util.copy(env or {})
-  e.local_size = e.local_size or e.world_size
-  if not e.modules and e.module and e.tables then e.modules = { [e.module] = e.tables } end
-  local paths = e.modules and util.keys(e.modules) or {}
-  if #paths == 1 then e.module, e.tables = paths[1], e.modules[paths[1]] end
-  return setmetatable(e, { __index = function(_, key)
-    if fields[key] then P.fail(("plan: it uses env.%s, but %s"):format(key, fields[key])) end
-  end })
-end
+--- env as a plan's function gets it: a ShardingEnv; plain tables of its fields will do. See env.lua.
+function M.environment(env) return ShardingEnv.of(env) end
 
 --- A plan from what a user has: a ShardingPlan, a function(env) that returns one, a plain table of module paths, or the path of a file:
 --- data, if its name ends in ".json" (load_json), else Lua that returns any of those. A Lua file is a program: it can do whatever Lua can.
---- env: see environment.
+--- env: see env.lua.
 function M.load(source, env)
   local from, file, ran = "plan", type(source) == "string" and source, false
   env = M.environment(env)

@@ -1,7 +1,7 @@
 -- plan/types.lua: what a sharding plan is: per table a ParameterSharding, per module an EmbeddingModuleShardingPlan, per model a
 -- ShardingPlan. Plans are data: they are written by hand or made by a planner, and sharded modules are built from them.
 --
--- A plan file is a Lua file that returns a ShardingPlan, or a function(env) that does (plan.environment says what env has):
+-- A plan file is a Lua file that returns a ShardingPlan, or a function(env) that does (a ShardingEnv: plan/env.lua says what it has):
 --
 --   local plan = require "perilune.plan"
 --   return function(env)

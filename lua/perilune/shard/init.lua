@@ -1,7 +1,14 @@
 -- shard: sharded modules, built from plans.
 local util = require "perilune.util"
+local bag = require "perilune.shard.bag"
+local sharder = require "perilune.shard.sharder"
 
 return util.face("peri.shard", {
-  ShardedEmbeddingBagCollection = require "perilune.shard.bag",
+  ShardedModule = require "perilune.shard.module",
+  ShardedEmbeddingModule = require "perilune.shard.embedding",
+  ShardedEmbeddingBagCollection = bag.ShardedEmbeddingBagCollection,
+  ModuleSharder = sharder.ModuleSharder,
+  EmbeddingBagCollectionSharder = bag.EmbeddingBagCollectionSharder,
+  registry = sharder.registry,
   files = require "perilune.shard.files",
 })

@@ -1,0 +1,176 @@
+-- config.lua: what C is told to make a sharded module of tables: tables with their plan entries, optimizers, codecs, caches.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local codec = require "perilune.dist.codec"
+local ops = require "perilune.dist.ops"
+local config = require "perilune.embed.config"
+local types = require "perilune.plan.types"
+local signature = require "perilune.signature"
+local C = P.C
+
+local M = {}
+
+--- Distinct feature names in order of first use, and their positions.
+local function features_of(tables)
+  local names, index = {}, {}
+  for _, t in ipairs(tables) do
+    for _, f in ipairs(t.feature_names) do
+      if not index[f] then
+        names[#names + 1] = f
+        index[f] = #names - 1
+      end
+    end
+  end
+  return names, index
+end
+
+--- Parameters of single tables belong to tables that exist.
+local function check_own_params(func, a)
+  local known = util.index_of(util.map(a.tables, function(t) return t.name end))
+  for name, params in util.ordered(a.table_fused_params or {}) do
+    if not known[name] then
+      P.fail(("%s: table_fused_params of table '%s', which does not exist; tables: %s"):format(func, tostring(name),
+        table.concat(util.keys(known), ", ")))
+    end
+    if type(params) ~= "table" then
+      P.fail(("%s: table_fused_params of table '%s' is a %s, wanted a table"):format(func, name, type(params)))
+    end
+  end
+end
+
+--- The dtype of the output: what the optimizers' parameters say; all that say something must agree.
+local function output_dtype_of(func, a)
+  local result = a.fused_params and a.fused_params.output_dtype
+  for name, params in util.ordered(a.table_fused_params or {}) do
+    if params.output_dtype and result and params.output_dtype ~= result then
+      P.fail(("%s: fused_params of table '%s': output_dtype %s, but the module's is %s; allowed: one "
+        .. "output_dtype"):format(func, name, tostring(params.output_dtype), tostring(result)))
+    end
+    result = result or params.output_dtype
+  end
+  if result then util.one_of(func .. ": fused_params", "output_dtype", result, util.keys(config.data_types)) end
+  return P.dtype(config.data_types[result or "FP32"])
+end
+
+--- Optimizers of the module: a C array, a list { c =, name = }, and for each table the index of its optimizer (0 where it has none of its
+--- own: a dense one) and its bounds check.
+local function optimizers_of(func, a, plan)
+  local list, index, bounds, known = {}, {}, {}, {} -- known: fused_params -> { entry = of list, index =, bounds = }
+  for i, t in ipairs(a.tables) do
+    local kernel = plan.tables[t.name].compute_kernel
+    local params = a.table_fused_params and a.table_fused_params[t.name] or a.fused_params
+    if not params and kernel ~= "dense" then
+      P.fail(("%s: table '%s' has compute_kernel '%s' but no optimizer; give fused_params, or "
+        .. "plan it with compute_kernel = 'dense'"):format(func, t.name, kernel))
+    end
+    index[i], bounds[i] = 0, C.PERI_BOUNDS_FATAL
+    if params then
+      local seen = known[params]
+      if not seen then
+        local optimizer, check_mode, name = config.fused_params(("fused_params of table '%s'"):format(t.name), params)
+        seen = { entry = { c = optimizer, name = name }, bounds = check_mode }
+        known[params] = seen
+      end
+      bounds[i] = seen.bounds
+      if kernel ~= "dense" then
+        if not seen.index then
+          list[#list + 1] = seen.entry
+          seen.index = #list - 1
+        end
+        index[i] = seen.index
+      end
+    end
+  end
+  local array = ffi.new("peri_tbe_optimizer[?]", math.max(#list, 1))
+  for i, o in ipairs(list) do array[i - 1] = o.c end
+  return array, list, index, bounds
+end
+
+--- Fill in the codecs of the exchanges of rows. slots: operation -> field of the configuration. A registry may know of more operations.
+local function fill_codecs(func, cfg, registry, slots)
+  if registry == nil then return end
+  func = func .. ": qcomm_codecs_registry"
+  if type(registry) ~= "table" then
+    P.fail(("%s is a %s, wanted a table of QuantizedCommCodecs by operation"):format(func, type(registry)))
+  end
+  for op, codecs in util.ordered(registry) do
+    util.one_of(func, "an operation", tostring(op), util.keys(codec.CommOp))
+    if not codec.QuantizedCommCodecs.is(codecs) then
+      P.fail(("%s: %s is a %s, wanted QuantizedCommCodecs"):format(func, op, type(codecs)))
+    end
+  end
+  for op, name in util.ordered(slots) do
+    local codecs, slot = registry[op], cfg[name]
+    if codecs then
+      slot.forward, slot.backward = codecs.forward and codecs.forward.ptr or nil, codecs.backward and codecs.backward.ptr or nil
+    end
+  end
+end
+
+--- The cache of table t, or nil: the plan's parameters, else the optimizer's, else the defaults.
+local function cache_of(a, t, sharding)
+  if sharding.compute_kernel ~= "fused_uvm_caching" then return nil end
+  local params = a.table_fused_params and a.table_fused_params[t.name] or a.fused_params
+  local func = ("table '%s'"):format(t.name)
+  local cache, slot = config.cache_params(func, sharding.cache_params or params.cache_params or {}), ffi.new "peri_cache_params[1]"
+  config.fill_cache_params(func, slot[0], cache, t.data_type)
+  return slot, cache
+end
+
+--- Tables with their plan entries, in C's words, into `cfg`. keep(x): x lives as long as cfg does.
+local function fill_tables(cfg, a, plan, optimizer, bounds, keep)
+  local n, names, positions = #a.tables, features_of(a.tables)
+  local tables = keep(ffi.new("peri_sharded_table[?]", n))
+  local function array(ctype, values) return keep(ffi.new(ctype, math.max(#values, 1), values)) end
+  for i, t in ipairs(a.tables) do
+    local c, sharding, init = tables[i - 1], plan.tables[t.name], t:initialiser()
+    c.name, c.rows, c.cols = t.name, t.num_embeddings, t.embedding_dim
+    c.pooling, c.init, c.init_a, c.init_b = config.poolings[t.pooling], init.kind, init.a, init.b
+    c.sharding_type = types.type_codes[sharding.sharding_type]
+    c.compute_kernel = sharding.compute_kernel == "dense" and C.PERI_KERNEL_DENSE or C.PERI_KERNEL_FUSED
+    c.features = array("int32_t[?]", util.map(t.feature_names, function(f) return positions[f] end))
+    c.n_features, c.optimizer, c.dtype = #t.feature_names, optimizer[i], P.dtype(config.data_types[t.data_type])
+    c.bounds_check = bounds[i]
+    c.n_ranks = sharding.ranks and #sharding.ranks or 0
+    c.ranks = sharding.ranks and array("int32_t[?]", sharding.ranks) or nil
+    c.sizes = sharding.sizes and array("int64_t[?]", sharding.sizes) or nil
+    local cache, params = cache_of(a, t, sharding)
+    c.cache = cache
+    keep(cache)
+    keep(params)
+  end
+  cfg.tables, cfg.n_tables = tables, n
+  cfg.features, cfg.n_features = array("const char *[?]", names), #names
+end
+
+local function division_of(func, a)
+  local division = a.gradient_division
+  if division ~= nil then signature.value(func, "gradient_division", division, "boolean") end
+  if division == nil then division = ops.get_gradient_division(a.group) end
+  return division and C.PERI_DIVISION_ON or C.PERI_DIVISION_OFF
+end
+
+--- The configuration of a module with the arguments `a` (embedding.lua), a plan that was checked, and codecs for the operations in `slots`.
+--- Returns it, what must live while it is used, and the names of its optimizers.
+function M.of(func, a, plan, slots)
+  local anchors = {}
+  local function keep(x)
+    anchors[#anchors + 1] = x or false
+    return x
+  end
+  check_own_params(func, a)
+  local optimizers, list, optimizer, bounds = optimizers_of(func, a, plan)
+  local cfg = ffi.new "peri_sharded_ebc_config"
+  fill_tables(cfg, a, plan, optimizer, bounds, keep)
+  cfg.group, cfg.device = a.group:ptr(), P.device(a.device)
+  cfg.optimizers, cfg.n_optimizers = keep(optimizers), #list
+  cfg.seed = a.seed or P.state.seed
+  cfg.local_size = a.group.local_size
+  cfg.weighted, cfg.output_dtype = a.is_weighted, output_dtype_of(func, a)
+  cfg.gradient_division = division_of(func, a)
+  fill_codecs(func, cfg, a.qcomm_codecs_registry, slots)
+  return cfg, anchors, util.map(list, function(o) return o.name end)
+end
+
+return M

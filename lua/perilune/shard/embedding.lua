@@ -1,0 +1,204 @@
+-- embedding.lua: what sharded modules of embedding tables share, whatever they make of the rows: optimizers, codecs, caches, start values,
+-- pieces, copying, and the stages, which C does (perilune/shard.h). TorchRec's ShardedEmbeddingModule.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local jagged = require "perilune.jagged"
+local awaitable = require "perilune.dist.awaitable"
+local group_of = require("perilune.dist.group").group_of
+local embed_config = require "perilune.embed.config"
+local types = require "perilune.plan.types"
+local ShardingEnv = require "perilune.plan.env"
+local config = require "perilune.shard.config"
+local files = require "perilune.shard.files"
+local pieces = require "perilune.shard.pieces"
+local ShardedModule = require "perilune.shard.module"
+local signature = require "perilune.signature"
+local C, check = P.C, P.check
+
+local wrap, _, module_ptr = P.handle("peri_sharded_ebc", {}, nil, "a sharded module")
+local out = ffi.new "peri_sharded_ebc *[1]"
+local work_out, tensor_out = awaitable.work_out, Tensor.out
+local kjt_ptr = jagged.KeyedJaggedTensor.ptr
+
+--- A stage on its way: the exchange of ids, or of rows. Its result is itself, with the work that the next stage takes.
+local StageAwaitable = util.class("StageAwaitable", awaitable.Awaitable)
+function StageAwaitable:init(work)
+  awaitable.Awaitable.init(self)
+  self.work = awaitable.wrap_work(work)
+end
+function StageAwaitable:_wait_impl()
+  awaitable.wait_work(self.work.ptr)
+  return self
+end
+function StageAwaitable:_test_impl() return self.work.ptr == nil or C.peri_work_test(self.work.ptr) ~= C.PERI_PENDING end
+
+-- -- making ------------------------------------------------------------------------------------------------------------------------
+
+local ShardedEmbeddingModule = ShardedModule:extend "ShardedEmbeddingModule"
+
+--- Operations for which a class looks up codecs -> the place in C's configuration. Classes have their own.
+ShardedEmbeddingModule.codec_slots = {}
+--- Where the names of parameters begin.
+ShardedEmbeddingModule.parameter_prefix = "embeddings"
+
+local arguments = {
+  tables = util.required,      -- list of table configurations
+  plan = util.required,        -- EmbeddingModuleShardingPlan, or a table of ParameterShardings
+  group = util.required,       -- the ranks that share the module
+  fused_params = util.optional, -- optimizer of the fused tables, as in the unsharded module
+  table_fused_params = util.optional, -- table name -> fused_params of its own
+  is_weighted = false,
+  device = util.optional,
+  seed = util.optional,        -- default: the rank state's
+  gradient_division = util.optional,     -- whether gradients of tables are means over ranks; default: as dist.ops has it for the group
+  qcomm_codecs_registry = util.optional, -- operation -> QuantizedCommCodecs (dist/codec.lua); default: rows travel as f32
+  name = "",                   -- path of the module, for messages
+}
+
+function ShardedEmbeddingModule:init(args)
+  local func = self.class_name
+  local a = util.named(func, args, arguments)
+  local plan = types.EmbeddingModuleShardingPlan.is(a.plan) and a.plan or types.EmbeddingModuleShardingPlan(a.plan)
+  group_of(func, a.group)
+  plan:validate(a.tables, ShardingEnv.from_process_group(a.group), a.name)
+  self.tables, self.plan, self.group, self.is_weighted = a.tables, plan, a.group, a.is_weighted
+  local cfg, anchors, optimizers = config.of(func, a, plan, self.codec_slots)
+  self._optimizer_names = optimizers
+  self:_make(cfg, anchors)
+  self:_register_dense()
+end
+
+--- Make the C module. With tables in files, ranks tell each other what came of it.
+function ShardedEmbeddingModule:_make(cfg, anchors) -- luacheck: ignore 212
+  self._in_files = false
+  for _, t in ipairs(self.tables) do
+    self._in_files = self._in_files or self.plan.tables[t.name].compute_kernel == "fused_uvm_caching"
+  end
+  local ok, err = pcall(check, C.peri_sharded_ebc_new(cfg, out))
+  if not ok and not self._in_files then error(err, 0) end
+  if ok then self._ref = P.lasting(wrap, out[0]) end
+  if not self._in_files then return end -- no rank has any
+  files.agree(self.group, self.class_name, { self }, not ok and err or nil)
+end
+
+--- Make parameters of dense tables: "embedding_bags.NAME.weight"; the k-th of the pieces of a table on this rank has ".k" behind it.
+function ShardedEmbeddingModule:_register_dense()
+  local seen = {}
+  for _, s in ipairs(self:local_shards()) do
+    if s.dense then
+      local name = ("%s.%s.weight"):format(self.parameter_prefix, s.table)
+      seen[name] = (seen[name] or -1) + 1
+      if seen[name] > 0 then name = name .. "." .. seen[name] end
+      local register = s.replica and self.register_parameter or self.own_parameter
+      register(self, name, P.lasting(s.leaf))
+    end
+  end
+end
+
+-- -- stages ------------------------------------------------------------------------------------------------------------------------
+
+--- The work of what input_dist returned, until it is used.
+local function arrived(self, method, dist)
+  local work = dist.work
+  if work.ptr == nil then P.fail(("%s:%s: this input_dist is already used"):format(self.class_name, method)) end
+  return work
+end
+
+function ShardedEmbeddingModule:input_dist(features)
+  check(C.peri_sharded_ebc_input_dist(module_ptr(self._ref), kjt_ptr(features), work_out))
+  return StageAwaitable(work_out[0])
+end
+
+--- Bring the rows that `dist` (waited for, not yet looked up) will need from files into memory, in the background.
+function ShardedEmbeddingModule:prefetch(dist)
+  check(C.peri_sharded_ebc_prefetch(module_ptr(self._ref), arrived(self, "prefetch", dist).ptr))
+end
+
+--- What `dist` holds lives on in the gradient tape only.
+function ShardedEmbeddingModule:lookup(dist)
+  local work = arrived(self, "compute_and_output_dist", dist)
+  check(C.peri_sharded_ebc_compute_and_output_dist(module_ptr(self._ref), work.ptr, work_out))
+  work:release()
+  return StageAwaitable(work_out[0])
+end
+
+function ShardedEmbeddingModule:output(rows)
+  local work = rows.work
+  local status = C.peri_sharded_ebc_output(module_ptr(self._ref), work.ptr, tensor_out)
+  work:release()
+  check(status)
+  return self:result(Tensor.wrap(tensor_out[0]))
+end
+
+--- What the unsharded module would return, made of the rows that came back (a tensor).
+function ShardedEmbeddingModule:result(values) return values end -- luacheck: ignore 212
+
+-- -- files -------------------------------------------------------------------------------------------------------------------------
+
+--- The C module, or an error after release.
+function ShardedEmbeddingModule:_pointer() return module_ptr(self._ref) end
+function ShardedEmbeddingModule:in_files() return self._in_files end
+
+--- Write the changed rows of tables in files; afterwards all files of all ranks are whole and of one flush. Collective.
+function ShardedEmbeddingModule:flush()
+  if self._in_files then files.flush(self.group, self.class_name .. ":flush", { self }) end
+end
+
+--- Give the memory and files back now; the module is of no use afterwards. Tables in files: flush first.
+function ShardedEmbeddingModule:release() self._ref:release() end
+
+-- -- state -------------------------------------------------------------------------------------------------------------------------
+
+--- The pieces of tables on this rank: see pieces.lua.
+function ShardedEmbeddingModule:local_shards() return pieces.list(self._ref, module_ptr, self.tables) end
+
+function ShardedEmbeddingModule:replicas()
+  local list = {}
+  for _, s in ipairs(self:local_shards()) do
+    for _, name in ipairs(s.replica and not s.dense and s.names() or {}) do list[#list + 1] = s.state(name) end
+  end
+  return list
+end
+
+--- Take this rank's parts of the weights and optimizer states of an unsharded collection that has memory (one that is a mere description is
+--- left alone: both start from the same numbers), and of a trained one its iteration, and its learning rate if that was changed.
+function ShardedEmbeddingModule:copy_from(collection)
+  if not collection:is_materialised() then return end
+  local batch, params = collection:materialise(), collection.fused_params
+  if params then
+    check(C.peri_sharded_ebc_iteration_set(module_ptr(self._ref), batch:iteration()))
+    local rate, given = batch:learning_rate(), embed_config.fused_params(collection.class_name .. ": fused_params", params)
+    if rate ~= given.learning_rate then self:set_learning_rate(rate) end
+  end
+  pieces.copy(self:local_shards(), collection)
+end
+
+--- Learning rate of the fused tables from now on.
+function ShardedEmbeddingModule:set_learning_rate(learning_rate)
+  for i = 1, #self._optimizer_names do
+    check(C.peri_sharded_ebc_learning_rate_set(module_ptr(self._ref), i - 1, learning_rate))
+  end
+end
+
+function ShardedEmbeddingModule:__tostring() return ("%s\n%s"):format(self.class_name, tostring(self.plan)) end
+
+signature.kind("Collection", "an EmbeddingBagCollection", function(x)
+  return type(x) == "table" and type(x.is_materialised) == "function"
+end)
+signature.kind("InputDist", "what input_dist returned", StageAwaitable.is)
+
+--- Check the arguments of the methods of a class, under its name.
+function ShardedEmbeddingModule.check_arguments(class, features)
+  local line = "self: table, features: " .. features
+  for _, name in ipairs { "input_dist", "forward", "compute_and_output_dist", "prefetch", "copy_from", "set_learning_rate" } do
+    class[name] = class[name] -- a copy of its own
+  end
+  signature.check(class.class_name .. ":", class, {
+    input_dist = line, forward = line, compute_and_output_dist = "self: table, dist: InputDist", prefetch = "self: table, dist: InputDist",
+    copy_from = "self: table, collection: Collection", set_learning_rate = "self: table, learning_rate: number",
+  })
+end
+
+return ShardedEmbeddingModule

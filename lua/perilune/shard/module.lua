@@ -1,0 +1,83 @@
+-- module.lua: what all sharded modules are: nn.Modules whose tables are in pieces on the ranks of a group, and who work in stages.
+--
+--   stage         what it does                                               in TorchRec
+--   input_dist    send ids to the ranks that own their rows                  input_dist; its two waits are one here
+--   prefetch      bring rows that are in files into memory (optional)        prefetch
+--   lookup        look up what arrived, and post what goes back              compute, and the first half of output_dist
+--   output        make the result of what came back                          what the awaitable of output_dist becomes
+--
+-- A class fills in the stages; all else is here: compute_and_output_dist is lookup, then output as soon as somebody uses the result, and
+-- forward is input_dist and that. input_dist and lookup return Awaitables; the stage that follows gets their result. Every rank of the
+-- group goes through the stages of its modules in the same order.
+local P = require "perilune.ffi"
+local nn = require "perilune.nn"
+local awaitable = require "perilune.dist.awaitable"
+local signature = require "perilune.signature"
+
+local ShardedModule = nn.Module:extend "ShardedModule"
+
+--- What a lookup becomes: stands for what `output` makes of it.
+local OutputAwaitable = awaitable.lazy_class("OutputAwaitable", awaitable.Awaitable)
+function OutputAwaitable:init(module, exchange)
+  awaitable.Awaitable.init(self)
+  rawset(self, "_module", module)
+  rawset(self, "_exchange", exchange)
+end
+function OutputAwaitable:_wait_impl() return rawget(self, "_module"):output(rawget(self, "_exchange"):wait()) end
+function OutputAwaitable:_test_impl() return rawget(self, "_exchange"):test() end
+
+-- -- stages ------------------------------------------------------------------------------------------------------------------------
+
+local function missing(self, stage) P.fail(("%s: no stage '%s'"):format(self.class_name, stage)) end
+
+--- Ids, in whatever arguments the unsharded module takes (at most three), to their owners. Collective. Returns an Awaitable.
+function ShardedModule:input_dist() missing(self, "input_dist") end
+--- A later batch's rows into memory, in the background; `dist`: the result of input_dist. Local.
+function ShardedModule:prefetch(dist) end -- luacheck: ignore 212
+--- Look up `dist` and post what goes back. Collective. Returns an Awaitable.
+function ShardedModule:lookup(dist) missing(self, "lookup") end -- luacheck: ignore 212
+--- What the unsharded module would return, of the result of lookup's Awaitable. Local.
+function ShardedModule:output(arrived) missing(self, "output") end -- luacheck: ignore 212
+
+--- Look up what arrived and send the rows back. Collective. Uses `dist`, the result of input_dist, up. Returns a LazyAwaitable of what the
+--- unsharded module would return.
+function ShardedModule:compute_and_output_dist(dist) return OutputAwaitable(self, self:lookup(dist)) end
+
+--- All stages. Waits for the ids; rows are on their way when it returns, until the result is used.
+function ShardedModule:forward(a, b, c) return self:compute_and_output_dist(self:input_dist(a, b, c):wait()) end
+
+-- -- what DistributedModelParallel asks of it ----------------------------------------------------------------------------------------
+-- Parameters of which each rank has its own part are noted in nn.parameter.own_parts (own_parameter does that); the others are replicas,
+-- whose gradients are averaged.
+
+--- Register a parameter of which other ranks have other parts, or none.
+function ShardedModule:own_parameter(name, tensor)
+  self:register_parameter(name, tensor)
+  nn.parameter.own_parts[tensor] = true
+end
+
+--- Names of such parameters.
+function ShardedModule:own_parameters()
+  local list = {}
+  for _, name in ipairs(self._parameters) do
+    if nn.parameter.own_parts[rawget(self, name)] then list[#list + 1] = name end
+  end
+  return list
+end
+
+--- Tensors, beside parameters, that are equal on all ranks: they start with rank 0's numbers. A list, in the same order on all ranks.
+function ShardedModule:replicas() return {} end -- luacheck: ignore 212
+--- Take over what the unsharded module has learned. Local; called once, when the modules of all ranks are made.
+function ShardedModule:copy_from(module) end -- luacheck: ignore 212
+--- The pieces of tables on this rank; see ShardedEmbeddingModule:local_shards.
+function ShardedModule:local_shards() return {} end -- luacheck: ignore 212
+--- Learning rate of tables that train themselves, from now on.
+function ShardedModule:set_learning_rate(learning_rate) end -- luacheck: ignore 212
+--- Whether some table is in files, on whatever rank (files.lua says what such modules have besides).
+function ShardedModule:in_files() return false end -- luacheck: ignore 212
+--- Give memory and files back now; the module is of no use afterwards. Local.
+function ShardedModule:release() end -- luacheck: ignore 212
+
+signature.check("ShardedModule:", ShardedModule, { own_parameter = "self: table, name: string, tensor: tensor" })
+
+return ShardedModule

@@ -1,0 +1,102 @@
+-- pieces.lua: the pieces of tables that a sharded module has on this rank: looked at, and filled from an unsharded module.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local Tensor = require "perilune.tensor"
+local tbes = require "perilune.embed.tbe"
+local signature = require "perilune.signature"
+local C, check = P.C, P.check
+
+local M = {}
+local tensor_out = Tensor.out
+
+local piece = ffi.new "peri_local_shard"
+local function state_name(x) return signature.value("local_shards", "the state's name", x, "string") end
+local function row_number(x) return signature.value("local_shards", "row", x, "integer") end
+local COPY_ROWS = 65536
+
+--- The pieces of tables on this rank: a list of { table = name, rank, row_offset, rows, col_offset, cols, dense, replica, state =
+--- function(name), read = function(name, row, tensor), write = function(name, row, tensor), cached, cache_statistics }. state("weight") and
+--- so on give live views of shards in memory; rows of shards in files (cached) are read and written.
+--- ref: the handle of the C module; module_ptr(ref): its pointer, or an error when it was released; tables: their configurations.
+function M.list(ref, module_ptr, tables)
+  local list = {}
+  for i = 1, C.peri_sharded_ebc_local_shards(module_ptr(ref)) do
+    check(C.peri_sharded_ebc_local_shard(module_ptr(ref), i - 1, piece))
+    local batch, number = piece.tbe, piece.tbe_table
+    -- The pieces keep the module, and ask whether it was released before they touch its table batch.
+    local function tbe()
+      module_ptr(ref)
+      return batch
+    end
+    list[i] = {
+      table = tables[piece.table + 1].name, rank = piece.shard.rank,
+      row_offset = tonumber(piece.shard.row_offset), rows = tonumber(piece.shard.rows),
+      col_offset = tonumber(piece.shard.col_offset), cols = tonumber(piece.shard.cols),
+      dense = piece.dense, replica = piece.replica, cached = C.peri_tbe_cache_io(batch) ~= nil,
+      read = function(name, row, result)
+        check(C.peri_tbe_read(tbe(), number, state_name(name), row_number(row), Tensor.ptr(result)))
+        return result
+      end,
+      write = function(name, row, source) check(C.peri_tbe_write(tbe(), number, state_name(name), row_number(row), Tensor.ptr(source))) end,
+      shape = function(name)
+        local dims = ffi.new "int64_t[2]"
+        local n = check(C.peri_tbe_state_shape(tbe(), number, state_name(name), dims))
+        return { tonumber(dims[0]), n == 2 and tonumber(dims[1]) or nil }
+      end,
+      iteration = function() return tonumber(C.peri_tbe_iteration(tbe())) end,
+      cache_statistics = function() return tbes.cache_statistics_of(tbe(), tonumber(number)) end,
+      state = function(name)
+        check(C.peri_tbe_state(tbe(), number, state_name(name), tensor_out))
+        return Tensor.wrap(tensor_out[0])
+      end,
+      leaf = piece.dense and function()
+        check(C.peri_tbe_leaf(tbe(), number, tensor_out))
+        return Tensor.wrap(tensor_out[0])
+      end or nil,
+      names = function()
+        local names, k = {}, 0
+        while true do
+          local name = C.peri_tbe_state_name(tbe(), k)
+          if name == nil then return names end
+          k = k + 1
+          names[k] = ffi.string(name)
+        end
+      end,
+    }
+  end
+  return list
+end
+
+--- States that have no rows: a matrix of columns, a number of the table.
+local without_rows = { preconditioner = true, max_counter = true }
+
+--- Write a shard's part of one of them.
+local function copy_whole(collection, s, name)
+  local whole = collection:table_state(s.table, name)
+  if whole:dim() == 2 then
+    whole = whole:slice(1, s.col_offset, s.col_offset + s.cols):slice(2, s.col_offset, s.col_offset + s.cols)
+  end
+  s.write(name, 0, whole)
+end
+
+--- Write a shard's rows of weights or of a state.
+local function copy_rows(collection, s, name)
+  for row = 0, s.rows - 1, COPY_ROWS do
+    local from = collection:table_rows(s.table, name, s.row_offset + row, math.min(COPY_ROWS, s.rows - row))
+    if from:dim() == 2 then from = from:slice(2, s.col_offset, s.col_offset + s.cols) end
+    s.write(name, row, from)
+  end
+end
+
+--- Copy the parts that pieces have of the weights and optimizer states of an unsharded collection that has memory. Tables that got their
+--- optimizer from the sharder have weights only.
+function M.copy(list, collection)
+  for _, s in ipairs(list) do
+    for _, name in ipairs(collection.fused_params and s.names() or { "weight" }) do
+      local copy = without_rows[name] and copy_whole or copy_rows
+      copy(collection, s, name)
+    end
+  end
+end
+
+return M
