@@ -76,8 +76,8 @@ struct peri__trip {
 
 /** The nodes of a trip's table, by their names. */
 #define PERI__TRIP_NODES(name_of_leave, name_of_arrive)                                                                              \
-    .leave = {.name = (name_of_leave), .collective = true, .backward = peri__trip_leave, .fini = peri__trip_node_fini},              \
-    .arrive = {.name = (name_of_arrive), .collective = true, .backward = peri__trip_arrive, .fini = peri__trip_node_fini}
+    .leave = {.name = (name_of_leave), .acts = PERI__WAITS, .backward = peri__trip_leave, .fini = peri__trip_node_fini},                \
+    .arrive = {.name = (name_of_arrive), .acts = PERI__POSTS, .backward = peri__trip_arrive, .fini = peri__trip_node_fini}
 
 /** One reference, the caller's. */
 void peri__trip_init(peri__trip *trip, const peri__trip_vtab *vtab, peri_group *group);

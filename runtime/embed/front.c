@@ -160,7 +160,7 @@ out:
     return status;
 }
 
-static const peri__node_vtab lookup_vtab = {.name = "tbe_lookup", .backward = lookup_backward, .fini = lookup_fini};
+static const peri__node_vtab lookup_vtab = {.name = "tbe_lookup", .acts = PERI__UPDATES, .backward = lookup_backward, .fini = lookup_fini};
 
 /** The node's inputs (borrowed), in a new array. */
 static peri_status lookup_inputs(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor ***out, int32_t *n)

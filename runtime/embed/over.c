@@ -50,7 +50,7 @@ out:
     return status;
 }
 
-static const peri__node_vtab over_vtab = {.name = "tbe_over", .backward = over_backward, .fini = over_fini};
+static const peri__node_vtab over_vtab = {.name = "tbe_over", .acts = PERI__UPDATES, .backward = over_backward, .fini = over_fini};
 
 peri_status peri__over_record(peri_tensor *table, const peri_tbe_input *in, peri__over *over, peri_tensor *out)
 {

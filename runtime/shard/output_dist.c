@@ -8,7 +8,7 @@
  * encoded.
  *
  * On the tape a batch is two nodes. The later one, `output_dist`, starts the exchange of the gradient in its backward; the earlier one,
- * `lookup`, waits for it in its own and updates the shards. Whatever was recorded between them is differentiated while the gradient
+ * `lookup`, waits for it in its own and updates the shards. A pass does all else between them (tensor/backward.c), while the gradient
  * travels.
  */
 #include "exchange.h"
@@ -290,7 +290,8 @@ static void node_fini(peri__node *node)
     node->state = NULL;
 }
 
-static const peri__node_vtab lookup_vtab = {.name = "sharded lookup", .collective = true, .backward = lookup_backward, .fini = node_fini};
+static const peri__node_vtab lookup_vtab = {
+    .name = "sharded lookup", .acts = PERI__WAITS | PERI__UPDATES, .backward = lookup_backward, .fini = node_fini};
 
 /* -- backward: the exchange ------------------------------------------------------------------------------------------------------------ */
 
@@ -348,7 +349,7 @@ static peri_status output_backward(peri__node *node, peri_tensor *const *grad_ou
 }
 
 static const peri__node_vtab output_node = {
-    .name = "sharded output_dist", .collective = true, .backward = output_backward, .fini = node_fini};
+    .name = "sharded output_dist", .acts = PERI__POSTS, .backward = output_backward, .fini = node_fini};
 
 /* -- forward ------------------------------------------------------------------------------------------------------------------------- */
 

@@ -140,7 +140,7 @@ static void weights_fini(peri__node *node)
 }
 
 static const peri__node_vtab weights_vtab = {
-    .name = "sharded weights_dist", .collective = true, .backward = weights_backward, .fini = weights_fini};
+    .name = "sharded weights_dist", .acts = PERI__POSTS | PERI__WAITS, .backward = weights_backward, .fini = weights_fini};
 
 peri_status peri__weights_dist_record(peri__weights_dist *w, peri_tensor *weights, peri_tensor **token)
 {

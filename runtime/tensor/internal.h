@@ -89,7 +89,7 @@ struct peri_tensor {
     peri__node *node; /* what computed it (retained); NULL for leaves */
     int32_t slot;     /* which of the node's outputs it is */
     peri_tensor *grad; /* leaves: accumulated gradient, or NULL */
-    int32_t consumers; /* leaves, during a backward pass: nodes that have yet to deliver their share */
+    int64_t place;     /* leaves, during a backward pass: its gradient among those that are summed */
     /* Leaves: called when a backward pass has finished this tensor's gradient (data-parallel reduction). */
     void (*ready)(void *ctx, peri_tensor *leaf);
     void *ready_ctx;
@@ -143,10 +143,18 @@ peri_status peri__check_list(const char *function, const char *what, const void 
 
 /* -- the gradient tape ------------------------------------------------------------------------------------------------------------ */
 
+/** What a backward may do. Nodes that post or wait run whenever the pass reaches them, also when no gradient did: other ranks wait for the
+ *  exchange. They say which they do, so that a pass posts early, in the reverse of the order of recording, and waits late. */
+enum {
+    PERI__POSTS = 1,   /* posts an exchange, */
+    PERI__WAITS = 2,   /* returns PERI_PENDING until one is complete */
+    PERI__UPDATES = 4, /* changes tables that other nodes look up: such nodes keep the reverse of the order of recording */
+};
+
 /** What a kind of node does. */
 typedef struct peri__node_vtab {
     const char *name;
-    bool collective; /* runs whenever the pass reaches it, also when no gradient did: other ranks wait for its exchange */
+    int32_t acts; /* what its backward does beside computing gradients: PERI__POSTS | PERI__WAITS | PERI__UPDATES */
     /* Compute gradients of the inputs. @grad_out[i] (borrowed) is the gradient of output i, NULL where nothing flowed back.
      * Write new references into @grad_in[i] for inputs with needs[i]; leave NULL for none. May return PERI_PENDING: it is called
      * again with the same arguments until it does not. Must not modify grad_out, unless peri__exclusive says that nobody else can
@@ -166,7 +174,7 @@ typedef struct peri__edge {
 } peri__edge;
 
 /** One recorded operation. Nodes are ordered by `sequence`, which grows with every recording of the process; a backward pass visits
- *  them from the highest to the lowest, which is the reverse of the order in which they ran: on every rank the same. */
+ *  each after all that use its outputs, in the order that backward.c says. */
 struct peri__node {
     peri__refs refs;
     const peri__node_vtab *vtab;
@@ -183,6 +191,7 @@ struct peri__node {
     /* During a backward pass: */
     peri_tensor **grad_out; /* n_out accumulated gradients */
     uint64_t pass; /* the pass that has seen it */
+    int64_t place; /* its place in that pass, from the highest sequence to the lowest */
     bool spent;    /* a pass has used it up */
 };
 
@@ -203,6 +212,12 @@ void peri__node_save(peri__node *node, int32_t i, peri_tensor *t);
 /** A view of the same storage outside the tape. @out new. */
 peri_status peri__detached(peri_tensor *t, peri_tensor **out);
 void peri__node_release(peri__node *node);
+/** A pass is over with @node: release its gradients, what it keeps, and the pass's reference. */
+void peri__node_spend(peri__node *node);
+/** How often the elements of @t were changed in place. */
+static inline uint64_t peri__version(const peri_tensor *t) { return atomic_load_explicit(&t->storage->version, memory_order_relaxed); }
+/** Whether two tensors have one shape. */
+bool peri__same_shape(const peri_tensor *a, const peri_tensor *b);
 /** True if input @i of @node wants a gradient. */
 static inline bool peri__needs(const peri__node *node, int32_t i) { return node->in[i].node || node->in[i].leaf; }
 /** peri__record if the operation must be recorded; else *node = NULL. */

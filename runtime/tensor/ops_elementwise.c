@@ -253,11 +253,6 @@ static peri_status muladd_backward(peri__node *node, peri_tensor *const *grad_ou
 
 static const peri__node_vtab muladd_vtab = {.name = "muladd", .backward = muladd_backward};
 
-static bool same_shape(const peri_tensor *a, const peri_tensor *b)
-{
-    return a->ndim == b->ndim && !memcmp(a->shape, b->shape, sizeof *a->shape * (size_t)a->ndim);
-}
-
 peri_status peri_op_muladd(peri_tensor *a, peri_tensor *b, peri_tensor *c, peri_tensor **out)
 {
     PERI_NEED(out);
@@ -265,7 +260,7 @@ peri_status peri_op_muladd(peri_tensor *a, peri_tensor *b, peri_tensor *c, peri_
     peri_tensor *in[3] = {a, b, c}, *flat[3] = {NULL}, *y = NULL;
     for (int32_t i = 1; i < 3; i++) {
         PERI_TRY(check_pair("peri_op_muladd", a, in[i]));
-        if (!same_shape(a, in[i]))
+        if (!peri__same_shape(a, in[i]))
             return peri__fail(PERI_EINVAL, "peri_op_muladd: shapes differ: %s", peri__pair_text(a, in[i], text, sizeof text));
     }
     peri_status status;

@@ -74,7 +74,8 @@ static void triple_fini(peri__node *node)
 }
 
 static const peri__node_vtab triple_vtab = {.name = "triple", .backward = triple_backward, .fini = triple_fini};
-static const peri__node_vtab collective_vtab = {.name = "triple", .collective = true, .backward = triple_backward, .fini = triple_fini};
+static const peri__node_vtab collective_vtab = {
+    .name = "triple", .acts = PERI__POSTS | PERI__WAITS, .backward = triple_backward, .fini = triple_fini};
 
 static peri_tensor *triple_as(const peri__node_vtab *vtab, peri_tensor *x, int name)
 {

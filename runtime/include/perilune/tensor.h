@@ -95,8 +95,9 @@ PERI_API peri_status peri_tensor_detach(peri_tensor *t, peri_tensor **out);
 typedef struct peri_backward peri_backward;
 
 /** Prepare the backward pass from @root with upstream gradient @grad (NULL: 1, for a one-element root). Each recorded node runs once,
- *  in the reverse of the order of recording; gradients of leaves accumulate. Collective if modules on the tape are, or leaves belong to
- *  a reducer (perilune/comm.h). */
+ *  after those that use its outputs: exchanges of gradients are posted as soon as they can be, on all ranks in the reverse of the order of
+ *  recording, and waited for when nothing else is left to do. Gradients of leaves accumulate, and are summed in the reverse of the order of
+ *  recording. Collective if modules on the tape are, or leaves belong to a reducer (perilune/comm.h). */
 PERI_API peri_status peri_backward_new(peri_tensor *root, peri_tensor *grad, peri_backward **out);
 /** Run until the pass is over (PERI_OK) or a node waits for other ranks (PERI_PENDING: call again). Does not block. The recorded
  *  nodes are spent afterwards. PERI_EINVAL if a tensor that an operation needs now was changed in place after it (by peri_tensor_copy,

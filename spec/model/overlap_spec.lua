@@ -1,0 +1,104 @@
+-- Exchange and computation overlap, in whatever order the lines of a model stand: what one rank has done while the others hold back.
+local ffi = require "ffi"
+local peri = require "perilune"
+local sim = require "perilune.dist.sim"
+local P = require "perilune.ffi"
+local nn, plan = peri.nn, peri.plan
+local C = P.C
+
+local ROWS, DIM, BATCH = 8, 4, 3
+
+local function collection(name, sharding)
+  return peri.EmbeddingBagCollection {
+    tables = { peri.EmbeddingBagConfig { name = name, num_embeddings = ROWS, embedding_dim = DIM, feature_names = { name } } },
+    fused_params = { optimizer = "sgd", learning_rate = 0.5 },
+  }, sharding
+end
+
+--- A dense part and a collection that meet in a last layer; `order`: which of the lines come first.
+local Model = nn.Module:extend "Model"
+function Model:init(order)
+  self.order = order
+  self.ebc = collection "f"
+  self.dense = nn.Linear { in_features = 2, out_features = DIM }
+  self.final = nn.Linear { in_features = 2 * DIM, out_features = 1 }
+end
+function Model:forward(kjt, x)
+  local dense, sparse
+  if self.order == "dense first" then dense = self.dense(x) end
+  sparse = self.ebc(kjt):values():reshape(-1, DIM)
+  if self.order == "dense last" then dense = self.dense(x) end
+  return self.final(nn.functional.cat({ dense, sparse }, 2))
+end
+
+local function batch(rank, device, name)
+  local values, lengths = {}, {}
+  for i = 1, BATCH do values[i], lengths[i] = (rank + 3 * i) % ROWS, 1 end
+  return peri.KeyedJaggedTensor { keys = { name or "f" }, values = values, lengths = lengths, device = device }
+end
+local function features(rank, device) return peri.Tensor.normal({ BATCH, 2 }, 0, 1, 7, rank, "f32", device) end
+
+local function make(world, device, order)
+  P.state.device = device
+  return peri.DistributedModelParallel { module = Model(order), plan = { ebc = { f = plan.row_wise() } }, group = world, device = device }
+end
+
+--- Kinds of the operations that this rank has posted in a group, in order, and whether the last is still pending.
+local function posts(world)
+  local kinds, pending = {}, false
+  for line in world:record():gmatch "[^\n]+" do
+    kinds[#kinds + 1] = line:match "all_[%w_]+" or line:match "broadcast" or line
+    pending = line:match "pending$" ~= nil
+  end
+  return kinds, pending
+end
+
+--- Wait until a condition holds, while other ranks go on.
+local function hold(condition)
+  local round = 0
+  while not condition() do
+    assert(round < 100000, "the other rank never came as far")
+    P.pause(round)
+    round = round + 1
+  end
+end
+
+local pass_out = ffi.new "peri_backward *[1]"
+
+for _, device in ipairs { "cpu", "opaque" } do
+  for _, order in ipairs { "dense first", "dense last" } do
+    describe(("backward on %s, %s:"):format(device, order), function()
+      it("the dense part is differentiated while the gradient of the rows is on its way", function()
+        local done, gradients = false, {}
+        sim.run(2, function(rank, world)
+          local model = make(world, device, order)
+          local loss = model(batch(rank, device), features(rank, device)):sum()
+          if rank == 1 then -- holds back: its gradients set out when rank 0 can do no more without them
+            hold(function() return done end)
+            loss:backward()
+          else
+            local before = #posts(world)
+            P.check(C.peri_backward_new(peri.Tensor.ptr(loss), nil, pass_out))
+            local pass = pass_out[0]
+            for _ = 1, 50 do assert.equal(C.PERI_PENDING, P.check(C.peri_backward_step(pass))) end
+            local kinds, pending = posts(world)
+            assert.is_true(pending) -- the exchange of the gradient is posted, and waits for rank 1,
+            assert.equal("all_to_all", kinds[#kinds])
+            assert.equal(before + 1, #kinds)
+            assert.is_truthy(model.module.dense.weight:grad()) -- while all that is dense is done
+            assert.is_truthy(model.module.final.weight:grad())
+            done = true
+            local round = 0
+            while P.check(C.peri_backward_step(pass)) == C.PERI_PENDING do
+              P.pause(round)
+              round = round + 1
+            end
+            C.peri_backward_release(pass)
+          end
+          gradients[rank] = model.module.dense.weight:grad():to_list()
+        end, { device = device, timeout = 20 })
+        assert.same(gradients[0], gradients[1]) -- the means over the ranks
+      end)
+    end)
+  end
+end
