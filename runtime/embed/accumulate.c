@@ -193,6 +193,7 @@ peri_status peri_tbe_accumulated_apply(peri_tbe *tbe)
     if (tbe->n_kept == 0) return PERI_OK;
     totals all = place(tbe);
     peri_tbe_input in = {0};
+    peri_tbe_batch *batch = NULL;
     peri_tensor *grad = NULL;
     bool before = peri_grad_enable(false);
     peri_status status;
@@ -202,9 +203,13 @@ peri_status peri_tbe_accumulated_apply(peri_tbe *tbe)
     PERI_TRY_GOTO(join(tbe, PERI_F32, all.grad, PART_GRADIENT, &grad), out);
     PERI_TRY_GOTO(join_offsets(tbe, &all, &in.offsets), out);
     PERI_TRY_GOTO(join_blocks(tbe, &all, &in.blocks), out);
-    PERI_TRY_GOTO(peri__tbe_backward(tbe, &in, grad, NULL), out);
-    peri__tbe_kept_forget(tbe);
+    PERI_TRY_GOTO(peri__batch_take(tbe, &in, &batch), out);
+    PERI_TRY_GOTO(peri__batch_enter("peri_tbe_accumulated_apply", batch, true), out);
+    status = peri__tbe_backward(batch, grad, NULL);
+    if (status >= 0) peri__tbe_kept_forget(tbe);
+    status = peri__batch_leave(batch, true, status);
 out:
+    peri__batch_give(batch);
     peri_grad_enable(before);
     kept_fini(&(peri__kept){.in = in, .grad = grad});
     return status;

@@ -1,150 +1,211 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * batch.c: what every part of a table batch stands on: what optimizers keep, the order of calls, workspaces.
+ * batch.c: batches on their way through a table batch: an input, and what lookup, prefetch and update compute from it once.
  */
 #include "internal.h"
 
-#include <stdio.h>
-#include <stdlib.h>
+enum { MOST_IDLE = 16, MOST_IDLE_SORTED = 4 }; /* kept for later batches; the rest is freed */
 
-/* The public constants are the kernels'. */
-_Static_assert((int)PERI_TBE_NONE == (int)PERI_K_OPTIM_NONE && (int)PERI_TBE_SGD == (int)PERI_K_OPTIM_SGD &&
-                   (int)PERI_TBE_ADAGRAD == (int)PERI_K_OPTIM_ADAGRAD && (int)PERI_TBE_ADAM == (int)PERI_K_OPTIM_ADAM &&
-                   (int)PERI_TBE_ROWWISE_ADAGRAD == (int)PERI_K_OPTIM_ROWWISE_ADAGRAD &&
-                   (int)PERI_TBE_PARTIAL_ROWWISE_ADAM == (int)PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM &&
-                   (int)PERI_TBE_LAMB == (int)PERI_K_OPTIM_LAMB && (int)PERI_TBE_LARS_SGD == (int)PERI_K_OPTIM_LARS_SGD &&
-                   (int)PERI_TBE_PARTIAL_ROWWISE_LAMB == (int)PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB &&
-                   (int)PERI_TBE_LION == (int)PERI_K_OPTIM_LION && (int)PERI_TBE_SHAMPOO == (int)PERI_K_OPTIM_SHAMPOO &&
-                   (int)PERI_TBE_ROWWISE_RMSPROP_AR == (int)PERI_K_OPTIM_ROWWISE_RMSPROP_AR &&
-                   (int)PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD == (int)PERI_K_OPTIM_EMAINPLACE_ROWWISE_ADAGRAD &&
-                   (int)PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER == (int)PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER,
-               "optimizers");
-_Static_assert((int)PERI_COUNTER_DECAY_L2 == (int)PERI_K_DECAY_L2 && (int)PERI_COUNTER_DECAY_DECOUPLE == (int)PERI_K_DECAY_DECOUPLE &&
-                   (int)PERI_COUNTER_DECAY_ADAGRADW == (int)PERI_K_DECAY_ADAGRADW &&
-                   (int)PERI_RATES_TAIL_ID_INCREASE == (int)PERI_K_RATES_TAIL_UP &&
-                   (int)PERI_RATES_TAIL_ID_DECREASE == (int)PERI_K_RATES_TAIL_DOWN &&
-                   (int)PERI_RATES_COUNTER_SGD == (int)PERI_K_RATES_COUNTER_SGD,
-               "counters");
-_Static_assert((int)PERI_DECAY_L2 == (int)PERI_K_DECAY_L2 && (int)PERI_DECAY_DECOUPLE == (int)PERI_K_DECAY_DECOUPLE, "decay modes");
-_Static_assert((int)PERI_POOLING_MEAN == (int)PERI_K_POOLING_MEAN && (int)PERI_POOLING_NONE == (int)PERI_K_POOLING_NONE, "poolings");
+/* -- taking and giving ------------------------------------------------------------------------------------------------------------- */
 
-static const peri__optimizer_kind kinds[PERI_K_OPTIM_COUNT] = {
-    [PERI_TBE_NONE] = {.name = "none"},
-    [PERI_TBE_SGD] = {.name = "sgd", .decay = true, .decay_mode = true},
-    [PERI_TBE_ADAGRAD] = {.name = "adagrad", .full1 = true, .eps = true, .decay = true, .decay_mode = true},
-    [PERI_TBE_ROWWISE_ADAGRAD] = {.name = "rowwise_adagrad", .row1 = true, .eps = true, .decay = true, .decay_mode = true},
-    [PERI_TBE_ADAM] = {.name = "adam", .full1 = true, .full2 = true, .eps = true, .betas = true, .decay = true},
-    [PERI_TBE_PARTIAL_ROWWISE_ADAM] =
-        {.name = "partial_rowwise_adam", .full1 = true, .row2 = true, .eps = true, .betas = true, .decay = true},
-    [PERI_TBE_LAMB] = {.name = "lamb", .full1 = true, .full2 = true, .eps = true, .betas = true, .decay = true},
-    [PERI_TBE_PARTIAL_ROWWISE_LAMB] =
-        {.name = "partial_rowwise_lamb", .full1 = true, .row2 = true, .eps = true, .betas = true, .decay = true},
-    [PERI_TBE_LARS_SGD] = {.name = "lars_sgd", .full1 = true, .lars = true, .decay = true},
-    [PERI_TBE_SHAMPOO] = {.name = "shampoo", .eps = true, .decay = true, .decay_mode = true},
-    [PERI_TBE_LION] = {.name = "lion", .full1 = true, .betas = true, .decay = true},
-    [PERI_TBE_ROWWISE_RMSPROP_AR] = {.name = "rowwise_rmsprop_ar", .row1 = true, .prev = true, .eps = true, .rmsprop = true},
-    [PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD] =
-        {.name = "emainplace_rowwise_adagrad", .row1 = true, .eps = true, .decay = true, .decay_mode = true, .average = true},
-    [PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER] =
-        {.name = "rowwise_adagrad_with_counter", .row1 = true, .counter = true, .prev = true, .eps = true, .decay = true,
-         .decay_mode = true},
-};
-
-const peri__optimizer_kind *peri__optimizer_kind_of(int32_t kind) { return &kinds[kind]; }
-
-const char *peri__number_text(double x, char out[32])
+static void batch_free(peri_tbe_batch *b)
 {
-    for (int digits = 6; digits <= 17; digits++) {
-        snprintf(out, 32, "%.*g", digits, x);
-        if (strtod(out, NULL) == x) break;
-    }
-    return out;
+    if (!b) return;
+    for (int i = 0; i < 2; i++) peri__forget_after(&b->spans[i], b->done);
+    peri__forget_after(&b->report, b->done);
+    peri_event_release(b->done);
+    peri__object_count(-1);
+    peri__free(b);
 }
 
-const char *peri__start_text(int32_t init, double a, double b, char out[PERI__START_TEXT])
+static peri_status batch_make(peri_tbe *tbe, peri_tbe_batch **out)
 {
-    char x[32], y[32];
-    peri__number_text(a, x);
-    peri__number_text(b, y);
-    switch (init) {
-    case PERI_INIT_UNIFORM: snprintf(out, PERI__START_TEXT, "uniform (%s to %s)", x, y); break;
-    case PERI_INIT_NORMAL: snprintf(out, PERI__START_TEXT, "normal (mean %s, deviation %s)", x, y); break;
-    case PERI_INIT_CONSTANT: snprintf(out, PERI__START_TEXT, "constant (%s)", x); break;
-    case PERI_INIT_NONE: return "none";
-    default: return "default (uniform, by the number of rows)";
-    }
-    return out;
+    peri_tbe_batch *b = peri__alloc_zero(sizeof *b);
+    if (!b) return PERI_ENOMEM;
+    peri__object_count(1);
+    b->tbe = tbe;
+    atomic_flag_clear(&b->busy);
+    peri_status status = peri_event_new(tbe->device, &b->done);
+    if (status < 0) batch_free(b);
+    else *out = b;
+    return status;
 }
 
-/* -- calls and workspaces -------------------------------------------------------------------------------------------------------- */
-
-peri_status peri__tbe_enter(peri_tbe *tbe) { return peri_stream_wait(peri_stream_current(tbe->device), tbe->done); }
-peri_status peri__tbe_leave(peri_tbe *tbe) { return peri_event_record(tbe->done, peri_stream_current(tbe->device)); }
-
-void peri__tbe_forget(peri_tbe *tbe, peri_tensor **tensor)
+peri_status peri__batch_take(peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_batch **out)
 {
-    if (!*tensor) return;
-    /* Memory is freed in the order of the stream that was current when it was made, which may not be the one that used it last. */
-    peri_stream *home = (*tensor)->storage->home;
-    const peri_device_vtab *vtab = tbe->device->vtab;
-    if (tbe->done) (void)vtab->stream_wait(tbe->device->ctx, home->ctx, tbe->done->ctx);
-    peri_tensor_release(*tensor);
-    *tensor = NULL;
-}
-
-peri_status peri__tbe_workspace(peri_tbe *tbe, int32_t which, int32_t dtype, int64_t count, void **out)
-{
-    peri_tensor **t = &tbe->workspace[which];
-    if (!*t || peri__numel(*t) < count || (*t)->dtype != dtype) {
-        int64_t more = *t ? peri__max(count, peri__numel(*t) + peri__numel(*t) / 4) : count;
-        peri_tensor *fresh;
-        PERI_TRY(peri_tensor_new(tbe->device, dtype, 1, &more, &fresh));
-        peri__tbe_forget(tbe, t);
-        *t = fresh;
+    pthread_mutex_lock(&tbe->small);
+    peri_tbe_batch *b = tbe->idle;
+    if (b) {
+        tbe->idle = b->next;
+        tbe->n_idle--;
     }
-    *out = peri__data(*t);
+    pthread_mutex_unlock(&tbe->small);
+    if (!b) PERI_TRY(batch_make(tbe, &b));
+    peri__refs_init(&b->refs);
+    b->next = NULL;
+    b->in = *in;
+    b->prepared[0] = b->prepared[1] = false;
+    peri_tensor_retain(in->ids);
+    peri_tensor_retain(in->offsets);
+    if (in->weights) peri_tensor_retain(in->weights);
+    if (in->scale) peri_tensor_retain(in->scale);
+    peri_tbe_blocks_retain(in->blocks);
+    *out = b;
     return PERI_OK;
 }
 
-/* -- states ---------------------------------------------------------------------------------------------------------------------- */
-
-double peri__tbe_copies(const peri_tbe_optimizer *o) { return 1.0 + kinds[o->kind].full1 + kinds[o->kind].full2; }
-
-int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_PARTS])
+void peri__batch_give(peri_tbe_batch *b)
 {
-    const peri__optimizer_kind *k = &kinds[tbe->optimizer.kind];
-    const struct {
-        peri_tensor *flat;
-        bool row;
-    } all[] = {{tbe->weight, false}, {tbe->momentum1, k->row1}, {tbe->momentum2, k->row2}, {tbe->row_counter, true},
-               {tbe->prev_iter, true}};
-    int32_t n = 0;
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i].flat)
-            part[n++] = (peri_k_cache_part){
-                .base = peri__data(all[i].flat), .bytes = (int32_t)peri_dtype_size(all[i].flat->dtype), .row = all[i].row};
-    return n;
+    if (!b) return;
+    peri_tbe *tbe = b->tbe;
+    peri_stream *now = peri_stream_current(tbe->device);
+    (void)peri_stream_wait(now, b->done); /* a tier's own batches are used within others' calls, on the stream that is current now */
+    (void)peri_event_record(b->done, now);
+    peri__sorted_give(b);
+    peri_tensor_release(b->in.ids);
+    peri_tensor_release(b->in.offsets);
+    peri_tensor_release(b->in.weights);
+    peri_tensor_release(b->in.scale);
+    /* The list's memory is freed in the order of the stream that made it. */
+    (void)tbe->device->vtab->stream_wait(tbe->device->ctx, b->in.blocks->copy->storage->home->ctx, b->done->ctx);
+    peri_tbe_blocks_release(b->in.blocks);
+    b->in = (peri_tbe_input){0};
+    pthread_mutex_lock(&tbe->small);
+    bool keep = tbe->n_idle < MOST_IDLE;
+    if (keep) {
+        b->next = tbe->idle;
+        tbe->idle = b;
+        tbe->n_idle++;
+    }
+    pthread_mutex_unlock(&tbe->small);
+    if (!keep) batch_free(b);
 }
 
-int32_t peri__tbe_part_dtype(const peri_tbe *tbe, int32_t part)
+static void sorted_free(peri__sorted *s)
 {
-    if (part == 0) return tbe->dtype;
-    return strcmp(peri_tbe_state_name(tbe, part), "prev_iter") ? PERI_F32 : PERI_I64;
+    if (!s) return;
+    for (int i = 0; i < PERI__SORT_ROOMS; i++) peri__forget_after(&s->room[i], s->done);
+    peri_event_release(s->done);
+    peri__free(s);
 }
 
-const char *peri_tbe_state_name(const peri_tbe *tbe, int32_t i)
+peri_status peri__sorted_take(peri_tbe *tbe, peri__sorted **out)
 {
-    const char *names[] = {"weight", tbe->momentum1 ? "momentum1" : NULL, tbe->momentum2 ? "momentum2" : NULL,
-                           tbe->row_counter ? "row_counter" : NULL, tbe->prev_iter ? "prev_iter" : NULL,
-                           tbe->preconditioner ? "preconditioner" : NULL, tbe->max_counter ? "max_counter" : NULL};
-    for (size_t n = 0; n < sizeof names / sizeof *names; n++)
-        if (names[n] && i-- == 0) return names[n];
-    return NULL;
+    pthread_mutex_lock(&tbe->small);
+    peri__sorted *s = tbe->idle_sorted;
+    if (s) {
+        tbe->idle_sorted = s->next;
+        tbe->n_idle_sorted--;
+    }
+    pthread_mutex_unlock(&tbe->small);
+    peri_status status = PERI_OK;
+    if (!s) {
+        s = peri__alloc_zero(sizeof *s);
+        if (!s) return PERI_ENOMEM;
+        status = peri_event_new(tbe->device, &s->done);
+    }
+    if (status >= 0) status = peri_stream_wait(peri_stream_current(tbe->device), s->done);
+    if (status < 0) sorted_free(s);
+    else *out = s;
+    return status;
 }
 
-int64_t peri__tbe_squares(const peri_tbe *tbe, int64_t table)
+void peri__sorted_give(peri_tbe_batch *b)
 {
-    int64_t n = 0;
-    for (int64_t t = 0; t < table; t++) n += tbe->layout[t].cols * tbe->layout[t].cols;
-    return n;
+    peri__sorted *s = b->sorted;
+    peri_tbe *tbe = b->tbe;
+    if (!s) return;
+    b->sorted = NULL;
+    /* Within a call its kernels are on the current stream; else they are before `done`. */
+    peri_stream *now = peri_stream_current(tbe->device);
+    (void)peri_stream_wait(now, b->done);
+    (void)peri_event_record(s->done, now);
+    pthread_mutex_lock(&tbe->small);
+    bool keep = tbe->n_idle_sorted < MOST_IDLE_SORTED;
+    if (keep) {
+        s->next = tbe->idle_sorted;
+        tbe->idle_sorted = s;
+        tbe->n_idle_sorted++;
+    }
+    pthread_mutex_unlock(&tbe->small);
+    if (!keep) sorted_free(s);
+}
+
+void peri__calls_fini(peri_tbe *tbe)
+{
+    for (peri_tbe_batch *b = tbe->idle, *next; b; b = next) {
+        next = b->next;
+        batch_free(b);
+    }
+    for (peri__sorted *s = tbe->idle_sorted, *next; s; s = next) {
+        next = s->next;
+        sorted_free(s);
+    }
+    peri_event_release(tbe->changed);
+    peri_event_release(tbe->looked);
+    peri_event_release(tbe->counted);
+    pthread_mutex_destroy(&tbe->small);
+    pthread_rwlock_destroy(&tbe->lock);
+}
+
+/* -- calls ----------------------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__batch_enter(const char *function, peri_tbe_batch *b, bool alone)
+{
+    if (atomic_flag_test_and_set_explicit(&b->busy, memory_order_acquire))
+        return peri__fail(PERI_EINVAL, "%s: another thread is in a call with this batch; threads want batches of their own", function);
+    peri_status status = peri__tbe_enter(b->tbe, alone);
+    if (status >= 0) {
+        status = peri_stream_wait(peri_stream_current(b->tbe->device), b->done);
+        if (status < 0) status = peri__tbe_leave(b->tbe, alone, status);
+    }
+    if (status < 0) atomic_flag_clear_explicit(&b->busy, memory_order_release);
+    return status;
+}
+
+peri_status peri__batch_leave(peri_tbe_batch *b, bool alone, peri_status status)
+{
+    peri_status left = peri_event_record(b->done, peri_stream_current(b->tbe->device));
+    status = peri__tbe_leave(b->tbe, alone, status < 0 ? status : left < 0 ? left : status);
+    atomic_flag_clear_explicit(&b->busy, memory_order_release);
+    return status;
+}
+
+peri_status peri__batch_stream(peri_tbe_batch *b, bool by_table, bool count, peri_k_tbe_stream *out)
+{
+    peri_tbe *tbe = b->tbe;
+    const peri_tbe_input *in = &b->in;
+    const peri_tbe_blocks *l = in->blocks;
+    int which = by_table && !l->ordered;
+    int64_t n_ids = peri__numel(in->ids);
+    void *spans;
+    PERI_TRY(peri__reserve(tbe->device, &b->spans[which], b->done, PERI_U8, (int64_t)sizeof(peri_k_tbe_span) * (l->n + 1), &spans));
+    *out = (peri_k_tbe_stream){.ids = peri__data(in->ids),
+                               .offsets = peri__data(in->offsets),
+                               .weights = in->weights ? peri__data(in->weights) : NULL,
+                               .scale = in->scale ? peri__data(in->scale) : NULL,
+                               .tables = peri__data(tbe->layout_tensor),
+                               .blocks = (const peri_k_tbe_block *)peri__data(l->copy) + which * l->n,
+                               .spans = spans,
+                               .n_ids = n_ids,
+                               .n_bags = peri__numel(in->offsets) - 1,
+                               .n_tables = tbe->n_tables,
+                               .n_blocks = l->n,
+                               .capacity = n_ids * l->multiplicity,
+                               .ids_dtype = in->ids->dtype,
+                               .offsets_dtype = in->offsets->dtype};
+    if (b->prepared[which] && !count) return PERI_OK;
+    peri_k_tbe_prepare_args args = {.stream = *out, .totals = count ? peri__data(tbe->counters) : NULL};
+    PERI_TRY(peri_stream_wait(peri_stream_current(tbe->device), l->copied));
+    PERI_TRY(count ? peri__tbe_counting(tbe, PERI_K_tbe_prepare, &args, sizeof args) : PERI_LAUNCH(tbe->device, tbe_prepare, &args, 1, 1));
+    b->prepared[which] = true;
+    return PERI_OK;
+}
+
+peri_status peri__batch_report(peri_tbe_batch *b, peri_k_tbe_report **out)
+{
+    int64_t words = PERI__REPORT_WORDS;
+    if (!b->report) PERI_TRY(peri_tensor_new(b->tbe->device, PERI_I64, 1, &words, &b->report));
+    *out = peri__data(b->report);
+    return peri__report_reset(b->report);
 }

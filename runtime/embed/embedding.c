@@ -18,7 +18,8 @@ typedef struct call {
     peri_tensor *offsets; /* [bags + 1] */
     peri_tensor *weights, *scale; /* or NULL */
     peri_tensor *out, *places;
-    peri__over over;
+    peri_tbe *tbe; /* over the matrix */
+    peri_tbe_blocks *blocks;
     int64_t n, bags, rows, cols;
 } call;
 
@@ -26,7 +27,8 @@ static void call_free(call *c)
 {
     peri_tensor *own[] = {c->ids, c->pruned, c->offsets, c->weights, c->scale, c->out, c->places};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) peri_tensor_release(own[i]);
-    peri__over_release(&c->over);
+    peri_tbe_blocks_release(c->blocks);
+    peri_tbe_release(c->tbe);
 }
 
 /* -- arguments ------------------------------------------------------------------------------------------------------------------- */
@@ -158,8 +160,8 @@ static peri_status as_table(const peri_embedding_bag_args *a, call *c)
     peri_table_config table = {.name = "weight", .rows = c->rows, .cols = c->cols, .pooling = pooling, .init = PERI_INIT_NONE};
     peri_tbe_config config = {.device = peri__device(a->weight), .dtype = PERI_F32, .n_tables = 1, .tables = &table};
     peri_tbe_block block = {.bags = a->mode == PERI_BAG_NONE ? 1 : c->bags, .out_stride = c->cols, .feature = -1};
-    PERI_TRY(peri__tbe_over(&config, a->weight, &c->over.tbe));
-    return peri_tbe_blocks_new(c->over.tbe, &block, 1, &c->over.blocks);
+    PERI_TRY(peri__tbe_over(&config, a->weight, &c->tbe));
+    return peri_tbe_blocks_new(c->tbe, &block, 1, &c->blocks);
 }
 
 static peri_status call_new(const peri_embedding_bag_args *a, call *c)
@@ -242,17 +244,30 @@ static peri_status largest(const peri_embedding_bag_args *a, call *c)
 
 /* -- the call -------------------------------------------------------------------------------------------------------------------- */
 
-static peri_status look_up(const peri_embedding_bag_args *a, call *c)
+/** A batch of ids @ids. */
+static peri_status batch_of(const call *c, peri_tensor *ids, peri_tbe_batch **out)
 {
-    peri_tbe_input in = {.ids = c->pruned, .offsets = c->offsets, .weights = c->weights, .scale = c->scale, .blocks = c->over.blocks};
-    PERI_TRY(peri__tbe_input_check(F, c->over.tbe, &in));
-    if (a->max_norm > 0 || a->mode == PERI_BAG_MAX) PERI_TRY(peri__tbe_check(F, c->over.tbe, &in));
+    peri_tbe_input in = {.ids = ids, .offsets = c->offsets, .weights = c->weights, .scale = c->scale, .blocks = c->blocks};
+    PERI_TRY(peri__tbe_input_check(F, c->tbe, &in));
+    return peri_tbe_batch_new(c->tbe, &in, out);
+}
+
+/** @batch: its ids are the pruned ones. */
+static peri_status look_up(const peri_embedding_bag_args *a, call *c, peri_tbe_batch *batch)
+{
+    if (a->max_norm > 0 || a->mode == PERI_BAG_MAX) PERI_TRY(peri__batch_check(F, batch));
     if (a->max_norm > 0) PERI_TRY(renorm(a, c));
     if (a->mode == PERI_BAG_MAX) return largest(a, c);
-    if (a->mode == PERI_BAG_NONE) in.ids = c->ids; /* the padding row is a row as others; it only learns nothing */
-    PERI_TRY(peri__tbe_checked_forward(F, c->over.tbe, &in, c->out));
-    in.ids = c->pruned;
-    return peri__over_record(a->weight, &in, &c->over, c->out);
+    if (a->mode == PERI_BAG_NONE && c->ids != c->pruned) { /* the padding row is a row as others; it only learns nothing */
+        peri_tbe_batch *whole;
+        PERI_TRY(batch_of(c, c->ids, &whole));
+        peri_status status = peri__batch_forward(F, whole, c->out);
+        peri_tbe_batch_release(whole);
+        PERI_TRY(status);
+    } else {
+        PERI_TRY(peri__batch_forward(F, batch, c->out));
+    }
+    return peri__over_record(a->weight, batch, c->out);
 }
 
 peri_status peri_embedding_bag(const peri_embedding_bag_args *a, peri_tensor **out)
@@ -262,7 +277,10 @@ peri_status peri_embedding_bag(const peri_embedding_bag_args *a, peri_tensor **o
     call c;
     PERI_TRY(check_args(a));
     peri_status status = call_new(a, &c);
-    if (status >= 0) status = look_up(a, &c);
+    peri_tbe_batch *batch = NULL;
+    if (status >= 0) status = batch_of(&c, c.pruned, &batch);
+    if (status >= 0) status = look_up(a, &c, batch);
+    peri_tbe_batch_release(batch);
     if (status >= 0) {
         *out = c.out;
         c.out = NULL;

@@ -73,21 +73,26 @@ peri_status peri_tbe_expand(const peri_tbe_expand_args *a, peri_tensor **out)
     PERI_TRY(check_args(a));
     int64_t batch = a->inverse->shape[1], bags = a->inverse->shape[0] * batch, width = 0;
     peri_tensor *ids = NULL, *offsets = NULL, *rows = NULL;
-    peri__over over = {0};
+    peri_tbe *tbe = NULL;
+    peri_tbe_blocks *blocks = NULL;
+    peri_tbe_batch *look = NULL;
     peri_status status;
-    PERI_TRY_GOTO(as_tables(a, &over.tbe, &over.blocks, &width), out);
+    PERI_TRY_GOTO(as_tables(a, &tbe, &blocks, &width), out);
     PERI_TRY_GOTO(peri__tensor_view(a->inverse, 1, &bags, NULL, a->inverse->offset, &ids), out);
     PERI_TRY_GOTO(peri__offsets_of_equal(peri__device(a->pooled), bags, 1, &offsets), out);
     PERI_TRY_GOTO(peri_tensor_new(peri__device(a->pooled), PERI_F32, 2, (int64_t[]){batch, width}, &rows), out);
-    peri_tbe_input in = {.ids = ids, .offsets = offsets, .blocks = over.blocks};
-    PERI_TRY_GOTO(peri__tbe_checked_forward("peri_tbe_expand", over.tbe, &in, rows), out);
-    PERI_TRY_GOTO(peri__over_record(a->pooled, &in, &over, rows), out);
+    peri_tbe_input in = {.ids = ids, .offsets = offsets, .blocks = blocks};
+    PERI_TRY_GOTO(peri_tbe_batch_new(tbe, &in, &look), out);
+    PERI_TRY_GOTO(peri__batch_forward("peri_tbe_expand", look, rows), out);
+    PERI_TRY_GOTO(peri__over_record(a->pooled, look, rows), out);
     *out = rows;
     rows = NULL;
 out:
     peri_tensor_release(ids);
     peri_tensor_release(offsets);
     peri_tensor_release(rows);
-    peri__over_release(&over);
+    peri_tbe_batch_release(look);
+    peri_tbe_blocks_release(blocks);
+    peri_tbe_release(tbe);
     return status;
 }

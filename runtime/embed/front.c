@@ -5,6 +5,38 @@
  */
 #include "internal.h"
 
+/* -- batches --------------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri_tbe_batch_new(peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_batch **out)
+{
+    PERI_NEED(tbe);
+    PERI_NEED(in);
+    PERI_NEED(out);
+    PERI_TRY(peri__tbe_input_check("peri_tbe_batch_new", tbe, in));
+    PERI_TRY(peri__batch_take(tbe, in, out));
+    peri_tbe_retain(tbe);
+    return PERI_OK;
+}
+
+void peri_tbe_batch_retain(peri_tbe_batch *batch) { peri__refs_add(&batch->refs); }
+
+void peri_tbe_batch_release(peri_tbe_batch *b)
+{
+    if (!b || !peri__refs_drop(&b->refs)) return;
+    peri_tbe *tbe = b->tbe;
+    if (b->ticket) peri__tier_drop(b);
+    peri__batch_give(b);
+    peri_tbe_release(tbe);
+}
+
+peri_status peri_tbe_batch_sort(peri_tbe_batch *b)
+{
+    PERI_NEED(b);
+    if (b->tbe->tier || b->tbe->optimizer.kind == PERI_TBE_NONE) return PERI_OK; /* slots are known with the lookup only */
+    PERI_TRY(peri__batch_enter("peri_tbe_batch_sort", b, false));
+    return peri__batch_leave(b, false, peri__batch_sort(b));
+}
+
 /* -- forward --------------------------------------------------------------------------------------------------------------------- */
 
 static peri_status check_out(const char *function, const peri_tbe *tbe, const peri_tbe_input *in, const peri_tensor *out)
@@ -22,42 +54,69 @@ static peri_status check_out(const char *function, const peri_tbe *tbe, const pe
                       peri__tensor_text(out, text, sizeof text), (long long)extent - 1);
 }
 
-/** What a report on the device says. Waits. */
-static peri_status judge(const char *function, const peri_tbe *tbe, const peri_tensor *report)
+/** Within a call: what the report of a batch says. Waits. */
+static peri_status judge(const char *function, const peri_tbe_batch *b)
 {
     peri_k_tbe_report found;
-    PERI_TRY(peri__copy(tbe->device, &found, peri__data(report), sizeof found, PERI_COPY_D2H));
-    PERI_TRY(peri_stream_synchronize(peri_stream_current(tbe->device)));
-    return peri__tbe_status(tbe, function, &found);
+    PERI_TRY(peri__copy(b->tbe->device, &found, peri__data(b->report), sizeof found, PERI_COPY_D2H));
+    PERI_TRY(peri_stream_synchronize(peri_stream_current(b->tbe->device)));
+    return peri__tbe_status(b->tbe, function, &found);
 }
 
-peri_status peri__tbe_checked_forward(const char *function, peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)
+static peri_status memory_forward(const char *function, peri_tbe_batch *b, peri_tensor *out)
 {
-    if (tbe->tier) return peri__tier_forward(function, tbe, in, out);
-    if (tbe->bounds_check == PERI_BOUNDS_NONE) return peri__tbe_forward(tbe, in, out, NULL);
-    void *unused;
-    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_REPORT, PERI_I64, PERI__REPORT_WORDS, &unused));
-    peri_tensor *report = tbe->workspace[PERI__TBE_REPORT];
-    PERI_TRY(peri__tbe_forward(tbe, in, out, report));
-    return tbe->bounds_check == PERI_BOUNDS_IGNORE ? PERI_OK : judge(function, tbe, report);
+    peri_tbe *tbe = b->tbe;
+    bool check = tbe->bounds_check != PERI_BOUNDS_NONE;
+    PERI_TRY(peri__batch_enter(function, b, false));
+    peri_status status = peri__tbe_forward(b, out, check);
+    if (status >= 0 && check && tbe->bounds_check != PERI_BOUNDS_IGNORE) status = judge(function, b);
+    return peri__batch_leave(b, false, status);
 }
 
-peri_status peri__tbe_check(const char *function, peri_tbe *tbe, const peri_tbe_input *in)
+peri_status peri__batch_forward(const char *function, peri_tbe_batch *b, peri_tensor *out)
 {
-    void *unused;
-    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_REPORT, PERI_I64, PERI__REPORT_WORDS, &unused));
-    peri_tensor *report = tbe->workspace[PERI__TBE_REPORT];
-    PERI_TRY(peri__tbe_enter(tbe));
-    PERI_TRY(peri__report_reset(report));
-    peri_k_tbe_check_args check = {.report = peri__data(report)};
+    return b->tbe->tier ? peri__tier_forward(function, b, out) : memory_forward(function, b, out);
+}
+
+static peri_status check(const char *function, peri_tbe_batch *b)
+{
+    peri_tbe *tbe = b->tbe;
+    peri_k_tbe_check_args args = {0};
     int64_t grain;
-    PERI_TRY(peri__tbe_stream(tbe, in, false, &check.stream));
-    peri__tbe_chunks(in, &check.chunks, &grain);
-    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_check, &check, check.chunks, grain));
-    peri_k_tbe_report_args describe = {.stream = check.stream, .report = check.report};
+    PERI_TRY(peri__batch_report(b, &args.report));
+    PERI_TRY(peri__batch_stream(b, false, false, &args.stream));
+    peri__tbe_chunks(&b->in, &args.chunks, &grain);
+    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_check, &args, args.chunks, grain));
+    peri_k_tbe_report_args describe = {.stream = args.stream, .report = args.report};
     PERI_TRY(PERI_LAUNCH(tbe->device, tbe_report, &describe, 1, 1));
-    PERI_TRY(peri__tbe_leave(tbe));
-    return judge(function, tbe, report);
+    return judge(function, b);
+}
+
+peri_status peri__batch_check(const char *function, peri_tbe_batch *b)
+{
+    PERI_TRY(peri__batch_enter(function, b, false));
+    return peri__batch_leave(b, false, check(function, b));
+}
+
+static peri_status forward(const char *function, peri_tbe_batch *b, peri_tensor *out)
+{
+    PERI_TRY(check_out(function, b->tbe, &b->in, out));
+    peri__changed(out);
+    return peri__batch_forward(function, b, out);
+}
+
+peri_status peri_tbe_batch_forward(peri_tbe_batch *b, peri_tensor *out)
+{
+    PERI_NEED(b);
+    PERI_NEED(out);
+    return forward("peri_tbe_batch_forward", b, out);
+}
+
+/** A batch for one call with an input. */
+static peri_status batch_for(const char *function, peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_batch **out)
+{
+    PERI_TRY(peri__tbe_input_check(function, tbe, in));
+    return peri_tbe_batch_new(tbe, in, out);
 }
 
 peri_status peri_tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)
@@ -65,72 +124,81 @@ peri_status peri_tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tenso
     PERI_NEED(tbe);
     PERI_NEED(in);
     PERI_NEED(out);
-    PERI_TRY(peri__tbe_input_check("peri_tbe_forward", tbe, in));
-    PERI_TRY(check_out("peri_tbe_forward", tbe, in, out));
-    peri__changed(out);
-    return peri__tbe_checked_forward("peri_tbe_forward", tbe, in, out);
+    peri_tbe_batch *b;
+    PERI_TRY(batch_for("peri_tbe_forward", tbe, in, &b));
+    peri_status status = forward("peri_tbe_forward", b, out);
+    peri_tbe_batch_release(b);
+    return status;
 }
 
 /* -- backward -------------------------------------------------------------------------------------------------------------------- */
+
+static peri_status memory_backward(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
+{
+    PERI_TRY(peri__batch_enter(function, b, true));
+    return peri__batch_leave(b, true, peri__tbe_backward(b, grad, grad_weights));
+}
+
+/** Gradients of the ids' weights at once, the rest later. */
+static peri_status keep(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
+{
+    PERI_TRY(peri__batch_enter(function, b, true));
+    peri_status status = grad_weights ? peri__tbe_weight_gradient(b, grad, grad_weights) : PERI_OK;
+    if (status >= 0) status = peri__tbe_keep(b->tbe, &b->in, grad);
+    return peri__batch_leave(b, true, status);
+}
+
+static peri_status backward(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
+{
+    peri_tbe *tbe = b->tbe;
+    PERI_TRY(peri__tbe_gradient_check(function, tbe, &b->in, grad, grad_weights));
+    if (tbe->accumulate) return keep(function, b, grad, grad_weights);
+    return tbe->tier ? peri__tier_backward(function, b, grad, grad_weights) : memory_backward(function, b, grad, grad_weights);
+}
+
+peri_status peri_tbe_batch_backward(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
+{
+    PERI_NEED(b);
+    PERI_NEED(grad);
+    return backward("peri_tbe_batch_backward", b, grad, grad_weights);
+}
 
 peri_status peri_tbe_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights)
 {
     PERI_NEED(tbe);
     PERI_NEED(in);
     PERI_NEED(grad);
-    PERI_TRY(peri__tbe_input_check("peri_tbe_backward", tbe, in));
-    PERI_TRY(peri__tbe_gradient_check("peri_tbe_backward", tbe, in, grad, grad_weights));
-    if (tbe->accumulate) {
-        peri_k_tbe_stream stream;
-        if (!grad_weights) return peri__tbe_keep(tbe, in, grad);
-        PERI_TRY(peri__tbe_enter(tbe));
-        PERI_TRY(peri__tbe_stream(tbe, in, false, &stream));
-        PERI_TRY(peri__tbe_weight_gradient(tbe, in, &stream, grad, grad_weights));
-        PERI_TRY(peri__tbe_leave(tbe));
-        return peri__tbe_keep(tbe, in, grad);
-    }
-    return tbe->tier ? peri__tier_backward(tbe, in, grad, grad_weights) : peri__tbe_backward(tbe, in, grad, grad_weights);
+    peri_tbe_batch *b;
+    PERI_TRY(batch_for("peri_tbe_backward", tbe, in, &b));
+    peri_status status = backward("peri_tbe_backward", b, grad, grad_weights);
+    peri_tbe_batch_release(b);
+    return status;
 }
 
-/* -- rows ahead, rows back ------------------------------------------------------------------------------------------------------- */
+/* -- rows ahead ------------------------------------------------------------------------------------------------------------------ */
 
-peri_status peri_tbe_prefetch(peri_tbe *tbe, const peri_tbe_input *in)
+peri_status peri_tbe_batch_prefetch(peri_tbe_batch *b)
 {
-    PERI_NEED(tbe);
-    PERI_NEED(in);
-    PERI_TRY(peri__tbe_input_check("peri_tbe_prefetch", tbe, in));
-    return tbe->tier ? peri__tier_prefetch("peri_tbe_prefetch", tbe, in) : PERI_OK;
+    PERI_NEED(b);
+    return b->tbe->tier ? peri__tier_prefetch("peri_tbe_batch_prefetch", b) : PERI_OK;
 }
 
 /* -- on the tape ----------------------------------------------------------------------------------------------------------------- */
 
-/** What the node keeps beside its saved tensors. */
-typedef struct lookup_state {
-    peri_tbe *tbe;           /* retained */
-    peri_tbe_blocks *blocks; /* retained */
-} lookup_state;
-
+/** What the node saves, so that changes in place are noticed; its state is the batch. */
 enum { SAVED_IDS, SAVED_OFFSETS, SAVED_WEIGHTS, SAVED_SCALE };
 
 static void lookup_fini(peri__node *node)
 {
-    lookup_state *state = node->state;
-    if (!state) return;
-    peri_tbe_release(state->tbe);
-    peri_tbe_blocks_release(state->blocks);
-    peri__free(state);
+    peri_tbe_batch_release(node->state);
     node->state = NULL;
 }
 
 /** Inputs of the node: the ids' weights; with optimizer NONE also the leaf of each table. */
 static peri_status lookup_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    lookup_state *state = node->state;
-    peri_tbe_input in = {.ids = node->saved[SAVED_IDS],
-                         .offsets = node->saved[SAVED_OFFSETS],
-                         .weights = node->saved[SAVED_WEIGHTS],
-                         .scale = node->saved[SAVED_SCALE],
-                         .blocks = state->blocks};
+    peri_tbe_batch *batch = node->state;
+    const peri_tensor *weights = batch->in.weights;
     peri_tensor *grad = NULL, *grad_weights = NULL, *dense = NULL;
     bool leaves = false;
     for (int32_t i = 1; i < node->n_in; i++) leaves = leaves || peri__needs(node, i);
@@ -143,13 +211,13 @@ static peri_status lookup_backward(peri__node *node, peri_tensor *const *grad_ou
         peri_tensor_release(narrow);
         PERI_TRY_GOTO(status, out);
     }
-    if (node->n_in > 0 && peri__needs(node, 0)) PERI_TRY_GOTO(peri__tensor_like(in.weights, 1, in.weights->shape, &grad_weights), out);
+    if (node->n_in > 0 && peri__needs(node, 0)) PERI_TRY_GOTO(peri__tensor_like(weights, 1, weights->shape, &grad_weights), out);
     if (leaves) {
-        PERI_TRY_GOTO(peri_tbe_gradient(state->tbe, &in, grad, grad_weights, &dense), out);
+        PERI_TRY_GOTO(peri_tbe_batch_gradient(batch, grad, grad_weights, &dense), out);
         for (int32_t i = 1; i < node->n_in; i++)
-            if (peri__needs(node, i)) PERI_TRY_GOTO(peri_tbe_gradient_table(state->tbe, dense, i - 1, &grad_in[i]), out);
+            if (peri__needs(node, i)) PERI_TRY_GOTO(peri_tbe_gradient_table(batch->tbe, dense, i - 1, &grad_in[i]), out);
     } else {
-        PERI_TRY_GOTO(peri_tbe_backward(state->tbe, &in, grad, grad_weights), out);
+        PERI_TRY_GOTO(backward("peri_tbe_backward", batch, grad, grad_weights), out);
     }
     if (grad_weights) grad_in[0] = grad_weights;
     grad_weights = NULL;
@@ -182,32 +250,47 @@ static peri_status lookup_inputs(peri_tbe *tbe, const peri_tbe_input *in, peri_t
     return PERI_OK;
 }
 
-static peri_status lookup_record(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)
+static peri_status lookup_record(peri_tbe_batch *b, peri_tensor *out)
 {
-    if (!peri__grad_enabled()) return PERI_OK;
     peri_tensor **inputs;
     int32_t n;
-    PERI_TRY(lookup_inputs(tbe, in, &inputs, &n));
+    const peri_tbe_input *in = &b->in;
+    PERI_TRY(lookup_inputs(b->tbe, in, &inputs, &n));
     peri_status status = PERI_OK;
-    lookup_state *state = NULL;
     peri__node *node;
-    if (tbe->optimizer.kind == PERI_TBE_NONE && !peri__recording(inputs, n)) goto out; /* nobody wants anything */
-    state = peri__alloc(sizeof *state);
-    if (!state) PERI_TRY_GOTO(PERI_ENOMEM, out);
+    if (b->tbe->optimizer.kind == PERI_TBE_NONE && !peri__recording(inputs, n)) goto out; /* nobody wants anything */
     PERI_TRY_GOTO(peri__record(&lookup_vtab, inputs, n, &out, 1, &node), out);
-    *state = (lookup_state){tbe, in->blocks};
-    peri_tbe_retain(tbe);
-    peri_tbe_blocks_retain(in->blocks);
-    node->state = state;
-    state = NULL;
+    peri_tbe_batch_retain(b);
+    node->state = b;
     peri__node_save(node, SAVED_IDS, in->ids);
     peri__node_save(node, SAVED_OFFSETS, in->offsets);
     peri__node_save(node, SAVED_WEIGHTS, in->weights);
     peri__node_save(node, SAVED_SCALE, in->scale);
 out:
-    peri__free(state);
     peri__free(inputs);
     return status;
+}
+
+static peri_status lookup(const char *function, peri_tbe_batch *b, int32_t ndim, const int64_t *shape, peri_tensor **out)
+{
+    peri_tbe *tbe = b->tbe;
+    peri_tensor *t;
+    PERI_TRY(peri_tensor_new(tbe->device, tbe->output_dtype, ndim, shape, &t));
+    peri_status status = check_out(function, tbe, &b->in, t);
+    if (status >= 0 && b->in.blocks->covered != peri__numel(t)) status = peri__tensor_zero(t);
+    if (status >= 0 && peri__grad_enabled()) status = peri__tbe_ema(tbe);
+    if (status >= 0) status = peri__batch_forward(function, b, t);
+    if (status >= 0 && peri__grad_enabled()) status = lookup_record(b, t);
+    if (status < 0) peri_tensor_release(t);
+    else *out = t;
+    return status;
+}
+
+peri_status peri_tbe_batch_lookup(peri_tbe_batch *b, int32_t ndim, const int64_t *shape, peri_tensor **out)
+{
+    PERI_NEED(b);
+    PERI_NEED(out);
+    return lookup("peri_tbe_batch_lookup", b, ndim, shape, out);
 }
 
 peri_status peri_tbe_lookup(peri_tbe *tbe, const peri_tbe_input *in, int32_t ndim, const int64_t *shape, peri_tensor **out)
@@ -215,15 +298,9 @@ peri_status peri_tbe_lookup(peri_tbe *tbe, const peri_tbe_input *in, int32_t ndi
     PERI_NEED(in);
     PERI_NEED(tbe);
     PERI_NEED(out);
-    PERI_TRY(peri__tbe_input_check("peri_tbe_lookup", tbe, in));
-    peri_tensor *t;
-    PERI_TRY(peri_tensor_new(tbe->device, tbe->output_dtype, ndim, shape, &t));
-    peri_status status = check_out("peri_tbe_lookup", tbe, in, t);
-    if (status >= 0 && in->blocks->covered != peri__numel(t)) status = peri__tensor_zero(t);
-    if (status >= 0 && peri__grad_enabled()) status = peri__tbe_average(tbe);
-    if (status >= 0) status = peri__tbe_checked_forward("peri_tbe_lookup", tbe, in, t);
-    if (status >= 0) status = lookup_record(tbe, in, t);
-    if (status < 0) peri_tensor_release(t);
-    else *out = t;
+    peri_tbe_batch *b;
+    PERI_TRY(batch_for("peri_tbe_lookup", tbe, in, &b));
+    peri_status status = lookup("peri_tbe_lookup", b, ndim, shape, out);
+    peri_tbe_batch_release(b);
     return status;
 }

@@ -11,6 +11,8 @@
 #include <perilune/embed.h>
 #include <perilune/quantize.h>
 
+#include <pthread.h>
+
 /* -- checks ---------------------------------------------------------------------------------------------------------------------- */
 
 /** A report tensor: PERI__REPORT_WORDS i64, the layout of peri_k_tbe_report. Copy it to the host together with whatever else is awaited,
@@ -29,7 +31,9 @@ peri_status peri__tbe_status(const peri_tbe *tbe, const char *function, const pe
 /** A block list with what was computed from it once. */
 struct peri_tbe_blocks {
     peri__refs refs;
-    uint64_t serial; /* never the same twice in a process: tells whether the device copy is this one */
+    uint64_t serial; /* never the same twice in a process */
+    peri_tensor *copy;  /* u8: `block`, on the tables' device */
+    peri_event *copied; /* after its upload */
     int64_t n, n_tables;
     int64_t bags;         /* offsets must have at least bags + 1 entries */
     int64_t total_bags;   /* of all blocks, shared ones counted as often as they are used */
@@ -50,21 +54,20 @@ typedef struct peri__tbe_table {
     peri_tensor *leaf;        /* made by peri_tbe_leaf */
 } peri__tbe_table;
 
-/** Device memory that calls reuse. Grown, never shrunk. */
-enum {
-    PERI__TBE_BLOCKS, /* the block list `uploaded` */
-    PERI__TBE_SPANS,
-    PERI__TBE_REPORT,
-    PERI__TBE_KEYS_A,
-    PERI__TBE_KEYS_B,
-    PERI__TBE_ITEMS,
-    PERI__TBE_DIGITS,
-    PERI__TBE_SCRATCH,
-    PERI__TBE_RUNS,
-    PERI__TBE_ROOTS,
-    PERI__TBE_ROOT_ROOM,
-    PERI__TBE_WORKSPACES
-};
+/** Device memory that updates reuse. Grown, never shrunk. */
+enum { PERI__TBE_SCRATCH, PERI__TBE_RUNS, PERI__TBE_ROOTS, PERI__TBE_ROOT_ROOM, PERI__TBE_WORKSPACES };
+
+/** The items of a batch in the order of their rows, from its sort to the end of its update. */
+enum { PERI__SORT_KEYS_A, PERI__SORT_KEYS_B, PERI__SORT_ITEMS, PERI__SORT_DIGITS, PERI__SORT_ROOMS };
+typedef struct peri__sorted {
+    peri_tensor *room[PERI__SORT_ROOMS]; /* reused by later batches; grown, never shrunk */
+    const uint64_t *keys;                /* in one of the rooms */
+    const peri_k_tbe_item *items;        /* NULL: all factors are 1 */
+    const int64_t *n;                    /* how many, on the device: in the batch's spans */
+    int32_t payload_bits;
+    peri_event *done;                    /* after the last use */
+    struct peri__sorted *next;           /* of those that no batch has */
+} peri__sorted;
 
 /** Places in the counters tensor. */
 enum {
@@ -77,9 +80,34 @@ enum {
 };
 
 typedef struct peri__tier peri__tier; /* tier.h */
+typedef struct peri__ticket peri__ticket;
+
+/** A batch: an input, and what was computed from it. The struct and its memory are used again by later batches. */
+struct peri_tbe_batch {
+    peri__refs refs;
+    peri_tbe *tbe;     /* retained, but by batches of a tier's own */
+    peri_tbe_input in; /* all retained */
+    atomic_flag busy;  /* some thread is in a call with it */
+    peri_tensor *spans[2];       /* u8: of the blocks as they stand, and in the order of their tables */
+    bool prepared[2];            /* spans[i] are this input's */
+    peri_tensor *report;         /* peri__report_reset */
+    peri__sorted *sorted;        /* NULL: not sorted */
+    peri__ticket *ticket;        /* tables in files: what holds its rows in memory; NULL: nothing */
+    peri_event *done;            /* after the last call: calls on a batch follow each other on any stream */
+    struct peri_tbe_batch *next; /* of the idle ones */
+};
 
 struct peri_tbe {
     peri__refs refs;
+    /* Among threads: lookups in memory hold `lock` together, calls that change something alone. Among streams: lookups wait for
+     * `changed`, which follows the last call that changed something; these wait for `looked` too, which follows all lookups. */
+    pthread_rwlock_t lock;
+    pthread_mutex_t small; /* `looked`, `counted`, and the lists of idle batches and rooms */
+    peri_event *changed, *looked;
+    peri_event *counted; /* after the last kernel that added to `counters` beside lookups */
+    peri_tbe_batch *idle;
+    peri__sorted *idle_sorted;
+    int64_t n_idle, n_idle_sorted;
     peri_device *device;
     int32_t dtype, bounds_check; /* dtype: or PERI_ROWS_*; `weight` is u8 then */
     int32_t output_dtype;
@@ -102,9 +130,8 @@ struct peri_tbe {
     struct peri__kept *kept; /* backward passes that wait for peri_tbe_accumulated_apply (accumulate.c) */
     int64_t n_kept, room_kept;
     bool accumulate;
-    uint64_t uploaded; /* serial of the block list in PERI__TBE_BLOCKS; 0: none */
-    peri_event *done;  /* after the last call: calls follow each other on any stream */
-    int64_t lookups, updates;
+    atomic_int_least64_t lookups;
+    int64_t updates;
     peri_tensor *slot_row; /* i64 by linear row, where rounding needs it: the row in a slot */
     peri__tier *tier; /* tables in files: `layout` and the flat tensors are of slots, tables[].config of rows. NULL: in memory */
 };
@@ -126,14 +153,8 @@ const char *peri__start_text(int32_t init, double a, double b, char out[PERI__ST
 
 /** A table batch without optimizer whose weights are @flat (retained), where table t's rows lie one behind the other, without padding. */
 peri_status peri__tbe_over(const peri_tbe_config *config, peri_tensor *flat, peri_tbe **out);
-/** What lookups in a tensor keep: a table batch of peri__tbe_over, and the block list. */
-typedef struct peri__over {
-    peri_tbe *tbe;
-    peri_tbe_blocks *blocks;
-} peri__over;
-void peri__over_release(peri__over *over);
-/** Put the lookup @in of @table, which is what over->tbe is over, on the tape, if somebody wants its gradient: *over is taken then. */
-peri_status peri__over_record(peri_tensor *table, const peri_tbe_input *in, peri__over *over, peri_tensor *out);
+/** Put the lookup @batch, of a table batch of peri__tbe_over over @table, on the tape if somebody wants its gradient: it is retained. */
+peri_status peri__over_record(peri_tensor *table, peri_tbe_batch *batch, peri_tensor *out);
 /** Offsets (i64 [bags + 1]) of bags of @length ids each. */
 peri_status peri__offsets_of_equal(peri_device *device, int64_t bags, int64_t length, peri_tensor **out);
 /** How many tensors of the size of the weights a table batch has. */
@@ -148,31 +169,58 @@ bool peri__tbe_bytes(int32_t dtype);
 int64_t peri__tbe_stride(int32_t dtype, int64_t cols);
 /** How one of PERI_ROWS_* stores numbers. */
 peri_row_format peri__tbe_row_format(int32_t dtype);
-/** Begin a call: the current stream waits for the calls before. */
-peri_status peri__tbe_enter(peri_tbe *tbe);
-/** End it. */
-peri_status peri__tbe_leave(peri_tbe *tbe);
-/** Workspace @which of at least @count elements of @dtype. */
+/* -- calls and batches (calls.c, batch.c) --------------------------------------------------------------------------------------------- */
+
+/** The locks and events of a table batch, and the end of what is idle. */
+peri_status peri__calls_init(peri_tbe *tbe);
+void peri__calls_fini(peri_tbe *tbe);
+/** Begin a call: @alone if it changes something, else together with other lookups. Other threads wait on the host, the current stream for
+ *  the calls before on the device. After PERI_OK peri__tbe_leave must follow. Not to be nested. */
+peri_status peri__tbe_enter(peri_tbe *tbe, bool alone);
+/** End it. Returns @status, or what went wrong here. */
+peri_status peri__tbe_leave(peri_tbe *tbe, bool alone, peri_status status);
+/** Workspace @which of at least @count elements of @dtype. In calls that are alone. */
 peri_status peri__tbe_workspace(peri_tbe *tbe, int32_t which, int32_t dtype, int64_t count, void **out);
-/** Give back a workspace in an order that is right for all streams that used it. */
+/** Give back memory of calls that are alone, within one or when no other calls can come, in an order that is right for all streams. */
 void peri__tbe_forget(peri_tbe *tbe, peri_tensor **tensor);
+/** Give memory back when @last (or NULL) has come. */
+void peri__forget_after(peri_tensor **tensor, peri_event *last);
+/** At least @count elements of @dtype in *@tensor, whose last use is before @last. */
+peri_status peri__reserve(peri_device *device, peri_tensor **tensor, peri_event *last, int32_t dtype, int64_t count, void **out);
+
+/** An idle or a new batch for @in, which is checked. It does not retain the table batch. */
+peri_status peri__batch_take(peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_batch **out);
+/** Let go of its input; it is idle then. NULL is fine. */
+void peri__batch_give(peri_tbe_batch *batch);
+/** Begin a call on a batch, and end it; see peri__tbe_enter. One thread at a time: PERI_EINVAL names @function. */
+peri_status peri__batch_enter(const char *function, peri_tbe_batch *batch, bool alone);
+peri_status peri__batch_leave(peri_tbe_batch *batch, bool alone, peri_status status);
+/** The kernels' view of a batch, prepared: of its blocks as they stand, or in the order of their tables. Queues tbe_prepare unless that was
+ *  done, or (@count, in list order) to count a lookup. */
+peri_status peri__batch_stream(peri_tbe_batch *batch, bool by_table, bool count, peri_k_tbe_stream *out);
+/** The report tensor of a batch, reset. */
+peri_status peri__batch_report(peri_tbe_batch *batch, peri_k_tbe_report **out);
+/** Sort its items by row, unless that was done (update.c). */
+peri_status peri__batch_sort(peri_tbe_batch *batch);
+/** Room for that: idle or new. */
+peri_status peri__sorted_take(peri_tbe *tbe, peri__sorted **out);
+/** What was sorted is of no use any more. */
+void peri__sorted_give(peri_tbe_batch *batch);
+/** Queue the kernel @kernel over one item, which adds to tbe->counters, after others that do. */
+peri_status peri__tbe_counting(peri_tbe *tbe, int32_t kernel, const void *args, size_t size);
 
 /** peri_tbe_blocks_new without its checks: a table of pooling NONE may have a negative out_offset, if its ids all come late enough. */
 peri_status peri__tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, peri_tbe_blocks **out);
-/** peri_tbe_forward without reading a report. @report (NULL: do not check) is reset and filled on the device. */
-peri_status peri__tbe_forward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *out, peri_tensor *report);
+/** Within a call: look the batch up in memory. @check: fill its report. */
+peri_status peri__tbe_forward(peri_tbe_batch *batch, peri_tensor *out, bool check);
 /** Forward with the check that the table batch asks for; @function names the caller in messages. */
-peri_status peri__tbe_checked_forward(const char *function, peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *out);
+peri_status peri__batch_forward(const char *function, peri_tbe_batch *batch, peri_tensor *out);
 /** The check alone, of tables in memory; what it says depends on the table batch's mode. Waits. */
-peri_status peri__tbe_check(const char *function, peri_tbe *tbe, const peri_tbe_input *input);
+peri_status peri__batch_check(const char *function, peri_tbe_batch *batch);
 /** One past the last element that a lookup of @input writes. */
 int64_t peri__tbe_extent(const peri_tbe *tbe, const peri_tbe_input *input);
 /** Check an input's tensors on the host: dtypes, sizes, devices. */
 peri_status peri__tbe_input_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *input);
-/** The kernels' view of an input; uploads the block list if it is not there yet and queues tbe_prepare. */
-peri_status peri__tbe_stream(peri_tbe *tbe, const peri_tbe_input *input, bool count, peri_k_tbe_stream *out);
-/** Turn it into the same blocks in the order of their tables; the view before is of no use any more. */
-peri_status peri__tbe_stream_order(peri_tbe *tbe, const peri_tbe_input *input, peri_k_tbe_stream *stream);
 /** Chunks of a lookup's work, and how many of them are worth a thread. */
 void peri__tbe_chunks(const peri_tbe_input *input, int64_t *chunks, int64_t *grain);
 /** The kernels' view of the tables. */
@@ -181,14 +229,15 @@ peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe);
 /** Check gradients on the host. @grad_weights: or NULL. */
 peri_status peri__tbe_gradient_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *input, const peri_tensor *grad,
                                      const peri_tensor *grad_weights);
+/* Within a call: */
 /** Gradients of the ids' weights: from the rows as they are, so before the update. */
-peri_status peri__tbe_weight_gradient(peri_tbe *tbe, const peri_tbe_input *input, const peri_k_tbe_stream *stream, peri_tensor *grad,
-                                      peri_tensor *grad_weights);
+peri_status peri__tbe_weight_gradient(peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights);
 /** Sum gradients by row and hand them to the optimizer, or, with @dense or @sparse, store them there. */
-peri_status peri__tbe_update(peri_tbe *tbe, const peri_tbe_input *input, peri_k_tbe_stream *stream, peri_tensor *grad, peri_tensor *dense,
-                             const peri_tbe_sparse *sparse);
+peri_status peri__tbe_update(peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *dense, const peri_tbe_sparse *sparse);
+/** The gradient as sparse rows; see peri_tbe_gradient_sparse. */
+peri_status peri__tbe_sparse(peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights, peri_tbe_sparse *out);
 /** peri_tbe_backward on checked arguments, with ids that are rows of the flat tensors. */
-peri_status peri__tbe_backward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad, peri_tensor *grad_weights);
+peri_status peri__tbe_backward(peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights);
 
 /* -- optimizers (optimizer.c) --------------------------------------------------------------------------------------------------------- */
 
@@ -206,13 +255,15 @@ peri_status peri__average_check(const peri_tbe_optimizer *o);
 bool peri__counter_wants_most(const peri_tbe_optimizer *o);
 /** Before the update of step @iteration: the largest counters, if they are due. */
 peri_status peri__counter_refresh(peri_tbe *tbe, int64_t iteration);
-/** Before a lookup of the next training step, or its update: EMA in place, if it is due. */
-peri_status peri__tbe_average(peri_tbe *tbe);
+/** Before a lookup of the next training step: EMA in place, if it is due. */
+peri_status peri__tbe_ema(peri_tbe *tbe);
+/** The same within a call that is alone: before the step's update. */
+peri_status peri__tbe_ema_alone(peri_tbe *tbe);
 
 /** Elements of the preconditioners of the tables before @table. */
 int64_t peri__tbe_squares(const peri_tbe *tbe, int64_t table);
 /** The update of peri__tbe_backward with Shampoo. */
-peri_status peri__tbe_shampoo(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad);
+peri_status peri__tbe_shampoo(peri_tbe_batch *batch, peri_tensor *grad);
 
 /* -- kept backward passes (accumulate.c) -------------------------------------------------------------------------------------------- */
 
@@ -231,9 +282,11 @@ peri_status peri__tier_new(peri_tbe *tbe, const peri_tbe_config *config);
 /** Local; does not flush. */
 void peri__tier_free(peri__tier *tier);
 /** The public functions, for tables in files. Arguments are checked. */
-peri_status peri__tier_forward(const char *function, peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *out);
-peri_status peri__tier_backward(peri_tbe *tbe, const peri_tbe_input *input, peri_tensor *grad, peri_tensor *grad_weights);
-peri_status peri__tier_prefetch(const char *function, peri_tbe *tbe, const peri_tbe_input *input);
+peri_status peri__tier_forward(const char *function, peri_tbe_batch *batch, peri_tensor *out);
+peri_status peri__tier_backward(const char *function, peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights);
+peri_status peri__tier_prefetch(const char *function, peri_tbe_batch *batch);
+/** The batch will not come again: its rows may leave. */
+void peri__tier_drop(peri_tbe_batch *batch);
 peri_status peri__tier_read(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, peri_tensor *dst);
 peri_status peri__tier_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src);
 int64_t peri__tier_bad_ids(const peri__tier *tier);

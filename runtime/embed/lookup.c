@@ -1,259 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lookup.c: block lists, inputs, and forward in memory.
+ * lookup.c: forward in memory.
  */
 #include "internal.h"
 #include "reach.h"
-
-#include <stdlib.h>
-
-_Static_assert(sizeof(peri_tbe_block) == sizeof(peri_k_tbe_block) && offsetof(peri_tbe_block, table) == offsetof(peri_k_tbe_block, table) &&
-                   offsetof(peri_tbe_block, out_stride) == offsetof(peri_k_tbe_block, out_stride),
-               "a public block is a kernel's block");
-
-/* -- block lists ----------------------------------------------------------------------------------------------------------------- */
-
-/** A begin (+1) or end (-1) of a block's bags. */
-typedef struct edge {
-    int64_t bag, delta;
-} edge;
-
-static int by_bag(const void *a, const void *b)
-{
-    const edge *x = a, *y = b;
-    if (x->bag != y->bag) return x->bag < y->bag ? -1 : 1;
-    return x->delta < y->delta ? -1 : x->delta > y->delta; /* ends before begins */
-}
-
-/** b->multiplicity, the most blocks that share one bag, where blocks come in the order of their bags, each either the bags of the block
- *  before or later ones: as blocks mostly do. False: they do not. */
-static bool count_in_order(peri_tbe_blocks *b)
-{
-    int64_t begin = 0, end = 0, sharing = 0;
-    for (int64_t k = 0; k < b->n; k++) {
-        const peri_k_tbe_block *x = &b->block[k];
-        if (x->bags == 0) continue;
-        bool again = sharing && x->first_bag == begin && x->first_bag + x->bags == end;
-        if (!again && x->first_bag < end) return false;
-        begin = x->first_bag;
-        end = begin + x->bags;
-        sharing = again ? sharing + 1 : 1;
-        b->multiplicity = peri__max(b->multiplicity, sharing);
-    }
-    return true;
-}
-
-static peri_status count_sharing(peri_tbe_blocks *b)
-{
-    if (count_in_order(b)) return PERI_OK;
-    edge *edges = peri__alloc(sizeof *edges * (size_t)peri__max(2 * b->n, 1));
-    if (!edges) return PERI_ENOMEM;
-    int64_t n = 0, open = 0;
-    for (int64_t k = 0; k < b->n; k++) {
-        if (b->block[k].bags == 0) continue;
-        edges[n++] = (edge){b->block[k].first_bag, 1};
-        edges[n++] = (edge){b->block[k].first_bag + b->block[k].bags, -1};
-    }
-    qsort(edges, (size_t)n, sizeof *edges, by_bag);
-    for (int64_t i = 0; i < n; i++) {
-        open += edges[i].delta;
-        b->multiplicity = peri__max(b->multiplicity, open);
-    }
-    peri__free(edges);
-    return PERI_OK;
-}
-
-/** The second half of b->block, and `ordered` and `largest`. */
-static peri_status order_by_table(peri_tbe_blocks *b)
-{
-    int64_t *next = peri__alloc_zero(sizeof *next * (size_t)(b->n_tables + 1)); /* where the next block of each table goes */
-    if (!next) return PERI_ENOMEM;
-    b->ordered = true;
-    for (int64_t k = 0; k < b->n; k++) {
-        next[b->block[k].table + 1] += b->block[k].bags;
-        b->ordered = b->ordered && (k == 0 || b->block[k].table >= b->block[k - 1].table);
-    }
-    for (int64_t t = 0; t < b->n_tables; t++) b->largest = peri__max(b->largest, next[t + 1]);
-    memset(next, 0, sizeof *next * (size_t)(b->n_tables + 1));
-    for (int64_t k = 0; k < b->n; k++) next[b->block[k].table + 1]++;
-    for (int64_t t = 0; t < b->n_tables; t++) next[t + 1] += next[t];
-    for (int64_t k = 0; k < b->n; k++) b->block[b->n + next[b->block[k].table]++] = b->block[k];
-    peri__free(next);
-    return PERI_OK;
-}
-
-static peri_status check_block(const peri_tbe *tbe, const peri_tbe_block *b, int64_t k)
-{
-    if (b->table < 0 || b->table >= tbe->n_tables)
-        return peri__fail(PERI_ERANGE, "peri_tbe_blocks_new: block %lld: table %d, allowed: 0..%lld", (long long)k, b->table,
-                          (long long)tbe->n_tables - 1);
-    if (b->feature < -1 || (b->feature >= tbe->n_features && tbe->n_features > 0))
-        return peri__fail(PERI_ERANGE, "peri_tbe_blocks_new: block %lld: feature %d, allowed: -1..%lld", (long long)k, b->feature,
-                          (long long)tbe->n_features - 1);
-    int64_t most = INT64_MAX >> 8, cols = tbe->layout[b->table].cols, extent;
-    if (b->first_bag < 0 || b->bags < 0 || b->first_bag > most || b->bags > most)
-        return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: %lld bags from bag %lld on", (long long)k, (long long)b->bags,
-                          (long long)b->first_bag);
-    if (b->out_offset < 0 || b->out_offset > most)
-        return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: out_offset %lld", (long long)k, (long long)b->out_offset);
-    bool none = tbe->layout[b->table].pooling == PERI_POOLING_NONE;
-    if ((b->bags > 1 || none) && b->out_stride < cols)
-        return peri__fail(PERI_EINVAL,
-                          "peri_tbe_blocks_new: block %lld: out_stride %lld makes rows of table '%s' overlap, allowed: >= %lld",
-                          (long long)k, (long long)b->out_stride, tbe->tables[b->table].name, (long long)cols);
-    if (b->out_stride > most || (b->bags > 1 && (__builtin_mul_overflow(b->bags - 1, b->out_stride, &extent) || extent > most)))
-        return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: block %lld: out_stride %lld", (long long)k, (long long)b->out_stride);
-    return PERI_OK;
-}
-
-peri_status peri_tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, peri_tbe_blocks **out)
-{
-    PERI_NEED(tbe);
-    PERI_NEED(out);
-    if (n < 0 || n > INT32_MAX || (n && !blocks)) return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: %lld blocks", (long long)n);
-    for (int64_t k = 0; k < n; k++) PERI_TRY(check_block(tbe, &blocks[k], k));
-    return peri__tbe_blocks_new(tbe, blocks, n, out);
-}
-
-peri_status peri__tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, peri_tbe_blocks **out)
-{
-    static atomic_uint_least64_t serial;
-    peri_tbe_blocks *b = peri__alloc_zero(sizeof *b + 2 * sizeof *b->block * (size_t)n);
-    if (!b) return PERI_ENOMEM;
-    peri__refs_init(&b->refs);
-    b->serial = atomic_fetch_add(&serial, 1) + 1;
-    b->n = n;
-    b->n_tables = tbe->n_tables;
-    memcpy(b->block, blocks, sizeof *b->block * (size_t)n);
-    int64_t columns = 0;
-    for (int64_t k = 0; k < n; k++) {
-        const peri_k_tbe_block *x = &b->block[k];
-        const peri_k_tbe_table *t = &tbe->layout[x->table];
-        b->bags = peri__max(b->bags, x->first_bag + x->bags);
-        if (x->bags == 0) continue;
-        b->total_bags += x->bags;
-        columns += x->bags * t->cols;
-        b->none = b->none || t->pooling == PERI_POOLING_NONE;
-        if (t->pooling == PERI_POOLING_NONE) continue;
-        b->out_extent = peri__max(b->out_extent, x->out_offset + (x->bags - 1) * x->out_stride + t->cols);
-        b->covered += x->bags * t->cols;
-        b->mean = b->mean || t->pooling == PERI_POOLING_MEAN;
-    }
-    b->width = b->total_bags ? peri__ceil_div(columns, b->total_bags) : 1;
-    peri_status status = count_sharing(b);
-    if (status >= 0) status = order_by_table(b);
-    if (status < 0) {
-        peri__free(b);
-        return status;
-    }
-    peri__object_count(1);
-    *out = b;
-    return PERI_OK;
-}
-
-void peri_tbe_blocks_retain(peri_tbe_blocks *blocks) { peri__refs_add(&blocks->refs); }
-
-void peri_tbe_blocks_release(peri_tbe_blocks *blocks)
-{
-    if (!blocks || !peri__refs_drop(&blocks->refs)) return;
-    peri__object_count(-1);
-    peri__free(blocks);
-}
-
-/* -- inputs ---------------------------------------------------------------------------------------------------------------------- */
-
-static peri_status check_array(const char *function, const char *what, const peri_tbe *tbe, const peri_tensor *t, bool integer)
-{
-    char text[128];
-    PERI_TRY(peri__check_tensor(function, what, t, -1, 1));
-    if (integer ? t->dtype != PERI_I64 && t->dtype != PERI_I32 : t->dtype != PERI_F32)
-        return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: %s", function, what, peri__tensor_text(t, text, sizeof text),
-                          integer ? "i64, i32" : "f32");
-    if (peri__device(t) != tbe->device)
-        return peri__fail(PERI_EINVAL, "%s: %s is on device %s, the tables on %s", function, what, peri__device(t)->name,
-                          tbe->device->name);
-    if (!peri__contiguous(t)) return peri__fail(PERI_EINVAL, "%s: %s is not contiguous", function, what);
-    return PERI_OK;
-}
-
-peri_status peri__tbe_input_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *in)
-{
-    if (!in->blocks) return peri__fail(PERI_EINVAL, "%s: no blocks", function);
-    PERI_TRY(check_array(function, "ids", tbe, in->ids, true));
-    PERI_TRY(check_array(function, "offsets", tbe, in->offsets, true));
-    int64_t n = peri__numel(in->ids), bags = peri__numel(in->offsets) - 1;
-    if (in->blocks->n_tables != tbe->n_tables)
-        return peri__fail(PERI_EINVAL, "%s: a block list made for %lld tables, this table batch has %lld", function,
-                          (long long)in->blocks->n_tables, (long long)tbe->n_tables);
-    if (bags < in->blocks->bags)
-        return peri__fail(PERI_EINVAL, "%s: offsets of %lld bags, the blocks need %lld", function, (long long)bags,
-                          (long long)in->blocks->bags);
-    if (in->weights) {
-        PERI_TRY(check_array(function, "weights", tbe, in->weights, false));
-        if (peri__numel(in->weights) != n)
-            return peri__fail(PERI_EINVAL, "%s: %lld weights for %lld ids", function, (long long)peri__numel(in->weights), (long long)n);
-    }
-    if (in->scale) {
-        PERI_TRY(check_array(function, "scale", tbe, in->scale, false));
-        if (peri__numel(in->scale) != bags)
-            return peri__fail(PERI_EINVAL, "%s: %lld scales for %lld bags", function, (long long)peri__numel(in->scale), (long long)bags);
-    }
-    return PERI_OK;
-}
-
-int64_t peri__tbe_extent(const peri_tbe *tbe, const peri_tbe_input *in)
-{
-    const peri_tbe_blocks *b = in->blocks;
-    int64_t extent = b->out_extent, n = peri__numel(in->ids);
-    for (int64_t k = 0; k < b->n && b->none && n; k++) {
-        const peri_k_tbe_block *x = &b->block[k];
-        const peri_k_tbe_table *t = &tbe->layout[x->table];
-        int64_t end;
-        if (x->bags == 0 || t->pooling != PERI_POOLING_NONE) continue;
-        if (__builtin_mul_overflow(n - 1, x->out_stride, &end) || __builtin_add_overflow(end, x->out_offset + t->cols, &end))
-            return INT64_MAX;
-        extent = peri__max(extent, end);
-    }
-    return extent;
-}
-
-peri_status peri__tbe_stream(peri_tbe *tbe, const peri_tbe_input *in, bool count, peri_k_tbe_stream *out)
-{
-    const peri_tbe_blocks *b = in->blocks;
-    void *blocks, *spans;
-    int64_t bytes = (int64_t)sizeof *b->block * b->n * (b->ordered ? 1 : 2), n_ids = peri__numel(in->ids);
-    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_BLOCKS, PERI_U8, bytes, &blocks));
-    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_SPANS, PERI_U8, (int64_t)sizeof(peri_k_tbe_span) * (b->n + 1), &spans));
-    if (tbe->uploaded != b->serial) {
-        tbe->uploaded = 0;
-        PERI_TRY(peri__copy(tbe->device, blocks, b->block, bytes, PERI_COPY_H2D));
-        tbe->uploaded = b->serial;
-    }
-    *out = (peri_k_tbe_stream){.ids = peri__data(in->ids),
-                               .offsets = peri__data(in->offsets),
-                               .weights = in->weights ? peri__data(in->weights) : NULL,
-                               .scale = in->scale ? peri__data(in->scale) : NULL,
-                               .tables = peri__data(tbe->layout_tensor),
-                               .blocks = blocks,
-                               .spans = spans,
-                               .n_ids = n_ids,
-                               .n_bags = peri__numel(in->offsets) - 1,
-                               .n_tables = tbe->n_tables,
-                               .n_blocks = b->n,
-                               .capacity = n_ids * b->multiplicity,
-                               .ids_dtype = in->ids->dtype,
-                               .offsets_dtype = in->offsets->dtype};
-    peri_k_tbe_prepare_args args = {.stream = *out, .totals = count ? peri__data(tbe->counters) : NULL};
-    return PERI_LAUNCH(tbe->device, tbe_prepare, &args, 1, 1);
-}
-
-peri_status peri__tbe_stream_order(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe_stream *stream)
-{
-    if (in->blocks->ordered) return PERI_OK;
-    stream->blocks += in->blocks->n;
-    peri_k_tbe_prepare_args args = {.stream = *stream};
-    return PERI_LAUNCH(tbe->device, tbe_prepare, &args, 1, 1);
-}
 
 void peri__tbe_chunks(const peri_tbe_input *in, int64_t *chunks, int64_t *grain)
 {
@@ -281,23 +31,20 @@ peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe)
 
 /* -- forward --------------------------------------------------------------------------------------------------------------------- */
 
-peri_status peri__tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out, peri_tensor *report)
+peri_status peri__tbe_forward(peri_tbe_batch *b, peri_tensor *out, bool check)
 {
+    peri_tbe *tbe = b->tbe;
     peri_k_tbe_forward_args args = {
         .weight = peri__data(tbe->weight), .weight_dtype = tbe->dtype, .out = peri__data(out), .out_dtype = out->dtype,
         .reach = peri__tbe_reach_lookup()};
     int64_t grain;
-    PERI_TRY(peri__tbe_enter(tbe));
-    if (report) PERI_TRY(peri__report_reset(report));
-    PERI_TRY(peri__tbe_stream(tbe, in, true, &args.stream));
-    args.report = report ? peri__data(report) : NULL;
-    peri__tbe_chunks(in, &args.chunks, &grain);
+    if (check) PERI_TRY(peri__batch_report(b, &args.report));
+    PERI_TRY(peri__batch_stream(b, false, true, &args.stream));
+    peri__tbe_chunks(&b->in, &args.chunks, &grain);
     PERI_TRY(PERI_LAUNCH(tbe->device, tbe_forward, &args, args.chunks, grain));
-    if (report) {
-        peri_k_tbe_report_args describe = {
-            .stream = args.stream, .report = args.report, .counters = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_BAD_IDS};
-        PERI_TRY(PERI_LAUNCH(tbe->device, tbe_report, &describe, 1, 1));
-    }
-    tbe->lookups++;
-    return peri__tbe_leave(tbe);
+    atomic_fetch_add_explicit(&tbe->lookups, 1, memory_order_relaxed);
+    if (!check) return PERI_OK;
+    peri_k_tbe_report_args describe = {
+        .stream = args.stream, .report = args.report, .counters = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_BAD_IDS};
+    return peri__tbe_counting(tbe, PERI_K_tbe_report, &describe, sizeof describe);
 }

@@ -164,24 +164,35 @@ peri_status peri__counter_refresh(peri_tbe *tbe, int64_t iteration)
     return PERI_LAUNCH(tbe->device, tbe_most_counted, &args, tbe->n_tables, 1);
 }
 
-peri_status peri__tbe_average(peri_tbe *tbe)
+/** Whether it is due before the next training step. */
+static bool ema_due(const peri_tbe *tbe)
 {
-    enum { CHUNK_ROWS = 512, MOST = 1024 };
     const peri_tbe_optimizer *o = &tbe->optimizer;
     int64_t step = tbe->iteration + 1;
-    if (o->kind != PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD || step < o->step_start || step % o->step_ema != 0 || tbe->averaged == step)
-        return PERI_OK;
+    return o->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD && step >= o->step_start && step % o->step_ema == 0 && tbe->averaged != step;
+}
+
+peri_status peri__tbe_ema_alone(peri_tbe *tbe)
+{
+    enum { CHUNK_ROWS = 512, MOST = 1024 };
+    if (!ema_due(tbe)) return PERI_OK;
     void *scratch;
     peri_k_tbe_average_args args = {.rows = peri__tbe_rows(tbe),
-                                    .optimizer = peri__tbe_optimizer(tbe, step),
+                                    .optimizer = peri__tbe_optimizer(tbe, tbe->iteration + 1),
                                     .scratch_stride = peri__tbe_scratch_stride(tbe),
                                     .chunks = peri__max(1, peri__min(MOST, tbe->total_rows / CHUNK_ROWS)),
-                                    .coef = (float)o->step_ema_coef};
+                                    .coef = (float)tbe->optimizer.step_ema_coef};
     args.optimizer.seed = ~args.optimizer.seed;
-    PERI_TRY(peri__tbe_enter(tbe));
     PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_SCRATCH, PERI_F32, args.chunks * args.scratch_stride, &scratch));
     args.scratch = scratch;
     PERI_TRY(PERI_LAUNCH(tbe->device, tbe_average, &args, args.chunks, 1));
-    tbe->averaged = step;
-    return peri__tbe_leave(tbe);
+    tbe->averaged = tbe->iteration + 1;
+    return PERI_OK;
+}
+
+peri_status peri__tbe_ema(peri_tbe *tbe)
+{
+    if (tbe->optimizer.kind != PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD) return PERI_OK;
+    PERI_TRY(peri__tbe_enter(tbe, true));
+    return peri__tbe_leave(tbe, true, peri__tbe_ema_alone(tbe));
 }

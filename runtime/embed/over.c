@@ -7,39 +7,26 @@
 enum { IN_TABLE, IN_WEIGHTS, INPUTS };
 enum { SAVED_IDS, SAVED_OFFSETS, SAVED_WEIGHTS, SAVED_SCALE };
 
-void peri__over_release(peri__over *over)
-{
-    peri_tbe_release(over->tbe);
-    peri_tbe_blocks_release(over->blocks);
-    *over = (peri__over){0};
-}
-
 static void over_fini(peri__node *node)
 {
-    if (!node->state) return;
-    peri__over_release(node->state);
-    peri__free(node->state);
+    peri_tbe_batch_release(node->state);
     node->state = NULL;
 }
 
 /** integer: dimensions and shape of the table. */
 static peri_status over_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    peri__over *over = node->state;
-    peri_tbe_input in = {.ids = node->saved[SAVED_IDS],
-                         .offsets = node->saved[SAVED_OFFSETS],
-                         .weights = node->saved[SAVED_WEIGHTS],
-                         .scale = node->saved[SAVED_SCALE],
-                         .blocks = over->blocks};
+    peri_tbe_batch *batch = node->state;
+    const peri_tensor *in_weights = batch->in.weights;
     peri_tensor *grad = NULL, *weights = NULL, *dense = NULL;
     peri_status status;
     PERI_TRY_GOTO(peri__contiguous_of(grad_out[0], &grad), out);
-    if (peri__needs(node, IN_WEIGHTS)) PERI_TRY_GOTO(peri__tensor_like(in.weights, 1, in.weights->shape, &weights), out);
+    if (peri__needs(node, IN_WEIGHTS)) PERI_TRY_GOTO(peri__tensor_like(in_weights, 1, in_weights->shape, &weights), out);
     if (peri__needs(node, IN_TABLE)) {
-        PERI_TRY_GOTO(peri_tbe_gradient(over->tbe, &in, grad, weights, &dense), out);
+        PERI_TRY_GOTO(peri_tbe_batch_gradient(batch, grad, weights, &dense), out);
         PERI_TRY_GOTO(peri__tensor_view(dense, (int32_t)node->integer[0], node->integer + 1, NULL, 0, &grad_in[IN_TABLE]), out);
     } else {
-        PERI_TRY_GOTO(peri_tbe_backward(over->tbe, &in, grad, weights), out);
+        PERI_TRY_GOTO(peri_tbe_batch_backward(batch, grad, weights), out);
     }
     grad_in[IN_WEIGHTS] = weights;
     weights = NULL;
@@ -52,21 +39,15 @@ out:
 
 static const peri__node_vtab over_vtab = {.name = "tbe_over", .acts = PERI__UPDATES, .backward = over_backward, .fini = over_fini};
 
-peri_status peri__over_record(peri_tensor *table, const peri_tbe_input *in, peri__over *over, peri_tensor *out)
+peri_status peri__over_record(peri_tensor *table, peri_tbe_batch *batch, peri_tensor *out)
 {
+    const peri_tbe_input *in = &batch->in;
     peri_tensor *inputs[INPUTS] = {[IN_TABLE] = table, [IN_WEIGHTS] = in->weights};
     peri__node *node;
     if (!peri__recording(inputs, INPUTS)) return PERI_OK;
-    peri__over *kept = peri__alloc(sizeof *kept);
-    if (!kept) return PERI_ENOMEM;
-    peri_status status = peri__record(&over_vtab, inputs, INPUTS, &out, 1, &node);
-    if (status < 0) {
-        peri__free(kept);
-        return status;
-    }
-    *kept = *over;
-    *over = (peri__over){0};
-    node->state = kept;
+    PERI_TRY(peri__record(&over_vtab, inputs, INPUTS, &out, 1, &node));
+    peri_tbe_batch_retain(batch);
+    node->state = batch;
     node->integer[0] = table->ndim;
     memcpy(node->integer + 1, table->shape, sizeof *table->shape * (size_t)table->ndim);
     peri__node_save(node, SAVED_IDS, in->ids);

@@ -34,15 +34,11 @@ static peri_status steps(peri_tbe *tbe, const peri_tbe_sparse *rows)
     return PERI_LAUNCH(tbe->device, tbe_precondition, &args, args.chunks, 1);
 }
 
-peri_status peri__tbe_shampoo(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad)
+peri_status peri__tbe_shampoo(peri_tbe_batch *b, peri_tensor *grad)
 {
     peri_tbe_sparse rows;
-    PERI_TRY(peri_tbe_gradient_sparse(tbe, in, grad, NULL, &rows));
-    peri_status status;
-    PERI_TRY_GOTO(peri__tbe_enter(tbe), out);
-    PERI_TRY_GOTO(steps(tbe, &rows), out);
-    status = peri__tbe_leave(tbe);
-out:
+    PERI_TRY(peri__tbe_sparse(b, grad, NULL, &rows));
+    peri_status status = steps(b->tbe, &rows);
     peri_tensor_release(rows.rows);
     peri_tensor_release(rows.values);
     peri_tensor_release(rows.first);

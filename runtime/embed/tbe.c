@@ -233,8 +233,8 @@ static peri_status shell_new(const peri_tbe_config *c, const int64_t *slots, int
     tbe->optimizer = c->optimizer;
     tbe->seed = c->seed;
     peri_status status;
+    PERI_TRY_GOTO(peri__calls_init(tbe), out); /* the locks first: releasing destroys them */
     PERI_TRY_GOTO(lay_out(tbe, c, slots, alignment), out);
-    PERI_TRY_GOTO(peri_event_new(tbe->device, &tbe->done), out);
     PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, PERI__TBE_COUNTERS, true, &tbe->counters), out);
     PERI_TRY_GOTO(flat_tensor(tbe, PERI_U8, (int64_t)sizeof *tbe->layout * tbe->n_tables, false, &tbe->layout_tensor), out);
     PERI_TRY_GOTO(
@@ -300,7 +300,7 @@ peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
         PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, tbe->total_rows, true, &tbe->slot_row), out);
     if (c->caches) PERI_TRY_GOTO(peri__tier_new(tbe, c), out);
     peri__tbe_reach_need(tbe);
-    status = peri__tbe_leave(tbe);
+    status = peri_event_record(tbe->changed, peri_stream_current(tbe->device));
 out:
     if (status < 0) peri_tbe_release(tbe);
     else *out = tbe;
@@ -315,7 +315,7 @@ peri_status peri__tbe_over(const peri_tbe_config *c, peri_tensor *flat, peri_tbe
     PERI_ASSERT(peri__numel(flat) >= tbe->total_elements && peri__contiguous(flat));
     tbe->weight = flat;
     peri_tensor_retain(flat);
-    peri_status status = peri__tbe_leave(tbe);
+    peri_status status = peri_event_record(tbe->changed, peri_stream_current(tbe->device));
     if (status < 0) peri_tbe_release(tbe);
     else *out = tbe;
     return status;
@@ -341,7 +341,7 @@ void peri_tbe_release(peri_tbe *tbe)
     peri__free(tbe->tables);
     peri__free(tbe->layout);
     peri__free(tbe->features);
-    peri_event_release(tbe->done);
+    peri__calls_fini(tbe);
     peri__object_count(-1);
     peri__free(tbe);
 }
@@ -368,6 +368,13 @@ static peri_status check_table_index(const char *function, const peri_tbe *tbe, 
     return peri__fail(PERI_ERANGE, "%s: table %lld, allowed: 0..%lld", function, (long long)table, (long long)tbe->n_tables - 1);
 }
 
+/** The current stream waits for the calls so far. */
+static peri_status after_calls(peri_tbe *tbe)
+{
+    PERI_TRY(peri__tbe_enter(tbe, true));
+    return peri__tbe_leave(tbe, true, PERI_OK);
+}
+
 static peri_status state_view(const char *function, peri_tbe *tbe, int64_t table, const char *name, peri_tensor **out)
 {
     PERI_TRY(check_table_index(function, tbe, table));
@@ -381,11 +388,11 @@ static peri_status state_view(const char *function, peri_tbe *tbe, int64_t table
                         : prev    ? tbe->prev_iter
                                   : NULL;
     if (tbe->preconditioner && !strcmp(name, "preconditioner")) {
-        PERI_TRY(peri__tbe_enter(tbe));
+        PERI_TRY(after_calls(tbe));
         return peri__tensor_view(tbe->preconditioner, 2, (int64_t[]){t->cols, t->cols}, NULL, peri__tbe_squares(tbe, table), out);
     }
     if (tbe->max_counter && !strcmp(name, "max_counter")) {
-        PERI_TRY(peri__tbe_enter(tbe));
+        PERI_TRY(after_calls(tbe));
         return peri__tensor_view(tbe->max_counter, 1, (int64_t[]){1}, NULL, table, out);
     }
     int32_t unused;
@@ -393,7 +400,7 @@ static peri_status state_view(const char *function, peri_tbe *tbe, int64_t table
     if (tbe->tier)
         return peri__fail(PERI_EUNSUPPORTED, "%s: the rows of table '%s' are in a file, so there is no view of them; read and write rows",
                           function, tbe->tables[table].name);
-    PERI_TRY(peri__tbe_enter(tbe));
+    PERI_TRY(after_calls(tbe));
     const peri__optimizer_kind *k = peri__optimizer_kind_of(tbe->optimizer.kind);
     if (counter || prev || (first && k->row1) || (second && k->row2))
         return peri__tensor_view(flat, 1, &t->rows, NULL, t->first_row, out);
@@ -440,13 +447,21 @@ peri_status peri_tbe_leaf(peri_tbe *tbe, int64_t table, peri_tensor **out)
     if (tbe->dtype != PERI_F32)
         return peri__fail(PERI_EINVAL, "peri_tbe_leaf: table '%s' is %s; leaves, whose gradients are f32, are f32",
                           tbe->tables[table].name, peri_dtype_name(tbe->weight->dtype));
-    peri_tensor **leaf = &tbe->tables[table].leaf;
+    peri_tensor **leaf = &tbe->tables[table].leaf, *fresh = NULL;
+    pthread_mutex_lock(&tbe->small);
+    bool made = *leaf != NULL;
+    pthread_mutex_unlock(&tbe->small);
+    if (!made) PERI_TRY(state_view("peri_tbe_leaf", tbe, table, "weight", &fresh));
+    pthread_mutex_lock(&tbe->small); /* another thread may have been faster */
     if (!*leaf) {
-        PERI_TRY(state_view("peri_tbe_leaf", tbe, table, "weight", leaf));
-        (*leaf)->requires_grad = true;
+        *leaf = fresh;
+        fresh->requires_grad = true;
+        fresh = NULL;
     }
     peri_tensor_retain(*leaf);
     *out = *leaf;
+    pthread_mutex_unlock(&tbe->small);
+    peri_tensor_release(fresh);
     return PERI_OK;
 }
 
@@ -514,12 +529,13 @@ peri_status peri_tbe_read(peri_tbe *tbe, int64_t table, const char *name, int64_
     if (tbe->tier) {
         PERI_TRY(check_table_index("peri_tbe_read", tbe, table));
         PERI_TRY(state_index("peri_tbe_read", tbe, table, name, &part));
-        return peri__tier_read(tbe, table, part, row, dst);
+        PERI_TRY(peri__tbe_enter(tbe, true));
+        return peri__tbe_leave(tbe, true, peri__tier_read(tbe, table, part, row, dst));
     }
     if (peri__tbe_bytes(tbe->dtype) && dst && dst->dtype != PERI_U8) return read_numbers(tbe, table, name, row, dst);
     PERI_TRY(rows_view("peri_tbe_read", tbe, table, name, row, dst, &view));
-    peri_status status = peri_tensor_copy(dst, view);
-    if (status >= 0) status = peri__tbe_leave(tbe);
+    peri_status status = peri__tbe_enter(tbe, true);
+    if (status >= 0) status = peri__tbe_leave(tbe, true, peri_tensor_copy(dst, view));
     peri_tensor_release(view);
     return status;
 }
@@ -550,12 +566,13 @@ peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64
     if (tbe->tier) {
         PERI_TRY(check_table_index("peri_tbe_write", tbe, table));
         PERI_TRY(state_index("peri_tbe_write", tbe, table, name, &part));
-        return peri__tier_write(tbe, table, part, row, src);
+        PERI_TRY(peri__tbe_enter(tbe, true));
+        return peri__tbe_leave(tbe, true, peri__tier_write(tbe, table, part, row, src));
     }
     if (peri__tbe_bytes(tbe->dtype) && src && src->dtype != PERI_U8) return write_numbers(tbe, table, name, row, src);
     PERI_TRY(rows_view("peri_tbe_write", tbe, table, name, row, src, &view));
-    peri_status status = peri_tensor_copy(view, src);
-    if (status >= 0) status = peri__tbe_leave(tbe);
+    peri_status status = peri__tbe_enter(tbe, true);
+    if (status >= 0) status = peri__tbe_leave(tbe, true, peri_tensor_copy(view, src));
     peri_tensor_release(view);
     return status;
 }
@@ -588,9 +605,9 @@ peri_status peri_tbe_statistics(peri_tbe *tbe, peri_tbe_stats *out)
     PERI_NEED(tbe);
     PERI_NEED(out);
     int64_t counts[PERI__TBE_COUNTERS];
-    PERI_TRY(peri__tbe_enter(tbe));
-    PERI_TRY(peri_tensor_read(tbe->counters, counts, sizeof counts));
-    *out = (peri_tbe_stats){.lookups = tbe->lookups,
+    PERI_TRY(peri__tbe_enter(tbe, true));
+    PERI_TRY(peri__tbe_leave(tbe, true, peri_tensor_read(tbe->counters, counts, sizeof counts)));
+    *out = (peri_tbe_stats){.lookups = atomic_load(&tbe->lookups),
                             .updates = tbe->updates,
                             .ids = counts[PERI__TBE_COUNT_IDS],
                             .bags = counts[PERI__TBE_COUNT_BAGS],
@@ -601,5 +618,11 @@ peri_status peri_tbe_statistics(peri_tbe *tbe, peri_tbe_stats *out)
                             .state_bytes = bytes_of(tbe->momentum1) + bytes_of(tbe->momentum2) + bytes_of(tbe->row_counter) +
                                            bytes_of(tbe->prev_iter) + bytes_of(tbe->max_counter)};
     for (int i = 0; i < PERI__TBE_WORKSPACES; i++) out->workspace_bytes += bytes_of(tbe->workspace[i]);
+    pthread_mutex_lock(&tbe->small);
+    for (const peri_tbe_batch *b = tbe->idle; b; b = b->next)
+        out->workspace_bytes += bytes_of(b->spans[0]) + bytes_of(b->spans[1]) + bytes_of(b->report);
+    for (const peri__sorted *r = tbe->idle_sorted; r; r = r->next)
+        for (int i = 0; i < PERI__SORT_ROOMS; i++) out->workspace_bytes += bytes_of(r->room[i]);
+    pthread_mutex_unlock(&tbe->small);
     return PERI_OK;
 }

@@ -8,27 +8,6 @@ enum { AHEAD = 16, GRAIN = 2048 }; /* pins ahead whose slots are fetched in adva
 
 /* -- tickets ----------------------------------------------------------------------------------------------------------------------- */
 
-static bool same_tensor(const peri_tensor *a, const peri_tensor *b)
-{
-    return a == b || (a->storage == b->storage && a->offset == b->offset && a->dtype == b->dtype && peri__numel(a) == peri__numel(b));
-}
-
-static bool same_blocks(const peri_tbe_blocks *a, const peri_tbe_blocks *b)
-{
-    return a == b || (a->n == b->n && !memcmp(a->block, b->block, sizeof *a->block * (size_t)a->n));
-}
-
-static peri__ticket *find(peri__tier *tier, const peri_tbe_input *in, int32_t state)
-{
-    peri__ticket *found = NULL;
-    for (int i = 0; i < PERI__TICKETS; i++) {
-        peri__ticket *t = &tier->ticket[i];
-        if (t->state != state || (found && t->sequence < found->sequence)) continue;
-        if (same_tensor(t->ids, in->ids) && same_tensor(t->offsets, in->offsets) && same_blocks(t->blocks, in->blocks)) found = t;
-    }
-    return found;
-}
-
 /** The oldest ticket in @state, or NULL. */
 static peri__ticket *oldest(peri__tier *tier, int32_t state)
 {
@@ -79,14 +58,14 @@ static void forget(peri__tier *tier, peri__ticket *t)
     }
     t->n_pins = t->n_wants = 0;
     t->in.n = t->in.job.failed = 0;
-    peri_tensor_release(t->ids);
-    peri_tensor_release(t->offsets);
+    if (t->owner && t->owner->ticket == t) t->owner->ticket = NULL;
+    peri__batch_give(t->inner);
     peri_tensor_release(t->mapped);
-    peri_tbe_blocks_release(t->blocks);
     peri_tbe_blocks_release(t->layer_blocks);
     peri__tbe_forget(tier->tbe, &t->layer_offsets);
-    t->ids = t->offsets = t->mapped = NULL;
-    t->blocks = t->layer_blocks = NULL;
+    t->mapped = NULL;
+    t->owner = t->inner = NULL;
+    t->layer_blocks = NULL;
     t->state = PERI__TICKET_FREE;
 }
 
@@ -97,8 +76,8 @@ void peri__tier_release(peri__tier *tier, peri__ticket *t)
     forget(tier, t);
 }
 
-/** A ticket for @in that holds nothing yet. */
-static peri_status open_ticket(peri__tier *tier, const peri_tbe_input *in, peri__ticket **out)
+/** A ticket for @owner that holds nothing yet. */
+static peri_status open_ticket(peri__tier *tier, peri_tbe_batch *owner, peri__ticket **out)
 {
     peri__ticket *t = oldest(tier, PERI__TICKET_FREE);
     if (!t) {
@@ -113,12 +92,8 @@ static peri_status open_ticket(peri__tier *tier, const peri_tbe_input *in, peri_
     t->depends = t->fetched = t->updated = false;
     t->bad_ids = 0;
     t->layers = 1;
-    t->ids = in->ids;
-    t->offsets = in->offsets;
-    t->blocks = in->blocks;
-    peri_tensor_retain(t->ids);
-    peri_tensor_retain(t->offsets);
-    peri_tbe_blocks_retain(t->blocks);
+    t->owner = owner;
+    owner->ticket = t;
     *out = t;
     return PERI_OK;
 }
@@ -323,15 +298,16 @@ static peri_status map_batch(const char *function, peri__tier *tier, peri__ticke
     return PERI_OK;
 }
 
-/** A new ticket for @in: its rows are pinned and on their way. */
-static peri_status resolve(const char *function, peri__tier *tier, const peri_tbe_input *in, bool prefetch, peri__ticket **out)
+/** A new ticket for @batch: its rows are pinned and on their way. */
+static peri_status resolve(const char *function, peri__tier *tier, peri_tbe_batch *batch, bool prefetch, peri__ticket **out)
 {
+    const peri_tbe_input *in = &batch->in;
     peri__tier_batch b = {0};
     peri__ticket *t = NULL;
     peri_status status;
     PERI_TRY_GOTO(peri__tier_batch_init(tier, in, &b), out);
     PERI_TRY_GOTO(layer_blocks(tier, in, b.bags, b.n_ids), out);
-    PERI_TRY_GOTO(open_ticket(tier, in, &t), out);
+    PERI_TRY_GOTO(open_ticket(tier, batch, &t), out);
     t->layers = tier->layers;
     if (t->layers > 1) {
         t->layer_blocks = tier->layer_blocks;
@@ -380,37 +356,33 @@ static void count(peri__tier *tier, const peri__ticket *t, bool again, bool pref
 }
 
 /** Say what is wrong with the ids, as a table batch in memory does: its check, with the numbers of rows of the whole tables. */
-static peri_status report_bad(const char *function, peri__tier *tier, const peri_tbe_input *in, int64_t bad)
+static peri_status report_bad(const char *function, peri__tier *tier, peri_tbe_batch *batch, int64_t bad)
 {
     peri_tbe *tbe = tier->tbe;
     if (bad == 0 || tbe->bounds_check == PERI_BOUNDS_NONE) return PERI_OK;
     tier->bad_ids += bad;
     if (tbe->bounds_check == PERI_BOUNDS_IGNORE) return PERI_OK;
-    int64_t bytes = (int64_t)sizeof(peri_k_tbe_table) * tbe->n_tables, words = PERI__REPORT_WORDS;
+    int64_t bytes = (int64_t)sizeof(peri_k_tbe_table) * tbe->n_tables;
     peri_k_tbe_table *tables = peri__alloc((size_t)bytes);
-    peri_tensor *layout = NULL, *report = NULL;
+    peri_tensor *layout = NULL;
     peri_status status = tables ? PERI_OK : PERI_ENOMEM;
     if (status < 0) goto out;
     memcpy(tables, tbe->layout, (size_t)bytes);
     for (int64_t t = 0; t < tbe->n_tables; t++) tables[t].rows = tbe->tables[t].config.rows;
     PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_U8, 1, &bytes, &layout), out);
     PERI_TRY_GOTO(peri_tensor_write(layout, tables, bytes), out);
-    PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_I64, 1, &words, &report), out);
-    PERI_TRY_GOTO(peri__report_reset(report), out);
-    PERI_TRY_GOTO(peri__tbe_enter(tbe), out);
-    peri_k_tbe_check_args check = {.report = peri__data(report), .chunks = 1};
-    PERI_TRY_GOTO(peri__tbe_stream(tbe, in, false, &check.stream), out);
+    peri_k_tbe_check_args check = {.chunks = 1};
+    PERI_TRY_GOTO(peri__batch_report(batch, &check.report), out);
+    PERI_TRY_GOTO(peri__batch_stream(batch, false, false, &check.stream), out);
     check.stream.tables = peri__data(layout);
     peri_k_tbe_report_args describe = {.stream = check.stream, .report = check.report};
     PERI_TRY_GOTO(PERI_LAUNCH(tbe->device, tbe_check, &check, 1, 1), out);
     PERI_TRY_GOTO(PERI_LAUNCH(tbe->device, tbe_report, &describe, 1, 1), out);
-    PERI_TRY_GOTO(peri__tbe_leave(tbe), out);
     peri_k_tbe_report found;
-    PERI_TRY_GOTO(peri_tensor_read(report, &found, sizeof found), out);
+    PERI_TRY_GOTO(peri_tensor_read(batch->report, &found, sizeof found), out);
     status = peri__tbe_status(tbe, function, &found);
 out:
     peri_tensor_release(layout);
-    peri_tensor_release(report);
     peri__free(tables);
     return status;
 }
@@ -449,49 +421,55 @@ out:
     return status;
 }
 
-static peri_status inner_input(const peri__ticket *t, const peri_tbe_input *in, peri_tbe_input *inner)
+/** The batch in slots: ids mapped, and with several layers everything once for each. */
+static peri_status inner_of(peri__tier *tier, peri__ticket *t, const peri_tbe_input *in)
 {
-    *inner = (peri_tbe_input){.ids = t->mapped, .offsets = in->offsets, .weights = in->weights, .scale = in->scale, .blocks = in->blocks};
-    if (t->layers == 1) return PERI_OK;
-    inner->offsets = t->layer_offsets;
-    inner->blocks = t->layer_blocks;
-    inner->weights = inner->scale = NULL;
-    if (in->weights) PERI_TRY(repeat(in->weights, t->layers, &inner->weights));
-    peri_status status = in->scale ? repeat_scale(in->scale, t->layers, &inner->scale) : PERI_OK;
-    if (status < 0) peri_tensor_release(inner->weights);
+    peri_tbe_input inner = {.ids = t->mapped, .offsets = in->offsets, .blocks = in->blocks};
+    peri_tensor *weights = NULL, *scale = NULL;
+    if (t->inner) return PERI_OK;
+    peri_status status = PERI_OK;
+    if (t->layers > 1) {
+        inner.offsets = t->layer_offsets;
+        inner.blocks = t->layer_blocks;
+        if (in->weights) PERI_TRY_GOTO(repeat(in->weights, t->layers, &weights), out);
+        if (in->scale) PERI_TRY_GOTO(repeat_scale(in->scale, t->layers, &scale), out);
+    }
+    inner.weights = weights ? weights : in->weights;
+    inner.scale = scale ? scale : in->scale;
+    status = peri__batch_take(tier->tbe, &inner, &t->inner);
+out:
+    peri_tensor_release(weights);
+    peri_tensor_release(scale);
     return status;
 }
 
-static void inner_fini(const peri__ticket *t, const peri_tbe_input *inner)
+peri_status peri__tier_begin(const char *function, peri__tier *tier, peri_tbe_batch *batch, bool again, peri__ticket **ticket)
 {
-    if (t->layers == 1) return;
-    peri_tensor_release(inner->weights);
-    peri_tensor_release(inner->scale);
-}
-
-peri_status peri__tier_begin(const char *function, peri__tier *tier, const peri_tbe_input *in, bool again, peri__ticket **ticket,
-                             peri_tbe_input *inner)
-{
-    peri__ticket *t = find(tier, in, again ? PERI__TICKET_LOOKED_UP : PERI__TICKET_PREFETCHED), *partial = NULL;
-    peri__ticket *before = again ? NULL : find(tier, in, PERI__TICKET_LOOKED_UP);
+    peri__ticket *t = batch->ticket, *partial = NULL;
+    if (t && !again && t->state == PERI__TICKET_LOOKED_UP) { /* a second lookup: the same tensors may hold other ids by now */
+        peri__tier_release(tier, t);
+        t = NULL;
+    }
     bool prefetched = t && !again;
-    if (before) peri__tier_release(tier, before); /* the same tensors may hold other ids by now */
     if (t && !t->complete) {
         partial = t; /* its rows stay pinned until this lookup has pinned them itself */
         t = NULL;
         prefetched = false;
     }
     if (!t) {
-        PERI_TRY(resolve(function, tier, in, false, &t));
-        if (partial && partial->state == PERI__TICKET_PREFETCHED && find(tier, in, PERI__TICKET_PREFETCHED) == partial)
-            peri__tier_release(tier, partial);
+        uint64_t sequence = partial ? partial->sequence : 0;
+        peri_status resolved = resolve(function, tier, batch, false, &t);
+        bool there = partial && partial->state != PERI__TICKET_FREE && partial->sequence == sequence; /* else it was given up */
+        if (resolved < 0 && there) batch->ticket = partial;
+        PERI_TRY(resolved);
+        if (there) peri__tier_release(tier, partial);
         count(tier, t, again, false);
     } else if (!again) {
         count(tier, t, false, prefetched);
     }
-    peri_status status = again ? PERI_OK : report_bad(function, tier, in, t->bad_ids);
+    peri_status status = again ? PERI_OK : report_bad(function, tier, batch, t->bad_ids);
     if (status >= 0) status = arrive(function, tier, t);
-    if (status >= 0) status = inner_input(t, in, inner);
+    if (status >= 0) status = inner_of(tier, t, &batch->in);
     if (status < 0) {
         forget(tier, t);
         return status;
@@ -502,17 +480,21 @@ peri_status peri__tier_begin(const char *function, peri__tier *tier, const peri_
 
 /* -- the public functions, for tables in files ----------------------------------------------------------------------------------- */
 
-peri_status peri__tier_forward(const char *function, peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)
+static peri_status forward(const char *function, peri_tbe_batch *batch, peri_tensor *out)
 {
-    peri__tier *tier = tbe->tier;
+    peri__tier *tier = batch->tbe->tier;
     peri__ticket *t;
-    peri_tbe_input inner;
-    PERI_TRY(peri__tier_begin(function, tier, in, false, &t, &inner));
-    peri_status status = peri__tbe_forward(tbe, &inner, out, NULL);
-    inner_fini(t, &inner);
+    PERI_TRY(peri__tier_begin(function, tier, batch, false, &t));
+    peri_status status = peri__tbe_forward(t->inner, out, false);
     if (peri__grad_enabled() && status >= 0) t->state = PERI__TICKET_LOOKED_UP;
     else forget(tier, t);
     return status;
+}
+
+peri_status peri__tier_forward(const char *function, peri_tbe_batch *batch, peri_tensor *out)
+{
+    PERI_TRY(peri__batch_enter(function, batch, true));
+    return peri__batch_leave(batch, true, forward(function, batch, out));
 }
 
 /** @total[i] = sum over the layers of @parts[layer, i], in order. */
@@ -535,34 +517,53 @@ static peri_status sum_layers(peri_tensor *parts, int64_t layers, peri_tensor *t
     return status;
 }
 
-peri_status peri__tier_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights)
+static peri_status backward(const char *function, peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights)
 {
-    peri__tier *tier = tbe->tier;
+    peri__tier *tier = batch->tbe->tier;
     peri__ticket *t;
-    peri_tbe_input inner;
     peri_tensor *parts = NULL;
-    PERI_TRY(peri__tier_begin("peri_tbe_backward", tier, in, true, &t, &inner));
+    PERI_TRY(peri__tier_begin(function, tier, batch, true, &t));
     peri_status status = PERI_OK;
     int64_t n = peri__numel(t->mapped);
-    if (grad_weights && t->layers > 1) PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_F32, 1, &n, &parts), out);
+    if (grad_weights && t->layers > 1) PERI_TRY_GOTO(peri_tensor_new(batch->tbe->device, PERI_F32, 1, &n, &parts), out);
     t->updated = true;
     tier->dirty = tier->dirty || t->n_pins || t->n_wants;
     tier->prepared = false;
-    PERI_TRY_GOTO(peri__tbe_backward(tbe, &inner, grad, parts ? parts : grad_weights), out);
+    PERI_TRY_GOTO(peri__tbe_backward(t->inner, grad, parts ? parts : grad_weights), out);
     if (parts) status = sum_layers(parts, t->layers, grad_weights);
 out:
-    inner_fini(t, &inner);
     peri_tensor_release(parts);
     forget(tier, t);
     return status;
 }
 
-peri_status peri__tier_prefetch(const char *function, peri_tbe *tbe, const peri_tbe_input *in)
+peri_status peri__tier_backward(const char *function, peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights)
 {
-    peri__tier *tier = tbe->tier;
-    if (find(tier, in, PERI__TICKET_PREFETCHED)) return PERI_OK;
+    PERI_TRY(peri__batch_enter(function, batch, true));
+    return peri__batch_leave(batch, true, backward(function, batch, grad, grad_weights));
+}
+
+static peri_status prefetch(const char *function, peri_tbe_batch *batch)
+{
     peri__ticket *t;
-    PERI_TRY(resolve(function, tier, in, true, &t));
+    if (batch->ticket) return PERI_OK;
+    PERI_TRY(resolve(function, batch->tbe->tier, batch, true, &t));
     t->state = PERI__TICKET_PREFETCHED;
     return PERI_OK;
+}
+
+peri_status peri__tier_prefetch(const char *function, peri_tbe_batch *batch)
+{
+    PERI_TRY(peri__batch_enter(function, batch, true));
+    return peri__batch_leave(batch, true, prefetch(function, batch));
+}
+
+void peri__tier_drop(peri_tbe_batch *batch)
+{
+    /* A device that is lost: the ticket's memory goes with the tier. */
+    bool alone = peri__tbe_enter(batch->tbe, true) >= 0;
+    if (batch->ticket && alone) peri__tier_release(batch->tbe->tier, batch->ticket);
+    else if (batch->ticket) batch->ticket->owner = NULL;
+    if (alone) (void)peri__tbe_leave(batch->tbe, true, PERI_OK);
+    batch->ticket = NULL;
 }

@@ -4,10 +4,11 @@
  * and a cache (cache.h) says which row is in which slot. A lookup translates ids to slots, brings missing rows, and then runs the ordinary
  * kernels on the slots; optimizer states travel with their rows. So every result has the bits that tables in memory would give.
  *
- * A *ticket* is a batch in flight: its rows are pinned from its prefetch (or its lookup) to the end of its update. Tickets are known by the
- * ids, offsets and blocks that they were made for. They are a convenience: when a lookup needs more slots than are left, tickets of other
- * batches are given up, oldest first; their lookups or updates will then resolve their ids again. Only when the rows of a single batch do
- * not fit is there an error.
+ * A *ticket* holds the rows of a batch in flight: they are pinned from its prefetch (or its lookup) to the end of its update, or of the
+ * batch. It is a convenience: when a lookup needs more slots than are left, tickets of other batches are given up, oldest first; their
+ * lookups or updates will then resolve their ids again. Only when the rows of a single batch do not fit is there an error.
+ *
+ * All functions here run within calls that are alone (peri__tbe_enter), but those that make and free tiers.
  *
  * Order on the file: a job of writes may run beside reads of the same ticket, since no row is in both, and beside everything else up to the
  * next ticket that reads: that one waits for all earlier writes first. A write that fails keeps its bytes and is tried again then, and at a
@@ -55,7 +56,7 @@ typedef struct peri__records {
 
 enum { PERI__TICKET_FREE = 0, PERI__TICKET_OPEN, PERI__TICKET_PREFETCHED, PERI__TICKET_LOOKED_UP };
 
-typedef struct peri__ticket {
+struct peri__ticket {
     int32_t state;
     bool complete;  /* all rows of the batch have a slot, and `mapped` says which */
     bool filled;    /* the rows that it brings are in their slots */
@@ -63,8 +64,8 @@ typedef struct peri__ticket {
     bool fetched;   /* some of its pins were brought by a prefetch that no lookup has used yet */
     bool updated;   /* its rows are newer than the file */
     uint64_t sequence;
-    peri_tensor *ids, *offsets; /* retained: whose ticket it is */
-    peri_tbe_blocks *blocks;    /* retained */
+    peri_tbe_batch *owner; /* whose ticket it is; NULL: nobody's */
+    peri_tbe_batch *inner; /* the same batch in slots; NULL until the first lookup */
     peri_tensor *mapped_store, *mapped; /* i32 [layers * ids]: slots; a view of the store, which is kept */
     peri_tensor *layer_offsets; /* i64, layers > 1 only */
     peri_tbe_blocks *layer_blocks; /* layers > 1 only; retained */
@@ -74,7 +75,7 @@ typedef struct peri__ticket {
     peri__tier_want *wants;
     int64_t n_wants, wants_capacity;
     peri__records in, out; /* rows that come, rows that leave */
-} peri__ticket;
+};
 
 enum { PERI__TICKETS = 8 };
 
@@ -105,10 +106,9 @@ struct peri__tier {
 
 /* tier.c: lookups */
 
-/** Find or make the ticket for looking up @in; *inner gets the input in slots (borrowed from the ticket, except `weights` and `scale`,
- *  which with several layers are new and to be released). @again: for an update, whose lookup was counted already. */
-peri_status peri__tier_begin(const char *function, peri__tier *tier, const peri_tbe_input *in, bool again, peri__ticket **ticket,
-                             peri_tbe_input *inner);
+/** The ticket for looking @batch up, its own or a new one; ticket->inner is ready. @again: for an update, whose lookup was counted
+ *  already. */
+peri_status peri__tier_begin(const char *function, peri__tier *tier, peri_tbe_batch *batch, bool again, peri__ticket **ticket);
 void peri__tier_release(peri__tier *tier, peri__ticket *ticket);
 
 /* tier_map.c: ids to slots */

@@ -68,16 +68,22 @@ peri_status peri_tbe_flush_info(const peri_tbe *tbe, peri_flush_info *out)
     return PERI_OK;
 }
 
-peri_status peri_tbe_flush_prepare(peri_tbe *tbe)
+/** Rows to the disk. */
+static peri_status prepare(peri__tier *tier)
 {
-    PERI_NEED(tbe);
-    peri__tier *tier = tbe->tier;
-    if (!tier) return PERI_OK;
     PERI_TRY(peri__tier_settle(tier));
     for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(peri__tier_write_back(tier, t, 0, tier->tables[t].cache->rows));
     for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(peri__row_file_settle(tier->tables[t].file));
     tier->prepared = true;
     return PERI_OK;
+}
+
+peri_status peri_tbe_flush_prepare(peri_tbe *tbe)
+{
+    PERI_NEED(tbe);
+    if (!tbe->tier) return PERI_OK;
+    PERI_TRY(peri__tbe_enter(tbe, true));
+    return peri__tbe_leave(tbe, true, prepare(tbe->tier));
 }
 
 peri_status peri_tbe_flush_commit(peri_tbe *tbe, int64_t number, uint64_t stamp)
@@ -90,10 +96,12 @@ peri_status peri_tbe_flush_commit(peri_tbe *tbe, int64_t number, uint64_t stamp)
                           (long long)number, (unsigned long long)stamp);
     if (!tier->prepared)
         return peri__fail(PERI_EINVAL, "peri_tbe_flush_commit: the tables were not prepared (peri_tbe_flush_prepare), or updated since");
-    for (int32_t t = 0; t < tier->n_tables; t++)
-        PERI_TRY(peri__row_file_mark(tier->tables[t].file, tbe->iteration, number, stamp));
-    tier->dirty = false;
-    return PERI_OK;
+    peri_status status = PERI_OK;
+    PERI_TRY(peri__tbe_enter(tbe, true));
+    for (int32_t t = 0; t < tier->n_tables && status >= 0; t++)
+        status = peri__row_file_mark(tier->tables[t].file, tbe->iteration, number, stamp);
+    if (status >= 0) tier->dirty = false;
+    return peri__tbe_leave(tbe, true, status);
 }
 
 uint64_t peri_flush_stamp(void) { return peri__row_stamp(); }

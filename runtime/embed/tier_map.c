@@ -21,7 +21,6 @@ peri_status peri__tier_batch_init(const peri__tier *tier, const peri_tbe_input *
     *b = (peri__tier_batch){.n_ids = peri__numel(in->ids), .bags = peri__numel(in->offsets) - 1, .ids_i32 = in->ids->dtype == PERI_I32};
     int64_t bytes = b->n_ids * (b->ids_i32 ? 4 : 8);
     /* After this no queued work uses the tickets' memory either. */
-    PERI_TRY(peri__tbe_enter(tier->tbe));
     PERI_TRY(peri_stream_synchronize(peri_stream_current(tier->tbe->device)));
     if (tier->direct) {
         b->ids = peri__data(in->ids);
@@ -232,7 +231,7 @@ static peri_status check_between(const char *function, const peri_tbe_blocks *bl
 
 static peri_status map_block(const char *function, peri__tier *tier, peri__ticket *t, const peri__tier_batch *b, int64_t k, int32_t *mapped)
 {
-    const peri_k_tbe_block *x = &t->blocks->block[k];
+    const peri_k_tbe_block *x = &t->owner->in.blocks->block[k];
     if (x->bags == 0) return PERI_OK;
     const int64_t *o = b->offsets + x->first_bag;
     bool good = o[0] >= 0 && o[x->bags] <= b->n_ids;
@@ -260,8 +259,8 @@ static void clear_outside(const peri_tbe_blocks *blocks, const peri__tier_batch 
 
 peri_status peri__tier_map(const char *function, peri__tier *tier, peri__ticket *t, const peri__tier_batch *b, int32_t *mapped)
 {
-    clear_outside(t->blocks, b, t->layers, mapped);
-    for (int64_t k = 0; k < t->blocks->n; k++)
+    clear_outside(t->owner->in.blocks, b, t->layers, mapped);
+    for (int64_t k = 0; k < t->owner->in.blocks->n; k++)
         PERI_TRY(map_block(function, tier, t, b, k, mapped + tier->block_layer[k] * b->n_ids));
-    return check_between(function, t->blocks, b);
+    return check_between(function, t->owner->in.blocks, b);
 }

@@ -137,10 +137,8 @@ peri_status peri__tier_new(peri_tbe *tbe, const peri_tbe_config *c)
 
 static void ticket_fini(peri__tier *tier, peri__ticket *t)
 {
-    peri_tensor_release(t->ids);
-    peri_tensor_release(t->offsets);
+    peri__batch_give(t->inner);
     peri_tensor_release(t->mapped);
-    peri_tbe_blocks_release(t->blocks);
     peri_tbe_blocks_release(t->layer_blocks);
     peri__tbe_forget(tier->tbe, &t->layer_offsets);
     peri__tbe_forget(tier->tbe, &t->mapped_store);

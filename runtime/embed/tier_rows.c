@@ -138,10 +138,8 @@ peri_status peri__records_spill(peri__tier *tier, peri__records *s)
     s->job.n = 0;
     if (s->n == 0) return PERI_OK;
     peri__records_order(tier, s);
-    PERI_TRY(peri__tbe_enter(tier->tbe));
     PERI_TRY(launch(tier, s, false));
     if (!tier->direct) PERI_TRY(peri__copy(device, s->host, peri__data(s->device), s->bytes, PERI_COPY_D2H));
-    PERI_TRY(peri__tbe_leave(tier->tbe));
     PERI_TRY(peri_stream_synchronize(peri_stream_current(device)));
     all_records all = {.tier = tier, .stage = s};
     peri__parallel_for(s->n, GRAIN, seal_range, &all);
@@ -278,10 +276,8 @@ peri_status peri__records_fill(peri__tier *tier, peri__records *s)
 {
     if (s->n == 0) return PERI_OK;
     peri_device *device = tier->tbe->device;
-    PERI_TRY(peri__tbe_enter(tier->tbe));
     if (!tier->direct) PERI_TRY(peri__copy(device, peri__data(s->device), s->host, s->bytes, PERI_COPY_H2D));
-    PERI_TRY(launch(tier, s, true));
-    return peri__tbe_leave(tier->tbe);
+    return launch(tier, s, true);
 }
 
 /* -- all tickets ------------------------------------------------------------------------------------------------------------------- */

@@ -47,12 +47,15 @@ static peri_status sort_planned(const peri_tbe *tbe, const peri_tbe_input *in, b
 }
 
 /** All tables at once, in passes that all threads share. */
-static peri_status sort_together(peri_tbe *tbe, const peri_k_tbe_stream *stream, const sort_plan *plan, uint64_t *a, uint64_t *b,
-                                 peri_k_tbe_item *items, const uint64_t **sorted)
+static peri_status sort_together(peri_tbe_batch *batch, peri__sorted *s, const sort_plan *plan, uint64_t *a, uint64_t *b,
+                                 peri_k_tbe_item *items)
 {
+    peri_tbe *tbe = batch->tbe;
+    peri_k_tbe_stream stream;
     void *digits;
-    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_DIGITS, PERI_I32, plan->chunks << plan->bits, &digits));
-    peri_k_tbe_keys_args keys = {.stream = *stream,
+    PERI_TRY(peri__reserve(tbe->device, &s->room[PERI__SORT_DIGITS], s->done, PERI_I32, plan->chunks << plan->bits, &digits));
+    PERI_TRY(peri__batch_stream(batch, false, false, &stream));
+    peri_k_tbe_keys_args keys = {.stream = stream,
                                  .keys = a,
                                  .items = items,
                                  .counts = digits,
@@ -62,9 +65,9 @@ static peri_status sort_together(peri_tbe *tbe, const peri_k_tbe_stream *stream,
                                  .shift = plan->payload_bits,
                                  .bits = plan->bits};
     PERI_TRY(PERI_LAUNCH(tbe->device, tbe_keys, &keys, plan->chunks, 1));
-    const int64_t *n = &stream->spans[stream->n_blocks].items;
+    s->n = &stream.spans[stream.n_blocks].items;
     peri_k_radix_args pass = {
-        .src = a, .dst = b, .counts = digits, .n = n, .chunks = plan->chunks, .shift = plan->payload_bits, .bits = plan->bits};
+        .src = a, .dst = b, .counts = digits, .n = s->n, .chunks = plan->chunks, .shift = plan->payload_bits, .bits = plan->bits};
     for (int32_t i = 0; i < plan->passes; i++) {
         if (i > 0) PERI_TRY(PERI_LAUNCH(tbe->device, radix_histogram, &pass, plan->chunks, 1));
         PERI_TRY(PERI_LAUNCH(tbe->device, radix_scan, &pass, 1, 1));
@@ -74,20 +77,24 @@ static peri_status sort_together(peri_tbe *tbe, const peri_k_tbe_stream *stream,
         pass.src = from;
         pass.shift += plan->bits;
     }
-    *sorted = pass.src;
+    s->keys = pass.src;
     return PERI_OK;
 }
 
 /** Table by table, each in one thread's cache. */
-static peri_status sort_apart(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe_stream *stream, const sort_plan *plan, uint64_t *a,
-                              uint64_t *b, peri_k_tbe_item *items)
+static peri_status sort_apart(peri_tbe_batch *batch, peri__sorted *s, const sort_plan *plan, uint64_t *a, uint64_t *b,
+                              peri_k_tbe_item *items)
 {
+    peri_tbe *tbe = batch->tbe;
+    peri_k_tbe_stream stream;
     int64_t least = peri__tune(PERI__TUNE_sort_ids) / PERI_K_TBE_SORT_PER_THREAD;
     int64_t chunks = peri__max(1, peri__min((int64_t)peri_threads() * PERI_K_TBE_SORT_PER_THREAD, plan->most / least));
     void *digits;
-    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_DIGITS, PERI_I32, chunks << PERI_K_TBE_SORT_BITS, &digits));
-    PERI_TRY(peri__tbe_stream_order(tbe, in, stream));
-    peri_k_tbe_sort_args sort = {.stream = *stream,
+    PERI_TRY(peri__reserve(tbe->device, &s->room[PERI__SORT_DIGITS], s->done, PERI_I32, chunks << PERI_K_TBE_SORT_BITS, &digits));
+    PERI_TRY(peri__batch_stream(batch, true, false, &stream));
+    s->n = &stream.spans[stream.n_blocks].items;
+    s->keys = a;
+    peri_k_tbe_sort_args sort = {.stream = stream,
                                  .keys = a,
                                  .room = b,
                                  .items = items,
@@ -98,22 +105,39 @@ static peri_status sort_apart(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tb
     return PERI_LAUNCH(tbe->device, tbe_sort, &sort, chunks, PERI_K_TBE_SORT_PER_THREAD);
 }
 
-/** Queue the sort of the stream's items; *sorted gets the keys in order, *list the items (NULL where factors are all 1). May reorder the
- *  stream. */
-static peri_status sort_items(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe_stream *stream, sort_plan *plan,
-                              const uint64_t **sorted, const peri_k_tbe_item **list)
+/** Queue the sort of a batch's items; factors that are all 1 need no list. */
+static peri_status sort_items(peri_tbe_batch *batch, peri__sorted *s)
 {
+    const peri_tbe_input *in = &batch->in;
+    peri_device *device = batch->tbe->device;
+    sort_plan plan = {0};
     bool factors = in->weights || in->scale || in->blocks->mean;
-    PERI_TRY(sort_planned(tbe, in, factors, plan));
+    PERI_TRY(sort_planned(batch->tbe, in, factors, &plan));
     void *a, *b, *items = NULL;
-    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_KEYS_A, PERI_I64, plan->most, &a));
-    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_KEYS_B, PERI_I64, plan->most, &b));
-    if (factors) PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_ITEMS, PERI_U8, (int64_t)sizeof(peri_k_tbe_item) * plan->most, &items));
-    *list = items;
-    *sorted = a;
+    PERI_TRY(peri__reserve(device, &s->room[PERI__SORT_KEYS_A], s->done, PERI_I64, plan.most, &a));
+    PERI_TRY(peri__reserve(device, &s->room[PERI__SORT_KEYS_B], s->done, PERI_I64, plan.most, &b));
+    if (factors)
+        PERI_TRY(peri__reserve(device, &s->room[PERI__SORT_ITEMS], s->done, PERI_U8, (int64_t)sizeof(peri_k_tbe_item) * plan.most, &items));
+    s->items = items;
+    s->payload_bits = plan.payload_bits;
     /* Tables apart, unless one of them would keep the other threads waiting. */
-    if (in->blocks->largest * peri_threads() <= 2 * in->blocks->total_bags) return sort_apart(tbe, in, stream, plan, a, b, items);
-    return sort_together(tbe, stream, plan, a, b, items, sorted);
+    if (in->blocks->largest * peri_threads() <= 2 * in->blocks->total_bags) return sort_apart(batch, s, &plan, a, b, items);
+    return sort_together(batch, s, &plan, a, b, items);
+}
+
+/** Whether the batch has no rows to sum. */
+static bool empty(const peri_tbe_batch *b)
+{
+    return b->tbe->total_rows == 0 || peri__numel(b->in.ids) == 0 || b->in.blocks->total_bags == 0;
+}
+
+peri_status peri__batch_sort(peri_tbe_batch *b)
+{
+    if (b->sorted || empty(b)) return PERI_OK;
+    PERI_TRY(peri__sorted_take(b->tbe, &b->sorted));
+    peri_status status = sort_items(b, b->sorted);
+    if (status < 0) peri__sorted_give(b);
+    return status;
 }
 
 /* -- updates --------------------------------------------------------------------------------------------------------------------- */
@@ -137,17 +161,17 @@ peri_status peri__tbe_gradient_check(const char *function, const peri_tbe *tbe, 
     return PERI_OK;
 }
 
-peri_status peri__tbe_weight_gradient(peri_tbe *tbe, const peri_tbe_input *in, const peri_k_tbe_stream *stream, peri_tensor *grad,
-                                      peri_tensor *grad_weights)
+peri_status peri__tbe_weight_gradient(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
 {
-    peri_k_tbe_weight_gradient_args args = {.stream = *stream,
-                                            .weight = peri__data(tbe->weight),
+    peri_tbe *tbe = b->tbe;
+    peri_k_tbe_weight_gradient_args args = {.weight = peri__data(tbe->weight),
                                             .weight_dtype = tbe->dtype,
                                             .grad = peri__data(grad),
                                             .grad_weights = peri__data(grad_weights),
                                             .reach = peri__tbe_reach_lookup()};
     int64_t grain;
-    peri__tbe_chunks(in, &args.chunks, &grain);
+    PERI_TRY(peri__batch_stream(b, false, false, &args.stream));
+    peri__tbe_chunks(&b->in, &args.chunks, &grain);
     return PERI_LAUNCH(tbe->device, tbe_weight_gradient, &args, args.chunks, grain);
 }
 
@@ -181,19 +205,16 @@ static peri_status sparse_args(peri_tbe *tbe, const peri_tbe_sparse *sparse, per
     return PERI_LAUNCH(tbe->device, tbe_runs, &runs, 1, 1);
 }
 
-peri_status peri__tbe_update(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe_stream *stream, peri_tensor *grad, peri_tensor *dense,
-                             const peri_tbe_sparse *sparse)
+/** peri__tbe_update of a batch that is sorted. */
+static peri_status update(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *dense, const peri_tbe_sparse *sparse)
 {
-    sort_plan plan = {0};
+    peri_tbe *tbe = b->tbe;
     int64_t grain;
-    peri_k_tbe_update_args args = {.rows = peri__tbe_rows(tbe), .grad = peri__data(grad), .n = &stream->spans[stream->n_blocks].items,
-                                   .reach = peri__tbe_reach_update()};
-    if (tbe->total_rows == 0 || peri__numel(in->ids) == 0 || in->blocks->total_bags == 0) return PERI_OK;
-    PERI_TRY(sort_items(tbe, in, stream, &plan, &args.sorted, &args.items));
-    peri__tbe_chunks(in, &args.chunks, &grain);
+    peri_k_tbe_update_args args = {.rows = peri__tbe_rows(tbe), .grad = peri__data(grad), .n = b->sorted->n, .sorted = b->sorted->keys,
+                                   .items = b->sorted->items, .payload_bits = b->sorted->payload_bits, .reach = peri__tbe_reach_update()};
+    peri__tbe_chunks(&b->in, &args.chunks, &grain);
     PERI_TRY(scratch_of(tbe, args.chunks, &args.scratch, &args.scratch_stride));
     args.optimizer = peri__tbe_optimizer(tbe, tbe->iteration);
-    args.payload_bits = plan.payload_bits;
     args.updated = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_ROWS;
     if (dense) {
         args.optimizer.kind = PERI_K_OPTIM_NONE;
@@ -212,7 +233,46 @@ peri_status peri__tbe_update(peri_tbe *tbe, const peri_tbe_input *in, peri_k_tbe
     return PERI_LAUNCH(tbe->device, tbe_run_tables, &tables, tbe->n_tables, 1);
 }
 
+peri_status peri__tbe_update(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *dense, const peri_tbe_sparse *sparse)
+{
+    if (empty(b)) return PERI_OK;
+    PERI_TRY(peri__batch_sort(b));
+    peri_status status = update(b, grad, dense, sparse);
+    peri__sorted_give(b);
+    return status;
+}
+
 /* -- dense gradients ------------------------------------------------------------------------------------------------------------- */
+
+/** Within a call: add the gradients to @dense. */
+static peri_status dense_of(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights, peri_tensor *dense)
+{
+    if (grad_weights) PERI_TRY(peri__tbe_weight_gradient(b, grad, grad_weights));
+    return peri__tbe_update(b, grad, dense, NULL);
+}
+
+static peri_status gradient(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights, peri_tensor **out)
+{
+    peri_tbe *tbe = b->tbe;
+    PERI_TRY(peri__tbe_gradient_check(function, tbe, &b->in, grad, grad_weights));
+    if (tbe->tier) return peri__fail(PERI_EUNSUPPORTED, "%s: tables in files have no dense gradients", function);
+    int64_t n = tbe->total_elements + tbe->total_rows;
+    peri_tensor *dense;
+    PERI_TRY(peri_tensor_full(tbe->device, PERI_F32, 1, &n, 0, &dense));
+    peri_status status = peri__batch_enter(function, b, true);
+    if (status >= 0) status = peri__batch_leave(b, true, dense_of(b, grad, grad_weights, dense));
+    if (status < 0) peri_tensor_release(dense);
+    else *out = dense;
+    return status;
+}
+
+peri_status peri_tbe_batch_gradient(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights, peri_tensor **out)
+{
+    PERI_NEED(b);
+    PERI_NEED(grad);
+    PERI_NEED(out);
+    return gradient("peri_tbe_batch_gradient", b, grad, grad_weights, out);
+}
 
 peri_status peri_tbe_gradient(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights, peri_tensor **out)
 {
@@ -220,47 +280,25 @@ peri_status peri_tbe_gradient(peri_tbe *tbe, const peri_tbe_input *in, peri_tens
     PERI_NEED(in);
     PERI_NEED(grad);
     PERI_NEED(out);
+    peri_tbe_batch *b;
     PERI_TRY(peri__tbe_input_check("peri_tbe_gradient", tbe, in));
-    PERI_TRY(peri__tbe_gradient_check("peri_tbe_gradient", tbe, in, grad, grad_weights));
-    if (tbe->tier) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient: tables in files have no dense gradients");
-    int64_t n = tbe->total_elements + tbe->total_rows;
-    peri_tensor *dense;
-    peri_k_tbe_stream stream;
-    PERI_TRY(peri_tensor_full(tbe->device, PERI_F32, 1, &n, 0, &dense));
-    peri_status status;
-    PERI_TRY_GOTO(peri__tbe_enter(tbe), out);
-    PERI_TRY_GOTO(peri__tbe_stream(tbe, in, false, &stream), out);
-    if (grad_weights) PERI_TRY_GOTO(peri__tbe_weight_gradient(tbe, in, &stream, grad, grad_weights), out);
-    PERI_TRY_GOTO(peri__tbe_update(tbe, in, &stream, grad, dense, NULL), out);
-    status = peri__tbe_leave(tbe);
-out:
-    if (status < 0) peri_tensor_release(dense);
-    else *out = dense;
+    PERI_TRY(peri__batch_take(tbe, in, &b));
+    peri_status status = gradient("peri_tbe_gradient", b, grad, grad_weights, out);
+    peri__batch_give(b);
     return status;
 }
 
-peri_status peri_tbe_gradient_sparse(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights,
-                                     peri_tbe_sparse *out)
+peri_status peri__tbe_sparse(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights, peri_tbe_sparse *out)
 {
-    PERI_NEED(tbe);
-    PERI_NEED(in);
-    PERI_NEED(grad);
-    PERI_NEED(out);
-    PERI_TRY(peri__tbe_input_check("peri_tbe_gradient_sparse", tbe, in));
-    PERI_TRY(peri__tbe_gradient_check("peri_tbe_gradient_sparse", tbe, in, grad, grad_weights));
-    if (tbe->tier) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient_sparse: tables in files update with every backward pass");
-    int64_t most = peri__min(peri__numel(in->ids) * in->blocks->multiplicity, tbe->total_rows), n = tbe->n_tables + 1;
+    peri_tbe *tbe = b->tbe;
+    int64_t most = peri__min(peri__numel(b->in.ids) * b->in.blocks->multiplicity, tbe->total_rows), n = tbe->n_tables + 1;
     peri_tbe_sparse s = {0};
-    peri_k_tbe_stream stream;
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_I64, 1, &most, &s.rows), out);
     PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_F32, 2, (int64_t[]){most, peri__max(tbe->max_cols, 1)}, &s.values), out);
     PERI_TRY_GOTO(peri_tensor_full(tbe->device, PERI_I64, 1, &n, 0, &s.first), out);
-    PERI_TRY_GOTO(peri__tbe_enter(tbe), out);
-    PERI_TRY_GOTO(peri__tbe_stream(tbe, in, false, &stream), out);
-    if (grad_weights) PERI_TRY_GOTO(peri__tbe_weight_gradient(tbe, in, &stream, grad, grad_weights), out);
-    PERI_TRY_GOTO(peri__tbe_update(tbe, in, &stream, grad, NULL, &s), out);
-    status = peri__tbe_leave(tbe);
+    if (grad_weights) PERI_TRY_GOTO(peri__tbe_weight_gradient(b, grad, grad_weights), out);
+    status = peri__tbe_update(b, grad, NULL, &s);
 out:
     if (status >= 0) {
         *out = s;
@@ -269,6 +307,25 @@ out:
     peri_tensor_release(s.rows);
     peri_tensor_release(s.values);
     peri_tensor_release(s.first);
+    return status;
+}
+
+peri_status peri_tbe_gradient_sparse(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *grad, peri_tensor *grad_weights,
+                                     peri_tbe_sparse *out)
+{
+    static const char *const f = "peri_tbe_gradient_sparse";
+    PERI_NEED(tbe);
+    PERI_NEED(in);
+    PERI_NEED(grad);
+    PERI_NEED(out);
+    peri_tbe_batch *b;
+    PERI_TRY(peri__tbe_input_check(f, tbe, in));
+    PERI_TRY(peri__tbe_gradient_check(f, tbe, in, grad, grad_weights));
+    if (tbe->tier) return peri__fail(PERI_EUNSUPPORTED, "%s: tables in files update with every backward pass", f);
+    PERI_TRY(peri__batch_take(tbe, in, &b));
+    peri_status status = peri__batch_enter(f, b, true);
+    if (status >= 0) status = peri__batch_leave(b, true, peri__tbe_sparse(b, grad, grad_weights, out));
+    peri__batch_give(b);
     return status;
 }
 
@@ -282,19 +339,12 @@ static peri_status check_dense(const char *function, const peri_tbe *tbe, const 
                       peri__tensor_text(gradient, text, sizeof text), (long long)n, tbe->device->name);
 }
 
-peri_status peri_tbe_gradient_apply(peri_tbe *tbe, peri_tensor *gradient)
+/** Within a call. */
+static peri_status apply(peri_tbe *tbe, const peri_tensor *gradient)
 {
-    PERI_NEED(tbe);
-    PERI_NEED(gradient);
-    if (tbe->tier) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient_apply: tables in files have no dense gradients");
-    PERI_TRY(check_dense("peri_tbe_gradient_apply", tbe, gradient));
-    if (tbe->optimizer.kind == PERI_TBE_NONE) return peri__fail(PERI_EINVAL, "peri_tbe_gradient_apply: this table batch has no optimizer");
-    if (tbe->optimizer.kind == PERI_TBE_SHAMPOO)
-        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient_apply: shampoo updates from the ids' gradients, not from dense ones");
-    PERI_TRY(peri__tbe_average(tbe));
-    PERI_TRY(peri__tbe_enter(tbe));
-    PERI_TRY(peri__counter_refresh(tbe, tbe->iteration + 1));
     enum { CHUNK_ROWS = 512, MOST = 1024 };
+    PERI_TRY(peri__tbe_ema_alone(tbe));
+    PERI_TRY(peri__counter_refresh(tbe, tbe->iteration + 1));
     int64_t chunks = peri__max(1, peri__min(MOST, tbe->total_rows / CHUNK_ROWS));
     peri_k_tbe_dense_update_args args = {.rows = peri__tbe_rows(tbe),
                                          .optimizer = peri__tbe_optimizer(tbe, tbe->iteration + 1),
@@ -305,7 +355,20 @@ peri_status peri_tbe_gradient_apply(peri_tbe *tbe, peri_tensor *gradient)
     PERI_TRY(PERI_LAUNCH(tbe->device, tbe_dense_update, &args, chunks, 1));
     tbe->iteration++;
     tbe->updates++;
-    return peri__tbe_leave(tbe);
+    return PERI_OK;
+}
+
+peri_status peri_tbe_gradient_apply(peri_tbe *tbe, peri_tensor *gradient)
+{
+    PERI_NEED(tbe);
+    PERI_NEED(gradient);
+    if (tbe->tier) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient_apply: tables in files have no dense gradients");
+    PERI_TRY(check_dense("peri_tbe_gradient_apply", tbe, gradient));
+    if (tbe->optimizer.kind == PERI_TBE_NONE) return peri__fail(PERI_EINVAL, "peri_tbe_gradient_apply: this table batch has no optimizer");
+    if (tbe->optimizer.kind == PERI_TBE_SHAMPOO)
+        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient_apply: shampoo updates from the ids' gradients, not from dense ones");
+    PERI_TRY(peri__tbe_enter(tbe, true));
+    return peri__tbe_leave(tbe, true, apply(tbe, gradient));
 }
 
 peri_status peri_tbe_gradient_table(peri_tbe *tbe, peri_tensor *gradient, int64_t table, peri_tensor **out)

@@ -32,6 +32,7 @@ typedef struct peri__input_dist {
     peri_tensor *send[PERI__PAYLOADS], *received[PERI__PAYLOADS];
     peri_work *works[PERI__PAYLOADS];
     peri_tensor *offsets;  /* of what was received */
+    peri_tbe_batch **looks; /* by group of tables: its lookup of this batch, once it is known; NULL: none yet, or taken */
 } peri__input_dist;
 
 extern const peri__work_vtab peri__input_dist_vtab;

@@ -414,6 +414,8 @@ static peri_status dist_step(peri_work *work)
 static void dist_fini(peri_work *work)
 {
     peri__input_dist *d = (peri__input_dist *)work;
+    for (int32_t g = 0; d->looks && g < d->layout->n_groups; g++) peri_tbe_batch_release(d->looks[g]);
+    peri__free(d->looks);
     for (int32_t k = 0; k < PERI__PAYLOADS; k++) {
         peri_work_release(d->works[k]);
         peri_tensor_release(d->send[k]);

@@ -24,9 +24,8 @@ typedef struct batch {
     peri__refs refs;
     peri_sharded_ebc *ebc;
     peri__bag_layout *layout;
-    peri_tensor *ids, *weights, *offsets, *scale;     /* received */
-    peri_tensor *home_ids, *home_weights, *home_offsets; /* the input, for replicas */
-    peri_tensor *inverse;
+    peri_tbe_batch **looks;      /* by group: its lookup */
+    peri_tensor *home_weights, *inverse;
     peri__weights_dist *weights_dist;                 /* NULL: the weights want no gradient */
     /* Backward: */
     transit gradient;            /* the exchange of the gradient */
@@ -60,12 +59,14 @@ static void batch_release(batch *b)
     if (!b || !peri__refs_drop(&b->refs)) return;
     int32_t n_groups = b->layout ? b->layout->n_groups : 0;
     for (int32_t g = 0; g < n_groups; g++) {
+        if (b->looks) peri_tbe_batch_release(b->looks[g]);
         if (b->replica_flat) peri_tensor_release(b->replica_flat[g]);
         if (b->replica_work) peri_work_release(b->replica_work[g]);
     }
+    peri__free(b->looks);
     peri__free(b->replica_flat);
     peri__free(b->replica_work);
-    peri_tensor *tensors[] = {b->ids, b->weights, b->offsets, b->home_ids, b->home_weights, b->home_offsets, b->scale, b->inverse, b->sent};
+    peri_tensor *tensors[] = {b->home_weights, b->inverse, b->sent};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
     peri__weights_dist_release(b->weights_dist);
     transit_fini(&b->gradient);
@@ -80,6 +81,18 @@ static peri_tensor *keep(peri_tensor *t)
     return t;
 }
 
+/** d->looks[g]: group @g's lookup of what arrived, unless it is there. */
+static peri_status look_of(peri__input_dist *d, int32_t g)
+{
+    const peri__group_of_tables *group = &d->ebc->groups[g];
+    peri_tbe_input in = {.ids = group->replica ? d->values : d->received[PERI__IDS], .offsets = group->replica ? d->offsets_in : d->offsets,
+                         .weights = group->replica ? d->weights_in : d->received[PERI__WEIGHTS],
+                         .scale = group->mean ? d->received[PERI__SCALES] : NULL, .blocks = d->layout->blocks[g]};
+    if (!d->looks) d->looks = peri__alloc_zero(sizeof *d->looks * (size_t)d->layout->n_groups);
+    if (!d->looks) return PERI_ENOMEM;
+    return d->looks[g] ? PERI_OK : peri_tbe_batch_new(group->tbe, &in, &d->looks[g]);
+}
+
 static peri_status batch_new(peri__input_dist *d, batch **out)
 {
     batch *b = peri__alloc_zero(sizeof *b);
@@ -89,30 +102,21 @@ static peri_status batch_new(peri__input_dist *d, batch **out)
     b->ebc = d->ebc;
     peri__refs_add(&d->layout->refs);
     b->layout = d->layout;
-    b->ids = keep(d->received[PERI__IDS]);
-    b->weights = keep(d->received[PERI__WEIGHTS]);
-    b->scale = keep(d->received[PERI__SCALES]);
-    b->offsets = keep(d->offsets);
-    b->home_ids = keep(d->values);
     b->home_weights = keep(d->weights_in);
-    b->home_offsets = keep(d->offsets_in);
     b->inverse = keep(d->inverse);
-    peri_status status = peri__weights_dist_new(d, &b->weights_dist);
+    peri_status status = PERI_OK;
+    for (int32_t g = 0; g < d->layout->n_groups && status >= 0; g++) status = look_of(d, g);
+    if (status >= 0) {
+        b->looks = d->looks;
+        d->looks = NULL;
+        status = peri__weights_dist_new(d, &b->weights_dist);
+    }
     if (status < 0) batch_release(b);
     else *out = b;
     return status;
 }
 
 static int64_t own_of(const batch *b) { return b->layout->home->own_out + b->layout->home->replica_out; }
-
-/** The input of group @g's lookup. */
-static peri_tbe_input input_of(const batch *b, int32_t g)
-{
-    bool replica = b->ebc->groups[g].replica;
-    return (peri_tbe_input){.ids = replica ? b->home_ids : b->ids, .offsets = replica ? b->home_offsets : b->offsets,
-                            .weights = replica ? b->home_weights : b->weights, .scale = b->ebc->groups[g].mean ? b->scale : NULL,
-                            .blocks = b->layout->blocks[g]};
-}
 
 static peri_status new_f32(peri_device *device, int64_t n, peri_tensor **out) { return peri_tensor_new(device, PERI_F32, 1, &n, out); }
 
@@ -223,10 +227,9 @@ static peri_status weights_part_done(const batch *b, int32_t g, peri_tensor *par
 /** The dense gradient of a group's tables, and its part of the weights'. @flat new. */
 static peri_status flat_gradient(const batch *b, int32_t g, peri_tensor *rows, peri_tensor **flat)
 {
-    peri_tbe_input input = input_of(b, g);
     peri_tensor *part, *result;
     PERI_TRY(weights_part(b, g, &part));
-    peri_status status = peri_tbe_gradient(b->ebc->groups[g].tbe, &input, rows, part, &result);
+    peri_status status = peri_tbe_batch_gradient(b->looks[g], rows, part, &result);
     if (status < 0) {
         peri_tensor_release(part);
         return status;
@@ -240,10 +243,9 @@ static peri_status flat_gradient(const batch *b, int32_t g, peri_tensor *rows, p
 /** Update a group's shards; its part of the weights' gradient is made from the rows as they were. */
 static peri_status update(const batch *b, int32_t g, peri_tensor *rows)
 {
-    peri_tbe_input input = input_of(b, g);
     peri_tensor *part;
     PERI_TRY(weights_part(b, g, &part));
-    peri_status status = peri_tbe_backward(b->ebc->groups[g].tbe, &input, rows, part);
+    peri_status status = peri_tbe_batch_backward(b->looks[g], rows, part);
     if (status >= 0) return weights_part_done(b, g, part);
     peri_tensor_release(part);
     return status;
@@ -404,9 +406,8 @@ static peri_status look_up(output_dist *o)
     PERI_TRY(new_f32(e->device, b->layout->home->received_out, &o->received));
     bool recording = peri__grad_enabled();
     for (int32_t g = 0; g < e->n_groups; g++) {
-        peri_tbe_input input = input_of(b, g);
-        if (recording) PERI_TRY(peri__tbe_average(e->groups[g].tbe));
-        PERI_TRY(peri_tbe_forward(e->groups[g].tbe, &input, o->buffer));
+        if (recording) PERI_TRY(peri__tbe_ema(e->groups[g].tbe));
+        PERI_TRY(peri_tbe_batch_forward(b->looks[g], o->buffer));
     }
     if (e->world_size > 1) {
         peri__parts_begin(e->group);
@@ -429,8 +430,9 @@ peri_status peri_sharded_ebc_prefetch(peri_sharded_ebc *e, peri_work *dist)
     if (dist->status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the input_dist is not complete; wait for it", f);
     if (d->used) return peri__fail(PERI_EINVAL, "%s: this input_dist was already used", f);
     for (int32_t g = 0; g < e->n_groups; g++) {
-        peri_tbe_input input = {.ids = d->received[PERI__IDS], .offsets = d->offsets, .blocks = d->layout->blocks[g]};
-        if (e->groups[g].cached) PERI_TRY(peri_tbe_prefetch(e->groups[g].tbe, &input));
+        if (!e->groups[g].cached) continue;
+        PERI_TRY(look_of(d, g));
+        PERI_TRY(peri_tbe_batch_prefetch(d->looks[g]));
     }
     return PERI_OK;
 }

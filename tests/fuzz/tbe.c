@@ -544,7 +544,9 @@ static void judge_files(scene *s, int64_t extent)
         peri_status status[2], update[2] = {0, 0};
         char message[1024] = "";
         for (int i = 0; i < 2; i++) {
-            if (i && pick(2)) (void)peri_tbe_prefetch(tbe[1], &s->in);
+            peri_tbe_batch *ahead = NULL; /* rows of a batch that does not come */
+            if (i && pick(2) && peri_tbe_batch_new(tbe[1], &s->in, &ahead) >= 0) (void)peri_tbe_batch_prefetch(ahead);
+            peri_tbe_batch_release(ahead);
             status[i] = look_up(s, tbe[i], extent, PERI_F32, &out[i]);
             if (status[i] < 0 && i == 0) snprintf(message, sizeof message, "%s", peri_error_message());
             if (status[i] < 0 && i == 1 && !s->bad_bags && !s->outside && status[1] != PERI_ENOMEM)

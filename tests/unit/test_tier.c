@@ -18,6 +18,7 @@ static peri_tbe_config config_of(peri_device *device, const peri_table_config *t
 /** A batch: ids, offsets, and room for its rows and their gradient. */
 typedef struct batch {
     peri_tbe_input input;
+    peri_tbe_batch *batch;
     peri_tensor *out, *grad;
 } batch;
 
@@ -33,6 +34,7 @@ static batch batch_new(peri_device *device, peri_tbe *tbe, int64_t first)
     assert_ok(peri_tensor_write(b.input.offsets, offsets, sizeof offsets));
     peri_tbe_block block = {.bags = BAGS, .out_stride = COLS, .feature = -1};
     assert_ok(peri_tbe_blocks_new(tbe, &block, 1, &b.input.blocks));
+    assert_ok(peri_tbe_batch_new(tbe, &b.input, &b.batch));
     assert_ok(peri_tensor_full(device, PERI_F32, 2, bags, 0, &b.out));
     assert_ok(peri_tensor_full(device, PERI_F32, 2, bags, (double)first + 1, &b.grad));
     return b;
@@ -40,6 +42,7 @@ static batch batch_new(peri_device *device, peri_tbe *tbe, int64_t first)
 
 static void batch_release(batch *b)
 {
+    peri_tbe_batch_release(b->batch);
     peri_tensor_release(b->input.ids);
     peri_tensor_release(b->input.offsets);
     peri_tensor_release(b->out);
@@ -78,9 +81,9 @@ static void is_made_as_a_whole(const char *name)
 static peri_status call(peri_tbe *tbe, batch *b, batch *ahead, int which)
 {
     switch (which) {
-    case 0: return peri_tbe_forward(tbe, &b->input, b->out);
-    case 1: return peri_tbe_prefetch(tbe, &ahead->input);
-    case 2: return peri_tbe_backward(tbe, &b->input, b->grad, NULL);
+    case 0: return peri_tbe_batch_forward(b->batch, b->out);
+    case 1: return peri_tbe_batch_prefetch(ahead->batch);
+    case 2: return peri_tbe_batch_backward(b->batch, b->grad, NULL);
     default: return peri_tbe_flush(tbe);
     }
 }

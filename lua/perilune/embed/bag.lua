@@ -75,7 +75,7 @@ function EmbeddingBagCollection:init(args)
   self._lengths = ffi.new("int64_t[?]", #self._dims, self._dims)
   self._input = ffi.new "peri_tbe_input"
   self._shape = ffi.new "int64_t[2]"
-  self._tbe, self._blocks, self._seen_keys, self._seen_stride = false, false, false, -1
+  self._tbe, self._blocks, self._seen_keys, self._seen_stride, self._ahead = false, false, false, -1, false
   rawset(self, "_parameters", nil) -- see __index
   rawset(self, "_buffers", nil)
 end
@@ -203,6 +203,12 @@ function EmbeddingBagCollection:forward(features)
   if desc.variable_stride then return variable(self, features) end
   local stride, keys = tonumber(desc.stride), C.peri_kjt_keys(kjt)
   if stride ~= self._seen_stride or self._seen_keys.ptr ~= keys then prepare(self, keys, stride) end
+  local batch = self._ahead and self._ahead[features]
+  if batch then
+    self._ahead[features] = nil
+    check(C.peri_kt_new(self._keys.ptr, self._lengths, 1, batch:lookup(stride, self._width).ptr, kt_out))
+    return KeyedTensor.wrap(kt_out[0])
+  end
   check(C.peri_kjt_values(kjt, ids_out))
   local ids = Tensor.wrap(ids_out[0])
   check(C.peri_kjt_offsets(kjt, offsets_out))
@@ -220,6 +226,10 @@ function EmbeddingBagCollection:forward(features)
   return KeyedTensor.wrap(kt_out[0])
 end
 
+local function batch_of(self, features)
+  return self._tbe:batch(features:values(), features:offsets(), self._blocks, self._weighted and features:weights() or nil)
+end
+
 --- Bring the rows of a later batch from files into memory, in the background (fused_params.cache_params). The batch must not change until
 --- it is looked up. Nothing to do for tables in memory and for variable batches.
 function EmbeddingBagCollection:prefetch(features)
@@ -228,7 +238,11 @@ function EmbeddingBagCollection:prefetch(features)
   if desc.variable_stride or not self:materialise():is_cached() then return end
   local stride, keys = tonumber(desc.stride), C.peri_kjt_keys(kjt)
   if stride ~= self._seen_stride or self._seen_keys.ptr ~= keys then prepare(self, keys, stride) end
-  self._tbe:prefetch(features:values(), features:offsets(), self._blocks)
+  if self._ahead and self._ahead[features] then return end
+  local batch = P.lasting(batch_of, self, features)
+  batch:prefetch()
+  self._ahead = self._ahead or setmetatable({}, { __mode = "k" })
+  self._ahead[features] = batch
 end
 
 --- Write changed rows of tables in files; afterwards the files are whole.

@@ -12,11 +12,15 @@ local methods = {}
 local wrap, ctype, ptr = P.handle("peri_tbe", methods, nil, "a table batch")
 local block_methods = {}
 local wrap_blocks, block_type, blocks_ptr = P.handle("peri_tbe_blocks", block_methods, nil, "a block list")
+local batch_methods = {}
+local wrap_batch, batch_type, batch_ptr = P.handle("peri_tbe_batch", batch_methods, nil, "a batch of lookups")
 signature.handle("TableBatch", ctype)
 signature.handle("BlockList", block_type)
+signature.handle("LookupBatch", batch_type)
 
 local out = ffi.new "peri_tbe *[1]"
 local blocks_out = ffi.new "peri_tbe_blocks *[1]"
+local batch_out = ffi.new "peri_tbe_batch *[1]"
 local tensor_out = ffi.new "peri_tensor *[1]"
 local input = ffi.new "peri_tbe_input"
 local stats = ffi.new "peri_tbe_stats"
@@ -103,8 +107,55 @@ local function fill(ids, offsets, blocks, weights, scale)
   return input
 end
 
+--- A batch: what prefetch, lookup and backward pass of the same input share. Its methods are those below without the input.
+function methods:batch(ids, offsets, blocks, weights, scale)
+  check(C.peri_tbe_batch_new(ptr(self), fill(ids, offsets, blocks, weights, scale), batch_out))
+  return wrap_batch(batch_out[0])
+end
+
+function batch_methods:prefetch() check(C.peri_tbe_batch_prefetch(batch_ptr(self))) end
+--- Do now what is else part of the backward pass: sort the ids by row.
+function batch_methods:sort() check(C.peri_tbe_batch_sort(batch_ptr(self))) end
+function batch_methods:lookup(rows, cols)
+  dims[0], dims[1] = rows, cols or 0
+  check(C.peri_tbe_batch_lookup(batch_ptr(self), cols and 2 or 1, dims, tensor_out))
+  return Tensor.wrap(tensor_out[0])
+end
+function batch_methods:forward(result)
+  check(C.peri_tbe_batch_forward(batch_ptr(self), Tensor.ptr(result)))
+  return result
+end
+function batch_methods:backward(grad, grad_weights)
+  check(C.peri_tbe_batch_backward(batch_ptr(self), Tensor.ptr(grad), grad_weights and Tensor.ptr(grad_weights) or nil))
+end
+function batch_methods:gradient(grad, grad_weights)
+  check(C.peri_tbe_batch_gradient(batch_ptr(self), Tensor.ptr(grad), grad_weights and Tensor.ptr(grad_weights) or nil, tensor_out))
+  return Tensor.wrap(tensor_out[0])
+end
+
+-- Batches that methods:prefetch made, until their lookup: by table batch a list of { ids, offsets, blocks, batch }, the oldest first. Not
+-- more than tables in files hold rows for.
+local MOST_AHEAD = 8
+local ahead, any_ahead = setmetatable({}, { __mode = "k" }), false
+
+--- The place of the prefetched batch of these handles; nil: there is none.
+local function find(list, ids, offsets, blocks)
+  for i = 1, list and #list or 0 do
+    local x = list[i]
+    if rawequal(x.ids, ids) and rawequal(x.offsets, offsets) and rawequal(x.blocks, blocks) then return i end
+  end
+end
+
+local function take(self, ids, offsets, blocks)
+  local list = ahead[self]
+  local i = find(list, ids, offsets, blocks)
+  return i and table.remove(list, i).batch
+end
+
 --- Pooled rows of shape {rows, cols} (or {rows} if cols is nil) on the tape: its backward pass updates the tables.
 function methods:lookup(ids, offsets, blocks, rows, cols, weights, scale)
+  local batch = any_ahead and take(self, ids, offsets, blocks)
+  if batch then return batch:lookup(rows, cols) end
   dims[0], dims[1] = rows, cols or 0
   check(C.peri_tbe_lookup(ptr(self), fill(ids, offsets, blocks, weights, scale), cols and 2 or 1, dims, tensor_out))
   return Tensor.wrap(tensor_out[0])
@@ -112,13 +163,28 @@ end
 
 --- Pooled rows into an existing tensor; not recorded.
 function methods:forward(ids, offsets, blocks, result, weights, scale)
+  local batch = any_ahead and take(self, ids, offsets, blocks)
+  if batch then return batch:forward(result) end
   check(C.peri_tbe_forward(ptr(self), fill(ids, offsets, blocks, weights, scale), Tensor.ptr(result)))
   return result
 end
 
---- Bring the rows of a later lookup of the same tensors in the background; see peri_tbe_prefetch.
+--- Bring the rows of a later lookup of the same handles in the background; tables in memory have nothing to do. See batch().
 function methods:prefetch(ids, offsets, blocks, weights, scale)
-  check(C.peri_tbe_prefetch(ptr(self), fill(ids, offsets, blocks, weights, scale)))
+  if not self:is_cached() or find(ahead[self], ids, offsets, blocks) then return end
+  local batch = P.lasting(self.batch, self, ids, offsets, blocks, weights, scale)
+  batch:prefetch()
+  local list = ahead[self] or {}
+  ahead[self], any_ahead = list, true
+  if #list == MOST_AHEAD then table.remove(list, 1).batch:release() end
+  list[#list + 1] = { ids = ids, offsets = offsets, blocks = blocks, batch = batch }
+end
+
+local release = methods.release
+function methods:release()
+  for _, x in ipairs(ahead[self] or {}) do x.batch:release() end -- they would keep the files open
+  ahead[self] = nil
+  release(self)
 end
 
 --- Write changed rows of tables in files; see peri_tbe_flush.
@@ -231,6 +297,11 @@ end
 --- Whether the rows are in files.
 function methods:is_cached() return C.peri_tbe_cache_io(ptr(self)) ~= nil end
 
+signature.check("a batch of lookups:", batch_methods, {
+  prefetch = "self: LookupBatch", sort = "self: LookupBatch", lookup = "self: LookupBatch, rows: integer, cols: integer?",
+  forward = "self: LookupBatch, result: tensor", backward = "self: LookupBatch, grad: tensor, grad_weights: tensor?",
+  gradient = "self: LookupBatch, grad: tensor, grad_weights: tensor?",
+})
 local input_of = "ids: tensor, offsets: tensor, blocks: BlockList"
 local factors = "weights: tensor?, scale: tensor?"
 local of_states = "self: TableBatch, t: int, name: string?"
@@ -239,7 +310,7 @@ signature.check_each("table batch:", methods, { "flush", "apply_accumulated", "a
 signature.check("table batch:", methods, {
   blocks = "self: TableBatch, list: list", lookup = "self: TableBatch, " .. input_of .. ", rows: integer, cols: integer?, " .. factors,
   forward = "self: TableBatch, " .. input_of .. ", result: tensor, " .. factors,
-  prefetch = "self: TableBatch, " .. input_of .. ", " .. factors,
+  prefetch = "self: TableBatch, " .. input_of .. ", " .. factors, batch = "self: TableBatch, " .. input_of .. ", " .. factors,
   backward = "self: TableBatch, " .. input_of .. ", grad: tensor, " .. factors .. ", grad_weights: tensor?",
   gradient = "self: TableBatch, " .. input_of .. ", grad: tensor, " .. factors .. ", grad_weights: tensor?",
   sparse_gradient = "self: TableBatch, " .. input_of .. ", grad: tensor, " .. factors .. ", grad_weights: tensor?",

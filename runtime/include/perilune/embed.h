@@ -7,7 +7,13 @@
  * to each row that was looked up (exact fused update); other rows do not change. There is no separate optimizer step.
  *
  * Everything here is local: nothing communicates. Calls on one table batch follow each other in the order in which they are made, on
- * whatever streams they are queued. Results do not depend on the number of threads; the formulas are in kernels/tbe.h.
+ * whatever streams they are queued; lookups in memory do not wait for each other. Results do not depend on the number of threads; the
+ * formulas are in kernels/tbe.h.
+ *
+ * Threads: any thread may call anything here at any time. Lookups of tables in memory run beside each other; a call that changes something
+ * (updates, writes, flushes, and every lookup of tables in files) waits until the calls of other threads have returned, and they for it.
+ * So a lookup sees an update as a whole or not at all. One batch (peri_tbe_batch) is in one thread's call at a time: a second thread gets
+ * PERI_EINVAL. Views of states (peri_tbe_state, peri_tbe_leaf) are plain memory: who writes through them keeps others away.
  */
 #ifndef PERILUNE_EMBED_H
 #define PERILUNE_EMBED_H
@@ -16,6 +22,7 @@
 
 typedef struct peri_tbe peri_tbe;
 typedef struct peri_tbe_blocks peri_tbe_blocks;
+typedef struct peri_tbe_batch peri_tbe_batch;
 
 /** Bindings' handles. */
 typedef struct peri_tbe_ref {
@@ -24,6 +31,9 @@ typedef struct peri_tbe_ref {
 typedef struct peri_tbe_blocks_ref {
     peri_tbe_blocks *ptr;
 } peri_tbe_blocks_ref;
+typedef struct peri_tbe_batch_ref {
+    peri_tbe_batch *ptr;
+} peri_tbe_batch_ref;
 
 /* -- tables ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -183,9 +193,9 @@ typedef struct peri_tbe_block {
     int32_t feature;               /* place in config.features, for messages; -1: none */
 } peri_tbe_block;
 
-/** A block list, ready for use with @tbe or with another table batch of the same tables. Blocks may share bags, leave bags out and
- *  stand in any order; their outputs must not overlap. A gradient of a row that several bags ask for is summed in the order of the
- *  list. @blocks copied. @out new. */
+/** A block list, ready for use with @tbe or with another table batch of the same tables on the same device. Blocks may share bags, leave
+ *  bags out and stand in any order; their outputs must not overlap. A gradient of a row that several bags ask for is summed in the order
+ *  of the list. @blocks copied. @out new. */
 PERI_API peri_status peri_tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, peri_tbe_blocks **out);
 PERI_API void peri_tbe_blocks_retain(peri_tbe_blocks *blocks);
 PERI_API void peri_tbe_blocks_release(peri_tbe_blocks *blocks);
@@ -210,6 +220,26 @@ PERI_API peri_status peri_tbe_backward(peri_tbe *tbe, const peri_tbe_input *inpu
  *  recorded, the backward pass updates the tables as peri_tbe_backward does, with the learning rate of that moment, and gives
  *  input->weights a gradient if it wants one. With optimizer NONE the gradient goes to the tables' leaves (peri_tbe_leaf). @out new. */
 PERI_API peri_status peri_tbe_lookup(peri_tbe *tbe, const peri_tbe_input *input, int32_t ndim, const int64_t *shape, peri_tensor **out);
+
+/** A batch: an input on its way through @tbe. What its calls share is computed once: where the blocks begin in the ids, which rows are
+ *  wanted, which of them are in memory. The input's tensors and blocks are retained, and must not change before the last call. The
+ *  functions above make a batch of their own for each call (peri_tbe_lookup: for the lookup and its backward pass). @out new. */
+PERI_API peri_status peri_tbe_batch_new(peri_tbe *tbe, const peri_tbe_input *input, peri_tbe_batch **out);
+/** Take another reference. */
+PERI_API void peri_tbe_batch_retain(peri_tbe_batch *batch);
+/** Give up a reference; queued work still runs. NULL is fine. With tables in files rows that were brought for it may leave. */
+PERI_API void peri_tbe_batch_release(peri_tbe_batch *batch);
+/** Tables in files: bring the rows that the batch will need, in the background, and keep them until its lookup. A hint: rows that find no
+ *  room stay where they are. PERI_OK at once for tables in memory. Blocks only to read the ids. */
+PERI_API peri_status peri_tbe_batch_prefetch(peri_tbe_batch *batch);
+/** Queue on the current stream, beside other work, what is otherwise part of the backward pass: sort the batch's ids by row. PERI_OK at
+ *  once where that cannot be done before: tables in files, optimizer NONE. */
+PERI_API peri_status peri_tbe_batch_sort(peri_tbe_batch *batch);
+/** peri_tbe_forward, peri_tbe_backward, peri_tbe_lookup and peri_tbe_gradient of a batch; what they give is @out new. */
+PERI_API peri_status peri_tbe_batch_forward(peri_tbe_batch *batch, peri_tensor *out);
+PERI_API peri_status peri_tbe_batch_backward(peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights);
+PERI_API peri_status peri_tbe_batch_lookup(peri_tbe_batch *batch, int32_t ndim, const int64_t *shape, peri_tensor **out);
+PERI_API peri_status peri_tbe_batch_gradient(peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights, peri_tensor **out);
 
 /** What peri_tbe_expand picks from: feature f's pooled rows, [rows[f], cols[f]] each, one behind the other; they become columns of the
  *  output: row b of feature f is its pooled row inverse[inverse_row[f], b]. */
@@ -335,9 +365,6 @@ typedef struct peri_tbe_cache_stats {
     int64_t rows_read, rows_written, bytes_read, bytes_written; /* from and to the files */
 } peri_tbe_cache_stats;
 
-/** Bring the rows that @in will need, in the background, and keep them until its lookup. The tensors of @in (retained) must not change
- *  until then. A hint: rows that find no room stay where they are. PERI_OK at once for tables in memory. Blocks only to read the ids. */
-PERI_API peri_status peri_tbe_prefetch(peri_tbe *tbe, const peri_tbe_input *in);
 /** Write every changed row to its file and mark the files clean, with the present iteration and the number of the flush. Blocks. After a
  *  failure (a full disk, say) nothing is lost, and it can be called again. PERI_OK for tables in memory. */
 PERI_API peri_status peri_tbe_flush(peri_tbe *tbe);

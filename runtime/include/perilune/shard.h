@@ -114,7 +114,7 @@ PERI_API peri_status peri_sharded_ebc_input_dist(peri_sharded_ebc *ebc, peri_kjt
  *  returns. Collective. @out new. */
 PERI_API peri_status peri_sharded_ebc_compute_and_output_dist(peri_sharded_ebc *ebc, peri_work *dist, peri_work **out);
 /** Bring the rows that @dist, a complete work of peri_sharded_ebc_input_dist not yet looked up, will need from files into memory, in the
- *  background (peri_tbe_prefetch). Local. */
+ *  background (peri_tbe_batch_prefetch). Local. */
 PERI_API peri_status peri_sharded_ebc_prefetch(peri_sharded_ebc *ebc, peri_work *dist);
 /** What the directories of tables in files held when the module was made: the flush of this rank's files or, where it has none, of those
  *  that it sees of other ranks' shards. All ranks (with files) must find the same number and stamp before they go on; the stamps are

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * calls.c: the order of calls on a table batch, among threads and among streams, and memory that calls reuse.
+ */
+#include "internal.h"
+
+peri_status peri__calls_init(peri_tbe *tbe)
+{
+    pthread_rwlockattr_t fair; /* lookups that follow each other without a pause must not keep updates out */
+    pthread_rwlockattr_init(&fair);
+    pthread_rwlockattr_setkind_np(&fair, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(&tbe->lock, &fair);
+    pthread_rwlockattr_destroy(&fair);
+    pthread_mutex_init(&tbe->small, NULL);
+    PERI_TRY(peri_event_new(tbe->device, &tbe->changed));
+    PERI_TRY(peri_event_new(tbe->device, &tbe->looked));
+    return peri_event_new(tbe->device, &tbe->counted);
+}
+
+peri_status peri__tbe_enter(peri_tbe *tbe, bool alone)
+{
+    peri_stream *now = peri_stream_current(tbe->device);
+    if (alone) pthread_rwlock_wrlock(&tbe->lock);
+    else pthread_rwlock_rdlock(&tbe->lock);
+    peri_status status = peri_stream_wait(now, tbe->changed);
+    if (alone && status >= 0) status = peri_stream_wait(now, tbe->looked);
+    if (alone && status >= 0) status = peri_stream_wait(now, tbe->counted);
+    if (status < 0) pthread_rwlock_unlock(&tbe->lock);
+    return status;
+}
+
+peri_status peri__tbe_leave(peri_tbe *tbe, bool alone, peri_status status)
+{
+    peri_stream *now = peri_stream_current(tbe->device);
+    peri_status left = PERI_OK;
+    if (alone) {
+        left = peri_event_record(tbe->changed, now);
+    } else {
+        pthread_mutex_lock(&tbe->small);
+        left = peri_stream_wait(now, tbe->looked); /* so that it follows the other lookups as well */
+        if (left >= 0) left = peri_event_record(tbe->looked, now);
+        pthread_mutex_unlock(&tbe->small);
+    }
+    pthread_rwlock_unlock(&tbe->lock);
+    return status < 0 ? status : left < 0 ? left : status;
+}
+
+peri_status peri__tbe_counting(peri_tbe *tbe, int32_t kernel, const void *args, size_t size)
+{
+    peri_stream *now = peri_stream_current(tbe->device);
+    pthread_mutex_lock(&tbe->small);
+    peri_status status = peri_stream_wait(now, tbe->counted);
+    if (status >= 0) status = peri__launch(tbe->device, kernel, args, size, 1, 1);
+    if (status >= 0) status = peri_event_record(tbe->counted, now);
+    pthread_mutex_unlock(&tbe->small);
+    return status;
+}
+
+/* -- memory ---------------------------------------------------------------------------------------------------------------------- */
+
+void peri__forget_after(peri_tensor **tensor, peri_event *last)
+{
+    if (!*tensor) return;
+    /* Memory is freed in the order of the stream that was current when it was made, which may not be the one that used it last. */
+    peri_device *device = peri__device(*tensor);
+    if (last) (void)device->vtab->stream_wait(device->ctx, (*tensor)->storage->home->ctx, last->ctx);
+    peri_tensor_release(*tensor);
+    *tensor = NULL;
+}
+
+void peri__tbe_forget(peri_tbe *tbe, peri_tensor **tensor)
+{
+    if (!*tensor) return;
+    peri_stream *now = peri_stream_current(tbe->device);
+    if (tbe->changed && tbe->looked) { /* what this call has queued so far is among its uses */
+        (void)peri_stream_wait(now, tbe->changed);
+        (void)peri_stream_wait(now, tbe->looked);
+        (void)peri_event_record(tbe->changed, now);
+    }
+    peri__forget_after(tensor, tbe->changed);
+}
+
+peri_status peri__reserve(peri_device *device, peri_tensor **tensor, peri_event *last, int32_t dtype, int64_t count, void **out)
+{
+    peri_tensor *t = *tensor;
+    if (!t || peri__numel(t) < count || t->dtype != dtype) {
+        int64_t more = t ? peri__max(count, peri__numel(t) + peri__numel(t) / 4) : count;
+        peri_tensor *fresh;
+        PERI_TRY(peri_tensor_new(device, dtype, 1, &more, &fresh));
+        peri__forget_after(tensor, last);
+        *tensor = fresh;
+    }
+    *out = peri__data(*tensor);
+    return PERI_OK;
+}
+
+peri_status peri__tbe_workspace(peri_tbe *tbe, int32_t which, int32_t dtype, int64_t count, void **out)
+{
+    peri_tensor *t = tbe->workspace[which];
+    /* What this call has queued so far may use it. */
+    if (t && (peri__numel(t) < count || t->dtype != dtype)) PERI_TRY(peri_event_record(tbe->changed, peri_stream_current(tbe->device)));
+    return peri__reserve(tbe->device, &tbe->workspace[which], tbe->changed, dtype, count, out);
+}
