@@ -245,6 +245,20 @@ function M.lasting(f, ...)
   return outside(scope, xpcall(f, locate, ...))
 end
 
+--- Run f(a, b, ...) in the scope that was open when something was begun (state.scope then), so that the handles that it makes live as long
+--- as if it had been finished then. A scope that is over: in the current one. Returns what f returns, one value; at most six arguments.
+function M.within(scope, f, a, b, c, d, e, g)
+  local now = state.scope
+  local at = now
+  while at and at ~= scope do at = at.outer end
+  if at == now or at ~= scope then return f(a, b, c, d, e, g) end
+  state.scope = scope
+  local ok, result = xpcall(f, locate, a, b, c, d, e, g)
+  state.scope = now
+  if not ok then error(result, 0) end
+  return result
+end
+
 --- Keep a handle beyond the end of the current scope. Returns it.
 function M.keep(h)
   local scope = state.scope

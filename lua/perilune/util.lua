@@ -223,6 +223,11 @@ local function resolve(x)
 end
 M.resolve = resolve
 
+--- Wait for all lazy awaitables in a list: before an array that others fill too is filled with what they stand for.
+function M.settle(values)
+  for i = 1, #values do resolve(values[i]) end
+end
+
 --- Exchange all fields of two tables.
 function M.exchange(a, b)
   local from_a = {}

@@ -180,6 +180,36 @@ describe("LazyAwaitable", function()
     assert.error_matches(function() return dist.GetItemLazyAwaitable(Slow "fail", 1).x end, "no result")
   end)
 
+  worlds.each("is waited for before lists of operands are filled, which ranks share", function(world, device, n)
+    local F, r = peri.nn.functional, world.rank_number
+    local function lazy() return dist.LazyAwaitable(world:all_reduce(peri.full({ 2, 2 }, r + 1, "f32", device))) end
+    local sum, own = n * (n + 1) / 2, peri.full({ 1, 2 }, 10 + r, "f32", device)
+    assert.same({ 10 + r, 10 + r, sum, sum, sum, sum }, F.cat({ own, lazy() }, 1):reshape(-1):to_list())
+    assert.same({ 10 + r, sum }, F.stack({ peri.full({ 2, 2 }, 10 + r, "f32", device), lazy() }, 1):slice(2, 0, 1):slice(3, 0, 1)
+      :reshape(-1):to_list())
+  end, { sizes = { 1, 2, 3 } })
+
+  it("may stand for views that are asked for before they are needed", function()
+    local t = peri.tensor({ 0, 1, 2, 3, 4, 5 }, "f32")
+    local waits = 0
+    local Tensors = util.class("Tensors", dist.Awaitable)
+    function Tensors:_wait_impl() -- luacheck: ignore 212
+      waits = waits + 1
+      return { numbers = function() return t end }
+    end
+    local awaitable = require "perilune.dist.awaitable"
+    local view = awaitable.MethodLazyAwaitable(Tensors(), "numbers"):reshape(-1, 3):slice(1, 1, 2)
+    local five = awaitable.MethodLazyAwaitable(Tensors(), "numbers"):reshape(1, 1, 2, 1, 3)
+    assert.equal(1, waits) -- five sizes are not kept for later
+    assert.is_false(view:test())
+    peri.scope(function() assert.same({ 3, 4, 5 }, view:reshape(-1):to_list()) end)
+    assert.equal(2, waits)
+    assert.same({ 1, 3 }, view:shape()) -- made outside the scope in which it was needed first, and so not released with it
+    assert.same({ 1, 1, 2, 1, 3 }, five:shape())
+    assert.same({ 6 }, awaitable.MethodLazyAwaitable(dist.NoWait { numbers = function() return t end }, "numbers"):reshape({ 6 }):shape())
+    assert.error_matches(function() view:reshape(7):shape() end, "reshape")
+  end)
+
   worlds.each("of several phases makes progress while others are waited for", function(world, device, n)
     local Two = util.class("Two", dist.Awaitable)
     function Two:init() -- sizes first, then the data

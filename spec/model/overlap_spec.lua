@@ -65,6 +65,37 @@ end
 
 local pass_out = ffi.new "peri_backward *[1]"
 
+describe("forward", function()
+  for _, device in ipairs { "cpu", "opaque" } do
+    it("does not wait for rows before their numbers are needed, on " .. device, function()
+      local dense_done, sums = false, {}
+      sim.run(2, function(rank, world)
+        P.state.device = device
+        local model = peri.DistributedModelParallel { module = Model "dense last", plan = { ebc = { f = plan.row_wise() } }, group = world }
+        local m, kjt = model.module, batch(rank, device)
+        local dist = m.ebc:input_dist(kjt):wait()
+        if rank == 1 then hold(function() return dense_done end) end -- its rows set out when rank 0 can do no more without them
+        local sparse = m.ebc:compute_and_output_dist(dist):values():reshape(-1, DIM)
+        local dense = m.dense(features(rank, device))
+        if rank == 0 then
+          local kinds, pending = posts(world)
+          assert.is_true(pending)
+          assert.equal("all_to_all", kinds[#kinds])
+          assert.is_false(sparse:test())
+          dense_done = true
+        end
+        sums[rank] = m.final(nn.functional.cat({ dense, sparse }, 2)):sum():item()
+        assert.is_true(sparse:test())
+      end, { device = device, timeout = 20 })
+      local alone = {}
+      sim.run(2, function(rank, world) -- the same numbers as when nobody holds back
+        alone[rank] = make(world, device, "dense first")(batch(rank, device), features(rank, device)):sum():item()
+      end, { device = device })
+      assert.same(sums, alone)
+    end)
+  end
+end)
+
 for _, device in ipairs { "cpu", "opaque" } do
   for _, order in ipairs { "dense first", "dense last" } do
     describe(("backward on %s, %s:"):format(device, order), function()

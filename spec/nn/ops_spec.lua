@@ -204,6 +204,13 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.near(1, many, 0.03)
     end)
 
+    it("join as many tensors as there are", function()
+      local list, wanted = {}, {}
+      for i = 1, 300 do list[i], wanted[i] = t { i }, i end
+      assert.same(wanted, F.cat(list, 1):to_list())
+      assert.same({ 300, 1 }, F.stack(list, 1):shape())
+    end)
+
     it("name what is wrong", function()
       local a, b = t { { 1, 2, 3 }, { 4, 5, 6 } }, t { 1, 2 }
       local labels = t({ 0, 3 }, "i64")

@@ -35,6 +35,8 @@ end
 
 local function post(func, outputs, inputs, group, recorded, tag)
   reserve(group.world_size)
+  if type(outputs) == "table" then util.settle(outputs) end
+  if type(inputs) == "table" then util.settle(inputs) end
   fill(func, "output_tensor_list", outputs, group, to)
   fill(func, "input_tensor_list", inputs, group, from)
   check(C.peri_coll_all_to_all_list(group:ptr(), to, from, recorded, tag or 0, work_out))

@@ -219,6 +219,38 @@ end
 function GetItemLazyAwaitable:_wait_impl() return resolve(rawget(self, "_parent"):wait())[rawget(self, "_key")] end
 function GetItemLazyAwaitable:_test_impl() return rawget(self, "_parent"):test() end
 
+--- MethodLazyAwaitable(parent, name, a, b, c, d): stands for what parent:name(a, b, c, d) returns, for views wanted before their
+--- numbers are needed. It lives in the scope in which it was asked for. `reshape` and `slice` of it wait no more than it does.
+local MethodLazyAwaitable = M.lazy_class("MethodLazyAwaitable", Awaitable)
+M.MethodLazyAwaitable = MethodLazyAwaitable
+function MethodLazyAwaitable:init(parent, name, a, b, c, d)
+  Awaitable.init(self)
+  rawset(self, "_parent", parent)
+  rawset(self, "_name", name)
+  rawset(self, "_a", a)
+  rawset(self, "_b", b)
+  rawset(self, "_c", c)
+  rawset(self, "_d", d)
+  rawset(self, "_scope", state.scope)
+end
+local function call(object, name, a, b, c, d)
+  if d ~= nil then return object[name](object, a, b, c, d) end -- nil behind the last argument would be one
+  if c ~= nil then return object[name](object, a, b, c) end
+  if b ~= nil then return object[name](object, a, b) end
+  if a ~= nil then return object[name](object, a) end
+  return object[name](object)
+end
+function MethodLazyAwaitable:_wait_impl()
+  return P.within(rawget(self, "_scope"), call, resolve(rawget(self, "_parent"):wait()), rawget(self, "_name"),
+    rawget(self, "_a"), rawget(self, "_b"), rawget(self, "_c"), rawget(self, "_d"))
+end
+function MethodLazyAwaitable:_test_impl() return rawget(self, "_parent"):test() end
+function MethodLazyAwaitable:reshape(a, b, c, d, more)
+  if more ~= nil then return resolve(self):reshape(a, b, c, d, more) end -- to_table() of five dimensions is rare
+  return MethodLazyAwaitable(self, "reshape", a, b, c, d)
+end
+function MethodLazyAwaitable:slice(dim, first, past, step) return MethodLazyAwaitable(self, "slice", dim, first, past, step) end
+
 M.work_out = ffi.new "peri_work *[1]"
 signature.kind("awaitable", "an awaitable", Awaitable.is)
 signature.check("Awaitable:", Awaitable, { and_then = "self: awaitable, f: callable", wait = "self: awaitable", test = "self: awaitable" })

@@ -116,6 +116,7 @@ local tensor_array, tensor_room = ffi.new "peri_tensor *[8]", 8
 
 local function fill_kts(func, kts)
   local n = #kts
+  util.settle(kts)
   if n > kt_room then kt_array, kt_room = ffi.new("peri_kt *[?]", n), n end
   for i = 1, n do
     if not M.is(kts[i]) then P.fail(("%s: entry %d is a %s, wanted a KeyedTensor"):format(func, i, type(kts[i]))) end

@@ -1,6 +1,7 @@
 -- bag.lua: EmbeddingBagCollection over ranks: the plan says where rows live; ids go there, pooled rows come back.
 local ffi = require "ffi"
 local jagged = require "perilune.jagged"
+local awaitable = require "perilune.dist.awaitable"
 local config = require "perilune.embed.config"
 local EmbeddingBagCollection = require "perilune.embed.bag"
 local ShardedEmbeddingModule = require "perilune.shard.embedding"
@@ -9,9 +10,14 @@ local util = require "perilune.util"
 
 local M = {}
 
+--- The KeyedTensor that a lookup becomes. Its values() are lazy too: nobody waits before the numbers are needed.
+local EmbeddingBagCollectionAwaitable = awaitable.lazy_class("EmbeddingBagCollectionAwaitable", ShardedEmbeddingModule.OutputAwaitable)
+function EmbeddingBagCollectionAwaitable:values() return awaitable.MethodLazyAwaitable(self, "values") end
+
 --- ShardedEmbeddingBagCollection { tables =, plan =, group =, ... }: all arguments are in embedding.lua. Its result is a KeyedTensor
 --- [batch, columns].
 local ShardedEmbeddingBagCollection = ShardedEmbeddingModule:extend "ShardedEmbeddingBagCollection"
+ShardedEmbeddingBagCollection.OutputAwaitable = EmbeddingBagCollectionAwaitable
 M.ShardedEmbeddingBagCollection = ShardedEmbeddingBagCollection
 ShardedEmbeddingBagCollection.codec_slots = {
   POOLED_EMBEDDINGS_ALL_TO_ALL = "all_to_all", POOLED_EMBEDDINGS_REDUCE_SCATTER = "reduce_scatter",

@@ -16,14 +16,19 @@ local signature = require "perilune.signature"
 
 local ShardedModule = nn.Module:extend "ShardedModule"
 
---- What a lookup becomes: stands for what `output` makes of it.
+--- What a lookup becomes: stands for what `output` makes of it, which lives in the scope of the lookup.
 local OutputAwaitable = awaitable.lazy_class("OutputAwaitable", awaitable.Awaitable)
+ShardedModule.OutputAwaitable = OutputAwaitable
 function OutputAwaitable:init(module, exchange)
   awaitable.Awaitable.init(self)
   rawset(self, "_module", module)
   rawset(self, "_exchange", exchange)
+  rawset(self, "_scope", P.state.scope)
 end
-function OutputAwaitable:_wait_impl() return rawget(self, "_module"):output(rawget(self, "_exchange"):wait()) end
+function OutputAwaitable:_wait_impl()
+  local module, arrived = rawget(self, "_module"), rawget(self, "_exchange"):wait()
+  return P.within(rawget(self, "_scope"), module.output, module, arrived)
+end
 function OutputAwaitable:_test_impl() return rawget(self, "_exchange"):test() end
 
 -- -- stages ------------------------------------------------------------------------------------------------------------------------
@@ -40,8 +45,8 @@ function ShardedModule:lookup(dist) missing(self, "lookup") end -- luacheck: ign
 function ShardedModule:output(arrived) missing(self, "output") end -- luacheck: ignore 212
 
 --- Look up what arrived and send the rows back. Collective. Uses `dist`, the result of input_dist, up. Returns a LazyAwaitable of what the
---- unsharded module would return.
-function ShardedModule:compute_and_output_dist(dist) return OutputAwaitable(self, self:lookup(dist)) end
+--- unsharded module would return: an OutputAwaitable, or the subclass of it that the class has under that name.
+function ShardedModule:compute_and_output_dist(dist) return self.OutputAwaitable(self, self:lookup(dist)) end
 
 --- All stages. Waits for the ids; rows are on their way when it returns, until the result is used.
 function ShardedModule:forward(a, b, c) return self:compute_and_output_dist(self:input_dist(a, b, c):wait()) end

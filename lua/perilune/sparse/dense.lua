@@ -1,6 +1,7 @@
 -- dense.lua: jagged tensors as padded dense ones, and back.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
+local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local A = require "perilune.jagged.arguments"
 local permute = require "perilune.sparse.permute"
@@ -17,6 +18,7 @@ local sizes = ffi.new("int64_t[?]", LEVELS)
 local function fill(func, offsets)
   local n = #offsets
   if n < 1 or n > LEVELS then P.fail(("%s: %d levels of offsets, allowed: 1..%d"):format(func, n, LEVELS)) end
+  util.settle(offsets)
   for i = 1, n do levels[i - 1] = ptr(offsets[i]) end
   return n
 end

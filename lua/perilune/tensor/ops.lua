@@ -105,6 +105,7 @@ local function fill(func, tensors)
     capacity = 2 * n
     parts = ffi.new("peri_tensor *[?]", capacity)
   end
+  util.settle(tensors)
   for i = 1, n do
     local t = tensors[i]
     if not Tensor.is(t) then P.fail(("%s: entry %d is %s, wanted a tensor"):format(func, i, signature.text(t))) end
@@ -115,12 +116,14 @@ end
 
 --- A list of tensors one after the other along a dimension (1).
 function M.cat(tensors, dim)
-  check(C.peri_op_cat(parts, fill("cat", tensors), dimension(dim or 1), out))
+  local n = fill("cat", tensors)
+  check(C.peri_op_cat(parts, n, dimension(dim or 1), out))
   return wrap(out[0])
 end
 --- A list of tensors of one shape along a new dimension (1) of the result.
 function M.stack(tensors, dim)
-  check(C.peri_op_stack(parts, fill("stack", tensors), dimension(dim or 1), out))
+  local n = fill("stack", tensors)
+  check(C.peri_op_stack(parts, n, dimension(dim or 1), out))
   return wrap(out[0])
 end
 
