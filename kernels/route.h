@@ -70,7 +70,9 @@ typedef struct peri_k_route_mean_args {
 } peri_k_route_mean_args;
 
 /** For each bag of each partition and each id of it in order: place = cursor[slot]++; out[place] = id - first row of the stream;
- *  out_weights[place] = weights[i]. `cursor` starts as the exclusive cumulative sum of `lengths`. range: bags over all partitions. */
+ *  out_weights[place] = weights[i]; places[place_first[partition] + i - first id of its first bag] = place, -1 for ids that are in no
+ *  stream (a partition without streams has no places). `cursor` starts as the exclusive cumulative sum of `lengths`. range: bags over
+ *  all partitions. */
 typedef struct peri_k_route_pack_args {
     const void *ids;
     const float *weights; /* NULL: none */
@@ -80,6 +82,8 @@ typedef struct peri_k_route_pack_args {
     int64_t *cursor;
     void *out; /* i64 or i32 */
     float *out_weights;
+    int64_t *places;            /* NULL: not kept */
+    const int64_t *place_first; /* by partition */
     int64_t bags;
     int32_t n_partitions;
     bool ids_i32, out_i32;
@@ -128,7 +132,8 @@ typedef struct peri_k_route_combine_args {
 } peri_k_route_combine_args;
 
 /** The adjoint: piece[bag][c] = sum over rows b with bag(b) = bag, ascending, of grad[b][column + c] / divisor (f32), for every piece of
- *  every output; / sent_divisor for a piece that is not own. range: outputs. */
+ *  every output; / sent_divisor for a piece that is not own. range: bags of pieces, up to the most that an output has (without `inverse`:
+ *  rows of grad). */
 typedef struct peri_k_route_spread_args {
     const float *grad;
     int64_t stride, rows; /* of grad */

@@ -104,6 +104,7 @@ static void cpu_route_pack(const void *args, int64_t begin, int64_t end)
             i += n;
             continue;
         }
+        int64_t *kept = a->places ? a->places + a->place_first[p - a->partitions] - a->offsets[p->first_bag] : NULL;
         if (p->n_parts == 1 && cpu_route_pruned(a->ids, a->ids_i32, offsets[0], offsets[n], p->rows) == 0) {
             /* The bags of one stream follow each other on the wire as they do here. */
             int64_t from = offsets[0], count = offsets[n] - from, place = a->cursor[wire[0] + bag];
@@ -119,14 +120,17 @@ static void cpu_route_pack(const void *args, int64_t begin, int64_t end)
                 }
             }
             if (a->weights && count) memcpy(a->out_weights + place, a->weights + from, sizeof *a->weights * (size_t)count);
+            for (int64_t k = 0; k < count && kept; k++) kept[from + k] = place + k;
         } else {
             double inverse_block = p->block > 0 ? 1.0 / (double)p->block : 0;
             for (int64_t k = 0; k < n; k++)
                 for (int64_t at = offsets[k]; at < offsets[k + 1]; at++) {
                     int64_t id = cpu_route_id(a->ids, at, a->ids_i32);
+                    if (kept) kept[at] = -1;
                     if (id < 0 || id >= p->rows) continue;
                     int32_t part = p->n_parts == 1 ? 0 : cpu_route_part(p, a->bounds, inverse_block, id);
                     int64_t place = a->cursor[wire[part] + bag + k]++;
+                    if (kept) kept[at] = place;
                     cpu_route_put(a, place, id - a->bounds[p->first_bound + part], at);
                 }
         }
@@ -184,16 +188,17 @@ static void cpu_route_combine(const void *args, int64_t begin, int64_t end)
 static void cpu_route_spread(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_spread_args *a = args;
-    for (int64_t o = begin; o < end; o++) {
+    const int64_t stop = end < a->rows ? end : a->rows;
+    for (int32_t o = 0; o < a->n_outputs; o++) {
         const peri_k_output *out = &a->outputs[o];
         int64_t cols = out->cols;
         if (out->inverse >= 0) {
-            ref_route_spread(args, o, o + 1);
+            ref_route_spread_one(a, o, begin, end);
             continue;
         }
-        for (int64_t b = 0; b < a->rows; b++) {
+        k_vec divisor = k_set((float)out->divisor), sent_divisor = k_set((float)out->sent_divisor);
+        for (int64_t b = begin; b < stop; b++) {
             const float *from = a->grad + b * a->stride + out->column;
-            k_vec divisor = k_set((float)out->divisor), sent_divisor = k_set((float)out->sent_divisor);
             for (int64_t c = 0; c < cols; c += K_LANES) {
                 int64_t left = cols - c;
                 k_vec g = left >= K_LANES ? k_load(from + c) : k_load_part(from + c, left);

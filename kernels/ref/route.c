@@ -68,14 +68,17 @@ static void ref_route_pack(const void *args, int64_t begin, int64_t end)
     for (int64_t i = begin; i < end; i++) {
         const peri_k_partition *p = ref_route_find(a->partitions, a->n_partitions, i);
         int64_t bag = i - p->bag_start, from = a->offsets[p->first_bag + bag], to = a->offsets[p->first_bag + bag + 1];
+        int64_t *kept = a->places && p->n_parts > 0 ? a->places + a->place_first[p - a->partitions] - a->offsets[p->first_bag] : NULL;
         for (int64_t k = from; k < to && p->n_parts > 0; k++) {
             int64_t id = ref_route_id(a->ids, k, a->ids_i32);
+            if (kept) kept[k] = -1;
             if (id < 0 || id >= p->rows) continue;
             int32_t part = ref_route_part(p, a->bounds, id), stream = p->first_stream + part;
             int64_t place = a->cursor[a->wire_bag[stream] + bag]++, local = id - a->bounds[p->first_bound + part];
             if (a->out_i32) ((int32_t *)a->out)[place] = (int32_t)local;
             else ((int64_t *)a->out)[place] = local;
             if (a->weights) a->out_weights[place] = a->weights[k];
+            if (kept) kept[k] = place;
         }
     }
 }
@@ -116,25 +119,33 @@ static void ref_route_combine(const void *args, int64_t begin, int64_t end)
     }
 }
 
-static void ref_route_spread(const void *args, int64_t begin, int64_t end)
+/** The bags [begin, end) of the pieces of one output. */
+static void ref_route_spread_one(const peri_k_route_spread_args *a, int64_t o, int64_t begin, int64_t end)
 {
-    const peri_k_route_spread_args *a = args;
-    for (int64_t o = begin; o < end; o++) {
-        const peri_k_output *out = &a->outputs[o];
-        for (int64_t k = 0; k < out->n_pieces; k++) {
-            const peri_k_piece *piece = &a->pieces[out->first_piece + k];
-            float *to = (piece->own ? a->own : a->sent) + piece->offset, divisor = (float)(piece->own ? out->divisor : out->sent_divisor);
-            if (out->inverse >= 0) memset(to, 0, sizeof *to * (size_t)(a->bags[o] * out->cols));
-            for (int64_t b = 0; b < a->rows; b++) {
-                int64_t bag = out->inverse >= 0 ? a->inverse[out->inverse + b] : b;
-                for (int64_t c = 0; c < out->cols; c++) {
-                    float g = a->grad[b * a->stride + out->column + c] / divisor;
-                    if (out->inverse >= 0) to[bag * out->cols + c] += g;
-                    else to[bag * out->cols + c] = g;
-                }
+    const peri_k_output *out = &a->outputs[o];
+    bool direct = out->inverse < 0;
+    int64_t stop = direct ? a->rows : a->bags[o];
+    end = end < stop ? end : stop;
+    for (int64_t k = 0; k < out->n_pieces && begin < end; k++) {
+        const peri_k_piece *piece = &a->pieces[out->first_piece + k];
+        float *to = (piece->own ? a->own : a->sent) + piece->offset, divisor = (float)(piece->own ? out->divisor : out->sent_divisor);
+        if (!direct) memset(to + begin * out->cols, 0, sizeof *to * (size_t)((end - begin) * out->cols));
+        for (int64_t b = direct ? begin : 0; b < (direct ? end : a->rows); b++) {
+            int64_t bag = direct ? b : a->inverse[out->inverse + b];
+            if (bag < begin || bag >= end) continue;
+            for (int64_t c = 0; c < out->cols; c++) {
+                float g = a->grad[b * a->stride + out->column + c] / divisor;
+                if (direct) to[bag * out->cols + c] = g;
+                else to[bag * out->cols + c] += g;
             }
         }
     }
+}
+
+static void ref_route_spread(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_spread_args *a = args;
+    for (int64_t o = 0; o < a->n_outputs; o++) ref_route_spread_one(a, o, begin, end);
 }
 
 static void ref_route_place(const void *args, int64_t begin, int64_t end)

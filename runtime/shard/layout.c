@@ -119,6 +119,7 @@ static peri_status add_outputs(const peri__routes *r, peri__home *h, int32_t ran
     if (h->outputs < 0 || h->pieces < 0 || h->output_bags < 0) return PERI_ENOMEM;
     for (int32_t i = 0; i < r->n_outputs; i++) {
         const peri__output *o = &r->outputs[i];
+        h->most_bags = peri__max(h->most_bags, h->feature_bags[o->feature]);
         peri_k_output k = {.column = o->column, .cols = o->cols, .first_piece = o->first_piece, .n_pieces = o->n_pieces,
                            .inverse = inverse ? inverse[o->feature] : -1, .divisor = divisor[o->table],
                            .sent_divisor = sent_divisor[o->table]};

@@ -41,6 +41,7 @@ typedef struct peri__home {
     int64_t received_out; /* elements of all other ranks' slots: lane after lane, in each rank after rank */
     int64_t *replica_offset; /* host, n_replicas: of each replica's rows in the own buffer */
     int64_t rows;       /* of the output: the batch */
+    int64_t most_bags;  /* of an output: the range of route_spread */
     /* Offsets in `up`: */
     int64_t partitions, bounds, wire_bag, at, outputs, pieces, output_bags;
     bool variable;

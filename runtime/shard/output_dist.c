@@ -313,6 +313,13 @@ static peri_status reduce_replicas(batch *b, peri_tensor *rows)
     return PERI_OK;
 }
 
+/** Bags that one thread takes at a time; with a variable batch each of them looks through all rows. */
+static int64_t spread_grain(const peri__home *h)
+{
+    enum { LEAST = 64, MOST_PARTS = 16 };
+    return h->variable ? peri__max(LEAST, peri__ceil_div(h->most_bags, MOST_PARTS)) : LEAST;
+}
+
 static peri_status start_gradient(batch *b, peri_tensor *grad, peri_tensor **out)
 {
     peri_sharded_ebc *e = b->ebc;
@@ -327,7 +334,7 @@ static peri_status start_gradient(batch *b, peri_tensor *grad, peri_tensor **out
                                      .own = peri__data(rows), .outputs = peri__upload_at(&h->up, h->outputs),
                                      .pieces = peri__upload_at(&h->up, h->pieces), .bags = peri__upload_at(&h->up, h->output_bags),
                                      .inverse = b->inverse ? peri__data(b->inverse) : NULL, .n_outputs = e->routes->n_outputs};
-    PERI_TRY_GOTO(PERI_LAUNCH(e->device, route_spread, &args, e->routes->n_outputs, 1), out);
+    PERI_TRY_GOTO(PERI_LAUNCH(e->device, route_spread, &args, h->most_bags, spread_grain(h)), out);
     if (e->world_size > 1) PERI_TRY_GOTO(post_rows(b, rows, b->sent, false, &b->gradient), out);
     PERI_TRY_GOTO(reduce_replicas(b, rows), out);
     *out = rows;
