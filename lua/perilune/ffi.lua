@@ -51,9 +51,10 @@ M.locate = locate
 --- The state of the running rank. Under `sim` the scheduler exchanges it when it switches ranks, so nothing else may cache it.
 --- scope: open scope or nil; device: default device name; grad: recording; world: the joined world or nil; pause: how to wait;
 --- seed, parameters_drawn, dropouts_made: of the random numbers (nn/parameter.lua); first_sample: number, in the whole batch, of this
---- rank's first sample (dropout).
+--- rank's first sample (dropout); streams: { device =, stream =, outer = }, the current streams that are not the default ones.
 local state = {
-  scope = false, device = "cpu", grad = true, world = false, seed = 0, parameters_drawn = 0, dropouts_made = 0, first_sample = 0,
+  scope = false, device = "cpu", streams = false, grad = true,
+  world = false, seed = 0, parameters_drawn = 0, dropouts_made = 0, first_sample = 0,
 }
 M.state = state
 
@@ -280,6 +281,29 @@ function M.no_grad(f, ...)
   return restore_grad(before, xpcall(f, locate, ...))
 end
 errors.runners[M.no_grad] = true
+
+--- Tell C the current stream of a device, after state.streams has changed.
+function M.set_stream(device)
+  local at = state.streams
+  while at and at.device ~= device do at = at.outer end
+  check(C.peri_stream_set_current(device, at and at.stream.ptr or nil))
+end
+
+local function set_streams(at)
+  while at do
+    M.set_stream(at.device)
+    at = at.outer
+  end
+end
+
+--- Exchange `state` with that of another rank, and what C keeps for each thread with it.
+function M.exchange_state(other)
+  local before = state.streams
+  util.exchange(state, other)
+  C.peri_grad_enable(state.grad)
+  set_streams(before)
+  set_streams(state.streams)
+end
 
 -- -- small conversions -------------------------------------------------------------------------------------------------------------
 

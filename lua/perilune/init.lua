@@ -6,6 +6,7 @@ local modules = {
   util = "perilune.util",
   ffi = "perilune.ffi",
   Tensor = "perilune.tensor",
+  stream = "perilune.tensor.stream",
   jagged = "perilune.jagged",
   dist = "perilune.dist",
   nn = "perilune.nn",

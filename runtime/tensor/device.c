@@ -185,7 +185,8 @@ peri_status peri_stream_new(peri_device *device, peri_stream **out)
     return PERI_OK;
 }
 
-static void stream_retain(peri_stream *s) { peri__refs_add(&s->refs); }
+void peri_stream_retain(peri_stream *s) { peri__refs_add(&s->refs); }
+peri_device *peri_stream_device(const peri_stream *s) { return s->device; }
 
 void peri_stream_release(peri_stream *s)
 {
@@ -211,7 +212,7 @@ peri_status peri_stream_set_current(peri_device *device, peri_stream *stream)
     if (stream && stream->device != device)
         return peri__fail(PERI_EINVAL, "peri_stream_set_current: a stream of %s on device %s", stream->device->name, device->name);
     if (stream == &device->default_stream) stream = NULL;
-    if (stream) stream_retain(stream);
+    if (stream) peri_stream_retain(stream);
     peri_stream_release(current[device->id]);
     current[device->id] = stream;
     return PERI_OK;
@@ -257,6 +258,8 @@ void peri_event_release(peri_event *e)
     peri__object_count(-1);
     peri__free(e);
 }
+
+peri_device *peri_event_device(const peri_event *e) { return e->device; }
 
 peri_status peri_event_record(peri_event *event, peri_stream *stream)
 {
@@ -331,7 +334,7 @@ peri_status peri__storage_new(peri_device *device, int64_t bytes, peri__storage 
         return status;
     }
     s->data = data;
-    stream_retain(s->home);
+    peri_stream_retain(s->home);
     peri__mem_count(bytes);
     *out = s;
     return PERI_OK;

@@ -14,8 +14,7 @@ local STALL, HOPELESS = 3, 10000
 
 --- Run one rank until it waits or ends. True when it ended.
 local function turn(rank)
-  util.exchange(state, rank.state)
-  C.peri_grad_enable(state.grad)
+  P.exchange_state(rank.state)
   local _, ok, result = assert(coroutine.resume(rank.co))
   local ended = coroutine.status(rank.co) == "dead"
   if ended then
@@ -27,8 +26,7 @@ local function turn(rank)
       if rank.world then C.peri_group_abort(rank.world:ptr(), (errors.describe(result):match "^[^\n]*")) end
     end
   end
-  util.exchange(state, rank.state)
-  C.peri_grad_enable(state.grad)
+  P.exchange_state(rank.state)
   return ended
 end
 
@@ -66,6 +64,7 @@ function M.run(n, body, options)
     local rank = { number = i - 1 }
     rank.state = util.copy(state)
     rank.state.scope, rank.state.world, rank.state.grad, rank.state.device = false, false, true, options.device
+    rank.state.streams = false
     rank.state.yield = coroutine.yield
     rank.co = coroutine.create(body_of(rank, n, body, options, job))
     ranks[i] = rank

@@ -16,6 +16,14 @@ typedef struct peri_device peri_device;
 typedef struct peri_stream peri_stream;
 typedef struct peri_event peri_event;
 
+/** Bindings' handles. */
+typedef struct peri_stream_ref {
+    peri_stream *ptr;
+} peri_stream_ref;
+typedef struct peri_event_ref {
+    peri_event *ptr;
+} peri_event_ref;
+
 /** Open (first time) and return device @name: "cpu", "opaque", "cuda:0", ... Local. @out borrowed, lives as long as the process.
  *  PERI_ENOTFOUND for an unknown name, PERI_EUNSUPPORTED with the reason when the backend cannot run here. */
 PERI_API peri_status peri_device_get(const char *name, peri_device **out);
@@ -34,8 +42,12 @@ PERI_API peri_status peri_device_seed(peri_device *device, uint64_t seed);
 
 /** A new stream of @device. @out new. */
 PERI_API peri_status peri_stream_new(peri_device *device, peri_stream **out);
-/** Give up a reference; queued work still runs. */
+/** Add a reference. */
+PERI_API void peri_stream_retain(peri_stream *stream);
+/** Give up a reference; queued work still runs; NULL is fine. */
 PERI_API void peri_stream_release(peri_stream *stream);
+/** The device that it is of. Borrowed. */
+PERI_API peri_device *peri_stream_device(const peri_stream *stream);
 /** The calling thread's current stream of @device. Borrowed. */
 PERI_API peri_stream *peri_stream_current(peri_device *device);
 /** Make @stream (retained; NULL: the default stream of @device) the calling thread's current stream of @device. */
@@ -49,6 +61,8 @@ PERI_API peri_status peri_stream_synchronize(peri_stream *stream);
 PERI_API peri_status peri_event_new(peri_device *device, peri_event **out);
 /** Give up a reference; NULL is fine. */
 PERI_API void peri_event_release(peri_event *event);
+/** The device that it is of. Borrowed. */
+PERI_API peri_device *peri_event_device(const peri_event *event);
 /** Mark the present end of @stream. */
 PERI_API peri_status peri_event_record(peri_event *event, peri_stream *stream);
 /** PERI_OK when everything before the mark has run, PERI_PENDING when not yet. Does not block. */
