@@ -31,6 +31,7 @@ typedef struct sim_op {
     struct sim_op *next;
     sim_group *group;
     uint64_t sequence;
+    int32_t channel;
     int32_t posted, held;     /* members that posted; requests that point here */
     peri_status status;       /* PERI_PENDING, PERI_OK, or the failure */
     char message[PERI_MESSAGE_MAX];
@@ -46,6 +47,8 @@ struct sim_group {
     int32_t *ranks;           /* size: ranks in the world */
     bool *joined, *left;      /* size */
     uint64_t *last;           /* size: highest number posted */
+    uint64_t *last_on;        /* size x PERI_CHANNEL_COUNT: the same by channel */
+    bool lossy;               /* a fault point has dropped an operation: others cannot tell whether a rank left one out */
     sim_op *ops;              /* with requests */
     peri_status failed;
     char message[PERI_MESSAGE_MAX];
@@ -85,6 +88,7 @@ static void group_free(sim_group *g)
     host->free(g->ranks);
     host->free(g->joined);
     host->free(g->last);
+    host->free(g->last_on);
     host->free(g);
 }
 
@@ -110,7 +114,8 @@ static sim_group *group_make(sim_world *w, sim_group *parent, const int32_t *ran
     g->ranks = host->alloc_zero(sizeof *g->ranks * (size_t)n);
     g->joined = host->alloc_zero(2 * sizeof *g->joined * (size_t)n);
     g->last = host->alloc_zero(sizeof *g->last * (size_t)n);
-    if (!g->ranks || !g->joined || !g->last) {
+    g->last_on = host->alloc_zero(sizeof *g->last_on * PERI_CHANNEL_COUNT * (size_t)n);
+    if (!g->ranks || !g->joined || !g->last || !g->last_on) {
         group_free(g);
         return NULL;
     }
@@ -335,10 +340,10 @@ static void op_release(sim_op *op)
     host->free(op);
 }
 
-static sim_op *op_of(sim_group *g, uint64_t sequence)
+static sim_op *op_of(sim_group *g, const peri_coll_op *posted)
 {
     sim_op *op = g->ops;
-    while (op && op->sequence != sequence) op = op->next;
+    while (op && op->sequence != posted->sequence) op = op->next;
     if (op) return op;
     op = host->alloc_zero(sizeof *op + sizeof *op->posts * (size_t)g->size);
     if (!op) return NULL;
@@ -348,7 +353,8 @@ static sim_op *op_of(sim_group *g, uint64_t sequence)
         return NULL;
     }
     op->group = g;
-    op->sequence = sequence;
+    op->sequence = posted->sequence;
+    op->channel = posted->channel;
     op->status = PERI_PENDING;
     op->next = g->ops;
     g->ops = op;
@@ -375,15 +381,54 @@ static void deposit(sim_op *op, int32_t rank, const peri_coll_op *posted)
     if (op->status == PERI_PENDING && op->posted == g->size) run(op);
 }
 
+/** Rank @rank goes past @op, which another rank has posted on that channel. */
+static void left_out(sim_op *op, int32_t rank, uint64_t next)
+{
+    sim_group *g = op->group;
+    int32_t other = 0;
+    while (!op->has[other]) other++;
+    char what[160], text[PERI_MESSAGE_MAX];
+    peri_coll_op_text(&op->posts[other], g->size, what, sizeof what);
+    snprintf(text, sizeof text,
+             "the ranks disagree about the order on a channel: rank %d posted %s, rank %d left it out and posted operation %llu", other,
+             what, rank, (unsigned long long)next);
+    group_fail(g, PERI_EMISMATCH, text);
+    op_fail(op, PERI_EMISMATCH, text);
+}
+
+/** The law of channels: every rank posts the same numbers of a channel, in ascending order. */
+static void keep_order(sim_group *g, int32_t rank, const peri_coll_op *posted)
+{
+    uint64_t *last = &g->last_on[rank * PERI_CHANNEL_COUNT + posted->channel];
+    char what[160], text[PERI_MESSAGE_MAX];
+    if (posted->sequence < *last) {
+        peri_coll_op_text(posted, g->size, what, sizeof what);
+        snprintf(text, sizeof text, "sim: rank %d posted %s after operation %llu of that channel", rank, what, (unsigned long long)*last);
+        group_fail(g, PERI_EINTERNAL, text);
+        return;
+    }
+    *last = posted->sequence;
+    for (sim_op *op = g->ops; op && !g->lossy; op = op->next) {
+        if (op->status != PERI_PENDING || op->channel != posted->channel) continue;
+        for (int32_t i = 0; i < g->size && op->status == PERI_PENDING; i++) {
+            uint64_t next = g->last_on[i * PERI_CHANNEL_COUNT + op->channel];
+            if (!op->has[i] && next > op->sequence) left_out(op, i, next);
+        }
+    }
+}
+
 static peri_status post_locked(sim_member *m, const peri_coll_op *posted, sim_request *r)
 {
     sim_group *g = m->group;
     *r = (sim_request){.group = g, .rank = m->rank, .own = *posted};
     const sim_group *bad = broken(g);
     if (bad) return PERI_HOST_FAIL(host, bad->failed, "%s", bad->message);
-    if (host->fault(FAULT_COLL_DROP)) return PERI_OK;
+    if (host->fault(FAULT_COLL_DROP)) {
+        g->lossy = true;
+        return PERI_OK;
+    }
     r->stalled = host->fault(FAULT_COLL_STALL);
-    sim_op *op = op_of(g, posted->sequence);
+    sim_op *op = op_of(g, posted);
     if (!op) return PERI_ENOMEM;
     if (op->has[m->rank])
         return PERI_HOST_FAIL(host, PERI_EINTERNAL, "sim: rank %d posts operation %llu twice", m->rank,
@@ -392,6 +437,7 @@ static peri_status post_locked(sim_member *m, const peri_coll_op *posted, sim_re
     r->op = op;
     if (posted->sequence > g->last[m->rank]) g->last[m->rank] = posted->sequence;
     deposit(op, m->rank, posted);
+    keep_order(g, m->rank, posted);
     return PERI_OK;
 }
 

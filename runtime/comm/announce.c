@@ -4,14 +4,15 @@
  */
 #include "announce.h"
 
-enum { WORDS, AHEAD, EXPLAIN, DONE };      /* phases, and the operations by their numbers */
+enum { WORDS, AHEAD, EXPLAIN, DONE };      /* phases */
 enum { HEAD_HASH, HEAD_TEXT, HEAD_WORDS }; /* words in front of the caller's, and all that goes ahead */
 
 struct peri__announce {
     peri__refs refs;       /* operations on their way hold one each: their buffers are here */
     peri_group *group;     /* retained */
     peri__agreement agreement;
-    uint64_t sequence, tag;
+    peri__announce_numbers numbers;
+    uint64_t tag;
     int32_t phase, other;  /* other: the first rank that differs from this one; -1: none yet */
     int64_t in;            /* words from each rank, those in front included */
     int64_t *first;        /* group size + 1: where each rank's words begin in send; behind this struct, as are those below */
@@ -23,8 +24,16 @@ struct peri__announce {
     peri_work *work;
 };
 
-peri_status peri__announce_new(peri_group *group, const peri__agreement *agreement, const int64_t *out, int64_t in, bool ahead,
-                               peri__announce **result)
+peri_status peri__announce_reserve(peri_group *group, bool ahead, bool texts, peri__announce_numbers *out)
+{
+    *out = (peri__announce_numbers){0};
+    if (ahead) PERI_TRY(peri__group_reserve(group, PERI_CHANNEL_CONTROL, 1, &out->ahead));
+    if (texts) PERI_TRY(peri__group_reserve(group, PERI_CHANNEL_REPORTS, 1, &out->texts));
+    return peri__group_reserve(group, PERI_CHANNEL_CONTROL, 1, &out->words);
+}
+
+peri_status peri__announce_new(peri_group *group, const peri__agreement *agreement, const int64_t *out, int64_t in,
+                               const peri__announce_numbers *numbers, peri__announce **result)
 {
     int64_t w = group->size, send = 0;
     for (int64_t r = 0; r < w; r++) send += HEAD_WORDS + out[r];
@@ -36,7 +45,8 @@ peri_status peri__announce_new(peri_group *group, const peri__agreement *agreeme
     peri_group_retain(group);
     a->group = group;
     a->agreement = *agreement;
-    a->phase = ahead ? AHEAD : WORDS;
+    a->numbers = *numbers;
+    a->phase = numbers->ahead ? AHEAD : WORDS;
     a->other = -1;
     a->in = in;
     a->first = (int64_t *)(a + 1);
@@ -72,10 +82,12 @@ const int64_t *peri__announce_from(const peri__announce *a, int32_t rank) { retu
 
 static void release(void *a) { peri__announce_release(a); }
 
-/** Post an operation on buffers of @a, by its phase's number. */
+/** Post the operation of this phase, on buffers of @a. */
 static peri_status post(peri__announce *a, peri_coll_op op)
 {
-    op.sequence = a->sequence + (uint64_t)a->phase;
+    const peri__announce_numbers *n = &a->numbers;
+    op.channel = a->phase == EXPLAIN ? PERI_CHANNEL_REPORTS : PERI_CHANNEL_CONTROL;
+    op.sequence = a->phase == EXPLAIN ? n->texts : a->phase == AHEAD ? n->ahead : n->words;
     peri__refs_add(&a->refs);
     return peri__coll_post_host(a->group, &op, a, release, &a->work);
 }
@@ -127,9 +139,8 @@ static peri_status compare(peri__announce *a, const int64_t *heads, int64_t stri
     return PERI_PENDING;
 }
 
-peri_status peri__announce_post(peri__announce *a, uint64_t sequence, uint64_t tag)
+peri_status peri__announce_post(peri__announce *a, uint64_t tag)
 {
-    a->sequence = sequence;
     a->tag = tag;
     return a->phase == AHEAD ? post_ahead(a) : post_words(a);
 }
@@ -147,6 +158,7 @@ static peri_status go_on(peri__announce *a)
     case WORDS:
         PERI_TRY(compare(a, a->recv, a->in));
         if (a->phase == EXPLAIN) return PERI_PENDING;
+        if (a->numbers.texts) peri__group_skip(a->group, PERI_CHANNEL_REPORTS, a->numbers.texts);
         a->phase = DONE;
         return PERI_OK;
     default: return a->agreement.differ(a->agreement.ctx, a->other, a->texts + a->text_bytes[a->group->rank], a->text_bytes);

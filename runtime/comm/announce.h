@@ -23,20 +23,26 @@ typedef struct peri__agreement {
     peri_status (*differ)(void *ctx, int32_t other, const char *texts, const int64_t *bytes);
 } peri__agreement;
 
-/** Numbers that an announcement takes, by what it can come to; the same on all ranks. */
-enum { PERI__ANNOUNCE_PLAIN = 1 /* no words of agreement, nothing goes ahead */, PERI__ANNOUNCE_OPS = 3 };
+/** Numbers of an announcement's operations (peri__group_reserve): what goes ahead (0: nothing does) and the words are on
+ *  PERI_CHANNEL_CONTROL, the texts (0: there are none) on PERI_CHANNEL_REPORTS, where they hold nothing up. */
+typedef struct peri__announce_numbers {
+    uint64_t ahead, words, texts;
+} peri__announce_numbers;
+
+/** Take them, when the protocol is made. @ahead: the hashes go first; @texts: the agreement will have words. The same on all ranks. */
+peri_status peri__announce_reserve(peri_group *group, bool ahead, bool texts, peri__announce_numbers *out);
 
 typedef struct peri__announce peri__announce;
 
-/** @out[group size]: words for each rank; @in: words from each rank, the same from all. @ahead: the hashes go first. The
- *  agreement's ctx is used by the tests only. @result new, to be released. */
-peri_status peri__announce_new(peri_group *group, const peri__agreement *agreement, const int64_t *out, int64_t in, bool ahead,
-                               peri__announce **result);
+/** @out[group size]: words for each rank; @in: words from each rank, the same from all. The agreement's ctx is used by the tests only.
+ *  @result new, to be released. */
+peri_status peri__announce_new(peri_group *group, const peri__agreement *agreement, const int64_t *out, int64_t in,
+                               const peri__announce_numbers *numbers, peri__announce **result);
 void peri__announce_release(peri__announce *a);
 /** The words for @rank, to be written before the post. */
 int64_t *peri__announce_to(const peri__announce *a, int32_t rank);
-/** Post with the numbers from @sequence on. @tag: as in peri_coll_op. */
-peri_status peri__announce_post(peri__announce *a, uint64_t sequence, uint64_t tag);
+/** @tag: as in peri_coll_op. */
+peri_status peri__announce_post(peri__announce *a, uint64_t tag);
 /** PERI_OK: all ranks agree, and their words are here; PERI_PENDING; or the error. */
 peri_status peri__announce_test(peri__announce *a);
 /** The words from @rank. Nothing about them was checked. */

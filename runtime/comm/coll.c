@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <time.h>
 
-enum { COPY_OUT, POSTED }; /* phases of a coll_work */
+enum { COPY_OUT, TURN, POSTED }; /* phases of a coll_work; TURN: earlier ones of its channel are not posted yet */
 
 typedef struct coll_work {
     peri_work base;
@@ -55,6 +55,7 @@ uint64_t peri__coll_signature(const peri_coll_op *op, int32_t size)
 {
     uint64_t h = peri__hash_mix((uint64_t)op->kind, (uint64_t)op->dtype);
     h = peri__hash_mix(h, (uint64_t)op->count);
+    h = peri__hash_mix(h, (uint64_t)op->channel);
     h = peri__hash_mix(h, op->tag);
     if (op->kind == PERI_COLL_BROADCAST) h = peri__hash_mix(h, (uint64_t)op->root);
     if (op->kind == PERI_COLL_ALL_REDUCE || op->kind == PERI_COLL_REDUCE_SCATTER) h = peri__hash_mix(h, (uint64_t)op->reduce);
@@ -116,16 +117,21 @@ static peri_status fail(coll_work *w, peri_status status)
     return peri__group_fail(g, status);
 }
 
+/** Hand the operation to the transport if it is its turn. */
 static peri_status post(coll_work *w)
 {
     peri_group *g = w->base.group;
+    w->phase = TURN;
+    peri_status status = peri__group_check("peri_coll", g);
+    if (status < 0) return fail(w, status);
+    if (peri__group_next(g, w->op.channel) != w->op.sequence) return PERI_OK;
     if (w->stage) {
         w->op.send = w->out ? w->out->data : NULL;
         w->op.recv = w->op.kind == PERI_COLL_BROADCAST && w->out ? w->out->data : w->in->data;
     }
-    peri_status status = peri__group_check("peri_coll", g);
-    if (status >= 0) status = g->comm->vtab->post(g->ctx, &w->op, &w->request);
+    status = g->comm->vtab->post(g->ctx, &w->op, &w->request);
     if (status < 0) return fail(w, status);
+    peri__group_posted(g, w->op.channel, w->op.sequence);
     w->phase = POSTED;
     g->comm->events++;
     return PERI_OK;
@@ -172,7 +178,10 @@ static peri_status overdue(coll_work *w)
     w->polled_ns = now;
     if (w->waited_ns < g->timeout_ns && !w->base.expired) return PERI_PENDING;
     char whom[256] = "";
-    g->comm->vtab->blame(w->request, whom, sizeof whom);
+    if (w->phase == POSTED) g->comm->vtab->blame(w->request, whom, sizeof whom);
+    else
+        snprintf(whom, sizeof whom, "operation %llu of this rank, which its channel posts before",
+                 (unsigned long long)peri__group_next(g, w->op.channel));
     print_record(g);
     if (w->base.expired) return fail(w, peri__fail(PERI_ETIMEOUT, "nothing can happen any more: waiting for %s", whom));
     return fail(w, peri__fail(PERI_ETIMEOUT, "no end after %.3g s: waiting for %s", (double)g->timeout_ns * 1e-9, whom));
@@ -188,7 +197,11 @@ static peri_status coll_step(peri_work *base)
         if (status < 0) return fail(w, status);
         comm->events++; /* a device that has not finished yet will: polling it is a step forward */
         if (status == PERI_PENDING) return PERI_PENDING;
+        w->phase = TURN;
+    }
+    if (w->phase == TURN) {
         PERI_TRY(post(w));
+        if (w->phase == TURN) return overdue(w);
     }
     peri_status status = comm->vtab->test(w->request);
     if (status == PERI_PENDING) return overdue(w);
@@ -269,7 +282,14 @@ static peri_status coll_new(peri_group *g, const peri_coll_op *op, peri_tensor *
         w->op.recv_counts = w->counts + n;
     }
     extents(&w->op, g->rank, n, &w->out_bytes, &w->in_bytes);
-    if (!w->op.sequence) w->op.sequence = peri__group_reserve(g, 1);
+    if (!w->op.sequence) {
+        peri_status status = peri__group_reserve(g, op->channel, 1, &w->op.sequence);
+        if (status < 0) {
+            peri__work_cancel(base, status);
+            peri_work_release(base);
+            return status;
+        }
+    }
     if (!g->unsigned_ops) w->op.signature = peri__coll_signature(&w->op, n);
     if (send) peri_tensor_retain(send);
     if (recv) peri_tensor_retain(recv);
@@ -310,7 +330,9 @@ peri_status peri__coll_post_host(peri_group *group, const peri_coll_op *op, void
 /** A group of one: copy on the device. */
 static peri_status alone(peri_group *g, const peri_coll_op *op, peri_tensor *send, peri_tensor *recv, peri_work **out)
 {
-    if (!op->sequence) peri__group_reserve(g, 1);
+    uint64_t sequence = op->sequence;
+    if (!sequence) PERI_TRY(peri__group_reserve(g, op->channel, 1, &sequence));
+    peri__group_posted(g, op->channel, sequence);
     if (send && recv && peri__data(send) != peri__data(recv))
         PERI_TRY(peri__copy(peri__device(recv), peri__data(recv), peri__data(send), peri__numel(recv) * peri_dtype_size(recv->dtype),
                             PERI_COPY_D2D));

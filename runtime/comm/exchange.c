@@ -90,7 +90,8 @@ static const int32_t coll_kinds[] = {PERI_COLL_ALL_TO_ALL, PERI_COLL_REDUCE_SCAT
 static peri_status send_forth(const flow *f, peri_tensor *src, peri__transfer *t, bool *laid_out)
 {
     peri_k_run few[PLACE_FEW];
-    peri__transfer_args a = {.kind = coll_kinds[f->kind], .tag = f->tag, .out = f->out, .in = f->in, .codec = f->codec[0]};
+    peri__transfer_args a = {.kind = coll_kinds[f->kind], .channel = PERI_CHANNEL_ROWS, .tag = f->tag, .out = f->out, .in = f->in,
+                             .codec = f->codec[0]};
     peri_status status = a.codec ? PERI_OK : place(f, &a, few);
     *laid_out = a.to != NULL;
     if (status >= 0) status = peri__transfer_post(f->group, src, &a, t);
@@ -102,8 +103,8 @@ static peri_status send_forth(const flow *f, peri_tensor *src, peri__transfer *t
 /** Send the gradient @src (contiguous); it is divided where it arrives. */
 static peri_status send_back(const flow *f, peri_tensor *src, peri__transfer *t)
 {
-    peri__transfer_args a = {.kind = coll_kinds[reverse_of(f->kind)], .tag = f->tag, .out = f->in, .in = f->out, .codec = f->codec[1],
-                             .divisor = f->divisor};
+    peri__transfer_args a = {.kind = coll_kinds[reverse_of(f->kind)], .channel = PERI_CHANNEL_ROWS, .tag = f->tag, .out = f->in,
+                             .in = f->out, .codec = f->codec[1], .divisor = f->divisor};
     return peri__transfer_post(f->group, src, &a, t);
 }
 

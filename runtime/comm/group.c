@@ -282,6 +282,7 @@ void peri_group_release(peri_group *group)
         peri__comm_release(group->comm);
         peri__free(group->ranks);
         peri__free(group->records);
+        for (int32_t i = 0; i < PERI_CHANNEL_COUNT; i++) peri__free(group->channels[i].taken);
         peri__free(group->failure);
         peri__object_count(-1);
         peri__free(group);
@@ -344,6 +345,17 @@ int32_t peri_group_node(const peri_group *group, int32_t rank)
 
 void peri_group_fingerprints(peri_group *group, bool on) { group->unsigned_ops = !on; }
 
+int32_t peri_group_channel(const peri_group *group) { return group->channel; }
+
+peri_status peri_group_channel_set(peri_group *group, int32_t channel)
+{
+    PERI_NEED(group);
+    if (channel < 0 || channel >= PERI_CHANNEL_COUNT)
+        return peri__fail(PERI_EINVAL, "peri_group_channel_set: channel %d, allowed: 0..%d", channel, PERI_CHANNEL_COUNT - 1);
+    group->channel = channel;
+    return PERI_OK;
+}
+
 peri_status peri_group_timeout_set(peri_group *group, double seconds)
 {
     PERI_NEED(group);
@@ -394,11 +406,38 @@ void peri_group_abort(peri_group *group, const char *message)
     peri__group_fail(group, peri__fail(PERI_EABORTED, "%s", message && *message ? message : "aborted"));
 }
 
-uint64_t peri__group_reserve(peri_group *group, int32_t n)
+peri_status peri__group_reserve(peri_group *group, int32_t channel, int32_t n, uint64_t *first)
 {
-    uint64_t first = group->sequence + 1;
-    group->sequence += (uint64_t)n;
-    return first;
+    peri__channel *c = &group->channels[channel];
+    if (c->n + n > c->room) {
+        int32_t room = 2 * c->room + n + 8;
+        uint64_t *taken = peri__realloc(c->taken, sizeof *taken * (size_t)room);
+        if (!taken) return PERI_ENOMEM;
+        c->taken = taken;
+        c->room = room;
+    }
+    *first = group->sequence + 1;
+    for (int32_t i = 0; i < n; i++) c->taken[c->n++] = ++group->sequence;
+    return PERI_OK;
+}
+
+/** Take a number out of its channel's queue. */
+static void drop(peri__channel *c, uint64_t sequence)
+{
+    int32_t at = 0;
+    while (at < c->n && c->taken[at] != sequence) at++;
+    if (at == c->n) return;
+    c->n--;
+    memmove(c->taken + at, c->taken + at + 1, sizeof *c->taken * (size_t)(c->n - at));
+}
+
+void peri__group_posted(peri_group *group, int32_t channel, uint64_t sequence) { drop(&group->channels[channel], sequence); }
+
+void peri__group_skip(peri_group *group, int32_t channel, uint64_t sequence)
+{
+    drop(&group->channels[channel], sequence);
+    if (group->records)
+        group->records[sequence % PERI_RECORD_MOST] = (peri__coll_record){.op = {.kind = PERI_COLL_KIND_COUNT, .sequence = sequence}};
 }
 
 /* -- the recorder ------------------------------------------------------------------------------------------------------------------ */
@@ -414,8 +453,10 @@ void peri_group_record(const peri_group *group, char *text, size_t len)
     for (uint64_t s = first; s <= group->sequence && used + 1 < len; s++) {
         const peri__coll_record *r = &group->records[s % PERI_RECORD_MOST];
         char what[160];
-        if (r->op.sequence != s) { /* reserved, not posted yet */
-            used += (size_t)snprintf(text + used, len - used, "operation %llu: not posted yet\n", (unsigned long long)s);
+        bool here = r->op.sequence == s; /* else: reserved, not posted yet */
+        if (!here || r->op.kind == PERI_COLL_KIND_COUNT) {
+            used += (size_t)snprintf(text + used, len - used, "operation %llu: not %s\n", (unsigned long long)s,
+                                     here ? "needed" : "posted yet");
             continue;
         }
         peri_coll_op_text(&r->op, group->size, what, sizeof what);

@@ -7,8 +7,10 @@
  * as it can and returns PERI_PENDING until it is done. A phase that exchanges something makes an inner work and tests it in step; one that
  * is made before the first step is made between peri__parts_begin and peri__parts_end.
  * Operations are numbered per group, and numbers must be taken in the same order on all ranks although later phases are posted at
- * times that differ between ranks. So a protocol takes the numbers of all its phases when it is made (peri__group_reserve) and hands
- * them to its posts.
+ * times that differ between ranks. So a protocol takes the numbers of all its phases when it is made (peri__group_reserve), hands
+ * them to its posts, and returns those that turn out not to be needed (peri__group_skip). Each number is for one channel, and operations of
+ * a channel reach the transport in the order of their numbers: one that is ready before its turn waits. So phases that wait for different
+ * things take numbers of different channels, or the first of two protocols would hold up the second.
  */
 #ifndef PERI_COMM_INTERNAL_H
 #define PERI_COMM_INTERNAL_H
@@ -61,6 +63,12 @@ peri_status peri__work_done(peri_group *group, peri_device *device, peri_work **
 
 /* -- groups ----------------------------------------------------------------------------------------------------------------------- */
 
+/** Numbers of a channel that were taken and are neither posted nor skipped. */
+typedef struct peri__channel {
+    uint64_t *taken; /* n of room, ascending: [0] is the next one to be posted */
+    int32_t n, room;
+} peri__channel;
+
 /** One line of the recorder. */
 typedef struct peri__coll_record {
     peri_coll_op op;          /* its pointers are not used, except for their being NULL */
@@ -79,6 +87,8 @@ struct peri_group {
     int32_t rank, size, local_rank, local_size;
     int32_t *ranks;     /* size: rank in the world */
     uint64_t sequence;  /* operations numbered so far */
+    peri__channel channels[PERI_CHANNEL_COUNT];
+    int32_t channel;    /* of operations whose poster names none */
     int64_t timeout_ns;
     int32_t division;   /* PERI_DIVISION_* of gradients (transfer.c) */
     bool closed, unsigned_ops; /* unsigned_ops: no fingerprints */
@@ -88,8 +98,19 @@ struct peri_group {
     struct peri__birth *births; /* how often groups were made from this one, by (ranks, name) */
 };
 
-/** Take the numbers of the next @n operations of the group; returns the first. Every rank must reserve the same in the same order. */
-uint64_t peri__group_reserve(peri_group *group, int32_t n);
+/** Take the numbers of the next @n operations of the group, all for @channel; @first gets the first of them, the others follow it. Every
+ *  rank must reserve the same in the same order. Each must be posted or skipped: later ones of the channel wait for it. */
+peri_status peri__group_reserve(peri_group *group, int32_t channel, int32_t n, uint64_t *first);
+/** Give a reserved number back that no rank is going to post. */
+void peri__group_skip(peri_group *group, int32_t channel, uint64_t sequence);
+/** The transport has the operation of that number: the next one's turn. */
+void peri__group_posted(peri_group *group, int32_t channel, uint64_t sequence);
+/** The number that @channel posts next; 0: none is taken. */
+static inline uint64_t peri__group_next(const peri_group *group, int32_t channel)
+{
+    const peri__channel *c = &group->channels[channel];
+    return c->n ? c->taken[0] : 0;
+}
 /** PERI_OK, or PERI_EABORTED / PERI_ECLOSED in the name of @function. */
 peri_status peri__group_check(const char *function, peri_group *group);
 /** Poison the group with this thread's error record (and tell the other ranks); returns @status, which must be an error. */
@@ -107,6 +128,8 @@ peri_status peri__coll_post_host(peri_group *group, const peri_coll_op *op, void
 /** Post an operation on tensors of any device: op->send, recv are ignored, the tensors' elements are used (contiguous; NULL where the
  *  kind has none; retained until complete). Otherwise as peri__coll_post_host. */
 peri_status peri__coll_post(peri_group *group, const peri_coll_op *op, peri_tensor *send, peri_tensor *recv, peri_work **out);
+/** The sum over the ranks of gradients of dense parameters, in place, on their channel whatever the group's current one is. */
+peri_status peri__coll_sum_gradients(peri_group *group, peri_tensor *tensor, uint64_t tag, peri_work **out);
 
 /* -- codecs ----------------------------------------------------------------------------------------------------------------------- */
 

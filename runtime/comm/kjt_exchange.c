@@ -30,7 +30,8 @@ typedef struct sizes {
     peri_work base;
     int32_t n, phase;
     item *items;
-    uint64_t sequence;   /* first number of the announcement, and then of the parts, PERI_PARTS an item */
+    peri__announce_numbers numbers;
+    uint64_t parts;      /* first number of the tensors: PERI_PARTS an item */
     peri__announce *announce;
 } sizes;
 
@@ -87,14 +88,14 @@ static peri_status post_sizes(sizes *s)
         agreement.hash = peri__hash_mix(agreement.hash, s->items[i].identity);
         for (int32_t r = 0; r < g->size; r++) out[r] += words_of(&s->items[i], r);
     }
-    peri_status status = peri__announce_new(g, &agreement, out, out[g->rank], false, &s->announce);
+    peri_status status = peri__announce_new(g, &agreement, out, out[g->rank], &s->numbers, &s->announce);
     peri__free(out);
     PERI_TRY(status);
     for (int32_t r = 0; r < g->size; r++) {
         int64_t *at = peri__announce_to(s->announce, r);
         for (int32_t i = 0; i < s->n; i++) at = announce(&s->items[i], r, at);
     }
-    return peri__announce_post(s->announce, s->sequence, agreement.hash);
+    return peri__announce_post(s->announce, agreement.hash);
 }
 
 /** Deal the announcements to the items. */
@@ -193,7 +194,7 @@ static const peri__work_vtab sizes_vtab = {.name = "kjt sizes", .step = sizes_st
 /** Number of the operation that carries a part. */
 static uint64_t sequence_of(const tensors *w, int part)
 {
-    return w->sizes->sequence + PERI__ANNOUNCE_PLAIN + (uint64_t)w->index * PERI_PARTS + (uint64_t)part;
+    return w->sizes->parts + (uint64_t)w->index * PERI_PARTS + (uint64_t)part;
 }
 
 /** Post one part whose receiver is the result's own tensor. @runs: room for keys x ranks. */
@@ -204,8 +205,8 @@ static peri_status post_placed(tensors *w, const item *t, int part, const int64_
     peri_tensor *whole = t->tensors[part], *to;
     PERI_TRY(peri_tensor_new(peri__device(whole), whole->dtype, 1, lengths ? &l->total_rows : &l->total_ids, &to));
     peri__kjt_layout_places(l, !lengths, runs);
-    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .sequence = sequence_of(w, part), .out = out, .in = in, .to = to, .runs = runs,
-                             .n_runs = (int64_t)l->keys->count * l->ranks};
+    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_IDS, .sequence = sequence_of(w, part), .out = out,
+                             .in = in, .to = to, .runs = runs, .n_runs = (int64_t)l->keys->count * l->ranks};
     peri_status status = peri__transfer_post(w->base.group, whole, &a, &w->parts[part]);
     peri_tensor_release(to);
     return status;
@@ -223,7 +224,8 @@ static peri_status post_part(tensors *w, const item *t, int part, const int64_t 
     int64_t skip = apart && g->rank == 0 ? peri__numel(whole) - sent : 0;
     PERI_TRY(peri__tensor_view(whole, 1, &sent, NULL, whole->offset + skip, &send));
     if (apart) w->own_first[part == PERI_PART_LENGTHS ? 0 : 1] = g->rank == 0 ? 0 : sent;
-    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .sequence = sequence_of(w, part), .out = out, .in = in};
+    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_IDS, .sequence = sequence_of(w, part), .out = out,
+                             .in = in};
     peri_status status = peri__transfer_post(g, send, &a, &w->parts[part]);
     peri_tensor_release(send);
     return status;
@@ -245,7 +247,10 @@ static peri_status post_tensors(tensors *w)
     for (int part = 0; part < PERI_PARTS && status >= 0; part++) {
         bool lengths = part == PERI_PART_LENGTHS;
         const int64_t *at = lengths ? k->lengths_offset_per_key : k->offset_per_key;
-        if (!t->tensors[part]) continue;
+        if (!t->tensors[part]) {
+            peri__group_skip(g, PERI_CHANNEL_IDS, sequence_of(w, part));
+            continue;
+        }
         for (int32_t r = 0; r < g->size; r++) {
             bool left_out = apart && r == g->rank;
             counts[r] = left_out ? 0 : at[t->first_key[r + 1]] - at[t->first_key[r]];
@@ -376,10 +381,11 @@ peri_status peri_exchange_kjts(peri_group *g, const peri_kjt_exchange_args *args
     for (int32_t i = 0; i < n; i++) PERI_TRY(check_item(g, &args[i]));
     PERI_TRY(peri__work_new(sizeof(sizes), &sizes_vtab, g, peri__kjt_device(args[0].kjt), &work));
     sizes *s = (sizes *)work;
-    if (g->size > 1) s->sequence = peri__group_reserve(g, PERI__ANNOUNCE_PLAIN + n * PERI_PARTS);
     s->items = peri__alloc_zero(sizeof *s->items * (size_t)n);
     s->n = s->items ? n : 0;
     peri_status status = s->items ? PERI_OK : PERI_ENOMEM;
+    if (status >= 0 && g->size > 1) status = peri__announce_reserve(g, false, false, &s->numbers);
+    if (status >= 0 && g->size > 1) status = peri__group_reserve(g, PERI_CHANNEL_IDS, n * PERI_PARTS, &s->parts);
     for (int32_t i = 0; i < n && status >= 0; i++) status = take_item(g, &args[i], &s->items[i]);
     if (status < 0) return give_up(g, s, NULL, 0, status);
     for (int32_t i = 0; i < n; i++) {

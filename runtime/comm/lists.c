@@ -190,7 +190,8 @@ static peri_status send(plan *p, int from, peri_tensor *const *tensors, peri_ten
         to = NULL;
     }
     w->packed = !to;
-    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .tag = p->tag, .out = out->counts, .in = in->counts, .to = to};
+    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .channel = p->group->channel, .tag = p->tag, .out = out->counts,
+                             .in = in->counts, .to = to};
     status = peri__transfer_post(p->group, sent, &a, &w->transfer);
 out:
     peri_tensor_release(sent);

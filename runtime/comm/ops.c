@@ -114,7 +114,7 @@ peri_status peri_coll_barrier(peri_group *group, uint64_t tag, peri_work **out)
 {
     PERI_NEED(out);
     PERI_TRY(peri__group_check("peri_coll_barrier", group));
-    peri_coll_op op = {.kind = PERI_COLL_BARRIER, .dtype = PERI_U8, .tag = tag};
+    peri_coll_op op = {.kind = PERI_COLL_BARRIER, .channel = group->channel, .dtype = PERI_U8, .tag = tag};
     return peri__coll_post(group, &op, NULL, NULL, out);
 }
 
@@ -124,19 +124,39 @@ peri_status peri_coll_broadcast(peri_group *group, peri_tensor *tensor, int32_t 
     PERI_TRY(check_output("peri_coll_broadcast", group, tensor));
     if (root < 0 || root >= group->size)
         return peri__fail(PERI_EINVAL, "peri_coll_broadcast: root %d, allowed: 0..%d", root, group->size - 1);
-    peri_coll_op op = {.kind = PERI_COLL_BROADCAST, .dtype = tensor->dtype, .root = root, .count = peri__numel(tensor), .tag = tag};
+    peri_coll_op op = {.kind = PERI_COLL_BROADCAST,
+                       .channel = group->channel,
+                       .dtype = tensor->dtype,
+                       .root = root,
+                       .count = peri__numel(tensor),
+                       .tag = tag};
+    peri__changed(tensor);
+    return peri__coll_post(group, &op, NULL, tensor, out);
+}
+
+static peri_status all_reduce(peri_group *group, int32_t channel, peri_tensor *tensor, int32_t reduce, uint64_t tag, peri_work **out)
+{
+    PERI_NEED(out);
+    PERI_TRY(check_output("peri_coll_all_reduce", group, tensor));
+    PERI_TRY(check_reduce("peri_coll_all_reduce", tensor, reduce));
+    peri_coll_op op = {.kind = PERI_COLL_ALL_REDUCE,
+                       .channel = channel,
+                       .dtype = tensor->dtype,
+                       .reduce = reduce,
+                       .count = peri__numel(tensor),
+                       .tag = tag};
     peri__changed(tensor);
     return peri__coll_post(group, &op, NULL, tensor, out);
 }
 
 peri_status peri_coll_all_reduce(peri_group *group, peri_tensor *tensor, int32_t reduce, uint64_t tag, peri_work **out)
 {
-    PERI_NEED(out);
-    PERI_TRY(check_output("peri_coll_all_reduce", group, tensor));
-    PERI_TRY(check_reduce("peri_coll_all_reduce", tensor, reduce));
-    peri_coll_op op = {.kind = PERI_COLL_ALL_REDUCE, .dtype = tensor->dtype, .reduce = reduce, .count = peri__numel(tensor), .tag = tag};
-    peri__changed(tensor);
-    return peri__coll_post(group, &op, NULL, tensor, out);
+    return all_reduce(group, group ? group->channel : 0, tensor, reduce, tag, out);
+}
+
+peri_status peri__coll_sum_gradients(peri_group *group, peri_tensor *tensor, uint64_t tag, peri_work **out)
+{
+    return all_reduce(group, PERI_CHANNEL_DENSE, tensor, PERI_REDUCE_SUM, tag, out);
 }
 
 /* -- equal parts --------------------------------------------------------------------------------------------------------------------- */
@@ -167,7 +187,13 @@ static peri_status equal_op(const char *function, int32_t kind, peri_group *grou
     counts c;
     PERI_TRY(counts_init(&c, group->size));
     for (int32_t i = 0; i < group->size; i++) c.send[i] = c.recv[i] = count;
-    peri_coll_op op = {.kind = kind, .dtype = output->dtype, .reduce = reduce, .tag = tag, .send_counts = c.send, .recv_counts = c.recv};
+    peri_coll_op op = {.kind = kind,
+                       .channel = group->channel,
+                       .dtype = output->dtype,
+                       .reduce = reduce,
+                       .tag = tag,
+                       .send_counts = c.send,
+                       .recv_counts = c.recv};
     if (kind == PERI_COLL_ALL_TO_ALL) op.count = count; /* equal parts: the ranks must agree on it */
     if (kind == PERI_COLL_REDUCE_SCATTER) op.recv_counts = NULL;
     peri_status status = post_pair(group, &op, output, input, out);
@@ -216,7 +242,12 @@ peri_status peri_coll_all_gather_v(peri_group *group, peri_tensor *output, peri_
     PERI_TRY_GOTO(elements(function, "output", group, rows, output, c.recv), out);
     PERI_TRY_GOTO(check_own_rows(function, group, "input", input, rows[group->rank]), out);
     c.send[0] = c.recv[group->rank];
-    peri_coll_op op = {.kind = PERI_COLL_ALL_GATHER, .dtype = output->dtype, .tag = tag, .send_counts = c.send, .recv_counts = c.recv};
+    peri_coll_op op = {.kind = PERI_COLL_ALL_GATHER,
+                       .channel = group->channel,
+                       .dtype = output->dtype,
+                       .tag = tag,
+                       .send_counts = c.send,
+                       .recv_counts = c.recv};
     status = post_pair(group, &op, output, input, out);
 out:
     counts_fini(&c);
@@ -234,7 +265,12 @@ peri_status peri_coll_reduce_scatter_v(peri_group *group, peri_tensor *output, p
     peri_status status;
     PERI_TRY_GOTO(elements(function, "input", group, rows, input, c.send), out);
     PERI_TRY_GOTO(check_own_rows(function, group, "output", output, rows[group->rank]), out);
-    peri_coll_op op = {.kind = PERI_COLL_REDUCE_SCATTER, .dtype = output->dtype, .reduce = reduce, .tag = tag, .send_counts = c.send};
+    peri_coll_op op = {.kind = PERI_COLL_REDUCE_SCATTER,
+                       .channel = group->channel,
+                       .dtype = output->dtype,
+                       .reduce = reduce,
+                       .tag = tag,
+                       .send_counts = c.send};
     status = post_pair(group, &op, output, input, out);
 out:
     counts_fini(&c);
@@ -251,7 +287,12 @@ peri_status peri_coll_all_to_all_v(peri_group *group, peri_tensor *output, peri_
     peri_status status;
     PERI_TRY_GOTO(elements(function, "output", group, recv_rows, output, c.recv), out);
     PERI_TRY_GOTO(elements(function, "input", group, send_rows, input, c.send), out);
-    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = output->dtype, .tag = tag, .send_counts = c.send, .recv_counts = c.recv};
+    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL,
+                       .channel = group->channel,
+                       .dtype = output->dtype,
+                       .tag = tag,
+                       .send_counts = c.send,
+                       .recv_counts = c.recv};
     status = post_pair(group, &op, output, input, out);
 out:
     counts_fini(&c);

@@ -69,7 +69,7 @@ static peri_status post_complete(peri_reducer *r)
 {
     for (; r->posted < r->buckets && r->bucket[r->posted].missing == 0; r->posted++) {
         bucket *b = &r->bucket[r->posted];
-        PERI_TRY(peri_coll_all_reduce(r->group, b->flat, PERI_REDUCE_SUM, (uint64_t)r->posted, &b->work));
+        PERI_TRY(peri__coll_sum_gradients(r->group, b->flat, (uint64_t)r->posted, &b->work));
     }
     return PERI_OK;
 }

@@ -88,7 +88,8 @@ static peri_status post_encoded(peri_group *group, peri_tensor *src, const peri_
     PERI_TRY_GOTO(peri_codec_encode(encoding, src, &wire), out);
     t->parts = summed ? group->size : 1;
     peri_coll_op op = {.kind = summed ? PERI_COLL_ALL_TO_ALL : a->kind, .dtype = wire->dtype, .reduce = PERI_REDUCE_SUM,
-                       .sequence = a->sequence, .tag = a->tag, .send_counts = peri_codec_context_wire_splits(encoding),
+                       .channel = a->channel, .sequence = a->sequence, .tag = a->tag,
+                       .send_counts = peri_codec_context_wire_splits(encoding),
                        .recv_counts = peri_codec_context_wire_splits(t->decoding)};
     int64_t n = sum_of(op.recv_counts, group->size);
     PERI_TRY_GOTO(peri_tensor_new(peri__device(src), wire->dtype, 1, &n, &t->wire), out);
@@ -132,8 +133,8 @@ static peri_status post_plain(peri_group *group, peri_tensor *src, const peri__t
     bool summed = a->kind == PERI_COLL_REDUCE_SCATTER;
     int64_t n = summed ? a->out[group->rank] : sum_of(a->in, group->size);
     if (!t->numbers) PERI_TRY(peri_tensor_new(peri__device(src), src->dtype, 1, &n, &t->numbers));
-    peri_coll_op op = {.kind = a->kind, .dtype = src->dtype, .reduce = PERI_REDUCE_SUM, .sequence = a->sequence, .tag = a->tag,
-                       .send_counts = a->out, .recv_counts = summed ? NULL : a->in};
+    peri_coll_op op = {.kind = a->kind, .dtype = src->dtype, .reduce = PERI_REDUCE_SUM, .channel = a->channel,
+                       .sequence = a->sequence, .tag = a->tag, .send_counts = a->out, .recv_counts = summed ? NULL : a->in};
     if (a->runs) {
         op.recv_runs = a->runs;
         op.n_recv_runs = a->n_runs;

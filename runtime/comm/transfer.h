@@ -13,7 +13,8 @@
 /** What travels and how. Everything is borrowed until the post returns, but for @contexts: until the transfer is over. */
 typedef struct peri__transfer_args {
     int32_t kind;            /* PERI_COLL_ALL_TO_ALL, _REDUCE_SCATTER (sums f32 or f64) or _ALL_GATHER */
-    uint64_t sequence, tag;  /* as in peri_coll_op */
+    int32_t channel;         /* PERI_CHANNEL_* */
+    uint64_t sequence, tag;  /* as in peri_coll_op; sequence 0: the channel's next */
     const int64_t *out, *in; /* group size each: numbers for each rank, and from it. reduce_scatter: all in[i] are out[rank]; all_gather:
                                 all out[i] are in[rank] */
     peri_codec *codec;       /* of what travels, f32; NULL: it travels as it is */

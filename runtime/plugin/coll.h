@@ -3,8 +3,10 @@
  * plugin/coll.h (L1): the transport contract: groups of ranks and the collective operations that they post.
  *
  * Laws of the contract
- * - post never blocks; test never blocks. Operations are matched by their sequence number: ranks may post numbers in different orders,
- *   because state machines of several phases reserve theirs in advance.
+ * - post never blocks; test never blocks. Operations are matched by their sequence number, which is one of the whole group.
+ * - Operations go on channels (PERI_CHANNEL_*). On one channel every rank posts the same numbers in ascending order: a transport may give
+ *   each channel a communicator whose operations the library matches by their order. Between channels the order differs from rank to
+ *   rank, because state machines of several phases take their numbers in advance and post when they are ready.
  * - Buffers are the transport's from post until drop returned PERI_OK.
  * - Sums are made in rank order (rank 0 + rank 1 + ...), in f32 for 16-bit floats, so that the same input gives the same bits.
  * - Counts are int64; a transport whose library counts in int splits, and honours PERI_TEST_COUNT_LIMIT in its tests.
@@ -45,9 +47,10 @@ typedef struct peri_coll_op {
     int32_t dtype;               /* element type (PERI_U8 for packed bytes) */
     int32_t reduce;              /* PERI_REDUCE_*, for the reducing kinds */
     int32_t root;                /* broadcast */
-    uint64_t sequence;           /* number of this operation in its group, from 1 */
+    int32_t channel;             /* PERI_CHANNEL_* */
+    uint64_t sequence;           /* number of this operation in its group, from 1; the channels share the numbers */
     uint64_t tag;                /* the caller's mark, on which all ranks must agree */
-    uint64_t signature;          /* hash over what all ranks must agree on: kind, dtype, reduce, root, symmetric counts, tag */
+    uint64_t signature;          /* hash over what all ranks must agree on: all of the above, symmetric counts and tag */
     const void *send;            /* NULL where the kind has none */
     void *recv;
     int64_t count;               /* elements, for BROADCAST and ALL_REDUCE */
@@ -115,6 +118,16 @@ static inline size_t peri_coll_list_text(const char *what, const int64_t *counts
     return used < len ? used : len - 1;
 }
 
+/** Write " on channel ids" at text + used; returns the new length. */
+static inline size_t peri_coll_channel_text(int32_t channel, char *text, size_t used, size_t len)
+{
+    static const char *const names[PERI_CHANNEL_OWN] = {"dense", "ids", "rows", "control", "reports"};
+    bool own = channel >= PERI_CHANNEL_OWN;
+    if (own) used += (size_t)snprintf(text + used, len - used, " on channel own%d", channel - PERI_CHANNEL_OWN + 1);
+    else used += (size_t)snprintf(text + used, len - used, " on channel %s", names[channel]);
+    return used < len ? used : len - 1;
+}
+
 /** An operation in words, for messages: "operation 3: all_to_all f32 send [3 4] recv [3 3]". @size: of the group. */
 static inline void peri_coll_op_text(const peri_coll_op *op, int32_t size, char *text, size_t len)
 {
@@ -135,6 +148,7 @@ static inline void peri_coll_op_text(const peri_coll_op *op, int32_t size, char 
         used = peri_coll_list_text(" recv ", op->recv_counts, size, text, used, len);
     }
     if (op->kind == PERI_COLL_BROADCAST && used < len) used += (size_t)snprintf(text + used, len - used, " from rank %d", op->root);
+    if (op->channel != PERI_CHANNEL_DENSE && used < len) used = peri_coll_channel_text(op->channel, text, used, len);
     if (op->tag && used < len) snprintf(text + used, len - used, " tag %llx", (unsigned long long)op->tag);
 }
 

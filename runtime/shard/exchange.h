@@ -20,7 +20,7 @@ typedef struct peri__input_dist {
     int32_t phase;
     bool used;             /* a lookup has taken it */
     bool first;            /* of its module: compares identities before the headers, whose sizes depend on the plan */
-    uint64_t sequence;     /* first number of its exchanges */
+    uint64_t control, explain, payload; /* numbers of its exchanges: the headers', the explanation's, the first payload's */
     peri_tensor *values, *weights_in, *offsets_in, *inverse; /* the input as kernels take it */
     peri_tensor *wire_lengths, *cursor; /* after the exchange: what was sent, if the weights want gradients; NULL */
     struct peri__report *report; /* totals by rank, and what the check found */

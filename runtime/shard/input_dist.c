@@ -19,8 +19,6 @@
 enum { SYNC, COUNT, SAME, HEADERS, EXPLAIN, PAYLOAD };
 /** Words of a header before the numbers of bags; the first two of them also come before the first header. */
 enum { HEAD_IDENTITY, HEAD_TEXT, HEAD_WORDS, HEAD_KIND = HEAD_WORDS, HEAD_IDS, HEAD_ROWS, HEAD_FILES, HEAD_STAMP, HEAD };
-/** Exchanges by their numbers from d->sequence on. */
-enum { HEADER_EXCHANGE, PAYLOAD_EXCHANGE, SAME_EXCHANGE = PAYLOAD_EXCHANGE + PERI__PAYLOADS, EXPLAIN_EXCHANGE, EXCHANGES };
 
 /* -- finding what is wrong ---------------------------------------------------------------------------------------------------------- */
 
@@ -175,8 +173,8 @@ static peri_status post_heads(peri__input_dist *d)
     peri_status status = counts && d->heads ? PERI_OK : PERI_ENOMEM;
     if (status >= 0) own_words(d, d->heads);
     for (int64_t r = 0; r < world && status >= 0; r++) counts[r] = HEAD_WORDS;
-    peri_coll_op op = {.kind = PERI_COLL_ALL_GATHER, .dtype = PERI_I64, .sequence = d->sequence + SAME_EXCHANGE, .send = d->heads,
-                       .recv = d->heads + HEAD_WORDS, .send_counts = counts, .recv_counts = counts};
+    peri_coll_op op = {.kind = PERI_COLL_ALL_GATHER, .dtype = PERI_I64, .channel = PERI_CHANNEL_CONTROL, .sequence = d->control - 1,
+                       .send = d->heads, .recv = d->heads + HEAD_WORDS, .send_counts = counts, .recv_counts = counts};
     if (status >= 0) {
         peri_work_retain(&d->base);
         status = peri__coll_post_host(e->group, &op, d, release_dist, &d->works[0]);
@@ -211,8 +209,8 @@ static peri_status post_headers(peri__input_dist *d)
             at[HEAD + i] = d->home->feature_bags[e->routes->partitions[e->routes->streams[e->routes->wire[w]].partition].feature];
         at += send_counts[r];
     }
-    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = PERI_I64, .sequence = d->sequence + HEADER_EXCHANGE, .send = d->header_send,
-                       .recv = d->header_recv, .send_counts = send_counts, .recv_counts = recv_counts};
+    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = PERI_I64, .channel = PERI_CHANNEL_CONTROL, .sequence = d->control,
+                       .send = d->header_send, .recv = d->header_recv, .send_counts = send_counts, .recv_counts = recv_counts};
     peri_work_retain(&d->base);
     return peri__coll_post_host(e->group, &op, d, release_dist, &d->works[0]);
 }
@@ -232,8 +230,8 @@ static peri_status compare(peri__input_dist *d, const int64_t *heads, int64_t st
     d->texts = d->text_bytes ? peri__alloc_zero((size_t)(own + total)) : NULL;
     if (!d->texts) return PERI_ENOMEM;
     memcpy(d->texts, e->identity_text, (size_t)peri__min(own, e->identity_bytes));
-    peri_coll_op op = {.kind = PERI_COLL_ALL_GATHER, .dtype = PERI_U8, .sequence = d->sequence + EXPLAIN_EXCHANGE, .send = d->texts,
-                       .recv = d->texts + own, .send_counts = &own, .recv_counts = d->text_bytes};
+    peri_coll_op op = {.kind = PERI_COLL_ALL_GATHER, .dtype = PERI_U8, .channel = PERI_CHANNEL_REPORTS, .sequence = d->explain,
+                       .send = d->texts, .recv = d->texts + own, .send_counts = &own, .recv_counts = d->text_bytes};
     peri_work_retain(&d->base);
     d->phase = EXPLAIN;
     PERI_TRY(peri__coll_post_host(e->group, &op, d, release_dist, &d->works[0]));
@@ -302,14 +300,18 @@ static peri_status post_payload(peri__input_dist *d)
     if (status >= 0 && e->weighted) status = new_1d(e->device, PERI_F32, ids, &d->received[PERI__WEIGHTS]);
     if (status >= 0 && e->any_mean) status = new_1d(e->device, PERI_F32, owner->bags, &d->received[PERI__SCALES]);
     for (int32_t k = PERI__LENGTHS; k < PERI__PAYLOADS && status >= 0; k++) {
-        if (!d->send[k]) continue;
+        uint64_t sequence = d->payload + (uint64_t)(k - PERI__LENGTHS);
+        if (!d->send[k]) {
+            peri__group_skip(e->group, PERI_CHANNEL_IDS, sequence);
+            continue;
+        }
         bool bags = k == PERI__LENGTHS || k == PERI__SCALES;
         for (int32_t r = 0; r < world; r++) {
             counts[r] = bags ? d->home->rank_bags[r + 1] - d->home->rank_bags[r] : d->report->words[r + 1] - d->report->words[r];
             counts[world + r] = bags ? owner->source_bags[r] : d->source_ids[r];
         }
-        peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = d->send[k]->dtype,
-                           .sequence = d->sequence + PAYLOAD_EXCHANGE + (uint64_t)k, .send_counts = counts, .recv_counts = counts + world};
+        peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = d->send[k]->dtype, .channel = PERI_CHANNEL_IDS,
+                           .sequence = sequence, .send_counts = counts, .recv_counts = counts + world};
         status = peri__coll_post(e->group, &op, d->send[k], d->received[k], &d->works[k]);
     }
     peri__free(counts);
@@ -383,6 +385,7 @@ static peri_status advance(peri__input_dist *d)
     case HEADERS:
         if ((status = test_all(d)) != PERI_OK) return status;
         if (d->header_recv && (status = compare(d, d->header_recv, HEAD + streams_of(d->ebc, d->ebc->rank))) != PERI_OK) return status;
+        if (d->header_recv) peri__group_skip(d->ebc->group, PERI_CHANNEL_REPORTS, d->explain);
         PERI_TRY(read_headers(d));
         PERI_TRY(peri__bag_layout_new(d->ebc, d->home, d->counts, &d->layout));
         d->counts = NULL;
@@ -440,6 +443,16 @@ const peri__work_vtab peri__input_dist_vtab = {.name = "input_dist", .step = dis
 
 /* -- the call ---------------------------------------------------------------------------------------------------------------------- */
 
+/** Numbers for the exchanges of this batch. What ranks say of themselves comes before the first headers only. */
+static peri_status take_numbers(peri__input_dist *d)
+{
+    peri_group *g = d->ebc->group;
+    PERI_TRY(peri__group_reserve(g, PERI_CHANNEL_CONTROL, d->first ? 2 : 1, &d->control));
+    d->control += d->first;
+    PERI_TRY(peri__group_reserve(g, PERI_CHANNEL_REPORTS, 1, &d->explain));
+    return peri__group_reserve(g, PERI_CHANNEL_IDS, PERI__PAYLOADS - PERI__LENGTHS, &d->payload);
+}
+
 static peri_status check_input(peri_sharded_ebc *e, peri_kjt *kjt)
 {
     static const char *const f = "peri_sharded_ebc_input_dist";
@@ -495,10 +508,10 @@ static peri_status start(peri_sharded_ebc *e, peri_kjt *kjt, peri_work **out)
     peri_kjt_retain(kjt);
     d->kjt = kjt;
     d->home = home;
-    if (e->world_size > 1) d->sequence = peri__group_reserve(e->group, EXCHANGES);
     d->first = e->world_size > 1 && !e->compared;
     e->compared = true;
-    status = take_input(d);
+    if (e->world_size > 1) status = take_numbers(d);
+    if (status >= 0) status = take_input(d);
     if (status >= 0) status = peri_kjt_sync_post(kjt);
     if (status < 0) peri__work_cancel(work, status);
     else status = peri_work_test(work);

@@ -137,7 +137,8 @@ static peri_status post_lane(const batch *b, int32_t lane, peri_tensor *from, pe
     peri_codec_context *const *contexts = b->layout->contexts[lane][to_home ? 0 : 1];
     const int64_t *splits[] = {[PERI__HOME_SIDE] = b->layout->home->rank_out + lane * e->world_size,
                                [PERI__OWNER_SIDE] = b->layout->owner->source_out + lane * e->world_size};
-    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = PERI_F32, .send_counts = splits[sender], .recv_counts = splits[receiver]};
+    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .dtype = PERI_F32,
+                       .send_counts = splits[sender], .recv_counts = splits[receiver]};
     if (!contexts[sender]) return peri__coll_post(e->group, &op, from, to, &t->work[lane]);
     peri_tensor *wire;
     PERI_TRY(peri_codec_encode(contexts[sender], from, &wire));
@@ -308,7 +309,7 @@ static peri_status reduce_replicas(batch *b, peri_tensor *rows)
         if (!b->replica_flat || !b->replica_work) return PERI_ENOMEM;
         PERI_TRY(flat_gradient(b, g, rows, &b->replica_flat[g]));
         if (e->world_size > 1)
-            PERI_TRY(peri_coll_all_reduce(e->group, b->replica_flat[g], PERI_REDUCE_SUM, 0, &b->replica_work[g]));
+            PERI_TRY(peri__coll_sum_gradients(e->group, b->replica_flat[g], 0, &b->replica_work[g]));
     }
     return PERI_OK;
 }

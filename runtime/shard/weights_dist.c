@@ -92,7 +92,8 @@ static peri_status post(peri__weights_dist *w)
         return PERI_OK;
     }
     PERI_TRY(peri_tensor_new(e->device, PERI_F32, 1, &n, &w->back));
-    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = PERI_F32, .send_counts = w->counts + e->world_size, .recv_counts = w->counts};
+    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .dtype = PERI_F32,
+                       .send_counts = w->counts + e->world_size, .recv_counts = w->counts};
     return peri__coll_post(e->group, &op, w->owner, w->back, &w->work);
 }
 

@@ -158,7 +158,7 @@ static void sums_in_several_threads(void **state)
 /** Exchange one number with every rank, then as many numbers as the first exchange said. */
 typedef struct protocol {
     peri_work base;
-    uint64_t number; /* of the first operation; two are reserved */
+    uint64_t number[2]; /* of the operations: sizes on one channel, data on another */
     peri_work *inner;
     int32_t phase;
     int64_t sent[MOST], received[MOST], ones[MOST];
@@ -171,7 +171,8 @@ static void let_go(void *keep) { peri_work_release(keep); }
 static peri_status exchange(protocol *p, const void *send, void *recv, const int64_t *send_counts, const int64_t *recv_counts)
 {
     peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .dtype = PERI_I64, .send = send, .recv = recv, .send_counts = send_counts,
-                       .recv_counts = recv_counts, .sequence = p->number + (uint64_t)p->phase};
+                       .recv_counts = recv_counts, .channel = p->phase ? PERI_CHANNEL_IDS : PERI_CHANNEL_CONTROL,
+                       .sequence = p->number[p->phase]};
     peri_work_retain(&p->base); /* its memory holds the buffers */
     return peri__coll_post_host(p->base.group, &op, p, let_go, &p->inner);
 }
@@ -207,10 +208,11 @@ static peri_status protocol_new(peri_group *g, int32_t *ended, peri_work **out)
     PERI_TRY(peri__work_new(sizeof(protocol), &protocol_vtab, g, NULL, &work));
     protocol *p = (protocol *)work;
     p->ended = ended;
-    p->number = peri__group_reserve(g, 2);
+    peri_status status = peri__group_reserve(g, PERI_CHANNEL_CONTROL, 1, &p->number[0]);
+    if (status >= 0) status = peri__group_reserve(g, PERI_CHANNEL_IDS, 1, &p->number[1]);
     for (int32_t i = 0; i < g->size; i++) p->sent[i] = g->rank + i + 1, p->ones[i] = 1; /* to rank i: rank + i + 1 numbers */
     for (int32_t i = 0; i < MOST * MOST; i++) p->out[i] = g->rank + 1;
-    peri_status status = exchange(p, p->sent, p->received, p->ones, p->ones);
+    if (status >= 0) status = exchange(p, p->sent, p->received, p->ones, p->ones);
     if (status < 0) {
         peri__work_cancel(work, status);
         peri_work_release(work);
@@ -617,6 +619,90 @@ static void groups_answer(void **state)
     close_world(4, group);
 }
 
+/* -- channels ---------------------------------------------------------------------------------------------------------------------- */
+
+/** A sum of one number, which lives until the work is complete. */
+static void post_sum(peri_group *g, int32_t channel, uint64_t sequence, int64_t *number, peri_work **out)
+{
+    peri_coll_op op = {.kind = PERI_COLL_ALL_REDUCE, .dtype = PERI_I64, .count = 1, .channel = channel, .sequence = sequence,
+                       .send = number, .recv = number};
+    assert_ok(peri__coll_post_host(g, &op, NULL, NULL, out));
+}
+
+/** What is ready before its turn waits for it; other channels pass. */
+static void a_channel_keeps_its_order(void **state)
+{
+    (void)state;
+    peri_group *group[2];
+    peri_work *first[2], *second[2], *other[2];
+    uint64_t number[2];
+    int64_t x[2] = {1, 2}, y[2] = {10, 20};
+    char text[4096];
+    open_world(2, group);
+    for (int i = 0; i < 2; i++) {
+        assert_ok(peri__group_reserve(group[i], PERI_CHANNEL_IDS, 3, &number[i]));
+        post_sum(group[i], PERI_CHANNEL_IDS, number[i] + 2, &y[i], &second[i]);
+        assert_ok(peri_coll_barrier(group[i], 0, &other[i]));
+    }
+    run(other, 2);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(peri_work_test(second[i]), PERI_PENDING);
+        peri__group_skip(group[i], PERI_CHANNEL_IDS, number[i] + 1);
+        assert_int_equal(peri_work_test(second[i]), PERI_PENDING);
+        post_sum(group[i], PERI_CHANNEL_IDS, number[i], &x[i], &first[i]);
+    }
+    run(first, 2);
+    run(second, 2);
+    assert_int_equal(x[0], 3);
+    assert_int_equal(y[1], 30);
+    peri_group_record(group[0], text, sizeof text);
+    assert_non_null(strstr(text, "operation 3: all_reduce sum i64 [1] on channel ids"));
+    release(first, 2), release(second, 2), release(other, 2);
+    close_world(2, group);
+}
+
+/** An operation whose turn never comes ends by its deadline and says what it waited for. */
+static void a_turn_that_never_comes(void **state)
+{
+    (void)state;
+    peri_group *group[2];
+    peri_work *work;
+    uint64_t number;
+    int64_t x = 1;
+    open_world(2, group);
+    assert_ok(peri__group_reserve(group[0], PERI_CHANNEL_ROWS, 2, &number));
+    post_sum(group[0], PERI_CHANNEL_ROWS, number + 1, &x, &work);
+    assert_int_equal(peri_work_test(work), PERI_PENDING);
+    peri_group_expire(group[0]);
+    assert_int_equal(peri_work_test(work), PERI_ETIMEOUT);
+    assert_non_null(strstr(peri_error_message(), "waiting for operation 1 of this rank, which its channel posts before"));
+    peri_work_release(work);
+    close_world(2, group);
+}
+
+/** sim is strict where a library that matches by order would hang or mix messages up. */
+static void sim_refuses_another_order(void **state)
+{
+    (void)state;
+    for (int later = 0; later < 2; later++) { /* which rank posts first */
+        peri_group *group[2];
+        peri_work *work[3];
+        uint64_t number[2];
+        int64_t x[3] = {1, 2, 3};
+        open_world(2, group);
+        for (int i = 0; i < 2; i++) assert_ok(peri__group_reserve(group[i], PERI_CHANNEL_ROWS, 2, &number[i]));
+        peri__group_skip(group[1], PERI_CHANNEL_ROWS, number[1]);
+        if (later) post_sum(group[1], PERI_CHANNEL_ROWS, number[1] + 1, &x[0], &work[0]);
+        post_sum(group[0], PERI_CHANNEL_ROWS, number[0], &x[1], &work[1]);
+        if (!later) post_sum(group[1], PERI_CHANNEL_ROWS, number[1] + 1, &x[0], &work[0]);
+        assert_int_equal(peri_work_test(work[1]), PERI_EMISMATCH);
+        assert_non_null(strstr(peri_error_message(), "rank 1 left it out and posted operation 2"));
+        assert_true(peri_work_test(work[0]) < 0);
+        release(work, 2);
+        close_world(2, group);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -631,6 +717,9 @@ int main(void)
         cmocka_unit_test(memory_runs_out_in_reducers),
         cmocka_unit_test(streams_are_joined),
         cmocka_unit_test(groups_answer),
+        cmocka_unit_test(a_channel_keeps_its_order),
+        cmocka_unit_test(a_turn_that_never_comes),
+        cmocka_unit_test(sim_refuses_another_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,6 +12,10 @@ local WorkAwaitable, work_out, tensor_ptr = awaitable.WorkAwaitable, awaitable.w
 local wrap = P.handle("peri_group", {}, nil, "a group")
 local group_out = ffi.new "peri_group *[1]"
 
+local channels, channel_of = { [0] = "dense", "ids", "rows", "control", "reports" }, {}
+for i = C.PERI_CHANNEL_OWN, C.PERI_CHANNEL_COUNT - 1 do channels[i] = "own" .. i - C.PERI_CHANNEL_OWN + 1 end
+for i = 0, #channels do channel_of[channels[i]] = i end
+
 local Group = util.class "peri.Group"
 --- What dist.new_group gives to ranks outside the group.
 local NON_GROUP_MEMBER = setmetatable({}, { __tostring = function() return "NON_GROUP_MEMBER" end })
@@ -64,6 +68,19 @@ end
 function Group:timeout(seconds)
   if seconds then check(C.peri_group_timeout_set(self:ptr(), seconds)) end
   return C.peri_group_timeout(self:ptr())
+end
+--- The channel on which this rank's operations are posted ("dense" at first); with a name sets it and returns the one before. Operations of
+--- one channel are posted in the order of their calls, those of two channels may overtake each other. All ranks alike. Modules use
+--- "ids", "rows", "control" and "reports" themselves; "own1" to "own11" are a schedule's.
+function Group:channel(name)
+  local before = channels[C.peri_group_channel(self:ptr())]
+  if name then
+    if not channel_of[name] then
+      P.fail(("Group:channel: name is '%s', allowed: %s"):format(name, table.concat(channels, ", ", 0)))
+    end
+    check(C.peri_group_channel_set(self:ptr(), channel_of[name]))
+  end
+  return before
 end
 --- Raises the failure that poisoned the group, if one did.
 function Group:check_healthy() check(C.peri_group_healthy(self:ptr())) end
@@ -212,6 +229,7 @@ end
 
 signature.check("Group:", Group, {
   global_rank = "self: table, r: int", node = "self: table, r: int", timeout = "self: table, seconds: number?",
+  channel = "self: table, name: string?",
   fingerprints = "self: table, on: boolean?", new_group = "self: table, ranks: list, name: string?", barrier = "self: table, tag: integer?",
   broadcast = "self: table, tensor: tensor, root: int, tag: integer?",
   all_reduce = "self: table, tensor: tensor, op: string?, tag: integer?",

@@ -69,6 +69,17 @@ enum {
 /** How reducing operations combine the ranks' values. */
 enum { PERI_REDUCE_SUM = 0, PERI_REDUCE_MIN = 1, PERI_REDUCE_MAX = 2, PERI_REDUCE_COUNT = 3 };
 
+/** Channels of a group of ranks: operations of one channel are posted in one order on all ranks; between channels there is no order. */
+enum {
+    PERI_CHANNEL_DENSE = 0,   /* what callers post and name no channel for; gradients of dense parameters */
+    PERI_CHANNEL_IDS = 1,     /* ids, lengths and weights on their way to the owners of rows */
+    PERI_CHANNEL_ROWS = 2,    /* rows on their way back, and their gradients */
+    PERI_CHANNEL_CONTROL = 3, /* sizes and identities, before the data that they announce */
+    PERI_CHANNEL_REPORTS = 4, /* what was different, after the ranks disagreed */
+    PERI_CHANNEL_OWN = 5,     /* this one and those after it: a schedule's own */
+    PERI_CHANNEL_COUNT = 16
+};
+
 /** Formats in which f32 numbers travel (perilune/codec.h). */
 enum {
     PERI_CODEC_NONE = 0, /* as they are */

@@ -85,6 +85,13 @@ PERI_API double peri_group_timeout(const peri_group *group);
 PERI_API peri_status peri_group_healthy(peri_group *group);
 /** Poison the group, and every group made from it, on all ranks: their waits fail and quote @message. Local, does not block. */
 PERI_API void peri_group_abort(peri_group *group, const char *message);
+/** Post this rank's operations on @channel (PERI_CHANNEL_*) from now on, those of the peri_coll_* functions; new groups have
+ *  PERI_CHANNEL_DENSE. A channel's operations reach the transport one after the other, in the order of their posts; those of two
+ *  channels may overtake each other. All ranks alike. Embedding exchanges and sharded modules use the channels of their kinds of data.
+ *  Local. */
+PERI_API peri_status peri_group_channel_set(peri_group *group, int32_t channel);
+/** The channel in use. */
+PERI_API int32_t peri_group_channel(const peri_group *group);
 /** Let the group's operations carry a fingerprint (kind, dtype, counts, tag; the default), or none: for measuring what they cost. All
  *  ranks alike, and before the first operation. Local. */
 PERI_API void peri_group_fingerprints(peri_group *group, bool on);
