@@ -255,7 +255,7 @@ static peri_status batch_of(const call *c, peri_tensor *ids, peri_tbe_batch **ou
 /** @batch: its ids are the pruned ones. */
 static peri_status look_up(const peri_embedding_bag_args *a, call *c, peri_tbe_batch *batch)
 {
-    if (a->max_norm > 0 || a->mode == PERI_BAG_MAX) PERI_TRY(peri__batch_check(F, batch));
+    if (a->max_norm > 0 || a->mode == PERI_BAG_MAX) PERI_TRY(peri__memory_check(F, batch));
     if (a->max_norm > 0) PERI_TRY(renorm(a, c));
     if (a->mode == PERI_BAG_MAX) return largest(a, c);
     if (a->mode == PERI_BAG_NONE && c->ids != c->pruned) { /* the padding row is a row as others; it only learns nothing */

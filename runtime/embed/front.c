@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * front.c: the calls that look up and train. Each checks its arguments, goes to the tables in memory or to those in files, and keeps the
- * lookup's node on the tape. Memory (lookup.c, update.c, backward.c) knows nothing of files, and files (tier.c) nothing of this.
+ * front.c: the calls that look up and train. Each checks its arguments, goes to where the rows are (peri__store), and keeps the lookup's
+ * node on the tape.
  */
 #include "internal.h"
 
@@ -24,7 +24,7 @@ void peri_tbe_batch_release(peri_tbe_batch *b)
 {
     if (!b || !peri__refs_drop(&b->refs)) return;
     peri_tbe *tbe = b->tbe;
-    if (b->ticket) peri__tier_drop(b);
+    if (b->ticket) tbe->store->drop(b);
     peri__batch_give(b);
     peri_tbe_release(tbe);
 }
@@ -32,7 +32,7 @@ void peri_tbe_batch_release(peri_tbe_batch *b)
 peri_status peri_tbe_batch_sort(peri_tbe_batch *b)
 {
     PERI_NEED(b);
-    if (b->tbe->tier || b->tbe->optimizer.kind == PERI_TBE_NONE) return PERI_OK; /* slots are known with the lookup only */
+    if (!b->tbe->store->whole || b->tbe->optimizer.kind == PERI_TBE_NONE) return PERI_OK; /* slots are known with the lookup only */
     PERI_TRY(peri__batch_enter("peri_tbe_batch_sort", b, false));
     return peri__batch_leave(b, false, peri__batch_sort(b));
 }
@@ -54,48 +54,9 @@ static peri_status check_out(const char *function, const peri_tbe *tbe, const pe
                       peri__tensor_text(out, text, sizeof text), (long long)extent - 1);
 }
 
-/** Within a call: what the report of a batch says. Waits. */
-static peri_status judge(const char *function, const peri_tbe_batch *b)
-{
-    peri_k_tbe_report found;
-    PERI_TRY(peri__copy(b->tbe->device, &found, peri__data(b->report), sizeof found, PERI_COPY_D2H));
-    PERI_TRY(peri_stream_synchronize(peri_stream_current(b->tbe->device)));
-    return peri__tbe_status(b->tbe, function, &found);
-}
-
-static peri_status memory_forward(const char *function, peri_tbe_batch *b, peri_tensor *out)
-{
-    peri_tbe *tbe = b->tbe;
-    bool check = tbe->bounds_check != PERI_BOUNDS_NONE;
-    PERI_TRY(peri__batch_enter(function, b, false));
-    peri_status status = peri__tbe_forward(b, out, check);
-    if (status >= 0 && check && tbe->bounds_check != PERI_BOUNDS_IGNORE) status = judge(function, b);
-    return peri__batch_leave(b, false, status);
-}
-
 peri_status peri__batch_forward(const char *function, peri_tbe_batch *b, peri_tensor *out)
 {
-    return b->tbe->tier ? peri__tier_forward(function, b, out) : memory_forward(function, b, out);
-}
-
-static peri_status check(const char *function, peri_tbe_batch *b)
-{
-    peri_tbe *tbe = b->tbe;
-    peri_k_tbe_check_args args = {0};
-    int64_t grain;
-    PERI_TRY(peri__batch_report(b, &args.report));
-    PERI_TRY(peri__batch_stream(b, false, false, &args.stream));
-    peri__tbe_chunks(&b->in, &args.chunks, &grain);
-    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_check, &args, args.chunks, grain));
-    peri_k_tbe_report_args describe = {.stream = args.stream, .report = args.report};
-    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_report, &describe, 1, 1));
-    return judge(function, b);
-}
-
-peri_status peri__batch_check(const char *function, peri_tbe_batch *b)
-{
-    PERI_TRY(peri__batch_enter(function, b, false));
-    return peri__batch_leave(b, false, check(function, b));
+    return b->tbe->store->forward(function, b, out);
 }
 
 static peri_status forward(const char *function, peri_tbe_batch *b, peri_tensor *out)
@@ -133,12 +94,6 @@ peri_status peri_tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tenso
 
 /* -- backward -------------------------------------------------------------------------------------------------------------------- */
 
-static peri_status memory_backward(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
-{
-    PERI_TRY(peri__batch_enter(function, b, true));
-    return peri__batch_leave(b, true, peri__tbe_backward(b, grad, grad_weights));
-}
-
 /** Gradients of the ids' weights at once, the rest later. */
 static peri_status keep(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
 {
@@ -153,7 +108,7 @@ static peri_status backward(const char *function, peri_tbe_batch *b, peri_tensor
     peri_tbe *tbe = b->tbe;
     PERI_TRY(peri__tbe_gradient_check(function, tbe, &b->in, grad, grad_weights));
     if (tbe->accumulate) return keep(function, b, grad, grad_weights);
-    return tbe->tier ? peri__tier_backward(function, b, grad, grad_weights) : memory_backward(function, b, grad, grad_weights);
+    return tbe->store->backward(function, b, grad, grad_weights);
 }
 
 peri_status peri_tbe_batch_backward(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
@@ -180,7 +135,8 @@ peri_status peri_tbe_backward(peri_tbe *tbe, const peri_tbe_input *in, peri_tens
 peri_status peri_tbe_batch_prefetch(peri_tbe_batch *b)
 {
     PERI_NEED(b);
-    return b->tbe->tier ? peri__tier_prefetch("peri_tbe_batch_prefetch", b) : PERI_OK;
+    const peri__store *store = b->tbe->store;
+    return store->prefetch ? store->prefetch("peri_tbe_batch_prefetch", b) : PERI_OK;
 }
 
 /* -- on the tape ----------------------------------------------------------------------------------------------------------------- */

@@ -48,6 +48,28 @@ struct peri_tbe_blocks {
     peri_k_tbe_block block[]; /* n; unless `ordered`, n more: the same in the order of their tables, otherwise as they stood */
 };
 
+/** All states that optimizers keep, the weights before them, in the order in which they are listed. */
+enum {
+    PERI__STATE_WEIGHT,
+    PERI__STATE_MOMENTUM1,
+    PERI__STATE_MOMENTUM2,
+    PERI__STATE_ROW_COUNTER,
+    PERI__STATE_PREV_ITER,
+    PERI__STATE_PRECONDITIONER,
+    PERI__STATE_MAX_COUNTER,
+    PERI__STATES
+};
+
+/** A state of a table batch. Everything else about it follows from its geometry: its sizes, whether it travels with rows between memory and
+ *  files, what sharding does to it. */
+typedef struct peri__state {
+    const char *name;  /* static text */
+    int32_t which;     /* PERI__STATE_* */
+    int32_t dtype;     /* PERI_*; rows of bytes: PERI_U8 */
+    int32_t geometry;  /* PERI_STATE_* */
+    peri_tensor *flat; /* all tables', one behind the other; NULL: not made yet */
+} peri__state;
+
 typedef struct peri__tbe_table {
     char *name;
     peri_table_config config; /* name points to the copy */
@@ -79,13 +101,12 @@ enum {
     PERI__TBE_COUNTERS
 };
 
-typedef struct peri__tier peri__tier; /* tier.h */
-typedef struct peri__ticket peri__ticket;
+typedef struct peri__ticket peri__ticket; /* what a store keeps for a batch in flight: tier/tier.h */
 
 /** A batch: an input, and what was computed from it. The struct and its memory are used again by later batches. */
 struct peri_tbe_batch {
     peri__refs refs;
-    peri_tbe *tbe;     /* retained, but by batches of a tier's own */
+    peri_tbe *tbe;     /* retained, but by batches of a store's own */
     peri_tbe_input in; /* all retained */
     atomic_flag busy;  /* some thread is in a call with it */
     peri_tensor *spans[2];       /* u8: of the blocks as they stand, and in the order of their tables */
@@ -120,12 +141,11 @@ struct peri_tbe {
     int64_t total_rows, total_elements, max_cols; /* elements include the padding between tables */
     peri_k_tbe_table *layout;                     /* host copy of layout_tensor */
     peri_tensor *layout_tensor;
-    peri_tensor *weight, *momentum1, *momentum2, *row_counter; /* flat */
+    peri__state state[PERI__STATES];                           /* n_states; 0: the weights */
+    int32_t n_states;
+    peri_tensor *weight; /* state[0].flat */
     peri_tensor *counters;                                     /* i64 [PERI__TBE_COUNTERS] */
     peri_tensor *workspace[PERI__TBE_WORKSPACES];
-    peri_tensor *preconditioner; /* Shampoo: f32, cols x cols of each table; NULL */
-    peri_tensor *prev_iter;      /* i64, flat; NULL */
-    peri_tensor *max_counter;    /* f32 [tables], where peri__counter_wants_most; NULL */
     int64_t averaged;            /* the last step whose EMA in place was made */
     struct peri__kept *kept; /* backward passes that wait for peri_tbe_accumulated_apply (accumulate.c) */
     int64_t n_kept, room_kept;
@@ -133,13 +153,16 @@ struct peri_tbe {
     atomic_int_least64_t lookups;
     int64_t updates;
     peri_tensor *slot_row; /* i64 by linear row, where rounding needs it: the row in a slot */
-    peri__tier *tier; /* tables in files: `layout` and the flat tensors are of slots, tables[].config of rows. NULL: in memory */
+    const struct peri__store *store; /* where the rows are; set when the table batch is whole */
+    void *own;                       /* the store's */
 };
 
 /** What an optimizer keeps and knows. */
 typedef struct peri__optimizer_kind {
     const char *name;
-    bool full1, row1, full2, row2, counter, prev, eps, betas, lars, rmsprop, average, decay, decay_mode;
+    /* PERI_STATE_* + 1 of what it keeps, by PERI__STATE_*; 0: it does not. */
+    int8_t keeps[PERI__STATES];
+    bool counter, eps, betas, lars, rmsprop, average, decay, decay_mode;
 } peri__optimizer_kind;
 
 /** @kind is one of PERI_TBE_*. */
@@ -157,12 +180,18 @@ peri_status peri__tbe_over(const peri_tbe_config *config, peri_tensor *flat, per
 peri_status peri__over_record(peri_tensor *table, peri_tbe_batch *batch, peri_tensor *out);
 /** Offsets (i64 [bags + 1]) of bags of @length ids each. */
 peri_status peri__offsets_of_equal(peri_device *device, int64_t bags, int64_t length, peri_tensor **out);
+/** What a table batch with weights of @dtype and this optimizer keeps, without tensors. Returns the number of states. */
+int32_t peri__states_of(int32_t dtype, const peri_tbe_optimizer *optimizer, peri__state out[PERI__STATES]);
+/** Whether one of the optimizer's states has geometry @geometry. */
+bool peri__keeps(const peri_tbe_optimizer *optimizer, int32_t geometry);
+/** Elements of a state's flat tensor before @table; of all: @table is n_tables. */
+int64_t peri__state_offset(const peri_tbe *tbe, const peri__state *state, int64_t table);
+/** Data of state @which (PERI__STATE_*); NULL: there is none. */
+void *peri__state_data(const peri_tbe *tbe, int32_t which);
 /** How many tensors of the size of the weights a table batch has. */
 double peri__tbe_copies(const peri_tbe_optimizer *optimizer);
 /** The flat tensors as parts of records, in the order of peri_tbe_state_name. Returns their number. */
 int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_PARTS]);
-/** The dtype of the part with this number. */
-int32_t peri__tbe_part_dtype(const peri_tbe *tbe, int32_t part);
 /** Whether @dtype is one of PERI_ROWS_*. */
 bool peri__tbe_bytes(int32_t dtype);
 /** Elements (PERI_ROWS_*: bytes) from row to row. */
@@ -215,8 +244,6 @@ peri_status peri__tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *bloc
 peri_status peri__tbe_forward(peri_tbe_batch *batch, peri_tensor *out, bool check);
 /** Forward with the check that the table batch asks for; @function names the caller in messages. */
 peri_status peri__batch_forward(const char *function, peri_tbe_batch *batch, peri_tensor *out);
-/** The check alone, of tables in memory; what it says depends on the table batch's mode. Waits. */
-peri_status peri__batch_check(const char *function, peri_tbe_batch *batch);
 /** One past the last element that a lookup of @input writes. */
 int64_t peri__tbe_extent(const peri_tbe *tbe, const peri_tbe_input *input);
 /** Check an input's tensors on the host: dtypes, sizes, devices. */
@@ -260,8 +287,6 @@ peri_status peri__tbe_ema(peri_tbe *tbe);
 /** The same within a call that is alone: before the step's update. */
 peri_status peri__tbe_ema_alone(peri_tbe *tbe);
 
-/** Elements of the preconditioners of the tables before @table. */
-int64_t peri__tbe_squares(const peri_tbe *tbe, int64_t table);
 /** The update of peri__tbe_backward with Shampoo. */
 peri_status peri__tbe_shampoo(peri_tbe_batch *batch, peri_tensor *grad);
 
@@ -273,22 +298,46 @@ peri_status peri__tbe_keep(peri_tbe *tbe, const peri_tbe_input *input, peri_tens
 void peri__tbe_kept_forget(peri_tbe *tbe);
 void peri__tbe_kept_free(peri_tbe *tbe);
 
-/* -- tables in files (tier.c, tier_rows.c) -------------------------------------------------------------------------------------------- */
+/* -- stores ---------------------------------------------------------------------------------------------------------------------------- */
 
+/** Where the rows of a table batch are, and what that makes of its calls. Arguments are checked. Functions run within a call that is alone,
+ *  unless they say otherwise. NULL where a store has nothing to do. */
+typedef struct peri__store {
+    const char *name;
+    /* The flat tensors hold all rows: there are views of them, dense gradients, and backward passes may be kept. Else they hold slots:
+     * `layout` is of slots, tables[].config of rows. */
+    bool whole;
+    /* Calls by themselves; @function names the public one for messages. */
+    peri_status (*forward)(const char *function, peri_tbe_batch *batch, peri_tensor *out);
+    peri_status (*backward)(const char *function, peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights);
+    peri_status (*prefetch)(const char *function, peri_tbe_batch *batch);
+    void (*drop)(peri_tbe_batch *batch); /* the batch will not come again: its rows may leave */
+    /* Rows from @row on of part @part of @table, into and from a tensor of the user's. */
+    peri_status (*read)(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, peri_tensor *dst);
+    peri_status (*write)(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src);
+    /* Flushes; see peri_tbe_flush_prepare. info does not need a call, and @out is zeros before it. */
+    void (*flush_info)(const peri_tbe *tbe, peri_flush_info *out);
+    peri_status (*flush_prepare)(peri_tbe *tbe);
+    peri_status (*flush_commit)(peri_tbe *tbe, int64_t number, uint64_t stamp);
+    /* Counts: of one table's cache, or (@table -1) of all; bad ids that no kernel has seen; how rows are read (static text). */
+    void (*cache_statistics)(const peri_tbe *tbe, int64_t table, peri_tbe_cache_stats *out);
+    int64_t (*bad_ids)(const peri_tbe *tbe);
+    const char *(*io)(const peri_tbe *tbe);
+    void (*free)(peri_tbe *tbe); /* local; does not flush */
+} peri__store;
+
+/** Tables in memory. (memory.c) */
+extern const peri__store peri__memory;
+/** The check of a batch alone, of tables in memory; what it says depends on the table batch's mode. Waits. */
+peri_status peri__memory_check(const char *function, peri_tbe_batch *batch);
+
+/* Tables in files, with a cache in memory. (tier/open.c) */
 /** Rows of each table that @config's caches hold: int64[n_tables], to be freed. */
 peri_status peri__tier_slots(const peri_tbe_config *config, int64_t **out);
-/** Open the files of a table batch whose flat tensors are there; it owns the tier. */
-peri_status peri__tier_new(peri_tbe *tbe, const peri_tbe_config *config);
-/** Local; does not flush. */
-void peri__tier_free(peri__tier *tier);
-/** The public functions, for tables in files. Arguments are checked. */
-peri_status peri__tier_forward(const char *function, peri_tbe_batch *batch, peri_tensor *out);
-peri_status peri__tier_backward(const char *function, peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights);
-peri_status peri__tier_prefetch(const char *function, peri_tbe_batch *batch);
-/** The batch will not come again: its rows may leave. */
-void peri__tier_drop(peri_tbe_batch *batch);
-peri_status peri__tier_read(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, peri_tensor *dst);
-peri_status peri__tier_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src);
-int64_t peri__tier_bad_ids(const peri__tier *tier);
+/** Open the files of a table batch whose flat tensors are there, and make them its store, also when that fails. */
+peri_status peri__tier_open(peri_tbe *tbe, const peri_tbe_config *config);
+
+/** A view of @table's part of state @i. @out new. (kinds.c) */
+peri_status peri__state_view(const peri_tbe *tbe, int64_t table, int32_t i, peri_tensor **out);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kinds.c: the table of optimizers: what each keeps and knows, and the names of states.
+ * kinds.c: the table of optimizers: what each keeps and knows; the states that follow from it.
  */
 #include "internal.h"
 
@@ -28,26 +28,30 @@ _Static_assert((int)PERI_COUNTER_DECAY_L2 == (int)PERI_K_DECAY_L2 && (int)PERI_C
 _Static_assert((int)PERI_DECAY_L2 == (int)PERI_K_DECAY_L2 && (int)PERI_DECAY_DECOUPLE == (int)PERI_K_DECAY_DECOUPLE, "decay modes");
 _Static_assert((int)PERI_POOLING_MEAN == (int)PERI_K_POOLING_MEAN && (int)PERI_POOLING_NONE == (int)PERI_K_POOLING_NONE, "poolings");
 
+enum { FULL = PERI_STATE_FULL + 1, ROW = PERI_STATE_ROW + 1, SQUARE = PERI_STATE_SQUARE + 1, SCALAR = PERI_STATE_SCALAR + 1 };
+enum { M1 = PERI__STATE_MOMENTUM1, M2 = PERI__STATE_MOMENTUM2, COUNTER = PERI__STATE_ROW_COUNTER, PREV = PERI__STATE_PREV_ITER };
+
 static const peri__optimizer_kind kinds[PERI_K_OPTIM_COUNT] = {
     [PERI_TBE_NONE] = {.name = "none"},
     [PERI_TBE_SGD] = {.name = "sgd", .decay = true, .decay_mode = true},
-    [PERI_TBE_ADAGRAD] = {.name = "adagrad", .full1 = true, .eps = true, .decay = true, .decay_mode = true},
-    [PERI_TBE_ROWWISE_ADAGRAD] = {.name = "rowwise_adagrad", .row1 = true, .eps = true, .decay = true, .decay_mode = true},
-    [PERI_TBE_ADAM] = {.name = "adam", .full1 = true, .full2 = true, .eps = true, .betas = true, .decay = true},
+    [PERI_TBE_ADAGRAD] = {.name = "adagrad", .keeps = {[M1] = FULL}, .eps = true, .decay = true, .decay_mode = true},
+    [PERI_TBE_ROWWISE_ADAGRAD] = {.name = "rowwise_adagrad", .keeps = {[M1] = ROW}, .eps = true, .decay = true, .decay_mode = true},
+    [PERI_TBE_ADAM] = {.name = "adam", .keeps = {[M1] = FULL, [M2] = FULL}, .eps = true, .betas = true, .decay = true},
     [PERI_TBE_PARTIAL_ROWWISE_ADAM] =
-        {.name = "partial_rowwise_adam", .full1 = true, .row2 = true, .eps = true, .betas = true, .decay = true},
-    [PERI_TBE_LAMB] = {.name = "lamb", .full1 = true, .full2 = true, .eps = true, .betas = true, .decay = true},
+        {.name = "partial_rowwise_adam", .keeps = {[M1] = FULL, [M2] = ROW}, .eps = true, .betas = true, .decay = true},
+    [PERI_TBE_LAMB] = {.name = "lamb", .keeps = {[M1] = FULL, [M2] = FULL}, .eps = true, .betas = true, .decay = true},
     [PERI_TBE_PARTIAL_ROWWISE_LAMB] =
-        {.name = "partial_rowwise_lamb", .full1 = true, .row2 = true, .eps = true, .betas = true, .decay = true},
-    [PERI_TBE_LARS_SGD] = {.name = "lars_sgd", .full1 = true, .lars = true, .decay = true},
-    [PERI_TBE_SHAMPOO] = {.name = "shampoo", .eps = true, .decay = true, .decay_mode = true},
-    [PERI_TBE_LION] = {.name = "lion", .full1 = true, .betas = true, .decay = true},
-    [PERI_TBE_ROWWISE_RMSPROP_AR] = {.name = "rowwise_rmsprop_ar", .row1 = true, .prev = true, .eps = true, .rmsprop = true},
-    [PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD] =
-        {.name = "emainplace_rowwise_adagrad", .row1 = true, .eps = true, .decay = true, .decay_mode = true, .average = true},
-    [PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER] =
-        {.name = "rowwise_adagrad_with_counter", .row1 = true, .counter = true, .prev = true, .eps = true, .decay = true,
-         .decay_mode = true},
+        {.name = "partial_rowwise_lamb", .keeps = {[M1] = FULL, [M2] = ROW}, .eps = true, .betas = true, .decay = true},
+    [PERI_TBE_LARS_SGD] = {.name = "lars_sgd", .keeps = {[M1] = FULL}, .lars = true, .decay = true},
+    [PERI_TBE_SHAMPOO] =
+        {.name = "shampoo", .keeps = {[PERI__STATE_PRECONDITIONER] = SQUARE}, .eps = true, .decay = true, .decay_mode = true},
+    [PERI_TBE_LION] = {.name = "lion", .keeps = {[M1] = FULL}, .betas = true, .decay = true},
+    [PERI_TBE_ROWWISE_RMSPROP_AR] = {.name = "rowwise_rmsprop_ar", .keeps = {[M1] = ROW, [PREV] = ROW}, .eps = true, .rmsprop = true},
+    [PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD] = {.name = "emainplace_rowwise_adagrad", .keeps = {[M1] = ROW}, .eps = true, .decay = true,
+                                             .decay_mode = true, .average = true},
+    [PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER] = {.name = "rowwise_adagrad_with_counter",
+                                               .keeps = {[M1] = ROW, [COUNTER] = ROW, [PREV] = ROW}, .counter = true, .eps = true,
+                                               .decay = true, .decay_mode = true},
 };
 
 const peri__optimizer_kind *peri__optimizer_kind_of(int32_t kind) { return &kinds[kind]; }
@@ -78,43 +82,103 @@ const char *peri__start_text(int32_t init, double a, double b, char out[PERI__ST
 
 /* -- states ---------------------------------------------------------------------------------------------------------------------- */
 
-double peri__tbe_copies(const peri_tbe_optimizer *o) { return 1.0 + kinds[o->kind].full1 + kinds[o->kind].full2; }
+static const struct {
+    const char *name;
+    int32_t dtype;
+} known[PERI__STATES] = {
+    [PERI__STATE_WEIGHT] = {"weight", 0},
+    [PERI__STATE_MOMENTUM1] = {"momentum1", PERI_F32},
+    [PERI__STATE_MOMENTUM2] = {"momentum2", PERI_F32},
+    [PERI__STATE_ROW_COUNTER] = {"row_counter", PERI_F32},
+    [PERI__STATE_PREV_ITER] = {"prev_iter", PERI_I64},
+    [PERI__STATE_PRECONDITIONER] = {"preconditioner", PERI_F32},
+    [PERI__STATE_MAX_COUNTER] = {"max_counter", PERI_F32},
+};
 
-int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_PARTS])
+bool peri__counter_wants_most(const peri_tbe_optimizer *o)
 {
-    const peri__optimizer_kind *k = &kinds[tbe->optimizer.kind];
-    const struct {
-        peri_tensor *flat;
-        bool row;
-    } all[] = {{tbe->weight, false}, {tbe->momentum1, k->row1}, {tbe->momentum2, k->row2}, {tbe->row_counter, true},
-               {tbe->prev_iter, true}};
+    if (o->kind != PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER || o->weight_decay_mode != PERI_DECAY_COUNTER) return false;
+    int32_t mode = o->counter.learning_rate_mode;
+    return mode == PERI_RATES_TAIL_ID_INCREASE || mode == PERI_RATES_TAIL_ID_DECREASE ||
+           (mode == PERI_RATES_COUNTER_SGD && o->counter.tail_id_is_ratio);
+}
+
+int32_t peri__states_of(int32_t dtype, const peri_tbe_optimizer *o, peri__state out[PERI__STATES])
+{
     int32_t n = 0;
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i].flat)
-            part[n++] = (peri_k_cache_part){
-                .base = peri__data(all[i].flat), .bytes = (int32_t)peri_dtype_size(all[i].flat->dtype), .row = all[i].row};
+    for (int32_t i = 0; i < PERI__STATES; i++) {
+        int32_t keeps = i == PERI__STATE_WEIGHT ? FULL : kinds[o->kind].keeps[i];
+        /* Two that depend on options: */
+        if (i == PERI__STATE_ROW_COUNTER && o->row_bias_correction) keeps = ROW;
+        if (i == PERI__STATE_MAX_COUNTER && peri__counter_wants_most(o)) keeps = SCALAR;
+        if (!keeps) continue;
+        out[n++] = (peri__state){.name = known[i].name, .which = i, .dtype = known[i].dtype, .geometry = keeps - 1};
+    }
+    out[0].dtype = peri__tbe_bytes(dtype) ? PERI_U8 : dtype;
     return n;
 }
 
-int32_t peri__tbe_part_dtype(const peri_tbe *tbe, int32_t part)
+bool peri__keeps(const peri_tbe_optimizer *o, int32_t geometry)
 {
-    if (part == 0) return tbe->dtype;
-    return strcmp(peri_tbe_state_name(tbe, part), "prev_iter") ? PERI_F32 : PERI_I64;
+    peri__state states[PERI__STATES];
+    int32_t n = peri__states_of(PERI_F32, o, states);
+    for (int32_t i = 1; i < n; i++)
+        if (states[i].geometry == geometry) return true;
+    return false;
 }
 
-const char *peri_tbe_state_name(const peri_tbe *tbe, int32_t i)
+int64_t peri__state_offset(const peri_tbe *tbe, const peri__state *s, int64_t table)
 {
-    const char *names[] = {"weight", tbe->momentum1 ? "momentum1" : NULL, tbe->momentum2 ? "momentum2" : NULL,
-                           tbe->row_counter ? "row_counter" : NULL, tbe->prev_iter ? "prev_iter" : NULL,
-                           tbe->preconditioner ? "preconditioner" : NULL, tbe->max_counter ? "max_counter" : NULL};
-    for (size_t n = 0; n < sizeof names / sizeof *names; n++)
-        if (names[n] && i-- == 0) return names[n];
+    bool all = table == tbe->n_tables;
+    int64_t squares = 0;
+    switch (s->geometry) {
+    case PERI_STATE_FULL: return all ? tbe->total_elements : tbe->layout[table].offset;
+    case PERI_STATE_ROW: return all ? tbe->total_rows : tbe->layout[table].first_row;
+    case PERI_STATE_SCALAR: return table;
+    default:
+        for (int64_t t = 0; t < table; t++) squares += tbe->layout[t].cols * tbe->layout[t].cols;
+        return squares;
+    }
+}
+
+void *peri__state_data(const peri_tbe *tbe, int32_t which)
+{
+    for (int32_t i = 0; i < tbe->n_states; i++)
+        if (tbe->state[i].which == which) return peri__data(tbe->state[i].flat);
     return NULL;
 }
 
-int64_t peri__tbe_squares(const peri_tbe *tbe, int64_t table)
+peri_status peri__state_view(const peri_tbe *tbe, int64_t table, int32_t i, peri_tensor **out)
 {
-    int64_t n = 0;
-    for (int64_t t = 0; t < table; t++) n += tbe->layout[t].cols * tbe->layout[t].cols;
+    const peri__state *s = &tbe->state[i];
+    const peri_k_tbe_table *t = &tbe->layout[table];
+    int64_t at = peri__state_offset(tbe, s, table), cols = peri__tbe_bytes(tbe->dtype) ? t->stride : t->cols;
+    switch (s->geometry) {
+    case PERI_STATE_FULL: return peri__tensor_view(s->flat, 2, (int64_t[]){t->rows, cols}, (int64_t[]){t->stride, 1}, at, out);
+    case PERI_STATE_ROW: return peri__tensor_view(s->flat, 1, &t->rows, NULL, at, out);
+    case PERI_STATE_SQUARE: return peri__tensor_view(s->flat, 2, (int64_t[]){t->cols, t->cols}, NULL, at, out);
+    default: return peri__tensor_view(s->flat, 1, (int64_t[]){1}, NULL, at, out);
+    }
+}
+
+double peri__tbe_copies(const peri_tbe_optimizer *o)
+{
+    peri__state states[PERI__STATES];
+    int32_t n = peri__states_of(PERI_F32, o, states), full = 0;
+    for (int32_t i = 0; i < n; i++) full += states[i].geometry == PERI_STATE_FULL;
+    return full;
+}
+
+int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_PARTS])
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < tbe->n_states; i++) {
+        const peri__state *s = &tbe->state[i];
+        if (s->geometry != PERI_STATE_FULL && s->geometry != PERI_STATE_ROW) continue;
+        part[n++] = (peri_k_cache_part){
+            .base = peri__data(s->flat), .bytes = (int32_t)peri_dtype_size(s->dtype), .row = s->geometry == PERI_STATE_ROW};
+    }
     return n;
 }
+
+const char *peri_tbe_state_name(const peri_tbe *tbe, int32_t i) { return i < tbe->n_states ? tbe->state[i].name : NULL; }

@@ -16,17 +16,18 @@ void peri__tbe_chunks(const peri_tbe_input *in, int64_t *chunks, int64_t *grain)
 
 peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe)
 {
+    const int64_t *slot_row = tbe->slot_row ? peri__data(tbe->slot_row) : NULL;
     return (peri_k_tbe_rows){.tables = peri__data(tbe->layout_tensor),
                              .n_tables = tbe->n_tables,
                              .total_rows = tbe->total_rows,
                              .weight = peri__data(tbe->weight),
                              .weight_dtype = tbe->dtype,
-                             .momentum1 = tbe->momentum1 ? peri__data(tbe->momentum1) : NULL,
-                             .momentum2 = tbe->momentum2 ? peri__data(tbe->momentum2) : NULL,
-                             .row_counter = tbe->row_counter ? peri__data(tbe->row_counter) : NULL,
-                             .prev_iter = tbe->prev_iter ? peri__data(tbe->prev_iter) : NULL,
-                             .max_counter = tbe->max_counter ? peri__data(tbe->max_counter) : NULL,
-                             .slot_row = tbe->slot_row ? peri__data(tbe->slot_row) : NULL};
+                             .momentum1 = peri__state_data(tbe, PERI__STATE_MOMENTUM1),
+                             .momentum2 = peri__state_data(tbe, PERI__STATE_MOMENTUM2),
+                             .row_counter = peri__state_data(tbe, PERI__STATE_ROW_COUNTER),
+                             .prev_iter = peri__state_data(tbe, PERI__STATE_PREV_ITER),
+                             .max_counter = peri__state_data(tbe, PERI__STATE_MAX_COUNTER),
+                             .slot_row = slot_row};
 }
 
 /* -- forward --------------------------------------------------------------------------------------------------------------------- */

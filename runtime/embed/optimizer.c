@@ -7,14 +7,6 @@
 
 #include <math.h>
 
-bool peri__counter_wants_most(const peri_tbe_optimizer *o)
-{
-    if (o->kind != PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER || o->weight_decay_mode != PERI_DECAY_COUNTER) return false;
-    int32_t mode = o->counter.learning_rate_mode;
-    return mode == PERI_RATES_TAIL_ID_INCREASE || mode == PERI_RATES_TAIL_ID_DECREASE ||
-           (mode == PERI_RATES_COUNTER_SGD && o->counter.tail_id_is_ratio);
-}
-
 void peri__counter_default(peri_tbe_optimizer *o)
 {
     if (o->kind != PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER) return;
@@ -158,9 +150,10 @@ int64_t peri__tbe_scratch_stride(const peri_tbe *tbe)
 peri_status peri__counter_refresh(peri_tbe *tbe, int64_t iteration)
 {
     int64_t every = tbe->optimizer.counter.max_counter_update_freq;
-    if (!tbe->max_counter || every == 0 || iteration % every != 0) return PERI_OK;
-    peri_k_tbe_most_counted_args args = {.tables = peri__data(tbe->layout_tensor), .row_counter = peri__data(tbe->row_counter),
-                                         .max_counter = peri__data(tbe->max_counter)};
+    float *most = peri__state_data(tbe, PERI__STATE_MAX_COUNTER);
+    if (!most || every == 0 || iteration % every != 0) return PERI_OK;
+    peri_k_tbe_most_counted_args args = {.tables = peri__data(tbe->layout_tensor),
+                                         .row_counter = peri__state_data(tbe, PERI__STATE_ROW_COUNTER), .max_counter = most};
     return PERI_LAUNCH(tbe->device, tbe_most_counted, &args, tbe->n_tables, 1);
 }
 

@@ -8,7 +8,8 @@
 static peri_status steps(peri_tbe *tbe, const peri_tbe_sparse *rows)
 {
     enum { CHUNK_ROWS = 64, MOST = 256 };
-    int64_t squares = peri__tbe_squares(tbe, tbe->n_tables), cols = 0;
+    int64_t squares = 0, cols = 0;
+    for (int64_t t = 0; t < tbe->n_tables; t++) squares += tbe->layout[t].cols * tbe->layout[t].cols;
     void *root, *room, *scratch;
     PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_ROOTS, PERI_F32, squares, &root));
     PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_ROOT_ROOM, PERI_F64, 2 * squares, &room));
@@ -21,7 +22,7 @@ static peri_status steps(peri_tbe *tbe, const peri_tbe_sparse *rows)
                                .stride = tbe->max_cols,
                                .run_rows = peri__data(rows->rows),
                                .first = peri__data(rows->first),
-                               .gram = peri__data(tbe->preconditioner),
+                               .gram = peri__state_data(tbe, PERI__STATE_PRECONDITIONER),
                                .root = root,
                                .room = room,
                                .eps = tbe->optimizer.eps,

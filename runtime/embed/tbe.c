@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe.c: making table batches, their weights and states, in memory and in files.
+ * tbe.c: making table batches, their weights and states.
  */
 #include "internal.h"
 #include "reach.h"
@@ -250,12 +250,12 @@ out:
 static peri_status check_files(const peri_tbe_config *c)
 {
     static const char *const f = "peri_tbe_new: tables in files";
-    if (c->optimizer.kind == PERI_TBE_SHAMPOO)
+    if (peri__keeps(&c->optimizer, PERI_STATE_SQUARE))
         return peri__fail(PERI_EUNSUPPORTED, "%s cannot train with shampoo, which needs a batch's rows at once", f);
     if (c->optimizer.kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD)
         return peri__fail(PERI_EUNSUPPORTED,
                           "%s cannot train with emainplace_rowwise_adagrad, which changes all rows every step_ema steps", f);
-    if (peri__counter_wants_most(&c->optimizer))
+    if (peri__keeps(&c->optimizer, PERI_STATE_SCALAR))
         return peri__fail(PERI_EUNSUPPORTED,
                           "%s have no max_counter, which looks at all rows: no learning_rate_mode tail_id_lr_increase or _decrease, and no "
                           "tail_id_threshold that is a ratio", f);
@@ -263,21 +263,21 @@ static peri_status check_files(const peri_tbe_config *c)
     return peri__fail(PERI_EUNSUPPORTED, "%s hold f32, f16 or bf16; rows of bytes stay in memory", f);
 }
 
-/** The optimizer's states, as before the first step. */
+/** Weights, not initialised, but rows of bytes (zeros), and states as before the first step. */
 static peri_status new_states(peri_tbe *tbe)
 {
-    const peri__optimizer_kind *k = peri__optimizer_kind_of(tbe->optimizer.kind);
-    if (k->full1) PERI_TRY(flat_tensor(tbe, PERI_F32, tbe->total_elements, true, &tbe->momentum1));
-    if (k->row1) PERI_TRY(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->momentum1));
-    if (k->full2) PERI_TRY(flat_tensor(tbe, PERI_F32, tbe->total_elements, true, &tbe->momentum2));
-    if (k->row2) PERI_TRY(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->momentum2));
-    if (k->counter || tbe->optimizer.row_bias_correction)
-        PERI_TRY(flat_tensor(tbe, PERI_F32, tbe->total_rows, true, &tbe->row_counter));
-    if (k->prev) PERI_TRY(flat_tensor(tbe, PERI_I64, tbe->total_rows, true, &tbe->prev_iter));
-    if (peri__counter_wants_most(&tbe->optimizer))
-        PERI_TRY(peri_tensor_full(tbe->device, PERI_F32, 1, &tbe->n_tables, 1, &tbe->max_counter));
-    if (tbe->optimizer.kind != PERI_TBE_SHAMPOO) return PERI_OK;
-    return flat_tensor(tbe, PERI_F32, peri__tbe_squares(tbe, tbe->n_tables), true, &tbe->preconditioner);
+    peri__state states[PERI__STATES];
+    int32_t n = peri__states_of(tbe->dtype, &tbe->optimizer, states);
+    for (int32_t i = 0; i < n; i++) {
+        peri__state *s = &states[i];
+        int64_t elements = peri__state_offset(tbe, s, tbe->n_tables);
+        bool bare = i == 0 && !peri__tbe_bytes(tbe->dtype);
+        if (bare) PERI_TRY(peri_tensor_new(tbe->device, s->dtype, 1, &elements, &s->flat));
+        else PERI_TRY(peri_tensor_full(tbe->device, s->dtype, 1, &elements, s->which == PERI__STATE_MAX_COUNTER ? 1 : 0, &s->flat));
+        tbe->state[tbe->n_states++] = *s;
+    }
+    tbe->weight = tbe->state[0].flat;
+    return PERI_OK;
 }
 
 peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
@@ -292,13 +292,12 @@ peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
     peri_status status = shell_new(c, slots, TABLE_ALIGNMENT, &tbe);
     peri__free(slots);
     PERI_TRY(status);
-    bool bytes = peri__tbe_bytes(tbe->dtype);
-    PERI_TRY_GOTO(flat_tensor(tbe, bytes ? PERI_U8 : tbe->dtype, tbe->total_elements, bytes, &tbe->weight), out);
-    for (int64_t i = 0; i < tbe->n_tables && !c->caches; i++) PERI_TRY_GOTO(initialise(tbe, i, c->seed), out);
     PERI_TRY_GOTO(new_states(tbe), out);
+    for (int64_t i = 0; i < tbe->n_tables && !c->caches; i++) PERI_TRY_GOTO(initialise(tbe, i, c->seed), out);
     if (c->caches && c->dtype != PERI_F32 && !c->optimizer.nearest)
         PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, tbe->total_rows, true, &tbe->slot_row), out);
-    if (c->caches) PERI_TRY_GOTO(peri__tier_new(tbe, c), out);
+    tbe->store = &peri__memory;
+    if (c->caches) PERI_TRY_GOTO(peri__tier_open(tbe, c), out);
     peri__tbe_reach_need(tbe);
     status = peri_event_record(tbe->changed, peri_stream_current(tbe->device));
 out:
@@ -313,7 +312,9 @@ peri_status peri__tbe_over(const peri_tbe_config *c, peri_tensor *flat, peri_tbe
     PERI_TRY(check_config(c));
     PERI_TRY(shell_new(c, NULL, 1, &tbe));
     PERI_ASSERT(peri__numel(flat) >= tbe->total_elements && peri__contiguous(flat));
-    tbe->weight = flat;
+    tbe->store = &peri__memory;
+    tbe->n_states = peri__states_of(tbe->dtype, &tbe->optimizer, tbe->state);
+    tbe->weight = tbe->state[0].flat = flat;
     peri_tensor_retain(flat);
     peri_status status = peri_event_record(tbe->changed, peri_stream_current(tbe->device));
     if (status < 0) peri_tbe_release(tbe);
@@ -326,11 +327,10 @@ void peri_tbe_retain(peri_tbe *tbe) { peri__refs_add(&tbe->refs); }
 void peri_tbe_release(peri_tbe *tbe)
 {
     if (!tbe || !peri__refs_drop(&tbe->refs)) return;
-    peri__tier_free(tbe->tier);
-    peri_tensor **own[] = {&tbe->layout_tensor, &tbe->weight,         &tbe->momentum1, &tbe->momentum2,
-                           &tbe->row_counter,   &tbe->preconditioner, &tbe->counters,  &tbe->slot_row,
-                           &tbe->prev_iter,     &tbe->max_counter};
+    if (tbe->store && tbe->store->free) tbe->store->free(tbe);
+    peri_tensor **own[] = {&tbe->layout_tensor, &tbe->counters, &tbe->slot_row};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) peri__tbe_forget(tbe, own[i]);
+    for (int32_t i = 0; i < tbe->n_states; i++) peri__tbe_forget(tbe, &tbe->state[i].flat);
     peri__tbe_kept_free(tbe);
     for (int i = 0; i < PERI__TBE_WORKSPACES; i++) peri__tbe_forget(tbe, &tbe->workspace[i]);
     for (int64_t i = 0; i < tbe->n_tables; i++) {
@@ -344,285 +344,4 @@ void peri_tbe_release(peri_tbe *tbe)
     peri__calls_fini(tbe);
     peri__object_count(-1);
     peri__free(tbe);
-}
-
-/* -- state ----------------------------------------------------------------------------------------------------------------------- */
-
-/** The place of state @name among the optimizer's; PERI_ENOTFOUND lists them. */
-static peri_status state_index(const char *function, const peri_tbe *tbe, int64_t table, const char *name, int32_t *out)
-{
-    char known[128] = "";
-    for (int32_t i = 0; peri_tbe_state_name(tbe, i); i++) {
-        if (!strcmp(name, peri_tbe_state_name(tbe, i))) {
-            *out = i;
-            return PERI_OK;
-        }
-        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", peri_tbe_state_name(tbe, i));
-    }
-    return peri__fail(PERI_ENOTFOUND, "%s: table '%s' has no state '%.60s'; it has: %s", function, tbe->tables[table].name, name, known);
-}
-
-static peri_status check_table_index(const char *function, const peri_tbe *tbe, int64_t table)
-{
-    if (table >= 0 && table < tbe->n_tables) return PERI_OK;
-    return peri__fail(PERI_ERANGE, "%s: table %lld, allowed: 0..%lld", function, (long long)table, (long long)tbe->n_tables - 1);
-}
-
-/** The current stream waits for the calls so far. */
-static peri_status after_calls(peri_tbe *tbe)
-{
-    PERI_TRY(peri__tbe_enter(tbe, true));
-    return peri__tbe_leave(tbe, true, PERI_OK);
-}
-
-static peri_status state_view(const char *function, peri_tbe *tbe, int64_t table, const char *name, peri_tensor **out)
-{
-    PERI_TRY(check_table_index(function, tbe, table));
-    const peri_k_tbe_table *t = &tbe->layout[table];
-    bool weight = !strcmp(name, "weight"), first = !strcmp(name, "momentum1"), second = !strcmp(name, "momentum2"),
-         counter = !strcmp(name, "row_counter"), prev = !strcmp(name, "prev_iter");
-    peri_tensor *flat = weight    ? tbe->weight
-                        : first   ? tbe->momentum1
-                        : counter ? tbe->row_counter
-                        : second  ? tbe->momentum2
-                        : prev    ? tbe->prev_iter
-                                  : NULL;
-    if (tbe->preconditioner && !strcmp(name, "preconditioner")) {
-        PERI_TRY(after_calls(tbe));
-        return peri__tensor_view(tbe->preconditioner, 2, (int64_t[]){t->cols, t->cols}, NULL, peri__tbe_squares(tbe, table), out);
-    }
-    if (tbe->max_counter && !strcmp(name, "max_counter")) {
-        PERI_TRY(after_calls(tbe));
-        return peri__tensor_view(tbe->max_counter, 1, (int64_t[]){1}, NULL, table, out);
-    }
-    int32_t unused;
-    if (!flat) return state_index(function, tbe, table, name, &unused);
-    if (tbe->tier)
-        return peri__fail(PERI_EUNSUPPORTED, "%s: the rows of table '%s' are in a file, so there is no view of them; read and write rows",
-                          function, tbe->tables[table].name);
-    PERI_TRY(after_calls(tbe));
-    const peri__optimizer_kind *k = peri__optimizer_kind_of(tbe->optimizer.kind);
-    if (counter || prev || (first && k->row1) || (second && k->row2))
-        return peri__tensor_view(flat, 1, &t->rows, NULL, t->first_row, out);
-    int64_t cols = peri__tbe_bytes(tbe->dtype) ? t->stride : t->cols;
-    return peri__tensor_view(flat, 2, (int64_t[]){t->rows, cols}, (int64_t[]){t->stride, 1}, t->offset, out);
-}
-
-peri_status peri_tbe_state(peri_tbe *tbe, int64_t table, const char *name, peri_tensor **out)
-{
-    PERI_NEED(tbe);
-    PERI_NEED(name);
-    PERI_NEED(out);
-    return state_view("peri_tbe_state", tbe, table, name, out);
-}
-
-int32_t peri_tbe_state_shape(const peri_tbe *tbe, int64_t table, const char *name, int64_t *shape)
-{
-    int32_t i;
-    peri_k_cache_part part[PERI_CACHE_PARTS];
-    PERI_TRY(check_table_index("peri_tbe_state_shape", tbe, table));
-    PERI_TRY(state_index("peri_tbe_state_shape", tbe, table, name, &i));
-    if (!strcmp(name, "preconditioner")) {
-        shape[0] = shape[1] = tbe->layout[table].cols;
-        return 2;
-    }
-    if (!strcmp(name, "max_counter")) {
-        shape[0] = 1;
-        return 1;
-    }
-    peri__tbe_parts(tbe, part);
-    shape[0] = tbe->tables[table].config.rows;
-    shape[1] = tbe->layout[table].cols;
-    return part[i].row ? 1 : 2;
-}
-
-peri_status peri_tbe_leaf(peri_tbe *tbe, int64_t table, peri_tensor **out)
-{
-    PERI_NEED(tbe);
-    PERI_NEED(out);
-    PERI_TRY(check_table_index("peri_tbe_leaf", tbe, table));
-    if (tbe->optimizer.kind != PERI_TBE_NONE)
-        return peri__fail(PERI_EINVAL, "peri_tbe_leaf: table '%s' is trained by its fused optimizer %s, it has no leaf",
-                          tbe->tables[table].name, peri__optimizer_kind_of(tbe->optimizer.kind)->name);
-    if (tbe->dtype != PERI_F32)
-        return peri__fail(PERI_EINVAL, "peri_tbe_leaf: table '%s' is %s; leaves, whose gradients are f32, are f32",
-                          tbe->tables[table].name, peri_dtype_name(tbe->weight->dtype));
-    peri_tensor **leaf = &tbe->tables[table].leaf, *fresh = NULL;
-    pthread_mutex_lock(&tbe->small);
-    bool made = *leaf != NULL;
-    pthread_mutex_unlock(&tbe->small);
-    if (!made) PERI_TRY(state_view("peri_tbe_leaf", tbe, table, "weight", &fresh));
-    pthread_mutex_lock(&tbe->small); /* another thread may have been faster */
-    if (!*leaf) {
-        *leaf = fresh;
-        fresh->requires_grad = true;
-        fresh = NULL;
-    }
-    peri_tensor_retain(*leaf);
-    *out = *leaf;
-    pthread_mutex_unlock(&tbe->small);
-    peri_tensor_release(fresh);
-    return PERI_OK;
-}
-
-/** A view of rows [row, row + rows of @like) of a state. */
-static peri_status rows_view(const char *function, peri_tbe *tbe, int64_t table, const char *name, int64_t row, const peri_tensor *like,
-                             peri_tensor **out)
-{
-    char text[128];
-    peri_tensor *whole;
-    if (!like) return peri__fail(PERI_EINVAL, "%s: no tensor", function);
-    PERI_TRY(state_view(function, tbe, table, name, &whole));
-    peri_status status = PERI_OK;
-    int64_t n = like->ndim ? like->shape[0] : 0;
-    if (like->ndim != whole->ndim || (whole->ndim == 2 && like->shape[1] != whole->shape[1]))
-        status = peri__fail(PERI_EINVAL, "%s: %s for rows of '%s' of table '%s', which has %d dimensions%s%lld", function,
-                            peri__tensor_text(like, text, sizeof text), name, tbe->tables[table].name, whole->ndim,
-                            whole->ndim == 2 ? " and columns: " : "; rows: ", (long long)whole->shape[whole->ndim - 1]);
-    else if (row < 0 || row > whole->shape[0] - n)
-        status = peri__fail(PERI_ERANGE, "%s: rows %lld .. %lld of table '%s', allowed: 0..%lld", function, (long long)row,
-                            (long long)(row + n), tbe->tables[table].name, (long long)whole->shape[0]);
-    if (status >= 0) {
-        int64_t shape[2] = {n, whole->shape[1]};
-        status = peri__tensor_view(whole, whole->ndim, shape, whole->stride, whole->offset + row * whole->stride[0], out);
-    }
-    peri_tensor_release(whole);
-    return status;
-}
-
-/** @t is rows of @table's numbers. */
-static peri_status check_numbers(const char *function, const peri_tbe *tbe, int64_t table, const peri_tensor *t)
-{
-    char text[128];
-    if (table < 0 || table >= tbe->n_tables)
-        return peri__fail(PERI_ERANGE, "%s: table %lld, allowed: 0..%lld", function, (long long)table, (long long)tbe->n_tables - 1);
-    int64_t cols = tbe->layout[table].cols;
-    if (t->ndim == 2 && t->shape[1] == cols) return PERI_OK;
-    return peri__fail(PERI_EINVAL, "%s: %s for rows of table '%s', which has %lld columns (or, as u8, %lld bytes a row)", function,
-                      peri__tensor_text(t, text, sizeof text), tbe->tables[table].name, (long long)cols,
-                      (long long)tbe->layout[table].stride);
-}
-
-static peri_status read_numbers(peri_tbe *tbe, int64_t table, const char *name, int64_t row, peri_tensor *dst)
-{
-    PERI_TRY(check_numbers("peri_tbe_read", tbe, table, dst));
-    const peri_row_format format = peri__tbe_row_format(tbe->dtype);
-    peri_tensor *bytes = NULL, *numbers = NULL;
-    peri_status status;
-    PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_U8, 2, (int64_t[]){dst->shape[0], tbe->layout[table].stride}, &bytes), out);
-    PERI_TRY_GOTO(peri_tbe_read(tbe, table, name, row, bytes), out);
-    PERI_TRY_GOTO(peri_quantize_restore(bytes, &format, dst->shape[1], PERI_F32, &numbers), out);
-    status = peri_tensor_copy(dst, numbers);
-out:
-    peri_tensor_release(bytes);
-    peri_tensor_release(numbers);
-    return status;
-}
-
-peri_status peri_tbe_read(peri_tbe *tbe, int64_t table, const char *name, int64_t row, peri_tensor *dst)
-{
-    PERI_NEED(tbe);
-    PERI_NEED(name);
-    PERI_NEED(dst);
-    peri_tensor *view;
-    int32_t part;
-    if (tbe->tier) {
-        PERI_TRY(check_table_index("peri_tbe_read", tbe, table));
-        PERI_TRY(state_index("peri_tbe_read", tbe, table, name, &part));
-        PERI_TRY(peri__tbe_enter(tbe, true));
-        return peri__tbe_leave(tbe, true, peri__tier_read(tbe, table, part, row, dst));
-    }
-    if (peri__tbe_bytes(tbe->dtype) && dst && dst->dtype != PERI_U8) return read_numbers(tbe, table, name, row, dst);
-    PERI_TRY(rows_view("peri_tbe_read", tbe, table, name, row, dst, &view));
-    peri_status status = peri__tbe_enter(tbe, true);
-    if (status >= 0) status = peri__tbe_leave(tbe, true, peri_tensor_copy(dst, view));
-    peri_tensor_release(view);
-    return status;
-}
-
-static peri_status write_numbers(peri_tbe *tbe, int64_t table, const char *name, int64_t row, const peri_tensor *src)
-{
-    PERI_TRY(check_numbers("peri_tbe_write", tbe, table, src));
-    const peri_row_format format = peri__tbe_row_format(tbe->dtype);
-    peri_tensor *bytes = NULL, *numbers = NULL;
-    peri_status status;
-    PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_F32, 2, src->shape, &numbers), out);
-    PERI_TRY_GOTO(peri_tensor_copy(numbers, src), out);
-    PERI_TRY_GOTO(peri_quantize_rows(numbers, &format, NULL, &bytes), out);
-    status = peri_tbe_write(tbe, table, name, row, bytes);
-out:
-    peri_tensor_release(bytes);
-    peri_tensor_release(numbers);
-    return status;
-}
-
-peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64_t row, const peri_tensor *src)
-{
-    PERI_NEED(tbe);
-    PERI_NEED(name);
-    PERI_NEED(src);
-    peri_tensor *view;
-    int32_t part;
-    if (tbe->tier) {
-        PERI_TRY(check_table_index("peri_tbe_write", tbe, table));
-        PERI_TRY(state_index("peri_tbe_write", tbe, table, name, &part));
-        PERI_TRY(peri__tbe_enter(tbe, true));
-        return peri__tbe_leave(tbe, true, peri__tier_write(tbe, table, part, row, src));
-    }
-    if (peri__tbe_bytes(tbe->dtype) && src && src->dtype != PERI_U8) return write_numbers(tbe, table, name, row, src);
-    PERI_TRY(rows_view("peri_tbe_write", tbe, table, name, row, src, &view));
-    peri_status status = peri__tbe_enter(tbe, true);
-    if (status >= 0) status = peri__tbe_leave(tbe, true, peri_tensor_copy(view, src));
-    peri_tensor_release(view);
-    return status;
-}
-
-peri_status peri_tbe_learning_rate_set(peri_tbe *tbe, double learning_rate)
-{
-    PERI_NEED(tbe);
-    if (!(learning_rate >= 0) || !isfinite(learning_rate))
-        return peri__fail(PERI_EINVAL, "peri_tbe_learning_rate_set: %g, allowed: finite numbers >= 0", learning_rate);
-    tbe->optimizer.learning_rate = learning_rate;
-    return PERI_OK;
-}
-
-double peri_tbe_learning_rate(const peri_tbe *tbe) { return tbe->optimizer.learning_rate; }
-int64_t peri_tbe_iteration(const peri_tbe *tbe) { return tbe->iteration; }
-
-peri_status peri_tbe_iteration_set(peri_tbe *tbe, int64_t iteration)
-{
-    PERI_NEED(tbe);
-    if (iteration < 0) return peri__fail(PERI_EINVAL, "peri_tbe_iteration_set: %lld, allowed: >= 0", (long long)iteration);
-    tbe->iteration = iteration;
-    tbe->averaged = 0;
-    return PERI_OK;
-}
-
-static int64_t bytes_of(const peri_tensor *t) { return t ? peri__numel(t) * peri_dtype_size(t->dtype) : 0; }
-
-peri_status peri_tbe_statistics(peri_tbe *tbe, peri_tbe_stats *out)
-{
-    PERI_NEED(tbe);
-    PERI_NEED(out);
-    int64_t counts[PERI__TBE_COUNTERS];
-    PERI_TRY(peri__tbe_enter(tbe, true));
-    PERI_TRY(peri__tbe_leave(tbe, true, peri_tensor_read(tbe->counters, counts, sizeof counts)));
-    *out = (peri_tbe_stats){.lookups = atomic_load(&tbe->lookups),
-                            .updates = tbe->updates,
-                            .ids = counts[PERI__TBE_COUNT_IDS],
-                            .bags = counts[PERI__TBE_COUNT_BAGS],
-                            .rows_updated = counts[PERI__TBE_COUNT_ROWS],
-                            .bad_ids = counts[PERI__TBE_COUNT_BAD_IDS] + (tbe->tier ? peri__tier_bad_ids(tbe->tier) : 0),
-                            .bad_bags = counts[PERI__TBE_COUNT_BAD_BAGS],
-                            .weight_bytes = bytes_of(tbe->weight),
-                            .state_bytes = bytes_of(tbe->momentum1) + bytes_of(tbe->momentum2) + bytes_of(tbe->row_counter) +
-                                           bytes_of(tbe->prev_iter) + bytes_of(tbe->max_counter)};
-    for (int i = 0; i < PERI__TBE_WORKSPACES; i++) out->workspace_bytes += bytes_of(tbe->workspace[i]);
-    pthread_mutex_lock(&tbe->small);
-    for (const peri_tbe_batch *b = tbe->idle; b; b = b->next)
-        out->workspace_bytes += bytes_of(b->spans[0]) + bytes_of(b->spans[1]) + bytes_of(b->report);
-    for (const peri__sorted *r = tbe->idle_sorted; r; r = r->next)
-        for (int i = 0; i < PERI__SORT_ROOMS; i++) out->workspace_bytes += bytes_of(r->room[i]);
-    pthread_mutex_unlock(&tbe->small);
-    return PERI_OK;
 }

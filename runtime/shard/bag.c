@@ -30,12 +30,12 @@ static peri_status check_dtypes(const char *f, const peri_sharded_table *table)
 static peri_status check_whole(const char *f, const peri_sharded_table *table, const peri_tbe_optimizer *o)
 {
     const peri__sharding_type *type = peri__sharding_type_of(table->sharding_type);
-    if (o->kind == PERI_TBE_SHAMPOO && (type->cuts_rows || type->replica))
+    if (peri__keeps(o, PERI_STATE_SQUARE) && (type->cuts_rows || type->replica))
         return peri__fail(PERI_EUNSUPPORTED,
                           "%s: table '%s': shampoo needs all rows of its columns on one rank: allowed are table-wise and column-wise "
                           "sharding (one preconditioner for each block of columns)",
                           f, table->name);
-    if (peri__counter_wants_most(o) && type->cuts_rows)
+    if (peri__keeps(o, PERI_STATE_SCALAR) && type->cuts_rows)
         return peri__fail(PERI_EUNSUPPORTED,
                           "%s: table '%s': max_counter, which learning_rate_mode tail_id_lr_* and tail_id_threshold as a ratio ask for, "
                           "needs all rows on one rank: allowed are table-wise, column-wise and data-parallel sharding",

@@ -2,7 +2,7 @@
  *
  * files.c: the row files of a module: all of them, of all table batches and ranks, are of one flush and cut as the plan says.
  */
-#include "../embed/row_file.h"
+#include "../embed/tier/row_file.h"
 #include "bag.h"
 
 #include <stdio.h>

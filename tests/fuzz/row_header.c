@@ -3,7 +3,7 @@
  * row_header.c: any bytes as the header of a row file: it is refused with a sentence, or its numbers are possible and it survives being
  * written again. Half of the inputs get a right checksum first, else nothing would ever get beyond it.
  */
-#include "runtime/embed/row_file.h"
+#include "runtime/embed/tier/row_file.h"
 
 #include <stdint.h>
 #include <stdio.h>

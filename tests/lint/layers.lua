@@ -10,7 +10,7 @@ local public = {
 local foreign = {
   ["mpi.h"] = "^runtime/backends/mpi", ["cblas.h"] = "^runtime/backends/cpu", ["lua.h"] = "^runtime/host/",
   ["lauxlib.h"] = "^runtime/host/", ["lualib.h"] = "^runtime/host/", ["luajit.h"] = "^runtime/host/", ["nccl.h"] = "^runtime/backends/nccl",
-  ["liburing.h"] = "^runtime/embed/row_io%.c",
+  ["liburing.h"] = "^runtime/embed/tier/row_io%.c",
 }
 
 local function normal(path) -- "a/b/../c" -> "a/c"

@@ -4,7 +4,7 @@
  */
 #include "tests/harness/check.h"
 
-#include "runtime/embed/cache.h"
+#include "runtime/embed/tier/cache.h"
 
 #include <stdlib.h>
 

@@ -260,6 +260,13 @@ function methods:state_names()
   return names
 end
 
+local geometries = { [C.PERI_STATE_FULL] = "full", [C.PERI_STATE_ROW] = "row", [C.PERI_STATE_SQUARE] = "square",
+  [C.PERI_STATE_SCALAR] = "scalar" }
+--- What the state `name` of a peri_tbe * has numbers for: "full" (each element of a table), "row", "square" (each pair of columns),
+--- "scalar" (the table).
+function M.geometry_of(tbe, name) return geometries[check(C.peri_tbe_state_geometry(tbe, name))] end
+function methods:state_geometry(name) return M.geometry_of(ptr(self), name) end
+
 function methods:learning_rate() return C.peri_tbe_learning_rate(ptr(self)) end
 function methods:set_learning_rate(rate) check(C.peri_tbe_learning_rate_set(ptr(self), rate)) end
 function methods:iteration() return tonumber(C.peri_tbe_iteration(ptr(self))) end
@@ -318,7 +325,8 @@ signature.check("table batch:", methods, {
   gradient_table = "self: TableBatch, gradient: tensor, t: int", state = of_states, leaf = "self: TableBatch, t: int",
   read = "self: TableBatch, t: int, name: string, row: integer, result: tensor",
   write = "self: TableBatch, t: int, name: string, row: integer, source: tensor",
-  state_shape = "self: TableBatch, t: int, name: string", set_learning_rate = "self: TableBatch, rate: number",
+  state_shape = "self: TableBatch, t: int, name: string", state_geometry = "self: TableBatch, name: string",
+  set_learning_rate = "self: TableBatch, rate: number",
   set_iteration = "self: TableBatch, iteration: integer", cache_statistics = "self: TableBatch, t: int?",
 })
 

@@ -43,6 +43,7 @@ function M.list(ref, module_ptr, tables)
         local n = check(C.peri_tbe_state_shape(tbe(), number, state_name(name), dims))
         return { tonumber(dims[0]), n == 2 and tonumber(dims[1]) or nil }
       end,
+      geometry = function(name) return tbes.geometry_of(tbe(), state_name(name)) end,
       iteration = function() return tonumber(C.peri_tbe_iteration(tbe())) end,
       cache_statistics = function() return tbes.cache_statistics_of(tbe(), tonumber(number)) end,
       state = function(name)
@@ -67,10 +68,7 @@ function M.list(ref, module_ptr, tables)
   return list
 end
 
---- States that have no rows: a matrix of columns, a number of the table.
-local without_rows = { preconditioner = true, max_counter = true }
-
---- Write a shard's part of one of them.
+--- Write a shard's part of a state that has no rows: a matrix of columns, a number of the table.
 local function copy_whole(collection, s, name)
   local whole = collection:table_state(s.table, name)
   if whole:dim() == 2 then
@@ -93,7 +91,8 @@ end
 function M.copy(list, collection)
   for _, s in ipairs(list) do
     for _, name in ipairs(collection.fused_params and s.names() or { "weight" }) do
-      local copy = without_rows[name] and copy_whole or copy_rows
+      local geometry = s.geometry(name)
+      local copy = (geometry == "full" or geometry == "row") and copy_rows or copy_whole
       copy(collection, s, name)
     end
   end

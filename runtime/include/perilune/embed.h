@@ -315,6 +315,11 @@ PERI_API peri_status peri_tbe_gradient_table(peri_tbe *tbe, peri_tensor *gradien
 
 /* -- state ------------------------------------------------------------------------------------------------------------------------ */
 
+/** What a state has numbers for: each element of a table, each row, each pair of columns, the table. FULL and ROW are cut, cached and
+ *  copied by rows; SQUARE and SCALAR are of all rows at once. */
+enum { PERI_STATE_FULL = 0, PERI_STATE_ROW = 1, PERI_STATE_SQUARE = 2, PERI_STATE_SCALAR = 3 };
+/** PERI_STATE_* of the state @name; the weights are FULL. PERI_ENOTFOUND if the optimizer keeps no such state. */
+PERI_API int32_t peri_tbe_state_geometry(const peri_tbe *tbe, const char *name);
 /** A view of a table's weights or state: @name is "weight", "momentum1", "momentum2", "row_counter" or "prev_iter" (i64); [rows, cols] or
  *  [rows]; "preconditioner" [cols, cols], "max_counter" [1]. Writing through it changes the table. PERI_ENOTFOUND lists the
  *  names that the optimizer has; PERI_EUNSUPPORTED for tables in files, which peri_tbe_read and peri_tbe_write reach. @out new. */

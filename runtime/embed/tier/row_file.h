@@ -23,7 +23,7 @@
 #ifndef PERI_EMBED_ROW_FILE_H
 #define PERI_EMBED_ROW_FILE_H
 
-#include "../base/internal.h"
+#include "../../base/internal.h"
 
 enum { PERI__ROW_HEADER_BYTES = 4096, PERI__ROW_NAME_MAX = 1024, PERI__ROW_PARTS = 6 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tier_open.c: making and closing tiers: how many rows fit into memory, what the files hold. See tier.h.
+ * open.c: making and closing tiers: how many rows fit into memory, what the files hold. See tier.h.
  */
 #include "tier.h"
 
@@ -113,11 +113,55 @@ static peri_status open_table(peri__tier *tier, const peri_tbe_config *c, int64_
     return PERI_OK;
 }
 
-peri_status peri__tier_new(peri_tbe *tbe, const peri_tbe_config *c)
+static void ticket_fini(peri__tier *tier, peri__ticket *t)
+{
+    peri__batch_give(t->inner);
+    peri_tensor_release(t->mapped);
+    peri_tbe_blocks_release(t->layer_blocks);
+    peri__tbe_forget(tier->tbe, &t->layer_offsets);
+    peri__tbe_forget(tier->tbe, &t->mapped_store);
+    peri__free(t->pins);
+    peri__free(t->wants);
+    peri__records_fini(tier, &t->in);
+    peri__records_fini(tier, &t->out);
+}
+
+static void tier_free(peri_tbe *tbe)
+{
+    peri__tier *tier = peri__tier_of(tbe);
+    for (int i = 0; i < PERI__TICKETS && tier->io; i++) ticket_fini(tier, &tier->ticket[i]);
+    if (tier->io) peri__records_fini(tier, &tier->spare);
+    peri__row_io_free(tier->io);
+    for (int64_t i = 0; i < tier->n_tables; i++) {
+        peri__tier_table *t = &tier->tables[i];
+        if (t->file && tier->open) peri__tier_warn(tier, t->file);
+        peri__cache_free(t->cache);
+        peri__row_file_close(t->file);
+    }
+    peri__free(tier->tables);
+    peri__free(tier->mapped_host);
+    peri__free(tier->block_layer);
+    peri_tbe_blocks_release(tier->layer_blocks);
+    peri__free(tier);
+}
+
+/* -- the store ------------------------------------------------------------------------------------------------------------------------- */
+
+static int64_t bad_ids(const peri_tbe *tbe) { return peri__tier_of(tbe)->bad_ids; }
+static const char *io(const peri_tbe *tbe) { return peri__row_io_name(peri__tier_of(tbe)->io); }
+
+static const peri__store files = {.name = "files", .forward = peri__tier_forward, .backward = peri__tier_backward,
+                                  .prefetch = peri__tier_prefetch, .drop = peri__tier_drop, .read = peri__tier_read,
+                                  .write = peri__tier_write, .flush_info = peri__tier_flush_info,
+                                  .flush_prepare = peri__tier_flush_prepare, .flush_commit = peri__tier_flush_commit,
+                                  .cache_statistics = peri__tier_statistics, .bad_ids = bad_ids, .io = io, .free = tier_free};
+
+peri_status peri__tier_open(peri_tbe *tbe, const peri_tbe_config *c)
 {
     peri__tier *tier = peri__alloc_zero(sizeof *tier);
     if (!tier) return PERI_ENOMEM;
-    tbe->tier = tier;
+    tbe->own = tier;
+    tbe->store = &files;
     tier->tbe = tbe;
     tier->seed = c->seed;
     tier->n_tables = c->n_tables;
@@ -133,36 +177,4 @@ peri_status peri__tier_new(peri_tbe *tbe, const peri_tbe_config *c)
     PERI_TRY(peri__tier_adopt(tier));
     tier->open = true;
     return PERI_OK;
-}
-
-static void ticket_fini(peri__tier *tier, peri__ticket *t)
-{
-    peri__batch_give(t->inner);
-    peri_tensor_release(t->mapped);
-    peri_tbe_blocks_release(t->layer_blocks);
-    peri__tbe_forget(tier->tbe, &t->layer_offsets);
-    peri__tbe_forget(tier->tbe, &t->mapped_store);
-    peri__free(t->pins);
-    peri__free(t->wants);
-    peri__records_fini(tier, &t->in);
-    peri__records_fini(tier, &t->out);
-}
-
-void peri__tier_free(peri__tier *tier)
-{
-    if (!tier) return;
-    for (int i = 0; i < PERI__TICKETS && tier->io; i++) ticket_fini(tier, &tier->ticket[i]);
-    if (tier->io) peri__records_fini(tier, &tier->spare);
-    peri__row_io_free(tier->io);
-    for (int64_t i = 0; i < tier->n_tables; i++) {
-        peri__tier_table *t = &tier->tables[i];
-        if (t->file && tier->open) peri__tier_warn(tier, t->file);
-        peri__cache_free(t->cache);
-        peri__row_file_close(t->file);
-    }
-    peri__free(tier->tables);
-    peri__free(tier->mapped_host);
-    peri__free(tier->block_layer);
-    peri_tbe_blocks_release(tier->layer_blocks);
-    peri__free(tier);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tier_flush.c: flushes of table batches: rows to the disk, then marks that say of which flush they are. See row_file.h and tier.h.
+ * flush.c: flushes of table batches: rows to the disk, then marks that say of which flush they are. See row_file.h and tier.h.
  */
 #include "tier.h"
 
@@ -46,13 +46,10 @@ void peri__tier_warn(const peri__tier *tier, const peri__row_file *f)
                   f->path, (long long)f->header.flush, (long long)f->header.iteration);
 }
 
-peri_status peri_tbe_flush_info(const peri_tbe *tbe, peri_flush_info *out)
+void peri__tier_flush_info(const peri_tbe *tbe, peri_flush_info *out)
 {
-    PERI_NEED(tbe);
-    PERI_NEED(out);
-    const peri__tier *tier = tbe->tier;
-    *out = (peri_flush_info){.path = ""};
-    for (int64_t t = 0; tier && t < tier->n_tables; t++) {
+    const peri__tier *tier = peri__tier_of(tbe);
+    for (int64_t t = 0; t < tier->n_tables; t++) {
         const peri__row_file *f = tier->tables[t].file;
         const peri__row_header *h = &f->header;
         if (f->temporary) continue;
@@ -65,12 +62,11 @@ peri_status peri_tbe_flush_info(const peri_tbe *tbe, peri_flush_info *out)
             out->path = f->path;
         }
     }
-    return PERI_OK;
 }
 
-/** Rows to the disk. */
-static peri_status prepare(peri__tier *tier)
+peri_status peri__tier_flush_prepare(peri_tbe *tbe)
 {
+    peri__tier *tier = peri__tier_of(tbe);
     PERI_TRY(peri__tier_settle(tier));
     for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(peri__tier_write_back(tier, t, 0, tier->tables[t].cache->rows));
     for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(peri__row_file_settle(tier->tables[t].file));
@@ -78,40 +74,15 @@ static peri_status prepare(peri__tier *tier)
     return PERI_OK;
 }
 
-peri_status peri_tbe_flush_prepare(peri_tbe *tbe)
+peri_status peri__tier_flush_commit(peri_tbe *tbe, int64_t number, uint64_t stamp)
 {
-    PERI_NEED(tbe);
-    if (!tbe->tier) return PERI_OK;
-    PERI_TRY(peri__tbe_enter(tbe, true));
-    return peri__tbe_leave(tbe, true, prepare(tbe->tier));
-}
-
-peri_status peri_tbe_flush_commit(peri_tbe *tbe, int64_t number, uint64_t stamp)
-{
-    PERI_NEED(tbe);
-    peri__tier *tier = tbe->tier;
-    if (!tier) return PERI_OK;
-    if (number < 1 || stamp == 0)
-        return peri__fail(PERI_EINVAL, "peri_tbe_flush_commit: flush %lld with stamp %llu, allowed: 1 or more, and a stamp other than 0",
-                          (long long)number, (unsigned long long)stamp);
+    peri__tier *tier = peri__tier_of(tbe);
     if (!tier->prepared)
         return peri__fail(PERI_EINVAL, "peri_tbe_flush_commit: the tables were not prepared (peri_tbe_flush_prepare), or updated since");
-    peri_status status = PERI_OK;
-    PERI_TRY(peri__tbe_enter(tbe, true));
-    for (int32_t t = 0; t < tier->n_tables && status >= 0; t++)
-        status = peri__row_file_mark(tier->tables[t].file, tbe->iteration, number, stamp);
-    if (status >= 0) tier->dirty = false;
-    return peri__tbe_leave(tbe, true, status);
+    for (int32_t t = 0; t < tier->n_tables; t++)
+        PERI_TRY(peri__row_file_mark(tier->tables[t].file, tbe->iteration, number, stamp));
+    tier->dirty = false;
+    return PERI_OK;
 }
 
 uint64_t peri_flush_stamp(void) { return peri__row_stamp(); }
-
-peri_status peri_tbe_flush(peri_tbe *tbe)
-{
-    PERI_NEED(tbe);
-    peri_flush_info info;
-    PERI_TRY(peri_tbe_flush_prepare(tbe));
-    PERI_TRY(peri_tbe_flush_info(tbe, &info));
-    if (info.files && !info.changed && info.number) return PERI_OK;
-    return peri_tbe_flush_commit(tbe, info.number + 1, peri__row_stamp());
-}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tier_rows.c: records between files and slots (stages), flushes, and access to ranges of rows. See tier.h.
+ * records.c: records between files and slots (stages), flushes, and access to ranges of rows. See tier.h.
  */
 #include "tier.h"
 
@@ -405,7 +405,7 @@ static peri_status move_rows(peri__tier *tier, int64_t table, int32_t part, int6
     if (!host) return PERI_ENOMEM;
     peri_status status;
     shape[0] = n, shape[1] = elements;
-    int32_t dtype = peri__tbe_part_dtype(tier->tbe, part);
+    int32_t dtype = tier->tbe->state[part].dtype;
     PERI_TRY_GOTO(peri_tensor_new(tier->tbe->device, dtype, other->ndim, shape, &packed), out);
     if (store) {
         PERI_TRY_GOTO(peri_tensor_copy(packed, other), out);
@@ -457,7 +457,7 @@ static int64_t chunk_of(const peri__tier *tier, int64_t table) { return peri__ma
 
 peri_status peri__tier_read(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, peri_tensor *dst)
 {
-    peri__tier *tier = tbe->tier;
+    peri__tier *tier = peri__tier_of(tbe);
     PERI_TRY(check_rows("peri_tbe_read", tier, table, part, row, dst));
     for (int64_t i = 0, n; i < dst->shape[0]; i += n) {
         n = peri__min(dst->shape[0] - i, chunk_of(tier, table));
@@ -472,7 +472,7 @@ peri_status peri__tier_read(peri_tbe *tbe, int64_t table, int32_t part, int64_t 
 
 peri_status peri__tier_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src)
 {
-    peri__tier *tier = tbe->tier;
+    peri__tier *tier = peri__tier_of(tbe);
     PERI_TRY(check_rows("peri_tbe_write", tier, table, part, row, src));
     for (int64_t i = 0, n; i < src->shape[0]; i += n) {
         n = peri__min(src->shape[0] - i, chunk_of(tier, table));
@@ -488,18 +488,9 @@ peri_status peri__tier_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t
 
 /* -- counts ------------------------------------------------------------------------------------------------------------------------ */
 
-int64_t peri__tier_bad_ids(const peri__tier *tier) { return tier->bad_ids; }
-const char *peri_tbe_cache_io(const peri_tbe *tbe) { return tbe->tier ? peri__row_io_name(tbe->tier->io) : NULL; }
-
-peri_status peri_tbe_cache_statistics(peri_tbe *tbe, int64_t table, peri_tbe_cache_stats *out)
+void peri__tier_statistics(const peri_tbe *tbe, int64_t table, peri_tbe_cache_stats *out)
 {
-    PERI_NEED(tbe);
-    PERI_NEED(out);
-    const peri__tier *tier = tbe->tier;
-    if (!tier) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_cache_statistics: these tables are in memory");
-    if (table < -1 || table >= tier->n_tables)
-        return peri__fail(PERI_ERANGE, "peri_tbe_cache_statistics: table %lld, allowed: 0..%lld, or -1 for all", (long long)table,
-                          (long long)tier->n_tables - 1);
+    const peri__tier *tier = peri__tier_of(tbe);
     enum { COUNTS = sizeof(peri_tbe_cache_stats) / sizeof(int64_t) };
     int64_t sum[COUNTS] = {0};
     for (int64_t t = 0; t < tier->n_tables; t++) {
@@ -513,5 +504,4 @@ peri_status peri_tbe_cache_statistics(peri_tbe *tbe, int64_t table, peri_tbe_cac
         for (int i = 0; i < COUNTS; i++) sum[i] += counts[i];
     }
     memcpy(out, sum, sizeof sum);
-    return PERI_OK;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tier_map.c: from the ids of a batch to slots: which rows are in memory, which ones are wanted. See tier.h.
+ * map.c: from the ids of a batch to slots: which rows are in memory, which ones are wanted. See tier.h.
  */
 #include "tier.h"
 

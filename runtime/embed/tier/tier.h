@@ -18,7 +18,7 @@
 #define PERI_EMBED_TIER_H
 
 #include "cache.h"
-#include "internal.h"
+#include "../internal.h"
 #include "row_file.h"
 #include "row_io.h"
 
@@ -79,7 +79,7 @@ struct peri__ticket {
 
 enum { PERI__TICKETS = 8 };
 
-struct peri__tier {
+typedef struct peri__tier {
     peri_tbe *tbe; /* whose tier this is; borrowed */
     int64_t n_tables;
     peri__tier_table *tables;
@@ -102,16 +102,24 @@ struct peri__tier {
     peri_tbe_blocks *layer_blocks;
     int64_t *block_layer;
     int64_t layers, layered_bags, layered_ids;
-};
+} peri__tier;
 
-/* tier.c: lookups */
+/** The tier of a table batch whose store is the files. */
+static inline peri__tier *peri__tier_of(const peri_tbe *tbe) { return tbe->own; }
+
+/* tickets.c: lookups */
 
 /** The ticket for looking @batch up, its own or a new one; ticket->inner is ready. @again: for an update, whose lookup was counted
  *  already. */
 peri_status peri__tier_begin(const char *function, peri__tier *tier, peri_tbe_batch *batch, bool again, peri__ticket **ticket);
 void peri__tier_release(peri__tier *tier, peri__ticket *ticket);
+/** What the store does; see peri__store. */
+peri_status peri__tier_forward(const char *function, peri_tbe_batch *batch, peri_tensor *out);
+peri_status peri__tier_backward(const char *function, peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights);
+peri_status peri__tier_prefetch(const char *function, peri_tbe_batch *batch);
+void peri__tier_drop(peri_tbe_batch *batch);
 
-/* tier_map.c: ids to slots */
+/* map.c: ids to slots */
 
 /** A batch's ids and offsets on the host. */
 typedef struct peri__tier_batch {
@@ -130,7 +138,7 @@ void peri__tier_batch_fini(peri__tier_batch *b);
  *  want of the ticket, or -1. After a failure the wants are still marked in their caches. */
 peri_status peri__tier_map(const char *function, peri__tier *tier, peri__ticket *t, const peri__tier_batch *b, int32_t *mapped);
 
-/* tier_rows.c: moving records */
+/* records.c: moving records */
 
 /** The flags of a slot. */
 static inline uint8_t *peri__tier_flags(const peri__tier *tier, int32_t table, int32_t slot)
@@ -159,14 +167,22 @@ peri_status peri__records_written(peri__tier *tier, peri__records *stage);
 peri_status peri__tier_settle(peri__tier *tier);
 /** Write back the dirty slots of @table that hold rows [row, end), a chunk at a time. */
 peri_status peri__tier_write_back(peri__tier *tier, int32_t table, int64_t row, int64_t end);
+/** What the store does. */
+peri_status peri__tier_read(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, peri_tensor *dst);
+peri_status peri__tier_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src);
+void peri__tier_statistics(const peri_tbe *tbe, int64_t table, peri_tbe_cache_stats *out);
 /** Finish all rows under way of all tickets. */
 peri_status peri__tier_arrive(peri__tier *tier);
 peri_status peri__ticket_fill(peri__tier *tier, peri__ticket *ticket);
 
-/* tier_flush.c: flushes */
+/* flush.c: flushes */
 
 /** The files that were opened are of one flush; the table batch goes on with its iteration. */
 peri_status peri__tier_adopt(peri__tier *tier);
+/** What the store does. */
+void peri__tier_flush_info(const peri_tbe *tbe, peri_flush_info *out);
+peri_status peri__tier_flush_prepare(peri_tbe *tbe);
+peri_status peri__tier_flush_commit(peri_tbe *tbe, int64_t number, uint64_t stamp);
 /** Before @file is closed: say what becomes of rows that were updated and not flushed. */
 void peri__tier_warn(const peri__tier *tier, const peri__row_file *file);
 

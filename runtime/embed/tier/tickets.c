@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tier.c: lookups in tables that live in files: tickets, room, prefetches. See tier.h.
+ * tickets.c: lookups in tables that live in files: tickets, room, prefetches. See tier.h.
  */
 #include "tier.h"
 
@@ -482,7 +482,7 @@ peri_status peri__tier_begin(const char *function, peri__tier *tier, peri_tbe_ba
 
 static peri_status forward(const char *function, peri_tbe_batch *batch, peri_tensor *out)
 {
-    peri__tier *tier = batch->tbe->tier;
+    peri__tier *tier = peri__tier_of(batch->tbe);
     peri__ticket *t;
     PERI_TRY(peri__tier_begin(function, tier, batch, false, &t));
     peri_status status = peri__tbe_forward(t->inner, out, false);
@@ -519,7 +519,7 @@ static peri_status sum_layers(peri_tensor *parts, int64_t layers, peri_tensor *t
 
 static peri_status backward(const char *function, peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights)
 {
-    peri__tier *tier = batch->tbe->tier;
+    peri__tier *tier = peri__tier_of(batch->tbe);
     peri__ticket *t;
     peri_tensor *parts = NULL;
     PERI_TRY(peri__tier_begin(function, tier, batch, true, &t));
@@ -547,7 +547,7 @@ static peri_status prefetch(const char *function, peri_tbe_batch *batch)
 {
     peri__ticket *t;
     if (batch->ticket) return PERI_OK;
-    PERI_TRY(resolve(function, batch->tbe->tier, batch, true, &t));
+    PERI_TRY(resolve(function, peri__tier_of(batch->tbe), batch, true, &t));
     t->state = PERI__TICKET_PREFETCHED;
     return PERI_OK;
 }
@@ -562,7 +562,7 @@ void peri__tier_drop(peri_tbe_batch *batch)
 {
     /* A device that is lost: the ticket's memory goes with the tier. */
     bool alone = peri__tbe_enter(batch->tbe, true) >= 0;
-    if (batch->ticket && alone) peri__tier_release(batch->tbe->tier, batch->ticket);
+    if (batch->ticket && alone) peri__tier_release(peri__tier_of(batch->tbe), batch->ticket);
     else if (batch->ticket) batch->ticket->owner = NULL;
     if (alone) (void)peri__tbe_leave(batch->tbe, true, PERI_OK);
     batch->ticket = NULL;

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * memory.c: the store of tables in memory.
+ */
+#include "internal.h"
+
+/* -- lookups and updates --------------------------------------------------------------------------------------------------------------- */
+
+/** Within a call: what the report of a batch says. Waits. */
+static peri_status judge(const char *function, const peri_tbe_batch *b)
+{
+    peri_k_tbe_report found;
+    PERI_TRY(peri__copy(b->tbe->device, &found, peri__data(b->report), sizeof found, PERI_COPY_D2H));
+    PERI_TRY(peri_stream_synchronize(peri_stream_current(b->tbe->device)));
+    return peri__tbe_status(b->tbe, function, &found);
+}
+
+static peri_status memory_forward(const char *function, peri_tbe_batch *b, peri_tensor *out)
+{
+    peri_tbe *tbe = b->tbe;
+    bool check = tbe->bounds_check != PERI_BOUNDS_NONE;
+    PERI_TRY(peri__batch_enter(function, b, false));
+    peri_status status = peri__tbe_forward(b, out, check);
+    if (status >= 0 && check && tbe->bounds_check != PERI_BOUNDS_IGNORE) status = judge(function, b);
+    return peri__batch_leave(b, false, status);
+}
+
+static peri_status check(const char *function, peri_tbe_batch *b)
+{
+    peri_tbe *tbe = b->tbe;
+    peri_k_tbe_check_args args = {0};
+    int64_t grain;
+    PERI_TRY(peri__batch_report(b, &args.report));
+    PERI_TRY(peri__batch_stream(b, false, false, &args.stream));
+    peri__tbe_chunks(&b->in, &args.chunks, &grain);
+    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_check, &args, args.chunks, grain));
+    peri_k_tbe_report_args describe = {.stream = args.stream, .report = args.report};
+    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_report, &describe, 1, 1));
+    return judge(function, b);
+}
+
+peri_status peri__memory_check(const char *function, peri_tbe_batch *b)
+{
+    PERI_TRY(peri__batch_enter(function, b, false));
+    return peri__batch_leave(b, false, check(function, b));
+}
+
+static peri_status memory_backward(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
+{
+    PERI_TRY(peri__batch_enter(function, b, true));
+    return peri__batch_leave(b, true, peri__tbe_backward(b, grad, grad_weights));
+}
+
+/* -- rows ---------------------------------------------------------------------------------------------------------------------------- */
+
+static peri_status memory_read(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, peri_tensor *dst);
+static peri_status memory_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src);
+
+/** A view of rows [row, row + rows of @like) of a part. */
+static peri_status rows_view(const char *function, const peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *like,
+                             peri_tensor **out)
+{
+    char text[128];
+    peri_tensor *whole;
+    PERI_TRY(peri__state_view(tbe, table, part, &whole));
+    peri_status status = PERI_OK;
+    int64_t n = like->ndim ? like->shape[0] : 0;
+    if (like->ndim != whole->ndim || (whole->ndim == 2 && like->shape[1] != whole->shape[1]))
+        status = peri__fail(PERI_EINVAL, "%s: %s for rows of '%s' of table '%s', which has %d dimensions%s%lld", function,
+                            peri__tensor_text(like, text, sizeof text), tbe->state[part].name, tbe->tables[table].name, whole->ndim,
+                            whole->ndim == 2 ? " and columns: " : "; rows: ", (long long)whole->shape[whole->ndim - 1]);
+    else if (row < 0 || row > whole->shape[0] - n)
+        status = peri__fail(PERI_ERANGE, "%s: rows %lld .. %lld of table '%s', allowed: 0..%lld", function, (long long)row,
+                            (long long)(row + n), tbe->tables[table].name, (long long)whole->shape[0]);
+    if (status >= 0) {
+        int64_t shape[2] = {n, whole->shape[1]};
+        status = peri__tensor_view(whole, whole->ndim, shape, whole->stride, whole->offset + row * whole->stride[0], out);
+    }
+    peri_tensor_release(whole);
+    return status;
+}
+
+/** @t is rows of @table's numbers. */
+static peri_status check_numbers(const char *function, const peri_tbe *tbe, int64_t table, const peri_tensor *t)
+{
+    char text[128];
+    int64_t cols = tbe->layout[table].cols;
+    if (t->ndim == 2 && t->shape[1] == cols) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: %s for rows of table '%s', which has %lld columns (or, as u8, %lld bytes a row)", function,
+                      peri__tensor_text(t, text, sizeof text), tbe->tables[table].name, (long long)cols,
+                      (long long)tbe->layout[table].stride);
+}
+
+static peri_status read_numbers(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, peri_tensor *dst)
+{
+    PERI_TRY(check_numbers("peri_tbe_read", tbe, table, dst));
+    const peri_row_format format = peri__tbe_row_format(tbe->dtype);
+    peri_tensor *bytes = NULL, *numbers = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_U8, 2, (int64_t[]){dst->shape[0], tbe->layout[table].stride}, &bytes), out);
+    PERI_TRY_GOTO(memory_read(tbe, table, part, row, bytes), out);
+    PERI_TRY_GOTO(peri_quantize_restore(bytes, &format, dst->shape[1], PERI_F32, &numbers), out);
+    status = peri_tensor_copy(dst, numbers);
+out:
+    peri_tensor_release(bytes);
+    peri_tensor_release(numbers);
+    return status;
+}
+
+static peri_status write_numbers(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src)
+{
+    PERI_TRY(check_numbers("peri_tbe_write", tbe, table, src));
+    const peri_row_format format = peri__tbe_row_format(tbe->dtype);
+    peri_tensor *bytes = NULL, *numbers = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_F32, 2, src->shape, &numbers), out);
+    PERI_TRY_GOTO(peri_tensor_copy(numbers, src), out);
+    PERI_TRY_GOTO(peri_quantize_rows(numbers, &format, NULL, &bytes), out);
+    status = memory_write(tbe, table, part, row, bytes);
+out:
+    peri_tensor_release(bytes);
+    peri_tensor_release(numbers);
+    return status;
+}
+
+static peri_status memory_read(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, peri_tensor *dst)
+{
+    peri_tensor *view;
+    if (peri__tbe_bytes(tbe->dtype) && dst->dtype != PERI_U8) return read_numbers(tbe, table, part, row, dst);
+    PERI_TRY(rows_view("peri_tbe_read", tbe, table, part, row, dst, &view));
+    peri_status status = peri_tensor_copy(dst, view);
+    peri_tensor_release(view);
+    return status;
+}
+
+static peri_status memory_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src)
+{
+    peri_tensor *view;
+    if (peri__tbe_bytes(tbe->dtype) && src->dtype != PERI_U8) return write_numbers(tbe, table, part, row, src);
+    PERI_TRY(rows_view("peri_tbe_write", tbe, table, part, row, src, &view));
+    peri_status status = peri_tensor_copy(view, src);
+    peri_tensor_release(view);
+    return status;
+}
+
+const peri__store peri__memory = {.name = "memory", .whole = true, .forward = memory_forward, .backward = memory_backward,
+                                  .read = memory_read, .write = memory_write};
