@@ -66,7 +66,7 @@ MISSING := $(strip $(call missing,HAVE_CC,gcc libc6-dev) $(call missing,HAVE_PKG
 
 LAYERS := base plugin tensor sparse comm embed shard io
 CORE := $(sort $(foreach l,$(LAYERS),$(wildcard runtime/$(l)/*.c runtime/$(l)/*/*.c))) \
-	$(wildcard $(foreach b,cpu opaque self sim,runtime/backends/$(b).c)) runtime/host/host.c kernels/select.c kernels/ref/ref.c
+	$(wildcard $(foreach b,cpu opaque self sim,runtime/backends/$(b).c)) runtime/backends/cpu_ops.c runtime/host/host.c kernels/select.c kernels/ref/ref.c
 ARCH := $(shell uname -m)
 ISAS := $(if $(filter x86_64,$(ARCH)),avx2 avx512)
 HEADERS := $(sort $(wildcard runtime/include/perilune/*.h))
@@ -216,7 +216,7 @@ $B/perilune: $(HOST_OBJ) $B/obj/pack.o $(LIB_A)
 
 UNIT := $(if $(HAVE_CMOCKA),$(patsubst %.c,$B/%,$(wildcard tests/unit/*.c tests/kernels/*.c)))
 FUZZ := $(patsubst %.c,$B/%,$(wildcard tests/fuzz/*.c))
-BAD_PLUGINS := $(patsubst tests/unit/plugins/%.c,$B/tests/unit/plugins/libperilune_%.so,$(wildcard tests/unit/plugins/*.c))
+TEST_PLUGINS := $(patsubst tests/unit/plugins/%.c,$B/tests/unit/plugins/libperilune_%.so,$(wildcard tests/unit/plugins/*.c))
 TEST_FLAGS := $(PFLAGS) -I. -Wno-missing-prototypes -Wno-conversion -Wno-unused-function
 
 $(UNIT): $B/%: %.c $(LIB_A)
@@ -229,9 +229,9 @@ $(FUZZ): $B/%: %.c tests/harness/fuzz_main.c $(LIB_A)
 	@$(if $(V),,echo '  FUZZ    $<')
 	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -MMD -MP $< tests/harness/fuzz_main.c $(LIB_A) $(LIBS) -o $@
 
-$(BAD_PLUGINS): $B/tests/unit/plugins/libperilune_%.so: tests/unit/plugins/%.c $(CONFIG) | needed
+$(TEST_PLUGINS): $B/tests/unit/plugins/libperilune_%.so: tests/unit/plugins/%.c $(CONFIG) | needed
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -shared $< -o $@
+	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -MMD -MP -MF $@.d -shared $< -o $@
 
 PRELOAD := $(if $(filter address thread,$(SAN)),$(shell $(CC) -print-file-name=lib$(if $(filter address,$(SAN)),asan,tsan).so):$(CURDIR)/$B/libperilune.so)
 RUN_TESTS = luajit tests/run.lua --build=$B --san=$(SAN) --preload=$(PRELOAD) --mpi='$(HAVE_MPI)' --busted='$(HAVE_BUSTED)' --cmocka='$(HAVE_CMOCKA)' \
@@ -242,9 +242,9 @@ test:
 	@$(SUBMAKE) setup
 	@$(SUBMAKE) check
 
-check: all $(UNIT) $(BAD_PLUGINS) $(FUZZ)
+check: all $(UNIT) $(TEST_PLUGINS) $(FUZZ)
 	@$(RUN_TESTS)
-check-c: all $(UNIT) $(BAD_PLUGINS) $(FUZZ)
+check-c: all $(UNIT) $(TEST_PLUGINS) $(FUZZ)
 	@$(RUN_TESTS) --parts=c,fuzz
 check-lua: all
 	@$(RUN_TESTS) --parts=lua
@@ -253,7 +253,7 @@ check-mpi: all
 lint: all
 	@$(RUN_TESTS) --parts=lint
 
--include $(UNIT:=.d) $(FUZZ:=.d)
+-include $(UNIT:=.d) $(FUZZ:=.d) $(TEST_PLUGINS:=.d)
 -include $(OBJ:.o=.d) $(HOST_OBJ:.o=.d) $B/obj/mpi.d
 
 # -- the demonstration and the benchmarks ----------------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@
 
 #include "tbe.h"
 
-#define PERI_KERNELS_BAGS(X) X(bag_pad) X(bag_scale) X(bag_max) X(bag_max_grad) X(bag_renorm)
+#define PERI_KERNELS_BAGS(X)                                                                                                          \
+    X(bag_pad, peri_k_bag_pad_args) X(bag_scale, peri_k_bag_scale_args) X(bag_max, peri_k_bag_max_args)                               \
+    X(bag_max_grad, peri_k_bag_max_grad_args) X(bag_renorm, peri_k_bag_renorm_args)
 
 /** out[i] = ids[i] == padding ? -1 : ids[i]. range: ids. */
 typedef struct peri_k_bag_pad_args {

@@ -10,7 +10,8 @@
 
 #include "tbe.h"
 
-#define PERI_KERNELS_CACHE(X) X(cache_fill) X(cache_spill)
+#define PERI_KERNELS_CACHE(X)                                                                                                         \
+    X(cache_fill, peri_k_cache_args) X(cache_spill, peri_k_cache_args)
 
 enum { PERI_CACHE_PARTS = 6, PERI_CACHE_RECORD_HEAD = 8 };
 

@@ -10,7 +10,8 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_CODEC(X) X(codec_encode) X(codec_decode)
+#define PERI_KERNELS_CODEC(X)                                                                                                         \
+    X(codec_encode, peri_k_codec_args) X(codec_decode, peri_k_codec_args)
 
 /** codec_encode: wire = encode(x); codec_decode: x = decode(wire), for the blocks of the range. range: blocks; elements where block is 1.
  *  The wire has no alignment where it consists of bytes.

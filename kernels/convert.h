@@ -7,7 +7,9 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_CONVERT(X) X(fill) X(convert) X(random) X(reduce) X(divide)
+#define PERI_KERNELS_CONVERT(X)                                                                                                       \
+    X(fill, peri_k_fill_args) X(convert, peri_k_convert_args) X(random, peri_k_random_args) X(reduce, peri_k_reduce_args)             \
+    X(divide, peri_k_divide_args)
 
 /** for i in range: dst[i] = value, converted to dtype like `convert` does. range: elements. */
 typedef struct peri_k_fill_args {

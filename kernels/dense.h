@@ -9,9 +9,13 @@
 #include <perilune/base.h>
 
 #define PERI_KERNELS_DENSE(X)                                                                                                         \
-    X(axpy) X(unary) X(unary_grad) X(binary) X(muladd) X(bias_act) X(act_grad) X(sum_dim) X(max_dim) X(max_dim_grad) X(softmax)           \
-    X(softmax_grad) X(layer_norm) X(layer_norm_grad) X(dropout) X(interaction) X(interaction_grad) X(loss) X(loss_grad)                \
-    X(label_check) X(cross_entropy) X(cross_entropy_grad)
+    X(axpy, peri_k_axpy_args) X(unary, peri_k_unary_args) X(unary_grad, peri_k_unary_grad_args) X(binary, peri_k_binary_args)         \
+    X(muladd, peri_k_muladd_args) X(bias_act, peri_k_bias_act_args) X(act_grad, peri_k_act_grad_args) X(sum_dim, peri_k_sum_dim_args) \
+    X(max_dim, peri_k_max_dim_args) X(max_dim_grad, peri_k_max_dim_grad_args) X(softmax, peri_k_softmax_args)                         \
+    X(softmax_grad, peri_k_softmax_grad_args) X(layer_norm, peri_k_layer_norm_args) X(layer_norm_grad, peri_k_layer_norm_grad_args)   \
+    X(dropout, peri_k_dropout_args) X(interaction, peri_k_interaction_args) X(interaction_grad, peri_k_interaction_grad_args)         \
+    X(loss, peri_k_loss_args) X(loss_grad, peri_k_loss_grad_args) X(label_check, peri_k_label_check_args)                             \
+    X(cross_entropy, peri_k_cross_entropy_args) X(cross_entropy_grad, peri_k_cross_entropy_grad_args)
 
 /** y[i] += alpha * x[i]. range: elements. y may be x. */
 typedef struct peri_k_axpy_args {

@@ -6,22 +6,46 @@
  * more entry than bags, first 0). Arrays of lengths, offsets, ids and permutations are i32 or i64, named by a dtype beside the
  * pointer; scratch and reports are i64. `width` is the size of one row of values in bytes.
  *
- * Cumulative sums and checks run in three phases over blocks of PERI_JAGGED_BLOCK elements, whatever the number of threads.
+ * The steps of cumulative sums and checks run over blocks of PERI_JAGGED_BLOCK elements, whatever the number of threads.
  */
 #ifndef PERI_KERNELS_JAGGED_H
 #define PERI_KERNELS_JAGGED_H
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_JAGGED(X)                                                                                                       \
-    X(cumsum_sums) X(cumsum_scan) X(cumsum_write) X(jagged_check) X(jagged_report) X(jagged_bounds) X(jagged_lengths) X(jagged_copy)    \
-    X(jagged_sum) X(jagged_to_padded) X(jagged_from_padded) X(columns_sum)
+#define PERI_KERNELS_JAGGED(X)                                                                                                           \
+    X(jagged_bounds, peri_k_jagged_bounds_args) X(jagged_lengths, peri_k_jagged_lengths_args) X(jagged_copy, peri_k_jagged_copy_args)    \
+    X(jagged_sum, peri_k_jagged_sum_args) X(jagged_to_padded, peri_k_jagged_padded_args)                                                 \
+    X(jagged_from_padded, peri_k_jagged_padded_args) X(columns_sum, peri_k_columns_sum_args)
+#define PERI_STEPS_JAGGED(X)                                                                                                             \
+    X(cumsum_sums, peri_k_cumsum_args) X(cumsum_scan, peri_k_cumsum_args) X(cumsum_write, peri_k_cumsum_args)                            \
+    X(jagged_check, peri_k_jagged_check_args) X(jagged_report, peri_k_jagged_report_args)
+#define PERI_OPS_JAGGED(X)                                                                                                               \
+    X(cumsum, peri_op_cumsum) X(scan, peri_op_scan) X(bags_report, peri_op_bags_report)
 
 enum { PERI_JAGGED_BLOCK = 4096 };
 
 /* -- cumulative sums ------------------------------------------------------------------------------------------------------------- */
 
-/** Arguments of all three phases. x is rows x cols; each row is cut into `blocks` = max(1, ceil(cols / PERI_JAGGED_BLOCK)).
+/** Operation: the cumulative sum of each row of x [rows x cols], modulo 2^64 (2^32 when y is i32). mode: PERI_CUMSUM_*.
+ *  `limit` >= 0 asks for a checked sum of lengths: an x outside [0, limit] counts as 0, and no y exceeds limit, so that y is monotone and
+ *  inside [0, limit] whatever x holds; limit < 2^50. */
+typedef struct peri_op_cumsum {
+    const void *x;
+    void *y;        /* COMPLETE: rows x (cols + 1), else rows x cols; NULL: only what is found */
+    int64_t *total; /* rows: the sum of each row; checked: INT64_MAX if it is beyond 2^63. NULL: nobody asks */
+    int64_t *bad;   /* 1: checked sums only: flat index of the first x outside [0, limit], else INT64_MAX. NULL: nobody asks */
+    int64_t rows, cols, limit; /* limit < 0: unchecked */
+    int32_t x_dtype, y_dtype, mode;
+} peri_op_cumsum;
+
+/** Operation: sums[i], i < n, becomes the sum of those before it, sums[n] that of all of them. */
+typedef struct peri_op_scan {
+    int64_t *sums; /* n + 1 */
+    int64_t n;
+} peri_op_scan;
+
+/** Arguments of the three steps. x is rows x cols; each row is cut into `blocks` = max(1, ceil(cols / PERI_JAGGED_BLOCK)).
  *  Sums are modulo 2^64 (2^32 when y is i32). `limit` >= 0 asks for a checked sum of lengths: an x outside [0, limit] counts as 0, and
  *  no y exceeds limit, so that y is monotone and inside [0, limit] whatever x holds; limit < 2^50. */
 typedef struct peri_k_cumsum_args {
@@ -61,6 +85,25 @@ enum {
     PERI_REPORT_MOST = 6,  /* longest bag */
     PERI_REPORT_HEADER = 7
 };
+
+/** Where bags_report looks. */
+enum {
+    PERI_BAGS_SOUND = 0,  /* nothing is looked for: the offsets are known to be well formed */
+    PERI_BAGS_LENGTHS = 1, /* the offsets are the sum of the lengths, made here; a length outside [0, values] counts as 0 */
+    PERI_BAGS_OFFSETS = 2 /* offsets, and lengths if they are there */
+};
+
+/** Operation: what the host wants to know of bags: report[PERI_REPORT_*] (SOUND: only FIRST and TOTAL mean something), and
+ *  report[PERI_REPORT_HEADER + i] = offsets[bounds ? bounds[i] : i * step] for i in [0, n_bounds). A bag is malformed if it is for
+ *  jagged_check, or if its length is outside [0, values]. */
+typedef struct peri_op_bags_report {
+    const void *lengths, *offsets; /* lengths may be NULL but for LENGTHS */
+    int64_t *sums;                 /* LENGTHS: gets the offsets [bags + 1], if not NULL; offsets are these sums then */
+    const int64_t *bounds;
+    int64_t *report;
+    int64_t bags, values, step, n_bounds;
+    int32_t lengths_dtype, offsets_dtype, look;
+} peri_op_bags_report;
 
 /** report[PERI_REPORT_*] from the blocks' findings, and report[PERI_REPORT_HEADER + i] = offsets[bounds ? bounds[i] : i * step] for i in
  *  [0, n_bounds). range: 1. */

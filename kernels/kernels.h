@@ -1,9 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels/kernels.h: the kernel contract. One header per family lists its kernels: the argument struct, the pseudocode, what the
- * range counts, alignment and aliasing, and what happens on bad input.
+ * kernels/kernels.h: what devices compute. One header per family lists it, each entry with its argument struct: the pseudocode, what
+ * the range counts, alignment and aliasing, and what happens on bad input. Three kinds:
  *
- * Rules for all kernels
+ *   kernel     does each item of a range on its own, whatever the order: any device runs it over [0, n). PERI_KERNELS, PERI_K_*
+ *   operation  a whole (a sort, a cumulative sum, an update of tables): what comes out is laid down here, how a device gets there is its
+ *              own affair, and so are its chunks, threads, digits and scratch. PERI_OPS, PERI_OP_*
+ *   step       a kernel of which the device cpu composes its operations (runtime/backends/cpu_ops.c). The core launches none, and another
+ *              device need not have any. PERI_STEPS, PERI_K_*. Members of arguments that are called a step's are 0 where the core fills in
+ *              the arguments of an operation
+ *
+ * Rules for all kernels and steps
  * - `fn(args, begin, end)` does the part [begin, end) of the kernel's range, serially; ranges may run in any order and in parallel, and
  *   the results do not depend on how [0, n) is split.
  * - Raw pointers and numbers only; no allocation, no globals, no failure. A kernel that can meet bad input writes what it found into
@@ -30,16 +37,55 @@
 #include "cache.h"
 #include "bags.h"
 
+/** X(name, argument struct) for each kernel, step and operation. */
 #define PERI_KERNELS(X) PERI_KERNELS_CONVERT(X) PERI_KERNELS_DENSE(X) PERI_KERNELS_OPTIM(X) PERI_KERNELS_JAGGED(X) PERI_KERNELS_TBE(X) \
     PERI_KERNELS_SPARSE(X) PERI_KERNELS_LOOKUP(X) PERI_KERNELS_QUANTIZE(X) \
     PERI_KERNELS_ROUTE(X) PERI_KERNELS_CODEC(X) PERI_KERNELS_CACHE(X) PERI_KERNELS_BAGS(X)
 
+#define PERI_STEPS(X) PERI_STEPS_JAGGED(X) PERI_STEPS_SPARSE(X) PERI_STEPS_TBE(X)
+#define PERI_OPS(X) PERI_OPS_JAGGED(X) PERI_OPS_SPARSE(X) PERI_OPS_TBE(X)
+
+/** One space of numbers. */
 enum {
-#define X(name) PERI_K_##name,
-    PERI_KERNELS(X)
+#define X(name, args) PERI_K_##name,
+    PERI_KERNELS(X) PERI_STEPS(X)
 #undef X
-        PERI_KERNEL_COUNT
+        PERI_KERNEL_COUNT, /* steps are among them */
+#define X(name, args) PERI_OP_##name,
+    PERI_OPS(X)
+#undef X
+        PERI_WORK_COUNT
 };
+enum { PERI_OP_FIRST = PERI_KERNEL_COUNT + 1 };
+
+/** The argument struct of what the core may launch, for the compiler to check. */
+#define X(name, args) typedef args peri_k_args_of_##name;
+PERI_KERNELS(X)
+#undef X
+#define X(name, args) typedef args peri_op_args_of_##name;
+PERI_OPS(X)
+#undef X
+
+/** A hash (FNV-1a) of all names and sizes of arguments, in their order: what a backend was compiled with. */
+static inline uint64_t peri_kernels_hash(void)
+{
+    static const struct {
+        const char *name;
+        size_t size;
+    } work[] = {
+#define X(name, args) {#name, sizeof(args)},
+        PERI_KERNELS(X) PERI_STEPS(X) {"", 0}, PERI_OPS(X)
+#undef X
+    };
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < sizeof work / sizeof *work; i++) {
+        const char *c = work[i].name;
+        do hash = (hash ^ (unsigned char)*c) * 0x100000001b3u;
+        while (*c++);
+        for (size_t size = work[i].size, byte = 0; byte < 8; byte++, size >>= 8) hash = (hash ^ (size & 255)) * 0x100000001b3u;
+    }
+    return hash;
+}
 
 /** One kernel over a part of its range. */
 typedef void (*peri_kernel_fn)(const void *args, int64_t begin, int64_t end);
@@ -56,8 +102,8 @@ extern const peri_kernels peri_kernels_avx2, peri_kernels_avx2_tbe; /* the units
 extern const peri_kernels peri_kernels_avx512, peri_kernels_avx512_tbe;
 #endif
 
-/** Kernel names for messages and benches. */
-extern const char *const peri_kernel_names[PERI_KERNEL_COUNT];
+/** Names by number (PERI_K_*, PERI_OP_*), for messages and benches. */
+extern const char *const peri_kernel_names[PERI_WORK_COUNT];
 
 /** The kernels of the best instruction set of this processor, at most PERI_CPU_ISA=ref|avx2|avx512; no entry is NULL. */
 const peri_kernels *peri_kernels_get(void);

@@ -8,9 +8,13 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_LOOKUP(X)                                                                                                       \
-    X(table_rows) X(batch_select) X(batch_select_sum) X(unary_sum) X(unary_sum_back) X(weights_by_id) X(slice_bounds) X(prune_mark)  \
-    X(mask_sums) X(mask_pick) X(mask_spread) X(mask_lengths) X(mask_places) X(hash_insert) X(hash_find) X(murmur_hash3) X(calibrate)
+#define PERI_KERNELS_LOOKUP(X)                                                                                                        \
+    X(table_rows, peri_k_table_rows_args) X(batch_select, peri_k_batch_select_args) X(batch_select_sum, peri_k_batch_select_args)     \
+    X(unary_sum, peri_k_unary_sum_args) X(unary_sum_back, peri_k_unary_sum_args) X(weights_by_id, peri_k_weights_by_id_args)          \
+    X(slice_bounds, peri_k_slice_bounds_args) X(prune_mark, peri_k_prune_mark_args) X(mask_sums, peri_k_mask_args)                    \
+    X(mask_pick, peri_k_mask_args) X(mask_spread, peri_k_mask_args) X(mask_lengths, peri_k_mask_args)                                 \
+    X(mask_places, peri_k_mask_args) X(hash_insert, peri_k_hash_args) X(hash_find, peri_k_hash_args)                                  \
+    X(murmur_hash3, peri_k_murmur_hash3_args) X(calibrate, peri_k_calibrate_args)
 
 /* -- ids of several tables ------------------------------------------------------------------------------------------------------- */
 

@@ -10,8 +10,10 @@
 #include <perilune/base.h>
 
 #define PERI_KERNELS_OPTIM(X)                                                                                                         \
-    X(optim_sgd) X(optim_adagrad) X(optim_adam) X(optim_rmsprop) X(optim_rowwise_adagrad) X(norm_partial) X(norm_finish) X(clip_norm)   \
-    X(clip_value)
+    X(optim_sgd, peri_k_optim_sgd_args) X(optim_adagrad, peri_k_optim_adagrad_args) X(optim_adam, peri_k_optim_adam_args)             \
+    X(optim_rmsprop, peri_k_optim_rmsprop_args) X(optim_rowwise_adagrad, peri_k_optim_rowwise_adagrad_args)                           \
+    X(norm_partial, peri_k_norm_partial_args) X(norm_finish, peri_k_norm_finish_args) X(clip_norm, peri_k_clip_norm_args)             \
+    X(clip_value, peri_k_clip_value_args)
 
 /** g' = (maximize ? -g : g) + weight_decay * w
  *  with momentum:  m = first ? g' : momentum * m + (1 - dampening) * g';  g' = nesterov ? g' + momentum * m : m

@@ -7,7 +7,8 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_QUANTIZE(X) X(rows_quantize) X(rows_restore)
+#define PERI_KERNELS_QUANTIZE(X)                                                                                                      \
+    X(rows_quantize, peri_k_rows_args) X(rows_restore, peri_k_rows_args)
 
 /** A row of `cols` numbers x lies in `stride` bytes of any alignment: codes at `codes_at`, scale and bias, one after the other, at
  *  `scale_at`

@@ -11,8 +11,10 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_ROUTE(X) X(route_count) X(route_totals) X(route_pack) X(route_return) X(route_mean) X(route_combine) X(route_spread) \
-    X(route_place)
+#define PERI_KERNELS_ROUTE(X)                                                                                                         \
+    X(route_count, peri_k_route_count_args) X(route_totals, peri_k_route_totals_args) X(route_pack, peri_k_route_pack_args)           \
+    X(route_return, peri_k_route_return_args) X(route_mean, peri_k_route_mean_args) X(route_combine, peri_k_route_combine_args)       \
+    X(route_spread, peri_k_route_spread_args) X(route_place, peri_k_route_place_args)
 
 /** One feature cut by one table's rows. */
 typedef struct peri_k_partition {

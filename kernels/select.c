@@ -7,9 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const peri_kernel_names[PERI_KERNEL_COUNT] = {
-#define X(name) #name,
-    PERI_KERNELS(X)
+const char *const peri_kernel_names[PERI_WORK_COUNT] = {
+#define X(name, args) [PERI_K_##name] = #name,
+    PERI_KERNELS(X) PERI_STEPS(X)
+#undef X
+#define X(name, args) [PERI_OP_##name] = #name,
+    PERI_OPS(X)
 #undef X
 };
 

@@ -8,10 +8,17 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_SPARSE(X)                                                                                                       \
-    X(bucketize_count) X(bucketize_place) X(index_check) X(jagged_places) X(invert_permute) X(segment_sum) X(levels_to_dense)        \
-    X(segment_spread) X(bucketize_replay) X(levels_from_dense) X(sort_keys) X(sort_order) X(sort_lists) X(unique_count)             \
-    X(unique_write) X(unique_counts) X(mark_set) X(mark_count) X(mark_write) X(mark_lookup) X(mark_tally)
+#define PERI_KERNELS_SPARSE(X)                                                                                                           \
+    X(bucketize_count, peri_k_bucketize_args) X(bucketize_place, peri_k_bucketize_args) X(index_check, peri_k_index_check_args)          \
+    X(jagged_places, peri_k_jagged_places_args) X(invert_permute, peri_k_invert_permute_args) X(segment_sum, peri_k_segment_sum_args)    \
+    X(levels_to_dense, peri_k_levels_args) X(segment_spread, peri_k_segment_spread_args)                                                 \
+    X(bucketize_replay, peri_k_bucketize_replay_args) X(levels_from_dense, peri_k_levels_args) X(unique_count, peri_k_unique_args)       \
+    X(unique_write, peri_k_unique_args) X(unique_counts, peri_k_unique_args) X(mark_set, peri_k_mark_args)                               \
+    X(mark_count, peri_k_mark_args) X(mark_write, peri_k_mark_args) X(mark_lookup, peri_k_mark_args) X(mark_tally, peri_k_mark_args)
+#define PERI_STEPS_SPARSE(X)                                                                                                             \
+    X(sort_keys, peri_k_sort_keys_args) X(sort_order, peri_k_sort_order_args) X(sort_lists, peri_k_sort_lists_args)
+#define PERI_OPS_SPARSE(X)                                                                                                               \
+    X(sort, peri_op_sort) X(lists, peri_op_lists)
 
 /* -- buckets --------------------------------------------------------------------------------------------------------------------- */
 
@@ -128,6 +135,24 @@ typedef struct peri_k_levels_args {
 } peri_k_levels_args;
 
 /* -- sorting and unique ids -------------------------------------------------------------------------------------------------------- */
+
+/** Operation: order = the places of x in ascending order of x, those of equal x ascending. n < 2^32. */
+typedef struct peri_op_sort {
+    const void *x;
+    int64_t *order;         /* n */
+    int64_t n, least, most; /* every x is in [least, most] */
+    int32_t dtype;
+} peri_op_sort;
+
+/** Operation: the places at which each number of [0, lists) stands in x, whose numbers are all there: list = the places, those of smaller
+ *  numbers first, those of one number ascending; offsets[l] = places of numbers < l, offsets[lists] = n. n < 2^32, and
+ *  bits(n) + bits(lists) <= 64. */
+typedef struct peri_op_lists {
+    const void *x;
+    int64_t *list, *offsets; /* n; lists + 1 */
+    int64_t n, lists;
+    int32_t dtype;
+} peri_op_lists;
 
 /** keys[i] = (((x[j] - base) >> shift) mod 2^bits) << place_bits | i, j = order ? order[i] : i, x taken as unsigned. range: n. */
 typedef struct peri_k_sort_keys_args {

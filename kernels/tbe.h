@@ -26,10 +26,20 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_TBE(X)                                                                                                           \
-    X(tbe_prepare) X(tbe_check) X(tbe_report) X(tbe_forward) X(tbe_weight_gradient) X(tbe_sort) X(tbe_keys) X(radix_histogram)        \
-    X(radix_scan) X(radix_scatter) X(tbe_update) X(tbe_dense_update) X(tbe_shift) X(tbe_runs) X(tbe_run_tables) \
-    X(tbe_gram) X(tbe_root) X(tbe_precondition) X(tbe_average) X(tbe_most_counted)
+#define PERI_KERNELS_TBE(X)                                                                                                             \
+    X(tbe_shift, peri_k_tbe_shift_args) X(tbe_run_tables, peri_k_tbe_run_tables_args) X(tbe_most_counted, peri_k_tbe_most_counted_args)
+#define PERI_STEPS_TBE(X)                                                                                                               \
+    X(tbe_prepare, peri_k_tbe_prepare_args) X(tbe_check, peri_k_tbe_check_args) X(tbe_report, peri_k_tbe_report_args)                   \
+    X(tbe_forward, peri_k_tbe_forward_args) X(tbe_weight_gradient, peri_k_tbe_weight_gradient_args) X(tbe_sort, peri_k_tbe_sort_args)   \
+    X(tbe_keys, peri_k_tbe_keys_args) X(radix_histogram, peri_k_radix_args) X(radix_scan, peri_k_radix_args)                            \
+    X(radix_scatter, peri_k_radix_args) X(tbe_update, peri_k_tbe_update_args) X(tbe_dense_update, peri_k_tbe_dense_update_args)         \
+    X(tbe_runs, peri_k_tbe_runs_args) X(tbe_gram, peri_k_tbe_shampoo) X(tbe_root, peri_k_tbe_shampoo)                                   \
+    X(tbe_precondition, peri_k_tbe_shampoo) X(tbe_average, peri_k_tbe_average_args)
+#define PERI_OPS_TBE(X)                                                                                                                 \
+    X(tbe_prepare, peri_k_tbe_prepare_args) X(tbe_check, peri_k_tbe_check_args) X(tbe_report, peri_k_tbe_report_args)                   \
+    X(tbe_forward, peri_k_tbe_forward_args) X(tbe_weight_gradient, peri_k_tbe_weight_gradient_args) X(tbe_sort, peri_op_tbe_sort)       \
+    X(tbe_update, peri_k_tbe_update_args) X(tbe_dense_update, peri_k_tbe_dense_update_args) X(tbe_shampoo, peri_k_tbe_shampoo)          \
+    X(tbe_average, peri_k_tbe_average_args)
 
 /* -- the stream ------------------------------------------------------------------------------------------------------------------ */
 
@@ -70,7 +80,8 @@ typedef struct peri_k_tbe_span {
     int64_t cost;     /* work of all blocks before this one; bag j starts at cost + (offset of bag j - first_id + j) * (cols + 8) */
 } peri_k_tbe_span;
 
-/** A block list over ids. Pointers are device memory. */
+/** A block list over ids. Pointers are device memory. What stands under "sizes" is for choosing how to split the work: results do not
+ *  depend on it. */
 typedef struct peri_k_tbe_stream {
     const void *ids;       /* n_ids of ids_dtype (PERI_I64, PERI_I32) */
     const void *offsets;   /* n_bags + 1 of offsets_dtype (PERI_I64, PERI_I32) */
@@ -78,16 +89,22 @@ typedef struct peri_k_tbe_stream {
     const float *scale;    /* n_bags, or NULL: 1 */
     const peri_k_tbe_table *tables;
     const peri_k_tbe_block *blocks;
+    const peri_k_tbe_block *ordered; /* the same ones in the order of their tables, else as they stand; may be `blocks`. For tbe_sort */
     peri_k_tbe_span *spans; /* n_blocks + 1 */
     int64_t n_ids, n_bags, n_tables, n_blocks;
     int64_t capacity; /* most items that the caller has room for */
     int32_t ids_dtype, offsets_dtype;
+    /* sizes: bags of all blocks; the most bags that look into one table; mean columns of the blocks, weighted by their bags */
+    int64_t all_bags, most_bags, width;
 } peri_k_tbe_stream;
+
+/** f32 numbers that a pass over a stream meets, about. */
+static inline int64_t peri_k_tbe_work(const peri_k_tbe_stream *s) { return (s->capacity + s->all_bags) * (s->width + 8); }
 
 /** The factor of a bag, and of its ids with pooling NONE: (1 / number of ids if its table's pooling is MEAN, else 1) * (scale of the bag,
  *  else 1); of an item: fl(weight * factor). */
 
-/** Fill spans, stream order. An item count beyond `capacity` is cut. range: 1, serial over blocks. */
+/** Operation and step: fill spans, stream order. An item count beyond `capacity` is cut. range: 1, serial over blocks. */
 typedef struct peri_k_tbe_prepare_args {
     peri_k_tbe_stream stream;
     int64_t *totals; /* NULL, or [2]: += items, += bags */
@@ -108,15 +125,15 @@ typedef struct peri_k_tbe_report {
     int32_t block, table, feature, reserved;
 } peri_k_tbe_report;
 
-/** Count what is bad into `report` (atomically; the counts and firsts do not depend on the order).
+/** Operation and step: count what is bad into `report` (atomically; the counts and firsts do not depend on the order).
  *  range: chunks; chunk c covers the bags whose cost lies in [c, c + 1) * total cost / chunks. Needs tbe_prepare. */
 typedef struct peri_k_tbe_check_args {
     peri_k_tbe_stream stream;
     peri_k_tbe_report *report;
-    int64_t chunks;
+    int64_t chunks; /* the step's */
 } peri_k_tbe_check_args;
 
-/** Describe the first offence. range: 1. After it, counters += {bad_ids, bad_bags} if counters is not NULL. */
+/** Operation and step: describe the first offence. range: 1. After it, counters += {bad_ids, bad_bags} if counters is not NULL. */
 typedef struct peri_k_tbe_report_args {
     peri_k_tbe_stream stream;
     peri_k_tbe_report *report;
@@ -134,7 +151,7 @@ typedef struct peri_k_tbe_reach {
 
 /* -- forward --------------------------------------------------------------------------------------------------------------------- */
 
-/** For each bag j of each block k, with row(id) = weight + table.offset + id * table.stride, its numbers as f32:
+/** Operation and step. For each bag j of each block k, with row(id) = weight + table.offset + id * table.stride, its numbers as f32:
  *      acc[d] = 0
  *      for each valid id i of the bag, in order:  acc[d] = fma(weights[i], row(id)[d], acc[d])     (weights[i] = 1 without weights)
  *      out[block.out_offset + j * block.out_stride + d] = acc[d] * factor of the bag, rounded to out_dtype
@@ -145,13 +162,13 @@ typedef struct peri_k_tbe_forward_args {
     const void *weight;
     void *out;
     peri_k_tbe_report *report;
-    int64_t chunks;
+    int64_t chunks;       /* the step's */
     int32_t weight_dtype; /* PERI_F32, PERI_F16, PERI_BF16, PERI_K_ROWS_* */
     int32_t out_dtype;    /* PERI_F32, PERI_F16, PERI_BF16 */
     peri_k_tbe_reach reach;
 } peri_k_tbe_forward_args;
 
-/** grad_weights[i] = sum over the blocks k that hold id i, in order of k:
+/** Operation and step. grad_weights[i] = sum over the blocks k that hold id i, in order of k:
  *      fl(sum16(grad[d] * row(id)[d]) * factor of the bag), 0 for invalid ids; ids in no block get 0.
  *  range: chunks; chunk c covers ids [c, c + 1) * n_ids / chunks. Needs tbe_prepare. */
 typedef struct peri_k_tbe_weight_gradient_args {
@@ -160,7 +177,7 @@ typedef struct peri_k_tbe_weight_gradient_args {
     int32_t weight_dtype;
     const float *grad;
     float *grad_weights; /* n_ids */
-    int64_t chunks;
+    int64_t chunks;      /* the step's */
     peri_k_tbe_reach reach;
 } peri_k_tbe_weight_gradient_args;
 
@@ -172,6 +189,20 @@ typedef struct peri_k_tbe_item {
     float scale;
     int32_t reserved;
 } peri_k_tbe_item;
+
+/** Operation: the items of a stream in the order of their rows. For each item p: a key, linear row << payload_bits | payload; invalid ids
+ *  have linear row total_rows.
+ *  items NULL (all item factors are 1): payload = out_offset + j * out_stride; else payload = the place of items[..] = {that,
+ *  fl(weight * factor)}, which the device chooses (the items' numbers, in the order of `blocks` or of `ordered`).
+ *  keys: the n = spans[n_blocks].items keys, with linear rows ascending, and those of a row in the order of the stream; keys of invalid ids
+ *  may stand behind the rows of their table instead of at the end. Needs tbe_prepare; spans stay. Fewer than 2^32 items. */
+typedef struct peri_op_tbe_sort {
+    peri_k_tbe_stream stream;
+    uint64_t *keys;         /* room for stream.capacity */
+    peri_k_tbe_item *items; /* as many, or NULL */
+    int64_t total_rows;
+    int32_t payload_bits;   /* 64 - the bits of total_rows, at most */
+} peri_op_tbe_sort;
 
 /** For each item p of the stream: keys[p] = linear row << payload_bits | payload. Invalid ids have linear row total_rows.
  *  items NULL (all item factors are 1): payload = out_offset + j * out_stride; else payload = p and
@@ -334,6 +365,7 @@ typedef struct peri_k_tbe_optimizer {
 typedef struct peri_k_tbe_rows {
     const peri_k_tbe_table *tables;
     int64_t n_tables, total_rows;
+    int64_t max_cols; /* of the widest table */
     void *weight;
     int32_t weight_dtype;
     float *momentum1, *momentum2, *row_counter; /* NULL where the optimizer has none */
@@ -345,13 +377,14 @@ typedef struct peri_k_tbe_rows {
 /** Scratch of a chunk whose widest table has @cols columns, in f32. */
 enum { PERI_K_TBE_SCRATCH_ROWS = 5, PERI_K_TBE_SCRATCH_MORE = 64 }; /* rows of round16(cols), and a constant */
 
-/** sorted: keys in ascending order of linear row (ties in stream order), from tbe_keys or tbe_sort. For each run of equal linear rows
- *  < total_rows:
+/** Operation and step. sorted: keys in ascending order of linear row (ties in stream order), from tbe_sort. For each run of equal linear
+ *  rows < total_rows:
  *      in groups of 256 items, in order: group[d] = sum over the group of  grad[d] (no items array) or fma(item.scale, grad[d], .),
  *      each starting from its first term (grad[d], or scale * grad[d]);
  *      g[d] = first group, then + each further group in order
  *      update the row with g; kind NONE: dense[table.offset + row * stride + d] = g[d], touched[linear row] = 1; or, with
- *      run_values, for the r-th run of all: run_rows[r] = linear row, run_values[r * run_stride + d] = g[d]
+ *      run_values, for the r-th run of all: run_rows[r] = linear row, run_values[r * run_stride + d] = g[d], and runs[0] = all runs
+ *      (the operation alone; a step has run_starts)
  *  range: chunks; chunk c covers the runs that start in elements [c, c + 1) * n / chunks. Each row has one run, so there are no races.
  *  updated[0] += runs.
  *
@@ -373,11 +406,13 @@ typedef struct peri_k_tbe_update_args {
     const peri_k_tbe_item *items;
     const float *grad;
     float *dense, *touched;
-    const int64_t *run_starts; /* of tbe_runs, with the same chunks */
+    int64_t *runs;
     int64_t *run_rows;
     float *run_values; /* NULL: dense */
     int64_t run_stride;
-    float *scratch; /* chunks * scratch_stride; stride >= SCRATCH_ROWS * round16(cols) + SCRATCH_MORE */
+    int64_t work; /* of the stream: peri_k_tbe_work; for choosing how to split it */
+    const int64_t *run_starts; /* the step's: of tbe_runs, with the same chunks */
+    float *scratch; /* the step's: chunks * scratch_stride; stride >= SCRATCH_ROWS * round16(cols) + SCRATCH_MORE */
     int64_t scratch_stride;
     int64_t chunks;
     int64_t *updated;
@@ -385,13 +420,13 @@ typedef struct peri_k_tbe_update_args {
     peri_k_tbe_reach reach;
 } peri_k_tbe_update_args;
 
-/** For each linear row with touched[row] != 0: update it with g = its row of dense. range: chunks; chunk c covers linear rows
- *  [c, c + 1) * total_rows / chunks. */
+/** Operation and step. For each linear row with touched[row] != 0: update it with g = its row of dense. range: chunks; chunk c covers
+ *  linear rows [c, c + 1) * total_rows / chunks. */
 typedef struct peri_k_tbe_dense_update_args {
     peri_k_tbe_rows rows;
     peri_k_tbe_optimizer optimizer;
     const float *dense, *touched;
-    float *scratch; /* as tbe_update's */
+    float *scratch; /* the step's, as tbe_update's */
     int64_t scratch_stride;
     int64_t chunks;
 } peri_k_tbe_dense_update_args;
@@ -406,18 +441,18 @@ typedef struct peri_k_tbe_runs_args {
     int32_t payload_bits;
 } peri_k_tbe_runs_args;
 
-/** first[t] = the first of runs 0..starts[chunks] - 1 whose run_rows[r] >= first_row of table t; first[n_tables] = all runs;
+/** first[t] = the first of runs 0..runs[0] - 1 whose run_rows[r] >= first_row of table t; first[n_tables] = all runs;
  *  rows[r] = run_rows[r] - first_row of its table. range: tables; first[n_tables] with table 0. */
 typedef struct peri_k_tbe_run_tables_args {
     const peri_k_tbe_table *tables;
-    const int64_t *run_rows, *runs; /* runs: starts + chunks */
+    const int64_t *run_rows, *runs; /* of tbe_update */
     int64_t *rows, *first;
     int64_t n_tables;
 } peri_k_tbe_run_tables_args;
 
-/** Shampoo (Gupta, Koren, Singer 2018), preconditioned on one side, the columns', with the exponent -1/2 that goes with it, as Anil et
- *  al. 2020 ("Scalable Second Order Optimization for Deep Learning") do for embedding tables, whose rows are too many for
- *  a matrix of their own.
+/** Operation tbe_shampoo, and its three steps. Shampoo (Gupta, Koren, Singer 2018), preconditioned on one side, the columns', with the
+ *  exponent -1/2 that goes with it, as Anil et al. 2020 ("Scalable Second Order Optimization for Deep Learning") do for embedding tables,
+ *  whose rows are too many for a matrix of their own.
  *  For each table, G the summed gradients of the rows that the batch touches (tbe_update's sparse rows, in their order), n = cols:
  *      tbe_gram          gram[i][j] = fma(g[i], g[j], gram[i][j]) for each row g of G in order        range: rows of all grams
  *      tbe_root          root = (gram + eps I)^(-1/2), by Jacobi's method in f64, rounded             range: tables
@@ -434,21 +469,24 @@ typedef struct peri_k_tbe_shampoo {
     const int64_t *run_rows;  /* rows in their tables */
     const int64_t *first;     /* n_tables + 1 */
     int64_t stride;
-    float *gram, *root;       /* cols x cols, table after table */
-    double *room;             /* twice as many */
+    float *gram;              /* cols x cols, table after table */
+    int64_t squares, all_cols; /* elements of gram; columns of all tables */
+    int64_t most_rows;        /* of G */
     double eps;
-    float *scratch;           /* as tbe_update's */
+    float *root;              /* the steps': as gram */
+    double *room;             /* the steps': twice as many */
+    float *scratch;           /* the steps': as tbe_update's */
     int64_t scratch_stride, chunks;
 } peri_k_tbe_shampoo;
 
-/** What EMAINPLACE_ROWWISE_ADAGRAD does to every row of every table (cols even, half = cols / 2) before the lookup of certain steps: its
- *  right half follows the left one.   w[d + half] = fma(coef, w[d] - w[d + half], w[d + half])   for d < half; f16 and bf16 are rounded as
- *  by tbe_update, with the optimizer's seed (the caller's: another one than that step's update has).
+/** Operation and step: what EMAINPLACE_ROWWISE_ADAGRAD does to every row of every table (cols even, half = cols / 2) before the lookup of
+ *  certain steps: its right half follows the left one.   w[d + half] = fma(coef, w[d] - w[d + half], w[d + half])   for d < half; f16 and
+ *  bf16 are rounded as by tbe_update, with the optimizer's seed (the caller's: another one than that step's update has).
  *  range: chunks; chunk c covers linear rows [c, c + 1) * total_rows / chunks. */
 typedef struct peri_k_tbe_average_args {
     peri_k_tbe_rows rows;
     peri_k_tbe_optimizer optimizer;
-    float *scratch; /* as tbe_update's */
+    float *scratch; /* the step's, as tbe_update's */
     int64_t scratch_stride;
     int64_t chunks;
     float coef;

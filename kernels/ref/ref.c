@@ -27,8 +27,8 @@ const peri_kernels peri_kernels_ref = {
     .isa = "ref",
     .fn =
         {
-#define X(name) [PERI_K_##name] = ref_##name,
-            PERI_KERNELS(X)
+#define X(name, args) [PERI_K_##name] = ref_##name,
+            PERI_KERNELS(X) PERI_STEPS(X)
 #undef X
         },
 };

@@ -6,7 +6,8 @@
  *   distance that only this file knows; it moves the device pointers in the arguments of a task when the task runs;
  * - its streams run nothing until somebody waits, and then in a random order (seeded), bound by stream order and events only:
  *   a forgotten event shows as a wrong result;
- * - freed memory is overwritten when the free runs: a use after free shows as well.
+ * - freed memory is overwritten when the free runs: a use after free shows as well. The scratch of an operation holds noise before and
+ *   after, another one each time: what comes out must not depend on it, and nobody else can make use of it.
  *
  * It is slow on purpose and single-file: one mutex, tasks run in the thread that waits.
  */
@@ -32,7 +33,7 @@ typedef struct mark {
     int64_t position;
 } mark;
 
-enum { TASK_COPY, TASK_LAUNCH, TASK_GEMM, TASK_FREE, TASK_WAIT };
+enum { TASK_COPY, TASK_LAUNCH, TASK_RUN, TASK_GEMM, TASK_FREE, TASK_WAIT };
 
 typedef struct task {
     struct task *next;
@@ -42,10 +43,12 @@ typedef struct task {
     void *dst;  /* COPY; FREE: the block */
     const void *src;
     int64_t bytes;
-    int32_t kernel; /* LAUNCH */
+    int32_t kernel; /* LAUNCH, RUN */
     int64_t n, grain;
+    void *scratch; /* RUN */
+    int64_t scratch_bytes;
     peri_gemm gemm;
-    char data[]; /* LAUNCH: the arguments; COPY from ordinary host memory: the bytes */
+    char data[]; /* LAUNCH, RUN: the arguments; COPY from ordinary host memory: the bytes */
 } task;
 
 struct stream {
@@ -177,6 +180,16 @@ static char *take_hole(int64_t bytes)
     return NULL;
 }
 
+static void run_operation(task *t)
+{
+    char *scratch = t->scratch ? bytes_of(t->scratch) : NULL;
+    int noise = (int)(draw() & 255);
+    move_pointers(t->data, t->bytes);
+    if (scratch) memset(scratch, noise, (size_t)t->scratch_bytes);
+    cpu->run(NULL, NULL, t->kernel, t->data, t->bytes, scratch, t->scratch_bytes);
+    if (scratch) memset(scratch, ~noise, (size_t)t->scratch_bytes);
+}
+
 /** Run the head of @s, which is not a wait for something that has not happened. */
 static void run_head(stream *s)
 {
@@ -190,6 +203,7 @@ static void run_head(stream *s)
         move_pointers(t->data, t->bytes);
         cpu->launch(NULL, NULL, t->kernel, t->data, t->bytes, t->n, t->grain);
         break;
+    case TASK_RUN: run_operation(t); break;
     case TASK_GEMM:
         t->gemm.a = bytes_of(t->gemm.a), t->gemm.b = bytes_of(t->gemm.b), t->gemm.c = bytes_of(t->gemm.c);
         cpu->gemm(NULL, NULL, &t->gemm);
@@ -430,6 +444,30 @@ static peri_status opaque_launch(void *device, void *on, int32_t kernel, const v
     return PERI_OK;
 }
 
+static bool opaque_has(void *device, int32_t work, const void *args)
+{
+    (void)device;
+    return cpu->has(NULL, work, args);
+}
+
+static int64_t opaque_scratch(void *device, int32_t op, const void *args)
+{
+    (void)device;
+    return cpu->scratch(NULL, op, args);
+}
+
+static peri_status opaque_run(void *device, void *on, int32_t op, const void *args, int64_t args_size, void *scratch, int64_t bytes)
+{
+    (void)device;
+    task *t = task_new(TASK_RUN, args, args_size);
+    if (!t) return PERI_ENOMEM;
+    t->kernel = op;
+    t->scratch = scratch;
+    t->scratch_bytes = bytes;
+    enqueue(on, t);
+    return PERI_OK;
+}
+
 static peri_status opaque_gemm(void *device, void *on, const peri_gemm *args)
 {
     (void)device;
@@ -452,6 +490,7 @@ static const peri_device_vtab vtab = {
     .size = sizeof vtab,
     .abi = PERI_DEVICE_ABI,
     .name = "opaque",
+    .kernels = peri_kernels_hash,
     .probe = opaque_probe,
     .open = opaque_open,
     .close = opaque_close,
@@ -468,6 +507,9 @@ static const peri_device_vtab vtab = {
     .event_sync = opaque_event_sync,
     .copy = opaque_copy,
     .launch = opaque_launch,
+    .has = opaque_has,
+    .scratch = opaque_scratch,
+    .run = opaque_run,
     .gemm = opaque_gemm,
     .seed = opaque_seed,
 };

@@ -4,9 +4,24 @@
  */
 #include "internal.h"
 
+/** A pass changes counters, averages and rows one after the other: either all of it can be computed, or nothing is begun. */
+static peri_status need_update(const peri_tbe *tbe, bool grad_weights)
+{
+    static const char f[] = "peri_tbe_backward";
+    peri_device *device = tbe->device;
+    PERI_TRY(PERI_NEED_WORK(f, device, PERI_OP_tbe_prepare));
+    if (grad_weights) PERI_TRY(PERI_NEED_WORK(f, device, PERI_OP_tbe_weight_gradient));
+    if (tbe->optimizer.kind == PERI_TBE_NONE) return PERI_OK;
+    if (tbe->optimizer.kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD) PERI_TRY(PERI_NEED_WORK(f, device, PERI_OP_tbe_average));
+    if (peri__counter_wants_most(&tbe->optimizer)) PERI_TRY(PERI_NEED_WORK(f, device, PERI_K_tbe_most_counted));
+    if (tbe->optimizer.kind == PERI_TBE_SHAMPOO) PERI_TRY(PERI_NEED_WORK(f, device, PERI_K_tbe_run_tables, PERI_OP_tbe_shampoo));
+    return PERI_NEED_WORK(f, device, PERI_OP_tbe_sort, PERI_OP_tbe_update);
+}
+
 peri_status peri__tbe_backward(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
 {
     peri_tbe *tbe = b->tbe;
+    PERI_TRY(need_update(tbe, grad_weights != NULL));
     PERI_TRY(peri__tbe_ema_alone(tbe));
     if (grad_weights) PERI_TRY(peri__tbe_weight_gradient(b, grad, grad_weights));
     if (tbe->optimizer.kind == PERI_TBE_NONE) return PERI_OK;

@@ -11,7 +11,7 @@ enum { MOST_IDLE = 16, MOST_IDLE_SORTED = 4 }; /* kept for later batches; the re
 static void batch_free(peri_tbe_batch *b)
 {
     if (!b) return;
-    for (int i = 0; i < 2; i++) peri__forget_after(&b->spans[i], b->done);
+    peri__forget_after(&b->spans, b->done);
     peri__forget_after(&b->report, b->done);
     peri_event_release(b->done);
     peri__object_count(-1);
@@ -44,7 +44,7 @@ peri_status peri__batch_take(peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_b
     peri__refs_init(&b->refs);
     b->next = NULL;
     b->in = *in;
-    b->prepared[0] = b->prepared[1] = false;
+    b->prepared = false;
     peri_tensor_retain(in->ids);
     peri_tensor_retain(in->offsets);
     if (in->weights) peri_tensor_retain(in->weights);
@@ -171,21 +171,22 @@ peri_status peri__batch_leave(peri_tbe_batch *b, bool alone, peri_status status)
     return status;
 }
 
-peri_status peri__batch_stream(peri_tbe_batch *b, bool by_table, bool count, peri_k_tbe_stream *out)
+peri_status peri__batch_stream(peri_tbe_batch *b, bool count, peri_k_tbe_stream *out)
 {
     peri_tbe *tbe = b->tbe;
     const peri_tbe_input *in = &b->in;
     const peri_tbe_blocks *l = in->blocks;
-    int which = by_table && !l->ordered;
+    const peri_k_tbe_block *blocks = peri__data(l->copy);
     int64_t n_ids = peri__numel(in->ids);
     void *spans;
-    PERI_TRY(peri__reserve(tbe->device, &b->spans[which], b->done, PERI_U8, (int64_t)sizeof(peri_k_tbe_span) * (l->n + 1), &spans));
+    PERI_TRY(peri__reserve(tbe->device, &b->spans, b->done, PERI_U8, (int64_t)sizeof(peri_k_tbe_span) * (l->n + 1), &spans));
     *out = (peri_k_tbe_stream){.ids = peri__data(in->ids),
                                .offsets = peri__data(in->offsets),
                                .weights = in->weights ? peri__data(in->weights) : NULL,
                                .scale = in->scale ? peri__data(in->scale) : NULL,
                                .tables = peri__data(tbe->layout_tensor),
-                               .blocks = (const peri_k_tbe_block *)peri__data(l->copy) + which * l->n,
+                               .blocks = blocks,
+                               .ordered = blocks + (l->ordered ? 0 : l->n),
                                .spans = spans,
                                .n_ids = n_ids,
                                .n_bags = peri__numel(in->offsets) - 1,
@@ -193,12 +194,15 @@ peri_status peri__batch_stream(peri_tbe_batch *b, bool by_table, bool count, per
                                .n_blocks = l->n,
                                .capacity = n_ids * l->multiplicity,
                                .ids_dtype = in->ids->dtype,
-                               .offsets_dtype = in->offsets->dtype};
-    if (b->prepared[which] && !count) return PERI_OK;
+                               .offsets_dtype = in->offsets->dtype,
+                               .all_bags = l->total_bags,
+                               .most_bags = l->largest,
+                               .width = l->width};
+    if (b->prepared && !count) return PERI_OK;
     peri_k_tbe_prepare_args args = {.stream = *out, .totals = count ? peri__data(tbe->counters) : NULL};
     PERI_TRY(peri_stream_wait(peri_stream_current(tbe->device), l->copied));
-    PERI_TRY(count ? peri__tbe_counting(tbe, PERI_K_tbe_prepare, &args, sizeof args) : PERI_LAUNCH(tbe->device, tbe_prepare, &args, 1, 1));
-    b->prepared[which] = true;
+    PERI_TRY(count ? peri__tbe_counting(tbe, PERI_OP_tbe_prepare, &args, sizeof args) : PERI_RUN(tbe->device, tbe_prepare, &args));
+    b->prepared = true;
     return PERI_OK;
 }
 

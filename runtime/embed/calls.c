@@ -45,12 +45,12 @@ peri_status peri__tbe_leave(peri_tbe *tbe, bool alone, peri_status status)
     return status < 0 ? status : left < 0 ? left : status;
 }
 
-peri_status peri__tbe_counting(peri_tbe *tbe, int32_t kernel, const void *args, size_t size)
+peri_status peri__tbe_counting(peri_tbe *tbe, int32_t op, const void *args, size_t size)
 {
     peri_stream *now = peri_stream_current(tbe->device);
     pthread_mutex_lock(&tbe->small);
     peri_status status = peri_stream_wait(now, tbe->counted);
-    if (status >= 0) status = peri__launch(tbe->device, kernel, args, size, 1, 1);
+    if (status >= 0) status = peri__run(tbe->device, op, args, size);
     if (status >= 0) status = peri_event_record(tbe->counted, now);
     pthread_mutex_unlock(&tbe->small);
     return status;

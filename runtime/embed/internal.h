@@ -77,15 +77,16 @@ typedef struct peri__tbe_table {
 } peri__tbe_table;
 
 /** Device memory that updates reuse. Grown, never shrunk. */
-enum { PERI__TBE_SCRATCH, PERI__TBE_RUNS, PERI__TBE_ROOTS, PERI__TBE_ROOT_ROOM, PERI__TBE_WORKSPACES };
+enum { PERI__TBE_RUNS, PERI__TBE_WORKSPACES };
 
 /** The items of a batch in the order of their rows, from its sort to the end of its update. */
-enum { PERI__SORT_KEYS_A, PERI__SORT_KEYS_B, PERI__SORT_ITEMS, PERI__SORT_DIGITS, PERI__SORT_ROOMS };
+enum { PERI__SORT_KEYS, PERI__SORT_ITEMS, PERI__SORT_ROOMS };
 typedef struct peri__sorted {
     peri_tensor *room[PERI__SORT_ROOMS]; /* reused by later batches; grown, never shrunk */
     const uint64_t *keys;                /* in one of the rooms */
     const peri_k_tbe_item *items;        /* NULL: all factors are 1 */
     const int64_t *n;                    /* how many, on the device: in the batch's spans */
+    int64_t work;                        /* peri_k_tbe_work of the batch */
     int32_t payload_bits;
     peri_event *done;                    /* after the last use */
     struct peri__sorted *next;           /* of those that no batch has */
@@ -109,8 +110,8 @@ struct peri_tbe_batch {
     peri_tbe *tbe;     /* retained, but by batches of a store's own */
     peri_tbe_input in; /* all retained */
     atomic_flag busy;  /* some thread is in a call with it */
-    peri_tensor *spans[2];       /* u8: of the blocks as they stand, and in the order of their tables */
-    bool prepared[2];            /* spans[i] are this input's */
+    peri_tensor *spans;          /* u8: of the blocks as they stand */
+    bool prepared;               /* spans are this input's */
     peri_tensor *report;         /* peri__report_reset */
     peri__sorted *sorted;        /* NULL: not sorted */
     peri__ticket *ticket;        /* tables in files: what holds its rows in memory; NULL: nothing */
@@ -224,9 +225,8 @@ void peri__batch_give(peri_tbe_batch *batch);
 /** Begin a call on a batch, and end it; see peri__tbe_enter. One thread at a time: PERI_EINVAL names @function. */
 peri_status peri__batch_enter(const char *function, peri_tbe_batch *batch, bool alone);
 peri_status peri__batch_leave(peri_tbe_batch *batch, bool alone, peri_status status);
-/** The kernels' view of a batch, prepared: of its blocks as they stand, or in the order of their tables. Queues tbe_prepare unless that was
- *  done, or (@count, in list order) to count a lookup. */
-peri_status peri__batch_stream(peri_tbe_batch *batch, bool by_table, bool count, peri_k_tbe_stream *out);
+/** The kernels' view of a batch, prepared. Queues tbe_prepare unless that was done, or (@count) to count a lookup. */
+peri_status peri__batch_stream(peri_tbe_batch *batch, bool count, peri_k_tbe_stream *out);
 /** The report tensor of a batch, reset. */
 peri_status peri__batch_report(peri_tbe_batch *batch, peri_k_tbe_report **out);
 /** Sort its items by row, unless that was done (update.c). */
@@ -235,8 +235,8 @@ peri_status peri__batch_sort(peri_tbe_batch *batch);
 peri_status peri__sorted_take(peri_tbe *tbe, peri__sorted **out);
 /** What was sorted is of no use any more. */
 void peri__sorted_give(peri_tbe_batch *batch);
-/** Queue the kernel @kernel over one item, which adds to tbe->counters, after others that do. */
-peri_status peri__tbe_counting(peri_tbe *tbe, int32_t kernel, const void *args, size_t size);
+/** Queue the operation @op, which adds to tbe->counters, after others that do. */
+peri_status peri__tbe_counting(peri_tbe *tbe, int32_t op, const void *args, size_t size);
 
 /** peri_tbe_blocks_new without its checks: a table of pooling NONE may have a negative out_offset, if its ids all come late enough. */
 peri_status peri__tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, peri_tbe_blocks **out);
@@ -248,8 +248,6 @@ peri_status peri__batch_forward(const char *function, peri_tbe_batch *batch, per
 int64_t peri__tbe_extent(const peri_tbe *tbe, const peri_tbe_input *input);
 /** Check an input's tensors on the host: dtypes, sizes, devices. */
 peri_status peri__tbe_input_check(const char *function, const peri_tbe *tbe, const peri_tbe_input *input);
-/** Chunks of a lookup's work, and how many of them are worth a thread. */
-void peri__tbe_chunks(const peri_tbe_input *input, int64_t *chunks, int64_t *grain);
 /** The kernels' view of the tables. */
 peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe);
 
@@ -270,8 +268,6 @@ peri_status peri__tbe_backward(peri_tbe_batch *batch, peri_tensor *grad, peri_te
 
 /** Hyperparameters for the kernels at step @iteration. */
 peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration);
-/** Floats that a chunk of an update works on. */
-int64_t peri__tbe_scratch_stride(const peri_tbe *tbe);
 
 /** Fill in the defaults of counters, where @o has them. */
 void peri__counter_default(peri_tbe_optimizer *o);

@@ -5,21 +5,13 @@
 #include "internal.h"
 #include "reach.h"
 
-void peri__tbe_chunks(const peri_tbe_input *in, int64_t *chunks, int64_t *grain)
-{
-    enum { CHUNK_BYTES = 1 << 15, THREAD_CHUNKS = 4, MOST = 1024 };
-    const peri_tbe_blocks *b = in->blocks;
-    int64_t bytes = (peri__numel(in->ids) * b->multiplicity + b->total_bags) * (b->width + 8) * 4;
-    *chunks = peri__max(1, peri__min(MOST, bytes / CHUNK_BYTES));
-    *grain = THREAD_CHUNKS;
-}
-
 peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe)
 {
     const int64_t *slot_row = tbe->slot_row ? peri__data(tbe->slot_row) : NULL;
     return (peri_k_tbe_rows){.tables = peri__data(tbe->layout_tensor),
                              .n_tables = tbe->n_tables,
                              .total_rows = tbe->total_rows,
+                             .max_cols = tbe->max_cols,
                              .weight = peri__data(tbe->weight),
                              .weight_dtype = tbe->dtype,
                              .momentum1 = peri__state_data(tbe, PERI__STATE_MOMENTUM1),
@@ -38,14 +30,12 @@ peri_status peri__tbe_forward(peri_tbe_batch *b, peri_tensor *out, bool check)
     peri_k_tbe_forward_args args = {
         .weight = peri__data(tbe->weight), .weight_dtype = tbe->dtype, .out = peri__data(out), .out_dtype = out->dtype,
         .reach = peri__tbe_reach_lookup()};
-    int64_t grain;
     if (check) PERI_TRY(peri__batch_report(b, &args.report));
-    PERI_TRY(peri__batch_stream(b, false, true, &args.stream));
-    peri__tbe_chunks(&b->in, &args.chunks, &grain);
-    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_forward, &args, args.chunks, grain));
+    PERI_TRY(peri__batch_stream(b, true, &args.stream));
+    PERI_TRY(PERI_RUN(tbe->device, tbe_forward, &args));
     atomic_fetch_add_explicit(&tbe->lookups, 1, memory_order_relaxed);
     if (!check) return PERI_OK;
     peri_k_tbe_report_args describe = {
         .stream = args.stream, .report = args.report, .counters = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_BAD_IDS};
-    return peri__tbe_counting(tbe, PERI_K_tbe_report, &describe, sizeof describe);
+    return peri__tbe_counting(tbe, PERI_OP_tbe_report, &describe, sizeof describe);
 }

@@ -29,13 +29,11 @@ static peri_status check(const char *function, peri_tbe_batch *b)
 {
     peri_tbe *tbe = b->tbe;
     peri_k_tbe_check_args args = {0};
-    int64_t grain;
     PERI_TRY(peri__batch_report(b, &args.report));
-    PERI_TRY(peri__batch_stream(b, false, false, &args.stream));
-    peri__tbe_chunks(&b->in, &args.chunks, &grain);
-    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_check, &args, args.chunks, grain));
+    PERI_TRY(peri__batch_stream(b, false, &args.stream));
+    PERI_TRY(PERI_RUN(tbe->device, tbe_check, &args));
     peri_k_tbe_report_args describe = {.stream = args.stream, .report = args.report};
-    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_report, &describe, 1, 1));
+    PERI_TRY(PERI_RUN(tbe->device, tbe_report, &describe));
     return judge(function, b);
 }
 

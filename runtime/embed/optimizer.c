@@ -140,11 +140,6 @@ peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration)
                                   .counter = counter_of(o)};
 }
 
-int64_t peri__tbe_scratch_stride(const peri_tbe *tbe)
-{
-    return PERI_K_TBE_SCRATCH_ROWS * peri__ceil_div(tbe->max_cols, 16) * 16 + PERI_K_TBE_SCRATCH_MORE;
-}
-
 /* -- whole tables ---------------------------------------------------------------------------------------------------------------- */
 
 peri_status peri__counter_refresh(peri_tbe *tbe, int64_t iteration)
@@ -167,18 +162,12 @@ static bool ema_due(const peri_tbe *tbe)
 
 peri_status peri__tbe_ema_alone(peri_tbe *tbe)
 {
-    enum { CHUNK_ROWS = 512, MOST = 1024 };
     if (!ema_due(tbe)) return PERI_OK;
-    void *scratch;
     peri_k_tbe_average_args args = {.rows = peri__tbe_rows(tbe),
                                     .optimizer = peri__tbe_optimizer(tbe, tbe->iteration + 1),
-                                    .scratch_stride = peri__tbe_scratch_stride(tbe),
-                                    .chunks = peri__max(1, peri__min(MOST, tbe->total_rows / CHUNK_ROWS)),
                                     .coef = (float)tbe->optimizer.step_ema_coef};
     args.optimizer.seed = ~args.optimizer.seed;
-    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_SCRATCH, PERI_F32, args.chunks * args.scratch_stride, &scratch));
-    args.scratch = scratch;
-    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_average, &args, args.chunks, 1));
+    PERI_TRY(PERI_RUN(tbe->device, tbe_average, &args));
     tbe->averaged = tbe->iteration + 1;
     return PERI_OK;
 }

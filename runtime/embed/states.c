@@ -168,7 +168,7 @@ peri_status peri_tbe_statistics(peri_tbe *tbe, peri_tbe_stats *out)
     for (int i = 0; i < PERI__TBE_WORKSPACES; i++) out->workspace_bytes += bytes_of(tbe->workspace[i]);
     pthread_mutex_lock(&tbe->small);
     for (const peri_tbe_batch *b = tbe->idle; b; b = b->next)
-        out->workspace_bytes += bytes_of(b->spans[0]) + bytes_of(b->spans[1]) + bytes_of(b->report);
+        out->workspace_bytes += bytes_of(b->spans) + bytes_of(b->report);
     for (const peri__sorted *r = tbe->idle_sorted; r; r = r->next)
         for (int i = 0; i < PERI__SORT_ROOMS; i++) out->workspace_bytes += bytes_of(r->room[i]);
     pthread_mutex_unlock(&tbe->small);

@@ -7,12 +7,6 @@
 
 /* -- the sort -------------------------------------------------------------------------------------------------------------------- */
 
-/** A stable sort of at most `most` keys, in `passes` passes of `bits` bits each. */
-typedef struct sort_plan {
-    int64_t most, chunks;
-    int32_t key_bits, payload_bits, passes, bits;
-} sort_plan;
-
 static int32_t bits_of(uint64_t x)
 {
     int32_t n = 0;
@@ -20,109 +14,38 @@ static int32_t bits_of(uint64_t x)
     return n;
 }
 
-static peri_status sort_planned(const peri_tbe *tbe, const peri_tbe_input *in, bool items, sort_plan *plan)
+/** Keys hold a row in as many high bits as rows need, and below the place of an item or, without @items, of its gradient. */
+static peri_status payload_bits(const peri_tbe *tbe, const peri_tbe_input *in, bool items, int32_t *bits)
 {
-    enum { MOST_BITS = 12 };
-    plan->most = peri__numel(in->ids) * in->blocks->multiplicity;
-    if (plan->most > UINT32_MAX)
-        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld ids in one batch, allowed: fewer than 2^32", (long long)plan->most);
-    plan->key_bits = bits_of((uint64_t)tbe->total_rows);
-    plan->payload_bits = 64 - plan->key_bits;
-    int64_t payload = items ? plan->most : peri__tbe_extent(tbe, in);
-    if (bits_of((uint64_t)payload) > plan->payload_bits)
+    int64_t most = peri__numel(in->ids) * in->blocks->multiplicity, payload = items ? most : peri__tbe_extent(tbe, in);
+    if (most > UINT32_MAX)
+        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld ids in one batch, allowed: fewer than 2^32", (long long)most);
+    *bits = 64 - bits_of((uint64_t)tbe->total_rows);
+    if (bits_of((uint64_t)payload) > *bits)
         return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld rows and %lld %s do not fit into 64 bits", (long long)tbe->total_rows,
                           (long long)payload, items ? "ids" : "elements of the gradient");
-    plan->chunks = peri__max(1, peri__min(peri_threads(), plan->most / peri__tune(PERI__TUNE_sort_ids)));
-    /* A pass costs about one unit for each key and one for each counter of each chunk. */
-    int64_t best = INT64_MAX;
-    for (int32_t passes = 1; passes <= plan->key_bits; passes++) {
-        int32_t bits = (int32_t)peri__ceil_div(plan->key_bits, passes);
-        int64_t cost = passes * (plan->most + ((int64_t)2 << bits) * plan->chunks);
-        if (bits > MOST_BITS || cost >= best) continue;
-        best = cost;
-        plan->passes = (int32_t)peri__ceil_div(plan->key_bits, bits);
-        plan->bits = bits;
-    }
     return PERI_OK;
-}
-
-/** All tables at once, in passes that all threads share. */
-static peri_status sort_together(peri_tbe_batch *batch, peri__sorted *s, const sort_plan *plan, uint64_t *a, uint64_t *b,
-                                 peri_k_tbe_item *items)
-{
-    peri_tbe *tbe = batch->tbe;
-    peri_k_tbe_stream stream;
-    void *digits;
-    PERI_TRY(peri__reserve(tbe->device, &s->room[PERI__SORT_DIGITS], s->done, PERI_I32, plan->chunks << plan->bits, &digits));
-    PERI_TRY(peri__batch_stream(batch, false, false, &stream));
-    peri_k_tbe_keys_args keys = {.stream = stream,
-                                 .keys = a,
-                                 .items = items,
-                                 .counts = digits,
-                                 .total_rows = tbe->total_rows,
-                                 .chunks = plan->chunks,
-                                 .payload_bits = plan->payload_bits,
-                                 .shift = plan->payload_bits,
-                                 .bits = plan->bits};
-    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_keys, &keys, plan->chunks, 1));
-    s->n = &stream.spans[stream.n_blocks].items;
-    peri_k_radix_args pass = {
-        .src = a, .dst = b, .counts = digits, .n = s->n, .chunks = plan->chunks, .shift = plan->payload_bits, .bits = plan->bits};
-    for (int32_t i = 0; i < plan->passes; i++) {
-        if (i > 0) PERI_TRY(PERI_LAUNCH(tbe->device, radix_histogram, &pass, plan->chunks, 1));
-        PERI_TRY(PERI_LAUNCH(tbe->device, radix_scan, &pass, 1, 1));
-        PERI_TRY(PERI_LAUNCH(tbe->device, radix_scatter, &pass, plan->chunks, 1));
-        const uint64_t *from = pass.dst;
-        pass.dst = (uint64_t *)(uintptr_t)pass.src;
-        pass.src = from;
-        pass.shift += plan->bits;
-    }
-    s->keys = pass.src;
-    return PERI_OK;
-}
-
-/** Table by table, each in one thread's cache. */
-static peri_status sort_apart(peri_tbe_batch *batch, peri__sorted *s, const sort_plan *plan, uint64_t *a, uint64_t *b,
-                              peri_k_tbe_item *items)
-{
-    peri_tbe *tbe = batch->tbe;
-    peri_k_tbe_stream stream;
-    int64_t least = peri__tune(PERI__TUNE_sort_ids) / PERI_K_TBE_SORT_PER_THREAD;
-    int64_t chunks = peri__max(1, peri__min((int64_t)peri_threads() * PERI_K_TBE_SORT_PER_THREAD, plan->most / least));
-    void *digits;
-    PERI_TRY(peri__reserve(tbe->device, &s->room[PERI__SORT_DIGITS], s->done, PERI_I32, chunks << PERI_K_TBE_SORT_BITS, &digits));
-    PERI_TRY(peri__batch_stream(batch, true, false, &stream));
-    s->n = &stream.spans[stream.n_blocks].items;
-    s->keys = a;
-    peri_k_tbe_sort_args sort = {.stream = stream,
-                                 .keys = a,
-                                 .room = b,
-                                 .items = items,
-                                 .counts = digits,
-                                 .total_rows = tbe->total_rows,
-                                 .chunks = chunks,
-                                 .payload_bits = plan->payload_bits};
-    return PERI_LAUNCH(tbe->device, tbe_sort, &sort, chunks, PERI_K_TBE_SORT_PER_THREAD);
 }
 
 /** Queue the sort of a batch's items; factors that are all 1 need no list. */
 static peri_status sort_items(peri_tbe_batch *batch, peri__sorted *s)
 {
+    peri_tbe *tbe = batch->tbe;
     const peri_tbe_input *in = &batch->in;
-    peri_device *device = batch->tbe->device;
-    sort_plan plan = {0};
+    peri_op_tbe_sort sort = {.total_rows = tbe->total_rows};
     bool factors = in->weights || in->scale || in->blocks->mean;
-    PERI_TRY(sort_planned(batch->tbe, in, factors, &plan));
-    void *a, *b, *items = NULL;
-    PERI_TRY(peri__reserve(device, &s->room[PERI__SORT_KEYS_A], s->done, PERI_I64, plan.most, &a));
-    PERI_TRY(peri__reserve(device, &s->room[PERI__SORT_KEYS_B], s->done, PERI_I64, plan.most, &b));
-    if (factors)
-        PERI_TRY(peri__reserve(device, &s->room[PERI__SORT_ITEMS], s->done, PERI_U8, (int64_t)sizeof(peri_k_tbe_item) * plan.most, &items));
-    s->items = items;
-    s->payload_bits = plan.payload_bits;
-    /* Tables apart, unless one of them would keep the other threads waiting. */
-    if (in->blocks->largest * peri_threads() <= 2 * in->blocks->total_bags) return sort_apart(batch, s, &plan, a, b, items);
-    return sort_together(batch, s, &plan, a, b, items);
+    void *keys, *items = NULL;
+    PERI_TRY(payload_bits(tbe, in, factors, &sort.payload_bits));
+    PERI_TRY(peri__batch_stream(batch, false, &sort.stream));
+    int64_t most = sort.stream.capacity, bytes = (int64_t)sizeof(peri_k_tbe_item) * most;
+    PERI_TRY(peri__reserve(tbe->device, &s->room[PERI__SORT_KEYS], s->done, PERI_I64, most, &keys));
+    if (factors) PERI_TRY(peri__reserve(tbe->device, &s->room[PERI__SORT_ITEMS], s->done, PERI_U8, bytes, &items));
+    s->keys = sort.keys = keys;
+    s->items = sort.items = items;
+    s->payload_bits = sort.payload_bits;
+    s->n = &sort.stream.spans[sort.stream.n_blocks].items;
+    s->work = peri_k_tbe_work(&sort.stream);
+    return PERI_RUN(tbe->device, tbe_sort, &sort);
 }
 
 /** Whether the batch has no rows to sum. */
@@ -169,51 +92,30 @@ peri_status peri__tbe_weight_gradient(peri_tbe_batch *b, peri_tensor *grad, peri
                                             .grad = peri__data(grad),
                                             .grad_weights = peri__data(grad_weights),
                                             .reach = peri__tbe_reach_lookup()};
-    int64_t grain;
-    PERI_TRY(peri__batch_stream(b, false, false, &args.stream));
-    peri__tbe_chunks(&b->in, &args.chunks, &grain);
-    return PERI_LAUNCH(tbe->device, tbe_weight_gradient, &args, args.chunks, grain);
-}
-
-/** Room for the rows on which @chunks chunks work. */
-static peri_status scratch_of(peri_tbe *tbe, int64_t chunks, float **scratch, int64_t *stride)
-{
-    void *p;
-    *stride = peri__tbe_scratch_stride(tbe);
-    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_SCRATCH, PERI_F32, chunks * *stride, &p));
-    *scratch = p;
-    return PERI_OK;
+    PERI_TRY(peri__batch_stream(b, false, &args.stream));
+    return PERI_RUN(tbe->device, tbe_weight_gradient, &args);
 }
 
 /** Make an update store its rows in @sparse. */
 static peri_status sparse_args(peri_tbe *tbe, const peri_tbe_sparse *sparse, peri_k_tbe_update_args *args)
 {
     void *room;
-    int64_t most = peri__numel(sparse->rows);
-    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_RUNS, PERI_I64, args->chunks + 1 + most, &room));
+    PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_RUNS, PERI_I64, 1 + peri__numel(sparse->rows), &room));
     args->optimizer.kind = PERI_K_OPTIM_NONE;
-    args->run_starts = room;
-    args->run_rows = (int64_t *)room + args->chunks + 1;
+    args->runs = room;
+    args->run_rows = args->runs + 1;
     args->run_values = peri__data(sparse->values);
     args->run_stride = tbe->max_cols;
-    peri_k_tbe_runs_args runs = {.sorted = args->sorted,
-                                 .n = args->n,
-                                 .starts = room,
-                                 .total_rows = tbe->total_rows,
-                                 .chunks = args->chunks,
-                                 .payload_bits = args->payload_bits};
-    return PERI_LAUNCH(tbe->device, tbe_runs, &runs, 1, 1);
+    return PERI_OK;
 }
 
 /** peri__tbe_update of a batch that is sorted. */
 static peri_status update(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *dense, const peri_tbe_sparse *sparse)
 {
     peri_tbe *tbe = b->tbe;
-    int64_t grain;
     peri_k_tbe_update_args args = {.rows = peri__tbe_rows(tbe), .grad = peri__data(grad), .n = b->sorted->n, .sorted = b->sorted->keys,
-                                   .items = b->sorted->items, .payload_bits = b->sorted->payload_bits, .reach = peri__tbe_reach_update()};
-    peri__tbe_chunks(&b->in, &args.chunks, &grain);
-    PERI_TRY(scratch_of(tbe, args.chunks, &args.scratch, &args.scratch_stride));
+                                   .items = b->sorted->items, .payload_bits = b->sorted->payload_bits, .work = b->sorted->work,
+                                   .reach = peri__tbe_reach_update()};
     args.optimizer = peri__tbe_optimizer(tbe, tbe->iteration);
     args.updated = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_ROWS;
     if (dense) {
@@ -222,11 +124,11 @@ static peri_status update(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *den
         args.touched = args.dense + tbe->total_elements;
     }
     if (sparse) PERI_TRY(sparse_args(tbe, sparse, &args));
-    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_update, &args, args.chunks, grain));
+    PERI_TRY(PERI_RUN(tbe->device, tbe_update, &args));
     if (!sparse) return PERI_OK;
     peri_k_tbe_run_tables_args tables = {.tables = args.rows.tables,
                                          .run_rows = args.run_rows,
-                                         .runs = args.run_starts + args.chunks,
+                                         .runs = args.runs,
                                          .rows = peri__data(sparse->rows),
                                          .first = peri__data(sparse->first),
                                          .n_tables = tbe->n_tables};
@@ -342,17 +244,14 @@ static peri_status check_dense(const char *function, const peri_tbe *tbe, const 
 /** Within a call. */
 static peri_status apply(peri_tbe *tbe, const peri_tensor *gradient)
 {
-    enum { CHUNK_ROWS = 512, MOST = 1024 };
+    PERI_TRY(PERI_NEED_WORK("peri_tbe_gradient_apply", tbe->device, PERI_OP_tbe_dense_update));
     PERI_TRY(peri__tbe_ema_alone(tbe));
     PERI_TRY(peri__counter_refresh(tbe, tbe->iteration + 1));
-    int64_t chunks = peri__max(1, peri__min(MOST, tbe->total_rows / CHUNK_ROWS));
     peri_k_tbe_dense_update_args args = {.rows = peri__tbe_rows(tbe),
                                          .optimizer = peri__tbe_optimizer(tbe, tbe->iteration + 1),
                                          .dense = peri__data(gradient),
-                                         .touched = (float *)peri__data(gradient) + tbe->total_elements,
-                                         .chunks = chunks};
-    PERI_TRY(scratch_of(tbe, chunks, &args.scratch, &args.scratch_stride));
-    PERI_TRY(PERI_LAUNCH(tbe->device, tbe_dense_update, &args, chunks, 1));
+                                         .touched = (float *)peri__data(gradient) + tbe->total_elements};
+    PERI_TRY(PERI_RUN(tbe->device, tbe_dense_update, &args));
     tbe->iteration++;
     tbe->updates++;
     return PERI_OK;

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plugin/device.h (L1): the device contract: memory, streams, events, copies, kernel launches, matrix products.
+ * plugin/device.h (L1): the device contract: memory, streams, events, copies, kernels, operations, matrix products.
  *
  * Laws of the contract
  * - Work queued on one stream runs in order; between streams only events order it. Nothing that is queued need have run when the
  *   call returns. The core never assumes more, and the device `opaque` never gives more.
  * - Device pointers are only ever dereferenced by kernels and copies of their device.
- * - Kernel arguments are plain structs, copied at launch, which hold device pointers and numbers: never host pointers.
+ * - Arguments of kernels and operations are plain structs, copied at launch, which hold device pointers and numbers: never host pointers.
+ * - The core launches kernels and operations (kernels/kernels.h), never the steps of another device's operations. How an operation is
+ *   split, and what memory that takes, the device alone knows: the core asks for the bytes and lends them for the call.
  * - alloc and free are ordered by a stream: memory may be reused as soon as the stream has passed the free.
  * - Calls on one device may come from several threads; calls on one stream come from one thread at a time.
  */
@@ -15,7 +17,7 @@
 
 #include "host.h"
 
-enum { PERI_DEVICE_ABI = 1 };
+enum { PERI_DEVICE_ABI = 2 };
 
 /** Capabilities. */
 enum {
@@ -48,6 +50,8 @@ typedef struct peri_gemm {
 typedef struct peri_device_vtab {
     uint32_t size, abi; /* sizeof this struct; PERI_DEVICE_ABI */
     const char *name;   /* "cpu" */
+    /* What it was compiled with: &peri_kernels_hash of kernels/kernels.h. A backend with another list of names and sizes is refused. */
+    uint64_t (*kernels)(void);
     /* Usable here? PERI_OK, or PERI_EUNSUPPORTED and a sentence in @reason. Local. */
     peri_status (*probe)(char *reason, size_t len);
     /* Open device number @index; @caps gets PERI_DEVICE_* flags. */
@@ -76,6 +80,14 @@ typedef struct peri_device_vtab {
     peri_status (*copy)(void *device, void *stream, void *dst, const void *src, int64_t bytes, int32_t kind);
     /* Run kernel @kernel (PERI_K_*) over [0, n), splitting it into ranges of at least @grain; @args is copied. */
     peri_status (*launch)(void *device, void *stream, int32_t kernel, const void *args, int64_t args_size, int64_t n, int64_t grain);
+    /* Whether the device has kernel or operation @work (PERI_K_*, PERI_OP_*) for @args, of which it looks at numbers only; NULL: for some.
+     * The core asks before every launch, and before it changes anything by several. Local. */
+    bool (*has)(void *device, int32_t work, const void *args);
+    /* Bytes of device memory that operation @op wants for a call with @args, of which it looks at numbers only. Local. */
+    int64_t (*scratch)(void *device, int32_t op, const void *args);
+    /* Run operation @op (PERI_OP_*); @args is copied. @scratch: memory of `scratch_bytes`, as `scratch` said when it was asked for these
+     * arguments, not cleared; the operation's until it has run. NULL where that is 0. */
+    peri_status (*run)(void *device, void *stream, int32_t op, const void *args, int64_t args_size, void *scratch, int64_t scratch_bytes);
     peri_status (*gemm)(void *device, void *stream, const peri_gemm *args);
     /* Choose orders from @seed (optional: nothing to choose). */
     void (*seed)(void *device, uint64_t seed);

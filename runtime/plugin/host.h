@@ -35,6 +35,10 @@ typedef struct peri_plugin_host {
     void (*pause)(int64_t round);
     /* The number of the way in use of one of PERI_HOST_COPY_*; see base/tune.def. The first of large copies is measured before. */
     int64_t (*copy_choice)(int32_t choice);
+    /* Threads among which parallel_for splits at most. */
+    int32_t (*threads)(void);
+    /* Keys that are worth one more thread of a sort; see base/tune.def. */
+    int64_t (*sort_keys)(void);
 } peri_plugin_host;
 
 /** Choices of perilune/tune.h about copies between ranks. */

@@ -38,6 +38,8 @@ static int64_t copy_choice(int32_t choice)
     return peri__tune(choices[choice]);
 }
 
+static int64_t sort_keys(void) { return peri__tune(PERI__TUNE_sort_ids); }
+
 static const peri_plugin_host host = {
     .size = sizeof host,
     .abi = PERI_PLUGIN_HOST_ABI,
@@ -53,6 +55,8 @@ static const peri_plugin_host host = {
     .time_ns = peri_time_ns,
     .pause = peri_pause,
     .copy_choice = copy_choice,
+    .threads = peri_threads,
+    .sort_keys = sort_keys,
 };
 
 const peri_plugin_host *peri__plugin_host(void) { return &host; }
@@ -118,6 +122,15 @@ static peri_status check_table(const char *what, const char *name, const uint32_
     return PERI_OK;
 }
 
+/** Kernels and operations are numbers: with another list, a plugin would run others than those that are meant. */
+static peri_status check_kernels(const char *name, const peri_device_vtab *vtab)
+{
+    unsigned long long own = peri_kernels_hash(), has = vtab->kernels ? vtab->kernels() : 0;
+    if (own == has) return PERI_OK;
+    return peri__fail(PERI_EUNSUPPORTED, "device '%s': built with another list of kernels (its hash is %016llx, wanted %016llx): build it "
+                      "again with the headers of this version", name, has, own);
+}
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /** The vtab of plugin @name by its entry symbol, remembered. @what is "device" or "transport". */
@@ -164,6 +177,7 @@ peri_status peri__plugin_device(const char *name, const peri_device_vtab **out)
         if (!strcmp(name, built_in_devices[i].name)) vtab = built_in_devices[i].entry(&host);
     if (!vtab) PERI_TRY(from_plugin("device", name, PERI_DEVICE_ENTRY, (const void **)&vtab));
     PERI_TRY(check_table("device", name, &vtab->size, sizeof *vtab, PERI_DEVICE_ABI));
+    PERI_TRY(check_kernels(name, vtab));
     *out = vtab;
     return PERI_OK;
 }

@@ -65,8 +65,4 @@ peri_status peri__weights_dist_part(const peri__weights_dist *w, bool replica, p
 /** Add that part, times @factor, and release it. */
 peri_status peri__weights_dist_add(peri__weights_dist *w, bool replica, peri_tensor *part, double factor);
 
-/** offsets[n + 1] = complete cumulative sum of lengths[n] (i32 -> i64); @limit >= 0: lengths below 0 count as 0 and no offset exceeds it.
- *  */
-peri_status peri__complete_sum(peri_device *device, peri_tensor *lengths, int64_t limit, peri_tensor *offsets);
-
 #endif

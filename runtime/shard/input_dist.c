@@ -67,20 +67,6 @@ _Static_assert((int)PERI_ROUTE_REPORTS == (int)PERI_BOUNDS_NONE && (int)PERI_BOU
 
 /* -- kernels ---------------------------------------------------------------------------------------------------------------------- */
 
-peri_status peri__complete_sum(peri_device *device, peri_tensor *lengths, int64_t limit, peri_tensor *offsets)
-{
-    int64_t n = peri__numel(lengths), blocks = peri__max(1, peri__ceil_div(n, PERI_JAGGED_BLOCK)), words = blocks + 1;
-    peri_tensor *sums;
-    PERI_TRY(peri_tensor_new(device, PERI_I64, 1, &words, &sums));
-    peri_k_cumsum_args args = {.x = peri__data(lengths), .y = peri__data(offsets), .sums = peri__data(sums), .rows = 1, .cols = n,
-                               .blocks = blocks, .limit = limit, .x_dtype = PERI_I32, .y_dtype = PERI_I64, .mode = PERI_CUMSUM_COMPLETE};
-    peri_status status = PERI_LAUNCH(device, cumsum_sums, &args, blocks, 4);
-    if (status >= 0) status = PERI_LAUNCH(device, cumsum_scan, &args, 1, 1);
-    if (status >= 0) status = PERI_LAUNCH(device, cumsum_write, &args, blocks, 4);
-    peri_tensor_release(sums);
-    return status;
-}
-
 static peri_status new_1d(peri_device *device, int32_t dtype, int64_t n, peri_tensor **out)
 {
     return peri_tensor_new(device, dtype, 1, &n, out);
@@ -107,7 +93,7 @@ static peri_status count(peri__input_dist *d)
                                     .reports = (peri_k_route_report *)(totals + e->world_size + 1), .bags = h->bags,
                                     .n_partitions = e->routes->n_partitions, .ids_i32 = d->values->dtype == PERI_I32};
     PERI_TRY_GOTO(PERI_LAUNCH(device, route_count, &args, blocks, 1), out);
-    PERI_TRY_GOTO(peri__complete_sum(device, d->wire_lengths, -1, d->cursor), out);
+    PERI_TRY_GOTO(peri__complete_sum(d->wire_lengths, -1, d->cursor), out);
     peri_k_route_totals_args gather = {.totals = totals, .positions = peri__data(d->cursor), .at = peri__upload_at(&h->up, h->at)};
     PERI_TRY_GOTO(PERI_LAUNCH(device, route_totals, &gather, e->world_size + 1, 1 << 12), out);
     PERI_TRY_GOTO(peri__report_take(device, words, &d->report), out);
@@ -333,7 +319,7 @@ static peri_status finish(peri__input_dist *d)
     peri_tensor_release(d->cursor);
     d->cursor = NULL;
     PERI_TRY(new_1d(device, PERI_I64, peri__numel(d->received[PERI__LENGTHS]) + 1, &d->offsets));
-    PERI_TRY(peri__complete_sum(device, d->received[PERI__LENGTHS], peri__numel(d->received[PERI__IDS]), d->offsets));
+    PERI_TRY(peri__complete_sum(d->received[PERI__LENGTHS], peri__numel(d->received[PERI__IDS]), d->offsets));
     peri_tensor_release(d->received[PERI__LENGTHS]);
     d->received[PERI__LENGTHS] = NULL;
     return PERI_OK;

@@ -111,7 +111,7 @@ static peri_status collect(peri__weights_dist *w, peri_tensor **out)
                                      .wire_bag = peri__upload_at(&h->up, h->wire_bag), .cursor = peri__data(cursor),
                                      .back = peri__data(w->back), .out = peri__data(w->replicas), .factor = (float)e->division,
                                      .n_partitions = e->routes->n_partitions, .ids_i32 = w->ids->dtype == PERI_I32};
-    peri_status status = peri__complete_sum(e->device, w->lengths, -1, cursor);
+    peri_status status = peri__complete_sum(w->lengths, -1, cursor);
     if (status >= 0) status = PERI_LAUNCH(e->device, route_return, &args, peri__numel(w->offsets) - 1, 512);
     peri_tensor_release(cursor);
     if (status < 0) return status;

@@ -96,23 +96,6 @@ static peri_status allocate(peri_bucket_result *r, const peri_bucket_args *a, co
     return PERI_OK;
 }
 
-/** The complete offsets of the new lengths. */
-static peri_status sum_lengths(const peri_bucket_result *r, int64_t slots)
-{
-    peri_device *device = peri__device(r->offsets);
-    int64_t blocks = peri__max(1, peri__ceil_div(slots, PERI_JAGGED_BLOCK)), size = blocks + 1;
-    peri_tensor *sums;
-    PERI_TRY(peri_tensor_new(device, PERI_I64, 1, &size, &sums));
-    peri_k_cumsum_args args = {.x = peri__data(r->lengths), .y = peri__data(r->offsets), .sums = peri__data(sums), .rows = 1,
-                               .cols = slots, .blocks = blocks, .limit = -1, .x_dtype = r->lengths->dtype, .y_dtype = PERI_I64,
-                               .mode = PERI_CUMSUM_COMPLETE};
-    peri_status status = PERI_LAUNCH(device, cumsum_sums, &args, blocks, 8);
-    if (status >= 0) status = PERI_LAUNCH(device, cumsum_scan, &args, 1, 1);
-    if (status >= 0) status = PERI_LAUNCH(device, cumsum_write, &args, blocks, 8);
-    peri_tensor_release(sums);
-    return status;
-}
-
 /** @b is well formed and has its offsets. */
 static peri_status bucketize(const peri_bucket_args *a, const plan *p, const peri__bags *b, int32_t lengths_dtype, const peri_tensor *ids,
                              const peri_tensor *weights, peri_bucket_result *out)
@@ -138,7 +121,7 @@ static peri_status bucketize(const peri_bucket_args *a, const plan *p, const per
                                   .ids_dtype = ids->dtype, .lengths_dtype = lengths_dtype};
     int64_t grain = b->bags * (1 << 14) / peri__max(1, peri__max(b->values, slots)) + 1; /* some 2^14 ids or slots */
     status = PERI_LAUNCH(device, bucketize_count, &args, b->bags, grain);
-    if (status >= 0) status = sum_lengths(&r, slots);
+    if (status >= 0) status = peri__complete_sum(r.lengths, -1, r.offsets);
     if (status >= 0) status = PERI_LAUNCH(device, bucketize_place, &args, b->bags, grain);
     if (status < 0) release(&r);
     else *out = r;

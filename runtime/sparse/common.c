@@ -226,51 +226,42 @@ out:
 
 /* -- cumulative sums ------------------------------------------------------------------------------------------------------------- */
 
-/** @y = sums of @x by rows of @cols; the blocks' sums go to @words [rows * (blocks + 1)], what is outside [0, limit] after them (checked
- *  sums only). */
-static peri_status sum_into(const peri_tensor *x, int64_t rows, int64_t cols, int64_t limit, int32_t mode, peri_tensor *y, int64_t *words)
+/** @y = sums of @x by rows of @cols. @found (checked sums; else NULL): what is outside [0, limit], then the sum of each row. */
+static peri_status sum_into(const peri_tensor *x, int64_t rows, int64_t cols, int64_t limit, int32_t mode, peri_tensor *y, int64_t *found)
 {
-    int64_t blocks = peri__blocks(cols);
-    peri_device *device = peri__device(x);
-    peri_k_cumsum_args args = {.x = peri__data(x), .y = peri__data(y), .sums = words,
-                               .bad = limit >= 0 ? words + rows * (blocks + 1) : NULL,
-                               .rows = rows, .cols = cols, .blocks = blocks, .limit = limit, .x_dtype = x->dtype, .y_dtype = y->dtype,
-                               .mode = mode};
-    PERI_TRY(PERI_LAUNCH(device, cumsum_sums, &args, rows * blocks, PERI_BLOCK_GRAIN));
-    PERI_TRY(PERI_LAUNCH(device, cumsum_scan, &args, rows, 64));
-    return PERI_LAUNCH(device, cumsum_write, &args, rows * blocks, PERI_BLOCK_GRAIN);
+    peri_op_cumsum args = {.x = peri__data(x), .y = peri__data(y), .bad = found, .total = found ? found + 1 : NULL, .rows = rows,
+                           .cols = cols, .limit = limit, .x_dtype = x->dtype, .y_dtype = y->dtype, .mode = mode};
+    return PERI_RUN(peri__device(x), cumsum, &args);
 }
 
 /** A sum whose elements are mostly not negative and small, as lengths are: *fits says whether all were, and no row's sum exceeds @limit. */
 static peri_status sum_checked(const peri_tensor *x, int64_t rows, int64_t cols, int64_t limit, int32_t mode, peri_tensor *y, int64_t *last,
                                bool *fits)
 {
-    int64_t blocks = peri__blocks(cols), words = rows * (2 * blocks + 1);
-    peri_tensor *scratch;
+    int64_t words = rows + 1;
+    peri_tensor *found;
     peri__report *report = NULL;
-    PERI_TRY(peri_tensor_new(peri__device(x), PERI_I64, 1, &words, &scratch));
+    PERI_TRY(peri_tensor_new(peri__device(x), PERI_I64, 1, &words, &found));
     peri_status status;
-    PERI_TRY_GOTO(sum_into(x, rows, cols, limit, mode, y, peri__data(scratch)), out);
+    PERI_TRY_GOTO(sum_into(x, rows, cols, limit, mode, y, peri__data(found)), out);
     PERI_TRY_GOTO(peri__report_take(peri__device(x), words, &report), out);
-    PERI_TRY_GOTO(peri__report_post(report, peri__data(scratch), words), out);
+    PERI_TRY_GOTO(peri__report_post(report, peri__data(found), words), out);
     PERI_TRY_GOTO(peri__report_wait(report), out);
-    *fits = true;
-    *last = report->words[rows * (blocks + 1) - 1];
-    for (int64_t i = 0; i < rows * (blocks + 1); i++) /* a block adds less than 2^62: a sum that passes 2^63 shows as negative */
-        if (report->words[i] < 0 || report->words[i] > limit) *fits = false;
-    for (int64_t b = 0; b < rows * blocks; b++)
-        if (report->words[rows * (blocks + 1) + b] != INT64_MAX) *fits = false;
+    *fits = report->words[0] == INT64_MAX;
+    *last = report->words[rows];
+    for (int64_t r = 1; r <= rows; r++)
+        if (report->words[r] > limit) *fits = false;
 out:
     peri__report_return(report);
-    peri_tensor_release(scratch);
+    peri_tensor_release(found);
     return status;
 }
 
 peri_status peri__scan(peri_tensor *sums, int64_t blocks, int64_t *total)
 {
-    peri_k_cumsum_args args = {.sums = peri__data(sums), .rows = 1, .blocks = blocks, .limit = -1};
+    peri_op_scan args = {.sums = peri__data(sums), .n = blocks};
     peri__report *report = NULL;
-    PERI_TRY(PERI_LAUNCH(peri__device(sums), cumsum_scan, &args, 1, 1));
+    PERI_TRY(PERI_RUN(peri__device(sums), scan, &args));
     PERI_TRY(peri__report_take(peri__device(sums), 1, &report));
     peri_status status = peri__report_post(report, (int64_t *)peri__data(sums) + blocks, 1);
     if (status >= 0) status = peri__report_wait(report);
@@ -328,85 +319,44 @@ peri_status peri_sparse_cumsum(peri_tensor *x, int32_t mode, peri_tensor **out)
     int64_t shape[2] = {x->shape[0], cols + 1}, limit = x->dtype == PERI_I32 ? INT32_MAX : ((int64_t)1 << 50) - 1;
     if (mode != PERI_CUMSUM_COMPLETE) shape[1] = cols;
     bool fits = false;
-    peri_tensor *flat, *y = NULL, *scratch = NULL;
+    peri_tensor *flat, *y = NULL;
     PERI_TRY(peri_tensor_contiguous(x, &flat));
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_new(peri__device(x), x->dtype, x->ndim, x->ndim == 2 ? shape : shape + 1, &y), out);
     if (rows > 0) PERI_TRY_GOTO(sum_checked(flat, rows, cols, limit, mode, y, &last, &fits), out);
     if (rows > 0 && !fits) {
-        int64_t words = rows * (peri__blocks(cols) + 1);
         PERI_TRY_GOTO(check_sums(flat, rows, cols), out);
-        PERI_TRY_GOTO(peri_tensor_new(peri__device(x), PERI_I64, 1, &words, &scratch), out);
-        PERI_TRY_GOTO(sum_into(flat, rows, cols, -1, mode, y, peri__data(scratch)), out);
+        PERI_TRY_GOTO(sum_into(flat, rows, cols, -1, mode, y, NULL), out);
     }
     *out = y;
     y = NULL;
 out:
     peri_tensor_release(flat);
     peri_tensor_release(y);
-    peri_tensor_release(scratch);
     return status;
 }
 
 /* -- sorting --------------------------------------------------------------------------------------------------------------------- */
 
-enum { DIGIT_BITS = 11, SORT_GRAIN = 1 << 14 };
-
-peri_status peri__sort(peri_tensor **keys, peri_tensor **spare, int32_t low, int32_t high)
-{
-    peri_device *device = peri__device(*keys);
-    int64_t n = peri__numel(*keys);
-    int32_t passes = (int32_t)peri__ceil_div(high - low, DIGIT_BITS);
-    if (n < 2 || passes == 0) return PERI_OK;
-    if (n > UINT32_MAX) return peri__fail(PERI_ERANGE, "sorting %lld ids, allowed: less than 2^32", (long long)n);
-    int32_t bits = (int32_t)peri__ceil_div(high - low, passes);
-    int64_t chunks = peri__min(2 * peri_threads(), peri__ceil_div(n, SORT_GRAIN)), words = chunks << bits;
-    peri_tensor *counts = NULL, *count = NULL;
-    peri_status status;
-    PERI_TRY_GOTO(peri_tensor_new(device, PERI_I32, 1, &words, &counts), out);
-    PERI_TRY_GOTO(peri__upload_i64(device, &n, 1, &count), out);
-    for (; low < high; low += bits) {
-        peri_k_radix_args pass = {.src = peri__data(*keys), .dst = peri__data(*spare), .counts = peri__data(counts), .n = peri__data(count),
-                                  .chunks = chunks, .shift = low, .bits = (int32_t)peri__min(bits, high - low)};
-        PERI_TRY_GOTO(PERI_LAUNCH(device, radix_histogram, &pass, chunks, 1), out);
-        PERI_TRY_GOTO(PERI_LAUNCH(device, radix_scan, &pass, 1, 1), out);
-        PERI_TRY_GOTO(PERI_LAUNCH(device, radix_scatter, &pass, chunks, 1), out);
-        peri_tensor *swap = *keys;
-        *keys = *spare;
-        *spare = swap;
-    }
-out:
-    peri_tensor_release(counts);
-    peri_tensor_release(count);
-    return status;
-}
-
 peri_status peri__lists_of(const peri_tensor *x, int64_t lists, peri_tensor **list, peri_tensor **offsets)
 {
     peri_device *device = peri__device(x);
     int64_t n = peri__numel(x), ends = lists + 1;
-    int32_t place_bits = peri__bits(n), bits = peri__bits(lists);
-    if (place_bits + bits > 64)
+    if (n > UINT32_MAX) return peri__fail(PERI_ERANGE, "sorting %lld ids, allowed: less than 2^32", (long long)n);
+    if (peri__bits(n) + peri__bits(lists) > 64)
         return peri__fail(PERI_ERANGE, "lists of %lld places by %lld numbers, allowed: a product below 2^64", (long long)n,
                           (long long)lists);
-    peri_tensor *keys = NULL, *spare = NULL, *places = NULL, *bounds = NULL;
+    peri_tensor *places = NULL, *bounds = NULL;
     peri_status status;
-    PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &n, &keys), out);
-    PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &n, &spare), out);
     PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &n, &places), out);
     PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &ends, &bounds), out);
-    peri_k_sort_keys_args fill = {.x = peri__data(x), .keys = peri__data(keys), .dtype = x->dtype, .bits = bits, .place_bits = place_bits};
-    PERI_TRY_GOTO(PERI_LAUNCH(device, sort_keys, &fill, n, PERI_INT_GRAIN), out);
-    PERI_TRY_GOTO(peri__sort(&keys, &spare, place_bits, place_bits + bits), out);
-    peri_k_sort_lists_args cut = {.keys = peri__data(keys), .list = peri__data(places), .offsets = peri__data(bounds), .n = n,
-                                  .lists = lists, .place_bits = place_bits};
-    PERI_TRY_GOTO(PERI_LAUNCH(device, sort_lists, &cut, n + 1, PERI_INT_GRAIN), out);
+    peri_op_lists args = {.x = peri__data(x), .list = peri__data(places), .offsets = peri__data(bounds), .n = n, .lists = lists,
+                          .dtype = x->dtype};
+    PERI_TRY_GOTO(PERI_RUN(device, lists, &args), out);
     *list = places;
     *offsets = bounds;
     places = bounds = NULL;
 out:
-    peri_tensor_release(keys);
-    peri_tensor_release(spare);
     peri_tensor_release(places);
     peri_tensor_release(bounds);
     return status;

@@ -38,8 +38,6 @@ peri_status peri__total_offsets(const char *function, const peri_tensor *lengths
 /** @sums [blocks + 1], i64, become their exclusive cumulative sum, the last entry and *total that of all blocks. Waits. */
 peri_status peri__scan(peri_tensor *sums, int64_t blocks, int64_t *total);
 
-/** Sort n keys by bits [low, high), stably. *keys may be exchanged with *spare (both i64 [n], contiguous). n < 2^32. */
-peri_status peri__sort(peri_tensor **keys, peri_tensor **spare, int32_t low, int32_t high);
 /** The places at which each number of [0, lists) stands in @x [n] (contiguous, all numbers in range): @list [n], its parts in
  *  @offsets [lists + 1]. */
 peri_status peri__lists_of(const peri_tensor *x, int64_t lists, peri_tensor **list, peri_tensor **offsets);

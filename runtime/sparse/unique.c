@@ -96,44 +96,16 @@ out:
 
 /* -- by sorting ------------------------------------------------------------------------------------------------------------------ */
 
-/** @order: the places of the ids in ascending order. Keys hold a place and as many bits of the id as fit beside it; ids with more bits
- *  are sorted in rounds, from the low bits on. */
-static peri_status order_of(const request *q, peri_tensor **order)
-{
-    peri_device *device = peri__device(q->ids);
-    uint64_t spread = (uint64_t)q->most - (uint64_t)q->least;
-    int32_t place_bits = peri__bits(q->n), wide = spread ? 64 - __builtin_clzll(spread) : 0;
-    int32_t rounds = (int32_t)peri__max(1, peri__ceil_div(wide, 64 - place_bits)), bits = (int32_t)peri__ceil_div(wide, rounds);
-    peri_tensor *keys = NULL, *spare = NULL, *next = NULL;
-    peri_status status;
-    PERI_TRY_GOTO(i64_new(q, q->n, &keys), out);
-    PERI_TRY_GOTO(i64_new(q, q->n, &spare), out);
-    for (int32_t shift = 0, round = 0; round < rounds; round++, shift += bits) {
-        peri_k_sort_keys_args fill = {.x = peri__data(q->ids), .order = *order ? peri__data(*order) : NULL, .keys = peri__data(keys),
-                                      .base = q->least, .dtype = q->ids->dtype, .shift = shift, .bits = bits, .place_bits = place_bits};
-        PERI_TRY_GOTO(PERI_LAUNCH(device, sort_keys, &fill, q->n, PERI_INT_GRAIN), out);
-        PERI_TRY_GOTO(peri__sort(&keys, &spare, place_bits, place_bits + bits), out);
-        PERI_TRY_GOTO(i64_new(q, q->n, &next), out);
-        peri_k_sort_order_args read = {.keys = peri__data(keys), .order = fill.order, .out = peri__data(next), .place_bits = place_bits};
-        PERI_TRY_GOTO(PERI_LAUNCH(device, sort_order, &read, q->n, PERI_INT_GRAIN), out);
-        peri_tensor_release(*order);
-        *order = next;
-        next = NULL;
-    }
-out:
-    peri_tensor_release(keys);
-    peri_tensor_release(spare);
-    peri_tensor_release(next);
-    return status;
-}
-
 static peri_status by_sorting(const request *q, peri_unique_result *r)
 {
     peri_device *device = peri__device(q->ids);
     int64_t blocks = peri__ceil_div(q->n, PERI_JAGGED_BLOCK), total;
     peri_tensor *order = NULL, *sorted = NULL, *sums = NULL, *starts = NULL;
     peri_status status;
-    PERI_TRY_GOTO(order_of(q, &order), out);
+    PERI_TRY_GOTO(i64_new(q, q->n, &order), out);
+    peri_op_sort sort = {.x = peri__data(q->ids), .order = peri__data(order), .n = q->n, .least = q->least, .most = q->most,
+                         .dtype = q->ids->dtype};
+    PERI_TRY_GOTO(PERI_RUN(device, sort, &sort), out);
     PERI_TRY_GOTO(peri__tensor_like(q->ids, 1, &q->n, &sorted), out);
     PERI_TRY_GOTO(i64_new(q, blocks + 1, &sums), out);
     peri_k_unique_args args = {.x = peri__data(q->ids), .order = peri__data(order), .sorted = peri__data(sorted), .sums = peri__data(sums),

@@ -8,7 +8,7 @@
 #include <pthread.h>
 #include <stdio.h>
 
-enum { BLOCK_GRAIN = 8, GRAIN = 1 << 16, NAME = 256 }; /* blocks of bags, elements: worth a thread; a bag's name */
+enum { GRAIN = 1 << 16, NAME = 256 }; /* elements that are worth a thread; a bag's name */
 
 /* -- reports ------------------------------------------------------------------------------------------------------------------- */
 
@@ -155,27 +155,11 @@ void peri__bags_fini(peri__bags *b)
 
 static peri_device *device_of(const peri__bags *b) { return peri__device(b->lengths ? b->lengths : b->offsets); }
 
-static int64_t block_count(int64_t n) { return peri__max(1, peri__ceil_div(n, PERI_JAGGED_BLOCK)); }
-
-/** Scratch of a check over @blocks blocks: sums (blocks + 1), bad, most. */
-static peri_status scratch_new(peri_device *device, int64_t blocks, peri_tensor **out)
+peri_status peri__complete_sum(const peri_tensor *lengths, int64_t limit, peri_tensor *offsets)
 {
-    int64_t n = 3 * blocks + 1;
-    return peri_tensor_new(device, PERI_I64, 1, &n, out);
-}
-
-/** offsets = cumulative sum of lengths, clamped to the values; what was found stays in @scratch. */
-static peri_status sum_lengths(peri__bags *b, peri_tensor *scratch, peri_tensor *offsets)
-{
-    int64_t blocks = block_count(b->bags), *words = peri__data(scratch);
-    peri_k_cumsum_args args = {.x = peri__data(b->lengths), .y = offsets ? peri__data(offsets) : NULL, .sums = words,
-                               .bad = words + blocks + 1, .most = words + 2 * blocks + 1, .rows = 1, .cols = b->bags, .blocks = blocks,
-                               .limit = b->values, .x_dtype = b->lengths->dtype, .y_dtype = PERI_I64, .mode = PERI_CUMSUM_COMPLETE};
-    peri_device *device = device_of(b);
-    PERI_TRY(PERI_LAUNCH(device, cumsum_sums, &args, blocks, BLOCK_GRAIN));
-    PERI_TRY(PERI_LAUNCH(device, cumsum_scan, &args, 1, 1));
-    if (!offsets) return PERI_OK;
-    return PERI_LAUNCH(device, cumsum_write, &args, blocks, BLOCK_GRAIN);
+    peri_op_cumsum args = {.x = peri__data(lengths), .y = peri__data(offsets), .rows = 1, .cols = peri__numel(lengths), .limit = limit,
+                           .x_dtype = lengths->dtype, .y_dtype = offsets->dtype, .mode = PERI_CUMSUM_COMPLETE};
+    return PERI_RUN(peri__device(lengths), cumsum, &args);
 }
 
 static peri_status offsets_new(const peri__bags *b, peri_tensor **out)
@@ -187,11 +171,9 @@ static peri_status offsets_new(const peri__bags *b, peri_tensor **out)
 peri_status peri__bags_offsets(peri__bags *b)
 {
     if (b->offsets) return PERI_OK;
-    peri_tensor *scratch, *offsets = NULL;
-    PERI_TRY(scratch_new(device_of(b), block_count(b->bags), &scratch));
-    peri_status status = offsets_new(b, &offsets);
-    if (status >= 0) status = sum_lengths(b, scratch, offsets);
-    peri_tensor_release(scratch);
+    peri_tensor *offsets;
+    PERI_TRY(offsets_new(b, &offsets));
+    peri_status status = peri__complete_sum(b->lengths, b->values, offsets);
     if (status < 0) peri_tensor_release(offsets);
     else b->offsets = offsets;
     return status;
@@ -225,44 +207,34 @@ peri_status peri__bags_lengths(peri__bags *b)
 
 /* -- checking ------------------------------------------------------------------------------------------------------------------ */
 
-/** Queue what finds bad bags; sums only if the offsets come from the lengths. */
-static peri_status find_bad(peri__bags *b, peri_tensor *scratch, int64_t blocks)
+/** Queue a report on @b. Its offsets are made on the way if they come from the lengths and are not there yet. */
+static peri_status report_into(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds, peri_tensor *found)
 {
-    if (!b->given_offsets) {
-        peri_tensor *offsets = NULL;
-        if (!b->offsets) PERI_TRY(offsets_new(b, &offsets));
-        peri_status status = sum_lengths(b, scratch, offsets);
-        if (status < 0) peri_tensor_release(offsets);
-        else if (offsets) b->offsets = offsets;
-        return status;
-    }
-    int64_t *words = peri__data(scratch);
-    peri_tensor *lengths = b->given_lengths ? b->lengths : NULL;
-    peri_k_jagged_check_args args = {.offsets = peri__data(b->offsets), .lengths = lengths ? peri__data(lengths) : NULL,
-                                     .bad = words + blocks + 1, .most = words + 2 * blocks + 1, .bags = b->bags, .limit = b->values,
-                                     .offsets_dtype = b->offsets->dtype, .lengths_dtype = lengths ? lengths->dtype : 0};
-    return PERI_LAUNCH(device_of(b), jagged_check, &args, blocks, BLOCK_GRAIN);
+    peri_tensor *made = NULL;
+    if (!b->offsets) PERI_TRY(offsets_new(b, &made));
+    const peri_tensor *offsets = made ? made : b->offsets, *lengths = b->given_lengths ? b->lengths : NULL;
+    int32_t look = b->checked ? PERI_BAGS_SOUND : b->given_offsets ? PERI_BAGS_OFFSETS : PERI_BAGS_LENGTHS;
+    peri_op_bags_report args = {.lengths = lengths ? peri__data(lengths) : NULL, .offsets = peri__data(offsets),
+                                .sums = made ? peri__data(made) : NULL, .bounds = bounds ? peri__data(bounds) : NULL,
+                                .report = peri__data(found), .bags = b->bags, .values = b->values, .step = step, .n_bounds = n_bounds,
+                                .lengths_dtype = lengths ? lengths->dtype : 0, .offsets_dtype = offsets->dtype, .look = look};
+    peri_status status = PERI_RUN(device_of(b), bags_report, &args);
+    if (status < 0) peri_tensor_release(made);
+    else if (made) b->offsets = made;
+    return status;
 }
 
 peri_status peri__bags_post(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds)
 {
     if (b->report) return PERI_OK;
     peri_device *device = device_of(b);
-    int64_t blocks = b->checked ? 0 : block_count(b->bags), words = PERI_REPORT_HEADER + n_bounds;
-    peri_tensor *scratch = NULL, *found = NULL;
+    int64_t words = PERI_REPORT_HEADER + n_bounds;
+    peri_tensor *found = NULL;
     peri__report *report = NULL;
     peri_status status;
-    PERI_TRY_GOTO(scratch_new(device, blocks, &scratch), out);
-    PERI_TRY_GOTO(b->checked ? peri__bags_offsets(b) : find_bad(b, scratch, blocks), out);
+    if (b->checked) PERI_TRY(peri__bags_offsets(b));
     PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &words, &found), out);
-    int64_t *s = peri__data(scratch);
-    bool summed = !b->given_offsets && !b->checked;
-    peri_k_jagged_report_args args = {.lengths = b->given_lengths ? peri__data(b->lengths) : NULL, .offsets = peri__data(b->offsets),
-                                      .bad = s + blocks + 1, .most = s + 2 * blocks + 1, .total = summed ? s + blocks : NULL,
-                                      .bounds = bounds ? peri__data(bounds) : NULL, .report = peri__data(found), .bags = b->bags,
-                                      .blocks = blocks, .step = step, .n_bounds = n_bounds,
-                                      .lengths_dtype = b->given_lengths ? b->lengths->dtype : 0, .offsets_dtype = b->offsets->dtype};
-    PERI_TRY_GOTO(PERI_LAUNCH(device, jagged_report, &args, 1, 1), out);
+    PERI_TRY_GOTO(report_into(b, bounds, step, n_bounds, found), out);
     PERI_TRY_GOTO(peri__report_take(device, words, &report), out);
     PERI_TRY_GOTO(peri__report_post(report, peri__data(found), words), out);
     b->report = report;
@@ -270,7 +242,6 @@ peri_status peri__bags_post(peri__bags *b, const peri_tensor *bounds, int64_t st
 out:
     peri__report_return(report);
     peri_tensor_release(found);
-    peri_tensor_release(scratch);
     return status;
 }
 

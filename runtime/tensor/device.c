@@ -283,10 +283,36 @@ peri_status peri_event_synchronize(peri_event *event)
 
 /* -- work ---------------------------------------------------------------------------------------------------------------------- */
 
+/** The error about a kernel or an operation that a device has not, at all or for the arguments of a launch. */
+static peri_status lacks(const char *function, const peri_device *device, int32_t work, bool args)
+{
+    return peri__fail(PERI_EUNSUPPORTED, "%s: device %s has no %s %s%s", function, device->name,
+                      work < PERI_OP_FIRST ? "kernel" : "operation", peri_kernel_names[work], args ? " for these arguments" : "");
+}
+
 peri_status peri__launch(peri_device *device, int32_t kernel, const void *args, size_t args_size, int64_t n, int64_t grain)
 {
     if (n <= 0) return PERI_OK;
+    if (!device->vtab->has(device->ctx, kernel, args)) return lacks("launch", device, kernel, true);
     return device->vtab->launch(device->ctx, peri_stream_current(device)->ctx, kernel, args, (int64_t)args_size, n, grain);
+}
+
+peri_status peri__run(peri_device *device, int32_t op, const void *args, size_t args_size)
+{
+    if (!device->vtab->has(device->ctx, op, args)) return lacks("launch", device, op, true);
+    void *stream = peri_stream_current(device)->ctx, *scratch = NULL;
+    int64_t bytes = device->vtab->scratch(device->ctx, op, args);
+    if (bytes > 0) PERI_TRY(device->vtab->alloc(device->ctx, stream, bytes, &scratch));
+    peri_status status = device->vtab->run(device->ctx, stream, op, args, (int64_t)args_size, scratch, bytes);
+    if (scratch) device->vtab->free(device->ctx, stream, scratch, bytes);
+    return status;
+}
+
+peri_status peri__need_work(const char *function, peri_device *device, const int32_t *work, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (!device->vtab->has(device->ctx, work[i], NULL)) return lacks(function, device, work[i], false);
+    return PERI_OK;
 }
 
 peri_status peri__gemm(peri_device *device, const peri_gemm *args)

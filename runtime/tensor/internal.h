@@ -39,7 +39,18 @@ struct peri_device {
 
 /** Queue kernel @kernel (PERI_K_*) over [0, n) on the current stream; n = 0 queues nothing. */
 peri_status peri__launch(peri_device *device, int32_t kernel, const void *args, size_t args_size, int64_t n, int64_t grain);
-#define PERI_LAUNCH(device, name, args, n, grain) peri__launch((device), PERI_K_##name, (args), sizeof *(args), (n), (grain))
+/** @args has to be a pointer to the kernel's own struct, and @name that of a kernel: steps have none here. */
+#define PERI_LAUNCH(device, name, args, n, grain) \
+    peri__launch((device), PERI_K_##name, 1 ? (args) : (const peri_k_args_of_##name *)NULL, sizeof *(args), (n), (grain))
+/** Queue operation @op (PERI_OP_*) on the current stream, with the scratch that the device wants for it. */
+peri_status peri__run(peri_device *device, int32_t op, const void *args, size_t args_size);
+#define PERI_RUN(device, name, args) \
+    peri__run((device), PERI_OP_##name, 1 ? (args) : (const peri_op_args_of_##name *)NULL, sizeof *(args))
+/** PERI_EUNSUPPORTED, naming device and what is missing, unless the device has all of @work (PERI_K_*, PERI_OP_*; n numbers): asked by
+ *  functions that change something by several launches. Single launches ask for themselves. */
+peri_status peri__need_work(const char *function, peri_device *device, const int32_t *work, int32_t n);
+#define PERI_NEED_WORK(function, device, ...) \
+    peri__need_work((function), (device), (const int32_t[]){__VA_ARGS__}, (int32_t)(sizeof(int32_t[]){__VA_ARGS__} / sizeof(int32_t)))
 
 /** Queue a matrix product on the current stream. */
 peri_status peri__gemm(peri_device *device, const peri_gemm *args);

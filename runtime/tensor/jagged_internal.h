@@ -78,6 +78,9 @@ peri_status peri__room(const peri_tensor *t, peri_device *device, peri_tensor **
 /** b->lengths or b->offsets, made if needed. Offsets made from unchecked lengths are clamped: monotone and within the values, always. */
 peri_status peri__bags_lengths(peri__bags *b);
 peri_status peri__bags_offsets(peri__bags *b);
+/** @offsets [n + 1] = the complete cumulative sum of @lengths [n], both contiguous, i32 or i64. @limit >= 0: lengths outside [0, limit]
+ *  count as 0 and no offset exceeds it. */
+peri_status peri__complete_sum(const peri_tensor *lengths, int64_t limit, peri_tensor *offsets);
 /** Queue the check (nothing to check if b->checked); offsets[bounds ? bounds[i] : i * step] for i in [0, n_bounds) will stand in the report
  *  after its header. */
 peri_status peri__bags_post(peri__bags *b, const peri_tensor *bounds, int64_t step, int64_t n_bounds);

@@ -159,29 +159,23 @@ static peri_status scratch(const peri_tensor *like, int64_t n, peri_tensor **out
 
 peri_status peri__recat_offsets(const peri__recat *b, const peri_tensor *offsets, peri_tensor **in, peri_tensor **result)
 {
-    int64_t n = b->segments, blocks = peri__max(1, peri__ceil_div(n, PERI_JAGGED_BLOCK));
+    int64_t n = b->segments;
     const int64_t *table = peri__data(b->table);
     peri_device *device = peri__device(offsets);
-    peri_tensor *lengths = NULL, *sums = NULL;
+    peri_tensor *lengths = NULL;
     peri_status status;
     PERI_TRY_GOTO(scratch(offsets, n + 1, result), out);
     PERI_TRY_GOTO(scratch(offsets, n + 1, in), out);
     PERI_TRY_GOTO(scratch(offsets, n, &lengths), out);
-    PERI_TRY_GOTO(scratch(offsets, blocks + 1, &sums), out);
     peri_k_jagged_bounds_args bounds = {.offsets = peri__data(offsets), .bounds = table + 2 * n, .out = peri__data(*result),
                                         .offsets_dtype = offsets->dtype, .out_dtype = PERI_I64};
     PERI_TRY_GOTO(PERI_LAUNCH(device, jagged_bounds, &bounds, n + 1, 1 << 14), out);
     peri_k_jagged_lengths_args own = {.offsets = peri__data(*result), .permute = table + n, .out = peri__data(lengths),
                                       .offsets_dtype = PERI_I64, .permute_dtype = PERI_I64, .out_dtype = PERI_I64};
     PERI_TRY_GOTO(PERI_LAUNCH(device, jagged_lengths, &own, n, 1 << 14), out);
-    peri_k_cumsum_args sum = {.x = peri__data(lengths), .y = peri__data(*in), .sums = peri__data(sums), .rows = 1, .cols = n,
-                              .blocks = blocks, .limit = -1, .x_dtype = PERI_I64, .y_dtype = PERI_I64, .mode = PERI_CUMSUM_COMPLETE};
-    PERI_TRY_GOTO(PERI_LAUNCH(device, cumsum_sums, &sum, blocks, 8), out);
-    PERI_TRY_GOTO(PERI_LAUNCH(device, cumsum_scan, &sum, 1, 1), out);
-    PERI_TRY_GOTO(PERI_LAUNCH(device, cumsum_write, &sum, blocks, 8), out);
+    PERI_TRY_GOTO(peri__complete_sum(lengths, -1, *in), out);
 out:
     peri_tensor_release(lengths);
-    peri_tensor_release(sums);
     return status;
 }
 

@@ -238,7 +238,13 @@ static peri_status update(peri_optim *o, int32_t i, peri_tensor *grad)
 
 peri_status peri_optim_step(peri_optim *o)
 {
+    static const int32_t kernels[PERI_OPTIM_KIND_COUNT] = {
+        [PERI_OPTIM_SGD] = PERI_K_optim_sgd,         [PERI_OPTIM_ADAGRAD] = PERI_K_optim_adagrad,
+        [PERI_OPTIM_ADAM] = PERI_K_optim_adam,       [PERI_OPTIM_ADAMW] = PERI_K_optim_adam,
+        [PERI_OPTIM_RMSPROP] = PERI_K_optim_rmsprop, [PERI_OPTIM_ROWWISE_ADAGRAD] = PERI_K_optim_rowwise_adagrad};
     PERI_NEED(o);
+    for (int32_t i = 0; i < o->n; i++)
+        if (o->params[i]->grad) PERI_TRY(PERI_NEED_WORK("peri_optim_step", peri__device(o->params[i]), kernels[o->args.kind]));
     for (int32_t i = 0; i < o->n; i++) {
         if (!o->params[i]->grad) continue;
         peri_tensor *grad;

@@ -76,6 +76,23 @@ static void other_contracts_are_refused(void **state)
     assert_null(coll);
 }
 
+static void another_list_of_kernels_is_refused(void **state)
+{
+    (void)state;
+    const peri_device_vtab *device = NULL;
+    peri_device *opened = NULL;
+    setenv("PERI_PLUGIN_PATH", folder, 1);
+    for (int twice = 0; twice < 2; twice++) {
+        assert_fails(peri__plugin_device("stale_order", &device), PERI_EUNSUPPORTED, "'stale_order': built with another list of kernels");
+        assert_fails(peri__plugin_device("stale_size", &device), PERI_EUNSUPPORTED, "'stale_size': built with another list of kernels");
+    }
+    assert_fails(peri_device_get("stale_order", &opened), PERI_EUNSUPPORTED, "build it again with the headers of this version");
+    assert_null(device);
+    assert_null(opened);
+    assert_ok(peri__plugin_device("own_way", &device)); /* built with the list of today */
+    assert_string_equal(device->name, "own_way");
+}
+
 static void a_file_that_is_no_library_is_named(void **state)
 {
     (void)state;
@@ -134,6 +151,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(names_cannot_be_paths),
     cmocka_unit_test(a_missing_plugin_says_where_it_was_looked_for),
     cmocka_unit_test(other_contracts_are_refused),
+    cmocka_unit_test(another_list_of_kernels_is_refused),
     cmocka_unit_test(a_file_that_is_no_library_is_named),
     cmocka_unit_test(an_unusable_device_tells_its_reason),
     cmocka_unit_test(the_path_is_searched_in_order_and_relative_folders_never),

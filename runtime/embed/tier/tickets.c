@@ -371,13 +371,13 @@ static peri_status report_bad(const char *function, peri__tier *tier, peri_tbe_b
     for (int64_t t = 0; t < tbe->n_tables; t++) tables[t].rows = tbe->tables[t].config.rows;
     PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_U8, 1, &bytes, &layout), out);
     PERI_TRY_GOTO(peri_tensor_write(layout, tables, bytes), out);
-    peri_k_tbe_check_args check = {.chunks = 1};
+    peri_k_tbe_check_args check = {0};
     PERI_TRY_GOTO(peri__batch_report(batch, &check.report), out);
-    PERI_TRY_GOTO(peri__batch_stream(batch, false, false, &check.stream), out);
+    PERI_TRY_GOTO(peri__batch_stream(batch, false, &check.stream), out);
     check.stream.tables = peri__data(layout);
     peri_k_tbe_report_args describe = {.stream = check.stream, .report = check.report};
-    PERI_TRY_GOTO(PERI_LAUNCH(tbe->device, tbe_check, &check, 1, 1), out);
-    PERI_TRY_GOTO(PERI_LAUNCH(tbe->device, tbe_report, &describe, 1, 1), out);
+    PERI_TRY_GOTO(PERI_RUN(tbe->device, tbe_check, &check), out);
+    PERI_TRY_GOTO(PERI_RUN(tbe->device, tbe_report, &describe), out);
     peri_k_tbe_report found;
     PERI_TRY_GOTO(peri_tensor_read(batch->report, &found, sizeof found), out);
     status = peri__tbe_status(tbe, function, &found);

@@ -5,7 +5,7 @@
 #include "runtime/plugin/coll.h"
 #include "runtime/plugin/device.h"
 
-static const peri_device_vtab device = {.size = sizeof device, .abi = PERI_DEVICE_ABI + 41, .name = "bad_abi"};
+static const peri_device_vtab device = {.size = sizeof device, .abi = 42, .name = "bad_abi"};
 static const peri_coll_vtab coll = {.size = 16, .abi = PERI_COLL_ABI, .name = "bad_abi"};
 
 __attribute__((visibility("default"))) const peri_device_vtab *peri_device_entry_v1(const peri_plugin_host *host)

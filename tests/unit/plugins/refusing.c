@@ -2,6 +2,7 @@
  *
  * refusing.c: a plugin that takes no host, and a device that says that it cannot be used here.
  */
+#include "kernels/kernels.h"
 #include "runtime/plugin/coll.h"
 #include "runtime/plugin/device.h"
 
@@ -13,7 +14,8 @@ static peri_status probe(char *reason, size_t len)
     return PERI_EUNSUPPORTED;
 }
 
-static const peri_device_vtab device = {.size = sizeof device, .abi = PERI_DEVICE_ABI, .name = "refusing", .probe = probe};
+static const peri_device_vtab device = {
+    .size = sizeof device, .abi = PERI_DEVICE_ABI, .name = "refusing", .kernels = peri_kernels_hash, .probe = probe};
 
 __attribute__((visibility("default"))) const peri_device_vtab *peri_device_entry_v1(const peri_plugin_host *host)
 {

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cpu_ops.h: the operations of the device cpu.
+ */
+#ifndef PERI_BACKENDS_CPU_OPS_H
+#define PERI_BACKENDS_CPU_OPS_H
+
+#include "../plugin/host.h"
+
+/** Bytes of scratch for operation @op (PERI_OP_*) with @args. They fix how many parts it has where threads decide that. */
+int64_t peri__cpu_op_scratch(const peri_plugin_host *host, int32_t op, const void *args);
+/** Run it; @scratch has the @bytes that were asked for, with these arguments. */
+void peri__cpu_op_run(const peri_plugin_host *host, int32_t op, const void *args, void *scratch, int64_t bytes);
+
+#endif
