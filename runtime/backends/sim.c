@@ -8,6 +8,7 @@
  */
 #include "../../kernels/kernels.h"
 #include "../plugin/coll.h"
+#include "../plugin/device.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -24,6 +25,8 @@ typedef struct sim_world {
     char job[64];
     int32_t size;
     sim_group *groups; /* all groups, the world's first one last */
+    const peri_device_vtab *device_vtab; /* of a world for the memory of a device; NULL: host memory */
+    void *device, *stream; /* where its operations are queued */
 } sim_world;
 
 /** An operation that at least one member has posted. */
@@ -36,6 +39,7 @@ typedef struct sim_op {
     peri_status status;       /* PERI_PENDING, PERI_OK, or the failure */
     char message[PERI_MESSAGE_MAX];
     bool *has;                /* size: who posted */
+    void *done;               /* device: reached when it has run; NULL until it is queued */
     peri_coll_op posts[];     /* size */
 } sim_op;
 
@@ -65,7 +69,7 @@ typedef struct sim_request {
     sim_group *group;
     peri_coll_op own;
     int32_t rank;
-    bool stalled;
+    bool stalled, joined;     /* joined: the poster's stream waits for op->done */
 } sim_request;
 
 static sim_world *worlds;
@@ -101,6 +105,7 @@ static void world_trim(sim_world *w)
             *p = w->next;
             break;
         }
+    if (w->stream) w->device_vtab->stream_delete(w->device, w->stream);
     host->free(w);
 }
 
@@ -157,7 +162,7 @@ static peri_status sim_probe(char *reason, size_t len)
 static peri_status open_locked(peri_coll_open *boot, void **out)
 {
     sim_world *w = worlds;
-    while (w && strcmp(w->job, boot->job) != 0) w = w->next;
+    while (w && (strcmp(w->job, boot->job) != 0 || w->device != boot->device || w->device_vtab != boot->device_vtab)) w = w->next;
     if (w && w->size != boot->size)
         return PERI_HOST_FAIL(host, PERI_EMISMATCH, "sim: world '%s' has %d ranks, rank %d says %d", w->job, w->size, boot->rank,
                               boot->size);
@@ -172,7 +177,9 @@ static peri_status open_locked(peri_coll_open *boot, void **out)
         w->size = boot->size;
         w->next = worlds;
         worlds = w;
-        root = group_make(w, NULL, NULL, boot->size, 0);
+        w->device_vtab = boot->device_vtab;
+        w->device = boot->device;
+        if (!w->device_vtab || w->device_vtab->stream_new(w->device, &w->stream) >= 0) root = group_make(w, NULL, NULL, boot->size, 0);
     }
     peri_status status = root ? join(root, boot->rank, out) : PERI_ENOMEM;
     world_trim(w);
@@ -252,9 +259,35 @@ static int64_t sum(const int64_t *counts, int32_t n)
     return s;
 }
 
-static void move(void *dst, int64_t at, const void *src, int64_t from, int64_t count, int64_t element)
+static peri_status move(const sim_op *op, void *dst, int64_t at, const void *src, int64_t from, int64_t count, int64_t element)
 {
-    if (count > 0) memmove((char *)dst + at * element, (const char *)src + from * element, (size_t)(count * element));
+    const sim_world *w = op->group->world;
+    char *to = (char *)dst + at * element;
+    const char *begin = (const char *)src + from * element;
+    if (count <= 0) return PERI_OK;
+    if (w->device_vtab) return w->device_vtab->copy(w->device, w->stream, to, begin, count * element, PERI_COPY_D2D);
+    memmove(to, begin, (size_t)(count * element));
+    return PERI_OK;
+}
+
+/** Sums on a device have another order than the ranks', as those of vendors' libraries: nobody must count on theirs. */
+static peri_status reduce_on_device(const sim_world *w, const void **src, peri_k_reduce_args *args, int64_t count)
+{
+    const peri_device_vtab *d = w->device_vtab;
+    int64_t bytes = (int64_t)sizeof *src * args->n;
+    void *list;
+    for (int32_t i = 0, k = args->n - 1; i < k; i++, k--) {
+        const void *other = src[i];
+        src[i] = src[k];
+        src[k] = other;
+    }
+    peri_status status = d->alloc(w->device, w->stream, bytes, &list);
+    if (status < 0) return status;
+    args->src = list;
+    status = d->copy(w->device, w->stream, list, src, bytes, PERI_COPY_H2D_WORDS);
+    if (status >= 0) status = d->launch(w->device, w->stream, PERI_K_reduce, args, sizeof *args, count, 1 << 14);
+    d->free(w->device, w->stream, list, bytes);
+    return status;
 }
 
 /** dst = reduction over the ranks of send[at, at + count). */
@@ -266,19 +299,45 @@ static peri_status reduce(sim_op *op, void *dst, int64_t at, int64_t count)
     if (!src) return PERI_ENOMEM;
     for (int32_t i = 0; i < n; i++) src[i] = (const char *)op->posts[i].send + at * element;
     peri_k_reduce_args args = {.dst = dst, .src = src, .n = n, .dtype = op->posts[0].dtype, .reduce = op->posts[0].reduce};
-    if (count > 0) host->kernels()->fn[PERI_K_reduce](&args, 0, count);
+    peri_status status = PERI_OK;
+    if (count > 0 && op->group->world->device_vtab) status = reduce_on_device(op->group->world, src, &args, count);
+    else if (count > 0) host->kernels()->fn[PERI_K_reduce](&args, 0, count);
     host->free(src);
-    return PERI_OK;
+    return status;
 }
 
 static peri_status all_reduce(sim_op *op)
 {
     int64_t count = op->posts[0].count, element = size_of(op->posts[0].dtype);
-    void *result = host->alloc((size_t)(count * element + 1)); /* apart: outputs may be the inputs of later ranks */
-    if (!result) return PERI_ENOMEM;
-    peri_status status = reduce(op, result, 0, count);
-    for (int32_t i = 0; status >= 0 && i < op->group->size; i++) move(op->posts[i].recv, 0, result, 0, count, element);
-    host->free(result);
+    const sim_world *w = op->group->world;
+    void *result = NULL; /* apart: outputs may be the inputs of later ranks */
+    peri_status status = PERI_OK;
+    if (w->device_vtab) status = w->device_vtab->alloc(w->device, w->stream, count * element, &result);
+    else if (!(result = host->alloc((size_t)(count * element + 1)))) status = PERI_ENOMEM;
+    if (status < 0) return status;
+    status = reduce(op, result, 0, count);
+    for (int32_t i = 0; status >= 0 && i < op->group->size; i++) status = move(op, op->posts[i].recv, 0, result, 0, count, element);
+    if (w->device_vtab) w->device_vtab->free(w->device, w->stream, result, count * element);
+    else host->free(result);
+    return status;
+}
+
+static peri_status mark_done(sim_op *op)
+{
+    const sim_world *w = op->group->world;
+    peri_status status = w->device_vtab->event_new(w->device, &op->done);
+    return status < 0 ? status : w->device_vtab->event_record(w->device, op->done, w->stream);
+}
+
+/** What the poster has queued comes before the operation. */
+static peri_status wait_for_poster(const sim_world *w, const peri_coll_op *posted)
+{
+    void *ready;
+    peri_status status = w->device_vtab->event_new(w->device, &ready);
+    if (status < 0) return status;
+    status = w->device_vtab->event_record(w->device, ready, posted->stream);
+    if (status >= 0) status = w->device_vtab->stream_wait(w->device, w->stream, ready);
+    w->device_vtab->event_delete(w->device, ready);
     return status;
 }
 
@@ -296,19 +355,22 @@ static void run(sim_op *op)
         const peri_coll_op *p = &op->posts[i];
         switch (p->kind) {
         case PERI_COLL_BROADCAST:
-            if (i != p->root) move(p->recv, 0, op->posts[p->root].recv, 0, p->count, element);
+            if (i != p->root) status = move(op, p->recv, 0, op->posts[p->root].recv, 0, p->count, element);
             break;
         case PERI_COLL_ALL_GATHER:
-            for (int32_t k = 0; k < n; k++) move(p->recv, sum(p->recv_counts, k), op->posts[k].send, 0, p->recv_counts[k], element);
+            for (int32_t k = 0; k < n && status >= 0; k++)
+                status = move(op, p->recv, sum(p->recv_counts, k), op->posts[k].send, 0, p->recv_counts[k], element);
             break;
         case PERI_COLL_REDUCE_SCATTER: status = reduce(op, p->recv, sum(p->send_counts, i), p->send_counts[i]); break;
         case PERI_COLL_ALL_TO_ALL:
-            for (int32_t k = 0; k < n; k++)
-                move(p->recv, sum(p->recv_counts, k), op->posts[k].send, sum(op->posts[k].send_counts, i), p->recv_counts[k], element);
+            for (int32_t k = 0; k < n && status >= 0; k++)
+                status = move(op, p->recv, sum(p->recv_counts, k), op->posts[k].send, sum(op->posts[k].send_counts, i), p->recv_counts[k],
+                              element);
             break;
         default: break;
         }
     }
+    if (status >= 0 && op->group->world->device_vtab) status = mark_done(op);
     if (status < 0) op_fail(op, status, host->error_message());
     else op->status = PERI_OK;
 }
@@ -336,6 +398,7 @@ static void op_release(sim_op *op)
             *p = op->next;
             break;
         }
+    if (op->done) op->group->world->device_vtab->event_delete(op->group->world->device, op->done);
     host->free(op->has);
     host->free(op);
 }
@@ -435,6 +498,13 @@ static peri_status post_locked(sim_member *m, const peri_coll_op *posted, sim_re
                               (unsigned long long)posted->sequence);
     op->held++;
     r->op = op;
+    if (posted->stream) {
+        peri_status status = wait_for_poster(g->world, posted);
+        if (status < 0) {
+            op_release(op);
+            return status;
+        }
+    }
     if (posted->sequence > g->last[m->rank]) g->last[m->rank] = posted->sequence;
     deposit(op, m->rank, posted);
     keep_order(g, m->rank, posted);
@@ -459,7 +529,11 @@ static peri_status sim_test(void *request)
     pthread_mutex_lock(&lock);
     peri_status status = r->op && !r->stalled ? r->op->status : PERI_PENDING;
     const sim_group *bad = broken(r->group);
-    if (status < 0) PERI_HOST_FAIL(host, status, "%s", r->op->message);
+    const sim_world *w = r->group->world;
+    if (status == PERI_OK && r->op && r->op->done && !r->joined)
+        status = w->device_vtab->stream_wait(w->device, r->own.stream, r->op->done);
+    r->joined = status == PERI_OK;
+    if (status < 0 && r->op && r->op->status < 0) PERI_HOST_FAIL(host, status, "%s", r->op->message);
     else if (status == PERI_PENDING && bad) status = PERI_HOST_FAIL(host, bad->failed, "%s", bad->message);
     pthread_mutex_unlock(&lock);
     return status;
@@ -539,7 +613,7 @@ static const peri_coll_vtab vtab = {
     .size = sizeof vtab,
     .abi = PERI_COLL_ABI,
     .name = "sim",
-    .takes = PERI_COLL_HOST,
+    .takes = PERI_COLL_HOST | PERI_COLL_DEVICE | PERI_COLL_RANK_ORDER,
     .probe = sim_probe,
     .open = sim_open,
     .subgroup = sim_subgroup,

@@ -16,6 +16,7 @@ typedef struct coll_work {
     peri_work base;
     peri_coll_op op; /* counts and runs point into this struct */
     int32_t phase;
+    const peri_coll_vtab *vtab; /* of the transport that carries it */
     void *request;   /* the transport's; NULL when there is none */
     peri_tensor *send, *recv; /* retained; NULL for host operations */
     void *keep;
@@ -129,7 +130,7 @@ static peri_status post(coll_work *w)
         w->op.send = w->out ? w->out->data : NULL;
         w->op.recv = w->op.kind == PERI_COLL_BROADCAST && w->out ? w->out->data : w->in->data;
     }
-    status = g->comm->vtab->post(g->ctx, &w->op, &w->request);
+    status = w->vtab->post(w->op.stream ? g->device_ctx : g->ctx, &w->op, &w->request);
     if (status < 0) return fail(w, status);
     peri__group_posted(g, w->op.channel, w->op.sequence);
     w->phase = POSTED;
@@ -142,6 +143,25 @@ static peri_status join_home(coll_work *w, const peri_tensor *t, peri_event *eve
 {
     peri_status status = peri_stream_wait(t->storage->home, event);
     if (status < 0) peri_stream_synchronize(w->stage->stream); /* nothing else orders the copy before the end of its memory */
+    return status;
+}
+
+/** After an operation of the device transport: the memory of its tensors ends after it. */
+static peri_status join_homes(coll_work *w)
+{
+    const peri_tensor *tensors[] = {w->send, w->recv};
+    peri_event *event = NULL;
+    peri_status status = PERI_OK;
+    for (int i = 0; i < 2 && status >= 0; i++) {
+        peri_stream *home = tensors[i] ? tensors[i]->storage->home : w->base.stream;
+        if (home == w->base.stream) continue;
+        if (!event) {
+            PERI_TRY(peri_event_new(w->base.device, &event));
+            status = peri_event_record(event, w->base.stream);
+        }
+        if (status >= 0) status = peri_stream_wait(home, event);
+    }
+    peri_event_release(event);
     return status;
 }
 
@@ -178,7 +198,7 @@ static peri_status overdue(coll_work *w)
     w->polled_ns = now;
     if (w->waited_ns < g->timeout_ns && !w->base.expired) return PERI_PENDING;
     char whom[256] = "";
-    if (w->phase == POSTED) g->comm->vtab->blame(w->request, whom, sizeof whom);
+    if (w->phase == POSTED) w->vtab->blame(w->request, whom, sizeof whom);
     else
         snprintf(whom, sizeof whom, "operation %llu of this rank, which its channel posts before",
                  (unsigned long long)peri__group_next(g, w->op.channel));
@@ -203,9 +223,10 @@ static peri_status coll_step(peri_work *base)
         PERI_TRY(post(w));
         if (w->phase == TURN) return overdue(w);
     }
-    peri_status status = comm->vtab->test(w->request);
+    peri_status status = w->vtab->test(w->request);
     if (status == PERI_PENDING) return overdue(w);
     if (status >= 0 && w->stage) status = copy_in(w);
+    if (status >= 0 && w->op.stream) status = join_homes(w);
     if (status < 0) return fail(w, status);
     record_end(w, PERI_OK);
     return PERI_OK;
@@ -214,7 +235,7 @@ static peri_status coll_step(peri_work *base)
 static peri_status coll_settle(peri_work *base)
 {
     coll_work *w = (coll_work *)base;
-    if (w->request && base->group->comm->vtab->drop(w->request) == PERI_PENDING) return PERI_PENDING;
+    if (w->request && w->vtab->drop(w->request) == PERI_PENDING) return PERI_PENDING;
     w->request = NULL;
     if (w->stage) {
         /* Copies of a failed work may still be running. */
@@ -281,6 +302,7 @@ static peri_status coll_new(peri_group *g, const peri_coll_op *op, peri_tensor *
         memcpy(w->counts + n, op->recv_counts, sizeof(int64_t) * (size_t)n);
         w->op.recv_counts = w->counts + n;
     }
+    w->vtab = g->comm->vtab;
     extents(&w->op, g->rank, n, &w->out_bytes, &w->in_bytes);
     if (!w->op.sequence) {
         peri_status status = peri__group_reserve(g, op->channel, 1, &w->op.sequence);
@@ -351,7 +373,12 @@ peri_status peri__coll_post(peri_group *group, const peri_coll_op *op, peri_tens
         if (op->sequence) peri__group_fail(group, status);
         return status;
     }
-    if (direct) {
+    bool by_device = !direct && peri__by_device(group, peri__device(any));
+    if (by_device) {
+        w->vtab = group->comm->device_vtab;
+        w->op.stream = w->base.stream->ctx;
+    }
+    if (direct || by_device) {
         w->op.send = send ? peri__data(send) : NULL;
         w->op.recv = recv ? peri__data(recv) : NULL;
         if (op->kind == PERI_COLL_ALL_REDUCE && !send) w->op.send = w->op.recv;

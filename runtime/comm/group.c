@@ -123,6 +123,34 @@ static peri_status set_nodes(peri__comm *comm, void *ctx, int32_t local_size)
     return PERI_OK;
 }
 
+/** Join the second world, of the transport for a device's memory, if one is wanted. @boot: of the first. */
+static peri_status open_device(peri__comm *comm, const peri_comm_config *config, peri_coll_open boot, void **ctx)
+{
+    const peri_coll_vtab *vtab;
+    const char *name = config->device_transport;
+    char reason[256] = "";
+    if (!name || !*name) {
+        if (config->device && *config->device)
+            return peri__fail(PERI_EINVAL, "peri_comm_open: device '%.40s' without a device_transport", config->device);
+        return PERI_OK;
+    }
+    if (!config->device || !*config->device)
+        return peri__fail(PERI_EINVAL, "peri_comm_open: device_transport '%.40s' without the name of its device", name);
+    PERI_TRY(peri__plugin_coll(name, &vtab));
+    if (!(vtab->takes & PERI_COLL_DEVICE))
+        return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: transport '%s' takes no device memory: it is no device_transport", name);
+    if (vtab->probe(reason, sizeof reason) < 0)
+        return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: device_transport '%s' cannot be used here: %s", name, reason);
+    PERI_TRY(peri_device_get(config->device, &comm->device));
+    if (comm->device->caps & PERI_DEVICE_IMMEDIATE)
+        return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: device '%s' needs no device_transport: its memory is the host's",
+                          config->device);
+    boot.device_vtab = comm->device->vtab;
+    boot.device = comm->device->ctx;
+    comm->device_vtab = vtab;
+    return vtab->open(&boot, ctx);
+}
+
 peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
 {
     PERI_NEED(out);
@@ -137,21 +165,27 @@ peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
     peri__refs_init(&comm->refs);
     comm->vtab = vtab;
     peri_group *world = NULL;
-    void *ctx = NULL;
+    void *ctx = NULL, *device_ctx = NULL;
     peri_coll_open boot = {.job = config.job, .rank = config.size ? config.rank : -1, .size = config.size, .timeout_ns = timeout};
     peri_status status = vtab->open(&boot, &ctx);
     if (status < 0) goto out;
     comm->rank = boot.rank;
     comm->size = boot.size;
+    PERI_TRY_GOTO(open_device(comm, &config, boot, &device_ctx), out);
     PERI_TRY_GOTO(set_nodes(comm, ctx, config.local_size), out);
     PERI_TRY_GOTO(group_make(comm, NULL, NULL, boot.size, "world", &world), out);
     world->ctx = ctx;
+    world->device_ctx = device_ctx;
     world->tag = peri__hash_text("world");
     world->timeout_ns = timeout;
     if (boot.size > 1 && strcmp(vtab->name, "sim") != 0) peri__log_rank_set(boot.rank);
     *out = world;
-    ctx = NULL;
+    ctx = device_ctx = NULL;
 out:
+    if (device_ctx) {
+        comm->device_vtab->abort(device_ctx, peri_error_message());
+        comm->device_vtab->release(device_ctx);
+    }
     if (ctx) {
         vtab->abort(ctx, peri_error_message());
         vtab->release(ctx);
@@ -212,6 +246,8 @@ peri_status peri_group_new(peri_group *parent, const int32_t *ranks, int32_t n, 
     PERI_TRY(group_make(parent->comm, parent, ranks, n, name, &g));
     g->tag = tag;
     peri_status status = parent->comm->vtab->subgroup(parent->ctx, ranks, n, tag, &g->ctx);
+    if (status >= 0 && parent->device_ctx)
+        status = parent->comm->device_vtab->subgroup(parent->device_ctx, ranks, n, tag, &g->device_ctx);
     if (status < 0) {
         peri_group_release(g);
         return status;
@@ -274,6 +310,7 @@ void peri_group_release(peri_group *group)
     while (group && peri__refs_drop(&group->refs)) {
         peri_group *parent = group->parent;
         if (group->ctx) group->comm->vtab->release(group->ctx);
+        if (group->device_ctx) group->comm->device_vtab->release(group->device_ctx);
         while (group->births) {
             struct peri__birth *b = group->births;
             group->births = b->next;
@@ -317,7 +354,9 @@ peri_status peri_group_close(peri_group *group)
         return peri__fail(PERI_EINVAL, "peri_group_close: %lld operations of this rank in group '%s' are in flight; wait for them first",
                           (long long)pending, group->name);
     group->closed = true;
-    peri_status status = comm->vtab->close(group->ctx);
+    peri_status status = group->device_ctx ? comm->device_vtab->close(group->device_ctx) : PERI_OK;
+    peri_status closed = comm->vtab->close(group->ctx);
+    if (status >= 0) status = closed;
     if (!group->parent) {
         peri__comm_progress(comm); /* what was in flight ends here */
         for (int i = 0; i < PERI_COMM_DEVICES; i++) peri__stage_sweep(&comm->stages[i], true);
@@ -334,6 +373,15 @@ int32_t peri_group_local_size(const peri_group *group) { return group->local_siz
 int32_t peri_group_global_rank(const peri_group *group, int32_t rank) { return rank >= 0 && rank < group->size ? group->ranks[rank] : -1; }
 const char *peri_group_name(const peri_group *group) { return group->name; }
 const char *peri_group_transport(const peri_group *group) { return group->comm->vtab->name; }
+const char *peri_group_transport_of(const peri_group *group, const peri_device *device)
+{
+    return (peri__by_device(group, device) ? group->comm->device_vtab : group->comm->vtab)->name;
+}
+bool peri_group_rank_order(const peri_group *group, const peri_device *device)
+{
+    if (peri__by_device(group, device)) return group->comm->device_vtab->takes & PERI_COLL_DEVICE_RANK_ORDER;
+    return group->comm->vtab->takes & PERI_COLL_RANK_ORDER;
+}
 double peri_group_timeout(const peri_group *group) { return (double)group->timeout_ns * 1e-9; }
 int64_t peri_group_pending(const peri_group *group) { return group->comm->pending; }
 
@@ -396,7 +444,9 @@ peri_status peri__group_fail(peri_group *group, peri_status status)
     if (group->failed == PERI_OK) {
         group->failed = status;
         group->failure = peri__strdup(peri_error_message());
-        if (!group->closed) group->comm->vtab->abort(group->ctx, group->failure ? group->failure : peri_status_text(status));
+        const char *why = group->failure ? group->failure : peri_status_text(status);
+        if (!group->closed) group->comm->vtab->abort(group->ctx, why);
+        if (!group->closed && group->device_ctx) group->comm->device_vtab->abort(group->device_ctx, why);
     }
     return status;
 }

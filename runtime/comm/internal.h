@@ -82,6 +82,7 @@ struct peri_group {
     peri__comm *comm;   /* retained */
     peri_group *parent; /* retained; NULL for the world */
     void *ctx;          /* the transport's */
+    void *device_ctx;   /* the device transport's; NULL: there is none */
     char name[PERI_GROUP_NAME];
     uint64_t tag;       /* equal on all members, distinct among the groups of a world */
     int32_t rank, size, local_rank, local_size;
@@ -159,6 +160,8 @@ typedef struct peri__stage {
 struct peri__comm {
     peri__refs refs;
     const peri_coll_vtab *vtab;
+    const peri_coll_vtab *device_vtab; /* of the transport for tensors of `device`; NULL: there is none */
+    peri_device *device;
     int32_t rank, size;
     int32_t *node;            /* size: node of each rank */
     peri_work *first, *last;  /* in flight, and ended ones that still have to settle */
@@ -179,6 +182,8 @@ static inline void peri__parts_end(peri_group *group) { group->comm->within--; }
 void peri__comm_progress(peri__comm *comm);
 void peri__comm_release(peri__comm *comm);
 
+/** True when the device transport carries tensors of @device. */
+static inline bool peri__by_device(const peri_group *g, const peri_device *device) { return g->device_ctx && g->comm->device == device; }
 /** True when the transport can use tensors of @device where they are. */
 bool peri__stage_direct(const peri__comm *comm, const peri_device *device);
 /** True when, besides, an all_to_all can place what comes (recv_runs). */

@@ -8,7 +8,9 @@
  *   each channel a communicator whose operations the library matches by their order. Between channels the order differs from rank to
  *   rank, because state machines of several phases take their numbers in advance and post when they are ready.
  * - Buffers are the transport's from post until drop returned PERI_OK.
- * - Sums are made in rank order (rank 0 + rank 1 + ...), in f32 for 16-bit floats, so that the same input gives the same bits.
+ * - Sums are made in f32 for 16-bit floats; with PERI_COLL_*RANK_ORDER in rank order (rank 0 + rank 1 + ...), so that the same input gives
+ *   the same bits on every transport that says so.
+ * - A world has a transport for host memory and may have a second one for the memory of a device: groups of both are made alike.
  * - Counts are int64; a transport whose library counts in int splits, and honours PERI_TEST_COUNT_LIMIT in its tests.
  * - A mismatch or a dead peer is an error from test on every rank, never a wait without end; afterwards the group is of no more use
  *   (the core poisons it and calls abort). The core watches the deadlines and asks `blame` whom an operation waited for.
@@ -36,9 +38,11 @@ enum {
 
 /** What a transport can take. */
 enum {
-    PERI_COLL_HOST = 1,  /* buffers in host memory */
-    PERI_COLL_CUDA = 2,  /* buffers in CUDA memory, ordered by `stream` */
-    PERI_COLL_PLACES = 4 /* an ALL_TO_ALL whose data come to scattered places (recv_runs) */
+    PERI_COLL_HOST = 1,   /* buffers in host memory */
+    PERI_COLL_DEVICE = 2, /* buffers in the memory of the device that the world was opened with, ordered by `stream` */
+    PERI_COLL_PLACES = 4, /* an ALL_TO_ALL whose data come to scattered places (recv_runs); of host memory */
+    PERI_COLL_RANK_ORDER = 8,        /* sums of host memory in rank order */
+    PERI_COLL_DEVICE_RANK_ORDER = 16 /* sums of a device's memory in rank order */
 };
 
 /** One posted operation. The struct is copied by post; buffers and count arrays stay the core's and live until drop. */
@@ -61,7 +65,8 @@ typedef struct peri_coll_op {
      * Ascending; the runs cover what comes exactly, and none reaches from one part into the next. Local: other ranks need not have any. */
     const struct peri_k_run *recv_runs;
     int64_t n_recv_runs, recv_lines, recv_step;
-    void *stream;                /* native stream for device buffers, else NULL */
+    void *stream;                /* of a device's buffers, else NULL: what is queued on it at the post comes before the operation, and what
+                                  * is queued once test has said PERI_OK, after it; the data need not be there by then */
 } peri_coll_op;
 
 /** How ranks find each other. */
@@ -69,6 +74,8 @@ typedef struct peri_coll_open {
     const char *job;    /* name that all ranks of one sim world share; NULL otherwise */
     int32_t rank, size; /* wanted place, -1 and 0: the transport knows (mpirun); out: the place had */
     int64_t timeout_ns; /* for opening and closing */
+    const struct peri_device_vtab *device_vtab; /* NULL: for host memory; else for that of this device (PERI_COLL_DEVICE) */
+    void *device;
 } peri_coll_open;
 
 typedef struct peri_coll_vtab {

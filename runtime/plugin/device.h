@@ -91,8 +91,6 @@ typedef struct peri_device_vtab {
     peri_status (*gemm)(void *device, void *stream, const peri_gemm *args);
     /* Choose orders from @seed (optional: nothing to choose). */
     void (*seed)(void *device, uint64_t seed);
-    /* The stream handle of the vendor's library, for transports that take one (optional: none). */
-    void *(*native_stream)(void *device, void *stream);
 } peri_device_vtab;
 
 /** The one symbol that a device plugin libperilune_<name>.so exports; built-in devices have the same function under another name. */

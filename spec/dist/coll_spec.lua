@@ -40,7 +40,7 @@ describe("collectives", function()
       local t = world:broadcast(block(world.rank_number, 3, dtype, device), root):wait()
       assert.same(append({}, root, 3, dtype), t:to_list(), dtype)
     end
-  end)
+  end, { by_device = true })
 
   worlds.each("all_gather, equal and by rows, all dtypes", function(world, device, n)
     local rank = world.rank_number
@@ -56,7 +56,7 @@ describe("collectives", function()
       assert.same(uneven, b:wait():to_list(), dtype)
       assert.same(equal, a:wait():to_list(), dtype)
     end
-  end)
+  end, { by_device = true })
 
   worlds.each("all_to_all, equal and by rows, all dtypes", function(world, device, n)
     local rank = world.rank_number
@@ -77,7 +77,7 @@ describe("collectives", function()
       assert.same(equal, a:wait():to_list(), dtype)
       assert.same(uneven, b:wait():to_list(), dtype)
     end
-  end)
+  end, { by_device = true })
 
   worlds.each("all_reduce and reduce_scatter combine, all dtypes", function(world, device, n)
     local rank = world.rank_number
@@ -114,7 +114,7 @@ describe("collectives", function()
         assert.same(cut(2 * first, 2 * rows[rank + 1]), c:wait():to_list(), what)
       end
     end
-  end)
+  end, { by_device = true })
 
   worlds.each("complex sums, and bool as and / or", function(world, device, n)
     local rank = world.rank_number
@@ -129,7 +129,7 @@ describe("collectives", function()
     assert.same({ n == 1 and 1 or 0, 1, 0 }, world:all_reduce(peri.tensor(low:to_list(), "bool", device), "min"):wait():to_list())
     assert.same({ 1, 1, n == 1 and 0 or 1 }, world:all_reduce(high, "max"):wait():to_list())
     assert.error_matches(function() world:all_reduce(high) end, "sum of bool")
-  end)
+  end, { by_device = true })
 
   worlds.each("sums are made in rank order, 16-bit floats in f32", function(world, device, n)
     local rank, count = world.rank_number, 3000
@@ -161,7 +161,7 @@ describe("collectives", function()
     assert.same({ 0, 4 }, world:all_to_all_v(peri.empty({ 0, 4 }, "f32", device), none, none):wait():shape())
     local big = world:all_reduce(peri.full({ 70000 }, rank + 1, "f32", device)):wait():to_list()
     for i = 1, 70000, 777 do assert.equal(n * (n + 1) / 2, big[i]) end
-  end)
+  end, { by_device = true })
 
   worlds.each("many in flight, waited for in another order", function(world, device, n)
     local rank, flying = world.rank_number, {}
@@ -173,14 +173,14 @@ describe("collectives", function()
       assert.equal(t, flying[i]:wait()) -- waiting again is the same
       if i % 2 == 0 then assert.equal(n * (n - 1) / 2 + n * i, t:item(i - 1)) end
     end
-  end)
+  end, { by_device = true })
 
   worlds.each("dropped works go on, and leak nothing", function(world, device, n)
     for _ = 1, 5 do world:all_reduce(peri.ones({ 100 }, "f32", device)) end
     collectgarbage()
     collectgarbage()
     assert.equal(n, world:all_reduce(peri.ones({ 1 }, "f32", device)):wait():item())
-  end)
+  end, { by_device = true })
 
   worlds.each("groups of some ranks work beside each other", function(world, device, n)
     local rank, even, odd, reverse = world.rank_number, {}, {}, {}
@@ -212,7 +212,7 @@ describe("collectives", function()
     local x, y = again:barrier(), g:barrier()
     x:wait()
     y:wait()
-  end)
+  end, { by_device = true })
 
   worlds.each("tags must agree, and do", function(world)
     world:barrier(77):wait()

@@ -11,7 +11,8 @@
 -- (the same seed). An assertion that fails on any rank fails the test and names the rank.
 --
 -- Options: sizes (of sim worlds; under mpirun the test is defined only if its size is among them), devices, local_size (ranks per node:
--- sim only, then the test is not defined under mpirun), timeout (seconds), only ("sim" or "mpi").
+-- sim only, then the test is not defined under mpirun), timeout (seconds), only ("sim" or "mpi"), by_device (also with sim as the transport
+-- for tensors of "opaque", which then travel without host memory).
 local busted = require "busted"
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
@@ -24,8 +25,10 @@ local launched = tonumber(os.getenv "OMPI_COMM_WORLD_SIZE" or "1")
 --- Ranks that mpirun has started; nil outside.
 M.mpirun = launched > 1 and launched or nil
 
-local function in_sim(n, device, body, options)
-  sim.run(n, function(_, world) body(world, device, n) end, { device = device, local_size = options.local_size, timeout = options.timeout })
+local function in_sim(n, device, body, options, device_transport)
+  sim.run(n, function(_, world) body(world, device, n) end, {
+    device = device, device_transport = device_transport, local_size = options.local_size, timeout = options.timeout,
+  })
 end
 
 local function in_mpi(device, body, options)
@@ -52,6 +55,7 @@ end
 function M.each(title, body, options)
   options = util.named("worlds.each", options, {
     sizes = { 1, 2, 3, 5, 8 }, devices = { "cpu", "opaque" }, local_size = 0, timeout = 0, only = util.optional,
+    by_device = false,
   })
   for _, device in ipairs(options.devices) do
     if M.mpirun then
@@ -65,6 +69,11 @@ function M.each(title, body, options)
     elseif options.only ~= "mpi" then
       for _, n in ipairs(options.sizes) do
         busted.it(("%s [sim %d, %s]"):format(title, n, device), function() in_sim(n, device, body, options) end)
+        if options.by_device and device == "opaque" then
+          busted.it(("%s [sim %d, %s by its own transport]"):format(title, n, device), function()
+            in_sim(n, device, body, options, "sim")
+          end)
+        end
       end
     end
   end

@@ -82,6 +82,11 @@ function Group:channel(name)
   end
   return before
 end
+--- Name of the transport that carries tensors of a device (a device name), and whether it sums in rank order.
+function Group:transport_of(device)
+  local p = P.device(device)
+  return ffi.string(C.peri_group_transport_of(self:ptr(), p)), C.peri_group_rank_order(self:ptr(), p)
+end
 --- Raises the failure that poisoned the group, if one did.
 function Group:check_healthy() check(C.peri_group_healthy(self:ptr())) end
 function Group:is_healthy() return C.peri_group_healthy(self:ptr()) == C.PERI_OK end
@@ -229,7 +234,7 @@ end
 
 signature.check("Group:", Group, {
   global_rank = "self: table, r: int", node = "self: table, r: int", timeout = "self: table, seconds: number?",
-  channel = "self: table, name: string?",
+  channel = "self: table, name: string?", transport_of = "self: table, device: device",
   fingerprints = "self: table, on: boolean?", new_group = "self: table, ranks: list, name: string?", barrier = "self: table, tag: integer?",
   broadcast = "self: table, tensor: tensor, root: int, tag: integer?",
   all_reduce = "self: table, tensor: tensor, op: string?, tag: integer?",

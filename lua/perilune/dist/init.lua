@@ -40,17 +40,21 @@ util.face("peri.dist", M, lazy, names)
 local group_out = ffi.new "peri_group *[1]"
 
 --- Join the world of all ranks; returns its group. In a world already: that one. Named arguments: transport ("auto": mpi when launched
---- as one of several ranks, else self), timeout (seconds), local_size (imposed ranks per node), and for sim: job, rank, size.
+--- as one of several ranks, else self), device_transport and device (a second transport, which carries tensors of that device without
+--- copies through host memory), timeout (seconds), local_size (imposed ranks per node), and for sim: job, rank, size.
 function M.init(args)
   args = util.named("dist.init", args, {
-    transport = "auto", timeout = 0, local_size = 0, job = util.optional, rank = 0, size = 0,
+    transport = "auto", device_transport = util.optional, device = util.optional, timeout = 0, local_size = 0, job = util.optional,
+    rank = 0, size = 0,
   })
   if state.world then return state.world end
   signature.value("dist.init", "transport", args.transport, "string")
-  if args.job then signature.value("dist.init", "job", args.job, "string") end
+  for _, name in ipairs { "job", "device_transport", "device" } do
+    if args[name] then signature.value("dist.init", name, args[name], "string") end
+  end
   local config = ffi.new "peri_comm_config"
-  local transport, job = args.transport, args.job -- anchors: the struct holds their bytes
-  config.transport, config.job = transport, job
+  config.transport, config.job = args.transport, args.job -- args anchors the bytes that the struct points at
+  config.device_transport, config.device = args.device_transport, args.device
   config.rank, config.size, config.local_size, config.timeout_s = args.rank, args.size, args.local_size, args.timeout
   check(C.peri_comm_open(config, group_out))
   state.world = group.Group(group_out[0])

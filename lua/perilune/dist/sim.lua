@@ -34,6 +34,7 @@ local function body_of(rank, n, body, options, job)
   local function run()
     rank.world = dist.init {
       transport = "sim", job = job, rank = rank.number, size = n, local_size = options.local_size, timeout = options.timeout,
+      device_transport = options.device_transport, device = options.device_transport and options.device,
     }
     local result = body(rank.number, rank.world)
     dist.finish()
@@ -53,10 +54,12 @@ local function raise(ranks, first)
 end
 
 --- Run body(rank, world) on `n` ranks; returns the list of what the ranks returned. Named options: local_size, timeout, device (the
---- ranks' default device), catch. An error of a rank ends the run: the first one is raised, with its rank; under `catch` nothing is raised
---- and a second list (by rank + 1) holds the error of each rank that failed.
+--- ranks' default device), device_transport (of that device: "sim"), catch. An error of a rank ends the run: the first one is raised, with
+--- its rank; under `catch` nothing is raised and a second list (by rank + 1) holds the error of each rank that failed.
 function M.run(n, body, options)
-  options = util.named("sim.run", options, { local_size = 0, timeout = 0, device = state.device, catch = false })
+  options = util.named("sim.run", options, {
+    local_size = 0, timeout = 0, device = state.device, device_transport = util.optional, catch = false,
+  })
   util.integer("sim.run", "the number of ranks", n, 1, 4096)
   worlds = worlds + 1
   local job, ranks, first, live, quiet, events = "sim " .. worlds, {}, nil, n, 0, -1

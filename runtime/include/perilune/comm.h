@@ -38,6 +38,8 @@ typedef struct peri_comm_config {
     int32_t rank, size;    /* sim: the place of this rank; elsewhere the transport knows, and a size other than 0 must agree with it */
     int32_t local_size;    /* ranks of a node: 0 as found; else nodes are imposed, `local_size` consecutive ranks each (tests) */
     double timeout_s;      /* default deadline of operations in seconds; 0: PERI_COMM_TIMEOUT_S, else 300 */
+    const char *device_transport; /* a second one, for tensors of `device`: they travel without copies through host memory. NULL: none */
+    const char *device;    /* name of the device of the device transport (a device name as peri_device_get takes) */
 } peri_comm_config;
 
 /** Join the world of all ranks. Collective: every rank, once. May block until the others are there. @config NULL: all zero. @out new. */
@@ -78,6 +80,11 @@ PERI_API int32_t peri_group_node(const peri_group *group, int32_t rank);
 PERI_API const char *peri_group_name(const peri_group *group);
 /** Name of the transport. Static text, borrowed. */
 PERI_API const char *peri_group_transport(const peri_group *group);
+/** Name of the transport that carries tensors of @device, without being copied through host memory where it is a device transport. */
+PERI_API const char *peri_group_transport_of(const peri_group *group, const peri_device *device);
+/** Whether sums over the ranks of tensors on @device are made in rank order (rank 0 + rank 1 + ...): then they have the same bits on every
+ *  transport of which that is true. */
+PERI_API bool peri_group_rank_order(const peri_group *group, const peri_device *device);
 /** Seconds after which a wait on the group's operations fails (> 0), from now on. Time in which nobody tests does not count. */
 PERI_API peri_status peri_group_timeout_set(peri_group *group, double seconds);
 PERI_API double peri_group_timeout(const peri_group *group);
@@ -130,7 +137,8 @@ PERI_API void peri_work_release(peri_work *work);
 PERI_API peri_status peri_coll_barrier(peri_group *group, uint64_t tag, peri_work **out);
 /** @tensor of rank @root to all ranks, in place. */
 PERI_API peri_status peri_coll_broadcast(peri_group *group, peri_tensor *tensor, int32_t root, uint64_t tag, peri_work **out);
-/** Combine @tensor over the ranks, in place; PERI_REDUCE_*. Sums are made in rank order, of 16-bit floats in f32. */
+/** Combine @tensor over the ranks, in place; PERI_REDUCE_*. Sums are made in rank order (but for transports that cannot,
+ *  peri_group_rank_order), of 16-bit floats in f32. */
 PERI_API peri_status peri_coll_all_reduce(peri_group *group, peri_tensor *tensor, int32_t reduce, uint64_t tag, peri_work **out);
 /** @output gets @input of every rank, one after the other along dimension 0; all inputs have the same shape. */
 PERI_API peri_status peri_coll_all_gather(peri_group *group, peri_tensor *output, peri_tensor *input, uint64_t tag, peri_work **out);
