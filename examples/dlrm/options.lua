@@ -30,7 +30,7 @@ local OPTIONS = {
   { "--eval-every", "Steps between looks at the validation samples (default: a tenth of a pass); 0: none.", nil, 0, math.huge, true },
   { "--eval-samples", "Validation samples of a look.", "20000", 1, math.huge, true },
   { "--plan", "Lua or JSON file that says where the tables live.", "plans/mixed.lua" },
-  { "--model", "Lua file with the model's class.", "models/dlrm.lua" },
+  { "--model", "Lua file that makes the model.", "models/dlrm.lua" },
   { "--device", "cpu, opaque, ...", "cpu" },
   { "--dim", "Columns of the embedding tables.", "32", 4, 4096, true },
   { "--rows", "Rows of each table (Criteo and synthetic).", "100000", 1, 2 ^ 31, true },

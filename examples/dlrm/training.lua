@@ -39,10 +39,18 @@ local function looks_now(options, step)
   return place % options.eval_every == 0 or place == options.steps_per_pass or step == options.steps
 end
 
+--- The loss of one step, nil at the end; what else the model returns is not needed.
+local function step_of(pipeline, batches)
+  local loss, logits, labels = pipeline:progress(batches)
+  if logits then logits:release() end
+  if labels then labels:release() end
+  return loss
+end
+
 --- Train once on the validation samples too: in a log they are the newest.
 local function finish(options, data, pipeline)
   local batches = data.loader { part = "validation", batch_size = options.batch_size }
-  for loss in function() return (pipeline:progress(batches)) end do loss:release() end
+  for loss in function() return step_of(pipeline, batches) end do loss:release() end
 end
 
 --- Train at most options.steps steps; afterwards the model has the best weights (options.patience > 0) or the last. Returns the points of
@@ -60,7 +68,7 @@ function M.run(options, data, model, optimizer, log)
   local points, losses, note, step, go_on = {}, {}, nil, 0, true
   while go_on and step < options.steps do
     step = step + 1
-    losses[#losses + 1] = pipeline:progress(batches)
+    losses[#losses + 1] = step_of(pipeline, batches)
     local looks = looking and looks_now(options, step)
     if looks or step % options.log_every == 0 or step == options.steps then
       local point = { step = step, pass = step / options.steps_per_pass, loss = check_loss(evaluation.mean_loss(losses), step),

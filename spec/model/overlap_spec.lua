@@ -65,6 +65,50 @@ end
 
 local pass_out = ffi.new "peri_backward *[1]"
 
+--- The demonstration's model, as nn.DLRM of its tables; its dense part calls `seen` when it begins.
+local function demonstration(seen)
+  local model = dofile "examples/models/dlrm.lua" {
+    tables = { { name = "a", rows = ROWS, features = { "a" } }, { name = "b", rows = ROWS, features = { "b" } } }, dense_features = 2,
+    embedding_dim = DIM, dense_layers = { 3 }, over_layers = { 5 },
+  }
+  local dense_arch = model.model.dense_arch
+  local forward = dense_arch.forward
+  rawset(dense_arch, "forward", function(self, x)
+    seen()
+    return forward(self, x)
+  end)
+  return model
+end
+
+describe("the demonstration's model", function()
+  for _, device in ipairs { "cpu", "opaque" } do
+    it("has its rows on their way while the dense part is computed, on " .. device, function()
+      local under_way = 0
+      sim.run(2, function(rank, world)
+        P.state.device = device
+        local function seen()
+          local kinds, pending = posts(world)
+          assert.equal("all_to_all", kinds[#kinds])
+          if pending then under_way = under_way + 1 end
+        end
+        local sharding = { a = plan.row_wise(), b = plan.table_wise(0) }
+        local model = peri.DistributedModelParallel { module = demonstration(seen), group = world, device = device,
+          plan = { ["model.sparse_arch.embedding_bag_collection"] = sharding } }
+        local a, b = batch(rank, device, "a"), batch(rank, device, "b")
+        local input = { dense_features = features(rank, device), sparse_features = peri.KeyedJaggedTensor.concat { a, b },
+          labels = peri.ones({ BATCH }, "f32", device) }
+        local loss, logits = model(input)
+        assert.same({ BATCH }, logits:shape())
+        local seen_before = under_way
+        peri.no_grad(function() assert.same(logits:to_list(), model.module:logits(input):to_list()) end)
+        under_way = seen_before
+        loss:backward()
+      end, { device = device })
+      assert.is_true(under_way > 0) -- the rank that comes first does not wait there
+    end)
+  end
+end)
+
 describe("forward", function()
   for _, device in ipairs { "cpu", "opaque" } do
     it("does not wait for rows before their numbers are needed, on " .. device, function()

@@ -44,16 +44,17 @@ function DenseArch:init(args)
 end
 function DenseArch:forward(features) return self.model(features) end
 
---- Pooled embeddings of all features as [B, F, D].
+--- Pooled embeddings of all features as [B, F, D]; of a sharded collection: lazy, on their way.
 local SparseArch = Module:extend "SparseArch"
 M.SparseArch = SparseArch
 function SparseArch:init(embedding_bag_collection)
   self.num_features, self.embedding_dim = features_of("SparseArch", embedding_bag_collection)
   self.embedding_bag_collection = embedding_bag_collection
 end
-function SparseArch:forward(features) return self:arrange(self.embedding_bag_collection(features)) end
---- What the collection returned, as [B, F, D].
-function SparseArch:arrange(pooled) return pooled:values():reshape(-1, self.num_features, self.embedding_dim) end
+function SparseArch:forward(features)
+  local pooled = self.embedding_bag_collection(features)
+  return pooled:values():reshape(-1, self.num_features, self.embedding_dim)
+end
 
 --- An MLP and a last linear layer.
 local OverArch = Module:extend "OverArch"
@@ -108,10 +109,9 @@ end
 --- Dense features [B, in], sparse features (KeyedJaggedTensor) -> logits [B, 1]. What a sharded collection exchanges is on its way while
 --- the dense features are computed.
 local function forward(self, dense_features, sparse_features)
-  local sparse_arch = self.sparse_arch
-  local pooled = sparse_arch.embedding_bag_collection(sparse_features)
+  local sparse = self.sparse_arch(sparse_features)
   local dense = self.dense_arch(dense_features)
-  return self.over_arch(self.inter_arch(dense, sparse_arch:arrange(pooled)))
+  return self.over_arch(self.inter_arch(dense, sparse))
 end
 
 local function over(a, in_features)
@@ -173,8 +173,10 @@ function DLRMTrain:init(dlrm_module, loss)
   self.model = signature.value("DLRMTrain", "dlrm_module", dlrm_module, "module")
   self.loss = loss or losses.BCEWithLogitsLoss()
 end
+--- The model's logits of a batch, [B].
+function DLRMTrain:logits(batch) return self.model(batch.dense_features, batch.sparse_features):reshape(-1) end
 function DLRMTrain:forward(batch)
-  local logits = self.model(batch.dense_features, batch.sparse_features):reshape(-1)
+  local logits = self:logits(batch)
   local labels = batch.labels:to(logits:dtype())
   return self.loss:forward(logits, labels), logits:detach(), labels
 end
@@ -216,8 +218,8 @@ function SimpleDeepFMNN:init(args)
   self.over_arch.model = layers.Sequential { linear(dim + a.deep_fm_dimension + 1, 1), layers.Sigmoid() }
 end
 function SimpleDeepFMNN:forward(dense_features, sparse_features)
+  local sparse = self.sparse_arch(sparse_features) -- on its way while the dense features are computed
   local dense = self.dense_arch.model(dense_features)
-  local sparse = self.sparse_arch(sparse_features)
   return self.over_arch.model(self.inter_arch(dense, sparse))
 end
 
