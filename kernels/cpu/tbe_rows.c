@@ -230,6 +230,11 @@ TBE_INLINE void tbe_row_widen(float *w, const uint16_t *narrow, int64_t n, const
     for (int64_t d = 0; d < n; d += 16) tbe_put(w + d, tbe_get_weights(narrow, d, n - d, dtype), n - d);
 }
 
+/** The optimizers that tbe_row knows. */
+#define TBE_OPTIMIZERS(X)                                                                                                                  \
+    X(SGD) X(ADAGRAD) X(ROWWISE_ADAGRAD) X(ADAM) X(PARTIAL_ROWWISE_ADAM) X(LAMB) X(PARTIAL_ROWWISE_LAMB) X(LARS_SGD) X(LION)               \
+    X(ROWWISE_RMSPROP_AR)
+
 /** Update row @row of table @t with summed gradient @g. @room: three rows and a constant. @kind is known at compile time;
  *  ROWWISE_RMSPROP_AR stands for all of tbe_row_stepped. */
 TBE_INLINE void tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t, int64_t row, const float *g,

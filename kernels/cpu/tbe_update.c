@@ -249,10 +249,6 @@ TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, 
     __atomic_fetch_add(a->updated, u.runs, __ATOMIC_RELAXED);
 }
 
-#define TBE_OPTIMIZERS(X)                                                                                                                  \
-    X(SGD) X(ADAGRAD) X(ROWWISE_ADAGRAD) X(ADAM) X(PARTIAL_ROWWISE_ADAM) X(LAMB) X(PARTIAL_ROWWISE_LAMB) X(LARS_SGD) X(LION) \
-    X(ROWWISE_RMSPROP_AR)
-
 /** Whose function updates the rows. */
 static int32_t tbe_function_of(int32_t kind)
 {

@@ -163,7 +163,8 @@ typedef struct peri__optimizer_kind {
     const char *name;
     /* PERI_STATE_* + 1 of what it keeps, by PERI__STATE_*; 0: it does not. */
     int8_t keeps[PERI__STATES];
-    bool counter, eps, betas, lars, rmsprop, average, decay, decay_mode;
+    double eps, beta1, beta2; /* defaults; 0: it does not know them */
+    bool counter, lars, rmsprop, average, decay, decay_mode;
 } peri__optimizer_kind;
 
 /** @kind is one of PERI_TBE_*. */

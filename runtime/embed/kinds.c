@@ -34,23 +34,23 @@ enum { M1 = PERI__STATE_MOMENTUM1, M2 = PERI__STATE_MOMENTUM2, COUNTER = PERI__S
 static const peri__optimizer_kind kinds[PERI_K_OPTIM_COUNT] = {
     [PERI_TBE_NONE] = {.name = "none"},
     [PERI_TBE_SGD] = {.name = "sgd", .decay = true, .decay_mode = true},
-    [PERI_TBE_ADAGRAD] = {.name = "adagrad", .keeps = {[M1] = FULL}, .eps = true, .decay = true, .decay_mode = true},
-    [PERI_TBE_ROWWISE_ADAGRAD] = {.name = "rowwise_adagrad", .keeps = {[M1] = ROW}, .eps = true, .decay = true, .decay_mode = true},
-    [PERI_TBE_ADAM] = {.name = "adam", .keeps = {[M1] = FULL, [M2] = FULL}, .eps = true, .betas = true, .decay = true},
+    [PERI_TBE_ADAGRAD] = {.name = "adagrad", .keeps = {[M1] = FULL}, .eps = 1e-8, .decay = true, .decay_mode = true},
+    [PERI_TBE_ROWWISE_ADAGRAD] = {.name = "rowwise_adagrad", .keeps = {[M1] = ROW}, .eps = 1e-8, .decay = true, .decay_mode = true},
+    [PERI_TBE_ADAM] = {.name = "adam", .keeps = {[M1] = FULL, [M2] = FULL}, .eps = 1e-8, .beta1 = 0.9, .beta2 = 0.999, .decay = true},
     [PERI_TBE_PARTIAL_ROWWISE_ADAM] =
-        {.name = "partial_rowwise_adam", .keeps = {[M1] = FULL, [M2] = ROW}, .eps = true, .betas = true, .decay = true},
-    [PERI_TBE_LAMB] = {.name = "lamb", .keeps = {[M1] = FULL, [M2] = FULL}, .eps = true, .betas = true, .decay = true},
+        {.name = "partial_rowwise_adam", .keeps = {[M1] = FULL, [M2] = ROW}, .eps = 1e-8, .beta1 = 0.9, .beta2 = 0.999, .decay = true},
+    [PERI_TBE_LAMB] = {.name = "lamb", .keeps = {[M1] = FULL, [M2] = FULL}, .eps = 1e-8, .beta1 = 0.9, .beta2 = 0.999, .decay = true},
     [PERI_TBE_PARTIAL_ROWWISE_LAMB] =
-        {.name = "partial_rowwise_lamb", .keeps = {[M1] = FULL, [M2] = ROW}, .eps = true, .betas = true, .decay = true},
+        {.name = "partial_rowwise_lamb", .keeps = {[M1] = FULL, [M2] = ROW}, .eps = 1e-8, .beta1 = 0.9, .beta2 = 0.999, .decay = true},
     [PERI_TBE_LARS_SGD] = {.name = "lars_sgd", .keeps = {[M1] = FULL}, .lars = true, .decay = true},
     [PERI_TBE_SHAMPOO] =
-        {.name = "shampoo", .keeps = {[PERI__STATE_PRECONDITIONER] = SQUARE}, .eps = true, .decay = true, .decay_mode = true},
-    [PERI_TBE_LION] = {.name = "lion", .keeps = {[M1] = FULL}, .betas = true, .decay = true},
-    [PERI_TBE_ROWWISE_RMSPROP_AR] = {.name = "rowwise_rmsprop_ar", .keeps = {[M1] = ROW, [PREV] = ROW}, .eps = true, .rmsprop = true},
-    [PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD] = {.name = "emainplace_rowwise_adagrad", .keeps = {[M1] = ROW}, .eps = true, .decay = true,
+        {.name = "shampoo", .keeps = {[PERI__STATE_PRECONDITIONER] = SQUARE}, .eps = 1e-4, .decay = true, .decay_mode = true},
+    [PERI_TBE_LION] = {.name = "lion", .keeps = {[M1] = FULL}, .beta1 = 0.9, .beta2 = 0.99, .decay = true},
+    [PERI_TBE_ROWWISE_RMSPROP_AR] = {.name = "rowwise_rmsprop_ar", .keeps = {[M1] = ROW, [PREV] = ROW}, .eps = 1e-8, .rmsprop = true},
+    [PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD] = {.name = "emainplace_rowwise_adagrad", .keeps = {[M1] = ROW}, .eps = 1e-8, .decay = true,
                                              .decay_mode = true, .average = true},
     [PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER] = {.name = "rowwise_adagrad_with_counter",
-                                               .keeps = {[M1] = ROW, [COUNTER] = ROW, [PREV] = ROW}, .counter = true, .eps = true,
+                                               .keeps = {[M1] = ROW, [COUNTER] = ROW, [PREV] = ROW}, .counter = true, .eps = 1e-8,
                                                .decay = true, .decay_mode = true},
 };
 

@@ -13,6 +13,11 @@ enum { TABLE_ALIGNMENT = 16, GRAIN = 1 << 14 };
 
 /* -- checks ---------------------------------------------------------------------------------------------------------------------- */
 
+const char *peri_tbe_optimizer_name(int32_t kind)
+{
+    return kind >= 0 && kind < PERI_K_OPTIM_COUNT ? peri__optimizer_kind_of(kind)->name : NULL;
+}
+
 peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out)
 {
     PERI_NEED(out);
@@ -21,9 +26,9 @@ peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out)
     const peri__optimizer_kind *k = peri__optimizer_kind_of(kind);
     *out = (peri_tbe_optimizer){.kind = kind,
                                 .learning_rate = kind == PERI_TBE_NONE ? 0 : 0.01,
-                                .eps = kind == PERI_TBE_SHAMPOO ? 1e-4 : k->eps ? 1e-8 : 0,
-                                .beta1 = k->betas ? 0.9 : 0,
-                                .beta2 = kind == PERI_TBE_LION ? 0.99 : k->betas ? 0.999 : 0,
+                                .eps = k->eps,
+                                .beta1 = k->beta1,
+                                .beta2 = k->beta2,
                                 .eta = k->lars ? 0.001 : 0,
                                 .momentum = k->lars ? 0.9 : 0,
                                 .ema_beta = k->rmsprop ? 0.99 : 0,
@@ -48,9 +53,9 @@ static peri_status check_optimizer(const peri_tbe_optimizer *o)
     const peri__optimizer_kind *k = peri__optimizer_kind_of(o->kind);
     const char *any = "finite numbers >= 0", *fraction = "0 <= number < 1";
     PERI_TRY(check_number("learning_rate", o->learning_rate, o->kind != PERI_TBE_NONE, 0, INFINITY, any, k->name));
-    PERI_TRY(check_number("eps", o->eps, k->eps, 0, INFINITY, any, k->name));
-    PERI_TRY(check_number("beta1", o->beta1, k->betas, 0, 1, fraction, k->name));
-    PERI_TRY(check_number("beta2", o->beta2, k->betas, 0, 1, fraction, k->name));
+    PERI_TRY(check_number("eps", o->eps, k->eps > 0, 0, INFINITY, any, k->name));
+    PERI_TRY(check_number("beta1", o->beta1, k->beta1 > 0, 0, 1, fraction, k->name));
+    PERI_TRY(check_number("beta2", o->beta2, k->beta2 > 0, 0, 1, fraction, k->name));
     PERI_TRY(check_number("weight_decay", o->weight_decay, k->decay, 0, INFINITY, any, k->name));
     PERI_TRY(check_number("eta", o->eta, k->lars, 0, INFINITY, any, k->name));
     PERI_TRY(check_number("momentum", o->momentum, k->lars, 0, 1, fraction, k->name));
@@ -70,7 +75,7 @@ static peri_status check_optimizer(const peri_tbe_optimizer *o)
     if (o->kind == PERI_TBE_SHAMPOO && (!(o->eps > 0) || o->weight_decay_mode == PERI_DECAY_L2))
         return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer shampoo wants eps > 0 (given: %g) and decouples weight decay, if any",
                           o->eps);
-    if (o->row_bias_correction && !(k->betas && k->eps))
+    if (o->row_bias_correction && !(k->beta1 > 0 && k->eps > 0))
         return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer %s has no row_bias_correction", k->name);
     return PERI_OK;
 }

@@ -3,6 +3,8 @@ local peri = require "perilune"
 local support = require "spec.support.tbe"
 local embed = require "perilune.embed"
 
+local ffi, C = require "ffi", peri.ffi.C
+
 local ROWS, COLS = 7, 4
 -- What the formulas of kernels/tbe.h keep.
 local keeps = {
@@ -17,6 +19,17 @@ local shapes = { full = { ROWS, COLS }, row = { ROWS }, square = { COLS, COLS },
 local function make(device, params)
   return embed.tbe.new { tables = { { name = "a", rows = ROWS, cols = COLS } }, fused_params = params, device = device, seed = 2 }
 end
+
+describe("optimizers", function()
+  it("have the names and numbers of C", function()
+    for i, name in ipairs { "none", "sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam", "lamb", "partial_rowwise_lamb",
+      "lars_sgd", "lion", "shampoo", "rowwise_rmsprop_ar", "emainplace_rowwise_adagrad", "rowwise_adagrad_with_counter" } do
+      assert.equal(name, ffi.string(C.peri_tbe_optimizer_name(i - 1)))
+      assert.equal(i - 1, C["PERI_TBE_" .. name:upper()])
+    end
+    assert.is_true(C.peri_tbe_optimizer_name(14) == nil and C.peri_tbe_optimizer_name(-1) == nil)
+  end)
+end)
 
 for _, device in ipairs { "cpu", "opaque" } do
   describe("states on " .. device, function()

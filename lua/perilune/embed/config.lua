@@ -184,14 +184,15 @@ end
 
 -- -- optimizers ------------------------------------------------------------------------------------------------------------------------
 
-local kinds = {
-  none = C.PERI_TBE_NONE, sgd = C.PERI_TBE_SGD, adagrad = C.PERI_TBE_ADAGRAD, rowwise_adagrad = C.PERI_TBE_ROWWISE_ADAGRAD,
-  adam = C.PERI_TBE_ADAM, partial_rowwise_adam = C.PERI_TBE_PARTIAL_ROWWISE_ADAM, lamb = C.PERI_TBE_LAMB,
-  partial_rowwise_lamb = C.PERI_TBE_PARTIAL_ROWWISE_LAMB, lars_sgd = C.PERI_TBE_LARS_SGD, lion = C.PERI_TBE_LION,
-  shampoo = C.PERI_TBE_SHAMPOO, rowwise_rmsprop_ar = C.PERI_TBE_ROWWISE_RMSPROP_AR,
-  emainplace_rowwise_adagrad = C.PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD,
-  rowwise_adagrad_with_counter = C.PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER,
-}
+local kinds = {} -- by name
+do
+  local kind, name = 0, C.peri_tbe_optimizer_name(0)
+  while name ~= nil do
+    kinds[ffi.string(name)] = kind
+    kind = kind + 1
+    name = C.peri_tbe_optimizer_name(kind)
+  end
+end
 local aliases = {
   exact_sgd = "sgd", exact_adagrad = "adagrad", exact_rowwise_adagrad = "rowwise_adagrad", exact_row_wise_adagrad = "rowwise_adagrad",
   partial_row_wise_adam = "partial_rowwise_adam", partial_row_wise_lamb = "partial_rowwise_lamb",

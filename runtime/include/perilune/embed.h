@@ -175,6 +175,8 @@ typedef struct peri_tbe_config {
  *  counters: COUNTER, halflife -1, adjustment_iter -1, adjustment_ub 1, rates EQUAL, max_counter_update_freq 1000, others 0;
  *  what it does not know is 0. PERI_EINVAL for an unknown kind. */
 PERI_API peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out);
+/** Name of an optimizer, "rowwise_adagrad"; NULL: there is no such kind. Static text. */
+PERI_API const char *peri_tbe_optimizer_name(int32_t kind);
 /** Allocate and initialise the tables. @out new. */
 PERI_API peri_status peri_tbe_new(const peri_tbe_config *config, peri_tbe **out);
 PERI_API void peri_tbe_retain(peri_tbe *tbe);
