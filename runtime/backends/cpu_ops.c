@@ -215,6 +215,70 @@ static void run_lists(const call *c)
     step(c, PERI_K_sort_lists, &cut, a->n + 1, INT_GRAIN);
 }
 
+/* -- checks and marks -------------------------------------------------------------------------------------------------------------- */
+
+static int64_t index_check_scratch(const peri_plugin_host *host, const void *args)
+{
+    (void)host;
+    const peri_op_index_check *a = args;
+    return 8 * 3 * blocks_of(a->n);
+}
+
+static void run_index_check(const call *c)
+{
+    const peri_op_index_check *a = c->args;
+    int64_t blocks = blocks_of(a->n), *bad = (int64_t *)c->scratch, *extent = bad + blocks;
+    peri_k_index_check_args check = {.x = a->x, .bad = a->bad ? bad : NULL, .extent = a->extent ? extent : NULL, .n = a->n,
+                                     .limit = a->limit, .dtype = a->dtype};
+    step(c, PERI_K_index_check, &check, blocks, BLOCK_GRAIN);
+    if (a->bad) *a->bad = first_of(bad, blocks);
+    if (!a->extent) return;
+    a->extent[0] = INT64_MAX;
+    a->extent[1] = INT64_MIN;
+    for (int64_t b = 0; b < blocks; b++) {
+        a->extent[0] = min(a->extent[0], extent[2 * b]);
+        a->extent[1] = max(a->extent[1], extent[2 * b + 1]);
+    }
+}
+
+/** Parts of ids, each with marks of its own. */
+static int64_t mark_parts(const peri_plugin_host *host, const peri_k_mark_args *a)
+{
+    return max(1, min(host->threads(), ceil_div(a->n, INT_GRAIN)));
+}
+
+static int64_t mark_scratch(const peri_plugin_host *host, const void *args)
+{
+    const peri_k_mark_args *a = args;
+    return mark_parts(host, a) * ceil_div(a->size, 64) * 8;
+}
+
+static void run_mark(const call *c)
+{
+    peri_k_mark_args a = *(const peri_k_mark_args *)c->args;
+    int64_t words = ceil_div(a.size, 64), blocks = ceil_div(words, 64);
+    a.marks = (uint64_t *)c->scratch;
+    a.parts = c->bytes / (8 * words);
+    step(c, PERI_K_mark_set, &a, a.parts, 1);
+    step(c, PERI_K_mark_count, &a, blocks, BLOCK_GRAIN);
+    step(c, PERI_K_cumsum_scan, &(peri_k_cumsum_args){.sums = a.sums, .rows = 1, .blocks = blocks, .limit = -1}, 1, 1);
+}
+
+static int64_t mark_find_scratch(const peri_plugin_host *host, const void *args)
+{
+    const peri_k_mark_args *a = args;
+    return mark_parts(host, a) * max(1, a->counts ? a->total : 0) * 4;
+}
+
+static void run_mark_find(const call *c)
+{
+    peri_k_mark_args a = *(const peri_k_mark_args *)c->args;
+    a.tallies = a.counts ? (uint32_t *)c->scratch : NULL;
+    a.parts = c->bytes / (4 * max(1, a.counts ? a.total : 0));
+    step(c, PERI_K_mark_lookup, &a, a.parts, 1);
+    if (a.counts) step(c, PERI_K_mark_tally, &a, a.total, INT_GRAIN);
+}
+
 /* -- table batches: passes over a stream ----------------------------------------------------------------------------------------- */
 
 enum { STREAM_GRAIN = 4 }; /* chunks that are worth a thread */
@@ -460,7 +524,8 @@ static const struct {
 } ops[PERI_WORK_COUNT - PERI_OP_FIRST] = {
 #define OP(name) [PERI_OP_##name - PERI_OP_FIRST] = {run_##name, NULL}
 #define OP_SCRATCH(name) [PERI_OP_##name - PERI_OP_FIRST] = {run_##name, name##_scratch}
-    OP_SCRATCH(cumsum), OP(scan), OP_SCRATCH(bags_report), OP_SCRATCH(sort), OP_SCRATCH(lists),
+    OP_SCRATCH(cumsum), OP(scan), OP_SCRATCH(bags_report), OP_SCRATCH(sort), OP_SCRATCH(lists), OP_SCRATCH(index_check),
+    OP_SCRATCH(mark), OP_SCRATCH(mark_find),
     OP(tbe_prepare), OP(tbe_check), OP(tbe_report), OP(tbe_forward), OP(tbe_weight_gradient), OP_SCRATCH(tbe_sort),
     OP_SCRATCH(tbe_update), OP_SCRATCH(tbe_dense_update), OP_SCRATCH(tbe_average), OP_SCRATCH(tbe_shampoo),
 };

@@ -38,19 +38,18 @@ peri_status peri__check_ints(const char *function, const char *what, const peri_
     return like ? peri__check_same_device(function, t, like) : PERI_OK;
 }
 
-/** The findings of index_check about @t on the host: @words of them a block; to be given back. */
+/** The findings of index_check about @t on the host: the first bad place, or the extent; to be given back. */
 static peri_status inspect(const peri_tensor *t, int64_t limit, bool extent, peri__report **out)
 {
-    int64_t n = peri__numel(t), blocks = peri__blocks(n), words = extent ? 2 * blocks : blocks;
+    int64_t words = extent ? 2 : 1;
     peri_device *device = peri__device(t);
     peri_tensor *found;
     peri__report *report = NULL;
     PERI_TRY(peri_tensor_new(device, PERI_I64, 1, &words, &found));
-    peri_k_index_check_args args = {.x = peri__data(t), .bad = extent ? NULL : peri__data(found),
-                                    .extent = extent ? peri__data(found) : NULL,
-                                    .n = n, .limit = limit, .dtype = t->dtype};
+    peri_op_index_check args = {.x = peri__data(t), .bad = extent ? NULL : peri__data(found), .extent = extent ? peri__data(found) : NULL,
+                                .n = peri__numel(t), .limit = limit, .dtype = t->dtype};
     peri_status status;
-    PERI_TRY_GOTO(PERI_LAUNCH(device, index_check, &args, blocks, PERI_BLOCK_GRAIN), out);
+    PERI_TRY_GOTO(PERI_RUN(device, index_check, &args), out);
     PERI_TRY_GOTO(peri__report_take(device, words, &report), out);
     PERI_TRY_GOTO(peri__report_post(report, peri__data(found), words), out);
     status = peri__report_wait(report);
@@ -58,6 +57,17 @@ out:
     peri_tensor_release(found);
     if (status < 0) peri__report_return(report);
     else *out = report;
+    return status;
+}
+
+peri_status peri__word_at(const peri_tensor *t, int64_t i, int64_t *out)
+{
+    peri__report *report;
+    PERI_TRY(peri__report_take(peri__device(t), 1, &report));
+    peri_status status = peri__report_post(report, (int64_t *)peri__data(t) + i, 1);
+    if (status >= 0) status = peri__report_wait(report);
+    if (status >= 0) *out = report->words[0];
+    peri__report_return(report);
     return status;
 }
 
@@ -77,8 +87,7 @@ peri_status peri__check_indices(const char *function, const char *what, const pe
 {
     peri__report *report;
     PERI_TRY(inspect(t, limit, false, &report));
-    int64_t bad = INT64_MAX, blocks = peri__blocks(peri__numel(t)), value;
-    for (int64_t b = 0; b < blocks; b++) bad = peri__min(bad, report->words[b]);
+    int64_t bad = report->words[0], value;
     peri__report_return(report);
     if (bad == INT64_MAX) return PERI_OK;
     PERI_TRY(peri__int_at(t, bad, &value));
@@ -92,13 +101,8 @@ peri_status peri__extent(const peri_tensor *t, int64_t *least, int64_t *most)
 {
     peri__report *report;
     PERI_TRY(inspect(t, 0, true, &report));
-    int64_t blocks = peri__blocks(peri__numel(t));
     *least = report->words[0];
     *most = report->words[1];
-    for (int64_t b = 1; b < blocks; b++) {
-        *least = peri__min(*least, report->words[2 * b]);
-        *most = peri__max(*most, report->words[2 * b + 1]);
-    }
     peri__report_return(report);
     return PERI_OK;
 }
@@ -260,14 +264,8 @@ out:
 peri_status peri__scan(peri_tensor *sums, int64_t blocks, int64_t *total)
 {
     peri_op_scan args = {.sums = peri__data(sums), .n = blocks};
-    peri__report *report = NULL;
     PERI_TRY(PERI_RUN(peri__device(sums), scan, &args));
-    PERI_TRY(peri__report_take(peri__device(sums), 1, &report));
-    peri_status status = peri__report_post(report, (int64_t *)peri__data(sums) + blocks, 1);
-    if (status >= 0) status = peri__report_wait(report);
-    if (status >= 0) *total = report->words[0];
-    peri__report_return(report);
-    return status;
+    return peri__word_at(sums, blocks, total);
 }
 
 peri_status peri__total_offsets(const char *function, const peri_tensor *lengths, peri_tensor **out, int64_t *total)

@@ -60,6 +60,8 @@ typedef struct peri__tables {
 peri_status peri__table_rows(const peri__tables *t, int32_t dtype, peri_tensor **rows, peri_tensor **bag);
 /** The least of the blocks' findings at @bad [n], i64 (INT64_MAX: none). Waits. */
 peri_status peri__first_bad(const peri_tensor *bad, int64_t *first);
+/** Element @i of a contiguous i64 tensor, quickly. Waits. */
+peri_status peri__word_at(const peri_tensor *t, int64_t i, int64_t *out);
 /** Element @i of a contiguous i32 or i64 tensor. Waits. */
 peri_status peri__int_at(const peri_tensor *t, int64_t i, int64_t *out);
 /** The bag that has place @i. Waits: for errors. */

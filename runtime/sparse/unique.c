@@ -41,54 +41,37 @@ static peri_status allocate(const request *q, int64_t total, peri_unique_result 
 
 /** What marking needs beside the results. */
 typedef struct scratch {
-    peri_tensor *marks, *bits, *ranks, *sums, *tallies;
+    peri_tensor *bits, *ranks, *sums;
 } scratch;
 
 static void scratch_fini(scratch *s)
 {
-    peri_tensor *all[] = {s->marks, s->bits, s->ranks, s->sums, s->tallies};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) peri_tensor_release(all[i]);
-}
-
-/** inverse and counts, once the ids have their ranks. */
-static peri_status look_up(const request *q, peri_k_mark_args *args, scratch *s, const peri_unique_result *r)
-{
-    peri_device *device = peri__device(q->ids);
-    if (q->counts) {
-        int64_t size = args->parts * args->total;
-        PERI_TRY(peri_tensor_new(device, PERI_I32, 1, &size, &s->tallies));
-        args->tallies = peri__data(s->tallies);
-        args->counts = peri__data(r->counts);
-    }
-    if (q->inverse) args->inverse = peri__data(r->inverse);
-    if (q->inverse || q->counts) PERI_TRY(PERI_LAUNCH(device, mark_lookup, args, args->parts, 1));
-    return q->counts ? PERI_LAUNCH(device, mark_tally, args, args->total, PERI_INT_GRAIN) : PERI_OK;
+    peri_tensor_release(s->bits);
+    peri_tensor_release(s->ranks);
+    peri_tensor_release(s->sums);
 }
 
 static peri_status by_marks(const request *q, peri_unique_result *r)
 {
     peri_device *device = peri__device(q->ids);
-    int64_t size = q->most - q->least + 1, words = peri__ceil_div(size, 64), blocks = peri__ceil_div(words, 64), all;
-    peri_k_mark_args args = {.x = peri__data(q->ids), .n = q->n, .base = q->least, .size = size, .dtype = q->ids->dtype,
-                             .parts = peri__min(peri_threads(), peri__ceil_div(q->n, PERI_INT_GRAIN))};
+    int64_t size = q->most - q->least + 1, words = peri__ceil_div(size, 64), blocks = peri__ceil_div(words, 64);
+    peri_k_mark_args args = {.x = peri__data(q->ids), .n = q->n, .base = q->least, .size = size, .dtype = q->ids->dtype};
     scratch s = {0};
     peri_status status;
-    all = args.parts * words;
-    PERI_TRY_GOTO(i64_new(q, all, &s.marks), out);
     PERI_TRY_GOTO(i64_new(q, words, &s.bits), out);
     PERI_TRY_GOTO(peri_tensor_new(device, PERI_I32, 1, &words, &s.ranks), out);
     PERI_TRY_GOTO(i64_new(q, blocks + 1, &s.sums), out);
-    args.marks = peri__data(s.marks);
     args.words = peri__data(s.bits);
     args.ranks = peri__data(s.ranks);
     args.sums = peri__data(s.sums);
-    PERI_TRY_GOTO(PERI_LAUNCH(device, mark_set, &args, args.parts, 1), out);
-    PERI_TRY_GOTO(PERI_LAUNCH(device, mark_count, &args, blocks, PERI_BLOCK_GRAIN), out);
-    PERI_TRY_GOTO(peri__scan(s.sums, blocks, &args.total), out);
+    PERI_TRY_GOTO(PERI_RUN(device, mark, &args), out);
+    PERI_TRY_GOTO(peri__word_at(s.sums, blocks, &args.total), out);
     PERI_TRY_GOTO(allocate(q, args.total, r), out);
     args.unique = peri__data(r->unique);
     PERI_TRY_GOTO(PERI_LAUNCH(device, mark_write, &args, blocks, PERI_BLOCK_GRAIN), out);
-    status = look_up(q, &args, &s, r);
+    if (q->inverse) args.inverse = peri__data(r->inverse);
+    if (q->counts) args.counts = peri__data(r->counts);
+    if (q->inverse || q->counts) status = PERI_RUN(device, mark_find, &args);
 out:
     scratch_fini(&s);
     return status;

@@ -75,13 +75,13 @@ static void sums_are_sums_on_every_device(void **state)
         }
 }
 
-static void orders_are_stable_on_every_device(void **state)
+/** The ids x[i] = i-th draw of 0..39 * step - less are told apart and counted alike on every device. */
+static void distinct(uint64_t step, int64_t less)
 {
-    (void)state;
-    enum { N = 500 }; /* ids that take all 64 bits: sorted, in rounds on the cpu */
+    enum { N = 500 };
     int64_t x[N], unique[N], inverse[N], counts[N];
     uint64_t seed = 5;
-    for (int64_t i = 0; i < N; i++) x[i] = (int64_t)((draw(&seed) % 40) * 0x0612345678abcdefu) - INT64_C(0x4000000000000000);
+    for (int64_t i = 0; i < N; i++) x[i] = (int64_t)((draw(&seed) % 40) * step) - less;
     for (int d = 0; d < DEVICES; d++) {
         peri_tensor *in = i64(device_of(devices[d]), x, N);
         peri_unique_result r;
@@ -103,6 +103,13 @@ static void orders_are_stable_on_every_device(void **state)
         }
         for (int64_t i = 0; i < n; i++) assert_int_equal(counts[i], 0);
     }
+}
+
+static void ids_are_told_apart_on_every_device(void **state)
+{
+    (void)state;
+    distinct(0x0612345678abcdefu, INT64_C(0x4000000000000000)); /* ids that take all 64 bits: sorted, in rounds on the cpu */
+    distinct(350, 77);                                          /* of a narrow range: marked */
 }
 
 /* -- a table batch ----------------------------------------------------------------------------------------------------------------- */
@@ -243,7 +250,7 @@ static void what_a_device_lacks_is_named_before_anything_changes(void **state)
 
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(sums_are_sums_on_every_device),
-    cmocka_unit_test(orders_are_stable_on_every_device),
+    cmocka_unit_test(ids_are_told_apart_on_every_device),
     cmocka_unit_test(tables_are_updated_alike_on_every_device),
     cmocka_unit_test(threads_may_change_between_launch_and_run),
     cmocka_unit_test(what_a_device_lacks_is_named_before_anything_changes),

@@ -81,9 +81,9 @@ static const char *const names[PERI_WORK_COUNT] = {
 #define X(name, args) [PERI_K_##name] = #name,
     PERI_KERNELS(X)
 #undef X
-#define X(name, args) [PERI_OP_##name] = #name,
-    PERI_OPS(X)
-#undef X
+#define OP(name) [PERI_OP_##name] = #name
+    OP(cumsum), OP(scan), OP(sort), OP(lists), OP(index_check), OP(mark), OP(mark_find), OP(tbe_prepare), OP(tbe_report),
+    OP(tbe_forward), OP(tbe_sort), OP(tbe_update), /* and no others */
 };
 
 static bool has(void *device, int32_t work, const void *args)
@@ -161,6 +161,45 @@ static void lists(const peri_op_lists *a)
     a->offsets[a->lists] = at;
 }
 
+static void index_check(const peri_op_index_check *a)
+{
+    int64_t first = INT64_MAX, extent[2] = {INT64_MAX, INT64_MIN};
+    for (int64_t i = a->n - 1; i >= 0; i--) {
+        int64_t x = load(a->x, a->dtype, i);
+        if (x < 0 || x >= a->limit) first = i;
+        extent[0] = x < extent[0] ? x : extent[0];
+        extent[1] = x > extent[1] ? x : extent[1];
+    }
+    if (a->bad) *a->bad = first;
+    if (a->extent) memcpy(a->extent, extent, sizeof extent);
+}
+
+static void mark(const peri_k_mark_args *a)
+{
+    int64_t words = (a->size + 63) / 64, blocks = (words + 63) / 64, sum = 0;
+    memset(a->words, 0, 8 * (size_t)words);
+    for (int64_t i = 0; i < a->n; i++) {
+        uint64_t at = (uint64_t)load(a->x, a->dtype, i) - (uint64_t)a->base;
+        a->words[at / 64] |= (uint64_t)1 << at % 64;
+    }
+    for (int64_t w = 0; w < words; w++) {
+        if (w % 64 == 0) a->sums[w / 64] = sum;
+        sum += __builtin_popcountll(a->words[w]);
+    }
+    a->sums[blocks] = sum;
+}
+
+static void mark_find(const peri_k_mark_args *a)
+{
+    for (int64_t u = 0; a->counts && u < a->total; u++) a->counts[u] = 0;
+    for (int64_t i = 0; i < a->n; i++) {
+        uint64_t at = (uint64_t)load(a->x, a->dtype, i) - (uint64_t)a->base, below = ((uint64_t)1 << at % 64) - 1;
+        int64_t u = a->ranks[at / 64] + __builtin_popcountll(a->words[at / 64] & below);
+        if (a->inverse) a->inverse[i] = u;
+        if (a->counts) a->counts[u]++;
+    }
+}
+
 /** Two steps of the host and a sort by insertion. */
 static void tbe_sort(const peri_op_tbe_sort *a)
 {
@@ -213,6 +252,9 @@ static peri_status run(void *device, void *stream, int32_t op, const void *args,
     else if (op == PERI_OP_scan) scan(args);
     else if (op == PERI_OP_sort) sort(args);
     else if (op == PERI_OP_lists) lists(args);
+    else if (op == PERI_OP_index_check) index_check(args);
+    else if (op == PERI_OP_mark) mark(args);
+    else if (op == PERI_OP_mark_find) mark_find(args);
     else if (op == PERI_OP_tbe_sort) tbe_sort(args);
     else one_chunk(op, args, memory);
     return PERI_OK;
