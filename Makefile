@@ -3,6 +3,7 @@
 #   make                 build everything under build/
 #   make demo            set up, build, train a DLRM on 2 ranks       RANKS= STEPS= PLAN= DATA= ARGS=
 #   make test            set up, build, run every test
+#   make fuzz            every fuzzer for SECONDS=60, with other inputs each time   SECONDS= SEED= ONLY=
 #   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense
 #                        bench-routes                              ARGS= PYTHON=
 #   make lint            layers, boundary, style
@@ -11,7 +12,7 @@
 #   make help            this text
 #
 # Switches: SAN=address|undefined|thread  DEBUG=1  V=1  CC=  (each SAN builds into its own folder)
-#           MPI=1 CUDA=1 (absence is an error)  SEED= ONLY= (tests: order, a pattern of names)
+#           MPI=1 CUDA=1 (absence is an error)  SEED= ONLY= (tests: order and inputs, a pattern of names)
 
 .DEFAULT_GOAL := all
 MAKEFLAGS += --no-builtin-rules
@@ -96,7 +97,7 @@ PLUGINS := $(if $(HAVE_MPI),$(patsubst runtime/backends/mpi.c,$B/libperilune_mpi
 LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 CDEF := $B/lua/perilune/cdef.lua
 
-.PHONY: all help probe config needed setup test check check-c check-lua check-mpi demo demo-run lint install uninstall clean distclean \
+.PHONY: all help probe config needed setup test check check-c check-lua check-mpi fuzz demo demo-run lint install uninstall clean distclean \
 	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes
 .DELETE_ON_ERROR:
 
@@ -248,6 +249,9 @@ check-c: all $(UNIT) $(TEST_PLUGINS) $(FUZZ)
 	@$(RUN_TESTS) --parts=c,fuzz
 check-lua: all
 	@$(RUN_TESTS) --parts=lua
+# For people: other inputs every time. `make check` makes the same ones every time.
+fuzz: all $(FUZZ)
+	@$(RUN_TESTS) --parts=fuzz --fuzz-seconds=$(or $(SECONDS),60)
 check-mpi: all
 	@$(RUN_TESTS) --parts=mpi
 lint: all

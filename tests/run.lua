@@ -1,18 +1,22 @@
 -- run.lua: runs the tests: cmocka programs, busted specs, the same specs under mpirun, fuzzers, lint. `make test` calls it.
 --
---   luajit tests/run.lua [--parts=c,lua,mpi,fuzz,lint] [--only=PATTERN] [--seed=N] [--jobs=N] --build=build [--mpi=VERSION] ...
+--   luajit tests/run.lua [--parts=c,lua,mpi,fuzz,lint] [--only=PATTERN] [--seed=N] [--jobs=N] [--fuzz-seconds=N] --build=build ...
 --
 -- Files are found by their places: tests/unit/*.c, tests/kernels/*.c, tests/fuzz/*.c (programs are built by make under
 -- <build>/tests), spec/**/*_spec.lua. A file may say, within its first lines, in a comment:
 --   deadline: 300 s     its time (default 60 s for C, 120 s for Lua)
 --   mpirun: 2 3 4       run it under mpirun too, at these world sizes (spec/dist and spec/shard: 2 3 4 unless said otherwise;
 --                       "mpirun: none" keeps a file out)
+--     inputs: 30000       how many a fuzzer makes (default 100000; lua.lua counts children)
+--
+-- Fuzzers make the same inputs on every machine and every day: as many as that, of seed 1 unless --seed says another. With --fuzz-seconds
+-- each runs for so long instead, with a seed from the clock (`make fuzz`).
 package.path = "./?.lua;" .. package.path
 local process = require "tests.harness.process"
 local report = require "tests.harness.report"
 
 local options = { parts = "lint,c,lua,mpi,fuzz", jobs = "", seed = "", only = "", build = "build", san = "", preload = "", mpi = "",
-  busted = "", cmocka = "", luacheck = "", fuzz_seconds = "2" }
+  busted = "", cmocka = "", luacheck = "", fuzz_seconds = "" }
 for _, word in ipairs(arg) do
   local name, value = word:match "^%-%-([%w_-]+)=(.*)$"
   name = name and name:gsub("-", "_")
@@ -25,6 +29,8 @@ end
 
 local B = options.build
 local seed = tonumber(options.seed) or os.time() % 1000000
+local fuzz_seconds = tonumber(options.fuzz_seconds)
+local fuzz_seed = tonumber(options.seed) or fuzz_seconds and seed or 1
 local slow = ({ address = 4, undefined = 3, thread = 10 })[options.san] or 1
 local terminal = process.is_terminal()
 
@@ -110,15 +116,21 @@ if wanted.c then
   end
 end
 
+--- How long a fuzzer runs: "30s", or the number that its head tells.
+local function fuzz_length(head, usual)
+  return fuzz_seconds and ("%gs"):format(fuzz_seconds) or head:match "inputs: (%d+)" or usual
+end
+
 if wanted.fuzz then
+  local deadline = 60 + (fuzz_seconds or 0)
   for _, p in ipairs(programs "fuzz") do
-    job { name = p.name, part = "fuzzers", head = p.head, argv = { p.program, options.fuzz_seconds, tostring(seed) }, deadline = 60,
-      whole = true }
+    job { name = p.name, part = "fuzzers", head = p.head, argv = { p.program, fuzz_length(p.head, "100000"), tostring(fuzz_seed) },
+      deadline = deadline, whole = true }
   end
   for _, path in ipairs(lines "ls tests/fuzz/*.lua 2>/dev/null") do -- each starts children of its own, which may crash
-    job { name = path, part = "fuzzers", head = head_of(path),
-      argv = { "luajit", path, tostring(options.fuzz_seconds * slow * 2), tostring(seed) },
-      deadline = 150, whole = true, env = { PERI_FUZZ_PRELOAD = options.preload ~= "" and options.preload } }
+    local head = head_of(path)
+    job { name = path, part = "fuzzers", head = head, argv = { "luajit", path, fuzz_length(head, "20"), tostring(fuzz_seed) },
+      deadline = deadline + 90, whole = true, env = { PERI_FUZZ_PRELOAD = options.preload ~= "" and options.preload } }
   end
 end
 
@@ -276,7 +288,8 @@ for _, heavy in ipairs { false, true } do
 end
 
 os.execute("mkdir -p " .. B .. "/test")
-print(("seed %d (the same order again: make test SEED=%d)"):format(seed, seed))
+print(("seed %d (the same %s again: make %s SEED=%d)"):format(seed, fuzz_seconds and "inputs" or "order",
+  fuzz_seconds and "fuzz" or "test", seed))
 local began = process.now()
 local running, load, next_job = {}, 0, 1
 while next_job <= #order or #running > 0 do

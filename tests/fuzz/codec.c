@@ -2,6 +2,8 @@
  *
  * codec.c: any parameters and splits at the codecs: an error with a message, or a codec that decodes any bytes to as many numbers as the
  * splits say, and whose own messages come back as numbers again.
+ *
+ * inputs: 500000
  */
 #include <perilune/perilune.h>
 

@@ -1,13 +1,15 @@
 -- lua.lua: the whole Lua API called at random: arguments of right and wrong types, released handles, huge shapes. A crash, a report of a
 -- sanitizer, a hang, or an error that shows the inside ("attempt to index", "cannot convert", "struct peri_") is a failure.
 --
---   luajit tests/fuzz/lua.lua [SECONDS [SEED]]        as `make test` runs it; a failure prints the call and how to repeat it
+--   luajit tests/fuzz/lua.lua [CHILDREN [SEED]]       as `make test` runs it; a failure prints the call and how to repeat it
+--   luajit tests/fuzz/lua.lua SECONDSs [SEED]         as `make fuzz` runs it
 --   luajit tests/fuzz/lua.lua once SEED               one child of it, which prints every call before it makes it
 --
 -- Functions are found by walking `require "perilune"`, its classes, and the methods of what the calls return; none is listed. What a named
 -- argument is called is learnt from the checks of the functions themselves.
 local CALLS = 1500 -- of a child; its seed is that of the run plus its number
 local HANG = 90    -- seconds of one child
+-- inputs: 20            children of a run whose length is not given in seconds
 
 -- -- the parent ------------------------------------------------------------------------------------------------------------------------
 
@@ -21,20 +23,22 @@ local function lines_of(command)
   return last
 end
 
-local function parent(seconds, seed)
+--- `length`: a number of children, or "30s".
+local function parent(length, seed)
   local here = lines_of("pwd")[1]
   local build = os.getenv "PERI_BUILD" or "build"
   local folder = lines_of("mktemp -d")[1] -- functions that write files write them here
   local path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;;"):format(here, build, here, here, here)
   -- Huge shapes are out of memory, here and everywhere. Two sanitizers need more addresses than a limit leaves, and have one of their own.
   local sanitizer = os.getenv "PERI_SAN"
-  local limit = (sanitizer == "address" or sanitizer == "thread") and "" or "ulimit -v 10000000;"
+  local limit = (sanitizer == "address" or sanitizer == "thread") and "" or "ulimit -v 4000000;"
   local preload = os.getenv "PERI_FUZZ_PRELOAD" -- the sanitizer's library, for the children alone
   if preload then limit = limit .. (" LD_PRELOAD='%s'"):format(preload) end
   for _, name in ipairs { "ASAN", "TSAN" } do
     limit = limit .. (" %s_OPTIONS=\"$%s_OPTIONS:max_allocation_size_mb=512\""):format(name, name)
   end
-  local begin, children = os.time(), 0
+  local begin, children, seconds = os.time(), 0, tonumber(length:match "^([%d.]+)s$")
+  local most = not seconds and assert(tonumber(length), "a number of children, or seconds as in 30s")
   repeat
     local own = seed + children
     local last = lines_of(("cd %s && %s LUA_PATH='%s' luajit %s/tests/fuzz/lua.lua once %d 2>&1; echo \"ended with $?\""):format(
@@ -46,13 +50,13 @@ local function parent(seconds, seed)
       os.exit(1)
     end
     children = children + 1
-  until os.time() - begin >= seconds
+  until seconds and os.time() - begin >= seconds or children == most
   os.execute("rm -rf " .. folder)
   print(("%d times %d calls, seed %d"):format(children, CALLS, seed))
 end
 
 if arg[1] ~= "once" then
-  parent(tonumber(arg[1]) or 10, tonumber(arg[2]) or os.time() % 1000000)
+  parent(arg[1] or "20", tonumber(arg[2]) or 1)
   return
 end
 
@@ -72,9 +76,12 @@ draw(1)
 local function one_of(list) return list[draw(#list)] end
 local function chance(percent) return draw(100) <= percent end
 
+--- The names and numbers among the keys of a table. Other keys have no order that is the same the next time.
 local function sorted(t)
   local list = {}
-  for k in pairs(t) do list[#list + 1] = k end
+  for k in pairs(t) do
+    if type(k) == "string" or type(k) == "number" then list[#list + 1] = k end
+  end
   table.sort(list, function(a, b) return tostring(a) < tostring(b) end)
   return list
 end

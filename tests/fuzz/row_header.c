@@ -2,6 +2,8 @@
  *
  * row_header.c: any bytes as the header of a row file: it is refused with a sentence, or its numbers are possible and it survives being
  * written again. Half of the inputs get a right checksum first, else nothing would ever get beyond it.
+ *
+ * inputs: 1000000
  */
 #include "runtime/embed/tier/row_file.h"
 

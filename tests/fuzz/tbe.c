@@ -4,6 +4,8 @@
  * forward and backward. What comes out is held against a model in double precision; whatever went in is there unchanged afterwards; rows
  * that nobody asked for keep their bits; errors name the table, feature, sample and id. Now and then the same tables lie in files too, and
  * must give the same bits and the same messages. The bytes are read as small choices; numbers are mostly small, now and then extreme.
+ *
+ * inputs: 40000
  */
 #include <perilune/perilune.h>
 

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * fuzz_main.c: main for tests/fuzz programs, which define LLVMFuzzerTestOneInput (so libFuzzer can drive them too). It feeds random
- * mutations of the corpus in tests/fuzz/corpus/<program>/ (or of nothing) for some seconds.
+ * mutations of the corpus in tests/fuzz/corpus/<program>/ (or of nothing): so many, which are the same on every machine, or for some
+ * seconds.
  *
- * usage: program [seconds [seed]]    or    program file...   to replay inputs
+ * usage: program [inputs | <seconds>s [seed]]    or    program file...   to replay inputs
  */
 #include <dirent.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,19 +44,21 @@ static void load(const char *path)
     fclose(file);
 }
 
-static void load_corpus(const char *program)
+static int not_hidden(const struct dirent *entry) { return entry->d_name[0] != '.'; }
+
+static void load_corpus(const char *program) /* in the order of names, which a folder does not keep */
 {
     char folder[512], path[1024];
+    struct dirent **entries = NULL;
     const char *name = strrchr(program, '/');
     snprintf(folder, sizeof folder, "tests/fuzz/corpus/%s", name ? name + 1 : program);
-    DIR *dir = opendir(folder);
-    if (!dir) return;
-    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
-        if (entry->d_name[0] == '.') continue;
-        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+    int n = scandir(folder, &entries, not_hidden, alphasort);
+    for (int i = 0; i < n; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
         load(path);
+        free(entries[i]);
     }
-    closedir(dir);
+    free(entries);
 }
 
 /** A new input in buffer: a corpus file or nothing, then some edits. */
@@ -95,8 +99,9 @@ static double now(void)
 int main(int argc, char **argv)
 {
     char *end = NULL;
-    double seconds = argc > 1 ? strtod(argv[1], &end) : 10;
-    if (argc > 1 && *end) { /* files to replay */
+    double most = argc > 1 ? strtod(argv[1], &end) : 20000;
+    bool timed = argc > 1 && strcmp(end, "s") == 0;
+    if (argc > 1 && !timed && *end) { /* files to replay */
         for (int i = 1; i < argc; i++) load(argv[i]);
         for (int i = 0; i < inputs; i++) LLVMFuzzerTestOneInput(corpus[i].data, corpus[i].size);
         return 0;
@@ -105,7 +110,7 @@ int main(int argc, char **argv)
     load_corpus(argv[0]);
     for (int i = 0; i < inputs; i++) LLVMFuzzerTestOneInput(corpus[i].data, corpus[i].size);
     long runs = 0;
-    for (double stop = now() + seconds; now() < stop; runs++) {
+    for (double start = timed ? now() : 0; (timed ? now() - start : (double)runs) < most; runs++) {
         size_t size = mutate();
         uint8_t *exact = malloc(size ? size : 1); /* of exactly this size, so that the address sanitizer sees overruns */
         if (!exact) return 1;
