@@ -144,4 +144,63 @@ describe("arguments", function()
     pipe:close()
     assert.equal("8\tnil\n", said)
   end)
+
+  it("are objects with the fields and methods that are used", function()
+    local world, sgd = peri.init(), peri.nn.optim.SGD { params = { peri.nn.Parameter(peri.ones { 2 }) } }
+    local table_wise_by_size = peri.plan.table_wise_by_size
+    refuses("modules%['ebc'%] %[1%] has embedding_dim = nil, wanted a number", table_wise_by_size,
+      { ebc = { { name = "t", num_embeddings = 3 } } }, { world_size = 1 })
+    refuses("modules%['ebc'%] %[1%] is 7, wanted the configuration of a table", table_wise_by_size, { ebc = { 7 } }, { world_size = 1 })
+    refuses("env has world_size = 'two', wanted a whole number", table_wise_by_size, {}, { world_size = "two" })
+    local config = require "perilune.embed.config"
+    refuses("output_names: tables %[1%] has feature_names = a table, wanted a list of strings", config.output_names,
+      { { name = "t", embedding_dim = 4, feature_names = { false } } })
+    refuses("fill_cache_params: slot is true, wanted a peri_cache_params", config.fill_cache_params, "f", true, config.CacheParams(),
+      "FP32")
+    refuses("LambdaLR: lr_lambda is 3, wanted a function", peri.nn.optim.LambdaLR, { optimizer = sgd, lr_lambda = 3 })
+    refuses("StepLR: optimizer has lr = nil, wanted a function", peri.nn.optim.StepLR, { optimizer = {}, step_size = 1 })
+    refuses("what lr_lambda returned is nil", peri.nn.optim.LambdaLR, { optimizer = sgd, lr_lambda = function() end })
+    refuses("alltoall_pooled: codecs has forward = 3, wanted a QuantizedCommCodec", peri.dist.ops.alltoall_pooled,
+      { a2a_pooled_embs_tensor = t, batch_size_per_rank = { 2 }, dim_sum_per_rank = { 3 }, codecs = { forward = 3 } })
+    refuses("requests %[1%] is true, wanted an awaitable, or what", peri.dist.FusedKJTListSplitsAwaitable, { true })
+    refuses("RowsAwaitable:init: parts %[1%] has 1 = 4", peri.dist.jagged.RowsAwaitable, world, { { 4, { 1 } } }, print)
+    refuses("files.agree: group is a table, wanted a group of ranks", peri.shard.files.agree, {}, "f", {})
+    refuses("EmbeddingBagCollectionSharder:shard: module has embedding_bag_configs = nil, wanted a function",
+      peri.shard.EmbeddingBagCollectionSharder().shard, peri.shard.EmbeddingBagCollectionSharder(), {}, {}, {})
+    refuses("Loader:init: source has count = nil, wanted a function", peri.data.Loader, "f", {}, {})
+  end)
+
+  it("are plain numbers, lists and tensors where these are named", function()
+    refuses("Reducer: params is 3, wanted a list", peri.dist.Reducer, { group = peri.init(), params = 3 })
+    refuses("WarmupOptimizer: stages is 'mean', wanted a list", peri.nn.optim.WarmupOptimizer, { optimizer = {}, stages = "mean" })
+    refuses("CosineAnnealingLR: T_max is .*, wanted a number", peri.nn.optim.CosineAnnealingLR, { optimizer = {}, T_max = t })
+    refuses("Linear:load_state: state 'weight' is a table, wanted a tensor", function()
+      peri.nn.Linear { in_features = 1, out_features = 1 }:load_state { weight = {}, bias = {} }
+    end)
+    refuses("DLRMTrain: the batch's labels is nil, wanted a tensor", function()
+      peri.nn.DLRMTrain(function() return t end):forward {}
+    end)
+    refuses("block_bucketize_sparse_features: my_size is ", peri.sparse.block_bucketize_sparse_features,
+      { lengths = t, indices = t, block_sizes = { 1 }, my_size = t })
+    refuses("Loader.numbered: letter is a table, wanted a string", peri.data.Loader.numbered, {}, 1)
+  end)
+
+  it("may be lazy results that have no such name", function()
+    for result, kind in pairs { [1LL] = "int64_t", [require("ffi").new "peri_row_format"] = "struct peri_row_format" } do
+      local lazy = peri.LazyNoWait(result)
+      refuses("LazyNoWait: its result is a " .. kind .. ", which has no 'lr'", function() return lazy.lr end)
+      refuses("LazyNoWait: its result is a " .. kind .. ", which has no 'lr'", function() lazy.lr = 1 end)
+    end
+    refuses("a tensor has no method 'lr'", function() return peri.LazyNoWait(t).lr end)
+    assert.equal(6, peri.LazyNoWait(t):numel())
+  end)
+
+  it("are shown in messages even if they hold themselves", function()
+    local module = peri.nn.Linear { in_features = 1, out_features = 1 }
+    module.self = module
+    assert.equal("Linear(in_features=1, out_features=1, bias=true\n  (self): Linear(...)\n)", tostring(module))
+    refuses("uniform: low is Linear", peri.embed.uniform, module)
+    module.self = nil
+    assert.falsy(tostring(module):find "%.%.%.")
+  end)
 end)

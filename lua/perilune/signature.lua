@@ -58,6 +58,41 @@ local kinds = {
 --- Add a kind: `text` for messages, `is` the test, and (optional) `why(x)`: the words for a value that is of the kind but cannot be used.
 function M.kind(name, text, is, why) kinds[name] = { text = text, is = is, why = why } end
 
+--- The words for the first field of a table that is wrong, or nil.
+local function wrong_field(x, fields)
+  for i = 1, #fields do
+    local f = fields[i]
+    local value = x[f.name]
+    if not (f.optional and not value) and not M.is(f.kind, value) then
+      return ("has %s = %s, wanted %s"):format(f.name, M.text(value), kinds[f.kind].text)
+    end
+  end
+end
+
+--- Add the kind of a table with certain fields and methods (kind "callable"); it may have others. fields: name -> kind, with "?" behind it
+--- where the field may be nil or false.
+function M.object(name, text, fields)
+  local list = {}
+  for field, kind in util.ordered(fields) do
+    list[#list + 1] = { name = field, kind = (kind:gsub("%?$", "")), optional = kind:find "%?$" ~= nil }
+  end
+  M.kind(name, text, function(x) return util.is_plain(x) and not wrong_field(x, list) end,
+    function(x) return util.is_plain(x) and wrong_field(x, list) or nil end)
+end
+
+--- Add the kind of a list of values of one kind.
+function M.list_of(name, text, kind)
+  local function wrong(x)
+    for i = 1, #x do
+      if not M.is(kind, x[i]) then
+        local why = kinds[kind].why and kinds[kind].why(x[i])
+        return ("[%d] %s"):format(i, why or ("is %s, wanted %s"):format(M.text(x[i]), kinds[kind].text))
+      end
+    end
+  end
+  M.kind(name, text, function(x) return util.is_plain(x) and not wrong(x) end, function(x) return util.is_plain(x) and wrong(x) or nil end)
+end
+
 --- Add the kind of a handle: a live one, or a lazy awaitable that stands for one.
 function M.handle(name, ctype)
   M.kind(name, (name:match "^[AEIOUaeiou]" and "an " or "a ") .. name, function(x) return ffi.istype(ctype, x) and x.ptr ~= nil end,
@@ -88,6 +123,9 @@ local function test(kind, x)
   if kind.lua then return type(x) == kind.lua end
   return kind.is(x)
 end
+
+--- Whether a value is of a kind. Lazy awaitables are not of the kind of their result: `value` resolves them.
+function M.is(kind, x) return test(kinds[kind], x) end
 
 --- Complain about argument `a` of `func`, unless what it stands for is right: then return that.
 local function bad(func, a, x)
@@ -151,5 +189,8 @@ function M.check_each(prefix, functions, names, line)
   for _, name in ipairs(names) do signatures[name] = line end
   M.check(prefix, functions, signatures)
 end
+
+M.list_of("strings", "a list of strings", "string")
+M.list_of("numbers", "a list of numbers", "number")
 
 return M

@@ -1,4 +1,5 @@
 -- util.lua: what every other module may use: classes, named arguments, ordered iteration.
+local ffi = require "ffi"
 local errors = require "perilune.errors"
 local fail, kind = errors.fail, errors.kind
 
@@ -86,19 +87,27 @@ for type_name, names in pairs {
   string = "name path",
   table = "callbacks dense_arch_layer_sizes dim_sum_per_rank emb_dim_per_rank_per_feature embedding_bag_collection feature_names "
     .. "fused_params interaction_branch1_layer_sizes interaction_branch2_layer_sizes layer_sizes milestones over_arch_layer_sizes "
-    .. "table_fused_params tables",
+    .. "stages table_fused_params tables",
 } do
   for name in names:gmatch "%S+" do types[name] = type_name end
 end
 
 types.rows, types.ids_per_bag = "any", "any" -- a number, or a list with one for each feature
 
+local wide, unsigned = ffi.typeof "int64_t", ffi.typeof "uint64_t"
+local function is_whole(value) return type(value) == "cdata" and (ffi.istype(wide, value) or ffi.istype(unsigned, value)) end
+
+--- The value, if it is of the type that the argument's name or default says; 64-bit integers that fit into numbers become numbers.
 local function check_type(func, name, value, default)
   local wanted = default == M.required or default == M.optional or type(default)
   if wanted == true or types[name] == "any" then wanted = types[name] end
-  if wanted == "any" then return end
-  if wanted ~= "number" and wanted ~= "boolean" and wanted ~= "table" and not types[name] then return end
-  if wanted == nil or type(value) == wanted or wanted == "number" and type(value) == "cdata" then return end
+  if wanted == "any" then return value end
+  if wanted ~= "number" and wanted ~= "boolean" and wanted ~= "table" and not types[name] then return value end
+  if wanted == nil or type(value) == wanted then return value end
+  if wanted == "number" and is_whole(value) then
+    local n = tonumber(value)
+    return math.abs(n) <= 2 ^ 53 and n or value
+  end
   local text = { boolean = "true or false", table = not name:match "params$" and name ~= "embedding_bag_collection" and "a list" or nil }
   fail(("%s: %s is %s, wanted %s"):format(func, name, kind(value), text[wanted] or "a " .. wanted))
 end
@@ -121,7 +130,7 @@ function M.named(func, args, spec)
       if default == M.required then fail(("%s: argument '%s' is missing"):format(func, name)) end
       if default ~= M.optional then value = default end
     else
-      check_type(func, name, value, default)
+      value = check_type(func, name, value, default)
     end
     out[name] = value
   end
@@ -135,6 +144,13 @@ function M.one_of(func, what, value, allowed)
   end
   fail(("%s: %s is %s, allowed: %s"):format(func, what, type(value) == "string" and kind(value) or ("'%s'"):format(tostring(value)),
     table.concat(allowed, ", ")))
+end
+
+--- True for tables that are no lazy awaitables.
+function M.is_plain(x)
+  if type(x) ~= "table" then return false end
+  local meta = getmetatable(x)
+  return not (type(meta) == "table" and rawget(meta, "_lazy"))
 end
 
 --- True for functions and for what can be called like one.

@@ -54,7 +54,7 @@ end
 --- A list of n names: "c1", "c2", ...
 function Loader.numbered(letter, n)
   local names = {}
-  for i = 1, n do names[i] = letter .. i end
+  for i = 1, util.integer("Loader.numbered", "n", n, 0, 2 ^ 20) do names[i] = letter .. i end
   return names
 end
 
@@ -137,7 +137,10 @@ function Loader:rewind()
   return self
 end
 
-signature.check("Loader.", Loader, { place = "func: string, args: table" })
-signature.check("Loader:", Loader, { init = "self: table, func: string, source: table, args: table" })
+signature.object("source", "a source of samples", { dense = "list", keys = "list", rows = "list", tables = "list", fill = "callable",
+  rewind = "callable", count = "callable" })
+signature.check("Loader.", Loader, { place = "func: string, args: table", numbered = "letter: string, n: number",
+  bounds = "func: string, part: any, holdout: any, validation: any" })
+signature.check("Loader:", Loader, { init = "self: table, func: string, source: source, args: table" })
 
 return Loader

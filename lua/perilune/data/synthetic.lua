@@ -91,7 +91,8 @@ function M.write(args)
   local func = "data.synthetic.write"
   local a = util.named(func, args, file_spec)
   local o, keep = options_of(func, a)
-  check(C.peri_synthetic_write(o, a.first_row, a.num_rows, a.path))
+  local first = util.integer(func, "first_row", a.first_row, 0)
+  check(C.peri_synthetic_write(o, first, util.integer(func, "num_rows", a.num_rows, 0), a.path))
   return keep and a.path
 end
 

@@ -157,6 +157,17 @@ end
 local resolve = util.resolve
 M.resolve = resolve
 
+local function get(x, key) return x[key] end
+local function set(x, key, value) x[key] = value end
+
+--- f(result, ...) for a result that is cdata: what LuaJIT says of plain C data (an int64_t, a struct) names neither class nor key.
+local function forward(name, f, result, key, value)
+  local ok, got = pcall(f, result, key, value)
+  if ok then return got end
+  if type(got) ~= "string" then error(got, 0) end
+  P.fail(("%s: its result is a %s, which has no '%s'"):format(name, tostring(ffi.typeof(result)):match "^ctype<(.*)>$", tostring(key)))
+end
+
 --- A class of lazy awaitables. Its methods and those of `base` are found first; every other name is the result's.
 function M.lazy_class(name, base)
   local class = util.class(name, base)
@@ -167,13 +178,17 @@ function M.lazy_class(name, base)
     -- The only real field of handles, apart: LuaJIT 2.1.0-beta3 compiles an index of cdata that ended in a metamethod for all keys, and
     -- would take this one there as well.
     local result = resolve(self)
-    if type(result) ~= "table" and type(result) ~= "cdata" and type(result) ~= "string" then
-      P.fail(("%s: its result is %s, which has no '%s'"):format(name, tostring(result), tostring(key)))
-    end
-    if key == "ptr" then return result.ptr end
-    return result[key]
+    if type(result) == "table" or type(result) == "string" then return result[key] end
+    if type(result) ~= "cdata" then P.fail(("%s: its result is %s, which has no '%s'"):format(name, tostring(result), tostring(key))) end
+    if key == "ptr" then return forward(name, get, result, "ptr") end
+    return forward(name, get, result, key)
   end
-  class.__newindex = function(self, key, value) resolve(self)[key] = value end
+  class.__newindex = function(self, key, value)
+    local result = resolve(self)
+    if type(result) == "table" then result[key] = value
+    elseif type(result) == "cdata" then forward(name, set, result, key, value)
+    else P.fail(("%s: its result is %s, which has no '%s'"):format(name, tostring(result), tostring(key))) end
+  end
   class.__tostring = function(self) return tostring(resolve(self)) end
   class.__call = function(self, ...) return resolve(self)(...) end
   class.__len = function(self) return #resolve(self) end
@@ -254,13 +269,7 @@ function MethodLazyAwaitable:slice(dim, first, past, step) return MethodLazyAwai
 M.work_out = ffi.new "peri_work *[1]"
 signature.kind("awaitable", "an awaitable", Awaitable.is)
 signature.check("Awaitable:", Awaitable, { and_then = "self: awaitable, f: callable", wait = "self: awaitable", test = "self: awaitable" })
-signature.kind("awaitables", "a list of awaitables", function(x)
-  if type(x) ~= "table" then return false end
-  for i = 1, #x do
-    if not Awaitable.is(x[i]) then return false end
-  end
-  return true
-end)
+signature.list_of("awaitables", "a list of awaitables", "awaitable")
 signature.check("ListAwaitable:", ListAwaitable, { init = "self: table, list: awaitables" })
 signature.check("LazyAwaitable:", LazyAwaitable, { init = "self: table, awaitable: awaitable" })
 signature.check("GetItemLazyAwaitable:", GetItemLazyAwaitable, { init = "self: table, parent: awaitable, key: any" })

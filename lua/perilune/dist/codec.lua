@@ -224,6 +224,7 @@ function M.get_qcomm_codecs_registry(args, comm_ops)
 end
 
 signature.kind("Codec", "a QuantizedCommCodec", Codec.is)
+signature.object("codecs", "QuantizedCommCodecs", { forward = "Codec?", backward = "Codec?" })
 signature.check("QuantizationContext:", Context,
   { init = "self: table, codec: Codec, splits: list?", cut = "self: table, splits: list" })
 signature.check("QuantizedCommCodec:", Codec, {

@@ -20,7 +20,6 @@ local variables = {
 
 --- The first of the variables that is set; an error if it is no whole number.
 local function variable(kind, environment)
-  if environment then signature.value("comm", "environment", environment, "table") end
   for _, name in ipairs(variables[kind]) do
     local text = environment and environment[name] or not environment and os.getenv(name) or nil
     if text and text ~= "" then
@@ -38,6 +37,7 @@ local function slurm_nodes(environment)
     text = text or (environment and environment[name] or not environment and os.getenv(name)) or nil
   end
   if not text then return nil end
+  signature.value("comm", "the list of Slurm's tasks per node", text, "string")
   local nodes = {}
   for part in text:gmatch "[^,]+" do
     local count, times = part:match "^(%d+)%(x(%d+)%)$"
@@ -103,6 +103,10 @@ function M.get_num_groups(world_size, environment)
   world_size = world_size_of("get_num_groups", world_size, environment)
   return world_size / M.get_local_size(world_size, environment)
 end
+
+local who = "world_size: number?, rank: number?, environment: table?"
+signature.check("", M, { get_local_size = "world_size: number?, environment: table?", get_local_rank = who, get_group_rank = who,
+  get_num_groups = "world_size: number?, environment: table?" })
 
 -- -- groups --------------------------------------------------------------------------------------------------------------------------
 

@@ -485,7 +485,11 @@ end
 function SeqEmbeddingsAllToOne:set_device(device) self.device = device end
 function SeqEmbeddingsAllToOne:forward(tensors) return gather("SeqEmbeddingsAllToOne", tensors, self.device, self.world_size) end
 
-signature.check("FusedKJTListSplitsAwaitable:", Fused, { init = "self: table, requests: list" })
+signature.kind("KJTAllToAll", "a KJTAllToAll", KJTAllToAll.is)
+signature.check("KJTSplitsAllToAllMeta:", Meta, { init = "self: table, dist: KJTAllToAll, kjt: KeyedJaggedTensor" })
+signature.kind("request", "an awaitable, or what KJTAllToAll:defer returns", function(x) return Meta.is(x) or Awaitable.is(x) end)
+signature.list_of("requests", "a list of awaitables, or of what KJTAllToAll:defer returns", "request")
+signature.check("FusedKJTListSplitsAwaitable:", Fused, { init = "self: table, requests: requests" })
 signature.check("SparseFeaturesAllToAll:", SparseFeaturesAllToAll, { forward = "self: table, features: table" })
 signature.check("PooledEmbeddingsAwaitable:", PooledEmbeddingsAwaitable,
   { init = "self: table, tensor_awaitable: awaitable, callbacks: list?" })

@@ -232,6 +232,7 @@ function Group:all_to_all_v(input, send_rows, recv_rows, output, tag)
   return posted(C.peri_coll_all_to_all_v(self:ptr(), tensor_ptr(output), tensor_ptr(input), counts_b, counts_a, tag or 0, work_out), output)
 end
 
+signature.kind("Group", "a group of ranks", Group.is)
 signature.check("Group:", Group, {
   global_rank = "self: table, r: int", node = "self: table, r: int", timeout = "self: table, seconds: number?",
   channel = "self: table, name: string?", transport_of = "self: table, device: device",

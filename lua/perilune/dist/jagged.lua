@@ -6,6 +6,7 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local JaggedTensor = require "perilune.jagged.jt"
 local awaitable = require "perilune.dist.awaitable"
+local signature = require "perilune.signature"
 local group_of = require("perilune.dist.group").group_of
 
 local M = {}
@@ -15,7 +16,6 @@ M.RowsAwaitable = RowsAwaitable
 
 --- parts: a list of { tensor, rows for each rank }; `finish` makes the result of the tensors that arrived.
 function RowsAwaitable:init(group, parts, finish)
-  if type(parts) ~= "table" then P.fail(("RowsAwaitable: parts is a %s, wanted a list"):format(type(parts))) end
   awaitable.Awaitable.init(self)
   local numbers, k = {}, #parts
   for r = 1, group.world_size do
@@ -83,5 +83,9 @@ function JaggedTensorAllToAll:__call(jt, num_items_to_send)
     return JaggedTensor { lengths = arrived[1], values = arrived[2], weights = arrived[3] }
   end)
 end
+
+signature.object("part_of_rows", "a { tensor, rows for each rank }", { "tensor", "numbers" })
+signature.list_of("parts_of_rows", "a list of { tensor, rows for each rank }", "part_of_rows")
+signature.check("RowsAwaitable:", RowsAwaitable, { init = "self: table, group: Group, parts: parts_of_rows, finish: callable" })
 
 return M

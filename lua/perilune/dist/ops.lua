@@ -10,6 +10,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local A = require "perilune.jagged.arguments"
+local signature = require "perilune.signature"
 local awaitable = require "perilune.dist.awaitable"
 local group_of = require("perilune.dist.group").group_of
 local C, check, state = P.C, P.check, P.state
@@ -111,13 +112,14 @@ local function options_of(func, args, group)
   options.forward, options.backward = nil, nil
   if codecs then
     if type(codecs) ~= "table" then P.fail(("%s: codecs is a %s, wanted QuantizedCommCodecs"):format(func, type(codecs))) end
+    codecs = signature.value(func, "codecs", codecs, "codecs")
     if codecs.forward then options.forward = codecs.forward.ptr end
     if codecs.backward then options.backward = codecs.backward.ptr end
   end
   if division == nil then division = group._gradient_division end
   if division == nil then division = state.gradient_division end
   options.division = division == nil and C.PERI_DIVISION_DEFAULT or division and C.PERI_DIVISION_ON or C.PERI_DIVISION_OFF
-  options.tag = args.tag or 0
+  options.tag = args.tag and signature.value(func, "tag", args.tag, "integer") or 0
   return options
 end
 

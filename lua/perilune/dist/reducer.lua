@@ -4,6 +4,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
+local signature = require "perilune.signature"
 local group_of = require("perilune.dist.group").group_of
 local C, check = P.C, P.check
 
@@ -15,7 +16,7 @@ local Reducer = util.class "Reducer"
 --- Reducer { group =, params = (a list of leaves, equal on all ranks), bucket_bytes = 25 MiB }. Collective over the group.
 function Reducer:init(args)
   args = util.named("Reducer", args, { group = util.required, params = util.required, bucket_bytes = 0 })
-  local n = #args.params
+  local n = #signature.value("Reducer", "params", args.params, "list")
   local list = ffi.new("peri_tensor *[?]", math.max(n, 1))
   for i = 1, n do list[i - 1] = Tensor.ptr(args.params[i]) end
   check(C.peri_reducer_new(group_of("Reducer", args.group):ptr(), list, n, args.bucket_bytes, out))

@@ -333,6 +333,12 @@ function M.fused_params(func, params)
   return o, one_of(func, "bounds_check_mode", a.bounds_check_mode, M.bounds_checks), name, cache, a.output_dtype
 end
 
-signature.check("", M, { fill_cache_params = "func: string, slot: any, params: table, data_type: string" })
+local slot_type = ffi.typeof "peri_cache_params"
+signature.kind("cache_slot", "a peri_cache_params", function(x) return ffi.istype(slot_type, x) end)
+signature.kind("CacheParams", "CacheParams", CacheParams.is)
+signature.object("bag_config", "an EmbeddingBagConfig", { name = "string", embedding_dim = "number", feature_names = "strings" })
+signature.list_of("bag_configs", "a list of EmbeddingBagConfigs", "bag_config")
+signature.check("", M, { fill_cache_params = "func: string, slot: cache_slot, params: CacheParams, data_type: string",
+  output_names = "tables: bag_configs" })
 
 return M

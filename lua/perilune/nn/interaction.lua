@@ -146,7 +146,7 @@ function LowRankMixtureCrossNet:init(args)
     end
     activation = activation == "none" and function(x) return x end or F[activation]
   end
-  self._activation = activation
+  self._activation = signature.value("LowRankMixtureCrossNet", "activation", activation, "callable")
   self.U_kernels = kernels(a.num_layers, { a.num_experts, a.in_features, a.low_rank }, a)
   self.V_kernels = kernels(a.num_layers, { a.num_experts, a.low_rank, a.in_features }, a)
   self.bias = biases(a.num_layers, { a.in_features, 1 }, a)

@@ -1,6 +1,7 @@
 -- models.lua: whole recommendation models around an embedding bag collection (sharded or not): DLRM, its relatives, DeepFM.
 -- Names, arguments and paths of parameters are TorchRec's. The collection is anything with embedding_bag_configs() whose call returns a
 -- KeyedTensor (or an awaitable of one): this module needs nothing else of it.
+local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
@@ -174,10 +175,13 @@ function DLRMTrain:init(dlrm_module, loss)
   self.loss = loss or losses.BCEWithLogitsLoss()
 end
 --- The model's logits of a batch, [B].
-function DLRMTrain:logits(batch) return self.model(batch.dense_features, batch.sparse_features):reshape(-1) end
+function DLRMTrain:logits(batch)
+  if type(batch) ~= "table" then P.fail(("DLRMTrain: the batch is %s, wanted a table with labels"):format(errors.kind(batch))) end
+  return self.model(batch.dense_features, batch.sparse_features):reshape(-1)
+end
 function DLRMTrain:forward(batch)
   local logits = self:logits(batch)
-  local labels = batch.labels:to(logits:dtype())
+  local labels = signature.value("DLRMTrain", "the batch's labels", batch.labels, "tensor"):to(logits:dtype())
   return self.loss:forward(logits, labels), logits:detach(), labels
 end
 

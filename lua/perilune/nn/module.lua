@@ -139,13 +139,25 @@ end
 function Module:init() end
 function Module:forward() P.fail(("%s: no forward method"):format(self.class_name)) end
 
-function Module:__tostring()
+local shown = {} -- modules whose text is being made
+
+local function describe(module)
   local lines = {}
-  for _, c in ipairs(self:named_children()) do
+  for _, c in ipairs(module:named_children()) do
     lines[#lines + 1] = "  (" .. c.name .. "): " .. tostring(c.module):gsub("\n", "\n  ")
   end
-  local text = self.class_name .. "(" .. self:extra_text()
+  local text = module.class_name .. "(" .. module:extra_text()
   return #lines == 0 and text .. ")" or text .. "\n" .. table.concat(lines, "\n") .. "\n)"
+end
+
+--- Its class, what extra_text says, and its sub-modules; one that holds itself, "..." there.
+function Module:__tostring()
+  if shown[self] then return self.class_name .. "(...)" end
+  shown[self] = true
+  local ok, text = pcall(describe, self)
+  shown[self] = nil
+  if not ok then error(text, 0) end
+  return text
 end
 --- What tostring shows between the parentheses.
 function Module:extra_text() return "" end
@@ -246,6 +258,7 @@ function Module:load_state(map, strict)
     known[s.name] = true
     local source = map[s.name]
     if source then
+      source = signature.value(self.class_name .. ":load_state", ("state '%s'"):format(s.name), source, "tensor")
       local want, got = table.concat(s.tensor:shape(), ", "), table.concat(source:shape(), ", ")
       if want ~= got then P.fail(("%s: state '%s' has shape [%s], given [%s]"):format(self.class_name, s.name, want, got)) end
       s.tensor:copy(source)

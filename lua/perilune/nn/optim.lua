@@ -135,6 +135,7 @@ function Optimizer:load_state(map)
     known[s.name] = true
     local source = map[s.name]
     if not source then P.fail(("%s: state '%s' is missing"):format(self.class_name, s.name)) end
+    signature.value(self.class_name .. ":load_state", ("state '%s'"):format(s.name), source, "tensor")
     if source:numel() ~= s.tensor:numel() then
       P.fail(("%s: state '%s' has %d elements, given %d"):format(self.class_name, s.name, s.tensor:numel(), source:numel()))
     end

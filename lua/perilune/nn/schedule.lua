@@ -12,9 +12,7 @@ local signature = require "perilune.signature"
 
 local M = {}
 
-signature.kind("scheduled", "an optimizer with a learning rate", function(x)
-  return type(x) == "table" and util.is_callable(x.lr) and util.is_callable(x.set_lr)
-end)
+signature.object("scheduled", "an optimizer with a learning rate", { lr = "callable", set_lr = "callable" })
 
 local cos, pi, floor, min = math.cos, math.pi, math.floor, math.min
 
@@ -40,7 +38,7 @@ local function define(name, options, rate, prepare)
   local class = util.class(name, LRScheduler)
   function class:init(args)
     local a = util.named(name, args, spec)
-    signature.value(name, "optimizer", a.optimizer, "scheduled")
+    a.optimizer = signature.value(name, "optimizer", a.optimizer, "scheduled")
     self.optimizer, self.options, self.base_lr = a.optimizer, a, a.optimizer:lr()
     if prepare then prepare(self, a) end
     self:seek(0)
@@ -51,7 +49,9 @@ local function define(name, options, rate, prepare)
 end
 
 --- base_lr * lr_lambda(t)
-define("LambdaLR", { lr_lambda = util.required }, function(a, t, base) return base * a.lr_lambda(t) end)
+define("LambdaLR", { lr_lambda = util.required }, function(a, t, base)
+  return base * util.number("LambdaLR", "what lr_lambda returned", a.lr_lambda(t))
+end, function(_, a) signature.value("LambdaLR", "lr_lambda", a.lr_lambda, "callable") end)
 
 define("StepLR", { step_size = util.required, gamma = 0.1 }, function(a, t, base) return base * a.gamma ^ floor(t / a.step_size) end)
 
@@ -61,7 +61,7 @@ define("MultiStepLR", { milestones = util.required, gamma = 0.1 }, function(a, t
     if t >= milestone then passed = passed + 1 end
   end
   return base * a.gamma ^ passed
-end)
+end, function(_, a) signature.value("MultiStepLR", "milestones", a.milestones, "numbers") end)
 
 define("ExponentialLR", { gamma = util.required }, function(a, t, base) return base * a.gamma ^ t end)
 

@@ -55,7 +55,7 @@ end
 function M.table_wise_by_size(modules, env)
   local tables = {}
   for path, configs in util.ordered(modules) do
-    signature.value("plan.table_wise_by_size", ("modules['%s']"):format(path), configs, "list")
+    signature.value("plan.table_wise_by_size", ("modules['%s']"):format(path), configs, "table_configs")
     for _, c in ipairs(configs) do
       tables[#tables + 1] = { path = path, name = c.name, bytes = c.num_embeddings * c.embedding_dim, order = #tables }
     end
@@ -79,8 +79,8 @@ function M.table_wise_by_size(modules, env)
 end
 
 signature.check("plan.", M, {
-  environment = "env: table?", load = "source: any, env: table?", table_wise_by_size = "modules: table, env: table",
-  construct_module_sharding_plan = "configs: list, per_param_sharding: table, env: table?",
+  environment = "env: table?", load = "source: any, env: table?", table_wise_by_size = "modules: table, env: ranks_of_plan",
+  construct_module_sharding_plan = "configs: table_configs, per_param_sharding: table, env: ranks_of_plan",
 })
 
 return util.face("peri.plan", M)

@@ -188,7 +188,6 @@ function EmbeddingModuleShardingPlan:validate(configs, env, module_name)
   local where = from .. (module_name and module_name ~= "" and ("module '%s': "):format(module_name) or "")
   local known, shards = {}, {}
   for i, config in ipairs(configs) do
-    signature.value("EmbeddingModuleShardingPlan:validate", ("configs[%d]"):format(i), config, "table")
     known[config.name] = true
     local sharding = self.tables[config.name]
     if not sharding then
@@ -253,9 +252,14 @@ function ShardingPlan:__tostring()
   return table.concat(lines, "\n")
 end
 
-signature.check("ParameterSharding:", ParameterSharding, { shards = "self: table, config: table, env: table" })
+signature.object("table_config", "the configuration of a table", { name = "string", num_embeddings = "number", embedding_dim = "number" })
+signature.list_of("table_configs", "a list of configurations of tables", "table_config")
+signature.object("ranks_of_plan", "a ShardingEnv", { world_size = "int", local_size = "int?" })
+signature.kind("ParameterSharding", "a ParameterSharding", ParameterSharding.is)
+signature.check("ParameterSharding:", ParameterSharding, {
+  shards = "self: ParameterSharding, config: table_config, env: ranks_of_plan" })
 signature.check("EmbeddingModuleShardingPlan:", EmbeddingModuleShardingPlan, {
-  init = "self: table, tables: table?", validate = "self: table, configs: list, env: table, module_name: string?",
+  init = "self: table, tables: table?", validate = "self: table, configs: table_configs, env: ranks_of_plan, module_name: string?",
 })
 
 return M

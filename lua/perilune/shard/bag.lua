@@ -7,6 +7,7 @@ local EmbeddingBagCollection = require "perilune.embed.bag"
 local ShardedEmbeddingModule = require "perilune.shard.embedding"
 local ModuleSharder = require("perilune.shard.sharder").ModuleSharder
 local util = require "perilune.util"
+local signature = require "perilune.signature"
 
 local M = {}
 
@@ -55,5 +56,12 @@ function EmbeddingBagCollectionSharder:shard(module, plan, env, device, path)
     gradient_division = self.gradient_division, qcomm_codecs_registry = self.qcomm_codecs_registry, name = path,
   }
 end
+
+signature.object("unsharded_bags", "an EmbeddingBagCollection", { embedding_bag_configs = "callable", is_weighted = "callable" })
+signature.object("env_of_group", "a ShardingEnv with a process group", { pg = "Group" })
+signature.check("EmbeddingBagCollectionSharder:", EmbeddingBagCollectionSharder, {
+  shardable_parameters = "self: Sharder, module: unsharded_bags",
+  shard = "self: Sharder, module: unsharded_bags, plan: table, env: env_of_group, device: any, path: string?",
+})
 
 return M

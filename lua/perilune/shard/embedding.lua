@@ -184,21 +184,24 @@ end
 
 function ShardedEmbeddingModule:__tostring() return ("%s\n%s"):format(self.class_name, tostring(self.plan)) end
 
-signature.kind("Collection", "an EmbeddingBagCollection", function(x)
-  return type(x) == "table" and type(x.is_materialised) == "function"
-end)
+signature.object("Collection", "an EmbeddingBagCollection", { is_materialised = "callable", materialise = "callable" })
 signature.kind("InputDist", "what input_dist returned", StageAwaitable.is)
 
 --- Check the arguments of the methods of a class, under its name.
 function ShardedEmbeddingModule.check_arguments(class, features)
   local line = "self: table, features: " .. features
-  for _, name in ipairs { "input_dist", "forward", "compute_and_output_dist", "prefetch", "copy_from", "set_learning_rate" } do
+  for _, name in ipairs { "input_dist", "forward", "compute_and_output_dist", "prefetch", "lookup", "output", "copy_from",
+    "set_learning_rate" } do
     class[name] = class[name] -- a copy of its own
   end
   signature.check(class.class_name .. ":", class, {
     input_dist = line, forward = line, compute_and_output_dist = "self: table, dist: InputDist", prefetch = "self: table, dist: InputDist",
+    lookup = "self: table, dist: InputDist", output = "self: table, rows: InputDist",
     copy_from = "self: table, collection: Collection", set_learning_rate = "self: table, learning_rate: number",
   })
 end
+
+signature.check("ShardedEmbeddingModule.", ShardedEmbeddingModule, { check_arguments = "class: table, features: string" })
+ShardedEmbeddingModule:check_arguments "any"
 
 return ShardedEmbeddingModule

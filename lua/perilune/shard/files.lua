@@ -145,7 +145,7 @@ signature.kind("collections", "a list of sharded collections", function(x)
   end
   return true
 end)
-signature.check("shard.files.", M, { of = "modules: collections", flush = "group: table, func: string, modules: collections",
-  agree = "group: table, func: string, modules: collections, err: any" })
+signature.check("shard.files.", M, { of = "modules: collections", flush = "group: Group, func: string, modules: collections",
+  agree = "group: Group, func: string, modules: collections, err: any" })
 
 return M

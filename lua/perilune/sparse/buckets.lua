@@ -23,6 +23,10 @@ local host = {} -- the host arrays that bucket_args points at: alive until the n
 
 --- Fill bucket_args from named arguments.
 local function fill(func, a)
+  signature.value(func, "my_size", a.my_size, "int")
+  for _, name in ipairs { "block_bucketize_pos", "keep_orig_idx_per_feature" } do
+    if a[name] then signature.value(func, name, a[name], "list") end
+  end
   local blocks, n = int64s(func, "block_sizes", a.block_sizes)
   local total, n_total = int64s(func, "total_num_blocks", a.total_num_blocks)
   if total and n_total ~= n then P.fail(("%s: %d total_num_blocks for %d block sizes"):format(func, n_total, n)) end
