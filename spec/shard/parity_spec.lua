@@ -1,10 +1,11 @@
 -- The parity law: however a collection is sharded, over however many ranks, outputs and updated weights are those of the unsharded tables
--- on the concatenated batch, here computed in doubles by spec/support/tbe_reference.lua. Batches differ between ranks, and some are empty.
+-- on the concatenated batch, here computed in doubles (spec/support/parity.lua). Batches differ between ranks, and some are empty.
 -- One exception, as in TorchRec: optimizers with a number for each row (row-wise states, and the norms of LAMB and LARS) have one for each
 -- column block under column-wise sharding; there the reference is the table cut into blocks.
 local peri = require "perilune"
 local reference = require "spec.support.tbe_reference"
 local golden = require "spec.support.golden"
+local parity = require "spec.support.parity"
 local worlds = require "spec.support.worlds"
 local plan = peri.plan
 
@@ -15,18 +16,10 @@ local configs = {
   { name = "d", rows = 50, cols = 12, features = { "f1" }, pooling = "MEAN" },
   { name = "e", rows = 3, cols = 8, features = { "f4" }, pooling = "SUM" }, -- fewer rows than most worlds have ranks
 }
-local features = { "f1", "f2", "f3", "f4" }
-local limit = { f1 = 20, f2 = 7, f3 = 33, f4 = 3 } -- ids that all tables of the feature have
-
---- Ranks of column blocks: as many blocks of 4 columns or more as there are ranks, round robin.
-local function ranks_of_blocks(t, n)
-  local count, ranks = 1, {}
-  for k = 1, t.cols / 4 do
-    if t.cols % k == 0 and t.cols / k % 4 == 0 and k <= n + 1 then count = k end
-  end
-  for k = 1, count do ranks[k] = (k * 2 + t.rows) % n end
-  return ranks
-end
+local case = {
+  configs = configs, features = { "f1", "f2", "f3", "f4" }, limit = { f1 = 20, f2 = 7, f3 = 33, f4 = 3 },
+  keys = { "f3", "f1", "f4", "f2" }, -- another order than the tables'
+}
 
 --- Sharding of table i over n ranks.
 local kinds = {
@@ -41,7 +34,7 @@ local kinds = {
     end
     return plan.row_wise { ranks = ranks, sizes = sizes }
   end,
-  column_wise = function(_, t, n) return plan.column_wise { ranks = ranks_of_blocks(t, n) } end,
+  column_wise = function(_, t, n) return plan.column_wise { ranks = parity.ranks_of_blocks(t, n) } end,
   data_parallel = function() return plan.data_parallel { compute_kernel = "fused" } end,
 }
 function kinds.mixed(i, t, n)
@@ -84,118 +77,6 @@ local refusals = {
   tail = { row_wise = "table 'a': max_counter, .* needs all rows on one rank: allowed are table%-wise, column%-wise and data%-parallel" },
 }
 
---- A generator of whole numbers below n, the same on every rank.
-local function generator(seed)
-  local x = seed
-  return function(n)
-    x = (x * 16807) % 2147483647
-    return x % n
-  end
-end
-
---- The batches of all ranks for one step: by rank, { size, ids by feature = list of bags, weights likewise, grad by output row }.
-local function draw(step, n, columns, seed)
-  local below, ranks = generator(1000 * step + 17 * n + seed), {}
-  for r = 1, n do
-    local batch = { size = (r * 2 + step) % 4, ids = {}, weights = {}, grad = {} }
-    for _, f in ipairs(features) do
-      batch.ids[f], batch.weights[f] = {}, {}
-      for b = 1, batch.size do
-        local ids, weights = {}, {}
-        for i = 1, below(5) do
-          ids[i] = below(11) == 0 and -1 or below(limit[f])
-          weights[i] = (below(200) - 50) / 100
-        end
-        batch.ids[f][b], batch.weights[f][b] = ids, weights
-      end
-    end
-    for i = 1, batch.size * columns do batch.grad[i] = (below(2000) - 1000) / 500 end
-    ranks[r] = batch
-  end
-  return ranks
-end
-
-local function columns_of()
-  local n = 0
-  for _, t in ipairs(configs) do n = n + t.cols * #t.features end
-  return n
-end
-
---- Reference tables: each table, or each of its column blocks.
-local function reference_tables(weights, n, split)
-  local list = {}
-  for i, t in ipairs(configs) do
-    local count = split and #ranks_of_blocks(t, n) or 1
-    local cols = t.cols / count
-    for k = 0, count - 1 do
-      local w = {}
-      for row = 0, t.rows - 1 do
-        for c = 1, cols do w[#w + 1] = weights[t.name][row * t.cols + k * cols + c] end
-      end
-      list[#list + 1] = { rows = t.rows, cols = cols, weight = w, pooling = t.pooling, config = i, column = k * cols }
-    end
-  end
-  return list
-end
-
---- The global batch as one stream for tbe_reference: ids by feature, all ranks' bags after each other; output [all rows, columns].
-local function stream(ranks, tables, columns, weighted)
-  local input = { ids = {}, offsets = { 0 }, weights = weighted and {} or nil, blocks = {} }
-  local first, rows = {}, 0
-  for _, batch in ipairs(ranks) do rows = rows + batch.size end
-  for _, f in ipairs(features) do
-    first[f] = #input.offsets - 1
-    for _, batch in ipairs(ranks) do
-      for b = 1, batch.size do
-        for i, id in ipairs(batch.ids[f][b]) do
-          input.ids[#input.ids + 1] = id
-          if weighted then input.weights[#input.weights + 1] = batch.weights[f][b][i] end
-        end
-        input.offsets[#input.offsets + 1] = #input.ids
-      end
-    end
-  end
-  local column = 0
-  for i, t in ipairs(configs) do
-    for _, f in ipairs(t.features) do
-      for k, x in ipairs(tables) do
-        if x.config == i then
-          input.blocks[#input.blocks + 1] = { table = k, first_bag = first[f], bags = rows, out_offset = column + x.column,
-            out_stride = columns }
-        end
-      end
-      column = column + t.cols
-    end
-  end
-  return input, rows
-end
-
-local function kjt_of(batch, weighted, device)
-  local values, weights, lengths = {}, {}, {}
-  local keys = { "f3", "f1", "f4", "f2" } -- another order than the tables'
-  for _, f in ipairs(keys) do
-    for b = 1, batch.size do
-      lengths[#lengths + 1] = #batch.ids[f][b]
-      for i, id in ipairs(batch.ids[f][b]) do
-        values[#values + 1] = id
-        weights[#weights + 1] = batch.weights[f][b][i]
-      end
-    end
-  end
-  return peri.KeyedJaggedTensor {
-    keys = keys, values = values, lengths = lengths, weights = weighted and weights or nil, stride = batch.size, device = device,
-  }
-end
-
---- Start values do not depend on the plan: they are those of a table batch that holds the whole tables.
-local function start_weights()
-  local tables, weights = {}, {}
-  for i, t in ipairs(configs) do tables[i] = { name = t.name, rows = t.rows, cols = t.cols } end
-  local tbe = peri.embed.tbe.new { tables = tables, fused_params = { optimizer = "none" }, seed = 5, device = "cpu" }
-  for i, t in ipairs(configs) do weights[t.name] = tbe:state(i, "weight"):to_list() end
-  return weights
-end
-
 local function make(kind, optimizer, weighted, world, device, n)
   local tables, entries, params = {}, {}, { optimizer = optimizer.kind }
   for i, t in ipairs(configs) do
@@ -211,43 +92,28 @@ local function make(kind, optimizer, weighted, world, device, n)
   }
 end
 
---- Compare this rank's shards with the reference tables `parts`, whose weights are in `ref`.
-local function check_shards(ebc, ref, parts, split, step)
-  for _, s in ipairs(ebc:local_shards()) do
-    local x, list
-    for k, p in ipairs(parts) do
-      if configs[p.config].name == s.table and (not split or p.column == s.col_offset) then x = ref.tables[k] end
-    end
-    list = {}
-    for row = s.row_offset, s.row_offset + s.rows - 1 do
-      for c = 1, s.cols do list[#list + 1] = x.weight[row * x.cols + (split and 0 or s.col_offset) + c] end
-    end
-    golden.assert_near(list, s.state("weight"):to_list(), { abs = 5e-6, rel = 5e-5 }, ("step %d, table %s"):format(step, s.table))
-  end
-end
-
 local function run(kind, optimizer, weighted, world, device, n)
-  local rank, columns = world:rank(), columns_of()
+  local rank, columns = world:rank(), parity.columns_of(case)
   local ebc = make(kind, optimizer, weighted, world, device, n)
   local split = kind == "column_wise" and by_row[optimizer.kind] or false
-  local parts = reference_tables(start_weights(), n, split)
+  local parts = parity.reference_tables(case, parity.start_weights(case), n, split)
   local ref = reference.new(parts, optimizer)
-  check_shards(ebc, ref, parts, split, 0)
+  parity.check_shards(case, ebc, ref, parts, split, 0)
   for step = 1, 3 do
-    local ranks = draw(step, n, columns, weighted and 1 or 0)
+    local ranks = parity.draw(case, step, n, columns, weighted and 1 or 0)
     local mine = ranks[rank + 1]
-    local input, rows = stream(ranks, parts, columns, weighted)
+    local input, rows = parity.stream(case, ranks, parts, columns, weighted)
     local want, before, grad, own = ref:forward(input, rows * columns), 0, {}, {}
     for r = 1, rank do before = before + ranks[r].size * columns end
     for i = 1, mine.size * columns do own[i] = want[before + i] end
-    local kt = ebc:forward(kjt_of(mine, weighted, device))
+    local kt = ebc:forward(parity.kjt_of(case, mine, weighted, device))
     golden.assert_near(own, kt:values():to_list(), { abs = 2e-6, rel = 2e-5 }, ("step %d, output"):format(step))
     kt:values():backward(peri.tensor(mine.grad, "f32", device, { mine.size, columns }))
     for r = 1, n do
       for _, g in ipairs(ranks[r].grad) do grad[#grad + 1] = g / n end
     end
     ref:backward(input, grad)
-    check_shards(ebc, ref, parts, split, step)
+    parity.check_shards(case, ebc, ref, parts, split, step)
   end
 end
 
