@@ -298,7 +298,7 @@ static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_ten
 }
 
 static const peri__trip_vtab flow_vtab = {
-    PERI__TRIP_NODES("exchange", "exchange result"), .set_out = set_out, .come_back = come_back, .fini = flow_fini};
+    PERI__TRIP_NODES("exchange", "exchange result", 0), .set_out = set_out, .come_back = come_back, .fini = flow_fini};
 
 /* -- forward --------------------------------------------------------------------------------------------------------------------------- */
 

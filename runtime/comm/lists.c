@@ -230,7 +230,7 @@ static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_ten
 }
 
 static const peri__trip_vtab plan_vtab = {
-    PERI__TRIP_NODES("all_to_all of lists", "result of all_to_all of lists"), .set_out = set_out, .come_back = come_back,
+    PERI__TRIP_NODES("all_to_all of lists", "result of all_to_all of lists", 0), .set_out = set_out, .come_back = come_back,
     .fini = plan_fini};
 
 static peri_status record(plan *p, peri_tensor *const *inputs, peri_tensor *const *outputs)

@@ -43,8 +43,6 @@ peri_status peri__transfer_test(peri__transfer *t);
 /** The numbers of a complete transfer, which becomes empty: the caller's reference (of one dimension if they are new). */
 peri_tensor *peri__transfer_take(peri__transfer *t);
 void peri__transfer_fini(peri__transfer *t);
-/** True while something was posted and not taken. */
-static inline bool peri__transfer_any(const peri__transfer *t) { return t->work || t->numbers || t->wire; }
 
 /** Hash over what the two ends of a wire must agree on of a codec; 0: none. */
 uint64_t peri__codec_hash(const peri_codec *codec);
@@ -75,10 +73,10 @@ struct peri__trip {
     bool out;          /* it has set out; else the results took no part in the loss, on any rank */
 };
 
-/** The nodes of a trip's table, by their names. */
-#define PERI__TRIP_NODES(name_of_leave, name_of_arrive)                                                                              \
-    .leave = {.name = (name_of_leave), .acts = PERI__WAITS, .backward = peri__trip_leave, .fini = peri__trip_node_fini},                \
-    .arrive = {.name = (name_of_arrive), .acts = PERI__POSTS, .backward = peri__trip_arrive, .fini = peri__trip_node_fini}
+/** The nodes of a trip's table, by their names, and what come_back does beside waiting (PERI__UPDATES, or 0). */
+#define PERI__TRIP_NODES(leave_name, arrive_name, does)                                                                            \
+    .leave = {.name = (leave_name), .acts = PERI__WAITS | (does), .backward = peri__trip_leave, .fini = peri__trip_node_fini},     \
+    .arrive = {.name = (arrive_name), .acts = PERI__POSTS, .backward = peri__trip_arrive, .fini = peri__trip_node_fini}
 
 /** One reference, the caller's. */
 void peri__trip_init(peri__trip *trip, const peri__trip_vtab *vtab, peri_group *group);

@@ -3,78 +3,50 @@
  * batch.c: the layouts of batches. The last few are kept, since batches of the same sizes come again, and found by what they were made
  * from.
  */
-#include "bag.h"
+#include "module.h"
 
 #include "../tensor/jagged_internal.h"
 
 /* -- the home side ----------------------------------------------------------------------------------------------------------------- */
 
-/** Where each feature stands among the input's keys. */
-static peri_status find_features(peri_sharded_ebc *e, const peri_keys *keys)
-{
-    uint64_t hash = peri_keys_hash(keys) | 1;
-    if (hash == e->keys_hash) return PERI_OK;
-    e->keys_hash = 0;
-    for (int32_t f = 0; f < e->n_features; f++) {
-        e->feature_key[f] = peri_keys_find(keys, e->feature_names[f]);
-        if (e->feature_key[f] < 0) {
-            char known[300] = "";
-            for (int32_t k = 0; k < peri_keys_count(keys) && strlen(known) < 200; k++) {
-                if (k) strcat(known, ", ");
-                strncat(known, peri_keys_name(keys, k), 60);
-            }
-            return peri__fail(PERI_EINVAL, "peri_sharded_ebc_input_dist: feature '%s' is not among the keys of the input: %s%s",
-                              e->feature_names[f], known, strlen(known) >= 200 ? ", ..." : "");
-        }
-    }
-    e->keys_hash = hash;
-    return PERI_OK;
-}
-
-static bool same_home(const peri_sharded_ebc *e, const peri__home *h, const int64_t *first, const int64_t *bags, int64_t rows,
+static bool same_home(const peri_sharded_ebc *e, const peri__home *h, const peri__outbound *outbound, int64_t rows,
                       const int64_t *inverse)
 {
-    size_t bytes = sizeof *first * (size_t)e->n_features;
-    return h->rows == rows && h->variable == (inverse != NULL) && !memcmp(h->feature_bags, bags, bytes) &&
-           !memcmp(h->feature_first, first, bytes) && (!inverse || !memcmp(h->feature_inverse, inverse, bytes));
+    return h->outbound == outbound && h->rows == rows && h->variable == (inverse != NULL) &&
+           (!inverse || !memcmp(h->feature_inverse, inverse, sizeof *inverse * (size_t)e->n_features));
 }
 
-/** Put @x first in a list of PERI__KEPT; returns what falls off its end, or its own old place. @at: that place; -1: it is new. */
-static void *put_first(void **list, void *x, int32_t at)
+/** First entry of each feature in the inverse indices of a variable batch: *@inverse; NULL: it is none. */
+static peri_status inverse_of(const peri_sharded_ebc *e, const peri_kjt *kjt, const peri_kjt_desc *desc, int64_t **inverse)
 {
-    int32_t last = at < 0 ? PERI__KEPT - 1 : at;
-    void *old = list[last];
-    memmove(list + 1, list, sizeof *list * (size_t)last);
-    list[0] = x;
-    return old;
-}
-
-peri_status peri__bag_home(peri_sharded_ebc *e, peri_kjt *kjt, peri__home **out)
-{
-    peri_kjt_desc desc;
-    peri_kjt_describe(kjt, &desc);
-    PERI_TRY(find_features(e, peri_kjt_keys(kjt)));
-    if (desc.variable_stride && !desc.has_inverse)
+    *inverse = NULL;
+    if (!desc->variable_stride) return PERI_OK;
+    if (!desc->has_inverse)
         return peri__fail(PERI_EINVAL, "peri_sharded_ebc_input_dist: an input with a variable batch per feature needs inverse indices");
-    int64_t *first = e->scratch, *bags = first + e->n_features, *inverse = desc.variable_stride ? bags + e->n_features : NULL;
-    const int64_t *start = peri_kjt_lengths_offset_per_key(kjt), *stride = peri_kjt_stride_per_key(kjt);
     for (int32_t f = 0; f < e->n_features; f++) {
-        first[f] = start[e->feature_key[f]];
-        bags[f] = stride[e->feature_key[f]];
-        if (!inverse) continue;
         int32_t row = peri_keys_find(peri_kjt_inverse_keys(kjt), e->feature_names[f]);
         if (row < 0)
             return peri__fail(PERI_EINVAL, "peri_sharded_ebc_input_dist: feature '%s' has no inverse indices", e->feature_names[f]);
-        inverse[f] = row * desc.stride;
+        e->scratch[f] = row * desc->stride;
     }
+    *inverse = e->scratch;
+    return PERI_OK;
+}
+
+peri_status peri__batch_home(peri_sharded_ebc *e, peri_kjt *kjt, peri__outbound *outbound, peri__home **out)
+{
+    peri_kjt_desc desc;
+    int64_t *inverse;
+    peri_kjt_describe(kjt, &desc);
+    PERI_TRY(inverse_of(e, kjt, &desc, &inverse));
     int32_t at = 0;
-    while (at < PERI__KEPT && e->homes[at] && !same_home(e, e->homes[at], first, bags, desc.stride, inverse)) at++;
+    while (at < PERI__KEPT && e->homes[at] && !same_home(e, e->homes[at], outbound, desc.stride, inverse)) at++;
     peri__home *h = at < PERI__KEPT ? e->homes[at] : NULL;
-    if (h) put_first((void **)e->homes, h, at);
-    else {
-        PERI_TRY(peri__home_new(e->routes, e->rank, first, bags, desc.stride, inverse, e->divisor, e->divisor + e->n_tables, e->device,
-                                &h));
-        peri__home_release(put_first((void **)e->homes, h, -1));
+    if (h) {
+        peri__kept_first((void **)e->homes, h, at);
+    } else {
+        PERI_TRY(e->kind->home(e->routes, e->rank, outbound, desc.stride, inverse, e->divisor, e->divisor + e->n_tables, e->device, &h));
+        peri__home_release(peri__kept_first((void **)e->homes, h, -1));
     }
     peri__refs_add(&h->refs);
     *out = h;
@@ -84,7 +56,7 @@ peri_status peri__bag_home(peri_sharded_ebc *e, peri_kjt *kjt, peri__home **out)
 /* -- both sides ---------------------------------------------------------------------------------------------------------------------- */
 
 /** Block lists of all groups: their replicas over the input, their shards over what was received. */
-static peri_status make_blocks(const peri_sharded_ebc *e, peri__bag_layout *l)
+static peri_status make_blocks(const peri_sharded_ebc *e, peri__batch_layout *l)
 {
     const peri__routes *r = e->routes;
     const int32_t first_slot = r->rank_slot[e->rank], slots = r->rank_slot[e->rank + 1] - first_slot;
@@ -104,9 +76,10 @@ static peri_status make_blocks(const peri_sharded_ebc *e, peri__bag_layout *l)
     for (int32_t k = 0; k < r->n_replicas; k++) {
         const peri__replica *x = &r->replicas[k];
         const peri__place p = e->slot_place[slots + k];
-        blocks[next[p.group]++] = (peri_tbe_block){.first_bag = l->home->feature_first[x->feature],
-                                                   .bags = l->home->feature_bags[x->feature], .out_offset = l->home->replica_offset[k],
-                                                   .out_stride = x->cols, .table = p.table, .feature = x->feature};
+        const peri__outbound *ids = l->home->outbound;
+        blocks[next[p.group]++] = (peri_tbe_block){.first_bag = ids->feature_first[x->feature], .bags = ids->feature_bags[x->feature],
+                                                   .out_offset = l->home->replica_offset[k], .out_stride = x->cols, .table = p.table,
+                                                   .feature = x->feature};
     }
     for (int32_t g = 0; g < e->n_groups && status >= 0; g++) {
         int64_t begin = g ? next[g - 1] : 0; /* each has moved to where the next group's begin */
@@ -118,34 +91,31 @@ out:
     return status;
 }
 
-/** What the codecs make of this batch's rows. */
-static peri_status make_contexts(const peri_sharded_ebc *e, peri__bag_layout *l)
+/** The numbers that the ways carry, and what their codecs make of them. */
+static peri_status make_legs(const peri_sharded_ebc *e, peri__batch_layout *l)
 {
-    for (int32_t lane = 0; lane < PERI__LANES; lane++)
-        for (int way = 0; way < 2; way++)
-            for (int side = 0; side < PERI__SIDES && e->lanes[lane].codec[way]; side++) {
-                const int64_t *splits = side == PERI__HOME_SIDE ? l->home->rank_out : l->owner->source_out;
-                PERI_TRY(peri_codec_context_new(e->lanes[lane].codec[way], splits + lane * e->world_size, e->world_size,
-                                                &l->contexts[lane][way][side]));
-            }
+    for (int32_t lane = 0; lane < PERI__LANES; lane++) {
+        int32_t first = lane * e->world_size;
+        l->legs[lane][0] = (peri__leg){.out = l->owner->source_out + first, .in = l->home->rank_out + first};
+        PERI_TRY(peri__legs_init(&e->ways[lane], l->legs[lane]));
+    }
     return PERI_OK;
 }
 
-peri_status peri__bag_layout_new(peri_sharded_ebc *e, peri__home *home, int64_t *counts, peri__bag_layout **out)
+peri_status peri__batch_layout_new(peri_sharded_ebc *e, peri__home *home, const int64_t *counts, peri__batch_layout **out)
 {
     int32_t streams = e->routes->rank_wire[e->rank + 1] - e->routes->rank_wire[e->rank];
     size_t bytes = sizeof *counts * (size_t)streams * (size_t)e->world_size;
     int32_t at = 0;
-    peri__bag_layout *l = NULL;
+    peri__batch_layout *l = NULL;
     for (; at < PERI__KEPT && e->layouts[at]; at++) {
         l = e->layouts[at];
         if (l->home == home && !memcmp(l->owner->counts, counts, bytes)) break;
         l = NULL;
     }
     if (l) {
-        put_first((void **)e->layouts, l, at);
+        peri__kept_first((void **)e->layouts, l, at);
         peri__refs_add(&l->refs);
-        peri__free(counts);
         *out = l;
         return PERI_OK;
     }
@@ -157,27 +127,25 @@ peri_status peri__bag_layout_new(peri_sharded_ebc *e, peri__home *home, int64_t 
     l->n_groups = e->n_groups;
     l->blocks = peri__alloc_zero(sizeof *l->blocks * (size_t)peri__max(1, e->n_groups));
     peri_status status = l->blocks ? PERI_OK : PERI_ENOMEM;
-    if (status >= 0) status = peri__owner_new(e->routes, e->rank, counts, home->own_out + home->replica_out, &l->owner);
-    bool taken = status >= 0;
-    if (status >= 0) status = make_contexts(e, l);
+    if (status >= 0) status = e->kind->owner(e->routes, e->rank, counts, home->own_out + home->replica_out, &l->owner);
+    if (status >= 0) status = make_legs(e, l);
     if (status >= 0) status = make_blocks(e, l);
     if (status < 0) {
-        if (taken) l->owner->counts = NULL; /* still the caller's */
-        peri__bag_layout_release(l);
+        peri__batch_layout_release(l);
         return status;
     }
     peri__refs_add(&l->refs);
-    peri__bag_layout_release(put_first((void **)e->layouts, l, -1));
+    peri__batch_layout_release(peri__kept_first((void **)e->layouts, l, -1));
     *out = l;
     return PERI_OK;
 }
 
-void peri__bag_layout_release(peri__bag_layout *l)
+void peri__batch_layout_release(peri__batch_layout *l)
 {
     if (!l || !peri__refs_drop(&l->refs)) return;
     for (int32_t g = 0; l->blocks && g < l->n_groups; g++) peri_tbe_blocks_release(l->blocks[g]);
     peri__free(l->blocks);
-    for (int32_t i = 0; i < PERI__LANES * 2 * PERI__SIDES; i++) peri_codec_context_release((&l->contexts[0][0][0])[i]);
+    for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__legs_fini(l->legs[lane]);
     peri__owner_free(l->owner);
     peri__home_release(l->home);
     peri__free(l);
@@ -186,7 +154,7 @@ void peri__bag_layout_release(peri__bag_layout *l)
 void peri__batches_free(peri_sharded_ebc *e)
 {
     for (int32_t i = 0; i < PERI__KEPT; i++) {
-        peri__bag_layout_release(e->layouts[i]);
+        peri__batch_layout_release(e->layouts[i]);
         peri__home_release(e->homes[i]);
     }
 }

@@ -3,7 +3,7 @@
  * files.c: the row files of a module: all of them, of all table batches and ranks, are of one flush and cut as the plan says.
  */
 #include "../embed/tier/row_file.h"
-#include "bag.h"
+#include "module.h"
 
 #include <stdio.h>
 
@@ -64,7 +64,7 @@ static bool look(void *ctx, const peri__row_shard *file)
     return v->status >= 0;
 }
 
-peri_status peri__bag_files(peri_sharded_ebc *e, const peri_sharded_ebc_config *c)
+peri_status peri__files_of_module(peri_sharded_ebc *e, const peri_sharded_ebc_config *c)
 {
     e->found = (peri_flush_info){.path = ""};
     for (int32_t g = 0; g < e->n_groups; g++) {

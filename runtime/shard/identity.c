@@ -3,7 +3,7 @@
  * identity.c: what all ranks must agree on, as lines of text: "subject <tab> property <tab> value". Its hash travels with every batch;
  * where hashes differ the texts travel too, and say what differs. Lines stand in an order that follows from the configuration alone.
  */
-#include "bag.h"
+#include "module.h"
 
 #include <stdarg.h>
 #include <stddef.h>
@@ -160,7 +160,7 @@ peri_status peri__identity_new(peri_sharded_ebc *e, const peri_sharded_ebc_confi
     add(&t, "the module\tgradient_division\t%s\n", e->division > 1 ? "true" : "false");
     add(&t, "the module\tnumber of tables\t%d\n", c->n_tables);
     for (int32_t lane = 0; lane < PERI__LANES; lane++)
-        for (int way = 0; way < 2; way++) add_codec(&t, lanes[lane], way, e->lanes[lane].codec[way]);
+        for (int way = 0; way < 2; way++) add_codec(&t, lanes[lane], way, e->ways[lane].hops[0].codec[way]);
     for (int32_t i = 0; i < c->n_tables; i++) add_table(&t, c, i, &e->tables[i]);
     for (int32_t o = 0; o < c->n_optimizers; o++)
         if (e->rates[o].table >= 0) add_optimizer(&t, c->tables[e->rates[o].table].name, &c->optimizers[o]);

@@ -4,40 +4,6 @@
  */
 #include "layout.h"
 
-/* -- uploads ------------------------------------------------------------------------------------------------------------------- */
-
-int64_t peri__upload_add(peri__upload *up, const void *data, int64_t bytes)
-{
-    int64_t at = up->bytes, end = at + (bytes + 7) / 8 * 8;
-    if (end > up->capacity) {
-        int64_t more = peri__max(end, peri__max(4096, 2 * up->capacity));
-        char *host = peri__realloc(up->host, (size_t)more);
-        if (!host) return PERI_ENOMEM;
-        up->host = host;
-        up->capacity = more;
-    }
-    memset(up->host + at, 0, (size_t)(end - at));
-    if (data && bytes) memcpy(up->host + at, data, (size_t)bytes);
-    up->bytes = end;
-    return at;
-}
-
-peri_status peri__upload_send(peri__upload *up, peri_device *device)
-{
-    PERI_TRY(peri_tensor_new(device, PERI_U8, 1, &up->bytes, &up->device));
-    PERI_TRY(peri__copy(device, peri__data(up->device), up->host, up->bytes, PERI_COPY_H2D));
-    peri__free(up->host);
-    up->host = NULL;
-    return PERI_OK;
-}
-
-void peri__upload_fini(peri__upload *up)
-{
-    peri__free(up->host);
-    peri_tensor_release(up->device);
-    *up = (peri__upload){0};
-}
-
 /* -- the home side ----------------------------------------------------------------------------------------------------------------- */
 
 /** Where the rows of each slot lie on this rank: those of its own slots in the own buffer, those of others among what comes back. Fills in
@@ -55,7 +21,7 @@ static peri_status place_slots(const peri__routes *r, peri__home *h, int32_t ran
     memset(h->rank_out, 0, sizeof *h->rank_out * PERI__LANES * (size_t)world);
     for (int32_t i = 0; i < world; i++)
         for (int32_t s = r->rank_slot[i]; s < r->rank_slot[i + 1] && i != rank; s++)
-            h->rank_out[r->slots[s].lane * world + i] += r->slots[s].cols * h->feature_bags[r->slots[s].feature];
+            h->rank_out[r->slots[s].lane * world + i] += r->slots[s].cols * h->outbound->feature_bags[r->slots[s].feature];
     for (int32_t k = 0; k < PERI__LANES * world; k++) {
         next[k] = h->received_out;
         h->received_out += h->rank_out[k];
@@ -65,44 +31,11 @@ static peri_status place_slots(const peri__routes *r, peri__home *h, int32_t ran
         for (int32_t s = r->rank_slot[i]; s < r->rank_slot[i + 1]; s++) {
             int64_t *from = i == rank ? &h->own_out : &next[r->slots[s].lane * world + i];
             place[s] = *from;
-            *from += r->slots[s].cols * h->feature_bags[r->slots[s].feature];
+            *from += r->slots[s].cols * h->outbound->feature_bags[r->slots[s].feature];
         }
     peri__free(next);
     *at = place;
     return PERI_OK;
-}
-
-static peri_status add_partitions(const peri__routes *r, peri__home *h)
-{
-    h->partitions = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_partition) * r->n_partitions);
-    if (h->partitions < 0) return (peri_status)h->partitions;
-    for (int32_t i = 0; i < r->n_partitions; i++) {
-        const peri__partition *p = &r->partitions[i];
-        peri_k_partition k = {.bag_start = h->bags, .first_bag = h->feature_first[p->feature], .bags = h->feature_bags[p->feature],
-                              .rows = p->rows, .first_bound = p->first_bound, .block = p->block, .n_parts = p->n_parts,
-                              .first_stream = p->first_stream, .check = p->bounds_check};
-        memcpy(h->up.host + h->partitions + (int64_t)sizeof k * i, &k, sizeof k);
-        h->bags += k.bags;
-    }
-    h->bounds = peri__upload_add(&h->up, r->bounds, (int64_t)sizeof *r->bounds * r->n_bounds);
-    return h->bounds < 0 ? (peri_status)h->bounds : PERI_OK;
-}
-
-static peri_status add_wire(const peri__routes *r, peri__home *h)
-{
-    h->wire_bag = peri__upload_add(&h->up, NULL, (int64_t)sizeof(int64_t) * r->n_streams);
-    if (h->wire_bag < 0) return (peri_status)h->wire_bag;
-    for (int32_t rank = 0; rank < r->world_size; rank++) {
-        h->rank_bags[rank] = h->wire_bags;
-        for (int32_t w = r->rank_wire[rank]; w < r->rank_wire[rank + 1]; w++) {
-            const peri__stream *s = &r->streams[r->wire[w]];
-            memcpy(h->up.host + h->wire_bag + (int64_t)sizeof(int64_t) * r->wire[w], &h->wire_bags, sizeof h->wire_bags);
-            h->wire_bags += h->feature_bags[r->partitions[s->partition].feature];
-        }
-    }
-    h->rank_bags[r->world_size] = h->wire_bags;
-    h->at = peri__upload_add(&h->up, h->rank_bags, (int64_t)sizeof *h->rank_bags * (r->world_size + 1));
-    return h->at < 0 ? (peri_status)h->at : PERI_OK;
 }
 
 /** @at: as of place_slots. */
@@ -111,7 +44,7 @@ static peri_status add_outputs(const peri__routes *r, peri__home *h, int32_t ran
 {
     for (int32_t i = 0; i < r->n_replicas; i++) {
         h->replica_offset[i] = h->own_out + h->replica_out;
-        h->replica_out += r->replicas[i].cols * h->feature_bags[r->replicas[i].feature];
+        h->replica_out += r->replicas[i].cols * h->outbound->feature_bags[r->replicas[i].feature];
     }
     h->outputs = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_output) * r->n_outputs);
     h->pieces = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_piece) * r->n_pieces);
@@ -119,12 +52,12 @@ static peri_status add_outputs(const peri__routes *r, peri__home *h, int32_t ran
     if (h->outputs < 0 || h->pieces < 0 || h->output_bags < 0) return PERI_ENOMEM;
     for (int32_t i = 0; i < r->n_outputs; i++) {
         const peri__output *o = &r->outputs[i];
-        h->most_bags = peri__max(h->most_bags, h->feature_bags[o->feature]);
+        h->most_bags = peri__max(h->most_bags, h->outbound->feature_bags[o->feature]);
         peri_k_output k = {.column = o->column, .cols = o->cols, .first_piece = o->first_piece, .n_pieces = o->n_pieces,
                            .inverse = inverse ? inverse[o->feature] : -1, .divisor = divisor[o->table],
                            .sent_divisor = sent_divisor[o->table]};
         memcpy(h->up.host + h->outputs + (int64_t)sizeof k * i, &k, sizeof k);
-        memcpy(h->up.host + h->output_bags + (int64_t)sizeof(int64_t) * i, &h->feature_bags[o->feature], sizeof(int64_t));
+        memcpy(h->up.host + h->output_bags + (int64_t)sizeof(int64_t) * i, &h->outbound->feature_bags[o->feature], sizeof(int64_t));
         for (int32_t p = o->first_piece; p < o->first_piece + o->n_pieces; p++) {
             int32_t from = r->pieces[p].rank, slot = r->pieces[p].slot;
             peri_k_piece piece = {.own = from < 0 || from == rank, .offset = from < 0 ? h->replica_offset[slot] : at[slot]};
@@ -134,30 +67,24 @@ static peri_status add_outputs(const peri__routes *r, peri__home *h, int32_t ran
     return PERI_OK;
 }
 
-peri_status peri__home_new(const peri__routes *r, int32_t rank, const int64_t *first_bag, const int64_t *bags, int64_t rows,
-                           const int64_t *inverse, const double *divisor, const double *sent_divisor, peri_device *device, peri__home **out)
+peri_status peri__home_new(const peri__routes *r, int32_t rank, peri__outbound *outbound, int64_t rows, const int64_t *inverse,
+                           const double *divisor, const double *sent_divisor, peri_device *device, peri__home **out)
 {
     int64_t *at = NULL;
     peri__home *h = peri__alloc_zero(sizeof *h);
     if (!h) return PERI_ENOMEM;
     peri__refs_init(&h->refs);
+    peri__refs_add(&outbound->refs);
+    h->outbound = outbound;
     size_t features = sizeof(int64_t) * (size_t)peri__max(r->n_features, 1);
-    h->feature_bags = peri__alloc(features);
-    h->feature_first = peri__alloc(features);
     h->feature_inverse = inverse ? peri__alloc(features) : NULL;
-    h->rank_bags = peri__alloc(sizeof *h->rank_bags * (size_t)(r->world_size + 1));
     h->rank_out = peri__alloc(sizeof *h->rank_out * PERI__LANES * (size_t)r->world_size);
     h->replica_offset = peri__alloc(sizeof *h->replica_offset * (size_t)peri__max(1, r->n_replicas));
-    bool all = h->feature_bags && h->feature_first && (h->feature_inverse || !inverse) && h->rank_bags && h->rank_out && h->replica_offset;
-    peri_status status = all ? PERI_OK : PERI_ENOMEM;
+    peri_status status = (h->feature_inverse || !inverse) && h->rank_out && h->replica_offset ? PERI_OK : PERI_ENOMEM;
     if (status < 0) goto out;
-    memcpy(h->feature_bags, bags, sizeof *bags * (size_t)r->n_features);
-    memcpy(h->feature_first, first_bag, sizeof *first_bag * (size_t)r->n_features);
     if (inverse) memcpy(h->feature_inverse, inverse, sizeof *inverse * (size_t)r->n_features);
     h->rows = rows;
     h->variable = inverse != NULL;
-    PERI_TRY_GOTO(add_partitions(r, h), out);
-    PERI_TRY_GOTO(add_wire(r, h), out);
     PERI_TRY_GOTO(place_slots(r, h, rank, &at), out);
     PERI_TRY_GOTO(add_outputs(r, h, rank, at, inverse, divisor, sent_divisor), out);
     PERI_TRY_GOTO(peri__upload_send(&h->up, device), out);
@@ -172,10 +99,8 @@ void peri__home_release(peri__home *h)
 {
     if (!h || !peri__refs_drop(&h->refs)) return;
     peri__upload_fini(&h->up);
-    peri__free(h->feature_bags);
-    peri__free(h->feature_first);
+    peri__outbound_release(h->outbound);
     peri__free(h->feature_inverse);
-    peri__free(h->rank_bags);
     peri__free(h->rank_out);
     peri__free(h->replica_offset);
     peri__free(h);
@@ -183,16 +108,17 @@ void peri__home_release(peri__home *h)
 
 /* -- the owner side ---------------------------------------------------------------------------------------------------------------- */
 
-peri_status peri__owner_new(const peri__routes *r, int32_t rank, int64_t *counts, int64_t own, peri__owner **out)
+peri_status peri__owner_new(const peri__routes *r, int32_t rank, const int64_t *counts, int64_t own, peri__owner **out)
 {
     int32_t slots = r->rank_slot[rank + 1] - r->rank_slot[rank], streams = r->rank_wire[rank + 1] - r->rank_wire[rank];
     peri__owner *o = peri__alloc_zero(sizeof *o);
     if (!o) return PERI_ENOMEM;
     o->blocks = peri__alloc(sizeof *o->blocks * (size_t)peri__max(1, (int64_t)slots * r->world_size));
-    o->source_bags = peri__alloc_zero(sizeof *o->source_bags * (size_t)r->world_size);
+    size_t bytes = sizeof *counts * (size_t)streams * (size_t)r->world_size;
+    o->counts = peri__alloc(peri__max(bytes, 1));
     o->source_out = peri__alloc_zero(sizeof *o->source_out * PERI__LANES * (size_t)r->world_size);
     int64_t *first = peri__alloc(sizeof *first * (size_t)peri__max(1, streams));
-    if (!o->blocks || !o->source_bags || !o->source_out || !first) {
+    if (!o->blocks || !o->counts || !o->source_out || !first) {
         peri__free(first);
         peri__owner_free(o);
         return PERI_ENOMEM;
@@ -214,7 +140,6 @@ peri_status peri__owner_new(const peri__routes *r, int32_t rank, int64_t *counts
         for (int32_t k = 0; k < streams; k++) {
             first[k] = o->bags;
             o->bags += n[k];
-            o->source_bags[source] += n[k];
         }
         for (int32_t i = 0; i < slots; i++) {
             const peri__slot *s = &r->slots[r->rank_slot[rank] + i];
@@ -224,7 +149,7 @@ peri_status peri__owner_new(const peri__routes *r, int32_t rank, int64_t *counts
             *at += s->cols * n[s->place];
         }
     }
-    o->counts = counts;
+    memcpy(o->counts, counts, bytes);
     peri__free(first);
     *out = o;
     return PERI_OK;
@@ -234,7 +159,6 @@ void peri__owner_free(peri__owner *o)
 {
     if (!o) return;
     peri__free(o->counts);
-    peri__free(o->source_bags);
     peri__free(o->source_out);
     peri__free(o->blocks);
     peri__free(o);

@@ -3,7 +3,7 @@
  * tables.c: the tables of this rank. Shards, and replicas, of the same optimizer, dtype and pooling share one table batch, so that a step
  * has one lookup and one update for each of them.
  */
-#include "bag.h"
+#include "module.h"
 
 #include <math.h>
 

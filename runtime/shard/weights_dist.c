@@ -5,7 +5,7 @@
  * The gradient of a weight is that of this rank's own loss: weights are an input of this rank, not a table that all ranks train. So where
  * gradients of rows are divided by the number of ranks, this one is multiplied by it again. It is not clipped.
  */
-#include "exchange.h"
+#include "walk.h"
 
 #include "../tensor/jagged_internal.h"
 
@@ -25,19 +25,20 @@ peri_status peri__weights_dist_new(const peri__input_dist *d, peri__weights_dist
     peri__refs_init(&w->refs);
     peri_sharded_ebc_retain(d->ebc);
     w->ebc = d->ebc;
-    peri__refs_add(&d->home->refs);
-    w->home = d->home;
-    w->ids = keep(d->values);
-    w->offsets = keep(d->offsets_in);
-    w->lengths = keep(d->wire_lengths);
+    const peri__routing *r = &d->routing;
+    peri__refs_add(&r->outbound->refs);
+    w->outbound = r->outbound;
+    w->ids = keep(r->values);
+    w->offsets = keep(r->offsets_in);
+    w->lengths = keep(r->wire_lengths);
     w->counts = peri__alloc(sizeof *w->counts * 2 * (size_t)world);
     if (!w->counts) {
         peri__weights_dist_release(w);
         return PERI_ENOMEM;
     }
-    for (int32_t r = 0; r < world; r++) {
-        w->counts[r] = d->report->words[r + 1] - d->report->words[r];
-        w->counts[world + r] = d->source_ids[r];
+    for (int32_t k = 0; k < world; k++) {
+        w->counts[k] = r->rank_ids[k + 1] - r->rank_ids[k];
+        w->counts[world + k] = r->source_ids[k];
     }
     *out = w;
     return PERI_OK;
@@ -46,10 +47,10 @@ peri_status peri__weights_dist_new(const peri__input_dist *d, peri__weights_dist
 void peri__weights_dist_release(peri__weights_dist *w)
 {
     if (!w || !peri__refs_drop(&w->refs)) return;
-    peri_tensor *tensors[] = {w->ids, w->offsets, w->lengths, w->owner, w->replicas, w->back};
+    peri_tensor *tensors[] = {w->ids, w->offsets, w->lengths, w->owner, w->replicas};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
-    peri_work_release(w->work);
-    peri__home_release(w->home);
+    peri__transfer_fini(&w->back);
+    peri__outbound_release(w->outbound);
     peri_sharded_ebc_release(w->ebc);
     peri__free(w->counts);
     peri__free(w);
@@ -85,23 +86,18 @@ peri_status peri__weights_dist_add(peri__weights_dist *w, bool replica, peri_ten
 static peri_status post(peri__weights_dist *w)
 {
     const peri_sharded_ebc *e = w->ebc;
-    int64_t n = sum_of(w->counts, e->world_size);
     if (!w->owner) PERI_TRY(peri__weights_dist_part(w, false, &w->owner));
-    if (e->world_size == 1) {
-        w->back = keep(w->owner);
-        return PERI_OK;
-    }
-    PERI_TRY(peri_tensor_new(e->device, PERI_F32, 1, &n, &w->back));
-    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .dtype = PERI_F32,
-                       .send_counts = w->counts + e->world_size, .recv_counts = w->counts};
-    return peri__coll_post(e->group, &op, w->owner, w->back, &w->work);
+    if (e->world_size == 1) return PERI_OK;
+    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .out = w->counts + e->world_size, .in = w->counts};
+    return peri__transfer_post(e->group, w->owner, &a, &w->back);
 }
 
 /** What came back, added to what the replicas gave. */
 static peri_status collect(peri__weights_dist *w, peri_tensor **out)
 {
     const peri_sharded_ebc *e = w->ebc;
-    const peri__home *h = w->home;
+    const peri__outbound *h = w->outbound;
+    const peri_tensor *back = e->world_size == 1 ? w->owner : w->back.numbers;
     int64_t n = h->wire_bags + 1;
     peri_tensor *cursor;
     if (!w->replicas) PERI_TRY(peri__weights_dist_part(w, true, &w->replicas));
@@ -109,7 +105,7 @@ static peri_status collect(peri__weights_dist *w, peri_tensor **out)
     peri_k_route_return_args args = {.ids = peri__data(w->ids), .offsets = peri__data(w->offsets),
                                      .partitions = peri__upload_at(&h->up, h->partitions), .bounds = peri__upload_at(&h->up, h->bounds),
                                      .wire_bag = peri__upload_at(&h->up, h->wire_bag), .cursor = peri__data(cursor),
-                                     .back = peri__data(w->back), .out = peri__data(w->replicas), .factor = (float)e->division,
+                                     .back = peri__data(back), .out = peri__data(w->replicas), .factor = (float)e->division,
                                      .n_partitions = e->routes->n_partitions, .ids_i32 = w->ids->dtype == PERI_I32};
     peri_status status = peri__complete_sum(w->lengths, -1, cursor);
     if (status >= 0) status = PERI_LAUNCH(e->device, route_return, &args, peri__numel(w->offsets) - 1, 512);
@@ -127,10 +123,8 @@ static peri_status weights_backward(peri__node *node, peri_tensor *const *grad_o
     peri__weights_dist *w = node->state;
     if (!w->posted) PERI_TRY(post(w));
     w->posted = true;
-    if (w->work) {
-        peri_status status = peri_work_test(w->work);
-        if (status != PERI_OK) return status;
-    }
+    peri_status status = peri__transfer_test(&w->back);
+    if (status != PERI_OK) return status;
     return collect(w, &grad_in[0]);
 }
 

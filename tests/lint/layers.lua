@@ -122,6 +122,24 @@ local function c_calls(ctx)
   return complaints
 end
 
+-- A batch walks through runtime/shard in one direction: a header includes headers before it only, a C file those and its own.
+local walk = { "routes", "router", "way", "layout", "module", "walk" }
+
+local function walk_order(ctx)
+  local at, complaints = {}, {}
+  for i, name in ipairs(walk) do at[name] = i end
+  at.outbound, at.batch, at.pooled, at.tables = at.router, at.module, at.module, at.module
+  for _, path in ipairs(ctx.files("runtime/shard", "c", "h")) do
+    local from = at[path:match "([%w_]+)%.[ch]$"]
+    for name in ctx.read(path):gmatch '\n#include "([%w_]+)%.h"' do
+      if from and at[name] and at[name] > from then
+        complaints[#complaints + 1] = ("%s includes %s.h, which comes after it in a batch's walk"):format(path, name)
+      end
+    end
+  end
+  return complaints
+end
+
 -- Lua: the first name after "perilune.".
 local rank = {
   errors = -1, util = 0, cdef = 0, launcher = 0, ffi = 1, signature = 1.5, progress = 2, tensor = 2, jagged = 3, nn = 4, dist = 4,
@@ -153,4 +171,5 @@ local function lua_requires(ctx)
 end
 
 return { { "C includes follow the layers", c_includes }, { "C calls between files go one way", c_calls },
+  { "a batch walks in one direction", walk_order },
   { "Lua requires follow the layers", lua_requires } }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bag.c: making a sharded EmbeddingBagCollection: plan entries become shards, shards become routes, this rank's shards become table
+ * module.c: making a sharded module: plan entries become shards, shards become routes, this rank's shards become table
  * batches (tables.c).
  */
-#include "bag.h"
+#include "module.h"
 
 #include "../tensor/jagged_internal.h"
 
@@ -138,12 +138,15 @@ static int32_t choose_lanes(peri_sharded_ebc *e, const peri_sharded_ebc_config *
     const peri_sharded_codecs *given[PERI__LANES] = {&c->all_to_all, &c->reduce_scatter};
     for (int32_t lane = 0; lane < PERI__LANES; lane++)
         for (int way = 0; way < 2; way++) {
+            e->ways[lane].hops[0].group = e->group;
+            e->ways[lane].division = e->division;
             peri_codec *codec = way ? given[lane]->backward : given[lane]->forward;
             if (!codec || peri_codec_wire_dtype(codec) == PERI_F32 || e->world_size == 1) continue;
             peri_codec_retain(codec);
-            e->lanes[lane].codec[way] = codec;
+            e->ways[lane].hops[0].codec[way] = codec;
         }
-    return same_codec(e->lanes[0].codec[0], e->lanes[1].codec[0]) && same_codec(e->lanes[0].codec[1], e->lanes[1].codec[1]) ? 0 : 1;
+    peri_codec *const *a = e->ways[0].hops[0].codec, *const *b = e->ways[1].hops[0].codec;
+    return same_codec(a[0], b[0]) && same_codec(a[1], b[1]) ? 0 : 1;
 }
 
 static peri_status cut_tables(peri_sharded_ebc *e, const peri_sharded_ebc_config *c)
@@ -152,11 +155,10 @@ static peri_status cut_tables(peri_sharded_ebc *e, const peri_sharded_ebc_config
     for (int32_t t = 0; t < c->n_tables; t++) n_features += c->tables[t].n_features;
     e->tables = peri__alloc_zero(sizeof *e->tables * (size_t)c->n_tables);
     e->features = peri__alloc(sizeof *e->features * (size_t)n_features);
-    e->feature_key = peri__alloc(sizeof *e->feature_key * (size_t)c->n_features);
     e->divisor = peri__alloc(sizeof *e->divisor * 2 * (size_t)c->n_tables);
-    e->scratch = peri__alloc(sizeof *e->scratch * 3 * (size_t)c->n_features);
-    if (!e->tables || !e->features || !e->feature_key || !e->divisor || !e->scratch) return PERI_ENOMEM;
-    e->wire_i32 = true;
+    e->scratch = peri__alloc(sizeof *e->scratch * (size_t)c->n_features);
+    if (!e->tables || !e->features || !e->divisor || !e->scratch) return PERI_ENOMEM;
+    e->router.wire_i32 = true;
     int32_t summed = choose_lanes(e, c);
     for (int32_t t = 0; t < c->n_tables; t++) {
         const peri_sharded_table *from = &c->tables[t];
@@ -167,9 +169,10 @@ static peri_status cut_tables(peri_sharded_ebc *e, const peri_sharded_ebc_config
                                   .lane = type->cuts_rows ? summed : 0, .bounds_check = from->bounds_check};
         memcpy(e->features + at, from->features, sizeof *e->features * (size_t)from->n_features);
         at += from->n_features;
-        if (!to->data_parallel) e->lanes[to->lane].used = true;
+        peri__way *way = &e->ways[to->lane];
+        if (!to->data_parallel && e->world_size > 1) way->n = 1;
         e->divisor[t] = gradient_divisor(e, from);
-        e->divisor[c->n_tables + t] = e->lanes[to->lane].codec[1] ? 1 : e->divisor[t];
+        e->divisor[c->n_tables + t] = to->data_parallel ? e->divisor[t] : peri__way_divides_first(way);
         int32_t capacity = (int32_t)peri__max(from->n_ranks, e->world_size);
         to->shards = peri__alloc(sizeof *to->shards * (size_t)capacity);
         if (!to->shards) return PERI_ENOMEM;
@@ -179,9 +182,20 @@ static peri_status cut_tables(peri_sharded_ebc *e, const peri_sharded_ebc_config
                                   .rows = from->rows, .cols = from->cols};
         PERI_TRY(peri_sharding_shards(&sharding, to->shards, capacity, &to->n_shards));
         e->any_mean = e->any_mean || (from->pooling == PERI_POOLING_MEAN && !to->data_parallel);
-        for (int32_t s = 0; s < to->n_shards; s++) e->wire_i32 = e->wire_i32 && to->shards[s].rows <= INT32_MAX;
+        for (int32_t s = 0; s < to->n_shards; s++) e->router.wire_i32 = e->router.wire_i32 && to->shards[s].rows <= INT32_MAX;
     }
     return PERI_OK;
+}
+
+static peri_status make_router(peri_sharded_ebc *e)
+{
+    e->router.group = e->group;
+    e->router.device = e->device;
+    e->router.routes = e->routes;
+    e->router.function = "peri_sharded_ebc_input_dist";
+    e->router.table_names = e->table_names;
+    e->router.feature_names = e->feature_names;
+    return peri__router_init(&e->router);
 }
 
 /** The learning rates, and whom they are for. */
@@ -205,6 +219,7 @@ peri_status peri_sharded_ebc_new(const peri_sharded_ebc_config *c, peri_sharded_
     peri_sharded_ebc *e = peri__alloc_zero(sizeof *e);
     if (!e) return PERI_ENOMEM;
     peri__refs_init(&e->refs);
+    e->kind = &peri__pooled;
     peri__object_count(1);
     peri_group_retain(c->group);
     e->group = c->group;
@@ -216,16 +231,16 @@ peri_status peri_sharded_ebc_new(const peri_sharded_ebc_config *c, peri_sharded_
     e->n_optimizers = c->n_optimizers;
     e->weighted = c->weighted;
     e->output_dtype = c->output_dtype ? c->output_dtype : PERI_F32;
-    bool divide = c->gradient_division ? c->gradient_division == PERI_DIVISION_ON : peri_exchange_division(c->group);
-    e->division = divide ? e->world_size : 1;
+    e->division = peri__gradient_divisor(c->group, c->gradient_division);
     peri_status status;
     PERI_TRY_GOTO(copy_names(e, c), out);
     PERI_TRY_GOTO(cut_tables(e, c), out);
     PERI_TRY_GOTO(peri__routes_new(e->world_size, e->tables, e->n_tables, e->n_features, &e->routes), out);
+    PERI_TRY_GOTO(make_router(e), out);
     PERI_TRY_GOTO(take_rates(e, c), out);
     PERI_TRY_GOTO(peri__identity_new(e, c), out);
     PERI_TRY_GOTO(peri__tables_new(e, c), out);
-    PERI_TRY_GOTO(peri__bag_files(e, c), out);
+    PERI_TRY_GOTO(peri__files_of_module(e, c), out);
     *out = e;
 out:
     if (status < 0) peri_sharded_ebc_release(e);
@@ -239,11 +254,11 @@ void peri_sharded_ebc_release(peri_sharded_ebc *e)
     if (!e || !peri__refs_drop(&e->refs)) return;
     peri__tables_free(e);
     for (int32_t t = 0; e->tables && t < e->n_tables; t++) peri__free(e->tables[t].shards);
-    for (int32_t lane = 0; lane < PERI__LANES; lane++)
-        for (int way = 0; way < 2; way++) peri_codec_release(e->lanes[lane].codec[way]);
-    peri__routes_free(e->routes);
+    for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__way_fini(&e->ways[lane]);
     peri__batches_free(e);
-    void *parts[] = {e->found_path, e->tables, e->features, e->feature_key, e->scratch, e->divisor, e->text,
+    peri__router_fini(&e->router);
+    peri__routes_free(e->routes);
+    void *parts[] = {e->found_path, e->tables, e->features, e->scratch, e->divisor, e->text,
                      e->identity_text, e->rates,
                      (void *)e->table_names,
                      (void *)e->feature_names};

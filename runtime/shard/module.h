@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bag.h: the sharded EmbeddingBagCollection from the inside: bag.c and tables.c make it, batch.c lays its batches out, input_dist.c and
- * output_dist.c (exchange.h) take them through it.
+ * module.h: a sharded module from the inside: module.c and tables.c make it, batch.c lays its batches out, walk.c takes them through it:
+ * ids by its router, lookups in its tables, rows by its ways. What is particular to a kind of module are the stages that it fills in.
  */
-#ifndef PERI_SHARD_BAG_H
-#define PERI_SHARD_BAG_H
+#ifndef PERI_SHARD_MODULE_H
+#define PERI_SHARD_MODULE_H
 
 #include "internal.h"
 #include "layout.h"
+#include "way.h"
 
 /** Tables of this rank that are looked up together: one optimizer, dense or fused, shards or replicas; shards: one pooling. */
 typedef struct peri__group_of_tables {
@@ -27,27 +28,34 @@ typedef struct peri__place {
     int32_t group, table;
 } peri__place;
 
-/** How rows travel. */
-typedef struct peri__lane {
-    peri_codec *codec[2]; /* forward, backward: retained, or NULL */
-    bool used;            /* some table's rows take it */
-} peri__lane;
-
-/** A codec on what this rank gets or gives as a home of batches, and as an owner of rows. */
-enum { PERI__HOME_SIDE, PERI__OWNER_SIDE, PERI__SIDES };
-
 /** The layouts of a batch with what the table batches made of them; kept for the next batch, which is usually alike. */
-typedef struct peri__bag_layout {
+typedef struct peri__batch_layout {
     peri__refs refs;
     peri__home *home;
     peri__owner *owner;
     int32_t n_groups;
     peri_tbe_blocks **blocks; /* by group */
-    peri_codec_context *contexts[PERI__LANES][2][PERI__SIDES]; /* forward, backward; NULL: no codec */
-} peri__bag_layout;
+    peri__leg legs[PERI__LANES][PERI__HOPS]; /* of the ways */
+} peri__batch_layout;
 
-/** Layouts that a module keeps: those of the last batches that differed. */
-enum { PERI__KEPT = 8 };
+/** A kind of module: its stages. */
+typedef struct peri__kind {
+    const char *name;
+    /* Where rows lie at home and at their owner: peri__home_new, peri__owner_new. */
+    peri_status (*home)(const peri__routes *r, int32_t rank, peri__outbound *outbound, int64_t rows, const int64_t *inverse,
+                        const double *divisor, const double *sent_divisor, peri_device *device, peri__home **out);
+    peri_status (*owner)(const peri__routes *r, int32_t rank, const int64_t *counts, int64_t own, peri__owner **out);
+    /* Before the ids leave: what else the owner of each bag needs to know, as peri__routing_args.by_bag. */
+    peri_status (*by_bag)(const peri__routing *routing, peri_tensor *out);
+    /* Once rows are back: the results, f32, of what this rank looked up for itself and what it received. @out new. */
+    peri_status (*combine)(const peri_sharded_ebc *e, const peri__home *h, peri_tensor *inverse, peri_tensor *own, peri_tensor *received,
+                           peri_tensor **out);
+    /* Its adjoint: the gradient of the results to that of the rows, which is divided on its way (peri__home.divisor). */
+    peri_status (*spread)(const peri_sharded_ebc *e, const peri__home *h, peri_tensor *inverse, peri_tensor *grad, peri_tensor *own,
+                          peri_tensor *sent);
+} peri__kind;
+
+extern const peri__kind peri__pooled;
 
 /** What optimizer i is doing. */
 typedef struct peri__rate {
@@ -57,34 +65,32 @@ typedef struct peri__rate {
 
 struct peri_sharded_ebc {
     peri__refs refs;
+    const peri__kind *kind;
     peri_group *group;
     peri_device *device;
     int32_t rank, world_size, n_tables, n_features, n_groups, n_local, n_optimizers, output_dtype;
-    bool weighted, wire_i32, any_mean; /* any_mean: some shards are of a MEAN table */
+    bool weighted, any_mean; /* any_mean: some shards are of a MEAN table */
     char *identity_text; /* what all ranks must agree on (identity.c) */
     int64_t identity_bytes, identity_fixed; /* of it; and of its part that never changes */
     uint64_t identity;  /* hash of that part */
     peri__rate *rates;  /* n_optimizers */
-    bool compared;      /* an input_dist has begun: it compares identities before anything that depends on them */
-    int64_t bad_ids;    /* found so far */
     char *text;         /* names */
     const char **table_names, **feature_names;
     double *divisor;    /* n_tables: of the gradients of rows that are here; then of those that travel */
-    double division;    /* of gradients that travel, after their decoding; where there is a codec */
-    peri__lane lanes[PERI__LANES];
+    double division;    /* of gradients that travel */
+    peri__way ways[PERI__LANES]; /* of rows; of one hop each */
     peri__route_table *tables; /* n_tables */
     int32_t *features;  /* backing of tables[].features */
     peri__routes *routes;
+    peri__router router;
     peri__group_of_tables *groups;
     peri_local_shard *local; /* n_local */
     peri__place *slot_place; /* where the slots of this rank are looked up, and behind them the replicas */
     peri_flush_info found;   /* what the directories of tables in files held when the module was made */
     char *found_path;        /* backing of found.path, or NULL */
     peri__home *homes[PERI__KEPT];         /* of the last inputs, the last one first; NULL: none yet */
-    peri__bag_layout *layouts[PERI__KEPT]; /* of the last lookups */
-    uint64_t keys_hash;       /* of the input keys that feature_key is for; 0: none yet */
-    int32_t *feature_key;     /* n_features: position of each feature among the input's keys */
-    int64_t *scratch;         /* 3 x n_features */
+    peri__batch_layout *layouts[PERI__KEPT]; /* of the last lookups */
+    int64_t *scratch;         /* n_features */
 };
 
 /** Write down what all ranks must agree on (identity.c), once the tables are cut and the rates known; again, when a rate has changed. */
@@ -101,13 +107,13 @@ static inline int32_t peri__dtype_of(const peri_sharded_table *table) { return t
 /** The table batches of this rank, once the routes are known; and their end. */
 peri_status peri__tables_new(peri_sharded_ebc *ebc, const peri_sharded_ebc_config *config);
 void peri__tables_free(peri_sharded_ebc *ebc);
-/** The home layout for @kjt: one of the last if it fits, else a new one. PERI_EINVAL names the missing feature. @out new. */
-peri_status peri__bag_home(peri_sharded_ebc *ebc, peri_kjt *kjt, peri__home **out);
-/** The layout of a lookup: @counts as in peri__owner_new, taken on success. @out new. */
-peri_status peri__bag_layout_new(peri_sharded_ebc *ebc, peri__home *home, int64_t *counts, peri__bag_layout **out);
+/** The home layout for @kjt, whose ids leave as @outbound says: one of the last if it fits, else a new one. @out new. */
+peri_status peri__batch_home(peri_sharded_ebc *ebc, peri_kjt *kjt, peri__outbound *outbound, peri__home **out);
+/** The layout of a lookup: @counts as in peri__owner_new. @out new. */
+peri_status peri__batch_layout_new(peri_sharded_ebc *ebc, peri__home *home, const int64_t *counts, peri__batch_layout **out);
 /** Find out which flush the files of the module are of, as far as this rank sees them. PERI_EMISMATCH names two files that do not fit. */
-peri_status peri__bag_files(peri_sharded_ebc *ebc, const peri_sharded_ebc_config *config);
-void peri__bag_layout_release(peri__bag_layout *layout);
+peri_status peri__files_of_module(peri_sharded_ebc *ebc, const peri_sharded_ebc_config *config);
+void peri__batch_layout_release(peri__batch_layout *layout);
 /** Give up the layouts that are kept. */
 void peri__batches_free(peri_sharded_ebc *ebc);
 

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * outbound.c: what a router keeps between batches, and how the ids of a batch lie on the wire (router.h).
+ */
+#include "router.h"
+
+#include "../tensor/jagged_internal.h"
+
+/* -- uploads ----------------------------------------------------------------------------------------------------------------------- */
+
+int64_t peri__upload_add(peri__upload *up, const void *data, int64_t bytes)
+{
+    int64_t at = up->bytes, end = at + (bytes + 7) / 8 * 8;
+    if (end > up->capacity) {
+        int64_t more = peri__max(end, peri__max(4096, 2 * up->capacity));
+        char *host = peri__realloc(up->host, (size_t)more);
+        if (!host) return PERI_ENOMEM;
+        up->host = host;
+        up->capacity = more;
+    }
+    memset(up->host + at, 0, (size_t)(end - at));
+    if (data && bytes) memcpy(up->host + at, data, (size_t)bytes);
+    up->bytes = end;
+    return at;
+}
+
+peri_status peri__upload_send(peri__upload *up, peri_device *device)
+{
+    PERI_TRY(peri_tensor_new(device, PERI_U8, 1, &up->bytes, &up->device));
+    PERI_TRY(peri__copy(device, peri__data(up->device), up->host, up->bytes, PERI_COPY_H2D));
+    peri__free(up->host);
+    up->host = NULL;
+    return PERI_OK;
+}
+
+void peri__upload_fini(peri__upload *up)
+{
+    peri__free(up->host);
+    peri_tensor_release(up->device);
+    *up = (peri__upload){0};
+}
+
+/* -- what is kept ------------------------------------------------------------------------------------------------------------------ */
+
+void *peri__kept_first(void **list, void *x, int32_t at)
+{
+    int32_t last = at < 0 ? PERI__KEPT - 1 : at;
+    void *old = list[last];
+    memmove(list + 1, list, sizeof *list * (size_t)last);
+    list[0] = x;
+    return old;
+}
+
+peri_status peri__router_init(peri__router *o)
+{
+    o->feature_key = peri__alloc(sizeof *o->feature_key * (size_t)peri__max(1, o->routes->n_features));
+    o->scratch = peri__alloc(sizeof *o->scratch * 2 * (size_t)peri__max(1, o->routes->n_features));
+    return o->feature_key && o->scratch ? PERI_OK : PERI_ENOMEM;
+}
+
+void peri__router_fini(peri__router *o)
+{
+    for (int32_t i = 0; i < PERI__KEPT; i++) peri__outbound_release(o->kept[i]);
+    peri__free(o->feature_key);
+    peri__free(o->scratch);
+}
+
+peri_status peri__router_find(peri__router *o, const peri_keys *keys)
+{
+    uint64_t hash = peri_keys_hash(keys) | 1;
+    if (hash == o->keys_hash) return PERI_OK;
+    o->keys_hash = 0;
+    for (int32_t f = 0; f < o->routes->n_features; f++) {
+        o->feature_key[f] = peri_keys_find(keys, o->feature_names[f]);
+        if (o->feature_key[f] < 0) {
+            char known[300] = "";
+            for (int32_t k = 0; k < peri_keys_count(keys) && strlen(known) < 200; k++) {
+                if (k) strcat(known, ", ");
+                strncat(known, peri_keys_name(keys, k), 60);
+            }
+            return peri__fail(PERI_EINVAL, "%s: feature '%s' is not among the keys of the input: %s%s", o->function, o->feature_names[f],
+                              known, strlen(known) >= 200 ? ", ..." : "");
+        }
+    }
+    o->keys_hash = hash;
+    return PERI_OK;
+}
+
+/* -- on the wire ------------------------------------------------------------------------------------------------------------------- */
+
+static peri_status add_partitions(const peri__routes *r, peri__outbound *h)
+{
+    h->partitions = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_partition) * r->n_partitions);
+    if (h->partitions < 0) return (peri_status)h->partitions;
+    for (int32_t i = 0; i < r->n_partitions; i++) {
+        const peri__partition *p = &r->partitions[i];
+        peri_k_partition k = {.bag_start = h->bags, .first_bag = h->feature_first[p->feature], .bags = h->feature_bags[p->feature],
+                              .rows = p->rows, .first_bound = p->first_bound, .block = p->block, .n_parts = p->n_parts,
+                              .first_stream = p->first_stream, .check = p->bounds_check};
+        memcpy(h->up.host + h->partitions + (int64_t)sizeof k * i, &k, sizeof k);
+        h->bags += k.bags;
+    }
+    h->bounds = peri__upload_add(&h->up, r->bounds, (int64_t)sizeof *r->bounds * r->n_bounds);
+    return h->bounds < 0 ? (peri_status)h->bounds : PERI_OK;
+}
+
+/** Where the bags of each stream begin on the wire: by stream, and in the order of the wire. */
+static peri_status add_wire(const peri__routes *r, peri__outbound *h)
+{
+    const int64_t word = sizeof(int64_t);
+    h->wire_bag = peri__upload_add(&h->up, NULL, word * r->n_streams);
+    h->at = peri__upload_add(&h->up, NULL, word * (r->n_streams + 1));
+    if (h->wire_bag < 0 || h->at < 0) return PERI_ENOMEM;
+    for (int32_t rank = 0; rank < r->world_size; rank++) {
+        h->rank_bags[rank] = h->wire_bags;
+        for (int32_t w = r->rank_wire[rank]; w < r->rank_wire[rank + 1]; w++) {
+            const peri__stream *s = &r->streams[r->wire[w]];
+            memcpy(h->up.host + h->wire_bag + word * r->wire[w], &h->wire_bags, sizeof h->wire_bags);
+            memcpy(h->up.host + h->at + word * w, &h->wire_bags, sizeof h->wire_bags);
+            h->wire_bags += h->feature_bags[r->partitions[s->partition].feature];
+        }
+    }
+    h->rank_bags[r->world_size] = h->wire_bags;
+    memcpy(h->up.host + h->at + word * r->n_streams, &h->wire_bags, sizeof h->wire_bags);
+    return PERI_OK;
+}
+
+void peri__outbound_release(peri__outbound *h)
+{
+    if (!h || !peri__refs_drop(&h->refs)) return;
+    peri__upload_fini(&h->up);
+    peri__free(h->feature_bags);
+    peri__free(h);
+}
+
+/** @first, @bags: by feature. @out new. */
+static peri_status outbound_new(const peri__router *o, const int64_t *first, const int64_t *bags, peri__outbound **out)
+{
+    const peri__routes *r = o->routes;
+    const size_t n = (size_t)r->n_features;
+    peri__outbound *h = peri__alloc_zero(sizeof *h);
+    if (!h) return PERI_ENOMEM;
+    peri__refs_init(&h->refs);
+    h->feature_bags = peri__alloc(sizeof(int64_t) * (2 * n + (size_t)r->world_size + 1));
+    peri_status status = h->feature_bags ? PERI_OK : PERI_ENOMEM;
+    if (status < 0) goto out;
+    h->feature_first = h->feature_bags + n;
+    h->rank_bags = h->feature_first + n;
+    memcpy(h->feature_bags, bags, sizeof *bags * n);
+    memcpy(h->feature_first, first, sizeof *first * n);
+    PERI_TRY_GOTO(add_partitions(r, h), out);
+    PERI_TRY_GOTO(add_wire(r, h), out);
+    PERI_TRY_GOTO(peri__upload_send(&h->up, o->device), out);
+    *out = h;
+out:
+    if (status < 0) peri__outbound_release(h);
+    return status;
+}
+
+peri_status peri__outbound_of(peri__router *o, const peri_kjt *kjt, peri__outbound **out)
+{
+    const int64_t *start = peri_kjt_lengths_offset_per_key(kjt), *stride = peri_kjt_stride_per_key(kjt);
+    const int32_t n = o->routes->n_features;
+    int64_t *first = o->scratch, *bags = first + n;
+    for (int32_t f = 0; f < n; f++) {
+        first[f] = start[o->feature_key[f]];
+        bags[f] = stride[o->feature_key[f]];
+    }
+    const size_t bytes = sizeof *first * (size_t)n;
+    int32_t at = 0;
+    for (; at < PERI__KEPT && o->kept[at]; at++)
+        if (!memcmp(o->kept[at]->feature_bags, bags, bytes) && !memcmp(o->kept[at]->feature_first, first, bytes)) break;
+    peri__outbound *h = at < PERI__KEPT ? o->kept[at] : NULL;
+    if (h) {
+        peri__kept_first((void **)o->kept, h, at);
+    } else {
+        PERI_TRY(outbound_new(o, first, bags, &h));
+        peri__outbound_release(peri__kept_first((void **)o->kept, h, -1));
+    }
+    peri__refs_add(&h->refs);
+    *out = h;
+    return PERI_OK;
+}

@@ -1,0 +1,389 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * router.c: ids to the ranks that own their rows. One state machine for a batch:
+ *
+ *   SYNC      the input's lengths and offsets are known to be well formed
+ *   COUNT     a kernel counted ids by stream and checked their range; the counts came to the host
+ *   ANNOUNCE  every rank learns what every other sends it, and that they run the same; the ids are being packed meanwhile
+ *   PAYLOAD   lengths, ids, weights and the module's numbers of bags, one all-to-all each
+ *
+ * The numbers of all exchanges are taken at the start, so other operations may be posted in between. A failure of this rank (a bad id, a
+ * malformed input) is the caller's to tell the others, who wait for this one and could not go on.
+ */
+#include "router.h"
+
+#include "../tensor/jagged_internal.h"
+
+enum { SYNC, COUNT, ANNOUNCE, PAYLOAD, DONE };
+
+/* -- finding what is wrong ---------------------------------------------------------------------------------------------------------- */
+
+static peri_status report_bad_id(const peri__routing *r, const peri_k_route_report *report)
+{
+    const peri__router *o = r->router;
+    int64_t index = report->where - 1;
+    for (int32_t i = 0; i < o->routes->n_partitions; i++) {
+        const peri__partition *p = &o->routes->partitions[i];
+        int64_t bags = r->outbound->feature_bags[p->feature];
+        if (index < bags)
+            return peri__fail(PERI_ERANGE,
+                              "%s: table '%s', feature '%s', sample %lld: id %lld at position %lld of the bag, allowed: 0..%lld (-1: "
+                              "skipped); rank %d",
+                              o->function, o->table_names[p->table], o->feature_names[p->feature], (long long)index, (long long)report->id,
+                              (long long)report->position, (long long)p->rows - 1, o->group->rank);
+        index -= bags;
+    }
+    return peri__fail(PERI_EINTERNAL, "%s: a report about no bag", o->function);
+}
+
+static peri_status judge(peri__routing *r)
+{
+    const peri_k_route_report *reports = (const peri_k_route_report *)(r->report->words + r->router->routes->n_streams + 1);
+    int64_t blocks = peri__ceil_div(r->outbound->bags, PERI_ROUTE_BLOCK);
+    for (int32_t mode = PERI_BOUNDS_FATAL; mode < PERI_BOUNDS_NONE; mode++) {
+        const peri_k_route_report *first = NULL;
+        int64_t bad = 0;
+        for (int64_t b = 0; b < blocks; b++) {
+            const peri_k_route_report *report = &reports[b * PERI_ROUTE_REPORTS + mode];
+            bad += report->bad;
+            if (report->bad && !first) first = report;
+        }
+        r->router->bad_ids += bad;
+        if (!bad || mode == PERI_BOUNDS_IGNORE) continue;
+        peri_status status = report_bad_id(r, first);
+        if (mode == PERI_BOUNDS_FATAL) return status;
+        peri__log(PERI_LOG_WARN, "%s (%lld ids of this batch are out of range and skipped)", peri_error_message(), (long long)bad);
+        peri_error_clear();
+    }
+    return PERI_OK;
+}
+
+_Static_assert((int)PERI_ROUTE_REPORTS == (int)PERI_BOUNDS_NONE && (int)PERI_BOUNDS_FATAL == 0, "modes that report");
+
+/* -- kernels ---------------------------------------------------------------------------------------------------------------------- */
+
+static peri_status new_1d(peri_device *device, int32_t dtype, int64_t n, peri_tensor **out)
+{
+    return peri_tensor_new(device, dtype, 1, &n, out);
+}
+
+/** Count ids by stream, sum the counts along the wire, and send totals and reports to the host. */
+static peri_status count(peri__routing *r)
+{
+    const peri__router *o = r->router;
+    const peri__outbound *h = r->outbound;
+    const int64_t places = o->routes->n_streams + 1, blocks = peri__ceil_div(h->bags, PERI_ROUTE_BLOCK);
+    int64_t words = places + blocks * PERI_ROUTE_REPORTS * (int64_t)(sizeof(peri_k_route_report) / sizeof(int64_t));
+    peri_tensor *findings = NULL;
+    peri_status status;
+    PERI_TRY(new_1d(o->device, PERI_I64, words, &findings));
+    PERI_TRY_GOTO(peri__tensor_zero(findings), out);
+    PERI_TRY_GOTO(new_1d(o->device, PERI_I32, h->wire_bags, &r->send[PERI__LENGTHS]), out);
+    PERI_TRY_GOTO(new_1d(o->device, PERI_I64, h->wire_bags + 1, &r->cursor), out);
+    int64_t *totals = peri__data(findings);
+    peri_k_route_count_args args = {.ids = peri__data(r->values), .offsets = peri__data(r->offsets_in),
+                                    .partitions = peri__upload_at(&h->up, h->partitions), .bounds = peri__upload_at(&h->up, h->bounds),
+                                    .wire_bag = peri__upload_at(&h->up, h->wire_bag), .lengths = peri__data(r->send[PERI__LENGTHS]),
+                                    .reports = (peri_k_route_report *)(totals + places), .bags = h->bags,
+                                    .n_partitions = o->routes->n_partitions, .ids_i32 = r->values->dtype == PERI_I32};
+    PERI_TRY_GOTO(PERI_LAUNCH(o->device, route_count, &args, blocks, 1), out);
+    PERI_TRY_GOTO(peri__complete_sum(r->send[PERI__LENGTHS], -1, r->cursor), out);
+    peri_k_route_totals_args gather = {.totals = totals, .positions = peri__data(r->cursor), .at = peri__upload_at(&h->up, h->at)};
+    PERI_TRY_GOTO(PERI_LAUNCH(o->device, route_totals, &gather, places, 1 << 12), out);
+    PERI_TRY_GOTO(peri__report_take(o->device, words, &r->report), out);
+    status = peri__report_post(r->report, totals, words);
+out:
+    peri_tensor_release(findings);
+    return status;
+}
+
+/** Room for the places of ids: one for each id of each partition that is routed. @first: them, on the device. */
+static peri_status make_places(peri__routing *r, peri_tensor **first)
+{
+    peri__router *o = r->router;
+    const int64_t *ids;
+    *first = NULL;
+    if (!r->args.keep_places) return PERI_OK;
+    PERI_TRY(peri__router_find(o, peri_kjt_keys(r->args.kjt)));
+    PERI_TRY(peri_kjt_length_per_key(r->args.kjt, &ids));
+    r->place_first = peri__alloc_zero(sizeof *r->place_first * (size_t)(o->routes->n_partitions + 1));
+    if (!r->place_first) return PERI_ENOMEM;
+    for (int32_t i = 0; i < o->routes->n_partitions; i++) {
+        const peri__partition *p = &o->routes->partitions[i];
+        r->place_first[i + 1] = r->place_first[i] + (p->n_parts ? ids[o->feature_key[p->feature]] : 0);
+    }
+    PERI_TRY(new_1d(o->device, PERI_I64, r->place_first[o->routes->n_partitions], &r->places));
+    return peri__upload_i64(o->device, r->place_first, o->routes->n_partitions, first);
+}
+
+/** Lay the ids, and what goes with them, out along the wire. */
+static peri_status pack(peri__routing *r)
+{
+    const peri__router *o = r->router;
+    const peri__outbound *h = r->outbound;
+    int64_t n = r->rank_ids[o->routes->world_size];
+    peri_tensor *first;
+    PERI_TRY(make_places(r, &first));
+    peri_status status;
+    PERI_TRY_GOTO(new_1d(o->device, o->wire_i32 ? PERI_I32 : PERI_I64, n, &r->send[PERI__IDS]), out);
+    if (r->weights) PERI_TRY_GOTO(new_1d(o->device, PERI_F32, n, &r->send[PERI__WEIGHTS]), out);
+    peri_k_route_pack_args args = {.ids = peri__data(r->values), .weights = r->weights ? peri__data(r->weights) : NULL,
+                                   .offsets = peri__data(r->offsets_in), .partitions = peri__upload_at(&h->up, h->partitions),
+                                   .bounds = peri__upload_at(&h->up, h->bounds), .wire_bag = peri__upload_at(&h->up, h->wire_bag),
+                                   .cursor = peri__data(r->cursor), .out = peri__data(r->send[PERI__IDS]),
+                                   .out_weights = r->weights ? peri__data(r->send[PERI__WEIGHTS]) : NULL,
+                                   .places = r->places ? peri__data(r->places) : NULL, .place_first = first ? peri__data(first) : NULL,
+                                   .bags = h->bags, .n_partitions = o->routes->n_partitions, .ids_i32 = r->values->dtype == PERI_I32,
+                                   .out_i32 = o->wire_i32};
+    PERI_TRY_GOTO(PERI_LAUNCH(o->device, route_pack, &args, h->bags, 512), out);
+    if (r->args.keep_lengths) {
+        r->wire_lengths = r->send[PERI__LENGTHS];
+        peri_tensor_retain(r->wire_lengths);
+    }
+    if (!r->args.by_bag) goto out;
+    PERI_TRY_GOTO(new_1d(o->device, PERI_F32, h->wire_bags, &r->send[PERI__BY_BAG]), out);
+    status = r->args.by_bag(r, r->send[PERI__BY_BAG]);
+out:
+    peri_tensor_release(first);
+    return status;
+}
+
+/* -- announcements ---------------------------------------------------------------------------------------------------------------- */
+
+/** Words of a stream, behind those of the module. */
+enum { STREAM_BAGS, STREAM_IDS, STREAM_WORDS };
+
+/** Bags, and ids, of this rank's that place @w of the wire takes. */
+static void stream_counts(const peri__routing *r, int32_t w, int64_t *bags, int64_t *ids)
+{
+    const peri__routes *routes = r->router->routes;
+    *bags = r->outbound->feature_bags[routes->partitions[routes->streams[routes->wire[w]].partition].feature];
+    *ids = r->report->words[w + 1] - r->report->words[w];
+}
+
+static peri_status post_announcement(peri__routing *r)
+{
+    const peri__router *o = r->router;
+    const peri__routes *routes = o->routes;
+    const int32_t world = routes->world_size, mine = peri__streams_of(routes, o->group->rank);
+    int64_t *out = peri__alloc(sizeof *out * (size_t)world);
+    if (!out) return PERI_ENOMEM;
+    for (int32_t k = 0; k < world; k++) out[k] = PERI__ROUTING_WORDS + STREAM_WORDS * (int64_t)peri__streams_of(routes, k);
+    peri_status status = peri__announce_new(o->group, &r->args.agreement, out, PERI__ROUTING_WORDS + STREAM_WORDS * (int64_t)mine,
+                                            &r->numbers, &r->announce);
+    peri__free(out);
+    PERI_TRY(status);
+    for (int32_t k = 0; k < world; k++) {
+        int64_t *at = peri__announce_to(r->announce, k);
+        memcpy(at, r->args.words, sizeof r->args.words);
+        at += PERI__ROUTING_WORDS;
+        for (int32_t w = routes->rank_wire[k]; w < routes->rank_wire[k + 1]; w++, at += STREAM_WORDS)
+            stream_counts(r, w, &at[STREAM_BAGS], &at[STREAM_IDS]);
+    }
+    return peri__announce_post(r->announce, 0);
+}
+
+/** Totals by rank of what this rank sends, and room for what it is told. */
+static peri_status make_counts(peri__routing *r)
+{
+    const peri__routes *routes = r->router->routes;
+    const int64_t world = routes->world_size, mine = peri__streams_of(routes, r->router->group->rank);
+    r->rank_ids = peri__alloc_zero(sizeof *r->rank_ids * (size_t)(world + 1 + 2 * world * mine + 2 * world));
+    if (!r->rank_ids) return PERI_ENOMEM;
+    r->counts = r->rank_ids + world + 1;
+    r->ids = r->counts + world * mine;
+    r->source_bags = r->ids + world * mine;
+    r->source_ids = r->source_bags + world;
+    for (int64_t k = 0; k <= world; k++) r->rank_ids[k] = r->report->words[routes->rank_wire[k]];
+    return PERI_OK;
+}
+
+/** Take the numbers of rank @s, which are not believed. */
+static peri_status take_counts(peri__routing *r, int32_t s, const int64_t *at)
+{
+    enum { MOST_BITS = 48 }; /* counts below 2^48 can be added up and multiplied by the size of an element */
+    const peri__router *o = r->router;
+    const int64_t most = (int64_t)1 << MOST_BITS, mine = peri__streams_of(o->routes, o->group->rank);
+    for (int64_t i = 0; i < mine; i++, at += STREAM_WORDS) {
+        const int64_t bags = at[STREAM_BAGS], ids = at[STREAM_IDS];
+        if (bags < 0 || ids < 0 || bags > most - r->source_bags[s] || ids > most - r->source_ids[s])
+            return peri__fail(PERI_EFORMAT, "%s: rank %d announced %lld bags with %lld ids", o->function, s, (long long)bags,
+                              (long long)ids);
+        r->counts[s * mine + i] = bags;
+        r->ids[s * mine + i] = ids;
+        r->source_bags[s] += bags;
+        r->source_ids[s] += ids;
+    }
+    return PERI_OK;
+}
+
+static peri_status read_announcements(peri__routing *r)
+{
+    const peri__router *o = r->router;
+    for (int32_t s = 0; s < o->routes->world_size && r->announce; s++) {
+        const int64_t *words = peri__announce_from(r->announce, s);
+        PERI_TRY(r->args.check(r->args.ctx, s, words));
+        PERI_TRY(take_counts(r, s, words + PERI__ROUTING_WORDS));
+    }
+    for (int32_t w = 0; w < o->routes->n_streams && !r->announce; w++) { /* alone: what would have been sent */
+        stream_counts(r, w, &r->counts[w], &r->ids[w]);
+        r->source_bags[0] += r->counts[w];
+        r->source_ids[0] += r->ids[w];
+    }
+    r->announced = true;
+    return PERI_OK;
+}
+
+/* -- payload ---------------------------------------------------------------------------------------------------------------------- */
+
+static peri_status post_payload(peri__routing *r)
+{
+    const peri__router *o = r->router;
+    const int64_t world = o->routes->world_size;
+    int64_t *bags = peri__alloc(sizeof *bags * 2 * (size_t)world), *ids = bags + world;
+    if (!bags) return PERI_ENOMEM;
+    for (int64_t k = 0; k < world; k++) {
+        bags[k] = r->outbound->rank_bags[k + 1] - r->outbound->rank_bags[k];
+        ids[k] = r->rank_ids[k + 1] - r->rank_ids[k];
+    }
+    peri_status status = PERI_OK;
+    for (int32_t k = 0; k < PERI__PAYLOADS && status >= 0; k++) {
+        bool by_bag = k == PERI__LENGTHS || k == PERI__BY_BAG;
+        peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_IDS, .sequence = r->payload + (uint64_t)k,
+                                 .out = by_bag ? bags : ids, .in = by_bag ? r->source_bags : r->source_ids};
+        if (r->send[k]) status = peri__transfer_post(o->group, r->send[k], &a, &r->transfers[k]);
+        else peri__group_skip(o->group, PERI_CHANNEL_IDS, a.sequence);
+    }
+    peri__free(bags);
+    return status;
+}
+
+/** Everything is here: make offsets, drop what was sent. */
+static peri_status finish(peri__routing *r)
+{
+    peri_device *device = r->router->device;
+    for (int32_t k = 0; k < PERI__PAYLOADS; k++) {
+        if (r->announce) {
+            peri_tensor_release(r->send[k]);
+            r->received[k] = peri__transfer_take(&r->transfers[k]);
+        } else {
+            r->received[k] = r->send[k];
+        }
+        r->send[k] = NULL;
+    }
+    peri_tensor_release(r->cursor);
+    r->cursor = NULL;
+    PERI_TRY(new_1d(device, PERI_I64, peri__numel(r->received[PERI__LENGTHS]) + 1, &r->offsets));
+    PERI_TRY(peri__complete_sum(r->received[PERI__LENGTHS], peri__numel(r->received[PERI__IDS]), r->offsets));
+    peri_tensor_release(r->received[PERI__LENGTHS]);
+    r->received[PERI__LENGTHS] = NULL;
+    return PERI_OK;
+}
+
+/* -- the state machine ------------------------------------------------------------------------------------------------------------- */
+
+/** Waiting for the own device is no standstill of the ranks. */
+static peri_status device_pending(const peri__routing *r, peri_status status)
+{
+    if (status == PERI_PENDING) r->router->group->comm->events++;
+    return status;
+}
+
+static peri_status test_payload(peri__routing *r)
+{
+    for (int32_t k = 0; k < PERI__PAYLOADS; k++) {
+        peri_status status = peri__transfer_test(&r->transfers[k]);
+        if (status != PERI_OK) return status;
+    }
+    return PERI_OK;
+}
+
+peri_status peri__routing_test(peri__routing *r)
+{
+    peri_status status;
+    switch (r->phase) {
+    case SYNC:
+        if ((status = device_pending(r, peri_kjt_sync_test(r->args.kjt))) != PERI_OK) return status;
+        PERI_TRY(count(r));
+        r->phase = COUNT;
+        /* fallthrough */
+    case COUNT:
+        if ((status = device_pending(r, peri__report_test(r->report))) != PERI_OK) return status;
+        PERI_TRY(judge(r));
+        PERI_TRY(make_counts(r));
+        if (r->router->routes->world_size > 1) PERI_TRY(post_announcement(r));
+        PERI_TRY(pack(r));
+        r->phase = ANNOUNCE;
+        /* fallthrough */
+    case ANNOUNCE:
+        if (r->announce && (status = peri__announce_test(r->announce)) != PERI_OK) return status;
+        PERI_TRY(read_announcements(r));
+        if (r->announce) PERI_TRY(post_payload(r));
+        r->phase = PAYLOAD;
+        /* fallthrough */
+    case PAYLOAD:
+        if ((status = test_payload(r)) != PERI_OK) return status;
+        PERI_TRY(finish(r));
+        r->phase = DONE;
+        /* fallthrough */
+    default: return PERI_OK;
+    }
+}
+
+void peri__routing_fini(peri__routing *r)
+{
+    for (int32_t k = 0; k < PERI__PAYLOADS; k++) {
+        peri__transfer_fini(&r->transfers[k]);
+        peri_tensor_release(r->send[k]);
+        peri_tensor_release(r->received[k]);
+    }
+    peri_tensor *tensors[] = {r->values, r->weights, r->offsets_in, r->cursor, r->wire_lengths, r->offsets, r->places};
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
+    peri__report_return(r->report);
+    peri__announce_release(r->announce);
+    peri__free(r->rank_ids);
+    peri__free(r->place_first);
+    peri__outbound_release(r->outbound);
+    peri_kjt_release(r->args.kjt);
+    *r = (peri__routing){0};
+}
+
+/* -- the start of a batch ---------------------------------------------------------------------------------------------------------- */
+
+/** The input's tensors as the kernels take them: contiguous, offsets i64. */
+static peri_status take_input(peri__routing *r)
+{
+    peri_tensor *offsets = NULL;
+    PERI_TRY(peri_kjt_values(r->args.kjt, &r->values));
+    PERI_TRY(peri_kjt_weights(r->args.kjt, &r->weights));
+    if (r->weights && (r->weights->dtype != PERI_F32 || r->weights->ndim != 1))
+        return peri__fail(PERI_EINVAL, "%s: the weights are %s of %d dimensions, allowed: f32, one for each id", r->router->function,
+                          peri_dtype_name(r->weights->dtype), r->weights->ndim);
+    PERI_TRY(peri_kjt_offsets(r->args.kjt, &offsets));
+    peri_status status = peri_tensor_to(offsets, PERI_I64, NULL, &r->offsets_in);
+    peri_tensor_release(offsets);
+    return status;
+}
+
+/** Numbers for all exchanges of this batch. */
+static peri_status take_numbers(peri__routing *r, bool ahead)
+{
+    peri_group *g = r->router->group;
+    PERI_TRY(peri__announce_reserve(g, ahead, r->args.agreement.bytes > 0, &r->numbers));
+    return peri__group_reserve(g, PERI_CHANNEL_IDS, PERI__PAYLOADS, &r->payload);
+}
+
+peri_status peri__routing_start(peri__routing *r, peri__router *o, const peri__routing_args *args)
+{
+    const bool ahead = !o->begun; /* identities come before the first batch's words, whose number depends on the plan */
+    *r = (peri__routing){.router = o, .args = *args};
+    o->begun = true;
+    peri_kjt_retain(args->kjt);
+    peri_status status = o->routes->world_size > 1 ? take_numbers(r, ahead) : PERI_OK;
+    if (status >= 0) status = peri__router_find(o, peri_kjt_keys(args->kjt));
+    if (status >= 0) status = peri__outbound_of(o, args->kjt, &r->outbound);
+    if (status >= 0) status = take_input(r);
+    if (status >= 0) status = peri_kjt_sync_post(args->kjt);
+    if (status < 0) peri__routing_fini(r);
+    return status;
+}

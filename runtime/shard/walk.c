@@ -1,0 +1,568 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * walk.c: a batch walks through a sharded module: its router takes the ids to their owners, tables look up what arrived, its ways bring the
+ * rows back to the ranks that asked; gradients take the same way in reverse. What is particular to a kind of module are its stages.
+ *
+ * The owner's buffer holds rows as [own slots | replicas | rank 0's | rank 1's ...]: what belongs to this rank itself comes first and is
+ * never sent; then what others get, lane after lane, in each rank after rank. The home side's buffer holds what other ranks return,
+ * likewise by lane and rank. Gradients use two buffers of the same layouts, the other way round. Each lane has a way of its own.
+ *
+ * On the tape a batch is a trip (comm/transfer.h). When its gradient sets out it is spread to the rows and posted; when it has come back
+ * the shards are updated. A pass does all else in between, while the gradient travels.
+ */
+#include "walk.h"
+
+#include "../tensor/jagged_internal.h"
+
+/** A batch between its lookup and the end of its backward pass; shared by the work and the two nodes. */
+typedef struct batch {
+    peri__trip trip;
+    peri_sharded_ebc *ebc;
+    peri__batch_layout *layout;
+    peri_tbe_batch **looks;      /* by group: its lookup */
+    peri_tensor *home_weights, *inverse;
+    peri__weights_dist *weights_dist;                 /* NULL: the weights want no gradient */
+    /* Backward: */
+    peri__journey gradient[PERI__LANES];
+    peri_tensor *sent, *rows;    /* its buffers: on the home side, and the owner's */
+    peri_tensor **replica_flat;  /* by group: gradients of fused replicas, being reduced */
+    peri_work **replica_work;    /* by group */
+} batch;
+
+/** The work of peri_sharded_ebc_compute_and_output_dist. */
+typedef struct output_dist {
+    peri_work base;
+    batch *batch;
+    peri_tensor *buffer, *received;
+    peri__journey rows[PERI__LANES];
+    peri__node *leave;           /* until the output is handed out; NULL: not recorded */
+    bool used;
+} output_dist;
+
+static const peri__work_vtab input_vtab, output_vtab;
+static const peri__trip_vtab batch_vtab;
+static const char *const input_name = "peri_sharded_ebc_input_dist";
+
+static peri_status new_f32(peri_device *device, int64_t n, peri_tensor **out) { return peri_tensor_new(device, PERI_F32, 1, &n, out); }
+
+static peri_tensor *keep(peri_tensor *t)
+{
+    if (t) peri_tensor_retain(t);
+    return t;
+}
+
+/* -- ids to their owners ----------------------------------------------------------------------------------------------------------- */
+
+/** What a module announces with every batch. */
+enum { WORD_KIND, WORD_FILES, WORD_STAMP };
+_Static_assert((int)WORD_STAMP < (int)PERI__ROUTING_WORDS, "words of a module");
+
+/** Kind of the input: what must be alike on all ranks. */
+enum { KIND_VARIABLE = 1, KIND_WEIGHTS_GRAD = 2 };
+
+static peri_status check_words(void *dist, int32_t rank, const int64_t *words)
+{
+    const peri__input_dist *d = dist;
+    const peri_sharded_ebc *e = d->ebc;
+    const int64_t *own = d->routing.args.words;
+    if ((words[WORD_KIND] ^ own[WORD_KIND]) & KIND_VARIABLE)
+        return peri__fail(PERI_EMISMATCH, "%s: the input of rank %d is%s of variable batch, that of rank %d is%s", input_name, rank,
+                          words[WORD_KIND] & KIND_VARIABLE ? "" : " not", e->rank, own[WORD_KIND] & KIND_VARIABLE ? "" : " not");
+    if (words[WORD_KIND] != own[WORD_KIND])
+        return peri__fail(PERI_EMISMATCH, "%s: the per-sample weights of rank %d %s a gradient, those of rank %d %s", input_name, rank,
+                          words[WORD_KIND] & KIND_WEIGHTS_GRAD ? "want" : "do not want", e->rank,
+                          own[WORD_KIND] & KIND_WEIGHTS_GRAD ? "do" : "do not");
+    if (words[WORD_FILES] && own[WORD_FILES] && words[WORD_STAMP] != own[WORD_STAMP])
+        return peri__fail(PERI_EMISMATCH,
+                          "%s: the row files of rank %d were of another flush, when they were opened, than those of rank %d (flush %lld, "
+                          "iteration %lld); they must be of the same flush",
+                          input_name, rank, e->rank, (long long)e->found.number, (long long)e->found.iteration);
+    return PERI_OK;
+}
+
+static const char *identity_text(void *dist, int64_t *bytes)
+{
+    const peri_sharded_ebc *e = ((const peri__input_dist *)dist)->ebc;
+    *bytes = e->identity_bytes;
+    return e->identity_text;
+}
+
+static peri_status differ(void *dist, int32_t other, const char *texts, const int64_t *bytes)
+{
+    (void)other;
+    return peri__identity_fail(input_name, ((const peri__input_dist *)dist)->ebc->world_size, texts, bytes);
+}
+
+static peri_status input_step(peri_work *work)
+{
+    peri__input_dist *d = (peri__input_dist *)work;
+    peri_status status = peri__routing_test(&d->routing), laid_out = PERI_OK;
+    if (status >= 0 && d->routing.announced && !d->layout)
+        laid_out = peri__batch_layout_new(d->ebc, d->home, d->routing.counts, &d->layout);
+    if (laid_out < 0) status = laid_out;
+    return status < 0 && d->ebc->world_size > 1 ? peri__group_fail(d->ebc->group, status) : status;
+}
+
+static void input_fini(peri_work *work)
+{
+    peri__input_dist *d = (peri__input_dist *)work;
+    for (int32_t g = 0; d->looks && g < d->layout->n_groups; g++) peri_tbe_batch_release(d->looks[g]);
+    peri__free(d->looks);
+    peri__routing_fini(&d->routing);
+    peri_tensor_release(d->inverse);
+    peri__batch_layout_release(d->layout);
+    peri__home_release(d->home);
+    peri_sharded_ebc_release(d->ebc);
+}
+
+static const peri__work_vtab input_vtab = {.name = "input_dist", .step = input_step, .fini = input_fini};
+
+static peri_status check_input(peri_sharded_ebc *e, peri_kjt *kjt)
+{
+    peri_kjt_desc desc;
+    peri_kjt_describe(kjt, &desc);
+    if (desc.device != e->device)
+        return peri__fail(PERI_EINVAL, "%s: the input is on %s, the module on %s", input_name, peri_device_name(desc.device),
+                          peri_device_name(e->device));
+    if (desc.values_dtype != PERI_I64 && desc.values_dtype != PERI_I32)
+        return peri__fail(PERI_EINVAL, "%s: ids are %s, allowed: i64, i32", input_name, peri_dtype_name(desc.values_dtype));
+    if (desc.weighted != e->weighted)
+        return peri__fail(PERI_EINVAL, "%s: the input has %sweights, the module is %sweighted (is_weighted)", input_name,
+                          desc.weighted ? "" : "no ", e->weighted ? "" : "not ");
+    return PERI_OK;
+}
+
+/** Start the routing of @kjt, and lay out what comes back of it. */
+static peri_status take_input(peri__input_dist *d, peri_kjt *kjt)
+{
+    peri_sharded_ebc *e = d->ebc;
+    peri_tensor *weights = NULL, *inverse = NULL;
+    PERI_TRY(peri_kjt_weights(kjt, &weights));
+    bool want = weights && weights->requires_grad;
+    peri_tensor_release(weights);
+    peri__routing_args a = {.kjt = kjt, .ctx = d, .check = check_words, .by_bag = e->any_mean ? e->kind->by_bag : NULL,
+                            .keep_lengths = want,
+                            .agreement = {.hash = peri__identity_hash(e), .bytes = e->identity_bytes, .ctx = d, .text = identity_text,
+                                          .differ = differ}};
+    PERI_TRY(peri__routing_start(&d->routing, &e->router, &a));
+    PERI_TRY(peri__batch_home(e, kjt, d->routing.outbound, &d->home));
+    int64_t *words = d->routing.args.words;
+    words[WORD_KIND] = (d->home->variable ? KIND_VARIABLE : 0) | (want ? KIND_WEIGHTS_GRAD : 0);
+    words[WORD_FILES] = e->found.files;
+    words[WORD_STAMP] = (int64_t)e->found.stamp;
+    if (!d->home->variable) return PERI_OK;
+    PERI_TRY(peri_kjt_inverse_indices(kjt, &inverse));
+    peri_status status = peri_tensor_to(inverse, PERI_I64, NULL, &d->inverse);
+    peri_tensor_release(inverse);
+    return status;
+}
+
+static peri_status start(peri_sharded_ebc *e, peri_kjt *kjt, peri_work **out)
+{
+    peri_work *work;
+    PERI_TRY(check_input(e, kjt));
+    PERI_TRY(peri__router_find(&e->router, peri_kjt_keys(kjt)));
+    PERI_TRY(peri__work_new(sizeof(peri__input_dist), &input_vtab, e->group, e->device, &work));
+    peri__input_dist *d = (peri__input_dist *)work;
+    peri_sharded_ebc_retain(e);
+    d->ebc = e;
+    peri_status status = take_input(d, kjt);
+    if (status < 0) peri__work_cancel(work, status);
+    else status = peri_work_test(work);
+    if (status < 0) peri_work_release(work);
+    else *out = work;
+    return status < 0 ? status : PERI_OK;
+}
+
+peri_status peri_sharded_ebc_input_dist(peri_sharded_ebc *e, peri_kjt *kjt, peri_work **out)
+{
+    PERI_NEED(e);
+    PERI_NEED(kjt);
+    PERI_NEED(out);
+    PERI_TRY(peri__group_check(input_name, e->group));
+    peri_status status = start(e, kjt, out);
+    if (status < 0 && e->world_size > 1) peri__group_fail(e->group, status);
+    return status;
+}
+
+/* -- a batch ----------------------------------------------------------------------------------------------------------------------- */
+
+/** d->looks[g]: group @g's lookup of what arrived, unless it is there. */
+static peri_status look_of(peri__input_dist *d, int32_t g)
+{
+    const peri__group_of_tables *group = &d->ebc->groups[g];
+    const peri__routing *r = &d->routing;
+    peri_tbe_input in = {.ids = group->replica ? r->values : r->received[PERI__IDS], .offsets = group->replica ? r->offsets_in : r->offsets,
+                         .weights = group->replica ? r->weights : r->received[PERI__WEIGHTS],
+                         .scale = group->mean ? r->received[PERI__BY_BAG] : NULL, .blocks = d->layout->blocks[g]};
+    if (!d->looks) d->looks = peri__alloc_zero(sizeof *d->looks * (size_t)d->layout->n_groups);
+    if (!d->looks) return PERI_ENOMEM;
+    return d->looks[g] ? PERI_OK : peri_tbe_batch_new(group->tbe, &in, &d->looks[g]);
+}
+
+static void batch_fini(peri__trip *trip)
+{
+    batch *b = (batch *)trip;
+    int32_t n_groups = b->layout->n_groups;
+    for (int32_t g = 0; g < n_groups; g++) {
+        if (b->looks) peri_tbe_batch_release(b->looks[g]);
+        if (b->replica_flat) peri_tensor_release(b->replica_flat[g]);
+        if (b->replica_work) peri_work_release(b->replica_work[g]);
+    }
+    peri__free(b->looks);
+    peri__free(b->replica_flat);
+    peri__free(b->replica_work);
+    peri_tensor *tensors[] = {b->home_weights, b->inverse, b->sent, b->rows};
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
+    peri__weights_dist_release(b->weights_dist);
+    for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__journey_fini(&b->gradient[lane]);
+    peri__batch_layout_release(b->layout);
+    peri_sharded_ebc_release(b->ebc);
+    peri__free(b);
+}
+
+static peri_status batch_new(peri__input_dist *d, batch **out)
+{
+    batch *b = peri__alloc_zero(sizeof *b);
+    if (!b) return PERI_ENOMEM;
+    peri__trip_init(&b->trip, &batch_vtab, d->ebc->group);
+    peri_sharded_ebc_retain(d->ebc);
+    b->ebc = d->ebc;
+    peri__refs_add(&d->layout->refs);
+    b->layout = d->layout;
+    b->home_weights = keep(d->routing.weights);
+    b->inverse = keep(d->inverse);
+    peri_status status = PERI_OK;
+    for (int32_t g = 0; g < d->layout->n_groups && status >= 0; g++) status = look_of(d, g);
+    if (status >= 0) {
+        b->looks = d->looks;
+        d->looks = NULL;
+        status = peri__weights_dist_new(d, &b->weights_dist);
+    }
+    if (status < 0) peri__trip_release(&b->trip);
+    else *out = b;
+    return status;
+}
+
+/* -- rows on their ways ------------------------------------------------------------------------------------------------------------ */
+
+/** Elements of the owner's buffer before those of others. */
+static int64_t own_of(const batch *b) { return b->layout->home->own_out + b->layout->home->replica_out; }
+
+/** Rows of lane @lane in the owner's buffer, or (@home) in that of the home. */
+static peri_status lane_of(const batch *b, peri_tensor *buffer, int32_t lane, bool home, peri_tensor **out)
+{
+    const int64_t *n = home ? b->layout->home->lane_out : b->layout->owner->lane_out;
+    int64_t at = home ? 0 : own_of(b);
+    for (int32_t before = 0; before < lane; before++) at += n[before];
+    return peri__tensor_view(buffer, 1, &n[lane], NULL, buffer->offset + at, out);
+}
+
+/** Send the others' part of an owner's buffer to the homes, or a home's buffer to the owners. */
+static peri_status rows_start(const batch *b, peri_tensor *owner, peri_tensor *home, int32_t direction, peri__journey *journeys)
+{
+    for (int32_t lane = 0; lane < PERI__LANES; lane++) {
+        const peri__way *way = &b->ebc->ways[lane];
+        peri_tensor *ends[2] = {NULL, NULL};
+        if (!way->n) continue;
+        peri_status status = lane_of(b, owner, lane, false, &ends[0]);
+        if (status >= 0) status = lane_of(b, home, lane, true, &ends[1]);
+        if (status >= 0)
+            status = peri__journey_start(&journeys[lane], way, b->layout->legs[lane], direction, ends[direction == PERI__TO_OWNERS],
+                                         ends[direction != PERI__TO_OWNERS]);
+        peri_tensor_release(ends[0]);
+        peri_tensor_release(ends[1]);
+        PERI_TRY(status);
+    }
+    return PERI_OK;
+}
+
+static peri_status rows_test(peri__journey *journeys)
+{
+    for (int32_t lane = 0; lane < PERI__LANES; lane++) {
+        peri_status status = peri__journey_test(&journeys[lane]);
+        if (status != PERI_OK) return status;
+    }
+    return PERI_OK;
+}
+
+/* -- backward: the gradient is back ------------------------------------------------------------------------------------------------ */
+
+/** What a group's lookup makes of the gradient of its rows besides updates: NULL for the weights' part where they want none. */
+static peri_status weights_part(const batch *b, int32_t g, peri_tensor **out)
+{
+    *out = NULL;
+    return b->weights_dist ? peri__weights_dist_part(b->weights_dist, b->ebc->groups[g].replica, out) : PERI_OK;
+}
+
+/** Hand it on. The gradients of replicas were divided by a number of their own (see gradient_divisor). */
+static peri_status weights_part_done(const batch *b, int32_t g, peri_tensor *part)
+{
+    const peri__group_of_tables *group = &b->ebc->groups[g];
+    if (!part) return PERI_OK;
+    return peri__weights_dist_add(b->weights_dist, group->replica, part, group->replica && !group->dense ? b->ebc->world_size : 1);
+}
+
+/** The dense gradient of a group's tables, and its part of the weights'. @flat new. */
+static peri_status flat_gradient(const batch *b, int32_t g, peri_tensor *rows, peri_tensor **flat)
+{
+    peri_tensor *part, *result;
+    PERI_TRY(weights_part(b, g, &part));
+    peri_status status = peri_tbe_batch_gradient(b->looks[g], rows, part, &result);
+    if (status < 0) {
+        peri_tensor_release(part);
+        return status;
+    }
+    status = weights_part_done(b, g, part);
+    if (status < 0) peri_tensor_release(result);
+    else *flat = result;
+    return status;
+}
+
+/** Update a group's shards; its part of the weights' gradient is made from the rows as they were. */
+static peri_status update(const batch *b, int32_t g, peri_tensor *rows)
+{
+    peri_tensor *part;
+    PERI_TRY(weights_part(b, g, &part));
+    peri_status status = peri_tbe_batch_backward(b->looks[g], rows, part);
+    if (status >= 0) return weights_part_done(b, g, part);
+    peri_tensor_release(part);
+    return status;
+}
+
+/** Give the leaves of a dense group their gradients; @at counts the leaves of the node. */
+static peri_status dense_gradients(const batch *b, int32_t g, peri_tensor *rows, peri_tensor **grad_in, int32_t *at)
+{
+    peri__group_of_tables *group = &b->ebc->groups[g];
+    peri_tensor *flat;
+    PERI_TRY(flat_gradient(b, g, rows, &flat));
+    peri_status status = PERI_OK;
+    for (int32_t i = 0; i < group->n_tables && status >= 0; i++)
+        status = peri_tbe_gradient_table(group->tbe, flat, i, &grad_in[(*at)++]);
+    peri_tensor_release(flat);
+    return status;
+}
+
+static peri_status replicas_test(batch *b)
+{
+    for (int32_t g = 0; g < b->ebc->n_groups && b->replica_work; g++) {
+        peri_status status = b->replica_work[g] ? peri_work_test(b->replica_work[g]) : PERI_OK;
+        if (status != PERI_OK) return status;
+    }
+    return PERI_OK;
+}
+
+/** Inputs: the leaves of the dense groups, and the token of weights_dist. */
+static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_tensor **grad_in)
+{
+    (void)leave;
+    batch *b = (batch *)trip;
+    peri_sharded_ebc *e = b->ebc;
+    peri_status status = rows_test(b->gradient);
+    if (status == PERI_OK) status = replicas_test(b);
+    if (status != PERI_OK) return status;
+    peri_tensor_release(b->sent);
+    b->sent = NULL;
+    int32_t at = 0;
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        peri__group_of_tables *group = &e->groups[g];
+        if (group->dense) PERI_TRY(dense_gradients(b, g, b->rows, grad_in, &at));
+        else if (group->replica) PERI_TRY(peri_tbe_gradient_apply(group->tbe, b->replica_flat[g]));
+        else PERI_TRY(update(b, g, b->rows));
+    }
+    peri_tensor_release(b->rows);
+    b->rows = NULL;
+    return PERI_OK;
+}
+
+/* -- backward: the gradient sets out ----------------------------------------------------------------------------------------------- */
+
+/** Gradients of fused replicas add up over the ranks before the rows are updated. */
+static peri_status reduce_replicas(batch *b, peri_tensor *rows)
+{
+    peri_sharded_ebc *e = b->ebc;
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        if (!e->groups[g].replica || e->groups[g].dense) continue;
+        if (!b->replica_flat) b->replica_flat = peri__alloc_zero(sizeof *b->replica_flat * (size_t)e->n_groups);
+        if (!b->replica_work) b->replica_work = peri__alloc_zero(sizeof *b->replica_work * (size_t)e->n_groups);
+        if (!b->replica_flat || !b->replica_work) return PERI_ENOMEM;
+        PERI_TRY(flat_gradient(b, g, rows, &b->replica_flat[g]));
+        if (e->world_size > 1)
+            PERI_TRY(peri__coll_sum_gradients(e->group, b->replica_flat[g], 0, &b->replica_work[g]));
+    }
+    return PERI_OK;
+}
+
+static peri_status spread(batch *b, peri_tensor *grad)
+{
+    peri_sharded_ebc *e = b->ebc;
+    const peri__home *h = b->layout->home;
+    peri_tensor *flat = NULL, *narrow = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_contiguous(grad, &narrow), out);
+    PERI_TRY_GOTO(peri_tensor_to(narrow, PERI_F32, NULL, &flat), out);
+    PERI_TRY_GOTO(new_f32(e->device, own_of(b) + b->layout->owner->sent_out, &b->rows), out);
+    PERI_TRY_GOTO(new_f32(e->device, h->received_out, &b->sent), out);
+    status = e->kind->spread(e, h, b->inverse, flat, b->rows, b->sent);
+out:
+    peri_tensor_release(narrow);
+    peri_tensor_release(flat);
+    return status;
+}
+
+/** @grad_out[0]: gradient of the module's output [batch, columns]; none counts as zeros, for the other ranks' sake. */
+static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
+{
+    batch *b = (batch *)trip;
+    peri_tensor *zeros = NULL;
+    int64_t shape[2] = {b->layout->home->rows, b->ebc->routes->out_cols};
+    if (!grad_out[0]) PERI_TRY(peri_tensor_full(b->ebc->device, PERI_F32, 2, shape, 0, &zeros));
+    peri_status status = spread(b, grad_out[0] ? grad_out[0] : zeros);
+    peri_tensor_release(zeros);
+    if (status >= 0) status = rows_start(b, b->rows, b->sent, PERI__TO_OWNERS, b->gradient);
+    return status < 0 ? status : reduce_replicas(b, b->rows);
+}
+
+static const peri__trip_vtab batch_vtab = {PERI__TRIP_NODES("sharded lookup", "sharded output_dist", PERI__UPDATES), .set_out = set_out,
+                                           .come_back = come_back, .fini = batch_fini};
+
+/* -- forward ------------------------------------------------------------------------------------------------------------------------- */
+
+/** Record the lookup: a function of the dense groups' leaves, of tables that no tensor stands for, and of the ids' weights if they want it.
+ */
+static peri_status record_lookup(batch *b, peri__node **leave)
+{
+    peri_sharded_ebc *e = b->ebc;
+    peri_tensor *token = NULL;
+    int32_t n = 1;
+    for (int32_t g = 0; g < e->n_groups; g++) n += e->groups[g].dense ? e->groups[g].n_tables : 0;
+    peri_tensor **leaves = peri__alloc(sizeof *leaves * (size_t)n);
+    if (!leaves) return PERI_ENOMEM;
+    n = 0;
+    for (int32_t g = 0; g < e->n_groups; g++)
+        for (int32_t i = 0; e->groups[g].dense && i < e->groups[g].n_tables; i++) leaves[n++] = e->groups[g].leaves[i];
+    peri_status status = b->weights_dist ? peri__weights_dist_record(b->weights_dist, b->home_weights, &token) : PERI_OK;
+    leaves[n++] = token;
+    if (status >= 0) status = peri__trip_leaves(&b->trip, leaves, n, leave);
+    peri_tensor_release(token);
+    peri__free(leaves);
+    return status;
+}
+
+static peri_status output_step(peri_work *work)
+{
+    output_dist *o = (output_dist *)work;
+    peri_status status = rows_test(o->rows);
+    return status < 0 ? peri__group_fail(o->batch->ebc->group, status) : status;
+}
+
+static void output_fini(peri_work *work)
+{
+    output_dist *o = (output_dist *)work;
+    for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__journey_fini(&o->rows[lane]);
+    peri_tensor_release(o->buffer);
+    peri_tensor_release(o->received);
+    peri__node_release(o->leave);
+    if (o->batch) peri__trip_release(&o->batch->trip);
+}
+
+static const peri__work_vtab output_vtab = {.name = "output_dist", .step = output_step, .fini = output_fini};
+
+static peri_status look_up(output_dist *o)
+{
+    batch *b = o->batch;
+    peri_sharded_ebc *e = b->ebc;
+    PERI_TRY(new_f32(e->device, own_of(b) + b->layout->owner->sent_out, &o->buffer));
+    PERI_TRY(new_f32(e->device, b->layout->home->received_out, &o->received));
+    bool recording = peri__grad_enabled();
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        if (recording) PERI_TRY(peri__tbe_ema(e->groups[g].tbe));
+        PERI_TRY(peri_tbe_batch_forward(b->looks[g], o->buffer));
+    }
+    peri__parts_begin(e->group);
+    peri_status status = rows_start(b, o->buffer, o->received, PERI__TO_HOMES, o->rows);
+    peri__parts_end(e->group);
+    PERI_TRY(status);
+    return recording ? record_lookup(b, &o->leave) : PERI_OK;
+}
+
+peri_status peri_sharded_ebc_prefetch(peri_sharded_ebc *e, peri_work *dist)
+{
+    PERI_NEED(e);
+    PERI_NEED(dist);
+    static const char *const f = "peri_sharded_ebc_prefetch";
+    peri__input_dist *d = (peri__input_dist *)dist;
+    if (dist->vtab != &input_vtab || d->ebc != e)
+        return peri__fail(PERI_EINVAL, "%s: this work is not an input_dist of this module", f);
+    if (dist->status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the input_dist is not complete; wait for it", f);
+    if (d->used) return peri__fail(PERI_EINVAL, "%s: this input_dist was already used", f);
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        if (!e->groups[g].cached) continue;
+        PERI_TRY(look_of(d, g));
+        PERI_TRY(peri_tbe_batch_prefetch(d->looks[g]));
+    }
+    return PERI_OK;
+}
+
+peri_status peri_sharded_ebc_compute_and_output_dist(peri_sharded_ebc *e, peri_work *dist, peri_work **out)
+{
+    PERI_NEED(e);
+    PERI_NEED(dist);
+    PERI_NEED(out);
+    static const char *const f = "peri_sharded_ebc_compute_and_output_dist";
+    peri__input_dist *d = (peri__input_dist *)dist;
+    if (dist->vtab != &input_vtab || d->ebc != e)
+        return peri__fail(PERI_EINVAL, "%s: this work is not an input_dist of this module", f);
+    if (dist->status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the input_dist is not complete; wait for it", f);
+    if (d->used) return peri__fail(PERI_EINVAL, "%s: this input_dist was already used", f);
+    PERI_TRY(peri__group_check(f, e->group));
+    peri_work *work;
+    PERI_TRY(peri__work_new(sizeof(output_dist), &output_vtab, e->group, e->device, &work));
+    output_dist *o = (output_dist *)work;
+    peri_status status = batch_new(d, &o->batch);
+    if (status >= 0) status = look_up(o);
+    if (status < 0) {
+        peri__work_cancel(work, status);
+        peri_work_release(work);
+        return e->world_size > 1 ? peri__group_fail(e->group, status) : status;
+    }
+    d->used = true;
+    *out = work;
+    return PERI_OK;
+}
+
+peri_status peri_sharded_ebc_output(peri_sharded_ebc *e, peri_work *output, peri_tensor **out)
+{
+    PERI_NEED(e);
+    PERI_NEED(output);
+    PERI_NEED(out);
+    static const char *const f = "peri_sharded_ebc_output";
+    output_dist *o = (output_dist *)output;
+    if (output->vtab != &output_vtab || o->batch->ebc != e)
+        return peri__fail(PERI_EINVAL, "%s: this work is not an output_dist of this module", f);
+    if (output->status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the output_dist is not complete; wait for it", f);
+    if (o->used) return peri__fail(PERI_EINVAL, "%s: this output was already taken", f);
+    batch *b = o->batch;
+    peri_tensor *values;
+    PERI_TRY(e->kind->combine(e, b->layout->home, b->inverse, o->buffer, o->received, &values));
+    peri_status status = PERI_OK;
+    if (status >= 0 && e->output_dtype != PERI_F32) {
+        peri_tensor *narrow;
+        status = peri_tensor_to(values, e->output_dtype, NULL, &narrow);
+        if (status >= 0) {
+            peri_tensor_release(values);
+            values = narrow;
+        }
+    }
+    if (status >= 0 && o->leave) status = peri__trip_arrives(&b->trip, &o->leave, &values, 1);
+    if (status < 0) {
+        peri_tensor_release(values);
+        return status;
+    }
+    o->used = true;
+    peri_tensor_release(o->buffer);
+    peri_tensor_release(o->received);
+    o->buffer = o->received = NULL;
+    *out = values;
+    return PERI_OK;
+}

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * way.c: see way.h.
+ */
+#include "way.h"
+
+void peri__way_fini(peri__way *way)
+{
+    for (int32_t h = 0; h < PERI__HOPS; h++)
+        for (int d = 0; d < 2; d++) peri_codec_release(way->hops[h].codec[d]);
+    *way = (peri__way){0};
+}
+
+static bool coded(const peri__way *way, int32_t direction)
+{
+    bool any = false;
+    for (int32_t h = 0; h < way->n; h++) any = any || way->hops[h].codec[direction];
+    return any;
+}
+
+double peri__way_divides_first(const peri__way *way) { return coded(way, PERI__TO_OWNERS) ? 1 : way->division; }
+
+peri_status peri__legs_init(const peri__way *way, peri__leg *legs)
+{
+    for (int32_t h = 0; h < way->n; h++)
+        for (int d = 0; d < 2; d++) {
+            peri_codec *codec = way->hops[h].codec[d];
+            const int64_t *numbers[2] = {d ? legs[h].in : legs[h].out, d ? legs[h].out : legs[h].in};
+            if (!codec || way->hops[h].sums) continue; /* the one part of an all_gather has another context */
+            for (int end = 0; end < 2; end++)
+                PERI_TRY(peri_codec_context_new(codec, numbers[end], way->hops[h].group->size, &legs[h].contexts[d][end]));
+        }
+    return PERI_OK;
+}
+
+void peri__legs_fini(peri__leg *legs)
+{
+    for (int32_t h = 0; h < PERI__HOPS; h++)
+        for (int d = 0; d < 2; d++)
+            for (int end = 0; end < 2; end++) peri_codec_context_release(legs[h].contexts[d][end]);
+}
+
+/** Set out on the hop that is next. */
+static peri_status take_hop(peri__journey *j, peri_tensor *from)
+{
+    const peri__hop *hop = &j->way->hops[j->hop];
+    const peri__leg *leg = &j->legs[j->hop];
+    const bool back = j->direction == PERI__TO_OWNERS, last = j->hop == (back ? 0 : j->way->n - 1);
+    peri__transfer_args a = {.kind = !hop->sums ? PERI_COLL_ALL_TO_ALL : back ? PERI_COLL_ALL_GATHER : PERI_COLL_REDUCE_SCATTER,
+                             .channel = PERI_CHANNEL_ROWS, .sequence = j->sequence[j->hop], .out = back ? leg->in : leg->out,
+                             .in = back ? leg->out : leg->in, .codec = hop->codec[j->direction], .to = last ? j->to : NULL,
+                             .contexts = leg->contexts[j->direction][0] ? leg->contexts[j->direction] : NULL};
+    if (last && back && coded(j->way, PERI__TO_OWNERS)) a.divisor = j->way->division;
+    return peri__transfer_post(hop->group, from, &a, &j->transfer);
+}
+
+peri_status peri__journey_start(peri__journey *j, const peri__way *way, const peri__leg *legs, int32_t direction, peri_tensor *from,
+                                peri_tensor *to)
+{
+    *j = (peri__journey){.way = way, .legs = legs, .direction = direction, .hop = direction == PERI__TO_OWNERS ? way->n - 1 : 0, .to = to};
+    peri_tensor_retain(to);
+    peri_status status = PERI_OK;
+    for (int32_t h = 0; h < way->n && way->n > 1 && status >= 0; h++)
+        status = peri__group_reserve(way->hops[h].group, PERI_CHANNEL_ROWS, 1, &j->sequence[h]);
+    if (status >= 0) status = take_hop(j, from);
+    if (status < 0) peri__journey_fini(j);
+    return status;
+}
+
+peri_status peri__journey_test(peri__journey *j)
+{
+    while (j->way) {
+        peri_status status = peri__transfer_test(&j->transfer);
+        if (status != PERI_OK) return status;
+        peri_tensor *here = peri__transfer_take(&j->transfer);
+        j->hop += j->direction == PERI__TO_OWNERS ? -1 : 1;
+        if (j->hop < 0 || j->hop == j->way->n) peri__journey_fini(j);
+        else status = take_hop(j, here);
+        peri_tensor_release(here);
+        PERI_TRY(status);
+    }
+    return PERI_OK;
+}
+
+void peri__journey_fini(peri__journey *j)
+{
+    peri__transfer_fini(&j->transfer);
+    peri_tensor_release(j->to);
+    *j = (peri__journey){0};
+}
