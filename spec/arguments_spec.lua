@@ -182,6 +182,8 @@ describe("arguments", function()
     end)
     refuses("block_bucketize_sparse_features: my_size is ", peri.sparse.block_bucketize_sparse_features,
       { lengths = t, indices = t, block_sizes = { 1 }, my_size = t })
+    refuses("plan.save_json: path is a table, wanted a string", peri.plan.save_json, peri.ShardingPlan {}, {})
+    refuses("class Name: its base is 3, wanted a class", peri.dist.lazy_class, "Name", 3)
     refuses("Loader.numbered: letter is a table, wanted a string", peri.data.Loader.numbered, {}, 1)
   end)
 

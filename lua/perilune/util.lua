@@ -8,6 +8,9 @@ local M = {}
 --- A class: call it to make an instance, which runs `init`. `base` (optional) is inherited from. Instances know `class` and `is`.
 function M.class(name, base)
   if type(name) ~= "string" then fail(("the name of a class is %s, wanted a string"):format(kind(name))) end
+  if base ~= nil and not (type(base) == "table" and rawget(base, "class_name")) then
+    fail(("class %s: its base is %s, wanted a class"):format(name, kind(base)))
+  end
   local class = {}
   class.__index = class
   class.class_name = name

@@ -291,6 +291,7 @@ end
 local inside = { wrap = true, ptr = true, out = true, wrap_work = true, wait_work = true, cache_statistics_of = true, handle = true,
   check = true, fail = true, class = true, C = true, lib = true, pause = true, raise = true }
 local takes_pointers = { ["dist.Group"] = true, ["dist.WorkAwaitable"] = true, ["jagged.Keys.share"] = true, ["jagged.Keys.list"] = true,
+  ["embed.tbe.geometry_of"] = true,
   ["KeyedTensor.of"] = true, ["jagged.KeyedTensor.of"] = true,
   -- These read all package lists of the machine, which takes seconds, and machines differ.
   ["data.debian.read"] = true, ["data.debian.loader"] = true, ["data.debian"] = true }

@@ -158,6 +158,7 @@ local resolve = util.resolve
 M.resolve = resolve
 
 local function get(x, key) return x[key] end
+local function get_ptr(x) return x.ptr end
 local function set(x, key, value) x[key] = value end
 
 --- f(result, ...) for a result that is cdata: what LuaJIT says of plain C data (an int64_t, a struct) names neither class nor key.
@@ -180,7 +181,7 @@ function M.lazy_class(name, base)
     local result = resolve(self)
     if type(result) == "table" or type(result) == "string" then return result[key] end
     if type(result) ~= "cdata" then P.fail(("%s: its result is %s, which has no '%s'"):format(name, tostring(result), tostring(key))) end
-    if key == "ptr" then return forward(name, get, result, "ptr") end
+    if key == "ptr" then return forward(name, get_ptr, result, "ptr") end
     return forward(name, get, result, key)
   end
   class.__newindex = function(self, key, value)

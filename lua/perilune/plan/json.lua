@@ -194,6 +194,6 @@ function M.load_json(path)
   return M.from_json(text, ("plan '%s'"):format(path))
 end
 
-signature.check("plan.", M, { load_json = "path: string" })
+signature.check("plan.", M, { load_json = "path: string", save_json = "plan: any, path: string" })
 
 return M

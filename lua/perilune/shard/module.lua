@@ -83,6 +83,7 @@ function ShardedModule:in_files() return false end -- luacheck: ignore 212
 --- Give memory and files back now; the module is of no use afterwards. Local.
 function ShardedModule:release() end -- luacheck: ignore 212
 
+signature.check("OutputAwaitable:", OutputAwaitable, { init = "self: table, module: table, exchange: awaitable" })
 signature.check("ShardedModule:", ShardedModule, { own_parameter = "self: table, name: string, tensor: tensor" })
 
 return ShardedModule
