@@ -7,8 +7,9 @@
  * progress is a cell in memory that the group shares. A rank that knows both ends of a job claims a piece of it (cell.next), copies it,
  * and counts it as done (cell.done). The job is complete for everybody when done reaches its end, also for a rank that did nothing.
  *
- * Cells count bytes upwards for ever, so a rank that looks late at a cell in new use sees its own job complete. A rank that gives up
- * closes all cells of the group: nobody can claim any more, and its buffers are free when all claims are done (near_quiet).
+ * Cells are used again for later jobs, but never go back to zero: they count bytes upwards for ever, so a rank that looks late at a cell in
+ * new use sees its own job complete. A rank that gives up closes all cells of the group: nobody can claim any more, and its buffers are
+ * free when all claims are done (near_quiet).
  */
 
 enum {

@@ -181,7 +181,8 @@ static peri_status copy_in(coll_work *w)
     return PERI_OK;
 }
 
-/** A clock that is read at each test: a few milliseconds coarse, and an eighth of the time. */
+/** The time for deadlines, in nanoseconds. It is read at each test, so it is the coarse clock: that moves in steps of a few milliseconds,
+ *  and reading it takes an eighth of the time of the exact one. */
 static int64_t coarse_ns(void)
 {
     struct timespec t;

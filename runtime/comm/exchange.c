@@ -144,7 +144,8 @@ static uint64_t name_hash(const char *name)
     return peri__hash_mix(hash, letters);
 }
 
-/** Everything of a flow but its counts, in front of which it lies. The caller still owns them on failure. */
+/** Fill in all of a flow but its counts, a->out. peri__flow_counts has allocated both in one piece, the flow just in front of the counts;
+ *  it is still the caller's on failure. */
 static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri__flow_args *a, flow **out)
 {
     static const peri_exchange_options none = {0};

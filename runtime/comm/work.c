@@ -147,7 +147,8 @@ peri_status peri_work_test(peri_work *work)
         peri__comm *comm = work->group->comm;
         peri_work_retain(work);
         step(work);
-        /* Who tests a work from within another one's step moves the rest on afterwards, if there is more than that one. */
+        /* A test moves the other operations of this rank on too, if there are any. Within the step of another work (comm->within > 0) it
+         * does not: whoever tested that one from outside does so when its step returns. */
         if (work->status == PERI_PENDING && comm->within == 0 && comm->outer > !work->inner) peri__comm_progress(comm);
         peri_work_release(work);
     }
