@@ -184,6 +184,7 @@ describe("arguments", function()
       { lengths = t, indices = t, block_sizes = { 1 }, my_size = t })
     refuses("plan.save_json: path is a table, wanted a string", peri.plan.save_json, peri.ShardingPlan {}, {})
     refuses("class Name: its base is 3, wanted a class", peri.dist.lazy_class, "Name", 3)
+    refuses("LogisticRegression: dense_features is a tensor, wanted", peri.data.LogisticRegression, { rows = {}, dense_features = t })
     refuses("Loader.numbered: letter is a table, wanted a string", peri.data.Loader.numbered, {}, 1)
   end)
 
