@@ -63,6 +63,8 @@ local function objects(dtype)
   assert(C.peri_tbe_optimizer_default(C.PERI_TBE_SGD, c.optimizer) == 0)
   add("tbe", function(out) return C.peri_tbe_new(c, out) end)
   add("tbe_blocks", function(out) return C.peri_tbe_blocks_new(o.tbe, ffi.new("peri_tbe_block[1]", { { bags = 1 } }), 1, out) end)
+  local input = ffi.new("peri_tbe_input", { ids = tensor(C.PERI_I64, 1), offsets = tensor(C.PERI_I64, 1), blocks = o.tbe_blocks })
+  add("tbe_batch", function(out) return C.peri_tbe_batch_new(o.tbe, input, out) end)
   add("batch", function(out) return C.peri_batch_new(1, 1, 2, 2, out) end)
   add("logistic", function(out)
     return C.peri_logistic_new(ffi.new("peri_logistic_options", { table_rows = sizes, dense_features = 1, sparse_features = 1,
