@@ -209,15 +209,24 @@ function M.unknown(what, name, tables, noun)
 end
 
 --- A face of the library: `content`, and parts that load when they are first used. modules: key -> the module that is loaded; names: key ->
---- the key of the part that has it. Any other name is an error, which tells the name that may have been meant.
-function M.face(what, content, modules, names)
-  modules, names = modules or {}, names or {}
+--- the key of the part that has it; whole: modules all of whose names are those of the face too. Any other name is an error, which tells the
+--- name that may have been meant.
+function M.face(what, content, modules, names, whole)
+  modules, names, whole = modules or {}, names or {}, whole or {}
   return setmetatable(content, {
     __index = function(face, key)
       local value
       if modules[key] then value = require(modules[key])
       elseif names[key] then value = face[names[key]][key]
-      elseif type(key) == "string" then M.unknown(what, key, { content, modules, names }) end
+      elseif type(key) == "string" then
+        local known = { content, modules, names }
+        for _, module in ipairs(whole) do
+          local part = require(module)
+          known[#known + 1] = part
+          if value == nil then value = rawget(part, key) end
+        end
+        if value == nil then M.unknown(what, key, known) end
+      end
       rawset(face, key, value)
       return value
     end,

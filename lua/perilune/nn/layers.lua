@@ -139,7 +139,6 @@ local function update_running(running, now, momentum)
   running:copy(F.add(F.affine(running, 1 - momentum), F.affine(now, momentum)))
 end
 function BatchNorm1d:forward(x)
-  signature.value("BatchNorm1d", "x", x, "tensor")
   local mean, var = self.running_mean, self.running_var
   if self.training then
     local n = x:size(1)
@@ -165,7 +164,6 @@ function Dropout:init(args)
   self.seed, self.stream, self.step = P.state.seed, parameter.dropout_stream(), 0
 end
 function Dropout:forward(x)
-  signature.value("Dropout", "x", x, "tensor")
   if not self.training or self.p == 0 then return x end
   local d = x:describe()
   local columns = d.ndim > 0 and d.shape[0] > 0 and tonumber(d.numel / d.shape[0]) or 1
@@ -226,6 +224,10 @@ function MLP:forward(x) -- a loop of its own: one Sequential inside another woul
   local list = self._mlp
   for i = 1, #list._children do x = list[i](x) end
   return x
+end
+
+for _, name in ipairs { "BatchNorm1d", "Dropout" } do
+  signature.check(name .. ":", M[name], { forward = "self: table, x: tensor" })
 end
 
 return M

@@ -16,13 +16,6 @@ local C, check, ptr = P.C, P.check, Tensor.ptr
 
 local M = {}
 
---- What schedule.lua has, which needs this file.
-local schedules = {
-  LRScheduler = "schedule", LambdaLR = "schedule", StepLR = "schedule", MultiStepLR = "schedule", ExponentialLR = "schedule",
-  ConstantLR = "schedule", LinearLR = "schedule", PolynomialLR = "schedule", CosineAnnealingLR = "schedule",
-  CosineAnnealingWarmRestarts = "schedule", OneCycleLR = "schedule", CyclicLR = "schedule", WarmupOptimizer = "schedule",
-}
-
 local wrap, _, optim_ptr = P.handle("peri_optim", {}, nil, "an optimizer")
 local out, tensor_out, number = ffi.new "peri_optim *[1]", Tensor.out, ffi.new "double[1]"
 
@@ -220,6 +213,13 @@ local function norm_of(alike, parts, p)
   return Tensor.wrap(tensor_out[0])
 end
 
+local function clip(alike, parts, max_norm, norm_type)
+  local norm = norm_of(alike, parts, norm_type)
+  check(C.peri_grad_clip_norm(pointers(alike), #alike, ptr(norm), max_norm))
+  if parts then check(C.peri_grad_clip_norm(pointers(parts.sharded), #parts.sharded, ptr(norm), max_norm)) end
+  return norm
+end
+
 --- Norm of all gradients of a list of parameters: an f64 scalar tensor. Collective where the list (model:dense_parameters()) holds shards
 --- of dense tables, on this rank or on another; `options` says which they are in other lists: sharded = a list of parameters of which each
 --- rank of `group` holds its own part.
@@ -231,10 +231,7 @@ end
 --- Scale all gradients in place so that their norm is at most max_norm. Returns the norm that they had. Collective as grad_norm is.
 function M.clip_grad_norm(params, max_norm, norm_type, options)
   local alike, parts = parts_of("clip_grad_norm", params, options)
-  local norm = norm_of(alike, parts, norm_type or 2)
-  check(C.peri_grad_clip_norm(pointers(alike), #alike, ptr(norm), max_norm))
-  if parts then check(C.peri_grad_clip_norm(pointers(parts.sharded), #parts.sharded, ptr(norm), max_norm)) end
-  return norm
+  return clip(alike, parts, max_norm, norm_type or 2)
 end
 
 --- Limit every element of all gradients to +-clip_value, in place.
@@ -271,11 +268,13 @@ function GradientClippingOptimizer:init(args)
   if a.sharded and not a.group then P.fail "GradientClippingOptimizer: sharded parameters need a group" end
   if a.sharded and self.clipping == "value" then P.fail "GradientClippingOptimizer: clipping by value takes no sharded parameters" end
   if a.sharded then signature.value("GradientClippingOptimizer", "sharded", a.sharded, "tensors") end
-  self._options = a.sharded and { sharded = a.sharded, group = a.group }
-  if self.clipping == "norm" then parts_of("GradientClippingOptimizer", self.params, self._options) end
+  if self.clipping == "norm" then
+    local options = a.sharded and { sharded = a.sharded, group = a.group }
+    self._alike, self._parts = parts_of("GradientClippingOptimizer", self.params, options)
+  end
 end
 function GradientClippingOptimizer:step()
-  if self.clipping == "norm" then M.clip_grad_norm(self.params, self.max_gradient, self.norm_type, self._options)
+  if self.clipping == "norm" then clip(self._alike, self._parts, self.max_gradient, self.norm_type)
   elseif self.clipping == "value" then M.clip_grad_value(self.params, self.max_gradient) end
   self.optimizer:step()
 end
@@ -348,4 +347,5 @@ signature.check("", M, {
   clip_grad_value = "params: list, clip_value: number",
 })
 
-return util.face("peri.nn.optim", M, { schedule = "perilune.nn.schedule" }, schedules)
+-- What schedule.lua has is reachable from here; it needs this file, and so loads later.
+return util.face("peri.nn.optim", M, { schedule = "perilune.nn.schedule" }, {}, { "perilune.nn.schedule" })
