@@ -89,7 +89,7 @@ local mistakes = {
     .. "fused_params are updated in the backward pass and need no optimizer (s.lua:2)" },
   { "a seed as a string", "nn.manual_seed 'x'", "manual_seed: seed is 'x', allowed: whole numbers 0..2^53 - 1 (s.lua:2)" },
   { "a misspelt option of the world", "peri.init { time_out = 3 }",
-    "dist.init: no argument 'time_out'; allowed: job, local_size, rank, size, timeout, transport (s.lua:2)" },
+    "dist.init: no argument 'time_out'; allowed: device, device_transport, job, local_size, rank, size, timeout, transport (s.lua:2)" },
   -- plans in files
   { "a rank in a plan's file that is not there", model .. [[
 write("p.lua", "return { ebc = { t = require('perilune.plan').table_wise(9) } }")
