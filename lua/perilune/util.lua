@@ -209,8 +209,8 @@ function M.unknown(what, name, tables, noun)
 end
 
 --- A face of the library: `content`, and parts that load when they are first used. modules: key -> the module that is loaded; names: key ->
---- the key of the part that has it; whole: modules all of whose names are those of the face too. Any other name is an error, which tells the
---- name that may have been meant.
+--- the key of the part that has it; whole: modules all of whose names are those of the face too. Any other name is an error, which tells
+--- the name that may have been meant.
 function M.face(what, content, modules, names, whole)
   modules, names, whole = modules or {}, names or {}, whole or {}
   return setmetatable(content, {
