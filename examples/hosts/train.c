@@ -35,12 +35,12 @@ static peri_tensor *tensor_of(int32_t dtype, int64_t count, const void *data)
     return t;
 }
 
-static peri_sharded_ebc *make_tables(void)
+static peri_sharded *make_tables(void)
 {
     const int32_t which[] = {0, 1}, last = peri_group_size(world) - 1;
     static peri_sharded_table table[2]; /* static: zeros, which are the defaults of all fields */
-    static peri_sharded_ebc_config config;
-    peri_sharded_ebc *tables;
+    static peri_sharded_config config;
+    peri_sharded *tables;
     peri_tbe_optimizer adagrad;
     check(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &adagrad)), adagrad.learning_rate = 0.1;
     table[0].name = "items", table[0].rows = ITEMS, table[0].sharding_type = PERI_TABLE_WISE, table[0].ranks = &last, table[0].n_ranks = 1;
@@ -49,7 +49,7 @@ static peri_sharded_ebc *make_tables(void)
         table[i].cols = COLS, table[i].features = &which[i], table[i].n_features = 1, table[i].compute_kernel = PERI_KERNEL_FUSED;
     config.group = world, config.device = cpu, config.tables = table, config.n_tables = 2, config.seed = 1;
     config.features = features, config.n_features = 2, config.optimizers = &adagrad, config.n_optimizers = 1;
-    check(peri_sharded_ebc_new(&config, &tables));
+    check(peri_sharded_new(&config, &tables));
     return tables;
 }
 
@@ -74,13 +74,13 @@ static void next_batch(peri_keys *keys, uint32_t step, peri_kjt **batch, peri_te
 }
 
 /* Ids travel to their owners, rows back; a layer looks at item * words. The mean of the ranks' losses is that of all samples. */
-static peri_tensor *loss_of(peri_sharded_ebc *tables, peri_kjt *batch, peri_tensor *weight, peri_tensor *labels)
+static peri_tensor *loss_of(peri_sharded *tables, peri_kjt *batch, peri_tensor *weight, peri_tensor *labels)
 {
     peri_work *ids, *rows;
     peri_tensor *t[6], *loss;
-    check(peri_sharded_ebc_input_dist(tables, batch, &ids)), check(peri_work_wait(ids)); /* or test it, and do something meanwhile */
-    check(peri_sharded_ebc_compute_and_output_dist(tables, ids, &rows)), check(peri_work_wait(rows));
-    check(peri_sharded_ebc_output(tables, rows, &t[0])), peri_work_release(ids), peri_work_release(rows);
+    check(peri_sharded_input_dist(tables, batch, &ids)), check(peri_work_wait(ids)); /* or test it, and do something meanwhile */
+    check(peri_sharded_compute_and_output_dist(tables, ids, &rows)), check(peri_work_wait(rows));
+    check(peri_sharded_output(tables, rows, &t[0])), peri_work_release(ids), peri_work_release(rows);
     check(peri_tensor_slice(t[0], 1, 0, COLS, 1, &t[1])), check(peri_tensor_slice(t[0], 1, COLS, 2 * COLS, 1, &t[2]));
     check(peri_op_mul(t[1], t[2], &t[3])), check(peri_op_matmul(t[3], weight, &t[4]));
     check(peri_op_bce_with_logits(t[4], labels, NULL, NULL, PERI_REDUCTION_SUM, &t[5]));
@@ -99,7 +99,7 @@ int main(void)
     peri_keys *keys;
     double total;
     check(peri_comm_open(NULL, &world)), check(peri_device_get("cpu", &cpu));
-    peri_sharded_ebc *tables = make_tables();
+    peri_sharded *tables = make_tables();
     check(peri_keys_new(features, 2, &keys)), check(peri_tensor_full(cpu, PERI_F32, 1, &cols, 1, &weight));
     check(peri_tensor_requires_grad(weight, true)), check(peri_reducer_new(world, &weight, 1, 0, &reducer));
     check(peri_optim_defaults(PERI_OPTIM_ADAGRAD, &options)), check(peri_optim_new(&options, &weight, 1, &optim));

@@ -124,6 +124,12 @@ bool peri__fault(int32_t point);
 
 static inline int64_t peri__min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t peri__max(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t peri__sum(const int64_t *list, int64_t n)
+{
+    int64_t sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += list[i];
+    return sum;
+}
 static inline int64_t peri__ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 #endif

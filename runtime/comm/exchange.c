@@ -42,13 +42,6 @@ typedef struct exchange_work {
 
 /* -- transfers ------------------------------------------------------------------------------------------------------------------------ */
 
-static int64_t sum_of(const int64_t *numbers, int32_t n)
-{
-    int64_t sum = 0;
-    for (int32_t i = 0; i < n; i++) sum += numbers[i];
-    return sum;
-}
-
 /** The kind of the way back. */
 static int32_t reverse_of(int32_t kind)
 {
@@ -181,7 +174,7 @@ static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri_
     if (a->layout != PERI_LAYOUT_FLAT) {
         f->dims = a->in + g->size;
         memcpy(f->dims, a->dims, sizeof *f->dims * (size_t)g->size);
-        f->columns = sum_of(f->dims, g->size);
+        f->columns = peri__sum(f->dims, g->size);
     }
     if (a->layout == PERI_LAYOUT_COLUMNS && a->rows <= 1) { /* the blocks of one row arrive side by side */
         f->layout = PERI_LAYOUT_FLAT;
@@ -254,7 +247,7 @@ static peri_status lay_out(const flow *f, peri_tensor *flat, peri_tensor **out)
 /** The numbers of the gradients of the results; NULL counts as zeros. */
 static peri_status gather_gradient(const flow *f, peri_tensor *const *grad, peri_tensor **flat)
 {
-    int64_t n = f->kind == PERI_FLOW_REDUCE_SCATTER ? f->out[f->group->rank] : sum_of(f->in, f->group->size), at = 0;
+    int64_t n = f->kind == PERI_FLOW_REDUCE_SCATTER ? f->out[f->group->rank] : peri__sum(f->in, f->group->size), at = 0;
     bool any = false;
     for (int32_t i = 0; i < results_of(f); i++) any = any || grad[i];
     if (!any) return peri_tensor_full(f->device, f->dtype, 1, &n, 0, flat);

@@ -34,13 +34,6 @@ static peri_status check_rows(const char *f, const char *what, const peri_tensor
                       (long long)rows);
 }
 
-static int64_t sum_of(const int64_t *list, int64_t n)
-{
-    int64_t sum = 0;
-    for (int64_t i = 0; i < n; i++) sum += list[i];
-    return sum;
-}
-
 /* -- all to all ---------------------------------------------------------------------------------------------------------------------- */
 
 peri_status peri_exchange_alltoall_pooled(peri_group *g, peri_tensor *input, const int64_t *batch, const int64_t *dims,
@@ -53,7 +46,7 @@ peri_status peri_exchange_alltoall_pooled(peri_group *g, peri_tensor *input, con
     PERI_TRY(peri__check_tensor(f, "the input", input, -1, 2));
     PERI_TRY(check_list(f, "batch_size_per_rank", batch, g->size, &a.alike));
     PERI_TRY(check_list(f, "dim_sum_per_rank", dims, g->size, &a.alike));
-    PERI_TRY(check_rows(f, "batch sizes", input, sum_of(batch, g->size)));
+    PERI_TRY(check_rows(f, "batch sizes", input, peri__sum(batch, g->size)));
     if (input->shape[1] != dims[g->rank])
         return peri__fail(PERI_EINVAL, "%s: the input is %s, dim_sum_per_rank[%d] is %lld", f, peri__tensor_text(input, text, sizeof text),
                           g->rank, (long long)dims[g->rank]);
@@ -93,9 +86,9 @@ peri_status peri_exchange_variable_batch_alltoall_pooled(peri_group *g, peri_ten
         for (int32_t i = 0; i < v->features_per_rank[r]; i++, at++)
             a.in[r] += v->batch_size_per_feature_pre_a2a[at] * v->emb_dim_per_rank_per_feature[at];
     }
-    int64_t received = sum_of(a.in, g->size);
+    int64_t received = peri__sum(a.in, g->size);
     a.shape = &received;
-    peri_status status = check_rows(f, "batch sizes and dims", input, sum_of(a.out, g->size));
+    peri_status status = check_rows(f, "batch sizes and dims", input, peri__sum(a.out, g->size));
     if (status < 0) peri__flow_counts_free(a.out);
     else status = peri__flow_post(g, input, &a, out);
     return status;
@@ -212,7 +205,7 @@ peri_status peri_exchange_reduce_scatter_v_pooled(peri_group *g, peri_tensor *in
     uint64_t hash = 0;
     PERI_TRY(check_scatter(f, g, input));
     PERI_TRY(check_list(f, "input_splits", input_splits, g->size, &hash));
-    PERI_TRY(check_rows(f, "input_splits", input, sum_of(input_splits, g->size)));
+    PERI_TRY(check_rows(f, "input_splits", input, peri__sum(input_splits, g->size)));
     return scatter(f, g, input, input_splits, options, out);
 }
 
@@ -230,7 +223,7 @@ peri_status peri_exchange_reduce_scatter_v_per_feature_pooled(peri_group *g, per
     if (!parts) return PERI_ENOMEM;
     for (int32_t i = 0; i < g->size; i++)
         for (int32_t k = 0; k < n_features; k++) parts[i] += batch[(int64_t)i * n_features + k] * dims[k];
-    peri_status status = check_rows(f, "batch sizes and dims", input, sum_of(parts, g->size));
+    peri_status status = check_rows(f, "batch sizes and dims", input, peri__sum(parts, g->size));
     if (status >= 0) status = scatter(f, g, input, parts, options, out);
     peri__free(parts);
     return status;

@@ -71,13 +71,6 @@ static peri_status contexts_of(const peri_group *group, const peri__transfer_arg
     return peri_codec_context_new(a->codec, a->in, group->size, decoding);
 }
 
-static int64_t sum_of(const int64_t *numbers, int32_t n)
-{
-    int64_t sum = 0;
-    for (int32_t i = 0; i < n; i++) sum += numbers[i];
-    return sum;
-}
-
 static peri_status post_encoded(peri_group *group, peri_tensor *src, const peri__transfer_args *a, peri__transfer *t)
 {
     peri_codec_context *encoding = NULL;
@@ -91,7 +84,7 @@ static peri_status post_encoded(peri_group *group, peri_tensor *src, const peri_
                        .channel = a->channel, .sequence = a->sequence, .tag = a->tag,
                        .send_counts = peri_codec_context_wire_splits(encoding),
                        .recv_counts = peri_codec_context_wire_splits(t->decoding)};
-    int64_t n = sum_of(op.recv_counts, group->size);
+    int64_t n = peri__sum(op.recv_counts, group->size);
     PERI_TRY_GOTO(peri_tensor_new(peri__device(src), wire->dtype, 1, &n, &t->wire), out);
     status = peri__coll_post(group, &op, wire, t->wire, &t->work);
 out:
@@ -131,7 +124,7 @@ out:
 static peri_status post_plain(peri_group *group, peri_tensor *src, const peri__transfer_args *a, peri__transfer *t)
 {
     bool summed = a->kind == PERI_COLL_REDUCE_SCATTER;
-    int64_t n = summed ? a->out[group->rank] : sum_of(a->in, group->size);
+    int64_t n = summed ? a->out[group->rank] : peri__sum(a->in, group->size);
     if (!t->numbers) PERI_TRY(peri_tensor_new(peri__device(src), src->dtype, 1, &n, &t->numbers));
     peri_coll_op op = {.kind = a->kind, .dtype = src->dtype, .reduce = PERI_REDUCE_SUM, .channel = a->channel,
                        .sequence = a->sequence, .tag = a->tag, .send_counts = a->out, .recv_counts = summed ? NULL : a->in};

@@ -9,7 +9,7 @@
 
 /* -- the home side ----------------------------------------------------------------------------------------------------------------- */
 
-static bool same_home(const peri_sharded_ebc *e, const peri__home *h, const peri__outbound *outbound, int64_t rows,
+static bool same_home(const peri_sharded *e, const peri__home *h, const peri__outbound *outbound, int64_t rows,
                       const int64_t *inverse)
 {
     return h->outbound == outbound && h->rows == rows && h->variable == (inverse != NULL) &&
@@ -17,23 +17,23 @@ static bool same_home(const peri_sharded_ebc *e, const peri__home *h, const peri
 }
 
 /** First entry of each feature in the inverse indices of a variable batch: *@inverse; NULL: it is none. */
-static peri_status inverse_of(const peri_sharded_ebc *e, const peri_kjt *kjt, const peri_kjt_desc *desc, int64_t **inverse)
+static peri_status inverse_of(const peri_sharded *e, const peri_kjt *kjt, const peri_kjt_desc *desc, int64_t **inverse)
 {
     *inverse = NULL;
     if (!desc->variable_stride) return PERI_OK;
     if (!desc->has_inverse)
-        return peri__fail(PERI_EINVAL, "peri_sharded_ebc_input_dist: an input with a variable batch per feature needs inverse indices");
+        return peri__fail(PERI_EINVAL, "peri_sharded_input_dist: an input with a variable batch per feature needs inverse indices");
     for (int32_t f = 0; f < e->n_features; f++) {
         int32_t row = peri_keys_find(peri_kjt_inverse_keys(kjt), e->feature_names[f]);
         if (row < 0)
-            return peri__fail(PERI_EINVAL, "peri_sharded_ebc_input_dist: feature '%s' has no inverse indices", e->feature_names[f]);
+            return peri__fail(PERI_EINVAL, "peri_sharded_input_dist: feature '%s' has no inverse indices", e->feature_names[f]);
         e->scratch[f] = row * desc->stride;
     }
     *inverse = e->scratch;
     return PERI_OK;
 }
 
-peri_status peri__batch_home(peri_sharded_ebc *e, peri_kjt *kjt, peri__outbound *outbound, peri__home **out)
+peri_status peri__batch_home(peri_sharded *e, peri_kjt *kjt, peri__outbound *outbound, peri__home **out)
 {
     peri_kjt_desc desc;
     int64_t *inverse;
@@ -56,7 +56,7 @@ peri_status peri__batch_home(peri_sharded_ebc *e, peri_kjt *kjt, peri__outbound 
 /* -- both sides ---------------------------------------------------------------------------------------------------------------------- */
 
 /** Block lists of all groups: their replicas over the input, their shards over what was received. */
-static peri_status make_blocks(const peri_sharded_ebc *e, peri__batch_layout *l)
+static peri_status make_blocks(const peri_sharded *e, peri__batch_layout *l)
 {
     const peri__routes *r = e->routes;
     const int32_t first_slot = r->rank_slot[e->rank], slots = r->rank_slot[e->rank + 1] - first_slot;
@@ -92,7 +92,7 @@ out:
 }
 
 /** The numbers that the ways carry, and what their codecs make of them. */
-static peri_status make_legs(const peri_sharded_ebc *e, peri__batch_layout *l)
+static peri_status make_legs(const peri_sharded *e, peri__batch_layout *l)
 {
     for (int32_t lane = 0; lane < PERI__LANES; lane++) {
         int32_t first = lane * e->world_size;
@@ -102,7 +102,7 @@ static peri_status make_legs(const peri_sharded_ebc *e, peri__batch_layout *l)
     return PERI_OK;
 }
 
-peri_status peri__batch_layout_new(peri_sharded_ebc *e, peri__home *home, const int64_t *counts, peri__batch_layout **out)
+peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int64_t *counts, peri__batch_layout **out)
 {
     int32_t streams = e->routes->rank_wire[e->rank + 1] - e->routes->rank_wire[e->rank];
     size_t bytes = sizeof *counts * (size_t)streams * (size_t)e->world_size;
@@ -151,7 +151,7 @@ void peri__batch_layout_release(peri__batch_layout *l)
     peri__free(l);
 }
 
-void peri__batches_free(peri_sharded_ebc *e)
+void peri__batches_free(peri_sharded *e)
 {
     for (int32_t i = 0; i < PERI__KEPT; i++) {
         peri__batch_layout_release(e->layouts[i]);

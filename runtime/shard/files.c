@@ -18,7 +18,7 @@ static peri_status fail_flush(const peri_flush_info *a, const char *path, int64_
 
 /** Files of a cached table in its directory, while they are visited. */
 typedef struct visit {
-    peri_sharded_ebc *ebc;
+    peri_sharded *ebc;
     int32_t table;
     peri_status status;
 } visit;
@@ -37,7 +37,7 @@ static const peri_shard *shard_of(const visit *v, const peri__row_shard *file)
 static bool look(void *ctx, const peri__row_shard *file)
 {
     visit *v = ctx;
-    peri_sharded_ebc *e = v->ebc;
+    peri_sharded *e = v->ebc;
     const peri_shard *shard = shard_of(v, file);
     peri__row_header h;
     if (!shard) {
@@ -64,7 +64,7 @@ static bool look(void *ctx, const peri__row_shard *file)
     return v->status >= 0;
 }
 
-peri_status peri__files_of_module(peri_sharded_ebc *e, const peri_sharded_ebc_config *c)
+peri_status peri__files_of_module(peri_sharded *e, const peri_sharded_config *c)
 {
     e->found = (peri_flush_info){.path = ""};
     for (int32_t g = 0; g < e->n_groups; g++) {
@@ -84,7 +84,7 @@ peri_status peri__files_of_module(peri_sharded_ebc *e, const peri_sharded_ebc_co
     return PERI_OK;
 }
 
-peri_status peri_sharded_ebc_files_found(const peri_sharded_ebc *e, peri_flush_info *out)
+peri_status peri_sharded_files_found(const peri_sharded *e, peri_flush_info *out)
 {
     PERI_NEED(e);
     PERI_NEED(out);
@@ -92,7 +92,7 @@ peri_status peri_sharded_ebc_files_found(const peri_sharded_ebc *e, peri_flush_i
     return PERI_OK;
 }
 
-peri_status peri_sharded_ebc_flush_info(const peri_sharded_ebc *e, peri_flush_info *out)
+peri_status peri_sharded_flush_info(const peri_sharded *e, peri_flush_info *out)
 {
     PERI_NEED(e);
     PERI_NEED(out);
@@ -110,14 +110,14 @@ peri_status peri_sharded_ebc_flush_info(const peri_sharded_ebc *e, peri_flush_in
     return PERI_OK;
 }
 
-peri_status peri_sharded_ebc_flush_prepare(peri_sharded_ebc *e)
+peri_status peri_sharded_flush_prepare(peri_sharded *e)
 {
     PERI_NEED(e);
     for (int32_t g = 0; g < e->n_groups; g++) PERI_TRY(peri_tbe_flush_prepare(e->groups[g].tbe));
     return PERI_OK;
 }
 
-peri_status peri_sharded_ebc_flush_commit(peri_sharded_ebc *e, int64_t number, uint64_t stamp)
+peri_status peri_sharded_flush_commit(peri_sharded *e, int64_t number, uint64_t stamp)
 {
     PERI_NEED(e);
     for (int32_t g = 0; g < e->n_groups; g++) PERI_TRY(peri_tbe_flush_commit(e->groups[g].tbe, number, stamp));

@@ -112,7 +112,7 @@ static void add_shards(text *t, const char *name, const peri__route_table *table
     }
 }
 
-static void add_table(text *t, const peri_sharded_ebc_config *c, int32_t i, const peri__route_table *cut)
+static void add_table(text *t, const peri_sharded_config *c, int32_t i, const peri__route_table *cut)
 {
     const peri_sharded_table *table = &c->tables[i];
     const char *name = table->name;
@@ -138,7 +138,7 @@ static void add_table(text *t, const peri_sharded_ebc_config *c, int32_t i, cons
 }
 
 /** Append what may change, and keep the text. */
-static peri_status finish(peri_sharded_ebc *e, text *t)
+static peri_status finish(peri_sharded *e, text *t)
 {
     char rate[32];
     for (int32_t o = 0; o < e->n_optimizers; o++)
@@ -150,7 +150,7 @@ static peri_status finish(peri_sharded_ebc *e, text *t)
     return t->failed ? PERI_ENOMEM : PERI_OK;
 }
 
-peri_status peri__identity_new(peri_sharded_ebc *e, const peri_sharded_ebc_config *c)
+peri_status peri__identity_new(peri_sharded *e, const peri_sharded_config *c)
 {
     static const char *const lanes[PERI__LANES] = {"table-wise and column-wise", "row-wise"};
     text t = {0};
@@ -169,13 +169,13 @@ peri_status peri__identity_new(peri_sharded_ebc *e, const peri_sharded_ebc_confi
     return finish(e, &t);
 }
 
-peri_status peri__identity_refresh(peri_sharded_ebc *e)
+peri_status peri__identity_refresh(peri_sharded *e)
 {
     text t = {.data = e->identity_text, .n = (size_t)e->identity_fixed, .room = (size_t)e->identity_bytes + 1};
     return finish(e, &t);
 }
 
-uint64_t peri__identity_hash(const peri_sharded_ebc *e)
+uint64_t peri__identity_hash(const peri_sharded *e)
 {
     uint64_t h = e->identity;
     for (int32_t o = 0; o < e->n_optimizers; o++) {

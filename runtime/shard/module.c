@@ -48,14 +48,16 @@ static peri_status check_whole(const char *f, const peri_sharded_table *table, c
     return PERI_OK;
 }
 
-static peri_status check_config(const peri_sharded_ebc_config *c)
+static peri_status check_config(const peri_sharded_config *c)
 {
-    static const char *const f = "peri_sharded_ebc_new";
+    static const char *const f = "peri_sharded_new";
     if (c->gradient_division < 0 || c->gradient_division > PERI_DIVISION_OFF)
         return peri__fail(PERI_EINVAL, "%s: gradient_division %d, allowed: PERI_DIVISION_*", f, c->gradient_division);
     if (!small_float(c->output_dtype))
         return peri__fail(PERI_EINVAL, "%s: output_dtype %s (%d), allowed: f32, f16, bf16", f, peri_dtype_name(c->output_dtype),
                           c->output_dtype);
+    if (c->kind != PERI_SHARDED_EBC)
+        return peri__fail(PERI_EINVAL, "%s: kind %d, allowed: PERI_SHARDED_EBC (%d)", f, c->kind, PERI_SHARDED_EBC);
     if (!c->group || !c->device) return peri__fail(PERI_EINVAL, "%s: a group and a device are needed", f);
     if (c->n_tables < 1 || c->n_features < 1)
         return peri__fail(PERI_EINVAL, "%s: %d tables and %d features, allowed: 1 or more", f, c->n_tables, c->n_features);
@@ -94,7 +96,7 @@ static peri_status check_config(const peri_sharded_ebc_config *c)
 /* -- names, shards, routes --------------------------------------------------------------------------------------------------------- */
 
 /** Copy names into one block. */
-static peri_status copy_names(peri_sharded_ebc *e, const peri_sharded_ebc_config *c)
+static peri_status copy_names(peri_sharded *e, const peri_sharded_config *c)
 {
     size_t bytes = 0;
     for (int32_t i = 0; i < c->n_tables; i++) bytes += strlen(c->tables[i].name) + 1;
@@ -114,7 +116,7 @@ static peri_status copy_names(peri_sharded_ebc *e, const peri_sharded_ebc_config
 
 /** What gradients of a table are divided by before ranks add them up. The gradient of a replica is a mean over ranks in any case, as
  *  DistributedDataParallel makes it; a dense replica's is averaged by whoever reduces the dense part. */
-static double gradient_divisor(const peri_sharded_ebc *e, const peri_sharded_table *table)
+static double gradient_divisor(const peri_sharded *e, const peri_sharded_table *table)
 {
     if (!peri__sharding_type_of(table->sharding_type)->replica) return e->division;
     return table->compute_kernel == PERI_KERNEL_DENSE ? 1 : e->world_size;
@@ -133,7 +135,7 @@ static bool same_codec(const peri_codec *a, const peri_codec *b)
 
 /** Lane 0 is for rows that are exchanged, lane 1 for rows that are exchanged and added up; one lane will do where their codecs are alike.
  *  Returns the lane of row-wise tables. */
-static int32_t choose_lanes(peri_sharded_ebc *e, const peri_sharded_ebc_config *c)
+static int32_t choose_lanes(peri_sharded *e, const peri_sharded_config *c)
 {
     const peri_sharded_codecs *given[PERI__LANES] = {&c->all_to_all, &c->reduce_scatter};
     for (int32_t lane = 0; lane < PERI__LANES; lane++)
@@ -149,7 +151,7 @@ static int32_t choose_lanes(peri_sharded_ebc *e, const peri_sharded_ebc_config *
     return same_codec(a[0], b[0]) && same_codec(a[1], b[1]) ? 0 : 1;
 }
 
-static peri_status cut_tables(peri_sharded_ebc *e, const peri_sharded_ebc_config *c)
+static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
 {
     int32_t n_features = 0, at = 0;
     for (int32_t t = 0; t < c->n_tables; t++) n_features += c->tables[t].n_features;
@@ -187,19 +189,19 @@ static peri_status cut_tables(peri_sharded_ebc *e, const peri_sharded_ebc_config
     return PERI_OK;
 }
 
-static peri_status make_router(peri_sharded_ebc *e)
+static peri_status make_router(peri_sharded *e)
 {
     e->router.group = e->group;
     e->router.device = e->device;
     e->router.routes = e->routes;
-    e->router.function = "peri_sharded_ebc_input_dist";
+    e->router.function = "peri_sharded_input_dist";
     e->router.table_names = e->table_names;
     e->router.feature_names = e->feature_names;
     return peri__router_init(&e->router);
 }
 
 /** The learning rates, and whom they are for. */
-static peri_status take_rates(peri_sharded_ebc *e, const peri_sharded_ebc_config *c)
+static peri_status take_rates(peri_sharded *e, const peri_sharded_config *c)
 {
     e->rates = peri__alloc(sizeof *e->rates * (size_t)peri__max(1, c->n_optimizers));
     if (!e->rates) return PERI_ENOMEM;
@@ -211,12 +213,12 @@ static peri_status take_rates(peri_sharded_ebc *e, const peri_sharded_ebc_config
 
 /* -- the module -------------------------------------------------------------------------------------------------------------------- */
 
-peri_status peri_sharded_ebc_new(const peri_sharded_ebc_config *c, peri_sharded_ebc **out)
+peri_status peri_sharded_new(const peri_sharded_config *c, peri_sharded **out)
 {
     PERI_NEED(c);
     PERI_NEED(out);
     PERI_TRY(check_config(c));
-    peri_sharded_ebc *e = peri__alloc_zero(sizeof *e);
+    peri_sharded *e = peri__alloc_zero(sizeof *e);
     if (!e) return PERI_ENOMEM;
     peri__refs_init(&e->refs);
     e->kind = &peri__pooled;
@@ -243,13 +245,13 @@ peri_status peri_sharded_ebc_new(const peri_sharded_ebc_config *c, peri_sharded_
     PERI_TRY_GOTO(peri__files_of_module(e, c), out);
     *out = e;
 out:
-    if (status < 0) peri_sharded_ebc_release(e);
+    if (status < 0) peri_sharded_release(e);
     return status;
 }
 
-void peri_sharded_ebc_retain(peri_sharded_ebc *e) { peri__refs_add(&e->refs); }
+void peri_sharded_retain(peri_sharded *e) { peri__refs_add(&e->refs); }
 
-void peri_sharded_ebc_release(peri_sharded_ebc *e)
+void peri_sharded_release(peri_sharded *e)
 {
     if (!e || !peri__refs_drop(&e->refs)) return;
     peri__tables_free(e);
@@ -268,4 +270,4 @@ void peri_sharded_ebc_release(peri_sharded_ebc *e)
     peri__free(e);
 }
 
-int64_t peri_sharded_ebc_columns(const peri_sharded_ebc *e) { return e->routes->out_cols; }
+int64_t peri_sharded_columns(const peri_sharded *e) { return e->routes->out_cols; }

@@ -48,10 +48,10 @@ typedef struct peri__kind {
     /* Before the ids leave: what else the owner of each bag needs to know, as peri__routing_args.by_bag. */
     peri_status (*by_bag)(const peri__routing *routing, peri_tensor *out);
     /* Once rows are back: the results, f32, of what this rank looked up for itself and what it received. @out new. */
-    peri_status (*combine)(const peri_sharded_ebc *e, const peri__home *h, peri_tensor *inverse, peri_tensor *own, peri_tensor *received,
+    peri_status (*combine)(const peri_sharded *e, const peri__home *h, peri_tensor *inverse, peri_tensor *own, peri_tensor *received,
                            peri_tensor **out);
     /* Its adjoint: the gradient of the results to that of the rows, which is divided on its way (peri__home.divisor). */
-    peri_status (*spread)(const peri_sharded_ebc *e, const peri__home *h, peri_tensor *inverse, peri_tensor *grad, peri_tensor *own,
+    peri_status (*spread)(const peri_sharded *e, const peri__home *h, peri_tensor *inverse, peri_tensor *grad, peri_tensor *own,
                           peri_tensor *sent);
 } peri__kind;
 
@@ -63,7 +63,7 @@ typedef struct peri__rate {
     int32_t table; /* the first fused table that it trains, for messages; -1: none */
 } peri__rate;
 
-struct peri_sharded_ebc {
+struct peri_sharded {
     peri__refs refs;
     const peri__kind *kind;
     peri_group *group;
@@ -94,10 +94,10 @@ struct peri_sharded_ebc {
 };
 
 /** Write down what all ranks must agree on (identity.c), once the tables are cut and the rates known; again, when a rate has changed. */
-peri_status peri__identity_new(peri_sharded_ebc *ebc, const peri_sharded_ebc_config *config);
-peri_status peri__identity_refresh(peri_sharded_ebc *ebc);
+peri_status peri__identity_new(peri_sharded *ebc, const peri_sharded_config *config);
+peri_status peri__identity_refresh(peri_sharded *ebc);
 /** Hash of all that they must agree on now. */
-uint64_t peri__identity_hash(const peri_sharded_ebc *ebc);
+uint64_t peri__identity_hash(const peri_sharded *ebc);
 /** PERI_EMISMATCH in the name of @function, of the texts of all ranks one after the other, @bytes[world] long: what differs, and where. */
 peri_status peri__identity_fail(const char *function, int32_t world, const char *texts, const int64_t *bytes);
 
@@ -105,16 +105,16 @@ peri_status peri__identity_fail(const char *function, int32_t world, const char 
 static inline int32_t peri__dtype_of(const peri_sharded_table *table) { return table->dtype ? table->dtype : PERI_F32; }
 
 /** The table batches of this rank, once the routes are known; and their end. */
-peri_status peri__tables_new(peri_sharded_ebc *ebc, const peri_sharded_ebc_config *config);
-void peri__tables_free(peri_sharded_ebc *ebc);
+peri_status peri__tables_new(peri_sharded *ebc, const peri_sharded_config *config);
+void peri__tables_free(peri_sharded *ebc);
 /** The home layout for @kjt, whose ids leave as @outbound says: one of the last if it fits, else a new one. @out new. */
-peri_status peri__batch_home(peri_sharded_ebc *ebc, peri_kjt *kjt, peri__outbound *outbound, peri__home **out);
+peri_status peri__batch_home(peri_sharded *ebc, peri_kjt *kjt, peri__outbound *outbound, peri__home **out);
 /** The layout of a lookup: @counts as in peri__owner_new. @out new. */
-peri_status peri__batch_layout_new(peri_sharded_ebc *ebc, peri__home *home, const int64_t *counts, peri__batch_layout **out);
+peri_status peri__batch_layout_new(peri_sharded *ebc, peri__home *home, const int64_t *counts, peri__batch_layout **out);
 /** Find out which flush the files of the module are of, as far as this rank sees them. PERI_EMISMATCH names two files that do not fit. */
-peri_status peri__files_of_module(peri_sharded_ebc *ebc, const peri_sharded_ebc_config *config);
+peri_status peri__files_of_module(peri_sharded *ebc, const peri_sharded_config *config);
 void peri__batch_layout_release(peri__batch_layout *layout);
 /** Give up the layouts that are kept. */
-void peri__batches_free(peri_sharded_ebc *ebc);
+void peri__batches_free(peri_sharded *ebc);
 
 #endif

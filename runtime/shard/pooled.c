@@ -17,7 +17,7 @@ static peri_status mean_factors(const peri__routing *r, peri_tensor *out)
     return PERI_LAUNCH(o->device, route_mean, &args, h->bags, 1 << 13);
 }
 
-static peri_status combine(const peri_sharded_ebc *e, const peri__home *h, peri_tensor *inverse, peri_tensor *own, peri_tensor *received,
+static peri_status combine(const peri_sharded *e, const peri__home *h, peri_tensor *inverse, peri_tensor *own, peri_tensor *received,
                            peri_tensor **out)
 {
     int64_t shape[2] = {h->rows, e->routes->out_cols};
@@ -38,7 +38,7 @@ static int64_t spread_grain(const peri__home *h)
     return h->variable ? peri__max(LEAST, peri__ceil_div(h->most_bags, MOST_PARTS)) : LEAST;
 }
 
-static peri_status spread(const peri_sharded_ebc *e, const peri__home *h, peri_tensor *inverse, peri_tensor *grad, peri_tensor *own,
+static peri_status spread(const peri_sharded *e, const peri__home *h, peri_tensor *inverse, peri_tensor *grad, peri_tensor *own,
                           peri_tensor *sent)
 {
     peri_k_route_spread_args args = {.grad = peri__data(grad), .stride = e->routes->out_cols, .rows = h->rows, .sent = peri__data(sent),

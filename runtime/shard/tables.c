@@ -10,7 +10,7 @@
 /* -- groups ----------------------------------------------------------------------------------------------------------------------- */
 
 /** The group of a table, found or appended; -1: no memory. */
-static int32_t group_of(peri_sharded_ebc *e, const peri_sharded_table *table, bool replica)
+static int32_t group_of(peri_sharded *e, const peri_sharded_table *table, bool replica)
 {
     bool dense = table->compute_kernel == PERI_KERNEL_DENSE, cached = table->cache != NULL;
     bool mean = table->pooling == PERI_POOLING_MEAN && !replica;
@@ -41,7 +41,7 @@ static peri_status group_add(peri__group_of_tables *g, int32_t table, int32_t sh
 }
 
 /** The shard that a group's table holds; a replica is one shard of everything. */
-static peri_shard shard_of(const peri_sharded_ebc *e, const peri__group_of_tables *g, int32_t i)
+static peri_shard shard_of(const peri_sharded *e, const peri__group_of_tables *g, int32_t i)
 {
     const peri__route_table *table = &e->tables[g->slots_table[i]];
     if (g->slots_shard[i] >= 0) return table->shards[g->slots_shard[i]];
@@ -49,7 +49,7 @@ static peri_shard shard_of(const peri_sharded_ebc *e, const peri__group_of_table
 }
 
 /** Make the table batch of one group. Shards pool sums, with the factors of whole bags where the table's pooling is the mean. */
-static peri_status make_tbe(peri_sharded_ebc *e, const peri_sharded_ebc_config *c, peri__group_of_tables *g)
+static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri__group_of_tables *g)
 {
     peri_table_config *tables = peri__alloc_zero(sizeof *tables * (size_t)g->n_tables);
     peri_cache_params *caches = peri__alloc_zero(sizeof *caches * (size_t)g->n_tables);
@@ -98,7 +98,7 @@ static void index_fini(index_of *x)
     peri__free(x->places);
 }
 
-static peri_status index_new(const peri_sharded_ebc *e, index_of *x)
+static peri_status index_new(const peri_sharded *e, index_of *x)
 {
     int64_t n = 0;
     x->first = peri__alloc(sizeof *x->first * (size_t)e->n_tables);
@@ -119,7 +119,7 @@ static peri_status index_new(const peri_sharded_ebc *e, index_of *x)
 }
 
 /** The list of what is here, by table and shard; and where the routes' slots and replicas of this rank are. */
-static peri_status take_places(peri_sharded_ebc *e)
+static peri_status take_places(peri_sharded *e)
 {
     const peri__routes *r = e->routes;
     const int32_t slots = r->rank_slot[e->rank + 1] - r->rank_slot[e->rank];
@@ -149,7 +149,7 @@ static peri_status take_places(peri_sharded_ebc *e)
     return PERI_OK;
 }
 
-peri_status peri__tables_new(peri_sharded_ebc *e, const peri_sharded_ebc_config *c)
+peri_status peri__tables_new(peri_sharded *e, const peri_sharded_config *c)
 {
     for (int32_t t = 0; t < c->n_tables; t++) {
         bool replica = e->tables[t].data_parallel;
@@ -170,7 +170,7 @@ peri_status peri__tables_new(peri_sharded_ebc *e, const peri_sharded_ebc_config 
     return take_places(e);
 }
 
-void peri__tables_free(peri_sharded_ebc *e)
+void peri__tables_free(peri_sharded *e)
 {
     for (int32_t g = 0; g < e->n_groups; g++) {
         for (int32_t i = 0; e->groups[g].leaves && i < e->groups[g].n_tables; i++) peri_tensor_release(e->groups[g].leaves[i]);
@@ -186,32 +186,32 @@ void peri__tables_free(peri_sharded_ebc *e)
 
 /* -- what users do with them -------------------------------------------------------------------------------------------------------- */
 
-int32_t peri_sharded_ebc_local_shards(const peri_sharded_ebc *e) { return e->n_local; }
+int32_t peri_sharded_local_shards(const peri_sharded *e) { return e->n_local; }
 
-peri_status peri_sharded_ebc_local_shard(peri_sharded_ebc *e, int32_t i, peri_local_shard *out)
+peri_status peri_sharded_local_shard(peri_sharded *e, int32_t i, peri_local_shard *out)
 {
     PERI_NEED(e);
     PERI_NEED(out);
     if (i < 0 || i >= e->n_local)
-        return peri__fail(PERI_ERANGE, "peri_sharded_ebc_local_shard: piece %d, allowed: 0..%d", i, e->n_local - 1);
+        return peri__fail(PERI_ERANGE, "peri_sharded_local_shard: piece %d, allowed: 0..%d", i, e->n_local - 1);
     *out = e->local[i];
     return PERI_OK;
 }
 
-peri_status peri_sharded_ebc_learning_rate_set(peri_sharded_ebc *e, int32_t optimizer, double learning_rate)
+peri_status peri_sharded_learning_rate_set(peri_sharded *e, int32_t optimizer, double learning_rate)
 {
     PERI_NEED(e);
     if (!(learning_rate >= 0) || !isfinite(learning_rate)) /* also where this rank has no table of it */
-        return peri__fail(PERI_EINVAL, "peri_sharded_ebc_learning_rate_set: %g, allowed: finite numbers >= 0", learning_rate);
+        return peri__fail(PERI_EINVAL, "peri_sharded_learning_rate_set: %g, allowed: finite numbers >= 0", learning_rate);
     if (optimizer < 0 || optimizer >= e->n_optimizers)
-        return peri__fail(PERI_ERANGE, "peri_sharded_ebc_learning_rate_set: optimizer %d, allowed: 0..%d", optimizer, e->n_optimizers - 1);
+        return peri__fail(PERI_ERANGE, "peri_sharded_learning_rate_set: optimizer %d, allowed: 0..%d", optimizer, e->n_optimizers - 1);
     for (int32_t g = 0; g < e->n_groups; g++)
         if (e->groups[g].optimizer == optimizer) PERI_TRY(peri_tbe_learning_rate_set(e->groups[g].tbe, learning_rate));
     e->rates[optimizer].rate = learning_rate;
     return peri__identity_refresh(e);
 }
 
-peri_status peri_sharded_ebc_iteration_set(peri_sharded_ebc *e, int64_t iteration)
+peri_status peri_sharded_iteration_set(peri_sharded *e, int64_t iteration)
 {
     PERI_NEED(e);
     for (int32_t g = 0; g < e->n_groups; g++)

@@ -17,7 +17,7 @@
 /** A batch between its lookup and the end of its backward pass; shared by the work and the two nodes. */
 typedef struct batch {
     peri__trip trip;
-    peri_sharded_ebc *ebc;
+    peri_sharded *ebc;
     peri__batch_layout *layout;
     peri_tbe_batch **looks;      /* by group: its lookup */
     peri_tensor *home_weights, *inverse;
@@ -29,7 +29,7 @@ typedef struct batch {
     peri_work **replica_work;    /* by group */
 } batch;
 
-/** The work of peri_sharded_ebc_compute_and_output_dist. */
+/** The work of peri_sharded_compute_and_output_dist. */
 typedef struct output_dist {
     peri_work base;
     batch *batch;
@@ -41,15 +41,9 @@ typedef struct output_dist {
 
 static const peri__work_vtab input_vtab, output_vtab;
 static const peri__trip_vtab batch_vtab;
-static const char *const input_name = "peri_sharded_ebc_input_dist";
+static const char *const input_name = "peri_sharded_input_dist";
 
 static peri_status new_f32(peri_device *device, int64_t n, peri_tensor **out) { return peri_tensor_new(device, PERI_F32, 1, &n, out); }
-
-static peri_tensor *keep(peri_tensor *t)
-{
-    if (t) peri_tensor_retain(t);
-    return t;
-}
 
 /* -- ids to their owners ----------------------------------------------------------------------------------------------------------- */
 
@@ -63,7 +57,7 @@ enum { KIND_VARIABLE = 1, KIND_WEIGHTS_GRAD = 2 };
 static peri_status check_words(void *dist, int32_t rank, const int64_t *words)
 {
     const peri__input_dist *d = dist;
-    const peri_sharded_ebc *e = d->ebc;
+    const peri_sharded *e = d->ebc;
     const int64_t *own = d->routing.args.words;
     if ((words[WORD_KIND] ^ own[WORD_KIND]) & KIND_VARIABLE)
         return peri__fail(PERI_EMISMATCH, "%s: the input of rank %d is%s of variable batch, that of rank %d is%s", input_name, rank,
@@ -82,7 +76,7 @@ static peri_status check_words(void *dist, int32_t rank, const int64_t *words)
 
 static const char *identity_text(void *dist, int64_t *bytes)
 {
-    const peri_sharded_ebc *e = ((const peri__input_dist *)dist)->ebc;
+    const peri_sharded *e = ((const peri__input_dist *)dist)->ebc;
     *bytes = e->identity_bytes;
     return e->identity_text;
 }
@@ -112,12 +106,12 @@ static void input_fini(peri_work *work)
     peri_tensor_release(d->inverse);
     peri__batch_layout_release(d->layout);
     peri__home_release(d->home);
-    peri_sharded_ebc_release(d->ebc);
+    peri_sharded_release(d->ebc);
 }
 
 static const peri__work_vtab input_vtab = {.name = "input_dist", .step = input_step, .fini = input_fini};
 
-static peri_status check_input(peri_sharded_ebc *e, peri_kjt *kjt)
+static peri_status check_input(peri_sharded *e, peri_kjt *kjt)
 {
     peri_kjt_desc desc;
     peri_kjt_describe(kjt, &desc);
@@ -135,7 +129,7 @@ static peri_status check_input(peri_sharded_ebc *e, peri_kjt *kjt)
 /** Start the routing of @kjt, and lay out what comes back of it. */
 static peri_status take_input(peri__input_dist *d, peri_kjt *kjt)
 {
-    peri_sharded_ebc *e = d->ebc;
+    peri_sharded *e = d->ebc;
     peri_tensor *weights = NULL, *inverse = NULL;
     PERI_TRY(peri_kjt_weights(kjt, &weights));
     bool want = weights && weights->requires_grad;
@@ -157,14 +151,13 @@ static peri_status take_input(peri__input_dist *d, peri_kjt *kjt)
     return status;
 }
 
-static peri_status start(peri_sharded_ebc *e, peri_kjt *kjt, peri_work **out)
+static peri_status start(peri_sharded *e, peri_kjt *kjt, peri_work **out)
 {
     peri_work *work;
     PERI_TRY(check_input(e, kjt));
-    PERI_TRY(peri__router_find(&e->router, peri_kjt_keys(kjt)));
     PERI_TRY(peri__work_new(sizeof(peri__input_dist), &input_vtab, e->group, e->device, &work));
     peri__input_dist *d = (peri__input_dist *)work;
-    peri_sharded_ebc_retain(e);
+    peri_sharded_retain(e);
     d->ebc = e;
     peri_status status = take_input(d, kjt);
     if (status < 0) peri__work_cancel(work, status);
@@ -174,7 +167,7 @@ static peri_status start(peri_sharded_ebc *e, peri_kjt *kjt, peri_work **out)
     return status < 0 ? status : PERI_OK;
 }
 
-peri_status peri_sharded_ebc_input_dist(peri_sharded_ebc *e, peri_kjt *kjt, peri_work **out)
+peri_status peri_sharded_input_dist(peri_sharded *e, peri_kjt *kjt, peri_work **out)
 {
     PERI_NEED(e);
     PERI_NEED(kjt);
@@ -217,7 +210,7 @@ static void batch_fini(peri__trip *trip)
     peri__weights_dist_release(b->weights_dist);
     for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__journey_fini(&b->gradient[lane]);
     peri__batch_layout_release(b->layout);
-    peri_sharded_ebc_release(b->ebc);
+    peri_sharded_release(b->ebc);
     peri__free(b);
 }
 
@@ -226,12 +219,12 @@ static peri_status batch_new(peri__input_dist *d, batch **out)
     batch *b = peri__alloc_zero(sizeof *b);
     if (!b) return PERI_ENOMEM;
     peri__trip_init(&b->trip, &batch_vtab, d->ebc->group);
-    peri_sharded_ebc_retain(d->ebc);
+    peri_sharded_retain(d->ebc);
     b->ebc = d->ebc;
     peri__refs_add(&d->layout->refs);
     b->layout = d->layout;
-    b->home_weights = keep(d->routing.weights);
-    b->inverse = keep(d->inverse);
+    b->home_weights = peri__keep(d->routing.weights);
+    b->inverse = peri__keep(d->inverse);
     peri_status status = PERI_OK;
     for (int32_t g = 0; g < d->layout->n_groups && status >= 0; g++) status = look_of(d, g);
     if (status >= 0) {
@@ -357,7 +350,7 @@ static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_ten
 {
     (void)leave;
     batch *b = (batch *)trip;
-    peri_sharded_ebc *e = b->ebc;
+    peri_sharded *e = b->ebc;
     peri_status status = rows_test(b->gradient);
     if (status == PERI_OK) status = replicas_test(b);
     if (status != PERI_OK) return status;
@@ -380,7 +373,7 @@ static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_ten
 /** Gradients of fused replicas add up over the ranks before the rows are updated. */
 static peri_status reduce_replicas(batch *b, peri_tensor *rows)
 {
-    peri_sharded_ebc *e = b->ebc;
+    peri_sharded *e = b->ebc;
     for (int32_t g = 0; g < e->n_groups; g++) {
         if (!e->groups[g].replica || e->groups[g].dense) continue;
         if (!b->replica_flat) b->replica_flat = peri__alloc_zero(sizeof *b->replica_flat * (size_t)e->n_groups);
@@ -395,7 +388,7 @@ static peri_status reduce_replicas(batch *b, peri_tensor *rows)
 
 static peri_status spread(batch *b, peri_tensor *grad)
 {
-    peri_sharded_ebc *e = b->ebc;
+    peri_sharded *e = b->ebc;
     const peri__home *h = b->layout->home;
     peri_tensor *flat = NULL, *narrow = NULL;
     peri_status status;
@@ -432,7 +425,7 @@ static const peri__trip_vtab batch_vtab = {PERI__TRIP_NODES("sharded lookup", "s
  */
 static peri_status record_lookup(batch *b, peri__node **leave)
 {
-    peri_sharded_ebc *e = b->ebc;
+    peri_sharded *e = b->ebc;
     peri_tensor *token = NULL;
     int32_t n = 1;
     for (int32_t g = 0; g < e->n_groups; g++) n += e->groups[g].dense ? e->groups[g].n_tables : 0;
@@ -471,7 +464,7 @@ static const peri__work_vtab output_vtab = {.name = "output_dist", .step = outpu
 static peri_status look_up(output_dist *o)
 {
     batch *b = o->batch;
-    peri_sharded_ebc *e = b->ebc;
+    peri_sharded *e = b->ebc;
     PERI_TRY(new_f32(e->device, own_of(b) + b->layout->owner->sent_out, &o->buffer));
     PERI_TRY(new_f32(e->device, b->layout->home->received_out, &o->received));
     bool recording = peri__grad_enabled();
@@ -486,16 +479,24 @@ static peri_status look_up(output_dist *o)
     return recording ? record_lookup(b, &o->leave) : PERI_OK;
 }
 
-peri_status peri_sharded_ebc_prefetch(peri_sharded_ebc *e, peri_work *dist)
+/** @dist as what it must be: an input_dist of this module, complete and not yet looked up. */
+static peri_status check_dist(const char *f, const peri_sharded *e, peri_work *dist, peri__input_dist **out)
 {
-    PERI_NEED(e);
-    PERI_NEED(dist);
-    static const char *const f = "peri_sharded_ebc_prefetch";
     peri__input_dist *d = (peri__input_dist *)dist;
     if (dist->vtab != &input_vtab || d->ebc != e)
         return peri__fail(PERI_EINVAL, "%s: this work is not an input_dist of this module", f);
     if (dist->status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the input_dist is not complete; wait for it", f);
     if (d->used) return peri__fail(PERI_EINVAL, "%s: this input_dist was already used", f);
+    *out = d;
+    return PERI_OK;
+}
+
+peri_status peri_sharded_prefetch(peri_sharded *e, peri_work *dist)
+{
+    PERI_NEED(e);
+    PERI_NEED(dist);
+    peri__input_dist *d;
+    PERI_TRY(check_dist("peri_sharded_prefetch", e, dist, &d));
     for (int32_t g = 0; g < e->n_groups; g++) {
         if (!e->groups[g].cached) continue;
         PERI_TRY(look_of(d, g));
@@ -504,17 +505,14 @@ peri_status peri_sharded_ebc_prefetch(peri_sharded_ebc *e, peri_work *dist)
     return PERI_OK;
 }
 
-peri_status peri_sharded_ebc_compute_and_output_dist(peri_sharded_ebc *e, peri_work *dist, peri_work **out)
+peri_status peri_sharded_compute_and_output_dist(peri_sharded *e, peri_work *dist, peri_work **out)
 {
     PERI_NEED(e);
     PERI_NEED(dist);
     PERI_NEED(out);
-    static const char *const f = "peri_sharded_ebc_compute_and_output_dist";
-    peri__input_dist *d = (peri__input_dist *)dist;
-    if (dist->vtab != &input_vtab || d->ebc != e)
-        return peri__fail(PERI_EINVAL, "%s: this work is not an input_dist of this module", f);
-    if (dist->status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the input_dist is not complete; wait for it", f);
-    if (d->used) return peri__fail(PERI_EINVAL, "%s: this input_dist was already used", f);
+    static const char *const f = "peri_sharded_compute_and_output_dist";
+    peri__input_dist *d;
+    PERI_TRY(check_dist(f, e, dist, &d));
     PERI_TRY(peri__group_check(f, e->group));
     peri_work *work;
     PERI_TRY(peri__work_new(sizeof(output_dist), &output_vtab, e->group, e->device, &work));
@@ -531,12 +529,12 @@ peri_status peri_sharded_ebc_compute_and_output_dist(peri_sharded_ebc *e, peri_w
     return PERI_OK;
 }
 
-peri_status peri_sharded_ebc_output(peri_sharded_ebc *e, peri_work *output, peri_tensor **out)
+peri_status peri_sharded_output(peri_sharded *e, peri_work *output, peri_tensor **out)
 {
     PERI_NEED(e);
     PERI_NEED(output);
     PERI_NEED(out);
-    static const char *const f = "peri_sharded_ebc_output";
+    static const char *const f = "peri_sharded_output";
     output_dist *o = (output_dist *)output;
     if (output->vtab != &output_vtab || o->batch->ebc != e)
         return peri__fail(PERI_EINVAL, "%s: this work is not an output_dist of this module", f);
@@ -546,7 +544,7 @@ peri_status peri_sharded_ebc_output(peri_sharded_ebc *e, peri_work *output, peri
     peri_tensor *values;
     PERI_TRY(e->kind->combine(e, b->layout->home, b->inverse, o->buffer, o->received, &values));
     peri_status status = PERI_OK;
-    if (status >= 0 && e->output_dtype != PERI_F32) {
+    if (e->output_dtype != PERI_F32) {
         peri_tensor *narrow;
         status = peri_tensor_to(values, e->output_dtype, NULL, &narrow);
         if (status >= 0) {

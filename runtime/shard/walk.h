@@ -7,10 +7,10 @@
 
 #include "module.h"
 
-/** The work of peri_sharded_ebc_input_dist. */
+/** The work of peri_sharded_input_dist. */
 typedef struct peri__input_dist {
     peri_work base;
-    peri_sharded_ebc *ebc; /* retained, as is all below */
+    peri_sharded *ebc; /* retained, as is all below */
     peri__routing routing;
     peri__home *home;
     peri__batch_layout *layout; /* once the routing is announced */
@@ -19,6 +19,13 @@ typedef struct peri__input_dist {
     bool used;             /* a lookup has taken it */
 } peri__input_dist;
 
+/** A new reference to @t, which may be NULL. */
+static inline peri_tensor *peri__keep(peri_tensor *t)
+{
+    if (t) peri_tensor_retain(t);
+    return t;
+}
+
 /** Whether the ids' weights want a gradient. */
 static inline bool peri__weights_want_grad(const peri__input_dist *d) { return d->routing.weights && d->routing.weights->requires_grad; }
 
@@ -26,7 +33,7 @@ static inline bool peri__weights_want_grad(const peri__input_dist *d) { return d
  *  awaited in that of a node of its own, right before the lookup's. */
 typedef struct peri__weights_dist {
     peri__refs refs;
-    peri_sharded_ebc *ebc;  /* retained, as is all below */
+    peri_sharded *ebc;  /* retained, as is all below */
     peri__outbound *outbound;
     peri_tensor *ids, *offsets, *lengths; /* this rank's input; what it sent, bag by bag */
     int64_t *counts;        /* world_size: ids sent to each rank; then: received from each */

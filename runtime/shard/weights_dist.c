@@ -9,12 +9,6 @@
 
 #include "../tensor/jagged_internal.h"
 
-static peri_tensor *keep(peri_tensor *t)
-{
-    if (t) peri_tensor_retain(t);
-    return t;
-}
-
 peri_status peri__weights_dist_new(const peri__input_dist *d, peri__weights_dist **out)
 {
     *out = NULL;
@@ -23,14 +17,14 @@ peri_status peri__weights_dist_new(const peri__input_dist *d, peri__weights_dist
     peri__weights_dist *w = peri__alloc_zero(sizeof *w);
     if (!w) return PERI_ENOMEM;
     peri__refs_init(&w->refs);
-    peri_sharded_ebc_retain(d->ebc);
+    peri_sharded_retain(d->ebc);
     w->ebc = d->ebc;
     const peri__routing *r = &d->routing;
     peri__refs_add(&r->outbound->refs);
     w->outbound = r->outbound;
-    w->ids = keep(r->values);
-    w->offsets = keep(r->offsets_in);
-    w->lengths = keep(r->wire_lengths);
+    w->ids = peri__keep(r->values);
+    w->offsets = peri__keep(r->offsets_in);
+    w->lengths = peri__keep(r->wire_lengths);
     w->counts = peri__alloc(sizeof *w->counts * 2 * (size_t)world);
     if (!w->counts) {
         peri__weights_dist_release(w);
@@ -51,23 +45,16 @@ void peri__weights_dist_release(peri__weights_dist *w)
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
     peri__transfer_fini(&w->back);
     peri__outbound_release(w->outbound);
-    peri_sharded_ebc_release(w->ebc);
+    peri_sharded_release(w->ebc);
     peri__free(w->counts);
     peri__free(w);
 }
 
 /* -- parts --------------------------------------------------------------------------------------------------------------------------- */
 
-static int64_t sum_of(const int64_t *counts, int32_t n)
-{
-    int64_t sum = 0;
-    for (int32_t i = 0; i < n; i++) sum += counts[i];
-    return sum;
-}
-
 peri_status peri__weights_dist_part(const peri__weights_dist *w, bool replica, peri_tensor **out)
 {
-    int64_t n = replica ? peri__numel(w->ids) : sum_of(w->counts + w->ebc->world_size, w->ebc->world_size);
+    int64_t n = replica ? peri__numel(w->ids) : peri__sum(w->counts + w->ebc->world_size, w->ebc->world_size);
     return peri_tensor_full(w->ebc->device, PERI_F32, 1, &n, 0, out);
 }
 
@@ -85,7 +72,7 @@ peri_status peri__weights_dist_add(peri__weights_dist *w, bool replica, peri_ten
 
 static peri_status post(peri__weights_dist *w)
 {
-    const peri_sharded_ebc *e = w->ebc;
+    const peri_sharded *e = w->ebc;
     if (!w->owner) PERI_TRY(peri__weights_dist_part(w, false, &w->owner));
     if (e->world_size == 1) return PERI_OK;
     peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .out = w->counts + e->world_size, .in = w->counts};
@@ -95,7 +82,7 @@ static peri_status post(peri__weights_dist *w)
 /** What came back, added to what the replicas gave. */
 static peri_status collect(peri__weights_dist *w, peri_tensor **out)
 {
-    const peri_sharded_ebc *e = w->ebc;
+    const peri_sharded *e = w->ebc;
     const peri__outbound *h = w->outbound;
     const peri_tensor *back = e->world_size == 1 ? w->owner : w->back.numbers;
     int64_t n = h->wire_bags + 1;

@@ -107,9 +107,9 @@ describe("sharded tables in files:", function()
       assert.error_matches(function() module:prefetch(dist) end, pattern)
     end
     local early = ebc:input_dist(batch(1, world:rank(), device))
-    if not early:test() then fails(ebc, early, "peri_sharded_ebc_prefetch: the input_dist is not complete; wait for it") end
+    if not early:test() then fails(ebc, early, "peri_sharded_prefetch: the input_dist is not complete; wait for it") end
     early:wait()
-    fails(other, early, "peri_sharded_ebc_prefetch: this work is not an input_dist of this module")
+    fails(other, early, "peri_sharded_prefetch: this work is not an input_dist of this module")
     ebc:prefetch(early)
     ebc:prefetch(early) -- once more changes nothing
     local dropped = ebc:input_dist(batch(2, world:rank(), device)):wait()

@@ -161,7 +161,7 @@ function M.of(func, a, plan, slots)
   end
   check_own_params(func, a)
   local optimizers, list, optimizer, bounds = optimizers_of(func, a, plan)
-  local cfg = ffi.new "peri_sharded_ebc_config"
+  local cfg = ffi.new "peri_sharded_config"
   fill_tables(cfg, a, plan, optimizer, bounds, keep)
   cfg.group, cfg.device = a.group:ptr(), P.device(a.device)
   cfg.optimizers, cfg.n_optimizers = keep(optimizers), #list

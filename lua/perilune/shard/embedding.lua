@@ -17,8 +17,8 @@ local ShardedModule = require "perilune.shard.module"
 local signature = require "perilune.signature"
 local C, check = P.C, P.check
 
-local wrap, _, module_ptr = P.handle("peri_sharded_ebc", {}, nil, "a sharded module")
-local out = ffi.new "peri_sharded_ebc *[1]"
+local wrap, _, module_ptr = P.handle("peri_sharded", {}, nil, "a sharded module")
+local out = ffi.new "peri_sharded *[1]"
 local work_out, tensor_out = awaitable.work_out, Tensor.out
 local kjt_ptr = jagged.KeyedJaggedTensor.ptr
 
@@ -76,7 +76,7 @@ function ShardedEmbeddingModule:_make(cfg, anchors) -- luacheck: ignore 212
   for _, t in ipairs(self.tables) do
     self._in_files = self._in_files or self.plan.tables[t.name].compute_kernel == "fused_uvm_caching"
   end
-  local ok, err = pcall(check, C.peri_sharded_ebc_new(cfg, out))
+  local ok, err = pcall(check, C.peri_sharded_new(cfg, out))
   if not ok and not self._in_files then error(err, 0) end
   if ok then self._ref = P.lasting(wrap, out[0]) end
   if not self._in_files then return end -- no rank has any
@@ -107,26 +107,26 @@ local function arrived(self, method, dist)
 end
 
 function ShardedEmbeddingModule:input_dist(features)
-  check(C.peri_sharded_ebc_input_dist(module_ptr(self._ref), kjt_ptr(features), work_out))
+  check(C.peri_sharded_input_dist(module_ptr(self._ref), kjt_ptr(features), work_out))
   return StageAwaitable(work_out[0])
 end
 
 --- Bring the rows that `dist` (waited for, not yet looked up) will need from files into memory, in the background.
 function ShardedEmbeddingModule:prefetch(dist)
-  check(C.peri_sharded_ebc_prefetch(module_ptr(self._ref), arrived(self, "prefetch", dist).ptr))
+  check(C.peri_sharded_prefetch(module_ptr(self._ref), arrived(self, "prefetch", dist).ptr))
 end
 
 --- What `dist` holds lives on in the gradient tape only.
 function ShardedEmbeddingModule:lookup(dist)
   local work = arrived(self, "compute_and_output_dist", dist)
-  check(C.peri_sharded_ebc_compute_and_output_dist(module_ptr(self._ref), work.ptr, work_out))
+  check(C.peri_sharded_compute_and_output_dist(module_ptr(self._ref), work.ptr, work_out))
   work:release()
   return StageAwaitable(work_out[0])
 end
 
 function ShardedEmbeddingModule:output(rows)
   local work = rows.work
-  local status = C.peri_sharded_ebc_output(module_ptr(self._ref), work.ptr, tensor_out)
+  local status = C.peri_sharded_output(module_ptr(self._ref), work.ptr, tensor_out)
   work:release()
   check(status)
   return self:result(Tensor.wrap(tensor_out[0]))
@@ -168,7 +168,7 @@ function ShardedEmbeddingModule:copy_from(collection)
   if not collection:is_materialised() then return end
   local batch, params = collection:materialise(), collection.fused_params
   if params then
-    check(C.peri_sharded_ebc_iteration_set(module_ptr(self._ref), batch:iteration()))
+    check(C.peri_sharded_iteration_set(module_ptr(self._ref), batch:iteration()))
     local rate, given = batch:learning_rate(), embed_config.fused_params(collection.class_name .. ": fused_params", params)
     if rate ~= given.learning_rate then self:set_learning_rate(rate) end
   end
@@ -178,7 +178,7 @@ end
 --- Learning rate of the fused tables from now on.
 function ShardedEmbeddingModule:set_learning_rate(learning_rate)
   for i = 1, #self._optimizer_names do
-    check(C.peri_sharded_ebc_learning_rate_set(module_ptr(self._ref), i - 1, learning_rate))
+    check(C.peri_sharded_learning_rate_set(module_ptr(self._ref), i - 1, learning_rate))
   end
 end
 

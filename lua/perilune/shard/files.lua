@@ -79,7 +79,7 @@ end
 local function agree(group, func, modules, err)
   local mine = { error = err and describe(err) or nil, modules = {} }
   if not err then
-    for i, m in ipairs(modules) do mine.modules[i] = info_of(C.peri_sharded_ebc_files_found, m) end
+    for i, m in ipairs(modules) do mine.modules[i] = info_of(C.peri_sharded_files_found, m) end
   end
   local list = gather(group, mine, func)
   raise_first(group, func, list)
@@ -113,8 +113,8 @@ end
 function M.flush(group, func, modules)
   local mine = { modules = {}, new = C.peri_flush_stamp() }
   mine.error = attempt(modules, function(m)
-    check(C.peri_sharded_ebc_flush_prepare(m:_pointer()))
-    mine.modules[#mine.modules + 1] = info_of(C.peri_sharded_ebc_flush_info, m)
+    check(C.peri_sharded_flush_prepare(m:_pointer()))
+    mine.modules[#mine.modules + 1] = info_of(C.peri_sharded_flush_info, m)
   end)
   local list = gather(group, mine, func)
   raise_first(group, func, list)
@@ -125,7 +125,7 @@ function M.flush(group, func, modules)
   end
   if #files > 0 and not changed then return end
   local stamp = list[1].new
-  local err = attempt(modules, function(m) check(C.peri_sharded_ebc_flush_commit(m:_pointer(), number + 1, stamp)) end)
+  local err = attempt(modules, function(m) check(C.peri_sharded_flush_commit(m:_pointer(), number + 1, stamp)) end)
   raise_first(group, func, gather(group, { error = err }, func))
 end
 

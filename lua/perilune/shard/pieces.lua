@@ -20,8 +20,8 @@ local COPY_ROWS = 65536
 --- ref: the handle of the C module; module_ptr(ref): its pointer, or an error when it was released; tables: their configurations.
 function M.list(ref, module_ptr, tables)
   local list = {}
-  for i = 1, C.peri_sharded_ebc_local_shards(module_ptr(ref)) do
-    check(C.peri_sharded_ebc_local_shard(module_ptr(ref), i - 1, piece))
+  for i = 1, C.peri_sharded_local_shards(module_ptr(ref)) do
+    check(C.peri_sharded_local_shard(module_ptr(ref), i - 1, piece))
     local batch, number = piece.tbe, piece.tbe_table
     -- The pieces keep the module, and ask whether it was released before they touch its table batch.
     local function tbe()

@@ -43,14 +43,19 @@ PERI_API const char *peri_sharding_type_name(int32_t type);
  *  PERI_EINVAL names the table and says what is allowed. Local. */
 PERI_API peri_status peri_sharding_shards(const peri_sharding *sharding, peri_shard *out, int32_t capacity, int32_t *n);
 
-/* -- the sharded EmbeddingBagCollection ---------------------------------------------------------------------------------------------- */
+/* -- sharded modules --------------------------------------------------------------------------------------------------------------- */
 
-typedef struct peri_sharded_ebc peri_sharded_ebc;
+/** Kinds of sharded modules. */
+enum {
+    PERI_SHARDED_EBC = 0 /* EmbeddingBagCollection: a pooled row for each bag */
+};
+
+typedef struct peri_sharded peri_sharded;
 
 /** A binding's handle. */
-typedef struct peri_sharded_ebc_ref {
-    peri_sharded_ebc *ptr;
-} peri_sharded_ebc_ref;
+typedef struct peri_sharded_ref {
+    peri_sharded *ptr;
+} peri_sharded_ref;
 
 /** Who trains a table: a dense optimizer through leaf tensors, or the module itself in the backward pass. */
 enum { PERI_KERNEL_DENSE = 0, PERI_KERNEL_FUSED = 1 };
@@ -78,7 +83,7 @@ typedef struct peri_sharded_codecs {
     peri_codec *forward, *backward; /* retained */
 } peri_sharded_codecs;
 
-typedef struct peri_sharded_ebc_config {
+typedef struct peri_sharded_config {
     peri_group *group;      /* retained; every member makes the same module */
     peri_device *device;
     const peri_sharded_table *tables; /* copied, in the order of the module */
@@ -93,42 +98,44 @@ typedef struct peri_sharded_ebc_config {
     int32_t output_dtype;   /* PERI_F32 (or 0), PERI_F16, PERI_BF16: sums are f32, and rounded to nearest even at last */
     peri_sharded_codecs all_to_all;     /* of rows of table-wise and column-wise shards */
     peri_sharded_codecs reduce_scatter; /* of row-wise shards; they are added up in f32, when they are here */
-} peri_sharded_ebc_config;
+    int32_t kind;           /* PERI_SHARDED_EBC */
+    int32_t reserved;
+} peri_sharded_config;
 
 /** Allocate and initialise this rank's shards. Collective: all members with the same configuration and plan; every exchange compares them,
  *  with the learning rates of that moment, and PERI_EMISMATCH says on all ranks what differs on which. (Not compared: the algorithm of
  *  caches, how much memory they leave, and where their files are.) Does not communicate. Errors name the table. @out new. */
-PERI_API peri_status peri_sharded_ebc_new(const peri_sharded_ebc_config *config, peri_sharded_ebc **out);
+PERI_API peri_status peri_sharded_new(const peri_sharded_config *config, peri_sharded **out);
 /** Add a reference. */
-PERI_API void peri_sharded_ebc_retain(peri_sharded_ebc *ebc);
+PERI_API void peri_sharded_retain(peri_sharded *ebc);
 /** Give up a reference; NULL is fine. Local. */
-PERI_API void peri_sharded_ebc_release(peri_sharded_ebc *ebc);
+PERI_API void peri_sharded_release(peri_sharded *ebc);
 /** Columns of the output: feature after feature of each table in the module's order, whatever the plan. */
-PERI_API int64_t peri_sharded_ebc_columns(const peri_sharded_ebc *ebc);
+PERI_API int64_t peri_sharded_columns(const peri_sharded *ebc);
 
 /** Send the ids of @kjt to the ranks that own their rows. Posts and returns; advance it with peri_work_test. Needs every feature of the
  *  module among the keys of @kjt, in any order; ids out of range are an error that names table, feature, sample and id, on this rank, and
  *  poisons the group. Collective. @kjt retained. @out new. */
-PERI_API peri_status peri_sharded_ebc_input_dist(peri_sharded_ebc *ebc, peri_kjt *kjt, peri_work **out);
-/** Look up what arrived and send the pooled rows back. @dist is a complete work of peri_sharded_ebc_input_dist, used once; posts and
+PERI_API peri_status peri_sharded_input_dist(peri_sharded *ebc, peri_kjt *kjt, peri_work **out);
+/** Look up what arrived and send the pooled rows back. @dist is a complete work of peri_sharded_input_dist, used once; posts and
  *  returns. Collective. @out new. */
-PERI_API peri_status peri_sharded_ebc_compute_and_output_dist(peri_sharded_ebc *ebc, peri_work *dist, peri_work **out);
-/** Bring the rows that @dist, a complete work of peri_sharded_ebc_input_dist not yet looked up, will need from files into memory, in the
+PERI_API peri_status peri_sharded_compute_and_output_dist(peri_sharded *ebc, peri_work *dist, peri_work **out);
+/** Bring the rows that @dist, a complete work of peri_sharded_input_dist not yet looked up, will need from files into memory, in the
  *  background (peri_tbe_batch_prefetch). Local. */
-PERI_API peri_status peri_sharded_ebc_prefetch(peri_sharded_ebc *ebc, peri_work *dist);
+PERI_API peri_status peri_sharded_prefetch(peri_sharded *ebc, peri_work *dist);
 /** What the directories of tables in files held when the module was made: the flush of this rank's files or, where it has none, of those
  *  that it sees of other ranks' shards. All ranks (with files) must find the same number and stamp before they go on; the stamps are
  *  compared again with every input_dist. Local. */
-PERI_API peri_status peri_sharded_ebc_files_found(const peri_sharded_ebc *ebc, peri_flush_info *out);
+PERI_API peri_status peri_sharded_files_found(const peri_sharded *ebc, peri_flush_info *out);
 /** A flush is one event of the module on all ranks: each prepares; when none has failed, all commit with the same number (one more than the
  *  highest of their flush_info) and stamp; see peri_tbe_flush_prepare. Each is local and blocks; agreeing is the caller's. */
-PERI_API peri_status peri_sharded_ebc_flush_info(const peri_sharded_ebc *ebc, peri_flush_info *out);
-PERI_API peri_status peri_sharded_ebc_flush_prepare(peri_sharded_ebc *ebc);
-PERI_API peri_status peri_sharded_ebc_flush_commit(peri_sharded_ebc *ebc, int64_t number, uint64_t stamp);
-/** The pooled rows [batch, columns], of config.output_dtype, of a complete work of peri_sharded_ebc_compute_and_output_dist, used once.
+PERI_API peri_status peri_sharded_flush_info(const peri_sharded *ebc, peri_flush_info *out);
+PERI_API peri_status peri_sharded_flush_prepare(peri_sharded *ebc);
+PERI_API peri_status peri_sharded_flush_commit(peri_sharded *ebc, int64_t number, uint64_t stamp);
+/** The pooled rows [batch, columns], of config.output_dtype, of a complete work of peri_sharded_compute_and_output_dist, used once.
  *  Recorded on the tape when gradients were on at the lookup: the backward pass exchanges the gradient and updates the shards. Local. @out
  *  new. */
-PERI_API peri_status peri_sharded_ebc_output(peri_sharded_ebc *ebc, peri_work *output, peri_tensor **out);
+PERI_API peri_status peri_sharded_output(peri_sharded *ebc, peri_work *output, peri_tensor **out);
 
 /** A piece of a table that lives on this rank: a shard, or a whole replica. */
 typedef struct peri_local_shard {
@@ -140,11 +147,11 @@ typedef struct peri_local_shard {
 } peri_local_shard;
 
 /** Number of pieces on this rank, and the i-th, in order of tables and offsets. */
-PERI_API int32_t peri_sharded_ebc_local_shards(const peri_sharded_ebc *ebc);
-PERI_API peri_status peri_sharded_ebc_local_shard(peri_sharded_ebc *ebc, int32_t i, peri_local_shard *out);
+PERI_API int32_t peri_sharded_local_shards(const peri_sharded *ebc);
+PERI_API peri_status peri_sharded_local_shard(peri_sharded *ebc, int32_t i, peri_local_shard *out);
 /** Learning rate of optimizer @optimizer (index into config.optimizers) from now on; on all ranks alike. */
-PERI_API peri_status peri_sharded_ebc_learning_rate_set(peri_sharded_ebc *ebc, int32_t optimizer, double learning_rate);
+PERI_API peri_status peri_sharded_learning_rate_set(peri_sharded *ebc, int32_t optimizer, double learning_rate);
 /** Updates that all fused tables count as made so far (peri_tbe_iteration_set); on all ranks alike. Local. */
-PERI_API peri_status peri_sharded_ebc_iteration_set(peri_sharded_ebc *ebc, int64_t iteration);
+PERI_API peri_status peri_sharded_iteration_set(peri_sharded *ebc, int64_t iteration);
 
 #endif
