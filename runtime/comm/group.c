@@ -29,16 +29,21 @@ bool peri_comm_probe(const char *name, char *reason, size_t len)
     return ok;
 }
 
+/** The transport @name, if it can be used here. @what: the argument that names it. */
+static peri_status usable(const char *what, const char *name, const peri_coll_vtab **out)
+{
+    char reason[256] = "";
+    PERI_TRY(peri__plugin_coll(name, out));
+    if ((*out)->probe(reason, sizeof reason) < 0)
+        return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: %s '%s' cannot be used here: %s", what, name, reason);
+    return PERI_OK;
+}
+
 /** mpi when it can run and several ranks were launched, else self. */
 static peri_status choose(const char *name, const peri_coll_vtab **out)
 {
     char reason[256] = "";
-    if (name && *name && strcmp(name, "auto") != 0) {
-        PERI_TRY(peri__plugin_coll(name, out));
-        if ((*out)->probe(reason, sizeof reason) < 0)
-            return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: transport '%s' cannot be used here: %s", name, reason);
-        return PERI_OK;
-    }
+    if (name && *name && strcmp(name, "auto") != 0) return usable("transport", name, out);
     /* Loading the plugin costs tens of milliseconds: look for a launcher first. */
     static const char *const launchers[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS", NULL};
     bool launched = false;
@@ -128,7 +133,6 @@ static peri_status open_device(peri__comm *comm, const peri_comm_config *config,
 {
     const peri_coll_vtab *vtab;
     const char *name = config->device_transport;
-    char reason[256] = "";
     if (!name || !*name) {
         if (config->device && *config->device)
             return peri__fail(PERI_EINVAL, "peri_comm_open: device '%.40s' without a device_transport", config->device);
@@ -136,11 +140,9 @@ static peri_status open_device(peri__comm *comm, const peri_comm_config *config,
     }
     if (!config->device || !*config->device)
         return peri__fail(PERI_EINVAL, "peri_comm_open: device_transport '%.40s' without the name of its device", name);
-    PERI_TRY(peri__plugin_coll(name, &vtab));
+    PERI_TRY(usable("device_transport", name, &vtab));
     if (!(vtab->takes & PERI_COLL_DEVICE))
         return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: transport '%s' takes no device memory: it is no device_transport", name);
-    if (vtab->probe(reason, sizeof reason) < 0)
-        return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: device_transport '%s' cannot be used here: %s", name, reason);
     PERI_TRY(peri_device_get(config->device, &comm->device));
     if (comm->device->caps & PERI_DEVICE_IMMEDIATE)
         return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: device '%s' needs no device_transport: its memory is the host's",

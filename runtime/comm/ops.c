@@ -75,14 +75,16 @@ static peri_status elements(const char *function, const char *what, const peri_g
     return PERI_OK;
 }
 
-/** Post with @input made contiguous. */
-static peri_status post_pair(peri_group *group, const peri_coll_op *op, peri_tensor *output, peri_tensor *input, peri_work **out)
+/** Post @op, whose channel and dtype are those of the group and the tensors, with @input made contiguous. */
+static peri_status post_pair(peri_group *group, peri_coll_op *op, peri_tensor *output, peri_tensor *input, peri_work **out)
 {
     peri_tensor *flat;
     bool before = peri_grad_enable(false);
     peri_status status = peri_tensor_contiguous(input, &flat);
     peri_grad_enable(before);
     PERI_TRY(status);
+    op->channel = group->channel;
+    op->dtype = output->dtype;
     peri__changed(output);
     status = peri__coll_post(group, op, flat, output, out);
     peri_tensor_release(flat);
@@ -124,12 +126,8 @@ peri_status peri_coll_broadcast(peri_group *group, peri_tensor *tensor, int32_t 
     PERI_TRY(check_output("peri_coll_broadcast", group, tensor));
     if (root < 0 || root >= group->size)
         return peri__fail(PERI_EINVAL, "peri_coll_broadcast: root %d, allowed: 0..%d", root, group->size - 1);
-    peri_coll_op op = {.kind = PERI_COLL_BROADCAST,
-                       .channel = group->channel,
-                       .dtype = tensor->dtype,
-                       .root = root,
-                       .count = peri__numel(tensor),
-                       .tag = tag};
+    peri_coll_op op = {.kind = PERI_COLL_BROADCAST, .channel = group->channel, .dtype = tensor->dtype, .root = root,
+                       .count = peri__numel(tensor), .tag = tag};
     peri__changed(tensor);
     return peri__coll_post(group, &op, NULL, tensor, out);
 }
@@ -139,12 +137,8 @@ static peri_status all_reduce(peri_group *group, int32_t channel, peri_tensor *t
     PERI_NEED(out);
     PERI_TRY(check_output("peri_coll_all_reduce", group, tensor));
     PERI_TRY(check_reduce("peri_coll_all_reduce", tensor, reduce));
-    peri_coll_op op = {.kind = PERI_COLL_ALL_REDUCE,
-                       .channel = channel,
-                       .dtype = tensor->dtype,
-                       .reduce = reduce,
-                       .count = peri__numel(tensor),
-                       .tag = tag};
+    peri_coll_op op = {.kind = PERI_COLL_ALL_REDUCE, .channel = channel, .dtype = tensor->dtype, .reduce = reduce,
+                       .count = peri__numel(tensor), .tag = tag};
     peri__changed(tensor);
     return peri__coll_post(group, &op, NULL, tensor, out);
 }
@@ -187,13 +181,7 @@ static peri_status equal_op(const char *function, int32_t kind, peri_group *grou
     counts c;
     PERI_TRY(counts_init(&c, group->size));
     for (int32_t i = 0; i < group->size; i++) c.send[i] = c.recv[i] = count;
-    peri_coll_op op = {.kind = kind,
-                       .channel = group->channel,
-                       .dtype = output->dtype,
-                       .reduce = reduce,
-                       .tag = tag,
-                       .send_counts = c.send,
-                       .recv_counts = c.recv};
+    peri_coll_op op = {.kind = kind, .reduce = reduce, .tag = tag, .send_counts = c.send, .recv_counts = c.recv};
     if (kind == PERI_COLL_ALL_TO_ALL) op.count = count; /* equal parts: the ranks must agree on it */
     if (kind == PERI_COLL_REDUCE_SCATTER) op.recv_counts = NULL;
     peri_status status = post_pair(group, &op, output, input, out);
@@ -242,12 +230,7 @@ peri_status peri_coll_all_gather_v(peri_group *group, peri_tensor *output, peri_
     PERI_TRY_GOTO(elements(function, "output", group, rows, output, c.recv), out);
     PERI_TRY_GOTO(check_own_rows(function, group, "input", input, rows[group->rank]), out);
     c.send[0] = c.recv[group->rank];
-    peri_coll_op op = {.kind = PERI_COLL_ALL_GATHER,
-                       .channel = group->channel,
-                       .dtype = output->dtype,
-                       .tag = tag,
-                       .send_counts = c.send,
-                       .recv_counts = c.recv};
+    peri_coll_op op = {.kind = PERI_COLL_ALL_GATHER, .tag = tag, .send_counts = c.send, .recv_counts = c.recv};
     status = post_pair(group, &op, output, input, out);
 out:
     counts_fini(&c);
@@ -265,12 +248,7 @@ peri_status peri_coll_reduce_scatter_v(peri_group *group, peri_tensor *output, p
     peri_status status;
     PERI_TRY_GOTO(elements(function, "input", group, rows, input, c.send), out);
     PERI_TRY_GOTO(check_own_rows(function, group, "output", output, rows[group->rank]), out);
-    peri_coll_op op = {.kind = PERI_COLL_REDUCE_SCATTER,
-                       .channel = group->channel,
-                       .dtype = output->dtype,
-                       .reduce = reduce,
-                       .tag = tag,
-                       .send_counts = c.send};
+    peri_coll_op op = {.kind = PERI_COLL_REDUCE_SCATTER, .reduce = reduce, .tag = tag, .send_counts = c.send};
     status = post_pair(group, &op, output, input, out);
 out:
     counts_fini(&c);
@@ -287,12 +265,7 @@ peri_status peri_coll_all_to_all_v(peri_group *group, peri_tensor *output, peri_
     peri_status status;
     PERI_TRY_GOTO(elements(function, "output", group, recv_rows, output, c.recv), out);
     PERI_TRY_GOTO(elements(function, "input", group, send_rows, input, c.send), out);
-    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL,
-                       .channel = group->channel,
-                       .dtype = output->dtype,
-                       .tag = tag,
-                       .send_counts = c.send,
-                       .recv_counts = c.recv};
+    peri_coll_op op = {.kind = PERI_COLL_ALL_TO_ALL, .tag = tag, .send_counts = c.send, .recv_counts = c.recv};
     status = post_pair(group, &op, output, input, out);
 out:
     counts_fini(&c);
