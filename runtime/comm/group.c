@@ -329,43 +329,6 @@ void peri_group_release(peri_group *group)
     }
 }
 
-/** Unfinished works of the group and of groups made from it. */
-static int64_t pending_in(const peri_group *group)
-{
-    int64_t n = 0;
-    for (const peri_work *w = group->comm->first; w; w = w->next) {
-        const peri_group *g = w->group;
-        while (g && g != group) g = g->parent;
-        n += g && w->status == PERI_PENDING;
-    }
-    return n;
-}
-
-peri_status peri_group_close(peri_group *group)
-{
-    PERI_NEED(group);
-    peri__comm *comm = group->comm;
-    for (peri_group *g = group; g; g = g->parent)
-        if (g->closed) {
-            group->closed = true;
-            return PERI_OK;
-        }
-    peri__comm_progress(comm);
-    int64_t pending = pending_in(group);
-    if (pending > 0 && peri__group_check("peri_group_close", group) == PERI_OK)
-        return peri__fail(PERI_EINVAL, "peri_group_close: %lld operations of this rank in group '%s' are in flight; wait for them first",
-                          (long long)pending, group->name);
-    group->closed = true;
-    peri_status status = group->device_ctx ? comm->device_vtab->close(group->device_ctx) : PERI_OK;
-    peri_status closed = comm->vtab->close(group->ctx);
-    if (status >= 0) status = closed;
-    if (!group->parent) {
-        peri__comm_progress(comm); /* what was in flight ends here */
-        for (int i = 0; i < PERI_COMM_DEVICES; i++) peri__stage_sweep(&comm->stages[i], true);
-    }
-    return status;
-}
-
 /* -- asking ---------------------------------------------------------------------------------------------------------------------- */
 
 int32_t peri_group_rank(const peri_group *group) { return group->rank; }
@@ -385,7 +348,6 @@ bool peri_group_rank_order(const peri_group *group, const peri_device *device)
     return group->comm->vtab->takes & PERI_COLL_RANK_ORDER;
 }
 double peri_group_timeout(const peri_group *group) { return (double)group->timeout_ns * 1e-9; }
-int64_t peri_group_pending(const peri_group *group) { return group->comm->pending; }
 
 int32_t peri_group_node(const peri_group *group, int32_t rank)
 {
@@ -413,17 +375,6 @@ peri_status peri_group_timeout_set(peri_group *group, double seconds)
         return peri__fail(PERI_EINVAL, "peri_group_timeout_set: %g s, allowed: above 0 to 1e9", seconds);
     group->timeout_ns = (int64_t)(seconds * 1e9);
     return PERI_OK;
-}
-
-void peri_group_expire(peri_group *group)
-{
-    for (peri_work *w = group->comm->first; w; w = w->next) w->expired = true;
-}
-
-int64_t peri_group_progress(peri_group *group)
-{
-    peri__comm_progress(group->comm);
-    return group->comm->events;
 }
 
 /* -- health ---------------------------------------------------------------------------------------------------------------------- */

@@ -2,7 +2,7 @@
  *
  * work.c: operations in flight. A world lists its unfinished works and holds a reference to each, so that a dropped handle stops
  * nothing; whoever tests one pending work moves all of them on, because another rank may be waiting for the next phase of one that
- * nobody here is looking at.
+ * nobody here is looking at. What asks or moves all of them in the name of a group stands here too: groups know nothing of works.
  */
 #include "internal.h"
 
@@ -178,4 +178,56 @@ void peri_work_release(peri_work *work)
     peri__free(work->message);
     peri__object_count(-1);
     peri__free(work);
+}
+
+/* -- what is in flight in a world or group ----------------------------------------------------------------------------------------- */
+
+int64_t peri_group_pending(const peri_group *group) { return group->comm->pending; }
+
+void peri_group_expire(peri_group *group)
+{
+    for (peri_work *w = group->comm->first; w; w = w->next) w->expired = true;
+}
+
+int64_t peri_group_progress(peri_group *group)
+{
+    peri__comm_progress(group->comm);
+    return group->comm->events;
+}
+
+/** Unfinished works of the group and of groups made from it. */
+static int64_t pending_in(const peri_group *group)
+{
+    int64_t n = 0;
+    for (const peri_work *w = group->comm->first; w; w = w->next) {
+        const peri_group *g = w->group;
+        while (g && g != group) g = g->parent;
+        n += g && w->status == PERI_PENDING;
+    }
+    return n;
+}
+
+peri_status peri_group_close(peri_group *group)
+{
+    PERI_NEED(group);
+    peri__comm *comm = group->comm;
+    for (peri_group *g = group; g; g = g->parent)
+        if (g->closed) {
+            group->closed = true;
+            return PERI_OK;
+        }
+    peri__comm_progress(comm);
+    int64_t pending = pending_in(group);
+    if (pending > 0 && peri__group_check("peri_group_close", group) == PERI_OK)
+        return peri__fail(PERI_EINVAL, "peri_group_close: %lld operations of this rank in group '%s' are in flight; wait for them first",
+                          (long long)pending, group->name);
+    group->closed = true;
+    peri_status status = group->device_ctx ? comm->device_vtab->close(group->device_ctx) : PERI_OK;
+    peri_status closed = comm->vtab->close(group->ctx);
+    if (status >= 0) status = closed;
+    if (!group->parent) {
+        peri__comm_progress(comm); /* what was in flight ends here */
+        for (int i = 0; i < PERI_COMM_DEVICES; i++) peri__stage_sweep(&comm->stages[i], true);
+    }
+    return status;
 }

@@ -5,31 +5,8 @@
 #include "internal.h"
 
 #include <perilune/ops.h>
-#include <stdio.h>
-
-const char *peri__pair_text(const peri_tensor *a, const peri_tensor *b, char *buffer, size_t len)
-{
-    char x[128], y[128];
-    snprintf(buffer, len, "%s and %s", peri__tensor_text(a, x, sizeof x), peri__tensor_text(b, y, sizeof y));
-    return buffer;
-}
 
 /* -- functions of one number ------------------------------------------------------------------------------------------------------- */
-
-peri_status peri__unary(peri_tensor *t, int32_t op, double a, double b, peri_tensor **out)
-{
-    peri_tensor *x, *y = NULL;
-    PERI_TRY(peri__contiguous_of(t, &x));
-    peri_status status;
-    PERI_TRY_GOTO(peri__tensor_like(t, t->ndim, t->shape, &y), out);
-    peri_k_unary_args args = {.dst = peri__data(y), .x = peri__data(x), .dtype = t->dtype, .op = op, .a = a, .b = b};
-    status = PERI_LAUNCH(peri__device(t), unary, &args, peri__numel(t), PERI_ELEMENT_GRAIN);
-out:
-    peri_tensor_release(x);
-    if (status < 0) peri_tensor_release(y);
-    else *out = y;
-    return status;
-}
 
 static bool reads_saved(int32_t op) { return op != PERI_UNARY_IDENTITY && op != PERI_UNARY_AFFINE; }
 
@@ -119,57 +96,6 @@ static peri_status check_pair(const char *function, const peri_tensor *a, const 
     PERI_TRY(peri__check_float(function, "b", b));
     if (a->dtype != b->dtype) return peri__fail(PERI_EINVAL, "%s: dtypes differ: %s", function, peri__pair_text(a, b, text, sizeof text));
     return peri__check_same_device(function, a, b);
-}
-
-static peri_status broadcast_shape(const char *function, const peri_tensor *a, const peri_tensor *b, int32_t *ndim, int64_t *shape)
-{
-    char text[300];
-    *ndim = a->ndim > b->ndim ? a->ndim : b->ndim;
-    for (int32_t d = 0; d < *ndim; d++) {
-        int32_t i = d - (*ndim - a->ndim), j = d - (*ndim - b->ndim);
-        int64_t x = i < 0 ? 1 : a->shape[i], y = j < 0 ? 1 : b->shape[j];
-        if (x != y && x != 1 && y != 1)
-            return peri__fail(PERI_EINVAL, "%s: %s do not broadcast: sizes %lld and %lld, allowed: equal, or one of them 1", function,
-                              peri__pair_text(a, b, text, sizeof text), (long long)x, (long long)y);
-        shape[d] = x == 1 ? y : x;
-    }
-    return PERI_OK;
-}
-
-/** Join dimensions that lie behind each other in both inputs, so that the kernel's rows are long. */
-static void fold(peri_k_binary_args *k)
-{
-    int32_t n = 0;
-    for (int32_t d = 0; d < k->ndim; d++) {
-        if (k->shape[d] == 1) continue;
-        int64_t size = k->shape[d], sa = k->a_stride[d], sb = k->b_stride[d];
-        if (n > 0 && k->a_stride[n - 1] == sa * size && k->b_stride[n - 1] == sb * size) n--, size *= k->shape[n];
-        k->shape[n] = size;
-        k->a_stride[n] = sa;
-        k->b_stride[n++] = sb;
-    }
-    k->ndim = n;
-}
-
-peri_status peri__binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
-{
-    int32_t ndim;
-    int64_t shape[PERI_MAX_DIMS];
-    PERI_TRY(broadcast_shape(function, a, b, &ndim, shape));
-    peri_k_binary_args args = {.dtype = a->dtype, .op = op, .ndim = ndim};
-    PERI_TRY(peri__expanded(function, a, ndim, shape, args.a_stride));
-    PERI_TRY(peri__expanded(function, b, ndim, shape, args.b_stride));
-    peri_tensor *y;
-    PERI_TRY(peri__tensor_like(a, ndim, shape, &y));
-    memcpy(args.shape, shape, sizeof *shape * (size_t)ndim);
-    args.dst = peri__data(y);
-    args.a = peri__data(a);
-    args.b = peri__data(b);
-    fold(&args);
-    peri_status status = PERI_LAUNCH(peri__device(a), binary, &args, peri__numel(y), PERI_ELEMENT_GRAIN);
-    if (status < 0) peri_tensor_release(y);
-    else *out = y;
-    return status;
 }
 
 /** saved: a, b, and for a quotient y. integer: op, then a's and b's ndim and shape. */
@@ -283,13 +209,6 @@ out:
 }
 
 /* -- expand -------------------------------------------------------------------------------------------------------------------- */
-
-peri_status peri__expand(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out)
-{
-    int64_t stride[PERI_MAX_DIMS];
-    PERI_TRY(peri__expanded("peri_tensor_expand", t, ndim, shape, stride));
-    return peri__tensor_view(t, ndim, shape, stride, t->offset, out);
-}
 
 /** integer: the input's ndim and shape. */
 static peri_status expand_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tape.c: recording operations. backward.c runs them backwards.
+ * tape.c: recording operations. backward.c runs them backwards, lifetime.c lets them go.
  *
  * Nodes hang on the tensors that they made, so dropping the loss drops the tape. There is no global list: nodes are ordered by a
  * process-wide sequence number. Several ranks of a `sim` world can therefore interleave their passes in one thread.
  */
 #include "internal.h"
-
-#include <stdlib.h>
 
 static atomic_uint_least64_t sequence;
 static _Thread_local bool recording_off;
@@ -29,68 +27,9 @@ bool peri__recording(peri_tensor *const *in, int32_t n)
     return false;
 }
 
-void peri__ending_release(peri__ending *ending)
-{
-    if (ending && peri__refs_drop(&ending->refs)) ending->fini(ending);
-}
-
 /* -- nodes --------------------------------------------------------------------------------------------------------------------- */
 
 static void node_retain(peri__node *node) { peri__refs_add(&node->refs); }
-
-/** Drop what the node keeps; nodes that lose their last reference through it go onto the chain, so that long tapes need no deep stack. */
-static void node_clear(peri__node *node, peri__node **chain)
-{
-    for (int i = 0; i < PERI_NODE_SAVED; i++) {
-        peri_tensor_release(node->saved[i]);
-        node->saved[i] = NULL;
-    }
-    if (node->vtab->fini) node->vtab->fini(node);
-    peri__ending_release(node->ending);
-    node->ending = NULL;
-    for (int32_t i = 0; i < node->n_in; i++) {
-        peri__edge *e = &node->in[i];
-        peri_tensor_release(e->leaf);
-        if (e->node && peri__refs_drop(&e->node->refs)) {
-            e->node->grad_out = (peri_tensor **)*chain; /* the field is free between passes */
-            *chain = e->node;
-        }
-        *e = (peri__edge){0};
-    }
-    node->n_in = 0;
-}
-
-/** Free nodes without references, linked through grad_out. */
-static void node_drain(peri__node *chain)
-{
-    while (chain) {
-        peri__node *dead = chain;
-        chain = (peri__node *)dead->grad_out;
-        node_clear(dead, &chain);
-        peri__object_count(-1);
-        peri__free(dead);
-    }
-}
-
-void peri__node_release(peri__node *node)
-{
-    if (!node || !peri__refs_drop(&node->refs)) return;
-    node->grad_out = NULL;
-    node_drain(node);
-}
-
-void peri__node_spend(peri__node *node)
-{
-    if (node->grad_out)
-        for (int32_t i = 0; i < node->n_out; i++) peri_tensor_release(node->grad_out[i]);
-    peri__free(node->grad_out);
-    node->grad_out = NULL;
-    node->spent = true;
-    peri__node *chain = NULL;
-    node_clear(node, &chain);
-    node_drain(chain);
-    peri__node_release(node);
-}
 
 static peri__node *node_new(const peri__node_vtab *vtab, int32_t n_in, int32_t n_out)
 {
@@ -147,7 +86,6 @@ peri_status peri__record_after(const peri__node_vtab *vtab, peri__node *before, 
     *result = node;
     return PERI_OK;
 }
-
 
 void peri__node_save(peri__node *node, int32_t i, peri_tensor *t)
 {

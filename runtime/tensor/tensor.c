@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tensor.c: tensors, views, copies between layouts, dtypes and devices, reading and writing from the host.
+ * tensor.c: tensors, copies between layouts, dtypes and devices, reading and writing from the host. Nothing here is recorded: see views.c.
  */
 #include "internal.h"
 
 #include <math.h>
-
 #include <stdio.h>
-
-enum { GRAIN = 1 << 15 }; /* elements of a copy that are worth a thread */
 
 const char *peri__tensor_text(const peri_tensor *t, char *buffer, size_t len)
 {
@@ -74,6 +71,26 @@ peri_status peri__check_list(const char *function, const char *what, const void 
     for (int32_t i = 0; i < n; i++)
         if (!objects[i]) return peri__fail(PERI_EINVAL, "%s: number %d of %s is missing", function, i + 1, what);
     return PERI_OK;
+}
+
+peri_status peri__dim(const char *function, const peri_tensor *t, int32_t dim, int32_t *out)
+{
+    char text[128];
+    peri__words words;
+    int32_t d = dim < 0 ? dim + t->ndim : dim;
+    if (d < 0 || d >= t->ndim)
+        return peri__fail(PERI_EINVAL, "%s: %s of %s, which has %d", function, peri__dim_text(dim, &words),
+                          peri__tensor_text(t, text, sizeof text), t->ndim);
+    *out = d;
+    return PERI_OK;
+}
+
+void peri__around(const peri_tensor *t, int32_t dim, int64_t *outer, int64_t *n, int64_t *inner)
+{
+    *outer = *inner = 1;
+    *n = t->shape[dim];
+    for (int32_t d = 0; d < dim; d++) *outer *= t->shape[d];
+    for (int32_t d = dim + 1; d < t->ndim; d++) *inner *= t->shape[d];
 }
 
 static peri_status check_shape(const char *function, int32_t dtype, int32_t ndim, const int64_t *shape, int64_t *bytes)
@@ -160,18 +177,6 @@ peri_status peri_tensor_detach(peri_tensor *t, peri_tensor **out)
     return peri__detached(t, out);
 }
 
-void peri_tensor_retain(peri_tensor *t) { peri__refs_add(&t->refs); }
-
-void peri_tensor_release(peri_tensor *t)
-{
-    if (!t || !peri__refs_drop(&t->refs)) return;
-    peri__node_release(t->node);
-    peri_tensor_release(t->grad);
-    peri__storage_release(t->storage);
-    peri__object_count(-1);
-    peri__free(t);
-}
-
 void peri_tensor_describe(const peri_tensor *t, peri_tensor_desc *out)
 {
     *out = (peri_tensor_desc){.dtype = t->dtype,
@@ -198,7 +203,7 @@ static peri_status convert(peri_tensor *dst, const peri_tensor *src)
     memcpy(args.shape, dst->shape, sizeof args.shape);
     memcpy(args.dst_stride, dst->stride, sizeof args.dst_stride);
     memcpy(args.src_stride, src->stride, sizeof args.src_stride);
-    return PERI_LAUNCH(peri__device(dst), convert, &args, n, GRAIN);
+    return PERI_LAUNCH(peri__device(dst), convert, &args, n, PERI_ELEMENT_GRAIN);
 }
 
 /** Strides of @t when repeated to @shape; PERI_EINVAL if it cannot be. */
@@ -378,7 +383,7 @@ peri_status peri_tensor_fill(peri_tensor *t, double value)
     peri_k_fill_args args = {
         .dst = peri__data(t), .dtype = t->dtype, .value = value, .ivalue = clipped >= 0x1p63 ? INT64_MAX : (int64_t)clipped};
     if (t->dtype == PERI_BOOL) args.ivalue = value != 0;
-    return PERI_LAUNCH(peri__device(t), fill, &args, peri__numel(t), GRAIN);
+    return PERI_LAUNCH(peri__device(t), fill, &args, peri__numel(t), PERI_ELEMENT_GRAIN);
 }
 
 peri_status peri__tensor_zero(peri_tensor *dst) { return peri_tensor_fill(dst, 0); }
@@ -494,200 +499,5 @@ peri_status peri_tensor_copy(peri_tensor *dst, const peri_tensor *src)
 out:
     if (from != &wide) peri_tensor_release(from);
     peri_tensor_release(to);
-    return status;
-}
-
-/* -- views (recorded) ------------------------------------------------------------------------------------------------------------ */
-
-/** The gradient of every view: put it back where the view looked. saved: none; integer: base shape, then the view's strides and offset. */
-static peri_status view_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
-{
-    int32_t ndim = (int32_t)node->integer[0];
-    const int64_t *shape = node->integer + 2, *stride = node->integer + 2 + PERI_MAX_DIMS;
-    peri_tensor *base, *window = NULL;
-    PERI_TRY(peri__tensor_like(grad_out[0], ndim, shape, &base));
-    peri_status status = peri__tensor_zero(base);
-    if (status >= 0) status = peri__tensor_view(base, grad_out[0]->ndim, grad_out[0]->shape, stride, node->integer[1], &window);
-    if (status >= 0) status = peri_tensor_copy(window, grad_out[0]);
-    peri_tensor_release(window);
-    if (status < 0) peri_tensor_release(base);
-    else grad_in[0] = base;
-    return status;
-}
-
-static const peri__node_vtab view_vtab = {.name = "view", .backward = view_backward};
-
-/** reshape's gradient is a reshape. */
-static peri_status reshape_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
-{
-    bool before = peri_grad_enable(false);
-    peri_status status = peri_tensor_reshape(grad_out[0], (int32_t)node->integer[0], node->integer + 2, &grad_in[0]);
-    peri_grad_enable(before);
-    return status;
-}
-
-static const peri__node_vtab reshape_vtab = {.name = "reshape", .backward = reshape_backward};
-
-/** transpose's gradient is the same transpose. */
-static peri_status transpose_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
-{
-    bool before = peri_grad_enable(false);
-    peri_status status = peri_tensor_transpose(grad_out[0], (int32_t)node->integer[0], (int32_t)node->integer[1], &grad_in[0]);
-    peri_grad_enable(before);
-    return status;
-}
-
-static const peri__node_vtab transpose_vtab = {.name = "transpose", .backward = transpose_backward};
-
-/** Record @view of @base; on failure release it. @integers follow the convention of the vtab. */
-static peri_status record_view(const peri__node_vtab *vtab, peri_tensor *base, peri_tensor *view, const int64_t *integers, int32_t n,
-                               peri_tensor **out)
-{
-    if (peri__recording(&base, 1)) {
-        peri__node *node;
-        peri_status status = peri__record(vtab, &base, 1, &view, 1, &node);
-        if (status < 0) {
-            peri_tensor_release(view);
-            return status;
-        }
-        memcpy(node->integer, integers, sizeof *integers * (size_t)n);
-    }
-    *out = view;
-    return PERI_OK;
-}
-
-peri_status peri_tensor_reshape(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out)
-{
-    PERI_NEED(t);
-    PERI_NEED(out);
-    if (ndim > 0) PERI_NEED(shape);
-    char text[128];
-    int64_t wanted[PERI_MAX_DIMS], known = 1, n = peri__numel(t);
-    peri__words words;
-    int32_t open = -1;
-    if (ndim < 0 || ndim > PERI_MAX_DIMS)
-        return peri__fail(PERI_EINVAL, "peri_tensor_reshape: %d dimensions, allowed: 0..%d", ndim, PERI_MAX_DIMS);
-    for (int32_t d = 0; d < ndim; d++) {
-        wanted[d] = shape[d];
-        if (shape[d] == -1 && open < 0) open = d;
-        else if (shape[d] < 0)
-            return peri__fail(PERI_EINVAL, "peri_tensor_reshape: the size %lld of %s", (long long)shape[d], peri__dim_text(d, &words));
-        else if (__builtin_mul_overflow(known, shape[d], &known))
-            return peri__fail(PERI_EINVAL, "peri_tensor_reshape: more than 2^63 elements from %s on, of size %lld",
-                              peri__dim_text(d, &words), (long long)shape[d]);
-    }
-    if (open >= 0) wanted[open] = known ? n / known : 0;
-    if (open >= 0) known *= wanted[open];
-    if (known != n)
-        return peri__fail(PERI_EINVAL, "peri_tensor_reshape: %s has %lld elements, the new shape %lld",
-                          peri__tensor_text(t, text, sizeof text), (long long)n, (long long)known);
-    peri_tensor *flat, *view;
-    PERI_TRY(peri__contiguous_of(t, &flat));
-    peri_status status = peri__tensor_view(flat, ndim, wanted, NULL, flat->offset, &view);
-    peri_tensor_release(flat);
-    PERI_TRY(status);
-    int64_t integers[2 + PERI_MAX_DIMS] = {t->ndim, 0};
-    memcpy(integers + 2, t->shape, sizeof t->shape);
-    return record_view(&reshape_vtab, t, view, integers, 2 + PERI_MAX_DIMS, out);
-}
-
-peri_status peri_tensor_transpose(peri_tensor *t, int32_t a, int32_t b, peri_tensor **out)
-{
-    PERI_NEED(t);
-    PERI_NEED(out);
-    int32_t x, y;
-    PERI_TRY(peri__dim("peri_tensor_transpose", t, a, &x));
-    PERI_TRY(peri__dim("peri_tensor_transpose", t, b, &y));
-    int64_t shape[PERI_MAX_DIMS], stride[PERI_MAX_DIMS];
-    memcpy(shape, t->shape, sizeof shape);
-    memcpy(stride, t->stride, sizeof stride);
-    shape[x] = t->shape[y], shape[y] = t->shape[x];
-    stride[x] = t->stride[y], stride[y] = t->stride[x];
-    peri_tensor *view;
-    PERI_TRY(peri__tensor_view(t, t->ndim, shape, stride, t->offset, &view));
-    return record_view(&transpose_vtab, t, view, (int64_t[]){x, y}, 2, out);
-}
-
-peri_status peri_tensor_slice(peri_tensor *t, int32_t dim, int64_t start, int64_t stop, int64_t step, peri_tensor **out)
-{
-    PERI_NEED(t);
-    PERI_NEED(out);
-    char text[128];
-    peri__words words;
-    int32_t d;
-    PERI_TRY(peri__dim("peri_tensor_slice", t, dim, &d));
-    if (start < 0 || stop < start || stop > t->shape[d] || step < 1)
-        return peri__fail(PERI_ERANGE,
-                          "peri_tensor_slice: [%lld, %lld) by %lld of %s of %s, allowed: 0 <= start <= stop <= %lld, step >= 1",
-                          (long long)start, (long long)stop, (long long)step, peri__dim_text(d, &words),
-                          peri__tensor_text(t, text, sizeof text), (long long)t->shape[d]);
-    int64_t shape[PERI_MAX_DIMS], stride[PERI_MAX_DIMS];
-    memcpy(shape, t->shape, sizeof shape);
-    memcpy(stride, t->stride, sizeof stride);
-    shape[d] = peri__ceil_div(stop - start, step);
-    stride[d] *= step;
-    peri_tensor *view;
-    PERI_TRY(peri__tensor_view(t, t->ndim, shape, stride, t->offset + start * t->stride[d], &view));
-    /* The gradient lands in a fresh contiguous base: same slice of it. */
-    int64_t integers[2 + 2 * PERI_MAX_DIMS] = {t->ndim};
-    memcpy(integers + 2, t->shape, sizeof t->shape);
-    int64_t dense = 1;
-    for (int32_t i = t->ndim - 1; i >= 0; i--) {
-        integers[2 + PERI_MAX_DIMS + i] = i == d ? dense * step : dense;
-        if (i == d) integers[1] = start * dense;
-        dense *= peri__max(t->shape[i], 1);
-    }
-    return record_view(&view_vtab, t, view, integers, 2 + 2 * PERI_MAX_DIMS, out);
-}
-
-peri_status peri_tensor_contiguous(peri_tensor *t, peri_tensor **out)
-{
-    PERI_NEED(t);
-    PERI_NEED(out);
-    if (peri__contiguous(t)) {
-        peri_tensor_retain(t);
-        *out = t;
-        return PERI_OK;
-    }
-    return peri_tensor_reshape(t, t->ndim, t->shape, out);
-}
-
-/** A cast's gradient is the cast back. integer: dtype. The device comes from the gradient's way back: see `to`. */
-static peri_status to_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
-{
-    bool before = peri_grad_enable(false);
-    peri_status status = peri_tensor_to(grad_out[0], (int32_t)node->integer[0], node->state, &grad_in[0]);
-    peri_grad_enable(before);
-    return status;
-}
-
-static const peri__node_vtab to_vtab = {.name = "to", .backward = to_backward};
-
-static bool floating(int32_t dtype) { return dtype == PERI_F32 || dtype == PERI_F64 || dtype == PERI_F16 || dtype == PERI_BF16; }
-
-peri_status peri_tensor_to(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out)
-{
-    PERI_NEED(t);
-    PERI_NEED(out);
-    if (dtype < 0) dtype = t->dtype;
-    if (!device) device = peri__device(t);
-    if (dtype == t->dtype && device == peri__device(t)) {
-        peri_tensor_retain(t);
-        *out = t;
-        return PERI_OK;
-    }
-    peri_tensor *copy;
-    PERI_TRY(peri_tensor_new(device, dtype, t->ndim, t->shape, &copy));
-    peri_status status = peri_tensor_copy(copy, t);
-    peri__node *node;
-    if (status >= 0 && floating(dtype) && peri__recording(&t, 1)) {
-        status = peri__record(&to_vtab, &t, 1, &copy, 1, &node);
-        if (status >= 0) {
-            node->integer[0] = t->dtype;
-            node->state = peri__device(t);
-        }
-    }
-    if (status < 0) peri_tensor_release(copy);
-    else *out = copy;
     return status;
 }

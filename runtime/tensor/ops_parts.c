@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ops_parts.c: parts that dense operations and their gradients share: functions of one number, arithmetic with broadcasting, sums. Nothing
+ * here is recorded.
+ *
+ * A long sum is cut into blocks of a fixed size, whose sums are summed again: the order of additions depends on shapes only.
+ */
+#include "internal.h"
+
+#include <stdio.h>
+
+/** Elements of one block: of contiguous numbers, and of rows. */
+enum { BLOCK_ELEMENTS = 4096, BLOCK_ROWS = 128 };
+
+const char *peri__pair_text(const peri_tensor *a, const peri_tensor *b, char *buffer, size_t len)
+{
+    char x[128], y[128];
+    snprintf(buffer, len, "%s and %s", peri__tensor_text(a, x, sizeof x), peri__tensor_text(b, y, sizeof y));
+    return buffer;
+}
+
+peri_status peri__expand(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out)
+{
+    int64_t stride[PERI_MAX_DIMS];
+    PERI_TRY(peri__expanded("peri_tensor_expand", t, ndim, shape, stride));
+    return peri__tensor_view(t, ndim, shape, stride, t->offset, out);
+}
+
+peri_status peri__unary(peri_tensor *t, int32_t op, double a, double b, peri_tensor **out)
+{
+    peri_tensor *x, *y = NULL;
+    PERI_TRY(peri__contiguous_of(t, &x));
+    peri_status status;
+    PERI_TRY_GOTO(peri__tensor_like(t, t->ndim, t->shape, &y), out);
+    peri_k_unary_args args = {.dst = peri__data(y), .x = peri__data(x), .dtype = t->dtype, .op = op, .a = a, .b = b};
+    status = PERI_LAUNCH(peri__device(t), unary, &args, peri__numel(t), PERI_ELEMENT_GRAIN);
+out:
+    peri_tensor_release(x);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+static peri_status broadcast_shape(const char *function, const peri_tensor *a, const peri_tensor *b, int32_t *ndim, int64_t *shape)
+{
+    char text[300];
+    *ndim = a->ndim > b->ndim ? a->ndim : b->ndim;
+    for (int32_t d = 0; d < *ndim; d++) {
+        int32_t i = d - (*ndim - a->ndim), j = d - (*ndim - b->ndim);
+        int64_t x = i < 0 ? 1 : a->shape[i], y = j < 0 ? 1 : b->shape[j];
+        if (x != y && x != 1 && y != 1)
+            return peri__fail(PERI_EINVAL, "%s: %s do not broadcast: sizes %lld and %lld, allowed: equal, or one of them 1", function,
+                              peri__pair_text(a, b, text, sizeof text), (long long)x, (long long)y);
+        shape[d] = x == 1 ? y : x;
+    }
+    return PERI_OK;
+}
+
+/** Join dimensions that lie behind each other in both inputs, so that the kernel's rows are long. */
+static void fold(peri_k_binary_args *k)
+{
+    int32_t n = 0;
+    for (int32_t d = 0; d < k->ndim; d++) {
+        if (k->shape[d] == 1) continue;
+        int64_t size = k->shape[d], sa = k->a_stride[d], sb = k->b_stride[d];
+        if (n > 0 && k->a_stride[n - 1] == sa * size && k->b_stride[n - 1] == sb * size) n--, size *= k->shape[n];
+        k->shape[n] = size;
+        k->a_stride[n] = sa;
+        k->b_stride[n++] = sb;
+    }
+    k->ndim = n;
+}
+
+peri_status peri__binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    int32_t ndim;
+    int64_t shape[PERI_MAX_DIMS];
+    PERI_TRY(broadcast_shape(function, a, b, &ndim, shape));
+    peri_k_binary_args args = {.dtype = a->dtype, .op = op, .ndim = ndim};
+    PERI_TRY(peri__expanded(function, a, ndim, shape, args.a_stride));
+    PERI_TRY(peri__expanded(function, b, ndim, shape, args.b_stride));
+    peri_tensor *y;
+    PERI_TRY(peri__tensor_like(a, ndim, shape, &y));
+    memcpy(args.shape, shape, sizeof *shape * (size_t)ndim);
+    args.dst = peri__data(y);
+    args.a = peri__data(a);
+    args.b = peri__data(b);
+    fold(&args);
+    peri_status status = PERI_LAUNCH(peri__device(a), binary, &args, peri__numel(y), PERI_ELEMENT_GRAIN);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+/** *x (owned, contiguous memory of outer * n * inner elements) = scale * its sum over n. */
+static peri_status reduce_once(peri_tensor **x, int64_t outer, int64_t n, int64_t inner, double scale)
+{
+    int64_t block = inner == 1 ? BLOCK_ELEMENTS : BLOCK_ROWS;
+    for (bool done = false; !done;) {
+        int64_t blocks = n ? peri__ceil_div(n, block) : 1, parts = peri__ceil_div(inner, PERI_SUM_COLUMNS);
+        int64_t size = outer * blocks * inner;
+        done = blocks == 1;
+        peri_tensor *sum;
+        PERI_TRY(peri__tensor_like(*x, 1, &size, &sum));
+        peri_k_sum_dim_args args = {.dst = peri__data(sum), .x = peri__data(*x), .dtype = sum->dtype, .outer = outer, .n = n,
+                                   .inner = inner, .block = block, .scale = done ? scale : 1};
+        int64_t work = peri__max(1, peri__min(n, block) * peri__min(inner, PERI_SUM_COLUMNS)); /* elements per unit of the range */
+        int64_t grain = peri__ceil_div(PERI_ELEMENT_GRAIN, work);
+        peri_status status = PERI_LAUNCH(peri__device(sum), sum_dim, &args, outer * blocks * parts, grain);
+        peri_tensor_release(*x);
+        *x = sum;
+        PERI_TRY(status);
+        n = blocks;
+    }
+    return PERI_OK;
+}
+
+peri_status peri__reduce(peri_tensor *t, uint32_t mask, double scale, peri_tensor **out)
+{
+    int64_t size[PERI_MAX_DIMS], shape[PERI_MAX_DIMS];
+    bool sum[PERI_MAX_DIMS], any = false;
+    int32_t n = 0;
+    for (int32_t d = 0; d < t->ndim; d++) { /* neighbours of one kind become one group; those of size 1 are of both kinds */
+        bool reduced = mask >> d & 1;
+        shape[d] = reduced ? 1 : t->shape[d];
+        if (t->shape[d] == 1) continue;
+        if (n > 0 && sum[n - 1] == reduced) {
+            size[n - 1] *= t->shape[d];
+        } else {
+            size[n] = t->shape[d];
+            sum[n++] = reduced;
+        }
+        any = any || reduced;
+    }
+    peri_tensor *x;
+    peri_status status = PERI_OK;
+    PERI_TRY(peri__contiguous_of(t, &x));
+    if (!any && scale != 1) {
+        peri_tensor *scaled = NULL;
+        status = peri__unary(x, PERI_UNARY_AFFINE, scale, 0, &scaled);
+        peri_tensor_release(x);
+        PERI_TRY(status);
+        x = scaled;
+    }
+    for (int32_t g = n - 1; g >= 0; g--) {
+        if (!sum[g]) continue;
+        int64_t outer = 1, inner = 1;
+        for (int32_t i = 0; i < g; i++) outer *= size[i];
+        for (int32_t i = g + 1; i < n; i++) inner *= size[i];
+        PERI_TRY_GOTO(reduce_once(&x, outer, size[g], inner, scale), out);
+        size[g] = 1;
+        scale = 1;
+    }
+    status = peri__tensor_view(x, t->ndim, shape, NULL, x->offset, out);
+out:
+    peri_tensor_release(x);
+    return status;
+}
+
+peri_status peri__sum_to(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out)
+{
+    uint32_t mask = 0;
+    for (int32_t d = 0; d < t->ndim; d++) {
+        int32_t own = d - (t->ndim - ndim);
+        if (own < 0 || (shape[own] == 1 && t->shape[d] != 1)) mask |= 1u << d;
+    }
+    if (!mask) {
+        peri_tensor_retain(t);
+        *out = t;
+        return PERI_OK;
+    }
+    peri_tensor *sum;
+    PERI_TRY(peri__reduce(t, mask, 1, &sum));
+    peri_status status = peri__tensor_view(sum, ndim, shape, NULL, sum->offset, out);
+    peri_tensor_release(sum);
+    return status;
+}
