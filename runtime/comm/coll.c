@@ -52,7 +52,8 @@ static void extents(const peri_coll_op *op, int32_t rank, int32_t size, int64_t 
     *recv = received * e;
 }
 
-uint64_t peri__coll_signature(const peri_coll_op *op, int32_t size)
+/** Hash over what all ranks must agree on. */
+static uint64_t signature_of(const peri_coll_op *op, int32_t size)
 {
     uint64_t h = peri__hash_mix((uint64_t)op->kind, (uint64_t)op->dtype);
     h = peri__hash_mix(h, (uint64_t)op->count);
@@ -313,7 +314,7 @@ static peri_status coll_new(peri_group *g, const peri_coll_op *op, peri_tensor *
             return status;
         }
     }
-    if (!g->unsigned_ops) w->op.signature = peri__coll_signature(&w->op, n);
+    if (!g->unsigned_ops) w->op.signature = signature_of(&w->op, n);
     if (send) peri_tensor_retain(send);
     if (recv) peri_tensor_retain(recv);
     w->send = send;

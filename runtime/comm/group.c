@@ -75,7 +75,7 @@ static peri_status timeout_of(double seconds, int64_t *out)
     return PERI_OK;
 }
 
-void peri__comm_release(peri__comm *comm)
+static void comm_release(peri__comm *comm)
 {
     if (!comm || !peri__refs_drop(&comm->refs)) return;
     for (int i = 0; i < PERI_COMM_DEVICES; i++) peri__stage_fini(&comm->stages[i]);
@@ -192,7 +192,7 @@ out:
         vtab->abort(ctx, peri_error_message());
         vtab->release(ctx);
     }
-    peri__comm_release(comm);
+    comm_release(comm);
     return status;
 }
 
@@ -318,7 +318,7 @@ void peri_group_release(peri_group *group)
             group->births = b->next;
             peri__free(b);
         }
-        peri__comm_release(group->comm);
+        comm_release(group->comm);
         peri__free(group->ranks);
         peri__free(group->records);
         for (int32_t i = 0; i < PERI_CHANNEL_COUNT; i++) peri__free(group->channels[i].taken);

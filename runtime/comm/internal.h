@@ -117,9 +117,6 @@ peri_status peri__group_check(const char *function, peri_group *group);
 /** Poison the group with this thread's error record (and tell the other ranks); returns @status, which must be an error. */
 peri_status peri__group_fail(peri_group *group, peri_status status);
 
-/** Hash over what all ranks must agree on. */
-uint64_t peri__coll_signature(const peri_coll_op *op, int32_t size);
-
 /** Post an operation on HOST buffers: @op is copied with its count arrays (int64[size]) and runs, buffers are borrowed until complete;
  *  op->sequence: a reserved number, or 0 to take the next. signature is computed. On failure nothing is posted; if a number had been
  *  taken the group is poisoned.
@@ -165,7 +162,7 @@ struct peri__comm {
     int32_t rank, size;
     int32_t *node;            /* size: node of each rank */
     peri_work *first, *last;  /* in flight, and ended ones that still have to settle */
-    peri_work *cursor;        /* the next one that peri__comm_progress visits */
+    peri_work *cursor;        /* the next one that work.c steps when it steps all */
     int64_t pending;          /* works in flight that have not ended */
     int64_t events;           /* steps forward so far */
     int64_t outer;            /* works in the list that are no inner ones */
@@ -177,10 +174,6 @@ struct peri__comm {
 /** Works that are made between these two are parts of another one, whose step tests them. A step itself lies between them. */
 static inline void peri__parts_begin(peri_group *group) { group->comm->within++; }
 static inline void peri__parts_end(peri_group *group) { group->comm->within--; }
-
-/** Step every work in flight once. */
-void peri__comm_progress(peri__comm *comm);
-void peri__comm_release(peri__comm *comm);
 
 /** True when the device transport carries tensors of @device. */
 static inline bool peri__by_device(const peri_group *g, const peri_device *device) { return g->device_ctx && g->comm->device == device; }

@@ -114,7 +114,8 @@ static void step(peri_work *work)
     if (status != PERI_PENDING) end(work, status);
 }
 
-void peri__comm_progress(peri__comm *comm)
+/** Step every work in flight once. */
+static void progress(peri__comm *comm)
 {
     if (comm->stepping) return;
     comm->stepping = true;
@@ -149,7 +150,7 @@ peri_status peri_work_test(peri_work *work)
         step(work);
         /* A test moves the other operations of this rank on too, if there are any. Within the step of another work (comm->within > 0) it
          * does not: whoever tested that one from outside does so when its step returns. */
-        if (work->status == PERI_PENDING && comm->within == 0 && comm->outer > !work->inner) peri__comm_progress(comm);
+        if (work->status == PERI_PENDING && comm->within == 0 && comm->outer > !work->inner) progress(comm);
         peri_work_release(work);
     }
     if (work->status >= 0) return work->status == PERI_OK ? join(work) : PERI_PENDING;
@@ -191,7 +192,7 @@ void peri_group_expire(peri_group *group)
 
 int64_t peri_group_progress(peri_group *group)
 {
-    peri__comm_progress(group->comm);
+    progress(group->comm);
     return group->comm->events;
 }
 
@@ -216,7 +217,7 @@ peri_status peri_group_close(peri_group *group)
             group->closed = true;
             return PERI_OK;
         }
-    peri__comm_progress(comm);
+    progress(comm);
     int64_t pending = pending_in(group);
     if (pending > 0 && peri__group_check("peri_group_close", group) == PERI_OK)
         return peri__fail(PERI_EINVAL, "peri_group_close: %lld operations of this rank in group '%s' are in flight; wait for them first",
@@ -226,7 +227,7 @@ peri_status peri_group_close(peri_group *group)
     peri_status closed = comm->vtab->close(group->ctx);
     if (status >= 0) status = closed;
     if (!group->parent) {
-        peri__comm_progress(comm); /* what was in flight ends here */
+        progress(comm); /* what was in flight ends here */
         for (int i = 0; i < PERI_COMM_DEVICES; i++) peri__stage_sweep(&comm->stages[i], true);
     }
     return status;

@@ -269,5 +269,3 @@ void peri_sharded_release(peri_sharded *e)
     peri__object_count(-1);
     peri__free(e);
 }
-
-int64_t peri_sharded_columns(const peri_sharded *e) { return e->routes->out_cols; }

@@ -176,9 +176,6 @@ struct peri_kt {
     int64_t *length_per_key, *offset_per_key; /* keys, keys + 1; one block */
 };
 
-/** peri_kjt_permute with the resulting key list (retained), for callers that permute every batch in the same way; NULL: made anew. */
-peri_status peri__kjt_permute(peri_kjt *kjt, const int32_t *indices, int32_t n, peri_keys *keys, peri_kjt **out);
-
 /** A kjt of parts that are known to be well formed (results of operations on checked ones): nothing is read back. All tensors retained and
  *  contiguous. Either of lengths and offsets may be NULL. @stride_per_key_per_rank as in peri_kjt_args. @length_per_key: what the host
  *  knows already, keys entries, copied; NULL: not known, a sync will fetch it. Key names may repeat. */
@@ -198,8 +195,6 @@ typedef struct peri__kjt_parts {
 peri_status peri__kjt_adopt(const peri__kjt_parts *parts, peri_kjt **out);
 /** A jt of tensors that are known to be well formed, all retained; either of lengths and offsets may be NULL. */
 peri_status peri__jt_adopt(peri_tensor *values, peri_tensor *weights, peri_tensor *lengths, peri_tensor *offsets, peri_jt **out);
-/** The key of bag @bag. */
-int32_t peri__kjt_key_of(const peri_kjt *kjt, int64_t bag);
 
 /* -- segments of an exchange: what comes ordered by rank and then key, goes to key and then rank --------------------------------------- */
 

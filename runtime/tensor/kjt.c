@@ -307,7 +307,8 @@ peri_status peri_kjt_offsets(peri_kjt *k, peri_tensor **out)
     return peri__share(k->bags.offsets, out);
 }
 
-int32_t peri__kjt_key_of(const peri_kjt *k, int64_t bag)
+/** The key of a bag. */
+static int32_t key_of(const peri_kjt *k, int64_t bag)
 {
     int32_t low = 0, high = k->keys->count;
     while (high - low > 1) {
@@ -321,7 +322,7 @@ int32_t peri__kjt_key_of(const peri_kjt *k, int64_t bag)
 static void bag_text(const void *owner, int64_t bag, char *text, size_t len)
 {
     const peri_kjt *k = owner;
-    int32_t key = peri__kjt_key_of(k, bag);
+    int32_t key = key_of(k, bag);
     snprintf(text, len, "key '%.150s', sample %lld", k->keys->names[key], (long long)(bag - k->lengths_offset_per_key[key]));
 }
 

@@ -35,29 +35,32 @@ static int64_t *permuted_sizes(const peri_kjt *k, const int32_t *index, int32_t 
     return sizes;
 }
 
-peri_status peri__kjt_permute(peri_kjt *k, const int32_t *index, int32_t n, peri_keys *keys, peri_kjt **out)
+peri_status peri_kjt_permute(peri_kjt *k, const int32_t *indices, int32_t n, peri_kjt **out)
 {
+    PERI_NEED(k);
+    PERI_NEED(out);
+    if (n > 0) PERI_NEED(indices);
     if (n < 0) return peri__fail(PERI_EINVAL, "peri_kjt_permute: %d indices", n);
     for (int32_t i = 0; i < n; i++)
-        if (index[i] < 0 || index[i] >= k->keys->count)
-            return peri__fail(PERI_ERANGE, "peri_kjt_permute: index %d at position %d, allowed: 0..%d", index[i], i, k->keys->count - 1);
+        if (indices[i] < 0 || indices[i] >= k->keys->count)
+            return peri__fail(PERI_ERANGE, "peri_kjt_permute: index %d at position %d, allowed: 0..%d", indices[i], i, k->keys->count - 1);
     PERI_TRY(peri_kjt_sync(k));
     PERI_TRY(peri__bags_lengths(&k->bags));
     peri__rows_plan ids = {0}, bags = {0};
     peri__kjt_parts p = parts_of(k);
     peri_device *device = peri__kjt_device(k);
     peri_tensor *values = NULL, *weights = NULL, *lengths = NULL;
-    peri_keys *own = NULL;
-    int64_t *sizes = permuted_sizes(k, index, n);
+    peri_keys *keys = NULL;
+    int64_t *sizes = permuted_sizes(k, indices, n);
     if (!sizes) return PERI_ENOMEM;
-    peri_status status = PERI_OK;
-    if (!keys) PERI_TRY_GOTO(peri__keys_select(k->keys, index, n, &own), out);
-    PERI_TRY_GOTO(peri__rows_plan_init(&ids, device, k->offset_per_key, k->keys->count, index, n), out);
-    PERI_TRY_GOTO(peri__rows_plan_init(&bags, device, k->lengths_offset_per_key, k->keys->count, index, n), out);
+    peri_status status;
+    PERI_TRY_GOTO(peri__keys_select(k->keys, indices, n, &keys), out);
+    PERI_TRY_GOTO(peri__rows_plan_init(&ids, device, k->offset_per_key, k->keys->count, indices, n), out);
+    PERI_TRY_GOTO(peri__rows_plan_init(&bags, device, k->lengths_offset_per_key, k->keys->count, indices, n), out);
     PERI_TRY_GOTO(peri__rows_permute(k->bags.lengths, &bags, &lengths), out);
     PERI_TRY_GOTO(peri__rows_permute(k->values, &ids, &values), out);
     if (k->weights) PERI_TRY_GOTO(peri__rows_permute(k->weights, &ids, &weights), out);
-    p.keys = keys ? keys : own;
+    p.keys = keys;
     p.values = values;
     p.weights = weights;
     p.lengths = lengths;
@@ -72,19 +75,11 @@ out:
     peri__free(sizes);
     peri__rows_plan_fini(&ids);
     peri__rows_plan_fini(&bags);
-    peri_keys_release(own);
+    peri_keys_release(keys);
     peri_tensor_release(values);
     peri_tensor_release(weights);
     peri_tensor_release(lengths);
     return status;
-}
-
-peri_status peri_kjt_permute(peri_kjt *k, const int32_t *indices, int32_t n, peri_kjt **out)
-{
-    PERI_NEED(k);
-    PERI_NEED(out);
-    if (n > 0) PERI_NEED(indices);
-    return peri__kjt_permute(k, indices, n, NULL, out);
 }
 
 /* -- cutting -------------------------------------------------------------------------------------------------------------------- */

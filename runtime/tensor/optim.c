@@ -267,8 +267,6 @@ peri_status peri_optim_zero_grad(peri_optim *o)
 
 /* -- looking and restoring --------------------------------------------------------------------------------------------------------- */
 
-int32_t peri_optim_size(const peri_optim *o) { return o->n; }
-
 peri_status peri_optim_set(peri_optim *o, const char *name, double value)
 {
     PERI_NEED(o);

@@ -18,9 +18,6 @@ local out = ffi.new "peri_batch *[1]"
 --- The pointer of a live host batch, or an error.
 M.host_ptr = host_ptr
 
---- True for batches in host memory.
-function M.is_host(x) return ffi.istype(host_type, x) end
-
 --- Room in host memory for a batch of `rows` rows and (at first) `ids` ids. It outlives any scope. host.ptr is the peri_batch of io.h:
 --- rows, ids, dense, labels, values, lengths, global_row, global_rows.
 function M.host(dense_features, sparse_features, rows, ids)

@@ -55,8 +55,6 @@ PERI_API void peri_optim_release(peri_optim *optim);
 PERI_API peri_status peri_optim_step(peri_optim *optim);
 /** Drop the gradients of all parameters. */
 PERI_API peri_status peri_optim_zero_grad(peri_optim *optim);
-/** Number of parameters. */
-PERI_API int32_t peri_optim_size(const peri_optim *optim);
 
 /** Set or get a number by its name in peri_optim_args ("lr", "momentum", "beta1", ...). Takes effect at the next step. */
 PERI_API peri_status peri_optim_set(peri_optim *optim, const char *name, double value);

@@ -110,8 +110,6 @@ PERI_API peri_status peri_sharded_new(const peri_sharded_config *config, peri_sh
 PERI_API void peri_sharded_retain(peri_sharded *ebc);
 /** Give up a reference; NULL is fine. Local. */
 PERI_API void peri_sharded_release(peri_sharded *ebc);
-/** Columns of the output: feature after feature of each table in the module's order, whatever the plan. */
-PERI_API int64_t peri_sharded_columns(const peri_sharded *ebc);
 
 /** Send the ids of @kjt to the ranks that own their rows. Posts and returns; advance it with peri_work_test. Needs every feature of the
  *  module among the keys of @kjt, in any order; ids out of range are an error that names table, feature, sample and id, on this rank, and
