@@ -93,7 +93,18 @@ LIBS := $(OPENBLAS_LIBS) -lxxhash $(if $(HAVE_URING),-luring) -lpthread -ldl -lm
 # What a GPU would run: this version has none of it, and says so.
 CUDA_PLUGIN := $(wildcard runtime/backends/cuda.c runtime/backends/cuda/*.c)
 NO_CUDA := $(if $(CUDA_PLUGIN),, (this version does not use it yet))
-PLUGINS := $(if $(HAVE_MPI),$(patsubst runtime/backends/mpi.c,$B/libperilune_mpi.so,$(wildcard runtime/backends/mpi.c)))
+
+# A backend that is a plugin: a folder, runtime/backends/<name>/, and one line here: $(call plugin,<name>,<compiler's flags>,<libraries>).
+plugin_obj = $(patsubst %.c,$B/obj/%.o,$(wildcard runtime/backends/$(1)/*.c))
+define plugin
+PLUGINS += $B/libperilune_$(1).so
+PLUGIN_OBJ += $(call plugin_obj,$(1))
+$(call plugin_obj,$(1)): EXTRA := $(2)
+$B/libperilune_$(1).so: PLUGIN_LIBS := $(3)
+$B/libperilune_$(1).so: $(call plugin_obj,$(1))
+endef
+$(if $(HAVE_MPI),$(eval $(call plugin,mpi,-Wno-unused-parameter $(MPI_CFLAGS),$(MPI_LIBS) -lpthread)))
+
 LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 CDEF := $B/lua/perilune/cdef.lua
 
@@ -175,9 +186,9 @@ $(LIB_SO): $(OBJ)
 	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -shared -Wl,-z,nodelete -Wl,-soname,libperilune.so.$(SOVERSION) $(if $(SAN),,-Wl,-z,defs) $^ $(LIBS) -o $@
 	$(Q)ln -sf $(@F) $B/libperilune.so.$(SOVERSION) && ln -sf $(@F) $B/libperilune.so
 
-$B/libperilune_mpi.so: runtime/backends/mpi.c $(CONFIG) | needed
+$(PLUGINS):
 	@$(if $(V),,echo '  PLUGIN  $@')
-	$(Q)$(CC) $(CFLAGS) $(PFLAGS) -Wno-unused-parameter $(MPI_CFLAGS) -MMD -MP -MF $B/obj/mpi.d -shared $< $(MPI_LIBS) -lpthread -o $@
+	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -shared $^ $(PLUGIN_LIBS) -o $@
 
 # -- the boundary: one truth, generated ---------------------------------------------------------------------------------------------
 
@@ -258,7 +269,7 @@ lint: all
 	@$(RUN_TESTS) --parts=lint
 
 -include $(UNIT:=.d) $(FUZZ:=.d) $(TEST_PLUGINS:=.d)
--include $(OBJ:.o=.d) $(HOST_OBJ:.o=.d) $B/obj/mpi.d
+-include $(OBJ:.o=.d) $(HOST_OBJ:.o=.d) $(PLUGIN_OBJ:.o=.d)
 
 # -- the demonstration and the benchmarks ----------------------------------------------------------------------------------------------
 

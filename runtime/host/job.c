@@ -242,7 +242,7 @@ static int sweep(lua_State *L)
 }
 
 /** started(name): tell the ranks of this machine that all ranks of mpirun's job @name have been started, as long as this process lives:
- *  an abstract socket of that name (mpi_join.h looks for it). Without it they find out later. */
+ *  an abstract socket of that name (backends/mpi/join.c looks for it). Without it they find out later. */
 static int started(lua_State *L)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};

@@ -114,6 +114,13 @@ typedef struct peri_coll_vtab {
 typedef const peri_coll_vtab *(*peri_coll_entry_fn)(const peri_plugin_host *host);
 #define PERI_COLL_ENTRY "peri_coll_entry_v1"
 
+/** Bytes of an element of @dtype, a valid one. */
+static inline int64_t peri_coll_dtype_size(int32_t dtype)
+{
+    static const int8_t sizes[PERI_DTYPE_COUNT] = PERI_DTYPE_SIZES;
+    return sizes[dtype];
+}
+
 /** Write " [1 2 3]" (at most six numbers) at text + used; returns the new length. */
 static inline size_t peri_coll_list_text(const char *what, const int64_t *counts, int32_t n, char *text, size_t used, size_t len)
 {
@@ -140,8 +147,7 @@ static inline void peri_coll_op_text(const peri_coll_op *op, int32_t size, char 
 {
     static const char *const kinds[] = {"barrier", "broadcast", "all_reduce", "all_gather", "reduce_scatter", "all_to_all"};
     static const char *const reduces[] = {"sum", "min", "max"};
-    static const char *const dtypes[PERI_DTYPE_COUNT] = {"f64", "f32", "f16", "bf16", "i64", "i32",
-                                                         "i16", "i8",  "u8",  "bool", "c64", "c128"};
+    static const char *const dtypes[PERI_DTYPE_COUNT] = PERI_DTYPE_NAMES;
     bool reducing = op->kind == PERI_COLL_ALL_REDUCE || op->kind == PERI_COLL_REDUCE_SCATTER;
     bool counted = op->kind == PERI_COLL_ALL_REDUCE || op->kind == PERI_COLL_BROADCAST;
     size_t used = (size_t)snprintf(text, len, "operation %llu: %s", (unsigned long long)op->sequence, kinds[op->kind]);

@@ -1,4 +1,4 @@
--- Large data: sizes around and above those from which ranks of one machine copy for each other (runtime/backends/mpi_near.h), with small,
+-- Large data: sizes around and above those from which ranks of one machine copy for each other (runtime/backends/mpi/near.c), with small,
 -- empty and large parts in one exchange, many operations in flight, and ranks that are late. (mpirun: 2 3 4)
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"

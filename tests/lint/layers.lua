@@ -8,7 +8,7 @@ local public = {
 }
 -- Headers of foreign libraries and who may know them.
 local foreign = {
-  ["mpi.h"] = "^runtime/backends/mpi", ["cblas.h"] = "^runtime/backends/cpu", ["lua.h"] = "^runtime/host/",
+  ["mpi.h"] = "^runtime/backends/mpi/", ["cblas.h"] = "^runtime/backends/cpu", ["lua.h"] = "^runtime/host/",
   ["lauxlib.h"] = "^runtime/host/", ["lualib.h"] = "^runtime/host/", ["luajit.h"] = "^runtime/host/", ["nccl.h"] = "^runtime/backends/nccl",
   ["liburing.h"] = "^runtime/embed/tier/row_io%.c",
 }
@@ -30,7 +30,8 @@ local function quoted(path, line, complaints, where)
   local from_layer, to_layer = layer_of(path), layer_of(to)
   local function complain(why) complaints[#complaints + 1] = ("%s includes %s: %s"):format(where, to, why) end
   if from_layer == "backends" then
-    if to_layer ~= "plugin" and to_layer ~= "kernels" and to_layer ~= "backends" or to:match "internal%.h$" then
+    local lent = (to_layer == "plugin" or to_layer == "kernels") and not to:match "internal%.h$"
+    if not lent and to_layer ~= "backends" then
       complain "a backend includes perilune/base.h, plugin/*.h and kernels/ only"
     end
   elseif to_layer == "backends" then complain "nobody includes a backend"

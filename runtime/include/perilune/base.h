@@ -66,6 +66,10 @@ enum {
     PERI_DTYPE_COUNT = 12
 };
 
+/** Bytes of an element, and names, of all element types in the order of their numbers: what arrays of PERI_DTYPE_COUNT begin with. */
+#define PERI_DTYPE_SIZES {8, 4, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16}
+#define PERI_DTYPE_NAMES {"f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool", "c64", "c128"}
+
 /** How reducing operations combine the ranks' values. */
 enum { PERI_REDUCE_SUM = 0, PERI_REDUCE_MIN = 1, PERI_REDUCE_MAX = 2, PERI_REDUCE_COUNT = 3 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mpi_join.h: part of mpi.c: calls into MPI that wait for other ranks and cannot be interrupted, within a deadline, and who is missing.
+ * join.c: calls into MPI that wait for other ranks and cannot be interrupted, within a deadline, and who is missing.
  *
  * MPI_Init, the making of communicators and the blocking operations of joining are made by a thread of their own. When that takes too long,
  * or somebody is gone, this rank gives up: the thread stays where it is, and this process never calls MPI again.
@@ -8,10 +8,20 @@
  * Before MPI connects them, ranks of one machine see each other in two ways that leave nothing behind: a rank that comes to join binds
  * a Unix socket to a name made of the job and its rank (abstract: no file), and every rank's process carries its rank in its environment.
  */
+#include "internal.h"
+
+#include <dirent.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 static struct {
     int socket;                /* -1: none, this process was launched without PMIx */
-    int32_t epoch;             /* mpi.epoch when this process came to join */
+    int32_t epoch;             /* peri__mpi.epoch when this process came to join */
     const char *job;           /* PMIX_NAMESPACE */
     atomic_int done;           /* the thread has come back */
     void (*run)(void);
@@ -45,13 +55,12 @@ static bool join_bound(const char *what)
     return fd >= 0;
 }
 
-/** Tell the ranks of this machine that this one has come. */
-static void join_announce(void)
+void peri__mpi_join_announce(void)
 {
     char what[32];
     const char *rank = getenv("PMIX_RANK");
     join.job = getenv("PMIX_NAMESPACE");
-    join.epoch = mpi.epoch;
+    join.epoch = peri__mpi.epoch;
     if (join.socket >= 0) close(join.socket);
     snprintf(what, sizeof what, "%d/%d", join.epoch, rank ? atoi(rank) : -1);
     join.socket = rank ? join_socket(bind, what) : -1;
@@ -65,8 +74,7 @@ static bool join_here(int32_t rank)
     return join.socket >= 0 && join_bound(what);
 }
 
-/** State of a process, and its name without brackets in @name[16]; 0: it is gone. */
-static char process_state(int64_t pid, char *name)
+char peri__mpi_process_state(int64_t pid, char *name)
 {
     char path[64], line[256] = "", state = 0;
     snprintf(path, sizeof path, "/proc/%lld/stat", (long long)pid);
@@ -110,7 +118,7 @@ static void processes_find(process *list, int32_t size)
     DIR *folder = join.job ? opendir("/proc") : NULL;
     for (struct dirent *d; folder && (d = readdir(folder));) {
         int64_t pid = atoll(d->d_name);
-        char name[16] = "", state = pid > 0 ? process_state(pid, name) : 0;
+        char name[16] = "", state = pid > 0 ? peri__mpi_process_state(pid, name) : 0;
         int32_t rank = state && state != 'Z' && strcmp(name, "perilune-watch") != 0 ? process_rank(pid) : -1;
         if (rank < 0 || rank >= size || (list[rank].pid && list[rank].pid < pid) || !same_network(pid)) continue;
         list[rank].pid = pid;
@@ -127,7 +135,7 @@ static void join_missing(char *text, size_t len, int32_t size)
     int32_t shown = 0, unseen = 0;
     gethostname(name, sizeof name - 1);
     snprintf(text, len, "all ranks that can be seen from %s have come", name);
-    process *list = join.job ? host->alloc_zero(sizeof *list * (size_t)size) : NULL;
+    process *list = join.job ? peri__mpi_host->alloc_zero(sizeof *list * (size_t)size) : NULL;
     if (!list) return;
     for (int32_t i = 0; i < size; i++) list[i].here = join_here(i); /* before the others give up, too */
     processes_find(list, size);
@@ -147,7 +155,15 @@ static void join_missing(char *text, size_t len, int32_t size)
         else used += (size_t)snprintf(text + used, len - used, "%sno process on %s has rank %d", used ? "; " : "", name, i);
     }
     if (unseen > 8 && used < len) snprintf(text + used, len - used, " and %d more", unseen - 8);
-    host->free(list);
+    peri__mpi_host->free(list);
+}
+
+int32_t peri__mpi_launched(void)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", NULL};
+    for (const char *const *n = names; *n; n++)
+        if (getenv(*n)) return atoi(getenv(*n));
+    return 1;
 }
 
 /** Are all ranks on this machine? */
@@ -172,7 +188,7 @@ static int32_t join_lost(process *list, int32_t size, bool settled)
     }
     if (!waiting || !join.job) return -1;
     for (int32_t i = 0; i < size; i++)
-        if (list[i].pid && !list[i].here && !process_state(list[i].pid, NULL)) return i;
+        if (list[i].pid && !list[i].here && !peri__mpi_process_state(list[i].pid, NULL)) return i;
     processes_find(list, size);
     for (int32_t i = 0; settled && i < size; i++)
         if (!list[i].pid && !join_here(i)) return i;
@@ -198,45 +214,44 @@ static void end_at_once(int code, void *unused)
 /** MPI is not to be called again: a thread of this process is in it. */
 static void give_mpi_up(void)
 {
-    mpi.over = mpi.broken = true;
+    peri__mpi.over = peri__mpi.broken = true;
     on_exit(end_at_once, NULL);
-    for (mpi_group *g = mpi.groups; g; g = g->next) group_fail(g, PERI_EABORTED, host->error_message());
+    for (mpi_group *g = peri__mpi.groups; g; g = g->next) peri__mpi_group_fail(g, PERI_EABORTED, peri__mpi_host->error_message());
 }
 
 /** Look after the thread until it is done. @g: the group whose members it waits for, NULL: all ranks, which join. */
 static peri_status join_wait(const mpi_group *g, const char *what, int64_t timeout_ns)
 {
-    int32_t size = g ? g->size : mpi_launched();
-    process *seen = host->alloc_zero(sizeof *seen * (size_t)size);
-    int64_t begin = host->time_ns(), every = 500000000, look = begin + every;
+    int32_t size = g ? g->size : peri__mpi_launched();
+    process *seen = peri__mpi_host->alloc_zero(sizeof *seen * (size_t)size);
+    int64_t begin = peri__mpi_host->time_ns(), every = 500000000, look = begin + every;
     bool local = all_local(size);
     int64_t started = local ? begin + 20000000000 + size * (int64_t)100000000 : INT64_MAX;
     char text[PERI_MESSAGE_MAX / 2] = "";
     peri_status status = seen ? PERI_OK : PERI_ENOMEM;
     for (int64_t round = 0; seen && !atomic_load(&join.done); round++) {
-        int64_t now = host->time_ns();
-        host->pause(round);
+        int64_t now = peri__mpi_host->time_ns();
+        peri__mpi_host->pause(round);
         if (now < look && now - begin < timeout_ns) continue;
         look = now + every;
         every = every < 8000000000 ? every * 5 / 4 : every; /* looking takes time, which the late ones may need */
         int32_t lost = g ? -1 : join_lost(seen, size, now > started || (local && all_started()));
         for (int32_t i = 0; g && i < size; i++)
-            if (gone(g->ranks[i])) lost = g->ranks[i];
+            if (peri__mpi_gone(g->ranks[i])) lost = g->ranks[i];
         if (lost >= 0 && !atomic_load(&join.done)) {
-            status = PERI_HOST_FAIL(host, PERI_EPEER, "mpi: %s: the process of rank %d is gone", what, lost);
+            status = FAIL(PERI_EPEER, "mpi: %s: the process of rank %d is gone", what, lost);
             break;
         }
         if (now - begin < timeout_ns) continue;
-        join_missing(text, sizeof text, g ? mpi.size : size);
-        status = PERI_HOST_FAIL(host, PERI_ETIMEOUT, "mpi: %s took longer than %g s: %s", what, (double)timeout_ns * 1e-9, text);
+        join_missing(text, sizeof text, g ? peri__mpi.size : size);
+        status = FAIL(PERI_ETIMEOUT, "mpi: %s took longer than %g s: %s", what, (double)timeout_ns * 1e-9, text);
         break;
     }
-    host->free(seen);
+    peri__mpi_host->free(seen);
     return status;
 }
 
-/** Run a function that calls MPI and may wait there, see join_wait. After a failure what it uses must stay: the thread may be in it. */
-static peri_status within(const mpi_group *g, const char *what, int64_t timeout_ns, void (*run)(void))
+peri_status peri__mpi_within(const mpi_group *g, const char *what, int64_t timeout_ns, void (*run)(void))
 {
     pthread_t thread;
     sigset_t all, before;
@@ -246,7 +261,7 @@ static peri_status within(const mpi_group *g, const char *what, int64_t timeout_
     pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are for the threads that were there before */
     int problem = pthread_create(&thread, NULL, join_thread, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (problem) return PERI_HOST_FAIL(host, PERI_ENOMEM, "mpi: %s: no thread: %s", what, strerror(problem));
+    if (problem) return FAIL(PERI_ENOMEM, "mpi: %s: no thread: %s", what, strerror(problem));
     peri_status status = join_wait(g, what, timeout_ns);
     if (status >= 0) pthread_join(thread, NULL);
     else {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mpi_control.h: part of mpi.c: what ranks tell each other beside the data, over a communicator of its own.
+ * control.c: what ranks tell each other beside the data, over a communicator of its own.
  *
  *   QUERY   "I wait for you in operation s of group g, whose signature is ...": sent when nothing has come for a while. The receiver
  *           compares with what it posted under that number; if it differs, both are wrong and everybody is told (POISON).
@@ -10,12 +10,14 @@
  *
  * Notes are small enough to be sent eagerly, so none waits for its receiver.
  */
+#include "internal.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
 
 enum { NOTE_QUERY, NOTE_ANSWER, NOTE_POISON, NOTE_LEAVE };
 enum { NOTE_TAG = 0 };
-
-#define STALL_NS ((int64_t)50000000)   /* without news for so long, a rank asks */
-#define ASK_NS ((int64_t)200000000)    /* and asks again after so long */
 
 typedef struct note {
     int32_t kind, from; /* rank in the world */
@@ -42,33 +44,32 @@ static void text_of(const peri_coll_op *op, const mpi_group *g, char *text, size
 /** Send a note to rank @to of the world. Never waits; out of memory it is not sent, and the others run into their deadlines. */
 static void note_send(int32_t to, const note *n)
 {
-    outgoing *o = host->alloc(sizeof *o);
+    outgoing *o = peri__mpi_host->alloc(sizeof *o);
     if (!o) return;
     o->note = *n;
-    o->note.from = mpi.rank;
-    o->note.epoch = mpi.epoch;
+    o->note.from = peri__mpi.rank;
+    o->note.epoch = peri__mpi.epoch;
     int bytes = (int)(offsetof(note, text) + strlen(n->text) + 1);
-    if (MPI_Isend(&o->note, bytes, MPI_BYTE, to, NOTE_TAG, mpi.control, &o->request) != MPI_SUCCESS) {
-        host->free(o);
+    if (MPI_Isend(&o->note, bytes, MPI_BYTE, to, NOTE_TAG, peri__mpi.control, &o->request) != MPI_SUCCESS) {
+        peri__mpi_host->free(o);
         return;
     }
     o->next = control.out;
     control.out = o;
 }
 
-/** Tell the other members that the group is broken. */
-static void poison_send(const mpi_group *g, peri_status status, const char *message)
+void peri__mpi_poison(const mpi_group *g, peri_status status, const char *message)
 {
     note n = {.kind = NOTE_POISON, .status = status, .group = g->tag};
     snprintf(n.text, sizeof n.text, "%s", message);
     for (int32_t i = 0; i < g->size; i++)
-        if (i != g->rank && mpi.peers[g->ranks[i]].left < mpi.epoch) note_send(g->ranks[i], &n);
+        if (i != g->rank && peri__mpi.peers[g->ranks[i]].left < peri__mpi.epoch) note_send(g->ranks[i], &n);
 }
 
 static mpi_group *group_of(uint64_t tag)
 {
-    mpi_group *g = mpi.groups;
-    while (g && (g->tag != tag || g->released)) g = g->next;
+    mpi_group *g = peri__mpi.groups;
+    while (g && (g->tag != tag)) g = g->next;
     return g;
 }
 
@@ -77,7 +78,7 @@ static void describe_self(const mpi_group *g, char *text, size_t len)
 {
     char what[128];
     size_t used = (size_t)snprintf(text, len, "its last operation here: %llu", (unsigned long long)g->last);
-    for (const mpi_group *other = mpi.groups; other && used < len; other = other->next) {
+    for (const mpi_group *other = peri__mpi.groups; other && used < len; other = other->next) {
         if (!other->active) continue;
         text_of(&other->active->op, other, what, sizeof what);
         snprintf(text + used, len - used, "; it waits in %s%s", what, other == g ? "" : " of another group");
@@ -97,7 +98,7 @@ static void handle_query(const note *n)
     mpi_group *g = group_of(n->group);
     note reply = {.kind = NOTE_ANSWER};
     if (!g || g->failed != PERI_OK) {
-        if (g) poison_send(g, g->failed, g->message); /* the asker has missed it */
+        if (g) peri__mpi_poison(g, g->failed, g->message); /* the asker has missed it */
         return;
     }
     int32_t asker = 0;
@@ -117,8 +118,8 @@ static void handle_query(const note *n)
     else if (r && n->send >= 0 && (op->recv_counts[asker] != n->send || op->send_counts[asker] != n->recv))
         snprintf(text, sizeof text, "the ranks disagree: rank %d posted %.160s, rank %d posted %.160s", asker, n->text, g->rank, what);
     if (text[0]) {
-        group_fail(g, PERI_EMISMATCH, text);
-        poison_send(g, PERI_EMISMATCH, text);
+        peri__mpi_group_fail(g, PERI_EMISMATCH, text);
+        peri__mpi_poison(g, PERI_EMISMATCH, text);
         return;
     }
     snprintf(reply.text, sizeof reply.text, "it has posted it and is %s", r ? "waiting too" : "done with it");
@@ -127,37 +128,43 @@ static void handle_query(const note *n)
 
 static void handle(const note *n)
 {
-    if (n->epoch != mpi.epoch || n->from < 0 || n->from >= mpi.size) return; /* of a world that is over */
-    peer *p = &mpi.peers[n->from];
+    if (n->epoch != peri__mpi.epoch || n->from < 0 || n->from >= peri__mpi.size) return; /* of a world that is over */
+    peer *p = &peri__mpi.peers[n->from];
     if (n->kind == NOTE_QUERY) handle_query(n);
     if (n->kind == NOTE_LEAVE) p->left = n->epoch;
     if (n->kind == NOTE_ANSWER) {
-        p->answered_ns = host->time_ns();
+        p->answered_ns = peri__mpi_host->time_ns();
         snprintf(p->answer, sizeof p->answer, "%.159s", n->text);
     }
     if (n->kind == NOTE_POISON) {
         mpi_group *g = group_of(n->group);
-        if (g) group_fail(g, n->status, n->text);
+        if (g) peri__mpi_group_fail(g, n->status, n->text);
     }
 }
 
-static void receive_next(void)
+void peri__mpi_control_open(void)
 {
-    if (MPI_Irecv(&control.in, (int)sizeof control.in, MPI_BYTE, MPI_ANY_SOURCE, NOTE_TAG, mpi.control, &control.receiving) != MPI_SUCCESS)
-        control.receiving = MPI_REQUEST_NULL;
+    int code = MPI_Irecv(&control.in, (int)sizeof control.in, MPI_BYTE, MPI_ANY_SOURCE, NOTE_TAG, peri__mpi.control, &control.receiving);
+    if (code != MPI_SUCCESS) control.receiving = MPI_REQUEST_NULL;
 }
 
-/** Read the notes that have come, and forget those that have gone. */
-static void control_poll(void)
+void peri__mpi_control_close(void)
 {
-    if (!mpi.open) return;
+    if (control.receiving == MPI_REQUEST_NULL) return;
+    MPI_Cancel(&control.receiving);
+    MPI_Wait(&control.receiving, MPI_STATUS_IGNORE); /* returns at once: it is local after a cancel, everybody has left */
+}
+
+void peri__mpi_control_poll(void)
+{
+    if (!peri__mpi.open) return;
     for (;;) {
         int flag = 0, count = 0;
         MPI_Status status;
         if (control.receiving == MPI_REQUEST_NULL || MPI_Test(&control.receiving, &flag, &status) != MPI_SUCCESS || !flag) break;
         MPI_Get_count(&status, MPI_BYTE, &count);
         note n = control.in;
-        receive_next();
+        peri__mpi_control_open();
         if (count <= (int)offsetof(note, text)) continue;
         n.text[sizeof n.text - 1] = 0;
         handle(&n);
@@ -170,15 +177,14 @@ static void control_poll(void)
             continue;
         }
         *o = x->next;
-        host->free(x);
+        peri__mpi_host->free(x);
     }
 }
 
-/** True when the process of rank @rank of the world is known to be gone. */
-static bool gone(int32_t rank)
+bool peri__mpi_gone(int32_t rank)
 {
-    const peer *p = &mpi.peers[rank];
-    return p->machine == mpi.peers[mpi.rank].machine && kill((pid_t)p->pid, 0) != 0 && errno == ESRCH;
+    const peer *p = &peri__mpi.peers[rank];
+    return p->machine == peri__mpi.peers[peri__mpi.rank].machine && kill((pid_t)p->pid, 0) != 0 && errno == ESRCH;
 }
 
 /** Mark the members that @r still waits for. */
@@ -191,83 +197,81 @@ static void waited_for(mpi_request *r, bool *members)
         MPI_Request_get_status(r->requests[i], &flag, MPI_STATUS_IGNORE);
         if (!flag) members[r->slots[i].peer] = true;
     }
-    if (r->near) near_waited_for(r, members);
+    if (r->near) peri__mpi_near_waited_for(r, members);
 }
 
-/** Nothing has come for a while: ask, and look who is gone. PERI_PENDING or the failure. */
-static peri_status ask(mpi_request *r)
+peri_status peri__mpi_ask(mpi_request *r)
 {
     mpi_group *g = r->group;
-    bool fixed[64], *members = g->size <= 64 ? fixed : host->alloc(sizeof *members * (size_t)g->size);
+    bool fixed[64], *members = g->size <= 64 ? fixed : peri__mpi_host->alloc(sizeof *members * (size_t)g->size);
     if (!members) return PERI_PENDING;
     peri_status status = PERI_PENDING;
     note n = {.kind = NOTE_QUERY, .group = g->tag, .sequence = r->op.sequence, .signature = r->op.signature, .send = -1, .recv = -1};
     text_of(&r->op, g, n.text, 160);
     waited_for(r, members);
     for (int32_t i = 0; i < g->size && status == PERI_PENDING; i++) {
-        const peer *p = &mpi.peers[g->ranks[i]];
+        const peer *p = &peri__mpi.peers[g->ranks[i]];
         if (!members[i]) continue;
-        if (p->left >= mpi.epoch) {
-            status = PERI_HOST_FAIL(host, PERI_EPEER, "rank %d has left the world and will never post it", i);
-        } else if (gone(g->ranks[i])) {
-            status = PERI_HOST_FAIL(host, PERI_EPEER, "rank %d (process %lld) is gone", i, (long long)p->pid);
+        if (p->left >= peri__mpi.epoch) {
+            status = FAIL(PERI_EPEER, "rank %d has left the world and will never post it", i);
+        } else if (peri__mpi_gone(g->ranks[i])) {
+            status = FAIL(PERI_EPEER, "rank %d (process %lld) is gone", i, (long long)p->pid);
         } else {
             if (r->op.kind == PERI_COLL_ALL_TO_ALL) n.send = r->op.send_counts[i], n.recv = r->op.recv_counts[i];
             note_send(g->ranks[i], &n);
         }
     }
-    if (members != fixed) host->free(members);
+    if (members != fixed) peri__mpi_host->free(members);
     return status;
 }
 
-static void mpi_blame(void *request, char *text, size_t len)
+void peri__mpi_blame(void *request, char *text, size_t len)
 {
     mpi_request *r = request;
     mpi_group *g = r->group;
     size_t used = 0;
     int32_t shown = 0;
-    bool fixed[64], *members = g->size <= 64 ? fixed : host->alloc(sizeof *members * (size_t)g->size);
+    bool fixed[64], *members = g->size <= 64 ? fixed : peri__mpi_host->alloc(sizeof *members * (size_t)g->size);
     if (!members) return;
-    control_poll();
+    peri__mpi_control_poll();
     waited_for(r, members);
-    int64_t now = host->time_ns();
+    int64_t now = peri__mpi_host->time_ns();
     for (int32_t i = 0; i < g->size; i++) {
         if (!members[i] || shown++ >= 4 || used >= len) continue;
-        const peer *p = &mpi.peers[g->ranks[i]];
+        const peer *p = &peri__mpi.peers[g->ranks[i]];
         bool heard = p->answered_ns && now - p->answered_ns < 4 * ASK_NS;
         used += (size_t)snprintf(text + used, len - used, "%srank %d (%s)", shown > 1 ? ", " : "", i,
                                  heard ? p->answer : "no answer: it computes, or is stopped");
     }
     if (shown > 4 && used < len) snprintf(text + used, len - used, " and %d more", shown - 4);
     if (!shown) snprintf(text, len, "its own completion");
-    if (members != fixed) host->free(members);
+    if (members != fixed) peri__mpi_host->free(members);
 }
 
-/** Say goodbye and wait until everybody has, MPI may be finalized then. Not true: somebody failed, or the deadline passed. */
-static bool leave_world(int64_t timeout_ns)
+bool peri__mpi_leave_world(int64_t timeout_ns)
 {
     note n = {.kind = NOTE_LEAVE};
-    mpi.peers[mpi.rank].left = mpi.epoch;
-    for (int32_t i = 0; i < mpi.size; i++)
-        if (i != mpi.rank) note_send(i, &n);
-    int64_t until = host->time_ns() + timeout_ns;
+    peri__mpi.peers[peri__mpi.rank].left = peri__mpi.epoch;
+    for (int32_t i = 0; i < peri__mpi.size; i++)
+        if (i != peri__mpi.rank) note_send(i, &n);
+    int64_t until = peri__mpi_host->time_ns() + timeout_ns;
     for (int64_t round = 0;; round++) {
         int32_t here = 0, dead = 0;
-        control_poll();
-        for (int32_t i = 0; i < mpi.size; i++) {
-            if (mpi.peers[i].left >= mpi.epoch) continue;
+        peri__mpi_control_poll();
+        for (int32_t i = 0; i < peri__mpi.size; i++) {
+            if (peri__mpi.peers[i].left >= peri__mpi.epoch) continue;
             here++;
-            if (round % 1024 == 1023) dead += gone(i);
+            if (round % 1024 == 1023) dead += peri__mpi_gone(i);
         }
         if (!here && !control.out) return true;
-        if (mpi.broken || dead || host->time_ns() > until) break;
-        host->pause(round);
+        if (peri__mpi.broken || dead || peri__mpi_host->time_ns() > until) break;
+        peri__mpi_host->pause(round);
     }
     /* What was sent should still arrive: a moment for the notes under way. */
-    int64_t grace = host->time_ns() + 100000000;
-    for (int64_t round = 0; control.out && host->time_ns() < grace; round++) {
-        control_poll();
-        host->pause(round);
+    int64_t grace = peri__mpi_host->time_ns() + 100000000;
+    for (int64_t round = 0; control.out && peri__mpi_host->time_ns() < grace; round++) {
+        peri__mpi_control_poll();
+        peri__mpi_host->pause(round);
     }
     return false;
 }

@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mpi_phases.h: part of mpi.c: each operation as phases: messages, or descriptors and then copies (mpi_near.h).
+ * phases.c: each operation as phases: messages, or descriptors and then copies (near.c).
  */
+#include "internal.h"
+
+enum {
+    SMALL_REDUCE = 32 << 10, /* bytes of all vectors together up to which all_reduce sends everything to everybody */
+    SEGMENT = 256 << 10      /* bytes of a part that are received before they are summed */
+};
 
 /** Receives first, so that messages find their buffers; then sends, each rank beginning with another one. */
 static peri_status exchange(mpi_request *r, char *recv, const int64_t *recv_at, const int64_t *recv_bytes, const char *send,
@@ -10,14 +16,14 @@ static peri_status exchange(mpi_request *r, char *recv, const int64_t *recv_at, 
     int32_t rank = r->group->rank, size = r->group->size;
     bool large = false;
     for (int32_t i = 0; i < size; i++) large = large || (i != rank && (near_large(recv_bytes[i]) || near_large(send_bytes[i])));
-    if (large && r->group->shared) return near_exchange(r, recv, recv_at, recv_bytes, send, send_at, send_bytes);
+    if (large && r->group->shared) return peri__mpi_near_exchange(r, recv, recv_at, recv_bytes, send, send_at, send_bytes);
     for (int32_t k = 1; k < size; k++) {
         int32_t from = (rank - k + size) % size;
-        TRY(message(r, true, from, recv + recv_at[from], recv_bytes[from]));
+        TRY(peri__mpi_message(r, true, from, recv + recv_at[from], recv_bytes[from]));
     }
     for (int32_t k = 1; k < size; k++) {
         int32_t to = (rank + k) % size;
-        TRY(message(r, false, to, send + send_at[to], send_bytes[to]));
+        TRY(peri__mpi_message(r, false, to, send + send_at[to], send_bytes[to]));
     }
     return PERI_OK;
 }
@@ -29,8 +35,6 @@ static int64_t cut(int64_t count, int32_t size, int32_t i)
     return at < count ? at : count;
 }
 
-/* -- the operations, phase by phase ---------------------------------------------------------------------------------------------------- */
-
 /* A phase function is called first at the post and then whenever the messages of the phase before are complete. It starts the next messages
  * and returns PERI_PENDING, or PERI_OK when the operation is complete. r->phase counts the calls. */
 
@@ -39,8 +43,8 @@ static peri_status barrier_phase(mpi_request *r)
     int32_t size = r->group->size, rank = r->group->rank;
     int64_t distance = (int64_t)1 << r->phase;
     if (distance >= size) return PERI_OK;
-    TRY(message(r, true, (int)((rank - distance + size) % size), r, 0));
-    TRY(message(r, false, (int)((rank + distance) % size), r, 0));
+    TRY(peri__mpi_message(r, true, (int)((rank - distance + size) % size), r, 0));
+    TRY(peri__mpi_message(r, false, (int)((rank + distance) % size), r, 0));
     return PERI_PENDING;
 }
 
@@ -49,37 +53,37 @@ static peri_status broadcast_phase(mpi_request *r)
     const peri_coll_op *op = &r->op;
     int32_t size = r->group->size, place = (r->group->rank - op->root + size) % size; /* the root has place 0 and nothing to receive */
     int32_t step = place == 0 ? r->phase + 1 : r->phase;
-    int64_t bytes = op->count * size_of(op->dtype);
-    if (r->group->shared && near_large(bytes)) return r->phase == 0 ? near_broadcast(r, (uint64_t)bytes) : near_pairs(r);
+    int64_t bytes = op->count * peri_coll_dtype_size(op->dtype);
+    if (r->group->shared && near_large(bytes))
+        return r->phase == 0 ? peri__mpi_near_broadcast(r, (uint64_t)bytes) : peri__mpi_near_pairs(r);
     int32_t low = 1; /* the lowest bit of place: the parent is place - low, children are place + lower bits */
     while (low < size && !(place & low)) low <<= 1;
     if (step == 0) {
-        TRY(message(r, true, (place - low + op->root) % size, op->recv, bytes));
+        TRY(peri__mpi_message(r, true, (place - low + op->root) % size, op->recv, bytes));
         return PERI_PENDING;
     }
     for (int32_t child = low >> 1; step == 1 && child > 0; child >>= 1)
-        if (place + child < size) TRY(message(r, false, (place + child + op->root) % size, op->recv, bytes));
+        if (place + child < size) TRY(peri__mpi_message(r, false, (place + child + op->root) % size, op->recv, bytes));
     return r->n ? PERI_PENDING : PERI_OK;
 }
-
 
 static peri_status all_gather_phase(mpi_request *r)
 {
     const peri_coll_op *op = &r->op;
     int32_t size = r->group->size, rank = r->group->rank;
     layout in, out;
-    if (r->phase > 0) return r->near ? near_pairs(r) : PERI_OK;
-    TRY(layout_init(&in, size));
-    peri_status status = layout_init(&out, size);
+    if (r->phase > 0) return r->near ? peri__mpi_near_pairs(r) : PERI_OK;
+    TRY(peri__mpi_layout_init(&in, size));
+    peri_status status = peri__mpi_layout_init(&out, size);
     if (status >= 0) {
-        int64_t all = layout_parts(&in, op->recv_counts, size, size_of(op->dtype));
-        layout_same(&out, size, 0, in.bytes[rank]);
-        past_caches(r, all + in.bytes[rank]);
+        int64_t all = peri__mpi_layout_parts(&in, op->recv_counts, size, peri_coll_dtype_size(op->dtype));
+        peri__mpi_layout_same(&out, size, 0, in.bytes[rank]);
+        peri__mpi_past_caches(r, all + in.bytes[rank]);
         status = exchange(r, op->recv, in.at, in.bytes, op->send, out.at, out.bytes);
-        place_own(r, (char *)op->recv + in.at[rank], op->send, in.bytes[rank]);
-        layout_fini(&out);
+        peri__mpi_place_own(r, (char *)op->recv + in.at[rank], op->send, in.bytes[rank]);
+        peri__mpi_layout_fini(&out);
     }
-    layout_fini(&in);
+    peri__mpi_layout_fini(&in);
     return status < 0 ? status : PERI_PENDING;
 }
 
@@ -99,12 +103,12 @@ static int64_t set_aside(const mpi_request *r, layout *in)
 static peri_status place_messages(mpi_request *r)
 {
     layout in;
-    TRY(layout_init(&in, r->group->size));
-    layout_parts(&in, r->op.recv_counts, r->group->size, size_of(r->op.dtype));
+    TRY(peri__mpi_layout_init(&in, r->group->size));
+    peri__mpi_layout_parts(&in, r->op.recv_counts, r->group->size, peri_coll_dtype_size(r->op.dtype));
     set_aside(r, &in);
     for (int32_t i = 0; i < r->group->size; i++)
-        if (in.at[i] >= 0) place_part(r, i, r->scratch + in.at[i]);
-    layout_fini(&in);
+        if (in.at[i] >= 0) peri__mpi_place_part(r, i, r->scratch + in.at[i]);
+    peri__mpi_layout_fini(&in);
     return PERI_OK;
 }
 
@@ -115,25 +119,25 @@ static peri_status all_to_all_phase(mpi_request *r)
     layout in, out;
     if (r->phase > 0) {
         if (op->recv_runs) TRY(place_messages(r));
-        return r->near ? near_pairs(r) : PERI_OK;
+        return r->near ? peri__mpi_near_pairs(r) : PERI_OK;
     }
     if (op->send_counts[rank] != op->recv_counts[rank])
-        return PERI_HOST_FAIL(host, PERI_EMISMATCH, "rank %d sends %lld elements to itself and expects %lld", rank,
+        return FAIL(PERI_EMISMATCH, "rank %d sends %lld elements to itself and expects %lld", rank,
                               (long long)op->send_counts[rank], (long long)op->recv_counts[rank]);
-    TRY(layout_init(&in, size));
-    peri_status status = layout_init(&out, size);
+    TRY(peri__mpi_layout_init(&in, size));
+    peri_status status = peri__mpi_layout_init(&out, size);
     if (status >= 0) {
-        int64_t received = layout_parts(&in, op->recv_counts, size, size_of(op->dtype));
-        int64_t sent = layout_parts(&out, op->send_counts, size, size_of(op->dtype));
+        int64_t received = peri__mpi_layout_parts(&in, op->recv_counts, size, peri_coll_dtype_size(op->dtype));
+        int64_t sent = peri__mpi_layout_parts(&out, op->send_counts, size, peri_coll_dtype_size(op->dtype));
         const char *own = (const char *)op->send + out.at[rank];
-        past_caches(r, received + sent);
-        if (op->recv_runs) status = take_scratch(r, set_aside(r, &in));
+        peri__mpi_past_caches(r, received + sent);
+        if (op->recv_runs) status = peri__mpi_take_scratch(r, set_aside(r, &in));
         if (status >= 0) status = exchange(r, op->recv_runs ? r->scratch : op->recv, in.at, in.bytes, op->send, out.at, out.bytes);
-        if (op->recv_runs) place_part(r, rank, own);
-        else place_own(r, (char *)op->recv + in.at[rank], own, in.bytes[rank]);
-        layout_fini(&out);
+        if (op->recv_runs) peri__mpi_place_part(r, rank, own);
+        else peri__mpi_place_own(r, (char *)op->recv + in.at[rank], own, in.bytes[rank]);
+        peri__mpi_layout_fini(&out);
     }
-    layout_fini(&in);
+    peri__mpi_layout_fini(&in);
     return status < 0 ? status : PERI_PENDING;
 }
 
@@ -142,18 +146,20 @@ static peri_status start_segment(mpi_request *r, const int64_t *begin, const int
 {
     const peri_coll_op *op = &r->op;
     int32_t size = r->group->size, rank = r->group->rank;
-    int64_t element = size_of(op->dtype), at = s * step, own = end[rank] - begin[rank] - at;
+    int64_t element = peri_coll_dtype_size(op->dtype), at = s * step, own = end[rank] - begin[rank] - at;
     char *into = r->scratch + (s & 1) * (size - 1) * stride;
     if (own > step) own = step;
     for (int32_t k = 1; k < size; k++) {
         int32_t from = (rank - k + size) % size;
-        if (own > 0 || s == 0) TRY(message(r, true, from, into + (from < rank ? from : from - 1) * stride, own > 0 ? own * element : 0));
+        char *part = into + (from < rank ? from : from - 1) * stride;
+        if (own > 0 || s == 0) TRY(peri__mpi_message(r, true, from, part, own > 0 ? own * element : 0));
     }
     for (int32_t k = 1; k < size; k++) {
         int32_t to = (rank + k) % size;
         int64_t n = end[to] - begin[to] - at;
         if (n > step) n = step;
-        if (n > 0 || s == 0) TRY(message(r, false, to, (const char *)op->send + (begin[to] + at) * element, n > 0 ? n * element : 0));
+        const char *part = (const char *)op->send + (begin[to] + at) * element;
+        if (n > 0 || s == 0) TRY(peri__mpi_message(r, false, to, part, n > 0 ? n * element : 0));
     }
     return PERI_OK;
 }
@@ -164,15 +170,15 @@ static peri_status scatter(mpi_request *r, const int64_t *begin, const int64_t *
 {
     const peri_coll_op *op = &r->op;
     int32_t size = r->group->size, rank = r->group->rank;
-    int64_t element = size_of(op->dtype), step = SEGMENT / element, own = end[rank] - begin[rank], most = 0, p = r->phase;
+    int64_t element = peri_coll_dtype_size(op->dtype), step = SEGMENT / element, own = end[rank] - begin[rank], most = 0, p = r->phase;
     for (int32_t i = 0; i < size; i++) most = end[i] - begin[i] > most ? end[i] - begin[i] : most;
     int64_t stride = (own < step ? own : step) * element;
-    if (p == 0) TRY(take_scratch(r, (own > step ? 2 : 1) * (size - 1) * stride));
+    if (p == 0) TRY(peri__mpi_take_scratch(r, (own > step ? 2 : 1) * (size - 1) * stride));
     bool more = p == 0 || p * step < most;
     if (more) TRY(start_segment(r, begin, end, p, step, stride));
     if (p > 0) {
         int64_t at = (p - 1) * step, n = own - at < step ? own - at : step;
-        TRY(sum_up(r, (char *)dst + at * element, (const char *)op->send + (begin[rank] + at) * element,
+        TRY(peri__mpi_sum_up(r, (char *)dst + at * element, (const char *)op->send + (begin[rank] + at) * element,
                    r->scratch + ((p - 1) & 1) * (size - 1) * stride, n, stride));
     }
     return more ? PERI_PENDING : PERI_OK;
@@ -183,18 +189,18 @@ static peri_status reduce_scatter_phase(mpi_request *r)
     const peri_coll_op *op = &r->op;
     int32_t size = r->group->size;
     layout parts = {0};
-    TRY(layout_init(&parts, size));
-    layout_parts(&parts, op->send_counts, size, 1);
-    int64_t most = 0, element = size_of(op->dtype);
+    TRY(peri__mpi_layout_init(&parts, size));
+    peri__mpi_layout_parts(&parts, op->send_counts, size, 1);
+    int64_t most = 0, element = peri_coll_dtype_size(op->dtype);
     for (int32_t i = 0; i < size; i++) {
         most = parts.bytes[i] > most ? parts.bytes[i] : most;
         parts.bytes[i] += parts.at[i]; /* here: the ends */
     }
     peri_status status;
     if (!r->group->shared || !near_large(most * element)) status = scatter(r, parts.at, parts.bytes, op->recv);
-    else if (r->phase == 0) status = near_reduce(r, (uint64_t)(parts.bytes[size - 1] * element));
-    else status = near_parts(r, parts.at, parts.bytes);
-    layout_fini(&parts);
+    else if (r->phase == 0) status = peri__mpi_near_reduce(r, (uint64_t)(parts.bytes[size - 1] * element));
+    else status = peri__mpi_near_parts(r, parts.at, parts.bytes);
+    peri__mpi_layout_fini(&parts);
     return status;
 }
 
@@ -203,14 +209,14 @@ static peri_status small_reduce_phase(mpi_request *r)
 {
     const peri_coll_op *op = &r->op;
     int32_t size = r->group->size, rank = r->group->rank;
-    int64_t bytes = op->count * size_of(op->dtype);
-    if (r->phase > 0) return sum_up(r, op->recv, op->send, r->scratch, op->count, bytes);
-    TRY(take_scratch(r, (size - 1) * bytes));
+    int64_t bytes = op->count * peri_coll_dtype_size(op->dtype);
+    if (r->phase > 0) return peri__mpi_sum_up(r, op->recv, op->send, r->scratch, op->count, bytes);
+    TRY(peri__mpi_take_scratch(r, (size - 1) * bytes));
     for (int32_t k = 1; k < size; k++) {
         int32_t from = (rank - k + size) % size;
-        TRY(message(r, true, from, r->scratch + (from < rank ? from : from - 1) * bytes, bytes));
+        TRY(peri__mpi_message(r, true, from, r->scratch + (from < rank ? from : from - 1) * bytes, bytes));
     }
-    for (int32_t k = 1; k < size; k++) TRY(message(r, false, (rank + k) % size, op->send, bytes));
+    for (int32_t k = 1; k < size; k++) TRY(peri__mpi_message(r, false, (rank + k) % size, op->send, bytes));
     return PERI_PENDING;
 }
 
@@ -218,36 +224,33 @@ static peri_status all_reduce_phase(mpi_request *r)
 {
     const peri_coll_op *op = &r->op;
     int32_t size = r->group->size, rank = r->group->rank;
-    int64_t element = size_of(op->dtype);
+    int64_t element = peri_coll_dtype_size(op->dtype);
     if (op->count * element * size <= SMALL_REDUCE) return small_reduce_phase(r);
     if (r->stage == 2) return PERI_OK;
-    if (r->group->shared && r->phase == 0) return near_reduce(r, (uint64_t)(op->count * element));
+    if (r->group->shared && r->phase == 0) return peri__mpi_near_reduce(r, (uint64_t)(op->count * element));
     layout parts = {0};
-    TRY(layout_init(&parts, size));
+    TRY(peri__mpi_layout_init(&parts, size));
     for (int32_t i = 0; i < size; i++) parts.at[i] = cut(op->count, size, i), parts.bytes[i] = cut(op->count, size, i + 1);
     peri_status status = PERI_OK;
-    if (r->near) status = near_parts(r, parts.at, parts.bytes);
+    if (r->near) status = peri__mpi_near_parts(r, parts.at, parts.bytes);
     else if (r->stage == 0) status = scatter(r, parts.at, parts.bytes, (char *)op->recv + parts.at[rank] * element);
     if (status == PERI_OK) { /* every rank has the sum of its part */
         r->stage = 2;
         layout out;
-        status = layout_init(&out, size);
+        status = peri__mpi_layout_init(&out, size);
         if (status >= 0) {
-            layout_same(&out, size, parts.at[rank] * element, (parts.bytes[rank] - parts.at[rank]) * element);
+            peri__mpi_layout_same(&out, size, parts.at[rank] * element, (parts.bytes[rank] - parts.at[rank]) * element);
             for (int32_t i = 0; i < size; i++) parts.bytes[i] = (parts.bytes[i] - parts.at[i]) * element, parts.at[i] *= element;
             status = exchange(r, op->recv, parts.at, parts.bytes, op->recv, out.at, out.bytes);
-            layout_fini(&out);
+            peri__mpi_layout_fini(&out);
         }
         if (status >= 0) status = PERI_PENDING;
     }
-    layout_fini(&parts);
+    peri__mpi_layout_fini(&parts);
     return status;
 }
 
-static bool copying(const mpi_request *r) { return r->near && r->near->n > 0; }
-
-/** Go on until messages or copies are under way or the operation is complete. */
-static peri_status advance(mpi_request *r)
+peri_status peri__mpi_advance(mpi_request *r)
 {
     static peri_status (*const phases[PERI_COLL_KIND_COUNT])(mpi_request *) = {
         [PERI_COLL_BARRIER] = barrier_phase,       [PERI_COLL_BROADCAST] = broadcast_phase,

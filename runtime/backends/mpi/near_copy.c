@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * near_copy.c: the copies and sums that a rank makes of its jobs and of those that concern it (near.c), piece by piece.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+
+enum {
+    PIECE_LEAST = 32 << 10, /* bytes of a claim: half of what is left, between this and near_job.most */
+    PATIENCE = 16,          /* times that a rank of a crowded machine lets others run before it does their copies */
+    LONG_RUN = 64 << 10,    /* bytes of runs that are read where they belong all the same: ids of KJTAllToAll took 1.3 times as long */
+    SUM_ROOM = 512 << 10    /* of the other ranks' pieces of a claim that is summed: they should stay in the cache */
+};
+
+static bool near_complete(const near_job *j) { return atomic_load_explicit(&j->cell->done, memory_order_acquire) >= j->base + j->bytes; }
+
+/** Claim a piece of the job: its bytes, and where it begins in the job. 0: nothing is left. */
+static uint64_t near_claim(const near_job *j, uint64_t *at)
+{
+    uint64_t end = j->base + j->bytes, next = atomic_load_explicit(&j->cell->next, memory_order_relaxed);
+    while (!(next & CLOSED) && next < end) {
+        uint64_t left = end - next, n = j->own ? left : left / 2 & ~(uint64_t)63;
+        if (n < PIECE_LEAST) n = PIECE_LEAST;
+        if (n > j->most) n = j->most;
+        if (n + PIECE_REST > left) n = left;
+        if (!atomic_compare_exchange_weak(&j->cell->next, &next, next + n)) continue;
+        *at = next - j->base;
+        return n;
+    }
+    return 0;
+}
+
+/** Begin to copy from or to another process; *@bytes: what was copied. */
+static peri_status near_move(const mpi_request *r, int32_t other, bool read, const struct iovec *here, size_t n_here,
+                             const struct iovec *there, size_t n_there, uint64_t *bytes)
+{
+    const peer *p = &peri__mpi.peers[r->group->ranks[other]];
+    pid_t pid = (pid_t)p->pid;
+    ssize_t n = read ? process_vm_readv(pid, here, n_here, there, n_there, 0) : process_vm_writev(pid, here, n_here, there, n_there, 0);
+    if (n <= 0 && errno == ESRCH) return FAIL(PERI_EPEER, "rank %d (process %lld) is gone", other, (long long)p->pid);
+    if (n <= 0)
+        return FAIL(PERI_EPEER, "copying %s rank %d (process %lld): %s", read ? "from" : "to", other, (long long)p->pid,
+                              n == 0 ? "nothing was copied" : strerror(errno));
+    *bytes = (uint64_t)n;
+    return PERI_OK;
+}
+
+static peri_status near_copy(const mpi_request *r, int32_t other, bool read, void *here, uint64_t there, uint64_t bytes)
+{
+    uint64_t n = 0;
+    for (uint64_t at = 0; at < bytes; at += n) {
+        struct iovec a = {(char *)here + at, bytes - at}, b = {(void *)(uintptr_t)(there + at), bytes - at};
+        TRY(near_move(r, other, read, &a, 1, &b, 1, &n));
+    }
+    return PERI_OK;
+}
+
+/** Room for PERI_HOST_COPY_BLOCK_MOST bytes, on a huge page; NULL: none to be had. */
+static char *near_bounce(void)
+{
+    enum { HUGE = 2 << 20 };
+    if (peri__mpi.bounce) return peri__mpi.bounce;
+    void *block = mmap(NULL, 2 * HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED) return NULL;
+    peri__mpi.bounce = (char *)(((uintptr_t)block + HUGE - 1) & ~(uintptr_t)(HUGE - 1));
+    madvise(peri__mpi.bounce, HUGE, MADV_HUGEPAGE);
+    return peri__mpi.bounce;
+}
+
+/** Cut bytes [*next, end) of what comes into the pieces that lie together where they belong, @most of them at most. Returns how many; *next
+ *  is where they end. */
+static size_t near_cut(const places *p, uint64_t width, uint64_t placed, uint64_t *next, uint64_t end, struct iovec *pieces, size_t most)
+{
+    size_t count = 0;
+    uint64_t at = *next;
+    for (int64_t i = peri__mpi_first_run(p, (int64_t)(at / width)); i < p->n && count < most && at < end; i++) {
+        uint64_t line = (uint64_t)p->runs[i].n * width, from = at - (uint64_t)p->runs[i].from * width;
+        if (line == 0) continue;
+        uint64_t k = from / line, skip = from % line, place = placed + ((uint64_t)p->runs[i].to + k * (uint64_t)p->step) * width + skip;
+        for (; k < (uint64_t)p->lines && count < most && at < end; k++, skip = 0) {
+            uint64_t some = line - skip < end - at ? line - skip : end - at;
+            pieces[count++] = (struct iovec){(void *)(uintptr_t)place, some};
+            at += some;
+            place += (uint64_t)p->step * width - skip;
+        }
+    }
+    *next = at;
+    return count;
+}
+
+/** Copy @bytes of rank @from's data, from byte @first of what @to gets from everybody on, to the places that @p gives them. @placed:
+ *  address in @to's process from which the runs count; @joined: where the bytes lie in @from's. One of the two ranks is this one.
+ *  What is written past the caches is read into a block that stays in them first: a system call writes through them, and row by row. */
+static peri_status near_place(const mpi_request *r, int32_t from, int32_t to, const places *p, uint64_t placed, uint64_t first,
+                              uint64_t joined, uint64_t bytes)
+{
+    enum { MOST = 512 };
+    struct iovec pieces[MOST];
+    bool read = to == r->group->rank;
+    uint64_t width = (uint64_t)peri_coll_dtype_size(r->op.dtype), n = 0;
+    const peri_k_run *last = &p->runs[p->n - 1];
+    int64_t lines = p->n * p->lines, mean = (last->from + last->n * p->lines - p->runs[0].from) / lines * (int64_t)width;
+    int64_t way = !read ? 0 : lines == 1 ? (r->past ? 2 : 0) : mean < LONG_RUN ? r->rows : 0; /* as of PERI_HOST_COPY_ROWS */
+    char *bounce = way ? near_bounce() : NULL;
+    uint64_t block = (uint64_t)peri__mpi_host->copy_choice(PERI_HOST_COPY_BLOCK);
+    for (uint64_t at = 0; at < bytes; at += n) {
+        uint64_t stop = bounce && bytes - at > block ? at + block : bytes, next = first + at;
+        size_t count = near_cut(p, width, placed, &next, first + stop, pieces, MOST);
+        uint64_t some = next - first - at;
+        if (some == 0) return FAIL(PERI_EFORMAT, "rank %d has no place for what comes from rank %d", to, from);
+        struct iovec whole = {(void *)(uintptr_t)(joined + at), some};
+        if (bounce) {
+            peri_k_run runs[MOST];
+            TRY(near_copy(r, from, true, bounce, joined + at, n = some));
+            for (size_t i = 0, x = 0; i < count; x += pieces[i++].iov_len)
+                runs[i] = (peri_k_run){
+                    .to = (int64_t)((uintptr_t)pieces[i].iov_base - placed), .from = (int64_t)x, .n = (int64_t)pieces[i].iov_len};
+            peri_k_route_place_args args = {
+                .dst = (void *)(uintptr_t)placed, .received = bounce, .runs = runs, .width = 1, .past = way == 2};
+            peri__mpi_place_range(&args, 0, (int64_t)count);
+        } else {
+            TRY(read ? near_move(r, from, true, pieces, count, &whole, 1, &n) : near_move(r, to, false, &whole, 1, pieces, count, &n));
+        }
+    }
+    return PERI_OK;
+}
+
+/** The runs of rank @to, which is being helped. It keeps them until its operation is complete. */
+static peri_status near_fetch(mpi_request *r, int32_t to, const peri_k_run **runs)
+{
+    peri_k_run **kept = &r->near->fetched[to];
+    const descriptor *d = &r->near->theirs[to];
+    if (!*kept) {
+        size_t bytes = sizeof **kept * (size_t)d->places.n;
+        peri_k_run *copy = peri__mpi_host->alloc(bytes);
+        if (!copy) return PERI_ENOMEM;
+        peri_status status = near_copy(r, to, true, copy, (uint64_t)(uintptr_t)d->places.runs, bytes);
+        if (status < 0) {
+            peri__mpi_host->free(copy);
+            return status;
+        }
+        *kept = copy;
+    }
+    *runs = *kept;
+    return PERI_OK;
+}
+
+/** Sum bytes [at, at + n) of the part of @j over all ranks, and put the sum where it belongs. */
+static peri_status near_sum(mpi_request *r, const near_job *j, uint64_t at, uint64_t n)
+{
+    const mpi_group *g = r->group;
+    const descriptor *theirs = r->near->theirs;
+    bool everybody = r->op.kind == PERI_COLL_ALL_REDUCE;
+    uint64_t from = j->at + at, to = everybody ? from : at;
+    int64_t stride = peri__mpi_near_sum_piece(g->size) + PIECE_REST;
+    for (int32_t i = 0; i < g->size; i++)
+        if (i != g->rank) TRY(near_copy(r, i, true, r->scratch + (i < g->rank ? i : i - 1) * stride, theirs[i].send + from, n));
+    char *sum = everybody || j->to == g->rank ? (char *)r->op.recv + to : r->scratch + (g->size - 1) * stride;
+    TRY(peri__mpi_sum_up(r, sum, (const char *)r->op.send + from, r->scratch, (int64_t)n / peri_coll_dtype_size(r->op.dtype), stride));
+    for (int32_t i = 0; i < g->size; i++)
+        if (i != g->rank && (everybody || i == j->to)) TRY(near_copy(r, i, false, sum, theirs[i].recv + to, n));
+    return PERI_OK;
+}
+
+static peri_status near_piece(mpi_request *r, const near_job *j, uint64_t at, uint64_t n)
+{
+    const struct near_state *s = r->near;
+    if (j->from == j->to) return near_sum(r, j, at, n);
+    bool read = j->to == r->group->rank;
+    const descriptor *to = read ? &s->mine[j->from] : &s->theirs[j->to], *from = read ? &s->theirs[j->from] : &s->mine[j->to];
+    if (to->places.n > 0) {
+        places p = to->places;
+        if (!read) TRY(near_fetch(r, j->to, &p.runs));
+        uint64_t first = (uint64_t)p.runs[0].from * (uint64_t)peri_coll_dtype_size(r->op.dtype);
+        return near_place(r, j->from, j->to, &p, to->recv, first + at, from->send + at, n);
+    }
+    if (read && r->past) {
+        peri_k_run whole = {.n = (int64_t)j->bytes / peri_coll_dtype_size(r->op.dtype)};
+        return near_place(r, j->from, j->to, &(places){&whole, 1, 1, 0}, to->recv, at, from->send + at, n);
+    }
+    if (read) return near_copy(r, j->from, true, (char *)(uintptr_t)to->recv + at, from->send + at, n);
+    return near_copy(r, j->to, false, (char *)(uintptr_t)from->send + at, to->recv + at, n);
+}
+
+peri_status peri__mpi_near_step(mpi_request *r, bool *idle)
+{
+    struct near_state *s = r->near;
+    *idle = true;
+    for (; s->cursor < s->n; s->cursor++) {
+        if (peri__mpi.crowded && s->jobs[s->cursor].to != r->group->rank && s->waited < PATIENCE) break;
+        uint64_t at = 0, n = near_claim(&s->jobs[s->cursor], &at);
+        if (!n) continue;
+        *idle = false;
+        peri_status status = near_piece(r, &s->jobs[s->cursor], at, n);
+        if (status < 0) peri__mpi_near_close(r->group); /* before the piece counts as done */
+        atomic_fetch_add_explicit(&s->jobs[s->cursor].cell->done, n, memory_order_release);
+        if (status < 0) return status;
+        break;
+    }
+    s->waited += *idle;
+    for (int32_t i = 0; i < s->n; i++)
+        if (!near_complete(&s->jobs[i])) return PERI_PENDING;
+    if (atomic_load(&r->group->shared->failed)) return PERI_PENDING; /* the reason is on its way */
+    return PERI_OK;
+}
+
+void peri__mpi_near_waited_for(const mpi_request *r, bool *members)
+{
+    const struct near_state *s = r->near;
+    for (int32_t i = 0; i < s->n; i++) {
+        const near_job *j = &s->jobs[i];
+        if (near_complete(j)) continue;
+        for (int32_t k = 0; k < r->group->size; k++)
+            if (k != r->group->rank && (j->from == j->to || k == j->from || k == j->to)) members[k] = true;
+    }
+}
+
+int64_t peri__mpi_near_sum_piece(int32_t size)
+{
+    int64_t piece = SUM_ROOM / (size - 1);
+    return piece < PIECE_LEAST ? PIECE_LEAST : piece & ~(int64_t)63;
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * state.c: what the process knows, and failures.
+ */
+#include "internal.h"
+
+struct mpi_state peri__mpi;
+const peri_plugin_host *peri__mpi_host;
+
+peri_status peri__mpi_fail(const char *what, int code)
+{
+    char text[MPI_MAX_ERROR_STRING];
+    int len = 0;
+    MPI_Error_string(code, text, &len);
+    return FAIL(PERI_EPEER, "%s: %.*s", what, len, text);
+}
+
+const mpi_group *peri__mpi_broken(const mpi_group *g)
+{
+    while (g && g->failed == PERI_OK) g = g->parent;
+    return g;
+}
+
+void peri__mpi_group_fail(mpi_group *g, peri_status status, const char *message)
+{
+    if (g->failed != PERI_OK) return;
+    peri__mpi_near_close(g);
+    g->failed = status;
+    snprintf(g->message, sizeof g->message, "%s", message);
+    peri__mpi.broken = true;
+}

@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * world.c: worlds and groups: joining, who is where, making groups, leaving.
+ */
+#include "internal.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+/** At the end of the process: finalize if everybody is leaving too; else end without, as a failure that mpirun sees. */
+static void at_exit(void)
+{
+    int finalized = 1;
+    if (!peri__mpi.started || peri__mpi.over || MPI_Finalized(&finalized) != MPI_SUCCESS || finalized) return;
+    bool clean = !peri__mpi.broken;
+    if (peri__mpi.open) {
+        clean = peri__mpi_leave_world(peri__mpi.broken ? 0 : peri__mpi.timeout_ns) && clean;
+        peri__mpi.open = false;
+    }
+    peri__mpi.over = true;
+    if (clean && peri__mpi.ours) MPI_Finalize();
+}
+
+/** What the thread of a join came to; it may outlive the call. */
+static struct {
+    int code;         /* of MPI */
+    const char *what; /* the call that failed */
+    mpi_group *g;     /* that is made */
+    int tag;
+} joined;
+
+/** In a thread: start MPI, unless the program has, and make the two communicators of all ranks. */
+static void connect_ranks(void)
+{
+    int ready = 0, level = 0, code = MPI_SUCCESS;
+    joined.what = "MPI_Init_thread";
+    MPI_Initialized(&ready);
+    if (!ready) code = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
+    peri__mpi.ours = peri__mpi.ours || (!ready && code == MPI_SUCCESS);
+    if (code == MPI_SUCCESS) joined.what = "MPI_Comm_dup";
+    if (code == MPI_SUCCESS && !peri__mpi.world) code = MPI_Comm_dup(MPI_COMM_WORLD, &peri__mpi.world);
+    if (code == MPI_SUCCESS && !peri__mpi.control) code = MPI_Comm_dup(MPI_COMM_WORLD, &peri__mpi.control);
+    joined.code = code;
+}
+
+static peri_status start(int64_t timeout_ns)
+{
+    if (!peri__mpi.started) {
+        /* Copies between processes need a system call that containers may forbid; without it Open MPI complains and then fails. */
+        char byte = 1, copy = 0;
+        struct iovec from = {&byte, 1}, to = {&copy, 1};
+        if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1) setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
+        prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0); /* lets the other ranks do it where Yama guards it; an error is no matter */
+    }
+    peri__mpi_join_announce();
+    TRY(peri__mpi_within(NULL, "joining the world", timeout_ns, connect_ranks));
+    if (joined.code != MPI_SUCCESS) return peri__mpi_fail(joined.what, joined.code);
+    if (!peri__mpi.started) atexit(at_exit);
+    peri__mpi.started = true;
+    return PERI_OK;
+}
+
+/** Exchange who is where. Returns MPI's code. */
+static int meet(void)
+{
+    struct {
+        int64_t pid;
+        uint64_t machine;
+        int64_t leader; /* lowest rank of its node */
+        char host[48];
+    } own = {.pid = getpid(), .machine = 14695981039346656037u /* FNV-1a */}, *all;
+    all = peri__mpi_host->alloc(sizeof own * (size_t)peri__mpi.size);
+    char space[64] = "";
+    gethostname(own.host, sizeof own.host - 1);
+    ssize_t n = readlink("/proc/self/ns/pid", space, sizeof space - 1);
+    for (const char *c = own.host; *c; c++) own.machine = (own.machine ^ (unsigned char)*c) * 1099511628211u;
+    for (ssize_t i = 0; i < n; i++) own.machine = (own.machine ^ (unsigned char)space[i]) * 1099511628211u;
+    MPI_Comm node;
+    int leader = peri__mpi.rank, code = MPI_Comm_split_type(peri__mpi.world, MPI_COMM_TYPE_SHARED, peri__mpi.rank, MPI_INFO_NULL, &node);
+    if (code == MPI_SUCCESS) code = MPI_Bcast(&leader, 1, MPI_INT, 0, node);
+    if (code == MPI_SUCCESS) code = MPI_Comm_free(&node);
+    own.leader = leader;
+    peer *peers = peri__mpi_host->alloc_zero(sizeof *peers * (size_t)peri__mpi.size);
+    if (!all || !peers) code = MPI_ERR_NO_MEM;
+    if (code == MPI_SUCCESS) code = MPI_Allgather(&own, (int)sizeof own, MPI_BYTE, all, (int)sizeof own, MPI_BYTE, peri__mpi.world);
+    int32_t nodes = 0, near = 0;
+    cpu_set_t processors;
+    for (int32_t i = 0; i < peri__mpi.size && code == MPI_SUCCESS; i++) {
+        int32_t lead = (int32_t)all[i].leader;
+        peers[i] = (peer){.pid = all[i].pid, .machine = all[i].machine};
+        snprintf(peers[i].host, sizeof peers[i].host, "%s", all[i].host);
+        peers[i].node = lead == i ? nodes++ : peers[lead].node; /* a leader is its node's lowest rank */
+        near += peers[i].machine == own.machine;
+    }
+    peri__mpi.crowded = sched_getaffinity(0, sizeof processors, &processors) != 0 || near > CPU_COUNT(&processors);
+    peri__mpi_host->free(all);
+    peri__mpi_host->free(peri__mpi.peers);
+    peri__mpi.peers = peers;
+    return code;
+}
+
+/** In a thread: exchange who is where, and what ranks of one machine share. */
+static void meet_ranks(void)
+{
+    joined.what = "peri_comm_open";
+    joined.code = meet();
+    if (joined.code == MPI_SUCCESS) peri__mpi_near_join(joined.g);
+}
+
+static mpi_group *group_make(mpi_group *parent, const int32_t *ranks, int32_t n, uint64_t tag)
+{
+    mpi_group *g = peri__mpi_host->alloc_zero(sizeof *g);
+    int32_t *copy = peri__mpi_host->alloc(sizeof *copy * (size_t)n);
+    if (!g || !copy) {
+        peri__mpi_host->free(g);
+        peri__mpi_host->free(copy);
+        return NULL;
+    }
+    g->parent = parent;
+    g->tag = tag;
+    g->size = n;
+    g->ranks = copy;
+    for (int32_t i = 0; i < n; i++) {
+        copy[i] = parent ? parent->ranks[ranks[i]] : i;
+        if (copy[i] == peri__mpi.rank) g->rank = i;
+    }
+    g->comm = MPI_COMM_NULL;
+    g->next = peri__mpi.groups;
+    peri__mpi.groups = g;
+    return g;
+}
+
+peri_status peri__mpi_open(peri_coll_open *boot, void **group)
+{
+    if (peri__mpi.open) return FAIL(PERI_EINVAL, "mpi: this process is in a world already");
+    if (peri__mpi.broken || peri__mpi.over) return FAIL(PERI_EABORTED, "mpi: an earlier world of this process failed or is over");
+    int64_t until = peri__mpi_host->time_ns() + boot->timeout_ns;
+    int *bound = NULL, found = 0;
+    TRY(start(boot->timeout_ns));
+    MPI_Comm_set_errhandler(peri__mpi.world, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(peri__mpi.control, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(peri__mpi.world, &peri__mpi.rank);
+    MPI_Comm_size(peri__mpi.world, &peri__mpi.size);
+    if ((boot->size && boot->size != peri__mpi.size) || (boot->rank >= 0 && boot->rank != peri__mpi.rank))
+        return FAIL(PERI_EINVAL, "mpi: rank %d of %d wanted, this is rank %d of %d", boot->rank, boot->size, peri__mpi.rank,
+                              peri__mpi.size);
+    if (peri__mpi.size == 1 && peri__mpi_launched() > 1) /* each rank would train alone */
+        return FAIL(PERI_EUNSUPPORTED,
+                              "mpi: launched as one of %d ranks, but MPI knows of one only (srun needs --mpi=pmix)", peri__mpi_launched());
+    MPI_Comm_get_attr(peri__mpi.world, MPI_TAG_UB, &bound, &found);
+    int64_t most = found ? *bound : 32767;
+    for (peri__mpi.hash_bits = 0; (int64_t)1 << (SEQUENCE_BITS + peri__mpi.hash_bits + 1) <= most + 1; peri__mpi.hash_bits++) {}
+    const char *limit = getenv("PERI_TEST_COUNT_LIMIT");
+    peri__mpi.piece = limit && atoll(limit) > 0 && atoll(limit) < INT32_MAX ? atoll(limit) : 1 << 30;
+    peri__mpi.timeout_ns = boot->timeout_ns;
+    mpi_group *g = group_make(NULL, NULL, peri__mpi.size, 0);
+    if (!g) return PERI_ENOMEM;
+    g->comm = peri__mpi.world;
+    joined.g = g;
+    int64_t left = until - peri__mpi_host->time_ns();
+    TRY(peri__mpi_within(NULL, "joining the world", left > 0 ? left : 0, meet_ranks));
+    if (joined.code != MPI_SUCCESS) return peri__mpi_fail(joined.what, joined.code);
+    peri__mpi.epoch++;
+    peri__mpi.open = true;
+    peri__mpi_control_open();
+    boot->rank = peri__mpi.rank;
+    boot->size = peri__mpi.size;
+    *group = g;
+    return PERI_OK;
+}
+
+int32_t peri__mpi_node(void *group, int32_t rank)
+{
+    (void)group;
+    return peri__mpi.peers[rank].node;
+}
+
+/** Wait, within the deadline, until every member is about to make the group: MPI's own call for it cannot be interrupted. */
+static peri_status gather_members(const mpi_group *g)
+{
+    int tag = 1 + (int)(g->tag % 32000);
+    int64_t until = peri__mpi_host->time_ns() + peri__mpi.timeout_ns;
+    char byte = 0, in = 0;
+    for (int64_t distance = 1; distance < g->size; distance *= 2) {
+        MPI_Request requests[2];
+        int32_t from = g->ranks[(g->rank - distance + g->size) % g->size], to = g->ranks[(g->rank + distance) % g->size];
+        int done = 0, code = MPI_Irecv(&in, 1, MPI_BYTE, from, tag, peri__mpi.control, &requests[0]);
+        if (code == MPI_SUCCESS) code = MPI_Isend(&byte, 1, MPI_BYTE, to, tag, peri__mpi.control, &requests[1]);
+        for (int64_t round = 0; code == MPI_SUCCESS && !done; round++) {
+            code = MPI_Testall(2, requests, &done, MPI_STATUSES_IGNORE);
+            if (done || code != MPI_SUCCESS) break;
+            peri__mpi_control_poll();
+            const mpi_group *bad = peri__mpi_broken(g->parent);
+            bool lost = peri__mpi.peers[from].left >= peri__mpi.epoch || peri__mpi_gone(from);
+            const char *why = bad ? bad->message : lost ? "it is gone" : NULL;
+            if (why || peri__mpi_host->time_ns() > until) {
+                MPI_Cancel(&requests[0]);
+                peri__mpi.broken = true;
+                return FAIL(why ? PERI_EPEER : PERI_ETIMEOUT,
+                                      "mpi: making a group, waiting for rank %d of the world (process %lld on %s): %s", from,
+                                      (long long)peri__mpi.peers[from].pid, peri__mpi.peers[from].host, why ? why : "it did not come");
+            }
+            peri__mpi_host->pause(round);
+        }
+        if (code != MPI_SUCCESS) return peri__mpi_fail("peri_group_new", code);
+    }
+    return PERI_OK;
+}
+
+void peri__mpi_release(void *group)
+{
+    mpi_group *g = group;
+    for (mpi_group **p = &peri__mpi.groups; *p; p = &(*p)->next)
+        if (*p == g) {
+            *p = g->next;
+            break;
+        }
+    peri__mpi_near_leave(g);
+    peri__mpi_free_request(g->spare);
+    peri__mpi_host->free(g->scratch);
+    peri__mpi_host->free(g->history);
+    peri__mpi_host->free(g->ranks);
+    peri__mpi_host->free(g);
+}
+
+/** In a thread: MPI's own making of a group. */
+static void make_group(void)
+{
+    mpi_group *g = joined.g;
+    MPI_Group all, members;
+    MPI_Comm_group(peri__mpi.world, &all);
+    MPI_Group_incl(all, g->size, g->ranks, &members);
+    joined.what = "MPI_Comm_create_group";
+    joined.code = MPI_Comm_create_group(peri__mpi.world, members, joined.tag, &g->comm);
+    MPI_Group_free(&members);
+    MPI_Group_free(&all);
+    if (joined.code == MPI_SUCCESS) joined.code = MPI_Comm_set_errhandler(g->comm, MPI_ERRORS_RETURN);
+    if (joined.code == MPI_SUCCESS) peri__mpi_near_join(g);
+}
+
+peri_status peri__mpi_subgroup(void *group, const int32_t *ranks, int32_t n, uint64_t tag, void **sub)
+{
+    mpi_group *parent = group, *g = group_make(parent, ranks, n, tag);
+    if (!g) return PERI_ENOMEM;
+    peri_status status = gather_members(g);
+    joined.g = g;
+    joined.tag = (int)(tag % 32000);
+    if (status >= 0) TRY(peri__mpi_within(g, "making a group", peri__mpi.timeout_ns, make_group)); /* the thread of a failure keeps g */
+    if (status >= 0 && joined.code != MPI_SUCCESS) status = peri__mpi_fail(joined.what, joined.code);
+    if (status < 0) peri__mpi_release(g);
+    else *sub = g;
+    return status;
+}
+
+/** The failure of leaving the world: who has not left. */
+static peri_status left_alone(void)
+{
+    char text[PERI_MESSAGE_MAX / 2] = "";
+    size_t used = 0;
+    int32_t shown = 0;
+    bool dead = false;
+    for (int32_t i = 0; i < peri__mpi.size; i++) {
+        const peer *p = &peri__mpi.peers[i];
+        if (p->left >= peri__mpi.epoch || shown++ >= 8 || used >= sizeof text) continue;
+        bool near = p->machine == peri__mpi.peers[peri__mpi.rank].machine;
+        char state = near ? peri__mpi_process_state(p->pid, NULL) : '?';
+        dead = dead || !state;
+        used += (size_t)snprintf(text + used, sizeof text - used, "%srank %d (process %lld on %s) %s", shown > 1 ? ", " : "", i,
+                                 (long long)p->pid, p->host, !state ? "is gone without leaving it" : state == 'T' ? "is stopped"
+                                                                                                             : "has not left it");
+    }
+    if (shown > 8 && used < sizeof text) snprintf(text + used, sizeof text - used, " and %d more", shown - 8);
+    if (dead) return FAIL(PERI_EPEER, "mpi: leaving the world: %s", text);
+    return FAIL(PERI_ETIMEOUT, "mpi: leaving the world took longer than %g s: %s", (double)peri__mpi.timeout_ns * 1e-9, text);
+}
+
+peri_status peri__mpi_close(void *group)
+{
+    mpi_group *g = group;
+    if (g->left || peri__mpi.over) return PERI_OK;
+    g->left = true;
+    if (g->parent) {
+        /* Every operation of a sound group is complete here: no message can still come. */
+        if (!peri__mpi_broken(g) && g->comm != MPI_COMM_NULL) MPI_Comm_free(&g->comm);
+        return PERI_OK;
+    }
+    bool was_broken = peri__mpi.broken, clean = peri__mpi_leave_world(was_broken ? 0 : peri__mpi.timeout_ns);
+    if (clean) peri__mpi_control_close();
+    peri__mpi.open = false;
+    if (!clean && g->failed != PERI_OK && !was_broken) return FAIL(g->failed, "mpi: leaving the world: %s", g->message);
+    if (clean || peri__mpi.broken) return PERI_OK;
+    peri__mpi.broken = true;
+    return left_alone();
+}
