@@ -21,7 +21,7 @@ static void cpu_fill(const void *args, int64_t begin, int64_t end)
 
 static int64_t cpu_element_size(int32_t dtype)
 {
-    static const int8_t sizes[PERI_DTYPE_COUNT] = {8, 4, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16};
+    static const int8_t sizes[PERI_DTYPE_COUNT] = PERI_DTYPE_SIZES;
     return sizes[dtype];
 }
 

@@ -308,9 +308,7 @@ end
 -- -- small conversions -------------------------------------------------------------------------------------------------------------
 
 M.dtype_names = {}
-for _, name in ipairs { "f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool", "c64", "c128" } do
-  M.dtype_names[C.peri_dtype_parse(name)] = name
-end
+for code = 0, C.PERI_DTYPE_COUNT - 1 do M.dtype_names[code] = ffi.string(C.peri_dtype_name(code)) end
 
 local dtype_codes = {}
 --- "f32" -> C.PERI_F32. Numbers pass through.

@@ -8,13 +8,6 @@
 
 static const peri_plugin_host *host;
 
-/** Bytes of an element, by dtype code. */
-static int64_t size_of(int32_t dtype)
-{
-    static const int8_t sizes[PERI_DTYPE_COUNT] = {8, 4, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16};
-    return sizes[dtype];
-}
-
 static peri_status self_probe(char *reason, size_t len)
 {
     (void)reason, (void)len;
@@ -49,7 +42,7 @@ static peri_status self_post(void *group, const peri_coll_op *op, void **request
     case PERI_COLL_ALL_TO_ALL: count = op->send_counts[0]; break;
     default: break; /* barrier and broadcast: nothing moves */
     }
-    if (count > 0 && op->recv != op->send) memcpy(op->recv, op->send, (size_t)(count * size_of(op->dtype)));
+    if (count > 0 && op->recv != op->send) memcpy(op->recv, op->send, (size_t)(count * peri_coll_dtype_size(op->dtype)));
     *request = group;
     return PERI_OK;
 }

@@ -74,12 +74,6 @@ typedef struct sim_request {
 
 static sim_world *worlds;
 
-static int64_t size_of(int32_t dtype)
-{
-    static const int8_t sizes[PERI_DTYPE_COUNT] = {8, 4, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16};
-    return sizes[dtype];
-}
-
 /* -- groups ------------------------------------------------------------------------------------------------------------------------ */
 
 static void group_free(sim_group *g)
@@ -294,7 +288,7 @@ static peri_status reduce_on_device(const sim_world *w, const void **src, peri_k
 static peri_status reduce(sim_op *op, void *dst, int64_t at, int64_t count)
 {
     int32_t n = op->group->size;
-    int64_t element = size_of(op->posts[0].dtype);
+    int64_t element = peri_coll_dtype_size(op->posts[0].dtype);
     const void **src = host->alloc(sizeof *src * (size_t)n);
     if (!src) return PERI_ENOMEM;
     for (int32_t i = 0; i < n; i++) src[i] = (const char *)op->posts[i].send + at * element;
@@ -308,7 +302,7 @@ static peri_status reduce(sim_op *op, void *dst, int64_t at, int64_t count)
 
 static peri_status all_reduce(sim_op *op)
 {
-    int64_t count = op->posts[0].count, element = size_of(op->posts[0].dtype);
+    int64_t count = op->posts[0].count, element = peri_coll_dtype_size(op->posts[0].dtype);
     const sim_world *w = op->group->world;
     void *result = NULL; /* apart: outputs may be the inputs of later ranks */
     peri_status status = PERI_OK;
@@ -344,7 +338,7 @@ static peri_status wait_for_poster(const sim_world *w, const peri_coll_op *poste
 static void run(sim_op *op)
 {
     int32_t n = op->group->size;
-    int64_t element = size_of(op->posts[0].dtype);
+    int64_t element = peri_coll_dtype_size(op->posts[0].dtype);
     peri_status status = PERI_OK;
     for (int32_t a = 0; a < n; a++)
         for (int32_t b = 0; b < n; b++)

@@ -29,15 +29,13 @@ static const struct {
     {PERI_EINTERNAL, "EINTERNAL", "a bug of Perilune's own"},
 };
 
-static const struct {
-    const char *name, *other;
-    int64_t size;
-} dtypes[PERI_DTYPE_COUNT] = {
-    [PERI_F64] = {"f64", "float64", 8},       [PERI_F32] = {"f32", "float32", 4}, [PERI_F16] = {"f16", "float16", 2},
-    [PERI_BF16] = {"bf16", "bfloat16", 2},    [PERI_I64] = {"i64", "int64", 8},   [PERI_I32] = {"i32", "int32", 4},
-    [PERI_I16] = {"i16", "int16", 2},         [PERI_I8] = {"i8", "int8", 1},      [PERI_U8] = {"u8", "uint8", 1},
-    [PERI_BOOL] = {"bool", "bool", 1},        [PERI_C64] = {"c64", "complex64", 8},
-    [PERI_C128] = {"c128", "complex128", 16},
+static const int8_t dtype_sizes[PERI_DTYPE_COUNT] = PERI_DTYPE_SIZES;
+static const char *const dtype_names[PERI_DTYPE_COUNT] = PERI_DTYPE_NAMES;
+/** PyTorch's names, which are understood too. */
+static const char *const torch_names[PERI_DTYPE_COUNT] = {
+    [PERI_F64] = "float64", [PERI_F32] = "float32", [PERI_F16] = "float16", [PERI_BF16] = "bfloat16", [PERI_I64] = "int64",
+    [PERI_I32] = "int32",   [PERI_I16] = "int16",   [PERI_I8] = "int8",     [PERI_U8] = "uint8",      [PERI_BOOL] = "bool",
+    [PERI_C64] = "complex64", [PERI_C128] = "complex128",
 };
 
 /** One thread's last failure. */
@@ -156,14 +154,17 @@ void peri__log(int32_t level, const char *format, ...)
     errno = saved;
 }
 
-int64_t peri_dtype_size(int32_t dtype) { return dtype >= 0 && dtype < PERI_DTYPE_COUNT ? dtypes[dtype].size : 0; }
-const char *peri_dtype_name(int32_t dtype) { return dtype >= 0 && dtype < PERI_DTYPE_COUNT ? dtypes[dtype].name : "?"; }
+static bool known(int32_t dtype) { return dtype >= 0 && dtype < PERI_DTYPE_COUNT; }
+
+int64_t peri_dtype_size(int32_t dtype) { return known(dtype) ? dtype_sizes[dtype] : 0; }
+const char *peri_dtype_name(int32_t dtype) { return known(dtype) ? dtype_names[dtype] : "?"; }
 
 int32_t peri_dtype_parse(const char *name)
 {
+    char all[128] = "";
     for (int32_t i = 0; name && i < PERI_DTYPE_COUNT; i++)
-        if (!strcmp(name, dtypes[i].name) || !strcmp(name, dtypes[i].other)) return i;
-    return peri__fail(PERI_EINVAL,
-                      "peri_dtype_parse: '%s' is no dtype; known: f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool c64 c128",
-                      name ? name : "(null)");
+        if (!strcmp(name, dtype_names[i]) || !strcmp(name, torch_names[i])) return i;
+    for (int32_t i = 0, used = 0; i < PERI_DTYPE_COUNT; i++)
+        used += snprintf(all + used, sizeof all - (size_t)used, " %s", dtype_names[i]);
+    return peri__fail(PERI_EINVAL, "peri_dtype_parse: '%s' is no dtype; known:%s", name ? name : "(null)", all);
 }
