@@ -121,9 +121,7 @@ static peri_status set_nodes(peri__comm *comm, void *ctx, int32_t local_size)
 {
     comm->node = peri__alloc_zero(sizeof *comm->node * (size_t)comm->size);
     if (!comm->node) return PERI_ENOMEM;
-    if (local_size < 0 || (local_size > 0 && comm->size % local_size != 0))
-        return peri__fail(PERI_EINVAL, "peri_comm_open: nodes of %d ranks in a world of %d, allowed: divisors of it", local_size,
-                          comm->size);
+    if (local_size < 0) return peri__fail(PERI_EINVAL, "peri_comm_open: nodes of %d ranks, allowed: 0 and more", local_size);
     for (int32_t i = 0; i < comm->size; i++) comm->node[i] = local_size ? i / local_size : comm->vtab->node ? comm->vtab->node(ctx, i) : 0;
     return PERI_OK;
 }
@@ -274,6 +272,20 @@ peri_status peri_group_intra_node(peri_group *parent, peri_group **out)
     return status;
 }
 
+peri_status peri__group_node(peri_group *group, peri_group **out)
+{
+    if (group->local_size == group->size) {
+        *out = group;
+        return PERI_OK;
+    }
+    if (!group->node) {
+        PERI_TRY(peri_group_intra_node(group, &group->node));
+        peri__refs_drop(&group->refs); /* that reference would keep both alive */
+    }
+    *out = group->node;
+    return PERI_OK;
+}
+
 peri_status peri_group_cross_node(peri_group *parent, peri_group **out)
 {
     PERI_NEED(parent);
@@ -310,7 +322,9 @@ void peri_group_retain(peri_group *group) { peri__refs_add(&group->refs); }
 void peri_group_release(peri_group *group)
 {
     while (group && peri__refs_drop(&group->refs)) {
-        peri_group *parent = group->parent;
+        peri_group *parent = group->parent, *node = group->node;
+        if (node) node->parent = NULL; /* what is in flight there may outlive this group */
+        peri_group_release(node);
         if (group->ctx) group->comm->vtab->release(group->ctx);
         if (group->device_ctx) group->comm->device_vtab->release(group->device_ctx);
         while (group->births) {
@@ -400,6 +414,8 @@ peri_status peri__group_fail(peri_group *group, peri_status status)
         const char *why = group->failure ? group->failure : peri_status_text(status);
         if (!group->closed) group->comm->vtab->abort(group->ctx, why);
         if (!group->closed && group->device_ctx) group->comm->device_vtab->abort(group->device_ctx, why);
+        if (group->node) peri__group_fail(group->node, status);
+        else if (group->parent && group->parent->node == group) peri__group_fail(group->parent, status);
     }
     return status;
 }

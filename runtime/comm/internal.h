@@ -80,7 +80,8 @@ typedef struct peri__coll_record {
 struct peri_group {
     peri__refs refs;
     peri__comm *comm;   /* retained */
-    peri_group *parent; /* retained; NULL for the world */
+    peri_group *parent; /* retained, but by `node` of the parent; NULL for the world */
+    peri_group *node;   /* of this rank's node, once peri__group_node has made it; lives as long as this group */
     void *ctx;          /* the transport's */
     void *device_ctx;   /* the device transport's; NULL: there is none */
     char name[PERI_GROUP_NAME];
@@ -116,6 +117,10 @@ static inline uint64_t peri__group_next(const peri_group *group, int32_t channel
 peri_status peri__group_check(const char *function, peri_group *group);
 /** Poison the group with this thread's error record (and tell the other ranks); returns @status, which must be an error. */
 peri_status peri__group_fail(peri_group *group, peri_status status);
+
+/** The members of @group that are on this rank's node, as a group: @group itself if all are, else one that is made at the first call, which
+ *  is collective, and shares its fate. Borrowed. */
+peri_status peri__group_node(peri_group *group, peri_group **out);
 
 /** Post an operation on HOST buffers: @op is copied with its count arrays (int64[size]) and runs, buffers are borrowed until complete;
  *  op->sequence: a reserved number, or 0 to take the next. signature is computed. On failure nothing is posted; if a number had been

@@ -64,12 +64,14 @@ static peri_status make_blocks(const peri_sharded *e, peri__batch_layout *l)
     int64_t *next = peri__alloc_zero(sizeof *next * (size_t)(e->n_groups + 1)); /* where the next block of each group goes */
     peri_status status = blocks && next ? PERI_OK : PERI_ENOMEM;
     if (status < 0) goto out;
-    for (int32_t i = 0; i < slots; i++) next[e->slot_place[i].group + 1] += e->world_size;
+    for (int32_t i = 0; i < slots; i++)
+        if (e->slot_place[i].group >= 0) next[e->slot_place[i].group + 1] += e->world_size;
     for (int32_t i = 0; i < r->n_replicas; i++) next[e->slot_place[slots + i].group + 1]++;
     for (int32_t g = 0; g < e->n_groups; g++) next[g + 1] += next[g];
     for (int32_t k = 0; k < l->owner->n_blocks; k++) {
         const peri__block *b = &l->owner->blocks[k];
         const peri__place p = e->slot_place[b->slot - first_slot];
+        if (p.group < 0) continue; /* no rows: zeros in the sum */
         blocks[next[p.group]++] = (peri_tbe_block){.first_bag = b->first_bag, .bags = b->bags, .out_offset = b->out_offset,
                                                    .out_stride = b->out_stride, .table = p.table, .feature = r->slots[b->slot].feature};
     }
@@ -95,8 +97,9 @@ out:
 static peri_status make_legs(const peri_sharded *e, peri__batch_layout *l)
 {
     for (int32_t lane = 0; lane < PERI__LANES; lane++) {
-        int32_t first = lane * e->world_size;
-        l->legs[lane][0] = (peri__leg){.out = l->owner->source_out + first, .in = l->home->rank_out + first};
+        int32_t first = lane * e->world_size, exchange = lane == PERI__NODE_LANE;
+        if (lane == PERI__NODE_LANE) l->legs[lane][0] = (peri__leg){.out = l->owner->sum_out, .in = l->owner->sum_in};
+        l->legs[lane][exchange] = (peri__leg){.out = l->owner->source_out + first, .in = l->home->rank_out + first};
         PERI_TRY(peri__legs_init(&e->ways[lane], l->legs[lane]));
     }
     return PERI_OK;

@@ -15,11 +15,12 @@ typedef struct peri__home {
     peri__outbound *outbound; /* of the ids; retained */
     peri__upload up;
     int64_t *feature_inverse; /* host, n_features: first entry in the inverse indices; NULL: no variable batch */
-    int64_t *rank_out;  /* host, lanes x world_size: elements that come back from each rank; 0 for this one */
+    int64_t *rank_out;  /* host, lanes x world_size: elements that come back from each rank; 0 for this one, but in the node lane, where
+                           they come from the gateways of all nodes */
     int64_t lane_out[PERI__LANES]; /* their sums */
-    int64_t own_out;     /* elements of this rank's own slots */
+    int64_t own_out;     /* elements of this rank's own slots, without those of the node lane */
     int64_t replica_out; /* elements of its replicas; they lie behind its own slots' */
-    int64_t received_out; /* elements of all other ranks' slots: lane after lane, in each rank after rank */
+    int64_t received_out; /* elements that come back: lane after lane, in each rank after rank */
     int64_t *replica_offset; /* host, n_replicas: of each replica's rows in the own buffer */
     int64_t rows;       /* of the output: the batch */
     int64_t most_bags;  /* of an output: the range of route_spread */
@@ -45,9 +46,11 @@ typedef struct peri__block {
 typedef struct peri__owner {
     int64_t *counts;     /* host, world_size x streams of this rank: bags */
     int64_t bags;        /* received */
-    int64_t *source_out; /* host, lanes x world_size: elements that go back to each rank; 0 for this one */
-    int64_t lane_out[PERI__LANES]; /* their sums */
-    int64_t sent_out;    /* elements for all other ranks; in the buffer they follow this rank's own, lane after lane */
+    int64_t *source_out; /* host, lanes x world_size: elements that go back to each rank; 0 for this one. Node lane: what is left after
+                            the sum, for the ranks whose gateway this one is */
+    int64_t lane_out[PERI__LANES]; /* elements of each lane in the buffer */
+    int64_t sent_out;    /* their sum; in the buffer they follow this rank's own, lane after lane. Node lane: for all ranks, by gateway */
+    int64_t *sum_out, *sum_in; /* host, ranks of the node each: elements of the node lane by gateway, those for this rank */
     int32_t n_blocks;
     peri__block *blocks; /* by source rank, then slot */
 } peri__owner;

@@ -133,22 +133,41 @@ static bool same_codec(const peri_codec *a, const peri_codec *b)
            x.row_dim == y.row_dim && x.loss_scale == y.loss_scale && x.seed == y.seed;
 }
 
+/** Give a hop the codecs of a kind of exchange. Numbers that stay where they are, and f32, need none. */
+static void set_hop(peri__hop *hop, peri_group *group, bool sums, const peri_sharded_codecs *codecs)
+{
+    *hop = (peri__hop){.group = group, .sums = sums};
+    for (int way = 0; way < 2; way++) {
+        peri_codec *codec = way ? codecs->backward : codecs->forward;
+        if (!codec || peri_codec_wire_dtype(codec) == PERI_F32 || group->size == 1) continue;
+        peri_codec_retain(codec);
+        hop->codec[way] = codec;
+    }
+}
+
 /** Lane 0 is for rows that are exchanged, lane 1 for rows that are exchanged and added up; one lane will do where their codecs are alike.
- *  Returns the lane of row-wise tables. */
+ *  Rows of the node lane are added up within the node, and what comes of it is exchanged, if there is another node. Returns the lane of
+ *  row-wise tables. */
 static int32_t choose_lanes(peri_sharded *e, const peri_sharded_config *c)
 {
-    const peri_sharded_codecs *given[PERI__LANES] = {&c->all_to_all, &c->reduce_scatter};
-    for (int32_t lane = 0; lane < PERI__LANES; lane++)
-        for (int way = 0; way < 2; way++) {
-            e->ways[lane].hops[0].group = e->group;
-            e->ways[lane].division = e->division;
-            peri_codec *codec = way ? given[lane]->backward : given[lane]->forward;
-            if (!codec || peri_codec_wire_dtype(codec) == PERI_F32 || e->world_size == 1) continue;
-            peri_codec_retain(codec);
-            e->ways[lane].hops[0].codec[way] = codec;
-        }
+    for (int32_t lane = 0; lane < PERI__LANES; lane++) e->ways[lane].division = e->division;
+    set_hop(&e->ways[0].hops[0], e->group, false, &c->all_to_all);
+    set_hop(&e->ways[1].hops[0], e->group, false, &c->reduce_scatter);
+    set_hop(&e->ways[PERI__NODE_LANE].hops[0], e->node_group, true, &c->reduce_scatter);
+    set_hop(&e->ways[PERI__NODE_LANE].hops[1], e->group, false, &c->all_to_all);
     peri_codec *const *a = e->ways[0].hops[0].codec, *const *b = e->ways[1].hops[0].codec;
     return same_codec(a[0], b[0]) && same_codec(a[1], b[1]) ? 0 : 1;
+}
+
+/** The shards of a table, in its entry of e->tables. */
+static peri_status cut_table(const peri_sharded *e, const peri_sharded_table *from, peri__route_table *to)
+{
+    const peri_sharding sharding = {.type = from->sharding_type, .world_size = e->world_size, .nodes = e->nodes, .n_ranks = from->n_ranks,
+                                    .ranks = from->ranks, .sizes = from->sizes, .table = from->name, .rows = from->rows,
+                                    .cols = from->cols};
+    PERI_TRY(peri_sharding_shards(&sharding, NULL, 0, &to->n_shards));
+    to->shards = peri__alloc(sizeof *to->shards * (size_t)peri__max(1, to->n_shards));
+    return to->shards ? peri_sharding_shards(&sharding, to->shards, to->n_shards, &to->n_shards) : PERI_ENOMEM;
 }
 
 static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
@@ -168,21 +187,15 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
         peri__route_table *to = &e->tables[t];
         *to = (peri__route_table){.name = e->table_names[t], .rows = from->rows, .cols = from->cols, .n_features = from->n_features,
                                   .features = e->features + at, .data_parallel = type->replica,
-                                  .lane = type->cuts_rows ? summed : 0, .bounds_check = from->bounds_check};
+                                  .lane = type->in_node && e->world_size > 1 ? PERI__NODE_LANE : type->cuts_rows ? summed : 0,
+                                  .bounds_check = from->bounds_check};
         memcpy(e->features + at, from->features, sizeof *e->features * (size_t)from->n_features);
         at += from->n_features;
         peri__way *way = &e->ways[to->lane];
-        if (!to->data_parallel && e->world_size > 1) way->n = 1;
+        if (!to->data_parallel && e->world_size > 1) way->n = to->lane == PERI__NODE_LANE && e->node_group != e->group ? 2 : 1;
         e->divisor[t] = gradient_divisor(e, from);
         e->divisor[c->n_tables + t] = to->data_parallel ? e->divisor[t] : peri__way_divides_first(way);
-        int32_t capacity = (int32_t)peri__max(from->n_ranks, e->world_size);
-        to->shards = peri__alloc(sizeof *to->shards * (size_t)capacity);
-        if (!to->shards) return PERI_ENOMEM;
-        peri_sharding sharding = {.type = from->sharding_type, .world_size = e->world_size,
-                                  .local_size = c->local_size ? c->local_size : e->world_size,
-                                  .n_ranks = from->n_ranks, .ranks = from->ranks, .sizes = from->sizes, .table = from->name,
-                                  .rows = from->rows, .cols = from->cols};
-        PERI_TRY(peri_sharding_shards(&sharding, to->shards, capacity, &to->n_shards));
+        PERI_TRY(cut_table(e, from, to));
         e->any_mean = e->any_mean || (from->pooling == PERI_POOLING_MEAN && !to->data_parallel);
         for (int32_t s = 0; s < to->n_shards; s++) e->router.wire_i32 = e->router.wire_i32 && to->shards[s].rows <= INT32_MAX;
     }
@@ -228,16 +241,20 @@ peri_status peri_sharded_new(const peri_sharded_config *c, peri_sharded **out)
     e->device = c->device;
     e->rank = peri_group_rank(c->group);
     e->world_size = peri_group_size(c->group);
+    e->nodes = peri__alloc(sizeof *e->nodes * (size_t)e->world_size);
     e->n_tables = c->n_tables;
     e->n_features = c->n_features;
     e->n_optimizers = c->n_optimizers;
     e->weighted = c->weighted;
     e->output_dtype = c->output_dtype ? c->output_dtype : PERI_F32;
     e->division = peri__gradient_divisor(c->group, c->gradient_division);
-    peri_status status;
+    peri_status status = e->nodes ? PERI_OK : PERI_ENOMEM;
+    if (status < 0) goto out;
+    for (int32_t i = 0; i < e->world_size; i++) e->nodes[i] = peri_group_node(c->group, i);
+    PERI_TRY_GOTO(peri__group_node(c->group, &e->node_group), out);
     PERI_TRY_GOTO(copy_names(e, c), out);
     PERI_TRY_GOTO(cut_tables(e, c), out);
-    PERI_TRY_GOTO(peri__routes_new(e->world_size, e->tables, e->n_tables, e->n_features, &e->routes), out);
+    PERI_TRY_GOTO(peri__routes_new(e->world_size, e->nodes, e->tables, e->n_tables, e->n_features, &e->routes), out);
     PERI_TRY_GOTO(make_router(e), out);
     PERI_TRY_GOTO(take_rates(e, c), out);
     PERI_TRY_GOTO(peri__identity_new(e, c), out);
@@ -260,7 +277,7 @@ void peri_sharded_release(peri_sharded *e)
     peri__batches_free(e);
     peri__router_fini(&e->router);
     peri__routes_free(e->routes);
-    void *parts[] = {e->found_path, e->tables, e->features, e->scratch, e->divisor, e->text,
+    void *parts[] = {e->nodes, e->found_path, e->tables, e->features, e->scratch, e->divisor, e->text,
                      e->identity_text, e->rates,
                      (void *)e->table_names,
                      (void *)e->feature_names};

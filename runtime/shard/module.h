@@ -70,6 +70,7 @@ struct peri_sharded {
     peri_device *device;
     int32_t rank, world_size, n_tables, n_features, n_groups, n_local, n_optimizers, output_dtype;
     bool weighted, any_mean; /* any_mean: some shards are of a MEAN table */
+    bool hollow; /* this rank takes part in sums to which it adds nothing */
     char *identity_text; /* what all ranks must agree on (identity.c) */
     int64_t identity_bytes, identity_fixed; /* of it; and of its part that never changes */
     uint64_t identity;  /* hash of that part */
@@ -78,14 +79,17 @@ struct peri_sharded {
     const char **table_names, **feature_names;
     double *divisor;    /* n_tables: of the gradients of rows that are here; then of those that travel */
     double division;    /* of gradients that travel */
-    peri__way ways[PERI__LANES]; /* of rows; of one hop each */
+    int32_t *nodes;     /* world_size: the node of each rank */
+    peri_group *node_group; /* the ranks of this rank's node; borrowed from `group` */
+    peri__way ways[PERI__LANES]; /* of rows: an exchange each; in the node lane a sum within the node before, if there are several nodes */
     peri__route_table *tables; /* n_tables */
     int32_t *features;  /* backing of tables[].features */
     peri__routes *routes;
     peri__router router;
     peri__group_of_tables *groups;
     peri_local_shard *local; /* n_local */
-    peri__place *slot_place; /* where the slots of this rank are looked up, and behind them the replicas */
+    peri__place *slot_place; /* where the slots of this rank are looked up (group -1: nowhere, its shard has no rows), and behind them the
+                                replicas */
     peri_flush_info found;   /* what the directories of tables in files held when the module was made */
     char *found_path;        /* backing of found.path, or NULL */
     peri__home *homes[PERI__KEPT];         /* of the last inputs, the last one first; NULL: none yet */

@@ -17,22 +17,29 @@ static void *append(void **array, int32_t *n, size_t size)
 
 #define APPEND(array, n) append((void **)&(array), &(n), sizeof *(array))
 
-/** The row boundaries of a table: the distinct row ranges of its shards, ascending, without empty ones. Returns their number. */
-static int32_t row_bounds(const peri__route_table *t, int64_t *bounds)
+/** Whether ids are routed to a shard: if it has rows, or its rank takes part in a sum. */
+static bool routed(const peri__route_table *t, const peri_shard *s) { return s->rows > 0 || t->lane == PERI__NODE_LANE; }
+
+/** The parts of a table for one column offset: their row boundaries and ranks, by rows. Returns their number. */
+static int32_t parts_of(const peri__route_table *t, int64_t col_offset, int64_t *bounds, int32_t *ranks)
 {
     int32_t n = 0;
     bounds[0] = 0;
-    for (int32_t s = 0; s < t->n_shards; s++)
-        if (t->shards[s].rows > 0 && t->shards[s].row_offset == bounds[n]) bounds[++n] = t->shards[s].row_offset + t->shards[s].rows;
+    for (int32_t s = 0; s < t->n_shards; s++) {
+        const peri_shard *shard = &t->shards[s];
+        if (shard->col_offset != col_offset || !routed(t, shard)) continue;
+        ranks[n] = shard->rank;
+        bounds[n + 1] = bounds[n] + shard->rows;
+        n++;
+    }
     return n;
 }
 
-/** Ranks of the parts of a table for one column offset: the shards with that offset, by rows, without empty ones. */
-static int32_t part_ranks(const peri__route_table *t, int64_t col_offset, int32_t *ranks)
+/** Which of those parts shard @s is. */
+static int32_t part_of(const peri__route_table *t, int32_t s)
 {
     int32_t n = 0;
-    for (int32_t s = 0; s < t->n_shards; s++)
-        if (t->shards[s].col_offset == col_offset && t->shards[s].rows > 0) ranks[n++] = t->shards[s].rank;
+    for (int32_t i = 0; i < s; i++) n += t->shards[i].col_offset == t->shards[s].col_offset && routed(t, &t->shards[i]);
     return n;
 }
 
@@ -84,13 +91,10 @@ static peri_status make_slots(peri__routes *r, const peri__route_table *tables, 
 {
     for (int32_t t = 0; t < r->n_tables; t++) {
         const peri__route_table *table = &tables[t];
-        int32_t n_bounds = row_bounds(table, bounds);
         for (int32_t s = 0; s < table->n_shards; s++) {
             const peri_shard *shard = &table->shards[s];
-            if (shard->rows == 0) continue;
-            int32_t n_parts = part_ranks(table, shard->col_offset, ranks), part = 0;
-            PERI_ASSERT(n_parts == n_bounds);
-            while (bounds[part] != shard->row_offset) part++;
+            if (!routed(table, shard)) continue;
+            int32_t n_parts = parts_of(table, shard->col_offset, bounds, ranks), part = part_of(table, s);
             for (int32_t f = 0; f < table->n_features; f++) {
                 int32_t p = partition_of(r, table->features[f], t, table, bounds, ranks, n_parts);
                 if (p < 0) return p;
@@ -145,7 +149,7 @@ static peri_status order_by_rank(peri__routes *r, int32_t n_slots)
     return PERI_OK;
 }
 
-/** The slot of (table, shard, feature); it exists for every shard with rows. */
+/** The slot of (table, shard, feature); it exists for every shard that ids are routed to. */
 static peri__piece find_piece(const peri__routes *r, int32_t table, int32_t shard, int32_t feature, int32_t rank)
 {
     for (int32_t i = r->rank_slot[rank]; i < r->rank_slot[rank + 1]; i++) {
@@ -182,7 +186,8 @@ static peri_status add_outputs(peri__routes *r, const peri__route_table *table, 
         }
         for (int32_t k = 0; k < table->n_shards && s >= 0; k++) {
             const peri_shard *shard = &table->shards[k];
-            if (shard->col_offset == first->col_offset && shard->rows > 0)
+            bool sum = table->lane == PERI__NODE_LANE, head = r->nodes.place[shard->rank] == 0;
+            if (shard->col_offset == first->col_offset && (sum ? head : shard->rows > 0))
                 PERI_TRY(add_piece(r, out, find_piece(r, t, k, feature, shard->rank)));
         }
     }
@@ -200,7 +205,8 @@ static peri_status make_outputs(peri__routes *r, const peri__route_table *tables
     return PERI_OK;
 }
 
-peri_status peri__routes_new(int32_t world_size, const peri__route_table *tables, int32_t n_tables, int32_t n_features, peri__routes **out)
+peri_status peri__routes_new(int32_t world_size, const int32_t *node, const peri__route_table *tables, int32_t n_tables,
+                             int32_t n_features, peri__routes **out)
 {
     int32_t most = 1, n_slots = 0;
     for (int32_t t = 0; t < n_tables; t++) most = (int32_t)peri__max(most, tables[t].n_shards);
@@ -212,6 +218,7 @@ peri_status peri__routes_new(int32_t world_size, const peri__route_table *tables
     r->world_size = world_size;
     r->n_tables = n_tables;
     r->n_features = n_features;
+    PERI_TRY_GOTO(peri__nodes_init(&r->nodes, node, world_size), out);
     PERI_TRY_GOTO(make_slots(r, tables, bounds, ranks, &n_slots), out);
     PERI_TRY_GOTO(order_by_rank(r, n_slots), out);
     PERI_TRY_GOTO(make_outputs(r, tables), out);
@@ -226,6 +233,7 @@ out:
 void peri__routes_free(peri__routes *r)
 {
     if (!r) return;
+    peri__nodes_fini(&r->nodes);
     void *parts[] = {r->partitions, r->streams,   r->bounds,  r->wire,   r->rank_wire, r->slots,
                      r->rank_slot,  r->rank_cols, r->outputs, r->pieces, r->replicas};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) peri__free(parts[i]);

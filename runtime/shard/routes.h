@@ -9,12 +9,13 @@
 #ifndef PERI_SHARD_ROUTES_H
 #define PERI_SHARD_ROUTES_H
 
-#include "../base/internal.h"
+#include "nodes.h"
 
 #include <perilune/shard.h>
 
-/** Pooled rows whose codecs differ travel apart, in lanes of their own. */
-enum { PERI__LANES = 2 };
+/** Pooled rows travel in lanes: two for rows that are exchanged, which may have codecs of their own; the last for rows that are added up
+ *  within their node before. There a node's ranks have the same slots, in the same order. */
+enum { PERI__NODE_LANE = 2, PERI__LANES = 3 };
 
 /** One table of a sharded module, as the routes see it. */
 typedef struct peri__route_table {
@@ -23,7 +24,7 @@ typedef struct peri__route_table {
     int32_t n_features;
     const int32_t *features; /* indices into the module's feature list */
     bool data_parallel;
-    int32_t lane; /* of its rows */
+    int32_t lane; /* of its rows; in the node lane each rank of a node has a shard of a block of columns that lies there */
     int32_t bounds_check; /* PERI_BOUNDS_* */
     int32_t n_shards;
     peri_shard *shards;
@@ -60,7 +61,7 @@ typedef struct peri__output {
     int32_t first_piece, n_pieces; /* in pieces */
 } peri__output;
 
-/** A slot of a rank, or (rank -1) a replica: its ids stay at home. */
+/** A slot of a rank, or (rank -1) a replica: its ids stay at home. Rows that were added up within a node: the slot of its first rank. */
 typedef struct peri__piece {
     int32_t rank, slot;
 } peri__piece;
@@ -77,6 +78,7 @@ typedef struct peri__routes {
     peri__partition *partitions;
     peri__stream *streams;
     int64_t *bounds;
+    peri__nodes nodes;
     int32_t *wire;        /* n_streams: streams in wire order, by rank and place */
     int32_t *rank_wire;   /* world_size + 1: first wire position of each rank */
     peri__slot *slots;    /* of all ranks; those of a rank by lane */
@@ -88,8 +90,9 @@ typedef struct peri__routes {
     int64_t out_cols; /* columns of the module's output */
 } peri__routes;
 
-/** Compile. @out new, freed with peri__routes_free. */
-peri_status peri__routes_new(int32_t world_size, const peri__route_table *tables, int32_t n_tables, int32_t n_features, peri__routes **out);
+/** Compile. @node: of each rank (peri__nodes_init). @out new, freed with peri__routes_free. */
+peri_status peri__routes_new(int32_t world_size, const int32_t *node, const peri__route_table *tables, int32_t n_tables,
+                             int32_t n_features, peri__routes **out);
 void peri__routes_free(peri__routes *routes);
 
 #endif

@@ -143,6 +143,7 @@ static peri_status take_places(peri_sharded *e)
     for (int32_t i = 0; i < slots; i++) {
         const peri__slot *s = &r->slots[r->rank_slot[e->rank] + i];
         e->slot_place[i] = x.places[x.first[s->table] + 1 + s->shard];
+        e->hollow = e->hollow || e->slot_place[i].group < 0;
     }
     for (int32_t i = 0; i < r->n_replicas; i++) e->slot_place[slots + i] = x.places[x.first[r->replicas[i].table]];
     index_fini(&x);

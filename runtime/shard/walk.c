@@ -461,12 +461,23 @@ static void output_fini(peri_work *work)
 
 static const peri__work_vtab output_vtab = {.name = "output_dist", .step = output_step, .fini = output_fini};
 
+/** Zeros where this rank has nothing to add to its node's sums. */
+static peri_status clear_sums(const batch *b, peri_tensor *buffer)
+{
+    peri_tensor *lane;
+    PERI_TRY(lane_of(b, buffer, PERI__NODE_LANE, false, &lane));
+    peri_status status = peri__tensor_zero(lane);
+    peri_tensor_release(lane);
+    return status;
+}
+
 static peri_status look_up(output_dist *o)
 {
     batch *b = o->batch;
     peri_sharded *e = b->ebc;
     PERI_TRY(new_f32(e->device, own_of(b) + b->layout->owner->sent_out, &o->buffer));
     PERI_TRY(new_f32(e->device, b->layout->home->received_out, &o->received));
+    if (e->hollow) PERI_TRY(clear_sums(b, o->buffer));
     bool recording = peri__grad_enabled();
     for (int32_t g = 0; g < e->n_groups; g++) {
         if (recording) PERI_TRY(peri__tbe_ema(e->groups[g].tbe));

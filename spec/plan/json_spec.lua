@@ -73,7 +73,7 @@ describe("a plan in JSON", function()
     { '{"perilune_plan": 1, "modules": {{}}}', "a value without a key in an object" },
     { text_of "3", "module 'm', table 't' is a number, wanted an object" },
     { text_of "{}", "module 'm', table 't': the key 'sharding_type' is missing" },
-    { text_of '{"sharding_type": "row_wise", "rank": 1}', "table 't': no key 'rank'; allowed: cache_params, compute_kernel, ranks" },
+    { text_of '{"sharding_type": "row_wise", "rank": 1}', "table 't': no key 'rank'; allowed: cache_params, compute_kernel, hosts, ranks" },
     { text_of '{"sharding_type": "diagonal"}', "table 't': ParameterSharding: sharding_type 'diagonal', allowed: column_wise" },
     { text_of '{"sharding_type": {}}', "table 't': ParameterSharding: sharding_type 'table" },
     { text_of '{"sharding_type": "row_wise", "compute_kernel": "magic"}', "table 't': ParameterSharding: compute_kernel 'magic', allowed" },

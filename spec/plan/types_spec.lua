@@ -1,4 +1,4 @@
--- Sharding plans: geometry of the four types, and errors that name the table and say what is allowed.
+-- Sharding plans: geometry of the types, and errors that name the table and say what is allowed.
 local peri = require "perilune"
 local plan = peri.plan
 
@@ -61,6 +61,42 @@ describe("geometry", function()
     assert.same({}, plan.data_parallel():shards(config(9, 3), world(2)))
   end)
 
+  --- Shards in short: { rank, first row, rows, first column, columns }.
+  local function short(shards)
+    return peri.util.map(shards, function(s) return { s.rank, s.row_offset, s.rows, s.col_offset, s.cols } end)
+  end
+
+  it("cuts within a node, all of whose ranks have a shard", function()
+    local t, env = config(5, 8), world(5, 2) -- nodes of ranks 0 1, 2 3, 4
+    assert.same({ { 0, 0, 3, 0, 8 }, { 1, 3, 2, 0, 8 } }, short(plan.table_row_wise():shards(t, env)))
+    assert.same({ { 2, 0, 3, 0, 8 }, { 3, 3, 2, 0, 8 } }, short(plan.table_row_wise(1):shards(t, env)))
+    assert.same({ { 4, 0, 5, 0, 8 } }, short(plan.table_row_wise(2):shards(t, env)))
+    assert.same({ { 3, 0, 5, 0, 8 }, { 2, 5, 0, 0, 8 } }, short(plan.table_row_wise(nil, { ranks = { 3 } }):shards(t, env)))
+    assert.same({ { 1, 0, 1, 0, 8 }, { 0, 1, 4, 0, 8 } },
+      short(plan.table_row_wise(nil, { ranks = { 1, 0 }, sizes = { 1, 4 } }):shards(t, env)))
+    assert.same({ { 2, 0, 5, 0, 4 }, { 3, 0, 5, 4, 4 } }, short(plan.table_column_wise(1):shards(t, env)))
+    assert.same({ { 3, 0, 5, 0, 4 }, { 2, 0, 5, 4, 4 } }, short(plan.table_column_wise(nil, { ranks = { 3, 2 } }):shards(t, env)))
+  end)
+
+  it("cuts a grid: columns over nodes, rows over the ranks of each", function()
+    local t, env = config(5, 16), world(5, 2)
+    assert.same({ { 2, 0, 3, 0, 8 }, { 3, 3, 2, 0, 8 }, { 0, 0, 3, 8, 8 }, { 1, 3, 2, 8, 8 } },
+      short(plan.grid_shard({ 1, 0 }):shards(t, env)))
+    assert.same({ { 0, 0, 3, 0, 8 }, { 1, 3, 2, 0, 8 }, { 2, 0, 3, 8, 4 }, { 3, 3, 2, 8, 4 }, { 4, 0, 5, 12, 4 } },
+      short(plan.grid_shard():shards(t, env)))
+    assert.same({ { 3, 0, 4, 0, 8 }, { 2, 4, 1, 0, 8 }, { 2, 0, 5, 8, 8 }, { 3, 5, 0, 8, 8 } }, -- a rank that comes again begins a block
+      short(plan.grid_shard(nil, { ranks = { 3, 2, 2 }, sizes = { 4, 1, 5 } }):shards(t, env)))
+    assert.same({ { 4, 0, 5, 0, 8 }, { 4, 0, 5, 8, 8 } }, short(plan.grid_shard({ 2, 2 }):shards(t, env)))
+  end)
+
+  it("knows nodes of any ranks", function()
+    local env = plan.ShardingEnv { world_size = 4, nodes = { 7, 3, 7, 3 } }
+    assert.same({ { 1, 0, 3, 0, 8 }, { 3, 3, 2, 0, 8 } }, short(plan.table_row_wise(1):shards(config(5, 8), env)))
+    assert.error_matches(function() plan.ShardingEnv { world_size = 4, nodes = { 7, 3, 7 } } end,
+      "3 nodes, wanted one for each of 4 ranks")
+    assert.error_matches(function() plan.ShardingEnv { world_size = 1, nodes = { "a" } } end, "nodes%[1%] is .a., allowed: whole numbers")
+  end)
+
   it("reproduces the shards of the golden cases' plans", function()
     local golden = require "spec.support.golden"
     local seen = 0
@@ -70,7 +106,7 @@ describe("geometry", function()
         if plan.ShardingType[t.sharding_type:upper()] and #t.shards > 0 then
           local ranks = t.sharding_type ~= "row_wise" and t.ranks or nil
           local got = plan.ParameterSharding { sharding_type = t.sharding_type,
-            ranks = ranks }:shards(config(t.num_embeddings, t.embedding_dim, t.name), world(case.world_size))
+            ranks = ranks }:shards(config(t.num_embeddings, t.embedding_dim, t.name), world(case.world_size, case.local_size))
           assert.equal(#t.shards, #got, name .. " " .. t.name)
           for i, s in ipairs(t.shards) do
             seen = seen + 1
@@ -116,19 +152,37 @@ describe("a plan", function()
       "12 columns together, the table has 16" },
     { "columns of no whole step", function() return plan.column_wise() end,
       "table 'odd': column_wise cannot cut 18 columns over 2 ranks, allowed: a multiple of 4 columns, or one rank", config(12, 18, "odd") },
+    { "ranks of two nodes", function() return plan.table_row_wise(nil, { ranks = { 0, 1 } }) end,
+      "table 't': table_row_wise names rank 0 of node 0 and rank 1 of node 1, allowed: ranks of one node", nil, 1 },
+    { "blocks on two nodes", function() return plan.table_column_wise(nil, { ranks = { 0, 1 } }) end,
+      "table_column_wise names rank 0 of node 0 and rank 1 of node 1, allowed: ranks of one node", nil, 1 },
+    { "a rank of a node twice", function() return plan.table_row_wise(nil, { ranks = { 0, 0 } }) end,
+      "table_row_wise names rank 0 twice, allowed: each rank once" },
+    { "a node outside", function() return plan.table_row_wise(2) end, "host 2 does not exist, allowed: 0%.%.1", nil, 1 },
+    { "a grid that does not divide", function() return plan.grid_shard { 0, 1, 0 } end,
+      "grid_shard cannot cut 16 columns into 3 even blocks of a multiple of 4, allowed numbers of blocks: 1, 2, 4", nil, 1 },
+    { "rows of a grid that do not add up", function() return plan.grid_shard(nil, { ranks = { 0, 1 }, sizes = { 3, 4 } }) end,
+      "grid_shard shards have 7 rows together, the table has 12" },
     { "some ranks of all", function() return plan.ParameterSharding { sharding_type = "data_parallel", ranks = { 1 } } end,
       "lives on all 2 ranks" },
   } do
     it("names " .. case[1], function()
-      assert.error_matches(function() case[2]():shards(case[4] or config(12, 16), world(2)) end, case[3])
+      assert.error_matches(function() case[2]():shards(case[4] or config(12, 16), world(2, case[5])) end, case[3])
     end)
   end
 
   for _, case in ipairs {
-    { "an unknown type", { sharding_type = "diagonal" }, "'diagonal', allowed: column_wise, data_parallel, row_wise, table_wise" },
+    { "an unknown type", { sharding_type = "diagonal" },
+      "'diagonal', allowed: column_wise, data_parallel, grid_shard, row_wise, table_column_wise, table_row_wise, table_wise" },
     { "no type", {}, "'sharding_type' is missing" },
     { "an unknown kernel", { sharding_type = "row_wise", compute_kernel = "magic" }, "'magic', allowed: dense, fused" },
-    { "an unknown argument", { sharding_type = "row_wise", rank = 1 }, "no argument 'rank'; allowed: cache_params, compute_kernel, ranks" },
+    { "an unknown argument", { sharding_type = "row_wise", rank = 1 },
+      "no argument 'rank'; allowed: cache_params, compute_kernel, hosts, ranks" },
+    { "hosts of a type that knows none", { sharding_type = "row_wise", hosts = { 0 } },
+      "hosts with sharding_type 'row_wise', allowed with: grid_shard, table_column_wise, table_row_wise" },
+    { "hosts and ranks", { sharding_type = "grid_shard", hosts = { 0 }, ranks = { 0 } }, "hosts and ranks; give one of them" },
+    { "two hosts for a table", { sharding_type = "table_row_wise", hosts = { 0, 1 } }, "2 hosts for table_row_wise, allowed: 1" },
+    { "hosts and sizes", { sharding_type = "table_row_wise", hosts = { 0 }, sizes = { 3 } }, "1 sizes without ranks" },
     { "ranks that are no list", { sharding_type = "row_wise", ranks = 3 }, "ranks is a number" },
     { "half a rank", { sharding_type = "row_wise", ranks = { 0.5 } }, "ranks%[1%] is 0.5" },
     { "a rank past all numbers", { sharding_type = "row_wise", ranks = { 2 ^ 40 } }, "ranks%[1%] is 1099511627776, wanted a whole" },
@@ -144,7 +198,8 @@ describe("a plan", function()
   end
 
   it("is fused, whatever the sharding type, unless it says dense", function()
-    for _, made in ipairs { plan.table_wise(), plan.row_wise(), plan.column_wise(), plan.data_parallel() } do
+    for _, made in ipairs { plan.table_wise(), plan.row_wise(), plan.column_wise(), plan.data_parallel(), plan.table_row_wise(),
+      plan.table_column_wise(), plan.grid_shard() } do
       assert.equal("fused", made.compute_kernel)
     end
     assert.equal("dense", plan.data_parallel({ compute_kernel = "dense" }).compute_kernel)
@@ -158,6 +213,8 @@ describe("a plan", function()
     { "data_parallel", { ranks = { 0 } }, "plan%.data_parallel: no argument 'ranks'; allowed: compute_kernel" },
     { "row_wise", 2, "plan%.row_wise: named arguments in a table wanted, got 2" },
     { "table_wise", { rank = 1 }, "plan%.table_wise: the rank is a table, wanted a number" },
+    { "table_row_wise", { ranks = { 0 } }, "plan%.table_row_wise: the node is a table, wanted a number %(options come second" },
+    { "grid_shard", "all", "plan%.grid_shard: the node is a string, wanted a number" },
     { "table_wise", 0.5, "ranks%[1%] is 0.5, wanted a whole number" },
     { "table_wise", 0, "plan%.table_wise: no argument 'ranks'; allowed: cache_params, compute_kernel", { ranks = { 1 } } },
   } do

@@ -37,8 +37,32 @@ local kinds = {
   column_wise = function(_, t, n) return plan.column_wise { ranks = parity.ranks_of_blocks(t, n) } end,
   data_parallel = function() return plan.data_parallel { compute_kernel = "fused" } end,
 }
+--- Types that know nodes; here those of two ranks each, and the last maybe of one.
+local on_nodes = { table_row_wise = true, table_column_wise = true, grid_shard = true, mixed_on_nodes = true }
+local function node_of(x, n) return x % math.ceil(n / 2) end
+function kinds.table_row_wise(i, t, n)
+  local node = node_of(i * 3, n)
+  local first, last = 2 * node, math.min(2 * node + 1, n - 1)
+  if i % 3 == 0 then return plan.table_row_wise(node) end
+  if i % 3 == 1 then return plan.table_row_wise(nil, { ranks = { last } }) end -- the other rank of the node has no rows
+  if first == last then return plan.table_row_wise(nil, { ranks = { last }, sizes = { t.rows } }) end
+  return plan.table_row_wise(nil, { ranks = { last, first }, sizes = { math.floor(t.rows / 3), t.rows - math.floor(t.rows / 3) } })
+end
+function kinds.table_column_wise(i, t, n)
+  local node = node_of(i, n)
+  return plan.table_column_wise(nil, { ranks = peri.util.map(parity.ranks_of_blocks(t, n), function(r)
+    return math.min(2 * node + r % 2, n - 1)
+  end) })
+end
+function kinds.grid_shard(i, t, n)
+  return plan.grid_shard(peri.util.map(parity.ranks_of_blocks(t, n), function(r) return node_of(r + i, n) end))
+end
 function kinds.mixed(i, t, n)
   local names = { "table_wise", "row_wise", "column_wise", "data_parallel", "row_wise" }
+  return kinds[names[i]](i, t, n)
+end
+function kinds.mixed_on_nodes(i, t, n)
+  local names = { "table_row_wise", "row_wise", "grid_shard", "table_column_wise", "table_row_wise" }
   return kinds[names[i]](i, t, n)
 end
 
@@ -71,10 +95,12 @@ local by_row = {
 }
 --- What needs more than a shard has: optimizer's kind or label -> plan -> the error.
 local shampoo = "table 'a': shampoo needs all rows of its columns on one rank: allowed are table%-wise and column%-wise"
+local whole = "table 'a': emainplace_rowwise_adagrad needs whole rows"
+local counter = "table 'a': max_counter, .* needs all rows on one rank: allowed are table%-wise, column%-wise and data%-parallel"
 local refusals = {
-  shampoo = { row_wise = shampoo, data_parallel = shampoo },
-  emainplace_rowwise_adagrad = { column_wise = "table 'a': emainplace_rowwise_adagrad needs whole rows" },
-  tail = { row_wise = "table 'a': max_counter, .* needs all rows on one rank: allowed are table%-wise, column%-wise and data%-parallel" },
+  shampoo = { row_wise = shampoo, data_parallel = shampoo, table_row_wise = shampoo, grid_shard = shampoo },
+  emainplace_rowwise_adagrad = { column_wise = whole, table_column_wise = whole, grid_shard = whole },
+  tail = { row_wise = counter, table_row_wise = counter, grid_shard = counter },
 }
 
 local function make(kind, optimizer, weighted, world, device, n)
@@ -95,7 +121,7 @@ end
 local function run(kind, optimizer, weighted, world, device, n)
   local rank, columns = world:rank(), parity.columns_of(case)
   local ebc = make(kind, optimizer, weighted, world, device, n)
-  local split = kind == "column_wise" and by_row[optimizer.kind] or false
+  local split = (kind:find "column" or kind == "grid_shard") and by_row[optimizer.kind] or false
   local parts = parity.reference_tables(case, parity.start_weights(case), n, split)
   local ref = reference.new(parts, optimizer)
   parity.check_shards(case, ebc, ref, parts, split, 0)
@@ -118,7 +144,9 @@ local function run(kind, optimizer, weighted, world, device, n)
 end
 
 describe("parity with unsharded tables:", function()
-  for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "data_parallel", "mixed" } do
+  for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "data_parallel", "mixed", "table_row_wise", "table_column_wise",
+    "grid_shard", "mixed_on_nodes" } do
+    local options = on_nodes[kind] and { local_size = 2 } or nil
     for i, optimizer in ipairs(optimizers) do
       local weighted = (i + #kind) % 2 == 0
       local name = optimizer.label and optimizer.kind .. ", " .. optimizer.label or optimizer.kind
@@ -127,9 +155,9 @@ describe("parity with unsharded tables:", function()
       if refusal then
         worlds.each(title .. " is refused", function(world, device, n)
           assert.error_matches(function() make(kind, optimizer, weighted, world, device, n) end, refusal)
-        end)
-      elseif kind ~= "mixed" or not by_row[optimizer.kind] then -- a mix has both kinds of state
-        worlds.each(title, function(world, device, n) run(kind, optimizer, weighted, world, device, n) end)
+        end, options)
+      elseif not kind:find "mixed" or not by_row[optimizer.kind] then -- a mix has both kinds of state
+        worlds.each(title, function(world, device, n) run(kind, optimizer, weighted, world, device, n) end, options)
       end
     end
   end

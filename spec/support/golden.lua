@@ -107,9 +107,14 @@ function Case:part_of(name, shard, by_row)
     return whole:slice(1, shard.row_offset, shard.row_offset + shard.rows):slice(2, shard.col_offset, shard.col_offset + shard.cols)
   end
   if whole:dim() == 2 then
-    local first = {}
+    local first, blocks = {}, 0
     for _, t in ipairs(self.tables) do
-      for i, s in ipairs(t.name == shard.table and t.shards or {}) do first[s.offsets[2]] = first[s.offsets[2]] or i - 1 end
+      for _, s in ipairs(t.name == shard.table and t.shards or {}) do
+        if s.offsets[1] == 0 then
+          first[s.offsets[2]] = blocks
+          blocks = blocks + 1
+        end
+      end
     end
     local block = assert(first[shard.col_offset], name .. ": no block of these columns")
     whole = whole:slice(1, block, block + 1):reshape(-1)

@@ -7,12 +7,12 @@
 --
 -- The body runs on every rank. Alone, the ranks are those of sim worlds of sizes 1, 2, 3, 5, 8, on the devices "cpu" and "opaque". Under
 -- mpirun (several ranks) the same body runs in the real world instead, once per device, in a group of its own: a rank that fails
--- aborts that group, so the others fail at once and the next test starts anew. Every rank must run the same tests in the same order
--- (the same seed). An assertion that fails on any rank fails the test and names the rank.
+-- aborts that group, so the others fail at once and the next test starts anew; nodes are imposed, of LOCAL_SIZE ranks each. Every rank
+-- must run the same tests in the same order (the same seed). An assertion that fails on any rank fails the test and names the rank.
 --
--- Options: sizes (of sim worlds; under mpirun the test is defined only if its size is among them), devices, local_size (ranks per node:
--- sim only, then the test is not defined under mpirun), timeout (seconds), only ("sim" or "mpi"), by_device (also with sim as the transport
--- for tensors of "opaque", which then travel without host memory).
+-- Options: sizes (of sim worlds; under mpirun the test is defined only if its size is among them), devices, local_size (ranks per node;
+-- under mpirun the test is defined only if it is LOCAL_SIZE or left out), timeout (seconds), only ("sim" or "mpi"), by_device (also with
+-- sim as the transport for tensors of "opaque", which then travel without host memory).
 local busted = require "busted"
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
@@ -24,6 +24,8 @@ local M = {}
 local launched = tonumber(os.getenv "OMPI_COMM_WORLD_SIZE" or "1")
 --- Ranks that mpirun has started; nil outside.
 M.mpirun = launched > 1 and launched or nil
+--- Ranks of a node under mpirun, where one machine stands for several.
+M.LOCAL_SIZE = 2
 
 local function in_sim(n, device, body, options, device_transport)
   sim.run(n, function(_, world) body(world, device, n) end, {
@@ -32,7 +34,7 @@ local function in_sim(n, device, body, options, device_transport)
 end
 
 local function in_mpi(device, body, options)
-  local world = peri.dist.init()
+  local world = peri.dist.init { local_size = M.LOCAL_SIZE }
   local ranks, before = {}, util.copy(P.state)
   for i = 1, world.world_size do ranks[i] = i - 1 end
   local group = world:new_group(ranks, "test")
@@ -59,7 +61,7 @@ function M.each(title, body, options)
   })
   for _, device in ipairs(options.devices) do
     if M.mpirun then
-      local wanted = options.only ~= "sim" and options.local_size == 0
+      local wanted = options.only ~= "sim" and (options.local_size == 0 or options.local_size == M.LOCAL_SIZE)
       local sized = false
       for _, n in ipairs(options.sizes) do sized = sized or n == M.mpirun end
       if M.mpirun == 4 and options.sizes[#options.sizes] == 8 then sized = true end -- the usual list stands for any size

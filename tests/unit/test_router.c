@@ -173,7 +173,7 @@ static void test_places(void **unused)
     peri__routes *routes = NULL;
     peri_device *device = NULL;
     assert_ok(peri_device_get("cpu", &device));
-    assert_ok(peri__routes_new(RANKS, tables, TABLES, FEATURES, &routes));
+    assert_ok(peri__routes_new(RANKS, NULL, tables, TABLES, FEATURES, &routes));
     for (int32_t i = 0; i < RANKS; i++) {
         peri_comm_config config = {.transport = "sim", .job = "router", .rank = i, .size = RANKS, .timeout_s = 20};
         assert_ok(peri_comm_open(&config, &ranks[i].group));

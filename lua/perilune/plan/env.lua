@@ -6,12 +6,14 @@ local signature = require "perilune.signature"
 
 --- Fields that may be missing, and why; to read one that is missing is an error.
 local fields = {
-  world_size = "it was not given", local_size = "it was not given", modules = "it was not given",
+  world_size = "it was not given", local_size = "it was not given", nodes = "world_size was not given",
+  modules = "it was not given",
   module = "the model has several collections (see env.modules), or none was given",
   tables = "the model has several collections (see env.modules), or none was given",
 }
 
---- TorchRec's ShardingEnv: world_size, rank, pg (a group; false: this is only a description), and local_size (ranks of a node). One that a
+--- TorchRec's ShardingEnv: world_size, rank, pg (a group; false: this is only a description), local_size (ranks of this rank's node) and
+--- nodes (a number for each rank, from rank 0 on, equal for ranks of one node). One that a
 --- plan's function gets has modules too (path of each embedding collection -> its tables' configs) and, for a model with one collection,
 --- module (its path) and tables (its configs).
 local ShardingEnv = util.class "ShardingEnv"
@@ -22,12 +24,28 @@ ShardingEnv.__index = function(_, key)
   return own
 end
 
---- ShardingEnv { world_size =, rank = 0, pg =, local_size = world_size }
+--- The node of each rank, where nodes have local_size ranks one after the other, the last one maybe fewer.
+local function even_nodes(world_size, local_size)
+  local nodes = {}
+  for rank = 0, world_size - 1 do nodes[rank + 1] = math.floor(rank / local_size) end
+  return nodes
+end
+
+local function check_nodes(func, nodes, world_size)
+  signature.value(func, "nodes", nodes, "table")
+  if #nodes ~= world_size then P.fail(("%s: %d nodes, wanted one for each of %d ranks"):format(func, #nodes, world_size)) end
+  for i, node in ipairs(nodes) do util.integer(func, ("nodes[%d]"):format(i), node, 0, 2 ^ 31 - 1) end
+end
+
+--- ShardingEnv { world_size =, rank = 0, pg =, local_size = world_size, nodes = local_size ranks each }
 function ShardingEnv:init(args)
-  local a = util.named("ShardingEnv", args, { world_size = util.required, rank = 0, pg = util.optional, local_size = util.optional })
+  local a = util.named("ShardingEnv", args, { world_size = util.required, rank = 0, pg = util.optional, local_size = util.optional,
+    nodes = util.optional })
   self.world_size = util.integer("ShardingEnv", "world_size", a.world_size, 1, 2 ^ 31 - 1)
   self.rank = util.integer("ShardingEnv", "rank", a.rank, 0, a.world_size - 1)
   self.local_size = util.integer("ShardingEnv", "local_size", a.local_size or a.world_size, 1, 2 ^ 31 - 1)
+  self.nodes = a.nodes or even_nodes(self.world_size, self.local_size)
+  check_nodes("ShardingEnv", self.nodes, self.world_size)
   self.pg = a.pg ~= nil and group_of("ShardingEnv", a.pg)
   if self.pg and (self.pg:size() ~= self.world_size or self.pg:rank() ~= self.rank) then
     P.fail(("ShardingEnv: rank %d of %d, but in %s this is rank %d of %d"):format(self.rank, self.world_size, tostring(self.pg),
@@ -38,7 +56,9 @@ end
 --- The env of a group's ranks (default: the world's). Local.
 function ShardingEnv.from_process_group(pg)
   pg = group_of("ShardingEnv.from_process_group", pg)
-  return ShardingEnv { world_size = pg:size(), rank = pg:rank(), pg = pg, local_size = pg.local_size }
+  local nodes = {}
+  for rank = 0, pg:size() - 1 do nodes[rank + 1] = pg:node(rank) end
+  return ShardingEnv { world_size = pg:size(), rank = pg:rank(), pg = pg, local_size = pg.local_size, nodes = nodes }
 end
 
 --- The env of one of world_size ranks that are not there: to make and check plans without a job. local_size: ranks of a node.
@@ -58,7 +78,9 @@ end
 function ShardingEnv.of(given)
   if ShardingEnv.is(given) then return given end
   local env = setmetatable(util.copy(given or {}), ShardingEnv)
-  rawset(env, "local_size", rawget(env, "local_size") or rawget(env, "world_size"))
+  local world_size = rawget(env, "world_size")
+  rawset(env, "local_size", rawget(env, "local_size") or world_size)
+  if world_size and not rawget(env, "nodes") then rawset(env, "nodes", even_nodes(world_size, env.local_size)) end
   local modules, module, tables = rawget(env, "modules"), rawget(env, "module"), rawget(env, "tables")
   if not modules and module and tables then modules = { [module] = tables } end
   return modules and env:with_modules(modules) or env

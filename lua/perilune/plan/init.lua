@@ -11,7 +11,7 @@ local signature = require "perilune.signature"
 local M = { ShardingEnv = ShardingEnv }
 for _, name in ipairs { "ShardingType", "EmbeddingComputeKernel", "CacheParams", "CacheAlgorithm",
   "ParameterSharding", "EmbeddingModuleShardingPlan", "ShardingPlan",
-  "table_wise", "row_wise", "column_wise", "data_parallel" } do
+  "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard", "data_parallel" } do
   M[name] = types[name]
 end
 for _, name in ipairs { "to_json", "from_json", "save_json", "load_json" } do M[name] = json[name] end

@@ -32,7 +32,7 @@ end
 
 -- -- writing -----------------------------------------------------------------------------------------------------------------------
 
-local entry_keys = { "sharding_type", "compute_kernel", "ranks", "sizes", "cache_params" }
+local entry_keys = { "sharding_type", "compute_kernel", "ranks", "sizes", "hosts", "cache_params" }
 local cache_keys = { "algorithm", "load_factor", "reserved_memory", "precision", "prefetch_pipeline" }
 
 --- A value as JSON text; `keys`: those of a table that is no list, in order.
@@ -149,8 +149,9 @@ local function check_list(where, kind, value)
 end
 
 local function sharding_of(where, kind, entry)
-  check_object(where, kind, entry, { "sharding_type" }, { "compute_kernel", "ranks", "sizes", "cache_params" })
+  check_object(where, kind, entry, { "sharding_type" }, { "compute_kernel", "ranks", "sizes", "hosts", "cache_params" })
   check_list(where .. ": ranks", kind, entry.ranks)
+  check_list(where .. ": hosts", kind, entry.hosts)
   check_list(where .. ": sizes", kind, entry.sizes)
   local cache = entry.cache_params
   if cache ~= nil then

@@ -14,6 +14,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local embed = require "perilune.embed.config"
 local signature = require "perilune.signature"
+local ShardingEnv = require "perilune.plan.env"
 local C = P.C
 
 local M = {}
@@ -21,6 +22,7 @@ local M = {}
 --- TorchRec's names of sharding types.
 M.ShardingType = util.face("peri.plan.ShardingType", {
   DATA_PARALLEL = "data_parallel", TABLE_WISE = "table_wise", ROW_WISE = "row_wise", COLUMN_WISE = "column_wise",
+  TABLE_ROW_WISE = "table_row_wise", TABLE_COLUMN_WISE = "table_column_wise", GRID_SHARD = "grid_shard",
 })
 --- Name -> code of C's enum.
 local type_codes = {}
@@ -40,12 +42,15 @@ local function fail(format, ...) P.fail(format:format(...)) end
 -- -- ParameterSharding -------------------------------------------------------------------------------------------------------------
 
 --- How one table is sharded.
----   sharding_type   "table_wise", "row_wise", "column_wise", "data_parallel"
+---   sharding_type   "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard", "data_parallel"
 ---   compute_kernel  "fused" (default), "dense", "fused_uvm" or "fused_uvm_caching"; unlike TorchRec's, data_parallel tables are fused
 ---                   too if nobody says "dense", so that every sharding type is trained by the same optimizer
 ---   cache_params    CacheParams, with fused_uvm_caching only; default: those of the module's fused_params, else CacheParams {}
----   ranks           list of ranks, see runtime/shard/<type>.c; default: the type's own
----   sizes           rows (row_wise) or columns (column_wise) of each shard, beside ranks; default: even
+---   ranks           list of ranks, see runtime/shard/types/<type>.c; default: the type's own
+---   sizes           rows (row_wise, table_row_wise, grid_shard) or columns (column_wise, table_column_wise) of each shard, beside ranks;
+---                   default: even
+---   hosts           instead of ranks: for table_row_wise and table_column_wise the node, for grid_shard the node of each block of columns,
+---                   by number from 0 in order of their first ranks; all ranks of the nodes hold their part
 local ParameterSharding = util.class "ParameterSharding"
 M.ParameterSharding = ParameterSharding
 
@@ -66,10 +71,26 @@ local function whole_numbers(name, list, most)
   return list
 end
 
+--- How many nodes a type may name.
+local most_hosts = { table_row_wise = 1, table_column_wise = 1, grid_shard = math.huge }
+
+local function check_hosts(self)
+  if not self.hosts then return end
+  if not most_hosts[self.sharding_type] then
+    fail("ParameterSharding: hosts with sharding_type '%s', allowed with: %s", self.sharding_type,
+      table.concat(util.keys(most_hosts), ", "))
+  end
+  if self.ranks then fail "ParameterSharding: hosts and ranks; give one of them" end
+  if #self.hosts < 1 or #self.hosts > most_hosts[self.sharding_type] then
+    fail("ParameterSharding: %d hosts for %s, allowed: %s", #self.hosts, self.sharding_type,
+      self.sharding_type == "grid_shard" and "1 and more" or "1")
+  end
+end
+
 function ParameterSharding:init(args)
   local a = util.named("ParameterSharding", args, {
     sharding_type = util.required, compute_kernel = util.optional, ranks = util.optional, sizes = util.optional,
-    cache_params = util.optional,
+    hosts = util.optional, cache_params = util.optional,
   })
   if not type_codes[a.sharding_type] then
     fail("ParameterSharding: sharding_type '%s', allowed: %s", tostring(a.sharding_type), table.concat(util.keys(type_codes), ", "))
@@ -88,6 +109,8 @@ function ParameterSharding:init(args)
   end
   self.cache_params = a.cache_params ~= nil and embed.cache_params("ParameterSharding", a.cache_params) or false
   self.ranks, self.sizes = whole_numbers("ranks", a.ranks, 2 ^ 31 - 1), whole_numbers("sizes", a.sizes, 2 ^ 53)
+  self.hosts = whole_numbers("hosts", a.hosts, 2 ^ 31 - 1)
+  check_hosts(self)
   if self.sizes and not self.ranks then
     fail("ParameterSharding: %d sizes without ranks; with sizes, say ranks too: a list of %d, one for each size", #self.sizes, #self.sizes)
   end
@@ -99,6 +122,7 @@ end
 function ParameterSharding:__tostring()
   local text = self.sharding_type .. " " .. self.compute_kernel
   if self.cache_params then text = ("%s (%s)"):format(text, tostring(self.cache_params)) end
+  if self.hosts then text = text .. " hosts " .. table.concat(self.hosts, ",") end
   if self.ranks then text = text .. " ranks " .. table.concat(self.ranks, ",") end
   if self.sizes then text = text .. " sizes " .. table.concat(self.sizes, ",") end
   return text
@@ -107,20 +131,39 @@ end
 local entry = ffi.new "peri_sharding"
 local count = ffi.new "int32_t[1]"
 
---- The shards of a table { name =, num_embeddings =, embedding_dim = } in env { world_size =, local_size = }: a list of
+--- The ranks that the plan names, as a list or by their hosts, where rank r is on node nodes[r + 1]; nil: the type's default.
+function ParameterSharding:ranks_on(nodes)
+  if not self.hosts then return self.ranks or nil end
+  local order, members, ranks = {}, {}, {}
+  for i, node in ipairs(nodes) do
+    if not members[node] then
+      members[node] = {}
+      order[#order + 1] = members[node]
+    end
+    table.insert(members[node], i - 1)
+  end
+  for _, host in ipairs(self.hosts) do
+    if not order[host + 1] then fail("ParameterSharding: host %d does not exist, allowed: 0..%d", host, #order - 1) end
+    for _, rank in ipairs(order[host + 1]) do ranks[#ranks + 1] = rank end
+  end
+  return ranks
+end
+
+--- The shards of a table { name =, num_embeddings =, embedding_dim = } in env { world_size =, local_size =, nodes = }: a list of
 --- { rank =, row_offset =, rows =, col_offset =, cols = } in order of offsets; empty for data_parallel. Bad entries are errors.
 function ParameterSharding:shards(config, env)
-  local n_ranks = self.ranks and #self.ranks or 0
-  local ranks = ffi.new("int32_t[?]", math.max(n_ranks, 1), self.ranks or {})
-  local sizes = self.sizes and ffi.new("int64_t[?]", n_ranks, self.sizes) or nil
-  entry.type = type_codes[self.sharding_type]
   util.integer("ParameterSharding:shards", "env.world_size", env.world_size, 1, 2 ^ 31 - 1)
-  entry.world_size, entry.local_size = env.world_size, env.local_size or env.world_size
-  entry.n_ranks, entry.ranks, entry.sizes = n_ranks, ranks, sizes
+  local nodes = ShardingEnv.of(env).nodes
+  local ranks = self:ranks_on(nodes)
+  local n_ranks = ranks and #ranks or 0
+  local c_ranks, c_nodes = ffi.new("int32_t[?]", math.max(n_ranks, 1), ranks or {}), ffi.new("int32_t[?]", #nodes, nodes)
+  local sizes = self.sizes and ffi.new("int64_t[?]", n_ranks, self.sizes) or nil
+  entry.type, entry.world_size, entry.nodes = type_codes[self.sharding_type], env.world_size, c_nodes
+  entry.n_ranks, entry.ranks, entry.sizes = n_ranks, c_ranks, sizes
   entry.table, entry.rows, entry.cols = config.name, config.num_embeddings, config.embedding_dim
-  local capacity = math.max(n_ranks, env.world_size)
-  local out = ffi.new("peri_shard[?]", capacity)
-  P.check(C.peri_sharding_shards(entry, out, capacity, count))
+  P.check(C.peri_sharding_shards(entry, nil, 0, count))
+  local out = ffi.new("peri_shard[?]", math.max(count[0], 1))
+  P.check(C.peri_sharding_shards(entry, out, count[0], count))
   local list = {}
   for i = 1, count[0] do
     local s = out[i - 1]
@@ -143,6 +186,18 @@ local function shorthand(sharding_type, options, spec)
   return ParameterSharding(a)
 end
 
+--- A type that knows nodes: on `hosts`, a number or a list, unless the options name ranks.
+local function on_hosts(sharding_type, hosts, options)
+  local func = "plan." .. sharding_type
+  local a = util.named(func, options, in_blocks)
+  if hosts ~= nil and type(hosts) ~= "number" and (sharding_type ~= "grid_shard" or type(hosts) ~= "table") then
+    fail("%s: the node is a %s, wanted a number (options come second: %s(0, { ... }))", func, type(hosts), sharding_type)
+  end
+  a.sharding_type = sharding_type
+  if a.ranks == nil then a.hosts = type(hosts) == "number" and { hosts } or hosts end
+  return ParameterSharding(a)
+end
+
 --- The whole table on `rank` (default 0).
 function M.table_wise(rank, options)
   if rank ~= nil and type(rank) ~= "number" then
@@ -158,6 +213,17 @@ function M.row_wise(options) return shorthand("row_wise", options, in_blocks) en
 
 --- Blocks of columns over all ranks, as even as multiples of 4 columns can be, or over options.ranks (even, or of options.sizes columns).
 function M.column_wise(options) return shorthand("column_wise", options, in_blocks) end
+
+--- Blocks of rows over the ranks of node host_index (default 0), or over options.ranks of one node (with options.sizes rows each). The
+--- ranks of the node add their parts of a bag up, and one sum crosses the network.
+function M.table_row_wise(host_index, options) return on_hosts("table_row_wise", host_index or 0, options) end
+
+--- Blocks of columns over the ranks of node host_index (default 0), or over options.ranks of one node (with options.sizes columns each).
+function M.table_column_wise(host_index, options) return on_hosts("table_column_wise", host_index or 0, options) end
+
+--- Blocks of columns, one on each of the nodes in host_indexes (default: all nodes), or over options.ranks: those of the first block, then
+--- those of the second, ... Each block is cut by rows over its ranks (with options.sizes rows each), as table_row_wise cuts.
+function M.grid_shard(host_indexes, options) return on_hosts("grid_shard", host_indexes, options) end
 
 --- A replica on every rank. compute_kernel "fused" (default): the module's own optimizer trains it, as it does all others, on the gradient
 --- reduced over the ranks; "dense" (what TorchRec does): the optimizer of the dense part.
@@ -254,10 +320,10 @@ end
 
 signature.object("table_config", "the configuration of a table", { name = "string", num_embeddings = "number", embedding_dim = "number" })
 signature.list_of("table_configs", "a list of configurations of tables", "table_config")
-signature.object("ranks_of_plan", "a ShardingEnv", { world_size = "int", local_size = "int?" })
+signature.object("ranks_of_plan", "a ShardingEnv", { world_size = "int", local_size = "int?", nodes = "table?" })
 signature.kind("ParameterSharding", "a ParameterSharding", ParameterSharding.is)
 signature.check("ParameterSharding:", ParameterSharding, {
-  shards = "self: ParameterSharding, config: table_config, env: ranks_of_plan" })
+  ranks_on = "self: ParameterSharding, nodes: table", shards = "self: ParameterSharding, config: table_config, env: ranks_of_plan" })
 signature.check("EmbeddingModuleShardingPlan:", EmbeddingModuleShardingPlan, {
   init = "self: table, tables: table?", validate = "self: table, configs: table_configs, env: ranks_of_plan, module_name: string?",
 })

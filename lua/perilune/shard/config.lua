@@ -6,6 +6,7 @@ local codec = require "perilune.dist.codec"
 local ops = require "perilune.dist.ops"
 local config = require "perilune.embed.config"
 local types = require "perilune.plan.types"
+local ShardingEnv = require "perilune.plan.env"
 local signature = require "perilune.signature"
 local C = P.C
 
@@ -121,6 +122,7 @@ end
 --- Tables with their plan entries, in C's words, into `cfg`. keep(x): x lives as long as cfg does.
 local function fill_tables(cfg, a, plan, optimizer, bounds, keep)
   local n, names, positions = #a.tables, features_of(a.tables)
+  local nodes = ShardingEnv.from_process_group(a.group).nodes
   local tables = keep(ffi.new("peri_sharded_table[?]", n))
   local function array(ctype, values) return keep(ffi.new(ctype, math.max(#values, 1), values)) end
   for i, t in ipairs(a.tables) do
@@ -132,8 +134,9 @@ local function fill_tables(cfg, a, plan, optimizer, bounds, keep)
     c.features = array("int32_t[?]", util.map(t.feature_names, function(f) return positions[f] end))
     c.n_features, c.optimizer, c.dtype = #t.feature_names, optimizer[i], P.dtype(config.data_types[t.data_type])
     c.bounds_check = bounds[i]
-    c.n_ranks = sharding.ranks and #sharding.ranks or 0
-    c.ranks = sharding.ranks and array("int32_t[?]", sharding.ranks) or nil
+    local ranks = sharding:ranks_on(nodes)
+    c.n_ranks = ranks and #ranks or 0
+    c.ranks = ranks and array("int32_t[?]", ranks) or nil
     c.sizes = sharding.sizes and array("int64_t[?]", sharding.sizes) or nil
     local cache, params = cache_of(a, t, sharding)
     c.cache = cache
@@ -166,7 +169,6 @@ function M.of(func, a, plan, slots)
   cfg.group, cfg.device = a.group:ptr(), P.device(a.device)
   cfg.optimizers, cfg.n_optimizers = keep(optimizers), #list
   cfg.seed = a.seed or P.state.seed
-  cfg.local_size = a.group.local_size
   cfg.weighted, cfg.output_dtype = a.is_weighted, output_dtype_of(func, a)
   cfg.gradient_division = division_of(func, a)
   fill_codecs(func, cfg, a.qcomm_codecs_registry, slots)

@@ -36,7 +36,8 @@ typedef struct peri_comm_config {
     const char *transport; /* "self", "sim", "mpi" or another plugin; NULL or "auto": mpi if launched as one of several ranks, else self */
     const char *job;       /* sim: the name that the ranks of one world share */
     int32_t rank, size;    /* sim: the place of this rank; elsewhere the transport knows, and a size other than 0 must agree with it */
-    int32_t local_size;    /* ranks of a node: 0 as found; else nodes are imposed, `local_size` consecutive ranks each (tests) */
+    int32_t local_size;    /* ranks of a node: 0 as found; else nodes are imposed, `local_size` consecutive ranks each, the last
+                              maybe of fewer (tests) */
     double timeout_s;      /* default deadline of operations in seconds; 0: PERI_COMM_TIMEOUT_S, else 300 */
     const char *device_transport; /* a second one, for tensors of `device`: they travel without copies through host memory. NULL: none */
     const char *device;    /* name of the device of the device transport (a device name as peri_device_get takes) */

@@ -14,7 +14,10 @@ enum {
     PERI_TABLE_WISE = 1,    /* the whole table on one rank */
     PERI_ROW_WISE = 2,      /* contiguous blocks of rows over ranks */
     PERI_COLUMN_WISE = 3,   /* blocks of columns over ranks */
-    PERI_SHARDING_TYPE_COUNT = 4
+    PERI_TABLE_ROW_WISE = 4,    /* blocks of rows over the ranks of one node, which add their parts up before these cross the network */
+    PERI_TABLE_COLUMN_WISE = 5, /* blocks of columns over the ranks of one node */
+    PERI_GRID_SHARD = 6,        /* blocks of columns over nodes, each table-row-wise within its node */
+    PERI_SHARDING_TYPE_COUNT = 7
 };
 
 /** One piece of a table: rows [row_offset, row_offset + rows) of columns [col_offset, col_offset + cols) on a rank. */
@@ -27,20 +30,26 @@ typedef struct peri_shard {
 /** How one table is cut: what a plan says of it. */
 typedef struct peri_sharding {
     int32_t type;                   /* PERI_TABLE_WISE, ... */
-    int32_t world_size, local_size; /* ranks in all, ranks of a node */
+    int32_t world_size;             /* ranks */
     int32_t n_ranks;                /* 0: the type's default */
-    const int32_t *ranks;           /* int32[n_ranks]. Table-wise: the one rank; row-wise: the ranks in order of their blocks of rows, each
-                                       once; column-wise: a rank for each block of columns, in order, repeats are fine; data-parallel: all
-                                       or none. Default: table-wise rank 0, else all */
-    const int64_t *sizes;           /* int64[n_ranks] rows (row-wise) or columns (column-wise) of each shard; NULL: even */
+    const int32_t *nodes;           /* int32[world_size]: the node of each rank, any numbers; NULL: one node */
+    const int32_t *ranks;           /* int32[n_ranks]. Table-wise: the one rank. Row-wise: the ranks in order of their blocks of rows, each
+                                       once. Column-wise: a rank for each block of columns, in order, repeats are fine. Data-parallel: all
+                                       or none. Table-row-wise, table-column-wise: as row-wise and column-wise, all of one node. Grid: the
+                                       ranks of the first block of columns, those of the second, ...; a block begins where the node changes
+                                       or a rank of the block comes again. Default: table-wise rank 0; table-row-wise and table-column-wise
+                                       all ranks of rank 0's node; grid all, node after node; else all */
+    const int64_t *sizes;           /* int64[n_ranks] rows ([table-]row-wise, grid) or columns ([table-]column-wise) of each shard; NULL:
+                                       even */
     const char *table;              /* name, for messages */
     int64_t rows, cols;             /* of the whole table */
 } peri_sharding;
 
 /** "table_wise", ...; "?" for an unknown type. Static text, borrowed. */
 PERI_API const char *peri_sharding_type_name(int32_t type);
-/** The shards of a table, in order of their offsets; none for data-parallel. @out has room for @capacity; *@n gets their number.
- *  PERI_EINVAL names the table and says what is allowed. Local. */
+/** The shards of a table, in order of their offsets; none for data-parallel. @out has room for @capacity (NULL: they are only counted); *@n
+ *  gets their number. Where rows lie within a node, all ranks of the node have a shard, some maybe of no rows. PERI_EINVAL names the table
+ *  and says what is allowed. Local. */
 PERI_API peri_status peri_sharding_shards(const peri_sharding *sharding, peri_shard *out, int32_t capacity, int32_t *n);
 
 /* -- sharded modules --------------------------------------------------------------------------------------------------------------- */
@@ -91,15 +100,13 @@ typedef struct peri_sharded_config {
     const peri_tbe_optimizer *optimizers;
     uint64_t seed;
     int32_t n_tables, n_features, n_optimizers;
-    int32_t local_size;     /* ranks of a node, for plans that know nodes */
     bool weighted;          /* every input has per-sample weights, or none has */
     int32_t gradient_division; /* PERI_DIVISION_*: whether gradients that come back are divided by the size of the group (mean over ranks);
                                   DEFAULT: as exchanges of the group are when the module is made */
     int32_t output_dtype;   /* PERI_F32 (or 0), PERI_F16, PERI_BF16: sums are f32, and rounded to nearest even at last */
-    peri_sharded_codecs all_to_all;     /* of rows of table-wise and column-wise shards */
-    peri_sharded_codecs reduce_scatter; /* of row-wise shards; they are added up in f32, when they are here */
+    peri_sharded_codecs all_to_all;     /* of rows of table-wise and column-wise shards, and of those that were added up within a node */
+    peri_sharded_codecs reduce_scatter; /* of row-wise shards, and of those within a node; they are added up in f32, when they are here */
     int32_t kind;           /* PERI_SHARDED_EBC */
-    int32_t reserved;
 } peri_sharded_config;
 
 /** Allocate and initialise this rank's shards. Collective: all members with the same configuration and plan; every exchange compares them,

@@ -23,53 +23,55 @@ static const char *allowed(int64_t cols, char *text, size_t len)
     return text;
 }
 
-/** Columns of block @i of @count. */
-static int64_t width(const peri_sharding *s, int32_t i, int32_t count)
+int64_t peri__block_cols(const peri_sharding *s, int32_t i, int32_t count)
 {
-    if (s->sizes) return s->sizes[i];
     if (s->n_ranks || count == 1) return s->cols / count;
     int64_t steps = s->cols / STEP;
     return (steps / count + (i < steps % count)) * STEP;
 }
 
-static peri_status check_even(const peri_sharding *s, int32_t count)
+peri_status peri__check_blocks(const peri_sharding *s, int32_t count)
 {
     char text[160];
-    if (s->sizes || count == 1) return PERI_OK;
+    const char *type = peri_sharding_type_name(s->type);
+    if (count == 1) return PERI_OK;
     if (s->n_ranks && (s->cols % count || s->cols / count % STEP))
-        return peri__fail(
-            PERI_EINVAL,
-            "table '%s': column_wise cannot cut %lld columns into %d even blocks of a multiple of %d, allowed numbers of ranks: %s",
-            s->table, (long long)s->cols, count, STEP, allowed(s->cols, text, sizeof text));
-    if (s->cols % STEP)
         return peri__fail(PERI_EINVAL,
-                          "table '%s': column_wise cannot cut %lld columns over %d ranks, allowed: a multiple of %d columns, or one rank",
-                          s->table, (long long)s->cols, count, STEP);
+                          "table '%s': %s cannot cut %lld columns into %d even blocks of a multiple of %d, allowed numbers of %s: %s",
+                          s->table, type, (long long)s->cols, count, STEP, s->type == PERI_GRID_SHARD ? "blocks" : "ranks",
+                          allowed(s->cols, text, sizeof text));
+    if (s->cols % STEP)
+        return peri__fail(PERI_EINVAL, "table '%s': %s cannot cut %lld columns over %d %s, allowed: a multiple of %d columns, or one %s",
+                          s->table, type, (long long)s->cols, count, s->type == PERI_GRID_SHARD ? "nodes" : "ranks", STEP,
+                          s->type == PERI_GRID_SHARD ? "node" : "rank");
     return PERI_OK;
 }
 
-static peri_status shards(const peri_sharding *s, peri_shard *out, int32_t capacity, int32_t *n)
+peri_status peri__cut_columns(const peri_sharding *s, const int32_t *ranks, int32_t count, peri__cut *cut)
 {
-    int32_t count = s->n_ranks ? s->n_ranks : s->world_size;
-    PERI_TRY(check_even(s, count));
+    const char *type = peri_sharding_type_name(s->type);
+    if (!s->sizes) PERI_TRY(peri__check_blocks(s, count));
     int64_t at = 0;
     for (int32_t i = 0; i < count; i++) {
-        int64_t cols = width(s, i, count);
+        int64_t cols = s->sizes ? s->sizes[i] : peri__block_cols(s, i, count);
         if (cols == 0 && !s->n_ranks) break;
         if (cols < 1 || cols > s->cols - at || (count > 1 && cols % STEP))
-            return peri__fail(
-                PERI_EINVAL,
-                "table '%s': column_wise block %d of %lld columns starts at column %lld, allowed: positive multiples of %d that "
-                "add up to %lld",
-                s->table, i, (long long)cols, (long long)at, STEP, (long long)s->cols);
-        PERI_TRY(peri__shard_add(s, out, capacity, n,
-                                 (peri_shard){.rows = s->rows, .col_offset = at, .cols = cols, .rank = s->n_ranks ? s->ranks[i] : i}));
+            return peri__fail(PERI_EINVAL,
+                              "table '%s': %s block %d of %lld columns starts at column %lld, allowed: positive multiples of %d that "
+                              "add up to %lld",
+                              s->table, type, i, (long long)cols, (long long)at, STEP, (long long)s->cols);
+        PERI_TRY(peri__shard_add(s, cut, (peri_shard){.rows = s->rows, .col_offset = at, .cols = cols, .rank = ranks ? ranks[i] : i}));
         at += cols;
     }
     if (at != s->cols)
-        return peri__fail(PERI_EINVAL, "table '%s': column_wise blocks have %lld columns together, the table has %lld", s->table,
+        return peri__fail(PERI_EINVAL, "table '%s': %s blocks have %lld columns together, the table has %lld", s->table, type,
                           (long long)at, (long long)s->cols);
     return PERI_OK;
+}
+
+static peri_status shards(const peri_sharding *s, peri__cut *cut)
+{
+    return peri__cut_columns(s, s->n_ranks ? s->ranks : NULL, s->n_ranks ? s->n_ranks : s->world_size, cut);
 }
 
 const peri__sharding_type peri__column_wise = {.name = "column_wise", .cuts_columns = true, .shards = shards};

@@ -4,9 +4,9 @@
  */
 #include "../internal.h"
 
-static peri_status shards(const peri_sharding *s, peri_shard *out, int32_t capacity, int32_t *n)
+static peri_status shards(const peri_sharding *s, peri__cut *cut)
 {
-    (void)out, (void)capacity, (void)n;
+    (void)cut;
     if (s->sizes) return peri__fail(PERI_EINVAL, "table '%s': data_parallel takes no shard sizes", s->table);
     bool all = s->n_ranks == 0 || s->n_ranks == s->world_size;
     for (int32_t i = 0; i < s->n_ranks && all; i++) all = s->ranks[i] == i;

@@ -6,27 +6,36 @@
  */
 #include "../internal.h"
 
-static peri_status shards(const peri_sharding *s, peri_shard *out, int32_t capacity, int32_t *n)
+peri_status peri__cut_rows(const peri_sharding *s, const int32_t *ranks, const int64_t *sizes, int32_t count, peri_shard block,
+                           peri__cut *cut)
 {
-    int32_t count = s->n_ranks ? s->n_ranks : s->world_size;
-    int64_t block = peri__ceil_div(s->rows, count), at = 0;
+    const char *type = peri_sharding_type_name(s->type);
+    int64_t even = peri__ceil_div(s->rows, count), at = 0;
     for (int32_t i = 0; i < count; i++) {
-        int32_t rank = s->n_ranks ? s->ranks[i] : i;
-        for (int32_t j = 0; j < i && s->n_ranks; j++)
-            if (s->ranks[j] == rank)
-                return peri__fail(PERI_EINVAL, "table '%s': row_wise names rank %d twice, allowed: each rank once", s->table, rank);
-        int64_t rows = s->sizes ? s->sizes[i] : peri__min(block, s->rows - at);
+        int32_t rank = ranks ? ranks[i] : i;
+        for (int32_t j = 0; j < i && ranks; j++)
+            if (ranks[j] == rank)
+                return peri__fail(PERI_EINVAL, "table '%s': %s names rank %d twice, allowed: each rank once", s->table, type, rank);
+        int64_t rows = sizes ? sizes[i] : peri__min(even, s->rows - at);
         if (rows < 0 || rows > s->rows - at)
-            return peri__fail(PERI_EINVAL,
-                              "table '%s': row_wise shard %d of %lld rows starts at row %lld, allowed: sizes that add up to %lld", s->table,
-                              i, (long long)rows, (long long)at, (long long)s->rows);
-        PERI_TRY(peri__shard_add(s, out, capacity, n, (peri_shard){.row_offset = at, .rows = rows, .cols = s->cols, .rank = rank}));
+            return peri__fail(PERI_EINVAL, "table '%s': %s shard %d of %lld rows starts at row %lld, allowed: sizes that add up to %lld",
+                              s->table, type, i, (long long)rows, (long long)at, (long long)s->rows);
+        block.row_offset = at;
+        block.rows = rows;
+        block.rank = rank;
+        PERI_TRY(peri__shard_add(s, cut, block));
         at += rows;
     }
     if (at != s->rows)
-        return peri__fail(PERI_EINVAL, "table '%s': row_wise shards have %lld rows together, the table has %lld", s->table, (long long)at,
+        return peri__fail(PERI_EINVAL, "table '%s': %s shards have %lld rows together, the table has %lld", s->table, type, (long long)at,
                           (long long)s->rows);
     return PERI_OK;
+}
+
+static peri_status shards(const peri_sharding *s, peri__cut *cut)
+{
+    return peri__cut_rows(s, s->n_ranks ? s->ranks : NULL, s->sizes, s->n_ranks ? s->n_ranks : s->world_size,
+                          (peri_shard){.cols = s->cols}, cut);
 }
 
 const peri__sharding_type peri__row_wise = {.name = "row_wise", .cuts_rows = true, .shards = shards};

@@ -9,6 +9,9 @@ static const peri__sharding_type *const types[PERI_SHARDING_TYPE_COUNT] = {
     [PERI_TABLE_WISE] = &peri__table_wise,
     [PERI_ROW_WISE] = &peri__row_wise,
     [PERI_COLUMN_WISE] = &peri__column_wise,
+    [PERI_TABLE_ROW_WISE] = &peri__table_row_wise,
+    [PERI_TABLE_COLUMN_WISE] = &peri__table_column_wise,
+    [PERI_GRID_SHARD] = &peri__grid_shard,
 };
 
 const peri__sharding_type *peri__sharding_type_of(int32_t type) { return types[type]; }
@@ -18,34 +21,51 @@ const char *peri_sharding_type_name(int32_t type)
     return type >= 0 && type < PERI_SHARDING_TYPE_COUNT ? types[type]->name : "?";
 }
 
-peri_status peri__shard_add(const peri_sharding *s, peri_shard *out, int32_t capacity, int32_t *n, peri_shard shard)
+peri_status peri__shard_add(const peri_sharding *s, peri__cut *cut, peri_shard shard)
 {
-    if (*n == capacity)
-        return peri__fail(PERI_EINVAL, "peri_sharding_shards: table '%s' has more than %d shards", s->table, capacity);
-    shard.index = *n;
-    out[(*n)++] = shard;
+    shard.index = cut->n++;
+    if (!cut->out) return PERI_OK;
+    if (shard.index >= cut->capacity)
+        return peri__fail(PERI_EINVAL, "peri_sharding_shards: table '%s' has more than %d shards", s->table, cut->capacity);
+    cut->out[shard.index] = shard;
+    return PERI_OK;
+}
+
+int32_t peri__node_ranks(const peri_sharding *s, int32_t rank, int32_t *list)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < s->world_size; i++)
+        if (peri__node_number(s, i) == peri__node_number(s, rank)) list[n++] = i;
+    return n;
+}
+
+peri_status peri__check_one_node(const peri_sharding *s, const int32_t *ranks, int32_t count)
+{
+    for (int32_t i = 1; i < count; i++)
+        if (peri__node_number(s, ranks[i]) != peri__node_number(s, ranks[0]))
+            return peri__fail(PERI_EINVAL, "table '%s': %s names rank %d of node %d and rank %d of node %d, allowed: ranks of one node",
+                              s->table, types[s->type]->name, ranks[0], peri__node_number(s, ranks[0]), ranks[i],
+                              peri__node_number(s, ranks[i]));
     return PERI_OK;
 }
 
 peri_status peri_sharding_shards(const peri_sharding *s, peri_shard *out, int32_t capacity, int32_t *n)
 {
     PERI_NEED(s);
-    PERI_NEED(out);
+    PERI_NEED(n);
     const char *table = s->table ? s->table : "?";
     if (s->type < 0 || s->type >= PERI_SHARDING_TYPE_COUNT)
         return peri__fail(PERI_EINVAL, "peri_sharding_shards: table '%s': %d is no sharding type", table, s->type);
     if (s->rows < 1 || s->cols < 1)
         return peri__fail(PERI_EINVAL, "peri_sharding_shards: table '%s' has %lld rows and %lld columns, allowed: 1 or more", table,
                           (long long)s->rows, (long long)s->cols);
-    if (s->world_size < 1 || s->local_size < 1)
-        return peri__fail(PERI_EINVAL, "peri_sharding_shards: table '%s': a world of %d ranks, %d on a node", table, s->world_size,
-                          s->local_size);
+    if (s->world_size < 1) return peri__fail(PERI_EINVAL, "peri_sharding_shards: table '%s': a world of %d ranks", table, s->world_size);
     for (int32_t i = 0; i < s->n_ranks; i++)
         if (s->ranks[i] < 0 || s->ranks[i] >= s->world_size)
             return peri__fail(PERI_EINVAL, "peri_sharding_shards: table '%s' (%s): rank %d does not exist, allowed: 0..%d", table,
                               types[s->type]->name, s->ranks[i], s->world_size - 1);
-    int32_t count = 0;
-    PERI_TRY(types[s->type]->shards(s, out, capacity, &count));
-    *n = count;
+    peri__cut cut = {.out = out, .capacity = capacity};
+    PERI_TRY(types[s->type]->shards(s, &cut));
+    *n = cut.n;
     return PERI_OK;
 }

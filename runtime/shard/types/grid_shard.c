@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * grid_shard.c: blocks of columns, each of which lies on one node and is cut by rows over the node's ranks. ranks: those of the first block
+ * in order of their rows, then those of the second, ...: a block ends where the node changes or a rank of it comes again. Default: a block
+ * for each node, as even as they can be, in order of the nodes' first ranks. Given blocks have even columns; sizes are rows.
+ */
+#include "../internal.h"
+
+/** The end of the block that begins at entry @at of the plan's ranks. */
+static int32_t block_end(const peri_sharding *s, int32_t at)
+{
+    int32_t end = at + 1;
+    for (; end < s->n_ranks && peri__node_number(s, s->ranks[end]) == peri__node_number(s, s->ranks[at]); end++)
+        for (int32_t k = at; k < end; k++)
+            if (s->ranks[k] == s->ranks[end]) return end;
+    return end;
+}
+
+/** Blocks over the ranks that the plan names. */
+static peri_status named(const peri_sharding *s, peri__cut *cut)
+{
+    int32_t count = 0;
+    for (int32_t at = 0; at < s->n_ranks; at = block_end(s, at)) count++;
+    PERI_TRY(peri__check_blocks(s, count));
+    int64_t cols = peri__block_cols(s, 0, count);
+    peri_shard block = {.cols = cols};
+    for (int32_t at = 0, end; at < s->n_ranks; at = end, block.col_offset += cols) {
+        end = block_end(s, at);
+        PERI_TRY(peri__cut_in_node(s, s->ranks + at, s->sizes ? s->sizes + at : NULL, end - at, 0, block, cut));
+    }
+    return PERI_OK;
+}
+
+/** Whether no rank before it is of the node of @rank. */
+static bool first_of_node(const peri_sharding *s, int32_t rank)
+{
+    for (int32_t i = 0; i < rank; i++)
+        if (peri__node_number(s, i) == peri__node_number(s, rank)) return false;
+    return true;
+}
+
+static peri_status shards(const peri_sharding *s, peri__cut *cut)
+{
+    if (s->n_ranks) return named(s, cut);
+    int32_t count = 0, i = 0;
+    for (int32_t rank = 0; rank < s->world_size; rank++) count += first_of_node(s, rank);
+    PERI_TRY(peri__check_blocks(s, count));
+    peri_shard block = {0};
+    for (int32_t rank = 0; rank < s->world_size; rank++) {
+        if (!first_of_node(s, rank)) continue;
+        block.cols = peri__block_cols(s, i++, count);
+        if (block.cols > 0) PERI_TRY(peri__cut_in_node(s, NULL, NULL, 0, rank, block, cut));
+        block.col_offset += block.cols;
+    }
+    return PERI_OK;
+}
+
+const peri__sharding_type peri__grid_shard = {.name = "grid_shard", .cuts_rows = true, .cuts_columns = true, .in_node = true,
+                                              .shards = shards};

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * table_column_wise.c: blocks of columns over the ranks of one node. ranks: one of the node's per block in column order, a rank may hold
+ * several; default all ranks of the node of rank 0. Columns are cut as by column_wise.
+ */
+#include "../internal.h"
+
+static peri_status shards(const peri_sharding *s, peri__cut *cut)
+{
+    PERI_TRY(peri__check_one_node(s, s->ranks, s->n_ranks));
+    if (s->n_ranks) return peri__cut_columns(s, s->ranks, s->n_ranks, cut);
+    int32_t *mates = peri__alloc(sizeof *mates * (size_t)s->world_size);
+    if (!mates) return PERI_ENOMEM;
+    peri_status status = peri__cut_columns(s, mates, peri__node_ranks(s, 0, mates), cut);
+    peri__free(mates);
+    return status;
+}
+
+const peri__sharding_type peri__table_column_wise = {.name = "table_column_wise", .cuts_columns = true, .shards = shards};
