@@ -290,6 +290,7 @@ peri_status peri_group_cross_node(peri_group *parent, peri_group **out)
 {
     PERI_NEED(parent);
     PERI_NEED(out);
+    PERI_TRY(peri__group_check("peri_group_cross_node", parent));
     const peri__comm *comm = parent->comm;
     char name[PERI_GROUP_NAME];
     peri_status status = PERI_OK;

@@ -203,9 +203,16 @@ describe("a sim world", function()
     assert.equal(before, tonumber(C.peri_mem_objects()))
   end)
 
+  it("has a smaller last node, if nodes do not come out even", function()
+    local found = sim.run(4, function(_, world)
+      return { world:node(0), world:node(2), world:node(3), world.local_size }
+    end, { local_size = 3 })
+    assert.same({ { 0, 0, 1, 3 }, { 0, 0, 1, 3 }, { 0, 0, 1, 3 }, { 0, 0, 1, 1 } }, found)
+  end)
+
   it("nests in no other and needs sane arguments", function()
     assert.error_matches(function() sim.run(0, print) end, "number of ranks is 0")
-    assert.error_matches(function() sim.run(4, print, { local_size = 3 }) end, "nodes of 3 ranks in a world of 4")
+    assert.error_matches(function() sim.run(4, print, { local_size = -1 }) end, "nodes of %-1 ranks, allowed: 0 and more")
     assert.error_matches(function() sim.run(1, print, { localsize = 1 }) end, "localsize")
     assert.error_matches(function() peri.init { transport = "sim", job = "x", rank = 2, size = 2 } end, "rank 2 of 2")
     assert.error_matches(function() peri.init { transport = "sim" } end, "job name")
