@@ -30,6 +30,24 @@ describe("arguments", function()
     refuses("empty: shape is nil, wanted a list", peri.empty)
   end)
 
+  it("have the types that the list of them says", function()
+    local util = peri.util
+    local spec = { n = util.required.number, names = util.optional.list, options = util.optional.table, rows = util.any(5), x = util.required,
+      eps = 0.5, sizes = { 1 }, style = "plain" }
+    local function named(args) return util.named("f", args, spec) end
+    local a = named { n = 3LL, x = false, rows = { 1, 2 }, style = 7 }
+    assert.same({ n = 3, x = false, rows = { 1, 2 }, eps = 0.5, sizes = { 1 }, style = 7 }, a)
+    assert.equal(5, named({ n = 1, x = 1 }).rows)
+    refuses("f: argument 'n' is missing", named, { x = 1 })
+    refuses("f: argument 'x' is missing", named, { n = 1 })
+    refuses("f: n is 'a', wanted a number", named, { n = "a", x = 1 })
+    refuses("f: names is 1, wanted a list", named, { n = 1, x = 1, names = 1 })
+    refuses("f: options is 1, wanted a table", named, { n = 1, x = 1, options = 1 })
+    refuses("f: eps is 'a', wanted a number", named, { n = 1, x = 1, eps = "a" })
+    refuses("f: sizes is 1, wanted a list", named, { n = 1, x = 1, sizes = 1 })
+    refuses("no type 'nunber'", function() return util.required.nunber end)
+  end)
+
   it("are lists of one depth", function()
     refuses("entry 3 of a list is a table, beside entries that are numbers", peri.tensor, { 1, 2, {} })
     refuses("entry 2 of a list is 1, beside entries that are lists", peri.tensor, { { 1 }, 1 })

@@ -14,8 +14,8 @@ end
 --- nn.Module that is called with a batch, and whose logits(batch) are asked for in evaluation: here an nn.DLRMTrain.
 return function(args)
   local a = peri.util.named("DLRM", args, {
-    tables = peri.util.required, dense_features = peri.util.required, embedding_dim = 32, dense_layers = { 64 }, over_layers = { 128, 64 },
-    learning_rate = 0.05, eps = 1e-5, pooling = "MEAN",
+    tables = peri.util.required.list, dense_features = peri.util.required, embedding_dim = 32, dense_layers = { 64 },
+    over_layers = { 128, 64 }, learning_rate = 0.05, eps = 1e-5, pooling = "MEAN",
   })
   local tables = {}
   for i, t in ipairs(a.tables) do

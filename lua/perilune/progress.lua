@@ -13,7 +13,7 @@ local Progress = util.class "Progress"
 --- what is done sooner shows none.
 function Progress:init(args)
   local a = util.named("Progress", args, {
-    total = util.required, samples_per_step = util.required, style = util.optional, stream = io.stdout, interval = util.optional,
+    total = util.required, samples_per_step = util.required.number, style = util.optional, stream = io.stdout, interval = util.optional,
     label = "", delay = 0,
   })
   self.total, self.samples_per_step, self.stream = a.total, a.samples_per_step, a.stream

@@ -73,48 +73,52 @@ local function list(names)
   return table.concat(out, ", ")
 end
 
---- Check a table of named arguments. `spec` maps a name to its default, or to util.required / util.optional. Returns a new table with
---- all defaults filled in; unknown or missing names are errors that name the function, and so is anything but a number where the default
---- is one, or but true and false.
-M.required = setmetatable({}, { __tostring = function() return "required" end })
-M.optional = setmetatable({}, { __tostring = function() return "optional" end })
+-- Types of arguments, as messages call them.
+local type_text = { number = "a number", string = "a string", boolean = "true or false", table = "a table", list = "a list" }
 
---- Types of arguments whose names mean the same everywhere, for those without a default that says it.
-local types = {}
-for type_name, names in pairs {
-  number = "T_0 T_max ar_alpha base_lr beta1 beta2 dcn_low_rank_dim dcn_num_layers deep_fm_dimension dense_in_features ema_beta "
-    .. "embedding_dim eps eta fm_in_features gamma hidden_layer_size in_features in_size learning_rate max_lr min_shrinkage "
-    .. "momentum num_dense_features num_embeddings num_features num_layers num_rows num_sparse_features number_of_classes "
-    .. "out_features out_size samples_per_step seed step_size step_size_down total_steps weight_decay weight_init_max "
-    .. "weight_init_min",
-  string = "name path",
-  table = "callbacks dense_arch_layer_sizes dim_sum_per_rank emb_dim_per_rank_per_feature embedding_bag_collection feature_names "
-    .. "fused_params interaction_branch1_layer_sizes interaction_branch2_layer_sizes layer_sizes milestones over_arch_layer_sizes "
-    .. "stages table_fused_params tables",
-} do
-  for name in names:gmatch "%S+" do types[name] = type_name end
+local marks = {} -- what stands in a spec instead of a default -> { needed =, type =, default = }
+
+local function mark(fields)
+  local m = {}
+  marks[m] = fields
+  return m
 end
 
-types.rows, types.ids_per_bag = "any", "any" -- a number, or a list with one for each feature
+local function marks_of_types(needed)
+  local all = mark { needed = needed }
+  for name in pairs(type_text) do all[name] = mark { needed = needed, type = name } end
+  return setmetatable(all, { __index = function(_, name) error(("util: no type '%s'"):format(tostring(name)), 0) end })
+end
+
+--- In a spec of named arguments: one that must be given, and one that may be nil. Of any type, or of the type whose name follows:
+--- util.required.number, util.optional.list.
+M.required, M.optional = marks_of_types(true), marks_of_types(false)
+
+--- In a spec: a default beside which values of other types are fine too.
+function M.any(default) return mark { default = default } end
+
+--- True where a spec says that the argument must be given.
+function M.is_required(default) return marks[default] ~= nil and marks[default].needed == true end
 
 local wide, unsigned = ffi.typeof "int64_t", ffi.typeof "uint64_t"
 local function is_whole(value) return type(value) == "cdata" and (ffi.istype(wide, value) or ffi.istype(unsigned, value)) end
 
---- The value, if it is of the type that the argument's name or default says; 64-bit integers that fit into numbers become numbers.
-local function check_type(func, name, value, default)
-  local wanted = default == M.required or default == M.optional or type(default)
-  if wanted == true or types[name] == "any" then wanted = types[name] end
-  if wanted == "any" then return value end
-  if wanted ~= "number" and wanted ~= "boolean" and wanted ~= "table" and not types[name] then return value end
-  if wanted == nil or type(value) == wanted then return value end
+--- The type that a default asks for: a string can stand beside objects and codes, and tables are lists.
+local of_default = { number = "number", boolean = "boolean", table = "list" }
+
+--- The value, if it is of the wanted type (nil: any); 64-bit integers that fit into numbers become numbers.
+local function check_type(func, name, value, wanted)
+  if wanted == nil or type(value) == (wanted == "list" and "table" or wanted) then return value end
   if wanted == "number" and is_whole(value) then
     local n = tonumber(value)
     return math.abs(n) <= 2 ^ 53 and n or value
   end
-  local text = { boolean = "true or false", table = not name:match "params$" and name ~= "embedding_bag_collection" and "a list" or nil }
-  fail(("%s: %s is %s, wanted %s"):format(func, name, kind(value), text[wanted] or "a " .. wanted))
+  fail(("%s: %s is %s, wanted %s"):format(func, name, kind(value), type_text[wanted]))
 end
 
+--- Check a table of named arguments. `spec` maps a name to its default, or to util.required / util.optional. Returns a new table with
+--- all defaults filled in; unknown or missing names are errors that name the function, and so are values of another type than the
+--- spec says or the default has.
 function M.named(func, args, spec)
   if args == nil then args = {} end
   local meta = type(args) == "table" and getmetatable(args)
@@ -128,12 +132,14 @@ function M.named(func, args, spec)
     end
   end
   for name, default in M.ordered(spec) do
-    local value = args[name]
-    if value == nil then
-      if default == M.required then fail(("%s: argument '%s' is missing"):format(func, name)) end
-      if default ~= M.optional then value = default end
+    local value, m = args[name], marks[default]
+    if value ~= nil then
+      value = check_type(func, name, value, m and m.type or not m and of_default[type(default)] or nil)
+    elseif m then
+      if m.needed then fail(("%s: argument '%s' is missing"):format(func, name)) end
+      value = m.default
     else
-      value = check_type(func, name, value, default)
+      value = default
     end
     out[name] = value
   end

@@ -89,7 +89,7 @@ end
 -- -- what functions take, learnt by listening -------------------------------------------------------------------------------------------
 
 local util = require "perilune.util"
-local names_of = {} -- name in messages -> { argument = its default, util.required, util.optional, or true }
+local names_of = {} -- name in messages -> { argument = its default, util's mark, or true }
 local heard
 local named = util.named
 util.named = function(func, args, spec)
@@ -242,7 +242,7 @@ local function named_arguments(spec)
   local args = {}
   for _, name in ipairs(sorted(spec)) do
     local default = spec[name]
-    local want = default == util.required and 97 or default == true and 60 or 30
+    local want = util.is_required(default) and 97 or default == true and 60 or 30
     if chance(want) then args[name] = by_hint(tostring(name), default) end
   end
   if chance(3) then args.nonsense = 1 end

@@ -29,8 +29,8 @@ local enums = {
 
 
 local spec = {
-  path = util.required,
-  rows = 100000,         -- rows of every category's table, or a list
+  path = util.required.string,
+  rows = util.any(100000), -- rows of every category's table, or a list
   dense_features = 13,
   sparse_features = 26,
   dense = "log",         -- integers x: raw = x, log = ln(1 + max(x, 0)), signed_log = sign(x) ln(1 + |x|)

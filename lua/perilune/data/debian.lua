@@ -294,13 +294,13 @@ end
 local M = {}
 
 local spec = {
-  packages = util.optional, -- what `read` returned; nil: read the machine's own lists
-  path = util.optional,     -- a file in the format of `apt-cache dumpavail` instead of the machine's own lists
-  part = "all",             -- all, train, test; fit and validation are the two parts of train
-  holdout = 0.1,            -- share of the packages that is the test part
-  validation = 0.05,        -- share of the train part's packages that is the validation part
-  negatives = 4,            -- per positive sample
-  max_dependencies = 32,    -- per bag
+  packages = util.optional,    -- what `read` returned; nil: read the machine's own lists
+  path = util.optional.string, -- a file in the format of `apt-cache dumpavail` instead of the machine's own lists
+  part = "all",                -- all, train, test; fit and validation are the two parts of train
+  holdout = 0.1,               -- share of the packages that is the test part
+  validation = 0.05,           -- share of the train part's packages that is the validation part
+  negatives = 4,               -- per positive sample
+  max_dependencies = 32,       -- per bag
   seed = 1,
 }
 for name, default in util.ordered(Loader.common) do spec[name] = default end

@@ -27,15 +27,15 @@ local M = {}
 
 local shape = {
   dense_features = 13, sparse_features = 26,
-  rows = 100000,     -- rows of every feature's table, or a list
-  ids_per_bag = 1,   -- a number, { least, most }, or a list of those by feature
+  rows = util.any(100000),   -- rows of every feature's table, or a list
+  ids_per_bag = util.any(1), -- a number, { least, most }, or a list of those by feature
   seed = 1,
   alpha = 1.05,      -- of the power law of ids; 0: uniform
   signal = 1,        -- of the first-order part of the hidden model, in units of the logit
   interaction = 1.5, -- of its second-order part
   bias = -1,         -- its constant
 }
-local spec = { first_row = 0, num_rows = util.required }
+local spec = { first_row = 0, num_rows = util.required.number }
 for name, default in util.ordered(shape) do spec[name] = default end
 for name, default in util.ordered(Loader.common) do spec[name] = default end
 
@@ -83,7 +83,7 @@ function M.loader(args)
   return Loader(func, source, a)
 end
 
-local file_spec = { path = util.required, first_row = 0, num_rows = util.required }
+local file_spec = { path = util.required.string, first_row = 0, num_rows = util.required.number }
 for name, default in util.ordered(shape) do file_spec[name] = default end
 
 --- Write such rows (bags of 0 or 1 id) as a file in the Criteo layout. data.criteo with ids = "mod" reads the same samples back.

@@ -281,7 +281,7 @@ local PooledEmbeddingsAllToAll = module "PooledEmbeddingsAllToAll"
 function PooledEmbeddingsAllToAll:init(args)
   local func = "PooledEmbeddingsAllToAll"
   local a
-  a, self.pg, self.codecs = common(func, args, { dim_sum_per_rank = util.required, callbacks = util.optional })
+  a, self.pg, self.codecs = common(func, args, { dim_sum_per_rank = util.required.list, callbacks = util.optional.list })
   self.dim_sum_per_rank = check_per_rank(func, "dim_sum_per_rank", a.dim_sum_per_rank, self.pg.world_size)
   self.callbacks = a.callbacks or {}
 end
@@ -306,7 +306,7 @@ local VariableBatchAllToAll = module "VariableBatchPooledEmbeddingsAllToAll"
 function VariableBatchAllToAll:init(args)
   local a
   a, self.pg, self.codecs = common("VariableBatchPooledEmbeddingsAllToAll", args,
-    { emb_dim_per_rank_per_feature = util.required, callbacks = util.optional })
+    { emb_dim_per_rank_per_feature = util.required.list, callbacks = util.optional.list })
   self.emb_dim_per_rank_per_feature, self.callbacks = a.emb_dim_per_rank_per_feature, a.callbacks or {}
 end
 
@@ -322,7 +322,7 @@ end
 local ReduceScatter = module "PooledEmbeddingsReduceScatter"
 function ReduceScatter:init(args)
   local _
-  _, self.pg, self.codecs = common("PooledEmbeddingsReduceScatter", args, { callbacks = util.optional })
+  _, self.pg, self.codecs = common("PooledEmbeddingsReduceScatter", args, { callbacks = util.optional.list })
   self.callbacks = args and args.callbacks or {}
 end
 
@@ -340,7 +340,7 @@ end
 local VariableReduceScatter = module "VariableBatchPooledEmbeddingsReduceScatter"
 function VariableReduceScatter:init(args)
   local _
-  _, self.pg, self.codecs = common("VariableBatchPooledEmbeddingsReduceScatter", args, { callbacks = util.optional })
+  _, self.pg, self.codecs = common("VariableBatchPooledEmbeddingsReduceScatter", args, { callbacks = util.optional.list })
   self.callbacks = args and args.callbacks or {}
 end
 
@@ -355,7 +355,7 @@ end
 local AllGather = module "PooledEmbeddingsAllGather"
 function AllGather:init(args)
   local _
-  _, self.pg, self.codecs = common("PooledEmbeddingsAllGather", args, { callbacks = util.optional })
+  _, self.pg, self.codecs = common("PooledEmbeddingsAllGather", args, { callbacks = util.optional.list })
   self.callbacks = args and args.callbacks or {}
 end
 

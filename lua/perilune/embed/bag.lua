@@ -28,11 +28,11 @@ local EmbeddingBagCollection = Module:extend "EmbeddingBagCollection"
 EmbeddingBagCollection.sharder = "EmbeddingBagCollectionSharder" -- in peri.shard
 
 local arguments = {
-  tables = util.required,       -- list of EmbeddingBagConfig
-  is_weighted = false,          -- the ids' weights multiply their rows
-  device = util.optional,       -- a device's name, or "meta": never take memory
-  fused_params = util.optional, -- { optimizer = "rowwise_adagrad", learning_rate =, eps =, ... }; nil: dense gradients
-  seed = util.optional,         -- of the start values; default: that of the running rank
+  tables = util.required.list,        -- list of EmbeddingBagConfig
+  is_weighted = false,                -- the ids' weights multiply their rows
+  device = util.optional,             -- a device's name, or "meta": never take memory
+  fused_params = util.optional.table, -- { optimizer = "rowwise_adagrad", learning_rate =, eps =, ... }; nil: dense gradients
+  seed = util.optional.number,        -- of the start values; default: that of the running rank
 }
 
 local function check_tables(tables, described)

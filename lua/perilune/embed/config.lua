@@ -58,15 +58,15 @@ local EmbeddingBagConfig = util.class "EmbeddingBagConfig"
 M.EmbeddingBagConfig = EmbeddingBagConfig
 
 local table_arguments = {
-  name = util.required,
-  embedding_dim = util.required,
-  num_embeddings = util.required,
-  feature_names = util.required,
+  name = util.required.string,
+  embedding_dim = util.required.number,
+  num_embeddings = util.required.number,
+  feature_names = util.required.list,
   pooling = "SUM",
   data_type = "FP32",
-  weight_init_min = util.optional, -- default: -sqrt(1 / num_embeddings)
-  weight_init_max = util.optional, -- default: +sqrt(1 / num_embeddings)
-  init_fn = util.optional,         -- embed.uniform(low, high), embed.normal(mean, deviation), embed.constant(value)
+  weight_init_min = util.optional.number, -- default: -sqrt(1 / num_embeddings)
+  weight_init_max = util.optional.number, -- default: +sqrt(1 / num_embeddings)
+  init_fn = util.optional,                -- embed.uniform(low, high), embed.normal(mean, deviation), embed.constant(value)
 }
 
 function EmbeddingBagConfig:init(args)
@@ -262,18 +262,18 @@ end
 
 local optimizer_arguments = {
   optimizer = util.required,
-  learning_rate = util.optional,
-  eps = util.optional,
-  beta1 = util.optional,
-  beta2 = util.optional,
-  weight_decay = util.optional,
+  learning_rate = util.optional.number,
+  eps = util.optional.number,
+  beta1 = util.optional.number,
+  beta2 = util.optional.number,
+  weight_decay = util.optional.number,
   weight_decay_mode = "none",
   use_rowwise_bias_correction = false,
-  eta = util.optional,      -- lars_sgd
-  momentum = util.optional, -- lars_sgd
-  ema_beta = util.optional, -- rowwise_rmsprop_ar, and the next two
-  ar_alpha = util.optional,
-  min_shrinkage = util.optional,
+  eta = util.optional.number,      -- lars_sgd
+  momentum = util.optional.number, -- lars_sgd
+  ema_beta = util.optional.number, -- rowwise_rmsprop_ar, and the next two
+  ar_alpha = util.optional.number,
+  min_shrinkage = util.optional.number,
   counter_based_regularization = util.optional, -- rowwise_adagrad with weight_decay_mode counter: counter_arguments
   cowclip_regularization = util.optional,       -- rowwise_adagrad with weight_decay_mode cowclip: cowclip_arguments
   emainplace_mode = util.optional,              -- emainplace_rowwise_adagrad: average_arguments

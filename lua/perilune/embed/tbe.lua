@@ -30,17 +30,17 @@ local dims = ffi.new "int64_t[2]"
 function M.is(x) return ffi.istype(ctype, x) end
 
 local arguments = {
-  tables = util.required,   -- list of { name, rows, cols, row_offset, col_offset, total_rows, total_cols, pooling, init }
-  fused_params = util.required,
-  features = util.optional, -- names for messages
-  data_type = "FP32",       -- FP32, FP16, BF16; INT8, INT8_HALF, FP8, INT4, INT2: rows of bytes, which start as zeros
+  tables = util.required.list, -- list of { name, rows, cols, row_offset, col_offset, total_rows, total_cols, pooling, init }
+  fused_params = util.required.table,
+  features = util.optional,     -- names for messages
+  data_type = "FP32",           -- FP32, FP16, BF16; INT8, INT8_HALF, FP8, INT4, INT2: rows of bytes, which start as zeros
   output_dtype = util.optional, -- of lookup(): FP32, FP16, BF16; default: that of fused_params, or FP32
-  seed = util.optional,     -- default: that of the running rank
+  seed = util.optional.number,  -- default: that of the running rank
   device = util.optional,
 }
 local poolings = { SUM = C.PERI_POOLING_SUM, MEAN = C.PERI_POOLING_MEAN, NONE = C.PERI_POOLING_NONE }
 local table_arguments = {
-  name = util.required, rows = util.required, cols = util.required, row_offset = 0, col_offset = 0, total_rows = 0, total_cols = 0,
+  name = util.required.string, rows = util.required, cols = util.required, row_offset = 0, col_offset = 0, total_rows = 0, total_cols = 0,
   pooling = "SUM", init = util.optional,
 }
 

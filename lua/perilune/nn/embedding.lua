@@ -15,7 +15,7 @@ local call = ffi.new "peri_embedding_bag_args"
 
 local function arguments(more)
   local list = {
-    num_embeddings = util.required, embedding_dim = util.required,
+    num_embeddings = util.required.number, embedding_dim = util.required.number,
     padding_idx = util.optional, -- from 0, or negative from the end: a row that adds nothing and stays as it is, zeros at first
     max_norm = util.optional,    -- rows whose norm is larger are scaled down when they are looked up
     norm_type = 2,

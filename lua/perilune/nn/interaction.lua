@@ -18,7 +18,7 @@ local function callable(func, args, name) return signature.value(func, name, arg
 local InteractionArch = Module:extend "InteractionArch"
 M.InteractionArch = InteractionArch
 function InteractionArch:init(args)
-  self.num_sparse_features = util.named("InteractionArch", args, { num_sparse_features = util.required }).num_sparse_features
+  self.num_sparse_features = util.named("InteractionArch", args, { num_sparse_features = util.required.number }).num_sparse_features
 end
 function InteractionArch:forward(dense_features, sparse_features)
   if self.num_sparse_features <= 0 then return dense_features end
@@ -35,7 +35,7 @@ end
 local InteractionDCNArch = Module:extend "InteractionDCNArch"
 M.InteractionDCNArch = InteractionDCNArch
 function InteractionDCNArch:init(args)
-  local a = util.named("InteractionDCNArch", args, { num_sparse_features = util.required, crossnet = util.required })
+  local a = util.named("InteractionDCNArch", args, { num_sparse_features = util.required.number, crossnet = util.required })
   self.num_sparse_features, self.crossnet = a.num_sparse_features, callable("InteractionDCNArch", a, "crossnet")
 end
 function InteractionDCNArch:forward(dense_features, sparse_features)
@@ -48,7 +48,7 @@ local InteractionProjectionArch = Module:extend "InteractionProjectionArch"
 M.InteractionProjectionArch = InteractionProjectionArch
 function InteractionProjectionArch:init(args)
   local a = util.named("InteractionProjectionArch", args,
-    { num_sparse_features = util.required, interaction_branch1 = util.required, interaction_branch2 = util.required })
+    { num_sparse_features = util.required.number, interaction_branch1 = util.required, interaction_branch2 = util.required })
   self.num_sparse_features = a.num_sparse_features
   self.interaction_branch1 = callable("InteractionProjectionArch", a, "interaction_branch1")
   self.interaction_branch2 = callable("InteractionProjectionArch", a, "interaction_branch2")
@@ -79,7 +79,8 @@ local function biases(num_layers, shape, a) return of_layers(num_layers, paramet
 local CrossNet = Module:extend "CrossNet"
 M.CrossNet = CrossNet
 function CrossNet:init(args)
-  local a = util.named("CrossNet", args, { in_features = util.required, num_layers = util.required, dtype = "f32", device = util.optional })
+  local a = util.named("CrossNet", args, { in_features = util.required.number, num_layers = util.required.number,
+    dtype = "f32", device = util.optional })
   self.num_layers = a.num_layers
   self.kernels = kernels(a.num_layers, { a.in_features, a.in_features }, a)
   self.bias = biases(a.num_layers, { a.in_features, 1 }, a)
@@ -95,7 +96,7 @@ local LowRankCrossNet = Module:extend "LowRankCrossNet"
 M.LowRankCrossNet = LowRankCrossNet
 function LowRankCrossNet:init(args)
   local a = util.named("LowRankCrossNet", args,
-    { in_features = util.required, num_layers = util.required, low_rank = 1, dtype = "f32", device = util.optional })
+    { in_features = util.required.number, num_layers = util.required.number, low_rank = 1, dtype = "f32", device = util.optional })
   util.integer("LowRankCrossNet", "low_rank", a.low_rank, 1)
   self.num_layers = a.num_layers
   self.W_kernels = kernels(a.num_layers, { a.in_features, a.low_rank }, a)
@@ -114,7 +115,7 @@ end
 local VectorCrossNet = Module:extend "VectorCrossNet"
 M.VectorCrossNet = VectorCrossNet
 function VectorCrossNet:init(args)
-  local a = util.named("VectorCrossNet", args, { in_features = util.required, num_layers = util.required, dtype = "f32",
+  local a = util.named("VectorCrossNet", args, { in_features = util.required.number, num_layers = util.required.number, dtype = "f32",
     device = util.optional })
   self.num_layers = a.num_layers
   self.kernels = kernels(a.num_layers, { a.in_features, 1 }, a)
@@ -133,9 +134,8 @@ end
 local LowRankMixtureCrossNet = Module:extend "LowRankMixtureCrossNet"
 M.LowRankMixtureCrossNet = LowRankMixtureCrossNet
 function LowRankMixtureCrossNet:init(args)
-  local a = util.named("LowRankMixtureCrossNet", args, { in_features = util.required, num_layers = util.required, num_experts = 1,
-    low_rank = 1,
-    activation = "relu", dtype = "f32", device = util.optional })
+  local a = util.named("LowRankMixtureCrossNet", args, { in_features = util.required.number, num_layers = util.required.number,
+    num_experts = 1, low_rank = 1, activation = "relu", dtype = "f32", device = util.optional })
   util.integer("LowRankMixtureCrossNet", "num_experts", a.num_experts, 1, MOST)
   util.integer("LowRankMixtureCrossNet", "low_rank", a.low_rank, 1)
   self.num_layers, self.num_experts = a.num_layers, a.num_experts

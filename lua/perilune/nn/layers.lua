@@ -83,8 +83,8 @@ function M.Softmax:forward(x) return F.softmax(x, self.dim) end
 local Linear = Module:extend "Linear"
 M.Linear = Linear
 function Linear:init(args)
-  local a = util.named("Linear", args, { in_features = util.required, out_features = util.required, bias = true, dtype = "f32",
-    device = util.optional })
+  local a = util.named("Linear", args, { in_features = util.required.number, out_features = util.required.number, bias = true,
+    dtype = "f32", device = util.optional })
   self.in_features = util.integer("Linear", "in_features", a.in_features, 0)
   self.out_features = util.integer("Linear", "out_features", a.out_features, 0)
   local bound = 1 / math.sqrt(math.max(a.in_features, 1))
@@ -127,7 +127,7 @@ function SwishLayerNorm:forward(x) return F.mul(x, self.norm(x)) end
 local BatchNorm1d = Module:extend "BatchNorm1d"
 M.BatchNorm1d = BatchNorm1d
 function BatchNorm1d:init(args)
-  local a = util.named("BatchNorm1d", args, { num_features = util.required, eps = 1e-5, momentum = 0.1, affine = true, dtype = "f32",
+  local a = util.named("BatchNorm1d", args, { num_features = util.required.number, eps = 1e-5, momentum = 0.1, affine = true, dtype = "f32",
     device = util.optional })
   self.eps, self.momentum = a.eps, a.momentum
   self.weight = a.affine and parameter.ones({ a.num_features }, a.dtype, a.device)
@@ -191,7 +191,8 @@ local Perceptron = Module:extend "Perceptron"
 M.Perceptron = Perceptron
 function Perceptron:init(args)
   local a = util.named("Perceptron", args,
-    { in_size = util.required, out_size = util.required, bias = true, activation = "relu", dtype = "f32", device = util.optional })
+    { in_size = util.required.number, out_size = util.required.number, bias = true, activation = "relu", dtype = "f32",
+      device = util.optional })
   self._linear = Linear { in_features = a.in_size, out_features = a.out_size, bias = a.bias, dtype = a.dtype, device = a.device }
   local code, fn = resolve("Perceptron", a.activation)
   self._code = code
@@ -209,7 +210,8 @@ local MLP = Module:extend "MLP"
 M.MLP = MLP
 function MLP:init(args)
   local a = util.named("MLP", args,
-    { in_size = util.required, layer_sizes = util.required, bias = true, activation = "relu", dtype = "f32", device = util.optional })
+    { in_size = util.required.number, layer_sizes = util.required.list, bias = true, activation = "relu", dtype = "f32",
+      device = util.optional })
   local layers, size = {}, a.in_size
   for i, out in ipairs(a.layer_sizes) do
     local fn = a.activation

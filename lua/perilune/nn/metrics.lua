@@ -230,7 +230,7 @@ function M.XAUCMetric:_report(sums, prefix, out) out[prefix .. "xauc"] = ratio(s
 --- Recall of the k most likely of `number_of_classes` classes, a list over k = 1, 2, ... Predictions are [samples, classes].
 M.MulticlassRecallMetric = util.class("MulticlassRecallMetric", SumMetric)
 function M.MulticlassRecallMetric:init(args)
-  SumMetric.init(self, args, { number_of_classes = util.required })
+  SumMetric.init(self, args, { number_of_classes = util.required.number })
   self.width = util.integer("MulticlassRecallMetric", "number_of_classes", self.options.number_of_classes, 1, 2 ^ 20) + 1
 end
 function M.MulticlassRecallMetric:_part(predictions, labels, weights)

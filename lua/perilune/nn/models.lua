@@ -39,7 +39,7 @@ local function last(list) return list[#list] end
 local DenseArch = Module:extend "DenseArch"
 M.DenseArch = DenseArch
 function DenseArch:init(args)
-  local a = util.named("DenseArch", args, { in_features = util.required, layer_sizes = util.required, dtype = "f32",
+  local a = util.named("DenseArch", args, { in_features = util.required.number, layer_sizes = util.required.list, dtype = "f32",
     device = util.optional })
   self.model = layers.MLP { in_size = a.in_features, layer_sizes = a.layer_sizes, dtype = a.dtype, device = a.device }
 end
@@ -61,7 +61,7 @@ end
 local OverArch = Module:extend "OverArch"
 M.OverArch = OverArch
 function OverArch:init(args)
-  local a = util.named("OverArch", args, { in_features = util.required, layer_sizes = util.required, dtype = "f32",
+  local a = util.named("OverArch", args, { in_features = util.required.number, layer_sizes = util.required.list, dtype = "f32",
     device = util.optional })
   local n = #a.layer_sizes
   if n < 2 then P.fail(("OverArch: %d layer_sizes, at least 2 are needed"):format(n)) end
@@ -78,10 +78,10 @@ function OverArch:forward(features)
 end
 
 local dlrm_arguments = {
-  embedding_bag_collection = util.required,
-  dense_in_features = util.required,        -- columns of the dense features
-  dense_arch_layer_sizes = util.required,   -- the last is the embedding dimension
-  over_arch_layer_sizes = util.required,    -- the last is the number of logits, 1
+  embedding_bag_collection = util.required.table,
+  dense_in_features = util.required.number,    -- columns of the dense features
+  dense_arch_layer_sizes = util.required.list, -- the last is the embedding dimension
+  over_arch_layer_sizes = util.required.list,  -- the last is the number of logits, 1
   dense_device = util.optional,
   dtype = "f32",
 }
@@ -134,7 +134,7 @@ DLRM.forward = forward
 local DLRM_DCN = Module:extend "DLRM_DCN"
 M.DLRM_DCN = DLRM_DCN
 function DLRM_DCN:init(args)
-  local a = util.named("DLRM_DCN", args, with_arguments { dcn_num_layers = util.required, dcn_low_rank_dim = util.required })
+  local a = util.named("DLRM_DCN", args, with_arguments { dcn_num_layers = util.required.number, dcn_low_rank_dim = util.required.number })
   local features, dim = start(self, a)
   local width = (features + 1) * dim
   self.inter_arch = interaction.InteractionDCNArch { num_sparse_features = features, crossnet = interaction.LowRankCrossNet {
@@ -148,7 +148,7 @@ local DLRM_Projection = Module:extend "DLRM_Projection"
 M.DLRM_Projection = DLRM_Projection
 function DLRM_Projection:init(args)
   local a = util.named("DLRM_Projection", args,
-    with_arguments { interaction_branch1_layer_sizes = util.required, interaction_branch2_layer_sizes = util.required })
+    with_arguments { interaction_branch1_layer_sizes = util.required.list, interaction_branch2_layer_sizes = util.required.list })
   local features, dim = start(self, a)
   local branches, products = {}, 1
   for i, sizes in ipairs { a.interaction_branch1_layer_sizes, a.interaction_branch2_layer_sizes } do
@@ -192,7 +192,7 @@ local FMInteractionArch = Module:extend "FMInteractionArch"
 M.FMInteractionArch = FMInteractionArch
 function FMInteractionArch:init(args)
   local a = util.named("FMInteractionArch", args,
-    { fm_in_features = util.required, deep_fm_dimension = util.required, dtype = "f32", device = util.optional })
+    { fm_in_features = util.required.number, deep_fm_dimension = util.required.number, dtype = "f32", device = util.optional })
   self.deep_fm = interaction.DeepFM { dense_module = layers.Sequential {
     layers.Linear { in_features = a.fm_in_features, out_features = a.deep_fm_dimension, dtype = a.dtype, device = a.device },
       layers.ReLU() } }
@@ -207,8 +207,8 @@ end
 local SimpleDeepFMNN = Module:extend "SimpleDeepFMNN"
 M.SimpleDeepFMNN = SimpleDeepFMNN
 function SimpleDeepFMNN:init(args)
-  local a = util.named("SimpleDeepFMNN", args, { num_dense_features = util.required, embedding_bag_collection = util.required,
-    hidden_layer_size = util.required, deep_fm_dimension = util.required, dtype = "f32", dense_device = util.optional })
+  local a = util.named("SimpleDeepFMNN", args, { num_dense_features = util.required.number, embedding_bag_collection = util.required.table,
+    hidden_layer_size = util.required.number, deep_fm_dimension = util.required.number, dtype = "f32", dense_device = util.optional })
   self.sparse_arch = SparseArch(a.embedding_bag_collection)
   local features, dim = self.sparse_arch.num_features, self.sparse_arch.embedding_dim
   local function linear(from, to) return layers.Linear { in_features = from, out_features = to, dtype = a.dtype,

@@ -53,9 +53,9 @@ define("LambdaLR", { lr_lambda = util.required }, function(a, t, base)
   return base * util.number("LambdaLR", "what lr_lambda returned", a.lr_lambda(t))
 end, function(_, a) signature.value("LambdaLR", "lr_lambda", a.lr_lambda, "callable") end)
 
-define("StepLR", { step_size = util.required, gamma = 0.1 }, function(a, t, base) return base * a.gamma ^ floor(t / a.step_size) end)
+define("StepLR", { step_size = util.required.number, gamma = 0.1 }, function(a, t, base) return base * a.gamma ^ floor(t / a.step_size) end)
 
-define("MultiStepLR", { milestones = util.required, gamma = 0.1 }, function(a, t, base)
+define("MultiStepLR", { milestones = util.required.list, gamma = 0.1 }, function(a, t, base)
   local passed = 0
   for _, milestone in ipairs(a.milestones) do
     if t >= milestone then passed = passed + 1 end
@@ -63,7 +63,7 @@ define("MultiStepLR", { milestones = util.required, gamma = 0.1 }, function(a, t
   return base * a.gamma ^ passed
 end, function(_, a) signature.value("MultiStepLR", "milestones", a.milestones, "numbers") end)
 
-define("ExponentialLR", { gamma = util.required }, function(a, t, base) return base * a.gamma ^ t end)
+define("ExponentialLR", { gamma = util.required.number }, function(a, t, base) return base * a.gamma ^ t end)
 
 define("ConstantLR", { factor = 1 / 3, total_iters = 5 }, function(a, t, base) return t < a.total_iters and base * a.factor or base end)
 
@@ -77,9 +77,11 @@ define("PolynomialLR", { total_iters = 5, power = 1 }, function(a, t, base) retu
 local function cosine(from, to, part) return to + (from - to) / 2 * (1 + cos(pi * part)) end
 local function straight(from, to, part) return from + (to - from) * part end
 
-define("CosineAnnealingLR", { T_max = util.required, eta_min = 0 }, function(a, t, base) return cosine(base, a.eta_min, t / a.T_max) end)
+define("CosineAnnealingLR", { T_max = util.required.number, eta_min = 0 }, function(a, t, base)
+  return cosine(base, a.eta_min, t / a.T_max)
+end)
 
-define("CosineAnnealingWarmRestarts", { T_0 = util.required, T_mult = 1, eta_min = 0 }, function(a, t, base)
+define("CosineAnnealingWarmRestarts", { T_0 = util.required.number, T_mult = 1, eta_min = 0 }, function(a, t, base)
   local period = a.T_0
   if a.T_mult == 1 then
     t = t % period
@@ -97,8 +99,9 @@ end)
 
 -- -- cycles of rate and momentum -------------------------------------------------------------------------------------------------------
 
-define("OneCycleLR", { max_lr = util.required, total_steps = util.required, pct_start = 0.3, anneal_strategy = "cos", cycle_momentum = true,
-  base_momentum = 0.85, max_momentum = 0.95, div_factor = 25, final_div_factor = 1e4, three_phase = false }, function(a, t, _, self)
+define("OneCycleLR", { max_lr = util.required.number, total_steps = util.required.number, pct_start = 0.3, anneal_strategy = "cos",
+  cycle_momentum = true, base_momentum = 0.85, max_momentum = 0.95, div_factor = 25, final_div_factor = 1e4,
+  three_phase = false }, function(a, t, _, self)
   if t >= a.total_steps then P.fail(("OneCycleLR: step %d of %d"):format(t + 1, a.total_steps)) end
   local first = 0
   for i, phase in ipairs(self.phases) do
@@ -124,9 +127,9 @@ end, function(self, a)
   self.phases = phases
 end)
 
-define("CyclicLR", { base_lr = util.required, max_lr = util.required, step_size_up = 2000, step_size_down = util.optional,
-  mode = "triangular",
-  gamma = 1, cycle_momentum = true, base_momentum = 0.8, max_momentum = 0.9 }, function(a, t)
+define("CyclicLR", { base_lr = util.required.number, max_lr = util.required.number, step_size_up = 2000,
+  step_size_down = util.optional.number, mode = "triangular", gamma = 1, cycle_momentum = true, base_momentum = 0.8,
+  max_momentum = 0.9 }, function(a, t)
   local down = a.step_size_down or a.step_size_up
   local size, ratio = a.step_size_up + down, a.step_size_up / (a.step_size_up + down)
   local cycle = floor(1 + t / size)
@@ -179,7 +182,7 @@ end
 local WarmupOptimizer = util.class("WarmupOptimizer", optim.OptimizerWrapper)
 M.WarmupOptimizer = WarmupOptimizer
 function WarmupOptimizer:init(args)
-  local a = util.named("WarmupOptimizer", args, { optimizer = util.required, stages = util.required, lr = 0.1 })
+  local a = util.named("WarmupOptimizer", args, { optimizer = util.required, stages = util.required.list, lr = 0.1 })
   optim.OptimizerWrapper.init(self, a.optimizer)
   self.stages, self.base_lr, self.iter, self.stage = prepare_stages(a.stages), a.lr, 0, 1
   self:_apply()

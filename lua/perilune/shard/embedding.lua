@@ -44,17 +44,17 @@ ShardedEmbeddingModule.codec_slots = {}
 ShardedEmbeddingModule.parameter_prefix = "embeddings"
 
 local arguments = {
-  tables = util.required,      -- list of table configurations
-  plan = util.required,        -- EmbeddingModuleShardingPlan, or a table of ParameterShardings
-  group = util.required,       -- the ranks that share the module
-  fused_params = util.optional, -- optimizer of the fused tables, as in the unsharded module
-  table_fused_params = util.optional, -- table name -> fused_params of its own
+  tables = util.required.list,              -- list of table configurations
+  plan = util.required,                     -- EmbeddingModuleShardingPlan, or a table of ParameterShardings
+  group = util.required,                    -- the ranks that share the module
+  fused_params = util.optional.table,       -- optimizer of the fused tables, as in the unsharded module
+  table_fused_params = util.optional.table, -- table name -> fused_params of its own
   is_weighted = false,
   device = util.optional,
-  seed = util.optional,        -- default: the rank state's
+  seed = util.optional.number,           -- default: the rank state's
   gradient_division = util.optional,     -- whether gradients of tables are means over ranks; default: as dist.ops has it for the group
   qcomm_codecs_registry = util.optional, -- operation -> QuantizedCommCodecs (dist/codec.lua); default: rows travel as f32
-  name = "",                   -- path of the module, for messages
+  name = "",                             -- path of the module, for messages
 }
 
 function ShardedEmbeddingModule:init(args)

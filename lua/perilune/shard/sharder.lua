@@ -15,7 +15,7 @@ M.ModuleSharder = ModuleSharder
 ModuleSharder.module_type = false
 
 local arguments = {
-  fused_params = util.optional,          -- of modules that have none of their own; else what theirs leave open
+  fused_params = util.optional.table,    -- of modules that have none of their own; else what theirs leave open
   qcomm_codecs_registry = util.optional, -- operation -> QuantizedCommCodecs (dist/codec.lua)
   gradient_division = util.optional,     -- whether gradients of tables are means over ranks (not TorchRec's)
 }
