@@ -32,8 +32,8 @@ describe("arguments", function()
 
   it("have the types that the list of them says", function()
     local util = peri.util
-    local spec = { n = util.required.number, names = util.optional.list, options = util.optional.table, rows = util.any(5), x = util.required,
-      eps = 0.5, sizes = { 1 }, style = "plain" }
+    local spec = { n = util.required.number, names = util.optional.list, options = util.optional.table, rows = util.any(5),
+      x = util.required, eps = 0.5, sizes = { 1 }, style = "plain" }
     local function named(args) return util.named("f", args, spec) end
     local a = named { n = 3LL, x = false, rows = { 1, 2 }, style = 7 }
     assert.same({ n = 3, x = false, rows = { 1, 2 }, eps = 0.5, sizes = { 1 }, style = 7 }, a)

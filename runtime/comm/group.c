@@ -373,6 +373,10 @@ int32_t peri_group_node(const peri_group *group, int32_t rank)
 void peri_group_fingerprints(peri_group *group, bool on) { group->unsigned_ops = !on; }
 
 int32_t peri_group_channel(const peri_group *group) { return group->channel; }
+const char *peri_channel_name(int32_t channel)
+{
+    return channel < 0 || channel >= PERI_CHANNEL_COUNT ? NULL : peri_coll_channel_name(channel);
+}
 
 peri_status peri_group_channel_set(peri_group *group, int32_t channel)
 {

@@ -132,14 +132,14 @@ static inline size_t peri_coll_list_text(const char *what, const int64_t *counts
     return used < len ? used : len - 1;
 }
 
-/** Write " on channel ids" at text + used; returns the new length. */
-static inline size_t peri_coll_channel_text(int32_t channel, char *text, size_t used, size_t len)
+/** The name of a channel (PERI_CHANNEL_*). */
+static inline const char *peri_coll_channel_name(int32_t channel)
 {
-    static const char *const names[PERI_CHANNEL_OWN] = {"dense", "ids", "rows", "control", "reports"};
-    bool own = channel >= PERI_CHANNEL_OWN;
-    if (own) used += (size_t)snprintf(text + used, len - used, " on channel own%d", channel - PERI_CHANNEL_OWN + 1);
-    else used += (size_t)snprintf(text + used, len - used, " on channel %s", names[channel]);
-    return used < len ? used : len - 1;
+    static const char *const names[PERI_CHANNEL_COUNT] = {
+        [PERI_CHANNEL_DENSE] = "dense", [PERI_CHANNEL_IDS] = "ids", [PERI_CHANNEL_ROWS] = "rows", [PERI_CHANNEL_CONTROL] = "control",
+        [PERI_CHANNEL_REPORTS] = "reports",
+        [PERI_CHANNEL_OWN] = "own1", "own2", "own3", "own4", "own5", "own6", "own7", "own8", "own9", "own10", "own11"};
+    return names[channel];
 }
 
 /** An operation in words, for messages: "operation 3: all_to_all f32 send [3 4] recv [3 3]". @size: of the group. */
@@ -161,7 +161,8 @@ static inline void peri_coll_op_text(const peri_coll_op *op, int32_t size, char 
         used = peri_coll_list_text(" recv ", op->recv_counts, size, text, used, len);
     }
     if (op->kind == PERI_COLL_BROADCAST && used < len) used += (size_t)snprintf(text + used, len - used, " from rank %d", op->root);
-    if (op->channel != PERI_CHANNEL_DENSE && used < len) used = peri_coll_channel_text(op->channel, text, used, len);
+    if (op->channel != PERI_CHANNEL_DENSE && used < len)
+        used += (size_t)snprintf(text + used, len - used, " on channel %s", peri_coll_channel_name(op->channel));
     if (op->tag && used < len) snprintf(text + used, len - used, " tag %llx", (unsigned long long)op->tag);
 }
 

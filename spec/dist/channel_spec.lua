@@ -1,5 +1,6 @@
 -- Channels: which one operations go on, and that scripts can choose one. (The order within them: tests/unit/test_comm.c; sim enforces it in
 -- every other spec.) (mpirun: 2)
+local ffi = require "ffi"
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
 
@@ -11,6 +12,10 @@ describe("channels", function()
     assert.equal("rows", world:channel "dense")
     assert.error_matches(function() world:channel "own12" end, "Group:channel: name is 'own12', allowed: dense, ids, .*own11")
     assert.equal("dense", world:channel())
+    local C = peri.ffi.C
+    assert.equal("reports", ffi.string(C.peri_channel_name(C.PERI_CHANNEL_REPORTS)))
+    assert.equal("own1", ffi.string(C.peri_channel_name(C.PERI_CHANNEL_OWN)))
+    for _, none in ipairs { -1, C.PERI_CHANNEL_COUNT } do assert.is_true(C.peri_channel_name(none) == nil) end
   end, { sizes = { 2 }, devices = { "cpu" } })
 
   worlds.each("carry what is posted on them, and appear in the record", function(world, device, n)

@@ -12,9 +12,11 @@ local WorkAwaitable, work_out, tensor_ptr = awaitable.WorkAwaitable, awaitable.w
 local wrap = P.handle("peri_group", {}, nil, "a group")
 local group_out = ffi.new "peri_group *[1]"
 
-local channels, channel_of = { [0] = "dense", "ids", "rows", "control", "reports" }, {}
-for i = C.PERI_CHANNEL_OWN, C.PERI_CHANNEL_COUNT - 1 do channels[i] = "own" .. i - C.PERI_CHANNEL_OWN + 1 end
-for i = 0, #channels do channel_of[channels[i]] = i end
+local channels, channel_of = {}, {} -- names and numbers, from 0
+for i = 0, C.PERI_CHANNEL_COUNT - 1 do
+  channels[i] = ffi.string(C.peri_channel_name(i))
+  channel_of[channels[i]] = i
+end
 
 local Group = util.class "peri.Group"
 --- What dist.new_group gives to ranks outside the group.

@@ -100,6 +100,8 @@ PERI_API void peri_group_abort(peri_group *group, const char *message);
 PERI_API peri_status peri_group_channel_set(peri_group *group, int32_t channel);
 /** The channel in use. */
 PERI_API int32_t peri_group_channel(const peri_group *group);
+/** The name of a channel ("dense", "ids", ..., "own1", ...); NULL if there is no such channel. */
+PERI_API const char *peri_channel_name(int32_t channel);
 /** Let the group's operations carry a fingerprint (kind, dtype, counts, tag; the default), or none: for measuring what they cost. All
  *  ranks alike, and before the first operation. Local. */
 PERI_API void peri_group_fingerprints(peri_group *group, bool on);
