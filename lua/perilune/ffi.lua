@@ -120,7 +120,8 @@ end
 --- Define a handle class over `struct <name>_ref { <name> *ptr; }`: returns wrap(pointer) -> handle, its ctype, and ptr(handle) -> pointer,
 --- which is an error unless it gets a live handle, or a lazy awaitable that stands for one; `text` names the class in that error.
 --- A handle made inside a scope is released when the scope ends; one made outside is released by the garbage collector; handle:release()
---- does it at once. `meta` (optional) is the metatable; its __index, if it has one, must look methods up itself.
+--- does it at once. Fourth, a wrap whose handles no scope releases, wherever they are made. `meta` (optional) is the metatable; its
+--- __index, if it has one, must look methods up itself.
 function M.handle(name, methods, meta, text)
   text = text or name:gsub("^peri_", "")
   local release_name = name .. "_release"
@@ -160,24 +161,26 @@ function M.handle(name, methods, meta, text)
     end
     finalize(h)
   end
-  local function wrap(ptr)
+  local function wrap_lasting(ptr)
     local h = ctype(ptr)
-    local scope = state.scope
-    if scope then
-      local n = scope.n + 1
-      scope.n = n
-      scope[n] = h
-    else
-      ffi.gc(h, finalize)
-      made = made + 1
-      if made >= 64 then
-        made = 0
-        relieve()
-      end
+    ffi.gc(h, finalize)
+    made = made + 1
+    if made >= 64 then
+      made = 0
+      relieve()
     end
     return h
   end
-  return wrap, ctype, pointer
+  local function wrap(ptr)
+    local scope = state.scope
+    if not scope then return wrap_lasting(ptr) end
+    local h = ctype(ptr)
+    local n = scope.n + 1
+    scope.n = n
+    scope[n] = h
+    return h
+  end
+  return wrap, ctype, pointer, wrap_lasting
 end
 
 -- -- scopes ------------------------------------------------------------------------------------------------------------------------

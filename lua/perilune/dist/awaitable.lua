@@ -15,7 +15,7 @@ local M = {}
 
 -- -- works -------------------------------------------------------------------------------------------------------------------------
 
-local wrap_work = P.handle("peri_work", {}, nil, "an operation")
+local _, _, _, wrap_work = P.handle("peri_work", {}, nil, "an operation")
 
 local work_type = ffi.typeof "peri_work *"
 
@@ -24,11 +24,7 @@ function M.wrap_work(ptr)
   if type(ptr) ~= "cdata" or not ffi.istype(work_type, ptr) then
     P.fail(("an operation is wanted (made by the functions that post one), not a %s"):format(type(ptr)))
   end
-  local scope = state.scope
-  state.scope = false
-  local h = wrap_work(ptr)
-  state.scope = scope
-  return h
+  return wrap_work(ptr)
 end
 
 --- Wait for a C work. Ranks of a sim world take turns; others block in C, within the deadlines.

@@ -12,7 +12,7 @@ local awaitable = require "perilune.dist.awaitable"
 local ops = require "perilune.dist.ops"
 local group_of = require("perilune.dist.group").group_of
 local signature = require "perilune.signature"
-local C, check, state = P.C, P.check, P.state
+local C, check = P.C, P.check
 local Awaitable, wait_work = awaitable.Awaitable, awaitable.wait_work
 
 local M = {}
@@ -132,10 +132,7 @@ function KJTAllToAll:keys_of(kjt)
   if self._first + self._count > C.peri_keys_count(all) then return nil end -- the C call says what is wrong
   local names = {}
   for i = 1, self._count do names[i] = ffi.string(C.peri_keys_name(all, self._first + i - 1)) end
-  local scope = state.scope
-  state.scope = false
-  self._names, self._keys, self._input_keys = names, Keys.of(names), Keys.share(all)
-  state.scope = scope
+  self._names, self._keys, self._input_keys = names, Keys.of(names), P.lasting(Keys.share, all)
   return self._keys.ptr
 end
 

@@ -9,7 +9,7 @@ local C, check = P.C, P.check
 
 local M = {} -- the class
 local methods, meta = {}, {}
-local wrap, ctype, ptr
+local wrap, ctype, ptr, wrap_lasting
 
 local out = ffi.new "peri_jt *[1]"
 local tensor_out = Tensor.out
@@ -156,11 +156,7 @@ function methods:device() return self:values():device() end
 --- Another handle of the same JaggedTensor, outside any scope.
 function methods:share()
   C.peri_jt_retain(ptr(self))
-  local scope = P.state.scope
-  P.state.scope = false
-  local h = wrap(self.ptr)
-  P.state.scope = scope
-  return h
+  return wrap_lasting(self.ptr)
 end
 
 meta.__len = function(self) return tonumber(C.peri_jt_bags(ptr(self))) end
@@ -170,7 +166,7 @@ meta.__tostring = function(self)
   return ("JaggedTensor: %d bags of %s"):format(tonumber(C.peri_jt_bags(ptr(self))), tostring(values))
 end
 
-wrap, ctype, ptr = P.handle("peri_jt", methods, meta, "a JaggedTensor")
+wrap, ctype, ptr, wrap_lasting = P.handle("peri_jt", methods, meta, "a JaggedTensor")
 M.wrap = wrap
 --- The pointer of a live JaggedTensor, or an error.
 M.ptr = ptr

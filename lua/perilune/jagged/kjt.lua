@@ -11,7 +11,7 @@ local C, check = P.C, P.check
 
 local M = {} -- the class
 local methods, meta = {}, {}
-local wrap, ctype, ptr
+local wrap, ctype, ptr, wrap_lasting
 
 local out = ffi.new "peri_kjt *[1]"
 local desc = ffi.new "peri_kjt_desc"
@@ -323,11 +323,7 @@ function methods:flatten_lengths() return self end
 --- Another handle of the same KJT, outside any scope.
 function methods:share()
   C.peri_kjt_retain(ptr(self))
-  local scope = P.state.scope
-  P.state.scope = false
-  local h = wrap(self.ptr)
-  P.state.scope = scope
-  return h
+  return wrap_lasting(self.ptr)
 end
 
 -- -- exchanges ---------------------------------------------------------------------------------------------------------------------
@@ -403,7 +399,7 @@ meta.__tostring = function(self)
     d.weighted and ", weighted" or "", self:device())
 end
 
-wrap, ctype, ptr = P.handle("peri_kjt", methods, meta, "a KeyedJaggedTensor")
+wrap, ctype, ptr, wrap_lasting = P.handle("peri_kjt", methods, meta, "a KeyedJaggedTensor")
 M.wrap = wrap
 --- The pointer of a live KeyedJaggedTensor, or an error.
 M.ptr = ptr

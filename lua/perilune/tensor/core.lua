@@ -8,7 +8,7 @@ local C, check = P.C, P.check
 local M = {}
 local methods = {}
 local meta = {}
-local wrap, ctype, ptr = P.handle("peri_tensor", methods, meta, "a tensor")
+local wrap, ctype, ptr, wrap_lasting = P.handle("peri_tensor", methods, meta, "a tensor")
 M.wrap = wrap
 --- The pointer of a live tensor, or an error.
 M.ptr = ptr
@@ -375,11 +375,7 @@ end
 --- Another handle of the same tensor, outside any scope.
 function methods:share()
   C.peri_tensor_retain(ptr(self))
-  local scope = P.state.scope
-  P.state.scope = false
-  local h = wrap(self.ptr)
-  P.state.scope = scope
-  return h
+  return wrap_lasting(self.ptr)
 end
 
 -- -- gradients ---------------------------------------------------------------------------------------------------------------------
