@@ -34,12 +34,12 @@
     X(tbe_keys, peri_k_tbe_keys_args) X(radix_histogram, peri_k_radix_args) X(radix_scan, peri_k_radix_args)                            \
     X(radix_scatter, peri_k_radix_args) X(tbe_update, peri_k_tbe_update_args) X(tbe_dense_update, peri_k_tbe_dense_update_args)         \
     X(tbe_runs, peri_k_tbe_runs_args) X(tbe_gram, peri_k_tbe_shampoo) X(tbe_root, peri_k_tbe_shampoo)                                   \
-    X(tbe_precondition, peri_k_tbe_shampoo) X(tbe_average, peri_k_tbe_average_args)
+    X(tbe_precondition, peri_k_tbe_shampoo) X(tbe_ema, peri_k_tbe_ema_args)
 #define PERI_OPS_TBE(X)                                                                                                                 \
     X(tbe_prepare, peri_k_tbe_prepare_args) X(tbe_check, peri_k_tbe_check_args) X(tbe_report, peri_k_tbe_report_args)                   \
     X(tbe_forward, peri_k_tbe_forward_args) X(tbe_weight_gradient, peri_k_tbe_weight_gradient_args) X(tbe_sort, peri_op_tbe_sort)       \
     X(tbe_update, peri_k_tbe_update_args) X(tbe_dense_update, peri_k_tbe_dense_update_args) X(tbe_shampoo, peri_k_tbe_shampoo)          \
-    X(tbe_average, peri_k_tbe_average_args)
+    X(tbe_ema, peri_k_tbe_ema_args)
 
 /* -- the stream ------------------------------------------------------------------------------------------------------------------ */
 
@@ -259,7 +259,7 @@ enum {
     PERI_K_OPTIM_LION = 9,
     PERI_K_OPTIM_SHAMPOO = 10, /* not of tbe_update: see tbe_gram */
     PERI_K_OPTIM_ROWWISE_RMSPROP_AR = 11,
-    PERI_K_OPTIM_EMAINPLACE_ROWWISE_ADAGRAD = 12, /* not of tbe_update: rowwise adagrad, and tbe_average */
+    PERI_K_OPTIM_EMAINPLACE_ROWWISE_ADAGRAD = 12, /* not of tbe_update: rowwise adagrad, and tbe_ema */
     PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER = 13,
     PERI_K_OPTIM_COUNT = 14
 };
@@ -483,14 +483,14 @@ typedef struct peri_k_tbe_shampoo {
  *  certain steps: its right half follows the left one.   w[d + half] = fma(coef, w[d] - w[d + half], w[d + half])   for d < half; f16 and
  *  bf16 are rounded as by tbe_update, with the optimizer's seed (the caller's: another one than that step's update has).
  *  range: chunks; chunk c covers linear rows [c, c + 1) * total_rows / chunks. */
-typedef struct peri_k_tbe_average_args {
+typedef struct peri_k_tbe_ema_args {
     peri_k_tbe_rows rows;
     peri_k_tbe_optimizer optimizer;
     float *scratch; /* the step's, as tbe_update's */
     int64_t scratch_stride;
     int64_t chunks;
     float coef;
-} peri_k_tbe_average_args;
+} peri_k_tbe_ema_args;
 
 /** max_counter[t] = 1 + the largest row_counter of table t's rows, 1 without rows. range: tables. */
 typedef struct peri_k_tbe_most_counted_args {

@@ -17,4 +17,4 @@
     [PERI_K_tbe_sort] = cpu_tbe_sort, \
     [PERI_K_radix_histogram] = cpu_radix_histogram, [PERI_K_radix_scan] = cpu_radix_scan, [PERI_K_radix_scatter] = cpu_radix_scatter, \
     [PERI_K_tbe_update] = cpu_tbe_update, [PERI_K_tbe_dense_update] = cpu_tbe_dense_update, \
-    [PERI_K_tbe_average] = cpu_tbe_average,
+    [PERI_K_tbe_ema] = cpu_tbe_ema,

@@ -274,7 +274,7 @@ TBE_INLINE void tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer 
 }
 
 /** Row @row of table @t: its right half follows the left. */
-static void tbe_row_average(const peri_k_tbe_average_args *a, const peri_k_tbe_table *t, int64_t row, float *room)
+static void tbe_row_ema(const peri_k_tbe_ema_args *a, const peri_k_tbe_table *t, int64_t row, float *room)
 {
     int64_t at = t->offset + row * t->stride, half = t->cols / 2;
     const int32_t dtype = a->rows.weight_dtype;

@@ -301,14 +301,14 @@ static void cpu_tbe_dense_update(const void *args, int64_t begin, int64_t end)
     }
 }
 
-static void cpu_tbe_average(const void *args, int64_t begin, int64_t end)
+static void cpu_tbe_ema(const void *args, int64_t begin, int64_t end)
 {
-    const peri_k_tbe_average_args *a = args;
+    const peri_k_tbe_ema_args *a = args;
     const peri_k_tbe_table *t = a->rows.tables;
     int64_t last = tbe_part(a->rows.total_rows, end, a->chunks);
     for (int64_t linear = tbe_part(a->rows.total_rows, begin, a->chunks); linear < last; linear++) {
         t = tbe_table_of(t, (uint64_t)linear);
-        tbe_row_average(a, t, linear - t->first_row, a->scratch + begin * a->scratch_stride);
+        tbe_row_ema(a, t, linear - t->first_row, a->scratch + begin * a->scratch_stride);
     }
 }
 

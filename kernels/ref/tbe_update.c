@@ -278,9 +278,9 @@ static void ref_tbe_dense_update(const void *args, int64_t begin, int64_t end)
     }
 }
 
-static void ref_tbe_average(const void *args, int64_t begin, int64_t end)
+static void ref_tbe_ema(const void *args, int64_t begin, int64_t end)
 {
-    const peri_k_tbe_average_args *a = args;
+    const peri_k_tbe_ema_args *a = args;
     const peri_k_tbe_rows *rows = &a->rows;
     int64_t table = 0, last = tbe_part(rows->total_rows, end, a->chunks);
     bool wide = rows->weight_dtype == PERI_F32;

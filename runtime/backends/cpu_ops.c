@@ -473,20 +473,20 @@ static void run_tbe_dense_update(const call *c)
     step(c, PERI_K_tbe_dense_update, &a, a.chunks, 1);
 }
 
-static int64_t tbe_average_scratch(const peri_plugin_host *host, const void *args)
+static int64_t tbe_ema_scratch(const peri_plugin_host *host, const void *args)
 {
     (void)host;
-    const peri_k_tbe_average_args *a = args;
+    const peri_k_tbe_ema_args *a = args;
     return row_chunks(a->rows.total_rows) * rows_stride(&a->rows) * 4;
 }
 
-static void run_tbe_average(const call *c)
+static void run_tbe_ema(const call *c)
 {
-    peri_k_tbe_average_args a = *(const peri_k_tbe_average_args *)c->args;
+    peri_k_tbe_ema_args a = *(const peri_k_tbe_ema_args *)c->args;
     a.chunks = row_chunks(a.rows.total_rows);
     a.scratch = (float *)c->scratch;
     a.scratch_stride = rows_stride(&a.rows);
-    step(c, PERI_K_tbe_average, &a, a.chunks, 1);
+    step(c, PERI_K_tbe_ema, &a, a.chunks, 1);
 }
 
 /** Chunks of the rows that a batch touches. */
@@ -527,7 +527,7 @@ static const struct {
     OP_SCRATCH(cumsum), OP(scan), OP_SCRATCH(bags_report), OP_SCRATCH(sort), OP_SCRATCH(lists), OP_SCRATCH(index_check),
     OP_SCRATCH(mark), OP_SCRATCH(mark_find),
     OP(tbe_prepare), OP(tbe_check), OP(tbe_report), OP(tbe_forward), OP(tbe_weight_gradient), OP_SCRATCH(tbe_sort),
-    OP_SCRATCH(tbe_update), OP_SCRATCH(tbe_dense_update), OP_SCRATCH(tbe_average), OP_SCRATCH(tbe_shampoo),
+    OP_SCRATCH(tbe_update), OP_SCRATCH(tbe_dense_update), OP_SCRATCH(tbe_ema), OP_SCRATCH(tbe_shampoo),
 };
 
 int64_t peri__cpu_op_scratch(const peri_plugin_host *host, int32_t op, const void *args)

@@ -12,7 +12,7 @@ static peri_status need_update(const peri_tbe *tbe, bool grad_weights)
     PERI_TRY(PERI_NEED_WORK(f, device, PERI_OP_tbe_prepare));
     if (grad_weights) PERI_TRY(PERI_NEED_WORK(f, device, PERI_OP_tbe_weight_gradient));
     if (tbe->optimizer.kind == PERI_TBE_NONE) return PERI_OK;
-    if (tbe->optimizer.kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD) PERI_TRY(PERI_NEED_WORK(f, device, PERI_OP_tbe_average));
+    if (tbe->optimizer.kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD) PERI_TRY(PERI_NEED_WORK(f, device, PERI_OP_tbe_ema));
     if (peri__counter_wants_most(&tbe->optimizer)) PERI_TRY(PERI_NEED_WORK(f, device, PERI_K_tbe_most_counted));
     if (tbe->optimizer.kind == PERI_TBE_SHAMPOO) PERI_TRY(PERI_NEED_WORK(f, device, PERI_K_tbe_run_tables, PERI_OP_tbe_shampoo));
     return PERI_NEED_WORK(f, device, PERI_OP_tbe_sort, PERI_OP_tbe_update);

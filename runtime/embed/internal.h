@@ -147,7 +147,7 @@ struct peri_tbe {
     peri_tensor *weight; /* state[0].flat */
     peri_tensor *counters;                                     /* i64 [PERI__TBE_COUNTERS] */
     peri_tensor *workspace[PERI__TBE_WORKSPACES];
-    int64_t averaged;            /* the last step whose EMA in place was made */
+    int64_t ema_step;            /* the last step whose EMA in place was made */
     struct peri__kept *kept; /* backward passes that wait for peri_tbe_accumulated_apply (accumulate.c) */
     int64_t n_kept, room_kept;
     bool accumulate;
@@ -164,7 +164,7 @@ typedef struct peri__optimizer_kind {
     /* PERI_STATE_* + 1 of what it keeps, by PERI__STATE_*; 0: it does not. */
     int8_t keeps[PERI__STATES];
     double eps, beta1, beta2; /* defaults; 0: it does not know them */
-    bool counter, lars, rmsprop, average, decay, decay_mode;
+    bool counter, lars, rmsprop, ema, decay, decay_mode;
 } peri__optimizer_kind;
 
 /** @kind is one of PERI_TBE_*. */
@@ -274,7 +274,7 @@ peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration)
 void peri__counter_default(peri_tbe_optimizer *o);
 /** Check what @o says of counters, and of EMA in place. */
 peri_status peri__counter_check(const peri_tbe_optimizer *o);
-peri_status peri__average_check(const peri_tbe_optimizer *o);
+peri_status peri__ema_check(const peri_tbe_optimizer *o);
 /** Whether updates ask for the largest counter of a table. */
 bool peri__counter_wants_most(const peri_tbe_optimizer *o);
 /** Before the update of step @iteration: the largest counters, if they are due. */

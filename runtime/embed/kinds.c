@@ -48,7 +48,7 @@ static const peri__optimizer_kind kinds[PERI_K_OPTIM_COUNT] = {
     [PERI_TBE_LION] = {.name = "lion", .keeps = {[M1] = FULL}, .beta1 = 0.9, .beta2 = 0.99, .decay = true},
     [PERI_TBE_ROWWISE_RMSPROP_AR] = {.name = "rowwise_rmsprop_ar", .keeps = {[M1] = ROW, [PREV] = ROW}, .eps = 1e-8, .rmsprop = true},
     [PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD] = {.name = "emainplace_rowwise_adagrad", .keeps = {[M1] = ROW}, .eps = 1e-8, .decay = true,
-                                             .decay_mode = true, .average = true},
+                                             .decay_mode = true, .ema = true},
     [PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER] = {.name = "rowwise_adagrad_with_counter",
                                                .keeps = {[M1] = ROW, [COUNTER] = ROW, [PREV] = ROW}, .counter = true, .eps = 1e-8,
                                                .decay = true, .decay_mode = true},

@@ -77,7 +77,7 @@ peri_status peri__counter_check(const peri_tbe_optimizer *o)
     return check_real("lower_bound", k->lower_bound);
 }
 
-peri_status peri__average_check(const peri_tbe_optimizer *o)
+peri_status peri__ema_check(const peri_tbe_optimizer *o)
 {
     if (o->kind != PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD) {
         if (!o->step_ema && !o->step_start && o->step_ema_coef == 0) return PERI_OK;
@@ -113,7 +113,7 @@ peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration)
     const peri_tbe_optimizer *o = &tbe->optimizer;
     const peri__optimizer_kind *k = peri__optimizer_kind_of(o->kind);
     double beta1 = k->rmsprop ? o->ema_beta : o->beta1;
-    return (peri_k_tbe_optimizer){.kind = k->average ? PERI_K_OPTIM_ROWWISE_ADAGRAD : o->kind,
+    return (peri_k_tbe_optimizer){.kind = k->ema ? PERI_K_OPTIM_ROWWISE_ADAGRAD : o->kind,
                                   .decay = k->counter ? o->counter.weight_decay_mode : o->weight_decay_mode,
                                   .lr = (float)o->learning_rate,
                                   .eps = (float)o->eps,
@@ -157,18 +157,18 @@ static bool ema_due(const peri_tbe *tbe)
 {
     const peri_tbe_optimizer *o = &tbe->optimizer;
     int64_t step = tbe->iteration + 1;
-    return o->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD && step >= o->step_start && step % o->step_ema == 0 && tbe->averaged != step;
+    return o->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD && step >= o->step_start && step % o->step_ema == 0 && tbe->ema_step != step;
 }
 
 peri_status peri__tbe_ema_alone(peri_tbe *tbe)
 {
     if (!ema_due(tbe)) return PERI_OK;
-    peri_k_tbe_average_args args = {.rows = peri__tbe_rows(tbe),
+    peri_k_tbe_ema_args args = {.rows = peri__tbe_rows(tbe),
                                     .optimizer = peri__tbe_optimizer(tbe, tbe->iteration + 1),
                                     .coef = (float)tbe->optimizer.step_ema_coef};
     args.optimizer.seed = ~args.optimizer.seed;
-    PERI_TRY(PERI_RUN(tbe->device, tbe_average, &args));
-    tbe->averaged = tbe->iteration + 1;
+    PERI_TRY(PERI_RUN(tbe->device, tbe_ema, &args));
+    tbe->ema_step = tbe->iteration + 1;
     return PERI_OK;
 }
 

@@ -143,7 +143,7 @@ peri_status peri_tbe_iteration_set(peri_tbe *tbe, int64_t iteration)
     PERI_NEED(tbe);
     if (iteration < 0) return peri__fail(PERI_EINVAL, "peri_tbe_iteration_set: %lld, allowed: >= 0", (long long)iteration);
     tbe->iteration = iteration;
-    tbe->averaged = 0;
+    tbe->ema_step = 0;
     return PERI_OK;
 }
 

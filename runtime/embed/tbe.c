@@ -33,8 +33,8 @@ peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out)
                                 .momentum = k->lars ? 0.9 : 0,
                                 .ema_beta = k->rmsprop ? 0.99 : 0,
                                 .min_shrinkage = k->rmsprop ? 0.1 : 0,
-                                .step_ema = k->average ? 10 : 0,
-                                .step_ema_coef = k->average ? 0.6 : 0};
+                                .step_ema = k->ema ? 10 : 0,
+                                .step_ema_coef = k->ema ? 0.6 : 0};
     peri__counter_default(out);
     return PERI_OK;
 }
@@ -67,7 +67,7 @@ static peri_status check_optimizer(const peri_tbe_optimizer *o)
     if (o->weight_decay_mode < PERI_DECAY_NONE || o->weight_decay_mode > PERI_DECAY_COWCLIP)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: weight_decay_mode %d, allowed: 0..%d", o->weight_decay_mode, PERI_DECAY_COWCLIP);
     PERI_TRY(peri__counter_check(o));
-    PERI_TRY(peri__average_check(o));
+    PERI_TRY(peri__ema_check(o));
     if (o->weight_decay_mode != PERI_DECAY_NONE && !k->decay_mode)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer %s has no weight_decay_mode", k->name);
     if (k->decay_mode && o->weight_decay != 0 && o->weight_decay_mode == PERI_DECAY_NONE)

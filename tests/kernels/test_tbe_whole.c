@@ -44,11 +44,11 @@ static void *averaged(const peri_kernels *k, const void *start, int64_t bytes, i
     void *weight = copy_of(start, bytes);
     int64_t stride = PERI_K_TBE_SCRATCH_ROWS * 208 + PERI_K_TBE_SCRATCH_MORE;
     float *scratch = tbe_room(4 * stride * chunks);
-    peri_k_tbe_average_args args = {.rows = {.tables = tables, .n_tables = TABLES, .total_rows = rows, .weight = weight,
+    peri_k_tbe_ema_args args = {.rows = {.tables = tables, .n_tables = TABLES, .total_rows = rows, .weight = weight,
                                              .weight_dtype = dtype},
                                     .optimizer = {.stochastic = stochastic, .seed = 3, .iteration = 20},
                                     .scratch = scratch, .scratch_stride = stride, .chunks = chunks, .coef = 0.25f};
-    run(k, PERI_K_tbe_average, &args, chunks, chunks % 2);
+    run(k, PERI_K_tbe_ema, &args, chunks, chunks % 2);
     free(scratch);
     return weight;
 }
