@@ -43,24 +43,21 @@
 
 /* -- the stream ------------------------------------------------------------------------------------------------------------------ */
 
-/** NONE: every id is a bag of its own; the result of id i (its place in ids) of a block lies at out_offset + i * out_stride, and so does
- *  its gradient. */
-enum { PERI_K_POOLING_SUM = 0, PERI_K_POOLING_MEAN = 1, PERI_K_POOLING_NONE = 2 };
-
-/** How rows are stored: as PERI_F32, PERI_F16, PERI_BF16, or in bytes; offset and stride of a table then count bytes.
+/** Pooling (PERI_POOLING_*) NONE: every id is a bag of its own; the result of id i (its place in ids) of a block lies at out_offset +
+ *  i * out_stride, and so does its gradient.
+ *
+ *  How rows are stored (PERI_ROWS_*): as PERI_F32, PERI_F16, PERI_BF16, or in bytes; offset and stride of a table then count bytes.
  *    INT8       cols codes, f32 scale, f32 bias (FBGEMM's fused 8-bit rows)               x = fma(code, scale, bias)
  *    INT8_HALF  f16 scale, f16 bias, cols codes (of its inference tables)                 x = fma(code, scale, bias)
  *    INT4, INT2 the same, two or four codes a byte: the first one in the low bits; what is left of the last byte means nothing
  *    FP8        cols codes: sign, 4 bits of exponent with bias 7, 3 of mantissa; all codes are numbers
  *  Bytes have no alignment. */
-enum { PERI_K_ROWS_INT8 = 64, PERI_K_ROWS_INT8_HALF = 65, PERI_K_ROWS_FP8 = 66, PERI_K_ROWS_INT4 = 67, PERI_K_ROWS_INT2 = 68 };
-
 typedef struct peri_k_tbe_table {
     int64_t rows, cols; /* of the shard; rows may be 0 */
     int64_t offset;     /* elements (or bytes) from the group's first weight to row 0 */
     int64_t stride;     /* elements (or bytes) from row to row, at least a row */
     int64_t first_row;  /* linear row of row 0: the rows of all tables before */
-    int32_t pooling;    /* PERI_K_POOLING_* */
+    int32_t pooling;    /* PERI_POOLING_* */
     int32_t reserved;
     int64_t row_offset, col_offset; /* place of the shard in the whole table */
     uint64_t stream;                /* of the whole table's random numbers */
@@ -163,7 +160,7 @@ typedef struct peri_k_tbe_forward_args {
     void *out;
     peri_k_tbe_report *report;
     int64_t chunks;       /* the step's */
-    int32_t weight_dtype; /* PERI_F32, PERI_F16, PERI_BF16, PERI_K_ROWS_* */
+    int32_t weight_dtype; /* PERI_F32, PERI_F16, PERI_BF16, PERI_ROWS_* */
     int32_t out_dtype;    /* PERI_F32, PERI_F16, PERI_BF16 */
     peri_k_tbe_reach reach;
 } peri_k_tbe_forward_args;
@@ -246,28 +243,10 @@ enum { PERI_K_TBE_SORT_BITS = 13, PERI_K_TBE_SORT_PER_THREAD = 4 };
 
 /* -- updating -------------------------------------------------------------------------------------------------------------------- */
 
-enum {
-    PERI_K_OPTIM_NONE = 0, /* the summed gradient is stored, weights stay */
-    PERI_K_OPTIM_SGD = 1,
-    PERI_K_OPTIM_ADAGRAD = 2,
-    PERI_K_OPTIM_ROWWISE_ADAGRAD = 3,
-    PERI_K_OPTIM_ADAM = 4,
-    PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM = 5,
-    PERI_K_OPTIM_LAMB = 6,
-    PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB = 7,
-    PERI_K_OPTIM_LARS_SGD = 8,
-    PERI_K_OPTIM_LION = 9,
-    PERI_K_OPTIM_SHAMPOO = 10, /* not of tbe_update: see tbe_gram */
-    PERI_K_OPTIM_ROWWISE_RMSPROP_AR = 11,
-    PERI_K_OPTIM_EMAINPLACE_ROWWISE_ADAGRAD = 12, /* not of tbe_update: rowwise adagrad, and tbe_ema */
-    PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER = 13,
-    PERI_K_OPTIM_COUNT = 14
-};
-enum { PERI_K_DECAY_NONE = 0, PERI_K_DECAY_L2 = 1, PERI_K_DECAY_DECOUPLE = 2, PERI_K_DECAY_ADAGRADW = 3 };
-/** Rates of rowwise adagrad with counter (FBGEMM's LearningRateMode). */
-enum { PERI_K_RATES_EQUAL = -1, PERI_K_RATES_TAIL_UP = 0, PERI_K_RATES_TAIL_DOWN = 1, PERI_K_RATES_COUNTER_SGD = 2 };
-
-/** One row's update, g its summed gradient, n = cols. Multiplications and additions are single f32 operations in the order written;
+/** The optimizers are PERI_TBE_* of perilune/base.h. Of NONE the summed gradient is stored and the weights stay; tbe_update does not know
+ *  SHAMPOO (see tbe_gram) and EMAINPLACE_ROWWISE_ADAGRAD, which is rowwise adagrad and tbe_ema.
+ *
+ *  One row's update, g its summed gradient, n = cols. Multiplications and additions are single f32 operations in the order written;
  *  w, g, h, m, m1, m2 with n elements are meant element by element; norm(x) = sqrt(sum16(x * x)). Rows that a batch does not touch
  *  keep weights and state: decay of weights and of moments is lazy.
  *
@@ -339,13 +318,13 @@ typedef struct peri_k_tbe_counter {
     int64_t halflife, adjustment_iter;
     double fading; /* 2^(-1 / halflife); halflife > 0 */
     float adjustment_ub, tail, weight_norm, lower_bound;
-    int32_t rates; /* PERI_K_RATES_* */
+    int32_t rates; /* PERI_RATES_* */
     bool tail_ratio, clip;
 } peri_k_tbe_counter;
 
 typedef struct peri_k_tbe_optimizer {
-    int32_t kind;        /* PERI_K_OPTIM_* */
-    int32_t decay;       /* PERI_K_DECAY_* */
+    int32_t kind;        /* PERI_TBE_* */
+    int32_t decay;       /* PERI_DECAY_* up to DECOUPLE; with counters PERI_COUNTER_DECAY_* */
     float lr, eps, weight_decay;
     float beta1, beta2, rest1, rest2; /* rest = 1 - beta */
     float correction1, correction2;   /* c1, c2 */

@@ -39,7 +39,7 @@ TBE_INLINE void tbe_batch_ahead(tbe_updater *u, const int kind, const int32_t dt
         const int bytes = dtype == PERI_F32 ? 4 : 2;
         u->ahead_row = linear;
         tbe_prefetch((const char *)a->rows.weight + (t->offset + (int64_t)row * t->stride) * bytes, 16 * nv * bytes / TBE_LINE, u->near);
-        if (kind == PERI_K_OPTIM_ROWWISE_ADAGRAD) tbe_prefetch((const char *)(a->rows.momentum1 + linear), 1, u->near);
+        if (kind == PERI_TBE_ROWWISE_ADAGRAD) tbe_prefetch((const char *)(a->rows.momentum1 + linear), 1, u->near);
     }
     tbe_prefetch((const char *)(a->grad + (key & u->payload_mask)), 16 * nv / F32_LINE, u->near);
 }
@@ -140,11 +140,11 @@ TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_
 {
     const peri_k_tbe_rows *rows = &u->a->rows;
     const peri_k_tbe_optimizer *o = &u->a->optimizer;
-    if (kind == PERI_K_OPTIM_ROWWISE_ADAGRAD) tbe_batch_rates(o, b, rows->momentum1 + t->first_row, nv);
+    if (kind == PERI_TBE_ROWWISE_ADAGRAD) tbe_batch_rates(o, b, rows->momentum1 + t->first_row, nv);
     const uint64_t table_key = dtype == PERI_F32 ? 0 : tbe_table_key(o, t);
     const float keep = tbe_keep(o);
     for (int32_t i = 0; i < b->n; i++) {
-        const float rate = kind == PERI_K_OPTIM_SGD ? -o->lr : b->rate[i];
+        const float rate = kind == PERI_TBE_SGD ? -o->lr : b->rate[i];
         if (dtype == PERI_F32) {
             tbe_batch_row((float *)rows->weight + t->offset + b->row[i] * t->stride, b->g[i], v16_set(rate), v16_set(keep), nv);
         } else {
@@ -201,19 +201,19 @@ typedef int64_t tbe_batches(tbe_updater *u, const peri_k_tbe_table *t, int64_t e
     }
 #define TBE_WIDTHS(X, name, kind, dtype) X(name, kind, dtype, 2) X(name, kind, dtype, 4) X(name, kind, dtype, 8) X(name, kind, dtype, 16)
 #define TBE_KINDS(X)                                                                                                                       \
-    TBE_WIDTHS(X, sgd_f32, PERI_K_OPTIM_SGD, PERI_F32)                                                                                     \
-    TBE_WIDTHS(X, sgd_f16, PERI_K_OPTIM_SGD, PERI_F16)                                                                                     \
-    TBE_WIDTHS(X, sgd_bf16, PERI_K_OPTIM_SGD, PERI_BF16)                                                                                   \
-    TBE_WIDTHS(X, adagrad_f32, PERI_K_OPTIM_ROWWISE_ADAGRAD, PERI_F32)                                                                     \
-    TBE_WIDTHS(X, adagrad_f16, PERI_K_OPTIM_ROWWISE_ADAGRAD, PERI_F16)                                                                     \
-    TBE_WIDTHS(X, adagrad_bf16, PERI_K_OPTIM_ROWWISE_ADAGRAD, PERI_BF16)
+    TBE_WIDTHS(X, sgd_f32, PERI_TBE_SGD, PERI_F32)                                                                                     \
+    TBE_WIDTHS(X, sgd_f16, PERI_TBE_SGD, PERI_F16)                                                                                     \
+    TBE_WIDTHS(X, sgd_bf16, PERI_TBE_SGD, PERI_BF16)                                                                                   \
+    TBE_WIDTHS(X, adagrad_f32, PERI_TBE_ROWWISE_ADAGRAD, PERI_F32)                                                                     \
+    TBE_WIDTHS(X, adagrad_f16, PERI_TBE_ROWWISE_ADAGRAD, PERI_F16)                                                                     \
+    TBE_WIDTHS(X, adagrad_bf16, PERI_TBE_ROWWISE_ADAGRAD, PERI_BF16)
 TBE_KINDS(TBE_BATCHES)
 
 /** What updates table @t in batches; NULL: its rows are to be taken one by one. */
 static tbe_batches *tbe_batches_of(const peri_k_tbe_update_args *a, const peri_k_tbe_table *t)
 {
     const peri_k_tbe_optimizer *o = &a->optimizer;
-    if (o->exact || o->decay == PERI_K_DECAY_L2 || o->max_norm > 0 || t->col_offset % 32 != 0) return NULL;
+    if (o->exact || o->decay == PERI_DECAY_L2 || o->max_norm > 0 || t->col_offset % 32 != 0) return NULL;
 #define TBE_CHOICE(name, k, dtype, nv)                                                                                                    \
     if (o->kind == (k) && a->rows.weight_dtype == (dtype) && t->cols == 16 * (nv)) return tbe_batches_##name##_##nv;
     TBE_KINDS(TBE_CHOICE)

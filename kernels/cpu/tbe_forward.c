@@ -205,7 +205,7 @@ TBE_INLINE void tbe_forward_panel(tbe_walk *w, tbe_ahead *h, const tbe_source *s
 {
     const uint64_t rows = (uint64_t)w->t->rows;
     const int64_t cols = w->t->cols;
-    const bool scaled = format == PERI_K_ROWS_FP8 && !source->weights; /* fma(1, 2^8 r, acc) is fma(2^8, r, acc) */
+    const bool scaled = format == PERI_ROWS_FP8 && !source->weights; /* fma(1, 2^8 r, acc) is fma(2^8, r, acc) */
     v16 acc[TBE_PANEL], x = v16_set(scaled ? TBE_FP8_SCALE : 1); /* fma(1, r, acc) is acc + r */
 #pragma GCC unroll 16
     for (int v = 0; v < nv; v++) acc[v] = v16_zero();
@@ -330,7 +330,7 @@ TBE_INLINE void tbe_forward_walk(tbe_walk *w, tbe_place at, tbe_place stop, cons
     for (; at.k < stop.k || (at.k == stop.k && at.j < stop.j); at.k++, at.j = 0) {
         int64_t past = at.k == stop.k ? stop.j : s->blocks[at.k].bags;
         tbe_walk_enter(w, at.k, format);
-        const bool rows = w->t->pooling == PERI_K_POOLING_NONE;
+        const bool rows = w->t->pooling == PERI_POOLING_NONE;
         const int64_t cols = rows ? 0 : w->t->cols;
         if (cols == 32) tbe_forward_bags(w, &h, &source, at.j, past, format, 2, false);
         else if (cols == 64) tbe_forward_bags(w, &h, &source, at.j, past, format, 4, false);
@@ -348,11 +348,11 @@ TBE_INLINE void tbe_forward_walk(tbe_walk *w, tbe_place at, tbe_place stop, cons
 TBE_FORWARD_WALK(f32, PERI_F32)
 TBE_FORWARD_WALK(f16, PERI_F16)
 TBE_FORWARD_WALK(bf16, PERI_BF16)
-TBE_FORWARD_WALK(int8, PERI_K_ROWS_INT8)
-TBE_FORWARD_WALK(int8_half, PERI_K_ROWS_INT8_HALF)
-TBE_FORWARD_WALK(fp8, PERI_K_ROWS_FP8)
-TBE_FORWARD_WALK(int4, PERI_K_ROWS_INT4)
-TBE_FORWARD_WALK(int2, PERI_K_ROWS_INT2)
+TBE_FORWARD_WALK(int8, PERI_ROWS_INT8)
+TBE_FORWARD_WALK(int8_half, PERI_ROWS_INT8_HALF)
+TBE_FORWARD_WALK(fp8, PERI_ROWS_FP8)
+TBE_FORWARD_WALK(int4, PERI_ROWS_INT4)
+TBE_FORWARD_WALK(int2, PERI_ROWS_INT2)
 
 static void cpu_tbe_forward(const void *args, int64_t begin, int64_t end)
 {
@@ -365,11 +365,11 @@ static void cpu_tbe_forward(const void *args, int64_t begin, int64_t end)
     switch (a->weight_dtype) {
     case PERI_F16: tbe_forward_f16(&w, at, stop); break;
     case PERI_BF16: tbe_forward_bf16(&w, at, stop); break;
-    case PERI_K_ROWS_INT8: tbe_forward_int8(&w, at, stop); break;
-    case PERI_K_ROWS_INT8_HALF: tbe_forward_int8_half(&w, at, stop); break;
-    case PERI_K_ROWS_FP8: tbe_forward_fp8(&w, at, stop); break;
-    case PERI_K_ROWS_INT4: tbe_forward_int4(&w, at, stop); break;
-    case PERI_K_ROWS_INT2: tbe_forward_int2(&w, at, stop); break;
+    case PERI_ROWS_INT8: tbe_forward_int8(&w, at, stop); break;
+    case PERI_ROWS_INT8_HALF: tbe_forward_int8_half(&w, at, stop); break;
+    case PERI_ROWS_FP8: tbe_forward_fp8(&w, at, stop); break;
+    case PERI_ROWS_INT4: tbe_forward_int4(&w, at, stop); break;
+    case PERI_ROWS_INT2: tbe_forward_int2(&w, at, stop); break;
     default: tbe_forward_f32(&w, at, stop); break;
     }
     if (w.past_caches) _mm_sfence();

@@ -34,10 +34,10 @@ typedef struct tbe_spot {
 TBE_INLINE v16 tbe_decayed(const peri_k_tbe_optimizer *o, const float *w, const float *g, int64_t n)
 {
     v16 x = tbe_get(g, n);
-    return o->decay == PERI_K_DECAY_L2 ? v16_fma(v16_set(o->weight_decay), tbe_get(w, n), x) : x;
+    return o->decay == PERI_DECAY_L2 ? v16_fma(v16_set(o->weight_decay), tbe_get(w, n), x) : x;
 }
 
-TBE_INLINE float tbe_keep(const peri_k_tbe_optimizer *o) { return o->decay == PERI_K_DECAY_DECOUPLE ? 1 - o->lr * o->weight_decay : 1; }
+TBE_INLINE float tbe_keep(const peri_k_tbe_optimizer *o) { return o->decay == PERI_DECAY_DECOUPLE ? 1 - o->lr * o->weight_decay : 1; }
 
 TBE_INLINE void tbe_row_sgd(const peri_k_tbe_optimizer *o, const tbe_spot *p, const float *g)
 {
@@ -68,7 +68,7 @@ TBE_INLINE void tbe_row_rowwise_adagrad(const peri_k_tbe_optimizer *o, const tbe
     }
     *p->m1 += v16_sum(squares) / (float)p->n;
     float mult = o->lr / (sqrtf(*p->m1) + o->eps);
-    v16 rate = v16_set(-mult), keep = v16_set(o->decay == PERI_K_DECAY_L2 ? 1 - mult * o->weight_decay : tbe_keep(o));
+    v16 rate = v16_set(-mult), keep = v16_set(o->decay == PERI_DECAY_L2 ? 1 - mult * o->weight_decay : tbe_keep(o));
     for (int64_t d = 0, n = p->n; d < n; d += 16)
         tbe_put(p->w + d, v16_fma(rate, tbe_get(g + d, n - d), v16_mul(keep, tbe_get(p->w + d, n - d))), n - d);
 }
@@ -212,16 +212,16 @@ static void tbe_row_round(const peri_k_tbe_optimizer *o, const peri_k_tbe_table 
 /** Optimizers with a first moment for each element, with a second, and with one number for a row. */
 TBE_INLINE bool tbe_has_full1(const int kind)
 {
-    return kind == PERI_K_OPTIM_ADAGRAD || (kind >= PERI_K_OPTIM_ADAM && kind <= PERI_K_OPTIM_LION);
+    return kind == PERI_TBE_ADAGRAD || (kind >= PERI_TBE_ADAM && kind <= PERI_TBE_LION);
 }
-TBE_INLINE bool tbe_has_full2(const int kind) { return kind == PERI_K_OPTIM_ADAM || kind == PERI_K_OPTIM_LAMB; }
+TBE_INLINE bool tbe_has_full2(const int kind) { return kind == PERI_TBE_ADAM || kind == PERI_TBE_LAMB; }
 TBE_INLINE bool tbe_has_row1(const int kind)
 {
-    return kind == PERI_K_OPTIM_ROWWISE_ADAGRAD || kind == PERI_K_OPTIM_ROWWISE_RMSPROP_AR;
+    return kind == PERI_TBE_ROWWISE_ADAGRAD || kind == PERI_TBE_ROWWISE_RMSPROP_AR;
 }
 TBE_INLINE bool tbe_has_row2(const int kind)
 {
-    return kind == PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM || kind == PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB;
+    return kind == PERI_TBE_PARTIAL_ROWWISE_ADAM || kind == PERI_TBE_PARTIAL_ROWWISE_LAMB;
 }
 
 /** f16 or bf16 weights as f32. */
@@ -251,22 +251,22 @@ TBE_INLINE void tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer 
     p.counter = o->row_bias_correction ? rows->row_counter + linear : NULL;
     if (dtype == PERI_F16) tbe_row_widen(room, narrow, n, PERI_F16);
     if (dtype == PERI_BF16) tbe_row_widen(room, narrow, n, PERI_BF16);
-    if (kind == PERI_K_OPTIM_ROWWISE_RMSPROP_AR) {
+    if (kind == PERI_TBE_ROWWISE_RMSPROP_AR) {
         p.prev = rows->prev_iter + linear;
         p.counter = rows->row_counter ? rows->row_counter + linear : NULL;
         p.most = rows->max_counter ? rows->max_counter[t - rows->tables] : 0;
     }
     switch (kind) {
-    case PERI_K_OPTIM_SGD: tbe_row_sgd(o, &p, g); break;
-    case PERI_K_OPTIM_ADAGRAD: tbe_row_adagrad(o, &p, g); break;
-    case PERI_K_OPTIM_ROWWISE_ADAGRAD: tbe_row_rowwise_adagrad(o, &p, g); break;
-    case PERI_K_OPTIM_ADAM: tbe_row_adam(o, &p, g, false); break;
-    case PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM: tbe_row_adam(o, &p, g, true); break;
-    case PERI_K_OPTIM_LAMB: tbe_row_lamb(o, &p, g, false); break;
-    case PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB: tbe_row_lamb(o, &p, g, true); break;
-    case PERI_K_OPTIM_LARS_SGD: tbe_row_lars_sgd(o, &p, g); break;
-    case PERI_K_OPTIM_LION: tbe_row_lion(o, &p, g); break;
-    case PERI_K_OPTIM_ROWWISE_RMSPROP_AR: tbe_row_stepped(o, &p, g); break;
+    case PERI_TBE_SGD: tbe_row_sgd(o, &p, g); break;
+    case PERI_TBE_ADAGRAD: tbe_row_adagrad(o, &p, g); break;
+    case PERI_TBE_ROWWISE_ADAGRAD: tbe_row_rowwise_adagrad(o, &p, g); break;
+    case PERI_TBE_ADAM: tbe_row_adam(o, &p, g, false); break;
+    case PERI_TBE_PARTIAL_ROWWISE_ADAM: tbe_row_adam(o, &p, g, true); break;
+    case PERI_TBE_LAMB: tbe_row_lamb(o, &p, g, false); break;
+    case PERI_TBE_PARTIAL_ROWWISE_LAMB: tbe_row_lamb(o, &p, g, true); break;
+    case PERI_TBE_LARS_SGD: tbe_row_lars_sgd(o, &p, g); break;
+    case PERI_TBE_LION: tbe_row_lion(o, &p, g); break;
+    case PERI_TBE_ROWWISE_RMSPROP_AR: tbe_row_stepped(o, &p, g); break;
     default: break;
     }
     if (o->max_norm > 0) tbe_row_limit(p.w, n, o->max_norm);

@@ -44,7 +44,7 @@ static void tbe_update_enter(tbe_updater *u, const peri_k_tbe_table *t)
     u->ahead_table = t;
     u->ahead_lines = (t->cols * 4 + TBE_LINE - 1) / TBE_LINE + (t->stride % (TBE_LINE / 4) != 0);
     u->ahead_weight_lines = 0;
-    if (u->a->optimizer.kind == PERI_K_OPTIM_NONE) return;
+    if (u->a->optimizer.kind == PERI_TBE_NONE) return;
     u->ahead_weight_lines = (t->cols * element + TBE_LINE - 1) / TBE_LINE + (t->stride * element % TBE_LINE != 0);
 }
 
@@ -200,10 +200,10 @@ TBE_INLINE int64_t tbe_update_table(tbe_updater *u, const peri_k_tbe_table *t, i
         past = tbe_run_end(u, e, linear);
         int64_t row = (int64_t)linear - t->first_row;
         const float *g = tbe_sum(u, e, past, t->cols, u->room);
-        if (kind == PERI_K_OPTIM_NONE && a->run_values) {
+        if (kind == PERI_TBE_NONE && a->run_values) {
             memcpy(a->run_values + u->next_run * a->run_stride, g, sizeof *g * (size_t)t->cols);
             a->run_rows[u->next_run++] = (int64_t)linear;
-        } else if (kind == PERI_K_OPTIM_NONE) {
+        } else if (kind == PERI_TBE_NONE) {
             memcpy(a->dense + t->offset + row * t->stride, g, sizeof *g * (size_t)t->cols);
             a->touched[linear] = 1;
         } else {
@@ -222,14 +222,14 @@ TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, 
         while (e < last && a->sorted[e] >> a->payload_bits == a->sorted[e - 1] >> a->payload_bits) e++;
     if (e >= last) return;
     const peri_k_tbe_table *t = a->rows.tables;
-    u.next_run = kind == PERI_K_OPTIM_NONE && a->run_values ? a->run_starts[begin] : 0;
+    u.next_run = kind == PERI_TBE_NONE && a->run_values ? a->run_starts[begin] : 0;
     u.room = a->scratch + begin * a->scratch_stride;
     u.ahead = a->reach.ahead > 0 ? e : u.n;
     if (tbe_has_full1(kind)) u.full[0] = a->rows.momentum1;
     if (tbe_has_full2(kind)) u.full[1] = a->rows.momentum2;
     if (tbe_has_row1(kind)) u.row[0] = a->rows.momentum1;
     if (tbe_has_row2(kind)) u.row[1] = a->rows.momentum2;
-    if (kind == PERI_K_OPTIM_ROWWISE_RMSPROP_AR) {
+    if (kind == PERI_TBE_ROWWISE_RMSPROP_AR) {
         u.row[1] = a->rows.row_counter;
         u.prev = a->rows.prev_iter;
     }
@@ -243,7 +243,7 @@ TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, 
             continue;
         }
         t = tbe_table_of(t, linear);
-        tbe_batches *batches = kind == PERI_K_OPTIM_SGD || kind == PERI_K_OPTIM_ROWWISE_ADAGRAD ? tbe_batches_of(a, t) : NULL;
+        tbe_batches *batches = kind == PERI_TBE_SGD || kind == PERI_TBE_ROWWISE_ADAGRAD ? tbe_batches_of(a, t) : NULL;
         e = batches ? batches(&u, t, e, last) : tbe_update_table(&u, t, e, last, kind);
     }
     __atomic_fetch_add(a->updated, u.runs, __ATOMIC_RELAXED);
@@ -252,14 +252,14 @@ TBE_INLINE void tbe_update_runs(const peri_k_tbe_update_args *a, int64_t begin, 
 /** Whose function updates the rows. */
 static int32_t tbe_function_of(int32_t kind)
 {
-    return kind == PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER ? PERI_K_OPTIM_ROWWISE_RMSPROP_AR : kind;
+    return kind == PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER ? PERI_TBE_ROWWISE_RMSPROP_AR : kind;
 }
 
 /* One function each: every optimizer gets registers of its own. */
 #define X(kind)                                                                                                                            \
     static __attribute__((noinline)) void tbe_update_##kind(const peri_k_tbe_update_args *a, int64_t begin, int64_t end)                   \
     {                                                                                                                                      \
-        tbe_update_runs(a, begin, end, PERI_K_OPTIM_##kind);                                                                               \
+        tbe_update_runs(a, begin, end, PERI_TBE_##kind);                                                                               \
     }
 TBE_OPTIMIZERS(X) X(NONE)
 #undef X
@@ -269,7 +269,7 @@ static void cpu_tbe_update(const void *args, int64_t begin, int64_t end)
     const peri_k_tbe_update_args *a = args;
     switch (tbe_function_of(a->optimizer.kind)) {
 #define X(kind)                                                                                                                            \
-    case PERI_K_OPTIM_##kind: tbe_update_##kind(a, begin, end); break;
+    case PERI_TBE_##kind: tbe_update_##kind(a, begin, end); break;
         TBE_OPTIMIZERS(X) X(NONE)
 #undef X
     default: break;
@@ -294,7 +294,7 @@ static void cpu_tbe_dense_update(const void *args, int64_t begin, int64_t end)
     const peri_k_tbe_dense_update_args *a = args;
     switch (tbe_function_of(a->optimizer.kind)) {
 #define X(kind)                                                                                                                            \
-    case PERI_K_OPTIM_##kind: tbe_dense_rows(a, begin, end, PERI_K_OPTIM_##kind); break;
+    case PERI_TBE_##kind: tbe_dense_rows(a, begin, end, PERI_TBE_##kind); break;
         TBE_OPTIMIZERS(X)
 #undef X
     default: break;

@@ -20,12 +20,12 @@ TBE_INLINE v16 tbe_code_values(v16 scale, v16 bias, const int32_t format)
 {
     static const float codes[2][16] = {{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
                                        {0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3}};
-    return v16_fma(v16_load(codes[format == PERI_K_ROWS_INT2]), scale, bias);
+    return v16_fma(v16_load(codes[format == PERI_ROWS_INT2]), scale, bias);
 }
 
 TBE_INLINE tbe_codes tbe_row_codes(const char *row, int64_t cols, const int32_t format)
 {
-    if (format == PERI_K_ROWS_INT8) {
+    if (format == PERI_ROWS_INT8) {
         float pair[2];
         __builtin_memcpy(pair, row + cols, 8);
         return (tbe_codes){row, v16_set(pair[0]), v16_set(pair[1]), v16_zero()};
@@ -35,7 +35,7 @@ TBE_INLINE tbe_codes tbe_row_codes(const char *row, int64_t cols, const int32_t 
         __builtin_memcpy(&pair, row, 4);
         __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128(pair));
         tbe_codes c = {row + 4, v16_set(_mm_cvtss_f32(both)), v16_set(_mm_cvtss_f32(_mm_movehdup_ps(both))), v16_zero()};
-        if (format != PERI_K_ROWS_INT8_HALF) c.values = tbe_code_values(c.scale, c.bias, format);
+        if (format != PERI_ROWS_INT8_HALF) c.values = tbe_code_values(c.scale, c.bias, format);
         return c;
     }
     return (tbe_codes){.at = row};
@@ -52,9 +52,9 @@ TBE_INLINE v16 tbe_packed_values(const tbe_codes *codes, __m128i bytes, const in
     const __m512i halves = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
     const __m512i by4 = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
     const __m512i by2 = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    __m512i all = format == PERI_K_ROWS_INT2 ? _mm512_broadcastd_epi32(bytes)
+    __m512i all = format == PERI_ROWS_INT2 ? _mm512_broadcastd_epi32(bytes)
                                              : _mm512_permutexvar_epi32(halves, _mm512_castsi128_si512(bytes));
-    return (v16){_mm512_permutexvar_ps(_mm512_srlv_epi32(all, format == PERI_K_ROWS_INT2 ? by2 : by4), codes->values.v)};
+    return (v16){_mm512_permutexvar_ps(_mm512_srlv_epi32(all, format == PERI_ROWS_INT2 ? by2 : by4), codes->values.v)};
 }
 #else
 TBE_INLINE v16 v16_of_u8(__m128i x)
@@ -77,7 +77,7 @@ TBE_INLINE v16 tbe_packed_values(const tbe_codes *codes, __m128i bytes, const in
     const __m256i by4 = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28), most = _mm256_set1_epi32(15);
     const __m256i by2 = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14), behind = _mm256_setr_epi32(16, 18, 20, 22, 24, 26, 28, 30);
     __m256i all = _mm256_broadcastd_epi32(bytes);
-    if (format == PERI_K_ROWS_INT2)
+    if (format == PERI_ROWS_INT2)
         return (v16){_mm256_permutevar8x32_ps(codes->values.a, _mm256_srlv_epi32(all, by2)),
                      _mm256_permutevar8x32_ps(codes->values.a, _mm256_srlv_epi32(all, behind))};
     __m256i rest = _mm256_broadcastd_epi32(_mm_srli_si128(bytes, 4));
@@ -91,7 +91,7 @@ TBE_INLINE v16 tbe_packed_values(const tbe_codes *codes, __m128i bytes, const in
 TBE_INLINE __m128i tbe_packed_bytes(const uint8_t *p, int64_t n, const int32_t format)
 {
     if (n < 16) return tbe_bytes_part(p, (n * tbe_bits(format) + 7) / 8);
-    return format == PERI_K_ROWS_INT2 ? _mm_loadu_si32(p) : _mm_loadl_epi64((const __m128i *)p);
+    return format == PERI_ROWS_INT2 ? _mm_loadu_si32(p) : _mm_loadl_epi64((const __m128i *)p);
 }
 
 /** FP8 by way of f16, which has one bit of exponent more and another bias: sign, exponent and mantissa move, TBE_FP8_SCALE times the
@@ -111,7 +111,7 @@ TBE_INLINE v16 tbe_row_values(const tbe_codes *codes, int64_t d, int64_t n, cons
         return tbe_packed_values(codes, tbe_packed_bytes((const uint8_t *)codes->at + d * tbe_bits(format) / 8, n, format), format);
     const uint8_t *p = (const uint8_t *)codes->at + d;
     __m128i bytes = n >= 16 ? _mm_loadu_si128((const __m128i *)p) : tbe_bytes_part(p, n);
-    if (format == PERI_K_ROWS_FP8) return scaled ? v16_of_fp8(bytes) : v16_mul(v16_of_fp8(bytes), v16_set(TBE_FP8_SCALE));
+    if (format == PERI_ROWS_FP8) return scaled ? v16_of_fp8(bytes) : v16_mul(v16_of_fp8(bytes), v16_set(TBE_FP8_SCALE));
     return v16_fma(v16_of_u8(bytes), codes->scale, codes->bias);
 }
 

@@ -116,7 +116,7 @@ static void ref_tbe_forward(const void *args, int64_t begin, int64_t end)
             for (int64_t j = at.j; j < last; j++) {
                 int64_t first = tbe_bag_start(s, at.k, j), past = tbe_bag_start(s, at.k, j + 1);
                 float factor = tbe_factor(s, t, b->first_bag + j, past - first);
-                if (t->pooling != PERI_K_POOLING_NONE)
+                if (t->pooling != PERI_POOLING_NONE)
                     ref_tbe_forward_bag(a, at.k, first, past, factor, b->out_offset + j * b->out_stride);
                 else
                     for (int64_t i = first; i < past; i++)

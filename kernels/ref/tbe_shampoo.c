@@ -98,7 +98,7 @@ static void ref_tbe_precondition(const void *args, int64_t begin, int64_t end)
     int64_t all = s->first[s->n_tables], from = tbe_part(all, begin, s->chunks), to = tbe_part(all, end, s->chunks), offset = 0;
     float *u = s->scratch + begin * s->scratch_stride;
     peri_k_tbe_optimizer step = s->optimizer;
-    step.kind = PERI_K_OPTIM_SGD;
+    step.kind = PERI_TBE_SGD;
     for (int64_t t = 0; t < s->n_tables; t++) {
         int64_t n = s->tables[t].cols;
         for (int64_t r = tbe_clamp(s->first[t], from, to); r < tbe_clamp(s->first[t + 1], from, to); r++) {

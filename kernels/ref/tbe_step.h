@@ -47,8 +47,8 @@ static inline double tbe_rate_counted(const peri_k_tbe_optimizer *o, double c, d
     double tail = k->tail_ratio ? floor((double)k->tail * most) : (double)k->tail, up = (double)k->adjustment_ub, factor;
     if (k->rates < 0 || !(c > tail)) return mult;
     switch (k->rates) {
-    case PERI_K_RATES_TAIL_UP: factor = pow(most / (c + 1), up); return mult * (factor < 1 ? 1 : factor > 10 ? 10 : factor);
-    case PERI_K_RATES_TAIL_DOWN: factor = pow((c + 1) / most, up); return mult * (factor < 0.1 ? 0.1 : factor > 1 ? 1 : factor);
+    case PERI_RATES_TAIL_ID_INCREASE: factor = pow(most / (c + 1), up); return mult * (factor < 1 ? 1 : factor > 10 ? 10 : factor);
+    case PERI_RATES_TAIL_ID_DECREASE: factor = pow((c + 1) / most, up); return mult * (factor < 0.1 ? 0.1 : factor > 1 ? 1 : factor);
     default: return (double)o->lr / (sqrt(up * c) + (double)o->eps);
     }
 }
@@ -60,9 +60,9 @@ static inline tbe_step tbe_step_counted(const peri_k_tbe_optimizer *o, double c,
     double lr = o->lr, wd = o->weight_decay, mult = lr / root, rate, keep = 1;
     if (k->adjustment_iter > 0 && t <= k->adjustment_iter) return (tbe_step){.rate = (float)mult, .keep = 1};
     rate = tbe_rate_counted(o, c, most, mult);
-    if (o->decay == PERI_K_DECAY_L2) keep = 1 - (double)h / c * wd * mult;
-    if (o->decay == PERI_K_DECAY_DECOUPLE) keep = 1 - (double)h / c * wd * lr;
-    if (o->decay == PERI_K_DECAY_ADAGRADW) {
+    if (o->decay == PERI_DECAY_L2) keep = 1 - (double)h / c * wd * mult;
+    if (o->decay == PERI_DECAY_DECOUPLE) keep = 1 - (double)h / c * wd * lr;
+    if (o->decay == PERI_COUNTER_DECAY_ADAGRADW) {
         int64_t missed = gap < t - k->adjustment_iter ? gap : t - k->adjustment_iter;
         if (h == -1) rate = mult * sqrt(c);
         if (h == -2) rate = (lr * c < (double)k->adjustment_ub ? lr * c : (double)k->adjustment_ub) / root;
@@ -80,15 +80,15 @@ static inline tbe_step tbe_step_clipped(const peri_k_tbe_optimizer *o, double c,
     double weights = (double)k->weight_norm * (double)row->weight_norm, least = k->lower_bound;
     double bound = c * (weights < least ? least : weights);
     if (bound < size) rate *= bound / size;
-    if (o->decay == PERI_K_DECAY_L2) keep = 1 - wd * rate;
-    if (o->decay == PERI_K_DECAY_DECOUPLE) keep = 1 - wd * lr;
+    if (o->decay == PERI_DECAY_L2) keep = 1 - wd * rate;
+    if (o->decay == PERI_DECAY_DECOUPLE) keep = 1 - wd * lr;
     return (tbe_step){.rate = (float)rate, .keep = (float)keep};
 }
 
 /** The step of a row; its states become those after it. */
 static inline tbe_step tbe_step_of(const peri_k_tbe_optimizer *o, const tbe_row_numbers *row)
 {
-    if (o->kind == PERI_K_OPTIM_ROWWISE_RMSPROP_AR) return tbe_step_rmsprop_ar(o, row);
+    if (o->kind == PERI_TBE_ROWWISE_RMSPROP_AR) return tbe_step_rmsprop_ar(o, row);
     const peri_k_tbe_counter *k = &o->counter;
     int64_t gap = tbe_gap(o, row->prev), h = k->halflife;
     float before = *row->counter;

@@ -32,14 +32,14 @@ static inline int64_t tbe_bag_start(const peri_k_tbe_stream *s, int64_t k, int64
 /** What multiplies the pooled sum of a bag of @length ids. */
 static inline float tbe_factor(const peri_k_tbe_stream *s, const peri_k_tbe_table *table, int64_t bag, int64_t length)
 {
-    float factor = table->pooling == PERI_K_POOLING_MEAN && length > 0 ? 1.0f / (float)length : 1.0f;
+    float factor = table->pooling == PERI_POOLING_MEAN && length > 0 ? 1.0f / (float)length : 1.0f;
     return s->scale ? factor * s->scale[bag] : factor;
 }
 
 /** Which row of a block's output belongs to id i of bag j. */
 static inline int64_t tbe_out_row(const peri_k_tbe_table *table, int64_t j, int64_t i)
 {
-    return table->pooling == PERI_K_POOLING_NONE ? i : j;
+    return table->pooling == PERI_POOLING_NONE ? i : j;
 }
 
 /** A place between bags of the stream: before bag j of block k; the end is (n_blocks, 0). */

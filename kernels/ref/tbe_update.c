@@ -18,18 +18,18 @@ typedef struct ref_tbe_place {
 
 static void ref_tbe_sgd(const peri_k_tbe_optimizer *o, const ref_tbe_place *p, const float *g)
 {
-    float keep = o->decay == PERI_K_DECAY_DECOUPLE ? 1 - o->lr * o->weight_decay : 1;
+    float keep = o->decay == PERI_DECAY_DECOUPLE ? 1 - o->lr * o->weight_decay : 1;
     for (int64_t d = 0; d < p->n; d++) {
-        float x = o->decay == PERI_K_DECAY_L2 ? fmaf(o->weight_decay, p->w[d], g[d]) : g[d];
+        float x = o->decay == PERI_DECAY_L2 ? fmaf(o->weight_decay, p->w[d], g[d]) : g[d];
         p->w[d] = fmaf(-o->lr, x, keep * p->w[d]);
     }
 }
 
 static void ref_tbe_adagrad(const peri_k_tbe_optimizer *o, const ref_tbe_place *p, const float *g)
 {
-    float keep = o->decay == PERI_K_DECAY_DECOUPLE ? 1 - o->lr * o->weight_decay : 1;
+    float keep = o->decay == PERI_DECAY_DECOUPLE ? 1 - o->lr * o->weight_decay : 1;
     for (int64_t d = 0; d < p->n; d++) {
-        float x = o->decay == PERI_K_DECAY_L2 ? fmaf(o->weight_decay, p->w[d], g[d]) : g[d];
+        float x = o->decay == PERI_DECAY_L2 ? fmaf(o->weight_decay, p->w[d], g[d]) : g[d];
         p->m1[d] = fmaf(x, x, p->m1[d]);
         p->w[d] = keep * p->w[d] - o->lr * x / (sqrtf(p->m1[d]) + o->eps);
     }
@@ -40,7 +40,7 @@ static float ref_tbe_squares(const peri_k_tbe_optimizer *o, const ref_tbe_place 
 {
     float s[16] = {0};
     for (int64_t d = 0; d < p->n; d++) {
-        float x = o->decay == PERI_K_DECAY_L2 ? fmaf(o->weight_decay, p->w[d], g[d]) : g[d];
+        float x = o->decay == PERI_DECAY_L2 ? fmaf(o->weight_decay, p->w[d], g[d]) : g[d];
         s[d % 16] = fmaf(x, x, s[d % 16]);
     }
     for (int half = 8; half > 0; half /= 2)
@@ -53,8 +53,8 @@ static void ref_tbe_rowwise_adagrad(const peri_k_tbe_optimizer *o, const ref_tbe
     float keep = 1;
     *p->m1 += ref_tbe_squares(o, p, g) / (float)p->n;
     float mult = o->lr / (sqrtf(*p->m1) + o->eps);
-    if (o->decay == PERI_K_DECAY_L2) keep = 1 - mult * o->weight_decay;
-    if (o->decay == PERI_K_DECAY_DECOUPLE) keep = 1 - o->lr * o->weight_decay;
+    if (o->decay == PERI_DECAY_L2) keep = 1 - mult * o->weight_decay;
+    if (o->decay == PERI_DECAY_DECOUPLE) keep = 1 - o->lr * o->weight_decay;
     for (int64_t d = 0; d < p->n; d++) p->w[d] = fmaf(-mult, g[d], keep * p->w[d]);
 }
 
@@ -140,8 +140,8 @@ static void ref_tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer 
 {
     int64_t n = t->cols, at = t->offset + row * t->stride, linear = t->first_row + row;
     bool wide = rows->weight_dtype == PERI_F32,
-         row1 = o->kind == PERI_K_OPTIM_ROWWISE_ADAGRAD || o->kind >= PERI_K_OPTIM_ROWWISE_RMSPROP_AR,
-         row2 = o->kind == PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM || o->kind == PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB;
+         row1 = o->kind == PERI_TBE_ROWWISE_ADAGRAD || o->kind >= PERI_TBE_ROWWISE_RMSPROP_AR,
+         row2 = o->kind == PERI_TBE_PARTIAL_ROWWISE_ADAM || o->kind == PERI_TBE_PARTIAL_ROWWISE_LAMB;
     float *u = room + ref_tbe_round16(n);
     ref_tbe_place p = {.w = wide ? (float *)rows->weight + at : room, .n = n};
     if (rows->momentum1) p.m1 = rows->momentum1 + (row1 ? linear : at);
@@ -151,17 +151,17 @@ static void ref_tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer 
     if (rows->max_counter) p.most = rows->max_counter[t - rows->tables];
     for (int64_t d = 0; !wide && d < n; d++) p.w[d] = tbe_weight(rows->weight, at + d, rows->weight_dtype);
     switch (o->kind) {
-    case PERI_K_OPTIM_SGD: ref_tbe_sgd(o, &p, g); break;
-    case PERI_K_OPTIM_ADAGRAD: ref_tbe_adagrad(o, &p, g); break;
-    case PERI_K_OPTIM_ROWWISE_ADAGRAD: ref_tbe_rowwise_adagrad(o, &p, g); break;
-    case PERI_K_OPTIM_ROWWISE_RMSPROP_AR:
-    case PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER: ref_tbe_stepped(o, &p, g); break;
-    case PERI_K_OPTIM_ADAM: ref_tbe_adam(o, &p, g, u, false); break;
-    case PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM: ref_tbe_adam(o, &p, g, u, true); break;
-    case PERI_K_OPTIM_LAMB: ref_tbe_lamb(o, &p, g, u, false); break;
-    case PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB: ref_tbe_lamb(o, &p, g, u, true); break;
-    case PERI_K_OPTIM_LARS_SGD: ref_tbe_lars_sgd(o, &p, g); break;
-    case PERI_K_OPTIM_LION: ref_tbe_lion(o, &p, g); break;
+    case PERI_TBE_SGD: ref_tbe_sgd(o, &p, g); break;
+    case PERI_TBE_ADAGRAD: ref_tbe_adagrad(o, &p, g); break;
+    case PERI_TBE_ROWWISE_ADAGRAD: ref_tbe_rowwise_adagrad(o, &p, g); break;
+    case PERI_TBE_ROWWISE_RMSPROP_AR:
+    case PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER: ref_tbe_stepped(o, &p, g); break;
+    case PERI_TBE_ADAM: ref_tbe_adam(o, &p, g, u, false); break;
+    case PERI_TBE_PARTIAL_ROWWISE_ADAM: ref_tbe_adam(o, &p, g, u, true); break;
+    case PERI_TBE_LAMB: ref_tbe_lamb(o, &p, g, u, false); break;
+    case PERI_TBE_PARTIAL_ROWWISE_LAMB: ref_tbe_lamb(o, &p, g, u, true); break;
+    case PERI_TBE_LARS_SGD: ref_tbe_lars_sgd(o, &p, g); break;
+    case PERI_TBE_LION: ref_tbe_lion(o, &p, g); break;
     default: break;
     }
     float norm = o->max_norm > 0 ? ref_tbe_norm(p.w, n) : 0;
@@ -248,7 +248,7 @@ static void ref_tbe_update(const void *args, int64_t begin, int64_t end)
         for (int64_t d = 0; d < t->cols; d++)
             g[d] = a->optimizer.exact ? ref_tbe_exact_sum(a, e, past, d) : ref_tbe_sum(a, e, past, d);
         runs++;
-        if (a->optimizer.kind != PERI_K_OPTIM_NONE) {
+        if (a->optimizer.kind != PERI_TBE_NONE) {
             ref_tbe_row(rows, &a->optimizer, t, row, g, g + ref_tbe_round16(t->cols));
             continue;
         }

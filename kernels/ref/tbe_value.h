@@ -15,7 +15,7 @@ static inline int tbe_bits(int32_t format)
 {
     if (format == PERI_F32) return 32;
     if (format == PERI_F16 || format == PERI_BF16) return 16;
-    return format == PERI_K_ROWS_INT4 ? 4 : format == PERI_K_ROWS_INT2 ? 2 : 8;
+    return format == PERI_ROWS_INT4 ? 4 : format == PERI_ROWS_INT2 ? 2 : 8;
 }
 
 /** Bytes in which offsets and strides of a format count. */
@@ -24,13 +24,13 @@ static inline int64_t tbe_unit(int32_t format) { return tbe_bits(format) > 8 ? t
 /** Whether rows begin with an f16 scale and an f16 bias. */
 static inline bool tbe_halves_first(int32_t format)
 {
-    return format == PERI_K_ROWS_INT8_HALF || format == PERI_K_ROWS_INT4 || format == PERI_K_ROWS_INT2;
+    return format == PERI_ROWS_INT8_HALF || format == PERI_ROWS_INT4 || format == PERI_ROWS_INT2;
 }
 
 /** Bytes of a row of @cols columns. */
 static inline int64_t tbe_row_bytes(int32_t format, int64_t cols)
 {
-    return (cols * tbe_bits(format) + 7) / 8 + (format == PERI_K_ROWS_INT8 ? 8 : tbe_halves_first(format) ? 4 : 0);
+    return (cols * tbe_bits(format) + 7) / 8 + (format == PERI_ROWS_INT8 ? 8 : tbe_halves_first(format) ? 4 : 0);
 }
 
 static inline float tbe_fp8_to_f32(uint8_t code)
@@ -50,13 +50,13 @@ static inline float tbe_value(const void *row, int64_t cols, int64_t d, int32_t 
     switch (format) {
     case PERI_F16: return k_f16_to_f32(half[d]);
     case PERI_BF16: return k_bf16_to_f32(half[d]);
-    case PERI_K_ROWS_INT8: memcpy(pair, bytes + cols, 8); return fmaf((float)bytes[d], pair[0], pair[1]);
-    case PERI_K_ROWS_INT8_HALF:
-    case PERI_K_ROWS_INT4:
-    case PERI_K_ROWS_INT2:
+    case PERI_ROWS_INT8: memcpy(pair, bytes + cols, 8); return fmaf((float)bytes[d], pair[0], pair[1]);
+    case PERI_ROWS_INT8_HALF:
+    case PERI_ROWS_INT4:
+    case PERI_ROWS_INT2:
         memcpy(halves, bytes, 4);
         return fmaf((float)(bytes[4 + d * bits / 8] >> d * bits % 8 & ((1 << bits) - 1)), k_f16_to_f32(halves[0]), k_f16_to_f32(halves[1]));
-    case PERI_K_ROWS_FP8: return tbe_fp8_to_f32(bytes[d]);
+    case PERI_ROWS_FP8: return tbe_fp8_to_f32(bytes[d]);
     default: return ((const float *)row)[d];
     }
 }

@@ -7,31 +7,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* The public constants are the kernels'. */
-_Static_assert((int)PERI_TBE_NONE == (int)PERI_K_OPTIM_NONE && (int)PERI_TBE_SGD == (int)PERI_K_OPTIM_SGD &&
-                   (int)PERI_TBE_ADAGRAD == (int)PERI_K_OPTIM_ADAGRAD && (int)PERI_TBE_ADAM == (int)PERI_K_OPTIM_ADAM &&
-                   (int)PERI_TBE_ROWWISE_ADAGRAD == (int)PERI_K_OPTIM_ROWWISE_ADAGRAD &&
-                   (int)PERI_TBE_PARTIAL_ROWWISE_ADAM == (int)PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM &&
-                   (int)PERI_TBE_LAMB == (int)PERI_K_OPTIM_LAMB && (int)PERI_TBE_LARS_SGD == (int)PERI_K_OPTIM_LARS_SGD &&
-                   (int)PERI_TBE_PARTIAL_ROWWISE_LAMB == (int)PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB &&
-                   (int)PERI_TBE_LION == (int)PERI_K_OPTIM_LION && (int)PERI_TBE_SHAMPOO == (int)PERI_K_OPTIM_SHAMPOO &&
-                   (int)PERI_TBE_ROWWISE_RMSPROP_AR == (int)PERI_K_OPTIM_ROWWISE_RMSPROP_AR &&
-                   (int)PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD == (int)PERI_K_OPTIM_EMAINPLACE_ROWWISE_ADAGRAD &&
-                   (int)PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER == (int)PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER,
-               "optimizers");
-_Static_assert((int)PERI_COUNTER_DECAY_L2 == (int)PERI_K_DECAY_L2 && (int)PERI_COUNTER_DECAY_DECOUPLE == (int)PERI_K_DECAY_DECOUPLE &&
-                   (int)PERI_COUNTER_DECAY_ADAGRADW == (int)PERI_K_DECAY_ADAGRADW &&
-                   (int)PERI_RATES_TAIL_ID_INCREASE == (int)PERI_K_RATES_TAIL_UP &&
-                   (int)PERI_RATES_TAIL_ID_DECREASE == (int)PERI_K_RATES_TAIL_DOWN &&
-                   (int)PERI_RATES_COUNTER_SGD == (int)PERI_K_RATES_COUNTER_SGD,
-               "counters");
-_Static_assert((int)PERI_DECAY_L2 == (int)PERI_K_DECAY_L2 && (int)PERI_DECAY_DECOUPLE == (int)PERI_K_DECAY_DECOUPLE, "decay modes");
-_Static_assert((int)PERI_POOLING_MEAN == (int)PERI_K_POOLING_MEAN && (int)PERI_POOLING_NONE == (int)PERI_K_POOLING_NONE, "poolings");
-
 enum { FULL = PERI_STATE_FULL + 1, ROW = PERI_STATE_ROW + 1, SQUARE = PERI_STATE_SQUARE + 1, SCALAR = PERI_STATE_SCALAR + 1 };
 enum { M1 = PERI__STATE_MOMENTUM1, M2 = PERI__STATE_MOMENTUM2, COUNTER = PERI__STATE_ROW_COUNTER, PREV = PERI__STATE_PREV_ITER };
 
-static const peri__optimizer_kind kinds[PERI_K_OPTIM_COUNT] = {
+static const peri__optimizer_kind kinds[PERI_TBE_OPTIMIZER_COUNT] = {
     [PERI_TBE_NONE] = {.name = "none"},
     [PERI_TBE_SGD] = {.name = "sgd", .decay = true, .decay_mode = true},
     [PERI_TBE_ADAGRAD] = {.name = "adagrad", .keeps = {[M1] = FULL}, .eps = 1e-8, .decay = true, .decay_mode = true},

@@ -103,7 +103,7 @@ static peri_k_tbe_counter counter_of(const peri_tbe_optimizer *o)
                                 .tail = (float)k->tail_id_threshold,
                                 .weight_norm = (float)k->weight_norm_coefficient,
                                 .lower_bound = (float)k->lower_bound,
-                                .rates = clip ? PERI_K_RATES_EQUAL : k->learning_rate_mode,
+                                .rates = clip ? PERI_RATES_EQUAL : k->learning_rate_mode,
                                 .tail_ratio = k->tail_id_is_ratio,
                                 .clip = clip};
 }
@@ -113,7 +113,7 @@ peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration)
     const peri_tbe_optimizer *o = &tbe->optimizer;
     const peri__optimizer_kind *k = peri__optimizer_kind_of(o->kind);
     double beta1 = k->rmsprop ? o->ema_beta : o->beta1;
-    return (peri_k_tbe_optimizer){.kind = k->ema ? PERI_K_OPTIM_ROWWISE_ADAGRAD : o->kind,
+    return (peri_k_tbe_optimizer){.kind = k->ema ? PERI_TBE_ROWWISE_ADAGRAD : o->kind,
                                   .decay = k->counter ? o->counter.weight_decay_mode : o->weight_decay_mode,
                                   .lr = (float)o->learning_rate,
                                   .eps = (float)o->eps,

@@ -177,7 +177,7 @@ static int64_t update_pass(void *state, int32_t choice)
     peri_k_tbe_update_args args = {
         .rows = {.tables = &b->table, .n_tables = 1, .total_rows = ROWS, .weight = b->weight,
                  .weight_dtype = narrow ? PERI_F16 : PERI_F32, .momentum1 = b->momentum},
-        .optimizer = {.kind = PERI_K_OPTIM_ROWWISE_ADAGRAD, .lr = 0.01f, .eps = 1e-8f, .stochastic = true, .iteration = (uint64_t)b->turn},
+        .optimizer = {.kind = PERI_TBE_ROWWISE_ADAGRAD, .lr = 0.01f, .eps = 1e-8f, .stochastic = true, .iteration = (uint64_t)b->turn},
         .sorted = b->room, .n = &b->n, .grad = b->grad, .scratch = b->scratch,
         .scratch_stride = PERI_K_TBE_SCRATCH_ROWS * COLS + PERI_K_TBE_SCRATCH_MORE, .chunks = CHUNKS, .updated = &b->updated,
         .payload_bits = PAYLOAD_BITS, .reach = peri__tbe_reach_update()};

@@ -4,11 +4,6 @@
  */
 #include "internal.h"
 
-_Static_assert((int)PERI_ROWS_INT8 == (int)PERI_K_ROWS_INT8 && (int)PERI_ROWS_INT8_HALF == (int)PERI_K_ROWS_INT8_HALF &&
-                   (int)PERI_ROWS_FP8 == (int)PERI_K_ROWS_FP8 && (int)PERI_ROWS_INT4 == (int)PERI_K_ROWS_INT4 &&
-                   (int)PERI_ROWS_INT2 == (int)PERI_K_ROWS_INT2,
-               "row formats");
-
 bool peri__tbe_bytes(int32_t dtype) { return dtype >= PERI_ROWS_INT8 && dtype <= PERI_ROWS_INT2; }
 
 int64_t peri__tbe_stride(int32_t dtype, int64_t cols)

@@ -15,14 +15,14 @@ enum { TABLE_ALIGNMENT = 16, GRAIN = 1 << 14 };
 
 const char *peri_tbe_optimizer_name(int32_t kind)
 {
-    return kind >= 0 && kind < PERI_K_OPTIM_COUNT ? peri__optimizer_kind_of(kind)->name : NULL;
+    return kind >= 0 && kind < PERI_TBE_OPTIMIZER_COUNT ? peri__optimizer_kind_of(kind)->name : NULL;
 }
 
 peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out)
 {
     PERI_NEED(out);
-    if (kind < 0 || kind >= PERI_K_OPTIM_COUNT)
-        return peri__fail(PERI_EINVAL, "peri_tbe_optimizer_default: kind %d, allowed: 0..%d", kind, PERI_K_OPTIM_COUNT - 1);
+    if (kind < 0 || kind >= PERI_TBE_OPTIMIZER_COUNT)
+        return peri__fail(PERI_EINVAL, "peri_tbe_optimizer_default: kind %d, allowed: 0..%d", kind, PERI_TBE_OPTIMIZER_COUNT - 1);
     const peri__optimizer_kind *k = peri__optimizer_kind_of(kind);
     *out = (peri_tbe_optimizer){.kind = kind,
                                 .learning_rate = kind == PERI_TBE_NONE ? 0 : 0.01,
@@ -48,8 +48,8 @@ static peri_status check_number(const char *what, double value, bool known, doub
 
 static peri_status check_optimizer(const peri_tbe_optimizer *o)
 {
-    if (o->kind < 0 || o->kind >= PERI_K_OPTIM_COUNT)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer kind %d, allowed: 0..%d", o->kind, PERI_K_OPTIM_COUNT - 1);
+    if (o->kind < 0 || o->kind >= PERI_TBE_OPTIMIZER_COUNT)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer kind %d, allowed: 0..%d", o->kind, PERI_TBE_OPTIMIZER_COUNT - 1);
     const peri__optimizer_kind *k = peri__optimizer_kind_of(o->kind);
     const char *any = "finite numbers >= 0", *fraction = "0 <= number < 1";
     PERI_TRY(check_number("learning_rate", o->learning_rate, o->kind != PERI_TBE_NONE, 0, INFINITY, any, k->name));

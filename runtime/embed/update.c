@@ -101,7 +101,7 @@ static peri_status sparse_args(peri_tbe *tbe, const peri_tbe_sparse *sparse, per
 {
     void *room;
     PERI_TRY(peri__tbe_workspace(tbe, PERI__TBE_RUNS, PERI_I64, 1 + peri__numel(sparse->rows), &room));
-    args->optimizer.kind = PERI_K_OPTIM_NONE;
+    args->optimizer.kind = PERI_TBE_NONE;
     args->runs = room;
     args->run_rows = args->runs + 1;
     args->run_values = peri__data(sparse->values);
@@ -119,7 +119,7 @@ static peri_status update(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *den
     args.optimizer = peri__tbe_optimizer(tbe, tbe->iteration);
     args.updated = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_ROWS;
     if (dense) {
-        args.optimizer.kind = PERI_K_OPTIM_NONE;
+        args.optimizer.kind = PERI_TBE_NONE;
         args.dense = peri__data(dense);
         args.touched = args.dense + tbe->total_elements;
     }

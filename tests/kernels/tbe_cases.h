@@ -138,7 +138,7 @@ static inline void tbe_data_tables(tbe_data *d)
         if (c->cols[t]) cols = c->cols[t];
         d->tables[t] = (peri_k_tbe_table){.rows = rows, .cols = cols, .offset = d->total_elements, .stride = cols,
                                           .first_row = d->total_rows,
-                                          .pooling = c->mean && t % 2 == 0 ? PERI_K_POOLING_MEAN : PERI_K_POOLING_SUM};
+                                          .pooling = c->mean && t % 2 == 0 ? PERI_POOLING_MEAN : PERI_POOLING_SUM};
         d->total_elements += rows * cols + (c->unaligned ? 1 : 0);
         d->total_rows += rows;
         if (cols > d->max_cols) d->max_cols = cols;

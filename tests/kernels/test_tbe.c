@@ -110,43 +110,43 @@ typedef struct variant {
 } variant;
 
 static const variant variants[] = {
-    {.name = "none", .kind = PERI_K_OPTIM_NONE, .dtype = PERI_F32}, /* first: its dense gradient serves the others */
-    {.name = "sgd", .kind = PERI_K_OPTIM_SGD, .dtype = PERI_F32},
-    {.name = "sgd, l2", .kind = PERI_K_OPTIM_SGD, .dtype = PERI_F32, .decay = PERI_K_DECAY_L2, .exact = true, .max_gradient = 0.4f},
-    {.name = "sgd, bf16, decouple", .kind = PERI_K_OPTIM_SGD, .dtype = PERI_BF16, .decay = PERI_K_DECAY_DECOUPLE, .max_norm = 2},
-    {.name = "sgd, f16", .kind = PERI_K_OPTIM_SGD, .dtype = PERI_F16},
-    {.name = "sgd, f16, nearest", .kind = PERI_K_OPTIM_SGD, .dtype = PERI_F16, .nearest = true},
-    {.name = "sgd, bf16, nearest", .kind = PERI_K_OPTIM_SGD, .dtype = PERI_BF16, .nearest = true},
-    {.name = "adagrad", .kind = PERI_K_OPTIM_ADAGRAD, .dtype = PERI_F32, .max_gradient = 0.5f},
-    {.name = "adagrad, l2", .kind = PERI_K_OPTIM_ADAGRAD, .dtype = PERI_BF16, .decay = PERI_K_DECAY_L2},
-    {.name = "adagrad, decouple", .kind = PERI_K_OPTIM_ADAGRAD, .dtype = PERI_F32, .decay = PERI_K_DECAY_DECOUPLE},
-    {.name = "rowwise_adagrad", .kind = PERI_K_OPTIM_ROWWISE_ADAGRAD, .dtype = PERI_F32, .max_norm = 2},
-    {.name = "rowwise_adagrad, l2", .kind = PERI_K_OPTIM_ROWWISE_ADAGRAD, .dtype = PERI_F32, .decay = PERI_K_DECAY_L2},
-    {.name = "rowwise_adagrad, f16, decouple", .kind = PERI_K_OPTIM_ROWWISE_ADAGRAD, .dtype = PERI_F16,
-     .decay = PERI_K_DECAY_DECOUPLE, .exact = true},
-    {.name = "adam", .kind = PERI_K_OPTIM_ADAM, .dtype = PERI_F32},
-    {.name = "adam, row counts", .kind = PERI_K_OPTIM_ADAM, .dtype = PERI_BF16, .row_bias_correction = true},
-    {.name = "partial_rowwise_adam", .kind = PERI_K_OPTIM_PARTIAL_ROWWISE_ADAM, .dtype = PERI_F32, .row_bias_correction = true},
-    {.name = "lamb", .kind = PERI_K_OPTIM_LAMB, .dtype = PERI_F32},
-    {.name = "lamb, bf16", .kind = PERI_K_OPTIM_LAMB, .dtype = PERI_BF16},
-    {.name = "partial_rowwise_lamb", .kind = PERI_K_OPTIM_PARTIAL_ROWWISE_LAMB, .dtype = PERI_F32},
-    {.name = "lars_sgd", .kind = PERI_K_OPTIM_LARS_SGD, .dtype = PERI_F32},
-    {.name = "lion", .kind = PERI_K_OPTIM_LION, .dtype = PERI_F32},
-    {.name = "lion, f16", .kind = PERI_K_OPTIM_LION, .dtype = PERI_F16},
-    {.name = "rmsprop_ar", .kind = PERI_K_OPTIM_ROWWISE_RMSPROP_AR, .dtype = PERI_F32, .max_norm = 2, .exact = true},
-    {.name = "rmsprop_ar, f16", .kind = PERI_K_OPTIM_ROWWISE_RMSPROP_AR, .dtype = PERI_F16, .max_gradient = 0.5f},
-    {.name = "counter, l2, up", .kind = PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_F32, .decay = PERI_K_DECAY_L2,
-     .counter = {.halflife = 7, .fading = 0.9057236642639067, .rates = PERI_K_RATES_TAIL_UP, .adjustment_ub = 0.7f, .tail = 1}},
-    {.name = "counter, decouple, down", .kind = PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_BF16,
-     .decay = PERI_K_DECAY_DECOUPLE, .counter = {.rates = PERI_K_RATES_TAIL_DOWN, .adjustment_ub = 1.3f, .tail = 0.5f, .tail_ratio = true}},
-    {.name = "counter, adagradw", .kind = PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_F32, .decay = PERI_K_DECAY_ADAGRADW,
-     .max_norm = 2, .counter = {.halflife = -1, .adjustment_iter = 17, .rates = PERI_K_RATES_EQUAL, .adjustment_ub = 1}},
-    {.name = "counter, adagradw, -2", .kind = PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_F16, .decay = PERI_K_DECAY_ADAGRADW,
-     .nearest = true, .counter = {.halflife = -2, .rates = PERI_K_RATES_COUNTER_SGD, .adjustment_ub = 0.2f}},
-    {.name = "cowclip, l2", .kind = PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_F32, .decay = PERI_K_DECAY_L2,
-     .counter = {.halflife = -1, .rates = PERI_K_RATES_EQUAL, .clip = true, .weight_norm = 0.1f, .lower_bound = 0.05f}},
-    {.name = "cowclip, decouple", .kind = PERI_K_OPTIM_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_BF16, .decay = PERI_K_DECAY_DECOUPLE,
-     .counter = {.halflife = 3, .fading = 0.7937005259840998, .rates = PERI_K_RATES_EQUAL, .clip = true, .weight_norm = 0.2f}},
+    {.name = "none", .kind = PERI_TBE_NONE, .dtype = PERI_F32}, /* first: its dense gradient serves the others */
+    {.name = "sgd", .kind = PERI_TBE_SGD, .dtype = PERI_F32},
+    {.name = "sgd, l2", .kind = PERI_TBE_SGD, .dtype = PERI_F32, .decay = PERI_DECAY_L2, .exact = true, .max_gradient = 0.4f},
+    {.name = "sgd, bf16, decouple", .kind = PERI_TBE_SGD, .dtype = PERI_BF16, .decay = PERI_DECAY_DECOUPLE, .max_norm = 2},
+    {.name = "sgd, f16", .kind = PERI_TBE_SGD, .dtype = PERI_F16},
+    {.name = "sgd, f16, nearest", .kind = PERI_TBE_SGD, .dtype = PERI_F16, .nearest = true},
+    {.name = "sgd, bf16, nearest", .kind = PERI_TBE_SGD, .dtype = PERI_BF16, .nearest = true},
+    {.name = "adagrad", .kind = PERI_TBE_ADAGRAD, .dtype = PERI_F32, .max_gradient = 0.5f},
+    {.name = "adagrad, l2", .kind = PERI_TBE_ADAGRAD, .dtype = PERI_BF16, .decay = PERI_DECAY_L2},
+    {.name = "adagrad, decouple", .kind = PERI_TBE_ADAGRAD, .dtype = PERI_F32, .decay = PERI_DECAY_DECOUPLE},
+    {.name = "rowwise_adagrad", .kind = PERI_TBE_ROWWISE_ADAGRAD, .dtype = PERI_F32, .max_norm = 2},
+    {.name = "rowwise_adagrad, l2", .kind = PERI_TBE_ROWWISE_ADAGRAD, .dtype = PERI_F32, .decay = PERI_DECAY_L2},
+    {.name = "rowwise_adagrad, f16, decouple", .kind = PERI_TBE_ROWWISE_ADAGRAD, .dtype = PERI_F16,
+     .decay = PERI_DECAY_DECOUPLE, .exact = true},
+    {.name = "adam", .kind = PERI_TBE_ADAM, .dtype = PERI_F32},
+    {.name = "adam, row counts", .kind = PERI_TBE_ADAM, .dtype = PERI_BF16, .row_bias_correction = true},
+    {.name = "partial_rowwise_adam", .kind = PERI_TBE_PARTIAL_ROWWISE_ADAM, .dtype = PERI_F32, .row_bias_correction = true},
+    {.name = "lamb", .kind = PERI_TBE_LAMB, .dtype = PERI_F32},
+    {.name = "lamb, bf16", .kind = PERI_TBE_LAMB, .dtype = PERI_BF16},
+    {.name = "partial_rowwise_lamb", .kind = PERI_TBE_PARTIAL_ROWWISE_LAMB, .dtype = PERI_F32},
+    {.name = "lars_sgd", .kind = PERI_TBE_LARS_SGD, .dtype = PERI_F32},
+    {.name = "lion", .kind = PERI_TBE_LION, .dtype = PERI_F32},
+    {.name = "lion, f16", .kind = PERI_TBE_LION, .dtype = PERI_F16},
+    {.name = "rmsprop_ar", .kind = PERI_TBE_ROWWISE_RMSPROP_AR, .dtype = PERI_F32, .max_norm = 2, .exact = true},
+    {.name = "rmsprop_ar, f16", .kind = PERI_TBE_ROWWISE_RMSPROP_AR, .dtype = PERI_F16, .max_gradient = 0.5f},
+    {.name = "counter, l2, up", .kind = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_F32, .decay = PERI_DECAY_L2,
+     .counter = {.halflife = 7, .fading = 0.9057236642639067, .rates = PERI_RATES_TAIL_ID_INCREASE, .adjustment_ub = 0.7f, .tail = 1}},
+    {.name = "counter, decouple, down", .kind = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_BF16,
+     .decay = PERI_DECAY_DECOUPLE, .counter = {.rates = PERI_RATES_TAIL_ID_DECREASE, .adjustment_ub = 1.3f, .tail = 0.5f, .tail_ratio = true}},
+    {.name = "counter, adagradw", .kind = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_F32, .decay = PERI_COUNTER_DECAY_ADAGRADW,
+     .max_norm = 2, .counter = {.halflife = -1, .adjustment_iter = 17, .rates = PERI_RATES_EQUAL, .adjustment_ub = 1}},
+    {.name = "counter, adagradw, -2", .kind = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_F16, .decay = PERI_COUNTER_DECAY_ADAGRADW,
+     .nearest = true, .counter = {.halflife = -2, .rates = PERI_RATES_COUNTER_SGD, .adjustment_ub = 0.2f}},
+    {.name = "cowclip, l2", .kind = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_F32, .decay = PERI_DECAY_L2,
+     .counter = {.halflife = -1, .rates = PERI_RATES_EQUAL, .clip = true, .weight_norm = 0.1f, .lower_bound = 0.05f}},
+    {.name = "cowclip, decouple", .kind = PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER, .dtype = PERI_BF16, .decay = PERI_DECAY_DECOUPLE,
+     .counter = {.halflife = 3, .fading = 0.7937005259840998, .rates = PERI_RATES_EQUAL, .clip = true, .weight_norm = 0.2f}},
 };
 enum { VARIANTS = sizeof variants / sizeof *variants };
 
@@ -399,7 +399,7 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
                                        .payload_bits = payload_bits,
                                        .reach = tbe_next_reach()};
         run(k, PERI_K_tbe_update, &args, chunks, split);
-        if (v->kind == PERI_K_OPTIM_NONE) continue;
+        if (v->kind == PERI_TBE_NONE) continue;
         if (o == 1) {
             bool sane = r.report.bad_bags == 0; /* nonsense has an order of its own */
             float *again = apart(d, k, split, chunks, weight, grad);
@@ -493,7 +493,7 @@ static void each_item(const tbe_data *d, item_fn f, void *ctx)
             const peri_k_tbe_block *b = &d->blocks[k];
             const peri_k_tbe_table *t = &d->tables[b->table];
             int64_t bag = b->first_bag + j, from = offset_of(d, bag), past = offset_of(d, bag + 1);
-            double factor = (t->pooling == PERI_K_POOLING_MEAN ? 1.0 / (double)(past - from) : 1) * (d->scale ? d->scale[bag] : 1);
+            double factor = (t->pooling == PERI_POOLING_MEAN ? 1.0 / (double)(past - from) : 1) * (d->scale ? d->scale[bag] : 1);
             for (int64_t i = from; i < past; i++)
                 if (id_of(d, i) >= 0 && id_of(d, i) < t->rows) f(d, ctx, b, j, i, t, id_of(d, i), factor);
         }
@@ -733,7 +733,7 @@ static void tables_may_have_more_than_two_to_the_31_elements(void **state)
         run(k, PERI_K_tbe_sort, &sort, 1, WHOLE);
         peri_k_tbe_update_args args = {.rows = {.tables = &table, .n_tables = 1, .total_rows = rows, .weight = weight,
                                                 .weight_dtype = PERI_F32},
-                                       .optimizer = {.kind = PERI_K_OPTIM_SGD, .lr = 1},
+                                       .optimizer = {.kind = PERI_TBE_SGD, .lr = 1},
                                        .sorted = keys,
                                        .n = &spans[1].items,
                                        .grad = grad,

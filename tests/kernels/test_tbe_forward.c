@@ -7,8 +7,8 @@
 #include "tests/harness/check.h"
 #include "tests/kernels/tbe_cases.h"
 
-static const int32_t formats[] = {PERI_F32, PERI_F16, PERI_BF16, PERI_K_ROWS_INT8, PERI_K_ROWS_INT8_HALF, PERI_K_ROWS_FP8,
-                                  PERI_K_ROWS_INT4, PERI_K_ROWS_INT2};
+static const int32_t formats[] = {PERI_F32, PERI_F16, PERI_BF16, PERI_ROWS_INT8, PERI_ROWS_INT8_HALF, PERI_ROWS_FP8,
+                                  PERI_ROWS_INT4, PERI_ROWS_INT2};
 static const char *const format_names[] = {"f32", "f16", "bf16", "int8", "int8_half", "fp8", "int4", "int2"};
 static const int32_t outs[] = {PERI_F32, PERI_F16, PERI_BF16};
 enum { FORMATS = 8, OUTS = 3, FIRST_SEED = 20261122 };
@@ -17,10 +17,10 @@ static int64_t unit_of(int32_t format) { return format == PERI_F32 ? 4 : format 
 static int64_t bytes_of(int32_t format, int64_t cols)
 {
     switch (format) {
-    case PERI_K_ROWS_INT8: return cols + 8;
-    case PERI_K_ROWS_INT8_HALF: return cols + 4;
-    case PERI_K_ROWS_INT4: return 4 + cols / 2 + cols % 2;
-    case PERI_K_ROWS_INT2: return 4 + cols / 4 + (cols % 4 != 0);
+    case PERI_ROWS_INT8: return cols + 8;
+    case PERI_ROWS_INT8_HALF: return cols + 4;
+    case PERI_ROWS_INT4: return 4 + cols / 2 + cols % 2;
+    case PERI_ROWS_INT2: return 4 + cols / 4 + (cols % 4 != 0);
     default: return cols * unit_of(format);
     }
 }
@@ -57,15 +57,15 @@ static double decode(const uint8_t *row, int64_t cols, int64_t d, int32_t format
     switch (format) {
     case PERI_F16: memcpy(h, row + 2 * d, 2); return decode_f16(h[0]);
     case PERI_BF16: memcpy(h, row + 2 * d, 2); return decode_bf16(h[0]);
-    case PERI_K_ROWS_INT8: memcpy(pair, row + cols, 8); return (double)row[d] * pair[0] + pair[1];
-    case PERI_K_ROWS_INT8_HALF: memcpy(h, row, 4); return row[4 + d] * decode_f16(h[0]) + decode_f16(h[1]);
-    case PERI_K_ROWS_INT4:
+    case PERI_ROWS_INT8: memcpy(pair, row + cols, 8); return (double)row[d] * pair[0] + pair[1];
+    case PERI_ROWS_INT8_HALF: memcpy(h, row, 4); return row[4 + d] * decode_f16(h[0]) + decode_f16(h[1]);
+    case PERI_ROWS_INT4:
         memcpy(h, row, 4);
         return row[4 + d / 2] / (d % 2 ? 16 : 1) % 16 * decode_f16(h[0]) + decode_f16(h[1]);
-    case PERI_K_ROWS_INT2:
+    case PERI_ROWS_INT2:
         memcpy(h, row, 4);
         return row[4 + d / 4] / (int[]){1, 4, 16, 64}[d % 4] % 4 * decode_f16(h[0]) + decode_f16(h[1]);
-    case PERI_K_ROWS_FP8: return decode_fp8(row[d]);
+    case PERI_ROWS_FP8: return decode_fp8(row[d]);
     default: memcpy(&f, row + 4 * d, 4); return (double)f;
     }
 }
@@ -81,8 +81,8 @@ static void draw_row(uint8_t *row, int64_t cols, int32_t format, bool extreme, u
     }
     float pair[2] = {(float)(tbe_uniform(seed) / 100), (float)(tbe_uniform(seed) * 2 - 1)};
     uint16_t half[2] = {0x1c00 | (uint16_t)(tbe_draw(seed) & 0x3ff), 0x3800 | (uint16_t)(tbe_draw(seed) & 0x83ff)};
-    if (format == PERI_K_ROWS_INT8 && !extreme) memcpy(row + cols, pair, 8);
-    if ((format == PERI_K_ROWS_INT8_HALF || format == PERI_K_ROWS_INT4 || format == PERI_K_ROWS_INT2) && !extreme) memcpy(row, half, 4);
+    if (format == PERI_ROWS_INT8 && !extreme) memcpy(row + cols, pair, 8);
+    if ((format == PERI_ROWS_INT8_HALF || format == PERI_ROWS_INT4 || format == PERI_ROWS_INT2) && !extreme) memcpy(row, half, 4);
 }
 
 /** The weights of a case in @format, and its tables laid out for it: rows that lie anywhere if the case is unaligned. */
@@ -121,7 +121,7 @@ static lookup lookup_new(const tbe_case *c, int32_t format, int32_t out_dtype, b
     l.spans = tbe_room((int64_t)sizeof *l.spans * (l.d.n_blocks + 1));
     l.out_elements = l.d.out_elements;
     if (none) { /* each block has a part of the output, and there a row for each id */
-        for (int64_t t = 0; t < l.d.n_tables; t++) l.d.tables[t].pooling = PERI_K_POOLING_NONE;
+        for (int64_t t = 0; t < l.d.n_tables; t++) l.d.tables[t].pooling = PERI_POOLING_NONE;
         for (int64_t k = 0; k < l.d.n_blocks; k++) {
             l.d.blocks[k].out_stride = l.d.max_cols;
             l.d.blocks[k].out_offset = k * l.d.n_ids * l.d.max_cols;
@@ -276,10 +276,10 @@ static void compare_double(const lookup *l, const char *what)
             const peri_k_tbe_block *b = &l->d.blocks[k];
             const peri_k_tbe_table *t = &l->d.tables[b->table];
             int64_t bag = b->first_bag + j, from = offset_of(&l->d, bag), past = offset_of(&l->d, bag + 1);
-            double factor = (t->pooling == PERI_K_POOLING_MEAN && past > from ? 1.0 / (double)(past - from) : 1);
+            double factor = (t->pooling == PERI_POOLING_MEAN && past > from ? 1.0 / (double)(past - from) : 1);
             if (l->d.scale) factor *= (double)l->d.scale[bag];
-            if (t->pooling != PERI_K_POOLING_NONE) check_bag(l, what, t, from, past, factor, out, b->out_offset + j * b->out_stride);
-            for (int64_t i = from; i < past && t->pooling == PERI_K_POOLING_NONE; i++)
+            if (t->pooling != PERI_POOLING_NONE) check_bag(l, what, t, from, past, factor, out, b->out_offset + j * b->out_stride);
+            for (int64_t i = from; i < past && t->pooling == PERI_POOLING_NONE; i++)
                 check_bag(l, what, t, i, i + 1, factor, out, b->out_offset + i * b->out_stride);
         }
     free(out);
@@ -311,7 +311,7 @@ static void every_fp8_code_is_its_number(void **state)
         if (!k) continue;
         k->fn[PERI_K_tbe_prepare](&(peri_k_tbe_prepare_args){.stream = s}, 0, 1);
         peri_k_tbe_forward_args a = {
-            .stream = s, .weight = weight, .weight_dtype = PERI_K_ROWS_FP8, .out = out, .out_dtype = PERI_F32, .chunks = 1};
+            .stream = s, .weight = weight, .weight_dtype = PERI_ROWS_FP8, .out = out, .out_dtype = PERI_F32, .chunks = 1};
         k->fn[PERI_K_tbe_forward](&a, 0, 1);
         for (int i = 0; i < 256; i++) assert_true((double)out[i] == decode_fp8((uint8_t)i));
     }

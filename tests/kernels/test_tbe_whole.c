@@ -148,8 +148,8 @@ static preconditioned precondition(const peri_kernels *k, const float *values, c
     peri_k_tbe_shampoo args = {.tables = tables, .n_tables = SQUARED,
                                .rows = {.tables = tables, .n_tables = SQUARED, .total_rows = total, .weight = p.weight,
                                         .weight_dtype = PERI_F32},
-                               .optimizer = {.kind = PERI_K_OPTIM_SHAMPOO, .lr = 0.1f, .weight_decay = 0.1f,
-                                             .decay = PERI_K_DECAY_DECOUPLE},
+                               .optimizer = {.kind = PERI_TBE_SHAMPOO, .lr = 0.1f, .weight_decay = 0.1f,
+                                             .decay = PERI_DECAY_DECOUPLE},
                                .values = values, .run_rows = run_rows, .first = first, .stride = 17, .gram = p.gram, .root = root,
                                .room = room, .eps = 0.01, .scratch = scratch, .scratch_stride = stride, .chunks = chunks};
     for (int step = 0; step < 2; step++) {

@@ -84,7 +84,7 @@ static const char *check_numbers(const disk_header *d, const peri__row_header *h
     if (d->iteration < 0) return "its iteration is negative";
     if (d->flush < 0 || (d->flush == 0) != (d->stamp == 0)) return "its flush is impossible";
     if (d->clean != 0 && d->clean != 1) return "its state is neither clean nor unclean";
-    if (d->dtype < 0 || d->dtype >= PERI_DTYPE_COUNT || d->optimizer < 0 || d->optimizer >= PERI_K_OPTIM_COUNT ||
+    if (d->dtype < 0 || d->dtype >= PERI_DTYPE_COUNT || d->optimizer < 0 || d->optimizer >= PERI_TBE_OPTIMIZER_COUNT ||
         d->init < PERI_INIT_DEFAULT || d->init > PERI_INIT_NONE)
         return "its dtype, optimizer or initialiser is none";
     if (d->name[sizeof d->name - 1] != 0 || d->name[0] == 0) return "its table has no name";

@@ -37,18 +37,6 @@ typedef struct peri_tbe_batch_ref {
 
 /* -- tables ---------------------------------------------------------------------------------------------------------------------- */
 
-/** What a bag gives: the sum of its rows, the sum divided by the number of its ids, or (NONE) each of its rows. */
-enum { PERI_POOLING_SUM = 0, PERI_POOLING_MEAN = 1, PERI_POOLING_NONE = 2 };
-
-/** Rows of bytes, for lookups only, beside those of PERI_F32, PERI_F16 and PERI_BF16. A number of the row is fma(code, scale, bias). */
-enum {
-    PERI_ROWS_INT8 = 64,      /* cols codes, f32 scale, f32 bias: FBGEMM's fused 8-bit rows */
-    PERI_ROWS_INT8_HALF = 65, /* f16 scale, f16 bias, cols codes: those of its tables for inference */
-    PERI_ROWS_FP8 = 66,       /* cols codes: sign, 4 bits of exponent with bias 7, 3 bits of mantissa; neither infinities nor NaN */
-    PERI_ROWS_INT4 = 67,      /* as INT8_HALF, two codes a byte, the earlier one in the low bits */
-    PERI_ROWS_INT2 = 68       /* four codes a byte, likewise */
-};
-
 /** How weights start. Every element depends on (seed, table name, row, column of the whole table) only, never on the sharding. */
 enum {
     PERI_INIT_DEFAULT = 0,  /* uniform in [-sqrt(1/total_rows), sqrt(1/total_rows)) */
@@ -68,33 +56,6 @@ typedef struct peri_table_config {
     int32_t init;           /* PERI_INIT_* */
     double init_a, init_b;
 } peri_table_config;
-
-/** Optimizers that run in the backward pass (FBGEMM's EmbOptimType, and Lion); formulas and sources in kernels/tbe.h. */
-enum {
-    PERI_TBE_NONE = 0,                 /* none: gradients are returned (peri_tbe_gradient), or flow to dense leaves on the tape */
-    PERI_TBE_SGD = 1,                  /* EXACT_SGD */
-    PERI_TBE_ADAGRAD = 2,              /* EXACT_ADAGRAD: state momentum1 [rows, cols] */
-    PERI_TBE_ROWWISE_ADAGRAD = 3,      /* EXACT_ROWWISE_ADAGRAD: state momentum1 [rows] */
-    PERI_TBE_ADAM = 4,                 /* ADAM: states momentum1, momentum2 [rows, cols] */
-    PERI_TBE_PARTIAL_ROWWISE_ADAM = 5, /* PARTIAL_ROWWISE_ADAM: states momentum1 [rows, cols], momentum2 [rows] */
-    PERI_TBE_LAMB = 6,                 /* LAMB: states momentum1, momentum2 [rows, cols] */
-    PERI_TBE_PARTIAL_ROWWISE_LAMB = 7, /* PARTIAL_ROWWISE_LAMB: states momentum1 [rows, cols], momentum2 [rows] */
-    PERI_TBE_LARS_SGD = 8,             /* LARS_SGD: state momentum1 [rows, cols] */
-    PERI_TBE_LION = 9,                 /* state momentum1 [rows, cols] */
-    PERI_TBE_SHAMPOO = 10,             /* one-sided, over columns: state preconditioner [cols, cols]; costs cols^3 an update */
-    PERI_TBE_ROWWISE_RMSPROP_AR = 11,  /* ROWWISE_RMSPROP_AR: states momentum1, prev_iter [rows] */
-    /* EMAINPLACE_ROWWISE_ADAGRAD: row-wise Adagrad, state momentum1 [rows], and the right half of all rows follows the left. Even cols */
-    PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD = 12,
-    /* EXACT_ROWWISE_ADAGRAD with WeightDecayMode COUNTER or COWCLIP: states momentum1, row_counter, prev_iter [rows]; and max_counter [1]
-     * of the table, where peri_tbe_counter says so */
-    PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER = 13
-};
-
-/** COUNTER and COWCLIP are of PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER, which has no others: peri_tbe_counter says how it decays. */
-enum { PERI_DECAY_NONE = 0, PERI_DECAY_L2 = 1, PERI_DECAY_DECOUPLE = 2, PERI_DECAY_COUNTER = 3, PERI_DECAY_COWCLIP = 4 };
-enum { PERI_COUNTER_DECAY_NONE = 0, PERI_COUNTER_DECAY_L2 = 1, PERI_COUNTER_DECAY_DECOUPLE = 2, PERI_COUNTER_DECAY_ADAGRADW = 3 };
-/** Learning rates by how often a row came: one for all, larger or smaller for rows above the tail, or by the row's counter alone. */
-enum { PERI_RATES_EQUAL = -1, PERI_RATES_TAIL_ID_INCREASE = 0, PERI_RATES_TAIL_ID_DECREASE = 1, PERI_RATES_COUNTER_SGD = 2 };
 
 /** How row-wise Adagrad counts rows (FBGEMM's CounterBasedRegularizationDefinition and CowClipDefinition). Counters of rows that come fade
  *  with the steps in between; what the numbers do is in the formulas. */
