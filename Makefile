@@ -67,7 +67,7 @@ MISSING := $(strip $(call missing,HAVE_CC,gcc libc6-dev) $(call missing,HAVE_PKG
 
 LAYERS := base plugin tensor sparse comm embed shard io
 CORE := $(sort $(foreach l,$(LAYERS),$(wildcard runtime/$(l)/*.c runtime/$(l)/*/*.c))) \
-	$(wildcard $(foreach b,cpu opaque self sim,runtime/backends/$(b).c)) runtime/backends/cpu_ops.c runtime/host/host.c kernels/select.c kernels/ref/ref.c
+	$(wildcard $(foreach b,cpu opaque self sim,runtime/backends/$(b).c)) $(wildcard runtime/backends/cpu_*.c) runtime/host/host.c kernels/select.c kernels/ref/ref.c
 ARCH := $(shell uname -m)
 ISAS := $(if $(filter x86_64,$(ARCH)),avx2 avx512)
 HEADERS := $(sort $(wildcard runtime/include/perilune/*.h))

@@ -14,8 +14,23 @@
     X(max_dim, peri_k_max_dim_args) X(max_dim_grad, peri_k_max_dim_grad_args) X(softmax, peri_k_softmax_args)                         \
     X(softmax_grad, peri_k_softmax_grad_args) X(layer_norm, peri_k_layer_norm_args) X(layer_norm_grad, peri_k_layer_norm_grad_args)   \
     X(dropout, peri_k_dropout_args) X(interaction, peri_k_interaction_args) X(interaction_grad, peri_k_interaction_grad_args)         \
-    X(loss, peri_k_loss_args) X(loss_grad, peri_k_loss_grad_args) X(label_check, peri_k_label_check_args)                             \
+    X(loss, peri_k_loss_args) X(loss_grad, peri_k_loss_grad_args)                                                                     \
     X(cross_entropy, peri_k_cross_entropy_args) X(cross_entropy_grad, peri_k_cross_entropy_grad_args)
+#define PERI_OPS_DENSE(X) X(gemm, peri_op_gemm)
+
+/** Operation: C = alpha * op(A) * op(B) + beta * C, row-major, `batch` times with element strides between the matrices. op(A) is m x k,
+ *  op(B) is k x n, C is m x n; lda, ldb, ldc are elements from one stored row to the next. beta = 0 never reads C. In what order products
+ *  are added is the device's affair. */
+typedef struct peri_op_gemm {
+    int32_t dtype;          /* PERI_F32 or PERI_F64 (others where the device can) */
+    bool trans_a, trans_b;  /* A is stored k x m; B is stored n x k */
+    int64_t m, n, k, batch; /* batch >= 1 */
+    double alpha, beta;
+    const void *a, *b;
+    void *c;
+    int64_t lda, ldb, ldc;
+    int64_t stride_a, stride_b, stride_c; /* elements; 0 repeats the same matrix (a and b only) */
+} peri_op_gemm;
 
 /** y[i] += alpha * x[i]. range: elements. y may be x. */
 typedef struct peri_k_axpy_args {
@@ -241,16 +256,6 @@ typedef struct peri_k_loss_grad_args {
     int64_t g_stride; /* 0 or 1 */
     double scale;
 } peri_k_loss_grad_args;
-
-/** Labels that one element of label_check's range covers. */
-enum { PERI_LABEL_BLOCK = 4096 };
-
-/** report[k] = the first row of block k whose label lies outside 0 .. classes - 1, or -1. range: blocks of PERI_LABEL_BLOCK rows. */
-typedef struct peri_k_label_check_args {
-    int64_t *report;
-    const int64_t *labels;
-    int64_t rows, classes;
-} peri_k_label_check_args;
 
 /** loss[r] = lse[r] - x[r][labels[r]], lse[r] = log(sum over c of exp(x[r][c])). Labels have been checked. range: rows. */
 typedef struct peri_k_cross_entropy_args {

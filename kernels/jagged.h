@@ -21,7 +21,7 @@
     X(cumsum_sums, peri_k_cumsum_args) X(cumsum_scan, peri_k_cumsum_args) X(cumsum_write, peri_k_cumsum_args)                            \
     X(jagged_check, peri_k_jagged_check_args) X(jagged_report, peri_k_jagged_report_args)
 #define PERI_OPS_JAGGED(X)                                                                                                               \
-    X(cumsum, peri_op_cumsum) X(scan, peri_op_scan) X(bags_report, peri_op_bags_report)
+    X(cumsum, peri_op_cumsum) X(bags_report, peri_op_bags_report)
 
 enum { PERI_JAGGED_BLOCK = 4096 };
 
@@ -38,12 +38,6 @@ typedef struct peri_op_cumsum {
     int64_t rows, cols, limit; /* limit < 0: unchecked */
     int32_t x_dtype, y_dtype, mode;
 } peri_op_cumsum;
-
-/** Operation: sums[i], i < n, becomes the sum of those before it, sums[n] that of all of them. */
-typedef struct peri_op_scan {
-    int64_t *sums; /* n + 1 */
-    int64_t n;
-} peri_op_scan;
 
 /** Arguments of the three steps. x is rows x cols; each row is cut into `blocks` = max(1, ceil(cols / PERI_JAGGED_BLOCK)).
  *  Sums are modulo 2^64 (2^32 when y is i32). `limit` >= 0 asks for a checked sum of lengths: an x outside [0, limit] counts as 0, and

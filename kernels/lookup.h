@@ -9,19 +9,24 @@
 #include <perilune/base.h>
 
 #define PERI_KERNELS_LOOKUP(X)                                                                                                        \
-    X(table_rows, peri_k_table_rows_args) X(batch_select, peri_k_batch_select_args) X(batch_select_sum, peri_k_batch_select_args)     \
-    X(unary_sum, peri_k_unary_sum_args) X(unary_sum_back, peri_k_unary_sum_args) X(weights_by_id, peri_k_weights_by_id_args)          \
-    X(slice_bounds, peri_k_slice_bounds_args) X(prune_mark, peri_k_prune_mark_args) X(mask_sums, peri_k_mask_args)                    \
-    X(mask_pick, peri_k_mask_args) X(mask_spread, peri_k_mask_args) X(mask_lengths, peri_k_mask_args)                                 \
-    X(mask_places, peri_k_mask_args) X(hash_insert, peri_k_hash_args) X(hash_find, peri_k_hash_args)                                  \
-    X(murmur_hash3, peri_k_murmur_hash3_args) X(calibrate, peri_k_calibrate_args)
+    X(batch_select, peri_k_batch_select_args) X(batch_select_sum, peri_k_batch_select_args) X(unary_sum, peri_k_unary_sum_args)       \
+    X(unary_sum_back, peri_k_unary_sum_args) X(prune_mark, peri_k_prune_mark_args) X(mask_lengths, peri_k_mask_args)                  \
+    X(hash_find, peri_k_hash_args) X(murmur_hash3, peri_k_murmur_hash3_args) X(calibrate, peri_k_calibrate_args)
+#define PERI_STEPS_LOOKUP(X)                                                                                                          \
+    X(table_rows, peri_k_table_rows_args) X(weights_by_id, peri_k_weights_by_id_args) X(slice_bounds, peri_k_slice_bounds_args)       \
+    X(mask_sums, peri_k_mask_args) X(mask_pick, peri_k_mask_args) X(mask_spread, peri_k_mask_args) X(mask_places, peri_k_mask_args)   \
+    X(hash_insert, peri_k_hash_args)
+#define PERI_OPS_LOOKUP(X)                                                                                                            \
+    X(table_rows, peri_k_table_rows_args) X(weights_by_id, peri_k_weights_by_id_args) X(slice_bounds, peri_k_slice_bounds_args)       \
+    X(mask_count, peri_k_mask_args) X(mask_pick, peri_k_mask_args) X(mask_spread, peri_k_mask_args) X(mask_places, peri_k_mask_args)  \
+    X(hash_insert, peri_k_hash_args)
 
 /* -- ids of several tables ------------------------------------------------------------------------------------------------------- */
 
-/** n ids in bags, `step` bags a table; table t, of tables that lie one after the other, begins at starts[t] and ends at starts[t + 1]. For
- *  each block of ids: out[i] = starts[t] + ids[i], or with `remap` remap[starts[t] + ids[i]], a table of no rows leaving ids as they are;
- *  bag[i] = the id's bag, if bag. bad[b] = first i whose id is negative or not in its table, else INT64_MAX; that id's out is -1. range:
- *  blocks. */
+/** Operation and step: n ids in bags, `step` bags a table; table t, of tables that lie one after the other, begins at starts[t] and ends at
+ *  starts[t + 1]. out[i] = starts[t] + ids[i], or with `remap` remap[starts[t] + ids[i]], a table of no rows leaving ids as they are;
+ *  bag[i] = the id's bag, if bag. bad[0] = first i whose id is negative or not in its table, else INT64_MAX; such an id's out is -1.
+ *  The step, for each block of ids: bad[b] = the first one of the block. range: blocks. */
 typedef struct peri_k_table_rows_args {
     const void *ids, *offsets, *starts, *remap; /* offsets: tables * step + 1, well formed */
     void *out;
@@ -70,26 +75,29 @@ typedef struct peri_k_unary_sum_args {
     int32_t dtype, offsets_dtype;
 } peri_k_unary_sum_args;
 
-/** out[2 u] = sum of the weights[i] with ids[i] = u, in order from 0; out[2 u + 1] = how many. All ids are within the range; every part of
- *  it reads them all. range: numbers u. */
+/** Operation and step: for u in [0, numbers): out[2 u] = sum of the weights[i] with ids[i] = u, in order from 0; out[2 u + 1] = how many.
+ *  All ids are such u. The step reads them all for each part of its range: numbers. */
 typedef struct peri_k_weights_by_id_args {
     const void *weights, *ids; /* weights: f32 or f64 */
     void *out;                 /* of the same dtype */
-    int64_t n;
+    int64_t n, numbers;
     int32_t dtype, ids_dtype;
 } peri_k_weights_by_id_args;
 
 /* -- rows picked ----------------------------------------------------------------------------------------------------------------- */
 
-/** The rows i of `all` (n rows of `width` bytes) with mask[i] != 0, one after the other in `kept`:
- *    mask_sums: sums[b] = how many they are in block b. range: blocks. In what follows sums is the exclusive cumulative sum.
- *    mask_pick: the rows of each block, at kept[sums[b]] and following. range: blocks.
- *    mask_spread, the adjoint: all[i] = its row of kept, 0 for the others. range: blocks.
- *    mask_places: places[i] = the row's number in kept, -1 for the others. range: blocks.
- *    mask_lengths: lengths[b] = number of them in bag b. range: bags. */
+/** The rows i of `all` (n rows of `width` bytes) with mask[i] != 0, one after the other in `kept`. Operations:
+ *    mask_count: total[0] = how many they are.
+ *    mask_pick: copies them to kept.
+ *    mask_spread, the adjoint: all[i] = its row of kept, 0 for the others.
+ *    mask_places: places[i] = the row's number in kept, -1 for the others.
+ *  Steps, over blocks: mask_sums: sums[b] = how many they are in block b. When sums has become the exclusive cumulative sum, mask_pick,
+ *  mask_spread and mask_places do the rows of each block, its first one in kept being number sums[b]. range: blocks.
+ *  Kernel mask_lengths: lengths[b] = number of them in bag b. range: bags. */
 typedef struct peri_k_mask_args {
     const uint8_t *mask;
-    int64_t *sums; /* blocks */
+    int64_t *total;
+    int64_t *sums; /* the steps': blocks */
     char *all, *kept;
     const void *offsets; /* bags + 1 */
     void *lengths, *places;
@@ -97,9 +105,9 @@ typedef struct peri_k_mask_args {
     int32_t offsets_dtype, lengths_dtype, places_dtype;
 } peri_k_mask_args;
 
-/** The places [start[b], start[b] + length) of each bag: starts[b] = offsets[b] + start[b]; lengths[b] = min(length, members from start[b]
- *  on). For each block of bags: bad[block] = first bag whose start is negative or beyond its members, else INT64_MAX; that bag's length is
- *  0. range: blocks. */
+/** Operation and step: the places [start[b], start[b] + length) of each bag: starts[b] = offsets[b] + start[b]; lengths[b] = min(length,
+ *  members from start[b] on). bad[0] = first bag whose start is negative or beyond its members, else INT64_MAX; such a bag's length is 0.
+ *  The step, for each block of bags: bad[block] = the first one of the block. range: blocks. */
 typedef struct peri_k_slice_bounds_args {
     const void *offsets, *start;
     int64_t *starts, *bad;
@@ -122,10 +130,10 @@ typedef struct peri_k_prune_mark_args {
  *  With C slots, an id is looked for at fmix(id) mod C and the slots after it, round and round, until it, a free slot or every slot was
  *  seen. fmix: MurmurHash3's last steps, of 32 bits for i32 and of 64 bits for i64.
  *
- *  hash_insert: the ids of each table in order: put in the first slot that is free or has that id; a row of -1 leaves its id out. bad[t] =
- *  place of the first id that is negative, whose row is below -1 or for which there is no slot, where the table's insertion ends; else
- *  INT64_MAX. A table of no slots takes nothing. range: tables.
- *  hash_find: rows[i] = the row of ids[i], -1 if it is nowhere or negative; a table of no slots leaves ids as they are. range: n. */
+ *  Operation and step hash_insert: the ids of each table in order: put in the first slot that is free or has that id; a row of -1 leaves
+ *  its id out. A table of no slots takes nothing. At an id that is negative, whose row is below -1 or for which there is no slot, its
+ *  table's insertion ends: bad[0] = the first such place of all tables, else INT64_MAX. The step: bad[t] = that of table t. range: tables.
+ *  Kernel hash_find: rows[i] = the row of ids[i], -1 if it is nowhere or negative; a table of no slots leaves ids as they are. range: n. */
 typedef struct peri_k_hash_args {
     const void *ids, *offsets, *slots; /* offsets: tables * step + 1 */
     void *rows;                        /* insert: read */

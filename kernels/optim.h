@@ -12,8 +12,9 @@
 #define PERI_KERNELS_OPTIM(X)                                                                                                         \
     X(optim_sgd, peri_k_optim_sgd_args) X(optim_adagrad, peri_k_optim_adagrad_args) X(optim_adam, peri_k_optim_adam_args)             \
     X(optim_rmsprop, peri_k_optim_rmsprop_args) X(optim_rowwise_adagrad, peri_k_optim_rowwise_adagrad_args)                           \
-    X(norm_partial, peri_k_norm_partial_args) X(norm_finish, peri_k_norm_finish_args) X(clip_norm, peri_k_clip_norm_args)             \
-    X(clip_value, peri_k_clip_value_args)
+    X(norm_partial, peri_k_norm_partial_args) X(clip_norm, peri_k_clip_norm_args) X(clip_value, peri_k_clip_value_args)
+#define PERI_STEPS_OPTIM(X) X(norm_finish, peri_k_norm_finish_args)
+#define PERI_OPS_OPTIM(X) X(norm_finish, peri_k_norm_finish_args)
 
 /** g' = (maximize ? -g : g) + weight_decay * w
  *  with momentum:  m = first ? g' : momentum * m + (1 - dampening) * g';  g' = nesterov ? g' + momentum * m : m
@@ -84,7 +85,7 @@ typedef struct peri_k_norm_partial_args {
     double p;
 } peri_k_norm_partial_args;
 
-/** out[0] = the sum (maximum if p is infinite) of partial[0..count), to the power 1/p if `root`. range: 1. */
+/** Operation and step: out[0] = the sum (maximum if p is infinite) of partial[0..count), to the power 1/p if `root`. range: 1. */
 typedef struct peri_k_norm_finish_args {
     double *out;
     const double *partial;

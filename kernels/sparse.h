@@ -12,15 +12,14 @@
     X(bucketize_count, peri_k_bucketize_args) X(bucketize_place, peri_k_bucketize_args) X(jagged_places, peri_k_jagged_places_args)      \
     X(invert_permute, peri_k_invert_permute_args) X(segment_sum, peri_k_segment_sum_args) X(levels_to_dense, peri_k_levels_args)         \
     X(segment_spread, peri_k_segment_spread_args) X(bucketize_replay, peri_k_bucketize_replay_args)                                      \
-    X(levels_from_dense, peri_k_levels_args) X(unique_count, peri_k_unique_args) X(unique_write, peri_k_unique_args)                     \
-    X(unique_counts, peri_k_unique_args) X(mark_write, peri_k_mark_args)
+    X(levels_from_dense, peri_k_levels_args)
 #define PERI_STEPS_SPARSE(X)                                                                                                             \
     X(index_check, peri_k_index_check_args) X(sort_keys, peri_k_sort_keys_args) X(sort_order, peri_k_sort_order_args)                    \
-    X(sort_lists, peri_k_sort_lists_args) X(mark_set, peri_k_mark_args) X(mark_count, peri_k_mark_args) X(mark_lookup, peri_k_mark_args) \
-    X(mark_tally, peri_k_mark_args)
+    X(sort_lists, peri_k_sort_lists_args) X(unique_count, peri_k_unique_args) X(unique_write, peri_k_unique_args)                        \
+    X(unique_counts, peri_k_unique_args) X(mark_set, peri_k_mark_args) X(mark_count, peri_k_mark_args) X(mark_write, peri_k_mark_args)   \
+    X(mark_lookup, peri_k_mark_args) X(mark_tally, peri_k_mark_args)
 #define PERI_OPS_SPARSE(X)                                                                                                               \
-    X(index_check, peri_op_index_check) X(sort, peri_op_sort) X(lists, peri_op_lists) X(mark, peri_k_mark_args)                          \
-    X(mark_find, peri_k_mark_args)
+    X(index_check, peri_op_index_check) X(lists, peri_op_lists) X(unique, peri_op_unique)
 
 /* -- buckets --------------------------------------------------------------------------------------------------------------------- */
 
@@ -147,13 +146,16 @@ typedef struct peri_k_levels_args {
 
 /* -- sorting and unique ids -------------------------------------------------------------------------------------------------------- */
 
-/** Operation: order = the places of x in ascending order of x, those of equal x ascending. n < 2^32. */
-typedef struct peri_op_sort {
+/** Operation: the different numbers of x: unique[0] < unique[1] < ..., total[0] of them, every x[i] = unique[inverse[i]], counts[u] of them
+ *  the u-th. Nobody reads what is in unique and counts behind `total` entries. 0 < n < 2^32. */
+typedef struct peri_op_unique {
     const void *x;
-    int64_t *order;         /* n */
-    int64_t n, least, most; /* every x is in [least, most] */
+    void *unique;              /* n, as x */
+    int64_t *inverse, *counts; /* n each; NULL: nobody asks */
+    int64_t *total;            /* 1 */
+    int64_t n, least, most;    /* every x is in [least, most] */
     int32_t dtype;
-} peri_op_sort;
+} peri_op_unique;
 
 /** Operation: the places at which each number of [0, lists) stands in x, whose numbers are all there: list = the places, those of smaller
  *  numbers first, those of one number ascending; offsets[l] = places of numbers < l, offsets[lists] = n. n < 2^32, and
@@ -208,29 +210,26 @@ typedef struct peri_k_unique_args {
     int32_t dtype;
 } peri_k_unique_args;
 
-/** Unique ids of a narrow range [base, base + size) by marking them, a bit each: W = ceil(size / 64) words, in blocks of 64.
- *  Operation mark: words[w] = the bits of all ids; sums[b] = bits of the blocks before b, its last entry all bits.
- *  Then kernel mark_write, for each block: ranks[w] = bits before word w; unique[rank] = base + place of each bit. range: blocks.
- *  Operation mark_find: inverse[i] = bits before x[i]'s, if inverse; counts[u] = how many ids are the u-th, if counts.
- *
- *  The steps cut the n ids into `parts`, part p being [p * n / parts, (p + 1) * n / parts), so that nobody shares a word.
+/** Unique ids of a narrow range [base, base + size) by marking them, a bit each: W = ceil(size / 64) words, in blocks of 64. The n ids are
+ *  cut into `parts`, part p being [p * n / parts, (p + 1) * n / parts), so that nobody shares a word.
  *  mark_set: marks[p * W + w] = the bits of the part's ids. range: parts.
- *  mark_count, for each block of 64 words: words[w] = all parts' marks together; sums[b] = bits of the block. range: blocks.
+ *  mark_count, for each block of 64 words: words[w] = all parts' marks together; sums[b] = bits of the block. range: blocks. In what
+ *  follows sums is the exclusive cumulative sum.
+ *  mark_write, for each block: ranks[w] = bits before word w; unique[rank] = base + place of each bit. range: blocks.
  *  mark_lookup: inverse[i] = bits before x[i]'s, if inverse; tallies[p * total + that] = how many of the part's ids it is, if tallies.
  *  range: parts.
  *  mark_tally: counts[u] = sum of all parts' tallies[p * total + u]. range: unique ids. */
 typedef struct peri_k_mark_args {
     const void *x;
-    uint64_t *marks; /* the steps': parts x W */
+    uint64_t *marks; /* parts x W */
     uint64_t *words; /* W */
     int32_t *ranks;  /* W */
     int64_t *sums;   /* blocks + 1 */
     void *unique;
     int64_t *inverse, *counts;
-    uint32_t *tallies; /* the steps': parts x total */
-    int64_t n, base, size;
-    int64_t parts; /* the steps' */
-    int64_t total; /* mark_find: all bits */
+    uint32_t *tallies; /* parts x total */
+    int64_t n, base, size, parts;
+    int64_t total; /* all bits */
     int32_t dtype;
 } peri_k_mark_args;
 

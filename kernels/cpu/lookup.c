@@ -152,22 +152,37 @@ static void cpu_pick_vector(const peri_k_mask_args *a, int64_t i, int64_t stop, 
     }
 }
 
+/** How many of mask[i .. last) are not 0. */
+static int64_t cpu_mask_count(const uint8_t *mask, int64_t i, int64_t last)
+{
+    int64_t sum = 0;
+    for (; i < last; i += 64) {
+        __mmask64 live = last - i >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << (last - i)) - 1;
+        sum += __builtin_popcountll(_mm512_test_epi8_mask(_mm512_maskz_loadu_epi8(live, mask + i), _mm512_set1_epi8(-1)));
+    }
+    return sum;
+}
+
+static void cpu_mask_sums(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_mask_args *a = args;
+    for (int64_t b = begin; b < end; b++)
+        a->sums[b] = cpu_mask_count(a->mask, b * PERI_JAGGED_BLOCK, ref_min(a->n, (b + 1) * PERI_JAGGED_BLOCK));
+}
+
 static void cpu_mask_lengths(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_mask_args *a = args;
     int64_t i = begin < end ? ref_int(a->offsets, begin, a->offsets_dtype) : 0;
     for (int64_t b = begin; b < end; b++) {
-        int64_t last = ref_int(a->offsets, b + 1, a->offsets_dtype), sum = 0;
-        for (; i < last; i += 64) {
-            __mmask64 live = last - i >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << (last - i)) - 1;
-            sum += __builtin_popcountll(_mm512_test_epi8_mask(_mm512_maskz_loadu_epi8(live, a->mask + i), _mm512_set1_epi8(-1)));
-        }
+        int64_t last = ref_int(a->offsets, b + 1, a->offsets_dtype);
+        ref_int_set(a->lengths, b, a->lengths_dtype, cpu_mask_count(a->mask, i, last));
         i = last;
-        ref_int_set(a->lengths, b, a->lengths_dtype, sum);
     }
 }
 #else
 #define cpu_mask_lengths ref_mask_lengths
+#define cpu_mask_sums ref_mask_sums
 #endif
 
 static void cpu_mask_pick(const void *args, int64_t begin, int64_t end)
@@ -260,7 +275,7 @@ static void cpu_calibrate(const void *args, int64_t begin, int64_t end)
 
 #define K_CPU_LOOKUP                                                                                                                  \
     [PERI_K_table_rows] = cpu_table_rows, [PERI_K_batch_select] = cpu_batch_select, [PERI_K_batch_select_sum] = cpu_batch_select_sum, \
-    [PERI_K_slice_bounds] = ref_slice_bounds, [PERI_K_prune_mark] = ref_prune_mark, [PERI_K_mask_sums] = ref_mask_sums,               \
+    [PERI_K_slice_bounds] = ref_slice_bounds, [PERI_K_prune_mark] = ref_prune_mark, [PERI_K_mask_sums] = cpu_mask_sums,               \
     [PERI_K_mask_pick] = cpu_mask_pick, [PERI_K_mask_spread] = ref_mask_spread, [PERI_K_mask_places] = ref_mask_places,               \
     [PERI_K_mask_lengths] = cpu_mask_lengths, [PERI_K_weights_by_id] = cpu_weights_by_id,                                             \
     [PERI_K_hash_find] = cpu_hash_find, [PERI_K_murmur_hash3] = cpu_murmur_hash3, [PERI_K_calibrate] = cpu_calibrate,

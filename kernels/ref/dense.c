@@ -366,17 +366,6 @@ static void ref_loss_grad(const void *args, int64_t begin, int64_t end)
     }
 }
 
-static void ref_label_check(const void *args, int64_t begin, int64_t end)
-{
-    const peri_k_label_check_args *a = args;
-    for (int64_t k = begin; k < end; k++) {
-        int64_t stop = (k + 1) * PERI_LABEL_BLOCK < a->rows ? (k + 1) * PERI_LABEL_BLOCK : a->rows;
-        a->report[k] = -1;
-        for (int64_t r = k * PERI_LABEL_BLOCK; r < stop && a->report[k] < 0; r++)
-            if (a->labels[r] < 0 || a->labels[r] >= a->classes) a->report[k] = r;
-    }
-}
-
 static void ref_cross_entropy(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_cross_entropy_args *a = args;

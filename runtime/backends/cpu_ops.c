@@ -62,6 +62,12 @@ static void sum_steps(const call *c, const peri_k_cumsum_args *a)
     if (a->y) step(c, PERI_K_cumsum_write, a, a->rows * a->blocks, BLOCK_GRAIN);
 }
 
+/** Counts by blocks become their exclusive cumulative sum, the sum of all in the last entry. */
+static void scan(const call *c, int64_t *sums, int64_t blocks)
+{
+    step(c, PERI_K_cumsum_scan, &(peri_k_cumsum_args){.sums = sums, .rows = 1, .blocks = blocks, .limit = -1}, 1, 1);
+}
+
 /** The first of the blocks' findings. */
 static int64_t first_of(const int64_t *bad, int64_t n)
 {
@@ -92,12 +98,6 @@ static void run_cumsum(const call *c)
         for (int64_t b = 0; b <= blocks && a->limit >= 0; b++) /* a block adds less than 2^62: passing 2^63 shows as negative */
             if (row[b] < 0) a->total[r] = INT64_MAX;
     }
-}
-
-static void run_scan(const call *c)
-{
-    const peri_op_scan *a = c->args;
-    step(c, PERI_K_cumsum_scan, &(peri_k_cumsum_args){.sums = a->sums, .rows = 1, .blocks = a->n, .limit = -1}, 1, 1);
 }
 
 /** Sums by blocks, what is bad and what is longest by blocks. */
@@ -155,47 +155,6 @@ static uint64_t *sort_words(const call *c, uint64_t *keys, uint64_t *spare, int6
     return keys;
 }
 
-/** Keys hold a place and as many bits of x as fit beside it; x with more bits is sorted in rounds, from the low bits on. */
-typedef struct order_plan {
-    int32_t place_bits, bits, rounds;
-} order_plan;
-
-static order_plan order_plan_of(const peri_op_sort *a)
-{
-    uint64_t spread = (uint64_t)a->most - (uint64_t)a->least;
-    int32_t wide = spread ? 64 - __builtin_clzll(spread) : 0;
-    order_plan p = {.place_bits = bits_below(a->n)};
-    p.rounds = (int32_t)max(1, ceil_div(wide, 64 - p.place_bits));
-    p.bits = (int32_t)ceil_div(wide, p.rounds);
-    return p;
-}
-
-/** Two arrays of keys, another order if there are rounds, counters. */
-static int64_t sort_scratch(const peri_plugin_host *host, const void *args)
-{
-    const peri_op_sort *a = args;
-    return 8 * a->n * (order_plan_of(a).rounds > 1 ? 3 : 2) + sort_chunks(host, a->n) * DIGIT_COUNTS;
-}
-
-static void run_sort(const call *c)
-{
-    const peri_op_sort *a = c->args;
-    order_plan p = order_plan_of(a);
-    uint64_t *keys = (uint64_t *)c->scratch, *spare = keys + a->n;
-    int64_t *other = (int64_t *)(spare + a->n), *order = NULL; /* `other` is there if there are rounds */
-    char *counts = (char *)(other + (p.rounds > 1 ? a->n : 0));
-    for (int32_t round = 0; round < p.rounds; round++) {
-        int64_t *next = (p.rounds - round) % 2 ? a->order : other; /* the last one goes where it is wanted */
-        peri_k_sort_keys_args fill = {.x = a->x, .order = order, .keys = keys, .base = a->least, .dtype = a->dtype,
-                                      .shift = round * p.bits, .bits = p.bits, .place_bits = p.place_bits};
-        step(c, PERI_K_sort_keys, &fill, a->n, INT_GRAIN);
-        uint64_t *sorted = sort_words(c, keys, spare, a->n, p.place_bits, p.place_bits + p.bits, counts);
-        peri_k_sort_order_args read = {.keys = sorted, .order = order, .out = next, .place_bits = p.place_bits};
-        step(c, PERI_K_sort_order, &read, a->n, INT_GRAIN);
-        order = next;
-    }
-}
-
 static int64_t lists_scratch(const peri_plugin_host *host, const void *args)
 {
     const peri_op_lists *a = args;
@@ -215,7 +174,7 @@ static void run_lists(const call *c)
     step(c, PERI_K_sort_lists, &cut, a->n + 1, INT_GRAIN);
 }
 
-/* -- checks and marks -------------------------------------------------------------------------------------------------------------- */
+/* -- checks ----------------------------------------------------------------------------------------------------------------------- */
 
 static int64_t index_check_scratch(const peri_plugin_host *host, const void *args)
 {
@@ -241,43 +200,197 @@ static void run_index_check(const call *c)
     }
 }
 
-/** Parts of ids, each with marks of its own. */
-static int64_t mark_parts(const peri_plugin_host *host, const peri_k_mark_args *a)
+/* -- unique ids -------------------------------------------------------------------------------------------------------------------- */
+
+/** Marks are worth their scan up to so many places per id, and up to so many in all (their places are met at random). */
+enum { MARKS_PER_ID = 32, MOST_MARKS = 1 << 28 };
+
+static uint64_t spread_of(const peri_op_unique *a) { return (uint64_t)a->most - (uint64_t)a->least; }
+static bool by_marks(const peri_op_unique *a) { return spread_of(a) < (uint64_t)min(MOST_MARKS, a->n * MARKS_PER_ID + PERI_JAGGED_BLOCK); }
+
+/** What lies in the scratch of marking: words, sums by blocks, then marks, ranks and tallies, of which marks and tallies are for each of
+ *  `parts` parts of the ids. */
+typedef struct mark_plan {
+    int64_t size, words, blocks;
+    int64_t fixed, part; /* bytes; bytes of each part */
+} mark_plan;
+
+static mark_plan mark_plan_of(const peri_op_unique *a)
 {
-    return max(1, min(host->threads(), ceil_div(a->n, INT_GRAIN)));
+    mark_plan p = {.size = a->most - a->least + 1};
+    p.words = ceil_div(p.size, 64);
+    p.blocks = ceil_div(p.words, 64);
+    p.fixed = 8 * p.words + 8 * (p.blocks + 1) + 4 * p.words;
+    p.part = 8 * p.words + (a->counts ? 4 * min(a->n, p.size) : 0);
+    return p;
 }
 
-static int64_t mark_scratch(const peri_plugin_host *host, const void *args)
+static void mark_ids(const call *c)
 {
-    const peri_k_mark_args *a = args;
-    return mark_parts(host, a) * ceil_div(a->size, 64) * 8;
+    const peri_op_unique *a = c->args;
+    mark_plan p = mark_plan_of(a);
+    peri_k_mark_args m = {.x = a->x, .unique = a->unique, .inverse = a->inverse, .counts = a->counts, .n = a->n, .base = a->least,
+                          .size = p.size, .parts = (c->bytes - p.fixed) / p.part, .dtype = a->dtype};
+    m.words = (uint64_t *)c->scratch;
+    m.sums = (int64_t *)(m.words + p.words);
+    m.marks = (uint64_t *)(m.sums + p.blocks + 1);
+    m.ranks = (int32_t *)(m.marks + m.parts * p.words);
+    m.tallies = a->counts ? (uint32_t *)(m.ranks + p.words) : NULL;
+    step(c, PERI_K_mark_set, &m, m.parts, 1);
+    step(c, PERI_K_mark_count, &m, p.blocks, BLOCK_GRAIN);
+    scan(c, m.sums, p.blocks);
+    *a->total = m.total = m.sums[p.blocks];
+    step(c, PERI_K_mark_write, &m, p.blocks, BLOCK_GRAIN);
+    if (a->inverse || a->counts) step(c, PERI_K_mark_lookup, &m, m.parts, 1);
+    if (a->counts) step(c, PERI_K_mark_tally, &m, m.total, INT_GRAIN);
 }
 
-static void run_mark(const call *c)
+/** Keys hold a place and as many bits of x as fit beside it; x with more bits is sorted in rounds, from the low bits on. */
+typedef struct order_plan {
+    int32_t place_bits, bits, rounds;
+} order_plan;
+
+static order_plan order_plan_of(const peri_op_unique *a)
 {
-    peri_k_mark_args a = *(const peri_k_mark_args *)c->args;
-    int64_t words = ceil_div(a.size, 64), blocks = ceil_div(words, 64);
-    a.marks = (uint64_t *)c->scratch;
-    a.parts = c->bytes / (8 * words);
-    step(c, PERI_K_mark_set, &a, a.parts, 1);
-    step(c, PERI_K_mark_count, &a, blocks, BLOCK_GRAIN);
-    step(c, PERI_K_cumsum_scan, &(peri_k_cumsum_args){.sums = a.sums, .rows = 1, .blocks = blocks, .limit = -1}, 1, 1);
+    int32_t wide = spread_of(a) ? 64 - __builtin_clzll(spread_of(a)) : 0;
+    order_plan p = {.place_bits = bits_below(a->n)};
+    p.rounds = (int32_t)max(1, ceil_div(wide, 64 - p.place_bits));
+    p.bits = (int32_t)ceil_div(wide, p.rounds);
+    return p;
 }
 
-static int64_t mark_find_scratch(const peri_plugin_host *host, const void *args)
+/** @to = the places of the ids in ascending order. @other: another order, if there are rounds. */
+static void order_ids(const call *c, const order_plan *p, uint64_t *keys, uint64_t *spare, int64_t *to, int64_t *other, char *counts)
 {
-    const peri_k_mark_args *a = args;
-    return mark_parts(host, a) * max(1, a->counts ? a->total : 0) * 4;
+    const peri_op_unique *a = c->args;
+    int64_t *order = NULL;
+    for (int32_t round = 0; round < p->rounds; round++) {
+        int64_t *next = (p->rounds - round) % 2 ? to : other; /* the last one goes where it is wanted */
+        peri_k_sort_keys_args fill = {.x = a->x, .order = order, .keys = keys, .base = a->least, .dtype = a->dtype,
+                                      .shift = round * p->bits, .bits = p->bits, .place_bits = p->place_bits};
+        step(c, PERI_K_sort_keys, &fill, a->n, INT_GRAIN);
+        uint64_t *sorted = sort_words(c, keys, spare, a->n, p->place_bits, p->place_bits + p->bits, counts);
+        peri_k_sort_order_args read = {.keys = sorted, .order = order, .out = next, .place_bits = p->place_bits};
+        step(c, PERI_K_sort_order, &read, a->n, INT_GRAIN);
+        order = next;
+    }
 }
 
-static void run_mark_find(const call *c)
+/** Two arrays of keys, where later the sorted ids and their starts lie; the order, another one if there are rounds; counters. */
+static void sort_ids(const call *c)
 {
-    peri_k_mark_args a = *(const peri_k_mark_args *)c->args;
-    a.tallies = a.counts ? (uint32_t *)c->scratch : NULL;
-    a.parts = c->bytes / (4 * max(1, a.counts ? a.total : 0));
-    step(c, PERI_K_mark_lookup, &a, a.parts, 1);
-    if (a.counts) step(c, PERI_K_mark_tally, &a, a.total, INT_GRAIN);
+    const peri_op_unique *a = c->args;
+    order_plan p = order_plan_of(a);
+    int64_t blocks = blocks_of(a->n);
+    uint64_t *keys = (uint64_t *)c->scratch, *spare = keys + a->n + 1;
+    int64_t *order = (int64_t *)(spare + a->n), *sums = order + a->n, *other = sums + blocks + 1;
+    order_ids(c, &p, keys, spare, order, other, (char *)(other + (p.rounds > 1 ? a->n : 0)));
+    peri_k_unique_args u = {.x = a->x, .order = order, .sorted = spare, .sums = sums, .unique = a->unique, .inverse = a->inverse,
+                            .counts = a->counts, .starts = a->counts ? (int64_t *)keys : NULL, .n = a->n, .dtype = a->dtype};
+    step(c, PERI_K_unique_count, &u, blocks, BLOCK_GRAIN);
+    scan(c, sums, blocks);
+    *a->total = sums[blocks];
+    step(c, PERI_K_unique_write, &u, blocks, BLOCK_GRAIN);
+    if (a->counts) step(c, PERI_K_unique_counts, &u, *a->total, INT_GRAIN);
 }
+
+static int64_t unique_scratch(const peri_plugin_host *host, const void *args)
+{
+    const peri_op_unique *a = args;
+    if (by_marks(a)) {
+        mark_plan p = mark_plan_of(a);
+        return p.fixed + max(1, min(host->threads(), ceil_div(a->n, INT_GRAIN))) * p.part;
+    }
+    return 8 * (a->n * (order_plan_of(a).rounds > 1 ? 4 : 3) + 1 + blocks_of(a->n) + 1) + sort_chunks(host, a->n) * DIGIT_COUNTS;
+}
+
+static void run_unique(const call *c)
+{
+    if (by_marks(c->args)) mark_ids(c);
+    else sort_ids(c);
+}
+
+/* -- rows and numbers by id -------------------------------------------------------------------------------------------------------- */
+
+static int64_t table_rows_scratch(const peri_plugin_host *host, const void *args)
+{
+    (void)host;
+    return 8 * blocks_of(((const peri_k_table_rows_args *)args)->n);
+}
+
+static void run_table_rows(const call *c)
+{
+    peri_k_table_rows_args a = *(const peri_k_table_rows_args *)c->args;
+    int64_t *first = a.bad, blocks = blocks_of(a.n);
+    a.bad = (int64_t *)c->scratch;
+    step(c, PERI_K_table_rows, &a, blocks, BLOCK_GRAIN);
+    *first = first_of(a.bad, blocks);
+}
+
+static int64_t slice_bounds_scratch(const peri_plugin_host *host, const void *args)
+{
+    (void)host;
+    return 8 * blocks_of(((const peri_k_slice_bounds_args *)args)->bags);
+}
+
+static void run_slice_bounds(const call *c)
+{
+    peri_k_slice_bounds_args a = *(const peri_k_slice_bounds_args *)c->args;
+    int64_t *first = a.bad, blocks = blocks_of(a.bags);
+    a.bad = (int64_t *)c->scratch;
+    step(c, PERI_K_slice_bounds, &a, blocks, BLOCK_GRAIN);
+    *first = first_of(a.bad, blocks);
+}
+
+static int64_t hash_insert_scratch(const peri_plugin_host *host, const void *args)
+{
+    (void)host;
+    return 8 * ((const peri_k_hash_args *)args)->tables;
+}
+
+static void run_hash_insert(const call *c)
+{
+    peri_k_hash_args a = *(const peri_k_hash_args *)c->args;
+    int64_t *first = a.bad;
+    a.bad = (int64_t *)c->scratch;
+    step(c, PERI_K_hash_insert, &a, a.tables, 1);
+    *first = first_of(a.bad, a.tables);
+}
+
+/** Each thread reads all ids: few of them are not worth a second one. */
+static void run_weights_by_id(const call *c)
+{
+    const peri_k_weights_by_id_args *a = c->args;
+    step(c, PERI_K_weights_by_id, a, a->numbers, a->n < INT_GRAIN ? max(1, a->numbers) : 1);
+}
+
+static int64_t mask_scratch(const peri_plugin_host *host, const void *args)
+{
+    (void)host;
+    return 8 * (blocks_of(((const peri_k_mask_args *)args)->n) + 1);
+}
+
+/** Step @kernel over the blocks of rows, of which each knows how many have been picked before it. */
+static void run_mask(const call *c, int32_t kernel, int64_t grain)
+{
+    peri_k_mask_args a = *(const peri_k_mask_args *)c->args;
+    int64_t blocks = blocks_of(a.n);
+    a.sums = (int64_t *)c->scratch;
+    step(c, PERI_K_mask_sums, &a, blocks, BLOCK_GRAIN);
+    scan(c, a.sums, blocks);
+    if (kernel >= 0) step(c, kernel, &a, blocks, grain);
+    else *a.total = a.sums[blocks];
+}
+
+/** Blocks of rows of so many bytes that are worth a thread. */
+static int64_t mask_grain(const call *c) { return ((const peri_k_mask_args *)c->args)->width > 64 ? 1 : BLOCK_GRAIN; }
+
+static void run_mask_count(const call *c) { run_mask(c, -1, 0); }
+static void run_mask_pick(const call *c) { run_mask(c, PERI_K_mask_pick, mask_grain(c)); }
+static void run_mask_spread(const call *c) { run_mask(c, PERI_K_mask_spread, mask_grain(c)); }
+static void run_mask_places(const call *c) { run_mask(c, PERI_K_mask_places, BLOCK_GRAIN); }
+
+static void run_norm_finish(const call *c) { step(c, PERI_K_norm_finish, c->args, 1, 1); }
 
 /* -- table batches: passes over a stream ----------------------------------------------------------------------------------------- */
 
@@ -524,8 +637,10 @@ static const struct {
 } ops[PERI_WORK_COUNT - PERI_OP_FIRST] = {
 #define OP(name) [PERI_OP_##name - PERI_OP_FIRST] = {run_##name, NULL}
 #define OP_SCRATCH(name) [PERI_OP_##name - PERI_OP_FIRST] = {run_##name, name##_scratch}
-    OP_SCRATCH(cumsum), OP(scan), OP_SCRATCH(bags_report), OP_SCRATCH(sort), OP_SCRATCH(lists), OP_SCRATCH(index_check),
-    OP_SCRATCH(mark), OP_SCRATCH(mark_find),
+#define OP_MASK(name) [PERI_OP_##name - PERI_OP_FIRST] = {run_##name, mask_scratch}
+    OP(norm_finish), OP_SCRATCH(cumsum), OP_SCRATCH(bags_report), OP_SCRATCH(lists), OP_SCRATCH(index_check), OP_SCRATCH(unique),
+    OP_SCRATCH(table_rows), OP_SCRATCH(slice_bounds), OP_SCRATCH(hash_insert), OP(weights_by_id),
+    OP_MASK(mask_count), OP_MASK(mask_pick), OP_MASK(mask_spread), OP_MASK(mask_places),
     OP(tbe_prepare), OP(tbe_check), OP(tbe_report), OP(tbe_forward), OP(tbe_weight_gradient), OP_SCRATCH(tbe_sort),
     OP_SCRATCH(tbe_update), OP_SCRATCH(tbe_dense_update), OP_SCRATCH(tbe_ema), OP_SCRATCH(tbe_shampoo),
 };

@@ -33,7 +33,7 @@ typedef struct mark {
     int64_t position;
 } mark;
 
-enum { TASK_COPY, TASK_LAUNCH, TASK_RUN, TASK_GEMM, TASK_FREE, TASK_WAIT };
+enum { TASK_COPY, TASK_LAUNCH, TASK_RUN, TASK_FREE, TASK_WAIT };
 
 typedef struct task {
     struct task *next;
@@ -47,7 +47,6 @@ typedef struct task {
     int64_t n, grain;
     void *scratch; /* RUN */
     int64_t scratch_bytes;
-    peri_gemm gemm;
     char data[]; /* LAUNCH, RUN: the arguments; COPY from ordinary host memory: the bytes */
 } task;
 
@@ -204,10 +203,6 @@ static void run_head(stream *s)
         cpu->launch(NULL, NULL, t->kernel, t->data, t->bytes, t->n, t->grain);
         break;
     case TASK_RUN: run_operation(t); break;
-    case TASK_GEMM:
-        t->gemm.a = bytes_of(t->gemm.a), t->gemm.b = bytes_of(t->gemm.b), t->gemm.c = bytes_of(t->gemm.c);
-        cpu->gemm(NULL, NULL, &t->gemm);
-        break;
     case TASK_FREE: memset(bytes_of(t->dst), 0xdd, (size_t)t->bytes); break;
     default: break;
     }
@@ -468,18 +463,6 @@ static peri_status opaque_run(void *device, void *on, int32_t op, const void *ar
     return PERI_OK;
 }
 
-static peri_status opaque_gemm(void *device, void *on, const peri_gemm *args)
-{
-    (void)device;
-    if (args->dtype != PERI_F32 && args->dtype != PERI_F64)
-        return PERI_HOST_FAIL(host, PERI_EUNSUPPORTED, "opaque: matrix products take f32 and f64");
-    task *t = task_new(TASK_GEMM, NULL, 0);
-    if (!t) return PERI_ENOMEM;
-    t->gemm = *args;
-    enqueue(on, t);
-    return PERI_OK;
-}
-
 static void opaque_seed(void *device, uint64_t seed)
 {
     (void)device;
@@ -510,7 +493,6 @@ static const peri_device_vtab vtab = {
     .has = opaque_has,
     .scratch = opaque_scratch,
     .run = opaque_run,
-    .gemm = opaque_gemm,
     .seed = opaque_seed,
 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plugin/device.h (L1): the device contract: memory, streams, events, copies, kernels, operations, matrix products.
+ * plugin/device.h (L1): the device contract: memory, streams, events, copies, kernels, operations.
  *
  * Laws of the contract
  * - Work queued on one stream runs in order; between streams only events order it. Nothing that is queued need have run when the
@@ -17,7 +17,7 @@
 
 #include "host.h"
 
-enum { PERI_DEVICE_ABI = 2 };
+enum { PERI_DEVICE_ABI = 3 };
 
 /** Capabilities. */
 enum {
@@ -33,19 +33,6 @@ enum {
     PERI_COPY_D2H = 3,        /* @dst (any host memory) is valid once the copy has run, and must live until then */
     PERI_COPY_H2D_WORDS = 4 /* as H2D; @src are 64-bit words with device addresses among them: the only way for those into device memory */
 };
-
-/** C = alpha * op(A) * op(B) + beta * C, row-major, `batch` times with element strides between the matrices.
- *  op(A) is m x k, op(B) is k x n, C is m x n; lda, ldb, ldc are elements from one stored row to the next. beta = 0 never reads C. */
-typedef struct peri_gemm {
-    int32_t dtype;          /* PERI_F32 or PERI_F64 (others where the device can) */
-    bool trans_a, trans_b;  /* A is stored k x m; B is stored n x k */
-    int64_t m, n, k, batch; /* batch >= 1 */
-    double alpha, beta;
-    const void *a, *b;
-    void *c;
-    int64_t lda, ldb, ldc;
-    int64_t stride_a, stride_b, stride_c; /* elements; 0 repeats the same matrix (a and b only) */
-} peri_gemm;
 
 typedef struct peri_device_vtab {
     uint32_t size, abi; /* sizeof this struct; PERI_DEVICE_ABI */
@@ -88,7 +75,6 @@ typedef struct peri_device_vtab {
     /* Run operation @op (PERI_OP_*); @args is copied. @scratch: memory of `scratch_bytes`, as `scratch` said when it was asked for these
      * arguments, not cleared; the operation's until it has run. NULL where that is 0. */
     peri_status (*run)(void *device, void *stream, int32_t op, const void *args, int64_t args_size, void *scratch, int64_t scratch_bytes);
-    peri_status (*gemm)(void *device, void *stream, const peri_gemm *args);
     /* Choose orders from @seed (optional: nothing to choose). */
     void (*seed)(void *device, uint64_t seed);
 } peri_device_vtab;

@@ -155,19 +155,6 @@ peri_status peri__check_offsets(const char *function, const char *what, const ch
 
 /* -- ids of several tables ------------------------------------------------------------------------------------------------------- */
 
-peri_status peri__first_bad(const peri_tensor *bad, int64_t *first)
-{
-    int64_t n = peri__numel(bad);
-    peri__report *report;
-    PERI_TRY(peri__report_take(peri__device(bad), n, &report));
-    peri_status status = peri__report_post(report, peri__data(bad), n);
-    if (status >= 0) status = peri__report_wait(report);
-    *first = INT64_MAX;
-    for (int64_t b = 0; b < n && status >= 0; b++) *first = peri__min(*first, report->words[b]);
-    peri__report_return(report);
-    return status;
-}
-
 peri_status peri__bag_at(const peri_tensor *offsets, int64_t i, int64_t *bag)
 {
     int64_t low = 0, high = offsets->shape[0] - 1, first;
@@ -202,20 +189,20 @@ static peri_status not_there(const peri__tables *t, int64_t i)
 peri_status peri__table_rows(const peri__tables *t, int32_t dtype, peri_tensor **rows, peri_tensor **bag)
 {
     peri_device *device = peri__device(t->ids);
-    int64_t n = peri__numel(t->ids), blocks = peri__blocks(n), first;
+    int64_t n = peri__numel(t->ids), one = 1, first;
     peri_tensor *out = NULL, *bags = NULL, *bad = NULL;
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_new(device, dtype, 1, &n, &out), out);
     if (bag) PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &n, &bags), out);
-    PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &blocks, &bad), out);
+    PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &one, &bad), out);
     peri_k_table_rows_args args = {.ids = peri__data(t->ids), .offsets = peri__data(t->offsets), .starts = peri__data(t->starts),
                                    .remap = t->remap ? peri__data(t->remap) : NULL, .out = peri__data(out),
                                    .bag = bag ? peri__data(bags) : NULL, .bad = peri__data(bad), .n = n, .tables = t->tables,
                                    .step = peri__max(t->step, 1), .ids_dtype = t->ids->dtype, .offsets_dtype = t->offsets->dtype,
                                    .starts_dtype = t->starts->dtype, .remap_dtype = t->remap ? t->remap->dtype : PERI_I64,
                                    .out_dtype = dtype};
-    PERI_TRY_GOTO(PERI_LAUNCH(device, table_rows, &args, blocks, PERI_BLOCK_GRAIN), out);
-    PERI_TRY_GOTO(peri__first_bad(bad, &first), out);
+    PERI_TRY_GOTO(PERI_RUN(device, table_rows, &args), out);
+    PERI_TRY_GOTO(peri__word_at(bad, 0, &first), out);
     if (first != INT64_MAX) PERI_TRY_GOTO(not_there(t, first), out);
     *rows = out;
     out = NULL;
@@ -259,13 +246,6 @@ out:
     peri__report_return(report);
     peri_tensor_release(found);
     return status;
-}
-
-peri_status peri__scan(peri_tensor *sums, int64_t blocks, int64_t *total)
-{
-    peri_op_scan args = {.sums = peri__data(sums), .n = blocks};
-    PERI_TRY(PERI_RUN(peri__device(sums), scan, &args));
-    return peri__word_at(sums, blocks, total);
 }
 
 peri_status peri__total_offsets(const char *function, const peri_tensor *lengths, peri_tensor **out, int64_t *total)

@@ -11,7 +11,7 @@
 #include <perilune/quantize.h>
 #include <perilune/sparse.h>
 
-enum { PERI_INT_GRAIN = 1 << 15, PERI_BLOCK_GRAIN = 8, PERI_BYTE_GRAIN = 1 << 19 }; /* elements, blocks, bytes that are worth a thread */
+enum { PERI_INT_GRAIN = 1 << 15, PERI_BYTE_GRAIN = 1 << 19 }; /* elements, bytes that are worth a thread */
 
 /** i32 or i64 of @ndim dimensions (-1: any), on the device of @like (NULL: any). */
 peri_status peri__check_ints(const char *function, const char *what, const peri_tensor *t, int32_t ndim, const peri_tensor *like);
@@ -35,9 +35,6 @@ void peri__bag_name(const void *owner, int64_t bag, char *text, size_t len);
 /** The complete cumulative sum, as i64 [n + 1], of well-formed lengths [n]; *total: the last entry. PERI_ERANGE from 2^50 on. Waits. */
 peri_status peri__total_offsets(const char *function, const peri_tensor *lengths, peri_tensor **out, int64_t *total);
 
-/** @sums [blocks + 1], i64, become their exclusive cumulative sum, the last entry and *total that of all blocks. Waits. */
-peri_status peri__scan(peri_tensor *sums, int64_t blocks, int64_t *total);
-
 /** The places at which each number of [0, lists) stands in @x [n] (contiguous, all numbers in range): @list [n], its parts in
  *  @offsets [lists + 1]. */
 peri_status peri__lists_of(const peri_tensor *x, int64_t lists, peri_tensor **list, peri_tensor **offsets);
@@ -46,8 +43,8 @@ peri_status peri__lists_of(const peri_tensor *x, int64_t lists, peri_tensor **li
  *  Both i64, contiguous and within bounds; @rows: the last of @out_offsets. With gradient; no row is picked twice. */
 peri_status peri__rows_pick(peri_tensor *src, peri_tensor *out_offsets, peri_tensor *starts, int64_t rows, peri_tensor **out);
 
-/** The rows of contiguous @src where @mask [n] (bool, contiguous) is true. @sums: what mask_pick wants (new). With gradient. Waits. */
-peri_status peri__rows_masked(peri_tensor *src, peri_tensor *mask, peri_tensor **rows, peri_tensor **sums);
+/** The rows of contiguous @src where @mask [n] (bool, contiguous) is true. With gradient. Waits. */
+peri_status peri__rows_masked(peri_tensor *src, peri_tensor *mask, peri_tensor **rows);
 
 /** Ids of tables that lie one after the other: see table_rows. Tensors are contiguous; offsets and starts well formed. */
 typedef struct peri__tables {
@@ -58,17 +55,12 @@ typedef struct peri__tables {
 
 /** The row of every id, of @dtype (new); with @bag also each id's bag, i64 (new). An id that its table does not have is an error. Waits. */
 peri_status peri__table_rows(const peri__tables *t, int32_t dtype, peri_tensor **rows, peri_tensor **bag);
-/** The least of the blocks' findings at @bad [n], i64 (INT64_MAX: none). Waits. */
-peri_status peri__first_bad(const peri_tensor *bad, int64_t *first);
 /** Element @i of a contiguous i64 tensor, quickly. Waits. */
 peri_status peri__word_at(const peri_tensor *t, int64_t i, int64_t *out);
 /** Element @i of a contiguous i32 or i64 tensor. Waits. */
 peri_status peri__int_at(const peri_tensor *t, int64_t i, int64_t *out);
 /** The bag that has place @i. Waits: for errors. */
 peri_status peri__bag_at(const peri_tensor *offsets, int64_t i, int64_t *bag);
-
-/** Blocks of n elements. */
-static inline int64_t peri__blocks(int64_t n) { return peri__max(1, peri__ceil_div(n, PERI_JAGGED_BLOCK)); }
 
 /** Bits that hold every number of [0, n). */
 static inline int32_t peri__bits(int64_t n)

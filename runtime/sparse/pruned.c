@@ -38,7 +38,7 @@ peri_status peri_sparse_rowwise_prune(peri_tensor *weight, peri_tensor *indicato
     double numbers = (double)n * (double)columns;
     bool worth = (double)n + (double)a->min_num_rows * (double)columns < numbers * a->min_save_ratio;
     peri_device *device = peri__device(weight);
-    peri_tensor *flat = NULL, *mask = NULL, *sums = NULL, *map = NULL, *src = NULL, *kept = NULL;
+    peri_tensor *flat = NULL, *mask = NULL, *map = NULL, *src = NULL, *kept = NULL;
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_new(device, a->compressed_indices_dtype, 1, worth ? &n : &one, &map), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(weight, &src), out);
@@ -52,16 +52,15 @@ peri_status peri_sparse_rowwise_prune(peri_tensor *weight, peri_tensor *indicato
         peri_k_prune_mark_args mark = {.indicator = peri__data(flat), .mask = peri__data(mask), .threshold = a->threshold,
                                        .magnitude = a->abs};
         PERI_TRY_GOTO(PERI_LAUNCH(device, prune_mark, &mark, n, PERI_INT_GRAIN), out);
-        PERI_TRY_GOTO(peri__rows_masked(src, mask, &kept, &sums), out);
-        peri_k_mask_args args = {.mask = peri__data(mask), .sums = peri__data(sums), .places = peri__data(map), .n = n,
-                                 .places_dtype = map->dtype};
-        PERI_TRY_GOTO(PERI_LAUNCH(device, mask_places, &args, peri__blocks(n), PERI_BLOCK_GRAIN), out);
+        PERI_TRY_GOTO(peri__rows_masked(src, mask, &kept), out);
+        peri_k_mask_args args = {.mask = peri__data(mask), .places = peri__data(map), .n = n, .places_dtype = map->dtype};
+        PERI_TRY_GOTO(PERI_RUN(device, mask_places, &args), out);
     }
     *rows = kept;
     *mapping = map;
     kept = map = NULL;
 out:
-    peri_tensor *all[] = {flat, mask, sums, map, src, kept};
+    peri_tensor *all[] = {flat, mask, map, src, kept};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) peri_tensor_release(all[i]);
     return status;
 }
@@ -199,18 +198,18 @@ peri_status peri_sparse_pruned_hashmap_insert(peri_tensor *indices, peri_tensor 
     if (dense_indices->dtype == PERI_I64 && indices->dtype == PERI_I32)
         return peri__fail(PERI_EINVAL, "%s: dense_indices are i64 and the hash table i32; allowed: i32", f);
     lookup l = {0};
-    int64_t first;
+    int64_t one = 1, first;
     peri_tensor *rows = NULL, *pairs = NULL, *bad = NULL;
     peri_status status;
     PERI_TRY_GOTO(hash_init(&l, f, indices, offsets, hash_table, hash_table_offsets), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(dense_indices, &rows), out);
     PERI_TRY_GOTO(peri__tensor_like(l.entries, 2, l.entries->shape, &pairs), out);
     PERI_TRY_GOTO(peri_tensor_copy(pairs, l.entries), out);
-    PERI_TRY_GOTO(peri_tensor_new(peri__device(l.ids), PERI_I64, 1, &l.tables, &bad), out);
+    PERI_TRY_GOTO(peri_tensor_new(peri__device(l.ids), PERI_I64, 1, &one, &bad), out);
     peri_k_hash_args args = hash_args(&l, rows, pairs);
     args.bad = peri__data(bad);
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(l.ids), hash_insert, &args, l.tables, 1), out);
-    PERI_TRY_GOTO(peri__first_bad(bad, &first), out);
+    PERI_TRY_GOTO(PERI_RUN(peri__device(l.ids), hash_insert, &args), out);
+    PERI_TRY_GOTO(peri__word_at(bad, 0, &first), out);
     if (first != INT64_MAX) PERI_TRY_GOTO(not_inserted(f, &l, rows, first), out);
     *out = pairs;
     pairs = NULL;

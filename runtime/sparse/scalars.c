@@ -124,9 +124,8 @@ peri_status peri_sparse_weights_and_counts(peri_tensor *weights, peri_tensor *re
     PERI_TRY_GOTO(peri__check_indices(f, "reverse_indices", to, num_unique_indices), out);
     PERI_TRY_GOTO(peri__tensor_like(flat, 2, shape, &sums), out);
     peri_k_weights_by_id_args args = {.weights = peri__data(flat), .ids = peri__data(to), .out = peri__data(sums), .n = flat->shape[0],
-                                      .dtype = flat->dtype, .ids_dtype = to->dtype};
-    int64_t part = flat->shape[0] < PERI_INT_GRAIN ? num_unique_indices : peri__ceil_div(num_unique_indices, peri_threads());
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), weights_by_id, &args, num_unique_indices, peri__max(1, part)), out);
+                                      .numbers = num_unique_indices, .dtype = flat->dtype, .ids_dtype = to->dtype};
+    PERI_TRY_GOTO(PERI_RUN(peri__device(flat), weights_by_id, &args), out);
     *out = sums;
     sums = NULL;
 out:

@@ -28,7 +28,7 @@ static peri_status check_mask(const char *f, const peri_tensor *values, const pe
     return PERI_OK;
 }
 
-/** saved: mask, sums. integer: rows of the source. */
+/** saved: mask. integer: rows of the source. */
 static peri_status masked_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     int64_t n = node->integer[0];
@@ -36,9 +36,9 @@ static peri_status masked_backward(peri__node *node, peri_tensor *const *grad_ou
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_contiguous(grad_out[0], &flat), out);
     PERI_TRY_GOTO(peri__rows_like(flat, n, &grad), out);
-    peri_k_mask_args args = {.mask = peri__data(node->saved[0]), .sums = peri__data(node->saved[1]), .all = peri__data(grad),
-                             .kept = peri__data(flat), .n = n, .width = peri__row_bytes(flat)};
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), mask_spread, &args, peri__blocks(n), 1), out);
+    peri_k_mask_args args = {.mask = peri__data(node->saved[0]), .all = peri__data(grad), .kept = peri__data(flat), .n = n,
+                             .width = peri__row_bytes(flat)};
+    PERI_TRY_GOTO(PERI_RUN(peri__device(flat), mask_spread, &args), out);
     grad_in[0] = grad;
     grad = NULL;
 out:
@@ -49,33 +49,31 @@ out:
 
 static const peri__node_vtab masked_vtab = {.name = "masked_select", .backward = masked_backward};
 
-peri_status peri__rows_masked(peri_tensor *src, peri_tensor *mask, peri_tensor **rows, peri_tensor **sums)
+peri_status peri__rows_masked(peri_tensor *src, peri_tensor *mask, peri_tensor **rows)
 {
     peri_device *device = peri__device(src);
-    int64_t n = mask->shape[0], blocks = peri__blocks(n), words = blocks + 1, total;
-    peri_tensor *counted = NULL, *kept = NULL;
+    int64_t n = mask->shape[0], one = 1, total;
+    peri_tensor *count, *kept = NULL;
     peri__node *node;
     peri_status status;
-    PERI_TRY_GOTO(peri_tensor_new(device, PERI_I64, 1, &words, &counted), out);
-    peri_k_mask_args args = {.mask = peri__data(mask), .sums = peri__data(counted), .all = peri__data(src), .n = n,
+    PERI_TRY(peri_tensor_new(device, PERI_I64, 1, &one, &count));
+    peri_k_mask_args args = {.mask = peri__data(mask), .total = peri__data(count), .all = peri__data(src), .n = n,
                              .width = peri__row_bytes(src)};
-    PERI_TRY_GOTO(PERI_LAUNCH(device, mask_sums, &args, blocks, PERI_BLOCK_GRAIN), out);
-    PERI_TRY_GOTO(peri__scan(counted, blocks, &total), out);
+    PERI_TRY_GOTO(PERI_RUN(device, mask_count, &args), out);
+    PERI_TRY_GOTO(peri__word_at(count, 0, &total), out);
     PERI_TRY_GOTO(peri__rows_like(src, total, &kept), out);
     args.kept = peri__data(kept);
-    PERI_TRY_GOTO(PERI_LAUNCH(device, mask_pick, &args, blocks, args.width > 64 ? 1 : PERI_BLOCK_GRAIN), out);
+    PERI_TRY_GOTO(PERI_RUN(device, mask_pick, &args), out);
     if (peri__differentiable(src)) {
         PERI_TRY_GOTO(peri__record(&masked_vtab, &src, 1, &kept, 1, &node), out);
         peri__node_save(node, 0, mask);
-        peri__node_save(node, 1, counted);
         node->integer[0] = n;
     }
     *rows = kept;
-    *sums = counted;
-    kept = counted = NULL;
+    kept = NULL;
 out:
     peri_tensor_release(kept);
-    peri_tensor_release(counted);
+    peri_tensor_release(count);
     return status;
 }
 
@@ -87,7 +85,7 @@ peri_status peri_sparse_masked_select(peri_tensor *values, peri_tensor *lengths,
     PERI_TRY(check_mask(f, values, mask));
     int64_t n = lengths->shape[0];
     peri__bags bags = {0};
-    peri_tensor *flat = NULL, *src = NULL, *chosen = NULL, *left = NULL, *sums = NULL;
+    peri_tensor *flat = NULL, *src = NULL, *chosen = NULL, *left = NULL;
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_contiguous(lengths, &flat), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(mask, &chosen), out);
@@ -97,12 +95,12 @@ peri_status peri_sparse_masked_select(peri_tensor *values, peri_tensor *lengths,
                               .offsets_dtype = bags.offsets->dtype, .lengths_dtype = left->dtype};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), mask_lengths, &count, n, PERI_INT_GRAIN / 16), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(values, &src), out);
-    PERI_TRY_GOTO(peri__rows_masked(src, chosen, out_values, &sums), out);
+    PERI_TRY_GOTO(peri__rows_masked(src, chosen, out_values), out);
     *out_lengths = left;
     left = NULL;
 out:
     peri__bags_fini(&bags);
-    peri_tensor *all[] = {flat, src, chosen, left, sums};
+    peri_tensor *all[] = {flat, src, chosen, left};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) peri_tensor_release(all[i]);
     return status;
 }
@@ -125,7 +123,7 @@ peri_status peri_sparse_slice(peri_tensor *values, peri_tensor *lengths, peri_te
     static const char f[] = "peri_sparse_slice";
     PERI_TRY(check_bags(f, values, lengths));
     PERI_TRY(peri__check_ints(f, "start", start, 1, values));
-    int64_t n = lengths->shape[0], blocks = peri__blocks(n), rows, bad;
+    int64_t n = lengths->shape[0], one = 1, rows, bad;
     if (start->shape[0] != n)
         return peri__fail(PERI_EINVAL, "%s: %lld starts for %lld bags", f, (long long)start->shape[0], (long long)n);
     if (length < 0) return peri__fail(PERI_EINVAL, "%s: slice_length %lld, allowed: 0 and more", f, (long long)length);
@@ -136,13 +134,13 @@ peri_status peri_sparse_slice(peri_tensor *values, peri_tensor *lengths, peri_te
     PERI_TRY_GOTO(peri_tensor_contiguous(start, &first), out);
     PERI_TRY_GOTO(peri__bags_of(f, "lengths", &bags, flat, NULL, values->shape[0], 0), out);
     PERI_TRY_GOTO(peri_tensor_new(peri__device(flat), PERI_I64, 1, &n, &starts), out);
-    PERI_TRY_GOTO(peri_tensor_new(peri__device(flat), PERI_I64, 1, &blocks, &found), out);
+    PERI_TRY_GOTO(peri_tensor_new(peri__device(flat), PERI_I64, 1, &one, &found), out);
     PERI_TRY_GOTO(peri__tensor_like(flat, 1, &n, &taken), out);
     peri_k_slice_bounds_args cut = {.offsets = peri__data(bags.offsets), .start = peri__data(first), .starts = peri__data(starts),
                                     .bad = peri__data(found), .lengths = peri__data(taken), .bags = n, .length = length,
                                     .offsets_dtype = bags.offsets->dtype, .start_dtype = first->dtype, .lengths_dtype = flat->dtype};
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), slice_bounds, &cut, blocks, PERI_BLOCK_GRAIN), out);
-    PERI_TRY_GOTO(peri__first_bad(found, &bad), out);
+    PERI_TRY_GOTO(PERI_RUN(peri__device(flat), slice_bounds, &cut), out);
+    PERI_TRY_GOTO(peri__word_at(found, 0, &bad), out);
     if (bad != INT64_MAX) PERI_TRY_GOTO(bad_start(f, first, flat, bad), out);
     PERI_TRY_GOTO(peri__total_offsets(f, taken, &ends, &rows), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(values, &src), out);

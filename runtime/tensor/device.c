@@ -315,11 +315,6 @@ peri_status peri__need_work(const char *function, peri_device *device, const int
     return PERI_OK;
 }
 
-peri_status peri__gemm(peri_device *device, const peri_gemm *args)
-{
-    return device->vtab->gemm(device->ctx, peri_stream_current(device)->ctx, args);
-}
-
 peri_status peri__copy(peri_device *device, void *dst, const void *src, int64_t bytes, int32_t kind)
 {
     if (bytes <= 0) return PERI_OK;

@@ -52,8 +52,6 @@ peri_status peri__need_work(const char *function, peri_device *device, const int
 #define PERI_NEED_WORK(function, device, ...) \
     peri__need_work((function), (device), (const int32_t[]){__VA_ARGS__}, (int32_t)(sizeof(int32_t[]){__VA_ARGS__} / sizeof(int32_t)))
 
-/** Queue a matrix product on the current stream. */
-peri_status peri__gemm(peri_device *device, const peri_gemm *args);
 /** Queue a copy on the current stream; PERI_COPY_*. */
 peri_status peri__copy(peri_device *device, void *dst, const void *src, int64_t bytes, int32_t kind);
 /** Host memory that may take part in queued copies; not counted as an object. */

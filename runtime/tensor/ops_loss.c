@@ -182,27 +182,19 @@ static const peri__node_vtab cross_entropy_vtab = {.name = "cross_entropy", .bac
 /** Wait for the labels and look for one outside 0..classes-1. */
 static peri_status check_labels(peri_tensor *labels, int64_t classes)
 {
-    int64_t rows = labels->shape[0], blocks = peri__ceil_div(rows, PERI_LABEL_BLOCK);
-    peri_tensor *report;
-    int64_t *found = peri__alloc(sizeof *found * (size_t)peri__max(blocks, 1));
-    if (!found) return PERI_ENOMEM;
-    peri_status status = peri_tensor_new(peri__device(labels), PERI_I64, 1, &blocks, &report);
-    if (status >= 0) {
-        peri_k_label_check_args args = {.report = peri__data(report), .labels = peri__data(labels), .rows = rows, .classes = classes};
-        status = PERI_LAUNCH(peri__device(labels), label_check, &args, blocks, 1);
-        if (status >= 0) status = peri_tensor_read(report, found, blocks * 8);
-        peri_tensor_release(report);
-    }
-    for (int64_t k = 0; status >= 0 && k < blocks; k++) {
-        double label;
-        if (found[k] < 0) continue;
-        status = peri_tensor_item(labels, found[k], &label);
-        if (status >= 0)
-            status = peri__fail(PERI_ERANGE, "peri_op_cross_entropy: label %.0f in row %lld, allowed: 0..%lld", label, (long long)found[k],
-                                (long long)classes - 1);
-    }
-    peri__free(found);
-    return status;
+    int64_t one = 1, bad = INT64_MAX;
+    double label;
+    peri_tensor *found;
+    PERI_TRY(peri_tensor_new(peri__device(labels), PERI_I64, 1, &one, &found));
+    peri_op_index_check args = {.x = peri__data(labels), .bad = peri__data(found), .n = labels->shape[0], .limit = classes,
+                                .dtype = PERI_I64};
+    peri_status status = PERI_RUN(peri__device(labels), index_check, &args);
+    if (status >= 0) status = peri_tensor_read(found, &bad, 8);
+    peri_tensor_release(found);
+    if (status < 0 || bad == INT64_MAX) return status;
+    PERI_TRY(peri_tensor_item(labels, bad, &label));
+    return peri__fail(PERI_ERANGE, "peri_op_cross_entropy: label %.0f in row %lld, allowed: 0..%lld", label, (long long)bad,
+                      (long long)classes - 1);
 }
 
 peri_status peri_op_cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t reduction, peri_tensor **out)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ops_matmul.c: linear layers and matrix products, over the device's gemm.
+ * ops_matmul.c: linear layers and matrix products, over the operation gemm.
  */
 #include "internal.h"
 
@@ -64,12 +64,18 @@ static peri_status matrices_of(peri_tensor *t, matrices *m)
 static peri_status product(peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb)
 {
     int64_t m = ta ? a->cols : a->rows, k = ta ? a->rows : a->cols, n = tb ? b->rows : b->cols;
-    peri_gemm g = {.dtype = c->dtype, .trans_a = a->transposed != ta, .trans_b = b->transposed != tb, .m = m, .n = n, .k = k,
-                   .batch = peri__max(a->batch, b->batch), .alpha = 1, .beta = 0, .a = peri__data(a->tensor), .b = peri__data(b->tensor),
-                   .c = peri__data(c), .lda = a->ld, .ldb = b->ld, .ldc = peri__max(n, 1), .stride_a = a->batch > 1 ? a->batch_stride : 0,
-                   .stride_b = b->batch > 1 ? b->batch_stride : 0, .stride_c = m * n};
+    peri_op_gemm g = {.dtype = c->dtype, .trans_a = a->transposed != ta, .trans_b = b->transposed != tb, .m = m, .n = n, .k = k,
+                      .batch = peri__max(a->batch, b->batch), .alpha = 1, .beta = 0, .a = peri__data(a->tensor),
+                      .b = peri__data(b->tensor), .c = peri__data(c), .lda = a->ld, .ldb = b->ld, .ldc = peri__max(n, 1),
+                      .stride_a = a->batch > 1 ? a->batch_stride : 0, .stride_b = b->batch > 1 ? b->batch_stride : 0,
+                      .stride_c = m * n};
     if (peri__numel(c) == 0) return PERI_OK;
-    return k == 0 ? peri__tensor_zero(c) : peri__gemm(peri__device(c), &g);
+    if (k == 0) return peri__tensor_zero(c);
+    peri_device *device = peri__device(c);
+    if (!device->vtab->has(device->ctx, PERI_OP_gemm, &g))
+        return peri__fail(PERI_EUNSUPPORTED, "device %s has no product of %s matrices of %lld x %lld and %lld x %lld", device->name,
+                          peri_dtype_name(c->dtype), (long long)m, (long long)k, (long long)k, (long long)n);
+    return PERI_RUN(device, gemm, &g);
 }
 
 /* -- linear -------------------------------------------------------------------------------------------------------------------- */

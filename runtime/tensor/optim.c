@@ -378,7 +378,7 @@ peri_status peri_grad_norm_power(peri_tensor *const *params, int32_t n, double p
         at += own;
     }
     peri_k_norm_finish_args last = {.out = peri__data(sum), .partial = peri__data(partial), .count = blocks, .p = p};
-    status = PERI_LAUNCH(device, norm_finish, &last, 1, 1);
+    status = PERI_RUN(device, norm_finish, &last);
 out:
     peri_tensor_release(partial);
     if (status < 0) peri_tensor_release(sum);
@@ -393,7 +393,7 @@ peri_status peri_grad_norm_finish(peri_tensor *power, double p, peri_tensor **ou
     peri_tensor *norm;
     PERI_TRY(peri__tensor_like(power, 0, NULL, &norm));
     peri_k_norm_finish_args args = {.out = peri__data(norm), .partial = peri__data(power), .count = 1, .p = p, .root = true};
-    peri_status status = PERI_LAUNCH(peri__device(power), norm_finish, &args, 1, 1);
+    peri_status status = PERI_RUN(peri__device(power), norm_finish, &args);
     if (status < 0) peri_tensor_release(norm);
     else *out = norm;
     return status;

@@ -225,13 +225,6 @@ static void small_cases_by_hand(void **state)
     n.p = INFINITY;
     k->fn[PERI_K_norm_finish](&n, 0, 1);
     assert_true(total == 16);
-    int64_t labels[] = {0, 2, -1, 5}, report;
-    peri_k_label_check_args l = {.report = &report, .labels = labels, .rows = 4, .classes = 3};
-    k->fn[PERI_K_label_check](&l, 0, 1);
-    assert_int_equal(report, 2);
-    l.rows = 2;
-    k->fn[PERI_K_label_check](&l, 0, 1);
-    assert_int_equal(report, -1);
     float x[] = {1, 5, 5, 7, 2, NAN}, values[2], dx[6], dy[] = {10, 20};
     int64_t indices[2];
     peri_k_max_dim_args m = {.values = values, .indices = indices, .x = x, .dtype = PERI_F32, .n = 3, .inner = 2};

@@ -313,11 +313,11 @@ static void products_match_the_definition(void **state)
                 assert_ok(peri_tensor_uniform(d, PERI_F64, 1, &na, -1, 1, 1, 0, &a));
                 assert_ok(peri_tensor_uniform(d, PERI_F64, 1, &nb, -1, 1, 2, 0, &b));
                 assert_ok(peri_tensor_full(d, PERI_F64, 1, &nc, 10, &c));
-                peri_gemm g = {.dtype = PERI_F64, .trans_a = ta, .trans_b = tb, .m = m, .n = n, .k = k, .batch = batch, .alpha = 2,
+                peri_op_gemm g = {.dtype = PERI_F64, .trans_a = ta, .trans_b = tb, .m = m, .n = n, .k = k, .batch = batch, .alpha = 2,
                                .beta = 0.5, .a = peri__data(a), .b = peri__data(b), .c = peri__data(c),
                                .lda = peri__max(ta ? m : k, 1), .ldb = peri__max(tb ? k : n, 1), .ldc = peri__max(n, 1),
                                .stride_a = m * k, .stride_b = k * n, .stride_c = m * n};
-                assert_ok(d->vtab->gemm(d->ctx, peri_stream_current(d)->ctx, &g));
+                assert_ok(PERI_RUN(d, gemm, &g));
                 double *x = calloc((size_t)(na + nb + nc + 1), sizeof *x), *y = x + na, *z = y + nb;
                 assert_ok(peri_tensor_read(a, x, na * 8));
                 assert_ok(peri_tensor_read(b, y, nb * 8));
@@ -341,8 +341,8 @@ static void products_of_other_dtypes_are_refused(void **state)
     (void)state;
     for (int i = 0; i < DEVICES; i++) {
         peri_device *d = device_of(names[i]);
-        peri_gemm g = {.dtype = PERI_F16, .m = 1, .n = 1, .k = 1, .batch = 1};
-        assert_fails(d->vtab->gemm(d->ctx, peri_stream_current(d)->ctx, &g), PERI_EUNSUPPORTED, "f32 and f64");
+        peri_op_gemm g = {.dtype = PERI_F16, .m = 1, .n = 1, .k = 1, .batch = 1};
+        assert_fails(PERI_RUN(d, gemm, &g), PERI_EUNSUPPORTED, "has no operation gemm for these arguments");
     }
 }
 

@@ -8,6 +8,8 @@
 
 #include <libgen.h>
 #include <perilune/embed.h>
+#include <perilune/ops.h>
+#include <perilune/optim.h>
 #include <perilune/sparse.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -109,7 +111,186 @@ static void ids_are_told_apart_on_every_device(void **state)
 {
     (void)state;
     distinct(0x0612345678abcdefu, INT64_C(0x4000000000000000)); /* ids that take all 64 bits: sorted, in rounds on the cpu */
-    distinct(350, 77);                                          /* of a narrow range: marked */
+    distinct(350, 77);                                          /* of a narrow range: marked on the cpu */
+}
+
+/* -- rows and numbers by id ---------------------------------------------------------------------------------------------------------- */
+
+enum { MANY = 9000 }; /* more than two blocks of the cpu's */
+
+/** @rows x @cols of f32. */
+static peri_tensor *f32(peri_device *device, const float *x, int64_t rows, int64_t cols)
+{
+    int64_t shape[2] = {rows, cols};
+    peri_tensor *t = NULL;
+    assert_ok(peri_tensor_new(device, PERI_F32, 2, shape, &t));
+    assert_ok(peri_tensor_write(t, x, 4 * rows * cols));
+    return t;
+}
+
+/** One id in three is kept; the gradient of a kept row k is k + 1. */
+static void rows_are_picked_and_spread_on_every_device(void **state)
+{
+    (void)state;
+    enum { COLUMNS = 3 };
+    static float x[MANY * COLUMNS], y[MANY * COLUMNS], g[MANY * COLUMNS];
+    static uint8_t mask[MANY];
+    uint64_t seed = 17;
+    int64_t n = MANY, kept = 0, lengths[1] = {MANY}, left;
+    for (int64_t i = 0; i < n * COLUMNS; i++) x[i] = (float)i;
+    for (int64_t i = 0; i < n; i++) kept += mask[i] = draw(&seed) % 3 == 0;
+    for (int d = 0; d < DEVICES; d++) {
+        peri_device *device = device_of(devices[d]);
+        peri_tensor *values = f32(device, x, n, COLUMNS), *chosen = NULL, *bags = i64(device, lengths, 1), *out = NULL, *counts = NULL;
+        peri_tensor *grad = NULL;
+        assert_ok(peri_tensor_new(device, PERI_BOOL, 1, &n, &chosen));
+        assert_ok(peri_tensor_write(chosen, mask, n));
+        assert_ok(peri_tensor_requires_grad(values, true));
+        assert_ok(peri_sparse_masked_select(values, bags, chosen, &out, &counts));
+        take(counts, &left, 8);
+        assert_int_equal(left, kept);
+        for (int64_t k = 0; k < kept * COLUMNS; k++) g[k] = (float)(k / COLUMNS + 1);
+        grad = f32(device, g, kept, COLUMNS);
+        assert_ok(peri_tensor_backward(out, grad));
+        peri_tensor_release(grad);
+        assert_ok(peri_tensor_grad(values, &grad));
+        take(out, y, 4 * kept * COLUMNS);
+        take(grad, g, 4 * n * COLUMNS);
+        for (int64_t i = 0, k = 0; i < n; k += mask[i++])
+            for (int c = 0; c < COLUMNS; c++) {
+                if (mask[i]) assert_true(y[k * COLUMNS + c] == x[i * COLUMNS + c]);
+                assert_true(g[i * COLUMNS + c] == (mask[i] ? (float)(k + 1) : 0));
+            }
+        peri_tensor_release(values);
+        peri_tensor_release(chosen);
+        peri_tensor_release(bags);
+    }
+}
+
+/** Bags of 3 from their second member on; the two starts that no bag has are found, the first of them first. */
+static void slices_begin_where_they_should_on_every_device(void **state)
+{
+    (void)state;
+    static int64_t lengths[MANY], start[MANY], left[MANY];
+    static float x[3 * MANY], y[3 * MANY];
+    for (int64_t i = 0; i < 3 * MANY; i++) x[i] = (float)i;
+    for (int d = 0; d < DEVICES; d++) {
+        peri_device *device = device_of(devices[d]);
+        for (int64_t b = 0; b < MANY; b++) lengths[b] = 3, start[b] = 1;
+        peri_tensor *values = f32(device, x, 3 * MANY, 1), *bags = i64(device, lengths, MANY), *at = i64(device, start, MANY);
+        peri_tensor *out = NULL, *counts = NULL;
+        assert_ok(peri_sparse_slice(values, bags, at, 9, &out, &counts));
+        take(counts, left, 8 * MANY);
+        take(out, y, 4 * 2 * MANY);
+        for (int64_t b = 0; b < MANY; b++) assert_true(left[b] == 2 && y[2 * b] == x[3 * b + 1] && y[2 * b + 1] == x[3 * b + 2]);
+        start[8500] = -1;
+        start[5000] = 4;
+        assert_ok(peri_tensor_write(at, start, 8 * MANY));
+        assert_fails(peri_sparse_slice(values, bags, at, 9, &out, &counts), PERI_ERANGE, "start[5000] is 4, allowed in a bag of 3: 0..3");
+        peri_tensor_release(values);
+        peri_tensor_release(bags);
+        peri_tensor_release(at);
+    }
+}
+
+/** Two tables of 5 and 7 numbers, a bag of half the ids each. */
+static void ids_find_their_rows_on_every_device(void **state)
+{
+    (void)state;
+    static int64_t ids[MANY];
+    int64_t starts[3] = {0, 5, 12}, offsets[3] = {0, MANY / 2, MANY}, shape[2] = {1, 12};
+    float weight[12], sums[2], want[2] = {0};
+    uint64_t seed = 23;
+    for (int i = 0; i < 12; i++) weight[i] = (float)(i + 1);
+    for (int64_t i = 0; i < MANY; i++) {
+        ids[i] = (int64_t)(draw(&seed) % (i < MANY / 2 ? 5 : 7));
+        want[i >= MANY / 2] += weight[ids[i] + (i < MANY / 2 ? 0 : 5)]; /* small whole numbers: exact in any order */
+    }
+    for (int d = 0; d < DEVICES; d++) {
+        peri_device *device = device_of(devices[d]);
+        peri_tensor *w = f32(device, weight, shape[0], shape[1]), *firsts = i64(device, starts, 3), *cuts = i64(device, offsets, 3);
+        peri_tensor *in = i64(device, ids, MANY), *out = NULL;
+        assert_ok(peri_sparse_batched_unary(w, firsts, cuts, in, &out));
+        take(out, sums, sizeof sums);
+        assert_true(sums[0] == want[0] && sums[1] == want[1]);
+        int64_t saved[2] = {ids[8000], ids[4200]};
+        ids[8000] = -1;
+        ids[4200] = 5; /* the second table would have it */
+        assert_ok(peri_tensor_write(in, ids, sizeof ids));
+        assert_fails(peri_sparse_batched_unary(w, firsts, cuts, in, &out), PERI_ERANGE, "indices[4200] is 5 (table 0, sample 0)");
+        ids[8000] = saved[0];
+        ids[4200] = saved[1];
+        peri_tensor *all[] = {w, firsts, cuts, in};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) peri_tensor_release(all[i]);
+    }
+}
+
+static void weights_are_summed_by_id_on_every_device(void **state)
+{
+    (void)state;
+    enum { IDS = 40000, NUMBERS = 11 }; /* enough ids for a second thread of the cpu */
+    static int64_t ids[IDS];
+    static float weights[IDS];
+    float want[2 * NUMBERS] = {0}, sums[2 * NUMBERS];
+    uint64_t seed = 29;
+    int64_t n = IDS;
+    for (int64_t i = 0; i < n; i++) {
+        ids[i] = (int64_t)(draw(&seed) % NUMBERS);
+        weights[i] = (float)(draw(&seed) % 1000) / 7;
+        want[2 * ids[i]] += weights[i];
+        want[2 * ids[i] + 1]++;
+    }
+    for (int d = 0; d < DEVICES; d++) {
+        peri_device *device = device_of(devices[d]);
+        peri_tensor *w = NULL, *in = i64(device, ids, n), *out = NULL;
+        assert_ok(peri_tensor_new(device, PERI_F32, 1, &n, &w));
+        assert_ok(peri_tensor_write(w, weights, 4 * n));
+        assert_ok(peri_sparse_weights_and_counts(w, in, NUMBERS, &out));
+        take(out, sums, sizeof sums);
+        assert_memory_equal(sums, want, sizeof want);
+        peri_tensor_release(w);
+        peri_tensor_release(in);
+    }
+}
+
+/* -- products and norms ---------------------------------------------------------------------------------------------------------------- */
+
+/** Whole numbers, so that the order of additions does not matter. */
+static void products_and_norms_are_those_of_the_definition_on_every_device(void **state)
+{
+    (void)state;
+    enum { M = 3, K = 4, N = 2 };
+    int64_t left[2] = {M, K}, right[2] = {K, N};
+    double x[M * K], y[K * N], z[M * N], norm, square = 0;
+    for (int i = 0; i < M * K; i++) x[i] = i - 5, square += x[i] * x[i];
+    for (int i = 0; i < K * N; i++) y[i] = 3 * i - 7;
+    for (int d = 0; d < DEVICES; d++) {
+        peri_device *device = device_of(devices[d]);
+        peri_tensor *a = NULL, *b = NULL, *c = NULL, *grad = NULL, *norms = NULL;
+        assert_ok(peri_tensor_new(device, PERI_F64, 2, left, &a));
+        assert_ok(peri_tensor_write(a, x, sizeof x));
+        assert_ok(peri_tensor_new(device, PERI_F64, 2, left, &grad));
+        assert_ok(peri_tensor_write(grad, x, sizeof x));
+        assert_ok(peri_tensor_new(device, PERI_F64, 2, right, &b));
+        assert_ok(peri_tensor_write(b, y, sizeof y));
+        assert_ok(peri_op_matmul(a, b, &c));
+        take(c, z, sizeof z);
+        for (int i = 0; i < M * N; i++) {
+            double want = 0;
+            for (int j = 0; j < K; j++) want += x[i / N * K + j] * y[j * N + i % N];
+            assert_true(z[i] == want);
+        }
+        assert_ok(peri_tensor_requires_grad(a, true));
+        assert_ok(peri_tensor_grad_set(a, grad));
+        assert_ok(peri_grad_norm_power(&a, 1, 2, &c));
+        assert_ok(peri_grad_norm_finish(c, 2, &norms));
+        peri_tensor_release(c);
+        take(norms, &norm, sizeof norm);
+        assert_true(norm == __builtin_sqrt(square));
+        peri_tensor_release(grad);
+        peri_tensor_release(a);
+        peri_tensor_release(b);
+    }
 }
 
 /* -- a table batch ----------------------------------------------------------------------------------------------------------------- */
@@ -239,6 +420,11 @@ static void what_a_device_lacks_is_named_before_anything_changes(void **state)
     assert_fails(peri_tensor_fill(x, 4), PERI_EUNSUPPORTED, "device own_way has no kernel fill");
     unsetenv("PERI_TEST_LACKS");
     assert_null(out);
+    float ones[6] = {1, 1, 1, 1, 1, 1}; /* its products are f64 */
+    peri_tensor *left = f32(device_of("own_way"), ones, 2, 3), *right = f32(device_of("own_way"), ones, 3, 2);
+    assert_fails(peri_op_matmul(left, right, &out), PERI_EUNSUPPORTED, "device own_way has no product of f32 matrices of 2 x 3 and 3 x 2");
+    peri_tensor_release(left);
+    peri_tensor_release(right);
     take(x, after, sizeof three);
     assert_memory_equal(after, three, sizeof three);
     rows_of(&b, after);
@@ -251,6 +437,11 @@ static void what_a_device_lacks_is_named_before_anything_changes(void **state)
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(sums_are_sums_on_every_device),
     cmocka_unit_test(ids_are_told_apart_on_every_device),
+    cmocka_unit_test(rows_are_picked_and_spread_on_every_device),
+    cmocka_unit_test(slices_begin_where_they_should_on_every_device),
+    cmocka_unit_test(ids_find_their_rows_on_every_device),
+    cmocka_unit_test(weights_are_summed_by_id_on_every_device),
+    cmocka_unit_test(products_and_norms_are_those_of_the_definition_on_every_device),
     cmocka_unit_test(tables_are_updated_alike_on_every_device),
     cmocka_unit_test(threads_may_change_between_launch_and_run),
     cmocka_unit_test(what_a_device_lacks_is_named_before_anything_changes),

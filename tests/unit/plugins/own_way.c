@@ -69,12 +69,6 @@ static peri_status copy(void *device, void *stream, void *dst, const void *src, 
     return PERI_OK;
 }
 
-static peri_status gemm(void *device, void *stream, const peri_gemm *args)
-{
-    (void)device, (void)stream, (void)args;
-    return PERI_EUNSUPPORTED;
-}
-
 /* -- kernels and operations ---------------------------------------------------------------------------------------------------------- */
 
 static const char *const names[PERI_WORK_COUNT] = {
@@ -82,13 +76,15 @@ static const char *const names[PERI_WORK_COUNT] = {
     PERI_KERNELS(X)
 #undef X
 #define OP(name) [PERI_OP_##name] = #name
-    OP(cumsum), OP(scan), OP(sort), OP(lists), OP(index_check), OP(mark), OP(mark_find), OP(tbe_prepare), OP(tbe_report),
-    OP(tbe_forward), OP(tbe_sort), OP(tbe_update), /* and no others */
+    OP(gemm), OP(norm_finish), OP(cumsum), OP(bags_report), OP(lists), OP(index_check), OP(unique), OP(table_rows), OP(slice_bounds),
+    OP(weights_by_id), OP(mask_count), OP(mask_pick), OP(mask_spread), OP(tbe_prepare), OP(tbe_report), OP(tbe_forward), OP(tbe_sort),
+    OP(tbe_update), /* and no others */
 };
 
 static bool has(void *device, int32_t work, const void *args)
 {
-    (void)device, (void)args;
+    (void)device;
+    if (work == PERI_OP_gemm && args && ((const peri_op_gemm *)args)->dtype != PERI_F64) return false;
     const char *lacks = getenv("PERI_TEST_LACKS");
     return names[work] && (!lacks || strcmp(lacks, names[work]) != 0);
 }
@@ -131,25 +127,6 @@ static void cumsum(const peri_op_cumsum *a)
     }
 }
 
-static void scan(const peri_op_scan *a)
-{
-    int64_t sum = 0;
-    for (int64_t i = 0; i <= a->n; i++) {
-        int64_t x = i < a->n ? a->sums[i] : 0;
-        a->sums[i] = sum;
-        sum += x;
-    }
-}
-
-static void sort(const peri_op_sort *a)
-{
-    for (int64_t i = 0; i < a->n; i++) {
-        int64_t at = i;
-        for (; at > 0 && load(a->x, a->dtype, a->order[at - 1]) > load(a->x, a->dtype, i); at--) a->order[at] = a->order[at - 1];
-        a->order[at] = i;
-    }
-}
-
 static void lists(const peri_op_lists *a)
 {
     int64_t at = 0;
@@ -174,30 +151,136 @@ static void index_check(const peri_op_index_check *a)
     if (a->extent) memcpy(a->extent, extent, sizeof extent);
 }
 
-static void mark(const peri_k_mark_args *a)
+/** Which of the rising `n` numbers @x is, or where it would be. */
+static int64_t place_of(const peri_op_unique *a, int64_t n, int64_t x)
 {
-    int64_t words = (a->size + 63) / 64, blocks = (words + 63) / 64, sum = 0;
-    memset(a->words, 0, 8 * (size_t)words);
-    for (int64_t i = 0; i < a->n; i++) {
-        uint64_t at = (uint64_t)load(a->x, a->dtype, i) - (uint64_t)a->base;
-        a->words[at / 64] |= (uint64_t)1 << at % 64;
-    }
-    for (int64_t w = 0; w < words; w++) {
-        if (w % 64 == 0) a->sums[w / 64] = sum;
-        sum += __builtin_popcountll(a->words[w]);
-    }
-    a->sums[blocks] = sum;
+    int64_t at = 0;
+    while (at < n && load(a->unique, a->dtype, at) < x) at++;
+    return at;
 }
 
-static void mark_find(const peri_k_mark_args *a)
+static void unique(const peri_op_unique *a)
 {
-    for (int64_t u = 0; a->counts && u < a->total; u++) a->counts[u] = 0;
+    int64_t n = 0;
     for (int64_t i = 0; i < a->n; i++) {
-        uint64_t at = (uint64_t)load(a->x, a->dtype, i) - (uint64_t)a->base, below = ((uint64_t)1 << at % 64) - 1;
-        int64_t u = a->ranks[at / 64] + __builtin_popcountll(a->words[at / 64] & below);
-        if (a->inverse) a->inverse[i] = u;
-        if (a->counts) a->counts[u]++;
+        int64_t x = load(a->x, a->dtype, i), at = place_of(a, n, x);
+        if (at < n && load(a->unique, a->dtype, at) == x) continue;
+        for (int64_t j = n++; j > at; j--) store(a->unique, a->dtype, j, load(a->unique, a->dtype, j - 1));
+        store(a->unique, a->dtype, at, x);
     }
+    for (int64_t u = 0; a->counts && u < n; u++) a->counts[u] = 0;
+    for (int64_t i = 0; i < a->n; i++) {
+        int64_t at = place_of(a, n, load(a->x, a->dtype, i));
+        if (a->inverse) a->inverse[i] = at;
+        if (a->counts) a->counts[at]++;
+    }
+    *a->total = n;
+}
+
+static void table_rows(const peri_k_table_rows_args *a)
+{
+    *a->bad = INT64_MAX;
+    for (int64_t t = 0; t < a->tables; t++) {
+        int64_t start = load(a->starts, a->starts_dtype, t), rows = load(a->starts, a->starts_dtype, t + 1) - start;
+        for (int64_t bag = t * a->step; bag < (t + 1) * a->step; bag++)
+            for (int64_t i = load(a->offsets, a->offsets_dtype, bag); i < load(a->offsets, a->offsets_dtype, bag + 1); i++) {
+                int64_t id = load(a->ids, a->ids_dtype, i), row = start + id;
+                bool bare = a->remap && rows == 0, good = id >= 0 && (id < rows || bare);
+                if (a->remap && good) row = bare ? id : load(a->remap, a->remap_dtype, row);
+                if (!good && i < *a->bad) *a->bad = i;
+                store(a->out, a->out_dtype, i, good ? row : -1);
+                if (a->bag) a->bag[i] = bag;
+            }
+    }
+}
+
+static void slice_bounds(const peri_k_slice_bounds_args *a)
+{
+    *a->bad = INT64_MAX;
+    for (int64_t b = a->bags - 1; b >= 0; b--) {
+        int64_t first = load(a->offsets, a->offsets_dtype, b), members = load(a->offsets, a->offsets_dtype, b + 1) - first;
+        int64_t start = load(a->start, a->start_dtype, b), left = members - start;
+        bool bad = start < 0 || left < 0;
+        if (bad) *a->bad = b;
+        a->starts[b] = first + (bad ? 0 : start);
+        store(a->lengths, a->lengths_dtype, b, bad ? 0 : left < a->length ? left : a->length);
+    }
+}
+
+/** f32 only: f64 is the cpu's. */
+static void weights_by_id(const peri_k_weights_by_id_args *a)
+{
+    float *out = a->out;
+    memset(out, 0, 8 * (size_t)a->numbers);
+    for (int64_t i = 0; i < a->n; i++) {
+        int64_t u = load(a->ids, a->ids_dtype, i);
+        out[2 * u] += ((const float *)a->weights)[i];
+        out[2 * u + 1]++;
+    }
+}
+
+/** What is asked for of the rows that the mask picks. */
+static void masked(int32_t op, const peri_k_mask_args *a)
+{
+    int64_t at = 0;
+    size_t width = (size_t)a->width;
+    for (int64_t i = 0; i < a->n; i++) {
+        char *row = a->all + i * a->width, *kept = a->kept + at * a->width;
+        if (op == PERI_OP_mask_pick && a->mask[i]) memcpy(kept, row, width);
+        if (op == PERI_OP_mask_spread && a->mask[i]) memcpy(row, kept, width);
+        if (op == PERI_OP_mask_spread && !a->mask[i]) memset(row, 0, width);
+        at += a->mask[i] != 0;
+    }
+    if (op == PERI_OP_mask_count) *a->total = at;
+}
+
+static void gemm(const peri_op_gemm *a)
+{
+    for (int64_t i = 0; i < a->batch * a->m * a->n; i++) {
+        int64_t p = i / (a->m * a->n), r = i / a->n % a->m, q = i % a->n;
+        const double *x = (const double *)a->a + p * a->stride_a, *y = (const double *)a->b + p * a->stride_b;
+        double sum = 0, *z = (double *)a->c + p * a->stride_c + r * a->ldc + q;
+        for (int64_t j = 0; j < a->k; j++)
+            sum += x[a->trans_a ? j * a->lda + r : r * a->lda + j] * y[a->trans_b ? q * a->ldb + j : j * a->ldb + q];
+        *z = a->alpha * sum + (a->beta == 0 ? 0 : a->beta * *z);
+    }
+}
+
+/** The order p = 2 alone. */
+static void norm_finish(const peri_k_norm_finish_args *a)
+{
+    double sum = 0;
+    for (int64_t k = 0; k < a->count; k++) sum += a->partial[k];
+    *a->out = a->root ? __builtin_sqrt(sum) : sum;
+}
+
+/** What is found is looked for one bag after the other; SOUND and offsets at even steps are not wanted here. */
+static void bags_report(const peri_op_bags_report *a)
+{
+    int64_t sum = 0, *r = a->report;
+    memset(r, 0, 8 * PERI_REPORT_HEADER);
+    r[PERI_REPORT_BAD] = -1;
+    for (int64_t b = 0; b < a->bags; b++) {
+        bool by_lengths = a->look == PERI_BAGS_LENGTHS;
+        int64_t begin = by_lengths ? sum : load(a->offsets, a->offsets_dtype, b);
+        int64_t end = by_lengths ? sum + load(a->lengths, a->lengths_dtype, b) : load(a->offsets, a->offsets_dtype, b + 1);
+        bool bad = begin < 0 || end < begin || end - begin > a->values || (!by_lengths && end > a->values);
+        if (bad && r[PERI_REPORT_BAD] < 0) {
+            r[PERI_REPORT_BAD] = b;
+            r[PERI_REPORT_LENGTH] = end - begin;
+            r[PERI_REPORT_BEGIN] = begin;
+            r[PERI_REPORT_END] = end;
+        }
+        if (by_lengths && a->sums) a->sums[b] = sum;
+        if (!bad && end - begin > r[PERI_REPORT_MOST]) r[PERI_REPORT_MOST] = end - begin;
+        if (!bad || !by_lengths) sum = end;
+    }
+    if (a->look == PERI_BAGS_LENGTHS && a->sums) a->sums[a->bags] = sum;
+    if (a->look == PERI_BAGS_OFFSETS) {
+        r[PERI_REPORT_FIRST] = load(a->offsets, a->offsets_dtype, 0);
+        sum = load(a->offsets, a->offsets_dtype, a->bags);
+    }
+    r[PERI_REPORT_TOTAL] = sum;
 }
 
 /** Two steps of the host and a sort by insertion. */
@@ -248,15 +331,23 @@ static void one_chunk(int32_t op, const void *args, void *memory)
 static peri_status run(void *device, void *stream, int32_t op, const void *args, int64_t args_size, void *memory, int64_t bytes)
 {
     (void)device, (void)stream, (void)args_size, (void)bytes;
-    if (op == PERI_OP_cumsum) cumsum(args);
-    else if (op == PERI_OP_scan) scan(args);
-    else if (op == PERI_OP_sort) sort(args);
-    else if (op == PERI_OP_lists) lists(args);
-    else if (op == PERI_OP_index_check) index_check(args);
-    else if (op == PERI_OP_mark) mark(args);
-    else if (op == PERI_OP_mark_find) mark_find(args);
-    else if (op == PERI_OP_tbe_sort) tbe_sort(args);
-    else one_chunk(op, args, memory);
+    switch (op) {
+    case PERI_OP_gemm: gemm(args); break;
+    case PERI_OP_norm_finish: norm_finish(args); break;
+    case PERI_OP_cumsum: cumsum(args); break;
+    case PERI_OP_bags_report: bags_report(args); break;
+    case PERI_OP_lists: lists(args); break;
+    case PERI_OP_index_check: index_check(args); break;
+    case PERI_OP_unique: unique(args); break;
+    case PERI_OP_table_rows: table_rows(args); break;
+    case PERI_OP_slice_bounds: slice_bounds(args); break;
+    case PERI_OP_weights_by_id: weights_by_id(args); break;
+    case PERI_OP_mask_count:
+    case PERI_OP_mask_pick:
+    case PERI_OP_mask_spread: masked(op, args); break;
+    case PERI_OP_tbe_sort: tbe_sort(args); break;
+    default: one_chunk(op, args, memory);
+    }
     return PERI_OK;
 }
 
@@ -264,7 +355,7 @@ static const peri_device_vtab device = {
     .size = sizeof device, .abi = PERI_DEVICE_ABI, .name = "own_way", .kernels = peri_kernels_hash, .probe = probe, .open = open_device,
     .close = close_device, .alloc = take, .free = give, .stream_new = make, .stream_delete = drop, .stream_sync = done,
     .stream_wait = order, .event_new = make, .event_delete = drop, .event_record = order, .event_query = done, .event_sync = done,
-    .copy = copy, .launch = launch, .has = has, .scratch = scratch, .run = run, .gemm = gemm,
+    .copy = copy, .launch = launch, .has = has, .scratch = scratch, .run = run,
 };
 
 __attribute__((visibility("default"))) const peri_device_vtab *peri_device_entry_v1(const peri_plugin_host *lent)

@@ -4,12 +4,12 @@
  */
 #include "kernels/jagged.h"
 
-typedef struct longer_scan {
-    peri_op_scan now;
+typedef struct longer_cumsum {
+    peri_op_cumsum now;
     int64_t gone;
-} longer_scan;
+} longer_cumsum;
 #undef PERI_OPS_JAGGED
-#define PERI_OPS_JAGGED(X) X(cumsum, peri_op_cumsum) X(scan, longer_scan) X(bags_report, peri_op_bags_report)
+#define PERI_OPS_JAGGED(X) X(cumsum, longer_cumsum) X(bags_report, peri_op_bags_report)
 
 #include "kernels/kernels.h"
 #include "runtime/plugin/device.h"
