@@ -140,7 +140,7 @@ static peri_status link_shares(peri_backward *pass, int64_t leaves)
                 e->leaf->place = n_totals;
                 pass->totals[n_totals++] = (total){.to = &e->leaf->grad, .leaf = e->leaf, .turn = -1, .last = -1};
             }
-            s->total = e->leaf ? e->leaf->place : outputs[e->node->place] + e->slot;
+            s->total = e->leaf ? e->leaf->place : outputs[e->node->place] + e->output;
             total *to = &pass->totals[s->total];
             if (to->last < 0) to->turn = at;
             else pass->shares[to->last].next = at;
@@ -366,7 +366,7 @@ peri_status peri_backward_new(peri_tensor *root, peri_tensor *grad, peri_backwar
         PERI_TRY_GOTO(collect(pass, root->node, id, &leaves), out);
         PERI_TRY_GOTO(link_shares(pass, leaves), out);
         PERI_TRY_GOTO(sort_nodes(pass), out);
-        root->node->grad_out[root->slot] = start;
+        root->node->grad_out[root->output] = start;
         start = NULL;
     }
     *out = pass;

@@ -96,7 +96,7 @@ struct peri_tensor {
     peri__storage *storage;
     bool requires_grad;
     peri__node *node; /* what computed it (retained); NULL for leaves */
-    int32_t slot;     /* which of the node's outputs it is */
+    int32_t output;   /* which of the node's outputs it is */
     peri_tensor *grad; /* leaves: accumulated gradient, or NULL */
     int64_t place;     /* leaves, during a backward pass: its gradient among those that are summed */
     /* Leaves: called when a backward pass has finished this tensor's gradient (data-parallel reduction). */
@@ -175,10 +175,10 @@ typedef struct peri__node_vtab {
 
 enum { PERI_NODE_SAVED = 6 };
 
-/** Where the gradient of an input goes: output `slot` of `node`, or `leaf` (both retained); neither: nowhere. */
+/** Where the gradient of an input goes: output number `output` of `node`, or `leaf` (both retained); neither: nowhere. */
 typedef struct peri__edge {
     peri__node *node;
-    int32_t slot;
+    int32_t output;
     peri_tensor *leaf;
 } peri__edge;
 

@@ -51,7 +51,7 @@ static void attach(peri__node *node, peri_tensor *const *out, int32_t n_out)
     for (int32_t i = 0; i < n_out; i++) {
         out[i]->requires_grad = true;
         out[i]->node = node;
-        out[i]->slot = i;
+        out[i]->output = i;
     }
 }
 
@@ -65,7 +65,7 @@ peri_status peri__record(const peri__node_vtab *vtab, peri_tensor *const *in, in
         peri__edge *e = &node->in[i];
         if (in[i]->node) {
             e->node = in[i]->node;
-            e->slot = in[i]->slot;
+            e->output = in[i]->output;
             node_retain(e->node);
         } else {
             e->leaf = in[i];

@@ -58,14 +58,14 @@ function EmbeddingBagCollection:init(args)
   self._weighted = a.is_weighted
   if a.fused_params then config.fused_params("EmbeddingBagCollection: fused_params", a.fused_params) end
   local features, index = {}, {} -- each feature once
-  self._slots, self._width = {}, 0 -- one slot for each output
+  self._outputs, self._width = {}, 0 -- { table =, feature =, name = } of each block of output columns
   for t, table_config in ipairs(a.tables) do
     for _, name in ipairs(table_config.feature_names) do
       if not index[name] then
         features[#features + 1] = name
         index[name] = #features
       end
-      self._slots[#self._slots + 1] = { table = t, feature = index[name], name = name }
+      self._outputs[#self._outputs + 1] = { table = t, feature = index[name], name = name }
       self._width = self._width + table_config.embedding_dim
     end
   end
@@ -129,20 +129,21 @@ function EmbeddingBagCollection:is_materialised() return self._tbe ~= false end
 -- -- forward ---------------------------------------------------------------------------------------------------------------------------
 
 --- Position (from 0) of the feature of an output in the batch's keys.
-local function key_of(self, slot, keys, what)
-  local key = C.peri_keys_find(keys, slot.name)
+local function key_of(self, output, keys, what)
+  local key = C.peri_keys_find(keys, output.name)
   if key >= 0 then return key end
-  P.fail(("EmbeddingBagCollection: the batch has no %s '%s' (of table '%s'); those are: %s"):format(what, slot.name,
-    self.tables[slot.table].name, table.concat(Keys.list(keys), ", ")))
+  P.fail(("EmbeddingBagCollection: the batch has no %s '%s' (of table '%s'); those are: %s"):format(what, output.name,
+    self.tables[output.table].name, table.concat(Keys.list(keys), ", ")))
 end
 
 --- The block list for batches with these keys and this stride.
 local function blocks_for(self, keys, stride)
   local list, column = {}, 0
-  for i, slot in ipairs(self._slots) do
-    local key = key_of(self, slot, keys, "feature")
+  for i, output in ipairs(self._outputs) do
+    local key = key_of(self, output, keys, "feature")
     list[i] = {
-      table = slot.table, feature = slot.feature, first_bag = key * stride, bags = stride, out_offset = column, out_stride = self._width,
+      table = output.table, feature = output.feature, first_bag = key * stride, bags = stride, out_offset = column,
+      out_stride = self._width,
     }
     column = column + self._dims[i]
   end
@@ -164,17 +165,18 @@ local function variable(self, features)
   local inverse = features:inverse_indices_or_none()
   if not inverse then P.fail "EmbeddingBagCollection: a variable batch per feature needs inverse indices" end
   local strides, first = features:stride_per_key(), features:lengths_offset_per_key()
-  local inverse_keys, n = C.peri_kjt_inverse_keys(features.ptr), #self._slots
+  local inverse_keys, n = C.peri_kjt_inverse_keys(features.ptr), #self._outputs
   local rows, row, names = ffi.new("int64_t[?]", n), ffi.new("int64_t[?]", n), ffi.new("const char *[?]", n)
   local list, at = {}, 0
-  for i, slot in ipairs(self._slots) do
-    local key = key_of(self, slot, keys, "feature")
+  for i, output in ipairs(self._outputs) do
+    local key = key_of(self, output, keys, "feature")
     local dim = self._dims[i]
     list[i] = {
-      table = slot.table, feature = slot.feature, first_bag = first[key + 1], bags = strides[key + 1], out_offset = at, out_stride = dim,
+      table = output.table, feature = output.feature, first_bag = first[key + 1], bags = strides[key + 1], out_offset = at,
+      out_stride = dim,
     }
     at = at + strides[key + 1] * dim
-    rows[i - 1], row[i - 1], names[i - 1] = strides[key + 1], key_of(self, slot, inverse_keys, "inverse indices of"), slot.name
+    rows[i - 1], row[i - 1], names[i - 1] = strides[key + 1], key_of(self, output, inverse_keys, "inverse indices of"), output.name
   end
   local weights = self._weighted and features:weights() or nil
   local pooled = batch:lookup(features:values(), features:offsets(), batch:blocks(list), at, nil, weights)

@@ -101,7 +101,9 @@ static peri_status open_ticket(peri__tier *tier, peri_tbe_batch *owner, peri__ti
 /* -- layers: blocks that share bags look into different tables, so their ids become different slots ---------------------------------- */
 
 /** Give every block a layer so that blocks of a layer share no bags, and later blocks lie in later layers than those they share with.
- *  Results of tables that do not pool lie where their ids stand, so there the layer is taken back. */
+ *  The list of ids that have become slots holds one copy of the batch's ids for each layer: the bags of layer l are those of the batch,
+ *  moved by l * (bags + 1), and their ids are moved by l * n_ids. A table that does not pool writes a row where its id stands in the list;
+ *  the results shall lie where they would without layers, so its out_offset goes back by as much. */
 static peri_status layer_blocks(peri__tier *tier, const peri_tbe_input *in, int64_t bags, int64_t n_ids)
 {
     const peri_tbe_blocks *b = in->blocks;
