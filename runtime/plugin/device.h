@@ -31,7 +31,10 @@ enum {
     PERI_COPY_H2D = 1,        /* @src is ordinary host memory, consumed before the call returns */
     PERI_COPY_H2D_PINNED = 2, /* @src comes from host_alloc and must stay unchanged until the copy has run */
     PERI_COPY_D2H = 3,        /* @dst (any host memory) is valid once the copy has run, and must live until then */
-    PERI_COPY_H2D_WORDS = 4 /* as H2D; @src are 64-bit words with device addresses among them: the only way for those into device memory */
+    /* As H2D; @src are 64-bit words, and some may be addresses in the device's memory, such as a list of tensors' data that a kernel
+     * follows. Addresses reach device memory by this kind only, so that a device whose kernels see its memory elsewhere can translate
+     * them on the way; any other kind copies bytes as they are. */
+    PERI_COPY_H2D_WORDS = 4
 };
 
 typedef struct peri_device_vtab {

@@ -2,6 +2,11 @@
  *
  * module.h: a sharded module from the inside: module.c and tables.c make it, batch.c lays its batches out, walk.c takes them through it:
  * ids by its router, lookups in its tables, rows by its ways. What is particular to a kind of module are the stages that it fills in.
+ *
+ * A layout says where the rows of one batch lie in the buffers of this rank; it depends on numbers of bags, not on ids, and so is kept and
+ * used again. There are two: as the home of a batch (what comes back for its own samples) and as an owner (what it looks up for all).
+ * Rows of one table all travel in one lane; the buffers have one stretch for each lane, and each lane goes its own way (way.h), because
+ * rows of different lanes have other codecs or other hops.
  */
 #ifndef PERI_SHARD_MODULE_H
 #define PERI_SHARD_MODULE_H
