@@ -58,9 +58,8 @@ void peri__batch_give(peri_tbe_batch *b)
 {
     if (!b) return;
     peri_tbe *tbe = b->tbe;
-    peri_stream *now = peri_stream_current(tbe->device);
-    (void)peri_stream_wait(now, b->done); /* a tier's own batches are used within others' calls, on the stream that is current now */
-    (void)peri_event_record(b->done, now);
+    (void)peri__follow(tbe, b->done); /* a tier's own batches are used within others' calls, on the stream that is current now */
+    (void)peri__mark(tbe, b->done);
     peri__sorted_give(b);
     peri_tensor_release(b->in.ids);
     peri_tensor_release(b->in.offsets);
@@ -104,7 +103,7 @@ peri_status peri__sorted_take(peri_tbe *tbe, peri__sorted **out)
         if (!s) return PERI_ENOMEM;
         status = peri_event_new(tbe->device, &s->done);
     }
-    if (status >= 0) status = peri_stream_wait(peri_stream_current(tbe->device), s->done);
+    if (status >= 0) status = peri__follow(tbe, s->done);
     if (status < 0) sorted_free(s);
     else *out = s;
     return status;
@@ -117,9 +116,8 @@ void peri__sorted_give(peri_tbe_batch *b)
     if (!s) return;
     b->sorted = NULL;
     /* Within a call its kernels are on the current stream; else they are before `done`. */
-    peri_stream *now = peri_stream_current(tbe->device);
-    (void)peri_stream_wait(now, b->done);
-    (void)peri_event_record(s->done, now);
+    (void)peri__follow(tbe, b->done);
+    (void)peri__mark(tbe, s->done);
     pthread_mutex_lock(&tbe->small);
     bool keep = tbe->n_idle_sorted < MOST_IDLE_SORTED;
     if (keep) {
@@ -156,7 +154,7 @@ peri_status peri__batch_enter(const char *function, peri_tbe_batch *b, bool alon
         return peri__fail(PERI_EINVAL, "%s: another thread is in a call with this batch; threads want batches of their own", function);
     peri_status status = peri__tbe_enter(b->tbe, alone);
     if (status >= 0) {
-        status = peri_stream_wait(peri_stream_current(b->tbe->device), b->done);
+        status = peri__follow(b->tbe, b->done);
         if (status < 0) status = peri__tbe_leave(b->tbe, alone, status);
     }
     if (status < 0) atomic_flag_clear_explicit(&b->busy, memory_order_release);
@@ -165,7 +163,7 @@ peri_status peri__batch_enter(const char *function, peri_tbe_batch *b, bool alon
 
 peri_status peri__batch_leave(peri_tbe_batch *b, bool alone, peri_status status)
 {
-    peri_status left = peri_event_record(b->done, peri_stream_current(b->tbe->device));
+    peri_status left = peri__mark(b->tbe, b->done);
     status = peri__tbe_leave(b->tbe, alone, status < 0 ? status : left < 0 ? left : status);
     atomic_flag_clear_explicit(&b->busy, memory_order_release);
     return status;
@@ -200,7 +198,7 @@ peri_status peri__batch_stream(peri_tbe_batch *b, bool count, peri_k_tbe_stream 
                                .width = l->width};
     if (b->prepared && !count) return PERI_OK;
     peri_k_tbe_prepare_args args = {.stream = *out, .totals = count ? peri__data(tbe->counters) : NULL};
-    PERI_TRY(peri_stream_wait(peri_stream_current(tbe->device), l->copied));
+    PERI_TRY(peri__follow(tbe, l->copied));
     PERI_TRY(count ? peri__tbe_counting(tbe, PERI_OP_tbe_prepare, &args, sizeof args) : PERI_RUN(tbe->device, tbe_prepare, &args));
     b->prepared = true;
     return PERI_OK;

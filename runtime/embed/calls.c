@@ -19,26 +19,24 @@ peri_status peri__calls_init(peri_tbe *tbe)
 
 peri_status peri__tbe_enter(peri_tbe *tbe, bool alone)
 {
-    peri_stream *now = peri_stream_current(tbe->device);
     if (alone) pthread_rwlock_wrlock(&tbe->lock);
     else pthread_rwlock_rdlock(&tbe->lock);
-    peri_status status = peri_stream_wait(now, tbe->changed);
-    if (alone && status >= 0) status = peri_stream_wait(now, tbe->looked);
-    if (alone && status >= 0) status = peri_stream_wait(now, tbe->counted);
+    peri_status status = peri__follow(tbe, tbe->changed);
+    if (alone && status >= 0) status = peri__follow(tbe, tbe->looked);
+    if (alone && status >= 0) status = peri__follow(tbe, tbe->counted);
     if (status < 0) pthread_rwlock_unlock(&tbe->lock);
     return status;
 }
 
 peri_status peri__tbe_leave(peri_tbe *tbe, bool alone, peri_status status)
 {
-    peri_stream *now = peri_stream_current(tbe->device);
     peri_status left = PERI_OK;
     if (alone) {
-        left = peri_event_record(tbe->changed, now);
-    } else {
+        left = peri__mark(tbe, tbe->changed);
+    } else if (peri__queues(tbe)) {
         pthread_mutex_lock(&tbe->small);
-        left = peri_stream_wait(now, tbe->looked); /* so that it follows the other lookups as well */
-        if (left >= 0) left = peri_event_record(tbe->looked, now);
+        left = peri__follow(tbe, tbe->looked); /* so that it follows the other lookups as well */
+        if (left >= 0) left = peri__mark(tbe, tbe->looked);
         pthread_mutex_unlock(&tbe->small);
     }
     pthread_rwlock_unlock(&tbe->lock);
@@ -47,11 +45,10 @@ peri_status peri__tbe_leave(peri_tbe *tbe, bool alone, peri_status status)
 
 peri_status peri__tbe_counting(peri_tbe *tbe, int32_t op, const void *args, size_t size)
 {
-    peri_stream *now = peri_stream_current(tbe->device);
     pthread_mutex_lock(&tbe->small);
-    peri_status status = peri_stream_wait(now, tbe->counted);
+    peri_status status = peri__follow(tbe, tbe->counted);
     if (status >= 0) status = peri__run(tbe->device, op, args, size);
-    if (status >= 0) status = peri_event_record(tbe->counted, now);
+    if (status >= 0) status = peri__mark(tbe, tbe->counted);
     pthread_mutex_unlock(&tbe->small);
     return status;
 }

@@ -7,15 +7,21 @@
 
 /* -- batches --------------------------------------------------------------------------------------------------------------------- */
 
+/** A batch for an input, which is checked for @function. */
+static peri_status batch_for(const char *function, peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_batch **out)
+{
+    PERI_TRY(peri__tbe_input_check(function, tbe, in));
+    PERI_TRY(peri__batch_take(tbe, in, out));
+    peri_tbe_retain(tbe);
+    return PERI_OK;
+}
+
 peri_status peri_tbe_batch_new(peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_batch **out)
 {
     PERI_NEED(tbe);
     PERI_NEED(in);
     PERI_NEED(out);
-    PERI_TRY(peri__tbe_input_check("peri_tbe_batch_new", tbe, in));
-    PERI_TRY(peri__batch_take(tbe, in, out));
-    peri_tbe_retain(tbe);
-    return PERI_OK;
+    return batch_for("peri_tbe_batch_new", tbe, in, out);
 }
 
 void peri_tbe_batch_retain(peri_tbe_batch *batch) { peri__refs_add(&batch->refs); }
@@ -71,13 +77,6 @@ peri_status peri_tbe_batch_forward(peri_tbe_batch *b, peri_tensor *out)
     PERI_NEED(b);
     PERI_NEED(out);
     return forward("peri_tbe_batch_forward", b, out);
-}
-
-/** A batch for one call with an input. */
-static peri_status batch_for(const char *function, peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_batch **out)
-{
-    PERI_TRY(peri__tbe_input_check(function, tbe, in));
-    return peri_tbe_batch_new(tbe, in, out);
 }
 
 peri_status peri_tbe_forward(peri_tbe *tbe, const peri_tbe_input *in, peri_tensor *out)

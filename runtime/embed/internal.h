@@ -202,6 +202,19 @@ int64_t peri__tbe_stride(int32_t dtype, int64_t cols);
 peri_row_format peri__tbe_row_format(int32_t dtype);
 /* -- calls and batches (calls.c, batch.c) --------------------------------------------------------------------------------------------- */
 
+/** Whether the device runs later what is queued: else there is nothing for events to order, and a small lookup feels each of them. */
+static inline bool peri__queues(const peri_tbe *tbe) { return !(tbe->device->caps & PERI_DEVICE_IMMEDIATE); }
+/** What is queued on the current stream from now on follows @event. */
+static inline peri_status peri__follow(const peri_tbe *tbe, peri_event *event)
+{
+    return peri__queues(tbe) ? peri_stream_wait(peri_stream_current(tbe->device), event) : PERI_OK;
+}
+/** @event: what has been queued on the current stream so far. */
+static inline peri_status peri__mark(const peri_tbe *tbe, peri_event *event)
+{
+    return peri__queues(tbe) ? peri_event_record(event, peri_stream_current(tbe->device)) : PERI_OK;
+}
+
 /** The locks and events of a table batch, and the end of what is idle. */
 peri_status peri__calls_init(peri_tbe *tbe);
 void peri__calls_fini(peri_tbe *tbe);

@@ -45,8 +45,9 @@ peri_status peri__memory_check(const char *function, peri_tbe_batch *b)
 
 static peri_status memory_backward(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
 {
-    PERI_TRY(peri__batch_enter(function, b, true));
-    return peri__batch_leave(b, true, peri__tbe_backward(b, grad, grad_weights));
+    bool alone = b->tbe->optimizer.kind != PERI_TBE_NONE; /* without an optimizer nothing of the table batch changes */
+    PERI_TRY(peri__batch_enter(function, b, alone));
+    return peri__batch_leave(b, alone, peri__tbe_backward(b, grad, grad_weights));
 }
 
 /* -- rows ---------------------------------------------------------------------------------------------------------------------------- */
