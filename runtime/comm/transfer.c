@@ -96,7 +96,7 @@ out:
 /** What arrived, as numbers. */
 static peri_status decode(peri__transfer *t)
 {
-    peri_tensor *all = NULL, *view = NULL, *sum = NULL;
+    peri_tensor *all = NULL, *view = NULL, *sum = NULL, *flat = NULL;
     peri_status status;
     if (t->parts == 1 && t->numbers) {
         status = peri__codec_decode_to(t->decoding, t->wire, t->numbers);
@@ -107,13 +107,19 @@ static peri_status decode(peri__transfer *t)
         int64_t shape[2] = {t->parts, peri__numel(all) / t->parts};
         PERI_TRY_GOTO(peri__tensor_view(all, 2, shape, NULL, all->offset, &view), out);
         PERI_TRY_GOTO(peri__reduce(view, 1, 1, &sum), out);
-        if (t->numbers) status = peri_tensor_copy(t->numbers, sum);
-        else status = peri__tensor_view(sum, 1, &shape[1], NULL, sum->offset, &t->numbers);
+        PERI_TRY_GOTO(peri__tensor_view(sum, 1, &shape[1], NULL, sum->offset, &flat), out);
+        if (t->numbers) {
+            status = peri_tensor_copy(t->numbers, flat);
+        } else {
+            t->numbers = flat;
+            flat = NULL;
+        }
     }
 out:
     peri_tensor_release(all);
     peri_tensor_release(view);
     peri_tensor_release(sum);
+    peri_tensor_release(flat);
     peri_tensor_release(t->wire);
     t->wire = NULL;
     return status;

@@ -218,6 +218,7 @@ peri_status peri_group_close(peri_group *group)
             return PERI_OK;
         }
     progress(comm);
+    if (group->node) PERI_TRY(peri_group_close(group->node));
     int64_t pending = pending_in(group);
     if (pending > 0 && peri__group_check("peri_group_close", group) == PERI_OK)
         return peri__fail(PERI_EINVAL, "peri_group_close: %lld operations of this rank in group '%s' are in flight; wait for them first",

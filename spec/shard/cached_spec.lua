@@ -41,13 +41,13 @@ local function run(kind, world, device, n, prefetch, data_type)
 end
 
 describe("sharded tables in files:", function()
-  for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "mixed" } do
+  for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "mixed", "within_nodes" } do
     for _, prefetch in ipairs { false, true } do
       worlds.each(kind .. (prefetch and ", prefetched" or ""), function(world, device, n) run(kind, world, device, n, prefetch) end,
-        { sizes = { 1, 2, 3 } })
+        { sizes = { 1, 2, 3 }, local_size = 2 })
       worlds.each(kind .. ", stochastically rounded" .. (prefetch and ", prefetched" or ""), function(world, device, n)
         run(kind, world, device, n, prefetch, { a = "FP16", b = "BF16", c = "BF16" })
-      end, { sizes = { 1, 3 } })
+      end, { sizes = { 1, 3 }, local_size = 2 })
     end
   end
 

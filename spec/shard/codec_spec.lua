@@ -7,8 +7,8 @@ local sim = require "perilune.dist.sim"
 local codec = require "perilune.dist.codec"
 local ops = require "perilune.dist.ops"
 local BATCH, WIDTH = sharded.BATCH, sharded.WIDTH
-local kinds = { "table_wise", "row_wise", "column_wise", "mixed" }
-local sizes = { sizes = { 1, 2, 3 } }
+local kinds = { "table_wise", "row_wise", "column_wise", "mixed", "within_nodes" }
+local sizes = { sizes = { 1, 2, 3 }, local_size = 2 }
 
 local function registry(args, comm_ops) return codec.get_qcomm_codecs_registry(args, comm_ops) end
 

@@ -16,7 +16,9 @@ local kinds = {
   row_wise = function() return plan.row_wise() end,
   column_wise = function(n) return plan.column_wise { ranks = { 0, n - 1 } } end,
   data_parallel = function() return plan.data_parallel { compute_kernel = "fused" } end,
+  grid_shard = function() return plan.grid_shard() end,
 }
+local all_kinds, on_nodes = peri.util.keys(kinds), { sizes = { 1, 2, 3, 5, 8 }, local_size = 2 }
 
 local function configs()
   return peri.util.map(names, function(name)
@@ -88,7 +90,7 @@ local function run(kind, clipped, weighted, world, device, n)
     local list = want:to_list()
     for i = 1, mine.size * WIDTH do own[i] = list[first * WIDTH + i] end
     local got = ebc(kjt_of({ mine }, weighted, device)):values()
-    if kind == "row_wise" or kind == "data_parallel" then golden.assert_near(own, got:to_list(), { abs = 1e-6, rel = 1e-6 }, "output")
+    if kind == "row_wise" or kind == "data_parallel" or kind == "grid_shard" then golden.assert_near(own, got:to_list(), { abs = 1e-6, rel = 1e-6 }, "output")
     else assert.same(own, got:to_list()) end
     want:backward(peri.tensor(all, "f32", device, { #list / WIDTH, WIDTH }))
     got:backward(peri.tensor(mine.grad, "f32", device, { mine.size, WIDTH }))
@@ -104,12 +106,12 @@ local function run(kind, clipped, weighted, world, device, n)
 end
 
 describe("sums and means:", function()
-  for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "data_parallel" } do
+  for _, kind in ipairs(all_kinds) do
     for _, clipped in ipairs { false, true } do
       for _, weighted in ipairs { false, true } do
         worlds.each(("%s%s%s"):format(kind, clipped and ", clipped" or "", weighted and ", weighted" or ""), function(world, device, n)
           run(kind, clipped, weighted, world, device, n)
-        end)
+        end, on_nodes)
       end
     end
   end
@@ -133,7 +135,7 @@ local function bag(count, rows, device)
 end
 
 describe("a mean", function()
-  for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "data_parallel" } do
+  for _, kind in ipairs(all_kinds) do
     worlds.each("is clipped before it is divided by the length, " .. kind, function(world, device, n)
       local ebc = constant(kind, 3, 0, world, device, n,
         { params = { optimizer = "sgd", learning_rate = 1, gradient_clipping = true, max_gradient = 0.3 } })
@@ -142,14 +144,14 @@ describe("a mean", function()
       for _, s in ipairs(ebc:local_shards()) do
         for _, x in ipairs(s.state("weight"):to_list()) do assert.near(-0.1, x, 1e-7) end
       end
-    end, { sizes = { 1, 2, 5 } })
+    end, { sizes = { 1, 2, 5 }, local_size = 2 })
 
     worlds.each("travels in 16 bits at the size of a row, " .. kind, function(world, device, n)
       local codecs = codec.get_qcomm_codecs_registry { forward = "FP16", backward = "FP16" }
       local ebc = constant(kind, 4000, 50, world, device, n, { codecs = codecs })
       local out = ebc(bag(2000, 4000, device)):values() -- whose sum is 100,000: no number of 16 bits
       for _, x in ipairs(out:to_list()) do assert.near(50, x, 50 * n * 2 ^ -11) end
-    end, { sizes = { 1, 2, 5 } })
+    end, { sizes = { 1, 2, 5 }, local_size = 2 })
 
     worlds.each("keeps its gradient's bits, " .. kind, function(world, device, n)
       local codecs = codec.get_qcomm_codecs_registry { forward = "FP16", backward = "FP16" }
@@ -160,6 +162,6 @@ describe("a mean", function()
       for _, s in ipairs(ebc:local_shards()) do
         for _, x in ipairs(s.state("weight"):to_list()) do assert.near(-g / 200, x, g / 200 * 1e-6) end
       end
-    end, { sizes = { 1, 2, 5 } })
+    end, { sizes = { 1, 2, 5 }, local_size = 2 })
   end
 end)

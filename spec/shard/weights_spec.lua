@@ -28,6 +28,9 @@ local entries = {
   dense = function(i, n) return i == 1 and plan.data_parallel { compute_kernel = "dense" } or
     i == 2 and plan.row_wise { compute_kernel = "dense" } or plan.table_wise(n - 1, { compute_kernel = "dense" }) end,
 }
+entries.within_nodes = function(i, n)
+  return i == 1 and plan.table_row_wise(nil, { ranks = { n - 1 } }) or plan.grid_shard()
+end
 local mix = { "row_wise", "data_parallel", "column_wise" }
 entries.mixed = function(i, n)
   if i == 3 then return plan.column_wise { ranks = { 0, n - 1, 0 } } end
@@ -99,8 +102,9 @@ local function run(kind, world, device, n, options)
 end
 
 describe("gradients of the ids' weights,", function()
-  for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "data_parallel", "dense", "mixed" } do
-    worlds.each(kind, function(world, device, n) run(kind, world, device, n, {}) end, { sizes = { 1, 2, 3, 5 } })
+  for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "data_parallel", "dense", "mixed",
+    "within_nodes" } do
+    worlds.each(kind, function(world, device, n) run(kind, world, device, n, {}) end, { sizes = { 1, 2, 3, 5 }, local_size = 2 })
   end
   worlds.each("not divided", function(world, device, n) run("mixed", world, device, n, { division = false }) end, { sizes = { 2, 3 } })
   worlds.each("of a variable batch", function(world, device, n) run("mixed", world, device, n, { variable = true }) end,

@@ -32,6 +32,14 @@ function M.kinds.mixed(i, n, options)
   return M.kinds[i == 1 and "row_wise" or "table_wise"](i, n, options)
 end
 
+--- In a world of nodes of 2 ranks: a table on one node, one of whose ranks has none of its rows, and grids.
+function M.kinds.within_nodes(i, n, options)
+  if i ~= 1 then return plan.grid_shard(nil, options) end
+  options.ranks = { n - 1 - n % 2 }
+  if options.ranks[1] < 0 then options.ranks = { 0 } end
+  return plan.table_row_wise(nil, options)
+end
+
 --- The tables: all of `data_type` (or by table), pooled as `pooling` says.
 function M.tables(args)
   return peri.util.map(M.configs, function(t)
