@@ -29,8 +29,8 @@ local function kjt(u, i, weights)
 end
 
 --- Run `body` on n ranks; the message of each rank's error (nil: none), by rank + 1.
-local function messages(n, body, device)
-  local _, errors = sim.run(n, body, { catch = true, timeout = 20, device = device })
+local function messages(n, body, device, local_size)
+  local _, errors = sim.run(n, body, { catch = true, timeout = 20, device = device, local_size = local_size or 0 })
   local list = {}
   for r = 1, n do list[r] = errors[r] and tostring(errors[r].message or errors[r]) or false end
   return list
@@ -142,6 +142,20 @@ describe("ranks that disagree", function()
     end)
     for r = 1, 2 do assert.is_truthy(got[r] and got[r]:find "another module or plan", tostring(got[r])) end
   end)
+  for quitter = 0, 4 do
+    it(("about going on: rank %d gives up, others wait for sums in its node or across nodes"):format(quitter), function()
+      local started = os.time()
+      local got = messages(5, function(rank, world) -- nodes of 0 1, 2 3, 4
+        local ebc = make(world, { plan = { users = plan.table_row_wise(1), items = plan.grid_shard { 0, 1 } } })
+        local ids = ebc:input_dist(kjt({ { 1 } }, { { 2 } })):wait()
+        if rank == quitter then world:abort "had enough" end
+        ebc:compute_and_output_dist(ids):wait()
+      end, nil, 2)
+      for r = 1, 5 do assert.is_truthy(got[r] and got[r]:find "had enough", ("rank %d: %s"):format(r - 1, tostring(got[r]))) end
+      assert.is_true(os.time() - started < 10)
+    end)
+  end
+
   it("about taking part", function()
     local got = messages(2, function(rank, world)
       local ebc = make(world)
