@@ -102,15 +102,21 @@ peri_status peri_tbe_leaf(peri_tbe *tbe, int64_t table, peri_tensor **out)
     return PERI_OK;
 }
 
+/** A call alone on a table's weights or state @name, which is state number *part. */
+static peri_status enter_part(const char *function, peri_tbe *tbe, int64_t table, const char *name, int32_t *part)
+{
+    PERI_TRY(check_table_index(function, tbe, table));
+    PERI_TRY(state_index(function, tbe, table, name, part));
+    return peri__tbe_enter(tbe, true);
+}
+
 peri_status peri_tbe_read(peri_tbe *tbe, int64_t table, const char *name, int64_t row, peri_tensor *dst)
 {
     PERI_NEED(tbe);
     PERI_NEED(name);
     PERI_NEED(dst);
     int32_t part;
-    PERI_TRY(check_table_index("peri_tbe_read", tbe, table));
-    PERI_TRY(state_index("peri_tbe_read", tbe, table, name, &part));
-    PERI_TRY(peri__tbe_enter(tbe, true));
+    PERI_TRY(enter_part("peri_tbe_read", tbe, table, name, &part));
     return peri__tbe_leave(tbe, true, tbe->store->read(tbe, table, part, row, dst));
 }
 
@@ -120,9 +126,7 @@ peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64
     PERI_NEED(name);
     PERI_NEED(src);
     int32_t part;
-    PERI_TRY(check_table_index("peri_tbe_write", tbe, table));
-    PERI_TRY(state_index("peri_tbe_write", tbe, table, name, &part));
-    PERI_TRY(peri__tbe_enter(tbe, true));
+    PERI_TRY(enter_part("peri_tbe_write", tbe, table, name, &part));
     return peri__tbe_leave(tbe, true, tbe->store->write(tbe, table, part, row, src));
 }
 

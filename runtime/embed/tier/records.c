@@ -455,35 +455,32 @@ static peri_status store_range(peri__tier *tier, int64_t table)
 
 static int64_t chunk_of(const peri__tier *tier, int64_t table) { return peri__max(1, CHUNK_BYTES / record_bytes(tier, (int32_t)table)); }
 
-peri_status peri__tier_read(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, peri_tensor *dst)
+/** Rows from @row on between a table's weights or state and @t, as many as one chunk holds at a time. */
+static peri_status move_chunks(const char *function, peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *t,
+                               bool write)
 {
     peri__tier *tier = peri__tier_of(tbe);
-    PERI_TRY(check_rows("peri_tbe_read", tier, table, part, row, dst));
-    for (int64_t i = 0, n; i < dst->shape[0]; i += n) {
-        n = peri__min(dst->shape[0] - i, chunk_of(tier, table));
+    PERI_TRY(check_rows(function, tier, table, part, row, t));
+    for (int64_t i = 0, n; i < t->shape[0]; i += n) {
+        n = peri__min(t->shape[0] - i, chunk_of(tier, table));
         peri_tensor *rows;
-        PERI_TRY(some_rows(dst, i, n, &rows));
-        peri_status status = move_rows(tier, table, part, row + i, n, rows, false);
+        PERI_TRY(some_rows(t, i, n, &rows));
+        peri_status status = move_rows(tier, table, part, row + i, n, rows, write);
+        if (status >= 0 && write) status = store_range(tier, table);
         peri_tensor_release(rows);
         PERI_TRY(status);
     }
     return PERI_OK;
 }
 
+peri_status peri__tier_read(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, peri_tensor *dst)
+{
+    return move_chunks("peri_tbe_read", tbe, table, part, row, dst, false);
+}
+
 peri_status peri__tier_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src)
 {
-    peri__tier *tier = peri__tier_of(tbe);
-    PERI_TRY(check_rows("peri_tbe_write", tier, table, part, row, src));
-    for (int64_t i = 0, n; i < src->shape[0]; i += n) {
-        n = peri__min(src->shape[0] - i, chunk_of(tier, table));
-        peri_tensor *rows;
-        PERI_TRY(some_rows(src, i, n, &rows));
-        peri_status status = move_rows(tier, table, part, row + i, n, rows, true);
-        if (status >= 0) status = store_range(tier, table);
-        peri_tensor_release(rows);
-        PERI_TRY(status);
-    }
-    return PERI_OK;
+    return move_chunks("peri_tbe_write", tbe, table, part, row, src, true);
 }
 
 /* -- counts ------------------------------------------------------------------------------------------------------------------------ */
