@@ -44,12 +44,7 @@ function M.files(folder)
   return list
 end
 
-function M.read_file(path)
-  local file = assert(io.open(path, "rb"))
-  local text = file:read "*a"
-  file:close()
-  return text
-end
+M.read_file = require("spec.support.shell").read
 
 --- Bytes of a record in a file of that many rows: behind the records lies one bit for each row, in words of 64.
 function M.record_bytes(path, rows) return (#M.read_file(path) - 4096 - math.ceil(rows / 64) * 8) / rows end

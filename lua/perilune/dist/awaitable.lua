@@ -42,6 +42,14 @@ local function wait_work(ptr)
 end
 M.wait_work = wait_work
 
+--- Wait for the work of a handle; if it fails, release it, as nobody is going to ask it for results.
+function M.finish_work(work)
+  local ok, err = xpcall(wait_work, P.locate, work.ptr)
+  if ok then return end
+  work:release()
+  error(err, 0)
+end
+
 -- -- Awaitable -----------------------------------------------------------------------------------------------------------------------
 
 local Awaitable = util.class "Awaitable"
@@ -123,9 +131,8 @@ function WorkAwaitable:init(ptr, result)
 end
 function WorkAwaitable:_wait_impl()
   local work = self._work
-  local ok, err = xpcall(wait_work, P.locate, work.ptr)
+  M.finish_work(work)
   work:release()
-  if not ok then error(err, 0) end
   return self._given
 end
 function WorkAwaitable:_test_impl() return C.peri_work_test(self._work.ptr) ~= C.PERI_PENDING end

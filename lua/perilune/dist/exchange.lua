@@ -13,7 +13,7 @@ local ops = require "perilune.dist.ops"
 local group_of = require("perilune.dist.group").group_of
 local signature = require "perilune.signature"
 local C, check = P.C, P.check
-local Awaitable, wait_work = awaitable.Awaitable, awaitable.wait_work
+local Awaitable, finish_work = awaitable.Awaitable, awaitable.finish_work
 
 local M = {}
 
@@ -66,11 +66,7 @@ end
 
 function TensorsAwaitable:_wait_impl()
   local work = self._work
-  local ok, err = xpcall(wait_work, P.locate, work.ptr)
-  if not ok then
-    work:release()
-    error(err, 0)
-  end
+  finish_work(work)
   check(C.peri_exchange_kjt_result(work.ptr, KJT.out))
   work:release()
   return KJT.wrap(KJT.out[0])
@@ -318,9 +314,9 @@ end
 --- PooledEmbeddingsReduceScatter { pg, codecs }(local_embs [all rows, dims], input_splits = equal parts): this rank's rows of the sum.
 local ReduceScatter = module "PooledEmbeddingsReduceScatter"
 function ReduceScatter:init(args)
-  local _
-  _, self.pg, self.codecs = common("PooledEmbeddingsReduceScatter", args, { callbacks = util.optional.list })
-  self.callbacks = args and args.callbacks or {}
+  local a
+  a, self.pg, self.codecs = common("PooledEmbeddingsReduceScatter", args, { callbacks = util.optional.list })
+  self.callbacks = a.callbacks or {}
 end
 
 function ReduceScatter:forward(local_embs, input_splits)
@@ -336,9 +332,9 @@ end
 --- VariableBatchPooledEmbeddingsReduceScatter { pg, codecs }(local_embs (one dimension), batch_size_per_rank_per_feature, embedding_dims).
 local VariableReduceScatter = module "VariableBatchPooledEmbeddingsReduceScatter"
 function VariableReduceScatter:init(args)
-  local _
-  _, self.pg, self.codecs = common("VariableBatchPooledEmbeddingsReduceScatter", args, { callbacks = util.optional.list })
-  self.callbacks = args and args.callbacks or {}
+  local a
+  a, self.pg, self.codecs = common("VariableBatchPooledEmbeddingsReduceScatter", args, { callbacks = util.optional.list })
+  self.callbacks = a.callbacks or {}
 end
 
 function VariableReduceScatter:forward(local_embs, batch_size_per_rank_per_feature, embedding_dims)
@@ -351,9 +347,9 @@ end
 --- PooledEmbeddingsAllGather { pg, codecs }(local_emb [n, dims]): [W n, dims].
 local AllGather = module "PooledEmbeddingsAllGather"
 function AllGather:init(args)
-  local _
-  _, self.pg, self.codecs = common("PooledEmbeddingsAllGather", args, { callbacks = util.optional.list })
-  self.callbacks = args and args.callbacks or {}
+  local a
+  a, self.pg, self.codecs = common("PooledEmbeddingsAllGather", args, { callbacks = util.optional.list })
+  self.callbacks = a.callbacks or {}
 end
 
 function AllGather:forward(local_emb)

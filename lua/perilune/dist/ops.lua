@@ -14,7 +14,7 @@ local signature = require "perilune.signature"
 local awaitable = require "perilune.dist.awaitable"
 local group_of = require("perilune.dist.group").group_of
 local C, check, state = P.C, P.check, P.state
-local tensor_ptr, work_out, wait_work = Tensor.ptr, awaitable.work_out, awaitable.wait_work
+local tensor_ptr, work_out, finish_work = Tensor.ptr, awaitable.work_out, awaitable.finish_work
 
 local M = {}
 
@@ -34,11 +34,7 @@ end
 
 function ExchangeAwaitable:_wait_impl()
   local work = self._work
-  local ok, err = xpcall(wait_work, P.locate, work.ptr)
-  if not ok then
-    work:release()
-    error(err, 0)
-  end
+  finish_work(work)
   local n = C.peri_exchange_results(work.ptr)
   if n > results_room then results, results_room = ffi.new("peri_tensor *[?]", n), n end
   check(C.peri_exchange_result(work.ptr, results))
