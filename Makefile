@@ -67,7 +67,7 @@ MISSING := $(strip $(call missing,HAVE_CC,gcc libc6-dev) $(call missing,HAVE_PKG
 
 LAYERS := base plugin tensor sparse comm embed shard io
 CORE := $(sort $(foreach l,$(LAYERS),$(wildcard runtime/$(l)/*.c runtime/$(l)/*/*.c))) \
-	$(wildcard $(foreach b,cpu opaque self sim,runtime/backends/$(b).c)) $(wildcard runtime/backends/cpu_*.c) runtime/host/host.c kernels/select.c kernels/ref/ref.c
+	$(wildcard $(foreach b,cpu opaque self sim,runtime/backends/$(b).c)) $(wildcard runtime/backends/cpu_*.c) runtime/host/host.c kernels/select.c kernels/ref/unit.c
 ARCH := $(shell uname -m)
 ISAS := $(if $(filter x86_64,$(ARCH)),avx2 avx512)
 HEADERS := $(sort $(wildcard runtime/include/perilune/*.h))
@@ -85,7 +85,7 @@ FLAGS_avx2 := -mavx2 -mfma -mf16c -mbmi2 -mtune=haswell -Wno-psabi
 FLAGS_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mbmi2 -mprefer-vector-width=512 -mtune=znver3
 
 # First, because they take longest to compile.
-KERNEL_UNITS := $(ISAS:%=$B/obj/kernels/cpu/%_tbe.o) $(ISAS:%=$B/obj/kernels/cpu/%.o)
+KERNEL_UNITS := $(foreach isa,$(ISAS),$(patsubst kernels/cpu/%.c,$B/obj/kernels/cpu/$(isa)/%.o,$(wildcard kernels/cpu/unit*.c)))
 OBJ := $(KERNEL_UNITS) $(CORE:%.c=$B/obj/%.o)
 LIB_A := $B/libperilune.a
 LIB_SO := $B/libperilune.so.$(VERSION)
@@ -159,7 +159,7 @@ setup:
 
 # -- compiling ----------------------------------------------------------------------------------------------------------------------
 
-$B/obj/kernels/ref/ref.o: EXTRA := $(KFLAGS) -ffp-contract=off
+$B/obj/kernels/ref/unit.o: EXTRA := $(KFLAGS) -ffp-contract=off
 $B/obj/kernels/select.o: EXTRA := $(KFLAGS)
 
 $B/obj/%.o: %.c $(CONFIG) | needed
@@ -167,15 +167,13 @@ $B/obj/%.o: %.c $(CONFIG) | needed
 	@$(if $(V),,echo '  CC      $<')
 	$(Q)$(CC) $(CFLAGS) $(PFLAGS) $(EXTRA) -MMD -MP -c $< -o $@
 
-define COMPILE_KERNELS
-	@mkdir -p $(@D)
-	@$(if $(V),,echo '  CC      $< ($*)')
-	$(Q)$(CC) $(CFLAGS) $(PFLAGS) $(KFLAGS) $(FLAGS_$*) -DK_ISA=$* -MMD -MP -c $< -o $@
+define compile_units
+$B/obj/kernels/cpu/$(1)/%.o: kernels/cpu/%.c $(CONFIG) | needed
+	@mkdir -p $$(@D)
+	@$$(if $$(V),,echo '  CC      $$< ($(1))')
+	$$(Q)$$(CC) $$(CFLAGS) $$(PFLAGS) $$(KFLAGS) $$(FLAGS_$(1)) -DK_ISA=$(1) -MMD -MP -c $$< -o $$@
 endef
-$(ISAS:%=$B/obj/kernels/cpu/%.o): $B/obj/kernels/cpu/%.o: kernels/cpu/cpu.c $(CONFIG) | needed
-	$(COMPILE_KERNELS)
-$(ISAS:%=$B/obj/kernels/cpu/%_tbe.o): $B/obj/kernels/cpu/%_tbe.o: kernels/cpu/cpu_tbe.c $(CONFIG) | needed
-	$(COMPILE_KERNELS)
+$(foreach isa,$(ISAS),$(eval $(call compile_units,$(isa))))
 
 $(LIB_A): $(OBJ)
 	@$(if $(V),,echo '  AR      $@')

@@ -2,7 +2,6 @@
  *
  * bags.c (cpu): see kernels/bags.h. Padding, scales and gradients are ref's, compiled here for the instruction set.
  */
-#include "../ref/bags.c"
 
 enum { CPU_BAG_PANEL = 4, CPU_BAG_LINE = 64 }; /* vectors; bytes of a line */
 

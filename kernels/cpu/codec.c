@@ -3,7 +3,6 @@
  * codec.c (cpu): see kernels/codec.h. The same arithmetic as ref, without branches, in loops that the compiler vectorises: equal bits.
  * Short blocks go through ref.
  */
-#include "../ref/codec.c"
 
 /* -- 16 bits ------------------------------------------------------------------------------------------------------------------------- */
 

@@ -3,7 +3,6 @@
  * convert.c (cpu): the common cases of fill and convert as straight loops: contiguous rows of equal dtype, of f32 to and from the
  * 16-bit floats and f64, and of i32 to and from i64. Everything else goes through ref's scalar rules row by row.
  */
-#include "../ref/convert.c"
 
 static void cpu_fill(const void *args, int64_t begin, int64_t end)
 {

@@ -5,8 +5,6 @@
 #include "philox.h"
 #include "vmath.h"
 
-#include "../ref/dense.c"
-
 /** dst[i] = expr for i in [begin, end), where expr computes on v = x[i], and on w = y[i], u = z[i] where given. */
 #define K_MAP(dst, x, expr)                                                                                                           \
     do {                                                                                                                              \
@@ -538,8 +536,6 @@ static void cpu_cross_entropy_grad(const void *args, int64_t begin_row, int64_t 
         dx[a->labels[r]] -= g;
     }
 }
-
-#include "interaction.c"
 
 #define K_CPU_DENSE                                                                                                                   \
     [PERI_K_axpy] = cpu_axpy, [PERI_K_unary] = cpu_unary, [PERI_K_unary_grad] = cpu_unary_grad, [PERI_K_binary] = cpu_binary,         \

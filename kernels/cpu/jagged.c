@@ -3,7 +3,6 @@
  * jagged.c (cpu): see kernels/jagged.h. Whole blocks run as straight loops that the compiler vectorises; a block with malformed input, and
  * what is small anyway, goes through ref's scalar rules.
  */
-#include "../ref/jagged.c"
 
 /* -- cumulative sums ------------------------------------------------------------------------------------------------------------- */
 

@@ -2,7 +2,6 @@
  *
  * lookup.c (cpu): see kernels/lookup.h. Kernels that are bound by memory at random places, or small, are ref's.
  */
-#include "../ref/lookup.c"
 
 /* -- ids of several tables ------------------------------------------------------------------------------------------------------- */
 

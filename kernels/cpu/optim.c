@@ -3,7 +3,6 @@
  * optim.c (cpu): the f32 cases of kernels/optim.h. The body of each update is written once, over one vector, and run on whole vectors and
  * on the rest of the range.
  */
-#include "../ref/optim.c"
 
 static inline k_vec k_load_n(const void *p, int64_t i, int64_t n)
 {

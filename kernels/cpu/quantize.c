@@ -2,7 +2,6 @@
  *
  * quantize.c (cpu): see kernels/quantize.h.
  */
-#include "../ref/quantize.c"
 
 #define QROWS static inline __attribute__((always_inline))
 

@@ -3,7 +3,6 @@
  * route.c (cpu): see kernels/route.h. The common shapes have loops of their own: a partition of one part (ids pass through a range check),
  * a part found by one division of even blocks, rows of one piece copied.
  */
-#include "../ref/route.c"
 
 static inline int64_t cpu_route_id(const void *ids, int64_t i, bool i32) { return ref_route_id(ids, i, i32); }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * unit.h: what opens every unit of vectorised kernels. A unit is compiled once per instruction set with -DK_ISA=avx2 or avx512 and the
- * matching -m flags; the families that it includes are static but for its table. A kernel that no unit defines is NULL in all of them:
- * select.c completes the table from the next lower set.
+ * unit.h: what opens every unit of vectorised kernels. A unit (unit*.c) is compiled once per instruction set with -DK_ISA=avx2 or avx512
+ * and the matching -m flags. It includes all the .c files that it is made of, each after those that it uses, and nobody else includes any;
+ * they are static but for its table. A kernel that no unit defines is NULL in all of them: select.c completes the table from the next
+ * lower set.
  */
 #ifndef PERI_KERNELS_CPU_UNIT_H
 #define PERI_KERNELS_CPU_UNIT_H

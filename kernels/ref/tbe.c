@@ -268,7 +268,3 @@ static void ref_tbe_sort(const void *args, int64_t begin, int64_t end)
         if (s->spans[k].items >= from && s->spans[k].items < to) ref_tbe_sort_table(a, k, past);
     }
 }
-
-#include "tbe_update.c"
-
-#include "tbe_shampoo.c"

@@ -73,6 +73,25 @@ local function c_includes(ctx)
   return complaints
 end
 
+-- What a compiler sees at once is listed in one place: C files are included by the unit*.c of kernels only, and each of theirs by one.
+local function units(ctx)
+  local complaints, included = {}, {}
+  for _, path in ipairs(ctx.files("runtime kernels tests", "c", "h", "cu", "cuh")) do
+    for target in ("\n" .. ctx.read(path)):gmatch '\n%s*#%s*include%s+"([^"]+%.c)"' do
+      included[normal(path:match "^(.*)/" .. "/" .. target)] = true
+      if not path:match "^kernels/%w+/unit[%w_]*%.c$" then
+        complaints[#complaints + 1] = ("%s includes %s: only a unit (kernels/*/unit*.c) includes C files"):format(path, target)
+      end
+    end
+  end
+  for _, path in ipairs(ctx.lines "ls kernels/*/*.c") do
+    if not path:match "/unit[%w_]*%.c$" and not included[path] then
+      complaints[#complaints + 1] = path .. ": no unit (kernels/*/unit*.c) includes it, so nobody compiles it"
+    end
+  end
+  return complaints
+end
+
 local function calls_between(ctx, paths) -- path -> list of the paths that it calls, by the names of their functions
   local home, text, calls = {}, {}, {}
   for _, path in ipairs(paths) do
@@ -169,6 +188,7 @@ local function lua_requires(ctx)
   return complaints
 end
 
-return { { "C includes follow the layers", c_includes }, { "C calls between files go one way", c_calls },
+return { { "C includes follow the layers", c_includes }, { "C files are included by units", units },
+  { "C calls between files go one way", c_calls },
   { "a batch walks in one direction", walk_order },
   { "Lua requires follow the layers", lua_requires } }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ref.c: the normative kernels: plain loops that say what is right. One file per family is included here; all functions are static
- * and the only symbol is the table.
+ * unit.c: the normative kernels: plain loops that say what is right. The files of all families are included here; all
+ * functions are static and the only symbol is the table.
  */
 #include "../kernels.h"
 
@@ -20,6 +20,8 @@
 #include "lookup.c"
 #include "route.c"
 #include "tbe.c"
+#include "tbe_update.c"
+#include "tbe_shampoo.c"
 #include "cache.c"
 #include "bags.c"
 
