@@ -199,7 +199,7 @@ QROWS void cpu_quantize_run(const peri_k_rows_args *a, int64_t begin, int64_t en
     }
 }
 
-/** Anything, decided as it goes: numbers of 16 bits. */
+/** Any format, looked up at run time where the functions above are compiled for one: serves numbers of 16 bits. */
 static __attribute__((noinline)) void cpu_quantize_any(const peri_k_rows_args *a, int64_t begin, int64_t end)
 {
     cpu_quantize_run(a, begin, end, a->dtype, a->exponent_bits ? 0 : a->half ? 2 : 1, a->bits);

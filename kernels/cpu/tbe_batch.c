@@ -21,7 +21,7 @@ static __attribute__((noinline)) void tbe_batch_sum(tbe_updater *u, int64_t e, i
     tbe_sum_items(u, e, past, cols, g);
 }
 
-/** tbe_update_ahead, short while it is in a table as wide as this one. */
+/** tbe_update_ahead, short for rows as wide as these: the lines to ask for are constants. Rows of other tables go the long way. */
 TBE_INLINE void tbe_batch_ahead(tbe_updater *u, const int kind, const int32_t dtype, const int nv)
 {
     enum { F32_LINE = TBE_LINE / 4 };
