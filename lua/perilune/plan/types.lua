@@ -87,6 +87,11 @@ local function check_hosts(self)
   end
 end
 
+--- A list that came out empty says nothing about where the table is; leaving it out is another matter.
+local function check_ranks(self)
+  if self.ranks and #self.ranks == 0 then fail("ParameterSharding: 0 ranks for %s, allowed: 1 and more, or no list", self.sharding_type) end
+end
+
 function ParameterSharding:init(args)
   local a = util.named("ParameterSharding", args, {
     sharding_type = util.required, compute_kernel = util.optional, ranks = util.optional, sizes = util.optional,
@@ -111,6 +116,7 @@ function ParameterSharding:init(args)
   self.ranks, self.sizes = whole_numbers("ranks", a.ranks, 2 ^ 31 - 1), whole_numbers("sizes", a.sizes, 2 ^ 53)
   self.hosts = whole_numbers("hosts", a.hosts, 2 ^ 31 - 1)
   check_hosts(self)
+  check_ranks(self)
   if self.sizes and not self.ranks then
     fail("ParameterSharding: %d sizes without ranks; with sizes, say ranks too: a list of %d, one for each size", #self.sizes, #self.sizes)
   end
@@ -131,8 +137,9 @@ end
 local entry = ffi.new "peri_sharding"
 local count = ffi.new "int32_t[1]"
 
---- The ranks that the plan names, as a list or by their hosts, where rank r is on node nodes[r + 1]; nil: the type's default.
-function ParameterSharding:ranks_on(nodes)
+--- The ranks that the plan names, as a list or by their hosts, where rank r is on node nodes[r + 1]; nil: the type's default. An error
+--- names the table, if one is given.
+function ParameterSharding:ranks_on(nodes, table_name)
   if not self.hosts then return self.ranks or nil end
   local order, members, ranks = {}, {}, {}
   for i, node in ipairs(nodes) do
@@ -143,7 +150,10 @@ function ParameterSharding:ranks_on(nodes)
     table.insert(members[node], i - 1)
   end
   for _, host in ipairs(self.hosts) do
-    if not order[host + 1] then fail("ParameterSharding: host %d does not exist, allowed: 0..%d", host, #order - 1) end
+    if not order[host + 1] then
+      local what = table_name and ("table '%s' (%s)"):format(table_name, self.sharding_type) or "ParameterSharding"
+      fail("%s: host %d does not exist, allowed: 0..%d", what, host, #order - 1)
+    end
     for _, rank in ipairs(order[host + 1]) do ranks[#ranks + 1] = rank end
   end
   return ranks
@@ -154,7 +164,7 @@ end
 function ParameterSharding:shards(config, env)
   util.integer("ParameterSharding:shards", "env.world_size", env.world_size, 1, 2 ^ 31 - 1)
   local nodes = ShardingEnv.of(env).nodes
-  local ranks = self:ranks_on(nodes)
+  local ranks = self:ranks_on(nodes, config.name)
   local n_ranks = ranks and #ranks or 0
   local c_ranks, c_nodes = ffi.new("int32_t[?]", math.max(n_ranks, 1), ranks or {}), ffi.new("int32_t[?]", #nodes, nodes)
   local sizes = self.sizes and ffi.new("int64_t[?]", n_ranks, self.sizes) or nil
@@ -186,15 +196,19 @@ local function shorthand(sharding_type, options, spec)
   return ParameterSharding(a)
 end
 
---- A type that knows nodes: on `hosts`, a number or a list, unless the options name ranks.
+--- A type that knows nodes: on `hosts`, a number or a list, or on the ranks that the options name.
 local function on_hosts(sharding_type, hosts, options)
-  local func = "plan." .. sharding_type
+  local func, several = "plan." .. sharding_type, sharding_type == "grid_shard"
   local a = util.named(func, options, in_blocks)
-  if hosts ~= nil and type(hosts) ~= "number" and (sharding_type ~= "grid_shard" or type(hosts) ~= "table") then
-    fail("%s: the node is a %s, wanted a number (options come second: %s(0, { ... }))", func, type(hosts), sharding_type)
+  local named = type(hosts) == "table" and next(hosts) ~= nil and hosts[1] == nil -- options that came first
+  if hosts ~= nil and type(hosts) ~= "number" and (not several or type(hosts) ~= "table" or named) then
+    fail("%s: the node is a %s, wanted a number%s (options come second: %s(nil, { ... }))", func, type(hosts),
+      several and " or a list of numbers" or "", sharding_type)
   end
+  if hosts ~= nil and a.ranks ~= nil then fail("%s: a node and ranks; give one of them: %s(nil, { ranks = ... })", func, sharding_type) end
+  if hosts == nil and a.ranks == nil and not several then hosts = 0 end
   a.sharding_type = sharding_type
-  if a.ranks == nil then a.hosts = type(hosts) == "number" and { hosts } or hosts end
+  a.hosts = type(hosts) == "number" and { hosts } or hosts
   return ParameterSharding(a)
 end
 
@@ -216,10 +230,10 @@ function M.column_wise(options) return shorthand("column_wise", options, in_bloc
 
 --- Blocks of rows over the ranks of node host_index (default 0), or over options.ranks of one node (with options.sizes rows each). The
 --- ranks of the node add their parts of a bag up, and one sum crosses the network.
-function M.table_row_wise(host_index, options) return on_hosts("table_row_wise", host_index or 0, options) end
+function M.table_row_wise(host_index, options) return on_hosts("table_row_wise", host_index, options) end
 
 --- Blocks of columns over the ranks of node host_index (default 0), or over options.ranks of one node (with options.sizes columns each).
-function M.table_column_wise(host_index, options) return on_hosts("table_column_wise", host_index or 0, options) end
+function M.table_column_wise(host_index, options) return on_hosts("table_column_wise", host_index, options) end
 
 --- Blocks of columns, one on each of the nodes in host_indexes (default: all nodes), or over options.ranks: those of the first block, then
 --- those of the second, ... Each block is cut by rows over its ranks (with options.sizes rows each), as table_row_wise cuts.
@@ -323,7 +337,7 @@ signature.list_of("table_configs", "a list of configurations of tables", "table_
 signature.object("ranks_of_plan", "a ShardingEnv", { world_size = "int", local_size = "int?", nodes = "table?" })
 signature.kind("ParameterSharding", "a ParameterSharding", ParameterSharding.is)
 signature.check("ParameterSharding:", ParameterSharding, {
-  ranks_on = "self: ParameterSharding, nodes: table", shards = "self: ParameterSharding, config: table_config, env: ranks_of_plan" })
+  ranks_on = "self: ParameterSharding, nodes: table, table_name: string?", shards = "self: ParameterSharding, config: table_config, env: ranks_of_plan" })
 signature.check("EmbeddingModuleShardingPlan:", EmbeddingModuleShardingPlan, {
   init = "self: table, tables: table?", validate = "self: table, configs: table_configs, env: ranks_of_plan, module_name: string?",
 })
