@@ -63,7 +63,7 @@ describe("perilune calibrate", function()
   it("refuses other words", function()
     local out, status = run "calibrate --rounds 0"
     assert.equal(2, status)
-    assert.matches("'0' is not a whole number above 0", out)
+    assert.matches("%-%-rounds: '0' is not a whole number above 0", out)
   end)
 end)
 

@@ -16,10 +16,13 @@ local run_options = {
   { "--traceback", help = "Print where an error came from (also PERI_TRACEBACK=1)." },
 }
 
-local function whole(text)
-  local n = tonumber(text)
-  if not n or n < 1 or n ~= math.floor(n) then return nil, ("'%s' is not a whole number above 0"):format(text) end
-  return n
+--- What makes a whole number of the text of an option.
+local function whole(option)
+  return function(text)
+    local n = tonumber(text)
+    if not n or n < 1 or n ~= math.floor(n) then return nil, ("%s: '%s' is not a whole number above 0"):format(option, text) end
+    return n
+  end
 end
 
 local bindings = { "none", "hwthread", "core", "l1cache", "l2cache", "l3cache", "socket", "numa", "board", "cpu-list" }
@@ -35,7 +38,7 @@ local function binding(text)
 end
 
 --- What makes a value of the text of an option, by what stands for it in the help.
-local converters = { RANKS = whole, THREADS = whole, POLICY = binding }
+local converters = { RANKS = whole "-n", THREADS = whole "-t", POLICY = binding }
 
 local function make_parser()
   local parser = argparse("perilune", "Train and serve recommendation models with sharded embeddings from Lua scripts.")
@@ -61,7 +64,7 @@ local function make_parser()
   parser:command("info devices", "Print what this machine offers: processor, memory, devices, transports, libraries.")
   parser:command("calibrate", "Measure the choices that processors differ about, show them and keep them for the next runs.")
     :epilog "PERI_TUNE=\"name=way,...\" goes before what is kept; PERI_TUNE=off uses the defaults and measures nothing."
-    :option("--rounds", "How often each way is timed.", 15, whole)
+    :option("--rounds", "How often each way is timed.", 15, whole "--rounds")
   parser:command("version", "Print the version.")
   return parser
 end
