@@ -183,7 +183,7 @@ static peri_status open_locked(peri_coll_open *boot, void **out)
 static peri_status sim_open(peri_coll_open *boot, void **out)
 {
     if (!boot->job || !*boot->job || strlen(boot->job) >= sizeof worlds->job)
-        return PERI_HOST_FAIL(host, PERI_EINVAL, "sim: a world needs a job name of 1..63 bytes");
+        return PERI_HOST_FAIL(host, PERI_EINVAL, "sim: a world needs a job name of 1..63 bytes (sim.run gives one)");
     if (boot->size < 1 || boot->size > 4096 || boot->rank < 0 || boot->rank >= boot->size)
         return PERI_HOST_FAIL(host, PERI_EINVAL, "sim: rank %d of %d, allowed: 0 <= rank < size <= 4096", boot->rank, boot->size);
     pthread_mutex_lock(&lock);

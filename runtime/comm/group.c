@@ -121,15 +121,14 @@ static peri_status set_nodes(peri__comm *comm, void *ctx, int32_t local_size)
 {
     comm->node = peri__alloc_zero(sizeof *comm->node * (size_t)comm->size);
     if (!comm->node) return PERI_ENOMEM;
-    if (local_size < 0) return peri__fail(PERI_EINVAL, "peri_comm_open: nodes of %d ranks, allowed: 0 and more", local_size);
     for (int32_t i = 0; i < comm->size; i++) comm->node[i] = local_size ? i / local_size : comm->vtab->node ? comm->vtab->node(ctx, i) : 0;
     return PERI_OK;
 }
 
-/** Join the second world, of the transport for a device's memory, if one is wanted. @boot: of the first. */
-static peri_status open_device(peri__comm *comm, const peri_comm_config *config, peri_coll_open boot, void **ctx)
+/** The transport and the device of the second world, into @comm, if one is wanted. Before the first one is joined: what is refused here
+ *  leaves the rank free to try again. */
+static peri_status find_device(peri__comm *comm, const peri_comm_config *config)
 {
-    const peri_coll_vtab *vtab;
     const char *name = config->device_transport;
     if (!name || !*name) {
         if (config->device && *config->device)
@@ -138,17 +137,23 @@ static peri_status open_device(peri__comm *comm, const peri_comm_config *config,
     }
     if (!config->device || !*config->device)
         return peri__fail(PERI_EINVAL, "peri_comm_open: device_transport '%.40s' without the name of its device", name);
-    PERI_TRY(usable("device_transport", name, &vtab));
-    if (!(vtab->takes & PERI_COLL_DEVICE))
+    PERI_TRY(usable("device_transport", name, &comm->device_vtab));
+    if (!(comm->device_vtab->takes & PERI_COLL_DEVICE))
         return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: transport '%s' takes no device memory: it is no device_transport", name);
     PERI_TRY(peri_device_get(config->device, &comm->device));
     if (comm->device->caps & PERI_DEVICE_IMMEDIATE)
         return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: device '%s' needs no device_transport: its memory is the host's",
                           config->device);
+    return PERI_OK;
+}
+
+/** Join the second world, if one was found. @boot: of the first. */
+static peri_status open_device(peri__comm *comm, peri_coll_open boot, void **ctx)
+{
+    if (!comm->device) return PERI_OK;
     boot.device_vtab = comm->device->vtab;
     boot.device = comm->device->ctx;
-    comm->device_vtab = vtab;
-    return vtab->open(&boot, ctx);
+    return comm->device_vtab->open(&boot, ctx);
 }
 
 peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
@@ -159,6 +164,8 @@ peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
     int64_t timeout = 0;
     PERI_TRY(timeout_of(config.timeout_s, &timeout));
     const peri_coll_vtab *vtab;
+    if (config.local_size < 0)
+        return peri__fail(PERI_EINVAL, "peri_comm_open: nodes of %d ranks, allowed: 0 and more", config.local_size);
     PERI_TRY(choose(config.transport, &vtab));
     peri__comm *comm = peri__alloc_zero(sizeof *comm);
     if (!comm) return PERI_ENOMEM;
@@ -167,11 +174,12 @@ peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
     peri_group *world = NULL;
     void *ctx = NULL, *device_ctx = NULL;
     peri_coll_open boot = {.job = config.job, .rank = config.size ? config.rank : -1, .size = config.size, .timeout_ns = timeout};
-    peri_status status = vtab->open(&boot, &ctx);
+    peri_status status = find_device(comm, &config);
+    if (status >= 0) status = vtab->open(&boot, &ctx);
     if (status < 0) goto out;
     comm->rank = boot.rank;
     comm->size = boot.size;
-    PERI_TRY_GOTO(open_device(comm, &config, boot, &device_ctx), out);
+    PERI_TRY_GOTO(open_device(comm, boot, &device_ctx), out);
     PERI_TRY_GOTO(set_nodes(comm, ctx, config.local_size), out);
     PERI_TRY_GOTO(group_make(comm, NULL, NULL, boot.size, "world", &world), out);
     world->ctx = ctx;

@@ -60,6 +60,19 @@ describe("joining the world waits no longer than it may for a rank that", functi
   case("is killed before it, when mpirun lets the others live", "--mpi --mca orte_enable_recovery 1", "act() peri.init()", kill,
     "mpi: joining the world")
 
+  it("was refused for its arguments before", function()
+    if missing then return pending(missing) end
+    local out, status = run("", [[
+      for _, args in ipairs { { device = "opaque" }, { device_transport = "sim" }, { device_transport = "none", device = "opaque" },
+        { device_transport = "mpi", device = "opaque" }, { device_transport = "sim", device = "cpu" }, { local_size = -1 } } do
+        assert(not pcall(peri.init, args))
+      end
+      local sum = peri.init():all_reduce(peri.ones { 1 }):wait():item()
+      if peri.rank() == 0 then print("sum", sum) end]], "")
+    assert.equal(0, status, out)
+    assert.matches("sum\t3", out)
+  end)
+
   it("is stopped within MPI's own making of a group", function()
     if missing then return pending(missing) end
     shell.write(folder .. "/stop.c", [[ /* instead of MPI's function: rank 1 stops in it, the others wait */
