@@ -107,8 +107,8 @@ peri.DistributedModelParallel { module = m, plan = "p.lua" }]],
   { "a misspelt type in JSON", model .. [[
 write("p.json", '{"perilune_plan": 1, "modules": {"ebc": {"t": {"sharding_type": "rowwise"}}}}')
 peri.DistributedModelParallel { module = m, plan = "p.json" }]],
-    "plan 'p.json': module 'ebc', table 't': ParameterSharding: sharding_type 'rowwise', allowed: column_wise, data_parallel, row_wise, "
-      .. "table_wise (s.lua:3)" },
+    "plan 'p.json': module 'ebc', table 't': ParameterSharding: sharding_type 'rowwise', allowed: column_wise, data_parallel, "
+      .. "grid_shard, row_wise, table_column_wise, table_row_wise, table_wise (s.lua:3)" },
   { "sizes without ranks", "plan.column_wise { sizes = { 3, 1 } }",
     "ParameterSharding: 2 sizes without ranks; with sizes, say ranks too: a list of 2, one for each size (s.lua:2)" },
   -- tables in files
@@ -175,9 +175,19 @@ peri.DistributedModelParallel { module = m, plan = { ebc = { t = sharding } } }]
     "peri_kjt_new: lengths are f32 [1], allowed: i32, i64 (s.lua:2)" },
   { "a device that is not there", "peri.zeros({ 2 }, 'f32', 'gpu')",
     "device 'gpu': no libperilune_gpu.so on PERI_PLUGIN_PATH or beside libperilune (s.lua:2)" },
+  { "a misspelt operation of a group", "peri.init():all_redcue(peri.ones { 2 })",
+    "a group of ranks has no method 'all_redcue'; is 'all_reduce' meant? (s.lua:2)" },
+  { "a simulation of nothing", "peri.dist.sim.run(2)", "sim.run: body is nil, wanted a function (s.lua:2)" },
+  { "nodes of a rank and a half", "peri.init { local_size = 1.5 }",
+    "dist.init: local_size is 1.5, wanted a whole number below 2^31 (s.lua:2)" },
+  { "another transport in a world", "peri.init { transport = 'self' } peri.init { transport = 'mpi' }",
+    "dist.init: transport is 'mpi', but this rank is in a world by 'self' already: see peri.finish() (s.lua:2)" },
+  { "another device transport in a world", "peri.init { transport = 'self' } peri.init { device_transport = 'sim', device = 'opaque' }",
+    "dist.init: device_transport is 'sim', but this rank is in a world by 'self' already: see peri.finish() (s.lua:2)" },
   -- plans
   { "a sharding type that is unknown", "plan.ParameterSharding { sharding_type = 'table_wize' }",
-    "ParameterSharding: sharding_type 'table_wize', allowed: column_wise, data_parallel, row_wise, table_wise (s.lua:2)" },
+    "ParameterSharding: sharding_type 'table_wize', allowed: column_wise, data_parallel, grid_shard, row_wise, table_column_wise, "
+      .. "table_row_wise, table_wise (s.lua:2)" },
   { "a plan of strings", "plan.EmbeddingModuleShardingPlan { t = 'row_wise' }",
     "EmbeddingModuleShardingPlan: table 't' has a string, wanted "
     .. "a ParameterSharding (plan.table_wise(0), plan.row_wise(), ...) (s.lua:2)" },

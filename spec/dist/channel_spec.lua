@@ -11,6 +11,7 @@ describe("channels", function()
     assert.equal("own11", world:channel "rows")
     assert.equal("rows", world:channel "dense")
     assert.error_matches(function() world:channel "own12" end, "Group:channel: name is 'own12', allowed: dense, ids, .*own11")
+    assert.error_matches(function() world:channel(false) end, "Group:channel: name is 'false', allowed: dense")
     assert.equal("dense", world:channel())
     local C = peri.ffi.C
     assert.equal("reports", ffi.string(C.peri_channel_name(C.PERI_CHANNEL_REPORTS)))

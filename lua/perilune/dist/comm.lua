@@ -155,8 +155,8 @@ function M.intra_and_cross_node_pg(args)
   local imposed = args.topology or args.local_size
   local nodes = imposed and topology_of(func, group, args)
   local key = nodes and table.concat(nodes, " ") or "found"
-  group.node_groups = group.node_groups or {}
-  local made = group.node_groups[key]
+  group._node_groups = group._node_groups or {}
+  local made = group._node_groups[key]
   if not made then
     if nodes then
       local intra, cross = lists_of(func, group, nodes)
@@ -164,7 +164,7 @@ function M.intra_and_cross_node_pg(args)
     else
       made = { group:intra_node(), group:cross_node() }
     end
-    group.node_groups[key] = made
+    group._node_groups[key] = made
   end
   return made[1], made[2]
 end

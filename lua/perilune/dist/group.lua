@@ -19,6 +19,10 @@ for i = 0, C.PERI_CHANNEL_COUNT - 1 do
 end
 
 local Group = util.class "peri.Group"
+--- A misspelt method is an error that tells the name that may have been meant; names with a line in front are other modules' notes.
+getmetatable(Group).__index = function(_, name)
+  if type(name) == "string" and name:sub(1, 1) ~= "_" then util.unknown("a group of ranks", name, { Group }, "method ") end
+end
 --- What dist.new_group gives to ranks outside the group.
 local NON_GROUP_MEMBER = setmetatable({}, { __tostring = function() return "NON_GROUP_MEMBER" end })
 local M = { Group = Group, NON_GROUP_MEMBER = NON_GROUP_MEMBER }
@@ -76,7 +80,7 @@ end
 --- "ids", "rows", "control" and "reports" themselves; "own1" to "own11" are a schedule's.
 function Group:channel(name)
   local before = channels[C.peri_group_channel(self:ptr())]
-  if name then
+  if name ~= nil then
     if not channel_of[name] then
       P.fail(("Group:channel: name is '%s', allowed: %s"):format(name, table.concat(channels, ", ", 0)))
     end

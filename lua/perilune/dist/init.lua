@@ -39,19 +39,33 @@ util.face("peri.dist", M, lazy, names)
 
 local group_out = ffi.new "peri_group *[1]"
 
---- Join the world of all ranks; returns its group. In a world already: that one. Named arguments: transport ("auto": mpi when launched
---- as one of several ranks, else self), device_transport and device (a second transport, which carries tensors of that device without
---- copies through host memory), timeout (seconds), local_size (imposed ranks per node), and for sim: job, rank, size.
+--- `world`, which this rank is in already, unless `args` ask for other transports.
+local function same_world(world, args)
+  local function same(name, wanted, has)
+    if wanted == has then return end
+    P.fail(("dist.init: %s is '%s', but this rank is in a world by '%s' already: see peri.finish()"):format(name, wanted, has))
+  end
+  if args.transport ~= "auto" then same("transport", args.transport, world.transport) end
+  if args.device_transport and args.device then
+    same("device_transport", args.device_transport, (world:transport_of(args.device)))
+  end
+  return world
+end
+
+--- Join the world of all ranks; returns its group. In a world already: that one; asking for other transports than it has is an error.
+--- Named arguments: transport ("auto": mpi when launched as one of several ranks, else self), device_transport and device (a second
+--- transport, which carries tensors of that device without copies through host memory), timeout (seconds), local_size (imposed ranks per
+--- node), and for sim: job, rank, size.
 function M.init(args)
   args = util.named("dist.init", args, {
     transport = "auto", device_transport = util.optional, device = util.optional, timeout = 0, local_size = 0, job = util.optional,
     rank = 0, size = 0,
   })
-  if state.world then return state.world end
-  signature.value("dist.init", "transport", args.transport, "string")
   for _, name in ipairs { "job", "device_transport", "device" } do
-    if args[name] then signature.value("dist.init", name, args[name], "string") end
+    if args[name] ~= nil then signature.value("dist.init", name, args[name], "string") end
   end
+  for _, name in ipairs { "local_size", "rank", "size" } do signature.value("dist.init", name, args[name], "int") end
+  if state.world then return same_world(state.world, args) end
   local config = ffi.new "peri_comm_config"
   config.transport, config.job = args.transport, args.job -- args anchors the bytes that the struct points at
   config.device_transport, config.device = args.device_transport, args.device

@@ -61,6 +61,7 @@ function M.run(n, body, options)
     local_size = 0, timeout = 0, device = state.device, device_transport = util.optional, catch = false,
   })
   util.integer("sim.run", "the number of ranks", n, 1, 4096)
+  if not util.is_callable(body) then P.fail(("sim.run: body is %s, wanted a function"):format(errors.kind(body))) end
   worlds = worlds + 1
   local job, ranks, first, live, quiet, events = "sim " .. worlds, {}, nil, n, 0, -1
   for i = 1, n do

@@ -337,7 +337,8 @@ signature.list_of("table_configs", "a list of configurations of tables", "table_
 signature.object("ranks_of_plan", "a ShardingEnv", { world_size = "int", local_size = "int?", nodes = "table?" })
 signature.kind("ParameterSharding", "a ParameterSharding", ParameterSharding.is)
 signature.check("ParameterSharding:", ParameterSharding, {
-  ranks_on = "self: ParameterSharding, nodes: table, table_name: string?", shards = "self: ParameterSharding, config: table_config, env: ranks_of_plan" })
+  ranks_on = "self: ParameterSharding, nodes: table, table_name: string?",
+  shards = "self: ParameterSharding, config: table_config, env: ranks_of_plan" })
 signature.check("EmbeddingModuleShardingPlan:", EmbeddingModuleShardingPlan, {
   init = "self: table, tables: table?", validate = "self: table, configs: table_configs, env: ranks_of_plan, module_name: string?",
 })
