@@ -65,7 +65,12 @@ const peri_plugin_host *peri__plugin_host(void) { return &host; }
 static void *open_in(const char *folder, size_t length, const char *name, char *reason, size_t len)
 {
     char path[4096];
-    if (!length || folder[0] != '/') return NULL; /* relative folders would mean the working directory */
+    if (!length) return NULL;
+    if (folder[0] != '/') { /* would mean the working directory */
+        snprintf(reason, len, "no libperilune_%s.so: PERI_PLUGIN_PATH has the folder '%.*s', allowed: paths that begin with /", name,
+                 (int)(length < 200 ? length : 200), folder);
+        return NULL;
+    }
     snprintf(path, sizeof path, "%.*s/libperilune_%s.so", (int)length, folder, name);
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {

@@ -18,6 +18,13 @@ static atomic_int device_count;
 /** Each thread's current streams by device; NULL: the default stream. */
 static _Thread_local peri_stream *current[PERI_MAX_DEVICES];
 
+/** What @call of a backend returned; a failure about which the backend said nothing is put in words. */
+static peri_status said(const peri_device *device, const char *call, peri_status status)
+{
+    if (status >= 0 || peri_error_status() == status) return status;
+    return peri__fail(status, "device %s: %s failed: %s", device->name, call, peri_status_text(status));
+}
+
 static peri_status open_device(const char *name, peri_device *d)
 {
     char backend[32], reason[256] = "";
@@ -34,11 +41,12 @@ static peri_status open_device(const char *name, peri_device *d)
     PERI_TRY(peri__plugin_device(backend, &d->vtab));
     if (d->vtab->probe(reason, sizeof reason) < 0)
         return peri__fail(PERI_EUNSUPPORTED, "peri_device_get: device '%s' cannot be used here: %s", name, reason);
-    PERI_TRY(d->vtab->open((int32_t)index, &d->ctx, &d->caps));
     snprintf(d->name, sizeof d->name, "%s", name);
+    peri_error_clear(); /* what a backend says, or does not say, is about this call */
+    PERI_TRY(said(d, "open", d->vtab->open((int32_t)index, &d->ctx, &d->caps)));
     peri__refs_init(&d->default_stream.refs);
     d->default_stream.device = d;
-    return d->vtab->stream_new(d->ctx, &d->default_stream.ctx);
+    return said(d, "stream_new", d->vtab->stream_new(d->ctx, &d->default_stream.ctx));
 }
 
 /** Variables whose values are words, and the words, each between ", ". Their users read them later, and some without a way to fail. */
@@ -168,7 +176,7 @@ peri_status peri_stream_new(peri_device *device, peri_stream **out)
     if (!s) return PERI_ENOMEM;
     peri__refs_init(&s->refs);
     s->device = device;
-    peri_status status = device->vtab->stream_new(device->ctx, &s->ctx);
+    peri_status status = said(device, "stream_new", device->vtab->stream_new(device->ctx, &s->ctx));
     if (status < 0) {
         peri__free(s);
         return status;
@@ -241,7 +249,7 @@ peri_status peri_event_new(peri_device *device, peri_event **out)
     if (!e) return PERI_ENOMEM;
     peri__refs_init(&e->refs);
     e->device = device;
-    peri_status status = device->vtab->event_new(device->ctx, &e->ctx);
+    peri_status status = said(device, "event_new", device->vtab->event_new(device->ctx, &e->ctx));
     if (status < 0) {
         peri__free(e);
         return status;
@@ -294,7 +302,8 @@ peri_status peri__launch(peri_device *device, int32_t kernel, const void *args, 
 {
     if (n <= 0) return PERI_OK;
     if (!device->vtab->has(device->ctx, kernel, args)) return lacks("launch", device, kernel, true);
-    return device->vtab->launch(device->ctx, peri_stream_current(device)->ctx, kernel, args, (int64_t)args_size, n, grain);
+    void *stream = peri_stream_current(device)->ctx;
+    return said(device, "launch", device->vtab->launch(device->ctx, stream, kernel, args, (int64_t)args_size, n, grain));
 }
 
 peri_status peri__run(peri_device *device, int32_t op, const void *args, size_t args_size)
@@ -302,10 +311,10 @@ peri_status peri__run(peri_device *device, int32_t op, const void *args, size_t 
     if (!device->vtab->has(device->ctx, op, args)) return lacks("launch", device, op, true);
     void *stream = peri_stream_current(device)->ctx, *scratch = NULL;
     int64_t bytes = device->vtab->scratch(device->ctx, op, args);
-    if (bytes > 0) PERI_TRY(device->vtab->alloc(device->ctx, stream, bytes, &scratch));
+    if (bytes > 0) PERI_TRY(said(device, "alloc", device->vtab->alloc(device->ctx, stream, bytes, &scratch)));
     peri_status status = device->vtab->run(device->ctx, stream, op, args, (int64_t)args_size, scratch, bytes);
     if (scratch) device->vtab->free(device->ctx, stream, scratch, bytes);
-    return status;
+    return said(device, "run", status);
 }
 
 peri_status peri__need_work(const char *function, peri_device *device, const int32_t *work, int32_t n)
@@ -318,12 +327,12 @@ peri_status peri__need_work(const char *function, peri_device *device, const int
 peri_status peri__copy(peri_device *device, void *dst, const void *src, int64_t bytes, int32_t kind)
 {
     if (bytes <= 0) return PERI_OK;
-    return device->vtab->copy(device->ctx, peri_stream_current(device)->ctx, dst, src, bytes, kind);
+    return said(device, "copy", device->vtab->copy(device->ctx, peri_stream_current(device)->ctx, dst, src, bytes, kind));
 }
 
 peri_status peri__host_alloc(peri_device *device, int64_t bytes, void **out)
 {
-    if (device->vtab->host_alloc) return device->vtab->host_alloc(device->ctx, bytes, out);
+    if (device->vtab->host_alloc) return said(device, "host_alloc", device->vtab->host_alloc(device->ctx, bytes, out));
     void *p = peri__alloc((size_t)(bytes ? bytes : 1));
     if (!p) return PERI_ENOMEM;
     *out = p;
@@ -349,7 +358,7 @@ peri_status peri__storage_new(peri_device *device, int64_t bytes, peri__storage 
     s->bytes = bytes;
     atomic_init(&s->version, 0);
     void *data;
-    peri_status status = device->vtab->alloc(device->ctx, s->home->ctx, bytes, &data);
+    peri_status status = said(device, "alloc", device->vtab->alloc(device->ctx, s->home->ctx, bytes, &data));
     if (status < 0) {
         peri__free(s);
         return status;

@@ -55,6 +55,9 @@ static void a_missing_plugin_says_where_it_was_looked_for(void **state)
     const peri_coll_vtab *coll = NULL;
     setenv("PERI_PLUGIN_PATH", folder, 1);
     assert_fails(peri__plugin_coll("nowhere", &coll), PERI_ENOTFOUND, "no libperilune_nowhere.so on PERI_PLUGIN_PATH or beside");
+    setenv("PERI_PLUGIN_PATH", "plugins", 1);
+    assert_fails(peri__plugin_coll("nowhere", &coll), PERI_ENOTFOUND,
+                 "no libperilune_nowhere.so: PERI_PLUGIN_PATH has the folder 'plugins', allowed: paths that begin with /");
     unsetenv("PERI_PLUGIN_PATH");
     assert_fails(peri__plugin_coll("nowhere", &coll), PERI_ENOTFOUND, "transport 'nowhere'");
     assert_null(coll);
@@ -120,6 +123,8 @@ static void an_unusable_device_tells_its_reason(void **state)
     assert_false(peri_device_probe("refusing", reason, sizeof reason));
     assert_string_equal(reason, "the moon is in the wrong phase");
     assert_fails(peri_device_get("refusing:1", &device), PERI_EUNSUPPORTED, "cannot be used here: the moon is in the wrong phase");
+    assert_null(device);
+    assert_fails(peri_device_get("own_way:1", &device), PERI_ENOTFOUND, "device own_way:1: open failed: a named thing does not exist");
     assert_null(device);
     assert_true(peri_device_probe("cpu", reason, sizeof reason));
     assert_string_equal(reason, "");
