@@ -27,6 +27,7 @@ local names = {
   init = "dist", rank = "dist", world_size = "dist", world = "dist", finish = "dist",
   Awaitable = "dist", LazyAwaitable = "dist", NoWait = "dist", LazyNoWait = "dist",
   EmbeddingBagConfig = "embed", EmbeddingBagCollection = "embed", CacheParams = "embed",
+  EmbeddingConfig = "embed", EmbeddingCollection = "embed",
   ParameterSharding = "plan", EmbeddingModuleShardingPlan = "plan", ShardingPlan = "plan", ShardingEnv = "plan",
   DistributedModelParallel = "model", TrainPipelineBase = "pipeline",
 }

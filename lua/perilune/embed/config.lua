@@ -1,4 +1,5 @@
--- config.lua: what an embedding table is (TorchRec's EmbeddingBagConfig), how it starts, and how it is trained (fused_params).
+-- config.lua: what an embedding table is (TorchRec's EmbeddingBagConfig and EmbeddingConfig), how it starts, and how it is trained
+-- (fused_params).
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -54,29 +55,32 @@ end
 
 -- -- tables --------------------------------------------------------------------------------------------------------------------------
 
-local EmbeddingBagConfig = util.class "EmbeddingBagConfig"
-M.EmbeddingBagConfig = EmbeddingBagConfig
+--- What tables have whose rows are pooled (EmbeddingBagConfig) or not (EmbeddingConfig).
+local BaseEmbeddingConfig = util.class "BaseEmbeddingConfig"
+M.BaseEmbeddingConfig = BaseEmbeddingConfig
 
 local table_arguments = {
   name = util.required.string,
   embedding_dim = util.required.number,
   num_embeddings = util.required.number,
   feature_names = util.required.list,
-  pooling = "SUM",
   data_type = "FP32",
   weight_init_min = util.optional.number, -- default: -sqrt(1 / num_embeddings)
   weight_init_max = util.optional.number, -- default: +sqrt(1 / num_embeddings)
   init_fn = util.optional,                -- embed.uniform(low, high), embed.normal(mean, deviation), embed.constant(value)
 }
+local bag_arguments = util.copy(table_arguments)
+bag_arguments.pooling = "SUM"
 
-function EmbeddingBagConfig:init(args)
-  local f = "EmbeddingBagConfig"
-  local a = util.named(f, args, table_arguments)
+--- Take the named arguments `args`, which are those of the list `known`, into the fields of the same names.
+local function fill(self, args, known)
+  local f = self.class_name
+  local a = util.named(f, args, known)
   if type(a.name) ~= "string" or a.name == "" then P.fail(("%s: name is '%s', allowed: a text"):format(f, tostring(a.name))) end
-  f = ("EmbeddingBagConfig '%s'"):format(a.name)
+  f = ("%s '%s'"):format(f, a.name)
   util.integer(f, "embedding_dim", a.embedding_dim, 1, 2 ^ 20)
   util.integer(f, "num_embeddings", a.num_embeddings, 1, 2 ^ 43)
-  one_of(f, "pooling", a.pooling, M.poolings)
+  if known.pooling then one_of(f, "pooling", a.pooling, M.poolings) end
   one_of(f, "data_type", a.data_type, M.data_types)
   if type(a.feature_names) ~= "table" or #a.feature_names == 0 then P.fail(f .. ": feature_names is no list of names") end
   local seen, keys = {}, util.keys(a.feature_names)
@@ -100,16 +104,26 @@ function EmbeddingBagConfig:init(args)
 end
 
 --- The range of uniform start values.
-function EmbeddingBagConfig:get_weight_init_min() return self.weight_init_min or -math.sqrt(1 / self.num_embeddings) end
-function EmbeddingBagConfig:get_weight_init_max() return self.weight_init_max or math.sqrt(1 / self.num_embeddings) end
-function EmbeddingBagConfig:num_features() return #self.feature_names end
+function BaseEmbeddingConfig:get_weight_init_min() return self.weight_init_min or -math.sqrt(1 / self.num_embeddings) end
+function BaseEmbeddingConfig:get_weight_init_max() return self.weight_init_max or math.sqrt(1 / self.num_embeddings) end
+function BaseEmbeddingConfig:num_features() return #self.feature_names end
 
 --- How the weights start: kind and parameters.
-function EmbeddingBagConfig:initialiser()
+function BaseEmbeddingConfig:initialiser()
   if self.init_fn then return self.init_fn end
   if not self.weight_init_min and not self.weight_init_max then return init(C.PERI_INIT_DEFAULT, 0, 0) end
   return M.uniform(self:get_weight_init_min(), self:get_weight_init_max())
 end
+
+--- A table of an EmbeddingBagCollection.
+local EmbeddingBagConfig = util.class("EmbeddingBagConfig", BaseEmbeddingConfig)
+M.EmbeddingBagConfig = EmbeddingBagConfig
+function EmbeddingBagConfig:init(args) fill(self, args, bag_arguments) end
+
+--- A table of an EmbeddingCollection: the rows of its ids are not pooled.
+local EmbeddingConfig = util.class("EmbeddingConfig", BaseEmbeddingConfig)
+M.EmbeddingConfig = EmbeddingConfig
+function EmbeddingConfig:init(args) fill(self, args, table_arguments) end
 
 --- Names of a collection's outputs, in the order of tables and their features, and their columns: the feature, or "feature@table" where
 --- several tables use it.
@@ -336,9 +350,10 @@ end
 local slot_type = ffi.typeof "peri_cache_params"
 signature.kind("cache_slot", "a peri_cache_params", function(x) return ffi.istype(slot_type, x) end)
 signature.kind("CacheParams", "CacheParams", CacheParams.is)
-signature.object("bag_config", "an EmbeddingBagConfig", { name = "string", embedding_dim = "number", feature_names = "strings" })
-signature.list_of("bag_configs", "a list of EmbeddingBagConfigs", "bag_config")
+signature.object("embedding_config", "an EmbeddingBagConfig or EmbeddingConfig",
+  { name = "string", embedding_dim = "number", feature_names = "strings" })
+signature.list_of("embedding_configs", "a list of EmbeddingBagConfigs or EmbeddingConfigs", "embedding_config")
 signature.check("", M, { fill_cache_params = "func: string, slot: cache_slot, params: CacheParams, data_type: string",
-  output_names = "tables: bag_configs" })
+  output_names = "tables: embedding_configs" })
 
 return M

@@ -3,7 +3,7 @@ local util = require "perilune.util"
 local config = require "perilune.embed.config"
 
 local embed = {
-  EmbeddingBagConfig = config.EmbeddingBagConfig,
+  EmbeddingBagConfig = config.EmbeddingBagConfig, EmbeddingConfig = config.EmbeddingConfig,
   PoolingType = config.PoolingType,
   CacheParams = config.CacheParams, CacheAlgorithm = config.CacheAlgorithm,
   uniform = config.uniform, normal = config.normal, constant = config.constant,
@@ -12,6 +12,6 @@ local embed = {
 }
 
 --- Collections are modules; who only needs table batches does not load perilune.nn.
-local collections = { EmbeddingBagCollection = "perilune.embed.bag" }
+local collections = { EmbeddingBagCollection = "perilune.embed.bag", EmbeddingCollection = "perilune.embed.sequence" }
 
 return util.face("peri.embed", embed, collections)

@@ -1,0 +1,230 @@
+-- collection.lua: what EmbeddingBagCollection (bag.lua) and EmbeddingCollection (sequence.lua) share: named tables that features look
+-- into, over one table batch. With fused_params the tables are updated in the backward pass; without, they are ordinary parameters with
+-- dense gradients. Memory is taken when it is first needed, so that a collection that is only a description (of what to shard) costs
+-- nothing.
+--
+-- A class has the fields parameter_prefix and config_name, and calls setup in its init; its forward and prepare_batch say what becomes
+-- of a batch.
+local ffi = require "ffi"
+local errors = require "perilune.errors"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local jagged = require "perilune.jagged"
+local Module = require "perilune.nn.module"
+local config = require "perilune.embed.config"
+local tbe = require "perilune.embed.tbe"
+local signature = require "perilune.signature"
+local C = P.C
+
+local Keys, KeyedJaggedTensor = jagged.Keys, jagged.KeyedJaggedTensor
+
+local TableCollection = Module:extend "TableCollection"
+
+--- A class of collections. Whoever asks for the parameters or buffers of one makes it take its memory.
+function TableCollection.extend(base, name)
+  local class = Module.extend(base, name)
+  class.__index = function(self, key)
+    if key == "_parameters" or key == "_buffers" then
+      if rawget(self, "_tbe") == nil then return nil end
+      self:materialise()
+      return rawget(self, key)
+    end
+    return class[key]
+  end
+  return class
+end
+
+--- The arguments of all collections, and `more`.
+function TableCollection.arguments(more)
+  local list = {
+    tables = util.required.list,        -- list of EmbeddingBagConfig or EmbeddingConfig
+    device = util.optional,             -- a device's name, or "meta": never take memory
+    fused_params = util.optional.table, -- { optimizer = "rowwise_adagrad", learning_rate =, eps =, ... }; nil: dense gradients
+    seed = util.optional.number,        -- of the start values; default: that of the running rank
+  }
+  for name, value in util.ordered(more) do list[name] = value end
+  return list
+end
+
+local function check_tables(self, tables, described)
+  local f, class = self.class_name, config[self.config_name]
+  if type(tables) ~= "table" or #tables == 0 then P.fail(("%s: tables is no list of %s"):format(f, self.config_name)) end
+  local seen = {}
+  for i, t in ipairs(tables) do
+    if not class.is(t) then P.fail(("%s: entry %d of tables is no %s"):format(f, i, self.config_name)) end
+    if seen[t.name] then P.fail(("%s: two tables are named '%s'"):format(f, t.name)) end
+    if t.data_type ~= tables[1].data_type and not described then
+      P.fail(("%s: table '%s' holds %s, table '%s' %s; allowed: one data_type, except on device 'meta' (to be sharded)"):format(f, t.name,
+        t.data_type, tables[1].name, tables[1].data_type))
+    end
+    seen[t.name] = true
+  end
+end
+
+--- Take the arguments `a`, checked against `arguments`, and find the features of the tables.
+function TableCollection:setup(a)
+  check_tables(self, a.tables, a.device == "meta")
+  self.tables, self.fused_params, self.seed = a.tables, a.fused_params or false, a.seed or false
+  self.device = a.device or false
+  if a.fused_params then config.fused_params(self.class_name .. ": fused_params", a.fused_params) end
+  local features, index = {}, {} -- each feature once
+  self._outputs = {} -- { table =, feature =, name = } of each output
+  for t, table_config in ipairs(a.tables) do
+    for _, name in ipairs(table_config.feature_names) do
+      if not index[name] then
+        features[#features + 1] = name
+        index[name] = #features
+      end
+      self._outputs[#self._outputs + 1] = { table = t, feature = index[name], name = name }
+    end
+  end
+  self._features = features
+  self._names, self._dims = config.output_names(a.tables)
+  self._input = ffi.new "peri_tbe_input"
+  self._shape = ffi.new "int64_t[2]"
+  self._blocks, self._seen_keys, self._seen_stride, self._ahead = false, false, -1, false
+  rawset(self, "_tbe", false)
+  rawset(self, "_parameters", nil) -- see extend
+  rawset(self, "_buffers", nil)
+end
+
+local function make(self)
+  local batch = tbe.new {
+    tables = util.map(self.tables, function(t)
+      return { name = t.name, rows = t.num_embeddings, cols = t.embedding_dim, pooling = t.pooling or "NONE", init = t:initialiser() }
+    end),
+    fused_params = self.fused_params or { optimizer = "none" },
+    features = self._features, data_type = self.tables[1].data_type, seed = self.seed or nil, device = self.device or nil,
+  }
+  local parameters, buffers = {}, {}
+  for i, t in ipairs(self.tables) do
+    local name = ("%s.%s.weight"):format(self.parameter_prefix, t.name)
+    local list = self.fused_params and buffers or parameters
+    if not batch:is_cached() then -- rows in files are no tensors
+      list[i] = name
+      rawset(self, name, self.fused_params and batch:state(i) or batch:leaf(i))
+    end
+  end
+  rawset(self, "_parameters", parameters)
+  rawset(self, "_buffers", buffers)
+  return batch
+end
+
+--- Allocate and initialise the tables, if that has not been done. Returns their table batch.
+function TableCollection:materialise()
+  if not self._tbe then
+    if self.device == "meta" then
+      P.fail(self.class_name .. ": it is on device 'meta', a description without memory; shard it, or make it on a real device")
+    end
+    self._tbe = P.lasting(make, self)
+  end
+  return self._tbe
+end
+
+--- Whether the tables have memory yet.
+function TableCollection:is_materialised() return self._tbe ~= false end
+
+-- -- batches ---------------------------------------------------------------------------------------------------------------------------
+
+--- An error unless `features` is a KeyedJaggedTensor.
+function TableCollection:check_features(features)
+  if not KeyedJaggedTensor.is(features) then
+    P.fail(("%s: features is %s, wanted a KeyedJaggedTensor"):format(self.class_name, errors.kind(features)))
+  end
+end
+
+--- Position (from 0) of the feature of an output in the batch's keys.
+function TableCollection:key_of(output, keys, what)
+  local key = C.peri_keys_find(keys, output.name)
+  if key >= 0 then return key end
+  P.fail(("%s: the batch has no %s '%s' (of table '%s'); those are: %s"):format(self.class_name, what, output.name,
+    self.tables[output.table].name, table.concat(Keys.list(keys), ", ")))
+end
+
+--- Make ready for batches of these keys and this stride: block_list(self, keys, stride) says their blocks. They are kept until another
+--- such batch comes.
+function TableCollection:prepare(keys, stride, block_list)
+  if stride == self._seen_stride and self._seen_keys.ptr == keys then return end
+  self._blocks = P.lasting(block_list, self, keys, stride)
+  self._seen_keys, self._seen_stride = P.lasting(Keys.share, keys), stride -- kept, so that its address stays its own
+end
+
+local desc = ffi.new "peri_kjt_desc"
+
+--- Bring the rows of a later batch from files into memory, in the background (fused_params.cache_params). The batch must not change until
+--- it is looked up. Nothing to do for tables in memory and for variable batches.
+function TableCollection:prefetch(features)
+  C.peri_kjt_describe(KeyedJaggedTensor.ptr(features), desc)
+  if desc.variable_stride or not self:materialise():is_cached() then return end
+  if self._ahead and self._ahead[features] then return end
+  local batch = P.lasting(self.prepare_batch, self, features)
+  batch.lookups:prefetch()
+  self._ahead = self._ahead or setmetatable({}, { __mode = "k" })
+  self._ahead[features] = batch
+end
+
+--- What prefetch has prepared of a batch (prepare_batch's result, with the field `lookups`), once; nil: nothing.
+function TableCollection:take_ahead(features)
+  local batch = self._ahead and self._ahead[features]
+  if batch then self._ahead[features] = nil end
+  return batch
+end
+
+--- Write changed rows of tables in files; afterwards the files are whole.
+function TableCollection:flush()
+  if self._tbe then self._tbe:flush() end
+end
+
+-- -- looking ---------------------------------------------------------------------------------------------------------------------------
+
+--- Names of the outputs, in order.
+function TableCollection:embedding_names() return self._names end
+--- Each feature once, in order of first use.
+function TableCollection:feature_names() return self._features end
+
+--- Position of a table.
+local function table_index(self, name)
+  for i, t in ipairs(self.tables) do
+    if t.name == name then return i end
+  end
+  P.fail(("%s: no table '%s'; tables: %s"):format(self.class_name, tostring(name),
+    table.concat(util.map(self.tables, function(t) return t.name end), ", ")))
+end
+
+--- A live view of a table's weights, or of another state of its optimizer ("momentum1", ...).
+function TableCollection:weight(name) return self:table_state(name, "weight") end
+function TableCollection:table_state(name, which) return self:materialise():state(table_index(self, name), which) end
+
+--- Counts of a table's cache (nil for tables in memory).
+function TableCollection:cache_statistics(name) return self:materialise():cache_statistics(table_index(self, name)) end
+
+--- Rows [row, row + n) of a table's weights or state: a view, or a copy where the rows are in a file.
+function TableCollection:table_rows(name, which, row, n)
+  local batch, i = self:materialise(), table_index(self, name)
+  if not batch:is_cached() then return batch:state(i, which):slice(1, row, row + n) end
+  local shape = batch:state_shape(i, which)
+  shape[1] = n
+  return batch:read(i, which, row, Tensor.empty(shape, "f32", self.device or nil))
+end
+
+--- Learning rate of the fused optimizer from now on.
+function TableCollection:set_learning_rate(rate) self:materialise():set_learning_rate(rate) end
+
+function TableCollection:extra_text()
+  return table.concat(util.map(self.tables, function(t)
+    local text = ("%s: %d x %d"):format(t.name, t.num_embeddings, t.embedding_dim)
+    return t.pooling and text .. " " .. t.pooling or text
+  end), ", ")
+end
+
+--- Check the arguments of the methods that users call. For each class, so that messages name it.
+function TableCollection.check_arguments(class)
+  signature.check(class.class_name .. ":", class, {
+    prefetch = "self: table, features: KeyedJaggedTensor", weight = "self: table, name: string",
+    table_state = "self: table, name: string, which: string?", cache_statistics = "self: table, name: string",
+    table_rows = "self: table, name: string, which: string, row: integer, n: integer", set_learning_rate = "self: table, rate: number",
+  })
+end
+
+return TableCollection

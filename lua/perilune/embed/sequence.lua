@@ -1,0 +1,187 @@
+-- sequence.lua: EmbeddingCollection: for every feature of a batch, the rows of its ids, one by one. Not sharded. What it shares with
+-- EmbeddingBagCollection is in collection.lua.
+--
+--   local ec = peri.EmbeddingCollection {
+--     tables = { peri.EmbeddingConfig { name = "t", embedding_dim = 16, num_embeddings = 1000, feature_names = { "f", "g" } } },
+--     fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1 },
+--   }
+--   local rows = ec(kjt)      -- { f = JaggedTensor, g = JaggedTensor }
+--   rows.f:values()           -- [ids of f, 16], cut into samples by rows.f:lengths()
+--
+-- An id outside its table is treated as bounds_check_mode says; -1 gives a row of zeros and no gradient.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local jagged = require "perilune.jagged"
+local TableCollection = require "perilune.embed.collection"
+local C, check = P.C, P.check
+
+local KeyedJaggedTensor, JaggedTensor = jagged.KeyedJaggedTensor, jagged.JaggedTensor
+local kjt_ptr = KeyedJaggedTensor.ptr
+
+local EmbeddingCollection = TableCollection:extend "EmbeddingCollection"
+EmbeddingCollection.sharder = "EmbeddingCollectionSharder" -- in peri.shard
+EmbeddingCollection.config_name, EmbeddingCollection.parameter_prefix = "EmbeddingConfig", "embeddings"
+
+local arguments = TableCollection.arguments {
+  need_indices = false, -- the outputs' weights are the ids
+}
+
+function EmbeddingCollection:init(args)
+  local a = util.named("EmbeddingCollection", args, arguments)
+  self:setup(a)
+  local first = a.tables[1]
+  for _, t in ipairs(a.tables) do
+    if t.embedding_dim ~= first.embedding_dim then
+      P.fail(("EmbeddingCollection: table '%s' has embedding_dim %d, table '%s' %d; allowed: one embedding_dim"):format(t.name,
+        t.embedding_dim, first.name, first.embedding_dim))
+    end
+  end
+  self._dim, self._need_indices = first.embedding_dim, a.need_indices
+  self._order = ffi.new("int32_t[?]", #self._outputs) -- the place of each output's feature in the keys of a batch
+  self._arrange = false -- whether batches are rearranged to one key for each output, as those with shared or further features are
+end
+
+-- -- forward ---------------------------------------------------------------------------------------------------------------------------
+
+--- Find the features of the outputs in these keys.
+local function find(self, keys)
+  self._seen_stride = -1 -- until all is found, no batch has these
+  local used, arrange = {}, C.peri_keys_count(keys) ~= #self._outputs
+  for i, output in ipairs(self._outputs) do
+    local key = self:key_of(output, keys, "feature")
+    if used[key] then arrange = true end
+    used[key] = true
+    self._order[i - 1] = key
+  end
+  self._arrange = arrange
+end
+
+--- The key of output i (from 0) in a batch, after it has been rearranged if it must be.
+local function place(self, i)
+  if self._arrange then return i end
+  return self._order[i]
+end
+
+--- Blocks that write the row of each id at its place among the ids. bags(key): first bag and bags of a key.
+local function blocks_of(self, bags)
+  local list = {}
+  for i, output in ipairs(self._outputs) do
+    local first, n = bags(place(self, i - 1))
+    list[i] = { table = output.table, feature = output.feature, first_bag = first, bags = n, out_offset = 0, out_stride = self._dim }
+  end
+  return self:materialise():blocks(list)
+end
+
+local function block_list(self, keys, stride)
+  find(self, keys)
+  return blocks_of(self, function(key) return key * stride, stride end)
+end
+
+local kjt_out = ffi.new "peri_kjt *[1]"
+
+--- The batch itself, or one with a key for each output.
+local function arranged(self, features)
+  if not self._arrange then return features end
+  check(C.peri_kjt_permute(kjt_ptr(features), self._order, #self._outputs, kjt_out))
+  return KeyedJaggedTensor.wrap(kjt_out[0])
+end
+
+local desc = ffi.new "peri_kjt_desc"
+local ids_out, offsets_out, lengths_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]"
+local rows_out, jt_out, jt_args = ffi.new "peri_tensor *[1]", ffi.new "peri_jt *[1]", ffi.new "peri_jt_args"
+local edges_out = ffi.new "const int64_t *[1]"
+
+--- Rows of all ids of an arranged batch, as JaggedTensors by name.
+local function cut(self, batch, rows)
+  local kjt, names, result = kjt_ptr(batch), self._names, {}
+  check(C.peri_kjt_offset_per_key(kjt, edges_out))
+  local edges, bags = edges_out[0], C.peri_kjt_lengths_offset_per_key(kjt)
+  check(C.peri_kjt_lengths(kjt, lengths_out))
+  local lengths, ids = Tensor.wrap(lengths_out[0]), false
+  if self._need_indices then
+    check(C.peri_kjt_values(kjt, ids_out))
+    ids = Tensor.wrap(ids_out[0])
+  end
+  for i = 1, #names do
+    local key = place(self, i - 1)
+    local from, to = edges[key], edges[key + 1]
+    local values, own = rows:slice(1, from, to), lengths:slice(1, bags[key], bags[key + 1])
+    jt_args.values, jt_args.lengths, jt_args.weights = values.ptr, own.ptr, nil
+    if ids then
+      local indices = ids:slice(1, from, to)
+      jt_args.weights = indices.ptr
+    end
+    check(C.peri_jt_new(jt_args, jt_out))
+    result[names[i]] = JaggedTensor.wrap(jt_out[0])
+  end
+  return result
+end
+
+--- A variable batch: each key has its own bags, which stay as they are: inverse indices are the user's.
+local function variable_blocks(self, features)
+  find(self, C.peri_kjt_keys(features.ptr))
+  local batch = arranged(self, features)
+  local strides, first = batch:stride_per_key(), batch:lengths_offset_per_key()
+  return batch, blocks_of(self, function(key) return first[key + 1], strides[key + 1] end)
+end
+
+--- The rows of the features of a KeyedJaggedTensor: name -> JaggedTensor of [ids of the feature, embedding_dim] with the feature's
+--- lengths; with need_indices its weights are the ids. The batch may have further keys.
+function EmbeddingCollection:forward(features)
+  self:check_features(features)
+  local kjt = kjt_ptr(features)
+  C.peri_kjt_describe(kjt, desc)
+  if desc.weighted then
+    P.fail "EmbeddingCollection: the batch has weights, which rows that are not pooled do not use; leave them out of the batch"
+  end
+  local batch, blocks
+  if desc.variable_stride then
+    batch, blocks = variable_blocks(self, features)
+  else
+    self:prepare(C.peri_kjt_keys(kjt), tonumber(desc.stride), block_list)
+    local ahead = self:take_ahead(features)
+    if ahead then return cut(self, ahead.batch, ahead.lookups:lookup(ahead.ids, self._dim)) end
+    batch, blocks = arranged(self, features), self._blocks
+  end
+  local arranged_kjt = kjt_ptr(batch)
+  check(C.peri_kjt_values(arranged_kjt, ids_out))
+  local ids = Tensor.wrap(ids_out[0])
+  check(C.peri_kjt_offsets(arranged_kjt, offsets_out))
+  local offsets = Tensor.wrap(offsets_out[0])
+  local input, shape = self._input, self._shape
+  input.ids, input.offsets, input.blocks = ids.ptr, offsets.ptr, blocks.ptr
+  shape[0], shape[1] = ids:numel(), self._dim
+  check(C.peri_tbe_lookup(self._tbe.ptr, input, 2, shape, rows_out))
+  return cut(self, batch, Tensor.wrap(rows_out[0]))
+end
+
+function EmbeddingCollection:prepare_batch(features)
+  self:prepare(C.peri_kjt_keys(features.ptr), features:stride(), block_list)
+  local batch = arranged(self, features)
+  local ids = batch:values()
+  return { batch = batch, ids = ids:numel(), lookups = self._tbe:batch(ids, batch:offsets(), self._blocks) }
+end
+
+-- -- looking ---------------------------------------------------------------------------------------------------------------------------
+
+--- The tables' configurations, in order.
+function EmbeddingCollection:embedding_configs() return self.tables end
+--- Columns of every table and output.
+function EmbeddingCollection:embedding_dim() return self._dim end
+function EmbeddingCollection:need_indices() return self._need_indices end
+function EmbeddingCollection:is_weighted() return false end -- luacheck: ignore 212
+--- For each table, in order, the names of its outputs.
+function EmbeddingCollection:embedding_names_by_table()
+  local lists = util.map(self.tables, function() return {} end)
+  for i, output in ipairs(self._outputs) do
+    local list = lists[output.table]
+    list[#list + 1] = self._names[i]
+  end
+  return lists
+end
+
+TableCollection.check_arguments(EmbeddingCollection)
+
+return EmbeddingCollection
