@@ -254,6 +254,30 @@ describe("what mpirun says", function()
     assert.is_true(F.boxed)
     assert.is_false(F.spoke)
   end)
+
+  it("about a rank that is gone waits until somebody says more", function()
+    local job = require "perilune.launch.job"
+    local line = ("-"):rep(74) .. "\n"
+    local lost = line .. "An MPI communication peer process has unexpectedly disconnected.\n" .. line
+    local unreachable = line .. "WARNING: Open MPI failed to TCP connect to a peer MPI process.\n  Error: No route to host\n" .. line
+    local function said(words, good)
+      local text = ""
+      local F = job.filter(function(t) text = text .. t end)
+      F.feed(lost .. unreachable)
+      F.flush()
+      assert.equal("", text)
+      F.feed(words)
+      F.flush()
+      F.finish(good)
+      return text, F.boxed
+    end
+    local killed = "perilune: rank 2 (process 7 on moon) was killed by signal 9 (SIGKILL)\n"
+    assert.equal(killed, said(killed))
+    local late = "[ranks 0-1] no end after 5 s\n" -- they may not have reached each other
+    assert.equal(late .. unreachable, said(late))
+    assert.same({ lost .. unreachable, true }, { said "" })
+    assert.equal("", (said("", true)))
+  end)
 end)
 
 describe_launcher("the command line", function()

@@ -39,8 +39,9 @@ local refusals = {
 local noise = { { "^mpirun: Forwarding signal" }, { "^mpirun: abort is already in progress" }, { "^mpirun: killing job" },
   { "^Type 'mpirun %-%-help' for usage" } }
 
---- Boxes that follow from the end of another rank.
-local consequences = { { "peer process has unexpectedly disconnected" }, { "failed to TCP connect to a peer" },
+--- Boxes that follow from the end of another rank; they may come before anybody has said that it ended. causes: or they tell why ranks do
+--- not reach each other.
+local consequences = { { "peer process has unexpectedly disconnected" }, { "failed to TCP connect to a peer", causes = true },
   { "system call failed during shared memory initialization" } }
 
 local function first(list, text)
@@ -50,30 +51,47 @@ local function first(list, text)
   end
 end
 
---- A filter of mpirun's standard error: `feed(text)`, `flush()` and what it knows: `spoke` (somebody has said why it ends), `ending`
---- (how a rank ended, as mpirun tells it). `crashed`, if set, matches lines about mpirun's own end. `emit(text)` gets what is passed on:
---- at once, but for lines of dashes and what they enclose.
+--- A box: what it tells the filter F is kept there, put in our words, or passed on; what may follow from an end that nobody has told yet
+--- is laid by.
+local function judge(F, text, emit)
+  local entry, found = first(endings, text)
+  if entry then
+    if entry[2] then F.ending = entry[2]:format(unpack(found)) end
+  elseif first(consequences, text) then
+    if not F.spoke then F.later[#F.later + 1] = text end
+  else
+    entry, found = first(refusals, text)
+    F.spoke, F.boxed = F.spoke or entry ~= nil, F.boxed or not entry
+    emit(entry and ("perilune: %s\n"):format(entry[2]:format(unpack(found))) or text)
+  end
+end
+
+--- The text of those boxes laid by that are no consequence of what F has heard since.
+local function untold(F)
+  local list = {}
+  for _, text in ipairs(F.later) do
+    local told = F.spoke
+    if first(consequences, text).causes then told = F.gone end
+    if not (told or F.ending) then list[#list + 1] = text end
+  end
+  return table.concat(list)
+end
+
+--- A filter of mpirun's standard error: `feed(text)`, `flush()`, `finish(good)` at the end of a job, and what it knows: `spoke` (somebody
+--- has said why it ends), `gone` (a rank has ended before its script), `ending` (how a rank ended, as mpirun tells it). `crashed`, if set,
+--- matches lines about mpirun's own end. `emit(text)` gets what is passed on: at once, but for lines of dashes and what they enclose.
 function M.filter(emit)
-  local F = { spoke = false, ending = nil }
+  local F = { spoke = false, gone = false, ending = nil, later = {} }
   local line, box = "", nil -- what is held back: the unfinished line, and the lines of an open box
   local open = false        -- the beginning of the unfinished line was passed on
 
   local function pass(text)
     if text == "" then return end
     text = text:gsub("^mpirun: Error: ", "perilune: mpirun: ")
-    if not open and (text:match "^%[ranks? " or text:match "^perilune: ") then F.spoke = true end
-    emit(text)
-  end
-
-  local function judge(text)
-    local entry, found = first(endings, text)
-    if entry then
-      if entry[2] then F.ending = entry[2]:format(unpack(found)) end
-    elseif not (F.spoke and first(consequences, text)) then
-      entry, found = first(refusals, text)
-      F.spoke, F.boxed = F.spoke or entry ~= nil, F.boxed or not entry
-      emit(entry and ("perilune: %s\n"):format(entry[2]:format(unpack(found))) or text)
+    if not open and (text:match "^%[ranks? " or text:match "^perilune: ") then
+      F.spoke, F.gone = true, F.gone or text:match "^perilune: rank %d" ~= nil
     end
+    emit(text)
   end
 
   local function whole(text)
@@ -82,7 +100,7 @@ function M.filter(emit)
     elseif box then
       box[#box + 1] = text
       if border then
-        judge(table.concat(box))
+        judge(F, table.concat(box), emit)
         box = nil
       elseif #box > 60 then F.flush() end -- no box of mpirun's
     elseif not first(noise, text) and not (F.crashed and text:match(F.crashed)) then pass(text) end
@@ -94,6 +112,12 @@ function M.filter(emit)
     pass(line)
     open = open or line ~= ""
     box, line = nil, ""
+  end
+
+  function F.finish(good)
+    local text = good and "" or untold(F)
+    F.boxed = F.boxed or text ~= ""
+    emit(text)
   end
 
   function F.feed(text)
@@ -205,6 +229,7 @@ function M.run(command, ranks, deadline)
     elseif event == "time" then F.flush()
     else
       F.flush()
+      F.finish(value == 0)
       launcher.sweep()
       local text, code = verdict(F, R, value, detail, asked)
       if text then say(text) end
