@@ -36,6 +36,12 @@ local arguments = {
   init_data_parallel = true,       -- start from rank 0's dense parameters
 }
 
+--- What plans have entries for, of the module of `entry`.
+local function tables_of(sharder, entry)
+  local what = ("%s:shardable_parameters of module '%s'"):format(sharder.class_name, entry.path)
+  return signature.value("DistributedModelParallel", what, sharder:shardable_parameters(entry.module), "table_configs")
+end
+
 --- The modules of a model that have sharders: list of { path =, module =, sharder =, tables = } in the model's order. What is within one
 --- of them is its own.
 local function collections_of(module, sharder_of)
@@ -44,8 +50,7 @@ local function collections_of(module, sharder_of)
     local sharder = not within[entry.module] and sharder_of(entry.module)
     if sharder then
       for _, inner in ipairs(entry.module:modules()) do within[inner] = true end
-      list[#list + 1] = { path = entry.path, module = entry.module, sharder = sharder,
-        tables = sharder:shardable_parameters(entry.module) }
+      list[#list + 1] = { path = entry.path, module = entry.module, sharder = sharder, tables = tables_of(sharder, entry) }
     elseif not within[entry.module] and entry.module.sharder and rawget(entry.module, "fused_params") then
       P.fail(("DistributedModelParallel: module '%s' has fused_params, and none of the sharders is for %s: each rank would train tables of "
         .. "its own; give its sharder too, or no fused_params"):format(entry.path, entry.module.class_name))
@@ -76,7 +81,7 @@ local function check_paths(collections, plan, device)
     end
   end
   for _, c in ipairs(collections) do
-    c.plan = plan:get_plan_for_module(c.path)
+    c.plan = plan:get_plan_for_module(c.path) or #c.tables == 0 and plans.EmbeddingModuleShardingPlan {} or nil
     if not c.plan then
       P.fail(("DistributedModelParallel: module '%s' has embedding tables but no entry in %s, which names: %s"):format(c.path, named,
         table.concat(util.keys(plan.plan), ", ")))

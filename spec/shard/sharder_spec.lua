@@ -238,6 +238,27 @@ describe("sharders =", function()
     "sharders[1], OtherSharder, says no module_type")
   fails("are not two for one class", function() return { module = Net(), sharders = { RowsSharder(), RowsSharder() } } end,
     "sharders[1] and sharders[2] both shard Rows; give one of them")
+  local vague = { nothing = false, ["a number"] = 3, ["a list of numbers"] = { 3 }, names = { { name = "weight" } } }
+  for what, answer in peri.util.ordered(vague) do
+    fails("say no " .. what .. " of a module", function()
+      local Vague = peri.util.class("VagueSharder", RowsSharder)
+      function Vague:shardable_parameters() return answer or nil end -- luacheck: ignore
+      return { module = Net(), sharders = { Vague() } }
+    end, "DistributedModelParallel: VagueSharder:shardable_parameters of module 'rows' ")
+  end
+  worlds.each("need no plan for a module that has nothing to cut", function(world, device)
+    peri.ffi.state.device = device
+    local Whole = peri.util.class("WholeSharder", RowsSharder)
+    local seen
+    function Whole:shardable_parameters() return {} end -- luacheck: ignore
+    function Whole:shard(rows, its_plan, env) -- luacheck: ignore
+      seen = its_plan.tables
+      return ShardedRows(rows, { row_offset = 0, rows = ROWS }, env)
+    end
+    local model = make { module = Net(), sharders = { Whole() } }(world, device)
+    assert.same({}, seen)
+    assert.is_true(ShardedRows.is(model.module.rows))
+  end, { sizes = { 1, 2 }, devices = { "cpu" } })
   fails("leave no fused tables behind", function()
     local net = nn.Module()
     net.rows = Rows()
