@@ -91,6 +91,8 @@ peri_status peri__bags_judge(peri__bags *b, const char *function, peri__bag_text
 
 /** out = the rows of @parts[n] (equal dtype, device and row shape) one after the other; n >= 1. */
 peri_status peri__rows_cat(const char *function, peri_tensor *const *parts, int32_t n, peri_tensor **out);
+/** out[i] = rows at[i] .. at[i + 1] of the contiguous @t, a view (0 <= at[i] <= at[i + 1] <= its rows; at[n] are all); n >= 0. */
+peri_status peri__rows_split(peri_tensor *t, const int64_t *at, int32_t n, peri_tensor **out);
 
 /** Segments of host-known sizes: segment t of the result is segment p = index[t] of the source, which covers its rows
  *  [offsets[p], offsets[p + 1]). The source has @parts segments, the result @n. */

@@ -169,3 +169,54 @@ out:
     peri_tensor_release(lengths);
     return status;
 }
+
+static peri_status check_rows(const peri_kjt *k, const peri_tensor *rows)
+{
+    char text[128];
+    if (rows->ndim < 1 || rows->shape[0] != k->values->shape[0])
+        return peri__fail(PERI_EINVAL, "peri_kjt_cut: rows are %s for %lld ids, wanted one row per id",
+                          peri__tensor_text(rows, text, sizeof text), (long long)k->values->shape[0]);
+    return peri__check_same_device("peri_kjt_cut", rows, k->values);
+}
+
+/** JaggedTensor @key of the parts of all keys. @indices NULL: without weights. */
+static peri_status cut_key(const peri_kjt *k, int32_t key, peri_tensor *values, peri_tensor *indices, peri_jt **out)
+{
+    const int64_t *bags = k->lengths_offset_per_key;
+    peri_tensor *lengths, *own = NULL;
+    PERI_TRY(peri_tensor_slice(k->bags.lengths, 0, bags[key], bags[key + 1], 1, &lengths));
+    peri_status status = PERI_OK;
+    if (indices) status = peri_tensor_slice(indices, 0, k->offset_per_key[key], k->offset_per_key[key + 1], 1, &own);
+    if (status >= 0) status = peri__jt_adopt(values, own, lengths, NULL, out);
+    peri_tensor_release(own);
+    peri_tensor_release(lengths);
+    return status;
+}
+
+peri_status peri_kjt_cut(peri_kjt *k, peri_tensor *rows, bool indices, peri_jt **out)
+{
+    PERI_NEED(k);
+    PERI_NEED(rows);
+    PERI_NEED(out);
+    PERI_TRY(check_rows(k, rows));
+    PERI_TRY(peri_kjt_sync(k));
+    PERI_TRY(peri__bags_lengths(&k->bags));
+    int32_t n = k->keys->count, cut = 0;
+    peri_tensor *flat, **parts = peri__alloc_zero(sizeof *parts * (size_t)peri__max(n, 1));
+    peri_jt **made = peri__alloc_zero(sizeof *made * (size_t)peri__max(n, 1));
+    peri_status status = parts && made ? peri_tensor_contiguous(rows, &flat) : PERI_ENOMEM;
+    if (status >= 0) {
+        status = peri__rows_split(flat, k->offset_per_key, n, parts);
+        peri_tensor_release(flat);
+        cut = status >= 0 ? n : 0;
+    }
+    for (int32_t i = 0; i < cut && status >= 0; i++) status = cut_key(k, i, parts[i], indices ? k->values : NULL, &made[i]);
+    for (int32_t i = 0; i < cut; i++) peri_tensor_release(parts[i]);
+    for (int32_t i = 0; i < n && made; i++) {
+        if (status >= 0) out[i] = made[i];
+        else peri_jt_release(made[i]);
+    }
+    peri__free(made);
+    peri__free(parts);
+    return status;
+}

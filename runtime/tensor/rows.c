@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rows.c: moving whole segments of rows: joining tensors, and permutations whose sizes the host knows; both with gradient.
+ * rows.c: whole segments of rows: joining tensors, cutting one, and permutations whose sizes the host knows; all with gradient.
  */
 #include "jagged_internal.h"
 
@@ -105,6 +105,56 @@ peri_status peri__rows_cat(const char *function, peri_tensor *const *parts, int3
     if (status >= 0 && peri__recording(parts, n)) status = record_cat(parts, n, result);
     if (status < 0) peri_tensor_release(result);
     else *out = result;
+    return status;
+}
+
+/* -- cutting --------------------------------------------------------------------------------------------------------------------- */
+
+/** One gradient of all rows; parts that have none are zeros. state: int64_t[n_out + 1], where each part begins. */
+static peri_status split_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    const int64_t *at = node->state;
+    const peri_tensor *any = NULL;
+    for (int32_t i = 0; i < node->n_out && !any; i++) any = grad_out[i];
+    if (!any) return PERI_OK;
+    peri_tensor *base;
+    PERI_TRY(rows_like(any, at[node->n_out], &base));
+    peri_status status = PERI_OK;
+    for (int32_t i = 0; i < node->n_out && status >= 0; i++) {
+        peri_tensor *window;
+        if (at[i] == at[i + 1]) continue;
+        status = rows_view(base, at[i], at[i + 1], &window);
+        if (status < 0) break;
+        status = grad_out[i] ? peri_tensor_copy(window, grad_out[i]) : peri__tensor_zero(window);
+        peri_tensor_release(window);
+    }
+    if (status < 0) peri_tensor_release(base);
+    else grad_in[0] = base;
+    return status;
+}
+
+static const peri__node_vtab split_vtab = {.name = "rows_split", .backward = split_backward, .fini = free_state};
+
+static peri_status record_split(peri_tensor *t, const int64_t *at, int32_t n, peri_tensor *const *parts)
+{
+    size_t bytes = sizeof *at * (size_t)(n + 1);
+    int64_t *copy = peri__alloc(bytes);
+    if (!copy) return PERI_ENOMEM;
+    memcpy(copy, at, bytes);
+    peri__node *node;
+    peri_status status = peri__record(&split_vtab, &t, 1, parts, n, &node);
+    if (status < 0) peri__free(copy);
+    else node->state = copy;
+    return status;
+}
+
+peri_status peri__rows_split(peri_tensor *t, const int64_t *at, int32_t n, peri_tensor **out)
+{
+    int32_t made = 0;
+    peri_status status = PERI_OK;
+    for (; made < n && status >= 0; made += status >= 0) status = rows_view(t, at[made], at[made + 1], &out[made]);
+    if (status >= 0 && n > 0 && peri__recording(&t, 1)) status = record_split(t, at, n, out);
+    while (status < 0 && made > 0) peri_tensor_release(out[--made]);
     return status;
 }
 

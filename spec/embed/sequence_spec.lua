@@ -204,6 +204,8 @@ for _, device in ipairs { "cpu", "opaque" } do
         return ec(peri.KeyedJaggedTensor { keys = keys, values = t(values, "i64"), lengths = t(lengths, "i32"),
           stride_per_key_per_rank = strides })
       end
+      local fixed = peri.KeyedJaggedTensor { keys = { "g", "f" }, values = t({ 1, 2 }, "i64"), lengths = t({ 1, 1 }, "i32") }
+      assert.same({ w[3] }, ec(fixed).f:values():to_table())
       local result = variable({ "g", "f" }, { 1, 2, 3, 4 }, { 1, 0, 2, 1, 0 }, { { 3 }, { 2 } })
       assert.same({ 1, 0, 2 }, result.g:lengths():to_list())
       assert.same({ w[2], w[3], w[4] }, result.g:values():to_table())
@@ -213,7 +215,10 @@ for _, device in ipairs { "cpu", "opaque" } do
       result = variable({ "x", "f", "g" }, { 9, 5, 6 }, { 1, 0, 1, 1 }, { { 1 }, { 2 }, { 1 } })
       assert.same({ w[6] }, result.f:values():to_table())
       assert.same({ w[7] }, result.g:values():to_table())
-      local fixed = peri.KeyedJaggedTensor { keys = { "g", "f" }, values = t({ 1, 2 }, "i64"), lengths = t({ 1, 1 }, "i32") }
+      result = variable({ "f", "g" }, { 5, 6 }, { 0, 1, 1 }, { { 2 }, { 1 } })
+      assert.same({ w[6] }, result.f:values():to_table())
+      assert.same({ w[3] }, ec(fixed).f:values():to_table()) -- the batch of before, after others with their keys elsewhere
+      assert.error_matches(function() variable({ "f", "x" }, { 5, 6 }, { 0, 1, 1 }, { { 2 }, { 1 } }) end, "no feature 'g'")
       assert.same({ w[3] }, ec(fixed).f:values():to_table())
     end)
 
@@ -332,6 +337,47 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(function() ec:weight "v" end, "EmbeddingCollection: no table 'v'; tables: t, u")
       assert.error_matches(function() ec:prefetch(3) end, "EmbeddingCollection:prefetch: .*KeyedJaggedTensor")
       assert.error_matches(function() ec:table_rows("t", "weight", "x", 1) end, "EmbeddingCollection:table_rows: .*row")
+    end)
+
+    it("takes the gradient of one output alone", function()
+      local ec = shared(nil, device)
+      local kjt, of = batch(21, 4, device)
+      local result = ec(kjt)
+      peri.nn.functional.sum(result["g@b"]:values()):backward()
+      local want = {}
+      for i = 1, rows[2] do want[i] = { 0, 0, 0, 0, 0, 0 } end
+      for _, id in ipairs(of.g.ids) do
+        for d = 1, dim do want[id + 1][d] = want[id + 1][d] + 1 end
+      end
+      local grads = {}
+      for _, p in ipairs(ec:named_parameters()) do grads[p.name] = p.tensor:grad() end
+      assert.same(want, grads["embeddings.b.weight"]:to_table())
+      local a = grads["embeddings.a.weight"]
+      for _, x in ipairs(a and a:to_list() or {}) do assert.equal(0, x) end
+    end)
+
+    it("cuts rows of any shape, also views, into those of the keys", function()
+      local kjt = peri.KeyedJaggedTensor { keys = { "f", "e", "g" }, values = t({ 7, 8, 9 }, "i64"),
+        lengths = t({ 1, 1, 0, 0, 0, 1 }, "i32") }
+      local jts = require("ffi").new "peri_jt *[3]"
+      local function cut(x, indices)
+        peri.ffi.check(C.peri_kjt_cut(peri.KeyedJaggedTensor.ptr(kjt), x.ptr, indices, jts))
+        local list = {}
+        for i = 1, 3 do list[i] = peri.JaggedTensor.wrap(jts[i - 1]) end
+        return list
+      end
+      local leaf = t { { 1, 2, 3 }, { 4, 5, 6 } }:requires_grad()
+      local list = cut(leaf:transpose(1, 2), true)
+      assert.same({ { 1, 4 }, { 2, 5 } }, list[1]:values():to_table())
+      assert.same({ 0, 2 }, list[2]:values():shape())
+      assert.same({ { 3, 6 } }, list[3]:values():to_table())
+      assert.same({ 0, 1 }, list[3]:lengths():to_list())
+      assert.same({ 9 }, list[3]:weights():to_list())
+      list[1]:values():backward(t { { 1, 2 }, { 3, 4 } })
+      assert.same({ { 1, 3, 0 }, { 2, 4, 0 } }, leaf:grad():to_table())
+      assert.is_nil(cut(t { 1, 2, 3 }, false)[1]:weights_or_none())
+      assert.error_matches(function() cut(t { 1, 2 }, false) end, "peri_kjt_cut: rows are f32 %[2%].* for 3 ids, wanted one row per id")
+      assert.error_matches(function() cut(peri.tensor(3, "f32", device), false) end, "wanted one row per id")
     end)
 
     it("leaves nothing behind", function()

@@ -40,6 +40,7 @@ function EmbeddingCollection:init(args)
   end
   self._dim, self._need_indices = first.embedding_dim, a.need_indices
   self._order = ffi.new("int32_t[?]", #self._outputs) -- the place of each output's feature in the keys of a batch
+  self._jts = ffi.new("peri_jt *[?]", #self._outputs)
   self._arrange = false -- whether batches are rearranged to one key for each output, as those with shared or further features are
 end
 
@@ -89,33 +90,13 @@ local function arranged(self, features)
 end
 
 local desc = ffi.new "peri_kjt_desc"
-local ids_out, offsets_out, lengths_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]"
-local rows_out, jt_out, jt_args = ffi.new "peri_tensor *[1]", ffi.new "peri_jt *[1]", ffi.new "peri_jt_args"
-local edges_out = ffi.new "const int64_t *[1]"
+local ids_out, offsets_out, rows_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]"
 
 --- Rows of all ids of an arranged batch, as JaggedTensors by name.
 local function cut(self, batch, rows)
-  local kjt, names, result = kjt_ptr(batch), self._names, {}
-  check(C.peri_kjt_offset_per_key(kjt, edges_out))
-  local edges, bags = edges_out[0], C.peri_kjt_lengths_offset_per_key(kjt)
-  check(C.peri_kjt_lengths(kjt, lengths_out))
-  local lengths, ids = Tensor.wrap(lengths_out[0]), false
-  if self._need_indices then
-    check(C.peri_kjt_values(kjt, ids_out))
-    ids = Tensor.wrap(ids_out[0])
-  end
-  for i = 1, #names do
-    local key = place(self, i - 1)
-    local from, to = edges[key], edges[key + 1]
-    local values, own = rows:slice(1, from, to), lengths:slice(1, bags[key], bags[key + 1])
-    jt_args.values, jt_args.lengths, jt_args.weights = values.ptr, own.ptr, nil
-    if ids then
-      local indices = ids:slice(1, from, to)
-      jt_args.weights = indices.ptr
-    end
-    check(C.peri_jt_new(jt_args, jt_out))
-    result[names[i]] = JaggedTensor.wrap(jt_out[0])
-  end
+  local names, jts, result = self._names, self._jts, {}
+  check(C.peri_kjt_cut(kjt_ptr(batch), rows.ptr, self._need_indices, jts))
+  for i = 1, #names do result[names[i]] = JaggedTensor.wrap(jts[place(self, i - 1)]) end
   return result
 end
 

@@ -65,7 +65,7 @@ PERI_API bool peri_keys_equal(const peri_keys *a, const peri_keys *b);
 
 typedef struct peri_jt_args {
     peri_tensor *values;  /* [n] or [n, ...], any dtype; retained */
-    peri_tensor *weights; /* [n] f32 or f64, or NULL; retained */
+    peri_tensor *weights; /* [n, ...], or NULL; f32 or f64, or the ids whose rows are the values; retained */
     peri_tensor *lengths; /* [bags] i32 or i64, or NULL; retained */
     peri_tensor *offsets; /* [bags + 1] i32 or i64, or NULL (one of the two is needed); retained */
 } peri_jt_args;
@@ -193,6 +193,9 @@ PERI_API peri_status peri_kjt_split(peri_kjt *kjt, const int32_t *segments, int3
 PERI_API peri_status peri_kjt_concat(peri_kjt *const *kjts, int32_t n, peri_kjt **out);
 /** The bags of key number @key; values and weights are views. */
 PERI_API peri_status peri_kjt_get(peri_kjt *kjt, int32_t key, peri_jt **out);
+/** For each key its part of @rows [ids of all keys, ...] with the key's lengths; with @indices its ids are the weights. Values and weights
+ *  are views; the gradients of all values become one of @rows. @out: as many as keys, new; not written on failure. */
+PERI_API peri_status peri_kjt_cut(peri_kjt *kjt, peri_tensor *rows, bool indices, peri_jt **out);
 /** A kjt of one jt per key (as many as keys): fixed batch when all have equally many bags, else vbe of one rank. All weighted or none. */
 PERI_API peri_status peri_kjt_from_jts(peri_keys *keys, peri_jt *const *jts, peri_kjt **out);
 /** The same on another device, host sizes included; @kjt itself (a new reference) if it is there. */
