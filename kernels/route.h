@@ -14,7 +14,8 @@
 #define PERI_KERNELS_ROUTE(X)                                                                                                         \
     X(route_count, peri_k_route_count_args) X(route_totals, peri_k_route_totals_args) X(route_pack, peri_k_route_pack_args)           \
     X(route_return, peri_k_route_return_args) X(route_mean, peri_k_route_mean_args) X(route_combine, peri_k_route_combine_args)       \
-    X(route_spread, peri_k_route_spread_args) X(route_place, peri_k_route_place_args)
+    X(route_spread, peri_k_route_spread_args) X(route_rows, peri_k_route_rows_args) X(route_rows_back, peri_k_route_rows_args)        \
+    X(route_place, peri_k_route_place_args)
 
 /** One feature cut by one table's rows. */
 typedef struct peri_k_partition {
@@ -146,6 +147,34 @@ typedef struct peri_k_route_spread_args {
     const int64_t *inverse;
     int32_t n_outputs;
 } peri_k_route_spread_args;
+
+/** A block of columns of the rows of one feature's ids, one row for each id, in their order. */
+typedef struct peri_k_rows {
+    int64_t row, ids;      /* first row of the values, and number of rows */
+    int64_t column, cols;  /* columns of a row of the values */
+    int64_t first_id;      /* of the feature, in the input's ids */
+    int64_t place_first;   /* of the feature's partition in `places`; -1: a replica, whose row k is that of id k */
+    int64_t first_piece;   /* one for each part of the partition, in order: the row of place x is at offset + x * cols */
+    double divisor, sent_divisor; /* as in peri_k_output */
+    int32_t partition, reserved;
+} peri_k_rows;
+
+/** route_rows: values[row][column + c] = piece[place][c] for every id of every output, where `piece` is that of the part that has the id's
+ *  row; zeros for an id that is in no stream (place -1). route_rows_back, its adjoint: piece[place][c] = values[row][column + c] / divisor
+ *  (f32), / sent_divisor for a piece that is not own; ids that are in no stream have none. range: rows of the values. */
+typedef struct peri_k_route_rows_args {
+    float *values;
+    int64_t stride; /* elements from one row of the values to the next */
+    float *received, *own;
+    const void *ids;       /* i64 or i32 */
+    const int64_t *places; /* of route_pack */
+    const peri_k_partition *partitions;
+    const int64_t *bounds;
+    const peri_k_rows *outputs;
+    const peri_k_piece *pieces;
+    int32_t n_outputs;
+    bool ids_i32;
+} peri_k_route_rows_args;
 
 /** Rows that lie together at both ends: dst[to .. to + n) = (own ? own : received)[from .. from + n). */
 typedef struct peri_k_run {

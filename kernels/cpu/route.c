@@ -214,6 +214,60 @@ static void cpu_route_spread(const void *args, int64_t begin, int64_t end)
     }
 }
 
+/** Where the row of id @k of an output lies; NULL: it is in no stream. */
+static inline float *cpu_route_row(const peri_k_route_rows_args *a, const peri_k_rows *out, double inverse_block, int64_t k, bool *own)
+{
+    const peri_k_piece *piece = a->pieces + out->first_piece;
+    if (out->place_first >= 0) {
+        const peri_k_partition *p = &a->partitions[out->partition];
+        int64_t place = a->places[out->place_first + k];
+        if (place < 0) return NULL;
+        if (p->n_parts > 1) {
+            int64_t id = ref_route_id(a->ids, out->first_id + k, a->ids_i32);
+            piece += cpu_route_part(p, a->bounds, inverse_block, id);
+        }
+        k = place;
+    }
+    *own = piece->own;
+    return (piece->own ? a->own : a->received) + piece->offset + k * out->cols;
+}
+
+/** One row: from @from to @to, or zeros; divided, unless the divisor is 1. */
+static inline void cpu_route_move_row(float *restrict to, const float *restrict from, int64_t cols, float divisor)
+{
+    if (!from) {
+        memset(to, 0, sizeof *to * (size_t)cols);
+    } else if (divisor == 1) {
+        memcpy(to, from, sizeof *to * (size_t)cols);
+    } else {
+        k_vec d = k_set(divisor);
+        for (int64_t c = 0; c < cols; c += K_LANES) {
+            int64_t left = cols - c;
+            if (left >= K_LANES) k_store(to + c, k_load(from + c) / d);
+            else k_store_part(to + c, k_load_part(from + c, left) / d, left);
+        }
+    }
+}
+
+static inline void cpu_route_rows_move(const peri_k_route_rows_args *a, int64_t begin, int64_t end, bool back)
+{
+    for (int32_t o = 0; o < a->n_outputs; o++) {
+        const peri_k_rows *out = &a->outputs[o];
+        const int64_t first = begin > out->row ? begin : out->row, stop = end < out->row + out->ids ? end : out->row + out->ids;
+        const int64_t block = out->place_first >= 0 ? a->partitions[out->partition].block : 0;
+        const double inverse_block = block > 0 ? 1.0 / (double)block : 0;
+        for (int64_t row = first; row < stop; row++) {
+            bool own = false;
+            float *values = a->values + row * a->stride + out->column, *there = cpu_route_row(a, out, inverse_block, row - out->row, &own);
+            if (!back) cpu_route_move_row(values, there, out->cols, 1);
+            else if (there) cpu_route_move_row(there, values, out->cols, (float)(own ? out->divisor : out->sent_divisor));
+        }
+    }
+}
+
+static void cpu_route_rows(const void *args, int64_t begin, int64_t end) { cpu_route_rows_move(args, begin, end, false); }
+static void cpu_route_rows_back(const void *args, int64_t begin, int64_t end) { cpu_route_rows_move(args, begin, end, true); }
+
 /** memcpy past the caches: what is written is larger than they are, and reading its lines first would be for nothing. */
 static void cpu_copy_past(char *restrict to, const char *restrict from, int64_t bytes)
 {
@@ -263,4 +317,5 @@ static void cpu_route_place(const void *args, int64_t begin, int64_t end)
 
 #define K_CPU_ROUTE                                                                                                                   \
     [PERI_K_route_count] = cpu_route_count, [PERI_K_route_pack] = cpu_route_pack, [PERI_K_route_return] = cpu_route_return,       \
-    [PERI_K_route_combine] = cpu_route_combine, [PERI_K_route_spread] = cpu_route_spread, [PERI_K_route_place] = cpu_route_place,
+    [PERI_K_route_combine] = cpu_route_combine, [PERI_K_route_spread] = cpu_route_spread,                         \
+    [PERI_K_route_rows] = cpu_route_rows, [PERI_K_route_rows_back] = cpu_route_rows_back, [PERI_K_route_place] = cpu_route_place,

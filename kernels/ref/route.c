@@ -148,6 +148,40 @@ static void ref_route_spread(const void *args, int64_t begin, int64_t end)
     for (int64_t o = 0; o < a->n_outputs; o++) ref_route_spread_one(a, o, begin, end);
 }
 
+/** The piece of id @k of an output, and where its row begins there; -1: it has none. */
+static int64_t ref_route_row(const peri_k_route_rows_args *a, const peri_k_rows *out, int64_t k, const peri_k_piece **piece)
+{
+    int32_t part = 0;
+    int64_t place = k;
+    if (out->place_first >= 0) {
+        place = a->places[out->place_first + k];
+        if (place < 0) return -1;
+        part = ref_route_part(&a->partitions[out->partition], a->bounds, ref_route_id(a->ids, out->first_id + k, a->ids_i32));
+    }
+    *piece = &a->pieces[out->first_piece + part];
+    return (*piece)->offset + place * out->cols;
+}
+
+static void ref_route_rows_move(const peri_k_route_rows_args *a, int64_t begin, int64_t end, bool back)
+{
+    for (int32_t o = 0; o < a->n_outputs; o++) {
+        const peri_k_rows *out = &a->outputs[o];
+        for (int64_t row = begin > out->row ? begin : out->row; row < end && row < out->row + out->ids; row++) {
+            const peri_k_piece *piece = NULL;
+            int64_t at = ref_route_row(a, out, row - out->row, &piece);
+            float *values = a->values + row * a->stride + out->column;
+            for (int64_t c = 0; c < out->cols; c++) {
+                float *there = at < 0 ? NULL : (piece->own ? a->own : a->received) + at + c;
+                if (!back) values[c] = there ? *there : 0;
+                else if (there) *there = values[c] / (float)(piece->own ? out->divisor : out->sent_divisor);
+            }
+        }
+    }
+}
+
+static void ref_route_rows(const void *args, int64_t begin, int64_t end) { ref_route_rows_move(args, begin, end, false); }
+static void ref_route_rows_back(const void *args, int64_t begin, int64_t end) { ref_route_rows_move(args, begin, end, true); }
+
 static void ref_route_place(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_place_args *a = args;

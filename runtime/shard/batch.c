@@ -9,13 +9,6 @@
 
 /* -- the home side ----------------------------------------------------------------------------------------------------------------- */
 
-static bool same_home(const peri_sharded *e, const peri__home *h, const peri__outbound *outbound, int64_t rows,
-                      const int64_t *inverse)
-{
-    return h->outbound == outbound && h->rows == rows && h->variable == (inverse != NULL) &&
-           (!inverse || !memcmp(h->feature_inverse, inverse, sizeof *inverse * (size_t)e->n_features));
-}
-
 /** First entry of each feature in the inverse indices of a variable batch: *@inverse; NULL: it is none. */
 static peri_status inverse_of(const peri_sharded *e, const peri_kjt *kjt, const peri_kjt_desc *desc, int64_t **inverse)
 {
@@ -33,19 +26,46 @@ static peri_status inverse_of(const peri_sharded *e, const peri_kjt *kjt, const 
     return PERI_OK;
 }
 
-peri_status peri__batch_home(peri_sharded *e, peri_kjt *kjt, peri__outbound *outbound, peri__home **out)
+/** Rows by stream and feature, where each is of an id. */
+static peri_status count_ids(const peri_sharded *e, const peri__routing *r, peri__home_args *a)
+{
+    const int64_t *ids, *first;
+    const int32_t *key = e->router.feature_key;
+    int64_t *rows = e->scratch, *at = rows + e->n_features, *streams = at + e->n_features;
+    PERI_TRY(peri__router_find(&((peri_sharded *)e)->router, peri_kjt_keys(r->args.kjt)));
+    PERI_TRY(peri_kjt_length_per_key(r->args.kjt, &ids));
+    PERI_TRY(peri_kjt_offset_per_key(r->args.kjt, &first));
+    for (int32_t f = 0; f < e->n_features; f++) {
+        rows[f] = ids[key[f]];
+        at[f] = first[key[f]];
+    }
+    for (int32_t w = 0; w < e->routes->n_streams; w++) streams[e->routes->wire[w]] = peri__routing_sent(r, w);
+    a->feature_rows = rows;
+    a->feature_first = at;
+    a->stream_rows = streams;
+    a->rows = 0;
+    for (int32_t t = 0; t < e->n_tables; t++)
+        for (int32_t f = 0; f < e->tables[t].n_features; f++) a->rows += rows[e->tables[t].features[f]];
+    return PERI_OK;
+}
+
+peri_status peri__batch_home(peri_sharded *e, const peri__routing *r, peri__home **out)
 {
     peri_kjt_desc desc;
-    int64_t *inverse;
-    peri_kjt_describe(kjt, &desc);
-    PERI_TRY(inverse_of(e, kjt, &desc, &inverse));
+    int64_t *inverse = NULL;
+    peri_kjt_describe(r->args.kjt, &desc);
+    peri__home_args a = {.outbound = r->outbound, .rows = desc.stride, .divisor = e->divisor, .sent_divisor = e->divisor + e->n_tables,
+                         .cols = e->cols};
+    if (e->kind->by_id) PERI_TRY(count_ids(e, r, &a));
+    else PERI_TRY(inverse_of(e, r->args.kjt, &desc, &inverse));
+    a.inverse = inverse;
     int32_t at = 0;
-    while (at < PERI__KEPT && e->homes[at] && !same_home(e, e->homes[at], outbound, desc.stride, inverse)) at++;
+    while (at < PERI__KEPT && e->homes[at] && !peri__home_fits(e->routes, e->homes[at], &a)) at++;
     peri__home *h = at < PERI__KEPT ? e->homes[at] : NULL;
     if (h) {
         peri__kept_first((void **)e->homes, h, at);
     } else {
-        PERI_TRY(e->kind->home(e->routes, e->rank, outbound, desc.stride, inverse, e->divisor, e->divisor + e->n_tables, e->device, &h));
+        PERI_TRY(peri__home_new(e->routes, e->rank, &a, e->kind->lay_out, e->device, &h));
         peri__home_release(peri__kept_first((void **)e->homes, h, -1));
     }
     peri__refs_add(&h->refs);
@@ -78,9 +98,9 @@ static peri_status make_blocks(const peri_sharded *e, peri__batch_layout *l)
     for (int32_t k = 0; k < r->n_replicas; k++) {
         const peri__replica *x = &r->replicas[k];
         const peri__place p = e->slot_place[slots + k];
-        const peri__outbound *ids = l->home->outbound;
-        blocks[next[p.group]++] = (peri_tbe_block){.first_bag = ids->feature_first[x->feature], .bags = ids->feature_bags[x->feature],
-                                                   .out_offset = l->home->replica_offset[k], .out_stride = x->cols, .table = p.table,
+        const peri__home *h = l->home;
+        blocks[next[p.group]++] = (peri_tbe_block){.first_bag = h->feature_first[x->feature], .bags = h->feature_rows[x->feature],
+                                                   .out_offset = h->replica_offset[k], .out_stride = x->cols, .table = p.table,
                                                    .feature = x->feature};
     }
     for (int32_t g = 0; g < e->n_groups && status >= 0; g++) {
@@ -130,7 +150,7 @@ peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int6
     l->n_groups = e->n_groups;
     l->blocks = peri__alloc_zero(sizeof *l->blocks * (size_t)peri__max(1, e->n_groups));
     peri_status status = l->blocks ? PERI_OK : PERI_ENOMEM;
-    if (status >= 0) status = e->kind->owner(e->routes, e->rank, counts, home->own_out + home->replica_out, &l->owner);
+    if (status >= 0) status = peri__owner_new(e->routes, e->rank, counts, home->own_out + home->replica_out, &l->owner);
     if (status >= 0) status = make_legs(e, l);
     if (status >= 0) status = make_blocks(e, l);
     if (status < 0) {

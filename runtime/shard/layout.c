@@ -17,6 +17,9 @@ static int32_t sender(const peri__routes *r, const peri__slot *s, int32_t owner,
     return r->nodes.place[owner] == 0 ? peri__gateway(&r->nodes, r->nodes.of[owner], rank) : -1;
 }
 
+/** Rows of a slot that belong to this home. */
+static int64_t rows_of(const peri__home *h, const peri__slot *s) { return h->by_id ? h->by_id[s->stream] : h->feature_rows[s->feature]; }
+
 /** Where the rows of each slot lie on this rank: those of its own slots in the own buffer, others among what comes back. Fills in what the
  *  home says of sizes. @at new. */
 static peri_status place_slots(const peri__routes *r, peri__home *h, int32_t rank, int64_t **at)
@@ -35,7 +38,7 @@ static peri_status place_slots(const peri__routes *r, peri__home *h, int32_t ran
             const peri__slot *s = &r->slots[k];
             int32_t from = sender(r, s, i, rank);
             if (from < 0 || stays(s, i, rank)) continue;
-            h->rank_out[s->lane * world + from] += s->cols * h->outbound->feature_bags[s->feature];
+            h->rank_out[s->lane * world + from] += s->cols * rows_of(h, s);
         }
     for (int32_t k = 0; k < PERI__LANES * world; k++) {
         next[k] = h->received_out;
@@ -49,63 +52,72 @@ static peri_status place_slots(const peri__routes *r, peri__home *h, int32_t ran
             if (from < 0) continue;
             int64_t *here = stays(s, i, rank) ? &h->own_out : &next[s->lane * world + from];
             place[k] = *here;
-            *here += s->cols * h->outbound->feature_bags[s->feature];
+            *here += s->cols * rows_of(h, s);
         }
     peri__free(next);
     *at = place;
     return PERI_OK;
 }
 
-/** @at: as of place_slots. */
-static peri_status add_outputs(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const int64_t *inverse,
-                               const double *divisor, const double *sent_divisor)
+peri_k_piece peri__home_piece(const peri__routes *r, const peri__home *h, int32_t rank, const int64_t *at, peri__piece piece)
+{
+    if (piece.rank < 0) return (peri_k_piece){.own = true, .offset = h->replica_offset[piece.slot]};
+    return (peri_k_piece){.own = stays(&r->slots[piece.slot], piece.rank, rank), .offset = at[piece.slot]};
+}
+
+/** Replicas' rows lie behind those of the own slots. */
+static void place_replicas(const peri__routes *r, peri__home *h)
 {
     for (int32_t i = 0; i < r->n_replicas; i++) {
         h->replica_offset[i] = h->own_out + h->replica_out;
-        h->replica_out += r->replicas[i].cols * h->outbound->feature_bags[r->replicas[i].feature];
+        h->replica_out += r->replicas[i].cols * h->feature_rows[r->replicas[i].feature];
     }
-    h->outputs = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_output) * r->n_outputs);
-    h->pieces = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_piece) * r->n_pieces);
-    h->output_bags = peri__upload_add(&h->up, NULL, (int64_t)sizeof(int64_t) * r->n_outputs);
-    if (h->outputs < 0 || h->pieces < 0 || h->output_bags < 0) return PERI_ENOMEM;
-    for (int32_t i = 0; i < r->n_outputs; i++) {
-        const peri__output *o = &r->outputs[i];
-        h->most_bags = peri__max(h->most_bags, h->outbound->feature_bags[o->feature]);
-        peri_k_output k = {.column = o->column, .cols = o->cols, .first_piece = o->first_piece, .n_pieces = o->n_pieces,
-                           .inverse = inverse ? inverse[o->feature] : -1, .divisor = divisor[o->table],
-                           .sent_divisor = sent_divisor[o->table]};
-        memcpy(h->up.host + h->outputs + (int64_t)sizeof k * i, &k, sizeof k);
-        memcpy(h->up.host + h->output_bags + (int64_t)sizeof(int64_t) * i, &h->outbound->feature_bags[o->feature], sizeof(int64_t));
-        for (int32_t p = o->first_piece; p < o->first_piece + o->n_pieces; p++) {
-            int32_t from = r->pieces[p].rank, slot = r->pieces[p].slot;
-            peri_k_piece piece = {.own = from < 0 || stays(&r->slots[slot], from, rank),
-                                  .offset = from < 0 ? h->replica_offset[slot] : at[slot]};
-            memcpy(h->up.host + h->pieces + (int64_t)sizeof piece * p, &piece, sizeof piece);
-        }
-    }
+}
+
+static peri_status take_features(const peri__routes *r, peri__home *h, const peri__home_args *a)
+{
+    const size_t n = (size_t)r->n_features, streams = (size_t)r->n_streams;
+    h->feature_inverse = a->inverse ? peri__alloc(sizeof(int64_t) * peri__max((int64_t)n, 1)) : NULL;
+    h->by_id = a->stream_rows ? peri__alloc(sizeof(int64_t) * (streams + 2 * n)) : NULL;
+    if ((a->inverse && !h->feature_inverse) || (a->stream_rows && !h->by_id)) return PERI_ENOMEM;
+    if (a->inverse) memcpy(h->feature_inverse, a->inverse, sizeof *a->inverse * n);
+    h->feature_rows = h->outbound->feature_bags;
+    h->feature_first = h->outbound->feature_first;
+    if (!h->by_id) return PERI_OK;
+    memcpy(h->by_id, a->stream_rows, sizeof *h->by_id * streams);
+    h->feature_rows = memcpy(h->by_id + streams, a->feature_rows, sizeof *h->by_id * n);
+    h->feature_first = memcpy(h->by_id + streams + n, a->feature_first, sizeof *h->by_id * n);
     return PERI_OK;
 }
 
-peri_status peri__home_new(const peri__routes *r, int32_t rank, peri__outbound *outbound, int64_t rows, const int64_t *inverse,
-                           const double *divisor, const double *sent_divisor, peri_device *device, peri__home **out)
+bool peri__home_fits(const peri__routes *r, const peri__home *h, const peri__home_args *a)
+{
+    const size_t n = sizeof(int64_t) * (size_t)r->n_features;
+    if (h->outbound != a->outbound || h->rows != a->rows || h->variable != (a->inverse != NULL)) return false;
+    if (a->inverse && memcmp(h->feature_inverse, a->inverse, n)) return false;
+    return !h->by_id || (!memcmp(h->by_id, a->stream_rows, sizeof(int64_t) * (size_t)r->n_streams) &&
+                         !memcmp(h->feature_rows, a->feature_rows, n) && !memcmp(h->feature_first, a->feature_first, n));
+}
+
+peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home_args *a, peri__lay_out lay_out, peri_device *device,
+                           peri__home **out)
 {
     int64_t *at = NULL;
     peri__home *h = peri__alloc_zero(sizeof *h);
     if (!h) return PERI_ENOMEM;
     peri__refs_init(&h->refs);
-    peri__refs_add(&outbound->refs);
-    h->outbound = outbound;
-    size_t features = sizeof(int64_t) * (size_t)peri__max(r->n_features, 1);
-    h->feature_inverse = inverse ? peri__alloc(features) : NULL;
+    peri__refs_add(&a->outbound->refs);
+    h->outbound = a->outbound;
+    h->rows = a->rows;
+    h->variable = a->inverse != NULL;
     h->rank_out = peri__alloc(sizeof *h->rank_out * PERI__LANES * (size_t)r->world_size);
     h->replica_offset = peri__alloc(sizeof *h->replica_offset * (size_t)peri__max(1, r->n_replicas));
-    peri_status status = (h->feature_inverse || !inverse) && h->rank_out && h->replica_offset ? PERI_OK : PERI_ENOMEM;
+    peri_status status = h->rank_out && h->replica_offset ? PERI_OK : PERI_ENOMEM;
     if (status < 0) goto out;
-    if (inverse) memcpy(h->feature_inverse, inverse, sizeof *inverse * (size_t)r->n_features);
-    h->rows = rows;
-    h->variable = inverse != NULL;
+    PERI_TRY_GOTO(take_features(r, h, a), out);
     PERI_TRY_GOTO(place_slots(r, h, rank, &at), out);
-    PERI_TRY_GOTO(add_outputs(r, h, rank, at, inverse, divisor, sent_divisor), out);
+    place_replicas(r, h);
+    PERI_TRY_GOTO(lay_out(r, h, rank, at, a), out);
     PERI_TRY_GOTO(peri__upload_send(&h->up, device), out);
     *out = h;
 out:
@@ -120,6 +132,7 @@ void peri__home_release(peri__home *h)
     peri__upload_fini(&h->up);
     peri__outbound_release(h->outbound);
     peri__free(h->feature_inverse);
+    peri__free(h->by_id);
     peri__free(h->rank_out);
     peri__free(h->replica_offset);
     peri__free(h);

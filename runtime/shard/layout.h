@@ -9,12 +9,31 @@
 
 #include "router.h"
 
+/** What a home is made for. Everything is borrowed. */
+typedef struct peri__home_args {
+    peri__outbound *outbound;   /* of the ids; retained by the home */
+    int64_t rows;               /* of the output */
+    const int64_t *inverse;     /* n_features: first entry of each in the inverse indices (variable batch); NULL: none */
+    /* Rows are of ids, not of bags (else NULL): */
+    const int64_t *stream_rows; /* n_streams: ids that travel */
+    const int64_t *feature_rows, *feature_first; /* n_features: ids, and the first of them among the input's */
+    const double *divisor, *sent_divisor; /* n_tables: of the gradients of this rank's own rows and of others' */
+    int64_t cols;               /* of a row of the output */
+} peri__home_args;
+
+typedef struct peri__home peri__home;
+/** Write the outputs of a home for kernels. @at: by slot, where its rows lie on this rank. */
+typedef peri_status (*peri__lay_out)(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a);
+
 /** What this rank gets back. */
-typedef struct peri__home {
+struct peri__home {
     peri__refs refs;
     peri__outbound *outbound; /* of the ids; retained */
     peri__upload up;
     int64_t *feature_inverse; /* host, n_features: first entry in the inverse indices; NULL: no variable batch */
+    const int64_t *feature_rows, *feature_first; /* host, n_features: rows of each (a bag, or an id, each), and the first one's place among
+                                                    the bags, or ids, of the input */
+    int64_t *by_id;      /* host: stream_rows, feature_rows, feature_first as they were given; NULL: rows are of bags */
     int64_t *rank_out;  /* host, lanes x world_size: elements that come back from each rank; 0 for this one, but in the node lane, where
                            they come from the gateways of all nodes */
     int64_t lane_out[PERI__LANES]; /* their sums */
@@ -27,12 +46,15 @@ typedef struct peri__home {
     /* Offsets in `up`: */
     int64_t outputs, pieces, output_bags;
     bool variable;
-} peri__home;
+};
 
-/** @rows: output rows. @inverse: first entry of each feature in the inverse indices, int64[n_features] (variable batch), or NULL. @divisor,
- *  @sent_divisor: double[n_tables], of the gradients of this rank's own rows and of others'. @out new. */
-peri_status peri__home_new(const peri__routes *r, int32_t rank, peri__outbound *outbound, int64_t rows, const int64_t *inverse,
-                           const double *divisor, const double *sent_divisor, peri_device *device, peri__home **out);
+/** @out new. */
+peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home_args *args, peri__lay_out lay_out, peri_device *device,
+                           peri__home **out);
+/** Whether a home is what peri__home_new would make for @args. */
+bool peri__home_fits(const peri__routes *r, const peri__home *home, const peri__home_args *args);
+/** What becomes of a piece of an output: its place for kernels. @at: as in peri__lay_out. */
+peri_k_piece peri__home_piece(const peri__routes *r, const peri__home *h, int32_t rank, const int64_t *at, peri__piece piece);
 void peri__home_release(peri__home *home);
 
 /** One lookup block of the owner side: see kernels/tbe.h. */
@@ -55,7 +77,8 @@ typedef struct peri__owner {
     peri__block *blocks; /* by source rank, then slot */
 } peri__owner;
 
-/** @counts: int64[world_size x streams of @rank], copied. @own: elements of the buffer before what others get. */
+/** @counts: int64[world_size x streams of @rank], bags or, where rows are of ids, ids that each rank sends; copied.
+ *  @own: elements of the buffer before what others get. */
 peri_status peri__owner_new(const peri__routes *r, int32_t rank, const int64_t *counts, int64_t own, peri__owner **out);
 void peri__owner_free(peri__owner *owner);
 

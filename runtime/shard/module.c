@@ -48,6 +48,24 @@ static peri_status check_whole(const char *f, const peri_sharded_table *table, c
     return PERI_OK;
 }
 
+static const peri__kind *const kinds[PERI_SHARDED_KIND_COUNT] = {[PERI_SHARDED_EBC] = &peri__pooled, [PERI_SHARDED_EC] = &peri__sequence};
+
+/** What becomes of the rows of a table must be of the module's kind. */
+static peri_status check_rows(const char *f, const peri_sharded_config *c, const peri_sharded_table *table)
+{
+    if (!kinds[c->kind]->by_id) {
+        if (table->pooling == PERI_POOLING_SUM || table->pooling == PERI_POOLING_MEAN) return PERI_OK;
+        return peri__fail(PERI_EINVAL, "%s: table '%s': pooling %d, allowed: sum, mean", f, table->name, table->pooling);
+    }
+    if (table->pooling != PERI_POOLING_NONE)
+        return peri__fail(PERI_EINVAL, "%s: table '%s': pooling %d, allowed: none", f, table->name, table->pooling);
+    if (table->cols != c->tables[0].cols)
+        return peri__fail(PERI_EINVAL, "%s: table '%s' has %lld columns, table '%s' %lld; allowed: tables of one width", f, table->name,
+                          (long long)table->cols, c->tables[0].name, (long long)c->tables[0].cols);
+    if (c->weighted) return peri__fail(PERI_EINVAL, "%s: rows of ids are not weighted; allowed: false", f);
+    return PERI_OK;
+}
+
 static peri_status check_config(const peri_sharded_config *c)
 {
     static const char *const f = "peri_sharded_new";
@@ -56,8 +74,8 @@ static peri_status check_config(const peri_sharded_config *c)
     if (!small_float(c->output_dtype))
         return peri__fail(PERI_EINVAL, "%s: output_dtype %s (%d), allowed: f32, f16, bf16", f, peri_dtype_name(c->output_dtype),
                           c->output_dtype);
-    if (c->kind != PERI_SHARDED_EBC)
-        return peri__fail(PERI_EINVAL, "%s: kind %d, allowed: PERI_SHARDED_EBC (%d)", f, c->kind, PERI_SHARDED_EBC);
+    if (c->kind < 0 || c->kind >= PERI_SHARDED_KIND_COUNT)
+        return peri__fail(PERI_EINVAL, "%s: kind %d, allowed: 0..%d (PERI_SHARDED_*)", f, c->kind, PERI_SHARDED_KIND_COUNT - 1);
     if (!c->group || !c->device) return peri__fail(PERI_EINVAL, "%s: a group and a device are needed", f);
     if (c->n_tables < 1 || c->n_features < 1)
         return peri__fail(PERI_EINVAL, "%s: %d tables and %d features, allowed: 1 or more", f, c->n_tables, c->n_features);
@@ -71,8 +89,7 @@ static peri_status check_config(const peri_sharded_config *c)
             if (table->features[i] < 0 || table->features[i] >= c->n_features)
                 return peri__fail(PERI_EINVAL, "%s: table '%s': feature number %d, allowed: 0..%d", f, table->name, table->features[i],
                                   c->n_features - 1);
-        if (table->pooling != PERI_POOLING_SUM && table->pooling != PERI_POOLING_MEAN)
-            return peri__fail(PERI_EINVAL, "%s: table '%s': pooling %d, allowed: sum, mean", f, table->name, table->pooling);
+        PERI_TRY(check_rows(f, c, table));
         if (table->sharding_type < 0 || table->sharding_type >= PERI_SHARDING_TYPE_COUNT)
             return peri__fail(PERI_EINVAL, "%s: table '%s': %d is no sharding type", f, table->name, table->sharding_type);
         if (table->compute_kernel != PERI_KERNEL_DENSE && table->compute_kernel != PERI_KERNEL_FUSED)
@@ -170,6 +187,13 @@ static peri_status cut_table(const peri_sharded *e, const peri_sharded_table *fr
     return to->shards ? peri_sharding_shards(&sharding, to->shards, to->n_shards, &to->n_shards) : PERI_ENOMEM;
 }
 
+/** The lane of a table's rows. Rows of ids are never added up. */
+static int32_t lane_for(const peri_sharded *e, const peri__sharding_type *type, int32_t summed)
+{
+    if (e->kind->by_id || !type->cuts_rows) return 0;
+    return type->in_node && e->world_size > 1 ? PERI__NODE_LANE : summed;
+}
+
 static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
 {
     int32_t n_features = 0, at = 0;
@@ -177,8 +201,7 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
     e->tables = peri__alloc_zero(sizeof *e->tables * (size_t)c->n_tables);
     e->features = peri__alloc(sizeof *e->features * (size_t)n_features);
     e->divisor = peri__alloc(sizeof *e->divisor * 2 * (size_t)c->n_tables);
-    e->scratch = peri__alloc(sizeof *e->scratch * (size_t)c->n_features);
-    if (!e->tables || !e->features || !e->divisor || !e->scratch) return PERI_ENOMEM;
+    if (!e->tables || !e->features || !e->divisor) return PERI_ENOMEM;
     e->router.wire_i32 = true;
     int32_t summed = choose_lanes(e, c);
     for (int32_t t = 0; t < c->n_tables; t++) {
@@ -187,7 +210,7 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
         peri__route_table *to = &e->tables[t];
         *to = (peri__route_table){.name = e->table_names[t], .rows = from->rows, .cols = from->cols, .n_features = from->n_features,
                                   .features = e->features + at, .data_parallel = type->replica,
-                                  .lane = type->in_node && e->world_size > 1 ? PERI__NODE_LANE : type->cuts_rows ? summed : 0,
+                                  .lane = lane_for(e, type, summed),
                                   .bounds_check = from->bounds_check};
         memcpy(e->features + at, from->features, sizeof *e->features * (size_t)from->n_features);
         at += from->n_features;
@@ -204,6 +227,9 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
 
 static peri_status make_router(peri_sharded *e)
 {
+    e->cols = e->kind->by_id ? e->tables[0].cols : e->routes->out_cols;
+    e->scratch = peri__alloc(sizeof *e->scratch * (2 * (size_t)e->n_features + (size_t)e->routes->n_streams));
+    if (!e->scratch) return PERI_ENOMEM;
     e->router.group = e->group;
     e->router.device = e->device;
     e->router.routes = e->routes;
@@ -234,7 +260,7 @@ peri_status peri_sharded_new(const peri_sharded_config *c, peri_sharded **out)
     peri_sharded *e = peri__alloc_zero(sizeof *e);
     if (!e) return PERI_ENOMEM;
     peri__refs_init(&e->refs);
-    e->kind = &peri__pooled;
+    e->kind = kinds[c->kind];
     peri__object_count(1);
     peri_group_retain(c->group);
     e->group = c->group;

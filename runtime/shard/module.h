@@ -43,24 +43,28 @@ typedef struct peri__batch_layout {
     peri__leg legs[PERI__LANES][PERI__HOPS]; /* of the ways */
 } peri__batch_layout;
 
+/** What a home keeps of its input until the backward pass. */
+typedef struct peri__given {
+    peri_tensor *inverse; /* i64: of a variable batch; NULL: none */
+    peri_tensor *ids, *places; /* where rows are of ids: the input's, and where they went (peri__routing.places); else NULL */
+} peri__given;
+
 /** A kind of module: its stages. */
 typedef struct peri__kind {
     const char *name;
-    /* Where rows lie at home and at their owner: peri__home_new, peri__owner_new. */
-    peri_status (*home)(const peri__routes *r, int32_t rank, peri__outbound *outbound, int64_t rows, const int64_t *inverse,
-                        const double *divisor, const double *sent_divisor, peri_device *device, peri__home **out);
-    peri_status (*owner)(const peri__routes *r, int32_t rank, const int64_t *counts, int64_t own, peri__owner **out);
+    bool by_id; /* rows are of ids, else of bags */
+    peri__lay_out lay_out;
     /* Before the ids leave: what else the owner of each bag needs to know, as peri__routing_args.by_bag. */
     peri_status (*by_bag)(const peri__routing *routing, peri_tensor *out);
     /* Once rows are back: the results, f32, of what this rank looked up for itself and what it received. @out new. */
-    peri_status (*combine)(const peri_sharded *e, const peri__home *h, peri_tensor *inverse, peri_tensor *own, peri_tensor *received,
+    peri_status (*combine)(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *own, peri_tensor *received,
                            peri_tensor **out);
     /* Its adjoint: the gradient of the results to that of the rows, which is divided on its way (peri__home.divisor). */
-    peri_status (*spread)(const peri_sharded *e, const peri__home *h, peri_tensor *inverse, peri_tensor *grad, peri_tensor *own,
+    peri_status (*spread)(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *grad, peri_tensor *own,
                           peri_tensor *sent);
 } peri__kind;
 
-extern const peri__kind peri__pooled;
+extern const peri__kind peri__pooled, peri__sequence;
 
 /** What optimizer i is doing. */
 typedef struct peri__rate {
@@ -99,7 +103,8 @@ struct peri_sharded {
     char *found_path;        /* backing of found.path, or NULL */
     peri__home *homes[PERI__KEPT];         /* of the last inputs, the last one first; NULL: none yet */
     peri__batch_layout *layouts[PERI__KEPT]; /* of the last lookups */
-    int64_t *scratch;         /* n_features */
+    int64_t cols;             /* of a row of the output */
+    int64_t *scratch;         /* 2 x n_features + streams */
 };
 
 /** Write down what all ranks must agree on (identity.c), once the tables are cut and the rates known; again, when a rate has changed. */
@@ -116,8 +121,9 @@ static inline int32_t peri__dtype_of(const peri_sharded_table *table) { return t
 /** The table batches of this rank, once the routes are known; and their end. */
 peri_status peri__tables_new(peri_sharded *ebc, const peri_sharded_config *config);
 void peri__tables_free(peri_sharded *ebc);
-/** The home layout for @kjt, whose ids leave as @outbound says: one of the last if it fits, else a new one. @out new. */
-peri_status peri__batch_home(peri_sharded *ebc, peri_kjt *kjt, peri__outbound *outbound, peri__home **out);
+/** The home layout for the input of @routing: one of the last if it fits, else a new one. Where rows are of ids, the router
+ *  must have counted them. @out new. */
+peri_status peri__batch_home(peri_sharded *ebc, const peri__routing *routing, peri__home **out);
 /** The layout of a lookup: @counts as in peri__owner_new. @out new. */
 peri_status peri__batch_layout_new(peri_sharded *ebc, peri__home *home, const int64_t *counts, peri__batch_layout **out);
 /** Find out which flush the files of the module are of, as far as this rank sees them. PERI_EMISMATCH names two files that do not fit. */

@@ -12,6 +12,7 @@
  */
 #include "router.h"
 
+#include "../embed/internal.h"
 #include "../tensor/jagged_internal.h"
 
 enum { SYNC, COUNT, ANNOUNCE, PAYLOAD, DONE };
@@ -103,7 +104,7 @@ static peri_status make_places(peri__routing *r, peri_tensor **first)
     peri__router *o = r->router;
     const int64_t *ids;
     *first = NULL;
-    if (!r->args.keep_places) return PERI_OK;
+    if (!r->args.keep_places && !r->args.by_id) return PERI_OK;
     PERI_TRY(peri__router_find(o, peri_kjt_keys(r->args.kjt)));
     PERI_TRY(peri_kjt_length_per_key(r->args.kjt, &ids));
     r->place_first = peri__alloc_zero(sizeof *r->place_first * (size_t)(o->routes->n_partitions + 1));
@@ -140,6 +141,10 @@ static peri_status pack(peri__routing *r)
         r->wire_lengths = r->send[PERI__LENGTHS];
         peri_tensor_retain(r->wire_lengths);
     }
+    if (r->args.by_id) {
+        peri_tensor_release(r->send[PERI__LENGTHS]);
+        r->send[PERI__LENGTHS] = NULL;
+    }
     if (!r->args.by_bag) goto out;
     PERI_TRY_GOTO(new_1d(o->device, PERI_F32, h->wire_bags, &r->send[PERI__BY_BAG]), out);
     status = r->args.by_bag(r, r->send[PERI__BY_BAG]);
@@ -153,12 +158,14 @@ out:
 /** Words of a stream, behind those of the module. */
 enum { STREAM_BAGS, STREAM_IDS, STREAM_WORDS };
 
+int64_t peri__routing_sent(const peri__routing *r, int32_t w) { return r->report->words[w + 1] - r->report->words[w]; }
+
 /** Bags, and ids, of this rank's that place @w of the wire takes. */
 static void stream_counts(const peri__routing *r, int32_t w, int64_t *bags, int64_t *ids)
 {
     const peri__routes *routes = r->router->routes;
     *bags = r->outbound->feature_bags[routes->partitions[routes->streams[routes->wire[w]].partition].feature];
-    *ids = r->report->words[w + 1] - r->report->words[w];
+    *ids = peri__routing_sent(r, w);
 }
 
 static peri_status post_announcement(peri__routing *r)
@@ -273,6 +280,12 @@ static peri_status finish(peri__routing *r)
     }
     peri_tensor_release(r->cursor);
     r->cursor = NULL;
+    if (r->args.by_id) {
+        PERI_TRY(peri__offsets_of_equal(device, peri__numel(r->received[PERI__IDS]), 1, &r->offsets));
+        return peri__offsets_of_equal(device, peri__numel(r->values), 1, &r->own_offsets);
+    }
+    r->own_offsets = r->offsets_in;
+    peri_tensor_retain(r->own_offsets);
     PERI_TRY(new_1d(device, PERI_I64, peri__numel(r->received[PERI__LENGTHS]) + 1, &r->offsets));
     PERI_TRY(peri__complete_sum(r->received[PERI__LENGTHS], peri__numel(r->received[PERI__IDS]), r->offsets));
     peri_tensor_release(r->received[PERI__LENGTHS]);
@@ -337,7 +350,8 @@ void peri__routing_fini(peri__routing *r)
         peri_tensor_release(r->send[k]);
         peri_tensor_release(r->received[k]);
     }
-    peri_tensor *tensors[] = {r->values, r->weights, r->offsets_in, r->cursor, r->wire_lengths, r->offsets, r->places};
+    peri_tensor *tensors[] = {r->values, r->weights, r->offsets_in, r->cursor, r->wire_lengths, r->offsets,
+                              r->own_offsets, r->places};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
     peri__report_return(r->report);
     peri__announce_release(r->announce);

@@ -91,6 +91,7 @@ typedef struct peri__routing_args {
     peri_status (*check)(void *ctx, int32_t rank, const int64_t *words);
     /* Queue the writing of @out (f32, [outbound->wire_bags]): a number for each bag on the wire. (optional) */
     peri_status (*by_bag)(const peri__routing *routing, peri_tensor *out);
+    bool by_id;              /* to owners each id is a bag of its own: no lengths travel, and `places` are kept */
     bool keep_places;        /* see `places` below */
     bool keep_lengths;       /* wire_lengths stay */
 } peri__routing_args;
@@ -117,8 +118,9 @@ struct peri__routing {
     /* At the end: */
     peri_tensor *received[PERI__PAYLOADS]; /* by source rank, stream, bag; no lengths, and NULL where there is none */
     peri_tensor *offsets;    /* i64: of the bags that were received */
-    /* Where each id went (keep_places): i64, partition after partition of the routes, the ids of its feature in their order; the place of
-     * the id among all that this rank sends, as rank_ids counts them; -1: it is -1 or out of range and travels nowhere. */
+    peri_tensor *own_offsets; /* i64: of the bags of the input, for tables that are here whole; as offsets_in, but by_id */
+    /* Where each id went (keep_places, by_id): i64, partition after partition of the routes, the ids of its feature in their order; the
+     * place of the id among all that this rank sends, as rank_ids counts them; -1: it is -1 or out of range and travels nowhere. */
     peri_tensor *places;
     int64_t *place_first;    /* n_partitions + 1: first entry of each partition; a partition that is not routed has none */
 };
@@ -128,6 +130,8 @@ peri_status peri__routing_start(peri__routing *r, peri__router *router, const pe
 /** PERI_PENDING until all that others send is here; `announced` may be true before. */
 peri_status peri__routing_test(peri__routing *r);
 void peri__routing_fini(peri__routing *r);
+/** Ids of this rank's that place @w of the wire takes, once they are counted. */
+int64_t peri__routing_sent(const peri__routing *r, int32_t w);
 
 /** Streams that @rank owns. */
 static inline int32_t peri__streams_of(const peri__routes *r, int32_t rank) { return r->rank_wire[rank + 1] - r->rank_wire[rank]; }

@@ -63,7 +63,7 @@ static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri_
         peri_shard shard = shard_of(e, g, i);
         tables[i] = (peri_table_config){.name = from->name, .rows = shard.rows, .cols = shard.cols, .row_offset = shard.row_offset,
                                         .col_offset = shard.col_offset, .total_rows = from->rows, .total_cols = from->cols,
-                                        .pooling = g->replica ? from->pooling : PERI_POOLING_SUM, .init = from->init,
+                                        .pooling = g->replica && !e->kind->by_id ? from->pooling : PERI_POOLING_SUM, .init = from->init,
                                         .init_a = from->init_a, .init_b = from->init_b};
         if (g->cached) caches[i] = *from->cache;
     }

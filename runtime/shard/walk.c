@@ -20,7 +20,8 @@ typedef struct batch {
     peri_sharded *ebc;
     peri__batch_layout *layout;
     peri_tbe_batch **looks;      /* by group: its lookup */
-    peri_tensor *home_weights, *inverse;
+    peri__given given;           /* retained */
+    peri_tensor *home_weights;
     peri__weights_dist *weights_dist;                 /* NULL: the weights want no gradient */
     /* Backward: */
     peri__journey gradient[PERI__LANES];
@@ -87,12 +88,19 @@ static peri_status differ(void *dist, int32_t other, const char *texts, const in
     return peri__identity_fail(input_name, ((const peri__input_dist *)dist)->ebc->world_size, texts, bytes);
 }
 
+/** Once it is known what others send. */
+static peri_status lay_out(peri__input_dist *d)
+{
+    const peri__routing *r = &d->routing;
+    if (!d->home) PERI_TRY(peri__batch_home(d->ebc, r, &d->home));
+    return peri__batch_layout_new(d->ebc, d->home, d->ebc->kind->by_id ? r->ids : r->counts, &d->layout);
+}
+
 static peri_status input_step(peri_work *work)
 {
     peri__input_dist *d = (peri__input_dist *)work;
     peri_status status = peri__routing_test(&d->routing), laid_out = PERI_OK;
-    if (status >= 0 && d->routing.announced && !d->layout)
-        laid_out = peri__batch_layout_new(d->ebc, d->home, d->routing.counts, &d->layout);
+    if (status >= 0 && d->routing.announced && !d->layout) laid_out = lay_out(d);
     if (laid_out < 0) status = laid_out;
     return status < 0 && d->ebc->world_size > 1 ? peri__group_fail(d->ebc->group, status) : status;
 }
@@ -135,16 +143,17 @@ static peri_status take_input(peri__input_dist *d, peri_kjt *kjt)
     bool want = weights && weights->requires_grad;
     peri_tensor_release(weights);
     peri__routing_args a = {.kjt = kjt, .ctx = d, .check = check_words, .by_bag = e->any_mean ? e->kind->by_bag : NULL,
-                            .keep_lengths = want,
+                            .keep_lengths = want, .by_id = e->kind->by_id,
                             .agreement = {.hash = peri__identity_hash(e), .bytes = e->identity_bytes, .ctx = d, .text = identity_text,
                                           .differ = differ}};
     PERI_TRY(peri__routing_start(&d->routing, &e->router, &a));
-    PERI_TRY(peri__batch_home(e, kjt, d->routing.outbound, &d->home));
+    if (!e->kind->by_id) PERI_TRY(peri__batch_home(e, &d->routing, &d->home));
+    bool variable = d->home && d->home->variable;
     int64_t *words = d->routing.args.words;
-    words[WORD_KIND] = (d->home->variable ? KIND_VARIABLE : 0) | (want ? KIND_WEIGHTS_GRAD : 0);
+    words[WORD_KIND] = (variable ? KIND_VARIABLE : 0) | (want ? KIND_WEIGHTS_GRAD : 0);
     words[WORD_FILES] = e->found.files;
     words[WORD_STAMP] = (int64_t)e->found.stamp;
-    if (!d->home->variable) return PERI_OK;
+    if (!variable) return PERI_OK;
     PERI_TRY(peri_kjt_inverse_indices(kjt, &inverse));
     peri_status status = peri_tensor_to(inverse, PERI_I64, NULL, &d->inverse);
     peri_tensor_release(inverse);
@@ -185,7 +194,8 @@ static peri_status look_of(peri__input_dist *d, int32_t g)
 {
     const peri__group_of_tables *group = &d->ebc->groups[g];
     const peri__routing *r = &d->routing;
-    peri_tbe_input in = {.ids = group->replica ? r->values : r->received[PERI__IDS], .offsets = group->replica ? r->offsets_in : r->offsets,
+    peri_tbe_input in = {.ids = group->replica ? r->values : r->received[PERI__IDS],
+                         .offsets = group->replica ? r->own_offsets : r->offsets,
                          .weights = group->replica ? r->weights : r->received[PERI__WEIGHTS],
                          .scale = group->mean ? r->received[PERI__BY_BAG] : NULL, .blocks = d->layout->blocks[g]};
     if (!d->looks) d->looks = peri__alloc_zero(sizeof *d->looks * (size_t)d->layout->n_groups);
@@ -205,7 +215,7 @@ static void batch_fini(peri__trip *trip)
     peri__free(b->looks);
     peri__free(b->replica_flat);
     peri__free(b->replica_work);
-    peri_tensor *tensors[] = {b->home_weights, b->inverse, b->sent, b->rows};
+    peri_tensor *tensors[] = {b->home_weights, b->given.inverse, b->given.ids, b->given.places, b->sent, b->rows};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
     peri__weights_dist_release(b->weights_dist);
     for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__journey_fini(&b->gradient[lane]);
@@ -224,7 +234,9 @@ static peri_status batch_new(peri__input_dist *d, batch **out)
     peri__refs_add(&d->layout->refs);
     b->layout = d->layout;
     b->home_weights = peri__keep(d->routing.weights);
-    b->inverse = peri__keep(d->inverse);
+    b->given.inverse = peri__keep(d->inverse);
+    if (d->ebc->kind->by_id) b->given.ids = peri__keep(d->routing.values);
+    b->given.places = peri__keep(d->routing.places);
     peri_status status = PERI_OK;
     for (int32_t g = 0; g < d->layout->n_groups && status >= 0; g++) status = look_of(d, g);
     if (status >= 0) {
@@ -396,7 +408,7 @@ static peri_status spread(batch *b, peri_tensor *grad)
     PERI_TRY_GOTO(peri_tensor_to(narrow, PERI_F32, NULL, &flat), out);
     PERI_TRY_GOTO(new_f32(e->device, own_of(b) + b->layout->owner->sent_out, &b->rows), out);
     PERI_TRY_GOTO(new_f32(e->device, h->received_out, &b->sent), out);
-    status = e->kind->spread(e, h, b->inverse, flat, b->rows, b->sent);
+    status = e->kind->spread(e, h, &b->given, flat, b->rows, b->sent);
 out:
     peri_tensor_release(narrow);
     peri_tensor_release(flat);
@@ -408,7 +420,7 @@ static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
 {
     batch *b = (batch *)trip;
     peri_tensor *zeros = NULL;
-    int64_t shape[2] = {b->layout->home->rows, b->ebc->routes->out_cols};
+    int64_t shape[2] = {b->layout->home->rows, b->ebc->cols};
     if (!grad_out[0]) PERI_TRY(peri_tensor_full(b->ebc->device, PERI_F32, 2, shape, 0, &zeros));
     peri_status status = spread(b, grad_out[0] ? grad_out[0] : zeros);
     peri_tensor_release(zeros);
@@ -553,7 +565,7 @@ peri_status peri_sharded_output(peri_sharded *e, peri_work *output, peri_tensor 
     if (o->used) return peri__fail(PERI_EINVAL, "%s: this output was already taken", f);
     batch *b = o->batch;
     peri_tensor *values;
-    PERI_TRY(e->kind->combine(e, b->layout->home, b->inverse, o->buffer, o->received, &values));
+    PERI_TRY(e->kind->combine(e, b->layout->home, &b->given, o->buffer, o->received, &values));
     peri_status status = PERI_OK;
     if (e->output_dtype != PERI_F32) {
         peri_tensor *narrow;

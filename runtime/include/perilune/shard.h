@@ -56,7 +56,9 @@ PERI_API peri_status peri_sharding_shards(const peri_sharding *sharding, peri_sh
 
 /** Kinds of sharded modules. */
 enum {
-    PERI_SHARDED_EBC = 0 /* EmbeddingBagCollection: a pooled row for each bag */
+    PERI_SHARDED_EBC = 0, /* EmbeddingBagCollection: a pooled row for each bag */
+    PERI_SHARDED_EC = 1,  /* EmbeddingCollection: a row for each id */
+    PERI_SHARDED_KIND_COUNT = 2
 };
 
 typedef struct peri_sharded peri_sharded;
@@ -78,7 +80,7 @@ typedef struct peri_sharded_table {
     const int32_t *ranks;   /* as in peri_sharding */
     const int64_t *sizes;
     int32_t n_features, n_ranks;
-    int32_t pooling, init;  /* PERI_POOLING_*, PERI_INIT_* */
+    int32_t pooling, init;  /* PERI_POOLING_* (SUM or MEAN; EC: NONE, and all tables have equal columns), PERI_INIT_* */
     int32_t sharding_type, compute_kernel;
     int32_t optimizer;      /* index into config.optimizers; ignored with PERI_KERNEL_DENSE */
     int32_t dtype;          /* of the weights: PERI_F32 (or 0), PERI_F16, PERI_BF16; PERI_KERNEL_DENSE: f32 */
@@ -104,9 +106,10 @@ typedef struct peri_sharded_config {
     int32_t gradient_division; /* PERI_DIVISION_*: whether gradients that come back are divided by the size of the group (mean over ranks);
                                   DEFAULT: as exchanges of the group are when the module is made */
     int32_t output_dtype;   /* PERI_F32 (or 0), PERI_F16, PERI_BF16: sums are f32, and rounded to nearest even at last */
-    peri_sharded_codecs all_to_all;     /* of rows of table-wise and column-wise shards, and of those that were added up within a node */
+    peri_sharded_codecs all_to_all;     /* of rows of table-wise and column-wise shards, of those that were added up within a node, and of
+                                           all rows of an EC */
     peri_sharded_codecs reduce_scatter; /* of row-wise shards, and of those within a node; they are added up in f32, when they are here */
-    int32_t kind;           /* PERI_SHARDED_EBC */
+    int32_t kind;           /* PERI_SHARDED_* */
 } peri_sharded_config;
 
 /** Allocate and initialise this rank's shards. Collective: all members with the same configuration and plan; every exchange compares them,
@@ -137,7 +140,8 @@ PERI_API peri_status peri_sharded_files_found(const peri_sharded *ebc, peri_flus
 PERI_API peri_status peri_sharded_flush_info(const peri_sharded *ebc, peri_flush_info *out);
 PERI_API peri_status peri_sharded_flush_prepare(peri_sharded *ebc);
 PERI_API peri_status peri_sharded_flush_commit(peri_sharded *ebc, int64_t number, uint64_t stamp);
-/** The pooled rows [batch, columns], of config.output_dtype, of a complete work of peri_sharded_compute_and_output_dist, used once.
+/** The pooled rows [batch, columns] or (EC) the rows of all ids, those of a feature of a table after the other in the module's order
+ *  [ids, columns of a table], of config.output_dtype, of a complete work of peri_sharded_compute_and_output_dist, used once.
  *  Recorded on the tape when gradients were on at the lookup: the backward pass exchanges the gradient and updates the shards. Local. @out
  *  new. */
 PERI_API peri_status peri_sharded_output(peri_sharded *ebc, peri_work *output, peri_tensor **out);
