@@ -230,6 +230,9 @@ static peri_status make_router(peri_sharded *e)
     e->cols = e->kind->by_id ? e->tables[0].cols : e->routes->out_cols;
     e->scratch = peri__alloc(sizeof *e->scratch * (2 * (size_t)e->n_features + (size_t)e->routes->n_streams));
     if (!e->scratch) return PERI_ENOMEM;
+    e->n_results = !e->kind->by_id;
+    if (e->kind->by_id) e->result_feature = e->features;
+    for (int32_t t = 0; t < e->n_tables && e->kind->by_id; t++) e->n_results += e->tables[t].n_features;
     e->router.group = e->group;
     e->router.device = e->device;
     e->router.routes = e->routes;

@@ -104,6 +104,8 @@ struct peri_sharded {
     peri__home *homes[PERI__KEPT];         /* of the last inputs, the last one first; NULL: none yet */
     peri__batch_layout *layouts[PERI__KEPT]; /* of the last lookups */
     int64_t cols;             /* of a row of the output */
+    int32_t n_results;        /* tensors that a batch becomes */
+    int32_t *result_feature;  /* n_results: whose rows each has; NULL: all rows are one result */
     int64_t *scratch;         /* 2 x n_features + streams */
 };
 

@@ -398,34 +398,59 @@ static peri_status reduce_replicas(batch *b, peri_tensor *rows)
     return PERI_OK;
 }
 
-static peri_status spread(batch *b, peri_tensor *grad)
+/** Result @i of a batch among its @rows: from *@at on, which moves on. */
+static peri_status result_of(const batch *b, peri_tensor *rows, int32_t i, int64_t *at, peri_tensor **out)
 {
-    peri_sharded *e = b->ebc;
+    const peri_sharded *e = b->ebc;
     const peri__home *h = b->layout->home;
-    peri_tensor *flat = NULL, *narrow = NULL;
-    peri_status status;
-    PERI_TRY_GOTO(peri_tensor_contiguous(grad, &narrow), out);
-    PERI_TRY_GOTO(peri_tensor_to(narrow, PERI_F32, NULL, &flat), out);
-    PERI_TRY_GOTO(new_f32(e->device, own_of(b) + b->layout->owner->sent_out, &b->rows), out);
-    PERI_TRY_GOTO(new_f32(e->device, h->received_out, &b->sent), out);
-    status = e->kind->spread(e, h, &b->given, flat, b->rows, b->sent);
-out:
-    peri_tensor_release(narrow);
-    peri_tensor_release(flat);
+    int64_t shape[2] = {e->result_feature ? h->feature_rows[e->result_feature[i]] : h->rows, e->cols};
+    int64_t offset = rows->offset + *at * e->cols;
+    *at += shape[0];
+    return peri__tensor_view(rows, 2, shape, NULL, offset, out);
+}
+
+/** The gradient of all results in f32; none counts as zeros, for the other ranks' sake. @out new. */
+static peri_status join_gradients(const batch *b, peri_tensor *const *grad, peri_tensor **out)
+{
+    const peri_sharded *e = b->ebc;
+    int64_t at = 0, shape[2] = {b->layout->home->rows, e->cols};
+    if (e->n_results == 1 && grad[0]) {
+        peri_tensor *flat;
+        PERI_TRY(peri_tensor_contiguous(grad[0], &flat));
+        peri_status status = peri_tensor_to(flat, PERI_F32, NULL, out);
+        peri_tensor_release(flat);
+        return status;
+    }
+    PERI_TRY(peri_tensor_new(e->device, PERI_F32, 2, shape, out));
+    peri_status status = PERI_OK;
+    for (int32_t i = 0; i < e->n_results && status >= 0; i++) {
+        peri_tensor *part;
+        status = result_of(b, *out, i, &at, &part);
+        if (status < 0) break;
+        status = grad[i] ? peri_tensor_copy(part, grad[i]) : peri_tensor_fill(part, 0);
+        peri_tensor_release(part);
+    }
+    if (status < 0) peri_tensor_release(*out);
     return status;
 }
 
-/** @grad_out[0]: gradient of the module's output [batch, columns]; none counts as zeros, for the other ranks' sake. */
+/** @grad_out: gradients of the module's results. */
 static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
 {
     batch *b = (batch *)trip;
-    peri_tensor *zeros = NULL;
-    int64_t shape[2] = {b->layout->home->rows, b->ebc->cols};
-    if (!grad_out[0]) PERI_TRY(peri_tensor_full(b->ebc->device, PERI_F32, 2, shape, 0, &zeros));
-    peri_status status = spread(b, grad_out[0] ? grad_out[0] : zeros);
-    peri_tensor_release(zeros);
-    if (status >= 0) status = rows_start(b, b->rows, b->sent, PERI__TO_OWNERS, b->gradient);
-    return status < 0 ? status : reduce_replicas(b, b->rows);
+    peri_sharded *e = b->ebc;
+    const peri__home *h = b->layout->home;
+    peri_tensor *grad;
+    peri_status status;
+    PERI_TRY(join_gradients(b, grad_out, &grad));
+    PERI_TRY_GOTO(new_f32(e->device, own_of(b) + b->layout->owner->sent_out, &b->rows), out);
+    PERI_TRY_GOTO(new_f32(e->device, h->received_out, &b->sent), out);
+    PERI_TRY_GOTO(e->kind->spread(e, h, &b->given, grad, b->rows, b->sent), out);
+    PERI_TRY_GOTO(rows_start(b, b->rows, b->sent, PERI__TO_OWNERS, b->gradient), out);
+    status = reduce_replicas(b, b->rows);
+out:
+    peri_tensor_release(grad);
+    return status;
 }
 
 static const peri__trip_vtab batch_vtab = {PERI__TRIP_NODES("sharded lookup", "sharded output_dist", PERI__UPDATES), .set_out = set_out,
@@ -552,6 +577,37 @@ peri_status peri_sharded_compute_and_output_dist(peri_sharded *e, peri_work *dis
     return PERI_OK;
 }
 
+/** The rows of a batch, of the module's output dtype. @out new. */
+static peri_status make_rows(const output_dist *o, peri_tensor **out)
+{
+    const batch *b = o->batch;
+    const peri_sharded *e = b->ebc;
+    peri_tensor *rows;
+    PERI_TRY(e->kind->combine(e, b->layout->home, &b->given, o->buffer, o->received, &rows));
+    peri_status status = peri_tensor_to(rows, e->output_dtype, NULL, out);
+    peri_tensor_release(rows);
+    return status;
+}
+
+/** All results of a batch, recorded if the lookup is. @out: new references. */
+static peri_status make_results(output_dist *o, peri_tensor **out)
+{
+    batch *b = o->batch;
+    const int32_t n = b->ebc->n_results;
+    peri_tensor *rows;
+    int64_t at = 0;
+    PERI_TRY(make_rows(o, &rows));
+    peri_status status = PERI_OK;
+    int32_t made = 0;
+    for (; made < n && status >= 0; made += status >= 0) status = result_of(b, rows, made, &at, &out[made]);
+    peri_tensor_release(rows);
+    if (status >= 0 && o->leave) status = peri__trip_arrives(&b->trip, &o->leave, out, n);
+    for (; status < 0 && made > 0; made--) peri_tensor_release(out[made - 1]);
+    return status;
+}
+
+int32_t peri_sharded_results(const peri_sharded *e) { return e ? e->n_results : 0; }
+
 peri_status peri_sharded_output(peri_sharded *e, peri_work *output, peri_tensor **out)
 {
     PERI_NEED(e);
@@ -563,27 +619,10 @@ peri_status peri_sharded_output(peri_sharded *e, peri_work *output, peri_tensor 
         return peri__fail(PERI_EINVAL, "%s: this work is not an output_dist of this module", f);
     if (output->status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the output_dist is not complete; wait for it", f);
     if (o->used) return peri__fail(PERI_EINVAL, "%s: this output was already taken", f);
-    batch *b = o->batch;
-    peri_tensor *values;
-    PERI_TRY(e->kind->combine(e, b->layout->home, &b->given, o->buffer, o->received, &values));
-    peri_status status = PERI_OK;
-    if (e->output_dtype != PERI_F32) {
-        peri_tensor *narrow;
-        status = peri_tensor_to(values, e->output_dtype, NULL, &narrow);
-        if (status >= 0) {
-            peri_tensor_release(values);
-            values = narrow;
-        }
-    }
-    if (status >= 0 && o->leave) status = peri__trip_arrives(&b->trip, &o->leave, &values, 1);
-    if (status < 0) {
-        peri_tensor_release(values);
-        return status;
-    }
+    PERI_TRY(make_results(o, out));
     o->used = true;
     peri_tensor_release(o->buffer);
     peri_tensor_release(o->received);
     o->buffer = o->received = NULL;
-    *out = values;
     return PERI_OK;
 }

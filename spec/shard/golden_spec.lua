@@ -1,5 +1,5 @@
--- Sharded EmbeddingBagCollections against TorchRec's own (spec/golden/sharded): three steps of forward, backward and fused or dense
--- optimizers, on the ranks that the vectors were made on. Where TorchRec is known to deviate from the mathematics (golden README), the
+-- Sharded EmbeddingBagCollections and EmbeddingCollections against TorchRec's own (spec/golden/sharded): three steps of forward, backward
+-- and fused or dense optimizers, on the ranks that the vectors were made on. Where TorchRec is known to deviate from the mathematics (golden README), the
 -- unsharded result stored beside is the truth; row-wise states under column-wise sharding are kept by column block, as TorchRec keeps them.
 local peri = require "perilune"
 local golden = require "spec.support.golden"
@@ -57,12 +57,15 @@ local function registry_of(precisions, scale)
     backward_loss_scale = scale }
 end
 
+local function is_sequence(case) return case.module == "EmbeddingCollection" end
+
 local function make(case, world, device, registry, output_dtype)
+  local sequence = is_sequence(case)
   local tables, entries, own = {}, {}, {}
   for i, t in ipairs(case.tables) do
-    tables[i] = peri.EmbeddingBagConfig {
+    tables[i] = (sequence and peri.EmbeddingConfig or peri.EmbeddingBagConfig) {
       name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim, feature_names = t.feature_names,
-      pooling = t.pooling, data_type = t.data_type,
+      pooling = not sequence and t.pooling or nil, data_type = t.data_type,
     }
     local placed = t.sharding_type ~= "row_wise" and t.sharding_type ~= "data_parallel"
     entries[t.name] = plan.ParameterSharding {
@@ -72,7 +75,7 @@ local function make(case, world, device, registry, output_dtype)
   end
   local shared = fused_params(case.optimizer)
   shared.output_dtype = output_dtype
-  return peri.shard.ShardedEmbeddingBagCollection {
+  return peri.shard[sequence and "ShardedEmbeddingCollection" or "ShardedEmbeddingBagCollection"] {
     tables = tables, plan = entries, group = world, device = device, fused_params = shared, table_fused_params = own,
     is_weighted = case.weighted, gradient_division = case.gradient_division, qcomm_codecs_registry = registry,
   }
@@ -133,6 +136,40 @@ local function input_of(case, at, device, batch)
   }
 end
 
+--- Compare pooled rows with the case, and hand its gradient back.
+local function pooled(case, at, kt, device, truth)
+  local output, grad = case:tensor(at .. "output/values", device), case:tensor(at .. "grad_output", device)
+  local places = peri.util.index_of(kt:keys())
+  local upstream, column = peri.zeros({ output:size(1), output:size(2) }, "f32", device), 0
+  for i, key in ipairs(case.output_keys) do
+    local dim, own = case.output_dims[i], kt:offset_per_key()[places[key]]
+    local want = output:slice(2, column, column + dim)
+    if truth ~= "" then want = case:tensor(("unsharded/%soutput/%s"):format(at, key), device) end
+    local got, back = kt[key], grad:slice(2, column, column + dim)
+    if by_weights[case.name] then
+      local ratio = ratios(case, at, key, device)
+      got, back = got:detach() * ratio, back * ratio
+    end
+    near(at .. key, want, got, case.tol)
+    upstream:slice(2, own, own + dim):copy(back)
+    column = column + dim
+  end
+  kt:values():backward(upstream:to(kt:values():dtype()))
+end
+
+--- The same of rows of ids.
+local function sequences(case, at, result, device)
+  local loss
+  for _, key in ipairs(case.output_keys) do
+    local rows = result[key]
+    assert.same(case:list(("%soutput/%s/lengths"):format(at, key)), rows:lengths():to_list())
+    near(at .. key, case:tensor(("%soutput/%s/values"):format(at, key), device), rows:values(), case.tol)
+    local term = (rows:values() * case:tensor(("%sgrad_output/%s"):format(at, key), device)):sum()
+    loss = loss and loss + term or term
+  end
+  loss:backward()
+end
+
 local function run(case, world, device, registry, output_dtype)
   if nearly[case.name] then case.tol = { abs = 1e-5, rel = 1e-5 } end
   case.state_tol = { abs = 1e-6, rel = 1e-5 }
@@ -141,29 +178,13 @@ local function run(case, world, device, registry, output_dtype)
     case.state_tol = case.tol
   end
   local rank, truth = world:rank(), mathematics[case.name] and "unsharded/" or ""
-  local ebc = make(case, world, device, registry, output_dtype)
-  local shards, states = ebc:local_shards(), {}
+  local module = make(case, world, device, registry, output_dtype)
+  local shards, states = module:local_shards(), {}
   for _, s in ipairs(shards) do s.state("weight"):copy(part(case:tensor("table/" .. s.table .. "/init", device), s)) end
   for step = 1, case.steps do
     local at = ("rank%d/step%d/"):format(rank, step)
-    local kt = ebc:forward(input_of(case, at, device, case.batch_sizes[step][rank + 1]))
-    local output, grad = case:tensor(at .. "output/values", device), case:tensor(at .. "grad_output", device)
-    local places = peri.util.index_of(kt:keys())
-    local upstream, column = peri.zeros({ output:size(1), output:size(2) }, "f32", device), 0
-    for i, key in ipairs(case.output_keys) do
-      local dim, own = case.output_dims[i], kt:offset_per_key()[places[key]]
-      local want = output:slice(2, column, column + dim)
-      if truth ~= "" then want = case:tensor(("unsharded/%soutput/%s"):format(at, key), device) end
-      local got, back = kt[key], grad:slice(2, column, column + dim)
-      if by_weights[case.name] then
-        local ratio = ratios(case, at, key, device)
-        got, back = got:detach() * ratio, back * ratio
-      end
-      near(at .. key, want, got, case.tol)
-      upstream:slice(2, own, own + dim):copy(back)
-      column = column + dim
-    end
-    kt:values():backward(upstream:to(kt:values():dtype()))
+    local result = module:forward(input_of(case, at, device, case.batch_sizes[step][rank + 1]))
+    if is_sequence(case) then sequences(case, at, result, device) else pooled(case, at, result, device, truth) end
     train_dense(case, world, shards, states)
     for _, s in ipairs(shards) do
       local key = ("%stable/%s/step%d"):format(truth, s.table, step)
@@ -179,8 +200,8 @@ local function where(case)
   return { sizes = { case.world_size }, local_size = nodes and case.local_size or 0 }
 end
 
-describe("a sharded EmbeddingBagCollection reproduces", function()
-  for _, kind in ipairs { "^ebc_", "^vbe_", "^codec_ebc_" } do
+describe("a sharded collection reproduces", function()
+  for _, kind in ipairs { "^ebc_", "^vbe_", "^codec_ebc_", "^ec_" } do
     for _, name in ipairs(golden.names("sharded", kind)) do
       local case = golden.load(name)
       worlds.each(case.name, function(world, device) run(case, world, device, registry_of(case.codec)) end, where(case))

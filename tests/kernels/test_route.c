@@ -6,6 +6,7 @@
 #include "../../kernels/kernels.h"
 #include "../harness/check.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -381,6 +382,93 @@ static void test_adjoint(void **unused)
 enum { MOST_RUNS = 80, PLACE_AREA = 5 << 19, PLACE_GUARD = 64 };
 
 /** Rows of a run: none, one, odd, or with @width past the size from which copies go past the caches (64 KiB). */
+/* -- rows of ids -------------------------------------------------------------------------------------------------------------------- */
+
+enum { ID_OUTPUTS = 2 * MOST_PARTITIONS, ID_COLS = 21, ID_ROWS = 6000, ID_AREA = ID_ROWS * ID_OUTPUTS * ID_COLS };
+
+/** Rows of ids of a random problem: two blocks of columns for each partition, one after the other in each of two buffers. */
+typedef struct sequences {
+    peri_k_rows outputs[ID_OUTPUTS];
+    peri_k_piece pieces[ID_OUTPUTS * MOST_PARTS];
+    int32_t n;
+    int64_t rows;
+} sequences;
+
+static void make_sequences(const problem *p, sequences *s)
+{
+    int64_t base = 0, piece = 0;
+    memset(s, 0, sizeof *s);
+    for (int32_t i = 0; i < p->n_partitions; i++) {
+        const peri_k_partition *q = &p->partitions[i];
+        int64_t first = p->offsets[q->first_bag], ids = p->offsets[q->first_bag + q->bags] - first, half = 1 + below(ID_COLS - 1);
+        for (int block = 0; block < 2; block++) {
+            int64_t cols = block ? ID_COLS - half : half;
+            s->outputs[s->n++] = (peri_k_rows){.row = s->rows, .ids = ids, .column = block ? half : 0, .cols = cols, .first_id = first,
+                                               .place_first = q->n_parts ? first : -1, .first_piece = piece, .divisor = 3,
+                                               .sent_divisor = 4, .partition = i};
+            for (int32_t k = 0; k < (q->n_parts ? q->n_parts : 1); k++)
+                s->pieces[piece++] = (peri_k_piece){.offset = base, .own = q->n_parts ? below(2) : 1};
+            base += cols * p->n_ids;
+        }
+        s->rows += ids;
+    }
+    assert_true(s->rows <= ID_ROWS && base <= ID_AREA);
+}
+
+/** Where the definition has element @c of row @k of output @o: in buffer *@own; -1: nowhere. */
+static int64_t element_of(const problem *p, const sequences *s, const int64_t *places, int32_t o, int64_t k, int64_t c, int64_t *own)
+{
+    const peri_k_rows *x = &s->outputs[o];
+    const peri_k_partition *q = &p->partitions[x->partition];
+    int64_t id = p->ids[x->first_id + k], part = 0, place = q->n_parts ? places[x->first_id + k] : k;
+    if (place < 0) return -1;
+    for (int32_t i = 1; i < q->n_parts; i++) part += id >= p->bounds[q->first_bound + i];
+    *own = s->pieces[x->first_piece + part].own;
+    return s->pieces[x->first_piece + part].offset + place * x->cols + c;
+}
+
+static void test_sequences(void **unused)
+{
+    (void)unused;
+    static problem p;
+    static result r;
+    static sequences s;
+    static float buffer[2][ID_AREA], back[2][ID_AREA], values[ID_ROWS * ID_COLS];
+    state = 99;
+    for (int round = 0; round < 40; round++) {
+        do make(&p, false);
+        while (p.n_ids > 600);
+        route(peri_kernels_isa("ref"), &p, false, false, false, &r);
+        make_sequences(&p, &s);
+        random_rows(buffer[0], ID_AREA);
+        random_rows(buffer[1], ID_AREA);
+        for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+            const peri_kernels *k = peri_kernels_isa(isas[i]);
+            if (!k) continue;
+            bool i32 = below(2);
+            peri_k_route_rows_args a = {.values = values, .stride = ID_COLS, .received = buffer[0], .own = buffer[1],
+                                        .ids = i32 ? (const void *)p.ids32 : p.ids, .places = r.places, .partitions = p.partitions,
+                                        .bounds = p.bounds, .outputs = s.outputs, .pieces = s.pieces, .n_outputs = s.n, .ids_i32 = i32};
+            for (int64_t j = 0; j < s.rows * ID_COLS; j++) values[j] = NAN;
+            run(k->fn[PERI_K_route_rows], &a, s.rows);
+            memset(back, 0, sizeof back);
+            a.received = back[0];
+            a.own = back[1];
+            run(k->fn[PERI_K_route_rows_back], &a, s.rows);
+            for (int32_t o = 0; o < s.n; o++)
+                for (int64_t j = 0; j < s.outputs[o].ids * s.outputs[o].cols; j++) {
+                    int64_t row = j / s.outputs[o].cols, c = j % s.outputs[o].cols, own = 0;
+                    int64_t at = element_of(&p, &s, r.places, o, row, c, &own);
+                    float got = values[(s.outputs[o].row + row) * ID_COLS + s.outputs[o].column + c];
+                    if (got != (at < 0 ? 0 : buffer[own][at])) fail_msg("%s: round %d, output %d, row %d", isas[i], round, o, (int)row);
+                    if (at >= 0 && back[own][at] != got / (own ? 3.0f : 4.0f)) fail_msg("%s: the way back of round %d", isas[i], round);
+                    if (at >= 0) back[own][at] = 0;
+                }
+            for (int64_t j = 0; j < ID_AREA; j++) assert_true(back[0][j] == 0 && back[1][j] == 0); /* nothing else was written */
+        }
+    }
+}
+
 static int64_t rows_of_run(int64_t width)
 {
     int64_t large = (64 << 10) / width;
@@ -513,6 +601,7 @@ int main(void)
         cmocka_unit_test(test_return),
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_adjoint),
+        cmocka_unit_test(test_sequences),
         cmocka_unit_test(test_place),
         cmocka_unit_test(test_lines),
         cmocka_unit_test(test_numbers),

@@ -128,7 +128,8 @@ local function fill_tables(cfg, a, plan, optimizer, bounds, keep)
   for i, t in ipairs(a.tables) do
     local c, sharding, init = tables[i - 1], plan.tables[t.name], t:initialiser()
     c.name, c.rows, c.cols = t.name, t.num_embeddings, t.embedding_dim
-    c.pooling, c.init, c.init_a, c.init_b = config.poolings[t.pooling], init.kind, init.a, init.b
+    c.pooling = t.pooling and config.poolings[t.pooling] or C.PERI_POOLING_NONE
+    c.init, c.init_a, c.init_b = init.kind, init.a, init.b
     c.sharding_type = types.type_codes[sharding.sharding_type]
     c.compute_kernel = sharding.compute_kernel == "dense" and C.PERI_KERNEL_DENSE or C.PERI_KERNEL_FUSED
     c.features = array("int32_t[?]", util.map(t.feature_names, function(f) return positions[f] end))
@@ -156,7 +157,7 @@ end
 
 --- The configuration of a module with the arguments `a` (embedding.lua), a plan that was checked, and codecs for the operations in `slots`.
 --- Returns it, what must live while it is used, and the names of its optimizers.
-function M.of(func, a, plan, slots)
+function M.of(func, a, plan, kind, slots)
   local anchors = {}
   local function keep(x)
     anchors[#anchors + 1] = x or false
@@ -168,6 +169,7 @@ function M.of(func, a, plan, slots)
   fill_tables(cfg, a, plan, optimizer, bounds, keep)
   cfg.group, cfg.device = a.group:ptr(), P.device(a.device)
   cfg.optimizers, cfg.n_optimizers = keep(optimizers), #list
+  cfg.kind = kind
   cfg.seed = a.seed or P.state.seed
   cfg.weighted, cfg.output_dtype = a.is_weighted, output_dtype_of(func, a)
   cfg.gradient_division = division_of(func, a)

@@ -38,6 +38,8 @@ function StageAwaitable:_test_impl() return self.work.ptr == nil or C.peri_work_
 
 local ShardedEmbeddingModule = ShardedModule:extend "ShardedEmbeddingModule"
 
+--- Its kind in C, PERI_SHARDED_*. Classes have their own.
+ShardedEmbeddingModule.kind = C.PERI_SHARDED_EBC
 --- Operations for which a class looks up codecs -> the place in C's configuration. Classes have their own.
 ShardedEmbeddingModule.codec_slots = {}
 --- Where the names of parameters begin.
@@ -64,7 +66,7 @@ function ShardedEmbeddingModule:init(args)
   group_of(func, a.group)
   plan:validate(a.tables, ShardingEnv.from_process_group(a.group), a.name)
   self.tables, self.plan, self.group, self.is_weighted = a.tables, plan, a.group, a.is_weighted
-  local cfg, anchors, optimizers = config.of(func, a, plan, self.codec_slots)
+  local cfg, anchors, optimizers = config.of(func, a, plan, self.kind, self.codec_slots)
   self._optimizer_names = optimizers
   self:_make(cfg, anchors)
   self:_register_dense()

@@ -1,14 +1,17 @@
 -- shard: sharded modules, built from plans.
 local util = require "perilune.util"
 local bag = require "perilune.shard.bag"
+local sequence = require "perilune.shard.sequence"
 local sharder = require "perilune.shard.sharder"
 
 return util.face("peri.shard", {
   ShardedModule = require "perilune.shard.module",
   ShardedEmbeddingModule = require "perilune.shard.embedding",
   ShardedEmbeddingBagCollection = bag.ShardedEmbeddingBagCollection,
+  ShardedEmbeddingCollection = sequence.ShardedEmbeddingCollection,
   ModuleSharder = sharder.ModuleSharder,
   EmbeddingBagCollectionSharder = bag.EmbeddingBagCollectionSharder,
+  EmbeddingCollectionSharder = sequence.EmbeddingCollectionSharder,
   registry = sharder.registry,
   files = require "perilune.shard.files",
 })

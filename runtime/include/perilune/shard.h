@@ -140,10 +140,12 @@ PERI_API peri_status peri_sharded_files_found(const peri_sharded *ebc, peri_flus
 PERI_API peri_status peri_sharded_flush_info(const peri_sharded *ebc, peri_flush_info *out);
 PERI_API peri_status peri_sharded_flush_prepare(peri_sharded *ebc);
 PERI_API peri_status peri_sharded_flush_commit(peri_sharded *ebc, int64_t number, uint64_t stamp);
-/** The pooled rows [batch, columns] or (EC) the rows of all ids, those of a feature of a table after the other in the module's order
- *  [ids, columns of a table], of config.output_dtype, of a complete work of peri_sharded_compute_and_output_dist, used once.
- *  Recorded on the tape when gradients were on at the lookup: the backward pass exchanges the gradient and updates the shards. Local. @out
- *  new. */
+/** Tensors that a batch becomes: 1, or (EC) one for each feature of each table. */
+PERI_API int32_t peri_sharded_results(const peri_sharded *sharded);
+/** What became of a complete work of peri_sharded_compute_and_output_dist, used once, in config.output_dtype: the pooled rows [batch,
+ *  columns]; or (EC), feature after feature of each table in the module's order, the rows [ids, columns] of the feature's ids, in their
+ *  order, zeros for ids of -1. Recorded on the tape when gradients were on at the lookup: the backward pass exchanges the gradient and updates the
+ *  shards. Local. @out: room for peri_sharded_results(); new references. */
 PERI_API peri_status peri_sharded_output(peri_sharded *ebc, peri_work *output, peri_tensor **out);
 
 /** A piece of a table that lives on this rank: a shard, or a whole replica. */

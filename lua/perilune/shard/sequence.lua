@@ -1,0 +1,102 @@
+-- sequence.lua: EmbeddingCollection over ranks: ids go to the ranks that have their rows, and a row for each id comes back.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local Tensor = require "perilune.tensor"
+local jagged = require "perilune.jagged"
+local awaitable = require "perilune.dist.awaitable"
+local config = require "perilune.embed.config"
+local ShardedEmbeddingModule = require "perilune.shard.embedding"
+local ModuleSharder = require("perilune.shard.sharder").ModuleSharder
+local util = require "perilune.util"
+local signature = require "perilune.signature"
+local C, check = P.C, P.check
+
+local M = {}
+
+--- The table of JaggedTensors that a lookup becomes.
+local EmbeddingCollectionAwaitable = awaitable.lazy_class("EmbeddingCollectionAwaitable", ShardedEmbeddingModule.OutputAwaitable)
+
+--- ShardedEmbeddingCollection { tables =, plan =, group =, need_indices = false, ... }: all other arguments are in embedding.lua. Its
+--- result has a JaggedTensor for each feature: a row for each of its ids, and its lengths; with need_indices its weights are the ids. A feature of
+--- several tables has one for each, "feature@table".
+local ShardedEmbeddingCollection = ShardedEmbeddingModule:extend "ShardedEmbeddingCollection"
+ShardedEmbeddingCollection.OutputAwaitable = EmbeddingCollectionAwaitable
+M.ShardedEmbeddingCollection = ShardedEmbeddingCollection
+ShardedEmbeddingCollection.kind = C.PERI_SHARDED_EC
+ShardedEmbeddingCollection.codec_slots = { SEQUENCE_EMBEDDINGS_ALL_TO_ALL = "all_to_all" }
+ShardedEmbeddingCollection.parameter_prefix = "embeddings"
+
+function ShardedEmbeddingCollection:init(args)
+  local own = type(args) == "table" and util.copy(args) or args
+  self._need_indices = false
+  if type(own) == "table" and own.need_indices ~= nil then
+    signature.value("ShardedEmbeddingCollection", "need_indices", own.need_indices, "boolean")
+    self._need_indices, own.need_indices = own.need_indices, nil
+  end
+  ShardedEmbeddingModule.init(self, own)
+  self._names, self._features = config.output_names(self.tables), {}
+  for _, t in ipairs(self.tables) do
+    for _, f in ipairs(t.feature_names) do self._features[#self._features + 1] = f end
+  end
+  self._results = ffi.new("peri_tensor *[?]", #self._names)
+end
+
+--- The next stages need the lengths of what was asked for.
+function ShardedEmbeddingCollection:input_dist(features)
+  local stage = ShardedEmbeddingModule.input_dist(self, features)
+  stage.features = features
+  return stage
+end
+
+function ShardedEmbeddingCollection:lookup(dist)
+  local stage = ShardedEmbeddingModule.lookup(self, dist)
+  stage.features = dist.features
+  return stage
+end
+
+function ShardedEmbeddingCollection:output(rows)
+  local work, list, result = rows.work, self._results, {}
+  local status = C.peri_sharded_output(self:_pointer(), work.ptr, list)
+  work:release()
+  check(status)
+  local values = {}
+  for i = 1, #self._names do values[i] = Tensor.wrap(list[i - 1]) end
+  for i, name in ipairs(self._names) do
+    local ids = rows.features:get(self._features[i])
+    result[name] = jagged.JaggedTensor { values = values[i], lengths = ids:lengths(), weights = self._need_indices and ids:values() or nil }
+  end
+  return result
+end
+
+--- Names of the results, in order.
+function ShardedEmbeddingCollection:embedding_names() return self._names end
+--- Columns of a row.
+function ShardedEmbeddingCollection:embedding_dim() return self.tables[1].embedding_dim end
+function ShardedEmbeddingCollection:need_indices() return self._need_indices end
+--- The tables' configurations.
+function ShardedEmbeddingCollection:embedding_configs() return self.tables end
+
+ShardedEmbeddingModule.check_arguments(ShardedEmbeddingCollection, "KeyedJaggedTensor")
+
+--- Its sharder.
+local EmbeddingCollectionSharder = util.class("EmbeddingCollectionSharder", ModuleSharder)
+M.EmbeddingCollectionSharder = EmbeddingCollectionSharder
+EmbeddingCollectionSharder.module_type = false
+
+function EmbeddingCollectionSharder:shardable_parameters(module) return module:embedding_configs() end -- luacheck: ignore 212
+
+function EmbeddingCollectionSharder:shard(module, plan, env, device, path)
+  return ShardedEmbeddingCollection {
+    tables = module:embedding_configs(), plan = plan, group = env.pg, device = device, need_indices = module:need_indices(),
+    fused_params = self:merged_fused_params(module.fused_params or nil), seed = module.seed or nil,
+    gradient_division = self.gradient_division, qcomm_codecs_registry = self.qcomm_codecs_registry, name = path,
+  }
+end
+
+signature.object("unsharded_rows", "an EmbeddingCollection", { embedding_configs = "callable", need_indices = "callable" })
+signature.check("EmbeddingCollectionSharder:", EmbeddingCollectionSharder, {
+  shardable_parameters = "self: Sharder, module: unsharded_rows",
+  shard = "self: Sharder, module: unsharded_rows, plan: table, env: env_of_group, device: any, path: string?",
+})
+
+return M
