@@ -2,6 +2,7 @@
  *
  * self.c: the transport of a world of one rank: every operation is a copy to itself, done when posted.
  */
+#include "../../kernels/kernels.h"
 #include "../plugin/coll.h"
 
 #include <string.h>
@@ -77,6 +78,7 @@ static const peri_coll_vtab vtab = {
     .size = sizeof vtab,
     .abi = PERI_COLL_ABI,
     .name = "self",
+    .kernels = peri_kernels_hash,
     .takes = PERI_COLL_HOST | PERI_COLL_RANK_ORDER,
     .probe = self_probe,
     .open = self_open,

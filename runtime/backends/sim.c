@@ -607,6 +607,7 @@ static const peri_coll_vtab vtab = {
     .size = sizeof vtab,
     .abi = PERI_COLL_ABI,
     .name = "sim",
+    .kernels = peri_kernels_hash,
     .takes = PERI_COLL_HOST | PERI_COLL_DEVICE | PERI_COLL_RANK_ORDER,
     .probe = sim_probe,
     .open = sim_open,

@@ -23,7 +23,7 @@
 
 #include <stdio.h>
 
-enum { PERI_COLL_ABI = 1 };
+enum { PERI_COLL_ABI = 2 };
 
 /** Kinds of operations. Buffers are contiguous; counts are elements of op.dtype. W is the size of the group. */
 enum {
@@ -81,6 +81,8 @@ typedef struct peri_coll_open {
 typedef struct peri_coll_vtab {
     uint32_t size, abi; /* sizeof this struct; PERI_COLL_ABI */
     const char *name;   /* "mpi" */
+    /* As peri_device_vtab.kernels: transports run kernels of the host. */
+    uint64_t (*kernels)(void);
     int32_t takes;      /* PERI_COLL_HOST | ... */
     /* Usable here? PERI_OK, or PERI_EUNSUPPORTED and a sentence in @reason. Local. */
     peri_status (*probe)(char *reason, size_t len);

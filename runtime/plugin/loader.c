@@ -128,12 +128,12 @@ static peri_status check_table(const char *what, const char *name, const uint32_
 }
 
 /** Kernels and operations are numbers: with another list, a plugin would run others than those that are meant. */
-static peri_status check_kernels(const char *name, const peri_device_vtab *vtab)
+static peri_status check_kernels(const char *what, const char *name, uint64_t (*kernels)(void))
 {
-    unsigned long long own = peri_kernels_hash(), has = vtab->kernels ? vtab->kernels() : 0;
+    unsigned long long own = peri_kernels_hash(), has = kernels ? kernels() : 0;
     if (own == has) return PERI_OK;
-    return peri__fail(PERI_EUNSUPPORTED, "device '%s': built with another list of kernels (its hash is %016llx, wanted %016llx): build it "
-                      "again with the headers of this version", name, has, own);
+    return peri__fail(PERI_EUNSUPPORTED, "%s '%s': built with another list of kernels (its hash is %016llx, wanted %016llx): build it "
+                      "again with the headers of this version", what, name, has, own);
 }
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -182,7 +182,7 @@ peri_status peri__plugin_device(const char *name, const peri_device_vtab **out)
         if (!strcmp(name, built_in_devices[i].name)) vtab = built_in_devices[i].entry(&host);
     if (!vtab) PERI_TRY(from_plugin("device", name, PERI_DEVICE_ENTRY, (const void **)&vtab));
     PERI_TRY(check_table("device", name, &vtab->size, sizeof *vtab, PERI_DEVICE_ABI));
-    PERI_TRY(check_kernels(name, vtab));
+    PERI_TRY(check_kernels("device", name, vtab->kernels));
     *out = vtab;
     return PERI_OK;
 }
@@ -194,6 +194,7 @@ peri_status peri__plugin_coll(const char *name, const peri_coll_vtab **out)
         if (!strcmp(name, built_in_colls[i].name)) vtab = built_in_colls[i].entry(&host);
     if (!vtab) PERI_TRY(from_plugin("transport", name, PERI_COLL_ENTRY, (const void **)&vtab));
     PERI_TRY(check_table("transport", name, &vtab->size, sizeof *vtab, PERI_COLL_ABI));
+    PERI_TRY(check_kernels("transport", name, vtab->kernels));
     *out = vtab;
     return PERI_OK;
 }

@@ -89,6 +89,9 @@ static void another_list_of_kernels_is_refused(void **state)
         assert_fails(peri__plugin_device("stale_order", &device), PERI_EUNSUPPORTED, "'stale_order': built with another list of kernels");
         assert_fails(peri__plugin_device("stale_size", &device), PERI_EUNSUPPORTED, "'stale_size': built with another list of kernels");
     }
+    const peri_coll_vtab *coll = NULL;
+    assert_fails(peri__plugin_coll("stale_order", &coll), PERI_EUNSUPPORTED, "transport 'stale_order': built with another list of kernels");
+    assert_null(coll);
     assert_fails(peri_device_get("stale_order", &opened), PERI_EUNSUPPORTED, "build it again with the headers of this version");
     assert_null(device);
     assert_null(opened);

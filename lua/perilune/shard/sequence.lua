@@ -17,8 +17,8 @@ local M = {}
 local EmbeddingCollectionAwaitable = awaitable.lazy_class("EmbeddingCollectionAwaitable", ShardedEmbeddingModule.OutputAwaitable)
 
 --- ShardedEmbeddingCollection { tables =, plan =, group =, need_indices = false, ... }: all other arguments are in embedding.lua. Its
---- result has a JaggedTensor for each feature: a row for each of its ids, and its lengths; with need_indices its weights are the ids. A feature of
---- several tables has one for each, "feature@table".
+--- result has a JaggedTensor for each feature: a row for each of its ids, and its lengths; with need_indices its weights are the ids. A
+--- feature of several tables has one for each, "feature@table".
 local ShardedEmbeddingCollection = ShardedEmbeddingModule:extend "ShardedEmbeddingCollection"
 ShardedEmbeddingCollection.OutputAwaitable = EmbeddingCollectionAwaitable
 M.ShardedEmbeddingCollection = ShardedEmbeddingCollection

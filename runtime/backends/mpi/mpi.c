@@ -233,6 +233,7 @@ static const peri_coll_vtab vtab = {
     .size = sizeof vtab,
     .abi = PERI_COLL_ABI,
     .name = "mpi",
+    .kernels = peri_kernels_hash,
     .takes = PERI_COLL_HOST | PERI_COLL_PLACES | PERI_COLL_RANK_ORDER,
     .probe = mpi_probe,
     .launched = peri__mpi_launched,
