@@ -145,6 +145,82 @@ peri_status peri_tensor_slice(peri_tensor *t, int32_t dim, int64_t start, int64_
     return record_view(&view_vtab, t, view, integers, 2 + 2 * PERI_MAX_DIMS, out);
 }
 
+/** @rows rows of a tensor from row *@at on, which moves on. */
+static peri_status rows_of(peri_tensor *t, int64_t rows, int64_t *at, peri_tensor **out)
+{
+    int64_t shape[PERI_MAX_DIMS];
+    memcpy(shape, t->shape, sizeof shape);
+    shape[0] = rows;
+    int64_t offset = t->offset + *at * t->stride[0];
+    *at += rows;
+    return peri__tensor_view(t, t->ndim, shape, t->stride, offset, out);
+}
+
+/** Gradients of the parts, one after the other; none counts as zeros. state: their sizes; integer: number of dimensions, shape. */
+static peri_status split_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    const int64_t *sizes = node->state;
+    peri_tensor *like = NULL, *base;
+    int64_t at = 0;
+    for (int32_t i = 0; i < node->n_out && !like; i++) like = grad_out[i];
+    PERI_TRY(peri__tensor_like(like, (int32_t)node->integer[0], node->integer + 1, &base));
+    peri_status status = PERI_OK;
+    for (int32_t i = 0; i < node->n_out && status >= 0; i++) {
+        peri_tensor *part;
+        status = rows_of(base, sizes[i], &at, &part);
+        if (status < 0) break;
+        status = grad_out[i] ? peri_tensor_copy(part, grad_out[i]) : peri__tensor_zero(part);
+        peri_tensor_release(part);
+    }
+    if (status < 0) peri_tensor_release(base);
+    else grad_in[0] = base;
+    return status;
+}
+
+static void split_fini(peri__node *node)
+{
+    peri__free(node->state);
+    node->state = NULL; /* a pass ends a node, and so does its last reference */
+}
+
+static const peri__node_vtab split_vtab = {.name = "split", .backward = split_backward, .fini = split_fini};
+
+static peri_status record_split(peri_tensor *t, const int64_t *sizes, int32_t n, peri_tensor **parts)
+{
+    if (!n || !peri__recording(&t, 1)) return PERI_OK;
+    peri__node *node;
+    int64_t *copy = peri__alloc(sizeof *copy * (size_t)n);
+    if (!copy) return PERI_ENOMEM;
+    memcpy(copy, sizes, sizeof *copy * (size_t)n);
+    peri_status status = peri__record(&split_vtab, &t, 1, parts, n, &node);
+    if (status < 0) {
+        peri__free(copy);
+        return status;
+    }
+    node->state = copy;
+    node->integer[0] = t->ndim;
+    memcpy(node->integer + 1, t->shape, sizeof t->shape);
+    return PERI_OK;
+}
+
+peri_status peri_tensor_split(peri_tensor *t, const int64_t *sizes, int32_t n, peri_tensor **out)
+{
+    PERI_NEED(t);
+    if (n < 0 || (n && (!sizes || !out))) return peri__fail(PERI_EINVAL, "peri_tensor_split: %d parts without a list", n);
+    char text[128];
+    int64_t at = 0, left = t->ndim ? t->shape[0] : -1;
+    for (int32_t i = 0; i < n && left >= 0; i++) left = sizes[i] < 0 || sizes[i] > left ? -1 : left - sizes[i];
+    if (left != 0)
+        return peri__fail(PERI_EINVAL, "peri_tensor_split: the sizes of %d parts do not add up to the 1st dimension of %s", n,
+                          peri__tensor_text(t, text, sizeof text));
+    peri_status status = PERI_OK;
+    int32_t made = 0;
+    for (; made < n && status >= 0; made += status >= 0) status = rows_of(t, sizes[made], &at, &out[made]);
+    if (status >= 0) status = record_split(t, sizes, n, out);
+    for (; status < 0 && made > 0; made--) peri_tensor_release(out[made - 1]);
+    return status;
+}
+
 peri_status peri_tensor_contiguous(peri_tensor *t, peri_tensor **out)
 {
     PERI_NEED(t);
