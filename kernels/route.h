@@ -2,9 +2,9 @@
  *
  * kernels/route.h: moving ids to the ranks that own their rows, and pooled rows back.
  * Words. A *feature* of the local input has `bags` consecutive bags (its batch). A *partition* is one feature cut by one table's row
- * boundaries into n_parts *streams*, each of which goes to one rank; a table that is not cut by rows has one stream, and a table that every
- * rank holds has none: its ids are only checked. All streams together lie in wire order: by destination rank, then by the destination's own
- * order. `slot` of a bag in wire order = wire_bag[stream] + bag.
+ * boundaries into n_parts *strands*, each of which goes to one rank; a table that is not cut by rows has one strand, and a table that every
+ * rank holds has none: its ids are only checked. All strands together lie in wire order: by destination rank, then by the destination's own
+ * order. `slot` of a bag in wire order = wire_bag[strand] + bag.
  */
 #ifndef PERI_KERNELS_ROUTE_H
 #define PERI_KERNELS_ROUTE_H
@@ -26,7 +26,7 @@ typedef struct peri_k_partition {
     int64_t first_bound; /* in bounds: n_parts + 1 row boundaries, from 0 to rows */
     int64_t block;       /* rows of an even part, for the first guess; 0: search the boundaries */
     int32_t n_parts;
-    int32_t first_stream; /* in wire_bag: its n_parts streams */
+    int32_t first_strand; /* in wire_bag: its n_parts strands */
     int32_t check;        /* which report ids out of range go into: 0..PERI_ROUTE_REPORTS - 1; more: none */
     int32_t reserved;
 } peri_k_partition;
@@ -39,8 +39,8 @@ typedef struct peri_k_route_report {
     int64_t position; /* its position in the bag */
 } peri_k_route_report;
 
-/** lengths[wire_bag[stream] + bag] = number of ids of the bag in that stream's rows, for every partition and bag. Ids of -1 and ids out of
- *  range are in no stream. The latter are counted in reports[i * PERI_ROUTE_REPORTS + check], for each of the fixed blocks i of
+/** lengths[wire_bag[strand] + bag] = number of ids of the bag in that strand's rows, for every partition and bag. Ids of -1 and ids out of
+ *  range are in no strand. The latter are counted in reports[i * PERI_ROUTE_REPORTS + check], for each of the fixed blocks i of
  *  PERI_ROUTE_BLOCK range indices, so that the first offender does not depend on the split. range: blocks of bags over all partitions. */
 enum { PERI_ROUTE_BLOCK = 4096, PERI_ROUTE_REPORTS = 3 };
 typedef struct peri_k_route_count_args {
@@ -48,7 +48,7 @@ typedef struct peri_k_route_count_args {
     const int64_t *offsets; /* the input's bags */
     const peri_k_partition *partitions;
     const int64_t *bounds;
-    const int64_t *wire_bag; /* by stream */
+    const int64_t *wire_bag; /* by strand */
     int32_t *lengths;
     peri_k_route_report *reports; /* PERI_ROUTE_REPORTS a block */
     int64_t bags; /* sum over partitions */
@@ -62,7 +62,7 @@ typedef struct peri_k_route_totals_args {
     const int64_t *positions, *at;
 } peri_k_route_totals_args;
 
-/** scale[wire_bag[stream] + bag] = 1 / max(number of ids of the bag in the input, 1), the factor of mean pooling, for every stream of every
+/** scale[wire_bag[strand] + bag] = 1 / max(number of ids of the bag in the input, 1), the factor of mean pooling, for every strand of every
  *  partition: an owner sees only those of its ids that are its own. range: bags over all partitions. */
 typedef struct peri_k_route_mean_args {
     float *scale;
@@ -72,9 +72,9 @@ typedef struct peri_k_route_mean_args {
     int32_t n_partitions;
 } peri_k_route_mean_args;
 
-/** For each bag of each partition and each id of it in order: place = cursor[slot]++; out[place] = id - first row of the stream;
+/** For each bag of each partition and each id of it in order: place = cursor[slot]++; out[place] = id - first row of the strand;
  *  out_weights[place] = weights[i]; places[place_first[partition] + i - first id of its first bag] = place, -1 for ids that are in no
- *  stream (a partition without streams has no places). `cursor` starts as the exclusive cumulative sum of `lengths`. range: bags over
+ *  strand (a partition without strands has no places). `cursor` starts as the exclusive cumulative sum of `lengths`. range: bags over
  *  all partitions. */
 typedef struct peri_k_route_pack_args {
     const void *ids;
@@ -92,7 +92,7 @@ typedef struct peri_k_route_pack_args {
     bool ids_i32, out_i32;
 } peri_k_route_pack_args;
 
-/** The way back of one number an id: for each partition in order, each of its bags and each id of it in order that is in a stream: place =
+/** The way back of one number an id: for each partition in order, each of its bags and each id of it in order that is in a strand: place =
  *  cursor[slot]++ as in route_pack; out[i] += factor * back[place] (f32, each rounded). range: bags of the *input*, so that the partitions
  *  of a feature add up in their order. */
 typedef struct peri_k_route_return_args {
@@ -160,8 +160,8 @@ typedef struct peri_k_rows {
 } peri_k_rows;
 
 /** route_rows: values[row][column + c] = piece[place][c] for every id of every output, where `piece` is that of the part that has the id's
- *  row; zeros for an id that is in no stream (place -1). route_rows_back, its adjoint: piece[place][c] = values[row][column + c] / divisor
- *  (f32), / sent_divisor for a piece that is not own; ids that are in no stream have none. range: rows of the values. */
+ *  row; zeros for an id that is in no strand (place -1). route_rows_back, its adjoint: piece[place][c] = values[row][column + c] / divisor
+ *  (f32), / sent_divisor for a piece that is not own; ids that are in no strand have none. range: rows of the values. */
 typedef struct peri_k_route_rows_args {
     float *values;
     int64_t stride; /* elements from one row of the values to the next */

@@ -60,14 +60,14 @@ static void cpu_route_count(const void *args, int64_t begin, int64_t end)
             int64_t bag = i - p->bag_start, n = p->bags - bag < stop - i ? p->bags - bag : stop - i;
             const int64_t *offsets = a->offsets + p->first_bag + bag;
             int64_t pruned = p->n_parts <= 1 ? cpu_route_pruned(a->ids, a->ids_i32, offsets[0], offsets[n], p->rows) : -1;
-            if (pruned == 0) { /* every id goes to the one stream */
-                int32_t *lengths = p->n_parts ? a->lengths + a->wire_bag[p->first_stream] + bag : NULL;
+            if (pruned == 0) { /* every id goes to the one strand */
+                int32_t *lengths = p->n_parts ? a->lengths + a->wire_bag[p->first_strand] + bag : NULL;
                 for (int64_t k = 0; k < n && lengths; k++) lengths[k] = (int32_t)(offsets[k + 1] - offsets[k]);
                 i += n;
                 continue;
             }
             double inverse_block = p->block > 0 ? 1.0 / (double)p->block : 0;
-            const int64_t *wire = a->wire_bag + p->first_stream;
+            const int64_t *wire = a->wire_bag + p->first_strand;
             for (int32_t s = 0; s < p->n_parts; s++) memset(a->lengths + wire[s] + bag, 0, sizeof *a->lengths * (size_t)n);
             for (int64_t k = 0; k < n; k++, i++)
                 for (int64_t at = offsets[k]; at < offsets[k + 1]; at++) {
@@ -98,14 +98,14 @@ static void cpu_route_pack(const void *args, int64_t begin, int64_t end)
     for (int64_t i = begin; i < end;) {
         const peri_k_partition *p = ref_route_find(a->partitions, a->n_partitions, i);
         int64_t bag = i - p->bag_start, n = p->bags - bag < end - i ? p->bags - bag : end - i;
-        const int64_t *offsets = a->offsets + p->first_bag + bag, *wire = a->wire_bag + p->first_stream;
+        const int64_t *offsets = a->offsets + p->first_bag + bag, *wire = a->wire_bag + p->first_strand;
         if (p->n_parts == 0) {
             i += n;
             continue;
         }
         int64_t *kept = a->places ? a->places + a->place_first[p - a->partitions] - a->offsets[p->first_bag] : NULL;
         if (p->n_parts == 1 && cpu_route_pruned(a->ids, a->ids_i32, offsets[0], offsets[n], p->rows) == 0) {
-            /* The bags of one stream follow each other on the wire as they do here. */
+            /* The bags of one strand follow each other on the wire as they do here. */
             int64_t from = offsets[0], count = offsets[n] - from, place = a->cursor[wire[0] + bag];
             if (!a->ids_i32 && a->out_i32) {
                 const int64_t *ids = (const int64_t *)a->ids + from;
@@ -148,7 +148,7 @@ static void cpu_route_return(const void *args, int64_t begin, int64_t end)
                 int64_t id = cpu_route_id(a->ids, k, a->ids_i32);
                 if (id < 0 || id >= p->rows) continue;
                 int32_t part = p->n_parts == 1 ? 0 : cpu_route_part(p, a->bounds, inverse_block, id);
-                int64_t *at = &a->cursor[a->wire_bag[p->first_stream + part] + b - p->first_bag];
+                int64_t *at = &a->cursor[a->wire_bag[p->first_strand + part] + b - p->first_bag];
                 float x = a->factor * a->back[(*at)++];
                 a->out[k] += x;
             }
@@ -214,7 +214,7 @@ static void cpu_route_spread(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/** Where the row of id @k of an output lies; NULL: it is in no stream. */
+/** Where the row of id @k of an output lies; NULL: it is in no strand. */
 static inline float *cpu_route_row(const peri_k_route_rows_args *a, const peri_k_rows *out, double inverse_block, int64_t k, bool *own)
 {
     const peri_k_piece *piece = a->pieces + out->first_piece;

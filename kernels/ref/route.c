@@ -34,13 +34,13 @@ static void ref_route_count(const void *args, int64_t begin, int64_t end)
         for (int64_t i = first; i < first + PERI_ROUTE_BLOCK && i < a->bags; i++) {
             const peri_k_partition *p = ref_route_find(a->partitions, a->n_partitions, i);
             int64_t bag = i - p->bag_start, from = a->offsets[p->first_bag + bag], to = a->offsets[p->first_bag + bag + 1];
-            for (int32_t s = 0; s < p->n_parts; s++) a->lengths[a->wire_bag[p->first_stream + s] + bag] = 0;
+            for (int32_t s = 0; s < p->n_parts; s++) a->lengths[a->wire_bag[p->first_strand + s] + bag] = 0;
             for (int64_t k = from; k < to; k++) {
                 int64_t id = ref_route_id(a->ids, k, a->ids_i32);
                 bool bad = id < -1 || id >= p->rows;
                 peri_k_route_report *report = bad && p->check < PERI_ROUTE_REPORTS ? &reports[p->check] : NULL;
                 if (report && report->bad++ == 0) report->where = i + 1, report->id = id, report->position = k - from;
-                if (id >= 0 && !bad && p->n_parts > 0) a->lengths[a->wire_bag[p->first_stream + ref_route_part(p, a->bounds, id)] + bag]++;
+                if (id >= 0 && !bad && p->n_parts > 0) a->lengths[a->wire_bag[p->first_strand + ref_route_part(p, a->bounds, id)] + bag]++;
             }
         }
     }
@@ -58,7 +58,7 @@ static void ref_route_mean(const void *args, int64_t begin, int64_t end)
     for (int64_t i = begin; i < end; i++) {
         const peri_k_partition *p = ref_route_find(a->partitions, a->n_partitions, i);
         int64_t bag = i - p->bag_start, n = a->offsets[p->first_bag + bag + 1] - a->offsets[p->first_bag + bag];
-        for (int32_t s = 0; s < p->n_parts; s++) a->scale[a->wire_bag[p->first_stream + s] + bag] = 1.0f / (float)(n > 1 ? n : 1);
+        for (int32_t s = 0; s < p->n_parts; s++) a->scale[a->wire_bag[p->first_strand + s] + bag] = 1.0f / (float)(n > 1 ? n : 1);
     }
 }
 
@@ -73,8 +73,8 @@ static void ref_route_pack(const void *args, int64_t begin, int64_t end)
             int64_t id = ref_route_id(a->ids, k, a->ids_i32);
             if (kept) kept[k] = -1;
             if (id < 0 || id >= p->rows) continue;
-            int32_t part = ref_route_part(p, a->bounds, id), stream = p->first_stream + part;
-            int64_t place = a->cursor[a->wire_bag[stream] + bag]++, local = id - a->bounds[p->first_bound + part];
+            int32_t part = ref_route_part(p, a->bounds, id), strand = p->first_strand + part;
+            int64_t place = a->cursor[a->wire_bag[strand] + bag]++, local = id - a->bounds[p->first_bound + part];
             if (a->out_i32) ((int32_t *)a->out)[place] = (int32_t)local;
             else ((int64_t *)a->out)[place] = local;
             if (a->weights) a->out_weights[place] = a->weights[k];
@@ -92,7 +92,7 @@ static void ref_route_return(const void *args, int64_t begin, int64_t end)
             for (int64_t k = a->offsets[b]; k < a->offsets[b + 1]; k++) {
                 int64_t id = ref_route_id(a->ids, k, a->ids_i32);
                 if (id < 0 || id >= p->rows) continue;
-                int64_t *at = &a->cursor[a->wire_bag[p->first_stream + ref_route_part(p, a->bounds, id)] + b - p->first_bag];
+                int64_t *at = &a->cursor[a->wire_bag[p->first_strand + ref_route_part(p, a->bounds, id)] + b - p->first_bag];
                 float x = a->factor * a->back[(*at)++];
                 a->out[k] += x;
             }

@@ -26,12 +26,12 @@ static peri_status inverse_of(const peri_sharded *e, const peri_kjt *kjt, const 
     return PERI_OK;
 }
 
-/** Rows by stream and feature, where each is of an id. */
+/** Rows by strand and feature, where each is of an id. */
 static peri_status count_ids(const peri_sharded *e, const peri__routing *r, peri__home_args *a)
 {
     const int64_t *ids, *first;
     const int32_t *key = e->router.feature_key;
-    int64_t *rows = e->scratch, *at = rows + e->n_features, *streams = at + e->n_features;
+    int64_t *rows = e->scratch, *at = rows + e->n_features, *strands = at + e->n_features;
     PERI_TRY(peri__router_find(&((peri_sharded *)e)->router, peri_kjt_keys(r->args.kjt)));
     PERI_TRY(peri_kjt_length_per_key(r->args.kjt, &ids));
     PERI_TRY(peri_kjt_offset_per_key(r->args.kjt, &first));
@@ -39,10 +39,10 @@ static peri_status count_ids(const peri_sharded *e, const peri__routing *r, peri
         rows[f] = ids[key[f]];
         at[f] = first[key[f]];
     }
-    for (int32_t w = 0; w < e->routes->n_streams; w++) streams[e->routes->wire[w]] = peri__routing_sent(r, w);
+    for (int32_t w = 0; w < e->routes->n_strands; w++) strands[e->routes->wire[w]] = peri__routing_sent(r, w);
     a->feature_rows = rows;
     a->feature_first = at;
-    a->stream_rows = streams;
+    a->strand_rows = strands;
     a->rows = 0;
     for (int32_t t = 0; t < e->n_tables; t++)
         for (int32_t f = 0; f < e->tables[t].n_features; f++) a->rows += rows[e->tables[t].features[f]];
@@ -75,37 +75,37 @@ peri_status peri__batch_home(peri_sharded *e, const peri__routing *r, peri__home
 
 /* -- both sides ---------------------------------------------------------------------------------------------------------------------- */
 
-/** Block lists of all groups: their replicas over the input, their shards over what was received. */
+/** Block lists of all sets: their replicas over the input, their shards over what was received. */
 static peri_status make_blocks(const peri_sharded *e, peri__batch_layout *l)
 {
     const peri__routes *r = e->routes;
-    const int32_t first_slot = r->rank_slot[e->rank], slots = r->rank_slot[e->rank + 1] - first_slot;
+    const int32_t first_lookup = r->rank_lookup[e->rank], lookups = r->rank_lookup[e->rank + 1] - first_lookup;
     peri_tbe_block *blocks = peri__alloc(sizeof *blocks * (size_t)peri__max(1, (int64_t)l->owner->n_blocks + r->n_replicas));
-    int64_t *next = peri__alloc_zero(sizeof *next * (size_t)(e->n_groups + 1)); /* where the next block of each group goes */
+    int64_t *next = peri__alloc_zero(sizeof *next * (size_t)(e->n_sets + 1)); /* where the next block of each set goes */
     peri_status status = blocks && next ? PERI_OK : PERI_ENOMEM;
     if (status < 0) goto out;
-    for (int32_t i = 0; i < slots; i++)
-        if (e->slot_place[i].group >= 0) next[e->slot_place[i].group + 1] += e->world_size;
-    for (int32_t i = 0; i < r->n_replicas; i++) next[e->slot_place[slots + i].group + 1]++;
-    for (int32_t g = 0; g < e->n_groups; g++) next[g + 1] += next[g];
+    for (int32_t i = 0; i < lookups; i++)
+        if (e->lookup_place[i].set >= 0) next[e->lookup_place[i].set + 1] += e->world_size;
+    for (int32_t i = 0; i < r->n_replicas; i++) next[e->lookup_place[lookups + i].set + 1]++;
+    for (int32_t g = 0; g < e->n_sets; g++) next[g + 1] += next[g];
     for (int32_t k = 0; k < l->owner->n_blocks; k++) {
         const peri__block *b = &l->owner->blocks[k];
-        const peri__place p = e->slot_place[b->slot - first_slot];
-        if (p.group < 0) continue; /* no rows: zeros in the sum */
-        blocks[next[p.group]++] = (peri_tbe_block){.first_bag = b->first_bag, .bags = b->bags, .out_offset = b->out_offset,
-                                                   .out_stride = b->out_stride, .table = p.table, .feature = r->slots[b->slot].feature};
+        const peri__place p = e->lookup_place[b->lookup - first_lookup];
+        if (p.set < 0) continue; /* no rows: zeros in the sum */
+        blocks[next[p.set]++] = (peri_tbe_block){.first_bag = b->first_bag, .bags = b->bags, .out_offset = b->out_offset,
+                                                   .out_stride = b->out_stride, .table = p.table, .feature = r->lookups[b->lookup].feature};
     }
     for (int32_t k = 0; k < r->n_replicas; k++) {
         const peri__replica *x = &r->replicas[k];
-        const peri__place p = e->slot_place[slots + k];
+        const peri__place p = e->lookup_place[lookups + k];
         const peri__home *h = l->home;
-        blocks[next[p.group]++] = (peri_tbe_block){.first_bag = h->feature_first[x->feature], .bags = h->feature_rows[x->feature],
+        blocks[next[p.set]++] = (peri_tbe_block){.first_bag = h->feature_first[x->feature], .bags = h->feature_rows[x->feature],
                                                    .out_offset = h->replica_offset[k], .out_stride = x->cols, .table = p.table,
                                                    .feature = x->feature};
     }
-    for (int32_t g = 0; g < e->n_groups && status >= 0; g++) {
-        int64_t begin = g ? next[g - 1] : 0; /* each has moved to where the next group's begin */
-        status = peri_tbe_blocks_new(e->groups[g].tbe, blocks + begin, next[g] - begin, &l->blocks[g]);
+    for (int32_t g = 0; g < e->n_sets && status >= 0; g++) {
+        int64_t begin = g ? next[g - 1] : 0; /* each has moved to where the next set's begin */
+        status = peri_tbe_blocks_new(e->sets[g].tbe, blocks + begin, next[g] - begin, &l->blocks[g]);
     }
 out:
     peri__free(blocks);
@@ -127,8 +127,8 @@ static peri_status make_legs(const peri_sharded *e, peri__batch_layout *l)
 
 peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int64_t *counts, peri__batch_layout **out)
 {
-    int32_t streams = e->routes->rank_wire[e->rank + 1] - e->routes->rank_wire[e->rank];
-    size_t bytes = sizeof *counts * (size_t)streams * (size_t)e->world_size;
+    int32_t strands = e->routes->rank_wire[e->rank + 1] - e->routes->rank_wire[e->rank];
+    size_t bytes = sizeof *counts * (size_t)strands * (size_t)e->world_size;
     int32_t at = 0;
     peri__batch_layout *l = NULL;
     for (; at < PERI__KEPT && e->layouts[at]; at++) {
@@ -147,8 +147,8 @@ peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int6
     peri__refs_init(&l->refs);
     peri__refs_add(&home->refs);
     l->home = home;
-    l->n_groups = e->n_groups;
-    l->blocks = peri__alloc_zero(sizeof *l->blocks * (size_t)peri__max(1, e->n_groups));
+    l->n_sets = e->n_sets;
+    l->blocks = peri__alloc_zero(sizeof *l->blocks * (size_t)peri__max(1, e->n_sets));
     peri_status status = l->blocks ? PERI_OK : PERI_ENOMEM;
     if (status >= 0) status = peri__owner_new(e->routes, e->rank, counts, home->own_out + home->replica_out, &l->owner);
     if (status >= 0) status = make_legs(e, l);
@@ -166,7 +166,7 @@ peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int6
 void peri__batch_layout_release(peri__batch_layout *l)
 {
     if (!l || !peri__refs_drop(&l->refs)) return;
-    for (int32_t g = 0; l->blocks && g < l->n_groups; g++) peri_tbe_blocks_release(l->blocks[g]);
+    for (int32_t g = 0; l->blocks && g < l->n_sets; g++) peri_tbe_blocks_release(l->blocks[g]);
     peri__free(l->blocks);
     for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__legs_fini(l->legs[lane]);
     peri__owner_free(l->owner);

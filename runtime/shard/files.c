@@ -67,9 +67,9 @@ static bool look(void *ctx, const peri__row_shard *file)
 peri_status peri__files_of_module(peri_sharded *e, const peri_sharded_config *c)
 {
     e->found = (peri_flush_info){.path = ""};
-    for (int32_t g = 0; g < e->n_groups; g++) {
+    for (int32_t g = 0; g < e->n_sets; g++) {
         peri_flush_info info;
-        PERI_TRY(peri_tbe_flush_info(e->groups[g].tbe, &info));
+        PERI_TRY(peri_tbe_flush_info(e->sets[g].tbe, &info));
         if (!info.files) continue;
         if (e->found.files && (info.number != e->found.number || info.stamp != e->found.stamp))
             return fail_flush(&e->found, info.path, info.number, info.iteration);
@@ -97,9 +97,9 @@ peri_status peri_sharded_flush_info(const peri_sharded *e, peri_flush_info *out)
     PERI_NEED(e);
     PERI_NEED(out);
     *out = (peri_flush_info){.path = ""};
-    for (int32_t g = 0; g < e->n_groups; g++) {
+    for (int32_t g = 0; g < e->n_sets; g++) {
         peri_flush_info info;
-        PERI_TRY(peri_tbe_flush_info(e->groups[g].tbe, &info));
+        PERI_TRY(peri_tbe_flush_info(e->sets[g].tbe, &info));
         if (!info.files) continue;
         bool changed = out->changed || info.changed || (out->files && (info.number != out->number || info.stamp != out->stamp));
         int64_t files = out->files + info.files;
@@ -113,13 +113,13 @@ peri_status peri_sharded_flush_info(const peri_sharded *e, peri_flush_info *out)
 peri_status peri_sharded_flush_prepare(peri_sharded *e)
 {
     PERI_NEED(e);
-    for (int32_t g = 0; g < e->n_groups; g++) PERI_TRY(peri_tbe_flush_prepare(e->groups[g].tbe));
+    for (int32_t g = 0; g < e->n_sets; g++) PERI_TRY(peri_tbe_flush_prepare(e->sets[g].tbe));
     return PERI_OK;
 }
 
 peri_status peri_sharded_flush_commit(peri_sharded *e, int64_t number, uint64_t stamp)
 {
     PERI_NEED(e);
-    for (int32_t g = 0; g < e->n_groups; g++) PERI_TRY(peri_tbe_flush_commit(e->groups[g].tbe, number, stamp));
+    for (int32_t g = 0; g < e->n_sets; g++) PERI_TRY(peri_tbe_flush_commit(e->sets[g].tbe, number, stamp));
     return PERI_OK;
 }

@@ -6,26 +6,26 @@
 
 /* -- the home side ----------------------------------------------------------------------------------------------------------------- */
 
-/** Whether the rows of a slot of rank @owner stay there: @rank is that one, and no other adds to them. */
-static bool stays(const peri__slot *s, int32_t owner, int32_t rank) { return owner == rank && s->lane != PERI__NODE_LANE; }
+/** Whether the rows of a lookup of rank @owner stay there: @rank is that one, and no other adds to them. */
+static bool stays(const peri__lookup *s, int32_t owner, int32_t rank) { return owner == rank && s->lane != PERI__NODE_LANE; }
 
-/** The rank from which @rank gets the rows of a slot of rank @owner. For rows that were added up within a node that is the node's gateway,
- *  and the slot of its first rank stands for those of all (-1). */
-static int32_t sender(const peri__routes *r, const peri__slot *s, int32_t owner, int32_t rank)
+/** The rank from which @rank gets the rows of a lookup of rank @owner. For rows that were added up within a node that is the node's
+ *  gateway, and the lookup of its first rank stands for those of all (-1). */
+static int32_t sender(const peri__routes *r, const peri__lookup *s, int32_t owner, int32_t rank)
 {
     if (s->lane != PERI__NODE_LANE) return owner;
     return r->nodes.place[owner] == 0 ? peri__gateway(&r->nodes, r->nodes.of[owner], rank) : -1;
 }
 
-/** Rows of a slot that belong to this home. */
-static int64_t rows_of(const peri__home *h, const peri__slot *s) { return h->by_id ? h->by_id[s->stream] : h->feature_rows[s->feature]; }
+/** Rows of a lookup that belong to this home. */
+static int64_t rows_of(const peri__home *h, const peri__lookup *s) { return h->by_id ? h->by_id[s->strand] : h->feature_rows[s->feature]; }
 
-/** Where the rows of each slot lie on this rank: those of its own slots in the own buffer, others among what comes back. Fills in what the
+/** Where the rows of each lookup lie on this rank: those of its own in the own buffer, others among what comes back. Fills in what the
  *  home says of sizes. @at new. */
-static peri_status place_slots(const peri__routes *r, peri__home *h, int32_t rank, int64_t **at)
+static peri_status place_lookups(const peri__routes *r, peri__home *h, int32_t rank, int64_t **at)
 {
     const int32_t world = r->world_size;
-    int64_t *place = peri__alloc(sizeof *place * (size_t)peri__max(1, r->rank_slot[world]));
+    int64_t *place = peri__alloc(sizeof *place * (size_t)peri__max(1, r->rank_lookup[world]));
     int64_t *next = peri__alloc(sizeof *next * PERI__LANES * (size_t)world); /* where the next row of each lane and rank begins */
     if (!place || !next) {
         peri__free(place);
@@ -34,8 +34,8 @@ static peri_status place_slots(const peri__routes *r, peri__home *h, int32_t ran
     }
     memset(h->rank_out, 0, sizeof *h->rank_out * PERI__LANES * (size_t)world);
     for (int32_t i = 0; i < world; i++)
-        for (int32_t k = r->rank_slot[i]; k < r->rank_slot[i + 1]; k++) {
-            const peri__slot *s = &r->slots[k];
+        for (int32_t k = r->rank_lookup[i]; k < r->rank_lookup[i + 1]; k++) {
+            const peri__lookup *s = &r->lookups[k];
             int32_t from = sender(r, s, i, rank);
             if (from < 0 || stays(s, i, rank)) continue;
             h->rank_out[s->lane * world + from] += s->cols * rows_of(h, s);
@@ -46,8 +46,8 @@ static peri_status place_slots(const peri__routes *r, peri__home *h, int32_t ran
         h->lane_out[k / world] += h->rank_out[k];
     }
     for (int32_t i = 0; i < world; i++)
-        for (int32_t k = r->rank_slot[i]; k < r->rank_slot[i + 1]; k++) {
-            const peri__slot *s = &r->slots[k];
+        for (int32_t k = r->rank_lookup[i]; k < r->rank_lookup[i + 1]; k++) {
+            const peri__lookup *s = &r->lookups[k];
             int32_t from = sender(r, s, i, rank);
             if (from < 0) continue;
             int64_t *here = stays(s, i, rank) ? &h->own_out : &next[s->lane * world + from];
@@ -61,11 +61,11 @@ static peri_status place_slots(const peri__routes *r, peri__home *h, int32_t ran
 
 peri_k_piece peri__home_piece(const peri__routes *r, const peri__home *h, int32_t rank, const int64_t *at, peri__piece piece)
 {
-    if (piece.rank < 0) return (peri_k_piece){.own = true, .offset = h->replica_offset[piece.slot]};
-    return (peri_k_piece){.own = stays(&r->slots[piece.slot], piece.rank, rank), .offset = at[piece.slot]};
+    if (piece.rank < 0) return (peri_k_piece){.own = true, .offset = h->replica_offset[piece.lookup]};
+    return (peri_k_piece){.own = stays(&r->lookups[piece.lookup], piece.rank, rank), .offset = at[piece.lookup]};
 }
 
-/** Replicas' rows lie behind those of the own slots. */
+/** Replicas' rows lie behind those of the own lookups. */
 static void place_replicas(const peri__routes *r, peri__home *h)
 {
     for (int32_t i = 0; i < r->n_replicas; i++) {
@@ -76,17 +76,17 @@ static void place_replicas(const peri__routes *r, peri__home *h)
 
 static peri_status take_features(const peri__routes *r, peri__home *h, const peri__home_args *a)
 {
-    const size_t n = (size_t)r->n_features, streams = (size_t)r->n_streams;
+    const size_t n = (size_t)r->n_features, strands = (size_t)r->n_strands;
     h->feature_inverse = a->inverse ? peri__alloc(sizeof(int64_t) * peri__max((int64_t)n, 1)) : NULL;
-    h->by_id = a->stream_rows ? peri__alloc(sizeof(int64_t) * (streams + 2 * n)) : NULL;
-    if ((a->inverse && !h->feature_inverse) || (a->stream_rows && !h->by_id)) return PERI_ENOMEM;
+    h->by_id = a->strand_rows ? peri__alloc(sizeof(int64_t) * (strands + 2 * n)) : NULL;
+    if ((a->inverse && !h->feature_inverse) || (a->strand_rows && !h->by_id)) return PERI_ENOMEM;
     if (a->inverse) memcpy(h->feature_inverse, a->inverse, sizeof *a->inverse * n);
     h->feature_rows = h->outbound->feature_bags;
     h->feature_first = h->outbound->feature_first;
     if (!h->by_id) return PERI_OK;
-    memcpy(h->by_id, a->stream_rows, sizeof *h->by_id * streams);
-    h->feature_rows = memcpy(h->by_id + streams, a->feature_rows, sizeof *h->by_id * n);
-    h->feature_first = memcpy(h->by_id + streams + n, a->feature_first, sizeof *h->by_id * n);
+    memcpy(h->by_id, a->strand_rows, sizeof *h->by_id * strands);
+    h->feature_rows = memcpy(h->by_id + strands, a->feature_rows, sizeof *h->by_id * n);
+    h->feature_first = memcpy(h->by_id + strands + n, a->feature_first, sizeof *h->by_id * n);
     return PERI_OK;
 }
 
@@ -95,7 +95,7 @@ bool peri__home_fits(const peri__routes *r, const peri__home *h, const peri__hom
     const size_t n = sizeof(int64_t) * (size_t)r->n_features;
     if (h->outbound != a->outbound || h->rows != a->rows || h->variable != (a->inverse != NULL)) return false;
     if (a->inverse && memcmp(h->feature_inverse, a->inverse, n)) return false;
-    return !h->by_id || (!memcmp(h->by_id, a->stream_rows, sizeof(int64_t) * (size_t)r->n_streams) &&
+    return !h->by_id || (!memcmp(h->by_id, a->strand_rows, sizeof(int64_t) * (size_t)r->n_strands) &&
                          !memcmp(h->feature_rows, a->feature_rows, n) && !memcmp(h->feature_first, a->feature_first, n));
 }
 
@@ -115,7 +115,7 @@ peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home
     peri_status status = h->rank_out && h->replica_offset ? PERI_OK : PERI_ENOMEM;
     if (status < 0) goto out;
     PERI_TRY_GOTO(take_features(r, h, a), out);
-    PERI_TRY_GOTO(place_slots(r, h, rank, &at), out);
+    PERI_TRY_GOTO(place_lookups(r, h, rank, &at), out);
     place_replicas(r, h);
     PERI_TRY_GOTO(lay_out(r, h, rank, at, a), out);
     PERI_TRY_GOTO(peri__upload_send(&h->up, device), out);
@@ -144,12 +144,12 @@ void peri__home_release(peri__home *h)
 static void count_elements(const peri__routes *r, int32_t rank, const int64_t *counts, int64_t own, peri__owner *o, int64_t *lane_at)
 {
     const peri__nodes *nodes = &r->nodes;
-    const int32_t world = r->world_size, streams = peri__streams_of(r, rank), node = nodes->of[rank];
+    const int32_t world = r->world_size, strands = peri__strands_of(r, rank), node = nodes->of[rank];
     for (int32_t source = 0; source < world; source++) {
         const int32_t place = peri__gateway_place(nodes, node, source);
-        for (int32_t i = r->rank_slot[rank]; i < r->rank_slot[rank + 1]; i++) {
-            const peri__slot *s = &r->slots[i];
-            int64_t n = s->cols * counts[(int64_t)source * streams + s->place];
+        for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++) {
+            const peri__lookup *s = &r->lookups[i];
+            int64_t n = s->cols * counts[(int64_t)source * strands + s->place];
             if (stays(s, rank, source)) continue;
             o->lane_out[s->lane] += n;
             if (s->lane == PERI__NODE_LANE) o->sum_out[place] += n;
@@ -167,11 +167,11 @@ static void count_elements(const peri__routes *r, int32_t rank, const int64_t *c
 static void add_blocks(const peri__routes *r, int32_t rank, const int64_t *counts, int32_t source, const int64_t *first, int64_t *at,
                        peri__owner *o)
 {
-    for (int32_t i = r->rank_slot[rank]; i < r->rank_slot[rank + 1]; i++) {
-        const peri__slot *s = &r->slots[i];
+    for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++) {
+        const peri__lookup *s = &r->lookups[i];
         int64_t *here = stays(s, rank, source) ? &at[PERI__LANES] : &at[s->lane], bags = counts[s->place];
         o->blocks[o->n_blocks++] = (peri__block){.first_bag = first[s->place], .bags = bags, .out_offset = *here, .out_stride = s->cols,
-                                                 .slot = i, .source = source};
+                                                 .lookup = i, .source = source};
         *here += s->cols * bags;
     }
 }
@@ -179,27 +179,28 @@ static void add_blocks(const peri__routes *r, int32_t rank, const int64_t *count
 /** Where the node lane's rows for each rank begin, if the lane begins at @at: by gateway, then by rank. */
 static void place_sums(const peri__routes *r, int32_t rank, const int64_t *counts, int64_t at, int64_t *by_source)
 {
-    const int32_t world = r->world_size, streams = peri__streams_of(r, rank), node = r->nodes.of[rank];
+    const int32_t world = r->world_size, strands = peri__strands_of(r, rank), node = r->nodes.of[rank];
     for (int32_t place = 0; place < peri__node_size(&r->nodes, node); place++)
         for (int32_t source = 0; source < world; source++) {
             if (peri__gateway_place(&r->nodes, node, source) != place) continue;
             by_source[source] = at;
-            for (int32_t i = r->rank_slot[rank]; i < r->rank_slot[rank + 1]; i++)
-                if (r->slots[i].lane == PERI__NODE_LANE) at += r->slots[i].cols * counts[(int64_t)source * streams + r->slots[i].place];
+            for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++)
+                if (r->lookups[i].lane == PERI__NODE_LANE)
+                    at += r->lookups[i].cols * counts[(int64_t)source * strands + r->lookups[i].place];
         }
 }
 
 peri_status peri__owner_new(const peri__routes *r, int32_t rank, const int64_t *counts, int64_t own, peri__owner **out)
 {
-    const int64_t world = r->world_size, slots = r->rank_slot[rank + 1] - r->rank_slot[rank], streams = peri__streams_of(r, rank);
+    const int64_t world = r->world_size, lookups = r->rank_lookup[rank + 1] - r->rank_lookup[rank], strands = peri__strands_of(r, rank);
     const int64_t mates = peri__node_size(&r->nodes, r->nodes.of[rank]);
     peri__owner *o = peri__alloc_zero(sizeof *o);
     if (!o) return PERI_ENOMEM;
-    o->blocks = peri__alloc(sizeof *o->blocks * (size_t)peri__max(1, slots * world));
-    size_t bytes = sizeof *counts * (size_t)(streams * world);
+    o->blocks = peri__alloc(sizeof *o->blocks * (size_t)peri__max(1, lookups * world));
+    size_t bytes = sizeof *counts * (size_t)(strands * world);
     o->counts = peri__alloc(peri__max(bytes, 1));
     o->source_out = peri__alloc_zero(sizeof *o->source_out * (size_t)(PERI__LANES * world + 2 * mates));
-    int64_t *first = peri__alloc(sizeof *first * (size_t)(streams + world)), *sums = first + streams;
+    int64_t *first = peri__alloc(sizeof *first * (size_t)(strands + world)), *sums = first + strands;
     if (!o->blocks || !o->counts || !o->source_out || !first) {
         peri__free(first);
         peri__owner_free(o);
@@ -211,8 +212,8 @@ peri_status peri__owner_new(const peri__routes *r, int32_t rank, const int64_t *
     count_elements(r, rank, counts, own, o, at);
     if (o->lane_out[PERI__NODE_LANE]) place_sums(r, rank, counts, at[PERI__NODE_LANE], sums);
     for (int32_t source = 0; source < world; source++) {
-        const int64_t *n = counts + source * streams;
-        for (int32_t k = 0; k < streams; k++) {
+        const int64_t *n = counts + source * strands;
+        for (int32_t k = 0; k < strands; k++) {
             first[k] = o->bags;
             o->bags += n[k];
         }

@@ -15,14 +15,14 @@ typedef struct peri__home_args {
     int64_t rows;               /* of the output */
     const int64_t *inverse;     /* n_features: first entry of each in the inverse indices (variable batch); NULL: none */
     /* Rows are of ids, not of bags (else NULL): */
-    const int64_t *stream_rows; /* n_streams: ids that travel */
+    const int64_t *strand_rows; /* n_strands: ids that travel */
     const int64_t *feature_rows, *feature_first; /* n_features: ids, and the first of them among the input's */
     const double *divisor, *sent_divisor; /* n_tables: of the gradients of this rank's own rows and of others' */
     int64_t cols;               /* of a row of the output */
 } peri__home_args;
 
 typedef struct peri__home peri__home;
-/** Write the outputs of a home for kernels. @at: by slot, where its rows lie on this rank. */
+/** Write the outputs of a home for kernels. @at: by lookup, where its rows lie on this rank. */
 typedef peri_status (*peri__lay_out)(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a);
 
 /** What this rank gets back. */
@@ -33,12 +33,12 @@ struct peri__home {
     int64_t *feature_inverse; /* host, n_features: first entry in the inverse indices; NULL: no variable batch */
     const int64_t *feature_rows, *feature_first; /* host, n_features: rows of each (a bag, or an id, each), and the first one's place among
                                                     the bags, or ids, of the input */
-    int64_t *by_id;      /* host: stream_rows, feature_rows, feature_first as they were given; NULL: rows are of bags */
+    int64_t *by_id;      /* host: strand_rows, feature_rows, feature_first as they were given; NULL: rows are of bags */
     int64_t *rank_out;  /* host, lanes x world_size: elements that come back from each rank; 0 for this one, but in the node lane, where
                            they come from the gateways of all nodes */
     int64_t lane_out[PERI__LANES]; /* their sums */
-    int64_t own_out;     /* elements of this rank's own slots, without those of the node lane */
-    int64_t replica_out; /* elements of its replicas; they lie behind its own slots' */
+    int64_t own_out;     /* elements of this rank's own lookups, without those of the node lane */
+    int64_t replica_out; /* elements of its replicas; they lie behind its own lookups' */
     int64_t received_out; /* elements that come back: lane after lane, in each rank after rank */
     int64_t *replica_offset; /* host, n_replicas: of each replica's rows in the own buffer */
     int64_t rows;       /* of the output: the batch */
@@ -60,13 +60,13 @@ void peri__home_release(peri__home *home);
 /** One lookup block of the owner side: see kernels/tbe.h. */
 typedef struct peri__block {
     int64_t first_bag, bags, out_offset, out_stride;
-    int32_t slot; /* in routes->slots */
+    int32_t lookup; /* in routes->lookups */
     int32_t source;
 } peri__block;
 
 /** What this rank looks up for all ranks. */
 typedef struct peri__owner {
-    int64_t *counts;     /* host, world_size x streams of this rank: bags */
+    int64_t *counts;     /* host, world_size x strands of this rank: bags */
     int64_t bags;        /* received */
     int64_t *source_out; /* host, lanes x world_size: elements that go back to each rank; 0 for this one. Node lane: what is left after
                             the sum, for the ranks whose gateway this one is */
@@ -74,10 +74,10 @@ typedef struct peri__owner {
     int64_t sent_out;    /* their sum; in the buffer they follow this rank's own, lane after lane. Node lane: for all ranks, by gateway */
     int64_t *sum_out, *sum_in; /* host, ranks of the node each: elements of the node lane by gateway, those for this rank */
     int32_t n_blocks;
-    peri__block *blocks; /* by source rank, then slot */
+    peri__block *blocks; /* by source rank, then lookup */
 } peri__owner;
 
-/** @counts: int64[world_size x streams of @rank], bags or, where rows are of ids, ids that each rank sends; copied.
+/** @counts: int64[world_size x strands of @rank], bags or, where rows are of ids, ids that each rank sends; copied.
  *  @own: elements of the buffer before what others get. */
 peri_status peri__owner_new(const peri__routes *r, int32_t rank, const int64_t *counts, int64_t own, peri__owner **out);
 void peri__owner_free(peri__owner *owner);

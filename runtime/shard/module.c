@@ -228,7 +228,7 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
 static peri_status make_router(peri_sharded *e)
 {
     e->cols = e->kind->by_id ? e->tables[0].cols : e->routes->out_cols;
-    e->scratch = peri__alloc(sizeof *e->scratch * (2 * (size_t)e->n_features + (size_t)e->routes->n_streams));
+    e->scratch = peri__alloc(sizeof *e->scratch * (2 * (size_t)e->n_features + (size_t)e->routes->n_strands));
     if (!e->scratch) return PERI_ENOMEM;
     e->n_results = !e->kind->by_id;
     if (e->kind->by_id) e->result_feature = e->features;

@@ -16,21 +16,21 @@
 #include "way.h"
 
 /** Tables of this rank that are looked up together: one optimizer, dense or fused, shards or replicas; shards: one pooling. */
-typedef struct peri__group_of_tables {
+typedef struct peri__table_set {
     peri_tbe *tbe;
     int32_t optimizer; /* index into the configuration's; -1 for dense */
     int32_t dtype;
     bool dense, replica, cached;
     bool mean; /* shards of MEAN tables: their bags' factors come with the ids. (Replicas see whole bags and need none.) */
     int32_t n_tables;
-    int32_t *slots_table; /* n_tables: module table */
-    int32_t *slots_shard; /* n_tables: shard of it; -1: the whole */
+    int32_t *module_table; /* n_tables: module table */
+    int32_t *module_shard; /* n_tables: shard of it; -1: the whole */
     peri_tensor **leaves; /* n_tables, dense only: the tables' leaves */
-} peri__group_of_tables;
+} peri__table_set;
 
-/** A table of a group. */
+/** A table of a set. */
 typedef struct peri__place {
-    int32_t group, table;
+    int32_t set, table;
 } peri__place;
 
 /** The layouts of a batch with what the table batches made of them; kept for the next batch, which is usually alike. */
@@ -38,8 +38,8 @@ typedef struct peri__batch_layout {
     peri__refs refs;
     peri__home *home;
     peri__owner *owner;
-    int32_t n_groups;
-    peri_tbe_blocks **blocks; /* by group */
+    int32_t n_sets;
+    peri_tbe_blocks **blocks; /* by set */
     peri__leg legs[PERI__LANES][PERI__HOPS]; /* of the ways */
 } peri__batch_layout;
 
@@ -77,7 +77,7 @@ struct peri_sharded {
     const peri__kind *kind;
     peri_group *group;
     peri_device *device;
-    int32_t rank, world_size, n_tables, n_features, n_groups, n_local, n_optimizers, output_dtype;
+    int32_t rank, world_size, n_tables, n_features, n_sets, n_local, n_optimizers, output_dtype;
     bool weighted, any_mean; /* any_mean: some shards are of a MEAN table */
     bool hollow; /* this rank takes part in sums to which it adds nothing */
     char *identity_text; /* what all ranks must agree on (identity.c) */
@@ -95,9 +95,9 @@ struct peri_sharded {
     int32_t *features;  /* backing of tables[].features */
     peri__routes *routes;
     peri__router router;
-    peri__group_of_tables *groups;
+    peri__table_set *sets;
     peri_local_shard *local; /* n_local */
-    peri__place *slot_place; /* where the slots of this rank are looked up (group -1: nowhere, its shard has no rows), and behind them the
+    peri__place *lookup_place; /* where the lookups of this rank are looked up (set -1: nowhere, its shard has no rows), and behind them the
                                 replicas */
     peri_flush_info found;   /* what the directories of tables in files held when the module was made */
     char *found_path;        /* backing of found.path, or NULL */
@@ -106,7 +106,7 @@ struct peri_sharded {
     int64_t cols;             /* of a row of the output */
     int32_t n_results;        /* tensors that a batch becomes */
     int32_t *result_feature;  /* n_results: whose rows each has; NULL: all rows are one result */
-    int64_t *scratch;         /* 2 x n_features + streams */
+    int64_t *scratch;         /* 2 x n_features + strands */
 };
 
 /** Write down what all ranks must agree on (identity.c), once the tables are cut and the rates known; again, when a rate has changed. */

@@ -96,7 +96,7 @@ static peri_status add_partitions(const peri__routes *r, peri__outbound *h)
         const peri__partition *p = &r->partitions[i];
         peri_k_partition k = {.bag_start = h->bags, .first_bag = h->feature_first[p->feature], .bags = h->feature_bags[p->feature],
                               .rows = p->rows, .first_bound = p->first_bound, .block = p->block, .n_parts = p->n_parts,
-                              .first_stream = p->first_stream, .check = p->bounds_check};
+                              .first_strand = p->first_strand, .check = p->bounds_check};
         memcpy(h->up.host + h->partitions + (int64_t)sizeof k * i, &k, sizeof k);
         h->bags += k.bags;
     }
@@ -104,24 +104,24 @@ static peri_status add_partitions(const peri__routes *r, peri__outbound *h)
     return h->bounds < 0 ? (peri_status)h->bounds : PERI_OK;
 }
 
-/** Where the bags of each stream begin on the wire: by stream, and in the order of the wire. */
+/** Where the bags of each strand begin on the wire: by strand, and in the order of the wire. */
 static peri_status add_wire(const peri__routes *r, peri__outbound *h)
 {
     const int64_t word = sizeof(int64_t);
-    h->wire_bag = peri__upload_add(&h->up, NULL, word * r->n_streams);
-    h->at = peri__upload_add(&h->up, NULL, word * (r->n_streams + 1));
+    h->wire_bag = peri__upload_add(&h->up, NULL, word * r->n_strands);
+    h->at = peri__upload_add(&h->up, NULL, word * (r->n_strands + 1));
     if (h->wire_bag < 0 || h->at < 0) return PERI_ENOMEM;
     for (int32_t rank = 0; rank < r->world_size; rank++) {
         h->rank_bags[rank] = h->wire_bags;
         for (int32_t w = r->rank_wire[rank]; w < r->rank_wire[rank + 1]; w++) {
-            const peri__stream *s = &r->streams[r->wire[w]];
+            const peri__strand *s = &r->strands[r->wire[w]];
             memcpy(h->up.host + h->wire_bag + word * r->wire[w], &h->wire_bags, sizeof h->wire_bags);
             memcpy(h->up.host + h->at + word * w, &h->wire_bags, sizeof h->wire_bags);
             h->wire_bags += h->feature_bags[r->partitions[s->partition].feature];
         }
     }
     h->rank_bags[r->world_size] = h->wire_bags;
-    memcpy(h->up.host + h->at + word * r->n_streams, &h->wire_bags, sizeof h->wire_bags);
+    memcpy(h->up.host + h->at + word * r->n_strands, &h->wire_bags, sizeof h->wire_bags);
     return PERI_OK;
 }
 

@@ -3,7 +3,7 @@
  * router.c: ids to the ranks that own their rows. One state machine for a batch:
  *
  *   SYNC      the input's lengths and offsets are known to be well formed
- *   COUNT     a kernel counted ids by stream and checked their range; the counts came to the host
+ *   COUNT     a kernel counted ids by strand and checked their range; the counts came to the host
  *   ANNOUNCE  every rank learns what every other sends it, and that they run the same; the ids are being packed meanwhile
  *   PAYLOAD   lengths, ids, weights and the module's numbers of bags, one all-to-all each
  *
@@ -39,7 +39,7 @@ static peri_status report_bad_id(const peri__routing *r, const peri_k_route_repo
 
 static peri_status judge(peri__routing *r)
 {
-    const peri_k_route_report *reports = (const peri_k_route_report *)(r->report->words + r->router->routes->n_streams + 1);
+    const peri_k_route_report *reports = (const peri_k_route_report *)(r->report->words + r->router->routes->n_strands + 1);
     int64_t blocks = peri__ceil_div(r->outbound->bags, PERI_ROUTE_BLOCK);
     for (int32_t mode = PERI_BOUNDS_FATAL; mode < PERI_BOUNDS_NONE; mode++) {
         const peri_k_route_report *first = NULL;
@@ -68,12 +68,12 @@ static peri_status new_1d(peri_device *device, int32_t dtype, int64_t n, peri_te
     return peri_tensor_new(device, dtype, 1, &n, out);
 }
 
-/** Count ids by stream, sum the counts along the wire, and send totals and reports to the host. */
+/** Count ids by strand, sum the counts along the wire, and send totals and reports to the host. */
 static peri_status count(peri__routing *r)
 {
     const peri__router *o = r->router;
     const peri__outbound *h = r->outbound;
-    const int64_t places = o->routes->n_streams + 1, blocks = peri__ceil_div(h->bags, PERI_ROUTE_BLOCK);
+    const int64_t places = o->routes->n_strands + 1, blocks = peri__ceil_div(h->bags, PERI_ROUTE_BLOCK);
     int64_t words = places + blocks * PERI_ROUTE_REPORTS * (int64_t)(sizeof(peri_k_route_report) / sizeof(int64_t));
     peri_tensor *findings = NULL;
     peri_status status;
@@ -155,16 +155,16 @@ out:
 
 /* -- announcements ---------------------------------------------------------------------------------------------------------------- */
 
-/** Words of a stream, behind those of the module. */
-enum { STREAM_BAGS, STREAM_IDS, STREAM_WORDS };
+/** Words of a strand, behind those of the module. */
+enum { STRAND_BAGS, STRAND_IDS, STRAND_WORDS };
 
 int64_t peri__routing_sent(const peri__routing *r, int32_t w) { return r->report->words[w + 1] - r->report->words[w]; }
 
 /** Bags, and ids, of this rank's that place @w of the wire takes. */
-static void stream_counts(const peri__routing *r, int32_t w, int64_t *bags, int64_t *ids)
+static void strand_counts(const peri__routing *r, int32_t w, int64_t *bags, int64_t *ids)
 {
     const peri__routes *routes = r->router->routes;
-    *bags = r->outbound->feature_bags[routes->partitions[routes->streams[routes->wire[w]].partition].feature];
+    *bags = r->outbound->feature_bags[routes->partitions[routes->strands[routes->wire[w]].partition].feature];
     *ids = peri__routing_sent(r, w);
 }
 
@@ -172,11 +172,11 @@ static peri_status post_announcement(peri__routing *r)
 {
     const peri__router *o = r->router;
     const peri__routes *routes = o->routes;
-    const int32_t world = routes->world_size, mine = peri__streams_of(routes, o->group->rank);
+    const int32_t world = routes->world_size, mine = peri__strands_of(routes, o->group->rank);
     int64_t *out = peri__alloc(sizeof *out * (size_t)world);
     if (!out) return PERI_ENOMEM;
-    for (int32_t k = 0; k < world; k++) out[k] = PERI__ROUTING_WORDS + STREAM_WORDS * (int64_t)peri__streams_of(routes, k);
-    peri_status status = peri__announce_new(o->group, &r->args.agreement, out, PERI__ROUTING_WORDS + STREAM_WORDS * (int64_t)mine,
+    for (int32_t k = 0; k < world; k++) out[k] = PERI__ROUTING_WORDS + STRAND_WORDS * (int64_t)peri__strands_of(routes, k);
+    peri_status status = peri__announce_new(o->group, &r->args.agreement, out, PERI__ROUTING_WORDS + STRAND_WORDS * (int64_t)mine,
                                             &r->numbers, &r->announce);
     peri__free(out);
     PERI_TRY(status);
@@ -184,8 +184,8 @@ static peri_status post_announcement(peri__routing *r)
         int64_t *at = peri__announce_to(r->announce, k);
         memcpy(at, r->args.words, sizeof r->args.words);
         at += PERI__ROUTING_WORDS;
-        for (int32_t w = routes->rank_wire[k]; w < routes->rank_wire[k + 1]; w++, at += STREAM_WORDS)
-            stream_counts(r, w, &at[STREAM_BAGS], &at[STREAM_IDS]);
+        for (int32_t w = routes->rank_wire[k]; w < routes->rank_wire[k + 1]; w++, at += STRAND_WORDS)
+            strand_counts(r, w, &at[STRAND_BAGS], &at[STRAND_IDS]);
     }
     return peri__announce_post(r->announce, 0);
 }
@@ -194,7 +194,7 @@ static peri_status post_announcement(peri__routing *r)
 static peri_status make_counts(peri__routing *r)
 {
     const peri__routes *routes = r->router->routes;
-    const int64_t world = routes->world_size, mine = peri__streams_of(routes, r->router->group->rank);
+    const int64_t world = routes->world_size, mine = peri__strands_of(routes, r->router->group->rank);
     r->rank_ids = peri__alloc_zero(sizeof *r->rank_ids * (size_t)(world + 1 + 2 * world * mine + 2 * world));
     if (!r->rank_ids) return PERI_ENOMEM;
     r->counts = r->rank_ids + world + 1;
@@ -210,9 +210,9 @@ static peri_status take_counts(peri__routing *r, int32_t s, const int64_t *at)
 {
     enum { MOST_BITS = 48 }; /* counts below 2^48 can be added up and multiplied by the size of an element */
     const peri__router *o = r->router;
-    const int64_t most = (int64_t)1 << MOST_BITS, mine = peri__streams_of(o->routes, o->group->rank);
-    for (int64_t i = 0; i < mine; i++, at += STREAM_WORDS) {
-        const int64_t bags = at[STREAM_BAGS], ids = at[STREAM_IDS];
+    const int64_t most = (int64_t)1 << MOST_BITS, mine = peri__strands_of(o->routes, o->group->rank);
+    for (int64_t i = 0; i < mine; i++, at += STRAND_WORDS) {
+        const int64_t bags = at[STRAND_BAGS], ids = at[STRAND_IDS];
         if (bags < 0 || ids < 0 || bags > most - r->source_bags[s] || ids > most - r->source_ids[s])
             return peri__fail(PERI_EFORMAT, "%s: rank %d announced %lld bags with %lld ids", o->function, s, (long long)bags,
                               (long long)ids);
@@ -232,8 +232,8 @@ static peri_status read_announcements(peri__routing *r)
         PERI_TRY(r->args.check(r->args.ctx, s, words));
         PERI_TRY(take_counts(r, s, words + PERI__ROUTING_WORDS));
     }
-    for (int32_t w = 0; w < o->routes->n_streams && !r->announce; w++) { /* alone: what would have been sent */
-        stream_counts(r, w, &r->counts[w], &r->ids[w]);
+    for (int32_t w = 0; w < o->routes->n_strands && !r->announce; w++) { /* alone: what would have been sent */
+        strand_counts(r, w, &r->counts[w], &r->ids[w]);
         r->source_bags[0] += r->counts[w];
         r->source_ids[0] += r->ids[w];
     }

@@ -106,17 +106,17 @@ struct peri__routing {
     peri_tensor *values, *weights, *offsets_in; /* the input as kernels take it: weights or NULL; offsets i64 */
     peri_tensor *cursor;     /* i64: where each bag of the wire begins, while ids are packed */
     peri_tensor *wire_lengths; /* i32 [wire_bags], of what this rank sends; NULL again at the end, unless it is kept */
-    struct peri__report *report; /* ids before each stream of the wire, and what the check found */
+    struct peri__report *report; /* ids before each strand of the wire, and what the check found */
     peri__announce *announce;
     peri_tensor *send[PERI__PAYLOADS]; /* NULL: none, or gone where they belong */
     peri__transfer transfers[PERI__PAYLOADS];
     /* Known to both sides once `announced`: */
     bool announced;
     int64_t *rank_ids;       /* world_size + 1: ids on the wire before each rank */
-    int64_t *counts, *ids;   /* world_size x streams of this rank: bags, and ids, that each rank sends for each stream; behind rank_ids */
+    int64_t *counts, *ids;   /* world_size x strands of this rank: bags, and ids, that each rank sends for each strand; behind rank_ids */
     int64_t *source_bags, *source_ids; /* world_size: their sums by rank */
     /* At the end: */
-    peri_tensor *received[PERI__PAYLOADS]; /* by source rank, stream, bag; no lengths, and NULL where there is none */
+    peri_tensor *received[PERI__PAYLOADS]; /* by source rank, strand, bag; no lengths, and NULL where there is none */
     peri_tensor *offsets;    /* i64: of the bags that were received */
     peri_tensor *own_offsets; /* i64: of the bags of the input, for tables that are here whole; as offsets_in, but by_id */
     /* Where each id went (keep_places, by_id): i64, partition after partition of the routes, the ids of its feature in their order; the
@@ -134,6 +134,6 @@ void peri__routing_fini(peri__routing *r);
 int64_t peri__routing_sent(const peri__routing *r, int32_t w);
 
 /** Streams that @rank owns. */
-static inline int32_t peri__streams_of(const peri__routes *r, int32_t rank) { return r->rank_wire[rank + 1] - r->rank_wire[rank]; }
+static inline int32_t peri__strands_of(const peri__routes *r, int32_t rank) { return r->rank_wire[rank + 1] - r->rank_wire[rank]; }
 
 #endif

@@ -48,7 +48,7 @@ static bool same_partition(const peri__routes *r, const peri__partition *p, int3
 {
     if (p->feature != feature || p->n_parts != n_parts) return false;
     for (int32_t i = 0; i < n_parts; i++)
-        if (r->streams[p->first_stream + i].rank != ranks[i]) return false;
+        if (r->strands[p->first_strand + i].rank != ranks[i]) return false;
     return !memcmp(r->bounds + p->first_bound, bounds, sizeof *bounds * (size_t)(n_parts + 1));
 }
 
@@ -69,7 +69,7 @@ static int32_t partition_of(peri__routes *r, int32_t feature, int32_t table, con
     peri__partition *p = APPEND(r->partitions, r->n_partitions);
     if (!p) return PERI_ENOMEM;
     *p = (peri__partition){.feature = feature, .table = table, .bounds_check = t->bounds_check, .rows = t->rows, .n_parts = n_parts,
-                           .first_stream = r->n_streams, .first_bound = r->n_bounds};
+                           .first_strand = r->n_strands, .first_bound = r->n_bounds};
     for (int32_t i = 0; i <= n_parts; i++) {
         int64_t *bound = APPEND(r->bounds, r->n_bounds);
         if (!bound) return PERI_ENOMEM;
@@ -77,17 +77,17 @@ static int32_t partition_of(peri__routes *r, int32_t feature, int32_t table, con
     }
     bool even = n_parts > 1;
     for (int32_t i = 0; i < n_parts; i++) {
-        peri__stream *s = APPEND(r->streams, r->n_streams);
+        peri__strand *s = APPEND(r->strands, r->n_strands);
         if (!s) return PERI_ENOMEM;
-        *s = (peri__stream){.partition = r->n_partitions - 1, .part = i, .rank = ranks[i], .place = -1};
+        *s = (peri__strand){.partition = r->n_partitions - 1, .part = i, .rank = ranks[i], .place = -1};
         even = even && (i == n_parts - 1 || bounds[i + 1] - bounds[i] == bounds[1]);
     }
     p->block = even ? bounds[1] : 0;
     return r->n_partitions - 1;
 }
 
-/** Make the partitions and slots of all tables. Slots carry their rank in `place` until they are sorted. */
-static peri_status make_slots(peri__routes *r, const peri__route_table *tables, int64_t *bounds, int32_t *ranks, int32_t *n_slots)
+/** Make the partitions and lookups of all tables. Lookups carry their rank in `place` until they are sorted. */
+static peri_status make_lookups(peri__routes *r, const peri__route_table *tables, int64_t *bounds, int32_t *ranks, int32_t *n_lookups)
 {
     for (int32_t t = 0; t < r->n_tables; t++) {
         const peri__route_table *table = &tables[t];
@@ -98,10 +98,11 @@ static peri_status make_slots(peri__routes *r, const peri__route_table *tables, 
             for (int32_t f = 0; f < table->n_features; f++) {
                 int32_t p = partition_of(r, table->features[f], t, table, bounds, ranks, n_parts);
                 if (p < 0) return p;
-                peri__slot *slot = APPEND(r->slots, *n_slots);
-                if (!slot) return PERI_ENOMEM;
-                *slot = (peri__slot){.table = t, .shard = s, .feature = table->features[f], .stream = r->partitions[p].first_stream + part,
-                                     .place = shard->rank, .lane = table->lane, .cols = shard->cols};
+                peri__lookup *lookup = APPEND(r->lookups, *n_lookups);
+                if (!lookup) return PERI_ENOMEM;
+                *lookup = (peri__lookup){.table = t, .shard = s, .feature = table->features[f],
+                                         .strand = r->partitions[p].first_strand + part, .place = shard->rank, .lane = table->lane,
+                                         .cols = shard->cols};
             }
         }
         for (int32_t f = 0; f < table->n_features && table->data_parallel; f++) { /* ids are checked, not routed */
@@ -112,48 +113,48 @@ static peri_status make_slots(peri__routes *r, const peri__route_table *tables, 
     return PERI_OK;
 }
 
-/** Sort slots by rank and lane (stable), number each rank's streams by first use, lay the wire out. */
-static peri_status order_by_rank(peri__routes *r, int32_t n_slots)
+/** Sort lookups by rank and lane (stable), number each rank's strands by first use, lay the wire out. */
+static peri_status order_by_rank(peri__routes *r, int32_t n_lookups)
 {
-    peri__slot *sorted = peri__alloc_zero(sizeof *sorted * (size_t)peri__max(n_slots, 1));
-    r->wire = peri__alloc_zero(sizeof *r->wire * (size_t)peri__max(r->n_streams, 1));
-    r->rank_slot = peri__alloc_zero(sizeof *r->rank_slot * (size_t)(r->world_size + 1));
+    peri__lookup *sorted = peri__alloc_zero(sizeof *sorted * (size_t)peri__max(n_lookups, 1));
+    r->wire = peri__alloc_zero(sizeof *r->wire * (size_t)peri__max(r->n_strands, 1));
+    r->rank_lookup = peri__alloc_zero(sizeof *r->rank_lookup * (size_t)(r->world_size + 1));
     r->rank_wire = peri__alloc_zero(sizeof *r->rank_wire * (size_t)(r->world_size + 1));
     r->rank_cols = peri__alloc_zero(sizeof *r->rank_cols * (size_t)r->world_size);
-    if (!sorted || !r->wire || !r->rank_slot || !r->rank_wire || !r->rank_cols) {
+    if (!sorted || !r->wire || !r->rank_lookup || !r->rank_wire || !r->rank_cols) {
         peri__free(sorted);
         return PERI_ENOMEM;
     }
     int32_t n = 0, wire = 0;
     for (int32_t rank = 0; rank < r->world_size; rank++) {
-        for (int32_t k = 0; k < PERI__LANES * n_slots; k++) {
-            int32_t i = k % n_slots;
-            if (r->slots[i].place != rank || r->slots[i].lane != k / n_slots) continue;
-            peri__slot *slot = &sorted[n++];
-            *slot = r->slots[i];
-            peri__stream *stream = &r->streams[slot->stream];
-            if (stream->place < 0) {
-                stream->place = wire - r->rank_wire[rank];
-                r->wire[wire++] = slot->stream;
+        for (int32_t k = 0; k < PERI__LANES * n_lookups; k++) {
+            int32_t i = k % n_lookups;
+            if (r->lookups[i].place != rank || r->lookups[i].lane != k / n_lookups) continue;
+            peri__lookup *lookup = &sorted[n++];
+            *lookup = r->lookups[i];
+            peri__strand *strand = &r->strands[lookup->strand];
+            if (strand->place < 0) {
+                strand->place = wire - r->rank_wire[rank];
+                r->wire[wire++] = lookup->strand;
             }
-            slot->place = stream->place;
-            slot->column_before = r->rank_cols[rank];
-            r->rank_cols[rank] += slot->cols;
+            lookup->place = strand->place;
+            lookup->column_before = r->rank_cols[rank];
+            r->rank_cols[rank] += lookup->cols;
         }
-        r->rank_slot[rank + 1] = n;
+        r->rank_lookup[rank + 1] = n;
         r->rank_wire[rank + 1] = wire;
     }
-    peri__free(r->slots);
-    r->slots = sorted;
-    PERI_ASSERT(wire == r->n_streams);
+    peri__free(r->lookups);
+    r->lookups = sorted;
+    PERI_ASSERT(wire == r->n_strands);
     return PERI_OK;
 }
 
-/** The slot of (table, shard, feature); it exists for every shard that ids are routed to. */
+/** The lookup of (table, shard, feature); it exists for every shard that ids are routed to. */
 static peri__piece find_piece(const peri__routes *r, int32_t table, int32_t shard, int32_t feature, int32_t rank)
 {
-    for (int32_t i = r->rank_slot[rank]; i < r->rank_slot[rank + 1]; i++) {
-        const peri__slot *s = &r->slots[i];
+    for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++) {
+        const peri__lookup *s = &r->lookups[i];
         if (s->table == table && s->shard == shard && s->feature == feature) return (peri__piece){rank, i};
     }
     return (peri__piece){-1, -1};
@@ -208,7 +209,7 @@ static peri_status make_outputs(peri__routes *r, const peri__route_table *tables
 peri_status peri__routes_new(int32_t world_size, const int32_t *node, const peri__route_table *tables, int32_t n_tables,
                              int32_t n_features, peri__routes **out)
 {
-    int32_t most = 1, n_slots = 0;
+    int32_t most = 1, n_lookups = 0;
     for (int32_t t = 0; t < n_tables; t++) most = (int32_t)peri__max(most, tables[t].n_shards);
     peri__routes *r = peri__alloc_zero(sizeof *r);
     int64_t *bounds = peri__alloc(sizeof *bounds * (size_t)(most + 1));
@@ -219,8 +220,8 @@ peri_status peri__routes_new(int32_t world_size, const int32_t *node, const peri
     r->n_tables = n_tables;
     r->n_features = n_features;
     PERI_TRY_GOTO(peri__nodes_init(&r->nodes, node, world_size), out);
-    PERI_TRY_GOTO(make_slots(r, tables, bounds, ranks, &n_slots), out);
-    PERI_TRY_GOTO(order_by_rank(r, n_slots), out);
+    PERI_TRY_GOTO(make_lookups(r, tables, bounds, ranks, &n_lookups), out);
+    PERI_TRY_GOTO(order_by_rank(r, n_lookups), out);
     PERI_TRY_GOTO(make_outputs(r, tables), out);
     *out = r;
 out:
@@ -234,8 +235,8 @@ void peri__routes_free(peri__routes *r)
 {
     if (!r) return;
     peri__nodes_fini(&r->nodes);
-    void *parts[] = {r->partitions, r->streams,   r->bounds,  r->wire,   r->rank_wire, r->slots,
-                     r->rank_slot,  r->rank_cols, r->outputs, r->pieces, r->replicas};
+    void *parts[] = {r->partitions, r->strands,   r->bounds,  r->wire,   r->rank_wire, r->lookups,
+                     r->rank_lookup,  r->rank_cols, r->outputs, r->pieces, r->replicas};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) peri__free(parts[i]);
     peri__free(r);
 }

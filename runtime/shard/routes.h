@@ -4,7 +4,7 @@
  * entries and the size of the world, the same on every rank; nothing here depends on a batch, a device or a transport.
  *
  * Order is a function of the configuration alone: tables in the module's order, the shards of a table by offset, the features of a table as
- * configured. Each rank numbers the streams it receives and the slots it looks up in that order.
+ * configured. Each rank numbers the strands it receives and the lookups it looks up in that order.
  */
 #ifndef PERI_SHARD_ROUTES_H
 #define PERI_SHARD_ROUTES_H
@@ -14,7 +14,7 @@
 #include <perilune/shard.h>
 
 /** Pooled rows travel in lanes: two for rows that are exchanged, which may have codecs of their own; the last for rows that are added up
- *  within their node before. There a node's ranks have the same slots, in the same order. */
+ *  within their node before. There a node's ranks have the same lookups, in the same order. */
 enum { PERI__NODE_LANE = 2, PERI__LANES = 3 };
 
 /** One table of a sharded module, as the routes see it. */
@@ -35,35 +35,35 @@ typedef struct peri__partition {
     int32_t feature, table; /* table: the first that asked for it with this bounds_check, for messages */
     int32_t bounds_check;   /* the strictest of its tables' */
     int64_t rows, block;
-    int32_t n_parts, first_stream, first_bound;
+    int32_t n_parts, first_strand, first_bound;
 } peri__partition;
 
 /** One part of a partition on its way to one rank. */
-typedef struct peri__stream {
+typedef struct peri__strand {
     int32_t partition, part, rank;
-    int32_t place; /* among the streams of its rank */
-} peri__stream;
+    int32_t place; /* among the strands of its rank */
+} peri__strand;
 
 /** One lookup on a rank: a feature in a shard. */
-typedef struct peri__slot {
+typedef struct peri__lookup {
     int32_t table, shard, feature;
-    int32_t stream;         /* whose ids it looks up */
-    int32_t place;          /* among the streams of its rank */
+    int32_t strand;         /* whose ids it looks up */
+    int32_t place;          /* among the strands of its rank */
     int32_t lane;           /* that of the table */
     int64_t cols;
-    int64_t column_before;  /* sum of cols of the rank's slots before it */
-} peri__slot;
+    int64_t column_before;  /* sum of cols of the rank's lookups before it */
+} peri__lookup;
 
-/** One block of output columns and the slots whose rows add up to it. */
+/** One block of output columns and the lookups whose rows add up to it. */
 typedef struct peri__output {
     int32_t table, feature;
     int64_t column, cols;
     int32_t first_piece, n_pieces; /* in pieces */
 } peri__output;
 
-/** A slot of a rank, or (rank -1) a replica: its ids stay at home. Rows that were added up within a node: the slot of its first rank. */
+/** A lookup of a rank, or (rank -1) a replica: its ids stay at home. Rows that were added up within a node: that of its first rank. */
 typedef struct peri__piece {
-    int32_t rank, slot;
+    int32_t rank, lookup;
 } peri__piece;
 
 /** A data-parallel lookup. */
@@ -74,16 +74,16 @@ typedef struct peri__replica {
 
 typedef struct peri__routes {
     int32_t world_size, n_tables, n_features;
-    int32_t n_partitions, n_streams, n_bounds, n_outputs, n_pieces, n_replicas;
+    int32_t n_partitions, n_strands, n_bounds, n_outputs, n_pieces, n_replicas;
     peri__partition *partitions;
-    peri__stream *streams;
+    peri__strand *strands;
     int64_t *bounds;
     peri__nodes nodes;
-    int32_t *wire;        /* n_streams: streams in wire order, by rank and place */
+    int32_t *wire;        /* n_strands: strands in wire order, by rank and place */
     int32_t *rank_wire;   /* world_size + 1: first wire position of each rank */
-    peri__slot *slots;    /* of all ranks; those of a rank by lane */
-    int32_t *rank_slot;   /* world_size + 1: first slot of each rank */
-    int64_t *rank_cols;   /* world_size: sum of cols of a rank's slots */
+    peri__lookup *lookups;    /* of all ranks; those of a rank by lane */
+    int32_t *rank_lookup;   /* world_size + 1: first lookup of each rank */
+    int64_t *rank_cols;   /* world_size: sum of cols of a rank's lookups */
     peri__output *outputs;
     peri__piece *pieces;
     peri__replica *replicas;

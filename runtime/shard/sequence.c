@@ -17,11 +17,11 @@ static int64_t place_first(const peri__routes *r, const peri__home *h, int32_t p
     return at;
 }
 
-/** Ids on the wire before each stream's. */
-static void stream_starts(const peri__routes *r, const peri__home *h, int64_t *start)
+/** Ids on the wire before each strand's. */
+static void strand_starts(const peri__routes *r, const peri__home *h, int64_t *start)
 {
     int64_t at = 0;
-    for (int32_t w = 0; w < r->n_streams; w++) {
+    for (int32_t w = 0; w < r->n_strands; w++) {
         start[r->wire[w]] = at;
         at += h->by_id[r->wire[w]];
     }
@@ -29,19 +29,19 @@ static void stream_starts(const peri__routes *r, const peri__home *h, int64_t *s
 
 static peri_status lay_out(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a)
 {
-    int64_t row = 0, *start = peri__alloc(sizeof *start * (size_t)peri__max(1, r->n_streams));
+    int64_t row = 0, *start = peri__alloc(sizeof *start * (size_t)peri__max(1, r->n_strands));
     h->outputs = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_rows) * r->n_outputs);
     h->pieces = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_piece) * r->n_pieces);
     if (!start || h->outputs < 0 || h->pieces < 0) {
         peri__free(start);
         return PERI_ENOMEM;
     }
-    stream_starts(r, h, start);
+    strand_starts(r, h, start);
     for (int32_t i = 0; i < r->n_outputs; i++) {
         const peri__output *o = &r->outputs[i];
         const int64_t column = o->column % a->cols, ids = h->feature_rows[o->feature];
         const peri__piece *first = &r->pieces[o->first_piece];
-        int32_t partition = first->rank < 0 ? 0 : r->streams[r->slots[first->slot].stream].partition;
+        int32_t partition = first->rank < 0 ? 0 : r->strands[r->lookups[first->lookup].strand].partition;
         peri_k_rows k = {.row = row, .ids = ids, .column = column, .cols = o->cols, .first_id = h->feature_first[o->feature],
                          .place_first = first->rank < 0 ? -1 : place_first(r, h, partition), .first_piece = o->first_piece,
                          .divisor = a->divisor[o->table], .sent_divisor = a->sent_divisor[o->table], .partition = partition};
@@ -49,7 +49,7 @@ static peri_status lay_out(const peri__routes *r, peri__home *h, int32_t rank, c
         for (int32_t p = o->first_piece; p < o->first_piece + o->n_pieces; p++) {
             peri_k_piece piece = peri__home_piece(r, h, rank, at, r->pieces[p]);
             if (r->pieces[p].rank >= 0) /* places count the ids of the whole wire */
-                piece.offset -= start[r->slots[r->pieces[p].slot].stream] * o->cols;
+                piece.offset -= start[r->lookups[r->pieces[p].lookup].strand] * o->cols;
             memcpy(h->up.host + h->pieces + (int64_t)sizeof piece * p, &piece, sizeof piece);
         }
         if (column + o->cols == a->cols) row += ids; /* the last block of columns of these rows */

@@ -7,49 +7,49 @@
 
 #include <math.h>
 
-/* -- groups ----------------------------------------------------------------------------------------------------------------------- */
+/* -- sets of tables ----------------------------------------------------------------------------------------------------------------- */
 
-/** The group of a table, found or appended; -1: no memory. */
-static int32_t group_of(peri_sharded *e, const peri_sharded_table *table, bool replica)
+/** The set of a table, found or appended; -1: no memory. */
+static int32_t set_of(peri_sharded *e, const peri_sharded_table *table, bool replica)
 {
     bool dense = table->compute_kernel == PERI_KERNEL_DENSE, cached = table->cache != NULL;
     bool mean = table->pooling == PERI_POOLING_MEAN && !replica;
     int32_t optimizer = dense ? -1 : table->optimizer, dtype = peri__dtype_of(table);
-    for (int32_t g = 0; g < e->n_groups; g++)
-        if (e->groups[g].optimizer == optimizer && e->groups[g].dtype == dtype && e->groups[g].replica == replica &&
-            e->groups[g].cached == cached && e->groups[g].mean == mean)
+    for (int32_t g = 0; g < e->n_sets; g++)
+        if (e->sets[g].optimizer == optimizer && e->sets[g].dtype == dtype && e->sets[g].replica == replica &&
+            e->sets[g].cached == cached && e->sets[g].mean == mean)
             return g;
-    peri__group_of_tables *more = peri__realloc(e->groups, sizeof *more * (size_t)(e->n_groups + 1));
+    peri__table_set *more = peri__realloc(e->sets, sizeof *more * (size_t)(e->n_sets + 1));
     if (!more) return -1;
-    e->groups = more;
-    e->groups[e->n_groups] = (peri__group_of_tables){.optimizer = optimizer, .dtype = dtype, .dense = dense, .replica = replica,
+    e->sets = more;
+    e->sets[e->n_sets] = (peri__table_set){.optimizer = optimizer, .dtype = dtype, .dense = dense, .replica = replica,
                                                     .cached = cached, .mean = mean};
-    return e->n_groups++;
+    return e->n_sets++;
 }
 
-static peri_status group_add(peri__group_of_tables *g, int32_t table, int32_t shard)
+static peri_status set_add(peri__table_set *g, int32_t table, int32_t shard)
 {
     size_t n = (size_t)g->n_tables + 1;
-    int32_t *tables = peri__realloc(g->slots_table, sizeof *tables * n);
-    if (tables) g->slots_table = tables;
-    int32_t *shards = tables ? peri__realloc(g->slots_shard, sizeof *shards * n) : NULL;
+    int32_t *tables = peri__realloc(g->module_table, sizeof *tables * n);
+    if (tables) g->module_table = tables;
+    int32_t *shards = tables ? peri__realloc(g->module_shard, sizeof *shards * n) : NULL;
     if (!shards) return PERI_ENOMEM;
-    g->slots_shard = shards;
-    g->slots_table[g->n_tables] = table;
-    g->slots_shard[g->n_tables++] = shard;
+    g->module_shard = shards;
+    g->module_table[g->n_tables] = table;
+    g->module_shard[g->n_tables++] = shard;
     return PERI_OK;
 }
 
-/** The shard that a group's table holds; a replica is one shard of everything. */
-static peri_shard shard_of(const peri_sharded *e, const peri__group_of_tables *g, int32_t i)
+/** The shard that a set's table holds; a replica is one shard of everything. */
+static peri_shard shard_of(const peri_sharded *e, const peri__table_set *g, int32_t i)
 {
-    const peri__route_table *table = &e->tables[g->slots_table[i]];
-    if (g->slots_shard[i] >= 0) return table->shards[g->slots_shard[i]];
+    const peri__route_table *table = &e->tables[g->module_table[i]];
+    if (g->module_shard[i] >= 0) return table->shards[g->module_shard[i]];
     return (peri_shard){.rows = table->rows, .cols = table->cols, .rank = e->rank};
 }
 
-/** Make the table batch of one group. Shards pool sums, with the factors of whole bags where the table's pooling is the mean. */
-static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri__group_of_tables *g)
+/** Make the table batch of one set. Shards pool sums, with the factors of whole bags where the table's pooling is the mean. */
+static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri__table_set *g)
 {
     peri_table_config *tables = peri__alloc_zero(sizeof *tables * (size_t)g->n_tables);
     peri_cache_params *caches = peri__alloc_zero(sizeof *caches * (size_t)g->n_tables);
@@ -59,7 +59,7 @@ static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri_
         return PERI_ENOMEM;
     }
     for (int32_t i = 0; i < g->n_tables; i++) {
-        const peri_sharded_table *from = &c->tables[g->slots_table[i]];
+        const peri_sharded_table *from = &c->tables[g->module_table[i]];
         peri_shard shard = shard_of(e, g, i);
         tables[i] = (peri_table_config){.name = from->name, .rows = shard.rows, .cols = shard.cols, .row_offset = shard.row_offset,
                                         .col_offset = shard.col_offset, .total_rows = from->rows, .total_cols = from->cols,
@@ -89,7 +89,7 @@ static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri_
 /** Places of all shards of all tables, and of each table as a replica. */
 typedef struct index_of {
     int32_t *first;      /* n_tables: the place of the replica; those of the shards follow */
-    peri__place *places; /* group -1: not on this rank */
+    peri__place *places; /* set -1: not on this rank */
 } index_of;
 
 static void index_fini(index_of *x)
@@ -111,23 +111,23 @@ static peri_status index_new(const peri_sharded *e, index_of *x)
         index_fini(x);
         return PERI_ENOMEM;
     }
-    for (int64_t i = 0; i < n; i++) x->places[i] = (peri__place){.group = -1};
-    for (int32_t g = 0; g < e->n_groups; g++)
-        for (int32_t i = 0; i < e->groups[g].n_tables; i++)
-            x->places[x->first[e->groups[g].slots_table[i]] + 1 + e->groups[g].slots_shard[i]] = (peri__place){.group = g, .table = i};
+    for (int64_t i = 0; i < n; i++) x->places[i] = (peri__place){.set = -1};
+    for (int32_t g = 0; g < e->n_sets; g++)
+        for (int32_t i = 0; i < e->sets[g].n_tables; i++)
+            x->places[x->first[e->sets[g].module_table[i]] + 1 + e->sets[g].module_shard[i]] = (peri__place){.set = g, .table = i};
     return PERI_OK;
 }
 
-/** The list of what is here, by table and shard; and where the routes' slots and replicas of this rank are. */
+/** The list of what is here, by table and shard; and where the routes' lookups and replicas of this rank are. */
 static peri_status take_places(peri_sharded *e)
 {
     const peri__routes *r = e->routes;
-    const int32_t slots = r->rank_slot[e->rank + 1] - r->rank_slot[e->rank];
+    const int32_t lookups = r->rank_lookup[e->rank + 1] - r->rank_lookup[e->rank];
     index_of x = {0};
     PERI_TRY(index_new(e, &x));
     e->local = peri__alloc_zero(sizeof *e->local * (size_t)peri__max(1, e->n_local));
-    e->slot_place = peri__alloc(sizeof *e->slot_place * (size_t)peri__max(1, slots + r->n_replicas));
-    if (!e->local || !e->slot_place) {
+    e->lookup_place = peri__alloc(sizeof *e->lookup_place * (size_t)peri__max(1, lookups + r->n_replicas));
+    if (!e->local || !e->lookup_place) {
         index_fini(&x);
         return PERI_ENOMEM;
     }
@@ -135,17 +135,17 @@ static peri_status take_places(peri_sharded *e)
     for (int32_t t = 0; t < e->n_tables; t++)
         for (int32_t s = -1; s < e->tables[t].n_shards; s++) {
             const peri__place p = x.places[x.first[t] + 1 + s];
-            if (p.group < 0) continue;
-            const peri__group_of_tables *g = &e->groups[p.group];
+            if (p.set < 0) continue;
+            const peri__table_set *g = &e->sets[p.set];
             e->local[n++] = (peri_local_shard){.shard = shard_of(e, g, p.table), .tbe = g->tbe, .tbe_table = p.table, .table = t,
                                                .dense = g->dense, .replica = g->replica};
         }
-    for (int32_t i = 0; i < slots; i++) {
-        const peri__slot *s = &r->slots[r->rank_slot[e->rank] + i];
-        e->slot_place[i] = x.places[x.first[s->table] + 1 + s->shard];
-        e->hollow = e->hollow || e->slot_place[i].group < 0;
+    for (int32_t i = 0; i < lookups; i++) {
+        const peri__lookup *s = &r->lookups[r->rank_lookup[e->rank] + i];
+        e->lookup_place[i] = x.places[x.first[s->table] + 1 + s->shard];
+        e->hollow = e->hollow || e->lookup_place[i].set < 0;
     }
-    for (int32_t i = 0; i < r->n_replicas; i++) e->slot_place[slots + i] = x.places[x.first[r->replicas[i].table]];
+    for (int32_t i = 0; i < r->n_replicas; i++) e->lookup_place[lookups + i] = x.places[x.first[r->replicas[i].table]];
     index_fini(&x);
     return PERI_OK;
 }
@@ -154,35 +154,35 @@ peri_status peri__tables_new(peri_sharded *e, const peri_sharded_config *c)
 {
     for (int32_t t = 0; t < c->n_tables; t++) {
         bool replica = e->tables[t].data_parallel;
-        int32_t g = replica ? group_of(e, &c->tables[t], true) : 0;
+        int32_t g = replica ? set_of(e, &c->tables[t], true) : 0;
         if (g < 0) return PERI_ENOMEM;
-        if (replica) PERI_TRY(group_add(&e->groups[g], t, -1));
+        if (replica) PERI_TRY(set_add(&e->sets[g], t, -1));
         for (int32_t s = 0; s < e->tables[t].n_shards; s++) {
             if (e->tables[t].shards[s].rank != e->rank || e->tables[t].shards[s].rows == 0) continue;
-            g = group_of(e, &c->tables[t], false);
+            g = set_of(e, &c->tables[t], false);
             if (g < 0) return PERI_ENOMEM;
-            PERI_TRY(group_add(&e->groups[g], t, s));
+            PERI_TRY(set_add(&e->sets[g], t, s));
         }
     }
-    for (int32_t g = 0; g < e->n_groups; g++) {
-        PERI_TRY(make_tbe(e, c, &e->groups[g]));
-        e->n_local += e->groups[g].n_tables;
+    for (int32_t g = 0; g < e->n_sets; g++) {
+        PERI_TRY(make_tbe(e, c, &e->sets[g]));
+        e->n_local += e->sets[g].n_tables;
     }
     return take_places(e);
 }
 
 void peri__tables_free(peri_sharded *e)
 {
-    for (int32_t g = 0; g < e->n_groups; g++) {
-        for (int32_t i = 0; e->groups[g].leaves && i < e->groups[g].n_tables; i++) peri_tensor_release(e->groups[g].leaves[i]);
-        peri__free(e->groups[g].leaves);
-        peri_tbe_release(e->groups[g].tbe);
-        peri__free(e->groups[g].slots_table);
-        peri__free(e->groups[g].slots_shard);
+    for (int32_t g = 0; g < e->n_sets; g++) {
+        for (int32_t i = 0; e->sets[g].leaves && i < e->sets[g].n_tables; i++) peri_tensor_release(e->sets[g].leaves[i]);
+        peri__free(e->sets[g].leaves);
+        peri_tbe_release(e->sets[g].tbe);
+        peri__free(e->sets[g].module_table);
+        peri__free(e->sets[g].module_shard);
     }
-    peri__free(e->groups);
+    peri__free(e->sets);
     peri__free(e->local);
-    peri__free(e->slot_place);
+    peri__free(e->lookup_place);
 }
 
 /* -- what users do with them -------------------------------------------------------------------------------------------------------- */
@@ -206,8 +206,8 @@ peri_status peri_sharded_learning_rate_set(peri_sharded *e, int32_t optimizer, d
         return peri__fail(PERI_EINVAL, "peri_sharded_learning_rate_set: %g, allowed: finite numbers >= 0", learning_rate);
     if (optimizer < 0 || optimizer >= e->n_optimizers)
         return peri__fail(PERI_ERANGE, "peri_sharded_learning_rate_set: optimizer %d, allowed: 0..%d", optimizer, e->n_optimizers - 1);
-    for (int32_t g = 0; g < e->n_groups; g++)
-        if (e->groups[g].optimizer == optimizer) PERI_TRY(peri_tbe_learning_rate_set(e->groups[g].tbe, learning_rate));
+    for (int32_t g = 0; g < e->n_sets; g++)
+        if (e->sets[g].optimizer == optimizer) PERI_TRY(peri_tbe_learning_rate_set(e->sets[g].tbe, learning_rate));
     e->rates[optimizer].rate = learning_rate;
     return peri__identity_refresh(e);
 }
@@ -215,7 +215,7 @@ peri_status peri_sharded_learning_rate_set(peri_sharded *e, int32_t optimizer, d
 peri_status peri_sharded_iteration_set(peri_sharded *e, int64_t iteration)
 {
     PERI_NEED(e);
-    for (int32_t g = 0; g < e->n_groups; g++)
-        if (!e->groups[g].dense) PERI_TRY(peri_tbe_iteration_set(e->groups[g].tbe, iteration));
+    for (int32_t g = 0; g < e->n_sets; g++)
+        if (!e->sets[g].dense) PERI_TRY(peri_tbe_iteration_set(e->sets[g].tbe, iteration));
     return PERI_OK;
 }

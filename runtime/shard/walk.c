@@ -3,7 +3,7 @@
  * walk.c: a batch walks through a sharded module: its router takes the ids to their owners, tables look up what arrived, its ways bring the
  * rows back to the ranks that asked; gradients take the same way in reverse. What is particular to a kind of module are its stages.
  *
- * The owner's buffer holds rows as [own slots | replicas | rank 0's | rank 1's ...]: what belongs to this rank itself comes first and is
+ * The owner's buffer holds rows as [own lookups | replicas | rank 0's | rank 1's ...]: what belongs to this rank itself comes first and is
  * never sent; then what others get, lane after lane, in each rank after rank. The home side's buffer holds what other ranks return,
  * likewise by lane and rank. Gradients use two buffers of the same layouts, the other way round. Each lane has a way of its own.
  *
@@ -19,15 +19,15 @@ typedef struct batch {
     peri__trip trip;
     peri_sharded *ebc;
     peri__batch_layout *layout;
-    peri_tbe_batch **looks;      /* by group: its lookup */
+    peri_tbe_batch **looks;      /* by set: its lookup */
     peri__given given;           /* retained */
     peri_tensor *home_weights;
     peri__weights_dist *weights_dist;                 /* NULL: the weights want no gradient */
     /* Backward: */
     peri__journey gradient[PERI__LANES];
     peri_tensor *sent, *rows;    /* its buffers: on the home side, and the owner's */
-    peri_tensor **replica_flat;  /* by group: gradients of fused replicas, being reduced */
-    peri_work **replica_work;    /* by group */
+    peri_tensor **replica_flat;  /* by set: gradients of fused replicas, being reduced */
+    peri_work **replica_work;    /* by set */
 } batch;
 
 /** The work of peri_sharded_compute_and_output_dist. */
@@ -108,7 +108,7 @@ static peri_status input_step(peri_work *work)
 static void input_fini(peri_work *work)
 {
     peri__input_dist *d = (peri__input_dist *)work;
-    for (int32_t g = 0; d->looks && g < d->layout->n_groups; g++) peri_tbe_batch_release(d->looks[g]);
+    for (int32_t g = 0; d->looks && g < d->layout->n_sets; g++) peri_tbe_batch_release(d->looks[g]);
     peri__free(d->looks);
     peri__routing_fini(&d->routing);
     peri_tensor_release(d->inverse);
@@ -189,25 +189,25 @@ peri_status peri_sharded_input_dist(peri_sharded *e, peri_kjt *kjt, peri_work **
 
 /* -- a batch ----------------------------------------------------------------------------------------------------------------------- */
 
-/** d->looks[g]: group @g's lookup of what arrived, unless it is there. */
+/** d->looks[g]: @g's lookup of what arrived, unless it is there. */
 static peri_status look_of(peri__input_dist *d, int32_t g)
 {
-    const peri__group_of_tables *group = &d->ebc->groups[g];
+    const peri__table_set *set = &d->ebc->sets[g];
     const peri__routing *r = &d->routing;
-    peri_tbe_input in = {.ids = group->replica ? r->values : r->received[PERI__IDS],
-                         .offsets = group->replica ? r->own_offsets : r->offsets,
-                         .weights = group->replica ? r->weights : r->received[PERI__WEIGHTS],
-                         .scale = group->mean ? r->received[PERI__BY_BAG] : NULL, .blocks = d->layout->blocks[g]};
-    if (!d->looks) d->looks = peri__alloc_zero(sizeof *d->looks * (size_t)d->layout->n_groups);
+    peri_tbe_input in = {.ids = set->replica ? r->values : r->received[PERI__IDS],
+                         .offsets = set->replica ? r->own_offsets : r->offsets,
+                         .weights = set->replica ? r->weights : r->received[PERI__WEIGHTS],
+                         .scale = set->mean ? r->received[PERI__BY_BAG] : NULL, .blocks = d->layout->blocks[g]};
+    if (!d->looks) d->looks = peri__alloc_zero(sizeof *d->looks * (size_t)d->layout->n_sets);
     if (!d->looks) return PERI_ENOMEM;
-    return d->looks[g] ? PERI_OK : peri_tbe_batch_new(group->tbe, &in, &d->looks[g]);
+    return d->looks[g] ? PERI_OK : peri_tbe_batch_new(set->tbe, &in, &d->looks[g]);
 }
 
 static void batch_fini(peri__trip *trip)
 {
     batch *b = (batch *)trip;
-    int32_t n_groups = b->layout->n_groups;
-    for (int32_t g = 0; g < n_groups; g++) {
+    int32_t n_sets = b->layout->n_sets;
+    for (int32_t g = 0; g < n_sets; g++) {
         if (b->looks) peri_tbe_batch_release(b->looks[g]);
         if (b->replica_flat) peri_tensor_release(b->replica_flat[g]);
         if (b->replica_work) peri_work_release(b->replica_work[g]);
@@ -238,7 +238,7 @@ static peri_status batch_new(peri__input_dist *d, batch **out)
     if (d->ebc->kind->by_id) b->given.ids = peri__keep(d->routing.values);
     b->given.places = peri__keep(d->routing.places);
     peri_status status = PERI_OK;
-    for (int32_t g = 0; g < d->layout->n_groups && status >= 0; g++) status = look_of(d, g);
+    for (int32_t g = 0; g < d->layout->n_sets && status >= 0; g++) status = look_of(d, g);
     if (status >= 0) {
         b->looks = d->looks;
         d->looks = NULL;
@@ -293,22 +293,22 @@ static peri_status rows_test(peri__journey *journeys)
 
 /* -- backward: the gradient is back ------------------------------------------------------------------------------------------------ */
 
-/** What a group's lookup makes of the gradient of its rows besides updates: NULL for the weights' part where they want none. */
+/** What a set's lookup makes of the gradient of its rows besides updates: NULL for the weights' part where they want none. */
 static peri_status weights_part(const batch *b, int32_t g, peri_tensor **out)
 {
     *out = NULL;
-    return b->weights_dist ? peri__weights_dist_part(b->weights_dist, b->ebc->groups[g].replica, out) : PERI_OK;
+    return b->weights_dist ? peri__weights_dist_part(b->weights_dist, b->ebc->sets[g].replica, out) : PERI_OK;
 }
 
 /** Hand it on. The gradients of replicas were divided by a number of their own (see gradient_divisor). */
 static peri_status weights_part_done(const batch *b, int32_t g, peri_tensor *part)
 {
-    const peri__group_of_tables *group = &b->ebc->groups[g];
+    const peri__table_set *set = &b->ebc->sets[g];
     if (!part) return PERI_OK;
-    return peri__weights_dist_add(b->weights_dist, group->replica, part, group->replica && !group->dense ? b->ebc->world_size : 1);
+    return peri__weights_dist_add(b->weights_dist, set->replica, part, set->replica && !set->dense ? b->ebc->world_size : 1);
 }
 
-/** The dense gradient of a group's tables, and its part of the weights'. @flat new. */
+/** The dense gradient of a set's tables, and its part of the weights'. @flat new. */
 static peri_status flat_gradient(const batch *b, int32_t g, peri_tensor *rows, peri_tensor **flat)
 {
     peri_tensor *part, *result;
@@ -324,7 +324,7 @@ static peri_status flat_gradient(const batch *b, int32_t g, peri_tensor *rows, p
     return status;
 }
 
-/** Update a group's shards; its part of the weights' gradient is made from the rows as they were. */
+/** Update a set's shards; its part of the weights' gradient is made from the rows as they were. */
 static peri_status update(const batch *b, int32_t g, peri_tensor *rows)
 {
     peri_tensor *part;
@@ -335,29 +335,29 @@ static peri_status update(const batch *b, int32_t g, peri_tensor *rows)
     return status;
 }
 
-/** Give the leaves of a dense group their gradients; @at counts the leaves of the node. */
+/** Give the leaves of a dense set their gradients; @at counts the leaves of the node. */
 static peri_status dense_gradients(const batch *b, int32_t g, peri_tensor *rows, peri_tensor **grad_in, int32_t *at)
 {
-    peri__group_of_tables *group = &b->ebc->groups[g];
+    peri__table_set *set = &b->ebc->sets[g];
     peri_tensor *flat;
     PERI_TRY(flat_gradient(b, g, rows, &flat));
     peri_status status = PERI_OK;
-    for (int32_t i = 0; i < group->n_tables && status >= 0; i++)
-        status = peri_tbe_gradient_table(group->tbe, flat, i, &grad_in[(*at)++]);
+    for (int32_t i = 0; i < set->n_tables && status >= 0; i++)
+        status = peri_tbe_gradient_table(set->tbe, flat, i, &grad_in[(*at)++]);
     peri_tensor_release(flat);
     return status;
 }
 
 static peri_status replicas_test(batch *b)
 {
-    for (int32_t g = 0; g < b->ebc->n_groups && b->replica_work; g++) {
+    for (int32_t g = 0; g < b->ebc->n_sets && b->replica_work; g++) {
         peri_status status = b->replica_work[g] ? peri_work_test(b->replica_work[g]) : PERI_OK;
         if (status != PERI_OK) return status;
     }
     return PERI_OK;
 }
 
-/** Inputs: the leaves of the dense groups, and the token of weights_dist. */
+/** Inputs: the leaves of the dense sets, and the token of weights_dist. */
 static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_tensor **grad_in)
 {
     (void)leave;
@@ -369,10 +369,10 @@ static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_ten
     peri_tensor_release(b->sent);
     b->sent = NULL;
     int32_t at = 0;
-    for (int32_t g = 0; g < e->n_groups; g++) {
-        peri__group_of_tables *group = &e->groups[g];
-        if (group->dense) PERI_TRY(dense_gradients(b, g, b->rows, grad_in, &at));
-        else if (group->replica) PERI_TRY(peri_tbe_gradient_apply(group->tbe, b->replica_flat[g]));
+    for (int32_t g = 0; g < e->n_sets; g++) {
+        peri__table_set *set = &e->sets[g];
+        if (set->dense) PERI_TRY(dense_gradients(b, g, b->rows, grad_in, &at));
+        else if (set->replica) PERI_TRY(peri_tbe_gradient_apply(set->tbe, b->replica_flat[g]));
         else PERI_TRY(update(b, g, b->rows));
     }
     peri_tensor_release(b->rows);
@@ -386,10 +386,10 @@ static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_ten
 static peri_status reduce_replicas(batch *b, peri_tensor *rows)
 {
     peri_sharded *e = b->ebc;
-    for (int32_t g = 0; g < e->n_groups; g++) {
-        if (!e->groups[g].replica || e->groups[g].dense) continue;
-        if (!b->replica_flat) b->replica_flat = peri__alloc_zero(sizeof *b->replica_flat * (size_t)e->n_groups);
-        if (!b->replica_work) b->replica_work = peri__alloc_zero(sizeof *b->replica_work * (size_t)e->n_groups);
+    for (int32_t g = 0; g < e->n_sets; g++) {
+        if (!e->sets[g].replica || e->sets[g].dense) continue;
+        if (!b->replica_flat) b->replica_flat = peri__alloc_zero(sizeof *b->replica_flat * (size_t)e->n_sets);
+        if (!b->replica_work) b->replica_work = peri__alloc_zero(sizeof *b->replica_work * (size_t)e->n_sets);
         if (!b->replica_flat || !b->replica_work) return PERI_ENOMEM;
         PERI_TRY(flat_gradient(b, g, rows, &b->replica_flat[g]));
         if (e->world_size > 1)
@@ -458,19 +458,19 @@ static const peri__trip_vtab batch_vtab = {PERI__TRIP_NODES("sharded lookup", "s
 
 /* -- forward ------------------------------------------------------------------------------------------------------------------------- */
 
-/** Record the lookup: a function of the dense groups' leaves, of tables that no tensor stands for, and of the ids' weights if they want it.
+/** Record the lookup: a function of the dense sets' leaves, of tables that no tensor stands for, and of the ids' weights if they want it.
  */
 static peri_status record_lookup(batch *b, peri__node **leave)
 {
     peri_sharded *e = b->ebc;
     peri_tensor *token = NULL;
     int32_t n = 1;
-    for (int32_t g = 0; g < e->n_groups; g++) n += e->groups[g].dense ? e->groups[g].n_tables : 0;
+    for (int32_t g = 0; g < e->n_sets; g++) n += e->sets[g].dense ? e->sets[g].n_tables : 0;
     peri_tensor **leaves = peri__alloc(sizeof *leaves * (size_t)n);
     if (!leaves) return PERI_ENOMEM;
     n = 0;
-    for (int32_t g = 0; g < e->n_groups; g++)
-        for (int32_t i = 0; e->groups[g].dense && i < e->groups[g].n_tables; i++) leaves[n++] = e->groups[g].leaves[i];
+    for (int32_t g = 0; g < e->n_sets; g++)
+        for (int32_t i = 0; e->sets[g].dense && i < e->sets[g].n_tables; i++) leaves[n++] = e->sets[g].leaves[i];
     peri_status status = b->weights_dist ? peri__weights_dist_record(b->weights_dist, b->home_weights, &token) : PERI_OK;
     leaves[n++] = token;
     if (status >= 0) status = peri__trip_leaves(&b->trip, leaves, n, leave);
@@ -516,8 +516,8 @@ static peri_status look_up(output_dist *o)
     PERI_TRY(new_f32(e->device, b->layout->home->received_out, &o->received));
     if (e->hollow) PERI_TRY(clear_sums(b, o->buffer));
     bool recording = peri__grad_enabled();
-    for (int32_t g = 0; g < e->n_groups; g++) {
-        if (recording) PERI_TRY(peri__tbe_ema(e->groups[g].tbe));
+    for (int32_t g = 0; g < e->n_sets; g++) {
+        if (recording) PERI_TRY(peri__tbe_ema(e->sets[g].tbe));
         PERI_TRY(peri_tbe_batch_forward(b->looks[g], o->buffer));
     }
     peri__parts_begin(e->group);
@@ -545,8 +545,8 @@ peri_status peri_sharded_prefetch(peri_sharded *e, peri_work *dist)
     PERI_NEED(dist);
     peri__input_dist *d;
     PERI_TRY(check_dist("peri_sharded_prefetch", e, dist, &d));
-    for (int32_t g = 0; g < e->n_groups; g++) {
-        if (!e->groups[g].cached) continue;
+    for (int32_t g = 0; g < e->n_sets; g++) {
+        if (!e->sets[g].cached) continue;
         PERI_TRY(look_of(d, g));
         PERI_TRY(peri_tbe_batch_prefetch(d->looks[g]));
     }

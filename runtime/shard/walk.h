@@ -15,7 +15,7 @@ typedef struct peri__input_dist {
     peri__home *home;           /* where rows are of ids: once the routing is announced */
     peri__batch_layout *layout; /* once the routing is announced */
     peri_tensor *inverse;  /* i64; NULL: no variable batch */
-    peri_tbe_batch **looks; /* by group of tables: its lookup of this batch, once it is known; NULL: none yet, or taken */
+    peri_tbe_batch **looks; /* by set of tables: its lookup of this batch, once it is known; NULL: none yet, or taken */
     bool used;             /* a lookup has taken it */
 } peri__input_dist;
 

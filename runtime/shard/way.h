@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * way.h: rows from owners to homes and gradients from homes to owners, over a list of hops. A way knows groups, codecs and numbers for
+ * way.h: rows from owners to homes and gradients from homes to owners, over a list of hops. A way knows batches, codecs and numbers for
  * ranks; what the numbers are is the module's.
  *
  * Towards homes the hops are taken in their order, towards owners in reverse. An exchange hands each rank of its group its part. A sum adds

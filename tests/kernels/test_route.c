@@ -23,7 +23,7 @@ typedef struct problem {
     int64_t bounds[MOST_PARTITIONS * (MOST_PARTS + 1)];
     int64_t wire_bag[MOST_PARTITIONS * MOST_PARTS];
     int64_t bags, wire_bags, n_ids;
-    int32_t n_partitions, n_streams;
+    int32_t n_partitions, n_strands;
     bool bad;
 } problem;
 
@@ -69,7 +69,7 @@ static void make(problem *p, bool bad)
         q->bag_start = p->bags;
         q->first_bag = bag;
         q->bags = below(MOST_BAGS);
-        q->first_stream = p->n_streams;
+        q->first_strand = p->n_strands;
         q->check = (int32_t)below(PERI_ROUTE_REPORTS + 1);
         int64_t pruned = below(3) ? 0 : 1, longest = below(2) ? 4 : 40;
         for (int64_t k = 0; k < q->bags; k++, bag++) {
@@ -85,13 +85,13 @@ static void make(problem *p, bool bad)
         }
         p->offsets[bag] = p->n_ids;
         p->bags += q->bags;
-        p->n_streams += q->n_parts;
+        p->n_strands += q->n_parts;
     }
-    for (int32_t s = 0; s < p->n_streams; s++) { /* streams lie on the wire in reverse, to be somewhere else */
-        int32_t stream = p->n_streams - 1 - s;
-        p->wire_bag[stream] = p->wire_bags;
+    for (int32_t s = 0; s < p->n_strands; s++) { /* strands lie on the wire in reverse, to be somewhere else */
+        int32_t strand = p->n_strands - 1 - s;
+        p->wire_bag[strand] = p->wire_bags;
         for (int32_t i = 0; i < p->n_partitions; i++)
-            if (stream >= p->partitions[i].first_stream && stream < p->partitions[i].first_stream + p->partitions[i].n_parts)
+            if (strand >= p->partitions[i].first_strand && strand < p->partitions[i].first_strand + p->partitions[i].n_parts)
                 p->wire_bags += p->partitions[i].bags;
     }
 }
@@ -132,7 +132,7 @@ static void route(const peri_kernels *k, const problem *p, bool ids_i32, bool ou
     memset(r->cursor, 0, sizeof r->cursor); /* scratch: what is left in it is nobody's business */
 }
 
-/** Every id that travels has a place of its own, where it lies less the first row of its part; the places of a stream ascend. */
+/** Every id that travels has a place of its own, where it lies less the first row of its part; the places of a strand ascend. */
 static void check_places(const problem *p, const result *r)
 {
     static bool taken[20000];
@@ -179,7 +179,7 @@ static void test_ids(void **unused)
     }
 }
 
-/** What ref itself must satisfy: every legal id arrives once, in order, in the stream that has its row. */
+/** What ref itself must satisfy: every legal id arrives once, in order, in the strand that has its row. */
 static void test_ref(void **unused)
 {
     (void)unused;
@@ -191,10 +191,10 @@ static void test_ref(void **unused)
         make(&p, round % 2 == 0);
         route(peri_kernels_isa("ref"), &p, false, false, true, &r);
         int64_t at = 0, bad[PERI_ROUTE_REPORTS + 1] = {0};
-        for (int32_t s = p.n_streams - 1; s >= 0; s--) {
+        for (int32_t s = p.n_strands - 1; s >= 0; s--) {
             const peri_k_partition *q = p.partitions;
-            while (s < q->first_stream || s >= q->first_stream + q->n_parts) q++;
-            const int64_t *bound = p.bounds + q->first_bound + (s - q->first_stream);
+            while (s < q->first_strand || s >= q->first_strand + q->n_parts) q++;
+            const int64_t *bound = p.bounds + q->first_bound + (s - q->first_strand);
             for (int64_t b = 0; b < q->bags; b++) {
                 int64_t n = 0;
                 for (int64_t i = p.offsets[q->first_bag + b]; i < p.offsets[q->first_bag + b + 1]; i++) {
@@ -218,7 +218,7 @@ static void test_ref(void **unused)
     assert_true(reported > 100);
 }
 
-/** The factors of means: every stream of a bag gets that of the whole bag, ids included that are in no stream. */
+/** The factors of means: every strand of a bag gets that of the whole bag, ids included that are in no strand. */
 static void test_means(void **unused)
 {
     (void)unused;
@@ -238,7 +238,7 @@ static void test_means(void **unused)
                 for (int64_t b = 0; b < p.partitions[q].bags; b++) {
                     int64_t first = p.partitions[q].first_bag + b, ids = p.offsets[first + 1] - p.offsets[first];
                     for (int32_t s = 0; s < p.partitions[q].n_parts; s++)
-                        assert_true(scale[p.wire_bag[p.partitions[q].first_stream + s] + b] == 1.0f / (float)(ids > 1 ? ids : 1));
+                        assert_true(scale[p.wire_bag[p.partitions[q].first_strand + s] + b] == 1.0f / (float)(ids > 1 ? ids : 1));
                 }
             assert_true(scale[p.wire_bags] == -1);
         }
@@ -264,7 +264,7 @@ static void test_return(void **unused)
             p.wire_bags = 0;
             for (int32_t q = 0; q < p.n_partitions; q++)
                 for (int32_t s = 0; s < p.partitions[q].n_parts; s++, p.wire_bags += p.partitions[q].bags)
-                    p.wire_bag[p.partitions[q].first_stream + s] = p.wire_bags;
+                    p.wire_bag[p.partitions[q].first_strand + s] = p.wire_bags;
         }
         for (int64_t i = 0; i < p.n_ids; i++) p.weights[i] = (float)below(16);
         for (int64_t i = 0; i < 20000; i++) y[i] = (float)below(8);

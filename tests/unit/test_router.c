@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * test_router.c: random batches through the routers of three ranks. Each id's place, which its home kept, is read where its owner received
- * it: in the part of that rank, of its stream and of its bag, and it is the row of a shard that holds it, as tables tell and not routes.
+ * it: in the part of that rank, of its strand and of its bag, and it is the row of a shard that holds it, as tables tell and not routes.
  */
 #include "tests/harness/check.h"
 
@@ -116,14 +116,14 @@ static void check_place(rank *ranks, int32_t home, const peri__partition *p, int
     int32_t owner = 0;
     while (place >= r->rank_ids[owner + 1]) owner++;
     const peri__routing *o = &ranks[owner].routing;
-    int64_t first = first_row(&tables[p->table], id, owner), streams = peri__streams_of(routes, owner), at = place - r->rank_ids[owner];
+    int64_t first = first_row(&tables[p->table], id, owner), strands = peri__strands_of(routes, owner), at = place - r->rank_ids[owner];
     assert_true(first >= 0);
-    int64_t stream = 0, bags = 0; /* of those that the owner has from this home */
-    for (int64_t before = 0; at >= before + o->ids[home * streams + stream]; stream++) {
-        before += o->ids[home * streams + stream];
-        bags += o->counts[home * streams + stream];
+    int64_t strand = 0, bags = 0; /* of those that the owner has from this home */
+    for (int64_t before = 0; at >= before + o->ids[home * strands + strand]; strand++) {
+        before += o->ids[home * strands + strand];
+        bags += o->counts[home * strands + strand];
     }
-    assert_int_equal(routes->streams[routes->wire[routes->rank_wire[owner] + stream]].partition, p - routes->partitions);
+    assert_int_equal(routes->strands[routes->wire[routes->rank_wire[owner] + strand]].partition, p - routes->partitions);
     for (int32_t s = 0; s < home; s++) {
         at += o->source_ids[s];
         bags += o->source_bags[s];

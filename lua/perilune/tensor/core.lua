@@ -363,10 +363,10 @@ end
 --- Views of consecutive parts of the first dimension; `sizes`: a list that adds up to it.
 function methods:split(sizes)
   local n = #sizes
-  local list, parts = ffi.new("int64_t[?]", math.max(n, 1), sizes), ffi.new("peri_tensor *[?]", math.max(n, 1))
-  check(C.peri_tensor_split(ptr(self), list, n, parts))
+  local list, views = ffi.new("int64_t[?]", math.max(n, 1), sizes), ffi.new("peri_tensor *[?]", math.max(n, 1))
+  check(C.peri_tensor_split(ptr(self), list, n, views))
   local result = {}
-  for i = 1, n do result[i] = wrap(parts[i - 1]) end
+  for i = 1, n do result[i] = wrap(views[i - 1]) end
   return result
 end
 function methods:expand(shape)
