@@ -218,6 +218,26 @@ describe("rows of ids", function()
     files:release()
   end, { sizes = { 1, 3 } })
 
+  worlds.each("are those of an unsharded collection, trained before", function(world, device, n)
+    local unsharded = peri.EmbeddingCollection { tables = tables(), fused_params = sgd, seed = 8, device = device }
+    local batch = parity.draw(case, 1, n, 0, 3)[world:rank() + 1]
+    local everyone = parity.kjt_of(case, parity.draw(case, 2, n, 0, 3)[1], false, device) -- the same on all ranks
+    unsharded(everyone)["f2@a"]:values():sum():backward()
+    local want = unsharded(parity.kjt_of(case, batch, false, device))
+    local holder = peri.nn.Module()
+    holder.ec = unsharded
+    local entries = {}
+    for i, t in ipairs(configs) do entries[t.name] = kinds.mixed(i, t, n) end
+    local model = peri.DistributedModelParallel { module = holder, group = world, device = device,
+      plan = plan.ShardingPlan { ec = entries } }
+    assert.equal("ShardedEmbeddingCollection", model.module.ec.class_name)
+    local got = model.module.ec(parity.kjt_of(case, batch, false, device))
+    for _, output in ipairs(outputs) do
+      assert.same(want[output[1]]:lengths():to_list(), got[output[1]]:lengths():to_list())
+      assert.same(want[output[1]]:values():to_list(), got[output[1]]:values():to_list())
+    end
+  end, { sizes = { 1, 2, 3 } })
+
   worlds.each("come with their ids", function(world, device, n)
     local batch = parity.draw(case, 1, n, 0, 3)[world:rank() + 1]
     local got, want = make("table_wise", world, device, n, { fused_params = sgd, need_indices = true }):forward(

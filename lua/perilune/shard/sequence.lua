@@ -5,6 +5,7 @@ local Tensor = require "perilune.tensor"
 local jagged = require "perilune.jagged"
 local awaitable = require "perilune.dist.awaitable"
 local config = require "perilune.embed.config"
+local EmbeddingCollection = require "perilune.embed.sequence"
 local ShardedEmbeddingModule = require "perilune.shard.embedding"
 local ModuleSharder = require("perilune.shard.sharder").ModuleSharder
 local util = require "perilune.util"
@@ -81,7 +82,7 @@ ShardedEmbeddingModule.check_arguments(ShardedEmbeddingCollection, "KeyedJaggedT
 --- Its sharder.
 local EmbeddingCollectionSharder = util.class("EmbeddingCollectionSharder", ModuleSharder)
 M.EmbeddingCollectionSharder = EmbeddingCollectionSharder
-EmbeddingCollectionSharder.module_type = false
+EmbeddingCollectionSharder.module_type = EmbeddingCollection
 
 function EmbeddingCollectionSharder:shardable_parameters(module) return module:embedding_configs() end -- luacheck: ignore 212
 
