@@ -88,22 +88,6 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same({ { 2, 101, 1 }, { 13, 1005, 2 } }, w:grad():to_table())
     end)
 
-    it("splits rows into views, whose gradients come back together", function()
-      local w = t({ { 1, 2 }, { 3, 4 }, { 5, 6 } }):requires_grad(true)
-      local parts = (w * 2):split { 1, 0, 2 }
-      assert.same({ { { 2, 4 } }, { 0, 2 }, { { 6, 8 }, { 10, 12 } } }, { parts[1]:to_table(), parts[2]:shape(), parts[3]:to_table() })
-      ;(parts[3] * parts[3]):sum():backward() -- of 4 w^2; nothing reaches the first part
-      assert.same({ { 0, 0 }, { 24, 32 }, { 40, 48 } }, w:grad():to_table())
-      local a = t { { 1 }, { 2 } }
-      a:split({ 1, 1 })[2]:fill(7)
-      assert.same({ { 1 }, { 7 } }, a:to_table())
-      for _, sizes in ipairs { { 1 }, { 1, 2 }, { 3, -1 }, {} } do
-        assert.error_matches(function() a:split(sizes) end, "do not add up to the 1st dimension of f32 %[2, 1%]")
-      end
-      assert.error_matches(function() a:sum():split { 1 } end, "do not add up")
-      assert.error_matches(function() a:split(2) end, "sizes is 2, wanted a list of numbers")
-    end)
-
     it("names what is wrong", function()
       local a = t { { 1, 2, 3 }, { 4, 5, 6 } }
       assert.error_matches(function() a:slice(2, 0, 4) end, "%[0, 4%).*f32 %[2, 3%].*stop <= 3")

@@ -360,15 +360,6 @@ function methods:slice(d, start, stop, step)
   check(C.peri_tensor_slice(ptr(self), d > 0 and d - 1 or d, start, stop, step or 1, out))
   return wrap(out[0])
 end
---- Views of consecutive parts of the first dimension; `sizes`: a list that adds up to it.
-function methods:split(sizes)
-  local n = #sizes
-  local list, views = ffi.new("int64_t[?]", math.max(n, 1), sizes), ffi.new("peri_tensor *[?]", math.max(n, 1))
-  check(C.peri_tensor_split(ptr(self), list, n, views))
-  local result = {}
-  for i = 1, n do result[i] = wrap(views[i - 1]) end
-  return result
-end
 function methods:expand(shape)
   check(C.peri_tensor_expand(ptr(self), fill_dims("expand", shape), dims, out))
   return wrap(out[0])
@@ -446,7 +437,6 @@ signature.check("tensor:", methods, {
   size = "self: tensor, d: dim", write = "self: tensor, data: any", item = "self: tensor, i: count?", copy = "self: tensor, src: tensor",
   fill = "self: tensor, value: number", to = "self: tensor, dtype: dtype?, device: device?",
   transpose = "self: tensor, a: dim, b: dim", slice = "self: tensor, d: dim, start: integer, stop: integer, step: integer?",
-  split = "self: tensor, sizes: numbers",
   expand = "self: tensor, shape: list", requires_grad = "self: tensor, on: boolean?", set_grad = "self: tensor, grad: tensor?",
   backward = "self: tensor, grad: tensor?",
 })

@@ -71,9 +71,6 @@ PERI_API peri_status peri_tensor_reshape(peri_tensor *t, int32_t ndim, const int
 PERI_API peri_status peri_tensor_transpose(peri_tensor *t, int32_t a, int32_t b, peri_tensor **out);
 /** A view of [start, stop) of dimension @dim, every @step-th (> 0); 0 <= start <= stop <= size. */
 PERI_API peri_status peri_tensor_slice(peri_tensor *t, int32_t dim, int64_t start, int64_t stop, int64_t step, peri_tensor **out);
-/** Views of @n parts of dimension 0, @sizes[n] long, which add up to it; all of them are one operation on the tape. @out: room for @n; new
- *  references. */
-PERI_API peri_status peri_tensor_split(peri_tensor *t, const int64_t *sizes, int32_t n, peri_tensor **out);
 /** A view that repeats dimensions of size 1 (or missing in front) to @shape. */
 PERI_API peri_status peri_tensor_expand(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out);
 /** @t itself (a new reference) if contiguous, else a contiguous copy. */
