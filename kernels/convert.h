@@ -36,11 +36,11 @@ enum { PERI_RANDOM_UNIFORM = 0, PERI_RANDOM_NORMAL = 1 };
 
 /** Element (r, c) of a rows x cols block of a larger matrix of total_cols columns, whose place in that matrix is
  *  index = (row_offset + r) * total_cols + col_offset + c:
- *    word(i) = Philox4x32-10 (Salmon et al. 2011) with key seed, counter (i / 4, stream), output word i % 4
+ *    word(i) = Philox4x32-10 (Salmon et al. 2011) with key seed, counter (i / 4, random_stream), output word i % 4
  *    uniform: low + (high - low) * u,  u = (word(index) >> 8) * 2^-24
  *    normal:  low + high * sqrt(-2 ln u1) * (cos if index is even, sin if odd)(2 pi u2),
  *             u1 = (word(index & ~1) + 1) * 2^-32, u2 = word(index | 1) * 2^-32
- *  in f64, rounded once: the value depends on (seed, stream, index) only, not on how the matrix is cut.
+ *  in f64, rounded once: the value depends on (seed, random_stream, index) only, not on how the matrix is cut.
  *  range: elements of the block, row-major, contiguous. */
 typedef struct peri_k_random_args {
     void *dst;
@@ -48,7 +48,7 @@ typedef struct peri_k_random_args {
     int32_t kind;  /* PERI_RANDOM_* */
     int64_t cols, row_offset, col_offset, total_cols;
     double low, high; /* normal: mean, deviation */
-    uint64_t seed, stream;
+    uint64_t seed, random_stream;
 } peri_k_random_args;
 
 /** dst[i] = src[0][i] op src[1][i] op ... op src[n-1][i], combined in this order: f16 and bf16 in f32, rounded once at the end; integers

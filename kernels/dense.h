@@ -199,14 +199,14 @@ typedef struct peri_k_layer_norm_grad_args {
 
 /* -- dropout ------------------------------------------------------------------------------------------------------------------- */
 
-/** y[i] = word(offset + i) >= threshold ? x[i] * scale : 0, where word is that of kernels/convert.h (seed, stream): the mask depends on
+/** y[i] = word(offset + i) >= threshold ? x[i] * scale : 0, where word is that of kernels/convert.h (seed, random_stream): the mask depends on
  *  the element's number in the whole batch, not on how the batch is cut. range: elements. y may be x. */
 typedef struct peri_k_dropout_args {
     void *y;
     const void *x;
     int32_t dtype;
     uint32_t threshold; /* round(p * 2^32) */
-    uint64_t seed, stream, offset;
+    uint64_t seed, random_stream, offset;
     double scale; /* 1 / (1 - p) */
 } peri_k_dropout_args;
 

@@ -8,7 +8,7 @@
  *   block   consecutive bags that look into one table; where block k's bag j lies in the output (and in its gradient) is
  *           out_offset + j * out_stride elements from the start. Blocks may share bags (several tables of one feature), skip bags, and
  *           stand in any order
- *   item    one id of one block. The *stream* is all items: block after block, bag after bag, id after id
+ *   item    one id of one block. The *list* is all items: block after block, bag after bag, id after id
  *   linear row  number of a row among all rows of the group: table.first_row + row; total_rows means "no row"
  *
  * Ids: -1 is a pruned row. It, and every id outside 0..rows-1, adds nothing, gets no gradient and changes no row, but counts in the
@@ -41,7 +41,7 @@
     X(tbe_update, peri_k_tbe_update_args) X(tbe_dense_update, peri_k_tbe_dense_update_args) X(tbe_shampoo, peri_k_tbe_shampoo)          \
     X(tbe_ema, peri_k_tbe_ema_args)
 
-/* -- the stream ------------------------------------------------------------------------------------------------------------------ */
+/* -- the list -------------------------------------------------------------------------------------------------------------------- */
 
 /** Pooling (PERI_POOLING_*) NONE: every id is a bag of its own; the result of id i (its place in ids) of a block lies at out_offset +
  *  i * out_stride, and so does its gradient.
@@ -60,7 +60,7 @@ typedef struct peri_k_tbe_table {
     int32_t pooling;    /* PERI_POOLING_* */
     int32_t reserved;
     int64_t row_offset, col_offset; /* place of the shard in the whole table */
-    uint64_t stream;                /* of the whole table's random numbers */
+    uint64_t random_stream;               /* of the whole table's random numbers */
 } peri_k_tbe_table;
 
 /** Same layout as the public peri_tbe_block. */
@@ -79,7 +79,7 @@ typedef struct peri_k_tbe_span {
 
 /** A block list over ids. Pointers are device memory. What stands under "sizes" is for choosing how to split the work: results do not
  *  depend on it. */
-typedef struct peri_k_tbe_stream {
+typedef struct peri_k_tbe_list {
     const void *ids;       /* n_ids of ids_dtype (PERI_I64, PERI_I32) */
     const void *offsets;   /* n_bags + 1 of offsets_dtype (PERI_I64, PERI_I32) */
     const float *weights;  /* n_ids, or NULL: 1 */
@@ -93,26 +93,26 @@ typedef struct peri_k_tbe_stream {
     int32_t ids_dtype, offsets_dtype;
     /* sizes: bags of all blocks; the most bags that look into one table; mean columns of the blocks, weighted by their bags */
     int64_t all_bags, most_bags, width;
-} peri_k_tbe_stream;
+} peri_k_tbe_list;
 
-/** f32 numbers that a pass over a stream meets, about. */
-static inline int64_t peri_k_tbe_work(const peri_k_tbe_stream *s) { return (s->capacity + s->all_bags) * (s->width + 8); }
+/** f32 numbers that a pass over a list meets, about. */
+static inline int64_t peri_k_tbe_work(const peri_k_tbe_list *s) { return (s->capacity + s->all_bags) * (s->width + 8); }
 
 /** The factor of a bag, and of its ids with pooling NONE: (1 / number of ids if its table's pooling is MEAN, else 1) * (scale of the bag,
  *  else 1); of an item: fl(weight * factor). */
 
-/** Operation and step: fill spans, stream order. An item count beyond `capacity` is cut. range: 1, serial over blocks. */
+/** Operation and step: fill spans, in the order of the list. An item count beyond `capacity` is cut. range: 1, serial over blocks. */
 typedef struct peri_k_tbe_prepare_args {
-    peri_k_tbe_stream stream;
+    peri_k_tbe_list list;
     int64_t *totals; /* NULL, or [2]: += items, += bags */
 } peri_k_tbe_prepare_args;
 
 /* -- checking -------------------------------------------------------------------------------------------------------------------- */
 
-/** What is wrong with a stream. Starts as {0, 0, INT64_MAX, INT64_MAX}. */
+/** What is wrong with a list. Starts as {0, 0, INT64_MAX, INT64_MAX}. */
 typedef struct peri_k_tbe_report {
     int64_t bad_ids, bad_bags;     /* ids outside -1..rows-1; bags without 0 <= begin <= end <= n_ids, or that `capacity` cut */
-    int64_t first_item, first_bag; /* the first of each: place in the stream of items, in the stream of bags */
+    int64_t first_item, first_bag; /* the first of each: place in the list of items, in the list of bags */
     /* Filled by tbe_report when something is bad (the first bad bag if there is one, else the first bad id): */
     int64_t sample;     /* bag in its block */
     int64_t place;      /* id in its bag */
@@ -125,14 +125,14 @@ typedef struct peri_k_tbe_report {
 /** Operation and step: count what is bad into `report` (atomically; the counts and firsts do not depend on the order).
  *  range: chunks; chunk c covers the bags whose cost lies in [c, c + 1) * total cost / chunks. Needs tbe_prepare. */
 typedef struct peri_k_tbe_check_args {
-    peri_k_tbe_stream stream;
+    peri_k_tbe_list list;
     peri_k_tbe_report *report;
     int64_t chunks; /* the step's */
 } peri_k_tbe_check_args;
 
 /** Operation and step: describe the first offence. range: 1. After it, counters += {bad_ids, bad_bags} if counters is not NULL. */
 typedef struct peri_k_tbe_report_args {
-    peri_k_tbe_stream stream;
+    peri_k_tbe_list list;
     peri_k_tbe_report *report;
     int64_t *counters; /* NULL, or [2] */
 } peri_k_tbe_report_args;
@@ -155,7 +155,7 @@ typedef struct peri_k_tbe_reach {
  *  With pooling NONE each id is a bag, and i stands in the place of j. If report is not NULL, count bad input as tbe_check does.
  *  range: chunks, as in tbe_check. */
 typedef struct peri_k_tbe_forward_args {
-    peri_k_tbe_stream stream;
+    peri_k_tbe_list list;
     const void *weight;
     void *out;
     peri_k_tbe_report *report;
@@ -169,7 +169,7 @@ typedef struct peri_k_tbe_forward_args {
  *      fl(sum16(grad[d] * row(id)[d]) * factor of the bag), 0 for invalid ids; ids in no block get 0.
  *  range: chunks; chunk c covers ids [c, c + 1) * n_ids / chunks. Needs tbe_prepare. */
 typedef struct peri_k_tbe_weight_gradient_args {
-    peri_k_tbe_stream stream;
+    peri_k_tbe_list list;
     const void *weight;
     int32_t weight_dtype;
     const float *grad;
@@ -187,25 +187,25 @@ typedef struct peri_k_tbe_item {
     int32_t reserved;
 } peri_k_tbe_item;
 
-/** Operation: the items of a stream in the order of their rows. For each item p: a key, linear row << payload_bits | payload; invalid ids
+/** Operation: the items of a list in the order of their rows. For each item p: a key, linear row << payload_bits | payload; invalid ids
  *  have linear row total_rows.
  *  items NULL (all item factors are 1): payload = out_offset + j * out_stride; else payload = the place of items[..] = {that,
  *  fl(weight * factor)}, which the device chooses (the items' numbers, in the order of `blocks` or of `ordered`).
- *  keys: the n = spans[n_blocks].items keys, with linear rows ascending, and those of a row in the order of the stream; keys of invalid ids
+ *  keys: the n = spans[n_blocks].items keys, with linear rows ascending, and those of a row in the order of the list; keys of invalid ids
  *  may stand behind the rows of their table instead of at the end. Needs tbe_prepare; spans stay. Fewer than 2^32 items. */
 typedef struct peri_op_tbe_sort {
-    peri_k_tbe_stream stream;
-    uint64_t *keys;         /* room for stream.capacity */
+    peri_k_tbe_list list;
+    uint64_t *keys;         /* room for list.capacity */
     peri_k_tbe_item *items; /* as many, or NULL */
     int64_t total_rows;
     int32_t payload_bits;   /* 64 - the bits of total_rows, at most */
 } peri_op_tbe_sort;
 
-/** For each item p of the stream: keys[p] = linear row << payload_bits | payload. Invalid ids have linear row total_rows.
+/** For each item p of the list: keys[p] = linear row << payload_bits | payload. Invalid ids have linear row total_rows.
  *  items NULL (all item factors are 1): payload = out_offset + j * out_stride; else payload = p and
  *  items[p] = {that, fl(weight * factor)}. counts as radix_histogram of keys. range: chunks, as in radix_histogram. */
 typedef struct peri_k_tbe_keys_args {
-    peri_k_tbe_stream stream;
+    peri_k_tbe_list list;
     uint64_t *keys;
     peri_k_tbe_item *items;
     uint32_t *counts;
@@ -227,11 +227,11 @@ typedef struct peri_k_radix_args {
     int32_t shift, bits;
 } peri_k_radix_args;
 
-/** The same order in one kernel, table by table, for streams whose blocks stand in the order of their tables: keys in ascending order as of
+/** The same order in one kernel, table by table, for lists whose blocks stand in the order of their tables: keys in ascending order as of
  *  tbe_keys and all passes, with items filled alike; but the invalid ids of a table (linear row total_rows) stand behind its own rows.
  *  range: chunks; chunk c covers the tables whose first item lies in [c, c + 1) * n / chunks, n all items. */
 typedef struct peri_k_tbe_sort_args {
-    peri_k_tbe_stream stream;
+    peri_k_tbe_list list;
     uint64_t *keys, *room; /* n each; the result is in keys */
     peri_k_tbe_item *items;
     uint32_t *counts; /* chunks << PERI_K_TBE_SORT_BITS */
@@ -356,7 +356,7 @@ typedef struct peri_k_tbe_rows {
 /** Scratch of a chunk whose widest table has @cols columns, in f32. */
 enum { PERI_K_TBE_SCRATCH_ROWS = 5, PERI_K_TBE_SCRATCH_MORE = 64 }; /* rows of round16(cols), and a constant */
 
-/** Operation and step. sorted: keys in ascending order of linear row (ties in stream order), from tbe_sort. For each run of equal linear
+/** Operation and step. sorted: keys in ascending order of linear row (ties in list order), from tbe_sort. For each run of equal linear
  *  rows < total_rows:
  *      in groups of 256 items, in order: group[d] = sum over the group of  grad[d] (no items array) or fma(item.scale, grad[d], .),
  *      each starting from its first term (grad[d], or scale * grad[d]);
@@ -389,7 +389,7 @@ typedef struct peri_k_tbe_update_args {
     int64_t *run_rows;
     float *run_values; /* NULL: dense */
     int64_t run_stride;
-    int64_t work; /* of the stream: peri_k_tbe_work; for choosing how to split it */
+    int64_t work; /* of the list: peri_k_tbe_work; for choosing how to split it */
     const int64_t *run_starts; /* the step's: of tbe_runs, with the same chunks */
     float *scratch; /* the step's: chunks * scratch_stride; stride >= SCRATCH_ROWS * round16(cols) + SCRATCH_MORE */
     int64_t scratch_stride;

@@ -228,7 +228,7 @@ __attribute__((optimize("fp-contract=off"))) static void cpu_random(const void *
         while (n > 0) {
             k_ivec word[4];
             float values[4 * K_LANES];
-            cpu_random_words(a->seed, a->stream, index >> 2, word);
+            cpu_random_words(a->seed, a->random_stream, index >> 2, word);
             for (int j = 0; j < 4; j++) {
                 k_ivec top = (k_ivec)((k_uvec)word[j] >> 8);
                 for (int k = 0; k < K_LANES; k++) values[4 * k + j] = (float)(low + range * ((double)top[k] * 0x1p-24));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_forward.c: lookups. A call walks its part of the stream bag by bag, while a second walk, some rows ahead, asks for the rows that
+ * tbe_forward.c: lookups. A call walks its part of the list bag by bag, while a second walk, some rows ahead, asks for the rows that
  * come later, across bags, blocks and tables: with random ids a lookup is nothing but waiting for memory.
  */
 
@@ -29,7 +29,7 @@ typedef struct tbe_ahead {
 
 /** What a walk ahead reads. */
 typedef struct tbe_source {
-    const peri_k_tbe_stream *s;
+    const peri_k_tbe_list *s;
     const char *weight;
     const void *ids;
     const float *weights;
@@ -38,7 +38,7 @@ typedef struct tbe_source {
     peri_k_tbe_reach reach;
 } tbe_source;
 
-TBE_INLINE tbe_source tbe_source_of(const peri_k_tbe_stream *s, const void *weight, int32_t format, const peri_k_tbe_reach *reach)
+TBE_INLINE tbe_source tbe_source_of(const peri_k_tbe_list *s, const void *weight, int32_t format, const peri_k_tbe_reach *reach)
 {
     return (tbe_source){s, weight, s->ids, s->weights, format, s->ids_dtype == PERI_I32, *reach};
 }
@@ -46,7 +46,7 @@ TBE_INLINE tbe_source tbe_source_of(const peri_k_tbe_stream *s, const void *weig
 /** Block k from id i on, `left` items before the end of the call. */
 static __attribute__((noinline)) void tbe_ahead_find(const tbe_source *source, int64_t k, int64_t i, int64_t left, tbe_ahead_block *to)
 {
-    const peri_k_tbe_stream *s = source->s;
+    const peri_k_tbe_list *s = source->s;
     int64_t items = s->spans[k].first_id + tbe_items(s, k) - i;
     const peri_k_tbe_table *t = &s->tables[s->blocks[k].table];
     int64_t unit = tbe_unit(source->format);
@@ -73,7 +73,7 @@ TBE_INLINE tbe_ahead_block tbe_ahead_enter(const tbe_source *source, int64_t k, 
 /** The next block behind block k that has ids. */
 static __attribute__((noinline)) void tbe_ahead_find_next(const tbe_source *source, int64_t k, int64_t left, tbe_ahead_block *to)
 {
-    const peri_k_tbe_stream *s = source->s;
+    const peri_k_tbe_list *s = source->s;
     while (k + 2 < s->n_blocks && tbe_items(s, k + 1) == 0) k++;
     tbe_ahead_find(source, k + 1, s->spans[k + 1].first_id, left, to);
 }
@@ -129,7 +129,7 @@ TBE_INLINE const char *tbe_ahead_step(tbe_ahead *h, const tbe_source *source, co
 /** The next item's place in the ring; what is there once it was read is the item's a ring ahead. */
 TBE_INLINE const char **tbe_ahead_place(tbe_ahead *h, const char **ring) { return &ring[h->at++ & h->mask]; }
 
-/** A walk ahead from a place of the stream, `left` items before the end of the call. */
+/** A walk ahead from a place of the list, `left` items before the end of the call. */
 TBE_INLINE tbe_ahead tbe_ahead_start(const tbe_source *source, const char **ring, int64_t k, int64_t i, int64_t left, const int lines)
 {
     tbe_ahead h = {.at = 0};
@@ -157,9 +157,9 @@ typedef struct tbe_walk {
 /** The row of id i, which the ring does not have; NULL: it is no row. */
 static __attribute__((noinline)) const char *tbe_walk_row(tbe_walk *w, int64_t i)
 {
-    int64_t id = tbe_id(&w->a->stream, i);
+    int64_t id = tbe_id(&w->a->list, i);
     if ((uint64_t)id < (uint64_t)w->t->rows) return w->base + id * w->stride;
-    if (w->a->report) tbe_count_id(&w->a->stream, w->k, i, id, &w->count);
+    if (w->a->report) tbe_count_id(&w->a->list, w->k, i, id, &w->count);
     return NULL;
 }
 
@@ -289,7 +289,7 @@ TBE_INLINE void tbe_forward_bag(tbe_walk *w, tbe_ahead *h, const tbe_source *sou
 TBE_INLINE void tbe_forward_bags(tbe_walk *w, tbe_ahead *h, const tbe_source *source, int64_t j, int64_t stop, const int32_t format,
                                  const int nv, bool rows)
 {
-    const peri_k_tbe_stream *s = source->s;
+    const peri_k_tbe_list *s = source->s;
     const peri_k_tbe_block *b = &s->blocks[w->k];
     const bool report = w->a->report;
     for (int64_t from = tbe_bag_start(s, w->k, j), past; j < stop; j++, from = past) {
@@ -307,9 +307,9 @@ TBE_INLINE void tbe_forward_bags(tbe_walk *w, tbe_ahead *h, const tbe_source *so
 /** Enter block k. */
 TBE_INLINE void tbe_walk_enter(tbe_walk *w, int64_t k, const int32_t format)
 {
-    const peri_k_tbe_block *b = &w->a->stream.blocks[k];
+    const peri_k_tbe_block *b = &w->a->list.blocks[k];
     w->k = k;
-    w->t = &w->a->stream.tables[b->table];
+    w->t = &w->a->list.tables[b->table];
     w->base = (const char *)w->a->weight + w->t->offset * tbe_unit(format);
     w->stride = w->t->stride * tbe_unit(format);
     w->stream = w->past_caches && w->t->cols % 16 == 0 && (b->out_offset | b->out_stride) % 16 == 0;
@@ -318,7 +318,7 @@ TBE_INLINE void tbe_walk_enter(tbe_walk *w, int64_t k, const int32_t format)
 /** A call's bags, from @at up to @stop. The common widths are known at compile time. */
 TBE_INLINE void tbe_forward_walk(tbe_walk *w, tbe_place at, tbe_place stop, const int32_t format)
 {
-    const peri_k_tbe_stream *s = &w->a->stream;
+    const peri_k_tbe_list *s = &w->a->list;
     if (at.k >= s->n_blocks) return;
     const tbe_source source = tbe_source_of(s, w->a->weight, format, &w->a->reach);
     int64_t first = tbe_bag_start(s, at.k, at.j), last = s->spans[s->n_blocks].items;
@@ -357,7 +357,7 @@ TBE_FORWARD_WALK(int2, PERI_ROWS_INT2)
 static void cpu_tbe_forward(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_forward_args *a = args;
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_list *s = &a->list;
     tbe_place at = tbe_seek(s, begin, a->chunks), stop = tbe_seek(s, end, a->chunks);
     tbe_walk w = {.a = a};
     w.past_caches = a->out_dtype == PERI_F32 && (uintptr_t)a->out % TBE_LINE == 0 && a->reach.past > 0 &&

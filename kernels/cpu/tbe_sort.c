@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_sort.c: keys of the stream's items, and the passes of the counting sort that brings equal rows together.
+ * tbe_sort.c: keys of the list's items, and the passes of the counting sort that brings equal rows together.
  */
 
 /** Items [p, stop) of block k: keys, and factors where there are any; counts the first digit. */
 TBE_INLINE void tbe_keys_block(const peri_k_tbe_keys_args *a, int64_t k, int64_t p, int64_t stop, uint32_t *counts, const bool factors)
 {
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_list *s = &a->list;
     const peri_k_tbe_block *b = &s->blocks[k];
     const peri_k_tbe_table *t = &s->tables[b->table];
     uint64_t mask = ((uint64_t)1 << a->bits) - 1, none = (uint64_t)a->total_rows << a->payload_bits, first_row = (uint64_t)t->first_row;
@@ -29,7 +29,7 @@ TBE_INLINE void tbe_keys_block(const peri_k_tbe_keys_args *a, int64_t k, int64_t
 static void cpu_tbe_keys(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_keys_args *a = args;
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_list *s = &a->list;
     int64_t n = s->spans[s->n_blocks].items;
     for (int64_t c = begin; c < end; c++) {
         uint32_t *counts = a->counts + (c << a->bits);
@@ -72,7 +72,7 @@ static tbe_digits tbe_digits_of(int64_t rows, int64_t n)
 TBE_INLINE uint64_t *tbe_sort_block(const peri_k_tbe_sort_args *a, int64_t k, tbe_digits digits, uint64_t *key, uint32_t *counts,
                                     const bool factors, const int passes)
 {
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_list *s = &a->list;
     const peri_k_tbe_block *b = &s->blocks[k];
     const peri_k_tbe_table *t = &s->tables[b->table];
     const int32_t bits = digits.bits, payload_bits = a->payload_bits;
@@ -127,7 +127,7 @@ TBE_INLINE void tbe_sort_pass(const uint64_t *src, uint64_t *dst, int64_t n, uin
 /** Blocks [k, past), which are of one table, with @room for its items. */
 static void tbe_sort_table(const peri_k_tbe_sort_args *a, int64_t k, int64_t past, uint32_t *counts, uint64_t *room)
 {
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_list *s = &a->list;
     const peri_k_tbe_table *t = &s->tables[s->blocks[k].table];
     int64_t first = s->spans[k].items, n = s->spans[past].items - first;
     tbe_digits digits = tbe_digits_of(t->rows, n);
@@ -165,7 +165,7 @@ static void tbe_sort_table(const peri_k_tbe_sort_args *a, int64_t k, int64_t pas
 static void cpu_tbe_sort(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_sort_args *a = args;
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_list *s = &a->list;
     int64_t n = s->spans[s->n_blocks].items, from = tbe_part(n, begin, a->chunks), to = tbe_part(n, end, a->chunks);
     uint64_t *room = NULL; /* that of the first table, for all of them: it stays in the cache */
     for (int64_t k = 0, past; k < s->n_blocks; k = past) {

@@ -135,7 +135,7 @@ TBE_INLINE float tbe_weight_dot(const float *grad, const void *row, int64_t n, c
 static void cpu_tbe_weight_gradient(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_weight_gradient_args *a = args;
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_list *s = &a->list;
     int64_t from = tbe_part(s->n_ids, begin, a->chunks), to = tbe_part(s->n_ids, end, a->chunks);
     memset(a->grad_weights + from, 0, sizeof(float) * (size_t)(to - from));
     for (int64_t k = 0; k < s->n_blocks; k++) {

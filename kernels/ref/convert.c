@@ -122,10 +122,10 @@ static void ref_random(const void *args, int64_t begin, int64_t end)
         uint64_t index = (uint64_t)((a->row_offset + i / a->cols) * a->total_cols + a->col_offset + i % a->cols);
         ref_value v = {0};
         if (a->kind == PERI_RANDOM_UNIFORM) {
-            v.re = a->low + (a->high - a->low) * ((double)(ref_random_word(a->seed, a->stream, index) >> 8) * 0x1p-24);
+            v.re = a->low + (a->high - a->low) * ((double)(ref_random_word(a->seed, a->random_stream, index) >> 8) * 0x1p-24);
         } else {
-            double u1 = ((double)ref_random_word(a->seed, a->stream, index & ~(uint64_t)1) + 1) * 0x1p-32;
-            double angle = 6.283185307179586476925 * ((double)ref_random_word(a->seed, a->stream, index | 1) * 0x1p-32);
+            double u1 = ((double)ref_random_word(a->seed, a->random_stream, index & ~(uint64_t)1) + 1) * 0x1p-32;
+            double angle = 6.283185307179586476925 * ((double)ref_random_word(a->seed, a->random_stream, index | 1) * 0x1p-32);
             v.re = a->low + a->high * sqrt(-2 * log(u1)) * (index & 1 ? sin(angle) : cos(angle));
         }
         ref_store(a->dst, i, a->dtype, v);

@@ -285,7 +285,7 @@ static void ref_dropout(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_dropout_args *a = args;
     for (int64_t i = begin; i < end; i++) {
-        bool keep = ref_random_word(a->seed, a->stream, a->offset + (uint64_t)i) >= a->threshold;
+        bool keep = ref_random_word(a->seed, a->random_stream, a->offset + (uint64_t)i) >= a->threshold;
         ref_put(a->y, i, a->dtype, keep ? ref_get(a->x, i, a->dtype) * a->scale : 0);
     }
 }

@@ -2,18 +2,18 @@
  *
  * tbe.c (ref): see kernels/tbe.h.
  */
-#include "tbe_stream.h"
+#include "tbe_list.h"
 #include "tbe_value.h"
 
 #include "tbe_round.h"
 #include "tbe_step.h"
 
-/* -- the stream ------------------------------------------------------------------------------------------------------------------ */
+/* -- the list -------------------------------------------------------------------------------------------------------------------- */
 
 static void ref_tbe_prepare(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_prepare_args *a = args;
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_list *s = &a->list;
     if (begin >= end) return;
     int64_t items = 0, cost = 0, bags = 0;
     for (int64_t k = 0; k < s->n_blocks; k++) {
@@ -33,7 +33,7 @@ static void ref_tbe_prepare(const void *args, int64_t begin, int64_t end)
 static void ref_tbe_check(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_check_args *a = args;
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_list *s = &a->list;
     tbe_count count = {0};
     for (int64_t c = begin; c < end; c++) {
         tbe_place at = tbe_seek(s, c, a->chunks), stop = tbe_seek(s, c + 1, a->chunks);
@@ -55,7 +55,7 @@ static void ref_tbe_check(const void *args, int64_t begin, int64_t end)
 static void ref_tbe_report(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_report_args *a = args;
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_list *s = &a->list;
     peri_k_tbe_report *r = a->report;
     if (begin >= end) return;
     if (a->counters) a->counters[0] += r->bad_ids, a->counters[1] += r->bad_bags;
@@ -87,7 +87,7 @@ static void ref_tbe_report(const void *args, int64_t begin, int64_t end)
 /** Ids [first, past) of block k as one bag, to element @at of the output. */
 static void ref_tbe_forward_bag(const peri_k_tbe_forward_args *a, int64_t k, int64_t first, int64_t past, float factor, int64_t at)
 {
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_list *s = &a->list;
     const peri_k_tbe_table *t = &s->tables[s->blocks[k].table];
     int64_t unit = tbe_unit(a->weight_dtype);
     for (int64_t d = 0; d < t->cols; d++) {
@@ -105,7 +105,7 @@ static void ref_tbe_forward_bag(const peri_k_tbe_forward_args *a, int64_t k, int
 static void ref_tbe_forward(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_forward_args *a = args;
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_list *s = &a->list;
     if (a->report) ref_tbe_check(&(peri_k_tbe_check_args){*s, a->report, a->chunks}, begin, end);
     for (int64_t c = begin; c < end; c++) {
         tbe_place at = tbe_seek(s, c, a->chunks), stop = tbe_seek(s, c + 1, a->chunks);
@@ -149,7 +149,7 @@ static float ref_tbe_weight_dot(const float *x, const void *weight, int64_t at, 
 static void ref_tbe_weight_gradient(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_weight_gradient_args *a = args;
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_list *s = &a->list;
     int64_t from = tbe_part(s->n_ids, begin, a->chunks), to = tbe_part(s->n_ids, end, a->chunks);
     for (int64_t i = from; i < to; i++) a->grad_weights[i] = 0;
     for (int64_t k = 0; k < s->n_blocks; k++) {
@@ -208,7 +208,7 @@ static void ref_radix_scatter(const void *args, int64_t begin, int64_t end)
 static void ref_tbe_keys(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_keys_args *a = args;
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_list *s = &a->list;
     int64_t n = s->spans[s->n_blocks].items;
     for (int64_t p = tbe_part(n, begin, a->chunks); p < tbe_part(n, end, a->chunks); p++) {
         int64_t k = tbe_block_of(s, p), i = s->spans[k].first_id + p - s->spans[k].items, j = tbe_bag_of(s, k, i), id = tbe_id(s, i);
@@ -233,7 +233,7 @@ static void ref_tbe_keys(const void *args, int64_t begin, int64_t end)
 /** Items of blocks [k, past), which share a table, in order of their rows: keys in `keys`, by way of `room`. */
 static void ref_tbe_sort_table(const peri_k_tbe_sort_args *a, int64_t k, int64_t past)
 {
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_list *s = &a->list;
     const peri_k_tbe_table *t = &s->tables[s->blocks[k].table];
     int64_t first = s->spans[k].items, n = s->spans[past].items - first;
     uint64_t *keys = a->keys + first, *room = a->room + first;
@@ -260,7 +260,7 @@ static void ref_tbe_sort_table(const peri_k_tbe_sort_args *a, int64_t k, int64_t
 static void ref_tbe_sort(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_tbe_sort_args *a = args;
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_list *s = &a->list;
     int64_t n = s->spans[s->n_blocks].items, from = tbe_part(n, begin, a->chunks), to = tbe_part(n, end, a->chunks);
     for (int64_t k = 0, past; k < s->n_blocks; k = past) {
         for (past = k + 1; past < s->n_blocks && s->blocks[past].table == s->blocks[k].table; past++) {

@@ -5,7 +5,7 @@
  * Random bits. Stochastic rounding wants 16 bits for every weight that is written, at the speed at which memory takes the weights, so the
  * generator is a counter-based hash, not Philox, which alone would take longer than the update of the row. With c the column of the whole
  * table, 32-bit arithmetic unless said otherwise:
- *   key   = mix64(mix64(mix64(seed ^ stream of the table) + iteration) + row of the whole table), in 64 bits;
+ *   key   = mix64(mix64(mix64(seed ^ random_stream of the table) + iteration) + row of the whole table), in 64 bits;
  *           mix64 is the output function of SplitMix64 (Steele, Lea, Flood 2014)
  *   lane  = c / 32 * 16 + c % 16
  *   x     = low(key) + lane * 0x9e3779b9
@@ -33,7 +33,7 @@ static inline uint64_t tbe_mix64(uint64_t x)
 /** What the keys of table @t's rows have in common. */
 static inline uint64_t tbe_table_key(const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t)
 {
-    return tbe_mix64(tbe_mix64(o->seed ^ t->stream) + o->iteration);
+    return tbe_mix64(tbe_mix64(o->seed ^ t->random_stream) + o->iteration);
 }
 
 /** The key of row @row of shard @t. */

@@ -6,7 +6,7 @@
 #ifndef PERI_KERNELS_REF_TBE_STEP_H
 #define PERI_KERNELS_REF_TBE_STEP_H
 
-#include "tbe_stream.h"
+#include "tbe_list.h"
 
 #include <math.h>
 

@@ -397,7 +397,7 @@ static void run_norm_finish(const call *c) { step(c, PERI_K_norm_finish, c->args
 enum { STREAM_GRAIN = 4 }; /* chunks that are worth a thread */
 
 /** Chunks of so many f32 numbers of work. */
-static int64_t stream_chunks(int64_t work)
+static int64_t list_chunks(int64_t work)
 {
     enum { CHUNK_NUMBERS = 1 << 13, MOST = 1024 };
     return max(1, min(MOST, work / CHUNK_NUMBERS));
@@ -409,21 +409,21 @@ static void run_tbe_report(const call *c) { step(c, PERI_K_tbe_report, c->args, 
 static void run_tbe_check(const call *c)
 {
     peri_k_tbe_check_args a = *(const peri_k_tbe_check_args *)c->args;
-    a.chunks = stream_chunks(peri_k_tbe_work(&a.stream));
+    a.chunks = list_chunks(peri_k_tbe_work(&a.list));
     step(c, PERI_K_tbe_check, &a, a.chunks, STREAM_GRAIN);
 }
 
 static void run_tbe_forward(const call *c)
 {
     peri_k_tbe_forward_args a = *(const peri_k_tbe_forward_args *)c->args;
-    a.chunks = stream_chunks(peri_k_tbe_work(&a.stream));
+    a.chunks = list_chunks(peri_k_tbe_work(&a.list));
     step(c, PERI_K_tbe_forward, &a, a.chunks, STREAM_GRAIN);
 }
 
 static void run_tbe_weight_gradient(const call *c)
 {
     peri_k_tbe_weight_gradient_args a = *(const peri_k_tbe_weight_gradient_args *)c->args;
-    a.chunks = stream_chunks(peri_k_tbe_work(&a.stream));
+    a.chunks = list_chunks(peri_k_tbe_work(&a.list));
     step(c, PERI_K_tbe_weight_gradient, &a, a.chunks, STREAM_GRAIN);
 }
 
@@ -441,7 +441,7 @@ enum { TOGETHER_BITS = 12, THREAD_COUNTS = PERI_K_TBE_SORT_PER_THREAD << PERI_K_
 
 static row_sort row_sort_of(const peri_op_tbe_sort *a, int64_t threads)
 {
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_list *s = &a->list;
     row_sort plan = {.most = s->capacity, .threads = threads, .spans = 8 * s->capacity};
     plan.counts = plan.spans + (s->ordered == s->blocks ? 0 : (int64_t)sizeof(peri_k_tbe_span) * (s->n_blocks + 1));
     plan.counts = (plan.counts + 63) & ~(int64_t)63;
@@ -454,7 +454,7 @@ static row_sort row_sort_of(const peri_op_tbe_sort *a, int64_t threads)
 static int64_t tbe_sort_scratch(const peri_plugin_host *host, const void *args)
 {
     const peri_op_tbe_sort *a = args;
-    int64_t chunks = a->stream.capacity / (host->sort_keys() / PERI_K_TBE_SORT_PER_THREAD);
+    int64_t chunks = a->list.capacity / (host->sort_keys() / PERI_K_TBE_SORT_PER_THREAD);
     return row_sort_of(a, max(1, min(host->threads(), chunks))).bytes;
 }
 
@@ -462,7 +462,7 @@ static int64_t tbe_sort_scratch(const peri_plugin_host *host, const void *args)
 static void sort_apart(const call *c, const row_sort *plan)
 {
     const peri_op_tbe_sort *a = c->args;
-    peri_k_tbe_sort_args sort = {.stream = a->stream,
+    peri_k_tbe_sort_args sort = {.list = a->list,
                                  .keys = a->keys,
                                  .room = (uint64_t *)c->scratch,
                                  .items = a->items,
@@ -471,10 +471,10 @@ static void sort_apart(const call *c, const row_sort *plan)
                                  .payload_bits = a->payload_bits};
     int64_t least = c->host->sort_keys() / PERI_K_TBE_SORT_PER_THREAD;
     sort.chunks = max(1, min(plan->threads * PERI_K_TBE_SORT_PER_THREAD, plan->most / least));
-    if (a->stream.ordered != a->stream.blocks) {
-        sort.stream.blocks = a->stream.ordered;
-        sort.stream.spans = (peri_k_tbe_span *)(c->scratch + plan->spans);
-        step(c, PERI_K_tbe_prepare, &(peri_k_tbe_prepare_args){.stream = sort.stream}, 1, 1);
+    if (a->list.ordered != a->list.blocks) {
+        sort.list.blocks = a->list.ordered;
+        sort.list.spans = (peri_k_tbe_span *)(c->scratch + plan->spans);
+        step(c, PERI_K_tbe_prepare, &(peri_k_tbe_prepare_args){.list = sort.list}, 1, 1);
     }
     step(c, PERI_K_tbe_sort, &sort, sort.chunks, PERI_K_TBE_SORT_PER_THREAD);
 }
@@ -500,14 +500,14 @@ static int32_t passes_of(int32_t key_bits, int64_t keys, int64_t chunks, int32_t
 static void sort_together(const call *c, const row_sort *plan)
 {
     const peri_op_tbe_sort *a = c->args;
-    const peri_k_tbe_stream *s = &a->stream;
+    const peri_k_tbe_list *s = &a->list;
     int64_t chunks = max(1, min(plan->threads, plan->most / c->host->sort_keys()));
     int32_t bits = 0, passes = passes_of(64 - a->payload_bits, plan->most, chunks, &bits);
     uint64_t *room = (uint64_t *)c->scratch;
     uint32_t *counts = (uint32_t *)(c->scratch + plan->counts);
     peri_k_radix_args pass = {.src = passes % 2 ? room : a->keys, .dst = passes % 2 ? a->keys : room, .counts = counts,
                               .n = &s->spans[s->n_blocks].items, .chunks = chunks, .shift = a->payload_bits, .bits = bits};
-    peri_k_tbe_keys_args keys = {.stream = *s, .keys = passes % 2 ? room : a->keys, .items = a->items, .counts = counts,
+    peri_k_tbe_keys_args keys = {.list = *s, .keys = passes % 2 ? room : a->keys, .items = a->items, .counts = counts,
                                  .total_rows = a->total_rows, .chunks = chunks, .payload_bits = a->payload_bits,
                                  .shift = a->payload_bits, .bits = bits};
     step(c, PERI_K_tbe_keys, &keys, chunks, 1);
@@ -549,14 +549,14 @@ static int64_t tbe_update_scratch(const peri_plugin_host *host, const void *args
 {
     (void)host;
     const peri_k_tbe_update_args *a = args;
-    int64_t chunks = stream_chunks(a->work);
+    int64_t chunks = list_chunks(a->work);
     return chunks * rows_stride(&a->rows) * 4 + (a->run_values ? (chunks + 1) * 8 : 0);
 }
 
 static void run_tbe_update(const call *c)
 {
     peri_k_tbe_update_args a = *(const peri_k_tbe_update_args *)c->args;
-    a.chunks = stream_chunks(a.work);
+    a.chunks = list_chunks(a.work);
     a.scratch = (float *)c->scratch;
     a.scratch_stride = rows_stride(&a.rows);
     int64_t *starts = (int64_t *)(c->scratch + a.chunks * a.scratch_stride * 4);

@@ -169,7 +169,7 @@ peri_status peri__batch_leave(peri_tbe_batch *b, bool alone, peri_status status)
     return status;
 }
 
-peri_status peri__batch_stream(peri_tbe_batch *b, bool count, peri_k_tbe_stream *out)
+peri_status peri__batch_list(peri_tbe_batch *b, bool count, peri_k_tbe_list *out)
 {
     peri_tbe *tbe = b->tbe;
     const peri_tbe_input *in = &b->in;
@@ -178,7 +178,7 @@ peri_status peri__batch_stream(peri_tbe_batch *b, bool count, peri_k_tbe_stream 
     int64_t n_ids = peri__numel(in->ids);
     void *spans;
     PERI_TRY(peri__reserve(tbe->device, &b->spans, b->done, PERI_U8, (int64_t)sizeof(peri_k_tbe_span) * (l->n + 1), &spans));
-    *out = (peri_k_tbe_stream){.ids = peri__data(in->ids),
+    *out = (peri_k_tbe_list){.ids = peri__data(in->ids),
                                .offsets = peri__data(in->offsets),
                                .weights = in->weights ? peri__data(in->weights) : NULL,
                                .scale = in->scale ? peri__data(in->scale) : NULL,
@@ -197,7 +197,7 @@ peri_status peri__batch_stream(peri_tbe_batch *b, bool count, peri_k_tbe_stream 
                                .most_bags = l->largest,
                                .width = l->width};
     if (b->prepared && !count) return PERI_OK;
-    peri_k_tbe_prepare_args args = {.stream = *out, .totals = count ? peri__data(tbe->counters) : NULL};
+    peri_k_tbe_prepare_args args = {.list = *out, .totals = count ? peri__data(tbe->counters) : NULL};
     PERI_TRY(peri__follow(tbe, l->copied));
     PERI_TRY(count ? peri__tbe_counting(tbe, PERI_OP_tbe_prepare, &args, sizeof args) : PERI_RUN(tbe->device, tbe_prepare, &args));
     b->prepared = true;

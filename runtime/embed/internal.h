@@ -240,7 +240,7 @@ void peri__batch_give(peri_tbe_batch *batch);
 peri_status peri__batch_enter(const char *function, peri_tbe_batch *batch, bool alone);
 peri_status peri__batch_leave(peri_tbe_batch *batch, bool alone, peri_status status);
 /** The kernels' view of a batch, prepared. Queues tbe_prepare unless that was done, or (@count) to count a lookup. */
-peri_status peri__batch_stream(peri_tbe_batch *batch, bool count, peri_k_tbe_stream *out);
+peri_status peri__batch_list(peri_tbe_batch *batch, bool count, peri_k_tbe_list *out);
 /** The report tensor of a batch, reset. */
 peri_status peri__batch_report(peri_tbe_batch *batch, peri_k_tbe_report **out);
 /** Sort its items by row, unless that was done (update.c). */

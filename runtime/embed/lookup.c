@@ -31,11 +31,11 @@ peri_status peri__tbe_forward(peri_tbe_batch *b, peri_tensor *out, bool check)
         .weight = peri__data(tbe->weight), .weight_dtype = tbe->dtype, .out = peri__data(out), .out_dtype = out->dtype,
         .reach = peri__tbe_reach_lookup()};
     if (check) PERI_TRY(peri__batch_report(b, &args.report));
-    PERI_TRY(peri__batch_stream(b, true, &args.stream));
+    PERI_TRY(peri__batch_list(b, true, &args.list));
     PERI_TRY(PERI_RUN(tbe->device, tbe_forward, &args));
     atomic_fetch_add_explicit(&tbe->lookups, 1, memory_order_relaxed);
     if (!check) return PERI_OK;
     peri_k_tbe_report_args describe = {
-        .stream = args.stream, .report = args.report, .counters = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_BAD_IDS};
+        .list = args.list, .report = args.report, .counters = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_BAD_IDS};
     return peri__tbe_counting(tbe, PERI_OP_tbe_report, &describe, sizeof describe);
 }

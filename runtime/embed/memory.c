@@ -30,9 +30,9 @@ static peri_status check(const char *function, peri_tbe_batch *b)
     peri_tbe *tbe = b->tbe;
     peri_k_tbe_check_args args = {0};
     PERI_TRY(peri__batch_report(b, &args.report));
-    PERI_TRY(peri__batch_stream(b, false, &args.stream));
+    PERI_TRY(peri__batch_list(b, false, &args.list));
     PERI_TRY(PERI_RUN(tbe->device, tbe_check, &args));
-    peri_k_tbe_report_args describe = {.stream = args.stream, .report = args.report};
+    peri_k_tbe_report_args describe = {.list = args.list, .report = args.report};
     PERI_TRY(PERI_RUN(tbe->device, tbe_report, &describe));
     return judge(function, b);
 }

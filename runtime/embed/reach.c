@@ -115,9 +115,9 @@ static peri_status bench_open(void **state)
     return PERI_OK;
 }
 
-static peri_k_tbe_stream stream_of(bench *b)
+static peri_k_tbe_list list_of(bench *b)
 {
-    return (peri_k_tbe_stream){.ids = b->ids + b->turn++ % SETS * IDS, .offsets = b->offsets, .tables = &b->table, .blocks = &b->list,
+    return (peri_k_tbe_list){.ids = b->ids + b->turn++ % SETS * IDS, .offsets = b->offsets, .tables = &b->table, .blocks = &b->list,
                                .spans = b->spans, .n_ids = IDS, .n_bags = BAGS, .n_tables = 1, .n_blocks = 1, .capacity = IDS,
                                .ids_dtype = PERI_I64, .offsets_dtype = PERI_I64};
 }
@@ -144,10 +144,10 @@ static void launch_kernel(int32_t kernel, const void *args, int64_t n, int64_t g
 static int64_t lookup_pass(void *state, int32_t choice)
 {
     bench *b = state;
-    peri_k_tbe_forward_args args = {.stream = stream_of(b), .weight = b->weight, .weight_dtype = PERI_F32, .out_dtype = PERI_F32,
+    peri_k_tbe_forward_args args = {.list = list_of(b), .weight = b->weight, .weight_dtype = PERI_F32, .out_dtype = PERI_F32,
                                     .out = b->out + b->turn % OUT_TURNS * BAGS * COLS, .chunks = CHUNKS, .reach = peri__tbe_reach_lookup()};
     if (choice == PERI__TUNE_lookup_past && args.reach.past) args.reach.past = 1;
-    launch_kernel(PERI_K_tbe_prepare, &(peri_k_tbe_prepare_args){.stream = args.stream}, 1, 1);
+    launch_kernel(PERI_K_tbe_prepare, &(peri_k_tbe_prepare_args){.list = args.list}, 1, 1);
     int64_t from = peri_time_ns();
     launch_kernel(PERI_K_tbe_forward, &args, CHUNKS, 4);
     return peri_time_ns() - from;

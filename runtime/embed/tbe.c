@@ -183,7 +183,7 @@ static peri_status lay_out(peri_tbe *tbe, const peri_tbe_config *c, const int64_
                                             .pooling = t->config.pooling,
                                             .row_offset = t->config.row_offset,
                                             .col_offset = t->config.col_offset,
-                                            .stream = peri__hash_text(t->name)};
+                                            .random_stream = peri__hash_text(t->name)};
         tbe->total_elements += peri__ceil_div(elements, alignment) * alignment;
         tbe->total_rows += rows;
         tbe->max_cols = peri__max(tbe->max_cols, cols);
@@ -211,7 +211,7 @@ static peri_status initialise(peri_tbe *tbe, int64_t i, uint64_t seed)
                                .low = t->init_a,
                                .high = t->init_b,
                                .seed = seed,
-                               .stream = peri__hash_text(t->name)};
+                               .random_stream = peri__hash_text(t->name)};
     if (t->init == PERI_INIT_NONE || t->rows == 0) return PERI_OK;
     if (t->init == PERI_INIT_CONSTANT) {
         peri_k_fill_args fill = {.dst = args.dst, .dtype = tbe->dtype, .value = t->init_a};

@@ -36,15 +36,15 @@ static peri_status sort_items(peri_tbe_batch *batch, peri__sorted *s)
     bool factors = in->weights || in->scale || in->blocks->mean;
     void *keys, *items = NULL;
     PERI_TRY(payload_bits(tbe, in, factors, &sort.payload_bits));
-    PERI_TRY(peri__batch_stream(batch, false, &sort.stream));
-    int64_t most = sort.stream.capacity, bytes = (int64_t)sizeof(peri_k_tbe_item) * most;
+    PERI_TRY(peri__batch_list(batch, false, &sort.list));
+    int64_t most = sort.list.capacity, bytes = (int64_t)sizeof(peri_k_tbe_item) * most;
     PERI_TRY(peri__reserve(tbe->device, &s->room[PERI__SORT_KEYS], s->done, PERI_I64, most, &keys));
     if (factors) PERI_TRY(peri__reserve(tbe->device, &s->room[PERI__SORT_ITEMS], s->done, PERI_U8, bytes, &items));
     s->keys = sort.keys = keys;
     s->items = sort.items = items;
     s->payload_bits = sort.payload_bits;
-    s->n = &sort.stream.spans[sort.stream.n_blocks].items;
-    s->work = peri_k_tbe_work(&sort.stream);
+    s->n = &sort.list.spans[sort.list.n_blocks].items;
+    s->work = peri_k_tbe_work(&sort.list);
     return PERI_RUN(tbe->device, tbe_sort, &sort);
 }
 
@@ -92,7 +92,7 @@ peri_status peri__tbe_weight_gradient(peri_tbe_batch *b, peri_tensor *grad, peri
                                             .grad = peri__data(grad),
                                             .grad_weights = peri__data(grad_weights),
                                             .reach = peri__tbe_reach_lookup()};
-    PERI_TRY(peri__batch_stream(b, false, &args.stream));
+    PERI_TRY(peri__batch_list(b, false, &args.list));
     return PERI_RUN(tbe->device, tbe_weight_gradient, &args);
 }
 

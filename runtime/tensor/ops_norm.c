@@ -202,7 +202,7 @@ peri_status peri_op_dropout(peri_tensor *x, double p, uint64_t seed, uint64_t st
     if (!(p >= 0 && p < 1)) return peri__fail(PERI_EINVAL, "peri_op_dropout: probability %g, allowed: 0 <= p < 1", p);
     double words = floor(p * 0x1p32 + 0.5);
     peri_k_dropout_args mask = {.dtype = x->dtype, .threshold = words < 0x1p32 ? (uint32_t)words : UINT32_MAX, .seed = seed,
-                                .stream = stream, .offset = offset, .scale = 1 / (1 - p)};
+                                .random_stream = stream, .offset = offset, .scale = 1 / (1 - p)};
     peri_tensor *y;
     PERI_TRY(dropped(x, &mask, &y));
     peri_k_dropout_args *kept = NULL;

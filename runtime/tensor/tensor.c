@@ -409,7 +409,7 @@ static peri_status random_tensor(const char *function, peri_device *device, int3
     PERI_TRY(peri_tensor_new(device, dtype, ndim, shape, &t));
     int64_t n = peri__numel(t);
     peri_k_random_args args = {.dst = peri__data(t), .dtype = dtype, .kind = kind, .cols = n, .total_cols = n,
-                               .low = low, .high = high, .seed = seed, .stream = stream};
+                               .low = low, .high = high, .seed = seed, .random_stream = stream};
     peri_status status = PERI_LAUNCH(device, random, &args, n, 4096);
     if (status < 0) peri_tensor_release(t);
     else *out = t;

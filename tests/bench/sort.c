@@ -93,7 +93,7 @@ API sort_state *sort_open(const char *isa, const sort_shape *h)
         .total_rows = (int64_t)tables * h->rows,
         .chunks = chunks,
         .payload_bits = __builtin_clzll((uint64_t)((int64_t)tables * h->rows)),
-        .stream = {.offsets = s->offsets,
+        .list = {.offsets = s->offsets,
                    .weights = s->weights,
                    .tables = s->tables,
                    .blocks = s->blocks,
@@ -127,7 +127,7 @@ static void nothing(void *ctx, int64_t begin, int64_t end) { (void)ctx, (void)be
 API int64_t sort_run(sort_state *s, const int64_t *ids);
 API int64_t sort_run(sort_state *s, const int64_t *ids)
 {
-    s->args.stream.ids = ids;
+    s->args.list.ids = ids;
     peri__parallel_for(peri_threads(), 1, nothing, NULL);
     int64_t from = peri_time_ns();
     peri__parallel_for(s->args.chunks, PERI_K_TBE_SORT_PER_THREAD, range, s);

@@ -106,7 +106,7 @@ static inline void dense_elementwise(int64_t n, int32_t dtype, dense_visit visit
     dense_end(&c, &m, sizeof m, n, visit, ctx);
     c = dense_begin("dropout", PERI_K_dropout, dtype, n, 1);
     peri_k_dropout_args d = {.x = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .threshold = 1u << 30, .seed = 7,
-                             .stream = 1ull << 40, .offset = 5, .scale = 4.0 / 3};
+                             .random_stream = 1ull << 40, .offset = 5, .scale = 4.0 / 3};
     DENSE_OUT(&c, peri_k_dropout_args, y, n, dtype, NULL);
     dense_end(&c, &d, sizeof d, n, visit, ctx);
     for (int32_t kind = 0; kind < 2 * PERI_LOSS_COUNT; kind++) {

@@ -80,9 +80,9 @@ static float *zeros(int64_t n)
 
 /* -- one case on one instruction set --------------------------------------------------------------------------------------------- */
 
-static peri_k_tbe_stream stream_of(const tbe_data *d, peri_k_tbe_span *spans)
+static peri_k_tbe_list list_of(const tbe_data *d, peri_k_tbe_span *spans)
 {
-    peri_k_tbe_stream s = {.ids = d->ids,
+    peri_k_tbe_list s = {.ids = d->ids,
                            .offsets = d->offsets,
                            .weights = d->weights,
                            .scale = d->scale,
@@ -96,7 +96,7 @@ static peri_k_tbe_stream stream_of(const tbe_data *d, peri_k_tbe_span *spans)
                            .capacity = d->items,
                            .ids_dtype = d->c->i32 ? PERI_I32 : PERI_I64,
                            .offsets_dtype = d->c->i32 ? PERI_I32 : PERI_I64};
-    peri_kernels_isa("ref")->fn[PERI_K_tbe_prepare](&(peri_k_tbe_prepare_args){.stream = s}, 0, 1);
+    peri_kernels_isa("ref")->fn[PERI_K_tbe_prepare](&(peri_k_tbe_prepare_args){.list = s}, 0, 1);
     return s;
 }
 
@@ -233,14 +233,14 @@ static float weight_at(const void *x, int64_t i, int32_t dtype)
     return y;
 }
 
-static const uint64_t *sort(const tbe_data *d, const peri_kernels *k, const peri_k_tbe_stream *s, int split, uint64_t *room[2],
+static const uint64_t *sort(const tbe_data *d, const peri_kernels *k, const peri_k_tbe_list *s, int split, uint64_t *room[2],
                             peri_k_tbe_item *items, int64_t chunks, int32_t bits, int32_t *payload_bits)
 {
     int32_t key_bits = 1;
     while (d->total_rows >> key_bits) key_bits++;
     *payload_bits = 64 - key_bits;
     uint32_t *counts = tbe_room((int64_t)sizeof *counts * (chunks << bits));
-    peri_k_tbe_keys_args keys = {.stream = *s,
+    peri_k_tbe_keys_args keys = {.list = *s,
                                  .keys = room[0],
                                  .items = items,
                                  .counts = counts,
@@ -282,7 +282,7 @@ static float *apart(const tbe_data *d, const peri_kernels *k, int split, int64_t
     bool factors = d->weights || d->scale || d->c->mean;
     int32_t key_bits = 1;
     while (d->total_rows >> key_bits) key_bits++;
-    peri_k_tbe_sort_args sort = {.stream = stream_of(&e, spans),
+    peri_k_tbe_sort_args sort = {.list = list_of(&e, spans),
                                  .keys = tbe_room(8 * d->items),
                                  .room = tbe_room(8 * d->items),
                                  .items = factors ? tbe_room((int64_t)sizeof *sort.items * d->items) : NULL,
@@ -324,18 +324,18 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
 {
     results r = {.report = {.first_item = INT64_MAX, .first_bag = INT64_MAX}};
     peri_k_tbe_span *spans = tbe_room((int64_t)sizeof *spans * (d->n_blocks + 1));
-    peri_k_tbe_stream s = stream_of(d, spans);
+    peri_k_tbe_list s = list_of(d, spans);
     bool factors = d->weights || d->scale || d->c->mean;
     r.out = zeros(d->out_elements);
     run(k, PERI_K_tbe_forward,
         &(peri_k_tbe_forward_args){
-            .stream = s, .weight = weight, .weight_dtype = PERI_F32, .out_dtype = PERI_F32, .out = r.out, .report = &r.report,
+            .list = s, .weight = weight, .weight_dtype = PERI_F32, .out_dtype = PERI_F32, .out = r.out, .report = &r.report,
             .chunks = chunks, .reach = tbe_next_reach()},
         chunks, split);
-    run(k, PERI_K_tbe_report, &(peri_k_tbe_report_args){.stream = s, .report = &r.report}, 1, WHOLE);
+    run(k, PERI_K_tbe_report, &(peri_k_tbe_report_args){.list = s, .report = &r.report}, 1, WHOLE);
     r.grad_weights = tbe_room(4 * d->n_ids);
     peri_k_tbe_weight_gradient_args gradient = {
-        .stream = s, .weight = weight, .weight_dtype = PERI_F32, .grad = grad, .grad_weights = r.grad_weights, .chunks = chunks,
+        .list = s, .weight = weight, .weight_dtype = PERI_F32, .grad = grad, .grad_weights = r.grad_weights, .chunks = chunks,
         .reach = tbe_next_reach()};
     run(k, PERI_K_tbe_weight_gradient, &gradient, chunks, split);
     for (int i = 0; i < 2; i++) {
@@ -344,7 +344,7 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
         r.narrow_out[i] = zeros(d->out_elements);
         r.narrow_grad_weights[i] = tbe_room(4 * d->n_ids);
         peri_k_tbe_forward_args forward = {
-            .stream = s, .weight = narrow, .weight_dtype = dtype, .out = r.narrow_out[i], .out_dtype = PERI_F32, .chunks = chunks,
+            .list = s, .weight = narrow, .weight_dtype = dtype, .out = r.narrow_out[i], .out_dtype = PERI_F32, .chunks = chunks,
             .reach = tbe_next_reach()};
         run(k, PERI_K_tbe_forward, &forward, chunks, split);
         gradient.weight = narrow;
@@ -602,7 +602,7 @@ static void reports_name_the_first_offence(void **state)
     for (size_t n = 0; n < sizeof isas / sizeof *isas; n++) {
         const peri_kernels *k = peri_kernels_isa(isas[n]);
         if (!k) continue;
-        peri_k_tbe_stream s = {.ids = ids,
+        peri_k_tbe_list s = {.ids = ids,
                                .offsets = offsets,
                                .tables = tables,
                                .blocks = blocks,
@@ -614,11 +614,11 @@ static void reports_name_the_first_offence(void **state)
                                .capacity = 7,
                                .ids_dtype = PERI_I64,
                                .offsets_dtype = PERI_I64};
-        k->fn[PERI_K_tbe_prepare](&(peri_k_tbe_prepare_args){.stream = s}, 0, 1);
+        k->fn[PERI_K_tbe_prepare](&(peri_k_tbe_prepare_args){.list = s}, 0, 1);
         int64_t counters[2] = {10, 20};
         peri_k_tbe_report r = {.first_item = INT64_MAX, .first_bag = INT64_MAX};
-        run(k, PERI_K_tbe_check, &(peri_k_tbe_check_args){.stream = s, .report = &r, .chunks = 5}, 5, BACKWARDS);
-        run(k, PERI_K_tbe_report, &(peri_k_tbe_report_args){.stream = s, .report = &r, .counters = counters}, 1, WHOLE);
+        run(k, PERI_K_tbe_check, &(peri_k_tbe_check_args){.list = s, .report = &r, .chunks = 5}, 5, BACKWARDS);
+        run(k, PERI_K_tbe_report, &(peri_k_tbe_report_args){.list = s, .report = &r, .counters = counters}, 1, WHOLE);
         assert_int_equal(3, r.bad_ids); /* -2 and 7 in block 0, 5 in block 1 */
         assert_int_equal(0, r.bad_bags);
         assert_int_equal(1, r.first_item);
@@ -727,10 +727,10 @@ static void tables_may_have_more_than_two_to_the_31_elements(void **state)
             for (int64_t e = 0; e < COLS; e++) weight[ids[i] * COLS + e] = (float)(ids[i] % 1000);
         uint64_t keys[IDS], room[IDS];
         int64_t updated = 0;
-        peri_k_tbe_sort_args sort = {.stream = stream_of(&d, spans), .keys = keys, .room = room, .counts = counts, .total_rows = rows,
+        peri_k_tbe_sort_args sort = {.list = list_of(&d, spans), .keys = keys, .room = room, .counts = counts, .total_rows = rows,
                                      .chunks = 1, .payload_bits = 32};
         run(k, PERI_K_tbe_forward,
-            &(peri_k_tbe_forward_args){.stream = sort.stream, .weight = weight, .weight_dtype = PERI_F32, .out = out,
+            &(peri_k_tbe_forward_args){.list = sort.list, .weight = weight, .weight_dtype = PERI_F32, .out = out,
                                        .out_dtype = PERI_F32, .chunks = 1, .reach = tbe_next_reach()}, 1, WHOLE);
         run(k, PERI_K_tbe_sort, &sort, 1, WHOLE);
         peri_k_tbe_update_args args = {.rows = {.tables = &table, .n_tables = 1, .total_rows = rows, .weight = weight,

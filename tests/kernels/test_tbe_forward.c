@@ -108,7 +108,7 @@ static uint8_t *draw_weights(tbe_data *d, int32_t format, uint64_t seed)
 typedef struct lookup {
     tbe_data d;
     peri_k_tbe_span *spans;
-    peri_k_tbe_stream s;
+    peri_k_tbe_list s;
     uint8_t *weight;
     int64_t out_elements;
     int32_t format, out_dtype;
@@ -128,7 +128,7 @@ static lookup lookup_new(const tbe_case *c, int32_t format, int32_t out_dtype, b
         }
         l.out_elements = l.d.n_blocks * l.d.n_ids * l.d.max_cols;
     }
-    l.s = (peri_k_tbe_stream){.ids = l.d.ids,
+    l.s = (peri_k_tbe_list){.ids = l.d.ids,
                               .offsets = l.d.offsets,
                               .weights = l.d.weights,
                               .scale = l.d.scale,
@@ -142,7 +142,7 @@ static lookup lookup_new(const tbe_case *c, int32_t format, int32_t out_dtype, b
                               .capacity = l.d.items,
                               .ids_dtype = c->i32 ? PERI_I32 : PERI_I64,
                               .offsets_dtype = c->i32 ? PERI_I32 : PERI_I64};
-    peri_kernels_isa("ref")->fn[PERI_K_tbe_prepare](&(peri_k_tbe_prepare_args){.stream = l.s}, 0, 1);
+    peri_kernels_isa("ref")->fn[PERI_K_tbe_prepare](&(peri_k_tbe_prepare_args){.list = l.s}, 0, 1);
     return l;
 }
 
@@ -162,7 +162,7 @@ static uint8_t *run(const lookup *l, const peri_kernels *k, int split, peri_k_tb
     uint8_t *out = tbe_room(bytes);
     memset(out, 0x5a, (size_t)bytes);
     *report = (peri_k_tbe_report){.first_item = INT64_MAX, .first_bag = INT64_MAX};
-    peri_k_tbe_forward_args a = {.stream = l->s,
+    peri_k_tbe_forward_args a = {.list = l->s,
                                  .weight = l->weight,
                                  .weight_dtype = l->format,
                                  .out = out,
@@ -303,15 +303,15 @@ static void every_fp8_code_is_its_number(void **state)
     peri_k_tbe_table table = {.rows = 256, .cols = 1, .stride = 1};
     peri_k_tbe_block block = {.bags = 256, .out_stride = 1};
     peri_k_tbe_span spans[2];
-    peri_k_tbe_stream s = {.ids = ids, .offsets = offsets, .tables = &table, .blocks = &block, .spans = spans, .n_ids = 256, .n_bags = 256,
+    peri_k_tbe_list s = {.ids = ids, .offsets = offsets, .tables = &table, .blocks = &block, .spans = spans, .n_ids = 256, .n_bags = 256,
                            .n_tables = 1, .n_blocks = 1, .capacity = 256, .ids_dtype = PERI_I64, .offsets_dtype = PERI_I64};
     static const char *const isas[] = {"ref", "avx2", "avx512"};
     for (int n = 0; n < 3; n++) {
         const peri_kernels *k = peri_kernels_isa(isas[n]);
         if (!k) continue;
-        k->fn[PERI_K_tbe_prepare](&(peri_k_tbe_prepare_args){.stream = s}, 0, 1);
+        k->fn[PERI_K_tbe_prepare](&(peri_k_tbe_prepare_args){.list = s}, 0, 1);
         peri_k_tbe_forward_args a = {
-            .stream = s, .weight = weight, .weight_dtype = PERI_ROWS_FP8, .out = out, .out_dtype = PERI_F32, .chunks = 1};
+            .list = s, .weight = weight, .weight_dtype = PERI_ROWS_FP8, .out = out, .out_dtype = PERI_F32, .chunks = 1};
         k->fn[PERI_K_tbe_forward](&a, 0, 1);
         for (int i = 0; i < 256; i++) assert_true((double)out[i] == decode_fp8((uint8_t)i));
     }
@@ -336,7 +336,7 @@ static void large_calls_give_refs_bits(void **state)
         assert_non_null(out[n]);
         memset(out[n], 0x5a, (size_t)bytes);
         peri_k_tbe_forward_args a = {
-            .stream = l.s, .weight = l.weight, .weight_dtype = PERI_F32, .out = out[n], .out_dtype = PERI_F32, .chunks = 64,
+            .list = l.s, .weight = l.weight, .weight_dtype = PERI_F32, .out = out[n], .out_dtype = PERI_F32, .chunks = 64,
             .reach = reach};
         k->fn[PERI_K_tbe_forward](&a, 0, 17);
         k->fn[PERI_K_tbe_forward](&a, 17, 64);

@@ -24,7 +24,7 @@ static int64_t tables_of(peri_k_tbe_table *t, int64_t n, const int64_t *rows, co
     *total_rows = 0;
     for (int64_t i = 0; i < n; i++) {
         t[i] = (peri_k_tbe_table){.rows = rows[i], .cols = cols[i], .offset = elements, .stride = cols[i], .first_row = *total_rows,
-                                  .stream = (uint64_t)i + 5};
+                                  .random_stream = (uint64_t)i + 5};
         elements += rows[i] * cols[i] + 3;
         *total_rows += rows[i];
     }

@@ -221,7 +221,7 @@ static void start_record(const peri__tier *tier, const peri_k_cache_move *m, cha
     peri_k_random_args args = {.dst = record + PERI_CACHE_RECORD_HEAD, .dtype = tier->tbe->dtype,
                                .kind = t->init == PERI_INIT_NORMAL ? PERI_RANDOM_NORMAL : PERI_RANDOM_UNIFORM, .cols = t->cols,
                                .row_offset = t->row_offset + m->row, .col_offset = t->col_offset, .total_cols = t->total_cols,
-                               .low = t->init_a, .high = t->init_b, .seed = tier->seed, .stream = peri__hash_text(t->name)};
+                               .low = t->init_a, .high = t->init_b, .seed = tier->seed, .random_stream = peri__hash_text(t->name)};
     const peri_kernels *kernels = peri_kernels_get();
     if (t->init == PERI_INIT_NONE) return;
     if (t->init == PERI_INIT_CONSTANT) {

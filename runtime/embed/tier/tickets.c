@@ -375,9 +375,9 @@ static peri_status report_bad(const char *function, peri__tier *tier, peri_tbe_b
     PERI_TRY_GOTO(peri_tensor_write(layout, tables, bytes), out);
     peri_k_tbe_check_args check = {0};
     PERI_TRY_GOTO(peri__batch_report(batch, &check.report), out);
-    PERI_TRY_GOTO(peri__batch_stream(batch, false, &check.stream), out);
-    check.stream.tables = peri__data(layout);
-    peri_k_tbe_report_args describe = {.stream = check.stream, .report = check.report};
+    PERI_TRY_GOTO(peri__batch_list(batch, false, &check.list), out);
+    check.list.tables = peri__data(layout);
+    peri_k_tbe_report_args describe = {.list = check.list, .report = check.report};
     PERI_TRY_GOTO(PERI_RUN(tbe->device, tbe_check, &check), out);
     PERI_TRY_GOTO(PERI_RUN(tbe->device, tbe_report, &describe), out);
     peri_k_tbe_report found;

@@ -287,10 +287,10 @@ static void bags_report(const peri_op_bags_report *a)
 static void tbe_sort(const peri_op_tbe_sort *a)
 {
     uint32_t counts[2];
-    peri_k_tbe_keys_args keys = {.stream = a->stream, .keys = a->keys, .items = a->items, .counts = counts, .total_rows = a->total_rows,
+    peri_k_tbe_keys_args keys = {.list = a->list, .keys = a->keys, .items = a->items, .counts = counts, .total_rows = a->total_rows,
                                  .chunks = 1, .payload_bits = a->payload_bits, .shift = a->payload_bits, .bits = 1};
     host->kernels()->fn[PERI_K_tbe_keys](&keys, 0, 1);
-    for (int64_t i = 1; i < a->stream.spans[a->stream.n_blocks].items; i++) {
+    for (int64_t i = 1; i < a->list.spans[a->list.n_blocks].items; i++) {
         uint64_t key = a->keys[i];
         int64_t at = i;
         for (; at > 0 && a->keys[at - 1] >> a->payload_bits > key >> a->payload_bits; at--) a->keys[at] = a->keys[at - 1];

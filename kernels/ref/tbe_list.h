@@ -1,36 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_stream.h: walking the stream of kernels/tbe.h: shared by ref and the instruction sets.
+ * tbe_list.h: walking the list of kernels/tbe.h: shared by ref and the instruction sets.
  */
-#ifndef PERI_KERNELS_TBE_STREAM_H
-#define PERI_KERNELS_TBE_STREAM_H
+#ifndef PERI_KERNELS_TBE_LIST_H
+#define PERI_KERNELS_TBE_LIST_H
 
 #include "../tbe.h"
 
 static inline int64_t tbe_clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
 
-static inline int64_t tbe_id(const peri_k_tbe_stream *s, int64_t i)
+static inline int64_t tbe_id(const peri_k_tbe_list *s, int64_t i)
 {
     return s->ids_dtype == PERI_I32 ? ((const int32_t *)s->ids)[i] : ((const int64_t *)s->ids)[i];
 }
 
-static inline int64_t tbe_offset(const peri_k_tbe_stream *s, int64_t bag)
+static inline int64_t tbe_offset(const peri_k_tbe_list *s, int64_t bag)
 {
     return s->offsets_dtype == PERI_I32 ? ((const int32_t *)s->offsets)[bag] : ((const int64_t *)s->offsets)[bag];
 }
 
 /** Items of block k. */
-static inline int64_t tbe_items(const peri_k_tbe_stream *s, int64_t k) { return s->spans[k + 1].items - s->spans[k].items; }
+static inline int64_t tbe_items(const peri_k_tbe_list *s, int64_t k) { return s->spans[k + 1].items - s->spans[k].items; }
 
 /** First id of bag j (0..bags) of block k, inside the block's own ids. */
-static inline int64_t tbe_bag_start(const peri_k_tbe_stream *s, int64_t k, int64_t j)
+static inline int64_t tbe_bag_start(const peri_k_tbe_list *s, int64_t k, int64_t j)
 {
     int64_t first = s->spans[k].first_id;
     return tbe_clamp(tbe_offset(s, s->blocks[k].first_bag + j), first, first + tbe_items(s, k));
 }
 
 /** What multiplies the pooled sum of a bag of @length ids. */
-static inline float tbe_factor(const peri_k_tbe_stream *s, const peri_k_tbe_table *table, int64_t bag, int64_t length)
+static inline float tbe_factor(const peri_k_tbe_list *s, const peri_k_tbe_table *table, int64_t bag, int64_t length)
 {
     float factor = table->pooling == PERI_POOLING_MEAN && length > 0 ? 1.0f / (float)length : 1.0f;
     return s->scale ? factor * s->scale[bag] : factor;
@@ -42,13 +42,13 @@ static inline int64_t tbe_out_row(const peri_k_tbe_table *table, int64_t j, int6
     return table->pooling == PERI_POOLING_NONE ? i : j;
 }
 
-/** A place between bags of the stream: before bag j of block k; the end is (n_blocks, 0). */
+/** A place between bags of the list: before bag j of block k; the end is (n_blocks, 0). */
 typedef struct tbe_place {
     int64_t k, j;
 } tbe_place;
 
 /** The first bag whose cost is not below chunk c's part of the total; chunks begin and end there. */
-static inline tbe_place tbe_seek(const peri_k_tbe_stream *s, int64_t c, int64_t chunks)
+static inline tbe_place tbe_seek(const peri_k_tbe_list *s, int64_t c, int64_t chunks)
 {
     if (c >= chunks) return (tbe_place){s->n_blocks, 0};
     int64_t total = s->spans[s->n_blocks].cost, low = 0, high = s->n_blocks;
@@ -69,8 +69,8 @@ static inline tbe_place tbe_seek(const peri_k_tbe_stream *s, int64_t c, int64_t 
     return from == s->blocks[low].bags ? (tbe_place){low + 1, 0} : (tbe_place){low, from};
 }
 
-/** The block that holds item p of the stream (0 <= p < all items). */
-static inline int64_t tbe_block_of(const peri_k_tbe_stream *s, int64_t p)
+/** The block that holds item p of the list (0 <= p < all items). */
+static inline int64_t tbe_block_of(const peri_k_tbe_list *s, int64_t p)
 {
     int64_t low = 0, high = s->n_blocks;
     while (low + 1 < high) {
@@ -82,7 +82,7 @@ static inline int64_t tbe_block_of(const peri_k_tbe_stream *s, int64_t p)
 }
 
 /** The bag of block k that holds id i: the last that starts at or before it. */
-static inline int64_t tbe_bag_of(const peri_k_tbe_stream *s, int64_t k, int64_t i)
+static inline int64_t tbe_bag_of(const peri_k_tbe_list *s, int64_t k, int64_t i)
 {
     int64_t low = 0, high = s->blocks[k].bags;
     while (low + 1 < high) {
@@ -131,7 +131,7 @@ static inline void tbe_count_merge(peri_k_tbe_report *report, const tbe_count *c
 }
 
 /** Bags of all blocks before block k: only reports need it. */
-static inline int64_t tbe_bags_before(const peri_k_tbe_stream *s, int64_t k)
+static inline int64_t tbe_bags_before(const peri_k_tbe_list *s, int64_t k)
 {
     int64_t n = 0;
     for (int64_t b = 0; b < k; b++) n += s->blocks[b].bags;
@@ -140,14 +140,14 @@ static inline int64_t tbe_bags_before(const peri_k_tbe_stream *s, int64_t k)
 
 /** Whether @end, an end of a bag of block k, lies behind the block's own ids because `capacity` cut them: offsets that run backwards
  *  between the blocks ask for more items than there can be. */
-static inline bool tbe_cut(const peri_k_tbe_stream *s, int64_t k, int64_t end)
+static inline bool tbe_cut(const peri_k_tbe_list *s, int64_t k, int64_t end)
 {
     int64_t past = s->spans[k].first_id + tbe_items(s, k);
     return end > past && past < tbe_clamp(tbe_offset(s, s->blocks[k].first_bag + s->blocks[k].bags), 0, s->n_ids);
 }
 
 /** Note bag j of block k if its offsets are bad. */
-static inline void tbe_count_bag(const peri_k_tbe_stream *s, int64_t k, int64_t j, tbe_count *count)
+static inline void tbe_count_bag(const peri_k_tbe_list *s, int64_t k, int64_t j, tbe_count *count)
 {
     int64_t begin = tbe_offset(s, s->blocks[k].first_bag + j), end = tbe_offset(s, s->blocks[k].first_bag + j + 1);
     if (begin >= 0 && begin <= end && end <= s->n_ids && !tbe_cut(s, k, end)) return;
@@ -156,7 +156,7 @@ static inline void tbe_count_bag(const peri_k_tbe_stream *s, int64_t k, int64_t 
 }
 
 /** Note id i of block k, which is no row of its table, unless it is -1. */
-static inline void tbe_count_id(const peri_k_tbe_stream *s, int64_t k, int64_t i, int64_t id, tbe_count *count)
+static inline void tbe_count_id(const peri_k_tbe_list *s, int64_t k, int64_t i, int64_t id, tbe_count *count)
 {
     if (id == -1) return;
     int64_t at = s->spans[k].items + i - s->spans[k].first_id;
