@@ -199,8 +199,8 @@ typedef struct peri_k_layer_norm_grad_args {
 
 /* -- dropout ------------------------------------------------------------------------------------------------------------------- */
 
-/** y[i] = word(offset + i) >= threshold ? x[i] * scale : 0, where word is that of kernels/convert.h (seed, random_stream): the mask depends on
- *  the element's number in the whole batch, not on how the batch is cut. range: elements. y may be x. */
+/** y[i] = word(offset + i) >= threshold ? x[i] * scale : 0, where word is that of kernels/convert.h (seed, random_stream): the mask depends
+ *  on the element's number in the whole batch, not on how the batch is cut. range: elements. y may be x. */
 typedef struct peri_k_dropout_args {
     void *y;
     const void *x;

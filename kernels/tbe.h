@@ -60,7 +60,7 @@ typedef struct peri_k_tbe_table {
     int32_t pooling;    /* PERI_POOLING_* */
     int32_t reserved;
     int64_t row_offset, col_offset; /* place of the shard in the whole table */
-    uint64_t random_stream;               /* of the whole table's random numbers */
+    uint64_t random_stream;         /* of the whole table's random numbers */
 } peri_k_tbe_table;
 
 /** Same layout as the public peri_tbe_block. */

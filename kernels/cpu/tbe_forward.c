@@ -149,7 +149,7 @@ typedef struct tbe_walk {
     const char *base; /* row 0 */
     int64_t stride;   /* bytes */
     int64_t k;
-    bool past_caches, stream; /* outputs go past the caches: of the call where they can; of the block */
+    bool past_caches, past; /* outputs go past the caches: of the call where they can; of the block */
     tbe_count count;
     const char *ring[TBE_AHEAD_MOST]; /* the rows asked for, by item; NULL: no row, or beyond the end of the call */
 } tbe_walk;
@@ -184,7 +184,7 @@ static __attribute__((noinline)) void tbe_forward_narrow(const tbe_walk *w, int6
 TBE_INLINE void tbe_forward_store(const tbe_walk *w, int64_t at, const v16 *acc, const v16 factor, const int nv, const int64_t tail)
 {
     float room[16 * TBE_PANEL], *out = w->a->out_dtype == PERI_F32 ? (float *)w->a->out + at : room;
-    if (w->stream && tail == 16) {
+    if (w->past && tail == 16) {
 #pragma GCC unroll 16
         for (int v = 0; v < nv; v++) v16_stream(out + 16 * v, v16_mul(acc[v], factor));
         return;
@@ -312,7 +312,7 @@ TBE_INLINE void tbe_walk_enter(tbe_walk *w, int64_t k, const int32_t format)
     w->t = &w->a->list.tables[b->table];
     w->base = (const char *)w->a->weight + w->t->offset * tbe_unit(format);
     w->stride = w->t->stride * tbe_unit(format);
-    w->stream = w->past_caches && w->t->cols % 16 == 0 && (b->out_offset | b->out_stride) % 16 == 0;
+    w->past = w->past_caches && w->t->cols % 16 == 0 && (b->out_offset | b->out_stride) % 16 == 0;
 }
 
 /** A call's bags, from @at up to @stop. The common widths are known at compile time. */

@@ -246,6 +246,27 @@ describe("sharders =", function()
       return { module = Net(), sharders = { Vague() } }
     end, "DistributedModelParallel: VagueSharder:shardable_parameters of module 'rows' ")
   end
+  for method, wrong in peri.util.ordered { sharding_types = 3, compute_kernels = function() return 3 end } do
+    fails("say no " .. method, function()
+      local Odd = peri.util.class("OddSharder", RowsSharder)
+      Odd[method] = wrong
+      return { module = Net(), sharders = { Odd() }, plan = { rows = by_rows } }
+    end, method == "sharding_types" and "OddSharder: sharding_types is 3, wanted a method that returns a list of names"
+      or "OddSharder: what compute_kernels returns is 3, wanted a list of strings")
+  end
+  fails("are named as they are called", function()
+    local Lost = Rows:extend "Lost"
+    Lost.sharder = "LostSharder"
+    return { module = Lost(), plan = { [""] = {} } }
+  end, "the sharder of class Lost is 'LostSharder', which peri.shard has not")
+  worlds.each("make modules whose stages return what can be waited for", function(world)
+    local Hasty = shard.ShardedModule:extend "Hasty"
+    function Hasty:init() end
+    function Hasty:input_dist(x) return x end -- luacheck: ignore 212
+    function Hasty:lookup(x) return x end -- luacheck: ignore 212
+    assert.error_matches(function() Hasty():forward(3) end, "Hasty:input_dist returned 3, wanted an Awaitable")
+    assert.error_matches(function() Hasty():compute_and_output_dist(world) end, "Hasty:lookup returned .*, wanted an Awaitable")
+  end, { sizes = { 1 }, devices = { "cpu" } })
   worlds.each("need no plan for a module that has nothing to cut", function(world, device)
     peri.ffi.state.device = device
     local Whole = peri.util.class("WholeSharder", RowsSharder)

@@ -10,6 +10,7 @@
 -- forward is input_dist and that. input_dist and lookup return Awaitables; the stage that follows gets their result. Every rank of the
 -- group goes through the stages of its modules in the same order.
 local P = require "perilune.ffi"
+local errors = require "perilune.errors"
 local nn = require "perilune.nn"
 local awaitable = require "perilune.dist.awaitable"
 local signature = require "perilune.signature"
@@ -35,6 +36,12 @@ function OutputAwaitable:_test_impl() return rawget(self, "_exchange"):test() en
 
 local function missing(self, stage) P.fail(("%s: no stage '%s'"):format(self.class_name, stage)) end
 
+--- What a stage returned, which must be an Awaitable.
+local function awaited(self, stage, x)
+  if awaitable.Awaitable.is(x) then return x end
+  P.fail(("%s:%s returned %s, wanted an Awaitable"):format(self.class_name, stage, errors.kind(x)))
+end
+
 --- Ids, in whatever arguments the unsharded module takes (at most three), to their owners. Collective. Returns an Awaitable.
 function ShardedModule:input_dist() missing(self, "input_dist") end
 --- A later batch's rows into memory, in the background; `dist`: the result of input_dist. Local.
@@ -46,10 +53,12 @@ function ShardedModule:output(arrived) missing(self, "output") end -- luacheck: 
 
 --- Look up what arrived and send the rows back. Collective. Uses `dist`, the result of input_dist, up. Returns a LazyAwaitable of what the
 --- unsharded module would return: an OutputAwaitable, or the subclass of it that the class has under that name.
-function ShardedModule:compute_and_output_dist(dist) return self.OutputAwaitable(self, self:lookup(dist)) end
+function ShardedModule:compute_and_output_dist(dist) return self.OutputAwaitable(self, awaited(self, "lookup", self:lookup(dist))) end
 
 --- All stages. Waits for the ids; rows are on their way when it returns, until the result is used.
-function ShardedModule:forward(a, b, c) return self:compute_and_output_dist(self:input_dist(a, b, c):wait()) end
+function ShardedModule:forward(a, b, c)
+  return self:compute_and_output_dist(awaited(self, "input_dist", self:input_dist(a, b, c)):wait())
+end
 
 -- -- what DistributedModelParallel asks of it ----------------------------------------------------------------------------------------
 -- Parameters of which each rank has its own part are noted in nn.parameter.own_parts (own_parameter does that); the others are replicas,

@@ -51,6 +51,17 @@ function ModuleSharder:merged_fused_params(own)
   return merged
 end
 
+--- What a subclass's `method` names for these arguments: a list of texts.
+local function names_of(self, method, a, b)
+  local f = self[method]
+  if type(f) ~= "function" then
+    P.fail(("%s: %s is %s, wanted a method that returns a list of names"):format(self.class_name, method, errors.kind(f)))
+  end
+  local list = f(self, a, b)
+  signature.value(self.class_name, ("what %s returns"):format(method), list, "strings")
+  return list
+end
+
 --- An error unless this sharder can do what the plan of a module says. `from`: the plan, for messages.
 function ModuleSharder:check_plan(plan, device, path, from)
   for name, sharding in util.ordered(plan.tables) do
@@ -59,8 +70,8 @@ function ModuleSharder:check_plan(plan, device, path, from)
       P.fail(("%s: %s: module '%s', table '%s': %s '%s', allowed: %s"):format(self.class_name, from, path, name, what, tostring(value),
         table.concat(allowed, ", ")))
     end
-    allow("sharding_type", sharding.sharding_type, self:sharding_types(device))
-    allow("compute_kernel", sharding.compute_kernel, self:compute_kernels(sharding.sharding_type, device))
+    allow("sharding_type", sharding.sharding_type, names_of(self, "sharding_types", device))
+    allow("compute_kernel", sharding.compute_kernel, names_of(self, "compute_kernels", sharding.sharding_type, device))
   end
 end
 
@@ -103,7 +114,10 @@ end
 --- What a class names, as a sharder or a class of sharders.
 local function named_by(func, class, faces)
   local sharder = class.sharder
-  if type(sharder) == "string" then sharder = rawget(faces, sharder) end
+  if type(sharder) == "string" then
+    sharder = rawget(faces, sharder) or P.fail(("%s: the sharder of class %s is '%s', which peri.shard has not; its own: %s"):format(func,
+      class.class_name, sharder, "a class made with util.class(name, peri.shard.ModuleSharder), or an object of one"))
+  end
   if sharder == nil or ModuleSharder.is(sharder) or is_class(sharder) then return sharder end
   P.fail(("%s: the sharder of class %s is %s, wanted a ModuleSharder"):format(func, class.class_name, errors.kind(class.sharder)))
 end
