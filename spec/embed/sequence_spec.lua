@@ -397,10 +397,11 @@ for _, device in ipairs { "cpu", "opaque" } do
 end
 
 describe("EmbeddingCollection", function()
-  it("names its sharder, and is a module without one where there is none of that name", function()
-    local ec, sharder = shared(nil, "cpu"), peri.shard.ModuleSharder {}
-    assert.equal(sharder, peri.shard.registry("spec", nil, {}, { EmbeddingCollectionSharder = sharder })(ec))
-    assert.is_nil(peri.shard.registry("spec", nil, {}, {})(ec))
+  it("names its sharder", function()
+    local ec = shared(nil, "cpu")
+    assert.is_true(peri.shard.EmbeddingCollectionSharder.is(peri.shard.registry("spec", nil, {}, peri.shard)(ec)))
+    assert.error_matches(function() peri.shard.registry("spec", nil, {}, {})(ec) end,
+      "class EmbeddingCollection is 'EmbeddingCollectionSharder', which peri.shard has not")
   end)
 
   it("compiles", function()
