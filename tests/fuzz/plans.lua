@@ -1,0 +1,371 @@
+-- plans.lua: legal plans drawn at random: worlds of 1 to 8 ranks on nodes that may differ in size, tables of all shapes, every sharding
+-- type in any mixture, uneven and empty shards. On each the law is checked: outputs and, after two steps, weights and optimizer states are
+-- those of the unsharded collection on the batches of all ranks; with exact sums, bit for bit.
+--
+--   luajit tests/fuzz/plans.lua [PLANS [SEED]]     as `make test` runs it; a failure prints the plan and how to repeat it
+--   luajit tests/fuzz/plans.lua SECONDSs [SEED]    as `make fuzz` runs it
+--   luajit tests/fuzz/plans.lua once SEED          one plan of it, printed first
+-- inputs: 1000
+local here, build = io.popen("pwd"):read "*l", os.getenv "PERI_BUILD" or "build"
+package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s"):format(here, build, here, here, package.path)
+local peri = require "perilune"
+local sim = require "perilune.dist.sim"
+local plan = peri.plan
+
+local STEPS = 2
+local map = peri.util.map
+
+-- -- drawing ---------------------------------------------------------------------------------------------------------------------------
+
+--- Whole numbers below n, by `seed` alone.
+local function generator(seed)
+  local x = seed * 48271 % 2147483647 + 1
+  for _ = 1, 4 do x = x * 16807 % 2147483647 end
+  return function(n)
+    x = x * 16807 % 2147483647
+    return math.floor(x / 2147483647 * n)
+  end
+end
+
+local function pick(below, list) return list[below(#list) + 1] end
+
+--- Some of a list (at least one), in any order.
+local function some(below, list)
+  local left, result = peri.util.copy(list), {}
+  for i = 1, below(#list) + 1 do result[i] = table.remove(left, below(#left) + 1) end
+  return result
+end
+
+--- n parts of a total, multiples of `step` and each at least `least`.
+local function parts(below, total, n, step, least)
+  local sizes, left = {}, total - n * least
+  for i = 1, n do
+    local take = i == n and left or below(math.floor(left / step) + 1) * step
+    sizes[i], left = least + take, left - take
+  end
+  return sizes
+end
+
+--- A number of even blocks that `cols` columns can have, at most `most`.
+local function blocks_of(below, cols, most)
+  local allowed = { 1 }
+  for k = 2, math.min(most, cols / 4) do
+    if cols % k == 0 and cols / k % 4 == 0 then allowed[#allowed + 1] = k end
+  end
+  return pick(below, allowed)
+end
+
+local function several(below, n, from)
+  local list = {}
+  for i = 1, n do list[i] = pick(below, from) end
+  return list
+end
+
+--- Column blocks over `ranks`, each of which may have several: even ones, or ones of their own sizes.
+local function columns(below, t, ranks)
+  if below(2) == 0 then return { ranks = several(below, blocks_of(below, t.cols, 4), ranks) } end
+  local n = below(math.min(4, t.cols / 4)) + 1
+  return { ranks = several(below, n, ranks), sizes = parts(below, t.cols, n, 4, 4) }
+end
+
+--- Rows over some of `ranks`: evenly, or in parts, of which some have none.
+local function rows(below, t, ranks)
+  local chosen = some(below, ranks)
+  return { ranks = chosen, sizes = below(2) == 0 and parts(below, t.rows, #chosen, 1, 0) or nil }
+end
+
+--- By type: an entry of a plan for table t in world w. Where it cuts columns, it counts them in t.blocks.
+local draw_entry = {}
+function draw_entry.table_wise(below, _, w) return plan.table_wise(below(w.size)) end
+function draw_entry.data_parallel() return plan.data_parallel() end
+function draw_entry.row_wise(below, t, w)
+  if below(3) == 0 then return plan.row_wise() end
+  return plan.row_wise(rows(below, t, w.ranks))
+end
+function draw_entry.column_wise(below, t, w)
+  if below(3) == 0 then return plan.column_wise() end
+  return plan.column_wise(columns(below, t, w.ranks))
+end
+function draw_entry.table_row_wise(below, t, w)
+  if below(3) == 0 then return plan.table_row_wise(below(#w.nodes)) end
+  return plan.table_row_wise(nil, rows(below, t, pick(below, w.nodes)))
+end
+function draw_entry.table_column_wise(below, t, w)
+  local node = below(#w.nodes)
+  local blocks = #w.nodes[node + 1]
+  if below(2) == 0 and (blocks == 1 or t.cols % (4 * blocks) == 0) then return plan.table_column_wise(node) end
+  return plan.table_column_wise(nil, columns(below, t, pick(below, w.nodes)))
+end
+function draw_entry.grid_shard(below, t, w)
+  local n = blocks_of(below, t.cols, 4)
+  local hosts = {}
+  for i = 1, n do hosts[i] = below(#w.nodes) end
+  if below(5) == 0 and t.cols % 4 == 0 then return plan.grid_shard() end
+  if below(2) == 0 then return plan.grid_shard(hosts) end
+  local ranks, sizes = {}, {}
+  for i = 1, n do
+    local chosen = hosts[i] == hosts[i - 1] and peri.util.copy(w.nodes[hosts[i] + 1]) or some(below, w.nodes[hosts[i] + 1])
+    local again = {} -- the block before on this node must have ended: it begins with a rank that this one has
+    for _, r in ipairs(chosen) do
+      if r == ranks[#ranks] then table.insert(again, 1, r) else again[#again + 1] = r end
+    end
+    local own = parts(below, t.rows, #again, 1, 0)
+    for k, r in ipairs(again) do
+      ranks[#ranks + 1], sizes[#sizes + 1] = r, own[k]
+    end
+  end
+  return plan.grid_shard(nil, { ranks = ranks, sizes = sizes })
+end
+
+local powers = { true, true, false, true, [8] = true }
+local kinds = peri.util.keys(draw_entry)
+local optimizers = {
+  { optimizer = "sgd" }, { optimizer = "adagrad", eps = 1e-3 }, { optimizer = "rowwise_adagrad", eps = 1e-3, by_row = true },
+  { optimizer = "adam", eps = 1e-3 }, { optimizer = "partial_rowwise_adam", eps = 1e-3, by_row = true },
+}
+
+local function draw_tables(below, case)
+  local cols = 4 * (below(6) + 1)
+  for i = 1, below(4) + 1 do
+    local t = { name = "t" .. i, rows = below(below(4) == 0 and 4 or 40) + 1, cols = case.sequence and cols or 4 * (below(6) + 1),
+      features = some(below, case.features), pooling = pick(below, { "SUM", "MEAN" }) }
+    t.sharding = draw_entry[pick(below, kinds)](below, t, case.world)
+    case.tables[i] = t
+    for _, f in ipairs(t.features) do case.limit[f] = math.min(case.limit[f] or t.rows, t.rows) end
+  end
+end
+
+--- The batch of a rank: by key its bags (lists of ids, and of weights), and the bag of each sample.
+local function draw_batch(below, case)
+  local batch = { samples = below(4), bags = {}, inverse = {} }
+  for k, f in ipairs(case.features) do
+    local bags, inverse, n = {}, {}, batch.samples
+    if case.variable then n = batch.samples > 0 and below(batch.samples) + 1 or 0 end
+    for b = 1, n do
+      bags[b] = { ids = {}, weights = {} }
+      for i = 1, below(5) do
+        bags[b].ids[i] = below(9) == 0 and -1 or below(case.limit[f] or 1)
+        bags[b].weights[i] = (below(200) - 50) / 100
+      end
+    end
+    for s = 1, batch.samples do inverse[s] = case.variable and below(n) or s - 1 end
+    batch.bags[k], batch.inverse[k] = bags, inverse
+  end
+  return batch
+end
+
+--- All of a case by its seed.
+local function draw(seed)
+  local below = generator(seed)
+  local case = { tables = {}, limit = {}, world = { size = pick(below, { 1, 2, 2, 3, 4, 5, 6, 8 }), ranks = {}, nodes = {} } }
+  local w = case.world
+  w.local_size = below(w.size) + 1
+  for r = 0, w.size - 1 do
+    local node = math.floor(r / w.local_size) + 1
+    w.ranks[r + 1], w.nodes[node] = r, w.nodes[node] or {}
+    table.insert(w.nodes[node], r)
+  end
+  case.sequence, case.exact, case.device = below(3) == 0, below(2) == 0, pick(below, { "cpu", "opaque" })
+  case.weighted, case.variable = not case.sequence and below(3) == 0, below(4) == 0
+  case.features = {}
+  for k = 1, below(4) + 1 do case.features[k] = "f" .. k end
+  draw_tables(below, case)
+  local replicas, blocks = false, false
+  for _, t in ipairs(case.tables) do
+    replicas = replicas or t.sharding.sharding_type == "data_parallel"
+    blocks = blocks or #t.sharding:shards({ name = t.name, num_embeddings = t.rows, embedding_dim = t.cols },
+      { world_size = w.size, local_size = w.local_size }) > 1 and not t.sharding.sharding_type:find "row"
+  end
+  case.params = peri.util.copy(pick(below, optimizers))
+  if case.params.by_row and blocks then case.params = peri.util.copy(optimizers[4]) end -- with blocks there are several states for a row
+  case.params.by_row, case.params.learning_rate, case.params.exact = nil, 0.1, case.exact
+  -- The gradients of replicas are means in any case. Exact sums are the same bits if they are divided by a power of two, or not at all.
+  case.division = replicas or below(2) == 0
+  case.bits = case.exact and not replicas and (not case.division or powers[w.size])
+  case.data_type = case.bits and pick(below, { "FP32", "FP16", "BF16" }) or "FP32"
+  case.steps = {}
+  for step = 1, STEPS do
+    case.steps[step] = map(w.ranks, function() return draw_batch(below, case) end)
+  end
+  return case
+end
+
+local function text_of(case)
+  local lines = { ("%d ranks, %d per node, %s, %s, %s%s%s%s, gradients %s"):format(case.world.size, case.world.local_size, case.device,
+    case.sequence and "sequences" or "bags", case.params.optimizer, case.exact and ", exact" or "", case.weighted and ", weighted" or "",
+    case.variable and ", variable batch" or "", case.division and "divided" or "added up") }
+  for _, t in ipairs(case.tables) do
+    lines[#lines + 1] = ("  %s: %d x %d %s of %s, %s: %s"):format(t.name, t.rows, t.cols, case.data_type, table.concat(t.features, ", "),
+      t.pooling, tostring(t.sharding))
+  end
+  return table.concat(lines, "\n")
+end
+
+-- -- running ---------------------------------------------------------------------------------------------------------------------------
+
+local function tables_of(case)
+  return map(case.tables, function(t)
+    return (case.sequence and peri.EmbeddingConfig or peri.EmbeddingBagConfig) { name = t.name, num_embeddings = t.rows,
+      embedding_dim = t.cols, feature_names = t.features, pooling = not case.sequence and t.pooling or nil, data_type = case.data_type }
+  end)
+end
+
+--- The batches of some ranks, one after the other.
+local function features_of(case, batches)
+  local values, weights, lengths, strides, inverse, ids, bags = {}, {}, {}, {}, {}, 0, 0
+  local samples = 0
+  for _, batch in ipairs(batches) do samples = samples + batch.samples end
+  for k in ipairs(case.features) do
+    local first, before = bags, bags
+    inverse[k] = {}
+    for _, batch in ipairs(batches) do
+      for _, bag in ipairs(batch.bags[k]) do
+        bags = bags + 1
+        lengths[bags] = #bag.ids
+        for i = 1, #bag.ids do
+          ids = ids + 1
+          values[ids], weights[ids] = bag.ids[i], bag.weights[i]
+        end
+      end
+      for _, b in ipairs(batch.inverse[k]) do table.insert(inverse[k], before - first + b) end
+      before = bags
+    end
+    strides[k] = { bags - first }
+  end
+  return peri.KeyedJaggedTensor {
+    keys = case.features, values = peri.tensor(values, "i64", case.device, { ids }),
+    lengths = peri.tensor(lengths, "i32", case.device, { bags }),
+    weights = case.weighted and peri.tensor(weights, "f32", case.device, { ids }) or nil, stride = not case.variable and samples or nil,
+    stride_per_key_per_rank = case.variable and strides or nil,
+    inverse_indices = case.variable and not case.sequence and { case.features, peri.tensor(inverse, "i64", case.device,
+      { #case.features, samples }) } or nil,
+  }, samples, ids
+end
+
+--- Gradients of rows by the rank and what they belong to, the same wherever they are made. scale: what the tables' sums are multiplied by.
+local function gradient_of(step, rank, what, shape, scale)
+  local n, x = 1, step * 7919 + rank * 104729 + what * 31
+  for _, d in ipairs(shape) do n = n * d end
+  local list = {}
+  for i = 1, n do
+    x = (x * 16807 + 1) % 2147483647
+    list[i] = (x % 2000 - 1000) / 512 * scale
+  end
+  return list
+end
+
+--- Rows [from, from + n) of a flat list.
+local function cut(list, from, n, cols)
+  local result = {}
+  for i = 1, n * cols do result[i] = list[from * cols + i] end
+  return result
+end
+
+--- Forward and backward of `batches` (of `ranks`) with the gradients of each; returns by rank its outputs, a list of flat lists.
+local function step_of(case, module, step, batches, ranks, scale)
+  local features = features_of(case, batches)
+  local outputs = map(batches, function() return {} end)
+  if not case.sequence then
+    local kt = module:forward(features)
+    local values = kt:values()
+    local all, cols, grad, first = values:to_list(), values:size(2), {}, 0
+    for i, batch in ipairs(batches) do
+      outputs[i][1] = cut(all, first, batch.samples, cols)
+      for _, g in ipairs(gradient_of(step, ranks[i], 0, { batch.samples, cols }, scale)) do grad[#grad + 1] = g end
+      first = first + batch.samples
+    end
+    values:backward(peri.tensor(grad, "f32", case.device, values:shape()))
+    return outputs
+  end
+  local result, loss = module:forward(features), nil
+  for what, name in ipairs(module:embedding_names()) do
+    local values, f = result[name]:values(), name:match "^[^@]*"
+    local all, cols, grad, first = values:to_list(), values:size(2), {}, 0
+    local k = peri.util.index_of(case.features)[f]
+    for i, batch in ipairs(batches) do
+      local n = 0
+      for _, bag in ipairs(batch.bags[k]) do n = n + #bag.ids end
+      outputs[i][what] = cut(all, first, n, cols)
+      for _, g in ipairs(gradient_of(step, ranks[i], what, { n, cols }, scale)) do grad[#grad + 1] = g end
+      first = first + n
+    end
+    local term = (values * peri.tensor(grad, "f32", case.device, values:shape())):sum()
+    loss = loss and loss + term or term
+  end
+  loss:backward()
+  return outputs
+end
+
+--- All steps without ranks: the outputs by step and rank, and the collection.
+local function unsharded(case)
+  local module = peri[case.sequence and "EmbeddingCollection" or "EmbeddingBagCollection"] {
+    tables = tables_of(case), fused_params = case.params, seed = 5, device = case.device,
+    is_weighted = not case.sequence and case.weighted or nil,
+  }
+  local outputs = {}
+  for step = 1, STEPS do
+    outputs[step] = step_of(case, module, step, case.steps[step], case.world.ranks, case.division and 1 / case.world.size or 1)
+  end
+  return outputs, module
+end
+
+local function compare(what, want, got, exact)
+  if #want ~= #got then error(("%s: %d numbers, wanted %d"):format(what, #got, #want), 0) end
+  for i = 1, #want do
+    local a, b = want[i], got[i]
+    if not (a == b or not exact and math.abs(a - b) <= 5e-6 + 5e-5 * math.abs(a)) then
+      error(("%s: number %d is %.9g, wanted %.9g%s"):format(what, i, b, a, exact and ", bit for bit" or ""), 0)
+    end
+  end
+end
+
+--- A shard's part of a state.
+local function check_shard(case, s, whole)
+  for _, name in ipairs(s.names()) do
+    local w = whole:table_state(s.table, name)
+    w = w:slice(1, s.row_offset, s.row_offset + s.rows)
+    if w:dim() == 2 then w = w:slice(2, s.col_offset, s.col_offset + s.cols) end
+    compare(("table %s, %s"):format(s.table, name), w:to_list(), s.state(name):to_list(), case.bits)
+  end
+end
+
+local function check(case)
+  local want, whole = unsharded(case)
+  sim.run(case.world.size, function(rank, world)
+    local entries = {}
+    for _, t in ipairs(case.tables) do entries[t.name] = t.sharding end
+    local args = { tables = tables_of(case), plan = entries, group = world, device = case.device, fused_params = case.params, seed = 5,
+      gradient_division = case.division, is_weighted = not case.sequence and case.weighted or nil }
+    local module = peri.shard[case.sequence and "ShardedEmbeddingCollection" or "ShardedEmbeddingBagCollection"](args)
+    for step = 1, STEPS do
+      local got = step_of(case, module, step, { case.steps[step][rank + 1] }, { rank }, 1)[1]
+      for what, list in ipairs(want[step][rank + 1]) do
+        compare(("rank %d, step %d, output %d"):format(rank, step, what), list, got[what])
+      end
+    end
+    for _, s in ipairs(module:local_shards()) do check_shard(case, s, whole) end
+  end, { device = case.device, local_size = case.world.local_size })
+end
+
+-- -- the runs --------------------------------------------------------------------------------------------------------------------------
+
+local once = arg[1] == "once"
+local length, seed = once and "1" or arg[1] or "1000", tonumber(arg[2]) or 1
+local seconds = tonumber(length:match "^([%d.]+)s$")
+local most, begin, n = not seconds and assert(tonumber(length), "a number of plans, or seconds as in 30s"), os.time(), 0
+repeat
+  -- Seeds of a run are far apart, so that runs of neighbouring seeds share no plan.
+  local own = once and seed or seed * 1000003 + n
+  local drawn, case = pcall(draw, own)
+  if once and drawn then print(text_of(case)) end
+  local ok, err = drawn, case
+  if drawn then ok, err = pcall(check, case) end
+  if not ok then
+    print(drawn and text_of(case) or "no plan was drawn")
+    print("FAILED: " .. tostring(type(err) == "table" and err.message or err))
+    print(("repeat with: luajit tests/fuzz/plans.lua once %d"):format(own))
+    os.exit(1)
+  end
+  n = n + 1
+until seconds and os.time() - begin >= seconds or n == most
+print(("%d plans, seed %d"):format(n, seed))
