@@ -5,7 +5,7 @@
 #   make test            set up, build, run every test
 #   make fuzz            every fuzzer for SECONDS=60, with other inputs each time   SECONDS= SEED= ONLY=
 #   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense
-#                        bench-routes                              ARGS= PYTHON=
+#                        bench-routes bench-shard                  ARGS= PYTHON=
 #   make lint            layers, boundary, style
 #   make install         PREFIX=/usr/local DESTDIR=
 #   make probe           look again for libraries and print the table
@@ -109,7 +109,7 @@ LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 CDEF := $B/lua/perilune/cdef.lua
 
 .PHONY: all help probe config needed setup test check check-c check-lua check-mpi fuzz demo demo-run lint install uninstall clean distclean \
-	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes
+	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard
 .DELETE_ON_ERROR:
 
 all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(CDEF) $B/abi.ok $(LAUNCHER)
@@ -322,9 +322,11 @@ bench-data: all
 	$(call BENCH,data,1)
 bench-dense: all
 	$(call BENCH,dense,1,-t 1)
+bench-shard: all
+	$(call BENCH,shard,$(if $(HAVE_MPI),2 4,1))
 bench-routes: all
 	$(call BENCH,routes,1,-t 1)
-bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data bench-dense bench-routes
+bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data bench-dense bench-routes bench-shard
 
 # -- installing -------------------------------------------------------------------------------------------------------------------------
 
