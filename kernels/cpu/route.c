@@ -184,34 +184,40 @@ static void cpu_route_combine(const void *args, int64_t begin, int64_t end)
     }
 }
 
+/** Rows of an output's gradient, divided, to one piece. A power of two is multiplied by its inverse instead: the bits are the same. */
+static inline void cpu_route_spread_piece(const peri_k_route_spread_args *a, const peri_k_output *out, const peri_k_piece *piece,
+                                          int64_t begin, int64_t end)
+{
+    const int64_t cols = out->cols;
+    const float divisor = (float)(piece->own ? out->divisor : out->sent_divisor);
+    int exponent;
+    const bool inverts = frexpf(divisor, &exponent) == 0.5f && exponent > -100 && exponent < 100;
+    const k_vec factor = k_set(inverts ? 1 / divisor : divisor);
+    float *to = (piece->own ? a->own : a->sent) + piece->offset + begin * cols;
+    for (int64_t b = begin; b < end; b++, to += cols) {
+        const float *from = a->grad + b * a->stride + out->column;
+        int64_t c = 0;
+        if (inverts)
+            for (; c + K_LANES <= cols; c += K_LANES) k_store(to + c, k_load(from + c) * factor);
+        for (; c + K_LANES <= cols; c += K_LANES) k_store(to + c, k_load(from + c) / factor);
+        if (c < cols) k_store_part(to + c, k_load_part(from + c, cols - c) / k_set(divisor), cols - c);
+    }
+}
+
+/** A few rows of all outputs at a time: rows of the gradient are read as they lie, and their pages once. */
 static void cpu_route_spread(const void *args, int64_t begin, int64_t end)
 {
+    enum { ROWS = 16 };
     const peri_k_route_spread_args *a = args;
     const int64_t stop = end < a->rows ? end : a->rows;
-    for (int32_t o = 0; o < a->n_outputs; o++) {
-        const peri_k_output *out = &a->outputs[o];
-        int64_t cols = out->cols;
-        if (out->inverse >= 0) {
-            ref_route_spread_one(a, o, begin, end);
-            continue;
+    for (int32_t o = 0; o < a->n_outputs; o++)
+        if (a->outputs[o].inverse >= 0) ref_route_spread_one(a, o, begin, end);
+    for (int64_t b = begin; b < stop; b += ROWS)
+        for (int32_t o = 0; o < a->n_outputs; o++) {
+            const peri_k_output *out = &a->outputs[o];
+            for (int64_t k = 0; k < out->n_pieces && out->inverse < 0; k++)
+                cpu_route_spread_piece(a, out, &a->pieces[out->first_piece + k], b, b + ROWS < stop ? b + ROWS : stop);
         }
-        k_vec divisor = k_set((float)out->divisor), sent_divisor = k_set((float)out->sent_divisor);
-        for (int64_t b = begin; b < stop; b++) {
-            const float *from = a->grad + b * a->stride + out->column;
-            for (int64_t c = 0; c < cols; c += K_LANES) {
-                int64_t left = cols - c;
-                k_vec g = left >= K_LANES ? k_load(from + c) : k_load_part(from + c, left);
-                k_vec mine = g / divisor, sent = g / sent_divisor;
-                for (int64_t k = 0; k < out->n_pieces; k++) {
-                    const peri_k_piece *piece = &a->pieces[out->first_piece + k];
-                    float *to = (piece->own ? a->own : a->sent) + piece->offset + b * cols + c;
-                    k_vec x = piece->own ? mine : sent;
-                    if (left >= K_LANES) k_store(to, x);
-                    else k_store_part(to, x, left);
-                }
-            }
-        }
-    }
 }
 
 /** Where the row of id @k of an output lies; NULL: it is in no strand. */
