@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 static const peri_plugin_host *host;
 
@@ -25,8 +26,11 @@ enum {
     HUGE = 1 << 21,
     SLAB_MOST = 1 << 15,       /* blocks up to this size are cut from slabs of SLAB bytes */
     SLAB = 1 << 20,
-    LARGE = 64 << 20,          /* blocks above this size are kept up to LARGE_KEPT bytes together: new ones cost their zeros */
-    LARGE_KEPT = 512 << 20,
+    LARGE = 64 << 20,          /* blocks above this size and up to LARGEST are kept too, for new ones cost their zeros (half of a step of
+                                  long sequences), but not for ever: see trim */
+    LARGEST = 1 << 30,
+    KEPT_PART = 8,             /* all of them together: this part of the machine's memory */
+    OLD = 16,
     HUGE_SLAB = 4 * HUGE       /* larger ones below HUGE: from these, so that they lie on huge pages too (copies between processes look
                                   up each page: 1 MiB on small ones took 1.5 times as long) */
 };
@@ -39,12 +43,14 @@ typedef struct slab {
 /** A free block, threaded through its own memory. */
 typedef struct block {
     struct block *next;
+    int64_t missed; /* of a large one: cache.missed when it was freed */
 } block;
 
 static struct {
     pthread_mutex_t lock;
     block *free[CLASSES];
-    int64_t large; /* bytes of free blocks above LARGE */
+    int64_t large;  /* bytes of free blocks above LARGE */
+    int64_t missed; /* large blocks that were asked for and not there */
     slab small, medium;
 } cache = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -95,6 +101,7 @@ static void give_block(int c, void *p)
 {
     block *b = p;
     b->next = cache.free[c];
+    if (bytes_of(c) > LARGE) b->missed = cache.missed;
     cache.free[c] = b;
 }
 
@@ -125,6 +132,43 @@ static void *from_cache(int c, int64_t rounded)
     return p;
 }
 
+/** Give large free blocks back that nobody has used while @misses others had to be made: those of a phase that is over. Steps that use
+ *  the same sizes over and over miss nothing, and keep all of theirs. */
+static void trim(int64_t misses)
+{
+    for (int c = CLASSES - 1; bytes_of(c) > LARGE; c--)
+        for (block **at = &cache.free[c], *b = *at; b; b = *at) {
+            if (cache.missed - b->missed < misses) {
+                at = &b->next;
+                continue;
+            }
+            *at = b->next;
+            cache.large -= bytes_of(c);
+            munmap(b, (size_t)bytes_of(c));
+        }
+}
+
+/** Bytes of large free blocks that may be kept. */
+static int64_t most_kept(void)
+{
+    static int64_t most;
+    if (!most) most = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) / KEPT_PART;
+    return most;
+}
+
+/** Memory that the cache did not have. */
+static void *new_block(int64_t rounded)
+{
+    if (rounded <= SLAB_MOST) return NULL; /* its slab could not grow */
+    void *p = map(rounded);
+    if (rounded <= LARGE && p) return p;
+    pthread_mutex_lock(&cache.lock);
+    cache.missed++;
+    trim(p ? OLD : 0);
+    pthread_mutex_unlock(&cache.lock);
+    return p ? p : map(rounded);
+}
+
 static peri_status cpu_alloc(void *device, void *stream, int64_t bytes, void **out)
 {
     (void)device, (void)stream;
@@ -138,7 +182,7 @@ static peri_status cpu_alloc(void *device, void *stream, int64_t bytes, void **o
             pthread_mutex_lock(&cache.lock);
             if (c < CLASSES) p = from_cache(c, rounded);
             pthread_mutex_unlock(&cache.lock);
-            if (!p && rounded > SLAB_MOST) p = map(rounded);
+            if (!p) p = new_block(rounded);
         }
     }
     if (!p) return PERI_HOST_FAIL(host, PERI_ENOMEM, "cpu: no memory for %lld bytes", (long long)bytes);
@@ -156,7 +200,7 @@ static void cpu_free(void *device, void *stream, void *p, int64_t bytes)
         return;
     }
     pthread_mutex_lock(&cache.lock);
-    bool large = rounded > LARGE, kept = c < CLASSES && (!large || cache.large + rounded <= LARGE_KEPT);
+    bool large = rounded > LARGE, kept = c < CLASSES && (!large || (rounded <= LARGEST && cache.large + rounded <= most_kept()));
     if (kept) give_block(c, p);
     if (kept && large) cache.large += rounded;
     pthread_mutex_unlock(&cache.lock);

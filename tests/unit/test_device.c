@@ -374,6 +374,54 @@ static void nothing_is_left_when_memory_runs_out(void **state)
     }
 }
 
+#if !defined(__SANITIZE_ADDRESS__) /* there every block is one of the heap's */
+/** A tensor of so many MiB whose pages are there; where its memory is. */
+static peri_tensor *block_of(peri_device *d, int64_t mib, void **at)
+{
+    int64_t n = mib << 20;
+    peri_tensor *t = NULL;
+    assert_ok(peri_tensor_full(d, PERI_U8, 1, &n, 1, &t));
+    assert_ok(peri_tensor_data(t, at));
+    return t;
+}
+
+static int64_t resident_mib(void)
+{
+    long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%*d %ld", &pages), 1);
+    fclose(f);
+    return pages * sysconf(_SC_PAGESIZE) >> 20;
+}
+
+static void large_memory_of_a_step_is_kept_and_that_of_a_phase_is_not(void **state)
+{
+    (void)state;
+    enum { BLOCKS = 5 };
+    static const int64_t mib[BLOCKS] = {80, 96, 112, 128, 160}; /* each is of a size class of its own */
+    peri_device *d = device_of("cpu");
+    peri_tensor *t[BLOCKS];
+    void *first_at[BLOCKS], *at;
+    const int64_t before = resident_mib();
+    for (int step = 0; step < 4; step++) {
+        for (int i = 0; i < BLOCKS; i++) {
+            t[i] = block_of(d, mib[i], step ? &at : &first_at[i]);
+            if (step) assert_ptr_equal(at, first_at[i]);
+        }
+        for (int i = 0; i < BLOCKS; i++) peri_tensor_release(t[i]);
+    }
+    assert_true(resident_mib() - before >= 80 + 96 + 112 + 128 + 160);
+    peri_tensor *tables[20]; /* that stay for a while: other memory than the steps' */
+    for (int i = 0; i < 20; i++) {
+        int64_t n = 192 << 20;
+        assert_ok(peri_tensor_new(d, PERI_U8, 1, &n, &tables[i]));
+    }
+    assert_true(resident_mib() - before < 80);
+    for (int i = 0; i < 20; i++) peri_tensor_release(tables[i]);
+}
+#endif
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(devices_have_names),
     cmocka_unit_test(a_stream_runs_in_order),
@@ -390,6 +438,9 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(products_match_the_definition),
     cmocka_unit_test(products_of_other_dtypes_are_refused),
     cmocka_unit_test(nothing_is_left_when_memory_runs_out),
+#if !defined(__SANITIZE_ADDRESS__)
+    cmocka_unit_test(large_memory_of_a_step_is_kept_and_that_of_a_phase_is_not),
+#endif
 };
 
 check_main(tests)
