@@ -15,7 +15,7 @@
     X(route_count, peri_k_route_count_args) X(route_totals, peri_k_route_totals_args) X(route_pack, peri_k_route_pack_args)           \
     X(route_return, peri_k_route_return_args) X(route_mean, peri_k_route_mean_args) X(route_combine, peri_k_route_combine_args)       \
     X(route_spread, peri_k_route_spread_args) X(route_rows, peri_k_route_rows_args) X(route_rows_back, peri_k_route_rows_args)        \
-    X(route_place, peri_k_route_place_args)
+    X(route_pool, peri_k_route_pool_args) X(route_pool_weights, peri_k_route_pool_args) X(route_place, peri_k_route_place_args)
 
 /** One feature cut by one table's rows. */
 typedef struct peri_k_partition {
@@ -175,6 +175,34 @@ typedef struct peri_k_route_rows_args {
     int32_t n_outputs;
     bool ids_i32;
 } peri_k_route_rows_args;
+
+/** A block of columns of the pooled rows of one feature in one table, made of the rows of its ids. */
+typedef struct peri_k_pool {
+    peri_k_rows rows;      /* of its ids; without `row` and the divisors. `column`: of the output row */
+    int64_t first_bag, bags; /* of the feature, in `offsets` */
+    int64_t inverse;       /* as in peri_k_output */
+    int64_t from;          /* its first column in the table's rows */
+    int64_t grad, grad_stride; /* route_pool_weights: where its columns of the gradient of the first bag are, and from bag to bag */
+    int32_t mean;          /* pooled by the mean of the bag's ids, whichever they are; else the sum */
+    int32_t last;          /* of the blocks of a table's row, which follow each other */
+} peri_k_pool;
+
+/** The lookup of kernels/tbe.h at the place where rows arrive one by one, bit for bit:
+ *  route_pool: for every pool and row b of the output, with the ids i of bag(b) in order that have a row (as in route_rows):
+ *      acc[c] = fma(weights[i], row(i)[c], acc[c]), from 0        values[b][column + c] = acc[c] * factor
+ *  with weights[i] = 1 without weights; factor = 1 / number of ids of the bag if `mean` and it has any, else 1. range: rows of the output.
+ *  route_pool_weights: grad_weights[i] += fl(sum16(grad of the bag * row(i)) * factor), where the row is that of the table, over its
+ *  blocks, for each table in order. range: bags, up to the most that a pool has. */
+typedef struct peri_k_route_pool_args {
+    peri_k_route_rows_args rows; /* where rows are, and where they go; without its outputs */
+    const peri_k_pool *pools;
+    const int64_t *offsets;
+    const int64_t *inverse; /* NULL: none */
+    const float *weights;   /* NULL: none */
+    const float *grad;      /* route_pool_weights */
+    float *grad_weights;    /* route_pool_weights: by id of the input */
+    int32_t n_pools;
+} peri_k_route_pool_args;
 
 /** Rows that lie together at both ends: dst[to .. to + n) = (own ? own : received)[from .. from + n). */
 typedef struct peri_k_run {

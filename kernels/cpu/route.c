@@ -274,6 +274,35 @@ static inline void cpu_route_rows_move(const peri_k_route_rows_args *a, int64_t 
 static void cpu_route_rows(const void *args, int64_t begin, int64_t end) { cpu_route_rows_move(args, begin, end, false); }
 static void cpu_route_rows_back(const void *args, int64_t begin, int64_t end) { cpu_route_rows_move(args, begin, end, true); }
 
+static void cpu_route_pool(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_pool_args *a = args;
+    for (const peri_k_pool *pool = a->pools; pool < a->pools + a->n_pools; pool++) {
+        const int64_t cols = pool->rows.cols, whole = cols / K_LANES * K_LANES;
+        const peri_k_partition *p = &a->rows.partitions[pool->rows.partition];
+        const double inverse_block = p->block > 0 ? 1.0 / (double)p->block : 0;
+        for (int64_t b = begin; b < end; b++) {
+            int64_t bag = pool->first_bag + (pool->inverse >= 0 ? a->inverse[pool->inverse + b] : b);
+            int64_t from = a->offsets[bag], to = a->offsets[bag + 1];
+            float *out = a->rows.values + b * a->rows.stride + pool->rows.column, factor = ref_route_factor(pool, to - from);
+            memset(out, 0, sizeof *out * (size_t)cols);
+            for (int64_t i = from; i < to; i++) {
+                bool own = false;
+                int64_t id = ref_route_id(a->rows.ids, i, a->rows.ids_i32);
+                if (id < 0 || id >= p->rows) continue;
+                const float *row = cpu_route_row(&a->rows, &pool->rows, inverse_block, i - pool->rows.first_id, &own);
+                const k_vec w = k_set(a->weights ? a->weights[i] : 1);
+                if (!row) continue;
+                for (int64_t c = 0; c < whole; c += K_LANES) k_store(out + c, k_fma(w, k_load(row + c), k_load(out + c)));
+                if (whole < cols)
+                    k_store_part(out + whole, k_fma(w, k_load_part(row + whole, cols - whole), k_load_part(out + whole, cols - whole)),
+                                 cols - whole);
+            }
+            for (int64_t c = 0; c < cols; c++) out[c] *= factor;
+        }
+    }
+}
+
 /** memcpy past the caches: what is written is larger than they are, and reading its lines first would be for nothing. */
 static void cpu_copy_past(char *restrict to, const char *restrict from, int64_t bytes)
 {
@@ -324,4 +353,5 @@ static void cpu_route_place(const void *args, int64_t begin, int64_t end)
 #define K_CPU_ROUTE                                                                                                                   \
     [PERI_K_route_count] = cpu_route_count, [PERI_K_route_pack] = cpu_route_pack, [PERI_K_route_return] = cpu_route_return,       \
     [PERI_K_route_combine] = cpu_route_combine, [PERI_K_route_spread] = cpu_route_spread,                         \
-    [PERI_K_route_rows] = cpu_route_rows, [PERI_K_route_rows_back] = cpu_route_rows_back, [PERI_K_route_place] = cpu_route_place,
+    [PERI_K_route_rows] = cpu_route_rows, [PERI_K_route_rows_back] = cpu_route_rows_back, [PERI_K_route_pool] = cpu_route_pool,    \
+    [PERI_K_route_pool_weights] = ref_route_pool_weights, [PERI_K_route_place] = cpu_route_place,

@@ -182,6 +182,64 @@ static void ref_route_rows_move(const peri_k_route_rows_args *a, int64_t begin, 
 static void ref_route_rows(const void *args, int64_t begin, int64_t end) { ref_route_rows_move(args, begin, end, false); }
 static void ref_route_rows_back(const void *args, int64_t begin, int64_t end) { ref_route_rows_move(args, begin, end, true); }
 
+/** The row of id @i of the input in a pool; NULL: it has none. */
+static const float *ref_route_pooled(const peri_k_route_pool_args *a, const peri_k_pool *pool, int64_t i)
+{
+    const peri_k_piece *piece = NULL;
+    int64_t id = ref_route_id(a->rows.ids, i, a->rows.ids_i32);
+    if (id < 0 || id >= a->rows.partitions[pool->rows.partition].rows) return NULL;
+    int64_t at = ref_route_row(&a->rows, &pool->rows, i - pool->rows.first_id, &piece);
+    return at < 0 ? NULL : (piece->own ? a->rows.own : a->rows.received) + at;
+}
+
+static float ref_route_factor(const peri_k_pool *pool, int64_t length) { return pool->mean && length > 0 ? 1.0f / (float)length : 1.0f; }
+
+static void ref_route_pool(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_pool_args *a = args;
+    for (const peri_k_pool *pool = a->pools; pool < a->pools + a->n_pools; pool++)
+        for (int64_t b = begin; b < end; b++) {
+            int64_t bag = pool->first_bag + (pool->inverse >= 0 ? a->inverse[pool->inverse + b] : b);
+            int64_t from = a->offsets[bag], to = a->offsets[bag + 1];
+            float *out = a->rows.values + b * a->rows.stride + pool->rows.column, factor = ref_route_factor(pool, to - from);
+            for (int64_t c = 0; c < pool->rows.cols; c++) out[c] = 0;
+            for (int64_t i = from; i < to; i++) {
+                const float *row = ref_route_pooled(a, pool, i);
+                for (int64_t c = 0; row && c < pool->rows.cols; c++) out[c] = fmaf(a->weights ? a->weights[i] : 1, row[c], out[c]);
+            }
+            for (int64_t c = 0; c < pool->rows.cols; c++) out[c] *= factor;
+        }
+}
+
+/** sum16 of the gradient of bag @bag times the row of id @i, over the blocks from @pool to the last of its table; *@any: it has a row. */
+static float ref_route_pool_dot(const peri_k_route_pool_args *a, const peri_k_pool *pool, int64_t bag, int64_t i, bool *any)
+{
+    float s[16] = {0};
+    *any = false;
+    for (bool last = false; !last; last = pool++->last) {
+        const float *row = ref_route_pooled(a, pool, i), *grad = a->grad + pool->grad + bag * pool->grad_stride;
+        *any = *any || row;
+        for (int64_t c = 0; row && c < pool->rows.cols; c++) s[(pool->from + c) % 16] = fmaf(grad[c], row[c], s[(pool->from + c) % 16]);
+    }
+    for (int h = 8; h > 0; h /= 2)
+        for (int l = 0; l < h; l++) s[l] += s[l + h];
+    return s[0];
+}
+
+static void ref_route_pool_weights(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_pool_args *a = args;
+    for (const peri_k_pool *pool = a->pools; pool < a->pools + a->n_pools; pool++)
+        for (int64_t bag = begin; pool->from == 0 && bag < end && bag < pool->bags; bag++) {
+            int64_t from = a->offsets[pool->first_bag + bag], to = a->offsets[pool->first_bag + bag + 1];
+            for (int64_t i = from; i < to; i++) {
+                bool any;
+                float dot = ref_route_pool_dot(a, pool, bag, i, &any);
+                if (any) a->grad_weights[i] += dot * ref_route_factor(pool, to - from);
+            }
+        }
+}
+
 static void ref_route_place(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_place_args *a = args;

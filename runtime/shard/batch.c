@@ -16,48 +16,50 @@ static peri_status inverse_of(const peri_sharded *e, const peri_kjt *kjt, const 
     if (!desc->variable_stride) return PERI_OK;
     if (!desc->has_inverse)
         return peri__fail(PERI_EINVAL, "peri_sharded_input_dist: an input with a variable batch per feature needs inverse indices");
+    int64_t *at = e->scratch + 2 * e->n_features + e->routes->n_strands;
     for (int32_t f = 0; f < e->n_features; f++) {
         int32_t row = peri_keys_find(peri_kjt_inverse_keys(kjt), e->feature_names[f]);
         if (row < 0)
             return peri__fail(PERI_EINVAL, "peri_sharded_input_dist: feature '%s' has no inverse indices", e->feature_names[f]);
-        e->scratch[f] = row * desc->stride;
+        at[f] = row * desc->stride;
     }
-    *inverse = e->scratch;
+    *inverse = at;
     return PERI_OK;
 }
 
-/** Rows by strand and feature, where each is of an id. */
+/** Ids by strand and feature. */
 static peri_status count_ids(const peri_sharded *e, const peri__routing *r, peri__home_args *a)
 {
     const int64_t *ids, *first;
     const int32_t *key = e->router.feature_key;
-    int64_t *rows = e->scratch, *at = rows + e->n_features, *strands = at + e->n_features;
+    int64_t *n = e->scratch, *at = n + e->n_features, *strands = at + e->n_features;
     PERI_TRY(peri__router_find(&((peri_sharded *)e)->router, peri_kjt_keys(r->args.kjt)));
     PERI_TRY(peri_kjt_length_per_key(r->args.kjt, &ids));
     PERI_TRY(peri_kjt_offset_per_key(r->args.kjt, &first));
     for (int32_t f = 0; f < e->n_features; f++) {
-        rows[f] = ids[key[f]];
+        n[f] = ids[key[f]];
         at[f] = first[key[f]];
     }
     for (int32_t w = 0; w < e->routes->n_strands; w++) strands[e->routes->wire[w]] = peri__routing_sent(r, w);
-    a->feature_rows = rows;
-    a->feature_first = at;
-    a->strand_rows = strands;
+    a->feature_ids = n;
+    a->first_ids = at;
+    a->strand_ids = strands;
+    if (!a->results_by_id) return PERI_OK;
     a->rows = 0;
     for (int32_t t = 0; t < e->n_tables; t++)
-        for (int32_t f = 0; f < e->tables[t].n_features; f++) a->rows += rows[e->tables[t].features[f]];
+        for (int32_t f = 0; f < e->tables[t].n_features; f++) a->rows += n[e->tables[t].features[f]];
     return PERI_OK;
 }
 
-peri_status peri__batch_home(peri_sharded *e, const peri__routing *r, peri__home **out)
+peri_status peri__batch_home(peri_sharded *e, const peri__routing *r, peri__rule rule, peri__home **out)
 {
     peri_kjt_desc desc;
     int64_t *inverse = NULL;
     peri_kjt_describe(r->args.kjt, &desc);
-    peri__home_args a = {.outbound = r->outbound, .rows = desc.stride, .divisor = e->divisor, .sent_divisor = e->divisor + e->n_tables,
-                         .cols = e->cols};
-    if (e->kind->by_id) PERI_TRY(count_ids(e, r, &a));
-    else PERI_TRY(inverse_of(e, r->args.kjt, &desc, &inverse));
+    peri__home_args a = {.outbound = r->outbound, .rule = rule, .results_by_id = e->kind->by_id, .rows = desc.stride,
+                         .divisor = e->divisor, .sent_divisor = e->divisor + e->n_tables, .mean = e->mean, .cols = e->cols};
+    if (rule.by_id || rule.to_homes) PERI_TRY(count_ids(e, r, &a));
+    if (!e->kind->by_id) PERI_TRY(inverse_of(e, r->args.kjt, &desc, &inverse));
     a.inverse = inverse;
     int32_t at = 0;
     while (at < PERI__KEPT && e->homes[at] && !peri__home_fits(e->routes, e->homes[at], &a)) at++;
@@ -99,7 +101,9 @@ static peri_status make_blocks(const peri_sharded *e, peri__batch_layout *l)
         const peri__replica *x = &r->replicas[k];
         const peri__place p = e->lookup_place[lookups + k];
         const peri__home *h = l->home;
-        blocks[next[p.set]++] = (peri_tbe_block){.first_bag = h->feature_first[x->feature], .bags = h->feature_rows[x->feature],
+        const bool by_id = h->rule.by_id;
+        blocks[next[p.set]++] = (peri_tbe_block){.first_bag = (by_id ? h->first_ids : h->feature_first)[x->feature],
+                                                   .bags = (by_id ? h->feature_ids : h->feature_rows)[x->feature],
                                                    .out_offset = h->replica_offset[k], .out_stride = x->cols, .table = p.table,
                                                    .feature = x->feature};
     }
@@ -125,7 +129,7 @@ static peri_status make_legs(const peri_sharded *e, peri__batch_layout *l)
     return PERI_OK;
 }
 
-peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int64_t *counts, peri__batch_layout **out)
+peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int64_t *counts, const int64_t *ids, peri__batch_layout **out)
 {
     int32_t strands = e->routes->rank_wire[e->rank + 1] - e->routes->rank_wire[e->rank];
     size_t bytes = sizeof *counts * (size_t)strands * (size_t)e->world_size;
@@ -133,7 +137,9 @@ peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int6
     peri__batch_layout *l = NULL;
     for (; at < PERI__KEPT && e->layouts[at]; at++) {
         l = e->layouts[at];
-        if (l->home == home && !memcmp(l->owner->counts, counts, bytes)) break;
+        if (l->home == home && !memcmp(l->owner->counts, counts, bytes) && !l->owner->ids == !ids &&
+            (!ids || !memcmp(l->owner->ids, ids, bytes)))
+            break;
         l = NULL;
     }
     if (l) {
@@ -150,7 +156,7 @@ peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int6
     l->n_sets = e->n_sets;
     l->blocks = peri__alloc_zero(sizeof *l->blocks * (size_t)peri__max(1, e->n_sets));
     peri_status status = l->blocks ? PERI_OK : PERI_ENOMEM;
-    if (status >= 0) status = peri__owner_new(e->routes, e->rank, counts, home->own_out + home->replica_out, &l->owner);
+    if (status >= 0) status = peri__owner_new(e->routes, e->rank, home->rule, counts, ids, home->own_out + home->replica_out, &l->owner);
     if (status >= 0) status = make_legs(e, l);
     if (status >= 0) status = make_blocks(e, l);
     if (status < 0) {

@@ -17,8 +17,18 @@ static int32_t sender(const peri__routes *r, const peri__lookup *s, int32_t owne
     return r->nodes.place[owner] == 0 ? peri__gateway(&r->nodes, r->nodes.of[owner], rank) : -1;
 }
 
-/** Rows of a lookup that belong to this home. */
-static int64_t rows_of(const peri__home *h, const peri__lookup *s) { return h->by_id ? h->by_id[s->strand] : h->feature_rows[s->feature]; }
+static const peri__partition *partition_of(const peri__routes *r, const peri__lookup *s)
+{
+    return &r->partitions[r->strands[s->strand].partition];
+}
+
+/** Rows of a lookup of rank @owner that belong to this home, of rank @rank. */
+static int64_t rows_of(const peri__routes *r, const peri__home *h, const peri__lookup *s, int32_t owner, int32_t rank)
+{
+    const peri__partition *p = partition_of(r, s);
+    if (peri__rows_absent(h->rule, p, owner, rank)) return 0;
+    return peri__rows_by_id(h->rule, p) ? h->strand_ids[s->strand] : h->feature_rows[s->feature];
+}
 
 /** Where the rows of each lookup lie on this rank: those of its own in the own buffer, others among what comes back. Fills in what the
  *  home says of sizes. @at new. */
@@ -38,7 +48,7 @@ static peri_status place_lookups(const peri__routes *r, peri__home *h, int32_t r
             const peri__lookup *s = &r->lookups[k];
             int32_t from = sender(r, s, i, rank);
             if (from < 0 || stays(s, i, rank)) continue;
-            h->rank_out[s->lane * world + from] += s->cols * rows_of(h, s);
+            h->rank_out[s->lane * world + from] += s->cols * rows_of(r, h, s, i, rank);
         }
     for (int32_t k = 0; k < PERI__LANES * world; k++) {
         next[k] = h->received_out;
@@ -52,7 +62,7 @@ static peri_status place_lookups(const peri__routes *r, peri__home *h, int32_t r
             if (from < 0) continue;
             int64_t *here = stays(s, i, rank) ? &h->own_out : &next[s->lane * world + from];
             place[k] = *here;
-            *here += s->cols * rows_of(h, s);
+            *here += s->cols * rows_of(r, h, s, i, rank);
         }
     peri__free(next);
     *at = place;
@@ -70,7 +80,37 @@ static void place_replicas(const peri__routes *r, peri__home *h)
 {
     for (int32_t i = 0; i < r->n_replicas; i++) {
         h->replica_offset[i] = h->own_out + h->replica_out;
-        h->replica_out += r->replicas[i].cols * h->feature_rows[r->replicas[i].feature];
+        h->replica_out += r->replicas[i].cols * (h->rule.by_id ? h->feature_ids : h->feature_rows)[r->replicas[i].feature];
+    }
+}
+
+peri_k_rows peri__home_rows(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__output *o, int32_t copy)
+{
+    const int32_t first = o->first_piece + (copy < 0 ? 0 : copy), n = copy < 0 ? o->n_pieces : 1;
+    const peri__piece *from = &r->pieces[first];
+    int32_t partition = from->rank < 0 ? r->replicas[from->lookup].partition : r->strands[r->lookups[from->lookup].strand].partition;
+    for (int32_t p = first; p < first + n; p++) {
+        peri_k_piece piece = peri__home_piece(r, h, rank, at, r->pieces[p]);
+        if (r->pieces[p].rank >= 0) /* places count the ids of the whole wire */
+            piece.offset -= h->strand_first[r->lookups[r->pieces[p].lookup].strand] * o->cols;
+        memcpy(h->up.host + h->pieces + (int64_t)sizeof piece * p, &piece, sizeof piece);
+    }
+    return (peri_k_rows){.ids = h->feature_ids[o->feature], .cols = o->cols, .first_id = h->first_ids[o->feature],
+                         .place_first = h->partition_first[partition], .first_piece = first, .partition = partition};
+}
+
+/** Where ids begin: those of each strand on the wire, those of each partition among the places. */
+static void place_ids(const peri__routes *r, peri__home *h)
+{
+    int64_t at = 0;
+    for (int32_t w = 0; w < r->n_strands; w++) {
+        h->strand_first[r->wire[w]] = at;
+        at += h->strand_ids[r->wire[w]];
+    }
+    at = 0;
+    for (int32_t i = 0; i < r->n_partitions; i++) {
+        h->partition_first[i] = r->partitions[i].n_parts ? at : -1;
+        if (r->partitions[i].n_parts) at += h->feature_ids[r->partitions[i].feature];
     }
 }
 
@@ -78,15 +118,21 @@ static peri_status take_features(const peri__routes *r, peri__home *h, const per
 {
     const size_t n = (size_t)r->n_features, strands = (size_t)r->n_strands;
     h->feature_inverse = a->inverse ? peri__alloc(sizeof(int64_t) * peri__max((int64_t)n, 1)) : NULL;
-    h->by_id = a->strand_rows ? peri__alloc(sizeof(int64_t) * (strands + 2 * n)) : NULL;
-    if ((a->inverse && !h->feature_inverse) || (a->strand_rows && !h->by_id)) return PERI_ENOMEM;
+    h->strand_ids = a->strand_ids ? peri__alloc(sizeof(int64_t) * (2 * strands + 2 * n + (size_t)r->n_partitions)) : NULL;
+    if ((a->inverse && !h->feature_inverse) || (a->strand_ids && !h->strand_ids)) return PERI_ENOMEM;
     if (a->inverse) memcpy(h->feature_inverse, a->inverse, sizeof *a->inverse * n);
     h->feature_rows = h->outbound->feature_bags;
     h->feature_first = h->outbound->feature_first;
-    if (!h->by_id) return PERI_OK;
-    memcpy(h->by_id, a->strand_rows, sizeof *h->by_id * strands);
-    h->feature_rows = memcpy(h->by_id + strands, a->feature_rows, sizeof *h->by_id * n);
-    h->feature_first = memcpy(h->by_id + strands + n, a->feature_first, sizeof *h->by_id * n);
+    if (!h->strand_ids) return PERI_OK;
+    memcpy(h->strand_ids, a->strand_ids, sizeof *h->strand_ids * strands);
+    h->feature_ids = memcpy(h->strand_ids + strands, a->feature_ids, sizeof *h->strand_ids * n);
+    h->first_ids = memcpy(h->feature_ids + n, a->first_ids, sizeof *h->strand_ids * n);
+    h->strand_first = h->first_ids + n;
+    h->partition_first = h->strand_first + strands;
+    place_ids(r, h);
+    if (!a->results_by_id) return PERI_OK;
+    h->feature_rows = h->feature_ids;
+    h->feature_first = h->first_ids;
     return PERI_OK;
 }
 
@@ -94,9 +140,10 @@ bool peri__home_fits(const peri__routes *r, const peri__home *h, const peri__hom
 {
     const size_t n = sizeof(int64_t) * (size_t)r->n_features;
     if (h->outbound != a->outbound || h->rows != a->rows || h->variable != (a->inverse != NULL)) return false;
+    if (h->rule.by_id != a->rule.by_id || h->rule.to_homes != a->rule.to_homes || !h->strand_ids != !a->strand_ids) return false;
     if (a->inverse && memcmp(h->feature_inverse, a->inverse, n)) return false;
-    return !h->by_id || (!memcmp(h->by_id, a->strand_rows, sizeof(int64_t) * (size_t)r->n_strands) &&
-                         !memcmp(h->feature_rows, a->feature_rows, n) && !memcmp(h->feature_first, a->feature_first, n));
+    return !h->strand_ids || (!memcmp(h->strand_ids, a->strand_ids, sizeof(int64_t) * (size_t)r->n_strands) &&
+                              !memcmp(h->feature_ids, a->feature_ids, n) && !memcmp(h->first_ids, a->first_ids, n));
 }
 
 peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home_args *a, peri__lay_out lay_out, peri_device *device,
@@ -108,6 +155,7 @@ peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home
     peri__refs_init(&h->refs);
     peri__refs_add(&a->outbound->refs);
     h->outbound = a->outbound;
+    h->rule = a->rule;
     h->rows = a->rows;
     h->variable = a->inverse != NULL;
     h->rank_out = peri__alloc(sizeof *h->rank_out * PERI__LANES * (size_t)r->world_size);
@@ -132,7 +180,7 @@ void peri__home_release(peri__home *h)
     peri__upload_fini(&h->up);
     peri__outbound_release(h->outbound);
     peri__free(h->feature_inverse);
-    peri__free(h->by_id);
+    peri__free(h->strand_ids);
     peri__free(h->rank_out);
     peri__free(h->replica_offset);
     peri__free(h);
@@ -140,16 +188,25 @@ void peri__home_release(peri__home *h)
 
 /* -- the owner side ---------------------------------------------------------------------------------------------------------------- */
 
+/** Rows of a lookup of this rank, @rank, for rank @source. */
+static int64_t rows_for(const peri__routes *r, int32_t rank, const peri__owner *o, const peri__lookup *s, int32_t source)
+{
+    const peri__partition *p = partition_of(r, s);
+    const int64_t at = (int64_t)source * peri__strands_of(r, rank) + s->place;
+    if (peri__rows_absent(o->rule, p, rank, source)) return 0;
+    return o->ids && peri__rows_by_id(o->rule, p) ? o->ids[at] : o->counts[at];
+}
+
 /** Elements for each rank: lane after lane, and in the node lane by gateway. Where each lane begins, after @own. */
-static void count_elements(const peri__routes *r, int32_t rank, const int64_t *counts, int64_t own, peri__owner *o, int64_t *lane_at)
+static void count_elements(const peri__routes *r, int32_t rank, int64_t own, peri__owner *o, int64_t *lane_at)
 {
     const peri__nodes *nodes = &r->nodes;
-    const int32_t world = r->world_size, strands = peri__strands_of(r, rank), node = nodes->of[rank];
+    const int32_t world = r->world_size, node = nodes->of[rank];
     for (int32_t source = 0; source < world; source++) {
         const int32_t place = peri__gateway_place(nodes, node, source);
         for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++) {
             const peri__lookup *s = &r->lookups[i];
-            int64_t n = s->cols * counts[(int64_t)source * strands + s->place];
+            int64_t n = s->cols * rows_for(r, rank, o, s, source);
             if (stays(s, rank, source)) continue;
             o->lane_out[s->lane] += n;
             if (s->lane == PERI__NODE_LANE) o->sum_out[place] += n;
@@ -163,64 +220,82 @@ static void count_elements(const peri__routes *r, int32_t rank, const int64_t *c
     }
 }
 
-/** The blocks of one rank's bags. @at: where its rows go, by lane, and (PERI__LANES) those that stay; moved on. */
-static void add_blocks(const peri__routes *r, int32_t rank, const int64_t *counts, int32_t source, const int64_t *first, int64_t *at,
+/** The blocks of one rank's bags. @first: by strand, its first bag, and (@first_id) its first id. @at: where its rows go, by lane, and
+ *  (PERI__LANES) those that stay; moved on. */
+static void add_blocks(const peri__routes *r, int32_t rank, int32_t source, const int64_t *first, const int64_t *first_id, int64_t *at,
                        peri__owner *o)
 {
     for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++) {
         const peri__lookup *s = &r->lookups[i];
-        int64_t *here = stays(s, rank, source) ? &at[PERI__LANES] : &at[s->lane], bags = counts[s->place];
-        o->blocks[o->n_blocks++] = (peri__block){.first_bag = first[s->place], .bags = bags, .out_offset = *here, .out_stride = s->cols,
+        int64_t *here = stays(s, rank, source) ? &at[PERI__LANES] : &at[s->lane], rows = rows_for(r, rank, o, s, source);
+        const int64_t *begin = o->ids && peri__rows_by_id(o->rule, partition_of(r, s)) ? first_id : first;
+        o->blocks[o->n_blocks++] = (peri__block){.first_bag = begin[s->place], .bags = rows, .out_offset = *here, .out_stride = s->cols,
                                                  .lookup = i, .source = source};
-        *here += s->cols * bags;
+        *here += s->cols * rows;
     }
 }
 
 /** Where the node lane's rows for each rank begin, if the lane begins at @at: by gateway, then by rank. */
-static void place_sums(const peri__routes *r, int32_t rank, const int64_t *counts, int64_t at, int64_t *by_source)
+static void place_sums(const peri__routes *r, int32_t rank, const peri__owner *o, int64_t at, int64_t *by_source)
 {
-    const int32_t world = r->world_size, strands = peri__strands_of(r, rank), node = r->nodes.of[rank];
+    const int32_t world = r->world_size, node = r->nodes.of[rank];
     for (int32_t place = 0; place < peri__node_size(&r->nodes, node); place++)
         for (int32_t source = 0; source < world; source++) {
             if (peri__gateway_place(&r->nodes, node, source) != place) continue;
             by_source[source] = at;
             for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++)
-                if (r->lookups[i].lane == PERI__NODE_LANE)
-                    at += r->lookups[i].cols * counts[(int64_t)source * strands + r->lookups[i].place];
+                if (r->lookups[i].lane == PERI__NODE_LANE) at += r->lookups[i].cols * rows_for(r, rank, o, &r->lookups[i], source);
         }
 }
 
-peri_status peri__owner_new(const peri__routes *r, int32_t rank, const int64_t *counts, int64_t own, peri__owner **out)
+/** An owner of these numbers, without its blocks. @out new. */
+static peri_status owner_of(const peri__routes *r, int32_t rank, peri__rule rule, const int64_t *counts, const int64_t *ids,
+                            peri__owner **out)
 {
-    const int64_t world = r->world_size, lookups = r->rank_lookup[rank + 1] - r->rank_lookup[rank], strands = peri__strands_of(r, rank);
+    const int64_t world = r->world_size, lookups = r->rank_lookup[rank + 1] - r->rank_lookup[rank], n = world * peri__strands_of(r, rank);
     const int64_t mates = peri__node_size(&r->nodes, r->nodes.of[rank]);
     peri__owner *o = peri__alloc_zero(sizeof *o);
     if (!o) return PERI_ENOMEM;
+    o->rule = rule;
     o->blocks = peri__alloc(sizeof *o->blocks * (size_t)peri__max(1, lookups * world));
-    size_t bytes = sizeof *counts * (size_t)(strands * world);
-    o->counts = peri__alloc(peri__max(bytes, 1));
+    o->counts = peri__alloc(sizeof *counts * 2 * (size_t)peri__max(n, 1));
     o->source_out = peri__alloc_zero(sizeof *o->source_out * (size_t)(PERI__LANES * world + 2 * mates));
-    int64_t *first = peri__alloc(sizeof *first * (size_t)(strands + world)), *sums = first + strands;
-    if (!o->blocks || !o->counts || !o->source_out || !first) {
-        peri__free(first);
+    if (!o->blocks || !o->counts || !o->source_out) {
         peri__owner_free(o);
         return PERI_ENOMEM;
     }
+    memcpy(o->counts, counts, sizeof *counts * (size_t)n);
+    if (ids) o->ids = memcpy(o->counts + n, ids, sizeof *ids * (size_t)n);
     o->sum_out = o->source_out + PERI__LANES * world;
     o->sum_in = o->sum_out + mates;
-    int64_t at[PERI__LANES + 1] = {0};
-    count_elements(r, rank, counts, own, o, at);
-    if (o->lane_out[PERI__NODE_LANE]) place_sums(r, rank, counts, at[PERI__NODE_LANE], sums);
+    *out = o;
+    return PERI_OK;
+}
+
+peri_status peri__owner_new(const peri__routes *r, int32_t rank, peri__rule rule, const int64_t *counts, const int64_t *ids, int64_t own,
+                            peri__owner **out)
+{
+    const int64_t world = r->world_size, strands = peri__strands_of(r, rank);
+    peri__owner *o;
+    PERI_TRY(owner_of(r, rank, rule, counts, ids, &o));
+    int64_t *first = peri__alloc(sizeof *first * (size_t)(2 * strands + world)), *first_id = first + strands, *sums = first_id + strands;
+    if (!first) {
+        peri__owner_free(o);
+        return PERI_ENOMEM;
+    }
+    int64_t at[PERI__LANES + 1] = {0}, n_ids = 0;
+    count_elements(r, rank, own, o, at);
+    if (o->lane_out[PERI__NODE_LANE]) place_sums(r, rank, o, at[PERI__NODE_LANE], sums);
     for (int32_t source = 0; source < world; source++) {
-        const int64_t *n = counts + source * strands;
-        for (int32_t k = 0; k < strands; k++) {
+        for (int64_t k = 0; k < strands; k++) {
             first[k] = o->bags;
-            o->bags += n[k];
+            first_id[k] = n_ids;
+            o->bags += o->counts[source * strands + k];
+            if (ids) n_ids += o->ids[source * strands + k];
         }
         if (o->lane_out[PERI__NODE_LANE]) at[PERI__NODE_LANE] = sums[source];
-        add_blocks(r, rank, n, source, first, at, o);
+        add_blocks(r, rank, source, first, first_id, at, o);
     }
-    memcpy(o->counts, counts, bytes);
     peri__free(first);
     *out = o;
     return PERI_OK;

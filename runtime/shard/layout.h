@@ -9,15 +9,32 @@
 
 #include "router.h"
 
+/** Which rows a layout is of. Where sums must not depend on the plan rows go home one by one, while gradients come of bags: then each
+ *  direction has a layout of its own. */
+typedef struct peri__rule {
+    bool by_id;    /* rows of ids, else of bags */
+    bool to_homes; /* of the way home alone: rows of ids in partitions that say so, and from each copy of a table its own rank's only */
+} peri__rule;
+
+static inline bool peri__rows_by_id(peri__rule rule, const peri__partition *p) { return rule.by_id || (rule.to_homes && p->by_id); }
+/** Whether rows of a partition of rank @owner are none of rank @home's. */
+static inline bool peri__rows_absent(peri__rule rule, const peri__partition *p, int32_t owner, int32_t home)
+{
+    return rule.to_homes && p->copied && owner != home;
+}
+
 /** What a home is made for. Everything is borrowed. */
 typedef struct peri__home_args {
     peri__outbound *outbound;   /* of the ids; retained by the home */
+    peri__rule rule;
+    bool results_by_id;         /* the results have a row for each id; else for each sample */
     int64_t rows;               /* of the output */
     const int64_t *inverse;     /* n_features: first entry of each in the inverse indices (variable batch); NULL: none */
-    /* Rows are of ids, not of bags (else NULL): */
-    const int64_t *strand_rows; /* n_strands: ids that travel */
-    const int64_t *feature_rows, *feature_first; /* n_features: ids, and the first of them among the input's */
+    /* For rows of ids (else NULL): */
+    const int64_t *strand_ids;  /* n_strands: ids that travel */
+    const int64_t *feature_ids, *first_ids; /* n_features: ids, and the first of them among the input's */
     const double *divisor, *sent_divisor; /* n_tables: of the gradients of this rank's own rows and of others' */
+    const bool *mean;           /* n_tables: pooled by their mean */
     int64_t cols;               /* of a row of the output */
 } peri__home_args;
 
@@ -33,7 +50,11 @@ struct peri__home {
     int64_t *feature_inverse; /* host, n_features: first entry in the inverse indices; NULL: no variable batch */
     const int64_t *feature_rows, *feature_first; /* host, n_features: rows of each (a bag, or an id, each), and the first one's place among
                                                     the bags, or ids, of the input */
-    int64_t *by_id;      /* host: strand_rows, feature_rows, feature_first as they were given; NULL: rows are of bags */
+    peri__rule rule;
+    int64_t *strand_ids; /* host, n_strands, and what follows it in the same block: as it was given; NULL: all rows are of bags */
+    int64_t *feature_ids, *first_ids; /* n_features */
+    int64_t *strand_first;    /* n_strands: ids of this rank on the wire before each */
+    int64_t *partition_first; /* n_partitions: as peri__routing.place_first; -1: not routed */
     int64_t *rank_out;  /* host, lanes x world_size: elements that come back from each rank; 0 for this one, but in the node lane, where
                            they come from the gateways of all nodes */
     int64_t lane_out[PERI__LANES]; /* their sums */
@@ -43,8 +64,10 @@ struct peri__home {
     int64_t *replica_offset; /* host, n_replicas: of each replica's rows in the own buffer */
     int64_t rows;       /* of the output: the batch */
     int64_t most_bags;  /* of an output: the range of route_spread */
+    int32_t n_outputs, n_pools; /* of arrays for kernels; pools: outputs whose rows are of ids and are added up here */
+    int64_t bag_out;    /* elements of a gradient for each bag of the pools */
     /* Offsets in `up`: */
-    int64_t outputs, pieces, output_bags;
+    int64_t outputs, pieces, output_bags, pools, bag_outputs, bag_pieces, bag_numbers;
     bool variable;
 };
 
@@ -55,6 +78,9 @@ peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home
 bool peri__home_fits(const peri__routes *r, const peri__home *home, const peri__home_args *args);
 /** What becomes of a piece of an output: its place for kernels. @at: as in peri__lay_out. */
 peri_k_piece peri__home_piece(const peri__routes *r, const peri__home *h, int32_t rank, const int64_t *at, peri__piece piece);
+/** Where rows of ids are for kernels: the ids of output @o and, from @first_piece on in the list of pieces, whence they come. Of a copy:
+ *  piece @copy. */
+peri_k_rows peri__home_rows(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__output *o, int32_t copy);
 void peri__home_release(peri__home *home);
 
 /** One lookup block of the owner side: see kernels/tbe.h. */
@@ -66,7 +92,9 @@ typedef struct peri__block {
 
 /** What this rank looks up for all ranks. */
 typedef struct peri__owner {
-    int64_t *counts;     /* host, world_size x strands of this rank: bags */
+    peri__rule rule;
+    int64_t *counts;     /* host, world_size x strands of this rank: as they were given */
+    int64_t *ids;        /* likewise; NULL: none were */
     int64_t bags;        /* received */
     int64_t *source_out; /* host, lanes x world_size: elements that go back to each rank; 0 for this one. Node lane: what is left after
                             the sum, for the ranks whose gateway this one is */
@@ -77,9 +105,11 @@ typedef struct peri__owner {
     peri__block *blocks; /* by source rank, then lookup */
 } peri__owner;
 
-/** @counts: int64[world_size x strands of @rank], bags or, where rows are of ids, ids that each rank sends; copied.
+/** @counts: int64[world_size x strands of @rank]: bags that each rank sends, as the lookups' offsets count them. @ids: likewise, where some
+ *  rows of @rule are of ids, and their lookups have an offset for each id; else NULL. Copied.
  *  @own: elements of the buffer before what others get. */
-peri_status peri__owner_new(const peri__routes *r, int32_t rank, const int64_t *counts, int64_t own, peri__owner **out);
+peri_status peri__owner_new(const peri__routes *r, int32_t rank, peri__rule rule, const int64_t *counts, const int64_t *ids, int64_t own,
+                            peri__owner **out);
 void peri__owner_free(peri__owner *owner);
 
 #endif

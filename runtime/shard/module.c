@@ -172,6 +172,7 @@ static int32_t choose_lanes(peri_sharded *e, const peri_sharded_config *c)
     set_hop(&e->ways[1].hops[0], e->group, false, &c->reduce_scatter);
     set_hop(&e->ways[PERI__NODE_LANE].hops[0], e->node_group, true, &c->reduce_scatter);
     set_hop(&e->ways[PERI__NODE_LANE].hops[1], e->group, false, &c->all_to_all);
+    set_hop(&e->ways[PERI__COPY_LANE].hops[0], e->group, false, &(peri_sharded_codecs){0}); /* or a rank would not learn what others do */
     peri_codec *const *a = e->ways[0].hops[0].codec, *const *b = e->ways[1].hops[0].codec;
     return same_codec(a[0], b[0]) && same_codec(a[1], b[1]) ? 0 : 1;
 }
@@ -187,11 +188,27 @@ static peri_status cut_table(const peri_sharded *e, const peri_sharded_table *fr
     return to->shards ? peri_sharding_shards(&sharding, to->shards, to->n_shards, &to->n_shards) : PERI_ENOMEM;
 }
 
-/** The lane of a table's rows. Rows of ids are never added up. */
-static int32_t lane_for(const peri_sharded *e, const peri__sharding_type *type, int32_t summed)
+/** The lane of a table's rows. Rows of ids are never added up, and no exact module adds rows up before they are home. */
+static int32_t lane_for(const peri_sharded *e, const peri__sharding_type *type, bool copied, int32_t summed)
 {
+    if (copied) return PERI__COPY_LANE;
     if (e->kind->by_id || !type->cuts_rows) return 0;
-    return type->in_node && e->world_size > 1 ? PERI__NODE_LANE : summed;
+    return type->in_node && e->world_size > 1 && !e->exact ? PERI__NODE_LANE : summed;
+}
+
+/** Whether some columns have rows on several ranks. */
+static bool rows_are_cut(const peri__route_table *table)
+{
+    for (int32_t s = 0; s < table->n_shards; s++)
+        if (table->shards[s].rows > 0 && table->shards[s].rows < table->rows) return true;
+    return false;
+}
+
+static bool any_exact(const peri_sharded_config *c)
+{
+    for (int32_t t = 0; t < c->n_tables; t++)
+        if (c->tables[t].compute_kernel == PERI_KERNEL_FUSED && c->optimizers[c->tables[t].optimizer].exact) return true;
+    return false;
 }
 
 static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
@@ -201,25 +218,31 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
     e->tables = peri__alloc_zero(sizeof *e->tables * (size_t)c->n_tables);
     e->features = peri__alloc(sizeof *e->features * (size_t)n_features);
     e->divisor = peri__alloc(sizeof *e->divisor * 2 * (size_t)c->n_tables);
-    if (!e->tables || !e->features || !e->divisor) return PERI_ENOMEM;
+    e->mean = peri__alloc(sizeof *e->mean * (size_t)c->n_tables);
+    if (!e->tables || !e->features || !e->divisor || !e->mean) return PERI_ENOMEM;
+    e->exact = any_exact(c);
     e->router.wire_i32 = true;
     int32_t summed = choose_lanes(e, c);
     for (int32_t t = 0; t < c->n_tables; t++) {
         const peri_sharded_table *from = &c->tables[t];
         const peri__sharding_type *type = peri__sharding_type_of(from->sharding_type);
         peri__route_table *to = &e->tables[t];
+        bool copied = type->replica && from->compute_kernel == PERI_KERNEL_FUSED && c->optimizers[from->optimizer].exact;
         *to = (peri__route_table){.name = e->table_names[t], .rows = from->rows, .cols = from->cols, .n_features = from->n_features,
                                   .features = e->features + at, .data_parallel = type->replica,
-                                  .lane = lane_for(e, type, summed),
-                                  .bounds_check = from->bounds_check};
+                                  .copied = copied, .lane = lane_for(e, type, copied, summed), .bounds_check = from->bounds_check};
         memcpy(e->features + at, from->features, sizeof *e->features * (size_t)from->n_features);
         at += from->n_features;
         peri__way *way = &e->ways[to->lane];
-        if (!to->data_parallel && e->world_size > 1) way->n = to->lane == PERI__NODE_LANE && e->node_group != e->group ? 2 : 1;
+        if ((!to->data_parallel || copied) && e->world_size > 1) way->n = to->lane == PERI__NODE_LANE && e->node_group != e->group ? 2 : 1;
         e->divisor[t] = gradient_divisor(e, from);
         e->divisor[c->n_tables + t] = to->data_parallel ? e->divisor[t] : peri__way_divides_first(way);
         PERI_TRY(cut_table(e, from, to));
-        e->any_mean = e->any_mean || (from->pooling == PERI_POOLING_MEAN && !to->data_parallel);
+        to->by_id = e->exact && !e->kind->by_id && rows_are_cut(to);
+        e->two_rules = e->two_rules || to->by_id || (copied && e->world_size > 1);
+        e->mean[t] = from->pooling == PERI_POOLING_MEAN;
+        e->any_mean = e->any_mean || (e->mean[t] && (!to->data_parallel || copied));
+        e->router.wire_i32 = e->router.wire_i32 && (!copied || to->rows <= INT32_MAX);
         for (int32_t s = 0; s < to->n_shards; s++) e->router.wire_i32 = e->router.wire_i32 && to->shards[s].rows <= INT32_MAX;
     }
     return PERI_OK;
@@ -228,7 +251,7 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
 static peri_status make_router(peri_sharded *e)
 {
     e->cols = e->kind->by_id ? e->tables[0].cols : e->routes->out_cols;
-    e->scratch = peri__alloc(sizeof *e->scratch * (2 * (size_t)e->n_features + (size_t)e->routes->n_strands));
+    e->scratch = peri__alloc(sizeof *e->scratch * (3 * (size_t)e->n_features + (size_t)e->routes->n_strands));
     if (!e->scratch) return PERI_ENOMEM;
     e->n_results = !e->kind->by_id;
     if (e->kind->by_id) e->result_feature = e->features;
@@ -306,7 +329,7 @@ void peri_sharded_release(peri_sharded *e)
     peri__batches_free(e);
     peri__router_fini(&e->router);
     peri__routes_free(e->routes);
-    void *parts[] = {e->nodes, e->found_path, e->tables, e->features, e->scratch, e->divisor, e->text,
+    void *parts[] = {e->nodes, e->found_path, e->tables, e->features, e->scratch, e->divisor, e->mean, e->text,
                      e->identity_text, e->rates,
                      (void *)e->table_names,
                      (void *)e->feature_names};

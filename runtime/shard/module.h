@@ -21,10 +21,11 @@ typedef struct peri__table_set {
     int32_t optimizer; /* index into the configuration's; -1 for dense */
     int32_t dtype;
     bool dense, replica, cached;
+    bool by_id; /* of tables whose rows go home one by one */
     bool mean; /* shards of MEAN tables: their bags' factors come with the ids. (Replicas see whole bags and need none.) */
     int32_t n_tables;
     int32_t *module_table; /* n_tables: module table */
-    int32_t *module_shard; /* n_tables: shard of it; -1: the whole */
+    int32_t *module_shard; /* n_tables: shard of it; -1: the whole, a replica or a copy */
     peri_tensor **leaves; /* n_tables, dense only: the tables' leaves */
 } peri__table_set;
 
@@ -47,6 +48,7 @@ typedef struct peri__batch_layout {
 typedef struct peri__given {
     peri_tensor *inverse; /* i64: of a variable batch; NULL: none */
     peri_tensor *ids, *places; /* where rows are of ids: the input's, and where they went (peri__routing.places); else NULL */
+    peri_tensor *offsets, *weights; /* of the input, where bags of such rows are pooled here; weights: or NULL */
 } peri__given;
 
 /** A kind of module: its stages. */
@@ -66,6 +68,10 @@ typedef struct peri__kind {
 
 extern const peri__kind peri__pooled, peri__sequence;
 
+/** The gradient of the ids' weights, of results that @h (all rows by id) pooled here of @own and @received: f32 [ids]. @out new. */
+peri_status peri__pooled_weights(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *grad, peri_tensor *own,
+                                 peri_tensor *received, peri_tensor **out);
+
 /** What optimizer i is doing. */
 typedef struct peri__rate {
     double rate;   /* the learning rate of now */
@@ -79,6 +85,9 @@ struct peri_sharded {
     peri_device *device;
     int32_t rank, world_size, n_tables, n_features, n_sets, n_local, n_optimizers, output_dtype;
     bool weighted, any_mean; /* any_mean: some shards are of a MEAN table */
+    bool exact;     /* some fused table wants sums that do not depend on the plan (fused_params.exact) */
+    bool two_rules; /* rows home are others than gradients to owners: see peri__rule */
+    bool *mean;     /* n_tables: pooled by the mean */
     bool hollow; /* this rank takes part in sums to which it adds nothing */
     char *identity_text; /* what all ranks must agree on (identity.c) */
     int64_t identity_bytes, identity_fixed; /* of it; and of its part that never changes */
@@ -106,7 +115,7 @@ struct peri_sharded {
     int64_t cols;             /* of a row of the output */
     int32_t n_results;        /* tensors that a batch becomes */
     int32_t *result_feature;  /* n_results: whose rows each has; NULL: all rows are one result */
-    int64_t *scratch;         /* 2 x n_features + strands */
+    int64_t *scratch;         /* 3 x n_features + strands */
 };
 
 /** Write down what all ranks must agree on (identity.c), once the tables are cut and the rates known; again, when a rate has changed. */
@@ -125,9 +134,10 @@ peri_status peri__tables_new(peri_sharded *ebc, const peri_sharded_config *confi
 void peri__tables_free(peri_sharded *ebc);
 /** The home layout for the input of @routing: one of the last if it fits, else a new one. Where rows are of ids, the router
  *  must have counted them. @out new. */
-peri_status peri__batch_home(peri_sharded *ebc, const peri__routing *routing, peri__home **out);
-/** The layout of a lookup: @counts as in peri__owner_new. @out new. */
-peri_status peri__batch_layout_new(peri_sharded *ebc, peri__home *home, const int64_t *counts, peri__batch_layout **out);
+peri_status peri__batch_home(peri_sharded *ebc, const peri__routing *routing, peri__rule rule, peri__home **out);
+/** The layout of a lookup, by the rule of its home: @counts and @ids as in peri__owner_new. @out new. */
+peri_status peri__batch_layout_new(peri_sharded *ebc, peri__home *home, const int64_t *counts, const int64_t *ids,
+                                   peri__batch_layout **out);
 /** Find out which flush the files of the module are of, as far as this rank sees them. PERI_EMISMATCH names two files that do not fit. */
 peri_status peri__files_of_module(peri_sharded *ebc, const peri_sharded_config *config);
 void peri__batch_layout_release(peri__batch_layout *layout);

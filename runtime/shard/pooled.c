@@ -4,6 +4,10 @@
  *
  * A bag of mean pooling may be cut between owners, of whom each sees some of its ids only. So its home sends the factor of its mean with
  * it, and owners pool sums of rows times that factor.
+ *
+ * In exact mode rows of bags that may be cut come home one by one (peri__rule.to_homes) and are pooled here, as an unsharded lookup would;
+ * the gradient that goes back is that of the bag all the same. Where the ids' weights want a gradient all rows come so, and it is made here
+ * too: a sum over columns and tables has one order only if one rank makes it.
  */
 #include "module.h"
 
@@ -17,26 +21,100 @@ static peri_status mean_factors(const peri__routing *r, peri_tensor *out)
     return PERI_LAUNCH(o->device, route_mean, &args, h->bags, 1 << 13);
 }
 
-static peri_status lay_out(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a)
+/** Write element @i of an array of the layout. */
+static void put(peri__home *h, int64_t array, int32_t i, const void *x, size_t size)
 {
+    memcpy(h->up.host + array + (int64_t)size * i, x, size);
+}
+
+/** Output @i of pooled rows, of the pieces [first, first + n). */
+static void add_output(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a, int32_t i,
+                       int32_t first, int32_t n)
+{
+    const peri__output *o = &r->outputs[i];
+    peri_k_output k = {.column = o->column, .cols = o->cols, .first_piece = first, .n_pieces = n,
+                       .inverse = a->inverse ? a->inverse[o->feature] : -1, .divisor = a->divisor[o->table],
+                       .sent_divisor = a->sent_divisor[o->table]};
+    put(h, h->output_bags, h->n_outputs, &h->feature_rows[o->feature], sizeof(int64_t));
+    put(h, h->outputs, h->n_outputs++, &k, sizeof k);
+    for (int32_t p = first; p < first + n; p++) {
+        peri_k_piece piece = peri__home_piece(r, h, rank, at, r->pieces[p]);
+        put(h, h->pieces, p, &piece, sizeof piece);
+    }
+}
+
+/** Output @i, whose rows are of ids; of a copy: piece @copy. With a variable batch the gradient of its bags gets a place of its own. */
+static void add_pool(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a, int32_t i, int32_t copy)
+{
+    const peri__output *o = &r->outputs[i];
+    bool last = i + 1 == r->n_outputs || r->outputs[i + 1].table != o->table || r->outputs[i + 1].feature != o->feature;
+    int64_t from = 0;
+    for (int32_t b = i; b > 0 && r->outputs[b - 1].table == o->table && r->outputs[b - 1].feature == o->feature; b--)
+        from += r->outputs[b - 1].cols;
+    peri_k_pool k = {.rows = peri__home_rows(r, h, rank, at, o, copy), .first_bag = h->feature_first[o->feature],
+                     .bags = h->feature_rows[o->feature], .inverse = a->inverse ? a->inverse[o->feature] : -1, .from = from,
+                     .grad = o->column, .grad_stride = r->out_cols, .mean = a->mean[o->table], .last = last};
+    k.rows.column = o->column;
+    if (a->inverse) {
+        peri_k_output bag = {.column = o->column, .cols = o->cols, .first_piece = h->n_pools, .n_pieces = 1, .inverse = k.inverse,
+                             .divisor = 1, .sent_divisor = 1};
+        peri_k_piece piece = {.own = true, .offset = h->bag_out};
+        k.grad = h->bag_out;
+        k.grad_stride = o->cols;
+        put(h, h->bag_outputs, h->n_pools, &bag, sizeof bag);
+        put(h, h->bag_pieces, h->n_pools, &piece, sizeof piece);
+        put(h, h->bag_numbers, h->n_pools, &k.bags, sizeof k.bags);
+        h->bag_out += o->cols * k.bags;
+    }
+    put(h, h->pools, h->n_pools++, &k, sizeof k);
+}
+
+/** Arrays for @n outputs, at most, and as many pools if there are any. */
+static peri_status make_arrays(const peri__routes *r, peri__home *h)
+{
+    int64_t pools = h->strand_ids ? r->n_outputs : 0, bags = h->variable ? pools : 0;
     h->outputs = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_output) * r->n_outputs);
     h->pieces = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_piece) * r->n_pieces);
     h->output_bags = peri__upload_add(&h->up, NULL, (int64_t)sizeof(int64_t) * r->n_outputs);
-    if (h->outputs < 0 || h->pieces < 0 || h->output_bags < 0) return PERI_ENOMEM;
+    h->pools = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_pool) * pools);
+    h->bag_outputs = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_output) * bags);
+    h->bag_pieces = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_piece) * bags);
+    h->bag_numbers = peri__upload_add(&h->up, NULL, (int64_t)sizeof(int64_t) * bags);
+    const int64_t made[] = {h->outputs, h->pieces, h->output_bags, h->pools, h->bag_outputs, h->bag_pieces, h->bag_numbers};
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        if (made[i] < 0) return PERI_ENOMEM;
+    return PERI_OK;
+}
+
+static peri_status lay_out(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a)
+{
+    PERI_TRY(make_arrays(r, h));
     for (int32_t i = 0; i < r->n_outputs; i++) {
         const peri__output *o = &r->outputs[i];
+        const peri__piece *piece = &r->pieces[o->first_piece];
+        const peri__partition *p = piece->rank < 0 ? &r->partitions[r->replicas[piece->lookup].partition]
+                                                   : &r->partitions[r->strands[r->lookups[piece->lookup].strand].partition];
+        const bool own = h->rule.to_homes && p->copied; /* of copies, that of this rank */
         h->most_bags = peri__max(h->most_bags, h->feature_rows[o->feature]);
-        peri_k_output k = {.column = o->column, .cols = o->cols, .first_piece = o->first_piece, .n_pieces = o->n_pieces,
-                           .inverse = a->inverse ? a->inverse[o->feature] : -1, .divisor = a->divisor[o->table],
-                           .sent_divisor = a->sent_divisor[o->table]};
-        memcpy(h->up.host + h->outputs + (int64_t)sizeof k * i, &k, sizeof k);
-        memcpy(h->up.host + h->output_bags + (int64_t)sizeof(int64_t) * i, &h->feature_rows[o->feature], sizeof(int64_t));
-        for (int32_t p = o->first_piece; p < o->first_piece + o->n_pieces; p++) {
-            peri_k_piece piece = peri__home_piece(r, h, rank, at, r->pieces[p]);
-            memcpy(h->up.host + h->pieces + (int64_t)sizeof piece * p, &piece, sizeof piece);
-        }
+        if (peri__rows_by_id(h->rule, p)) add_pool(r, h, rank, at, a, i, own ? rank : -1);
+        else add_output(r, h, rank, at, a, i, o->first_piece + (own ? rank : 0), own ? 1 : o->n_pieces);
     }
     return PERI_OK;
+}
+
+/** What the kernels of pools want to know, but for what they are about. */
+static peri_k_route_pool_args pool_args(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *own,
+                                        peri_tensor *received)
+{
+    const peri__outbound *o = h->outbound;
+    return (peri_k_route_pool_args){
+        .rows = {.stride = e->cols, .received = peri__data(received), .own = peri__data(own), .ids = peri__data(given->ids),
+                 .places = given->places ? peri__data(given->places) : NULL, .partitions = peri__upload_at(&o->up, o->partitions),
+                 .bounds = peri__upload_at(&o->up, o->bounds), .pieces = peri__upload_at(&h->up, h->pieces),
+                 .ids_i32 = given->ids->dtype == PERI_I32},
+        .pools = peri__upload_at(&h->up, h->pools), .offsets = peri__data(given->offsets),
+        .inverse = given->inverse ? peri__data(given->inverse) : NULL, .weights = given->weights ? peri__data(given->weights) : NULL,
+        .n_pools = h->n_pools};
 }
 
 static peri_status combine(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *own, peri_tensor *received,
@@ -48,8 +126,13 @@ static peri_status combine(const peri_sharded *e, const peri__home *h, const per
     peri_k_route_combine_args args = {.out = peri__data(*out), .stride = e->routes->out_cols, .received = peri__data(received),
                                       .own = peri__data(own), .outputs = peri__upload_at(&h->up, h->outputs),
                                       .pieces = peri__upload_at(&h->up, h->pieces), .inverse = inverse ? peri__data(inverse) : NULL,
-                                      .n_outputs = e->routes->n_outputs};
-    peri_status status = PERI_LAUNCH(e->device, route_combine, &args, h->rows, 64);
+                                      .n_outputs = h->n_outputs};
+    peri_status status = h->n_outputs ? PERI_LAUNCH(e->device, route_combine, &args, h->rows, 64) : PERI_OK;
+    if (status >= 0 && h->n_pools) {
+        peri_k_route_pool_args pool = pool_args(e, h, given, own, received);
+        pool.rows.values = peri__data(*out);
+        status = PERI_LAUNCH(e->device, route_pool, &pool, h->rows, 16);
+    }
     if (status < 0) peri_tensor_release(*out);
     return status;
 }
@@ -68,8 +151,39 @@ static peri_status spread(const peri_sharded *e, const peri__home *h, const peri
     peri_k_route_spread_args args = {.grad = peri__data(grad), .stride = e->routes->out_cols, .rows = h->rows, .sent = peri__data(sent),
                                      .own = peri__data(own), .outputs = peri__upload_at(&h->up, h->outputs),
                                      .pieces = peri__upload_at(&h->up, h->pieces), .bags = peri__upload_at(&h->up, h->output_bags),
-                                     .inverse = inverse ? peri__data(inverse) : NULL, .n_outputs = e->routes->n_outputs};
+                                     .inverse = inverse ? peri__data(inverse) : NULL, .n_outputs = h->n_outputs};
     return PERI_LAUNCH(e->device, route_spread, &args, h->most_bags, spread_grain(h));
+}
+
+/** The gradients of the bags of a variable batch, where the pools expect them. @out new. */
+static peri_status bag_gradients(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *grad, peri_tensor **out)
+{
+    PERI_TRY(peri_tensor_new(e->device, PERI_F32, 1, &h->bag_out, out));
+    peri_k_route_spread_args args = {.grad = peri__data(grad), .stride = e->routes->out_cols, .rows = h->rows, .own = peri__data(*out),
+                                     .outputs = peri__upload_at(&h->up, h->bag_outputs),
+                                     .pieces = peri__upload_at(&h->up, h->bag_pieces), .bags = peri__upload_at(&h->up, h->bag_numbers),
+                                     .inverse = peri__data(given->inverse), .n_outputs = h->n_pools};
+    peri_status status = PERI_LAUNCH(e->device, route_spread, &args, h->most_bags, spread_grain(h));
+    if (status < 0) peri_tensor_release(*out);
+    return status;
+}
+
+peri_status peri__pooled_weights(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *grad, peri_tensor *own,
+                                 peri_tensor *received, peri_tensor **out)
+{
+    peri_tensor *bags = NULL;
+    int64_t n = peri__numel(given->ids);
+    if (h->variable) PERI_TRY(bag_gradients(e, h, given, grad, &bags));
+    peri_status status = peri_tensor_full(e->device, PERI_F32, 1, &n, 0, out);
+    if (status >= 0) {
+        peri_k_route_pool_args args = pool_args(e, h, given, own, received);
+        args.grad = peri__data(bags ? bags : grad);
+        args.grad_weights = peri__data(*out);
+        status = PERI_LAUNCH(e->device, route_pool_weights, &args, h->most_bags, 64);
+        if (status < 0) peri_tensor_release(*out);
+    }
+    peri_tensor_release(bags);
+    return status;
 }
 
 const peri__kind peri__pooled = {.name = "EmbeddingBagCollection", .lay_out = lay_out, .by_bag = mean_factors, .combine = combine,

@@ -43,10 +43,11 @@ static int32_t part_of(const peri__route_table *t, int32_t s)
     return n;
 }
 
-static bool same_partition(const peri__routes *r, const peri__partition *p, int32_t feature, const int64_t *bounds, const int32_t *ranks,
-                           int32_t n_parts)
+static bool same_partition(const peri__routes *r, const peri__partition *p, int32_t feature, const peri__route_table *t,
+                           const int64_t *bounds, const int32_t *ranks, int32_t n_parts)
 {
-    if (p->feature != feature || p->n_parts != n_parts) return false;
+    if (p->feature != feature || p->n_parts != n_parts || p->rows != t->rows) return false;
+    if (p->by_id != t->by_id || p->copied != t->copied) return false;
     for (int32_t i = 0; i < n_parts; i++)
         if (r->strands[p->first_strand + i].rank != ranks[i]) return false;
     return !memcmp(r->bounds + p->first_bound, bounds, sizeof *bounds * (size_t)(n_parts + 1));
@@ -59,7 +60,7 @@ static int32_t partition_of(peri__routes *r, int32_t feature, int32_t table, con
 {
     for (int32_t i = 0; i < r->n_partitions; i++) {
         peri__partition *p = &r->partitions[i];
-        if (p->rows != t->rows || !same_partition(r, p, feature, bounds, ranks, n_parts)) continue;
+        if (!same_partition(r, p, feature, t, bounds, ranks, n_parts)) continue;
         if (t->bounds_check < p->bounds_check) { /* modes are numbered from the strictest on */
             p->bounds_check = t->bounds_check;
             p->table = table;
@@ -69,7 +70,7 @@ static int32_t partition_of(peri__routes *r, int32_t feature, int32_t table, con
     peri__partition *p = APPEND(r->partitions, r->n_partitions);
     if (!p) return PERI_ENOMEM;
     *p = (peri__partition){.feature = feature, .table = table, .bounds_check = t->bounds_check, .rows = t->rows, .n_parts = n_parts,
-                           .first_strand = r->n_strands, .first_bound = r->n_bounds};
+                           .first_strand = r->n_strands, .first_bound = r->n_bounds, .by_id = t->by_id, .copied = t->copied};
     for (int32_t i = 0; i <= n_parts; i++) {
         int64_t *bound = APPEND(r->bounds, r->n_bounds);
         if (!bound) return PERI_ENOMEM;
@@ -84,6 +85,22 @@ static int32_t partition_of(peri__routes *r, int32_t feature, int32_t table, con
     }
     p->block = even ? bounds[1] : 0;
     return r->n_partitions - 1;
+}
+
+/** A lookup of all rows and columns of @feature on every rank. Their ids are checked once. */
+static peri_status add_copies(peri__routes *r, const peri__route_table *table, int32_t t, int32_t feature, int32_t *n_lookups)
+{
+    peri__route_table unchecked = *table;
+    unchecked.bounds_check = PERI_BOUNDS_NONE;
+    for (int32_t rank = 0; rank < r->world_size; rank++) {
+        int32_t p = partition_of(r, feature, t, rank ? &unchecked : table, (int64_t[]){0, table->rows}, &rank, 1);
+        if (p < 0) return p;
+        peri__lookup *lookup = APPEND(r->lookups, *n_lookups);
+        if (!lookup) return PERI_ENOMEM;
+        *lookup = (peri__lookup){.table = t, .shard = -1, .feature = feature, .strand = r->partitions[p].first_strand, .place = rank,
+                                 .lane = table->lane, .cols = table->cols};
+    }
+    return PERI_OK;
 }
 
 /** Make the partitions and lookups of all tables. Lookups carry their rank in `place` until they are sorted. */
@@ -105,7 +122,9 @@ static peri_status make_lookups(peri__routes *r, const peri__route_table *tables
                                          .cols = shard->cols};
             }
         }
-        for (int32_t f = 0; f < table->n_features && table->data_parallel; f++) { /* ids are checked, not routed */
+        for (int32_t f = 0; f < table->n_features && table->copied; f++)
+            PERI_TRY(add_copies(r, table, t, table->features[f], n_lookups));
+        for (int32_t f = 0; f < table->n_features && table->data_parallel && !table->copied; f++) { /* ids are checked, not routed */
             int32_t p = partition_of(r, table->features[f], t, table, (int64_t[]){0}, ranks, 0);
             if (p < 0) return p;
         }
@@ -150,7 +169,7 @@ static peri_status order_by_rank(peri__routes *r, int32_t n_lookups)
     return PERI_OK;
 }
 
-/** The lookup of (table, shard, feature); it exists for every shard that ids are routed to. */
+/** The lookup of (table, shard, feature) on a rank; it exists for every shard that ids are routed to. */
 static peri__piece find_piece(const peri__routes *r, int32_t table, int32_t shard, int32_t feature, int32_t rank)
 {
     for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++) {
@@ -169,7 +188,8 @@ static peri_status add_piece(peri__routes *r, peri__output *out, peri__piece pie
     return PERI_OK;
 }
 
-/** The output columns of one feature of one table: a replica is one block, shards are one block for each column offset. */
+/** The output columns of one feature of one table: a replica is one block, and so are copies, with a piece for each rank; shards are one
+ *  block for each column offset. */
 static peri_status add_outputs(peri__routes *r, const peri__route_table *table, int32_t t, int32_t feature)
 {
     for (int32_t s = table->data_parallel ? -1 : 0; s < table->n_shards; s++) {
@@ -179,10 +199,14 @@ static peri_status add_outputs(peri__routes *r, const peri__route_table *table, 
         if (!out) return PERI_ENOMEM;
         *out = (peri__output){.table = t, .feature = feature, .column = r->out_cols + first->col_offset, .cols = first->cols,
                               .first_piece = r->n_pieces};
-        if (s < 0) {
+        for (int32_t rank = 0; rank < r->world_size && table->copied; rank++)
+            PERI_TRY(add_piece(r, out, find_piece(r, t, -1, feature, rank)));
+        if (s < 0 && !table->copied) {
             peri__replica *replica = APPEND(r->replicas, r->n_replicas);
             if (!replica) return PERI_ENOMEM;
-            *replica = (peri__replica){.table = t, .feature = feature, .cols = table->cols};
+            int32_t p = partition_of(r, feature, t, table, (int64_t[]){0}, NULL, 0);
+            if (p < 0) return p;
+            *replica = (peri__replica){.table = t, .feature = feature, .partition = p, .cols = table->cols};
             PERI_TRY(add_piece(r, out, (peri__piece){-1, r->n_replicas - 1}));
         }
         for (int32_t k = 0; k < table->n_shards && s >= 0; k++) {

@@ -13,9 +13,9 @@
 
 #include <perilune/shard.h>
 
-/** Pooled rows travel in lanes: two for rows that are exchanged, which may have codecs of their own; the last for rows that are added up
- *  within their node before. There a node's ranks have the same lookups, in the same order. */
-enum { PERI__NODE_LANE = 2, PERI__LANES = 3 };
+/** Pooled rows travel in lanes: two for rows that are exchanged, which may have codecs of their own; one for rows that are added up within
+ *  their node before, where a node's ranks have the same lookups, in the same order; one for the gradients of copies, without codec. */
+enum { PERI__NODE_LANE = 2, PERI__COPY_LANE = 3, PERI__LANES = 4 };
 
 /** One table of a sharded module, as the routes see it. */
 typedef struct peri__route_table {
@@ -24,6 +24,8 @@ typedef struct peri__route_table {
     int32_t n_features;
     const int32_t *features; /* indices into the module's feature list */
     bool data_parallel;
+    bool by_id;  /* no rows of it are added up before they are home: they travel there one by one */
+    bool copied; /* data-parallel, and each rank is an owner that learns from the ids and gradients of all ranks */
     int32_t lane; /* of its rows; in the node lane each rank of a node has a shard of a block of columns that lies there */
     int32_t bounds_check; /* PERI_BOUNDS_* */
     int32_t n_shards;
@@ -36,6 +38,7 @@ typedef struct peri__partition {
     int32_t bounds_check;   /* the strictest of its tables' */
     int64_t rows, block;
     int32_t n_parts, first_strand, first_bound;
+    bool by_id, copied; /* as of its tables; copied: to one of the ranks, which all get these ids */
 } peri__partition;
 
 /** One part of a partition on its way to one rank. */
@@ -46,7 +49,7 @@ typedef struct peri__strand {
 
 /** One lookup on a rank: a feature in a shard. */
 typedef struct peri__lookup {
-    int32_t table, shard, feature;
+    int32_t table, shard, feature; /* shard -1: a copy */
     int32_t strand;         /* whose ids it looks up */
     int32_t place;          /* among the strands of its rank */
     int32_t lane;           /* that of the table */
@@ -66,9 +69,10 @@ typedef struct peri__piece {
     int32_t rank, lookup;
 } peri__piece;
 
-/** A data-parallel lookup. */
+/** A data-parallel lookup, if it is not of copies. */
 typedef struct peri__replica {
     int32_t table, feature;
+    int32_t partition; /* by which its ids are checked */
     int64_t cols;
 } peri__replica;
 

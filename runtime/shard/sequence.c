@@ -7,54 +7,33 @@
  */
 #include "module.h"
 
-/** First entry of each partition in the places, as peri__routing.place_first has it; -1: not routed. */
-static int64_t place_first(const peri__routes *r, const peri__home *h, int32_t partition)
+/** Output @o, from row @row on; of a copy: piece @copy. */
+static void add_rows(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a, const peri__output *o,
+                     int64_t row, int32_t copy)
 {
-    int64_t at = 0;
-    if (!r->partitions[partition].n_parts) return -1;
-    for (int32_t i = 0; i < partition; i++)
-        if (r->partitions[i].n_parts) at += h->feature_rows[r->partitions[i].feature];
-    return at;
-}
-
-/** Ids on the wire before each strand's. */
-static void strand_starts(const peri__routes *r, const peri__home *h, int64_t *start)
-{
-    int64_t at = 0;
-    for (int32_t w = 0; w < r->n_strands; w++) {
-        start[r->wire[w]] = at;
-        at += h->by_id[r->wire[w]];
-    }
+    peri_k_rows k = peri__home_rows(r, h, rank, at, o, copy);
+    k.row = row;
+    k.column = o->column % a->cols;
+    k.divisor = a->divisor[o->table];
+    k.sent_divisor = a->sent_divisor[o->table];
+    memcpy(h->up.host + h->outputs + (int64_t)sizeof k * h->n_outputs++, &k, sizeof k);
 }
 
 static peri_status lay_out(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a)
 {
-    int64_t row = 0, *start = peri__alloc(sizeof *start * (size_t)peri__max(1, r->n_strands));
-    h->outputs = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_rows) * r->n_outputs);
+    int64_t row = 0;
+    h->outputs = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_rows) * peri__max(r->n_outputs, r->n_pieces));
     h->pieces = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_piece) * r->n_pieces);
-    if (!start || h->outputs < 0 || h->pieces < 0) {
-        peri__free(start);
-        return PERI_ENOMEM;
-    }
-    strand_starts(r, h, start);
+    if (h->outputs < 0 || h->pieces < 0) return PERI_ENOMEM;
     for (int32_t i = 0; i < r->n_outputs; i++) {
         const peri__output *o = &r->outputs[i];
-        const int64_t column = o->column % a->cols, ids = h->feature_rows[o->feature];
         const peri__piece *first = &r->pieces[o->first_piece];
-        int32_t partition = first->rank < 0 ? 0 : r->strands[r->lookups[first->lookup].strand].partition;
-        peri_k_rows k = {.row = row, .ids = ids, .column = column, .cols = o->cols, .first_id = h->feature_first[o->feature],
-                         .place_first = first->rank < 0 ? -1 : place_first(r, h, partition), .first_piece = o->first_piece,
-                         .divisor = a->divisor[o->table], .sent_divisor = a->sent_divisor[o->table], .partition = partition};
-        memcpy(h->up.host + h->outputs + (int64_t)sizeof k * i, &k, sizeof k);
-        for (int32_t p = o->first_piece; p < o->first_piece + o->n_pieces; p++) {
-            peri_k_piece piece = peri__home_piece(r, h, rank, at, r->pieces[p]);
-            if (r->pieces[p].rank >= 0) /* places count the ids of the whole wire */
-                piece.offset -= start[r->lookups[r->pieces[p].lookup].strand] * o->cols;
-            memcpy(h->up.host + h->pieces + (int64_t)sizeof piece * p, &piece, sizeof piece);
-        }
-        if (column + o->cols == a->cols) row += ids; /* the last block of columns of these rows */
+        bool copied = first->rank >= 0 && r->partitions[r->strands[r->lookups[first->lookup].strand].partition].copied;
+        if (!copied) add_rows(r, h, rank, at, a, o, row, -1);
+        for (int32_t k = 0; copied && k < o->n_pieces; k++) /* home: those of this rank; to owners: all of them learn */
+            if (!h->rule.to_homes || k == rank) add_rows(r, h, rank, at, a, o, row, k);
+        if (o->column % a->cols + o->cols == a->cols) row += h->feature_ids[o->feature]; /* the last block of columns of these rows */
     }
-    peri__free(start);
     return PERI_OK;
 }
 
@@ -67,7 +46,7 @@ static peri_k_route_rows_args rows_args(const peri_sharded *e, const peri__home 
                                     .partitions = peri__upload_at(&h->outbound->up, h->outbound->partitions),
                                     .bounds = peri__upload_at(&h->outbound->up, h->outbound->bounds),
                                     .outputs = peri__upload_at(&h->up, h->outputs), .pieces = peri__upload_at(&h->up, h->pieces),
-                                    .n_outputs = e->routes->n_outputs, .ids_i32 = given->ids->dtype == PERI_I32};
+                                    .n_outputs = h->n_outputs, .ids_i32 = given->ids->dtype == PERI_I32};
 }
 
 enum { GRAIN = 256 }; /* rows */

@@ -18,11 +18,12 @@
 typedef struct batch {
     peri__trip trip;
     peri_sharded *ebc;
-    peri__batch_layout *layout;
-    peri_tbe_batch **looks;      /* by set: its lookup */
+    peri__batch_layout *layouts[2]; /* by direction */
+    peri_tbe_batch **looks[2];   /* by direction and set: its lookup */
     peri__given given;           /* retained */
     peri_tensor *home_weights;
     peri__weights_dist *weights_dist;                 /* NULL: the weights want no gradient */
+    peri_tensor *looked_up, *received;                /* the rows of the results, if the weights' gradient is made of them here */
     /* Backward: */
     peri__journey gradient[PERI__LANES];
     peri_tensor *sent, *rows;    /* its buffers: on the home side, and the owner's */
@@ -92,27 +93,49 @@ static peri_status differ(void *dist, int32_t other, const char *texts, const in
 static peri_status lay_out(peri__input_dist *d)
 {
     const peri__routing *r = &d->routing;
-    if (!d->home) PERI_TRY(peri__batch_home(d->ebc, r, &d->home));
-    return peri__batch_layout_new(d->ebc, d->home, d->ebc->kind->by_id ? r->ids : r->counts, &d->layout);
+    peri_sharded *e = d->ebc;
+    const bool by_id = e->kind->by_id;
+    const int64_t *counts = by_id ? r->ids : r->counts;
+    const peri__rule rule = {.by_id = by_id || peri__weights_at_home(d), .to_homes = e->two_rules};
+    peri__home *home;
+    if (!d->home) PERI_TRY(peri__batch_home(e, r, (peri__rule){.by_id = by_id}, &d->home));
+    PERI_TRY(peri__batch_layout_new(e, d->home, counts, NULL, &d->layouts[PERI__TO_OWNERS]));
+    if (rule.by_id == by_id && !rule.to_homes) {
+        peri__refs_add(&d->layouts[PERI__TO_OWNERS]->refs);
+        d->layouts[PERI__TO_HOMES] = d->layouts[PERI__TO_OWNERS];
+        return PERI_OK;
+    }
+    PERI_TRY(peri__batch_home(e, r, rule, &home));
+    peri_status status = peri__batch_layout_new(e, home, counts, by_id ? NULL : r->ids, &d->layouts[PERI__TO_HOMES]);
+    peri__home_release(home);
+    return status;
 }
 
 static peri_status input_step(peri_work *work)
 {
     peri__input_dist *d = (peri__input_dist *)work;
     peri_status status = peri__routing_test(&d->routing), laid_out = PERI_OK;
-    if (status >= 0 && d->routing.announced && !d->layout) laid_out = lay_out(d);
+    if (status >= 0 && d->routing.announced && !d->layouts[PERI__TO_HOMES]) laid_out = lay_out(d);
     if (laid_out < 0) status = laid_out;
     return status < 0 && d->ebc->world_size > 1 ? peri__group_fail(d->ebc->group, status) : status;
+}
+
+static void looks_free(peri_tbe_batch **looks, int32_t n)
+{
+    for (int32_t g = 0; looks && g < n; g++) peri_tbe_batch_release(looks[g]);
+    peri__free(looks);
 }
 
 static void input_fini(peri_work *work)
 {
     peri__input_dist *d = (peri__input_dist *)work;
-    for (int32_t g = 0; d->looks && g < d->layout->n_sets; g++) peri_tbe_batch_release(d->looks[g]);
-    peri__free(d->looks);
+    for (int32_t way = 0; way < 2; way++) {
+        looks_free(d->looks[way], d->ebc->n_sets);
+        peri__batch_layout_release(d->layouts[way]);
+        peri_tensor_release(d->id_offsets[way]);
+    }
     peri__routing_fini(&d->routing);
     peri_tensor_release(d->inverse);
-    peri__batch_layout_release(d->layout);
     peri__home_release(d->home);
     peri_sharded_release(d->ebc);
 }
@@ -143,11 +166,12 @@ static peri_status take_input(peri__input_dist *d, peri_kjt *kjt)
     bool want = weights && weights->requires_grad;
     peri_tensor_release(weights);
     peri__routing_args a = {.kjt = kjt, .ctx = d, .check = check_words, .by_bag = e->any_mean ? e->kind->by_bag : NULL,
-                            .keep_lengths = want, .by_id = e->kind->by_id,
+                            .keep_lengths = want && !e->exact, .by_id = e->kind->by_id,
+                            .keep_places = e->two_rules || (want && e->exact),
                             .agreement = {.hash = peri__identity_hash(e), .bytes = e->identity_bytes, .ctx = d, .text = identity_text,
                                           .differ = differ}};
     PERI_TRY(peri__routing_start(&d->routing, &e->router, &a));
-    if (!e->kind->by_id) PERI_TRY(peri__batch_home(e, &d->routing, &d->home));
+    if (!e->kind->by_id) PERI_TRY(peri__batch_home(e, &d->routing, (peri__rule){0}, &d->home));
     bool variable = d->home && d->home->variable;
     int64_t *words = d->routing.args.words;
     words[WORD_KIND] = (variable ? KIND_VARIABLE : 0) | (want ? KIND_WEIGHTS_GRAD : 0);
@@ -189,37 +213,60 @@ peri_status peri_sharded_input_dist(peri_sharded *e, peri_kjt *kjt, peri_work **
 
 /* -- a batch ----------------------------------------------------------------------------------------------------------------------- */
 
-/** d->looks[g]: @g's lookup of what arrived, unless it is there. */
-static peri_status look_of(peri__input_dist *d, int32_t g)
+/** Offsets that make a bag of each id. */
+static peri_status id_offsets(peri__input_dist *d, bool own, peri_tensor **out)
+{
+    const peri_tensor *ids = own ? d->routing.values : d->routing.received[PERI__IDS];
+    if (!d->id_offsets[own]) PERI_TRY(peri__offsets_of_equal(d->ebc->device, peri__numel(ids), 1, &d->id_offsets[own]));
+    *out = d->id_offsets[own];
+    return PERI_OK;
+}
+
+/** d->looks[direction][g]: @g's lookup of what arrived, unless it is there; to owners it is the one whose gradients come back. */
+static peri_status look_of(peri__input_dist *d, int32_t direction, int32_t g)
 {
     const peri__table_set *set = &d->ebc->sets[g];
     const peri__routing *r = &d->routing;
+    const peri__rule rule = d->layouts[direction]->home->rule;
     peri_tbe_input in = {.ids = set->replica ? r->values : r->received[PERI__IDS],
                          .offsets = set->replica ? r->own_offsets : r->offsets,
                          .weights = set->replica ? r->weights : r->received[PERI__WEIGHTS],
-                         .scale = set->mean ? r->received[PERI__BY_BAG] : NULL, .blocks = d->layout->blocks[g]};
-    if (!d->looks) d->looks = peri__alloc_zero(sizeof *d->looks * (size_t)d->layout->n_sets);
-    if (!d->looks) return PERI_ENOMEM;
-    return d->looks[g] ? PERI_OK : peri_tbe_batch_new(set->tbe, &in, &d->looks[g]);
+                         .scale = set->mean ? r->received[PERI__BY_BAG] : NULL, .blocks = d->layouts[direction]->blocks[g]};
+    if (!d->looks[direction]) d->looks[direction] = peri__alloc_zero(sizeof *d->looks[direction] * (size_t)peri__max(1, d->ebc->n_sets));
+    if (!d->looks[direction]) return PERI_ENOMEM;
+    if (d->looks[direction][g]) return PERI_OK;
+    if (direction == PERI__TO_OWNERS && d->layouts[PERI__TO_HOMES] == d->layouts[PERI__TO_OWNERS]) {
+        PERI_TRY(look_of(d, PERI__TO_HOMES, g));
+        peri_tbe_batch_retain(d->looks[PERI__TO_HOMES][g]);
+        d->looks[PERI__TO_OWNERS][g] = d->looks[PERI__TO_HOMES][g];
+        return PERI_OK;
+    }
+    if (!d->ebc->kind->by_id && (rule.by_id || (rule.to_homes && set->by_id))) { /* as they are: home pools them */
+        in.weights = in.scale = NULL;
+        PERI_TRY(id_offsets(d, set->replica, &in.offsets));
+    }
+    return peri_tbe_batch_new(set->tbe, &in, &d->looks[direction][g]);
 }
 
 static void batch_fini(peri__trip *trip)
 {
     batch *b = (batch *)trip;
-    int32_t n_sets = b->layout->n_sets;
+    int32_t n_sets = b->ebc->n_sets;
     for (int32_t g = 0; g < n_sets; g++) {
-        if (b->looks) peri_tbe_batch_release(b->looks[g]);
         if (b->replica_flat) peri_tensor_release(b->replica_flat[g]);
         if (b->replica_work) peri_work_release(b->replica_work[g]);
     }
-    peri__free(b->looks);
     peri__free(b->replica_flat);
     peri__free(b->replica_work);
-    peri_tensor *tensors[] = {b->home_weights, b->given.inverse, b->given.ids, b->given.places, b->sent, b->rows};
+    peri_tensor *tensors[] = {b->home_weights, b->given.inverse, b->given.ids, b->given.places, b->given.offsets, b->given.weights,
+                              b->looked_up, b->received, b->sent, b->rows};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
     peri__weights_dist_release(b->weights_dist);
     for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__journey_fini(&b->gradient[lane]);
-    peri__batch_layout_release(b->layout);
+    for (int32_t way = 0; way < 2; way++) {
+        looks_free(b->looks[way], n_sets);
+        peri__batch_layout_release(b->layouts[way]);
+    }
     peri_sharded_release(b->ebc);
     peri__free(b);
 }
@@ -231,19 +278,26 @@ static peri_status batch_new(peri__input_dist *d, batch **out)
     peri__trip_init(&b->trip, &batch_vtab, d->ebc->group);
     peri_sharded_retain(d->ebc);
     b->ebc = d->ebc;
-    peri__refs_add(&d->layout->refs);
-    b->layout = d->layout;
+    for (int32_t way = 0; way < 2; way++) {
+        peri__refs_add(&d->layouts[way]->refs);
+        b->layouts[way] = d->layouts[way];
+    }
     b->home_weights = peri__keep(d->routing.weights);
     b->given.inverse = peri__keep(d->inverse);
-    if (d->ebc->kind->by_id) b->given.ids = peri__keep(d->routing.values);
     b->given.places = peri__keep(d->routing.places);
-    peri_status status = PERI_OK;
-    for (int32_t g = 0; g < d->layout->n_sets && status >= 0; g++) status = look_of(d, g);
-    if (status >= 0) {
-        b->looks = d->looks;
-        d->looks = NULL;
-        status = peri__weights_dist_new(d, &b->weights_dist);
+    if (d->ebc->kind->by_id || d->layouts[PERI__TO_HOMES] != d->layouts[PERI__TO_OWNERS]) {
+        b->given.ids = peri__keep(d->routing.values);
+        b->given.offsets = peri__keep(d->routing.offsets_in);
+        b->given.weights = peri__keep(d->routing.weights);
     }
+    peri_status status = PERI_OK;
+    for (int32_t way = 0; way < 2 && status >= 0; way++) {
+        for (int32_t g = 0; g < d->ebc->n_sets && status >= 0; g++) status = look_of(d, way, g);
+        if (status < 0) break;
+        b->looks[way] = d->looks[way];
+        d->looks[way] = NULL;
+    }
+    if (status >= 0) status = peri__weights_dist_new(d, &b->weights_dist);
     if (status < 0) peri__trip_release(&b->trip);
     else *out = b;
     return status;
@@ -252,13 +306,13 @@ static peri_status batch_new(peri__input_dist *d, batch **out)
 /* -- rows on their ways ------------------------------------------------------------------------------------------------------------ */
 
 /** Elements of the owner's buffer before those of others. */
-static int64_t own_of(const batch *b) { return b->layout->home->own_out + b->layout->home->replica_out; }
+static int64_t own_of(const peri__batch_layout *l) { return l->home->own_out + l->home->replica_out; }
 
 /** Rows of lane @lane in the owner's buffer, or (@home) in that of the home. */
-static peri_status lane_of(const batch *b, peri_tensor *buffer, int32_t lane, bool home, peri_tensor **out)
+static peri_status lane_of(const peri__batch_layout *l, peri_tensor *buffer, int32_t lane, bool home, peri_tensor **out)
 {
-    const int64_t *n = home ? b->layout->home->lane_out : b->layout->owner->lane_out;
-    int64_t at = home ? 0 : own_of(b);
+    const int64_t *n = home ? l->home->lane_out : l->owner->lane_out;
+    int64_t at = home ? 0 : own_of(l);
     for (int32_t before = 0; before < lane; before++) at += n[before];
     return peri__tensor_view(buffer, 1, &n[lane], NULL, buffer->offset + at, out);
 }
@@ -266,14 +320,15 @@ static peri_status lane_of(const batch *b, peri_tensor *buffer, int32_t lane, bo
 /** Send the others' part of an owner's buffer to the homes, or a home's buffer to the owners. */
 static peri_status rows_start(const batch *b, peri_tensor *owner, peri_tensor *home, int32_t direction, peri__journey *journeys)
 {
+    const peri__batch_layout *l = b->layouts[direction];
     for (int32_t lane = 0; lane < PERI__LANES; lane++) {
         const peri__way *way = &b->ebc->ways[lane];
         peri_tensor *ends[2] = {NULL, NULL};
         if (!way->n) continue;
-        peri_status status = lane_of(b, owner, lane, false, &ends[0]);
-        if (status >= 0) status = lane_of(b, home, lane, true, &ends[1]);
+        peri_status status = lane_of(l, owner, lane, false, &ends[0]);
+        if (status >= 0) status = lane_of(l, home, lane, true, &ends[1]);
         if (status >= 0)
-            status = peri__journey_start(&journeys[lane], way, b->layout->legs[lane], direction, ends[direction == PERI__TO_OWNERS],
+            status = peri__journey_start(&journeys[lane], way, l->legs[lane], direction, ends[direction == PERI__TO_OWNERS],
                                          ends[direction != PERI__TO_OWNERS]);
         peri_tensor_release(ends[0]);
         peri_tensor_release(ends[1]);
@@ -297,7 +352,8 @@ static peri_status rows_test(peri__journey *journeys)
 static peri_status weights_part(const batch *b, int32_t g, peri_tensor **out)
 {
     *out = NULL;
-    return b->weights_dist ? peri__weights_dist_part(b->weights_dist, b->ebc->sets[g].replica, out) : PERI_OK;
+    bool here = b->weights_dist && !b->weights_dist->at_home;
+    return here ? peri__weights_dist_part(b->weights_dist, b->ebc->sets[g].replica, out) : PERI_OK;
 }
 
 /** Hand it on. The gradients of replicas were divided by a number of their own (see gradient_divisor). */
@@ -313,7 +369,7 @@ static peri_status flat_gradient(const batch *b, int32_t g, peri_tensor *rows, p
 {
     peri_tensor *part, *result;
     PERI_TRY(weights_part(b, g, &part));
-    peri_status status = peri_tbe_batch_gradient(b->looks[g], rows, part, &result);
+    peri_status status = peri_tbe_batch_gradient(b->looks[PERI__TO_OWNERS][g], rows, part, &result);
     if (status < 0) {
         peri_tensor_release(part);
         return status;
@@ -329,7 +385,7 @@ static peri_status update(const batch *b, int32_t g, peri_tensor *rows)
 {
     peri_tensor *part;
     PERI_TRY(weights_part(b, g, &part));
-    peri_status status = peri_tbe_batch_backward(b->looks[g], rows, part);
+    peri_status status = peri_tbe_batch_backward(b->looks[PERI__TO_OWNERS][g], rows, part);
     if (status >= 0) return weights_part_done(b, g, part);
     peri_tensor_release(part);
     return status;
@@ -402,7 +458,7 @@ static peri_status reduce_replicas(batch *b, peri_tensor *rows)
 static peri_status result_of(const batch *b, peri_tensor *rows, int32_t i, int64_t *at, peri_tensor **out)
 {
     const peri_sharded *e = b->ebc;
-    const peri__home *h = b->layout->home;
+    const peri__home *h = b->layouts[PERI__TO_OWNERS]->home;
     int64_t shape[2] = {e->result_feature ? h->feature_rows[e->result_feature[i]] : h->rows, e->cols};
     int64_t offset = rows->offset + *at * e->cols;
     *at += shape[0];
@@ -413,7 +469,7 @@ static peri_status result_of(const batch *b, peri_tensor *rows, int32_t i, int64
 static peri_status join_gradients(const batch *b, peri_tensor *const *grad, peri_tensor **out)
 {
     const peri_sharded *e = b->ebc;
-    int64_t at = 0, shape[2] = {b->layout->home->rows, e->cols};
+    int64_t at = 0, shape[2] = {b->layouts[PERI__TO_OWNERS]->home->rows, e->cols};
     if (e->n_results == 1 && grad[0]) {
         peri_tensor *flat;
         PERI_TRY(peri_tensor_contiguous(grad[0], &flat));
@@ -434,19 +490,29 @@ static peri_status join_gradients(const batch *b, peri_tensor *const *grad, peri
     return status;
 }
 
+/** The gradient of the ids' weights from the rows that came home. */
+static peri_status make_weights(batch *b, peri_tensor *grad)
+{
+    if (!b->weights_dist || !b->weights_dist->at_home) return PERI_OK;
+    return peri__pooled_weights(b->ebc, b->layouts[PERI__TO_HOMES]->home, &b->given, grad, b->looked_up, b->received,
+                                &b->weights_dist->replicas);
+}
+
 /** @grad_out: gradients of the module's results. */
 static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
 {
     batch *b = (batch *)trip;
     peri_sharded *e = b->ebc;
-    const peri__home *h = b->layout->home;
+    const peri__batch_layout *l = b->layouts[PERI__TO_OWNERS];
+    const peri__home *h = l->home;
     peri_tensor *grad;
     peri_status status;
     PERI_TRY(join_gradients(b, grad_out, &grad));
-    PERI_TRY_GOTO(new_f32(e->device, own_of(b) + b->layout->owner->sent_out, &b->rows), out);
+    PERI_TRY_GOTO(new_f32(e->device, own_of(l) + l->owner->sent_out, &b->rows), out);
     PERI_TRY_GOTO(new_f32(e->device, h->received_out, &b->sent), out);
     PERI_TRY_GOTO(e->kind->spread(e, h, &b->given, grad, b->rows, b->sent), out);
     PERI_TRY_GOTO(rows_start(b, b->rows, b->sent, PERI__TO_OWNERS, b->gradient), out);
+    PERI_TRY_GOTO(make_weights(b, grad), out);
     status = reduce_replicas(b, b->rows);
 out:
     peri_tensor_release(grad);
@@ -502,7 +568,7 @@ static const peri__work_vtab output_vtab = {.name = "output_dist", .step = outpu
 static peri_status clear_sums(const batch *b, peri_tensor *buffer)
 {
     peri_tensor *lane;
-    PERI_TRY(lane_of(b, buffer, PERI__NODE_LANE, false, &lane));
+    PERI_TRY(lane_of(b->layouts[PERI__TO_HOMES], buffer, PERI__NODE_LANE, false, &lane));
     peri_status status = peri__tensor_zero(lane);
     peri_tensor_release(lane);
     return status;
@@ -512,13 +578,14 @@ static peri_status look_up(output_dist *o)
 {
     batch *b = o->batch;
     peri_sharded *e = b->ebc;
-    PERI_TRY(new_f32(e->device, own_of(b) + b->layout->owner->sent_out, &o->buffer));
-    PERI_TRY(new_f32(e->device, b->layout->home->received_out, &o->received));
+    const peri__batch_layout *l = b->layouts[PERI__TO_HOMES];
+    PERI_TRY(new_f32(e->device, own_of(l) + l->owner->sent_out, &o->buffer));
+    PERI_TRY(new_f32(e->device, l->home->received_out, &o->received));
     if (e->hollow) PERI_TRY(clear_sums(b, o->buffer));
     bool recording = peri__grad_enabled();
     for (int32_t g = 0; g < e->n_sets; g++) {
         if (recording) PERI_TRY(peri__tbe_ema(e->sets[g].tbe));
-        PERI_TRY(peri_tbe_batch_forward(b->looks[g], o->buffer));
+        PERI_TRY(peri_tbe_batch_forward(b->looks[PERI__TO_HOMES][g], o->buffer));
     }
     peri__parts_begin(e->group);
     peri_status status = rows_start(b, o->buffer, o->received, PERI__TO_HOMES, o->rows);
@@ -547,8 +614,8 @@ peri_status peri_sharded_prefetch(peri_sharded *e, peri_work *dist)
     PERI_TRY(check_dist("peri_sharded_prefetch", e, dist, &d));
     for (int32_t g = 0; g < e->n_sets; g++) {
         if (!e->sets[g].cached) continue;
-        PERI_TRY(look_of(d, g));
-        PERI_TRY(peri_tbe_batch_prefetch(d->looks[g]));
+        PERI_TRY(look_of(d, PERI__TO_HOMES, g));
+        PERI_TRY(peri_tbe_batch_prefetch(d->looks[PERI__TO_HOMES][g]));
     }
     return PERI_OK;
 }
@@ -583,7 +650,7 @@ static peri_status make_rows(const output_dist *o, peri_tensor **out)
     const batch *b = o->batch;
     const peri_sharded *e = b->ebc;
     peri_tensor *rows;
-    PERI_TRY(e->kind->combine(e, b->layout->home, &b->given, o->buffer, o->received, &rows));
+    PERI_TRY(e->kind->combine(e, b->layouts[PERI__TO_HOMES]->home, &b->given, o->buffer, o->received, &rows));
     peri_status status = peri_tensor_to(rows, e->output_dtype, NULL, out);
     peri_tensor_release(rows);
     return status;
@@ -621,8 +688,12 @@ peri_status peri_sharded_output(peri_sharded *e, peri_work *output, peri_tensor 
     if (o->used) return peri__fail(PERI_EINVAL, "%s: this output was already taken", f);
     PERI_TRY(make_results(o, out));
     o->used = true;
-    peri_tensor_release(o->buffer);
-    peri_tensor_release(o->received);
-    o->buffer = o->received = NULL;
+    peri_tensor **kept[] = {&o->batch->looked_up, &o->batch->received}, **rows[] = {&o->buffer, &o->received};
+    const peri__weights_dist *w = o->batch->weights_dist;
+    for (int i = 0; i < 2; i++) {
+        if (w && w->at_home) *kept[i] = *rows[i];
+        else peri_tensor_release(*rows[i]);
+        *rows[i] = NULL;
+    }
     return PERI_OK;
 }

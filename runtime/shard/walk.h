@@ -12,10 +12,11 @@ typedef struct peri__input_dist {
     peri_work base;
     peri_sharded *ebc; /* retained, as is all below */
     peri__routing routing;
-    peri__home *home;           /* where rows are of ids: once the routing is announced */
-    peri__batch_layout *layout; /* once the routing is announced */
+    peri__home *home;           /* of gradients to owners; where results are of ids: once the routing is announced */
+    peri__batch_layout *layouts[2]; /* by direction, once the routing is announced; often the same one twice */
     peri_tensor *inverse;  /* i64; NULL: no variable batch */
-    peri_tbe_batch **looks; /* by set of tables: its lookup of this batch, once it is known; NULL: none yet, or taken */
+    peri_tensor *id_offsets[2]; /* i64: of a bag for each id that was received, of the input; NULL: not asked for yet */
+    peri_tbe_batch **looks[2]; /* by direction and set of tables: its lookup of this batch, once it is known; NULL: none yet, or taken */
     bool used;             /* a lookup has taken it */
 } peri__input_dist;
 
@@ -29,6 +30,9 @@ static inline peri_tensor *peri__keep(peri_tensor *t)
 /** Whether the ids' weights want a gradient. */
 static inline bool peri__weights_want_grad(const peri__input_dist *d) { return d->routing.weights && d->routing.weights->requires_grad; }
 
+/** Whether the gradient of the ids' weights is made at home, where it has the same bits under any plan. */
+static inline bool peri__weights_at_home(const peri__input_dist *d) { return peri__weights_want_grad(d) && d->ebc->exact; }
+
 /** Gradients of the ids' weights on their way home (weights_dist.c): made by owners and replicas in the backward pass of the lookup, and
  *  awaited in that of a node of its own, right before the lookup's. */
 typedef struct peri__weights_dist {
@@ -38,7 +42,8 @@ typedef struct peri__weights_dist {
     peri_tensor *ids, *offsets, *lengths; /* this rank's input; what it sent, bag by bag */
     int64_t *counts;        /* world_size: ids sent to each rank; then: received from each */
     peri_tensor *owner;     /* f32, by received id: gradients divided by the ranks where gradients are */
-    peri_tensor *replicas;  /* f32, by id of the input: of this rank's replicas, not divided */
+    peri_tensor *replicas;  /* f32, by id of the input: of this rank's replicas, not divided; at_home: all of it */
+    bool at_home;           /* nothing travels */
     peri__transfer back;    /* f32, by sent id */
     bool posted;
 } peri__weights_dist;
@@ -48,7 +53,7 @@ peri_status peri__weights_dist_new(const peri__input_dist *d, peri__weights_dist
 void peri__weights_dist_release(peri__weights_dist *w);
 /** Record it: *@token (new, without elements) stands for the received weights. */
 peri_status peri__weights_dist_record(peri__weights_dist *w, peri_tensor *weights, peri_tensor **token);
-/** Room for one part of the gradient: of an owner's lookup, or of replicas. @out new. */
+/** Room for one part of the gradient: of an owner's lookup, or of replicas. At home there are none: NULL. @out new. */
 peri_status peri__weights_dist_part(const peri__weights_dist *w, bool replica, peri_tensor **out);
 /** Add that part, times @factor, and release it. */
 peri_status peri__weights_dist_add(peri__weights_dist *w, bool replica, peri_tensor *part, double factor);

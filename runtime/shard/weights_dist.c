@@ -20,6 +20,7 @@ peri_status peri__weights_dist_new(const peri__input_dist *d, peri__weights_dist
     peri_sharded_retain(d->ebc);
     w->ebc = d->ebc;
     const peri__routing *r = &d->routing;
+    w->at_home = peri__weights_at_home(d);
     peri__refs_add(&r->outbound->refs);
     w->outbound = r->outbound;
     w->ids = peri__keep(r->values);
@@ -73,6 +74,7 @@ peri_status peri__weights_dist_add(peri__weights_dist *w, bool replica, peri_ten
 static peri_status post(peri__weights_dist *w)
 {
     const peri_sharded *e = w->ebc;
+    if (w->at_home) return PERI_OK;
     if (!w->owner) PERI_TRY(peri__weights_dist_part(w, false, &w->owner));
     if (e->world_size == 1) return PERI_OK;
     peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .out = w->counts + e->world_size, .in = w->counts};
@@ -87,6 +89,11 @@ static peri_status collect(peri__weights_dist *w, peri_tensor **out)
     const peri_tensor *back = e->world_size == 1 ? w->owner : w->back.numbers;
     int64_t n = h->wire_bags + 1;
     peri_tensor *cursor;
+    if (w->at_home) {
+        *out = w->replicas;
+        w->replicas = NULL;
+        return PERI_OK;
+    }
     if (!w->replicas) PERI_TRY(peri__weights_dist_part(w, true, &w->replicas));
     PERI_TRY(peri_tensor_new(e->device, PERI_I64, 1, &n, &cursor));
     peri_k_route_return_args args = {.ids = peri__data(w->ids), .offsets = peri__data(w->offsets),

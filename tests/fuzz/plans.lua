@@ -181,7 +181,7 @@ local function draw(seed)
   case.params.by_row, case.params.learning_rate, case.params.exact = nil, 0.1, case.exact
   -- The gradients of replicas are means in any case. Exact sums are the same bits if they are divided by a power of two, or not at all.
   case.division = replicas or below(2) == 0
-  case.bits = case.exact and not replicas and (not case.division or powers[w.size])
+  case.bits = case.exact and (not case.division or powers[w.size])
   case.data_type = case.bits and pick(below, { "FP32", "FP16", "BF16" }) or "FP32"
   case.steps = {}
   for step = 1, STEPS do
@@ -340,7 +340,7 @@ local function check(case)
     for step = 1, STEPS do
       local got = step_of(case, module, step, { case.steps[step][rank + 1] }, { rank }, 1)[1]
       for what, list in ipairs(want[step][rank + 1]) do
-        compare(("rank %d, step %d, output %d"):format(rank, step, what), list, got[what])
+        compare(("rank %d, step %d, output %d"):format(rank, step, what), list, got[what], case.bits)
       end
     end
     for _, s in ipairs(module:local_shards()) do check_shard(case, s, whole) end
