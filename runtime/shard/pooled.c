@@ -44,7 +44,8 @@ static void add_output(const peri__routes *r, peri__home *h, int32_t rank, const
 }
 
 /** Output @i, whose rows are of ids; of a copy: piece @copy. With a variable batch the gradient of its bags gets a place of its own. */
-static void add_pool(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a, int32_t i, int32_t copy)
+static void add_pool(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a, int32_t i,
+                     int32_t copy)
 {
     const peri__output *o = &r->outputs[i];
     bool last = i + 1 == r->n_outputs || r->outputs[i + 1].table != o->table || r->outputs[i + 1].feature != o->feature;

@@ -7,6 +7,8 @@
  * never sent; then what others get, lane after lane, in each rank after rank. The home side's buffer holds what other ranks return,
  * likewise by lane and rank. Gradients use two buffers of the same layouts, the other way round. Each lane has a way of its own.
  *
+ * The two directions may carry different rows (peri__rule), in layouts of their own, with a lookup each. Else they share both.
+ *
  * On the tape a batch is a trip (comm/transfer.h). When its gradient sets out it is spread to the rows and posted; when it has come back
  * the shards are updated. A pass does all else in between, while the gradient travels.
  */

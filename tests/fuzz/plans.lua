@@ -117,7 +117,6 @@ function draw_entry.grid_shard(below, t, w)
   return plan.grid_shard(nil, { ranks = ranks, sizes = sizes })
 end
 
-local powers = { true, true, false, true, [8] = true }
 local kinds = peri.util.keys(draw_entry)
 local optimizers = {
   { optimizer = "sgd" }, { optimizer = "adagrad", eps = 1e-3 }, { optimizer = "rowwise_adagrad", eps = 1e-3, by_row = true },
@@ -179,9 +178,8 @@ local function draw(seed)
   case.params = peri.util.copy(pick(below, optimizers))
   if case.params.by_row and blocks then case.params = peri.util.copy(optimizers[4]) end -- with blocks there are several states for a row
   case.params.by_row, case.params.learning_rate, case.params.exact = nil, 0.1, case.exact
-  -- The gradients of replicas are means in any case. Exact sums are the same bits if they are divided by a power of two, or not at all.
-  case.division = replicas or below(2) == 0
-  case.bits = case.exact and (not case.division or powers[w.size])
+  case.division = replicas or below(2) == 0 -- the gradients of replicas are means in any case
+  case.bits = case.exact
   case.data_type = case.bits and pick(below, { "FP32", "FP16", "BF16" }) or "FP32"
   case.steps = {}
   for step = 1, STEPS do
@@ -232,24 +230,26 @@ local function features_of(case, batches)
     end
     strides[k] = { bags - first }
   end
+  local leaf = case.weighted and peri.tensor(weights, "f32", case.device, { ids }) or nil
+  if leaf then leaf:requires_grad() end
   return peri.KeyedJaggedTensor {
     keys = case.features, values = peri.tensor(values, "i64", case.device, { ids }),
     lengths = peri.tensor(lengths, "i32", case.device, { bags }),
-    weights = case.weighted and peri.tensor(weights, "f32", case.device, { ids }) or nil, stride = not case.variable and samples or nil,
+    weights = leaf, stride = not case.variable and samples or nil,
     stride_per_key_per_rank = case.variable and strides or nil,
     inverse_indices = case.variable and not case.sequence and { case.features, peri.tensor(inverse, "i64", case.device,
       { #case.features, samples }) } or nil,
-  }, samples, ids
+  }, samples, ids, leaf
 end
 
---- Gradients of rows by the rank and what they belong to, the same wherever they are made. scale: what the tables' sums are multiplied by.
-local function gradient_of(step, rank, what, shape, scale)
+--- Gradients of rows by the rank and what they belong to, the same wherever they are made, divided as f32.
+local function gradient_of(step, rank, what, shape, divisor)
   local n, x = 1, step * 7919 + rank * 104729 + what * 31
   for _, d in ipairs(shape) do n = n * d end
   local list = {}
   for i = 1, n do
     x = (x * 16807 + 1) % 2147483647
-    list[i] = (x % 2000 - 1000) / 512 * scale
+    list[i] = (x % 2000 - 1000) / 512 / divisor
   end
   return list
 end
@@ -261,9 +261,25 @@ local function cut(list, from, n, cols)
   return result
 end
 
+--- The gradient of each batch's weights behind its output: that of its own rank's loss, so not divided.
+local function add_weights(case, batches, weights, divisor, outputs)
+  local all, at = weights:grad():to_list(), 0
+  for i in ipairs(batches) do outputs[i][2] = {} end
+  for k in ipairs(case.features) do
+    for i, batch in ipairs(batches) do
+      for _, bag in ipairs(batch.bags[k]) do
+        for _ = 1, #bag.ids do
+          at = at + 1
+          table.insert(outputs[i][2], all[at] * divisor)
+        end
+      end
+    end
+  end
+end
+
 --- Forward and backward of `batches` (of `ranks`) with the gradients of each; returns by rank its outputs, a list of flat lists.
-local function step_of(case, module, step, batches, ranks, scale)
-  local features = features_of(case, batches)
+local function step_of(case, module, step, batches, ranks, divisor)
+  local features, _, _, weights = features_of(case, batches)
   local outputs = map(batches, function() return {} end)
   if not case.sequence then
     local kt = module:forward(features)
@@ -271,10 +287,11 @@ local function step_of(case, module, step, batches, ranks, scale)
     local all, cols, grad, first = values:to_list(), values:size(2), {}, 0
     for i, batch in ipairs(batches) do
       outputs[i][1] = cut(all, first, batch.samples, cols)
-      for _, g in ipairs(gradient_of(step, ranks[i], 0, { batch.samples, cols }, scale)) do grad[#grad + 1] = g end
+      for _, g in ipairs(gradient_of(step, ranks[i], 0, { batch.samples, cols }, divisor)) do grad[#grad + 1] = g end
       first = first + batch.samples
     end
     values:backward(peri.tensor(grad, "f32", case.device, values:shape()))
+    if weights then add_weights(case, batches, weights, divisor, outputs) end
     return outputs
   end
   local result, loss = module:forward(features), nil
@@ -286,7 +303,7 @@ local function step_of(case, module, step, batches, ranks, scale)
       local n = 0
       for _, bag in ipairs(batch.bags[k]) do n = n + #bag.ids end
       outputs[i][what] = cut(all, first, n, cols)
-      for _, g in ipairs(gradient_of(step, ranks[i], what, { n, cols }, scale)) do grad[#grad + 1] = g end
+      for _, g in ipairs(gradient_of(step, ranks[i], what, { n, cols }, divisor)) do grad[#grad + 1] = g end
       first = first + n
     end
     local term = (values * peri.tensor(grad, "f32", case.device, values:shape())):sum()
@@ -304,7 +321,7 @@ local function unsharded(case)
   }
   local outputs = {}
   for step = 1, STEPS do
-    outputs[step] = step_of(case, module, step, case.steps[step], case.world.ranks, case.division and 1 / case.world.size or 1)
+    outputs[step] = step_of(case, module, step, case.steps[step], case.world.ranks, case.division and case.world.size or 1)
   end
   return outputs, module
 end
@@ -329,6 +346,8 @@ local function check_shard(case, s, whole)
   end
 end
 
+local powers = { true, true, false, true, [8] = true }
+
 local function check(case)
   local want, whole = unsharded(case)
   sim.run(case.world.size, function(rank, world)
@@ -340,7 +359,9 @@ local function check(case)
     for step = 1, STEPS do
       local got = step_of(case, module, step, { case.steps[step][rank + 1] }, { rank }, 1)[1]
       for what, list in ipairs(want[step][rank + 1]) do
-        compare(("rank %d, step %d, output %d"):format(rank, step, what), list, got[what], case.bits)
+        -- The second output of bags are the gradients of weights: here divided before they are multiplied by rows.
+        local bits = case.bits and (case.sequence or what == 1 or not case.division or powers[case.world.size])
+        compare(("rank %d, step %d, output %d"):format(rank, step, what), list, got[what], bits)
       end
     end
     for _, s in ipairs(module:local_shards()) do check_shard(case, s, whole) end

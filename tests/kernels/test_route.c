@@ -469,6 +469,110 @@ static void test_sequences(void **unused)
     }
 }
 
+/* -- pooling where rows arrive ------------------------------------------------------------------------------------------------------ */
+
+enum { POOL_ROWS = 50, POOL_GRAD = MOST_PARTITIONS * MOST_BAGS * ID_COLS };
+
+/** The pools of random sequences: two blocks of columns a table, @inverse from each row of the output to a bag. Gradients lie bag by bag,
+ *  table after table. Returns their number. */
+static int32_t make_pools(const problem *p, const sequences *s, peri_k_pool *pools, int64_t *inverse)
+{
+    int32_t n = 0;
+    int64_t base = 0;
+    for (int32_t o = 0; o < s->n; o++) {
+        const peri_k_partition *q = &p->partitions[s->outputs[o].partition];
+        int64_t *to = inverse + s->outputs[o].partition * POOL_ROWS;
+        if (q->bags == 0) continue;
+        for (int64_t b = 0; b < POOL_ROWS && o % 2 == 0; b++) to[b] = below(q->bags);
+        pools[n] = (peri_k_pool){.rows = s->outputs[o], .first_bag = q->first_bag, .bags = q->bags, .inverse = to - inverse,
+                                 .from = s->outputs[o].column, .grad = base + s->outputs[o].column, .grad_stride = ID_COLS,
+                                 .mean = s->outputs[o].partition % 2, .last = o % 2};
+        pools[n++].rows.column += s->outputs[o].partition * ID_COLS;
+        if (o % 2) base += q->bags * ID_COLS;
+    }
+    return n;
+}
+
+/** What an unsharded lookup makes of one table's @rows, by id of the partition: @pooled by bag, and the gradient of the weights. */
+static void look_up(const problem *p, const peri_k_pool *pool, const float *rows, const int64_t *places, const float *weights,
+                    const float *grad, float *pooled, float *grad_weights)
+{
+    static int64_t ids[20000];
+    const peri_k_partition *q = &p->partitions[pool->rows.partition];
+    const int64_t first = p->offsets[q->first_bag];
+    for (int64_t k = 0; k < p->n_ids; k++) {
+        bool here = k >= first && k < first + pool->rows.ids && p->ids[k] >= 0 && p->ids[k] < q->rows;
+        ids[k] = here && (!q->n_parts || places[k] >= 0) ? k - first : -1;
+    }
+    peri_k_tbe_table table = {.rows = pool->rows.ids, .cols = ID_COLS, .stride = ID_COLS,
+                              .pooling = pool->mean ? PERI_POOLING_MEAN : PERI_POOLING_SUM};
+    peri_k_tbe_block block = {.first_bag = q->first_bag, .bags = q->bags, .out_stride = ID_COLS};
+    peri_k_tbe_span spans[2];
+    peri_k_tbe_list list = {.ids = ids, .offsets = p->offsets, .weights = weights, .tables = &table, .blocks = &block, .ordered = &block,
+                            .spans = spans, .n_ids = p->n_ids, .n_bags = q->first_bag + q->bags, .n_tables = 1, .n_blocks = 1,
+                            .capacity = p->n_ids, .ids_dtype = PERI_I64, .offsets_dtype = PERI_I64};
+    const peri_kernels *ref = peri_kernels_isa("ref");
+    peri_k_tbe_prepare_args prepare = {.list = list};
+    peri_k_tbe_forward_args forward = {.list = list, .weight = rows, .out = pooled, .chunks = 1, .weight_dtype = PERI_F32,
+                                       .out_dtype = PERI_F32};
+    peri_k_tbe_weight_gradient_args back = {.list = list, .weight = rows, .weight_dtype = PERI_F32, .grad = grad,
+                                            .grad_weights = grad_weights, .chunks = 1};
+    ref->fn[PERI_K_tbe_prepare](&prepare, 0, 1);
+    ref->fn[PERI_K_tbe_forward](&forward, 0, 1);
+    ref->fn[PERI_K_tbe_weight_gradient](&back, 0, 1);
+}
+
+/** Rows that arrive by id, pooled here, are what a lookup makes of the whole table: outputs and the gradient of the weights. */
+static void test_pools(void **unused)
+{
+    (void)unused;
+    static problem p;
+    static result r;
+    static sequences s;
+    static peri_k_pool pools[ID_OUTPUTS];
+    static float buffer[2][ID_AREA], rows[ID_AREA], grad[POOL_GRAD], out[POOL_ROWS * MOST_PARTITIONS * ID_COLS];
+    static float pooled[MOST_BAGS * ID_COLS], want[20000], got[20000];
+    int64_t inverse[MOST_PARTITIONS * POOL_ROWS], compared = 0;
+    for (int round = 0; round < 60; round++) {
+        state = 19 + (uint64_t)round * 49979687;
+        make(&p, round % 2);
+        route(peri_kernels_isa("ref"), &p, false, false, false, &r);
+        make_sequences(&p, &s);
+        random_rows(buffer[0], ID_AREA);
+        random_rows(buffer[1], ID_AREA);
+        random_rows(grad, POOL_GRAD);
+        const int32_t n = make_pools(&p, &s, pools, inverse);
+        const float *weights = round % 3 ? p.weights : NULL;
+        peri_k_route_rows_args from = {.values = rows, .stride = ID_COLS, .received = buffer[0], .own = buffer[1], .ids = p.ids,
+                                       .places = r.places, .partitions = p.partitions, .bounds = p.bounds, .outputs = s.outputs,
+                                       .pieces = s.pieces, .n_outputs = s.n};
+        peri_kernels_isa("ref")->fn[PERI_K_route_rows](&from, 0, s.rows);
+        for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+            const peri_kernels *k = peri_kernels_isa(isas[i]);
+            if (!k) continue;
+            from.values = out;
+            from.stride = MOST_PARTITIONS * ID_COLS;
+            peri_k_route_pool_args a = {.rows = from, .pools = pools, .offsets = p.offsets, .inverse = inverse, .weights = weights,
+                                        .grad = grad, .grad_weights = got, .n_pools = n};
+            memset(got, 0, sizeof got);
+            run(k->fn[PERI_K_route_pool], &a, POOL_ROWS);
+            run(k->fn[PERI_K_route_pool_weights], &a, MOST_BAGS);
+            for (int32_t o = 0; o < n; o += 2) {
+                const peri_k_pool *pool = &pools[o];
+                look_up(&p, pool, rows + pool->rows.row * ID_COLS, r.places, weights, grad + pool->grad, pooled, want);
+                for (int64_t b = 0; b < POOL_ROWS; b++)
+                    if (memcmp(out + b * from.stride + pool->rows.column, pooled + inverse[pool->inverse + b] * ID_COLS, 4 * ID_COLS) != 0)
+                        fail_msg("%s: round %d, pool %d, row %d", isas[i], round, o, (int)b);
+                const int64_t first = pool->rows.first_id;
+                if (memcmp(got + first, want + first, sizeof(float) * (size_t)pool->rows.ids) != 0)
+                    fail_msg("%s: round %d, the weights of pool %d", isas[i], round, o);
+                compared += pool->rows.ids;
+            }
+        }
+    }
+    assert_true(compared > 10000);
+}
+
 static int64_t rows_of_run(int64_t width)
 {
     int64_t large = (64 << 10) / width;
@@ -602,6 +706,7 @@ int main(void)
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_adjoint),
         cmocka_unit_test(test_sequences),
+        cmocka_unit_test(test_pools),
         cmocka_unit_test(test_place),
         cmocka_unit_test(test_lines),
         cmocka_unit_test(test_numbers),

@@ -91,7 +91,7 @@ typedef struct peri_tbe_optimizer {
     bool row_bias_correction;  /* Adam, LAMB, partial row-wise too: count each row's updates (state row_counter [rows]), not all */
     bool nearest;              /* tables of f16 and bf16: round updated weights to nearest even instead of stochastically */
     bool exact;                /* sum gradients so that the result does not depend on their order, to the last bit; slower. In sharded
-                                  modules: nor on the number of ranks or the plan, but for replicas, whose sums over ranks are f32 */
+                                  modules: nor on the number of ranks or the plan; and outputs do not either */
 } peri_tbe_optimizer;
 
 /** What happens to ids outside their table, and to bags whose offsets make no sense. Whatever the mode, inputs are never rewritten; bad
