@@ -61,7 +61,7 @@ MISSING := $(strip $(call missing,HAVE_CC,gcc libc6-dev) $(call missing,HAVE_PKG
 	$(call missing,HAVE_LUAJIT_LIB,libluajit-5.1-dev) $(call missing,HAVE_OPENBLAS,libopenblas-dev) \
 	$(call missing,HAVE_ONEDNN,libdnnl-dev) $(call missing,HAVE_URING,liburing-dev) $(call missing,HAVE_XXHASH,libxxhash-dev) $(call missing,HAVE_MPI,openmpi-bin libopenmpi-dev) \
 	$(call missing,HAVE_ARGPARSE,lua-argparse) $(call missing,HAVE_DKJSON,lua-dkjson) $(call missing,HAVE_BUSTED,lua-busted) \
-	$(call missing,HAVE_CMOCKA,libcmocka-dev) $(call missing,HAVE_LUACHECK,lua-check) $(call missing,HAVE_GNUPLOT,gnuplot-nox))
+	$(call missing,HAVE_CMOCKA,libcmocka-dev) $(call missing,HAVE_IP,iproute2) $(call missing,HAVE_LUACHECK,lua-check) $(call missing,HAVE_GNUPLOT,gnuplot-nox))
 
 # -- sources ------------------------------------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ $(if $(HAVE_MPI),$(eval $(call plugin,mpi,-Wno-unused-parameter $(MPI_CFLAGS),$(
 LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 CDEF := $B/lua/perilune/cdef.lua
 
-.PHONY: all help probe config needed setup test check check-c check-lua check-mpi fuzz demo demo-run lint install uninstall clean distclean \
+.PHONY: all help probe config needed setup test check check-c check-lua check-mpi check-net fuzz demo demo-run lint install uninstall clean distclean \
 	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard
 .DELETE_ON_ERROR:
 
@@ -137,6 +137,7 @@ config:
 	$(call row,busted,HAVE_BUSTED,for tests)
 	$(call row,cmocka,HAVE_CMOCKA,for tests)
 	$(call row,luacheck,HAVE_LUACHECK,for lint)
+	$(call row,iproute2,HAVE_IP,for tests on several machines)
 	$(call row,gnuplot,HAVE_GNUPLOT,for pictures)
 
 probe:
@@ -263,6 +264,9 @@ fuzz: all $(FUZZ)
 	@$(RUN_TESTS) --parts=fuzz --fuzz-seconds=$(or $(SECONDS),60)
 check-mpi: all
 	@$(RUN_TESTS) --parts=mpi
+# Every spec that runs under mpirun -n 4, on pretended machines; `check` runs a short list of them there.
+check-net: all
+	@$(RUN_TESTS) --parts=all-net
 lint: all
 	@$(RUN_TESTS) --parts=lint
 

@@ -1,12 +1,15 @@
--- run.lua: runs the tests: cmocka programs, busted specs, the same specs under mpirun, fuzzers, lint. `make test` calls it.
+-- run.lua: runs the tests: cmocka programs, busted specs, the same specs under mpirun and on several machines, fuzzers, lint. `make test`
+-- calls it.
 --
---   luajit tests/run.lua [--parts=c,lua,mpi,fuzz,lint] [--only=PATTERN] [--seed=N] [--jobs=N] [--fuzz-seconds=N] --build=build ...
+--   luajit tests/run.lua [--parts=c,lua,mpi,net,fuzz,lint] [--only=PATTERN] [--seed=N] [--jobs=N] [--fuzz-seconds=N] --build=build ...
 --
 -- Files are found by their places: tests/unit/*.c, tests/kernels/*.c, tests/fuzz/*.c (programs are built by make under
 -- <build>/tests), spec/**/*_spec.lua. A file may say, within its first lines, in a comment:
 --   deadline: 300 s     its time (default 60 s for C, 120 s for Lua)
 --   mpirun: 2 3 4       run it under mpirun too, at these world sizes (spec/dist and spec/shard: 2 3 4 unless said otherwise;
 --                       "mpirun: none" keeps a file out)
+--   machines: 2,2 3,1   run it on pretended machines too (tests/net/nodes), of so many ranks each; --parts=all-net runs all that run under
+--                       mpirun -n 4 on 2,2 and on 1,1,1,1
 --     inputs: 30000       how many a fuzzer makes (default 100000; lua.lua counts children)
 --
 -- Fuzzers make the same inputs on every machine and every day: as many as that, of seed 1 unless --seed says another. With --fuzz-seconds
@@ -15,7 +18,7 @@ package.path = "./?.lua;" .. package.path
 local process = require "tests.harness.process"
 local report = require "tests.harness.report"
 
-local options = { parts = "lint,c,lua,mpi,fuzz", jobs = "", seed = "", only = "", build = "build", san = "", preload = "", mpi = "",
+local options = { parts = "lint,c,lua,mpi,net,fuzz", jobs = "", seed = "", only = "", build = "build", san = "", preload = "", mpi = "",
   busted = "", cmocka = "", luacheck = "", fuzz_seconds = "" }
 for _, word in ipairs(arg) do
   local name, value = word:match "^%-%-([%w_-]+)=(.*)$"
@@ -144,6 +147,33 @@ local function busted_argv(first, path)
   return argv
 end
 
+--- Why there are no pretended machines here; nil: there are.
+local function no_machines()
+  if options.mpi == "" then return "Open MPI was not found" end
+  if options.busted == "" then return "busted was not found" end
+  if options.san ~= "" then return "not under sanitizers" end
+  local said = lines(("PERI_BUILD=%s sh tests/net/nodes 1,1 true 2>&1; echo $?"):format(B))
+  if said[#said] == "0" then return nil end
+  return "no pretended machines here: " .. (said[1]:gsub("^nodes: ", ""))
+end
+
+local why_no_machines, known_machines
+--- Run a spec on pretended machines: shapes such as "2,2 3,1".
+local function on_machines(path, head, shapes)
+  for shape in shapes:gmatch "%S+" do
+    local name, ranks = ("%s (on machines of %s)"):format(path, shape), 0
+    for n in shape:gmatch "%d+" do ranks = ranks + n end
+    local named = options.only == "" or name:find(options.only)
+    if named and not known_machines then known_machines, why_no_machines = true, no_machines() end
+    if named and why_no_machines then skip(name, why_no_machines)
+    elseif named then
+      job { name = name, part = "specs on several machines", head = head, ranks = ranks, deadline = 120, weight = jobs_limit,
+        env = { PERI_NUM_THREADS = "1", PERI_COMM_TIMEOUT_S = "30" },
+        argv = busted_argv({ "sh", "tests/net/nodes", shape, B .. "/perilune", "run", "-n", tostring(ranks) }, path) }
+    end
+  end
+end
+
 local specs = lines "find spec -name '*_spec.lua' | LC_ALL=C sort"
 for _, path in ipairs(specs) do
   local head = head_of(path)
@@ -167,6 +197,9 @@ for _, path in ipairs(specs) do
       end
     end
   end
+  local shapes = head:match "machines: ([%d, ]+)"
+  if wanted["all-net"] and worlds and worlds:find "4" then on_machines(path, head, "2,2 1,1,1,1")
+  elseif wanted.net and shapes then on_machines(path, head, shapes) end
 end
 
 -- -- running -------------------------------------------------------------------------------------------------------------------------
@@ -329,7 +362,7 @@ if #jobs == 0 and #skips == 0 then
   totals.fail = 1
 end
 local parts = {}
-for _, part in ipairs { "lint", "C programs", "fuzzers", "specs", "specs under mpirun" } do
+for _, part in ipairs { "lint", "C programs", "fuzzers", "specs", "specs under mpirun", "specs on several machines" } do
   if seconds_of[part] then parts[#parts + 1] = ("%s %.0f"):format(part, seconds_of[part]) end
 end
 print(("%.1f s; seconds of all programs, %d at a time: %s"):format(process.now() - began, jobs_limit, table.concat(parts, ", ")))

@@ -1,4 +1,5 @@
 -- Collective operations: every kind, on every dtype, device and world.
+-- machines: 2,2
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
 

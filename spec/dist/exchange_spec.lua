@@ -1,5 +1,6 @@
 -- KeyedJaggedTensors and embeddings between ranks: TorchRec's vectors, every batch against a plain computation, worked examples, the
 -- document of SparseFeaturesAllToAll, what is refused.
+-- machines: 1,1,1,1
 local golden = require "spec.support.golden"
 local peri = require "perilune"
 local dist = require "perilune.dist"

@@ -2,6 +2,7 @@
 -- on the concatenated batch, here computed in doubles (spec/support/parity.lua). Batches differ between ranks, and some are empty.
 -- One exception, as in TorchRec: optimizers with a number for each row (row-wise states, and the norms of LAMB and LARS) have one for each
 -- column block under column-wise sharding; there the reference is the table cut into blocks.
+-- machines: 3,1
 local peri = require "perilune"
 local reference = require "spec.support.tbe_reference"
 local golden = require "spec.support.golden"

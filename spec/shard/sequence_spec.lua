@@ -1,5 +1,6 @@
 -- Sharded EmbeddingCollections: a row for each id, whatever the plan, the number of ranks and the nodes; updated weights are those of the
 -- unsharded tables on the ids of all ranks, computed in doubles (spec/support/tbe_reference.lua): there each id is a bag of its own.
+-- machines: 2,2
 local peri = require "perilune"
 local reference = require "spec.support.tbe_reference"
 local golden = require "spec.support.golden"

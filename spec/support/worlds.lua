@@ -7,8 +7,9 @@
 --
 -- The body runs on every rank. Alone, the ranks are those of sim worlds of sizes 1, 2, 3, 5, 8, on the devices "cpu" and "opaque". Under
 -- mpirun (several ranks) the same body runs in the real world instead, once per device, in a group of its own: a rank that fails
--- aborts that group, so the others fail at once and the next test starts anew; nodes are imposed, of LOCAL_SIZE ranks each. Every rank
--- must run the same tests in the same order (the same seed). An assertion that fails on any rank fails the test and names the rank.
+-- aborts that group, so the others fail at once and the next test starts anew; nodes are imposed, of LOCAL_SIZE ranks each, or on
+-- pretended machines (tests/net/nodes) are the machines. Every rank must run the same tests in the same order (the same seed). An
+-- assertion that fails on any rank fails the test and names the rank.
 --
 -- Options: sizes (of sim worlds; under mpirun the test is defined only if its size is among them), devices, local_size (ranks per node;
 -- under mpirun the test is defined only if it is LOCAL_SIZE or left out), timeout (seconds), only ("sim" or "mpi"), by_device (also with
@@ -24,8 +25,12 @@ local M = {}
 local launched = tonumber(os.getenv "OMPI_COMM_WORLD_SIZE" or "1")
 --- Ranks that mpirun has started; nil outside.
 M.mpirun = launched > 1 and launched or nil
---- Ranks of a node under mpirun, where one machine stands for several.
-M.LOCAL_SIZE = 2
+--- Ranks of each of several machines, 0: they are unequal. Nodes are imposed where that leaves nothing to see: one machine (nil), or one
+--- rank on each.
+local slots = tonumber(os.getenv "PERI_TEST_SLOTS")
+local imposed = slots == nil or slots == 1
+--- Ranks of a node under mpirun; 0: unequal.
+M.LOCAL_SIZE = imposed and 2 or slots
 
 local function in_sim(n, device, body, options, device_transport)
   sim.run(n, function(_, world) body(world, device, n) end, {
@@ -34,7 +39,7 @@ local function in_sim(n, device, body, options, device_transport)
 end
 
 local function in_mpi(device, body, options)
-  local world = peri.dist.init { local_size = M.LOCAL_SIZE }
+  local world = peri.dist.init { local_size = imposed and M.LOCAL_SIZE or 0 }
   local ranks, before = {}, util.copy(P.state)
   for i = 1, world.world_size do ranks[i] = i - 1 end
   local group = world:new_group(ranks, "test")
