@@ -64,3 +64,59 @@ describe("pretended machines", function()
     end
   end)
 end)
+
+describe("between machines", function()
+  --- Four ranks on two machines reduce again and again; the script's second word is what rank 3 or its machine suffers after a moment.
+  --- Returns what the launcher says, its exit code, what each rank ended with, and which processes are left.
+  local function suffer(what)
+    local path = shell.write(folder .. "/loop.lua", ([[
+      local peri = require "perilune"
+      local world = peri.init { timeout = 30 }
+      world:timeout(1.5)
+      world:barrier():wait()
+      local began = os.time()
+      if world.rank_number == 3 then os.execute("(sleep 0.3; " .. arg[1] .. ") >/dev/null 2>&1 &") end
+      local ok, err = pcall(function()
+        while os.time() < began + 20 do world:all_reduce(peri.ones { 1000 }):wait() end
+      end)
+      local file = io.open(("%s/rank%%d"):format(world.rank_number), "w")
+      file:write(os.time() - began, " ", tostring(err))
+      file:close()
+      error(err, 0)]]):format(folder))
+    os.execute(("rm -f %s/rank?"):format(folder))
+    local command = shell.write(folder .. "/command.sh", ([[
+      PERI_LOG=error %s run -n 4 %s "$1"; echo "exit $?"
+      sleep 0.2; echo left $(ps -eo comm= | grep -c "mpirun\\|orted\\|perilune\\|sleep 0")]]):format(shell.perilune, path))
+    local out = nodes(("2,2 sh %s '%s'"):format(command, what))
+    local ends = {}
+    for rank = 0, 3 do
+      local file = io.open(("%s/rank%d"):format(folder, rank))
+      ends[rank] = file and file:read "*a"
+      if file then file:close() end
+    end
+    return out, tonumber(out:match "exit (%d+)"), ends, tonumber(out:match "left (%d+)")
+  end
+
+  each("a cut link ends every rank within the deadline, and the run", function()
+    local out, code, ends, left = suffer "ip link set eth0 down"
+    assert.equal(1, code, out)
+    for rank = 0, 3 do
+      local seconds, message = tostring(ends[rank]):match "^(%d+) (.*)$"
+      assert.is_truthy(seconds, ("rank %d has not ended: %s"):format(rank, out))
+      assert.is_true(tonumber(seconds) <= 4, ("rank %d after %s s"):format(rank, seconds))
+      assert.matches("no end after 1%.5 s: waiting for rank " .. (rank < 2 and "[23]" or "[01]"), message)
+      assert.matches(("or node%d cannot be reached"):format(rank < 2 and 1 or 0), message)
+    end
+    assert.matches("%[ranks? [01]", out)
+    assert.matches("perilune: mpirun has not ended rank 2 %(process %d+ on node1%), rank 3 %(process %d+ on node1%) within 10 s", out)
+    assert.equal(0, left, out)
+  end)
+
+  each("a rank that is killed ends the run, by name", function()
+    local out, code, ends, left = suffer "kill -9 $PPID"
+    assert.equal(137, code, out)
+    assert.is_nil(ends[3])
+    assert.matches("perilune: rank 3 %(process %d+ on node1, .*%) was killed by signal 9", out)
+    assert.equal(0, left, out)
+  end)
+end)

@@ -32,6 +32,8 @@ static struct {
     int signals;  /* signals to this process */
     int status;   /* as waitpid tells it */
     bool ended;
+    int n_started;
+    pid_t started[1024]; /* what it had started when it was told to end: ranks, and who starts them on other machines */
 } job = {.error = -1, .signals = -1};
 
 static int failure(lua_State *L, const char *what)
@@ -171,13 +173,6 @@ static int next(lua_State *L)
     return lua_gettop(L);
 }
 
-/** signal(number): to the program. */
-static int send_signal(lua_State *L)
-{
-    if (job.pid > 0 && !job.ended) kill(job.pid, luaL_checkint(L, 1));
-    return 0;
-}
-
 /** State of a process ('Z': it has ended) and its parent; 0: there is none. */
 static char state_of(long pid, long *parent)
 {
@@ -189,29 +184,52 @@ static char state_of(long pid, long *parent)
     return after && sscanf(after, ") %c %ld", &state, parent) == 2 ? state : 0;
 }
 
-/** children(): how many processes the program has started that have not ended; nil: unknown. */
-static int children(lua_State *L)
+/** The processes that the program has started and that have not ended: how many, at most @room of them in @list; -1: unknown. */
+static int find_children(pid_t *list, int room)
 {
     char path[96];
     long pid, parent;
     snprintf(path, sizeof path, "/proc/%ld/task/%ld/children", (long)job.pid, (long)job.pid);
     FILE *file = fopen(path, "r");
-    if (!file) return 0;
+    if (!file) return -1;
     int count = 0;
     while (fscanf(file, "%ld", &pid) == 1) {
         char state = state_of(pid, &parent);
-        count += state && state != 'Z';
+        if (!state || state == 'Z') continue;
+        if (count < room) list[count] = (pid_t)pid;
+        count++;
     }
     fclose(file);
+    return count;
+}
+
+/** children(): how many processes the program has started that have not ended; nil: unknown. */
+static int children(lua_State *L)
+{
+    int count = find_children(NULL, 0);
+    if (count < 0) return 0;
     lua_pushinteger(L, count);
     return 1;
 }
 
-/** Is process @pid a child of this one, and the same program? */
+/** signal(number): to the program. */
+static int send_signal(lua_State *L)
+{
+    int room = (int)(sizeof job.started / sizeof *job.started);
+    if (job.pid <= 0 || job.ended) return 0;
+    int count = find_children(job.started, room);
+    job.n_started = count < 0 ? 0 : count < room ? count : room;
+    kill(job.pid, luaL_checkint(L, 1));
+    return 0;
+}
+
+/** Is process @pid a child of this one, and the same program, or one that the program has started? */
 static bool left_behind(long pid, const char *own)
 {
     char path[64], other[4096];
     long parent = 0;
+    for (int i = 0; i < job.n_started; i++)
+        if (job.started[i] == pid) return state_of(pid, &parent) && parent == (long)getpid();
     snprintf(path, sizeof path, "/proc/%ld/exe", pid);
     ssize_t n = readlink(path, other, sizeof other - 1);
     if (n <= 0) return false;
@@ -219,7 +237,8 @@ static bool left_behind(long pid, const char *own)
     return state_of(pid, &parent) && parent == (long)getpid() && strcmp(own, other) == 0;
 }
 
-/** sweep(): end the ranks of this machine that have outlived mpirun. */
+/** sweep(): end the ranks of this machine that have outlived mpirun, and what mpirun has left behind when it was told to end: it cannot
+ *  end what starts its daemon on a machine that does not answer any more. */
 static int sweep(lua_State *L)
 {
     (void)L;
@@ -231,6 +250,7 @@ static int sweep(lua_State *L)
         for (struct dirent *d; folder && (d = readdir(folder));) {
             long pid = atol(d->d_name);
             if (pid <= 0 || !left_behind(pid, own)) continue;
+            if (getpgid((pid_t)pid) == pid) kill(-(pid_t)pid, SIGKILL);
             kill((pid_t)pid, SIGKILL); /* a watcher (watch.c), whose rank follows it and comes here then */
             found++;
         }

@@ -9,7 +9,7 @@ local M = {}
 local INT, HUP, QUIT, KILL, TERM = 2, 1, 3, 9, 15
 local NAMES = { [INT] = "interrupted (Ctrl-C)", [TERM] = "ended by signal 15 (SIGTERM)", [HUP] = "ended by signal 1 (SIGHUP)",
   [QUIT] = "ended by signal 3 (SIGQUIT)" }
-local PATIENCE = 10 -- seconds that mpirun has to end the ranks
+local PATIENCE = 10 -- seconds that mpirun has to end the ranks: it needs more only where it cannot reach them
 local REST = 3      -- seconds that it has to end when they have: it hangs there at times
 
 -- -- what mpirun says ----------------------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ local noise = { { "^mpirun: Forwarding signal" }, { "^mpirun: abort is already i
 --- Boxes that follow from the end of another rank; they may come before anybody has said that it ended. causes: or they tell why ranks do
 --- not reach each other.
 local consequences = { { "peer process has unexpectedly disconnected" }, { "failed to TCP connect to a peer", causes = true },
-  { "system call failed during shared memory initialization" } }
+  { "system call failed during shared memory initialization" }, { "^%[[^%]]+%]%[%[%d+,%d+%],%d+%]%[%S*btl_tcp" } }
 
 local function first(list, text)
   for _, entry in ipairs(list) do
@@ -103,6 +103,7 @@ function M.filter(emit)
         judge(F, table.concat(box), emit)
         box = nil
       elseif #box > 60 then F.flush() end -- no box of mpirun's
+    elseif first(consequences, text) then judge(F, text, emit)
     elseif not first(noise, text) and not (F.crashed and text:match(F.crashed)) then pass(text) end
   end
 
@@ -128,7 +129,7 @@ function M.filter(emit)
       if stop then
         if open then pass(line) else whole(line) end
         line, open = "", false
-      elseif not box and #line >= 10 and not line:match "^%-+$" and not line:match "^mpirun: " then
+      elseif not box and #line >= 10 and not line:match "^%-+$" and not line:match "^mpirun: " and not (F.crashed and line:match "^%[") then
         pass(line)
         line, open = "", true
       end
@@ -170,13 +171,13 @@ function M.roll(ranks)
     return (text:gsub("\30(%a+) (%d+) (%d+) ([^\n]*)\n", note))
   end
 
-  --- "rank 2, rank 3": those that have not started.
-  function R.missing()
+  --- "rank 2, rank 3": those that are not in `known`, n of them (R.started, R.ended); with their processes where these are known.
+  function R.missing(known, n)
     local list = {}
     for rank = 0, ranks - 1 do
-      if not R.started[rank] then list[#list + 1] = "rank " .. rank end
-      if #list == 8 and ranks - R.n_started > 8 then
-        list[9] = ("and %d more"):format(ranks - R.n_started - 8)
+      if not known[rank] then list[#list + 1] = "rank " .. rank .. (R.started[rank] and (" (%s)"):format(R.started[rank]) or "") end
+      if #list == 8 and ranks - n > 8 then
+        list[9] = ("and %d more"):format(ranks - n - 8)
         break
       end
     end
@@ -184,6 +185,17 @@ function M.roll(ranks)
   end
 
   return R
+end
+
+--- Words by which mpirun is told to let the others live when a rank fails.
+local tolerant = { ["orte_enable_recovery"] = true, ["orte_abort_on_non_zero_status"] = true, ["--enable-recovery"] = true,
+  ["-enable-recovery"] = true, ["--continuous"] = true, ["-continuous"] = true }
+
+local function tolerates(command)
+  for _, word in ipairs(command) do
+    if tolerant[word] then return true end
+  end
+  return false
 end
 
 --- What is still to be said about a job that has ended, and its exit code.
@@ -214,6 +226,7 @@ function M.run(command, ranks, deadline)
   local asked, dying, quiet -- a signal that came; since when mpirun should end; since when it has no ranks
   local told -- since when reports wait
   local announced = false
+  local failed, strict = nil, not tolerates(command) -- since when mpirun should end the ranks by itself, because one has failed
   local function tell()
     if R.reports.count > 0 then F.feed(R.reports.flush()) end
     told = nil
@@ -242,7 +255,17 @@ function M.run(command, ranks, deadline)
     end
     quiet = (R.n_ended == ranks or (R.n_started > 0 and launcher.children() == 0)) and (quiet or now) or nil
     if not dying and R.n_started < ranks and R.n_ended == 0 and now - began >= deadline then
-      say(("%d of %d ranks did not start within %d s (PERI_START_TIMEOUT_S): %s"):format(ranks - R.n_started, ranks, deadline, R.missing()))
+      say(("%d of %d ranks did not start within %d s (PERI_START_TIMEOUT_S): %s"):format(ranks - R.n_started, ranks, deadline,
+        R.missing(R.started, R.n_started)))
+      F.spoke, dying = true, now
+      launcher.signal(TERM)
+    end
+    failed = failed or strict and R.code ~= 0 and now
+    if failed and not dying and now - failed > PATIENCE then
+      if R.n_ended < ranks then
+        say(("mpirun has not ended %s within %d s: it is ended, and what runs on machines that it cannot reach ends by itself"):format(
+          R.missing(R.ended, R.n_ended), PATIENCE))
+      end
       F.spoke, dying = true, now
       launcher.signal(TERM)
     end

@@ -240,8 +240,11 @@ void peri__mpi_blame(void *request, char *text, size_t len)
         if (!members[i] || shown++ >= 4 || used >= len) continue;
         const peer *p = &peri__mpi.peers[g->ranks[i]];
         bool heard = p->answered_ns && now - p->answered_ns < 4 * ASK_NS;
-        used += (size_t)snprintf(text + used, len - used, "%srank %d (%s)", shown > 1 ? ", " : "", i,
-                                 heard ? p->answer : "no answer: it computes, or is stopped");
+        bool near = p->machine == peri__mpi.peers[peri__mpi.rank].machine;
+        char silent[sizeof p->host + 80];
+        snprintf(silent, sizeof silent, "no answer: it computes, or is stopped%s%s%s", near ? "" : ", or ", near ? "" : p->host,
+                 near ? "" : " cannot be reached");
+        used += (size_t)snprintf(text + used, len - used, "%srank %d (%s)", shown > 1 ? ", " : "", i, heard ? p->answer : silent);
     }
     if (shown > 4 && used < len) snprintf(text + used, len - used, " and %d more", shown - 4);
     if (!shown) snprintf(text, len, "its own completion");
