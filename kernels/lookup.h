@@ -25,7 +25,7 @@
 
 /** Operation and step: n ids in bags, `step` bags a table; table t, of tables that lie one after the other, begins at starts[t] and ends at
  *  starts[t + 1]. out[i] = starts[t] + ids[i], or with `remap` remap[starts[t] + ids[i]], a table of no rows leaving ids as they are;
- *  bag[i] = the id's bag, if bag. bad[0] = first i whose id is negative or not in its table, else INT64_MAX; such an id's out is -1.
+ *  bag[i] = the id's bag, if bag. bad[0] = first i whose id is negative (remap: but -1) or not in its table, else INT64_MAX; its out is -1.
  *  The step, for each block of ids: bad[b] = the first one of the block. range: blocks. */
 typedef struct peri_k_table_rows_args {
     const void *ids, *offsets, *starts, *remap; /* offsets: tables * step + 1, well formed */

@@ -14,7 +14,7 @@ static int64_t cpu_table_run(const peri_k_table_rows_args *a, int64_t i, int64_t
         int64_t id = ref_int(a->ids, i, a->ids_dtype), out = -1;
         if (whole && id >= 0) out = id;
         else if ((uint64_t)id < (uint64_t)size) out = a->remap ? ref_int(a->remap, start + id, a->remap_dtype) : start + id;
-        else bad = ref_min(bad, i);
+        else if (!a->remap || id != -1) bad = ref_min(bad, i);
         ref_int_set(a->out, i, a->out_dtype, out);
     }
     return bad;

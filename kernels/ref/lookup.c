@@ -17,7 +17,7 @@ static void ref_table_rows(const void *args, int64_t begin, int64_t end)
             int64_t id = ref_int(a->ids, i, a->ids_dtype), out = -1;
             bool whole = a->remap && size == 0, good = id >= 0 && (id < size || whole);
             if (good) out = whole ? id : a->remap ? ref_int(a->remap, start + id, a->remap_dtype) : start + id;
-            if (!good) bad = ref_min(bad, i);
+            if (!good && !(a->remap && id == -1)) bad = ref_min(bad, i);
             ref_int_set(a->out, i, a->out_dtype, out);
             if (a->bag) a->bag[i] = bag;
         }

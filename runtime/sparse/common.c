@@ -181,9 +181,9 @@ static peri_status not_there(const peri__tables *t, int64_t i)
     if (t->step) snprintf(where + length, sizeof where - (size_t)length, ", sample %lld", (long long)(bag % step));
     if (start == end)
         return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %lld (%s), %s", t->function, t->what, (long long)i, (long long)id, where,
-                          t->remap ? "allowed: 0 and more" : "and nothing is allowed");
-    return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %lld (%s), allowed: 0..%lld", t->function, t->what, (long long)i, (long long)id, where,
-                      (long long)(end - start - 1));
+                          t->remap ? "allowed: 0 and more, or -1 for none" : "and nothing is allowed");
+    return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %lld (%s), allowed: 0..%lld%s", t->function, t->what, (long long)i, (long long)id,
+                      where, (long long)(end - start - 1), t->remap ? ", or -1 for none" : "");
 }
 
 peri_status peri__table_rows(const peri__tables *t, int32_t dtype, peri_tensor **rows, peri_tensor **bag)

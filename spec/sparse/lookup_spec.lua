@@ -186,8 +186,9 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same({ "i32", 0 }, { none:dtype(), none:numel() })
       -- FBGEMM reads beyond the mapping.
       bad("indices%[2%] is 3 %(table 0, sample 1%), allowed: 0..2", find, t { 2, 1, 3, 77, 5, 1, 0 }, offsets, map, ends)
-      bad("indices%[6%] is %-1 %(table 2, sample 1%), allowed: 0..1", find, t { 2, 1, 0, 77, 5, 1, -1 }, offsets, map, ends)
-      bad("indices%[3%] is %-1 %(table 1, sample 0%), allowed: 0 and more", find, t { 2, 1, 0, -1, 5, 1, 1 }, offsets, map, ends)
+      assert.same({ -1, -1, 0, -1, 5, 0, -1 }, find(t { -1, 1, 0, -1, 5, 1, -1 }, offsets, map, ends):to_list())
+      bad("indices%[6%] is %-2 %(table 2, sample 1%), allowed: 0..1, or %-1", find, t { 2, 1, 0, 77, 5, 1, -2 }, offsets, map, ends)
+      bad("indices%[3%] is %-2 %(table 1, sample 0%), allowed: 0 and more", find, t { 2, 1, 0, -2, 5, 1, 1 }, offsets, map, ends)
       bad("index_remappings are i64 and indices i32", find, t({ 2 }, "i32"), t { 0, 1 }, t { 0, 1, 2 }, t { 0, 3 })
       bad("index_remappings_offsets: the last offset is 2, but there are 3 values", find, t { 2 }, t { 0, 1 }, t { 0, 1, 2 }, t { 0, 2 })
       bad("lookup: offsets: bag 0: it ends at offset 2, allowed: 0..1", find, t { 2 }, t { 0, 2 }, t { 0, 1, 2 }, t { 0, 3 })
