@@ -21,6 +21,9 @@ local Keys, KeyedJaggedTensor = jagged.Keys, jagged.KeyedJaggedTensor
 
 local TableCollection = Module:extend "TableCollection"
 
+--- The data types of a class whose tables are not trained, and may be of several; false: those that can be, one for a collection.
+TableCollection.data_types = false
+
 --- A class of collections. Whoever asks for the parameters or buffers of one makes it take its memory.
 function TableCollection.extend(base, name)
   local class = Module.extend(base, name)
@@ -54,7 +57,8 @@ local function check_tables(self, tables, described)
   for i, t in ipairs(tables) do
     if not class.is(t) then P.fail(("%s: entry %d of tables is no %s"):format(f, i, self.config_name)) end
     if seen[t.name] then P.fail(("%s: two tables are named '%s'"):format(f, t.name)) end
-    if t.data_type ~= tables[1].data_type and not described then
+    if not self.data_types then config.check_trained(f, t) end
+    if not self.data_types and t.data_type ~= tables[1].data_type and not described then
       P.fail(("%s: table '%s' holds %s, table '%s' %s; allowed: one data_type, except on device 'meta' (to be sharded)"):format(f, t.name,
         t.data_type, tables[1].name, tables[1].data_type))
     end
@@ -89,7 +93,8 @@ function TableCollection:setup(a)
   rawset(self, "_buffers", nil)
 end
 
-local function make(self)
+--- Make the table batch, and register its tables.
+function TableCollection:make()
   local batch = tbe.new {
     tables = util.map(self.tables, function(t)
       return { name = t.name, rows = t.num_embeddings, cols = t.embedding_dim, pooling = t.pooling or "NONE", init = t:initialiser() }
@@ -117,7 +122,7 @@ function TableCollection:materialise()
     if self.device == "meta" then
       P.fail(self.class_name .. ": it is on device 'meta', a description without memory; shard it, or make it on a real device")
     end
-    self._tbe = P.lasting(make, self)
+    self._tbe = P.lasting(self.make, self)
   end
   return self._tbe
 end
@@ -184,7 +189,7 @@ function TableCollection:embedding_names() return self._names end
 function TableCollection:feature_names() return self._features end
 
 --- Position of a table.
-local function table_index(self, name)
+function TableCollection:table_index(name)
   for i, t in ipairs(self.tables) do
     if t.name == name then return i end
   end
@@ -194,14 +199,14 @@ end
 
 --- A live view of a table's weights, or of another state of its optimizer ("momentum1", ...).
 function TableCollection:weight(name) return self:table_state(name, "weight") end
-function TableCollection:table_state(name, which) return self:materialise():state(table_index(self, name), which) end
+function TableCollection:table_state(name, which) return self:materialise():state(self:table_index(name), which) end
 
 --- Counts of a table's cache (nil for tables in memory).
-function TableCollection:cache_statistics(name) return self:materialise():cache_statistics(table_index(self, name)) end
+function TableCollection:cache_statistics(name) return self:materialise():cache_statistics(self:table_index(name)) end
 
 --- Rows [row, row + n) of a table's weights or state: a view, or a copy where the rows are in a file.
 function TableCollection:table_rows(name, which, row, n)
-  local batch, i = self:materialise(), table_index(self, name)
+  local batch, i = self:materialise(), self:table_index(name)
   if not batch:is_cached() then return batch:state(i, which):slice(1, row, row + n) end
   local shape = batch:state_shape(i, which)
   shape[1] = n

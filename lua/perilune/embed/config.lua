@@ -15,6 +15,9 @@ M.poolings = { SUM = C.PERI_POOLING_SUM, MEAN = C.PERI_POOLING_MEAN }
 M.row_formats = { INT8 = C.PERI_ROWS_INT8, INT8_HALF = C.PERI_ROWS_INT8_HALF, FP8 = C.PERI_ROWS_FP8, INT4 = C.PERI_ROWS_INT4,
   INT2 = C.PERI_ROWS_INT2 }
 M.data_types = { FP32 = "f32", FP16 = "f16", BF16 = "bf16" }
+--- What tables can hold, and what table batches call it: numbers, which are trained, and rows of bytes for quantized collections, whose
+--- 8-bit rows are those of FBGEMM's tables for inference.
+M.table_types = { FP32 = "FP32", FP16 = "FP16", BF16 = "BF16", INT8 = "INT8_HALF", FP8 = "FP8", INT4 = "INT4", INT2 = "INT2" }
 M.bounds_checks = { FATAL = C.PERI_BOUNDS_FATAL, WARNING = C.PERI_BOUNDS_WARNING, IGNORE = C.PERI_BOUNDS_IGNORE, NONE = C.PERI_BOUNDS_NONE }
 
 local function one_of(func, what, value, allowed)
@@ -81,7 +84,7 @@ local function fill(self, args, known)
   util.integer(f, "embedding_dim", a.embedding_dim, 1, 2 ^ 20)
   util.integer(f, "num_embeddings", a.num_embeddings, 1, 2 ^ 43)
   if known.pooling then one_of(f, "pooling", a.pooling, M.poolings) end
-  one_of(f, "data_type", a.data_type, M.data_types)
+  one_of(f, "data_type", a.data_type, M.table_types)
   if type(a.feature_names) ~= "table" or #a.feature_names == 0 then P.fail(f .. ": feature_names is no list of names") end
   local seen, keys = {}, util.keys(a.feature_names)
   if not keys or #keys ~= #a.feature_names then P.fail(f .. ": feature_names has entries behind a nil, or keys that are no positions") end
@@ -113,6 +116,13 @@ function BaseEmbeddingConfig:initialiser()
   if self.init_fn then return self.init_fn end
   if not self.weight_init_min and not self.weight_init_max then return init(C.PERI_INIT_DEFAULT, 0, 0) end
   return M.uniform(self:get_weight_init_min(), self:get_weight_init_max())
+end
+
+--- An error of `func` unless a table of this configuration can be trained.
+function M.check_trained(func, t)
+  if M.data_types[t.data_type] then return end
+  P.fail(("%s: table '%s' holds %s, which is looked up only: see QuantEmbeddingBagCollection and QuantEmbeddingCollection; allowed here: "
+    .. "%s"):format(func, t.name, tostring(t.data_type), table.concat(util.keys(M.data_types), ", ")))
 end
 
 --- A table of an EmbeddingBagCollection.
@@ -353,7 +363,8 @@ signature.kind("CacheParams", "CacheParams", CacheParams.is)
 signature.object("embedding_config", "an EmbeddingBagConfig or EmbeddingConfig",
   { name = "string", embedding_dim = "number", feature_names = "strings" })
 signature.list_of("embedding_configs", "a list of EmbeddingBagConfigs or EmbeddingConfigs", "embedding_config")
-signature.check("", M, { fill_cache_params = "func: string, slot: cache_slot, params: CacheParams, data_type: string",
+signature.check("", M, { check_trained = "func: string, t: table",
+  fill_cache_params = "func: string, slot: cache_slot, params: CacheParams, data_type: string",
   output_names = "tables: embedding_configs" })
 
 return M

@@ -12,6 +12,9 @@ local embed = {
 }
 
 --- Collections are modules; who only needs table batches does not load perilune.nn.
-local collections = { EmbeddingBagCollection = "perilune.embed.bag", EmbeddingCollection = "perilune.embed.sequence" }
+local collections = { EmbeddingBagCollection = "perilune.embed.bag", EmbeddingCollection = "perilune.embed.sequence",
+  quant = "perilune.embed.quant", quantize = "perilune.embed.quantize" }
+local names = { QuantEmbeddingBagCollection = "quant", QuantEmbeddingCollection = "quant", quantize_embeddings = "quantize",
+  copy_to_device = "quantize" }
 
-return util.face("peri.embed", embed, collections)
+return util.face("peri.embed", embed, collections, names)

@@ -1,0 +1,149 @@
+-- quantize.lua: a trained model made ready to serve: its embedding collections become quantized ones (quant.lua); copies of such models.
+local ffi = require "ffi"
+local errors = require "perilune.errors"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local Module = require "perilune.nn.module"
+local EmbeddingBagCollection = require "perilune.embed.bag"
+local EmbeddingCollection = require "perilune.embed.sequence"
+local quant = require "perilune.embed.quant"
+
+local M = {}
+
+local arguments = {
+  module = util.required,                       -- an nn.Module: the model, or a collection
+  dtype = "INT8",                               -- of rows: INT8, INT4, INT2, FP8, FP16, BF16, FP32
+  output_dtype = "FP32",                        -- of what a lookup gives: FP32, FP16, BF16
+  per_table_weight_dtype = util.optional.table, -- table name -> dtype of its own
+  pruned = util.optional.table,                 -- table name -> which rows are left (remap.lua)
+  additional_mapping = util.optional.list,      -- list of { class, class with from_float(module, args) }; they come before the usual ones
+  bounds_check_mode = "WARNING",
+  device = util.optional,                       -- default: that of each collection
+}
+
+--- Pairs of classes, checked.
+local function mapping_of(func, given)
+  local list = {}
+  local function is_class(x) return type(x) == "table" and rawget(x, "class_name") ~= nil end
+  for i, pair in ipairs(given or {}) do
+    if not (util.is_plain(pair) and is_class(pair[1]) and is_class(pair[2]) and type(pair[2].from_float) == "function") then
+      P.fail(("%s: additional_mapping[%d] is %s, wanted { a class of modules, a class with from_float }"):format(func, i,
+        errors.kind(pair)))
+    end
+    list[i] = pair
+  end
+  list[#list + 1] = { EmbeddingBagCollection, quant.QuantEmbeddingBagCollection }
+  list[#list + 1] = { EmbeddingCollection, quant.QuantEmbeddingCollection }
+  return list
+end
+
+--- The entries of `map` for the tables of a collection, noted in `used`; nil: none.
+local function own(map, collection, used)
+  local result
+  for _, t in ipairs(map and collection.tables or {}) do
+    if map[t.name] ~= nil then
+      result, used[t.name] = result or {}, true
+      result[t.name] = map[t.name]
+    end
+  end
+  return result
+end
+
+local function check_used(func, what, map, used)
+  for name in util.ordered(map or {}) do
+    if not used[name] then
+      P.fail(("%s: %s names table '%s', which no collection that is quantized has"):format(func, what, tostring(name)))
+    end
+  end
+end
+
+--- Put quantized collections in the place of the embedding collections of a.module. The trained ones stay as they are; the model does not
+--- hold them any more. Returns the model (or, of a collection, the quantized one) and a list of { path =, module = } of what was made.
+function M.quantize_embeddings(args)
+  local func = "quantize_embeddings"
+  local a = util.named(func, args, arguments)
+  if not Module.is(a.module) then P.fail(("%s: module is %s, wanted an nn.Module"):format(func, errors.kind(a.module))) end
+  local mapping, made, used_types, used_pruned = mapping_of(func, a.additional_mapping), {}, {}, {}
+  for _, entry in ipairs(a.module:named_modules()) do
+    local module = entry.module
+    if type(module.local_shards) == "function" then
+      P.fail(("%s: '%s' is a %s, whose rows are in shards; quantize the model before it is sharded, and shard that"):format(func,
+        entry.path, module.class_name))
+    end
+    for _, pair in ipairs(mapping) do
+      if pair[1].is(module) then
+        made[#made + 1] = { path = entry.path, from = module, module = pair[2].from_float(module, {
+          dtype = a.dtype, output_dtype = a.output_dtype, bounds_check_mode = a.bounds_check_mode, device = a.device,
+          per_table_weight_dtype = own(a.per_table_weight_dtype, module, used_types), pruned = own(a.pruned, module, used_pruned),
+        }) }
+        break
+      end
+    end
+  end
+  check_used(func, "per_table_weight_dtype", a.per_table_weight_dtype, used_types)
+  check_used(func, "pruned", a.pruned, used_pruned)
+  if #made == 0 then
+    P.fail(("%s: '%s' has no module that could be quantized; those are: %s"):format(func, a.module.class_name,
+      table.concat(util.map(mapping, function(pair) return pair[1].class_name end), ", ")))
+  end
+  local model = a.module
+  for _, m in ipairs(made) do
+    if m.path == "" then model = m.module else model:substitute(m.from, m.module) end
+    m.from = nil
+  end
+  return model:eval(), made
+end
+
+-- -- copies ----------------------------------------------------------------------------------------------------------------------------
+
+local copy_value
+
+local function copy_tensor(t, device)
+  local d = t:describe()
+  local grad, dtype = d.requires_grad, P.dtype_names[d.dtype]
+  local copy = Tensor.empty(t:shape(), dtype, device or t:device()):copy(t:detach())
+  if grad then copy:requires_grad() end
+  return copy
+end
+
+local function copy_fields(from, to, device, seen)
+  seen[from] = to
+  for key, value in util.ordered(from) do rawset(to, key, copy_value(value, device, seen)) end
+  return to
+end
+
+local function copy_module(module, device, seen)
+  if type(module.copy) == "function" then
+    seen[module] = module:copy(device)
+    return seen[module]
+  end
+  if type(module.materialise) == "function" then
+    P.fail(("copy_to_device: %s is trained, and has no copies; quantize it first (quantize_embeddings)"):format(module.class_name))
+  end
+  return copy_fields(module, setmetatable({}, getmetatable(module)), device, seen)
+end
+
+function copy_value(x, device, seen)
+  if type(x) == "cdata" then
+    if not Tensor.is_live(x) then return x end
+    local key = tonumber(ffi.cast("intptr_t", x.ptr))
+    seen[key] = seen[key] or copy_tensor(x, device)
+    return seen[key]
+  end
+  if type(x) ~= "table" or seen[x] then return seen[x] or x end
+  if Module.is(x) then return copy_module(x, device, seen) end
+  if getmetatable(x) == nil then return copy_fields(x, {}, device, seen) end
+  return x
+end
+
+--- A model with the same numbers on another device (nil: the same ones), which shares no parameter with this one: modules that have a
+--- method copy(device), as quantized collections have, sharded or not, copy themselves; of all others the tensors, sub-modules and plain
+--- tables in their fields are copied. TorchRec's copy_to_device and sharded_model_copy.
+function M.copy_to_device(module, device)
+  if not Module.is(module) then P.fail(("copy_to_device: module is %s, wanted an nn.Module"):format(errors.kind(module))) end
+  if device ~= nil then P.device(device) end
+  return P.lasting(copy_value, module, device, {})
+end
+
+return M
