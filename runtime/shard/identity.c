@@ -122,9 +122,12 @@ static void add_table(text *t, const peri_sharded_config *c, int32_t i, const pe
     add(t, "table '%s'\tnum_embeddings\t%lld\n", name, (long long)table->rows);
     add(t, "table '%s'\tembedding_dim\t%lld\n", name, (long long)table->cols);
     add(t, "table '%s'\tpooling\t%s\n", name, table->pooling == PERI_POOLING_MEAN ? "MEAN" : "SUM");
-    add(t, "table '%s'\tdata_type\t%s\n", name, peri_dtype_name(table->dtype ? table->dtype : PERI_F32));
+    if (peri__tbe_bytes(table->dtype))
+        add(t, "table '%s'\tdata_type\t%s\n", name, PICK(table->dtype - PERI_ROWS_INT8, "INT8", "INT8_HALF", "FP8", "INT4", "INT2"));
+    else add(t, "table '%s'\tdata_type\t%s\n", name, peri_dtype_name(peri__dtype_of(table)));
     add(t, "table '%s'\tsharding_type\t%s\n", name, peri_sharding_type_name(table->sharding_type));
-    add(t, "table '%s'\tcompute_kernel\t%s\n", name, !fused ? "dense" : table->cache ? "fused_uvm_caching" : "fused");
+    add(t, "table '%s'\tcompute_kernel\t%s\n", name,
+        table->cache ? "fused_uvm_caching" : PICK(table->compute_kernel, "dense", "fused", "quant"));
     add(t, "table '%s'\tfeature_names\t", name);
     for (int32_t f = 0; f < table->n_features; f++) add(t, "%s%s", f ? ", " : "", c->features[table->features[f]]);
     add(t, "\ntable '%s'\tstart values\t%s\n", name, peri__start_text(table->init, table->init_a, table->init_b, start));

@@ -15,6 +15,7 @@ static bool small_float(int32_t dtype) { return !dtype || dtype == PERI_F32 || d
 
 static peri_status check_dtypes(const char *f, const peri_sharded_table *table)
 {
+    if (table->compute_kernel == PERI_KERNEL_QUANT && peri__tbe_bytes(table->dtype)) return PERI_OK;
     if (!small_float(table->dtype))
         return peri__fail(PERI_EINVAL, "%s: table '%s': weights of dtype %s (%d), allowed: f32, f16, bf16", f, table->name,
                           peri_dtype_name(table->dtype), table->dtype);
@@ -77,6 +78,9 @@ static peri_status check_config(const peri_sharded_config *c)
     if (c->kind < 0 || c->kind >= PERI_SHARDED_KIND_COUNT)
         return peri__fail(PERI_EINVAL, "%s: kind %d, allowed: 0..%d (PERI_SHARDED_*)", f, c->kind, PERI_SHARDED_KIND_COUNT - 1);
     if (!c->group || !c->device) return peri__fail(PERI_EINVAL, "%s: a group and a device are needed", f);
+    if (c->places < 0 || (c->places > 1 && peri_group_size(c->group) > 1))
+        return peri__fail(PERI_EINVAL, "%s: %d places on each of %d ranks, allowed: 1, or more on one rank", f, c->places,
+                          peri_group_size(c->group));
     if (c->n_tables < 1 || c->n_features < 1)
         return peri__fail(PERI_EINVAL, "%s: %d tables and %d features, allowed: 1 or more", f, c->n_tables, c->n_features);
     for (int32_t t = 0; t < c->n_tables; t++) {
@@ -92,9 +96,12 @@ static peri_status check_config(const peri_sharded_config *c)
         PERI_TRY(check_rows(f, c, table));
         if (table->sharding_type < 0 || table->sharding_type >= PERI_SHARDING_TYPE_COUNT)
             return peri__fail(PERI_EINVAL, "%s: table '%s': %d is no sharding type", f, table->name, table->sharding_type);
-        if (table->compute_kernel != PERI_KERNEL_DENSE && table->compute_kernel != PERI_KERNEL_FUSED)
-            return peri__fail(PERI_EINVAL, "%s: table '%s': compute kernel %d, allowed: dense, fused", f, table->name,
+        if (table->compute_kernel < PERI_KERNEL_DENSE || table->compute_kernel > PERI_KERNEL_QUANT)
+            return peri__fail(PERI_EINVAL, "%s: table '%s': compute kernel %d, allowed: dense, fused, quant", f, table->name,
                               table->compute_kernel);
+        if ((table->compute_kernel == PERI_KERNEL_QUANT) != (c->tables[0].compute_kernel == PERI_KERNEL_QUANT))
+            return peri__fail(PERI_EINVAL, "%s: of the tables '%s' and '%s' one has the compute kernel quant; allowed: all or none", f,
+                              c->tables[0].name, table->name);
         if (table->bounds_check < PERI_BOUNDS_FATAL || table->bounds_check > PERI_BOUNDS_NONE)
             return peri__fail(PERI_EINVAL, "%s: table '%s': bounds_check %d, allowed: %d..%d", f, table->name, table->bounds_check,
                               PERI_BOUNDS_FATAL, PERI_BOUNDS_NONE);
@@ -180,12 +187,20 @@ static int32_t choose_lanes(peri_sharded *e, const peri_sharded_config *c)
 /** The shards of a table, in its entry of e->tables. */
 static peri_status cut_table(const peri_sharded *e, const peri_sharded_table *from, peri__route_table *to)
 {
-    const peri_sharding sharding = {.type = from->sharding_type, .world_size = e->world_size, .nodes = e->nodes, .n_ranks = from->n_ranks,
-                                    .ranks = from->ranks, .sizes = from->sizes, .table = from->name, .rows = from->rows,
-                                    .cols = from->cols};
+    const bool places = e->places > 1; /* they are cut over as ranks of one node are, and all belong to this rank */
+    const peri_sharding sharding = {.type = from->sharding_type, .world_size = places ? e->places : e->world_size,
+                                    .nodes = places ? NULL : e->nodes, .n_ranks = from->n_ranks, .ranks = from->ranks,
+                                    .sizes = from->sizes, .table = from->name, .rows = from->rows, .cols = from->cols};
     PERI_TRY(peri_sharding_shards(&sharding, NULL, 0, &to->n_shards));
     to->shards = peri__alloc(sizeof *to->shards * (size_t)peri__max(1, to->n_shards));
-    return to->shards ? peri_sharding_shards(&sharding, to->shards, to->n_shards, &to->n_shards) : PERI_ENOMEM;
+    to->places = peri__alloc_zero(sizeof *to->places * (size_t)peri__max(1, to->n_shards));
+    if (!to->shards || !to->places) return PERI_ENOMEM;
+    PERI_TRY(peri_sharding_shards(&sharding, to->shards, to->n_shards, &to->n_shards));
+    for (int32_t s = 0; s < to->n_shards && places; s++) {
+        to->places[s] = to->shards[s].rank;
+        to->shards[s].rank = e->rank;
+    }
+    return PERI_OK;
 }
 
 /** The lane of a table's rows. Rows of ids are never added up, and no exact module adds rows up before they are home. */
@@ -298,6 +313,8 @@ peri_status peri_sharded_new(const peri_sharded_config *c, peri_sharded **out)
     e->n_features = c->n_features;
     e->n_optimizers = c->n_optimizers;
     e->weighted = c->weighted;
+    e->frozen = c->tables[0].compute_kernel == PERI_KERNEL_QUANT;
+    e->places = c->places > 1 ? c->places : 1;
     e->output_dtype = c->output_dtype ? c->output_dtype : PERI_F32;
     e->division = peri__gradient_divisor(c->group, c->gradient_division);
     peri_status status = e->nodes ? PERI_OK : PERI_ENOMEM;
@@ -324,7 +341,10 @@ void peri_sharded_release(peri_sharded *e)
 {
     if (!e || !peri__refs_drop(&e->refs)) return;
     peri__tables_free(e);
-    for (int32_t t = 0; e->tables && t < e->n_tables; t++) peri__free(e->tables[t].shards);
+    for (int32_t t = 0; e->tables && t < e->n_tables; t++) {
+        peri__free(e->tables[t].shards);
+        peri__free(e->tables[t].places);
+    }
     for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__way_fini(&e->ways[lane]);
     peri__batches_free(e);
     peri__router_fini(&e->router);

@@ -15,10 +15,12 @@
 #include "layout.h"
 #include "way.h"
 
-/** Tables of this rank that are looked up together: one optimizer, dense or fused, shards or replicas; shards: one pooling. */
+/** Tables of this rank that are looked up together: one optimizer, dense or fused or none, shards or replicas; shards: one pooling and
+ *  one place. */
 typedef struct peri__table_set {
     peri_tbe *tbe;
-    int32_t optimizer; /* index into the configuration's; -1 for dense */
+    int32_t optimizer; /* index into the configuration's; -1: none (dense, quantized) */
+    int32_t place;     /* of the configuration's places */
     int32_t dtype;
     bool dense, replica, cached;
     bool by_id; /* of tables whose rows go home one by one */
@@ -88,6 +90,8 @@ struct peri_sharded {
     bool exact;     /* some fused table wants sums that do not depend on the plan (fused_params.exact) */
     bool two_rules; /* rows home are others than gradients to owners: see peri__rule */
     bool *mean;     /* n_tables: pooled by the mean */
+    bool frozen; /* no table is trained (PERI_KERNEL_QUANT), and nothing is recorded */
+    int32_t places; /* of the configuration, 1 or more */
     bool hollow; /* this rank takes part in sums to which it adds nothing */
     char *identity_text; /* what all ranks must agree on (identity.c) */
     int64_t identity_bytes, identity_fixed; /* of it; and of its part that never changes */

@@ -30,6 +30,7 @@ typedef struct peri__route_table {
     int32_t bounds_check; /* PERI_BOUNDS_* */
     int32_t n_shards;
     peri_shard *shards;
+    int32_t *places; /* n_shards: where on its rank each is; not for the routes */
 } peri__route_table;
 
 /** One feature cut by one table's row boundaries: see kernels/route.h. */

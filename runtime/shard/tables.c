@@ -9,21 +9,21 @@
 
 /* -- sets of tables ----------------------------------------------------------------------------------------------------------------- */
 
-/** The set of a table, found or appended; -1: no memory. */
-static int32_t set_of(peri_sharded *e, const peri_sharded_table *table, bool replica, bool by_id)
+/** The set of a table, at a place of this rank, found or appended; -1: no memory. */
+static int32_t set_of(peri_sharded *e, const peri_sharded_table *table, bool replica, bool by_id, int32_t place)
 {
     bool dense = table->compute_kernel == PERI_KERNEL_DENSE, cached = table->cache != NULL;
     bool mean = table->pooling == PERI_POOLING_MEAN && !replica;
-    int32_t optimizer = dense ? -1 : table->optimizer, dtype = peri__dtype_of(table);
+    int32_t optimizer = table->compute_kernel == PERI_KERNEL_FUSED ? table->optimizer : -1, dtype = peri__dtype_of(table);
     for (int32_t g = 0; g < e->n_sets; g++)
         if (e->sets[g].optimizer == optimizer && e->sets[g].dtype == dtype && e->sets[g].replica == replica &&
-            e->sets[g].cached == cached && e->sets[g].mean == mean && e->sets[g].by_id == by_id)
+            e->sets[g].cached == cached && e->sets[g].mean == mean && e->sets[g].by_id == by_id && e->sets[g].place == place)
             return g;
     peri__table_set *more = peri__realloc(e->sets, sizeof *more * (size_t)(e->n_sets + 1));
     if (!more) return -1;
     e->sets = more;
-    e->sets[e->n_sets] = (peri__table_set){.optimizer = optimizer, .dtype = dtype, .dense = dense, .replica = replica,
-                                                    .cached = cached, .by_id = by_id, .mean = mean};
+    e->sets[e->n_sets] = (peri__table_set){.optimizer = optimizer, .place = place, .dtype = dtype, .dense = dense,
+                                           .replica = replica, .cached = cached, .by_id = by_id, .mean = mean};
     return e->n_sets++;
 }
 
@@ -71,7 +71,7 @@ static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri_
                               .tables = tables, .n_features = c->n_features, .features = c->features, .seed = c->seed,
                               .caches = g->cached ? caches : NULL};
     peri_status status = PERI_OK;
-    if (g->dense) status = peri_tbe_optimizer_default(PERI_TBE_NONE, &config.optimizer);
+    if (g->optimizer < 0) status = peri_tbe_optimizer_default(PERI_TBE_NONE, &config.optimizer);
     else config.optimizer = c->optimizers[g->optimizer];
     if (status >= 0) status = peri_tbe_new(&config, &g->tbe);
     peri__free(tables);
@@ -138,7 +138,7 @@ static peri_status take_places(peri_sharded *e)
             if (p.set < 0) continue;
             const peri__table_set *g = &e->sets[p.set];
             e->local[n++] = (peri_local_shard){.shard = shard_of(e, g, p.table), .tbe = g->tbe, .tbe_table = p.table, .table = t,
-                                               .dense = g->dense, .replica = e->tables[t].data_parallel};
+                                               .place = g->place, .dense = g->dense, .replica = e->tables[t].data_parallel};
         }
     for (int32_t i = 0; i < lookups; i++) {
         const peri__lookup *s = &r->lookups[r->rank_lookup[e->rank] + i];
@@ -154,12 +154,12 @@ peri_status peri__tables_new(peri_sharded *e, const peri_sharded_config *c)
 {
     for (int32_t t = 0; t < c->n_tables; t++) {
         const peri__route_table *table = &e->tables[t];
-        int32_t g = table->data_parallel ? set_of(e, &c->tables[t], !table->copied, false) : 0;
+        int32_t g = table->data_parallel ? set_of(e, &c->tables[t], !table->copied, false, 0) : 0;
         if (g < 0) return PERI_ENOMEM;
         if (table->data_parallel) PERI_TRY(set_add(&e->sets[g], t, -1));
         for (int32_t s = 0; s < table->n_shards; s++) {
             if (table->shards[s].rank != e->rank || table->shards[s].rows == 0) continue;
-            g = set_of(e, &c->tables[t], false, table->by_id);
+            g = set_of(e, &c->tables[t], false, table->by_id, table->places[s]);
             if (g < 0) return PERI_ENOMEM;
             PERI_TRY(set_add(&e->sets[g], t, s));
         }

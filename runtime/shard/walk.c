@@ -167,6 +167,10 @@ static peri_status take_input(peri__input_dist *d, peri_kjt *kjt)
     PERI_TRY(peri_kjt_weights(kjt, &weights));
     bool want = weights && weights->requires_grad;
     peri_tensor_release(weights);
+    if (want && e->frozen && peri__grad_enabled())
+        return peri__fail(PERI_EINVAL, "%s: the input's weights want a gradient, which tables that are not trained do not give; look up "
+                                       "without gradients (peri_grad_enable)", input_name);
+    want = want && !e->frozen;
     peri__routing_args a = {.kjt = kjt, .ctx = d, .check = check_words, .by_bag = e->any_mean ? e->kind->by_bag : NULL,
                             .keep_lengths = want && !e->exact, .by_id = e->kind->by_id,
                             .keep_places = e->two_rules || (want && e->exact),
@@ -584,7 +588,7 @@ static peri_status look_up(output_dist *o)
     PERI_TRY(new_f32(e->device, own_of(l) + l->owner->sent_out, &o->buffer));
     PERI_TRY(new_f32(e->device, l->home->received_out, &o->received));
     if (e->hollow) PERI_TRY(clear_sums(b, o->buffer));
-    bool recording = peri__grad_enabled();
+    bool recording = peri__grad_enabled() && !e->frozen;
     for (int32_t g = 0; g < e->n_sets; g++) {
         if (recording) PERI_TRY(peri__tbe_ema(e->sets[g].tbe));
         PERI_TRY(peri_tbe_batch_forward(b->looks[PERI__TO_HOMES][g], o->buffer));

@@ -28,7 +28,10 @@ static inline peri_tensor *peri__keep(peri_tensor *t)
 }
 
 /** Whether the ids' weights want a gradient. */
-static inline bool peri__weights_want_grad(const peri__input_dist *d) { return d->routing.weights && d->routing.weights->requires_grad; }
+static inline bool peri__weights_want_grad(const peri__input_dist *d)
+{
+    return d->routing.weights && d->routing.weights->requires_grad && !d->ebc->frozen;
+}
 
 /** Whether the gradient of the ids' weights is made at home, where it has the same bits under any plan. */
 static inline bool peri__weights_at_home(const peri__input_dist *d) { return peri__weights_want_grad(d) && d->ebc->exact; }

@@ -164,6 +164,7 @@ function M.of(func, a, plan, kind, slots)
     return x
   end
   check_own_params(func, a)
+  for _, t in ipairs(a.tables) do config.check_trained(func, t) end
   local optimizers, list, optimizer, bounds = optimizers_of(func, a, plan)
   local cfg = ffi.new "peri_sharded_config"
   fill_tables(cfg, a, plan, optimizer, bounds, keep)

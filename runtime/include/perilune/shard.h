@@ -68,8 +68,9 @@ typedef struct peri_sharded_ref {
     peri_sharded *ptr;
 } peri_sharded_ref;
 
-/** Who trains a table: a dense optimizer through leaf tensors, or the module itself in the backward pass. */
-enum { PERI_KERNEL_DENSE = 0, PERI_KERNEL_FUSED = 1 };
+/** Who trains a table: a dense optimizer through leaf tensors, or the module itself in the backward pass; or nobody: rows that are written
+ *  once and looked up (all tables of a module, or none). Such a module records nothing, and its rows may be bytes. */
+enum { PERI_KERNEL_DENSE = 0, PERI_KERNEL_FUSED = 1, PERI_KERNEL_QUANT = 2 };
 
 /** One table and its plan entry. */
 typedef struct peri_sharded_table {
@@ -82,8 +83,9 @@ typedef struct peri_sharded_table {
     int32_t n_features, n_ranks;
     int32_t pooling, init;  /* PERI_POOLING_* (SUM or MEAN; EC: NONE, and all tables have equal columns), PERI_INIT_* */
     int32_t sharding_type, compute_kernel;
-    int32_t optimizer;      /* index into config.optimizers; ignored with PERI_KERNEL_DENSE */
-    int32_t dtype;          /* of the weights: PERI_F32 (or 0), PERI_F16, PERI_BF16; PERI_KERNEL_DENSE: f32 */
+    int32_t optimizer;      /* index into config.optimizers; for PERI_KERNEL_FUSED */
+    int32_t dtype;          /* of the weights: PERI_F32 (or 0), PERI_F16, PERI_BF16; PERI_KERNEL_DENSE: f32; PERI_KERNEL_QUANT: also
+                               PERI_ROWS_*, and `init` is PERI_INIT_NONE: rows of bytes start as zeros */
     int32_t bounds_check;   /* PERI_BOUNDS_*: ids are checked at home, before they are routed; of tables with one route, the strictest */
     int32_t reserved;
     const peri_cache_params *cache; /* NULL: shards in memory; else in files (TorchRec's fused_uvm_caching; fused, no replicas) */
@@ -110,6 +112,8 @@ typedef struct peri_sharded_config {
                                            all rows of an EC */
     peri_sharded_codecs reduce_scatter; /* of row-wise shards, and of those within a node; they are added up in f32, when they are here */
     int32_t kind;           /* PERI_SHARDED_* */
+    int32_t places;         /* 0 or 1: shards are cut over the ranks of the group. More (a group of one rank): over so many places of this
+                               process, which the plan numbers as if they were ranks; the tables of each place are looked up together */
 } peri_sharded_config;
 
 /** Allocate and initialise this rank's shards. Collective: all members with the same configuration and plan; every exchange compares them,
@@ -154,6 +158,7 @@ typedef struct peri_local_shard {
     peri_tbe *tbe;          /* borrowed: weights and state through peri_tbe_state, and peri_tbe_leaf if `dense` */
     int64_t tbe_table;      /* its number there */
     int32_t table;          /* index into config.tables */
+    int32_t place;          /* of config.places, from 0 */
     bool dense, replica;
 } peri_local_shard;
 
