@@ -140,7 +140,7 @@ PERI_API peri_status peri_sparse_rowwise_prune(peri_tensor *weight, peri_tensor 
 
 /** Ids of T tables as rows of pruned tables: bags [t * B, (t + 1) * B) of @offsets [T * B + 1] have the ids of table t, whose mapping is
  *  index_remappings[offsets[t] .. offsets[t + 1]) of @index_remappings_offsets [T + 1]: an id outside of it is an error, -1 stays. A
- *  table of an empty mapping is not pruned: its ids stay. @index_remappings is i32, or i64 as the ids. @out [n]: dtype of @indices; -1: pruned. */
+ *  table with an empty mapping is not pruned: its ids stay. @index_remappings is i32, or as the ids. @out [n]: as @indices; -1: pruned. */
 PERI_API peri_status peri_sparse_pruned_array_lookup(peri_tensor *indices, peri_tensor *offsets, peri_tensor *index_remappings,
                                                      peri_tensor *index_remappings_offsets, peri_tensor **out);
 /** The same with hash tables: slots [offsets[t], offsets[t + 1]) of @hash_table [slots, 2] (pairs of an id and its row, -1 and -1 in a free
