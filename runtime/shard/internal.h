@@ -22,7 +22,7 @@ typedef struct peri__sharding_type {
     bool cuts_rows;    /* rows of one column may lie on several ranks: the pooled rows of their parts are added up at home */
     bool cuts_columns; /* a row may lie on several ranks */
     bool in_node;      /* all ranks of a node have a shard of each block of columns that lies there, and add the parts up among them */
-    bool replica;      /* every rank has the whole table: no ids travel, and gradients are reduced */
+    bool replica;      /* every rank has the whole table: no ids travel, and gradients are reduced (exact sums: they travel to all) */
     /* The shards of the table in order of offsets. Ranks were checked to be in range. */
     peri_status (*shards)(const peri_sharding *s, peri__cut *cut);
 } peri__sharding_type;

@@ -85,7 +85,7 @@ local function batch(c, step, from, to, device)
     for s = from, to - 1 do places[k][s - from + 1] = place[inverse[f][s + 1]] end
   end
   local leaf = c.weighted and peri.tensor(weights, "f32", device, { #weights }) or nil
-  if leaf then leaf:requires_grad() end
+  if leaf and not c.frozen then leaf:requires_grad() end
   return peri.KeyedJaggedTensor { keys = FEATURES, values = peri.tensor(values, "i64", device, { #values }),
     lengths = peri.tensor(lengths, "i32", device, { #lengths }), weights = leaf, stride = not c.variable and to - from or nil,
     stride_per_key_per_rank = c.variable and strides or nil,
@@ -101,7 +101,7 @@ local function tables_of(c)
 end
 
 local function params_of(c, exact)
-  return { optimizer = c.optimizer, learning_rate = 0.1, exact = exact, cache_params = c.kernel and { load_factor = 1 } or nil }
+  return { optimizer = c.optimizer, learning_rate = c.rate or 0.1, exact = exact, cache_params = c.kernel and { load_factor = 1 } or nil }
 end
 
 --- Gradients of the whole batch's rows, divided as f32.
@@ -118,7 +118,7 @@ local function train(c, module, step, from, to, device, grad_of)
     local values = module:forward(features):values()
     local result = { values:to_list() }
     values:backward(grad_of(1, values:shape(), taken))
-    return result, leaf and leaf:grad():to_list(), taken
+    return result, leaf and not c.frozen and leaf:grad():to_list() or nil, taken
   end
   local result, out, loss = module:forward(features), {}, nil
   for i, name in ipairs(module:embedding_names()) do
@@ -157,7 +157,7 @@ local all_features = { f = true, g = true, h = true }
 --- Train without ranks; returns the collection, and by step what `train` returned, with rows and gradients by bag.
 local function unsharded(c, device, divisor)
   local whole = peri[c.sequence and "EmbeddingCollection" or "EmbeddingBagCollection"] { tables = tables_of(c), seed = 5, device = device,
-    fused_params = params_of({ optimizer = c.optimizer }, true), is_weighted = c.weighted or nil }
+    fused_params = params_of({ optimizer = c.optimizer, rate = c.rate }, true), is_weighted = c.weighted or nil }
   local steps = {}
   for step = 1, STEPS do
     local out, weights, taken = train(c, whole, step, 0, SAMPLES, device,
@@ -174,6 +174,7 @@ local function share(c, world, device, n, exact, same)
   for i, t in ipairs(configs) do
     plans[t.name] = entries[c.kind](i, n)
     if c.kernel and not plans[t.name].sharding_type:find "data" then plans[t.name].compute_kernel = c.kernel end
+    if c.dense and i ~= 2 then plans[t.name].compute_kernel = "dense" end
   end
   local module = peri.shard[c.sequence and "ShardedEmbeddingCollection" or "ShardedEmbeddingBagCollection"] { tables = tables_of(c),
     plan = plans, group = world, device = device, seed = 5, fused_params = params_of(c, exact), is_weighted = c.weighted or nil,
@@ -226,10 +227,13 @@ local cases = {
   { title = "rowwise_adagrad", optimizer = "rowwise_adagrad", kinds = whole_rows, sizes = { 2, 5 } },
   { title = "sgd of BF16", optimizer = "sgd", data_type = "BF16", weighted = true, kinds = all, sizes = { 3 } },
   { title = "partial_rowwise_lamb of FP16", optimizer = "partial_rowwise_lamb", data_type = "FP16", kinds = whole_rows, sizes = { 3 } },
+  { title = "weights without gradient", optimizer = "sgd", weighted = true, frozen = true, kinds = all, sizes = { 5 } },
   { title = "variable batch", optimizer = "adagrad", weighted = true, variable = true, kinds = all, sizes = { 1 } },
   { title = "in files", optimizer = "adam", weighted = true, kernel = "fused_uvm_caching", kinds = { "row_wise", "grid_shard", "mixed" },
     sizes = { 2, 3 } },
   { title = "sequences", optimizer = "adam", sequence = true, kinds = all, sizes = { 1, 2, 3, 5 } },
+  -- Tables that somebody else trains: here nobody does.
+  { title = "beside dense tables", optimizer = "sgd", rate = 0, weighted = true, dense = true, kinds = all, sizes = { 3 } },
   -- Copies would drift apart if a rank saw its own gradients as they are and those of others rounded.
   { title = "codecs", optimizer = "adam", kinds = { "data_parallel" }, sizes = { 2, 3 },
     codecs = codec.get_qcomm_codecs_registry { forward = "FP16", backward = "FP16" } },

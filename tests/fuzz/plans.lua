@@ -181,7 +181,7 @@ local function draw(seed)
   case.division = replicas or below(2) == 0 -- the gradients of replicas are means in any case
   case.bits = case.exact
   case.data_type = case.bits and pick(below, { "FP32", "FP16", "BF16" }) or "FP32"
-  case.steps = {}
+  case.slopes, case.steps = case.weighted and below(2) == 0, {} -- slopes: the weights want a gradient
   for step = 1, STEPS do
     case.steps[step] = map(w.ranks, function() return draw_batch(below, case) end)
   end
@@ -190,7 +190,8 @@ end
 
 local function text_of(case)
   local lines = { ("%d ranks, %d per node, %s, %s, %s%s%s%s, gradients %s"):format(case.world.size, case.world.local_size, case.device,
-    case.sequence and "sequences" or "bags", case.params.optimizer, case.exact and ", exact" or "", case.weighted and ", weighted" or "",
+    case.sequence and "sequences" or "bags", case.params.optimizer, case.exact and ", exact" or "",
+    case.slopes and ", weights with gradient" or case.weighted and ", weighted" or "",
     case.variable and ", variable batch" or "", case.division and "divided" or "added up") }
   for _, t in ipairs(case.tables) do
     lines[#lines + 1] = ("  %s: %d x %d %s of %s, %s: %s"):format(t.name, t.rows, t.cols, case.data_type, table.concat(t.features, ", "),
@@ -231,7 +232,7 @@ local function features_of(case, batches)
     strides[k] = { bags - first }
   end
   local leaf = case.weighted and peri.tensor(weights, "f32", case.device, { ids }) or nil
-  if leaf then leaf:requires_grad() end
+  if leaf and case.slopes then leaf:requires_grad() end
   return peri.KeyedJaggedTensor {
     keys = case.features, values = peri.tensor(values, "i64", case.device, { ids }),
     lengths = peri.tensor(lengths, "i32", case.device, { bags }),
@@ -239,7 +240,7 @@ local function features_of(case, batches)
     stride_per_key_per_rank = case.variable and strides or nil,
     inverse_indices = case.variable and not case.sequence and { case.features, peri.tensor(inverse, "i64", case.device,
       { #case.features, samples }) } or nil,
-  }, samples, ids, leaf
+  }, samples, ids, case.slopes and leaf
 end
 
 --- Gradients of rows by the rank and what they belong to, the same wherever they are made, divided as f32.

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * data_parallel.c: every rank holds the whole table; nothing is routed, gradients are reduced. ranks: none, or all of them.
+ * data_parallel.c: every rank holds the whole table; nothing is routed, gradients are reduced. With exact sums ids and
+ * gradients of all ranks go to all ranks instead (peri__route_table.copied). ranks: none, or all of them.
  */
 #include "../internal.h"
 
