@@ -192,8 +192,8 @@ describe("arguments", function()
     refuses("Reducer: params is 3, wanted a list", peri.dist.Reducer, { group = peri.init(), params = 3 })
     refuses("WarmupOptimizer: stages is 'mean', wanted a list", peri.nn.optim.WarmupOptimizer, { optimizer = {}, stages = "mean" })
     refuses("CosineAnnealingLR: T_max is .*, wanted a number", peri.nn.optim.CosineAnnealingLR, { optimizer = {}, T_max = t })
-    refuses("Linear:load_state: state 'weight' is a table, wanted a tensor", function()
-      peri.nn.Linear { in_features = 1, out_features = 1 }:load_state { weight = {}, bias = {} }
+    refuses("Linear:load_state_dict: 'weight' is a table, wanted a tensor or a ShardedTensor; 'bias' is", function()
+      peri.nn.Linear { in_features = 1, out_features = 1 }:load_state_dict { weight = {}, bias = {} }
     end)
     refuses("DLRMTrain: the batch's labels is nil, wanted a tensor", function()
       peri.nn.DLRMTrain(function() return t end):forward {}

@@ -156,8 +156,8 @@ peri.DistributedModelParallel { module = m, plan = { ebc = { t = sharding } } }]
     "net.0: Linear: x is [5, 4], wanted [*, 3] (s.lua:5)" },
   { "labels of another length", "nn.functional.binary_cross_entropy_with_logits(peri.zeros { 4 }, peri.zeros { 5 })",
     "peri_op_bce_with_logits: x and target are f32 [4] and f32 [5]; their shapes must agree (s.lua:2)" },
-  { "a state of another shape", linear .. "linear:load_state { weight = peri.zeros { 2, 2 } }",
-    "Linear: state 'weight' has shape [2, 3], given [2, 2] (s.lua:2)" },
+  { "a state of another shape", linear .. "linear:load_state_dict { weight = peri.zeros { 2, 2 } }",
+    "Linear:load_state_dict: 'weight' has shape [2, 3], given [2, 2]; missing: 'bias' (s.lua:2)" },
   { "a loss of many elements",
     linear .. "for _ in peri.TrainPipelineBase { model = linear }:run(function() return peri.zeros { 4, 3 } end) do end",
     "peri_backward_new: f32 [4, 2] has more than one element; give its upstream gradient (s.lua:2)" },
@@ -268,8 +268,8 @@ function Tower:forward(batch)
   return batch.dense.values
 end
 peri.scope(Net(), {})]], "tower: attempt to index field 'dense' (a nil value) (s.lua:8)" },
-  { "a state that is nil", linear .. "linear:load_state(nil)",
-    "Module:load_state: map is nil, wanted a table (s.lua:2)" },
+  { "a state that is nil", linear .. "linear:load_state_dict(nil)",
+    "Module:load_state_dict: map is nil, wanted a table (s.lua:2)" },
   { "no batches", loop .. "for _ in pipeline:run() do end",
     "TrainPipelineBase: batches is nil, wanted a function that returns the next batch, such as data.synthetic {...} (s.lua:9)" },
   { "a list for batches", loop .. "for _ in pipeline:run {} do end",

@@ -14,10 +14,11 @@ local nn = require "perilune.nn"
 local dist = require "perilune.dist"
 local group_of = require("perilune.dist.group").group_of
 local own_parts = require("perilune.nn.parameter").own_parts
+local wrapper = require "perilune.model.wrapper"
 local plans = require "perilune.plan"
 local shard = require "perilune.shard"
 
-local M = {}
+local M = { DataParallelWrapper = wrapper.DataParallelWrapper, DefaultDataParallelWrapper = wrapper.DefaultDataParallelWrapper }
 
 local DistributedModelParallel = nn.Module:extend "DistributedModelParallel"
 M.DistributedModelParallel = DistributedModelParallel
@@ -30,10 +31,11 @@ local arguments = {
   group = util.optional,           -- the ranks; default: the world
   device = util.optional,
   sharders = util.optional,        -- list of ModuleSharders, and nothing else is sharded; default: those that the modules' classes name
-  bucket_bytes = 25 * 1024 * 1024, -- of gradients that are averaged together
+  bucket_bytes = util.optional.number, -- of gradients that are averaged together; default: 25 MiB
   gradient_division = util.optional,     -- of the default sharders: see ShardedEmbeddingModule
   qcomm_codecs_registry = util.optional, -- likewise; the dense part travels as it is
-  init_data_parallel = true,       -- start from rank 0's dense parameters
+  init_data_parallel = true,       -- false: model:init_data_parallel() is called later, before it is trained
+  data_parallel_wrapper = util.optional, -- a DataParallelWrapper; default: DefaultDataParallelWrapper
 }
 
 --- What plans have entries for, of the module of `entry`.
@@ -124,6 +126,18 @@ local function sharders_of(a)
     shard)
 end
 
+--- The wrapper of the dense part.
+local function wrapper_of(a)
+  local func, w = "DistributedModelParallel", a.data_parallel_wrapper
+  if a.bucket_bytes then util.integer(func, "bucket_bytes", a.bucket_bytes, 1) end
+  if w == nil then return wrapper.DefaultDataParallelWrapper { bucket_cap_mb = a.bucket_bytes and a.bucket_bytes / 2 ^ 20 } end
+  if not wrapper.DataParallelWrapper.is(w) then
+    P.fail(("%s: data_parallel_wrapper is %s, wanted a DataParallelWrapper (a class is called to make one)"):format(func, errors.kind(w)))
+  end
+  if a.bucket_bytes then P.fail(func .. ": bucket_bytes is the argument of the default wrapper; give it to data_parallel_wrapper's") end
+  return w
+end
+
 --- Make a sharded module of each collection, one more entry of `made` each. Their files are of one flush.
 local function make_sharded(a, collections, env, made)
   for i, c in ipairs(collections) do
@@ -156,11 +170,12 @@ function DistributedModelParallel:init(args)
     P.fail(("DistributedModelParallel: module is %s, wanted an nn.Module (a class is called to make one)"):format(errors.kind(a.module)))
   end
   local env = env_of(a)
-  util.integer("DistributedModelParallel", "bucket_bytes", a.bucket_bytes, 1)
+  self._wrapper, self.device = wrapper_of(a), a.device or false
   local collections = collections_of(a.module, sharders_of(a))
   local plan = make_plan(a.plan, collections, env)
   check_paths(collections, plan, a.device)
   self.env, self.group, self.plan = env, env.pg, plan
+  self._fused, self._paths = false, setmetatable(util.map(collections, function(c) return c.path end), {})
   self.sharded = setmetatable({}, {}) -- a metatable: they are modules of self.module
   local ok, err = pcall(make_sharded, a, collections, env, self.sharded)
   if not ok then
@@ -179,22 +194,30 @@ function DistributedModelParallel:init(args)
   for _, m in ipairs(module:modules()) do
     if m.reduction == "global_mean" and m.set_group then m:set_group(self.group) end
   end
-  local replicated = {} -- equal on all ranks, gradients averaged: the dense part and replicas of dense tables
-  for _, p in ipairs(module:parameters()) do
-    if not own_parts[p] then replicated[#replicated + 1] = p end
-  end
-  if a.init_data_parallel then self:_broadcast(replicated) end
-  self._reducer = #replicated > 0 and dist.Reducer { group = self.group, params = replicated, bucket_bytes = a.bucket_bytes } or false
+  self._reducer, self._wrapped = false, false
+  if a.init_data_parallel then self:init_data_parallel() end
 end
 
---- Rank 0's numbers of these parameters and of what sharded modules have on every rank to all. Collective.
-function DistributedModelParallel:_broadcast(replicated)
-  if self.group:size() == 1 then return end
-  local pending = util.map(replicated, function(p) return self.group:broadcast(p:detach(), 0) end)
-  for _, sharded in ipairs(self.sharded) do
-    for _, tensor in ipairs(sharded:replicas()) do pending[#pending + 1] = self.group:broadcast(tensor, 0) end
+--- Parameters that are equal on all ranks: the dense part and replicas of dense tables.
+function DistributedModelParallel:replicated_parameters()
+  local list = {}
+  for _, p in ipairs(self.module:parameters()) do
+    if not own_parts[p] then list[#list + 1] = p end
   end
-  for _, work in ipairs(pending) do work:wait() end
+  return list
+end
+
+--- Hand the dense part to the data-parallel wrapper: it starts from rank 0's numbers, and its gradients are averaged from now on. Once;
+--- later calls do nothing. Collective.
+function DistributedModelParallel:init_data_parallel()
+  if self._wrapped then return end
+  self._wrapped = true
+  local watcher = self._wrapper:wrap(self, self.env, self.device or nil)
+  if watcher and not (type(watcher) == "table" and util.is_callable(watcher.watch)) then
+    P.fail(("DistributedModelParallel: %s:wrap returned %s, wanted nil or an object with a method watch"):format(self._wrapper.class_name,
+      errors.kind(watcher)))
+  end
+  self._reducer = watcher or false
 end
 
 --- What an optimizer of the dense part trains: the replicated parameters, and this rank's shards of tables whose compute_kernel is "dense".
@@ -206,10 +229,46 @@ function DistributedModelParallel:parameters()
 end
 DistributedModelParallel.dense_parameters = DistributedModelParallel.parameters
 
+--- Names are those of the model as it was before it was wrapped, here and in all that follows.
 function DistributedModelParallel:named_parameters(prefix)
-  local list = nn.Module.named_parameters(self, prefix)
+  local list = self.module:named_parameters(prefix)
   list.elsewhere, list.group = self.elsewhere, self.group
   return list
+end
+function DistributedModelParallel:named_buffers(prefix) return self.module:named_buffers(prefix) end
+function DistributedModelParallel:named_state(prefix) return self.module:named_state(prefix) end
+
+--- See Module:state_dict and Module:load_state_dict; tables over ranks are ShardedTensors. Local.
+function DistributedModelParallel:state_dict(prefix) return self.module:state_dict(prefix) end
+function DistributedModelParallel:load_state_dict(map, strict) return self.module:load_state_dict(map, strict) end
+
+--- Parameters that belong to no sharded module: a list of { name =, tensor = }.
+function DistributedModelParallel:bare_named_parameters(prefix)
+  local within, list = {}, {}
+  for _, sharded in ipairs(self.sharded) do
+    for _, p in ipairs(sharded:parameters()) do within[p] = true end
+  end
+  for _, p in ipairs(self.module:named_parameters(prefix)) do
+    if not within[p.tensor] then list[#list + 1] = p end
+  end
+  return list
+end
+
+--- Names of parameters whose gradients are sparse tensors: none are. (Tables of which few rows are touched are trained by themselves.)
+function DistributedModelParallel:sparse_grad_parameter_names() return {} end -- luacheck: ignore 212
+
+--- The optimizer of all fused tables, a CombinedOptimizer: rates set in its param_groups hold at once, and its states have the names of the
+--- unsharded model's tables. A model without fused tables has one without parameters.
+function DistributedModelParallel:fused_optimizer()
+  if not self._fused then
+    local list = {}
+    for i, sharded in ipairs(self.sharded) do
+      local optimizer = sharded:fused_optimizer()
+      if optimizer then list[#list + 1] = { name = self._paths[i], optimizer = optimizer } end
+    end
+    self._fused = #list > 0 and nn.optim.CombinedOptimizer(list) or nn.optim.KeyedOptimizer { params = {} }
+  end
+  return self._fused
 end
 
 --- Let a backward pass through what the model returned reduce the dense gradients, whichever of them it reaches on this rank.
@@ -226,6 +285,10 @@ local function watched(reducer, a, b, c, d, e, f, more)
 end
 
 function DistributedModelParallel:forward(...)
+  if not self._wrapped and self.training and P.state.grad then
+    P.fail("DistributedModelParallel: it is not ready to be trained: call model:init_data_parallel(), which init_data_parallel = false "
+      .. "left out")
+  end
   if not self._reducer then return self.module(...) end
   return watched(self._reducer, self.module(...))
 end
@@ -244,7 +307,16 @@ function DistributedModelParallel:flush()
   if #in_files > 0 then shard.files.flush(self.group, "DistributedModelParallel:flush", in_files) end
 end
 
+--- The model within wrappers: what a DistributedModelParallel (of a DistributedModelParallel ...) was made of; any other module itself.
+function M.get_module(module)
+  while DistributedModelParallel.is(module) do module = module.module end
+  return module
+end
+M.get_unwrapped_module = M.get_module
+
+signature.kind("nn_module", "an nn.Module", nn.Module.is)
+signature.check("model.", M, { get_module = "module: nn_module", get_unwrapped_module = "module: nn_module" })
 signature.check("DistributedModelParallel:", DistributedModelParallel, { backward = "self: table, loss: tensor, grad: tensor?",
   set_fused_learning_rate = "self: table, learning_rate: number" })
 
-return M
+return util.face("peri.model", M)

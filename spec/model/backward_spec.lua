@@ -117,20 +117,20 @@ describe("parameters()", function()
   end
 
   worlds.each("has the replicas and shards of dense tables, and no fused table", function(world, device)
-    local table_name = "module.ebc.embedding_bags.t.weight"
+    local table_name = "ebc.embedding_bags.t.weight"
     local dense = { compute_kernel = "dense" }
     local replicated = make(world, device, plan.data_parallel(dense))
-    assert.same({ "module.scale", "module.other", table_name }, names(replicated))
+    assert.same({ "scale", "other", table_name }, names(replicated))
     assert.equal(3, #replicated:dense_parameters())
     local rows = make(world, device, plan.row_wise(dense))
-    assert.same({ "module.scale", "module.other", table_name }, names(rows))
+    assert.same({ "scale", "other", table_name }, names(rows))
     local last = world:size() - 1
     local columns = make(world, device, plan.table_wise(last, dense))
     assert.equal(world:rank() == last and 3 or 2, #columns:parameters())
     local cut = peri.DistributedModelParallel { module = Model(false), group = world, device = device,
       plan = { ebc = { t = plan.column_wise { ranks = { 0 }, compute_kernel = "dense" } } } }
     assert.equal(world:rank() == 0 and 3 or 2, #cut:parameters())
-    assert.same({ "module.scale", "module.other" }, names(make(world, device, plan.row_wise())))
+    assert.same({ "scale", "other" }, names(make(world, device, plan.row_wise())))
   end, { sizes = { 1, 2, 3 } })
 
   worlds.each("trains dense shards by the gradient of their rank alone", function(world, device, n)

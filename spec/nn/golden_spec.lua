@@ -121,7 +121,7 @@ local function load_parameters(c, module, device)
     assert(b.name == running[1] or b.name == running[2])
     map[b.name] = b.tensor
   end
-  module:load_state(map)
+  module:load_state_dict(map)
 end
 
 local function mlp(sizes, activation)

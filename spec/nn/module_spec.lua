@@ -83,7 +83,7 @@ describe("Module", function()
     assert.error_matches(function() net:get_module "towers.user" end, "no sub%-module at 'towers.user', but a table")
     local copy = nn.Module()
     copy.layers = { linear(), linear(), linear() }
-    copy:load_state { ["layers.0.weight"] = net.layers[1].weight, ["layers.1.weight"] = net.layers[2].weight,
+    copy:load_state_dict { ["layers.0.weight"] = net.layers[1].weight, ["layers.1.weight"] = net.layers[2].weight,
       ["layers.2.weight"] = net.layers[3].weight }
     assert.same(net.layers[2].weight:to_list(), copy.layers[2].weight:to_list())
   end)
@@ -139,16 +139,22 @@ describe("Module", function()
   it("saves and restores its state", function()
     local a, b = Net(), Net()
     assert.not_same(a.blocks[1].second.weight:to_list(), b.blocks[1].second.weight:to_list())
-    b:load_state(a:state())
+    b:load_state_dict(a:state_dict())
     assert.same(a.blocks[1].second.weight:to_list(), b.blocks[1].second.weight:to_list())
-    local state = a:state()
+    local state = a:state_dict()
     state["blocks.1.scale"] = nil
-    assert.error_matches(function() b:load_state(state) end, "state 'blocks.1.scale' is missing")
-    b:load_state(state, false)
+    assert.error_matches(function() b:load_state_dict(state) end, "Net:load_state_dict: missing: 'blocks.1.scale'")
+    assert.same({ missing_keys = { "blocks.1.scale" }, unexpected_keys = {} }, b:load_state_dict(state, false))
     state["blocks.1.scale"] = peri.ones { 3 }
-    assert.error_matches(function() b:load_state(state) end, "state 'blocks.1.scale' has shape %[2%], given %[3%]")
+    local wrong = "'blocks.1.scale' has shape %[2%], given %[3%]"
+    assert.error_matches(function() b:load_state_dict(state) end, wrong)
+    assert.error_matches(function() b:load_state_dict(state, false) end, wrong)
     state["blocks.1.scale"], state.more = peri.ones { 2 }, peri.ones { 1 }
-    assert.error_matches(function() b:load_state(state) end, "it has no state 'more'")
+    state["blocks.0.scale"] = peri.full({ 2 }, 7)
+    assert.error_matches(function() b:load_state_dict(state) end, "it has no 'more'")
+    assert.not_equal(7, b.blocks[1].scale:item(0)) -- nothing is copied if something is wrong
+    assert.same({ missing_keys = {}, unexpected_keys = { "more" } }, b:load_state_dict(state, false))
+    assert.equal(7, b.blocks[1].scale:item(0))
   end)
 
   it("says what it is", function()

@@ -191,7 +191,7 @@ describe("sharders =", function()
     local model = make { module = net, sharders = { sharder } }(world, device)
     local own = {}
     for i, m in ipairs(model.sharded) do
-      own[i] = m._optimizer_names[1]
+      own[i] = m.optimizers[1].name
       local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1 }, lengths = { 1 }, device = device }
       local before = m(kjt):values():detach():to_list()
       m(kjt):values():sum():backward()

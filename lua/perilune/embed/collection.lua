@@ -14,6 +14,8 @@ local jagged = require "perilune.jagged"
 local Module = require "perilune.nn.module"
 local config = require "perilune.embed.config"
 local tbe = require "perilune.embed.tbe"
+local FusedOptimizer = require("perilune.embed.fused").FusedOptimizer
+local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
 local signature = require "perilune.signature"
 local C = P.C
 
@@ -221,6 +223,49 @@ function TableCollection:extra_text()
     local text = ("%s: %d x %d"):format(t.name, t.num_embeddings, t.embedding_dim)
     return t.pooling and text .. " " .. t.pooling or text
   end), ", ")
+end
+
+-- -- state -------------------------------------------------------------------------------------------------------------------------
+
+--- State `which` of table i: a live view, or, where rows are in files, a ShardedTensor of one piece.
+local function state_of(self, i, which)
+  local batch = self:materialise()
+  if not batch:is_cached() then return P.lasting(batch.state, batch, i, which) end
+  local size = batch:state_shape(i, which)
+  local metadata = { shard_offsets = util.map(size, function() return 0 end), shard_sizes = size, placement = "rank:0" }
+  local dtype = which == "prev_iter" and "i64" or which == "weight" and config.data_types[self.tables[i].data_type] or "f32"
+  return ShardedTensor { size = size, dtype = dtype, shards_metadata = { metadata },
+    device = self.device or nil, local_shards = { { metadata = metadata,
+      read = function(row, result) return batch:read(i, which, row, result) end,
+      write = function(row, source) batch:write(i, which, row, source) end } } }
+end
+
+function TableCollection:own_state()
+  if not self:materialise():is_cached() then return Module.own_state(self) end
+  return util.map(self.tables, function(t, i)
+    return { name = ("%s.%s.weight"):format(self.parameter_prefix, t.name), tensor = state_of(self, i, "weight") }
+  end)
+end
+
+--- The keyed optimizer of the tables (fused.lua); nil: without fused_params there is none.
+function TableCollection:fused_optimizer()
+  if not self.fused_params then return nil end
+  local batch = self:materialise()
+  self._fused_optimizer = self._fused_optimizer or FusedOptimizer {
+    prefix = self.parameter_prefix,
+    groups = { { tables = util.map(self.tables, function(t) return t.name end), rate = function() return batch:learning_rate() end,
+      set_rate = function(rate) batch:set_learning_rate(rate) end } },
+    states = function(name)
+      local i, list = table_index(self, name), {}
+      for _, which in ipairs(batch:state_names()) do
+        if which ~= "weight" then list[#list + 1] = { name = which, tensor = state_of(self, i, which) } end
+      end
+      return list
+    end,
+    iteration = function() return Tensor.tensor({ batch:iteration() }, "i64", "cpu") end,
+    set_iteration = function(n) batch:set_iteration(n) end,
+  }
+  return self._fused_optimizer
 end
 
 --- Check the arguments of the methods that users call. For each class, so that messages name it.

@@ -82,6 +82,21 @@ function M.new(args)
   return wrap(out[0])
 end
 
+--- The states that the optimizer of `params` keeps for a table of `data_type`, without the weights: a list of { name =, geometry =,
+--- dtype = }, the same on every rank.
+function M.states_of(params, data_type)
+  local own, list = util.copy(params), {}
+  own.cache_params = nil -- a table in memory has the same states
+  local small = M.new { tables = { { name = "states", rows = 1, cols = 4 } }, fused_params = own, data_type = data_type, device = "cpu" }
+  for _, name in ipairs(small:state_names()) do
+    if name ~= "weight" then
+      list[#list + 1] = { name = name, geometry = small:state_geometry(name), dtype = small:state(1, name):dtype() }
+    end
+  end
+  small:release()
+  return list
+end
+
 local function whole(i, block, name)
   if type(block) ~= "table" then P.fail(("blocks: entry %d is a %s, wanted a table"):format(i, type(block))) end
   return util.integer("blocks", ("%s of block %d"):format(name, i), block[name], -2 ^ 53)

@@ -18,6 +18,7 @@ local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
+local sharded = require "perilune.tensor.sharded"
 local signature = require "perilune.signature"
 
 local Module = util.class "Module"
@@ -244,32 +245,66 @@ function Module:named_buffers(prefix) return tensors(self, prefix, { "_buffers" 
 --- Parameters and buffers: a list of { name =, tensor = }.
 function Module:named_state(prefix) return tensors(self, prefix, { "_parameters", "_buffers" }) end
 
---- The same as a map from name to tensor (live: copying into one changes the module).
-function Module:state(prefix)
+-- -- state -------------------------------------------------------------------------------------------------------------------------
+
+--- What this module itself, without its sub-modules, has in a state_dict: a list of { name =, tensor = } with live tensors (or
+--- ShardedTensors). Classes whose state is not in parameters and buffers have their own.
+function Module:own_state()
+  local list = {}
+  for _, kind in ipairs { "_parameters", "_buffers" } do
+    for _, name in ipairs(self[kind]) do
+      if Tensor.is(rawget(self, name)) then list[#list + 1] = { name = name, tensor = rawget(self, name) } end
+    end
+  end
+  for _, f in ipairs(found(self, is_parameter, self._parameters)) do list[#list + 1] = { name = f.name, tensor = f.value } end
+  return list
+end
+
+--- The state of this module and all below it: a list of { name =, tensor = }; what is shared comes once.
+local function whole_state(module, prefix)
+  local list, seen = {}, {}
+  for _, m in ipairs(module:named_modules(prefix)) do
+    for _, s in ipairs(m.module:own_state()) do
+      local key = Tensor.is(s.tensor) and tonumber(ffi.cast("intptr_t", Tensor.ptr(s.tensor))) or s.tensor
+      if not seen[key] then list[#list + 1] = { name = join(m.path, s.name), tensor = s.tensor } end
+      seen[key] = true
+    end
+  end
+  return list
+end
+
+--- Everything that must be saved: a map from names to live tensors (copying into one changes the module) and, for tables over ranks,
+--- ShardedTensors. The names are those of the unsharded module. Local.
+function Module:state_dict(prefix)
   local map = {}
-  for _, s in ipairs(self:named_state(prefix)) do map[s.name] = s.tensor end
+  for _, s in ipairs(whole_state(self, prefix)) do map[s.name] = s.tensor end
   return map
 end
 
---- Copy tensors of the same shapes into the state. Every name must be there, and no other, unless strict is false.
-function Module:load_state(map, strict)
-  local known = {}
-  for _, s in ipairs(self:named_state()) do
+local function quoted(names) return util.map(names, function(name) return "'" .. tostring(name) .. "'" end) end
+
+--- Copy the tensors of a state_dict (whole ones, or pieces of the same plan) into the state; they are of the same shapes. Every name
+--- must be there, and no other, unless strict is false. Returns { missing_keys =, unexpected_keys = }: lists of names. Local; nothing is
+--- copied if something is wrong.
+function Module:load_state_dict(map, strict)
+  local func, known, missing, unexpected, wrong = self.class_name .. ":load_state_dict", {}, {}, {}, {}
+  local state = whole_state(self)
+  for _, s in ipairs(state) do
     known[s.name] = true
-    local source = map[s.name]
-    if source then
-      source = signature.value(self.class_name .. ":load_state", ("state '%s'"):format(s.name), source, "tensor")
-      local want, got = table.concat(s.tensor:shape(), ", "), table.concat(source:shape(), ", ")
-      if want ~= got then P.fail(("%s: state '%s' has shape [%s], given [%s]"):format(self.class_name, s.name, want, got)) end
-      s.tensor:copy(source)
-    elseif strict ~= false then
-      P.fail(("%s: state '%s' is missing"):format(self.class_name, s.name))
-    end
+    local why = map[s.name] ~= nil and sharded.refusal(s.tensor, map[s.name])
+    if map[s.name] == nil then missing[#missing + 1] = s.name
+    elseif why then wrong[#wrong + 1] = ("'%s' %s"):format(s.name, why) end
   end
-  if strict == false then return end
-  for name in util.ordered(map) do
-    if not known[name] then P.fail(("%s: it has no state '%s'"):format(self.class_name, tostring(name))) end
+  for _, name in ipairs(util.keys(map) or P.fail(func .. ": map has keys that are no names")) do
+    if not known[name] then unexpected[#unexpected + 1] = name end
   end
+  if strict ~= false and #missing > 0 then wrong[#wrong + 1] = "missing: " .. table.concat(quoted(missing), ", ") end
+  if strict ~= false and #unexpected > 0 then wrong[#wrong + 1] = "it has no " .. table.concat(quoted(unexpected), ", ") end
+  if #wrong > 0 then P.fail(("%s: %s"):format(func, table.concat(wrong, "; "))) end
+  for _, s in ipairs(state) do
+    if map[s.name] ~= nil then sharded.assign(s.tensor, map[s.name]) end
+  end
+  return { missing_keys = missing, unexpected_keys = unexpected }
 end
 
 -- -- paths -------------------------------------------------------------------------------------------------------------------------
@@ -335,8 +370,8 @@ end
 
 signature.kind("module", "a module or a function", util.is_callable)
 signature.check("Module:", Module, { get_module = "self: table, path: string", set_module = "self: table, path: string, module: any",
-  load_state = "self: table, map: table, strict: boolean?", named_state = "self: table, prefix: string?",
-  state = "self: table, prefix: string?", register_buffer = "self: table, name: string, tensor: any",
+  load_state_dict = "self: table, map: table, strict: boolean?", named_state = "self: table, prefix: string?",
+  state_dict = "self: table, prefix: string?", register_buffer = "self: table, name: string, tensor: any",
   register_parameter = "self: table, name: string, tensor: any", add_module = "self: table, name: string, module: any",
   named_modules = "self: table, prefix: string?", named_parameters = "self: table, prefix: string?",
   named_buffers = "self: table, prefix: string?" })

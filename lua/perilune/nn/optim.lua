@@ -11,10 +11,12 @@ local Tensor = require "perilune.tensor"
 local F = require "perilune.nn.functional"
 local Module = require "perilune.nn.module"
 local own_parts = require("perilune.nn.parameter").own_parts
+local keyed = require "perilune.nn.keyed"
 local signature = require "perilune.signature"
 local C, check, ptr = P.C, P.check, Tensor.ptr
 
-local M = {}
+local M = { KeyedOptimizer = keyed.KeyedOptimizer, KeyedOptimizerWrapper = keyed.KeyedOptimizerWrapper }
+local KeyedOptimizer = keyed.KeyedOptimizer
 
 local wrap, _, optim_ptr = P.handle("peri_optim", {}, nil, "an optimizer")
 local out, tensor_out, number = ffi.new "peri_optim *[1]", Tensor.out, ffi.new "double[1]"
@@ -52,7 +54,7 @@ end
 
 -- -- optimizers --------------------------------------------------------------------------------------------------------------------
 
-local Optimizer = util.class "Optimizer"
+local Optimizer = util.class("Optimizer", KeyedOptimizer)
 M.Optimizer = Optimizer
 
 function Optimizer:_make(algorithm, a)
@@ -70,6 +72,8 @@ function Optimizer:_make(algorithm, a)
   check(C.peri_optim_new(c, pointers(self.params), #self.params, out))
   self._ref = P.lasting(wrap, out[0])
   self._momentum = (algorithm == C.PERI_OPTIM_ADAM or algorithm == C.PERI_OPTIM_ADAMW) and "beta1" or "momentum"
+  self.param_groups = { keyed.group(self.names, self.numbers, function(name) return self:get(name) end,
+    function(name, value) self:set(name, value) end) }
 end
 
 --- Update every parameter that has a gradient.
@@ -106,19 +110,12 @@ function Optimizer:named_state()
   for i, name in ipairs(self.names) do
     for _, kind in ipairs(kinds) do
       check(C.peri_optim_state(optim_ptr(self._ref), i - 1, kind, tensor_out))
-      list[#list + 1] = { name = name .. "." .. kind, tensor = Tensor.wrap(tensor_out[0]) }
+      list[#list + 1] = { name = name .. "." .. kind, tensor = Tensor.wrap(tensor_out[0]), parameter = name, key = kind }
     end
     local steps = tonumber(C.peri_optim_steps(optim_ptr(self._ref), i - 1))
-    list[#list + 1] = { name = name .. ".step", tensor = Tensor.tensor(steps, "f64", "cpu") }
+    list[#list + 1] = { name = name .. ".step", tensor = Tensor.tensor(steps, "f64", "cpu"), parameter = name, key = "step" }
   end
   return list
-end
-
---- The same as a map from name to tensor.
-function Optimizer:state()
-  local map = {}
-  for _, s in ipairs(self:named_state()) do map[s.name] = s.tensor end
-  return map
 end
 
 --- Restore what state() returned. Every name must be there, and no other.
@@ -148,6 +145,11 @@ local function define(name, kind, options)
   local spec = { params = util.required }
   for option, default in util.ordered(options) do spec[option] = default end
   local class = util.class(name, Optimizer)
+  class.numbers = {}
+  for option, default in util.ordered(options) do
+    if option == "betas" then class.numbers[#class.numbers + 1], class.numbers[#class.numbers + 2] = "beta1", "beta2"
+    elseif type(default) == "number" then class.numbers[#class.numbers + 1] = option end
+  end
   function class:init(args) self:_make(kind, util.named(name, args, spec)) end
   M[name] = class
 end
@@ -240,10 +242,10 @@ function M.clip_grad_value(params, clip_value) check(C.peri_grad_clip_value(poin
 -- -- wrappers ----------------------------------------------------------------------------------------------------------------------
 
 --- Around another optimizer; hands everything on.
-local OptimizerWrapper = util.class "OptimizerWrapper"
+local OptimizerWrapper = util.class("OptimizerWrapper", KeyedOptimizer)
 M.OptimizerWrapper = OptimizerWrapper
 function OptimizerWrapper:init(optimizer)
-  self.optimizer, self.params, self.names = optimizer, optimizer.params, optimizer.names
+  self.optimizer, self.params, self.names, self.param_groups = optimizer, optimizer.params, optimizer.names, optimizer.param_groups
 end
 function OptimizerWrapper:step() self.optimizer:step() end
 function OptimizerWrapper:zero_grad() self.optimizer:zero_grad() end
@@ -253,7 +255,6 @@ function OptimizerWrapper:lr() return self.optimizer:lr() end
 function OptimizerWrapper:set_lr(lr) self.optimizer:set_lr(lr) end
 function OptimizerWrapper:set_momentum(value) self.optimizer:set_momentum(value) end
 function OptimizerWrapper:named_state() return self.optimizer:named_state() end
-OptimizerWrapper.state = Optimizer.state
 function OptimizerWrapper:load_state(map) self.optimizer:load_state(map) end
 
 --- Clips gradients before each step. clipping: "none", "norm" (of all gradients together) or "value".
@@ -280,16 +281,17 @@ function GradientClippingOptimizer:step()
 end
 
 --- Several optimizers as one: a list of optimizers or of { name =, optimizer = }; the name, with a dot, comes before those of the states.
-local CombinedOptimizer = util.class "CombinedOptimizer"
+local CombinedOptimizer = util.class("CombinedOptimizer", KeyedOptimizer)
 M.CombinedOptimizer = CombinedOptimizer
 function CombinedOptimizer:init(optimizers)
-  self.optimizers, self.params, self.names = {}, {}, {}
+  self.optimizers, self.params, self.names, self.param_groups = {}, {}, {}, {}
   if type(optimizers) ~= "table" or #optimizers == 0 then P.fail "CombinedOptimizer: a list of optimizers is wanted, with one or more" end
   local seen, all = {}, self.params
   for i, o in ipairs(optimizers) do
     signature.value("CombinedOptimizer", ("optimizers[%d]"):format(i), type(o) == "table" and o.optimizer or o, "optimizer")
     if not o.optimizer or OptimizerWrapper.is(o) then o = { name = "", optimizer = o } end
     self.optimizers[i] = o
+    for _, group in ipairs(o.optimizer.param_groups or {}) do self.param_groups[#self.param_groups + 1] = group end
     all.elsewhere, all.group = all.elsewhere or o.optimizer.params.elsewhere, all.group or o.optimizer.params.group
     for k, name in ipairs(o.optimizer.names) do
       local full = o.name == "" and name or o.name .. "." .. name
@@ -316,12 +318,12 @@ function CombinedOptimizer:named_state()
   local list = {}
   for _, o in ipairs(self.optimizers) do
     for _, s in ipairs(o.optimizer:named_state()) do
-      list[#list + 1] = { name = o.name == "" and s.name or o.name .. "." .. s.name, tensor = s.tensor }
+      local prefix = o.name == "" and "" or o.name .. "."
+      list[#list + 1] = { name = prefix .. s.name, tensor = s.tensor, parameter = s.parameter and prefix .. s.parameter, key = s.key }
     end
   end
   return list
 end
-CombinedOptimizer.state = Optimizer.state
 function CombinedOptimizer:load_state(map)
   local used = {}
   for _, o in ipairs(self.optimizers) do

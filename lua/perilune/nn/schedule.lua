@@ -25,8 +25,14 @@ function LRScheduler:step() self:seek(self.last_epoch + 1) end
 --- Continue as after n steps.
 function LRScheduler:seek(n)
   self.last_epoch = util.integer(self.class_name, "the number of steps", n, 0)
-  local lr, momentum = self:rate(n)
-  self.optimizer:set_lr(lr)
+  local momentum
+  if self._groups then
+    for i, group in ipairs(self._groups) do group.lr, momentum = self:rate(n, self._base_lrs[i]) end
+  else
+    local lr
+    lr, momentum = self:rate(n)
+    self.optimizer:set_lr(lr)
+  end
   if momentum then self.optimizer:set_momentum(momentum) end
 end
 function LRScheduler:get_last_lr() return self.optimizer:lr() end
@@ -40,11 +46,13 @@ local function define(name, options, rate, prepare)
     local a = util.named(name, args, spec)
     a.optimizer = signature.value(name, "optimizer", a.optimizer, "scheduled")
     self.optimizer, self.options, self.base_lr = a.optimizer, a, a.optimizer:lr()
+    self._groups = a.optimizer.param_groups or false -- each has its own rate
+    self._base_lrs = self._groups and util.map(self._groups, function(group) return group.lr end)
     if prepare then prepare(self, a) end
     self:seek(0)
   end
-  function class:rate(t) return rate(self.options, t, self.base_lr, self) end
-  signature.check(name .. ":", class, { rate = "self: table, t: number" })
+  function class:rate(t, base) return rate(self.options, t, base or self.base_lr, self) end
+  signature.check(name .. ":", class, { rate = "self: table, t: number, base: number?" })
   M[name] = class
 end
 
@@ -200,7 +208,8 @@ end
 --- With { name = "__warmup", tensor = i64 { steps, stage from 0 } }, as TorchRec has it.
 function WarmupOptimizer:named_state()
   local list = self.optimizer:named_state()
-  list[#list + 1] = { name = "__warmup", tensor = Tensor.tensor({ self.iter, self.stage - 1 }, "i64", "cpu") }
+  list[#list + 1] = { name = "__warmup", tensor = Tensor.tensor({ self.iter, self.stage - 1 }, "i64", "cpu"), parameter = "__warmup",
+    key = "warmup" }
   return list
 end
 function WarmupOptimizer:load_state(map)

@@ -54,8 +54,8 @@ local function output_dtype_of(func, a)
   return P.dtype(config.data_types[result or "FP32"])
 end
 
---- Optimizers of the module: a C array, a list { c =, name = }, and for each table the index of its optimizer (0 where it has none of its
---- own: a dense one) and its bounds check.
+--- Optimizers of the module: a C array, a list { c =, name =, params =, tables = names }, and for each table the index of its
+--- optimizer (0 where it has none of its own: a dense one) and its bounds check.
 local function optimizers_of(func, a, plan)
   local list, index, bounds, known = {}, {}, {}, {} -- known: fused_params -> { entry = of list, index =, bounds = }
   for i, t in ipairs(a.tables) do
@@ -70,7 +70,7 @@ local function optimizers_of(func, a, plan)
       local seen = known[params]
       if not seen then
         local optimizer, check_mode, name = config.fused_params(("fused_params of table '%s'"):format(t.name), params)
-        seen = { entry = { c = optimizer, name = name }, bounds = check_mode }
+        seen = { entry = { c = optimizer, name = name, params = params, tables = {} }, bounds = check_mode }
         known[params] = seen
       end
       bounds[i] = seen.bounds
@@ -80,6 +80,7 @@ local function optimizers_of(func, a, plan)
           seen.index = #list - 1
         end
         index[i] = seen.index
+        table.insert(seen.entry.tables, t.name)
       end
     end
   end
@@ -156,7 +157,8 @@ local function division_of(func, a)
 end
 
 --- The configuration of a module with the arguments `a` (embedding.lua), a plan that was checked, and codecs for the operations in `slots`.
---- Returns it, what must live while it is used, and the names of its optimizers.
+--- Returns it, what must live while it is used, and its optimizers: a list of { name =, params = (fused_params), tables = (names),
+--- learning_rate = }.
 function M.of(func, a, plan, kind, slots)
   local anchors = {}
   local function keep(x)
@@ -175,7 +177,9 @@ function M.of(func, a, plan, kind, slots)
   cfg.weighted, cfg.output_dtype = a.is_weighted, output_dtype_of(func, a)
   cfg.gradient_division = division_of(func, a)
   fill_codecs(func, cfg, a.qcomm_codecs_registry, slots)
-  return cfg, anchors, util.map(list, function(o) return o.name end)
+  return cfg, anchors, util.map(list, function(o)
+    return { name = o.name, params = o.params, tables = o.tables, learning_rate = o.c.learning_rate }
+  end)
 end
 
 return M

@@ -13,6 +13,7 @@ local ShardingEnv = require "perilune.plan.env"
 local config = require "perilune.shard.config"
 local files = require "perilune.shard.files"
 local pieces = require "perilune.shard.pieces"
+local states = require "perilune.shard.state"
 local ShardedModule = require "perilune.shard.module"
 local signature = require "perilune.signature"
 local C, check = P.C, P.check
@@ -67,7 +68,7 @@ function ShardedEmbeddingModule:init(args)
   plan:validate(a.tables, ShardingEnv.from_process_group(a.group), a.name)
   self.tables, self.plan, self.group, self.is_weighted = a.tables, plan, a.group, a.is_weighted
   local cfg, anchors, optimizers = config.of(func, a, plan, self.kind, self.codec_slots)
-  self._optimizer_names = optimizers
+  self.optimizers, self.device = optimizers, a.device or false
   self:_make(cfg, anchors)
   self:_register_dense()
 end
@@ -170,18 +171,32 @@ function ShardedEmbeddingModule:copy_from(collection)
   if not collection:is_materialised() then return end
   local batch, params = collection:materialise(), collection.fused_params
   if params then
-    check(C.peri_sharded_iteration_set(module_ptr(self._ref), batch:iteration()))
+    self:set_iteration(batch:iteration())
     local rate, given = batch:learning_rate(), embed_config.fused_params(collection.class_name .. ": fused_params", params)
     if rate ~= given.learning_rate then self:set_learning_rate(rate) end
   end
   pieces.copy(self:local_shards(), collection)
 end
 
---- Learning rate of the fused tables from now on.
-function ShardedEmbeddingModule:set_learning_rate(learning_rate)
-  for i = 1, #self._optimizer_names do
-    check(C.peri_sharded_learning_rate_set(module_ptr(self._ref), i - 1, learning_rate))
+--- Learning rate of the fused tables from now on; of those with the i-th of the module's optimizers, if i is given.
+function ShardedEmbeddingModule:set_learning_rate(learning_rate, i)
+  for k, o in ipairs(self.optimizers) do
+    if i == nil or i == k then
+      check(C.peri_sharded_learning_rate_set(module_ptr(self._ref), k - 1, learning_rate))
+      o.learning_rate = learning_rate
+    end
   end
+end
+
+--- Updates that all fused tables count as made so far; on all ranks alike. Local.
+function ShardedEmbeddingModule:set_iteration(iteration) check(C.peri_sharded_iteration_set(module_ptr(self._ref), iteration)) end
+
+function ShardedEmbeddingModule:own_state() return states.of(self) end
+
+--- The keyed optimizer of the fused tables (embed/fused.lua); nil: it has none.
+function ShardedEmbeddingModule:fused_optimizer()
+  if #self.optimizers > 0 and not self._fused_optimizer then self._fused_optimizer = states.fused_optimizer(self) end
+  return self._fused_optimizer
 end
 
 function ShardedEmbeddingModule:__tostring() return ("%s\n%s"):format(self.class_name, tostring(self.plan)) end
@@ -193,13 +208,14 @@ signature.kind("InputDist", "what input_dist returned", StageAwaitable.is)
 function ShardedEmbeddingModule.check_arguments(class, features)
   local line = "self: table, features: " .. features
   for _, name in ipairs { "input_dist", "forward", "compute_and_output_dist", "prefetch", "lookup", "output", "copy_from",
-    "set_learning_rate" } do
+    "set_learning_rate", "set_iteration" } do
     class[name] = class[name] -- a copy of its own
   end
   signature.check(class.class_name .. ":", class, {
     input_dist = line, forward = line, compute_and_output_dist = "self: table, dist: InputDist", prefetch = "self: table, dist: InputDist",
     lookup = "self: table, dist: InputDist", output = "self: table, rows: InputDist",
-    copy_from = "self: table, collection: Collection", set_learning_rate = "self: table, learning_rate: number",
+    copy_from = "self: table, collection: Collection", set_learning_rate = "self: table, learning_rate: number, i: count?",
+    set_iteration = "self: table, iteration: count",
   })
 end
 

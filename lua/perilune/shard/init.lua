@@ -3,6 +3,7 @@ local util = require "perilune.util"
 local bag = require "perilune.shard.bag"
 local sequence = require "perilune.shard.sequence"
 local sharder = require "perilune.shard.sharder"
+local sharded_tensor = require "perilune.tensor.sharded"
 
 return util.face("peri.shard", {
   ShardedModule = require "perilune.shard.module",
@@ -12,6 +13,8 @@ return util.face("peri.shard", {
   ModuleSharder = sharder.ModuleSharder,
   EmbeddingBagCollectionSharder = bag.EmbeddingBagCollectionSharder,
   EmbeddingCollectionSharder = sequence.EmbeddingCollectionSharder,
+  ShardedTensor = sharded_tensor.ShardedTensor,
+  gather_state_dict = sharded_tensor.gather_state_dict,
   registry = sharder.registry,
   files = require "perilune.shard.files",
 })

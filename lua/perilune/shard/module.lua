@@ -87,6 +87,8 @@ function ShardedModule:copy_from(module) end -- luacheck: ignore 212
 function ShardedModule:local_shards() return {} end -- luacheck: ignore 212
 --- Learning rate of tables that train themselves, from now on.
 function ShardedModule:set_learning_rate(learning_rate) end -- luacheck: ignore 212
+--- The KeyedOptimizer of tables that train themselves; nil: there are none.
+function ShardedModule:fused_optimizer() end -- luacheck: ignore 212
 --- Whether some table is in files, on whatever rank (files.lua says what such modules have besides).
 function ShardedModule:in_files() return false end -- luacheck: ignore 212
 --- Give memory and files back now; the module is of no use afterwards. Local.

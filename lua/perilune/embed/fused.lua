@@ -1,0 +1,76 @@
+-- fused.lua: the optimizer of tables that are updated in the backward pass, as a keyed optimizer (TorchRec's FusedOptimizer): step and
+-- zero_grad have nothing to do, rates and states are the tables'.
+--
+--   local fused = model:fused_optimizer()
+--   fused.param_groups[1].lr = 0.02       -- the next backward pass has it
+--   fused:state_dict().state["ebc.embedding_bags.users.weight"]["users.momentum1"]
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local keyed = require "perilune.nn.keyed"
+local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
+
+local M = {}
+
+local FusedOptimizer = util.class("FusedOptimizer", keyed.KeyedOptimizer)
+M.FusedOptimizer = FusedOptimizer
+
+--- FusedOptimizer { prefix = "embedding_bags", groups = list of { tables = names, rate = function(), set_rate = function(lr) }, states =
+--- function(table name) -> list of { name =, tensor = }, iteration = function(table name) -> what holds the number of updates (a tensor or
+--- ShardedTensor), set_iteration = function(n) }. Tables of one group share a rate.
+function FusedOptimizer:init(args)
+  local a = util.named("FusedOptimizer", args, { prefix = util.required.string, groups = util.required.list, states = util.required,
+    iteration = util.required, set_iteration = util.required })
+  self._a, self.params, self.names, self.tables, self.param_groups = a, {}, {}, {}, {}
+  for i, group in ipairs(a.groups) do
+    local names = util.map(group.tables, function(name) return ("%s.%s.weight"):format(a.prefix, name) end)
+    for k, name in ipairs(names) do self.names[#self.names + 1], self.tables[#self.tables + 1] = name, group.tables[k] end
+    self.param_groups[i] = keyed.group(names, { "lr" }, function() return group.rate() end, function(_, lr) group.set_rate(lr) end)
+  end
+end
+
+function FusedOptimizer:step() end -- luacheck: ignore 212
+function FusedOptimizer:zero_grad() end -- luacheck: ignore 212
+--- Of Adam's kind they keep the betas that they were made with.
+function FusedOptimizer:set_momentum()
+  P.fail "FusedOptimizer: the momentum of fused tables is what fused_params say; use a schedule without cycle_momentum"
+end
+
+--- States by the names of TorchRec, "embedding_bags.t.weight.momentum1", under the keys "t.momentum1"; and "t.step", the number of updates.
+function FusedOptimizer:named_state()
+  local list = {}
+  local function add(parameter, table_name, key, tensor)
+    list[#list + 1] = { name = parameter .. "." .. key, tensor = tensor, parameter = parameter, key = table_name .. "." .. key }
+  end
+  for i, parameter in ipairs(self.names) do
+    local name = self.tables[i]
+    for _, s in ipairs(self._a.states(name)) do add(parameter, name, s.name, s.tensor) end
+    add(parameter, name, "step", self._a.iteration(name))
+    list[#list].load = function() end -- see load_state: tables that are trained together count together
+  end
+  return list
+end
+
+--- The number that a state "step" holds; nil: it has no piece on this rank.
+local function number_of(source)
+  if Tensor.is(source) then return source:item() end
+  local shard = source:local_shards()[1]
+  return shard and shard.tensor:item()
+end
+
+function FusedOptimizer:load_state(map)
+  local steps, first
+  for i, parameter in ipairs(self.names) do
+    local source = map[parameter .. ".step"]
+    local n = (Tensor.is(source) or ShardedTensor.is(source)) and number_of(source)
+    if n and steps and n ~= steps then
+      P.fail(("FusedOptimizer: table '%s' was updated %d times and table '%s' %d times; those of one module are updated together"):format(
+        self.tables[i], n, first, steps))
+    end
+    if n then steps, first = n, self.tables[i] end
+  end
+  keyed.KeyedOptimizer.load_state(self, map)
+  if steps then self._a.set_iteration(steps) end
+end
+
+return M

@@ -1,0 +1,55 @@
+-- wrapper.lua: how the dense part of a DistributedModelParallel is kept equal on all ranks (TorchRec's DataParallelWrapper): by averaging
+-- its gradients, unless a wrapper of one's own does something else.
+--
+--   local Local = peri.util.class("Local", peri.model.DataParallelWrapper)   -- each rank on its own
+--   function Local:wrap(model, env, device) end
+--   local model = peri.DistributedModelParallel { module = ..., data_parallel_wrapper = Local() }
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local dist = require "perilune.dist"
+local signature = require "perilune.signature"
+
+local M = {}
+
+--- A subclass has wrap(model, env, device): called once by all ranks, in DistributedModelParallel:init_data_parallel. It returns nil, or an
+--- object with watch(tensor): called with each tensor that the model returns, so that a backward pass through it may be followed to its
+--- end. What it averages: model:replicated_parameters().
+local DataParallelWrapper = util.class "DataParallelWrapper"
+M.DataParallelWrapper = DataParallelWrapper
+function DataParallelWrapper:init() end
+function DataParallelWrapper:wrap() P.fail(("%s: no method 'wrap'"):format(self.class_name)) end
+
+--- Averages gradients over the ranks of env in buckets, while the backward pass runs, after rank 0's numbers went to all.
+local DefaultDataParallelWrapper = util.class("DefaultDataParallelWrapper", DataParallelWrapper)
+M.DefaultDataParallelWrapper = DefaultDataParallelWrapper
+
+--- bucket_cap_mb: MiB of gradients that are averaged together; broadcast: start from rank 0's numbers.
+function DefaultDataParallelWrapper:init(args)
+  local a = util.named("DefaultDataParallelWrapper", args, { bucket_cap_mb = 25, broadcast = true })
+  if not (a.bucket_cap_mb > 0 and a.bucket_cap_mb < 2 ^ 30) then
+    P.fail(("DefaultDataParallelWrapper: bucket_cap_mb is %g, allowed: numbers above 0"):format(a.bucket_cap_mb))
+  end
+  self.bucket_bytes, self.broadcast = math.max(1, math.floor(a.bucket_cap_mb * 2 ^ 20)), a.broadcast
+end
+
+--- Rank 0's numbers of these tensors to all. Collective.
+local function broadcast(group, tensors)
+  local pending = util.map(tensors, function(tensor) return group:broadcast(tensor, 0) end)
+  for _, work in ipairs(pending) do work:wait() end
+end
+
+function DefaultDataParallelWrapper:wrap(model, env)
+  local params, group = model:replicated_parameters(), env.pg
+  if self.broadcast and group:size() > 1 then
+    broadcast(group, util.map(params, function(p) return p:detach() end))
+    for _, sharded in ipairs(model.sharded) do broadcast(group, sharded:replicas()) end
+  end
+  return #params > 0 and dist.Reducer { group = group, params = params, bucket_bytes = self.bucket_bytes } or nil
+end
+
+signature.object("parallel_model", "a DistributedModelParallel", { replicated_parameters = "callable", sharded = "list" })
+signature.object("env_of_ranks", "a ShardingEnv with a process group", { pg = "Group" })
+signature.check("DefaultDataParallelWrapper:", DefaultDataParallelWrapper,
+  { wrap = "self: table, model: parallel_model, env: env_of_ranks" })
+
+return M

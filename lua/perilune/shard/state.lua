@@ -1,0 +1,119 @@
+-- state.lua: the state of sharded modules under the names of the unsharded ones: tables as ShardedTensors (whole tensors, where every rank
+-- has a replica), and the optimizer of the fused tables.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
+local embed_config = require "perilune.embed.config"
+local tbes = require "perilune.embed.tbe"
+local FusedOptimizer = require("perilune.embed.fused").FusedOptimizer
+local ShardingEnv = require "perilune.plan.env"
+
+local M = {}
+
+--- Sizes of the whole of a state, by its geometry.
+local sizes = {
+  full = function(t) return { t.num_embeddings, t.embedding_dim } end,
+  row = function(t) return { t.num_embeddings } end,
+  square = function(t) return { t.embedding_dim, t.embedding_dim } end,
+  scalar = function() return { 1 } end,
+}
+
+--- What the piece `s` of a table has of a state.
+local places = {
+  full = function(s) return { s.row_offset, s.col_offset }, { s.rows, s.cols } end,
+  row = function(s) return { s.row_offset }, { s.rows } end,
+  square = function(s) return { s.col_offset, s.col_offset }, { s.cols, s.cols } end,
+  scalar = function() return { 0 }, { 1 } end,
+}
+
+local function metadata_of(t, s, geometry)
+  local offsets, lengths = places[geometry](s)
+  local m = { shard_offsets = offsets, shard_sizes = lengths, placement = "rank:" .. s.rank }
+  if geometry == "row" and s.cols ~= t.embedding_dim then m.columns = { s.col_offset, s.cols, t.embedding_dim } end
+  return m
+end
+
+--- Shards of all ranks that hold something.
+local function shards_of(module, t)
+  local list = {}
+  for _, s in ipairs(module.plan.tables[t.name]:shards(t, ShardingEnv.from_process_group(module.group))) do
+    if s.rows > 0 and s.cols > 0 then list[#list + 1] = s end
+  end
+  return list
+end
+
+--- The pieces of a table on this rank: "row_offset:col_offset" -> piece, and one of them.
+local function local_pieces(module, t)
+  local pieces, some = {}, nil
+  for _, s in ipairs(module:local_shards()) do
+    if s.table == t.name and s.rows > 0 then pieces[s.row_offset .. ":" .. s.col_offset], some = s, s end
+  end
+  return pieces, some
+end
+
+--- A ShardedTensor for table `t`: metadata of all shards, and make(piece, metadata) -> what local_shards has for one of this rank.
+local function spread(module, t, geometry, dtype, make)
+  local pieces, metadata, own = local_pieces(module, t), {}, {}
+  for i, s in ipairs(shards_of(module, t)) do
+    metadata[i] = metadata_of(t, s, geometry)
+    local piece = s.rank == module.group:rank() and pieces[s.row_offset .. ":" .. s.col_offset]
+    if piece then own[#own + 1] = make(piece, metadata[i]) end
+  end
+  return ShardedTensor { size = sizes[geometry](t), dtype = dtype, shards_metadata = metadata, local_shards = own, group = module.group,
+    device = module.device or nil }
+end
+
+--- State `name` of table `t`, "weight" or one of its optimizer.
+local function state_of(module, t, name, geometry, dtype)
+  local _, some = local_pieces(module, t)
+  if some and some.replica then return P.lasting(some.state, name) end
+  return spread(module, t, geometry, dtype, function(piece, metadata)
+    return { metadata = metadata, tensor = not piece.cached and P.lasting(piece.state, name) or nil,
+      read = function(row, result) return piece.read(name, row, result) end,
+      write = function(row, source) piece.write(name, row, source) end }
+  end)
+end
+
+--- What a state_dict has of a sharded module: a list of { name =, tensor = }.
+function M.of(module)
+  return util.map(module.tables, function(t)
+    return { name = ("%s.%s.weight"):format(module.parameter_prefix, t.name),
+      tensor = state_of(module, t, "weight", "full", embed_config.data_types[t.data_type]) }
+  end)
+end
+
+-- -- the fused optimizer -----------------------------------------------------------------------------------------------------------
+
+--- The number of updates of table `t`: like a state of one number.
+local function iteration_of(module, t)
+  local _, some = local_pieces(module, t)
+  if some and some.replica then return Tensor.tensor({ some.iteration() }, "i64", "cpu") end
+  return spread(module, t, "scalar", "i64", function(piece, metadata)
+    local n = P.lasting(Tensor.tensor, { piece.iteration() }, "i64", module.device or nil)
+    return { metadata = metadata, tensor = n, read = function(_, result) return result:copy(n) end, write = function() end }
+  end)
+end
+
+--- The FusedOptimizer of a sharded module: a group for each optimizer of its tables.
+function M.fused_optimizer(module)
+  local by_name, states, groups = {}, {}, {}
+  for _, t in ipairs(module.tables) do by_name[t.name] = t end
+  for i, o in ipairs(module.optimizers) do
+    groups[i] = { tables = o.tables, rate = function() return o.learning_rate end,
+      set_rate = function(rate) module:set_learning_rate(rate, i) end }
+    for _, name in ipairs(o.tables) do states[name] = tbes.states_of(o.params, by_name[name].data_type) end
+  end
+  return FusedOptimizer {
+    prefix = module.parameter_prefix, groups = groups,
+    states = function(name)
+      return util.map(states[name], function(s)
+        return { name = s.name, tensor = state_of(module, by_name[name], s.name, s.geometry, s.dtype) }
+      end)
+    end,
+    iteration = function(name) return iteration_of(module, by_name[name]) end,
+    set_iteration = function(n) module:set_iteration(n) end,
+  }
+end
+
+return M

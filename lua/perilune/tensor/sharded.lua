@@ -1,0 +1,193 @@
+-- tensor/sharded.lua: a tensor of which each rank of a group has pieces (TorchRec's ShardedTensor): what a state_dict holds for a table, or
+-- for a state of its optimizer, that is spread over ranks. It says where every piece is, and reaches those of this rank.
+--
+--   local weight = model:state_dict()["ebc.embedding_bags.users.weight"]
+--   weight:size()                      -- { rows, columns } of the whole
+--   weight:metadata().shards_metadata  -- list of { shard_offsets =, shard_sizes =, placement = "rank:1" }: those of all ranks
+--   weight:local_shards()[1].tensor    -- a live view of a piece (nil: its rows are in a file; read and write reach them)
+--   weight:gather()                    -- the whole on every rank; collective
+local errors = require "perilune.errors"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local signature = require "perilune.signature"
+
+local M = {}
+local COPY_ROWS = 65536
+
+local ShardedTensor = util.class "ShardedTensor"
+M.ShardedTensor = ShardedTensor
+
+local arguments = {
+  size = util.required.list,             -- of the whole
+  dtype = util.required.string,          -- of the numbers; "f32", ...
+  shards_metadata = util.required.list,  -- of all ranks: { shard_offsets =, shard_sizes =, placement = "rank:R", columns = { offset,
+                                         -- number, of } where a state has one number for a row of these columns }
+  local_shards = util.required.list,     -- of this rank, in the order of shards_metadata: { metadata =, tensor = (a live view, or nil),
+                                         -- read = function(row, tensor), write = function(row, tensor) }
+  group = util.any(false),               -- the ranks; false: this rank alone
+  device = util.optional,                -- of what gather returns
+}
+
+function ShardedTensor:init(args)
+  local a = util.named("ShardedTensor", args, arguments)
+  self._size, self._dtype, self._group, self._device = a.size, a.dtype, a.group, a.device
+  self._shards_metadata, self._local_shards = a.shards_metadata, a.local_shards
+end
+
+--- Sizes of the whole; with a number, that of one dimension (from 1).
+function ShardedTensor:size(d)
+  if d then return self._size[d] end
+  return util.copy(self._size)
+end
+ShardedTensor.shape = ShardedTensor.size
+function ShardedTensor:dtype() return self._dtype end
+function ShardedTensor:local_shards() return self._local_shards end
+function ShardedTensor:metadata() return { size = self:size(), dtype = self._dtype, shards_metadata = self._shards_metadata } end
+
+local function text_of(list) return "[" .. table.concat(list, ", ") .. "]" end
+local function same(a, b) return text_of(a) == text_of(b) end
+function ShardedTensor:__tostring()
+  return ("ShardedTensor %s %s in %d pieces, %d here"):format(self._dtype, text_of(self._size), #self._shards_metadata, #self._local_shards)
+end
+
+-- -- copying into it ---------------------------------------------------------------------------------------------------------------
+
+local function is_sharded(x) return ShardedTensor.is(x) end
+
+--- What keeps `source` (a Tensor or ShardedTensor) from being copied into `target` (either), in words; nil: nothing.
+function M.refusal(target, source)
+  if not Tensor.is(source) and not is_sharded(source) then
+    return ("is %s, wanted a tensor or a ShardedTensor"):format(errors.kind(source))
+  end
+  local want, got = target:shape(), source:shape()
+  if not same(want, got) then return ("has shape %s, given %s"):format(text_of(want), text_of(got)) end
+  if Tensor.is(source) then return nil end
+  if Tensor.is(target) then return "is whole here, given a ShardedTensor; ShardedTensor:gather() makes it whole" end
+  local mine, theirs = target._local_shards, source._local_shards
+  for i = 1, math.max(#mine, #theirs) do
+    local a, b = mine[i] and mine[i].metadata, theirs[i] and theirs[i].metadata
+    if not (a and b and same(a.shard_offsets, b.shard_offsets) and same(a.shard_sizes, b.shard_sizes)) then
+      local function piece(m) return m and ("%s from %s on"):format(text_of(m.shard_sizes), text_of(m.shard_offsets)) or "none" end
+      return ("has, as piece %d of this rank, %s, given %s: it is of another plan; ShardedTensor:gather() makes it whole"):format(i,
+        piece(a), piece(b))
+    end
+  end
+end
+
+--- The part of a whole tensor at a piece's place, `n` rows of it from `row` on.
+local function part(whole, m, row, n)
+  local from = m.shard_offsets[1] + row
+  whole = whole:slice(1, from, from + n)
+  if m.shard_sizes[2] then whole = whole:slice(2, m.shard_offsets[2], m.shard_offsets[2] + m.shard_sizes[2]) end
+  return whole
+end
+
+--- Call f(row, n) for blocks of a piece's rows; once for one without elements' worth of rows.
+local function by_rows(m, f)
+  local rows = m.shard_sizes[1]
+  for row = 0, rows - 1, COPY_ROWS do f(row, math.min(COPY_ROWS, rows - row)) end
+end
+
+--- Some rows of a piece: a view, or a copy of what is in a file.
+local function rows_of(self, shard, row, n)
+  if shard.tensor then return shard.tensor:slice(1, row, row + n) end
+  local shape = util.copy(shard.metadata.shard_sizes)
+  shape[1] = n
+  local rows = Tensor.empty(shape, self._dtype, self._device)
+  shard.read(row, rows)
+  return rows
+end
+
+--- Copy `source`, of which refusal says nothing, into `target`. Local.
+function M.assign(target, source)
+  if Tensor.is(target) then
+    target:copy(source)
+    return
+  end
+  for i, shard in ipairs(target._local_shards) do
+    by_rows(shard.metadata, function(row, n)
+      local rows = Tensor.is(source) and part(source, shard.metadata, row, n) or rows_of(source, source._local_shards[i], row, n)
+      shard.write(row, rows)
+    end)
+  end
+end
+
+-- -- putting it together -----------------------------------------------------------------------------------------------------------
+
+local function elements(m) return m.shard_sizes[1] * (m.shard_sizes[2] or 1) end
+local function rank_of(m) return tonumber(m.placement:match "^rank:(%d+)") end
+
+--- All elements of the pieces of this rank, one piece after the other.
+local function flatten(self)
+  local total, at = 0, 0
+  for _, s in ipairs(self._local_shards) do total = total + elements(s.metadata) end
+  local flat = Tensor.empty({ total }, self._dtype, self._device)
+  for _, s in ipairs(self._local_shards) do
+    local width = s.metadata.shard_sizes[2] or 1
+    by_rows(s.metadata, function(row, n)
+      local rows = rows_of(self, s, row, n)
+      flat:slice(1, at, at + n * width):copy(rows:reshape(-1))
+      at = at + n * width
+    end)
+  end
+  return flat
+end
+
+--- Put a piece at its place. Where the whole has one number for each row and pieces have one for their columns of it, the mean by the
+--- number of columns (`seen`: row -> columns so far); where pieces have the same place, they must be equal.
+local function place(whole, m, piece, seen)
+  local at = part(whole, m, 0, m.shard_sizes[1])
+  local key = text_of(m.shard_offsets)
+  local before = seen[key] or 0
+  seen[key] = before + (m.columns and m.columns[2] or 1)
+  if before == 0 then
+    at:copy(piece)
+  elseif m.columns and piece:dtype() == "f32" then
+    at:copy(at + (piece - at) * (m.columns[2] / seen[key]))
+  elseif not same(at:to_list(), piece:to_list()) then
+    P.fail(("ShardedTensor:gather: pieces at %s of %s differ between shards: each keeps its own, and there is no whole"):format(key,
+      text_of(m.shard_sizes)))
+  end
+end
+
+--- The whole, on every rank: what the state_dict of the unsharded module would hold. A state with a number for each row, of a table cut by
+--- columns, becomes the mean of those of its blocks, by their width. Collective over the group.
+function ShardedTensor:gather()
+  local all, group = flatten(self), self._group
+  local counts, order = {}, {}
+  for r = 1, group and group:size() or 1 do counts[r], order[r] = 0, {} end
+  for _, m in ipairs(self._shards_metadata) do
+    local r = group and rank_of(m) + 1 or 1
+    counts[r] = counts[r] + elements(m)
+    table.insert(order[r], m)
+  end
+  if group and group:size() > 1 then all = group:all_gather_v(all, counts):wait() end
+  local at, pieces = 0, {}
+  for _, list in ipairs(order) do
+    for _, m in ipairs(list) do
+      pieces[m] = all:slice(1, at, at + elements(m)):reshape(m.shard_sizes)
+      at = at + elements(m)
+    end
+  end
+  local whole, seen = Tensor.zeros(self._size, self._dtype, self._device), {}
+  for _, m in ipairs(self._shards_metadata) do place(whole, m, pieces[m], seen) end
+  return whole
+end
+
+--- A copy of a state_dict (of a module or an optimizer), all of whose ShardedTensors are whole. Collective: every rank has the same names.
+function M.gather_state_dict(dict)
+  local whole = {}
+  for name, value in util.ordered(dict) do
+    if is_sharded(value) then whole[name] = value:gather()
+    elseif type(value) == "table" and getmetatable(value) == nil then whole[name] = M.gather_state_dict(value)
+    else whole[name] = value end
+  end
+  return whole
+end
+
+signature.kind("ShardedTensor", "a ShardedTensor", is_sharded)
+signature.check("", M, { gather_state_dict = "dict: table" })
+signature.check("ShardedTensor:", ShardedTensor, { gather = "self: ShardedTensor", size = "self: ShardedTensor, d: dim?" })
+
+return M

@@ -1,0 +1,191 @@
+-- DistributedModelParallel seen from outside: the names of its parameters, buffers and states are the model's own; its state is loaded from
+-- and into the model as it was; the optimizer of its fused tables; wrappers of its dense part.
+local peri = require "perilune"
+local worlds = require "spec.support.worlds"
+local nn, plan, gather = peri.nn, peri.plan, peri.shard.gather_state_dict
+
+local DIM = 16
+
+local Model = nn.Module:extend "Model"
+function Model:init(options)
+  local function tables(prefix, config)
+    return peri.util.map({ "1", "2" }, function(k)
+      return config { name = prefix .. k, num_embeddings = 9, embedding_dim = DIM, feature_names = { "f" } }
+    end)
+  end
+  local seed = options.tables or options.seed
+  local params = not options.dense and { optimizer = "adagrad", learning_rate = options.rate or 0.5 } or nil
+  self.towers = {
+    peri.EmbeddingBagCollection { tables = tables("bag", peri.EmbeddingBagConfig), fused_params = params, seed = seed },
+    peri.EmbeddingCollection { tables = tables("row", peri.EmbeddingConfig), fused_params = params, seed = seed },
+  }
+  self.over = nn.Linear { in_features = 2 * DIM, out_features = 1 }
+  self:register_buffer("steps", peri.zeros { 1 })
+end
+function Model:forward(kjt)
+  local rows = self.towers[2](kjt)
+  return self.over(self.towers[1](kjt):values()):sum() + rows["f@row1"]:values():sum() + rows["f@row2"]:values():sum()
+end
+
+local function make(options)
+  nn.manual_seed(options.seed)
+  return Model(options)
+end
+
+local plans = {
+  table_wise = function(n) return plan.table_wise(n - 1) end, row_wise = function() return plan.row_wise() end,
+  column_wise = function(n) return plan.column_wise { ranks = { 0, n - 1 } } end,
+  data_parallel = function() return plan.data_parallel() end,
+}
+
+local function wrap(world, device, kind, options)
+  peri.ffi.state.device = device
+  local entry = plans[kind](world:size())
+  return peri.DistributedModelParallel { module = make(options), group = world, device = device, plan = {
+    ["towers.0"] = { bag1 = entry, bag2 = plan.row_wise() }, ["towers.1"] = { row1 = plan.table_wise(0), row2 = entry } } }
+end
+
+local function batch(world, device)
+  return peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 8, (world:rank() + 2) % 9 }, lengths = { 2, 1 }, device = device }
+end
+
+local function numbers(dict)
+  local copy = {}
+  for name, x in peri.util.ordered(dict) do copy[name] = peri.Tensor.is(x) and table.concat(x:to_list(), " ") or numbers(x) end
+  return copy
+end
+
+local function names_of(list) return peri.util.map(list, function(x) return x.name end) end
+
+local all_names = { "over.bias", "over.weight", "steps", "towers.0.embedding_bags.bag1.weight", "towers.0.embedding_bags.bag2.weight",
+  "towers.1.embeddings.row1.weight", "towers.1.embeddings.row2.weight" }
+
+describe("the state of a DistributedModelParallel", function()
+  for kind in peri.util.ordered(plans) do
+    worlds.each(kind .. ": is the model's, there and back", function(world, device)
+      local model = wrap(world, device, kind, { seed = 1 })
+      assert.same(all_names, peri.util.keys(model:state_dict()))
+      model(batch(world, device)):backward()
+      local state, states = gather(model:state_dict()), gather(model:fused_optimizer():state_dict())
+      local plain = make { seed = 2 }
+      assert.same(all_names, peri.util.keys(plain:state_dict()))
+      plain:load_state_dict(state)
+      assert.same(numbers(state), numbers(plain:state_dict()))
+      local other = wrap(world, device, "row_wise", { seed = 3 })
+      assert.same({ missing_keys = {}, unexpected_keys = {} }, other:load_state_dict(plain:state_dict()))
+      other:fused_optimizer():load_state_dict(states)
+      assert.same(numbers(state), numbers(gather(other:state_dict())))
+      assert.same(numbers(states), numbers(gather(other:fused_optimizer():state_dict())))
+    end, { sizes = { 1, 2, 3 } })
+  end
+
+  worlds.each("says what is missing, by the model's names", function(world, device)
+    local model = wrap(world, device, "row_wise", { seed = 1 })
+    local state = model:state_dict()
+    state["over.bias"] = nil
+    assert.error_matches(function() model:load_state_dict(state) end, "Model:load_state_dict: missing: 'over.bias'")
+    assert.same({ missing_keys = { "over.bias" }, unexpected_keys = {} }, model:load_state_dict(state, false))
+    assert.error_matches(function() model:load_state_dict(nil) end, "load_state_dict: map is nil, wanted a table")
+  end, { sizes = { 1, 2 }, devices = { "cpu" } })
+
+  worlds.each("has lists by kind, with the model's names", function(world, device)
+    local model = wrap(world, device, "row_wise", { seed = 1 })
+    assert.same({ "over.weight", "over.bias" }, names_of(model:named_parameters()))
+    assert.same({ "net.over.weight", "net.over.bias" }, names_of(model:named_parameters "net"))
+    assert.same({ "steps" }, names_of(model:named_buffers()))
+    assert.same({}, model:sparse_grad_parameter_names())
+    local dense = peri.DistributedModelParallel { module = make { seed = 1, dense = true }, group = world, plan = {
+      ["towers.0"] = { bag1 = plan.data_parallel { compute_kernel = "dense" }, bag2 = plan.row_wise { compute_kernel = "dense" } },
+      ["towers.1"] = { row1 = plan.data_parallel { compute_kernel = "dense" }, row2 = plan.row_wise { compute_kernel = "dense" } } } }
+    assert.same({ "over.weight", "over.bias", unpack(all_names, 4) }, names_of(dense:named_parameters()))
+    assert.same({ "over.weight", "over.bias" }, names_of(dense:bare_named_parameters()))
+    assert.same({}, dense:fused_optimizer().names)
+    assert.error_matches(function() dense:fused_optimizer():lr() end, "it has no parameters, and so no learning rate")
+  end, { sizes = { 1, 2 }, devices = { "cpu" } })
+end)
+
+describe("the fused optimizer of a model", function()
+  worlds.each("combines those of its modules, and schedules reach the tables at once", function(world, device)
+    local model = wrap(world, device, "row_wise", { seed = 1, rate = 0.5 })
+    local fused = model:fused_optimizer()
+    assert.equal(fused, model:fused_optimizer())
+    assert.same({ unpack(all_names, 4) }, fused.names)
+    assert.same({ "bag1.momentum1", "bag1.step" }, peri.util.keys(fused:state_dict().state[all_names[4]]))
+    assert.same({ 0.5, 0.5 }, peri.util.map(fused.param_groups, function(group) return group.lr end))
+    local schedule = nn.optim.ExponentialLR { optimizer = fused, gamma = 0.5 }
+    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 3 }, lengths = { 1 }, device = device }
+    local function row() return gather(model:state_dict())["towers.1.embeddings.row1.weight"]:item(3 * DIM) end
+    local before, sum = row(), 0
+    for step = 1, 3 do -- Adagrad, gradients of 1 (means over the ranks): rate / sqrt(step)
+      model(kjt):backward()
+      sum = sum + 0.5 * 0.5 ^ (step - 1) / math.sqrt(step)
+      assert.near(before - sum, row(), 1e-5)
+      schedule:step()
+    end
+    local dense = nn.optim.SGD { params = model:named_parameters(), lr = 0.25 }
+    local both = nn.optim.CombinedOptimizer { fused, { name = "dense", optimizer = dense } }
+    assert.same({ 0.0625, 0.0625, 0.25 }, peri.util.map(both.param_groups, function(group) return group.lr end))
+    both.param_groups[3].lr = 1
+    assert.equal(1, both.optimizers[2].optimizer:lr())
+    assert.equal(1, both:state_dict().state["dense.over.bias"].step:numel())
+  end, { sizes = { 1, 2 } })
+end)
+
+describe("a data-parallel wrapper", function()
+  worlds.each("of one's own decides what becomes of dense gradients", function(world, device)
+    peri.ffi.state.device = device
+    local seen = {}
+    local Own = peri.util.class("Own", peri.model.DataParallelWrapper)
+    function Own.wrap(_, model, env, where)
+      seen[#seen + 1] = { model = model, rank = env.rank, device = where, params = #model:replicated_parameters() }
+      return { watch = function(_, tensor) seen[#seen + 1] = tensor:numel() end }
+    end
+    local model = peri.DistributedModelParallel { module = make { seed = 1 + world:rank(), tables = 5 }, group = world, device = device,
+      data_parallel_wrapper = Own() }
+    model:init_data_parallel() -- again: nothing
+    assert.same({ model = model, rank = world:rank(), device = device, params = 2 }, seen[1])
+    local bias = model.module.over.bias:item()
+    model(batch(world, device)):backward()
+    assert.equal(1, seen[2])
+    assert.equal(2, #seen)
+    local all = world:all_gather(model.module.over.weight:grad():reshape(1, -1):contiguous()):wait():to_table()
+    if world:size() > 1 then assert.not_same(all[1], all[2]) end -- nobody averaged them
+    assert.equal(bias, model.module.over.bias:item())
+  end, { sizes = { 1, 2 } })
+
+  worlds.each("comes later where it is asked for later", function(world, device)
+    peri.ffi.state.device = device
+    local model = peri.DistributedModelParallel { module = make { seed = 1 + world:rank(), tables = 5 }, group = world, device = device,
+      init_data_parallel = false, data_parallel_wrapper = peri.model.DefaultDataParallelWrapper { bucket_cap_mb = 0.001 } }
+    assert.error_matches(function() model(batch(world, device)) end, "it is not ready to be trained: call model:init_data_parallel%(%)")
+    peri.no_grad(function() model(batch(world, device)) end)
+    model:init_data_parallel()
+    model(batch(world, device)):backward()
+    for _, x in ipairs { model.module.over.weight, model.module.over.weight:grad() } do
+      local all = world:all_gather(x:detach():reshape(1, -1):contiguous()):wait():to_table()
+      assert.same(all[1], all[world:size()])
+    end
+  end, { sizes = { 1, 2, 3 } })
+
+  it("is a DataParallelWrapper", function()
+    local world = peri.dist.init { transport = "self" }
+    local function refused(args, text)
+      args.module, args.group = nn.Linear { in_features = 1, out_features = 1 }, world
+      assert.error_matches(function() peri.DistributedModelParallel(args) end, text)
+    end
+    refused({ data_parallel_wrapper = 3 }, "DistributedModelParallel: data_parallel_wrapper is 3, wanted a DataParallelWrapper")
+    refused({ data_parallel_wrapper = peri.model.DataParallelWrapper() }, "DataParallelWrapper: no method 'wrap'")
+    refused({ data_parallel_wrapper = peri.model.DefaultDataParallelWrapper(), bucket_bytes = 7 }, "give it to data_parallel_wrapper's")
+    local Odd = peri.util.class("Odd", peri.model.DataParallelWrapper)
+    function Odd.wrap() return 7 end
+    refused({ data_parallel_wrapper = Odd() }, "Odd:wrap returned 7, wanted nil or an object with a method watch")
+    assert.error_matches(function() peri.model.DefaultDataParallelWrapper { bucket_cap_mb = 0 } end, "bucket_cap_mb is 0, allowed")
+    local linear = nn.Linear { in_features = 1, out_features = 1 }
+    local inner = peri.DistributedModelParallel { module = linear, group = world }
+    local model = peri.DistributedModelParallel { module = inner, group = world }
+    assert.equal(linear, peri.model.get_module(model))
+    assert.equal(linear, peri.model.get_unwrapped_module(linear))
+    assert.error_matches(function() peri.model.get_module(3) end, "get_module: module is 3, wanted an nn.Module")
+    peri.dist.finish()
+  end)
+end)
