@@ -256,7 +256,7 @@ function TableCollection:fused_optimizer()
     groups = { { tables = util.map(self.tables, function(t) return t.name end), rate = function() return batch:learning_rate() end,
       set_rate = function(rate) batch:set_learning_rate(rate) end } },
     states = function(name)
-      local i, list = table_index(self, name), {}
+      local i, list = self:table_index(name), {}
       for _, which in ipairs(batch:state_names()) do
         if which ~= "weight" then list[#list + 1] = { name = which, tensor = state_of(self, i, which) } end
       end
