@@ -210,7 +210,7 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same({ "embedding_bags.a.weight", "embedding_bags.b.weight", "embedding_bags.c.weight" },
         peri.util.map(blank:named_state(), function(s) return s.name end))
       assert.same({}, blank:named_parameters())
-      blank:load_state(model:state())
+      blank:load_state_dict(model:state_dict())
       for _, name in ipairs { "a", "b", "c" } do model:weight(name):fill(0) end
       assert.same(want, copy(kjt):values():to_list())
       assert.same(want, blank(kjt):values():to_list())

@@ -241,7 +241,7 @@ local function state_of(self, i, which)
 end
 
 function TableCollection:own_state()
-  if not self:materialise():is_cached() then return Module.own_state(self) end
+  if not self.fused_params or not self:materialise():is_cached() then return Module.own_state(self) end
   return util.map(self.tables, function(t, i)
     return { name = ("%s.%s.weight"):format(self.parameter_prefix, t.name), tensor = state_of(self, i, "weight") }
   end)
