@@ -9,11 +9,13 @@ local plan = peri.plan
 local batch, whole, compare = sharded.batch, sharded.whole, sharded.assert_same
 local BATCH, WIDTH = sharded.BATCH, sharded.WIDTH
 
-local function run(kind, world, device, n, prefetch, data_type)
+local function run(kind, world, device, n, prefetch, data_type, exact)
   local rank = world:rank()
-  local want = sharded.make { kind = kind, world = world, device = device, data_type = data_type }
+  local params = { optimizer = "rowwise_adagrad", learning_rate = 0.1, exact = exact }
+  local want = sharded.make { kind = kind, world = world, device = device, data_type = data_type,
+    fused_params = params }
   local algorithm = rank % 2 == 0 and "LRU" or "LFU"
-  local got = sharded.make { kind = kind, world = world, device = device, data_type = data_type,
+  local got = sharded.make { kind = kind, world = world, device = device, data_type = data_type, fused_params = params,
     cache = { load_factor = 0.5, algorithm = algorithm, prefetch_pipeline = prefetch } }
   compare(want, got, device)
   local dist = got:input_dist(batch(1, rank, device)):wait()
@@ -49,6 +51,10 @@ describe("sharded tables in files:", function()
         run(kind, world, device, n, prefetch, { a = "FP16", b = "BF16", c = "BF16" })
       end, { sizes = { 1, 3 }, local_size = 2 })
     end
+  end
+  for _, kind in ipairs { "row_wise", "mixed" } do -- a batch is then looked up and updated by lookups of its own
+    worlds.each(kind .. ", exact, prefetched", function(world, device, n) run(kind, world, device, n, true, nil, true) end,
+      { sizes = { 2, 3 } })
   end
 
   worlds.each("keep their files for the next model", function(world, device, n)
