@@ -6,6 +6,7 @@
 #   make fuzz            every fuzzer for SECONDS=60, with other inputs each time   SECONDS= SEED= ONLY=
 #   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense
 #                        bench-routes bench-shard                  ARGS= PYTHON=
+#   make bench-net       bytes across the network and time, on pretended machines (as root)   MACHINES=2,2 RATE=1gbit ARGS=
 #   make lint            layers, boundary, style
 #   make install         PREFIX=/usr/local DESTDIR=
 #   make probe           look again for libraries and print the table
@@ -109,7 +110,7 @@ LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 CDEF := $B/lua/perilune/cdef.lua
 
 .PHONY: all help probe config needed setup test check check-c check-lua check-mpi check-net fuzz demo demo-run lint install uninstall clean distclean \
-	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard
+	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-net
 .DELETE_ON_ERROR:
 
 all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(CDEF) $B/abi.ok $(LAUNCHER)
@@ -330,6 +331,13 @@ bench-shard: all
 	$(call BENCH,shard,$(if $(HAVE_MPI),2 4,1))
 bench-routes: all
 	$(call BENCH,routes,1,-t 1)
+MACHINES ?= 2,2
+RATE ?= 1gbit
+comma := ,
+bench-net: all
+	@mkdir -p build/bench && rm -f build/bench/net.jsonl
+	@PERI_BUILD=$B tests/net/nodes -r $(RATE) $(MACHINES) $(LAUNCHER) run -n $$(($(subst $(comma),+,$(MACHINES)))) -t 1 tests/bench/net.lua \
+	  --out build/bench/net.jsonl $(ARGS)
 bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data bench-dense bench-routes bench-shard
 
 # -- installing -------------------------------------------------------------------------------------------------------------------------

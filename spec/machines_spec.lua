@@ -1,5 +1,6 @@
 -- Several machines, pretended by network namespaces (tests/net/nodes): the tool itself, and what goes wrong between machines.
 -- deadline: 120 s
+local json = require "dkjson"
 local shell = require "spec.support.shell"
 
 local function nodes(words, env)
@@ -66,6 +67,21 @@ describe("pretended machines", function()
 end)
 
 describe("between machines", function()
+  each("sums of a table cut within a machine cross once, in as few bytes as their codec says", function()
+    local bench = folder .. "/net.jsonl"
+    local out, status = nodes(("2,2 %s run -n 4 tests/bench/net.lua --batch 512 --tables 4 --rounds 2 --codecs FP32,INT8 --out %s"):format(
+      shell.perilune, bench))
+    assert.equal(0, status, out)
+    local seen = {}
+    for line in shell.read(bench):gmatch "[^\n]+" do
+      local case = json.decode(line)
+      seen[#seen + 1] = case.sharding .. " " .. case.codec
+      local share = case.bytes / (case.expected_rows + case.expected_ids) -- beside them: headers of packets, sizes, fingerprints
+      assert.is_true(share > 1 and share < 1.08, ("%s: %g of %g bytes"):format(seen[#seen], case.bytes, case.bytes / share))
+    end
+    assert.same({ "row_wise FP32", "table_row_wise FP32", "row_wise INT8", "table_row_wise INT8" }, seen)
+  end)
+
   --- Four ranks on two machines reduce again and again; the script's second word is what rank 3 or its machine suffers after a moment.
   --- Returns what the launcher says, its exit code, what each rank ended with, and which processes are left.
   local function suffer(what)
