@@ -68,8 +68,8 @@ local function batch_of(k)
     x = x * 48271 % 2147483647
     values[i] = x % options.rows
   end
-  return peri.KeyedJaggedTensor { keys = keys, stride = options.batch, values = peri.Tensor.from_memory(values, { bags * options.ids }, "i64"),
-    lengths = peri.full({ bags }, options.ids, "i32") }
+  return peri.KeyedJaggedTensor { keys = keys, stride = options.batch,
+    values = peri.Tensor.from_memory(values, { bags * options.ids }, "i64"), lengths = peri.full({ bags }, options.ids, "i32") }
 end
 
 local function now() return tonumber(C.peri_time_ns()) / 1e6 end
