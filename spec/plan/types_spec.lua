@@ -105,8 +105,9 @@ describe("geometry", function()
       for _, t in ipairs(case.tables or {}) do
         if plan.ShardingType[t.sharding_type:upper()] and #t.shards > 0 then
           local ranks = t.sharding_type ~= "row_wise" and t.ranks or nil
+          local env = case.devices and world(case.devices) or world(case.world_size, case.local_size) -- devices: of one process
           local got = plan.ParameterSharding { sharding_type = t.sharding_type,
-            ranks = ranks }:shards(config(t.num_embeddings, t.embedding_dim, t.name), world(case.world_size, case.local_size))
+            ranks = ranks }:shards(config(t.num_embeddings, t.embedding_dim, t.name), env)
           assert.equal(#t.shards, #got, name .. " " .. t.name)
           for i, s in ipairs(t.shards) do
             seen = seen + 1

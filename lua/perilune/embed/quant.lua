@@ -1,5 +1,5 @@
 -- quant.lua: collections for serving (TorchRec's torchrec.quant): tables whose rows are bytes, or f16, bf16, f32. They are written once
--- (from_float, load_state) and looked up; nothing here is trained or recorded.
+-- (from_float, load_state_dict) and looked up; nothing here is trained or recorded.
 --
 --   local quant = peri.QuantEmbeddingBagCollection.from_float(ebc, { dtype = "INT8", output_dtype = "FP16" })
 --   local kt = quant(kjt)      -- KeyedTensor, as the collection that was trained returns

@@ -31,10 +31,14 @@ M.type_codes = type_codes
 
 --- dense: gradients go to an optimizer outside; fused: the optimizer runs in the backward of the lookup; fused_uvm: the same, in host
 --- memory, which on a CPU is where all tables are; fused_uvm_caching: the same for tables larger than memory, in a file with a cache of its
---- rows in memory (cache_params).
-M.EmbeddingComputeKernel = util.face("peri.plan.EmbeddingComputeKernel",
-  { DENSE = "dense", FUSED = "fused", FUSED_UVM = "fused_uvm", FUSED_UVM_CACHING = "fused_uvm_caching" })
-local kernels = { "dense", "fused", "fused_uvm", "fused_uvm_caching" }
+--- rows in memory (cache_params). quant, quant_uvm: rows that are looked up only; so is "fused" in the plan of a quantized module.
+M.EmbeddingComputeKernel = util.face("peri.plan.EmbeddingComputeKernel", {
+  DENSE = "dense", FUSED = "fused", FUSED_UVM = "fused_uvm", FUSED_UVM_CACHING = "fused_uvm_caching",
+  QUANT = "quant", QUANT_UVM = "quant_uvm",
+})
+--- Those of modules that are trained, and of those that are not.
+M.trained_kernels, M.quant_kernels = { "dense", "fused", "fused_uvm", "fused_uvm_caching" }, { "fused", "fused_uvm", "quant", "quant_uvm" }
+local kernels = { "dense", "fused", "fused_uvm", "fused_uvm_caching", "quant", "quant_uvm" }
 M.CacheParams, M.CacheAlgorithm = embed.CacheParams, embed.CacheAlgorithm
 
 local function fail(format, ...) P.fail(format:format(...)) end
@@ -43,8 +47,8 @@ local function fail(format, ...) P.fail(format:format(...)) end
 
 --- How one table is sharded.
 ---   sharding_type   "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard", "data_parallel"
----   compute_kernel  "fused" (default), "dense", "fused_uvm" or "fused_uvm_caching"; unlike TorchRec's, data_parallel tables are fused
----                   too if nobody says "dense", so that every sharding type is trained by the same optimizer
+---   compute_kernel  "fused" (default), "dense", "fused_uvm", "fused_uvm_caching", "quant" or "quant_uvm"; unlike TorchRec's,
+---                   data_parallel tables are fused too if nobody says "dense": every sharding type is trained by the same optimizer
 ---   cache_params    CacheParams, with fused_uvm_caching only; default: those of the module's fused_params, else CacheParams {}
 ---   ranks           list of ranks, see runtime/shard/types/<type>.c; default: the type's own
 ---   sizes           rows (row_wise, table_row_wise, grid_shard) or columns (column_wise, table_column_wise) of each shard, beside ranks;

@@ -6,7 +6,6 @@ local codec = require "perilune.dist.codec"
 local ops = require "perilune.dist.ops"
 local config = require "perilune.embed.config"
 local types = require "perilune.plan.types"
-local ShardingEnv = require "perilune.plan.env"
 local signature = require "perilune.signature"
 local C = P.C
 
@@ -60,6 +59,10 @@ local function optimizers_of(func, a, plan)
   local list, index, bounds, known = {}, {}, {}, {} -- known: fused_params -> { entry = of list, index =, bounds = }
   for i, t in ipairs(a.tables) do
     local kernel = plan.tables[t.name].compute_kernel
+    if not util.index_of(types.trained_kernels)[kernel] then
+      P.fail(("%s: table '%s' has compute_kernel '%s', which is for quantized collections; allowed: %s"):format(func, t.name, kernel,
+        table.concat(types.trained_kernels, ", ")))
+    end
     local params = a.table_fused_params and a.table_fused_params[t.name] or a.fused_params
     if not params and kernel ~= "dense" then
       P.fail(("%s: table '%s' has compute_kernel '%s' but no optimizer; give fused_params, or "
@@ -120,10 +123,13 @@ local function cache_of(a, t, sharding)
   return slot, cache
 end
 
---- Tables with their plan entries, in C's words, into `cfg`. keep(x): x lives as long as cfg does.
-local function fill_tables(cfg, a, plan, optimizer, bounds, keep)
+--- C's number for what a table holds.
+local function row_dtype(data_type) return config.row_formats[config.table_types[data_type]] or P.dtype(config.data_types[data_type]) end
+
+--- Tables with their plan entries, in C's words, into `cfg`. optimizer: for each table its number; nil: nothing is trained.
+--- keep(x): x lives as long as cfg does.
+local function fill_tables(cfg, a, plan, env, optimizer, bounds, keep)
   local n, names, positions = #a.tables, features_of(a.tables)
-  local nodes = ShardingEnv.from_process_group(a.group).nodes
   local tables = keep(ffi.new("peri_sharded_table[?]", n))
   local function array(ctype, values) return keep(ffi.new(ctype, math.max(#values, 1), values)) end
   for i, t in ipairs(a.tables) do
@@ -132,15 +138,22 @@ local function fill_tables(cfg, a, plan, optimizer, bounds, keep)
     c.pooling = t.pooling and config.poolings[t.pooling] or C.PERI_POOLING_NONE
     c.init, c.init_a, c.init_b = init.kind, init.a, init.b
     c.sharding_type = types.type_codes[sharding.sharding_type]
-    c.compute_kernel = sharding.compute_kernel == "dense" and C.PERI_KERNEL_DENSE or C.PERI_KERNEL_FUSED
+    c.compute_kernel = not optimizer and C.PERI_KERNEL_QUANT or sharding.compute_kernel == "dense" and C.PERI_KERNEL_DENSE
+      or C.PERI_KERNEL_FUSED
     c.features = array("int32_t[?]", util.map(t.feature_names, function(f) return positions[f] end))
-    c.n_features, c.optimizer, c.dtype = #t.feature_names, optimizer[i], P.dtype(config.data_types[t.data_type])
+    c.n_features, c.optimizer = #t.feature_names, optimizer and optimizer[i] or 0
+    c.dtype = row_dtype(t.data_type)
+    if not optimizer then
+      local bytes = config.row_formats[config.table_types[t.data_type]] ~= nil
+      c.init, c.init_a, c.init_b = bytes and C.PERI_INIT_NONE or C.PERI_INIT_CONSTANT, 0, 0
+    end
     c.bounds_check = bounds[i]
-    local ranks = sharding:ranks_on(nodes)
+    local ranks = sharding:ranks_on(env.nodes)
     c.n_ranks = ranks and #ranks or 0
     c.ranks = ranks and array("int32_t[?]", ranks) or nil
     c.sizes = sharding.sizes and array("int64_t[?]", sharding.sizes) or nil
-    local cache, params = cache_of(a, t, sharding)
+    local cache, params
+    if optimizer then cache, params = cache_of(a, t, sharding) end
     c.cache = cache
     keep(cache)
     keep(params)
@@ -156,20 +169,24 @@ local function division_of(func, a)
   return division and C.PERI_DIVISION_ON or C.PERI_DIVISION_OFF
 end
 
---- The configuration of a module with the arguments `a` (embedding.lua), a plan that was checked, and codecs for the operations in `slots`.
---- Returns it, what must live while it is used, and its optimizers: a list of { name =, params = (fused_params), tables = (names),
---- learning_rate = }.
-function M.of(func, a, plan, kind, slots)
+local function keeper()
   local anchors = {}
-  local function keep(x)
+  return anchors, function(x)
     anchors[#anchors + 1] = x or false
     return x
   end
+end
+
+--- The configuration of a module with the arguments `a` (embedding.lua), a plan that was checked in `env`, and codecs for the operations in
+--- `slots`. Returns it, what must live while it is used, and its optimizers: a list of { name =, params = (fused_params), tables = (names),
+--- learning_rate = }.
+function M.of(func, a, plan, env, kind, slots)
+  local anchors, keep = keeper()
   check_own_params(func, a)
   for _, t in ipairs(a.tables) do config.check_trained(func, t) end
   local optimizers, list, optimizer, bounds = optimizers_of(func, a, plan)
   local cfg = ffi.new "peri_sharded_config"
-  fill_tables(cfg, a, plan, optimizer, bounds, keep)
+  fill_tables(cfg, a, plan, env, optimizer, bounds, keep)
   cfg.group, cfg.device = a.group:ptr(), P.device(a.device)
   cfg.optimizers, cfg.n_optimizers = keep(optimizers), #list
   cfg.kind = kind
@@ -180,6 +197,18 @@ function M.of(func, a, plan, kind, slots)
   return cfg, anchors, util.map(list, function(o)
     return { name = o.name, params = o.params, tables = o.tables, learning_rate = o.c.learning_rate }
   end)
+end
+
+--- The same of a module that is not trained. how: { bounds_check_mode =, output_dtype =, places = } (quant.lua).
+function M.quantized(func, a, plan, env, kind, slots, how)
+  local anchors, keep = keeper()
+  local cfg, bounds = ffi.new "peri_sharded_config", config.bounds_checks[how.bounds_check_mode]
+  fill_tables(cfg, a, plan, env, nil, util.map(a.tables, function() return bounds end), keep)
+  cfg.group, cfg.device, cfg.kind, cfg.places = a.group:ptr(), P.device(a.device), kind, how.places
+  cfg.weighted, cfg.output_dtype = a.is_weighted, P.dtype(config.data_types[how.output_dtype])
+  cfg.gradient_division = C.PERI_DIVISION_OFF -- there are no gradients
+  fill_codecs(func, cfg, a.qcomm_codecs_registry, slots)
+  return cfg, anchors, {}
 end
 
 return M

@@ -65,13 +65,20 @@ function ShardedEmbeddingModule:init(args)
   local a = util.named(func, args, arguments)
   local plan = types.EmbeddingModuleShardingPlan.is(a.plan) and a.plan or types.EmbeddingModuleShardingPlan(a.plan)
   group_of(func, a.group)
-  plan:validate(a.tables, ShardingEnv.from_process_group(a.group), a.name)
+  local env = self:_env(a.group)
+  plan:validate(a.tables, env, a.name)
   self.tables, self.plan, self.group, self.is_weighted = a.tables, plan, a.group, a.is_weighted
-  local cfg, anchors, optimizers = config.of(func, a, plan, self.kind, self.codec_slots)
+  local cfg, anchors, optimizers = self:_configure(func, a, plan, env)
   self.optimizers, self.device = optimizers, a.device or false
   self:_make(cfg, anchors)
   self:_register_dense()
 end
+
+--- Over what a plan cuts the tables of a module of this group.
+function ShardedEmbeddingModule:_env(group) return ShardingEnv.from_process_group(group) end -- luacheck: ignore 212
+
+--- What C is told: see config.lua.
+function ShardedEmbeddingModule:_configure(func, a, plan, env) return config.of(func, a, plan, env, self.kind, self.codec_slots) end
 
 --- Make the C module. With tables in files, ranks tell each other what came of it.
 function ShardedEmbeddingModule:_make(cfg, anchors) -- luacheck: ignore 212

@@ -5,7 +5,7 @@ local sequence = require "perilune.shard.sequence"
 local sharder = require "perilune.shard.sharder"
 local sharded_tensor = require "perilune.tensor.sharded"
 
-return util.face("peri.shard", {
+local faces = {
   ShardedModule = require "perilune.shard.module",
   ShardedEmbeddingModule = require "perilune.shard.embedding",
   ShardedEmbeddingBagCollection = bag.ShardedEmbeddingBagCollection,
@@ -17,4 +17,7 @@ return util.face("peri.shard", {
   gather_state_dict = sharded_tensor.gather_state_dict,
   registry = sharder.registry,
   files = require "perilune.shard.files",
-})
+}
+for name, value in util.ordered(require "perilune.shard.quant") do faces[name] = value end
+
+return util.face("peri.shard", faces)

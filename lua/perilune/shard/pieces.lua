@@ -14,9 +14,9 @@ local function state_name(x) return signature.value("local_shards", "the state's
 local function row_number(x) return signature.value("local_shards", "row", x, "integer") end
 local COPY_ROWS = 65536
 
---- The pieces of tables on this rank: a list of { table = name, rank, row_offset, rows, col_offset, cols, dense, replica, state =
---- function(name), read = function(name, row, tensor), write = function(name, row, tensor), cached, cache_statistics }. state("weight") and
---- so on give live views of shards in memory; rows of shards in files (cached) are read and written.
+--- The pieces of tables on this rank: a list of { table = name, rank, place (of one process), row_offset, rows, col_offset, cols, dense,
+--- replica, state = function(name), read = function(name, row, tensor), write = function(name, row, tensor), cached, cache_statistics }.
+--- state("weight") and so on give live views of shards in memory; rows of shards in files (cached) are read and written.
 --- ref: the handle of the C module; module_ptr(ref): its pointer, or an error when it was released; tables: their configurations.
 function M.list(ref, module_ptr, tables)
   local list = {}
@@ -29,7 +29,7 @@ function M.list(ref, module_ptr, tables)
       return batch
     end
     list[i] = {
-      table = tables[piece.table + 1].name, rank = piece.shard.rank,
+      table = tables[piece.table + 1].name, rank = piece.shard.rank, place = piece.place,
       row_offset = tonumber(piece.shard.row_offset), rows = tonumber(piece.shard.rows),
       col_offset = tonumber(piece.shard.col_offset), cols = tonumber(piece.shard.cols),
       dense = piece.dense, replica = piece.replica, cached = C.peri_tbe_cache_io(batch) ~= nil,

@@ -38,9 +38,7 @@ function ModuleSharder:shardable_parameters(module) missing(self, "shardable_par
 function ModuleSharder:sharding_types(device) return util.keys(types.type_codes) end -- luacheck: ignore 212
 --- Names of the compute kernels that they may ask for.
 function ModuleSharder:compute_kernels(sharding_type, device) -- luacheck: ignore 212
-  local list = {}
-  for _, name in util.ordered(types.EmbeddingComputeKernel) do list[#list + 1] = name end
-  return list
+  return types.trained_kernels
 end
 
 --- Parameters of a module's optimizers: the module's own, over those of the sharder; nil: neither has any.

@@ -1,0 +1,447 @@
+-- Quantized collections in shards, over the places of one process and over ranks: TorchRec's own results; every data type, sharding type,
+-- pooling and number of ranks gives what the collection in one piece gives; pruned tables, whole models, copies, bad inputs.
+-- Where TorchRec is known to deviate (means under row-wise sharding) the unsharded result stored beside is the truth.
+--
+-- mpirun: 2 3 4
+local peri = require "perilune"
+local golden = require "spec.support.golden"
+local support = require "spec.support.tbe"
+local worlds = require "spec.support.worlds"
+local plan, shard, ShardingEnv = peri.plan, peri.shard, peri.ShardingEnv
+local C = peri.ffi.C
+
+local features, limit = { "x", "f3", "f1", "f2" }, { x = 9, f1 = 20, f2 = 17, f3 = 33 }
+local configs = {
+  { name = "a", rows = 20, cols = 8, features = { "f1", "f2" }, pooling = "SUM" },
+  { name = "b", rows = 17, cols = 16, features = { "f2" }, pooling = "MEAN" },
+  { name = "c", rows = 33, cols = 8, features = { "f3" }, pooling = "SUM" },
+}
+
+local function tables(class, cols)
+  return peri.util.map(configs, function(t)
+    return peri[class] { name = t.name, num_embeddings = t.rows, embedding_dim = cols or t.cols,
+      feature_names = t.features, pooling = class == "EmbeddingBagConfig" and t.pooling or nil, init_fn = peri.embed.uniform(-1, 1) }
+  end)
+end
+
+local function trained(device, more)
+  local a = { tables = tables "EmbeddingBagConfig", device = device, seed = 3 }
+  for k, v in pairs(more or {}) do a[k] = v end
+  return peri.EmbeddingBagCollection(a)
+end
+
+--- The batch of a rank; bags of no ids, and ids of -1.
+local function batch(device, rank, weighted, size)
+  local draw, ids, lengths, weights = support.generator(100 + rank), {}, {}, {}
+  size = size or 3 + rank % 3
+  for _, f in ipairs(features) do
+    for _ = 1, size do
+      local n = draw(5)
+      lengths[#lengths + 1] = n
+      for _ = 1, n do
+        ids[#ids + 1] = draw(8) == 0 and -1 or draw(limit[f])
+        weights[#weights + 1] = draw(9) / 4 - 1
+      end
+    end
+  end
+  return peri.KeyedJaggedTensor { keys = features, values = ids, lengths = lengths, weights = weighted and weights or nil,
+    stride = size, device = device }
+end
+
+--- Plan entries of a type for table i on n ranks or places.
+local kinds = {
+  table_wise = function(i, n) return plan.table_wise((i + 1) % n) end,
+  row_wise = function() return plan.row_wise { compute_kernel = "quant" } end,
+  column_wise = function(i, n) return plan.column_wise { ranks = { i % n, (i + 1) % n } } end,
+  mixed = function(i, n)
+    if i == 1 then return plan.row_wise { ranks = n > 1 and { n - 1, 0 } or { 0 }, sizes = n > 1 and { 3, 17 } or { 20 } } end
+    if i == 3 then return plan.data_parallel() end
+    return plan.column_wise { ranks = { n - 1, 0, 0 }, sizes = { 4, 8, 4 }, compute_kernel = "quant_uvm" }
+  end,
+  grid_shard = function() return plan.grid_shard() end,
+}
+local function plan_of(kind, n)
+  local entries = {}
+  for i, t in ipairs(configs) do entries[t.name] = kinds[kind](i, n) end
+  return entries
+end
+
+local function near(want, got, tol, what) golden.assert_near(want:to_list(), got:to_list(), tol or { abs = 2e-6, rel = 2e-6 }, what) end
+local function assert_same_rows(want, got, what)
+  for name, jt in peri.util.ordered(want) do
+    assert.same(jt:values():to_list(), got[name]:values():to_list(), what .. name)
+    assert.same(jt:lengths():to_list(), got[name]:lengths():to_list(), what .. name)
+    if jt:weights_or_none() then assert.same(jt:weights():to_list(), got[name]:weights():to_list(), what .. name) end
+  end
+end
+
+-- -- TorchRec's results ----------------------------------------------------------------------------------------------------------------
+
+local function entry_of(t)
+  return plan.ParameterSharding { sharding_type = t.sharding_type, compute_kernel = "quant", ranks = t.ranks }
+end
+
+--- The quantized collection of a case.
+local function collection_of(case, device)
+  local float = peri.EmbeddingBagCollection { device = device, is_weighted = case.weighted, tables = peri.util.map(case.tables, function(t)
+    return peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim,
+      feature_names = t.feature_names, pooling = t.pooling }
+  end) }
+  for _, t in ipairs(case.tables) do float:weight(t.name):copy(case:tensor(("table/%s/float"):format(t.name), device)) end
+  return peri.quantize_embeddings { module = float, dtype = case.weight_type }
+end
+
+local function check_case(case, collection, sharded, device)
+  local result = sharded(peri.KeyedJaggedTensor { keys = case.kjt_keys, values = case:tensor("input/values", device),
+    lengths = case:tensor("input/lengths", device), weights = case:tensor("input/weights", device) })
+  for _, key in ipairs(case.output_keys) do case:assert_near("unsharded/output/" .. key, result:get(key)) end
+  if not case.unsharded.deviates then
+    case:assert_near("output/values", peri.KeyedTensor.regroup({ result }, { case.output_keys })[1])
+  end
+  for _, t in ipairs(case.tables) do
+    local stored, codes = collection:weight(t.name):to("f32", "cpu"), case:tensor(("table/%s/weight"):format(t.name), "cpu")
+    assert.same(codes:to_list(), stored:slice(2, 4, 4 + t.embedding_dim):contiguous():to_list(), "the codes of " .. t.name)
+  end
+end
+
+for _, name in ipairs(worlds.mpirun and {} or golden.names("sharded", "^quant_")) do
+  for _, device in ipairs { "cpu", "opaque" } do
+    it(("reproduces %s over places on %s"):format(name, device), function()
+      local case, entries = golden.load(name), {}
+      local collection = collection_of(case, device)
+      for _, t in ipairs(case.tables) do entries[t.name] = entry_of(t) end
+      local sharder = shard.QuantEmbeddingBagCollectionSharder {}
+      local module_plan = plan.EmbeddingModuleShardingPlan(entries)
+      local sharded = sharder:shard(collection, module_plan, ShardingEnv.from_local(case.devices), device, "ebc")
+      check_case(case, collection, sharded, device)
+      local pieces = sharded:local_shards()
+      local wanted = {}
+      for _, t in ipairs(case.tables) do
+        for _, s in ipairs(t.shards) do wanted[#wanted + 1] = ("%s %d %d %d"):format(t.name, s.offsets[1], s.offsets[2], s.rank) end
+      end
+      local got = peri.util.map(pieces, function(s) return ("%s %d %d %d"):format(s.table, s.row_offset, s.col_offset, s.place) end)
+      table.sort(wanted)
+      table.sort(got)
+      assert.same(wanted, got)
+    end)
+  end
+end
+
+for _, name in ipairs { "quant_tw_int8_mean", "quant_cw_int8", "quant_rw_int8_mean" } do
+  worlds.each("reproduces " .. name .. " over ranks", function(world, device)
+    local case, entries = golden.load("sharded/" .. name), {}
+    local collection = collection_of(case, device)
+    for _, t in ipairs(case.tables) do entries[t.name] = entry_of(t) end
+    local sharded = shard.ShardedQuantEmbeddingBagCollection { tables = collection.tables, plan = entries, group = world, device = device }
+    sharded:copy_from(collection)
+    check_case(case, collection, sharded, device)
+  end, { sizes = { 2 } })
+end
+
+-- -- the law ---------------------------------------------------------------------------------------------------------------------------
+
+local some = { "INT8", "INT4", "INT2", "FP8", "FP16", "FP32" }
+
+for kind in peri.util.ordered(kinds) do
+  worlds.each(kind .. " gives what one piece gives", function(world, device, n)
+    for i, dtype in ipairs(n == 2 and some or { some[n % #some + 1] }) do
+      for _, weighted in ipairs { false, true } do
+        local own = some[(i + 2) % #some + 1]
+        local collection = peri.quantize_embeddings { module = trained(device, { is_weighted = weighted }), dtype = dtype,
+          per_table_weight_dtype = { b = own } }
+        local sharder = shard.QuantEmbeddingBagCollectionSharder {}
+        local sharded = sharder:shard(collection, plan.EmbeddingModuleShardingPlan(plan_of(kind, n)), ShardingEnv.from_process_group(world))
+        for step = 0, 1 do
+          local kjt = batch(device, world:rank() + step, weighted)
+          local got = sharded(kjt)
+          assert.same({ "f1", "f2@a", "f2@b", "f3" }, got:keys())
+          near(collection(kjt):values(), got:values(), nil, dtype)
+          assert.is_false(got:values():wait():describe().requires_grad)
+        end
+      end
+    end
+  end, { sizes = { 1, 2, 3, 4 } })
+
+  worlds.each(kind .. " gives each id its row", function(world, device, n)
+    local float = peri.EmbeddingCollection { tables = tables("EmbeddingConfig", 8), device = device, need_indices = n % 2 == 0 }
+    local collection = peri.quantize_embeddings { module = float, dtype = some[n], per_table_weight_dtype = { c = "FP16" } }
+    local entries = plan_of(kind, n)
+    if kind == "mixed" then entries.b = plan.column_wise { ranks = { 0, n - 1 } } end
+    local sharded = shard.QuantEmbeddingCollectionSharder {}:shard(collection, plan.EmbeddingModuleShardingPlan(entries),
+      ShardingEnv.from_process_group(world))
+    local kjt = batch(device, world:rank())
+    assert_same_rows(collection(kjt), sharded(kjt), kind .. ": ")
+  end, { sizes = { 1, 2, 3, 4 } })
+end
+
+-- -- pruned tables ---------------------------------------------------------------------------------------------------------------------
+
+--- Row by id, for n ids, of which a third is left out; the rows in no order.
+local function mapping(n, salt)
+  local draw, list, left, at = support.generator(salt), {}, {}, 0
+  for id = 1, n do
+    list[id] = draw(3) == 0 and -1 or 0
+    if list[id] == 0 then left[#left + 1] = id end
+  end
+  for i = #left, 1, -1 do
+    local k = draw(i) + 1
+    list[left[k]], at = at, at + 1
+    table.remove(left, k)
+  end
+  return peri.tensor(list, "i32")
+end
+
+for _, hash in ipairs { false, true } do
+  worlds.each("looks pruned tables up by " .. (hash and "hash tables" or "arrays"), function(world, device, n)
+    local pruned = { a = { remapping = mapping(20, 1), hash = hash }, c = { remapping = mapping(33, 2), hash = hash } }
+    local env = ShardingEnv.from_process_group(world)
+    local collection = peri.quantize_embeddings { module = trained(device, { is_weighted = true }), dtype = "INT8", pruned = pruned }
+    assert.is_true(collection:rows_of(1) < 20)
+    for _, kind in ipairs { "table_wise", "row_wise", "column_wise" } do
+      local module_plan = plan.EmbeddingModuleShardingPlan(plan_of(kind, n))
+      local sharded = shard.QuantEmbeddingBagCollectionSharder {}:shard(collection, module_plan, env)
+      local kjt = batch(device, world:rank(), true)
+      near(collection(kjt):values(), sharded(kjt):values(), nil, kind)
+      local float = peri.EmbeddingCollection { tables = tables("EmbeddingConfig", 8), device = device, need_indices = true }
+      local rows = peri.quantize_embeddings { module = float, dtype = "FP16", pruned = pruned }
+      local sharded_rows = shard.QuantEmbeddingCollectionSharder {}:shard(rows, module_plan, env)
+      kjt = batch(device, world:rank())
+      assert_same_rows(rows(kjt), sharded_rows(kjt), kind .. ": ")
+    end
+  end, { sizes = { 1, 2, 3 } })
+end
+
+worlds.each("refuses a variable batch of pruned tables", function(world, device)
+  local collection = peri.quantize_embeddings { module = trained(device), pruned = { a = mapping(20, 1) } }
+  local module_plan = plan.EmbeddingModuleShardingPlan(plan_of("table_wise", world:size()))
+  local sharded = shard.QuantEmbeddingBagCollectionSharder {}:shard(collection, module_plan, ShardingEnv.from_process_group(world))
+  local kjt = peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3" }, values = { 1, 2, 3 }, lengths = { 1, 1, 1, 0 }, device = device,
+    stride_per_key_per_rank = { { 1 }, { 1 }, { 2 } } }
+  assert.error_matches(function() sharded(kjt) end, "variable batch per feature of pruned tables")
+end, { sizes = { 1 }, only = "sim" })
+
+-- -- variable batches, other uses of the stages -----------------------------------------------------------------------------------------
+
+worlds.each("takes a variable batch", function(world, device, n)
+  local collection = peri.quantize_embeddings { module = trained(device), dtype = "INT4" }
+  local kjt = peri.KeyedJaggedTensor {
+    keys = { "f3", "f1", "f2" }, values = { 1, 2, 3, 4, 5, 6, 7 }, lengths = { 2, 1, 2, 0, 1, 1 }, device = device,
+    stride_per_key_per_rank = { { 2 }, { 1 }, { 3 } },
+    inverse_indices = { { "f3", "f1", "f2" }, peri.tensor({ 0, 1, 0, 0, 2, 1 }, "i64", device, { 3, 2 }) },
+  }
+  for _, kind in ipairs { "row_wise", "column_wise" } do
+    local sharded = shard.QuantEmbeddingBagCollectionSharder {}:shard(collection,
+      plan.EmbeddingModuleShardingPlan(plan_of(kind, n)), ShardingEnv.from_process_group(world))
+    near(collection(kjt):values(), sharded(kjt):values(), nil, kind)
+  end
+end, { sizes = { 1, 2, 3 } })
+
+worlds.each("says on all ranks what differs", function(world, device, n)
+  local rank = world:rank()
+  local collection = peri.quantize_embeddings { module = trained(device), dtype = rank == 1 and "INT4" or "INT8" }
+  local sharded = shard.QuantEmbeddingBagCollectionSharder {}:shard(collection, plan.EmbeddingModuleShardingPlan(plan_of("row_wise", n)),
+    ShardingEnv.from_process_group(world))
+  assert.error_matches(function() sharded(batch(device, rank)):values():wait() end, "rank 1 has data_type INT4 where rank 0 has INT8_HALF")
+end, { sizes = { 2 }, only = "sim" })
+
+-- -- one process -----------------------------------------------------------------------------------------------------------------------
+
+if worlds.mpirun then return end
+
+for _, device in ipairs { "cpu", "opaque" } do
+  describe("over places on " .. device, function()
+    local env, sharder = ShardingEnv.from_local(3), shard.QuantEmbeddingBagCollectionSharder {}
+    local function quantized(more)
+      local a = { module = trained(device), dtype = "INT8" }
+      for k, v in pairs(more or {}) do a[k] = v end
+      return peri.quantize_embeddings(a)
+    end
+
+    it("gives what one piece gives", function()
+      for kind in peri.util.ordered(kinds) do
+        for _, dtype in ipairs(some) do
+          local collection = quantized { dtype = dtype, output_dtype = dtype == "INT8" and "FP16" or "FP32" }
+          local sharded = sharder:shard(collection, plan.EmbeddingModuleShardingPlan(plan_of(kind, 3)), env, device, "ebc")
+          local kjt = batch(device, 1)
+          local want, got = collection(kjt):values(), sharded(kjt):values()
+          assert.equal(want:dtype(), got:dtype())
+          near(want, got, dtype == "INT8" and { abs = 1e-3, rel = 1e-3 }, kind .. " " .. dtype)
+        end
+        local float = peri.EmbeddingCollection { tables = tables("EmbeddingConfig", 8), device = device, need_indices = true }
+        local rows = peri.quantize_embeddings { module = float, dtype = "INT4", pruned = { a = mapping(20, 1) } }
+        local entries = plan_of(kind, 3)
+        if kind == "mixed" then entries.a, entries.b = plan.row_wise(), plan.column_wise { ranks = { 2, 0 } } end
+        local sharded = shard.QuantEmbeddingCollectionSharder {}:shard(rows, plan.EmbeddingModuleShardingPlan(entries), env, device, "ec")
+        local kjt = batch(device, 2)
+        assert_same_rows(rows(kjt), sharded(kjt), kind .. ": ")
+      end
+    end)
+
+    it("is copied, saved and loaded", function()
+      local collection = quantized { dtype = "INT4" }
+      local sharded = sharder:shard(collection, plan.EmbeddingModuleShardingPlan(plan_of("column_wise", 3)), env, device, "ebc")
+      local kjt = batch(device, 1)
+      local want = sharded(kjt):values():to_list()
+      local copy = shard.sharded_model_copy(sharded)
+      local blank = shard.ShardedQuantEmbeddingBagCollection { tables = collection.tables, plan = sharded.plan, env = env, device = device }
+      assert.same({ "embedding_bags.a.weight", "embedding_bags.a.weight.1", "embedding_bags.b.weight", "embedding_bags.b.weight.1",
+        "embedding_bags.c.weight", "embedding_bags.c.weight.1" }, peri.util.map(blank:named_state(), function(s) return s.name end))
+      blank:load_state_dict(sharded:state_dict())
+      for _, s in ipairs(sharded:named_state()) do s.tensor:fill(0) end
+      assert.same(want, copy(kjt):values():to_list())
+      assert.same(want, blank(kjt):values():to_list())
+    end)
+
+    it("does not allocate once it has been called", function()
+      for _, pruned in ipairs { false, { a = mapping(20, 1) } } do
+        local entries = plan_of("mixed", 3)
+        if pruned then entries.a = plan.row_wise() end
+        local sharded = sharder:shard(quantized { pruned = pruned or nil }, plan.EmbeddingModuleShardingPlan(entries), env, device)
+        local kjt = batch(device, 1)
+        local function call() peri.scope(function() sharded(kjt):values():wait() end) end
+        for _ = 1, 50 do call() end
+        collectgarbage()
+        collectgarbage()
+        local live, objects = C.peri_mem_live(), C.peri_mem_objects()
+        for _ = 1, 100 do call() end
+        assert.is_true(C.peri_mem_live() <= live)
+        assert.is_true(C.peri_mem_objects() <= objects)
+      end
+    end)
+
+    it("starts with zeros from a description", function()
+      local described = peri.quantize_embeddings { module = trained("meta"), dtype = "INT2" }
+      local sharded = sharder:shard(described, plan.EmbeddingModuleShardingPlan(plan_of("table_wise", 3)), env, device)
+      for _, x in ipairs(sharded(batch(device, 1)):values():to_list()) do assert.equal(0, x) end
+      assert.is_false(described:is_materialised())
+    end)
+
+    it("is made for one sharding type", function()
+      for kind, entry in peri.util.ordered { table_wise = plan.table_wise(1), row_wise = plan.row_wise(),
+        column_wise = plan.column_wise { ranks = { 0, 2 } } } do
+        local collection = quantized()
+        local infos = peri.util.map(collection.tables, function(t) return { embedding_config = t, param_sharding = entry } end)
+        local sharded = shard.create_infer_embedding_bag_sharding(kind, infos, env, device)
+        sharded:copy_from(collection)
+        local kjt = batch(device, 1)
+        near(collection(kjt):values(), sharded:compute_and_output_dist(sharded:input_dist(kjt):wait()):values(), nil, kind)
+        local float = peri.EmbeddingCollection { tables = tables("EmbeddingConfig", 8), device = device }
+        local rows = peri.quantize_embeddings { module = float, dtype = "INT8" }
+        local row_infos = peri.util.map(rows.tables, function(t) return { embedding_config = t, param_sharding = entry } end)
+        local row_shards = shard.create_infer_embedding_sharding(kind, row_infos, env, device)
+        row_shards:copy_from(rows)
+        assert_same_rows(rows(kjt), row_shards(kjt), kind)
+        assert.error_matches(function() shard.create_infer_embedding_bag_sharding("grid_shard", infos, env, device) end,
+          "sharding_type is 'grid_shard', allowed: column_wise, row_wise, table_wise")
+        infos[2].param_sharding = plan.data_parallel()
+        assert.error_matches(function() shard.create_infer_embedding_bag_sharding(kind, infos, env, device) end,
+          "table 'b' is data_parallel, allowed: " .. kind)
+      end
+    end)
+  end)
+end
+
+describe("a quantized model", function()
+  local Net = peri.nn.Module:extend "Net"
+  function Net:init()
+    self.sparse = trained()
+    self.rows = peri.EmbeddingCollection { tables = tables("EmbeddingConfig", 8) }
+    self.over = peri.nn.Linear { in_features = 40, out_features = 2 }
+  end
+  function Net:forward(kjt) return self.over(self.sparse(kjt):values()), self.rows(kjt) end
+
+  it("is sharded over places, and copied", function()
+    local net = peri.quantize_embeddings { module = Net() }
+    local kjt = batch("cpu", 1)
+    local want, rows = net(kjt)
+    local model, made = shard.shard_quant_model { module = net, env = ShardingEnv.from_local(2) }
+    assert.same({ "rows", "sparse" }, peri.util.keys(made.plan))
+    assert.equal("ShardedQuantEmbeddingBagCollection", model.sparse.class_name)
+    local copy = shard.sharded_model_copy(model)
+    for _, s in ipairs(model:named_state()) do s.tensor:detach():fill(0) end
+    local got, got_rows = copy(kjt)
+    near(want, got)
+    assert_same_rows(rows, got_rows, "")
+  end)
+
+  it("is sharded over ranks by DistributedModelParallel", function()
+    require("perilune.dist.sim").run(3, function(rank, world)
+      local net = peri.quantize_embeddings { module = Net() }
+      local kjt = batch("cpu", rank)
+      local want, rows = net(kjt)
+      local model = peri.DistributedModelParallel { module = net, group = world, init_data_parallel = false,
+        plan = plan.ShardingPlan { sparse = plan_of("row_wise", 3), rows = plan_of("table_wise", 3) } }
+      local got, got_rows = model(kjt)
+      near(want, got)
+      assert_same_rows(rows, got_rows, "")
+    end)
+  end)
+
+  it("refuses what it cannot do", function()
+    local env = ShardingEnv.from_local(2)
+    local sharder = shard.QuantEmbeddingBagCollectionSharder {}
+    local function refused(message, f) assert.error_matches(f, message) end
+    local function with(entries, more)
+      return function()
+        local collection = peri.quantize_embeddings { module = trained(), dtype = "INT2" }
+        sharder:shard(collection, plan.EmbeddingModuleShardingPlan(entries), more or env)
+      end
+    end
+    local function entries(a)
+      local list = plan_of("table_wise", 2)
+      list.a = a
+      return list
+    end
+    refused("table 'a' has compute_kernel 'dense', allowed: fused, fused_uvm, quant, quant_uvm",
+      with(entries(plan.row_wise { compute_kernel = "dense" })))
+    refused("table 'a': column_wise block 0 of 2 columns starts at column 0, allowed: positive multiples of 4",
+      with(entries(plan.column_wise { ranks = { 0, 1 }, sizes = { 2, 6 } })))
+    refused("table 'a'.*rank 2", with(entries(plan.table_wise(2))))
+    refused("env is a table, wanted a ShardingEnv", with(entries(plan.table_wise(0)), { world_size = 2 }))
+    refused("module is a table, wanted a QuantEmbeddingBagCollection", function() sharder:shard(trained(), {}, env) end)
+    refused("table 'a' has compute_kernel 'quant', which is for quantized collections", function()
+      require("perilune.dist.sim").run(1, function(_, world)
+        shard.ShardedEmbeddingBagCollection { tables = tables "EmbeddingBagConfig", plan = plan_of("row_wise", 1), group = world,
+          fused_params = { optimizer = "sgd" } }
+      end)
+    end)
+    local net = Net()
+    refused("no quantized collection", function() shard.shard_quant_model { module = net, env = env } end)
+    peri.quantize_embeddings { module = net }
+    refused("env is 3, wanted a ShardingEnv", function() shard.shard_quant_model { module = net, env = 3 } end)
+    refused("names module 'none', which is no quantized collection of the model; those are: rows, sparse", function()
+      shard.shard_quant_model { module = net, env = env, plan = plan.ShardingPlan { none = {}, sparse = {}, rows = {} } }
+    end)
+    refused("module 'rows' has no entry in the plan", function()
+      shard.shard_quant_model { module = net, env = env, plan = plan.ShardingPlan { sparse = plan_of("row_wise", 2) } }
+    end)
+    local sharded = sharder:shard(peri.quantize_embeddings { module = trained("cpu", { is_weighted = true }) },
+      plan.EmbeddingModuleShardingPlan(plan_of("row_wise", 2)), env)
+    refused("the input has no weights, the module is weighted", function() sharded(batch("cpu", 1)) end)
+    refused("features is 3, wanted a KeyedJaggedTensor", function() sharded(3) end)
+    refused("rows are not trained", function() sharded:set_learning_rate(1) end)
+    refused("copy_from: collection is a table, wanted a quantized collection", function() sharded:copy_from(trained()) end)
+    refused("whose rows are in shards", function() peri.quantize_embeddings { module = sharded } end)
+    local kjt = batch("cpu", 1, true)
+    local weights = kjt:weights():detach()
+    weights:requires_grad()
+    local wanting = peri.KeyedJaggedTensor { keys = kjt:keys(), values = kjt:values(), lengths = kjt:lengths(), weights = weights }
+    refused("the input's weights want a gradient, which tables that are not trained do not give", function() sharded(wanting) end)
+    local plain = sharded(kjt):values():to_list()
+    assert.same(plain, peri.no_grad(function() return sharded(wanting):values():to_list() end))
+  end)
+
+  it("reports ids outside their table as it was told", function()
+    for mode, message in peri.util.ordered { FATAL = "table 'c', feature 'f3', sample 1: id 33 at position 0 of the bag, allowed: 0..32",
+      IGNORE = false } do
+      local collection = peri.quantize_embeddings { module = trained(), bounds_check_mode = mode }
+      local sharded = shard.QuantEmbeddingBagCollectionSharder {}:shard(collection,
+        plan.EmbeddingModuleShardingPlan(plan_of("row_wise", 2)), ShardingEnv.from_local(2))
+      local function call(id)
+        local lists = { keys = { "f1", "f2", "f3" }, { { 1 }, {} }, { {}, {} }, { {}, { id, 3 } } }
+        return sharded(peri.KeyedJaggedTensor.from_lists(lists)):values():to_list()
+      end
+      if message then assert.error_matches(function() call(33) end, message) else assert.same(call(-1), call(33)) end
+    end
+  end)
+end)
