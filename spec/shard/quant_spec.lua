@@ -369,7 +369,7 @@ describe("a quantized model", function()
       local net = peri.quantize_embeddings { module = Net() }
       local kjt = batch("cpu", rank)
       local want, rows = net(kjt)
-      local model = peri.DistributedModelParallel { module = net, group = world, init_data_parallel = false,
+      local model = peri.DistributedModelParallel { module = net, group = world,
         plan = plan.ShardingPlan { sparse = plan_of("row_wise", 3), rows = plan_of("table_wise", 3) } }
       local got, got_rows = model(kjt)
       near(want, got)

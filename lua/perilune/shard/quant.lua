@@ -183,8 +183,8 @@ end
 local Bags = class_of("ShardedQuantEmbeddingBagCollection", bag.ShardedEmbeddingBagCollection)
 M.ShardedQuantEmbeddingBagCollection = Bags
 
---- ShardedQuantEmbeddingBagCollection { tables =, plan =, env = or group =, ... }: its rows are zeros until copy_from or load_state_dict. The
---- result is a KeyedTensor [batch, columns], as of the collection in one piece.
+--- ShardedQuantEmbeddingBagCollection { tables =, plan =, env = or group =, ... }: its rows are zeros until copy_from or load_state_dict.
+--- The result is a KeyedTensor [batch, columns], as of the collection in one piece.
 function Bags:input_dist(features)
   if not self._remap then return bag.ShardedEmbeddingBagCollection.input_dist(self, features) end
   local _, rows = remapped(self, features)
