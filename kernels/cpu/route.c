@@ -184,24 +184,38 @@ static void cpu_route_combine(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/** Rows of an output's gradient, divided, to one piece. A power of two is multiplied by its inverse instead: the bits are the same. */
+/** What gradients are divided by. Those of a power of two are multiplied by its inverse instead: the bits are the same. */
+typedef struct route_divisor {
+    k_vec by;
+    float divisor;
+    bool multiplies;
+} route_divisor;
+
+static inline route_divisor cpu_route_divisor(double divisor)
+{
+    const float d = (float)divisor;
+    int exponent;
+    const bool multiplies = frexpf(d, &exponent) == 0.5f && exponent > -100 && exponent < 100;
+    return (route_divisor){k_set(multiplies ? 1 / d : d), d, multiplies};
+}
+
+static inline void cpu_route_divide(float *restrict to, const float *restrict from, int64_t cols, const route_divisor *d)
+{
+    int64_t c = 0;
+    if (d->multiplies)
+        for (; c + K_LANES <= cols; c += K_LANES) k_store(to + c, k_load(from + c) * d->by);
+    for (; c + K_LANES <= cols; c += K_LANES) k_store(to + c, k_load(from + c) / d->by);
+    if (c < cols) k_store_part(to + c, k_load_part(from + c, cols - c) / k_set(d->divisor), cols - c);
+}
+
+/** Rows of an output's gradient, divided, to one piece. */
 static inline void cpu_route_spread_piece(const peri_k_route_spread_args *a, const peri_k_output *out, const peri_k_piece *piece,
                                           int64_t begin, int64_t end)
 {
-    const int64_t cols = out->cols;
-    const float divisor = (float)(piece->own ? out->divisor : out->sent_divisor);
-    int exponent;
-    const bool inverts = frexpf(divisor, &exponent) == 0.5f && exponent > -100 && exponent < 100;
-    const k_vec factor = k_set(inverts ? 1 / divisor : divisor);
-    float *to = (piece->own ? a->own : a->sent) + piece->offset + begin * cols;
-    for (int64_t b = begin; b < end; b++, to += cols) {
-        const float *from = a->grad + b * a->stride + out->column;
-        int64_t c = 0;
-        if (inverts)
-            for (; c + K_LANES <= cols; c += K_LANES) k_store(to + c, k_load(from + c) * factor);
-        for (; c + K_LANES <= cols; c += K_LANES) k_store(to + c, k_load(from + c) / factor);
-        if (c < cols) k_store_part(to + c, k_load_part(from + c, cols - c) / k_set(divisor), cols - c);
-    }
+    const route_divisor d = cpu_route_divisor(piece->own ? out->divisor : out->sent_divisor);
+    float *to = (piece->own ? a->own : a->sent) + piece->offset + begin * out->cols;
+    for (int64_t b = begin; b < end; b++, to += out->cols)
+        cpu_route_divide(to, a->grad + b * a->stride + out->column, out->cols, &d);
 }
 
 /** A few rows of all outputs at a time: rows of the gradient are read as they lie, and their pages once. */
@@ -238,36 +252,37 @@ static inline float *cpu_route_row(const peri_k_route_rows_args *a, const peri_k
     return (piece->own ? a->own : a->received) + piece->offset + k * out->cols;
 }
 
-/** One row: from @from to @to, or zeros; divided, unless the divisor is 1. */
-static inline void cpu_route_move_row(float *restrict to, const float *restrict from, int64_t cols, float divisor)
+/** Rows [begin, end) of one output. */
+static inline void cpu_route_rows_one(const peri_k_route_rows_args *a, const peri_k_rows *out, int64_t begin, int64_t end, bool back)
 {
-    if (!from) {
-        memset(to, 0, sizeof *to * (size_t)cols);
-    } else if (divisor == 1) {
-        memcpy(to, from, sizeof *to * (size_t)cols);
-    } else {
-        k_vec d = k_set(divisor);
-        for (int64_t c = 0; c < cols; c += K_LANES) {
-            int64_t left = cols - c;
-            if (left >= K_LANES) k_store(to + c, k_load(from + c) / d);
-            else k_store_part(to + c, k_load_part(from + c, left) / d, left);
-        }
+    const int64_t block = out->place_first >= 0 ? a->partitions[out->partition].block : 0;
+    const double inverse_block = block > 0 ? 1.0 / (double)block : 0;
+    const size_t bytes = sizeof(float) * (size_t)out->cols;
+    const route_divisor mine = cpu_route_divisor(out->divisor), sent = cpu_route_divisor(out->sent_divisor);
+    for (int64_t row = begin; row < end; row++) {
+        bool own = false;
+        float *values = a->values + row * a->stride + out->column, *there = cpu_route_row(a, out, inverse_block, row - out->row, &own);
+        const route_divisor *d = own ? &mine : &sent;
+        if (!back && there) memcpy(values, there, bytes);
+        else if (!back) memset(values, 0, bytes);
+        else if (there && d->divisor == 1) memcpy(there, values, bytes);
+        else if (there) cpu_route_divide(there, values, out->cols, d);
     }
 }
 
+/** Blocks of columns of the same rows take turns, a few rows at a time: each line of the values is fetched once. */
 static inline void cpu_route_rows_move(const peri_k_route_rows_args *a, int64_t begin, int64_t end, bool back)
 {
-    for (int32_t o = 0; o < a->n_outputs; o++) {
+    enum { ROWS = 64 };
+    for (int32_t o = 0, past; o < a->n_outputs; o = past) {
         const peri_k_rows *out = &a->outputs[o];
-        const int64_t first = begin > out->row ? begin : out->row, stop = end < out->row + out->ids ? end : out->row + out->ids;
-        const int64_t block = out->place_first >= 0 ? a->partitions[out->partition].block : 0;
-        const double inverse_block = block > 0 ? 1.0 / (double)block : 0;
-        for (int64_t row = first; row < stop; row++) {
-            bool own = false;
-            float *values = a->values + row * a->stride + out->column, *there = cpu_route_row(a, out, inverse_block, row - out->row, &own);
-            if (!back) cpu_route_move_row(values, there, out->cols, 1);
-            else if (there) cpu_route_move_row(there, values, out->cols, (float)(own ? out->divisor : out->sent_divisor));
+        for (past = o + 1; past < a->n_outputs && a->outputs[past].row == out->row && a->outputs[past].ids == out->ids; past++) {
         }
+        const int64_t first = begin > out->row ? begin : out->row, stop = end < out->row + out->ids ? end : out->row + out->ids;
+        const int64_t step = past == o + 1 ? stop - first : ROWS;
+        for (int64_t row = first; row < stop; row += step)
+            for (int32_t k = o; k < past; k++)
+                cpu_route_rows_one(a, &a->outputs[k], row, row + step < stop ? row + step : stop, back);
     }
 }
 
