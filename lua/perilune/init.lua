@@ -30,7 +30,7 @@ local names = {
   EmbeddingConfig = "embed", EmbeddingCollection = "embed",
   QuantEmbeddingBagCollection = "embed", QuantEmbeddingCollection = "embed", quantize_embeddings = "embed",
   ParameterSharding = "plan", EmbeddingModuleShardingPlan = "plan", ShardingPlan = "plan", ShardingEnv = "plan",
-  DistributedModelParallel = "model", TrainPipelineBase = "pipeline",
+  DistributedModelParallel = "model", DMPCollection = "model", TrainPipelineBase = "pipeline",
 }
 
 return util.face("peri", {}, modules, names)

@@ -175,6 +175,7 @@ function DistributedModelParallel:init(args)
   local plan = make_plan(a.plan, collections, env)
   check_paths(collections, plan, a.device)
   self.env, self.group, self.plan = env, env.pg, plan
+  self.dense_env = self.dense_env or env -- the ranks that share the dense part
   self._fused, self._paths = false, setmetatable(util.map(collections, function(c) return c.path end), {})
   self.sharded = setmetatable({}, {}) -- a metatable: they are modules of self.module
   local ok, err = pcall(make_sharded, a, collections, env, self.sharded)
@@ -192,7 +193,7 @@ function DistributedModelParallel:init(args)
   end
   self.module = module
   for _, m in ipairs(module:modules()) do
-    if m.reduction == "global_mean" and m.set_group then m:set_group(self.group) end
+    if m.reduction == "global_mean" and m.set_group then m:set_group(self.dense_env.pg) end
   end
   self._reducer, self._wrapped = false, false
   if a.init_data_parallel then self:init_data_parallel() end
@@ -212,7 +213,7 @@ end
 function DistributedModelParallel:init_data_parallel()
   if self._wrapped then return end
   self._wrapped = true
-  local watcher = self._wrapper:wrap(self, self.env, self.device or nil)
+  local watcher = self._wrapper:wrap(self, self.dense_env, self.device or nil)
   if watcher and not (type(watcher) == "table" and util.is_callable(watcher.watch)) then
     P.fail(("DistributedModelParallel: %s:wrap returned %s, wanted nil or an object with a method watch"):format(self._wrapper.class_name,
       errors.kind(watcher)))
@@ -319,4 +320,4 @@ signature.check("model.", M, { get_module = "module: nn_module", get_unwrapped_m
 signature.check("DistributedModelParallel:", DistributedModelParallel, { backward = "self: table, loss: tensor, grad: tensor?",
   set_fused_learning_rate = "self: table, learning_rate: number" })
 
-return util.face("peri.model", M)
+return util.face("peri.model", M, { two_d = "perilune.model.two_d" }, { DMPCollection = "two_d" })

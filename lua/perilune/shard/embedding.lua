@@ -162,7 +162,10 @@ function ShardedEmbeddingModule:release() self._ref:release() end
 -- -- state -------------------------------------------------------------------------------------------------------------------------
 
 --- The pieces of tables on this rank: see pieces.lua.
-function ShardedEmbeddingModule:local_shards() return pieces.list(self._ref, module_ptr, self.tables) end
+function ShardedEmbeddingModule:local_shards()
+  self:settle()
+  return pieces.list(self._ref, module_ptr, self.tables)
+end
 
 function ShardedEmbeddingModule:replicas()
   local list = {}

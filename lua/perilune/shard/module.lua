@@ -53,7 +53,10 @@ function ShardedModule:output(arrived) missing(self, "output") end -- luacheck: 
 
 --- Look up what arrived and send the rows back. Collective. Uses `dist`, the result of input_dist, up. Returns a LazyAwaitable of what the
 --- unsharded module would return: an OutputAwaitable, or the subclass of it that the class has under that name.
-function ShardedModule:compute_and_output_dist(dist) return self.OutputAwaitable(self, awaited(self, "lookup", self:lookup(dist))) end
+function ShardedModule:compute_and_output_dist(dist)
+  self:settle()
+  return self.OutputAwaitable(self, awaited(self, "lookup", self:lookup(dist)))
+end
 
 --- All stages. Waits for the ids; rows are on their way when it returns, until the result is used.
 function ShardedModule:forward(a, b, c)
@@ -63,6 +66,12 @@ end
 -- -- what DistributedModelParallel asks of it ----------------------------------------------------------------------------------------
 -- Parameters of which each rank has its own part are noted in nn.parameter.own_parts (own_parameter does that); the others are replicas,
 -- whose gradients are averaged.
+
+--- Call f() before tables are looked up or looked at: somebody changes them in the background.
+function ShardedModule:settle_with(f) self._settle = f end
+function ShardedModule:settle()
+  if self._settle then self._settle() end
+end
 
 --- Register a parameter of which other ranks have other parts, or none.
 function ShardedModule:own_parameter(name, tensor)
@@ -95,6 +104,7 @@ function ShardedModule:in_files() return false end -- luacheck: ignore 212
 function ShardedModule:release() end -- luacheck: ignore 212
 
 signature.check("OutputAwaitable:", OutputAwaitable, { init = "self: table, module: table, exchange: awaitable" })
-signature.check("ShardedModule:", ShardedModule, { own_parameter = "self: table, name: string, tensor: tensor" })
+signature.check("ShardedModule:", ShardedModule, { settle_with = "self: table, f: callable",
+  own_parameter = "self: table, name: string, tensor: tensor" })
 
 return ShardedModule

@@ -1,0 +1,189 @@
+-- two_d.lua: 2D parallelism (TorchRec's DMPCollection): the ranks are sharding groups, each of which shards the whole model, and replica
+-- groups, which hold the same shards. Within a sharding group tables are trained as ever; every few steps replicas become their average.
+--
+--   local model = peri.DMPCollection { module = DLRM {...}, sharding_group_size = 4, plan = (a plan for 4 ranks), sync_interval = 10 }
+--   model:backward(model(batch))       -- after every 10th the averaging sets out; the next lookup waits for it
+--   optimizer:step()
+--
+-- Between two averages replicas drift apart. The dense part is the same on all ranks at any time, dense tables included: their
+-- gradients are averaged.
+local errors = require "perilune.errors"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local dist = require "perilune.dist"
+local group_of = require("perilune.dist.group").group_of
+local own_parts = require("perilune.nn.parameter").own_parts
+local plans = require "perilune.plan"
+local signature = require "perilune.signature"
+local DistributedModelParallel = require("perilune.model").DistributedModelParallel
+
+local M = {}
+
+local DMPCollection = DistributedModelParallel:extend "DMPCollection"
+M.DMPCollection = DMPCollection
+
+--- Beside those of DistributedModelParallel, but for env and group; ranks of the plan count within a sharding group.
+local arguments = {
+  sharding_group_size = util.required.number, -- divides the number of ranks
+  world_size = util.optional.number,          -- of global_pg, if one wants to say it
+  global_pg = util.optional,                  -- the ranks; default: the world
+  use_inter_host_allreduce = false, -- false: a replica group is ranks that follow each other; true: a sharding group is
+  sync_interval = 1,                -- steps between two averages; 0: only sync() makes them
+  custom_all_reduce = util.optional, -- function(tensors, group): make each the average over the group, and return when that is done
+}
+
+--- The ranks of this rank's sharding group and of its replica group.
+local function ranks_of(rank, world_size, size, contiguous)
+  local replicas, sharding, replica = world_size / size, {}, {}
+  for i = 0, size - 1 do
+    sharding[i + 1] = contiguous and math.floor(rank / size) * size + i or rank % replicas + i * replicas
+  end
+  for i = 0, replicas - 1 do
+    replica[i + 1] = contiguous and rank % size + i * size or math.floor(rank / replicas) * replicas + i
+  end
+  return sharding, replica
+end
+
+local function check_size(a, world)
+  local n, size = world:size(), a.sharding_group_size
+  if a.world_size and a.world_size ~= n then
+    P.fail(("DMPCollection: world_size is %g, but %s has %d ranks"):format(a.world_size, tostring(world), n))
+  end
+  if size >= 1 and n % size == 0 then return end
+  local allowed = {}
+  for i = 1, n do
+    if n % i == 0 then allowed[#allowed + 1] = i end
+  end
+  P.fail(("DMPCollection: sharding_group_size is %g, allowed for %d ranks: %s"):format(size, n, table.concat(allowed, ", ")))
+end
+
+function DMPCollection:init(args)
+  local own, rest = {}, {}
+  if type(args) ~= "table" then P.fail(("DMPCollection: arguments are %s, wanted a table"):format(errors.kind(args))) end
+  for name, value in pairs(args) do (arguments[name] ~= nil and own or rest)[name] = value end -- any order: sorted by name
+  for _, name in ipairs { "env", "group" } do
+    if rest[name] ~= nil then P.fail(("DMPCollection: no argument '%s'; its ranks are global_pg"):format(name)) end
+  end
+  local a = util.named("DMPCollection", own, arguments)
+  local world = group_of("DMPCollection", a.global_pg)
+  check_size(a, world)
+  if a.custom_all_reduce ~= nil then signature.value("DMPCollection", "custom_all_reduce", a.custom_all_reduce, "callable") end
+  self.sync_interval = util.integer("DMPCollection", "sync_interval", a.sync_interval, 0)
+  local sharding, replica = ranks_of(world:rank(), world:size(), a.sharding_group_size, a.use_inter_host_allreduce)
+  self.global_pg, self._custom = world, a.custom_all_reduce or false
+  self.sharding_pg, self.replica_pg = world:new_group(sharding, "sharding group"), world:new_group(replica, "replica group")
+  self.dense_env = plans.ShardingEnv.from_process_group(world)
+  self._averaged, self._pending, self._steps, self._open = setmetatable({}, {}), false, 0, false -- no place to look for parameters
+  rest.env = plans.ShardingEnv.from_process_group(self.sharding_pg)
+  DistributedModelParallel.init(self, rest)
+  self:_find_tables()
+end
+
+--- Fused tables and their states: what is averaged. A list of { tensor =, weight = }, alike in a replica group, which starts with the
+--- numbers of its first rank. Collective.
+function DMPCollection:_find_tables()
+  local pending = {}
+  for i, sharded in ipairs(self.sharded) do
+    for _, s in ipairs(sharded:local_shards()) do
+      if s.cached then
+        P.fail(("DMPCollection: table '%s' of module '%s' is in files, which replicas cannot be averaged in; allowed compute_kernels: "
+          .. "dense, fused, fused_uvm"):format(s.table, self._paths[i]))
+      end
+      for _, name in ipairs(s.rows > 0 and s.names() or {}) do
+        local tensor = P.lasting(s.state, name)
+        pending[#pending + 1] = self.replica_pg:broadcast(tensor, 0)
+        if not s.dense then self._averaged[#self._averaged + 1] = { tensor = tensor, weight = name == "weight" } end
+      end
+    end
+    sharded:settle_with(function() self:wait() end)
+  end
+  for _, work in ipairs(pending) do work:wait() end
+end
+
+--- Gradients of the dense part are averaged over all ranks, those of this rank's shards of dense tables over their replicas.
+function DMPCollection:init_data_parallel()
+  if self._wrapped then return end
+  DistributedModelParallel.init_data_parallel(self)
+  local params = {}
+  for _, p in ipairs(self.module:parameters()) do
+    if own_parts[p] then params[#params + 1] = p end
+  end
+  if #params == 0 or self.replica_pg:size() == 1 then return end
+  self._of_shards = dist.Reducer { group = self.replica_pg, params = params } -- begins when a pass reaches a table, as it does on all ranks
+  self._reducer = self._reducer or self._of_shards
+end
+
+-- -- averaging -------------------------------------------------------------------------------------------------------------------------
+
+local BLOCK = 2 ^ 20 -- elements that are scaled together
+
+local function scale(tensor, factor, target)
+  local rows = tensor:size(1)
+  local step = math.max(1, math.floor(BLOCK * rows / tensor:numel()))
+  for at = 0, rows - 1, step do
+    local stop = math.min(at + step, rows)
+    target:slice(1, at, stop):copy(tensor:slice(1, at, stop) * factor)
+  end
+end
+
+--- Post the sum of one tensor over the replicas: { work =, from = what arrives (nil: the tensor itself, as it is to be), tensor = }.
+--- Numbers of 16 bits are added up in f32; of whole numbers (the last step that used a row) the largest counts.
+local function post(tensor, group)
+  local dtype = tensor:dtype()
+  if dtype == "i64" then return { work = group:all_reduce(tensor, "max") } end
+  local from = dtype == "f32" and tensor or P.lasting(tensor.to, tensor, "f32")
+  return { work = group:all_reduce(from), from = from, tensor = tensor }
+end
+
+--- Let the weights and (unless include_optimizer_state is false) all optimizer states of fused tables become their averages over the
+--- replica group. Posts and returns; the next lookup, or whoever looks at the state, waits. Collective.
+function DMPCollection:sync(include_optimizer_state)
+  self:wait()
+  self._steps, self._open = 0, false
+  if self.replica_pg:size() == 1 then return end
+  local tensors = {}
+  for _, x in ipairs(self._averaged) do
+    if x.weight or include_optimizer_state ~= false then tensors[#tensors + 1] = x.tensor end
+  end
+  if self._custom then
+    self._custom(tensors, self.replica_pg)
+    return
+  end
+  self._pending = setmetatable(util.map(tensors, function(tensor) return post(tensor, self.replica_pg) end), {})
+end
+
+--- Wait until averages that set out have arrived. What nobody has to call.
+function DMPCollection:wait()
+  local pending = self._pending
+  if not pending then return end
+  self._pending = false
+  local factor = 1 / self.replica_pg:size()
+  for _, x in ipairs(pending) do
+    x.work:wait()
+    if x.from then P.scope(P.no_grad, scale, x.from, factor, x.tensor) end
+  end
+end
+
+local function after_step(self)
+  self._open, self._steps = false, self._steps + 1
+  if self.sync_interval > 0 and self._steps >= self.sync_interval then self:sync() end
+end
+
+--- A step is a forward pass in training, with its backward pass; it ends with model:backward(loss), or, after loss:backward(), when the
+--- next one begins.
+function DMPCollection:forward(...)
+  if self.training and P.state.grad then
+    if self._open then after_step(self) end
+    self._open = true
+  end
+  return DistributedModelParallel.forward(self, ...)
+end
+
+function DMPCollection:backward(loss, grad)
+  DistributedModelParallel.backward(self, loss, grad)
+  if self._open then after_step(self) end
+end
+
+signature.check("DMPCollection:", DMPCollection, { sync = "self: table, include_optimizer_state: boolean?" })
+
+return M

@@ -1,0 +1,245 @@
+-- DMPCollection: sharding groups times replica groups. TorchRec's own numbers (spec/golden/sharded/two_d_*); with SGD and an average after
+-- each step the model learns what it does over all ranks in one group; averages every few steps, of weights and all optimizer states,
+-- are those of an oracle that averages copies by hand.
+-- mpirun: 2 4
+local peri = require "perilune"
+local golden = require "spec.support.golden"
+local shell = require "spec.support.shell"
+local sharded = require "spec.support.sharded"
+local worlds = require "spec.support.worlds"
+local nn, plan, gather = peri.nn, peri.plan, peri.shard.gather_state_dict
+
+describe("DMPCollection reproduces", function()
+  local function entry(t)
+    return plan.ParameterSharding { sharding_type = t.sharding_type, compute_kernel = t.compute_kernel,
+      ranks = t.sharding_type ~= "row_wise" and t.ranks or nil }
+  end
+  local function near(case, key, s, got)
+    golden.assert_near(case:part_of(key, s, got:dim() == 1):to_list(), got:to_list(), case.tol, key)
+  end
+
+  local function run(case, world, device)
+    local entries = {}
+    for _, t in ipairs(case.tables) do entries[t.name] = entry(t) end
+    local model = peri.DMPCollection { global_pg = world, sharding_group_size = #case.sharding_groups[1], device = device,
+      sync_interval = 0, plan = { [""] = entries }, module = peri.EmbeddingBagCollection {
+        tables = peri.util.map(case.tables, function(t)
+          return peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim,
+            feature_names = t.feature_names, pooling = t.pooling }
+        end),
+        fused_params = { optimizer = "rowwise_adagrad", learning_rate = case.optimizer.learning_rate, eps = case.optimizer.eps },
+      } }
+    local replica
+    for g, ranks in ipairs(case.sharding_groups) do replica = peri.util.index_of(ranks)[world:rank()] and g - 1 or replica end
+    local shards = model.sharded[1]:local_shards()
+    for _, s in ipairs(shards) do s.state("weight"):copy(case:part_of("table/" .. s.table .. "/init", s)) end
+    for step = 1, case.steps do
+      local at = ("rank%d/step%d/"):format(world:rank(), step)
+      local kt = model(peri.KeyedJaggedTensor { keys = case.kjt_keys, values = case:tensor(at .. "input/values", device),
+        lengths = case:tensor(at .. "input/lengths", device) })
+      golden.assert_near(case:list(at .. "output/values"), kt:values():to_list(), case.tol, at)
+      kt:values():backward(case:tensor(at .. "grad_output", device))
+      local function check(prefix, when)
+        for _, s in ipairs(shards) do
+          near(case, ("%stable/%s/%sstep%d"):format(prefix, s.table, when, step), s, s.state "weight")
+          near(case, ("%stable/%s/optimizer/%sstep%d/momentum1"):format(prefix, s.table, when, step), s, s.state "momentum1")
+        end
+      end
+      check(("replica%d/"):format(replica), "before_sync/")
+      model:sync()
+      model:wait()
+      check("", "")
+    end
+  end
+
+  for _, name in ipairs(golden.names("sharded", "^two_d_")) do
+    local case = golden.load(name)
+    worlds.each(case.name, function(world, device) run(case, world, device) end, { sizes = { case.world_size } })
+  end
+end)
+
+-- -- against one group, and against averages by hand ------------------------------------------------------------------------------
+
+local Model = nn.Module:extend "Model"
+function Model:init(options)
+  self.ebc = peri.EmbeddingBagCollection { tables = sharded.tables { data_type = options.data_type }, fused_params = options.fused_params,
+    seed = 5 }
+  self.over = nn.Linear { in_features = sharded.WIDTH, out_features = 1 }
+end
+function Model:forward(kjt) return nn.functional.mean(self.over(self.ebc(kjt):values())) end
+
+--- kind: of spec.support.sharded, or "dense".
+local function entries_for(kind, n)
+  local entries = {}
+  for i, t in ipairs(sharded.configs) do
+    local make = kind == "dense" and sharded.kinds[i == 1 and "row_wise" or "table_wise"] or sharded.kinds[kind]
+    entries[t.name] = make(i, n, kind == "dense" and { compute_kernel = "dense" } or {})
+  end
+  if kind == "dense" then entries.c = plan.data_parallel { compute_kernel = "dense" } end
+  return { ebc = entries }
+end
+
+local function make(world, device, kind, options)
+  peri.ffi.state.device = device
+  nn.manual_seed(3)
+  local size = options.size or world:size()
+  local args = { module = Model(options), device = device, plan = entries_for(kind, size) }
+  if not options.size then
+    args.group = world
+    return peri.DistributedModelParallel(args)
+  end
+  args.global_pg, args.sharding_group_size, args.sync_interval = world, size, options.interval
+  args.use_inter_host_allreduce, args.custom_all_reduce = options.contiguous, options.custom
+  return peri.DMPCollection(args)
+end
+
+--- One step on this rank's own batch.
+local function train(model, optimizer, step, rank, device, by_model)
+  optimizer:zero_grad()
+  local loss = model(sharded.batch(step, rank, device))
+  if by_model then model:backward(loss) else loss:backward() end
+  optimizer:step()
+end
+
+local function assert_near(want, got)
+  for name, x in peri.util.ordered(want) do golden.assert_near(x:to_list(), got[name]:to_list(), { abs = 2e-6, rel = 2e-5 }, name) end
+end
+
+describe("DMPCollection", function()
+  for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "mixed", "dense" } do
+    worlds.each(kind .. ": with SGD and an average after each step, is one group of all ranks", function(world, device, n)
+      for _, contiguous in ipairs { false, true } do
+        local params = kind ~= "dense" and { optimizer = "sgd", learning_rate = 0.5 } or nil
+        local one = make(world, device, kind, { fused_params = params })
+        local two = make(world, device, kind, { fused_params = params, size = n / 2, interval = kind == "dense" and 0 or 1,
+          contiguous = contiguous })
+        local size = math.max(n / 2, 1)
+        assert.same({ size, n / size }, { two.sharding_pg:size(), two.replica_pg:size() })
+        assert.equal(contiguous and 1 or n / size, two.sharding_pg:size() > 1 and two.sharding_pg:global_rank(1)
+          - two.sharding_pg:global_rank(0) or (contiguous and 1 or n / size))
+        local optimizers = {}
+        for i, model in ipairs { one, two } do optimizers[i] = nn.optim.Adam { params = model:dense_parameters(), lr = 0.01 } end
+        for step = 1, 3 do
+          for i, model in ipairs { one, two } do train(model, optimizers[i], step, world:rank(), device, contiguous) end
+        end
+        two:sync()
+        assert_near(gather(one:state_dict()), gather(two:state_dict()))
+      end
+    end, { sizes = { 2, 4 }, devices = kind == "mixed" and { "cpu", "opaque" } or { "cpu" } })
+  end
+
+  for name, params in peri.util.ordered {
+    adam = { optimizer = "adam", learning_rate = 0.1, use_rowwise_bias_correction = true }, rowwise = { optimizer = "rowwise_adagrad" },
+    rmsprop = { optimizer = "rowwise_rmsprop_ar", learning_rate = 0.1 },
+  } do
+    worlds.each(name .. ": every second step all weights and states become averages", function(world, device, n)
+      local by_hand = make(world, device, "mixed", { fused_params = params, size = n / 2, interval = 0 })
+      local model = make(world, device, "mixed", { fused_params = params, size = n / 2, interval = 2 })
+      local optimizers = { nn.optim.SGD { params = by_hand:dense_parameters(), lr = 0.1 },
+        nn.optim.SGD { params = model:dense_parameters(), lr = 0.1 } }
+      for step = 1, 5 do
+        train(by_hand, optimizers[1], step, world:rank(), device)
+        train(model, optimizers[2], step, world:rank(), device, step < 4)
+        local a, b = by_hand.sharded[1]:local_shards(), model.sharded[1]:local_shards()
+        for i, s in ipairs(a) do
+          for _, state in ipairs(s.names()) do
+            local mine = s.state(state)
+            if step % 2 == 0 then -- by hand: on the host, in doubles
+              local all = by_hand.replica_pg:all_gather(mine:reshape(1, -1):contiguous()):wait():to("f64", "cpu"):to_table()
+              local list = {}
+              for k = 1, #all[1] do
+                list[k] = mine:dtype() == "i64" and math.max(all[1][k], all[2][k]) or (all[1][k] + all[2][k]) / 2
+              end
+              mine:copy(peri.tensor(list, "f64", "cpu", mine:shape()):to(mine:dtype(), device))
+            end
+            if not (step == 4 or step == 5) then -- after loss:backward() it comes with the next forward pass
+              golden.assert_near(mine:to_list(), b[i].state(state):to_list(), { abs = 2e-6, rel = 2e-5 }, ("%d %s"):format(step, state))
+            end
+          end
+        end
+      end
+      for i, s in ipairs(by_hand.sharded[1]:local_shards()) do
+        for _, state in ipairs(s.names()) do
+          local got = model.sharded[1]:local_shards()[i].state(state)
+          golden.assert_near(s.state(state):to_list(), got:to_list(), { abs = 2e-6, rel = 2e-5 })
+        end
+      end
+    end, { sizes = { 2, 4 }, devices = { "cpu" } })
+  end
+
+  worlds.each("lets averages travel until somebody looks", function(world, device, n)
+    local model = make(world, device, "mixed", { size = n / 2, data_type = "FP16",
+      fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.25 } })
+    local optimizer = nn.optim.SGD { params = model:dense_parameters(), lr = 0.1 }
+    local function replicas_agree(x)
+      local all = model.replica_pg:all_gather(x:reshape(1, -1):contiguous()):wait():to("f32"):to_table()
+      for k, a in ipairs(all[1]) do
+        if a ~= all[2][k] then return false end
+      end
+      return true
+    end
+    train(model, optimizer, 1, world:rank(), device, true)
+    assert.is_truthy(model._pending) -- on their way
+    for _, s in ipairs(model.sharded[1]:local_shards()) do -- waits
+      assert.is_true(replicas_agree(s.state "weight"))
+      assert.is_true(replicas_agree(s.state "momentum1"))
+    end
+    assert.is_falsy(model._pending)
+    model:eval()
+    peri.no_grad(model, sharded.batch(2, world:rank(), device)) -- no step
+    model:train()
+    model.sync_interval = 0
+    train(model, optimizer, 3, world:rank(), device, true)
+    assert.is_falsy(model._pending)
+    model:sync(false) -- weights alone
+    local differ = false
+    for _, s in ipairs(model.sharded[1]:local_shards()) do
+      assert.is_true(replicas_agree(s.state "weight"))
+      differ = not replicas_agree(s.state "momentum1") or differ
+    end
+    assert.is_true(differ)
+    assert.is_true(replicas_agree(model.module.over.weight:detach()))
+  end, { sizes = { 2, 4 } })
+
+  worlds.each("starts with equal replicas, and averages as it is told", function(world, device, n)
+    local calls = {}
+    local model = make(world, device, "mixed", { size = n / 2, fused_params = { optimizer = "rowwise_adagrad" },
+      custom = function(tensors, group) calls[#calls + 1] = { #tensors, group:size() } end })
+    local rank = world:rank()
+    local net = Model { fused_params = { optimizer = "sgd" } }
+    net.ebc:weight("a"):fill(rank)
+    local own = peri.DMPCollection { module = net, global_pg = world, sharding_group_size = n / 2, device = device,
+      plan = entries_for("row_wise", n / 2) }
+    local all = own.replica_pg:all_gather(own.sharded[1]:local_shards()[1].state("weight"):contiguous()):wait():to_list()
+    assert.equal(all[1], all[#all])
+    local states = 0
+    for _, s in ipairs(model.sharded[1]:local_shards()) do states = states + #s.names() end
+    model:sync()
+    assert.same({ { states, 2 } }, calls)
+  end, { sizes = { 2, 4 }, devices = { "cpu" } })
+
+  worlds.each("refuses bad input, by name, on all ranks", function(world, device, n)
+    local function refused(text, change)
+      local args = { module = Model { fused_params = { optimizer = "sgd" } }, global_pg = world, sharding_group_size = 1, device = device }
+      for name, value in pairs(change) do args[name] = value end -- any order: fields
+      assert.error_matches(function() peri.DMPCollection(args) end, text)
+    end
+    refused(("sharding_group_size is %d, allowed for %d ranks: 1, %s"):format(n + 1, n, n == 4 and "2, 4" or "2"),
+      { sharding_group_size = n + 1 })
+    refused("sharding_group_size is 0, allowed", { sharding_group_size = 0 })
+    refused("sharding_group_size is 1.5, allowed", { sharding_group_size = 1.5 })
+    refused(("world_size is 7, but group .* has %d ranks"):format(n), { world_size = 7 })
+    refused("DMPCollection: no argument 'group'; its ranks are global_pg", { group = world })
+    refused("DMPCollection: sync_interval is %-1, allowed: whole numbers 0", { sync_interval = -1 })
+    refused("custom_all_reduce is 3, wanted a function", { custom_all_reduce = 3 })
+    refused("DMPCollection: group is a number", { global_pg = 3 })
+    refused("allowed: 0..0", { plan = { ebc = { a = plan.table_wise(1), b = plan.row_wise(), c = plan.row_wise() } } })
+    local folder, remove = shell.temporary()
+    refused("table 'a' of module 'ebc' is in files, which replicas cannot be averaged in; allowed compute_kernels: dense, fused", { plan = {
+      ebc = { a = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { directory = folder } }, b = plan.row_wise(),
+        c = plan.row_wise() } } })
+    remove()
+    assert.error_matches(function() peri.DMPCollection(3) end, "DMPCollection: arguments are 3, wanted a table")
+    assert.error_matches(function() peri.DMPCollection { module = nn.Identity() } end, "argument 'sharding_group_size' is missing")
+  end, { sizes = { 2, 4 }, devices = { "cpu" } })
+end)
