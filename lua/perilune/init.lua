@@ -28,6 +28,7 @@ local names = {
   Awaitable = "dist", LazyAwaitable = "dist", NoWait = "dist", LazyNoWait = "dist",
   EmbeddingBagConfig = "embed", EmbeddingBagCollection = "embed", CacheParams = "embed",
   EmbeddingConfig = "embed", EmbeddingCollection = "embed",
+  FeatureProcessedEmbeddingBagCollection = "embed",
   QuantEmbeddingBagCollection = "embed", QuantEmbeddingCollection = "embed", quantize_embeddings = "embed",
   ParameterSharding = "plan", EmbeddingModuleShardingPlan = "plan", ShardingPlan = "plan", ShardingEnv = "plan",
   DistributedModelParallel = "model", DMPCollection = "model", TrainPipelineBase = "pipeline",

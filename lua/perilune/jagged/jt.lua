@@ -98,6 +98,10 @@ function methods:weights()
 end
 function methods:lengths() return tensor(C.peri_jt_lengths(ptr(self), tensor_out)) end
 function methods:offsets() return tensor(C.peri_jt_offsets(ptr(self), tensor_out)) end
+--- The same bags with other weights, one for each value (a tensor).
+function methods:with_weights(weights)
+  return make("JaggedTensor:with_weights", { values = self:values(), lengths = self:lengths(), weights = weights })
+end
 --- Check lengths and offsets now. Returns the JaggedTensor.
 function methods:validate()
   check(C.peri_jt_validate(ptr(self)))
@@ -180,7 +184,7 @@ signature.check("JaggedTensor:", methods, {
   to_padded_dense = "self: JaggedTensor, desired_length: integer?, padding_value: number?",
   to_padded_dense_weights = "self: JaggedTensor, desired_length: integer?, padding_value: number?",
   to = "self: JaggedTensor, device: device?", copy_ = "self: JaggedTensor, src: JaggedTensor",
-  equal = "self: JaggedTensor, other: JaggedTensor",
+  equal = "self: JaggedTensor, other: JaggedTensor", with_weights = "self: JaggedTensor, weights: tensor",
 })
 
 return M

@@ -228,6 +228,14 @@ function methods:get(key)
   return JaggedTensor.wrap(jt_out[0])
 end
 
+--- The same keys, ids and samples with other weights, one for each id (a tensor).
+function methods:with_weights(weights)
+  local variable = self:variable_stride_per_key()
+  return make("KeyedJaggedTensor:with_weights", { keys = self:key_list(), values = self:values(), weights = weights,
+    lengths = self:lengths(), stride = not variable and self:stride() or nil,
+    stride_per_key_per_rank = variable and self:stride_per_key_per_rank() or nil, inverse_indices = self:inverse_indices_or_none() })
+end
+
 --- name -> JaggedTensor.
 function methods:to_dict()
   local dict = {}
@@ -416,7 +424,7 @@ signature.check("KeyedJaggedTensor:", methods, {
   permute = "self: KeyedJaggedTensor, indices: list", split = "self: KeyedJaggedTensor, segments: list",
   get = "self: KeyedJaggedTensor, key: string", to = "self: KeyedJaggedTensor, device: device?",
   copy_ = "self: KeyedJaggedTensor, src: KeyedJaggedTensor", equal = "self: KeyedJaggedTensor, other: KeyedJaggedTensor",
-  dist_splits = "self: KeyedJaggedTensor, key_splits: list",
+  dist_splits = "self: KeyedJaggedTensor, key_splits: list", with_weights = "self: KeyedJaggedTensor, weights: tensor",
 })
 
 return M

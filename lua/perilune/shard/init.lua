@@ -1,6 +1,7 @@
 -- shard: sharded modules, built from plans.
 local util = require "perilune.util"
 local bag = require "perilune.shard.bag"
+local fp_bag = require "perilune.shard.fp_bag"
 local sequence = require "perilune.shard.sequence"
 local sharder = require "perilune.shard.sharder"
 local sharded_tensor = require "perilune.tensor.sharded"
@@ -10,8 +11,10 @@ local faces = {
   ShardedEmbeddingModule = require "perilune.shard.embedding",
   ShardedEmbeddingBagCollection = bag.ShardedEmbeddingBagCollection,
   ShardedEmbeddingCollection = sequence.ShardedEmbeddingCollection,
+  ShardedFeatureProcessedEmbeddingBagCollection = fp_bag.ShardedFeatureProcessedEmbeddingBagCollection,
   ModuleSharder = sharder.ModuleSharder,
   EmbeddingBagCollectionSharder = bag.EmbeddingBagCollectionSharder,
+  FeatureProcessedEmbeddingBagCollectionSharder = fp_bag.FeatureProcessedEmbeddingBagCollectionSharder,
   EmbeddingCollectionSharder = sequence.EmbeddingCollectionSharder,
   ShardedTensor = sharded_tensor.ShardedTensor,
   gather_state_dict = sharded_tensor.gather_state_dict,
