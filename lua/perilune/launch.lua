@@ -173,7 +173,8 @@ end
 local function report(err, world)
   local message, name, trace, where = errors.describe(err)
   -- Another rank failed first and is telling why; its message comes before ours, and mostly its end is ours too.
-  if world and world.size > 1 and SECONDARY[name] then linger(3) end
+  -- Nobody ends it under srun, where each rank has a moment to end by itself.
+  if world and world.size > 1 and SECONDARY[name] then linger(world.launcher == "srun" and reports.MOMENT or 3) end
   local in_c = errors.tracing and where ~= "" and ("%s in %s\n"):format(name, where) or ""
   tell(world, message, in_c .. (trace or ""))
   return message

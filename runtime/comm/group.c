@@ -45,15 +45,16 @@ static peri_status choose(const char *name, const peri_coll_vtab **out)
     char reason[256] = "";
     if (name && *name && strcmp(name, "auto") != 0) return usable("transport", name, out);
     /* Loading the plugin costs tens of milliseconds: look for a launcher first. */
-    static const char *const launchers[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS", NULL};
+    static const char *const launchers[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "PMIX_RANK", NULL};
     bool launched = false;
+    const char *size = NULL;
     for (const char *const *l = launchers; *l; l++) launched = launched || getenv(*l);
+    for (const char *const *l = launchers; !size && l < launchers + 3; l++) size = getenv(*l);
     const peri_coll_vtab *mpi = NULL;
     if (launched && peri__plugin_coll("mpi", &mpi) >= 0 && mpi->probe(reason, sizeof reason) >= 0 && mpi->launched && mpi->launched() > 1) {
         *out = mpi;
         return PERI_OK;
     }
-    const char *size = getenv("OMPI_COMM_WORLD_SIZE");
     if (size && atoi(size) > 1) /* several ranks that do not know of each other would each train alone: never silently */
         return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: launched as one of %s ranks, but transport 'mpi' cannot be used: %s", size,
                           reason[0] ? reason : peri_error_message());

@@ -251,6 +251,18 @@ void peri__mpi_blame(void *request, char *text, size_t len)
     if (members != fixed) peri__mpi_host->free(members);
 }
 
+bool peri__mpi_all_left(int64_t timeout_ns)
+{
+    int64_t until = peri__mpi_host->time_ns() + timeout_ns;
+    for (int64_t round = 0;; round++) {
+        int32_t here = 0;
+        peri__mpi_control_poll();
+        for (int32_t i = 0; i < peri__mpi.size; i++) here += peri__mpi.peers[i].left < peri__mpi.epoch;
+        if (!here || peri__mpi_host->time_ns() > until) return !here;
+        peri__mpi_host->pause(round);
+    }
+}
+
 bool peri__mpi_leave_world(int64_t timeout_ns)
 {
     note n = {.kind = NOTE_LEAVE};

@@ -272,6 +272,8 @@ peri_status peri__mpi_ask(mpi_request *r);
 void peri__mpi_blame(void *request, char *text, size_t len);
 /** Say goodbye and wait until everybody has, MPI may be finalized then. Not true: somebody failed, or the deadline passed. */
 bool peri__mpi_leave_world(int64_t timeout_ns);
+/** After a failure, when this rank has said goodbye: has everybody, within so long? */
+bool peri__mpi_all_left(int64_t timeout_ns);
 
 /* -- join.c ------------------------------------------------------------------------------------------------------------------------ */
 

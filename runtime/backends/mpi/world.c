@@ -4,6 +4,7 @@
  */
 #include "internal.h"
 
+#include <dlfcn.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,21 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/** At the end of the process: finalize if everybody is leaving too; else end without, as a failure that mpirun sees. */
+#define LAST_WORDS_NS ((int64_t)3000000000) /* that a rank under srun has to end after another one has failed */
+
+static bool by_slurm; /* srun has started this process, with no mpirun between them */
+
+/** Leave PMIx in order: where the connection of a rank just breaks, Slurm kills all others, whose exit codes go before this rank's then. */
+static void leave_pmix(void)
+{
+    void *library = dlopen("libpmix.so.2", RTLD_LAZY | RTLD_NOLOAD);
+    int (*initialized)(void) = library ? (int (*)(void))dlsym(library, "PMIx_Initialized") : NULL;
+    int (*finalize)(const void *, size_t) = library ? (int (*)(const void *, size_t))dlsym(library, "PMIx_Finalize") : NULL;
+    for (int i = 0; initialized && finalize && i < 8 && initialized(); i++) finalize(NULL, 0); /* users are counted */
+}
+
+/** At the end of the process: finalize if everybody is leaving too; else end without, as a failure that mpirun sees. srun does not: there
+ *  all ranks end by themselves, but for those that do not in time, which Slurm is made to kill. */
 static void at_exit(void)
 {
     int finalized = 1;
@@ -19,6 +34,7 @@ static void at_exit(void)
     bool clean = !peri__mpi.broken;
     if (peri__mpi.open) {
         clean = peri__mpi_leave_world(peri__mpi.broken ? 0 : peri__mpi.timeout_ns) && clean;
+        if (!clean && by_slurm && peri__mpi_all_left(LAST_WORDS_NS)) leave_pmix();
         peri__mpi.open = false;
     }
     peri__mpi.over = true;
@@ -54,6 +70,10 @@ static peri_status start(int64_t timeout_ns)
         char byte = 1, copy = 0;
         struct iovec from = {&byte, 1}, to = {&copy, 1};
         if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1) setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
+        by_slurm = getenv("SLURM_PROCID") && !getenv("OMPI_COMM_WORLD_SIZE");
+        if (by_slurm && peri__mpi_launched() > 1 && !getenv("PMIX_RANK") && !getenv("PMI_FD") && !getenv("PMI_RANK"))
+            return FAIL(PERI_EUNSUPPORTED, "mpi: srun has started this rank without PMIx, by which ranks find each other: srun --mpi=pmix "
+                                           "(srun --mpi=list shows what there is)");
         prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0); /* lets the other ranks do it where Yama guards it; an error is no matter */
     }
     peri__mpi_join_announce();
@@ -150,7 +170,7 @@ peri_status peri__mpi_open(peri_coll_open *boot, void **group)
                               peri__mpi.size);
     if (peri__mpi.size == 1 && peri__mpi_launched() > 1) /* each rank would train alone */
         return FAIL(PERI_EUNSUPPORTED,
-                              "mpi: launched as one of %d ranks, but MPI knows of one only (srun needs --mpi=pmix)", peri__mpi_launched());
+                              "mpi: launched as one of %d ranks, but MPI knows of one only (srun --mpi=pmix?)", peri__mpi_launched());
     MPI_Comm_get_attr(peri__mpi.world, MPI_TAG_UB, &bound, &found);
     int64_t most = found ? *bound : 32767;
     for (peri__mpi.hash_bits = 0; (int64_t)1 << (SEQUENCE_BITS + peri__mpi.hash_bits + 1) <= most + 1; peri__mpi.hash_bits++) {}
