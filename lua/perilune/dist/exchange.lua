@@ -418,65 +418,62 @@ function KJTOneToAll:init(splits, world_size, device)
   self.splits, self.device = check_per_rank("KJTOneToAll", "splits", splits, world_size), device or false
 end
 
+local devices_type, splits_type, kjts_type = ffi.typeof "peri_device *[?]", ffi.typeof "int32_t[?]", ffi.typeof "peri_kjt *[?]"
+
 function KJTOneToAll:forward(kjt)
-  local parts = kjt_of("KJTOneToAll", kjt):split(self.splits)
-  for i = 1, self.device and #parts or 0 do parts[i] = parts[i]:to(device_of(self.device, i)) end
+  local n, devices = self.world_size, nil
+  local splits, made = splits_type(n, self.splits), kjts_type(n)
+  if self.device then
+    devices = devices_type(n)
+    for i = 1, n do devices[i - 1] = P.device(device_of(self.device, i)) end
+  end
+  check(C.peri_exchange_kjt_one_to_all(KJT.ptr(kjt_of("KJTOneToAll", kjt)), splits, devices, n, made))
+  local parts = {}
+  for i = 1, n do parts[i] = KJT.wrap(made[i - 1]) end
   return parts
 end
 
-local function gather(func, tensors, device, n)
-  if type(tensors) ~= "table" or #tensors ~= n then
-    P.fail(("%s: %s tensors, wanted a list of %d"):format(func, type(tensors) == "table" and #tensors or type(tensors), n))
+local tensors_type = ffi.typeof "peri_tensor *[?]"
+
+--- A class of merges: what the tensors of all devices become on one. arguments: further ones, with their defaults.
+local function all_to_one(name, merge, arguments)
+  local class = module(name)
+  function class:init(args)
+    local spec = { device = util.optional, world_size = util.required }
+    for key, value in util.ordered(arguments) do spec[key] = value end
+    local a = util.named(name, args, spec)
+    self.device, self.world_size = a.device or false, util.integer(name, "world_size", a.world_size, 1, 2 ^ 20)
+    self.cat_dim = a.cat_dim and util.integer(name, "cat_dim", a.cat_dim, 1, 8) or 1
   end
-  local list = {}
-  for i = 1, n do
-    local t = signature.value(func, ("tensor %d"):format(i), awaitable.resolve(tensors[i]), "tensor")
-    list[i] = device and t:to(nil, device) or t
+  function class:set_device(device) self.device = device end
+  function class:_merge(tensors, results)
+    local n = self.world_size
+    if type(tensors) ~= "table" or #tensors ~= n then
+      P.fail(("%s: %s tensors, wanted a list of %d"):format(name, type(tensors) == "table" and #tensors or type(tensors), n))
+    end
+    local list, pointers, made = {}, tensors_type(n), tensors_type(results)
+    for i = 1, n do
+      list[i] = signature.value(name, ("tensor %d"):format(i), awaitable.resolve(tensors[i]), "tensor")
+      pointers[i - 1] = Tensor.ptr(list[i])
+    end
+    check(C.peri_exchange_all_to_one(pointers, n, self.device and P.device(self.device) or nil, merge, self.cat_dim - 1, made))
+    return made
   end
-  return list
+  function class:forward(tensors) return Tensor.wrap(self:_merge(tensors, 1)[0]) end
+  return class
 end
 
 --- EmbeddingsAllToOne { device, world_size, cat_dim = 2 }(tensors): the tensors of all devices side by side on one.
-local EmbeddingsAllToOne = module "EmbeddingsAllToOne"
-function EmbeddingsAllToOne:init(args)
-  local a = util.named("EmbeddingsAllToOne", args, { device = util.optional, world_size = util.required, cat_dim = 2 })
-  self.device, self.world_size = a.device or false, util.integer("EmbeddingsAllToOne", "world_size", a.world_size, 1, 2 ^ 20)
-  self.cat_dim = util.integer("EmbeddingsAllToOne", "cat_dim", a.cat_dim, 1, 8)
-end
-function EmbeddingsAllToOne:set_device(device) self.device = device end
-function EmbeddingsAllToOne:forward(tensors)
-  local list = gather("EmbeddingsAllToOne", tensors, self.device, self.world_size)
-  local pointers = ffi.new("peri_tensor *[?]", #list)
-  for i = 1, #list do pointers[i - 1] = Tensor.ptr(list[i]) end
-  check(C.peri_op_cat(pointers, #list, self.cat_dim - 1, Tensor.out))
-  return Tensor.wrap(Tensor.out[0])
-end
-
+all_to_one("EmbeddingsAllToOne", C.PERI_MERGE_CAT, { cat_dim = 2 })
 --- EmbeddingsAllToOneReduce { device, world_size }(tensors): their sum on one device.
-local EmbeddingsAllToOneReduce = module "EmbeddingsAllToOneReduce"
-function EmbeddingsAllToOneReduce:init(args)
-  local a = util.named("EmbeddingsAllToOneReduce", args, { device = util.optional, world_size = util.required })
-  self.device, self.world_size = a.device or false, util.integer("EmbeddingsAllToOneReduce", "world_size", a.world_size, 1, 2 ^ 20)
-end
-function EmbeddingsAllToOneReduce:set_device(device) self.device = device end
-function EmbeddingsAllToOneReduce:forward(tensors)
-  local list = gather("EmbeddingsAllToOneReduce", tensors, self.device, self.world_size)
-  local sum = list[1]
-  for i = 2, #list do
-    check(C.peri_op_add(Tensor.ptr(sum), Tensor.ptr(list[i]), Tensor.out))
-    sum = Tensor.wrap(Tensor.out[0])
-  end
-  return sum
-end
-
+all_to_one("EmbeddingsAllToOneReduce", C.PERI_MERGE_SUM, {})
 --- SeqEmbeddingsAllToOne { device, world_size }(tensors): the list of them on one device.
-local SeqEmbeddingsAllToOne = module "SeqEmbeddingsAllToOne"
-function SeqEmbeddingsAllToOne:init(args)
-  local a = util.named("SeqEmbeddingsAllToOne", args, { device = util.optional, world_size = util.required })
-  self.device, self.world_size = a.device or false, util.integer("SeqEmbeddingsAllToOne", "world_size", a.world_size, 1, 2 ^ 20)
+local SeqEmbeddingsAllToOne = all_to_one("SeqEmbeddingsAllToOne", C.PERI_MERGE_EACH, {})
+function SeqEmbeddingsAllToOne:forward(tensors)
+  local made, list = self:_merge(tensors, self.world_size), {}
+  for i = 1, self.world_size do list[i] = Tensor.wrap(made[i - 1]) end
+  return list
 end
-function SeqEmbeddingsAllToOne:set_device(device) self.device = device end
-function SeqEmbeddingsAllToOne:forward(tensors) return gather("SeqEmbeddingsAllToOne", tensors, self.device, self.world_size) end
 
 signature.kind("KJTAllToAll", "a KJTAllToAll", KJTAllToAll.is)
 signature.check("KJTSplitsAllToAllMeta:", Meta, { init = "self: table, dist: KJTAllToAll, kjt: KeyedJaggedTensor" })

@@ -136,4 +136,18 @@ PERI_API peri_status peri_exchange_kjt_result(peri_work *exchange, peri_kjt **ou
 PERI_API peri_status peri_exchange_kjt_splits(peri_work *exchange, int64_t *stride_per_rank, int64_t *input_splits,
                                               int64_t *output_splits);
 
+/* -- one process, several devices ------------------------------------------------------------------------------------------------------ */
+
+/** The first key_splits[0] keys of @kjt on devices[0], the next key_splits[1] on devices[1], ...; @devices NULL: all stay where they are.
+ *  Local. @out: room for @n; new references. */
+PERI_API peri_status peri_exchange_kjt_one_to_all(peri_kjt *kjt, const int32_t *key_splits, peri_device *const *devices, int32_t n,
+                                                  peri_kjt **out);
+
+/** What becomes of tensors of several devices on one: joined along a dimension, added up (equal shapes and dtypes), each for itself. */
+enum { PERI_MERGE_CAT = 0, PERI_MERGE_SUM = 1, PERI_MERGE_EACH = 2, PERI_MERGE_COUNT = 3 };
+/** @n tensors of any devices on @device (NULL: they stay), merged; @dim (from 0) is for PERI_MERGE_CAT. With gradient. Local. @out: room
+ *  for 1, with PERI_MERGE_EACH for @n; new references. */
+PERI_API peri_status peri_exchange_all_to_one(peri_tensor *const *parts, int32_t n, peri_device *device, int32_t merge, int32_t dim,
+                                              peri_tensor **out);
+
 #endif
