@@ -3,7 +3,9 @@ local peri = require "perilune"
 local shell = require "spec.support.shell"
 
 describe("the examples of", function()
-  for document, examples in peri.util.ordered { embedding_tables = 5, plans = 1, sharded_tables = 4, sparse_operators = 1, streams = 1 } do
+  local documents = { embedding_tables = 5, plans = 1, quantized_tables = 3, sharded_tables = 4,
+    sparse_operators = 1, streams = 1 }
+  for document, examples in peri.util.ordered(documents) do
     document = "docs/" .. document .. ".md"
     it(document, function()
       local count = 0

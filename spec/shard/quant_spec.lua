@@ -3,6 +3,7 @@
 -- Where TorchRec is known to deviate (means under row-wise sharding) the unsharded result stored beside is the truth.
 --
 -- mpirun: 2 3 4
+local ffi = require "ffi"
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local support = require "spec.support.tbe"
@@ -429,6 +430,38 @@ describe("a quantized model", function()
     refused("the input's weights want a gradient, which tables that are not trained do not give", function() sharded(wanting) end)
     local plain = sharded(kjt):values():to_list()
     assert.same(plain, peri.no_grad(function() return sharded(wanting):values():to_list() end))
+  end)
+
+  it("is told apart from trained ones in C, and places from ranks", function()
+    require("perilune.dist.sim").run(2, function(_, world)
+      local out, features = ffi.new "peri_sharded *[1]", ffi.new("int32_t[1]", 0)
+      local names = ffi.new("const char *[1]", { "f" })
+      local function refused(message, more, kernel, dtype)
+        local list, cfg = ffi.new "peri_sharded_table[2]", ffi.new "peri_sharded_config"
+        for i, name in ipairs { "a", "b" } do
+          local t = list[i - 1]
+          t.name, t.rows, t.cols, t.features, t.n_features = name, 8, 4, features, 1
+          t.pooling, t.sharding_type, t.compute_kernel, t.init = C.PERI_POOLING_SUM, C.PERI_ROW_WISE, C.PERI_KERNEL_QUANT, C.PERI_INIT_NONE
+        end
+        list[1].compute_kernel, list[1].dtype = kernel or C.PERI_KERNEL_QUANT, dtype or C.PERI_ROWS_INT4
+        cfg.group, cfg.device, cfg.tables, cfg.n_tables = world:ptr(), peri.ffi.device "cpu", list, 2
+        cfg.features, cfg.n_features = names, 1
+        for key, value in pairs(more) do cfg[key] = value end
+        local status = C.peri_sharded_new(cfg, out)
+        if not message then
+          assert.equal(0, status)
+          return C.peri_sharded_release(out[0])
+        end
+        assert.equal(C.PERI_EINVAL, status)
+        assert.matches(message, ffi.string(C.peri_error_message()))
+      end
+      refused(nil, {})
+      refused("2 places on each of 2 ranks, allowed: 1, or more on one rank", { places = 2 })
+      refused("%-1 places on each of 2 ranks", { places = -1 })
+      refused("of the tables 'a' and 'b' one has the compute kernel quant; allowed: all or none", {}, C.PERI_KERNEL_DENSE, C.PERI_F32)
+      refused("table 'b': compute kernel 3, allowed: dense, fused, quant", {}, 3)
+      refused("table 'b': weights of dtype i64", {}, nil, C.PERI_I64)
+    end)
   end)
 
   it("reports ids outside their table as it was told", function()
