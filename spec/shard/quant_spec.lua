@@ -434,13 +434,13 @@ describe("a quantized model", function()
 
   it("is told apart from trained ones in C, and places from ranks", function()
     require("perilune.dist.sim").run(2, function(_, world)
-      local out, features = ffi.new "peri_sharded *[1]", ffi.new("int32_t[1]", 0)
+      local out, first = ffi.new "peri_sharded *[1]", ffi.new("int32_t[1]", 0)
       local names = ffi.new("const char *[1]", { "f" })
       local function refused(message, more, kernel, dtype)
         local list, cfg = ffi.new "peri_sharded_table[2]", ffi.new "peri_sharded_config"
         for i, name in ipairs { "a", "b" } do
           local t = list[i - 1]
-          t.name, t.rows, t.cols, t.features, t.n_features = name, 8, 4, features, 1
+          t.name, t.rows, t.cols, t.features, t.n_features = name, 8, 4, first, 1
           t.pooling, t.sharding_type, t.compute_kernel, t.init = C.PERI_POOLING_SUM, C.PERI_ROW_WISE, C.PERI_KERNEL_QUANT, C.PERI_INIT_NONE
         end
         list[1].compute_kernel, list[1].dtype = kernel or C.PERI_KERNEL_QUANT, dtype or C.PERI_ROWS_INT4
