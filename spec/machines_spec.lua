@@ -67,6 +67,43 @@ describe("pretended machines", function()
 end)
 
 describe("between machines", function()
+  --- Four ranks on two machines reduce again and again; after a moment rank 3, or its machine, suffers `what`. Starts it; the function that
+  --- is returned gives what the launcher says, its exit code, what each rank ended with, and how many processes are left.
+  local function suffer(name, what)
+    local place = ("%s/%s"):format(folder, name)
+    os.execute("mkdir " .. place)
+    local path = shell.write(place .. "/loop.lua", ([[
+      local peri = require "perilune"
+      local world = peri.init { timeout = 30 }
+      world:timeout(1.5)
+      world:barrier():wait()
+      local began = os.time()
+      if world.rank_number == 3 then os.execute("(sleep 0.3; %s) >/dev/null 2>&1 &") end
+      local ok, err = pcall(function()
+        while os.time() < began + 20 do world:all_reduce(peri.ones { 1000 }):wait() end
+      end)
+      local file = io.open(("%s/rank%%d"):format(world.rank_number), "w")
+      file:write(os.time() - began, " ", tostring(err))
+      file:close()
+      error(err, 0)]]):format(what, place))
+    local command = shell.write(place .. "/command.sh", ([[
+      PERI_LOG=error %s run -n 4 %s; echo "exit $?"
+      sleep 0.2; echo left $(ps -eo comm= | grep -c "mpirun\\|orted\\|perilune\\|sleep 0")]]):format(shell.perilune, path))
+    local wait = shell.start(("PERI_BUILD=%s sh tests/net/nodes 2,2 sh %s"):format(shell.build, command))
+    return function()
+      local out, ends = wait(), {}
+      for rank = 0, 3 do
+        local file = io.open(("%s/rank%d"):format(place, rank))
+        ends[rank] = file and file:read "*a"
+        if file then file:close() end
+      end
+      return out, tonumber(out:match "exit (%d+)"), ends, tonumber(out:match "left (%d+)")
+    end
+  end
+
+  local cut -- takes longest: it goes on while the others run
+  setup(function() cut = not missing and suffer("cut", "ip link set eth0 down") end)
+
   each("sums of a table cut within a machine cross once, in as few bytes as their codec says", function()
     local bench = folder .. "/net.jsonl"
     local out, status = nodes(("2,2 %s run -n 4 tests/bench/net.lua --batch 512 --tables 4 --rounds 2 --codecs FP32,INT8 --out %s"):format(
@@ -82,39 +119,27 @@ describe("between machines", function()
     assert.same({ "row_wise FP32", "table_row_wise FP32", "row_wise INT8", "table_row_wise INT8" }, seen)
   end)
 
-  --- Four ranks on two machines reduce again and again; the script's second word is what rank 3 or its machine suffers after a moment.
-  --- Returns what the launcher says, its exit code, what each rank ended with, and which processes are left.
-  local function suffer(what)
-    local path = shell.write(folder .. "/loop.lua", ([[
-      local peri = require "perilune"
-      local world = peri.init { timeout = 30 }
-      world:timeout(1.5)
-      world:barrier():wait()
-      local began = os.time()
-      if world.rank_number == 3 then os.execute("(sleep 0.3; " .. arg[1] .. ") >/dev/null 2>&1 &") end
-      local ok, err = pcall(function()
-        while os.time() < began + 20 do world:all_reduce(peri.ones { 1000 }):wait() end
-      end)
-      local file = io.open(("%s/rank%%d"):format(world.rank_number), "w")
-      file:write(os.time() - began, " ", tostring(err))
-      file:close()
-      error(err, 0)]]):format(folder))
-    os.execute(("rm -f %s/rank?"):format(folder))
-    local command = shell.write(folder .. "/command.sh", ([[
-      PERI_LOG=error %s run -n 4 %s "$1"; echo "exit $?"
-      sleep 0.2; echo left $(ps -eo comm= | grep -c "mpirun\\|orted\\|perilune\\|sleep 0")]]):format(shell.perilune, path))
-    local out = nodes(("2,2 sh %s '%s'"):format(command, what))
-    local ends = {}
-    for rank = 0, 3 do
-      local file = io.open(("%s/rank%d"):format(folder, rank))
-      ends[rank] = file and file:read "*a"
-      if file then file:close() end
-    end
-    return out, tonumber(out:match "exit (%d+)"), ends, tonumber(out:match "left (%d+)")
-  end
+  each("a rank that never comes is named, also by those that cannot see it", function()
+    local out, status = nodes(("1,1,1 %s run -n 3 %s"):format(shell.perilune, script [[
+      local ffi = require "ffi"
+      ffi.cdef "int kill(int, int); int getpid(void);"
+      if os.getenv "OMPI_COMM_WORLD_RANK" == "1" then ffi.C.kill(ffi.C.getpid(), 19) end -- SIGSTOP
+      require("perilune").init()]]), { PERI_COMM_TIMEOUT_S = "2" })
+    assert.equal(1, status)
+    assert.matches("%[rank 0%] mpi: joining the world took longer than 2 s: no process on node0 has rank 1, 2", out)
+    assert.matches("\nperilune: no word from rank 1 %(process %d+ on node1%)\n", out)
+  end)
+
+  each("a rank that is killed ends the run, by name", function()
+    local out, code, ends, left = suffer("killed", "kill -9 $PPID")()
+    assert.equal(137, code, out)
+    assert.is_nil(ends[3])
+    assert.matches("perilune: rank 3 %(process %d+ on node1, .*%) was killed by signal 9", out)
+    assert.equal(0, left, out)
+  end)
 
   each("a cut link ends every rank within the deadline, and the run", function()
-    local out, code, ends, left = suffer "ip link set eth0 down"
+    local out, code, ends, left = cut()
     assert.equal(1, code, out)
     for rank = 0, 3 do
       local seconds, message = tostring(ends[rank]):match "^(%d+) (.*)$"
@@ -125,14 +150,6 @@ describe("between machines", function()
     end
     assert.matches("%[ranks? [01]", out)
     assert.matches("perilune: mpirun has not ended rank 2 %(process %d+ on node1%), rank 3 %(process %d+ on node1%) within 10 s", out)
-    assert.equal(0, left, out)
-  end)
-
-  each("a rank that is killed ends the run, by name", function()
-    local out, code, ends, left = suffer "kill -9 $PPID"
-    assert.equal(137, code, out)
-    assert.is_nil(ends[3])
-    assert.matches("perilune: rank 3 %(process %d+ on node1, .*%) was killed by signal 9", out)
     assert.equal(0, left, out)
   end)
 end)

@@ -244,6 +244,8 @@ function M.run(command, ranks, deadline)
       F.flush()
       F.finish(value == 0)
       launcher.sweep()
+      local heard = R.reports
+      if heard.blind and heard.n_said < ranks then say("no word from " .. R.missing(heard.said, heard.n_said)) end
       local text, code = verdict(F, R, value, detail, asked)
       if text then say(text) end
       return code

@@ -30,13 +30,16 @@ local function list(numbers)
   return (#numbers > 1 and "ranks " or "rank ") .. table.concat(parts, ", ")
 end
 
---- Reports of a job of so many ranks. `take(rank, text)`: a note's text; `count`: how many wait to be printed; `flush()`: their lines.
+--- Reports of a job of so many ranks. `take(rank, text)`: a note's text; `count`: how many wait to be printed; `flush()`: their lines;
+--- `said`: which ranks have reported ever, n_said of them; `blind`: one has waited in vain for ranks that its machine does not have.
 function M.new(ranks)
-  local R, waiting, index = { count = 0 }, {}, {}
+  local R, waiting, index = { count = 0, said = {}, n_said = 0, blind = false }, {}, {}
 
   function R.take(rank, text)
     local message, details = text:gsub("\29", "\n"):match "^(.-)\31(.*)$"
     if not message then return end
+    R.n_said, R.said[rank] = R.n_said + (R.said[rank] and 0 or 1), true
+    R.blind = R.blind or message:find "took longer than .*no process on " ~= nil
     -- Each rank names itself in errors of exchanges; that it is this rank is no difference.
     local key = message:gsub(("%%f[%%w]rank %d of (%%d+) in group"):format(rank), "one rank of %1 in group")
     local entry = index[key]
