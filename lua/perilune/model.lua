@@ -17,6 +17,7 @@ local own_parts = require("perilune.nn.parameter").own_parts
 local wrapper = require "perilune.model.wrapper"
 local plans = require "perilune.plan"
 local shard = require "perilune.shard"
+local quantize = require "perilune.embed.quantize"
 
 local M = { DataParallelWrapper = wrapper.DataParallelWrapper, DefaultDataParallelWrapper = wrapper.DefaultDataParallelWrapper }
 
@@ -272,6 +273,16 @@ function DistributedModelParallel:fused_optimizer()
   return self._fused
 end
 
+--- A copy for inference, on another device (nil: the same), of a model whose sharded modules have copies, as quantized ones do.
+function DistributedModelParallel:copy(device)
+  local copy, places = setmetatable(util.copy(self), getmetatable(self)), {}
+  for _, m in ipairs(self.module:named_modules()) do places[m.module] = m.path end
+  rawset(copy, "module", quantize.copy_to_device(self.module, device))
+  rawset(copy, "sharded", setmetatable(util.map(self.sharded, function(m) return copy.module:get_module(places[m]) end), {}))
+  copy._fused, copy._reducer, copy._wrapped, copy.device = false, false, false, device or self.device
+  return copy
+end
+
 --- Let a backward pass through what the model returned reduce the dense gradients, whichever of them it reaches on this rank.
 --- (Without "...", which LuaJIT does not compile here.)
 local function watched(reducer, a, b, c, d, e, f, more)
@@ -315,9 +326,8 @@ function M.get_module(module)
 end
 M.get_unwrapped_module = M.get_module
 
-signature.kind("nn_module", "an nn.Module", nn.Module.is)
-signature.check("model.", M, { get_module = "module: nn_module", get_unwrapped_module = "module: nn_module" })
+signature.check("model.", M, { get_module = "module: Module", get_unwrapped_module = "module: Module" })
 signature.check("DistributedModelParallel:", DistributedModelParallel, { backward = "self: table, loss: tensor, grad: tensor?",
-  set_fused_learning_rate = "self: table, learning_rate: number" })
+  copy = "self: table, device: device?", set_fused_learning_rate = "self: table, learning_rate: number" })
 
 return util.face("peri.model", M, { two_d = "perilune.model.two_d" }, { DMPCollection = "two_d" })

@@ -104,6 +104,27 @@ describe("the state of a DistributedModelParallel", function()
   end, { sizes = { 1, 2 }, devices = { "cpu" } })
 end)
 
+describe("a copy of a model", function()
+  worlds.each("for inference gives the same, whatever becomes of the model", function(world, device)
+    peri.ffi.state.device = device
+    local net = peri.quantize_embeddings { module = make { seed = 1 } }
+    local entry = { bag1 = plan.row_wise(), bag2 = plan.table_wise(0) }
+    local model = peri.DistributedModelParallel { module = net, group = world, device = device, plan = { ["towers.0"] = entry,
+      ["towers.1"] = { row1 = plan.table_wise(world:size() - 1), row2 = plan.row_wise() } } }
+    local function loss(x) return peri.no_grad(x, batch(world, device)):item() end
+    local want, copy = loss(model), model:copy()
+    assert.equal(want, loss(copy))
+    for _, x in peri.util.ordered(model:state_dict()) do
+      if peri.Tensor.is(x) then x:detach():fill(0) end
+    end
+    assert.equal(0, loss(model))
+    assert.equal(want, loss(copy))
+    assert.not_equal(model.sharded[1], copy.sharded[1])
+    assert.equal(copy.module.towers[1], copy.sharded[1])
+    assert.error_matches(function() copy(batch(world, device)) end, "call model:init_data_parallel%(%)")
+  end, { sizes = { 1, 2 } })
+end)
+
 describe("the fused optimizer of a model", function()
   worlds.each("combines those of its modules, and schedules reach the tables at once", function(world, device)
     local model = wrap(world, device, "row_wise", { seed = 1, rate = 0.5 })

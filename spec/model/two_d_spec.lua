@@ -105,6 +105,8 @@ local function assert_near(want, got)
   for name, x in peri.util.ordered(want) do golden.assert_near(x:to_list(), got[name]:to_list(), { abs = 2e-6, rel = 2e-5 }, name) end
 end
 
+local order = {} -- what the ranks of a sim world did
+
 describe("DMPCollection", function()
   for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "mixed", "dense" } do
     worlds.each(kind .. ": with SGD and an average after each step, is one group of all ranks", function(world, device, n)
@@ -200,6 +202,20 @@ describe("DMPCollection", function()
     assert.is_true(differ)
     assert.is_true(replicas_agree(model.module.over.weight:detach()))
   end, { sizes = { 2, 4 } })
+
+  worlds.each("does not wait when averages set out", function(world, device, n)
+    local model = make(world, device, "row_wise", { size = n / 2, interval = 0, fused_params = { optimizer = "sgd" } })
+    train(model, nn.optim.SGD { params = model:dense_parameters(), lr = 0.1 }, 1, world:rank(), device)
+    world:barrier():wait()
+    peri.ffi.pause(0) -- ranks of a sim world take turns where they wait, and here
+    local before = #order
+    order[before + 1] = "called"
+    model:sync()
+    order[#order + 1] = "posted"
+    assert.equal("called", order[before + 1])
+    assert.equal("posted", order[before + 2]) -- no other rank had its turn
+    model:wait()
+  end, { sizes = { 2, 4 }, devices = { "cpu" }, only = "sim" })
 
   worlds.each("starts with equal replicas, and averages as it is told", function(world, device, n)
     local calls = {}

@@ -368,6 +368,7 @@ function Module:zero_grad()
   for _, p in ipairs(self:parameters()) do p:set_grad(nil) end
 end
 
+signature.kind("Module", "an nn.Module", Module.is)
 signature.kind("module", "a module or a function", util.is_callable)
 signature.check("Module:", Module, { get_module = "self: table, path: string", set_module = "self: table, path: string, module: any",
   load_state_dict = "self: table, map: table, strict: boolean?", named_state = "self: table, prefix: string?",

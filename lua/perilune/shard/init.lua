@@ -23,4 +23,4 @@ local faces = {
 }
 for name, value in util.ordered(require "perilune.shard.quant") do faces[name] = value end
 
-return util.face("peri.shard", faces)
+return util.face("peri.shard", faces, { utils = "perilune.shard.utils" })

@@ -1,0 +1,135 @@
+-- Keyed optimizers: state_dict and load_state_dict under the names of parameters, through wrappers and combinations; groups of parameters.
+local peri = require "perilune"
+local nn = peri.nn
+local optim = nn.optim
+
+local function params(prefix)
+  local p = { name = prefix .. "w", tensor = nn.Parameter(peri.tensor { 1, 2 }) }
+  return { p, { name = prefix .. "b", tensor = nn.Parameter(peri.tensor { 3 }) } }
+end
+
+local function train(list, optimizer, steps)
+  for step = 1, steps do
+    for i, p in ipairs(list) do p.tensor:set_grad(peri.full(p.tensor:shape(), step * i)) end
+    optimizer:step()
+  end
+end
+
+local function numbers(list) return peri.util.map(list, function(p) return p.tensor:to_list() end) end
+
+--- Each way of an optimizer: what makes it of parameters, and the keys that its state has beside those of Adam.
+local ways = {
+  plain = function(p) return optim.Adam { params = p, lr = 0.1 } end,
+  wrapped = function(p) return optim.OptimizerWrapper(optim.Adam { params = p, lr = 0.1 }) end,
+  clipped = function(p) return optim.GradientClippingOptimizer { optimizer = optim.Adam { params = p, lr = 0.1 }, clipping = "norm" } end,
+  warm = function(p) return optim.WarmupOptimizer { optimizer = optim.Adam { params = p, lr = 0.1 },
+    stages = { { policy = "linear", max_iters = 3, value = 0.5 } } } end,
+  combined = function(p) return optim.CombinedOptimizer { { name = "x", optimizer = optim.Adam { params = { p[1] }, lr = 0.1 } },
+    { name = "y", optimizer = optim.Adam { params = { p[2] }, lr = 0.1 } } } end,
+  keyed = function(p) return optim.KeyedOptimizerWrapper({ [p[1].name] = p[1].tensor, [p[2].name] = p[2].tensor },
+    function(list) return optim.Adam { params = list, lr = 0.1 } end) end,
+}
+
+describe("a keyed optimizer", function()
+  for way, make in peri.util.ordered(ways) do
+    it(way .. ": goes on from a state_dict as if it had not stopped", function()
+      local a = params ""
+      local first = make(a)
+      train(a, first, 2)
+      local dict, b = first:state_dict(), params ""
+      for i, p in ipairs(b) do p.tensor:detach():copy(a[i].tensor:detach()) end
+      local second = make(b)
+      second:load_state_dict(dict)
+      train(a, first, 2)
+      train(b, second, 2)
+      assert.same(numbers(a), numbers(b))
+      local w, y = way == "combined" and "x.w" or "w", way == "combined" and "y.b" or "b"
+      assert.same({ "exp_avg", "exp_avg_sq", "step" }, peri.util.keys(dict.state[w]))
+      assert.same({ 2 }, dict.state[w].exp_avg:shape())
+      local names = way == "warm" and { "__warmup", y, w } or { w, y }
+      table.sort(names)
+      assert.same(names, peri.util.keys(dict.state))
+      assert.is_nil(dict.param_groups)
+    end)
+  end
+
+  it("saves its groups when it is told to", function()
+    local p = params ""
+    local optimizer = optim.Adam { params = p, lr = 0.1, weight_decay = 0.5 }
+    optimizer:save_param_groups()
+    optimizer:init_state()
+    local dict = optimizer:state_dict()
+    assert.same({ { params = { "w", "b" }, lr = 0.1, weight_decay = 0.5, beta1 = 0.9, beta2 = 0.999, eps = 1e-8 } }, dict.param_groups)
+    local group = optimizer.param_groups[1]
+    group.lr, group.beta1 = 0.3, 0.5
+    assert.same({ 0.3, 0.5 }, { optimizer:lr(), optimizer:get "beta1" })
+    optimizer:load_state_dict(dict)
+    assert.same({ 0.1, 0.9 }, { group.lr, group.beta1 })
+    dict.param_groups[2] = { lr = 1 }
+    assert.error_matches(function() optimizer:load_state_dict(dict) end, "Adam:load_state_dict: 2 param_groups, wanted 1")
+    assert.error_matches(function() group.rate = 1 end, "it has no number 'rate'; those are: beta1, beta2, eps, lr, weight_decay")
+    assert.error_matches(function() optimizer:add_param_group {} end, "Adam: parameters are given when it is made")
+  end)
+
+  it("lets a schedule keep the proportions of its groups", function()
+    local p = params ""
+    local both = optim.CombinedOptimizer { { name = "x", optimizer = optim.SGD { params = { p[1] }, lr = 0.5 } },
+      { name = "y", optimizer = optim.SGD { params = { p[2] }, lr = 0.25 } } }
+    local schedule = optim.ExponentialLR { optimizer = both, gamma = 0.5 }
+    schedule:step()
+    assert.same({ 0.25, 0.125 }, { both.param_groups[1].lr, both.optimizers[2].optimizer:lr() })
+  end)
+
+  it("says what does not fit, by parameter and key", function()
+    local optimizer = optim.Adam { params = params "", lr = 0.1 }
+    local function refused(change, text)
+      local dict = optimizer:state_dict()
+      change(dict.state)
+      assert.error_matches(function() optimizer:load_state_dict(dict) end, text)
+    end
+    refused(function(s) s.w.exp_avg = nil end, "Adam:load_state_dict: 'exp_avg' of parameter 'w' is missing")
+    refused(function(s) s.w = nil end, "of parameter 'w' is missing")
+    refused(function(s) s.z = {} end, "it has no parameter 'z'; those are: w, b")
+    refused(function(s) s.b.sum = peri.zeros { 1 } end, "parameter 'b' has no state 'sum'")
+    refused(function(s) s.b.exp_avg = peri.zeros { 2 } end, "Adam: state 'b.exp_avg' has 1 elements, given 2")
+    refused(function(s) s.b.exp_avg = 3 end, "state 'b.exp_avg' is 3, wanted a tensor")
+    assert.error_matches(function() optimizer:load_state_dict {} end, "dict.state is nil, wanted a table")
+    assert.error_matches(function() optim.KeyedOptimizerWrapper({ w = params("")[1].tensor }, function() return 3 end) end,
+      "KeyedOptimizerWrapper: factory returned 3, wanted an optimizer of nn.optim")
+    assert.error_matches(function() optim.KeyedOptimizerWrapper({ w = 3 }, function() end) end, "params%['w'%] is 3, wanted a tensor")
+  end)
+
+  it("may be one's own", function()
+    local p = params ""
+    local Own = peri.util.class("Own", optim.KeyedOptimizer)
+    local loaded = 0
+    function Own:step() -- momentum without decay
+      for i, name in ipairs(self.names) do
+        local sum = self._state[name].sum
+        sum:copy(sum + self.params[i]:grad())
+        self.params[i]:detach():copy(self.params[i]:detach() - sum * self.param_groups[1].lr)
+      end
+    end
+    function Own.post_load_state_dict() loaded = loaded + 1 end
+    local function make(list)
+      return Own { params = { w = list[1].tensor, b = list[2].tensor }, param_groups = { { lr = 0.5 } },
+        state = { w = { sum = peri.zeros { 2 } }, b = { sum = peri.zeros { 1 } } } }
+    end
+    local own = make(p)
+    train(p, own, 2)
+    assert.same({ { 1 - 0.5 * 1 - 0.5 * 3, 2 - 2 }, { 3 - 0.5 * 2 - 0.5 * 6 } }, numbers(p))
+    local other = make(params "")
+    other:load_state_dict(own:state_dict())
+    assert.equal(1, loaded)
+    assert.same({ 3, 3 }, other:state_dict().state.w.sum:to_list())
+    own:set_lr(2)
+    assert.equal(2, own:lr())
+    own:zero_grad()
+    assert.is_nil(p[1].tensor:grad())
+    assert.error_matches(function() own:load_state_dict { state = { w = { sum = peri.zeros { 3 } }, b = { sum = peri.zeros { 1 } } } } end,
+      "Own: state 'w.sum' has shape %[2%], given %[3%]")
+    assert.error_matches(function() optim.KeyedOptimizer({ params = {} }):step() end, "KeyedOptimizer: no step method")
+    assert.error_matches(function() optim.KeyedOptimizer { params = {}, state = { z = {} } } end, "state of 'z', which is no parameter")
+    assert.error_matches(function() optim.KeyedOptimizer { params = { w = 3 } } end, "params%['w'%] is 3, wanted a tensor")
+  end)
+end)
