@@ -7,7 +7,8 @@
 --                   each with the operations of the sharding type (all_to_all_v; reduce_scatter and all_gather where rows are cut, within a
 --                   node for table-row-wise; all_reduce for replicas)
 -- Both times of a round are those of the slowest rank. `empty_us` is a step of batches without samples: all that does not grow with them,
--- Lua's part among it. `lua_kb` is what a step leaves to Lua's collector.
+-- Lua's part among it. `lua_kb` is what a step leaves to Lua's collector. `variable` is the time of a step with a variable batch per
+-- feature and as many ids, whose sizes were never seen, over that with a fixed one.
 local ffi = require "ffi"
 local argparse = require "argparse"
 local json = require "dkjson"
@@ -109,6 +110,27 @@ local function batch_of(case, k, empty)
   if empty then bags = 0 end
   return peri.KeyedJaggedTensor { keys = keys_of(options.tables, "f"), stride = empty and 0 or case.batch,
     values = peri.Tensor.from_memory(values, { bags * case.ids }, "i64"), lengths = peri.full({ bags }, case.ids, "i32") }
+end
+
+local VARIABLE = 12 -- batches of other sizes each: more than layouts are kept
+
+--- A variable batch: a feature has three quarters of the samples' number of bags or more, and as many ids as in a fixed batch. Bags that
+--- pool are repeated for the samples that remain.
+local function variable_of(case, k)
+  local n, strides, inverse, first = case.batch * case.ids, {}, {}, 0
+  local lengths, values = ffi.new("int32_t[?]", options.tables * case.batch), ffi.new("int64_t[?]", options.tables * n)
+  for t = 1, options.tables do
+    local bags = case.batch - (k * 7919 + t * 31 + rank * 17) % math.max(1, math.floor(case.batch / 4))
+    for b = 0, bags - 1 do lengths[first + b] = math.floor((b + 1) * n / bags) - math.floor(b * n / bags) end
+    first, strides[t] = first + bags, { bags }
+    ffi.copy(values + (t - 1) * n, ids_of(case, k, t, rank), n * 8)
+    inverse[t] = {}
+    for b = 1, case.batch do inverse[t][b] = (b - 1) % bags end
+  end
+  local keys = keys_of(options.tables, "f")
+  return peri.KeyedJaggedTensor { keys = keys, stride_per_key_per_rank = strides,
+    values = peri.Tensor.from_memory(values, { options.tables * n }, "i64"), lengths = peri.Tensor.from_memory(lengths, { first }, "i32"),
+    inverse_indices = case.module == "ebc" and { keys, peri.tensor(inverse, "i64") } or nil }
 end
 
 --- The ids of batch k that come to shard s, as values and lengths of bags of all ranks (a replica's: of this rank).
@@ -265,7 +287,9 @@ local function run(case)
   local batches = { batch_of(case, 1), batch_of(case, 2), batch_of(case, 3) }
   local grads, empty_grads, empty = {}, {}, batch_of(case, 1, true)
   local floor, bare = local_floor(case, module:local_shards()), exchanges(case, module)
-  local steps, floors, lookups, updates, moved, empties = {}, {}, {}, {}, {}, {}
+  local steps, floors, lookups, updates, moved, empties, others = {}, {}, {}, {}, {}, {}, {}
+  local variable = {}
+  for k = 1, VARIABLE do variable[k] = variable_of(case, k) end
   collectgarbage()
   for i = -2, options.steps do
     local features = batches[i % 3 + 1]
@@ -279,8 +303,10 @@ local function run(case)
     world:barrier():wait()
     ahead, back = peri.scope(both, module, empty, empty_grads)
     local none = ahead + back
-    local all = slowest { step, lookup + update + exchanged, lookup, update, exchanged, none }
-    if i > 0 then steps[i], floors[i], lookups[i], updates[i], moved[i], empties[i] = unpack(all) end
+    world:barrier():wait()
+    ahead, back = peri.scope(both, module, variable[i % VARIABLE + 1], grads)
+    local all = slowest { step, lookup + update + exchanged, lookup, update, exchanged, none, ahead + back }
+    if i > 0 then steps[i], floors[i], lookups[i], updates[i], moved[i], empties[i], others[i] = unpack(all) end
   end
   collectgarbage()
   collectgarbage "stop"
@@ -288,14 +314,16 @@ local function run(case)
   for i = 1, 3 do peri.scope(both, module, batches[i], grads) end
   local lua_kb = (collectgarbage "count" - before) / 3
   collectgarbage "restart"
-  local ratios = {}
-  for i = 1, options.steps do ratios[i] = steps[i] / floors[i] end
+  local ratios, more = {}, {}
+  for i = 1, options.steps do ratios[i], more[i] = steps[i] / floors[i], others[i] / steps[i] end
   local r = { module = case.module, sharding = case.sharding, ranks = ranks, ids = case.ids, batch = case.batch, median_ms = median(steps),
     floor_ms = median(floors), ratio = median(ratios), lookup_ms = median(lookups), update_ms = median(updates),
-    exchange_ms = median(moved), empty_us = 1000 * median(empties), lua_kb = lua_kb }
+    exchange_ms = median(moved), empty_us = 1000 * median(empties), lua_kb = lua_kb, variable_ms = median(others), variable = median(more) }
   if rank == 0 then
-    print(("%d ranks %-3s %-18s %3d ids %8.2f ms, floor %8.2f (lookup %.2f, update %.2f, exchange %.2f), ratio %.2f; empty %.0f us"):format(
-      ranks, case.module, case.sharding, case.ids, r.median_ms, r.floor_ms, r.lookup_ms, r.update_ms, r.exchange_ms, r.ratio, r.empty_us))
+    local times = ("%7.1f ms, floor %7.1f (lookup %.1f, update %.1f, exchange %.1f)"):format(r.median_ms, r.floor_ms, r.lookup_ms, r.update_ms,
+      r.exchange_ms)
+    print(("%d ranks %-3s %-18s %3d ids %s, ratio %.2f; variable %.2f; empty %.0f us"):format(ranks, case.module, case.sharding, case.ids,
+      times, r.ratio, r.variable, r.empty_us))
     if out then
       out:write(json.encode(r), "\n")
       out:flush()
