@@ -301,7 +301,7 @@ BENCH = @mkdir -p build/bench && rm -f build/bench/$(1).jsonl && for ranks in $(
 	$(LAUNCHER) run -n $$ranks $(3) tests/bench/$(1).lua --out build/bench/$(1).jsonl $(4) $(ARGS) || exit 1; done
 
 # PYTHON= a Python with torch, torchrec and fbgemm_gpu: runs the same step under them too (bench-step), their kernels on the same ids
-# (bench-embed), or their exchange of KeyedJaggedTensors (bench-comm).
+# (bench-embed), their exchange of KeyedJaggedTensors (bench-comm), or unsharded collections of sequences (bench-shard).
 PYTHON ?=
 bench-step: all
 	$(call BENCH,step,1 $(if $(HAVE_MPI),2),-t 1)
@@ -329,6 +329,7 @@ bench-dense: all
 	$(call BENCH,dense,1,-t 1)
 bench-shard: all
 	$(call BENCH,shard,$(if $(HAVE_MPI),2 4,1))
+	@$(if $(PYTHON),$(PYTHON) tests/bench/peers/sequence.py --perilune $(LAUNCHER) --out build/bench/shard.jsonl)
 bench-routes: all
 	$(call BENCH,routes,1,-t 1)
 MACHINES ?= 2,2

@@ -2,7 +2,8 @@
 -- (sim), one feature a table, row-wise, batches of a few samples with one id a bag, no gradients: so nearly all of the time is work that
 -- grows with features x ranks. Columns: case, microseconds of a step on one rank for each feature and rank: best, median.
 --
---   fixed      batches of one size: the layouts of the first step serve all
+--   single     batches of one sample: next to nothing is looked up
+--   fixed      batches of three samples: the layouts of the first step serve all
 --   sizes      the batch size is another one in each step, of four that come again
 --   variable   a variable batch per feature, of sizes that were never seen
 local ffi = require "ffi"
@@ -57,6 +58,7 @@ local function varying(step)
 end
 
 local cases = {
+  { "single", function() return batch(1) end },
   { "fixed", function() return batch(3) end },
   { "sizes", function(step) return batch(1 + step % 4) end },
   { "variable", varying },

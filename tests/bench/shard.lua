@@ -320,8 +320,8 @@ local function run(case)
     floor_ms = median(floors), ratio = median(ratios), lookup_ms = median(lookups), update_ms = median(updates),
     exchange_ms = median(moved), empty_us = 1000 * median(empties), lua_kb = lua_kb, variable_ms = median(others), variable = median(more) }
   if rank == 0 then
-    local times = ("%7.1f ms, floor %7.1f (lookup %.1f, update %.1f, exchange %.1f)"):format(r.median_ms, r.floor_ms, r.lookup_ms, r.update_ms,
-      r.exchange_ms)
+    local times = ("%7.1f ms, floor %7.1f (lookup %.1f, update %.1f, exchange %.1f)"):format(r.median_ms, r.floor_ms, r.lookup_ms,
+      r.update_ms, r.exchange_ms)
     print(("%d ranks %-3s %-18s %3d ids %s, ratio %.2f; variable %.2f; empty %.0f us"):format(ranks, case.module, case.sharding, case.ids,
       times, r.ratio, r.variable, r.empty_us))
     if out then
