@@ -252,7 +252,7 @@ function TableCollection:fused_optimizer()
   if not self.fused_params then return nil end
   local batch = self:materialise()
   self._fused_optimizer = self._fused_optimizer or FusedOptimizer {
-    prefix = self.parameter_prefix,
+    parameter_name = function(name) return ("%s.%s.weight"):format(self.parameter_prefix, name) end,
     groups = { { tables = util.map(self.tables, function(t) return t.name end), rate = function() return batch:learning_rate() end,
       set_rate = function(rate) batch:set_learning_rate(rate) end } },
     states = function(name)

@@ -15,15 +15,15 @@ local M = {}
 local FusedOptimizer = util.class("FusedOptimizer", keyed.KeyedOptimizer)
 M.FusedOptimizer = FusedOptimizer
 
---- FusedOptimizer { prefix = "embedding_bags", groups = list of { tables = names, rate = function(), set_rate = function(lr) }, states =
---- function(table name) -> list of { name =, tensor = }, iteration = function(table name) -> what holds the number of updates (a tensor or
---- ShardedTensor), set_iteration = function(n) }. Tables of one group share a rate.
+--- FusedOptimizer { parameter_name = function(table name) -> "embedding_bags.t.weight", groups = list of { tables = names, rate =
+--- function(), set_rate = function(lr) }, states = function(table name) -> list of { name =, tensor = }, iteration = function(table name) ->
+--- what holds the number of updates (a tensor or ShardedTensor), set_iteration = function(n) }. Tables of one group share a rate.
 function FusedOptimizer:init(args)
-  local a = util.named("FusedOptimizer", args, { prefix = util.required.string, groups = util.required.list, states = util.required,
+  local a = util.named("FusedOptimizer", args, { parameter_name = util.required, groups = util.required.list, states = util.required,
     iteration = util.required, set_iteration = util.required })
   self._a, self.params, self.names, self.tables, self.param_groups = a, {}, {}, {}, {}
   for i, group in ipairs(a.groups) do
-    local names = util.map(group.tables, function(name) return ("%s.%s.weight"):format(a.prefix, name) end)
+    local names = util.map(group.tables, function(name) return a.parameter_name(name) end)
     for k, name in ipairs(names) do self.names[#self.names + 1], self.tables[#self.tables + 1] = name, group.tables[k] end
     self.param_groups[i] = keyed.group(names, { "lr" }, function() return group.rate() end, function(_, lr) group.set_rate(lr) end)
   end

@@ -40,7 +40,7 @@ function ShardedEmbeddingBagCollection:embedding_dims() return self._dims end
 --- The tables' configurations.
 function ShardedEmbeddingBagCollection:embedding_bag_configs() return self.tables end
 
-ShardedEmbeddingModule.check_arguments(ShardedEmbeddingBagCollection, "KeyedJaggedTensor")
+ShardedEmbeddingModule.check_arguments(ShardedEmbeddingBagCollection, "features: KeyedJaggedTensor")
 
 --- Its sharder.
 local EmbeddingBagCollectionSharder = util.class("EmbeddingBagCollectionSharder", ModuleSharder)

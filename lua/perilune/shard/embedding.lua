@@ -45,6 +45,8 @@ ShardedEmbeddingModule.kind = C.PERI_SHARDED_EBC
 ShardedEmbeddingModule.codec_slots = {}
 --- Where the names of parameters begin.
 ShardedEmbeddingModule.parameter_prefix = "embeddings"
+--- The name of a table's weights in the unsharded module.
+function ShardedEmbeddingModule:parameter_name(name) return ("%s.%s.weight"):format(self.parameter_prefix, name) end
 
 local arguments = {
   tables = util.required.list,              -- list of table configurations
@@ -98,7 +100,7 @@ function ShardedEmbeddingModule:_register_dense()
   local seen = {}
   for _, s in ipairs(self:local_shards()) do
     if s.dense then
-      local name = ("%s.%s.weight"):format(self.parameter_prefix, s.table)
+      local name = self:parameter_name(s.table)
       seen[name] = (seen[name] or -1) + 1
       if seen[name] > 0 then name = name .. "." .. seen[name] end
       local register = s.replica and self.register_parameter or self.own_parameter
@@ -114,6 +116,14 @@ local function arrived(self, method, dist)
   local work = dist.work
   if work.ptr == nil then P.fail(("%s:%s: this input_dist is already used"):format(self.class_name, method)) end
   return work
+end
+
+--- What f(a, b, c, d) makes of an input before its ids leave; its error is one on all ranks.
+function ShardedEmbeddingModule:at_home(f, a, b, c, d)
+  local ok, result = pcall(f, a, b, c, d)
+  if ok then return result end
+  self.group:abort(tostring(type(result) == "table" and result.message or result):match "^[^\n]*")
+  error(result, 0)
 end
 
 function ShardedEmbeddingModule:input_dist(features)
@@ -214,9 +224,9 @@ function ShardedEmbeddingModule:__tostring() return ("%s\n%s"):format(self.class
 signature.object("Collection", "an EmbeddingBagCollection", { is_materialised = "callable", materialise = "callable" })
 signature.kind("InputDist", "what input_dist returned", StageAwaitable.is)
 
---- Check the arguments of the methods of a class, under its name.
-function ShardedEmbeddingModule.check_arguments(class, features)
-  local line = "self: table, features: " .. features
+--- Check the arguments of the methods of a class, under its name: those of forward, and of the stages.
+function ShardedEmbeddingModule.check_arguments(class, names)
+  local line = "self: table, " .. names
   for _, name in ipairs { "input_dist", "forward", "compute_and_output_dist", "prefetch", "lookup", "output", "copy_from",
     "set_learning_rate", "set_iteration" } do
     class[name] = class[name] -- a copy of its own
@@ -229,7 +239,7 @@ function ShardedEmbeddingModule.check_arguments(class, features)
   })
 end
 
-signature.check("ShardedEmbeddingModule.", ShardedEmbeddingModule, { check_arguments = "class: table, features: string" })
-ShardedEmbeddingModule:check_arguments "any"
+signature.check("ShardedEmbeddingModule.", ShardedEmbeddingModule, { check_arguments = "class: table, names: string" })
+ShardedEmbeddingModule:check_arguments "features: any"
 
 return ShardedEmbeddingModule

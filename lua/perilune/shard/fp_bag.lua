@@ -33,19 +33,14 @@ end
 
 --- Weights, then the ids with them to their owners. What a processor cannot take is an error on all ranks.
 function Sharded:input_dist(features)
-  local ok, processed = pcall(FeatureProcessedEmbeddingBagCollection.process, self, features)
-  if not ok then
-    self.group:abort(tostring(type(processed) == "table" and processed.message or processed):match "^[^\n]*")
-    error(processed, 0)
-  end
-  return Base.input_dist(self, processed)
+  return Base.input_dist(self, self:at_home(FeatureProcessedEmbeddingBagCollection.process, self, features))
 end
 
 function Sharded:feature_processors() return self._feature_processors end
 
 signature.object("processed_bags", "a FeatureProcessedEmbeddingBagCollection", { embedding_bag_collection = "callable",
   feature_processors = "callable" })
-ShardedEmbeddingModule.check_arguments(Sharded, "KeyedJaggedTensor")
+ShardedEmbeddingModule.check_arguments(Sharded, "features: KeyedJaggedTensor")
 function Sharded:copy_from(module) Base.copy_from(self, module:embedding_bag_collection()) end
 signature.check("ShardedFeatureProcessedEmbeddingBagCollection:", Sharded, { copy_from = "self: table, module: processed_bags" })
 

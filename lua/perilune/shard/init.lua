@@ -1,6 +1,7 @@
 -- shard: sharded modules, built from plans.
 local util = require "perilune.util"
 local bag = require "perilune.shard.bag"
+local embedding_bag = require "perilune.shard.embedding_bag"
 local fp_bag = require "perilune.shard.fp_bag"
 local sequence = require "perilune.shard.sequence"
 local sharder = require "perilune.shard.sharder"
@@ -12,9 +13,11 @@ local faces = {
   ShardedEmbeddingBagCollection = bag.ShardedEmbeddingBagCollection,
   ShardedEmbeddingCollection = sequence.ShardedEmbeddingCollection,
   ShardedFeatureProcessedEmbeddingBagCollection = fp_bag.ShardedFeatureProcessedEmbeddingBagCollection,
+  ShardedEmbeddingBag = embedding_bag.ShardedEmbeddingBag,
   ModuleSharder = sharder.ModuleSharder,
   EmbeddingBagCollectionSharder = bag.EmbeddingBagCollectionSharder,
   FeatureProcessedEmbeddingBagCollectionSharder = fp_bag.FeatureProcessedEmbeddingBagCollectionSharder,
+  EmbeddingBagSharder = embedding_bag.EmbeddingBagSharder,
   EmbeddingCollectionSharder = sequence.EmbeddingCollectionSharder,
   ShardedTensor = sharded_tensor.ShardedTensor,
   gather_state_dict = sharded_tensor.gather_state_dict,

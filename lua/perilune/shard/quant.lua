@@ -260,7 +260,7 @@ end
 for _, class in ipairs { Bags, Rows } do
   class.copy_from, class.copy = copy_from, copy
   function class:set_learning_rate() P.fail(self.class_name .. ": its rows are not trained, and have no learning rate") end
-  class:check_arguments "KeyedJaggedTensor"
+  class:check_arguments "features: KeyedJaggedTensor"
   signature.check(class.class_name .. ":", class, { copy = "self: table, device: device?" })
 end
 

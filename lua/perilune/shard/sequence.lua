@@ -77,7 +77,7 @@ function ShardedEmbeddingCollection:need_indices() return self._need_indices end
 --- The tables' configurations.
 function ShardedEmbeddingCollection:embedding_configs() return self.tables end
 
-ShardedEmbeddingModule.check_arguments(ShardedEmbeddingCollection, "KeyedJaggedTensor")
+ShardedEmbeddingModule.check_arguments(ShardedEmbeddingCollection, "features: KeyedJaggedTensor")
 
 --- Its sharder.
 local EmbeddingCollectionSharder = util.class("EmbeddingCollectionSharder", ModuleSharder)

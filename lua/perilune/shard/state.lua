@@ -78,7 +78,7 @@ end
 --- What a state_dict has of a sharded module: a list of { name =, tensor = }.
 function M.of(module)
   return util.map(module.tables, function(t)
-    return { name = ("%s.%s.weight"):format(module.parameter_prefix, t.name),
+    return { name = module:parameter_name(t.name),
       tensor = state_of(module, t, "weight", "full", embed_config.data_types[t.data_type]) }
   end)
 end
@@ -105,7 +105,7 @@ function M.fused_optimizer(module)
     for _, name in ipairs(o.tables) do states[name] = tbes.states_of(o.params, by_name[name].data_type) end
   end
   return FusedOptimizer {
-    prefix = module.parameter_prefix, groups = groups,
+    parameter_name = function(name) return module:parameter_name(name) end, groups = groups,
     states = function(name)
       return util.map(states[name], function(s)
         return { name = s.name, tensor = state_of(module, by_name[name], s.name, s.geometry, s.dtype) }
