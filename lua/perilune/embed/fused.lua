@@ -16,8 +16,8 @@ local FusedOptimizer = util.class("FusedOptimizer", keyed.KeyedOptimizer)
 M.FusedOptimizer = FusedOptimizer
 
 --- FusedOptimizer { parameter_name = function(table name) -> "embedding_bags.t.weight", groups = list of { tables = names, rate =
---- function(), set_rate = function(lr) }, states = function(table name) -> list of { name =, tensor = }, iteration = function(table name) ->
---- what holds the number of updates (a tensor or ShardedTensor), set_iteration = function(n) }. Tables of one group share a rate.
+--- function(), set_rate = function(lr) }, states = function(table name) -> list of { name =, tensor = }, iteration = function(table name)
+--- -> what holds the number of updates (a tensor or ShardedTensor), set_iteration = function(n) }. Tables of one group share a rate.
 function FusedOptimizer:init(args)
   local a = util.named("FusedOptimizer", args, { parameter_name = util.required, groups = util.required.list, states = util.required,
     iteration = util.required, set_iteration = util.required })
