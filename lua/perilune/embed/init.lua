@@ -14,9 +14,10 @@ local embed = {
 --- Collections are modules; who only needs table batches does not load perilune.nn.
 local collections = { EmbeddingBagCollection = "perilune.embed.bag", EmbeddingCollection = "perilune.embed.sequence",
   FeatureProcessedEmbeddingBagCollection = "perilune.embed.fp_bag", processor = "perilune.embed.processor",
-  quant = "perilune.embed.quant", quantize = "perilune.embed.quantize" }
+  quant = "perilune.embed.quant", quantize = "perilune.embed.quantize", fp_quant = "perilune.embed.fp_quant",
+  copies = "perilune.embed.copies" }
 local names = { QuantEmbeddingBagCollection = "quant", QuantEmbeddingCollection = "quant", quantize_embeddings = "quantize",
-  copy_to_device = "quantize" }
+  copy_to_device = "copies", QuantFeatureProcessedEmbeddingBagCollection = "fp_quant" }
 for _, name in ipairs { "FeatureProcessor", "FeatureProcessorsCollection", "BaseGroupedFeatureProcessor", "FeatureProcessorDictWrapper",
   "PositionWeightedModule", "PositionWeightedModuleCollection", "PositionWeightedProcessor", "GroupedPositionWeightedModule" } do
   names[name] = "processor"

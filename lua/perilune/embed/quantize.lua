@@ -1,12 +1,12 @@
--- quantize.lua: a trained model made ready to serve: its embedding collections become quantized ones (quant.lua); copies of such models.
-local ffi = require "ffi"
+-- quantize.lua: a trained model made ready to serve: its embedding collections become quantized ones (quant.lua, fp_quant.lua).
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
-local Tensor = require "perilune.tensor"
 local Module = require "perilune.nn.module"
 local EmbeddingBagCollection = require "perilune.embed.bag"
 local EmbeddingCollection = require "perilune.embed.sequence"
+local FeatureProcessedEmbeddingBagCollection = require "perilune.embed.fp_bag"
+local fp_quant = require "perilune.embed.fp_quant"
 local quant = require "perilune.embed.quant"
 
 local M = {}
@@ -35,13 +35,15 @@ local function mapping_of(func, given)
   end
   list[#list + 1] = { EmbeddingBagCollection, quant.QuantEmbeddingBagCollection }
   list[#list + 1] = { EmbeddingCollection, quant.QuantEmbeddingCollection }
+  list[#list + 1] = { FeatureProcessedEmbeddingBagCollection, fp_quant.QuantFeatureProcessedEmbeddingBagCollection }
   return list
 end
 
 --- The entries of `map` for the tables of a collection, noted in `used`; nil: none.
 local function own(map, collection, used)
   local result
-  for _, t in ipairs(map and collection.tables or {}) do
+  local tables = collection.tables or collection.embedding_bag_configs and collection:embedding_bag_configs()
+  for _, t in ipairs(map and tables or {}) do
     if map[t.name] ~= nil then
       result, used[t.name] = result or {}, true
       result[t.name] = map[t.name]
@@ -65,14 +67,16 @@ function M.quantize_embeddings(args)
   local a = util.named(func, args, arguments)
   if not Module.is(a.module) then P.fail(("%s: module is %s, wanted an nn.Module"):format(func, errors.kind(a.module))) end
   local mapping, made, used_types, used_pruned = mapping_of(func, a.additional_mapping), {}, {}, {}
+  local within = {} -- modules of one that becomes another as a whole
   for _, entry in ipairs(a.module:named_modules()) do
     local module = entry.module
     if type(module.local_shards) == "function" then
       P.fail(("%s: '%s' is a %s, whose rows are in shards; quantize the model before it is sharded, and shard that"):format(func,
         entry.path, module.class_name))
     end
-    for _, pair in ipairs(mapping) do
+    for _, pair in ipairs(within[module] and {} or mapping) do
       if pair[1].is(module) then
+        for _, inner in ipairs(module:modules()) do within[inner] = true end
         made[#made + 1] = { path = entry.path, from = module, module = pair[2].from_float(module, {
           dtype = a.dtype, output_dtype = a.output_dtype, bounds_check_mode = a.bounds_check_mode, device = a.device,
           per_table_weight_dtype = own(a.per_table_weight_dtype, module, used_types), pruned = own(a.pruned, module, used_pruned),
@@ -93,57 +97,6 @@ function M.quantize_embeddings(args)
     m.from = nil
   end
   return model:eval(), made
-end
-
--- -- copies ----------------------------------------------------------------------------------------------------------------------------
-
-local copy_value
-
-local function copy_tensor(t, device)
-  local d = t:describe()
-  local grad, dtype = d.requires_grad, P.dtype_names[d.dtype]
-  local copy = Tensor.empty(t:shape(), dtype, device or t:device()):copy(t:detach())
-  if grad then copy:requires_grad() end
-  return copy
-end
-
-local function copy_fields(from, to, device, seen)
-  seen[from] = to
-  for key, value in util.ordered(from) do rawset(to, key, copy_value(value, device, seen)) end
-  return to
-end
-
-local function copy_module(module, device, seen)
-  if type(module.copy) == "function" then
-    seen[module] = module:copy(device)
-    return seen[module]
-  end
-  if type(module.materialise) == "function" then
-    P.fail(("copy_to_device: %s is trained, and has no copies; quantize it first (quantize_embeddings)"):format(module.class_name))
-  end
-  return copy_fields(module, setmetatable({}, getmetatable(module)), device, seen)
-end
-
-function copy_value(x, device, seen)
-  if type(x) == "cdata" then
-    if not Tensor.is_live(x) then return x end
-    local key = tonumber(ffi.cast("intptr_t", x.ptr))
-    seen[key] = seen[key] or copy_tensor(x, device)
-    return seen[key]
-  end
-  if type(x) ~= "table" or seen[x] then return seen[x] or x end
-  if Module.is(x) then return copy_module(x, device, seen) end
-  if getmetatable(x) == nil then return copy_fields(x, {}, device, seen) end
-  return x
-end
-
---- A model with the same numbers on another device (nil: the same ones), which shares no parameter with this one: modules that have a
---- method copy(device), as quantized collections have, sharded or not, copy themselves; of all others the tensors, sub-modules and plain
---- tables in their fields are copied. TorchRec's copy_to_device and sharded_model_copy.
-function M.copy_to_device(module, device)
-  if not Module.is(module) then P.fail(("copy_to_device: module is %s, wanted an nn.Module"):format(errors.kind(module))) end
-  if device ~= nil then P.device(device) end
-  return P.lasting(copy_value, module, device, {})
 end
 
 return M

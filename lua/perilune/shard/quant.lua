@@ -15,12 +15,14 @@ local dist_group = require "perilune.dist.group"
 local embed_config = require "perilune.embed.config"
 local Remap = require "perilune.embed.remap"
 local quant = require "perilune.embed.quant"
-local quantize = require "perilune.embed.quantize"
+local copies = require "perilune.embed.copies"
+local fp_quant = require "perilune.embed.fp_quant"
 local plans = require "perilune.plan"
 local types = require "perilune.plan.types"
 local ShardingEnv = require "perilune.plan.env"
 local bag = require "perilune.shard.bag"
 local config = require "perilune.shard.config"
+local FeatureProcessorsCollection = require("perilune.embed.processor").FeatureProcessorsCollection
 local sequence = require "perilune.shard.sequence"
 local ModuleSharder = require("perilune.shard.sharder").ModuleSharder
 local signature = require "perilune.signature"
@@ -89,10 +91,11 @@ local function check_kernels(func, plan, device)
 end
 
 --- What is the same for both kinds: a class over `base`, a trained sharded module's, of which C is told another configuration.
-local function class_of(name, base)
-  local class = base:extend(name)
+local function class_of(class_name, base)
+  local class = base:extend(class_name)
 
   function class:init(args)
+    local name = self.class_name -- a subclass's own
     local a = util.named(name, args, arguments)
     util.one_of(name, "output_dtype", a.output_dtype, util.keys(embed_config.data_types))
     util.one_of(name, "bounds_check_mode", a.bounds_check_mode, util.keys(embed_config.bounds_checks))
@@ -251,14 +254,54 @@ local function copy(self, device)
   local places = a.places
   a.device, a.plan, a.places = device or a.device, self.plan, nil
   if places > 1 then a.env, a.group = ShardingEnv.from_local(places), nil end
+  if self._feature_processors then a.feature_processors = copies.copy_to_device(self._feature_processors, device) end
   local other = getmetatable(self)(a)
   local to = other:local_shards()
   for i, s in ipairs(self:local_shards()) do to[i].write("weight", 0, s.state "weight") end
   return other
 end
 
-for _, class in ipairs { Bags, Rows } do
-  class.copy_from, class.copy = copy_from, copy
+-- -- behind processors ----------------------------------------------------------------------------------------------------------------
+
+--- ShardedQuantFeatureProcessedEmbeddingBagCollection { feature_processors = a FeatureProcessorsCollection, tables =, plan =, ... }: the
+--- processors run at home, where whole bags are, and the weights that they make travel with the ids. It is_weighted.
+local Processed = Bags:extend "ShardedQuantFeatureProcessedEmbeddingBagCollection"
+M.ShardedQuantFeatureProcessedEmbeddingBagCollection = Processed
+Processed.parameter_prefix = "_embedding_bag_collection.embedding_bags"
+
+function Processed:init(args)
+  local own = type(args) == "table" and util.copy(args) or {}
+  local processors = own.feature_processors
+  if not FeatureProcessorsCollection.is(processors) then
+    P.fail(("%s: feature_processors is %s, wanted a FeatureProcessorsCollection"):format(self.class_name, signature.text(processors)))
+  end
+  own.feature_processors, own.is_weighted = nil, true
+  Bags.init(self, own)
+  self._feature_processors = processors
+end
+
+--- What a processor cannot take is an error on all ranks.
+function Processed:input_dist(features)
+  local ok, processed = pcall(fp_quant.QuantFeatureProcessedEmbeddingBagCollection.process, self, features)
+  if not ok then
+    if self.group:size() > 1 then
+      self.group:abort(tostring(type(processed) == "table" and processed.message or processed):match "^[^\n]*")
+    end
+    error(processed, 0)
+  end
+  return Bags.input_dist(self, processed)
+end
+
+function Processed:feature_processors() return self._feature_processors end
+
+--- Take the rows of a collection, or of the one behind processors.
+local function copy_rows_from(self, module)
+  local Quant = fp_quant.QuantFeatureProcessedEmbeddingBagCollection
+  return copy_from(self, Quant.is(module) and module:embedding_bag_collection() or module)
+end
+
+for _, class in ipairs { Bags, Rows, Processed } do
+  class.copy_from, class.copy = copy_rows_from, copy
   function class:set_learning_rate() P.fail(self.class_name .. ": its rows are not trained, and have no learning rate") end
   class:check_arguments "features: KeyedJaggedTensor"
   signature.check(class.class_name .. ":", class, { copy = "self: table, device: device?" })
@@ -266,11 +309,13 @@ end
 
 -- -- sharders --------------------------------------------------------------------------------------------------------------------------
 
-local function sharder_of(name, module_type, class)
+--- processed: there are feature processors before the collection.
+local function sharder_of(name, module_type, class, processed)
   local sharder = util.class(name, ModuleSharder)
   M[name] = sharder
   sharder.module_type = module_type
-  function sharder:shardable_parameters(module) return module.tables end -- luacheck: ignore 212
+  local function collection_of(module) return processed and module:embedding_bag_collection() or module end
+  function sharder:shardable_parameters(module) return collection_of(module).tables end -- luacheck: ignore 212
   function sharder:compute_kernels() return types.quant_kernels end -- luacheck: ignore 212
   --- The sharded module, with the rows of `module`. env: with a process group, over its ranks (collective); without one, over so many
   --- places of this process.
@@ -278,14 +323,17 @@ local function sharder_of(name, module_type, class)
     if not module_type.is(module) then
       P.fail(("%s: module is %s, wanted a %s"):format(name, signature.text(module), module_type.class_name))
     end
-    local own = device or module.device or nil
+    local from = collection_of(module)
+    local own = device or from.device or nil
+    own = own ~= "meta" and own or nil
     local sharded = class {
-      tables = module.tables, plan = plan, env = env, device = own ~= "meta" and own or nil, output_dtype = module.output_dtype,
-      bounds_check_mode = module.bounds_check_mode, pruned = module.pruned or nil, name = path,
-      is_weighted = module.is_weighted and module:is_weighted(), need_indices = module.need_indices and module:need_indices(),
+      tables = from.tables, plan = plan, env = env, device = own, output_dtype = from.output_dtype,
+      bounds_check_mode = from.bounds_check_mode, pruned = from.pruned or nil, name = path,
+      is_weighted = from.is_weighted and from:is_weighted(), need_indices = from.need_indices and from:need_indices(),
       qcomm_codecs_registry = self.qcomm_codecs_registry,
+      feature_processors = processed and copies.copy_to_device(module:feature_processors(), own) or nil,
     }
-    sharded:copy_from(module)
+    sharded:copy_from(from)
     return sharded
   end
   signature.check(name .. ":", sharder, { shardable_parameters = "self: Sharder, module: table",
@@ -294,6 +342,7 @@ end
 
 sharder_of("QuantEmbeddingBagCollectionSharder", quant.QuantEmbeddingBagCollection, Bags)
 sharder_of("QuantEmbeddingCollectionSharder", quant.QuantEmbeddingCollection, Rows)
+sharder_of("QuantFeatureProcessedEmbeddingBagCollectionSharder", fp_quant.QuantFeatureProcessedEmbeddingBagCollection, Processed, true)
 
 -- -- one type ----------------------------------------------------------------------------------------------------------------------------
 
@@ -330,13 +379,13 @@ function M.flatten_feature_lengths(features) return features:flatten_lengths() e
 -- -- whole models -------------------------------------------------------------------------------------------------------------------------
 
 --- A copy of a model (copy_to_device).
-function M.sharded_model_copy(module, device) return quantize.copy_to_device(module, device) end
+function M.sharded_model_copy(module, device) return copies.copy_to_device(module, device) end
 
 local model_arguments = {
   module = util.required,        -- a model with quantized collections, which are replaced in place
   env = util.required,           -- as of the sharders
   plan = util.optional,          -- what plan.load takes; default: whole tables, spread by size
-  sharders = util.optional.list, -- default: the two above
+  sharders = util.optional.list, -- default: the three above
   device = util.optional,
 }
 
@@ -346,10 +395,13 @@ function M.shard_quant_model(args)
   local a = util.named(func, args, model_arguments)
   if not nn.Module.is(a.module) then P.fail(("%s: module is %s, wanted an nn.Module"):format(func, signature.text(a.module))) end
   if not ShardingEnv.is(a.env) then P.fail(("%s: env is %s, wanted a ShardingEnv"):format(func, signature.text(a.env))) end
-  local sharders, found, tables = a.sharders or { M.QuantEmbeddingBagCollectionSharder {}, M.QuantEmbeddingCollectionSharder {} }, {}, {}
+  local found, tables, within = {}, {}, {}
+  local sharders = a.sharders or { M.QuantFeatureProcessedEmbeddingBagCollectionSharder {}, M.QuantEmbeddingBagCollectionSharder {},
+    M.QuantEmbeddingCollectionSharder {} }
   for _, entry in ipairs(a.module:named_modules()) do
     for _, sharder in ipairs(sharders) do
-      if sharder.module_type.is(entry.module) then
+      if not within[entry.module] and sharder.module_type.is(entry.module) then
+        for _, inner in ipairs(entry.module:modules()) do within[inner] = true end
         found[#found + 1] = { path = entry.path, module = entry.module, sharder = sharder }
         tables[entry.path] = sharder:shardable_parameters(entry.module)
       end
