@@ -203,6 +203,26 @@ describe("DMPCollection", function()
     assert.is_true(replicas_agree(model.module.over.weight:detach()))
   end, { sizes = { 2, 4 } })
 
+  worlds.each("takes no memory from average to average", function(world, device, n)
+    local model = make(world, device, "mixed", { size = n / 2, interval = 1, data_type = "FP16",
+      fused_params = { optimizer = "rowwise_adagrad" } })
+    local optimizer = nn.optim.SGD { params = model:dense_parameters(), lr = 0.1 }
+    local function run(steps)
+      for step = 1, steps do peri.scope(train, model, optimizer, step, world:rank(), device, true) end
+      model:wait()
+      world:barrier():wait()
+      return tonumber(peri.ffi.C.peri_mem_live())
+    end
+    run(2)
+    collectgarbage()
+    collectgarbage "stop" -- nothing waits for the collector
+    world:barrier():wait()
+    local before = run(2)
+    local after = run(10)
+    collectgarbage "restart"
+    assert.is_true(after - before < 65536, ("%d bytes, then %d"):format(before, after))
+  end, { sizes = { 2 }, devices = { "cpu" } })
+
   worlds.each("does not wait when averages set out", function(world, device, n)
     local model = make(world, device, "row_wise", { size = n / 2, interval = 0, fused_params = { optimizer = "sgd" } })
     train(model, nn.optim.SGD { params = model:dense_parameters(), lr = 0.1 }, 1, world:rank(), device)

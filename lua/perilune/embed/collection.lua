@@ -262,7 +262,7 @@ function TableCollection:fused_optimizer()
       end
       return list
     end,
-    iteration = function() return Tensor.tensor({ batch:iteration() }, "i64", "cpu") end,
+    iteration = function() return P.lasting(Tensor.tensor, { batch:iteration() }, "i64", "cpu") end,
     set_iteration = function(n) batch:set_iteration(n) end,
   }
   return self._fused_optimizer

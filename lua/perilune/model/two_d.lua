@@ -76,7 +76,10 @@ function DMPCollection:init(args)
   self._averaged, self._pending, self._steps, self._open = setmetatable({}, {}), false, 0, false -- no place to look for parameters
   rest.env = plans.ShardingEnv.from_process_group(self.sharding_pg)
   DistributedModelParallel.init(self, rest)
-  self:_find_tables()
+  local ok, err = pcall(self._find_tables, self)
+  if ok then return end
+  for _, sharded in ipairs(self.sharded) do sharded:release() end -- their files too
+  error(err, 0)
 end
 
 --- Fused tables and their states: what is averaged. A list of { tensor =, weight = }, alike in a replica group, which starts with the
@@ -161,6 +164,7 @@ function DMPCollection:wait()
   for _, x in ipairs(pending) do
     x.work:wait()
     if x.from then P.scope(P.no_grad, scale, x.from, factor, x.tensor) end
+    if x.from and not rawequal(x.from, x.tensor) then x.from:release() end
   end
 end
 

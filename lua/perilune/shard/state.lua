@@ -88,7 +88,7 @@ end
 --- The number of updates of table `t`: like a state of one number.
 local function iteration_of(module, t)
   local _, some = local_pieces(module, t)
-  if some and some.replica then return Tensor.tensor({ some.iteration() }, "i64", "cpu") end
+  if some and some.replica then return P.lasting(Tensor.tensor, { some.iteration() }, "i64", "cpu") end
   return spread(module, t, "scalar", "i64", function(piece, metadata)
     local n = P.lasting(Tensor.tensor, { piece.iteration() }, "i64", module.device or nil)
     return { metadata = metadata, tensor = n, read = function(_, result) return result:copy(n) end, write = function() end }
