@@ -17,7 +17,7 @@ local own_parts = require("perilune.nn.parameter").own_parts
 local wrapper = require "perilune.model.wrapper"
 local plans = require "perilune.plan"
 local shard = require "perilune.shard"
-local quantize = require "perilune.embed.quantize"
+local copies = require "perilune.embed.copies"
 
 local M = { DataParallelWrapper = wrapper.DataParallelWrapper, DefaultDataParallelWrapper = wrapper.DefaultDataParallelWrapper }
 
@@ -277,7 +277,7 @@ end
 function DistributedModelParallel:copy(device)
   local copy, places = setmetatable(util.copy(self), getmetatable(self)), {}
   for _, m in ipairs(self.module:named_modules()) do places[m.module] = m.path end
-  rawset(copy, "module", quantize.copy_to_device(self.module, device))
+  rawset(copy, "module", copies.copy_to_device(self.module, device))
   rawset(copy, "sharded", setmetatable(util.map(self.sharded, function(m) return copy.module:get_module(places[m]) end), {}))
   copy._fused, copy._reducer, copy._wrapped, copy.device = false, false, false, device or self.device
   return copy
