@@ -58,6 +58,7 @@ describe("mpirun, rank 1", function()
   case("leaves", { "EPEER rank 1 has left the world", "ok|EPEER", "EPEER rank 1 has left the world" })
   case("exits", { "EPEER rank 1 has left the world", "gone", "EPEER rank 1 has left the world" })
   case("dies", { "EPEER rank 1 %(process %d+%) is gone", "gone", "EPEER rank 1 %(process %d+%) is gone" })
+  case("group", { "EPEER rank 1 %(process %d+%) is gone", "gone", "EPEER rank 0 %(rank 1 of the world, process %d+%) is gone" }, 0, 2.5)
   case("fails", { "EPEER rank 1 gave up: the disk is full", "Lua the disk is full", "EPEER rank 1 gave up: the disk is full" })
   case("lost", all "ETIMEOUT|EPEER waiting for", 1.4, 3,
     "the last operations of rank %d in group 'world':.*operation 2: all_reduce sum f32 %[3%], [^\n]*posted [^\n]*pending")

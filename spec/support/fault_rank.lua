@@ -41,6 +41,9 @@ odd.splits = function()
   world:barrier():wait()
 end
 
+-- A group in which rank 1 of the world is rank 0.
+local pair = fault == "group" and rank > 0 and world:new_group({ 1, 2 }, "pair")
+odd.group = odd.dies
 world:barrier():wait()
 local start = tonumber(P.C.peri_time_ns())
 local ok, err = pcall(function()
@@ -48,7 +51,10 @@ local ok, err = pcall(function()
   elseif fault == "splits" then
     world:all_to_all_v(peri.ones { 2 * n }, same(2), same(2)):wait()
     world:barrier():wait()
-  else world:all_reduce(peri.ones { 3 }):wait() end
+  else
+    if fault == "group" and rank == 0 then os.execute "sleep 1" end -- or its error would be the first
+    (pair or world):all_reduce(peri.ones { 3 }):wait()
+  end
   peri.finish()
 end)
 local text = not ok and tostring(err):gsub("\n.*", "") or ""

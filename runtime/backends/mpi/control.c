@@ -213,9 +213,11 @@ peri_status peri__mpi_ask(mpi_request *r)
         const peer *p = &peri__mpi.peers[g->ranks[i]];
         if (!members[i]) continue;
         if (p->left >= peri__mpi.epoch) {
-            status = FAIL(PERI_EPEER, "rank %d has left the world and will never post it", i);
+            status = g->ranks[i] == i ? FAIL(PERI_EPEER, "rank %d has left the world and will never post it", i)
+                                      : FAIL(PERI_EPEER, "rank %d, which is rank %d of the world, has left it and will never post it", i,
+                                             g->ranks[i]);
         } else if (peri__mpi_gone(g->ranks[i])) {
-            status = FAIL(PERI_EPEER, "rank %d (process %lld) is gone", i, (long long)p->pid);
+            status = FAIL(PERI_EPEER, "rank %d (%sprocess %lld) is gone", i, peri__mpi_world_rank(g, i).text, (long long)p->pid);
         } else {
             if (r->op.kind == PERI_COLL_ALL_TO_ALL) n.send = r->op.send_counts[i], n.recv = r->op.recv_counts[i];
             note_send(g->ranks[i], &n);
@@ -244,7 +246,8 @@ void peri__mpi_blame(void *request, char *text, size_t len)
         char silent[sizeof p->host + 80];
         snprintf(silent, sizeof silent, "no answer: it computes, or is stopped%s%s%s", near ? "" : ", or ", near ? "" : p->host,
                  near ? "" : " cannot be reached");
-        used += (size_t)snprintf(text + used, len - used, "%srank %d (%s)", shown > 1 ? ", " : "", i, heard ? p->answer : silent);
+        used += (size_t)snprintf(text + used, len - used, "%srank %d (%s%s)", shown > 1 ? ", " : "", i, peri__mpi_world_rank(g, i).text,
+                                 heard ? p->answer : silent);
     }
     if (shown > 4 && used < len) snprintf(text + used, len - used, " and %d more", shown - 4);
     if (!shown) snprintf(text, len, "its own completion");

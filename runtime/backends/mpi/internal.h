@@ -146,6 +146,11 @@ bool peri__mpi_near_quiet(const mpi_group *g);
 peri_status peri__mpi_fail(const char *what, int code);
 /** The group, or one that it was made from, that has failed; NULL while all are sound. */
 const mpi_group *peri__mpi_broken(const mpi_group *g);
+typedef struct world_rank {
+    char text[40]; /* "rank 3 of the world, ", or "" */
+} world_rank;
+/** Member @i's rank in the world, where it differs from that in the group: for messages, which name both. */
+world_rank peri__mpi_world_rank(const mpi_group *g, int32_t i);
 /** Mark the group as failed, for this rank; nothing happens if it is. */
 void peri__mpi_group_fail(mpi_group *g, peri_status status, const char *message);
 

@@ -41,12 +41,14 @@ static peri_status near_move(const mpi_request *r, int32_t other, bool read, con
     const peer *p = &peri__mpi.peers[r->group->ranks[other]];
     pid_t pid = (pid_t)p->pid;
     ssize_t n = read ? process_vm_readv(pid, here, n_here, there, n_there, 0) : process_vm_writev(pid, here, n_here, there, n_there, 0);
-    if (n <= 0 && errno == ESRCH) return FAIL(PERI_EPEER, "rank %d (process %lld) is gone", other, (long long)p->pid);
-    if (n <= 0)
-        return FAIL(PERI_EPEER, "copying %s rank %d (process %lld): %s", read ? "from" : "to", other, (long long)p->pid,
-                              n == 0 ? "nothing was copied" : strerror(errno));
-    *bytes = (uint64_t)n;
-    return PERI_OK;
+    *bytes = n > 0 ? (uint64_t)n : 0;
+    if (n > 0) return PERI_OK;
+    int problem = errno;
+    world_rank place = peri__mpi_world_rank(r->group, other);
+    if (n < 0 && problem == ESRCH)
+        return FAIL(PERI_EPEER, "rank %d (%sprocess %lld) is gone", other, place.text, (long long)p->pid);
+    return FAIL(PERI_EPEER, "copying %s rank %d (%sprocess %lld): %s", read ? "from" : "to", other, place.text, (long long)p->pid,
+                n == 0 ? "nothing was copied" : strerror(problem));
 }
 
 static peri_status near_copy(const mpi_request *r, int32_t other, bool read, void *here, uint64_t there, uint64_t bytes)

@@ -21,6 +21,13 @@ const mpi_group *peri__mpi_broken(const mpi_group *g)
     return g;
 }
 
+world_rank peri__mpi_world_rank(const mpi_group *g, int32_t i)
+{
+    world_rank w = {""};
+    if (g->ranks[i] != i) snprintf(w.text, sizeof w.text, "rank %d of the world, ", g->ranks[i]);
+    return w;
+}
+
 void peri__mpi_group_fail(mpi_group *g, peri_status status, const char *message)
 {
     if (g->failed != PERI_OK) return;
