@@ -40,18 +40,20 @@ describe("the training step", function()
   it("takes no memory on opaque", function() flat("opaque", 600) end)
 
   -- In a process of its own: LuaJIT gives functions up for good that it often met in the coroutines of a sim world.
-  it("is compiled, without an aborted trace", function()
-    local out, status = shell.luajit [[
-      local peri = require "perilune"
-      local small = require "spec.support.step"
-      local world = peri.dist.init { transport = "self" }
-      local pipeline, batches = small.pipeline(world, "cpu"), small.batches(0, "cpu")
-      local function step() small.release(pipeline:progress(batches)) end
-      step()
-      require("spec.support.jit").assert_compiles("TrainPipelineBase:progress", step)
-      print "compiled"
-    ]]
-    assert.equals("compiled\n", out)
-    assert.equals(0, status)
-  end)
+  for model, two_d in pairs { DistributedModelParallel = false, DMPCollection = true } do -- any order: each is a test of its own
+    it("of a " .. model .. " is compiled, without an aborted trace", function()
+      local out, status = shell.luajit(([[
+        local peri = require "perilune"
+        local small = require "spec.support.step"
+        local world = peri.dist.init { transport = "self" }
+        local pipeline, batches = small.pipeline(world, "cpu", %s), small.batches(0, "cpu")
+        local function step() small.release(pipeline:progress(batches)) end
+        step()
+        require("spec.support.jit").assert_compiles("TrainPipelineBase:progress", step)
+        print "compiled"
+      ]]):format(tostring(two_d)))
+      assert.equals("compiled\n", out)
+      assert.equals(0, status)
+    end)
+  end
 end)

@@ -4,22 +4,23 @@ local nn, plan = peri.nn, peri.plan
 
 local M = {}
 
---- A pipeline over three tables, one of each kind of sharding.
-function M.pipeline(world, device)
+--- A pipeline over three tables, one of each kind of sharding; two_d: of a DMPCollection, each rank a sharding group.
+function M.pipeline(world, device, two_d)
   local tables = {}
   for i = 1, 3 do
     tables[i] = peri.EmbeddingBagConfig {
       name = "t" .. i, num_embeddings = 40, embedding_dim = 4, feature_names = { "f" .. i }, pooling = i == 2 and "MEAN" or "SUM",
     }
   end
-  local entries = { t1 = plan.table_wise(world:size() - 1), t2 = plan.row_wise(), t3 = plan.data_parallel { compute_kernel = "fused" } }
+  local entries = { t1 = plan.table_wise(two_d and 0 or world:size() - 1), t2 = plan.row_wise(), t3 = plan.data_parallel { compute_kernel = "fused" } }
   local dlrm = nn.DLRM {
     embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, fused_params = { optimizer = "rowwise_adagrad" } },
     dense_in_features = 3, dense_arch_layer_sizes = { 8, 4 }, over_arch_layer_sizes = { 6, 1 }, dense_device = device,
   }
-  local model = peri.DistributedModelParallel {
+  local model = peri[two_d and "DMPCollection" or "DistributedModelParallel"] {
     module = nn.DLRMTrain(dlrm, nn.BCEWithLogitsLoss { reduction = "global_mean" }),
-    group = world, device = device, plan = { ["model.sparse_arch.embedding_bag_collection"] = entries },
+    group = not two_d and world or nil, global_pg = two_d and world or nil, sharding_group_size = two_d and 1 or nil,
+    device = device, plan = { ["model.sparse_arch.embedding_bag_collection"] = entries },
   }
   local optimizer = nn.optim.Adam { params = model:dense_parameters(), lr = 0.001 }
   return peri.TrainPipelineBase { model = model, optimizer = optimizer }

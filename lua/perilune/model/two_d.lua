@@ -152,7 +152,9 @@ function DMPCollection:sync(include_optimizer_state)
     self._custom(tensors, self.replica_pg)
     return
   end
-  self._pending = setmetatable(util.map(tensors, function(tensor) return post(tensor, self.replica_pg) end), {})
+  local pending = setmetatable({}, {}) -- and no closure: LuaJIT would not compile this
+  for i = 1, #tensors do pending[i] = post(tensors[i], self.replica_pg) end
+  self._pending = pending
 end
 
 --- Wait until averages that set out have arrived. What nobody has to call.

@@ -43,13 +43,23 @@ local function shards_of(module, t)
   return list
 end
 
---- The pieces of a table on this rank: "row_offset:col_offset" -> piece, and one of them.
+local none = { pieces = {} }
+
+--- The pieces of a table on this rank: "row_offset:col_offset" -> piece, and one of them. They are listed once.
 local function local_pieces(module, t)
-  local pieces, some = {}, nil
-  for _, s in ipairs(module:local_shards()) do
-    if s.table == t.name and s.rows > 0 then pieces[s.row_offset .. ":" .. s.col_offset], some = s, s end
+  module:settle()
+  if not module._pieces then
+    module._pieces = setmetatable({}, {}) -- a metatable: no place to look for parameters
+    for _, s in ipairs(module:local_shards()) do
+      if s.rows > 0 then
+        local own = module._pieces[s.table] or { pieces = {}, some = s }
+        own.pieces[s.row_offset .. ":" .. s.col_offset] = s
+        module._pieces[s.table] = own
+      end
+    end
   end
-  return pieces, some
+  local own = module._pieces[t.name] or none
+  return own.pieces, own.some
 end
 
 --- A ShardedTensor for table `t`: metadata of all shards, and make(piece, metadata) -> what local_shards has for one of this rank.
@@ -102,7 +112,12 @@ function M.fused_optimizer(module)
   for i, o in ipairs(module.optimizers) do
     groups[i] = { tables = o.tables, rate = function() return o.learning_rate end,
       set_rate = function(rate) module:set_learning_rate(rate, i) end }
-    for _, name in ipairs(o.tables) do states[name] = tbes.states_of(o.params, by_name[name].data_type) end
+    local of_type = {}
+    for _, name in ipairs(o.tables) do
+      local data_type = by_name[name].data_type
+      of_type[data_type] = of_type[data_type] or tbes.states_of(o.params, data_type)
+      states[name] = of_type[data_type]
+    end
   end
   return FusedOptimizer {
     parameter_name = function(name) return module:parameter_name(name) end, groups = groups,
