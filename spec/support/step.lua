@@ -12,7 +12,8 @@ function M.pipeline(world, device, two_d)
       name = "t" .. i, num_embeddings = 40, embedding_dim = 4, feature_names = { "f" .. i }, pooling = i == 2 and "MEAN" or "SUM",
     }
   end
-  local entries = { t1 = plan.table_wise(two_d and 0 or world:size() - 1), t2 = plan.row_wise(), t3 = plan.data_parallel { compute_kernel = "fused" } }
+  local entries = { t1 = plan.table_wise(two_d and 0 or world:size() - 1), t2 = plan.row_wise(),
+    t3 = plan.data_parallel { compute_kernel = "fused" } }
   local dlrm = nn.DLRM {
     embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, fused_params = { optimizer = "rowwise_adagrad" } },
     dense_in_features = 3, dense_arch_layer_sizes = { 8, 4 }, over_arch_layer_sizes = { 6, 1 }, dense_device = device,
