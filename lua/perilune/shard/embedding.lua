@@ -120,8 +120,8 @@ end
 
 --- What f(a, b, c, d) makes of an input before its ids leave; its error is one on all ranks.
 function ShardedEmbeddingModule:at_home(f, a, b, c, d)
-  local ok, result = pcall(f, a, b, c, d)
-  if ok then return result end
+  local ok, result, more = pcall(f, a, b, c, d)
+  if ok then return result, more end
   self.group:abort(tostring(type(result) == "table" and result.message or result):match "^[^\n]*")
   error(result, 0)
 end

@@ -1,6 +1,7 @@
 -- shard: sharded modules, built from plans.
 local util = require "perilune.util"
 local bag = require "perilune.shard.bag"
+local dedup = require "perilune.shard.dedup"
 local embedding_bag = require "perilune.shard.embedding_bag"
 local fp_bag = require "perilune.shard.fp_bag"
 local sequence = require "perilune.shard.sequence"
@@ -19,6 +20,7 @@ local faces = {
   FeatureProcessedEmbeddingBagCollectionSharder = fp_bag.FeatureProcessedEmbeddingBagCollectionSharder,
   EmbeddingBagSharder = embedding_bag.EmbeddingBagSharder,
   EmbeddingCollectionSharder = sequence.EmbeddingCollectionSharder,
+  set_ec_index_dedup = dedup.set_ec_index_dedup, get_ec_index_dedup = dedup.get_ec_index_dedup,
   ShardedTensor = sharded_tensor.ShardedTensor,
   gather_state_dict = sharded_tensor.gather_state_dict,
   registry = sharder.registry,

@@ -9,6 +9,8 @@ local EmbeddingCollection = require "perilune.embed.sequence"
 local ShardedEmbeddingModule = require "perilune.shard.embedding"
 local ModuleSharder = require("perilune.shard.sharder").ModuleSharder
 local util = require "perilune.util"
+local sparse = require "perilune.sparse"
+local index_dedup = require "perilune.shard.dedup"
 local signature = require "perilune.signature"
 local C, check = P.C, P.check
 
@@ -17,9 +19,9 @@ local M = {}
 --- The table of JaggedTensors that a lookup becomes.
 local EmbeddingCollectionAwaitable = awaitable.lazy_class("EmbeddingCollectionAwaitable", ShardedEmbeddingModule.OutputAwaitable)
 
---- ShardedEmbeddingCollection { tables =, plan =, group =, need_indices = false, ... }: all other arguments are in embedding.lua. Its
---- result has a JaggedTensor for each feature: a row for each of its ids, and its lengths; with need_indices its weights are the ids. A
---- feature of several tables has one for each, "feature@table".
+--- ShardedEmbeddingCollection { tables =, plan =, group =, need_indices = false, use_index_dedup = get_ec_index_dedup(), ... }: all other
+--- arguments are in embedding.lua. Its result has a JaggedTensor for each feature: a row for each of its ids, and its lengths; with
+--- need_indices its weights are the ids. A feature of several tables has one for each, "feature@table".
 local ShardedEmbeddingCollection = ShardedEmbeddingModule:extend "ShardedEmbeddingCollection"
 ShardedEmbeddingCollection.OutputAwaitable = EmbeddingCollectionAwaitable
 M.ShardedEmbeddingCollection = ShardedEmbeddingCollection
@@ -28,30 +30,36 @@ ShardedEmbeddingCollection.codec_slots = { SEQUENCE_EMBEDDINGS_ALL_TO_ALL = "all
 ShardedEmbeddingCollection.parameter_prefix = "embeddings"
 
 function ShardedEmbeddingCollection:init(args)
-  local own = type(args) == "table" and util.copy(args) or args
-  self._need_indices = false
-  if type(own) == "table" and own.need_indices ~= nil then
-    signature.value("ShardedEmbeddingCollection", "need_indices", own.need_indices, "boolean")
-    self._need_indices, own.need_indices = own.need_indices, nil
-  end
+  local own, func = type(args) == "table" and util.copy(args) or {}, self.class_name
+  self._need_indices = own.need_indices ~= nil and signature.value(func, "need_indices", own.need_indices, "boolean")
+  local dedup = index_dedup.wanted(func, own.use_index_dedup) and not index_dedup.changes(own)
+  own.need_indices, own.use_index_dedup = nil, nil
   ShardedEmbeddingModule.init(self, own)
   self._names, self._features = config.output_names(self.tables), {}
+  self._dedup = dedup and index_dedup.Dedup(self.tables) or false
+  self._source = {} -- by output: that whose rows it is made of
   for _, t in ipairs(self.tables) do
-    for _, f in ipairs(t.feature_names) do self._features[#self._features + 1] = f end
+    local first = #self._features
+    for i, f in ipairs(t.feature_names) do
+      self._features[first + i] = f
+      self._source[first + i] = first + (self._dedup and util.index_of(t.feature_names)[self._dedup.leader[f]] or i)
+    end
   end
   self._results = ffi.new("peri_tensor *[?]", #self._names)
 end
 
 --- The next stages need the lengths of what was asked for.
 function ShardedEmbeddingCollection:input_dist(features)
-  local stage = ShardedEmbeddingModule.input_dist(self, features)
-  stage.features = features
+  local batch, places = features, nil
+  if self._dedup then batch, places = self:at_home(self._dedup.shorten, self._dedup, features) end
+  local stage = ShardedEmbeddingModule.input_dist(self, batch)
+  stage.features, stage.places = features, places
   return stage
 end
 
 function ShardedEmbeddingCollection:lookup(dist)
   local stage = ShardedEmbeddingModule.lookup(self, dist)
-  stage.features = dist.features
+  stage.features, stage.places = dist.features, dist.places
   return stage
 end
 
@@ -64,7 +72,9 @@ function ShardedEmbeddingCollection:output(rows)
   for i = 1, #self._names do values[i] = Tensor.wrap(list[i - 1]) end
   for i, name in ipairs(self._names) do
     local ids = rows.features:get(self._features[i])
-    result[name] = jagged.JaggedTensor { values = values[i], lengths = ids:lengths(), weights = self._need_indices and ids:values() or nil }
+    local own = values[i]
+    if rows.places then own = sparse.index_select_dim0(values[self._source[i]], rows.places[self._features[i]]) end
+    result[name] = jagged.JaggedTensor { values = own, lengths = ids:lengths(), weights = self._need_indices and ids:values() or nil }
   end
   return result
 end
@@ -74,6 +84,11 @@ function ShardedEmbeddingCollection:embedding_names() return self._names end
 --- Columns of a row.
 function ShardedEmbeddingCollection:embedding_dim() return self.tables[1].embedding_dim end
 function ShardedEmbeddingCollection:need_indices() return self._need_indices end
+--- Ids that this rank has asked for, and those that travelled: { asked =, sent = }; nil: without index dedup, or where it would change what
+--- is learned.
+function ShardedEmbeddingCollection:index_dedup_counts()
+  return self._dedup and { asked = self._dedup.asked, sent = self._dedup.sent } or nil
+end
 --- The tables' configurations.
 function ShardedEmbeddingCollection:embedding_configs() return self.tables end
 
@@ -84,11 +99,21 @@ local EmbeddingCollectionSharder = util.class("EmbeddingCollectionSharder", Modu
 M.EmbeddingCollectionSharder = EmbeddingCollectionSharder
 EmbeddingCollectionSharder.module_type = EmbeddingCollection
 
+--- Named arguments: those of ModuleSharder, and use_index_dedup.
+function EmbeddingCollectionSharder:init(args)
+  local own = type(args) == "table" and util.copy(args) or {}
+  self.use_index_dedup = own.use_index_dedup
+  index_dedup.wanted(self.class_name, own.use_index_dedup)
+  own.use_index_dedup = nil
+  ModuleSharder.init(self, own)
+end
+
 function EmbeddingCollectionSharder:shardable_parameters(module) return module:embedding_configs() end -- luacheck: ignore 212
 
 function EmbeddingCollectionSharder:shard(module, plan, env, device, path)
   return ShardedEmbeddingCollection {
     tables = module:embedding_configs(), plan = plan, group = env.pg, device = device, need_indices = module:need_indices(),
+    use_index_dedup = self.use_index_dedup,
     fused_params = self:merged_fused_params(module.fused_params or nil), seed = module.seed or nil,
     gradient_division = self.gradient_division, qcomm_codecs_registry = self.qcomm_codecs_registry, name = path,
   }

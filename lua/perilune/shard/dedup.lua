@@ -1,0 +1,119 @@
+-- dedup.lua: index dedup: of the ids that this rank asks for in one batch, each travels once, and one row of it comes back (TorchRec's
+-- use_index_dedup). It happens at home, in front of input_dist and behind output: to the module in between the batch is a shorter one. What
+-- copies of a row get as gradient is added up before it travels.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local jagged = require "perilune.jagged"
+local nn = require "perilune.nn"
+local sparse = require "perilune.sparse"
+local Tensor = require "perilune.tensor"
+local signature = require "perilune.signature"
+local state = P.state
+
+local M = {}
+
+--- Whether collections that are sharded from now on, by this rank's script, look each id up once; see use_index_dedup of
+--- EmbeddingCollectionSharder, which counts where it is given.
+function M.set_ec_index_dedup(on)
+  signature.value("set_ec_index_dedup", "the argument", on, "boolean")
+  state.ec_index_dedup = on
+end
+function M.get_ec_index_dedup() return state.ec_index_dedup or false end
+
+--- What the argument use_index_dedup of `func` says; nil: what was set.
+function M.wanted(func, given)
+  if given == nil then return M.get_ec_index_dedup() end
+  return signature.value(func, "use_index_dedup", given, "boolean")
+end
+
+--- Whether adding the gradients of equal ids up at home would change what a module with these arguments learns.
+function M.changes(a)
+  local function differs(params) return params and (params.exact or params.gradient_clipping) end
+  local any = differs(a.fused_params)
+  for _, params in util.ordered(a.table_fused_params or {}) do any = any or differs(params) end
+  return any or false
+end
+
+--- Features that look into the same tables, and so may share rows: a list of { features =, rows = of the smallest of their tables }.
+local function groups_of(tables)
+  local users, order = {}, {}
+  for i, t in ipairs(tables) do
+    for _, f in ipairs(t.feature_names) do
+      if not users[f] then
+        users[f] = { rows = t.num_embeddings }
+        order[#order + 1] = f
+      end
+      users[f].rows = math.min(users[f].rows, t.num_embeddings)
+      users[f][#users[f] + 1] = i
+    end
+  end
+  local groups, of = {}, {}
+  for _, f in ipairs(order) do
+    local key = table.concat(users[f], ",")
+    if not of[key] then
+      of[key] = { features = {}, rows = users[f].rows }
+      groups[#groups + 1] = of[key]
+    end
+    table.insert(of[key].features, f)
+  end
+  return groups
+end
+
+local Dedup = util.class "Dedup"
+M.Dedup = Dedup
+
+--- Dedup(tables): of an EmbeddingCollection.
+function Dedup:init(tables)
+  self.groups, self.keys = groups_of(tables), {}
+  self.leader = {} -- feature -> that of its group whose key has the ids of all
+  self.asked, self.sent = 0, 0 -- ids so far
+  for _, g in ipairs(self.groups) do
+    for _, f in ipairs(g.features) do
+      self.keys[#self.keys + 1] = f
+      self.leader[f] = g.features[1]
+    end
+  end
+end
+
+--- The batch with the keys in the order of the groups; nil: one is missing, which the module has words for.
+local function arranged(self, features)
+  local at, order = features:index_per_key(), {}
+  for i, key in ipairs(self.keys) do
+    order[i] = at[key]
+    if not order[i] then return nil end
+  end
+  return features:permute(order)
+end
+
+--- A group's ids, each once, and where each went; nil: some are out of range, which the module says of the ids as they came.
+local function distinct(ids, rows)
+  if ids:numel() == 0 then return ids, ids:to "i64" end
+  local unique, places = sparse.unique(ids, true)
+  local n = unique:numel()
+  if unique:slice(1, 0, 1):item() < -1 or unique:slice(1, n - 1, n):item() >= rows then return nil end
+  return unique, places
+end
+
+--- A batch that has each id of `features` once, and by feature where its ids went among those of its leader; or `features` itself and nil.
+function Dedup:shorten(features)
+  local batch = arranged(self, features)
+  if not batch then return features, nil end
+  local offsets, values, parts, lengths, places, at = batch:offset_per_key(), batch:values(), {}, {}, {}, 0
+  for i, g in ipairs(self.groups) do
+    local first = offsets[at + 1]
+    local unique, went = distinct(values:slice(1, first, offsets[at + #g.features + 1]), g.rows)
+    if not unique then return features, nil end
+    parts[i] = unique
+    for k, f in ipairs(g.features) do
+      places[f] = went:slice(1, offsets[at + k] - first, offsets[at + k + 1] - first)
+      lengths[at + k] = k == 1 and unique:numel() or 0
+    end
+    at = at + #g.features
+  end
+  local ids = nn.functional.cat(parts, 1)
+  self.asked, self.sent = self.asked + values:numel(), self.sent + ids:numel()
+  return jagged.KeyedJaggedTensor { keys = self.keys, values = ids, stride = 1,
+    lengths = Tensor.tensor(lengths, "i32", values:device(), { #lengths }) }, places
+end
+
+return M
