@@ -235,6 +235,19 @@ for _, device in ipairs { "cpu", "opaque" } do
       end
     end)
 
+    it("take rows of every data type, and from files", function()
+      for _, dtype in ipairs { "FP32", "FP16", "BF16" } do
+        local fused = { optimizer = "sgd", learning_rate = 1, cache_params = dtype == "FP32" and { load_factor = 0.5 } or nil }
+        local float = peri.EmbeddingBagCollection { device = device, fused_params = fused, tables = {
+          peri.EmbeddingBagConfig { name = "t", num_embeddings = 50, embedding_dim = 8, feature_names = { "f" }, data_type = dtype },
+        } }
+        local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, { 3, 49 } }, device = device }
+        local exact = peri.quantize_embeddings { module = float, dtype = dtype }
+        assert.same(float(kjt):values():to_list(), exact(kjt):values():to_list())
+        assert.equal(("QuantEmbeddingBagCollection(t: 50 x 8 %s SUM)"):format(dtype), tostring(exact))
+      end
+    end)
+
     it("cost memory only where they are no description", function()
       local model = peri.quantize_embeddings { module = trained(nil, { device = "meta" }), dtype = "INT2" }
       assert.equal("meta", model.device)
@@ -301,6 +314,17 @@ describe("quantize_embeddings", function()
     net.sparse[1]:weight "a":fill(0)
     assert.same(want, copy(kjt):to_list())
     assert.is_false(rawequal(copy.over, net.over))
+  end)
+
+  it("takes a DLRM", function()
+    local model = peri.nn.DLRM { embedding_bag_collection = trained { tables = {
+      peri.EmbeddingBagConfig { name = "a", num_embeddings = 50, embedding_dim = 8, feature_names = { "f" } },
+    } }, dense_in_features = 4, dense_arch_layer_sizes = { 8, 8 }, over_arch_layer_sizes = { 8, 1 } }
+    local dense = peri.Tensor.uniform({ 2, 4 }, 0, 1, 1, 1)
+    local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {} } }
+    local want = model(dense, kjt):to_list()
+    golden.assert_near(want, peri.quantize_embeddings { module = model, dtype = "INT8" }(dense, kjt):to_list(), { abs = 0.02, rel = 0 })
+    assert.is_true(Bags.is(model.sparse_arch.embedding_bag_collection))
   end)
 
   it("takes classes of one's own", function()

@@ -212,28 +212,24 @@ for _, hash in ipairs { false, true } do
   end, { sizes = { 1, 2, 3 } })
 end
 
-worlds.each("refuses a variable batch of pruned tables", function(world, device)
-  local collection = peri.quantize_embeddings { module = trained(device), pruned = { a = mapping(20, 1) } }
-  local module_plan = plan.EmbeddingModuleShardingPlan(plan_of("table_wise", world:size()))
-  local sharded = shard.QuantEmbeddingBagCollectionSharder {}:shard(collection, module_plan, ShardingEnv.from_process_group(world))
-  local kjt = peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3" }, values = { 1, 2, 3 }, lengths = { 1, 1, 1, 0 }, device = device,
-    stride_per_key_per_rank = { { 1 }, { 1 }, { 2 } } }
-  assert.error_matches(function() sharded(kjt) end, "variable batch per feature of pruned tables")
-end, { sizes = { 1 }, only = "sim" })
-
 -- -- variable batches, other uses of the stages -----------------------------------------------------------------------------------------
 
 worlds.each("takes a variable batch", function(world, device, n)
-  local collection = peri.quantize_embeddings { module = trained(device), dtype = "INT4" }
+  local whole = peri.quantize_embeddings { module = trained(device), dtype = "INT4" }
+  local pruned = peri.quantize_embeddings { module = trained(device), dtype = "INT4", pruned = { a = mapping(20, 1) } }
   local kjt = peri.KeyedJaggedTensor {
     keys = { "f3", "f1", "f2" }, values = { 1, 2, 3, 4, 5, 6, 7 }, lengths = { 2, 1, 2, 0, 1, 1 }, device = device,
     stride_per_key_per_rank = { { 2 }, { 1 }, { 3 } },
     inverse_indices = { { "f3", "f1", "f2" }, peri.tensor({ 0, 1, 0, 0, 2, 1 }, "i64", device, { 3, 2 }) },
   }
-  for _, kind in ipairs { "row_wise", "column_wise" } do
-    local sharded = shard.QuantEmbeddingBagCollectionSharder {}:shard(collection,
-      plan.EmbeddingModuleShardingPlan(plan_of(kind, n)), ShardingEnv.from_process_group(world))
-    near(collection(kjt):values(), sharded(kjt):values(), nil, kind)
+  local full = peri.KeyedJaggedTensor.from_lists { keys = { "f3", "f1", "f2" }, device = device,
+    { { 1, 2 }, { 3 } }, { { 4, 5 }, { 4, 5 } }, { { 7 }, { 6 } } }
+  for _, collection in ipairs { whole, pruned } do
+    for _, kind in ipairs { "row_wise", "column_wise" } do
+      local sharded = shard.QuantEmbeddingBagCollectionSharder {}:shard(collection,
+        plan.EmbeddingModuleShardingPlan(plan_of(kind, n)), ShardingEnv.from_process_group(world))
+      near(collection(full):values(), sharded(kjt):values(), nil, kind)
+    end
   end
 end, { sizes = { 1, 2, 3 } })
 

@@ -336,6 +336,12 @@ function QuantCollection:set_learning_rate() -- luacheck: ignore 212
   P.fail(self.class_name .. ": its rows are not trained, and have no learning rate")
 end
 
+function QuantCollection:extra_text()
+  return table.concat(util.map(self.tables, function(t, i)
+    return ("%s: %d x %d %s%s"):format(t.name, self:rows_of(i), t.embedding_dim, t.data_type, t.pooling and " " .. t.pooling or "")
+  end), ", ")
+end
+
 --- What makes another of the same tables, on a device.
 local function arguments_for(self, device)
   return { tables = self.tables, device = device, output_dtype = self.output_dtype, bounds_check_mode = self.bounds_check_mode,

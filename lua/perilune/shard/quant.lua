@@ -151,32 +151,50 @@ end
 local kjt_out, desc = ffi.new "peri_kjt *[1]", ffi.new "peri_kjt_desc"
 local kjt_args = ffi.new "peri_kjt_args"
 
+--- The place of an output's feature among keys.
+local function key_of(self, output, keys, what)
+  local key = C.peri_keys_find(keys, output.name)
+  if key >= 0 then return key end
+  P.fail(("%s: the batch has no %s '%s' (of table '%s'); those are: %s"):format(self.class_name, what, output.name,
+    self.configs[output.table].name, table.concat(jagged.Keys.list(keys), ", ")))
+end
+
+--- The inverse indices of a batch, a row for each output; nil: it has none.
+local function inverse_of(self, features)
+  local keys = C.peri_kjt_inverse_keys(kjt_ptr(features))
+  if keys == nil then return nil end
+  check(C.peri_kjt_inverse_indices(kjt_ptr(features), Tensor.out))
+  local inverse = Tensor.wrap(Tensor.out[0])
+  local rows = Tensor.empty({ #self._outputs, inverse:size(2) }, inverse:dtype(), inverse:device())
+  for i, output in ipairs(self._outputs) do
+    local row = key_of(self, output, keys, "inverse indices of")
+    rows:slice(1, i - 1, i):copy(inverse:slice(1, row, row + 1))
+  end
+  return rows
+end
+
 --- A batch with one key for each output, of its name: with the ids themselves, and with the rows that they mean in pruned tables.
 local function remapped(self, features)
   local kjt = kjt_ptr(features)
-  C.peri_kjt_describe(kjt, desc)
-  if desc.variable_stride then
-    P.fail(self.class_name .. ": a variable batch per feature of pruned tables; allowed: a fixed batch, or tables that are not pruned")
-  end
   local keys = C.peri_kjt_keys(kjt)
   if not (self._seen_keys and self._seen_keys.ptr == keys) then
-    for i, output in ipairs(self._outputs) do
-      local key = C.peri_keys_find(keys, output.name)
-      if key < 0 then
-        P.fail(("%s: the batch has no feature '%s' (of table '%s'); those are: %s"):format(self.class_name, output.name,
-          self.configs[output.table].name, table.concat(jagged.Keys.list(keys), ", ")))
-      end
-      self._order[i - 1] = key
-    end
+    for i, output in ipairs(self._outputs) do self._order[i - 1] = key_of(self, output, keys, "feature") end
     self._seen_keys = P.lasting(jagged.Keys.share, keys)
   end
   check(C.peri_kjt_permute(kjt, self._order, #self._outputs, kjt_out))
   local arranged = KeyedJaggedTensor.wrap(kjt_out[0])
   local ids, lengths, weights = arranged:values(), arranged:lengths(), arranged:weights_or_none()
+  local inverse = inverse_of(self, features)
   local function named(values)
+    C.peri_kjt_describe(kjt_ptr(arranged), desc)
     ffi.fill(kjt_args, ffi.sizeof(kjt_args))
     kjt_args.keys, kjt_args.values, kjt_args.lengths = self._output_keys.ptr, values.ptr, lengths.ptr
     kjt_args.weights, kjt_args.stride = weights and weights.ptr or nil, desc.stride
+    if desc.variable_stride then
+      kjt_args.stride, kjt_args.ranks = -1, desc.ranks
+      kjt_args.stride_per_key_per_rank = C.peri_kjt_stride_per_key_per_rank(kjt_ptr(arranged))
+    end
+    if inverse then kjt_args.inverse_keys, kjt_args.inverse_indices = self._output_keys.ptr, inverse.ptr end
     check(C.peri_kjt_new(kjt_args, kjt_out))
     return KeyedJaggedTensor.wrap(kjt_out[0])
   end
@@ -309,14 +327,18 @@ end
 
 -- -- sharders --------------------------------------------------------------------------------------------------------------------------
 
+--- What the sharders of quantized collections share.
+local BaseQuantEmbeddingSharder = util.class("BaseQuantEmbeddingSharder", ModuleSharder)
+M.BaseQuantEmbeddingSharder = BaseQuantEmbeddingSharder
+function BaseQuantEmbeddingSharder:compute_kernels() return types.quant_kernels end -- luacheck: ignore 212
+
 --- processed: there are feature processors before the collection.
 local function sharder_of(name, module_type, class, processed)
-  local sharder = util.class(name, ModuleSharder)
+  local sharder = util.class(name, BaseQuantEmbeddingSharder)
   M[name] = sharder
   sharder.module_type = module_type
   local function collection_of(module) return processed and module:embedding_bag_collection() or module end
   function sharder:shardable_parameters(module) return collection_of(module).tables end -- luacheck: ignore 212
-  function sharder:compute_kernels() return types.quant_kernels end -- luacheck: ignore 212
   --- The sharded module, with the rows of `module`. env: with a process group, over its ranks (collective); without one, over so many
   --- places of this process.
   function sharder:shard(module, plan, env, device, path)
