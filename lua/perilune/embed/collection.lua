@@ -271,9 +271,10 @@ end
 --- Check the arguments of the methods that users call. For each class, so that messages name it.
 function TableCollection.check_arguments(class)
   signature.check(class.class_name .. ":", class, {
-    prefetch = "self: table, features: KeyedJaggedTensor", weight = "self: table, name: string",
-    table_state = "self: table, name: string, which: string?", cache_statistics = "self: table, name: string",
-    table_rows = "self: table, name: string, which: string, row: integer, n: integer", set_learning_rate = "self: table, rate: number",
+    prefetch = "self: table, features: KeyedJaggedTensor", prepare_batch = "self: table, features: KeyedJaggedTensor",
+    weight = "self: table, name: string", table_state = "self: table, name: string, which: string?",
+    cache_statistics = "self: table, name: string", set_learning_rate = "self: table, rate: number",
+    table_rows = "self: table, name: string, which: string, row: integer, n: integer",
   })
 end
 

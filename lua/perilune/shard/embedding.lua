@@ -118,11 +118,14 @@ local function arrived(self, method, dist)
   return work
 end
 
---- What f(a, b, c, d) makes of an input before its ids leave; its error is one on all ranks.
+--- What f(a, b, c, d) makes of an input before its ids leave; its error is one on all ranks. Alone there is nobody to tell, and the next
+--- input is welcome.
 function ShardedEmbeddingModule:at_home(f, a, b, c, d)
   local ok, result, more = pcall(f, a, b, c, d)
   if ok then return result, more end
-  self.group:abort(tostring(type(result) == "table" and result.message or result):match "^[^\n]*")
+  if self.group:size() > 1 then
+    self.group:abort(tostring(type(result) == "table" and result.message or result):match "^[^\n]*")
+  end
   error(result, 0)
 end
 
@@ -239,6 +242,8 @@ function ShardedEmbeddingModule.check_arguments(class, names)
   })
 end
 
+signature.check("ShardedEmbeddingModule:", ShardedEmbeddingModule,
+  { at_home = "self: table, f: callable, a: any, b: any, c: any, d: any" })
 signature.check("ShardedEmbeddingModule.", ShardedEmbeddingModule, { check_arguments = "class: table, names: string" })
 ShardedEmbeddingModule:check_arguments "features: any"
 

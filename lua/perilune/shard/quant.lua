@@ -298,16 +298,8 @@ function Processed:init(args)
   self._feature_processors = processors
 end
 
---- What a processor cannot take is an error on all ranks.
 function Processed:input_dist(features)
-  local ok, processed = pcall(fp_quant.QuantFeatureProcessedEmbeddingBagCollection.process, self, features)
-  if not ok then
-    if self.group:size() > 1 then
-      self.group:abort(tostring(type(processed) == "table" and processed.message or processed):match "^[^\n]*")
-    end
-    error(processed, 0)
-  end
-  return Bags.input_dist(self, processed)
+  return Bags.input_dist(self, self:at_home(fp_quant.QuantFeatureProcessedEmbeddingBagCollection.process, self, features))
 end
 
 function Processed:feature_processors() return self._feature_processors end
@@ -342,9 +334,6 @@ local function sharder_of(name, module_type, class, processed)
   --- The sharded module, with the rows of `module`. env: with a process group, over its ranks (collective); without one, over so many
   --- places of this process.
   function sharder:shard(module, plan, env, device, path)
-    if not module_type.is(module) then
-      P.fail(("%s: module is %s, wanted a %s"):format(name, signature.text(module), module_type.class_name))
-    end
     local from = collection_of(module)
     local own = device or from.device or nil
     own = own ~= "meta" and own or nil
@@ -358,8 +347,10 @@ local function sharder_of(name, module_type, class, processed)
     sharded:copy_from(from)
     return sharded
   end
-  signature.check(name .. ":", sharder, { shardable_parameters = "self: Sharder, module: table",
-    shard = "self: Sharder, module: table, plan: table, env: table, device: any, path: string?" })
+  local kind = module_type.class_name
+  signature.kind(kind, "a " .. kind, module_type.is)
+  signature.check(name .. ":", sharder, { shardable_parameters = "self: Sharder, module: " .. kind,
+    shard = "self: Sharder, module: " .. kind .. ", plan: table, env: table, device: any, path: string?" })
 end
 
 sharder_of("QuantEmbeddingBagCollectionSharder", quant.QuantEmbeddingBagCollection, Bags)
