@@ -155,9 +155,73 @@ describe("the state of a sharded collection", function()
     assert.is_nil((a:state_dict()[names[1]]:local_shards()[1] or {}).tensor)
     assert.same(numbers(whole:state_dict()), numbers(gather(a:state_dict())))
     assert.same(numbers(whole:fused_optimizer():state_dict()), numbers(gather(a:fused_optimizer():state_dict())))
-    a:flush()
-    a:release()
+    local second, remove_second = shell.temporary()
+    local b = sharded.make { kind = "row_wise", world = world, device = device, seed = 8,
+      cache = { load_factor = 0.2, directory = second } }
+    b:load_state_dict(a:state_dict()) -- from files to files
+    b:fused_optimizer():load_state_dict(a:fused_optimizer():state_dict())
+    assert.same(numbers(gather(a:state_dict())), numbers(gather(b:state_dict())))
+    assert.same(numbers(gather(a:fused_optimizer():state_dict())), numbers(gather(b:fused_optimizer():state_dict())))
+    for _, x in ipairs { a, b } do
+      x:flush()
+      x:release()
+    end
     remove()
+    remove_second()
+  end, { sizes = { 1, 2 }, devices = { "cpu" }, only = "sim" })
+
+  it("of an unsharded collection in files is like that of one in memory", function()
+    local folder, remove = shell.temporary()
+    local params = { optimizer = "rowwise_adagrad", learning_rate = 0.1 }
+    local whole = unsharded(params, "cpu", 21)
+    train(whole, "cpu", 1, 0)
+    local filed = unsharded({ optimizer = "rowwise_adagrad", learning_rate = 0.1,
+      cache_params = { load_factor = 0.5, directory = folder } }, "cpu", 22)
+    assert.same(peri.util.keys(whole:state_dict()), peri.util.keys(filed:state_dict()))
+    filed:load_state_dict(whole:state_dict())
+    filed:fused_optimizer():load_state_dict(whole:fused_optimizer():state_dict())
+    for _, x in ipairs { whole, filed } do train(x, "cpu", 2, 0) end
+    assert.same(numbers(whole:state_dict()), numbers(gather(filed:state_dict())))
+    assert.same(numbers(whole:fused_optimizer():state_dict()), numbers(gather(filed:fused_optimizer():state_dict())))
+    filed:flush()
+    filed._tbe:release()
+    remove()
+  end)
+
+  worlds.each("has the tables' own dtypes", function(world, device)
+    for _, data_type in ipairs { "FP16", "BF16" } do
+      local a = sharded.make { kind = "mixed", world = world, device = device, data_type = data_type }
+      local whole = peri.EmbeddingBagCollection { tables = sharded.tables { data_type = data_type }, device = device, seed = 31,
+        fused_params = optimizers.rowwise }
+      a:load_state_dict(whole:state_dict())
+      local state = gather(a:state_dict())
+      assert.equal(data_type:lower():gsub("fp", "f"), state[names[1]]:dtype())
+      assert.same(numbers(whole:state_dict()), numbers(state))
+    end
+  end, { sizes = { 1, 3 }, devices = { "cpu" } })
+
+  worlds.each("of all rows at once is each shard's own", function(world, device)
+    local last = world:size() - 1
+    local function make(entry, params)
+      return peri.shard.ShardedEmbeddingBagCollection { group = world, device = device, fused_params = params, plan = { t = entry },
+        seed = 1, tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 4, embedding_dim = 8, feature_names = { "f" } } } }
+    end
+    local function state(ebc, name) return ebc:fused_optimizer():state()["embedding_bags.t.weight." .. name] end
+    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 0 }, lengths = { 1 }, device = device } -- row 0, of the first shard
+    local entry, params = plan.column_wise { ranks = { 0, last }, sizes = { 4, 4 } }, { optimizer = "shampoo", learning_rate = 0.1 }
+    local a, b = make(entry, params), make(entry, params)
+    a(kjt):values():sum():backward()
+    local whole = state(a, "preconditioner"):gather()
+    local list = whole:to_list()
+    assert.same({ 8, 8 }, whole:shape())
+    for row = 0, 7 do
+      for col = 0, 7 do -- of blocks of columns by themselves: nothing of one with another
+        if (row < 4) ~= (col < 4) then assert.equal(0, list[row * 8 + col + 1]) end
+      end
+    end
+    assert.not_equal(0, list[1])
+    b:fused_optimizer():load_state_dict(gather(a:fused_optimizer():state_dict()))
+    assert.same(list, state(b, "preconditioner"):gather():to_list())
   end, { sizes = { 1, 2 }, devices = { "cpu" }, only = "sim" })
 
   worlds.each("is refused where it does not fit, by name, and nothing is loaded", function(world, device)
@@ -185,6 +249,43 @@ describe("the state of a sharded collection", function()
     assert.error_matches(function() unsharded_one:load_state_dict(ebc:state_dict()) end,
       "'embedding_bags.a.weight' is whole here, given a ShardedTensor; ShardedTensor:gather%(%) makes it whole")
   end, { sizes = { 1, 2 }, devices = { "cpu" } })
+end)
+
+describe("a ShardedTensor", function()
+  --- Of pieces { first row, rows, list of numbers } of one rank.
+  local function make(rows, pieces)
+    local metadata, own = {}, {}
+    for i, p in ipairs(pieces) do
+      metadata[i] = { shard_offsets = { p[1] }, shard_sizes = { p[2] }, placement = "rank:0" }
+      own[i] = { metadata = metadata[i], tensor = peri.tensor(p[3]) }
+      own[i].write = function(row, source) own[i].tensor:slice(1, row, row + source:size(1)):copy(source) end
+    end
+    return peri.shard.ShardedTensor { size = { rows }, dtype = "f32", shards_metadata = metadata, local_shards = own }
+  end
+
+  it("is put together by the places of its pieces", function()
+    local x = make(5, { { 2, 3, { 3, 4, 5 } }, { 0, 2, { 1, 2 } } })
+    assert.same({ 1, 2, 3, 4, 5 }, x:gather():to_list())
+    assert.equal(5, x:size(1))
+    assert.equal("f32", x:dtype())
+    assert.equal("ShardedTensor f32 [5] in 2 pieces, 2 here", tostring(x))
+    assert.same({ a = { b = { 1, 2, 3, 4, 5 } }, c = 3 }, (function()
+      local whole = gather { a = { b = x }, c = 3 }
+      whole.a.b = whole.a.b:to_list()
+      return whole
+    end)())
+  end)
+
+  it("has no whole where pieces of one place differ", function()
+    assert.same({ 1, 2 }, make(2, { { 0, 2, { 1, 2 } }, { 0, 2, { 1, 2 } } }):gather():to_list())
+    assert.error_matches(function() make(2, { { 0, 2, { 1, 2 } }, { 0, 2, { 1, 3 } } }):gather() end,
+      "ShardedTensor:gather: pieces at %[0%] of %[2%] differ between shards: each keeps its own, and there is no whole")
+  end)
+
+  it("is made of what it needs", function()
+    assert.error_matches(function() peri.shard.ShardedTensor { size = { 1 } } end, "ShardedTensor: argument 'dtype' is missing")
+    assert.error_matches(function() gather(3) end, "gather_state_dict: dict is 3, wanted a table")
+  end)
 end)
 
 describe("the optimizer of fused tables", function()
