@@ -139,6 +139,23 @@ describe("a module of one's own", function()
     assert.same({ "input_dist", "lookup", "output" }, rows.stages)
   end, { sizes = { 1, 2 } })
 
+  worlds.each("works as TorchRec's schedules call it", function(world, device)
+    local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4, feature_names = { "f" } } }
+    local bags = peri.shard.ShardedEmbeddingBagCollection { tables = tables, plan = { t = peri.plan.row_wise() }, group = world,
+      fused_params = { optimizer = "sgd" }, device = device }
+    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 8, world:rank() }, lengths = { 2, 1 }, device = device }
+    local ctx = bags:create_context()
+    local dist = bags:input_dist(ctx, kjt):wait()
+    bags:prefetch(ctx, dist)
+    local result = bags:output_dist(ctx, bags:compute(ctx, dist))
+    assert.is_true(peri.Awaitable.is(result))
+    assert.same(bags(kjt):values():to_list(), result:values():to_list())
+    dist = bags:input_dist(kjt):wait()
+    assert.same(bags(kjt):values():to_list(), bags:compute_and_output_dist(bags:create_context(), dist):values():to_list())
+    assert.error_matches(function() bags:input_dist(ctx) end, "ShardedEmbeddingBagCollection:input_dist: features is nil")
+    assert.error_matches(function() bags:output_dist(ctx, kjt) end, "output_dist: rows is a KeyedJaggedTensor")
+  end, { sizes = { 1, 2 } })
+
   worlds.each("stands beside the library's in one plan", function(world, device)
     peri.ffi.state.device = device
     local net = nn.Module()

@@ -230,16 +230,24 @@ signature.kind("InputDist", "what input_dist returned", StageAwaitable.is)
 --- Check the arguments of the methods of a class, under its name: those of forward, and of the stages.
 function ShardedEmbeddingModule.check_arguments(class, names)
   local line = "self: table, " .. names
-  for _, name in ipairs { "input_dist", "forward", "compute_and_output_dist", "prefetch", "lookup", "output", "copy_from",
-    "set_learning_rate", "set_iteration" } do
+  for _, name in ipairs { "input_dist", "forward", "compute", "output_dist", "compute_and_output_dist", "prefetch", "lookup", "output",
+    "copy_from", "set_learning_rate", "set_iteration" } do
     class[name] = class[name] -- a copy of its own
   end
   signature.check(class.class_name .. ":", class, {
-    input_dist = line, forward = line, compute_and_output_dist = "self: table, dist: InputDist", prefetch = "self: table, dist: InputDist",
+    input_dist = line, forward = line, compute = "self: table, dist: InputDist", output_dist = "self: table, rows: InputDist",
+    compute_and_output_dist = "self: table, dist: InputDist", prefetch = "self: table, dist: InputDist",
     lookup = "self: table, dist: InputDist", output = "self: table, rows: InputDist",
     copy_from = "self: table, collection: Collection", set_learning_rate = "self: table, learning_rate: number, i: count?",
     set_iteration = "self: table, iteration: count",
   })
+  for _, name in ipairs { "input_dist", "prefetch", "compute", "output_dist", "compute_and_output_dist" } do
+    local stage = class[name]
+    class[name] = function(self, a, b, c, d)
+      if ShardedModule.Context.is(a) then return stage(self, b, c, d) end
+      return stage(self, a, b, c)
+    end
+  end
 end
 
 signature.check("ShardedEmbeddingModule:", ShardedEmbeddingModule,

@@ -6,14 +6,15 @@
 --   lookup        look up what arrived, and post what goes back              compute, and the first half of output_dist
 --   output        make the result of what came back                          what the awaitable of output_dist becomes
 --
--- A class fills in the stages; all else is here: compute_and_output_dist is lookup, then output as soon as somebody uses the result, and
--- forward is input_dist and that. input_dist and lookup return Awaitables; the stage that follows gets their result. Every rank of the
--- group goes through the stages of its modules in the same order.
+-- A class fills in the stages; all else is here: compute is lookup, output_dist is output as soon as somebody uses the result,
+-- compute_and_output_dist is both, and forward is input_dist and that. input_dist and lookup return Awaitables; the stage that follows gets
+-- their result. Every rank of the group goes through the stages of its modules in the same order.
 local P = require "perilune.ffi"
 local errors = require "perilune.errors"
 local nn = require "perilune.nn"
 local awaitable = require "perilune.dist.awaitable"
 local signature = require "perilune.signature"
+local util = require "perilune.util"
 
 local ShardedModule = nn.Module:extend "ShardedModule"
 
@@ -51,12 +52,24 @@ function ShardedModule:lookup(dist) missing(self, "lookup") end -- luacheck: ign
 --- What the unsharded module would return, of the result of lookup's Awaitable. Local.
 function ShardedModule:output(arrived) missing(self, "output") end -- luacheck: ignore 212
 
---- Look up what arrived and send the rows back. Collective. Uses `dist`, the result of input_dist, up. Returns a LazyAwaitable of what the
---- unsharded module would return: an OutputAwaitable, or the subclass of it that the class has under that name.
-function ShardedModule:compute_and_output_dist(dist)
+--- Look up what arrived and send the rows back, which set out at once. Collective. Uses `dist`, the result of input_dist, up. Returns what
+--- output_dist takes.
+function ShardedModule:compute(dist)
   self:settle()
-  return self.OutputAwaitable(self, awaited(self, "lookup", self:lookup(dist)))
+  return awaited(self, "lookup", self:lookup(dist))
 end
+--- Of what compute returned, a LazyAwaitable of what the unsharded module would return: an OutputAwaitable, or the subclass of it that the
+--- class has under that name. Local.
+function ShardedModule:output_dist(rows) return self.OutputAwaitable(self, awaited(self, "compute", rows)) end
+--- Both.
+function ShardedModule:compute_and_output_dist(dist) return self:output_dist(self:compute(dist)) end
+
+--- TorchRec's schedules make a context for each batch and hand it to all stages. What a batch needs is in what the stages return here; so
+--- that such schedules run as they are, the library's modules take a context before the other arguments, and do nothing with it.
+local ShardedModuleContext = util.class "ShardedModuleContext"
+ShardedModule.Context = ShardedModuleContext
+function ShardedModuleContext:init() end
+function ShardedModule:create_context() return self.Context() end -- luacheck: ignore 212
 
 --- All stages. Waits for the ids; rows are on their way when it returns, until the result is used.
 function ShardedModule:forward(a, b, c)
