@@ -233,6 +233,21 @@ worlds.each("takes a variable batch", function(world, device, n)
   end
 end, { sizes = { 1, 2, 3 } })
 
+worlds.each("sends each id of a sequence once, if asked", function(world, device, n)
+  local float = peri.EmbeddingCollection { tables = tables("EmbeddingConfig", 8), device = device, need_indices = true }
+  for _, pruned in ipairs { false, { a = mapping(20, 1) } } do
+    local rows = peri.quantize_embeddings { module = float, dtype = "INT8", pruned = pruned or nil }
+    shard.set_ec_index_dedup(true)
+    local sharded = shard.QuantEmbeddingCollectionSharder {}:shard(rows, plan.EmbeddingModuleShardingPlan(plan_of("row_wise", n)),
+      ShardingEnv.from_process_group(world))
+    shard.set_ec_index_dedup(false)
+    local kjt = batch(device, world:rank(), false, 12)
+    assert_same_rows(rows(kjt), sharded(kjt), "dedup: ")
+    local counts = sharded:index_dedup_counts()
+    assert.is_true(counts.sent < counts.asked)
+  end
+end, { sizes = { 1, 2 } })
+
 worlds.each("says on all ranks what differs", function(world, device, n)
   local rank = world:rank()
   local collection = peri.quantize_embeddings { module = trained(device), dtype = rank == 1 and "INT4" or "INT8" }
