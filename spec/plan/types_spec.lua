@@ -105,7 +105,8 @@ describe("geometry", function()
       for _, t in ipairs(case.tables or {}) do
         if plan.ShardingType[t.sharding_type:upper()] and #t.shards > 0 then
           local ranks = t.sharding_type ~= "row_wise" and t.ranks or nil
-          local env = case.devices and world(case.devices) or world(case.world_size, case.local_size) -- devices: of one process
+          local own = case.devices or case.sharding_groups and #case.sharding_groups[1] -- those of one process, of one group
+          local env = own and world(own) or world(case.world_size, case.local_size)
           local got = plan.ParameterSharding { sharding_type = t.sharding_type,
             ranks = ranks }:shards(config(t.num_embeddings, t.embedding_dim, t.name), env)
           assert.equal(#t.shards, #got, name .. " " .. t.name)
