@@ -151,6 +151,82 @@ describe("index dedup changes nothing,", function()
   end, { sizes = { 2 } })
 end)
 
+-- Bags: a and c are one-hot (c sometimes empty), b has bags of several ids, and shares f3 with c.
+local bag_configs = { { "a", 20, { "f1", "f2" }, "SUM" }, { "b", 12, { "f3", "f4" }, "MEAN" }, { "c", 9, { "f3" }, "SUM" } }
+
+local function make_bags(kind, world, device, n, more)
+  local entries = {}
+  local tables = peri.util.map(bag_configs, function(c, i)
+    entries[c[1]] = kinds[kind](i, n)
+    return peri.EmbeddingBagConfig { name = c[1], num_embeddings = c[2], embedding_dim = 8 * i, feature_names = c[3], pooling = c[4] }
+  end)
+  local a = { tables = tables, plan = entries, group = world, device = device, seed = 5,
+    fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.3 } }
+  for name, value in pairs(more or {}) do a[name] = value end
+  return shard.ShardedEmbeddingBagCollection(a)
+end
+
+--- A batch, the ids asked for, and those that travel.
+local function draw_bags(seed, device)
+  local below, values, lengths, asked, sent = generator(seed), {}, {}, 0, 0
+  local order_of = { "f4", "f2", "f3", "f1" }
+  for _, key in ipairs(order_of) do
+    local seen, different, first, longest = {}, 0, asked, 0
+    for _ = 1, seed % 8 do
+      local n = key == "f4" and below(4) or key == "f3" and below(2) or 1
+      lengths[#lengths + 1] = n
+      for _ = 1, n do
+        local id = below(6) == 0 and -1 or below(5)
+        values[#values + 1] = id
+        asked = asked + 1
+        different = different + (seen[id] and 0 or 1)
+        seen[id] = true
+      end
+      longest = math.max(longest, n)
+    end
+    sent = sent + (longest > 1 and asked - first or different)
+  end
+  return peri.KeyedJaggedTensor { keys = order_of, values = peri.tensor(values, "i64", device, { #values }),
+    lengths = peri.tensor(lengths, "i32", device, { #lengths }), stride = seed % 8 }, asked, sent
+end
+
+local function run_bags(kind, world, device, n, more)
+  local fields = { fused_params = more and more.fused_params }
+  local plain = make_bags(kind, world, device, n, fields)
+  fields.use_index_dedup = true
+  local dedup, asked, sent = make_bags(kind, world, device, n, fields), 0, 0
+  local exact = more and more.fused_params.exact
+  for k = 1, 3 do
+    local kjt, x, y = draw_bags(29 * k + 5 * world:rank(), device)
+    asked, sent = asked + x, sent + y
+    local lists = {}
+    for i, ebc in ipairs { plain, dedup } do
+      local kt = ebc(kjt)
+      local rows, grad = kt:values(), {}
+      lists[i] = rows:to_list()
+      for g = 1, #lists[i] do grad[g] = math.sin(g * k) end
+      rows:backward(peri.tensor(grad, "f32", device, { kjt:stride(), #lists[i] / math.max(1, kjt:stride()) }))
+    end
+    local tolerance = exact and { abs = 0, rel = 0 } or { abs = 2e-6, rel = 2e-5 }
+    golden.assert_near(lists[1], lists[2], tolerance)
+    same_shards(plain, dedup, tolerance)
+  end
+  return dedup, asked, sent
+end
+
+describe("index dedup of bags changes nothing,", function()
+  for kind in peri.util.ordered(kinds) do
+    worlds.each(kind, function(world, device, n)
+      local dedup, asked, sent = run_bags(kind, world, device, n)
+      assert.same({ asked = asked, sent = sent }, dedup:index_dedup_counts())
+    end, { sizes = { 1, 2, 3 }, local_size = 2 })
+  end
+  worlds.each("to the last bit with exact", function(world, device, n)
+    local dedup = run_bags("mixed", world, device, n, { fused_params = { optimizer = "sgd", learning_rate = 0.3, exact = true } })
+    assert.is_nil(dedup:index_dedup_counts())
+  end, { sizes = { 2 } })
+end)
+
 describe("index dedup", function()
   --- Bytes that this rank has sent on a channel since its record was `before`.
   local function sent_bytes(world, channel, before)
@@ -180,6 +256,37 @@ describe("index dedup", function()
     assert.same({ ids = 3 * 4, rows = (first and 2 or 1) * row, gradients = (first and 1 or 2) * row }, sent[2])
   end, { sizes = { 2 } })
 
+  worlds.each("sends each one-hot bag once", function(world, device, n)
+    local sent = {}
+    for i, on in ipairs { false, true } do
+      local group = world:new_group({ 0, 1 }, "bags" .. i)
+      local ebc = make_bags("table_wise", group, device, n, { use_index_dedup = on })
+      local rows = ebc(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4" }, device = device, stride = 4,
+        values = { 5, 5, 5, 7, 1, 1, 1, 1 }, lengths = { 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0 } }):values():to_list()
+      sent[i] = { rows = rows, bytes = sent_bytes(group, "rows", "") }
+      group:release()
+    end
+    assert.same(sent[1].rows, sent[2].rows)
+    -- rank 1 has table a, where 4 bags of f1 become 2 and 4 of f2 one, and c; rank 0 has b; features of empty bags only are as they were
+    local last = world:rank() == 1
+    local others = last and 4 * 24 or 8 * 16
+    assert.equal(((last and 8 * 8 or 0) + others) * 4, sent[1].bytes)
+    assert.equal(((last and 3 * 8 or 0) + others) * 4, sent[2].bytes)
+  end, { sizes = { 2 } })
+
+  worlds.each("of bags leaves bad ids where they are, on one rank too", function(world, device, n)
+    local ebc = make_bags("row_wise", world, device, n, { use_index_dedup = true,
+      fused_params = { optimizer = "sgd", learning_rate = 1, bounds_check_mode = "IGNORE" } })
+    local bad = world:rank() == 0
+    local rows = ebc(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4" }, device = device, stride = 2,
+      values = { bad and 99 or 3, 3, 3, 3 }, lengths = { 1, 1, 1, 1, 0, 0, 0, 0 } })
+    local f1, f2 = rows:values():slice(2, 0, 8):to_list(), rows:values():slice(2, 8, 16):to_list()
+    for k = 1, 8 do
+      assert.equal(bad and 0 or f2[k], f1[k])
+      assert.equal(f2[k], f1[8 + k])
+    end
+  end, { sizes = { 1, 2 } })
+
   it("is what set_ec_index_dedup says, unless the sharder says it", function()
     sim.run(1, function(_, world)
       assert.is_false(shard.get_ec_index_dedup())
@@ -202,11 +309,25 @@ describe("index dedup", function()
 
   it("leaves the words for bad batches to the module", function()
     for words, f in pairs {
-      ["table 'a', feature 'f2', sample 1: id 20 at position 0 of the bag, allowed: 0..19"] = function(ec)
+      ["feature 'f2', sample 1: id 20 at position 0 of the bag, allowed: 0..19"] = function(ec)
         ec(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4", "f5" }, values = { 20 }, lengths = { 0, 0, 0, 1, 0, 0, 0, 0, 0, 0 } })
       end,
       ["feature 'f5'"] = function(ec)
         ec(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4" }, values = { 2 }, lengths = { 0, 0, 0, 1 } })
+      end,
+      ["table 'a', feature 'f2', sample 1: id 20 at position 0 of the bag, allowed: 0..19"] = function(_, world)
+        make_bags("row_wise", world, "cpu", 1, { use_index_dedup = true })(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4" },
+          values = { 20 }, lengths = { 0, 0, 0, 1, 0, 0, 0, 0 } })
+      end,
+      ["no key 'f4'; keys: f1, f2, f3"] = function(_, world)
+        make_bags("row_wise", world, "cpu", 1, { use_index_dedup = true })(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3" },
+          values = { 2 }, lengths = { 0, 0, 1 } })
+      end,
+      ["use_index_dedup with is_weighted"] = function(_, world)
+        make_bags("row_wise", world, "cpu", 1, { use_index_dedup = true, is_weighted = true })
+      end,
+      ["EmbeddingBagCollectionSharder: use_index_dedup is 'no'"] = function()
+        shard.EmbeddingBagCollectionSharder { use_index_dedup = "no" }
       end,
       ["set_ec_index_dedup: the argument is 'yes', wanted true or false"] = function() shard.set_ec_index_dedup "yes" end,
       ["use_index_dedup is 1, wanted true or false"] = function() shard.EmbeddingCollectionSharder { use_index_dedup = 1 } end,

@@ -1,10 +1,12 @@
 -- bag.lua: EmbeddingBagCollection over ranks: the plan says where rows live; ids go there, pooled rows come back.
 local ffi = require "ffi"
+local P = require "perilune.ffi"
 local jagged = require "perilune.jagged"
 local awaitable = require "perilune.dist.awaitable"
 local config = require "perilune.embed.config"
 local EmbeddingBagCollection = require "perilune.embed.bag"
 local ShardedEmbeddingModule = require "perilune.shard.embedding"
+local index_dedup = require "perilune.shard.dedup"
 local ModuleSharder = require("perilune.shard.sharder").ModuleSharder
 local util = require "perilune.util"
 local signature = require "perilune.signature"
@@ -15,8 +17,8 @@ local M = {}
 local EmbeddingBagCollectionAwaitable = awaitable.lazy_class("EmbeddingBagCollectionAwaitable", ShardedEmbeddingModule.OutputAwaitable)
 function EmbeddingBagCollectionAwaitable:values() return awaitable.MethodLazyAwaitable(self, "values") end
 
---- ShardedEmbeddingBagCollection { tables =, plan =, group =, ... }: all arguments are in embedding.lua. Its result is a KeyedTensor
---- [batch, columns].
+--- ShardedEmbeddingBagCollection { tables =, plan =, group =, use_index_dedup = false, ... }: all other arguments are in embedding.lua. Its
+--- result is a KeyedTensor [batch, columns].
 local ShardedEmbeddingBagCollection = ShardedEmbeddingModule:extend "ShardedEmbeddingBagCollection"
 ShardedEmbeddingBagCollection.OutputAwaitable = EmbeddingBagCollectionAwaitable
 M.ShardedEmbeddingBagCollection = ShardedEmbeddingBagCollection
@@ -26,10 +28,22 @@ ShardedEmbeddingBagCollection.codec_slots = {
 ShardedEmbeddingBagCollection.parameter_prefix = "embedding_bags"
 
 function ShardedEmbeddingBagCollection:init(args)
-  ShardedEmbeddingModule.init(self, args)
+  local own, func = type(args) == "table" and util.copy(args) or {}, self.class_name
+  local dedup = own.use_index_dedup ~= nil and signature.value(func, "use_index_dedup", own.use_index_dedup, "boolean")
+  if dedup and own.is_weighted then
+    P.fail(func .. ": use_index_dedup with is_weighted: equal ids may have different weights; give one of them")
+  end
+  own.use_index_dedup = nil
+  ShardedEmbeddingModule.init(self, own)
+  self._dedup = dedup and not index_dedup.changes(own) and index_dedup.BagDedup(self.tables) or false
   self._names, self._dims = config.output_names(self.tables)
   self._keys = jagged.Keys.of(self._names)
   self._lengths = ffi.new("int64_t[?]", #self._dims, self._dims)
+end
+
+function ShardedEmbeddingBagCollection:input_dist(features)
+  if self._dedup then features = self:at_home(self._dedup.shorten, self._dedup, features) end
+  return ShardedEmbeddingModule.input_dist(self, features)
 end
 
 function ShardedEmbeddingBagCollection:result(values) return jagged.KeyedTensor.of(self._keys, self._lengths, values) end
@@ -37,6 +51,10 @@ function ShardedEmbeddingBagCollection:result(values) return jagged.KeyedTensor.
 --- Names of the output's parts and their columns, in order.
 function ShardedEmbeddingBagCollection:embedding_names() return self._names end
 function ShardedEmbeddingBagCollection:embedding_dims() return self._dims end
+--- As ShardedEmbeddingCollection's.
+function ShardedEmbeddingBagCollection:index_dedup_counts()
+  return self._dedup and { asked = self._dedup.asked, sent = self._dedup.sent } or nil
+end
 --- The tables' configurations.
 function ShardedEmbeddingBagCollection:embedding_bag_configs() return self.tables end
 
@@ -47,12 +65,16 @@ local EmbeddingBagCollectionSharder = util.class("EmbeddingBagCollectionSharder"
 M.EmbeddingBagCollectionSharder = EmbeddingBagCollectionSharder
 EmbeddingBagCollectionSharder.module_type = EmbeddingBagCollection
 
+--- Named arguments: those of ModuleSharder, and use_index_dedup.
+function EmbeddingBagCollectionSharder:init(args) ModuleSharder.init(self, index_dedup.sharder_arguments(self, args)) end
+
 function EmbeddingBagCollectionSharder:shardable_parameters(module) return module:embedding_bag_configs() end -- luacheck: ignore 212
 
 function EmbeddingBagCollectionSharder:shard(module, plan, env, device, path)
   return ShardedEmbeddingBagCollection {
     tables = module:embedding_bag_configs(), plan = plan, group = env.pg, device = device,
     fused_params = self:merged_fused_params(module.fused_params or nil), is_weighted = module:is_weighted(), seed = module.seed or nil,
+    use_index_dedup = self.use_index_dedup,
     gradient_division = self.gradient_division, qcomm_codecs_registry = self.qcomm_codecs_registry, name = path,
   }
 end

@@ -1,6 +1,6 @@
 -- dedup.lua: index dedup: of the ids that this rank asks for in one batch, each travels once, and one row of it comes back (TorchRec's
 -- use_index_dedup). It happens at home, in front of input_dist and behind output: to the module in between the batch is a shorter one. What
--- copies of a row get as gradient is added up before it travels.
+-- copies of a row get as gradient is added up before it travels. A bag of one id is sent once too.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local jagged = require "perilune.jagged"
@@ -114,6 +114,68 @@ function Dedup:shorten(features)
   self.asked, self.sent = self.asked + values:numel(), self.sent + ids:numel()
   return jagged.KeyedJaggedTensor { keys = self.keys, values = ids, stride = 1,
     lengths = Tensor.tensor(lengths, "i32", values:device(), { #lengths }) }, places
+end
+
+-- -- bags -----------------------------------------------------------------------------------------------------------------------------
+
+local BagDedup = util.class "BagDedup"
+M.BagDedup = BagDedup
+
+--- BagDedup(tables): of an EmbeddingBagCollection without weights. Bags of one id each, or none, are bags of a variable batch: each once.
+function BagDedup:init(tables)
+  self.groups, self.features = groups_of(tables), {}
+  self.asked, self.sent = 0, 0
+  for _, g in ipairs(self.groups) do
+    for _, f in ipairs(g.features) do self.features[#self.features + 1] = { name = f, rows = g.rows } end
+  end
+  self.keys = util.map(self.features, function(f) return f.name end)
+end
+
+--- The bag of each sample among `n` bags of one id, and the empty one behind them. went: the bag of each id; lengths: 0 or 1.
+local function bags_of(went, lengths, n)
+  local list, from, at = lengths:to_list(), went:to_list(), 0
+  for b, length in ipairs(list) do
+    at = at + length
+    list[b] = length == 1 and from[at] or n
+  end
+  return Tensor.tensor(list, "i64", lengths:device(), { #list })
+end
+
+--- The ids and lengths of a feature's distinct bags, and the bag of each sample.
+local function distinct_bags(jt, rows, samples)
+  local ids, lengths = jt:values(), jt:lengths():to "i32"
+  if jt:longest() == 1 then
+    local unique, went = distinct(ids, rows)
+    if unique then
+      local n = unique:numel()
+      local ones = Tensor.ones({ n }, "i32", ids:device())
+      if ids:numel() == samples then return unique, ones, went end
+      return unique, nn.functional.cat({ ones, Tensor.zeros({ 1 }, "i32", ids:device()) }, 1), bags_of(went, lengths, n)
+    end
+  end
+  return ids, lengths, sparse.lengths_range(Tensor.full({ 1 }, samples, "i64", ids:device()))
+end
+
+--- A variable batch of the distinct bags of `features`, whose inverse indices put their rows where they belong.
+function BagDedup:shorten(features)
+  if features:variable_stride_per_key() then return features end
+  local samples, values, lengths, strides, inverse = features:stride(), {}, {}, {}, {}
+  for i, f in ipairs(self.features) do
+    local jt = features:get(f.name)
+    values[i], lengths[i], inverse[i] = distinct_bags(jt, f.rows, samples)
+    strides[i] = { lengths[i]:numel() }
+    self.asked, self.sent = self.asked + jt:values():numel(), self.sent + values[i]:numel()
+  end
+  return jagged.KeyedJaggedTensor { keys = self.keys, values = nn.functional.cat(values, 1), lengths = nn.functional.cat(lengths, 1),
+    stride_per_key_per_rank = strides, inverse_indices = { self.keys, nn.functional.stack(inverse, 1) } }
+end
+
+--- Take use_index_dedup out of a sharder's arguments; returns the others.
+function M.sharder_arguments(sharder, args)
+  local own = type(args) == "table" and util.copy(args) or {}
+  if own.use_index_dedup ~= nil then signature.value(sharder.class_name, "use_index_dedup", own.use_index_dedup, "boolean") end
+  sharder.use_index_dedup, own.use_index_dedup = own.use_index_dedup, nil
+  return own
 end
 
 return M

@@ -100,13 +100,7 @@ M.EmbeddingCollectionSharder = EmbeddingCollectionSharder
 EmbeddingCollectionSharder.module_type = EmbeddingCollection
 
 --- Named arguments: those of ModuleSharder, and use_index_dedup.
-function EmbeddingCollectionSharder:init(args)
-  local own = type(args) == "table" and util.copy(args) or {}
-  self.use_index_dedup = own.use_index_dedup
-  index_dedup.wanted(self.class_name, own.use_index_dedup)
-  own.use_index_dedup = nil
-  ModuleSharder.init(self, own)
-end
+function EmbeddingCollectionSharder:init(args) ModuleSharder.init(self, index_dedup.sharder_arguments(self, args)) end
 
 function EmbeddingCollectionSharder:shardable_parameters(module) return module:embedding_configs() end -- luacheck: ignore 212
 
