@@ -279,6 +279,10 @@ for _, device in ipairs { "cpu", "opaque" } do
       local mapping = peri.tensor({ 0, 1, 2, 3, 4, 5, 6, 7, -1 }, "i32", device)
       local pruned = peri.quantize_embeddings { module = trained(), pruned = { b = mapping } }
       bad("table 'b': id 12, allowed: 0..8, or %-1 for none", call({ { { 1 } }, { { 12 } }, { {} } }, pruned))
+      local floats = peri.KeyedJaggedTensor { keys = { "f", "g", "h" }, values = peri.tensor({ 1, 2, 3 }, "f32", device),
+        lengths = peri.tensor({ 1, 1, 1 }, "i32", device) }
+      bad("ids are f32, allowed: i64, i32", function() pruned(floats) end)
+      bad("ids is f32 %[3%], allowed: i64, i32", function() model(floats) end)
     end)
   end)
 end

@@ -433,6 +433,10 @@ describe("a quantized model", function()
     refused("features is 3, wanted a KeyedJaggedTensor", function() sharded(3) end)
     refused("rows are not trained", function() sharded:set_learning_rate(1) end)
     refused("copy_from: collection is a table, wanted a quantized collection", function() sharded:copy_from(trained()) end)
+    local other = peri.quantize_embeddings { module = trained("cpu", { is_weighted = true }), per_table_weight_dtype = { b = "INT4" } }
+    refused("copy_from: table 'b' is 17 x 16 INT4 in the collection, and 17 x 16 INT8 here", function() sharded:copy_from(other) end)
+    local left_out = peri.quantize_embeddings { module = trained(), pruned = { a = peri.full({ 20 }, -1, "i32") } }
+    refused("copy_from: table 'a' is 0 x 8 INT8 in the collection, and 20 x 8 INT8 here", function() sharded:copy_from(left_out) end)
     refused("whose rows are in shards", function() peri.quantize_embeddings { module = sharded } end)
     local kjt = batch("cpu", 1, true)
     local weights = kjt:weights():detach()
@@ -441,6 +445,17 @@ describe("a quantized model", function()
     refused("the input's weights want a gradient, which tables that are not trained do not give", function() sharded(wanting) end)
     local plain = sharded(kjt):values():to_list()
     assert.same(plain, peri.no_grad(function() return sharded(wanting):values():to_list() end))
+  end)
+
+  it("may have tables of which no row is left", function()
+    local collection = peri.quantize_embeddings { module = trained(), pruned = { a = peri.full({ 20 }, -1, "i32") } }
+    local kjt = batch("cpu", 1)
+    for _, kind in ipairs { "table_wise", "row_wise" } do
+      local sharded = shard.QuantEmbeddingBagCollectionSharder {}:shard(collection, plan.EmbeddingModuleShardingPlan(plan_of(kind, 2)),
+        ShardingEnv.from_local(2))
+      near(collection(kjt):values(), sharded(kjt):values())
+      for _, x in ipairs(sharded(kjt):get("f1"):to_list()) do assert.equal(0, x) end
+    end
   end)
 
   it("is told apart from trained ones in C, and places from ranks", function()

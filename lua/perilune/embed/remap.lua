@@ -145,6 +145,7 @@ function Remap:rows_of_ids(batch, ids)
   local dtype, n = ids:dtype(), #self._tables
   local made = self._by_dtype[dtype]
   if not made then
+    if dtype ~= "i64" and dtype ~= "i32" then P.fail(("ids are %s, allowed: i64, i32"):format(dtype)) end
     made = P.lasting(make, self, dtype)
     self._by_dtype[dtype] = made
   end

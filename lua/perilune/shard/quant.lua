@@ -244,6 +244,15 @@ local function columns_of(rows, shard, t, whole)
   return part
 end
 
+--- An error unless a collection stores as many rows of table `t`, in the same way.
+local function check_same(f, t, rows, collection)
+  local i = collection:table_index(t.name)
+  local other = collection.tables[i]
+  local function text(n, x) return ("%d x %d %s"):format(n, x.embedding_dim, x.data_type) end
+  local here, there = text(rows, t), text(collection:rows_of(i), other)
+  if here ~= there then P.fail(("%s: table '%s' is %s in the collection, and %s here"):format(f, t.name, there, here)) end
+end
+
 --- Take this rank's part of the rows of a quantized collection; a mere description leaves them as they are.
 local function copy_from(self, collection)
   local f = self.class_name .. ":copy_from"
@@ -252,7 +261,10 @@ local function copy_from(self, collection)
   end
   if collection.device == "meta" or not collection:is_materialised() then return end
   local of = {}
-  for _, t in ipairs(self.configs) do of[t.name] = t end
+  for i, t in ipairs(self.configs) do
+    of[t.name] = t
+    check_same(f, t, self._remap and self._remap.rows[i] or t.num_embeddings, collection)
+  end
   for _, s in ipairs(self:local_shards()) do
     local t, state = of[s.table], collection:table_state(s.table)
     local rows = math.min(s.rows, state:size(1) - s.row_offset) -- a table of which nothing is left has one row here
