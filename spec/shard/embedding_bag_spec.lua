@@ -140,6 +140,7 @@ describe("a sharded nn.EmbeddingBag refuses", function()
     ["offsets[2] is 1, allowed: 0 first, and no less than the one before"] = call("sum", {}, t { 1, 2, 3 }, t { 0, 2, 1 }),
     ["offsets[0] is 1, allowed"] = call("sum", {}, t { 1, 2, 3 }, t { 1 }),
     ["the last offset is 4, allowed: 0..3"] = call("sum", { include_last_offset = true }, t { 1, 2, 3 }, t { 0, 4 }),
+    ["offsets are f32, allowed: i64, i32"] = call("sum", {}, t { 1 }, t({ 0 }, "f32")),
     ["offsets are empty"] = call("sum", { include_last_offset = true }, t { 1, 2, 3 }, t {}),
     ["ids is nil, wanted a tensor"] = call("sum", {}),
     ["offsets beside ids [bags, length]"] = call("sum", {}, t({ 1, 2 }):reshape(1, 2), t { 0 }),

@@ -145,6 +145,42 @@ describe("a feature-processed collection over ranks", function()
     end
   end, { sizes = { 1, 2, 3 } })
 
+  --- The bags of a rank: fixed, of none on one rank, or of as many of f as of g and one more.
+  local function bags(kind, rank, device)
+    local n = kind == "empty" and rank == 0 and 0 or 2
+    local f, g, more = {}, {}, kind == "variable" and 1 or 0
+    for i = 1, n do f[i] = { (rank + i) % 40, 3 * i, i > 1 and 7 or nil } end
+    for i = 1, n + more do g[i] = { (5 * rank + i) % 40, i } end
+    local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "f", "g" }, f, g, device = device }
+    if more == 0 then return kjt end
+    return peri.KeyedJaggedTensor { keys = { "f", "g" }, values = kjt:values(), lengths = kjt:lengths(),
+      stride_per_key_per_rank = { { 2 }, { 3 } },
+      inverse_indices = { { "f", "g" }, peri.tensor({ { 1, 0, 1 }, { 2, 2, 0 } }, "i64", device) } }
+  end
+
+  for _, kind in ipairs { "fixed", "empty", "variable" } do
+    worlds.each("gives processors the mean of the unsharded gradients, batches: " .. kind, function(world, device, n)
+      for _, entry in ipairs(kinds) do
+        local whole = collection(device)
+        local model = peri.DistributedModelParallel { module = Model(collection(device, true)), plan = { fp = { t = entry } },
+          group = world, device = device }
+        local batch_of = bags(kind, world:rank(), device)
+        local want = whole(batch_of)
+        local grads = { f = peri.full({ want:values():size(1), 4 }, 0.5, "f32", device) }
+        local loss, got = model(batch_of, grads)
+        golden.assert_near(want:values():to_list(), got:values():to_list(), { abs = 1e-6, rel = 1e-6 })
+        loss:backward()
+        local alone = (want.f * grads.f):sum()
+        alone:backward()
+        local own = whole:feature_processors()["position_weights.f"]
+        local sum = (own:grad() or peri.zeros({ 3 }, "f32", device)):detach()
+        world:all_reduce(sum):wait()
+        golden.assert_near((sum * (1 / n)):to_list(), model.module.fp:feature_processors()["position_weights.f"]:grad():to_list(),
+          { abs = 1e-6, rel = 1e-5 })
+      end
+    end, { sizes = { 1, 2, 3 } })
+  end
+
   it("tells all ranks of a bag that is too long", function()
     local seen = {}
     local ok, err = pcall(sim.run, 3, function(_, world)

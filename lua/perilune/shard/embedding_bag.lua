@@ -75,6 +75,7 @@ local function bags_of(self, ids, offsets, weights)
   if not offsets or offsets:dim() ~= 1 then
     fail(self, "offsets are %s, wanted [bags%s] beside ids [n]", tostring(offsets), self.include_last_offset and " + 1" or "")
   end
+  if offsets:dtype() ~= "i64" and offsets:dtype() ~= "i32" then fail(self, "offsets are %s, allowed: i64, i32", offsets:dtype()) end
   local first, n = offsets:to("i64"):to_list(), ids:size(1)
   if not self.include_last_offset then first[#first + 1] = n end
   local last = first[#first] or fail(self, "offsets are empty, wanted at least the last one (include_last_offset)")
