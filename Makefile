@@ -109,7 +109,7 @@ $(if $(HAVE_MPI),$(eval $(call plugin,mpi,-Wno-unused-parameter $(MPI_CFLAGS),$(
 LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 CDEF := $B/lua/perilune/cdef.lua
 
-.PHONY: all help probe config needed setup test check check-c check-lua check-mpi check-net fuzz demo demo-run lint install uninstall clean distclean \
+.PHONY: all help probe config needed setup test check check-c check-lua parity check-mpi check-net fuzz demo demo-run lint install uninstall clean distclean \
 	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-net
 .DELETE_ON_ERROR:
 
@@ -268,6 +268,9 @@ check-mpi: all
 # Every spec that runs under mpirun -n 4, on pretended machines; `check` runs a short list of them there.
 check-net: all
 	@$(RUN_TESTS) --parts=all-net
+# docs/parity.md, of tests/parity/names.lua.
+parity:
+	@luajit tests/parity/page.lua
 lint: all
 	@$(RUN_TESTS) --parts=lint
 

@@ -173,6 +173,7 @@ local function on_machines(path, head, shapes)
     end
   end
 end
+local golden_read = B .. "/test/golden.read" -- specs append the names of the golden files that they read
 
 local specs = lines "find spec -name '*_spec.lua' | LC_ALL=C sort"
 for _, path in ipairs(specs) do
@@ -183,7 +184,7 @@ for _, path in ipairs(specs) do
     if options.busted == "" then skip(path, "busted was not found")
     else
       job { name = path, part = "specs", head = head, argv = busted_argv({ "luajit" }, path), deadline = 120,
-        env = { LD_PRELOAD = options.preload ~= "" and options.preload } }
+        env = { LD_PRELOAD = options.preload ~= "" and options.preload, PERI_GOLDEN_READ = golden_read } }
     end
   end
   if wanted.mpi and worlds then
@@ -320,7 +321,7 @@ for _, heavy in ipairs { false, true } do
   end
 end
 
-os.execute("mkdir -p " .. B .. "/test")
+os.execute(("mkdir -p %s/test && rm -f %s"):format(B, golden_read))
 print(("seed %d (the same %s again: make %s SEED=%d)"):format(seed, fuzz_seconds and "inputs" or "order",
   fuzz_seconds and "fuzz" or "test", seed))
 local began = process.now()
@@ -346,6 +347,25 @@ while next_job <= #order or #running > 0 do
   process.sleep(0.005)
 end
 if terminal then io.write "\r\27[K" end
+
+--- When all specs have run: every golden file was read by one of them.
+local function check_golden()
+  local seen, unread = {}, {}
+  for name in read_file(golden_read):gmatch "[^\n]+" do seen[name] = true end
+  for _, path in ipairs(lines "find spec/golden -name '*.safetensors' -o -name '*.json' | LC_ALL=C sort") do
+    local name = path:match "^spec/golden/(.*)%.%w+$"
+    if not seen[name] then unread[#unread + 1] = name end
+  end
+  local name = "spec/golden: every file is read by a spec"
+  if #unread == 0 then
+    totals.pass = totals.pass + 1
+    return
+  end
+  totals.fail = totals.fail + 1
+  failed_names[#failed_names + 1] = name
+  print_failure({ name = "tests/run.lua" }, { name = name, message = "read by none: " .. table.concat(unread, ", ") })
+end
+if wanted.lua and options.only == "" and options.busted ~= "" and options.san == "" then check_golden() end
 
 -- -- closing -------------------------------------------------------------------------------------------------------------------------
 

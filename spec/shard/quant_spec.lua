@@ -275,3 +275,13 @@ for _, device in ipairs { "cpu", "opaque" } do
     end)
   end)
 end
+
+describe("flatten_feature_lengths", function()
+  it("gives lengths that are flat", function()
+    local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {}, { 3 } } }
+    local flat = peri.shard.flatten_feature_lengths(kjt)
+    assert.same({ 2, 0, 1 }, flat:lengths():to_list())
+    assert.same({ 1, 2, 3 }, flat:values():to_list())
+    assert.error_matches(function() peri.shard.flatten_feature_lengths(3) end, "features is 3, wanted a KeyedJaggedTensor")
+  end)
+end)

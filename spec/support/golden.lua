@@ -21,8 +21,18 @@ local dtypes = {
   F64 = "f64", F32 = "f32", F16 = "f16", BF16 = "bf16", I64 = "i64", I32 = "i32", I16 = "i16", I8 = "i8", U8 = "u8", BOOL = "bool",
 }
 
+--- Whoever runs all specs wants to know what they read.
+local function note(name)
+  local path = os.getenv "PERI_GOLDEN_READ"
+  local file = path and io.open(path, "a")
+  if not file then return end
+  file:write(name .. "\n")
+  file:close()
+end
+
 --- Load one case.
 function M.load(name)
+  note(name)
   local file = assert(io.open(root .. name .. ".safetensors", "rb"))
   local text = file:read "*a"
   file:close()
@@ -50,6 +60,7 @@ end
 
 --- A JSON document of spec/golden.
 function M.document(name)
+  note(name)
   local file = assert(io.open(root .. name .. ".json", "rb"))
   local document = assert(json.decode(file:read "*a"))
   file:close()

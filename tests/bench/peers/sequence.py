@@ -2,8 +2,8 @@
 
     python sequence.py --perilune build/perilune [--ids 1 20] [--rounds 3] [--out build/bench/shard.jsonl]
 
-Needs torch and torchrec. nn.Embedding makes sparse gradients and torch's SGD applies them; TorchRec's collection, which has no fused
-optimizer before it is sharded, makes dense ones. One thread each. Prints a line for each side, and appends one JSON object each to --out.
+Needs torch and torchrec. Gradients of nn.Embedding are dense, which is its default, or sparse; those of TorchRec's collection, which has no
+fused optimizer before it is sharded, are dense. torch's SGD applies them. One thread each. Prints a line for each side, and appends one JSON object each to --out.
 """
 import json
 import statistics
@@ -22,10 +22,10 @@ def batches(ids):
     return [torch.randint(0, ROWS, (TABLES, BATCH * ids), generator=generator) for _ in range(3)]
 
 
-def embedding(ids):
+def embedding(ids, sparse=False):
     """Forward of nn.Embeddings: batch -> list of rows, and their optimizer."""
     import torch
-    tables = torch.nn.ModuleList([torch.nn.Embedding(ROWS, DIM, sparse=True) for _ in range(TABLES)])
+    tables = torch.nn.ModuleList([torch.nn.Embedding(ROWS, DIM, sparse=sparse) for _ in range(TABLES)])
 
     def forward(batch):
         return [table(values) for table, values in zip(tables, batch)]
@@ -49,7 +49,7 @@ def collection(ids):
     return forward, torch.optim.SGD(module.parameters(), lr=0.01)
 
 
-SIDES = {"nn.Embedding": embedding, "TorchRec": collection}
+SIDES = {"nn.Embedding": embedding, "nn.Embedding, sparse": lambda ids: embedding(ids, True), "TorchRec": collection}
 
 
 def once(name, ids, path):
