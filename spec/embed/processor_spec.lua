@@ -40,6 +40,7 @@ for _, device in ipairs { "cpu", "opaque" } do
       it("reproduce " .. name, function()
         local case = golden.load(name)
         local module = positions(case.max_feature_lengths, case.processor)
+        assert.is_true(embed.BaseGroupedFeatureProcessor.is(module))
         for _, p in ipairs(module:named_parameters()) do
           set(p.tensor, case:tensor(("position_weight/%s/init"):format(p.name:match "^position_weights%.(.*)"), device))
         end

@@ -27,6 +27,7 @@ local function run(case, world, device)
     offsets[#offsets] = nil
     local rows = model(case:tensor(at .. "input/values", device), peri.tensor(offsets, "i64", device),
       case:tensor(at .. "input/weights", device))
+    assert.equal("EmbeddingAwaitable", getmetatable(rows).class_name)
     near(case:list(at .. "output/values"), rows:to_list(), case.tol, at)
     rows:backward(case:tensor(at .. "grad_output", device))
     for _, s in ipairs(model.module:local_shards()) do
