@@ -133,7 +133,7 @@ static void *from_cache(int c, int64_t rounded)
 }
 
 /** Give large free blocks back that nobody has used while @misses others had to be made: those of a phase that is over. Steps that use
- *  the same sizes over and over miss nothing, and keep all of theirs. */
+ *  the same sizes over and over miss nothing, and keep all of theirs. 0: all. */
 static void trim(int64_t misses)
 {
     for (int c = CLASSES - 1; bytes_of(c) > LARGE; c--)
@@ -156,17 +156,33 @@ static int64_t most_kept(void)
     return most;
 }
 
+/** Whether the machine, which other processes use too, has little memory beside @bytes more. */
+static bool scarce(int64_t bytes)
+{
+    long long free_kib = -1;
+    FILE *f = fopen("/proc/meminfo", "r");
+    for (char line[128]; f && free_kib < 0 && fgets(line, sizeof line, f);)
+        if (sscanf(line, "MemAvailable: %lld kB", &free_kib) != 1) free_kib = -1;
+    if (f) fclose(f);
+    return free_kib >= 0 && free_kib * 1024 < bytes + most_kept();
+}
+
 /** Memory that the cache did not have. */
 static void *new_block(int64_t rounded)
 {
     if (rounded <= SLAB_MOST) return NULL; /* its slab could not grow */
-    void *p = map(rounded);
-    if (rounded <= LARGE && p) return p;
+    if (rounded <= LARGE) return map(rounded);
+    const int64_t misses = scarce(rounded) ? 0 : OLD;
     pthread_mutex_lock(&cache.lock);
     cache.missed++;
-    trim(p ? OLD : 0);
+    trim(misses);
     pthread_mutex_unlock(&cache.lock);
-    return p ? p : map(rounded);
+    void *p = map(rounded);
+    if (p) return p;
+    pthread_mutex_lock(&cache.lock);
+    trim(0);
+    pthread_mutex_unlock(&cache.lock);
+    return map(rounded);
 }
 
 static peri_status cpu_alloc(void *device, void *stream, int64_t bytes, void **out)

@@ -19,7 +19,7 @@ local parser = argparse("tests/bench/shard.lua", "The sparse part of a step besi
 parser:option("--out", "Append results as JSON lines to this file.")
 parser:option("--module", "Several: ebc,ec.", "ebc,ec")
 parser:option("--sharding", "Sharding types.", "table_wise,row_wise,column_wise,table_row_wise,table_column_wise,grid_shard,data_parallel")
-parser:option("--batch", "Samples of a rank; of sequences so many that a feature has at most 20 times as many ids.", 2048, tonumber)
+parser:option("--batch", "Samples of a rank; of sequences less where ids or ranks are many.", 2048, tonumber)
 parser:option("--ids", "Ids of a bag.", "1,20")
 parser:option("--sequence-ids", "Ids of a sequence.", "20,200")
 parser:option("--tables", "Embedding tables.", 26, tonumber)
@@ -338,7 +338,8 @@ for module in options.module:gmatch "%w+" do
       local n = tonumber(ids)
       peri.scope(run, { module = module, sharding = sharding, ids = n,
         rows = sharding == "data_parallel" and options.rows / 100 or options.rows,
-        batch = module == "ec" and math.floor(math.min(options.batch, options.batch * 20 / n)) or options.batch })
+        -- so that all ranks' rows are together in 24 GiB
+        batch = module == "ec" and math.floor(options.batch * math.min(1, 20 / n) * math.min(1, 2 / ranks)) or options.batch })
       collectgarbage()
       collectgarbage()
     end
