@@ -273,14 +273,15 @@ function DistributedModelParallel:fused_optimizer()
   return self._fused
 end
 
---- A copy for inference, on another device (nil: the same), of a model whose sharded modules have copies, as quantized ones do.
+--- A copy for inference, on another device (nil: the same), of a model whose sharded modules have copies, as quantized ones do. It is in
+--- evaluation mode.
 function DistributedModelParallel:copy(device)
   local copy, places = setmetatable(util.copy(self), getmetatable(self)), {}
   for _, m in ipairs(self.module:named_modules()) do places[m.module] = m.path end
   rawset(copy, "module", copies.copy_to_device(self.module, device))
   rawset(copy, "sharded", setmetatable(util.map(self.sharded, function(m) return copy.module:get_module(places[m]) end), {}))
   copy._fused, copy._reducer, copy._wrapped, copy.device = false, false, false, device or self.device
-  return copy
+  return copy:eval()
 end
 
 --- Let a backward pass through what the model returned reduce the dense gradients, whichever of them it reaches on this rank.

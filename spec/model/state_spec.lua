@@ -121,6 +121,8 @@ describe("a copy of a model", function()
     assert.equal(want, loss(copy))
     assert.not_equal(model.sharded[1], copy.sharded[1])
     assert.equal(copy.module.towers[1], copy.sharded[1])
+    assert.equal(want, copy(batch(world, device)):item()) -- for inference, whoever calls it
+    copy:train()
     assert.error_matches(function() copy(batch(world, device)) end, "call model:init_data_parallel%(%)")
   end, { sizes = { 1, 2 } })
 end)
@@ -173,6 +175,18 @@ describe("a data-parallel wrapper", function()
     if world:size() > 1 then assert.not_same(all[1], all[2]) end -- nobody averaged them
     assert.equal(bias, model.module.over.bias:item())
   end, { sizes = { 1, 2 } })
+
+  worlds.each("refuses parts that differ between ranks", function(world)
+    local wider = world:rank() == 1 and 3 or 2
+    assert.error_matches(function()
+      peri.DistributedModelParallel { module = peri.nn.Linear { in_features = 2, out_features = wider }, group = world, plan = {} }
+    end, "parameter 'weight' is f32 %[2, 2%] on rank 0 of group '.*' and f32 %[3, 2%] on rank 1; allowed: the same on all ranks")
+    local wrapper = peri.model.DefaultDataParallelWrapper { bucket_cap_mb = wider }
+    assert.error_matches(function()
+      peri.DistributedModelParallel { module = peri.nn.Linear { in_features = 2, out_features = 2 }, group = world, plan = {},
+        data_parallel_wrapper = wrapper }
+    end, "bucket_cap_mb is 2 on rank 0 of group '.*' and 3 on rank 1")
+  end, { sizes = { 2, 3 } })
 
   worlds.each("comes later where it is asked for later", function(world, device)
     peri.ffi.state.device = device

@@ -268,6 +268,10 @@ describe("DMPCollection", function()
     refused("DMPCollection: no argument 'group'; its ranks are global_pg", { group = world })
     refused("DMPCollection: sync_interval is %-1, allowed: whole numbers 0", { sync_interval = -1 })
     refused("custom_all_reduce is 3, wanted a function", { custom_all_reduce = 3 })
+    refused("DMPCollection: sync_interval is 0 on rank 0 of group '.*' and 1 on rank 1; allowed: the same on all ranks",
+      { sync_interval = math.min(world:rank(), 1) })
+    refused("DMPCollection: sharding_group_size is 1 on rank 0 of group '.*' and " .. n .. " on rank 1",
+      { sharding_group_size = world:rank() == 1 and n or 1 })
     refused("DMPCollection: group is a number", { global_pg = 3 })
     refused("allowed: 0..0", { plan = { ebc = { a = plan.table_wise(1), b = plan.row_wise(), c = plan.row_wise() } } })
     local folder, remove = shell.temporary()

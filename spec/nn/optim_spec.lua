@@ -307,3 +307,20 @@ describe("optimizers", function()
       total_steps = 3 }):seek(3) end)
   end)
 end)
+
+describe("options of schedules out of their range are refused:", function()
+  for name, options in peri.util.ordered {
+    StepLR = { step_size = -1, "step_size" }, ["StepLR "] = { step_size = 1.5, "step_size" }, ["StepLR  "] = { step_size = 0, "step_size" },
+    CosineAnnealingLR = { T_max = 0, "T_max" }, ExponentialLR = { gamma = -1, "gamma" }, LinearLR = { total_iters = 0, "total_iters" },
+    ConstantLR = { factor = math.huge, "factor" }, MultiStepLR = { milestones = { 1 }, gamma = -0.1, "gamma" },
+  } do
+    it(name .. options[1], function()
+      local class, what = name:match "%w+", options[1]
+      local args = { optimizer = peri.nn.optim.SGD { params = { peri.zeros({ 1 }):requires_grad() }, lr = 0.1 } }
+      for option, value in peri.util.ordered(options) do
+        if option ~= 1 then args[option] = value end
+      end
+      assert.error_matches(function() peri.nn.optim[class](args) end, class .. ": " .. what .. " is .*, allowed")
+    end)
+  end
+end)

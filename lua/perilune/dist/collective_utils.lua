@@ -63,4 +63,39 @@ function M.run_on_leader(group, rank)
   end
 end
 
+--- `value` (nil, booleans, numbers, strings, tables of them) of every rank, as a list in their order. Collective; waits.
+function M.all_gather_object(group, value, func)
+  local n = group:size()
+  if n == 1 then return { value } end
+  local bytes = serial.encode(value, func)
+  local lengths = group:all_gather(Tensor.tensor({ #bytes }, "i64", "cpu")):wait():to_list()
+  local buffer, total = group:all_gather_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), lengths):wait():read()
+  local all, list, at = require("ffi").string(buffer, total), {}, 1
+  for r = 1, n do
+    list[r] = serial.decode(all:sub(at, at + lengths[r] - 1), func)
+    at = at + lengths[r]
+  end
+  return list
+end
+
+--- Facts that must be the same on all ranks: a list of { name, text or number }. An error on all ranks names the first that is not.
+--- Collective; waits.
+function M.agree(group, func, facts)
+  local lists = M.all_gather_object(group, facts, func)
+  local function differs(r, what, a, b)
+    errors.raise { code = P.C.PERI_EMISMATCH, name = "EMISMATCH", where = "", rank = group:rank(),
+      message = ("%s: %s %s on rank 0 of group '%s' and %s on rank %d; allowed: the same on all ranks"):format(func, what, tostring(a),
+        group.name, tostring(b), r - 1) }
+  end
+  for r = 2, #lists do
+    for i, fact in ipairs(lists[1]) do
+      local other = lists[r][i]
+      if not other or other[1] ~= fact[1] then differs(r, "there is", fact[1], other and other[1] or "nothing more") end
+      if other[2] ~= fact[2] then differs(r, fact[1] .. " is", fact[2], other[2]) end
+    end
+    local more = lists[r][#lists[1] + 1]
+    if more then differs(r, "there is", "nothing more", more[1]) end
+  end
+end
+
 return M

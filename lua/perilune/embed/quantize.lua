@@ -71,8 +71,8 @@ function M.quantize_embeddings(args)
   for _, entry in ipairs(a.module:named_modules()) do
     local module = entry.module
     if type(module.local_shards) == "function" then
-      P.fail(("%s: '%s' is a %s, whose rows are in shards; quantize the model before it is sharded, and shard that"):format(func,
-        entry.path, module.class_name))
+      P.fail(("%s: '%s' is a %s, whose rows are in shards; gather its state (shard.gather_state_dict) into an unsharded model, quantize "
+        .. "that, and shard it again"):format(func, entry.path, module.class_name))
     end
     for _, pair in ipairs(within[module] and {} or mapping) do
       if pair[1].is(module) then

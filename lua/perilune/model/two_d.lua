@@ -14,6 +14,7 @@ local dist = require "perilune.dist"
 local group_of = require("perilune.dist.group").group_of
 local own_parts = require("perilune.nn.parameter").own_parts
 local plans = require "perilune.plan"
+local agree = require("perilune.dist.collective_utils").agree
 local signature = require "perilune.signature"
 local DistributedModelParallel = require("perilune.model").DistributedModelParallel
 
@@ -69,6 +70,8 @@ function DMPCollection:init(args)
   check_size(a, world)
   if a.custom_all_reduce ~= nil then signature.value("DMPCollection", "custom_all_reduce", a.custom_all_reduce, "callable") end
   self.sync_interval = util.integer("DMPCollection", "sync_interval", a.sync_interval, 0)
+  agree(world, "DMPCollection", { { "sharding_group_size", a.sharding_group_size }, { "sync_interval", a.sync_interval },
+    { "use_inter_host_allreduce", tostring(a.use_inter_host_allreduce) } })
   local sharding, replica = ranks_of(world:rank(), world:size(), a.sharding_group_size, a.use_inter_host_allreduce)
   self.global_pg, self._custom = world, a.custom_all_reduce or false
   self.sharding_pg, self.replica_pg = world:new_group(sharding, "sharding group"), world:new_group(replica, "replica group")

@@ -8,6 +8,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local dist = require "perilune.dist"
 local signature = require "perilune.signature"
+local agree = require("perilune.dist.collective_utils").agree
 
 local M = {}
 
@@ -38,8 +39,19 @@ local function broadcast(group, tensors)
   for _, work in ipairs(pending) do work:wait() end
 end
 
+--- What ranks must agree on before they average: by name, each parameter's dtype and shape.
+local function facts_of(self, model, params)
+  local names, facts = {}, { { "bucket_cap_mb", self.bucket_bytes / 2 ^ 20 } }
+  for _, p in ipairs(model:named_parameters()) do names[p.tensor] = p.name end
+  for i, p in ipairs(params) do
+    facts[i + 1] = { ("parameter '%s'"):format(names[p] or i), ("%s [%s]"):format(p:dtype(), table.concat(p:shape(), ", ")) }
+  end
+  return facts
+end
+
 function DefaultDataParallelWrapper:wrap(model, env)
   local params, group = model:replicated_parameters(), env.pg
+  agree(group, "DistributedModelParallel", facts_of(self, model, params))
   if self.broadcast and group:size() > 1 then
     broadcast(group, util.map(params, function(p) return p:detach() end))
     for _, sharded in ipairs(model.sharded) do broadcast(group, sharded:replicas()) end

@@ -37,6 +37,20 @@ function LRScheduler:seek(n)
 end
 function LRScheduler:get_last_lr() return self.optimizer:lr() end
 
+--- What options of these names may be, in whatever scheduler.
+local least = { step_size = 1, total_iters = 1, total_steps = 1, T_max = 1, T_0 = 1, T_mult = 1, step_size_up = 1, step_size_down = 1 }
+local positive = { gamma = true, factor = true, start_factor = true, end_factor = true, power = true, eta_min = true, max_lr = true,
+  base_lr = true, div_factor = true, final_div_factor = true }
+
+local function check_options(name, a)
+  for option, value in util.ordered(a) do
+    if least[option] and value ~= nil then util.integer(name, option, value, least[option]) end
+    if positive[option] and not (value >= 0 and value < math.huge) then
+      P.fail(("%s: %s is %g, allowed: finite numbers >= 0"):format(name, option, value))
+    end
+  end
+end
+
 --- A class of schedulers: options, and rate(self, t, base_lr) -> learning rate of step t (from 0) and, if it cycles, momentum.
 local function define(name, options, rate, prepare)
   local spec = { optimizer = util.required }
@@ -45,6 +59,7 @@ local function define(name, options, rate, prepare)
   function class:init(args)
     local a = util.named(name, args, spec)
     a.optimizer = signature.value(name, "optimizer", a.optimizer, "scheduled")
+    check_options(name, a)
     self.optimizer, self.options, self.base_lr = a.optimizer, a, a.optimizer:lr()
     self._groups = a.optimizer.param_groups or false -- each has its own rate
     self._base_lrs = self._groups and util.map(self._groups, function(group) return group.lr end)
@@ -100,9 +115,6 @@ define("CosineAnnealingWarmRestarts", { T_0 = util.required.number, T_mult = 1, 
     end
   end
   return cosine(base, a.eta_min, t / period)
-end, function(_, a)
-  util.integer("CosineAnnealingWarmRestarts", "T_0", a.T_0, 1)
-  util.integer("CosineAnnealingWarmRestarts", "T_mult", a.T_mult, 1)
 end)
 
 -- -- cycles of rate and momentum -------------------------------------------------------------------------------------------------------
@@ -122,7 +134,6 @@ define("OneCycleLR", { max_lr = util.required.number, total_steps = util.require
   end
 end, function(self, a)
   util.one_of("OneCycleLR", "anneal_strategy", a.anneal_strategy, { "cos", "linear" })
-  util.integer("OneCycleLR", "total_steps", a.total_steps, 1)
   local initial, up = a.max_lr / a.div_factor, a.pct_start * a.total_steps
   local final, high, low = initial / a.final_div_factor, a.max_momentum, a.base_momentum
   local phases = { { last = up - 1, lr = { initial, a.max_lr }, momentum = { high, low } } }

@@ -4,28 +4,12 @@ local ffi = require "ffi"
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
-local Tensor = require "perilune.tensor"
-local serial = require "perilune.dist.serial"
+local all_gather_object = require("perilune.dist.collective_utils").all_gather_object
 local signature = require "perilune.signature"
 local C, check = P.C, P.check
 
 local M = {}
 local info = ffi.new "peri_flush_info"
-
---- `mine` of every rank, in their order. Collective.
-local function gather(group, mine, func)
-  local n = group:size()
-  if n == 1 then return { mine } end
-  local bytes = serial.encode(mine, func)
-  local lengths = group:all_gather(Tensor.tensor({ #bytes }, "i64", "cpu")):wait():to_list()
-  local buffer, total = group:all_gather_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), lengths):wait():read()
-  local all, list, at = ffi.string(buffer, total), {}, 1
-  for r = 1, n do
-    list[r] = serial.decode(all:sub(at, at + lengths[r] - 1), func)
-    at = at + lengths[r]
-  end
-  return list
-end
 
 local function describe(err)
   if type(err) == "table" and err.message then return { message = tostring(err.message), name = err.name, code = err.code } end
@@ -81,7 +65,7 @@ local function agree(group, func, modules, err)
   if not err then
     for i, m in ipairs(modules) do mine.modules[i] = info_of(C.peri_sharded_files_found, m) end
   end
-  local list = gather(group, mine, func)
+  local list = all_gather_object(group, mine, func)
   raise_first(group, func, list)
   local files = with_files(list)
   for _, f in ipairs(files) do
@@ -116,7 +100,7 @@ function M.flush(group, func, modules)
     check(C.peri_sharded_flush_prepare(m:_pointer()))
     mine.modules[#mine.modules + 1] = info_of(C.peri_sharded_flush_info, m)
   end)
-  local list = gather(group, mine, func)
+  local list = all_gather_object(group, mine, func)
   raise_first(group, func, list)
   local files, number, changed = with_files(list), 0, false
   for _, f in ipairs(files) do
@@ -126,7 +110,7 @@ function M.flush(group, func, modules)
   if #files > 0 and not changed then return end
   local stamp = list[1].new
   local err = attempt(modules, function(m) check(C.peri_sharded_flush_commit(m:_pointer(), number + 1, stamp)) end)
-  raise_first(group, func, gather(group, { error = err }, func))
+  raise_first(group, func, all_gather_object(group, { error = err }, func))
 end
 
 --- Those of the modules that have tables in files.

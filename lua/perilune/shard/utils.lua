@@ -123,11 +123,17 @@ function M.init_parameters(module, device)
   end
 end
 
---- PermutePooledEmbeddings(dims, permute): called with pooled rows of blocks of dims[i] columns, it returns them in the order of `permute`
---- (numbers of blocks from 0; repeats and subsets are fine). With gradient.
+--- PermutePooledEmbeddings(dims, permute), or by TorchRec's names { embs_dims =, permute = }: called with pooled rows of blocks of dims[i]
+--- columns, it returns them in the order of `permute` (numbers of blocks from 0; repeats and subsets are fine). With gradient.
 local PermutePooledEmbeddings = nn.Module:extend "PermutePooledEmbeddings"
 M.PermutePooledEmbeddings = PermutePooledEmbeddings
 function PermutePooledEmbeddings:init(dims, permute)
+  if permute == nil and type(dims) == "table" and dims[1] == nil then
+    local a = util.named("PermutePooledEmbeddings", dims, { embs_dims = util.required.list, permute = util.required.list })
+    dims, permute = a.embs_dims, a.permute
+  end
+  signature.value("PermutePooledEmbeddings", "dims", dims, "list")
+  signature.value("PermutePooledEmbeddings", "permute", permute, "list")
   local offsets = setmetatable({ 0 }, {})
   for i, dim in ipairs(dims) do
     offsets[i + 1] = offsets[i] + util.integer("PermutePooledEmbeddings", ("dims[%d]"):format(i), dim, 0)
@@ -145,7 +151,6 @@ function PermutePooledEmbeddings:forward(pooled)
   return sparse.permute_pooled_embs(pooled, self._offsets, self._permute)
 end
 
-signature.check("PermutePooledEmbeddings:", PermutePooledEmbeddings, { init = "self: table, dims: list, permute: list" })
 signature.check("utils.", M, {
   append_prefix = "prefix: string, name: string", filter_state_dict = "state_dict: table, name: string",
   add_prefix_to_state_dict = "state_dict: table, prefix: string", merge_fused_params = "fused_params: table?, param_fused_params: table?",

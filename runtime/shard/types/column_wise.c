@@ -37,9 +37,9 @@ peri_status peri__check_blocks(const peri_sharding *s, int32_t count)
     if (count == 1) return PERI_OK;
     if (s->n_ranks && (s->cols % count || s->cols / count % STEP))
         return peri__fail(PERI_EINVAL,
-                          "table '%s': %s cannot cut %lld columns into %d even blocks of a multiple of %d, allowed numbers of %s: %s",
+                          "table '%s': %s cannot cut %lld columns into %d even blocks of a multiple of %d, allowed numbers of %s: %s%s",
                           s->table, type, (long long)s->cols, count, STEP, s->type == PERI_GRID_SHARD ? "blocks" : "ranks",
-                          allowed(s->cols, text, sizeof text));
+                          allowed(s->cols, text, sizeof text), s->type == PERI_GRID_SHARD ? "" : "; or ranks with sizes");
     if (s->cols % STEP)
         return peri__fail(PERI_EINVAL, "table '%s': %s cannot cut %lld columns over %d %s, allowed: a multiple of %d columns, or one %s",
                           s->table, type, (long long)s->cols, count, s->type == PERI_GRID_SHARD ? "nodes" : "ranks", STEP,
