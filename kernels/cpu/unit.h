@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "../ref/number.h"
+#include "../spread.h"
 #include "simd.h"
 
 #define K_CAT_(a, b, c) a##b##c

@@ -217,17 +217,10 @@ static uint32_t ref_mix_32(uint32_t h)
     return h ^ h >> 16;
 }
 
-static inline uint64_t ref_mix_64(uint64_t h)
-{
-    h = (h ^ h >> 33) * 0xff51afd7ed558ccdu;
-    h = (h ^ h >> 33) * 0xc4ceb9fe1a85ec53u;
-    return h ^ h >> 33;
-}
-
 /** Where @id is first looked for among @slots. */
 static uint64_t ref_slot_of(int64_t id, int32_t dtype, int64_t slots)
 {
-    return dtype == PERI_I32 ? ref_mix_32((uint32_t)id) % (uint64_t)slots : ref_mix_64((uint64_t)id) % (uint64_t)slots;
+    return dtype == PERI_I32 ? ref_mix_32((uint32_t)id) % (uint64_t)slots : peri_k_mix((uint64_t)id) % (uint64_t)slots;
 }
 
 /** The slot of @id or the free one where it would be put, -1 if there is none; the table's slots begin at @first. */
@@ -291,8 +284,8 @@ static inline uint64_t ref_murmur(uint64_t x, uint64_t y, uint64_t seed)
     high ^= 16;
     low += high;
     high += low;
-    low = ref_mix_64(low);
-    high = ref_mix_64(high);
+    low = peri_k_mix(low);
+    high = peri_k_mix(high);
     low += high;
     high += low;
     return low ^ high;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "number.h"
+#include "../spread.h"
 
 #include "convert.c"
 #include "codec.c"
