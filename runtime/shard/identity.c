@@ -159,6 +159,7 @@ peri_status peri__identity_new(peri_sharded *e, const peri_sharded_config *c)
     text t = {0};
     add(&t, "the module\tseed\t%llu\n", (unsigned long long)c->seed);
     add(&t, "the module\tis_weighted\t%s\n", c->weighted ? "true" : "false");
+    add(&t, "the module\tuse_index_dedup\t%s\n", c->index_dedup ? "true" : "false");
     add(&t, "the module\toutput_dtype\t%s\n", peri_dtype_name(e->output_dtype));
     add(&t, "the module\tgradient_division\t%s\n", e->division > 1 ? "true" : "false");
     add(&t, "the module\tnumber of tables\t%d\n", c->n_tables);

@@ -287,6 +287,19 @@ describe("index dedup", function()
     end
   end, { sizes = { 1, 2 } })
 
+  worlds.each("of sequences on some ranks only is an error on all", function(world, device, n)
+    local last = world:rank() == n - 1
+    local ec = make("row_wise", world, device, n, { use_index_dedup = last, fused_params = { optimizer = "sgd", learning_rate = 1,
+      exact = n == 3 } }) -- also where it does nothing
+    local ok, err = pcall(function()
+      return ec(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4", "f5" }, values = { 1, 2, 3, 4, 5 }, lengths = { 1, 1, 1, 1, 1 },
+        device = device })
+    end)
+    assert.is_false(ok)
+    local want = ("rank %d has use_index_dedup true where rank 0 has false (the module)"):format(n - 1)
+    assert.truthy(tostring(err.message or err):find(want, 1, true), tostring(err.message or err))
+  end, { sizes = { 2, 3 }, only = "sim" })
+
   it("is what set_ec_index_dedup says, unless the sharder says it", function()
     sim.run(1, function(_, world)
       assert.is_false(shard.get_ec_index_dedup())

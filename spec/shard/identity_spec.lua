@@ -16,7 +16,7 @@ local function make(world, o)
     group = world, seed = o.seed or 3, fused_params = params, table_fused_params = o.table_fused_params,
     plan = { users = o.users or plan.row_wise(), items = o.items or plan.table_wise(world:size() - 1) },
     gradient_division = o.gradient_division, is_weighted = o.is_weighted, device = o.device,
-    qcomm_codecs_registry = o.codecs and codec.get_qcomm_codecs_registry(o.codecs),
+    use_index_dedup = o.use_index_dedup, qcomm_codecs_registry = o.codecs and codec.get_qcomm_codecs_registry(o.codecs),
   }
 end
 
@@ -64,6 +64,7 @@ local cases = {
   { "a shape", { dim = 12 }, "embedding_dim 12 where rank 0 has 4 (table 'users')" },
   { "a feature", { feature = "j" }, "feature_names j where rank 0 has i (table 'items')" },
   { "gradient division", { gradient_division = false }, "gradient_division false where rank 0 has true (the module)" },
+  { "index dedup", { use_index_dedup = true }, "use_index_dedup true where rank 0 has false (the module)" },
   { "a sharding type", { users = plan.table_wise(0) }, "sharding_type table_wise where rank 0 has row_wise (table 'users')" },
   { "a place", { items = plan.table_wise(0) }, "shard 0 on rank 0, rows 0..19, columns 0..7 where rank 0 has on rank %d, " },
 }

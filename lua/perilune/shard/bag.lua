@@ -34,7 +34,7 @@ function ShardedEmbeddingBagCollection:init(args)
     P.fail(func .. ": use_index_dedup with is_weighted: equal ids may have different weights; give one of them")
   end
   own.use_index_dedup = nil
-  ShardedEmbeddingModule.init(self, own)
+  ShardedEmbeddingModule.init(self, own, dedup)
   self._dedup = dedup and not index_dedup.changes(own) and index_dedup.BagDedup(self.tables) or false
   self._names, self._dims = config.output_names(self.tables)
   self._keys = jagged.Keys.of(self._names)

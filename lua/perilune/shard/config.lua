@@ -192,6 +192,7 @@ function M.of(func, a, plan, env, kind, slots)
   cfg.kind = kind
   cfg.seed = a.seed or P.state.seed
   cfg.weighted, cfg.output_dtype = a.is_weighted, output_dtype_of(func, a)
+  cfg.index_dedup = a.index_dedup
   cfg.gradient_division = division_of(func, a)
   fill_codecs(func, cfg, a.qcomm_codecs_registry, slots)
   return cfg, anchors, util.map(list, function(o)

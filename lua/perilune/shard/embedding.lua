@@ -62,9 +62,11 @@ local arguments = {
   name = "",                             -- path of the module, for messages
 }
 
-function ShardedEmbeddingModule:init(args)
+--- index_dedup: whether the class was told to shorten batches at home, which ranks must agree on.
+function ShardedEmbeddingModule:init(args, index_dedup)
   local func = self.class_name
   local a = util.named(func, args, arguments)
+  a.index_dedup = index_dedup or false
   local plan = types.EmbeddingModuleShardingPlan.is(a.plan) and a.plan or types.EmbeddingModuleShardingPlan(a.plan)
   group_of(func, a.group)
   local env = self:_env(a.group)

@@ -32,9 +32,10 @@ ShardedEmbeddingCollection.parameter_prefix = "embeddings"
 function ShardedEmbeddingCollection:init(args)
   local own, func = type(args) == "table" and util.copy(args) or {}, self.class_name
   self._need_indices = own.need_indices ~= nil and signature.value(func, "need_indices", own.need_indices, "boolean")
-  local dedup = index_dedup.wanted(func, own.use_index_dedup) and not index_dedup.changes(own)
+  local wanted = index_dedup.wanted(func, own.use_index_dedup)
+  local dedup = wanted and not index_dedup.changes(own)
   own.need_indices, own.use_index_dedup = nil, nil
-  ShardedEmbeddingModule.init(self, own)
+  ShardedEmbeddingModule.init(self, own, wanted)
   self._names, self._features = config.output_names(self.tables), {}
   self._dedup = dedup and index_dedup.Dedup(self.tables) or false
   self._source = {} -- by output: that whose rows it is made of
