@@ -269,7 +269,7 @@ function Tower:forward(batch)
 end
 peri.scope(Net(), {})]], "tower: attempt to index field 'dense' (a nil value) (s.lua:8)" },
   { "a state that is nil", linear .. "linear:load_state_dict(nil)",
-    "Module:load_state_dict: map is nil, wanted a table (s.lua:2)" },
+    "Linear:load_state_dict: map is nil, wanted a table (s.lua:2)" },
   { "no batches", loop .. "for _ in pipeline:run() do end",
     "TrainPipelineBase: batches is nil, wanted a function that returns the next batch, such as data.synthetic {...} (s.lua:9)" },
   { "a list for batches", loop .. "for _ in pipeline:run {} do end",

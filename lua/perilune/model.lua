@@ -240,9 +240,9 @@ end
 function DistributedModelParallel:named_buffers(prefix) return self.module:named_buffers(prefix) end
 function DistributedModelParallel:named_state(prefix) return self.module:named_state(prefix) end
 
---- See Module:state_dict and Module:load_state_dict; tables over ranks are ShardedTensors. Local.
+--- See Module:state_dict and Module:load_state_dict; tables over ranks are ShardedTensors. Loading is collective: all ranks load, or none.
 function DistributedModelParallel:state_dict(prefix) return self.module:state_dict(prefix) end
-function DistributedModelParallel:load_state_dict(map, strict) return self.module:load_state_dict(map, strict) end
+function DistributedModelParallel:load_state_dict(map, strict) return self.module:load_state_dict(map, strict, { self.dense_env.pg }) end
 
 --- Parameters that belong to no sharded module: a list of { name =, tensor = }.
 function DistributedModelParallel:bare_named_parameters(prefix)

@@ -88,6 +88,15 @@ describe("the state of a DistributedModelParallel", function()
     assert.error_matches(function() model:load_state_dict(nil) end, "load_state_dict: map is nil, wanted a table")
   end, { sizes = { 1, 2 }, devices = { "cpu" } })
 
+  worlds.each("is loaded by all ranks or by none, whatever part of it does not fit", function(world, device)
+    local model, last = wrap(world, device, "row_wise", { seed = 1 }), world:size() - 1
+    local before, state = numbers(gather(model:state_dict())), gather(wrap(world, device, "row_wise", { seed = 2 }):state_dict())
+    if world:rank() == last then state["over.bias"] = nil end
+    assert.error_matches(function() model:load_state_dict(state) end,
+      ("Model:load_state_dict: rank %d of group '[^']*': missing: 'over.bias'"):format(last))
+    assert.same(before, numbers(gather(model:state_dict())))
+  end, { sizes = { 2, 3 }, devices = { "cpu" } })
+
   worlds.each("has lists by kind, with the model's names", function(world, device)
     local model = wrap(world, device, "row_wise", { seed = 1 })
     assert.same({ "over.weight", "over.bias" }, names_of(model:named_parameters()))

@@ -234,8 +234,8 @@ describe("the state of a sharded collection", function()
       assert.error_matches(function() ebc:load_state_dict(dict, strict) end, text)
     end
     if n > 1 then
-      refused(other:state_dict(), "ShardedEmbeddingBagCollection:load_state_dict: 'embedding_bags.a.weight' has, as piece 1 of this rank, "
-        .. "%[%d+, 8%] from %[%d+, 0%] on, given .-: it is of another plan; ShardedTensor:gather%(%) makes it whole")
+      refused(other:state_dict(), "ShardedEmbeddingBagCollection:load_state_dict: rank 0 of .-'embedding_bags.a.weight' has, as piece 1 "
+        .. "of this rank, %[%d+, 8%] from %[%d+, 0%] on, given .-: it is of another plan; ShardedTensor:gather%(%) makes it whole")
     end
     local some = { [names[1]] = whole[names[1]], more = whole[names[2]] }
     refused(some, "missing: 'embedding_bags.b.weight', 'embedding_bags.c.weight'; it has no 'more'")
@@ -249,6 +249,63 @@ describe("the state of a sharded collection", function()
     assert.error_matches(function() unsharded_one:load_state_dict(ebc:state_dict()) end,
       "'embedding_bags.a.weight' is whole here, given a ShardedTensor; ShardedTensor:gather%(%) makes it whole")
   end, { sizes = { 1, 2 }, devices = { "cpu" } })
+end)
+
+describe("what does not fit on one rank", function()
+  --- Every rank but the last gives `good`, which fits; all must refuse, with these words, and have learned nothing.
+  local function refused(world, load, good, bad, state, words)
+    local last = world:size() - 1
+    local before = numbers(gather(state()))
+    if world:rank() == last then good = bad end
+    local ok, err = pcall(load, good)
+    assert.is_false(ok)
+    local want = ("rank %d of group '%s': %s"):format(last, world.name, words)
+    assert.truthy(tostring(err.message or err):find(want, 1, true), tostring(err.message or err))
+    assert.same(before, numbers(gather(state())))
+  end
+
+  worlds.each("is refused on all, and loaded nowhere", function(world, device)
+    local a = sharded.make { kind = "row_wise", world = world, device = device }
+    local b = sharded.make { kind = "row_wise", world = world, device = device, seed = 6 }
+    train(b, device, 1, world:rank())
+    local good, bad = gather(b:state_dict()), gather(b:state_dict())
+    bad[names[2]] = nil
+    local function load(map, strict) a:load_state_dict(map, strict) end
+    local function state() return a:state_dict() end
+    refused(world, load, good, bad, state, "missing: 'embedding_bags.b.weight'")
+    bad[names[2]] = peri.zeros({ 1, 2 }, "f32", device)
+    refused(world, function(map) load(map, false) end, good, bad, state, "'embedding_bags.b.weight' has shape [170, 16], given [1, 2]")
+    refused(world, load, good, nil, state, "map is nil, wanted a table")
+    refused(world, function(map) a:load_state_dict(map or good, map == nil and 3 or nil) end, good, nil, state,
+      "strict is 3, wanted true or false")
+
+    local fused = a:fused_optimizer()
+    local states, wrong = gather(b:fused_optimizer():state_dict()), gather(b:fused_optimizer():state_dict())
+    wrong.state[names[3]]["c.momentum1"] = nil
+    local function fused_state() return fused:state_dict() end
+    refused(world, function(dict) fused:load_state_dict(dict) end, states, wrong, fused_state,
+      "'c.momentum1' of parameter 'embedding_bags.c.weight' is missing")
+    a:load_state_dict(good) -- and what fits everywhere is welcome
+    fused:load_state_dict(states)
+    assert.same(numbers(good), numbers(gather(a:state_dict())))
+    assert.same(numbers(states), numbers(gather(fused:state_dict())))
+  end, { sizes = { 2, 3, 4 } })
+
+  worlds.each("of two modules leaves both as they are", function(world, device)
+    local a = sharded.make { kind = "row_wise", world = world, device = device }
+    local b = sharded.make { kind = "column_wise", world = world, device = device }
+    local both = nn.optim.CombinedOptimizer { { name = "a", optimizer = a:fused_optimizer() },
+      { name = "b", optimizer = b:fused_optimizer() } }
+    for step = 1, 2 do
+      train(a, device, step, world:rank())
+      train(b, device, step, world:rank())
+    end
+    local good, bad = gather(both:state_dict()), gather(both:state_dict())
+    for _, dict in ipairs { good, bad } do dict.state["a." .. names[1]]["a.momentum1"]:fill(7) end
+    bad.state["b." .. names[1]]["a.momentum1"] = peri.zeros { 3 }
+    refused(world, function(dict) both:load_state_dict(dict) end, good, bad, function() return both:state_dict() end,
+      "FusedOptimizer: state 'embedding_bags.a.weight.momentum1' has shape [200], given [3]")
+  end, { sizes = { 2 } })
 end)
 
 describe("a ShardedTensor", function()

@@ -64,19 +64,7 @@ function M.run_on_leader(group, rank)
 end
 
 --- `value` (nil, booleans, numbers, strings, tables of them) of every rank, as a list in their order. Collective; waits.
-function M.all_gather_object(group, value, func)
-  local n = group:size()
-  if n == 1 then return { value } end
-  local bytes = serial.encode(value, func)
-  local lengths = group:all_gather(Tensor.tensor({ #bytes }, "i64", "cpu")):wait():to_list()
-  local buffer, total = group:all_gather_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), lengths):wait():read()
-  local all, list, at = require("ffi").string(buffer, total), {}, 1
-  for r = 1, n do
-    list[r] = serial.decode(all:sub(at, at + lengths[r] - 1), func)
-    at = at + lengths[r]
-  end
-  return list
-end
+function M.all_gather_object(group, value, func) return group:all_gather_object(value, func) end
 
 --- Facts that must be the same on all ranks: a list of { name, text or number }. An error on all ranks names the first that is not.
 --- Collective; waits.

@@ -5,6 +5,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local awaitable = require "perilune.dist.awaitable"
+local serial = require "perilune.dist.serial"
 local signature = require "perilune.signature"
 local C, check, state = P.C, P.check, P.state
 local WorkAwaitable, work_out, tensor_ptr = awaitable.WorkAwaitable, awaitable.work_out, Tensor.ptr
@@ -238,8 +239,25 @@ function Group:all_to_all_v(input, send_rows, recv_rows, output, tag)
   return posted(C.peri_coll_all_to_all_v(self:ptr(), tensor_ptr(output), tensor_ptr(input), counts_b, counts_a, tag or 0, work_out), output)
 end
 
+--- `value` (nil, booleans, numbers, strings, tables of them) of every rank, as a list in their order; func: whose it is, for messages.
+--- Collective; waits.
+function Group:all_gather_object(value, func)
+  local n = self:size()
+  if n == 1 then return { value } end
+  func = func or "Group:all_gather_object"
+  local bytes = serial.encode(value, func)
+  local lengths = self:all_gather(Tensor.tensor({ #bytes }, "i64", "cpu")):wait():to_list()
+  local buffer, total = self:all_gather_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), lengths):wait():read()
+  local all, list, at = ffi.string(buffer, total), {}, 1
+  for r = 1, n do
+    list[r] = serial.decode(all:sub(at, at + lengths[r] - 1), func)
+    at = at + lengths[r]
+  end
+  return list
+end
+
 signature.kind("Group", "a group of ranks", Group.is)
-signature.check("Group:", Group, {
+signature.check("Group:", Group, { all_gather_object = "self: table, value: any, func: string?",
   global_rank = "self: table, r: int", node = "self: table, r: int", timeout = "self: table, seconds: number?",
   channel = "self: table, name: string?", transport_of = "self: table, device: device",
   fingerprints = "self: table, on: boolean?", new_group = "self: table, ranks: list, name: string?", barrier = "self: table, tag: integer?",

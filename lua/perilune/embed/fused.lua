@@ -17,10 +17,11 @@ M.FusedOptimizer = FusedOptimizer
 
 --- FusedOptimizer { parameter_name = function(table name) -> "embedding_bags.t.weight", groups = list of { tables = names, rate =
 --- function(), set_rate = function(lr) }, states = function(table name) -> list of { name =, tensor = }, iteration = function(table name)
---- -> what holds the number of updates (a tensor or ShardedTensor), set_iteration = function(n) }. Tables of one group share a rate.
+--- -> what holds the number of updates (a tensor or ShardedTensor), set_iteration = function(n), group = the ranks that share the tables }.
+--- Tables of one group of parameters share a rate.
 function FusedOptimizer:init(args)
   local a = util.named("FusedOptimizer", args, { parameter_name = util.required, groups = util.required.list, states = util.required,
-    iteration = util.required, set_iteration = util.required })
+    iteration = util.required, set_iteration = util.required, group = util.optional })
   self._a, self.params, self.names, self.tables, self.param_groups = a, {}, {}, {}, {}
   for i, group in ipairs(a.groups) do
     local names = util.map(group.tables, function(name) return a.parameter_name(name) end)
@@ -58,7 +59,8 @@ local function number_of(source)
   return shard and shard.tensor:item()
 end
 
-function FusedOptimizer:load_state(map)
+--- The number of updates that `map` says, which must be one for all tables; nil: no piece of them is on this rank.
+local function steps_of(self, map)
   local steps, first
   for i, parameter in ipairs(self.names) do
     local source = map[parameter .. ".step"]
@@ -69,7 +71,17 @@ function FusedOptimizer:load_state(map)
     end
     if n then steps, first = n, self.tables[i] end
   end
-  keyed.KeyedOptimizer.load_state(self, map)
+  return steps
+end
+
+function FusedOptimizer:state_groups() return { self._a.group } end
+function FusedOptimizer:check_state(map)
+  steps_of(self, map)
+  keyed.KeyedOptimizer.check_state(self, map)
+end
+function FusedOptimizer:assign_state(map)
+  keyed.KeyedOptimizer.assign_state(self, map)
+  local steps = steps_of(self, map)
   if steps then self._a.set_iteration(steps) end
 end
 

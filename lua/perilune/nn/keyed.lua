@@ -9,6 +9,7 @@ local util = require "perilune.util"
 local errors = require "perilune.errors"
 local sharded = require "perilune.tensor.sharded"
 local signature = require "perilune.signature"
+local all_or_none = require("perilune.nn.ranks").all_or_none
 
 local M = {}
 
@@ -96,9 +97,20 @@ function KeyedOptimizer:state()
   return map
 end
 
---- Restore what state() returned, or the same made whole. Every name must be there, and no other. Entries may have `load`, a
---- function(source) in place of a copy.
+--- The groups of ranks that have this optimizer together, each with its part of the state: a list.
+function KeyedOptimizer:state_groups() return {} end -- luacheck: ignore 212
+
+--- Restore what state() returned, or the same made whole. Every name must be there, and no other. If something is wrong nothing is
+--- changed; collective over state_groups: nothing on any rank then.
 function KeyedOptimizer:load_state(map)
+  local func = self.class_name .. ":load_state"
+  local ok, err = pcall(function() self:check_state(signature.value(func, "map", map, "table")) end)
+  all_or_none(self:state_groups(), func, not ok and err or nil)
+  self:assign_state(map)
+end
+
+--- Raise if `map` is not the optimizer's state. Subclasses that keep state of their own have this and assign_state.
+function KeyedOptimizer:check_state(map)
   local known, state = {}, self:named_state()
   for _, s in ipairs(state) do
     known[s.name] = true
@@ -109,7 +121,11 @@ function KeyedOptimizer:load_state(map)
   for name in util.ordered(map) do
     if not known[name] then P.fail(("%s: it has no state '%s'"):format(self.class_name, tostring(name))) end
   end
-  for _, s in ipairs(state) do
+end
+
+--- Take over a map that check_state has nothing against. Entries of named_state may have `load`, a function(source) in place of a copy.
+function KeyedOptimizer:assign_state(map)
+  for _, s in ipairs(self:named_state()) do
     if s.load then s.load(map[s.name]) else sharded.assign(s.tensor, map[s.name]) end
   end
 end
@@ -147,10 +163,27 @@ function KeyedOptimizer:state_dict()
   return dict
 end
 
---- Restore a state_dict. All parameters and keys must be there, and no others; tensors are whole, or pieces of the same plan. With
---- param_groups in it, their numbers too. Local.
-function KeyedOptimizer:load_state_dict(dict)
-  local func, flat, known = self.class_name .. ":load_state_dict", {}, {}
+--- The numbers of param_groups that are to be loaded, checked.
+local function check_groups(self, func, groups)
+  if groups == nil then return end
+  if #signature.value(func, "dict.param_groups", groups, "list") ~= #self.param_groups then
+    P.fail(("%s: %d param_groups, wanted %d"):format(func, #groups, #self.param_groups))
+  end
+  for i, group in ipairs(groups) do
+    local known = util.index_of(rawget(self.param_groups[i], "_group").numbers)
+    for name, value in util.ordered(signature.value(func, ("dict.param_groups[%d]"):format(i), group, "table")) do
+      if name ~= "params" and not known[name] then
+        P.fail(("%s: param_groups[%d] has no number '%s'"):format(func, i, tostring(name)))
+      end
+      if name ~= "params" then signature.value(func, ("param_groups[%d].%s"):format(i, name), value, "number") end
+    end
+  end
+end
+
+--- The entries of a state_dict as one map from name to tensor. Raises where it is not of this optimizer.
+local function check_dict(self, func, dict)
+  local flat, known = {}, {}
+  signature.value(func, "dict", dict, "table")
   signature.value(func, "dict.state", dict.state, "table")
   for _, s in ipairs(self:named_state()) do
     local parameter, key = place_of(s)
@@ -173,12 +206,19 @@ function KeyedOptimizer:load_state_dict(dict)
       end
     end
   end
-  local groups = dict.param_groups or {}
-  if dict.param_groups and #groups ~= #self.param_groups then
-    P.fail(("%s: %d param_groups, wanted %d"):format(func, #groups, #self.param_groups))
-  end
-  self:load_state(flat)
-  for i, group in ipairs(groups) do
+  check_groups(self, func, dict.param_groups)
+  self:check_state(flat)
+  return flat
+end
+
+--- Restore a state_dict. All parameters and keys must be there, and no others; tensors are whole, or pieces of the same plan. With
+--- param_groups in it, their numbers too. If something is wrong nothing is changed; collective over state_groups: on no rank then.
+function KeyedOptimizer:load_state_dict(dict)
+  local func = self.class_name .. ":load_state_dict"
+  local ok, flat = pcall(check_dict, self, func, dict)
+  all_or_none(self:state_groups(), func, not ok and flat or nil)
+  self:assign_state(flat)
+  for i, group in ipairs(dict.param_groups or {}) do
     for name, value in util.ordered(group) do
       if name ~= "params" then self.param_groups[i][name] = value end
     end
@@ -210,11 +250,12 @@ function KeyedOptimizerWrapper:init(params, factory)
   end
   self.optimizer, self.params, self.names, self.param_groups = made, made.params, made.names, made.param_groups
 end
-for _, name in ipairs { "step", "zero_grad", "named_state", "load_state", "lr", "set_lr", "set_momentum", "get", "set" } do
+for _, name in ipairs { "step", "zero_grad", "named_state", "check_state", "assign_state", "state_groups", "lr", "set_lr", "set_momentum",
+  "get", "set" } do
   KeyedOptimizerWrapper[name] = function(self, a, b) return self.optimizer[name](self.optimizer, a, b) end
 end
 
-signature.check("KeyedOptimizer:", KeyedOptimizer, { load_state_dict = "self: table, dict: table", load_state = "self: table, map: table",
+signature.check("KeyedOptimizer:", KeyedOptimizer, { load_state_dict = "self: table, dict: any", load_state = "self: table, map: any",
   save_param_groups = "self: table, on: boolean?" })
 signature.check("KeyedOptimizerWrapper:", KeyedOptimizerWrapper, { init = "self: table, params: table, factory: callable" })
 

@@ -20,6 +20,7 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local sharded = require "perilune.tensor.sharded"
 local signature = require "perilune.signature"
+local all_or_none = require("perilune.nn.ranks").all_or_none
 
 local Module = util.class "Module"
 
@@ -283,12 +284,11 @@ end
 
 local function quoted(names) return util.map(names, function(name) return "'" .. tostring(name) .. "'" end) end
 
---- Copy the tensors of a state_dict (whole ones, or pieces of the same plan) into the state; they are of the same shapes. Every name
---- must be there, and no other, unless strict is false. Returns { missing_keys =, unexpected_keys = }: lists of names. Local; nothing is
---- copied if something is wrong.
-function Module:load_state_dict(map, strict)
-  local func, known, missing, unexpected, wrong = self.class_name .. ":load_state_dict", {}, {}, {}, {}
-  local state = whole_state(self)
+--- The names of `map` that `state` (whole_state) lacks, and those that it has besides. Raises where the map does not fit.
+local function check_state(func, state, map, strict)
+  local known, missing, unexpected, wrong = {}, {}, {}, {}
+  signature.value(func, "map", map, "table")
+  if strict ~= nil then signature.value(func, "strict", strict, "boolean") end
   for _, s in ipairs(state) do
     known[s.name] = true
     local why = map[s.name] ~= nil and sharded.refusal(s.tensor, map[s.name])
@@ -301,10 +301,25 @@ function Module:load_state_dict(map, strict)
   if strict ~= false and #missing > 0 then wrong[#wrong + 1] = "missing: " .. table.concat(quoted(missing), ", ") end
   if strict ~= false and #unexpected > 0 then wrong[#wrong + 1] = "it has no " .. table.concat(quoted(unexpected), ", ") end
   if #wrong > 0 then P.fail(("%s: %s"):format(func, table.concat(wrong, "; "))) end
+  return { missing_keys = missing, unexpected_keys = unexpected }
+end
+
+--- The ranks that load their parts of this module's own state together; nil: it is this rank's alone.
+function Module:state_group() end -- luacheck: ignore 212
+
+--- Copy the tensors of a state_dict (whole ones, or pieces of the same plan) into the state; they are of the same shapes. Every name
+--- must be there, and no other, unless strict is false. Returns { missing_keys =, unexpected_keys = }: lists of names. If something is
+--- wrong nothing is copied; collective where modules are sharded (and over `groups`, a list): nothing is copied on any rank then.
+function Module:load_state_dict(map, strict, groups)
+  local func, all = self.class_name .. ":load_state_dict", util.copy(groups or {})
+  for _, module in ipairs(self:modules()) do all[#all + 1] = module:state_group() end
+  local state = whole_state(self)
+  local ok, keys = pcall(check_state, func, state, map, strict)
+  all_or_none(all, func, not ok and keys or nil)
   for _, s in ipairs(state) do
     if map[s.name] ~= nil then sharded.assign(s.tensor, map[s.name]) end
   end
-  return { missing_keys = missing, unexpected_keys = unexpected }
+  return keys
 end
 
 -- -- paths -------------------------------------------------------------------------------------------------------------------------
@@ -371,7 +386,7 @@ end
 signature.kind("Module", "an nn.Module", Module.is)
 signature.kind("module", "a module or a function", util.is_callable)
 signature.check("Module:", Module, { get_module = "self: table, path: string", set_module = "self: table, path: string, module: any",
-  load_state_dict = "self: table, map: table, strict: boolean?", named_state = "self: table, prefix: string?",
+  load_state_dict = "self: table, map: any, strict: any, groups: list?", named_state = "self: table, prefix: string?",
   state_dict = "self: table, prefix: string?", register_buffer = "self: table, name: string, tensor: any",
   register_parameter = "self: table, name: string, tensor: any", add_module = "self: table, name: string, module: any",
   named_modules = "self: table, prefix: string?", named_parameters = "self: table, prefix: string?",

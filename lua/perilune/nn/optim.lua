@@ -118,9 +118,8 @@ function Optimizer:named_state()
   return list
 end
 
---- Restore what state() returned. Every name must be there, and no other.
-function Optimizer:load_state(map)
-  local own, known, position = self:named_state(), {}, util.index_of(self.names)
+function Optimizer:check_state(map)
+  local own, known = self:named_state(), {}
   for _, s in ipairs(own) do
     known[s.name] = true
     local source = map[s.name]
@@ -133,7 +132,11 @@ function Optimizer:load_state(map)
   for name in util.ordered(map) do
     if not known[name] then P.fail(("%s: it has no state '%s'"):format(self.class_name, tostring(name))) end
   end
-  for _, s in ipairs(own) do
+end
+
+function Optimizer:assign_state(map)
+  local position = util.index_of(self.names)
+  for _, s in ipairs(self:named_state()) do
     local parameter, kind = s.name:match "^(.*)%.([^.]+)$"
     if kind == "step" then check(C.peri_optim_steps_set(optim_ptr(self._ref), position[parameter] - 1, map[s.name]:item()))
     else s.tensor:copy(map[s.name]:reshape(s.tensor:shape())) end
@@ -255,7 +258,9 @@ function OptimizerWrapper:lr() return self.optimizer:lr() end
 function OptimizerWrapper:set_lr(lr) self.optimizer:set_lr(lr) end
 function OptimizerWrapper:set_momentum(value) self.optimizer:set_momentum(value) end
 function OptimizerWrapper:named_state() return self.optimizer:named_state() end
-function OptimizerWrapper:load_state(map) self.optimizer:load_state(map) end
+function OptimizerWrapper:check_state(map) self.optimizer:check_state(map) end
+function OptimizerWrapper:assign_state(map) self.optimizer:assign_state(map) end
+function OptimizerWrapper:state_groups() return self.optimizer:state_groups() end
 
 --- Clips gradients before each step. clipping: "none", "norm" (of all gradients together) or "value".
 local GradientClippingOptimizer = util.class("GradientClippingOptimizer", OptimizerWrapper)
@@ -324,16 +329,28 @@ function CombinedOptimizer:named_state()
   end
   return list
 end
-function CombinedOptimizer:load_state(map)
-  local used = {}
-  for _, o in ipairs(self.optimizers) do
-    local part = {}
-    for _, s in ipairs(o.optimizer:named_state()) do
-      local full = o.name == "" and s.name or o.name .. "." .. s.name
-      part[s.name], used[full] = map[full], true
-    end
-    o.optimizer:load_state(part)
+--- The part of `map` that is an optimizer's of the list, under its own names; noted in `used`.
+local function part_of(o, map, used)
+  local part = {}
+  for _, s in ipairs(o.optimizer:named_state()) do
+    local full = o.name == "" and s.name or o.name .. "." .. s.name
+    part[s.name], used[full] = map[full], true
   end
+  return part
+end
+function CombinedOptimizer:state_groups()
+  local list = {}
+  for _, o in ipairs(self.optimizers) do
+    for _, group in ipairs(o.optimizer:state_groups()) do list[#list + 1] = group end
+  end
+  return list
+end
+function CombinedOptimizer:assign_state(map)
+  for _, o in ipairs(self.optimizers) do o.optimizer:assign_state(part_of(o, map, {})) end
+end
+function CombinedOptimizer:check_state(map)
+  local used = {}
+  for _, o in ipairs(self.optimizers) do o.optimizer:check_state(part_of(o, map, used)) end
   for name in util.ordered(map) do
     if not used[name] then P.fail(("CombinedOptimizer: it has no state '%s'"):format(tostring(name))) end
   end
@@ -341,7 +358,7 @@ end
 
 signature.kind("optimizer", "an optimizer", function(x) return type(x) == "table" and (Optimizer.is(x) or type(x.step) == "function") end)
 signature.check("optimizer:", Optimizer, { get = "self: table, name: string", set = "self: table, name: string, value: number",
-  set_lr = "self: table, lr: number", set_momentum = "self: table, value: number", load_state = "self: table, map: table" })
+  set_lr = "self: table, lr: number", set_momentum = "self: table, value: number" })
 signature.check("OptimizerWrapper:", OptimizerWrapper, { init = "self: table, optimizer: optimizer" })
 signature.check("", M, {
   grad_norm = "params: list, norm_type: number?, options: table?",

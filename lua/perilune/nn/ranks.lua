@@ -1,4 +1,5 @@
--- ranks.lua: numbers of the samples of all ranks together: the mean that a loss is, and what metrics add up or gather.
+-- ranks.lua: numbers of the samples of all ranks together: the mean that a loss is, and what metrics add up or gather. And whether all
+-- ranks can do what they are about to do.
 --
 -- `group` (of every function here): the ranks; nil: the world, if one was joined; false: this rank alone. With more than one rank all of
 -- this is collective: every rank of the group calls it, with whatever samples it has, also none.
@@ -79,6 +80,35 @@ function M.gather(group, arrays, n)
   own:release()
   all:release()
   return results, total
+end
+
+-- -- agreeing ----------------------------------------------------------------------------------------------------------------------------
+
+--- What went wrong, without the name of the function that says it.
+local function reason_of(func, err)
+  local message = tostring(type(err) == "table" and err.message or err)
+  return message:sub(1, #func + 2) == func .. ": " and message:sub(#func + 3) or message
+end
+
+--- All ranks of the groups (a list; those that come twice, and those of one rank, count once and not at all) come here before they change
+--- something, each with the error that it met, or nil. If one has an error it is raised on all: it names the rank, unless all ranks say
+--- the same. Collective; waits.
+function M.all_or_none(groups, func, err)
+  local reason, told, seen = err ~= nil and reason_of(func, err) or false, nil, {}
+  for _, group in ipairs(groups) do
+    local list = (seen[group] or group:size() == 1) and {} or group:all_gather_object(reason, func)
+    local first, alike = nil, true
+    seen[group] = true
+    for r, x in ipairs(list) do
+      first = first or x and r
+      alike = alike and x == list[1]
+    end
+    if first and not alike then
+      reason, told = ("rank %d of group '%s': %s"):format(first - 1, group.name, list[first]), true
+    end
+  end
+  if told then P.fail(("%s: %s"):format(func, reason)) end
+  if err ~= nil then error(err, 0) end
 end
 
 signature.kind("ranks", "a group of ranks", function(x) return type(x) == "table" and util.is_callable(x.all_reduce) end)

@@ -223,14 +223,25 @@ function WarmupOptimizer:named_state()
     key = "warmup" }
   return list
 end
-function WarmupOptimizer:load_state(map)
-  local rest, own = {}, map.__warmup
-  if not own then P.fail "WarmupOptimizer: state '__warmup' is missing" end
+--- What of `map` is the optimizer's within.
+local function inner_of(map)
+  local rest = {}
   for name, tensor in util.ordered(map) do
     if name ~= "__warmup" then rest[name] = tensor end
   end
-  self.optimizer:load_state(rest)
-  local list = own:to_list()
+  return rest
+end
+function WarmupOptimizer:check_state(map)
+  local own = map.__warmup
+  if own == nil then P.fail "WarmupOptimizer: state '__warmup' is missing" end
+  if signature.value("WarmupOptimizer", "state '__warmup'", own, "tensor"):numel() ~= 2 then
+    P.fail(("WarmupOptimizer: state '__warmup' has %d elements, wanted 2: steps, stage"):format(own:numel()))
+  end
+  self.optimizer:check_state(inner_of(map))
+end
+function WarmupOptimizer:assign_state(map)
+  self.optimizer:assign_state(inner_of(map))
+  local list = map.__warmup:to_list()
   self.iter, self.stage = list[1], list[2] + 1
   self:_apply()
 end

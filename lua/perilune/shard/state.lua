@@ -127,7 +127,7 @@ function M.fused_optimizer(module)
       end)
     end,
     iteration = function(name) return iteration_of(module, by_name[name]) end,
-    set_iteration = function(n) module:set_iteration(n) end,
+    set_iteration = function(n) module:set_iteration(n) end, group = module.group,
   }
 end
 

@@ -112,7 +112,7 @@ typedef struct peri_sharded_config {
                                            all rows of an EC */
     peri_sharded_codecs reduce_scatter; /* of row-wise shards, and of those within a node; they are added up in f32, when they are here */
     int32_t kind;           /* PERI_SHARDED_* */
-    bool index_dedup;       /* the batches that come were made shorter (perilune/shard/dedup.lua): nothing but what ranks must agree on */
+    bool index_dedup;       /* equal ids of the batches that come were taken out before: nothing but what ranks must agree on */
     int32_t places;         /* 0 or 1: shards are cut over the ranks of the group. More (a group of one rank): over so many places of this
                                process, which the plan numbers as if they were ranks; the tables of each place are looked up together */
 } peri_sharded_config;
