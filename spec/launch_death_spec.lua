@@ -156,7 +156,7 @@ describe("a run that cannot start says why:", function()
       assert.is_true(seconds < 20, seconds .. " s")
     end)
   end
-  refused("no hostfile", "PERILUNE run -n 2 --hostfile /no/where", "perilune: --hostfile: /no/where: No such file or directory\n")
+  refused("no hostfile", "PERILUNE run -n 2 --hostfile /no/where", "perilune: --hostfile: '/no/where': No such file or directory\n")
   refused("too few slots", "PERILUNE run -n 3 --host " .. host .. ":2", "perilune: the nodes offer fewer slots than there are ranks")
   refused("too few files", "ulimit -n 256; PERILUNE run -n 100", "perilune: -n 100: this process and its children may open 256 files")
   refused("too many ranks", "PERILUNE run -n 9", "perilune: -n 9: PERI_MOST_RANKS is 8\n", { PERI_MOST_RANKS = "8" })

@@ -189,6 +189,25 @@ describe_launcher("perilune run, several ranks", function()
     assert.equal(6, status, out)
   end)
 
+  it("says that a world had failed whose error the script has caught", function()
+    if need_mpi() then return pending(need_mpi()) end
+    for _, ending in ipairs { "", "peri.finish()", "os.exit(0)" } do
+      local out, status = run("run -n 2 " .. script([[
+        local peri = require "perilune"
+        peri.init()
+        print(pcall(function()
+          if peri.rank() == 1 then peri.world():abort "bad thing" end
+          peri.world():barrier():wait()
+        end))
+      ]] .. ending))
+      assert.equal(1, status)
+      local words = " the script went on to its end after an error that it caught: group 'world' was given up: "
+      assert.matches("%[rank 1%]" .. words .. "bad thing", out)
+      assert.matches("%[rank 0%]" .. words .. "[^\n]*rank 1 gave up: bad thing", out)
+      assert.not_matches("never joined", out)
+    end
+  end)
+
   it("passes an exit code on", function()
     if need_mpi() then return pending(need_mpi()) end
     local _, status = run("run -n 2 " .. script "os.exit(os.getenv 'OMPI_COMM_WORLD_RANK' == '1' and 9 or 0)")
@@ -212,8 +231,19 @@ describe_launcher("a reason in one line", function()
   local function need_mpi() return not shell.has "mpirun" and "mpirun was not found" end
 
   for words, pattern in pairs {
-    ["--hostfile /tmp"] = "^perilune: %-%-hostfile: /tmp: Is a directory\n$",
-    ["--hostfile /dev/null"] = "^perilune: %-%-hostfile: /dev/null names no host\n$",
+    ["--hostfile /tmp"] = "^perilune: %-%-hostfile: '/tmp': Is a directory\n$",
+    ["--hostfile /dev/null"] = "^perilune: %-%-hostfile: '/dev/null' names no host\n$",
+    ["--hostfile ''"] = "^perilune: %-%-hostfile: '': No such file or directory\n$",
+    ["--host a,,b"] = "\nperilune: %-%-host: '' in 'a,,b', allowed: names of nodes, [^\n]*: a:4,b:4\n$",
+    ["--host ''"] = "\nperilune: %-%-host: '' in '', allowed: names of nodes",
+    ["--host 'a, b'"] = "\nperilune: %-%-host: ' b' in 'a, b', allowed: names of nodes",
+    ["--host a:4,b:0"] = "\nperilune: %-%-host: 'b:0' in 'a:4,b:0', allowed",
+    ["--host a:x"] = "\nperilune: %-%-host: 'a:x' in", ["--host a:"] = "\nperilune: %-%-host: 'a:' in",
+    ["--host a:2:3"] = "\nperilune: %-%-host: 'a:2:3' in",
+    ["-n 0"] = "\nperilune: %-n: '0' is not a whole number above 0\n$", ["-n inf"] = "'inf' is not a whole number above 0\n$",
+    ["-n 2 -n 3"] = "\nperilune: option '%-n' must be used at most 1 time\n$",
+    ["--host a --host b"] = "\nperilune: option '%-%-host' must be used at most 1 time\n$",
+    ["--hostfile missing"] = "^perilune: %-%-hostfile: 'missing': No such file or directory\n$",
     ["-n 2 --mpi -np"] = "^perilune: mpirun cannot read its option 'np', which got '[^\n]*perilune': see %-%-mpi\n$",
   } do
     it("is there for " .. words, function()
@@ -223,6 +253,18 @@ describe_launcher("a reason in one line", function()
       assert.matches(pattern, out)
     end)
   end
+
+  it("is there for slots that are no number", function()
+    if need_mpi() then return pending(need_mpi()) end
+    local name = os.tmpname()
+    local file = assert(io.open(name, "w"))
+    file:write "# slots=x\nlocalhost max_slots=2 slots = x\n"
+    file:close()
+    local out, status = run(("run -n 1 --hostfile %s %s"):format(name, script ""))
+    os.remove(name)
+    assert.equal(2, status)
+    assert.equal(("perilune: --hostfile: '%s', line 2: slots is 'x', allowed: whole numbers\n"):format(name), out)
+  end)
 
   it("is there for an operation that nobody waited for, and a rank that never posts it", function()
     if need_mpi() then return pending(need_mpi()) end

@@ -20,7 +20,9 @@ local run_options = {
 local function whole(option)
   return function(text)
     local n = tonumber(text)
-    if not n or n < 1 or n ~= math.floor(n) then return nil, ("%s: '%s' is not a whole number above 0"):format(option, text) end
+    if not n or n < 1 or n >= 2 ^ 31 or n ~= math.floor(n) then
+      return nil, ("%s: '%s' is not a whole number above 0"):format(option, text)
+    end
     return n
   end
 end
@@ -37,8 +39,22 @@ local function binding(text)
   return nil, ("--bind: '%s', allowed: %s, and behind it :overload-allowed or :if-supported"):format(text, table.concat(bindings, ", "))
 end
 
+--- Nodes as mpirun takes them, which explains in a page what is wrong with others.
+local function nodes(text)
+  for entry in (text .. ","):gmatch "([^,]*)," do
+    local name, slots = entry:match "^([^:]*):?(.*)$"
+    local known = name:match "^[%w._%-]+$" or name:match "^%+[en]%d*$" -- relative ones: +e, +n0
+    local n = tonumber(slots)
+    if not known or not (entry == name or slots == "*" or slots:match "^%d+$" and n > 0) then
+      return nil, ("--host: '%s' in '%s', allowed: names of nodes, each with the number of its ranks if it has several, and a comma "
+        .. "between two: a:4,b:4"):format(entry, text)
+    end
+  end
+  return text
+end
+
 --- What makes a value of the text of an option, by what stands for it in the help.
-local converters = { RANKS = whole "-n", THREADS = whole "-t", POLICY = binding }
+local converters = { RANKS = whole "-n", THREADS = whole "-t", POLICY = binding, LIST = nodes }
 
 local function make_parser()
   local parser = argparse("perilune", "Train and serve recommendation models with sharded embeddings from Lua scripts.")
@@ -54,7 +70,7 @@ local function make_parser()
     if not o.value then run:flag(flags, o.help)
     else
       local option = run:option(flags, o.help):argname(o.value)
-      if o.many then option:count "*" end
+      if o.many then option:count "*" else option:overwrite(false) end
       if converters[o.value] then option:convert(converters[o.value]) end
     end
   end

@@ -51,12 +51,12 @@ M.locate = locate
 --- The state of the running rank. Under `sim` the scheduler exchanges it when it switches ranks, so nothing else may cache it.
 --- scope: open scope or nil; device: default device name; grad: recording; world: the joined world or nil; pause: how to wait;
 --- seed, parameters_drawn, dropouts_made: of the random numbers (nn/parameter.lua); first_sample: number, in the whole batch, of this
---- rank's first sample (dropout); ec_index_dedup: of shard/dedup.lua; streams: { device =, stream =, outer = }, the current streams
---- that are not the default ones.
+--- rank's first sample (dropout); failed_world: the error of a world that was left after it, or false; ec_index_dedup: of
+--- shard/dedup.lua; streams: { device =, stream =, outer = }, the current streams that are not the default ones.
 local state = {
   scope = false, device = "cpu", streams = false, grad = true,
   world = false, seed = 0, parameters_drawn = 0, dropouts_made = 0, first_sample = 0,
-  ec_index_dedup = false,
+  ec_index_dedup = false, failed_world = false,
 }
 M.state = state
 

@@ -106,18 +106,31 @@ function M.machine(ranks)
     allocation = os.getenv "SLURM_JOB_ID" or os.getenv "PBS_JOBID" or os.getenv "LSB_JOBID" or os.getenv "PE_HOSTFILE" }
 end
 
+--- What is wrong with a file of nodes; nil: nothing that is seen without mpirun.
+local function hostfile_refused(name)
+  local file, why = io.open(name)
+  if not file then return ("--hostfile: '%s': %s"):format(name, (why:gsub("^.*: ", ""))) end
+  local text
+  text, why = file:read "*a"
+  file:close()
+  if not text then return ("--hostfile: '%s': %s"):format(name, why) end
+  if not ("\n" .. text):find "\n%s*[^%s#]" then return ("--hostfile: '%s' names no host"):format(name) end
+  local number = 0
+  for line in (text .. "\n"):gmatch "([^\n]*)\n" do
+    number = number + 1
+    for key, value in line:gsub("#.*", ""):gmatch "([%w_%-]*slots[%w_%-]*)%s*=%s*(%S*)" do
+      if not value:match "^%d+$" then
+        return ("--hostfile: '%s', line %d: %s is '%s', allowed: whole numbers"):format(name, number, key, value)
+      end
+    end
+  end
+end
+
 --- Why such a run cannot go well; nil if nothing speaks against it. `options`, `machine`: as for `command`; machine.files: how many files
 --- mpirun may open, machine.memory: MiB that are available.
 function M.refusal(options, machine)
-  if options.hostfile then
-    local file, why = io.open(options.hostfile)
-    if not file then return ("--hostfile: %s"):format(why) end
-    local text
-    text, why = file:read "*a"
-    file:close()
-    if not text then return ("--hostfile: %s: %s"):format(options.hostfile, why) end
-    if not ("\n" .. text):find "\n%s*[^%s#]" then return ("--hostfile: %s names no host"):format(options.hostfile) end
-  end
+  local refused = options.hostfile and hostfile_refused(options.hostfile)
+  if refused then return refused end
   if options.hosts or options.hostfile or machine.allocation then return end
   local files = math.floor((machine.files - 100) / FILES_PER_RANK)
   if options.ranks > files then -- mpirun hangs rather than say so
@@ -148,7 +161,20 @@ local function leave_world(code, message)
   local P = package.loaded["perilune.ffi"]
   local world = P and P.state.world
   if not world then return end
-  if code == 0 then require("perilune.dist").finish() else world:abort(message) end
+  if code ~= 0 then return world:abort(message) end
+  require("perilune.dist").finish()
+end
+
+--- The same at the end of a script. A world that had failed cannot be left in good order, which the user must hear if the script has caught
+--- the error.
+local function end_world(code)
+  local P = package.loaded["perilune.ffi"]
+  leave_world(code)
+  local err = code == 0 and P and P.state.failed_world
+  if err then
+    errors.raise { code = err.code, name = err.name, where = "",
+      message = "the script went on to its end after an error that it caught: " .. err.message:gsub("^peri_group_healthy: ", "") }
+  end
 end
 
 local SECONDARY = { EABORTED = true, EPEER = true }
@@ -199,7 +225,8 @@ function M.run_here(script, arguments, traceback, launched)
   local exit = os.exit
   os.exit = function(code, close) -- luacheck: ignore 122
     local number = (code == nil or code == true) and 0 or code == false and 1 or code
-    local ok, err = xpcall(leave_world, errors.locate, number, ("the script called os.exit(%s)"):format(tostring(code)))
+    local leave, words = number == 0 and end_world or leave_world, ("the script called os.exit(%s)"):format(tostring(code))
+    local ok, err = xpcall(leave, errors.locate, number, words)
     if not ok and number == 0 then
       report(err, world)
       number = 1
@@ -210,7 +237,7 @@ function M.run_here(script, arguments, traceback, launched)
   end
 
   local ok, err = xpcall(errors.run, errors.locate, chunk, unpack(arguments))
-  if ok then ok, err = xpcall(leave_world, errors.locate, 0) end
+  if ok then ok, err = xpcall(end_world, errors.locate, 0) end
   os.exit = exit -- luacheck: ignore 122
   if ok then return 0 end
   io.stdout:flush()

@@ -50,6 +50,10 @@ end
 local function collections_of(module, sharder_of)
   local list, within = {}, {}
   for _, entry in ipairs(module:named_modules()) do
+    if DistributedModelParallel.is(entry.module) then
+      P.fail(("DistributedModelParallel: module '%s' is a %s already; wrap a model once, before it has others within it"):format(entry.path,
+        entry.module.class_name))
+    end
     local sharder = not within[entry.module] and sharder_of(entry.module)
     if sharder then
       for _, inner in ipairs(entry.module:modules()) do within[inner] = true end
@@ -320,11 +324,8 @@ function DistributedModelParallel:flush()
   if #in_files > 0 then shard.files.flush(self.group, "DistributedModelParallel:flush", in_files) end
 end
 
---- The model within wrappers: what a DistributedModelParallel (of a DistributedModelParallel ...) was made of; any other module itself.
-function M.get_module(module)
-  while DistributedModelParallel.is(module) do module = module.module end
-  return module
-end
+--- The model within its wrapper: what a DistributedModelParallel was made of; any other module itself.
+function M.get_module(module) return DistributedModelParallel.is(module) and module.module or module end
 M.get_unwrapped_module = M.get_module
 
 signature.check("model.", M, { get_module = "module: Module", get_unwrapped_module = "module: Module" })

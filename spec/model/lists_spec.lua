@@ -61,4 +61,21 @@ describe("collections in plain tables", function()
     assert.error_matches(function() model(batch(world, device)) end,
       "EmbeddingBagCollection: 'ebc' of a DistributedModelParallel has its tables in shards now; call the one that the model has")
   end, { sizes = { 1, 2 } })
+
+  worlds.each("are wrapped once", function(world, device, n)
+    peri.ffi.state.device = device
+    local net = nn.Module()
+    net.ebc, net.over = collection "a", nn.Linear { in_features = 2, out_features = 1 }
+    local model = peri.DistributedModelParallel { module = net, group = world, device = device }
+    local outer = nn.Module()
+    outer.towers = { { inner = model }, collection "b" }
+    local function refused(module, words)
+      assert.error_matches(function() peri.DistributedModelParallel { module = module, group = world, device = device } end,
+        "^DistributedModelParallel: " .. words)
+    end
+    refused(model, "module '' is a DistributedModelParallel already; wrap a model once")
+    refused(outer, "module 'towers%.0%.inner' is a DistributedModelParallel already")
+    if n == 1 then return end -- nothing is averaged
+    refused(model.module, "parameter 'over%.weight' is averaged already: its module is in another DistributedModelParallel")
+  end, { sizes = { 1, 2 } })
 end)

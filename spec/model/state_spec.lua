@@ -225,8 +225,7 @@ describe("a data-parallel wrapper", function()
     refused({ data_parallel_wrapper = Odd() }, "Odd:wrap returned 7, wanted nil or an object with a method watch")
     assert.error_matches(function() peri.model.DefaultDataParallelWrapper { bucket_cap_mb = 0 } end, "bucket_cap_mb is 0, allowed")
     local linear = nn.Linear { in_features = 1, out_features = 1 }
-    local inner = peri.DistributedModelParallel { module = linear, group = world }
-    local model = peri.DistributedModelParallel { module = inner, group = world }
+    local model = peri.DistributedModelParallel { module = linear, group = world }
     assert.equal(linear, peri.model.get_module(model))
     assert.equal(linear, peri.model.get_unwrapped_module(linear))
     assert.error_matches(function() peri.model.get_module(3) end, "get_module: module is 3, wanted an nn.Module")

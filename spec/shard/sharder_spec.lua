@@ -153,6 +153,15 @@ describe("a module of one's own", function()
     dist = bags:input_dist(kjt):wait()
     assert.same(bags(kjt):values():to_list(), bags:compute_and_output_dist(bags:create_context(), dist):values():to_list())
     assert.error_matches(function() bags:input_dist(ctx) end, "ShardedEmbeddingBagCollection:input_dist: features is nil")
+    for _, given in ipairs { bags:input_dist(kjt), bags:input_dist(kjt):wait() } do
+      assert.error_matches(function() bags:output_dist(given) end,
+        "ShardedEmbeddingBagCollection:output_dist: rows is what input_dist returned, wanted what compute made of it")
+      assert.error_matches(function() bags:output_dist(ctx, given) end, "output_dist: rows is what input_dist returned")
+    end
+    local twice = bags:compute(bags:input_dist(kjt):wait())
+    assert.error_matches(function() bags:compute(twice) end, "compute: dist is what compute returned, wanted what input_dist returned")
+    bags:output_dist(twice)
+    assert.error_matches(function() bags:output_dist(twice) end, "output_dist: these rows already have a result")
     assert.error_matches(function() bags:output_dist(ctx, kjt) end, "output_dist: rows is a KeyedJaggedTensor")
   end, { sizes = { 1, 2 } })
 

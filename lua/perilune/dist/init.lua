@@ -86,11 +86,13 @@ function M.rank() return M.world().rank_number end
 function M.world_size() return M.world().world_size end
 
 --- Leave the world: waits until this rank's operations are done; one that fails now, which nobody waited for, is an error. Without a
---- world it does nothing.
+--- world it does nothing. That the world had failed before stays in state.failed_world.
 function M.finish()
   local world = state.world
   if not world then return end
-  local round, sound = 0, C.peri_group_healthy(world:ptr()) >= 0
+  local sound, failure = pcall(world.check_healthy, world)
+  local round = 0
+  state.failed_world = not sound and failure
   C.peri_group_progress(world:ptr())
   while C.peri_group_pending(world:ptr()) > 0 do
     P.pause(round)

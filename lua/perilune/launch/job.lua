@@ -29,6 +29,7 @@ local refusals = {
     .. "than slots with --mpi --oversubscribe" },
   { "unable to reliably start one or more daemons", "mpirun could not start on every node: each must be reachable by ssh without a "
     .. "password, and have perilune and Open MPI where this one has them" },
+  { "All nodes which are allocated for this job are already filled", "the nodes offer no slots: say how many (--host a:4,b:4)" },
   { "No nodes are available for this job", "mpirun has no nodes for these ranks: see --host and --hostfile" },
   { "does not match the expected format:%s+Option:%s+(%S+)%s+Param:%s+(%S+)",
     "mpirun cannot read its option '%s', which got '%s': see --mpi" },

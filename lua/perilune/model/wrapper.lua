@@ -39,10 +39,16 @@ local function broadcast(group, tensors)
   for _, work in ipairs(pending) do work:wait() end
 end
 
+--- Parameter -> its name.
+local function names_of(model)
+  local names = {}
+  for _, p in ipairs(model:named_parameters()) do names[p.tensor] = p.name end
+  return names
+end
+
 --- What ranks must agree on before they average: by name, each parameter's dtype and shape.
 local function facts_of(self, model, params)
-  local names, facts = {}, { { "bucket_cap_mb", self.bucket_bytes / 2 ^ 20 } }
-  for _, p in ipairs(model:named_parameters()) do names[p.tensor] = p.name end
+  local names, facts = names_of(model), { { "bucket_cap_mb", self.bucket_bytes / 2 ^ 20 } }
   for i, p in ipairs(params) do
     facts[i + 1] = { ("parameter '%s'"):format(names[p] or i), ("%s [%s]"):format(p:dtype(), table.concat(p:shape(), ", ")) }
   end
@@ -56,7 +62,13 @@ function DefaultDataParallelWrapper:wrap(model, env)
     broadcast(group, util.map(params, function(p) return p:detach() end))
     for _, sharded in ipairs(model.sharded) do broadcast(group, sharded:replicas()) end
   end
-  return #params > 0 and dist.Reducer { group = group, params = params, bucket_bytes = self.bucket_bytes } or nil
+  if #params == 0 then return nil end
+  local ok, reducer = pcall(dist.Reducer, { group = group, params = params, bucket_bytes = self.bucket_bytes })
+  if ok then return reducer end
+  local n = tonumber(tostring(reducer.message):match "parameter (%d+) already belongs to a reducer")
+  if not n then error(reducer, 0) end
+  P.fail(("DistributedModelParallel: parameter '%s' is averaged already: its module is in another DistributedModelParallel"):format(
+    names_of(model)[params[n + 1]]))
 end
 
 signature.object("parallel_model", "a DistributedModelParallel", { replicated_parameters = "callable", sharded = "list" })

@@ -23,12 +23,13 @@ local out = ffi.new "peri_sharded *[1]"
 local work_out, tensor_out = awaitable.work_out, Tensor.out
 local kjt_ptr = jagged.KeyedJaggedTensor.ptr
 
---- A stage on its way: the exchange of ids, or of rows. Its result is itself, with the work that the next stage takes.
+--- A stage of `module` on its way: the exchange of ids, or of rows. Its result is itself, with the work that the next stage takes.
 local StageAwaitable = util.class("StageAwaitable", awaitable.Awaitable)
-function StageAwaitable:init(work)
+function StageAwaitable:init(module, work)
   awaitable.Awaitable.init(self)
-  self.work = awaitable.wrap_work(work)
+  self.module, self.work = module, awaitable.wrap_work(work)
 end
+local IdsAwaitable, RowsAwaitable = util.class("IdsAwaitable", StageAwaitable), util.class("RowsAwaitable", StageAwaitable)
 function StageAwaitable:_wait_impl()
   awaitable.wait_work(self.work.ptr)
   return self
@@ -133,7 +134,7 @@ end
 
 function ShardedEmbeddingModule:input_dist(features)
   check(C.peri_sharded_input_dist(module_ptr(self._ref), kjt_ptr(features), work_out))
-  return StageAwaitable(work_out[0])
+  return IdsAwaitable(self, work_out[0])
 end
 
 --- Bring the rows that `dist` (waited for, not yet looked up) will need from files into memory, in the background.
@@ -146,7 +147,17 @@ function ShardedEmbeddingModule:lookup(dist)
   local work = arrived(self, "compute_and_output_dist", dist)
   check(C.peri_sharded_compute_and_output_dist(module_ptr(self._ref), work.ptr, work_out))
   work:release()
-  return StageAwaitable(work_out[0])
+  return RowsAwaitable(self, work_out[0])
+end
+
+--- See ShardedModule:output_dist. What cannot become a result is refused here, not when somebody uses it.
+function ShardedEmbeddingModule:output_dist(rows)
+  if not rawequal(rows.module, self) then
+    P.fail(("%s:output_dist: rows are what compute of another module (%s) returned"):format(self.class_name, rows.module.class_name))
+  end
+  if rows.given then P.fail(self.class_name .. ":output_dist: these rows already have a result; compute makes new ones") end
+  rows.given = true
+  return ShardedModule.output_dist(self, rows)
 end
 
 function ShardedEmbeddingModule:output(rows)
@@ -227,7 +238,10 @@ end
 function ShardedEmbeddingModule:__tostring() return ("%s\n%s"):format(self.class_name, tostring(self.plan)) end
 
 signature.object("Collection", "an EmbeddingBagCollection", { is_materialised = "callable", materialise = "callable" })
-signature.kind("InputDist", "what input_dist returned", StageAwaitable.is)
+signature.kind("InputDist", "what input_dist returned", IdsAwaitable.is,
+  function(x) return RowsAwaitable.is(x) and "is what compute returned, wanted what input_dist returned" end)
+signature.kind("Rows", "what compute returned", RowsAwaitable.is,
+  function(x) return IdsAwaitable.is(x) and "is what input_dist returned, wanted what compute made of it" end)
 
 --- Check the arguments of the methods of a class, under its name: those of forward, and of the stages.
 function ShardedEmbeddingModule.check_arguments(class, names)
@@ -237,9 +251,9 @@ function ShardedEmbeddingModule.check_arguments(class, names)
     class[name] = class[name] -- a copy of its own
   end
   signature.check(class.class_name .. ":", class, {
-    input_dist = line, forward = line, compute = "self: table, dist: InputDist", output_dist = "self: table, rows: InputDist",
+    input_dist = line, forward = line, compute = "self: table, dist: InputDist", output_dist = "self: table, rows: Rows",
     compute_and_output_dist = "self: table, dist: InputDist", prefetch = "self: table, dist: InputDist",
-    lookup = "self: table, dist: InputDist", output = "self: table, rows: InputDist",
+    lookup = "self: table, dist: InputDist", output = "self: table, rows: Rows",
     copy_from = "self: table, collection: Collection", set_learning_rate = "self: table, learning_rate: number, i: count?",
     set_iteration = "self: table, iteration: count",
   })
