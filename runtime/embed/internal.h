@@ -325,6 +325,8 @@ typedef struct peri__store {
     /* Rows from @row on of part @part of @table, into and from a tensor of the user's. */
     peri_status (*read)(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, peri_tensor *dst);
     peri_status (*write)(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src);
+    /* Rows (host, ascending, each once) of @table start again, in all states that have rows. */
+    peri_status (*reset)(peri_tbe *tbe, int64_t table, const int64_t *rows, int64_t n);
     /* Flushes; see peri_tbe_flush_prepare. info does not need a call, and @out is zeros before it. */
     void (*flush_info)(const peri_tbe *tbe, peri_flush_info *out);
     peri_status (*flush_prepare)(peri_tbe *tbe);
@@ -338,6 +340,9 @@ typedef struct peri__store {
 
 /** Tables in memory. (memory.c) */
 extern const peri__store peri__memory;
+peri_status peri__memory_reset(peri_tbe *tbe, int64_t table, const int64_t *rows, int64_t n);
+/** Start values of row @row of @table, on the host, into @weights; PERI_INIT_NONE: they stay what they are. (reset.c) */
+void peri__tbe_start_row(const peri_tbe *tbe, int64_t table, int64_t row, uint64_t seed, void *weights);
 /** The check of a batch alone, of tables in memory; what it says depends on the table batch's mode. Waits. */
 peri_status peri__memory_check(const char *function, peri_tbe_batch *batch);
 

@@ -143,4 +143,4 @@ static peri_status memory_write(peri_tbe *tbe, int64_t table, int32_t part, int6
 }
 
 const peri__store peri__memory = {.name = "memory", .whole = true, .forward = memory_forward, .backward = memory_backward,
-                                  .read = memory_read, .write = memory_write};
+                                  .read = memory_read, .write = memory_write, .reset = peri__memory_reset};

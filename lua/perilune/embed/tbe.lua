@@ -258,6 +258,8 @@ function methods:read(t, name, row, result)
   return result
 end
 function methods:write(t, name, row, source) check(C.peri_tbe_write(ptr(self), t - 1, name, row, Tensor.ptr(source))) end
+--- Rows (i64) of table t (from 1) start again, weights and states; see peri_tbe_rows_reset.
+function methods:reset_rows(t, rows) check(C.peri_tbe_rows_reset(ptr(self), t - 1, Tensor.ptr(rows))) end
 --- Shape of the state `name` of table t (from 1): { rows, cols } or { rows }.
 function methods:state_shape(t, name)
   local n = check(C.peri_tbe_state_shape(ptr(self), t - 1, name, dims))
@@ -340,6 +342,7 @@ signature.check("table batch:", methods, {
   gradient_table = "self: TableBatch, gradient: tensor, t: int", state = of_states, leaf = "self: TableBatch, t: int",
   read = "self: TableBatch, t: int, name: string, row: integer, result: tensor",
   write = "self: TableBatch, t: int, name: string, row: integer, source: tensor",
+  reset_rows = "self: TableBatch, t: int, rows: tensor",
   state_shape = "self: TableBatch, t: int, name: string", state_geometry = "self: TableBatch, name: string",
   set_learning_rate = "self: TableBatch, rate: number",
   set_iteration = "self: TableBatch, iteration: integer", cache_statistics = "self: TableBatch, t: int?",

@@ -152,7 +152,7 @@ static const char *io(const peri_tbe *tbe) { return peri__row_io_name(peri__tier
 
 static const peri__store files = {.name = "files", .forward = peri__tier_forward, .backward = peri__tier_backward,
                                   .prefetch = peri__tier_prefetch, .drop = peri__tier_drop, .read = peri__tier_read,
-                                  .write = peri__tier_write, .flush_info = peri__tier_flush_info,
+                                  .write = peri__tier_write, .reset = peri__tier_reset, .flush_info = peri__tier_flush_info,
                                   .flush_prepare = peri__tier_flush_prepare, .flush_commit = peri__tier_flush_commit,
                                   .cache_statistics = peri__tier_statistics, .bad_ids = bad_ids, .io = io, .free = tier_free};
 

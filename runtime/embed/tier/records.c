@@ -5,7 +5,6 @@
 #include "tier.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 
 enum { MOST_REQUEST = 1 << 20, CHUNK_BYTES = 4 << 20, GRAIN = 64 };
@@ -216,24 +215,8 @@ void peri__records_read(peri__tier *tier, peri__records *s)
 /** The record of a row that was never written: start values, zero states. */
 static void start_record(const peri__tier *tier, const peri_k_cache_move *m, char *record)
 {
-    const peri_table_config *t = &tier->tbe->tables[m->table].config;
     memset(record, 0, (size_t)record_bytes(tier, m->table));
-    peri_k_random_args args = {.dst = record + PERI_CACHE_RECORD_HEAD, .dtype = tier->tbe->dtype,
-                               .kind = t->init == PERI_INIT_NORMAL ? PERI_RANDOM_NORMAL : PERI_RANDOM_UNIFORM, .cols = t->cols,
-                               .row_offset = t->row_offset + m->row, .col_offset = t->col_offset, .total_cols = t->total_cols,
-                               .low = t->init_a, .high = t->init_b, .seed = tier->seed, .random_stream = peri__hash_text(t->name)};
-    const peri_kernels *kernels = peri_kernels_get();
-    if (t->init == PERI_INIT_NONE) return;
-    if (t->init == PERI_INIT_CONSTANT) {
-        peri_k_fill_args fill = {.dst = args.dst, .dtype = args.dtype, .value = t->init_a};
-        kernels->fn[PERI_K_fill](&fill, 0, t->cols);
-        return;
-    }
-    if (t->init == PERI_INIT_DEFAULT) {
-        args.high = sqrt(1.0 / (double)t->total_rows);
-        args.low = -args.high;
-    }
-    kernels->fn[PERI_K_random](&args, 0, t->cols);
+    peri__tbe_start_row(tier->tbe, m->table, m->row, tier->seed, record + PERI_CACHE_RECORD_HEAD);
 }
 
 static void check_range(void *ctx, int64_t begin, int64_t end)
@@ -481,6 +464,58 @@ peri_status peri__tier_read(peri_tbe *tbe, int64_t table, int32_t part, int64_t 
 peri_status peri__tier_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src)
 {
     return move_chunks("peri_tbe_write", tbe, table, part, row, src, true);
+}
+
+/* -- rows that start again ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct starting {
+    const peri__tier *tier;
+    peri__records *stage;
+} starting;
+
+static void start_records(void *ctx, int64_t begin, int64_t end)
+{
+    const starting *x = ctx;
+    for (int64_t i = begin; i < end; i++) start_record(x->tier, &x->stage->moves[i], x->stage->host + x->stage->moves[i].record);
+}
+
+/** Rows that have a slot start again there, and are newer than the file; the others in the file. */
+static peri_status reset_rows(peri__tier *tier, int64_t table, const int64_t *rows, int64_t n)
+{
+    peri__records *s = &tier->spare;
+    peri__cache *cache = tier->tables[table].cache;
+    for (int pass = 0; pass < 2; pass++) {
+        PERI_TRY(peri__records_reserve(tier, s, n, n * record_bytes(tier, (int32_t)table)));
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t place = peri__cache_find(cache, rows[i]);
+            if ((place != 0) != (pass == 1)) continue;
+            s->moves[s->n++] = (peri_k_cache_move){.row = rows[i], .table = (int32_t)table, .slot = (int32_t)place - 1};
+        }
+        if (s->n == 0) continue;
+        peri__records_order(tier, s);
+        peri__parallel_for(s->n, GRAIN, start_records, &(starting){tier, s});
+        if (pass == 0) {
+            PERI_TRY(store_range(tier, table));
+            continue;
+        }
+        PERI_TRY(peri__records_fill(tier, s));
+        for (int64_t i = 0; i < s->n; i++) cache->slot[s->moves[i].slot].flags |= PERI__SLOT_DIRTY;
+    }
+    return PERI_OK;
+}
+
+peri_status peri__tier_reset(peri_tbe *tbe, int64_t table, const int64_t *rows, int64_t n)
+{
+    peri__tier *tier = peri__tier_of(tbe);
+    PERI_TRY(peri__tier_arrive(tier)); /* what a prefetch brings would come over the new rows */
+    PERI_TRY(peri__tier_settle(tier));
+    tier->dirty = true;
+    tier->prepared = false;
+    for (int64_t i = 0, some; i < n; i += some) {
+        some = peri__min(n - i, chunk_of(tier, table));
+        PERI_TRY(reset_rows(tier, table, rows + i, some));
+    }
+    return PERI_OK;
 }
 
 /* -- counts ------------------------------------------------------------------------------------------------------------------------ */

@@ -170,6 +170,7 @@ peri_status peri__tier_write_back(peri__tier *tier, int32_t table, int64_t row, 
 /** What the store does. */
 peri_status peri__tier_read(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, peri_tensor *dst);
 peri_status peri__tier_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src);
+peri_status peri__tier_reset(peri_tbe *tbe, int64_t table, const int64_t *rows, int64_t n);
 void peri__tier_statistics(const peri_tbe *tbe, int64_t table, peri_tbe_cache_stats *out);
 /** Finish all rows under way of all tickets. */
 peri_status peri__tier_arrive(peri__tier *tier);

@@ -297,6 +297,11 @@ PERI_API peri_status peri_tbe_leaf(peri_tbe *tbe, int64_t table, peri_tensor **o
 PERI_API peri_status peri_tbe_read(peri_tbe *tbe, int64_t table, const char *name, int64_t row, peri_tensor *dst);
 /** Overwrite rows from @row on; numbers become rows of bytes by peri_quantize_rows. */
 PERI_API peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64_t row, const peri_tensor *src);
+/** Rows (i64, one dimension, from 0; repeats are fine) of a table start again: weights as they were initialised (PERI_INIT_NONE: zeros),
+ *  and as before the first update all states that have rows. What has none stays: preconditioners, max_counter, the iteration. Tables in
+ *  files: in the cache and in the file, also rows that a prefetch brings or an update still has to change. Waits for the device, to read
+ *  @rows. PERI_EUNSUPPORTED for rows of bytes. */
+PERI_API peri_status peri_tbe_rows_reset(peri_tbe *tbe, int64_t table, peri_tensor *rows);
 /** Name of the i-th state of the optimizer ("weight" is number 0), NULL beyond the last. Static text. */
 PERI_API const char *peri_tbe_state_name(const peri_tbe *tbe, int32_t i);
 
