@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ops_join.c: cat and stack. Their gradients are views of the upstream gradient: nothing is copied.
+ * ops_join.c: cat and stack, whose gradients are views of the upstream gradient: nothing is copied; and split, with one gradient of all
+ * its parts.
  */
 #include "internal.h"
 
@@ -136,5 +137,89 @@ peri_status peri_op_stack(peri_tensor *const *tensors, int32_t n, int32_t dim, p
     if (status >= 0) status = cat("peri_op_stack", wide, n, d, out);
     for (int32_t i = 0; i < n; i++) peri_tensor_release(wide[i]);
     peri__free(wide);
+    return status;
+}
+
+/* -- cutting ----------------------------------------------------------------------------------------------------------------------- */
+
+/** integer[0]: dim. state: the parts' sizes along it. Parts without a gradient count as zeros. */
+static peri_status split_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    const int64_t *size = node->state;
+    const int32_t dim = (int32_t)node->integer[0];
+    const peri_tensor *any = NULL;
+    int64_t shape[PERI_MAX_DIMS], start = 0;
+    for (int32_t i = 0; i < node->n_out && !any; i++) any = grad_out[i];
+    if (!any) return PERI_OK;
+    memcpy(shape, any->shape, sizeof shape);
+    shape[dim] = 0;
+    for (int32_t i = 0; i < node->n_out; i++) shape[dim] += size[i];
+    peri_tensor *whole, *part;
+    PERI_TRY(peri__tensor_like(any, any->ndim, shape, &whole));
+    peri_status status = PERI_OK;
+    for (int32_t i = 0; i < node->n_out && status >= 0; start += size[i++]) {
+        status = window(whole, dim, start, size[i], &part);
+        if (status < 0) break;
+        status = grad_out[i] ? peri_tensor_copy(part, grad_out[i]) : peri_tensor_fill(part, 0);
+        peri_tensor_release(part);
+    }
+    if (status < 0) peri_tensor_release(whole);
+    else grad_in[0] = whole;
+    return status;
+}
+
+static const peri__node_vtab split_vtab = {.name = "split", .backward = split_backward, .fini = cat_fini};
+
+static peri_status check_split(const peri_tensor *x, const int64_t *sizes, int32_t n, int32_t dim)
+{
+    char text[128];
+    peri__words words;
+    int64_t left = x->shape[dim];
+    for (int32_t i = 0; i < n; i++) {
+        if (sizes[i] < 0 || sizes[i] > left)
+            return peri__fail(PERI_ERANGE, "peri_op_split: sizes[%d] is %lld, allowed: 0..%lld, what is left of %s of %s", i,
+                              (long long)sizes[i], (long long)left, peri__dim_text(dim, &words), peri__tensor_text(x, text, sizeof text));
+        left -= sizes[i];
+    }
+    if (left)
+        return peri__fail(PERI_ERANGE, "peri_op_split: the sizes add up to %lld, %s of %s is %lld", (long long)(x->shape[dim] - left),
+                          peri__dim_text(dim, &words), peri__tensor_text(x, text, sizeof text), (long long)x->shape[dim]);
+    return PERI_OK;
+}
+
+static peri_status record_split(peri_tensor *x, const int64_t *sizes, int32_t n, int32_t dim, peri_tensor *const *parts)
+{
+    const size_t bytes = sizeof *sizes * (size_t)n;
+    int64_t *copy = peri__alloc(bytes);
+    if (!copy) return PERI_ENOMEM;
+    memcpy(copy, sizes, bytes);
+    peri__node *node;
+    peri_status status = peri__record(&split_vtab, &x, 1, parts, n, &node);
+    if (status < 0) {
+        peri__free(copy);
+        return status;
+    }
+    node->integer[0] = dim;
+    node->state = copy;
+    return PERI_OK;
+}
+
+peri_status peri_op_split(peri_tensor *x, const int64_t *sizes, int32_t n, int32_t dim, peri_tensor **out)
+{
+    PERI_NEED(x);
+    PERI_NEED(sizes);
+    PERI_NEED(out);
+    int32_t d, made = 0;
+    int64_t start = 0;
+    if (n < 1) return peri__fail(PERI_EINVAL, "peri_op_split: %d parts, at least one is needed", n);
+    PERI_TRY(peri__dim("peri_op_split", x, dim, &d));
+    PERI_TRY(check_split(x, sizes, n, d));
+    peri_status status = PERI_OK;
+    for (; made < n && status >= 0; made += status >= 0) {
+        status = window(x, d, start, sizes[made], &out[made]);
+        start += sizes[made];
+    }
+    if (status >= 0 && peri__recording(&x, 1)) status = record_split(x, sizes, n, d, out);
+    while (status < 0 && made > 0) peri_tensor_release(out[--made]);
     return status;
 }

@@ -46,6 +46,14 @@ for _, dim in ipairs { 1, 2, -1 } do
 end
 add("cat of different sizes", { { { 2, 1 }, { 2, 4 }, { 2, 0 } } }, function(a, b, c) return F.cat({ a, b, c }, 2) * F.cat({ c, b, a },
   2) end)
+add("split", { { { 2, 6 } }, { { 0, 6 } } }, function(x) -- one part is used twice, one not at all
+  local a, b, _, c = unpack(F.split(x, { 1, 3, 0, 1, 1 }, 2))
+  return F.cat({ b, c, a, b }, -1):square()
+end)
+add("split of rows", { { { 5, 2 } }, { { 5 } } }, function(x)
+  local a, b = unpack(x:split { 2, 3 })
+  return a:sum() * b:square():sum()
+end)
 add("expand", { { { 2, 1 } }, { { 1 } }, { { 3, 1, 1 } } }, function(x) return x:expand(x:dim() == 3 and { 3, 2, 4 } or { 5, 2, 4 }) end)
 add("reshape, transpose, slice", { { { 2, 6 } } }, function(x) return x:reshape(2, 2, 3):transpose(1, 3):slice(2, 1, 2):square() end)
 for _, dim in ipairs { 1, 2, 3, { 1, 3 }, { 2, 3 }, { 1, 2, 3 } } do
@@ -232,6 +240,10 @@ for _, device in ipairs { "cpu", "opaque" } do
       fails("peri_op_cat: 0 tensors", F.cat, {})
       fails("peri_op_cat: the 1st and the 2nd tensor are f32 %[2, 3%] and f32 %[2%]", F.cat, { a, b }, 1)
       fails("peri_op_cat: the 3rd dimension of f32 %[2, 3%], which has 2", F.cat, { a }, 3)
+      fails("peri_op_split: sizes%[1%] is 3, allowed: 0%.%.1, what is left of the 2nd dimension of f32 %[2, 3%]", F.split, a, { 2, 3 }, 2)
+      fails("peri_op_split: the sizes add up to 1, the 1st dimension of f32 %[2, 3%] is 2", F.split, a, { 1 })
+      fails("peri_op_split: 0 parts", F.split, a, {})
+      fails("split: sizes %[1%] is 1.5, wanted", F.split, a, { 1.5 })
       fails("peri_op_stack: the 4th dimension as a new one of tensors f32 %[2, 3%], which then have 3", F.stack, { a }, 4)
       fails("peri_op_sum: the 1st dimension is named twice", F.sum, a, { 1, -2 })
       fails("peri_op_max: the 2nd dimension of f32 %[2, 0%] is empty", F.max, peri.empty({ 2, 0 }, "f32", device), 2)

@@ -167,13 +167,13 @@ local function make_bags(kind, world, device, n, more)
 end
 
 --- A batch, the ids asked for, and those that travel.
-local function draw_bags(seed, device)
+local function draw_bags(seed, device, more)
   local below, values, lengths, asked, sent = generator(seed), {}, {}, 0, 0
-  local order_of = { "f4", "f2", "f3", "f1" }
+  local order_of, samples = { "f4", "f2", "f3", "f1" }, seed % 8 + (more.samples or 0)
   for _, key in ipairs(order_of) do
     local seen, different, first, longest = {}, 0, asked, 0
-    for _ = 1, seed % 8 do
-      local n = key == "f4" and below(4) or key == "f3" and below(2) or 1
+    for _ = 1, samples do
+      local n = key == "f4" and below(4) or key == "f3" and below(2) or key == "f1" and more.samples and below(6) or 1
       lengths[#lengths + 1] = n
       for _ = 1, n do
         local id = below(6) == 0 and -1 or below(5)
@@ -184,31 +184,42 @@ local function draw_bags(seed, device)
       end
       longest = math.max(longest, n)
     end
-    sent = sent + (longest > 1 and asked - first or different)
+    local several = longest > 1 or more.weighted and longest > 0
+    sent = sent + (several and (different >= samples or more.rounded) and asked - first or different)
   end
-  return peri.KeyedJaggedTensor { keys = order_of, values = peri.tensor(values, "i64", device, { #values }),
-    lengths = peri.tensor(lengths, "i32", device, { #lengths }), stride = seed % 8 }, asked, sent
+  local weights = {}
+  for i = 1, #values do weights[i] = math.cos(i) end
+  weights = more.weighted and peri.tensor(weights, "f32", device, { #values }) or nil
+  if more.weights_grad then weights:requires_grad() end
+  return peri.KeyedJaggedTensor { keys = order_of, values = peri.tensor(values, "i64", device, { #values }), weights = weights,
+    lengths = peri.tensor(lengths, "i32", device, { #lengths }), stride = samples }, asked, sent, weights
 end
 
 local function run_bags(kind, world, device, n, more)
-  local fields = { fused_params = more and more.fused_params }
+  more = more or {}
+  local fields = { fused_params = more.fused_params, is_weighted = more.weighted }
   local plain = make_bags(kind, world, device, n, fields)
   fields.use_index_dedup = true
   local dedup, asked, sent = make_bags(kind, world, device, n, fields), 0, 0
-  local exact = more and more.fused_params.exact
+  local exact = more.fused_params and more.fused_params.exact
   for k = 1, 3 do
-    local kjt, x, y = draw_bags(29 * k + 5 * world:rank(), device)
+    local kjt, x, y, weights = draw_bags(29 * k + 5 * world:rank(), device, more)
     asked, sent = asked + x, sent + y
-    local lists = {}
+    local lists, gradients = {}, {}
     for i, ebc in ipairs { plain, dedup } do
       local kt = ebc(kjt)
       local rows, grad = kt:values(), {}
       lists[i] = rows:to_list()
       for g = 1, #lists[i] do grad[g] = math.sin(g * k) end
-      rows:backward(peri.tensor(grad, "f32", device, { kjt:stride(), #lists[i] / math.max(1, kjt:stride()) }))
+      rows:backward(peri.tensor(grad, rows:dtype(), device, { kjt:stride(), #lists[i] / math.max(1, kjt:stride()) }))
+      if more.weights_grad then
+        gradients[i] = weights:grad():to_list()
+        weights:set_grad(nil)
+      end
     end
     local tolerance = exact and { abs = 0, rel = 0 } or { abs = 2e-6, rel = 2e-5 }
     golden.assert_near(lists[1], lists[2], tolerance)
+    if more.weights_grad then golden.assert_near(gradients[1], gradients[2], { abs = 1e-5, rel = 2e-5 }) end
     same_shards(plain, dedup, tolerance)
   end
   return dedup, asked, sent
@@ -221,6 +232,22 @@ describe("index dedup of bags changes nothing,", function()
       assert.same({ asked = asked, sent = sent }, dedup:index_dedup_counts())
     end, { sizes = { 1, 2, 3 }, local_size = 2 })
   end
+  -- More bags than there are ids, so that most features have fewer ids than bags.
+  for kind in peri.util.ordered(kinds) do
+    for _, weighted in ipairs { false, true } do
+      worlds.each(kind .. (weighted and ", of several ids with weights" or ", of several ids"), function(world, device, n)
+        local dedup, asked, sent = run_bags(kind, world, device, n, { samples = 9, weighted = weighted,
+          weights_grad = weighted and kind ~= "dense" })
+        assert.same({ asked = asked, sent = sent }, dedup:index_dedup_counts())
+        assert.is_true(sent < asked / 2)
+      end, { sizes = { weighted and 3 or 2 }, local_size = 2 })
+    end
+  end
+  worlds.each("of several ids, rows that come rounded", function(world, device, n)
+    local dedup, asked, sent = run_bags("mixed", world, device, n, { samples = 9, rounded = true,
+      fused_params = { optimizer = "sgd", learning_rate = 0.3, output_dtype = "FP16" } })
+    assert.same({ asked = asked, sent = sent }, dedup:index_dedup_counts())
+  end, { sizes = { 1, 2 } })
   worlds.each("to the last bit with exact", function(world, device, n)
     local dedup = run_bags("mixed", world, device, n, { fused_params = { optimizer = "sgd", learning_rate = 0.3, exact = true } })
     assert.is_nil(dedup:index_dedup_counts())
@@ -272,6 +299,28 @@ describe("index dedup", function()
     local others = last and 4 * 24 or 8 * 16
     assert.equal(((last and 8 * 8 or 0) + others) * 4, sent[1].bytes)
     assert.equal(((last and 3 * 8 or 0) + others) * 4, sent[2].bytes)
+  end, { sizes = { 2 } })
+
+  worlds.each("sends each id of bags of several once", function(world, device, n)
+    local sent = {}
+    for i, on in ipairs { false, true } do
+      local group = world:new_group({ 0, 1 }, "several" .. i)
+      local ebc = make_bags("table_wise", group, device, n, { use_index_dedup = on })
+      local rows = ebc(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4" }, device = device, stride = 4,
+        values = { 5, 5, 7, 7, 5, 7, 5, 7 }, lengths = { 3, 2, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } }):values()
+      local list, forward = rows:to_list(), sent_bytes(group, "rows", "")
+      rows:sum():backward()
+      sent[i] = { rows = list, ids = sent_bytes(group, "ids", ""), forward = forward, back = sent_bytes(group, "rows", "") - forward }
+      if on then assert.same({ asked = 8, sent = 2 }, ebc:index_dedup_counts()) end
+      group:release()
+    end
+    golden.assert_near(sent[1].rows, sent[2].rows, { abs = 1e-6, rel = 1e-6 })
+    -- rank 1 has table a: of 4 bags of f1 with 8 ids come 2 rows of 8 columns
+    local last = world:rank() == 1
+    local function saved(name) return sent[1][name] - sent[2][name] end
+    assert.equal(last and 2 * 8 * 4 or 0, saved "forward")
+    assert.equal(last and 0 or 2 * 8 * 4, saved "back")
+    assert.equal((6 + 2 + 2) * 4, saved "ids") -- 6 ids, and the lengths and factors (b is a mean) of 2 bags
   end, { sizes = { 2 } })
 
   worlds.each("of bags leaves bad ids where they are, on one rank too", function(world, device, n)
@@ -335,9 +384,6 @@ describe("index dedup", function()
       ["no key 'f4'; keys: f1, f2, f3"] = function(_, world)
         make_bags("row_wise", world, "cpu", 1, { use_index_dedup = true })(peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3" },
           values = { 2 }, lengths = { 0, 0, 1 } })
-      end,
-      ["use_index_dedup with is_weighted"] = function(_, world)
-        make_bags("row_wise", world, "cpu", 1, { use_index_dedup = true, is_weighted = true })
       end,
       ["EmbeddingBagCollectionSharder: use_index_dedup is 'no'"] = function()
         shard.EmbeddingBagCollectionSharder { use_index_dedup = "no" }

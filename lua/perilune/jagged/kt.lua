@@ -88,8 +88,9 @@ end
 
 --- name -> tensor.
 function methods:to_dict()
-  local dict = {}
-  for _, key in ipairs(self:keys()) do dict[key] = self:get(key) end
+  local dict, keys = {}, self:keys()
+  local parts = #keys > 0 and self:values():split(self:length_per_key(), self:key_dim() + 1) or {}
+  for i, key in ipairs(keys) do dict[key] = parts[i] end
   return dict
 end
 

@@ -78,6 +78,13 @@ local function look_up(self, mode, ids, offsets, weights, include_last)
   return Tensor.wrap(Tensor.out[0])
 end
 
+--- torch.nn.functional.embedding_bag: of rows `weight` (f32 [rows, cols], contiguous), [bags, cols]; mode "sum", "mean" or "max", and the
+--- rest as EmbeddingBag.forward takes it.
+function M.embedding_bag(weight, ids, offsets, mode, per_sample_weights, include_last_offset)
+  mode = util.one_of("embedding_bag", "mode", mode, { "sum", "mean", "max" })
+  return look_up({ weight = weight, norm_type = 2 }, modes[mode], ids, offsets, per_sample_weights, include_last_offset or false)
+end
+
 local function extra_text(self)
   local text = ("%d, %d"):format(self.num_embeddings, self.embedding_dim)
   if self.padding_idx then text = ("%s, padding_idx=%d"):format(text, self.padding_idx) end

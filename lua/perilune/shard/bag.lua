@@ -1,6 +1,5 @@
 -- bag.lua: EmbeddingBagCollection over ranks: the plan says where rows live; ids go there, pooled rows come back.
 local ffi = require "ffi"
-local P = require "perilune.ffi"
 local jagged = require "perilune.jagged"
 local awaitable = require "perilune.dist.awaitable"
 local config = require "perilune.embed.config"
@@ -30,23 +29,32 @@ ShardedEmbeddingBagCollection.parameter_prefix = "embedding_bags"
 function ShardedEmbeddingBagCollection:init(args)
   local own, func = type(args) == "table" and util.copy(args) or {}, self.class_name
   local dedup = own.use_index_dedup ~= nil and signature.value(func, "use_index_dedup", own.use_index_dedup, "boolean")
-  if dedup and own.is_weighted then
-    P.fail(func .. ": use_index_dedup with is_weighted: equal ids may have different weights; give one of them")
-  end
   own.use_index_dedup = nil
   ShardedEmbeddingModule.init(self, own, dedup)
-  self._dedup = dedup and not index_dedup.changes(own) and index_dedup.BagDedup(self.tables) or false
+  self._dedup = dedup and not index_dedup.changes(own) and index_dedup.BagDedup(own) or false
   self._names, self._dims = config.output_names(self.tables)
   self._keys = jagged.Keys.of(self._names)
   self._lengths = ffi.new("int64_t[?]", #self._dims, self._dims)
 end
 
 function ShardedEmbeddingBagCollection:input_dist(features)
-  if self._dedup then features = self:at_home(self._dedup.shorten, self._dedup, features) end
-  return ShardedEmbeddingModule.input_dist(self, features)
+  local batch, pools = features, nil
+  if self._dedup then batch, pools = self:at_home(self._dedup.shorten, self._dedup, features) end
+  local stage = ShardedEmbeddingModule.input_dist(self, batch)
+  stage.pools = pools
+  return stage
 end
 
-function ShardedEmbeddingBagCollection:result(values) return jagged.KeyedTensor.of(self._keys, self._lengths, values) end
+function ShardedEmbeddingBagCollection:lookup(dist)
+  local stage = ShardedEmbeddingModule.lookup(self, dist)
+  stage.pools = dist.pools
+  return stage
+end
+
+function ShardedEmbeddingBagCollection:result(values, rows)
+  if rows.pools then values = self._dedup:pool(values, rows.pools, self._dims) end
+  return jagged.KeyedTensor.of(self._keys, self._lengths, values)
+end
 
 --- Names of the output's parts and their columns, in order.
 function ShardedEmbeddingBagCollection:embedding_names() return self._names end

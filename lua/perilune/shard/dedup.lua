@@ -1,11 +1,13 @@
 -- dedup.lua: index dedup: of the ids that this rank asks for in one batch, each travels once, and one row of it comes back (TorchRec's
 -- use_index_dedup). It happens at home, in front of input_dist and behind output: to the module in between the batch is a shorter one. What
--- copies of a row get as gradient is added up before it travels. A bag of one id is sent once too.
+-- copies of a row get as gradient is added up before it travels. A bag of one id is sent once too; bags of several ids become bags of one
+-- id each, which are pooled when their rows are back.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local jagged = require "perilune.jagged"
 local nn = require "perilune.nn"
 local sparse = require "perilune.sparse"
+local embedding_bag = require("perilune.nn.embedding").embedding_bag
 local Tensor = require "perilune.tensor"
 local signature = require "perilune.signature"
 local state = P.state
@@ -31,6 +33,14 @@ function M.changes(a)
   local function differs(params) return params and (params.exact or params.gradient_clipping) end
   local any = differs(a.fused_params)
   for _, params in util.ordered(a.table_fused_params or {}) do any = any or differs(params) end
+  return any or false
+end
+
+--- Whether rows that come home are rounded, so that none is to be pooled there.
+local function rounds(a)
+  local function given(params) return params and params.output_dtype and params.output_dtype ~= "FP32" end
+  local any = given(a.fused_params)
+  for _, params in util.ordered(a.table_fused_params or {}) do any = any or given(params) end
   return any or false
 end
 
@@ -121,14 +131,20 @@ end
 local BagDedup = util.class "BagDedup"
 M.BagDedup = BagDedup
 
---- BagDedup(tables): of an EmbeddingBagCollection without weights. Bags of one id each, or none, are bags of a variable batch: each once.
-function BagDedup:init(tables)
-  self.groups, self.features = groups_of(tables), {}
+--- BagDedup(args): of an EmbeddingBagCollection with these arguments. To the module in between, a feature's bags are those of a variable
+--- batch: each id of bags of one id is one, whose row goes to all of its samples (its inverse indices). Where bags have several ids, or
+--- weights, each id is one too if that makes fewer rows, and home pools them (`pool`); else the bags travel as they are.
+function BagDedup:init(args)
+  self.features, self.weighted, self.pools = {}, args.is_weighted or false, not rounds(args)
   self.asked, self.sent = 0, 0
-  for _, g in ipairs(self.groups) do
+  for _, g in ipairs(groups_of(args.tables)) do
     for _, f in ipairs(g.features) do self.features[#self.features + 1] = { name = f, rows = g.rows } end
   end
   self.keys = util.map(self.features, function(f) return f.name end)
+  self.outputs = {} -- in the order of the module's: { feature =, mean = }
+  for _, t in ipairs(args.tables) do
+    for _, f in ipairs(t.feature_names) do self.outputs[#self.outputs + 1] = { feature = f, mean = t.pooling == "MEAN" } end
+  end
 end
 
 --- The bag of each sample among `n` bags of one id, and the empty one behind them. went: the bag of each id; lengths: 0 or 1.
@@ -141,33 +157,68 @@ local function bags_of(went, lengths, n)
   return Tensor.tensor(list, "i64", lengths:device(), { #list })
 end
 
---- The ids and lengths of a feature's distinct bags, and the bag of each sample.
-local function distinct_bags(jt, rows, samples)
-  local ids, lengths = jt:values(), jt:lengths():to "i32"
-  if jt:longest() == 1 then
-    local unique, went = distinct(ids, rows)
-    if unique then
-      local n = unique:numel()
-      local ones = Tensor.ones({ n }, "i32", ids:device())
-      if ids:numel() == samples then return unique, ones, went end
-      return unique, nn.functional.cat({ ones, Tensor.zeros({ 1 }, "i32", ids:device()) }, 1), bags_of(went, lengths, n)
-    end
+local function range(n, device) return sparse.lengths_range(Tensor.full({ 1 }, n, "i64", device)) end
+
+--- What is sent of a feature: { ids =, lengths =, inverse = the bag of each sample, weights =, pool = how its bags are made of the rows at
+--- home, or nil }.
+function BagDedup:_shorten(jt, rows, samples)
+  local ids, lengths, device = jt:values(), jt:lengths():to "i32", jt:values():device()
+  local several, weights = jt:longest() > 1 or self.weighted, jt:weights_or_none()
+  local unique, went
+  if jt:longest() > 0 and (self.pools or not several) then unique, went = distinct(ids, rows) end
+  local n = unique and unique:numel()
+  if not unique or several and n >= samples then
+    return { ids = ids, lengths = lengths, inverse = range(samples, device), weights = weights }
   end
-  return ids, lengths, sparse.lengths_range(Tensor.full({ 1 }, samples, "i64", ids:device()))
+  local ones = Tensor.ones({ n }, "i32", device)
+  if several then
+    local factors = self.weighted and Tensor.ones({ n }, "f32", device)
+    if factors and weights:describe().requires_grad then factors = factors:requires_grad() end -- all ranks say alike what wants one
+    return { ids = unique, lengths = ones, weights = factors, pool = { places = went, jt = jt },
+      inverse = nn.functional.cat({ range(n, device), Tensor.zeros({ samples - n }, "i64", device) }, 1) }
+  elseif ids:numel() == samples then return { ids = unique, lengths = ones, inverse = went } end
+  return { ids = unique, lengths = nn.functional.cat({ ones, Tensor.zeros({ 1 }, "i32", device) }, 1), inverse = bags_of(went, lengths, n) }
 end
 
---- A variable batch of the distinct bags of `features`, whose inverse indices put their rows where they belong.
+--- A variable batch of the distinct bags of `features`, whose inverse indices put their rows where they belong; and what `pool` takes, if
+--- some are to be pooled here.
 function BagDedup:shorten(features)
   if features:variable_stride_per_key() then return features end
-  local samples, values, lengths, strides, inverse = features:stride(), {}, {}, {}, {}
+  local samples, values, lengths, strides, inverse, weights, pools = features:stride(), {}, {}, {}, {}, {}, nil
   for i, f in ipairs(self.features) do
     local jt = features:get(f.name)
-    values[i], lengths[i], inverse[i] = distinct_bags(jt, f.rows, samples)
-    strides[i] = { lengths[i]:numel() }
-    self.asked, self.sent = self.asked + jt:values():numel(), self.sent + values[i]:numel()
+    local s = self:_shorten(jt, f.rows, samples)
+    values[i], lengths[i], inverse[i], weights[i], strides[i] = s.ids, s.lengths, s.inverse, s.weights, { s.lengths:numel() }
+    if s.pool then
+      pools = pools or {}
+      pools[f.name] = s.pool
+    end
+    self.asked, self.sent = self.asked + jt:values():numel(), self.sent + s.ids:numel()
   end
   return jagged.KeyedJaggedTensor { keys = self.keys, values = nn.functional.cat(values, 1), lengths = nn.functional.cat(lengths, 1),
-    stride_per_key_per_rank = strides, inverse_indices = { self.keys, nn.functional.stack(inverse, 1) } }
+    weights = self.weighted and nn.functional.cat(weights, 1) or nil, stride_per_key_per_rank = strides,
+    inverse_indices = { self.keys, nn.functional.stack(inverse, 1) } }, pools
+end
+
+--- The bags of an output, of the rows of their ids.
+local function pooled(rows, p, mean, weighted)
+  local offsets, jt = p.jt:offsets(), p.jt
+  if not weighted then return embedding_bag(rows, p.places, offsets, mean and "mean" or "sum", nil, true) end
+  local sums = embedding_bag(rows, p.places, offsets, "sum", jt:weights():to "f32", true)
+  if not mean then return sums end
+  local lengths = jt:lengths():to "f32"
+  return sums * nn.functional.reciprocal((lengths - 1):relu() + 1):reshape(-1, 1) -- empty bags stay zeros
+end
+
+--- The module's result, of one whose columns have in their first rows, for the features in `pools`, the rows of their ids. dims: columns of
+--- each output.
+function BagDedup:pool(values, pools, dims)
+  local parts = values:split(dims, 2)
+  for i, o in ipairs(self.outputs) do
+    local p = pools[o.feature]
+    if p then parts[i] = pooled(parts[i]:contiguous(), p, o.mean, self.weighted) end
+  end
+  return nn.functional.cat(parts, 2)
 end
 
 --- Take use_index_dedup out of a sharder's arguments; returns the others.

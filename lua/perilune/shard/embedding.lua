@@ -165,11 +165,11 @@ function ShardedEmbeddingModule:output(rows)
   local status = C.peri_sharded_output(module_ptr(self._ref), work.ptr, tensor_out)
   work:release()
   check(status)
-  return self:result(Tensor.wrap(tensor_out[0]))
+  return self:result(Tensor.wrap(tensor_out[0]), rows)
 end
 
---- What the unsharded module would return, made of the rows that came back (a tensor).
-function ShardedEmbeddingModule:result(values) return values end -- luacheck: ignore 212
+--- What the unsharded module would return, made of the values that came back (a tensor) at the end of the stage `rows`.
+function ShardedEmbeddingModule:result(values, rows) return values end -- luacheck: ignore 212
 
 -- -- files -------------------------------------------------------------------------------------------------------------------------
 

@@ -127,6 +127,22 @@ function M.stack(tensors, dim)
   return wrap(out[0])
 end
 
+local sizes_type = ffi.typeof "int64_t[?]"
+
+--- Views of `t`, cut along a dimension (1) into parts of the sizes in a list, which add up to its size. Their gradients become its own at
+--- once, so this is faster than slices of them all.
+function M.split(t, sizes, dim)
+  local n = #sizes
+  if n > capacity then
+    capacity = 2 * n
+    parts = ffi.new("peri_tensor *[?]", capacity)
+  end
+  check(C.peri_op_split(ptr(t), sizes_type(n, sizes), n, dimension(dim or 1), parts))
+  local list = {}
+  for i = 1, n do list[i] = wrap(parts[i - 1]) end
+  return list
+end
+
 -- -- reductions --------------------------------------------------------------------------------------------------------------------
 
 local function fill_dims(dim)
@@ -217,6 +233,7 @@ end
 signature.kind("operand", "a tensor or a number", function(x) return type(x) == "number" or Tensor.is_live(x) end,
   function(x) return Tensor.is(x) and signature.RELEASED end)
 
+signature.list_of("counts", "a list of whole numbers", "count")
 signature.check_each("", M, { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "exp", "log", "sqrt", "abs", "square",
   "neg" }, "t: tensor")
 signature.check("", M, {
@@ -224,7 +241,8 @@ signature.check("", M, {
   reciprocal = "t: tensor, numerator: number?", add = "a: operand, b: operand", sub = "a: operand, b: operand",
   mul = "a: operand, b: operand", div = "a: operand, b: operand", muladd = "a: tensor, b: tensor, c: tensor",
   linear = "x: tensor, weight: tensor, bias: tensor?, activation: int?", matmul = "a: tensor, b: tensor", bmm = "a: tensor, b: tensor",
-  cat = "tensors: list, dim: dim?", stack = "tensors: list, dim: dim?", sum = "t: tensor, dim: dims?, keepdim: boolean?",
+  cat = "tensors: list, dim: dim?", split = "t: tensor, sizes: counts, dim: dim?",
+  stack = "tensors: list, dim: dim?", sum = "t: tensor, dim: dims?, keepdim: boolean?",
   mean = "t: tensor, dim: dims?, keepdim: boolean?", max = "t: tensor, dim: dim, keepdim: boolean?", softmax = "t: tensor, dim: dim",
   log_softmax = "t: tensor, dim: dim", layer_norm = "t: tensor, n: int?, weight: tensor?, bias: tensor?, eps: number?",
   dropout = "t: tensor, p: number, seed: integer, stream: integer, offset: integer?", interaction = "dense: tensor, sparse: tensor",
@@ -237,7 +255,7 @@ signature.check("", M, {
 
 for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "leaky_relu", "exp", "log", "sqrt", "abs",
   "square", "pow", "affine", "neg", "reciprocal", "add", "sub", "mul", "div", "matmul", "bmm", "sum", "mean", "max", "softmax",
-  "log_softmax" } do
+  "log_softmax", "split" } do
   Tensor.methods[name] = M[name]
 end
 local meta = Tensor.meta

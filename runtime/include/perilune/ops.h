@@ -66,6 +66,9 @@ PERI_API peri_status peri_op_matmul(peri_tensor *a, peri_tensor *b, peri_tensor 
 PERI_API peri_status peri_op_cat(peri_tensor *const *tensors, int32_t n, int32_t dim, peri_tensor **out);
 /** @tensors[n] (n >= 1) of one shape, along a new dimension @dim of the result. */
 PERI_API peri_status peri_op_stack(peri_tensor *const *tensors, int32_t n, int32_t dim, peri_tensor **out);
+/** @x cut along @dim into @n parts of @sizes[n], which add up to its size: @out[n] new views of it. The gradients of all parts become that
+ *  of x at once. */
+PERI_API peri_status peri_op_split(peri_tensor *x, const int64_t *sizes, int32_t n, int32_t dim, peri_tensor **out);
 
 /* -- reductions ---------------------------------------------------------------------------------------------------------------- */
 
