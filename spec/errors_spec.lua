@@ -136,7 +136,7 @@ local function batches() return 1 end
 local pipeline = peri.TrainPipelineBase { model = model }
 for _ in pipeline:run(batches) do end]], { PERI_TRACEBACK = "1" })
     assert.matches("^perilune: attempt to index local 't' %(a nil value%) %(script.lua:14%)\nstack traceback:\n", out)
-    assert.matches("\n\tscript.lua:14: in function 'forward'\n.*\n\tperilune/pipeline/base.lua:%d+: ", out)
+    assert.matches("\n\tscript.lua:14: in function 'forward'\n.*\n\tperilune/pipeline/pipeline.lua:%d+: ", out)
     assert.matches("\n\tscript.lua:21: in function", out)
     out = launch(model .. "peri.no_grad(function()\nmodel(peri.zeros { 4, 16 })\nend)", { PERI_TRACEBACK = "1" })
     assert.matches("\nEINVAL in runtime/tensor/ops_matmul%.c:%d+\nstack traceback:\n.*\n\tscript.lua:20: in function", out)

@@ -135,6 +135,20 @@ describe("streams", function()
     assert.same(alone, beside)
   end)
 
+  it("free memory after its use on the stream where it is dropped", function()
+    local side = stream.Stream "opaque"
+    for k = 1, 100 do
+      local x = stream.run(side, function() return peri.full({ 1024 }, k, "f32", "opaque") end)
+      stream.current("opaque"):wait_stream(side)
+      local y = x * 2 -- queued here, and not yet run,
+      x:release()     -- when the memory goes back to the stream where it was taken, and from there
+      local z = stream.run(side, function() return peri.full({ 1024 }, -1, "f32", "opaque") end) -- to others
+      side:synchronize()
+      assert.equal(2 * k, y:item(1023))
+      assert.equal(-1, z:item(0))
+    end
+  end)
+
   it("say what is wrong", function()
     local cpu, opaque = stream.Stream "cpu", stream.Stream "opaque"
     local function fails(text, f, ...)

@@ -209,14 +209,18 @@ function Scope:keep(h)
   return h
 end
 
-local function leave(scope)
-  state.scope = scope.outer
+local function release_all(scope)
   for i = 1, scope.n do
     local h = scope[i]
     if h then h:release() end
     scope[i] = false
   end
   scope.n = 0
+end
+
+local function leave(scope)
+  state.scope = scope.outer
+  release_all(scope)
   scope.outer = false
   spare[#spare + 1] = scope
 end
@@ -264,6 +268,27 @@ function M.within(scope, f, a, b, c, d, e, g)
   if not ok then error(result, 0) end
   return result
 end
+
+--- A scope that is open now and then: `inside` runs a function in it, `close_scope` releases what was made there. It can be used again.
+function M.new_scope() return setmetatable({ n = 0, outer = false }, Scope) end
+
+local function come_out(scope, ok, a, b, c)
+  state.scope = scope.outer
+  scope.outer = false
+  if not ok then error(a, 0) end
+  return a, b, c
+end
+--- Run f(a, b, c) in a scope of new_scope, which stays; keep() moves a handle to the scope that was open before. Returns what f returns, up
+--- to three values.
+function M.inside(scope, f, a, b, c)
+  scope.outer = state.scope
+  state.scope = scope
+  return come_out(scope, xpcall(f, locate, a, b, c))
+end
+errors.runners[M.inside] = true
+
+--- Release what was made in a scope of new_scope, unless it was kept.
+M.close_scope = release_all
 
 --- Keep a handle beyond the end of the current scope. Returns it.
 function M.keep(h)

@@ -32,6 +32,9 @@ local names = {
   QuantEmbeddingBagCollection = "embed", QuantEmbeddingCollection = "embed", quantize_embeddings = "embed",
   ParameterSharding = "plan", EmbeddingModuleShardingPlan = "plan", ShardingPlan = "plan", ShardingEnv = "plan",
   DistributedModelParallel = "model", DMPCollection = "model", TrainPipelineBase = "pipeline",
+  TrainPipelineSparseDist = "pipeline", TrainPipelineSparseDistLite = "pipeline", TrainPipelineFusedSparseDist = "pipeline",
+  TrainPipelineSemiSync = "pipeline", PrefetchTrainPipelineSparseDist = "pipeline", EvalPipelineSparseDist = "pipeline",
+  Schedule = "pipeline",
 }
 
 return util.face("peri", {}, modules, names)

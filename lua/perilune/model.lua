@@ -313,6 +313,30 @@ end
 --- The same as loss:backward(grad): afterwards fused tables are updated and dense gradients are averages over the ranks. Collective.
 function DistributedModelParallel:backward(loss, grad) loss:backward(grad) end
 
+--- While on, backward passes change no table and average no gradient, until apply_accumulated: then tables are updated and gradients are
+--- averages, both of all passes since. For large batches in parts, whose losses are scaled by 1 / parts. All ranks alike.
+function DistributedModelParallel:accumulate(on)
+  for _, reducer in ipairs(self:_reducers()) do
+    if on and not (reducer.enable and reducer.finish) then
+      P.fail("DistributedModelParallel: what its data_parallel_wrapper returned has no enable and finish, which accumulating needs")
+    end
+  end
+  for _, sharded in ipairs(self.sharded) do sharded:accumulate(on) end
+  for _, reducer in ipairs(self:_reducers()) do
+    if reducer.enable then reducer:enable(not on) end
+  end
+end
+function DistributedModelParallel:apply_accumulated()
+  for _, sharded in ipairs(self.sharded) do sharded:apply_accumulated() end
+  for _, reducer in ipairs(self:_reducers()) do
+    reducer:enable(true)
+    reducer:finish()
+    reducer:enable(false)
+  end
+end
+--- What averages gradients.
+function DistributedModelParallel:_reducers() return { self._reducer or nil } end
+
 --- Learning rate of the fused tables from now on.
 function DistributedModelParallel:set_fused_learning_rate(learning_rate)
   for _, sharded in ipairs(self.sharded) do sharded:set_learning_rate(learning_rate) end
@@ -330,6 +354,6 @@ M.get_unwrapped_module = M.get_module
 
 signature.check("model.", M, { get_module = "module: Module", get_unwrapped_module = "module: Module" })
 signature.check("DistributedModelParallel:", DistributedModelParallel, { backward = "self: table, loss: tensor, grad: tensor?",
-  copy = "self: table, device: device?", set_fused_learning_rate = "self: table, learning_rate: number" })
+  accumulate = "self: table, on: boolean?", copy = "self: table, device: device?", set_fused_learning_rate = "self: table, learning_rate: number" })
 
 return util.face("peri.model", M, { two_d = "perilune.model.two_d" }, { DMPCollection = "two_d" })

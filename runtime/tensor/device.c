@@ -25,6 +25,16 @@ static peri_status said(const peri_device *device, const char *call, peri_status
     return peri__fail(status, "device %s: %s failed: %s", device->name, call, peri_status_text(status));
 }
 
+/** The backend's parts of a stream whose device is set. */
+static peri_status stream_open(peri_stream *s)
+{
+    const peri_device *d = s->device;
+    PERI_TRY(said(d, "stream_new", d->vtab->stream_new(d->ctx, &s->ctx)));
+    peri_status status = said(d, "event_new", d->vtab->event_new(d->ctx, &s->freeing));
+    if (status < 0) d->vtab->stream_delete(d->ctx, s->ctx);
+    return status;
+}
+
 static peri_status open_device(const char *name, peri_device *d)
 {
     char backend[32], reason[256] = "";
@@ -46,7 +56,7 @@ static peri_status open_device(const char *name, peri_device *d)
     PERI_TRY(said(d, "open", d->vtab->open((int32_t)index, &d->ctx, &d->caps)));
     peri__refs_init(&d->default_stream.refs);
     d->default_stream.device = d;
-    return said(d, "stream_new", d->vtab->stream_new(d->ctx, &d->default_stream.ctx));
+    return stream_open(&d->default_stream);
 }
 
 /** Variables whose values are words, and the words, each between ", ". Their users read them later, and some without a way to fail. */
@@ -176,7 +186,7 @@ peri_status peri_stream_new(peri_device *device, peri_stream **out)
     if (!s) return PERI_ENOMEM;
     peri__refs_init(&s->refs);
     s->device = device;
-    peri_status status = said(device, "stream_new", device->vtab->stream_new(device->ctx, &s->ctx));
+    peri_status status = stream_open(s);
     if (status < 0) {
         peri__free(s);
         return status;
@@ -203,6 +213,7 @@ void peri_stream_release(peri_stream *s)
     s->before->next = s->next;
     if (s->next) s->next->before = s->before;
     pthread_mutex_unlock(&stream_lock);
+    s->device->vtab->event_delete(s->device->ctx, s->freeing);
     s->device->vtab->stream_delete(s->device->ctx, s->ctx);
     peri__object_count(-1);
     peri__free(s);
@@ -370,9 +381,24 @@ peri_status peri__storage_new(peri_device *device, int64_t bytes, peri__storage 
     return PERI_OK;
 }
 
+/** Memory is freed in the order of its home, the stream on which it was taken. Whoever drops the last reference may have queued work on it
+ *  elsewhere: a backward pass frees what other streams have saved. So the home comes after what is queued here. (Where not even that
+ *  can be queued any more, this stream runs dry first.) */
+static void free_after_use(const peri_stream *home)
+{
+    peri_device *device = home->device;
+    const peri_stream *now = peri_stream_current(device);
+    if (now == home) return;
+    const peri_device_vtab *v = device->vtab;
+    peri_status status = v->event_record(device->ctx, now->freeing, now->ctx);
+    if (status >= 0) status = v->stream_wait(device->ctx, home->ctx, now->freeing);
+    if (status < 0) v->stream_sync(device->ctx, now->ctx);
+}
+
 void peri__storage_release(peri__storage *s)
 {
     if (!s || !peri__refs_drop(&s->refs)) return;
+    free_after_use(s->home);
     s->device->vtab->free(s->device->ctx, s->home->ctx, s->data, s->bytes);
     peri__mem_count(-s->bytes);
     peri_stream_release(s->home);

@@ -18,6 +18,7 @@ struct peri_stream {
     peri__refs refs;
     peri_device *device;
     void *ctx;                  /* the backend's */
+    void *freeing;              /* the backend's event: what of this stream comes before memory of another is freed */
     peri_stream *next, *before; /* the device's list of streams */
 };
 

@@ -76,6 +76,7 @@ function DMPCollection:init(args)
   self.global_pg, self._custom = world, a.custom_all_reduce or false
   self.sharding_pg, self.replica_pg = world:new_group(sharding, "sharding group"), world:new_group(replica, "replica group")
   self.dense_env = plans.ShardingEnv.from_process_group(world)
+  self._of_shards = false
   self._averaged, self._pending, self._steps, self._open = setmetatable({}, {}), false, 0, false -- no place to look for parameters
   rest.env = plans.ShardingEnv.from_process_group(self.sharding_pg)
   DistributedModelParallel.init(self, rest)
@@ -117,6 +118,13 @@ function DMPCollection:init_data_parallel()
   if #params == 0 or self.replica_pg:size() == 1 then return end
   self._of_shards = dist.Reducer { group = self.replica_pg, params = params } -- begins when a pass reaches a table, as it does on all ranks
   self._reducer = self._reducer or self._of_shards
+end
+
+--- Both reducers, if there are two.
+function DMPCollection:_reducers()
+  local list = { self._of_shards or nil }
+  if self._reducer and self._reducer ~= self._of_shards then list[#list + 1] = self._reducer end
+  return list
 end
 
 -- -- averaging -------------------------------------------------------------------------------------------------------------------------
@@ -188,7 +196,9 @@ function DMPCollection:forward(...)
   return DistributedModelParallel.forward(self, ...)
 end
 
+--- Averages of rows that are still travelling arrive first: they would undo this pass's update of rows that were looked up before.
 function DMPCollection:backward(loss, grad)
+  self:wait()
   DistributedModelParallel.backward(self, loss, grad)
   if self._open then after_step(self) end
 end

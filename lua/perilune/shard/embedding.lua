@@ -214,6 +214,20 @@ function ShardedEmbeddingModule:copy_from(collection)
   pieces.copy(self:local_shards(), collection)
 end
 
+--- See ShardedModule. Tables in files and fused replicas update with every pass; dense tables leave accumulating to their optimizer.
+function ShardedEmbeddingModule:accumulate(on)
+  for _, t in ipairs(self.tables) do
+    local entry = self.plan.tables[t.name]
+    local kernel = entry.compute_kernel
+    if on and (kernel == "fused_uvm_caching" or entry.sharding_type == "data_parallel" and kernel ~= "dense") then
+      P.fail(("%s: updates of table '%s' (%s, compute_kernel %s) cannot be accumulated; allowed: dense, or sharded tables in "
+        .. "memory"):format(self.class_name, t.name, entry.sharding_type, kernel))
+    end
+  end
+  pieces.accumulate(self._ref, module_ptr, on)
+end
+function ShardedEmbeddingModule:apply_accumulated() pieces.apply_accumulated(self._ref, module_ptr) end
+
 --- Learning rate of the fused tables from now on; of those with the i-th of the module's optimizers, if i is given.
 function ShardedEmbeddingModule:set_learning_rate(learning_rate, i)
   for k, o in ipairs(self.optimizers) do

@@ -38,6 +38,10 @@ end
 
 function Sharded:feature_processors() return self._feature_processors end
 
+function Sharded:sends_early() -- luacheck: ignore 212
+  return false, "its feature processors are trained, and make the weights that leave with the ids"
+end
+
 signature.object("processed_bags", "a FeatureProcessedEmbeddingBagCollection", { embedding_bag_collection = "callable",
   feature_processors = "callable" })
 ShardedEmbeddingModule.check_arguments(Sharded, "features: KeyedJaggedTensor")

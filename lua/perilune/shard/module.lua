@@ -71,10 +71,28 @@ ShardedModule.Context = ShardedModuleContext
 function ShardedModuleContext:init() end
 function ShardedModule:create_context() return self.Context() end -- luacheck: ignore 212
 
---- All stages. Waits for the ids; rows are on their way when it returns, until the result is used.
+--- All stages. Waits for the ids; rows are on their way when it returns, until the result is used. A pipeline that did some of the stages
+--- before gives what they became.
 function ShardedModule:forward(a, b, c)
+  local pipelined = self._pipelined
+  if pipelined then return pipelined:forward(a, b, c) end
+  return self:whole_forward(a, b, c)
+end
+function ShardedModule:whole_forward(a, b, c)
   return self:compute_and_output_dist(awaited(self, "input_dist", self:input_dist(a, b, c)):wait())
 end
+
+--- What a pipeline put in front of this module: an object with forward(a, b, c); false: nothing.
+ShardedModule._pipelined = false
+function ShardedModule:set_pipelined(object) rawset(self, "_pipelined", object) end
+--- Whether ids of a batch may leave before the batches before it are trained; if not, why.
+function ShardedModule:sends_early() return true end -- luacheck: ignore 212
+
+--- While on, backward passes change no table, until apply_accumulated: then all of them do as one of a large batch would. All ranks alike.
+function ShardedModule:accumulate(on) -- luacheck: ignore 212
+  if on then P.fail(("%s: its updates cannot be accumulated"):format(self.class_name)) end
+end
+function ShardedModule:apply_accumulated() end -- luacheck: ignore 212
 
 -- -- what DistributedModelParallel asks of it ----------------------------------------------------------------------------------------
 -- Parameters of which each rank has its own part are noted in nn.parameter.own_parts (own_parameter does that); the others are replicas,
@@ -128,7 +146,9 @@ end
 function ShardedModule:release() end -- luacheck: ignore 212
 
 signature.check("OutputAwaitable:", OutputAwaitable, { init = "self: table, module: table, exchange: awaitable" })
-signature.check("ShardedModule:", ShardedModule, { settle_with = "self: table, f: callable",
+signature.object("pipelined", "an object with a method forward", { forward = "callable" })
+signature.check("ShardedModule:", ShardedModule, { set_pipelined = "self: table, object: pipelined?",
+  settle_with = "self: table, f: callable",
   own_parameter = "self: table, name: string, tensor: tensor" })
 
 return ShardedModule

@@ -68,6 +68,20 @@ function M.list(ref, module_ptr, tables)
   return list
 end
 
+--- f(table batch) of each piece on this rank whose updates are not a dense optimizer's; pieces may share one.
+local function each_fused(ref, module_ptr, f, on)
+  for i = 1, C.peri_sharded_local_shards(module_ptr(ref)) do
+    check(C.peri_sharded_local_shard(module_ptr(ref), i - 1, piece))
+    if not piece.dense then check(f(piece.tbe, on)) end
+  end
+end
+local function set_accumulate(tbe, on) return C.peri_tbe_accumulate_set(tbe, on) end
+local function apply_accumulated(tbe) return C.peri_tbe_accumulated_apply(tbe) end
+
+--- Let backward passes be kept (or not any more), and update the tables with those that were.
+function M.accumulate(ref, module_ptr, on) each_fused(ref, module_ptr, set_accumulate, on) end
+function M.apply_accumulated(ref, module_ptr) each_fused(ref, module_ptr, apply_accumulated) end
+
 --- Write a shard's part of a state that has no rows: a matrix of columns, a number of the table.
 local function copy_whole(collection, s, name)
   local whole = collection:table_state(s.table, name)

@@ -1,0 +1,49 @@
+-- context.lua: what a pipeline keeps of a batch that is in flight: TorchRec's contexts. A pipeline has a ring of them, which are used again
+-- and again; tensors that operations make for a batch live in its context's scope, and die with the batch.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+
+local M = {}
+
+--- index: the batch's number, from 0, -1: none; batch: false where only other ranks have one; dists, rows: by pipelined module, what its
+--- input_dist and its lookup returned, until they are used; loss, second, third: what the model returned; own: for a user's operations.
+local TrainPipelineContext = util.class "TrainPipelineContext"
+M.TrainPipelineContext = TrainPipelineContext
+
+function TrainPipelineContext:init(modules)
+  self.index, self.batch, self.vote, self.dists, self.rows = -1, false, false, {}, {}
+  self.loss, self.second, self.third, self.own, self.events = false, false, false, {}, {}
+  for i = 1, modules do self.dists[i], self.rows[i] = false, false end
+  self.scope = P.new_scope()
+end
+
+--- Take a batch's place.
+function TrainPipelineContext:open(index)
+  self.index = index
+  self.own = {}
+end
+
+--- The batch is done with: give back what it has.
+function TrainPipelineContext:close()
+  self.index, self.batch, self.vote = -1, false, false
+  self.loss, self.second, self.third = false, false, false
+  for i = 1, #self.dists do self.dists[i], self.rows[i] = false, false end
+  P.close_scope(self.scope)
+end
+
+--- Of schedules with a prefetch. prefetched: by module, whether its rows are being brought into memory.
+local PrefetchTrainPipelineContext = util.class("PrefetchTrainPipelineContext", TrainPipelineContext)
+M.PrefetchTrainPipelineContext = PrefetchTrainPipelineContext
+
+function PrefetchTrainPipelineContext:init(modules)
+  TrainPipelineContext.init(self, modules)
+  self.prefetched = {}
+  for i = 1, modules do self.prefetched[i] = false end
+end
+
+function PrefetchTrainPipelineContext:close()
+  TrainPipelineContext.close(self)
+  for i = 1, #self.prefetched do self.prefetched[i] = false end
+end
+
+return M

@@ -1,0 +1,135 @@
+-- forward.lua: what stands before a sharded module while a pipeline runs: it gives the model's forward pass what earlier operations made of
+-- the batch. TorchRec finds out by tracing what of the batch a module is called with; here the first forward pass shows it: an argument
+-- that is a field of the batch, found by its identity.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+
+local M = {}
+
+-- -- arguments ---------------------------------------------------------------------------------------------------------------------
+
+--- Where in a batch an argument comes from: { "sparse_features" }, { 1 }, {}: the batch itself; or a constant.
+local ArgInfo = util.class "ArgInfo"
+M.ArgInfo = ArgInfo
+
+function ArgInfo:init(steps, constant) self.steps, self.constant = steps or false, constant end
+
+--- The argument, for this batch.
+function ArgInfo:of(batch)
+  local steps = self.steps
+  if not steps then return self.constant end
+  local at = batch
+  for i = 1, #steps do
+    at = at[steps[i]]
+    if at == nil then P.fail(("a batch without field '%s', which the first one had"):format(table.concat(steps, ".", 1, i))) end
+  end
+  return at
+end
+
+function ArgInfo:__tostring()
+  if not self.steps then return tostring(self.constant) end
+  return "batch" .. table.concat(util.map(self.steps, function(s) return type(s) == "number" and ("[%d]"):format(s) or "." .. s end))
+end
+
+local MOST_DEEP = 3
+
+local function search(at, value, steps)
+  if rawequal(at, value) then return steps end
+  if type(at) ~= "table" or #steps == MOST_DEEP then return nil end
+  local keys = util.keys(at)
+  for _, key in ipairs(keys or {}) do
+    local inner = util.copy(steps)
+    inner[#inner + 1] = key
+    local found = search(rawget(at, key), value, inner)
+    if found then return found end
+  end
+end
+
+--- The ArgInfo of an argument; nil: it does not come from the batch.
+function ArgInfo.find(batch, value)
+  local t = type(value)
+  if value == nil or t == "number" or t == "boolean" or t == "string" then return ArgInfo(nil, value) end
+  local steps = search(batch, value, {})
+  return steps and ArgInfo(steps) or nil
+end
+
+-- -- forwards ----------------------------------------------------------------------------------------------------------------------
+
+--- Before module number `index` of a pipeline, at `path` of the model. given: function(batch) -> the arguments, or nil: find them out.
+--- context: of the batch whose forward pass runs now; false outside of it: then the module is as ever. refusal: why it is not pipelined.
+local BaseForward = util.class "BaseForward"
+M.BaseForward = BaseForward
+
+function BaseForward:init(module, path, index, given)
+  self.module, self.path, self.index, self.given = module, path, index, given or false
+  self.context, self.args, self.refusal = false, false, false
+  local early, why = module:sends_early()
+  if not early then self.refusal = why end
+end
+
+--- Whether its stages can run before the forward pass: not before its arguments are known.
+function BaseForward:ready() return not self.refusal and (self.given or self.args) and true or false end
+
+--- Its ids of a batch set out. Collective.
+function BaseForward:input_dist(batch)
+  if self.given then return self.module:input_dist(self.given(batch)) end
+  local args = self.args
+  return self.module:input_dist(args[1]:of(batch), args[2]:of(batch), args[3]:of(batch))
+end
+
+--- Look up what arrived. Collective.
+function BaseForward:lookup(dist) return self.module:compute_and_output_dist(dist:wait()) end
+
+--- Look at the arguments of the first call.
+function BaseForward:learn(batch, a, b, c)
+  local args, given = {}, { a, b, c }
+  for i = 1, 3 do
+    args[i] = ArgInfo.find(batch, given[i])
+    if not args[i] then
+      self.refusal = ("argument %d of its call is no field of the batch; inputs = { ['%s'] = function(batch) ... end } can name it")
+        :format(i, self.path)
+      return
+    end
+  end
+  self.args = args
+end
+
+local function same(info, batch, value)
+  local known = info:of(batch)
+  return rawequal(known, value) or type(known) ~= "table" and type(known) ~= "cdata" and known == value
+end
+
+--- The model must call the module with what has been sent already.
+function BaseForward:check(batch, a, b, c)
+  local args = self.args
+  if not args or self.given then return end
+  if same(args[1], batch, a) and same(args[2], batch, b) and same(args[3], batch, c) then return end
+  P.fail(("module '%s' is called with something else than %s, whose ids were sent; inputs = { ['%s'] = function(batch) ... end } names "
+    .. "what to send"):format(self.path, tostring(args[1]), self.path))
+end
+
+--- Ids that were sent before are looked up in the forward pass, rows that were looked up before are handed out.
+local PipelinedForward = util.class("PipelinedForward", BaseForward)
+M.PipelinedForward = PipelinedForward
+
+function PipelinedForward:forward(a, b, c)
+  local context, i = self.context, self.index
+  if not context then return self.module:whole_forward(a, b, c) end
+  local rows, dist = context.rows[i], context.dists[i]
+  if rows or dist then
+    context.rows[i], context.dists[i] = false, false
+    self:check(context.batch, a, b, c)
+    return rows or self:lookup(dist)
+  end
+  if not self.refusal and not self:ready() then self:learn(context.batch, a, b, c) end
+  return self.module:whole_forward(a, b, c)
+end
+
+--- The same of a module whose rows a schedule brings into memory.
+local PrefetchPipelinedForward = util.class("PrefetchPipelinedForward", PipelinedForward)
+M.PrefetchPipelinedForward = PrefetchPipelinedForward
+
+--- Rows of `dist` from files into memory, in the background. Local.
+function PrefetchPipelinedForward:prefetch(dist) self.module:prefetch(dist:wait()) end
+
+return M

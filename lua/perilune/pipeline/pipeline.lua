@@ -1,0 +1,335 @@
+-- pipeline.lua: runs a schedule over batches.
+--
+--   local pipeline = peri.pipeline.Pipeline { model = model, optimizer = optimizer, schedule = peri.pipeline.schedules.sparse_dist }
+--   for loss, step in pipeline:run(batches) do ... end
+--   local loss, logits, labels = pipeline:progress(batches) -- one step: tensors for the caller; nil at the end
+--
+-- model(batch) returns the loss (one element) and up to two more tensors. A batch may have a method to(device). Which of its fields a
+-- sharded module is called with is seen in the first forward pass, so the first batches run whole; `inputs` says it before.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local errors = require "perilune.errors"
+local shard = require "perilune.shard"
+local get_module = require("perilune.model").get_module
+local agree = require("perilune.dist.collective_utils").agree
+local Schedule = require "perilune.pipeline.schedule"
+local Supply = require "perilune.pipeline.supply"
+local Streams = require "perilune.pipeline.streams"
+local contexts = require "perilune.pipeline.context"
+local forwards = require "perilune.pipeline.forward"
+local program = require "perilune.pipeline.program"
+local kind = errors.kind
+
+local Pipeline = util.class "Pipeline"
+
+local arguments = {
+  model = util.required,       -- a DistributedModelParallel or nn.Module
+  optimizer = util.optional,   -- of the dense part; nil: it has none
+  schedule = util.required,    -- a Schedule
+  device = util.optional,      -- where batches are moved; default: they stay
+  on_step = util.optional,     -- function(step), called before each step, which count from 1 (learning rates)
+  inputs = util.optional.table, -- path of a sharded module -> function(batch) -> what it is called with; false: it is not pipelined
+  vote = true,                 -- let ranks have different numbers of batches; false: they all have as many
+  empty_batch = util.optional, -- function() -> a batch without samples; default: made of the first batch
+}
+
+local function fail(self, text, ...) P.fail((self.class_name .. ": " .. text):format(...)) end
+
+local function check_arguments(self, a)
+  if not util.is_callable(a.model) then fail(self, "model is %s, wanted an nn.Module", kind(a.model)) end
+  local optimizer = a.optimizer
+  if optimizer and not (type(optimizer) == "table" and optimizer.step and optimizer.zero_grad) then
+    fail(self, "optimizer is %s, wanted one of nn.optim", kind(optimizer))
+  end
+  if not Schedule.is(a.schedule) then fail(self, "schedule is %s, wanted a Schedule", kind(a.schedule)) end
+  for _, name in ipairs { "on_step", "empty_batch" } do
+    if a[name] ~= nil and not util.is_callable(a[name]) then fail(self, "%s is %s, wanted a function", name, kind(a[name])) end
+  end
+end
+
+--- A forward for each sharded module of the model.
+local function find_modules(self, a, plan)
+  local list, inputs = {}, util.copy(a.inputs or {})
+  local class = plan.first.prefetch and forwards.PrefetchPipelinedForward or forwards.PipelinedForward
+  local module = get_module(a.model)
+  for _, m in ipairs(type(module) == "table" and module.named_modules and module:named_modules() or {}) do
+    if shard.ShardedModule.is(m.module) then
+      local given = inputs[m.path]
+      inputs[m.path] = nil
+      local f = class(m.module, m.path, #list + 1, given)
+      if given == false then f.refusal = "inputs says so" end
+      list[#list + 1] = f
+    end
+  end
+  local unknown = util.keys(inputs)
+  if not unknown or unknown[1] then
+    fail(self, "inputs names '%s', which is no sharded module of the model; those are: %s", tostring(unknown and unknown[1]),
+      #list > 0 and table.concat(util.map(list, function(f) return "'" .. f.path .. "'" end), ", ") or "none")
+  end
+  return list
+end
+
+--- What the checker asks of a model.
+local function facts_of(list)
+  local dense = false
+  for _, f in ipairs(list) do
+    for _, sharding in util.ordered(f.module.plan and f.module.plan.tables or {}) do
+      dense = dense or sharding.compute_kernel == "dense"
+    end
+  end
+  return { dense_tables = dense }
+end
+
+--- What a schedule asks of model and optimizer.
+local function check_model(self, plan)
+  local model = self.model
+  if self.optimizer and plan.first.backward and not plan.first.optimizer then
+    fail(self, "there is an optimizer, but schedule '%s' has no operation 'optimizer'", plan.name)
+  end
+  if plan.first.update and not (type(model) == "table" and model.accumulate) then
+    fail(self, "schedule '%s' has an 'update'; the model must be a DistributedModelParallel", plan.name)
+  end
+  if plan.first.sync and not (type(model) == "table" and model.sync and model.sync_interval == 0) then
+    fail(self, "schedule '%s' has a 'sync'; the model must be a DMPCollection with sync_interval = 0", plan.name)
+  end
+  for _, o in ipairs(plan.operations) do
+    if self.on_step and o.ahead ~= 0 and (o.kind == "backward" or o.kind == "update" or o.kind == "optimizer") then
+      fail(self, "on_step sets what holds in a step, but '%s' of schedule '%s' acts on another batch (ahead %d)", o.name, plan.name,
+        o.ahead)
+    end
+  end
+end
+
+--- The ranks that take the same steps; nil: there are no others.
+local function group_of(model, list)
+  local env = type(model) == "table" and model.dense_env
+  if env then return env.pg end
+  return list[1] and list[1].module.group or nil
+end
+
+--- When nobody has the pipeline any more, what its batches hold is given back. (No context knows its pipeline.)
+local function release_with(ring)
+  return ffi.gc(ffi.new "char[1]", function()
+    for _, c in ipairs(ring) do P.close_scope(c.scope) end
+  end)
+end
+
+function Pipeline:init(args)
+  local a = util.named(self.class_name, args, arguments)
+  check_arguments(self, a)
+  self.model, self.optimizer, self.device, self.on_step = a.model, a.optimizer or false, a.device or false, a.on_step or false
+  self.steps, self.measured, self.told, self.agreed, self.broken, self.next = 0, false, false, false, false, false
+  local present = { first = {} }
+  for _, o in ipairs(a.schedule.operations) do present.first[o.kind] = o end
+  self.forwards = find_modules(self, a, present)
+  self.group = group_of(a.model, self.forwards) or false
+  if self.group and self.group:size() == 1 then self.group = false end
+  self.comm = self.group and self.group:ptr() or false
+  self.supply = Supply(a.vote and self.group or nil, a.empty_batch, a.device)
+  self.vote = a.vote
+  self:set_schedule(a.schedule)
+end
+
+local function device_of(self)
+  local model = self.model
+  return P.device(self.device or type(model) == "table" and model.device or nil)
+end
+
+--- Run this schedule from the next step on. What is in flight is trained first, by the steps that follow; then it begins.
+function Pipeline:set_schedule(schedule)
+  if not Schedule.is(schedule) then fail(self, "schedule is %s, wanted a Schedule", kind(schedule)) end
+  local plan = schedule:check(facts_of(self.forwards))
+  check_model(self, plan)
+  if self.next then
+    self.following = schedule
+    self.supply:hold()
+    return
+  end
+  self.following, self.agreed = false, false
+  if self.plan and self.plan.first.update then self.model:accumulate(false) end
+  self.schedule, self.plan = schedule, plan
+  self.sends_ids = plan.first.input_dist ~= nil
+  local class = plan.first.prefetch and contexts.PrefetchTrainPipelineContext or contexts.TrainPipelineContext
+  local ring = {}
+  for i = 1, plan.depth do ring[i] = class(#self.forwards) end
+  self.ring, self.supply.ring, self._release = ring, ring, release_with(ring)
+  local device = device_of(self)
+  local name = ffi.string(P.C.peri_device_name(device))
+  self.streams = name ~= "cpu" and Streams(device, plan.streams) or false
+  self:measure(self.measured and true or false)
+  if plan.first.update then self.model:accumulate(true) end
+  self:attach()
+end
+
+--- Note when operations begin and end, in pipeline.measured: a list of { operation, batch, from, to (ns) }.
+function Pipeline:measure(on)
+  self.measured = on and (self.measured or {}) or false
+  self.program = program.compile(self.plan, Supply.has, self.streams, on)
+end
+
+-- -- the model ------------------------------------------------------------------------------------------------------------------------
+
+--- Put the pipeline before the sharded modules of its model, which it is from the beginning. A model has one pipeline at a time, the last
+--- that was attached. Calls of the model outside of the pipeline's steps are as ever.
+function Pipeline:attach()
+  for _, f in ipairs(self.forwards) do f.module:set_pipelined(f) end
+end
+
+--- Let the model be as it was.
+function Pipeline:detach()
+  for _, f in ipairs(self.forwards) do
+    if rawequal(f.module._pipelined, f) then f.module:set_pipelined(false) end
+  end
+  if self.plan.first.update then self.model:accumulate(false) end
+end
+
+--- Modules that run whole in the forward pass: a list of { path =, reason = }. Known after the first step.
+function Pipeline:not_pipelined()
+  local list = {}
+  for _, f in ipairs(self.forwards) do
+    if f.refusal then list[#list + 1] = { path = f.path, reason = f.refusal } end
+  end
+  return list
+end
+
+--- Say once, on the first rank, which those are.
+function Pipeline:tell()
+  self.told = true
+  if not self.sends_ids and not self.plan.first.lookup or self.group and self.group:rank() > 0 then return end
+  for _, m in ipairs(self:not_pipelined()) do
+    io.stderr:write(("%s: module '%s' is not pipelined: %s\n"):format(self.class_name, m.path, m.reason))
+  end
+end
+
+-- -- steps ------------------------------------------------------------------------------------------------------------------------------
+
+--- Before step n, whose batch is there.
+function Pipeline:begin()
+  self.steps = self.steps + 1
+  if self.on_step then self.on_step(self.steps) end
+end
+
+local function keep(x)
+  if x == nil or x == false then return nil end
+  return P.keep(util.resolve(x))
+end
+
+local function take(context) return keep(context.loss), keep(context.second), keep(context.third) end
+
+local function close(self, context)
+  if context.index < 0 then return end
+  if self.streams then self.streams:retire(context) end
+  context:close()
+end
+
+local function check_batches(self, batches)
+  if util.is_callable(batches) then return end
+  fail(self, "batches is %s, wanted a function that returns the next batch, such as data.synthetic {...}", kind(batches))
+end
+
+--- The first step of a run: ranks compare what they are about to do, and the operations that run ahead run.
+local function begin(self, batches)
+  if self.group and not self.agreed then
+    agree(self.group, self.class_name, { { "schedule", self.schedule:text() }, { "vote", tostring(self.vote) },
+      { "pipelined modules", table.concat(util.map(self.forwards, function(f) return f.path end), ", ") } })
+  end
+  self.agreed, self.next = true, 0
+  self:attach()
+  self.supply:start(batches)
+  for n = -self.plan.ahead, -1 do self.program(self, n) end
+end
+
+--- After the last batch: operations that act on earlier ones, then everything begins anew.
+local function finish(self, n)
+  for k = n + 1, n + self.plan.behind - 1 do self.program(self, k) end
+  for i = 1, #self.ring do close(self, self.ring[i]) end
+  self.next = false
+end
+
+local function step(self, batches)
+  if not self.next then begin(self, batches) end
+  if not rawequal(self.supply.source, batches) then
+    check_batches(self, batches)
+    self.supply:follow(batches)
+  end
+  local n, depth = self.next, self.plan.depth
+  self.program(self, n)
+  if not self.supply:has(n) then
+    finish(self, n)
+    return nil
+  end
+  self.next = n + 1
+  local context = self.ring[n % depth + 1]
+  local loss, second, third = P.inside(context.scope, take, context)
+  if n >= self.plan.behind then close(self, self.ring[(n - self.plan.behind) % depth + 1]) end
+  return loss, second, third
+end
+
+local function recorded(self, batches)
+  if self.plan.grad == false then return P.no_grad(step, self, batches) end
+  return step(self, batches)
+end
+
+--- A step that failed leaves nothing behind; the pipeline cannot go on.
+local function broken(self, err)
+  self.broken = errors.describe(err):match "^[^\n]*"
+  for _, f in ipairs(self.forwards) do f.context = false end
+  for _, c in ipairs(self.ring) do c:close() end
+  error(err, 0)
+end
+
+--- One step: the next batch of the iterator `batches` (a function) is trained on. Returns what the model returned, or nil when there are no
+--- more. Another iterator than in the last call follows what is in flight. Collective.
+function Pipeline:progress(batches)
+  if self.broken then fail(self, "an earlier step failed: %s", self.broken) end
+  if not self.next then check_batches(self, batches) end
+  local ok, loss, second, third = xpcall(recorded, P.locate, self, batches)
+  if not ok then broken(self, loss) end
+  if loss ~= nil or self.next then return loss, second, third end
+  self.supply:raise()
+  if not self.following then return nil end
+  self:set_schedule(self.following)
+  return self:progress(batches)
+end
+
+--- Ask for no more batches: what is loaded is trained by the next steps, then there are none. All ranks together, or any of them.
+function Pipeline:stop() self.supply:stop() end
+
+--- Forget the batches that are loaded and not yet trained, when nobody goes on with them; returns how many. All ranks alike.
+function Pipeline:close()
+  local n = 0
+  if self.next then
+    for _, c in ipairs(self.ring) do
+      if c.index >= self.next and c.batch then n = n + 1 end
+      for i = 1, #c.dists do
+        if c.dists[i] then c.dists[i]:wait() end
+        if c.rows[i] then util.resolve(c.rows[i]) end
+      end
+      if c.vote then c.vote:wait() end
+      close(self, c)
+    end
+    self.next = false
+  end
+  self:detach()
+  return n
+end
+
+local function number(loss, second, third)
+  local value = loss:item()
+  loss:release()
+  if second then second:release() end
+  if third then third:release() end
+  return value
+end
+
+--- for loss, step in pipeline:run(batches): the loss as a number after each step.
+function Pipeline:run(batches)
+  return function()
+    local loss, second, third = self:progress(batches)
+    if not loss then return nil end
+    return number(loss, second, third), self.steps
+  end
+end
+
+return Pipeline

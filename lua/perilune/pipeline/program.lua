@@ -1,0 +1,106 @@
+-- program.lua: from a checked schedule to the program of a step: straight-line Lua, one call an operation, which LuaJIT compiles as it
+-- compiles a loop written by hand.
+local P = require "perilune.ffi"
+local stream = require "perilune.tensor.stream"
+local actions = require "perilune.pipeline.actions"
+
+local M = {}
+
+--- The condition under which an operation acts on batch b, as Lua.
+local function condition(plan, o)
+  local tests = { "b >= " .. o.from_step }
+  if o.until_step then tests[#tests + 1] = "b < " .. o.until_step end
+  if o.kind == "load" then
+    tests[#tests + 1] = "b < supply.total"
+    return table.concat(tests, " and ")
+  end
+  if not o.access.early then tests[#tests + 1] = "has(supply, b)" end
+  if o.every > 1 then
+    local load = plan.load
+    local known = load.ahead > o.ahead + 1 or load.ahead == o.ahead + 1 and load.place < o.place
+    local turn = ("b %% %d == %d"):format(o.every, o.at)
+    tests[#tests + 1] = o.access.closes and known and ("(%s or not has(supply, b + 1))"):format(turn) or turn
+  end
+  return table.concat(tests, " and ")
+end
+
+--- The text of a step's program.
+local function source_of(plan)
+  local lines = {
+    "local operations, actions, inside, has, progress = ...",
+  }
+  for i in ipairs(plan.operations) do lines[#lines + 1] = ("local o%d, f%d = operations[%d], actions[%d]"):format(i, i, i, i) end
+  lines[#lines + 1] = "return function(self, n)"
+  lines[#lines + 1] = "  local supply, ring, comm, b, c = self.supply, self.ring, self.comm, 0, nil"
+  local begin = "  if n >= 0 and has(supply, n) then self:begin(n) end"
+  if plan.load.ahead > 0 then lines[#lines + 1] = begin end
+  for i, o in ipairs(plan.operations) do
+    lines[#lines + 1] = ("  b = n + %d -- %s"):format(o.ahead, o.name)
+    lines[#lines + 1] = ("  if %s then"):format(condition(plan, o))
+    lines[#lines + 1] = ("    c = ring[b %% %d + 1]"):format(plan.depth)
+    if o.kind == "load" then lines[#lines + 1] = "    c:open(b)" end
+    if o.access.early and o.kind ~= "load" then lines[#lines + 1] = "    if c.index == b then" end
+    lines[#lines + 1] = ("    inside(c.scope, f%d, self, c, o%d)"):format(i, i)
+    if o.access.early and o.kind ~= "load" then lines[#lines + 1] = "    end" end
+    lines[#lines + 1] = "    if comm then progress(comm) end"
+    lines[#lines + 1] = "  end"
+    if o == plan.load and o.ahead == 0 then lines[#lines + 1] = begin end
+  end
+  lines[#lines + 1] = "end"
+  return table.concat(lines, "\n")
+end
+
+--- What an operation does on a device with streams: on its own one, after those whose results it needs, before those who wait for it.
+local function on_stream(plan, o, action)
+  local before, signals = {}, false
+  for _, e in ipairs(plan.edges) do
+    if e.to == o then before[#before + 1] = e.from.place end
+    signals = signals or e.from == o
+  end
+  local function body(pipeline, context)
+    local own = pipeline.streams:current(o.on)
+    for _, place in ipairs(before) do
+      local event = pipeline.streams.latest[place]
+      if event then own:wait_event(event) end
+    end
+    action(pipeline, context, o)
+    local event = context.events[o.place]
+    if o.on ~= "main" or signals then
+      event = own:record_event(event)
+      context.events[o.place], pipeline.streams.latest[o.place] = event, event
+    end
+  end
+  return function(pipeline, context)
+    local own = pipeline.streams:get(o.on)
+    if own then return stream.run(own, body, pipeline, context) end
+    return body(pipeline, context)
+  end
+end
+
+--- What an operation does while it is measured.
+local function timed(o, action)
+  return function(pipeline, context)
+    local from = tonumber(P.C.peri_time_ns())
+    action(pipeline, context, o)
+    local list = pipeline.measured
+    list[#list + 1] = { operation = o, batch = context.index, from = from, to = tonumber(P.C.peri_time_ns()) }
+  end
+end
+
+local function progress(comm) P.C.peri_group_progress(comm) end
+
+--- The program of `plan`: function(pipeline, n), which runs step n. streams: the device has some. measure: note times in pipeline.measured.
+function M.compile(plan, has, streams, measure)
+  local list = {}
+  for i, o in ipairs(plan.operations) do
+    local action = o.access.own and actions.own or actions[o.kind]
+    if streams then action = on_stream(plan, o, action) end
+    if measure then action = timed(o, action) end
+    list[i] = action
+  end
+  local chunk = assert(loadstring(source_of(plan), ("=perilune/pipeline/%s"):format(plan.name)))
+  return chunk(plan.operations, list, P.inside, has, progress)
+end
+
+M.source_of = source_of
+return M

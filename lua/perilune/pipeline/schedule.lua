@@ -1,0 +1,213 @@
+-- schedule.lua: Schedule: the operations of a training step, in the order in which a rank issues them, as data that can be edited.
+--
+--   local sparse_dist = Schedule { name = "sparse_dist",
+--     { "zero_grad" },
+--     { "input_dist", ahead = 1, on = "dist" },   -- of the next batch, on a stream of its own
+--     { "load", ahead = 2 }, { "to_device", ahead = 2, on = "copy" },
+--     { "forward" }, { "wait_dist", ahead = 1, on = "dist" }, { "backward" }, { "optimizer" },
+--     staleness = { tables = 0, dense = 0 } }
+--   local fused = sparse_dist:insert({ "lookup", on = "embed" }, { first = true }):called "fused"
+--
+-- Step n runs every operation once, on batch n + ahead. Editing makes a new schedule; check() says what follows from it, or refuses it.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local kind_of = require("perilune.errors").kind
+local operations = require "perilune.pipeline.operations"
+local check = require "perilune.pipeline.check"
+
+local Schedule = util.class "Schedule"
+
+--- Fields of an operation, beside its kind at [1].
+local fields = {
+  name = util.optional.string,       -- default: the kind; no two operations have one
+  ahead = 0,                         -- it acts on batch n + ahead in step n; below 0: on one that went before
+  on = "main",                       -- its stream
+  every = 1, at = util.optional.number, -- only on batches b with b % every == at (default: every - 1, the last of each `every`)
+  from_step = 0,                     -- only on batches from this one on
+  until_step = util.optional.number, -- and on those before this one
+  scale = 1,                         -- backward: of the loss
+  run = util.optional, needs = util.optional, makes = util.optional, reads = util.optional, changes = util.optional,
+  posts = util.optional,             -- of an operation of one's own: see operations.own
+}
+local own_fields = { "run", "needs", "makes", "reads", "changes", "posts" }
+
+local MOST_AHEAD, MOST_EVERY = 16, 4096
+
+local function operation(func, source, place)
+  if type(source) ~= "table" or type(source[1]) ~= "string" then
+    P.fail(("%s: operation %s is %s, wanted a table that begins with its kind: %s"):format(func, place,
+      type(source) == "table" and "without a kind" or kind_of(source), table.concat(operations.built_in, ", ")))
+  end
+  local kind, given = source[1], util.copy(source)
+  given[1] = nil
+  local o = util.named(("%s: operation '%s'"):format(func, kind), given, fields)
+  local own = {}
+  for _, field in ipairs(own_fields) do own[field] = o[field] end
+  o.kind, o.name = kind, o.name or kind
+  if o.run ~= nil then
+    if operations.kinds[kind] then P.fail(("%s: operation '%s' is one of the library, and cannot have a run"):format(func, kind)) end
+    o.own = operations.own(func, kind, own)
+  elseif not operations.kinds[kind] then
+    P.fail(("%s: no operation '%s'; allowed: %s, or one with run = function(context, pipeline)"):format(func, kind,
+      table.concat(operations.built_in, ", ")))
+  end
+  local what = ("%s: operation '%s'"):format(func, o.name)
+  util.integer(what, "ahead", o.ahead, -MOST_AHEAD, MOST_AHEAD)
+  util.integer(what, "every", o.every, 1, MOST_EVERY)
+  o.at = util.integer(what, "at", o.at or o.every - 1, 0, o.every - 1)
+  util.integer(what, "from_step", o.from_step, 0)
+  if o.until_step then util.integer(what, "until_step", o.until_step, 0) end
+  if not o.on:match "^[%a_][%w_]*$" then P.fail(("%s: on is '%s', wanted the name of a stream"):format(what, o.on)) end
+  if not (o.scale > 0 and o.scale < math.huge) then P.fail(("%s: scale is %g, allowed: numbers above 0"):format(what, o.scale)) end
+  return o
+end
+
+local options = { name = "schedule", depth = util.optional.number, staleness = util.optional.table, live = util.optional.table,
+  grad = true }
+
+function Schedule:init(source)
+  local func = "Schedule"
+  if type(source) ~= "table" then P.fail(("%s: %s, wanted a table of operations"):format(func, kind_of(source))) end
+  local given = util.copy(source)
+  for i = 1, #source do given[i] = nil end
+  local a = util.named(func, given, options)
+  self.name, func = a.name, ("schedule '%s'"):format(a.name)
+  self.depth = a.depth and util.integer(func, "depth", a.depth, 1)
+  local s = util.named(func .. ": staleness", a.staleness or {}, { tables = 0, dense = 0 })
+  self.staleness = { tables = util.integer(func, "staleness.tables", s.tables, 0),
+    dense = util.integer(func, "staleness.dense", s.dense, 0) }
+  self.live = util.copy(a.live or {}) -- resource of a batch -> how many batches may have it at once
+  for what, n in util.ordered(self.live) do
+    util.one_of(func, "live", what, operations.of_batch)
+    util.integer(func, ("live.%s"):format(what), n, 1)
+  end
+  self.grad = a.grad -- false: nothing is recorded (evaluation)
+  self.operations = {}
+  local names = {}
+  for i = 1, #source do
+    local o = operation(func, source[i], i)
+    if names[o.name] then
+      P.fail(("%s: two operations are called '%s', at places %d and %d; give one a name"):format(func, o.name, names[o.name], i))
+    end
+    names[o.name], o.place = i, i
+    self.operations[i] = o
+  end
+end
+
+-- -- editing -------------------------------------------------------------------------------------------------------------------------
+
+--- The source of which `self` could be made again.
+local function source_of(self)
+  local source = { name = self.name, depth = self.depth, staleness = util.copy(self.staleness), live = util.copy(self.live),
+    grad = self.grad }
+  for i, o in ipairs(self.operations) do
+    local s = { o.kind }
+    for name in util.ordered(fields) do s[name] = o[name] end
+    source[i] = s
+  end
+  return source
+end
+
+local function find(self, source, name)
+  for i, o in ipairs(source) do
+    if (o.name or o[1]) == name then return i, o end
+  end
+  local names = util.map(source, function(o) return o.name or o[1] end)
+  P.fail(("schedule '%s' has no operation '%s', but %s"):format(self.name, tostring(name), table.concat(names, ", ")))
+end
+
+--- The place that `where` means: { first = true }, { last = true }, { before = name }, { after = name }.
+local function place_of(self, source, where)
+  local a = util.named(("schedule '%s': where"):format(self.name), where, { first = false, last = false, before = util.optional,
+    after = util.optional })
+  if a.first then return 1 end
+  if a.before then return (find(self, source, a.before)) end
+  if a.after then return (find(self, source, a.after)) + 1 end
+  if a.last then return #source + 1 end
+  P.fail(("schedule '%s': where is empty, allowed: first, last, before, after"):format(self.name))
+end
+
+--- Move an operation; `changes` (optional): fields of it that change too.
+function Schedule:move(name, where, changes)
+  local source = source_of(self)
+  local i, o = find(self, source, name)
+  table.remove(source, i)
+  table.insert(source, place_of(self, source, where), o)
+  for field, value in util.ordered(changes or {}) do o[field] = value end
+  return Schedule(source)
+end
+
+--- Put an operation in.
+function Schedule:insert(o, where)
+  local source = source_of(self)
+  table.insert(source, place_of(self, source, where or { last = true }), o)
+  return Schedule(source)
+end
+
+--- Leave operations out.
+function Schedule:drop(...)
+  local source = source_of(self)
+  for _, name in ipairs { ... } do table.remove(source, (find(self, source, name))) end
+  return Schedule(source)
+end
+
+--- Change fields: { name = { field = value, ... }, ... }.
+function Schedule:set(changes)
+  local source = source_of(self)
+  for name, values in util.ordered(changes) do
+    local _, o = find(self, source, name)
+    if values.every and values.at == nil then o.at = nil end
+    for field, value in util.ordered(values) do o[field] = value end
+  end
+  return Schedule(source)
+end
+
+--- How many batches ahead operations act: { name = ahead, ... }.
+function Schedule:retime(aheads)
+  local changes = {}
+  for name, ahead in util.ordered(aheads) do changes[name] = { ahead = ahead } end
+  return self:set(changes)
+end
+
+--- The same with other options: depth, staleness, live, grad.
+function Schedule:with(changes)
+  local source = source_of(self)
+  for name, value in util.ordered(changes) do source[name] = value end
+  return Schedule(source)
+end
+
+--- The same under another name.
+function Schedule:called(name) return self:with { name = name } end
+
+-- -- what it says --------------------------------------------------------------------------------------------------------------------
+
+--- What follows from it (check.lua), or an error that says which two operations do not go together, and over what. facts:
+--- { dense_tables = whether an optimizer of the dense part trains tables }.
+function Schedule:check(facts) return check.run(self, facts or {}) end
+
+--- Everything that ranks must agree on, as text.
+function Schedule:text()
+  local lines = { ("%s depth=%s tables=%d dense=%d grad=%s"):format(self.name, tostring(self.depth or "auto"), self.staleness.tables,
+    self.staleness.dense, tostring(self.grad)) }
+  for i, o in ipairs(self.operations) do
+    lines[i + 1] = ("%s %s ahead=%d on=%s every=%d at=%d from=%d until=%s scale=%.17g posts=%s"):format(o.name, o.kind, o.ahead, o.on,
+      o.every, o.at, o.from_step, tostring(o.until_step or "ever"), o.scale, tostring(o.posts or "default"))
+  end
+  return table.concat(lines, "\n")
+end
+
+--- 16 hexadecimal digits of the text (FNV-1a): equal on ranks that run the same schedule.
+function Schedule:hash()
+  local text, high, low = self:text(), 0xcbf29ce4, 0x84222325
+  for i = 1, #text do -- a 64-bit product of two halves, each below 2^53
+    low = bit.bxor(low, text:byte(i)) % 2 ^ 32
+    local product = low * 0x1b3
+    high = (high * 0x1b3 + low * 0x100 + math.floor(product / 2 ^ 32)) % 2 ^ 32
+    low = product % 2 ^ 32
+  end
+  return ("%08x%08x"):format(high, low)
+end
+
+function Schedule:__tostring() return require("perilune.pipeline.show").table_of(self) end
+
+return Schedule

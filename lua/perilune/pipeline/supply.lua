@@ -1,0 +1,177 @@
+-- supply.lua: where a pipeline's batches come from, and what the ranks know of each other's: with every batch that is loaded they vote
+-- whether somebody has one. A rank that has none while others do takes part with an empty batch, so every batch of every rank is trained
+-- once, and all ranks end with the same step. When the loader of one fails, all stop loading, train what is loaded, and get the error.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local jagged = require "perilune.jagged"
+local Batch = require("perilune.data.batch").Batch
+local errors = require "perilune.errors"
+local utils = require "perilune.dist.collective_utils"
+
+local Supply = util.class "Supply"
+
+--- group: the ranks that vote, or nil; make_empty: function() -> a batch without samples, or nil: made of the first batch.
+function Supply:init(group, make_empty, device)
+  self.group = group and group:size() > 1 and group or false
+  self.make_empty, self.device, self.empty, self.ring = make_empty or false, device or false, false, false
+  self.held, self.ended = false, false
+  self:start(false)
+end
+
+--- From now on batches of `source`, numbered from 0. sure: batches that exist; total: how many there are; dry: none is asked for any more;
+--- ended: the source has no more; stopping: somebody here wants no more; held: another schedule is to go on with the source.
+function Supply:start(source)
+  local over = self.held and self.ended and rawequal(source, self.source)
+  self.source, self.sure, self.total, self.failed, self.error = source, 0, math.huge, 0, nil
+  self.dry, self.ended, self.stopping, self.held = over or false, over or false, false, false
+end
+
+--- Go on with another source. One that comes when all ranks have reached the end of the one before waits for the next start.
+function Supply:follow(source)
+  if self.total < math.huge then return end
+  self.source, self.ended = source, false
+  self.dry = self.stopping or self.held or self.failed > 0
+end
+
+-- -- empty batches -------------------------------------------------------------------------------------------------------------------
+
+local empty
+
+local function empty_tensor(t)
+  local shape = t:shape()
+  if #shape == 0 then return t end
+  shape[1] = 0
+  return Tensor.empty(shape, t:dtype(), t:device())
+end
+
+local function empty_kjt(kjt)
+  if kjt:variable_stride_per_key() then P.fail "its KeyedJaggedTensor is a variable batch" end
+  local weights = kjt:weights_or_none()
+  return jagged.KeyedJaggedTensor { keys = kjt:keys(), values = empty_tensor(kjt:values()), weights = weights and empty_tensor(weights),
+    lengths = Tensor.empty({ 0 }, "i32", kjt:device()), stride = 0 }
+end
+
+local function empty_table(batch)
+  local out = setmetatable({}, getmetatable(batch))
+  for key, value in util.ordered(batch) do out[key] = empty(value) end
+  return out
+end
+
+--- The same without samples; nil: nobody knows how to make that.
+function empty(x)
+  if Tensor.is(x) then return empty_tensor(x) end
+  if jagged.KeyedJaggedTensor.is(x) then return empty_kjt(x) end
+  if Batch.is(x) then
+    return Batch(empty(x.dense_features), empty(x.sparse_features), empty(x.labels), 0, x.global_rows, x.global_row, x.loss_scale)
+  end
+  if util.is_plain(x) then return empty_table(x) end
+  return x
+end
+
+local function moved(self, batch)
+  if self.device and type(batch) == "table" and batch.to then return batch:to(self.device) end
+  return batch
+end
+
+local function make_template(self, batch)
+  if self.empty or not self.group then return end
+  if self.make_empty then self.empty = { P.lasting(self.make_empty) } return end
+  local ok, made = pcall(P.lasting, empty, batch)
+  self.empty = { ok and made or nil, why = not ok and errors.describe(made) or nil }
+end
+
+local function empty_batch(self, index)
+  if not self.empty then
+    if not self.make_empty then
+      self.group:abort(("rank %d has no batch at all where others have; give empty_batch = function() ... end"):format(self.group:rank()))
+      self.group:check_healthy()
+    end
+    make_template(self)
+  end
+  local batch = self.empty[1]
+  if batch == nil then
+    self.group:abort(("rank %d has no batch %d where others have, and no empty one can be made%s; give empty_batch = function() ... end")
+      :format(self.group:rank(), index, self.empty.why and " (" .. self.empty.why .. ")" or ""))
+    self.group:check_healthy()
+  end
+  return moved(self, batch)
+end
+
+-- -- loading and voting ----------------------------------------------------------------------------------------------------------------
+
+--- Call the source outside of any scope: who makes batches may keep them.
+local function pull(source)
+  local state = P.state
+  local scope = state.scope
+  state.scope = false
+  local ok, batch = xpcall(source, P.locate)
+  state.scope = scope
+  return ok, batch
+end
+
+local function next_batch(self)
+  if self.dry then return false end
+  local ok, batch = pull(self.source)
+  if not ok then
+    self.error, self.dry = batch, true
+    if not self.group then self.failed = 1 end
+    return false
+  end
+  if batch == nil or batch == false then
+    self.dry, self.ended = true, true
+    return false
+  end
+  return batch
+end
+
+--- Ask for the batch of `context`, and let the others know. Collective, if there are others.
+function Supply:load(context)
+  local batch = next_batch(self)
+  context.batch = batch
+  if not self.group then
+    if batch then self.sure = context.index + 1 else self.total = context.index end
+    return
+  end
+  if batch then make_template(self, batch) end
+  local failed = self.error ~= nil and self.group:rank() + 1 or 0
+  context.vote = self.group:all_reduce(Tensor.tensor({ batch and 1 or 0, failed, self.stopping and 1 or 0 }, "i64", "cpu"), "max")
+end
+
+local function settle(self, context)
+  local result = context.vote:wait()
+  local have, failed = result:item(0), result:item(1)
+  context.vote = false
+  if failed > 0 then self.failed, self.dry = failed, true end
+  if result:item(2) > 0 then self.stopping, self.dry = true, true end
+  if have == 0 then
+    self.total = context.index
+    return false
+  end
+  self.sure = context.index + 1
+  if not context.batch then context.batch = empty_batch(self, context.index) end
+  return true
+end
+
+--- Whether there is a batch number b on some rank; it has been asked for. Waits for the vote, if the answer is not known yet.
+function Supply:has(b)
+  if b < self.sure then return true end
+  if b >= self.total then return false end
+  local context = self.ring[b % #self.ring + 1]
+  return settle(self, context)
+end
+
+--- Ask for no more batches, on no rank.
+function Supply:stop() self.stopping, self.dry = true, true end
+--- Ask for no more batches until the next start, which goes on with the same source. On all ranks together.
+function Supply:hold() self.held, self.dry = true, true end
+
+--- After the last batch: the error of the loader that failed, if one did, on all ranks. Collective then.
+function Supply:raise()
+  local failed, err = self.failed, self.error
+  if failed == 0 then return end
+  if not self.group then error(err, 0) end
+  utils.invoke_on_rank_and_broadcast_result(self.group, failed - 1, function() error(err, 0) end)
+end
+
+return Supply

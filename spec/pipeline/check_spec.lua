@@ -1,0 +1,157 @@
+-- The language of schedules, and what its checker derives and refuses: without running anything.
+local peri = require "perilune"
+local Schedule, schedules = peri.pipeline.Schedule, peri.pipeline.schedules
+
+local function refused(text, f, ...)
+  local ok, err = pcall(f, ...)
+  assert.is_false(ok)
+  assert.equals(text, (err.message))
+end
+--- The schedule is refused with these words (behind its name).
+local function check_refuses(text, s) refused("schedule 'x': " .. text, function() s:called "x":check() end) end
+
+local sdd = schedules.sparse_dist
+
+describe("a schedule", function()
+  it("says what follows from it", function()
+    local depths = { base = 2, sparse_dist = 3, sparse_dist_lite = 2, fused_sparse_dist = 3, prefetch_sparse_dist = 3, eval_sparse_dist = 3,
+      eval_fused_sparse_dist = 3 }
+    for name, depth in pairs(depths) do -- any order: each by itself
+      local plan = schedules[name]:check()
+      assert.same({ depth, 0, 0 }, { plan.depth, plan.staleness.tables, plan.staleness.dense })
+    end
+    local plan = schedules.semi_sync(0):check()
+    assert.same({ 4, 1, 0 }, { plan.depth, plan.staleness.tables, plan.staleness.dense })
+    assert.same({ 3, 0 }, { plan.ahead, plan.behind })
+    assert.equals(1, plan.live.rows) -- this batch's are taken before the next are looked up
+    assert.equals(3, sdd:check().live.batch) -- one computes, one's ids travel, one comes
+    assert.equals(1, schedules.fused_sparse_dist:check().live.rows)
+  end)
+
+  it("has the event edges that its streams need", function()
+    local function edges(s)
+      local list = {}
+      for _, e in ipairs(s:check().edges) do
+        list[#list + 1] = ("%s>%s %s"):format(e.from.name, e.to.name, table.concat(peri.util.keys(e.over), ","))
+      end
+      table.sort(list)
+      return list
+    end
+    local function has(list, wanted)
+      for _, e in ipairs(list) do
+        if e == wanted then return true end
+      end
+      return false
+    end
+    local fused = edges(schedules.fused_sparse_dist)
+    -- The lookup comes after the last batch's update of the tables, on another stream; nothing but an event orders them.
+    assert.is_true(has(fused, "backward>lookup cache,tables"), table.concat(fused, "; "))
+    assert.is_true(has(fused, "lookup>forward rows"))
+    assert.is_true(has(fused, "wait_dist>lookup ids"))
+    local one = schedules.sparse_dist:set { input_dist = { on = "main" }, wait_dist = { on = "main" }, to_device = { on = "main" } }
+    assert.same({}, edges(one))
+  end)
+
+  it("is stale once where it begins to be", function()
+    assert.equals(1, schedules.semi_sync(900):check().staleness.tables)
+    local s = schedules.semi_sync(900)
+    refused("schedule 'semi_sync': 'lookup' (ahead 1, place 5) reads tables without the last 1 update, which 'backward' (ahead 0, place 7) "
+      .. "makes later: staleness 1, the schedule allows 0", function() s:with { staleness = {} }:check() end)
+    assert.equals(0, s:drop("lookup"):set { exact_lookup = { until_step = 10 ^ 6 } }:insert { "lookup", name = "late",
+      from_step = 10 ^ 6, ahead = 1 }:check().staleness.tables)
+  end)
+
+  it("is edited, and the one before stays", function()
+    local before = sdd:text()
+    local s = sdd:move("load", { first = true }):insert({ "lookup" }, { after = "zero_grad" }):retime { load = 3, to_device = 3 }
+      :drop "wait_dist"
+    local names = {}
+    for i, o in ipairs(s.operations) do names[i] = o.name .. o.ahead end
+    assert.same({ "load3", "zero_grad0", "lookup0", "input_dist1", "to_device3", "forward0", "backward0", "optimizer0" }, names)
+    assert.equals(before, sdd:text())
+    assert.not_equals(sdd:hash(), s:hash())
+    assert.equals(sdd:hash(), sdd:move("load", { last = true }):move("load", { before = "to_device" }):hash())
+    assert.equals(4, s:with { depth = 4 }:check().depth)
+    refused("schedule 'sparse_dist' has no operation 'lookup', but zero_grad, input_dist, load, to_device, forward, wait_dist, backward, "
+      .. "optimizer", sdd.move, sdd, "lookup", { first = true })
+  end)
+
+  it("has the hash of its text", function() -- FNV-1a of "", "a" and "foobar" from its authors' tables
+    local function hash(text) return Schedule.hash { text = function() return text end } end
+    assert.equals("cbf29ce484222325", hash "")
+    assert.equals("af63dc4c8601ec8c", hash "a")
+    assert.equals("85944171f73967e8", hash "foobar")
+  end)
+end)
+
+describe("a schedule is refused", function()
+  it("for what its table says", function()
+    refused("Schedule: no argument 'ahead'; allowed: depth, grad, live, name, staleness", Schedule, { ahead = 1 })
+    refused("schedule 's': no operation 'lokup'; allowed: load, to_device, input_dist, wait_dist, prefetch, lookup, forward, zero_grad, "
+      .. "backward, update, sync, optimizer, or one with run = function(context, pipeline)", Schedule, { name = "s", { "lokup" } })
+    refused("schedule 's': two operations are called 'forward', at places 1 and 2; give one a name", Schedule, { name = "s",
+      { "forward" }, { "forward" } })
+    refused("schedule 's': operation 'load': ahead is 1.5, allowed: whole numbers -16..16", Schedule, { name = "s",
+      { "load", ahead = 1.5 } })
+    refused("schedule 's': operation 'mine': posts is 'dense', allowed: own1 to own11, channels of schedules", Schedule, { name = "s",
+      { "mine", run = print, posts = "dense" } })
+    refused("schedule 's': operation 'load' is one of the library, and cannot have a run", Schedule, { name = "s",
+      { "load", run = print } })
+  end)
+
+  it("for what misses", function()
+    check_refuses("it has no operation 'load'", Schedule { { "forward" } })
+    check_refuses("it has no operation 'forward'", Schedule { { "load", ahead = 1 } })
+    check_refuses("'wait_dist' (ahead 1, place 5) needs 'sent' of its batch, which no operation makes", sdd:drop "input_dist")
+    check_refuses("'optimizer' (ahead 0, place 7) needs 'grad' of its batch, which no operation makes", sdd:drop "backward")
+  end)
+
+  it("for an order that cannot be", function()
+    check_refuses("'wait_dist' (ahead 1, place 1) needs 'sent' of its batch before 'input_dist' (ahead 1, place 3) makes it: it would "
+      .. "wait for ever (deadlock)", sdd:move("wait_dist", { first = true }))
+    check_refuses("'forward' (ahead 0, place 2) needs 'ids' of its batch before 'wait_dist' (ahead 0, place 6) makes it",
+      sdd:retime { wait_dist = 0 }:move("forward", { before = "input_dist" }))
+    check_refuses("'input_dist' (ahead 3, place 2) acts on a batch that 'load' (ahead 2, place 3) has not loaded yet",
+      sdd:retime { input_dist = 3 })
+    check_refuses("'optimizer' (ahead 0, place 7) needs 'grad' of its batch before 'backward' (ahead 0, place 8) makes it",
+      sdd:move("optimizer", { before = "backward" }))
+    check_refuses("'forward' (ahead 0, place 5) needs 'batch' of batch 0, which 'to_device' (ahead 2, place 4) does not make for every "
+      .. "batch",
+      sdd:set { to_device = { every = 2 }, input_dist = { every = 2 }, wait_dist = { every = 2 } })
+    check_refuses("'lookup' (ahead 0, place 1) and 'again' (ahead 0, place 2) both make 'rows' of batch 0",
+      schedules.fused_sparse_dist:insert({ "lookup", name = "again" }, { after = "lookup" }))
+  end)
+
+  it("for gradients that are lost, old or taken twice", function()
+    check_refuses("'zero_grad' (ahead 0, place 7) drops the grads of batch 0, of 'backward' (ahead 0, place 6), before 'optimizer' (ahead "
+      .. "0, place 8) has applied them", sdd:move("zero_grad", { after = "backward" }))
+    check_refuses("'optimizer' (ahead 0, place 7) applies the grads of batch 0, of 'backward' (ahead 0, place 6), a second time: no "
+      .. "'zero_grad' has dropped them", sdd:drop "zero_grad")
+    check_refuses("'optimizer' (ahead 0, place 8) changes dense between 'forward' (ahead 1, place 6) and 'backward' (ahead 0, place 7) of "
+      .. "batch 1", sdd:retime { forward = 1 }:move("input_dist", { first = true }):move("wait_dist", { after = "input_dist" })
+      :with { staleness = { tables = 1, dense = 1 } })
+    check_refuses("'optimizer' (ahead -1, place 6) changes dense between 'forward' (ahead 0, place 4) and 'backward' (ahead 0, place 8) of "
+      .. "batch 1", sdd:retime { optimizer = -1, zero_grad = -1 }:move("zero_grad", { after = "optimizer" })
+      :move("backward", { last = true }):with { depth = 4 })
+    -- The end of the data is known to a group's last operation only if the next batch was asked for before it.
+    local late = schedules.accumulate(2):drop("input_dist", "wait_dist", "to_device"):move("load", { first = true }, { ahead = 0 })
+    check_refuses("the grads of batch 0, of 'backward' (ahead 0, place 4), are never applied by 'optimizer' (ahead 0, place 6) when there "
+      .. "are 1 batches", late)
+  end)
+
+  it("for averages over replicas that come too late", function()
+    local s = schedules.prefetch_fused_2d(1)
+    assert.same({ 0, 0 }, { s:check().staleness.tables, s:check().staleness.dense })
+    check_refuses("'backward' (ahead 0, place 8) changes tables with batch 1 before 'sync' (ahead -1, place 11) has averaged them after "
+      .. "batch 0", s:move("sync", { last = true }, { ahead = -1 }):with { depth = 4 })
+    check_refuses("'lookup' (ahead 1, place 8) reads tables without the last 1 update, which 'sync' (ahead 0, place 11) makes later: "
+      .. "staleness 1, the schedule allows 0", s:move("lookup", { after = "backward" }, { ahead = 1 }):move("sync", { last = true }))
+  end)
+
+  it("for promises that it does not keep", function()
+    check_refuses("4 batches are in flight from 'load' (ahead 3, place 3) to 'optimizer' (ahead 0, place 8), the schedule allows 3 (depth)",
+      sdd:retime { load = 3, to_device = 3 })
+    check_refuses("2 batches have 'rows' at once, from 'lookup' (ahead 1, place 2) to 'forward' (ahead 0, place 3), the schedule allows 1 "
+      .. "(live)", schedules.semi_sync(0):move("lookup", { before = "forward" }):with { live = { rows = 1 } })
+  end)
+end)

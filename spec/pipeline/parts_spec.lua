@@ -1,0 +1,333 @@
+-- Pipelines: how they watch a model, stale rows, large batches in parts, evaluation, replicas, operations of one's own.
+-- mpirun: 2
+local peri = require "perilune"
+local worlds = require "spec.support.worlds"
+local sim = require "perilune.dist.sim"
+local support = require "spec.support.pipeline"
+local pipeline = peri.pipeline
+local schedules = pipeline.schedules
+
+local small = { sizes = { 1, 2 }, timeout = 60 }
+
+local function run(class, world, device, n, options, more)
+  local model = support.model(world, device, options)
+  local args = { model = model, optimizer = support.optimizer(model) }
+  for key, value in pairs(more or {}) do args[key] = value end -- any order: named arguments
+  local p = class(args)
+  local losses = {}
+  for loss in p:run(support.batches(world:rank(), device, n)) do losses[#losses + 1] = loss end
+  return model, losses, p
+end
+
+local function plain(world, device, n, options)
+  local model = support.model(world, device, options)
+  local losses = support.plain(model, support.optimizer(model), support.batches(world:rank(), device, n))
+  return support.learned(model), losses
+end
+
+local inputs = { bags = function(batch) return batch.sparse_features end, rows = function(batch) return batch.sparse_features end }
+
+describe("a class", function()
+  worlds.each("of TorchRec's runs its schedule", function(world, device)
+    local expected, losses = plain(world, device, 6)
+    for _, name in ipairs { "TrainPipelineSparseDist", "PrefetchTrainPipelineSparseDist", "TrainPipelineSparseDistLite",
+      "TrainPipelineFusedSparseDist" } do
+      local model, got, p = run(peri.pipeline[name], world, device, 6)
+      assert.same(losses, got)
+      support.assert_same(expected, model, name)
+      assert.same({}, p:not_pipelined())
+      local prefetch = name:match "^Prefetch" ~= nil
+      assert.equal(prefetch, pipeline.PrefetchPipelinedForward.is(p.forwards[1]))
+      assert.is_true(pipeline.PipelinedForward.is(p.forwards[2]) and pipeline.BaseForward.is(p.forwards[2]))
+      assert.is_true(pipeline.TrainPipelineContext.is(p.ring[1]))
+      assert.equal(prefetch, pipeline.PrefetchTrainPipelineContext.is(p.ring[1]))
+    end
+  end, small)
+
+  it("refuses what is no function of a step, and what a schedule cannot do", function()
+    sim.run(1, function(_, world)
+      local model = support.model(world, "cpu")
+      local optimizer = support.optimizer(model)
+      local function refused(text, f, args)
+        local ok, err = pcall(f, args)
+        assert.is_false(ok)
+        assert.equal(text, err.message)
+      end
+      refused("TrainPipelineSparseDist: schedule is Schedule, wanted a function(step); Pipeline runs a Schedule",
+        peri.TrainPipelineSparseDist, { model = model, schedule = schedules.base })
+      refused("Pipeline: schedule is 3, wanted a Schedule", pipeline.Pipeline, { model = model, schedule = 3 })
+      refused("Pipeline: inputs names 'bugs', which is no sharded module of the model; those are: 'bags', 'rows'", pipeline.Pipeline,
+        { model = model, schedule = schedules.base, inputs = { bugs = print } })
+      refused("Pipeline: schedule 'prefetch_fused_2d' has a 'sync'; the model must be a DMPCollection with sync_interval = 0",
+        pipeline.Pipeline, { model = model, schedule = schedules.prefetch_fused_2d(2) })
+      refused("ShardedEmbeddingBagCollection: updates of table 'c' (data_parallel, compute_kernel fused) cannot be accumulated; allowed: "
+        .. "dense, or sharded tables in memory", pipeline.Pipeline, { model = model, schedule = schedules.accumulate(2) })
+      refused("Pipeline: there is an optimizer, but schedule 'x' has no operation 'optimizer'", pipeline.Pipeline, { model = model,
+        optimizer = optimizer, schedule = schedules.base:drop("optimizer", "zero_grad"):called "x" })
+      refused("Pipeline: on_step sets what holds in a step, but 'optimizer' of schedule 'x' acts on another batch (ahead -1)",
+        pipeline.Pipeline, { model = model, on_step = print, schedule = schedules.base:move("optimizer", { first = true },
+          { ahead = -1 }):retime { zero_grad = -1 }:move("zero_grad", { after = "optimizer" }):with { depth = 3 }:called "x" })
+    end)
+  end)
+
+  it("runs the same schedule on all ranks, or none", function()
+    local _, errors = sim.run(2, function(rank, world)
+      local model = support.model(world, "cpu")
+      local p = pipeline.Pipeline { model = model, schedule = rank == 0 and schedules.base or schedules.sparse_dist }
+      p:progress(support.batches(rank, "cpu", 2))
+    end, { catch = true })
+    local text = "^Pipeline: schedule is base depth=2 .* on rank 0 .* and sparse_dist depth=3 .* on rank 1;"
+    for r = 1, 2 do assert.matches(text, errors[r].message) end
+  end)
+end)
+
+describe("a module", function()
+  worlds.each("runs whole where its ids cannot leave early, and says why", function(world, device)
+    local expected, losses = plain(world, device, 6, { bags_only = true })
+    -- What the collection is called with is not in the batch, but made of it.
+    local function derived(given)
+      local model = support.model(world, device, { bags_only = true })
+      local module = model.module
+      local forward = module.forward
+      rawset(module, "forward", function(self, batch)
+        return forward(self, { dense_features = batch.dense_features, labels = batch.labels,
+          sparse_features = batch.sparse_features:to(device) })
+      end)
+      local p = peri.TrainPipelineSparseDist { model = model, optimizer = support.optimizer(model), inputs = given }
+      p.told = true -- not on the terminal of the tests
+      local got = {}
+      for loss in p:run(support.batches(world:rank(), device, 6)) do got[#got + 1] = loss end
+      assert.same(losses, got)
+      support.assert_same(expected, model, "derived")
+      return p:not_pipelined()
+    end
+    assert.same({ { path = "bags", reason = "argument 1 of its call is no field of the batch; inputs = { ['bags'] = "
+      .. "function(batch) ... end } can name it" } }, derived(nil))
+    assert.same({}, derived { bags = inputs.bags })
+    assert.same({ { path = "bags", reason = "inputs says so" } }, derived { bags = false })
+  end, { sizes = { 1, 2 }, timeout = 60 })
+
+  it("is called with what was sent, or that is an error", function()
+    sim.run(1, function(_, world)
+      local model = support.model(world, "cpu", { bags_only = true })
+      local module, n = model.module, 0
+      local forward = module.forward
+      rawset(module, "forward", function(self, batch)
+        n = n + 1
+        return forward(self, n < 3 and batch or { dense_features = batch.dense_features, labels = batch.labels,
+          sparse_features = batch.sparse_features:to "cpu" })
+      end)
+      local p, batches = peri.TrainPipelineSparseDist { model = model }, support.batches(0, "cpu", 9)
+      p:progress(batches)
+      p:progress(batches)
+      local ok, err = pcall(p.progress, p, batches)
+      assert.is_false(ok)
+      assert.matches("module 'bags' is called with something else than batch.sparse_features, whose ids were sent;", err.message, 1, true)
+      ok, err = pcall(p.progress, p, batches)
+      assert.is_false(ok)
+      assert.matches("TrainPipelineSparseDist: an earlier step failed: .*is called with something else", err.message)
+    end)
+  end)
+
+  it("is found in a batch by its ArgInfo", function()
+    local ArgInfo, kjt = pipeline.ArgInfo, {}
+    local batch = { x = { 1, { y = kjt } } }
+    assert.equal("batch.x[2].y", tostring(ArgInfo.find(batch, kjt)))
+    assert.equal(kjt, ArgInfo.find(batch, kjt):of(batch))
+    assert.equal("batch", tostring(ArgInfo.find(batch, batch)))
+    assert.equal(5, ArgInfo.find(batch, 5):of(batch))
+    assert.is_nil(ArgInfo.find(batch, {}))
+    local ok, err = pcall(ArgInfo.of, ArgInfo.find(batch, kjt), { x = { 1 } })
+    assert.is_false(ok)
+    assert.equal("a batch without field 'x.2', which the first one had", err.message)
+  end)
+
+  it("is its own again for evaluation in the middle, and after detach", function()
+    sim.run(2, function(rank, world)
+      local expected = plain(world, "cpu", 6)
+      local model = support.model(world, "cpu")
+      local p = peri.TrainPipelineFusedSparseDist { model = model, optimizer = support.optimizer(model) }
+      local batches, other = support.batches(rank, "cpu", 6), support.batches(rank, "cpu", 1)()
+      for step = 1, 7 do
+        local loss = p:progress(batches)
+        assert.equal(step <= 6, loss ~= nil)
+        local before = peri.no_grad(function() return model(other):item() end)
+        if step == 4 then
+          p:detach()
+          assert.equal(before, peri.no_grad(function() return model(other):item() end))
+          p:attach()
+        end
+      end
+      support.assert_same(expected, model, "evaluated in between")
+    end)
+  end)
+end)
+
+describe("semi-synchronous training", function()
+  --- By hand, with the modules' own stages: rows of batch b are looked up before the backward pass of b - 1, if b > start, else after it.
+  local function by_hand(world, device, n, start)
+    local model = support.model(world, device)
+    local optimizer, batches, list = support.optimizer(model), support.batches(world:rank(), device, n), {}
+    for batch in batches do list[#list + 1] = batch end
+    local rows = {}
+    for i, m in ipairs(model.sharded) do m:set_pipelined { forward = function() return rows[i] end } end
+    local function look_up(b)
+      local new = {}
+      for i, m in ipairs(model.sharded) do new[i] = m:compute_and_output_dist(m:input_dist(list[b].sparse_features):wait()) end
+      return new
+    end
+    local new = look_up(1)
+    for b = 1, n do
+      rows = new
+      local loss = model(list[b])
+      local early = b + 1 <= n and b > start
+      if early then new = look_up(b + 1) end
+      optimizer:zero_grad()
+      model:backward(loss)
+      optimizer:step()
+      if b + 1 <= n and not early then new = look_up(b + 1) end
+    end
+    return support.learned(model)
+  end
+
+  for _, start in ipairs { 0, 3, 100 } do
+    worlds.each(("reads tables without the last update after batch %d"):format(start), function(world, device)
+      local expected = by_hand(world, device, 7, start)
+      local model = run(peri.TrainPipelineSemiSync, world, device, 7, nil, { start_batch = start, inputs = inputs })
+      support.assert_same(expected, model, "semi_sync")
+    end, small)
+  end
+end)
+
+describe("large batches in parts", function()
+  local options = { no_replica = true }
+  local function by_hand(world, device, n, parts)
+    local model = support.model(world, device, options)
+    local optimizer, k = support.optimizer(model), 0
+    model:accumulate(true)
+    local function apply()
+      model:apply_accumulated()
+      optimizer:step()
+      optimizer:zero_grad()
+      k = 0
+    end
+    for batch in support.batches(world:rank(), device, n) do
+      local loss = model(batch)
+      model:backward(loss, peri.Tensor.full(loss:shape(), 1 / parts, "f32", device))
+      k = k + 1
+      if k == parts then apply() end
+    end
+    if k > 0 then apply() end
+    return support.learned(model)
+  end
+
+  worlds.each("are one update, of one batch too, and the last may have fewer", function(world, device)
+    local one = plain(world, device, 7, options)
+    support.assert_same(one, (run(pipeline.GradientAccumulationPipeline, world, device, 7, options)), "one part")
+    for _, n in ipairs { 6, 7 } do
+      local expected = by_hand(world, device, n, 3)
+      local model = run(pipeline.GradientAccumulationPipeline, world, device, n, options, { num_steps = 3 })
+      support.assert_same(expected, model, "three parts")
+    end
+  end, small)
+
+  it("change no table before they are complete", function()
+    sim.run(2, function(rank, world)
+      local model = support.model(world, "cpu", options)
+      local before = support.learned(model)
+      local p = pipeline.GradientAccumulationPipeline { model = model, optimizer = support.optimizer(model), num_steps = 4 }
+      local batches = support.batches(rank, "cpu", 9)
+      for step = 1, 4 do
+        p:progress(batches)
+        if step < 4 then support.assert_same(before, model, "in between") end
+      end
+      assert.is_false(pcall(support.assert_same, before, model, "after four"))
+    end)
+  end)
+end)
+
+describe("evaluation", function()
+  worlds.each("returns what the model returns, and trains nothing", function(world, device)
+    for _, name in ipairs { "EvalPipelineSparseDist", "EvalPipelineFusedSparseDist" } do
+      local model = support.model(world, device)
+      local before, wanted = support.learned(model), {}
+      for batch in support.batches(world:rank(), device, 5) do
+        local loss, logits = peri.no_grad(function() return model(batch) end)
+        wanted[#wanted + 1] = { loss:item(), logits:to_list() }
+      end
+      local p, batches, got = pipeline[name] { model = model }, support.batches(world:rank(), device, 5), {}
+      local loss, logits = p:progress(batches)
+      while loss do
+        assert.is_false(loss:describe().requires_grad)
+        got[#got + 1] = { loss:item(), logits:to_list() }
+        loss, logits = p:progress(batches)
+      end
+      assert.same(wanted, got)
+      support.assert_same(before, model, name)
+    end
+  end, small)
+end)
+
+describe("2D parallelism", function()
+  worlds.each("averages where the schedule says so", function(world, device, n)
+    local size = n / 2
+    local expected = plain(world, device, 7, { two_d = size, sync_interval = 2 })
+    local model = run(pipeline.Pipeline, world, device, 7, { two_d = size, sync_interval = 0 },
+      { schedule = schedules.prefetch_fused_2d(2) })
+    support.assert_same(expected, model, "prefetch_fused_2d")
+    model = run(peri.TrainPipelineFusedSparseDist, world, device, 7, { two_d = size, sync_interval = 2 })
+    support.assert_same(expected, model, "its own interval")
+  end, { sizes = { 2, 8 }, timeout = 60 })
+end)
+
+describe("dense tables", function()
+  worlds.each("are read after their optimizer's step", function(world, device)
+    local expected = plain(world, device, 6, { dense = true })
+    support.assert_same(expected, (run(peri.TrainPipelineFusedSparseDist, world, device, 6, { dense = true })), "fused_sparse_dist")
+    local ok, err = pcall(run, pipeline.Pipeline, world, device, 6, { dense = true }, { schedule = schedules.semi_sync(0) })
+    assert.is_false(ok)
+    assert.matches("'lookup' (ahead 1, place 5) reads dense without the last 1 update, which 'optimizer'", err.message, 1, true)
+  end, { sizes = { 1, 2 }, timeout = 60 })
+end)
+
+describe("operations of one's own", function()
+  it("run where the schedule has them, on their channel", function()
+    pipeline.register("gather_means", { needs = { "loss" }, posts = "own3", run = function(context)
+      context.own.work = peri.world():all_reduce(peri.full({ 1 }, context.index, "f32", "cpu"))
+    end })
+    sim.run(2, function(rank, world)
+      local expected = plain(world, "cpu", 6)
+      local sums, channels = {}, {}
+      local schedule = schedules.sparse_dist:insert({ "gather_means", every = 2 }, { after = "forward" })
+        :insert({ "take_means", ahead = -1, every = 2, run = function(context, p)
+          assert.equal(world, p.group)
+          sums[#sums + 1] = context.own.work:wait():item(0)
+          channels[#channels + 1] = world:channel()
+        end }, { last = true }):with { depth = 4 }
+      local model = run(pipeline.Pipeline, world, "cpu", 6, nil, { schedule = schedule })
+      support.assert_same(expected, model, "with operations of its own")
+      assert.same({ 2, 6, 10 }, sums) -- of both ranks: batches 1, 3 and 5
+      assert.same({ "dense", "dense", "dense" }, channels)
+      assert.is_true(rank >= 0)
+    end)
+  end)
+end)
+
+describe("a pipeline's schedule", function()
+  it("is exchanged between steps, and nothing is lost", function()
+    sim.run(2, function(rank, world)
+      local expected, losses = plain(world, "cpu", 12)
+      local model = support.model(world, "cpu")
+      local p = peri.TrainPipelineBase { model = model, optimizer = support.optimizer(model) }
+      local got, order = {}, { [3] = "fused_sparse_dist", [7] = "sparse_dist_lite", [11] = "prefetch_sparse_dist" }
+      for loss, step in p:run(support.batches(rank, "cpu", 12)) do
+        got[#got + 1] = loss
+        assert.equal(#got, step)
+        if order[step] then p:set_schedule(schedules[order[step]]) end
+      end
+      assert.same(losses, got)
+      assert.equal("prefetch_sparse_dist", p.schedule.name)
+      support.assert_same(expected, model, "three schedules")
+    end)
+  end)
+end)

@@ -1,0 +1,113 @@
+-- pipeline.lua: a model with pooled and sequence collections and its batches, for specs of pipelines; and the plain loop, their oracle.
+local ffi = require "ffi"
+local peri = require "perilune"
+local nn, plan = peri.nn, peri.plan
+
+local M = {}
+
+local ROWS = 30
+
+local Model = nn.Module:extend "PipelineModel"
+function Model:init(device, options)
+  local function tables(class, names, features)
+    local list = {}
+    for i, name in ipairs(names) do
+      list[i] = class { name = name, num_embeddings = ROWS, embedding_dim = 4, feature_names = { features[i] } }
+    end
+    return list
+  end
+  local fused = { optimizer = "rowwise_adagrad", learning_rate = 0.3 }
+  self.bags = peri.EmbeddingBagCollection { tables = tables(peri.EmbeddingBagConfig, { "a", "b", "c" }, { "f1", "f2", "f3" }),
+    fused_params = fused }
+  if not options.bags_only then
+    self.rows = peri.EmbeddingCollection { tables = tables(peri.EmbeddingConfig, { "s" }, { "f3" }), fused_params = fused }
+  end
+  self.dense = nn.Linear { in_features = 3, out_features = 4, device = device }
+  self.final = nn.Linear { in_features = 16, out_features = 1, device = device }
+  self.loss = nn.BCEWithLogitsLoss { reduction = "global_mean" }
+end
+function Model:forward(batch)
+  local pooled = self.bags(batch.sparse_features):values()
+  local rows = self.rows and self.rows(batch.sparse_features)
+  local dense = self.dense(batch.dense_features)
+  local logits = self.final(nn.functional.cat({ dense, pooled }, 2)):reshape(-1)
+  local loss = self.loss(logits, batch.labels)
+  if rows then
+    local values = rows.f3:values()
+    loss = loss + (values * values):sum() * 0.01
+  end
+  return loss, logits:detach()
+end
+
+--- The model over a world: options: bags_only, two_d (a DMPCollection of sharding groups of this size), sync_interval, dense (table b is
+--- trained by the dense optimizer), no_replica.
+function M.model(world, device, options)
+  options = options or {}
+  nn.manual_seed(7)
+  local entries = {
+    a = plan.table_wise(options.two_d and 0 or world:size() - 1), b = plan.row_wise(options.dense and { compute_kernel = "dense" } or nil),
+    c = options.no_replica and plan.table_wise(0) or plan.data_parallel { compute_kernel = "fused" },
+  }
+  return peri[options.two_d and "DMPCollection" or "DistributedModelParallel"] {
+    module = Model(device, options), device = device,
+    group = not options.two_d and world or nil, global_pg = options.two_d and world or nil, sharding_group_size = options.two_d,
+    sync_interval = options.sync_interval,
+    plan = { bags = entries, rows = not options.bags_only and { s = plan.row_wise() } or nil },
+  }
+end
+
+function M.optimizer(model) return nn.optim.Adam { params = model:dense_parameters(), lr = 0.05 } end
+
+--- An iterator over `n` batches of a rank: other ids, lengths and numbers of rows in each. Every one is made anew.
+function M.batches(rank, device, n)
+  local k = 0
+  return function()
+    if k >= n then return nil end
+    k = k + 1
+    local rows = 1 + (k * 3 + rank) % 4
+    local values, lengths, labels = {}, {}, {}
+    for bag = 1, 3 * rows do
+      lengths[bag] = (bag * k + rank) % 4
+      for j = 1, lengths[bag] do values[#values + 1] = (bag * 7 + j * 3 + k * 5 + rank) % ROWS end
+    end
+    for i = 1, rows do labels[i] = (i + k + rank) % 2 end
+    return {
+      dense_features = peri.Tensor.normal({ rows, 3 }, 0, 1, k, rank, "f32", device), labels = peri.tensor(labels, "f32", device),
+      sparse_features = peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3" }, values = values, lengths = lengths, stride = rows,
+        device = device },
+    }
+  end
+end
+
+--- The loop that a pipeline stands for. Returns the losses.
+function M.plain(model, optimizer, batches)
+  local losses = {}
+  for batch in batches do
+    optimizer:zero_grad()
+    local loss = model(batch)
+    model:backward(loss)
+    optimizer:step()
+    losses[#losses + 1] = loss:item()
+  end
+  return losses
+end
+
+--- Everything that was learned, as bytes: name -> string. Collective.
+function M.learned(model)
+  local out = {}
+  for name, tensor in pairs(peri.shard.gather_state_dict(model:state_dict())) do -- any order: each is compared by itself
+    local buffer, n = tensor:to(nil, "cpu"):contiguous():read()
+    out[name] = ffi.string(buffer, n)
+  end
+  return out
+end
+
+--- Two models have learned the same, bit for bit.
+function M.assert_same(expected, model, what)
+  local got = M.learned(model)
+  for name, bytes in pairs(expected) do -- any order: the first that differs is enough
+    if got[name] ~= bytes then error(("%s: '%s' differs from the plain loop's"):format(what, name), 0) end
+  end
+end
+
+return M
