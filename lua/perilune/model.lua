@@ -354,6 +354,7 @@ M.get_unwrapped_module = M.get_module
 
 signature.check("model.", M, { get_module = "module: Module", get_unwrapped_module = "module: Module" })
 signature.check("DistributedModelParallel:", DistributedModelParallel, { backward = "self: table, loss: tensor, grad: tensor?",
-  accumulate = "self: table, on: boolean?", copy = "self: table, device: device?", set_fused_learning_rate = "self: table, learning_rate: number" })
+  accumulate = "self: table, on: boolean?",
+  copy = "self: table, device: device?", set_fused_learning_rate = "self: table, learning_rate: number" })
 
 return util.face("peri.model", M, { two_d = "perilune.model.two_d" }, { DMPCollection = "two_d" })
