@@ -10,8 +10,7 @@ enum { SMALLEST = 4096, KEEP = 256 << 20 }; /* bytes of the smallest buffer; byt
 
 bool peri__stage_direct(const peri__comm *comm, const peri_device *device)
 {
-    int32_t both = PERI_DEVICE_HOST_ACCESS | PERI_DEVICE_IMMEDIATE;
-    return (comm->vtab->takes & PERI_COLL_HOST) && (device->caps & both) == both;
+    return (comm->vtab->takes & PERI_COLL_HOST) && peri__immediate(device);
 }
 
 bool peri__stage_places(const peri__comm *comm, const peri_device *device)

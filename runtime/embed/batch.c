@@ -184,7 +184,7 @@ peri_status peri__batch_list(peri_tbe_batch *b, bool count, peri_k_tbe_list *out
                                .scale = in->scale ? peri__data(in->scale) : NULL,
                                .tables = peri__data(tbe->layout_tensor),
                                .blocks = blocks,
-                               .ordered = blocks + (l->ordered ? 0 : l->n),
+                               .ordered = blocks,
                                .spans = spans,
                                .n_ids = n_ids,
                                .n_bags = peri__numel(in->offsets) - 1,

@@ -62,36 +62,75 @@ static peri_status count_sharing(peri_tbe_blocks *b)
     return PERI_OK;
 }
 
-/** The second half of b->block, and `ordered` and `largest`. */
-static peri_status order_by_table(peri_tbe_blocks *b)
+/** `ordered` and `largest`. */
+static peri_status count_by_table(peri_tbe_blocks *b)
+{
+    int64_t *bags = peri__alloc_zero(sizeof *bags * (size_t)b->n_tables); /* that look into each table */
+    if (!bags) return PERI_ENOMEM;
+    b->ordered = true;
+    for (int64_t k = 0; k < b->n; k++) {
+        bags[b->block[k].table] += b->block[k].bags;
+        b->ordered = b->ordered && (k == 0 || b->block[k].table >= b->block[k - 1].table);
+    }
+    for (int64_t t = 0; t < b->n_tables; t++) b->largest = peri__max(b->largest, bags[t]);
+    peri__free(bags);
+    return PERI_OK;
+}
+
+/** The device's copy, if it is another. */
+static peri_status upload(peri_device *device, peri_tbe_blocks *b)
+{
+    if (b->block != peri__data(b->copy))
+        PERI_TRY(peri__copy(device, peri__data(b->copy), b->block, (int64_t)sizeof *b->block * b->n, PERI_COPY_H2D));
+    return peri_event_record(b->copied, peri_stream_current(device));
+}
+
+/* -- in the order of their tables -------------------------------------------------------------------------------------------------- */
+
+/** @out: the blocks of @b, sorted by table, otherwise as they stand. */
+static peri_status sort_by_table(const peri_tbe_blocks *b, peri_k_tbe_block *out)
 {
     int64_t *next = peri__alloc_zero(sizeof *next * (size_t)(b->n_tables + 1)); /* where the next block of each table goes */
     if (!next) return PERI_ENOMEM;
-    b->ordered = true;
-    for (int64_t k = 0; k < b->n; k++) {
-        next[b->block[k].table + 1] += b->block[k].bags;
-        b->ordered = b->ordered && (k == 0 || b->block[k].table >= b->block[k - 1].table);
-    }
-    for (int64_t t = 0; t < b->n_tables; t++) b->largest = peri__max(b->largest, next[t + 1]);
-    memset(next, 0, sizeof *next * (size_t)(b->n_tables + 1));
     for (int64_t k = 0; k < b->n; k++) next[b->block[k].table + 1]++;
     for (int64_t t = 0; t < b->n_tables; t++) next[t + 1] += next[t];
-    for (int64_t k = 0; k < b->n; k++) b->block[b->n + next[b->block[k].table]++] = b->block[k];
+    for (int64_t k = 0; k < b->n; k++) out[next[b->block[k].table]++] = b->block[k];
     peri__free(next);
     return PERI_OK;
 }
 
-/** The device's copy. */
-static peri_status upload(peri_device *device, peri_tbe_blocks *b)
+/** Fill in the second half of the device's copy. */
+static peri_status add_sorted(peri_device *device, peri_tbe_blocks *b)
 {
-    int64_t bytes = (int64_t)sizeof *b->block * b->n * (b->ordered ? 1 : 2);
-    PERI_TRY(peri_tensor_new(device, PERI_U8, 1, &bytes, &b->copy));
-    PERI_TRY(peri_event_new(device, &b->copied));
-    PERI_TRY(peri__copy(device, peri__data(b->copy), b->block, bytes, PERI_COPY_H2D));
-    return peri_event_record(b->copied, peri_stream_current(device));
+    peri_k_tbe_block *there = (peri_k_tbe_block *)peri__data(b->copy) + b->n, *here = there;
+    const int64_t bytes = (int64_t)sizeof *here * b->n;
+    if (!peri__immediate(device) && !(here = peri__alloc((size_t)bytes))) return PERI_ENOMEM;
+    peri_status status = peri_event_new(device, &b->sorted);
+    if (status >= 0) status = sort_by_table(b, here);
+    if (status >= 0 && here != there) status = peri__copy(device, there, here, bytes, PERI_COPY_H2D);
+    if (status >= 0) status = peri_event_record(b->sorted, peri_stream_current(device));
+    if (here != there) peri__free(here);
+    if (status >= 0) return status;
+    peri_event_release(b->sorted);
+    b->sorted = NULL;
+    return status;
 }
 
-static peri_status check_block(const peri_tbe *tbe, const peri_tbe_block *b, int64_t k)
+peri_status peri__tbe_blocks_sorted(const peri_tbe *tbe, peri_tbe_blocks *b, const peri_k_tbe_block **out)
+{
+    *out = peri__data(b->copy);
+    if (b->ordered) return PERI_OK;
+    *out += b->n;
+    pthread_mutex_lock(&b->sorting);
+    peri_status status = b->sorted ? PERI_OK : add_sorted(tbe->device, b);
+    if (status >= 0) status = peri__follow(tbe, b->sorted);
+    pthread_mutex_unlock(&b->sorting);
+    return status;
+}
+
+/* -- making them ------------------------------------------------------------------------------------------------------------------- */
+
+static peri_status check_block(const peri_tbe *tbe, const peri_k_tbe_block *b, int64_t k)
 {
     if (b->table < 0 || b->table >= tbe->n_tables)
         return peri__fail(PERI_ERANGE, "peri_tbe_blocks_new: block %lld: table %d, allowed: 0..%lld", (long long)k, b->table,
@@ -115,28 +154,40 @@ static peri_status check_block(const peri_tbe *tbe, const peri_tbe_block *b, int
     return PERI_OK;
 }
 
-peri_status peri_tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, peri_tbe_blocks **out)
-{
-    PERI_NEED(tbe);
-    PERI_NEED(out);
-    if (n < 0 || n > INT32_MAX || (n && !blocks)) return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: %lld blocks", (long long)n);
-    for (int64_t k = 0; k < n; k++) PERI_TRY(check_block(tbe, &blocks[k], k));
-    return peri__tbe_blocks_new(tbe, blocks, n, out);
-}
-
-peri_status peri__tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, peri_tbe_blocks **out)
+peri_status peri__tbe_blocks_room(const peri_tbe *tbe, int64_t n, peri_tbe_blocks **out)
 {
     static atomic_uint_least64_t serial;
-    peri_tbe_blocks *b = peri__alloc_zero(sizeof *b + 2 * sizeof *b->block * (size_t)n);
+    if (n < 0 || n > INT32_MAX) return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: %lld blocks", (long long)n);
+    peri_tbe_blocks *b = peri__alloc_zero(sizeof *b);
     if (!b) return PERI_ENOMEM;
     peri__object_count(1);
     peri__refs_init(&b->refs);
+    pthread_mutex_init(&b->sorting, NULL);
     b->serial = atomic_fetch_add(&serial, 1) + 1;
     b->n = n;
     b->n_tables = tbe->n_tables;
-    memcpy(b->block, blocks, sizeof *b->block * (size_t)n);
+    int64_t bytes = (int64_t)sizeof *b->block * 2 * n;
+    peri_status status = peri_tensor_new(tbe->device, PERI_U8, 1, &bytes, &b->copy);
+    if (status >= 0) status = peri_event_new(tbe->device, &b->copied);
+    if (status >= 0) {
+        b->block = peri__immediate(tbe->device) ? peri__data(b->copy) : peri__alloc((size_t)(bytes / 2));
+        if (!b->block && n) status = PERI_ENOMEM;
+    }
+    if (status < 0) peri_tbe_blocks_release(b);
+    else *out = b;
+    return status;
+}
+
+peri_status peri__tbe_blocks_check(const peri_tbe *tbe, const peri_tbe_blocks *b)
+{
+    for (int64_t k = 0; k < b->n; k++) PERI_TRY(check_block(tbe, &b->block[k], k));
+    return PERI_OK;
+}
+
+peri_status peri__tbe_blocks_made(const peri_tbe *tbe, peri_tbe_blocks *b)
+{
     int64_t columns = 0;
-    for (int64_t k = 0; k < n; k++) {
+    for (int64_t k = 0; k < b->n; k++) {
         const peri_k_tbe_block *x = &b->block[k];
         const peri_k_tbe_table *t = &tbe->layout[x->table];
         b->bags = peri__max(b->bags, x->first_bag + x->bags);
@@ -150,12 +201,35 @@ peri_status peri__tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *bloc
         b->mean = b->mean || t->pooling == PERI_POOLING_MEAN;
     }
     b->width = b->total_bags ? peri__ceil_div(columns, b->total_bags) : 1;
-    peri_status status = count_sharing(b);
-    if (status >= 0) status = order_by_table(b);
-    if (status >= 0) status = upload(tbe->device, b);
+    PERI_TRY(count_sharing(b));
+    PERI_TRY(count_by_table(b));
+    return upload(tbe->device, b);
+}
+
+/** @check: refuse what makes no sense. */
+static peri_status blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, bool check, peri_tbe_blocks **out)
+{
+    peri_tbe_blocks *b;
+    PERI_TRY(peri__tbe_blocks_room(tbe, n, &b));
+    if (n) memcpy(b->block, blocks, sizeof *b->block * (size_t)n);
+    peri_status status = check ? peri__tbe_blocks_check(tbe, b) : PERI_OK;
+    if (status >= 0) status = peri__tbe_blocks_made(tbe, b);
     if (status < 0) peri_tbe_blocks_release(b);
     else *out = b;
     return status;
+}
+
+peri_status peri_tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, peri_tbe_blocks **out)
+{
+    PERI_NEED(tbe);
+    PERI_NEED(out);
+    if (n && !blocks) return peri__fail(PERI_EINVAL, "peri_tbe_blocks_new: %lld blocks", (long long)n);
+    return blocks_new(tbe, blocks, n, true, out);
+}
+
+peri_status peri__tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, peri_tbe_blocks **out)
+{
+    return blocks_new(tbe, blocks, n, false, out);
 }
 
 void peri_tbe_blocks_retain(peri_tbe_blocks *blocks) { peri__refs_add(&blocks->refs); }
@@ -163,8 +237,11 @@ void peri_tbe_blocks_retain(peri_tbe_blocks *blocks) { peri__refs_add(&blocks->r
 void peri_tbe_blocks_release(peri_tbe_blocks *blocks)
 {
     if (!blocks || !peri__refs_drop(&blocks->refs)) return;
+    if (!blocks->copy || blocks->block != peri__data(blocks->copy)) peri__free(blocks->block);
     peri_tensor_release(blocks->copy);
     peri_event_release(blocks->copied);
+    peri_event_release(blocks->sorted);
+    pthread_mutex_destroy(&blocks->sorting);
     peri__object_count(-1);
     peri__free(blocks);
 }

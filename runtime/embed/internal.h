@@ -32,8 +32,10 @@ peri_status peri__tbe_status(const peri_tbe *tbe, const char *function, const pe
 struct peri_tbe_blocks {
     peri__refs refs;
     uint64_t serial; /* never the same twice in a process */
-    peri_tensor *copy;  /* u8: `block`, on the tables' device */
+    peri_tensor *copy;  /* u8: `block`, on the tables' device, and room for as many in the order of their tables */
     peri_event *copied; /* after its upload */
+    peri_event *sorted; /* after that of its second half, which is made when it is first asked for; NULL: it was not yet */
+    pthread_mutex_t sorting; /* guards `sorted` */
     int64_t n, n_tables;
     int64_t bags;         /* offsets must have at least bags + 1 entries */
     int64_t total_bags;   /* of all blocks, shared ones counted as often as they are used */
@@ -45,7 +47,7 @@ struct peri_tbe_blocks {
     bool mean;            /* some table pools by MEAN */
     bool none;            /* some table does not pool: out_extent and covered leave its blocks out; see peri__tbe_extent */
     bool ordered;         /* they stand in the order of their tables */
-    peri_k_tbe_block block[]; /* n; unless `ordered`, n more: the same in the order of their tables, otherwise as they stood */
+    peri_k_tbe_block *block; /* n; where the host works in the device's memory, these are the copy's */
 };
 
 /** All states that optimizers keep, the weights before them, in the order in which they are listed. */
@@ -252,6 +254,14 @@ void peri__sorted_give(peri_tbe_batch *batch);
 /** Queue the operation @op, which adds to tbe->counters, after others that do. */
 peri_status peri__tbe_counting(peri_tbe *tbe, int32_t op, const void *args, size_t size);
 
+/** Room for @n blocks: to be written to its `block`, and then peri__tbe_blocks_made. @out new. */
+peri_status peri__tbe_blocks_room(const peri_tbe *tbe, int64_t n, peri_tbe_blocks **out);
+/** The blocks are written: refuse those that make no sense. */
+peri_status peri__tbe_blocks_check(const peri_tbe *tbe, const peri_tbe_blocks *blocks);
+/** The blocks are written, and sound: find out what follows from them, and upload them. */
+peri_status peri__tbe_blocks_made(const peri_tbe *tbe, peri_tbe_blocks *blocks);
+/** @out: them in the order of their tables, otherwise as they stand, in device memory; work that is queued from now on finds them there. */
+peri_status peri__tbe_blocks_sorted(const peri_tbe *tbe, peri_tbe_blocks *blocks, const peri_k_tbe_block **out);
 /** peri_tbe_blocks_new without its checks: a table of pooling NONE may have a negative out_offset, if its ids all come late enough. */
 peri_status peri__tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, peri_tbe_blocks **out);
 /** Within a call: look the batch up in memory. @check: fill its report. */

@@ -37,6 +37,7 @@ static peri_status sort_items(peri_tbe_batch *batch, peri__sorted *s)
     void *keys, *items = NULL;
     PERI_TRY(payload_bits(tbe, in, factors, &sort.payload_bits));
     PERI_TRY(peri__batch_list(batch, false, &sort.list));
+    PERI_TRY(peri__tbe_blocks_sorted(tbe, in->blocks, &sort.list.ordered));
     int64_t most = sort.list.capacity, bytes = (int64_t)sizeof(peri_k_tbe_item) * most;
     PERI_TRY(peri__reserve(tbe->device, &s->room[PERI__SORT_KEYS], s->done, PERI_I64, most, &keys));
     if (factors) PERI_TRY(peri__reserve(tbe->device, &s->room[PERI__SORT_ITEMS], s->done, PERI_U8, bytes, &items));

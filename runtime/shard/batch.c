@@ -57,7 +57,8 @@ peri_status peri__batch_home(peri_sharded *e, const peri__routing *r, peri__rule
     int64_t *inverse = NULL;
     peri_kjt_describe(r->args.kjt, &desc);
     peri__home_args a = {.outbound = r->outbound, .rule = rule, .results_by_id = e->kind->by_id, .rows = desc.stride,
-                         .divisor = e->divisor, .sent_divisor = e->divisor + e->n_tables, .mean = e->mean, .cols = e->cols};
+                         .divisor = e->divisor, .sent_divisor = e->divisor + e->n_tables, .mean = e->mean, .cols = e->cols,
+                         .device = e->device};
     if (rule.by_id || rule.to_homes) PERI_TRY(count_ids(e, r, &a));
     if (!e->kind->by_id) PERI_TRY(inverse_of(e, r->args.kjt, &desc, &inverse));
     a.inverse = inverse;
@@ -67,7 +68,7 @@ peri_status peri__batch_home(peri_sharded *e, const peri__routing *r, peri__rule
     if (h) {
         peri__kept_first((void **)e->homes, h, at);
     } else {
-        PERI_TRY(peri__home_new(e->routes, e->rank, &a, e->kind->lay_out, e->device, &h));
+        PERI_TRY(peri__home_new(e->routes, e->rank, &a, e->kind->lay_out, &h));
         peri__home_release(peri__kept_first((void **)e->homes, h, -1));
     }
     peri__refs_add(&h->refs);
@@ -77,43 +78,45 @@ peri_status peri__batch_home(peri_sharded *e, const peri__routing *r, peri__rule
 
 /* -- both sides ---------------------------------------------------------------------------------------------------------------------- */
 
+/** The blocks of this rank's replicas, over the input. @next: by set, where its next block goes. */
+static void add_replicas(const peri_sharded *e, const peri__home *h, const peri__place *place, peri_k_tbe_block **next)
+{
+    const int64_t *first = h->rule.by_id ? h->first_ids : h->feature_first, *bags = h->rule.by_id ? h->feature_ids : h->feature_rows;
+    for (int32_t k = 0; k < e->routes->n_replicas; k++) {
+        const peri__replica *x = &e->routes->replicas[k];
+        *next[place[k].set]++ = (peri_k_tbe_block){.first_bag = first[x->feature], .bags = bags[x->feature],
+                                                   .out_offset = h->replica_offset[k], .out_stride = x->cols, .table = place[k].table,
+                                                   .feature = x->feature};
+    }
+}
+
+/** Room for the blocks of all sets. @next, @n: of sets; @next: where the first block of each goes. */
+static peri_status make_room(const peri_sharded *e, peri__batch_layout *l, int32_t lookups, peri_k_tbe_block **next, int64_t *n)
+{
+    for (int32_t i = 0; i < lookups + e->routes->n_replicas; i++)
+        if (e->lookup_place[i].set >= 0) n[e->lookup_place[i].set] += i < lookups ? e->world_size : 1;
+    for (int32_t g = 0; g < e->n_sets; g++) {
+        PERI_TRY(peri__tbe_blocks_room(e->sets[g].tbe, n[g], &l->blocks[g]));
+        next[g] = l->blocks[g]->block;
+    }
+    return PERI_OK;
+}
+
 /** Block lists of all sets: their replicas over the input, their shards over what was received. */
 static peri_status make_blocks(const peri_sharded *e, peri__batch_layout *l)
 {
     const peri__routes *r = e->routes;
-    const int32_t first_lookup = r->rank_lookup[e->rank], lookups = r->rank_lookup[e->rank + 1] - first_lookup;
-    peri_tbe_block *blocks = peri__alloc(sizeof *blocks * (size_t)peri__max(1, (int64_t)l->owner->n_blocks + r->n_replicas));
-    int64_t *next = peri__alloc_zero(sizeof *next * (size_t)(e->n_sets + 1)); /* where the next block of each set goes */
-    peri_status status = blocks && next ? PERI_OK : PERI_ENOMEM;
-    if (status < 0) goto out;
-    for (int32_t i = 0; i < lookups; i++)
-        if (e->lookup_place[i].set >= 0) next[e->lookup_place[i].set + 1] += e->world_size;
-    for (int32_t i = 0; i < r->n_replicas; i++) next[e->lookup_place[lookups + i].set + 1]++;
-    for (int32_t g = 0; g < e->n_sets; g++) next[g + 1] += next[g];
-    for (int32_t k = 0; k < l->owner->n_blocks; k++) {
-        const peri__block *b = &l->owner->blocks[k];
-        const peri__place p = e->lookup_place[b->lookup - first_lookup];
-        if (p.set < 0) continue; /* no rows: zeros in the sum */
-        blocks[next[p.set]++] = (peri_tbe_block){.first_bag = b->first_bag, .bags = b->bags, .out_offset = b->out_offset,
-                                                   .out_stride = b->out_stride, .table = p.table, .feature = r->lookups[b->lookup].feature};
-    }
-    for (int32_t k = 0; k < r->n_replicas; k++) {
-        const peri__replica *x = &r->replicas[k];
-        const peri__place p = e->lookup_place[lookups + k];
-        const peri__home *h = l->home;
-        const bool by_id = h->rule.by_id;
-        blocks[next[p.set]++] = (peri_tbe_block){.first_bag = (by_id ? h->first_ids : h->feature_first)[x->feature],
-                                                   .bags = (by_id ? h->feature_ids : h->feature_rows)[x->feature],
-                                                   .out_offset = h->replica_offset[k], .out_stride = x->cols, .table = p.table,
-                                                   .feature = x->feature};
-    }
-    for (int32_t g = 0; g < e->n_sets && status >= 0; g++) {
-        int64_t begin = g ? next[g - 1] : 0; /* each has moved to where the next set's begin */
-        status = peri_tbe_blocks_new(e->sets[g].tbe, blocks + begin, next[g] - begin, &l->blocks[g]);
-    }
-out:
-    peri__free(blocks);
+    const int32_t lookups = r->rank_lookup[e->rank + 1] - r->rank_lookup[e->rank];
+    peri_k_tbe_block **next = peri__alloc_zero((sizeof *next + sizeof(int64_t)) * (size_t)e->n_sets);
+    if (!next) return PERI_ENOMEM;
+    peri_status status = make_room(e, l, lookups, next, (int64_t *)(next + e->n_sets));
+    if (status >= 0) status = peri__owner_blocks(r, e->rank, l->owner, l->home->own_out + l->home->replica_out, e->lookup_place, next);
+    if (status >= 0) add_replicas(e, l->home, e->lookup_place + lookups, next);
     peri__free(next);
+    for (int32_t g = 0; g < e->n_sets && status >= 0; g++) {
+        status = peri__tbe_blocks_check(e->sets[g].tbe, l->blocks[g]); /* other ranks' numbers are not believed */
+        if (status >= 0) status = peri__tbe_blocks_made(e->sets[g].tbe, l->blocks[g]);
+    }
     return status;
 }
 
@@ -156,7 +159,7 @@ peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int6
     l->n_sets = e->n_sets;
     l->blocks = peri__alloc_zero(sizeof *l->blocks * (size_t)peri__max(1, e->n_sets));
     peri_status status = l->blocks ? PERI_OK : PERI_ENOMEM;
-    if (status >= 0) status = peri__owner_new(e->routes, e->rank, home->rule, counts, ids, home->own_out + home->replica_out, &l->owner);
+    if (status >= 0) status = peri__owner_new(e->routes, e->rank, home->rule, counts, ids, &l->owner);
     if (status >= 0) status = make_legs(e, l);
     if (status >= 0) status = make_blocks(e, l);
     if (status < 0) {

@@ -9,12 +9,13 @@
 /** Whether the rows of a lookup of rank @owner stay there: @rank is that one, and no other adds to them. */
 static bool stays(const peri__lookup *s, int32_t owner, int32_t rank) { return owner == rank && s->lane != PERI__NODE_LANE; }
 
-/** The rank from which @rank gets the rows of a lookup of rank @owner. For rows that were added up within a node that is the node's
- *  gateway, and the lookup of its first rank stands for those of all (-1). */
-static int32_t sender(const peri__routes *r, const peri__lookup *s, int32_t owner, int32_t rank)
+/** The rank whose lookups say what rank @from sends @rank in a lane; -1: it sends nothing. Rows that were added up within a node come from
+ *  its gateway, and the lookups of its first rank stand for those of all. */
+static int32_t owner_of(const peri__nodes *nodes, int32_t lane, int32_t from, int32_t rank)
 {
-    if (s->lane != PERI__NODE_LANE) return owner;
-    return r->nodes.place[owner] == 0 ? peri__gateway(&r->nodes, r->nodes.of[owner], rank) : -1;
+    const int32_t node = nodes->of[from];
+    if (lane != PERI__NODE_LANE) return from;
+    return peri__gateway(nodes, node, rank) == from ? nodes->ranks[nodes->first[node]] : -1;
 }
 
 static const peri__partition *partition_of(const peri__routes *r, const peri__lookup *s)
@@ -25,9 +26,24 @@ static const peri__partition *partition_of(const peri__routes *r, const peri__lo
 /** Rows of a lookup of rank @owner that belong to this home, of rank @rank. */
 static int64_t rows_of(const peri__routes *r, const peri__home *h, const peri__lookup *s, int32_t owner, int32_t rank)
 {
+    if (!h->rule.by_id && !h->rule.to_homes) return h->feature_rows[s->feature];
     const peri__partition *p = partition_of(r, s);
     if (peri__rows_absent(h->rule, p, owner, rank)) return 0;
     return peri__rows_by_id(h->rule, p) ? h->strand_ids[s->strand] : h->feature_rows[s->feature];
+}
+
+/** The lookups of rank @owner in a lane have their rows one behind the other, from *@here on, which moves on. @k: no lookup of this lane is
+ *  before it; returns the first one behind them. */
+static int32_t place_rank(const peri__routes *r, const peri__home *h, int32_t rank, int32_t lane, int32_t owner, int32_t k, int64_t *here,
+                          int64_t *at)
+{
+    const int32_t end = r->rank_lookup[owner + 1];
+    while (k < end && r->lookups[k].lane < lane) k++;
+    for (; k < end && r->lookups[k].lane == lane; k++) {
+        at[k] = *here;
+        *here += r->lookups[k].cols * rows_of(r, h, &r->lookups[k], owner, rank);
+    }
+    return k;
 }
 
 /** Where the rows of each lookup lie on this rank: those of its own in the own buffer, others among what comes back. Fills in what the
@@ -36,34 +52,24 @@ static peri_status place_lookups(const peri__routes *r, peri__home *h, int32_t r
 {
     const int32_t world = r->world_size;
     int64_t *place = peri__alloc(sizeof *place * (size_t)peri__max(1, r->rank_lookup[world]));
-    int64_t *next = peri__alloc(sizeof *next * PERI__LANES * (size_t)world); /* where the next row of each lane and rank begins */
+    int32_t *next = peri__alloc(sizeof *next * (size_t)world); /* by rank: its first lookup that has no place yet */
     if (!place || !next) {
         peri__free(place);
         peri__free(next);
         return PERI_ENOMEM;
     }
-    memset(h->rank_out, 0, sizeof *h->rank_out * PERI__LANES * (size_t)world);
-    for (int32_t i = 0; i < world; i++)
-        for (int32_t k = r->rank_lookup[i]; k < r->rank_lookup[i + 1]; k++) {
-            const peri__lookup *s = &r->lookups[k];
-            int32_t from = sender(r, s, i, rank);
-            if (from < 0 || stays(s, i, rank)) continue;
-            h->rank_out[s->lane * world + from] += s->cols * rows_of(r, h, s, i, rank);
+    memcpy(next, r->rank_lookup, sizeof *next * (size_t)world);
+    for (int32_t lane = 0; lane < PERI__LANES; lane++) {
+        const int64_t begin = h->received_out;
+        for (int32_t from = 0; from < world; from++) {
+            const int64_t before = h->received_out;
+            const int32_t owner = owner_of(&r->nodes, lane, from, rank);
+            int64_t *here = lane != PERI__NODE_LANE && owner == rank ? &h->own_out : &h->received_out;
+            if (owner >= 0) next[owner] = place_rank(r, h, rank, lane, owner, next[owner], here, place);
+            h->rank_out[lane * world + from] = h->received_out - before;
         }
-    for (int32_t k = 0; k < PERI__LANES * world; k++) {
-        next[k] = h->received_out;
-        h->received_out += h->rank_out[k];
-        h->lane_out[k / world] += h->rank_out[k];
+        h->lane_out[lane] = h->received_out - begin;
     }
-    for (int32_t i = 0; i < world; i++)
-        for (int32_t k = r->rank_lookup[i]; k < r->rank_lookup[i + 1]; k++) {
-            const peri__lookup *s = &r->lookups[k];
-            int32_t from = sender(r, s, i, rank);
-            if (from < 0) continue;
-            int64_t *here = stays(s, i, rank) ? &h->own_out : &next[s->lane * world + from];
-            place[k] = *here;
-            *here += s->cols * rows_of(r, h, s, i, rank);
-        }
     peri__free(next);
     *at = place;
     return PERI_OK;
@@ -146,8 +152,7 @@ bool peri__home_fits(const peri__routes *r, const peri__home *h, const peri__hom
                               !memcmp(h->feature_ids, a->feature_ids, n) && !memcmp(h->first_ids, a->first_ids, n));
 }
 
-peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home_args *a, peri__lay_out lay_out, peri_device *device,
-                           peri__home **out)
+peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home_args *a, peri__lay_out lay_out, peri__home **out)
 {
     int64_t *at = NULL;
     peri__home *h = peri__alloc_zero(sizeof *h);
@@ -166,7 +171,7 @@ peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home
     PERI_TRY_GOTO(place_lookups(r, h, rank, &at), out);
     place_replicas(r, h);
     PERI_TRY_GOTO(lay_out(r, h, rank, at, a), out);
-    PERI_TRY_GOTO(peri__upload_send(&h->up, device), out);
+    PERI_TRY_GOTO(peri__upload_send(&h->up), out);
     *out = h;
 out:
     peri__free(at);
@@ -191,14 +196,15 @@ void peri__home_release(peri__home *h)
 /** Rows of a lookup of this rank, @rank, for rank @source. */
 static int64_t rows_for(const peri__routes *r, int32_t rank, const peri__owner *o, const peri__lookup *s, int32_t source)
 {
-    const peri__partition *p = partition_of(r, s);
     const int64_t at = (int64_t)source * peri__strands_of(r, rank) + s->place;
+    if (!o->rule.to_homes && !o->ids) return o->counts[at];
+    const peri__partition *p = partition_of(r, s);
     if (peri__rows_absent(o->rule, p, rank, source)) return 0;
     return o->ids && peri__rows_by_id(o->rule, p) ? o->ids[at] : o->counts[at];
 }
 
-/** Elements for each rank: lane after lane, and in the node lane by gateway. Where each lane begins, after @own. */
-static void count_elements(const peri__routes *r, int32_t rank, int64_t own, peri__owner *o, int64_t *lane_at)
+/** Elements for each rank: lane after lane, and in the node lane by gateway. */
+static void count_elements(const peri__routes *r, int32_t rank, peri__owner *o)
 {
     const peri__nodes *nodes = &r->nodes;
     const int32_t world = r->world_size, node = nodes->of[rank];
@@ -214,24 +220,44 @@ static void count_elements(const peri__routes *r, int32_t rank, int64_t own, per
         }
     }
     for (int32_t i = 0; i < peri__node_size(nodes, node); i++) o->sum_in[i] = o->sum_out[nodes->place[rank]];
-    for (int32_t lane = 0; lane < PERI__LANES; lane++) {
-        lane_at[lane] = own + o->sent_out;
-        o->sent_out += o->lane_out[lane];
+    for (int32_t lane = 0; lane < PERI__LANES; lane++) o->sent_out += o->lane_out[lane];
+}
+
+/** Where one rank's bags are, and their rows go. */
+typedef struct source_place {
+    int32_t source;
+    int64_t *first, *first_id;      /* by strand, its first bag, and (o->ids) its first id */
+    int64_t bags, ids;              /* before those of this rank */
+    int64_t at[PERI__LANES + 1];    /* where the next rows go, by lane, and those that stay */
+} source_place;
+
+/** Go on to the bags of @x's rank. */
+static void enter_source(const peri__owner *o, int64_t strands, source_place *x)
+{
+    const int64_t *counts = o->counts + x->source * strands, *ids = o->ids ? o->ids + x->source * strands : NULL;
+    for (int64_t k = 0; k < strands; k++) {
+        x->first[k] = x->bags;
+        x->bags += counts[k];
+        x->first_id[k] = x->ids;
+        x->ids += ids ? ids[k] : 0;
     }
 }
 
-/** The blocks of one rank's bags. @first: by strand, its first bag, and (@first_id) its first id. @at: where its rows go, by lane, and
- *  (PERI__LANES) those that stay; moved on. */
-static void add_blocks(const peri__routes *r, int32_t rank, int32_t source, const int64_t *first, const int64_t *first_id, int64_t *at,
-                       peri__owner *o)
+/** The blocks of one rank's bags. */
+static void add_blocks(const peri__routes *r, int32_t rank, const peri__owner *o, const peri__place *place, source_place *x,
+                       peri_k_tbe_block **next)
 {
-    for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++) {
-        const peri__lookup *s = &r->lookups[i];
-        int64_t *here = stays(s, rank, source) ? &at[PERI__LANES] : &at[s->lane], rows = rows_for(r, rank, o, s, source);
-        const int64_t *begin = o->ids && peri__rows_by_id(o->rule, partition_of(r, s)) ? first_id : first;
-        o->blocks[o->n_blocks++] = (peri__block){.first_bag = begin[s->place], .bags = rows, .out_offset = *here, .out_stride = s->cols,
-                                                 .lookup = i, .source = source};
+    const peri__lookup *lookups = r->lookups + r->rank_lookup[rank];
+    const int32_t n = r->rank_lookup[rank + 1] - r->rank_lookup[rank];
+    for (int32_t i = 0; i < n; i++) {
+        const peri__lookup *s = &lookups[i];
+        int64_t *here = stays(s, rank, x->source) ? &x->at[PERI__LANES] : &x->at[s->lane], rows = rows_for(r, rank, o, s, x->source);
+        const int64_t *begin = o->ids && peri__rows_by_id(o->rule, partition_of(r, s)) ? x->first_id : x->first;
+        const int64_t offset = *here;
         *here += s->cols * rows;
+        if (place[i].set < 0) continue; /* no rows: zeros in the sum */
+        *next[place[i].set]++ = (peri_k_tbe_block){.first_bag = begin[s->place], .bags = rows, .out_offset = offset, .out_stride = s->cols,
+                                                   .table = place[i].table, .feature = s->feature};
     }
 }
 
@@ -248,19 +274,16 @@ static void place_sums(const peri__routes *r, int32_t rank, const peri__owner *o
         }
 }
 
-/** An owner of these numbers, without its blocks. @out new. */
-static peri_status owner_of(const peri__routes *r, int32_t rank, peri__rule rule, const int64_t *counts, const int64_t *ids,
+peri_status peri__owner_new(const peri__routes *r, int32_t rank, peri__rule rule, const int64_t *counts, const int64_t *ids,
                             peri__owner **out)
 {
-    const int64_t world = r->world_size, lookups = r->rank_lookup[rank + 1] - r->rank_lookup[rank], n = world * peri__strands_of(r, rank);
-    const int64_t mates = peri__node_size(&r->nodes, r->nodes.of[rank]);
+    const int64_t world = r->world_size, n = world * peri__strands_of(r, rank), mates = peri__node_size(&r->nodes, r->nodes.of[rank]);
     peri__owner *o = peri__alloc_zero(sizeof *o);
     if (!o) return PERI_ENOMEM;
     o->rule = rule;
-    o->blocks = peri__alloc(sizeof *o->blocks * (size_t)peri__max(1, lookups * world));
-    o->counts = peri__alloc(sizeof *counts * 2 * (size_t)peri__max(n, 1));
+    o->counts = peri__alloc(sizeof *counts * (ids ? 2 : 1) * (size_t)n);
     o->source_out = peri__alloc_zero(sizeof *o->source_out * (size_t)(PERI__LANES * world + 2 * mates));
-    if (!o->blocks || !o->counts || !o->source_out) {
+    if (!o->counts || !o->source_out) {
         peri__owner_free(o);
         return PERI_ENOMEM;
     }
@@ -268,36 +291,26 @@ static peri_status owner_of(const peri__routes *r, int32_t rank, peri__rule rule
     if (ids) o->ids = memcpy(o->counts + n, ids, sizeof *ids * (size_t)n);
     o->sum_out = o->source_out + PERI__LANES * world;
     o->sum_in = o->sum_out + mates;
+    count_elements(r, rank, o);
     *out = o;
     return PERI_OK;
 }
 
-peri_status peri__owner_new(const peri__routes *r, int32_t rank, peri__rule rule, const int64_t *counts, const int64_t *ids, int64_t own,
-                            peri__owner **out)
+peri_status peri__owner_blocks(const peri__routes *r, int32_t rank, const peri__owner *o, int64_t own, const peri__place *place,
+                               peri_k_tbe_block **next)
 {
     const int64_t world = r->world_size, strands = peri__strands_of(r, rank);
-    peri__owner *o;
-    PERI_TRY(owner_of(r, rank, rule, counts, ids, &o));
-    int64_t *first = peri__alloc(sizeof *first * (size_t)(2 * strands + world)), *first_id = first + strands, *sums = first_id + strands;
-    if (!first) {
-        peri__owner_free(o);
-        return PERI_ENOMEM;
-    }
-    int64_t at[PERI__LANES + 1] = {0}, n_ids = 0;
-    count_elements(r, rank, own, o, at);
-    if (o->lane_out[PERI__NODE_LANE]) place_sums(r, rank, o, at[PERI__NODE_LANE], sums);
-    for (int32_t source = 0; source < world; source++) {
-        for (int64_t k = 0; k < strands; k++) {
-            first[k] = o->bags;
-            first_id[k] = n_ids;
-            o->bags += o->counts[source * strands + k];
-            if (ids) n_ids += o->ids[source * strands + k];
-        }
-        if (o->lane_out[PERI__NODE_LANE]) at[PERI__NODE_LANE] = sums[source];
-        add_blocks(r, rank, source, first, first_id, at, o);
+    int64_t *first = peri__alloc(sizeof *first * (size_t)(2 * strands + world)), *sums = first + 2 * strands;
+    if (!first) return PERI_ENOMEM;
+    source_place x = {.first = first, .first_id = first + strands, .at = {own}};
+    for (int32_t lane = 1; lane < PERI__LANES; lane++) x.at[lane] = x.at[lane - 1] + o->lane_out[lane - 1];
+    if (o->lane_out[PERI__NODE_LANE]) place_sums(r, rank, o, x.at[PERI__NODE_LANE], sums);
+    for (; x.source < world; x.source++) {
+        enter_source(o, strands, &x);
+        if (o->lane_out[PERI__NODE_LANE]) x.at[PERI__NODE_LANE] = sums[x.source];
+        add_blocks(r, rank, o, place, &x, next);
     }
     peri__free(first);
-    *out = o;
     return PERI_OK;
 }
 
@@ -306,6 +319,5 @@ void peri__owner_free(peri__owner *o)
     if (!o) return;
     peri__free(o->counts);
     peri__free(o->source_out);
-    peri__free(o->blocks);
     peri__free(o);
 }

@@ -36,10 +36,11 @@ typedef struct peri__home_args {
     const double *divisor, *sent_divisor; /* n_tables: of the gradients of this rank's own rows and of others' */
     const bool *mean;           /* n_tables: pooled by their mean */
     int64_t cols;               /* of a row of the output */
+    peri_device *device;        /* of its arrays */
 } peri__home_args;
 
 typedef struct peri__home peri__home;
-/** Write the outputs of a home for kernels. @at: by lookup, where its rows lie on this rank. */
+/** Open the upload of a home and write its outputs for kernels. @at: by lookup, where its rows lie on this rank. */
 typedef peri_status (*peri__lay_out)(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a);
 
 /** What this rank gets back. */
@@ -72,8 +73,7 @@ struct peri__home {
 };
 
 /** @out new. */
-peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home_args *args, peri__lay_out lay_out, peri_device *device,
-                           peri__home **out);
+peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home_args *args, peri__lay_out lay_out, peri__home **out);
 /** Whether a home is what peri__home_new would make for @args. */
 bool peri__home_fits(const peri__routes *r, const peri__home *home, const peri__home_args *args);
 /** What becomes of a piece of an output: its place for kernels. @at: as in peri__lay_out. */
@@ -82,13 +82,6 @@ peri_k_piece peri__home_piece(const peri__routes *r, const peri__home *h, int32_
  *  piece @copy. */
 peri_k_rows peri__home_rows(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__output *o, int32_t copy);
 void peri__home_release(peri__home *home);
-
-/** One lookup block of the owner side: see kernels/tbe.h. */
-typedef struct peri__block {
-    int64_t first_bag, bags, out_offset, out_stride;
-    int32_t lookup; /* in routes->lookups */
-    int32_t source;
-} peri__block;
 
 /** What this rank looks up for all ranks. */
 typedef struct peri__owner {
@@ -101,15 +94,22 @@ typedef struct peri__owner {
     int64_t lane_out[PERI__LANES]; /* elements of each lane in the buffer */
     int64_t sent_out;    /* their sum; in the buffer they follow this rank's own, lane after lane. Node lane: for all ranks, by gateway */
     int64_t *sum_out, *sum_in; /* host, ranks of the node each: elements of the node lane by gateway, those for this rank */
-    int32_t n_blocks;
-    peri__block *blocks; /* by source rank, then lookup */
 } peri__owner;
 
 /** @counts: int64[world_size x strands of @rank]: bags that each rank sends, as the lookups' offsets count them. @ids: likewise, where some
- *  rows of @rule are of ids, and their lookups have an offset for each id; else NULL. Copied.
- *  @own: elements of the buffer before what others get. */
-peri_status peri__owner_new(const peri__routes *r, int32_t rank, peri__rule rule, const int64_t *counts, const int64_t *ids, int64_t own,
+ *  rows of @rule are of ids, and their lookups have an offset for each id; else NULL. Copied. */
+peri_status peri__owner_new(const peri__routes *r, int32_t rank, peri__rule rule, const int64_t *counts, const int64_t *ids,
                             peri__owner **out);
+
+/** A table of a table batch. */
+typedef struct peri__place {
+    int32_t set, table; /* set -1: none */
+} peri__place;
+
+/** The blocks of an owner's lookups, by source rank, then lookup. @own: elements of the buffer before what others get. @place: where the
+ *  lookups of @rank are looked up; @next: by set, where its next block goes, which moves on. */
+peri_status peri__owner_blocks(const peri__routes *r, int32_t rank, const peri__owner *owner, int64_t own, const peri__place *place,
+                               peri_k_tbe_block **next);
 void peri__owner_free(peri__owner *owner);
 
 #endif

@@ -31,11 +31,6 @@ typedef struct peri__table_set {
     peri_tensor **leaves; /* n_tables, dense only: the tables' leaves */
 } peri__table_set;
 
-/** A table of a set. */
-typedef struct peri__place {
-    int32_t set, table;
-} peri__place;
-
 /** The layouts of a batch with what the table batches made of them; kept for the next batch, which is usually alike. */
 typedef struct peri__batch_layout {
     peri__refs refs;

@@ -8,34 +8,39 @@
 
 /* -- uploads ----------------------------------------------------------------------------------------------------------------------- */
 
-int64_t peri__upload_add(peri__upload *up, const void *data, int64_t bytes)
+int64_t peri__upload_add(peri__upload *up, int64_t bytes)
 {
-    int64_t at = up->bytes, end = at + (bytes + 7) / 8 * 8;
-    if (end > up->capacity) {
-        int64_t more = peri__max(end, peri__max(4096, 2 * up->capacity));
-        char *host = peri__realloc(up->host, (size_t)more);
-        if (!host) return PERI_ENOMEM;
-        up->host = host;
-        up->capacity = more;
-    }
-    memset(up->host + at, 0, (size_t)(end - at));
-    if (data && bytes) memcpy(up->host + at, data, (size_t)bytes);
-    up->bytes = end;
+    int64_t at = up->bytes;
+    up->bytes += (bytes + 7) / 8 * 8;
     return at;
 }
 
-peri_status peri__upload_send(peri__upload *up, peri_device *device)
+peri_status peri__upload_open(peri__upload *up, peri_device *device)
 {
     PERI_TRY(peri_tensor_new(device, PERI_U8, 1, &up->bytes, &up->device));
-    PERI_TRY(peri__copy(device, peri__data(up->device), up->host, up->bytes, PERI_COPY_H2D));
-    peri__free(up->host);
+    up->host = peri__immediate(device) ? peri__data(up->device) : peri__alloc((size_t)up->bytes);
+    return up->host || up->bytes == 0 ? PERI_OK : PERI_ENOMEM;
+}
+
+/** Drop the host side. */
+static void drop_host(peri__upload *up)
+{
+    if (up->device && up->host != peri__data(up->device)) peri__free(up->host);
     up->host = NULL;
+}
+
+peri_status peri__upload_send(peri__upload *up)
+{
+    peri_device *device = peri__device(up->device);
+    if (up->host != peri__data(up->device))
+        PERI_TRY(peri__copy(device, peri__data(up->device), up->host, up->bytes, PERI_COPY_H2D));
+    drop_host(up);
     return PERI_OK;
 }
 
 void peri__upload_fini(peri__upload *up)
 {
-    peri__free(up->host);
+    drop_host(up);
     peri_tensor_release(up->device);
     *up = (peri__upload){0};
 }
@@ -88,41 +93,45 @@ peri_status peri__router_find(peri__router *o, const peri_keys *keys)
 
 /* -- on the wire ------------------------------------------------------------------------------------------------------------------- */
 
-static peri_status add_partitions(const peri__routes *r, peri__outbound *h)
+static void write_partitions(const peri__routes *r, peri__outbound *h)
 {
-    h->partitions = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_partition) * r->n_partitions);
-    if (h->partitions < 0) return (peri_status)h->partitions;
+    peri_k_partition *out = (peri_k_partition *)(h->up.host + h->partitions);
     for (int32_t i = 0; i < r->n_partitions; i++) {
         const peri__partition *p = &r->partitions[i];
-        peri_k_partition k = {.bag_start = h->bags, .first_bag = h->feature_first[p->feature], .bags = h->feature_bags[p->feature],
-                              .rows = p->rows, .first_bound = p->first_bound, .block = p->block, .n_parts = p->n_parts,
-                              .first_strand = p->first_strand, .check = p->bounds_check};
-        memcpy(h->up.host + h->partitions + (int64_t)sizeof k * i, &k, sizeof k);
-        h->bags += k.bags;
+        out[i] = (peri_k_partition){.bag_start = h->bags, .first_bag = h->feature_first[p->feature], .bags = h->feature_bags[p->feature],
+                                    .rows = p->rows, .first_bound = p->first_bound, .block = p->block, .n_parts = p->n_parts,
+                                    .first_strand = p->first_strand, .check = p->bounds_check};
+        h->bags += out[i].bags;
     }
-    h->bounds = peri__upload_add(&h->up, r->bounds, (int64_t)sizeof *r->bounds * r->n_bounds);
-    return h->bounds < 0 ? (peri_status)h->bounds : PERI_OK;
+    if (r->n_bounds) memcpy(h->up.host + h->bounds, r->bounds, sizeof *r->bounds * (size_t)r->n_bounds);
 }
 
 /** Where the bags of each strand begin on the wire: by strand, and in the order of the wire. */
-static peri_status add_wire(const peri__routes *r, peri__outbound *h)
+static void write_wire(const peri__routes *r, peri__outbound *h)
 {
-    const int64_t word = sizeof(int64_t);
-    h->wire_bag = peri__upload_add(&h->up, NULL, word * r->n_strands);
-    h->at = peri__upload_add(&h->up, NULL, word * (r->n_strands + 1));
-    if (h->wire_bag < 0 || h->at < 0) return PERI_ENOMEM;
+    int64_t *by_strand = (int64_t *)(h->up.host + h->wire_bag), *at = (int64_t *)(h->up.host + h->at);
     for (int32_t rank = 0; rank < r->world_size; rank++) {
         h->rank_bags[rank] = h->wire_bags;
         for (int32_t w = r->rank_wire[rank]; w < r->rank_wire[rank + 1]; w++) {
-            const peri__strand *s = &r->strands[r->wire[w]];
-            memcpy(h->up.host + h->wire_bag + word * r->wire[w], &h->wire_bags, sizeof h->wire_bags);
-            memcpy(h->up.host + h->at + word * w, &h->wire_bags, sizeof h->wire_bags);
-            h->wire_bags += h->feature_bags[r->partitions[s->partition].feature];
+            by_strand[r->wire[w]] = at[w] = h->wire_bags;
+            h->wire_bags += h->feature_bags[r->wire_feature[w]];
         }
     }
-    h->rank_bags[r->world_size] = h->wire_bags;
-    memcpy(h->up.host + h->at + word * r->n_strands, &h->wire_bags, sizeof h->wire_bags);
-    return PERI_OK;
+    h->rank_bags[r->world_size] = at[r->n_strands] = h->wire_bags;
+}
+
+/** What kernels want to know about the bags. */
+static peri_status write_arrays(const peri__routes *r, peri__outbound *h, peri_device *device)
+{
+    const int64_t word = sizeof(int64_t);
+    h->partitions = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_partition) * r->n_partitions);
+    h->bounds = peri__upload_add(&h->up, (int64_t)sizeof *r->bounds * r->n_bounds);
+    h->wire_bag = peri__upload_add(&h->up, word * r->n_strands);
+    h->at = peri__upload_add(&h->up, word * (r->n_strands + 1));
+    PERI_TRY(peri__upload_open(&h->up, device));
+    write_partitions(r, h);
+    write_wire(r, h);
+    return peri__upload_send(&h->up);
 }
 
 void peri__outbound_release(peri__outbound *h)
@@ -148,9 +157,7 @@ static peri_status outbound_new(const peri__router *o, const int64_t *first, con
     h->rank_bags = h->feature_first + n;
     memcpy(h->feature_bags, bags, sizeof *bags * n);
     memcpy(h->feature_first, first, sizeof *first * n);
-    PERI_TRY_GOTO(add_partitions(r, h), out);
-    PERI_TRY_GOTO(add_wire(r, h), out);
-    PERI_TRY_GOTO(peri__upload_send(&h->up, o->device), out);
+    PERI_TRY_GOTO(write_arrays(r, h, o->device), out);
     *out = h;
 out:
     if (status < 0) peri__outbound_release(h);

@@ -70,26 +70,23 @@ static void add_pool(const peri__routes *r, peri__home *h, int32_t rank, const i
     put(h, h->pools, h->n_pools++, &k, sizeof k);
 }
 
-/** Arrays for @n outputs, at most, and as many pools if there are any. */
-static peri_status make_arrays(const peri__routes *r, peri__home *h)
+/** Arrays for all outputs, and as many pools if there are any. */
+static peri_status make_arrays(const peri__routes *r, peri__home *h, peri_device *device)
 {
     int64_t pools = h->strand_ids ? r->n_outputs : 0, bags = h->variable ? pools : 0;
-    h->outputs = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_output) * r->n_outputs);
-    h->pieces = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_piece) * r->n_pieces);
-    h->output_bags = peri__upload_add(&h->up, NULL, (int64_t)sizeof(int64_t) * r->n_outputs);
-    h->pools = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_pool) * pools);
-    h->bag_outputs = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_output) * bags);
-    h->bag_pieces = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_piece) * bags);
-    h->bag_numbers = peri__upload_add(&h->up, NULL, (int64_t)sizeof(int64_t) * bags);
-    const int64_t made[] = {h->outputs, h->pieces, h->output_bags, h->pools, h->bag_outputs, h->bag_pieces, h->bag_numbers};
-    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
-        if (made[i] < 0) return PERI_ENOMEM;
-    return PERI_OK;
+    h->outputs = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_output) * r->n_outputs);
+    h->pieces = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_piece) * r->n_pieces);
+    h->output_bags = peri__upload_add(&h->up, (int64_t)sizeof(int64_t) * r->n_outputs);
+    h->pools = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_pool) * pools);
+    h->bag_outputs = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_output) * bags);
+    h->bag_pieces = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_piece) * bags);
+    h->bag_numbers = peri__upload_add(&h->up, (int64_t)sizeof(int64_t) * bags);
+    return peri__upload_open(&h->up, device);
 }
 
 static peri_status lay_out(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a)
 {
-    PERI_TRY(make_arrays(r, h));
+    PERI_TRY(make_arrays(r, h, a->device));
     for (int32_t i = 0; i < r->n_outputs; i++) {
         const peri__output *o = &r->outputs[i];
         const peri__piece *piece = &r->pieces[o->first_piece];

@@ -163,8 +163,7 @@ int64_t peri__routing_sent(const peri__routing *r, int32_t w) { return r->report
 /** Bags, and ids, of this rank's that place @w of the wire takes. */
 static void strand_counts(const peri__routing *r, int32_t w, int64_t *bags, int64_t *ids)
 {
-    const peri__routes *routes = r->router->routes;
-    *bags = r->outbound->feature_bags[routes->partitions[routes->strands[routes->wire[w]].partition].feature];
+    *bags = r->outbound->feature_bags[r->router->routes->wire_feature[w]];
     *ids = peri__routing_sent(r, w);
 }
 

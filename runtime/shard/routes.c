@@ -132,40 +132,58 @@ static peri_status make_lookups(peri__routes *r, const peri__route_table *tables
     return PERI_OK;
 }
 
-/** Sort lookups by rank and lane (stable), number each rank's strands by first use, lay the wire out. */
-static peri_status order_by_rank(peri__routes *r, int32_t n_lookups)
+/** @out: lookups by rank and lane, otherwise in their order. Fills in rank_lookup. */
+static peri_status sort_lookups(peri__routes *r, int32_t n_lookups, peri__lookup *out)
 {
-    peri__lookup *sorted = peri__alloc_zero(sizeof *sorted * (size_t)peri__max(n_lookups, 1));
-    r->wire = peri__alloc_zero(sizeof *r->wire * (size_t)peri__max(r->n_strands, 1));
-    r->rank_lookup = peri__alloc_zero(sizeof *r->rank_lookup * (size_t)(r->world_size + 1));
-    r->rank_wire = peri__alloc_zero(sizeof *r->rank_wire * (size_t)(r->world_size + 1));
-    r->rank_cols = peri__alloc_zero(sizeof *r->rank_cols * (size_t)r->world_size);
-    if (!sorted || !r->wire || !r->rank_lookup || !r->rank_wire || !r->rank_cols) {
-        peri__free(sorted);
-        return PERI_ENOMEM;
-    }
-    int32_t n = 0, wire = 0;
+    const int32_t keys = r->world_size * PERI__LANES;
+    int32_t *next = peri__alloc_zero(sizeof *next * (size_t)(keys + 1)); /* by rank and lane: where its next one goes */
+    if (!next) return PERI_ENOMEM;
+    for (int32_t i = 0; i < n_lookups; i++) next[r->lookups[i].place * PERI__LANES + r->lookups[i].lane + 1]++;
+    for (int32_t k = 0; k < keys; k++) next[k + 1] += next[k];
+    for (int32_t rank = 0; rank <= r->world_size; rank++) r->rank_lookup[rank] = next[rank * PERI__LANES];
+    for (int32_t i = 0; i < n_lookups; i++) out[next[r->lookups[i].place * PERI__LANES + r->lookups[i].lane]++] = r->lookups[i];
+    peri__free(next);
+    return PERI_OK;
+}
+
+/** Number each rank's strands by first use, in the order of its lookups, and lay the wire out. */
+static void number_strands(peri__routes *r)
+{
+    int32_t wire = 0;
     for (int32_t rank = 0; rank < r->world_size; rank++) {
-        for (int32_t k = 0; k < PERI__LANES * n_lookups; k++) {
-            int32_t i = k % n_lookups;
-            if (r->lookups[i].place != rank || r->lookups[i].lane != k / n_lookups) continue;
-            peri__lookup *lookup = &sorted[n++];
-            *lookup = r->lookups[i];
+        for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++) {
+            peri__lookup *lookup = &r->lookups[i];
             peri__strand *strand = &r->strands[lookup->strand];
             if (strand->place < 0) {
                 strand->place = wire - r->rank_wire[rank];
+                r->wire_feature[wire] = lookup->feature;
                 r->wire[wire++] = lookup->strand;
             }
             lookup->place = strand->place;
-            lookup->column_before = r->rank_cols[rank];
-            r->rank_cols[rank] += lookup->cols;
         }
-        r->rank_lookup[rank + 1] = n;
         r->rank_wire[rank + 1] = wire;
+    }
+    PERI_ASSERT(wire == r->n_strands);
+}
+
+/** Sort lookups by rank and lane, and lay the wire out. */
+static peri_status order_by_rank(peri__routes *r, int32_t n_lookups)
+{
+    const size_t strands = (size_t)peri__max(r->n_strands, 1);
+    peri__lookup *sorted = peri__alloc_zero(sizeof *sorted * (size_t)peri__max(n_lookups, 1));
+    r->wire = peri__alloc_zero(sizeof *r->wire * strands);
+    r->wire_feature = peri__alloc_zero(sizeof *r->wire_feature * strands);
+    r->rank_lookup = peri__alloc_zero(sizeof *r->rank_lookup * (size_t)(r->world_size + 1));
+    r->rank_wire = peri__alloc_zero(sizeof *r->rank_wire * (size_t)(r->world_size + 1));
+    bool room = sorted && r->wire && r->wire_feature && r->rank_lookup && r->rank_wire;
+    peri_status status = room ? sort_lookups(r, n_lookups, sorted) : PERI_ENOMEM;
+    if (status < 0) {
+        peri__free(sorted);
+        return status;
     }
     peri__free(r->lookups);
     r->lookups = sorted;
-    PERI_ASSERT(wire == r->n_strands);
+    number_strands(r);
     return PERI_OK;
 }
 
@@ -259,8 +277,8 @@ void peri__routes_free(peri__routes *r)
 {
     if (!r) return;
     peri__nodes_fini(&r->nodes);
-    void *parts[] = {r->partitions, r->strands,   r->bounds,  r->wire,   r->rank_wire, r->lookups,
-                     r->rank_lookup,  r->rank_cols, r->outputs, r->pieces, r->replicas};
+    void *parts[] = {r->partitions, r->strands,   r->bounds,  r->wire,   r->wire_feature, r->rank_wire, r->lookups,
+                     r->rank_lookup, r->outputs, r->pieces, r->replicas};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) peri__free(parts[i]);
     peri__free(r);
 }

@@ -55,7 +55,6 @@ typedef struct peri__lookup {
     int32_t place;          /* among the strands of its rank */
     int32_t lane;           /* that of the table */
     int64_t cols;
-    int64_t column_before;  /* sum of cols of the rank's lookups before it */
 } peri__lookup;
 
 /** One block of output columns and the lookups whose rows add up to it. */
@@ -85,10 +84,10 @@ typedef struct peri__routes {
     int64_t *bounds;
     peri__nodes nodes;
     int32_t *wire;        /* n_strands: strands in wire order, by rank and place */
+    int32_t *wire_feature; /* n_strands: whose bags each place of the wire takes */
     int32_t *rank_wire;   /* world_size + 1: first wire position of each rank */
     peri__lookup *lookups;    /* of all ranks; those of a rank by lane */
     int32_t *rank_lookup;   /* world_size + 1: first lookup of each rank */
-    int64_t *rank_cols;   /* world_size: sum of cols of a rank's lookups */
     peri__output *outputs;
     peri__piece *pieces;
     peri__replica *replicas;

@@ -22,9 +22,9 @@ static void add_rows(const peri__routes *r, peri__home *h, int32_t rank, const i
 static peri_status lay_out(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a)
 {
     int64_t row = 0;
-    h->outputs = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_rows) * peri__max(r->n_outputs, r->n_pieces));
-    h->pieces = peri__upload_add(&h->up, NULL, (int64_t)sizeof(peri_k_piece) * r->n_pieces);
-    if (h->outputs < 0 || h->pieces < 0) return PERI_ENOMEM;
+    h->outputs = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_rows) * peri__max(r->n_outputs, r->n_pieces));
+    h->pieces = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_piece) * r->n_pieces);
+    PERI_TRY(peri__upload_open(&h->up, a->device));
     for (int32_t i = 0; i < r->n_outputs; i++) {
         const peri__output *o = &r->outputs[i];
         const peri__piece *first = &r->pieces[o->first_piece];

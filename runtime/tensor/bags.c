@@ -17,12 +17,6 @@ static struct {
     peri__report *spare;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static bool immediate(const peri_device *device)
-{
-    int32_t both = PERI_DEVICE_HOST_ACCESS | PERI_DEVICE_IMMEDIATE;
-    return (device->caps & both) == both;
-}
-
 peri_status peri__report_take(peri_device *device, int64_t words, peri__report **out)
 {
     peri__report *found = NULL;
@@ -48,7 +42,7 @@ peri_status peri__report_take(peri_device *device, int64_t words, peri__report *
     while (r->capacity < words) r->capacity *= 2;
     void *memory;
     peri_status status = peri__host_alloc(device, r->capacity * 8, &memory);
-    if (status >= 0 && !immediate(device)) {
+    if (status >= 0 && !peri__immediate(device)) {
         status = device->vtab->event_new(device->ctx, &r->event);
         if (status < 0) peri__host_free(device, memory, r->capacity * 8);
     }

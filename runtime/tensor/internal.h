@@ -55,6 +55,12 @@ peri_status peri__need_work(const char *function, peri_device *device, const int
 
 /** Queue a copy on the current stream; PERI_COPY_*. */
 peri_status peri__copy(peri_device *device, void *dst, const void *src, int64_t bytes, int32_t kind);
+/** Whether the host may work in the device's memory at any time: nothing is ever queued. */
+static inline bool peri__immediate(const peri_device *device)
+{
+    const int32_t both = PERI_DEVICE_HOST_ACCESS | PERI_DEVICE_IMMEDIATE;
+    return (device->caps & both) == both;
+}
 /** Host memory that may take part in queued copies; not counted as an object. */
 peri_status peri__host_alloc(peri_device *device, int64_t bytes, void **out);
 void peri__host_free(peri_device *device, void *p, int64_t bytes);
