@@ -16,6 +16,15 @@ for _, name in ipairs { "ShardingType", "EmbeddingComputeKernel", "CacheParams",
 end
 for _, name in ipairs { "to_json", "from_json", "save_json", "load_json" } do M[name] = json[name] end
 
+--- The planner's names and the files that have them: loaded when they are used.
+local planner = {
+  Topology = "topology", ParameterConstraints = "constraints", ShardingOption = "options", EmbeddingEnumerator = "enumerators",
+  EmbeddingStorageEstimator = "storage", EmbeddingPerfEstimator = "perf", torchrec_sharder = "enumerators",
+  perilune_sharder = "enumerators",
+}
+local planner_files = {}
+for _, file in util.ordered(planner) do planner_files[file] = "perilune.plan." .. file end
+
 --- env as a plan's function gets it: a ShardingEnv; plain tables of its fields will do. See env.lua.
 function M.environment(env) return ShardingEnv.of(env) end
 
@@ -83,4 +92,4 @@ signature.check("plan.", M, {
   construct_module_sharding_plan = "configs: table_configs, per_param_sharding: table, env: ranks_of_plan",
 })
 
-return util.face("peri.plan", M)
+return util.face("peri.plan", M, planner_files, planner)

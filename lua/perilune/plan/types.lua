@@ -39,6 +39,7 @@ M.EmbeddingComputeKernel = util.face("peri.plan.EmbeddingComputeKernel", {
 --- Those of modules that are trained, and of those that are not.
 M.trained_kernels, M.quant_kernels = { "dense", "fused", "fused_uvm", "fused_uvm_caching" }, { "fused", "fused_uvm", "quant", "quant_uvm" }
 local kernels = { "dense", "fused", "fused_uvm", "fused_uvm_caching", "quant", "quant_uvm" }
+M.kernels = kernels
 M.CacheParams, M.CacheAlgorithm = embed.CacheParams, embed.CacheAlgorithm
 
 local function fail(format, ...) P.fail(format:format(...)) end

@@ -1,0 +1,71 @@
+-- plan/constraints.lua: what a user tells a planner about one table (TorchRec's ParameterConstraints).
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local embed = require "perilune.embed.config"
+local types = require "perilune.plan.types"
+
+local M = {}
+
+local data_bytes = { FP32 = 4, FP16 = 2, BF16 = 2, INT8 = 1, FP8 = 1, INT4 = 0.5, INT2 = 0.25 }
+--- Bytes of a number of a data type.
+M.data_bytes = data_bytes
+
+local arguments = {
+  sharding_types = util.optional.list,   -- names that are allowed; default: all but grid_shard
+  compute_kernels = util.optional.list,  -- names that are allowed
+  min_partition = util.optional.number,  -- least columns of a shard of column_wise, table_column_wise, grid_shard; default 128
+  pooling_factors = util.optional.list,  -- mean ids of a sample, one number for each feature; default 1
+  num_poolings = util.optional.list,     -- bags of a sample, one number for each feature; default 1
+  batch_sizes = util.optional.list,      -- samples of a rank, one number for each feature; default: the planner's
+  is_weighted = util.optional.boolean,   -- ids have weights; default: what the module says
+  cache_params = util.optional,          -- CacheParams of fused_uvm_caching
+  output_dtype = util.optional.string,   -- "FP32", "FP16", "BF16": of what is looked up; default: the table's
+  device_group = util.optional.string,   -- "cpu", "cuda", ...: planners for other devices leave the table out
+  feature_names = util.optional.list,    -- kept for the user
+}
+
+local ParameterConstraints = util.class "ParameterConstraints"
+M.ParameterConstraints = ParameterConstraints
+
+local function check_names(what, list, allowed)
+  for _, name in ipairs(list or {}) do util.one_of("ParameterConstraints", what, name, allowed) end
+end
+
+function ParameterConstraints:init(args)
+  local f = "ParameterConstraints"
+  for name, value in util.ordered(util.named(f, args, arguments)) do self[name] = value end
+  check_names("one of sharding_types", self.sharding_types, util.keys(types.type_codes))
+  check_names("one of compute_kernels", self.compute_kernels, types.kernels)
+  if self.min_partition then util.integer(f, "min_partition", self.min_partition, 1) end
+  for _, name in ipairs { "pooling_factors", "num_poolings", "batch_sizes" } do
+    for i, x in ipairs(self[name] or {}) do
+      if type(x) ~= "number" or not (x >= 0 and x < math.huge) then
+        P.fail(("%s: %s[%d] is %s, allowed: finite numbers >= 0"):format(f, name, i, tostring(x)))
+      end
+    end
+  end
+  if self.output_dtype and not data_bytes[self.output_dtype] then
+    util.one_of(f, "output_dtype", self.output_dtype, util.keys(data_bytes))
+  end
+  if self.cache_params ~= nil then self.cache_params = embed.cache_params(f, self.cache_params) end
+end
+
+--- What is said about a table: under its path and name ("sparse.ebc.t"), else under its name. Empty if nothing is.
+function M.of(constraints, path, name)
+  local found = constraints and (constraints[path == "" and name or path .. "." .. name] or constraints[name])
+  if found and not ParameterConstraints.is(found) then found = ParameterConstraints(found) end
+  return found or {}
+end
+
+--- The numbers of a table's features: what a constraint says, one for each, or `default` each.
+function M.per_feature(constraint, key, table_name, n, default)
+  local list = constraint[key]
+  if list and #list ~= n then
+    P.fail(("ParameterConstraints of table '%s': %d %s, wanted one for each of %d features"):format(table_name, #list, key, n))
+  end
+  local out = {}
+  for i = 1, n do out[i] = list and list[i] or default end
+  return out
+end
+
+return M

@@ -1,0 +1,134 @@
+-- plan/enumerators.lua: all ways to shard the tables of a model (TorchRec's EmbeddingEnumerator).
+--
+-- A model is described by a list of collections in its order: { path =, kind = "EmbeddingBagCollection", tables = their configurations,
+-- is_weighted = false, optimizer = nil or its name, optimizers = nil or by table, sharder = nil or one }. No weights are needed.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local constraints_of = require "perilune.plan.constraints"
+local options = require "perilune.plan.options"
+local storage = require "perilune.plan.storage"
+local perf = require "perilune.plan.perf"
+
+local M = {}
+
+--- What TorchRec's sharders offer, in its order.
+local pooled = { "data_parallel", "table_wise", "column_wise", "table_column_wise" }
+local pooled_on_device = { "data_parallel", "table_wise", "column_wise", "table_column_wise", "row_wise", "table_row_wise", "grid_shard" }
+local sequence = { "data_parallel", "table_wise", "column_wise", "row_wise" }
+local by_kind = {
+  EmbeddingBagCollection = function(device) return device == "cpu" and pooled or pooled_on_device end,
+  EmbeddingCollection = function() return sequence end,
+}
+by_kind.EmbeddingBag, by_kind.FeatureProcessedEmbeddingBagCollection = by_kind.EmbeddingBagCollection, by_kind.EmbeddingBagCollection
+
+--- TorchRec's matrix of types and kernels: M.torchrec_sharder:sharding_types(device, kind), :compute_kernels(sharding_type, device).
+M.torchrec_sharder = {}
+function M.torchrec_sharder:sharding_types(device, kind) -- luacheck: ignore 212
+  if not by_kind[kind] then util.one_of("EmbeddingEnumerator", "the kind of a collection", kind, util.keys(by_kind)) end
+  return by_kind[kind](device)
+end
+function M.torchrec_sharder:compute_kernels(sharding_type, device) -- luacheck: ignore 212
+  if sharding_type == "data_parallel" then return { "dense" } end
+  return device == "cuda" and { "fused", "fused_uvm", "fused_uvm_caching" } or { "fused" }
+end
+
+--- What Perilune's modules can do on every device. Replicas are trained by the collection's own optimizer, so that the plan does not change
+--- what is learned.
+M.perilune_sharder = {}
+function M.perilune_sharder:sharding_types(_, kind) -- luacheck: ignore 212
+  return kind == "EmbeddingCollection" and sequence or pooled_on_device
+end
+function M.perilune_sharder:compute_kernels(sharding_type, device) -- luacheck: ignore 212
+  if sharding_type == "data_parallel" or device ~= "cuda" then return { "fused" } end
+  return { "fused", "fused_uvm", "fused_uvm_caching" }
+end
+
+--- Those of `offered` that a constraint allows.
+local function allowed(offered, list)
+  local known = list and util.index_of(list)
+  local out = {}
+  for _, name in ipairs(offered) do
+    if not known or known[name] then out[#out + 1] = name end
+  end
+  return out
+end
+
+local row_types = util.index_of { "row_wise", "table_row_wise", "grid_shard" }
+
+--- The types of a table: some only where the user asks for them.
+local function types_of(constraint, offered, kind)
+  local out = {}
+  for _, name in ipairs(allowed(offered, constraint.sharding_types)) do
+    local guarded = name == "grid_shard" or kind == "FeatureProcessedEmbeddingBagCollection" and row_types[name]
+    if constraint.sharding_types or not guarded then out[#out + 1] = name end
+  end
+  return out
+end
+
+local EmbeddingEnumerator = util.class "EmbeddingEnumerator"
+M.EmbeddingEnumerator = EmbeddingEnumerator
+
+--- EmbeddingEnumerator { topology =, batch_size = 512, constraints = table name (or path.name) -> ParameterConstraints, estimators = list
+--- (default: TorchRec's), sharder = of collections that name none (default: torchrec_sharder) }
+function EmbeddingEnumerator:init(args)
+  local a = util.named("EmbeddingEnumerator", args, { topology = util.required.table, batch_size = 512, constraints = util.optional.table,
+    estimators = util.optional.list, sharder = M.torchrec_sharder })
+  self.topology, self.constraints, self.sharder = a.topology, a.constraints or {}, a.sharder
+  self.batch_size = util.integer("EmbeddingEnumerator", "batch_size", a.batch_size, 1)
+  self.estimators = a.estimators or { perf.EmbeddingPerfEstimator { topology = a.topology },
+    storage.EmbeddingStorageEstimator { topology = a.topology } }
+end
+
+--- Estimate options again, after a change of theirs.
+function EmbeddingEnumerator:populate_estimates(list)
+  for _, estimator in ipairs(self.estimators) do estimator:estimate(list) end
+end
+
+--- The fields that all options of a table share.
+function EmbeddingEnumerator:shared_fields(collection, config, constraint)
+  local n = #config.feature_names
+  local function numbers(key, default) return constraints_of.per_feature(constraint, key, config.name, n, default) end
+  local weighted = constraint.is_weighted
+  if weighted == nil then weighted = collection.is_weighted or false end
+  return { path = collection.path, name = config.name, rows = config.num_embeddings, dim = config.embedding_dim,
+    data_type = config.data_type or "FP32", is_pooled = collection.kind ~= "EmbeddingCollection", is_weighted = weighted,
+    input_lengths = numbers("pooling_factors", 1), num_poolings = numbers("num_poolings", 1),
+    batch_sizes = numbers("batch_sizes", self.batch_size), cache_params = constraint.cache_params, output_dtype = constraint.output_dtype,
+    optimizer = collection.optimizers and collection.optimizers[config.name] or collection.optimizer }
+end
+
+--- The options of one table, onto `list`.
+function EmbeddingEnumerator:add_table(list, collection, config)
+  local topology, device = self.topology, self.topology.compute_device
+  local constraint = constraints_of.of(self.constraints, collection.path, config.name)
+  if constraint.device_group and constraint.device_group ~= device then return end
+  local sharder, before = collection.sharder or self.sharder, #list
+  local shared = self:shared_fields(collection, config, constraint)
+  local offered = sharder:sharding_types(device, collection.kind)
+  for _, sharding_type in ipairs(types_of(constraint, offered, collection.kind)) do
+    for _, kernel in ipairs(allowed(sharder:compute_kernels(sharding_type, device), constraint.compute_kernels)) do
+      local fields = util.copy(shared)
+      fields.id, fields.sharding_type, fields.compute_kernel = #list + 1, sharding_type, kernel
+      fields.runs = options.runs(sharding_type, config.num_embeddings, config.embedding_dim, topology, constraint.min_partition)
+      list[#list + 1] = options.ShardingOption(fields)
+    end
+  end
+  if #list == before then
+    P.fail(("EmbeddingEnumerator: table '%s' of module '%s': its constraints (%s; %s) leave none of the sharding types %s with a compute "
+      .. "kernel on a %s"):format(config.name, collection.path, table.concat(constraint.sharding_types or { "any type" }, ", "),
+      table.concat(constraint.compute_kernels or { "any kernel" }, ", "), table.concat(offered, ", "), device))
+  end
+end
+
+--- All options of a model's tables, in a fixed order: collections from the last to the first (as TorchRec walks them), their tables, types,
+--- kernels; each with its estimates.
+function EmbeddingEnumerator:enumerate(collections)
+  local list = {}
+  for i = #collections, 1, -1 do
+    for _, config in ipairs(collections[i].tables) do self:add_table(list, collections[i], config) end
+  end
+  self:populate_estimates(list)
+  return list
+end
+
+return M

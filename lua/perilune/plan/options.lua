@@ -1,0 +1,139 @@
+-- plan/options.lua: one way to shard one table (TorchRec's ShardingOption), and how each way cuts tables.
+--
+-- A table on hundreds of ranks has hundreds of shards of two or three sizes. An option keeps them as `runs`: equal shards that follow one
+-- another, with what one of them costs.
+local util = require "perilune.util"
+
+local M = {}
+
+--- What a sharding type asks of placement: "uniform": shard k on rank k; "device": each shard on any rank; "host": all on one
+--- group of topology.intra_group_size ranks; "multi_host": a block of columns a group.
+M.partition_by = {
+  data_parallel = "uniform", row_wise = "uniform", table_wise = "device", column_wise = "device",
+  table_row_wise = "host", table_column_wise = "host", grid_shard = "multi_host",
+}
+
+local MIN_COLUMNS = 128 -- of a block of columns, unless a constraint says another number
+
+--- Columns of a block: the least number from `least` on that divides `dim` and is a multiple of 4; dim if there is none.
+function M.block_columns(dim, least)
+  for columns = least or MIN_COLUMNS, dim - 1 do
+    if dim % columns == 0 and columns % 4 == 0 then return columns end
+  end
+  return dim
+end
+
+--- Runs of rows over n shards, as even as blocks of ceil(rows / n) are; appended to `runs`.
+local function cut_rows(runs, rows, n, cols, col_offset)
+  local block = math.ceil(rows / n)
+  local full = math.floor(rows / block)
+  local rest = rows - full * block
+  local function add(count, size, offset)
+    if count > 0 then runs[#runs + 1] = { n = count, rows = size, cols = cols, row_offset = offset, col_offset = col_offset } end
+  end
+  add(full, block, 0)
+  add(rest > 0 and 1 or 0, rest, full * block)
+  add(n - full - (rest > 0 and 1 or 0), 0, rows)
+end
+
+--- Blocks of rows in proportion to memory (bytes of each rank).
+local function cut_rows_by_memory(runs, rows, memory, cols)
+  local total, at = 0, 0
+  for _, bytes in ipairs(memory) do total = total + bytes end
+  for r, bytes in ipairs(memory) do
+    local size = r == #memory and rows - at or math.floor(rows * bytes / total)
+    runs[#runs + 1] = { n = 1, rows = size, cols = cols, row_offset = at, col_offset = 0 }
+    at = at + size
+  end
+end
+
+local cut = {}
+
+function cut.data_parallel(runs, rows, dim, topology)
+  runs[1] = { n = topology.world_size, rows = rows, cols = dim, row_offset = 0, col_offset = 0 }
+end
+
+function cut.table_wise(runs, rows, dim) runs[1] = { n = 1, rows = rows, cols = dim, row_offset = 0, col_offset = 0 } end
+
+function cut.row_wise(runs, rows, dim, topology)
+  local custom = topology.custom_topology_data
+  local memory = custom and custom[topology:own_tier() .. "_cap"]
+  if memory then cut_rows_by_memory(runs, rows, memory, dim) else cut_rows(runs, rows, topology.world_size, dim, 0) end
+end
+
+function cut.column_wise(runs, rows, dim, _, min_partition)
+  local columns = M.block_columns(dim, min_partition)
+  runs[1] = { n = dim / columns, rows = rows, cols = columns, row_offset = 0, col_offset = 0 }
+end
+
+cut.table_column_wise = cut.column_wise
+
+function cut.table_row_wise(runs, rows, dim, topology) cut_rows(runs, rows, topology.intra_group_size, dim, 0) end
+
+function cut.grid_shard(runs, rows, dim, topology, min_partition)
+  local columns = M.block_columns(dim, min_partition)
+  for offset = 0, dim - columns, columns do cut_rows(runs, rows, topology.intra_group_size, columns, offset) end
+end
+
+--- The runs of a table of `rows` x `dim` under a sharding type. They have n, rows, cols, row_offset, col_offset (of the first shard).
+function M.runs(sharding_type, rows, dim, topology, min_partition)
+  local runs = {}
+  cut[sharding_type](runs, rows, dim, topology, min_partition)
+  return runs
+end
+
+-- -- options --------------------------------------------------------------------------------------------------------------------------
+
+--- Fields: id (position in the search space), path, name, fqn, rows, dim, data_type, sharding_type, compute_kernel, partition_by, runs,
+--- num_shards, input_lengths, num_poolings, batch_sizes (a number for each feature), is_pooled, is_weighted, cache_params or nil,
+--- output_dtype or nil, optimizer or nil. Estimators fill run.storage = { hbm =, ddr =, ssd = } (bytes of one shard) and run.perf (ms of
+--- one shard: fwd_compute, fwd_comms, bwd_compute, bwd_comms, prefetch_compute, input_dist_comms, total).
+local ShardingOption = util.class "ShardingOption"
+M.ShardingOption = ShardingOption
+
+function ShardingOption:init(fields)
+  for name, value in util.ordered(fields) do self[name] = value end
+  self.fqn = self.path == "" and self.name or self.path .. "." .. self.name
+  self.partition_by = M.partition_by[self.sharding_type]
+  self.num_shards = 0
+  for _, run in ipairs(self.runs) do self.num_shards = self.num_shards + run.n end
+end
+
+--- Once storage is known: bytes of all shards (total_storage) and of the largest (max_storage).
+function ShardingOption:sum_storage()
+  local total, most = { hbm = 0, ddr = 0, ssd = 0 }, { hbm = 0, ddr = 0, ssd = 0 }
+  for _, run in ipairs(self.runs) do
+    for tier, bytes in util.ordered(run.storage) do
+      total[tier], most[tier] = total[tier] + run.n * bytes, math.max(most[tier], bytes)
+    end
+  end
+  self.total_storage, self.max_storage = total, most
+end
+
+--- Once times are known: milliseconds of all shards added up (total_perf) and of the slowest (max_perf).
+function ShardingOption:sum_perf()
+  local total, most = 0, 0
+  for _, run in ipairs(self.runs) do
+    for _ = 1, run.n do total = total + run.perf.total end
+    most = math.max(most, run.perf.total)
+  end
+  self.total_perf, self.max_perf = total, most
+end
+
+--- The shards, one by one: a list of { rows =, cols =, row_offset =, col_offset =, storage =, perf = }.
+function ShardingOption:shards()
+  local list, along_rows = {}, self.sharding_type ~= "data_parallel"
+  local columns = self.sharding_type == "column_wise" or self.sharding_type == "table_column_wise"
+  for _, run in ipairs(self.runs) do
+    for k = 0, run.n - 1 do
+      list[#list + 1] = { rows = run.rows, cols = run.cols, storage = run.storage, perf = run.perf,
+        row_offset = run.row_offset + (along_rows and not columns and k * run.rows or 0),
+        col_offset = run.col_offset + (columns and k * run.cols or 0) }
+    end
+  end
+  return list
+end
+
+function ShardingOption:__tostring() return ("%s %s %s"):format(self.fqn, self.sharding_type, self.compute_kernel) end
+
+return M

@@ -1,0 +1,119 @@
+-- plan/storage.lua: bytes that shards take (TorchRec's EmbeddingStorageEstimator, its formulas).
+local util = require "perilune.util"
+local data_bytes = require("perilune.plan.constraints").data_bytes
+
+local M = {}
+
+local ID_BYTES = 8
+local CACHE_RATIO = 0.2
+
+--- Bytes of optimizer state for a byte of weights; dim: columns of the table. Names are TorchRec's classes or fused_params' optimizers.
+local multipliers = {
+  SGD = 0, sgd = 0, exact_sgd = 0, none = 0, Adam = 2, adam = 2, partial_rowwise_adam = function(dim) return 1 + 1 / dim end,
+  RowWiseAdagrad = function(dim) return 1 / dim end, rowwise_adagrad = function(dim) return 1 / dim end, lamb = 2,
+}
+
+function M.optimizer_multiplier(optimizer, dim)
+  if not optimizer then return 0 end
+  local m = multipliers[optimizer]
+  if type(m) == "function" then return m(dim) end
+  return m or 1
+end
+
+--- Ids and outputs of one rank's batch of a table: over its features the sums of ids, and of rows that come out.
+function M.batch_counts(option)
+  local inputs, outputs = 0, 0
+  for i, length in ipairs(option.input_lengths) do
+    local poolings, batch = option.num_poolings[i], option.batch_sizes[i]
+    inputs = inputs + length * poolings * batch
+    outputs = outputs + math.min(1, length) * poolings * batch
+  end
+  return inputs, option.is_pooled and outputs or inputs
+end
+
+--- Bytes that a shard receives (ids) and makes (rows) for one batch.
+local function io_bytes(option, run, topology, out_bytes)
+  local inputs, outputs = M.batch_counts(option)
+  local W, G, kind = topology.world_size, topology.intra_group_size, option.sharding_type
+  if kind == "data_parallel" then return math.ceil(inputs * ID_BYTES), math.ceil(outputs * run.cols * out_bytes) end
+  local by_rows = kind == "row_wise" and W or (kind == "table_row_wise" or kind == "grid_shard") and G
+  if by_rows then
+    if run.rows * run.cols == 0 then return 0, 0 end
+    inputs = inputs / by_rows
+    if not option.is_pooled then outputs = inputs end
+  end
+  return math.ceil(inputs * W * ID_BYTES), math.ceil(outputs * W * run.cols * out_bytes)
+end
+
+--- Half to even, as Python rounds.
+local function round(x)
+  local low = math.floor(x)
+  if x - low == 0.5 then return low % 2 == 0 and low or low + 1 end
+  return math.floor(x + 0.5)
+end
+
+--- Bytes of weights, optimizer state and (with a cache of that share) its bookkeeping in one shard, where the table has `bytes`.
+local function kept_bytes(option, run, bytes, cache_ratio, inference)
+  local weights = option.sharding_type == "data_parallel" and bytes
+    or math.ceil(bytes * (run.rows * run.cols) / (option.rows * option.dim))
+  if inference then return weights end
+  local aux = cache_ratio and math.ceil(run.rows * (4 + cache_ratio * 16)) or 0
+  return aux + weights + math.ceil(weights * M.optimizer_multiplier(option.optimizer, option.dim))
+end
+
+--- Bytes of the table in the device's own memory and in the host's.
+local function table_bytes(option, topology)
+  local bytes = option.rows * option.dim * data_bytes[option.data_type]
+  if option.compute_kernel:match "^quant" then bytes = bytes + option.rows * 4 end -- scale and bias of each row
+  local on_host = topology.compute_device == "cpu" or option.compute_kernel:match "_uvm" ~= nil
+  return on_host and 0 or bytes, on_host and bytes or 0
+end
+
+--- What ids and outputs add to memory at its peak, by the pipeline.
+local pipelines = {
+  none = function(input, output) return input + output end,
+  train_sparse_dist = function(input, output, _, at_peak) return 2 * input + (at_peak and output or 0) end,
+  train_prefetch_sparse_dist = function(input, output, prefetched, at_peak)
+    return 3 * input + 7 * prefetched + (at_peak and output or 0)
+  end,
+}
+
+local EmbeddingStorageEstimator = util.class "EmbeddingStorageEstimator"
+M.EmbeddingStorageEstimator = EmbeddingStorageEstimator
+
+--- EmbeddingStorageEstimator { topology =, pipeline_type = "none" | "train_sparse_dist" | "train_prefetch_sparse_dist",
+--- run_embedding_at_peak_memory = false, is_inference = false }
+function EmbeddingStorageEstimator:init(args)
+  local f = "EmbeddingStorageEstimator"
+  local a = util.named(f, args, { topology = util.required.table, pipeline_type = "none", run_embedding_at_peak_memory = false,
+    is_inference = false })
+  util.one_of(f, "pipeline_type", a.pipeline_type, util.keys(pipelines))
+  for name, value in util.ordered(a) do self[name] = value end
+end
+
+--- Storage of one shard of a run.
+function EmbeddingStorageEstimator:of_run(option, run)
+  local topology = self.topology
+  local out_bytes = data_bytes[option.output_dtype or option.data_type]
+  local input, output = io_bytes(option, run, topology, out_bytes)
+  local hbm, ddr = table_bytes(option, topology)
+  local cached = option.compute_kernel == "fused_uvm_caching" or option.compute_kernel == "quant_uvm_caching"
+  local ratio = cached and (option.cache_params and option.cache_params.load_factor or CACHE_RATIO) or nil
+  if cached then hbm = round(ddr * ratio) end
+  local fast = kept_bytes(option, run, hbm, ratio, self.is_inference)
+  local slow = kept_bytes(option, run, ddr, nil, self.is_inference)
+  if topology.compute_device == "cpu" then return { hbm = 0, ddr = slow + (self.is_inference and 0 or input + output), ssd = 0 } end
+  local peak = pipelines[self.pipeline_type]
+  local io = self.is_inference and 0 or peak(input, output, cached and input or 0, self.run_embedding_at_peak_memory)
+  return { hbm = fast + io, ddr = slow, ssd = 0 }
+end
+
+--- Fill the storage of all runs of options.
+function EmbeddingStorageEstimator:estimate(options)
+  for _, option in ipairs(options) do
+    for _, run in ipairs(option.runs) do run.storage = self:of_run(option, run) end
+    option:sum_storage()
+  end
+end
+
+return M

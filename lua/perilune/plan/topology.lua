@@ -1,0 +1,164 @@
+-- plan/topology.lua: the machines that a plan is made for: ranks, hosts, memory, bandwidths (TorchRec's Topology). A description: nothing
+-- of it need be there.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local signature = require "perilune.signature"
+
+local M = {}
+
+local KiB, MiB, GiB = 2 ^ 10, 2 ^ 20, 2 ^ 30
+M.GiB = GiB
+
+--- Devices that plans are made for. Those with memory of their own keep tables in it ("hbm"); a cpu's are in the host's ("ddr").
+local devices = { "cpu", "cuda", "mtia", "tpu" }
+--- Kinds of memory, from the fastest.
+M.tiers = { "hbm", "ddr", "ssd" }
+
+--- Bytes a millisecond: the unit of all bandwidths, as all times are milliseconds.
+local function per_second(bytes) return bytes / 1000 end
+
+local arguments = {
+  world_size = util.required.number,        -- ranks
+  compute_device = "cpu",                   -- "cpu", "cuda", "mtia" or "tpu"
+  local_world_size = util.optional.number,  -- ranks of a host; default: all of them
+  pod_size = 1,                             -- hosts of a group whose links are as fast as those within a host
+  hbm_cap = 32 * GiB,                       -- bytes of a device's own memory; none where it is a cpu
+  ddr_cap = 128 * GiB,                      -- bytes of the host's memory, for each rank
+  ssd_cap = 2 * KiB * GiB,                  -- bytes of files, for each rank
+  hbm_mem_bw = per_second(897 * GiB),       -- bandwidths: bytes a millisecond
+  ddr_mem_bw = per_second(51 * GiB),
+  ssd_mem_bw = per_second(100 * MiB),
+  hbm_to_ddr_mem_bw = per_second(32 * GiB),
+  intra_host_bw = per_second(600 * GiB),    -- of a rank, to others of its host
+  inter_host_bw = per_second(12.5 * GiB),   -- of a rank, to other hosts
+  intra_host_latency = 0,                   -- milliseconds of an exchange that moves nothing
+  inter_host_latency = 0,
+  bwd_compute_multiplier = 2,               -- time of a backward pass over that of its forward pass
+  weighted_feature_bwd_compute_multiplier = 1,
+  custom_topology_data = util.optional.table, -- { hbm_cap = a list with one number for each rank, ddr_cap =, ssd_cap = }
+}
+
+local Topology = util.class "Topology"
+M.Topology = Topology
+
+local function check_positive(self, names)
+  for _, name in ipairs(names) do
+    local x = self[name]
+    if type(x) ~= "number" or not (x > 0 and x < math.huge) then
+      P.fail(("Topology: %s is %s, allowed: finite numbers > 0"):format(name, tostring(x)))
+    end
+  end
+end
+
+local function check_caps(custom, world_size)
+  for name, list in util.ordered(custom) do
+    util.one_of("Topology", "a key of custom_topology_data", name, { "hbm_cap", "ddr_cap", "ssd_cap" })
+    signature.value("Topology", "custom_topology_data." .. name, list, "table")
+    if #list ~= world_size then
+      P.fail(("Topology: custom_topology_data.%s has %d numbers, wanted one for each of %d ranks"):format(name, #list, world_size))
+    end
+    for i, bytes in ipairs(list) do util.integer("Topology", ("custom_topology_data.%s[%d]"):format(name, i), bytes, 0) end
+  end
+end
+
+--- Topology { world_size =, compute_device =, ... }: see `arguments`. It has devices: for rank r devices[r + 1] = { rank =, hbm =, ddr =,
+--- ssd = } (bytes), and intra_group_size: ranks of a host, or of a pod.
+function Topology:init(args)
+  local f = "Topology"
+  for name, value in util.ordered(util.named(f, args, arguments)) do self[name] = value end
+  util.integer(f, "world_size", self.world_size, 1, 2 ^ 20)
+  util.one_of(f, "compute_device", self.compute_device, devices)
+  self.local_world_size = util.integer(f, "local_world_size", self.local_world_size or self.world_size, 1, self.world_size)
+  util.integer(f, "pod_size", self.pod_size, 1, self.world_size)
+  self.intra_group_size = math.min(self.pod_size * self.local_world_size, self.world_size)
+  if self.world_size % self.intra_group_size ~= 0 then
+    P.fail(("Topology: %d ranks of groups of %d (local_world_size %d, pod_size %d), allowed: groups that divide the ranks"):format(
+      self.world_size, self.intra_group_size, self.local_world_size, self.pod_size))
+  end
+  check_positive(self, { "hbm_mem_bw", "ddr_mem_bw", "ssd_mem_bw", "hbm_to_ddr_mem_bw", "intra_host_bw", "inter_host_bw",
+    "bwd_compute_multiplier", "weighted_feature_bwd_compute_multiplier" })
+  for _, tier in ipairs(M.tiers) do util.integer(f, tier .. "_cap", self[tier .. "_cap"], 0) end
+  local custom = self.custom_topology_data or {}
+  check_caps(custom, self.world_size)
+  if self.compute_device == "cpu" then self.hbm_cap, custom = 0, { ddr_cap = custom.ddr_cap, ssd_cap = custom.ssd_cap } end
+  self.devices = {}
+  for r = 0, self.world_size - 1 do
+    local device = { rank = r }
+    for _, tier in ipairs(M.tiers) do device[tier] = (custom[tier .. "_cap"] or {})[r + 1] or self[tier .. "_cap"] end
+    self.devices[r + 1] = device
+  end
+end
+
+--- A copy with other memory: change(device) alters a copy of each device. What storage reservations return.
+function Topology:with_devices(change)
+  local copy = setmetatable(util.copy(self), Topology)
+  copy.devices = util.map(self.devices, function(d)
+    d = util.copy(d)
+    change(d)
+    return d
+  end)
+  return copy
+end
+
+--- Bytes a millisecond of a rank in a collective ("all_to_all", "reduce_scatter", "all_gather", "all_reduce") of `world_size` ranks of
+--- which `local_size` are on a host.
+function Topology:bandwidth(collective, world_size, local_size)
+  if collective == "all_reduce" then return self.inter_host_bw * local_size end
+  return world_size <= local_size and self.intra_host_bw or self.inter_host_bw
+end
+
+--- The kind of memory in which tables of the device's own kernels are.
+function Topology:own_tier() return self.compute_device == "cpu" and "ddr" or "hbm" end
+
+--- Machines: what Topology.preset knows, for one host. Makers' figures, one direction of links.
+local function gpu(hbm, hbm_bw, intra, inter, host_link)
+  return { compute_device = "cuda", local_world_size = 8, hbm_cap = hbm * GiB, hbm_mem_bw = per_second(hbm_bw * 1e9),
+    intra_host_bw = per_second(intra * 1e9), inter_host_bw = per_second(inter * 1e9), hbm_to_ddr_mem_bw = per_second(host_link * 1e9),
+    intra_host_latency = 0.01, inter_host_latency = 0.02 }
+end
+
+local presets = {
+  torchrec = { compute_device = "cuda" }, -- TorchRec's defaults
+  dgx_v100_32gb = gpu(32, 900, 150, 6.25, 16),
+  dgx_a100_40gb = gpu(40, 1555, 300, 25, 32),
+  dgx_a100_80gb = gpu(80, 2039, 300, 25, 32),
+  dgx_h100_80gb = gpu(80, 3350, 450, 50, 64),
+  cpu_ethernet_10g = { local_world_size = 1, ddr_cap = 64 * GiB, ddr_mem_bw = per_second(20e9), intra_host_bw = per_second(10e9),
+    inter_host_bw = per_second(1.25e9), intra_host_latency = 0.005, inter_host_latency = 0.05 },
+  cpu_ethernet_100g = { local_world_size = 2, ddr_cap = 256 * GiB, ddr_mem_bw = per_second(100e9), intra_host_bw = per_second(20e9),
+    inter_host_bw = per_second(6.25e9), intra_host_latency = 0.005, inter_host_latency = 0.02 },
+}
+M.presets = util.keys(presets)
+
+--- A machine by name, with other arguments over it: Topology.preset("dgx_a100_80gb", { world_size = 16 }).
+function Topology.preset(name, args)
+  if not presets[name] then util.one_of("Topology.preset", "the name", name, M.presets) end
+  local a = util.copy(presets[name])
+  for key, value in util.ordered(args or {}) do a[key] = value end
+  a.world_size = a.world_size or a.local_world_size
+  if type(a.world_size) == "number" and a.local_world_size then a.local_world_size = math.min(a.local_world_size, a.world_size) end
+  return Topology(a)
+end
+
+--- The arguments that made it, those that are not defaults: what a file of it says.
+function Topology:arguments()
+  local out = { world_size = self.world_size, local_world_size = self.local_world_size }
+  for name, default in util.ordered(arguments) do
+    local forced = name == "hbm_cap" and self.compute_device == "cpu"
+    if self[name] ~= nil and self[name] ~= default and not forced then out[name] = self[name] end
+  end
+  return out
+end
+
+function Topology:__tostring()
+  local tier = self:own_tier()
+  return ("Topology: %d ranks (%s), %d a host, %.1f GiB each"):format(self.world_size, self.compute_device, self.local_world_size,
+    self.devices[1][tier] / GiB)
+end
+
+signature.kind("Topology", "a Topology", Topology.is)
+signature.check("Topology:", Topology, { with_devices = "self: Topology, change: function",
+  bandwidth = "self: Topology, collective: string, world_size: int, local_size: int" })
+signature.check("Topology.", Topology, { preset = "name: string, args: table?" })
+
+return M
