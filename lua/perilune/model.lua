@@ -235,10 +235,17 @@ function DistributedModelParallel:parameters()
 end
 DistributedModelParallel.dense_parameters = DistributedModelParallel.parameters
 
---- Names are those of the model as it was before it was wrapped, here and in all that follows.
+--- Names are those of the model as it was before it was wrapped, here and in all that follows. The list says of dense tables what pieces of
+--- them are (nn/spread.lua), by which an optimizer made of it has states of whole tables.
 function DistributedModelParallel:named_parameters(prefix)
   local list = self.module:named_parameters(prefix)
-  list.elsewhere, list.group = self.elsewhere, self.group
+  list.elsewhere, list.group, list.spread = self.elsewhere, self.group, {}
+  for i, sharded in ipairs(self.sharded) do
+    for _, e in ipairs(sharded:spread_parameters()) do
+      for _, part in ipairs { self._paths[i], prefix or "" } do e.name = part == "" and e.name or part .. "." .. e.name end
+      list.spread[#list.spread + 1] = e
+    end
+  end
   return list
 end
 function DistributedModelParallel:named_buffers(prefix) return self.module:named_buffers(prefix) end

@@ -8,6 +8,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local keyed = require "perilune.nn.keyed"
+local number_of = require("perilune.nn.spread").number_of
 local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
 
 local M = {}
@@ -50,13 +51,6 @@ function FusedOptimizer:named_state()
     list[#list].load = function() end -- see load_state: tables that are trained together count together
   end
   return list
-end
-
---- The number that a state "step" holds; nil: it has no piece on this rank.
-local function number_of(source)
-  if Tensor.is(source) then return source:item() end
-  local shard = source:local_shards()[1]
-  return shard and shard.tensor:item()
 end
 
 --- The number of updates that `map` says, which must be one for all tables; nil: no piece of them is on this rank.

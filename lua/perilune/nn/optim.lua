@@ -12,6 +12,8 @@ local F = require "perilune.nn.functional"
 local Module = require "perilune.nn.module"
 local own_parts = require("perilune.nn.parameter").own_parts
 local keyed = require "perilune.nn.keyed"
+local spread = require "perilune.nn.spread"
+local of_ranks = require "perilune.tensor.sharded"
 local signature = require "perilune.signature"
 local C, check, ptr = P.C, P.check, Tensor.ptr
 
@@ -29,8 +31,9 @@ local function parameters_of(func, params)
   local elsewhere = type(params) == "table" and params.elsewhere or nil
   local group = elsewhere and params.group
   if Module.is(params) then params = params:named_parameters() end
+  local pieces = type(params) == "table" and elsewhere and params.spread or nil
   if type(params) ~= "table" then P.fail(("%s: params must be a list of tensors, of { name, tensor }, or a Module"):format(func)) end
-  local tensors, names, seen = { elsewhere = elsewhere, group = group }, {}, {}
+  local tensors, names, seen = { elsewhere = elsewhere, group = group, spread = pieces }, {}, {}
   for i, p in ipairs(params) do
     tensors[i] = Tensor.is(p) and p or type(p) == "table" and p.tensor
     names[i] = type(p) == "table" and p.name or tostring(i - 1)
@@ -43,6 +46,17 @@ local function parameters_of(func, params)
       .. "optimizer"):format(func))
   end
   return tensors, names
+end
+
+--- Names that are the same on all ranks: of parameters, and of the wholes that some are pieces of.
+local function names_of_whole(params, names)
+  if not params.spread then return names end
+  local own, list = spread.pieces_of(params.spread), {}
+  for i, p in ipairs(params) do
+    if not own[p] then list[#list + 1] = names[i] end
+  end
+  for _, e in ipairs(params.spread) do list[#list + 1] = e.name end
+  return list
 end
 
 --- C's array of tensors.
@@ -58,7 +72,8 @@ local Optimizer = util.class("Optimizer", KeyedOptimizer)
 M.Optimizer = Optimizer
 
 function Optimizer:_make(algorithm, a)
-  self.params, self.names = parameters_of(self.class_name, a.params)
+  self.params, self._names = parameters_of(self.class_name, a.params)
+  self.names = names_of_whole(self.params, self._names)
   local c = ffi.new "peri_optim_args"
   check(C.peri_optim_defaults(algorithm, c))
   for name, value in util.ordered(a) do
@@ -103,31 +118,55 @@ function Optimizer:state_names()
   end
 end
 
+function Optimizer:_state(i, kind)
+  check(C.peri_optim_state(optim_ptr(self._ref), i - 1, kind, tensor_out))
+  return Tensor.wrap(tensor_out[0])
+end
+function Optimizer:_steps(i) return tonumber(C.peri_optim_steps(optim_ptr(self._ref), i - 1)) end
+
 --- Everything that must be saved: a list of { name = "weight.exp_avg", tensor = } with live tensors, and { name = "weight.step", tensor = }
---- with the number of steps taken (f64, of the host).
+--- with the number of steps taken (f64, of the host). Of tables that are spread over ranks these are ShardedTensors. `params`: numbers of
+--- the parameters that an entry is about.
 function Optimizer:named_state()
-  local list, kinds = {}, self:state_names()
-  for i, name in ipairs(self.names) do
+  local list, kinds, own, position = {}, self:state_names(), spread.pieces_of(self.params.spread), {}
+  local function add(name, kind, tensor, params)
+    list[#list + 1] = { name = name .. "." .. kind, tensor = tensor, parameter = name, key = kind, params = params }
+  end
+  for i, p in ipairs(self.params) do
+    position[p] = i
+    for _, kind in ipairs(own[p] and {} or kinds) do add(self._names[i], kind, self:_state(i, kind), { i }) end
+    if not own[p] then add(self._names[i], "step", Tensor.tensor(self:_steps(i), "f64", "cpu"), { i }) end
+  end
+  for _, e in ipairs(self.params.spread or {}) do
+    local params = util.map(e.pieces, function(piece) return position[piece.tensor] end)
     for _, kind in ipairs(kinds) do
-      check(C.peri_optim_state(optim_ptr(self._ref), i - 1, kind, tensor_out))
-      list[#list + 1] = { name = name .. "." .. kind, tensor = Tensor.wrap(tensor_out[0]), parameter = name, key = kind }
+      add(e.name, kind, spread.state(e, self.by_row, function(p) return self:_state(position[p], kind) end), params)
     end
-    local steps = tonumber(C.peri_optim_steps(optim_ptr(self._ref), i - 1))
-    list[#list + 1] = { name = name .. ".step", tensor = Tensor.tensor(steps, "f64", "cpu"), parameter = name, key = "step" }
+    add(e.name, "step", spread.steps(e, function(p) return self:_steps(position[p]) end), params)
   end
   return list
 end
 
+function Optimizer:state_groups() return spread.groups_of(self.params.spread) end
+
+--- What keeps `source` from becoming the state `s`; nil: nothing.
+local function refusal(s, source)
+  if Tensor.is(s.tensor) or s.key == "step" and Tensor.is(source) then
+    local n = Tensor.is(s.tensor) and s.tensor:numel() or 1
+    if of_ranks.ShardedTensor.is(source) then return "is whole here, given a ShardedTensor; ShardedTensor:gather() makes it whole" end
+    if not Tensor.is(source) then return ("is %s, wanted a tensor"):format(errors.kind(source)) end
+    return source:numel() ~= n and ("has %d elements, given %d"):format(n, source:numel()) or nil
+  end
+  return of_ranks.refusal(s.tensor, source)
+end
+
 function Optimizer:check_state(map)
-  local own, known = self:named_state(), {}
-  for _, s in ipairs(own) do
+  local known = {}
+  for _, s in ipairs(self:named_state()) do
     known[s.name] = true
-    local source = map[s.name]
-    if not source then P.fail(("%s: state '%s' is missing"):format(self.class_name, s.name)) end
-    signature.value(self.class_name .. ":load_state", ("state '%s'"):format(s.name), source, "tensor")
-    if source:numel() ~= s.tensor:numel() then
-      P.fail(("%s: state '%s' has %d elements, given %d"):format(self.class_name, s.name, s.tensor:numel(), source:numel()))
-    end
+    if map[s.name] == nil then P.fail(("%s: state '%s' is missing"):format(self.class_name, s.name)) end
+    local why = refusal(s, map[s.name])
+    if why then P.fail(("%s: state '%s' %s"):format(self.class_name, s.name, why)) end
   end
   for name in util.ordered(map) do
     if not known[name] then P.fail(("%s: it has no state '%s'"):format(self.class_name, tostring(name))) end
@@ -135,11 +174,12 @@ function Optimizer:check_state(map)
 end
 
 function Optimizer:assign_state(map)
-  local position = util.index_of(self.names)
   for _, s in ipairs(self:named_state()) do
-    local parameter, kind = s.name:match "^(.*)%.([^.]+)$"
-    if kind == "step" then check(C.peri_optim_steps_set(optim_ptr(self._ref), position[parameter] - 1, map[s.name]:item()))
-    else s.tensor:copy(map[s.name]:reshape(s.tensor:shape())) end
+    local source = map[s.name]
+    if s.key == "step" then
+      for _, i in ipairs(s.params) do check(C.peri_optim_steps_set(optim_ptr(self._ref), i - 1, spread.number_of(source))) end
+    elseif Tensor.is(s.tensor) then s.tensor:copy(source:reshape(s.tensor:shape()))
+    else of_ranks.assign(s.tensor, source) end
   end
 end
 
@@ -148,7 +188,7 @@ local function define(name, kind, options)
   local spec = { params = util.required }
   for option, default in util.ordered(options) do spec[option] = default end
   local class = util.class(name, Optimizer)
-  class.numbers = {}
+  class.numbers, class.by_row = {}, kind == C.PERI_OPTIM_ROWWISE_ADAGRAD
   for option, default in util.ordered(options) do
     if option == "betas" then class.numbers[#class.numbers + 1], class.numbers[#class.numbers + 2] = "beta1", "beta2"
     elseif type(default) == "number" then class.numbers[#class.numbers + 1] = option end
@@ -298,12 +338,13 @@ function CombinedOptimizer:init(optimizers)
     self.optimizers[i] = o
     for _, group in ipairs(o.optimizer.param_groups or {}) do self.param_groups[#self.param_groups + 1] = group end
     all.elsewhere, all.group = all.elsewhere or o.optimizer.params.elsewhere, all.group or o.optimizer.params.group
-    for k, name in ipairs(o.optimizer.names) do
+    for _, name in ipairs(o.optimizer.names) do
       local full = o.name == "" and name or o.name .. "." .. name
       if seen[full] then P.fail(("CombinedOptimizer: two parameters are named '%s'"):format(full)) end
       seen[full] = true
-      self.names[#self.names + 1], self.params[#self.params + 1] = full, o.optimizer.params[k]
+      self.names[#self.names + 1] = full
     end
+    for _, p in ipairs(o.optimizer.params) do all[#all + 1] = p end
   end
 end
 function CombinedOptimizer:step()

@@ -101,6 +101,7 @@ end
 --- Make parameters of dense tables: "embedding_bags.NAME.weight"; the k-th of the pieces of a table on this rank has ".k" behind it.
 function ShardedEmbeddingModule:_register_dense()
   local seen = {}
+  self._dense = setmetatable({}, {}) -- "table:row:column" -> its parameter; a metatable: no place to look for parameters
   for _, s in ipairs(self:local_shards()) do
     if s.dense then
       local name = self:parameter_name(s.table)
@@ -108,9 +109,12 @@ function ShardedEmbeddingModule:_register_dense()
       if seen[name] > 0 then name = name .. "." .. seen[name] end
       local register = s.replica and self.register_parameter or self.own_parameter
       register(self, name, P.lasting(s.leaf))
+      self._dense[states.place_of(s.table, s.row_offset, s.col_offset)] = rawget(self, name)
     end
   end
 end
+
+function ShardedEmbeddingModule:spread_parameters() return states.spread_parameters(self, self._dense) end
 
 -- -- stages ------------------------------------------------------------------------------------------------------------------------
 

@@ -110,6 +110,9 @@ function ShardedModule:own_parameter(name, tensor)
   nn.parameter.own_parts[tensor] = true
 end
 
+--- The parameters that such parts make up, as nn/spread.lua has them; names are the module's own. The same on all ranks.
+function ShardedModule:spread_parameters() return {} end -- luacheck: ignore 212
+
 --- Names of such parameters.
 function ShardedModule:own_parameters()
   local list = {}

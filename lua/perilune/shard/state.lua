@@ -93,6 +93,28 @@ function M.of(module)
   end)
 end
 
+-- -- dense tables -----------------------------------------------------------------------------------------------------------------------
+
+function M.place_of(name, row, column) return ("%s:%d:%d"):format(name, row, column) end
+
+--- Dense tables whose pieces are parameters: see nn/spread.lua. parameters: place_of(a piece) -> it.
+function M.spread_parameters(module, parameters)
+  local list = {}
+  for _, t in ipairs(module.tables) do
+    local sharding, metadata, pieces = module.plan.tables[t.name], {}, {}
+    if sharding.compute_kernel == "dense" and sharding.sharding_type ~= "data_parallel" then
+      for i, s in ipairs(shards_of(module, t)) do
+        metadata[i] = metadata_of(t, s, "full")
+        local own = s.rank == module.group:rank() and parameters[M.place_of(t.name, s.row_offset, s.col_offset)]
+        if own then pieces[#pieces + 1] = { tensor = own, metadata = metadata[i] } end
+      end
+      list[#list + 1] = { name = module:parameter_name(t.name), size = sizes.full(t), shards_metadata = metadata, pieces = pieces,
+        group = module.group, device = module.device or nil }
+    end
+  end
+  return list
+end
+
 -- -- the fused optimizer -----------------------------------------------------------------------------------------------------------
 
 --- The number of updates of table `t`: like a state of one number.

@@ -1,0 +1,69 @@
+-- spread.lua: states of parameters of which each rank has its own part, a shard of a table: under the table's name, as ShardedTensors, so
+-- that they can be made whole and loaded under another plan.
+--
+-- Lists of parameters that hold such parts say so by `spread` (DistributedModelParallel:named_parameters): a list of { name = of the whole,
+-- size =, group =, device =, shards_metadata = of all ranks, pieces = { { tensor = a parameter, metadata = }, ... } }, alike on all ranks
+-- but for the pieces, which are this rank's in the order of shards_metadata.
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
+
+local M = {}
+
+--- Parameters that are pieces: tensor -> true.
+function M.pieces_of(spread)
+  local own = {}
+  for _, e in ipairs(spread or {}) do
+    for _, piece in ipairs(e.pieces) do own[piece.tensor] = true end
+  end
+  return own
+end
+
+--- The groups of the ranks that share them.
+function M.groups_of(spread) return util.map(spread or {}, function(e) return e.group end) end
+
+--- What a state that has one number for each row has of a piece.
+local function by_row(m, size)
+  return { shard_offsets = { m.shard_offsets[1], 0 }, shard_sizes = { m.shard_sizes[1], 1 }, placement = m.placement,
+    columns = { m.shard_offsets[2], m.shard_sizes[2], size[2] } }
+end
+
+--- The part of one piece: tensor [rows, columns].
+local function shard_of(metadata, tensor)
+  return { metadata = metadata, tensor = tensor,
+    read = function(row, result) return result:copy(tensor:slice(1, row, row + result:size(1))) end,
+    write = function(row, source) tensor:slice(1, row, row + source:size(1)):copy(source) end }
+end
+
+--- A state of the entry `e`. rows: it has one number for each row; state_of(parameter): that of a piece.
+function M.state(e, rows, state_of)
+  local metadata = rows and util.map(e.shards_metadata, function(m) return by_row(m, e.size) end) or e.shards_metadata
+  local own = {}
+  for _, piece in ipairs(e.pieces) do
+    local m = rows and by_row(piece.metadata, e.size) or piece.metadata
+    own[#own + 1] = shard_of(m, state_of(piece.tensor))
+  end
+  return ShardedTensor { size = rows and { e.size[1], 1 } or e.size, dtype = "f32", shards_metadata = metadata, local_shards = own,
+    group = e.group, device = e.device }
+end
+
+--- The number of its steps, which all pieces have alike: a ShardedTensor of one number.
+function M.steps(e, steps_of)
+  local metadata = util.map(e.shards_metadata, function(m)
+    return { shard_offsets = { 0 }, shard_sizes = { 1 }, placement = m.placement }
+  end)
+  local own = util.map(e.pieces, function(piece)
+    local n = Tensor.tensor({ steps_of(piece.tensor) }, "f64", e.device or nil)
+    return { metadata = { shard_offsets = { 0 }, shard_sizes = { 1 } }, tensor = n }
+  end)
+  return ShardedTensor { size = { 1 }, dtype = "f64", shards_metadata = metadata, local_shards = own, group = e.group, device = e.device }
+end
+
+--- The number that the state "step" of a source is; nil: it is a ShardedTensor that has no piece on this rank.
+function M.number_of(source)
+  if Tensor.is(source) then return source:item() end
+  local shard = source:local_shards()[1]
+  return shard and shard.tensor:item()
+end
+
+return M
