@@ -119,28 +119,29 @@ local function push_dependencies(l, block, self_id, ids, seen)
   close(l)
 end
 
---- Parse the lists: n packages, names, and by package the lists `dependencies`, `name_words`, `description_words`, `tags` and the arrays
---- section, maintainer, source; sizes of the vocabularies in words, tag_count, section_count, maintainer_count. ids: number by name;
---- section_ids: number by section.
+--- Parse the lists: n packages, names, versions, and by package the lists `dependencies`, `name_words`, `description_words`, `tags` and
+--- the arrays section, maintainer, source; sizes of the vocabularies in words, tag_count, section_count, maintainer_count. ids: number by
+--- name; section_ids: number by section.
 function M.parse(text)
   local names, blocks, ids = split(text)
   local n = #names
   local words, tags, sections, maintainers, sources = vocabulary(), vocabulary(), vocabulary(), vocabulary(), vocabulary()
   local dependencies, name_words, description_words, tag_lists = lists(), lists(), lists(), lists()
-  local section, maintainer, source = {}, {}, {}
+  local section, maintainer, source, versions = {}, {}, {}, {}
   local seen_package, seen_word = {}, {}
   for i = 1, n do
     local block, id = blocks[i], i - 1
     push_dependencies(dependencies, block, id, ids, seen_package)
     push_words(name_words, words, names[i], seen_word, 2 * id)
     push_words(description_words, words, (field(block, "Description") or ""):match "^[^\n]*", seen_word, 2 * id + 1)
+    versions[i] = field(block, "Version") or ""
     push_tags(tag_lists, tags, field(block, "Tag"))
     section[i] = id_of(sections, field(block, "Section") or "")
     maintainer[i] = id_of(maintainers, field(block, "Maintainer") or "")
     source[i] = id_of(sources, (field(block, "Source") or names[i]):match "^%S+")
   end
   return {
-    n = n, names = names, ids = ids, section_ids = sections.ids,
+    n = n, names = names, versions = versions, ids = ids, section_ids = sections.ids,
     dependencies = packed(dependencies), name_words = packed(name_words), description_words = packed(description_words),
     tags = packed(tag_lists), section = array(section, n), maintainer = array(maintainer, n), source = array(source, n),
     words = words.n, tag_count = tags.n, section_count = sections.n, maintainer_count = maintainers.n,

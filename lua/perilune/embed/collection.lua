@@ -12,6 +12,7 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local jagged = require "perilune.jagged"
 local Module = require "perilune.nn.module"
+local parameter = require "perilune.nn.parameter"
 local config = require "perilune.embed.config"
 local tbe = require "perilune.embed.tbe"
 local FusedOptimizer = require("perilune.embed.fused").FusedOptimizer
@@ -215,6 +216,14 @@ function TableCollection:table_rows(name, which, row, n)
   return batch:read(i, which, row, Tensor.empty(shape, "f32", self.device or nil))
 end
 
+--- Rows (i64, ascending, each once) of a table start again: weights as they were at first, what the optimizer keeps of them too: that of
+--- fused_params, and those of nn.optim that have the table as a parameter.
+function TableCollection:reset_rows(name, rows)
+  local i = self:table_index(name)
+  self:materialise():reset_rows(i, rows)
+  if not self.fused_params then parameter.restart_rows(rawget(self, ("%s.%s.weight"):format(self.parameter_prefix, name)), rows) end
+end
+
 --- Learning rate of the fused optimizer from now on.
 function TableCollection:set_learning_rate(rate) self:materialise():set_learning_rate(rate) end
 
@@ -272,6 +281,7 @@ end
 function TableCollection.check_arguments(class)
   signature.check(class.class_name .. ":", class, {
     prefetch = "self: table, features: KeyedJaggedTensor", prepare_batch = "self: table, features: KeyedJaggedTensor",
+    reset_rows = "self: table, name: string, rows: tensor",
     weight = "self: table, name: string", table_state = "self: table, name: string, which: string?",
     cache_statistics = "self: table, name: string", set_learning_rate = "self: table, rate: number",
     table_rows = "self: table, name: string, which: string, row: integer, n: integer",

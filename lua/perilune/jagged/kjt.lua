@@ -228,12 +228,28 @@ function methods:get(key)
   return JaggedTensor.wrap(jt_out[0])
 end
 
+local function like(func, kjt, values, weights)
+  local variable = kjt:variable_stride_per_key()
+  return make(func, { keys = kjt:key_list(), values = values, weights = weights,
+    lengths = kjt:lengths(), stride = not variable and kjt:stride() or nil,
+    stride_per_key_per_rank = variable and kjt:stride_per_key_per_rank() or nil, inverse_indices = kjt:inverse_indices_or_none() })
+end
+
 --- The same keys, ids and samples with other weights, one for each id (a tensor).
-function methods:with_weights(weights)
-  local variable = self:variable_stride_per_key()
-  return make("KeyedJaggedTensor:with_weights", { keys = self:key_list(), values = self:values(), weights = weights,
-    lengths = self:lengths(), stride = not variable and self:stride() or nil,
-    stride_per_key_per_rank = variable and self:stride_per_key_per_rank() or nil, inverse_indices = self:inverse_indices_or_none() })
+function methods:with_weights(weights) return like("KeyedJaggedTensor:with_weights", self, self:values(), weights) end
+--- The same keys, samples and weights with other ids (a tensor), one for each. Every batch of managed collision comes by here.
+function methods:with_values(values)
+  local d = self:describe()
+  if d.variable_stride or C.peri_kjt_inverse_keys(ptr(self)) ~= nil then
+    return like("KeyedJaggedTensor:with_values", self, values, self:weights_or_none())
+  end
+  local stride, lengths, weights = d.stride, self:lengths(), self:weights_or_none()
+  args.keys, args.values, args.lengths, args.weights = C.peri_kjt_keys(ptr(self)), Tensor.ptr(values), Tensor.ptr(lengths), nil
+  if weights then args.weights = Tensor.ptr(weights) end
+  args.offsets, args.stride, args.ranks, args.stride_per_key_per_rank = nil, stride, 0, nil
+  args.inverse_keys, args.inverse_indices = nil, nil
+  check(C.peri_kjt_new(args, out))
+  return wrap(out[0])
 end
 
 --- name -> JaggedTensor.
@@ -425,6 +441,7 @@ signature.check("KeyedJaggedTensor:", methods, {
   get = "self: KeyedJaggedTensor, key: string", to = "self: KeyedJaggedTensor, device: device?",
   copy_ = "self: KeyedJaggedTensor, src: KeyedJaggedTensor", equal = "self: KeyedJaggedTensor, other: KeyedJaggedTensor",
   dist_splits = "self: KeyedJaggedTensor, key_splits: list", with_weights = "self: KeyedJaggedTensor, weights: tensor",
+  with_values = "self: KeyedJaggedTensor, values: tensor",
 })
 
 return M

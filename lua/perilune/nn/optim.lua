@@ -10,7 +10,7 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local F = require "perilune.nn.functional"
 local Module = require "perilune.nn.module"
-local own_parts = require("perilune.nn.parameter").own_parts
+local leaves = require "perilune.nn.parameter"
 local keyed = require "perilune.nn.keyed"
 local spread = require "perilune.nn.spread"
 local of_ranks = require "perilune.tensor.sharded"
@@ -86,6 +86,7 @@ function Optimizer:_make(algorithm, a)
   end
   check(C.peri_optim_new(c, pointers(self.params), #self.params, out))
   self._ref = P.lasting(wrap, out[0])
+  leaves.keep_rows(self, self.params)
   self._momentum = (algorithm == C.PERI_OPTIM_ADAM or algorithm == C.PERI_OPTIM_ADAMW) and "beta1" or "momentum"
   self.param_groups = { keyed.group(self.names, self.numbers, function(name) return self:get(name) end,
     function(name, value) self:set(name, value) end) }
@@ -145,6 +146,15 @@ function Optimizer:named_state()
     add(e.name, "step", spread.steps(e, function(p) return self:_steps(position[p]) end), params)
   end
   return list
+end
+
+--- Rows [first, first + n) of parameter i (from 1) start again: their states are those of the first step. Counts of steps stay.
+function Optimizer:restart_rows(i, first, n)
+  for _, kind in ipairs(self:state_names()) do
+    check(C.peri_optim_state(optim_ptr(self._ref), i - 1, kind, tensor_out))
+    local start = kind == "sum" and self:get "initial_accumulator_value" or 0
+    Tensor.wrap(tensor_out[0]):slice(1, first, first + n):fill(start)
+  end
 end
 
 function Optimizer:state_groups() return spread.groups_of(self.params.spread) end
@@ -227,7 +237,7 @@ local function parts_of(func, params, options)
   local parts = {}
   for i, p in ipairs(params) do
     local mine = own[tonumber(ffi.cast("intptr_t", ptr(p)))]
-    if not chosen and own_parts[p] then
+    if not chosen and leaves.own_parts[p] then
       if not params.elsewhere then
         P.fail(("%s: parameter %d is this rank's shard of a dense table, so the norm is of all ranks: give model:dense_parameters() as it "
           .. "is, or sharded = and group ="):format(func, i - 1))

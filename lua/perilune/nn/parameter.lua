@@ -3,6 +3,7 @@
 -- Numbers come from the counter-based generator: element i of the n-th parameter that a rank draws is a function of (seed, n, i). The
 -- count n lives in the rank's state, so ranks that build the same model from the same seed get the same parameters, whatever else they
 -- do in between, also under `sim`. nn.manual_seed(seed) sets the seed and starts counting anew.
+local ffi = require "ffi"
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
 local signature = require "perilune.signature"
@@ -38,6 +39,40 @@ end
 --- `elsewhere` (some rank has such parameters) and `group` (of those ranks), as DistributedModelParallel's do.
 M.own_parts = setmetatable({}, { __mode = "k" })
 
+-- Who keeps numbers for the rows of parameters (optimizers): keeper -> list of parameters. Keepers have a method
+-- restart_rows(position in the list, first row, rows).
+local keepers = setmetatable({}, { __mode = "k" })
+--- From now on `keeper` is told when rows of one of `parameters` start again.
+function M.keep_rows(keeper, parameters) keepers[keeper] = parameters end
+
+local function address(t) return tonumber(ffi.cast("intptr_t", Tensor.ptr(t))) end
+
+--- Call f(first, n) for runs of neighbours in ascending rows (a tensor, i64).
+local function each_run(rows, f)
+  local list, n = rows:read()
+  local from = 0
+  while from < n do
+    local past = from + 1
+    while past < n and list[past] == list[past - 1] + 1 do past = past + 1 end
+    f(tonumber(list[from]), past - from)
+    from = past
+  end
+end
+
+--- Rows (i64, ascending, each once) of a parameter stand for something else from now on, and whoever changed them says so: what optimizers
+--- keep for them (nn.optim's) starts again too, and a gradient that was gathered goes.
+function M.restart_rows(parameter, rows)
+  local grad = parameter:grad()
+  if grad then each_run(rows, function(first, n) grad:slice(1, first, first + n):fill(0) end) end
+  for keeper, parameters in pairs(keepers) do
+    for i = 1, #parameters do
+      if address(parameters[i]) == address(parameter) then
+        each_run(rows, function(first, n) keeper:restart_rows(i, first, n) end)
+      end
+    end
+  end
+end
+
 --- A leaf that requires grad and outlives the current scope, made of a tensor (whose memory it shares).
 function M.Parameter(tensor)
   if not Tensor.is(tensor) then P.fail(("Parameter: a tensor is wanted, not a %s"):format(type(tensor))) end
@@ -67,6 +102,7 @@ function M.xavier_normal(shape, dtype, device)
 end
 
 signature.check("parameter.", M, {
+  restart_rows = "parameter: tensor, rows: tensor", keep_rows = "keeper: table, parameters: list",
   uniform = "shape: list, low: number, high: number, dtype: dtype?, device: device?",
   normal = "shape: list, mean: number, deviation: number, dtype: dtype?, device: device?",
   full = "shape: list, value: number, dtype: dtype?, device: device?", zeros = "shape: list, dtype: dtype?, device: device?",
