@@ -284,8 +284,8 @@ function DistributedModelParallel:fused_optimizer()
   return self._fused
 end
 
---- A copy for inference, on another device (nil: the same), of a model whose sharded modules have copies, as quantized ones do. It is in
---- evaluation mode.
+--- A copy, on another device (nil: the same): its sharded modules have the same plans and numbers, its dense part is copied, and it shares
+--- nothing with this one. It is in evaluation mode; to be trained it is put into training mode, and init_data_parallel called. Collective.
 function DistributedModelParallel:copy(device)
   local copy, places = setmetatable(util.copy(self), getmetatable(self)), {}
   for _, m in ipairs(self.module:named_modules()) do places[m.module] = m.path end

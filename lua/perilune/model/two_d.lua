@@ -186,6 +186,10 @@ local function after_step(self)
   if self.sync_interval > 0 and self._steps >= self.sync_interval then self:sync() end
 end
 
+function DMPCollection:copy() -- luacheck: ignore 212
+  P.fail "DMPCollection:copy: its replicas are averaged together; copy the model that they are of: shard.sharded_model_copy(model.module)"
+end
+
 --- A step is a forward pass in training, with its backward pass; it ends with model:backward(loss), or, after loss:backward(), when the
 --- next one begins.
 function DMPCollection:forward(...)

@@ -35,6 +35,7 @@ function ShardedEmbeddingBagCollection:init(args)
   self._names, self._dims = config.output_names(self.tables)
   self._keys = jagged.Keys.of(self._names)
   self._lengths = ffi.new("int64_t[?]", #self._dims, self._dims)
+  self:made_of(args)
 end
 
 function ShardedEmbeddingBagCollection:input_dist(features)

@@ -7,6 +7,7 @@ local Tensor = require "perilune.tensor"
 local jagged = require "perilune.jagged"
 local awaitable = require "perilune.dist.awaitable"
 local group_of = require("perilune.dist.group").group_of
+local copies = require "perilune.embed.copies"
 local embed_config = require "perilune.embed.config"
 local types = require "perilune.plan.types"
 local ShardingEnv = require "perilune.plan.env"
@@ -231,6 +232,27 @@ function ShardedEmbeddingModule:accumulate(on)
   pieces.accumulate(self._ref, module_ptr, on)
 end
 function ShardedEmbeddingModule:apply_accumulated() pieces.apply_accumulated(self._ref, module_ptr) end
+
+--- A module of the same plan with the same numbers: weights, states of optimizers, rates, iteration. On another device, or (nil) the same
+--- one. Collective.
+function ShardedEmbeddingModule:copy(device)
+  if self._in_files then
+    P.fail(("%s:copy: it has tables in files, which two modules cannot share; make another one in a directory of its own, and load its "
+      .. "state_dict"):format(self.class_name))
+  end
+  local a = util.copy(self._made_of)
+  a.device, a.plan = device or self.device or nil, self.plan
+  if a.feature_processors then a.feature_processors = copies.copy_to_device(a.feature_processors, device) end
+  local other = getmetatable(self)(a)
+  pieces.copy_all(self:local_shards(), other:local_shards())
+  for i, o in ipairs(self.optimizers) do other:set_learning_rate(o.learning_rate, i) end
+  return other:train(self.training)
+end
+
+--- Keep the arguments that the class was called with, for copy; called at the end of init.
+function ShardedEmbeddingModule:made_of(args)
+  self._made_of = setmetatable(util.copy(args), {}) -- a metatable: no place to look for modules
+end
 
 --- Learning rate of the fused tables from now on; of those with the i-th of the module's optimizers, if i is given.
 function ShardedEmbeddingModule:set_learning_rate(learning_rate, i)

@@ -52,6 +52,7 @@ function ShardedEmbeddingBag:init(args)
   self.num_embeddings, self.embedding_dim = a.num_embeddings, a.embedding_dim
   base.tables, base.is_weighted = { table_of(a) }, a.mode == "sum"
   ShardedEmbeddingModule.init(self, base)
+  self:made_of(args)
 end
 
 -- -- input ---------------------------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ function Sharded:init(args)
   own.feature_processors, own.is_weighted = nil, true
   Base.init(self, own)
   self._feature_processors = processors
+  self:made_of(args)
 end
 
 --- Weights, then the ids with them to their owners. What a processor cannot take is an error on all ranks.

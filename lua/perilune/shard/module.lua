@@ -135,9 +135,9 @@ function ShardedModule:set_learning_rate(learning_rate) end -- luacheck: ignore 
 function ShardedModule:fused_optimizer() end -- luacheck: ignore 212
 --- Whether some table is in files, on whatever rank (files.lua says what such modules have besides).
 function ShardedModule:in_files() return false end -- luacheck: ignore 212
---- The same on another device: modules that are only looked up have that.
+--- The same on another device (nil: the same one). Collective.
 function ShardedModule:copy() -- luacheck: ignore 212
-  P.fail(("%s: it is trained, and has no copies; make another one, and load its state_dict"):format(self.class_name))
+  P.fail(("%s: it has no copies; make another one, and load its state_dict"):format(self.class_name))
 end
 --- Names of what is sharded, as state_dict has them.
 function ShardedModule:sharded_parameter_names(prefix)

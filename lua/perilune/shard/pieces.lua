@@ -45,6 +45,7 @@ function M.list(ref, module_ptr, tables)
       end,
       geometry = function(name) return tbes.geometry_of(tbe(), state_name(name)) end,
       iteration = function() return tonumber(C.peri_tbe_iteration(tbe())) end,
+      set_iteration = function(n) check(C.peri_tbe_iteration_set(tbe(), n)) end,
       cache_statistics = function() return tbes.cache_statistics_of(tbe(), tonumber(number)) end,
       state = function(name)
         check(C.peri_tbe_state(tbe(), number, state_name(name), tensor_out))
@@ -81,6 +82,14 @@ local function apply_accumulated(tbe) return C.peri_tbe_accumulated_apply(tbe) e
 --- Let backward passes be kept (or not any more), and update the tables with those that were.
 function M.accumulate(ref, module_ptr, on) each_fused(ref, module_ptr, set_accumulate, on) end
 function M.apply_accumulated(ref, module_ptr) each_fused(ref, module_ptr, apply_accumulated) end
+
+--- All states of the pieces `from` into those of a module of the same plan, on whatever device; none are in files.
+function M.copy_all(from, to)
+  for i, s in ipairs(from) do
+    for _, name in ipairs(s.rows > 0 and s.names() or {}) do to[i].state(name):copy(s.state(name)) end
+    if not s.dense then to[i].set_iteration(s.iteration()) end
+  end
+end
 
 --- Write a shard's part of a state that has no rows: a matrix of columns, a number of the table.
 local function copy_whole(collection, s, name)

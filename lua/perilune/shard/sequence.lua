@@ -47,6 +47,8 @@ function ShardedEmbeddingCollection:init(args)
     end
   end
   self._results = ffi.new("peri_tensor *[?]", #self._names)
+  self:made_of(args)
+  self._made_of.use_index_dedup = wanted
 end
 
 --- The next stages need the lengths of what was asked for.
