@@ -88,6 +88,21 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same({ { 2, 101, 1 }, { 13, 1005, 2 } }, w:grad():to_table())
     end)
 
+    it("goes back from several tensors at once", function()
+      local w = t({ 1, 2, 3 }):requires_grad()
+      local doubled, leaf = w * 2, t({ 5, 6 }):requires_grad()
+      local total = doubled:sum()
+      peri.backward({ total, leaf, doubled, doubled }, { t(1):reshape {}, t { 1, 2 }, t { 1, 10, 100 }, t { 3, 0, 0 } })
+      assert.same({ 2 * (1 + 1 + 3), 2 * (1 + 10), 2 * (1 + 100) }, w:grad():to_list())
+      assert.same({ 1, 2 }, leaf:grad():to_list())
+      peri.backward { w:sum() }
+      assert.same({ 11, 23, 203 }, w:grad():to_list())
+      assert.error_matches(function() peri.backward({ w:sum() }, {}) end, "backward: 0 gradients for 1 tensors")
+      assert.error_matches(function() peri.backward {} end, "peri_backward_new: 0 roots, allowed: 1 and more")
+      assert.error_matches(function() peri.backward({ w, doubled }, { w:detach(), w:detach() }) end, "already used by a backward pass")
+      assert.same({ 11, 23, 203 }, w:grad():to_list())
+    end)
+
     it("names what is wrong", function()
       local a = t { { 1, 2, 3 }, { 4, 5, 6 } }
       assert.error_matches(function() a:slice(2, 0, 4) end, "%[0, 4%).*f32 %[2, 3%].*stop <= 3")

@@ -22,7 +22,7 @@ local modules = {
 --- Everyday names and the face that has them.
 local names = {
   Error = "ffi", scope = "ffi", keep = "ffi", no_grad = "ffi",
-  tensor = "Tensor", empty = "Tensor", zeros = "Tensor", ones = "Tensor", full = "Tensor",
+  tensor = "Tensor", empty = "Tensor", zeros = "Tensor", ones = "Tensor", full = "Tensor", backward = "Tensor",
   JaggedTensor = "jagged", KeyedJaggedTensor = "jagged", KeyedTensor = "jagged",
   init = "dist", rank = "dist", world_size = "dist", world = "dist", finish = "dist",
   Awaitable = "dist", LazyAwaitable = "dist", NoWait = "dist", LazyNoWait = "dist",

@@ -40,7 +40,7 @@ struct peri_backward {
     int64_t *first;     /* by node->place: its first share */
     peri_tensor **grad_in; /* of nodes[at] */
     int32_t grad_in_size;  /* the most inputs of a node */
-    int64_t n_shares;
+    int64_t n_shares, n_totals;
     int64_t checked; /* nodes whose saved tensors were looked at */
     peri__ending **endings; /* retained; NULL: over */
     int64_t n_endings;
@@ -86,10 +86,13 @@ static int later_first(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-/** All nodes below @root, from the highest sequence to the lowest; @leaves: how often they use leaves. */
-static peri_status collect(peri_backward *pass, peri__node *root, uint64_t id, int64_t *leaves)
+/** All nodes below @roots, from the highest sequence to the lowest; @leaves: how often they use leaves. */
+static peri_status collect(peri_backward *pass, peri_tensor *const *roots, int32_t n, uint64_t id, int64_t *leaves)
 {
-    PERI_TRY(add_node(pass, root, id));
+    for (int32_t r = 0; r < n; r++) {
+        if (roots[r]->node) PERI_TRY(add_node(pass, roots[r]->node, id));
+        else PERI_TRY(add_ending(pass, roots[r]->ending, id));
+    }
     for (int64_t i = 0; i < pass->n; i++) {
         const peri__node *node = pass->nodes[i];
         pass->n_shares += node->n_in;
@@ -123,11 +126,10 @@ static peri_status link_shares(peri_backward *pass, int64_t leaves)
         peri__free(outputs);
         return PERI_ENOMEM;
     }
-    n_totals = 0;
     for (int64_t i = 0; i < pass->n; i++) {
-        outputs[i] = n_totals;
+        outputs[i] = pass->n_totals;
         for (int32_t k = 0; k < pass->nodes[i]->n_out; k++)
-            pass->totals[n_totals++] = (total){.to = &pass->nodes[i]->grad_out[k], .turn = -1, .last = -1};
+            pass->totals[pass->n_totals++] = (total){.to = &pass->nodes[i]->grad_out[k], .turn = -1, .last = -1};
     }
     for (int64_t i = 0; i < pass->n; i++) {
         pass->first[i] = at;
@@ -137,8 +139,8 @@ static peri_status link_shares(peri_backward *pass, int64_t leaves)
             s->next = s->total = -1;
             if (!e->node && !e->leaf) continue;
             if (e->leaf && e->leaf->place < 0) {
-                e->leaf->place = n_totals;
-                pass->totals[n_totals++] = (total){.to = &e->leaf->grad, .leaf = e->leaf, .turn = -1, .last = -1};
+                e->leaf->place = pass->n_totals;
+                pass->totals[pass->n_totals++] = (total){.to = &e->leaf->grad, .leaf = e->leaf, .turn = -1, .last = -1};
             }
             s->total = e->leaf ? e->leaf->place : outputs[e->node->place] + e->output;
             total *to = &pass->totals[s->total];
@@ -331,11 +333,10 @@ peri_status peri_backward_step(peri_backward *pass)
     return finish_endings(pass);
 }
 
-peri_status peri_backward_new(peri_tensor *root, peri_tensor *grad, peri_backward **out)
+static peri_status check_root(const peri_tensor *root, const peri_tensor *grad)
 {
-    PERI_NEED(root);
-    PERI_NEED(out);
     char a[128], b[128];
+    PERI_NEED(root);
     if (!root->requires_grad)
         return peri__fail(PERI_EINVAL, "peri_backward_new: %s does not require grad: no leaf of its computation does",
                           peri__tensor_text(root, a, sizeof a));
@@ -345,33 +346,45 @@ peri_status peri_backward_new(peri_tensor *root, peri_tensor *grad, peri_backwar
     if (grad && (!peri__same_shape(root, grad) || root->dtype != grad->dtype))
         return peri__fail(PERI_EINVAL, "peri_backward_new: the gradient is %s, the root %s", peri__tensor_text(grad, a, sizeof a),
                           peri__tensor_text(root, b, sizeof b));
+    return PERI_OK;
+}
+
+/** Whether a node of the pass hands @leaf a gradient. */
+static bool reached(const peri_backward *pass, const peri_tensor *leaf)
+{
+    int64_t place = leaf->place;
+    return place >= 0 && place < pass->n_totals && pass->totals[place].leaf == leaf;
+}
+
+/** Begin the sum of a root's gradient with the upstream one. */
+static peri_status seed(const peri_backward *pass, peri_tensor *root, peri_tensor *grad)
+{
     peri_tensor *start = grad;
     if (grad) peri_tensor_retain(grad);
     else PERI_TRY(peri_tensor_full(peri__device(root), root->dtype, root->ndim, root->shape, 1, &start));
+    if (root->node) return accumulate(&root->node->grad_out[root->output], start, false);
+    PERI_TRY(accumulate(&root->grad, start, true));
+    if (root->ready && !reached(pass, root)) root->ready(root->ready_ctx, root);
+    return PERI_OK;
+}
+
+peri_status peri_backward_new(peri_tensor *const *roots, peri_tensor *const *grads, int32_t n, peri_backward **out)
+{
+    PERI_NEED(roots);
+    PERI_NEED(out);
+    if (n < 1) return peri__fail(PERI_EINVAL, "peri_backward_new: %d roots, allowed: 1 and more", n);
+    for (int32_t r = 0; r < n; r++) PERI_TRY(check_root(roots[r], grads ? grads[r] : NULL));
     peri_backward *pass = peri__alloc_zero(sizeof *pass);
-    if (!pass) {
-        peri_tensor_release(start);
-        return PERI_ENOMEM;
-    }
+    if (!pass) return PERI_ENOMEM;
     peri__object_count(1);
-    peri_status status = PERI_OK;
-    uint64_t id = atomic_fetch_add(&passes, 1) + 1;
-    if (!root->node) { /* a leaf: its gradient is the upstream one */
-        PERI_TRY_GOTO(add_ending(pass, root->ending, id), out);
-        status = accumulate(&root->grad, start, true);
-        start = NULL;
-        if (status >= 0 && root->ready) root->ready(root->ready_ctx, root);
-    } else {
-        int64_t leaves = 0;
-        PERI_TRY_GOTO(collect(pass, root->node, id, &leaves), out);
-        PERI_TRY_GOTO(link_shares(pass, leaves), out);
-        PERI_TRY_GOTO(sort_nodes(pass), out);
-        root->node->grad_out[root->output] = start;
-        start = NULL;
-    }
+    peri_status status;
+    int64_t leaves = 0;
+    PERI_TRY_GOTO(collect(pass, roots, n, atomic_fetch_add(&passes, 1) + 1, &leaves), out);
+    if (pass->n > 0) PERI_TRY_GOTO(link_shares(pass, leaves), out);
+    PERI_TRY_GOTO(sort_nodes(pass), out);
+    for (int32_t r = 0; r < n; r++) PERI_TRY_GOTO(seed(pass, roots[r], grads ? grads[r] : NULL), out);
     *out = pass;
 out:
-    peri_tensor_release(start);
     if (status < 0) peri_backward_release(pass);
     return status;
 }
@@ -398,7 +411,7 @@ peri_status peri_tensor_backward(peri_tensor *root, peri_tensor *grad)
 {
     PERI_NEED(root);
     peri_backward *pass;
-    PERI_TRY(peri_backward_new(root, grad, &pass));
+    PERI_TRY(peri_backward_new(&root, &grad, 1, &pass));
     peri_status status;
     for (int64_t round = 0; (status = peri_backward_step(pass)) == PERI_PENDING; round++) peri_pause(round);
     peri_backward_release(pass);

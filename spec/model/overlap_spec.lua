@@ -153,7 +153,7 @@ for _, device in ipairs { "cpu", "opaque" } do
             loss:backward()
           else
             local before = #posts(world)
-            P.check(C.peri_backward_new(peri.Tensor.ptr(loss), nil, pass_out))
+            P.check(C.peri_backward_new(ffi.new("peri_tensor *[1]", peri.Tensor.ptr(loss)), nil, 1, pass_out))
             local pass = pass_out[0]
             for _ = 1, 50 do assert.equal(C.PERI_PENDING, P.check(C.peri_backward_step(pass))) end
             local kinds, pending = posts(world)

@@ -119,7 +119,7 @@ static void exchanges_overlap_whatever_came_first(void **state)
         }
         t[6] = mix(0, 5, 2, (peri_tensor *[]){t[3], t[5]}, (double[]){1, 1});
         peri_backward *pass = NULL;
-        assert_ok(peri_backward_new(t[6], NULL, &pass));
+        assert_ok(peri_backward_new(&t[6], NULL, 1, &pass));
         seen.pending = 1;
         assert_int_equal(peri_backward_step(pass), PERI_PENDING);
         expect_order(order == 0 ? "5421" : order == 1 ? "5432" : "5243"); /* all but what waits, and the post before the dense part */

@@ -416,7 +416,7 @@ static peri_status lists_life(peri_device *d)
             pending += status == PERI_PENDING;
         }
     }
-    for (int32_t i = 0; i < 2; i++) PERI_TRY_GOTO(peri_backward_new(result[i], result[i], &pass[i]), out);
+    for (int32_t i = 0; i < 2; i++) PERI_TRY_GOTO(peri_backward_new(&result[i], &result[i], 1, &pass[i]), out);
     PERI_TRY_GOTO(backward_both(pass), out);
     status = PERI_OK;
 out:
@@ -454,7 +454,7 @@ static peri_status reducer_life(peri_device *d)
         PERI_TRY_GOTO(peri_reducer_new(group[i], &leaf[i], 1, 0, &reducer[i]), out);
         PERI_TRY_GOTO(peri_op_affine(i ? other : leaf[i], 3, 0, &result[i]), out);
         PERI_TRY_GOTO(peri_reducer_watch(reducer[i], result[i]), out);
-        PERI_TRY_GOTO(peri_backward_new(result[i], other, &pass[i]), out);
+        PERI_TRY_GOTO(peri_backward_new(&result[i], &other, 1, &pass[i]), out);
     }
     PERI_TRY_GOTO(backward_both(pass), out);
     for (int32_t i = 0; i < 2; i++) {

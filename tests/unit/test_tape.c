@@ -197,7 +197,7 @@ static void a_pending_node_is_asked_again(void **state)
         reset(state);
         peri_tensor *x = leaf(device_of(i), 2), *y = triple(x, 1), *z = triple(y, 2), *up = full(device_of(i), 2, 1);
         peri_backward *pass = NULL;
-        assert_ok(peri_backward_new(z, up, &pass));
+        assert_ok(peri_backward_new(&z, &up, 1, &pass));
         log_.pending = 3;
         for (int k = 0; k < 3; k++) assert_int_equal(peri_backward_step(pass), PERI_PENDING);
         assert_int_equal(peri_backward_step(pass), PERI_OK);
@@ -227,7 +227,7 @@ static void a_failing_node_ends_the_pass_and_leaks_nothing(void **state)
         /* Given up in the middle. */
         peri_tensor *w = triple(x, 4);
         peri_backward *pass = NULL;
-        assert_ok(peri_backward_new(w, NULL, &pass));
+        assert_ok(peri_backward_new(&w, NULL, 1, &pass));
         log_.pending = 1;
         assert_int_equal(peri_backward_step(pass), PERI_PENDING);
         peri_backward_release(pass);
@@ -311,7 +311,18 @@ static void leaves_are_ready_once_their_gradient_is_complete(void **state)
     ready = 0;
     assert_ok(peri_tensor_backward(c, NULL));
     assert_int_equal(ready, 1);
-    peri_tensor *all[] = {x, a, b, sum, c};
+    /* A leaf that is a root too: once, behind what the other root gives it. */
+    peri_tensor *other = triple(x, 5), *both[] = {x, other}, *up[] = {sum, sum};
+    peri_backward *pass = NULL;
+    ready = 0;
+    assert_ok(peri_backward_new(both, up, 2, &pass));
+    assert_int_equal(ready, 0);
+    assert_int_equal(peri_backward_step(pass), PERI_OK);
+    assert_int_equal(ready, 1);
+    peri_backward_release(pass);
+    assert_ok(peri_tensor_backward(x, sum)); /* alone */
+    assert_int_equal(ready, 2);
+    peri_tensor *all[] = {x, a, b, sum, c, other};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) peri_tensor_release(all[i]);
 }
 

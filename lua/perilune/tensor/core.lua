@@ -396,11 +396,11 @@ function methods:set_grad(grad)
   return self
 end
 
-local pass = ffi.new "peri_backward *[1]"
---- Run the backward pass from this tensor; `grad` is the upstream gradient (default 1, for one-element tensors). Waits for exchanges.
-function methods:backward(grad)
-  check(C.peri_backward_new(ptr(self), grad and ptr(grad) or nil, pass))
-  local p, round = pass[0], 0
+local pass, root, upstream = ffi.new "peri_backward *[1]", ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]"
+
+--- Run a pass to its end. Waits for exchanges.
+local function run(p)
+  local round = 0
   local status = C.peri_backward_step(p)
   while status == C.PERI_PENDING do
     P.pause(round)
@@ -412,6 +412,26 @@ function methods:backward(grad)
     check(status)
   end
   C.peri_backward_release(p)
+end
+
+--- Run the backward pass from this tensor; `grad` is the upstream gradient (default 1, for one-element tensors). Waits for exchanges.
+function methods:backward(grad)
+  root[0], upstream[0] = ptr(self), grad and ptr(grad) or nil
+  check(C.peri_backward_new(root, upstream, 1, pass))
+  run(pass[0])
+end
+
+--- One backward pass from several tensors, each with its upstream gradient (`grads` nil: 1, for one-element tensors).
+function M.backward(tensors, grads)
+  local n = #tensors
+  if grads and #grads ~= n then P.fail(("backward: %d gradients for %d tensors"):format(#grads, n)) end
+  local roots, ups = ffi.new("peri_tensor *[?]", n), grads and ffi.new("peri_tensor *[?]", n) or nil
+  for i = 1, n do
+    roots[i - 1] = ptr(tensors[i])
+    if grads then ups[i - 1] = ptr(grads[i]) end
+  end
+  check(C.peri_backward_new(roots, ups, n, pass))
+  run(pass[0])
 end
 
 signature.kind("tensors", "a list of tensors", function(x)
@@ -429,7 +449,7 @@ signature.check("", M, {
   normal = "shape: list, mean: number, deviation: number, seed: integer, stream: integer?, dtype: dtype?, device: device?",
   tensor = "data: any, dtype: dtype?, device: device?, shape: list?",
   named_tensor = "func: string, data: any, dtype: dtype?, device: device?, shape: list?",
-  from_memory = "data: any, shape: list, dtype: dtype?, device: device?",
+  from_memory = "data: any, shape: list, dtype: dtype?, device: device?", backward = "tensors: tensors, grads: tensors?",
 })
 signature.check_each("tensor:", methods, { "describe", "dim", "shape", "numel", "dtype", "device", "is_contiguous", "is_leaf", "read",
   "to_list", "to_table", "contiguous", "detach", "share", "grad" }, "self: tensor")

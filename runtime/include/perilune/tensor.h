@@ -94,18 +94,19 @@ PERI_API peri_status peri_tensor_detach(peri_tensor *t, peri_tensor **out);
 /** A backward pass in progress. */
 typedef struct peri_backward peri_backward;
 
-/** Prepare the backward pass from @root with upstream gradient @grad (NULL: 1, for a one-element root). Each recorded node runs once,
- *  after those that use its outputs: exchanges of gradients are posted as soon as they can be, on all ranks in the reverse of the order of
- *  recording, and waited for when nothing else is left to do. Gradients of leaves accumulate, and are summed in the reverse of the order of
- *  recording. Collective if modules on the tape are, or leaves belong to a reducer (perilune/comm.h). */
-PERI_API peri_status peri_backward_new(peri_tensor *root, peri_tensor *grad, peri_backward **out);
+/** Prepare the backward pass from @n roots, each with its upstream gradient in @grads (NULL there, or @grads NULL: 1, for one-element
+ *  roots). A root may be there twice, or be part of another one's computation. Each recorded node runs once, after those that use its
+ *  outputs: exchanges of gradients are posted as soon as they can be, on all ranks in the reverse of the order of recording, and waited for
+ *  when nothing else is left to do. Gradients of leaves accumulate, and are summed in the reverse of the order of recording, behind the
+ *  upstream ones. Collective if modules on the tape are, or leaves belong to a reducer (perilune/comm.h). */
+PERI_API peri_status peri_backward_new(peri_tensor *const *roots, peri_tensor *const *grads, int32_t n, peri_backward **out);
 /** Run until the pass is over (PERI_OK) or a node waits for other ranks (PERI_PENDING: call again). Does not block. The recorded
  *  nodes are spent afterwards. PERI_EINVAL if a tensor that an operation needs now was changed in place after it (by peri_tensor_copy,
  *  fill or write, an exchange, an optimizer; what is written through peri_tensor_data is not seen). */
 PERI_API peri_status peri_backward_step(peri_backward *pass);
 /** Give the pass up, also in the middle; NULL is fine. */
 PERI_API void peri_backward_release(peri_backward *pass);
-/** peri_backward_new, step to the end, release. Blocks, within the deadlines of the exchanges on the tape. */
+/** peri_backward_new from one root, step to the end, release. Blocks, within the deadlines of the exchanges on the tape. */
 PERI_API peri_status peri_tensor_backward(peri_tensor *root, peri_tensor *grad);
 
 #endif
