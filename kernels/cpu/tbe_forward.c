@@ -331,11 +331,11 @@ TBE_INLINE void tbe_forward_walk(tbe_walk *w, tbe_place at, tbe_place stop, cons
         int64_t past = at.k == stop.k ? stop.j : s->blocks[at.k].bags;
         tbe_walk_enter(w, at.k, format);
         const bool rows = w->t->pooling == PERI_POOLING_NONE;
-        const int64_t cols = rows ? 0 : w->t->cols;
-        if (cols == 32) tbe_forward_bags(w, &h, &source, at.j, past, format, 2, false);
-        else if (cols == 64) tbe_forward_bags(w, &h, &source, at.j, past, format, 4, false);
-        else if (cols == 128) tbe_forward_bags(w, &h, &source, at.j, past, format, 8, false);
-        else if (cols == 256) tbe_forward_bags(w, &h, &source, at.j, past, format, 16, false);
+        const int64_t cols = w->t->cols;
+        if (cols == 32) tbe_forward_bags(w, &h, &source, at.j, past, format, 2, rows);
+        else if (cols == 64) tbe_forward_bags(w, &h, &source, at.j, past, format, 4, rows);
+        else if (cols == 128) tbe_forward_bags(w, &h, &source, at.j, past, format, 8, rows);
+        else if (cols == 256) tbe_forward_bags(w, &h, &source, at.j, past, format, 16, rows);
         else tbe_forward_bags(w, &h, &source, at.j, past, format, 0, rows);
     }
 }

@@ -45,6 +45,7 @@ peri_status peri__batch_take(peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_b
     b->next = NULL;
     b->in = *in;
     b->prepared = false;
+    b->placed = NULL;
     peri_tensor_retain(in->ids);
     peri_tensor_retain(in->offsets);
     if (in->weights) peri_tensor_retain(in->weights);
@@ -174,7 +175,7 @@ peri_status peri__batch_list(peri_tbe_batch *b, bool count, peri_k_tbe_list *out
     peri_tbe *tbe = b->tbe;
     const peri_tbe_input *in = &b->in;
     const peri_tbe_blocks *l = in->blocks;
-    const peri_k_tbe_block *blocks = peri__data(l->copy);
+    const peri_k_tbe_block *blocks = b->placed ? b->placed : peri__data(l->copy);
     int64_t n_ids = peri__numel(in->ids);
     void *spans;
     PERI_TRY(peri__reserve(tbe->device, &b->spans, b->done, PERI_U8, (int64_t)sizeof(peri_k_tbe_span) * (l->n + 1), &spans));

@@ -150,15 +150,13 @@ static void lookup_fini(peri__node *node)
 }
 
 /** Inputs of the node: the ids' weights; with optimizer NONE also the leaf of each table. */
-static peri_status lookup_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+peri_status peri__lookup_backward(peri__node *node, peri_tbe_batch *batch, peri_tensor *grad, peri_tensor **grad_in)
 {
-    peri_tbe_batch *batch = node->state;
     const peri_tensor *weights = batch->in.weights;
-    peri_tensor *grad = NULL, *grad_weights = NULL, *dense = NULL;
+    peri_tensor *grad_weights = NULL, *dense = NULL;
     bool leaves = false;
     for (int32_t i = 1; i < node->n_in; i++) leaves = leaves || peri__needs(node, i);
     peri_status status;
-    PERI_TRY_GOTO(peri_tensor_contiguous(grad_out[0], &grad), out);
     if (grad->dtype != PERI_F32) {
         peri_tensor *narrow = grad;
         grad = NULL;
@@ -183,6 +181,13 @@ out:
     return status;
 }
 
+static peri_status lookup_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    peri_tensor *grad;
+    PERI_TRY(peri_tensor_contiguous(grad_out[0], &grad));
+    return peri__lookup_backward(node, node->state, grad, grad_in);
+}
+
 static const peri__node_vtab lookup_vtab = {.name = "tbe_lookup", .acts = PERI__UPDATES, .backward = lookup_backward, .fini = lookup_fini};
 
 /** The node's inputs (borrowed), in a new array. */
@@ -205,39 +210,65 @@ static peri_status lookup_inputs(peri_tbe *tbe, const peri_tbe_input *in, peri_t
     return PERI_OK;
 }
 
-static peri_status lookup_record(peri_tbe_batch *b, peri_tensor *out)
+peri_status peri__lookup_record(const peri__node_vtab *vtab, peri_tbe_batch *b, peri_tensor *const *out, int32_t n, peri__node **node)
 {
     peri_tensor **inputs;
-    int32_t n;
+    int32_t n_in;
     const peri_tbe_input *in = &b->in;
-    PERI_TRY(lookup_inputs(b->tbe, in, &inputs, &n));
+    *node = NULL;
+    PERI_TRY(lookup_inputs(b->tbe, in, &inputs, &n_in));
     peri_status status = PERI_OK;
-    peri__node *node;
-    if (b->tbe->optimizer.kind == PERI_TBE_NONE && !peri__recording(inputs, n)) goto out; /* nobody wants anything */
-    PERI_TRY_GOTO(peri__record(&lookup_vtab, inputs, n, &out, 1, &node), out);
-    peri_tbe_batch_retain(b);
-    node->state = b;
-    peri__node_save(node, SAVED_IDS, in->ids);
-    peri__node_save(node, SAVED_OFFSETS, in->offsets);
-    peri__node_save(node, SAVED_WEIGHTS, in->weights);
-    peri__node_save(node, SAVED_SCALE, in->scale);
+    if (b->tbe->optimizer.kind == PERI_TBE_NONE && !peri__recording(inputs, n_in)) goto out; /* nobody wants anything */
+    PERI_TRY_GOTO(peri__record(vtab, inputs, n_in, out, n, node), out);
+    peri__node_save(*node, SAVED_IDS, in->ids);
+    peri__node_save(*node, SAVED_OFFSETS, in->offsets);
+    peri__node_save(*node, SAVED_WEIGHTS, in->weights);
+    peri__node_save(*node, SAVED_SCALE, in->scale);
 out:
     peri__free(inputs);
     return status;
 }
 
-static peri_status lookup(const char *function, peri_tbe_batch *b, int32_t ndim, const int64_t *shape, peri_tensor **out)
+bool peri__batch_readable(const peri_tbe_batch *b) { return peri__immediate(b->tbe->device); }
+
+int64_t peri__batch_offset(const peri_tbe_batch *b, int64_t bag)
+{
+    const void *offsets = peri__data(b->in.offsets);
+    return b->in.offsets->dtype == PERI_I32 ? ((const int32_t *)offsets)[bag] : ((const int64_t *)offsets)[bag];
+}
+
+/** Whether the lookup writes all of @out: bags that follow each other from the first id to the last leave no row out. */
+static bool covers(const peri_tbe_batch *b, const peri_tensor *out)
+{
+    const peri_tbe_blocks *l = b->in.blocks;
+    int64_t n = peri__numel(b->in.ids), numel = peri__numel(out);
+    if (!l->none) return l->covered == numel;
+    return l->row_cols && n * l->row_cols == numel && l->multiplicity == 1 && l->total_bags == l->bags && peri__batch_readable(b) &&
+           peri__batch_offset(b, 0) == 0 && peri__batch_offset(b, l->bags) == n;
+}
+
+peri_status peri__lookup_rows(const char *function, peri_tbe_batch *b, int32_t ndim, const int64_t *shape, peri_tensor **out)
 {
     peri_tbe *tbe = b->tbe;
     peri_tensor *t;
     PERI_TRY(peri_tensor_new(tbe->device, tbe->output_dtype, ndim, shape, &t));
     peri_status status = check_out(function, tbe, &b->in, t);
-    if (status >= 0 && b->in.blocks->covered != peri__numel(t)) status = peri__tensor_zero(t);
+    if (status >= 0 && !covers(b, t)) status = peri__tensor_zero(t);
     if (status >= 0 && peri__grad_enabled()) status = peri__tbe_ema(tbe);
     if (status >= 0) status = peri__batch_forward(function, b, t);
-    if (status >= 0 && peri__grad_enabled()) status = lookup_record(b, t);
     if (status < 0) peri_tensor_release(t);
     else *out = t;
+    return status;
+}
+
+static peri_status lookup(const char *function, peri_tbe_batch *b, int32_t ndim, const int64_t *shape, peri_tensor **out)
+{
+    PERI_TRY(peri__lookup_rows(function, b, ndim, shape, out));
+    if (!peri__grad_enabled()) return PERI_OK;
+    peri__node *node;
+    peri_status status = peri__lookup_record(&lookup_vtab, b, out, 1, &node);
+    if (status < 0) peri_tensor_release(*out);
+    else if (node) peri_tbe_batch_retain(b), node->state = b;
     return status;
 }
 

@@ -43,6 +43,7 @@ struct peri_tbe_blocks {
     int64_t covered;      /* elements written */
     int64_t multiplicity; /* most blocks that share a bag: items <= multiplicity * ids */
     int64_t width;        /* mean columns of the blocks, weighted by bags */
+    int64_t row_cols;     /* no block pools, and each writes the row of an id at the id's place among rows of this width; 0: not so */
     int64_t largest;      /* most bags that look into one table */
     bool mean;            /* some table pools by MEAN */
     bool none;            /* some table does not pool: out_extent and covered leave its blocks out; see peri__tbe_extent */
@@ -114,6 +115,9 @@ struct peri_tbe_batch {
     atomic_flag busy;  /* some thread is in a call with it */
     peri_tensor *spans;          /* u8: of the blocks as they stand */
     bool prepared;               /* spans are this input's */
+    const peri_k_tbe_block *placed; /* within a backward pass whose gradient lies in parts: the blocks as they lie
+                                       there, and once more in the order of their tables (parts.c) */
+    int64_t placed_extent;       /* then: one past the last element of the parts */
     peri_tensor *report;         /* peri__report_reset */
     peri__sorted *sorted;        /* NULL: not sorted */
     peri__ticket *ticket;        /* tables in files: what holds its rows in memory; NULL: nothing */
@@ -268,6 +272,17 @@ peri_status peri__tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *bloc
 peri_status peri__tbe_forward(peri_tbe_batch *batch, peri_tensor *out, bool check);
 /** Forward with the check that the table batch asks for; @function names the caller in messages. */
 peri_status peri__batch_forward(const char *function, peri_tbe_batch *batch, peri_tensor *out);
+/** Record a lookup with optimizer or leaves; *node NULL: it need not be. Its state is the caller's to set. */
+peri_status peri__lookup_record(const peri__node_vtab *vtab, peri_tbe_batch *batch, peri_tensor *const *out, int32_t n, peri__node **node);
+/** The backward pass of its node, with the gradient of its rows (taken); the node's own *grad_in. */
+peri_status peri__lookup_backward(peri__node *node, peri_tbe_batch *batch, peri_tensor *grad, peri_tensor **grad_in);
+/** A lookup, not recorded. */
+peri_status peri__lookup_rows(const char *function, peri_tbe_batch *batch, int32_t ndim, const int64_t *shape, peri_tensor **out);
+/** On devices whose memory the host reads and that run at once: the first id of bag @bag. */
+int64_t peri__batch_offset(const peri_tbe_batch *batch, int64_t bag);
+bool peri__batch_readable(const peri_tbe_batch *batch);
+/** Whether keys have room for a row and for a place in a gradient of @extent elements (update.c). */
+bool peri__tbe_reaches(const peri_tbe *tbe, int64_t extent);
 /** One past the last element that a lookup of @input writes. */
 int64_t peri__tbe_extent(const peri_tbe *tbe, const peri_tbe_input *input);
 /** Check an input's tensors on the host: dtypes, sizes, devices. */

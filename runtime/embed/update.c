@@ -14,10 +14,15 @@ static int32_t bits_of(uint64_t x)
     return n;
 }
 
+bool peri__tbe_reaches(const peri_tbe *tbe, int64_t extent) { return bits_of((uint64_t)extent) + bits_of((uint64_t)tbe->total_rows) <= 64; }
+
 /** Keys hold a row in as many high bits as rows need, and below the place of an item or, without @items, of its gradient. */
-static peri_status payload_bits(const peri_tbe *tbe, const peri_tbe_input *in, bool items, int32_t *bits)
+static peri_status payload_bits(const peri_tbe_batch *b, bool items, int32_t *bits)
 {
-    int64_t most = peri__numel(in->ids) * in->blocks->multiplicity, payload = items ? most : peri__tbe_extent(tbe, in);
+    const peri_tbe *tbe = b->tbe;
+    const peri_tbe_input *in = &b->in;
+    int64_t most = peri__numel(in->ids) * in->blocks->multiplicity;
+    int64_t payload = items ? most : b->placed ? b->placed_extent : peri__tbe_extent(tbe, in);
     if (most > UINT32_MAX)
         return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld ids in one batch, allowed: fewer than 2^32", (long long)most);
     *bits = 64 - bits_of((uint64_t)tbe->total_rows);
@@ -35,9 +40,10 @@ static peri_status sort_items(peri_tbe_batch *batch, peri__sorted *s)
     peri_op_tbe_sort sort = {.total_rows = tbe->total_rows};
     bool factors = in->weights || in->scale || in->blocks->mean;
     void *keys, *items = NULL;
-    PERI_TRY(payload_bits(tbe, in, factors, &sort.payload_bits));
+    PERI_TRY(payload_bits(batch, factors, &sort.payload_bits));
     PERI_TRY(peri__batch_list(batch, false, &sort.list));
-    PERI_TRY(peri__tbe_blocks_sorted(tbe, in->blocks, &sort.list.ordered));
+    if (batch->placed) sort.list.ordered = batch->placed + (in->blocks->ordered ? 0 : in->blocks->n);
+    else PERI_TRY(peri__tbe_blocks_sorted(tbe, in->blocks, &sort.list.ordered));
     int64_t most = sort.list.capacity, bytes = (int64_t)sizeof(peri_k_tbe_item) * most;
     PERI_TRY(peri__reserve(tbe->device, &s->room[PERI__SORT_KEYS], s->done, PERI_I64, most, &keys));
     if (factors) PERI_TRY(peri__reserve(tbe->device, &s->room[PERI__SORT_ITEMS], s->done, PERI_U8, bytes, &items));

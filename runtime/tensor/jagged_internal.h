@@ -93,6 +93,13 @@ peri_status peri__bags_judge(peri__bags *b, const char *function, peri__bag_text
 peri_status peri__rows_cat(const char *function, peri_tensor *const *parts, int32_t n, peri_tensor **out);
 /** out[i] = rows at[i] .. at[i + 1] of the contiguous @t, a view (0 <= at[i] <= at[i + 1] <= its rows; at[n] are all); n >= 0. */
 peri_status peri__rows_split(peri_tensor *t, const int64_t *at, int32_t n, peri_tensor **out);
+/** The same, not recorded. */
+peri_status peri__rows_views(peri_tensor *t, const int64_t *at, int32_t n, peri_tensor **out);
+/** The gradient of what was split: @parts[n] one behind the other, NULL ones as zeros; *out NULL if all are. */
+peri_status peri__rows_join(peri_tensor *const *parts, const int64_t *at, int32_t n, peri_tensor **out);
+/** For each key of @k its part of rows, @values (retained), with the key's lengths, and with @indices its ids as weights. @out: as many as
+ *  keys, new; not written on failure. Needs peri_kjt_sync and lengths. */
+peri_status peri__kjt_cut(const peri_kjt *k, peri_tensor *const *values, bool indices, peri_jt **out);
 
 /** Segments of host-known sizes: segment t of the result is segment p = index[t] of the source, which covers its rows
  *  [offsets[p], offsets[p + 1]). The source has @parts segments, the result @n. */

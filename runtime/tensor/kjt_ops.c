@@ -193,6 +193,21 @@ static peri_status cut_key(const peri_kjt *k, int32_t key, peri_tensor *values, 
     return status;
 }
 
+peri_status peri__kjt_cut(const peri_kjt *k, peri_tensor *const *values, bool indices, peri_jt **out)
+{
+    int32_t n = k->keys->count;
+    peri_jt **made = peri__alloc_zero(sizeof *made * (size_t)peri__max(n, 1));
+    if (!made) return PERI_ENOMEM;
+    peri_status status = PERI_OK;
+    for (int32_t i = 0; i < n && status >= 0; i++) status = cut_key(k, i, values[i], indices ? k->values : NULL, &made[i]);
+    for (int32_t i = 0; i < n; i++) {
+        if (status >= 0) out[i] = made[i];
+        else peri_jt_release(made[i]);
+    }
+    peri__free(made);
+    return status;
+}
+
 peri_status peri_kjt_cut(peri_kjt *k, peri_tensor *rows, bool indices, peri_jt **out)
 {
     PERI_NEED(k);
@@ -201,22 +216,17 @@ peri_status peri_kjt_cut(peri_kjt *k, peri_tensor *rows, bool indices, peri_jt *
     PERI_TRY(check_rows(k, rows));
     PERI_TRY(peri_kjt_sync(k));
     PERI_TRY(peri__bags_lengths(&k->bags));
-    int32_t n = k->keys->count, cut = 0;
-    peri_tensor *flat, **parts = peri__alloc_zero(sizeof *parts * (size_t)peri__max(n, 1));
-    peri_jt **made = peri__alloc_zero(sizeof *made * (size_t)peri__max(n, 1));
-    peri_status status = parts && made ? peri_tensor_contiguous(rows, &flat) : PERI_ENOMEM;
+    int32_t n = k->keys->count;
+    peri_tensor *flat, **parts = peri__alloc(sizeof *parts * (size_t)peri__max(n, 1));
+    peri_status status = parts ? peri_tensor_contiguous(rows, &flat) : PERI_ENOMEM;
     if (status >= 0) {
         status = peri__rows_split(flat, k->offset_per_key, n, parts);
         peri_tensor_release(flat);
-        cut = status >= 0 ? n : 0;
     }
-    for (int32_t i = 0; i < cut && status >= 0; i++) status = cut_key(k, i, parts[i], indices ? k->values : NULL, &made[i]);
-    for (int32_t i = 0; i < cut; i++) peri_tensor_release(parts[i]);
-    for (int32_t i = 0; i < n && made; i++) {
-        if (status >= 0) out[i] = made[i];
-        else peri_jt_release(made[i]);
+    if (status >= 0) {
+        status = peri__kjt_cut(k, parts, indices, out);
+        for (int32_t i = 0; i < n; i++) peri_tensor_release(parts[i]);
     }
-    peri__free(made);
     peri__free(parts);
     return status;
 }

@@ -110,27 +110,32 @@ peri_status peri__rows_cat(const char *function, peri_tensor *const *parts, int3
 
 /* -- cutting --------------------------------------------------------------------------------------------------------------------- */
 
-/** One gradient of all rows; parts that have none are zeros. state: int64_t[n_out + 1], where each part begins. */
-static peri_status split_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+peri_status peri__rows_join(peri_tensor *const *parts, const int64_t *at, int32_t n, peri_tensor **out)
 {
-    const int64_t *at = node->state;
     const peri_tensor *any = NULL;
-    for (int32_t i = 0; i < node->n_out && !any; i++) any = grad_out[i];
+    for (int32_t i = 0; i < n && !any; i++) any = parts[i];
+    *out = NULL;
     if (!any) return PERI_OK;
     peri_tensor *base;
-    PERI_TRY(rows_like(any, at[node->n_out], &base));
+    PERI_TRY(rows_like(any, at[n], &base));
     peri_status status = PERI_OK;
-    for (int32_t i = 0; i < node->n_out && status >= 0; i++) {
+    for (int32_t i = 0; i < n && status >= 0; i++) {
         peri_tensor *window;
         if (at[i] == at[i + 1]) continue;
         status = rows_view(base, at[i], at[i + 1], &window);
         if (status < 0) break;
-        status = grad_out[i] ? peri_tensor_copy(window, grad_out[i]) : peri__tensor_zero(window);
+        status = parts[i] ? peri_tensor_copy(window, parts[i]) : peri__tensor_zero(window);
         peri_tensor_release(window);
     }
     if (status < 0) peri_tensor_release(base);
-    else grad_in[0] = base;
+    else *out = base;
     return status;
+}
+
+/** state: int64_t[n_out + 1], where each part begins. */
+static peri_status split_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    return peri__rows_join(grad_out, node->state, node->n_out, grad_in);
 }
 
 static const peri__node_vtab split_vtab = {.name = "rows_split", .backward = split_backward, .fini = free_state};
@@ -148,13 +153,21 @@ static peri_status record_split(peri_tensor *t, const int64_t *at, int32_t n, pe
     return status;
 }
 
-peri_status peri__rows_split(peri_tensor *t, const int64_t *at, int32_t n, peri_tensor **out)
+peri_status peri__rows_views(peri_tensor *t, const int64_t *at, int32_t n, peri_tensor **out)
 {
     int32_t made = 0;
     peri_status status = PERI_OK;
     for (; made < n && status >= 0; made += status >= 0) status = rows_view(t, at[made], at[made + 1], &out[made]);
-    if (status >= 0 && n > 0 && peri__recording(&t, 1)) status = record_split(t, at, n, out);
     while (status < 0 && made > 0) peri_tensor_release(out[--made]);
+    return status;
+}
+
+peri_status peri__rows_split(peri_tensor *t, const int64_t *at, int32_t n, peri_tensor **out)
+{
+    PERI_TRY(peri__rows_views(t, at, n, out));
+    if (n == 0 || !peri__recording(&t, 1)) return PERI_OK;
+    peri_status status = record_split(t, at, n, out);
+    for (int32_t i = 0; i < n && status < 0; i++) peri_tensor_release(out[i]);
     return status;
 }
 

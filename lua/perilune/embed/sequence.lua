@@ -90,12 +90,11 @@ local function arranged(self, features)
 end
 
 local desc = ffi.new "peri_kjt_desc"
-local ids_out, offsets_out, rows_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]"
+local ids_out, offsets_out, lookups_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]", ffi.new "peri_tbe_batch *[1]"
 
---- Rows of all ids of an arranged batch, as JaggedTensors by name.
-local function cut(self, batch, rows)
+--- The JaggedTensors that a lookup has given, by name.
+local function by_name(self)
   local names, jts, result = self._names, self._jts, {}
-  check(C.peri_kjt_cut(kjt_ptr(batch), rows.ptr, self._need_indices, jts))
   for i = 1, #names do result[names[i]] = JaggedTensor.wrap(jts[place(self, i - 1)]) end
   return result
 end
@@ -123,19 +122,24 @@ function EmbeddingCollection:forward(features)
   else
     self:prepare(C.peri_kjt_keys(kjt), tonumber(desc.stride), block_list)
     local ahead = self:take_ahead(features)
-    if ahead then return cut(self, ahead.batch, ahead.lookups:lookup(ahead.ids, self._dim)) end
+    if ahead then
+      ahead.lookups:lookup_jagged(ahead.batch, self._need_indices, self._jts)
+      return by_name(self)
+    end
     batch, blocks = arranged(self, features), self._blocks
   end
   local arranged_kjt = kjt_ptr(batch)
   check(C.peri_kjt_values(arranged_kjt, ids_out))
   local ids = Tensor.wrap(ids_out[0])
   check(C.peri_kjt_offsets(arranged_kjt, offsets_out))
-  local offsets = Tensor.wrap(offsets_out[0])
-  local input, shape = self._input, self._shape
+  local offsets, input = Tensor.wrap(offsets_out[0]), self._input
   input.ids, input.offsets, input.blocks = ids.ptr, offsets.ptr, blocks.ptr
-  shape[0], shape[1] = ids:numel(), self._dim
-  check(C.peri_tbe_lookup(self._tbe.ptr, input, 2, shape, rows_out))
-  return cut(self, batch, Tensor.wrap(rows_out[0]))
+  check(C.peri_tbe_batch_new(self._tbe.ptr, input, lookups_out))
+  local lookups = lookups_out[0]
+  local status = C.peri_tbe_batch_lookup_jagged(lookups, arranged_kjt, self._need_indices, self._jts)
+  C.peri_tbe_batch_release(lookups)
+  check(status)
+  return by_name(self)
 end
 
 function EmbeddingCollection:prepare_batch(features)

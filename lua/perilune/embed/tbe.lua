@@ -136,6 +136,10 @@ function batch_methods:lookup(rows, cols)
   check(C.peri_tbe_batch_lookup(batch_ptr(self), cols and 2 or 1, dims, tensor_out))
   return Tensor.wrap(tensor_out[0])
 end
+--- Rows of the ids of a batch (a KeyedJaggedTensor, whose values they are), by key, into jts.
+function batch_methods:lookup_jagged(features, indices, jts)
+  check(C.peri_tbe_batch_lookup_jagged(batch_ptr(self), features.ptr, indices, jts))
+end
 function batch_methods:forward(result)
   check(C.peri_tbe_batch_forward(batch_ptr(self), Tensor.ptr(result)))
   return result

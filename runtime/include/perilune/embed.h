@@ -203,6 +203,11 @@ PERI_API peri_status peri_tbe_batch_forward(peri_tbe_batch *batch, peri_tensor *
 PERI_API peri_status peri_tbe_batch_backward(peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights);
 PERI_API peri_status peri_tbe_batch_lookup(peri_tbe_batch *batch, int32_t ndim, const int64_t *shape, peri_tensor **out);
 PERI_API peri_status peri_tbe_batch_gradient(peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights, peri_tensor **out);
+/** Lookup on the tape of a batch whose ids are the values of @kjt, in tables that do not pool: what peri_kjt_cut makes of the rows that
+ *  peri_tbe_batch_lookup gives. Gradients of the keys' rows are read where they lie, if each is f32 and contiguous and each block has the
+ *  ids of one key. PERI_EINVAL unless each block writes the row of an id at the id's place (out_offset 0, out_stride the columns of all
+ *  tables). @out: as many as keys, new; not written on failure. */
+PERI_API peri_status peri_tbe_batch_lookup_jagged(peri_tbe_batch *batch, peri_kjt *kjt, bool indices, peri_jt **out);
 
 /** What peri_tbe_expand picks from: feature f's pooled rows, [rows[f], cols[f]] each, one behind the other; they become columns of the
  *  output: row b of feature f is its pooled row inverse[inverse_row[f], b]. */

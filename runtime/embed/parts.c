@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * parts.c: rows of ids, one tensor for each key. Their gradients come key by key, each in memory of its own, and the update reads them
+ * there: to put them next to each other first would be to read and write all of them once more.
+ */
+#include "../tensor/jagged_internal.h"
+#include "internal.h"
+
+/** The node's state. */
+typedef struct parts {
+    peri_tbe_batch *batch; /* retained */
+    int64_t at[];          /* where the rows of each key begin, and where the last ones end */
+} parts;
+
+/* -- gradients where they lie ------------------------------------------------------------------------------------------------------ */
+
+/** The last of @n parts that begins at row @row or before. */
+static int32_t part_of(const int64_t *at, int32_t n, int64_t row)
+{
+    int32_t low = 0, high = n;
+    while (high - low > 1) {
+        int32_t middle = low + (high - low) / 2;
+        if (at[middle] <= row) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+static int64_t address(const peri_tensor *t) { return (int64_t)(uintptr_t)peri__data(t); }
+
+/** The part that lies first in memory; -1: there is none, or some part is not there or not as rows of f32. */
+static int32_t first_in_memory(const peri_tbe_batch *b, const int64_t *at, peri_tensor *const *grad, int32_t n)
+{
+    int32_t first = -1;
+    for (int32_t p = 0; p < n; p++) {
+        if (at[p] == at[p + 1]) continue;
+        if (!grad[p] || grad[p]->dtype != PERI_F32 || !peri__contiguous(grad[p]) || peri__device(grad[p]) != b->tbe->device) return -1;
+        if (first < 0 || address(grad[p]) < address(grad[first])) first = p;
+    }
+    return first;
+}
+
+/** Where a block's rows lie, counted from part @first; false: it has rows of several keys. *extent grows to what lies behind them. */
+static bool place_block(const peri_tbe_batch *b, const int64_t *at, peri_tensor *const *grad, int32_t n, int32_t first,
+                        peri_k_tbe_block *block, int64_t *extent)
+{
+    int64_t begin = peri__batch_offset(b, block->first_bag), end = peri__batch_offset(b, block->first_bag + block->bags);
+    if (begin < 0 || end < begin || end > peri__numel(b->in.ids)) return false;
+    if (begin == end) return true;
+    int32_t p = part_of(at, n, begin);
+    if (end > at[p + 1]) return false;
+    int64_t away = (address(grad[p]) - address(grad[first])) / (int64_t)sizeof(float), cols = b->in.blocks->row_cols;
+    block->out_offset = away - at[p] * cols;
+    *extent = peri__max(*extent, away + (at[p + 1] - at[p]) * cols);
+    return true;
+}
+
+/** The batch's blocks in @placed, their rows where the gradients of the keys lie; *placeable false: some cannot be said so, or memory is
+ *  too wide for the keys of the sort. */
+static peri_status place(peri_tbe_batch *b, const int64_t *at, peri_tensor *const *grad, int32_t n, int32_t first, peri_k_tbe_block *placed,
+                         bool *placeable)
+{
+    const peri_tbe_blocks *l = b->in.blocks;
+    const peri_k_tbe_block *sorted;
+    PERI_TRY(peri__tbe_blocks_sorted(b->tbe, b->in.blocks, &sorted));
+    memcpy(placed, l->block, sizeof *placed * (size_t)l->n);
+    memcpy(placed + l->n, sorted, sizeof *placed * (size_t)l->n);
+    b->placed_extent = 0;
+    *placeable = true;
+    for (int64_t k = 0; k < 2 * l->n && *placeable; k++)
+        *placeable = place_block(b, at, grad, n, first, &placed[k], &b->placed_extent);
+    *placeable = *placeable && peri__tbe_reaches(b->tbe, b->placed_extent);
+    return PERI_OK;
+}
+
+/** Update from the gradients where they lie. *done false: they have to be put together. */
+static peri_status update_in_parts(const peri__node *node, const parts *s, peri_tensor *const *grad, bool *done)
+{
+    peri_tbe_batch *b = s->batch;
+    const peri_tbe *tbe = b->tbe;
+    *done = false;
+    if (tbe->optimizer.kind == PERI_TBE_NONE || tbe->accumulate || !tbe->store->whole || b->sorted || peri__needs(node, 0) ||
+        !peri__batch_readable(b))
+        return PERI_OK;
+    int32_t first = first_in_memory(b, s->at, grad, node->n_out);
+    if (first < 0) return PERI_OK;
+    peri_k_tbe_block *placed = peri__alloc(sizeof *placed * (size_t)(2 * b->in.blocks->n));
+    if (!placed) return PERI_ENOMEM;
+    peri_status status = place(b, s->at, grad, node->n_out, first, placed, done);
+    if (status >= 0 && *done) {
+        b->placed = placed;
+        status = tbe->store->backward("peri_tbe_backward", b, grad[first], NULL);
+        b->placed = NULL;
+        peri__sorted_give(b); /* if it failed: other gradients lie elsewhere */
+    }
+    peri__free(placed);
+    return status;
+}
+
+/* -- on the tape --------------------------------------------------------------------------------------------------------------------- */
+
+static void parts_fini(peri__node *node)
+{
+    parts *s = node->state;
+    if (s) peri_tbe_batch_release(s->batch);
+    peri__free(s);
+    node->state = NULL;
+}
+
+static peri_status parts_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    const parts *s = node->state;
+    bool done;
+    PERI_TRY(update_in_parts(node, s, grad_out, &done));
+    if (done) return PERI_OK;
+    peri_tensor *grad;
+    PERI_TRY(peri__rows_join(grad_out, s->at, node->n_out, &grad));
+    return grad ? peri__lookup_backward(node, s->batch, grad, grad_in) : PERI_OK;
+}
+
+static const peri__node_vtab parts_vtab = {.name = "tbe_lookup", .acts = PERI__UPDATES, .backward = parts_backward, .fini = parts_fini};
+
+static peri_status record(peri_tbe_batch *b, const int64_t *at, int32_t n, peri_tensor *const *rows)
+{
+    parts *s = peri__alloc(sizeof *s + sizeof *at * (size_t)(n + 1));
+    if (!s) return PERI_ENOMEM;
+    peri__node *node;
+    peri_status status = peri__lookup_record(&parts_vtab, b, rows, n, &node);
+    if (!node) {
+        peri__free(s);
+        return status;
+    }
+    memcpy(s->at, at, sizeof *at * (size_t)(n + 1));
+    s->batch = b;
+    peri_tbe_batch_retain(b);
+    node->state = s;
+    return PERI_OK;
+}
+
+peri_status peri_tbe_batch_lookup_jagged(peri_tbe_batch *b, peri_kjt *kjt, bool indices, peri_jt **out)
+{
+    static const char f[] = "peri_tbe_batch_lookup_jagged";
+    PERI_NEED(b);
+    PERI_NEED(kjt);
+    PERI_NEED(out);
+    int64_t cols = b->in.blocks->row_cols, ids = peri__numel(b->in.ids);
+    if (!cols) return peri__fail(PERI_EINVAL, "%s: the blocks do not write rows of one width at the places of their ids", f);
+    if (kjt->values->shape[0] != ids)
+        return peri__fail(PERI_EINVAL, "%s: the batch has %lld ids, the kjt %lld", f, (long long)ids, (long long)kjt->values->shape[0]);
+    PERI_TRY(peri_kjt_sync(kjt));
+    PERI_TRY(peri__bags_lengths(&kjt->bags));
+    int32_t n = kjt->keys->count;
+    peri_tensor *rows = NULL, **part = peri__alloc(sizeof *part * (size_t)peri__max(n, 1));
+    peri_status status = part ? peri__lookup_rows(f, b, 2, (int64_t[]){ids, cols}, &rows) : PERI_ENOMEM;
+    if (status >= 0) status = peri__rows_views(rows, kjt->offset_per_key, n, part);
+    if (status >= 0) {
+        if (n > 0 && peri__grad_enabled()) status = record(b, kjt->offset_per_key, n, part);
+        if (status >= 0) status = peri__kjt_cut(kjt, part, indices, out);
+        for (int32_t i = 0; i < n; i++) peri_tensor_release(part[i]);
+    }
+    peri_tensor_release(rows);
+    peri__free(part);
+    return status;
+}
