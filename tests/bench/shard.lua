@@ -156,39 +156,25 @@ end
 
 -- -- floors ----------------------------------------------------------------------------------------------------------------------------
 
---- The sum of all rows times `grads` (by name, made once): a loss whose gradients they are. It passes over all rows itself, which is no
---- part of the step.
-local function weighed(rows, names, grads)
-  local loss
-  for _, name in ipairs(names) do
-    grads[name] = grads[name] or peri.keep(peri.full(rows[name]:shape(), 1e-3, "f32"))
-    local term = (rows[name] * grads[name]):sum()
-    loss = loss and loss + term or term
-  end
-  return loss
-end
-
---- Forward and backward of `module` on a batch: the time of each. What the loss of sequences takes by itself is measured and left out.
+--- Forward and backward of `module` on a batch: the time of each. `grads`: upstream gradients, made once for each shape.
 local function both(module, features, grads)
-  local from = now()
+  local from, rows = now(), {}
   local result = module:forward(features)
-  if module.embedding_dims then
-    local values = result:values()
-    local shape = values:shape() -- waits
-    local at = now()
-    grads[1] = grads[1] or peri.keep(peri.full(shape, 1e-3, "f32"))
-    local begin = now()
-    values:backward(grads[1])
-    return at - from, now() - begin
+  if module.embedding_dims then rows[1] = result:values()
+  else
+    for i, name in ipairs(module:embedding_names()) do rows[i] = result[name]:values() end
   end
-  local names, rows, leaves = module:embedding_names(), {}, {}
-  for _, name in ipairs(names) do rows[name] = result[name]:values() end
-  local at = now()
-  for _, name in ipairs(names) do leaves[name] = rows[name]:detach():requires_grad() end
-  weighed(leaves, names, grads):backward()
+  rows[1]:shape() -- waits
+  local at, ups = now(), {}
+  for i, x in ipairs(rows) do
+    local n = x:numel()
+    grads[n] = grads[n] or {}
+    grads[n][i] = grads[n][i] or peri.keep(peri.full(x:shape(), 1e-3, "f32"))
+    ups[i] = grads[n][i]
+  end
   local begin = now()
-  weighed(rows, names, grads):backward()
-  return at - from, now() - begin - (begin - at)
+  peri.backward(rows, ups)
+  return at - from, now() - begin
 end
 
 --- The unsharded collection of this rank's shards, and what arrives for it: a function that runs it once, or false without shards.
