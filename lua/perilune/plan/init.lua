@@ -20,7 +20,12 @@ for _, name in ipairs { "to_json", "from_json", "save_json", "load_json" } do M[
 local planner = {
   Topology = "topology", ParameterConstraints = "constraints", ShardingOption = "options", EmbeddingEnumerator = "enumerators",
   EmbeddingStorageEstimator = "storage", EmbeddingPerfEstimator = "perf", torchrec_sharder = "enumerators",
-  perilune_sharder = "enumerators",
+  perilune_sharder = "enumerators", FixedPercentageStorageReservation = "reservations", FixedAbsoluteStorageReservation = "reservations",
+  HeuristicalStorageReservation = "reservations", InferenceStorageReservation = "reservations", GreedyPerfPartitioner = "partitioners",
+  MemoryBalancedPartitioner = "partitioners", UniformPartitioner = "partitioners", NoopPerfModel = "partitioners",
+  NoopStorageModel = "partitioners", GreedyProposer = "proposers", UniformProposer = "proposers", GridSearchProposer = "proposers",
+  DynamicProgrammingProposer = "proposers", EmbeddingShardingPlanner = "planner",
+  EmbeddingOffloadScaleupProposer = "offload", EmbeddingOffloadStats = "offload",
 }
 local planner_files = {}
 for _, file in util.ordered(planner) do planner_files[file] = "perilune.plan." .. file end

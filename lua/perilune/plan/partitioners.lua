@@ -1,0 +1,284 @@
+-- plan/partitioners.lua: which rank gets which shard of a proposal, one option for each table (TorchRec's partitioners).
+--
+-- partition(proposal, topology) returns the ranks of each option's shards, a list beside the proposal (true: shard k on rank k), or nil and
+-- why not: { option =, run = (the shard that found no place), ranks = (list of those it was tried on, or nil: all) }.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local loads = require "perilune.plan.load"
+
+local M = {}
+
+local tiers = { "hbm", "ddr", "ssd" }
+
+--- Storage in lexical order.
+local function more_storage(a, b)
+  for _, tier in ipairs(tiers) do
+    if a[tier] ~= b[tier] then return a[tier] > b[tier], true end
+  end
+  return false, false
+end
+
+--- Shard k on ranks[k], or on rank k - 1. Returns true, or nil and why not; then some are placed.
+local function in_order(load, option, ranks)
+  local n = ranks and #ranks or load.n
+  if option.num_shards ~= n then return nil, { option = option, run = option.runs[1], ranks = ranks, count = n } end
+  local k = 0
+  for _, run in ipairs(option.runs) do
+    local storage = run.storage
+    for _ = 1, run.n do
+      local r = ranks and ranks[k + 1] or k
+      if not load:fits(r, storage) then return nil, { option = option, run = run, ranks = { r } } end
+      load:add(r, run)
+      k = k + 1
+    end
+  end
+  return true
+end
+
+--- Each shard on the least busy rank of the heap. Returns their ranks, or nil and why not.
+local function on_devices(heap, option, among)
+  local ranks = {}
+  for _, run in ipairs(option.runs) do
+    for _ = 1, run.n do
+      local rank = heap:place(run)
+      if not rank then return nil, { option = option, run = run, ranks = among } end
+      ranks[#ranks + 1] = rank
+    end
+  end
+  return ranks
+end
+
+--- Groups of ranks, the least busy first: list of their first ranks.
+local function groups_by_time(load, size)
+  local list = {}
+  for first = 0, load.n - size, size do
+    local ms = 0
+    for r = first, first + size - 1 do ms = ms + load.total[r] end
+    list[#list + 1] = { first = first, ms = ms }
+  end
+  table.sort(list, function(a, b)
+    if a.ms ~= b.ms then return a.ms < b.ms end
+    return a.first < b.first
+  end)
+  return util.map(list, function(g) return g.first end)
+end
+
+local function consecutive(first, n)
+  local ranks = {}
+  for i = 1, n do ranks[i] = first + i - 1 end
+  return ranks
+end
+
+--- All shards on one group of ranks.
+local function on_host(load, option, size)
+  local why
+  for _, first in ipairs(groups_by_time(load, size)) do
+    local room = { hbm = 0, ddr = 0, ssd = 0 }
+    for r = first, first + size - 1 do
+      for _, tier in ipairs(tiers) do room[tier] = room[tier] + load[tier][r] end
+    end
+    local total, ranks = option.total_storage, consecutive(first, size)
+    if total.hbm <= room.hbm and total.ddr <= room.ddr and total.ssd <= room.ssd then
+      local saved, by_rows = load:save(first, size), option.sharding_type == "table_row_wise"
+      local placed
+      if by_rows then placed, why = in_order(load, option, ranks)
+      else placed, why = on_devices(loads.Heap(load, first, size, size), option, ranks) end
+      if placed then return by_rows and ranks or placed end
+      load:restore(saved, first, size)
+    end
+  end
+  return nil, why or { option = option, run = option.runs[1] }
+end
+
+--- A block of columns on each of several groups.
+local function on_hosts(load, option, size)
+  local order, blocks = groups_by_time(load, size), option.num_shards / size
+  if blocks ~= math.floor(blocks) then return nil, { option = option, run = option.runs[1], count = size } end
+  local wraps, why = blocks >= #order, nil
+  local saved = load:save(0, load.n)
+  for start = 1, wraps and 1 or #order - blocks + 1 do
+    local ranks = {}
+    for b = 0, blocks - 1 do
+      local first = order[wraps and b % #order + 1 or start + b]
+      for r = first, first + size - 1 do ranks[#ranks + 1] = r end
+    end
+    local placed
+    placed, why = in_order(load, option, ranks)
+    if placed then return ranks end
+    load:restore(saved, 0, load.n)
+  end
+  return nil, why
+end
+
+-- -- greedy ------------------------------------------------------------------------------------------------------------------------------
+
+local GreedyPerfPartitioner = util.class "GreedyPerfPartitioner"
+M.GreedyPerfPartitioner = GreedyPerfPartitioner
+
+--- GreedyPerfPartitioner { sort_by = "storage" | "perf", balance_modules = false }: tables that go to all ranks first, then the others from
+--- the largest (or, by perf, the slowest), each shard to the least busy rank that it fits. balance_modules: those of modules with few
+--- tables come first.
+function GreedyPerfPartitioner:init(args)
+  local a = util.named("GreedyPerfPartitioner", args, { sort_by = "storage", balance_modules = false })
+  util.one_of("GreedyPerfPartitioner", "sort_by", a.sort_by, { "storage", "perf" })
+  self.sort_by, self.balance_modules = a.sort_by, a.balance_modules
+end
+
+--- Positions in the proposal of what does not go to all ranks, in the order of placement.
+function GreedyPerfPartitioner:order(proposal)
+  local positions, of_module = {}, {}
+  for i, option in ipairs(proposal) do
+    of_module[option.path] = (of_module[option.path] or 0) + 1
+    if option.partition_by ~= "uniform" then positions[#positions + 1] = i end
+  end
+  table.sort(positions, function(i, j)
+    local a, b = proposal[i], proposal[j]
+    if self.balance_modules and of_module[a.path] ~= of_module[b.path] then return of_module[a.path] < of_module[b.path] end
+    if self.sort_by == "perf" then
+      if a.total_perf ~= b.total_perf then return a.total_perf > b.total_perf end
+    else
+      local more, differ = more_storage(a.total_storage, b.total_storage)
+      if differ then return more end
+    end
+    return i < j
+  end)
+  return positions
+end
+
+--- most: bytes of its own memory that a rank may use at most (default: what it has).
+function GreedyPerfPartitioner:partition(proposal, topology, most)
+  local load, placement, heap = loads.Load(topology, most), {}, nil
+  for i, option in ipairs(proposal) do
+    if option.partition_by == "uniform" then
+      local ok, why = in_order(load, option)
+      if not ok then return nil, why end
+      placement[i] = true
+    end
+  end
+  local size = topology.intra_group_size
+  for _, i in ipairs(self:order(proposal)) do
+    local option = proposal[i]
+    local why
+    if option.partition_by == "device" then
+      heap = heap or loads.Heap(load, 0, load.n, load.local_size)
+      placement[i], why = on_devices(heap, option)
+    else
+      placement[i], why = (option.partition_by == "host" and on_host or on_hosts)(load, option, size)
+      heap = nil
+    end
+    if not placement[i] then return nil, why end
+  end
+  return placement
+end
+
+-- -- others ------------------------------------------------------------------------------------------------------------------------------
+
+--- Places what goes to all ranks, and nothing else.
+local UniformPartitioner = util.class "UniformPartitioner"
+M.UniformPartitioner = UniformPartitioner
+function UniformPartitioner:init() end -- luacheck: ignore 212
+
+function UniformPartitioner:partition(proposal, topology) -- luacheck: ignore 212
+  for _, option in ipairs(proposal) do
+    if option.partition_by ~= "uniform" then return nil, { option = option, run = option.runs[1], count = topology.world_size } end
+  end
+  return GreedyPerfPartitioner():partition(proposal, topology)
+end
+
+--- Each rank's milliseconds under a placement, the slowest (TorchRec's NoopPerfModel).
+local NoopPerfModel = util.class "NoopPerfModel"
+M.NoopPerfModel = NoopPerfModel
+function NoopPerfModel:init(args)
+  self.topology = util.named("NoopPerfModel", args, { topology = util.required.table }).topology
+end
+
+--- f(rank from 0, run) for every shard of a placement.
+function M.each_shard(option, ranks, f)
+  local k = 0
+  for _, run in ipairs(option.runs) do
+    for _ = 1, run.n do
+      f(ranks == true and k or ranks[k + 1], run)
+      k = k + 1
+    end
+  end
+end
+
+--- value(run) summed by rank: a list from rank 0 on.
+function M.by_rank(proposal, placement, world_size, value)
+  local sums = {}
+  for r = 1, world_size do sums[r] = 0 end
+  for i, option in ipairs(proposal) do
+    local ranks, k = placement[i], 0
+    for _, run in ipairs(option.runs) do
+      local x = value(run)
+      for _ = 1, run.n do
+        local r = ranks == true and k + 1 or ranks[k + 1] + 1
+        sums[r] = sums[r] + x
+        k = k + 1
+      end
+    end
+  end
+  return sums
+end
+
+local function most_of(list)
+  local most = 0
+  for _, x in ipairs(list) do most = math.max(most, x) end
+  return most
+end
+
+local function total_ms(run) return run.perf.total end
+
+function NoopPerfModel:rate(proposal, placement)
+  return most_of(M.by_rank(proposal, placement, self.topology.world_size, total_ms))
+end
+
+--- Rates a plan by the bytes of the fullest rank instead.
+local NoopStorageModel = util.class "NoopStorageModel"
+M.NoopStorageModel = NoopStorageModel
+function NoopStorageModel:init(args)
+  self.topology = util.named("NoopStorageModel", args, { topology = util.required.table }).topology
+end
+function NoopStorageModel:rate(proposal, placement)
+  local tier = self.topology:own_tier()
+  return most_of(M.by_rank(proposal, placement, self.topology.world_size, function(run) return run.storage[tier] end))
+end
+
+-- -- balanced ----------------------------------------------------------------------------------------------------------------------------
+
+local MemoryBalancedPartitioner = util.class "MemoryBalancedPartitioner"
+M.MemoryBalancedPartitioner = MemoryBalancedPartitioner
+
+local NEAR = 10 * 2 ^ 20 -- bytes: caps nearer than this are one
+
+--- MemoryBalancedPartitioner { max_search_count = 10, tolerance = 0.02, balance_modules = false }: a greedy placement whose fullest rank
+--- has as little as a search of so many steps finds, no slower than the plain one by more than the tolerance.
+function MemoryBalancedPartitioner:init(args)
+  local a = util.named("MemoryBalancedPartitioner", args, { max_search_count = 10, tolerance = 0.02, balance_modules = false })
+  util.integer("MemoryBalancedPartitioner", "max_search_count", a.max_search_count, 0)
+  if a.tolerance < 0 then P.fail(("MemoryBalancedPartitioner: tolerance is %g, allowed: numbers >= 0"):format(a.tolerance)) end
+  self.max_search_count, self.tolerance, self.balance_modules = a.max_search_count, a.tolerance, a.balance_modules
+end
+
+function MemoryBalancedPartitioner:partition(proposal, topology)
+  local greedy = GreedyPerfPartitioner { sort_by = "perf", balance_modules = self.balance_modules }
+  local best, why = greedy:partition(proposal, topology)
+  if not best then return nil, why end
+  local tier, model = topology:own_tier(), NoopPerfModel { topology = topology }
+  local limit = model:rate(proposal, best) * (1 + self.tolerance)
+  local used = M.by_rank(proposal, best, topology.world_size, function(run) return run.storage[tier] end)
+  local all, largest = 0, 0
+  for _, option in ipairs(proposal) do
+    all, largest = all + option.total_storage[tier], math.max(largest, option.max_storage[tier])
+  end
+  local low, high = math.max(math.floor(all / topology.world_size), largest), most_of(used)
+  for _ = 1, self.max_search_count do
+    if low + NEAR >= high then break end
+    local cap = math.floor((low + high) / 2)
+    local placement = greedy:partition(proposal, topology, cap)
+    if placement and model:rate(proposal, placement) <= limit then best, high = placement, cap else low = cap end
+  end
+  return best
+end
+
+return M

@@ -1,0 +1,232 @@
+-- plan/proposers.lua: which proposals a planner tries: one option for each table (TorchRec's proposers).
+--
+-- load(space, enumerator); propose() returns a list of options, or nil when there is no more; feedback(partitionable, proposal, rating,
+-- topology) says what became of it.
+local ffi = require "ffi"
+local util = require "perilune.util"
+
+local M = {}
+
+--- The options of each table, tables in the order of their first options.
+local function by_table(space)
+  local list, at = {}, {}
+  for _, option in ipairs(space) do
+    if not at[option.fqn] then
+      list[#list + 1] = {}
+      at[option.fqn] = list[#list]
+    end
+    table.insert(at[option.fqn], option)
+  end
+  return list
+end
+
+--- Sorted by key(option), equal ones in the order that they had.
+local function sort_by(list, key)
+  local keys, order = {}, {}
+  for i, option in ipairs(list) do keys[option], order[option] = key(option), i end
+  table.sort(list, function(a, b)
+    if keys[a] ~= keys[b] then return keys[a] < keys[b] end
+    return order[a] < order[b]
+  end)
+end
+
+local function slowest(option) return option.max_perf end
+local function summed(option) return option.total_perf end
+
+local function sorted_tables(space, use_depth)
+  local tables = by_table(space)
+  for _, options in ipairs(tables) do sort_by(options, use_depth and slowest or summed) end
+  return tables
+end
+
+local function choose(tables, indexes)
+  local proposal = {}
+  for t, options in ipairs(tables) do proposal[t] = options[indexes[t]] end
+  return proposal
+end
+
+-- -- greedy ------------------------------------------------------------------------------------------------------------------------------
+
+local GreedyProposer = util.class "GreedyProposer"
+M.GreedyProposer = GreedyProposer
+
+--- GreedyProposer { use_depth = true, threshold = nil }: the fastest option of every table first; then, step by step, the next one of the
+--- table that takes most. use_depth: an option is as fast as its slowest shard, else as all of them. threshold: stop after so many
+--- proposals that were no better than the best.
+function GreedyProposer:init(args)
+  local a = util.named("GreedyProposer", args, { use_depth = true, threshold = util.optional.number })
+  self.use_depth, self.threshold = a.use_depth, a.threshold
+end
+
+function GreedyProposer:load(space)
+  self.tables, self.indexes, self.best, self.worse = sorted_tables(space, self.use_depth), {}, math.huge, 0
+  for t in ipairs(self.tables) do self.indexes[t] = 1 end
+  if #self.tables == 0 then self.indexes = nil end
+end
+
+function GreedyProposer:propose() return self.indexes and choose(self.tables, self.indexes) or nil end
+
+--- Whether a takes more than b: of its own memory in the largest shard, in all, then the same of the host's.
+local function larger(a, b)
+  local x, y = a.max_storage, b.max_storage
+  local u, v = a.total_storage, b.total_storage
+  if x.hbm ~= y.hbm then return x.hbm > y.hbm end
+  if u.hbm ~= v.hbm then return u.hbm > v.hbm end
+  if x.ddr ~= y.ddr then return x.ddr > y.ddr end
+  return u.ddr > v.ddr
+end
+
+local NOTHING = { max_storage = { hbm = 0, ddr = 0 }, total_storage = { hbm = 0, ddr = 0 } }
+
+function GreedyProposer:feedback(_, _, rating)
+  if self.threshold and rating then
+    self.worse = self.worse + 1
+    if rating < self.best then self.best, self.worse = rating, 0 end
+    if self.worse > self.threshold then
+      self.indexes = nil
+      return
+    end
+  end
+  local largest, at = NOTHING, nil
+  for t, options in ipairs(self.tables) do
+    local i = self.indexes[t]
+    if i < #options and larger(options[i], largest) then largest, at = options[i], t end
+  end
+  if at then self.indexes[at] = self.indexes[at] + 1 else self.indexes = nil end
+end
+
+-- -- uniform -----------------------------------------------------------------------------------------------------------------------------
+
+local UniformProposer = util.class "UniformProposer"
+M.UniformProposer = UniformProposer
+
+--- UniformProposer { use_depth = true }: for each sharding type that all tables have, the plan in which all use it.
+function UniformProposer:init(args) self.use_depth = util.named("UniformProposer", args, { use_depth = true }).use_depth end
+
+function UniformProposer:load(space)
+  self.proposals, self.at = {}, 1
+  local types, of_type = {}, {}
+  for _, option in ipairs(space) do
+    local kind = option.sharding_type
+    if not of_type[kind] then
+      types[#types + 1] = kind
+      of_type[kind] = {}
+    end
+    table.insert(of_type[kind], option)
+  end
+  local count = #by_table(space)
+  for _, kind in ipairs(types) do
+    local tables = sorted_tables(of_type[kind], self.use_depth)
+    if #tables == count then self.proposals[#self.proposals + 1] = util.map(tables, function(options) return options[1] end) end
+  end
+end
+
+function UniformProposer:propose() return self.proposals[self.at] end
+function UniformProposer:feedback() self.at = self.at + 1 end
+
+-- -- all of them
+-- ---------------------------------------------------------------------------------------------------------------------------
+
+local GridSearchProposer = util.class "GridSearchProposer"
+M.GridSearchProposer = GridSearchProposer
+
+--- GridSearchProposer { max_proposals = 10000 }: every combination; none at all if there are more than that.
+function GridSearchProposer:init(args)
+  self.max_proposals = util.named("GridSearchProposer", args, { max_proposals = 10000 }).max_proposals
+end
+
+function GridSearchProposer:load(space)
+  self.tables, self.indexes = sorted_tables(space, true), {}
+  local n = 1
+  for t, options in ipairs(self.tables) do self.indexes[t], n = 1, n * #options end
+  if n > self.max_proposals or #self.tables == 0 then self.indexes = nil end
+end
+
+function GridSearchProposer:propose() return self.indexes and choose(self.tables, self.indexes) or nil end
+
+function GridSearchProposer:feedback()
+  for t = #self.tables, 1, -1 do
+    if self.indexes[t] < #self.tables[t] then
+      self.indexes[t] = self.indexes[t] + 1
+      return
+    end
+    self.indexes[t] = 1
+  end
+  self.indexes = nil
+end
+
+-- -- dynamic programming
+-- -------------------------------------------------------------------------------------------------------------------
+
+local DynamicProgrammingProposer = util.class "DynamicProgrammingProposer"
+M.DynamicProgrammingProposer = DynamicProgrammingProposer
+
+--- DynamicProgrammingProposer { hbm_bins_per_device = 100 }: the least sum of all shards' times for each amount of memory of all ranks, in
+--- steps; from the most memory to the least. (On a cpu, the host's memory.)
+function DynamicProgrammingProposer:init(args)
+  local a = util.named("DynamicProgrammingProposer", args, { hbm_bins_per_device = 100 })
+  self.bins_per_device = math.max(util.integer("DynamicProgrammingProposer", "hbm_bins_per_device", a.hbm_bins_per_device, 0, 1e6), 1)
+end
+
+function DynamicProgrammingProposer:load(space)
+  local own = false -- the kind of memory that tables take
+  for _, option in ipairs(space) do own = own or option.total_storage.hbm > 0 end
+  self.tier = own and "hbm" or "ddr"
+  local list = {}
+  for i, option in ipairs(space) do list[i] = option end
+  sort_by(list, function(option) return option.total_storage[self.tier] end)
+  self.tables, self.proposals, self.at = by_table(list), nil, 1
+end
+
+function DynamicProgrammingProposer:propose()
+  if not self.proposals then
+    return #self.tables > 0 and util.map(self.tables, function(options) return options[1] end) or nil
+  end
+  local indexes = self.proposals[self.at]
+  return indexes and choose(self.tables, indexes) or nil
+end
+
+--- One table more. before: { perf, memory } by bin; returns those after, and by bin which option and which bin before it (-1: none).
+local function extend(before, options, tier, bins, bin_bytes)
+  local after = { perf = ffi.new("double[?]", bins), memory = ffi.new("double[?]", bins), option = ffi.new("int32_t[?]", bins),
+    from = ffi.new("int32_t[?]", bins) }
+  for b = 0, bins - 1 do after.perf[b], after.memory[b], after.option[b], after.from[b] = math.huge, math.huge, -1, -1 end
+  for i, option in ipairs(options) do
+    local memory, perf = option.total_storage[tier] / bin_bytes, option.total_perf
+    for b = 0, bins - 1 do
+      local so_far = before.perf[b]
+      local sum = before.memory[b] + memory
+      if so_far < math.huge and sum < bins then
+        local to = math.floor(sum)
+        if after.perf[to] > so_far + perf then
+          after.perf[to], after.memory[to], after.option[to], after.from[to] = so_far + perf, sum, i, b
+        end
+      end
+    end
+  end
+  return after
+end
+
+function DynamicProgrammingProposer:solve(topology)
+  local all = 0
+  for _, device in ipairs(topology.devices) do all = all + device[self.tier] end
+  local bins = self.bins_per_device * topology.world_size
+  local layers = { { perf = ffi.new("double[?]", bins), memory = ffi.new("double[?]", bins) } }
+  for b = 1, bins - 1 do layers[1].perf[b] = math.huge end
+  for t, options in ipairs(self.tables) do layers[t + 1] = extend(layers[t], options, self.tier, bins, all / bins) end
+  local proposals, last = {}, #layers
+  for b = bins - 1, 0, -1 do
+    if layers[last].option[b] >= 0 then
+      local indexes, at = {}, b
+      for t = last, 2, -1 do indexes[t - 1], at = layers[t].option[at], layers[t].from[at] end
+      proposals[#proposals + 1] = indexes
+    end
+  end
+  return proposals
+end
+
+function DynamicProgrammingProposer:feedback(_, _, _, topology)
+  if self.proposals then self.at = self.at + 1 else self.proposals = self:solve(topology) end
+end
+
+return M
