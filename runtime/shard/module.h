@@ -61,6 +61,9 @@ typedef struct peri__kind {
     /* Its adjoint: the gradient of the results to that of the rows, which is divided on its way (peri__home.divisor). */
     peri_status (*spread)(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *grad, peri_tensor *own,
                           peri_tensor *sent);
+    /* The same, from gradients that lie apart: contiguous f32, one for each result, on an immediate device. NULL: they are joined. */
+    peri_status (*spread_parts)(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *const *grad,
+                                peri_tensor *own, peri_tensor *sent);
 } peri__kind;
 
 extern const peri__kind peri__pooled, peri__sequence;

@@ -69,4 +69,28 @@ static peri_status spread(const peri_sharded *e, const peri__home *h, const peri
     return PERI_LAUNCH(e->device, route_rows_back, &args, h->rows, GRAIN);
 }
 
-const peri__kind peri__sequence = {.name = "EmbeddingCollection", .by_id = true, .lay_out = lay_out, .combine = combine, .spread = spread};
+static int64_t address(const peri_tensor *t) { return (int64_t)(uintptr_t)peri__data(t); }
+
+/** Each output's rows are those of one result; where that result's gradient lies goes into the output's first column. */
+static peri_status spread_parts(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *const *grad,
+                                peri_tensor *own, peri_tensor *sent)
+{
+    peri_k_route_rows_args args = rows_args(e, h, given, grad[0], own, sent);
+    peri_k_rows *outputs = peri__alloc(sizeof *outputs * (size_t)peri__max(h->n_outputs, 1));
+    if (!outputs) return PERI_ENOMEM;
+    memcpy(outputs, args.outputs, sizeof *outputs * (size_t)h->n_outputs);
+    int64_t first = 0; /* row of result i */
+    int32_t i = 0;
+    for (int32_t o = 0; o < h->n_outputs; o++) {
+        if (outputs[o].ids == 0) continue;
+        for (; outputs[o].row >= first + h->feature_rows[e->result_feature[i]]; i++) first += h->feature_rows[e->result_feature[i]];
+        outputs[o].column += (address(grad[i]) - address(grad[0])) / (int64_t)sizeof(float) - first * e->cols;
+    }
+    args.outputs = outputs;
+    peri_status status = PERI_LAUNCH(e->device, route_rows_back, &args, h->rows, GRAIN);
+    peri__free(outputs);
+    return status;
+}
+
+const peri__kind peri__sequence = {.name = "EmbeddingCollection", .by_id = true, .lay_out = lay_out, .combine = combine, .spread = spread,
+                                   .spread_parts = spread_parts};

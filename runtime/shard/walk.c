@@ -496,6 +496,27 @@ static peri_status join_gradients(const batch *b, peri_tensor *const *grad, peri
     return status;
 }
 
+/** Whether the gradients of the results can be read where they lie: to join them is to read and write all of them once more. */
+static bool in_parts(const batch *b, peri_tensor *const *grad)
+{
+    const peri_sharded *e = b->ebc;
+    bool can = e->kind->spread_parts && e->n_results > 1 && peri__immediate(e->device);
+    for (int32_t i = 0; i < e->n_results && can; i++)
+        can = grad[i] && grad[i]->dtype == PERI_F32 && peri__device(grad[i]) == e->device && peri__contiguous(grad[i]);
+    return can;
+}
+
+/** The gradient of the rows from that of the results. *joined: NULL, or the latter as one tensor, new. */
+static peri_status spread(const batch *b, peri_tensor *const *grad_out, peri_tensor **joined)
+{
+    const peri_sharded *e = b->ebc;
+    const peri__home *h = b->layouts[PERI__TO_OWNERS]->home;
+    *joined = NULL;
+    if (in_parts(b, grad_out)) return e->kind->spread_parts(e, h, &b->given, grad_out, b->rows, b->sent);
+    PERI_TRY(join_gradients(b, grad_out, joined));
+    return e->kind->spread(e, h, &b->given, *joined, b->rows, b->sent);
+}
+
 /** The gradient of the ids' weights from the rows that came home. */
 static peri_status make_weights(batch *b, peri_tensor *grad)
 {
@@ -511,12 +532,11 @@ static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
     peri_sharded *e = b->ebc;
     const peri__batch_layout *l = b->layouts[PERI__TO_OWNERS];
     const peri__home *h = l->home;
-    peri_tensor *grad;
+    peri_tensor *grad = NULL;
     peri_status status;
-    PERI_TRY(join_gradients(b, grad_out, &grad));
     PERI_TRY_GOTO(new_f32(e->device, own_of(l) + l->owner->sent_out, &b->rows), out);
     PERI_TRY_GOTO(new_f32(e->device, h->received_out, &b->sent), out);
-    PERI_TRY_GOTO(e->kind->spread(e, h, &b->given, grad, b->rows, b->sent), out);
+    PERI_TRY_GOTO(spread(b, grad_out, &grad), out);
     PERI_TRY_GOTO(rows_start(b, b->rows, b->sent, PERI__TO_OWNERS, b->gradient), out);
     PERI_TRY_GOTO(make_weights(b, grad), out);
     status = reduce_replicas(b, b->rows);

@@ -204,6 +204,29 @@ describe("rows of ids", function()
       world, device, n, { abs = 4e-3, rel = 4e-3 })
   end, { sizes = { 1, 3 } })
 
+  worlds.each("take gradients where they lie, or joined where that cannot be", function(world, device, n)
+    local ecs, taken = {}, {}
+    for i = 1, 2 do ecs[i] = make("mixed", world, device, n, { fused_params = sgd }) end
+    for step = 1, 3 do
+      local batch = parity.draw(case, step, n, 0, 3)[world:rank() + 1]
+      for i, ec in ipairs(ecs) do
+        local got, rows, grads = ec:forward(parity.kjt_of(case, batch, false, device)), {}, {}
+        for o = #outputs, 1, -1 do -- in memory in another order than their rows
+          local values = got[outputs[o][1]]:values()
+          local shape = values:shape()
+          local grad = peri.Tensor.uniform(shape, -1, 1, 10 * step + o, 0, "f32", device)
+          if i == 2 then grad = grad:transpose(1, 2):contiguous():transpose(1, 2) end
+          rows[#rows + 1], grads[#grads + 1] = values, grad
+        end
+        peri.ffi.C.peri_fault_arm("device_alloc", 0)
+        peri.backward(rows, grads)
+        taken[i] = tonumber(peri.ffi.C.peri_fault_passed "device_alloc")
+      end
+    end
+    sharded.assert_same(ecs[1], ecs[2], device)
+    if n == 1 then assert.equal(device == "cpu" and 1 or 0, taken[2] - taken[1]) end -- memory for all gradients
+  end, { sizes = { 1, 2, 3 } })
+
   worlds.each("come from files", function(world, device, n)
     local entries, memory = {}, {}
     for _, t in ipairs(configs) do
