@@ -1,4 +1,4 @@
--- cli.lua: the command line of the launcher: run, info, calibrate, version. Returns exit codes; 2 means that the command line is wrong.
+-- cli.lua: the command line of the launcher: run, schedule, info, calibrate, version. Returns exit codes; 2: the command line is wrong.
 local argparse = require "argparse"
 
 local M = {}
@@ -76,6 +76,15 @@ local function make_parser()
   end
   run:argument("script", "The Lua file.")
   run:argument("arguments", "Arguments of the script (its `arg`)."):args "*"
+
+  local schedule = parser:command("schedule", "Look at a training schedule: its slots, what follows from it, a step of it.")
+    :epilog "FILE returns a Schedule (docs/pipelines.md), or is the name of one of the library's, such as sparse_dist."
+  schedule:argument("action", "print: its slots; check: what follows, or why it is refused; sim: a step with given times; trace: a "
+    .. "measured one."):choices { "print", "check", "sim", "trace" }
+  schedule:argument("file", "The schedule.")
+  schedule:option("--times", "sim: what operations take, such as forward=3,backward=6; others take 1."):argname "TIMES"
+  schedule:option("--steps", "trace: how many are measured.", 20, whole "--steps"):argname "STEPS"
+  schedule:option("-o --output", "trace: the file, Chrome trace JSON.", "trace.json"):argname "FILE"
 
   parser:command("info devices", "Print what this machine offers: processor, memory, devices, transports, libraries.")
   parser:command("calibrate", "Measure the choices that processors differ about, show them and keep them for the next runs.")
@@ -155,6 +164,7 @@ function M.main(words)
   local options = parser:parse(list)
   if options.command == "version" then return M.version() end
   if options.command == "calibrate" then return require("perilune.calibrate").run(options.rounds) end
+  if options.command == "schedule" then return require("perilune.launch.schedules").run(options) end
   if options.command ~= "run" then return info() end
   if options.threads then require("perilune.launcher").setenv("PERI_NUM_THREADS", tostring(options.threads)) end
   local mpi = {}

@@ -12,9 +12,9 @@ local function resident()
   return pages * 4096
 end
 
-local function flat(device, steps)
+local function flat(device, steps, class)
   sim.run(2, function(rank, world)
-    local pipeline, batches = small.pipeline(world, device), small.batches(rank, device)
+    local pipeline, batches = small.pipeline(world, device, false, class), small.batches(rank, device)
     local function run(n)
       for _ = 1, n do small.release(pipeline:progress(batches)) end
       collectgarbage()
@@ -38,6 +38,8 @@ end
 describe("the training step", function()
   it("takes no memory: 10,000 steps on two ranks", function() flat("cpu", 10000) end)
   it("takes no memory on opaque", function() flat("opaque", 600) end)
+  it("takes no memory with batches ahead", function() flat("cpu", 1500, "TrainPipelineFusedSparseDist") end)
+  it("takes no memory with batches ahead on streams of their own", function() flat("opaque", 200, "TrainPipelineFusedSparseDist") end)
 
   -- In a process of its own: LuaJIT gives functions up for good that it often met in the coroutines of a sim world.
   for model, two_d in pairs { DistributedModelParallel = false, DMPCollection = true } do -- any order: each is a test of its own

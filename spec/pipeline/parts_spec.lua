@@ -1,5 +1,4 @@
 -- Pipelines: how they watch a model, stale rows, large batches in parts, evaluation, replicas, operations of one's own.
--- mpirun: 2
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
 local sim = require "perilune.dist.sim"

@@ -4,8 +4,9 @@ local nn, plan = peri.nn, peri.plan
 
 local M = {}
 
---- A pipeline over three tables, one of each kind of sharding; two_d: of a DMPCollection, each rank a sharding group.
-function M.pipeline(world, device, two_d)
+--- A pipeline (of class `class`, TrainPipelineBase) over three tables, one of each kind of sharding; two_d: of a DMPCollection, each rank a
+--- sharding group.
+function M.pipeline(world, device, two_d, class)
   local tables = {}
   for i = 1, 3 do
     tables[i] = peri.EmbeddingBagConfig {
@@ -24,7 +25,7 @@ function M.pipeline(world, device, two_d)
     device = device, plan = { ["model.sparse_arch.embedding_bag_collection"] = entries },
   }
   local optimizer = nn.optim.Adam { params = model:dense_parameters(), lr = 0.001 }
-  return peri.TrainPipelineBase { model = model, optimizer = optimizer }
+  return peri[class or "TrainPipelineBase"] { model = model, optimizer = optimizer }
 end
 
 --- Two batches that come again and again.

@@ -119,7 +119,7 @@ function Pipeline:init(args)
   local a = util.named(self.class_name, args, arguments)
   check_arguments(self, a)
   self.model, self.optimizer, self.device, self.on_step = a.model, a.optimizer or false, a.device or false, a.on_step or false
-  self.steps, self.measured, self.told, self.agreed, self.broken, self.next = 0, false, false, false, false, false
+  self.steps, self.measured, self.told, self.agreed, self.broken, self.next, self.before = 0, false, false, false, false, false, 0
   local present = { first = {} }
   for _, o in ipairs(a.schedule.operations) do present.first[o.kind] = o end
   self.forwards = find_modules(self, a, present)
@@ -205,8 +205,8 @@ end
 -- -- steps ------------------------------------------------------------------------------------------------------------------------------
 
 --- Before step n, whose batch is there.
-function Pipeline:begin()
-  self.steps = self.steps + 1
+function Pipeline:begin(n)
+  self.steps = self.before + n + 1
   if self.on_step then self.on_step(self.steps) end
 end
 
@@ -234,7 +234,7 @@ local function begin(self, batches)
     agree(self.group, self.class_name, { { "schedule", self.schedule:text() }, { "vote", tostring(self.vote) },
       { "pipelined modules", table.concat(util.map(self.forwards, function(f) return f.path end), ", ") } })
   end
-  self.agreed, self.next = true, 0
+  self.agreed, self.next, self.before = true, 0, self.steps
   self:attach()
   self.supply:start(batches)
   for n = -self.plan.ahead, -1 do self.program(self, n) end

@@ -39,7 +39,7 @@ local function source_of(plan)
     lines[#lines + 1] = ("  if %s then"):format(condition(plan, o))
     lines[#lines + 1] = ("    c = ring[b %% %d + 1]"):format(plan.depth)
     if o.kind == "load" then lines[#lines + 1] = "    c:open(b)" end
-    if o.access.early and o.kind ~= "load" then lines[#lines + 1] = "    if c.index == b then" end
+    if o.access.early and o.kind ~= "load" then lines[#lines + 1] = "    if c.index == b and c.batch then" end
     lines[#lines + 1] = ("    inside(c.scope, f%d, self, c, o%d)"):format(i, i)
     if o.access.early and o.kind ~= "load" then lines[#lines + 1] = "    end" end
     lines[#lines + 1] = "    if comm then progress(comm) end"
@@ -52,23 +52,20 @@ end
 
 --- What an operation does on a device with streams: on its own one, after those whose results it needs, before those who wait for it.
 local function on_stream(plan, o, action)
-  local before, signals = {}, false
+  local before, signals = {}, o.on ~= "main"
   for _, e in ipairs(plan.edges) do
-    if e.to == o then before[#before + 1] = e.from.place end
+    if e.to == o then before[#before + 1] = { place = e.from.place, batches = e.from.ahead - o.ahead - e.steps } end
     signals = signals or e.from == o
   end
   local function body(pipeline, context)
-    local own = pipeline.streams:current(o.on)
-    for _, place in ipairs(before) do
-      local event = pipeline.streams.latest[place]
+    local own, ring = pipeline.streams:current(o.on), pipeline.ring
+    for _, from in ipairs(before) do
+      local b = context.index + from.batches
+      local event = b >= 0 and ring[b % plan.depth + 1].events[from.place]
       if event then own:wait_event(event) end
     end
     action(pipeline, context, o)
-    local event = context.events[o.place]
-    if o.on ~= "main" or signals then
-      event = own:record_event(event)
-      context.events[o.place], pipeline.streams.latest[o.place] = event, event
-    end
+    if signals then context.events[o.place] = own:record_event(context.events[o.place]) end
   end
   return function(pipeline, context)
     local own = pipeline.streams:get(o.on)

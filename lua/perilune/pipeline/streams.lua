@@ -5,9 +5,8 @@ local stream = require "perilune.tensor.stream"
 
 local Streams = util.class "Streams"
 
---- latest: by an operation's place, the event of its last run.
 function Streams:init(device, names)
-  self.device, self.own, self.latest = device, {}, {}
+  self.device, self.own = device, {}
   for _, name in ipairs(names) do
     if name ~= "main" then self.own[name] = stream.Stream(device) end
   end

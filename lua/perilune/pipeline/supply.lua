@@ -19,11 +19,11 @@ function Supply:init(group, make_empty, device)
   self:start(false)
 end
 
---- From now on batches of `source`, numbered from 0. sure: batches that exist; total: how many there are; dry: none is asked for any more;
---- ended: the source has no more; stopping: somebody here wants no more; held: another schedule is to go on with the source.
+--- From now on batches of `source`, numbered from 0. total: how many there are, once that is known; dry: none is asked for any more;
+--- ended: the source has no more; stopping: somebody wants no more; held: another schedule is to go on with the source.
 function Supply:start(source)
   local over = self.held and self.ended and rawequal(source, self.source)
-  self.source, self.sure, self.total, self.failed, self.error = source, 0, math.huge, 0, nil
+  self.source, self.total, self.failed, self.error = source, math.huge, 0, nil
   self.dry, self.ended, self.stopping, self.held = over or false, over or false, false, false
 end
 
@@ -130,7 +130,7 @@ function Supply:load(context)
   local batch = next_batch(self)
   context.batch = batch
   if not self.group then
-    if batch then self.sure = context.index + 1 else self.total = context.index end
+    if batch then context.exists = context.index else self.total = context.index end
     return
   end
   if batch then make_template(self, batch) end
@@ -148,16 +148,17 @@ local function settle(self, context)
     self.total = context.index
     return false
   end
-  self.sure = context.index + 1
+  context.exists = context.index
   if not context.batch then context.batch = empty_batch(self, context.index) end
   return true
 end
 
 --- Whether there is a batch number b on some rank; it has been asked for. Waits for the vote, if the answer is not known yet.
 function Supply:has(b)
-  if b < self.sure then return true end
+  local ring = self.ring
+  local context = ring[b % #ring + 1]
+  if context.exists == b then return true end -- noted with the batch: what a step leaves to the next costs LuaJIT registers
   if b >= self.total then return false end
-  local context = self.ring[b % #self.ring + 1]
   return settle(self, context)
 end
 

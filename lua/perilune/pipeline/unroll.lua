@@ -179,7 +179,7 @@ end
 local function order_streams(run, o, n, b)
   local function edge(from, what)
     if from and from.o.on ~= o.on then
-      local key = ("%d %d"):format(from.o.place, o.place)
+      local key = ("%d %d %d"):format(from.o.place, o.place, n - from.n)
       local e = run.edges[key]
       if not e then
         e = { from = from.o, to = o, over = {}, steps = n - from.n }

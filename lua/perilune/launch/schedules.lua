@@ -1,0 +1,85 @@
+-- schedules.lua: what `perilune schedule` prints: a schedule's slots, what follows from it, a simulated step, a measured one.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local errors = require "perilune.errors"
+
+local M = {}
+
+--- A schedule by the path of a file that returns it (or a function that does), or by a name of the library's.
+local function load_schedule(path)
+  local pipeline = require "perilune.pipeline"
+  local value
+  if util.index_of(pipeline.schedules.names)[path] then value = pipeline.schedules[path]
+  else
+    local chunk, err = loadfile(path)
+    if not chunk then
+      P.fail(("schedule: %s; or a name of the library: %s"):format(err, table.concat(pipeline.schedules.names, ", ")))
+    end
+    value = chunk()
+  end
+  if type(value) == "function" then value = value() end
+  if not pipeline.Schedule.is(value) then P.fail(("schedule: '%s' returns %s, wanted a Schedule"):format(path, errors.kind(value))) end
+  return value
+end
+
+--- "forward=3,backward=6" -> { forward = 3, backward = 6 }.
+local function times_of(text)
+  local times = {}
+  for part in text:gmatch "[^,]+" do
+    local name, t = part:match "^%s*([%w_]+)%s*=%s*([%d.e+-]+)%s*$"
+    if not tonumber(t) then P.fail(("schedule: --times has '%s', wanted name=milliseconds"):format(part)) end
+    times[name] = tonumber(t)
+  end
+  return times
+end
+
+--- Run a schedule on a small DLRM and synthetic data on this one rank; returns the pipeline, which has measured the last `steps` steps.
+local function measure(schedule, steps)
+  local peri = require "perilune"
+  local nn = peri.nn
+  peri.init { transport = "self" }
+  local batches = peri.data.synthetic { num_rows = 2 ^ 30, batch_size = 2048 }
+  local tables = {}
+  for i, t in ipairs(batches:table_list()) do
+    tables[i] = peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.rows, embedding_dim = 16, feature_names = t.features }
+  end
+  local dlrm = nn.DLRM {
+    embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, fused_params = { optimizer = "rowwise_adagrad" } },
+    dense_in_features = #batches.dense, dense_arch_layer_sizes = { 64, 16 }, over_arch_layer_sizes = { 64, 1 },
+  }
+  local model = peri.DistributedModelParallel { module = nn.DLRMTrain(dlrm) }
+  local has_optimizer = schedule.grad
+  local pipeline = peri.pipeline.Pipeline { model = model, schedule = schedule,
+    optimizer = has_optimizer and nn.optim.SGD { params = model:dense_parameters(), lr = 0.01 } or nil }
+  for step = 1, 5 + steps do
+    if step == 6 then pipeline:measure(true) end
+    peri.scope(function() pipeline:progress(batches) end)
+  end
+  return pipeline
+end
+
+local actions = {}
+function actions.print(schedule) print(tostring(schedule)) end
+function actions.check(schedule) print(require("perilune.pipeline").show.check(schedule)) end
+function actions.sim(schedule, options) print(require("perilune.pipeline").show.simulation(schedule, times_of(options.times or ""))) end
+function actions.trace(schedule, options)
+  local show = require("perilune.pipeline").show
+  local pipeline = measure(schedule, options.steps)
+  local file = assert(io.open(options.output, "w"))
+  file:write(show.trace(pipeline))
+  file:close()
+  local times = show.times(pipeline)
+  for name, ms in util.ordered(times) do print(("%-16s %8.3f ms"):format(name, ms)) end
+  print(("\n%s: open it in https://ui.perfetto.dev\n\nsimulated with these times on its streams:\n"):format(options.output))
+  print(show.simulation(schedule, times))
+end
+
+--- options: action, file, times, steps, output. Returns the exit code.
+function M.run(options)
+  local ok, err = pcall(function() actions[options.action](load_schedule(options.file), options) end)
+  if ok then return 0 end
+  io.stderr:write("perilune: " .. errors.describe(err) .. "\n")
+  return 1
+end
+
+return M

@@ -1,0 +1,236 @@
+-- How runs of a pipeline end: ranks with different numbers of batches, loaders that fail, early stops, operations that fail or never end,
+-- in every slot of a schedule. No batch is lost or trained twice, and no rank waits for ever.
+-- mpirun: 2
+local peri = require "perilune"
+local worlds = require "spec.support.worlds"
+local sim = require "perilune.dist.sim"
+local P = require "perilune.ffi"
+local support = require "spec.support.pipeline"
+local schedules = peri.pipeline.schedules
+local C = P.C
+local it_alone = worlds.mpirun and function() end or it -- of sim worlds: not again on every rank
+
+local names = { "base", "sparse_dist", "sparse_dist_lite", "fused_sparse_dist", "prefetch_sparse_dist" }
+
+--- The batches of a rank and, after its n, empty ones: what a rank does while others have more.
+local function padded(rank, device, n, total)
+  local batches, k = support.batches(rank, device, n), 0
+  local empty = {
+    dense_features = peri.empty({ 0, 3 }, "f32", device), labels = peri.empty({ 0 }, "f32", device),
+    sparse_features = peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3" }, values = peri.empty({ 0 }, "i64", device),
+      lengths = peri.empty({ 0 }, "i32", device), stride = 0 },
+  }
+  return function()
+    k = k + 1
+    if k <= total then return batches() or empty end
+  end, empty
+end
+
+--- What a world learns when its ranks have counts[rank + 1] batches.
+local function plain(world, device, counts, total)
+  local model = support.model(world, device)
+  local batches = padded(world:rank(), device, counts[world:rank() + 1], total or math.max(unpack(counts)))
+  support.plain(model, support.optimizer(model), batches)
+  return support.learned(model)
+end
+
+--- Count the calls of an iterator, and the batches that it gave.
+local function counted(batches)
+  local seen = { calls = 0, given = 0 }
+  return function()
+    seen.calls = seen.calls + 1
+    local batch = batches()
+    seen.given = seen.given + (batch and 1 or 0)
+    return batch
+  end, seen
+end
+
+local function make(world, device, name, more)
+  local model = support.model(world, device)
+  local args = { model = model, optimizer = support.optimizer(model), schedule = type(name) == "string" and schedules[name] or name }
+  for key, value in pairs(more or {}) do args[key] = value end -- any order: named arguments
+  return peri.pipeline.Pipeline(args), model
+end
+
+describe("ranks with different numbers of batches", function()
+  worlds.each("train all of them, and end together", function(world, device, n)
+    local r = world:rank()
+    for k, counts in ipairs { { 5, 2, 7 }, { 1, 4, 1 }, { 3, 3, 4 } } do
+      for i = #counts, n + 1, -1 do counts[i] = nil end
+      local expected = plain(world, device, counts)
+      for _, name in ipairs(k == 1 and names or { "fused_sparse_dist", "prefetch_sparse_dist" }) do
+        local p, model = make(world, device, name)
+        local batches, seen = counted(support.batches(r, device, counts[r + 1]))
+        local steps = 0
+        for _, step in p:run(batches) do steps = step end
+        assert.equal(math.max(unpack(counts)), steps)
+        assert.same({ calls = counts[r + 1] + 1, given = counts[r + 1] }, seen) -- a source at its end is not asked again
+        support.assert_same(expected, model, name)
+      end
+    end
+  end, { sizes = { 2, 3 }, timeout = 60 })
+
+  it_alone("may have none at all, if somebody can make an empty one", function()
+    sim.run(2, function(rank, world)
+      local counts = { 0, 3 }
+      local expected = plain(world, "cpu", counts)
+      local _, empty = padded(rank, "cpu", 0, 0)
+      local p, model = make(world, "cpu", "sparse_dist", { empty_batch = function() return empty end })
+      local steps = 0
+      for _ in p:run(support.batches(rank, "cpu", counts[rank + 1])) do steps = steps + 1 end
+      assert.equal(3, steps)
+      support.assert_same(expected, model, "none on rank 0")
+    end)
+    local _, errors = sim.run(2, function(rank, world)
+      for _ in make(world, "cpu", "sparse_dist"):run(support.batches(rank, "cpu", rank * 3)) do end -- luacheck: ignore
+    end, { catch = true })
+    for r = 1, 2 do
+      assert.matches("rank 0 has no batch at all where others have; give empty_batch = function() ... end", errors[r].message, 1, true)
+    end
+    sim.run(2, function(rank, world)
+      local p = make(world, "cpu", "sparse_dist")
+      assert.is_nil((p:progress(support.batches(rank, "cpu", 0))))
+      assert.is_nil((p:progress(support.batches(rank, "cpu", 0))))
+    end)
+  end)
+end)
+
+describe("a loader that fails", function()
+  worlds.each("is an error on all ranks after everything that was loaded is trained", function(world, device, n)
+    local r, counts = world:rank(), { 9, 9, 9 }
+    counts[n] = 4 -- on the last rank: its 5th fails
+    for _, name in ipairs(names) do
+      local p, model = make(world, device, name)
+      local own, fails = support.batches(r, device, counts[r + 1]), r == n - 1
+      local batches, seen = counted(function()
+        local batch = own()
+        if fails and not batch then error("the disk is full", 0) end
+        return batch
+      end)
+      local steps = 0
+      local ok, err = pcall(function()
+        for _ in p:run(batches) do steps = steps + 1 end
+      end)
+      assert.is_false(ok)
+      assert.matches(fails and "^the disk is full" or ("rank %d of group .*: the disk is full"):format(n - 1), tostring(err.message or err))
+      local trained = {}
+      for i = 1, n do trained[i] = math.min(counts[i], steps) end
+      assert.equal(trained[r + 1], seen.given, name) -- nothing was loaded that is not trained
+      support.assert_same(plain(world, device, trained, steps), model, name)
+      fails = false -- and it goes on, with what comes next
+      assert.equal(n > 1, p:progress(batches) ~= nil) -- of the other ranks
+      p:close()
+    end
+  end, { sizes = { 1, 3 }, devices = { "cpu" }, timeout = 60, only = "sim" })
+end)
+
+describe("a run", function()
+  worlds.each("that one rank stops ends for all, and nothing is lost", function(world, device, n)
+    local r = world:rank()
+    for _, name in ipairs(names) do
+      local p, model = make(world, device, name)
+      local batches, seen = counted(support.batches(r, device, 20))
+      local steps = 0
+      for _ in p:run(batches) do
+        steps = steps + 1
+        if steps == 3 and r == n - 1 then p:stop() end
+      end
+      local given = world:all_gather(peri.tensor({ seen.given }, "i64", "cpu")):wait():to_list()
+      assert.is_true(steps >= 3 and steps < 8)
+      support.assert_same(plain(world, device, given, steps), model, name)
+    end
+  end, { sizes = { 1, 2 }, timeout = 60 })
+
+  worlds.each("that is left goes on where it was", function(world, device)
+    local expected = plain(world, device, { 9, 9 })
+    local p, model = make(world, device, "fused_sparse_dist")
+    local batches, steps = support.batches(world:rank(), device, 9), 0
+    for _ in p:run(batches) do
+      steps = steps + 1
+      if steps == 4 then break end
+    end
+    for _ in p:run(batches) do steps = steps + 1 end
+    assert.equal(9, steps)
+    support.assert_same(expected, model, "left and taken up")
+  end, { sizes = { 1, 2 }, timeout = 60 })
+
+  it_alone("goes on with the next source", function()
+    sim.run(2, function(rank, world)
+      local both = support.batches(rank, "cpu", 9)
+      local model = support.model(world, "cpu")
+      support.plain(model, support.optimizer(model), both)
+      local expected = support.learned(model)
+      local p, other = make(world, "cpu", "sparse_dist")
+      local all, k = support.batches(rank, "cpu", 9), 0
+      local function first() k = k + 1 return all() end
+      local function second() return all() end
+      for _ = 1, 3 do p:progress(first) end
+      while p:progress(second) do end -- luacheck: ignore
+      assert.equal(5, k) -- two were in flight
+      support.assert_same(expected, other, "two sources")
+    end)
+  end)
+
+  it_alone("that is given up leaves nothing in flight", function()
+    for _, name in ipairs(names) do
+      sim.run(2, function(rank, world)
+        local p = make(world, "cpu", name)
+        local batches = support.batches(rank, "cpu", 9)
+        p:progress(batches)
+        p:progress(batches)
+        assert.equal(p.plan.depth - 1, p:close())
+        world:barrier():wait()
+        assert.equal(0, tonumber(C.peri_group_pending(world:ptr())))
+      end)
+    end
+  end)
+end)
+
+describe("an operation that", function()
+  --- Run `act` on the last of two ranks at batch 2, in each slot of each schedule; check(errors) looks at what the ranks got.
+  local function in_every_slot(act, check, options)
+    for _, name in ipairs(names) do
+      for place = 1, #schedules[name].operations + 1 do
+        local before = schedules[name].operations[place]
+        local where = before and { before = before.name } or { last = true }
+        local ahead = before and before.ahead or 0
+        local o = { "trouble", ahead = ahead, run = function(context)
+          if context.index == 2 and P.state.world:rank() == 1 then act() end
+        end }
+        local schedule = schedules[name]:insert(o, where)
+        if pcall(schedule.check, schedule) then
+          local _, errors = sim.run(2, function(rank, world)
+            for _ in make(world, "cpu", schedule):run(support.batches(rank, "cpu", 5)) do end -- luacheck: ignore
+          end, { catch = true, timeout = options })
+          check(errors, ("%s, slot %d"):format(name, place))
+        end
+      end
+    end
+  end
+
+  it_alone("fails is an error on all ranks, and everything is given back", function()
+    local function objects()
+      collectgarbage()
+      collectgarbage()
+      return tonumber(C.peri_mem_objects())
+    end
+    local before = objects()
+    in_every_slot(function() error("no more", 0) end, function(errors, where)
+      assert.matches("^no more", tostring(errors[2] and (errors[2].message or errors[2])), nil, nil, where)
+      assert.matches("no more", errors[1].message, nil, nil, where)
+    end, 0)
+    assert.is_true(objects() <= before + 16, ("%d objects, then %d"):format(before, objects()))
+  end)
+
+  it_alone("goes to sleep is an error on the other ranks by their deadline", function()
+    C.peri_log_level_set(C.PERI_LOG_ERROR) -- what each rank did last is printed otherwise
+    in_every_slot(function()
+      for round = 1, 100 do P.pause(round) end -- deadlines pass when nobody gets any further
+      error("woke up", 0)
+    end, function(errors, where)
+      assert.matches("waiting for rank 1", errors[1].message, nil, nil, where)
+      assert.matches("woke up", tostring(errors[2].message or errors[2]), nil, nil, where)
+    end, 0.2)
+    C.peri_log_level_set(C.PERI_LOG_WARN)
+  end)
+end)
