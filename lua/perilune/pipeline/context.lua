@@ -2,6 +2,7 @@
 -- and again; tensors that operations make for a batch live in its context's scope, and die with the batch.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local signature = require "perilune.signature"
 
 local M = {}
 
@@ -31,6 +32,9 @@ function TrainPipelineContext:close()
   for i = 1, #self.dists do self.dists[i], self.rows[i] = false, false end
   P.close_scope(self.scope)
 end
+
+signature.check("TrainPipelineContext:", TrainPipelineContext, { init = "self: table, modules: count",
+  open = "self: table, index: integer" })
 
 --- Of schedules with a prefetch. prefetched: by module, whether its rows are being brought into memory.
 local PrefetchTrainPipelineContext = util.class("PrefetchTrainPipelineContext", TrainPipelineContext)

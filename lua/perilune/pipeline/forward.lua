@@ -3,6 +3,8 @@
 -- that is a field of the batch, found by its identity.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local shard = require "perilune.shard"
+local signature = require "perilune.signature"
 
 local M = {}
 
@@ -20,7 +22,7 @@ function ArgInfo:of(batch)
   if not steps then return self.constant end
   local at = batch
   for i = 1, #steps do
-    at = at[steps[i]]
+    at = type(at) == "table" and at[steps[i]] or nil
     if at == nil then P.fail(("a batch without field '%s', which the first one had"):format(table.concat(steps, ".", 1, i))) end
   end
   return at
@@ -72,6 +74,7 @@ function BaseForward:ready() return not self.refusal and (self.given or self.arg
 
 --- Its ids of a batch set out. Collective.
 function BaseForward:input_dist(batch)
+  if not self:ready() then P.fail(("module '%s': what of a batch it is called with is not known yet"):format(self.path)) end
   if self.given then return self.module:input_dist(self.given(batch)) end
   local args = self.args
   return self.module:input_dist(args[1]:of(batch), args[2]:of(batch), args[3]:of(batch))
@@ -114,7 +117,7 @@ M.PipelinedForward = PipelinedForward
 
 function PipelinedForward:forward(a, b, c)
   local context, i = self.context, self.index
-  if not context then return self.module:whole_forward(a, b, c) end
+  if not context then return self.module:whole_forward(a, b, c) end -- not in a step of the pipeline
   local rows, dist = context.rows[i], context.dists[i]
   if rows or dist then
     context.rows[i], context.dists[i] = false, false
@@ -131,5 +134,11 @@ M.PrefetchPipelinedForward = PrefetchPipelinedForward
 
 --- Rows of `dist` from files into memory, in the background. Local.
 function PrefetchPipelinedForward:prefetch(dist) self.module:prefetch(dist:wait()) end
+
+signature.kind("ShardedModule", "a sharded module", shard.ShardedModule.is)
+signature.check("ArgInfo:", ArgInfo, { init = "self: table, steps: list?, constant: any" })
+signature.check("BaseForward:", BaseForward, { init = "self: table, module: ShardedModule, path: string, index: count, given: any",
+  lookup = "self: table, dist: awaitable" })
+signature.check("PrefetchPipelinedForward:", PrefetchPipelinedForward, { prefetch = "self: table, dist: awaitable" })
 
 return M

@@ -19,6 +19,7 @@ local Streams = require "perilune.pipeline.streams"
 local contexts = require "perilune.pipeline.context"
 local forwards = require "perilune.pipeline.forward"
 local program = require "perilune.pipeline.program"
+local signature = require "perilune.signature"
 local kind = errors.kind
 
 local Pipeline = util.class "Pipeline"
@@ -331,5 +332,7 @@ function Pipeline:run(batches)
     return number(loss, second, third), self.steps
   end
 end
+
+signature.check("Pipeline:", Pipeline, { measure = "self: table, on: boolean?" })
 
 return Pipeline

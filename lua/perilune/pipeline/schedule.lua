@@ -14,6 +14,7 @@ local util = require "perilune.util"
 local kind_of = require("perilune.errors").kind
 local operations = require "perilune.pipeline.operations"
 local check = require "perilune.pipeline.check"
+local signature = require "perilune.signature"
 
 local Schedule = util.class "Schedule"
 
@@ -156,6 +157,7 @@ function Schedule:set(changes)
   local source = source_of(self)
   for name, values in util.ordered(changes) do
     local _, o = find(self, source, name)
+    signature.value("Schedule:set", ("the changes of '%s'"):format(tostring(name)), values, "table")
     if values.every and values.at == nil then o.at = nil end
     for field, value in util.ordered(values) do o[field] = value end
   end
@@ -209,5 +211,11 @@ function Schedule:hash()
 end
 
 function Schedule:__tostring() return require("perilune.pipeline.show").table_of(self) end
+
+signature.kind("Schedule", "a Schedule", Schedule.is)
+signature.check("Schedule:", Schedule, { move = "self: Schedule, name: string, where: table, changes: table?",
+  insert = "self: Schedule, o: table, where: table?", set = "self: Schedule, changes: table", retime = "self: Schedule, aheads: table",
+  with = "self: Schedule, changes: table", called = "self: Schedule, name: string", check = "self: Schedule, facts: table?" })
+signature.check_each("Schedule:", Schedule, { "text", "hash" }, "self: Schedule")
 
 return Schedule

@@ -2,6 +2,8 @@
 -- (which Perfetto opens).
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local signature = require "perilune.signature"
+local Pipeline = require "perilune.pipeline.pipeline"
 
 local M = {}
 
@@ -148,5 +150,11 @@ function M.times(pipeline)
   for name, n in util.ordered(counts) do sums[name] = sums[name] / n end
   return sums
 end
+
+signature.kind("Pipeline", "a Pipeline", Pipeline.is)
+signature.check_each("show.", M, { "table_of", "check" }, "schedule: Schedule")
+signature.check_each("show.", M, { "trace", "times" }, "pipeline: Pipeline")
+signature.check("show.", M, { simulate = "schedule: Schedule, times: table, steps: count",
+  simulation = "schedule: Schedule, times: table" })
 
 return M
