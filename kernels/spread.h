@@ -22,6 +22,36 @@ static inline uint64_t peri_k_mix(uint64_t x)
 /** The high 64 bits of a * b. */
 static inline uint64_t peri_k_high(uint64_t a, uint64_t b) { return (uint64_t)(((unsigned __int128)a * b) >> 64); }
 
+static inline uint64_t peri_k_rotate(uint64_t x, int bits) { return x << bits | x >> (64 - bits); }
+
+/** Both halves xored of MurmurHash3 (x64, 128 bits) of the 16 bytes @x, @y under @seed. */
+static inline uint64_t peri_k_murmur(uint64_t x, uint64_t y, uint64_t seed)
+{
+    const uint64_t c1 = 0x87c37b91114253d5u, c2 = 0x4cf5ad432745937fu;
+    uint64_t low = seed, high = seed;
+    low ^= peri_k_rotate(x * c1, 31) * c2;
+    low = (peri_k_rotate(low, 27) + high) * 5 + 0x52dce729u;
+    high ^= peri_k_rotate(y * c2, 33) * c1;
+    high = (peri_k_rotate(high, 31) + low) * 5 + 0x38495ab5u;
+    low ^= 16; /* bytes hashed */
+    high ^= 16;
+    low += high;
+    high += low;
+    low = peri_k_mix(low);
+    high = peri_k_mix(high);
+    low += high;
+    high += low;
+    return low ^ high;
+}
+
+/** @x mod @d, given (2^64 - 1) / d: the quotient is short by 2 at most. */
+static inline uint64_t peri_k_rest(uint64_t x, uint64_t d, uint64_t reciprocal)
+{
+    uint64_t rest = x - peri_k_high(x, reciprocal) * d;
+    rest = rest >= d ? rest - d : rest;
+    return rest >= d ? rest - d : rest;
+}
+
 /** The bucket of @id, in [0, buckets); -1: the id is not legal (RANGE: negative, or beyond the last bucket).
  *  @block: ids of a bucket (RANGE only: ceil(input_hash_size / buckets), >= 1). @buckets >= 1.
  *    HASH    high 64 bits of mix(id) * buckets: even, whatever the pattern of ids

@@ -248,7 +248,7 @@ static inline __attribute__((always_inline)) void cpu_murmur_run(const peri_k_mu
     int64_t *restrict out = a->out;
     const int64_t one_y = a->y_number, one_seed = a->seed_number;
     for (int64_t i = begin; i < end; i++)
-        out[i] = (int64_t)ref_murmur((uint64_t)x[i], (uint64_t)(ys ? y[i] : one_y), (uint64_t)(seeds ? seed[i] : one_seed));
+        out[i] = (int64_t)peri_k_murmur((uint64_t)x[i], (uint64_t)(ys ? y[i] : one_y), (uint64_t)(seeds ? seed[i] : one_seed));
 }
 
 static void cpu_murmur_hash3(const void *args, int64_t begin, int64_t end)

@@ -270,33 +270,12 @@ static void ref_hash_find(const void *args, int64_t begin, int64_t end)
 
 /* -- hashes and calibration -------------------------------------------------------------------------------------------------------- */
 
-static inline uint64_t ref_rotate(uint64_t x, int bits) { return x << bits | x >> (64 - bits); }
-
-static inline uint64_t ref_murmur(uint64_t x, uint64_t y, uint64_t seed)
-{
-    const uint64_t c1 = 0x87c37b91114253d5u, c2 = 0x4cf5ad432745937fu;
-    uint64_t low = seed, high = seed;
-    low ^= ref_rotate(x * c1, 31) * c2;
-    low = (ref_rotate(low, 27) + high) * 5 + 0x52dce729u;
-    high ^= ref_rotate(y * c2, 33) * c1;
-    high = (ref_rotate(high, 31) + low) * 5 + 0x38495ab5u;
-    low ^= 16; /* bytes hashed */
-    high ^= 16;
-    low += high;
-    high += low;
-    low = peri_k_mix(low);
-    high = peri_k_mix(high);
-    low += high;
-    high += low;
-    return low ^ high;
-}
-
 static void ref_murmur_hash3(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_murmur_hash3_args *a = args;
     for (int64_t i = begin; i < end; i++)
-        a->out[i] = (int64_t)ref_murmur((uint64_t)a->x[i], (uint64_t)(a->y ? a->y[i] : a->y_number),
-                                        (uint64_t)(a->seed ? a->seed[i] : a->seed_number));
+        a->out[i] = (int64_t)peri_k_murmur((uint64_t)a->x[i], (uint64_t)(a->y ? a->y[i] : a->y_number),
+                                           (uint64_t)(a->seed ? a->seed[i] : a->seed_number));
 }
 
 /** The segment of bins of logit @i. */

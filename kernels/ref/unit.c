@@ -25,6 +25,9 @@
 #include "tbe_shampoo.c"
 #include "cache.c"
 #include "bags.c"
+#include "collision.c"
+#include "collision_learn.c"
+#include "collision_state.c"
 
 const peri_kernels peri_kernels_ref = {
     .isa = "ref",

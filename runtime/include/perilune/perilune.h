@@ -14,6 +14,7 @@
 #include <perilune/jagged.h>
 #include <perilune/sparse.h>
 #include <perilune/quantize.h>
+#include <perilune/collision.h>
 #include <perilune/comm.h>
 #include <perilune/codec.h>
 #include <perilune/exchange.h>

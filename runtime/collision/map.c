@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * map.c: making a map: what its configuration may say, and the memory of its device.
+ */
+#include "internal.h"
+
+#include <math.h>
+
+int32_t peri_collision_buckets(int64_t rows)
+{
+    int32_t buckets = 1;
+    while (buckets < 64 && 2 * buckets <= rows / 64) buckets *= 2;
+    return buckets;
+}
+
+void peri_collision_segments(int64_t rows, int32_t buckets, int64_t *out)
+{
+    for (int32_t b = 0; b <= buckets; b++) out[b] = rows / buckets * b + rows % buckets * b / buckets;
+}
+
+/** Ids of a bucket (RANGE). */
+static int64_t block_of(int32_t buckets, int64_t input_hash_size)
+{
+    return input_hash_size > 0 ? (input_hash_size - 1) / buckets + 1 : 1;
+}
+
+int64_t peri_collision_bucket(int64_t id, int32_t spread, int32_t buckets, int64_t input_hash_size)
+{
+    return peri_k_bucket(id, spread, buckets, block_of(buckets, input_hash_size));
+}
+
+/* -- what a configuration may say ---------------------------------------------------------------------------------------------------- */
+
+static const char f[] = "peri_collision_new";
+
+static peri_status check_range(const peri_collision_config *a, const char *what, int64_t value, int64_t least, int64_t most)
+{
+    if (value >= least && value <= most) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: table '%s': %s %lld, allowed: %lld to %lld", f, a->name, what, (long long)value, (long long)least,
+                      (long long)most);
+}
+
+static peri_status check_segments(const peri_collision_config *a)
+{
+    for (int32_t b = 0; a->segments && b <= a->buckets; b++) {
+        int64_t least = b == 0 ? 0 : b == a->buckets ? a->rows : a->segments[b - 1] + 1, most = b == 0 ? 0 : a->rows - (a->buckets - b);
+        if (a->segments[b] < least || a->segments[b] > most)
+            return peri__fail(PERI_EINVAL, "%s: table '%s': segments[%d] is %lld, wanted rising numbers from 0 to %lld rows", f, a->name, b,
+                              (long long)a->segments[b], (long long)a->rows);
+    }
+    return PERI_OK;
+}
+
+static peri_status check_mch(const peri_collision_config *a)
+{
+    if (a->policy < PERI_EVICT_LFU || a->policy > PERI_EVICT_USER)
+        return peri__fail(PERI_EINVAL, "%s: table '%s': policy %d for an MCH map, allowed: LFU, LRU, DISTANCE_LFU, USER", f, a->name,
+                          a->policy);
+    if (!(a->decay_exponent >= 0) || isinf(a->decay_exponent))
+        return peri__fail(PERI_EINVAL, "%s: table '%s': decay_exponent %g, allowed: above 0, or 0 for 1", f, a->name, a->decay_exponent);
+    PERI_TRY(check_range(a, "eviction_interval", a->eviction_interval, 0, INT32_MAX));
+    PERI_TRY(check_range(a, "filter", a->filter, PERI_FILTER_NONE, PERI_FILTER_PROBABILISTIC));
+    if (!(a->filter_arg >= 0) || isinf(a->filter_arg) || (a->filter == PERI_FILTER_PROBABILISTIC && a->filter_arg > 1))
+        return peri__fail(PERI_EINVAL, "%s: table '%s': filter_arg %g, allowed: 0 and more, to 1 for PROBABILISTIC", f, a->name,
+                          a->filter_arg);
+    return check_range(a, "history_capacity", a->history_capacity, 0, INT64_MAX);
+}
+
+static peri_status check_hash(const peri_collision_config *a)
+{
+    bool timed = a->policy == PERI_EVICT_TTL || a->policy == PERI_EVICT_PROBE_LRU;
+    if (a->policy != PERI_EVICT_NONE && !timed)
+        return peri__fail(PERI_EINVAL, "%s: table '%s': policy %d for a HASH map, allowed: NONE, TTL, PROBE_LRU", f, a->name, a->policy);
+    if (a->n_ttl != 0 && a->n_ttl != 1 && a->n_ttl != a->n_features)
+        return peri__fail(PERI_EINVAL, "%s: table '%s': %d times to live for %d features, allowed: 1 or one a feature", f, a->name,
+                          a->n_ttl, a->n_features);
+    if (a->policy == PERI_EVICT_TTL && a->n_ttl == 0)
+        return peri__fail(PERI_EINVAL, "%s: table '%s': policy TTL without a time to live", f, a->name);
+    if (a->n_ttl > 0 && !a->ttl) return peri__fail(PERI_EINVAL, "%s: table '%s': ttl is missing", f, a->name);
+    for (int32_t i = 0; i < a->n_ttl; i++) PERI_TRY(check_range(a, "ttl", a->ttl[i], 0, INT32_MAX));
+    return check_range(a, "max_probe", a->max_probe, 0, INT32_MAX);
+}
+
+/** @a with its defaults filled in, checked. */
+static peri_status check_config(peri_collision_config *a)
+{
+    if (!a->name) a->name = "";
+    PERI_TRY(check_range(a, "rows", a->rows, 1, (int64_t)UINT32_MAX - 1));
+    PERI_TRY(check_range(a, "kind", a->kind, PERI_COLLISION_MCH, PERI_COLLISION_HASH));
+    if (a->buckets == 0) a->buckets = peri_collision_buckets(a->rows);
+    PERI_TRY(check_range(a, "buckets", a->buckets, 1, peri__min(a->rows, PERI_COLLISION_MOST_BUCKETS)));
+    PERI_TRY(check_segments(a));
+    PERI_TRY(check_range(a, "spread", a->spread, PERI_SPREAD_HASH, PERI_SPREAD_RANGE));
+    if (a->spread == PERI_SPREAD_RANGE) PERI_TRY(check_range(a, "input_hash_size", a->input_hash_size, 1, INT64_MAX));
+    PERI_TRY(check_range(a, "first_bucket", a->first_bucket, 0, a->buckets - 1));
+    if (a->first_bucket == 0 && a->n_buckets == 0) a->n_buckets = a->buckets;
+    PERI_TRY(check_range(a, "n_buckets", a->n_buckets, 1, a->buckets - a->first_bucket));
+    PERI_TRY(check_range(a, "on_miss", a->on_miss, PERI_MISS_DEFAULT, PERI_MISS_ERROR));
+    if (a->on_miss == PERI_MISS_DEFAULT) a->on_miss = a->kind == PERI_COLLISION_HASH ? PERI_MISS_HASH : PERI_MISS_ROW;
+    PERI_TRY(check_range(a, "n_features", a->n_features, 0, INT32_MAX));
+    if (a->read_only && a->n_features == 0)
+        return peri__fail(PERI_EINVAL, "%s: table '%s': read_only without n_features", f, a->name);
+    PERI_TRY(a->kind == PERI_COLLISION_HASH ? check_hash(a) : check_mch(a));
+    if (a->decay_exponent == 0) a->decay_exponent = 1;
+    if (a->eviction_interval == 0) a->eviction_interval = 1;
+    if (a->max_probe == 0) a->max_probe = 128;
+    return PERI_OK;
+}
+
+/* -- making one ------------------------------------------------------------------------------------------------------------------------ */
+
+static void *copy_of(const void *from, size_t bytes)
+{
+    void *to = peri__alloc(bytes ? bytes : 1);
+    if (to && bytes) memcpy(to, from, bytes);
+    return to;
+}
+
+/** The map's own copies of what @a points at. */
+static peri_status own_config(peri_collision *c, const peri_collision_config *a)
+{
+    size_t segments = ((size_t)a->buckets + 1) * sizeof *c->segments;
+    c->name = peri__strdup(a->name);
+    c->segments = peri__alloc(segments);
+    c->ttl = copy_of(a->ttl, (size_t)a->n_ttl * sizeof *c->ttl);
+    c->read_only = a->read_only ? copy_of(a->read_only, (size_t)a->n_features * sizeof *c->read_only) : NULL;
+    if (!c->name || !c->segments || !c->ttl || (a->read_only && !c->read_only)) return PERI_ENOMEM;
+    if (a->segments) memcpy(c->segments, a->segments, segments);
+    else peri_collision_segments(a->rows, a->buckets, c->segments);
+    c->config = *a;
+    c->config.name = c->name;
+    c->config.segments = c->segments;
+    c->config.ttl = c->ttl;
+    c->config.read_only = c->read_only;
+    c->first_row = c->segments[a->first_bucket];
+    c->rows = c->segments[a->first_bucket + a->n_buckets] - c->first_row;
+    c->any_id = a->n_buckets == a->buckets && a->spread != PERI_SPREAD_RANGE;
+    return PERI_OK;
+}
+
+/** Bits of a window that count, the others being for the iteration: see peri_k_mch_slot. */
+static int32_t count_bits_of(const peri_collision_config *a)
+{
+    if (a->policy == PERI_EVICT_LFU) return 32;
+    return a->policy == PERI_EVICT_LRU && a->filter == PERI_FILTER_NONE ? 0 : 16;
+}
+
+/** The buckets on the device; *lines: of their indexes together. */
+static peri_status make_buckets(peri_collision *c, int64_t *lines)
+{
+    const peri_collision_config *a = &c->config;
+    int64_t bytes = a->n_buckets * (int64_t)sizeof(peri_k_collision_bucket);
+    peri_k_collision_bucket *b = peri__alloc((size_t)bytes);
+    if (!b) return PERI_ENOMEM;
+    bool aside = a->kind == PERI_COLLISION_MCH || a->on_miss == PERI_MISS_ROW;
+    *lines = 0;
+    for (int32_t i = 0; i < a->n_buckets; i++) {
+        const int64_t *at = &c->segments[a->first_bucket + i];
+        b[i] = (peri_k_collision_bucket){.first_row = at[0] - c->first_row, .rows = at[1] - at[0], .first_line = *lines};
+        b[i].usable = b[i].rows - aside;
+        b[i].reciprocal = UINT64_MAX / (uint64_t)peri__max(b[i].usable, 1);
+        if (a->kind == PERI_COLLISION_MCH) b[i].lines = peri__ceil_div(b[i].rows, PERI_MCH_LINE / 2); /* half of the slots stay free */
+        *lines += b[i].lines;
+    }
+    peri_status status = peri_tensor_new(c->device, PERI_U8, 1, &bytes, &c->bucket);
+    if (status >= 0) status = peri_tensor_write(c->bucket, b, bytes);
+    peri__free(b);
+    return status;
+}
+
+static peri_status make(peri_collision *c, int32_t dtype, int64_t n, peri_tensor **out, void *address)
+{
+    PERI_TRY(peri_tensor_new(c->device, dtype, 1, &n, out));
+    void *data = peri__data(*out);
+    memcpy(address, &data, sizeof data);
+    return PERI_OK;
+}
+
+static peri_status make_memory(peri_collision *c)
+{
+    const peri_collision_config *a = &c->config;
+    peri_k_collision_map *m = &c->map;
+    int64_t lines, head[PERI_COLLISION_WORDS] = {[PERI_COLLISION_BAD] = INT64_MAX};
+    bool hash = peri__collision_hash(c);
+    PERI_TRY(make_buckets(c, &lines));
+    m->bucket = peri__data(c->bucket);
+    PERI_TRY(make(c, PERI_I64, PERI_COLLISION_WORDS, &c->head, &m->head));
+    PERI_TRY(peri_tensor_write(c->head, head, sizeof head));
+    PERI_TRY(make(c, PERI_I64, c->rows, &c->changed, &m->changed));
+    PERI_TRY(make(c, PERI_I64, a->n_buckets, &c->n_changed, &m->n_changed));
+    PERI_TRY(make(c, PERI_U8, c->rows, &c->is_changed, &m->is_changed));
+    if (hash) PERI_TRY(make(c, PERI_I64, 2 * c->rows, &c->hash_rows, &m->rows));
+    else {
+        PERI_TRY(make(c, PERI_I64, 2 * PERI_MCH_LINE * lines, &c->slots, &m->slots));
+        PERI_TRY(make(c, PERI_I64, c->rows, &c->ids, &m->ids));
+        if (a->policy != PERI_EVICT_LRU) PERI_TRY(make(c, PERI_I64, c->rows, &c->counts, &m->counts));
+        if (a->policy != PERI_EVICT_LFU) PERI_TRY(make(c, PERI_I64, c->rows, &c->last, &m->last));
+    }
+    m->buckets = a->buckets;
+    m->block = block_of(a->buckets, a->input_hash_size);
+    m->spread = a->spread;
+    m->first_bucket = a->first_bucket;
+    m->n_buckets = a->n_buckets;
+    m->on_miss = a->on_miss;
+    m->policy = a->policy;
+    m->max_probe = a->max_probe;
+    m->count_bits = count_bits_of(a);
+    return peri__collision_reset(c, 0, a->n_buckets, true);
+}
+
+peri_status peri__collision_reset(peri_collision *c, int32_t from, int32_t n, bool blank)
+{
+    peri_k_collision_state_args args = {.map = c->map, .from = from, .blank = blank};
+    return PERI_LAUNCH(c->device, collision_reset, &args, n, 1);
+}
+
+peri_status peri_collision_new(peri_device *device, const peri_collision_config *config, peri_collision **out)
+{
+    PERI_NEED(device);
+    PERI_NEED(config);
+    PERI_NEED(out);
+    peri_collision_config a = *config;
+    PERI_TRY(check_config(&a));
+    peri_collision *c = peri__alloc_zero(sizeof *c);
+    if (!c) return PERI_ENOMEM;
+    peri__refs_init(&c->refs);
+    c->device = device;
+    c->time = -1;
+    peri__object_count(1);
+    peri_status status = own_config(c, &a);
+    if (status >= 0) status = make_memory(c);
+    if (status < 0) peri_collision_release(c);
+    else *out = c;
+    return status;
+}
+
+void peri_collision_retain(peri_collision *c) { peri__refs_add(&c->refs); }
+
+void peri_collision_release(peri_collision *c)
+{
+    if (!c || !peri__refs_drop(&c->refs)) return;
+    peri_tensor *all[] = {c->bucket, c->head, c->slots, c->ids, c->counts, c->last, c->hash_rows, c->changed, c->n_changed, c->is_changed,
+                          c->log};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) peri_tensor_release(all[i]);
+    peri__collision_unlearn(c);
+    peri__report_return(c->report);
+    peri__free(c->name);
+    peri__free(c->segments);
+    peri__free(c->ttl);
+    peri__free(c->read_only);
+    peri__free(c);
+    peri__object_count(-1);
+}
+
+int64_t peri_collision_rows(const peri_collision *c) { return c->rows; }
+int64_t peri_collision_first_row(const peri_collision *c) { return c->first_row; }
+
+/* -- the head ----------------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__collision_set(peri_collision *c, int32_t word, int64_t value)
+{
+    return peri__copy(c->device, c->map.head + word, &value, sizeof value, PERI_COPY_H2D);
+}
+
+peri_status peri__collision_report(peri_collision *c)
+{
+    peri__report *next;
+    PERI_TRY(peri__report_take(c->device, PERI_COLLISION_WORDS, &next));
+    peri_status status = peri__report_post(next, c->map.head, PERI_COLLISION_WORDS);
+    if (status < 0) {
+        peri__report_return(next);
+        return status;
+    }
+    peri__report_return(c->report); /* one that has not come yet says less than this one */
+    c->report = next;
+    c->report_logged = 0;
+    return PERI_OK;
+}
+
+peri_status peri__collision_seen(peri_collision *c, bool wait)
+{
+    if (!c->report) return PERI_OK;
+    peri_status status = wait ? peri__report_wait(c->report) : peri__report_test(c->report);
+    if (status != PERI_OK) return status;
+    memcpy(c->words, c->report->words, sizeof c->words);
+    if (c->report_logged >= 0) c->logged = c->words[PERI_COLLISION_LOGGED] + c->report_logged;
+    peri__report_return(c->report);
+    c->report = NULL;
+    return PERI_OK;
+}
+
+peri_status peri_collision_statistics(peri_collision *c, peri_collision_stats *out)
+{
+    PERI_NEED(c);
+    PERI_NEED(out);
+    PERI_TRY(peri__collision_seen(c, false));
+    const int64_t *w = c->words;
+    *out = (peri_collision_stats){.ids = w[PERI_COLLISION_IDS], .hits = w[PERI_COLLISION_HITS], .missed = w[PERI_COLLISION_MISSED],
+                                  .inserted = w[PERI_COLLISION_INSERTED], .evicted = w[PERI_COLLISION_EVICTED],
+                                  .collisions = w[PERI_COLLISION_COLLISIONS], .occupied = w[PERI_COLLISION_OCCUPIED], .rows = c->rows,
+                                  .iterations = c->iteration};
+    return PERI_OK;
+}
+
+peri_status peri_collision_evicted(peri_collision *c, peri_tensor **out)
+{
+    PERI_NEED(c);
+    PERI_NEED(out);
+    *out = NULL;
+    if (!c->may_have_changed) return PERI_OK;
+    PERI_TRY(peri__collision_seen(c, true));
+    int64_t n = c->words[PERI_COLLISION_CHANGED], buckets = c->config.n_buckets;
+    if (n > 0) {
+        peri_tensor *rows, *before = NULL;
+        PERI_TRY(peri_tensor_new(c->device, PERI_I64, 1, &n, &rows));
+        peri_status status = peri_tensor_new(c->device, PERI_I64, 1, &buckets, &before);
+        if (status >= 0) status = peri_tensor_copy(before, c->n_changed);
+        if (status >= 0) {
+            peri_k_collision_changed_args args = {.map = c->map, .out = peri__data(rows), .n_before = peri__data(before)};
+            status = PERI_LAUNCH(c->device, collision_changed, &args, buckets, 1);
+        }
+        if (status >= 0) status = peri__collision_report(c);
+        peri_tensor_release(before);
+        if (status < 0) {
+            peri_tensor_release(rows);
+            return status;
+        }
+        *out = rows;
+    }
+    c->may_have_changed = false;
+    return PERI_OK;
+}
+
+peri_status peri_collision_time(peri_collision *c, int64_t now)
+{
+    PERI_NEED(c);
+    if (now < -1 || now > INT32_MAX)
+        return peri__fail(PERI_EINVAL, "peri_collision_time: table '%s': %lld, allowed: 0 to %d, and -1 for the iteration", c->name,
+                          (long long)now, INT32_MAX);
+    c->time = now;
+    return PERI_OK;
+}
