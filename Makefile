@@ -5,7 +5,7 @@
 #   make test            set up, build, run every test
 #   make fuzz            every fuzzer for SECONDS=60, with other inputs each time   SECONDS= SEED= ONLY=
 #   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense
-#                        bench-routes bench-shard                  ARGS= PYTHON=
+#                        bench-routes bench-shard bench-collision  ARGS= PYTHON=
 #   make bench-net       bytes across the network and time, on pretended machines (as root)   MACHINES=2,2 RATE=1gbit ARGS=
 #   make lint            layers, boundary, style
 #   make install         PREFIX=/usr/local DESTDIR=
@@ -110,7 +110,7 @@ LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 CDEF := $B/lua/perilune/cdef.lua
 
 .PHONY: all help probe config needed setup test check check-c check-lua parity check-mpi check-net fuzz demo demo-run lint install uninstall clean distclean \
-	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-net
+	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-collision bench-net
 .DELETE_ON_ERROR:
 
 all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(CDEF) $B/abi.ok $(LAUNCHER)
@@ -333,6 +333,11 @@ bench-dense: all
 bench-shard: all
 	$(call BENCH,shard,$(if $(HAVE_MPI),2 4,1))
 	@$(if $(PYTHON),$(PYTHON) tests/bench/peers/sequence.py --perilune $(LAUNCHER) --out build/bench/shard.jsonl)
+bench-collision: all $B/tests/bench/libfind.so
+	$(call BENCH,collision,1,,--find $B/tests/bench/libfind.so $(if $(PYTHON),--python $(PYTHON)))
+$B/tests/bench/libfind.so: tests/bench/find.c $(CONFIG)
+	@mkdir -p $(@D)
+	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O3 -march=native -fPIC -shared -fvisibility=hidden -Wno-missing-prototypes $< -lpthread -o $@
 bench-routes: all
 	$(call BENCH,routes,1,-t 1)
 MACHINES ?= 2,2
@@ -342,7 +347,7 @@ bench-net: all
 	@mkdir -p build/bench && rm -f build/bench/net.jsonl
 	@PERI_BUILD=$B tests/net/nodes -r $(RATE) $(MACHINES) $(LAUNCHER) run -n $$(($(subst $(comma),+,$(MACHINES)))) -t 1 tests/bench/net.lua \
 	  --out build/bench/net.jsonl $(ARGS)
-bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data bench-dense bench-routes bench-shard
+bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data bench-dense bench-routes bench-shard bench-collision
 
 # -- installing -------------------------------------------------------------------------------------------------------------------------
 

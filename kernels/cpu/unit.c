@@ -27,5 +27,8 @@
 #include "route.c"
 #include "../ref/bags.c"
 #include "bags.c"
+#include "../ref/collision.c"
+#include "collision.c"
 
-K_UNIT(, K_CPU_CONVERT K_CPU_DENSE K_CPU_JAGGED K_CPU_OPTIM K_CPU_SPARSE K_CPU_LOOKUP K_CPU_QUANTIZE K_CPU_ROUTE K_CPU_CODEC K_CPU_BAGS);
+K_UNIT(, K_CPU_CONVERT K_CPU_DENSE K_CPU_JAGGED K_CPU_OPTIM K_CPU_SPARSE K_CPU_LOOKUP K_CPU_QUANTIZE K_CPU_ROUTE K_CPU_CODEC K_CPU_BAGS
+           K_CPU_COLLISION);
