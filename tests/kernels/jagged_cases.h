@@ -7,6 +7,7 @@
 #define PERI_TESTS_JAGGED_CASES_H
 
 #include "tests/harness/check.h"
+#include "tests/kernels/split.h"
 
 #include "kernels/kernels.h"
 
@@ -14,22 +15,6 @@
 
 static const char *const isas[] = {"ref", "avx2", "avx512"};
 enum { ISAS = 3 };
-
-/** How a launch splits its range. */
-enum { WHOLE, BACKWARDS, UNEVEN, SPLITS };
-
-static void run(const peri_kernels *k, int32_t kernel, const void *args, int64_t n, int split)
-{
-    if (split == WHOLE || n < 2) {
-        k->fn[kernel](args, 0, n);
-    } else if (split == BACKWARDS) {
-        for (int64_t i = n; i > 0; i--) k->fn[kernel](args, i - 1, i);
-    } else {
-        int64_t third = n / 3 + 1 < n ? n / 3 + 1 : n - 1;
-        k->fn[kernel](args, third, n);
-        k->fn[kernel](args, 0, third);
-    }
-}
 
 static uint64_t state = 88172645463325252u;
 

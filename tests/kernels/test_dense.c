@@ -6,27 +6,12 @@
  */
 #include "tests/harness/check.h"
 #include "tests/kernels/dense_cases.h"
+#include "tests/kernels/split.h"
 
 static const char *const isas[] = {"ref", "avx2", "avx512"};
 static int64_t cases;
 
 enum { GUARD = 64 }; /* bytes in front of and behind each output, which must not change */
-
-/** How a launch splits its range. */
-enum { WHOLE, BACKWARDS, UNEVEN, SPLITS };
-
-static void run(const peri_kernels *k, int32_t kernel, const void *args, int64_t n, int split)
-{
-    if (split == WHOLE || n < 2) {
-        k->fn[kernel](args, 0, n);
-    } else if (split == BACKWARDS) {
-        for (int64_t i = n; i > 0; i--) k->fn[kernel](args, i - 1, i);
-    } else {
-        int64_t third = n / 3 + 1 < n ? n / 3 + 1 : n - 1;
-        k->fn[kernel](args, third, n);
-        k->fn[kernel](args, 0, third);
-    }
-}
 
 /** Run a case on one instruction set; @results[i] gets output i (guards included, to be freed). */
 static void run_case(const dense_case *c, const peri_kernels *k, int split, char **results)

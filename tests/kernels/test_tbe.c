@@ -5,6 +5,7 @@
  * deadline: 300 s
  */
 #include "tests/harness/check.h"
+#include "tests/kernels/split.h"
 #include "tests/kernels/tbe_cases.h"
 
 #include <sys/mman.h>
@@ -21,22 +22,6 @@ static uint64_t seed_of_run(void)
         print_message("seed %llu\n", (unsigned long long)seed);
     }
     return seed;
-}
-
-/** How a launch splits its range. */
-enum { WHOLE, BACKWARDS, UNEVEN, SPLITS };
-
-static void run(const peri_kernels *k, int32_t kernel, const void *args, int64_t n, int split)
-{
-    if (split == WHOLE || n < 2) {
-        k->fn[kernel](args, 0, n);
-    } else if (split == BACKWARDS) {
-        for (int64_t i = n; i > 0; i--) k->fn[kernel](args, i - 1, i);
-    } else {
-        int64_t third = n / 3 + 1 < n ? n / 3 + 1 : n - 1;
-        k->fn[kernel](args, third, n);
-        k->fn[kernel](args, 0, third);
-    }
 }
 
 /** Equal bits; one NaN is as good as another. */

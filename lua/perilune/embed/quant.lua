@@ -12,13 +12,14 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local jagged = require "perilune.jagged"
 local TableCollection = require "perilune.embed.collection"
+local outputs = require "perilune.embed.outputs"
 local Remap = require "perilune.embed.remap"
 local config = require "perilune.embed.config"
 local tbe = require "perilune.embed.tbe"
 local signature = require "perilune.signature"
 local C, check = P.C, P.check
 
-local Keys, KeyedTensor, KeyedJaggedTensor, JaggedTensor = jagged.Keys, jagged.KeyedTensor, jagged.KeyedJaggedTensor, jagged.JaggedTensor
+local Keys, KeyedTensor, KeyedJaggedTensor = jagged.Keys, jagged.KeyedTensor, jagged.KeyedJaggedTensor
 local kjt_ptr = KeyedJaggedTensor.ptr
 
 local QuantCollection = TableCollection:extend "QuantCollection"
@@ -100,12 +101,6 @@ local function find(self, keys, one_each)
   self._arrange = arrange and true or false
 end
 
---- The key of output i (from 1) in a batch, after it has been rearranged if it must be.
-local function place(self, i)
-  if self._arrange then return i - 1 end
-  return self._order[i - 1]
-end
-
 --- The blocks of each table batch. bags(key): first bag and bags of a key; offset(i): where output i begins; stride: from row to row.
 local function blocks_of(self, bags, offset, stride)
   local lists = {}
@@ -113,7 +108,7 @@ local function blocks_of(self, bags, offset, stride)
     local list = {}
     for i, output in ipairs(self._outputs) do
       if set.index[output.table] then
-        local first, n = bags(place(self, i))
+        local first, n = bags(outputs.place(self, i))
         list[#list + 1] = { table = set.index[output.table], feature = output.feature, first_bag = first, bags = n,
           out_offset = offset(i, n), out_stride = stride or self._dims[i] }
       end
@@ -123,17 +118,9 @@ local function blocks_of(self, bags, offset, stride)
   return lists
 end
 
-local kjt_out = ffi.new "peri_kjt *[1]"
 local desc = ffi.new "peri_kjt_desc"
 local ids_out, offsets_out, weights_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]"
 local kt_out = ffi.new "peri_kt *[1]"
-
---- The batch itself, or one with a key for each output.
-local function arranged(self, features)
-  if not self._arrange then return features end
-  check(C.peri_kjt_permute(kjt_ptr(features), self._order, #self._outputs, kjt_out))
-  return KeyedJaggedTensor.wrap(kjt_out[0])
-end
 
 --- Look a batch up with these blocks; every element of `result` is written. Returns it.
 local function look_up(self, batch, blocks, weighted, result)
@@ -194,13 +181,13 @@ local function variable_bags(self, features)
   find(self, C.peri_kjt_keys(features.ptr), false)
   local inverse = features:inverse_indices_or_none()
   if not inverse then P.fail(self.class_name .. ": a variable batch per feature needs inverse indices") end
-  local batch = arranged(self, features)
+  local batch = outputs.arranged(self, features)
   local strides, first, n = batch:stride_per_key(), batch:lengths_offset_per_key(), #self._outputs
   local inverse_keys = C.peri_kjt_inverse_keys(features.ptr)
   local rows, row, names = ffi.new("int64_t[?]", n), ffi.new("int64_t[?]", n), ffi.new("const char *[?]", n)
   local begins, at = {}, 0
   for i, output in ipairs(self._outputs) do
-    local bags = strides[place(self, i) + 1]
+    local bags = strides[outputs.place(self, i) + 1]
     begins[i], at = at, at + bags * self._dims[i]
     rows[i - 1], row[i - 1], names[i - 1] = bags, self:key_of(output, inverse_keys, "inverse indices of"), output.name
   end
@@ -227,7 +214,7 @@ function Bags:forward(features)
   else
     local stride = tonumber(d.stride)
     self:prepare(C.peri_kjt_keys(kjt_ptr(features)), stride, pooled_blocks)
-    values = look_up(self, arranged(self, features), self._blocks, self._weighted, new_tensor(self, stride, self._width))
+    values = look_up(self, outputs.arranged(self, features), self._blocks, self._weighted, new_tensor(self, stride, self._width))
   end
   check(C.peri_kt_new(self._keys.ptr, self._lengths, 1, values.ptr, kt_out))
   return KeyedTensor.wrap(kt_out[0])
@@ -263,12 +250,11 @@ local function row_blocks(self, keys, stride)
   return blocks_of(self, function(key) return key * stride, stride end, at_the_start, self._dim)
 end
 
---- A variable batch: each key has its own bags, which stay as they are: inverse indices are the user's.
+--- A variable batch and its blocks.
 local function variable_rows(self, features)
   find(self, C.peri_kjt_keys(features.ptr), true)
-  local batch = arranged(self, features)
-  local strides, first = batch:stride_per_key(), batch:lengths_offset_per_key()
-  return batch, blocks_of(self, function(key) return first[key + 1], strides[key + 1] end, at_the_start, self._dim)
+  local batch, bags = outputs.variable(self, features)
+  return batch, blocks_of(self, bags, at_the_start, self._dim)
 end
 
 --- The rows of the features of a KeyedJaggedTensor: name -> JaggedTensor of [ids of the feature, embedding_dim] with the feature's
@@ -279,16 +265,13 @@ function Rows:forward(features)
     batch, blocks = variable_rows(self, features)
   else
     self:prepare(C.peri_kjt_keys(kjt_ptr(features)), tonumber(desc.stride), row_blocks)
-    batch, blocks = arranged(self, features), self._blocks
+    batch, blocks = outputs.arranged(self, features), self._blocks
   end
   C.peri_kjt_describe(kjt_ptr(batch), desc)
   check(C.peri_kjt_values(kjt_ptr(batch), ids_out))
   local n = Tensor.wrap(ids_out[0]):numel()
   local rows = look_up(self, batch, blocks, false, new_tensor(self, n, self._dim))
-  local names, jts, result = self._names, self._jts, {}
-  check(C.peri_kjt_cut(kjt_ptr(batch), rows.ptr, self._need_indices, jts))
-  for i = 1, #names do result[names[i]] = JaggedTensor.wrap(jts[place(self, i)]) end
-  return result
+  return outputs.cut(self, batch, rows)
 end
 
 function Rows:embedding_configs() return self.tables end

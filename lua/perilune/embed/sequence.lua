@@ -15,10 +15,10 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local jagged = require "perilune.jagged"
 local TableCollection = require "perilune.embed.collection"
+local outputs = require "perilune.embed.outputs"
 local C, check = P.C, P.check
 
-local KeyedJaggedTensor, JaggedTensor = jagged.KeyedJaggedTensor, jagged.JaggedTensor
-local kjt_ptr = KeyedJaggedTensor.ptr
+local kjt_ptr = jagged.KeyedJaggedTensor.ptr
 
 local EmbeddingCollection = TableCollection:extend "EmbeddingCollection"
 EmbeddingCollection.sharder = "EmbeddingCollectionSharder" -- in peri.shard
@@ -59,17 +59,11 @@ local function find(self, keys)
   self._arrange = arrange
 end
 
---- The key of output i (from 0) in a batch, after it has been rearranged if it must be.
-local function place(self, i)
-  if self._arrange then return i end
-  return self._order[i]
-end
-
 --- Blocks that write the row of each id at its place among the ids. bags(key): first bag and bags of a key.
 local function blocks_of(self, bags)
   local list = {}
   for i, output in ipairs(self._outputs) do
-    local first, n = bags(place(self, i - 1))
+    local first, n = bags(outputs.place(self, i))
     list[i] = { table = output.table, feature = output.feature, first_bag = first, bags = n, out_offset = 0, out_stride = self._dim }
   end
   return self:materialise():blocks(list)
@@ -80,31 +74,14 @@ local function block_list(self, keys, stride)
   return blocks_of(self, function(key) return key * stride, stride end)
 end
 
-local kjt_out = ffi.new "peri_kjt *[1]"
-
---- The batch itself, or one with a key for each output.
-local function arranged(self, features)
-  if not self._arrange then return features end
-  check(C.peri_kjt_permute(kjt_ptr(features), self._order, #self._outputs, kjt_out))
-  return KeyedJaggedTensor.wrap(kjt_out[0])
-end
-
 local desc = ffi.new "peri_kjt_desc"
 local ids_out, offsets_out, lookups_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]", ffi.new "peri_tbe_batch *[1]"
 
---- The JaggedTensors that a lookup has given, by name.
-local function by_name(self)
-  local names, jts, result = self._names, self._jts, {}
-  for i = 1, #names do result[names[i]] = JaggedTensor.wrap(jts[place(self, i - 1)]) end
-  return result
-end
-
---- A variable batch: each key has its own bags, which stay as they are: inverse indices are the user's.
+--- A variable batch and its blocks.
 local function variable_blocks(self, features)
   find(self, C.peri_kjt_keys(features.ptr))
-  local batch = arranged(self, features)
-  local strides, first = batch:stride_per_key(), batch:lengths_offset_per_key()
-  return batch, blocks_of(self, function(key) return first[key + 1], strides[key + 1] end)
+  local batch, bags = outputs.variable(self, features)
+  return batch, blocks_of(self, bags)
 end
 
 --- The rows of the features of a KeyedJaggedTensor: name -> JaggedTensor of [ids of the feature, embedding_dim] with the feature's
@@ -124,9 +101,9 @@ function EmbeddingCollection:forward(features)
     local ahead = self:take_ahead(features)
     if ahead then
       ahead.lookups:lookup_jagged(ahead.batch, self._need_indices, self._jts)
-      return by_name(self)
+      return outputs.by_name(self)
     end
-    batch, blocks = arranged(self, features), self._blocks
+    batch, blocks = outputs.arranged(self, features), self._blocks
   end
   local arranged_kjt = kjt_ptr(batch)
   check(C.peri_kjt_values(arranged_kjt, ids_out))
@@ -139,12 +116,12 @@ function EmbeddingCollection:forward(features)
   local status = C.peri_tbe_batch_lookup_jagged(lookups, arranged_kjt, self._need_indices, self._jts)
   C.peri_tbe_batch_release(lookups)
   check(status)
-  return by_name(self)
+  return outputs.by_name(self)
 end
 
 function EmbeddingCollection:prepare_batch(features)
   self:prepare(C.peri_kjt_keys(features.ptr), features:stride(), block_list)
-  local batch = arranged(self, features)
+  local batch = outputs.arranged(self, features)
   local ids = batch:values()
   return { batch = batch, ids = ids:numel(), lookups = self._tbe:batch(ids, batch:offsets(), self._blocks) }
 end

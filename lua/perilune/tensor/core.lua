@@ -355,7 +355,8 @@ function methods:transpose(a, b)
   check(C.peri_tensor_transpose(ptr(self), a > 0 and a - 1 or a, b > 0 and b - 1 or b, out))
   return wrap(out[0])
 end
---- Elements start..stop-1 of dimension d (d counts from 1; start and stop count from 0, as offsets do).
+--- Elements start..stop-1 of dimension d, each step-th of them: a view. Dimensions count from 1 (-1 the last); elements count from 0, and
+--- stop is not among them, as in offsets: t:slice(1, 0, 2) are the first two rows, and t:slice(1, a, a) is empty.
 function methods:slice(d, start, stop, step)
   check(C.peri_tensor_slice(ptr(self), d > 0 and d - 1 or d, start, stop, step or 1, out))
   return wrap(out[0])
