@@ -262,6 +262,7 @@ describe("DMPCollection", function()
     end
     refused(("sharding_group_size is %d, allowed for %d ranks: 1, %s"):format(n + 1, n, n == 4 and "2, 4" or "2"),
       { sharding_group_size = n + 1 })
+    refused("DMPCollection: allreduce_comm_precision is 'fp16': replicas are averaged as f32", { allreduce_comm_precision = "fp16" })
     refused("sharding_group_size is 0, allowed", { sharding_group_size = 0 })
     refused("sharding_group_size is 1.5, allowed", { sharding_group_size = 1.5 })
     refused(("world_size is 7, but group .* has %d ranks"):format(n), { world_size = 7 })

@@ -350,3 +350,24 @@ describe("a ShardingEnv", function()
     assert.error_matches(function() ShardingEnv { world_size = 9, rank = world:rank(), pg = world } end, "ShardingEnv: rank", 1, true)
   end, { sizes = { 1, 2 }, devices = { "cpu" } })
 end)
+
+describe("a sharded module", function()
+  it("takes memory, of one device", function()
+    local world = peri.dist.init { transport = "self" }
+    local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4, feature_names = { "f" } } }
+    local trained = peri.EmbeddingBagCollection { tables = tables, fused_params = { optimizer = "sgd" } }
+    local quantized = peri.quantize_embeddings { module = trained }
+    local function places(device)
+      return peri.shard.QuantEmbeddingBagCollectionSharder():shard(quantized, { t = peri.plan.row_wise { compute_kernel = "quant" } },
+        peri.ShardingEnv.from_local(2), device)
+    end
+    assert.error_matches(function()
+      peri.shard.ShardedEmbeddingBagCollection { tables = tables, group = world, plan = { t = peri.plan.row_wise() }, device = "meta",
+        fused_params = { optimizer = "sgd" } }
+    end, "ShardedEmbeddingBagCollection: device 'meta' has no shards; a plan is checked without them")
+    assert.error_matches(function() places "meta" end, "ShardedQuantEmbeddingBagCollection: device 'meta' has no shards")
+    assert.error_matches(function() places { "cpu", "opaque" } end,
+      "ShardedQuantEmbeddingBagCollection: device is a list, but the places of one process are on one device")
+    peri.dist.finish()
+  end)
+end)

@@ -1,4 +1,4 @@
--- outputs.lua: batches of collections whose outputs may share features, or leave some of a batch out: each output has a key of its own then.
+-- outputs.lua: batches of collections whose outputs share features, or leave some of a batch out: each output has a key of its own then.
 -- A collection has _outputs, _names (of them), _order (by output, from 0: the place of its feature among the keys of a batch), _arrange
 -- (whether batches are rearranged to one key for each output) and, for rows of ids, _jts (an array of so many peri_jt *), _need_indices.
 local ffi = require "ffi"

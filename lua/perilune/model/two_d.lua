@@ -65,6 +65,10 @@ function DMPCollection:init(args)
   for _, name in ipairs { "env", "group" } do
     if rest[name] ~= nil then P.fail(("DMPCollection: no argument '%s'; its ranks are global_pg"):format(name)) end
   end
+  if rest.allreduce_comm_precision ~= nil then
+    P.fail(("DMPCollection: allreduce_comm_precision is %s: replicas are averaged as f32, since 16 bits would round their weights at every "
+      .. "average; custom_all_reduce may do so"):format(signature.text(rest.allreduce_comm_precision)))
+  end
   local a = util.named("DMPCollection", own, arguments)
   local world = group_of("DMPCollection", a.global_pg)
   check_size(a, world)

@@ -69,6 +69,9 @@ function ShardedEmbeddingModule:init(args, index_dedup)
   local func = self.class_name
   local a = util.named(func, args, arguments)
   a.index_dedup = index_dedup or false
+  if a.device == "meta" then
+    P.fail(func .. ": device 'meta' has no shards; a plan is checked without them by EmbeddingModuleShardingPlan:validate")
+  end
   local plan = types.EmbeddingModuleShardingPlan.is(a.plan) and a.plan or types.EmbeddingModuleShardingPlan(a.plan)
   group_of(func, a.group)
   local env = self:_env(a.group)

@@ -87,6 +87,9 @@ local function check_kernels(func, plan, device)
         table.concat(types.quant_kernels, ", ")))
     end
   end
+  if type(device) == "table" then
+    P.fail(func .. ": device is a list, but the places of one process are on one device; allowed: its name")
+  end
   if device == "meta" then P.fail(func .. ": device 'meta' has no shards; allowed: a device that takes memory") end
 end
 
@@ -347,8 +350,7 @@ local function sharder_of(name, module_type, class, processed)
   --- places of this process.
   function sharder:shard(module, plan, env, device, path)
     local from = collection_of(module)
-    local own = device or from.device or nil
-    own = own ~= "meta" and own or nil
+    local own = device or from.device ~= "meta" and from.device or nil -- a description has shards where the others have theirs
     local sharded = class {
       tables = from.tables, plan = plan, env = env, device = own, output_dtype = from.output_dtype,
       bounds_check_mode = from.bounds_check_mode, pruned = from.pruned or nil, name = path,
