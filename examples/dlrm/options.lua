@@ -1,19 +1,8 @@
 -- options.lua: the command line of the demonstration, and the defaults that depend on the data.
-local argparse = require "argparse"
 local peri = require "perilune"
+local command_line = require "command_line"
 
 local M = {}
-
---- A converter for numbers in [low, high], whole ones if asked; argparse shows what it says.
-local function number(name, low, high, whole)
-  return function(text)
-    local x = tonumber(text)
-    if x and x >= low and x <= high and (not whole or x == math.floor(x)) then return x end
-    local most = high == 2 ^ 53 - 1 and "2^53 - 1" or ("%.14g"):format(high)
-    local allowed = high == math.huge and ("%g or more"):format(low) or ("%g to %s"):format(low, most)
-    return nil, ("%s is '%s', allowed: %s%s"):format(name, text, whole and "whole numbers, " or "", allowed)
-  end
-end
 
 -- name, text, default, and for numbers the least, the most, whether whole. argparse shows defaults that are strings.
 local OPTIONS = {
@@ -39,27 +28,12 @@ local OPTIONS = {
   { "--out", "Folder for log.jsonl, curve.png and summary.json.", "build/demo" },
 }
 
---- Parse the words of the command line; `here`: the folder of the examples. Rank 0 alone speaks: the others wait for it, so that nobody
---- ends the run before it has spoken.
+--- Parse the words of the command line; `here`: the folder of the examples.
 function M.parse(words, here)
-  local first = peri.rank() == 0
-  local function leave(stream, text, code)
-    if first then
-      stream:write(text, "\n")
-      stream:flush()
-    end
-    if peri.world_size() > 1 then peri.world():barrier():wait() end
-    os.exit(code, true)
-  end
-  local parser = argparse("examples/dlrm.lua", "Train a DLRM with sharded embedding tables, and say what it is worth."):add_help(false)
-  parser.error = function(self, message) leave(io.stderr, ("%s\n\nError: %s"):format(self:get_usage(), message), 2) end
-  parser:flag("-h --help", "Show this text."):action(function() leave(io.stdout, parser:get_help(), 0) end)
-  local made = {}
   for _, o in ipairs(OPTIONS) do
-    local name, text, default, low, high, whole = unpack(o, 1, 6)
-    if name == "--plan" or name == "--model" then default = here .. default end
-    made[name] = parser:option(name, text, default, low and number(name:match "%S+", low, high, whole) or nil)
+    if o[1] == "--plan" or o[1] == "--model" then o[3] = here .. o[3] end
   end
+  local parser, made = command_line("examples/dlrm.lua", "Train a DLRM with sharded embedding tables, and say what it is worth.", OPTIONS)
   parser:mutex(made["--epochs"], made["--steps"])
   parser:flag("--hold-out-validation", "Never train on the validation samples: else the best weights are, once, at the end.")
   parser:flag("--no-baseline", "Leave the logistic regression out.")

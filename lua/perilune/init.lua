@@ -30,6 +30,8 @@ local names = {
   EmbeddingConfig = "embed", EmbeddingCollection = "embed",
   FeatureProcessedEmbeddingBagCollection = "embed",
   QuantEmbeddingBagCollection = "embed", QuantEmbeddingCollection = "embed", quantize_embeddings = "embed",
+  ManagedCollisionCollection = "embed", ManagedCollisionEmbeddingBagCollection = "embed", ManagedCollisionEmbeddingCollection = "embed",
+  MCHManagedCollisionModule = "embed", HashZchManagedCollisionModule = "embed",
   ParameterSharding = "plan", EmbeddingModuleShardingPlan = "plan", ShardingPlan = "plan", ShardingEnv = "plan",
   DistributedModelParallel = "model", DMPCollection = "model", TrainPipelineBase = "pipeline",
   TrainPipelineSparseDist = "pipeline", TrainPipelineSparseDistLite = "pipeline", TrainPipelineFusedSparseDist = "pipeline",

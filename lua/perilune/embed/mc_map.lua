@@ -1,0 +1,174 @@
+-- mc_map.lua: maps of raw ids to rows (perilune/collision.h): one object for a table, or for some of its buckets. Modules are built on it.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local policies = require "perilune.embed.mc_policies"
+local signature = require "perilune.signature"
+local C, check = P.C, P.check
+
+local M = {}
+local methods = {}
+local wrap, ctype, ptr = P.handle("peri_collision", methods, nil, "a map of ids")
+signature.handle("CollisionMap", ctype)
+M.ptr = ptr
+function M.is(x) return ffi.istype(ctype, x) end
+
+local out = ffi.new "peri_collision *[1]"
+local tensor_out = Tensor.out
+local stats = ffi.new "peri_collision_stats"
+
+M.kinds = { mch = C.PERI_COLLISION_MCH, hash = C.PERI_COLLISION_HASH }
+M.spreads = { hash = C.PERI_SPREAD_HASH, modulo = C.PERI_SPREAD_MODULO, range = C.PERI_SPREAD_RANGE }
+M.misses = { default = C.PERI_MISS_DEFAULT, row = C.PERI_MISS_ROW, hash = C.PERI_MISS_HASH, drop = C.PERI_MISS_DROP,
+  error = C.PERI_MISS_ERROR }
+
+--- The number of buckets of a table of so many rows, unless somebody says another.
+function M.buckets(rows) return C.peri_collision_buckets(rows) end
+
+local arguments = {
+  name = util.required.string, rows = util.required.number, kind = util.required.string, device = util.optional,
+  buckets = 0, segments = util.optional.list, spread = "hash", input_hash_size = util.any(0), on_miss = "default", -- see collision.h
+  first_bucket = 0, n_buckets = 0,
+  policy = util.optional,          -- a MCHEvictionPolicy
+  eviction_interval = 1, seed = util.optional.number,
+  evict = util.optional.number,    -- hash: a PERI_EVICT_ constant
+  history_capacity = 0, max_probe = 0, ttl = util.optional.list, n_features = 0, read_only = util.optional.list,
+}
+
+--- What the C call reads of the arguments beside numbers: kept until it returns.
+local function fill_lists(c, a)
+  local kept = {}
+  if a.segments then
+    kept.segments = ffi.new("int64_t[?]", #a.segments, a.segments)
+    c.segments = kept.segments
+  end
+  if a.ttl then
+    kept.ttl = ffi.new("int64_t[?]", #a.ttl, a.ttl)
+    c.ttl, c.n_ttl = kept.ttl, #a.ttl
+  end
+  if a.read_only then
+    kept.read_only = ffi.new("bool[?]", #a.read_only, a.read_only)
+    c.read_only = kept.read_only
+  end
+  return kept
+end
+
+--- Rows where the buckets of a table begin, and their end, unless somebody says others.
+function M.segments(rows, buckets)
+  local memory, list = ffi.new("int64_t[?]", buckets + 1), {}
+  C.peri_collision_segments(rows, buckets, memory)
+  for b = 0, buckets do list[b + 1] = tonumber(memory[b]) end
+  return list
+end
+
+--- A map.
+function M.new(args)
+  local a = util.named("map of ids", args, arguments)
+  local c, policy = ffi.new "peri_collision_config", a.policy
+  c.name, c.rows, c.kind, c.buckets, c.spread = a.name, a.rows, M.kinds[a.kind], a.buckets, M.spreads[a.spread]
+  c.input_hash_size, c.on_miss, c.first_bucket, c.n_buckets = a.input_hash_size, M.misses[a.on_miss], a.first_bucket, a.n_buckets
+  c.eviction_interval, c.seed, c.max_probe, c.n_features = a.eviction_interval, a.seed or P.state.seed, a.max_probe, a.n_features
+  c.history_capacity = a.history_capacity
+  c.policy = a.evict or policy and policy.kind or C.PERI_EVICT_NONE
+  if policy then
+    c.decay_exponent = policy.decay_exponent
+    if policy.threshold_filtering_func then
+      c.filter, c.filter_arg = policy.threshold_filtering_func.kind, policy.threshold_filtering_func.value
+    end
+  end
+  local kept = fill_lists(c, a)
+  check(C.peri_collision_new(P.device(a.device), c, out))
+  kept.segments = nil
+  return wrap(out[0])
+end
+
+-- -- ids -----------------------------------------------------------------------------------------------------------------------------
+
+local sent, got, room = ffi.new "peri_tensor *[8]", ffi.new "peri_tensor *[8]", 8
+
+local function results(n)
+  local list = {}
+  for f = 1, n do list[f] = Tensor.wrap(got[f - 1]) end
+  return list
+end
+
+local function send(ids)
+  local n = #ids
+  if n > room then sent, got, room = ffi.new("peri_tensor *[?]", n), ffi.new("peri_tensor *[?]", n), n end
+  for f = 1, n do sent[f - 1] = Tensor.ptr(ids[f]) end
+  return n
+end
+
+--- Rows of the ids (a list of i64 tensors, one for each feature of the table), counted from the first of this map; -1: none. `training`:
+--- the ids are counted and learned first: one call is one step.
+function methods:remap(ids, training)
+  local n = send(ids)
+  check(C.peri_collision_remap(ptr(self), sent, n, training, got))
+  return results(n)
+end
+
+local counts_out, last_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]"
+
+--- The same for a policy of Lua, which is asked when a window ends. `name`: of the table, for its errors.
+function methods:remap_scored(ids, training, policy, name)
+  local n = send(ids)
+  while check(C.peri_collision_remap(ptr(self), sent, n, training, got)) == C.PERI_PENDING do
+    check(C.peri_collision_candidates(ptr(self), counts_out, last_out))
+    local now = methods.statistics(self).iterations
+    local scores = policies.scores(policy, Tensor.wrap(counts_out[0]), Tensor.wrap(last_out[0]), now, name)
+    check(C.peri_collision_scores(ptr(self), Tensor.ptr(scores)))
+    send(ids) -- the policy may have used maps itself
+  end
+  return results(n)
+end
+
+--- Rows that got another id since the last call, ascending, each once (i64); nil: none.
+function methods:evicted()
+  check(C.peri_collision_evicted(ptr(self), tensor_out))
+  if tensor_out[0] == nil then return nil end
+  return Tensor.wrap(tensor_out[0])
+end
+
+local counts = { "ids", "hits", "inserted", "missed", "evicted", "collisions", "occupied", "rows", "iterations" }
+--- Numbers since the map was made; see peri_collision_stats.
+function methods:statistics()
+  check(C.peri_collision_statistics(ptr(self), stats))
+  local result = {}
+  for _, name in ipairs(counts) do result[name] = tonumber(stats[name]) end
+  return result
+end
+
+-- -- state ---------------------------------------------------------------------------------------------------------------------------
+
+--- Names of the parts of its state, as TorchRec's buffers.
+function methods:state_names()
+  local names = {}
+  for i = 1, C.peri_collision_states(ptr(self)) do names[i] = ffi.string(C.peri_collision_state_name(ptr(self), i - 1)) end
+  return names
+end
+
+--- A copy of part i (from 1) of its state.
+function methods:state(i)
+  check(C.peri_collision_state(ptr(self), i - 1, tensor_out))
+  return Tensor.wrap(tensor_out[0])
+end
+
+--- Take the state of buckets [first_bucket, first_bucket + n_buckets) of the table: name -> tensor, all parts.
+function methods:load(map, first_bucket, n_buckets)
+  local names = util.keys(map)
+  local n = #names
+  local c_names, tensors = ffi.new("const char *[?]", math.max(n, 1)), ffi.new("peri_tensor *[?]", math.max(n, 1))
+  for i, name in ipairs(names) do c_names[i - 1], tensors[i - 1] = name, Tensor.ptr(map[name]) end
+  check(C.peri_collision_load(ptr(self), first_bucket, n_buckets, n, c_names, tensors))
+end
+
+--- The time that times to live are compared with from now on, in their unit; -1: the number of the iteration, as at first.
+function methods:set_time(now) check(C.peri_collision_time(ptr(self), now)) end
+
+signature.check("map of ids:", methods, { remap = "self: CollisionMap, ids: list, training: boolean",
+  evicted = "self: CollisionMap", statistics = "self: CollisionMap", state_names = "self: CollisionMap",
+  state = "self: CollisionMap, i: int", load = "self: CollisionMap, map: table, first_bucket: int, n_buckets: int",
+  set_time = "self: CollisionMap, now: integer" })
+
+return M

@@ -1,0 +1,26 @@
+-- Managed collision beside the plain models, which the vectors of TorchRec bear out (mc_golden_spec.lua): random maps, ids, batches and
+-- operations, 100,000 in all.
+-- deadline: 300 s
+local collision = require "spec.support.collision"
+local worlds = require "spec.support.collision_world"
+
+local SEED = tonumber(os.getenv "SEED" or "") or 1
+local OPERATIONS, CASES = 100000, 200
+
+describe("100,000 random operations", function()
+  for _, case in ipairs { { "cpu", 0.8 }, { "opaque", 0.2 } } do
+    local device, share = unpack(case)
+    for kind, make in pairs { ["sorted maps"] = "mch", ["probing maps"] = "hash" } do
+      it(("on %s of %s agree with the model"):format(kind, device), function()
+        local cases = math.floor(CASES * share / 2)
+        for c = 1, cases do
+          local seed = SEED * 1000 + c
+          local r = collision.random(seed)
+          local ok, why = pcall(worlds.play, r, worlds[make](r, device), device, math.ceil(OPERATIONS * share / 2 / cases))
+          if ok then why:map():release() end
+          if not ok then error(("seed %d, case %d: %s"):format(SEED, c, tostring(why)), 0) end
+        end
+      end)
+    end
+  end
+end)

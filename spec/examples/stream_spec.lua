@@ -1,0 +1,39 @@
+-- The stream of new ids: managed collision is worth its memory; the picture; the arguments.
+-- deadline: 300 s
+local shell = require "spec.support.shell"
+
+local folder, clean
+setup(function() folder, clean = shell.temporary() end)
+teardown(function() clean() end)
+
+--- The AUC of both models in the second half, what was printed, and the picture.
+local function run(ranks, out)
+  local text, status = shell.run(("%s run -n %d -t 1 examples/stream.lua --data synthetic:12000 --steps 150 --batch-size 800 --rows 2048 "
+    .. "--dim 8 --out %s/%s"):format(shell.perilune, ranks, folder, out))
+  assert.equal(0, status, text)
+  local managed = tonumber(text:match "managed collision.-AUC (%d%.%d+)")
+  local modulo = tonumber(text:match "modulo rows.-AUC (%d%.%d+)")
+  return managed, modulo, text, shell.read(("%s/%s/stream.svg"):format(folder, out))
+end
+
+describe("examples/stream.lua", function()
+  if shell.no_launcher() then return it("runs", function() pending(shell.no_launcher()) end) end
+
+  it("is better with managed collision than with ids modulo rows", function()
+    local managed, modulo, text, picture = run(1, "one")
+    assert.is_true(managed > modulo + 0.01, text)
+    assert.matches("120,000 samples of %d+,%d+ packages", text)
+    assert.matches("^<svg", picture)
+    local _, lines = picture:gsub("<polyline", "")
+    assert.equal(2, lines)
+  end)
+
+  it("says what it takes", function()
+    local text, status = shell.run(shell.perilune .. " run -n 1 examples/stream.lua --help")
+    assert.equal(0, status)
+    for _, option in ipairs { "%-%-data", "%-%-rows", "%-%-interval", "%-%-out" } do assert.matches(option, text) end
+    text, status = shell.run(shell.perilune .. " run -n 1 examples/stream.lua --rows none")
+    assert.equal(2, status)
+    assert.matches("%-%-rows is 'none', allowed: whole numbers, 64 to", text)
+  end)
+end)
