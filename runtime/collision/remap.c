@@ -227,6 +227,7 @@ peri_status peri_collision_remap(peri_collision *c, peri_tensor *const *ids, int
     PERI_NEED(c);
     if (n < 0 || (c->config.n_features > 0 && n != c->config.n_features))
         return peri__fail(PERI_EINVAL, "%s: table '%s': ids of %d features, wanted %d", f, c->name, n, c->config.n_features);
+    if (n > 0) PERI_NEED(ids);
     PERI_TRY(peri__check_list(f, "the ids", ids, n));
     if (n > 0) PERI_NEED(out);
     if (c->lesson && !training)
