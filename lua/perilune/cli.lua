@@ -1,4 +1,4 @@
--- cli.lua: the command line of the launcher: run, schedule, info, calibrate, version. Returns exit codes; 2: the command line is wrong.
+-- cli.lua: the command line of the launcher: run, plan, schedule, info, calibrate, version. Returns exit codes; 2: the line is wrong.
 local argparse = require "argparse"
 
 local M = {}
@@ -56,6 +56,18 @@ end
 --- What makes a value of the text of an option, by what stands for it in the help.
 local converters = { RANKS = whole "-n", THREADS = whole "-t", POLICY = binding, LIST = nodes }
 
+local function add_plan(parser)
+  local plan = parser:command("plan", "Plan where the tables of a model live, and say why; needs no ranks and no weights.")
+    :epilog("The Lua file returns an nn.Module, or { tables = { { name =, num_embeddings =, embedding_dim = }, ... } }, or one of these as "
+      .. "{ model =, constraints = { table = { sharding_types = ... } } }.")
+  plan:argument("model", "The Lua file.")
+  plan:option("--topology", "A file that plan.Topology:save wrote, or the name of a machine (plan.Topology.presets).")
+  plan:option("-n --ranks", "Ranks; default: those of the topology."):argname "RANKS":convert(whole "-n")
+  plan:option("--batch-size", "Samples of a rank.", 512, whole "--batch-size")
+  plan:option("--save", "Write the plan to a file (name.plan), which DistributedModelParallel takes."):argname "FILE"
+  plan:flag("--no-reasons", "Do not say why other ways lost.")
+end
+
 local function make_parser()
   local parser = argparse("perilune", "Train and serve recommendation models with sharded embeddings from Lua scripts.")
     :epilog "perilune COMMAND --help tells about one command."
@@ -85,6 +97,7 @@ local function make_parser()
   schedule:option("--times", "sim: what operations take, such as forward=3,backward=6; others take 1."):argname "TIMES"
   schedule:option("--steps", "trace: how many are measured.", 20, whole "--steps"):argname "STEPS"
   schedule:option("-o --output", "trace: the file, Chrome trace JSON.", "trace.json"):argname "FILE"
+  add_plan(parser)
 
   parser:command("info devices", "Print what this machine offers: processor, memory, devices, transports, libraries.")
   parser:command("calibrate", "Measure the choices that processors differ about, show them and keep them for the next runs.")
@@ -163,6 +176,10 @@ function M.main(words)
   end
   local options = parser:parse(list)
   if options.command == "version" then return M.version() end
+  if options.command == "plan" then
+    return require("perilune.plan.report").run { model = options.model, topology = options.topology, ranks = options.ranks,
+      batch_size = options.batch_size, save = options.save, reasons = not options.no_reasons }
+  end
   if options.command == "calibrate" then return require("perilune.calibrate").run(options.rounds) end
   if options.command == "schedule" then return require("perilune.launch.schedules").run(options) end
   if options.command ~= "run" then return info() end

@@ -145,6 +145,7 @@ describe("Topology", function()
   end)
 
   it("of cpus has no memory of devices", function()
+    assert.equal(2 ^ 30, plan.Topology({ world_size = 1, ddr_cap = 2 ^ 30 }).devices[1][plan.ParameterStorage.DDR])
     assert.equal(0, plan.Topology({ world_size = 1, hbm_cap = 2 ^ 30 }).devices[1].hbm)
   end)
 end)

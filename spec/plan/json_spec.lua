@@ -101,7 +101,7 @@ describe("a plan in JSON", function()
   it("is not made of what it cannot say", function()
     local cached = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { directory = "/tmp/rows" } }
     assert.error_matches(function() plan.to_json(plan.ShardingPlan { m = { t = cached } }) end,
-      "module 'm', table 't': cache_params have a directory, which plans in JSON do not")
+      "module 'm', table 't': cache_params have a directory, which plans in files of data do not")
     assert.error_matches(function() plan.to_json {} end, "plan.to_json: a table, wanted a ShardingPlan")
     assert.error_matches(function() plan.from_json(nil) end, "plan.from_json: a nil, wanted a text")
   end)

@@ -14,11 +14,14 @@ for _, name in ipairs { "ShardingType", "EmbeddingComputeKernel", "CacheParams",
   "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard", "data_parallel" } do
   M[name] = types[name]
 end
-for _, name in ipairs { "to_json", "from_json", "save_json", "load_json" } do M[name] = json[name] end
+for _, name in ipairs { "to_json", "from_json", "save_json", "load_json", "to_text", "from_text", "save", "load_text" } do
+  M[name] = json[name]
+end
 
 --- The planner's names and the files that have them: loaded when they are used.
 local planner = {
-  Topology = "topology", ParameterConstraints = "constraints", ShardingOption = "options", EmbeddingEnumerator = "enumerators",
+  Topology = "topology", ParameterStorage = "topology", ParameterConstraints = "constraints", ShardingOption = "options",
+  EmbeddingEnumerator = "enumerators",
   EmbeddingStorageEstimator = "storage", EmbeddingPerfEstimator = "perf", torchrec_sharder = "enumerators",
   perilune_sharder = "enumerators", FixedPercentageStorageReservation = "reservations", FixedAbsoluteStorageReservation = "reservations",
   HeuristicalStorageReservation = "reservations", InferenceStorageReservation = "reservations", GreedyPerfPartitioner = "partitioners",
@@ -27,20 +30,21 @@ local planner = {
   DynamicProgrammingProposer = "proposers", EmbeddingShardingPlanner = "planner",
   EmbeddingOffloadScaleupProposer = "offload", EmbeddingOffloadStats = "offload",
 }
-local planner_files = {}
+local planner_files = { describe = "perilune.plan.describe", reasons = "perilune.plan.reasons", report = "perilune.plan.report" }
 for _, file in util.ordered(planner) do planner_files[file] = "perilune.plan." .. file end
 
 --- env as a plan's function gets it: a ShardingEnv; plain tables of its fields will do. See env.lua.
 function M.environment(env) return ShardingEnv.of(env) end
 
 --- A plan from what a user has: a ShardingPlan, a function(env) that returns one, a plain table of module paths, or the path of a file:
---- data, if its name ends in ".json" (load_json), else Lua that returns any of those. A Lua file is a program: it can do whatever Lua can.
---- env: see env.lua.
+--- data, if its name ends in ".json" (load_json) or ".plan" (load_text), else Lua that returns any of those. A Lua file is a program: it
+--- can do whatever Lua can. env: see env.lua.
 function M.load(source, env)
   local from, file, ran = "plan", type(source) == "string" and source, false
   env = M.environment(env)
   if type(source) == "string" then
     if source:match "%.json$" then return json.load_json(source):note_file(source) end
+    if source:match "%.plan$" then return json.load_text(source):note_file(source) end
     from = source
     local chunk, err = loadfile(source)
     if not chunk then

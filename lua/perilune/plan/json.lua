@@ -1,5 +1,5 @@
--- plan/json.lua: plans as data: JSON that says what a plan says and nothing else. Reading it runs nothing and opens no file but itself, so
--- that a plan may come from somebody else.
+-- plan/json.lua: plans as data: JSON, or Lua text (text.lua), that says what a plan says and nothing else. Reading it runs nothing and
+-- opens no file but itself, so that a plan may come from somebody else.
 --
 --   {
 --     "perilune_plan": 1,
@@ -17,6 +17,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local types = require "perilune.plan.types"
 local signature = require "perilune.signature"
+local text_data = require "perilune.plan.text"
 
 local M = {}
 
@@ -49,20 +50,29 @@ local function encode(json, value, keys)
   return (keys and "{%s}" or "[%s]"):format(table.concat(parts, ", "))
 end
 
+--- An error unless `plan` is one that data can say.
+local function check_plan(func, plan)
+  if not types.ShardingPlan.is(plan) then fail("%s: a %s, wanted a ShardingPlan", func, type(plan)) end
+  for path, module_plan in util.ordered(plan.plan) do
+    for name, sharding in util.ordered(module_plan.tables) do
+      for _, key in ipairs { "directory", "stats" } do
+        if sharding.cache_params and sharding.cache_params[key] then
+          fail("%s: module '%s', table '%s': cache_params have a %s, which plans in files of data do not", func, path, name, key)
+        end
+      end
+    end
+  end
+end
+
 --- A ShardingPlan as JSON text, the same for the same plan.
 function M.to_json(plan)
   local func = "plan.to_json"
   local json = dkjson(func)
-  if not types.ShardingPlan.is(plan) then fail("%s: a %s, wanted a ShardingPlan", func, type(plan)) end
+  check_plan(func, plan)
   local modules = {}
   for path, module_plan in util.ordered(plan.plan) do
     local tables = {}
     for name, sharding in util.ordered(module_plan.tables) do
-      for _, key in ipairs { "directory", "stats" } do
-        if sharding.cache_params and sharding.cache_params[key] then
-          fail("%s: module '%s', table '%s': cache_params have a %s, which plans in JSON do not", func, path, name, key)
-        end
-      end
       tables[#tables + 1] = ("      %s: %s"):format(json.quotestring(name), encode(json, sharding, entry_keys))
     end
     modules[#modules + 1] = ("    %s: {\n%s\n    }"):format(json.quotestring(path), table.concat(tables, ",\n"))
@@ -71,14 +81,34 @@ function M.to_json(plan)
 end
 
 --- The same into a file.
-function M.save_json(plan, path)
-  local text = M.to_json(plan)
-  local file, err = io.open(path, "wb")
-  if not file then fail("plan.save_json: %s", err) end
-  local written, why = file:write(text)
-  local closed, reason = file:close() -- which writes what has been kept back
-  if not (written and closed) then fail("plan.save_json: '%s': %s", path, tostring(why or reason)) end
+function M.save_json(plan, path) text_data.write(path, M.to_json(plan), "plan.save_json") end
+
+--- Those of `keys` that a table has and that say something.
+local function said(value, keys)
+  local out = {}
+  for _, key in ipairs(keys) do
+    if value[key] then out[key] = value[key] end
+  end
+  if out.cache_params then out.cache_params = said(out.cache_params, cache_keys) end
+  return out
 end
+
+--- A ShardingPlan as Lua text, which plan.from_text reads without running it; the same for the same plan. `note` (optional): comments
+--- above it.
+function M.to_text(plan, note)
+  check_plan("plan.to_text", plan)
+  local modules = {}
+  for path, module_plan in util.ordered(plan.plan) do
+    modules[path] = {}
+    for name, sharding in util.ordered(module_plan.tables) do modules[path][name] = said(sharding, entry_keys) end
+  end
+  local head = note and "-- " .. note:gsub("\n", "\n-- ") .. "\n" or ""
+  return head .. "return " .. text_data.encode({ perilune_plan = VERSION, modules = modules }, { "perilune_plan",
+    unpack(entry_keys) }, 3) .. "\n"
+end
+
+--- The same into a file, whose name should end in ".plan".
+function M.save(plan, path, note) text_data.write(path, M.to_text(plan, note), "plan.save") end
 
 -- -- reading -----------------------------------------------------------------------------------------------------------------------
 
@@ -165,11 +195,8 @@ local function sharding_of(where, kind, entry)
   fail("%s: %s", where, shown(type(result) == "table" and result.message or result, 1000))
 end
 
---- The ShardingPlan that a JSON text says; `from` names it in messages.
-function M.from_json(text, from)
-  from = from or "plan.from_json"
-  if type(text) ~= "string" then fail("%s: a %s, wanted a text", from, type(text)) end
-  local value, kind = decode(text, from)
+--- The ShardingPlan that decoded data say.
+local function from_data(value, kind, from)
   check_object(from .. ": the plan", kind, value, { "perilune_plan", "modules" }, {})
   if value.perilune_plan ~= VERSION then
     fail("%s: perilune_plan (the version of the format) is %s, allowed: %d", from, shown(value.perilune_plan), VERSION)
@@ -185,16 +212,26 @@ function M.from_json(text, from)
   return types.ShardingPlan(modules)
 end
 
---- The same of a file.
-function M.load_json(path)
-  local file, err = io.open(path, "rb")
-  if not file then fail("plan.load_json: %s", err) end
-  local text, why = file:read "*a"
-  file:close()
-  if not text then fail("plan.load_json: '%s': %s", path, tostring(why)) end
-  return M.from_json(text, ("plan '%s'"):format(path))
+--- The ShardingPlan that a JSON text says; `from` names it in messages.
+function M.from_json(text, from)
+  from = from or "plan.from_json"
+  if type(text) ~= "string" then fail("%s: a %s, wanted a text", from, type(text)) end
+  local value, kind = decode(text, from)
+  return from_data(value, kind, from)
 end
 
-signature.check("plan.", M, { load_json = "path: string", save_json = "plan: any, path: string" })
+--- The ShardingPlan that a Lua text says (plan.to_text). Runs nothing.
+function M.from_text(text, from)
+  from = from or "plan.from_text"
+  local value, kind = text_data.decode(text, from)
+  return from_data(value, kind, from)
+end
+
+--- The same of files.
+function M.load_json(path) return M.from_json(text_data.read(path, "plan.load_json"), ("plan '%s'"):format(path)) end
+function M.load_text(path) return M.from_text(text_data.read(path, "plan.load_text"), ("plan '%s'"):format(path)) end
+
+signature.check("plan.", M, { load_json = "path: string", save_json = "plan: any, path: string",
+  load_text = "path: string", save = "plan: any, path: string, note: string?" })
 
 return M

@@ -9,6 +9,7 @@ local reservations = require "perilune.plan.reservations"
 local partitioners = require "perilune.plan.partitioners"
 local proposers = require "perilune.plan.proposers"
 local json = require "perilune.plan.json"
+local reasons = require "perilune.plan.reasons"
 local collective_utils = require "perilune.dist.collective_utils"
 
 local M = {}
@@ -64,6 +65,7 @@ function EmbeddingShardingPlanner:init(args)
   local f = "EmbeddingShardingPlanner"
   local a = util.named(f, args, arguments)
   for name, value in util.ordered(a) do self[name] = value end
+  self.args = a
   if not topologies.Topology.is(a.topology) then P.fail(("%s: topology is a %s, wanted a Topology"):format(f, type(a.topology))) end
   util.integer(f, "batch_size", a.batch_size, 1)
   util.integer(f, "max_placements", a.max_placements, 1)
@@ -163,7 +165,7 @@ end
 function EmbeddingShardingPlanner:plan(model)
   local search = self:search(model)
   if #search.space == 0 then return types.ShardingPlan {} end
-  if not search.best then P.fail(self:why_nothing_fits(search)) end
+  if not search.best then P.fail(self:why_nothing_fits(search, model)) end
   local entries = {}
   for i, option in ipairs(search.best.proposal) do
     entries[option.path] = entries[option.path] or {}
@@ -188,23 +190,14 @@ function EmbeddingShardingPlanner:collective_plan(model, group)
   return json.from_json(text)
 end
 
-local function gib(bytes) return ("%.2f GiB"):format(bytes / 2 ^ 30) end
-
---- The words for a model of which no proposal fits.
-function EmbeddingShardingPlanner:why_nothing_fits(search)
-  local failure, t = search.failure, search.topology
-  local why, tier = failure.why, t:own_tier()
-  local what
-  if why.bytes then what = ("its shards take %s of %s and all ranks have %s"):format(gib(why.bytes), why.tier, gib(why.room))
-  elseif why.count then
-    what = ("table '%s' (%s) has %d shards, wanted one for each of %d ranks"):format(why.option.fqn, why.option.sharding_type,
-      why.option.num_shards, why.count)
-  else
-    what = ("table '%s' (%s %s) finds no rank with %s for a shard"):format(why.option.fqn, why.option.sharding_type,
-      why.option.compute_kernel, gib(why.run.storage[tier]))
-  end
-  return ("EmbeddingShardingPlanner: none of %d proposals fits %d ranks of %s (%s): of the smallest, %s"):format(search.num_proposals,
-    t.world_size, gib(t.devices[1][tier]), tier, what)
+--- The words for a model of which no proposal fits, and what would.
+function EmbeddingShardingPlanner:why_nothing_fits(search, model)
+  local t, tier = search.topology, self.topology:own_tier()
+  local words = ("EmbeddingShardingPlanner: none of %d proposals fits %d ranks of %s (%s)%s: in the smallest, %s"):format(
+    search.num_proposals, t.world_size, reasons.gib(t.devices[1][tier]), tier, search.stopped and ", where the search stopped" or "",
+    reasons.failure(search.failure.why, t))
+  local change = reasons.would_fit(self, model)
+  return change and words .. "; " .. change or words
 end
 
 return M

@@ -2,10 +2,12 @@
 -- of it need be there.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local text = require "perilune.plan.text"
 local signature = require "perilune.signature"
 
 local M = {}
 
+local VERSION = 1 -- of files
 local KiB, MiB, GiB = 2 ^ 10, 2 ^ 20, 2 ^ 30
 M.GiB = GiB
 
@@ -13,6 +15,7 @@ M.GiB = GiB
 local devices = { "cpu", "cuda", "mtia", "tpu" }
 --- Kinds of memory, from the fastest.
 M.tiers = { "hbm", "ddr", "ssd" }
+M.ParameterStorage = util.face("peri.plan.ParameterStorage", { HBM = "hbm", DDR = "ddr", SSD = "ssd" })
 
 --- Bytes a millisecond: the unit of all bandwidths, as all times are milliseconds.
 local function per_second(bytes) return bytes / 1000 end
@@ -128,11 +131,11 @@ local presets = {
   cpu_ethernet_100g = { local_world_size = 2, ddr_cap = 256 * GiB, ddr_mem_bw = per_second(100e9), intra_host_bw = per_second(20e9),
     inter_host_bw = per_second(6.25e9), intra_host_latency = 0.005, inter_host_latency = 0.02 },
 }
-M.presets = util.keys(presets)
+Topology.presets = util.keys(presets)
 
 --- A machine by name, with other arguments over it: Topology.preset("dgx_a100_80gb", { world_size = 16 }).
 function Topology.preset(name, args)
-  if not presets[name] then util.one_of("Topology.preset", "the name", name, M.presets) end
+  if not presets[name] then util.one_of("Topology.preset", "the name", name, Topology.presets) end
   local a = util.copy(presets[name])
   for key, value in util.ordered(args or {}) do a[key] = value end
   a.world_size = a.world_size or a.local_world_size
@@ -150,6 +153,33 @@ function Topology:arguments()
   return out
 end
 
+--- A topology into a file, as Lua text; and one from a file, read without running it: { perilune_topology = 1, world_size =, ... }, or
+--- { perilune_topology = 1, preset = "dgx_a100_80gb", world_size = 16 }. `args` go over what the file says.
+function Topology:save(path)
+  local says = self:arguments()
+  says.perilune_topology = VERSION
+  text.write(path, "return " .. text.encode(says, { "perilune_topology", "compute_device", "world_size", "local_world_size" }, 1) .. "\n",
+    "Topology:save")
+end
+
+function Topology.load(path, args)
+  local f = ("topology '%s'"):format(path)
+  local says = text.decode(text.read(path, "Topology.load"), f)
+  if type(says) ~= "table" or says.perilune_topology ~= VERSION then
+    P.fail(("%s: perilune_topology (the version of the format) is %s, allowed: %d"):format(f,
+      tostring(type(says) == "table" and says.perilune_topology), VERSION))
+  end
+  says.perilune_topology = nil
+  for key, value in util.ordered(args or {}) do says[key] = value end
+  local preset = says.preset
+  says.preset = nil
+  if says.local_world_size and says.world_size and args and args.world_size then
+    says.local_world_size = math.min(says.local_world_size, says.world_size)
+  end
+  if preset then return Topology.preset(preset, says) end
+  return Topology(says)
+end
+
 function Topology:__tostring()
   local tier = self:own_tier()
   return ("Topology: %d ranks (%s), %d a host, %.1f GiB each"):format(self.world_size, self.compute_device, self.local_world_size,
@@ -158,7 +188,8 @@ end
 
 signature.kind("Topology", "a Topology", Topology.is)
 signature.check("Topology:", Topology, { with_devices = "self: Topology, change: function",
+  save = "self: Topology, path: string",
   bandwidth = "self: Topology, collective: string, world_size: int, local_size: int" })
-signature.check("Topology.", Topology, { preset = "name: string, args: table?" })
+signature.check("Topology.", Topology, { preset = "name: string, args: table?", load = "path: string, args: table?" })
 
 return M

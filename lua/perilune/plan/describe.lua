@@ -1,0 +1,80 @@
+-- plan/describe.lua: a model as planners take it (enumerators.lua), without its weights: of an nn.Module, or of a plain table.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local nn = require "perilune.nn"
+local data_bytes = require("perilune.plan.constraints").data_bytes
+
+local M = {}
+
+--- Collections whose tables planners place, and how sharders call their kind.
+local kinds = util.index_of { "EmbeddingBagCollection", "EmbeddingCollection", "FeatureProcessedEmbeddingBagCollection" }
+
+--- What is known of a collection of a model.
+function M.collection(path, module, tables)
+  local params = rawget(module, "fused_params")
+  local kind = module.class_name
+  local weighted = rawget(module, "_weighted") or kind == "FeatureProcessedEmbeddingBagCollection"
+  return { path = path, kind = kinds[kind] and kind or "EmbeddingBagCollection", tables = tables, is_weighted = weighted,
+    optimizer = params and params.optimizer or nil }
+end
+
+--- The collections of an nn.Module, in its order, with dense_bytes: of the parameters outside of them. Allocates nothing.
+function M.module(module)
+  local model, within, dense, seen = { dense_bytes = 0 }, {}, {}, {}
+  for _, entry in ipairs(module:named_modules()) do
+    local m = entry.module
+    if not within[m] and kinds[m.class_name] then
+      for _, inner in ipairs(m:modules()) do within[inner] = true end
+      model[#model + 1] = M.collection(entry.path, m, m.tables or m._embedding_bag_collection.tables)
+    elseif not within[m] then
+      dense[#dense + 1] = m
+    end
+  end
+  for _, m in ipairs(dense) do
+    for _, name in ipairs(m._parameters) do
+      local p = rawget(m, name)
+      if p and not seen[p] then seen[p], model.dense_bytes = true, model.dense_bytes + 4 * p:numel() end
+    end
+  end
+  return model
+end
+
+local function check_tables(where, tables)
+  if type(tables) ~= "table" or #tables == 0 then P.fail(("%s: tables is no list of tables"):format(where)) end
+  return util.map(tables, function(t, i)
+    local what = ("%s: tables[%d]"):format(where, i)
+    local a = util.named(what, t, { name = util.required.string, num_embeddings = util.required.number,
+      embedding_dim = util.required.number, feature_names = util.optional.list, data_type = "FP32", pooling = util.optional.string })
+    util.integer(what .. ": num_embeddings", a.name, a.num_embeddings, 1)
+    util.integer(what .. ": embedding_dim", a.name, a.embedding_dim, 1)
+    if not data_bytes[a.data_type] then util.one_of(what, "data_type", a.data_type, util.keys(data_bytes)) end
+    a.feature_names = a.feature_names or { a.name }
+    return a
+  end)
+end
+
+--- A table { tables = list } or { { path =, kind =, tables = ... }, ... }, checked.
+local function described(given)
+  local list = given.tables and { given } or given
+  local model = { dense_bytes = given.dense_bytes or 0, buffer_bytes = given.buffer_bytes or 0 }
+  for i, c in ipairs(list) do
+    local where = ("model[%d]"):format(i)
+    local a = util.named(where, c, { path = "", kind = "EmbeddingBagCollection", tables = util.required.list, is_weighted = false,
+      optimizer = util.optional.string, dense_bytes = 0, buffer_bytes = 0 })
+    util.one_of(where, "kind", a.kind, util.keys(kinds))
+    a.tables = check_tables(where, a.tables)
+    model[i] = a
+  end
+  if #model == 0 then P.fail "a model without tables, wanted an nn.Module or { tables = { { name =, num_embeddings =, ... }, ... } }" end
+  return model
+end
+
+--- Of an nn.Module, a table as above, or a function that returns one of these.
+function M.of(source)
+  if type(source) == "function" then source = source() end
+  if nn.Module.is(source) then return M.module(source) end
+  if type(source) ~= "table" then P.fail(("a model that is a %s, wanted an nn.Module or a table"):format(type(source))) end
+  return described(source)
+end
+
+return M

@@ -1,0 +1,196 @@
+-- plan/text.lua: data as Lua text: tables, strings, numbers, true and false, with comments. Reading it runs nothing: this is a parser of
+-- constructors, and whatever else Lua could say is refused.
+--
+--   return {
+--     perilune_plan = 1,
+--     modules = { ["sparse.ebc"] = { items = { sharding_type = "table_wise", compute_kernel = "fused", ranks = { 1 } } } },
+--   }
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local signature = require "perilune.signature"
+
+local M = {}
+
+local DEPTH = 32         -- of tables within tables
+local LONGEST = 64 * 2 ^ 20 -- bytes of a text
+
+local escapes = { n = "\n", t = "\t", r = "\r", a = "\a", b = "\b", f = "\f", v = "\v", ["\\"] = "\\", ['"'] = '"', ["'"] = "'",
+  ["\n"] = "\n" }
+
+local function fail(s, format, ...)
+  local _, lines = s.text:sub(1, s.at):gsub("\n", "\n")
+  P.fail(("%s, line %d: %s"):format(s.from, lines + 1, format:format(...)))
+end
+
+--- What stands at the reader, for a message.
+local function here(s)
+  local word = s.text:match("^[%w_.]+", s.at) or s.text:sub(s.at, s.at)
+  return word == "" and "the end" or ("'%s'"):format((word:sub(1, 40):gsub("%c", "?")))
+end
+
+--- Go over blanks and comments.
+local function skip(s)
+  while true do
+    local at = s.text:match("^%s*()", s.at)
+    local comment = s.text:match("^%-%-[^\n]*()", at)
+    if s.text:find("^%-%-%[=*%[", at) then fail(s, "a long comment, allowed: comments of one line") end
+    s.at = comment or at
+    if not comment then return end
+  end
+end
+
+local function string_of(s, quote)
+  local parts, at = {}, s.at + 1
+  while true do
+    local plain, next_at = s.text:match('^([^"\'\\\n]*)()', at)
+    parts[#parts + 1], at = plain, next_at
+    local c = s.text:sub(at, at)
+    if c == quote then
+      s.at = at + 1
+      return table.concat(parts)
+    elseif c == '"' or c == "'" then
+      parts[#parts + 1], at = c, at + 1
+    elseif c == "\\" then
+      local code = s.text:match("^%d%d?%d?", at + 1)
+      local plain_escape = escapes[s.text:sub(at + 1, at + 1)]
+      s.at = at
+      if code and tonumber(code) < 256 then parts[#parts + 1], at = string.char(tonumber(code)), at + 1 + #code
+      elseif plain_escape then parts[#parts + 1], at = plain_escape, at + 2
+      else fail(s, "an escape that is none of \\n \\t \\\\ \\\" \\' \\ddd and their like") end
+    else
+      fail(s, "a string without an end")
+    end
+  end
+end
+
+local value_of
+
+--- The key of a field, if one stands here: name = or ["text"] =.
+local function key_of(s)
+  local name, after = s.text:match("^([%a_][%w_]*)%s*=()", s.at)
+  if name and s.text:sub(after, after) ~= "=" then
+    s.at = after
+    return name
+  end
+  if s.text:sub(s.at, s.at) ~= "[" then return nil end
+  s.at = s.at + 1
+  skip(s)
+  local quote = s.text:sub(s.at, s.at)
+  if quote ~= '"' and quote ~= "'" then fail(s, "%s as a key, allowed: names and strings", here(s)) end
+  local key = string_of(s, quote)
+  skip(s)
+  local rest = s.text:match("^%]%s*=()", s.at) or fail(s, "%s where ']=' is wanted", here(s))
+  s.at = rest
+  return key
+end
+
+local function table_of(s, depth)
+  if depth > DEPTH then fail(s, "tables within tables, %d deep; allowed: %d", depth, DEPTH) end
+  local out, kind = {}, nil
+  s.at = s.at + 1
+  while true do
+    skip(s)
+    if s.text:sub(s.at, s.at) == "}" then break end
+    local key = key_of(s)
+    local own = key and "object" or "list"
+    if kind and kind ~= own then fail(s, "a table with keys and with values that have none") end
+    kind = own
+    if key and out[key] ~= nil then fail(s, "the key '%s' comes twice", (key:sub(1, 80):gsub("%c", "?"))) end
+    out[key or #out + 1] = value_of(s, depth)
+    skip(s)
+    local separator = s.text:match("^[,;]", s.at)
+    if separator then s.at = s.at + 1
+    elseif s.text:sub(s.at, s.at) ~= "}" then fail(s, "%s where ',' or '}' is wanted", here(s)) end
+  end
+  s.at = s.at + 1
+  s.kind[out] = kind or "object"
+  return out
+end
+
+function value_of(s, depth)
+  skip(s)
+  local c = s.text:sub(s.at, s.at)
+  if c == "{" then return table_of(s, depth + 1) end
+  if c == '"' or c == "'" then return string_of(s, c) end
+  local word = s.text:match("^%-?[%w_.]+", s.at) or ""
+  local exponent = s.text:match("^%-?[%d.]+[eE][+-]%d+", s.at)
+  word = exponent or word
+  if word:match "^%-?%.?%d" then
+    local number = tonumber(word)
+    if number then
+      s.at = s.at + #word
+      return number
+    end
+  elseif word == "true" or word == "false" then
+    s.at = s.at + #word
+    return word == "true"
+  end
+  fail(s, "%s where a value is wanted: a table, a string, a number, true or false", here(s))
+end
+
+--- The value that a text says, and kind: by table "object" (keys are names) or "list". An empty table is an object. `from` names the text
+--- in messages.
+function M.decode(text, from)
+  local s = { text = text, from = from, at = 1, kind = {} }
+  if type(text) ~= "string" then P.fail(("%s: a %s, wanted a text"):format(from, type(text))) end
+  if #text > LONGEST then P.fail(("%s: %d bytes, allowed: %d"):format(from, #text, LONGEST)) end
+  skip(s)
+  s.at = s.text:match("^return%f[^%w_]()", s.at) or s.at
+  local value = value_of(s, 0)
+  skip(s)
+  if s.at <= #text then fail(s, "%s after the data", here(s)) end
+  return value, s.kind
+end
+
+--- A value as text that `decode` reads: numbers, strings, booleans, and tables whose keys are strings, or lists. `keys`: the first keys of
+--- tables, in order; the others follow sorted. Tables deeper than `wide` levels are written on one line.
+function M.encode(value, keys, wide, indent)
+  if type(value) == "string" then
+    return '"' .. value:gsub('[%c"\\\127]', function(c) return ("\\%03d"):format(c:byte()) end) .. '"'
+  end
+  if type(value) == "number" then return ("%.17g"):format(value) end
+  if type(value) ~= "table" then return tostring(value) end
+  indent = indent or ""
+  local inner, parts = wide > 0 and indent .. "  " or "", {}
+  for i = 1, #value do parts[i] = M.encode(value[i], keys, wide - 1, inner) end
+  local first = util.index_of(keys)
+  local names = #value == 0 and util.keys(value) or {}
+  table.sort(names, function(a, b)
+    local x, y = first[a] or math.huge, first[b] or math.huge
+    if x ~= y then return x < y end
+    return a < b
+  end)
+  for _, name in ipairs(names) do
+    local plain = name:match "^[%a_][%w_]*$" and not M.reserved[name]
+    parts[#parts + 1] = ("%s = %s"):format(plain and name or "[" .. M.encode(name) .. "]", M.encode(value[name], keys, wide - 1, inner))
+  end
+  if #parts == 0 then return "{}" end
+  if wide <= 0 then return ("{ %s }"):format(table.concat(parts, ", ")) end
+  return ("{\n%s%s,\n%s}"):format(inner, table.concat(parts, ",\n" .. inner), indent)
+end
+
+--- Words that Lua does not take as names.
+M.reserved = util.index_of { "and", "break", "do", "else", "elseif", "end", "false", "for", "function", "goto", "if", "in", "local", "nil",
+  "not", "or", "repeat", "return", "then", "true", "until", "while" }
+
+--- The text of a file.
+function M.read(path, func)
+  local file, err = io.open(path, "rb")
+  if not file then P.fail(("%s: %s"):format(func, err)) end
+  local text, why = file:read "*a"
+  file:close()
+  return text or P.fail(("%s: '%s': %s"):format(func, path, tostring(why)))
+end
+
+--- A text into a file.
+function M.write(path, text, func)
+  local file, err = io.open(path, "wb")
+  if not file then P.fail(("%s: %s"):format(func, err)) end
+  local written, why = file:write(text)
+  local closed, reason = file:close() -- which writes what has been kept back
+  if not (written and closed) then P.fail(("%s: '%s': %s"):format(func, path, tostring(why or reason))) end
+end
+
+signature.check("plan.text.", M, { read = "path: string, func: string", write = "path: string, text: string, func: string" })
+
+return M

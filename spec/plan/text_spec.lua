@@ -1,0 +1,122 @@
+-- Plans and topologies as Lua text: what is written is read back, nothing that is read runs, and no text breaks the reader.
+local peri = require "perilune"
+local text = require "perilune.plan.text"
+local plan = peri.plan
+
+local function example()
+  return plan.ShardingPlan {
+    [""] = { only = plan.data_parallel() },
+    ["towers.0.ebc"] = {
+      users = plan.row_wise { ranks = { 2, 0 }, sizes = { 7, 3 } },
+      ["end"] = plan.table_wise(1, { compute_kernel = "dense" }),
+      ["odd \"name\"\n\0\127\\ 'x'"] = plan.column_wise { ranks = { 0, 1, 0 } },
+      cached = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { algorithm = "LFU", load_factor = 0.1 } },
+      grid = plan.grid_shard { 0, 1 },
+    },
+  }
+end
+
+--- f while everything that could run a text is an error.
+local function without_code(f)
+  local names, saved = { "load", "loadstring", "loadfile", "dofile", "setfenv" }, {}
+  for _, name in ipairs(names) do
+    saved[name] = _G[name]
+    _G[name] = function() error("the reader ran something: " .. name, 0) end
+  end
+  local ok, err = pcall(f)
+  for _, name in ipairs(names) do _G[name] = saved[name] end
+  if not ok then error(err, 0) end
+end
+
+describe("a plan as Lua text", function()
+  it("says what the plan says, and is Lua", function()
+    local written = plan.to_text(example(), "made by hand\nfor a test")
+    assert.matches("^%-%- made by hand\n%-%- for a test\nreturn {\n  perilune_plan = 1,\n", written)
+    without_code(function() assert.equal(tostring(example()), tostring(plan.from_text(written))) end)
+    assert.equal(written:gsub("^%-%-[^\n]*\n%-%-[^\n]*\n", ""), plan.to_text(plan.from_text(written)))
+    local as_lua = assert(loadstring(written))()
+    assert.equal("row_wise", as_lua.modules["towers.0.ebc"].users.sharding_type)
+    assert.same({ 2, 0 }, as_lua.modules["towers.0.ebc"].users.ranks)
+  end)
+
+  it("is loaded from a .plan file", function()
+    local path = os.tmpname() .. ".plan"
+    plan.save(example(), path)
+    without_code(function() assert.equal(tostring(example()), tostring(plan.load(path))) end)
+    os.remove(path)
+  end)
+
+  it("refuses what is not data, with its line", function()
+    local function refused(words, body)
+      assert.error_matches(function() plan.from_text("return {\n  perilune_plan = 1,\n  modules = " .. body .. "\n}") end, words)
+    end
+    refused("line 3: 'os.execute' where a value is wanted", "os.execute 'true'")
+    refused("line 3: '%(' where a value is wanted", "(function() end)()")
+    refused("line 3: 'function' where a value is wanted", "function() end")
+    refused("line 3: '%.%.' where ',' or '}' is wanted", '{ ["m"] = { t = "a" .. "b" } }')
+    refused("with keys and with values", "{ a = 1, 2 }")
+    refused("the key 'a' comes twice", "{ a = {}, a = {} }")
+    refused("a string without an end", '{ ["m')
+    refused("'%[' as a key", "{ [[m]] = 1 }")
+    refused("a long comment", "--[[ x ]] {}")
+    refused("module 'm', table 't': no key 'rank'", '{ m = { t = { sharding_type = "table_wise", rank = 1 } } }')
+    refused("tables within tables", ("{ a = "):rep(40) .. "1" .. (" }"):rep(40))
+    assert.error_matches(function() plan.from_text "return { perilune_plan = 1, modules = {} } os.exit()" end, "'os.exit' after the data")
+    assert.error_matches(function() plan.from_text "return { perilune_plan = 2, modules = {} }" end, "version of the format%) is 2")
+  end)
+
+  it("survives texts that are broken at random: each is a plan or a named error", function()
+    local base, state = plan.to_text(example()), 7
+    local function draw(n)
+      state = 16807 * state % 2147483647
+      return state % n + 1
+    end
+    local pieces = { "{", "}", "=", ",", '"', "'", "\\", "[", "]", "--", "return", "nil", "1e999", "-", "0x", "function", "\0", "\255", "(",
+      "..", "{ { } }", "true", "sharding_type", "ranks = { -1 }", "\n" }
+    local plans, errors = 0, 0
+    without_code(function()
+      for _ = 1, 3000 do
+        local t = base
+        for _ = 1, draw(4) do
+          local from, n = draw(#t), draw(12) - 1
+          t = t:sub(1, from) .. (draw(2) == 1 and pieces[draw(#pieces)] or "") .. t:sub(from + n)
+        end
+        local ok, result = pcall(plan.from_text, t)
+        if ok then
+          assert(plan.ShardingPlan.is(result))
+          plans = plans + 1
+        else
+          assert(getmetatable(result) == peri.ffi.Error, tostring(result))
+          assert(#result.message < 2000 and result.message:match "^plan%.from_text", result.message)
+          errors = errors + 1
+        end
+      end
+    end)
+    assert.is_true(plans > 10 and errors > 1000, plans .. " plans, " .. errors .. " errors")
+  end)
+end)
+
+describe("data as text", function()
+  it("reads numbers, strings and lists as Lua does", function()
+    for _, t in ipairs { '{ 1, -2.5, 1e-3, 0x10, 1E+5, .5 }', [[{ "a\tb\065\"", 'it"s', "\
+" }]], "{ a = { { 1 }, { } }; b = true }",
+      "{ -- note\n 1; --[ no long one\n}" } do
+      assert.same(assert(loadstring("return " .. t))(), (text.decode(t, "text")), t)
+    end
+  end)
+
+  it("keeps topologies, over presets and arguments", function()
+    local path = os.tmpname()
+    local t = plan.Topology { world_size = 8, local_world_size = 4, compute_device = "cuda", hbm_cap = 2 ^ 33, inter_host_bw = 1e6 / 3 }
+    t:save(path)
+    local back = plan.Topology.load(path)
+    assert.same(t:arguments(), back:arguments())
+    assert.same(t.devices, back.devices)
+    assert.equal(4, plan.Topology.load(path, { world_size = 4 }).world_size)
+    local file = assert(io.open(path, "w"))
+    file:write 'return { perilune_topology = 1, preset = "dgx_h100_80gb", world_size = 16 }'
+    file:close()
+    assert.equal(80 * 2 ^ 30, plan.Topology.load(path).devices[16].hbm)
+    os.remove(path)
+  end)
+end)
