@@ -232,7 +232,7 @@ function ShardedEmbeddingModule:accumulate(on)
         .. "memory"):format(self.class_name, t.name, entry.sharding_type, kernel))
     end
   end
-  pieces.accumulate(self._ref, module_ptr, on)
+  pieces.accumulate(self._ref, module_ptr, on and true or false)
 end
 function ShardedEmbeddingModule:apply_accumulated() pieces.apply_accumulated(self._ref, module_ptr) end
 
@@ -310,7 +310,7 @@ function ShardedEmbeddingModule.check_arguments(class, names)
 end
 
 signature.check("ShardedEmbeddingModule:", ShardedEmbeddingModule,
-  { at_home = "self: table, f: callable, a: any, b: any, c: any, d: any" })
+  { accumulate = "self: table, on: boolean?", at_home = "self: table, f: callable, a: any, b: any, c: any, d: any" })
 signature.check("ShardedEmbeddingModule.", ShardedEmbeddingModule, { check_arguments = "class: table, names: string" })
 ShardedEmbeddingModule:check_arguments "features: any"
 

@@ -151,6 +151,7 @@ function ShardedModule:release() end -- luacheck: ignore 212
 signature.check("OutputAwaitable:", OutputAwaitable, { init = "self: table, module: table, exchange: awaitable" })
 signature.object("pipelined", "an object with a method forward", { forward = "callable" })
 signature.check("ShardedModule:", ShardedModule, { set_pipelined = "self: table, object: pipelined?",
+  accumulate = "self: table, on: boolean?",
   settle_with = "self: table, f: callable",
   own_parameter = "self: table, name: string, tensor: tensor" })
 
