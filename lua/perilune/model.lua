@@ -27,7 +27,7 @@ DistributedModelParallel.wraps = true -- paths in errors are those of the model,
 
 local arguments = {
   module = util.required,          -- nn.Module; its embedding collections are replaced in place
-  plan = util.optional,            -- what plan.load takes; default: whole tables, spread by size
+  plan = util.optional,            -- what plan.load takes, or a planner; default: whole tables, spread by size
   env = util.optional,             -- ShardingEnv with a process group; default: of `group`
   group = util.optional,           -- the ranks; default: the world
   device = util.optional,
@@ -97,10 +97,21 @@ local function check_paths(collections, plan, device)
   end
 end
 
+--- What a planner makes of the collections, agreed by all ranks.
+local function planned(planner, collections, env)
+  if planner.topology.world_size ~= env.world_size then
+    P.fail(("DistributedModelParallel: the planner's topology has %d ranks, the model is shared by %d"):format(planner.topology.world_size,
+      env.world_size))
+  end
+  local model = util.map(collections, function(c) return plans.describe.collection(c.path, c.module, c.tables) end)
+  return planner:collective_plan(model, env.pg)
+end
+
 local function make_plan(source, collections, env)
   local modules = {}
   for _, c in ipairs(collections) do modules[c.path] = c.tables end
   env = env:with_modules(modules)
+  if plans.EmbeddingShardingPlanner.is(source) then return planned(source, collections, env) end
   if source ~= nil then return plans.load(source, env) end
   return plans.table_wise_by_size(modules, env)
 end

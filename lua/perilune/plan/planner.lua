@@ -57,7 +57,7 @@ local arguments = {
   proposers = util.optional.list,      -- default: grid search, greedy by the slowest shard and by all, uniform
   partitioner = util.optional.table,   -- default: GreedyPerfPartitioner
   performance_model = util.optional.table, -- default: NoopPerfModel
-  max_placements = 1e8,                -- shards that the search places before it keeps the best plan so far: a limit that every machine
+  max_placements = 2e7,                -- shards that the search places before it keeps the best plan so far: a limit that every machine
                                        -- reaches at the same proposal, unlike a time
 }
 

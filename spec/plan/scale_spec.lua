@@ -1,0 +1,49 @@
+-- A thousand tables on 512 ranks: planned in seconds, within memory, and the same again.
+local peri = require "perilune"
+local plan = peri.plan
+
+local GiB = 2 ^ 30
+
+local function model_of()
+  local state, tables = 5, {}
+  local function draw(a, b)
+    state = 16807 * state % 2147483647
+    return a + state % (b - a + 1)
+  end
+  for i = 1, 1000 do
+    tables[i] = { name = "t" .. i, num_embeddings = math.floor(10 ^ (3 + draw(0, 4000) / 1000)),
+      embedding_dim = ({ 16, 32, 64, 128, 256 })[draw(1, 5)] }
+  end
+  return plan.describe.of { tables = tables, optimizer = "rowwise_adagrad" }
+end
+
+local function planned(max_placements)
+  local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology.preset("dgx_a100_80gb", { world_size = 512 }),
+    sharder = plan.perilune_sharder, max_placements = max_placements }
+  local started = os.clock()
+  local made = planner:plan(model_of())
+  return made, planner, os.clock() - started
+end
+
+describe("1000 tables on 512 ranks", function()
+  it("are planned in under 10 s of this process, within every rank's memory", function()
+    local made, planner, seconds = planned()
+    assert.is_true(seconds < 10, ("%.1f s"):format(seconds))
+    local used, best = {}, planner.last.best
+    for r = 1, 512 do used[r] = 0 end
+    for i, option in ipairs(best.proposal) do
+      for k, shard in ipairs(option:shards()) do
+        local r = best.placement[i] == true and k or best.placement[i][k] + 1
+        used[r] = used[r] + shard.storage.hbm
+      end
+    end
+    for r = 1, 512 do assert.is_true(used[r] > 0 and used[r] <= 0.85 * 80 * GiB, ("rank %d: %g"):format(r - 1, used[r])) end
+    local n = 0
+    for _ in pairs(made.plan[""].tables) do n = n + 1 end
+    assert.equal(1000, n)
+  end)
+
+  it("get the same plan again", function()
+    assert.equal(plan.to_text((planned(2e5))), plan.to_text((planned(2e5))))
+  end)
+end)
