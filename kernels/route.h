@@ -11,6 +11,8 @@
 
 #include <perilune/base.h>
 
+#include "spread.h"
+
 #define PERI_KERNELS_ROUTE(X)                                                                                                         \
     X(route_count, peri_k_route_count_args) X(route_totals, peri_k_route_totals_args) X(route_pack, peri_k_route_pack_args)           \
     X(route_return, peri_k_route_return_args) X(route_mean, peri_k_route_mean_args) X(route_combine, peri_k_route_combine_args)       \
@@ -22,14 +24,24 @@ typedef struct peri_k_partition {
     int64_t bag_start;   /* range index of its first bag: sum of `bags` of the partitions before */
     int64_t first_bag;   /* first bag in the input's offsets */
     int64_t bags;
-    int64_t rows;        /* of the whole table; ids are legal in [0, rows), and -1 (no row: skipped) */
-    int64_t first_bound; /* in bounds: n_parts + 1 row boundaries, from 0 to rows */
+    int64_t rows;        /* of the whole table; ids are legal in [0, rows), and -1 (no row: skipped). Raw ids: buckets of the whole table */
+    int64_t first_bound; /* in bounds: n_parts + 1 row (raw ids: bucket) boundaries, from 0 to rows */
     int64_t block;       /* rows of an even part, for the first guess; 0: search the boundaries */
+    int64_t bucket_ids;  /* raw ids by PERI_K_SPREAD_RANGE: ids of a bucket */
     int32_t n_parts;
     int32_t first_strand; /* in wire_bag: its n_parts strands */
     int32_t check;        /* which report ids out of range go into: 0..PERI_ROUTE_REPORTS - 1; more: none */
-    int32_t reserved;
+    int32_t raw;         /* 0: ids are rows. Else they are raw, each belongs to the part that has its bucket by spread raw - 1
+                            (PERI_K_SPREAD_*), and travels as it is; all that have a bucket are legal, -1 too */
 } peri_k_partition;
+
+/** What of @id is compared with a partition's boundaries: < -1: the id is not legal; -1: it is skipped. */
+static inline int64_t peri_k_route_key(const peri_k_partition *p, int64_t id)
+{
+    if (!p->raw) return id;
+    int64_t bucket = peri_k_bucket(id, p->raw - 1, p->rows, p->bucket_ids);
+    return bucket < 0 ? -2 : bucket;
+}
 
 /** What a check found, in device memory, zeroed before. */
 typedef struct peri_k_route_report {
@@ -72,7 +84,7 @@ typedef struct peri_k_route_mean_args {
     int32_t n_partitions;
 } peri_k_route_mean_args;
 
-/** For each bag of each partition and each id of it in order: place = cursor[slot]++; out[place] = id - first row of the strand;
+/** For each bag of each partition and each id of it in order: place = cursor[slot]++; out[place] = id - first row of the strand (raw: id);
  *  out_weights[place] = weights[i]; places[place_first[partition] + i - first id of its first bag] = place, -1 for ids that are in no
  *  strand (a partition without strands has no places). `cursor` starts as the exclusive cumulative sum of `lengths`. range: bags over
  *  all partitions. */

@@ -6,7 +6,7 @@
 
 static inline int64_t cpu_route_id(const void *ids, int64_t i, bool i32) { return ref_route_id(ids, i, i32); }
 
-/** Which part has row @id: a guess by even blocks put right by the boundaries, or a binary search. */
+/** Which part has row (or bucket) @id: a guess by even blocks put right by the boundaries, or a binary search. */
 static inline int32_t cpu_route_part(const peri_k_partition *p, const int64_t *bounds, double inverse_block, int64_t id)
 {
     const int64_t *b = bounds + p->first_bound;
@@ -27,11 +27,13 @@ static inline int32_t cpu_route_part(const peri_k_partition *p, const int64_t *b
     return low;
 }
 
-/** Number of ids of [from, to) that are -1, if all others are in [0, rows); -1 if one is not. */
-static int64_t cpu_route_pruned(const void *ids, bool i32, int64_t from, int64_t to, int64_t rows)
+/** Number of ids of [from, to) that are -1, if all others are in [0, rows); -1 if one is not. Raw ids: 0 if all are legal; else -1 (or
+ *  nobody looked). */
+static int64_t cpu_route_pruned(const peri_k_partition *p, const void *ids, bool i32, int64_t from, int64_t to)
 {
     int64_t pruned = 0;
-    uint64_t limit = (uint64_t)rows, bad = 0;
+    uint64_t limit = (uint64_t)p->rows, bad = 0;
+    if (p->raw) return p->raw - 1 == PERI_K_SPREAD_RANGE ? -1 : 0;
     if (i32) {
         const int32_t *x = ids;
         for (int64_t k = from; k < to; k++) {
@@ -59,7 +61,7 @@ static void cpu_route_count(const void *args, int64_t begin, int64_t end)
             const peri_k_partition *p = ref_route_find(a->partitions, a->n_partitions, i);
             int64_t bag = i - p->bag_start, n = p->bags - bag < stop - i ? p->bags - bag : stop - i;
             const int64_t *offsets = a->offsets + p->first_bag + bag;
-            int64_t pruned = p->n_parts <= 1 ? cpu_route_pruned(a->ids, a->ids_i32, offsets[0], offsets[n], p->rows) : -1;
+            int64_t pruned = p->n_parts <= 1 ? cpu_route_pruned(p, a->ids, a->ids_i32, offsets[0], offsets[n]) : -1;
             if (pruned == 0) { /* every id goes to the one strand */
                 int32_t *lengths = p->n_parts ? a->lengths + a->wire_bag[p->first_strand] + bag : NULL;
                 for (int64_t k = 0; k < n && lengths; k++) lengths[k] = (int32_t)(offsets[k + 1] - offsets[k]);
@@ -71,15 +73,15 @@ static void cpu_route_count(const void *args, int64_t begin, int64_t end)
             for (int32_t s = 0; s < p->n_parts; s++) memset(a->lengths + wire[s] + bag, 0, sizeof *a->lengths * (size_t)n);
             for (int64_t k = 0; k < n; k++, i++)
                 for (int64_t at = offsets[k]; at < offsets[k + 1]; at++) {
-                    int64_t id = cpu_route_id(a->ids, at, a->ids_i32);
-                    if (id < -1 || id >= p->rows) {
+                    const int64_t id = cpu_route_id(a->ids, at, a->ids_i32), key = peri_k_route_key(p, id);
+                    if (key < -1 || key >= p->rows) {
                         if (p->check >= PERI_ROUTE_REPORTS) continue;
                         peri_k_route_report *report = &a->reports[block * PERI_ROUTE_REPORTS + p->check];
                         report->bad++;
                         if (!report->where) report->where = i + 1, report->id = id, report->position = at - offsets[k];
                         continue;
                     }
-                    if (id >= 0 && p->n_parts > 0) a->lengths[wire[cpu_route_part(p, a->bounds, inverse_block, id)] + bag + k]++;
+                    if (key >= 0 && p->n_parts > 0) a->lengths[wire[cpu_route_part(p, a->bounds, inverse_block, key)] + bag + k]++;
                 }
         }
     }
@@ -104,7 +106,7 @@ static void cpu_route_pack(const void *args, int64_t begin, int64_t end)
             continue;
         }
         int64_t *kept = a->places ? a->places + a->place_first[p - a->partitions] - a->offsets[p->first_bag] : NULL;
-        if (p->n_parts == 1 && cpu_route_pruned(a->ids, a->ids_i32, offsets[0], offsets[n], p->rows) == 0) {
+        if (p->n_parts == 1 && cpu_route_pruned(p, a->ids, a->ids_i32, offsets[0], offsets[n]) == 0) {
             /* The bags of one strand follow each other on the wire as they do here. */
             int64_t from = offsets[0], count = offsets[n] - from, place = a->cursor[wire[0] + bag];
             if (!a->ids_i32 && a->out_i32) {
@@ -124,13 +126,13 @@ static void cpu_route_pack(const void *args, int64_t begin, int64_t end)
             double inverse_block = p->block > 0 ? 1.0 / (double)p->block : 0;
             for (int64_t k = 0; k < n; k++)
                 for (int64_t at = offsets[k]; at < offsets[k + 1]; at++) {
-                    int64_t id = cpu_route_id(a->ids, at, a->ids_i32);
+                    const int64_t id = cpu_route_id(a->ids, at, a->ids_i32), key = peri_k_route_key(p, id);
                     if (kept) kept[at] = -1;
-                    if (id < 0 || id >= p->rows) continue;
-                    int32_t part = p->n_parts == 1 ? 0 : cpu_route_part(p, a->bounds, inverse_block, id);
+                    if (key < 0 || key >= p->rows) continue;
+                    int32_t part = p->n_parts == 1 ? 0 : cpu_route_part(p, a->bounds, inverse_block, key);
                     int64_t place = a->cursor[wire[part] + bag + k]++;
                     if (kept) kept[at] = place;
-                    cpu_route_put(a, place, id - a->bounds[p->first_bound + part], at);
+                    cpu_route_put(a, place, p->raw ? id : id - a->bounds[p->first_bound + part], at);
                 }
         }
         i += n;
@@ -145,9 +147,9 @@ static void cpu_route_return(const void *args, int64_t begin, int64_t end)
         double inverse_block = p->block > 0 ? 1.0 / (double)p->block : 0;
         for (int64_t b = from; b < to && p->n_parts > 0; b++)
             for (int64_t k = a->offsets[b]; k < a->offsets[b + 1]; k++) {
-                int64_t id = cpu_route_id(a->ids, k, a->ids_i32);
-                if (id < 0 || id >= p->rows) continue;
-                int32_t part = p->n_parts == 1 ? 0 : cpu_route_part(p, a->bounds, inverse_block, id);
+                const int64_t key = peri_k_route_key(p, cpu_route_id(a->ids, k, a->ids_i32));
+                if (key < 0 || key >= p->rows) continue;
+                int32_t part = p->n_parts == 1 ? 0 : cpu_route_part(p, a->bounds, inverse_block, key);
                 int64_t *at = &a->cursor[a->wire_bag[p->first_strand + part] + b - p->first_bag];
                 float x = a->factor * a->back[(*at)++];
                 a->out[k] += x;
@@ -243,8 +245,8 @@ static inline float *cpu_route_row(const peri_k_route_rows_args *a, const peri_k
         int64_t place = a->places[out->place_first + k];
         if (place < 0) return NULL;
         if (p->n_parts > 1) {
-            int64_t id = ref_route_id(a->ids, out->first_id + k, a->ids_i32);
-            piece += cpu_route_part(p, a->bounds, inverse_block, id);
+            int64_t key = peri_k_route_key(p, ref_route_id(a->ids, out->first_id + k, a->ids_i32));
+            piece += cpu_route_part(p, a->bounds, inverse_block, key);
         }
         k = place;
     }
@@ -303,8 +305,8 @@ static void cpu_route_pool(const void *args, int64_t begin, int64_t end)
             memset(out, 0, sizeof *out * (size_t)cols);
             for (int64_t i = from; i < to; i++) {
                 bool own = false;
-                int64_t id = ref_route_id(a->rows.ids, i, a->rows.ids_i32);
-                if (id < 0 || id >= p->rows) continue;
+                int64_t key = peri_k_route_key(p, ref_route_id(a->rows.ids, i, a->rows.ids_i32));
+                if (key < 0 || key >= p->rows) continue;
                 const float *row = cpu_route_row(&a->rows, &pool->rows, inverse_block, i - pool->rows.first_id, &own);
                 const k_vec w = k_set(a->weights ? a->weights[i] : 1);
                 if (!row) continue;

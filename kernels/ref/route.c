@@ -17,7 +17,7 @@ static const peri_k_partition *ref_route_find(const peri_k_partition *p, int32_t
     return p + low;
 }
 
-/** Which part of @p has row @id. */
+/** Which part of @p has row (or bucket) @id. */
 static int32_t ref_route_part(const peri_k_partition *p, const int64_t *bounds, int64_t id)
 {
     int32_t part = 0;
@@ -37,10 +37,11 @@ static void ref_route_count(const void *args, int64_t begin, int64_t end)
             for (int32_t s = 0; s < p->n_parts; s++) a->lengths[a->wire_bag[p->first_strand + s] + bag] = 0;
             for (int64_t k = from; k < to; k++) {
                 int64_t id = ref_route_id(a->ids, k, a->ids_i32);
-                bool bad = id < -1 || id >= p->rows;
+                int64_t key = peri_k_route_key(p, id);
+                bool bad = key < -1 || key >= p->rows;
                 peri_k_route_report *report = bad && p->check < PERI_ROUTE_REPORTS ? &reports[p->check] : NULL;
                 if (report && report->bad++ == 0) report->where = i + 1, report->id = id, report->position = k - from;
-                if (id >= 0 && !bad && p->n_parts > 0) a->lengths[a->wire_bag[p->first_strand + ref_route_part(p, a->bounds, id)] + bag]++;
+                if (key >= 0 && !bad && p->n_parts > 0) a->lengths[a->wire_bag[p->first_strand + ref_route_part(p, a->bounds, key)] + bag]++;
             }
         }
     }
@@ -72,9 +73,10 @@ static void ref_route_pack(const void *args, int64_t begin, int64_t end)
         for (int64_t k = from; k < to && p->n_parts > 0; k++) {
             int64_t id = ref_route_id(a->ids, k, a->ids_i32);
             if (kept) kept[k] = -1;
-            if (id < 0 || id >= p->rows) continue;
-            int32_t part = ref_route_part(p, a->bounds, id), strand = p->first_strand + part;
-            int64_t place = a->cursor[a->wire_bag[strand] + bag]++, local = id - a->bounds[p->first_bound + part];
+            int64_t key = peri_k_route_key(p, id);
+            if (key < 0 || key >= p->rows) continue;
+            int32_t part = ref_route_part(p, a->bounds, key), strand = p->first_strand + part;
+            int64_t place = a->cursor[a->wire_bag[strand] + bag]++, local = p->raw ? id : id - a->bounds[p->first_bound + part];
             if (a->out_i32) ((int32_t *)a->out)[place] = (int32_t)local;
             else ((int64_t *)a->out)[place] = local;
             if (a->weights) a->out_weights[place] = a->weights[k];
@@ -91,8 +93,9 @@ static void ref_route_return(const void *args, int64_t begin, int64_t end)
         for (int64_t b = from; b < to && p->n_parts > 0; b++)
             for (int64_t k = a->offsets[b]; k < a->offsets[b + 1]; k++) {
                 int64_t id = ref_route_id(a->ids, k, a->ids_i32);
-                if (id < 0 || id >= p->rows) continue;
-                int64_t *at = &a->cursor[a->wire_bag[p->first_strand + ref_route_part(p, a->bounds, id)] + b - p->first_bag];
+                int64_t key = peri_k_route_key(p, id);
+                if (key < 0 || key >= p->rows) continue;
+                int64_t *at = &a->cursor[a->wire_bag[p->first_strand + ref_route_part(p, a->bounds, key)] + b - p->first_bag];
                 float x = a->factor * a->back[(*at)++];
                 a->out[k] += x;
             }
@@ -156,7 +159,8 @@ static int64_t ref_route_row(const peri_k_route_rows_args *a, const peri_k_rows 
     if (out->place_first >= 0) {
         place = a->places[out->place_first + k];
         if (place < 0) return -1;
-        part = ref_route_part(&a->partitions[out->partition], a->bounds, ref_route_id(a->ids, out->first_id + k, a->ids_i32));
+        const peri_k_partition *p = &a->partitions[out->partition];
+        part = ref_route_part(p, a->bounds, peri_k_route_key(p, ref_route_id(a->ids, out->first_id + k, a->ids_i32)));
     }
     *piece = &a->pieces[out->first_piece + part];
     return (*piece)->offset + place * out->cols;
@@ -186,8 +190,9 @@ static void ref_route_rows_back(const void *args, int64_t begin, int64_t end) { 
 static const float *ref_route_pooled(const peri_k_route_pool_args *a, const peri_k_pool *pool, int64_t i)
 {
     const peri_k_piece *piece = NULL;
-    int64_t id = ref_route_id(a->rows.ids, i, a->rows.ids_i32);
-    if (id < 0 || id >= a->rows.partitions[pool->rows.partition].rows) return NULL;
+    const peri_k_partition *p = &a->rows.partitions[pool->rows.partition];
+    int64_t key = peri_k_route_key(p, ref_route_id(a->rows.ids, i, a->rows.ids_i32));
+    if (key < 0 || key >= p->rows) return NULL;
     int64_t at = ref_route_row(&a->rows, &pool->rows, i - pool->rows.first_id, &piece);
     return at < 0 ? NULL : (piece->own ? a->rows.own : a->rows.received) + at;
 }

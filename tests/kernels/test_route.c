@@ -56,6 +56,23 @@ static void cut(problem *p, peri_k_partition *q, int32_t *n_bounds)
     *n_bounds += q->n_parts + 1;
 }
 
+static bool raw; /* make partitions of raw ids too */
+
+/** What of an id is compared with the boundaries; -2: it is not legal. An oracle of its own where the rule is simple. */
+static int64_t key_of(const peri_k_partition *q, int64_t id)
+{
+    if (!q->raw) return id;
+    if (q->raw - 1 == PERI_K_SPREAD_MODULO) return ((id % q->rows) + q->rows) % q->rows;
+    if (q->raw - 1 == PERI_K_SPREAD_RANGE) return id < 0 || id / q->bucket_ids >= q->rows ? -2 : id / q->bucket_ids;
+    return peri_k_bucket(id, PERI_K_SPREAD_HASH, q->rows, 0);
+}
+
+static int64_t raw_id(const peri_k_partition *q, bool bad)
+{
+    if (q->raw - 1 != PERI_K_SPREAD_RANGE) return below(4) ? below((int64_t)1 << 32) - ((int64_t)1 << 31) : below(5) - 2;
+    return bad && !below(30) ? (below(2) ? -1 - below(9) : q->rows * q->bucket_ids + below(9)) : below(q->rows * q->bucket_ids);
+}
+
 static void make(problem *p, bool bad)
 {
     memset(p, 0, sizeof *p);
@@ -71,6 +88,7 @@ static void make(problem *p, bool bad)
         q->bags = below(MOST_BAGS);
         q->first_strand = p->n_strands;
         q->check = (int32_t)below(PERI_ROUTE_REPORTS + 1);
+        if (raw && !below(3)) q->raw = 1 + (int32_t)below(3), q->bucket_ids = 1 + below(50);
         int64_t pruned = below(3) ? 0 : 1, longest = below(2) ? 4 : 40;
         for (int64_t k = 0; k < q->bags; k++, bag++) {
             int64_t n = below(longest);
@@ -78,6 +96,7 @@ static void make(problem *p, bool bad)
             for (int64_t j = 0; j < n; j++) {
                 int64_t id = pruned && !below(5) ? -1 : below(q->rows);
                 if (bad && !below(30)) id = below(2) ? q->rows + below(5) : -2 - below(1000);
+                if (q->raw) id = raw_id(q, bad);
                 p->ids[p->n_ids] = id;
                 p->ids32[p->n_ids] = (int32_t)id;
                 p->weights[p->n_ids++] = (float)below(1000) / 7;
@@ -144,13 +163,14 @@ static void check_places(const problem *p, const result *r)
         for (int64_t k = p->offsets[q->first_bag]; k < p->offsets[q->first_bag + q->bags] && q->n_parts > 0; k++) {
             int32_t part = 0;
             const int64_t *bounds = p->bounds + q->first_bound;
-            if (p->ids[k] < 0 || p->ids[k] >= q->rows) {
+            const int64_t key = key_of(q, p->ids[k]);
+            if (key < 0 || key >= q->rows) {
                 assert_int_equal(r->places[k], -1);
                 continue;
             }
-            while (p->ids[k] >= bounds[part + 1]) part++;
+            while (key >= bounds[part + 1]) part++;
             assert_true(r->places[k] > last[part] && !taken[r->places[k]]);
-            assert_int_equal(r->out[r->places[k]], p->ids[k] - bounds[part]);
+            assert_int_equal(r->out[r->places[k]], p->ids[k] - (q->raw ? 0 : bounds[part]));
             taken[last[part] = r->places[k]] = true;
         }
     }
@@ -161,6 +181,7 @@ static const char *const isas[] = {"ref", "avx2", "avx512"};
 static void test_ids(void **unused)
 {
     (void)unused;
+    raw = true;
     static problem p;
     static result want, got;
     for (int round = 0; round < 600; round++) {
@@ -183,6 +204,7 @@ static void test_ids(void **unused)
 static void test_ref(void **unused)
 {
     (void)unused;
+    raw = true;
     static problem p;
     static result r;
     int64_t reported = 0;
@@ -198,8 +220,9 @@ static void test_ref(void **unused)
             for (int64_t b = 0; b < q->bags; b++) {
                 int64_t n = 0;
                 for (int64_t i = p.offsets[q->first_bag + b]; i < p.offsets[q->first_bag + b + 1]; i++) {
-                    if (p.ids[i] < bound[0] || p.ids[i] >= bound[1]) continue;
-                    assert_int_equal(r.out[at], p.ids[i] - bound[0]);
+                    const int64_t key = key_of(q, p.ids[i]);
+                    if (key < bound[0] || key >= bound[1]) continue;
+                    assert_int_equal(r.out[at], p.ids[i] - (q->raw ? 0 : bound[0]));
                     assert_true(r.weights[at] == p.weights[i]);
                     at++, n++;
                 }
@@ -208,7 +231,8 @@ static void test_ref(void **unused)
         }
         for (int32_t k = 0; k < p.n_partitions; k++)
             for (int64_t i = p.offsets[p.partitions[k].first_bag]; i < p.offsets[p.partitions[k].first_bag + p.partitions[k].bags]; i++)
-                bad[p.partitions[k].check] += p.ids[i] < -1 || p.ids[i] >= p.partitions[k].rows;
+                bad[p.partitions[k].check] += key_of(&p.partitions[k], p.ids[i]) < -1 ||
+                                              key_of(&p.partitions[k], p.ids[i]) >= p.partitions[k].rows;
         for (int k = 0; k < PERI_ROUTE_REPORTS; k++) {
             assert_int_equal(r.reports[k].bad, bad[k]);
             assert_true(p.bad || bad[k] == 0);
@@ -222,6 +246,7 @@ static void test_ref(void **unused)
 static void test_means(void **unused)
 {
     (void)unused;
+    raw = true;
     static problem p;
     static float scale[MOST_PARTITIONS * MOST_BAGS * MOST_PARTS + GUARD];
     for (int round = 0; round < 100; round++) {
@@ -249,6 +274,7 @@ static void test_means(void **unused)
 static void test_return(void **unused)
 {
     (void)unused;
+    raw = true;
     static problem p;
     static result sent;
     static float y[20000], back[2][20000];
@@ -430,6 +456,7 @@ static int64_t element_of(const problem *p, const sequences *s, const int64_t *p
 static void test_sequences(void **unused)
 {
     (void)unused;
+    raw = false;
     static problem p;
     static result r;
     static sequences s;
@@ -526,6 +553,7 @@ static void look_up(const problem *p, const peri_k_pool *pool, const float *rows
 static void test_pools(void **unused)
 {
     (void)unused;
+    raw = false;
     static problem p;
     static result r;
     static sequences s;
