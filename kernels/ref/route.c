@@ -41,7 +41,7 @@ static void ref_route_count(const void *args, int64_t begin, int64_t end)
                 bool bad = key < -1 || key >= p->rows;
                 peri_k_route_report *report = bad && p->check < PERI_ROUTE_REPORTS ? &reports[p->check] : NULL;
                 if (report && report->bad++ == 0) report->where = i + 1, report->id = id, report->position = k - from;
-                if (key >= 0 && !bad && p->n_parts > 0) a->lengths[a->wire_bag[p->first_strand + ref_route_part(p, a->bounds, key)] + bag]++;
+                if (key >= 0 && !bad && p->n_parts) a->lengths[a->wire_bag[p->first_strand + ref_route_part(p, a->bounds, key)] + bag]++;
             }
         }
     }

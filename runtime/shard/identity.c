@@ -137,6 +137,10 @@ static void add_table(text *t, const peri_sharded_config *c, int32_t i, const pe
     if (fused)
         add(t, "table '%s'\toptimizer\t%s (number %d)\n", name, peri__optimizer_kind_of(c->optimizers[table->optimizer].kind)->name,
             table->optimizer);
+    const peri_sharded_collision *x = table->collision;
+    add(t, "table '%s'\tmanaged collision\t%s\n", name,
+        x ? PICK(x->spread, "buckets by hash", "buckets by modulo", "buckets by range") : "none");
+    for (int32_t b = 0; x && b <= x->buckets; b++) add(t, "table '%s'\tbucket %d\tfrom row %lld\n", name, b, (long long)x->segments[b]);
     add_shards(t, name, cut);
 }
 

@@ -106,6 +106,7 @@ static peri_status check_config(const peri_sharded_config *c)
             return peri__fail(PERI_EINVAL, "%s: table '%s': bounds_check %d, allowed: %d..%d", f, table->name, table->bounds_check,
                               PERI_BOUNDS_FATAL, PERI_BOUNDS_NONE);
         PERI_TRY(check_dtypes(f, table));
+        if (table->collision) PERI_TRY(peri__managed_check(f, c, table));
         if (table->compute_kernel == PERI_KERNEL_FUSED && (table->optimizer < 0 || table->optimizer >= c->n_optimizers))
             return peri__fail(PERI_EINVAL, "%s: table '%s': optimizer number %d, allowed: 0..%d", f, table->name, table->optimizer,
                               c->n_optimizers - 1);
@@ -190,7 +191,9 @@ static peri_status cut_table(const peri_sharded *e, const peri_sharded_table *fr
     const bool places = e->places > 1; /* they are cut over as ranks of one node are, and all belong to this rank */
     const peri_sharding sharding = {.type = from->sharding_type, .world_size = places ? e->places : e->world_size,
                                     .nodes = places ? NULL : e->nodes, .n_ranks = from->n_ranks, .ranks = from->ranks,
-                                    .sizes = from->sizes, .table = from->name, .rows = from->rows, .cols = from->cols};
+                                    .sizes = from->sizes, .table = from->name, .rows = from->rows, .cols = from->cols,
+                                    .segments = from->collision ? from->collision->segments : NULL,
+                                    .buckets = from->collision ? from->collision->buckets : 0};
     PERI_TRY(peri_sharding_shards(&sharding, NULL, 0, &to->n_shards));
     to->shards = peri__alloc(sizeof *to->shards * (size_t)peri__max(1, to->n_shards));
     to->places = peri__alloc_zero(sizeof *to->places * (size_t)peri__max(1, to->n_shards));
@@ -201,6 +204,17 @@ static peri_status cut_table(const peri_sharded *e, const peri_sharded_table *fr
         to->shards[s].rank = e->rank;
     }
     return PERI_OK;
+}
+
+/** What routes need to know of raw ids. */
+static void take_collision(peri_sharded *e, const peri_sharded_collision *c, peri__route_table *to)
+{
+    if (!c) return;
+    to->raw = c->spread + 1;
+    to->buckets = c->buckets;
+    to->bucket_ids = c->spread == PERI_SPREAD_RANGE ? peri__ceil_div(c->input_hash_size, c->buckets) : 1;
+    to->segments = c->segments; /* for as long as the routes are made */
+    e->router.wire_i32 = false;
 }
 
 /** The lane of a table's rows. Rows of ids are never added up, and no exact module adds rows up before they are home. */
@@ -246,6 +260,7 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
         *to = (peri__route_table){.name = e->table_names[t], .rows = from->rows, .cols = from->cols, .n_features = from->n_features,
                                   .features = e->features + at, .data_parallel = type->replica,
                                   .copied = copied, .lane = lane_for(e, type, copied, summed), .bounds_check = from->bounds_check};
+        take_collision(e, from->collision, to);
         memcpy(e->features + at, from->features, sizeof *e->features * (size_t)from->n_features);
         at += from->n_features;
         peri__way *way = &e->ways[to->lane];
@@ -313,6 +328,7 @@ peri_status peri_sharded_new(const peri_sharded_config *c, peri_sharded **out)
     e->n_features = c->n_features;
     e->n_optimizers = c->n_optimizers;
     e->weighted = c->weighted;
+    e->returns_rows = c->returns_rows;
     e->frozen = c->tables[0].compute_kernel == PERI_KERNEL_QUANT;
     e->places = c->places > 1 ? c->places : 1;
     e->output_dtype = c->output_dtype ? c->output_dtype : PERI_F32;
@@ -328,6 +344,7 @@ peri_status peri_sharded_new(const peri_sharded_config *c, peri_sharded **out)
     PERI_TRY_GOTO(take_rates(e, c), out);
     PERI_TRY_GOTO(peri__identity_new(e, c), out);
     PERI_TRY_GOTO(peri__tables_new(e, c), out);
+    PERI_TRY_GOTO(peri__managed_new(e, c), out);
     PERI_TRY_GOTO(peri__files_of_module(e, c), out);
     *out = e;
 out:
@@ -340,6 +357,7 @@ void peri_sharded_retain(peri_sharded *e) { peri__refs_add(&e->refs); }
 void peri_sharded_release(peri_sharded *e)
 {
     if (!e || !peri__refs_drop(&e->refs)) return;
+    peri__managed_free(e);
     peri__tables_free(e);
     for (int32_t t = 0; e->tables && t < e->n_tables; t++) {
         peri__free(e->tables[t].shards);

@@ -72,6 +72,8 @@ extern const peri__kind peri__pooled, peri__sequence;
 peri_status peri__pooled_weights(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *grad, peri_tensor *own,
                                  peri_tensor *received, peri_tensor **out);
 
+typedef struct peri__managed peri__managed; /* a table of raw ids (managed.c) */
+
 /** What optimizer i is doing. */
 typedef struct peri__rate {
     double rate;   /* the learning rate of now */
@@ -88,6 +90,7 @@ struct peri_sharded {
     bool exact;     /* some fused table wants sums that do not depend on the plan (fused_params.exact) */
     bool two_rules; /* rows home are others than gradients to owners: see peri__rule */
     bool *mean;     /* n_tables: pooled by the mean */
+    bool training, returns_rows; /* of tables of raw ids: see peri_sharded_train; their rows go home too */
     bool frozen; /* no table is trained (PERI_KERNEL_QUANT), and nothing is recorded */
     int32_t places; /* of the configuration, 1 or more */
     bool hollow; /* this rank takes part in sums to which it adds nothing */
@@ -118,7 +121,15 @@ struct peri_sharded {
     int32_t n_results;        /* tensors that a batch becomes */
     int32_t *result_feature;  /* n_results: whose rows each has; NULL: all rows are one result */
     int64_t *scratch;         /* 3 x n_features + strands */
+    peri__managed *managed;   /* n_managed */
+    int32_t n_managed;        /* tables of raw ids */
+    int64_t arrived;          /* batches whose raw ids have become rows */
 };
+
+/** Tables of raw ids (managed.c): what a configuration may say of one; once the tables are there; their end. */
+peri_status peri__managed_check(const char *function, const peri_sharded_config *config, const peri_sharded_table *table);
+peri_status peri__managed_new(peri_sharded *ebc, const peri_sharded_config *config);
+void peri__managed_free(peri_sharded *ebc);
 
 /** Write down what all ranks must agree on (identity.c), once the tables are cut and the rates known; again, when a rate has changed. */
 peri_status peri__identity_new(peri_sharded *ebc, const peri_sharded_config *config);

@@ -100,7 +100,8 @@ static void write_partitions(const peri__routes *r, peri__outbound *h)
         const peri__partition *p = &r->partitions[i];
         out[i] = (peri_k_partition){.bag_start = h->bags, .first_bag = h->feature_first[p->feature], .bags = h->feature_bags[p->feature],
                                     .rows = p->rows, .first_bound = p->first_bound, .block = p->block, .n_parts = p->n_parts,
-                                    .first_strand = p->first_strand, .check = p->bounds_check};
+                                    .first_strand = p->first_strand, .check = p->bounds_check, .raw = p->raw,
+                              .bucket_ids = p->bucket_ids};
         h->bags += out[i].bags;
     }
     if (r->n_bounds) memcpy(h->up.host + h->bounds, r->bounds, sizeof *r->bounds * (size_t)r->n_bounds);

@@ -20,7 +20,15 @@ static void *append(void **array, int32_t *n, size_t size)
 /** Whether ids are routed to a shard: if it has rows, or its rank takes part in a sum. */
 static bool routed(const peri__route_table *t, const peri_shard *s) { return s->rows > 0 || t->lane == PERI__NODE_LANE; }
 
-/** The parts of a table for one column offset: their row boundaries and ranks, by rows. Returns their number. */
+/** The bucket that begins at row @row; at the end: their number. */
+static int64_t bucket_at(const peri__route_table *t, int64_t row)
+{
+    int64_t b = 0;
+    while (b < t->buckets && t->segments[b] < row) b++;
+    return b;
+}
+
+/** The parts of a table for one column offset: their boundaries and ranks, by rows. Returns their number. */
 static int32_t parts_of(const peri__route_table *t, int64_t col_offset, int64_t *bounds, int32_t *ranks)
 {
     int32_t n = 0;
@@ -29,7 +37,7 @@ static int32_t parts_of(const peri__route_table *t, int64_t col_offset, int64_t 
         const peri_shard *shard = &t->shards[s];
         if (shard->col_offset != col_offset || !routed(t, shard)) continue;
         ranks[n] = shard->rank;
-        bounds[n + 1] = bounds[n] + shard->rows;
+        bounds[n + 1] = t->raw ? bucket_at(t, shard->row_offset + shard->rows) : bounds[n] + shard->rows;
         n++;
     }
     return n;
@@ -43,9 +51,11 @@ static int32_t part_of(const peri__route_table *t, int32_t s)
     return n;
 }
 
-static bool same_partition(const peri__routes *r, const peri__partition *p, int32_t feature, const peri__route_table *t,
+/** Raw ids are rows of one table only: nobody shares them. */
+static bool same_partition(const peri__routes *r, const peri__partition *p, int32_t feature, int32_t table, const peri__route_table *t,
                            const int64_t *bounds, const int32_t *ranks, int32_t n_parts)
 {
+    if (p->raw || t->raw) return p->raw && t->raw && p->feature == feature && p->table == table;
     if (p->feature != feature || p->n_parts != n_parts || p->rows != t->rows) return false;
     if (p->by_id != t->by_id || p->copied != t->copied) return false;
     for (int32_t i = 0; i < n_parts; i++)
@@ -60,7 +70,7 @@ static int32_t partition_of(peri__routes *r, int32_t feature, int32_t table, con
 {
     for (int32_t i = 0; i < r->n_partitions; i++) {
         peri__partition *p = &r->partitions[i];
-        if (!same_partition(r, p, feature, t, bounds, ranks, n_parts)) continue;
+        if (!same_partition(r, p, feature, table, t, bounds, ranks, n_parts)) continue;
         if (t->bounds_check < p->bounds_check) { /* modes are numbered from the strictest on */
             p->bounds_check = t->bounds_check;
             p->table = table;
@@ -69,8 +79,9 @@ static int32_t partition_of(peri__routes *r, int32_t feature, int32_t table, con
     }
     peri__partition *p = APPEND(r->partitions, r->n_partitions);
     if (!p) return PERI_ENOMEM;
-    *p = (peri__partition){.feature = feature, .table = table, .bounds_check = t->bounds_check, .rows = t->rows, .n_parts = n_parts,
-                           .first_strand = r->n_strands, .first_bound = r->n_bounds, .by_id = t->by_id, .copied = t->copied};
+    *p = (peri__partition){.feature = feature, .table = table, .bounds_check = t->bounds_check, .rows = t->raw ? t->buckets : t->rows,
+                           .raw = t->raw, .bucket_ids = t->bucket_ids, .n_parts = n_parts, .first_strand = r->n_strands,
+                           .first_bound = r->n_bounds, .by_id = t->by_id, .copied = t->copied};
     for (int32_t i = 0; i <= n_parts; i++) {
         int64_t *bound = APPEND(r->bounds, r->n_bounds);
         if (!bound) return PERI_ENOMEM;

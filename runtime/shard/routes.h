@@ -26,6 +26,9 @@ typedef struct peri__route_table {
     bool data_parallel;
     bool by_id;  /* no rows of it are added up before they are home: they travel there one by one */
     bool copied; /* data-parallel, and each rank is an owner that learns from the ids and gradients of all ranks */
+    int32_t raw, buckets; /* raw ids (kernels/route.h), and the table's buckets; 0: ids are rows */
+    int64_t bucket_ids;
+    const int64_t *segments; /* buckets + 1: where buckets begin; shards begin at some of them */
     int32_t lane; /* of its rows; in the node lane each rank of a node has a shard of a block of columns that lies there */
     int32_t bounds_check; /* PERI_BOUNDS_* */
     int32_t n_shards;
@@ -33,11 +36,13 @@ typedef struct peri__route_table {
     int32_t *places; /* n_shards: where on its rank each is; not for the routes */
 } peri__route_table;
 
-/** One feature cut by one table's row boundaries: see kernels/route.h. */
+/** One feature cut by one table's boundaries of rows, or of buckets: see kernels/route.h. */
 typedef struct peri__partition {
     int32_t feature, table; /* table: the first that asked for it with this bounds_check, for messages */
     int32_t bounds_check;   /* the strictest of its tables' */
-    int64_t rows, block;
+    int64_t rows, block; /* raw ids: buckets */
+    int64_t bucket_ids;
+    int32_t raw;
     int32_t n_parts, first_strand, first_bound;
     bool by_id, copied; /* as of its tables; copied: to one of the ranks, which all get these ids */
 } peri__partition;

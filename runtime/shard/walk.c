@@ -38,6 +38,7 @@ typedef struct output_dist {
     peri_work base;
     batch *batch;
     peri_tensor *buffer, *received;
+    peri__input_dist *ids;       /* of the batch, while rows of its raw ids are asked for; retained */
     peri__journey rows[PERI__LANES];
     peri__node *leave;           /* until the output is handed out; NULL: not recorded */
     bool used;
@@ -56,7 +57,7 @@ enum { WORD_KIND, WORD_FILES, WORD_STAMP };
 _Static_assert((int)WORD_STAMP < (int)PERI__ROUTING_WORDS, "words of a module");
 
 /** Kind of the input: what must be alike on all ranks. */
-enum { KIND_VARIABLE = 1, KIND_WEIGHTS_GRAD = 2 };
+enum { KIND_VARIABLE = 1, KIND_WEIGHTS_GRAD = 2, KIND_EVALUATION = 4 };
 
 static peri_status check_words(void *dist, int32_t rank, const int64_t *words)
 {
@@ -66,6 +67,10 @@ static peri_status check_words(void *dist, int32_t rank, const int64_t *words)
     if ((words[WORD_KIND] ^ own[WORD_KIND]) & KIND_VARIABLE)
         return peri__fail(PERI_EMISMATCH, "%s: the input of rank %d is%s of variable batch, that of rank %d is%s", input_name, rank,
                           words[WORD_KIND] & KIND_VARIABLE ? "" : " not", e->rank, own[WORD_KIND] & KIND_VARIABLE ? "" : " not");
+    if ((words[WORD_KIND] ^ own[WORD_KIND]) & KIND_EVALUATION)
+        return peri__fail(PERI_EMISMATCH, "%s: rank %d is %s, rank %d %s; raw ids are learned by all ranks or by none", input_name, rank,
+                          words[WORD_KIND] & KIND_EVALUATION ? "in evaluation" : "in training", e->rank,
+                          own[WORD_KIND] & KIND_EVALUATION ? "in evaluation" : "in training");
     if (words[WORD_KIND] != own[WORD_KIND])
         return peri__fail(PERI_EMISMATCH, "%s: the per-sample weights of rank %d %s a gradient, those of rank %d %s", input_name, rank,
                           words[WORD_KIND] & KIND_WEIGHTS_GRAD ? "want" : "do not want", e->rank,
@@ -136,6 +141,7 @@ static void input_fini(peri_work *work)
         peri__batch_layout_release(d->layouts[way]);
         peri_tensor_release(d->id_offsets[way]);
     }
+    peri__arrival_free(d->arrival, d->ebc);
     peri__routing_fini(&d->routing);
     peri_tensor_release(d->inverse);
     peri__home_release(d->home);
@@ -173,14 +179,15 @@ static peri_status take_input(peri__input_dist *d, peri_kjt *kjt)
     want = want && !e->frozen;
     peri__routing_args a = {.kjt = kjt, .ctx = d, .check = check_words, .by_bag = e->any_mean ? e->kind->by_bag : NULL,
                             .keep_lengths = want && !e->exact, .by_id = e->kind->by_id,
-                            .keep_places = e->two_rules || (want && e->exact),
+                            .keep_places = e->two_rules || (want && e->exact) || e->returns_rows,
                             .agreement = {.hash = peri__identity_hash(e), .bytes = e->identity_bytes, .ctx = d, .text = identity_text,
                                           .differ = differ}};
     PERI_TRY(peri__routing_start(&d->routing, &e->router, &a));
     if (!e->kind->by_id) PERI_TRY(peri__batch_home(e, &d->routing, (peri__rule){0}, &d->home));
     bool variable = d->home && d->home->variable;
     int64_t *words = d->routing.args.words;
-    words[WORD_KIND] = (variable ? KIND_VARIABLE : 0) | (want ? KIND_WEIGHTS_GRAD : 0);
+    words[WORD_KIND] = (variable ? KIND_VARIABLE : 0) | (want ? KIND_WEIGHTS_GRAD : 0) |
+                       (e->n_managed && !d->training ? KIND_EVALUATION : 0);
     words[WORD_FILES] = e->found.files;
     words[WORD_STAMP] = (int64_t)e->found.stamp;
     if (!variable) return PERI_OK;
@@ -198,6 +205,7 @@ static peri_status start(peri_sharded *e, peri_kjt *kjt, peri_work **out)
     peri__input_dist *d = (peri__input_dist *)work;
     peri_sharded_retain(e);
     d->ebc = e;
+    d->training = e->training;
     peri_status status = take_input(d, kjt);
     if (status < 0) peri__work_cancel(work, status);
     else status = peri_work_test(work);
@@ -575,6 +583,7 @@ static peri_status output_step(peri_work *work)
 {
     output_dist *o = (output_dist *)work;
     peri_status status = rows_test(o->rows);
+    if (status == PERI_OK && o->ids) status = peri__arrival_test(o->ids->arrival);
     return status < 0 ? peri__group_fail(o->batch->ebc->group, status) : status;
 }
 
@@ -584,6 +593,7 @@ static void output_fini(peri_work *work)
     for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__journey_fini(&o->rows[lane]);
     peri_tensor_release(o->buffer);
     peri_tensor_release(o->received);
+    if (o->ids) peri_work_release(&o->ids->base);
     peri__node_release(o->leave);
     if (o->batch) peri__trip_release(&o->batch->trip);
 }
@@ -638,6 +648,13 @@ peri_status peri_sharded_prefetch(peri_sharded *e, peri_work *dist)
     PERI_NEED(dist);
     peri__input_dist *d;
     PERI_TRY(check_dist("peri_sharded_prefetch", e, dist, &d));
+    bool any = false;
+    for (int32_t g = 0; g < e->n_sets; g++) any = any || e->sets[g].cached;
+    if (any) {
+        peri_status status = peri__managed_arrive(d);
+        if (status < 0 && e->world_size > 1) peri__group_fail(e->group, status);
+        if (status != PERI_OK) return status;
+    }
     for (int32_t g = 0; g < e->n_sets; g++) {
         if (!e->sets[g].cached) continue;
         PERI_TRY(look_of(d, PERI__TO_HOMES, g));
@@ -655,11 +672,20 @@ peri_status peri_sharded_compute_and_output_dist(peri_sharded *e, peri_work *dis
     peri__input_dist *d;
     PERI_TRY(check_dist(f, e, dist, &d));
     PERI_TRY(peri__group_check(f, e->group));
+    peri_status status = peri__managed_arrive(d);
+    if (status == PERI_OK && d->arrival) status = peri__managed_reset(d);
+    if (status < 0 && e->world_size > 1) peri__group_fail(e->group, status);
+    if (status != PERI_OK) return status;
     peri_work *work;
     PERI_TRY(peri__work_new(sizeof(output_dist), &output_vtab, e->group, e->device, &work));
     output_dist *o = (output_dist *)work;
-    peri_status status = batch_new(d, &o->batch);
+    status = batch_new(d, &o->batch);
     if (status >= 0) status = look_up(o);
+    if (status >= 0 && d->arrival) status = peri__managed_post(d);
+    if (status >= 0 && d->arrival && e->returns_rows) {
+        peri_work_retain(dist);
+        o->ids = d;
+    }
     if (status < 0) {
         peri__work_cancel(work, status);
         peri_work_release(work);
@@ -721,5 +747,26 @@ peri_status peri_sharded_output(peri_sharded *e, peri_work *output, peri_tensor 
         else peri_tensor_release(*rows[i]);
         *rows[i] = NULL;
     }
+    return PERI_OK;
+}
+
+peri_status peri_sharded_rows(peri_sharded *e, peri_work *output, peri_tensor **out)
+{
+    PERI_NEED(e);
+    PERI_NEED(output);
+    PERI_NEED(out);
+    static const char *const f = "peri_sharded_rows";
+    output_dist *o = (output_dist *)output;
+    if (output->vtab != &output_vtab || o->batch->ebc != e)
+        return peri__fail(PERI_EINVAL, "%s: this work is not an output_dist of this module", f);
+    if (output->status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the output_dist is not complete; wait for it", f);
+    if (!o->ids)
+        return peri__fail(PERI_EINVAL, "%s: %s", f,
+                          e->returns_rows && e->n_managed ? "the rows were already taken" : "the module has no rows of raw ids to return");
+    const peri__routing *r = &o->ids->routing;
+    const peri__given given = {.ids = r->values, .places = r->places, .offsets = r->offsets_in};
+    PERI_TRY(peri__managed_rows(e, o->ids->arrival, r->outbound, &given, r->place_first, out));
+    peri_work_release(&o->ids->base);
+    o->ids = NULL;
     return PERI_OK;
 }

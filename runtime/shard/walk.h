@@ -7,6 +7,8 @@
 
 #include "module.h"
 
+typedef struct peri__arrival peri__arrival; /* what becomes of a batch's raw ids (managed.c) */
+
 /** The work of peri_sharded_input_dist. */
 typedef struct peri__input_dist {
     peri_work base;
@@ -17,8 +19,22 @@ typedef struct peri__input_dist {
     peri_tensor *inverse;  /* i64; NULL: no variable batch */
     peri_tensor *id_offsets[2]; /* i64: of a bag for each id that was received, of the input; NULL: not asked for yet */
     peri_tbe_batch **looks[2]; /* by direction and set of tables: its lookup of this batch, once it is known; NULL: none yet, or taken */
+    peri__arrival *arrival; /* NULL: no raw ids, or not yet rows */
+    bool training;         /* its raw ids are learned */
     bool used;             /* a lookup has taken it */
 } peri__input_dist;
+
+/** Raw ids become rows, unless they are; PERI_PENDING: a map wants scores. */
+peri_status peri__managed_arrive(peri__input_dist *d);
+/** Before its lookup: rows that got another id since the lookup before start again. */
+peri_status peri__managed_reset(peri__input_dist *d);
+/** Post the rows that go home, if somebody asks for them. */
+peri_status peri__managed_post(peri__input_dist *d);
+/** Whether they are home; and the input's values with them. @place_first: as of the routing. */
+peri_status peri__arrival_test(peri__arrival *arrival);
+peri_status peri__managed_rows(const peri_sharded *e, const peri__arrival *arrival, const peri__outbound *outbound,
+                               const peri__given *given, const int64_t *place_first, peri_tensor **out);
+void peri__arrival_free(peri__arrival *arrival, const peri_sharded *e);
 
 /** A new reference to @t, which may be NULL. */
 static inline peri_tensor *peri__keep(peri_tensor *t)

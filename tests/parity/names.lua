@@ -7,6 +7,7 @@
 -- or { name, later = what it belongs to }: not built yet; or { name, never = why it makes no sense here }.
 -- The names under a heading lack its prefix.
 local comm_ops, ops, exchange = "torchrec.distributed.comm_ops", "spec/dist/ops_spec.lua: ", "spec/dist/exchange_spec.lua: "
+local maps = "spec/shard/collision_spec.lua: "
 local golden, awaitables = "spec/dist/golden_spec.lua: ", "spec/dist/awaitable_spec.lua: "
 
 --- Of an operation whose autograd functions Req and Wait are the post and the wait of what it returns.
@@ -270,20 +271,31 @@ return {
     { "sharded_model_copy", "peri.shard.sharded_model_copy", "spec/shard/quant_spec.lua: sharded_model_copy" },
   },
   { "torchrec.distributed.mc_modules",
-    { "ManagedCollisionCollectionAwaitable", later = "managed collision" },
-    { "ManagedCollisionCollectionContext", later = "managed collision" },
-    { "ManagedCollisionCollectionSharder", later = "managed collision" },
-    { "ShardedManagedCollisionCollection", later = "managed collision" },
-    { "create_mc_sharding", later = "managed collision" },
+    { "ManagedCollisionCollectionAwaitable", "peri.shard.ManagedCollisionCollectionAwaitable",
+      maps .. "ManagedCollisionCollectionAwaitable" },
+    { "ManagedCollisionCollectionContext", "peri.shard.ManagedCollisionCollectionContext",
+      maps .. "ManagedCollisionCollectionContext" },
+    { "ManagedCollisionCollectionSharder", "peri.shard.ManagedCollisionCollectionSharder",
+      maps .. "ManagedCollisionCollectionSharder" },
+    { "ShardedManagedCollisionCollection", "peri.shard.ShardedManagedCollisionCollection",
+      maps .. "ShardedManagedCollisionCollection" },
+    { "create_mc_sharding", "peri.shard.create_mc_sharding",
+      maps .. "create_mc_sharding" },
   },
   { "torchrec.distributed.mc_embeddingbag",
-    { "ManagedCollisionEmbeddingBagCollectionContext", later = "managed collision" },
-    { "ManagedCollisionEmbeddingBagCollectionSharder", later = "managed collision" },
-    { "ShardedManagedCollisionEmbeddingBagCollection", later = "managed collision" },
+    { "ManagedCollisionEmbeddingBagCollectionContext", "peri.shard.ManagedCollisionEmbeddingBagCollectionContext",
+      maps .. "ManagedCollisionEmbeddingBagCollectionContext" },
+    { "ManagedCollisionEmbeddingBagCollectionSharder", "peri.shard.ManagedCollisionEmbeddingBagCollectionSharder",
+      maps .. "ManagedCollisionEmbeddingBagCollectionSharder" },
+    { "ShardedManagedCollisionEmbeddingBagCollection", "peri.shard.ShardedManagedCollisionEmbeddingBagCollection",
+      maps .. "ShardedManagedCollisionEmbeddingBagCollection" },
   },
   { "torchrec.distributed.mc_embedding",
-    { "ManagedCollisionEmbeddingCollectionContext", later = "managed collision" },
-    { "ManagedCollisionEmbeddingCollectionSharder", later = "managed collision" },
-    { "ShardedManagedCollisionEmbeddingCollection", later = "managed collision" },
+    { "ManagedCollisionEmbeddingCollectionContext", "peri.shard.ManagedCollisionEmbeddingCollectionContext",
+      maps .. "ManagedCollisionEmbeddingCollectionContext" },
+    { "ManagedCollisionEmbeddingCollectionSharder", "peri.shard.ManagedCollisionEmbeddingCollectionSharder",
+      maps .. "ManagedCollisionEmbeddingCollectionSharder" },
+    { "ShardedManagedCollisionEmbeddingCollection", "peri.shard.ShardedManagedCollisionEmbeddingCollection",
+      maps .. "ShardedManagedCollisionEmbeddingCollection" },
   },
 }

@@ -154,6 +154,7 @@ local function fill_tables(cfg, a, plan, env, optimizer, bounds, keep)
     c.sizes = sharding.sizes and array("int64_t[?]", sharding.sizes) or nil
     local cache, params
     if optimizer then cache, params = cache_of(a, t, sharding) end
+    if a.collisions then c.collision = keep(a.collisions:entry(t.name)) end
     c.cache = cache
     keep(cache)
     keep(params)
@@ -192,7 +193,7 @@ function M.of(func, a, plan, env, kind, slots)
   cfg.kind = kind
   cfg.seed = a.seed or P.state.seed
   cfg.weighted, cfg.output_dtype = a.is_weighted, output_dtype_of(func, a)
-  cfg.index_dedup = a.index_dedup
+  cfg.index_dedup, cfg.returns_rows = a.index_dedup, a.returns_rows
   cfg.gradient_division = division_of(func, a)
   fill_codecs(func, cfg, a.qcomm_codecs_registry, slots)
   return cfg, anchors, util.map(list, function(o)

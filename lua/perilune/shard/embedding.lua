@@ -61,6 +61,8 @@ local arguments = {
   seed = util.optional.number,           -- default: the rank state's
   gradient_division = util.optional,     -- whether gradients of tables are means over ranks; default: as dist.ops has it for the group
   qcomm_codecs_registry = util.optional, -- operation -> QuantizedCommCodecs (dist/codec.lua); default: rows travel as f32
+  collisions = util.optional,            -- whose maps raw ids go through (mc_collection.lua)
+  returns_rows = false,                  -- their rows come home too
   name = "",                             -- path of the module, for messages
 }
 
@@ -147,16 +149,22 @@ end
 
 --- Bring the rows that `dist` (waited for, not yet looked up) will need from files into memory, in the background.
 function ShardedEmbeddingModule:prefetch(dist)
-  check(C.peri_sharded_prefetch(module_ptr(self._ref), arrived(self, "prefetch", dist).ptr))
+  local work = arrived(self, "prefetch", dist)
+  while check(C.peri_sharded_prefetch(module_ptr(self._ref), work.ptr)) == C.PERI_PENDING do self:give_scores() end
 end
 
 --- What `dist` holds lives on in the gradient tape only.
 function ShardedEmbeddingModule:lookup(dist)
   local work = arrived(self, "compute_and_output_dist", dist)
-  check(C.peri_sharded_compute_and_output_dist(module_ptr(self._ref), work.ptr, work_out))
+  while check(C.peri_sharded_compute_and_output_dist(module_ptr(self._ref), work.ptr, work_out)) == C.PERI_PENDING do
+    self:give_scores()
+  end
   work:release()
   return RowsAwaitable(self, work_out[0])
 end
+
+--- Scores that maps of raw ids wait for: of modules that have such maps (mc_embedding.lua).
+function ShardedEmbeddingModule:give_scores() P.fail(self.class_name .. ": no map of raw ids") end
 
 --- See ShardedModule:output_dist. What cannot become a result is refused here, not when somebody uses it.
 function ShardedEmbeddingModule:output_dist(rows)

@@ -5,6 +5,7 @@
 #ifndef PERILUNE_SHARD_H
 #define PERILUNE_SHARD_H
 
+#include <perilune/collision.h>
 #include <perilune/embed.h>
 #include <perilune/exchange.h>
 
@@ -43,6 +44,9 @@ typedef struct peri_sharding {
                                        even */
     const char *table;              /* name, for messages */
     int64_t rows, cols;             /* of the whole table */
+    const int64_t *segments;        /* int64[buckets + 1] rows where shards of rows may begin, and the end; even is by buckets then. NULL:
+                                       anywhere */
+    int32_t buckets;
 } peri_sharding;
 
 /** "table_wise", ...; "?" for an unknown type. Static text, borrowed. */
@@ -72,6 +76,14 @@ typedef struct peri_sharded_ref {
  *  once and looked up (all tables of a module, or none). Such a module records nothing, and its rows may be bytes. */
 enum { PERI_KERNEL_DENSE = 0, PERI_KERNEL_FUSED = 1, PERI_KERNEL_QUANT = 2 };
 
+/** Managed collision of a table (perilune/collision.h): its ids are raw, and become rows by maps. All but @map is alike on every rank. */
+typedef struct peri_sharded_collision {
+    peri_collision *map;     /* of this rank's buckets: just the rows of its shard; retained. NULL where it has none */
+    const int64_t *segments; /* int64[buckets + 1]: rows where buckets begin, and the end; shards begin at some of them */
+    int64_t input_hash_size; /* PERI_SPREAD_RANGE */
+    int32_t buckets, spread; /* of the whole table; PERI_SPREAD_* */
+} peri_sharded_collision;
+
 /** One table and its plan entry. */
 typedef struct peri_sharded_table {
     const char *name;
@@ -89,6 +101,7 @@ typedef struct peri_sharded_table {
     int32_t bounds_check;   /* PERI_BOUNDS_*: ids are checked at home, before they are routed; of tables with one route, the strictest */
     int32_t reserved;
     const peri_cache_params *cache; /* NULL: shards in memory; else in files (TorchRec's fused_uvm_caching; fused, no replicas) */
+    const peri_sharded_collision *collision; /* NULL: ids are rows. Else raw: fused, table-wise or row-wise, without index_dedup */
 } peri_sharded_table;
 
 /** What pooled rows and their gradients are between ranks; NULL: f32. Rows that a rank returns to itself are f32 whatever the codec. */
@@ -115,6 +128,7 @@ typedef struct peri_sharded_config {
     bool index_dedup;       /* equal ids of the batches that come were taken out before: nothing but what ranks must agree on */
     int32_t places;         /* 0 or 1: shards are cut over the ranks of the group. More (a group of one rank): over so many places of this
                                process, which the plan numbers as if they were ranks; the tables of each place are looked up together */
+    bool returns_rows;      /* the rows that raw ids became come home too: peri_sharded_rows */
 } peri_sharded_config;
 
 /** Allocate and initialise this rank's shards. Collective: all members with the same configuration and plan; every exchange compares them,
@@ -131,10 +145,15 @@ PERI_API void peri_sharded_release(peri_sharded *ebc);
  *  poisons the group. Collective. @kjt retained. @out new. */
 PERI_API peri_status peri_sharded_input_dist(peri_sharded *ebc, peri_kjt *kjt, peri_work **out);
 /** Look up what arrived and send the pooled rows back. @dist is a complete work of peri_sharded_input_dist, used once; posts and
- *  returns. Collective. @out new. */
+ *  returns. Collective. PERI_PENDING: as peri_sharded_prefetch; nothing was posted. @out new. */
 PERI_API peri_status peri_sharded_compute_and_output_dist(peri_sharded *ebc, peri_work *dist, peri_work **out);
+/** Whether batches whose input_dist starts from now on teach the maps of tables with raw ids (at first: yes); else these ids are only
+ *  looked up. On all ranks alike: input_dist compares it. Local. */
+PERI_API peri_status peri_sharded_train(peri_sharded *ebc, bool training);
 /** Bring the rows that @dist, a complete work of peri_sharded_input_dist not yet looked up, will need from files into memory, in the
- *  background (peri_tbe_batch_prefetch). Local. */
+ *  background (peri_tbe_batch_prefetch). Local. Raw ids become rows here, or else in the lookup, batch by batch in the order of these
+ *  calls; rows that get another id start again right before the lookup of the batch that brought it. PERI_PENDING: a map of policy USER
+ *  wants scores (peri_collision_candidates); give them, and call again. */
 PERI_API peri_status peri_sharded_prefetch(peri_sharded *ebc, peri_work *dist);
 /** What the directories of tables in files held when the module was made: the flush of this rank's files or, where it has none, of those
  *  that it sees of other ranks' shards. All ranks (with files) must find the same number and stamp before they go on; the stamps are
@@ -152,6 +171,11 @@ PERI_API int32_t peri_sharded_results(const peri_sharded *sharded);
  *  order, zeros for ids of -1. Recorded on the tape when gradients were on at the lookup: the backward pass exchanges the gradient and
  *  updates the shards. Local. @out: room for peri_sharded_results(); new references. */
 PERI_API peri_status peri_sharded_output(peri_sharded *ebc, peri_work *output, peri_tensor **out);
+
+/** The values of the input of a complete work of peri_sharded_compute_and_output_dist, of a module that returns_rows, with the row of the
+ *  whole table in the place of each raw id; -1: it has none. Once, before or after peri_sharded_output. Waits for the device. @out new,
+ *  i64. */
+PERI_API peri_status peri_sharded_rows(peri_sharded *ebc, peri_work *output, peri_tensor **out);
 
 /** A piece of a table that lives on this rank: a shard, or a whole replica. */
 typedef struct peri_local_shard {

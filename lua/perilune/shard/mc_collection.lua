@@ -1,0 +1,294 @@
+-- mc_collection.lua: ManagedCollisionCollection over ranks: each rank has the maps of the buckets whose rows it has. Raw ids go there, and
+-- become rows where these are (perilune/shard.h); this file makes the maps, and reaches their state and their numbers.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local nn = require "perilune.nn"
+local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
+local ManagedCollisionCollection = require "perilune.embed.mc_collection"
+local mc_map = require "perilune.embed.mc_map"
+local mc_state = require "perilune.embed.mc_state"
+local policies = require "perilune.embed.mc_policies"
+local types = require "perilune.plan.types"
+local ShardingEnv = require "perilune.plan.env"
+local ModuleSharder = require("perilune.shard.sharder").ModuleSharder
+local signature = require "perilune.signature"
+local C, check = P.C, P.check
+
+local M = {}
+
+--- Rows where the buckets of a module begin, and the end, from 0 on.
+local function segments_of(module)
+  return util.map(module:output_segments(), function(row) return row - module.output_global_offset end)
+end
+
+--- The plan's entry `sharding` of a table of raw ids (its managed-collision `module`), cut between buckets: row-wise shards without sizes
+--- get an even share of the buckets each, rounded up, while these last (a rank may get none).
+function M.create_mc_sharding(sharding, module, env)
+  local nodes = ShardingEnv.of(env).nodes
+  if sharding.sharding_type ~= "row_wise" or sharding.sizes then return sharding end
+  local ranks = sharding:ranks_on(nodes)
+  if not ranks then
+    ranks = {}
+    for r = 1, #nodes do ranks[r] = r - 1 end
+  end
+  local segments, sizes = segments_of(module), {}
+  local buckets = #segments - 1
+  local each = math.ceil(buckets / #ranks)
+  for i = 1, #ranks do sizes[i] = segments[math.min(i * each, buckets) + 1] - segments[math.min((i - 1) * each, buckets) + 1] end
+  return types.ParameterSharding { sharding_type = "row_wise", compute_kernel = sharding.compute_kernel, ranks = ranks, sizes = sizes,
+    cache_params = sharding.cache_params or nil }
+end
+
+--- The same for all tables of a ManagedCollisionCollection: a plan.
+function M.plan_of(plan, mcc, env)
+  local tables, entries = types.EmbeddingModuleShardingPlan.is(plan) and plan.tables or plan, {}
+  for name, sharding in util.ordered(tables) do
+    local module = mcc:managed_collision_modules()[name]
+    entries[name] = module and M.create_mc_sharding(sharding, module, env) or sharding
+  end
+  return types.EmbeddingModuleShardingPlan(entries)
+end
+
+-- -- the maps of this rank -------------------------------------------------------------------------------------------------------------
+
+--- ShardedManagedCollisionCollection { managed_collision_collection =, plan = (of M.plan_of), group =, device = }.
+local Sharded = nn.Module:extend "ShardedManagedCollisionCollection"
+M.ShardedManagedCollisionCollection = Sharded
+
+--- TorchRec's contexts hold what stages hand on; here stages do.
+local Context = util.class "ManagedCollisionCollectionContext"
+M.ManagedCollisionCollectionContext = Context
+function Context:init() end
+
+local whole_states = { _output_segments_tensor = true, _current_iter_tensor = true, _hash_zch_bucket = true }
+
+--- The piece of a table that this rank has: { map =, first =, n =, row_offset =, rows =, state = }; nil: none.
+local function piece_of(self, t, module, segments)
+  local found
+  for _, s in ipairs(self._plan.tables[t.name]:shards(t, ShardingEnv.from_process_group(self._group))) do
+    if s.rank == self._group:rank() and s.rows > 0 then found = s end
+  end
+  if not found then return nil end
+  local index = util.index_of(segments)
+  local first, past = index[found.row_offset], index[found.row_offset + found.rows]
+  if not first or not past then return nil end -- C says what is wrong with the plan
+  local map = P.lasting(module.new_map, module, { device = self._device, first_bucket = first - 1, n_buckets = past - first,
+    features = t.feature_names })
+  return { map = map, first = first - 1, n = past - first, row_offset = found.row_offset, rows = found.rows,
+    state = mc_state.State(map, first - 1, past - first, {}) }
+end
+
+--- What C is told of table t.
+local function fill(entry, x, module)
+  local segments = ffi.new("int64_t[?]", #x.segments, x.segments)
+  entry.segments, entry.buckets, entry.spread = segments, #x.segments - 1, mc_map.spreads[module.spread]
+  entry.input_hash_size = module.spread == "range" and module.input_hash_size or 0
+  entry.map = x.piece and mc_map.ptr(x.piece.map) or nil
+  return segments
+end
+
+function Sharded:init(args)
+  local a = util.named(self.class_name, args, { managed_collision_collection = util.required, plan = util.required, group = util.required,
+    device = util.optional })
+  local mcc = a.managed_collision_collection
+  self._plan, self._group, self._device, self._features = a.plan, a.group, a.device, mcc:feature_names()
+  self._configs, self._tables = mcc:embedding_configs(), setmetatable({}, {}) -- a metatable: no place to look for modules
+  for _, t in ipairs(self._configs) do
+    local module = mcc:managed_collision_modules()[t.name]
+    if module.output_global_offset ~= 0 then
+      P.fail(("%s: table '%s': output_global_offset %d, allowed: 0"):format(self.class_name, t.name, module.output_global_offset))
+    end
+    local x = { segments = segments_of(module), module = module, config = t }
+    x.piece = piece_of(self, t, module, x.segments)
+    x.c = ffi.new "peri_sharded_collision[1]"
+    x.kept = fill(x.c[0], x, module)
+    self._tables[t.name] = x
+  end
+end
+
+--- peri_sharded_collision of a table; nil: it has none.
+function Sharded:entry(name)
+  local x = self._tables[name]
+  return x and x.c
+end
+
+--- The batch with ids as the modules' input_hash_func make them.
+function Sharded:hashed(features)
+  local batch, values = features, nil
+  for _, t in ipairs(self._configs) do
+    local module = self._tables[t.name].module
+    if module.input_hash_func then
+      local keys, edges = util.index_of(features:keys()), features:offset_per_key()
+      values = values or features:values():to("i64"):clone()
+      for _, name in ipairs(t.feature_names) do
+        local k = keys[name]
+        if k and edges[k + 1] > edges[k] then
+          local part = values:slice(1, edges[k], edges[k + 1])
+          part:copy(module.input_hash_func(part:clone(), module.input_hash_size))
+        end
+      end
+    end
+  end
+  if values then batch = features:with_values(values) end
+  return batch
+end
+
+--- Features in the order of results.
+function Sharded:feature_names() return self._features end
+function Sharded:embedding_configs() return self._configs end
+
+local counts_out, last_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]"
+--- Give the maps that ask for them the scores of their policies of Lua.
+function Sharded:give_scores()
+  for _, t in ipairs(self._configs) do
+    local x = self._tables[t.name]
+    if x.piece and x.module.asks then
+      local map = mc_map.ptr(x.piece.map)
+      check(C.peri_collision_candidates(map, counts_out, last_out))
+      if counts_out[0] ~= nil then
+        local counts, last = Tensor.wrap(counts_out[0]), Tensor.wrap(last_out[0])
+        local now = x.piece.map:statistics().iterations
+        check(C.peri_collision_scores(map, Tensor.ptr(policies.scores(x.module.eviction_policy, counts, last, now, t.name))))
+      end
+    end
+  end
+end
+
+--- Let the maps take what load_state_dict wrote. Before the next batch.
+function Sharded:settle()
+  for _, t in ipairs(self._configs) do
+    local piece = self._tables[t.name].piece
+    if piece then piece.state:settle() end
+  end
+end
+
+--- Take this rank's part of the maps of an unsharded ManagedCollisionCollection that has learned.
+function Sharded:copy_from(mcc)
+  for name, module in util.ordered(mcc:managed_collision_modules()) do
+    local x = self._tables[name]
+    local map = x.piece and module._map
+    if map then
+      module._state:settle()
+      local states = {}
+      for i, state in ipairs(map:state_names()) do states[state] = map:state(i):to(nil, self._device) end
+      x.piece.map:load(states, 0, #x.segments - 1)
+    end
+  end
+end
+
+-- -- state -----------------------------------------------------------------------------------------------------------------------------
+
+--- Shards of a table on all ranks that have rows.
+local function shards_of(self, t)
+  local list = {}
+  for _, s in ipairs(self._plan.tables[t.name]:shards(t, ShardingEnv.from_process_group(self._group))) do
+    if s.rows > 0 then list[#list + 1] = s end
+  end
+  return list
+end
+
+--- What the states of a table are, on every rank alike: a list of { name =, dtype =, shape = (of one bucket) }.
+local function states_of(x)
+  if not x.states then
+    local map = x.piece and x.piece.map or P.lasting(x.module.new_map, x.module, { first_bucket = 0, n_buckets = 1,
+      device = "cpu", features = x.config.feature_names })
+    x.states = P.lasting(function()
+      local list = {}
+      for i, name in ipairs(map:state_names()) do
+        local t = map:state(i)
+        list[i] = { name = name, dtype = t:dtype(), shape = t:shape() }
+      end
+      return list
+    end)
+  end
+  return x.states
+end
+
+local function state_tensor(self, t, x, state)
+  local metadata, own, size = {}, {}, util.copy(state.shape)
+  local by_row = not whole_states[state.name]
+  if by_row then size[1] = t.num_embeddings end
+  for i, s in ipairs(shards_of(self, t)) do
+    local offsets, sizes = util.map(size, function() return 0 end), util.copy(size)
+    if by_row then offsets[1], sizes[1] = s.row_offset, s.rows end
+    metadata[i] = { shard_offsets = offsets, shard_sizes = sizes, placement = "rank:" .. s.rank }
+    if s.rank == self._group:rank() then
+      own[#own + 1] = { metadata = metadata[i],
+        read = function(row, result) x.piece.state:read(state.name, row, result) end,
+        write = function(row, source) x.piece.state:write(state.name, row, source) end }
+    end
+  end
+  return ShardedTensor { size = size, dtype = state.dtype, shards_metadata = metadata, local_shards = own, group = self._group,
+    device = self._device }
+end
+
+function Sharded:own_state()
+  local list = {}
+  for name, x in util.ordered(self._tables) do
+    for _, state in ipairs(states_of(x)) do
+      list[#list + 1] = { name = ("_managed_collision_modules.%s.%s"):format(name, state.name),
+        tensor = state_tensor(self, x.config, x, state) }
+    end
+  end
+  return list
+end
+
+-- -- numbers ---------------------------------------------------------------------------------------------------------------------------
+
+local counts = { "ids", "hits", "inserted", "missed", "evicted", "collisions", "occupied", "rows" }
+
+--- Shares of counts, as ManagedCollisionModule:statistics has them.
+local function with_rates(s)
+  local ids = math.max(s.ids, 1)
+  s.hit_rate, s.insert_rate, s.miss_rate, s.collision_rate = s.hits / ids, s.inserted / ids, s.missed / ids, s.collisions / ids
+  s.eviction_rate, s.occupancy = s.evicted / math.max(s.inserted, 1), s.occupied / math.max(s.rows, 1)
+  return s
+end
+
+--- Counts and rates of the maps of this rank by table. Local.
+function Sharded:local_statistics()
+  local result = {}
+  for name, x in util.ordered(self._tables) do
+    local s = x.piece and x.piece.map:statistics() or { iterations = 0 }
+    for _, k in ipairs(counts) do s[k] = s[k] or 0 end
+    result[name] = with_rates(s)
+  end
+  return result
+end
+
+--- The same over all ranks. Collective.
+function Sharded:statistics()
+  local own, list, names = self:local_statistics(), {}, util.keys(self._tables)
+  for _, name in ipairs(names) do
+    for _, k in ipairs(counts) do list[#list + 1] = own[name][k] end
+  end
+  local sums = Tensor.tensor(list, "i64", self._device)
+  self._group:all_reduce(sums):wait()
+  local values, at, result = sums:to_list(), 0, {}
+  for _, name in ipairs(names) do
+    local s = {}
+    for i, k in ipairs(counts) do s[k] = tonumber(values[at + i]) end
+    at = at + #counts
+    result[name] = with_rates(s)
+  end
+  return result
+end
+
+-- -- its sharder -----------------------------------------------------------------------------------------------------------------------
+
+local Sharder = util.class("ManagedCollisionCollectionSharder", ModuleSharder)
+M.ManagedCollisionCollectionSharder = Sharder
+Sharder.module_type = ManagedCollisionCollection
+function Sharder:sharding_types() return { "row_wise", "table_wise" } end -- luacheck: ignore 212
+function Sharder:compute_kernels() return { "fused", "fused_uvm_caching" } end -- luacheck: ignore 212
+function Sharder:shardable_parameters(module) return module:embedding_configs() end -- luacheck: ignore 212
+function Sharder:shard(module, plan, env, device) -- luacheck: ignore 212
+  return Sharded { managed_collision_collection = module, plan = M.plan_of(plan, module, env), group = env.pg, device = device }
+end
+
+signature.check("ManagedCollisionCollectionSharder:", Sharder, {
+  shard = "self: Sharder, module: table, plan: table, env: table, device: any", shardable_parameters = "self: Sharder, module: table" })
+
+return M

@@ -1,0 +1,154 @@
+-- mc_embedding.lua: ManagedCollisionEmbeddingBagCollection and ManagedCollisionEmbeddingCollection over ranks: raw ids go to the rank that
+-- has their bucket, become rows there, and are looked up. Row-wise and table-wise, fused tables, in memory or in files.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local awaitable = require "perilune.dist.awaitable"
+local group_of = require("perilune.dist.group").group_of
+local embed = require "perilune.embed.mc_embedding"
+local bag = require "perilune.shard.bag"
+local sequence = require "perilune.shard.sequence"
+local mc_collection = require "perilune.shard.mc_collection"
+local ShardedEmbeddingModule = require "perilune.shard.embedding"
+local ShardingEnv = require "perilune.plan.env"
+local ModuleSharder = require("perilune.shard.sharder").ModuleSharder
+local ManagedCollisionCollection = require "perilune.embed.mc_collection"
+local signature = require "perilune.signature"
+local C, check = P.C, P.check
+
+local M = {}
+
+--- The batch with rows of the whole tables instead of ids, when the lookup that it belongs to is over.
+local Remapped = awaitable.lazy_class("ManagedCollisionCollectionAwaitable", awaitable.Awaitable)
+M.ManagedCollisionCollectionAwaitable = Remapped
+function Remapped:init(result, rows)
+  awaitable.Awaitable.init(self)
+  rawset(self, "_result", result)
+  rawset(self, "_rows", rows)
+end
+function Remapped:_wait_impl()
+  rawget(self, "_result"):wait()
+  return rawget(self, "_rows").remapped
+end
+function Remapped:_test_impl() return rawget(self, "_result"):test() end
+
+--- `batch` with these rows (a tensor), its features in the order of `names`.
+local function arranged(batch, rows, names)
+  local with, keys, order, same = batch:with_values(rows), util.index_of(batch:keys()), {}, #batch:keys() == #names
+  for i, name in ipairs(names) do
+    order[i] = keys[name] - 1
+    same = same and order[i] == i - 1
+  end
+  return same and with or with:permute(order)
+end
+
+--- The sharded class, over the sharded collection `Base`.
+local function sharded_class(Base, class_name, prefix)
+  local Sharded = Base:extend("Sharded" .. class_name)
+  M["Sharded" .. class_name] = Sharded
+  Sharded.parameter_prefix = "_embedding_module." .. prefix
+
+  --- managed_collision_collection = (a ManagedCollisionCollection), return_remapped_features = false, and all arguments of the sharded
+  --- collection. Returns what that one does, and then (an awaitable of) the batch with rows instead of ids.
+  function Sharded:init(args)
+    local own, f = type(args) == "table" and util.copy(args) or {}, self.class_name
+    local mcc = own.managed_collision_collection
+    if not ManagedCollisionCollection.is(mcc) then
+      P.fail(("%s: managed_collision_collection is %s, wanted a ManagedCollisionCollection"):format(f, signature.text(mcc)))
+    end
+    group_of(f, own.group)
+    own.returns_rows = own.return_remapped_features or false
+    own.plan = mc_collection.plan_of(own.plan, mcc, ShardingEnv.from_process_group(own.group))
+    own.collisions = mc_collection.ShardedManagedCollisionCollection { managed_collision_collection = mcc, plan = own.plan,
+      group = own.group, device = own.device }
+    own.managed_collision_collection, own.return_remapped_features = nil, nil
+    Base.init(self, own)
+    self._managed_collision_collection, self._returns = own.collisions, own.returns_rows
+  end
+
+  function Sharded:give_scores() self._managed_collision_collection:give_scores() end
+  function Sharded:managed_collision_collection() return self._managed_collision_collection end
+  --- Counts and rates by table, over all ranks. Collective. (local_statistics of managed_collision_collection is not.)
+  function Sharded:statistics() return self._managed_collision_collection:statistics() end
+  return Sharded
+end
+
+--- Its stages.
+local function add_stages(Sharded, Base, class_name)
+  local Context = util.class(class_name .. "Context", mc_collection.ManagedCollisionCollectionContext)
+  M[class_name .. "Context"] = Context
+  function Sharded:create_context() return Context() end -- luacheck: ignore 212
+
+  --- Ids to the ranks that have their buckets. In training mode (train()) they are learned there, in evaluation they are not.
+  function Sharded:input_dist(features)
+    local maps = self._managed_collision_collection
+    maps:settle()
+    local batch = self:at_home(maps.hashed, maps, features)
+    check(C.peri_sharded_train(self:_pointer(), self.training))
+    local stage = Base.input_dist(self, batch)
+    stage.batch = batch
+    return stage
+  end
+
+  function Sharded:lookup(dist)
+    local stage = Base.lookup(self, dist)
+    stage.batch = dist.batch
+    return stage
+  end
+
+  function Sharded:output(rows)
+    if self._returns then
+      check(C.peri_sharded_rows(self:_pointer(), rows.work.ptr, Tensor.out))
+      rows.remapped = arranged(rows.batch, Tensor.wrap(Tensor.out[0]), self._managed_collision_collection:feature_names())
+    end
+    return Base.output(self, rows)
+  end
+
+  function Sharded:output_dist(rows)
+    local result = Base.output_dist(self, rows)
+    return result, self._returns and Remapped(result, rows) or nil
+  end
+
+  ShardedEmbeddingModule.check_arguments(Sharded, "features: KeyedJaggedTensor")
+  function Sharded:copy_from(module)
+    Base.copy_from(self, module:embedding_module())
+    self._managed_collision_collection:copy_from(module:managed_collision_collection())
+  end
+end
+
+local function define(Base, class_name, unsharded, prefix, configs)
+  local Sharded = sharded_class(Base, class_name, prefix)
+  add_stages(Sharded, Base, class_name)
+  local Sharder = util.class(class_name .. "Sharder", ModuleSharder)
+  M[class_name .. "Sharder"] = Sharder
+  Sharder.module_type = unsharded
+  Sharder.sharding_types = mc_collection.ManagedCollisionCollectionSharder.sharding_types
+  Sharder.compute_kernels = mc_collection.ManagedCollisionCollectionSharder.compute_kernels
+  function Sharder:shardable_parameters(module) -- luacheck: ignore 212
+    local collection = module:embedding_module()
+    return collection[configs](collection)
+  end
+  function Sharder:shard(module, plan, env, device, path)
+    local collection = module:embedding_module()
+    local args = {
+      tables = collection[configs](collection), plan = plan, group = env.pg, device = device, name = path,
+      managed_collision_collection = module:managed_collision_collection(), return_remapped_features = module.return_remapped_features,
+      fused_params = self:merged_fused_params(collection.fused_params or nil), seed = collection.seed or nil,
+      gradient_division = self.gradient_division, qcomm_codecs_registry = self.qcomm_codecs_registry,
+    }
+    if Base == bag.ShardedEmbeddingBagCollection then args.is_weighted = collection:is_weighted()
+    else args.need_indices, args.use_index_dedup = collection:need_indices(), false end
+    return Sharded(args)
+  end
+  signature.check(class_name .. "Sharder:", Sharder, {
+    shardable_parameters = "self: Sharder, module: table",
+    shard = "self: Sharder, module: table, plan: table, env: env_of_group, device: any, path: string?",
+  })
+end
+
+define(bag.ShardedEmbeddingBagCollection, "ManagedCollisionEmbeddingBagCollection", embed.ManagedCollisionEmbeddingBagCollection,
+  "embedding_bags", "embedding_bag_configs")
+define(sequence.ShardedEmbeddingCollection, "ManagedCollisionEmbeddingCollection", embed.ManagedCollisionEmbeddingCollection,
+  "embeddings", "embedding_configs")
+
+return M

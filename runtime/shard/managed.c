@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * managed.c: tables of raw ids (managed collision). Ids are routed by their bucket, and when all are here the owner's map makes rows of
+ * them, before anything is looked up: all features of a table in one call, one call a batch, in the order in which batches are prefetched
+ * or looked up. Rows that got another id start again right before the lookup of the batch that brought it, not earlier: until then they
+ * may be those of a batch in flight.
+ */
+#include "walk.h"
+
+/** Rows that start again at the lookup of batch @batch. */
+typedef struct waiting {
+    peri_tensor *rows;
+    int64_t batch;
+} waiting;
+
+/** A table of raw ids. */
+struct peri__managed {
+    peri_collision *map;     /* of the buckets that are here; NULL: none */
+    int32_t table;           /* of the module */
+    peri__place place;       /* of its shard here */
+    int64_t first_row;       /* of that shard */
+    int32_t n_features;
+    int32_t *strand;         /* n_features: which of this rank's strands has its ids */
+    waiting *waiting;
+    int32_t n_waiting, room;
+};
+
+/* -- making ------------------------------------------------------------------------------------------------------------------------ */
+
+/** Which of this rank's strands has the raw ids of feature @feature of table @table. */
+static int32_t strand_of(const peri_sharded *e, int32_t table, int32_t feature)
+{
+    const peri__routes *r = e->routes;
+    for (int32_t w = r->rank_wire[e->rank]; w < r->rank_wire[e->rank + 1]; w++) {
+        const peri__strand *s = &r->strands[r->wire[w]];
+        const peri__partition *p = &r->partitions[s->partition];
+        if (p->raw && p->table == table && p->feature == feature) return s->place;
+    }
+    return -1;
+}
+
+/** The map is of the rows that the shard has. */
+static peri_status check_map(const peri_sharded *e, const peri__managed *m, const peri_shard *shard)
+{
+    const char *f = "peri_sharded_new";
+    if (!m->map) return peri__fail(PERI_EINVAL, "%s: table '%s': rank %d has rows %lld..%lld and no map of them", f,
+                                   e->table_names[m->table], e->rank, (long long)shard->row_offset,
+                                   (long long)(shard->row_offset + shard->rows) - 1);
+    if (peri_collision_first_row(m->map) == shard->row_offset && peri_collision_rows(m->map) == shard->rows) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: table '%s': the map of rank %d has rows %lld..%lld, its shard rows %lld..%lld", f,
+                      e->table_names[m->table], e->rank, (long long)peri_collision_first_row(m->map),
+                      (long long)(peri_collision_first_row(m->map) + peri_collision_rows(m->map)) - 1, (long long)shard->row_offset,
+                      (long long)(shard->row_offset + shard->rows) - 1);
+}
+
+static peri_status add_table(peri_sharded *e, const peri_sharded_table *from, int32_t table)
+{
+    peri__managed *m = &e->managed[e->n_managed++];
+    *m = (peri__managed){.table = table, .place = {.set = -1}, .n_features = from->n_features};
+    m->strand = peri__alloc(sizeof *m->strand * (size_t)from->n_features);
+    if (!m->strand) return PERI_ENOMEM;
+    for (int32_t i = 0; i < e->n_local; i++) {
+        const peri_local_shard *s = &e->local[i];
+        if (s->table != table) continue;
+        for (int32_t g = 0; g < e->n_sets; g++)
+            if (e->sets[g].tbe == s->tbe) m->place = (peri__place){.set = g, .table = (int32_t)s->tbe_table};
+        m->first_row = s->shard.row_offset;
+        m->map = from->collision->map;
+        if (m->map) peri_collision_retain(m->map);
+        PERI_TRY(check_map(e, m, &s->shard));
+    }
+    for (int32_t f = 0; f < m->n_features && m->map; f++) m->strand[f] = strand_of(e, table, from->features[f]);
+    return PERI_OK;
+}
+
+peri_status peri__managed_new(peri_sharded *e, const peri_sharded_config *c)
+{
+    int32_t n = 0;
+    e->training = true;
+    for (int32_t t = 0; t < c->n_tables; t++) n += c->tables[t].collision != NULL;
+    if (n == 0) return PERI_OK;
+    e->managed = peri__alloc_zero(sizeof *e->managed * (size_t)n);
+    if (!e->managed) return PERI_ENOMEM;
+    for (int32_t t = 0; t < c->n_tables; t++)
+        if (c->tables[t].collision) PERI_TRY(add_table(e, &c->tables[t], t));
+    return PERI_OK;
+}
+
+void peri__managed_free(peri_sharded *e)
+{
+    for (int32_t i = 0; i < e->n_managed; i++) {
+        peri__managed *m = &e->managed[i];
+        for (int32_t k = 0; k < m->n_waiting; k++) peri_tensor_release(m->waiting[k].rows);
+        peri_collision_release(m->map);
+        peri__free(m->waiting);
+        peri__free(m->strand);
+    }
+    peri__free(e->managed);
+}
+
+peri_status peri__managed_check(const char *f, const peri_sharded_config *c, const peri_sharded_table *table)
+{
+    const peri_sharded_collision *x = table->collision;
+    if (table->sharding_type != PERI_TABLE_WISE && table->sharding_type != PERI_ROW_WISE)
+        return peri__fail(PERI_EUNSUPPORTED, "%s: table '%s' has raw ids and sharding type %s, allowed: table_wise, row_wise", f,
+                          table->name, peri_sharding_type_name(table->sharding_type));
+    if (table->compute_kernel != PERI_KERNEL_FUSED)
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "%s: table '%s' has raw ids and the compute kernel %s, allowed: fused, fused_uvm_caching (rows that get another "
+                          "id start again, with what their optimizer knows)",
+                          f, table->name, table->compute_kernel == PERI_KERNEL_DENSE ? "dense" : "quant");
+    if (c->places > 1) return peri__fail(PERI_EUNSUPPORTED, "%s: table '%s': raw ids and %d places", f, table->name, c->places);
+    if (c->index_dedup)
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "%s: table '%s': raw ids and use_index_dedup, which would hide from the map how often an id came; allowed: "
+                          "false", f, table->name);
+    if (x->buckets < 1 || !x->segments || x->spread < PERI_SPREAD_HASH || x->spread > PERI_SPREAD_RANGE)
+        return peri__fail(PERI_EINVAL, "%s: table '%s': %d buckets%s, spread %d", f, table->name, x->buckets,
+                          x->segments ? "" : " without segments", x->spread);
+    if (x->spread == PERI_SPREAD_RANGE && x->input_hash_size < 1)
+        return peri__fail(PERI_EINVAL, "%s: table '%s': input_hash_size %lld, allowed: >= 1", f, table->name,
+                          (long long)x->input_hash_size);
+    for (int32_t b = 0; b <= x->buckets; b++)
+        if (b == 0 ? x->segments[0] != 0 : x->segments[b] <= x->segments[b - 1])
+            return peri__fail(PERI_EINVAL, "%s: table '%s': segments[%d] is %lld, wanted rising numbers from 0 to %lld rows", f,
+                              table->name, b, (long long)x->segments[b], (long long)table->rows);
+    if (x->segments[x->buckets] == table->rows) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: table '%s': segments end at %lld, the table has %lld rows", f, table->name,
+                      (long long)x->segments[x->buckets], (long long)table->rows);
+}
+
+/* -- rows of what arrived ---------------------------------------------------------------------------------------------------------- */
+
+/** What becomes of a batch's raw ids. */
+struct peri__arrival {
+    peri_tensor ***rows;  /* by managed table and feature: local rows; NULL: not yet */
+    peri_tensor ***ids;   /* likewise: raw ids */
+    int32_t done;         /* managed tables whose ids have become rows */
+    int64_t batch;        /* its number among those that arrived; 0: not yet */
+    peri_tensor *sent;    /* i64, as received: rows of the whole table, to go home; NULL: nobody asked */
+    peri__transfer back;
+};
+
+static void tensors_free(peri_tensor ***list, const peri_sharded *e)
+{
+    for (int32_t i = 0; list && i < e->n_managed; i++) {
+        for (int32_t f = 0; list[i] && f < e->managed[i].n_features; f++) peri_tensor_release(list[i][f]);
+        peri__free(list[i]);
+    }
+    peri__free(list);
+}
+
+void peri__arrival_free(peri__arrival *a, const peri_sharded *e)
+{
+    if (!a) return;
+    tensors_free(a->rows, e);
+    tensors_free(a->ids, e);
+    peri_tensor_release(a->sent);
+    peri__transfer_fini(&a->back);
+    peri__free(a);
+}
+
+static peri_status arrival_new(const peri_sharded *e, peri__arrival **out)
+{
+    peri__arrival *a = peri__alloc_zero(sizeof *a);
+    if (!a) return PERI_ENOMEM;
+    a->rows = peri__alloc_zero(sizeof *a->rows * (size_t)e->n_managed);
+    a->ids = peri__alloc_zero(sizeof *a->ids * (size_t)e->n_managed);
+    peri_status status = a->rows && a->ids ? PERI_OK : PERI_ENOMEM;
+    for (int32_t i = 0; i < e->n_managed && status >= 0; i++) {
+        size_t n = (size_t)e->managed[i].n_features;
+        a->rows[i] = peri__alloc_zero(sizeof **a->rows * n);
+        a->ids[i] = peri__alloc_zero(sizeof **a->ids * n);
+        if (!a->rows[i] || !a->ids[i]) status = PERI_ENOMEM;
+    }
+    if (status < 0) peri__arrival_free(a, e);
+    else *out = a;
+    return status;
+}
+
+/** Ids of strand @place of this rank: from rank @source they are at *@at of what was received; returns how many. */
+static int64_t stretch(const peri_sharded *e, const peri__routing *r, int32_t source, int32_t place, int64_t *at)
+{
+    const int64_t mine = peri__strands_of(e->routes, e->rank), *ids = r->ids + source * mine;
+    *at = peri__sum(r->source_ids, source) + peri__sum(ids, place);
+    return ids[place];
+}
+
+/** Copy the numbers (i64) of a strand of this rank between what was received of all ranks and one tensor; @out: into the former. */
+static peri_status move_strand(const peri_sharded *e, const peri__routing *r, int32_t place, peri_tensor *received, peri_tensor *one,
+                               bool out)
+{
+    const int64_t size = (int64_t)sizeof(int64_t);
+    char *base = peri__data(received), *other = peri__data(one);
+    for (int32_t s = 0; s < e->world_size; s++) {
+        int64_t at, n = stretch(e, r, s, place, &at) * size;
+        char *there = base + at * size;
+        if (n) PERI_TRY(peri__copy(e->device, out ? there : other, out ? other : there, n, PERI_COPY_D2D));
+        other += n;
+    }
+    return PERI_OK;
+}
+
+/** The raw ids of a table, feature by feature, of all ranks. */
+static peri_status collect(const peri_sharded *e, const peri__routing *r, const peri__managed *m, peri_tensor **ids)
+{
+    for (int32_t f = 0; f < m->n_features; f++) {
+        int64_t n = 0, at;
+        for (int32_t s = 0; s < e->world_size; s++) n += stretch(e, r, s, m->strand[f], &at);
+        if (ids[f]) continue;
+        PERI_TRY(peri_tensor_new(e->device, PERI_I64, 1, &n, &ids[f]));
+        PERI_TRY(move_strand(e, r, m->strand[f], r->received[PERI__IDS], ids[f], false));
+    }
+    return PERI_OK;
+}
+
+/** The map's answer; an error says which rank it is of. */
+static peri_status ask(const peri_sharded *e, const peri__managed *m, peri_tensor *const *ids, bool training, peri_tensor **rows)
+{
+    peri_status status = peri_collision_remap(m->map, ids, m->n_features, training, rows);
+    if (status >= 0) return status;
+    char text[600];
+    snprintf(text, sizeof text, "%s", peri_error_message());
+    return peri__fail(status, "%s; rank %d", text, e->rank);
+}
+
+/** Rows that start again at the lookup of @batch. */
+static peri_status wait_rows(peri__managed *m, int64_t batch)
+{
+    peri_tensor *rows;
+    PERI_TRY(peri_collision_evicted(m->map, &rows));
+    if (!rows) return PERI_OK;
+    if (m->n_waiting == m->room) {
+        waiting *more = peri__realloc(m->waiting, sizeof *more * (size_t)(2 * m->room + 4));
+        if (!more) {
+            peri_tensor_release(rows);
+            return PERI_ENOMEM;
+        }
+        m->waiting = more;
+        m->room = 2 * m->room + 4;
+    }
+    m->waiting[m->n_waiting++] = (waiting){.rows = rows, .batch = batch};
+    return PERI_OK;
+}
+
+/** rows + @by, of the device, but for those that are none; @out new. Waits. */
+static peri_status shifted(const peri_sharded *e, peri_tensor *rows, int64_t by, peri_tensor **out)
+{
+    int64_t n = peri__numel(rows), *host = peri__alloc(sizeof *host * (size_t)peri__max(1, n));
+    if (!host) return PERI_ENOMEM;
+    peri_status status = peri_tensor_read(rows, host, n * (int64_t)sizeof *host);
+    for (int64_t i = 0; i < n; i++) host[i] += host[i] < 0 ? 0 : by;
+    if (status >= 0) status = peri_tensor_new(e->device, PERI_I64, 1, &n, out);
+    if (status >= 0) {
+        status = peri_tensor_write(*out, host, n * (int64_t)sizeof *host);
+        if (status < 0) peri_tensor_release(*out);
+    }
+    peri__free(host);
+    return status;
+}
+
+/** Rows in the place of raw ids, in what was received and, if somebody asks for them, in what goes home. */
+static peri_status replace(peri__input_dist *d)
+{
+    peri_sharded *e = d->ebc;
+    peri__routing *r = &d->routing;
+    peri__arrival *a = d->arrival;
+    peri_tensor *raw = r->received[PERI__IDS], *fresh;
+    int64_t n = peri__numel(raw);
+    PERI_TRY(peri_tensor_new(e->device, PERI_I64, 1, &n, &fresh));
+    peri_status status = peri_tensor_copy(fresh, raw);
+    if (status >= 0 && e->returns_rows && !a->sent) status = peri_tensor_new(e->device, PERI_I64, 1, &n, &a->sent);
+    for (int32_t i = 0; i < e->n_managed && status >= 0; i++) {
+        const peri__managed *m = &e->managed[i];
+        for (int32_t f = 0; f < m->n_features && m->map && status >= 0; f++) {
+            peri_tensor *whole;
+            status = move_strand(e, r, m->strand[f], fresh, a->rows[i][f], true);
+            if (status < 0 || !a->sent) continue;
+            status = shifted(e, a->rows[i][f], m->first_row, &whole);
+            if (status < 0) break;
+            status = move_strand(e, r, m->strand[f], a->sent, whole, true);
+            peri_tensor_release(whole);
+        }
+    }
+    if (status < 0) {
+        peri_tensor_release(fresh);
+        return status;
+    }
+    peri_tensor_release(raw);
+    r->received[PERI__IDS] = fresh;
+    return PERI_OK;
+}
+
+peri_status peri__managed_arrive(peri__input_dist *d)
+{
+    peri_sharded *e = d->ebc;
+    if (e->n_managed == 0 || (d->arrival && d->arrival->batch)) return PERI_OK;
+    if (!d->arrival) PERI_TRY(arrival_new(e, &d->arrival));
+    peri__arrival *a = d->arrival;
+    for (; a->done < e->n_managed; a->done++) {
+        peri__managed *m = &e->managed[a->done];
+        if (!m->map) continue;
+        PERI_TRY(collect(e, &d->routing, m, a->ids[a->done]));
+        peri_status status = ask(e, m, a->ids[a->done], d->training, a->rows[a->done]);
+        if (status != PERI_OK) return status;
+        PERI_TRY(wait_rows(m, e->arrived + 1));
+    }
+    PERI_TRY(replace(d));
+    tensors_free(a->ids, e);
+    tensors_free(a->rows, e);
+    a->ids = a->rows = NULL;
+    a->batch = ++e->arrived;
+    return PERI_OK;
+}
+
+peri_status peri__managed_reset(peri__input_dist *d)
+{
+    peri_sharded *e = d->ebc;
+    for (int32_t i = 0; i < e->n_managed; i++) {
+        peri__managed *m = &e->managed[i];
+        int32_t left = 0, k = 0;
+        peri_status status = PERI_OK;
+        for (; k < m->n_waiting && status >= 0; k++) {
+            waiting w = m->waiting[k];
+            if (w.batch > d->arrival->batch) m->waiting[left++] = w;
+            else if ((status = peri_tbe_rows_reset(e->sets[m->place.set].tbe, m->place.table, w.rows)) < 0) break;
+            else peri_tensor_release(w.rows);
+        }
+        for (; k < m->n_waiting; k++) m->waiting[left++] = m->waiting[k]; /* after an error */
+        m->n_waiting = left;
+        PERI_TRY(status);
+    }
+    return PERI_OK;
+}
+
+/* -- rows back to the ranks that asked --------------------------------------------------------------------------------------------- */
+
+peri_status peri__managed_post(peri__input_dist *d)
+{
+    peri_sharded *e = d->ebc;
+    const peri__routing *r = &d->routing;
+    if (!e->returns_rows || e->world_size == 1) return PERI_OK;
+    int64_t *counts = peri__alloc(sizeof *counts * (size_t)e->world_size);
+    if (!counts) return PERI_ENOMEM;
+    for (int32_t k = 0; k < e->world_size; k++) counts[k] = r->rank_ids[k + 1] - r->rank_ids[k];
+    peri__transfer_args a = {.kind = PERI_COLL_ALL_TO_ALL, .channel = PERI_CHANNEL_ROWS, .out = r->source_ids, .in = counts};
+    peri_status status = peri__transfer_post(e->group, d->arrival->sent, &a, &d->arrival->back);
+    peri__free(counts);
+    return status;
+}
+
+peri_status peri__arrival_test(peri__arrival *a) { return a ? peri__transfer_test(&a->back) : PERI_OK; }
+
+/** Numbers of an i64 or i32 tensor on the host, as i64; to be freed. */
+static peri_status numbers_of(peri_tensor *t, int64_t **out)
+{
+    peri_tensor *wide = NULL;
+    int64_t n = peri__numel(t);
+    *out = peri__alloc(sizeof **out * (size_t)peri__max(1, n));
+    peri_status status = *out ? peri_tensor_to(t, PERI_I64, NULL, &wide) : PERI_ENOMEM;
+    if (status >= 0) status = peri_tensor_read(wide, *out, n * (int64_t)sizeof **out);
+    peri_tensor_release(wide);
+    if (status < 0) {
+        peri__free(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+peri_status peri__managed_rows(const peri_sharded *e, const peri__arrival *a, const peri__outbound *h, const peri__given *given,
+                               const int64_t *place_first, peri_tensor **out)
+{
+    peri_tensor *back = e->world_size > 1 ? a->back.numbers : a->sent;
+    const peri__routes *r = e->routes;
+    int64_t *ids = NULL, *places = NULL, *rows = NULL, *offsets = NULL, n = peri__numel(given->ids);
+    peri_status status;
+    PERI_TRY_GOTO(numbers_of(given->ids, &ids), out);
+    PERI_TRY_GOTO(numbers_of(given->places, &places), out);
+    PERI_TRY_GOTO(numbers_of(given->offsets, &offsets), out);
+    PERI_TRY_GOTO(numbers_of(back, &rows), out);
+    for (int32_t i = 0; i < r->n_partitions; i++) {
+        const peri__partition *p = &r->partitions[i];
+        if (!p->raw) continue;
+        int64_t first = offsets[h->feature_first[p->feature]], past = offsets[h->feature_first[p->feature] + h->feature_bags[p->feature]];
+        for (int64_t k = first; k < past; k++) {
+            int64_t place = places[place_first[i] + k - first];
+            ids[k] = place < 0 ? -1 : rows[place];
+        }
+    }
+    PERI_TRY_GOTO(peri_tensor_new(e->device, PERI_I64, 1, &n, out), out);
+    status = peri_tensor_write(*out, ids, n * (int64_t)sizeof *ids);
+    if (status < 0) peri_tensor_release(*out);
+out:
+    peri__free(ids);
+    peri__free(places);
+    peri__free(offsets);
+    peri__free(rows);
+    return status;
+}
+
+peri_status peri_sharded_train(peri_sharded *e, bool training)
+{
+    PERI_NEED(e);
+    e->training = training;
+    return PERI_OK;
+}
