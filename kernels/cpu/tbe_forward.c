@@ -315,6 +315,25 @@ TBE_INLINE void tbe_walk_enter(tbe_walk *w, int64_t k, const int32_t format)
     w->past = w->past_caches && w->t->cols % 16 == 0 && (b->out_offset | b->out_stride) % 16 == 0;
 }
 
+/** Results of bags [j, stop) of a block without items: most blocks are of that kind where rows lie on many ranks, each of which gets all
+ *  bags. Its bags' offsets need no look. */
+static __attribute__((noinline)) void tbe_forward_zeros(const peri_k_tbe_forward_args *a, int64_t k, int64_t j, int64_t stop)
+{
+    const peri_k_tbe_block *b = &a->list.blocks[k];
+    const int64_t size = a->out_dtype == PERI_F32 ? 4 : 2, cols = a->list.tables[b->table].cols;
+    char *out = (char *)a->out + (b->out_offset + j * b->out_stride) * size;
+    if (b->out_stride == cols) memset(out, 0, (size_t)((stop - j) * cols * size));
+    else
+        for (; j < stop; j++, out += b->out_stride * size) memset(out, 0, (size_t)(cols * size));
+}
+
+/** Whether a block's bags are empty and nothing is to be counted: then its results are zeros (times a scale they might not be). */
+TBE_INLINE bool tbe_forward_empty(const peri_k_tbe_forward_args *a, int64_t k)
+{
+    if (a->report || a->list.scale || tbe_items(&a->list, k) != 0) return false;
+    return a->list.tables[a->list.blocks[k].table].pooling != PERI_POOLING_NONE;
+}
+
 /** A call's bags, from @at up to @stop. The common widths are known at compile time. */
 TBE_INLINE void tbe_forward_walk(tbe_walk *w, tbe_place at, tbe_place stop, const int32_t format)
 {
@@ -329,6 +348,10 @@ TBE_INLINE void tbe_forward_walk(tbe_walk *w, tbe_place at, tbe_place stop, cons
                             TBE_LINES(format, 64));
     for (; at.k < stop.k || (at.k == stop.k && at.j < stop.j); at.k++, at.j = 0) {
         int64_t past = at.k == stop.k ? stop.j : s->blocks[at.k].bags;
+        if (tbe_forward_empty(w->a, at.k)) {
+            tbe_forward_zeros(w->a, at.k, at.j, past);
+            continue;
+        }
         tbe_walk_enter(w, at.k, format);
         const bool rows = w->t->pooling == PERI_POOLING_NONE;
         const int64_t cols = w->t->cols;

@@ -33,6 +33,7 @@ typedef struct tbe_case {
 static const tbe_case tbe_cases[] = {
     {.name = "no bags", .tables = 1, .rows = {5}, .cols = {4}, .batch = 0, .length = 3},
     {.name = "empty bags", .tables = 2, .rows = {5, 5}, .cols = {4, 17}, .batch = 7, .length = 0},
+    {.name = "empty bags, close together", .tables = 1, .rows = {5}, .cols = {4}, .batch = 7, .length = 0},
     {.name = "no rows", .tables = 2, .rows = {-1, 6}, .cols = {16, 16}, .batch = 5, .length = 3, .bad_ids = true},
     {.name = "one row", .tables = 1, .rows = {1}, .cols = {16}, .batch = 9, .length = 4},
     {.name = "one row, long", .tables = 1, .rows = {1}, .cols = {100}, .batch = 3, .length = 700},
