@@ -369,6 +369,9 @@ describe("managed collision", function()
       assert.equal(seen[name].inserted, s.inserted)
       assert.is_true(s.ids > seen[name].ids)
     end
+    local ok, err = pcall(inner:managed_collision_collection(), batch(1, 0, SAMPLES, device))
+    assert.is_false(ok)
+    assert.truthy(tostring(err):find "return_remapped_features", tostring(err))
     local sequence = sharded_of({ kind = "row_wise", sequence = true }, world, device)
     assert.is_true(peri.shard.ShardedManagedCollisionEmbeddingCollection.is(sequence))
     assert.is_true(peri.shard.ManagedCollisionEmbeddingCollectionContext.is(sequence:create_context()))
@@ -424,5 +427,58 @@ describe("managed collision", function()
     local ok, err = pcall(function() return util.resolve((module((batch(1, from, to, device))))):values():to_list() end)
     assert.is_false(ok)
     assert.truthy(tostring(err):find "in evaluation", tostring(err))
+  end, { sizes = { 2 }, only = "sim" })
+end)
+
+describe("managed collision in training", function()
+  --- The state after a few steps of a pipeline.
+  local function trained(name, world, device, n)
+    local Model = peri.nn.Module:extend "Model"
+    function Model:init()
+      self.mc = collection_of({ module = "own" }, "cpu")
+      self.over = peri.nn.Linear { in_features = 3 * DIM, out_features = 1 }
+      for _, p in ipairs(self.over:parameters()) do p:detach():fill(0.25) end
+    end
+    function Model:forward(features)
+      local over = self.over((self.mc(features)):values())
+      return (over * over):sum()
+    end
+    local model = peri.DistributedModelParallel { module = Model(), group = world, device = device, gradient_division = false,
+      plan = plan.ShardingPlan { mc = { a = plan.row_wise(), b = plan.table_wise(n - 1, { compute_kernel = "fused_uvm_caching",
+        cache_params = { load_factor = 0.8 } }) } } }
+    local from, to = share_of(world, n)
+    local step = 0
+    local pipeline = peri[name] { model = model, optimizer = peri.nn.optim.SGD { params = model:dense_parameters(), lr = 0.1 } }
+    for _ in pipeline:run(function()
+      step = step + 1
+      if step <= STEPS then return (batch(step, from, to, device)) end
+    end) do end -- luacheck: ignore 542
+    return flat(peri.shard.gather_state_dict(model:state_dict()), "", {})
+  end
+
+  worlds.each("is the same in every pipeline", function(world, device, n)
+    local want = trained("TrainPipelineBase", world, device, n)
+    for _, name in ipairs { "TrainPipelineSparseDist", "PrefetchTrainPipelineSparseDist" } do
+      assert.same(want, trained(name, world, device, n), name)
+    end
+  end, { sizes = { 2 } })
+
+  worlds.each("travels in codecs, and takes no more memory from step to step", function(world, device, n)
+    local from, to = share_of(world, n)
+    local codecs = peri.dist.codec.get_qcomm_codecs_registry { forward = "FP16", backward = "FP16" }
+    local module, before = sharded_of({ kind = "row_wise", codecs = codecs }, world, device), nil
+    for step = 1, 16 do
+      peri.scope(function()
+        local result, remapped = module((batch(step, from, to, device)))
+        util.resolve(remapped)
+        util.resolve(result):values():sum():backward()
+      end)
+      collectgarbage()
+      collectgarbage()
+      world:barrier():wait()
+      if step == 10 then before = peri.ffi.C.peri_mem_objects() end
+    end
+    assert.is_true(peri.ffi.C.peri_mem_objects() <= before + 8) -- the other rank may be on its way
+    world:barrier():wait()
   end, { sizes = { 2 }, only = "sim" })
 end)

@@ -135,6 +135,12 @@ function Sharded:hashed(features)
   return batch
 end
 
+--- Ids become rows on the way to a lookup, not by themselves.
+function Sharded:forward()
+  P.fail(self.class_name .. ": its maps work within ShardedManagedCollisionEmbeddingBagCollection and "
+    .. "ShardedManagedCollisionEmbeddingCollection; these return the batch with rows too (return_remapped_features)")
+end
+
 --- Features in the order of results.
 function Sharded:feature_names() return self._features end
 function Sharded:embedding_configs() return self._configs end
