@@ -207,6 +207,7 @@ end
 function ManagedCollisionModule:check_features() end -- luacheck: ignore 212
 
 function ManagedCollisionModule:extra_text()
+  if not self.zch_size then return "" end -- the base itself
   return ("%d rows, %d %s"):format(self.zch_size, self._buckets, self._buckets == 1 and "bucket" or "buckets")
 end
 

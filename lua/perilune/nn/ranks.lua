@@ -112,7 +112,15 @@ function M.all_or_none(groups, func, err)
 end
 
 signature.kind("ranks", "a group of ranks", function(x) return type(x) == "table" and util.is_callable(x.all_reduce) end)
+signature.kind("rank_groups", "a list of groups of ranks", function(x)
+  if type(x) ~= "table" then return false end
+  for _, group in ipairs(x) do
+    if type(group) ~= "table" or not (util.is_callable(group.size) and util.is_callable(group.all_gather_object)) then return false end
+  end
+  return true
+end)
 signature.check("", M, {
+  all_or_none = "groups: rank_groups, func: string, err: any",
   mean_of = "sum: tensor, count: any, group: any", global_mean = "losses: tensor, weights: tensor?, group: any",
   sum = "group: ranks?, list: list", gather = "group: ranks?, arrays: list, n: count",
 })
