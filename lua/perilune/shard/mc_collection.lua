@@ -294,7 +294,9 @@ function Sharder:shard(module, plan, env, device) -- luacheck: ignore 212
   return Sharded { managed_collision_collection = module, plan = M.plan_of(plan, module, env), group = env.pg, device = device }
 end
 
+signature.kind("collision_collection", "a ManagedCollisionCollection", ManagedCollisionCollection.is)
 signature.check("ManagedCollisionCollectionSharder:", Sharder, {
-  shard = "self: Sharder, module: table, plan: table, env: table, device: any", shardable_parameters = "self: Sharder, module: table" })
+  shard = "self: Sharder, module: collision_collection, plan: table, env: env_of_group, device: any",
+  shardable_parameters = "self: Sharder, module: collision_collection" })
 
 return M

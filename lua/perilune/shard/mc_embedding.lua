@@ -141,14 +141,18 @@ local function define(Base, class_name, unsharded, prefix, configs)
     return Sharded(args)
   end
   signature.check(class_name .. "Sharder:", Sharder, {
-    shardable_parameters = "self: Sharder, module: table",
-    shard = "self: Sharder, module: table, plan: table, env: env_of_group, device: any, path: string?",
+    shardable_parameters = "self: Sharder, module: collision_embeddings",
+    shard = "self: Sharder, module: collision_embeddings, plan: table, env: env_of_group, device: any, path: string?",
   })
 end
 
+signature.object("collision_embeddings", "a ManagedCollisionEmbeddingCollection or ManagedCollisionEmbeddingBagCollection",
+  { embedding_module = "callable", managed_collision_collection = "callable" })
 define(bag.ShardedEmbeddingBagCollection, "ManagedCollisionEmbeddingBagCollection", embed.ManagedCollisionEmbeddingBagCollection,
   "embedding_bags", "embedding_bag_configs")
 define(sequence.ShardedEmbeddingCollection, "ManagedCollisionEmbeddingCollection", embed.ManagedCollisionEmbeddingCollection,
   "embeddings", "embedding_configs")
+
+signature.check("ManagedCollisionCollectionAwaitable:", Remapped, { init = "self: table, result: awaitable, rows: table" })
 
 return M
