@@ -192,6 +192,11 @@ describe("arguments", function()
     refuses("Reducer: params is 3, wanted a list", peri.dist.Reducer, { group = peri.init(), params = 3 })
     refuses("WarmupOptimizer: stages is 'mean', wanted a list", peri.nn.optim.WarmupOptimizer, { optimizer = {}, stages = "mean" })
     refuses("CosineAnnealingLR: T_max is .*, wanted a number", peri.nn.optim.CosineAnnealingLR, { optimizer = {}, T_max = t })
+    for _, group in ipairs { 1, "f", peri.dist.Group } do
+      refuses("Linear:load_state_dict: groups%[1%] is .*, wanted a Group", function()
+        peri.nn.Linear({ in_features = 1, out_features = 1 }):load_state_dict({}, nil, { group })
+      end)
+    end
     refuses("Linear:load_state_dict: 'weight' is a table, wanted a tensor or a ShardedTensor; 'bias' is", function()
       peri.nn.Linear { in_features = 1, out_features = 1 }:load_state_dict { weight = {}, bias = {} }
     end)

@@ -312,6 +312,12 @@ function Module:state_group() end -- luacheck: ignore 212
 --- wrong nothing is copied; collective where modules are sharded (and over `groups`, a list): nothing is copied on any rank then.
 function Module:load_state_dict(map, strict, groups)
   local func, all = self.class_name .. ":load_state_dict", util.copy(groups or {})
+  for i, group in ipairs(all) do
+    local class = type(group) == "table" and getmetatable(group)
+    if type(class) ~= "table" or rawget(class, "class_name") ~= "peri.Group" then
+      P.fail(("%s: groups[%d] is %s, wanted a Group"):format(func, i, errors.kind(group)))
+    end
+  end
   for _, module in ipairs(self:modules()) do all[#all + 1] = module:state_group() end
   local state = whole_state(self)
   local ok, keys = pcall(check_state, func, state, map, strict)
