@@ -352,8 +352,7 @@ describe("a ShardingEnv", function()
 end)
 
 describe("a sharded module", function()
-  it("takes memory, of one device", function()
-    local world = peri.dist.init { transport = "self" }
+  worlds.each("takes memory, of one device", function(world)
     local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 9, embedding_dim = 4, feature_names = { "f" } } }
     local trained = peri.EmbeddingBagCollection { tables = tables, fused_params = { optimizer = "sgd" } }
     local quantized = peri.quantize_embeddings { module = trained }
@@ -368,6 +367,5 @@ describe("a sharded module", function()
     assert.error_matches(function() places "meta" end, "ShardedQuantEmbeddingBagCollection: device 'meta' has no shards")
     assert.error_matches(function() places { "cpu", "opaque" } end,
       "ShardedQuantEmbeddingBagCollection: device is a list, but the places of one process are on one device")
-    peri.dist.finish()
-  end)
+  end, { sizes = { 1 }, devices = { "cpu" } })
 end)
