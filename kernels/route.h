@@ -36,7 +36,7 @@ typedef struct peri_k_partition {
 } peri_k_partition;
 
 /** What of @id is compared with a partition's boundaries: < -1: the id is not legal; -1: it is skipped. */
-static inline int64_t peri_k_route_key(const peri_k_partition *p, int64_t id)
+K_INLINE int64_t peri_k_route_key(const peri_k_partition *p, int64_t id)
 {
     if (!p->raw) return id;
     int64_t bucket = peri_k_bucket(id, p->raw - 1, p->rows, p->bucket_ids);
@@ -186,6 +186,7 @@ typedef struct peri_k_route_rows_args {
     const peri_k_piece *pieces;
     int32_t n_outputs;
     bool ids_i32;
+    bool past; /* they do not fit the caches: may be written past them */
 } peri_k_route_rows_args;
 
 /** A block of columns of the pooled rows of one feature in one table, made of the rows of its ids. */

@@ -6,13 +6,15 @@
 #ifndef PERI_KERNELS_SPREAD_H
 #define PERI_KERNELS_SPREAD_H
 
+#include "inline.h"
+
 #include <stdint.h>
 
 /** How ids are spread over buckets: runtime/include/perilune/collision.h has the same numbers (PERI_SPREAD_*). */
 enum { PERI_K_SPREAD_HASH = 0, PERI_K_SPREAD_MODULO = 1, PERI_K_SPREAD_RANGE = 2 };
 
 /** The finalizer of MurmurHash3: every bit of the result depends on every bit of @x; one to one. */
-static inline uint64_t peri_k_mix(uint64_t x)
+K_INLINE uint64_t peri_k_mix(uint64_t x)
 {
     x = (x ^ x >> 33) * 0xff51afd7ed558ccdu;
     x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53u;
@@ -20,12 +22,12 @@ static inline uint64_t peri_k_mix(uint64_t x)
 }
 
 /** The high 64 bits of a * b. */
-static inline uint64_t peri_k_high(uint64_t a, uint64_t b) { return (uint64_t)(((unsigned __int128)a * b) >> 64); }
+K_INLINE uint64_t peri_k_high(uint64_t a, uint64_t b) { return (uint64_t)(((unsigned __int128)a * b) >> 64); }
 
-static inline uint64_t peri_k_rotate(uint64_t x, int bits) { return x << bits | x >> (64 - bits); }
+K_INLINE uint64_t peri_k_rotate(uint64_t x, int bits) { return x << bits | x >> (64 - bits); }
 
 /** Both halves xored of MurmurHash3 (x64, 128 bits) of the 16 bytes @x, @y under @seed. */
-static inline uint64_t peri_k_murmur(uint64_t x, uint64_t y, uint64_t seed)
+K_INLINE uint64_t peri_k_murmur(uint64_t x, uint64_t y, uint64_t seed)
 {
     const uint64_t c1 = 0x87c37b91114253d5u, c2 = 0x4cf5ad432745937fu;
     uint64_t low = seed, high = seed;
@@ -45,7 +47,7 @@ static inline uint64_t peri_k_murmur(uint64_t x, uint64_t y, uint64_t seed)
 }
 
 /** @x mod @d, given (2^64 - 1) / d: the quotient is short by 2 at most. */
-static inline uint64_t peri_k_rest(uint64_t x, uint64_t d, uint64_t reciprocal)
+K_INLINE uint64_t peri_k_rest(uint64_t x, uint64_t d, uint64_t reciprocal)
 {
     uint64_t rest = x - peri_k_high(x, reciprocal) * d;
     rest = rest >= d ? rest - d : rest;
@@ -57,7 +59,7 @@ static inline uint64_t peri_k_rest(uint64_t x, uint64_t d, uint64_t reciprocal)
  *    HASH    high 64 bits of mix(id) * buckets: even, whatever the pattern of ids
  *    MODULO  id mod buckets, never negative
  *    RANGE   id / block */
-static inline int64_t peri_k_bucket(int64_t id, int32_t spread, int64_t buckets, int64_t block)
+K_INLINE int64_t peri_k_bucket(int64_t id, int32_t spread, int64_t buckets, int64_t block)
 {
     if (spread == PERI_K_SPREAD_HASH) return (int64_t)peri_k_high(peri_k_mix((uint64_t)id), (uint64_t)buckets);
     if (spread == PERI_K_SPREAD_MODULO) {

@@ -389,7 +389,8 @@ typedef struct peri_k_tbe_update_args {
     int64_t *run_rows;
     float *run_values; /* NULL: dense */
     int64_t run_stride;
-    int64_t work; /* of the list: peri_k_tbe_work; for choosing how to split it */
+    int64_t capacity; /* of the list: *n at most */
+    int64_t work;     /* of the list: peri_k_tbe_work; for choosing how to split it */
     const int64_t *run_starts; /* the step's: of tbe_runs, with the same chunks */
     float *scratch; /* the step's: chunks * scratch_stride; stride >= SCRATCH_ROWS * round16(cols) + SCRATCH_MORE */
     int64_t scratch_stride;

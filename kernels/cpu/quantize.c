@@ -140,7 +140,7 @@ QROWS void cpu_unpack(uint8_t *restrict codes, const uint8_t *restrict src, int6
 }
 
 /** The codes of a row, K_LANES at a time, to its bytes. @kind: 0 fp8, 1 with f32 scale, 2 with f16 scale. */
-QROWS void cpu_row_codes(const peri_k_rows_args *a, const void *x, uint8_t *dst, ref_scale s, const cpu_row_fp8 *f, int32_t dtype, int kind,
+QROWS void cpu_row_codes(const peri_k_rows_args *a, const void *x, uint8_t *dst, k_scale s, const cpu_row_fp8 *f, int32_t dtype, int kind,
                          int32_t bits)
 {
     const k_vec bias = k_set(s.bias), inverse = k_set(s.inverse), most = k_set((float)((1 << bits) - 1)), zero = k_set(0);
@@ -178,7 +178,7 @@ QROWS void cpu_quantize_run(const peri_k_rows_args *a, int64_t begin, int64_t en
     for (int64_t r = begin; r < end; r++) {
         uint8_t *row = (uint8_t *)a->bytes + r * a->stride;
         const void *x = (const char *)a->x + r * a->cols * width;
-        ref_scale s = {1, 0, 1};
+        k_scale s = {1, 0, 1};
         if (scaled) {
             cpu_range range = cpu_range_of(x, a->cols, dtype, kind == 0);
             if (a->min_max) {
@@ -186,7 +186,7 @@ QROWS void cpu_quantize_run(const peri_k_rows_args *a, int64_t begin, int64_t en
                 range.largest = a->min_max[2 * r + 1];
                 range.rest += (range.least - range.least) + (range.largest - range.largest);
             }
-            s = range.rest == 0 ? ref_scale_of(a, range.least, range.largest) : ref_no_scale;
+            s = k_row_scale(a, range.least, range.largest, range.rest == 0);
         }
         if (s.scale != s.scale) {
             memset(row, 0, (size_t)a->stride);
@@ -242,7 +242,7 @@ QROWS void cpu_restore_run(const peri_k_rows_args *a, int64_t begin, int64_t end
     for (int64_t r = begin; r < end; r++) {
         const uint8_t *row = (const uint8_t *)a->bytes + r * a->stride;
         void *x = (char *)a->x + r * a->cols * width;
-        ref_scale s = ref_scale_load(a, row);
+        k_scale s = ref_scale_load(a, row);
         const k_vec scale = k_set(s.scale), bias = k_set(s.bias);
         for (int64_t from = 0; from < a->cols; from += CPU_CODES) {
             int64_t n = ref_min(a->cols - from, CPU_CODES);

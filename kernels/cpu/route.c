@@ -254,6 +254,18 @@ static inline float *cpu_route_row(const peri_k_route_rows_args *a, const peri_k
     return (piece->own ? a->own : a->received) + piece->offset + k * out->cols;
 }
 
+#ifdef __AVX512F__
+static inline void cpu_route_stream(float *p, k_vec v) { _mm512_stream_ps(p, (__m512)v); }
+#else
+static inline void cpu_route_stream(float *p, k_vec v) { _mm256_stream_ps(p, (__m256)v); }
+#endif
+
+/** A row past the caches, times @by: lines are not read first only to be written. @to: whole lines. */
+static inline void cpu_route_past(float *restrict to, const float *restrict from, int64_t cols, k_vec by)
+{
+    for (int64_t c = 0; c < cols; c += K_LANES) cpu_route_stream(to + c, k_load(from + c) * by);
+}
+
 /** Rows [begin, end) of one output. */
 static inline void cpu_route_rows_one(const peri_k_route_rows_args *a, const peri_k_rows *out, int64_t begin, int64_t end, bool back)
 {
@@ -261,12 +273,18 @@ static inline void cpu_route_rows_one(const peri_k_route_rows_args *a, const per
     const double inverse_block = block > 0 ? 1.0 / (double)block : 0;
     const size_t bytes = sizeof(float) * (size_t)out->cols;
     const route_divisor mine = cpu_route_divisor(out->divisor), sent = cpu_route_divisor(out->sent_divisor);
+    enum { LINE = 64 }; /* bytes: parts of lines are slower past the caches */
+    const bool past = a->past && bytes % LINE == 0;
     for (int64_t row = begin; row < end; row++) {
         bool own = false;
         float *values = a->values + row * a->stride + out->column, *there = cpu_route_row(a, out, inverse_block, row - out->row, &own);
         const route_divisor *d = own ? &mine : &sent;
-        if (!back && there) memcpy(values, there, bytes);
+        float *to = back ? there : values;
+        const bool stream = past && there && (uintptr_t)to % LINE == 0;
+        if (!back && stream) cpu_route_past(to, there, out->cols, k_set(1));
+        else if (!back && there) memcpy(values, there, bytes);
         else if (!back) memset(values, 0, bytes);
+        else if (stream && d->multiplies) cpu_route_past(to, values, out->cols, d->by);
         else if (there && d->divisor == 1) memcpy(there, values, bytes);
         else if (there) cpu_route_divide(there, values, out->cols, d);
     }
@@ -286,6 +304,7 @@ static inline void cpu_route_rows_move(const peri_k_route_rows_args *a, int64_t 
             for (int32_t k = o; k < past; k++)
                 cpu_route_rows_one(a, &a->outputs[k], row, row + step < stop ? row + step : stop, back);
     }
+    if (a->past) _mm_sfence();
 }
 
 static void cpu_route_rows(const void *args, int64_t begin, int64_t end) { cpu_route_rows_move(args, begin, end, false); }

@@ -35,10 +35,13 @@ static void ref_collision_check(const void *args, int64_t begin, int64_t end)
 
 /* -- looking up ---------------------------------------------------------------------------------------------------------------- */
 
-static inline int64_t ref_mch_home(const peri_k_collision_bucket *b, int64_t id)
+/** The home line of an id, whose mix is @mixed, among its bucket's. */
+static inline int64_t ref_mch_line(const peri_k_collision_bucket *b, uint64_t mixed)
 {
-    return (int64_t)peri_k_high(peri_k_mix(peri_k_mix((uint64_t)id)), (uint64_t)b->lines);
+    return (int64_t)peri_k_high(peri_k_rotate(mixed, 32), (uint64_t)b->lines);
 }
+
+static inline int64_t ref_mch_home(const peri_k_collision_bucket *b, int64_t id) { return ref_mch_line(b, peri_k_mix((uint64_t)id)); }
 
 /** The slot of @id, or the free one where it would go; NULL: neither, which only an id that no row can have meets. */
 static inline peri_k_mch_slot *ref_mch_slot(const peri_k_collision_map *m, const peri_k_collision_bucket *b, int64_t id)

@@ -134,12 +134,13 @@ static void ref_coalesce(const peri_k_collision_learn_args *a, int64_t bucket)
     peri_k_collision_record *r = a->records + a->starts[bucket];
     peri_k_mch_slot *slots = m->slots + b->first_line * PERI_MCH_LINE, *end = slots + b->lines * PERI_MCH_LINE;
     int64_t logged = ref_merge(m, b, r, a->starts[bucket + 1] - a->starts[bucket]), n = 0, sum = 0, kept = 0;
-    for (peri_k_mch_slot *s = slots; s < end; s++)
+    const bool by_mean = a->filter == PERI_K_FILTER_DYNAMIC || a->filter == PERI_K_FILTER_AVERAGE;
+    for (peri_k_mch_slot *s = slots; s < end && by_mean; s++)
         if (s->row != UINT32_MAX && s->window) {
             n++;
             sum += ref_window_count(m, s->window);
         }
-    for (int64_t i = 0; i < logged; i++) {
+    for (int64_t i = 0; i < logged && by_mean; i++) {
         sum += (int64_t)r[i].word[1];
         n += !r[i].word[3] || !m->slots[r[i].word[3] - 1].window;
     }
@@ -152,7 +153,10 @@ static void ref_coalesce(const peri_k_collision_learn_args *a, int64_t bucket)
         if (s) ref_seen(m, s->row, count, (int64_t)r[i].word[2]); /* its window cannot be later than what did not fit */
         else r[kept++] = (peri_k_collision_record){{r[i].word[0], r[i].word[1], r[i].word[2], 0}};
     }
+    enum { AHEAD = 32 }; /* slots; their rows lie anywhere */
     for (peri_k_mch_slot *s = slots; s < end; s++) {
+        if (end - s > AHEAD && s[AHEAD].window && m->counts) __builtin_prefetch(&m->counts[s[AHEAD].row], 1);
+        if (end - s > AHEAD && s[AHEAD].window && m->last) __builtin_prefetch(&m->last[s[AHEAD].row], 1);
         if (s->row == UINT32_MAX || !s->window) continue;
         int64_t count = ref_window_count(m, s->window);
         if (ref_passes(&filter, s->id, count)) ref_seen(m, s->row, count, ref_window_last(a, s->window));
@@ -264,11 +268,16 @@ static void ref_rank_rows(const peri_k_collision_learn_args *a, int64_t bucket, 
     const peri_k_collision_map *m = &a->map;
     const peri_k_collision_bucket *b = &m->bucket[bucket];
     int64_t have = 0;
+    uint64_t most = UINT64_MAX; /* score of the best of n rows that are worse than all others so far */
     for (int64_t row = b->first_row + b->usable - 1; row >= b->first_row; row--) { /* those on top are free first */
-        rank[have++] = (peri_k_collision_record){{ref_row_score(a, row), ~ref_sortable(m->ids[row]), ~(uint64_t)row, (uint64_t)row}};
+        const uint64_t score = ref_row_score(a, row);
+        if (score > most) continue;
+        rank[have++] = (peri_k_collision_record){{score, ~ref_sortable(m->ids[row]), ~(uint64_t)row, (uint64_t)row}};
         if (have < 2 * n) continue;
         ref_record_select(rank, have, n);
         have = n;
+        most = 0;
+        for (int64_t i = 0; i < n; i++) most = rank[i].word[0] > most ? rank[i].word[0] : most;
     }
     ref_record_select(rank, have, n);
     ref_record_sort(rank, n);

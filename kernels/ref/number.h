@@ -5,34 +5,36 @@
 #ifndef PERI_KERNELS_NUMBER_H
 #define PERI_KERNELS_NUMBER_H
 
+#include "../inline.h"
+
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-static inline uint32_t k_bits(float x)
+K_INLINE uint32_t k_bits(float x)
 {
     uint32_t u;
     memcpy(&u, &x, 4);
     return u;
 }
 
-static inline float k_float(uint32_t u)
+K_INLINE float k_float(uint32_t u)
 {
     float x;
     memcpy(&x, &u, 4);
     return x;
 }
 
-static inline float k_bf16_to_f32(uint16_t h) { return k_float((uint32_t)h << 16); }
+K_INLINE float k_bf16_to_f32(uint16_t h) { return k_float((uint32_t)h << 16); }
 
-static inline uint16_t k_f32_to_bf16(float x)
+K_INLINE uint16_t k_f32_to_bf16(float x)
 {
     uint32_t u = k_bits(x);
     if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40u); /* NaN stays NaN, and becomes quiet */
     return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
-static inline float k_f16_to_f32(uint16_t h)
+K_INLINE float k_f16_to_f32(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 0x1fu, mantissa = h & 0x3ffu;
     if (exponent == 31) return k_float(sign | 0x7f800000u | (mantissa << 13));
@@ -41,7 +43,7 @@ static inline float k_f16_to_f32(uint16_t h)
     return sign ? -value : value;
 }
 
-static inline uint16_t k_f32_to_f16(float x)
+K_INLINE uint16_t k_f32_to_f16(float x)
 {
     uint32_t u = k_bits(x), sign = (u >> 16) & 0x8000u, magnitude = u & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu)); /* NaN */
@@ -55,13 +57,13 @@ static inline uint16_t k_f32_to_f16(float x)
 }
 
 /** 2^e for -149 <= e <= 127. */
-static inline float k_two_to(int32_t e) { return e >= -126 ? k_float((uint32_t)(e + 127) << 23) : k_float(1u << (e + 149)); }
+K_INLINE float k_two_to(int32_t e) { return e >= -126 ? k_float((uint32_t)(e + 127) << 23) : k_float(1u << (e + 149)); }
 
 /* 8-bit floats of sign, e bits of exponent and m = 7 - e of mantissa, with exponent bias b: kernels/quantize.h, kernels/codec.h. */
 
-static inline float k_fp8_largest(int32_t e, int32_t b) { return k_two_to((1 << e) - 2 - b) * (2 - k_two_to(e - 7)); }
+K_INLINE float k_fp8_largest(int32_t e, int32_t b) { return k_two_to((1 << e) - 2 - b) * (2 - k_two_to(e - 7)); }
 
-static inline uint8_t k_f32_to_fp8(float x, int32_t e, int32_t b)
+K_INLINE uint8_t k_f32_to_fp8(float x, int32_t e, int32_t b)
 {
     int32_t m = 7 - e, drop = 23 - m;
     float largest = k_fp8_largest(e, b), magnitude = fabsf(x);
@@ -73,7 +75,7 @@ static inline uint8_t k_f32_to_fp8(float x, int32_t e, int32_t b)
     return (uint8_t)(sign | ((u >> drop) - ((uint32_t)(127 - b) << m)));
 }
 
-static inline float k_fp8_to_f32(uint8_t code, int32_t e, int32_t b)
+K_INLINE float k_fp8_to_f32(uint8_t code, int32_t e, int32_t b)
 {
     int32_t m = 7 - e, field = (code & 0x7f) >> m;
     uint32_t mantissa = code & ((1u << m) - 1);

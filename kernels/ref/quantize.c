@@ -2,6 +2,7 @@
  *
  * quantize.c (ref): see kernels/quantize.h.
  */
+#include "scale.h"
 
 static inline float ref_number(const void *x, int64_t i, int32_t dtype)
 {
@@ -16,35 +17,7 @@ static inline void ref_number_set(void *x, int64_t i, int32_t dtype, float value
     else ((uint16_t *)x)[i] = dtype == PERI_F16 ? k_f32_to_f16(value) : k_f32_to_bf16(value);
 }
 
-/** What the codes of a row mean. inverse: what numbers are multiplied by before they are rounded. */
-typedef struct ref_scale {
-    float scale, bias, inverse;
-} ref_scale;
-
-static const ref_scale ref_no_scale = {__builtin_nanf(""), __builtin_nanf(""), 0};
-
-/** From the least and the largest number of a row; for fp8 @largest is the largest magnitude. */
-static inline ref_scale ref_scale_of(const peri_k_rows_args *a, float least, float largest)
-{
-    ref_scale s = {0};
-    least += 0.0f; /* -0 becomes 0 */
-    largest += 0.0f;
-    if (a->exponent_bits) {
-        s.scale = s.inverse = k_fp8_largest(a->exponent_bits, a->exponent_bias) / (1e-20f + largest);
-    } else if (!a->half) {
-        float range = largest - least;
-        s = (ref_scale){range / 255.0f, least, 255.0f / (range + 1e-8f)};
-        if (!isfinite(range)) return ref_no_scale;
-    } else {
-        s.bias = k_f16_to_f32(k_f32_to_f16(least));
-        s.scale = k_f16_to_f32(k_f32_to_f16((largest - s.bias) / (float)((1 << a->bits) - 1)));
-        if (s.scale == 0 || !isfinite(1.0f / s.scale)) s.scale = 1;
-        s.inverse = 1.0f / s.scale;
-    }
-    return isfinite(s.scale) && isfinite(s.bias) ? s : ref_no_scale;
-}
-
-static inline void ref_scale_store(const peri_k_rows_args *a, uint8_t *row, ref_scale s)
+static inline void ref_scale_store(const peri_k_rows_args *a, uint8_t *row, k_scale s)
 {
     if (a->scale_at < 0) return;
     if (a->half) {
@@ -56,9 +29,9 @@ static inline void ref_scale_store(const peri_k_rows_args *a, uint8_t *row, ref_
     }
 }
 
-static inline ref_scale ref_scale_load(const peri_k_rows_args *a, const uint8_t *row)
+static inline k_scale ref_scale_load(const peri_k_rows_args *a, const uint8_t *row)
 {
-    ref_scale s = {1, 0, 1};
+    k_scale s = {1, 0, 1};
     if (a->scale_at < 0) return s;
     if (a->half) {
         uint16_t pair[2];
@@ -88,9 +61,8 @@ static void ref_rows_quantize(const void *args, int64_t begin, int64_t end)
             largest = a->min_max[2 * r + 1];
             rest += (least - least) + (largest - largest);
         }
-        bool scaled = a->scale_at >= 0, good = !scaled || rest == 0;
-        ref_scale s = !scaled ? (ref_scale){1, 0, 1} : !good ? ref_no_scale : a->cols ? ref_scale_of(a, least, largest) : (ref_scale){0};
-        good = good && s.scale == s.scale;
+        k_scale s = k_row_scale(a, least, largest, rest == 0);
+        bool scaled = a->scale_at >= 0, good = s.scale == s.scale;
         memset(row, 0, (size_t)a->stride);
         ref_scale_store(a, row, s);
         for (int64_t c = 0; c < a->cols && good; c++) {
@@ -110,7 +82,7 @@ static void ref_rows_restore(const void *args, int64_t begin, int64_t end)
     const peri_k_rows_args *a = args;
     for (int64_t r = begin; r < end; r++) {
         const uint8_t *row = (const uint8_t *)a->bytes + r * a->stride;
-        ref_scale s = ref_scale_load(a, row);
+        k_scale s = ref_scale_load(a, row);
         for (int64_t c = 0; c < a->cols; c++) {
             int64_t bit = c * a->bits;
             uint8_t code = row[a->codes_at + bit / 8];

@@ -1,43 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_list.h: walking the list of kernels/tbe.h: shared by ref and the instruction sets.
+ * tbe_list.h: walking the list of kernels/tbe.h: shared by ref, the instruction sets and CUDA.
  */
 #ifndef PERI_KERNELS_TBE_LIST_H
 #define PERI_KERNELS_TBE_LIST_H
 
+#include "../inline.h"
 #include "../tbe.h"
 
-static inline int64_t tbe_clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
+K_INLINE int64_t tbe_clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
 
-static inline int64_t tbe_id(const peri_k_tbe_list *s, int64_t i)
+K_INLINE int64_t tbe_id(const peri_k_tbe_list *s, int64_t i)
 {
     return s->ids_dtype == PERI_I32 ? ((const int32_t *)s->ids)[i] : ((const int64_t *)s->ids)[i];
 }
 
-static inline int64_t tbe_offset(const peri_k_tbe_list *s, int64_t bag)
+K_INLINE int64_t tbe_offset(const peri_k_tbe_list *s, int64_t bag)
 {
     return s->offsets_dtype == PERI_I32 ? ((const int32_t *)s->offsets)[bag] : ((const int64_t *)s->offsets)[bag];
 }
 
 /** Items of block k. */
-static inline int64_t tbe_items(const peri_k_tbe_list *s, int64_t k) { return s->spans[k + 1].items - s->spans[k].items; }
+K_INLINE int64_t tbe_items(const peri_k_tbe_list *s, int64_t k) { return s->spans[k + 1].items - s->spans[k].items; }
 
 /** First id of bag j (0..bags) of block k, inside the block's own ids. */
-static inline int64_t tbe_bag_start(const peri_k_tbe_list *s, int64_t k, int64_t j)
+K_INLINE int64_t tbe_bag_start(const peri_k_tbe_list *s, int64_t k, int64_t j)
 {
     int64_t first = s->spans[k].first_id;
     return tbe_clamp(tbe_offset(s, s->blocks[k].first_bag + j), first, first + tbe_items(s, k));
 }
 
 /** What multiplies the pooled sum of a bag of @length ids. */
-static inline float tbe_factor(const peri_k_tbe_list *s, const peri_k_tbe_table *table, int64_t bag, int64_t length)
+K_INLINE float tbe_factor(const peri_k_tbe_list *s, const peri_k_tbe_table *table, int64_t bag, int64_t length)
 {
     float factor = table->pooling == PERI_POOLING_MEAN && length > 0 ? 1.0f / (float)length : 1.0f;
     return s->scale ? factor * s->scale[bag] : factor;
 }
 
 /** Which row of a block's output belongs to id i of bag j. */
-static inline int64_t tbe_out_row(const peri_k_tbe_table *table, int64_t j, int64_t i)
+K_INLINE int64_t tbe_out_row(const peri_k_tbe_table *table, int64_t j, int64_t i)
 {
     return table->pooling == PERI_POOLING_NONE ? i : j;
 }
@@ -48,9 +49,10 @@ typedef struct tbe_place {
 } tbe_place;
 
 /** The first bag whose cost is not below chunk c's part of the total; chunks begin and end there. */
-static inline tbe_place tbe_seek(const peri_k_tbe_list *s, int64_t c, int64_t chunks)
+K_INLINE tbe_place tbe_seek(const peri_k_tbe_list *s, int64_t c, int64_t chunks)
 {
-    if (c >= chunks) return (tbe_place){s->n_blocks, 0};
+    tbe_place end = {s->n_blocks, 0};
+    if (c >= chunks) return end;
     int64_t total = s->spans[s->n_blocks].cost, low = 0, high = s->n_blocks;
     int64_t wanted = total / chunks * c + total % chunks * c / chunks;
     while (low + 1 < high) { /* the last block that starts at or before `wanted` */
@@ -58,7 +60,7 @@ static inline tbe_place tbe_seek(const peri_k_tbe_list *s, int64_t c, int64_t ch
         if (s->spans[middle].cost <= wanted) low = middle;
         else high = middle;
     }
-    if (low >= s->n_blocks) return (tbe_place){s->n_blocks, 0};
+    if (low >= s->n_blocks) return end;
     int64_t width = s->tables[s->blocks[low].table].cols + 8, first = s->spans[low].first_id;
     int64_t from = 0, to = s->blocks[low].bags;
     while (from < to) {
@@ -66,11 +68,13 @@ static inline tbe_place tbe_seek(const peri_k_tbe_list *s, int64_t c, int64_t ch
         if (s->spans[low].cost + (tbe_bag_start(s, low, middle) - first + middle) * width < wanted) from = middle + 1;
         else to = middle;
     }
-    return from == s->blocks[low].bags ? (tbe_place){low + 1, 0} : (tbe_place){low, from};
+    end.k = from == s->blocks[low].bags ? low + 1 : low;
+    end.j = from == s->blocks[low].bags ? 0 : from;
+    return end;
 }
 
 /** The block that holds item p of the list (0 <= p < all items). */
-static inline int64_t tbe_block_of(const peri_k_tbe_list *s, int64_t p)
+K_INLINE int64_t tbe_block_of(const peri_k_tbe_list *s, int64_t p)
 {
     int64_t low = 0, high = s->n_blocks;
     while (low + 1 < high) {
@@ -82,7 +86,7 @@ static inline int64_t tbe_block_of(const peri_k_tbe_list *s, int64_t p)
 }
 
 /** The bag of block k that holds id i: the last that starts at or before it. */
-static inline int64_t tbe_bag_of(const peri_k_tbe_list *s, int64_t k, int64_t i)
+K_INLINE int64_t tbe_bag_of(const peri_k_tbe_list *s, int64_t k, int64_t i)
 {
     int64_t low = 0, high = s->blocks[k].bags;
     while (low + 1 < high) {
@@ -94,10 +98,10 @@ static inline int64_t tbe_bag_of(const peri_k_tbe_list *s, int64_t k, int64_t i)
 }
 
 /** Begin of part c of [0, n) cut into `chunks` parts. */
-static inline int64_t tbe_part(int64_t n, int64_t c, int64_t chunks) { return n / chunks * c + n % chunks * c / chunks; }
+K_INLINE int64_t tbe_part(int64_t n, int64_t c, int64_t chunks) { return n / chunks * c + n % chunks * c / chunks; }
 
 /** beta^t in f64 by repeated squaring. */
-static inline double tbe_power(double beta, uint64_t t)
+K_INLINE double tbe_power(double beta, uint64_t t)
 {
     double result = 1;
     for (; t; t >>= 1, beta *= beta)
@@ -131,7 +135,7 @@ static inline void tbe_count_merge(peri_k_tbe_report *report, const tbe_count *c
 }
 
 /** Bags of all blocks before block k: only reports need it. */
-static inline int64_t tbe_bags_before(const peri_k_tbe_list *s, int64_t k)
+K_INLINE int64_t tbe_bags_before(const peri_k_tbe_list *s, int64_t k)
 {
     int64_t n = 0;
     for (int64_t b = 0; b < k; b++) n += s->blocks[b].bags;
@@ -140,14 +144,14 @@ static inline int64_t tbe_bags_before(const peri_k_tbe_list *s, int64_t k)
 
 /** Whether @end, an end of a bag of block k, lies behind the block's own ids because `capacity` cut them: offsets that run backwards
  *  between the blocks ask for more items than there can be. */
-static inline bool tbe_cut(const peri_k_tbe_list *s, int64_t k, int64_t end)
+K_INLINE bool tbe_cut(const peri_k_tbe_list *s, int64_t k, int64_t end)
 {
     int64_t past = s->spans[k].first_id + tbe_items(s, k);
     return end > past && past < tbe_clamp(tbe_offset(s, s->blocks[k].first_bag + s->blocks[k].bags), 0, s->n_ids);
 }
 
 /** Note bag j of block k if its offsets are bad. */
-static inline void tbe_count_bag(const peri_k_tbe_list *s, int64_t k, int64_t j, tbe_count *count)
+K_INLINE void tbe_count_bag(const peri_k_tbe_list *s, int64_t k, int64_t j, tbe_count *count)
 {
     int64_t begin = tbe_offset(s, s->blocks[k].first_bag + j), end = tbe_offset(s, s->blocks[k].first_bag + j + 1);
     if (begin >= 0 && begin <= end && end <= s->n_ids && !tbe_cut(s, k, end)) return;
@@ -156,7 +160,7 @@ static inline void tbe_count_bag(const peri_k_tbe_list *s, int64_t k, int64_t j,
 }
 
 /** Note id i of block k, which is no row of its table, unless it is -1. */
-static inline void tbe_count_id(const peri_k_tbe_list *s, int64_t k, int64_t i, int64_t id, tbe_count *count)
+K_INLINE void tbe_count_id(const peri_k_tbe_list *s, int64_t k, int64_t i, int64_t id, tbe_count *count)
 {
     if (id == -1) return;
     int64_t at = s->spans[k].items + i - s->spans[k].first_id;

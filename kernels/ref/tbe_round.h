@@ -22,7 +22,7 @@
 #include "../tbe.h"
 #include "number.h"
 
-static inline uint64_t tbe_mix64(uint64_t x)
+K_INLINE uint64_t tbe_mix64(uint64_t x)
 {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
@@ -31,19 +31,19 @@ static inline uint64_t tbe_mix64(uint64_t x)
 }
 
 /** What the keys of table @t's rows have in common. */
-static inline uint64_t tbe_table_key(const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t)
+K_INLINE uint64_t tbe_table_key(const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t)
 {
     return tbe_mix64(tbe_mix64(o->seed ^ t->random_stream) + o->iteration);
 }
 
 /** The key of row @row of shard @t. */
-static inline uint64_t tbe_row_key(const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t, int64_t row)
+K_INLINE uint64_t tbe_row_key(const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t, int64_t row)
 {
     return tbe_mix64(tbe_table_key(o, t) + (uint64_t)(t->row_offset + row));
 }
 
 /** The row of table @t that @row of the batch's memory stands for. */
-static inline int64_t tbe_table_row(const peri_k_tbe_rows *rows, const peri_k_tbe_table *t, int64_t row)
+K_INLINE int64_t tbe_table_row(const peri_k_tbe_rows *rows, const peri_k_tbe_table *t, int64_t row)
 {
     return rows->slot_row ? rows->slot_row[t->first_row + row] : row;
 }
@@ -51,7 +51,7 @@ static inline int64_t tbe_table_row(const peri_k_tbe_rows *rows, const peri_k_tb
 enum { TBE_BITS_F16 = 13, TBE_BITS_BF16 = 16 };
 
 /** @n random bits of column @c of the whole table. */
-static inline uint32_t tbe_random_bits(uint64_t key, int64_t c, int32_t n)
+K_INLINE uint32_t tbe_random_bits(uint64_t key, int64_t c, int32_t n)
 {
     uint32_t x = (uint32_t)key + (uint32_t)(c / 32 * 16 + c % 16) * 0x9e3779b9u;
     x = (x ^ x >> 16) * 0x7feb352du;
@@ -60,7 +60,7 @@ static inline uint32_t tbe_random_bits(uint64_t key, int64_t c, int32_t n)
     return c / 16 % 2 == 0 ? x & (((uint32_t)1 << n) - 1) : x >> (32 - n);
 }
 
-static inline uint16_t tbe_round_bf16(float x, uint32_t bits)
+K_INLINE uint16_t tbe_round_bf16(float x, uint32_t bits)
 {
     uint32_t u = k_bits(x), sign = (u >> 16) & 0x8000u, size = u & 0x7fffffffu;
     if (size >= 0x7f800000u) return k_f32_to_bf16(x); /* infinity, NaN */
@@ -68,7 +68,7 @@ static inline uint16_t tbe_round_bf16(float x, uint32_t bits)
     return (uint16_t)(sign | (size + bits) >> 16);
 }
 
-static inline uint16_t tbe_round_f16(float x, uint32_t bits)
+K_INLINE uint16_t tbe_round_f16(float x, uint32_t bits)
 {
     uint32_t u = k_bits(x), sign = (u >> 16) & 0x8000u, size = u & 0x7fffffffu;
     if (size >= 0x7f800000u) return k_f32_to_f16(x);
@@ -81,7 +81,7 @@ static inline uint16_t tbe_round_f16(float x, uint32_t bits)
 }
 
 /** Element @i of weights of @dtype. */
-static inline float tbe_weight(const void *weight, int64_t i, int32_t dtype)
+K_INLINE float tbe_weight(const void *weight, int64_t i, int32_t dtype)
 {
     if (dtype == PERI_F32) return ((const float *)weight)[i];
     return dtype == PERI_F16 ? k_f16_to_f32(((const uint16_t *)weight)[i]) : k_bf16_to_f32(((const uint16_t *)weight)[i]);

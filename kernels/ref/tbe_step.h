@@ -24,24 +24,30 @@ typedef struct tbe_step {
     float rate, keep;
 } tbe_step;
 
+K_INLINE tbe_step tbe_step_make(float rate, float keep)
+{
+    tbe_step step = {rate, keep};
+    return step;
+}
+
 /** Steps since the row was touched. */
-static inline int64_t tbe_gap(const peri_k_tbe_optimizer *o, int64_t *prev)
+K_INLINE int64_t tbe_gap(const peri_k_tbe_optimizer *o, int64_t *prev)
 {
     int64_t t = (int64_t)o->iteration, gap = *prev == 0 || *prev >= t ? 1 : t - *prev;
     *prev = t;
     return gap;
 }
 
-static inline tbe_step tbe_step_rmsprop_ar(const peri_k_tbe_optimizer *o, const tbe_row_numbers *row)
+K_INLINE tbe_step tbe_step_rmsprop_ar(const peri_k_tbe_optimizer *o, const tbe_row_numbers *row)
 {
     double gap = (double)tbe_gap(o, row->prev), shrink = (double)o->lr * (double)o->ar_alpha * gap, least = o->min_shrinkage;
     *row->m = fmaf(o->rest1, row->squares / (float)row->n, o->beta1 * *row->m);
     double keep = shrink < 1 ? 1 - shrink : 0, rate = (double)o->lr / (sqrt((double)*row->m) + (double)o->eps);
-    return (tbe_step){.rate = (float)rate, .keep = (float)(keep < least ? least : keep)};
+    return tbe_step_make((float)rate, (float)(keep < least ? least : keep));
 }
 
 /** The rate of a row with counter @c, COUNTER. @mult: that of rowwise adagrad. */
-static inline double tbe_rate_counted(const peri_k_tbe_optimizer *o, double c, double most, double mult)
+K_INLINE double tbe_rate_counted(const peri_k_tbe_optimizer *o, double c, double most, double mult)
 {
     const peri_k_tbe_counter *k = &o->counter;
     double tail = k->tail_ratio ? floor((double)k->tail * most) : (double)k->tail, up = (double)k->adjustment_ub, factor;
@@ -53,12 +59,12 @@ static inline double tbe_rate_counted(const peri_k_tbe_optimizer *o, double c, d
     }
 }
 
-static inline tbe_step tbe_step_counted(const peri_k_tbe_optimizer *o, double c, double most, double root, int64_t gap)
+K_INLINE tbe_step tbe_step_counted(const peri_k_tbe_optimizer *o, double c, double most, double root, int64_t gap)
 {
     const peri_k_tbe_counter *k = &o->counter;
     int64_t t = (int64_t)o->iteration, h = k->halflife;
     double lr = o->lr, wd = o->weight_decay, mult = lr / root, rate, keep = 1;
-    if (k->adjustment_iter > 0 && t <= k->adjustment_iter) return (tbe_step){.rate = (float)mult, .keep = 1};
+    if (k->adjustment_iter > 0 && t <= k->adjustment_iter) return tbe_step_make((float)mult, 1);
     rate = tbe_rate_counted(o, c, most, mult);
     if (o->decay == PERI_DECAY_L2) keep = 1 - (double)h / c * wd * mult;
     if (o->decay == PERI_DECAY_DECOUPLE) keep = 1 - (double)h / c * wd * lr;
@@ -70,10 +76,10 @@ static inline tbe_step tbe_step_counted(const peri_k_tbe_optimizer *o, double c,
         rate *= lazy;
         keep = (1 - wd * lr) * lazy;
     }
-    return (tbe_step){.rate = (float)rate, .keep = (float)keep};
+    return tbe_step_make((float)rate, (float)keep);
 }
 
-static inline tbe_step tbe_step_clipped(const peri_k_tbe_optimizer *o, double c, const tbe_row_numbers *row, double root)
+K_INLINE tbe_step tbe_step_clipped(const peri_k_tbe_optimizer *o, double c, const tbe_row_numbers *row, double root)
 {
     const peri_k_tbe_counter *k = &o->counter;
     double lr = o->lr, wd = o->weight_decay, rate = lr / root, keep = 1, size = sqrt((double)row->squares);
@@ -82,11 +88,11 @@ static inline tbe_step tbe_step_clipped(const peri_k_tbe_optimizer *o, double c,
     if (bound < size) rate *= bound / size;
     if (o->decay == PERI_DECAY_L2) keep = 1 - wd * rate;
     if (o->decay == PERI_DECAY_DECOUPLE) keep = 1 - wd * lr;
-    return (tbe_step){.rate = (float)rate, .keep = (float)keep};
+    return tbe_step_make((float)rate, (float)keep);
 }
 
 /** The step of a row; its states become those after it. */
-static inline tbe_step tbe_step_of(const peri_k_tbe_optimizer *o, const tbe_row_numbers *row)
+K_INLINE tbe_step tbe_step_of(const peri_k_tbe_optimizer *o, const tbe_row_numbers *row)
 {
     if (o->kind == PERI_TBE_ROWWISE_RMSPROP_AR) return tbe_step_rmsprop_ar(o, row);
     const peri_k_tbe_counter *k = &o->counter;

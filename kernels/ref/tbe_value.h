@@ -11,7 +11,7 @@
 #include <math.h>
 
 /** Bits of a column. */
-static inline int tbe_bits(int32_t format)
+K_INLINE int tbe_bits(int32_t format)
 {
     if (format == PERI_F32) return 32;
     if (format == PERI_F16 || format == PERI_BF16) return 16;
@@ -19,31 +19,31 @@ static inline int tbe_bits(int32_t format)
 }
 
 /** Bytes in which offsets and strides of a format count. */
-static inline int64_t tbe_unit(int32_t format) { return tbe_bits(format) > 8 ? tbe_bits(format) / 8 : 1; }
+K_INLINE int64_t tbe_unit(int32_t format) { return tbe_bits(format) > 8 ? tbe_bits(format) / 8 : 1; }
 
 /** Whether rows begin with an f16 scale and an f16 bias. */
-static inline bool tbe_halves_first(int32_t format)
+K_INLINE bool tbe_halves_first(int32_t format)
 {
     return format == PERI_ROWS_INT8_HALF || format == PERI_ROWS_INT4 || format == PERI_ROWS_INT2;
 }
 
 /** Bytes of a row of @cols columns. */
-static inline int64_t tbe_row_bytes(int32_t format, int64_t cols)
+K_INLINE int64_t tbe_row_bytes(int32_t format, int64_t cols)
 {
     return (cols * tbe_bits(format) + 7) / 8 + (format == PERI_ROWS_INT8 ? 8 : tbe_halves_first(format) ? 4 : 0);
 }
 
-static inline float tbe_fp8_to_f32(uint8_t code)
+K_INLINE float tbe_fp8_to_f32(uint8_t code)
 {
     float value = code & 0x78 ? k_float((uint32_t)(code & 0x7f) << 20) * 0x1p120f : (float)(code & 7) * 0x1p-9f;
     return code & 0x80 ? -value : value;
 }
 
 /** Column @d of the row at @row. */
-static inline float tbe_value(const void *row, int64_t cols, int64_t d, int32_t format)
+K_INLINE float tbe_value(const void *row, int64_t cols, int64_t d, int32_t format)
 {
-    const uint8_t *bytes = row;
-    const uint16_t *half = row;
+    const uint8_t *bytes = (const uint8_t *)row;
+    const uint16_t *half = (const uint16_t *)row;
     const int bits = tbe_bits(format);
     float pair[2];
     uint16_t halves[2];
@@ -62,7 +62,7 @@ static inline float tbe_value(const void *row, int64_t cols, int64_t d, int32_t 
 }
 
 /** @x rounded to @dtype (PERI_F32, PERI_F16, PERI_BF16) as element @at of @out. */
-static inline void tbe_store(void *out, int64_t at, float x, int32_t dtype)
+K_INLINE void tbe_store(void *out, int64_t at, float x, int32_t dtype)
 {
     if (dtype == PERI_F16) ((uint16_t *)out)[at] = k_f32_to_f16(x);
     else if (dtype == PERI_BF16) ((uint16_t *)out)[at] = k_f32_to_bf16(x);

@@ -7,14 +7,14 @@
 #define PERI_TESTS_JAGGED_CASES_H
 
 #include "tests/harness/check.h"
+#include "tests/kernels/isas.h"
 #include "tests/kernels/split.h"
 
 #include "kernels/kernels.h"
 
 #include <stdlib.h>
 
-static const char *const isas[] = {"ref", "avx2", "avx512"};
-enum { ISAS = 3 };
+
 
 static uint64_t state = 88172645463325252u;
 
@@ -91,7 +91,7 @@ static void compare(const char *what, int32_t kernel, void *args, int64_t n, out
     }
     peri_kernels_ref.fn[kernel](args, 0, n);
     for (int i = 0; i < ISAS; i++) {
-        const peri_kernels *k = peri_kernels_isa(isas[i]);
+        const peri_kernels *k = kernels_of(isas[i]);
         for (int split = 0; k && split < SPLITS; split++) {
             if (split == BACKWARDS && n > 3000) continue;
             for (int o = 0; o < count; o++) {

@@ -42,6 +42,7 @@ static const tbe_case tbe_cases[] = {
     {.name = "dim 17", .tables = 1, .rows = {50}, .cols = {17}, .batch = 20, .length = 5, .mean = true},
     {.name = "dim 100", .tables = 1, .rows = {50}, .cols = {100}, .batch = 20, .length = 5, .unaligned = true},
     {.name = "dim 1023", .tables = 1, .rows = {30}, .cols = {1023}, .batch = 20, .length = 5, .weighted = true},
+    {.name = "dim 1100", .tables = 2, .rows = {20, 30}, .cols = {1100, 600}, .batch = 10, .length = 5, .mean = true},
     {.name = "dims 16 to 256", .tables = 9, .rows = {40}, .cols = {16, 32, 48, 64, 96, 128, 192, 256, 512}, .batch = 11, .length = 6},
     {.name = "dims, weighted", .tables = 9, .rows = {40}, .cols = {16, 32, 48, 64, 96, 128, 192, 256, 512}, .batch = 11, .length = 6,
      .weighted = true, .unaligned = true},

@@ -6,6 +6,7 @@
  *   test_codec bench    prints GB/s of f32 by format and instruction set
  */
 #include "../../kernels/kernels.h"
+#include "isas.h"
 #include "../harness/check.h"
 
 #include <math.h>
@@ -143,7 +144,7 @@ static bool same(const float *a, const float *b, int64_t n)
 /** Both directions by @isa and by ref. */
 static void compare(const char *isa, const format *f, int kind)
 {
-    const peri_kernels *k = peri_kernels_isa(isa), *ref = peri_kernels_isa("ref");
+    const peri_kernels *k = kernels_of(isa), *ref = peri_kernels_isa("ref");
     problem p;
     make(&p, f, kind);
     peri_k_codec_args a = p.args;
@@ -175,9 +176,8 @@ static void compare(const char *isa, const format *f, int kind)
 static void equals_ref(void **unused)
 {
     (void)unused;
-    static const char *const isas[] = {"ref", "avx2", "avx512"};
-    for (int i = 0; i < 3; i++) {
-        if (!peri_kernels_isa(isas[i])) continue;
+    for (int i = 0; i < ISAS; i++) {
+        if (!kernels_of(isas[i])) continue;
         for (int f = 0; f < FORMATS; f++)
             for (int round = 0; round < 60; round++) compare(isas[i], &formats[f], round % 4);
     }
@@ -187,19 +187,22 @@ static void equals_ref(void **unused)
 static void decodes_anything(void **unused)
 {
     (void)unused;
-    const peri_kernels *k = peri_kernels_get(), *ref = peri_kernels_isa("ref");
-    for (int f = 0; f < FORMATS; f++)
-        for (int round = 0; round < 20; round++) {
+    const peri_kernels *ref = peri_kernels_isa("ref");
+    for (int f = 0; f < FORMATS * ISAS; f++)
+        for (int round = 0; round < 10; round++) {
+            const format *form = &formats[f / ISAS];
+            const peri_kernels *k = kernels_of(isas[f % ISAS]);
+            if (!k) continue;
             problem p;
-            make(&p, &formats[f], 0);
-            for (int64_t i = 0; i < p.blocks * bytes_of(&formats[f]); i++) p.wire[i] = (uint8_t)(below(5) ? draw() >> 50 : 255);
+            make(&p, form, 0);
+            for (int64_t i = 0; i < p.blocks * bytes_of(form); i++) p.wire[i] = (uint8_t)(below(5) ? draw() >> 50 : 255);
             p.args.wire = p.wire;
             p.args.x = p.back;
             run(k->fn[PERI_K_codec_decode], &p.args, p.blocks);
             p.args.x = p.back_ref;
             ref->fn[PERI_K_codec_decode](&p.args, 0, p.blocks);
             check_guard(p.back, p.args.n * 4, 0x5a);
-            if (!same(p.back, p.back_ref, p.args.n)) fail_msg("%s: decoded otherwise", formats[f].name);
+            if (!same(p.back, p.back_ref, p.args.n)) fail_msg("%s, %s: decoded otherwise", isas[f % ISAS], form->name);
             drop(&p);
         }
 }
@@ -208,14 +211,13 @@ static void decodes_anything(void **unused)
 
 static void bench(void)
 {
-    static const char *const isas[] = {"ref", "avx2", "avx512"};
     enum { N = 1 << 20 };
     float *x = malloc(4 * N);
     uint8_t *wire = malloc(4 * N);
     for (int64_t i = 0; i < N; i++) x[i] = number(0);
     for (int f = 0; f < FORMATS; f++)
-        for (int i = 0; i < 3; i++) {
-            const peri_kernels *k = peri_kernels_isa(isas[i]);
+        for (int i = 0; i < ISAS_CPU; i++) {
+            const peri_kernels *k = kernels_of(isas[i]);
             if (!k) continue;
             const format *m = &formats[f];
             peri_k_codec_args a = {.wire = wire, .x = x, .n = N, .block = m->block, .format = m->format, .rounding = m->rounding,

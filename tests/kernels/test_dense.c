@@ -5,10 +5,10 @@
  * deadline: 120 s
  */
 #include "tests/harness/check.h"
+#include "isas.h"
 #include "tests/kernels/dense_cases.h"
 #include "tests/kernels/split.h"
 
-static const char *const isas[] = {"ref", "avx2", "avx512"};
 static int64_t cases;
 
 enum { GUARD = 64 }; /* bytes in front of and behind each output, which must not change */
@@ -68,8 +68,8 @@ static void check_case(dense_case *c, void *ctx)
     char *want[DENSE_OUTS], *got[DENSE_OUTS], *again[DENSE_OUTS];
     cases++;
     run_case(c, peri_kernels_isa("ref"), WHOLE, want);
-    for (int i = 0; i < 3; i++) {
-        const peri_kernels *k = peri_kernels_isa(isas[i]);
+    for (int i = 0; i < ISAS; i++) {
+        const peri_kernels *k = kernels_of(isas[i]);
         if (!k) continue;
         run_case(c, k, WHOLE, got);
         compare(c, isas[i], want, got);
@@ -172,8 +172,8 @@ static void functions_are_accurate_everywhere(void **state)
         uint32_t bits = (uint32_t)i << 16 | 0x5a5a;
         memcpy(&x[i], &bits, 4);
     }
-    for (int isa = 1; isa < 3; isa++) {
-        const peri_kernels *k = peri_kernels_isa(isas[isa]);
+    for (int isa = 1; isa < ISAS; isa++) {
+        const peri_kernels *k = kernels_of(isas[isa]);
         for (size_t f = 0; k && f < sizeof functions / sizeof *functions; f++) {
             peri_k_unary_args a = {.dst = want, .x = x, .dtype = PERI_F32, .op = functions[f].op};
             peri_kernels_isa("ref")->fn[PERI_K_unary](&a, 0, N);

@@ -206,9 +206,9 @@ static void columns(void **unused)
         peri_kernels_ref.fn[PERI_K_columns_sum](&a, 0, rows);
         memcpy(want, dst, (size_t)(rows * total * size));
         for (int i = 0; i < ISAS; i++)
-            for (int split = 0; peri_kernels_isa(isas[i]) && split < SPLITS; split++) {
+            for (int split = 0; kernels_of(isas[i]) && split < SPLITS; split++) {
                 memset(dst, 0x33, (size_t)(rows * total * size));
-                run(peri_kernels_isa(isas[i]), PERI_K_columns_sum, &a, rows, split);
+                run(kernels_of(isas[i]), PERI_K_columns_sum, &a, rows, split);
                 if (memcmp(dst, want, (size_t)(rows * total * size)) != 0)
                     fail_msg("columns of dtype %d on %s, split %d", dtype, isas[i], split);
             }

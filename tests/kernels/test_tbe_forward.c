@@ -5,6 +5,7 @@
  * deadline: 300 s
  */
 #include "tests/harness/check.h"
+#include "isas.h"
 #include "tests/kernels/tbe_cases.h"
 
 static const int32_t formats[] = {PERI_F32, PERI_F16, PERI_BF16, PERI_ROWS_INT8, PERI_ROWS_INT8_HALF, PERI_ROWS_FP8,
@@ -140,6 +141,9 @@ static lookup lookup_new(const tbe_case *c, int32_t format, int32_t out_dtype, b
                               .n_tables = l.d.n_tables,
                               .n_blocks = l.d.n_blocks,
                               .capacity = l.d.items,
+                              .all_bags = l.d.n_blocks * c->batch,
+                              .most_bags = c->batch,
+                              .width = l.d.max_cols,
                               .ids_dtype = c->i32 ? PERI_I32 : PERI_I64,
                               .offsets_dtype = c->i32 ? PERI_I32 : PERI_I64};
     peri_kernels_isa("ref")->fn[PERI_K_tbe_prepare](&(peri_k_tbe_prepare_args){.list = l.s}, 0, 1);
@@ -220,10 +224,9 @@ static void compare_isas(const lookup *l, const char *what)
 {
     peri_k_tbe_report wanted, found;
     uint8_t *want = run(l, peri_kernels_isa("ref"), WHOLE, &wanted);
-    static const char *const isas[] = {"ref", "avx2", "avx512"};
-    for (int n = 0; n < 3; n++)
-        for (int split = 0; split < SPLITS && peri_kernels_isa(isas[n]); split++) {
-            uint8_t *got = run(l, peri_kernels_isa(isas[n]), split, &found);
+    for (int n = 0; n < ISAS; n++)
+        for (int split = 0; split < (n < ISAS_CPU ? SPLITS : BACKWARDS) && kernels_of(isas[n]); split++) {
+            uint8_t *got = run(l, kernels_of(isas[n]), split, &found);
             for (int64_t i = 0; i < l->out_elements; i++)
                 if (!same_bits(want, got, i, l->out_dtype))
                     fail_msg("%s, %s: element %lld is %.9g, wanted %.9g", what, isas[n], (long long)i, out_at(got, i, l->out_dtype),
@@ -305,9 +308,8 @@ static void every_fp8_code_is_its_number(void **state)
     peri_k_tbe_span spans[2];
     peri_k_tbe_list s = {.ids = ids, .offsets = offsets, .tables = &table, .blocks = &block, .spans = spans, .n_ids = 256, .n_bags = 256,
                            .n_tables = 1, .n_blocks = 1, .capacity = 256, .ids_dtype = PERI_I64, .offsets_dtype = PERI_I64};
-    static const char *const isas[] = {"ref", "avx2", "avx512"};
-    for (int n = 0; n < 3; n++) {
-        const peri_kernels *k = peri_kernels_isa(isas[n]);
+    for (int n = 0; n < ISAS; n++) {
+        const peri_kernels *k = kernels_of(isas[n]);
         if (!k) continue;
         k->fn[PERI_K_tbe_prepare](&(peri_k_tbe_prepare_args){.list = s}, 0, 1);
         peri_k_tbe_forward_args a = {
@@ -323,14 +325,13 @@ static void large_calls_give_refs_bits(void **state)
     (void)state;
     static const tbe_case c = {.name = "large", .tables = 5, .rows = {30}, .cols = {64, 128, 32, 48, 20}, .batch = 26000, .length = 1};
     enum { STRIDE = 64 + 128 + 32 + 48 + 32 };
-    static const char *const isas[] = {"ref", "avx2", "avx512"};
     lookup l = lookup_new(&c, PERI_F32, PERI_F32, false, FIRST_SEED);
     const peri_k_tbe_reach reach = {.ahead = 16 << 10, .past = l.spans[l.d.n_blocks].cost * 4};
     for (int64_t k = 0; k < l.d.n_blocks; k++) l.d.blocks[k].out_stride = STRIDE;
     const int64_t bytes = c.batch * STRIDE * 4;
-    uint8_t *out[3] = {NULL};
-    for (int n = 0; n < 3; n++) {
-        const peri_kernels *k = peri_kernels_isa(isas[n]);
+    uint8_t *out[ISAS] = {NULL};
+    for (int n = 0; n < ISAS; n++) {
+        const peri_kernels *k = kernels_of(isas[n]);
         if (!k) continue;
         out[n] = aligned_alloc(64, (size_t)bytes);
         assert_non_null(out[n]);
@@ -342,7 +343,7 @@ static void large_calls_give_refs_bits(void **state)
         k->fn[PERI_K_tbe_forward](&a, 17, 64);
         assert_true(memcmp(out[0], out[n], (size_t)bytes) == 0);
     }
-    for (int n = 0; n < 3; n++) free(out[n]);
+    for (int n = 0; n < ISAS; n++) free(out[n]);
     lookup_free(&l);
 }
 

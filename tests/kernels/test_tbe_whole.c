@@ -4,9 +4,9 @@
  * instruction set gives ref's bits, however ranges are split and however many chunks there are; and the bits are the right ones.
  */
 #include "tests/harness/check.h"
+#include "isas.h"
 #include "tests/kernels/tbe_cases.h"
 
-static const char *const isas[] = {"ref", "avx2", "avx512"};
 
 /** Ranges from the end, one by one, or all at once. */
 static void run(const peri_kernels *k, int32_t kernel, const void *args, int64_t n, bool whole)
@@ -90,9 +90,9 @@ static void averages_have_refs_bits(void **state)
                                        .dst_stride = {1}, .src_stride = {1}};
         if (dtype != PERI_F32) peri_kernels_isa("ref")->fn[PERI_K_convert](&convert, 0, n);
         void *want = averaged(peri_kernels_isa("ref"), narrow, bytes, dtype, 1, v > 2);
-        for (size_t i = 0; i < sizeof isas / sizeof *isas; i++)
-            for (int64_t chunks = 1; peri_kernels_isa(isas[i]) && chunks < 60; chunks = chunks * 3 - 1 + (chunks == 1)) {
-                void *got = averaged(peri_kernels_isa(isas[i]), narrow, bytes, dtype, chunks, v > 2);
+        for (size_t i = 0; i < ISAS; i++)
+            for (int64_t chunks = 1; kernels_of(isas[i]) && chunks < 60; chunks = chunks * 3 - 1 + (chunks == 1)) {
+                void *got = averaged(kernels_of(isas[i]), narrow, bytes, dtype, chunks, v > 2);
                 assert_memory_equal(want, got, (size_t)bytes);
                 free(got);
             }
@@ -113,8 +113,8 @@ static void the_largest_counter_is_found(void **state)
     peri_k_tbe_table tables[N];
     int64_t total;
     tables_of(tables, N, rows, cols, &total);
-    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
-        const peri_kernels *k = peri_kernels_isa(isas[i]);
+    for (size_t i = 0; i < ISAS; i++) {
+        const peri_kernels *k = kernels_of(isas[i]);
         float most[N] = {0};
         if (!k) continue;
         run(k, PERI_K_tbe_most_counted, &(peri_k_tbe_most_counted_args){.tables = tables, .row_counter = counters, .max_counter = most}, N,
@@ -171,9 +171,9 @@ static void shampoo_does_not_depend_on_the_split(void **state)
     preconditioned want = precondition(peri_kernels_isa("ref"), values, start, 1);
     assert_memory_not_equal(start, want.weight, 4 * 60 * 6);
     assert_memory_equal(start + 363, want.weight + 363, 4 * 4 * 17); /* the table that no id asked for */
-    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++)
-        for (int64_t chunks = 1; peri_kernels_isa(isas[i]) && chunks < 40; chunks += 6) {
-            preconditioned got = precondition(peri_kernels_isa(isas[i]), values, start, chunks);
+    for (size_t i = 0; i < ISAS_CPU; i++)
+        for (int64_t chunks = 1; kernels_of(isas[i]) && chunks < 40; chunks += 6) {
+            preconditioned got = precondition(kernels_of(isas[i]), values, start, chunks);
             assert_memory_equal(want.gram, got.gram, 4 * SQUARES);
             assert_memory_equal(want.weight, got.weight, 4 * ELEMENTS);
             free(got.gram);

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * dense_reduce.cu: the reductions of kernels/dense.h. Where what is reduced lies next to each other a warp does it, else a thread, whose
+ * neighbours
+ * have neighbouring columns. Sums are made in double, as trees whose shape the sizes fix.
+ */
+#include "cuda.h"
+#include "functions.cuh"
+
+namespace {
+
+/* -- sums and maxima ----------------------------------------------------------------------------------------------------------------- */
+
+/** i: an element of dst, [outer][blocks][inner]. One lane sums few numbers as T in order, which is how parts of ranks are summed. */
+template <int LANES, class T, class Sum> struct sum_one {
+    peri_k_sum_dim_args a;
+    int64_t blocks;
+    __device__ void operator()(int64_t i, int lane, unsigned mask) const
+    {
+        int64_t at = i / a.inner, column = i - at * a.inner, o = at / blocks, k = at - o * blocks;
+        int64_t last = (k + 1) * a.block < a.n ? (k + 1) * a.block : a.n;
+        Sum sum = 0;
+        for (int64_t r = k * a.block + lane; r < last; r += LANES) sum += (Sum)((const T *)a.x)[(o * a.n + r) * a.inner + column];
+        sum = peri_group_sum<LANES>(sum, mask);
+        if (lane == 0) ((T *)a.dst)[i] = (T)(sum * a.scale);
+    }
+};
+
+/** The elements of dst that elements [begin, end) of sum_dim's range cover: whole blocks of columns, of one row of them at a time. */
+template <int LANES, class T, class Sum = double>
+cudaError_t sum_range(const peri_k_sum_dim_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+{
+    int64_t blocks = a->n ? (a->n + a->block - 1) / a->block : 1, parts = (a->inner + PERI_SUM_COLUMNS - 1) / PERI_SUM_COLUMNS;
+    if (parts == 0 || begin >= end) return cudaSuccess;
+    int64_t first = begin % parts * PERI_SUM_COLUMNS, last = end % parts * PERI_SUM_COLUMNS;
+    return each_group<LANES>(begin / parts * a->inner + first, end / parts * a->inner + last, c,
+                             sum_one<LANES, T, Sum>{*a, blocks});
+}
+
+/** Is x a larger maximum than y? NaN is the largest, and of equal ones the first. */
+template <class T> __device__ __forceinline__ bool beats(T x, int64_t i, T y, int64_t j)
+{
+    bool nan_x = x != x, nan_y = y != y;
+    if (nan_x != nan_y) return nan_x;
+    if (!nan_x && x != y) return x > y;
+    return i < j;
+}
+
+template <int LANES, class T> struct max_one {
+    peri_k_max_dim_args a;
+    __device__ void operator()(int64_t u, int lane, unsigned mask) const
+    {
+        const T *x = (const T *)a.x + u / a.inner * a.n * a.inner + u % a.inner;
+        int64_t best = lane < a.n ? lane : 0;
+        T max = x[best * a.inner];
+        for (int64_t r = lane + LANES; r < a.n; r += LANES)
+            if (beats(x[r * a.inner], r, max, best)) max = x[r * a.inner], best = r;
+        PERI_UNROLL
+        for (int by = LANES / 2; by > 0; by /= 2) {
+            T other = __shfl_xor_sync(mask, max, by);
+            int64_t at = __shfl_xor_sync(mask, best, by);
+            if (beats(other, at, max, best)) max = other, best = at;
+        }
+        if (lane != 0) return;
+        ((T *)a.values)[u] = max;
+        a.indices[u] = best;
+    }
+};
+
+/** i: an element of dx, [outer][n][inner]. */
+template <class T> struct max_grad_one {
+    peri_k_max_dim_grad_args a;
+    __device__ void operator()(int64_t i) const
+    {
+        int64_t row = i / a.inner, column = i - row * a.inner, o = row / a.n, u = o * a.inner + column;
+        ((T *)a.dx)[i] = row - o * a.n == a.indices[u] ? ((const T *)a.dy)[u] : T(0);
+    }
+};
+
+/* -- softmax ------------------------------------------------------------------------------------------------------------------------- */
+
+template <int LANES, class T> __device__ __forceinline__ T largest(const T *x, int64_t n, int64_t step, int lane, unsigned mask)
+{
+    T max = -(T)INFINITY;
+    for (int64_t r = lane; r < n; r += LANES) max = x[r * step] > max ? x[r * step] : max;
+    return peri_group_max<LANES>(max, mask);
+}
+
+template <int LANES, class T> struct softmax_one {
+    peri_k_softmax_args a;
+    __device__ void operator()(int64_t u, int lane, unsigned mask) const
+    {
+        int64_t base = u / a.inner * a.n * a.inner + u % a.inner;
+        const T *x = (const T *)a.x + base;
+        T *y = (T *)a.y + base, max = largest<LANES>(x, a.n, a.inner, lane, mask);
+        double sum = 0;
+        for (int64_t r = lane; r < a.n; r += LANES) sum += (double)peri_exp(x[r * a.inner] - max);
+        sum = peri_group_sum<LANES>(sum, mask);
+        double log_sum = log(sum);
+        for (int64_t r = lane; r < a.n; r += LANES) {
+            T d = x[r * a.inner] - max;
+            y[r * a.inner] = a.log ? (T)((double)d - log_sum) : (T)((double)peri_exp(d) / sum);
+        }
+    }
+};
+
+template <int LANES, class T> struct softmax_grad_one {
+    peri_k_softmax_grad_args a;
+    __device__ void operator()(int64_t u, int lane, unsigned mask) const
+    {
+        int64_t base = u / a.inner * a.n * a.inner + u % a.inner;
+        const T *dy = (const T *)a.dy + base, *y = (const T *)a.y + base;
+        T *dx = (T *)a.dx + base;
+        double sum = 0;
+        for (int64_t r = lane; r < a.n; r += LANES) sum += (double)dy[r * a.inner] * (a.log ? 1.0 : (double)y[r * a.inner]);
+        sum = peri_group_sum<LANES>(sum, mask);
+        for (int64_t r = lane; r < a.n; r += LANES) {
+            double g = (double)dy[r * a.inner];
+            dx[r * a.inner] = a.log ? (T)(g - (double)peri_exp(y[r * a.inner]) * sum) : (T)((double)y[r * a.inner] * (g - sum));
+        }
+    }
+};
+
+template <class T> struct cross_entropy_row {
+    peri_k_cross_entropy_args a;
+    __device__ void operator()(int64_t r, int lane, unsigned mask) const
+    {
+        const T *x = (const T *)a.x + r * a.classes;
+        T max = largest<32>(x, a.classes, 1, lane, mask);
+        double sum = 0;
+        for (int64_t c = lane; c < a.classes; c += 32) sum += (double)peri_exp(x[c] - max);
+        sum = peri_group_sum<32>(sum, mask);
+        double lse = (double)max + log(sum);
+        if (lane != 0) return;
+        ((T *)a.lse)[r] = (T)lse;
+        ((T *)a.loss)[r] = (T)(lse - (double)x[a.labels[r]]);
+    }
+};
+
+template <class T> struct cross_entropy_grad_one {
+    peri_k_cross_entropy_grad_args a;
+    __device__ void operator()(int64_t i) const
+    {
+        int64_t r = i / a.classes, c = i - r * a.classes;
+        T p = peri_exp(((const T *)a.x)[i] - ((const T *)a.lse)[r]);
+        ((T *)a.dx)[i] = (T)a.scale * ((const T *)a.g)[r * a.g_stride] * (p - (c == a.labels[r] ? T(1) : T(0)));
+    }
+};
+
+/* -- layer norm ---------------------------------------------------------------------------------------------------------------------- */
+
+template <class T> struct norm_row {
+    peri_k_layer_norm_args a;
+    __device__ void operator()(int64_t r, int lane, unsigned mask) const
+    {
+        const T *x = (const T *)a.x + r * a.cols;
+        double sum = 0, squares = 0;
+        for (int64_t c = lane; c < a.cols; c += 32) sum += (double)x[c];
+        double mean = peri_group_sum<32>(sum, mask) / (double)a.cols;
+        for (int64_t c = lane; c < a.cols; c += 32) squares += ((double)x[c] - mean) * ((double)x[c] - mean);
+        double rstd = 1 / sqrt(peri_group_sum<32>(squares, mask) / (double)a.cols + a.eps);
+        if (lane == 0) ((T *)a.mean)[r] = (T)mean, ((T *)a.rstd)[r] = (T)rstd;
+        for (int64_t c = lane; c < a.cols; c += 32) {
+            double h = ((double)x[c] - mean) * rstd;
+            if (a.weight) h *= (double)((const T *)a.weight)[c];
+            if (a.bias) h += (double)((const T *)a.bias)[c];
+            ((T *)a.y)[r * a.cols + c] = (T)h;
+        }
+    }
+};
+
+template <class T> struct norm_grad_row {
+    peri_k_layer_norm_grad_args a;
+    __device__ void operator()(int64_t r, int lane, unsigned mask) const
+    {
+        const T *x = (const T *)a.x + r * a.cols, *dy = (const T *)a.dy + r * a.cols, *weight = (const T *)a.weight;
+        double mean = (double)((const T *)a.mean)[r], rstd = (double)((const T *)a.rstd)[r], sum_g = 0, sum_gh = 0;
+        for (int64_t c = lane; c < a.cols; c += 32) {
+            double g = (double)dy[c] * (weight ? (double)weight[c] : 1.0), h = ((double)x[c] - mean) * rstd;
+            sum_g += g;
+            sum_gh += g * h;
+        }
+        sum_g = peri_group_sum<32>(sum_g, mask);
+        sum_gh = peri_group_sum<32>(sum_gh, mask);
+        for (int64_t c = lane; c < a.cols; c += 32) {
+            double g = (double)dy[c] * (weight ? (double)weight[c] : 1.0), h = ((double)x[c] - mean) * rstd;
+            ((T *)a.dx)[r * a.cols + c] = (T)(rstd * (g - (sum_g + h * sum_gh) / (double)a.cols));
+        }
+    }
+};
+
+/** i = block * cols + column. */
+template <class T> struct norm_grad_column {
+    peri_k_layer_norm_grad_args a;
+    __device__ void operator()(int64_t i) const
+    {
+        int64_t k = i / a.cols, c = i - k * a.cols, last = (k + 1) * PERI_SUM_ROWS < a.rows ? (k + 1) * PERI_SUM_ROWS : a.rows;
+        double dweight = 0, dbias = 0;
+        for (int64_t r = k * PERI_SUM_ROWS; r < last; r++) {
+            double g = (double)((const T *)a.dy)[r * a.cols + c];
+            dbias += g;
+            dweight += g * ((double)((const T *)a.x)[r * a.cols + c] - (double)((const T *)a.mean)[r]) * (double)((const T *)a.rstd)[r];
+        }
+        if (a.dweight) ((T *)a.dweight)[i] = (T)dweight;
+        if (a.dbias) ((T *)a.dbias)[i] = (T)dbias;
+    }
+};
+
+template <class T> cudaError_t norm_grad(const peri_k_layer_norm_grad_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+{
+    int64_t first = begin * PERI_SUM_ROWS, last = end * PERI_SUM_ROWS < a->rows ? end * PERI_SUM_ROWS : a->rows;
+    PERI_CUDA_TRY(each(begin * a->cols, end * a->cols, c, norm_grad_column<T>{*a}));
+    return a->dx ? each_warp(first, last, c, norm_grad_row<T>{*a}) : cudaSuccess;
+}
+
+} // namespace
+
+/** A warp for each where what is reduced is contiguous, or nearly so, else a thread. */
+#define BY_INNER(name, inner)                                                                                                              \
+    ((inner) < 8                                                                                                                           \
+         ? (a->dtype == PERI_F64 ? each_group<32>(begin, end, c, name<32, double>{*a})                                                     \
+                                 : each_group<32>(begin, end, c, name<32, float>{*a}))                                                     \
+         : (a->dtype == PERI_F64 ? each_group<1>(begin, end, c, name<1, double>{*a}) : each_group<1>(begin, end, c, name<1, float>{*a})))
+
+PERI_CUDA_KERNEL(sum_dim)
+{
+    const int64_t numbers = a->n < a->block ? a->n : a->block;
+    if (numbers <= 64) return a->dtype == PERI_F64 ? sum_range<1, double>(a, begin, end, c) : sum_range<1, float, float>(a, begin, end, c);
+    if (a->inner < 8) return a->dtype == PERI_F64 ? sum_range<32, double>(a, begin, end, c) : sum_range<32, float>(a, begin, end, c);
+    return a->dtype == PERI_F64 ? sum_range<1, double>(a, begin, end, c) : sum_range<1, float>(a, begin, end, c);
+}
+
+PERI_CUDA_KERNEL(max_dim) { return BY_INNER(max_one, a->inner); }
+
+PERI_CUDA_KERNEL(max_dim_grad)
+{
+    if (begin % a->inner || end % a->inner) { /* a part of a row of columns: the outer ones by themselves */
+        for (int64_t u = begin, next; u < end; u = next) {
+            next = (u / a->inner + 1) * a->inner < end ? (u / a->inner + 1) * a->inner : end;
+            for (int64_t r = 0; r < a->n; r++) {
+                int64_t at = (u / a->inner * a->n + r) * a->inner + u % a->inner;
+                if (a->dtype == PERI_F64) PERI_CUDA_TRY(each(at, at + next - u, c, max_grad_one<double>{*a}));
+                else PERI_CUDA_TRY(each(at, at + next - u, c, max_grad_one<float>{*a}));
+            }
+        }
+        return cudaSuccess;
+    }
+    begin *= a->n, end *= a->n;
+    return a->dtype == PERI_F64 ? each(begin, end, c, max_grad_one<double>{*a}) : each(begin, end, c, max_grad_one<float>{*a});
+}
+
+PERI_CUDA_KERNEL(softmax) { return BY_INNER(softmax_one, a->inner); }
+PERI_CUDA_KERNEL(softmax_grad) { return BY_INNER(softmax_grad_one, a->inner); }
+
+PERI_CUDA_KERNEL(layer_norm)
+{
+    return a->dtype == PERI_F64 ? each_warp(begin, end, c, norm_row<double>{*a}) : each_warp(begin, end, c, norm_row<float>{*a});
+}
+
+PERI_CUDA_KERNEL(layer_norm_grad)
+{
+    return a->dtype == PERI_F64 ? norm_grad<double>(a, begin, end, c) : norm_grad<float>(a, begin, end, c);
+}
+
+PERI_CUDA_KERNEL(cross_entropy)
+{
+    if (a->dtype == PERI_F64) return each_warp(begin, end, c, cross_entropy_row<double>{*a});
+    return each_warp(begin, end, c, cross_entropy_row<float>{*a});
+}
+
+PERI_CUDA_KERNEL(cross_entropy_grad)
+{
+    begin *= a->classes, end *= a->classes;
+    if (a->dtype == PERI_F64) return each(begin, end, c, cross_entropy_grad_one<double>{*a});
+    return each(begin, end, c, cross_entropy_grad_one<float>{*a});
+}

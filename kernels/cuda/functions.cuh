@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * functions.cuh: the functions of `unary` (kernels/dense.h) and their derivatives, in float or double.
+ */
+#ifndef PERI_KERNELS_CUDA_FUNCTIONS_CUH
+#define PERI_KERNELS_CUDA_FUNCTIONS_CUH
+
+#include "cuda.h"
+
+#include <math.h>
+
+/* The overloads of <cmath> by name: nvcc and the host's compiler find them alike. */
+static __device__ __forceinline__ float peri_exp(float x) { return expf(x); }
+static __device__ __forceinline__ double peri_exp(double x) { return exp(x); }
+static __device__ __forceinline__ float peri_log(float x) { return logf(x); }
+static __device__ __forceinline__ double peri_log(double x) { return log(x); }
+static __device__ __forceinline__ float peri_log1p(float x) { return log1pf(x); }
+static __device__ __forceinline__ double peri_log1p(double x) { return log1p(x); }
+static __device__ __forceinline__ float peri_sqrt(float x) { return sqrtf(x); }
+static __device__ __forceinline__ double peri_sqrt(double x) { return sqrt(x); }
+static __device__ __forceinline__ float peri_tanh(float x) { return tanhf(x); }
+static __device__ __forceinline__ double peri_tanh(double x) { return tanh(x); }
+static __device__ __forceinline__ float peri_erf(float x) { return erff(x); }
+static __device__ __forceinline__ double peri_erf(double x) { return erf(x); }
+static __device__ __forceinline__ float peri_pow(float x, float y) { return powf(x, y); }
+static __device__ __forceinline__ double peri_pow(double x, double y) { return pow(x, y); }
+static __device__ __forceinline__ float peri_abs(float x) { return fabsf(x); }
+static __device__ __forceinline__ double peri_abs(double x) { return fabs(x); }
+static __device__ __forceinline__ float peri_fma(float a, float b, float c) { return fmaf(a, b, c); }
+static __device__ __forceinline__ double peri_fma(double a, double b, double c) { return fma(a, b, c); }
+
+template <class T> static __device__ __forceinline__ T peri_sigmoid(T x)
+{
+    T e = peri_exp(-peri_abs(x)), y = T(1) / (T(1) + e);
+    return x >= 0 ? y : e * y;
+}
+template <class T> static __device__ __forceinline__ T peri_softplus(T x)
+{
+    return (x > 0 ? x : x != x ? x : T(0)) + peri_log1p(peri_exp(-peri_abs(x)));
+}
+template <class T> static __device__ __forceinline__ T peri_normal_cdf(T x)
+{
+    return T(0.5) * (T(1) + peri_erf(x * T(0.70710678118654752440)));
+}
+
+template <class T> static __device__ __forceinline__ T peri_f(int32_t op, T x, T a, T b)
+{
+    switch (op) {
+    case PERI_UNARY_RELU: return x <= 0 ? T(0) : x;
+    case PERI_UNARY_SIGMOID: return peri_sigmoid(x);
+    case PERI_UNARY_TANH: return peri_tanh(x);
+    case PERI_UNARY_EXP: return peri_exp(x);
+    case PERI_UNARY_SQRT: return peri_sqrt(x);
+    case PERI_UNARY_SILU: return x * peri_sigmoid(x);
+    case PERI_UNARY_GELU: return x * peri_normal_cdf(x);
+    case PERI_UNARY_SOFTPLUS: return peri_softplus(x);
+    case PERI_UNARY_LOGSIGMOID: return -peri_softplus(-x);
+    case PERI_UNARY_LEAKY_RELU: return x > 0 ? x : a * x;
+    case PERI_UNARY_LOG: return peri_log(x);
+    case PERI_UNARY_ABS: return peri_abs(x);
+    case PERI_UNARY_SQUARE: return x * x;
+    case PERI_UNARY_POW: return peri_pow(x, a);
+    case PERI_UNARY_AFFINE: return peri_fma(a, x, b);
+    case PERI_UNARY_RECIPROCAL: return a / x;
+    default: return x;
+    }
+}
+
+/** f' from s: y where op <= PERI_UNARY_FROM_OUTPUT, else x. */
+template <class T> static __device__ __forceinline__ T peri_df(int32_t op, T s, T a)
+{
+    T sigmoid;
+    switch (op) {
+    case PERI_UNARY_RELU: return s > 0 ? T(1) : T(0);
+    case PERI_UNARY_SIGMOID: return s * (T(1) - s);
+    case PERI_UNARY_TANH: return T(1) - s * s;
+    case PERI_UNARY_EXP: return s;
+    case PERI_UNARY_SQRT: return T(0.5) / s;
+    case PERI_UNARY_SILU: sigmoid = peri_sigmoid(s); return sigmoid * (T(1) + s * (T(1) - sigmoid));
+    case PERI_UNARY_GELU: return peri_normal_cdf(s) + s * T(0.39894228040143267794) * peri_exp(T(-0.5) * s * s);
+    case PERI_UNARY_SOFTPLUS: return peri_sigmoid(s);
+    case PERI_UNARY_LOGSIGMOID: return peri_sigmoid(-s);
+    case PERI_UNARY_LEAKY_RELU: return s > 0 ? T(1) : a;
+    case PERI_UNARY_LOG: return T(1) / s;
+    case PERI_UNARY_ABS: return s > 0 ? T(1) : s < 0 ? T(-1) : T(0);
+    case PERI_UNARY_SQUARE: return T(2) * s;
+    case PERI_UNARY_POW: return a == 0 ? T(0) : a * peri_pow(s, a - T(1));
+    case PERI_UNARY_AFFINE: return a;
+    case PERI_UNARY_RECIPROCAL: return -a / (s * s);
+    default: return T(1);
+    }
+}
+
+/** Does the derivative read what was saved? */
+static __device__ __forceinline__ bool peri_reads_saved(int32_t op) { return op != PERI_UNARY_IDENTITY && op != PERI_UNARY_AFFINE; }
+
+#endif

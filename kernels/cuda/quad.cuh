@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * quad.cuh: four neighbouring numbers or bytes at a time, in one access where they are aligned and all there. Rows of bytes have no
+ * alignment.
+ */
+#ifndef PERI_KERNELS_CUDA_QUAD_CUH
+#define PERI_KERNELS_CUDA_QUAD_CUH
+
+#include "value.cuh"
+
+/** Numbers [i, i + 4) of x[n] as f32. Those that are not there are @rest. */
+template <class T> static __device__ __forceinline__ float4 peri_load_quad(const typename T::type *x, int64_t i, int64_t n, float rest)
+{
+    struct alignas(4 * sizeof(typename T::type)) four {
+        typename T::type v[4];
+    };
+    if (i + 4 <= n && (uintptr_t)(x + i) % sizeof(four) == 0) {
+        const four f = *(const four *)(x + i);
+        return make_float4(T::load(f.v, 0), T::load(f.v, 1), T::load(f.v, 2), T::load(f.v, 3));
+    }
+    return make_float4(i < n ? T::load(x, i) : rest, i + 1 < n ? T::load(x, i + 1) : rest, i + 2 < n ? T::load(x, i + 2) : rest,
+                       i + 3 < n ? T::load(x, i + 3) : rest);
+}
+
+/** The reverse: numbers that are not there are not written. */
+template <class T> static __device__ __forceinline__ void peri_store_quad(typename T::type *x, int64_t i, int64_t n, float4 v)
+{
+    struct alignas(4 * sizeof(typename T::type)) four {
+        typename T::type v[4];
+    };
+    if (i + 4 <= n && (uintptr_t)(x + i) % sizeof(four) == 0) {
+        four f;
+        T::store(f.v, 0, v.x), T::store(f.v, 1, v.y), T::store(f.v, 2, v.z), T::store(f.v, 3, v.w);
+        *(four *)(x + i) = f;
+        return;
+    }
+    if (i < n) T::store(x, i, v.x);
+    if (i + 1 < n) T::store(x, i + 1, v.y);
+    if (i + 2 < n) T::store(x, i + 2, v.z);
+    if (i + 3 < n) T::store(x, i + 3, v.w);
+}
+
+/** Bytes p[0..n), n <= 4, the first the lowest; those that are not there are 0. */
+static __device__ __forceinline__ uint32_t peri_load_bytes(const uint8_t *p, int64_t n)
+{
+    if (n >= 4 && (uintptr_t)p % 4 == 0) return *(const uint32_t *)p;
+    if (n == 2 && (uintptr_t)p % 2 == 0) return *(const uint16_t *)p;
+    uint32_t word = 0;
+    PERI_UNROLL
+    for (int k = 0; k < 4; k++)
+        if (k < n) word |= (uint32_t)p[k] << 8 * k;
+    return word;
+}
+
+static __device__ __forceinline__ void peri_store_bytes(uint8_t *p, int64_t n, uint32_t word)
+{
+    if (n >= 4 && (uintptr_t)p % 4 == 0) {
+        *(uint32_t *)p = word;
+        return;
+    }
+    if (n == 2 && (uintptr_t)p % 2 == 0) {
+        *(uint16_t *)p = (uint16_t)word;
+        return;
+    }
+    PERI_UNROLL
+    for (int k = 0; k < 4; k++)
+        if (k < n) p[k] = (uint8_t)(word >> 8 * k);
+}
+
+/** An f32 at any byte. */
+static __device__ __forceinline__ float peri_load_float(const uint8_t *p) { return __uint_as_float(peri_load_bytes(p, 4)); }
+static __device__ __forceinline__ void peri_store_float(uint8_t *p, float x) { peri_store_bytes(p, 4, __float_as_uint(x)); }
+
+#endif

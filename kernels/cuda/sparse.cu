@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sparse.cu: kernels/sparse.h, but for sorts (unique.cu). Bags are cut into buckets by a warp each, 32 ids at a time in their order: ids
+ * of one
+ * bucket find each other by a match, and their places by counting lanes; what came before is counted in shared memory.
+ */
+#include "cuda.h"
+#include "rows.cuh"
+#include "value.cuh"
+
+namespace {
+
+/* -- buckets ------------------------------------------------------------------------------------------------------------------------- */
+
+/** Id @i as an unsigned number of its own width. */
+__device__ __forceinline__ uint64_t load_id(const void *ids, int64_t i, int32_t dtype)
+{
+    return dtype == PERI_I32 ? ((const uint32_t *)ids)[i] : ((const uint64_t *)ids)[i];
+}
+
+/** Bucket of id @u; *id gets the new id. */
+__device__ int64_t bucket_of(const peri_k_bucketize_args &a, const int64_t *feature, uint64_t u, uint64_t *id)
+{
+    uint64_t p = (uint64_t)a.buckets, block = (uint64_t)feature[PERI_BUCKET_BLOCK], bucket;
+    const int64_t *bounds = feature[PERI_BUCKET_BOUNDS] >= 0 ? a.bounds + feature[PERI_BUCKET_BOUNDS] : NULL;
+    if (bounds && u < (uint64_t)bounds[p]) { /* the last one that begins at u or before; bounds may repeat */
+        uint64_t low = 0, high = p;
+        while (high - low > 1) {
+            uint64_t middle = low + (high - low) / 2;
+            if ((uint64_t)bounds[middle] <= u) low = middle;
+            else high = middle;
+        }
+        bucket = low;
+        *id = u - (uint64_t)bounds[bucket];
+    } else if (!bounds && u < block * p) {
+        bucket = u / block;
+        *id = u - bucket * block;
+    } else {
+        *id = u / p;
+        bucket = u - *id * p;
+    }
+    if (feature[PERI_BUCKET_KEEP]) *id = u;
+    return (int64_t)bucket;
+}
+
+/** The feature of a bag: the last one that begins at it or before. */
+__device__ const int64_t *feature_of(const peri_k_bucketize_args &a, int64_t bag)
+{
+    int64_t low = 0, high = a.n_features;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (a.features[middle * PERI_BUCKET_WORDS + PERI_BUCKET_FIRST_BAG] <= bag) low = middle;
+        else high = middle;
+    }
+    return a.features + low * PERI_BUCKET_WORDS;
+}
+
+/** Warps of a block whose counters of buckets fit into its shared memory (48 KiB need no asking); 0: not one. */
+int warps_for(int64_t buckets)
+{
+    int64_t warps = 12288 / (buckets > 0 ? buckets : 1);
+    return warps < PERI_WARPS ? (int)warps : PERI_WARPS;
+}
+
+/** Counters in shared memory: a warp's own. */
+struct counters {
+    uint32_t *of;
+    int64_t buckets;
+    __device__ counters(uint32_t *all, int64_t n) : of(all + threadIdx.x / 32 * n), buckets(n) {}
+    __device__ void clear() const
+    {
+        for (int64_t b = peri_lane(); b < buckets; b += 32) of[b] = 0;
+        __syncwarp();
+    }
+    /** For 32 ids in their order: how many of this lane's bucket (-1: none) came before it; counts them. */
+    __device__ uint32_t place(int64_t bucket) const
+    {
+        unsigned same = __match_any_sync(0xffffffffu, (long long)bucket);
+        uint32_t before = bucket >= 0 ? of[bucket] : 0;
+        __syncwarp();
+        if (bucket >= 0 && (int)(31 - __clz((int)same)) == peri_lane()) of[bucket] = before + (uint32_t)__popc(same);
+        __syncwarp();
+        return before + (uint32_t)__popc(same & ((1u << peri_lane()) - 1));
+    }
+};
+
+__global__ void __launch_bounds__(PERI_BLOCK) count_buckets(peri_k_bucketize_args a, int64_t begin, int64_t end)
+{
+    PERI_SHARED_DYNAMIC(uint32_t, all);
+    counters count(all, a.buckets);
+    const int64_t warps = peri_grid_threads() / 32;
+    for (int64_t bag = begin + peri_grid_thread() / 32; bag < end; bag += warps) {
+        const int64_t *feature = feature_of(a, bag);
+        int64_t first = peri_index(a.offsets, bag, a.offsets_dtype), last = peri_index(a.offsets, bag + 1, a.offsets_dtype);
+        count.clear();
+        for (int64_t from = first; from < last; from += 32) {
+            int64_t i = from + peri_lane(), bucket = -1;
+            uint64_t id;
+            if (i < last) bucket = bucket_of(a, feature, load_id(a.ids, i, a.ids_dtype), &id);
+            (void)count.place(bucket);
+        }
+        for (int64_t b = peri_lane(); b < a.buckets; b += 32) peri_set_index(a.lengths, b * a.bags + bag, a.lengths_dtype, count.of[b]);
+        __syncwarp();
+    }
+}
+
+__global__ void __launch_bounds__(PERI_BLOCK) place_ids(peri_k_bucketize_args a, int64_t begin, int64_t end)
+{
+    PERI_SHARED_DYNAMIC(uint32_t, all);
+    counters count(all, a.buckets);
+    const int64_t warps = peri_grid_threads() / 32;
+    for (int64_t bag = begin + peri_grid_thread() / 32; bag < end; bag += warps) {
+        const int64_t *feature = feature_of(a, bag);
+        int64_t first = peri_index(a.offsets, bag, a.offsets_dtype), last = peri_index(a.offsets, bag + 1, a.offsets_dtype);
+        count.clear();
+        for (int64_t from = first; from < last; from += 32) {
+            int64_t i = from + peri_lane(), bucket = -1;
+            uint64_t id = 0;
+            if (i < last) bucket = bucket_of(a, feature, load_id(a.ids, i, a.ids_dtype), &id);
+            int64_t at = count.place(bucket);
+            if (i >= last) continue; /* the others have come out of the match */
+            at += a.starts[bucket * a.bags + bag];
+            peri_set_index(a.new_ids, at, a.ids_dtype, (int64_t)id);
+            for (int64_t k = 0; k < (a.weights ? a.width : 0); k++) a.new_weights[at * a.width + k] = a.weights[i * a.width + k];
+            if (a.positions) peri_set_index(a.positions, at, a.ids_dtype, i - first);
+            if (a.unbucketize) a.unbucketize[i] = at;
+            if (a.mapping) a.mapping[i] = (int32_t)bucket;
+        }
+        __syncwarp();
+    }
+}
+
+__global__ void __launch_bounds__(PERI_BLOCK) replay(peri_k_bucketize_replay_args a, int64_t begin, int64_t end)
+{
+    PERI_SHARED_DYNAMIC(uint32_t, all);
+    counters count(all, a.buckets);
+    const int64_t warps = peri_grid_threads() / 32;
+    for (int64_t bag = begin + peri_grid_thread() / 32; bag < end; bag += warps) {
+        count.clear();
+        for (int64_t from = a.offsets[bag]; from < a.offsets[bag + 1]; from += 32) {
+            int64_t i = from + peri_lane(), bucket = -1, at = -1;
+            if (i < a.offsets[bag + 1]) bucket = peri_index(a.mapping, i, a.mapping_dtype);
+            if (bucket >= a.buckets) bucket = -1;
+            uint32_t place = count.place(bucket < 0 ? -1 : bucket);
+            if (bucket >= 0) at = a.cursor[bucket * a.bags + bag] + place;
+            if (i < a.offsets[bag + 1]) peri_set_index(a.unbucketize, i, a.out_dtype, at >= 0 && at < a.n ? at : -1);
+        }
+        __syncwarp(); /* all have read the cursors */
+        for (int64_t b = peri_lane(); b < a.buckets; b += 32) a.cursor[b * a.bags + bag] += count.of[b];
+        __syncwarp();
+    }
+}
+
+/** Launch one of the three; more buckets than counters fit are an error of the launch. */
+template <class A>
+cudaError_t by_warps(void (*kernel)(A, int64_t, int64_t), const A *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+{
+    int64_t buckets = a->buckets;
+    int warps = warps_for(buckets);
+    if (begin >= end) return cudaSuccess;
+    if (warps == 0) return cudaErrorNotSupported;
+    return peri_cuda_launch(kernel, peri_cuda_grid(end - begin, warps, c), (unsigned)warps * 32, (size_t)(warps * buckets * 4), c, *a,
+                            begin, end);
+}
+
+/* -- indices and permutations -------------------------------------------------------------------------------------------------------- */
+
+struct start_check {
+    int64_t *bad, *extent;
+    __device__ void operator()(int64_t) const
+    {
+        if (bad) *bad = INT64_MAX;
+        if (extent) extent[0] = INT64_MAX, extent[1] = INT64_MIN;
+    }
+};
+
+__global__ void __launch_bounds__(PERI_BLOCK) check_indices(peri_op_index_check a)
+{
+    int64_t bad = INT64_MAX, min = INT64_MAX, max = INT64_MIN;
+    for (int64_t i = peri_grid_thread(); i < a.n; i += peri_grid_threads()) {
+        int64_t x = peri_index(a.x, i, a.dtype);
+        if ((x < 0 || x >= a.limit) && i < bad) bad = i;
+        min = x < min ? x : min;
+        max = x > max ? x : max;
+    }
+    bad = peri_group_min<32>(bad, 0xffffffffu);
+    min = peri_group_min<32>(min, 0xffffffffu);
+    max = peri_group_max<32>(max, 0xffffffffu);
+    if (peri_lane() != 0) return;
+    if (a.bad && bad != INT64_MAX) peri_atomic_min(a.bad, bad);
+    if (!a.extent || min > max) return;
+    peri_atomic_min(a.extent, min);
+    peri_atomic_max(a.extent + 1, max);
+}
+
+struct place_of {
+    peri_k_jagged_places_args a;
+    __device__ void operator()(int64_t row) const
+    {
+        if (row >= peri_offset(a.out_offsets, a.out_dtype, a.out_step, a.segments)) return;
+        int64_t t = peri_segment_of(a.out_offsets, a.out_dtype, a.out_step, a.segments, row);
+        int64_t p = a.permute ? peri_index(a.permute, t, a.permute_dtype) : t;
+        int64_t at = row - peri_offset(a.out_offsets, a.out_dtype, a.out_step, t);
+        peri_set_index(a.out, row, a.dtype, peri_offset(a.in_offsets, a.in_dtype, a.in_step, p) + at);
+    }
+};
+
+struct invert_one {
+    peri_k_invert_permute_args a;
+    __device__ void operator()(int64_t i) const
+    {
+        int64_t p = peri_index(a.permute, i, a.dtype);
+        if (p >= 0 && p < a.n) peri_set_index(a.inverse, p, a.dtype, i);
+    }
+};
+
+/* -- segments ------------------------------------------------------------------------------------------------------------------------ */
+
+/** 16 threads a segment of floats: the partial sums that the header lays down. */
+template <class T> struct sum_segment {
+    peri_k_segment_sum_args a;
+    __device__ void operator()(int64_t s, int lane, unsigned mask) const
+    {
+        int64_t first = peri_index(a.offsets, s, a.offsets_dtype) * a.step, last = peri_index(a.offsets, s + 1, a.offsets_dtype) * a.step;
+        T sum = 0;
+        for (int64_t i = first + lane; i < last; i += 16) sum += ((const T *)a.values)[i];
+        sum = peri_group_sum<16>(sum, mask);
+        if (lane == 0) ((T *)a.out)[s] = sum;
+    }
+};
+
+struct sum_integers {
+    peri_k_segment_sum_args a;
+    __device__ void operator()(int64_t s, int lane, unsigned mask) const
+    {
+        int64_t first = peri_index(a.offsets, s, a.offsets_dtype) * a.step, last = peri_index(a.offsets, s + 1, a.offsets_dtype) * a.step;
+        uint64_t sum = 0;
+        for (int64_t i = first + lane; i < last; i += 16) sum += (uint64_t)peri_index(a.values, i, a.dtype);
+        sum = peri_group_sum<16>(sum, mask);
+        if (lane == 0) peri_set_index(a.out, s, a.dtype, (int64_t)sum);
+    }
+};
+
+template <class T> struct spread_segment {
+    peri_k_segment_spread_args a;
+    __device__ void operator()(int64_t s, int lane, unsigned) const
+    {
+        int64_t first = peri_index(a.offsets, s, a.offsets_dtype) * a.step, last = peri_index(a.offsets, s + 1, a.offsets_dtype) * a.step;
+        T *out = (T *)a.out, x = ((const T *)a.grad)[s];
+        for (int64_t i = lane; s == 0 && i < first; i += 32) out[i] = 0;
+        for (int64_t i = first + lane; i < last; i += 32) out[i] = x;
+        for (int64_t i = last + lane; s == a.segments - 1 && i < a.n; i += 32) out[i] = 0;
+    }
+};
+
+/* -- several levels of bags ---------------------------------------------------------------------------------------------------------- */
+
+/** T: an element's bits. */
+template <class T> struct level_to_dense {
+    peri_k_levels_args a;
+    T padding;
+    __device__ void operator()(int64_t row, int64_t lane, int64_t lanes) const
+    {
+        int64_t at[PERI_MAX_LEVELS], bag = row, words = a.width / (int64_t)sizeof(T);
+        for (int32_t l = a.levels - 1; l >= 0; l--) {
+            at[l] = bag % a.max[l];
+            bag /= a.max[l];
+        }
+        bool there = true;
+        for (int32_t l = 0; l < a.levels && there; l++) {
+            int64_t first = peri_index(a.offsets[l], bag, a.offsets_dtype);
+            there = at[l] < peri_index(a.offsets[l], bag + 1, a.offsets_dtype) - first;
+            bag = first + at[l];
+        }
+        T *dst = (T *)a.dense + row * words;
+        const T *src = (const T *)a.values + bag * words;
+        for (int64_t i = lane; i < words; i += lanes) dst[i] = there ? src[i] : padding;
+    }
+};
+
+template <class T> struct level_from_dense {
+    peri_k_levels_args a;
+    __device__ void operator()(int64_t row, int64_t lane, int64_t lanes) const
+    {
+        int64_t bag = row, place = 0, scale = 1;
+        bool there = true;
+        for (int32_t l = a.levels - 1; l >= 0; l--) {
+            int64_t up = peri_segment_of(a.offsets[l], a.offsets_dtype, 0, a.bags[l], bag);
+            int64_t at = bag - peri_index(a.offsets[l], up, a.offsets_dtype);
+            there = there && at < a.max[l];
+            place += at * scale;
+            scale *= a.max[l];
+            bag = up;
+        }
+        const char *src = there ? (const char *)a.dense + (bag * scale + place) * a.width : NULL;
+        peri_row_copy<T>((char *)a.values + row * a.width, src, a.width / (int64_t)sizeof(T), lane, lanes);
+    }
+};
+
+template <class T> cudaError_t to_dense(const peri_k_levels_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+{
+    level_to_dense<T> f = {*a, {}};
+    memcpy(&f.padding, a->padding, sizeof f.padding);
+    return each_row(begin, end, a->width / (int64_t)sizeof(T), c, f);
+}
+
+} // namespace
+
+PERI_CUDA_KERNEL(bucketize_count) { return by_warps(count_buckets, a, begin, end, c); }
+PERI_CUDA_KERNEL(bucketize_place) { return by_warps(place_ids, a, begin, end, c); }
+PERI_CUDA_KERNEL(bucketize_replay) { return by_warps(replay, a, begin, end, c); }
+
+PERI_CUDA_SCRATCH(index_check)
+{
+    (void)a;
+    return 0;
+}
+
+PERI_CUDA_OP(index_check)
+{
+    PERI_CUDA_TRY(each(0, 1, c, start_check{a->bad, a->extent}));
+    if (a->n == 0) return cudaSuccess;
+    return peri_cuda_launch(check_indices, peri_cuda_grid(a->n, 8 * PERI_BLOCK, c, 4), PERI_BLOCK, 0, c, *a);
+}
+
+PERI_CUDA_KERNEL(jagged_places) { return a->segments == 0 ? cudaSuccess : each(begin, end, c, place_of{*a}); }
+PERI_CUDA_KERNEL(invert_permute) { return each(begin, end, c, invert_one{*a}); }
+
+PERI_CUDA_KERNEL(segment_sum)
+{
+    if (a->dtype == PERI_I32 || a->dtype == PERI_I64) return each_group<16>(begin, end, c, sum_integers{*a});
+    if (a->dtype == PERI_F64) return each_group<16>(begin, end, c, sum_segment<double>{*a});
+    return each_group<16>(begin, end, c, sum_segment<float>{*a});
+}
+
+PERI_CUDA_KERNEL(segment_spread)
+{
+    if (a->dtype == PERI_F64) return each_warp(begin, end, c, spread_segment<double>{*a});
+    return each_warp(begin, end, c, spread_segment<float>{*a});
+}
+
+PERI_CUDA_KERNEL(levels_to_dense)
+{
+#define TO_DENSE(T) to_dense<T>(a, begin, end, c)
+    return PERI_BY_WORD(a->element, TO_DENSE);
+}
+
+PERI_CUDA_KERNEL(levels_from_dense)
+{
+#define FROM_DENSE(T) each_row(begin, end, a->width / (int64_t)sizeof(T), c, level_from_dense<T>{*a})
+    return PERI_BY_WORD(peri_row_word(a->width, a->values, a->dense), FROM_DENSE);
+}

@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tbe_row.cuh: kernels/tbe.h: the update of a row by every optimizer, weights and gradient in registers.
+ *
+ * A row is LANES lanes', each of which has four neighbouring columns in every 4 * LANES of them, K times. So memory is met in vectors of
+ * 16 bytes side by side, and the sixteen partial sums of sum16 are those of four lanes: with LANES 4 each lane adds up its own; with
+ * more, a partial sum goes from lane to lane in the order of the columns. Rows that are wider than a group's registers (WIDE) are met
+ * strip by strip, and lie in between in a room of the group's.
+ */
+#ifndef PERI_KERNELS_CUDA_TBE_ROW_CUH
+#define PERI_KERNELS_CUDA_TBE_ROW_CUH
+
+#include "tbe.cuh"
+
+#include "../ref/tbe_step.h"
+
+template <int LANES_, int K_, bool WIDE_ = false> struct peri_tbe_shape {
+    enum { LANES = LANES_, K = K_, STRIP = 4 * LANES_ * K_ };
+    static constexpr bool WIDE = WIDE_;
+};
+typedef peri_tbe_shape<32, 8, true> peri_tbe_wide;
+
+/** Blocks of a launch with rooms, and the f32 numbers of all rooms for rows of @cols columns: gradient and weights. */
+enum { PERI_TBE_WIDE_BLOCKS = 128 };
+static inline int64_t peri_tbe_room(int64_t cols)
+{
+    const int64_t strip = peri_tbe_wide::STRIP;
+    return 2 * ((cols + strip - 1) / strip * strip);
+}
+static inline int64_t peri_tbe_rooms(int64_t cols)
+{
+    return cols <= peri_tbe_wide::STRIP ? 0 : PERI_TBE_WIDE_BLOCKS * PERI_WARPS * peri_tbe_room(cols);
+}
+
+/** sum16(x * x). */
+template <class S> struct peri_sum16 {
+    float s[4] = {0, 0, 0, 0};
+
+    /** Columns of a strip, of which the row has @left yet; x(k, c) is column c of vector k. */
+    template <class X> __device__ __forceinline__ void add(int64_t left, int lane, unsigned mask, X x)
+    {
+        PERI_UNROLL
+        for (int k = 0; k < S::K; k++) {
+            if (4 * S::LANES * k >= left) continue;
+            PERI_UNROLL
+            for (int h = 0; h < S::LANES / 4; h++) {
+                PERI_UNROLL
+                for (int c = 0; c < 4; c++) {
+                    const float mine = x(k, c), sum = fmaf(mine, mine, s[c]);
+                    s[c] = S::LANES == 4 ? sum : __shfl_sync(mask, sum, 4 * h + (lane & 3), S::LANES);
+                }
+            }
+        }
+    }
+    __device__ __forceinline__ float total(unsigned mask)
+    {
+        PERI_UNROLL
+        for (int by = 2; by > 0; by--) {
+            PERI_UNROLL
+            for (int c = 0; c < 4; c++) s[c] += __shfl_xor_sync(mask, s[c], by);
+        }
+        return (s[0] + s[2]) + (s[1] + s[3]);
+    }
+};
+
+/** x as weights from element @at, of column @column of the whole table; rounded as the tables are. @key: of the row. */
+static __device__ __forceinline__ void peri_tbe_store4(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o, uint64_t key, int64_t at,
+                                                       int64_t column, int64_t left, bool fast, const float (&x)[4])
+{
+    if (rows->weight_dtype == PERI_F32) return peri_store4((float *)rows->weight + at, left, fast, x);
+    if (left <= 0) return;
+    const bool f16 = rows->weight_dtype == PERI_F16;
+    uint16_t *p = (uint16_t *)rows->weight + at, y[4];
+    PERI_UNROLL
+    for (int c = 0; c < 4; c++) {
+        if (!o->stochastic) y[c] = f16 ? k_f32_to_f16(x[c]) : k_f32_to_bf16(x[c]);
+        else if (f16) y[c] = tbe_round_f16(x[c], tbe_random_bits(key, column + c, TBE_BITS_F16));
+        else y[c] = tbe_round_bf16(x[c], tbe_random_bits(key, column + c, TBE_BITS_BF16));
+    }
+    if (fast && left >= 4) {
+        *(uint2 *)p = make_uint2(y[0] | (unsigned)y[1] << 16, y[2] | (unsigned)y[3] << 16);
+        return;
+    }
+    PERI_UNROLL
+    for (int c = 0; c < 4; c++)
+        if (c < left) p[c] = y[c];
+}
+
+/** What a row's update comes to, once a row. */
+struct peri_tbe_numbers {
+    float rate, keep;
+    float c1, c2, m2; /* adam and its kin */
+};
+
+template <class S> struct peri_tbe_row {
+    const peri_k_tbe_rows *rows;
+    const peri_k_tbe_optimizer *o;
+    const peri_k_tbe_table *t;
+    int64_t row, linear, at, cols;
+    float *room; /* of the group; WIDE */
+    int lane;
+    unsigned mask;
+    bool fast; /* rows lie at multiples of four elements */
+    float g[S::K][4], w[S::K][4];
+
+    __device__ __forceinline__ peri_tbe_row(const peri_k_tbe_rows *rows_, const peri_k_tbe_optimizer *o_, int64_t table, int64_t linear_,
+                                            float *room_, int lane_, unsigned mask_)
+        : rows(rows_), o(o_), t(&rows_->tables[table]), linear(linear_), room(room_), lane(lane_), mask(mask_)
+    {
+        row = linear - t->first_row;
+        at = t->offset + row * t->stride;
+        cols = t->cols;
+        fast = at % 4 == 0 && (((uintptr_t)rows->weight | (uintptr_t)rows->momentum1 | (uintptr_t)rows->momentum2) & 15) == 0;
+    }
+
+    __device__ __forceinline__ int64_t column(int64_t strip, int k) const { return strip + 4 * (k * S::LANES + lane); }
+
+    /** f(strip) for the strips of the row. */
+    template <class F> __device__ __forceinline__ void strips(F f)
+    {
+        if (!S::WIDE) f(0);
+        for (int64_t strip = 0; S::WIDE && strip < cols; strip += S::STRIP) f(strip);
+    }
+
+    __device__ __forceinline__ void load_weights(int64_t strip)
+    {
+        PERI_UNROLL
+        for (int k = 0; k < S::K; k++) {
+            const int64_t d = column(strip, k);
+            peri_weight4(rows->weight, at + d, cols - d, rows->weight_dtype, fast, w[k]);
+        }
+    }
+
+    /** Gradient and weights to the room, and back, where registers do not hold the row. */
+    __device__ __forceinline__ void keep(int64_t strip)
+    {
+        if (!S::WIDE || cols <= S::STRIP) return;
+        float *other = room + padded(cols);
+        PERI_UNROLL
+        for (int k = 0; k < S::K; k++) {
+            peri_store4(room + column(strip, k), 4, true, g[k]);
+            peri_store4(other + column(strip, k), 4, true, w[k]);
+        }
+    }
+    __device__ __forceinline__ void fetch(int64_t strip)
+    {
+        if (!S::WIDE || cols <= S::STRIP) return;
+        const float *other = room + padded(cols);
+        PERI_UNROLL
+        for (int k = 0; k < S::K; k++) {
+            peri_load4(room + column(strip, k), 4, true, g[k]);
+            peri_load4(other + column(strip, k), 4, true, w[k]);
+        }
+    }
+    static __device__ __forceinline__ int64_t padded(int64_t n) { return (n + S::STRIP - 1) / S::STRIP * S::STRIP; }
+
+    /** f(weight, gradient) for all columns of the strip in registers. */
+    template <class F> __device__ __forceinline__ void each_column(F f)
+    {
+        PERI_UNROLL
+        for (int k = 0; k < S::K; k++) {
+            PERI_UNROLL
+            for (int c = 0; c < 4; c++) f(w[k][c], g[k][c]);
+        }
+    }
+
+    /** f(weight, gradient, state), the state laid out as the weights. */
+    template <class F> __device__ __forceinline__ void with_state(int64_t strip, F f)
+    {
+        PERI_UNROLL
+        for (int k = 0; k < S::K; k++) {
+            const int64_t d = column(strip, k);
+            float m[4];
+            peri_load4(rows->momentum1 + at + d, cols - d, fast, m);
+            PERI_UNROLL
+            for (int c = 0; c < 4; c++) f(w[k][c], g[k][c], m[c]);
+            peri_store4(rows->momentum1 + at + d, cols - d, fast, m);
+        }
+    }
+
+    /** adam and its kin: the moments, and f(weight, gradient, u). */
+    template <class F> __device__ __forceinline__ void with_moments(int64_t strip, const peri_tbe_numbers &n, bool one, F f)
+    {
+        PERI_UNROLL
+        for (int k = 0; k < S::K; k++) {
+            const int64_t d = column(strip, k);
+            float m1[4], m2[4] = {n.m2, n.m2, n.m2, n.m2};
+            peri_load4(rows->momentum1 + at + d, cols - d, fast, m1);
+            if (!one) peri_load4(rows->momentum2 + at + d, cols - d, fast, m2);
+            PERI_UNROLL
+            for (int c = 0; c < 4; c++) {
+                m1[c] = fmaf(o->rest1, g[k][c], o->beta1 * m1[c]);
+                if (!one) m2[c] = fmaf(o->rest2 * g[k][c], g[k][c], o->beta2 * m2[c]);
+                f(w[k][c], g[k][c], m1[c] * n.c1 / (sqrtf(m2[c] * n.c2) + o->eps));
+            }
+            peri_store4(rows->momentum1 + at + d, cols - d, fast, m1);
+            if (!one) peri_store4(rows->momentum2 + at + d, cols - d, fast, m2);
+        }
+    }
+
+    __device__ __forceinline__ void store_weights(int64_t strip)
+    {
+        const uint64_t key = o->stochastic ? tbe_row_key(o, t, tbe_table_row(rows, t, row)) : 0;
+        PERI_UNROLL
+        for (int k = 0; k < S::K; k++) {
+            const int64_t d = column(strip, k);
+            peri_tbe_store4(rows, o, key, at + d, t->col_offset + d, cols - d, fast, w[k]);
+        }
+    }
+
+    /* -- optimizers -------------------------------------------------------------------------------------------------------------------- */
+
+    __device__ __forceinline__ bool is(int kind, int a, int b) const { return kind == a || kind == b; }
+
+    /** The numbers of the row, of sums over it; the row's states become those after the step. */
+    template <int KIND> __device__ __forceinline__ peri_tbe_numbers numbers(int kind, float squares, float weights, float gradients)
+    {
+        peri_tbe_numbers n = {o->lr, 1, o->correction1, o->correction2, 0};
+        if (is(kind, PERI_TBE_SGD, PERI_TBE_ADAGRAD)) {
+            if (o->decay == PERI_DECAY_DECOUPLE) n.keep = 1 - o->lr * o->weight_decay;
+        } else if (kind == PERI_TBE_ROWWISE_ADAGRAD) {
+            const float m = rows->momentum1[linear] + squares / (float)cols;
+            n.rate = o->lr / (sqrtf(m) + o->eps);
+            if (o->decay == PERI_DECAY_L2) n.keep = 1 - n.rate * o->weight_decay;
+            if (o->decay == PERI_DECAY_DECOUPLE) n.keep = 1 - o->lr * o->weight_decay;
+            __syncwarp(mask); /* all have read */
+            if (lane == 0) rows->momentum1[linear] = m;
+        } else if (KIND < 0) {
+            more_numbers(kind, squares, weights, gradients, &n);
+        }
+        return n;
+    }
+
+    __device__ inline void more_numbers(int kind, float squares, float weights, float gradients, peri_tbe_numbers *n)
+    {
+        if (kind == PERI_TBE_LARS_SGD) {
+            const float below = gradients + o->weight_decay * weights;
+            if (weights > 0 && below > 0) n->rate = o->lr * (o->eta * weights / below);
+        } else if (is(kind, PERI_TBE_ROWWISE_RMSPROP_AR, PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER)) {
+            float m = rows->momentum1[linear], counter = rows->row_counter ? rows->row_counter[linear] : 0;
+            int64_t prev = rows->prev_iter[linear];
+            const float most = rows->max_counter ? rows->max_counter[t - rows->tables] : 0;
+            tbe_row_numbers numbers = {&m, &counter, &prev, most, squares, weights, cols};
+            const tbe_step step = tbe_step_of(o, &numbers);
+            n->rate = step.rate;
+            n->keep = step.keep;
+            __syncwarp(mask);
+            if (lane != 0) return;
+            rows->momentum1[linear] = m;
+            rows->prev_iter[linear] = prev;
+            if (rows->row_counter) rows->row_counter[linear] = counter;
+        } else if (kind != PERI_TBE_LION) {
+            const bool one = is(kind, PERI_TBE_PARTIAL_ROWWISE_ADAM, PERI_TBE_PARTIAL_ROWWISE_LAMB), counted = o->row_bias_correction;
+            const float step = counted ? rows->row_counter[linear] + 1 : 0;
+            if (counted) n->c1 = (float)(1 / (1 - tbe_power(o->exact_beta1, (uint64_t)step)));
+            if (counted) n->c2 = (float)(1 / (1 - tbe_power(o->exact_beta2, (uint64_t)step)));
+            if (one) n->m2 = fmaf(o->rest2, gradients / (float)cols, o->beta2 * rows->momentum2[linear]);
+            __syncwarp(mask);
+            if (lane == 0 && counted) rows->row_counter[linear] = step;
+            if (lane == 0 && one) rows->momentum2[linear] = n->m2;
+        }
+    }
+
+    /** The weights of a strip in registers; of LAMB, r in the place of the gradient. */
+    template <int KIND> __device__ __forceinline__ void step(int kind, int64_t strip, const peri_tbe_numbers &n)
+    {
+        const float wd = o->weight_decay, lr = o->lr, rate = n.rate, keep = n.keep;
+        const bool l2 = o->decay == PERI_DECAY_L2;
+        if (kind == PERI_TBE_SGD) each_column([=](float &x, float y) { x = fmaf(-lr, l2 ? fmaf(wd, x, y) : y, keep * x); });
+        else if (kind == PERI_TBE_ROWWISE_ADAGRAD || KIND >= 0) each_column([=](float &x, float y) { x = fmaf(-rate, y, keep * x); });
+        else more_steps(kind, strip, n);
+    }
+
+    __device__ inline void more_steps(int kind, int64_t strip, const peri_tbe_numbers &n)
+    {
+        const peri_k_tbe_optimizer *const p = o;
+        const float wd = o->weight_decay, lr = o->lr, rate = n.rate, keep = n.keep;
+        const bool l2 = o->decay == PERI_DECAY_L2;
+        const bool one = is(kind, PERI_TBE_PARTIAL_ROWWISE_ADAM, PERI_TBE_PARTIAL_ROWWISE_LAMB);
+        switch (kind) {
+        case PERI_TBE_ADAGRAD:
+            with_state(strip, [=](float &x, float y, float &h) {
+                y = l2 ? fmaf(wd, x, y) : y;
+                h = fmaf(y, y, h);
+                x = keep * x - lr * y / (sqrtf(h) + p->eps);
+            });
+            break;
+        case PERI_TBE_LARS_SGD:
+            with_state(strip, [=](float &x, float y, float &m) {
+                m = fmaf(rate, fmaf(wd, x, y), p->momentum * m);
+                x = x - m;
+            });
+            break;
+        case PERI_TBE_LION:
+            with_state(strip, [=](float &x, float y, float &m) {
+                const float b = fmaf(p->rest1, y, p->beta1 * m), s = b > 0 ? 1 : b < 0 ? -1 : b;
+                x = x - lr * fmaf(wd, x, s);
+                m = fmaf(p->rest2, y, p->beta2 * m);
+            });
+            break;
+        case PERI_TBE_ADAM:
+        case PERI_TBE_PARTIAL_ROWWISE_ADAM:
+            with_moments(strip, n, one, [=](float &x, float &, float u) { x = x - lr * fmaf(wd, x, u); });
+            break;
+        case PERI_TBE_LAMB:
+        case PERI_TBE_PARTIAL_ROWWISE_LAMB:
+            with_moments(strip, n, one, [=](float &x, float &y, float u) { y = fmaf(wd, x, u); });
+            break;
+        default: /* with counters */ each_column([=](float &x, float y) { x = fmaf(-rate, y, keep * x); });
+        }
+    }
+
+    /** LAMB: w = fma(-(lr * ratio), r, w), @weights being norm(w). */
+    __device__ inline void finish_lamb(float weights)
+    {
+        peri_sum16<S> sum;
+        strips([&](int64_t strip) {
+            fetch(strip);
+            sum.add(cols - strip, lane, mask, [&](int k, int c) { return g[k][c]; });
+        });
+        const float steps = sqrtf(sum.total(mask)), rate = weights > 0 && steps > 0 ? o->lr * (weights / steps) : o->lr;
+        strips([&](int64_t strip) {
+            fetch(strip);
+            each_column([=](float &x, float y) { x = fmaf(-rate, y, x); });
+            keep(strip);
+        });
+    }
+
+    /** No row is longer than max_norm. */
+    __device__ inline void limit()
+    {
+        peri_sum16<S> sum;
+        strips([&](int64_t strip) {
+            fetch(strip);
+            sum.add(cols - strip, lane, mask, [&](int k, int c) { return w[k][c]; });
+        });
+        const float norm = sqrtf(sum.total(mask)), by = o->max_norm / norm;
+        if (!(norm > o->max_norm)) return;
+        strips([&](int64_t strip) {
+            fetch(strip);
+            each_column([=](float &x, float) { x = x * by; });
+            keep(strip);
+        });
+    }
+
+    /** Update the row; source(strip) puts a strip of its gradient into g. KIND: the optimizer, -1: what o->kind says. */
+    template <int KIND, class F> __device__ __forceinline__ void update(F source)
+    {
+        const int kind = KIND >= 0 ? KIND : o->kind;
+        const bool l2 = o->decay == PERI_DECAY_L2, lamb = is(kind, PERI_TBE_LAMB, PERI_TBE_PARTIAL_ROWWISE_LAMB);
+        const bool counted = is(kind, PERI_TBE_ROWWISE_RMSPROP_AR, PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER);
+        const bool of_weights = KIND < 0 && (lamb || counted || kind == PERI_TBE_LARS_SGD);
+        const bool one = is(kind, PERI_TBE_PARTIAL_ROWWISE_ADAM, PERI_TBE_PARTIAL_ROWWISE_LAMB);
+        const bool of_gradients = KIND < 0 && (one || kind == PERI_TBE_LARS_SGD);
+        const float wd = o->weight_decay;
+        peri_sum16<S> squares, weights, gradients;
+        strips([&](int64_t strip) {
+            source(strip);
+            load_weights(strip);
+            const int64_t left = cols - strip;
+            if (counted || kind == PERI_TBE_ROWWISE_ADAGRAD)
+                squares.add(left, lane, mask, [&](int k, int c) { return l2 ? fmaf(wd, w[k][c], g[k][c]) : g[k][c]; });
+            if (of_weights) weights.add(left, lane, mask, [&](int k, int c) { return w[k][c]; });
+            if (of_gradients) gradients.add(left, lane, mask, [&](int k, int c) { return g[k][c]; });
+            keep(strip);
+        });
+        const float norm = of_weights ? sqrtf(weights.total(mask)) : 0;
+        float all = of_gradients ? gradients.total(mask) : 0;
+        if (kind == PERI_TBE_LARS_SGD) all = sqrtf(all);
+        const float sum = counted || kind == PERI_TBE_ROWWISE_ADAGRAD ? squares.total(mask) : 0;
+        const peri_tbe_numbers n = numbers<KIND>(kind, sum, norm, all);
+        strips([&](int64_t strip) {
+            fetch(strip);
+            step<KIND>(kind, strip, n);
+            keep(strip);
+        });
+        if (KIND < 0 && lamb) finish_lamb(norm);
+        if (o->max_norm > 0) limit();
+        strips([&](int64_t strip) {
+            fetch(strip);
+            store_weights(strip);
+        });
+    }
+};
+
+/** Rows of a job, a group each: job.rows, job.optimizer; job.count() of them, on the device; job.find(i, &table, &linear): whether i has
+ *  anything to do; job.run<KIND>(row, i): do it. */
+template <class S, int KIND, class J>
+__global__ void __launch_bounds__(PERI_BLOCK, KIND < 0 ? 1 : 2) peri_tbe_rows_kernel(J job, float *rooms, int64_t room)
+{
+    const int lane = (int)(threadIdx.x % S::LANES);
+    const unsigned mask = S::LANES == 32 ? 0xffffffffu : ((1u << (S::LANES & 31)) - 1) << ((threadIdx.x & 31) / S::LANES * S::LANES);
+    const int64_t group = peri_grid_thread() / S::LANES, groups = peri_grid_threads() / S::LANES, n = job.count();
+    for (int64_t i = group; i < n; i += groups) {
+        int64_t table, linear;
+        if (!job.find(i, &table, &linear)) continue;
+        peri_tbe_row<S> row(&job.rows, &job.optimizer, table, linear, S::WIDE ? rooms + group * room : NULL, lane, mask);
+        job.template run<KIND>(row, i);
+    }
+}
+
+/** @n: count() at most. @rooms: peri_tbe_rooms(max_cols) f32 numbers; for shapes that are WIDE. */
+template <class S, int KIND, class J>
+static inline cudaError_t peri_tbe_each_row(int64_t n, int64_t max_cols, float *rooms, const peri_cuda_call *c, J job)
+{
+    if (n <= 0) return cudaSuccess;
+    unsigned grid = peri_cuda_grid(n, PERI_BLOCK / S::LANES, c);
+    if (S::WIDE && grid > PERI_TBE_WIDE_BLOCKS) grid = PERI_TBE_WIDE_BLOCKS;
+    return peri_cuda_launch(peri_tbe_rows_kernel<S, KIND, J>, grid, PERI_BLOCK, 0, c, job, rooms, peri_tbe_room(max_cols));
+}
+
+#endif

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * isas.h: all tables of kernels that tests compare with ref: instruction sets, and kernels/cuda on tests/cuda_host.
+ */
+#ifndef PERI_TESTS_ISAS_H
+#define PERI_TESTS_ISAS_H
+
+#include "kernels/kernels.h"
+
+#include <dlfcn.h>
+#include <libgen.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { ISAS = 4, ISAS_CPU = 3 };
+static const char *const isas[ISAS] = {"ref", "avx2", "avx512", "cuda_host"};
+
+/** kernels/cuda, completed by ref's steps; NULL: not built (there is no C++ compiler). Ends the program when the plugin does not load. */
+static inline const peri_kernels *kernels_of_cuda_host(void)
+{
+    static peri_kernels table;
+    char self[3900] = "", path[4000];
+    if (table.isa) return &table;
+    if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) return NULL;
+    snprintf(path, sizeof path, "%s/../../cuda_host/libperilune_cuda_host.so", dirname(self));
+    if (access(path, R_OK) != 0) return NULL;
+    void *plugin = dlopen(path, RTLD_NOW | RTLD_LOCAL), *found = plugin ? dlsym(plugin, "peri_cuda_host_kernels") : NULL;
+    const peri_kernels *(*kernels)(void) = NULL;
+    if (!found) {
+        fprintf(stderr, "%s\n", dlerror());
+        abort();
+    }
+    memcpy(&kernels, &found, sizeof kernels);
+    table = *kernels();
+    for (int k = 0; k < PERI_KERNEL_COUNT; k++)
+        if (!table.fn[k]) table.fn[k] = peri_kernels_isa("ref")->fn[k];
+    return &table;
+}
+
+/** The kernels of one of `isas`; NULL: not here. */
+static inline const peri_kernels *kernels_of(const char *isa)
+{
+    return !strcmp(isa, "cuda_host") ? kernels_of_cuda_host() : peri_kernels_isa(isa);
+}
+
+#endif
