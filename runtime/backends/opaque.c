@@ -269,9 +269,9 @@ static peri_status opaque_probe(char *reason, size_t len)
     return PERI_OK;
 }
 
-static peri_status opaque_open(int32_t index, void **device, int32_t *caps)
+static peri_status opaque_open(int32_t *index, void **device, int32_t *caps)
 {
-    if (index != 0) return PERI_HOST_FAIL(host, PERI_ENOTFOUND, "opaque: device %d, there is only device 0", index);
+    if (*index > 0) return PERI_HOST_FAIL(host, PERI_ENOTFOUND, "opaque: device %d, there is only device 0", *index);
     if (!dev.arena) {
         /* Room enough for the right low bits to come by; the rest stays unused. */
         size_t room = ARENA_BYTES + ((size_t)1 << 32);

@@ -23,7 +23,9 @@
 
 #include <stdio.h>
 
-enum { PERI_COLL_ABI = 2 };
+enum { PERI_COLL_ABI = 3 };
+
+struct peri_coll_vtab;
 
 /** Kinds of operations. Buffers are contiguous; counts are elements of op.dtype. W is the size of the group. */
 enum {
@@ -69,6 +71,8 @@ typedef struct peri_coll_op {
                                   * is queued once test has said PERI_OK, after it; the data need not be there by then */
 } peri_coll_op;
 
+enum { PERI_COLL_NOTE = 480 }; /* bytes of the largest note */
+
 /** How ranks find each other. */
 typedef struct peri_coll_open {
     const char *job;    /* name that all ranks of one sim world share; NULL otherwise */
@@ -76,6 +80,8 @@ typedef struct peri_coll_open {
     int64_t timeout_ns; /* for opening and closing */
     const struct peri_device_vtab *device_vtab; /* NULL: for host memory; else for that of this device (PERI_COLL_DEVICE) */
     void *device;
+    const struct peri_coll_vtab *host_vtab; /* with a device: the transport of host memory and its world, which outlives this one */
+    void *host_group;
 } peri_coll_open;
 
 typedef struct peri_coll_vtab {
@@ -110,6 +116,18 @@ typedef struct peri_coll_vtab {
     peri_status (*close)(void *group);
     /* Free what the handle holds. Local, never communicates; also without close. */
     void (*release)(void *group);
+    /* What the transport of a device tells its other ranks beside the data. @group: a world; ranks are numbered in it. (all optional: such
+     * a transport has to do without, or refuses) */
+    /* Send @bytes (1 to PERI_COLL_NOTE) to rank @to: eager, in order for a pair of ranks. Never waits. */
+    void (*note_send)(void *group, int32_t to, const void *note, int32_t bytes);
+    /* The oldest note that has come: into @note[PERI_COLL_NOTE], its sender into *@from. Returns its bytes; 0: there is none. */
+    int32_t (*note_take)(void *group, int32_t *from, void *note);
+    /* Is the rank known to have died or to have left? Then *@text says so in words: "rank 1 (process 77) is gone". */
+    bool (*gone)(void *group, int32_t rank, char *text, size_t len);
+    /* This rank has posted @op, a number of this group, on a device's transport: for ranks that wait here for that number. (optional) */
+    void (*elsewhere)(void *group, const peri_coll_op *op);
+    /* PERI_OK, or why the group has failed: asked while an operation of a device is pending. Does not block. (optional) */
+    peri_status (*check)(void *group);
 } peri_coll_vtab;
 
 /** The one symbol that a transport plugin libperilune_<name>.so exports. */

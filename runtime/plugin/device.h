@@ -17,7 +17,7 @@
 
 #include "host.h"
 
-enum { PERI_DEVICE_ABI = 3 };
+enum { PERI_DEVICE_ABI = 4 };
 
 /** Capabilities. */
 enum {
@@ -42,10 +42,12 @@ typedef struct peri_device_vtab {
     const char *name;   /* "cpu" */
     /* What it was compiled with: &peri_kernels_hash of kernels/kernels.h. A backend with another list of names and sizes is refused. */
     uint64_t (*kernels)(void);
-    /* Usable here? PERI_OK, or PERI_EUNSUPPORTED and a sentence in @reason. Local. */
+    /* Usable here? PERI_OK, and in @reason what there is, if there is more to say than that; or PERI_EUNSUPPORTED and a sentence in it.
+     * Local. */
     peri_status (*probe)(char *reason, size_t len);
-    /* Open device number @index; @caps gets PERI_DEVICE_* flags. */
-    peri_status (*open)(int32_t index, void **device, int32_t *caps);
+    /* Open device number *@index; -1: none was named: the backend's choice, which becomes *@index where devices of this kind have numbers
+     * (ranks that share a machine then take one each). @caps gets PERI_DEVICE_* flags. */
+    peri_status (*open)(int32_t *index, void **device, int32_t *caps);
     void (*close)(void *device);
 
     /* Memory. alloc never returns NULL with PERI_OK, also for 0 bytes; at least 64-byte aligned; not cleared. */

@@ -45,18 +45,38 @@ static peri_status open_device(const char *name, peri_device *d)
     memcpy(backend, name, n);
     backend[n] = 0;
     char *end = NULL;
-    long index = colon ? strtol(colon + 1, &end, 10) : 0;
-    if (colon && (*end || end == colon + 1 || index < 0 || index > 1024))
+    long number = colon ? strtol(colon + 1, &end, 10) : -1;
+    if (colon && (*end || end == colon + 1 || number < 0 || number > 1024))
         return peri__fail(PERI_ENOTFOUND, "peri_device_get: '%s': '%s' is no device number", name, colon + 1);
     PERI_TRY(peri__plugin_device(backend, &d->vtab));
     if (d->vtab->probe(reason, sizeof reason) < 0)
         return peri__fail(PERI_EUNSUPPORTED, "peri_device_get: device '%s' cannot be used here: %s", name, reason);
     snprintf(d->name, sizeof d->name, "%s", name);
     peri_error_clear(); /* what a backend says, or does not say, is about this call */
-    PERI_TRY(said(d, "open", d->vtab->open((int32_t)index, &d->ctx, &d->caps)));
+    int32_t index = (int32_t)number;
+    PERI_TRY(said(d, "open", d->vtab->open(&index, &d->ctx, &d->caps)));
+    if (!colon && index >= 0) {
+        memcpy(d->alias, d->name, sizeof d->alias);
+        snprintf(d->name, sizeof d->name, "%.20s:%d", backend, index);
+    }
     peri__refs_init(&d->default_stream.refs);
     d->default_stream.device = d;
     return stream_open(&d->default_stream);
+}
+
+static void close_device(peri_device *d)
+{
+    d->vtab->event_delete(d->ctx, d->default_stream.freeing);
+    d->vtab->stream_delete(d->ctx, d->default_stream.ctx);
+    d->vtab->close(d->ctx);
+}
+
+/** The place of the device of this name, or that this name was given to; -1: it is not open. */
+static int known(const char *name, int n)
+{
+    for (int i = 0; *name && i < n; i++) /* "" is the alias of every device that has none */
+        if (!strcmp(devices[i].name, name) || !strcmp(devices[i].alias, name)) return i;
+    return -1;
 }
 
 /** Variables whose values are words, and the words, each between ", ". Their users read them later, and some without a way to fail. */
@@ -93,29 +113,29 @@ peri_status peri_device_get(const char *name, peri_device **out)
 {
     PERI_NEED(out);
     if (!name) return peri__fail(PERI_EINVAL, "peri_device_get: no name");
-    int n = atomic_load_explicit(&device_count, memory_order_acquire);
-    for (int i = 0; i < n; i++)
-        if (!strcmp(devices[i].name, name)) {
-            *out = &devices[i];
-            return PERI_OK;
-        }
+    int at = known(name, atomic_load_explicit(&device_count, memory_order_acquire));
+    if (at >= 0) {
+        *out = &devices[at];
+        return PERI_OK;
+    }
     peri_status status = PERI_OK;
     pthread_mutex_lock(&lock);
-    int now = atomic_load(&device_count), found = -1;
-    for (int i = 0; i < now; i++)
-        if (!strcmp(devices[i].name, name)) found = i;
+    int now = atomic_load(&device_count), found = known(name, now);
     if (found < 0 && now == PERI_MAX_DEVICES)
         status = peri__fail(PERI_EUNSUPPORTED, "peri_device_get: more than %d devices", PERI_MAX_DEVICES);
     else if (found < 0) {
         devices[now].id = now;
         status = check_environment();
         if (status >= 0) status = open_device(name, &devices[now]);
-        if (status >= 0) {
+        if (status >= 0) found = known(devices[now].name, now); /* "cuda" may be the "cuda:0" that is open */
+        if (status >= 0 && found >= 0) {
+            memcpy(devices[found].alias, devices[now].alias, sizeof devices[now].alias);
+            close_device(&devices[now]);
+        } else if (status >= 0) {
             found = now;
             atomic_store_explicit(&device_count, now + 1, memory_order_release);
-        } else {
-            memset(&devices[now], 0, sizeof devices[now]);
         }
+        if (found != now) memset(&devices[now], 0, sizeof devices[now]);
     }
     pthread_mutex_unlock(&lock);
     if (status >= 0) *out = &devices[found];
@@ -128,7 +148,7 @@ bool peri_device_host_access(const peri_device *device) { return device->caps & 
 bool peri_device_probe(const char *name, char *reason, size_t len)
 {
     const peri_device_vtab *vtab;
-    char why[256] = "";
+    char why[512] = "";
     bool ok = peri__plugin_device(name, &vtab) >= 0;
     if (!ok) snprintf(why, sizeof why, "%.250s", peri_error_message());
     else ok = vtab->probe(why, sizeof why) >= 0;

@@ -6,6 +6,7 @@
 
 #include "runtime/base/internal.h"
 
+#include <perilune/device.h>
 #include <perilune/io.h>
 
 #include <math.h>
@@ -97,12 +98,73 @@ static peri_status areas(void)
     return peri_metric_rauc(&s, &out);
 }
 
+/* A thread that hands over numbers 0, 1, ... in parcels that each have one object, so many; `bytes` of each is a copy of its number. */
+typedef struct numbers {
+    peri_feed *feed;
+    peri_tensor *tensor;
+    int64_t n;
+    peri_status status; /* of the last put */
+} numbers;
+
+static int32_t hand_over(void *state, int32_t n_args, int32_t n_results, int32_t handler)
+{
+    numbers *work = state;
+    (void)n_results;
+    (void)handler;
+    for (int64_t i = 0; i < work->n; i++) {
+        peri_tensor_retain(work->tensor);
+        peri_feed_object object = {.ptr = work->tensor, .kind = PERI_FEED_TENSOR};
+        work->status = peri_feed_put(work->feed, &(peri_feed_parcel){(const char *)&i, sizeof i, &object, 1});
+        if (work->status < 0) break;
+    }
+    return n_args;
+}
+
+static atomic_int closed;
+static void close_numbers(void *state)
+{
+    (void)state;
+    atomic_fetch_add(&closed, 1);
+}
+
+/** Take @taken of @n numbers. */
+static peri_status feed(int64_t n, int64_t taken)
+{
+    numbers work = {.n = n};
+    peri_device *cpu;
+    int32_t (*run)(void *, int32_t, int32_t, int32_t) = hand_over;
+    void (*close)(void *) = close_numbers;
+    peri_feed_thread thread = {.state = &work, .n_args = 7};
+    memcpy(&thread.run, &run, sizeof run);
+    memcpy(&thread.close, &close, sizeof close);
+    assert_ok(peri_device_get("cpu", &cpu));
+    peri_status status = peri_tensor_full(cpu, PERI_F32, 1, &(int64_t){3}, 1, &work.tensor);
+    if (status >= 0) status = peri_feed_new(2, &work.feed);
+    if (status >= 0) status = peri_feed_start(work.feed, &thread);
+    for (int64_t i = 0; i < taken && status >= 0; i++) {
+        peri_feed_parcel parcel;
+        while ((status = peri_feed_take(work.feed, 1000, &parcel)) == PERI_PENDING) {}
+        if (status < 0) break;
+        assert_memory_equal(parcel.bytes, &i, sizeof i);
+        assert_int_equal(parcel.n_objects, 1);
+        assert_ptr_equal(parcel.objects[0].ptr, work.tensor);
+        peri_tensor_release(parcel.objects[0].ptr);
+    }
+    if (status == PERI_ECLOSED && work.status < 0) status = work.status;
+    if (status == PERI_ECLOSED) assert_int_equal(peri_feed_result(work.feed), 7);
+    peri_feed_release(work.feed);
+    peri_tensor_release(work.tensor); /* the last reference: objects are counted by who calls */
+    return status;
+}
+
+static peri_status feed_three(void) { return feed(3, 3); }
+
 /* -- tests ----------------------------------------------------------------------------------------------------------------------------- */
 
 static void every_allocation_may_fail(void **state)
 {
     (void)state;
-    peri_status (*const deeds[])(void) = {fill_synthetic, read_criteo, read_criteo_file, train_logistic, areas};
+    peri_status (*const deeds[])(void) = {fill_synthetic, read_criteo, read_criteo_file, train_logistic, areas, feed_three};
     for (size_t d = 0; d < sizeof deeds / sizeof *deeds; d++) {
         int64_t objects = peri_mem_objects(), live = peri_mem_live();
         int failures = 0;
@@ -122,6 +184,29 @@ static void every_allocation_may_fail(void **state)
         }
         assert_true(failures >= 3);
     }
+}
+
+static void a_feed_gives_everything_back(void **state)
+{
+    (void)state;
+    int64_t objects = peri_mem_objects(), live = peri_mem_live();
+    int before = atomic_load(&closed);
+    for (int64_t taken = 0; taken < 6; taken++) assert_ok(feed(1000, taken)); /* the thread is stopped in the middle */
+    assert_int_equal(feed(3, 4), PERI_ECLOSED);
+    assert_int_equal(atomic_load(&closed) - before, 7);
+    peri_feed *f = NULL;
+    assert_fails(peri_feed_new(0, &f), PERI_EINVAL, "0 parcels ahead, allowed: 1..4096");
+    assert_ok(peri_feed_new(1, &f));
+    peri_feed_parcel parcel;
+    assert_fails(peri_feed_take(f, 0, &parcel), PERI_ECLOSED, "no more parcels");
+    assert_fails(peri_feed_put(f, &(peri_feed_parcel){.n_bytes = 3}), PERI_EINVAL, "3 bytes and 0 objects, with no bytes");
+    assert_fails(peri_feed_put(f, &(peri_feed_parcel){.objects = &(peri_feed_object){.kind = 9}, .n_objects = 1}), PERI_EINVAL,
+                 "object 0 is of kind 9, allowed: 0..3");
+    assert_ok(peri_feed_stop(f, 0));
+    peri_feed_release(f);
+    peri_feed_release(NULL);
+    assert_int_equal(peri_mem_objects(), objects);
+    assert_int_equal(peri_mem_live(), live);
 }
 
 static void a_batch_grows_and_keeps_its_ids(void **state)
@@ -320,7 +405,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_allocation_may_fail),
-        cmocka_unit_test(a_batch_grows_and_keeps_its_ids),
+        cmocka_unit_test(a_feed_gives_everything_back), cmocka_unit_test(a_batch_grows_and_keeps_its_ids),
         cmocka_unit_test(shares_cover_every_row_once),
         cmocka_unit_test(a_reader_refuses_a_batch_of_other_features),
         cmocka_unit_test(a_reader_never_reads_behind_its_text),

@@ -20,9 +20,10 @@ enum { DEVICES = 3, MOST = 1 << 16 };
 static int find_plugins(void **state)
 {
     (void)state;
-    char self[3900] = "", folder[4000];
+    char self[3900] = "", folder[8000];
+    const char *others = getenv("PERI_PLUGIN_PATH");
     if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) return -1;
-    snprintf(folder, sizeof folder, "%s/plugins", dirname(self));
+    snprintf(folder, sizeof folder, "%s/plugins%s%s", dirname(self), others ? ":" : "", others ? others : "");
     return setenv("PERI_PLUGIN_PATH", folder, 1);
 }
 

@@ -187,6 +187,8 @@ static void test_places(void **unused)
             peri__routing_args args = {.kjt = ranks[i].kjt, .agreement = {.hash = 9}, .words = {40 + i}, .check = check,
                                        .keep_places = true};
             assert_ok(peri__routing_start(&ranks[i].routing, &ranks[i].router, &args));
+            peri__routing *routing = &ranks[i].routing;
+            assert_ok(peri__routings_set_out(&routing, 1));
         }
         run(ranks);
         for (int32_t i = 0; i < RANKS; i++) travelled += check_rank(ranks, i);

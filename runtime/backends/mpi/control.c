@@ -7,6 +7,7 @@
  *   ANSWER  what the asked rank is doing instead
  *   POISON  a group is broken, and why
  *   LEAVE   this rank leaves the world; nobody finalizes MPI before all have left
+ *   OTHER   what the transport of a device has to say; kept until it asks
  *
  * Notes are small enough to be sent eagerly, so none waits for its receiver.
  */
@@ -14,14 +15,15 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 
-enum { NOTE_QUERY, NOTE_ANSWER, NOTE_POISON, NOTE_LEAVE };
+enum { NOTE_QUERY, NOTE_ANSWER, NOTE_POISON, NOTE_LEAVE, NOTE_OTHER };
 enum { NOTE_TAG = 0 };
 
 typedef struct note {
     int32_t kind, from; /* rank in the world */
-    int32_t status, epoch;
+    int32_t status, epoch; /* OTHER: status is the number of bytes */
     uint64_t group, sequence, signature;
     int64_t send, recv; /* QUERY about all_to_all: elements for and expected from the receiver of the note; else -1 */
     char text[PERI_MESSAGE_MAX];
@@ -33,10 +35,18 @@ typedef struct outgoing {
     note note;
 } outgoing;
 
+/** A note of kind OTHER that nobody has taken. */
+typedef struct kept {
+    struct kept *next;
+    int32_t from, bytes;
+    char data[];
+} kept;
+
 static struct {
     note in;
     MPI_Request receiving;
     outgoing *out;
+    kept *first, **last;
 } control;
 
 static void text_of(const peri_coll_op *op, const mpi_group *g, char *text, size_t len) { peri_coll_op_text(op, g->size, text, len); }
@@ -49,7 +59,7 @@ static void note_send(int32_t to, const note *n)
     o->note = *n;
     o->note.from = peri__mpi.rank;
     o->note.epoch = peri__mpi.epoch;
-    int bytes = (int)(offsetof(note, text) + strlen(n->text) + 1);
+    int bytes = (int)(offsetof(note, text) + (n->kind == NOTE_OTHER ? (size_t)n->status : strlen(n->text)) + 1);
     if (MPI_Isend(&o->note, bytes, MPI_BYTE, to, NOTE_TAG, peri__mpi.control, &o->request) != MPI_SUCCESS) {
         peri__mpi_host->free(o);
         return;
@@ -126,6 +136,67 @@ static void handle_query(const note *n)
     note_send(n->from, &reply);
 }
 
+static void keep(const note *n)
+{
+    if (n->status < 1 || n->status > PERI_COLL_NOTE) return;
+    kept *k = peri__mpi_host->alloc(sizeof *k + (size_t)n->status);
+    if (!k) return; /* as when it cannot be sent */
+    *k = (kept){.from = n->from, .bytes = n->status};
+    memcpy(k->data, n->text, (size_t)n->status);
+    if (!control.first) control.last = &control.first;
+    *control.last = k;
+    control.last = &k->next;
+}
+
+void peri__mpi_note_send(void *group, int32_t to, const void *data, int32_t bytes)
+{
+    (void)group;
+    note n = {.kind = NOTE_OTHER, .status = bytes};
+    if (peri__mpi.over || !peri__mpi.open || bytes < 1 || bytes > PERI_COLL_NOTE || peri__mpi.peers[to].left >= peri__mpi.epoch) return;
+    memcpy(n.text, data, (size_t)bytes);
+    note_send(to, &n);
+}
+
+int32_t peri__mpi_note_take(void *group, int32_t *from, void *data)
+{
+    (void)group;
+    if (!peri__mpi.over) peri__mpi_control_poll();
+    kept *k = control.first;
+    if (!k) return 0;
+    int32_t bytes = k->bytes;
+    *from = k->from;
+    memcpy(data, k->data, (size_t)bytes);
+    control.first = k->next;
+    peri__mpi_host->free(k);
+    return bytes;
+}
+
+bool peri__mpi_rank_gone(void *group, int32_t rank, char *text, size_t len)
+{
+    (void)group;
+    const peer *p = &peri__mpi.peers[rank];
+    bool left = p->left >= peri__mpi.epoch;
+    if (!left && !peri__mpi_gone(rank)) return false;
+    if (left) snprintf(text, len, "rank %d has left the world", rank);
+    else snprintf(text, len, "rank %d (process %lld) is gone", rank, (long long)p->pid);
+    return true;
+}
+
+void peri__mpi_elsewhere(void *group, const peri_coll_op *op)
+{
+    mpi_group *g = group;
+    if (!g->history) g->history = peri__mpi_host->alloc_zero(sizeof *g->history * HISTORY);
+    if (!g->history) return;
+    peri__mpi_remember(g, op);
+}
+
+peri_status peri__mpi_check(void *group)
+{
+    if (!peri__mpi.over) peri__mpi_control_poll();
+    const mpi_group *bad = peri__mpi_broken(group);
+    return bad ? FAIL(bad->failed, "%s", bad->message) : PERI_OK;
+}
+
 static void handle(const note *n)
 {
     if (n->epoch != peri__mpi.epoch || n->from < 0 || n->from >= peri__mpi.size) return; /* of a world that is over */
@@ -140,6 +211,7 @@ static void handle(const note *n)
         mpi_group *g = group_of(n->group);
         if (g) peri__mpi_group_fail(g, n->status, n->text);
     }
+    if (n->kind == NOTE_OTHER) keep(n);
 }
 
 void peri__mpi_control_open(void)
@@ -150,6 +222,10 @@ void peri__mpi_control_open(void)
 
 void peri__mpi_control_close(void)
 {
+    for (kept *k; (k = control.first);) {
+        control.first = k->next;
+        peri__mpi_host->free(k);
+    }
     if (control.receiving == MPI_REQUEST_NULL) return;
     MPI_Cancel(&control.receiving);
     MPI_Wait(&control.receiving, MPI_STATUS_IGNORE); /* returns at once: it is local after a cancel, everybody has left */
@@ -181,10 +257,25 @@ void peri__mpi_control_poll(void)
     }
 }
 
+/** Has a process of this machine ended? One whose parent has not collected it yet (a busy mpirun) still takes signals: /proc tells it. */
+static bool ended(pid_t pid)
+{
+    char path[40], line[256] = "";
+    if (kill(pid, 0) != 0) return errno == ESRCH;
+    snprintf(path, sizeof path, "/proc/%lld/stat", (long long)pid);
+    FILE *file = fopen(path, "re");
+    if (!file) return false;
+    size_t n = fread(line, 1, sizeof line - 1, file);
+    fclose(file);
+    line[n] = 0;
+    const char *state = strrchr(line, ')'); /* "PID (NAME) STATE ...": the name may hold anything */
+    return state && state[1] == ' ' && (state[2] == 'Z' || state[2] == 'X');
+}
+
 bool peri__mpi_gone(int32_t rank)
 {
     const peer *p = &peri__mpi.peers[rank];
-    return p->machine == peri__mpi.peers[peri__mpi.rank].machine && kill((pid_t)p->pid, 0) != 0 && errno == ESRCH;
+    return p->machine == peri__mpi.peers[peri__mpi.rank].machine && ended((pid_t)p->pid);
 }
 
 /** Mark the members that @r still waits for. */
@@ -244,8 +335,10 @@ void peri__mpi_blame(void *request, char *text, size_t len)
         bool heard = p->answered_ns && now - p->answered_ns < 4 * ASK_NS;
         bool near = p->machine == peri__mpi.peers[peri__mpi.rank].machine;
         char silent[sizeof p->host + 80];
-        snprintf(silent, sizeof silent, "no answer: it computes, or is stopped%s%s%s", near ? "" : ", or ", near ? "" : p->host,
-                 near ? "" : " cannot be reached");
+        if (peri__mpi_gone(g->ranks[i])) snprintf(silent, sizeof silent, "process %lld, is gone", (long long)p->pid), heard = false;
+        else
+            snprintf(silent, sizeof silent, "no answer: it computes, or is stopped%s%s%s", near ? "" : ", or ", near ? "" : p->host,
+                     near ? "" : " cannot be reached");
         used += (size_t)snprintf(text + used, len - used, "%srank %d (%s%s)", shown > 1 ? ", " : "", i, peri__mpi_world_rank(g, i).text,
                                  heard ? p->answer : silent);
     }

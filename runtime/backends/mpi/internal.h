@@ -151,6 +151,8 @@ typedef struct world_rank {
 } world_rank;
 /** Member @i's rank in the world, where it differs from that in the group: for messages, which name both. */
 world_rank peri__mpi_world_rank(const mpi_group *g, int32_t i);
+/** An operation that was posted, for those who ask about its number. g->history is there. */
+void peri__mpi_remember(mpi_group *g, const peri_coll_op *op);
 /** Mark the group as failed, for this rank; nothing happens if it is. */
 void peri__mpi_group_fail(mpi_group *g, peri_status status, const char *message);
 
@@ -273,7 +275,12 @@ void peri__mpi_poison(const mpi_group *g, peri_status status, const char *messag
 bool peri__mpi_gone(int32_t rank);
 /** Nothing has come for a while: ask, and look who is gone. PERI_PENDING or the failure. */
 peri_status peri__mpi_ask(mpi_request *r);
-/** The contract's function (plugin/coll.h). */
+/** The contract's functions (plugin/coll.h). */
+void peri__mpi_note_send(void *group, int32_t to, const void *data, int32_t bytes);
+int32_t peri__mpi_note_take(void *group, int32_t *from, void *data);
+void peri__mpi_elsewhere(void *group, const peri_coll_op *op);
+peri_status peri__mpi_check(void *group);
+bool peri__mpi_rank_gone(void *group, int32_t rank, char *text, size_t len);
 void peri__mpi_blame(void *request, char *text, size_t len);
 /** Say goodbye and wait until everybody has, MPI may be finalized then. Not true: somebody failed, or the deadline passed. */
 bool peri__mpi_leave_world(int64_t timeout_ns);

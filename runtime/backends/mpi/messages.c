@@ -6,7 +6,12 @@
 
 #include <string.h>
 
-enum { EAGER = 4000 }; /* bytes of a message that Open MPI sends at once between processes of a machine */
+enum {
+    EAGER = 4000,             /* bytes of a message that Open MPI sends at once between processes of a machine, */
+    FAR_EAGER = 65000,        /* and over TCP: longer ones wait for an answer, and then take 1.6 times as long as the wire needs; */
+    FAR_LONG = 16 << 20,      /* those longer than this do wait, so that what nobody takes yet does not fill memory, */
+    FAR_PIECE = 512 << 10     /* in pieces that follow each other at the speed of the wire */
+};
 
 /* -- messages of a request ----------------------------------------------------------------------------------------------------------- */
 
@@ -43,11 +48,21 @@ void peri__mpi_free_request(mpi_request *r)
     peri__mpi_host->free(r);
 }
 
+/** Bytes of the pieces of a message between this rank and @other of the group; both ends find the same. */
+static int64_t piece_of(const mpi_group *g, int other, int64_t bytes)
+{
+    int64_t piece = peri__mpi.piece;
+    const peer *peers = peri__mpi.peers;
+    if (g->shared) piece = EAGER;
+    else if (peers && peers[g->ranks[other]].node != peers[peri__mpi.rank].node) piece = bytes > FAR_LONG ? FAR_PIECE : FAR_EAGER;
+    return piece < peri__mpi.piece ? piece : peri__mpi.piece;
+}
+
 peri_status peri__mpi_message(mpi_request *r, bool receive, int other, const void *data, int64_t bytes)
 {
     const mpi_group *g = r->group;
     char *p = (char *)(uintptr_t)data;
-    int64_t piece = g->shared && peri__mpi.piece > EAGER ? EAGER : peri__mpi.piece;
+    int64_t piece = piece_of(g, other, bytes);
     do {
         if (r->n == r->room) {
             peri_status status = grow(r);

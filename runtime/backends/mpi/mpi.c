@@ -159,13 +159,7 @@ static peri_status mpi_post(void *group, const peri_coll_op *op, void **request)
     r->status = PERI_PENDING;
     r->dropped = peri__mpi_host->fault(FAULT_COLL_DROP);
     r->stalled = peri__mpi_host->fault(FAULT_COLL_STALL);
-    if (!r->dropped) {
-        peri_coll_op *h = &g->history[op->sequence % HISTORY];
-        *h = *op;
-        h->send_counts = h->recv_counts = NULL;
-        h->recv_runs = NULL;
-        if (op->sequence > g->last) g->last = op->sequence;
-    }
+    if (!r->dropped) peri__mpi_remember(g, op);
     r->next = g->active;
     if (g->active) g->active->previous = r;
     g->active = r;
@@ -247,6 +241,11 @@ static const peri_coll_vtab vtab = {
     .abort = mpi_abort,
     .close = peri__mpi_close,
     .release = peri__mpi_release,
+    .note_send = peri__mpi_note_send,
+    .note_take = peri__mpi_note_take,
+    .gone = peri__mpi_rank_gone,
+    .elsewhere = peri__mpi_elsewhere,
+    .check = peri__mpi_check,
 };
 
 __attribute__((visibility("default"))) const peri_coll_vtab *peri_coll_entry_v1(const peri_plugin_host *lent);

@@ -36,3 +36,12 @@ void peri__mpi_group_fail(mpi_group *g, peri_status status, const char *message)
     snprintf(g->message, sizeof g->message, "%s", message);
     peri__mpi.broken = true;
 }
+
+void peri__mpi_remember(mpi_group *g, const peri_coll_op *op)
+{
+    peri_coll_op *h = &g->history[op->sequence % HISTORY];
+    *h = *op;
+    h->send_counts = h->recv_counts = NULL;
+    h->recv_runs = NULL;
+    if (op->sequence > g->last) g->last = op->sequence;
+}

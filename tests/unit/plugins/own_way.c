@@ -20,11 +20,11 @@ static peri_status probe(char *reason, size_t len)
     return PERI_OK;
 }
 
-static peri_status open_device(int32_t index, void **device, int32_t *caps)
+static peri_status open_device(int32_t *index, void **device, int32_t *caps)
 {
     *device = &nothing;
     *caps = PERI_DEVICE_HOST_ACCESS | PERI_DEVICE_IMMEDIATE;
-    return index == 0 ? PERI_OK : PERI_ENOTFOUND;
+    return *index <= 0 ? PERI_OK : PERI_ENOTFOUND;
 }
 
 static void close_device(void *device) { (void)device; }

@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * notes.c: what ranks tell each other beside the data, over the host's transport (plugin/coll.h, note_send).
+ *
+ *   ID      the identity of a group's base communicator, from its first member
+ *   SPLIT   the first member has the communicator of this channel made next: all do so in its order
+ *   POSTED  to the next member: "I have posted this". It compares with what it posted under that number; if that differs, both are wrong
+ *   QUERY   when an operation takes long: as POSTED, to all, with the counts of a pair
+ *   ANSWER  what the asked rank is doing instead
+ *   POISON  the group is broken, and why
+ */
+#include "internal.h"
+
+#include <string.h>
+
+static int64_t now(void) { return peri__nccl_host->time_ns(); }
+
+const nccl_group *peri__nccl_broken(const nccl_group *g)
+{
+    while (g && g->failed == PERI_OK) g = g->parent;
+    return g;
+}
+
+void peri__nccl_tell(nccl_group *g, int32_t to, note *n)
+{
+    n->group = g->tag;
+    size_t words = n->kind == NOTE_ID ? sizeof n->text : strlen(n->text) + 1;
+    if (to != g->rank && g->world->host->note_send)
+        g->world->host->note_send(g->world->host_group, g->ranks[to], n, (int32_t)(offsetof(note, text) + words));
+}
+
+void peri__nccl_group_fail(nccl_group *g, peri_status status, const char *message, bool tell)
+{
+    if (g->failed != PERI_OK) return;
+    g->failed = status;
+    snprintf(g->message, sizeof g->message, "%s", message);
+    for (int32_t c = 0; c < PERI_CHANNEL_COUNT; c++) {
+        communicator *x = &g->channels[c];
+        if (x->comm) peri__nccl.CommAbort(x->comm); /* ends what runs on the device */
+        x->comm = NULL;
+        x->state = COMM_NONE;
+    }
+    if (g->base.comm) peri__nccl.CommAbort(g->base.comm);
+    g->base.comm = NULL;
+    g->base.state = COMM_NONE;
+    for (nccl_group *child = g->world->groups; child; child = child->next)
+        if (child->parent == g) peri__nccl_group_fail(child, status, message, false);
+    for (int32_t i = 0; tell && i < g->size; i++) {
+        note n = {.kind = NOTE_POISON, .status = status};
+        snprintf(n.text, sizeof n.text, "%.399s", message);
+        peri__nccl_tell(g, i, &n);
+    }
+}
+
+static void text_of(const nccl_group *g, const peri_coll_op *op, char *text, size_t len) { peri_coll_op_text(op, g->size, text, len); }
+
+/** Rank @i of the group for messages: with its number in the world where that differs. */
+static void name_of(const nccl_group *g, int32_t i, char *text, size_t len)
+{
+    if (g->ranks[i] == i) snprintf(text, len, "rank %d", i);
+    else snprintf(text, len, "rank %d (rank %d of the world)", i, g->ranks[i]);
+}
+
+static const peri_coll_op *known(const nccl_group *g, uint64_t sequence)
+{
+    const peri_coll_op *op = g->history ? &g->history[sequence % HISTORY] : NULL;
+    return op && op->sequence == sequence ? op : NULL;
+}
+
+static nccl_request *active(nccl_group *g, uint64_t sequence)
+{
+    for (int32_t c = 0; c < PERI_CHANNEL_COUNT; c++)
+        for (nccl_request *r = g->channels[c].first; r; r = r->next)
+            if (r->op.sequence == sequence) return r;
+    return NULL;
+}
+
+/** Member @from says that it has posted @n; @own is this rank's operation of that number. False: they differ, and the group has failed. */
+static bool agree(nccl_group *g, int32_t from, const note *n, const peri_coll_op *own)
+{
+    char mine[160], other[48], text[PERI_MESSAGE_MAX];
+    bool counts = n->kind != NOTE_QUERY || n->send < 0 || !own->recv_counts ||
+                  (own->recv_counts[from] == n->send && own->send_counts[from] == n->recv);
+    if (own->signature == n->signature && counts) return true;
+    peri_coll_op shown = *own;
+    if (!own->recv_counts) shown.send_counts = NULL; /* the block of an older operation */
+    text_of(g, &shown, mine, sizeof mine);
+    name_of(g, from, other, sizeof other);
+    snprintf(text, sizeof text, "the ranks disagree: %s posted %.160s, rank %d posted %.160s", other, n->text, g->rank, mine);
+    peri__nccl_group_fail(g, PERI_EMISMATCH, text, true);
+    return false;
+}
+
+static void keep(early **list, int32_t from, const note *n)
+{
+    early *e = peri__nccl_host->alloc(sizeof *e);
+    if (!e) return;
+    *e = (early){NULL, from, *n};
+    while (*list) list = &(*list)->next;
+    *list = e;
+}
+
+static void answer(nccl_group *g, int32_t from, const note *n)
+{
+    note reply = {.kind = NOTE_ANSWER, .sequence = n->sequence, .status = 0};
+    const nccl_group *bad = peri__nccl_broken(g);
+    const peri_coll_op *own = known(g, n->sequence);
+    if (bad) {
+        reply.kind = NOTE_POISON;
+        reply.status = bad->failed;
+        snprintf(reply.text, sizeof reply.text, "%.399s", bad->message);
+    } else if (own) {
+        if (!agree(g, from, n, own)) return;
+        reply.status = 1;
+        snprintf(reply.text, sizeof reply.text, "it has posted it and is %s", active(g, n->sequence) ? "waiting too" : "done with it");
+    } else {
+        snprintf(reply.text, sizeof reply.text, "its last operation here: %llu", (unsigned long long)g->last);
+    }
+    peri__nccl_tell(g, from, &reply);
+}
+
+static void handle(nccl_group *g, int32_t world_rank, const note *n)
+{
+    int32_t from = 0;
+    while (from < g->size && g->ranks[from] != world_rank) from++;
+    if (from == g->size) return;
+    switch (n->kind) {
+    case NOTE_ID:
+        memcpy(&g->id, n->text, sizeof g->id);
+        g->has_id = true;
+        break;
+    case NOTE_SPLIT:
+        if (n->channel >= 0 && n->channel < PERI_CHANNEL_COUNT && g->n_splits < PERI_CHANNEL_COUNT)
+            g->splits[g->n_splits++] = (int8_t)n->channel;
+        break;
+    case NOTE_POSTED: {
+        const peri_coll_op *own = known(g, n->sequence);
+        if (own) (void)agree(g, from, n, own);
+        else if (n->sequence > g->last) keep(&g->early, world_rank, n);
+        break;
+    }
+    case NOTE_QUERY: answer(g, from, n); break;
+    case NOTE_ANSWER: {
+        member *m = &g->members[from];
+        m->answered_ns = now();
+        m->about = n->sequence;
+        m->posted = n->status != 0;
+        snprintf(m->answer, sizeof m->answer, "%.159s", n->text);
+        break;
+    }
+    case NOTE_POISON: peri__nccl_group_fail(g, n->status, n->text, false); break;
+    default: break;
+    }
+}
+
+void peri__nccl_hear(nccl_world *w)
+{
+    char data[PERI_COLL_NOTE];
+    int32_t from, bytes;
+    while (w->host->note_take && (bytes = w->host->note_take(w->host_group, &from, data)) > 0) {
+        note n = {0};
+        if (bytes <= (int32_t)offsetof(note, text) || bytes > (int32_t)sizeof n) continue;
+        memcpy(&n, data, (size_t)bytes);
+        if (n.kind != NOTE_ID) n.text[sizeof n.text - 1] = 0;
+        nccl_group *g = w->groups;
+        while (g && g->tag != n.group) g = g->next;
+        if (g) handle(g, from, &n);
+        else keep(&w->unknown, from, &n);
+    }
+}
+
+void peri__nccl_hear_early(nccl_group *g)
+{
+    for (early **p = &g->world->unknown; *p;) {
+        early *e = *p;
+        if (e->note.group != g->tag) {
+            p = &e->next;
+            continue;
+        }
+        *p = e->next;
+        handle(g, e->from, &e->note);
+        peri__nccl_host->free(e);
+    }
+}
+
+/** Keep the operation, with the counts of an all_to_all: it may have ended here, and be waited for elsewhere because of them. */
+static void remember(nccl_group *g, const peri_coll_op *op)
+{
+    peri_coll_op *h = &g->history[op->sequence % HISTORY];
+    size_t bytes = sizeof *op->send_counts * (size_t)g->size;
+    int64_t *counts = (int64_t *)h->send_counts;
+    if (op->kind == PERI_COLL_ALL_TO_ALL && !counts) counts = peri__nccl_host->alloc(2 * bytes);
+    bool kept = op->kind == PERI_COLL_ALL_TO_ALL && counts;
+    if (kept) {
+        memcpy(counts, op->send_counts, bytes);
+        memcpy(counts + g->size, op->recv_counts, bytes);
+    }
+    *h = *op;
+    h->send_counts = counts;
+    h->recv_counts = kept ? counts + g->size : NULL;
+    h->recv_runs = NULL;
+}
+
+void peri__nccl_posted(nccl_group *g, const peri_coll_op *op)
+{
+    remember(g, op);
+    if (op->sequence > g->last) g->last = op->sequence;
+    note n = {.kind = NOTE_POSTED, .channel = op->channel, .sequence = op->sequence, .signature = op->signature, .send = -1, .recv = -1};
+    text_of(g, op, n.text, 160);
+    peri__nccl_tell(g, (g->rank + 1) % g->size, &n);
+    for (early **p = &g->early; *p;) {
+        early *e = *p;
+        if (e->note.sequence != op->sequence) {
+            p = &e->next;
+            continue;
+        }
+        *p = e->next;
+        int32_t from = 0;
+        while (g->ranks[from] != e->from) from++;
+        (void)agree(g, from, &e->note, op);
+        peri__nccl_host->free(e);
+    }
+}
+
+void peri__nccl_ask(nccl_request *r)
+{
+    nccl_group *g = r->group;
+    nccl_world *w = g->world;
+    char text[PERI_MESSAGE_MAX], why[200], other[48], what[160];
+    for (int32_t i = 0; i < g->size; i++) {
+        if (i == g->rank) continue;
+        if (w->host->gone && w->host->gone(w->host_group, g->ranks[i], why, sizeof why)) {
+            name_of(g, i, other, sizeof other);
+            if (g->ranks[i] == i) snprintf(text, sizeof text, "%s", why);
+            else snprintf(text, sizeof text, "%s: %s", other, why);
+            peri__nccl_group_fail(g, PERI_EPEER, text, true);
+            return;
+        }
+        note n = {
+            .kind = NOTE_QUERY, .channel = r->op.channel, .sequence = r->op.sequence, .signature = r->op.signature, .send = -1, .recv = -1};
+        if (r->op.kind == PERI_COLL_ALL_TO_ALL) n.send = r->op.send_counts[i], n.recv = r->op.recv_counts[i];
+        text_of(g, &r->op, what, sizeof what);
+        snprintf(n.text, sizeof n.text, "%s", what);
+        peri__nccl_tell(g, i, &n);
+    }
+}
+
+void peri__nccl_blame(void *request, char *text, size_t len)
+{
+    nccl_request *r = request;
+    nccl_group *g = r->group;
+    char other[48];
+    size_t used = 0;
+    int32_t shown = 0;
+    text[0] = 0;
+    peri__nccl_hear(g->world);
+    for (int32_t i = 0; i < g->size; i++) {
+        const member *m = &g->members[i];
+        bool heard = m->answered_ns && m->about == r->op.sequence && now() - m->answered_ns < 4 * ASK_NS;
+        if (i == g->rank || (heard && m->posted)) continue;
+        if (shown++ >= 4 || used >= len) continue;
+        name_of(g, i, other, sizeof other);
+        used += (size_t)snprintf(text + used, len - used, "%s%s (%s)", shown > 1 ? ", " : "", other,
+                                 heard ? m->answer : "no answer: it computes, is stopped, or cannot be reached");
+    }
+    if (shown > 4 && used < len) snprintf(text + used, len - used, " and %d more", shown - 4);
+    if (!shown) snprintf(text, len, "its own completion: all ranks have posted it");
+}

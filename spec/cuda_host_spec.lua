@@ -1,0 +1,67 @@
+-- kernels/cuda and the device backend of CUDA, on a pretended GPU (tests/cuda_host): how devices are found, named and shared among ranks.
+-- What they compute: make check-cuda, and the programs of tests/kernels.
+
+local build = os.getenv "PERI_BUILD" or "build"
+local here = io.popen("pwd"):read "*l"
+local folder = ("%s/%s/cuda_host"):format(here, build)
+
+--- What a script prints with the pretended GPUs; `env`: more variables.
+local function run(env, script)
+  local path = os.tmpname()
+  local file = assert(io.open(path, "w"))
+  file:write(script)
+  file:close()
+  local pipe = assert(io.popen(("PERI_PLUGIN_PATH=%s LUA_PATH='%s' %s luajit %s 2>&1"):format(folder, package.path, env, path)))
+  local text = pipe:read "*a"
+  pipe:close()
+  os.remove(path)
+  return text
+end
+
+describe("GPUs", function()
+  local there = io.open(folder .. "/libperilune_cuda_host.so")
+  if there then there:close() end
+  local function test(title, body)
+    it(title, function()
+      if not there then return pending "no C++ compiler was found" end
+      body()
+    end)
+  end
+
+  test("are taken in turn by the ranks of a machine that name none", function()
+    local script = 'local peri = require "perilune"; io.write(peri.full({ 1 }, 3, "f32", "cuda_host"):device())'
+    for rank = 0, 4 do
+      assert.equal("cuda_host:" .. rank % 3, run(("PERI_CUDA_HOST_GPUS=3 SLURM_LOCALID=%d"):format(rank), script))
+    end
+    assert.equal("cuda_host:0", run("", script))
+  end)
+
+  test("are one device, by number or without", function()
+    assert.equal("cuda_host:1 cuda_host:1 7 7", run("PERI_CUDA_HOST_GPUS=2 LOCAL_RANK=1", [[
+      local peri = require "perilune"
+      local a, b = peri.full({ 2 }, 3, "f32", "cuda_host:1"), peri.full({ 2 }, 4, "f32", "cuda_host")
+      io.write(a:device(), " ", b:device(), " ", table.concat((a + b):to_list(), " "))]]))
+  end)
+
+  test("are the default device when PERI_DEVICE says so", function()
+    assert.equal("cuda_host:0 cpu", run("PERI_DEVICE=cuda_host", [[
+      local peri = require "perilune"
+      io.write(peri.ones { 2 }:device(), " ", peri.ones({ 2 }, "f32", "cpu"):device())]]))
+    assert.matches("device 'smoke'", run("PERI_DEVICE=smoke", 'require("perilune").ones { 2 }'))
+  end)
+
+  test("that are not there are refused with the reason", function()
+    local script = 'print(pcall(require("perilune").ones, { 1 }, "f32", arg and "cuda_host:2"))'
+    assert.matches("device 2, allowed: 0 to 1", run("PERI_CUDA_HOST_GPUS=2", script))
+    assert.matches("the driver sees no GPU", run("PERI_CUDA_HOST_GPUS=0", script) .. "")
+    assert.matches("the driver serves CUDA", run("PERI_CUDA_HOST_GPUS=-1", script))
+  end)
+
+  test("are listed", function()
+    local text = run("PERI_CUDA_HOST_GPUS=2", [[
+      local peri, ffi = require "perilune", require "ffi"
+      local text = ffi.new "char[512]"
+      print(peri.ffi.C.peri_device_probe("cuda_host", text, 512), ffi.string(text))]])
+    assert.matches("true\t0: pretended GPU, 3 GiB, compute capability 9.0; 1: pretended GPU", text)
+  end)
+end)
