@@ -5,6 +5,7 @@
  * The pool holds peri_threads() - 1 workers; the caller is the last one. A job is published under a mutex and each worker takes the
  * range of its own index, so there is no stealing and no dependence of results on timing. Workers spin briefly, then sleep.
  */
+#include "between.h"
 #include "internal.h"
 
 #include <pthread.h>
@@ -47,6 +48,28 @@ static inline void relax(void)
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #endif
+}
+
+/** What this thread does between operations. */
+static _Thread_local struct {
+    void (*f)(void *ctx);
+    void *ctx;
+} between;
+
+void peri__between(void)
+{
+    if (between.f) between.f(between.ctx);
+}
+
+void peri__between_set(void (*f)(void *ctx), void *ctx)
+{
+    between.f = f;
+    between.ctx = ctx;
+}
+
+void peri__between_drop(const void *ctx)
+{
+    if (between.ctx == ctx) peri__between_set(NULL, NULL);
 }
 
 void peri_pause(int64_t round)

@@ -5,6 +5,9 @@
  * Every rank writes some words for every other, one all_to_all carries them, with a hash over what all ranks must agree on in front. Where
  * hashes differ the ranks say in words what they are about to do, and every rank names the difference. Where the number of words depends
  * on what they agree on, the hashes can go ahead.
+ *
+ * Several who are about to exchange something announce it together: each is a part, with words and an agreement of its own, and the words
+ * set out once all parts have theirs.
  */
 #ifndef PERI_COMM_ANNOUNCE_H
 #define PERI_COMM_ANNOUNCE_H
@@ -34,18 +37,27 @@ peri_status peri__announce_reserve(peri_group *group, bool ahead, bool texts, pe
 
 typedef struct peri__announce peri__announce;
 
-/** @out[group size]: words for each rank; @in: words from each rank, the same from all. The agreement's ctx is used by the tests only.
- *  @result new, to be released. */
-peri_status peri__announce_new(peri_group *group, const peri__agreement *agreement, const int64_t *out, int64_t in,
-                               const peri__announce_numbers *numbers, peri__announce **result);
+/** One part of an announcement. */
+typedef struct peri__announce_part {
+    peri__agreement agreement; /* its ctx lives until the announcement is through, has failed, or its group has */
+    const int64_t *out; /* group size: words for each rank; borrowed by peri__announce_new */
+    int64_t in;         /* words from each rank, the same from all */
+} peri__announce_part;
+
+/** Of @n parts; all ranks have as many. @function: of messages, static; @tag: as in peri_coll_op. @result new, to be released. */
+peri_status peri__announce_new(const char *function, peri_group *group, const peri__announce_part *parts, int32_t n,
+                               const peri__announce_numbers *numbers, uint64_t tag, peri__announce **result);
+/** Another reference. */
+void peri__announce_retain(peri__announce *a);
 void peri__announce_release(peri__announce *a);
-/** The words for @rank, to be written before the post. */
-int64_t *peri__announce_to(const peri__announce *a, int32_t rank);
-/** @tag: as in peri_coll_op. */
-peri_status peri__announce_post(peri__announce *a, uint64_t tag);
-/** PERI_OK: all ranks agree, and their words are here; PERI_PENDING; or the error. */
+/** The words of @part for @rank, to be written before its post. */
+int64_t *peri__announce_to(const peri__announce *a, int32_t part, int32_t rank);
+/** One part more has written its words; with the last one they set out. */
+peri_status peri__announce_post(peri__announce *a);
+/** PERI_OK: all ranks agree, and their words are here; PERI_PENDING; or the error, which is that of all parts. Waits for no part of this
+ *  rank: where one was given up, its group has failed. */
 peri_status peri__announce_test(peri__announce *a);
-/** The words from @rank. Nothing about them was checked. */
-const int64_t *peri__announce_from(const peri__announce *a, int32_t rank);
+/** The words of @part from @rank. Nothing about them was checked. */
+const int64_t *peri__announce_from(const peri__announce *a, int32_t part, int32_t rank);
 
 #endif

@@ -24,6 +24,8 @@ typedef struct coll_work {
     peri__stage *stage;      /* NULL: direct */
     peri__pinned *out, *in;  /* host buffers of send and recv */
     int64_t out_bytes, in_bytes;
+    uint32_t polls; /* tests of an operation of a device that found it pending */
+    int64_t posted_ns; /* when the transport got it; 0: not yet, or nobody watches */
     int64_t polled_ns, waited_ns; /* last unsuccessful test; how long tests have been waiting */
     int64_t counts[]; /* of both directions, then the runs */
 } coll_work;
@@ -131,10 +133,12 @@ static peri_status post(coll_work *w)
         w->op.send = w->out ? w->out->data : NULL;
         w->op.recv = w->op.kind == PERI_COLL_BROADCAST && w->out ? w->out->data : w->in->data;
     }
+    if (w->op.stream && g->comm->vtab->elsewhere) g->comm->vtab->elsewhere(g->ctx, &w->op);
     status = w->vtab->post(w->op.stream ? g->device_ctx : g->ctx, &w->op, &w->request);
     if (status < 0) return fail(w, status);
     peri__group_posted(g, w->op.channel, w->op.sequence);
     w->phase = POSTED;
+    if (g->comm->watch.on) w->posted_ns = peri_time_ns();
     g->comm->events++;
     return PERI_OK;
 }
@@ -226,11 +230,16 @@ static peri_status coll_step(peri_work *base)
         if (w->phase == TURN) return overdue(w);
     }
     peri_status status = w->vtab->test(w->request);
+    if (status == PERI_PENDING && w->op.stream && comm->vtab->check && (++w->polls & 63) == 0) {
+        peri_status host = comm->vtab->check(base->group->ctx);
+        if (host < 0) return fail(w, host);
+    }
     if (status == PERI_PENDING) return overdue(w);
     if (status >= 0 && w->stage) status = copy_in(w);
     if (status >= 0 && w->op.stream) status = join_homes(w);
     if (status < 0) return fail(w, status);
     record_end(w, PERI_OK);
+    w->base.ended_by = peri__watch_ended(base->group, w->op.sequence, w->op.channel, w->out_bytes, w->posted_ns);
     return PERI_OK;
 }
 

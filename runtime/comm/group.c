@@ -2,6 +2,7 @@
  *
  * group.c: joining a world, making groups from explicit rank lists, health, the recorder.
  */
+#include "../base/between.h"
 #include "internal.h"
 
 #include <stdio.h>
@@ -79,7 +80,9 @@ static peri_status timeout_of(double seconds, int64_t *out)
 static void comm_release(peri__comm *comm)
 {
     if (!comm || !peri__refs_drop(&comm->refs)) return;
+    peri__between_drop(comm);
     for (int i = 0; i < PERI_COMM_DEVICES; i++) peri__stage_fini(&comm->stages[i]);
+    peri__watch_fini(&comm->watch);
     peri__free(comm->node);
     peri__free(comm);
 }
@@ -149,11 +152,13 @@ static peri_status find_device(peri__comm *comm, const peri_comm_config *config)
 }
 
 /** Join the second world, if one was found. @boot: of the first. */
-static peri_status open_device(peri__comm *comm, peri_coll_open boot, void **ctx)
+static peri_status open_device(peri__comm *comm, peri_coll_open boot, void *host_group, void **ctx)
 {
     if (!comm->device) return PERI_OK;
     boot.device_vtab = comm->device->vtab;
     boot.device = comm->device->ctx;
+    boot.host_vtab = comm->vtab;
+    boot.host_group = host_group;
     return comm->device_vtab->open(&boot, ctx);
 }
 
@@ -180,14 +185,17 @@ peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
     if (status < 0) goto out;
     comm->rank = boot.rank;
     comm->size = boot.size;
-    PERI_TRY_GOTO(open_device(comm, boot, &device_ctx), out);
+    PERI_TRY_GOTO(open_device(comm, boot, ctx, &device_ctx), out);
     PERI_TRY_GOTO(set_nodes(comm, ctx, config.local_size), out);
     PERI_TRY_GOTO(group_make(comm, NULL, NULL, boot.size, "world", &world), out);
     world->ctx = ctx;
     world->device_ctx = device_ctx;
     world->tag = peri__hash_text("world");
     world->timeout_ns = timeout;
-    if (boot.size > 1 && strcmp(vtab->name, "sim") != 0) peri__log_rank_set(boot.rank);
+    if (boot.size > 1 && strcmp(vtab->name, "sim") != 0) {
+        peri__log_rank_set(boot.rank);
+        peri__between_set(peri__comm_progress, comm); /* the ranks of sim take turns by themselves */
+    }
     *out = world;
     ctx = device_ctx = NULL;
 out:

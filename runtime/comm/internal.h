@@ -45,6 +45,7 @@ struct peri_work {
     peri_status status;           /* PERI_PENDING until the step said otherwise */
     bool stepping, listed;        /* its step is running (it may not test itself); in the list of the world */
     bool inner;                   /* a part of another one, which tests it */
+    int64_t ended_by;             /* the operation whose end ended it, as the watch of its world counts them; 0: not known (watch.c) */
     bool expired;                 /* its deadline counts as passed (peri_group_expire) */
     char *message;                /* of the failure */
     peri_device *device;          /* NULL: host only; else results are ordered on `stream` */
@@ -159,6 +160,19 @@ typedef struct peri__stage {
     int64_t free_bytes;
 } peri__stage;
 
+/** What a rank notes while its world is watched (peri_group_watch). Operations are counted from 1 on, those of earlier watches too. */
+typedef struct peri__watch {
+    bool on;
+    bool within;        /* the step of what the rank waits for is running */
+    int64_t from;       /* since when the rank waits; 0: it does not */
+    const peri_work *awaited; /* for what; NULL: not said. Compared only */
+    int64_t seen;       /* the last of the operations that tests in the running step found complete; 0: none */
+    int64_t before;     /* operations of earlier watches */
+    peri_watched_op *ops;
+    peri_watched_wait *waits;
+    int64_t n_ops, n_waits, room_ops, room_waits;
+} peri__watch;
+
 struct peri__comm {
     peri__refs refs;
     const peri_coll_vtab *vtab;
@@ -173,8 +187,24 @@ struct peri__comm {
     int64_t outer;            /* works in the list that are no inner ones */
     int32_t within;           /* calls of peri__parts_begin without their end */
     bool stepping;
+    peri__watch watch;
     peri__stage stages[PERI_COMM_DEVICES];
 };
+
+/** The rank cannot go on before @awaited (NULL: not said) has. */
+void peri__watch_waits(peri__comm *comm, const peri_work *awaited);
+/** An operation has ended that the transport got at @posted_ns. Returns its number; 0: it is not noted. */
+int64_t peri__watch_ended(peri_group *group, uint64_t sequence, int32_t channel, int64_t bytes, int64_t posted_ns);
+/** A test has found @work complete. */
+void peri__watch_found(peri__comm *comm, const peri_work *work);
+static inline void peri__watch_seen(peri__comm *comm, const peri_work *work)
+{
+    if (comm->watch.on) peri__watch_found(comm, work);
+}
+void peri__watch_fini(peri__watch *watch);
+
+/** Step every work in flight of @comm (a peri__comm) once; nothing while that already happens. */
+void peri__comm_progress(void *comm);
 
 /** Works that are made between these two are parts of another one, whose step tests them. A step itself lies between them. */
 static inline void peri__parts_begin(peri_group *group) { group->comm->within++; }

@@ -81,21 +81,22 @@ static peri_status differ(void *sizes_, int32_t other, const char *texts, const 
 static peri_status post_sizes(sizes *s)
 {
     peri_group *g = s->base.group;
-    peri__agreement agreement = {.ctx = s, .differ = differ};
     int64_t *out = peri__alloc_zero(sizeof *out * (size_t)g->size);
+    peri__announce_part all = {.agreement = {.ctx = s, .differ = differ}, .out = out};
     if (!out) return PERI_ENOMEM;
     for (int32_t i = 0; i < s->n; i++) {
-        agreement.hash = peri__hash_mix(agreement.hash, s->items[i].identity);
+        all.agreement.hash = peri__hash_mix(all.agreement.hash, s->items[i].identity);
         for (int32_t r = 0; r < g->size; r++) out[r] += words_of(&s->items[i], r);
     }
-    peri_status status = peri__announce_new(g, &agreement, out, out[g->rank], &s->numbers, &s->announce);
+    all.in = out[g->rank];
+    peri_status status = peri__announce_new(name, g, &all, 1, &s->numbers, all.agreement.hash, &s->announce);
     peri__free(out);
     PERI_TRY(status);
     for (int32_t r = 0; r < g->size; r++) {
-        int64_t *at = peri__announce_to(s->announce, r);
+        int64_t *at = peri__announce_to(s->announce, 0, r);
         for (int32_t i = 0; i < s->n; i++) at = announce(&s->items[i], r, at);
     }
-    return peri__announce_post(s->announce, agreement.hash);
+    return peri__announce_post(s->announce);
 }
 
 /** Deal the announcements to the items. */
@@ -111,7 +112,7 @@ static peri_status read_sizes(sizes *s)
         item *t = &s->items[i];
         int64_t width = words_of(t, g->rank);
         for (int32_t r = 0; r < g->size; r++)
-            memcpy(words + r * width, peri__announce_from(s->announce, r) + before, sizeof *words * (size_t)width);
+            memcpy(words + r * width, peri__announce_from(s->announce, 0, r) + before, sizeof *words * (size_t)width);
         status = peri__kjt_layout_new(t->keys, g->size, g->rank, t->stagger, t->kjt->ranks > 0, words, &t->layout);
         before += width;
     }

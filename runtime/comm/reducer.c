@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-enum { DEFAULT_BYTES = 25 << 20, GRAIN = 1 << 15 };
+enum { DEFAULT_BYTES = 25 << 20, LEAST_BYTES = 512 << 10, PARTS = 4, GRAIN = 1 << 15 };
 
 struct bucket;
 
@@ -102,6 +102,14 @@ static peri_status check_params(peri_tensor *const *params, int64_t n)
                 return peri__fail(PERI_EINVAL, "peri_reducer_new: parameters %lld and %lld are the same", (long long)k, (long long)i);
     }
     return PERI_OK;
+}
+
+/** Bytes of a bucket, @wanted at most (0: the default): also small models are cut in parts, of which most travel under the pass. */
+static int64_t bucket_limit(const peri_reducer *r, int64_t wanted)
+{
+    int64_t bytes = 0, limit = wanted ? wanted : DEFAULT_BYTES;
+    for (int64_t i = 0; i < r->n; i++) bytes += peri__numel(r->entries[i].leaf) * peri_dtype_size(r->entries[i].leaf->dtype);
+    return peri__min(limit, peri__max(bytes / PARTS, LEAST_BYTES));
 }
 
 /** Cut entries [begin, ...) into one bucket of about @limit bytes; returns its end. */
@@ -200,8 +208,8 @@ peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int6
             e->leaf = params[n - 1 - i];
             peri_tensor_retain(e->leaf);
         }
-        for (int64_t i = 0, end; i < n; i = end) {
-            end = cut(r, i, bucket_bytes ? bucket_bytes : DEFAULT_BYTES);
+        for (int64_t i = 0, end, limit = bucket_limit(r, bucket_bytes); i < n; i = end) {
+            end = cut(r, i, limit);
             PERI_TRY_GOTO(make_bucket(r, i, end), out);
         }
         for (int64_t i = 0; i < n; i++) {

@@ -102,11 +102,19 @@ static void step(peri_work *work)
         peri__refs_add(&before->refs);
         peri_stream_set_current(work->device, work->stream);
     }
+    peri__watch *watch = &work->group->comm->watch;
+    const int64_t seen = watch->seen;
+    const bool within = watch->within;
+    watch->seen = 0;
+    watch->within = within || work == watch->awaited;
     work->stepping = true;
     peri__parts_begin(work->group);
     peri_status status = work->vtab->step(work);
     peri__parts_end(work->group);
     work->stepping = false;
+    if (status != PERI_PENDING && !work->ended_by) work->ended_by = watch->seen;
+    watch->seen = seen;
+    watch->within = within;
     if (elsewhere) {
         peri_stream_set_current(work->device, before);
         peri_stream_release(before);
@@ -114,9 +122,9 @@ static void step(peri_work *work)
     if (status != PERI_PENDING) end(work, status);
 }
 
-/** Step every work in flight once. */
-static void progress(peri__comm *comm)
+void peri__comm_progress(void *ctx)
 {
+    peri__comm *comm = ctx;
     if (comm->stepping) return;
     comm->stepping = true;
     comm->cursor = comm->first;
@@ -150,9 +158,10 @@ peri_status peri_work_test(peri_work *work)
         step(work);
         /* A test moves the other operations of this rank on too, if there are any. Within the step of another work (comm->within > 0) it
          * does not: whoever tested that one from outside does so when its step returns. */
-        if (work->status == PERI_PENDING && comm->within == 0 && comm->outer > !work->inner) progress(comm);
+        if (work->status == PERI_PENDING && comm->within == 0 && comm->outer > !work->inner) peri__comm_progress(comm);
         peri_work_release(work);
     }
+    if (work->status == PERI_OK) peri__watch_seen(work->group->comm, work);
     if (work->status >= 0) return work->status == PERI_OK ? join(work) : PERI_PENDING;
     return peri__fail(work->status, "%s", work->message ? work->message : peri_status_text(work->status));
 }
@@ -162,8 +171,10 @@ peri_status peri_work_wait(peri_work *work)
     PERI_NEED(work);
     peri_status status;
     /* A test is a pause in itself at first: it looks at the wires, and yields where ranks share processors. */
-    for (int64_t round = 0; (status = peri_work_test(work)) == PERI_PENDING; round++)
+    for (int64_t round = 0; (status = peri_work_test(work)) == PERI_PENDING; round++) {
+        peri__watch_waits(work->group->comm, work);
         if (round >= TESTS) peri_pause(round - TESTS);
+    }
     return status;
 }
 
@@ -192,7 +203,7 @@ void peri_group_expire(peri_group *group)
 
 int64_t peri_group_progress(peri_group *group)
 {
-    progress(group->comm);
+    peri__comm_progress(group->comm);
     return group->comm->events;
 }
 
@@ -217,7 +228,7 @@ peri_status peri_group_close(peri_group *group)
             group->closed = true;
             return PERI_OK;
         }
-    progress(comm);
+    peri__comm_progress(comm);
     if (group->node) PERI_TRY(peri_group_close(group->node));
     int64_t pending = pending_in(group);
     if (pending > 0 && peri__group_check("peri_group_close", group) == PERI_OK)
@@ -228,7 +239,7 @@ peri_status peri_group_close(peri_group *group)
     peri_status closed = comm->vtab->close(group->ctx);
     if (status >= 0) status = closed;
     if (!group->parent) {
-        progress(comm); /* what was in flight ends here */
+        peri__comm_progress(comm); /* what was in flight ends here */
         for (int i = 0; i < PERI_COMM_DEVICES; i++) peri__stage_sweep(&comm->stages[i], true);
     }
     return status;

@@ -89,7 +89,7 @@ typedef struct peri__sorted {
     const uint64_t *keys;                /* in one of the rooms */
     const peri_k_tbe_item *items;        /* NULL: all factors are 1 */
     const int64_t *n;                    /* how many, on the device: in the batch's spans */
-    int64_t work;                        /* peri_k_tbe_work of the batch */
+    int64_t capacity, work;              /* items at most; peri_k_tbe_work of the batch */
     int32_t payload_bits;
     peri_event *done;                    /* after the last use */
     struct peri__sorted *next;           /* of those that no batch has */
@@ -115,8 +115,8 @@ struct peri_tbe_batch {
     atomic_flag busy;  /* some thread is in a call with it */
     peri_tensor *spans;          /* u8: of the blocks as they stand */
     bool prepared;               /* spans are this input's */
-    const peri_k_tbe_block *placed; /* within a backward pass whose gradient lies in parts: the blocks as they lie
-                                       there, and once more in the order of their tables (parts.c) */
+    peri_k_tbe_block *placed;    /* within a backward pass whose gradient lies in parts: the blocks as they lie
+                                    there, and once more in the order of their tables (peri__batch_place) */
     int64_t placed_extent;       /* then: one past the last element of the parts */
     peri_tensor *report;         /* peri__report_reset */
     peri__sorted *sorted;        /* NULL: not sorted */
@@ -124,6 +124,14 @@ struct peri_tbe_batch {
     peri_event *done;            /* after the last call: calls on a batch follow each other on any stream */
     struct peri_tbe_batch *next; /* of the idle ones */
 };
+
+/** Say where the gradients of a block's rows lie: set block->out_offset, in elements from the address that they all are counted from.
+ *  Returns one past the last of them (0: it has no rows), or -1: they do not lie as one block. */
+typedef int64_t (*peri__place_rows)(const void *ctx, const peri_tbe_batch *batch, peri_k_tbe_block *block);
+/** Before a backward pass whose gradient lies in parts (parts.c): *placed false: it cannot be read there, and has to be put together. */
+peri_status peri__batch_place(peri_tbe_batch *batch, peri__place_rows place, const void *ctx, bool *placed);
+/** After it. */
+void peri__batch_unplace(peri_tbe_batch *batch);
 
 struct peri_tbe {
     peri__refs refs;

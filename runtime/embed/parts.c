@@ -40,37 +40,58 @@ static int32_t first_in_memory(const peri_tbe_batch *b, const int64_t *at, peri_
     return first;
 }
 
-/** Where a block's rows lie, counted from part @first; false: it has rows of several keys. *extent grows to what lies behind them. */
-static bool place_block(const peri_tbe_batch *b, const int64_t *at, peri_tensor *const *grad, int32_t n, int32_t first,
-                        peri_k_tbe_block *block, int64_t *extent)
+/** Gradients of keys. */
+typedef struct keys {
+    const int64_t *at; /* where the rows of each begin, and where the last ones end */
+    peri_tensor *const *grad;
+    int32_t n, first;  /* first: the one that addresses are counted from */
+} keys;
+
+/** peri__place_rows: none of a block that has rows of several keys. */
+static int64_t place_block(const void *ctx, const peri_tbe_batch *b, peri_k_tbe_block *block)
 {
+    const keys *k = ctx;
     int64_t begin = peri__batch_offset(b, block->first_bag), end = peri__batch_offset(b, block->first_bag + block->bags);
-    if (begin < 0 || end < begin || end > peri__numel(b->in.ids)) return false;
-    if (begin == end) return true;
-    int32_t p = part_of(at, n, begin);
-    if (end > at[p + 1]) return false;
-    int64_t away = (address(grad[p]) - address(grad[first])) / (int64_t)sizeof(float), cols = b->in.blocks->row_cols;
-    block->out_offset = away - at[p] * cols;
-    *extent = peri__max(*extent, away + (at[p + 1] - at[p]) * cols);
-    return true;
+    if (begin < 0 || end < begin || end > peri__numel(b->in.ids)) return -1;
+    if (begin == end) return 0;
+    int32_t p = part_of(k->at, k->n, begin);
+    if (end > k->at[p + 1]) return -1;
+    int64_t away = (address(k->grad[p]) - address(k->grad[k->first])) / (int64_t)sizeof(float), cols = b->in.blocks->row_cols;
+    block->out_offset = away - k->at[p] * cols;
+    return away + (k->at[p + 1] - k->at[p]) * cols;
 }
 
-/** The batch's blocks in @placed, their rows where the gradients of the keys lie; *placeable false: some cannot be said so, or memory is
- *  too wide for the keys of the sort. */
-static peri_status place(peri_tbe_batch *b, const int64_t *at, peri_tensor *const *grad, int32_t n, int32_t first, peri_k_tbe_block *placed,
-                         bool *placeable)
+peri_status peri__batch_place(peri_tbe_batch *b, peri__place_rows place, const void *ctx, bool *placed)
 {
     const peri_tbe_blocks *l = b->in.blocks;
     const peri_k_tbe_block *sorted;
+    *placed = false;
+    if (!b->tbe->store->whole || b->sorted) return PERI_OK;
     PERI_TRY(peri__tbe_blocks_sorted(b->tbe, b->in.blocks, &sorted));
-    memcpy(placed, l->block, sizeof *placed * (size_t)l->n);
-    memcpy(placed + l->n, sorted, sizeof *placed * (size_t)l->n);
-    b->placed_extent = 0;
-    *placeable = true;
-    for (int64_t k = 0; k < 2 * l->n && *placeable; k++)
-        *placeable = place_block(b, at, grad, n, first, &placed[k], &b->placed_extent);
-    *placeable = *placeable && peri__tbe_reaches(b->tbe, b->placed_extent);
+    peri_k_tbe_block *list = peri__alloc(sizeof *list * (size_t)(2 * l->n));
+    if (!list) return PERI_ENOMEM;
+    memcpy(list, l->block, sizeof *list * (size_t)l->n);
+    memcpy(list + l->n, sorted, sizeof *list * (size_t)l->n);
+    int64_t extent = 0, past = 0;
+    for (int64_t k = 0; k < 2 * l->n && past >= 0; k++) {
+        past = place(ctx, b, &list[k]);
+        extent = peri__max(extent, past);
+    }
+    *placed = past >= 0 && peri__tbe_reaches(b->tbe, extent); /* else memory is too wide for the keys of the sort */
+    if (!*placed) {
+        peri__free(list);
+        return PERI_OK;
+    }
+    b->placed = list;
+    b->placed_extent = extent;
     return PERI_OK;
+}
+
+void peri__batch_unplace(peri_tbe_batch *b)
+{
+    peri__free(b->placed);
+    b->placed = NULL;
+    peri__sorted_give(b); /* if the pass failed: other gradients lie elsewhere */
 }
 
 /** Update from the gradients where they lie. *done false: they have to be put together. */
@@ -78,22 +99,15 @@ static peri_status update_in_parts(const peri__node *node, const parts *s, peri_
 {
     peri_tbe_batch *b = s->batch;
     const peri_tbe *tbe = b->tbe;
+    keys k = {.at = s->at, .grad = grad, .n = node->n_out};
     *done = false;
-    if (tbe->optimizer.kind == PERI_TBE_NONE || tbe->accumulate || !tbe->store->whole || b->sorted || peri__needs(node, 0) ||
-        !peri__batch_readable(b))
-        return PERI_OK;
-    int32_t first = first_in_memory(b, s->at, grad, node->n_out);
-    if (first < 0) return PERI_OK;
-    peri_k_tbe_block *placed = peri__alloc(sizeof *placed * (size_t)(2 * b->in.blocks->n));
-    if (!placed) return PERI_ENOMEM;
-    peri_status status = place(b, s->at, grad, node->n_out, first, placed, done);
-    if (status >= 0 && *done) {
-        b->placed = placed;
-        status = tbe->store->backward("peri_tbe_backward", b, grad[first], NULL);
-        b->placed = NULL;
-        peri__sorted_give(b); /* if it failed: other gradients lie elsewhere */
-    }
-    peri__free(placed);
+    if (tbe->optimizer.kind == PERI_TBE_NONE || tbe->accumulate || peri__needs(node, 0) || !peri__batch_readable(b)) return PERI_OK;
+    k.first = first_in_memory(b, s->at, grad, node->n_out);
+    if (k.first < 0) return PERI_OK;
+    PERI_TRY(peri__batch_place(b, place_block, &k, done));
+    if (!*done) return PERI_OK;
+    peri_status status = tbe->store->backward("peri_tbe_backward", b, grad[k.first], NULL);
+    peri__batch_unplace(b);
     return status;
 }
 

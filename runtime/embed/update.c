@@ -51,6 +51,7 @@ static peri_status sort_items(peri_tbe_batch *batch, peri__sorted *s)
     s->items = sort.items = items;
     s->payload_bits = sort.payload_bits;
     s->n = &sort.list.spans[sort.list.n_blocks].items;
+    s->capacity = most;
     s->work = peri_k_tbe_work(&sort.list);
     return PERI_RUN(tbe->device, tbe_sort, &sort);
 }
@@ -121,7 +122,8 @@ static peri_status update(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *den
 {
     peri_tbe *tbe = b->tbe;
     peri_k_tbe_update_args args = {.rows = peri__tbe_rows(tbe), .grad = peri__data(grad), .n = b->sorted->n, .sorted = b->sorted->keys,
-                                   .items = b->sorted->items, .payload_bits = b->sorted->payload_bits, .work = b->sorted->work,
+                                   .items = b->sorted->items, .payload_bits = b->sorted->payload_bits, .capacity = b->sorted->capacity,
+                                   .work = b->sorted->work,
                                    .reach = peri__tbe_reach_update()};
     args.optimizer = peri__tbe_optimizer(tbe, tbe->iteration);
     args.updated = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_ROWS;
@@ -163,7 +165,7 @@ static peri_status dense_of(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *g
 static peri_status gradient(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights, peri_tensor **out)
 {
     peri_tbe *tbe = b->tbe;
-    PERI_TRY(peri__tbe_gradient_check(function, tbe, &b->in, grad, grad_weights));
+    if (!b->placed) PERI_TRY(peri__tbe_gradient_check(function, tbe, &b->in, grad, grad_weights));
     if (!tbe->store->whole) return peri__fail(PERI_EUNSUPPORTED, "%s: tables in files have no dense gradients", function);
     int64_t n = tbe->total_elements + tbe->total_rows;
     peri_tensor *dense;

@@ -86,6 +86,8 @@ else
 fi
 
 # CUDA and NCCL: found here, used by the CUDA and NCCL plugins.
+nvcc=$(command -v nvcc)
+say CUDA_HOME "$([ -n "$nvcc" ] && dirname "$(dirname "$(readlink -f "$nvcc")")")"
 say HAVE_CUDA "$(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
 nccl=""
 for dir in /usr/include /usr/local/cuda/include; do
@@ -94,6 +96,7 @@ done
 say HAVE_NCCL "$nccl"
 
 # Tests, lint, pictures.
+say HAVE_CXX "$(printf 'int main() { return 0; }\n' | c++ -std=c++17 -x c++ - -o /dev/null 2>/dev/null && c++ -dumpfullversion)"
 say HAVE_BUSTED "$(busted --version 2>/dev/null | head -n 1)"
 if printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\nint main(void){return 0;}\n' |
     try -lcmocka; then

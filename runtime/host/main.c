@@ -13,6 +13,7 @@
 #include <lualib.h>
 #include <sched.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -106,6 +107,8 @@ static int peer_memory(lua_State *L)
     return 1;
 }
 
+static int prepare(lua_State *L);
+
 static int open_launcher(lua_State *L)
 {
     static const luaL_Reg functions[] = {{"cpus", cpus}, {"root", root}, {"terminal", terminal}, {"setenv", set_variable},
@@ -119,7 +122,22 @@ static int open_launcher(lua_State *L)
     lua_pushstring(L, path ? path : "perilune");
     lua_setfield(L, -2, "program");
     free(path);
+    lua_pushlightuserdata(L, (void *)(uintptr_t)prepare); /* a lua_CFunction for another state */
+    lua_setfield(L, -2, "prepare");
     return 1;
+}
+
+/** What every Lua state of the launcher has: the main one, and those of threads (pipeline/loading.lua). */
+static int prepare(lua_State *L)
+{
+    luaL_openlibs(L);
+    install_searcher(L);
+    lua_getglobal(L, "package");
+    lua_getfield(L, -1, "preload");
+    lua_pushcfunction(L, open_launcher);
+    lua_setfield(L, -2, "perilune.launcher");
+    lua_pop(L, 2);
+    return 0;
 }
 
 /* -- main --------------------------------------------------------------------------------------------------------------------------- */
@@ -129,14 +147,7 @@ static int protected_main(lua_State *L)
 {
     int argc = (int)lua_tointeger(L, 1);
     char **argv = lua_touserdata(L, 2);
-    luaL_openlibs(L);
-    install_searcher(L);
-    lua_getglobal(L, "package");
-    lua_getfield(L, -1, "preload");
-    lua_pushcfunction(L, open_launcher);
-    lua_setfield(L, -2, "perilune.launcher");
-    lua_pop(L, 2);
-
+    prepare(L);
     lua_getglobal(L, "require");
     lua_pushliteral(L, "perilune.cli");
     lua_call(L, 1, 1);

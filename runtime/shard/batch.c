@@ -15,12 +15,12 @@ static peri_status inverse_of(const peri_sharded *e, const peri_kjt *kjt, const 
     *inverse = NULL;
     if (!desc->variable_stride) return PERI_OK;
     if (!desc->has_inverse)
-        return peri__fail(PERI_EINVAL, "peri_sharded_input_dist: an input with a variable batch per feature needs inverse indices");
+        return peri__fail(PERI_EINVAL, "%s: an input with a variable batch per feature needs inverse indices", e->router.function);
     int64_t *at = e->scratch + 2 * e->n_features + e->routes->n_strands;
     for (int32_t f = 0; f < e->n_features; f++) {
         int32_t row = peri_keys_find(peri_kjt_inverse_keys(kjt), e->feature_names[f]);
         if (row < 0)
-            return peri__fail(PERI_EINVAL, "peri_sharded_input_dist: feature '%s' has no inverse indices", e->feature_names[f]);
+            return peri__fail(PERI_EINVAL, "%s: feature '%s' has no inverse indices", e->router.function, e->feature_names[f]);
         at[f] = row * desc->stride;
     }
     *inverse = at;

@@ -112,6 +112,19 @@ static void add_shards(text *t, const char *name, const peri__route_table *table
     }
 }
 
+static void add_collision(text *t, const char *name, const peri_sharded_collision *x)
+{
+    add(t, "table '%s'\tmanaged collision\t%s\n", name,
+        x ? PICK(x->spread, "buckets by hash", "buckets by modulo", "buckets by range") : "none");
+    for (int32_t b = 0; x && b <= x->buckets; b++) add(t, "table '%s'\tbucket %d\tfrom row %lld\n", name, b, (long long)x->segments[b]);
+    if (x && x->spread == PERI_SPREAD_RANGE) add(t, "table '%s'\tinput_hash_size\t%lld\n", name, (long long)x->input_hash_size);
+    for (const char *line = x ? x->agreed : NULL; line && *line;) {
+        int n = (int)strcspn(line, "\n");
+        add(t, "table '%s'\t%.*s\n", name, n, line);
+        line += n + (line[n] == '\n');
+    }
+}
+
 static void add_table(text *t, const peri_sharded_config *c, int32_t i, const peri__route_table *cut)
 {
     const peri_sharded_table *table = &c->tables[i];
@@ -137,10 +150,7 @@ static void add_table(text *t, const peri_sharded_config *c, int32_t i, const pe
     if (fused)
         add(t, "table '%s'\toptimizer\t%s (number %d)\n", name, peri__optimizer_kind_of(c->optimizers[table->optimizer].kind)->name,
             table->optimizer);
-    const peri_sharded_collision *x = table->collision;
-    add(t, "table '%s'\tmanaged collision\t%s\n", name,
-        x ? PICK(x->spread, "buckets by hash", "buckets by modulo", "buckets by range") : "none");
-    for (int32_t b = 0; x && b <= x->buckets; b++) add(t, "table '%s'\tbucket %d\tfrom row %lld\n", name, b, (long long)x->segments[b]);
+    add_collision(t, name, table->collision);
     add_shards(t, name, cut);
 }
 

@@ -165,7 +165,9 @@ peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home
     h->variable = a->inverse != NULL;
     h->rank_out = peri__alloc(sizeof *h->rank_out * PERI__LANES * (size_t)r->world_size);
     h->replica_offset = peri__alloc(sizeof *h->replica_offset * (size_t)peri__max(1, r->n_replicas));
-    peri_status status = h->rank_out && h->replica_offset ? PERI_OK : PERI_ENOMEM;
+    h->replica_column = peri__alloc(sizeof *h->replica_column * (size_t)peri__max(1, r->n_replicas));
+    for (int32_t i = 0; i < r->n_replicas && h->replica_column; i++) h->replica_column[i] = -1;
+    peri_status status = h->rank_out && h->replica_offset && h->replica_column ? PERI_OK : PERI_ENOMEM;
     if (status < 0) goto out;
     PERI_TRY_GOTO(take_features(r, h, a), out);
     PERI_TRY_GOTO(place_lookups(r, h, rank, &at), out);
@@ -188,6 +190,8 @@ void peri__home_release(peri__home *h)
     peri__free(h->strand_ids);
     peri__free(h->rank_out);
     peri__free(h->replica_offset);
+    peri__free(h->whole);
+    peri__free(h->replica_column);
     peri__free(h);
 }
 

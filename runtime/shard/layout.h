@@ -67,8 +67,13 @@ struct peri__home {
     int64_t most_bags;  /* of an output: the range of route_spread */
     int32_t n_outputs, n_pools; /* of arrays for kernels; pools: outputs whose rows are of ids and are added up here */
     int64_t bag_out;    /* elements of a gradient for each bag of the pools */
+    peri_k_piece *whole; /* host, by result: where its rows lie as they are to be; offset < 0: they do not; NULL: none do */
+    int64_t joined_rows; /* of the other results, which are put together */
+    int32_t n_joined;    /* their outputs */
+    int64_t *replica_column; /* host, n_replicas: the column of the result that its rows may be written to; -1: they have to be moved */
+    int32_t n_moved;     /* outputs that are of no such replica; they come first */
     /* Offsets in `up`: */
-    int64_t outputs, pieces, output_bags, pools, bag_outputs, bag_pieces, bag_numbers;
+    int64_t outputs, pieces, joined, output_bags, pools, bag_outputs, bag_pieces, bag_numbers;
     bool variable;
 };
 

@@ -139,12 +139,14 @@ static peri_status copy_names(peri_sharded *e, const peri_sharded_config *c)
     return PERI_OK;
 }
 
-/** What gradients of a table are divided by before ranks add them up. The gradient of a replica is a mean over ranks in any case, as
- *  DistributedDataParallel makes it; a dense replica's is averaged by whoever reduces the dense part. */
-static double gradient_divisor(const peri_sharded *e, const peri_sharded_table *table)
+/** What gradients of a table are divided by before ranks add them up. That of a copy or a replica is a mean over ranks in any case, as
+ *  DistributedDataParallel makes it. A replica's is divided once it is added up here, but where it is clamped, which comes after; a dense
+ *  one's by whoever reduces the dense part. */
+static double gradient_divisor(const peri_sharded *e, const peri_sharded_config *c, const peri_sharded_table *table, bool copied)
 {
     if (!peri__sharding_type_of(table->sharding_type)->replica) return e->division;
-    return table->compute_kernel == PERI_KERNEL_DENSE ? 1 : e->world_size;
+    bool first = copied || (table->compute_kernel == PERI_KERNEL_FUSED && c->optimizers[table->optimizer].max_gradient > 0);
+    return first ? e->world_size : 1;
 }
 
 /** Whether numbers are the same after either. */
@@ -265,7 +267,7 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
         at += from->n_features;
         peri__way *way = &e->ways[to->lane];
         if ((!to->data_parallel || copied) && e->world_size > 1) way->n = to->lane == PERI__NODE_LANE && e->node_group != e->group ? 2 : 1;
-        e->divisor[t] = gradient_divisor(e, from);
+        e->divisor[t] = gradient_divisor(e, c, from, copied);
         e->divisor[c->n_tables + t] = to->data_parallel ? e->divisor[t] : peri__way_divides_first(way);
         PERI_TRY(cut_table(e, from, to));
         to->by_id = e->exact && !e->kind->by_id && rows_are_cut(to);
@@ -278,7 +280,20 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
     return PERI_OK;
 }
 
-static peri_status make_router(peri_sharded *e)
+/** What messages about inputs begin with. */
+static peri_status name_router(peri_sharded *e, const char *name)
+{
+    static const char function[] = "peri_sharded_input_dist", of[] = ": module ''";
+    size_t room = sizeof function + sizeof of + (name ? strlen(name) : 0);
+    e->function = peri__alloc(room);
+    if (!e->function) return PERI_ENOMEM;
+    if (name && *name) snprintf(e->function, room, "%s: module '%s'", function, name);
+    else snprintf(e->function, room, "%s", function);
+    e->router.function = e->function;
+    return PERI_OK;
+}
+
+static peri_status make_router(peri_sharded *e, const char *name)
 {
     e->cols = e->kind->by_id ? e->tables[0].cols : e->routes->out_cols;
     e->scratch = peri__alloc(sizeof *e->scratch * (3 * (size_t)e->n_features + (size_t)e->routes->n_strands));
@@ -289,9 +304,9 @@ static peri_status make_router(peri_sharded *e)
     e->router.group = e->group;
     e->router.device = e->device;
     e->router.routes = e->routes;
-    e->router.function = "peri_sharded_input_dist";
     e->router.table_names = e->table_names;
     e->router.feature_names = e->feature_names;
+    PERI_TRY(name_router(e, name));
     return peri__router_init(&e->router);
 }
 
@@ -340,7 +355,7 @@ peri_status peri_sharded_new(const peri_sharded_config *c, peri_sharded **out)
     PERI_TRY_GOTO(copy_names(e, c), out);
     PERI_TRY_GOTO(cut_tables(e, c), out);
     PERI_TRY_GOTO(peri__routes_new(e->world_size, e->nodes, e->tables, e->n_tables, e->n_features, &e->routes), out);
-    PERI_TRY_GOTO(make_router(e), out);
+    PERI_TRY_GOTO(make_router(e, c->name), out);
     PERI_TRY_GOTO(take_rates(e, c), out);
     PERI_TRY_GOTO(peri__identity_new(e, c), out);
     PERI_TRY_GOTO(peri__tables_new(e, c), out);
@@ -368,7 +383,7 @@ void peri_sharded_release(peri_sharded *e)
     peri__router_fini(&e->router);
     peri__routes_free(e->routes);
     void *parts[] = {e->nodes, e->found_path, e->tables, e->features, e->scratch, e->divisor, e->mean, e->text,
-                     e->identity_text, e->rates,
+                     e->identity_text, e->rates, e->function,
                      (void *)e->table_names,
                      (void *)e->feature_names};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) peri__free(parts[i]);

@@ -55,15 +55,16 @@ typedef struct peri__kind {
     peri__lay_out lay_out;
     /* Before the ids leave: what else the owner of each bag needs to know, as peri__routing_args.by_bag. */
     peri_status (*by_bag)(const peri__routing *routing, peri_tensor *out);
-    /* Once rows are back: the results, f32, of what this rank looked up for itself and what it received. @out new. */
+    /* Once rows are back: the results @out (f32) that are put together, of what this rank looked up for itself and what it received;
+     * @replicas: also those of replicas that could have been written there (peri__home.replica_column). */
     peri_status (*combine)(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *own, peri_tensor *received,
-                           peri_tensor **out);
+                           bool replicas, peri_tensor *out);
     /* Its adjoint: the gradient of the results to that of the rows, which is divided on its way (peri__home.divisor). */
     peri_status (*spread)(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *grad, peri_tensor *own,
-                          peri_tensor *sent);
+                          peri_tensor *sent, bool replicas);
     /* The same, from gradients that lie apart: contiguous f32, one for each result, on an immediate device. NULL: they are joined. */
     peri_status (*spread_parts)(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *const *grad,
-                                peri_tensor *own, peri_tensor *sent);
+                                peri_tensor *own, peri_tensor *sent, bool replicas);
 } peri__kind;
 
 extern const peri__kind peri__pooled, peri__sequence;
@@ -71,6 +72,18 @@ extern const peri__kind peri__pooled, peri__sequence;
 /** The gradient of the ids' weights, of results that @h (all rows by id) pooled here of @own and @received: f32 [ids]. @out new. */
 peri_status peri__pooled_weights(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *grad, peri_tensor *own,
                                  peri_tensor *received, peri_tensor **out);
+
+/** Replicas (replicas.c): whether the gradient of a set is added up over the ranks here, and that: @flat becomes the mean. */
+bool peri__replicas_reduced(const peri__table_set *set);
+peri_status peri__replicas_reduce(const peri_sharded *e, const peri__table_set *set, peri_tensor *flat, peri_work **out);
+/** Make the lookups (by set) of all replicas write where the results want their rows; *placed false: they cannot. Until
+ *  peri__replicas_unplace, which is for any lookups. */
+peri_status peri__replicas_place(const peri_sharded *e, const peri__home *h, peri_tbe_batch *const *looks, bool *placed);
+/** Make them read their gradients where @grad (contiguous f32, one for each result) lie. *first: what their updates take for the
+ *  gradient, borrowed; NULL: they cannot. */
+peri_status peri__replicas_place_back(const peri_sharded *e, const peri__home *h, peri_tbe_batch *const *looks, peri_tensor *const *grad,
+                                      peri_tensor **first);
+void peri__replicas_unplace(const peri_sharded *e, peri_tbe_batch *const *looks);
 
 typedef struct peri__managed peri__managed; /* a table of raw ids (managed.c) */
 
@@ -99,6 +112,7 @@ struct peri_sharded {
     uint64_t identity;  /* hash of that part */
     peri__rate *rates;  /* n_optimizers */
     char *text;         /* names */
+    char *function;     /* backing of router.function */
     const char **table_names, **feature_names;
     double *divisor;    /* n_tables: of the gradients of rows that are here; then of those that travel */
     double division;    /* of gradients that travel */

@@ -84,18 +84,33 @@ static peri_status make_arrays(const peri__routes *r, peri__home *h, peri_device
     return peri__upload_open(&h->up, device);
 }
 
+/** Output @i, of rows that are pooled here or elsewhere. */
+static void add(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a, int32_t i,
+                const peri__partition *p)
+{
+    const peri__output *o = &r->outputs[i];
+    const bool own = h->rule.to_homes && p->copied; /* of copies, that of this rank */
+    h->most_bags = peri__max(h->most_bags, h->feature_rows[o->feature]);
+    if (peri__rows_by_id(h->rule, p)) add_pool(r, h, rank, at, a, i, own ? rank : -1);
+    else add_output(r, h, rank, at, a, i, o->first_piece + (own ? rank : 0), own ? 1 : o->n_pieces);
+}
+
 static peri_status lay_out(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a)
 {
     PERI_TRY(make_arrays(r, h, a->device));
-    for (int32_t i = 0; i < r->n_outputs; i++) {
-        const peri__output *o = &r->outputs[i];
-        const peri__piece *piece = &r->pieces[o->first_piece];
-        const peri__partition *p = piece->rank < 0 ? &r->partitions[r->replicas[piece->lookup].partition]
-                                                   : &r->partitions[r->strands[r->lookups[piece->lookup].strand].partition];
-        const bool own = h->rule.to_homes && p->copied; /* of copies, that of this rank */
-        h->most_bags = peri__max(h->most_bags, h->feature_rows[o->feature]);
-        if (peri__rows_by_id(h->rule, p)) add_pool(r, h, rank, at, a, i, own ? rank : -1);
-        else add_output(r, h, rank, at, a, i, o->first_piece + (own ? rank : 0), own ? 1 : o->n_pieces);
+    h->joined_rows = h->rows;
+    for (int stays = 0; stays < 2; stays++) {
+        for (int32_t i = 0; i < r->n_outputs; i++) {
+            const peri__output *o = &r->outputs[i];
+            const peri__piece *piece = &r->pieces[o->first_piece];
+            const peri__partition *p = piece->rank < 0 ? &r->partitions[r->replicas[piece->lookup].partition]
+                                                       : &r->partitions[r->strands[r->lookups[piece->lookup].strand].partition];
+            const bool replica = piece->rank < 0 && !a->inverse && !peri__rows_by_id(h->rule, p);
+            if (replica != stays) continue;
+            if (replica) h->replica_column[piece->lookup] = o->column;
+            add(r, h, rank, at, a, i, p);
+        }
+        if (!stays) h->n_moved = h->n_outputs;
     }
     return PERI_OK;
 }
@@ -116,23 +131,18 @@ static peri_k_route_pool_args pool_args(const peri_sharded *e, const peri__home 
 }
 
 static peri_status combine(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *own, peri_tensor *received,
-                           peri_tensor **out)
+                           bool replicas, peri_tensor *out)
 {
     peri_tensor *inverse = given->inverse;
-    int64_t shape[2] = {h->rows, e->routes->out_cols};
-    PERI_TRY(peri_tensor_new(e->device, PERI_F32, 2, shape, out));
-    peri_k_route_combine_args args = {.out = peri__data(*out), .stride = e->routes->out_cols, .received = peri__data(received),
+    peri_k_route_combine_args args = {.out = peri__data(out), .stride = e->routes->out_cols, .received = peri__data(received),
                                       .own = peri__data(own), .outputs = peri__upload_at(&h->up, h->outputs),
                                       .pieces = peri__upload_at(&h->up, h->pieces), .inverse = inverse ? peri__data(inverse) : NULL,
-                                      .n_outputs = h->n_outputs};
-    peri_status status = h->n_outputs ? PERI_LAUNCH(e->device, route_combine, &args, h->rows, 64) : PERI_OK;
-    if (status >= 0 && h->n_pools) {
-        peri_k_route_pool_args pool = pool_args(e, h, given, own, received);
-        pool.rows.values = peri__data(*out);
-        status = PERI_LAUNCH(e->device, route_pool, &pool, h->rows, 16);
-    }
-    if (status < 0) peri_tensor_release(*out);
-    return status;
+                                      .n_outputs = replicas ? h->n_outputs : h->n_moved};
+    if (args.n_outputs) PERI_TRY(PERI_LAUNCH(e->device, route_combine, &args, h->rows, 64));
+    if (!h->n_pools) return PERI_OK;
+    peri_k_route_pool_args pool = pool_args(e, h, given, own, received);
+    pool.rows.values = peri__data(out);
+    return PERI_LAUNCH(e->device, route_pool, &pool, h->rows, 16);
 }
 
 /** Bags that one thread takes at a time; with a variable batch each of them looks through all rows. */
@@ -143,14 +153,15 @@ static int64_t spread_grain(const peri__home *h)
 }
 
 static peri_status spread(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *grad, peri_tensor *own,
-                          peri_tensor *sent)
+                          peri_tensor *sent, bool replicas)
 {
     peri_tensor *inverse = given->inverse;
     peri_k_route_spread_args args = {.grad = peri__data(grad), .stride = e->routes->out_cols, .rows = h->rows, .sent = peri__data(sent),
                                      .own = peri__data(own), .outputs = peri__upload_at(&h->up, h->outputs),
                                      .pieces = peri__upload_at(&h->up, h->pieces), .bags = peri__upload_at(&h->up, h->output_bags),
-                                     .inverse = inverse ? peri__data(inverse) : NULL, .n_outputs = h->n_outputs};
-    return PERI_LAUNCH(e->device, route_spread, &args, h->most_bags, spread_grain(h));
+                                     .inverse = inverse ? peri__data(inverse) : NULL,
+                                     .n_outputs = replicas ? h->n_outputs : h->n_moved};
+    return args.n_outputs ? PERI_LAUNCH(e->device, route_spread, &args, h->most_bags, spread_grain(h)) : PERI_OK;
 }
 
 /** The gradients of the bags of a variable batch, where the pools expect them. @out new. */

@@ -4,10 +4,11 @@
  *
  *   SYNC      the input's lengths and offsets are known to be well formed
  *   COUNT     a kernel counted ids by strand and checked their range; the counts came to the host
- *   ANNOUNCE  every rank learns what every other sends it, and that they run the same; the ids are being packed meanwhile
+ *   ANNOUNCE  every rank learns what every other sends it, and that they run the same; the ids are being packed meanwhile. Batches of
+ *             several modules that set out together are announced in one message, once the ids of all are counted
  *   PAYLOAD   lengths, ids, weights and the module's numbers of bags, one all-to-all each
  *
- * The numbers of all exchanges are taken at the start, so other operations may be posted in between. A failure of this rank (a bad id, a
+ * The numbers of all exchanges are taken when it sets out, so others may be posted in between. A failure of this rank (a bad id, a
  * malformed input) is the caller's to tell the others, who wait for this one and could not go on.
  */
 #include "router.h"
@@ -173,26 +174,18 @@ static void strand_counts(const peri__routing *r, int32_t w, int64_t *bags, int6
     *ids = peri__routing_sent(r, w);
 }
 
+/** Write this rank's words; they set out with those of the routings beside this one. */
 static peri_status post_announcement(peri__routing *r)
 {
-    const peri__router *o = r->router;
-    const peri__routes *routes = o->routes;
-    const int32_t world = routes->world_size, mine = peri__strands_of(routes, o->group->rank);
-    int64_t *out = peri__alloc(sizeof *out * (size_t)world);
-    if (!out) return PERI_ENOMEM;
-    for (int32_t k = 0; k < world; k++) out[k] = PERI__ROUTING_WORDS + STRAND_WORDS * (int64_t)peri__strands_of(routes, k);
-    peri_status status = peri__announce_new(o->group, &r->args.agreement, out, PERI__ROUTING_WORDS + STRAND_WORDS * (int64_t)mine,
-                                            &r->numbers, &r->announce);
-    peri__free(out);
-    PERI_TRY(status);
-    for (int32_t k = 0; k < world; k++) {
-        int64_t *at = peri__announce_to(r->announce, k);
+    const peri__routes *routes = r->router->routes;
+    for (int32_t k = 0; k < routes->world_size; k++) {
+        int64_t *at = peri__announce_to(r->announce, r->part, k);
         memcpy(at, r->args.words, sizeof r->args.words);
         at += PERI__ROUTING_WORDS;
         for (int32_t w = routes->rank_wire[k]; w < routes->rank_wire[k + 1]; w++, at += STRAND_WORDS)
             strand_counts(r, w, &at[STRAND_BAGS], &at[STRAND_IDS]);
     }
-    return peri__announce_post(r->announce, 0);
+    return peri__announce_post(r->announce);
 }
 
 /** Totals by rank of what this rank sends, and room for what it is told. */
@@ -233,7 +226,7 @@ static peri_status read_announcements(peri__routing *r)
 {
     const peri__router *o = r->router;
     for (int32_t s = 0; s < o->routes->world_size && r->announce; s++) {
-        const int64_t *words = peri__announce_from(r->announce, s);
+        const int64_t *words = peri__announce_from(r->announce, r->part, s);
         PERI_TRY(r->args.check(r->args.ctx, s, words));
         PERI_TRY(take_counts(r, s, words + PERI__ROUTING_WORDS));
     }
@@ -329,7 +322,7 @@ peri_status peri__routing_test(peri__routing *r)
         if ((status = device_pending(r, peri__report_test(r->report))) != PERI_OK) return status;
         PERI_TRY(judge(r));
         PERI_TRY(make_counts(r));
-        if (r->router->routes->world_size > 1) PERI_TRY(post_announcement(r));
+        if (r->announce) PERI_TRY(post_announcement(r));
         PERI_TRY(pack(r));
         r->phase = ANNOUNCE;
         /* fallthrough */
@@ -384,25 +377,55 @@ static peri_status take_input(peri__routing *r)
     return status;
 }
 
-/** Numbers for all exchanges of this batch. */
-static peri_status take_numbers(peri__routing *r, bool ahead)
-{
-    peri_group *g = r->router->group;
-    PERI_TRY(peri__announce_reserve(g, ahead, r->args.agreement.bytes > 0, &r->numbers));
-    return peri__group_reserve(g, PERI_CHANNEL_IDS, PERI__PAYLOADS, &r->payload);
-}
-
 peri_status peri__routing_start(peri__routing *r, peri__router *o, const peri__routing_args *args)
 {
-    const bool ahead = !o->begun; /* identities come before the first batch's words, whose number depends on the plan */
     *r = (peri__routing){.router = o, .args = *args};
-    o->begun = true;
     peri_kjt_retain(args->kjt);
-    peri_status status = o->routes->world_size > 1 ? take_numbers(r, ahead) : PERI_OK;
-    if (status >= 0) status = peri__router_find(o, peri_kjt_keys(args->kjt));
+    peri_status status = peri__router_find(o, peri_kjt_keys(args->kjt));
     if (status >= 0) status = peri__outbound_of(o, args->kjt, &r->outbound);
     if (status >= 0) status = take_input(r);
     if (status >= 0) status = peri_kjt_sync_post(args->kjt);
     if (status < 0) peri__routing_fini(r);
+    return status;
+}
+
+/* -- setting out ------------------------------------------------------------------------------------------------------------------- */
+
+/** The announcement of @n routings: @parts, and room for the counts of their words. */
+static peri_status announce_all(peri__routing *const *r, int32_t n, peri__announce_part *parts, int64_t *out)
+{
+    peri_group *g = r[0]->router->group;
+    bool ahead = false, texts = false;
+    for (int32_t i = 0; i < n; i++, out += g->size) {
+        peri__router *o = r[i]->router;
+        const int32_t mine = peri__strands_of(o->routes, g->rank);
+        parts[i] = (peri__announce_part){.agreement = r[i]->args.agreement, .out = out,
+                                         .in = PERI__ROUTING_WORDS + STRAND_WORDS * (int64_t)mine};
+        for (int32_t k = 0; k < g->size; k++) out[k] = PERI__ROUTING_WORDS + STRAND_WORDS * (int64_t)peri__strands_of(o->routes, k);
+        texts = texts || r[i]->args.agreement.bytes > 0;
+        ahead = ahead || !o->begun; /* identities come before a first batch's words, whose number depends on the plan */
+        o->begun = true;
+    }
+    peri__announce_numbers numbers;
+    PERI_TRY(peri__announce_reserve(g, ahead, texts, &numbers));
+    peri__announce *a;
+    PERI_TRY(peri__announce_new(r[0]->router->function, g, parts, n, &numbers, (uint64_t)(n - 1), &a)); /* ranks must list as many */
+    for (int32_t i = 0; i < n; i++) {
+        if (i) peri__announce_retain(a);
+        r[i]->announce = a;
+        r[i]->part = i;
+    }
+    return PERI_OK;
+}
+
+peri_status peri__routings_set_out(peri__routing *const *r, int32_t n)
+{
+    peri_group *g = r[0]->router->group;
+    if (g->size == 1) return PERI_OK;
+    peri__announce_part *parts = peri__alloc(((sizeof *parts) + sizeof(int64_t) * (size_t)g->size) * (size_t)n);
+    if (!parts) return PERI_ENOMEM;
+    peri_status status = announce_all(r, n, parts, (int64_t *)(parts + n));
+    for (int32_t i = 0; i < n && status >= 0; i++) status = peri__group_reserve(g, PERI_CHANNEL_IDS, PERI__PAYLOADS, &r[i]->payload);
+    peri__free(parts);
     return status;
 }

@@ -104,13 +104,13 @@ struct peri__routing {
     peri__routing_args args;
     peri__outbound *outbound;
     int32_t phase;
-    peri__announce_numbers numbers; /* of its announcement */
+    int32_t part;            /* which one of the announcement is its own */
     uint64_t payload;        /* number of its first payload; the others follow */
     peri_tensor *values, *weights, *offsets_in; /* the input as kernels take it: weights or NULL; offsets i64 */
     peri_tensor *cursor;     /* i64: where each bag of the wire begins, while ids are packed */
     peri_tensor *wire_lengths; /* i32 [wire_bags], of what this rank sends; NULL again at the end, unless it is kept */
     struct peri__report *report; /* ids before each strand of the wire, and what the check found */
-    peri__announce *announce;
+    peri__announce *announce; /* shared with the routings that set out together; NULL: there are no other ranks */
     peri_tensor *send[PERI__PAYLOADS]; /* NULL: none, or gone where they belong */
     peri__transfer transfers[PERI__PAYLOADS];
     /* Known to both sides once `announced`: */
@@ -128,8 +128,11 @@ struct peri__routing {
     int64_t *place_first;    /* n_partitions + 1: first entry of each partition; a partition that is not routed has none */
 };
 
-/** Start: takes the numbers of its operations, and posts nothing yet. On failure @r is empty. */
+/** Take the input. Its words may still be changed. On failure @r is empty. */
 peri_status peri__routing_start(peri__routing *r, peri__router *router, const peri__routing_args *args);
+/** @n routings of one group set out together: take the numbers of their operations, which are announced in one message. Posts nothing
+ *  yet. All ranks list the same routers in the same order. On failure they are still to be ended. */
+peri_status peri__routings_set_out(peri__routing *const *r, int32_t n);
 /** PERI_PENDING until all that others send is here; `announced` may be true before. */
 peri_status peri__routing_test(peri__routing *r);
 void peri__routing_fini(peri__routing *r);

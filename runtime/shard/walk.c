@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * walk.c: a batch walks through a sharded module: its router takes the ids to their owners, tables look up what arrived, its ways bring the
- * rows back to the ranks that asked; gradients take the same way in reverse. What is particular to a kind of module are its stages.
+ * walk.c: a batch walks through a sharded module: its router takes the ids to their owners (input.c), tables look up what arrived, its ways
+ * bring the rows back to the ranks that asked; gradients take the same way in reverse. What is particular to a kind of module are its
+ * stages.
  *
  * The owner's buffer holds rows as [own lookups | replicas | rank 0's | rank 1's ...]: what belongs to this rank itself comes first and is
  * never sent; then what others get, lane after lane, in each rank after rank. The home side's buffer holds what other ranks return,
@@ -38,192 +39,18 @@ typedef struct output_dist {
     peri_work base;
     batch *batch;
     peri_tensor *buffer, *received;
+    peri_tensor *results;        /* f32, those that are put together; */
+    bool placed;                 /* rows of replicas are in them */
     peri__input_dist *ids;       /* of the batch, while rows of its raw ids are asked for; retained */
     peri__journey rows[PERI__LANES];
     peri__node *leave;           /* until the output is handed out; NULL: not recorded */
     bool used;
 } output_dist;
 
-static const peri__work_vtab input_vtab, output_vtab;
+static const peri__work_vtab output_vtab;
 static const peri__trip_vtab batch_vtab;
-static const char *const input_name = "peri_sharded_input_dist";
 
 static peri_status new_f32(peri_device *device, int64_t n, peri_tensor **out) { return peri_tensor_new(device, PERI_F32, 1, &n, out); }
-
-/* -- ids to their owners ----------------------------------------------------------------------------------------------------------- */
-
-/** What a module announces with every batch. */
-enum { WORD_KIND, WORD_FILES, WORD_STAMP };
-_Static_assert((int)WORD_STAMP < (int)PERI__ROUTING_WORDS, "words of a module");
-
-/** Kind of the input: what must be alike on all ranks. */
-enum { KIND_VARIABLE = 1, KIND_WEIGHTS_GRAD = 2, KIND_EVALUATION = 4 };
-
-static peri_status check_words(void *dist, int32_t rank, const int64_t *words)
-{
-    const peri__input_dist *d = dist;
-    const peri_sharded *e = d->ebc;
-    const int64_t *own = d->routing.args.words;
-    if ((words[WORD_KIND] ^ own[WORD_KIND]) & KIND_VARIABLE)
-        return peri__fail(PERI_EMISMATCH, "%s: the input of rank %d is%s of variable batch, that of rank %d is%s", input_name, rank,
-                          words[WORD_KIND] & KIND_VARIABLE ? "" : " not", e->rank, own[WORD_KIND] & KIND_VARIABLE ? "" : " not");
-    if ((words[WORD_KIND] ^ own[WORD_KIND]) & KIND_EVALUATION)
-        return peri__fail(PERI_EMISMATCH, "%s: rank %d is %s, rank %d %s; raw ids are learned by all ranks or by none", input_name, rank,
-                          words[WORD_KIND] & KIND_EVALUATION ? "in evaluation" : "in training", e->rank,
-                          own[WORD_KIND] & KIND_EVALUATION ? "in evaluation" : "in training");
-    if (words[WORD_KIND] != own[WORD_KIND])
-        return peri__fail(PERI_EMISMATCH, "%s: the per-sample weights of rank %d %s a gradient, those of rank %d %s", input_name, rank,
-                          words[WORD_KIND] & KIND_WEIGHTS_GRAD ? "want" : "do not want", e->rank,
-                          own[WORD_KIND] & KIND_WEIGHTS_GRAD ? "do" : "do not");
-    if (words[WORD_FILES] && own[WORD_FILES] && words[WORD_STAMP] != own[WORD_STAMP])
-        return peri__fail(PERI_EMISMATCH,
-                          "%s: the row files of rank %d were of another flush, when they were opened, than those of rank %d (flush %lld, "
-                          "iteration %lld); they must be of the same flush",
-                          input_name, rank, e->rank, (long long)e->found.number, (long long)e->found.iteration);
-    return PERI_OK;
-}
-
-static const char *identity_text(void *dist, int64_t *bytes)
-{
-    const peri_sharded *e = ((const peri__input_dist *)dist)->ebc;
-    *bytes = e->identity_bytes;
-    return e->identity_text;
-}
-
-static peri_status differ(void *dist, int32_t other, const char *texts, const int64_t *bytes)
-{
-    (void)other;
-    return peri__identity_fail(input_name, ((const peri__input_dist *)dist)->ebc->world_size, texts, bytes);
-}
-
-/** Once it is known what others send. */
-static peri_status lay_out(peri__input_dist *d)
-{
-    const peri__routing *r = &d->routing;
-    peri_sharded *e = d->ebc;
-    const bool by_id = e->kind->by_id;
-    const int64_t *counts = by_id ? r->ids : r->counts;
-    const peri__rule rule = {.by_id = by_id || peri__weights_at_home(d), .to_homes = e->two_rules};
-    peri__home *home;
-    if (!d->home) PERI_TRY(peri__batch_home(e, r, (peri__rule){.by_id = by_id}, &d->home));
-    PERI_TRY(peri__batch_layout_new(e, d->home, counts, NULL, &d->layouts[PERI__TO_OWNERS]));
-    if (rule.by_id == by_id && !rule.to_homes) {
-        peri__refs_add(&d->layouts[PERI__TO_OWNERS]->refs);
-        d->layouts[PERI__TO_HOMES] = d->layouts[PERI__TO_OWNERS];
-        return PERI_OK;
-    }
-    PERI_TRY(peri__batch_home(e, r, rule, &home));
-    peri_status status = peri__batch_layout_new(e, home, counts, by_id ? NULL : r->ids, &d->layouts[PERI__TO_HOMES]);
-    peri__home_release(home);
-    return status;
-}
-
-static peri_status input_step(peri_work *work)
-{
-    peri__input_dist *d = (peri__input_dist *)work;
-    peri_status status = peri__routing_test(&d->routing), laid_out = PERI_OK;
-    if (status >= 0 && d->routing.announced && !d->layouts[PERI__TO_HOMES]) laid_out = lay_out(d);
-    if (laid_out < 0) status = laid_out;
-    return status < 0 && d->ebc->world_size > 1 ? peri__group_fail(d->ebc->group, status) : status;
-}
-
-static void looks_free(peri_tbe_batch **looks, int32_t n)
-{
-    for (int32_t g = 0; looks && g < n; g++) peri_tbe_batch_release(looks[g]);
-    peri__free(looks);
-}
-
-static void input_fini(peri_work *work)
-{
-    peri__input_dist *d = (peri__input_dist *)work;
-    for (int32_t way = 0; way < 2; way++) {
-        looks_free(d->looks[way], d->ebc->n_sets);
-        peri__batch_layout_release(d->layouts[way]);
-        peri_tensor_release(d->id_offsets[way]);
-    }
-    peri__arrival_free(d->arrival, d->ebc);
-    peri__routing_fini(&d->routing);
-    peri_tensor_release(d->inverse);
-    peri__home_release(d->home);
-    peri_sharded_release(d->ebc);
-}
-
-static const peri__work_vtab input_vtab = {.name = "input_dist", .step = input_step, .fini = input_fini};
-
-static peri_status check_input(peri_sharded *e, peri_kjt *kjt)
-{
-    peri_kjt_desc desc;
-    peri_kjt_describe(kjt, &desc);
-    if (desc.device != e->device)
-        return peri__fail(PERI_EINVAL, "%s: the input is on %s, the module on %s", input_name, peri_device_name(desc.device),
-                          peri_device_name(e->device));
-    if (desc.values_dtype != PERI_I64 && desc.values_dtype != PERI_I32)
-        return peri__fail(PERI_EINVAL, "%s: ids are %s, allowed: i64, i32", input_name, peri_dtype_name(desc.values_dtype));
-    if (desc.weighted != e->weighted)
-        return peri__fail(PERI_EINVAL, "%s: the input has %sweights, the module is %sweighted (is_weighted)", input_name,
-                          desc.weighted ? "" : "no ", e->weighted ? "" : "not ");
-    return PERI_OK;
-}
-
-/** Start the routing of @kjt, and lay out what comes back of it. */
-static peri_status take_input(peri__input_dist *d, peri_kjt *kjt)
-{
-    peri_sharded *e = d->ebc;
-    peri_tensor *weights = NULL, *inverse = NULL;
-    PERI_TRY(peri_kjt_weights(kjt, &weights));
-    bool want = weights && weights->requires_grad;
-    peri_tensor_release(weights);
-    if (want && e->frozen && peri__grad_enabled())
-        return peri__fail(PERI_EINVAL, "%s: the input's weights want a gradient, which tables that are not trained do not give; look up "
-                                       "without gradients (peri_grad_enable)", input_name);
-    want = want && !e->frozen;
-    peri__routing_args a = {.kjt = kjt, .ctx = d, .check = check_words, .by_bag = e->any_mean ? e->kind->by_bag : NULL,
-                            .keep_lengths = want && !e->exact, .by_id = e->kind->by_id,
-                            .keep_places = e->two_rules || (want && e->exact) || e->returns_rows,
-                            .agreement = {.hash = peri__identity_hash(e), .bytes = e->identity_bytes, .ctx = d, .text = identity_text,
-                                          .differ = differ}};
-    PERI_TRY(peri__routing_start(&d->routing, &e->router, &a));
-    if (!e->kind->by_id) PERI_TRY(peri__batch_home(e, &d->routing, (peri__rule){0}, &d->home));
-    bool variable = d->home && d->home->variable;
-    int64_t *words = d->routing.args.words;
-    words[WORD_KIND] = (variable ? KIND_VARIABLE : 0) | (want ? KIND_WEIGHTS_GRAD : 0) |
-                       (e->n_managed && !d->training ? KIND_EVALUATION : 0);
-    words[WORD_FILES] = e->found.files;
-    words[WORD_STAMP] = (int64_t)e->found.stamp;
-    if (!variable) return PERI_OK;
-    PERI_TRY(peri_kjt_inverse_indices(kjt, &inverse));
-    peri_status status = peri_tensor_to(inverse, PERI_I64, NULL, &d->inverse);
-    peri_tensor_release(inverse);
-    return status;
-}
-
-static peri_status start(peri_sharded *e, peri_kjt *kjt, peri_work **out)
-{
-    peri_work *work;
-    PERI_TRY(check_input(e, kjt));
-    PERI_TRY(peri__work_new(sizeof(peri__input_dist), &input_vtab, e->group, e->device, &work));
-    peri__input_dist *d = (peri__input_dist *)work;
-    peri_sharded_retain(e);
-    d->ebc = e;
-    d->training = e->training;
-    peri_status status = take_input(d, kjt);
-    if (status < 0) peri__work_cancel(work, status);
-    else status = peri_work_test(work);
-    if (status < 0) peri_work_release(work);
-    else *out = work;
-    return status < 0 ? status : PERI_OK;
-}
-
-peri_status peri_sharded_input_dist(peri_sharded *e, peri_kjt *kjt, peri_work **out)
-{
-    PERI_NEED(e);
-    PERI_NEED(kjt);
-    PERI_NEED(out);
-    PERI_TRY(peri__group_check(input_name, e->group));
-    peri_status status = start(e, kjt, out);
-    if (status < 0 && e->world_size > 1) peri__group_fail(e->group, status);
-    return status;
-}
 
 /* -- a batch ----------------------------------------------------------------------------------------------------------------------- */
 
@@ -278,7 +105,7 @@ static void batch_fini(peri__trip *trip)
     peri__weights_dist_release(b->weights_dist);
     for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__journey_fini(&b->gradient[lane]);
     for (int32_t way = 0; way < 2; way++) {
-        looks_free(b->looks[way], n_sets);
+        peri__looks_free(b->looks[way], n_sets);
         peri__batch_layout_release(b->layouts[way]);
     }
     peri_sharded_release(b->ebc);
@@ -370,12 +197,12 @@ static peri_status weights_part(const batch *b, int32_t g, peri_tensor **out)
     return here ? peri__weights_dist_part(b->weights_dist, b->ebc->sets[g].replica, out) : PERI_OK;
 }
 
-/** Hand it on. The gradients of replicas were divided by a number of their own (see gradient_divisor). */
+/** Hand it on. The gradients of some replicas were divided by a number of their own (see gradient_divisor). */
 static peri_status weights_part_done(const batch *b, int32_t g, peri_tensor *part)
 {
     const peri__table_set *set = &b->ebc->sets[g];
     if (!part) return PERI_OK;
-    return peri__weights_dist_add(b->weights_dist, set->replica, part, set->replica && !set->dense ? b->ebc->world_size : 1);
+    return peri__weights_dist_add(b->weights_dist, set->replica, part, set->replica ? b->ebc->divisor[set->module_table[0]] : 1);
 }
 
 /** The dense gradient of a set's tables, and its part of the weights'. @flat new. */
@@ -452,18 +279,17 @@ static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_ten
 
 /* -- backward: the gradient sets out ----------------------------------------------------------------------------------------------- */
 
-/** Gradients of fused replicas add up over the ranks before the rows are updated. */
+/** Gradients of fused replicas add up over the ranks before the rows are updated. @rows: those of the own buffer, or where parts lie. */
 static peri_status reduce_replicas(batch *b, peri_tensor *rows)
 {
     peri_sharded *e = b->ebc;
     for (int32_t g = 0; g < e->n_sets; g++) {
-        if (!e->sets[g].replica || e->sets[g].dense) continue;
+        if (!peri__replicas_reduced(&e->sets[g])) continue;
         if (!b->replica_flat) b->replica_flat = peri__alloc_zero(sizeof *b->replica_flat * (size_t)e->n_sets);
         if (!b->replica_work) b->replica_work = peri__alloc_zero(sizeof *b->replica_work * (size_t)e->n_sets);
         if (!b->replica_flat || !b->replica_work) return PERI_ENOMEM;
         PERI_TRY(flat_gradient(b, g, rows, &b->replica_flat[g]));
-        if (e->world_size > 1)
-            PERI_TRY(peri__coll_sum_gradients(e->group, b->replica_flat[g], 0, &b->replica_work[g]));
+        if (e->world_size > 1) PERI_TRY(peri__replicas_reduce(e, &e->sets[g], b->replica_flat[g], &b->replica_work[g]));
     }
     return PERI_OK;
 }
@@ -514,15 +340,21 @@ static bool in_parts(const batch *b, peri_tensor *const *grad)
     return can;
 }
 
-/** The gradient of the rows from that of the results. *joined: NULL, or the latter as one tensor, new. */
-static peri_status spread(const batch *b, peri_tensor *const *grad_out, peri_tensor **joined)
+/** The gradient of the rows from that of the results. *joined: NULL, or the latter as one tensor, new. *parts: NULL, or where the rows of
+ *  replicas are read, borrowed. */
+static peri_status spread(const batch *b, peri_tensor *const *grad_out, peri_tensor **joined, peri_tensor **parts)
 {
     const peri_sharded *e = b->ebc;
     const peri__home *h = b->layouts[PERI__TO_OWNERS]->home;
-    *joined = NULL;
-    if (in_parts(b, grad_out)) return e->kind->spread_parts(e, h, &b->given, grad_out, b->rows, b->sent);
+    peri_tbe_batch *const *looks = b->looks[PERI__TO_OWNERS];
+    *joined = *parts = NULL;
+    if (in_parts(b, grad_out)) {
+        PERI_TRY(peri__replicas_place_back(e, h, looks, grad_out, parts));
+        return e->kind->spread_parts(e, h, &b->given, grad_out, b->rows, b->sent, !*parts);
+    }
     PERI_TRY(join_gradients(b, grad_out, joined));
-    return e->kind->spread(e, h, &b->given, *joined, b->rows, b->sent);
+    if (!e->kind->by_id) PERI_TRY(peri__replicas_place_back(e, h, looks, joined, parts));
+    return e->kind->spread(e, h, &b->given, *joined, b->rows, b->sent, !*parts);
 }
 
 /** The gradient of the ids' weights from the rows that came home. */
@@ -540,15 +372,16 @@ static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
     peri_sharded *e = b->ebc;
     const peri__batch_layout *l = b->layouts[PERI__TO_OWNERS];
     const peri__home *h = l->home;
-    peri_tensor *grad = NULL;
+    peri_tensor *grad = NULL, *parts = NULL;
     peri_status status;
     PERI_TRY_GOTO(new_f32(e->device, own_of(l) + l->owner->sent_out, &b->rows), out);
     PERI_TRY_GOTO(new_f32(e->device, h->received_out, &b->sent), out);
-    PERI_TRY_GOTO(spread(b, grad_out, &grad), out);
+    PERI_TRY_GOTO(spread(b, grad_out, &grad, &parts), out);
     PERI_TRY_GOTO(rows_start(b, b->rows, b->sent, PERI__TO_OWNERS, b->gradient), out);
     PERI_TRY_GOTO(make_weights(b, grad), out);
-    status = reduce_replicas(b, b->rows);
+    status = reduce_replicas(b, parts ? parts : b->rows);
 out:
+    peri__replicas_unplace(e, b->looks[PERI__TO_OWNERS]);
     peri_tensor_release(grad);
     return status;
 }
@@ -593,6 +426,7 @@ static void output_fini(peri_work *work)
     for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__journey_fini(&o->rows[lane]);
     peri_tensor_release(o->buffer);
     peri_tensor_release(o->received);
+    peri_tensor_release(o->results);
     if (o->ids) peri_work_release(&o->ids->base);
     peri__node_release(o->leave);
     if (o->batch) peri__trip_release(&o->batch->trip);
@@ -619,12 +453,19 @@ static peri_status look_up(output_dist *o)
     PERI_TRY(new_f32(e->device, l->home->received_out, &o->received));
     if (e->hollow) PERI_TRY(clear_sums(b, o->buffer));
     bool recording = peri__grad_enabled() && !e->frozen;
-    for (int32_t g = 0; g < e->n_sets; g++) {
-        if (recording) PERI_TRY(peri__tbe_ema(e->sets[g].tbe));
-        PERI_TRY(peri_tbe_batch_forward(b->looks[PERI__TO_HOMES][g], o->buffer));
+    PERI_TRY(peri_tensor_new(e->device, PERI_F32, 2, (int64_t[]){l->home->joined_rows, e->cols}, &o->results));
+    PERI_TRY(peri__replicas_place(e, l->home, b->looks[PERI__TO_HOMES], &o->placed));
+    peri_status status = PERI_OK;
+    for (int32_t g = 0; g < e->n_sets && status >= 0; g++) {
+        peri_tbe_batch *look = b->looks[PERI__TO_HOMES][g];
+        if (recording) status = peri__tbe_ema(e->sets[g].tbe);
+        if (status >= 0 && look->placed) status = peri__batch_forward("peri_tbe_batch_forward", look, o->results);
+        else if (status >= 0) status = peri_tbe_batch_forward(look, o->buffer);
     }
+    peri__replicas_unplace(e, b->looks[PERI__TO_HOMES]);
+    PERI_TRY(status);
     peri__parts_begin(e->group);
-    peri_status status = rows_start(b, o->buffer, o->received, PERI__TO_HOMES, o->rows);
+    status = rows_start(b, o->buffer, o->received, PERI__TO_HOMES, o->rows);
     peri__parts_end(e->group);
     PERI_TRY(status);
     return recording ? record_lookup(b, &o->leave) : PERI_OK;
@@ -634,7 +475,7 @@ static peri_status look_up(output_dist *o)
 static peri_status check_dist(const char *f, const peri_sharded *e, peri_work *dist, peri__input_dist **out)
 {
     peri__input_dist *d = (peri__input_dist *)dist;
-    if (dist->vtab != &input_vtab || d->ebc != e)
+    if (dist->vtab != &peri__input_vtab || d->ebc != e)
         return peri__fail(PERI_EINVAL, "%s: this work is not an input_dist of this module", f);
     if (dist->status != PERI_OK) return peri__fail(PERI_EINVAL, "%s: the input_dist is not complete; wait for it", f);
     if (d->used) return peri__fail(PERI_EINVAL, "%s: this input_dist was already used", f);
@@ -696,31 +537,42 @@ peri_status peri_sharded_compute_and_output_dist(peri_sharded *e, peri_work *dis
     return PERI_OK;
 }
 
-/** The rows of a batch, of the module's output dtype. @out new. */
-static peri_status make_rows(const output_dist *o, peri_tensor **out)
+/** Result @i of a batch where it lies as it is to be: @whole. */
+static peri_status whole_result(const output_dist *o, int32_t i, const peri_k_piece *whole, peri_tensor **out)
+{
+    const peri_sharded *e = o->batch->ebc;
+    peri_tensor *from = whole->own ? o->buffer : o->received;
+    int64_t shape[2] = {o->batch->layouts[PERI__TO_HOMES]->home->feature_rows[e->result_feature[i]], e->cols};
+    return peri__tensor_view(from, 2, shape, NULL, from->offset + whole->offset, out);
+}
+
+/** All results of a batch, of the module's output dtype, not recorded. @out: new references; *@made of them. */
+static peri_status collect_results(const output_dist *o, peri_tensor **out, int32_t *made)
 {
     const batch *b = o->batch;
     const peri_sharded *e = b->ebc;
-    peri_tensor *rows;
-    PERI_TRY(e->kind->combine(e, b->layouts[PERI__TO_HOMES]->home, &b->given, o->buffer, o->received, &rows));
-    peri_status status = peri_tensor_to(rows, e->output_dtype, NULL, out);
-    peri_tensor_release(rows);
+    const peri__home *h = b->layouts[PERI__TO_HOMES]->home;
+    peri_tensor *rows = o->results, *wide;
+    int64_t at = 0;
+    PERI_TRY(e->kind->combine(e, h, &b->given, o->buffer, o->received, !o->placed, rows));
+    peri_status status = PERI_OK;
+    for (int32_t i = 0; i < e->n_results && status >= 0; i++) {
+        const peri_k_piece *whole = h->whole && h->whole[i].offset >= 0 ? &h->whole[i] : NULL;
+        status = whole ? whole_result(o, i, whole, &wide) : result_of(b, rows, i, &at, &wide);
+        if (status < 0) break;
+        status = peri_tensor_to(wide, e->output_dtype, NULL, &out[i]);
+        peri_tensor_release(wide);
+        *made += status >= 0;
+    }
     return status;
 }
 
-/** All results of a batch, recorded if the lookup is. @out: new references. */
+/** The same, recorded if the lookup is; or none. */
 static peri_status make_results(output_dist *o, peri_tensor **out)
 {
-    batch *b = o->batch;
-    const int32_t n = b->ebc->n_results;
-    peri_tensor *rows;
-    int64_t at = 0;
-    PERI_TRY(make_rows(o, &rows));
-    peri_status status = PERI_OK;
     int32_t made = 0;
-    for (; made < n && status >= 0; made += status >= 0) status = result_of(b, rows, made, &at, &out[made]);
-    peri_tensor_release(rows);
-    if (status >= 0 && o->leave) status = peri__trip_arrives(&b->trip, &o->leave, out, n);
+    peri_status status = collect_results(o, out, &made);
+    if (status >= 0 && o->leave) status = peri__trip_arrives(&o->batch->trip, &o->leave, out, made);
     for (; status < 0 && made > 0; made--) peri_tensor_release(out[made - 1]);
     return status;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * walk.h: one batch on its way through a sharded module (walk.c), and the gradients of its ids' weights (weights_dist.c).
+ * walk.h: one batch on its way through a sharded module (input.c, walk.c), and the gradients of its ids' weights (weights_dist.c).
  */
 #ifndef PERI_SHARD_WALK_H
 #define PERI_SHARD_WALK_H
@@ -23,6 +23,11 @@ typedef struct peri__input_dist {
     bool training;         /* its raw ids are learned */
     bool used;             /* a lookup has taken it */
 } peri__input_dist;
+
+extern const peri__work_vtab peri__input_vtab;
+
+/** Give up @looks, @n of them; NULL is fine. */
+void peri__looks_free(peri_tbe_batch **looks, int32_t n);
 
 /** Raw ids become rows, unless they are; PERI_PENDING: a map wants scores. */
 peri_status peri__managed_arrive(peri__input_dist *d);

@@ -10,6 +10,7 @@
  * The order changes no bit: the gradients that reach one tensor are added up in the reverse of the order of recording. One that comes
  * before its turn is held until then.
  */
+#include "../base/between.h"
 #include "internal.h"
 
 #include <stdlib.h>
@@ -327,10 +328,25 @@ peri_status peri_backward_step(peri_backward *pass)
             if (status != PERI_OK) return status;
         }
         PERI_TRY(deliver(pass, node));
+        peri__between();
         pass->nodes[pass->at++] = NULL;
         peri__node_spend(node);
     }
     return finish_endings(pass);
+}
+
+peri_status peri_backward_hook(peri_backward *pass, int64_t *id, peri_tensor **grad)
+{
+    PERI_NEED(pass);
+    PERI_NEED(id);
+    PERI_NEED(grad);
+    *grad = NULL;
+    *id = pass->at < pass->n ? peri__hook_ask(pass->nodes[pass->at]) : 0;
+    if (*id && pass->nodes[pass->at]->grad_out[0]) {
+        *grad = pass->nodes[pass->at]->grad_out[0];
+        peri_tensor_retain(*grad);
+    }
+    return PERI_OK;
 }
 
 static peri_status check_root(const peri_tensor *root, const peri_tensor *grad)

@@ -34,7 +34,7 @@ struct peri_device {
     const peri_device_vtab *vtab;
     void *ctx;
     int32_t caps, id; /* PERI_DEVICE_*; place in the table of devices */
-    char name[32];
+    char name[32], alias[32]; /* "cuda:1"; what was asked for, "cuda", if that is another word */
     peri_stream default_stream; /* never released; head of the list of streams, which device.c's stream_lock guards */
 };
 
@@ -165,6 +165,7 @@ enum {
     PERI__POSTS = 1,   /* posts an exchange, */
     PERI__WAITS = 2,   /* returns PERI_PENDING until one is complete */
     PERI__UPDATES = 4, /* changes tables that other nodes look up: such nodes keep the reverse of the order of recording */
+    PERI__CALLS = 8,   /* a hook: returns PERI_PENDING once, for whoever runs the pass (hook.c) */
 };
 
 /** What a kind of node does. */
@@ -228,6 +229,8 @@ void peri__node_save(peri__node *node, int32_t i, peri_tensor *t);
 /** A view of the same storage outside the tape. @out new. */
 peri_status peri__detached(peri_tensor *t, peri_tensor **out);
 void peri__node_release(peri__node *node);
+/** The id of a hook's node, if the pass has just come to it: once; else 0. */
+int64_t peri__hook_ask(peri__node *node);
 /** A pass is over with @node: release its gradients, what it keeps, and the pass's reference. */
 void peri__node_spend(peri__node *node);
 /** How often the elements of @t were changed in place. */

@@ -108,6 +108,32 @@ PERI_API void peri_group_fingerprints(peri_group *group, bool on);
 /** The last (at most 256) operations of the group on this rank, one a line, oldest first, in @text of @len bytes (cut if longer). */
 PERI_API void peri_group_record(const peri_group *group, char *text, size_t len);
 
+/** A collective operation of this rank that has ended while its world was watched. */
+typedef struct peri_watched_op {
+    uint64_t group;     /* a mark of its group, equal on all members */
+    uint64_t sequence;  /* its number in the group, equal on all members */
+    int64_t posted_ns, done_ns; /* peri_time_ns: when the transport got it; when it was found complete */
+    int64_t bytes;      /* that this rank sent */
+    int32_t channel, reserved;
+} peri_watched_op;
+
+/** A stretch of time in which this rank could not go on. */
+typedef struct peri_watched_wait {
+    int64_t from_ns, to_ns;
+    int64_t op;         /* index of the operation whose end ended it */
+} peri_watched_wait;
+
+/** Note every operation that ends in the world of @group, and when this rank waits for one, until @on is false; what was noted stays until
+ *  it is true again. Local. */
+PERI_API peri_status peri_group_watch(peri_group *group, bool on);
+/** What was noted: @ops and @waits, in the order of their ends; borrowed until the next call of peri_group_watch or the next operation. */
+PERI_API void peri_group_watched(const peri_group *group, const peri_watched_op **ops, int64_t *n_ops, const peri_watched_wait **waits,
+                                 int64_t *n_waits);
+/** For loops that test by themselves: this rank cannot go on now; and what it tests, if it is a work. Notes it while the world is watched.
+ *  (peri_work_wait does so itself.) Local. */
+PERI_API void peri_group_waits(peri_group *group);
+PERI_API void peri_work_waits(peri_work *work);
+
 /** Move this rank's operations on, in all groups of its world; returns a count that grows whenever one of them got further. */
 PERI_API int64_t peri_group_progress(peri_group *group);
 /** This rank's unfinished operations in all groups of its world. */
@@ -187,11 +213,11 @@ PERI_API peri_status peri_coll_tpu_all_to_all(peri_group *group, peri_tensor *in
 /* -- data-parallel gradients --------------------------------------------------------------------------------------------------------- */
 
 /** Average the gradients of @params (n leaves of f32 or f64, retained; their order equal on all ranks) over @group, in buckets of about
- *  @bucket_bytes (0: 25 MiB) that travel while the backward pass still computes the rest: buckets are filled from the last parameter
- *  to the first and posted in that order. Each backward pass that reaches one of them ends when all are averages: peri_backward_step is
- *  collective then, and every rank must run a pass that reaches a parameter, or a watched tensor, or call peri_reducer_finish instead. A
- *  parameter without a gradient counts as zeros. Gradients accumulate: what is averaged is the whole gradient. One reducer per parameter.
- *  @out new. */
+ *  @bucket_bytes (0: 25 MiB; at most a quarter of all, or 512 KiB) that travel while the backward pass still computes the rest: buckets
+ *  are filled from the last parameter to the first and posted in that order. Each backward pass that reaches one of them ends when all are
+ *  averages: peri_backward_step is collective then, and every rank must run a pass that reaches a parameter, or a watched tensor, or call
+ *  peri_reducer_finish instead. A parameter without a gradient counts as zeros. Gradients accumulate: what is averaged is the whole
+ *  gradient. One reducer per parameter. @out new. */
 PERI_API peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int64_t n, int64_t bucket_bytes, peri_reducer **out);
 /** Take part in the averages without a backward pass, on a rank that has none while others have; or after passes with the reducer
  *  disabled. PERI_PENDING: call again. Collective, does not block. Without ranks to average with, or disabled, it does nothing. */

@@ -24,7 +24,8 @@ typedef struct peri_event_ref {
     peri_event *ptr;
 } peri_event_ref;
 
-/** Open (first time) and return device @name: "cpu", "opaque", "cuda:0", ... Local. @out borrowed, lives as long as the process.
+/** Open (first time) and return device @name: "cpu", "opaque", "cuda:0", ...; "cuda" is the GPU of this rank's number on its machine.
+ *  Local. @out borrowed, lives as long as the process.
  *  PERI_ENOTFOUND for an unknown name, PERI_EUNSUPPORTED with the reason when the backend cannot run here. */
 PERI_API peri_status peri_device_get(const char *name, peri_device **out);
 /** Full name, "cuda:0". Borrowed. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * perilune/io.h: batches in host memory, the Criteo reader, synthetic data, and what judges a model: metrics, a baseline.
+ * perilune/io.h: batches in host memory, the Criteo reader, synthetic data, what judges a model (metrics, a baseline), and loading on a
+ * thread of its own.
  *
  * Everything here works on host memory, serially, and is local: no function communicates. A batch on the host becomes tensors and a
  * KeyedJaggedTensor by Lua's perilune.data. Distributed reading needs no communication either: every rank takes its own rows of each
@@ -9,6 +10,7 @@
 #ifndef PERILUNE_IO_H
 #define PERILUNE_IO_H
 
+#include <perilune/jagged.h>
 #include <perilune/tensor.h>
 
 /* -- batches ----------------------------------------------------------------------------------------------------------------------- */
@@ -182,5 +184,59 @@ PERI_API peri_status peri_metric_rauc(const peri_metric_samples *samples, double
 /** XAUC: over all pairs, weighted w_i*w_j: @right = pairs in the same strict order, or tied, by both label and prediction; @pairs = all.
  *  n^2. */
 PERI_API peri_status peri_metric_xauc(const peri_metric_samples *samples, double *right, double *pairs);
+
+/* -- loading on a thread of its own ------------------------------------------------------------------------------------------------- */
+
+/** A bounded queue of parcels from a thread that makes them to the one thread that takes them. */
+typedef struct peri_feed peri_feed;
+
+/** A binding's handle. */
+typedef struct peri_feed_ref {
+    peri_feed *ptr;
+} peri_feed_ref;
+
+/** What an object in a parcel is. */
+enum { PERI_FEED_TENSOR = 0, PERI_FEED_KJT = 1, PERI_FEED_JT = 2, PERI_FEED_KT = 3 };
+
+/** An object in a parcel: a reference that whoever has the parcel owns. */
+typedef struct peri_feed_object {
+    void *ptr;    /* a peri_tensor, peri_kjt, ... */
+    int32_t kind; /* PERI_FEED_* */
+} peri_feed_object;
+
+/** What the thread does: run(state, n_args, 0, 0), once, and then, when the feed is released, close(state). The two are addresses of
+ *  functions like Lua's lua_pcall and lua_close, so that the thread can run a state of Lua of its own. */
+typedef struct peri_feed_thread {
+    void *state;
+    int32_t n_args;
+    void *run;   /* int32_t (void *state, int32_t n_args, int32_t n_results, int32_t handler); 0: it went well */
+    void *close; /* void (void *state), or NULL */
+} peri_feed_thread;
+
+/** What one call of the thread hands over. */
+typedef struct peri_feed_parcel {
+    const char *bytes; /* [n_bytes] */
+    int64_t n_bytes;
+    const peri_feed_object *objects; /* [n_objects] */
+    int32_t n_objects;
+} peri_feed_parcel;
+
+/** A queue of at most @ahead (1..4096) parcels. @out new. */
+PERI_API peri_status peri_feed_new(int32_t ahead, peri_feed **out);
+/** Begin the thread, once: the feed owns @thread->state from then on. Without a thread (PERI_EIO) the state stays the caller's. */
+PERI_API peri_status peri_feed_start(peri_feed *feed, const peri_feed_thread *thread);
+/** On the thread: hand a parcel over, of which bytes and list of objects are copied. The objects' references are taken over, also when it
+ *  fails (but not with PERI_EINVAL: the parcel is malformed). Blocks while the queue is full. PERI_ECLOSED: nobody wants more. */
+PERI_API peri_status peri_feed_put(peri_feed *feed, const peri_feed_parcel *parcel);
+/** On the other side: the next parcel; bytes and list stay until the next call, the objects' references become the caller's. Waits up to
+ *  @wait_us microseconds, then PERI_PENDING. PERI_ECLOSED: all were taken, and the thread is over or was never begun. */
+PERI_API peri_status peri_feed_take(peri_feed *feed, int64_t wait_us, peri_feed_parcel *parcel);
+/** What run returned; 0 while the thread is not over. */
+PERI_API int32_t peri_feed_result(peri_feed *feed);
+/** Want no more: what is in the queue is given up, and the thread gets PERI_ECLOSED from its next put. Waits up to @wait_us microseconds
+ *  for its end: PERI_ETIMEOUT if that does not come. */
+PERI_API peri_status peri_feed_stop(peri_feed *feed, int64_t wait_us);
+/** Stop it, and give it and the state back; NULL is fine. A thread that does not end within 5 s is left alone, and does so when it ends. */
+PERI_API void peri_feed_release(peri_feed *feed);
 
 #endif

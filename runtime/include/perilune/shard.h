@@ -82,6 +82,7 @@ typedef struct peri_sharded_collision {
     const int64_t *segments; /* int64[buckets + 1]: rows where buckets begin, and the end; shards begin at some of them */
     int64_t input_hash_size; /* PERI_SPREAD_RANGE */
     int32_t buckets, spread; /* of the whole table; PERI_SPREAD_* */
+    const char *agreed;      /* what else ranks must agree on: lines "name<tab>value"; NULL: nothing */
 } peri_sharded_collision;
 
 /** One table and its plan entry. */
@@ -129,6 +130,7 @@ typedef struct peri_sharded_config {
     int32_t places;         /* 0 or 1: shards are cut over the ranks of the group. More (a group of one rank): over so many places of this
                                process, which the plan numbers as if they were ranks; the tables of each place are looked up together */
     bool returns_rows;      /* the rows that raw ids became come home too: peri_sharded_rows */
+    const char *name;       /* of the module, for messages; NULL: it has none; copied */
 } peri_sharded_config;
 
 /** Allocate and initialise this rank's shards. Collective: all members with the same configuration and plan; every exchange compares them,
@@ -144,6 +146,18 @@ PERI_API void peri_sharded_release(peri_sharded *ebc);
  *  module among the keys of @kjt, in any order; ids out of range are an error that names table, feature, sample and id, on this rank, and
  *  poisons the group. Collective. @kjt retained. @out new. */
 PERI_API peri_status peri_sharded_input_dist(peri_sharded *ebc, peri_kjt *kjt, peri_work **out);
+
+/** One module's input. */
+typedef struct peri_sharded_input {
+    peri_sharded *module;
+    peri_kjt *kjt;
+} peri_sharded_input;
+
+/** The same for @n modules at once: what they tell other ranks before the ids travel is one message
+ *  for all of a group instead of one each (TorchRec's FusedKJTListSplitsAwaitable). @out: room for @n, new; each is a work as of
+ *  peri_sharded_input_dist. All ranks list the same modules in the same order. On failure nothing was made, and the groups of several ranks
+ *  are poisoned. Collective. */
+PERI_API peri_status peri_sharded_input_dists(const peri_sharded_input *inputs, int32_t n, peri_work **out);
 /** Look up what arrived and send the pooled rows back. @dist is a complete work of peri_sharded_input_dist, used once; posts and
  *  returns. Collective. PERI_PENDING: as peri_sharded_prefetch; nothing was posted. @out new. */
 PERI_API peri_status peri_sharded_compute_and_output_dist(peri_sharded *ebc, peri_work *dist, peri_work **out);

@@ -104,6 +104,14 @@ PERI_API peri_status peri_backward_new(peri_tensor *const *roots, peri_tensor *c
  *  nodes are spent afterwards. PERI_EINVAL if a tensor that an operation needs now was changed in place after it (by peri_tensor_copy,
  *  fill or write, an exchange, an optimizer; what is written through peri_tensor_data is not seen). */
 PERI_API peri_status peri_backward_step(peri_backward *pass);
+/** The same elements, with a hook on the tape: a pass that has their gradient, and before it goes on to what made them, lets
+ *  peri_backward_step return PERI_PENDING once, so that the caller can do something inside the pass. On all ranks in the reverse of the
+ *  order of recording, as exchanges are posted; also where no gradient flowed back. @id: above 0, the caller's. Of a tensor that is not
+ *  recorded: a view. */
+PERI_API peri_status peri_tensor_hooked(peri_tensor *t, int64_t id, peri_tensor **out);
+/** After peri_backward_step returned PERI_PENDING: the hook that it stands at, once: @id and the gradient @grad (new, NULL if none flowed
+ *  back). @id 0: it waits for other ranks, or the hook was asked for already. */
+PERI_API peri_status peri_backward_hook(peri_backward *pass, int64_t *id, peri_tensor **grad);
 /** Give the pass up, also in the middle; NULL is fine. */
 PERI_API void peri_backward_release(peri_backward *pass);
 /** peri_backward_new from one root, step to the end, release. Blocks, within the deadlines of the exchanges on the tape. */

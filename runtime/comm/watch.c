@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * watch.c: what a rank waits for. While a world is watched every operation that ends is noted, and every stretch of time in which the rank
+ * could not go on, with the operation whose end ended it. Numbers of operations are equal on all ranks, so that these can find out
+ * afterwards who came last.
+ *
+ * A wait begins when a loop that can do nothing but test says so. It ends with the first operation found complete by a test of that loop:
+ * outside of any step, or in the step of the work that it waits for, whose phases are so told apart. What else completes meanwhile, in
+ * steps of other works, ends no wait.
+ */
+#include "internal.h"
+
+/** Room for one element more of @size bytes in *@list, which has @n. */
+static bool grow(void **list, size_t size, int64_t n, int64_t *room)
+{
+    if (n < *room) return true;
+    int64_t more = 2 * *room + 256;
+    void *data = peri__realloc(*list, size * (size_t)more);
+    if (!data) return false;
+    *list = data;
+    *room = more;
+    return true;
+}
+
+void peri__watch_waits(peri__comm *comm, const peri_work *awaited)
+{
+    peri__watch *w = &comm->watch;
+    if (!w->on || w->from) return;
+    w->from = peri_time_ns();
+    w->awaited = awaited;
+}
+
+int64_t peri__watch_ended(peri_group *group, uint64_t sequence, int32_t channel, int64_t bytes, int64_t posted_ns)
+{
+    peri__watch *w = &group->comm->watch;
+    if (!w->on || !posted_ns) return 0;
+    w->on = grow((void **)&w->ops, sizeof *w->ops, w->n_ops, &w->room_ops); /* without memory for more: what is noted is what there is */
+    if (!w->on) return 0;
+    w->ops[w->n_ops++] = (peri_watched_op){.group = group->tag, .sequence = sequence, .posted_ns = posted_ns, .done_ns = peri_time_ns(),
+                                           .bytes = bytes, .channel = channel};
+    return w->before + w->n_ops;
+}
+
+/** The wait of now ends with operation @number, unless that was complete before or is not noted. */
+static void close_wait(peri__watch *w, int64_t number)
+{
+    if (!w->from || number <= w->before) return;
+    const int64_t op = number - w->before - 1, done = w->ops[op].done_ns;
+    if (done < w->from) return;
+    w->on = grow((void **)&w->waits, sizeof *w->waits, w->n_waits, &w->room_waits);
+    if (w->on) w->waits[w->n_waits++] = (peri_watched_wait){.from_ns = w->from, .to_ns = done, .op = op};
+    w->from = 0;
+}
+
+void peri__watch_found(peri__comm *comm, const peri_work *work)
+{
+    peri__watch *w = &comm->watch;
+    w->seen = peri__max(w->seen, work->ended_by);
+    const bool waiter = !comm->stepping && comm->within == 0;
+    if (w->within || waiter) close_wait(w, work->ended_by);
+    if (waiter && work == w->awaited) w->from = 0;
+}
+
+void peri__watch_fini(peri__watch *w)
+{
+    peri__free(w->ops);
+    peri__free(w->waits);
+    *w = (peri__watch){0};
+}
+
+peri_status peri_group_watch(peri_group *group, bool on)
+{
+    PERI_NEED(group);
+    peri__watch *w = &group->comm->watch;
+    if (on && !w->on) {
+        w->before += w->n_ops;
+        w->n_ops = w->n_waits = 0;
+    }
+    w->on = on;
+    w->from = 0;
+    return PERI_OK;
+}
+
+void peri_group_watched(const peri_group *group, const peri_watched_op **ops, int64_t *n_ops, const peri_watched_wait **waits,
+                        int64_t *n_waits)
+{
+    const peri__watch *w = &group->comm->watch;
+    *ops = w->ops;
+    *n_ops = w->n_ops;
+    *waits = w->waits;
+    *n_waits = w->n_waits;
+}
+
+void peri_group_waits(peri_group *group) { peri__watch_waits(group->comm, NULL); }
+void peri_work_waits(peri_work *work) { peri__watch_waits(work->group->comm, work); }

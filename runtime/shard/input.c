@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * input.c: ids to their owners: the first part of a batch's walk. Batches of several modules may set out together (router.c).
+ */
+#include "walk.h"
+
+#include "../tensor/jagged_internal.h"
+
+/** What a module announces with every batch. */
+enum { WORD_KIND, WORD_FILES, WORD_STAMP };
+_Static_assert((int)WORD_STAMP < (int)PERI__ROUTING_WORDS, "words of a module");
+
+/** Kind of the input: what must be alike on all ranks. */
+enum { KIND_VARIABLE = 1, KIND_WEIGHTS_GRAD = 2, KIND_EVALUATION = 4 };
+
+static peri_status check_words(void *dist, int32_t rank, const int64_t *words)
+{
+    const peri__input_dist *d = dist;
+    const peri_sharded *e = d->ebc;
+    const int64_t *own = d->routing.args.words;
+    const char *f = e->router.function;
+    if ((words[WORD_KIND] ^ own[WORD_KIND]) & KIND_VARIABLE)
+        return peri__fail(PERI_EMISMATCH, "%s: the input of rank %d is%s of variable batch, that of rank %d is%s", f, rank,
+                          words[WORD_KIND] & KIND_VARIABLE ? "" : " not", e->rank, own[WORD_KIND] & KIND_VARIABLE ? "" : " not");
+    if ((words[WORD_KIND] ^ own[WORD_KIND]) & KIND_EVALUATION)
+        return peri__fail(PERI_EMISMATCH, "%s: rank %d is %s, rank %d %s; raw ids are learned by all ranks or by none", f, rank,
+                          words[WORD_KIND] & KIND_EVALUATION ? "in evaluation" : "in training", e->rank,
+                          own[WORD_KIND] & KIND_EVALUATION ? "in evaluation" : "in training");
+    if (words[WORD_KIND] != own[WORD_KIND])
+        return peri__fail(PERI_EMISMATCH, "%s: the per-sample weights of rank %d %s a gradient, those of rank %d %s", f, rank,
+                          words[WORD_KIND] & KIND_WEIGHTS_GRAD ? "want" : "do not want", e->rank,
+                          own[WORD_KIND] & KIND_WEIGHTS_GRAD ? "do" : "do not");
+    if (words[WORD_FILES] && own[WORD_FILES] && words[WORD_STAMP] != own[WORD_STAMP])
+        return peri__fail(PERI_EMISMATCH,
+                          "%s: the row files of rank %d were of another flush, when they were opened, than those of rank %d (flush %lld, "
+                          "iteration %lld); they must be of the same flush",
+                          f, rank, e->rank, (long long)e->found.number, (long long)e->found.iteration);
+    return PERI_OK;
+}
+
+static const char *identity_text(void *dist, int64_t *bytes)
+{
+    const peri_sharded *e = ((const peri__input_dist *)dist)->ebc;
+    *bytes = e->identity_bytes;
+    return e->identity_text;
+}
+
+static peri_status differ(void *dist, int32_t other, const char *texts, const int64_t *bytes)
+{
+    (void)other;
+    const peri_sharded *e = ((const peri__input_dist *)dist)->ebc;
+    return peri__identity_fail(e->router.function, e->world_size, texts, bytes);
+}
+
+/** Once it is known what others send. */
+static peri_status lay_out(peri__input_dist *d)
+{
+    const peri__routing *r = &d->routing;
+    peri_sharded *e = d->ebc;
+    const bool by_id = e->kind->by_id;
+    const int64_t *counts = by_id ? r->ids : r->counts;
+    const peri__rule rule = {.by_id = by_id || peri__weights_at_home(d), .to_homes = e->two_rules};
+    peri__home *home;
+    if (!d->home) PERI_TRY(peri__batch_home(e, r, (peri__rule){.by_id = by_id}, &d->home));
+    PERI_TRY(peri__batch_layout_new(e, d->home, counts, NULL, &d->layouts[PERI__TO_OWNERS]));
+    if (rule.by_id == by_id && !rule.to_homes) {
+        peri__refs_add(&d->layouts[PERI__TO_OWNERS]->refs);
+        d->layouts[PERI__TO_HOMES] = d->layouts[PERI__TO_OWNERS];
+        return PERI_OK;
+    }
+    PERI_TRY(peri__batch_home(e, r, rule, &home));
+    peri_status status = peri__batch_layout_new(e, home, counts, by_id ? NULL : r->ids, &d->layouts[PERI__TO_HOMES]);
+    peri__home_release(home);
+    return status;
+}
+
+static peri_status input_step(peri_work *work)
+{
+    peri__input_dist *d = (peri__input_dist *)work;
+    peri_status status = peri__routing_test(&d->routing), laid_out = PERI_OK;
+    if (status >= 0 && d->routing.announced && !d->layouts[PERI__TO_HOMES]) laid_out = lay_out(d);
+    if (laid_out < 0) status = laid_out;
+    return status < 0 && d->ebc->world_size > 1 ? peri__group_fail(d->ebc->group, status) : status;
+}
+
+void peri__looks_free(peri_tbe_batch **looks, int32_t n)
+{
+    for (int32_t g = 0; looks && g < n; g++) peri_tbe_batch_release(looks[g]);
+    peri__free(looks);
+}
+
+static void input_fini(peri_work *work)
+{
+    peri__input_dist *d = (peri__input_dist *)work;
+    for (int32_t way = 0; way < 2; way++) {
+        peri__looks_free(d->looks[way], d->ebc->n_sets);
+        peri__batch_layout_release(d->layouts[way]);
+        peri_tensor_release(d->id_offsets[way]);
+    }
+    peri__arrival_free(d->arrival, d->ebc);
+    peri__routing_fini(&d->routing);
+    peri_tensor_release(d->inverse);
+    peri__home_release(d->home);
+    peri_sharded_release(d->ebc);
+}
+
+const peri__work_vtab peri__input_vtab = {.name = "input_dist", .step = input_step, .fini = input_fini};
+
+static peri_status check_input(peri_sharded *e, peri_kjt *kjt)
+{
+    peri_kjt_desc desc;
+    peri_kjt_describe(kjt, &desc);
+    if (desc.device != e->device)
+        return peri__fail(PERI_EINVAL, "%s: the input is on %s, the module on %s", e->router.function, peri_device_name(desc.device),
+                          peri_device_name(e->device));
+    if (desc.values_dtype != PERI_I64 && desc.values_dtype != PERI_I32)
+        return peri__fail(PERI_EINVAL, "%s: ids are %s, allowed: i64, i32", e->router.function, peri_dtype_name(desc.values_dtype));
+    if (desc.weighted != e->weighted)
+        return peri__fail(PERI_EINVAL, "%s: the input has %sweights, the module is %sweighted (is_weighted)", e->router.function,
+                          desc.weighted ? "" : "no ", e->weighted ? "" : "not ");
+    return PERI_OK;
+}
+
+/** Start the routing of @kjt, and lay out what comes back of it. */
+static peri_status take_input(peri__input_dist *d, peri_kjt *kjt)
+{
+    peri_sharded *e = d->ebc;
+    peri_tensor *weights = NULL, *inverse = NULL;
+    PERI_TRY(peri_kjt_weights(kjt, &weights));
+    bool want = weights && weights->requires_grad;
+    peri_tensor_release(weights);
+    if (want && e->frozen && peri__grad_enabled())
+        return peri__fail(PERI_EINVAL, "%s: the input's weights want a gradient, which tables that are not trained do not give; look up "
+                                       "without gradients (peri_grad_enable)", e->router.function);
+    want = want && !e->frozen;
+    peri__routing_args a = {.kjt = kjt, .ctx = d, .check = check_words, .by_bag = e->any_mean ? e->kind->by_bag : NULL,
+                            .keep_lengths = want && !e->exact, .by_id = e->kind->by_id,
+                            .keep_places = e->two_rules || (want && e->exact) || e->returns_rows,
+                            .agreement = {.hash = peri__identity_hash(e), .bytes = e->identity_bytes, .ctx = d, .text = identity_text,
+                                          .differ = differ}};
+    PERI_TRY(peri__routing_start(&d->routing, &e->router, &a));
+    if (!e->kind->by_id) PERI_TRY(peri__batch_home(e, &d->routing, (peri__rule){0}, &d->home));
+    bool variable = d->home && d->home->variable;
+    int64_t *words = d->routing.args.words;
+    words[WORD_KIND] = (variable ? KIND_VARIABLE : 0) | (want ? KIND_WEIGHTS_GRAD : 0) |
+                       (e->n_managed && !d->training ? KIND_EVALUATION : 0);
+    words[WORD_FILES] = e->found.files;
+    words[WORD_STAMP] = (int64_t)e->found.stamp;
+    if (!variable) return PERI_OK;
+    PERI_TRY(peri_kjt_inverse_indices(kjt, &inverse));
+    peri_status status = peri_tensor_to(inverse, PERI_I64, NULL, &d->inverse);
+    peri_tensor_release(inverse);
+    return status;
+}
+
+/** The work of one input; nothing of it is numbered yet. */
+static peri_status start(const peri_sharded_input *in, peri_work **out)
+{
+    peri_sharded *e = in->module;
+    peri_work *work;
+    PERI_TRY(peri__group_check(e->router.function, e->group));
+    PERI_TRY(check_input(e, in->kjt));
+    PERI_TRY(peri__work_new(sizeof(peri__input_dist), &peri__input_vtab, e->group, e->device, &work));
+    peri__input_dist *d = (peri__input_dist *)work;
+    peri_sharded_retain(e);
+    d->ebc = e;
+    d->training = e->training;
+    peri_status status = take_input(d, in->kjt);
+    if (status < 0) {
+        peri__work_cancel(work, status);
+        peri_work_release(work);
+        return status;
+    }
+    *out = work;
+    return PERI_OK;
+}
+
+/** Those of @works (@n of them) that are of the group of the first of them set out, and are marked in @gone. */
+static peri_status set_out(peri_work *const *works, int32_t n, bool *gone, peri__routing **list)
+{
+    int32_t k = 0;
+    for (int32_t i = 0; i < n; i++) {
+        if (gone[i] || works[i]->group != works[0]->group) continue;
+        gone[i] = true;
+        list[k++] = &((peri__input_dist *)works[i])->routing;
+    }
+    return peri__routings_set_out(list, k);
+}
+
+/** All of them, group by group; then each goes as far as it can. */
+static peri_status begin(peri_work *const *works, int32_t n)
+{
+    peri__routing **list = peri__alloc_zero((sizeof *list + sizeof(bool)) * (size_t)n);
+    if (!list) return PERI_ENOMEM;
+    bool *gone = (bool *)(list + n);
+    peri_status status = PERI_OK;
+    for (int32_t i = 0; i < n && status >= 0; i++)
+        if (!gone[i]) status = set_out(works + i, n - i, gone + i, list);
+    peri__free(list);
+    for (int32_t i = 0; i < n && status >= 0; i++) status = peri_work_test(works[i]);
+    return status < 0 ? status : PERI_OK;
+}
+
+peri_status peri_sharded_input_dists(const peri_sharded_input *inputs, int32_t n, peri_work **out)
+{
+    PERI_NEED(inputs);
+    PERI_NEED(out);
+    if (n < 1) return peri__fail(PERI_EINVAL, "peri_sharded_input_dists: %d inputs, at least one is needed", n);
+    int32_t made = 0;
+    for (int32_t i = 0; i < n; i++) {
+        PERI_NEED(inputs[i].module);
+        PERI_NEED(inputs[i].kjt);
+    }
+    peri_status status = PERI_OK;
+    for (; made < n && status >= 0; made += status >= 0) status = start(&inputs[made], &out[made]);
+    if (status >= 0) status = begin(out, n);
+    if (status >= 0) return PERI_OK;
+    for (int32_t i = 0; i < n; i++) {
+        const peri_sharded *e = inputs[i].module;
+        if (e->world_size > 1) peri__group_fail(e->group, status);
+        if (i >= made) continue;
+        peri__work_cancel(out[i], status);
+        peri_work_release(out[i]);
+        out[i] = NULL;
+    }
+    return status;
+}
+
+peri_status peri_sharded_input_dist(peri_sharded *e, peri_kjt *kjt, peri_work **out)
+{
+    PERI_NEED(e);
+    PERI_NEED(kjt);
+    return peri_sharded_input_dists(&(peri_sharded_input){.module = e, .kjt = kjt}, 1, out);
+}
