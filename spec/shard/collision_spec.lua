@@ -72,6 +72,10 @@ local modules = {
     return embed.MCHManagedCollisionModule { zch_size = t.rows, buckets = t.buckets, eviction_interval = 2, on_miss = drop,
       eviction_policy = embed.MCHEvictionPolicy { score = function(count, last, now) return count - (now - last) * 3 end } }
   end,
+  hashed = function(t, drop) -- raw ids are halved first
+    return embed.MCHManagedCollisionModule { zch_size = t.rows, buckets = t.buckets, eviction_interval = 2, on_miss = drop,
+      eviction_policy = embed.LFU_EvictionPolicy {}, input_hash_func = function(ids) return ids:to("f64"):mul(0.5):to "i64" end }
+  end,
   hash = function(t, drop)
     return embed.HashZchManagedCollisionModule { zch_size = t.rows, total_num_buckets = t.buckets, output_segments = t.segments,
       max_probe = 6, on_miss = drop,
@@ -222,7 +226,7 @@ describe("managed collision over ranks is that of one:", function()
     ["weighted, hash maps"] = { weighted = true, module = "hash", optimizer = "rowwise_adagrad" },
     ["dropped misses"] = { on_miss = "drop" }, ["dropped misses of sequences"] = { on_miss = "drop", sequence = true },
     ["a policy of Lua"] = { module = "own" }, ["hash maps of sequences"] = { module = "hash", sequence = true },
-    ["in files"] = { cache = { load_factor = 1 } },
+    ["in files"] = { cache = { load_factor = 1 } }, ["ids hashed first"] = { module = "hashed" },
   } do
     c.kind = "row_wise"
     worlds.each(title, function(world, device, n) run(c, world, device, n) end, { sizes = { 3 } })
@@ -369,9 +373,6 @@ describe("managed collision", function()
       assert.equal(seen[name].inserted, s.inserted)
       assert.is_true(s.ids > seen[name].ids)
     end
-    local ok, err = pcall(inner:managed_collision_collection(), batch(1, 0, SAMPLES, device))
-    assert.is_false(ok)
-    assert.truthy(tostring(err):find "return_remapped_features", tostring(err))
     local sequence = sharded_of({ kind = "row_wise", sequence = true }, world, device)
     assert.is_true(peri.shard.ShardedManagedCollisionEmbeddingCollection.is(sequence))
     assert.is_true(peri.shard.ManagedCollisionEmbeddingCollectionContext.is(sequence:create_context()))
@@ -432,10 +433,10 @@ end)
 
 describe("managed collision in training", function()
   --- The state after a few steps of a pipeline.
-  local function trained(name, world, device, n)
+  local function trained(name, world, device, n, module)
     local Model = peri.nn.Module:extend "Model"
     function Model:init()
-      self.mc = collection_of({ module = "own" }, "cpu")
+      self.mc = collection_of({ module = module }, "cpu")
       self.over = peri.nn.Linear { in_features = 3 * DIM, out_features = 1 }
       for _, p in ipairs(self.over:parameters()) do p:detach():fill(0.25) end
     end
@@ -457,9 +458,12 @@ describe("managed collision in training", function()
   end
 
   worlds.each("is the same in every pipeline", function(world, device, n)
-    local want = trained("TrainPipelineBase", world, device, n)
-    for _, name in ipairs { "TrainPipelineSparseDist", "PrefetchTrainPipelineSparseDist" } do
-      assert.same(want, trained(name, world, device, n), name)
+    for _, module in ipairs { "own", "hash" } do
+      local want = trained("TrainPipelineBase", world, device, n, module)
+      for _, name in ipairs { "TrainPipelineSparseDist", "PrefetchTrainPipelineSparseDist", "TrainPipelineFusedSparseDist",
+        "TrainPipelineSparseDistLite" } do
+        assert.same(want, trained(name, world, device, n, module), name .. ", " .. module)
+      end
     end
   end, { sizes = { 2 } })
 

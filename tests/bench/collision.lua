@@ -1,8 +1,8 @@
 -- collision.lua: ids remapped by maps of managed collision, beside a bare lookup of the same ids in a hash table of as many (find.c:
 -- the roofline, one random cache line an id), in turns. Cases: hits (MCH, ids are counted), lookup (MCH, they are not), hits_hash (hash
 -- map with PROBE_LRU: times are kept), inserts_1 and inserts_20 (the same with so many new ids in a hundred), evictions (MCH, 20 new ids
--- in a hundred, an eviction at every tenth call, which is counted in), step (remap, forward and backward of a table batch beside forward
--- and backward alone: `ratio`).
+-- in a hundred, an eviction at every tenth call, which is counted in), step (remap, start of the rows that changed hands, forward and
+-- backward of a table batch beside forward and backward alone: `ratio`; over ranks: collision_ranks.lua).
 local ffi = require "ffi"
 local peri = require "perilune"
 local argparse = require "argparse"
@@ -230,8 +230,8 @@ local function step()
     local mapped = remap(map, raw.ptr, true)
     local changed = ffi.new "peri_tensor *[1]"
     check(C.peri_collision_evicted(map, changed))
+    if changed[0] ~= nil then tbe:reset_rows(1, Tensor.wrap(changed[0])) end
     local remapped = tonumber(C.peri_time_ns() - from) * 1e-6
-    if changed[0] ~= nil then C.peri_tensor_release(changed[0]) end
     local given = ffi.new("int64_t[?]", N)
     check(C.peri_tensor_read(mapped, given, N * 8))
     C.peri_tensor_release(mapped)

@@ -2,7 +2,8 @@
 -- sum of its floors, measured in turns with it in the same run: 26 tables of 64 columns under row-wise Adagrad, 2,048 samples a rank.
 --
 -- The floors are what the step cannot do without, each as fast as this library does it alone, all ranks at once:
---   lookup, update  the unsharded collection's forward and backward pass over this rank's shards, on the ids that arrive here
+--   lookup, update  the unsharded collection's forward and backward pass over this rank's shards, on the ids that arrive here; of replicas,
+--                   which every rank updates by what all ranks' ids did: the dense gradient of this rank's ids, and an update by it
 --   exchange        the bare collective operations on buffers of the sizes that travel: ids and lengths (all_to_all_v); rows and gradients,
 --                   each with the operations of the sharding type (all_to_all_v; reduce_scatter and all_gather where rows are cut, within a
 --                   node for table-row-wise; all_reduce for replicas)
@@ -177,6 +178,24 @@ local function both(module, features, grads)
   return at - from, now() - begin
 end
 
+local function timed_alone(f)
+  local from = now()
+  f()
+  return now() - from
+end
+
+--- A function that makes the dense gradient of a batch of n replicas and updates all their rows by it.
+local function replica_update(case, tbe, features, n)
+  local blocks, pooled, cols, bags = {}, case.module == "ebc", options.dim, case.batch
+  local ids, offsets = features:values(), features:offsets()
+  for i = 1, n do -- sequences: a row at the place of each id
+    blocks[i] = { table = i, first_bag = (i - 1) * bags, bags = bags, out_offset = pooled and (i - 1) * cols or 0,
+      out_stride = pooled and n * cols or cols }
+  end
+  local list, grad = tbe:blocks(blocks), peri.full({ n * bags * (pooled and 1 or case.ids) * cols }, 1e-3, "f32")
+  return function() tbe:apply_gradient(tbe:gradient(ids, offsets, list, grad)) end
+end
+
 --- The unsharded collection of this rank's shards, and what arrives for it: a function that runs it once, or false without shards.
 local function local_floor(case, shards)
   local tables, mine, n_ids, n_bags = {}, {}, 0, 0
@@ -197,7 +216,12 @@ local function local_floor(case, shards)
   local features = peri.KeyedJaggedTensor { keys = keys_of(#mine, "g"), stride = bags,
     values = peri.Tensor.from_memory(all, { n_ids }, "i64"), lengths = peri.Tensor.from_memory(all_lengths, { n_bags }, "i32") }
   local grads = {}
-  return function() return both(module, features, grads) end
+  if case.sharding ~= "data_parallel" then return function() return both(module, features, grads) end end
+  local update = replica_update(case, module:materialise(), features, #mine)
+  return function()
+    local lookup = both(module, features, grads)
+    return lookup, timed_alone(update)
+  end
 end
 
 --- numbers[r]: f32 numbers that travel from this rank to rank r - 1 of a group; and back.

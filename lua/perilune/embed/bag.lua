@@ -40,7 +40,7 @@ end
 local function block_list(self, keys, stride)
   local list, column = {}, 0
   for i, output in ipairs(self._outputs) do
-    local key = self:key_of(output, keys, "feature")
+    local key = self:_key_of(output, keys, "feature")
     list[i] = {
       table = output.table, feature = output.feature, first_bag = key * stride, bags = stride, out_offset = column,
       out_stride = self._width,
@@ -64,14 +64,14 @@ local function variable(self, features)
   local rows, row, names = ffi.new("int64_t[?]", n), ffi.new("int64_t[?]", n), ffi.new("const char *[?]", n)
   local list, at = {}, 0
   for i, output in ipairs(self._outputs) do
-    local key = self:key_of(output, keys, "feature")
+    local key = self:_key_of(output, keys, "feature")
     local dim = self._dims[i]
     list[i] = {
       table = output.table, feature = output.feature, first_bag = first[key + 1], bags = strides[key + 1], out_offset = at,
       out_stride = dim,
     }
     at = at + strides[key + 1] * dim
-    rows[i - 1], row[i - 1], names[i - 1] = strides[key + 1], self:key_of(output, inverse_keys, "inverse indices of"), output.name
+    rows[i - 1], row[i - 1], names[i - 1] = strides[key + 1], self:_key_of(output, inverse_keys, "inverse indices of"), output.name
   end
   local weights = self._weighted and features:weights() or nil
   local pooled = batch:lookup(features:values(), features:offsets(), batch:blocks(list), at, nil, weights)

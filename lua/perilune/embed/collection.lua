@@ -143,7 +143,7 @@ function TableCollection:check_features(features)
 end
 
 --- Position (from 0) of the feature of an output in the batch's keys.
-function TableCollection:key_of(output, keys, what)
+function TableCollection:_key_of(output, keys, what)
   local key = C.peri_keys_find(keys, output.name)
   if key >= 0 then return key end
   P.fail(("%s: the batch has no %s '%s' (of table '%s'); those are: %s"):format(self.class_name, what, output.name,

@@ -13,6 +13,7 @@ local embed = {
 
 --- Collections are modules; who only needs table batches does not load perilune.nn.
 local collections = { EmbeddingBagCollection = "perilune.embed.bag", EmbeddingCollection = "perilune.embed.sequence",
+  PiecewiseEmbeddingBagCollection = "perilune.embed.pieces",
   FeatureProcessedEmbeddingBagCollection = "perilune.embed.fp_bag", processor = "perilune.embed.processor",
   quant = "perilune.embed.quant", quantize = "perilune.embed.quantize", fp_quant = "perilune.embed.fp_quant",
   copies = "perilune.embed.copies", mc_policies = "perilune.embed.mc_policies", mc_modules = "perilune.embed.mc_modules",

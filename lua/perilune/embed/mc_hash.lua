@@ -141,6 +141,17 @@ function HashZchManagedCollisionModule:describe_map(list, features)
   if self:has_read_only(features) then list.read_only = util.map(features, function(name) return is_read_only(self, name) end) end
 end
 
+function HashZchManagedCollisionModule:agreement()
+  local list, c = modules.ManagedCollisionModule.agreement(self), self.eviction_config
+  for _, line in ipairs { { "max_probe", ("%d"):format(self.max_probe) },
+    { "eviction_policy_name", self.eviction_policy_name or "none" }, { "single_ttl", tostring(c and c.single_ttl or "none") },
+    { "per_feature_ttl", c and c.per_feature_ttl and table.concat(c.per_feature_ttl, ", ") or "none" },
+    { "read_only_suffix", self.read_only_suffix } } do
+    list[#list + 1] = line
+  end
+  return list
+end
+
 --- No row is set aside, unless ids without a row share one.
 function HashZchManagedCollisionModule:reserved() return self.on_miss == "row" and self._buckets or 0 end
 

@@ -151,6 +151,11 @@ function ManagedCollisionModule:forward(features)
   return out
 end
 
+--- What ranks that share the table must have alike, beside its rows and buckets: a list of { name, value as text }.
+function ManagedCollisionModule:agreement()
+  return { { "managed_collision_module", self.class_name }, { "on_miss", self.on_miss } }
+end
+
 --- The rows of known ids; nothing is learned, whatever the mode.
 function ManagedCollisionModule:remap(features)
   local before = self.training
@@ -267,10 +272,22 @@ function MCHManagedCollisionModule:describe_map(list)
   list.kind, list.policy, list.eviction_interval = "mch", self.eviction_policy, self.eviction_interval
   list.history_capacity = self.history_capacity
 end
+function MCHManagedCollisionModule:agreement()
+  local list, policy = ManagedCollisionModule.agreement(self), self.eviction_policy
+  for _, line in ipairs { { "eviction_policy", policy.class_name }, { "decay_exponent", tostring(policy.decay_exponent) },
+    { "threshold_filtering_func", tostring(policy.threshold_filtering_func or "none") },
+    { "eviction_interval", ("%d"):format(self.eviction_interval) }, { "history_capacity", ("%d"):format(self.history_capacity) },
+    { "input_hash_func", self.input_hash_func and "a function" or "none" }, { "input_hash_size", tostring(self.input_hash_size) } } do
+    list[#list + 1] = line
+  end
+  return list
+end
+
 --- Rows that no id can have: the last one of each bucket.
 function MCHManagedCollisionModule:reserved() return self._buckets end
 
 -- For mc_hash.lua.
 M.arguments, M.setup, M.refuse = common, setup, refuse
+signature.check("mc_modules.", M, { setup = "self: table, a: table, buckets: count?", refuse = "func: string, a: table, reasons: table" })
 
 return M

@@ -36,13 +36,17 @@ end
 local Filter = util.class "ThresholdFilter"
 M.Filter = Filter
 function Filter:init(name, kind, argument, value, apply)
+  if type(name) ~= "string" or argument and not (type(argument) == "string" and type(value) == "number") or not util.is_callable(apply) then
+    P.fail("ThresholdFilter: filters are embed.dynamic_threshold_filter, average_threshold_filter and probabilistic_threshold_filter")
+  end
   self.name, self.kind, self.argument, self.value, self.apply = name, kind, argument, value, apply
 end
 function Filter:__tostring() return self.argument and ("%s(%g)"):format(self.name, self.value) or self.name end
 function Filter:__call(counts, value)
   if not Tensor.is(counts) and (type(counts) == "table" or counts == nil) then
     local a = util.named(self.name, counts, self.argument and { [self.argument] = self.value } or {})
-    return Filter(self.name, self.kind, self.argument, self.argument and a[self.argument], self.apply)
+    local value_of = self.argument and util.number(self.name, self.argument, a[self.argument])
+    return Filter(self.name, self.kind, self.argument, value_of, self.apply)
   end
   signature.value(self.name, "counts", counts, "tensor")
   if value ~= nil then util.number(self.name, self.argument or "value", value) end

@@ -93,7 +93,7 @@ local function find(self, keys, one_each)
   self._seen_stride = -1 -- until all is found, no batch has these
   local used, arrange = {}, self._remap or one_each and C.peri_keys_count(keys) ~= #self._outputs
   for i, output in ipairs(self._outputs) do
-    local key = self:key_of(output, keys, "feature")
+    local key = self:_key_of(output, keys, "feature")
     arrange = arrange or one_each and used[key]
     used[key] = true
     self._order[i - 1] = key
@@ -189,7 +189,7 @@ local function variable_bags(self, features)
   for i, output in ipairs(self._outputs) do
     local bags = strides[outputs.place(self, i) + 1]
     begins[i], at = at, at + bags * self._dims[i]
-    rows[i - 1], row[i - 1], names[i - 1] = bags, self:key_of(output, inverse_keys, "inverse indices of"), output.name
+    rows[i - 1], row[i - 1], names[i - 1] = bags, self:_key_of(output, inverse_keys, "inverse indices of"), output.name
   end
   local blocks = blocks_of(self, function(key) return first[key + 1], strides[key + 1] end, function(i) return begins[i] end)
   local pooled = look_up(self, batch, blocks, self._weighted, Tensor.empty({ at }, "f32", features:device()))

@@ -51,7 +51,7 @@ local function find(self, keys)
   self._seen_stride = -1 -- until all is found, no batch has these
   local used, arrange = {}, C.peri_keys_count(keys) ~= #self._outputs
   for i, output in ipairs(self._outputs) do
-    local key = self:key_of(output, keys, "feature")
+    local key = self:_key_of(output, keys, "feature")
     if used[key] then arrange = true end
     used[key] = true
     self._order[i - 1] = key

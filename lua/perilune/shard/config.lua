@@ -190,7 +190,7 @@ function M.of(func, a, plan, env, kind, slots)
   fill_tables(cfg, a, plan, env, optimizer, bounds, keep)
   cfg.group, cfg.device = a.group:ptr(), P.device(a.device)
   cfg.optimizers, cfg.n_optimizers = keep(optimizers), #list
-  cfg.kind = kind
+  cfg.kind, cfg.name = kind, keep(a.name)
   cfg.seed = a.seed or P.state.seed
   cfg.weighted, cfg.output_dtype = a.is_weighted, output_dtype_of(func, a)
   cfg.index_dedup, cfg.returns_rows = a.index_dedup, a.returns_rows
@@ -207,6 +207,7 @@ function M.quantized(func, a, plan, env, kind, slots, how)
   local cfg, bounds = ffi.new "peri_sharded_config", config.bounds_checks[how.bounds_check_mode]
   fill_tables(cfg, a, plan, env, nil, util.map(a.tables, function() return bounds end), keep)
   cfg.group, cfg.device, cfg.kind, cfg.places = a.group:ptr(), P.device(a.device), kind, how.places
+  cfg.name = keep(a.name)
   cfg.weighted, cfg.output_dtype = a.is_weighted, P.dtype(config.data_types[how.output_dtype])
   cfg.gradient_division = C.PERI_DIVISION_OFF -- there are no gradients
   fill_codecs(func, cfg, a.qcomm_codecs_registry, slots)

@@ -17,7 +17,7 @@ local pieces = require "perilune.shard.pieces"
 local states = require "perilune.shard.state"
 local ShardedModule = require "perilune.shard.module"
 local signature = require "perilune.signature"
-local C, check = P.C, P.check
+local C, check, state = P.C, P.check, P.state
 
 local wrap, _, module_ptr = P.handle("peri_sharded", {}, nil, "a sharded module")
 local out = ffi.new "peri_sharded *[1]"
@@ -28,7 +28,7 @@ local kjt_ptr = jagged.KeyedJaggedTensor.ptr
 local StageAwaitable = util.class("StageAwaitable", awaitable.Awaitable)
 function StageAwaitable:init(module, work)
   awaitable.Awaitable.init(self)
-  self.module, self.work = module, awaitable.wrap_work(work)
+  self.module, self.work, self.deferred = module, work and awaitable.wrap_work(work), false
 end
 local IdsAwaitable, RowsAwaitable = util.class("IdsAwaitable", StageAwaitable), util.class("RowsAwaitable", StageAwaitable)
 function StageAwaitable:_wait_impl()
@@ -37,9 +37,47 @@ function StageAwaitable:_wait_impl()
 end
 function StageAwaitable:_test_impl() return self.work.ptr == nil or C.peri_work_test(self.work.ptr) ~= C.PERI_PENDING end
 
+-- What defer returns has no work, but its batch, before post_deferred.
+function IdsAwaitable:_wait_impl()
+  if not self.work then P.fail(self.module.class_name .. ": these ids are deferred; FusedKJTListSplitsAwaitable sends them") end
+  return StageAwaitable._wait_impl(self)
+end
+function IdsAwaitable:_test_impl() return self.work and StageAwaitable._test_impl(self) or false end
+
+local inputs, works, room = nil, nil, 0 -- of post_deferred
+
+--- The ids of `list` (of what defer returned), n of them, set out: what ranks tell each other before is one message a group. Those that
+--- have set out already are left alone. Collective: all ranks list the same modules in the same order.
+function IdsAwaitable.post_deferred(list, n)
+  if n > room then
+    room = 2 * n
+    inputs, works = ffi.new("peri_sharded_input[?]", room), ffi.new("peri_work *[?]", room)
+  end
+  local k = 0
+  for i = 1, n do
+    local stage = list[i]
+    if rawget(stage, "deferred") then
+      inputs[k].module, inputs[k].kjt = module_ptr(stage.module._ref), kjt_ptr(stage.deferred)
+      k = k + 1
+    end
+  end
+  if k == 0 then return end
+  check(C.peri_sharded_input_dists(inputs, k, works))
+  k = 0
+  for i = 1, n do
+    local stage = list[i]
+    if rawget(stage, "deferred") then
+      stage.work, stage.deferred = awaitable.wrap_work(works[k]), false
+      k = k + 1
+    end
+  end
+end
+
 -- -- making ------------------------------------------------------------------------------------------------------------------------
 
 local ShardedEmbeddingModule = ShardedModule:extend "ShardedEmbeddingModule"
+
+ShardedEmbeddingModule.post_deferred = IdsAwaitable.post_deferred
 
 --- Its kind in C, PERI_SHARDED_*. Classes have their own.
 ShardedEmbeddingModule.kind = C.PERI_SHARDED_EBC
@@ -143,6 +181,12 @@ function ShardedEmbeddingModule:at_home(f, a, b, c, d)
 end
 
 function ShardedEmbeddingModule:input_dist(features)
+  if state.deferring then
+    local stage = IdsAwaitable(self, false)
+    kjt_ptr(features)
+    stage.deferred = features
+    return stage
+  end
   check(C.peri_sharded_input_dist(module_ptr(self._ref), kjt_ptr(features), work_out))
   return IdsAwaitable(self, work_out[0])
 end

@@ -10,6 +10,7 @@ local ManagedCollisionCollection = require "perilune.embed.mc_collection"
 local mc_map = require "perilune.embed.mc_map"
 local mc_state = require "perilune.embed.mc_state"
 local policies = require "perilune.embed.mc_policies"
+local mc_remap = require "perilune.shard.mc_remap"
 local types = require "perilune.plan.types"
 local ShardingEnv = require "perilune.plan.env"
 local ModuleSharder = require("perilune.shard.sharder").ModuleSharder
@@ -80,12 +81,21 @@ local function piece_of(self, t, module, segments)
     state = mc_state.State(map, first - 1, past - first, {}) }
 end
 
+--- The module's arguments as lines of peri_sharded_collision.agreed.
+local function agreed_of(module)
+  return table.concat(util.map(module:agreement(), function(line)
+    return line[1] .. "\t" .. line[2]:gsub("%c", " ")
+  end), "\n")
+end
+
 --- What C is told of table t.
 local function fill(entry, x, module)
   local segments = ffi.new("int64_t[?]", #x.segments, x.segments)
   entry.segments, entry.buckets, entry.spread = segments, #x.segments - 1, mc_map.spreads[module.spread]
   entry.input_hash_size = module.spread == "range" and module.input_hash_size or 0
   entry.map = x.piece and mc_map.ptr(x.piece.map) or nil
+  x.agreed = agreed_of(module)
+  entry.agreed = x.agreed
   return segments
 end
 
@@ -94,6 +104,7 @@ function Sharded:init(args)
     device = util.optional })
   local mcc = a.managed_collision_collection
   self._plan, self._group, self._device, self._features = a.plan, a.group, a.device, mcc:feature_names()
+  self._agreed = false
   self._configs, self._tables = mcc:embedding_configs(), setmetatable({}, {}) -- a metatable: no place to look for modules
   for _, t in ipairs(self._configs) do
     local module = mcc:managed_collision_modules()[t.name]
@@ -114,6 +125,8 @@ function Sharded:entry(name)
   return x and x.c
 end
 
+local function copy_of(t) return Tensor.empty(t:shape(), t:dtype(), t:device()):copy(t) end
+
 --- The batch with ids as the modules' input_hash_func make them.
 function Sharded:hashed(features)
   local batch, values = features, nil
@@ -121,12 +134,12 @@ function Sharded:hashed(features)
     local module = self._tables[t.name].module
     if module.input_hash_func then
       local keys, edges = util.index_of(features:keys()), features:offset_per_key()
-      values = values or features:values():to("i64"):clone()
+      values = values or copy_of(features:values():to "i64")
       for _, name in ipairs(t.feature_names) do
         local k = keys[name]
         if k and edges[k + 1] > edges[k] then
           local part = values:slice(1, edges[k], edges[k + 1])
-          part:copy(module.input_hash_func(part:clone(), module.input_hash_size))
+          part:copy(module.input_hash_func(copy_of(part), module.input_hash_size))
         end
       end
     end
@@ -135,10 +148,20 @@ function Sharded:hashed(features)
   return batch
 end
 
---- Ids become rows on the way to a lookup, not by themselves.
-function Sharded:forward()
-  P.fail(self.class_name .. ": its maps work within ShardedManagedCollisionEmbeddingBagCollection and "
-    .. "ShardedManagedCollisionEmbeddingCollection; these return the batch with rows too (return_remapped_features)")
+--- Rows of the whole tables for the ids of a KeyedJaggedTensor (this rank's samples), as the unsharded collection gives them. In training
+--- mode one step of every table; who has the weights makes the rows of evict() start again before they are looked up. Waits. Collective:
+--- all ranks are in training or all in evaluation. Within sharded embedding collections, which look up and start again by themselves,
+--- call it in evaluation mode only.
+function Sharded:forward(features) return mc_remap.remap(self, features) end
+
+--- Rows of the whole table, of this rank's buckets, that got another id since the last call: table's name -> i64 tensor. Local.
+function Sharded:evict()
+  local evicted = {}
+  for name, x in util.ordered(self._tables) do
+    local rows = x.piece and x.piece.map:evicted()
+    evicted[name] = rows and mc_state.shift(rows, x.piece.row_offset) or nil
+  end
+  return evicted
 end
 
 --- Features in the order of results.
@@ -295,6 +318,7 @@ function Sharder:shard(module, plan, env, device) -- luacheck: ignore 212
 end
 
 signature.kind("collision_collection", "a ManagedCollisionCollection", ManagedCollisionCollection.is)
+signature.check("ShardedManagedCollisionCollection:", Sharded, { forward = "self: table, features: KeyedJaggedTensor" })
 signature.check("ManagedCollisionCollectionSharder:", Sharder, {
   shard = "self: Sharder, module: collision_collection, plan: table, env: env_of_group, device: any",
   shardable_parameters = "self: Sharder, module: collision_collection" })

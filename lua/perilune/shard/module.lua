@@ -16,6 +16,8 @@ local awaitable = require "perilune.dist.awaitable"
 local signature = require "perilune.signature"
 local util = require "perilune.util"
 
+local state = P.state
+
 local ShardedModule = nn.Module:extend "ShardedModule"
 
 --- What a lookup becomes: stands for what `output` makes of it, which lives in the scope of the lookup.
@@ -45,6 +47,15 @@ end
 
 --- Ids, in whatever arguments the unsharded module takes (at most three), to their owners. Collective. Returns an Awaitable.
 function ShardedModule:input_dist() missing(self, "input_dist") end
+--- The same, but ids do not set out before FusedKJTListSplitsAwaitable { what this returns, ... }, which announces those of several modules
+--- in one message. (A class whose input_dist is its own sends them at once.) All else that input_dist does is done.
+function ShardedModule:defer(a, b, c, d)
+  state.deferring = true
+  local ok, stage = xpcall(self.input_dist, P.locate, self, a, b, c, d)
+  state.deferring = false
+  if not ok then error(stage, 0) end
+  return awaited(self, "input_dist", stage)
+end
 --- A later batch's rows into memory, in the background; `dist`: the result of input_dist. Local.
 function ShardedModule:prefetch(dist) end -- luacheck: ignore 212
 --- Look up `dist` and post what goes back. Collective. Returns an Awaitable.
