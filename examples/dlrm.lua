@@ -76,10 +76,11 @@ local function main()
   say(training.words(options, result))
 
   local summary = copy({ data = data.name, ranks = peri.world_size(), steps = result.steps, kept_step = result.kept,
-    stopped_early = result.stopped, finished = result.finished, validation = result.validation,
+    schedule = options.schedule.name, stopped_early = result.stopped, finished = result.finished, validation = result.validation,
     seconds_preparing = prepared, seconds_training = result.seconds,
     samples = result.steps * options.batch_size, samples_per_s = result.steps * options.batch_size / result.seconds, tables = places.list,
   }, options, { "batch_size", "steps_per_pass", "learning_rate", "dense_learning_rate", "plan", "seed", "device" })
+  summary.plan = summary.plan or "automatic"
   judge(options, data, model, summary, say)
   summary.seconds = Progress.now() - started
   if first then report.finish(options.out, summary, points) end

@@ -18,7 +18,9 @@ local OPTIONS = {
   { "--patience", "Stop after so many looks without a lower validation loss; 0: never, last weights.", "10", 0, math.huge, true },
   { "--eval-every", "Steps between looks at the validation samples (default: a tenth of a pass); 0: none.", nil, 0, math.huge, true },
   { "--eval-samples", "Validation samples of a look.", "20000", 1, math.huge, true },
-  { "--plan", "Lua or JSON file that says where the tables live.", "plans/mixed.lua" },
+  { "--plan", "Lua or JSON file that says where the tables live, such as examples/plans/mixed.lua (default: what the planner finds)." },
+  { "--trace", "Write a timeline of 20 steps of all ranks into this file (Chrome trace JSON), and say where they wait, and for whom." },
+  { "--schedule", "Training schedule: a name of the library's (base, sparse_dist, ...), or a Lua file that returns one.", "sparse_dist" },
   { "--model", "Lua file that makes the model.", "models/dlrm.lua" },
   { "--device", "cpu, opaque, ...", "cpu" },
   { "--dim", "Columns of the embedding tables.", "32", 4, 4096, true },
@@ -28,12 +30,23 @@ local OPTIONS = {
   { "--out", "Folder for log.jsonl, curve.png and summary.json.", "build/demo" },
 }
 
+--- A schedule that trains, by name or file.
+local function schedule_of(text)
+  local ok, schedule = pcall(peri.pipeline.schedules.load, text)
+  local fine, plan = ok, nil
+  if ok then fine, plan = pcall(schedule.check, schedule) end
+  if not fine then return nil, ("--schedule: %s"):format(((ok and plan or schedule).message)) end
+  if not plan.first.backward then return nil, ("--schedule is '%s', which trains nothing: it has no 'backward'"):format(text) end
+  return schedule
+end
+
 --- Parse the words of the command line; `here`: the folder of the examples.
 function M.parse(words, here)
   for _, o in ipairs(OPTIONS) do
-    if o[1] == "--plan" or o[1] == "--model" then o[3] = here .. o[3] end
+    if o[1] == "--model" then o[3] = here .. o[3] end
   end
   local parser, made = command_line("examples/dlrm.lua", "Train a DLRM with sharded embedding tables, and say what it is worth.", OPTIONS)
+  made["--schedule"]:convert(schedule_of)
   parser:mutex(made["--epochs"], made["--steps"])
   parser:flag("--hold-out-validation", "Never train on the validation samples: else the best weights are, once, at the end.")
   parser:flag("--no-baseline", "Leave the logistic regression out.")

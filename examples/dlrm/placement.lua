@@ -51,7 +51,8 @@ function M.text(places)
     head[places.ranks + 1] = nil
   end
   for rank = 1, places.ranks do sum[rank] = 0 end
-  local lines = { ("tables and the bytes of their weights, placed by %s:"):format(places.plan), line("table", "rows", "sharding", head) }
+  local lines = { ("tables and the bytes of their weights, placed by %s:"):format(places.plan or "the planner"),
+    line("table", "rows", "sharding", head) }
   for _, t in ipairs(places.list) do
     lines[#lines + 1] = line(t.table, Progress.grouped(t.rows), t.sharding .. ", " .. t.compute_kernel, cells(t.bytes))
     rows = rows + t.rows

@@ -53,12 +53,30 @@ local function finish(options, data, pipeline)
   for loss in function() return step_of(pipeline, batches) end do loss:release() end
 end
 
+local function pipeline_of(options, model, optimizer)
+  if options.schedule.name == "sparse_dist" then return peri.TrainPipelineSparseDist { model = model, optimizer = optimizer } end
+  return peri.pipeline.Pipeline { model = model, optimizer = optimizer, schedule = options.schedule }
+end
+
+local WARM, MEASURED = 5, 20 -- steps
+
+--- Measure some steps (--trace): their timeline into a file, and where they wait to the terminal.
+local function trace(options, pipeline, step)
+  if not options.trace then return end
+  if step == WARM then pipeline:measure(true) end
+  if step ~= WARM + MEASURED then return end
+  local show = peri.pipeline.show
+  local found = show.write(pipeline, options.trace)
+  pipeline:measure(false)
+  if peri.rank() == 0 then print(("%s: steps %d to %d\n%s"):format(options.trace, WARM + 1, step, show.waits_text(found))) end
+end
+
 --- Train at most options.steps steps; afterwards the model has the best weights (options.patience > 0) or the last. Returns the points of
 --- the curve { step =, pass =, loss =, samples_per_s =, validation_loss =, validation_auc =, best = }, and a table: steps (taken), kept
 --- (the step of the weights), stopped (early), finished (with the
 --- validation samples), validation { samples =, loss =, auc = (of those weights), last_loss = } or nil, seconds (no looks). Collective.
 function M.run(options, data, model, optimizer, log)
-  local pipeline = peri.pipeline.TrainPipelineBase { model = model, optimizer = optimizer }
+  local pipeline = pipeline_of(options, model, optimizer)
   local batches = data.loader { part = data.training_part, batch_size = options.batch_size, epochs = math.huge, drop_last = true }
   local progress = Progress { total = options.steps, samples_per_step = options.batch_size, style = peri.rank() > 0 and "off" or nil }
   local looking = watched(options, data)
@@ -69,6 +87,7 @@ function M.run(options, data, model, optimizer, log)
   while go_on and step < options.steps do
     step = step + 1
     losses[#losses + 1] = step_of(pipeline, batches)
+    trace(options, pipeline, step)
     local looks = looking and looks_now(options, step)
     if looks or step % options.log_every == 0 or step == options.steps then
       local point = { step = step, pass = step / options.steps_per_pass, loss = check_loss(evaluation.mean_loss(losses), step),
@@ -86,6 +105,7 @@ function M.run(options, data, model, optimizer, log)
     if points[1] then progress:update(step, points[#points].loss, note) end
   end
   progress:close()
+  pipeline:close() -- batches that were loaded ahead
   local result = { steps = step, kept = step, stopped = not go_on and step < options.steps, seconds = progress:seconds() }
   if looking then
     local kept = watch.best and watch.lowest or watch.last

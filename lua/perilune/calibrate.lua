@@ -22,6 +22,13 @@ function M.choices()
   return list
 end
 
+--- Name -> the way in use.
+function M.ways()
+  local ways = {}
+  for _, c in ipairs(M.choices()) do ways[c.name] = c.way end
+  return ways
+end
+
 --- The file in which choices are kept; "" if there is none.
 function M.path() return ffi.string(C.peri_tune_path()) end
 

@@ -62,6 +62,25 @@ describe_script("examples/dlrm.lua", function()
     end)
   end
 
+  it("learns the same under every schedule, also where it looks at samples in between and trains on them at the end", function()
+    if not many then return pending "Open MPI was not found" end
+    local options = "--data synthetic:3000 --rows 300 --dim 8 --steps 12 --batch-size 250 --log-every 1 --eval-every 5 --no-baseline "
+    local want, summary = run(2, options)
+    assert.equal("sparse_dist", summary.schedule)
+    for _, name in ipairs { "base", "prefetch_sparse_dist" } do
+      local got, other, text = run(2, options .. "--schedule " .. name)
+      assert.equal(name, other.schedule)
+      for i, point in ipairs(want) do
+        assert.equal(point.loss, got[i].loss)
+        assert.equal(point.validation_loss, got[i].validation_loss)
+      end
+      assert.equal(summary.logloss, other.logloss, text)
+    end
+    local text, status = shell.run(("%s run examples/dlrm.lua --out %s --schedule eval_sparse_dist"):format(shell.perilune, folder))
+    assert.equal(2, status)
+    assert.matches("%-%-schedule is 'eval_sparse_dist', which trains nothing: it has no 'backward'", text)
+  end)
+
   it("has another curve with another seed", function()
     local other = run(1, quick .. "--seed 2")
     assert.is_true(math.abs(other[25].loss - reference[25].loss) > 1e-3)
@@ -79,7 +98,8 @@ describe_script("examples/dlrm.lua", function()
       if point.validation_auc then looks = looks + 1 end
     end
     assert.equal(9, looks)
-    assert.matches("t_c26 +20  data_parallel, fused +640 B", text)
+    assert.matches("placed by the planner:\n", text)
+    assert.matches("t_c26 +20  table_wise, fused [^\n]*640 B", text)
     assert.matches("26 tables +520 ", text)
     local regression = summary.baseline.logistic_regression
     assert.is_true(summary.auc > regression.auc + 0.01, text)

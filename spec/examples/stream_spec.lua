@@ -7,9 +7,9 @@ setup(function() folder, clean = shell.temporary() end)
 teardown(function() clean() end)
 
 --- The AUC of both models in the second half, what was printed, and the picture.
-local function run(ranks, out)
-  local text, status = shell.run(("%s run -n %d -t 1 examples/stream.lua --data synthetic:12000 --steps 150 --batch-size 800 --rows 2048 "
-    .. "--dim 8 --out %s/%s"):format(shell.perilune, ranks, folder, out))
+local function run(ranks, out, steps)
+  local text, status = shell.run(("%s run -n %d -t 1 examples/stream.lua --data synthetic:12000 --steps %d --batch-size 800 --rows 2048 "
+    .. "--dim 8 --out %s/%s"):format(shell.perilune, ranks, steps or 150, folder, out))
   assert.equal(0, status, text)
   local managed = tonumber(text:match "managed collision.-AUC (%d%.%d+)")
   local modulo = tonumber(text:match "modulo rows.-AUC (%d%.%d+)")
@@ -24,6 +24,16 @@ describe("examples/stream.lua", function()
     assert.is_true(managed > modulo + 0.01, text)
     assert.matches("120,000 samples of %d+,%d+ packages", text)
     assert.matches("^<svg", picture)
+    local _, lines = picture:gsub("<polyline", "")
+    assert.equal(2, lines)
+  end)
+
+  it("does the same on two ranks, with the same two lines and picture", function()
+    if not shell.has "mpirun" then return pending "Open MPI was not found" end
+    local one, one_modulo, one_text = run(1, "one_small", 40)
+    local two, two_modulo, text, picture = run(2, "two_small", 40)
+    assert.near(one, two, 0.005, one_text .. text)
+    assert.near(one_modulo, two_modulo, 0.005, one_text .. text)
     local _, lines = picture:gsub("<polyline", "")
     assert.equal(2, lines)
   end)

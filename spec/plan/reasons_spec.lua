@@ -54,6 +54,66 @@ describe("reasons", function()
     assert.is_true(kinds.memory and kinds.time and kinds.constraint and n > 30)
   end)
 
+  it("name the least memory more with which an option that does not fit would", function()
+    local model = model_of(tables)
+    local said = 0
+    local function planner_with(more, pinned)
+      local topology = plan.Topology { world_size = 4, local_world_size = 2, compute_device = "cuda", hbm_cap = GiB, ddr_cap = 2 * GiB }
+      topology = topology:with_devices(function(d)
+        for tier, bytes in pairs(more) do d[tier] = d[tier] + bytes end -- any order
+      end)
+      return plan.EmbeddingShardingPlanner { topology = topology, constraints = pinned, proposers = { plan.GreedyProposer() },
+        storage_reservation = plan.FixedAbsoluteStorageReservation { bytes = 0 } }
+    end
+    local planner = planner_with {}
+    planner:plan(model)
+    for _, entry in ipairs(plan.reasons.of(planner, model)) do
+      for _, other in ipairs(entry.others) do
+        local rank, n, unit, tier = other.text:match "rank (%d).*; it would fit with ([%d.]+) ([GM])iB %((%w+)%) more on every rank"
+        assert.equal(other.kind == "memory", n ~= nil, other.text)
+        if n then
+          assert.is_true(tonumber(rank) < 4)
+          said = said + 1
+          -- the plan with this option and no other
+          local pinned, kind, kernel = {}, other.option:match "^(%S+) (%S+)$"
+          for i, t in ipairs(tables) do
+            local o = planner.last.best.proposal[i]
+            local mine = "m." .. t.name == entry.table
+            pinned[t.name] = plan.ParameterConstraints { sharding_types = { mine and kind or o.sharding_type },
+              compute_kernels = { mine and kernel or o.compute_kernel } }
+          end
+          local bytes = tonumber(n) * (unit == "G" and 2 ^ 30 or 2 ^ 20)
+          assert.is_true(pcall(function() planner_with({ [tier] = math.ceil(bytes * 1.02 + 2 ^ 18) }, pinned):plan(model) end), other.text)
+          local less = bytes * 0.97 - 2 ^ 18
+          if less > 0 then
+            assert.is_nil(planner_with({ [tier] = math.floor(less) }, pinned):search(model).best, other.text)
+          end
+        end
+      end
+    end
+    assert.is_true(said >= 4, said)
+  end)
+
+  it("name the kernels that a constraint leaves out, and the margin that would do", function()
+    local model = model_of { tables[2] }
+    local planner = planner_of { constraints = { middle = plan.ParameterConstraints { compute_kernels = { "fused", "dense" } } } }
+    planner:plan(model)
+    local found = {}
+    for _, other in ipairs(plan.reasons.of(planner, model)[1].others) do found[other.option] = other.text end
+    assert.equal("constraint: compute_kernels = fused, dense", found["row_wise fused_uvm"])
+    assert.is_nil(found["data_parallel fused_uvm"])
+    -- of 2 GiB each table_wise takes 1.91
+    local only = { middle = plan.ParameterConstraints { sharding_types = { "table_wise" }, compute_kernels = { "fused" } } }
+    assert.error_matches(function() planner_of({ constraints = only }):plan(model) end,
+      "a storage reservation of (%d) %% %(15 %% now%)")
+    for percent, fits in pairs { [4] = true, [5] = false } do -- any order
+      local other = planner_of { constraints = only,
+        storage_reservation = plan.HeuristicalStorageReservation { percentage = percent / 100 } }
+      assert.equal(fits, (pcall(other.plan, other, model)))
+    end
+    assert.error_matches(function() planner_of({ constraints = only }):plan(model) end, "a storage reservation of 4 %%")
+  end)
+
   it("name the smallest memory and the fewest ranks with which a model fits", function()
     local only = { huge = plan.ParameterConstraints { sharding_types = { "row_wise" }, compute_kernels = { "fused" } } }
     local model = model_of { tables[1] }
@@ -72,7 +132,13 @@ describe("reasons", function()
     assert.is_false(fits { cap = math.floor(gib * 0.98 * GiB) })
     assert.is_true(fits { ranks = tonumber(ranks) })
     assert.is_false(fits { ranks = tonumber(ranks) - 2 })
-    assert.equal(", or table 'huge' without its compute_kernels (fused now)", field)
+    assert.matches(", or table 'huge' without its compute_kernels (fused now)", field, 1, true)
+  end)
+
+  it("name the memory that the dense part lacks", function()
+    local model = plan.describe.of { tables = { tables[3] }, dense_bytes = 400 * 2 ^ 20 }
+    assert.error_matches(function() planner_of({ cap = 2 ^ 30 }):plan(model) end,
+      "HeuristicalStorageReservation: rank 0 has .*; it would fit with 2.76 GiB %(hbm%) on every rank %(1.00 GiB now%)")
   end)
 
   it("name a constraint that may go", function()
@@ -99,13 +165,16 @@ describe("perilune plan", function()
 
   it("prints the plan and the reasons, and keeps the plan", function()
     local kept = os.tmpname() .. ".plan"
-    local output, code = run(body, "--topology dgx_a100_40gb --save " .. kept)
+    local page = os.tmpname()
+    local output, code = run(body, ("--topology dgx_a100_40gb --save %s --html %s"):format(kept, page))
     assert.equal(0, code, output)
     assert.matches("2 tables on 8 ranks %(cuda%)", output)
     assert.matches("users +40000000 x 128 +row_wise +fused +all", output)
     assert.matches("table_wise fused +memory +a shard of table 'users'", output)
     assert.matches("row_wise +constraint +constraint: sharding_types = table_wise", output)
     assert.equal("row_wise", plan.load(kept).plan[""].tables.users.sharding_type)
+    assert.matches("^<!doctype html>.*<svg.*table_wise fused</td><td>memory", shell.read(page))
+    os.remove(page)
     os.remove(kept)
   end)
 
@@ -120,12 +189,32 @@ describe("perilune plan", function()
 
   it("says in a line what is wrong", function()
     local model = "return { tables = { { name = 't', num_embeddings = 10, embedding_dim = 4 } } }"
-    for words, want in pairs { ["--topology no/file"] = "no/file: No such file", ["--ranks 0"] = "'0' is not a whole number above 0" } do
+    for words, want in pairs { ["--topology no/file"] = "no/file: No such file", ["--ranks 0"] = "'0' is not a whole number above 0",
+      ["--html no/folder/x.html"] = "perilune plan --html: no/folder/x.html: No such file" } do
       local output, code = run(model, words)
       assert.not_equal(0, code)
       assert.matches(want, output, 1, true)
     end
     assert.matches("a model that is a number", (run("return 5", "")), 1, true)
+    local t = "{ name = 't', num_embeddings = 10, embedding_dim = 4 }"
+    for text, want in pairs { -- any order
+      ["return { tables = { " .. t .. ", " .. t .. " } }"] = "model[1]: tables[2] 't': a table of this name comes before it",
+      ["return { { tables = { " .. t .. " } }, { tables = { " .. t .. " } } }"] = "model[2]: path '' is that of model[1] too",
+      ["return { model = { tables = { " .. t .. " } }, constraints = { u = {} } }"] = "constraints of table 'u', which the model has not",
+      ["return { model = { tables = { " .. t .. " } }, relation = {} }"] = "no argument 'relation'; allowed: constraints, cost, model",
+      ["return { tables = { { name = 't', num_embeddings = 0, embedding_dim = 4 } } }"] = "tables[1] 't': num_embeddings is 0",
+      ["x = = 3"] = "unexpected symbol near '='",
+    } do assert.matches(want, (run(text, "")), 1, true) end
+    local file = os.tmpname()
+    for text, want in pairs { -- any order
+      ["world_size = 0"] = "world_size is 0, allowed: whole numbers 1..",
+      ["world_size = 2, inter_host_latency = -1"] = "inter_host_latency is -1, allowed: finite numbers >= 0",
+      ["world_size = 2, intra_host_bw = 0"] = "intra_host_bw is 0, allowed: finite numbers > 0",
+    } do
+      shell.write(file, "return { perilune_topology = 1, " .. text .. " }")
+      assert.matches(("topology '%s': Topology: %s"):format(file, want), (run(model, "--topology " .. file)), 1, true)
+    end
+    os.remove(file)
     assert.matches("tables[1]: argument 'num_embeddings' is missing",
       (run("return { tables = { { name = 't', embedding_dim = 4 } } }", "")), 1, true)
   end)

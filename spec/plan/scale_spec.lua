@@ -4,13 +4,13 @@ local plan = peri.plan
 
 local GiB = 2 ^ 30
 
-local function model_of()
+local function model_of(n)
   local state, tables = 5, {}
   local function draw(a, b)
     state = 16807 * state % 2147483647
     return a + state % (b - a + 1)
   end
-  for i = 1, 1000 do
+  for i = 1, n or 1000 do
     tables[i] = { name = "t" .. i, num_embeddings = math.floor(10 ^ (3 + draw(0, 4000) / 1000)),
       embedding_dim = ({ 16, 32, 64, 128, 256 })[draw(1, 5)] }
   end
@@ -45,5 +45,15 @@ describe("1000 tables on 512 ranks", function()
 
   it("get the same plan again", function()
     assert.equal(plan.to_text((planned(2e5))), plan.to_text((planned(2e5))))
+  end)
+end)
+
+describe("many tables that do not fit", function()
+  it("are refused within seconds, with what would fit", function()
+    local planner = plan.EmbeddingShardingPlanner { sharder = plan.perilune_sharder, topology = plan.Topology { world_size = 16,
+      local_world_size = 8, compute_device = "cuda", hbm_cap = GiB, ddr_cap = GiB / 2 } }
+    local started = os.clock()
+    assert.error_matches(function() planner:plan(model_of(200)) end, "it would fit with [%d.]+ GiB %(hbm%) on every rank")
+    assert.is_true(os.clock() - started < 20, os.clock() - started)
   end)
 end)

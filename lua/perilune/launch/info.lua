@@ -77,7 +77,8 @@ function M.print()
     print(title)
     for _, name in ipairs(names) do
       local usable = probe(name, reason, 512)
-      line(name, "%s", usable and "usable" or "not usable: " .. ffi.string(reason))
+      local said = ffi.string(reason)
+      line(name, "%s", (usable and "usable" or "not usable") .. (said ~= "" and ": " .. said or ""))
     end
   end
   machine(C, launcher)

@@ -5,25 +5,8 @@ local errors = require "perilune.errors"
 
 local M = {}
 
---- A schedule by the path of a file that returns it (or a function that does), or by a name of the library's.
-local function load_schedule(path)
-  local pipeline = require "perilune.pipeline"
-  local value
-  if util.index_of(pipeline.schedules.names)[path] then value = pipeline.schedules[path]
-  else
-    local chunk, err = loadfile(path)
-    if not chunk then
-      P.fail(("schedule: %s; or a name of the library: %s"):format(err, table.concat(pipeline.schedules.names, ", ")))
-    end
-    value = chunk()
-  end
-  if type(value) == "function" then value = value() end
-  if not pipeline.Schedule.is(value) then P.fail(("schedule: '%s' returns %s, wanted a Schedule"):format(path, errors.kind(value))) end
-  return value
-end
-
 --- "forward=3,backward=6" -> { forward = 3, backward = 6 }.
-local function times_of(text)
+function M.times_of(text)
   local times = {}
   for part in text:gmatch "[^,]+" do
     local name, t = part:match "^%s*([%w_]+)%s*=%s*([%d.e+-]+)%s*$"
@@ -33,11 +16,11 @@ local function times_of(text)
   return times
 end
 
---- Run a schedule on a small DLRM and synthetic data on this one rank; returns the pipeline, which has measured the last `steps` steps.
-local function measure(schedule, steps)
+--- Run a schedule on a small DLRM and synthetic data; returns the pipeline, which has measured the last `steps` steps.
+local function measure(schedule, steps, ranks)
   local peri = require "perilune"
   local nn = peri.nn
-  peri.init { transport = "self" }
+  peri.init { transport = ranks == 1 and "self" or "auto" }
   local batches = peri.data.synthetic { num_rows = 2 ^ 30, batch_size = 2048 }
   local tables = {}
   for i, t in ipairs(batches:table_list()) do
@@ -61,22 +44,30 @@ end
 local actions = {}
 function actions.print(schedule) print(tostring(schedule)) end
 function actions.check(schedule) print(require("perilune.pipeline").show.check(schedule)) end
-function actions.sim(schedule, options) print(require("perilune.pipeline").show.simulation(schedule, times_of(options.times or ""))) end
+function actions.sim(schedule, options) print(require("perilune.pipeline").show.simulation(schedule, M.times_of(options.times or ""))) end
 function actions.trace(schedule, options)
   local show = require("perilune.pipeline").show
-  local pipeline = measure(schedule, options.steps)
-  local file = assert(io.open(options.output, "w"))
-  file:write(show.trace(pipeline))
-  file:close()
+  local pipeline = measure(schedule, options.steps, options.ranks)
+  local found = show.write(pipeline, options.output)
+  if pipeline.group and pipeline.group:rank() > 0 then return end
   local times = show.times(pipeline)
   for name, ms in util.ordered(times) do print(("%-16s %8.3f ms"):format(name, ms)) end
+  local c = show.compare(pipeline)
+  if c then
+    print(("\nmeasured  %8.3f ms a step, %.3f of them in operations\n"
+      .. "predicted %8.3f ms of these times; %.3f if each stream went on by itself"):format(c.measured, c.operations, c.predicted, c.apart))
+  end
+  if pipeline.group then print("\n" .. show.waits_text(found)) end
   print(("\n%s: open it in https://ui.perfetto.dev\n\nsimulated with these times on its streams:\n"):format(options.output))
   print(show.simulation(schedule, times))
 end
 
---- options: action, file, times, steps, output. Returns the exit code.
+--- `perilune schedule trace`, as a script of each rank.
+function M.trace(options) actions.trace(require("perilune.pipeline").schedules.load(options.file), options) end
+
+--- options: action, file, ranks, times, steps, output. Returns the exit code.
 function M.run(options)
-  local ok, err = pcall(function() actions[options.action](load_schedule(options.file), options) end)
+  local ok, err = pcall(function() actions[options.action](require("perilune.pipeline").schedules.load(options.file), options) end)
   if ok then return 0 end
   io.stderr:write("perilune: " .. errors.describe(err) .. "\n")
   return 1

@@ -2,6 +2,7 @@
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local embed = require "perilune.embed.config"
+local signature = require "perilune.signature"
 local types = require "perilune.plan.types"
 
 local M = {}
@@ -59,6 +60,7 @@ end
 
 --- The numbers of a table's features: what a constraint says, one for each, or `default` each.
 function M.per_feature(constraint, key, table_name, n, default)
+  util.integer("plan.constraints.per_feature", "n", n, 0, 2 ^ 20)
   local list = constraint[key]
   if list and #list ~= n then
     P.fail(("ParameterConstraints of table '%s': %d %s, wanted one for each of %d features"):format(table_name, #list, key, n))
@@ -67,5 +69,7 @@ function M.per_feature(constraint, key, table_name, n, default)
   for i = 1, n do out[i] = list and list[i] or default end
   return out
 end
+signature.check("plan.constraints.", M, { of = "constraints: table?, path: string, name: string",
+  per_feature = "constraint: table, key: string, table_name: string, n: count, default: number" })
 
 return M

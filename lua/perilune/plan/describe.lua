@@ -2,6 +2,7 @@
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local nn = require "perilune.nn"
+local signature = require "perilune.signature"
 local data_bytes = require("perilune.plan.constraints").data_bytes
 
 local M = {}
@@ -41,12 +42,16 @@ end
 
 local function check_tables(where, tables)
   if type(tables) ~= "table" or #tables == 0 then P.fail(("%s: tables is no list of tables"):format(where)) end
+  local seen = {}
   return util.map(tables, function(t, i)
     local what = ("%s: tables[%d]"):format(where, i)
     local a = util.named(what, t, { name = util.required.string, num_embeddings = util.required.number,
       embedding_dim = util.required.number, feature_names = util.optional.list, data_type = "FP32", pooling = util.optional.string })
-    util.integer(what .. ": num_embeddings", a.name, a.num_embeddings, 1)
-    util.integer(what .. ": embedding_dim", a.name, a.embedding_dim, 1)
+    what = ("%s '%s'"):format(what, a.name)
+    util.integer(what, "num_embeddings", a.num_embeddings, 1)
+    util.integer(what, "embedding_dim", a.embedding_dim, 1)
+    if seen[a.name] then P.fail(("%s: a table of this name comes before it; give each its own"):format(what)) end
+    seen[a.name] = true
     if not data_bytes[a.data_type] then util.one_of(what, "data_type", a.data_type, util.keys(data_bytes)) end
     a.feature_names = a.feature_names or { a.name }
     return a
@@ -57,11 +62,14 @@ end
 local function described(given)
   local list = given.tables and { given } or given
   local model = { dense_bytes = given.dense_bytes or 0, buffer_bytes = given.buffer_bytes or 0 }
+  local seen = {}
   for i, c in ipairs(list) do
     local where = ("model[%d]"):format(i)
     local a = util.named(where, c, { path = "", kind = "EmbeddingBagCollection", tables = util.required.list, is_weighted = false,
       optimizer = util.optional.string, dense_bytes = 0, buffer_bytes = 0 })
     util.one_of(where, "kind", a.kind, util.keys(kinds))
+    if seen[a.path] then P.fail(("%s: path '%s' is that of model[%d] too; give each its own"):format(where, a.path, seen[a.path])) end
+    seen[a.path] = i
     a.tables = check_tables(where, a.tables)
     model[i] = a
   end
@@ -76,5 +84,7 @@ function M.of(source)
   if type(source) ~= "table" then P.fail(("a model that is a %s, wanted an nn.Module or a table"):format(type(source))) end
   return described(source)
 end
+
+signature.check("plan.describe.", M, { collection = "path: string, module: Module, tables: list", module = "module: Module" })
 
 return M

@@ -8,6 +8,9 @@ local constraints_of = require "perilune.plan.constraints"
 local options = require "perilune.plan.options"
 local storage = require "perilune.plan.storage"
 local perf = require "perilune.plan.perf"
+local costs = require "perilune.plan.objectives"
+local kinds = require "perilune.plan.kinds"
+local signature = require "perilune.signature"
 
 local M = {}
 
@@ -69,14 +72,25 @@ local EmbeddingEnumerator = util.class "EmbeddingEnumerator"
 M.EmbeddingEnumerator = EmbeddingEnumerator
 
 --- EmbeddingEnumerator { topology =, batch_size = 512, constraints = table name (or path.name) -> ParameterConstraints, estimators = list
---- (default: TorchRec's), sharder = of collections that name none (default: torchrec_sharder) }
+--- (default: TorchRec's), sharder = of collections that name none (default: torchrec_sharder), cost = function(perf, option, shard,
+--- topology), called after the estimators: it may change the milliseconds of one shard (fields of perf, options.lua) }
 function EmbeddingEnumerator:init(args)
   local a = util.named("EmbeddingEnumerator", args, { topology = util.required.table, batch_size = 512, constraints = util.optional.table,
-    estimators = util.optional.list, sharder = M.torchrec_sharder })
+    estimators = util.optional.list, sharder = M.torchrec_sharder, cost = util.optional })
+  for name, kind in util.ordered { topology = "Topology", constraints = "constraints", sharder = "sharder", estimators = "estimators" } do
+    if a[name] ~= nil then signature.value("EmbeddingEnumerator", name, a[name], kind) end
+  end
   self.topology, self.constraints, self.sharder = a.topology, a.constraints or {}, a.sharder
   self.batch_size = util.integer("EmbeddingEnumerator", "batch_size", a.batch_size, 1)
   self.estimators = a.estimators or { perf.EmbeddingPerfEstimator { topology = a.topology },
     storage.EmbeddingStorageEstimator { topology = a.topology } }
+  if a.cost ~= nil then
+    if not util.is_callable(a.cost) then
+      P.fail(("EmbeddingEnumerator: cost is a %s, wanted a function(perf, option, shard, topology)"):format(type(a.cost)))
+    end
+    self.estimators = util.copy(self.estimators)
+    table.insert(self.estimators, costs.Cost(a.cost, a.topology))
+  end
 end
 
 --- Estimate options again, after a change of theirs.
@@ -129,6 +143,14 @@ function EmbeddingEnumerator:enumerate(collections)
   end
   self:populate_estimates(list)
   return list
+end
+
+kinds.methods(EmbeddingEnumerator, { populate_estimates = "list: options_with_ids", enumerate = "collections: model",
+  shared_fields = "collection: collection, config: planned_table, constraint: constraint",
+  add_table = "list: list, collection: collection, config: planned_table" })
+for _, name in ipairs { "torchrec_sharder", "perilune_sharder" } do
+  signature.check(name .. ":", M[name], { sharding_types = "self: sharder, device: string, kind: string",
+    compute_kernels = "self: sharder, sharding_type: string, device: string" })
 end
 
 return M

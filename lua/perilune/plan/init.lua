@@ -28,9 +28,12 @@ local planner = {
   MemoryBalancedPartitioner = "partitioners", UniformPartitioner = "partitioners", NoopPerfModel = "partitioners",
   NoopStorageModel = "partitioners", GreedyProposer = "proposers", UniformProposer = "proposers", GridSearchProposer = "proposers",
   DynamicProgrammingProposer = "proposers", EmbeddingShardingPlanner = "planner",
-  EmbeddingOffloadScaleupProposer = "offload", EmbeddingOffloadStats = "offload",
+  colocate = "relations", spread = "relations", at_most = "relations", at_most_bytes = "relations", forbid = "relations",
+  pin = "relations", EmbeddingOffloadScaleupProposer = "offload", EmbeddingOffloadStats = "offload",
 }
-local planner_files = { describe = "perilune.plan.describe", reasons = "perilune.plan.reasons", report = "perilune.plan.report" }
+for _, name in ipairs { "StepEstimator", "StepModel", "StepStorageEstimator" } do planner[name] = "step" end
+local planner_files = { describe = "perilune.plan.describe", reasons = "perilune.plan.reasons", report = "perilune.plan.report",
+  html = "perilune.plan.html", statistics = "perilune.plan.statistics" }
 for _, file in util.ordered(planner) do planner_files[file] = "perilune.plan." .. file end
 
 --- env as a plan's function gets it: a ShardingEnv; plain tables of its fields will do. See env.lua.

@@ -11,9 +11,11 @@ local Load = util.class "Load"
 M.Load = Load
 
 --- Of all ranks of a topology. Storage: bytes that are left; times: milliseconds so far. `most`: no rank has more than this of its own
---- memory.
+--- memory. topology.rules: of relations (relations.lua), or nil.
 function Load:init(topology, most)
   local n = topology.world_size
+  self.rules = topology.rules
+  if self.rules then self.rules:clear() end
   self.n, self.local_size = n, topology.local_world_size
   for _, field in ipairs(fields) do self[field] = doubles(n) end
   local own = topology:own_tier()
@@ -25,8 +27,14 @@ end
 
 function Load:fits(r, storage) return storage.hbm <= self.hbm[r] and storage.ddr <= self.ddr[r] and storage.ssd <= self.ssd[r] end
 
---- Put one shard of `run` on rank r, which it fits.
-function Load:add(r, run)
+--- Whether a shard of an option's `run` may be on rank r: it fits, and no relation is against it.
+function Load:takes(r, run, option)
+  return self:fits(r, run.storage) and not (self.rules and self.rules:refuses(option, r, run))
+end
+
+--- Put one shard of an option's `run` on rank r, which takes it.
+function Load:add(r, run, option)
+  if self.rules then self.rules:add(option, r, run) end
   local s, p = run.storage, run.perf
   self.hbm[r], self.ddr[r], self.ssd[r] = self.hbm[r] - s.hbm, self.ddr[r] - s.ddr, self.ssd[r] - s.ssd
   local a, b = self.fwd_compute[r] + p.fwd_compute, self.bwd_compute[r] + p.bwd_compute
@@ -42,11 +50,13 @@ function Load:save(first, n)
     saved[i] = doubles(n)
     ffi.copy(saved[i], self[field] + first, n * 8)
   end
+  saved.rules = self.rules and self.rules:save()
   return saved
 end
 
 function Load:restore(saved, first, n)
   for i, field in ipairs(fields) do ffi.copy(self[field] + first, saved[i], n * 8) end
+  if self.rules then self.rules:restore(saved.rules) end
 end
 
 -- -- the heap ---------------------------------------------------------------------------------------------------------------------------
@@ -102,13 +112,13 @@ function Heap:push(r)
   self:up(self.n)
 end
 
---- Put one shard of `run` on the least busy rank that it fits. Returns the rank, or nil.
-function Heap:place(run)
+--- Put one shard of an option's `run` on the least busy rank that takes it. Returns the rank, or nil.
+function Heap:place(run, option)
   local set_aside, load, rank = nil, self.load, nil
   while self.n > 0 do
     local r = self[1]
-    if load:fits(r, run.storage) then
-      load:add(r, run)
+    if load:takes(r, run, option) then
+      load:add(r, run, option)
       self:down(1)
       rank = r
       break

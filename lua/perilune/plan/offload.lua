@@ -1,6 +1,8 @@
 -- plan/offload.lua: caches of tables in slower memory, made larger as long as memory is left (TorchRec's EmbeddingOffloadScaleupProposer).
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local kinds = require "perilune.plan.kinds"
+local signature = require "perilune.signature"
 
 local M = {}
 
@@ -19,6 +21,7 @@ function EmbeddingOffloadStats:init(args)
   local a = util.named(f, args, { cacheability = util.required.number, expected_lookups = util.required.number,
     mrc_hist_counts = util.required.list, height = util.required.number })
   if #a.mrc_hist_counts == 0 then P.fail(f .. ": mrc_hist_counts is empty, wanted at least 1 number") end
+  signature.value(f, "mrc_hist_counts", a.mrc_hist_counts, "numbers")
   for name, value in util.ordered(a) do self[name] = value end
 end
 
@@ -46,6 +49,9 @@ M.LuusJaakolaSearch = Search
 local TRIES = 1000 -- draws that may fall on an end whose value is known
 
 function Search:init(left, right, iterations, left_cost)
+  for name, x in util.ordered { left = left or false, right = right or false, iterations = iterations or false } do
+    util.number("LuusJaakolaSearch", name, x)
+  end
   self.left, self.right, self.iterations, self.state = left, right, iterations, 42
   self.left_known, self.right_known, self.step, self.width = left_cost ~= nil, false, -1, right - left
   self.x = self:uniform(left, right)
@@ -119,6 +125,7 @@ M.EmbeddingOffloadScaleupProposer = EmbeddingOffloadScaleupProposer
 --- option of the others.
 function EmbeddingOffloadScaleupProposer:init(args)
   self.use_depth = util.named("EmbeddingOffloadScaleupProposer", args, { use_depth = true }).use_depth
+  self.start = {}
 end
 
 --- The options of a list with others in the place of some, all estimated. change(option) returns the other one, or nil.
@@ -220,5 +227,17 @@ function EmbeddingOffloadScaleupProposer:feedback(partitionable, proposal, ratin
   local budget = self.search:next(rating or 1e99)
   self.proposal = budget and self:scaled(math.floor(budget)) or nil
 end
+
+kinds.methods(EmbeddingOffloadStats, { expected_miss_rate = "load_factor: number" })
+kinds.methods(EmbeddingOffloadScaleupProposer, { load = "space: proposal, enumerator: enumerator", propose = "" })
+
+signature.kind("loaded_offload", "an EmbeddingOffloadScaleupProposer that options were loaded into", function(x)
+  return EmbeddingOffloadScaleupProposer.is(x) and x.enumerator ~= nil
+end)
+signature.check("EmbeddingOffloadScaleupProposer:", EmbeddingOffloadScaleupProposer, {
+  feedback = "self: loaded_offload, partitionable: any, proposal: proposal, rating: number?, topology: Topology",
+  replaced = "self: loaded_offload, list: options, change: function", models = "self: loaded_offload, list: proposal",
+  scaled = "self: loaded_offload, budget: number" })
+kinds.methods(Search, { uniform = "a: number, b: number", clamp = "x: number", shrink_right = "right: number", next = "cost: number?" })
 
 return M

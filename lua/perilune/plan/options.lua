@@ -2,9 +2,23 @@
 --
 -- A table on hundreds of ranks has hundreds of shards of two or three sizes. An option keeps them as `runs`: equal shards that follow one
 -- another, with what one of them costs.
+local P = require "perilune.ffi"
 local util = require "perilune.util"
+local signature = require "perilune.signature"
+require "perilune.plan.topology"
+local data_bytes = require("perilune.plan.constraints").data_bytes
 
 local M = {}
+
+signature.kind("sharding_type", "the name of a sharding type", function(x) return type(x) == "string" and M.partition_by[x] ~= nil end)
+signature.object("storage", "bytes of a shard: { hbm =, ddr =, ssd = }", { hbm = "number", ddr = "number", ssd = "number" })
+local parts = { fwd_compute = "number", bwd_compute = "number", fwd_comms = "number", bwd_comms = "number", prefetch_compute = "number" }
+signature.object("parts", "the parts of a shard's time", parts)
+local times = util.copy(parts)
+times.total = "number"
+signature.object("times", "times of a shard, as an estimator makes them", times)
+signature.object("run", "a run of shards", { n = "count", rows = "count", cols = "count", row_offset = "count", col_offset = "count",
+  storage = "storage?", perf = "times?" })
 
 --- What a sharding type asks of placement: "uniform": shard k on rank k; "device": each shard on any rank; "host": all on one
 --- group of topology.intra_group_size ranks; "multi_host": a block of columns a group.
@@ -91,7 +105,30 @@ end
 local ShardingOption = util.class "ShardingOption"
 M.ShardingOption = ShardingOption
 
+--- What the functions of planners read of an option.
+local fields_of = { path = "string", name = "string", rows = "count", dim = "count", data_type = "string?", sharding_type = "string",
+  compute_kernel = "string", runs = "list", input_lengths = "numbers?", num_poolings = "numbers?", batch_sizes = "numbers?",
+  cache_params = "table?", output_dtype = "string?" }
+
 function ShardingOption:init(fields)
+  signature.value("ShardingOption", "fields", fields, "table")
+  for name, kind in util.ordered(fields_of) do
+    local needed = kind:find "?$" == nil
+    if needed or fields[name] ~= nil then signature.value("ShardingOption", name, fields[name], (kind:gsub("%?$", ""))) end
+  end
+  if not M.partition_by[fields.sharding_type] then
+    util.one_of("ShardingOption", "sharding_type", fields.sharding_type, util.keys(M.partition_by))
+  end
+  for _, name in ipairs { "data_type", "output_dtype" } do
+    if fields[name] and not data_bytes[fields[name]] then util.one_of("ShardingOption", name, fields[name], util.keys(data_bytes)) end
+  end
+  for i, run in ipairs(fields.runs) do signature.value("ShardingOption", ("runs[%d]"):format(i), run, "run") end
+  for _, name in ipairs { "num_poolings", "batch_sizes" } do
+    local n, lengths = #(fields[name] or {}), #(fields.input_lengths or {})
+    if n ~= lengths then
+      P.fail(("ShardingOption: %d %s, wanted one for each of %d input_lengths"):format(n, name, lengths))
+    end
+  end
   for name, value in util.ordered(fields) do self[name] = value end
   self.fqn = self.path == "" and self.name or self.path .. "." .. self.name
   self.partition_by = M.partition_by[self.sharding_type]
@@ -134,6 +171,27 @@ function ShardingOption:shards()
   return list
 end
 
+--- Kinds of options: any, those of which an estimator knows the bytes, and those of which one knows the times.
+signature.kind("ShardingOption", "a ShardingOption", ShardingOption.is)
+signature.kind("option_with_ids", "a ShardingOption that knows its ids and its data_type", function(x)
+  return ShardingOption.is(x) and x.input_lengths ~= nil and x.data_type ~= nil
+end)
+signature.list_of("options_with_ids", "a list of ShardingOptions that know their ids and data_types", "option_with_ids")
+for kind, field in util.ordered { stored_option = "storage", timed_option = "perf" } do
+  signature.kind(kind, ("a ShardingOption whose runs have their %s"):format(field), function(x)
+    if not ShardingOption.is(x) then return false end
+    for _, run in ipairs(x.runs) do
+      if run[field] == nil then return false end
+    end
+    return true
+  end)
+end
+signature.check("ShardingOption:", ShardingOption, { sum_storage = "self: stored_option", sum_perf = "self: timed_option",
+  shards = "self: ShardingOption" })
+
 function ShardingOption:__tostring() return ("%s %s %s"):format(self.fqn, self.sharding_type, self.compute_kernel) end
+signature.check("plan.options.", M, {
+  runs = "sharding_type: sharding_type, rows: count, dim: int, topology: Topology, min_partition: count?",
+  block_columns = "dim: int, least: count?" })
 
 return M

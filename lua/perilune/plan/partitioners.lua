@@ -1,10 +1,14 @@
 -- plan/partitioners.lua: which rank gets which shard of a proposal, one option for each table (TorchRec's partitioners).
 --
 -- partition(proposal, topology) returns the ranks of each option's shards, a list beside the proposal (true: shard k on rank k), or nil and
--- why not: { option =, run = (the shard that found no place), ranks = (list of those it was tried on, or nil: all) }.
+-- why not: { option =, run = (the shard that found no place), rank = (of those it was tried on, the one that misses least), tier =, left =
+-- (bytes of that memory that this rank has left) or relation = (what keeps the shard from it), tried = (how many ranks) }; or { option =,
+-- count = ranks that want a shard each }.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local loads = require "perilune.plan.load"
+local kinds = require "perilune.plan.kinds"
+local signature = require "perilune.signature"
 
 local M = {}
 
@@ -18,17 +22,34 @@ local function more_storage(a, b)
   return false, false
 end
 
+--- Why a shard of an option's run is on none of `ranks` (nil: all).
+local function refused(load, option, run, ranks)
+  local why, least = { option = option, run = run, tried = ranks and #ranks or load.n }, math.huge
+  for i = 1, why.tried do
+    local r = ranks and ranks[i] or i - 1
+    local missing, tier = 0, nil
+    for _, name in ipairs(tiers) do
+      local short = run.storage[name] - load[name][r]
+      if short > missing then missing, tier = short, name end
+    end
+    if missing < least then
+      least, why.rank, why.tier, why.left = missing, r, tier, tier and load[tier][r]
+      why.relation = not tier and load.rules and load.rules:refuses(option, r, run) or nil
+    end
+  end
+  return why
+end
+
 --- Shard k on ranks[k], or on rank k - 1. Returns true, or nil and why not; then some are placed.
 local function in_order(load, option, ranks)
   local n = ranks and #ranks or load.n
-  if option.num_shards ~= n then return nil, { option = option, run = option.runs[1], ranks = ranks, count = n } end
+  if option.num_shards ~= n then return nil, { option = option, count = n } end
   local k = 0
   for _, run in ipairs(option.runs) do
-    local storage = run.storage
     for _ = 1, run.n do
       local r = ranks and ranks[k + 1] or k
-      if not load:fits(r, storage) then return nil, { option = option, run = run, ranks = { r } } end
-      load:add(r, run)
+      if not load:takes(r, run, option) then return nil, refused(load, option, run, { r }) end
+      load:add(r, run, option)
       k = k + 1
     end
   end
@@ -36,12 +57,12 @@ local function in_order(load, option, ranks)
 end
 
 --- Each shard on the least busy rank of the heap. Returns their ranks, or nil and why not.
-local function on_devices(heap, option, among)
+local function on_devices(heap, load, option, among)
   local ranks = {}
   for _, run in ipairs(option.runs) do
     for _ = 1, run.n do
-      local rank = heap:place(run)
-      if not rank then return nil, { option = option, run = run, ranks = among } end
+      local rank = heap:place(run, option)
+      if not rank then return nil, refused(load, option, run, among) end
       ranks[#ranks + 1] = rank
     end
   end
@@ -69,6 +90,20 @@ local function consecutive(first, n)
   return ranks
 end
 
+--- Why no group has room for an option: of its memories taken together, on the group that misses least.
+local function group_full(load, option, size)
+  local why, least = { option = option, group = size }, math.huge
+  for first = 0, load.n - size, size do
+    for _, tier in ipairs(tiers) do
+      local room = 0
+      for r = first, first + size - 1 do room = room + load[tier][r] end
+      local short = option.total_storage[tier] - room
+      if short > 0 and short < least then least, why.rank, why.tier, why.left = short, first, tier, room end
+    end
+  end
+  return why
+end
+
 --- All shards on one group of ranks.
 local function on_host(load, option, size)
   local why
@@ -82,18 +117,18 @@ local function on_host(load, option, size)
       local saved, by_rows = load:save(first, size), option.sharding_type == "table_row_wise"
       local placed
       if by_rows then placed, why = in_order(load, option, ranks)
-      else placed, why = on_devices(loads.Heap(load, first, size, size), option, ranks) end
+      else placed, why = on_devices(loads.Heap(load, first, size, size), load, option, ranks) end
       if placed then return by_rows and ranks or placed end
       load:restore(saved, first, size)
     end
   end
-  return nil, why or { option = option, run = option.runs[1] }
+  return nil, why or group_full(load, option, size)
 end
 
 --- A block of columns on each of several groups.
 local function on_hosts(load, option, size)
   local order, blocks = groups_by_time(load, size), option.num_shards / size
-  if blocks ~= math.floor(blocks) then return nil, { option = option, run = option.runs[1], count = size } end
+  if blocks ~= math.floor(blocks) then return nil, { option = option, count = size } end
   local wraps, why = blocks >= #order, nil
   local saved = load:save(0, load.n)
   for start = 1, wraps and 1 or #order - blocks + 1 do
@@ -125,14 +160,16 @@ function GreedyPerfPartitioner:init(args)
 end
 
 --- Positions in the proposal of what does not go to all ranks, in the order of placement.
-function GreedyPerfPartitioner:order(proposal)
-  local positions, of_module = {}, {}
+function GreedyPerfPartitioner:order(proposal, rules)
+  local positions, of_module, pinned = {}, {}, {}
   for i, option in ipairs(proposal) do
+    pinned[i] = rules ~= nil and rules:pinned(option)
     of_module[option.path] = (of_module[option.path] or 0) + 1
     if option.partition_by ~= "uniform" then positions[#positions + 1] = i end
   end
   table.sort(positions, function(i, j)
     local a, b = proposal[i], proposal[j]
+    if pinned[i] ~= pinned[j] then return pinned[i] end
     if self.balance_modules and of_module[a.path] ~= of_module[b.path] then return of_module[a.path] < of_module[b.path] end
     if self.sort_by == "perf" then
       if a.total_perf ~= b.total_perf then return a.total_perf > b.total_perf end
@@ -156,12 +193,12 @@ function GreedyPerfPartitioner:partition(proposal, topology, most)
     end
   end
   local size = topology.intra_group_size
-  for _, i in ipairs(self:order(proposal)) do
+  for _, i in ipairs(self:order(proposal, load.rules)) do
     local option = proposal[i]
     local why
     if option.partition_by == "device" then
       heap = heap or loads.Heap(load, 0, load.n, load.local_size)
-      placement[i], why = on_devices(heap, option)
+      placement[i], why = on_devices(heap, load, option)
     else
       placement[i], why = (option.partition_by == "host" and on_host or on_hosts)(load, option, size)
       heap = nil
@@ -180,7 +217,7 @@ function UniformPartitioner:init() end -- luacheck: ignore 212
 
 function UniformPartitioner:partition(proposal, topology) -- luacheck: ignore 212
   for _, option in ipairs(proposal) do
-    if option.partition_by ~= "uniform" then return nil, { option = option, run = option.runs[1], count = topology.world_size } end
+    if option.partition_by ~= "uniform" then return nil, { option = option, count = topology.world_size } end
   end
   return GreedyPerfPartitioner():partition(proposal, topology)
 end
@@ -190,10 +227,12 @@ local NoopPerfModel = util.class "NoopPerfModel"
 M.NoopPerfModel = NoopPerfModel
 function NoopPerfModel:init(args)
   self.topology = util.named("NoopPerfModel", args, { topology = util.required.table }).topology
+  signature.value("NoopPerfModel", "topology", self.topology, "Topology")
 end
 
 --- f(rank from 0, run) for every shard of a placement.
 function M.each_shard(option, ranks, f)
+  M.check_placement("each_shard", { option }, { ranks }, ranks == true and option.num_shards or 2 ^ 31 - 1)
   local k = 0
   for _, run in ipairs(option.runs) do
     for _ = 1, run.n do
@@ -203,8 +242,25 @@ function M.each_shard(option, ranks, f)
   end
 end
 
+--- An error unless a placement says a rank of each shard of a proposal.
+function M.check_placement(func, proposal, placement, world_size)
+  for i, option in ipairs(proposal) do
+    local ranks = placement[i]
+    local right = ranks == true and option.num_shards == world_size or type(ranks) == "table" and #ranks == option.num_shards
+    for k = 1, right and ranks ~= true and #ranks or 0 do
+      local r = ranks[k]
+      right = right and type(r) == "number" and r >= 0 and r < world_size and r % 1 == 0
+    end
+    if not right then
+      P.fail(("%s: placement[%d] of table '%s': wanted a list of the ranks 0..%d of its %d shards, or true: shard k on rank k"):format(func,
+        i, option.fqn, world_size - 1, option.num_shards))
+    end
+  end
+end
+
 --- value(run) summed by rank: a list from rank 0 on.
 function M.by_rank(proposal, placement, world_size, value)
+  M.check_placement("by_rank", proposal, placement, world_size)
   local sums = {}
   for r = 1, world_size do sums[r] = 0 end
   for i, option in ipairs(proposal) do
@@ -238,6 +294,7 @@ local NoopStorageModel = util.class "NoopStorageModel"
 M.NoopStorageModel = NoopStorageModel
 function NoopStorageModel:init(args)
   self.topology = util.named("NoopStorageModel", args, { topology = util.required.table }).topology
+  signature.value("NoopStorageModel", "topology", self.topology, "Topology")
 end
 function NoopStorageModel:rate(proposal, placement)
   local tier = self.topology:own_tier()
@@ -280,5 +337,15 @@ function MemoryBalancedPartitioner:partition(proposal, topology)
   end
   return best
 end
+
+local partition = { partition = "proposal: proposal, topology: Topology, most: count?" }
+kinds.methods(GreedyPerfPartitioner, { partition = partition.partition, order = "proposal: proposal" })
+kinds.methods(UniformPartitioner, partition)
+kinds.methods(MemoryBalancedPartitioner, partition)
+kinds.methods(NoopPerfModel, { rate = "proposal: proposal, placement: table" })
+kinds.methods(NoopStorageModel, { rate = "proposal: proposal, placement: table" })
+signature.check("plan.partitioners.", M, { check_placement = "func: string, proposal: options, placement: table, world_size: int",
+  each_shard = "option: ShardingOption, ranks: any, f: function",
+  by_rank = "proposal: options, placement: table, world_size: int, value: function" })
 
 return M

@@ -4,6 +4,8 @@
 -- What it knows nothing of: latency, rows of a shard, ids that come twice, skew, overlap.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local kinds = require "perilune.plan.kinds"
+local signature = require "perilune.signature"
 local data_bytes = require("perilune.plan.constraints").data_bytes
 local batch_counts = require("perilune.plan.storage").batch_counts
 
@@ -100,6 +102,7 @@ M.EmbeddingPerfEstimator = EmbeddingPerfEstimator
 --- EmbeddingPerfEstimator { topology =, is_inference = false }
 function EmbeddingPerfEstimator:init(args)
   local a = util.named("EmbeddingPerfEstimator", args, { topology = util.required.table, is_inference = false })
+  signature.value("EmbeddingPerfEstimator", "topology", a.topology, "Topology")
   self.topology, self.is_inference = a.topology, a.is_inference
 end
 
@@ -141,5 +144,8 @@ function EmbeddingPerfEstimator:estimate(options)
     option:sum_perf()
   end
 end
+
+kinds.methods(EmbeddingPerfEstimator, { of_run = "option: option_with_ids, run: run", estimate = "options: options_with_ids" })
+signature.check("plan.perf.", M, { total = "p: parts", kernel_bandwidth = "topology: Topology, kernel: string, cache_params: table?" })
 
 return M

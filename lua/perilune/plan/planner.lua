@@ -8,8 +8,13 @@ local enumerators = require "perilune.plan.enumerators"
 local reservations = require "perilune.plan.reservations"
 local partitioners = require "perilune.plan.partitioners"
 local proposers = require "perilune.plan.proposers"
+local step = require "perilune.plan.step"
 local json = require "perilune.plan.json"
 local reasons = require "perilune.plan.reasons"
+local relations = require "perilune.plan.relations"
+local objectives = require "perilune.plan.objectives"
+local kinds = require "perilune.plan.kinds"
+local signature = require "perilune.signature"
 local collective_utils = require "perilune.dist.collective_utils"
 
 local M = {}
@@ -32,11 +37,20 @@ local function uneven_rows(option, topology)
   return ranks, sizes
 end
 
+--- What a plan says of a cache: all but what planners are told about its ids.
+local function without_statistics(params)
+  local copy = setmetatable(util.copy(params), getmetatable(params))
+  copy.stats = false
+  return copy
+end
+
 --- The entry of a plan for an option whose shards are on `ranks` (true: shard k on rank k).
 function M.entry(option, ranks, topology)
+  partitioners.check_placement("plan.planner.entry", { option }, { ranks }, topology.world_size)
   local kind = option.sharding_type
   local entry = { sharding_type = kind, compute_kernel = option.compute_kernel,
-    cache_params = option.compute_kernel == "fused_uvm_caching" and option.cache_params or nil }
+    cache_params = option.compute_kernel == "fused_uvm_caching" and option.cache_params
+      and without_statistics(option.cache_params) or nil }
   if kind == "table_wise" then entry.ranks = ranks
   elseif kind == "column_wise" or kind == "table_column_wise" then entry.ranks, entry.sizes = columns_of(option, ranks)
   elseif kind == "row_wise" then entry.ranks, entry.sizes = uneven_rows(option, topology)
@@ -57,33 +71,47 @@ local arguments = {
   proposers = util.optional.list,      -- default: grid search, greedy by the slowest shard and by all, uniform
   partitioner = util.optional.table,   -- default: GreedyPerfPartitioner
   performance_model = util.optional.table, -- default: NoopPerfModel
+  estimates = "torchrec",              -- "step": our own (plan/step.lua) in place of TorchRec's formulas, unless parts are given
+  relations = util.optional.list,      -- of tables and ranks: plan.colocate, spread, at_most, at_most_bytes, forbid, pin
+  cost = util.optional,                -- function(perf, option, shard, topology): see EmbeddingEnumerator
+  objective = util.optional,           -- function(load): what a plan is rated by, the less the better (objectives.lua)
   max_placements = 2e7,                -- shards that the search places before it keeps the best plan so far: a limit that every machine
                                        -- reaches at the same proposal, unlike a time
 }
+
+local kind_of = { topology = "Topology", constraints = "constraints", enumerator = "enumerator", sharder = "sharder",
+  storage_reservation = "reservation", proposers = "proposers", partitioner = "partitioner", performance_model = "performance_model" }
 
 function EmbeddingShardingPlanner:init(args)
   local f = "EmbeddingShardingPlanner"
   local a = util.named(f, args, arguments)
   for name, value in util.ordered(a) do self[name] = value end
   self.args = a
-  if not topologies.Topology.is(a.topology) then P.fail(("%s: topology is a %s, wanted a Topology"):format(f, type(a.topology))) end
   util.integer(f, "batch_size", a.batch_size, 1)
   util.integer(f, "max_placements", a.max_placements, 1)
   self.constraints = a.constraints or {}
+  self.relations = a.relations or {}
+  if a.enumerator and a.cost ~= nil then P.fail(f .. ": cost and enumerator; give cost to the enumerator") end
+  if a.performance_model and a.objective ~= nil then P.fail(f .. ": objective and performance_model; give one of them") end
+  for name, kind in util.ordered(kind_of) do
+    if a[name] ~= nil then signature.value(f, name, a[name], kind) end
+  end
+  local own = util.one_of(f, "estimates", a.estimates, { "torchrec", "step" }) == "step"
+  local estimators = own and { step.StepEstimator { topology = a.topology }, step.StepStorageEstimator { topology = a.topology } } or nil
   self.enumerator = a.enumerator or enumerators.EmbeddingEnumerator { topology = a.topology, batch_size = a.batch_size,
-    constraints = self.constraints, sharder = a.sharder }
+    constraints = self.constraints, sharder = a.sharder, cost = a.cost, estimators = estimators }
   self.storage_reservation = a.storage_reservation or reservations.HeuristicalStorageReservation()
   self.proposers = a.proposers or { proposers.GridSearchProposer(), proposers.GreedyProposer(),
     proposers.GreedyProposer { use_depth = false }, proposers.UniformProposer() }
   self.partitioner = a.partitioner or partitioners.GreedyPerfPartitioner()
-  self.performance_model = a.performance_model or partitioners.NoopPerfModel { topology = a.topology }
+  self.performance_model = a.performance_model or a.objective ~= nil and objectives.Objective(a.objective, a.topology)
+    or own and step.StepModel { topology = a.topology } or partitioners.NoopPerfModel { topology = a.topology }
 end
 
---- A name of a proposal: its options, whatever their order.
-local function key_of(proposal)
+--- A name of a proposal: its options, whatever their order. places: of each table among the tables.
+local function key_of(proposal, places)
   local keys = {}
-  for i, option in ipairs(proposal) do keys[i] = tostring(option.key or option.id) end
-  table.sort(keys)
+  for i, option in ipairs(proposal) do keys[places[option.fqn] or i] = option.key or option.id end
   return table.concat(keys, " ")
 end
 
@@ -96,44 +124,31 @@ local function too_large(proposal, room)
   end
 end
 
+--- The rating of a placed proposal, whose options may stand for several tables.
+function EmbeddingShardingPlanner:rate(search, proposal, placement)
+  if search.topology.rules then proposal, placement = relations.taken_apart(proposal, placement) end
+  return self.performance_model:rate(proposal, placement)
+end
+
 --- Try one proposal. Returns what became of it: { placement =, rating = } or { why = }.
-function EmbeddingShardingPlanner:try(search, proposal)
+local function try(self, search, proposal)
   search.num_proposals = search.num_proposals + 1
   local outcome = { proposal = proposal, why = too_large(proposal, search.room) }
-  if outcome.why then return outcome end
+  if outcome.why then
+    search.placements = search.placements + #proposal -- the work of a proposal that is not placed
+    return outcome
+  end
   for _, option in ipairs(proposal) do search.placements = search.placements + option.num_shards end
   outcome.placement, outcome.why = self.partitioner:partition(proposal, search.topology)
   if not outcome.placement then return outcome end
   search.num_plans = search.num_plans + 1
-  outcome.rating = self.performance_model:rate(proposal, outcome.placement)
+  outcome.rating = self:rate(search, proposal, outcome.placement)
   if not search.best or outcome.rating < search.best.rating then search.best = outcome end
   return outcome
 end
 
---- Run one proposer to its end, or to the limit.
-function EmbeddingShardingPlanner:exhaust(search, proposer)
-  local proposal = proposer:propose()
-  while proposal do
-    if search.placements >= self.max_placements then
-      search.stopped = true
-      return
-    end
-    local key = key_of(proposal)
-    local outcome = search.known[key]
-    if not outcome then
-      outcome = self:try(search, proposal)
-      -- what a proposer wants to know of a proposal that comes again
-      search.known[key] = { rating = outcome.rating, fits = outcome.placement ~= nil }
-      if outcome.why and (not search.failure or self:nearer(outcome, search.failure)) then search.failure = outcome end
-      outcome = search.known[key]
-    end
-    proposer:feedback(outcome.fits, proposal, outcome.rating, search.topology)
-    proposal = proposer:propose()
-  end
-end
-
 --- Whether a proposal that did not fit takes less memory than another one.
-function EmbeddingShardingPlanner:nearer(a, b)
+local function nearer(self, a, b)
   local tier = self.topology:own_tier()
   local function bytes(outcome)
     local sum = 0
@@ -145,27 +160,81 @@ function EmbeddingShardingPlanner:nearer(a, b)
   return a.bytes < b.bytes
 end
 
---- Look for the best plan of a model (see enumerators.lua). Returns { best = { proposal =, placement =, rating = } or nil, space =,
---- topology = what was left of it, num_proposals =, num_plans =, stopped = at the limit, failure = the smallest that did not fit }.
+--- Run one proposer to its end, or to the limit.
+local function exhaust(self, search, proposer)
+  local proposal = proposer:propose()
+  while proposal do
+    if search.placements >= self.max_placements then
+      search.stopped = true
+      return
+    end
+    if search.best and self.first_will_do then return end
+    local key = key_of(proposal, search.places)
+    local outcome = search.known[key]
+    if not outcome then
+      outcome = try(self, search, proposal)
+      -- what a proposer wants to know of a proposal that comes again
+      search.known[key] = { rating = outcome.rating, fits = outcome.placement ~= nil }
+      if outcome.why and (not search.failure or nearer(self, outcome, search.failure)) then search.failure = outcome end
+      outcome = search.known[key]
+    end
+    proposer:feedback(outcome.fits, proposal, outcome.rating, search.topology)
+    proposal = proposer:propose()
+  end
+end
+
+--- Look for the best plan of a model (see enumerators.lua). Returns { best = { proposal =, placement =, rating =, units = and
+--- unit_placement = the same with co-located tables as one option } or nil, space = all options, units = those that proposals are made of,
+--- refused = those that relations leave out, topology = what was left of it, num_proposals =, num_plans =, stopped = at the limit,
+--- failure = the smallest that did not fit }.
 function EmbeddingShardingPlanner:search(model)
+  self.last = nil
   local reserved = self.storage_reservation:reserve(self.topology, model, self.batch_size, self.constraints)
   local search = { num_proposals = 0, num_plans = 0, placements = 0, known = {}, topology = reserved, stopped = false,
     room = { hbm = 0, ddr = 0, ssd = 0 }, space = self.enumerator:enumerate(model) }
   for _, device in ipairs(reserved.devices) do
     for _, tier in ipairs(topologies.tiers) do search.room[tier] = search.room[tier] + device[tier] end
   end
-  for _, proposer in ipairs(self.proposers) do proposer:load(search.space, self.enumerator) end
-  for _, proposer in ipairs(self.proposers) do self:exhaust(search, proposer) end
+  reserved.rules, search.units, search.refused = relations.apply(self.relations, search.space, reserved)
+  search.places = {}
+  local tables = 0
+  for _, option in ipairs(search.units) do
+    if not search.places[option.fqn] then tables, search.places[option.fqn] = tables + 1, tables + 1 end
+  end
+  for _, proposer in ipairs(self.proposers) do proposer:load(search.units, self.enumerator) end
+  for _, proposer in ipairs(self.proposers) do exhaust(self, search, proposer) end
   search.known = nil
+  local best = search.best
+  if best then
+    best.units, best.unit_placement = best.proposal, best.placement
+    best.proposal, best.placement = relations.taken_apart(best.units, best.unit_placement)
+  end
   self.last = search
   return search
 end
 
+--- The words for a model of which no proposal fits, and what would.
+local function why_nothing_fits(self, search, model)
+  local t, tier = search.topology, self.topology:own_tier()
+  local words = ("EmbeddingShardingPlanner: none of %d proposals fits %d ranks of %s (%s)%s: in the smallest, %s"):format(
+    search.num_proposals, t.world_size, reasons.gib(t.devices[1][tier]), tier, search.stopped and ", where the search stopped" or "",
+    reasons.failure(search.failure.why, t))
+  local change = reasons.would_fit(self, model)
+  return change and words .. "; " .. change or words
+end
+
 --- The ShardingPlan of a model: a list of collections (enumerators.lua). An error if nothing fits. Local; the search is kept in `last`.
 function EmbeddingShardingPlanner:plan(model)
-  local search = self:search(model)
+  local ok, search = pcall(self.search, self, model)
+  if not ok then
+    local err, own = search, self.storage_reservation.class_name
+    local no_room = getmetatable(err) == P.Error and own and err.message:find(own, 1, true) == 1
+    local change = no_room and reasons.would_fit(self, model)
+    if change then err.message = err.message .. "; " .. change end
+    error(err, 0)
+  end
   if #search.space == 0 then return types.ShardingPlan {} end
-  if not search.best then P.fail(self:why_nothing_fits(search, model)) end
+  if not search.best then P.fail(why_nothing_fits(self, search, model)) end
   local entries = {}
   for i, option in ipairs(search.best.proposal) do
     entries[option.path] = entries[option.path] or {}
@@ -190,14 +259,9 @@ function EmbeddingShardingPlanner:collective_plan(model, group)
   return json.from_json(text)
 end
 
---- The words for a model of which no proposal fits, and what would.
-function EmbeddingShardingPlanner:why_nothing_fits(search, model)
-  local t, tier = search.topology, self.topology:own_tier()
-  local words = ("EmbeddingShardingPlanner: none of %d proposals fits %d ranks of %s (%s)%s: in the smallest, %s"):format(
-    search.num_proposals, t.world_size, reasons.gib(t.devices[1][tier]), tier, search.stopped and ", where the search stopped" or "",
-    reasons.failure(search.failure.why, t))
-  local change = reasons.would_fit(self, model)
-  return change and words .. "; " .. change or words
-end
+signature.object("search", "a search", { topology = "Topology" })
+kinds.methods(EmbeddingShardingPlanner, { search = "model: model", rate = "search: search, proposal: proposal, placement: table",
+  plan = "model: model", collective_plan = "model: model, group: Group?" })
+signature.check("plan.planner.", M, { entry = "option: ShardingOption, ranks: any, topology: Topology" })
 
 return M

@@ -4,6 +4,7 @@
 -- topology) says what became of it.
 local ffi = require "ffi"
 local util = require "perilune.util"
+local kinds = require "perilune.plan.kinds"
 
 local M = {}
 
@@ -55,7 +56,7 @@ M.GreedyProposer = GreedyProposer
 --- proposals that were no better than the best.
 function GreedyProposer:init(args)
   local a = util.named("GreedyProposer", args, { use_depth = true, threshold = util.optional.number })
-  self.use_depth, self.threshold = a.use_depth, a.threshold
+  self.use_depth, self.threshold, self.tables, self.best, self.worse = a.use_depth, a.threshold, {}, math.huge, 0
 end
 
 function GreedyProposer:load(space)
@@ -101,7 +102,10 @@ local UniformProposer = util.class "UniformProposer"
 M.UniformProposer = UniformProposer
 
 --- UniformProposer { use_depth = true }: for each sharding type that all tables have, the plan in which all use it.
-function UniformProposer:init(args) self.use_depth = util.named("UniformProposer", args, { use_depth = true }).use_depth end
+function UniformProposer:init(args)
+  self.use_depth = util.named("UniformProposer", args, { use_depth = true }).use_depth
+  self.proposals, self.at = {}, 1
+end
 
 function UniformProposer:load(space)
   self.proposals, self.at = {}, 1
@@ -133,6 +137,7 @@ M.GridSearchProposer = GridSearchProposer
 --- GridSearchProposer { max_proposals = 10000 }: every combination; none at all if there are more than that.
 function GridSearchProposer:init(args)
   self.max_proposals = util.named("GridSearchProposer", args, { max_proposals = 10000 }).max_proposals
+  self.tables = {}
 end
 
 function GridSearchProposer:load(space)
@@ -166,6 +171,7 @@ M.DynamicProgrammingProposer = DynamicProgrammingProposer
 function DynamicProgrammingProposer:init(args)
   local a = util.named("DynamicProgrammingProposer", args, { hbm_bins_per_device = 100 })
   self.bins_per_device = math.max(util.integer("DynamicProgrammingProposer", "hbm_bins_per_device", a.hbm_bins_per_device, 0, 1e6), 1)
+  self.tables, self.tier = {}, "ddr"
 end
 
 function DynamicProgrammingProposer:load(space)
@@ -228,5 +234,11 @@ end
 function DynamicProgrammingProposer:feedback(_, _, _, topology)
   if self.proposals then self.at = self.at + 1 else self.proposals = self:solve(topology) end
 end
+
+local methods = { load = "space: proposal, enumerator: any", feedback = "partitionable: any, proposal: any, rating: number?, topology: any",
+  propose = "" }
+for _, class in ipairs { GreedyProposer, UniformProposer, GridSearchProposer } do kinds.methods(class, methods) end
+kinds.methods(DynamicProgrammingProposer, { load = methods.load, propose = "", solve = "topology: Topology",
+  feedback = "partitionable: any, proposal: any, rating: number?, topology: Topology?" })
 
 return M

@@ -2,12 +2,21 @@
 -- change with which something does. Every reason is a plan that was tried.
 local util = require "perilune.util"
 local partitioners = require "perilune.plan.partitioners"
+local proposers = require "perilune.plan.proposers"
 local topologies = require "perilune.plan.topology"
 local types = require "perilune.plan.types"
+local signature = require "perilune.signature"
 
 local M = {}
 
-local function gib(bytes) return bytes >= 2 ^ 30 / 100 and ("%.2f GiB"):format(bytes / 2 ^ 30) or ("%.2f MiB"):format(bytes / 2 ^ 20) end
+local MOST_PLACEMENTS = 1e7 -- shards placed to find out how much more memory would do
+local MOST_SEARCHED = 4e6 -- shards placed in all searches for a change with which a plan fits
+local MOST_RANKS = 2 ^ 14 -- of worlds for which changes are tried: a search for more ranks takes too long to be one of many
+
+local function gib(bytes)
+  if bytes >= 2 ^ 40 then return ("%.2f TiB"):format(bytes / 2 ^ 40) end
+  return bytes >= 2 ^ 30 / 100 and ("%.2f GiB"):format(bytes / 2 ^ 30) or ("%.2f MiB"):format(bytes / 2 ^ 20)
+end
 M.gib = gib
 local function ms(x) return ("%.4g ms"):format(x) end
 
@@ -27,82 +36,144 @@ end
 function M.failure(why, topology)
   if why.bytes then return ("all shards together take %s (%s), all ranks have %s"):format(gib(why.bytes), why.tier, gib(why.room)) end
   local option = why.option
-  if why.count then
-    return ("table '%s' (%s) has %d shards, wanted one for each of %d ranks"):format(option.fqn, option.sharding_type, option.num_shards,
-      why.count)
+  local which = ("table '%s' (%s, %s)"):format(option.fqn, option.sharding_type, option.compute_kernel)
+  if why.count then return ("%s has %d shards, wanted one for each of %d ranks"):format(which, option.num_shards, why.count) end
+  if why.group then
+    return ("%s takes %s (%s) of a group of %d ranks, and the group that has most left, from rank %d on, has %s"):format(which,
+      gib(option.total_storage[why.tier]), why.tier, why.group, why.rank, gib(why.left))
   end
-  local tier, most = nil, {}
-  for _, name in ipairs(topologies.tiers) do
-    local least = math.huge
-    for _, device in ipairs(topology.devices) do least = math.min(least, device[name]) end
-    most[name] = least
-    if why.run.storage[name] > least then tier = tier or name end
+  local among = why.tried == 1 and "" or (", and so do all %d that it was tried on"):format(why.tried)
+  if why.relation then
+    return ("a shard of %s may not be on rank %d by the relation '%s'%s"):format(which, why.rank, tostring(why.relation),
+      why.tried == 1 and "" or (", nor on any other of %d ranks"):format(why.tried))
   end
-  tier = tier or topology:own_tier()
-  local where = "no rank"
-  if why.ranks and #why.ranks == 1 then where = ("rank %d"):format(why.ranks[1]) end
-  return ("a shard of table '%s' (%s, %s) takes %s (%s), and %s has that left of its %s"):format(option.fqn, option.sharding_type,
-    option.compute_kernel, gib(why.run.storage[tier]), tier, where, gib(most[tier]))
+  if not why.tier then return ("a shard of %s found no rank%s"):format(which, among) end
+  return ("a shard of %s takes %s (%s), and rank %d%s has %s left of its %s"):format(which, gib(why.run.storage[why.tier]), why.tier,
+    why.rank, why.tried == 1 and "" or (", of %d the one with most,"):format(why.tried), gib(why.left),
+    gib(topology.devices[why.rank + 1][why.tier]))
 end
 
---- What a plan loses or gains by another option for table i. Returns kind ("memory", "time", "equal" or "faster") and words.
-local function try_instead(planner, search, i, option)
+--- The least memory more on every rank with which a proposal finds a place: words, or nil. why: what it failed for; budget.left: shards
+--- that may be placed to find out.
+local function more_would_do(planner, search, proposal, why, budget)
+  local tier, shards = why.tier, 0
+  if not tier or budget.left <= 0 then return nil end
+  for _, option in ipairs(proposal) do shards = shards + option.num_shards end
+  local function placed(bytes)
+    budget.left = budget.left - shards
+    return (planner.partitioner:partition(proposal, search.topology:with_devices(function(d) d[tier] = d[tier] + bytes end)))
+  end
+  local high = 2 ^ 20
+  while not placed(high) do
+    high = high * 4
+    if high > 2 ^ 50 then return nil end
+  end
+  local low = high == 2 ^ 20 and 0 or high / 4
+  while high - low > math.max(high * 0.005, 1) do
+    local middle = math.floor((low + high) / 2)
+    if placed(middle) then high = middle else low = middle end
+  end
+  return ("; it would fit with %s (%s) more on every rank"):format(gib(high), tier)
+end
+
+--- What a plan loses or gains by another option for its unit i. Returns kind ("memory", "relation", "count", "time", "equal" or
+--- "faster") and words.
+local function try_instead(planner, search, i, option, budget)
   local best, proposal = search.best, {}
-  for k, o in ipairs(search.best.proposal) do proposal[k] = k == i and option or o end
+  for k, o in ipairs(best.units) do proposal[k] = k == i and option or o end
   local placement, why = planner.partitioner:partition(proposal, search.topology)
-  if not placement then return "memory", M.failure(why, search.topology) end
-  local rating = planner.performance_model:rate(proposal, placement)
+  if not placement then
+    local kind = why.relation and "relation" or why.tier and "memory" or "count"
+    return kind, M.failure(why, search.topology) .. (more_would_do(planner, search, proposal, why, budget) or "")
+  end
+  local rating = planner:rate(search, proposal, placement)
+  local function rated(x) return planner.args.objective and ("%.4g"):format(x) or ms(x) end
   local rank, time = slowest(proposal, placement, search.topology.world_size)
   if rating > best.rating then
-    return "time", ("%s instead of %s (rank %d: %s)"):format(ms(rating), ms(best.rating), rank, ms(time)), rating
+    return "time", ("%s instead of %s (rank %d: %.4g ms)"):format(rated(rating), rated(best.rating), rank, time), rating
   end
-  if rating == best.rating then return "equal", ("no faster: %s"):format(ms(rating)), rating end
-  return "faster", ("%s instead of %s; the search did not come to it"):format(ms(rating), ms(best.rating)), rating
+  if rating == best.rating then return "equal", ("no faster: %s"):format(rated(rating)), rating end
+  return "faster", ("%s instead of %s; the search did not come to it"):format(rated(rating), rated(best.rating)), rating
 end
 
---- The types that a table has no option of, and why.
+--- The options that tables of a unit have not, and why: what their constraints leave out, and what is not offered at all.
 local function not_offered(planner, collection_of, chosen, present)
   local constraint = require("perilune.plan.constraints").of(planner.constraints, chosen.path, chosen.name)
   local device, out = planner.topology.compute_device, {}
   local collection = collection_of[chosen.path]
   local sharder = collection.sharder or planner.enumerator.sharder
   local offered = util.index_of(sharder:sharding_types(device, collection.kind))
+  local function say(option, text) out[#out + 1] = { option = option, kind = "constraint", text = text } end
   for _, kind in ipairs(util.keys(types.type_codes)) do
     if not present[kind] then
-      local why = "its constraint compute_kernels leaves it none"
-      if not offered[kind] then why = ("not offered for %s on a %s"):format(collection.kind, device)
-      elseif constraint.sharding_types then why = "constraint: sharding_types = " .. list_of(constraint.sharding_types)
-      elseif kind == "grid_shard" then why = "only where a constraint names it" end
-      out[#out + 1] = { option = kind, kind = "constraint", text = why }
+      if not offered[kind] then say(kind, ("not offered for %s on a %s"):format(collection.kind, device))
+      elseif constraint.sharding_types then say(kind, "constraint: sharding_types = " .. list_of(constraint.sharding_types))
+      elseif kind == "grid_shard" then say(kind, "only where a constraint names it")
+      else say(kind, "its constraint compute_kernels leaves it none") end
+    else
+      for _, kernel in ipairs(sharder:compute_kernels(kind, device)) do
+        if not present[kind .. " " .. kernel] then
+          say(kind .. " " .. kernel, "constraint: compute_kernels = " .. list_of(constraint.compute_kernels or {}))
+        end
+      end
     end
   end
   return out
 end
 
---- The reasons of a plan: planner:plan(model) was called before. Returns a list, in the plan's order, of { table = fqn, chosen = the
---- option, ranks = of its shards (true: all), others = list of { option = "row_wise fused", kind = "time" | "memory" | "equal" | "faster" |
---- "constraint", text =, rating = } }. most: tables that are looked at (default: all).
-function M.of(planner, model, most)
-  local search, list, collection_of = planner.last, {}, {}
-  for _, collection in ipairs(model) do collection_of[collection.path] = collection end
-  local options_of = {}
-  for _, option in ipairs(search.space) do
+--- The options of each unit (a table, or co-located ones) by its name, and by table which types and ways it has at all.
+local function by_unit(search)
+  local options_of, present = {}, {}
+  for _, option in ipairs(search.units) do
     options_of[option.fqn] = options_of[option.fqn] or {}
     table.insert(options_of[option.fqn], option)
   end
-  for i, chosen in ipairs(search.best.proposal) do
-    if i > (most or math.huge) then break end
-    local entry = { table = chosen.fqn, chosen = chosen, ranks = search.best.placement[i], others = {} }
-    local present = {}
-    for _, option in ipairs(options_of[chosen.fqn]) do
-      present[option.sharding_type] = true
-      if option ~= chosen then
-        local kind, text, rating = try_instead(planner, search, i, option)
-        table.insert(entry.others, { option = option.sharding_type .. " " .. option.compute_kernel, kind = kind, text = text,
-          rating = rating })
-      end
+  for _, option in ipairs(search.space) do
+    local ways = present[option.fqn] or {}
+    present[option.fqn] = ways
+    ways[option.sharding_type], ways[option.sharding_type .. " " .. option.compute_kernel] = true, true
+  end
+  return options_of, present
+end
+
+local function way_of(option) return option.sharding_type .. " " .. option.compute_kernel end
+
+--- Why a unit has not its other options: list of { option =, kind =, text =, rating = }.
+local function others_of(planner, search, i, chosen, options_of, budget)
+  local out = {}
+  for _, option in ipairs(options_of[chosen.fqn]) do
+    if option ~= chosen then
+      local kind, text, rating = try_instead(planner, search, i, option, budget)
+      out[#out + 1] = { option = way_of(option), kind = kind, text = text, rating = rating }
     end
-    for _, other in ipairs(not_offered(planner, collection_of, chosen, present)) do table.insert(entry.others, other) end
+  end
+  return out
+end
+
+--- The reasons of a plan: planner:plan(model) was called before. Returns a list, in the plan's order, of { table = fqn, or those of
+--- co-located tables with + between them, tables = list of fqns, chosen = the option, ranks = of its shards (true: all), others = list of
+--- { option = "row_wise fused", kind = "time" | "memory" | "relation" | "count" | "equal" | "faster" | "constraint", text =, rating = } }.
+--- most: tables that are looked at (default: all).
+function M.of(planner, model, most)
+  local search, list, collection_of, budget = planner.last, {}, {}, { left = MOST_PLACEMENTS }
+  for _, collection in ipairs(model) do collection_of[collection.path] = collection end
+  local options_of, present = by_unit(search)
+  for i, chosen in ipairs(search.best.units) do
+    if i > (most or math.huge) then break end
+    local members = chosen.members or { chosen }
+    local entry = { table = chosen.fqn, tables = util.map(members, function(o) return o.fqn end), chosen = chosen,
+      ranks = search.best.unit_placement[i], others = others_of(planner, search, i, chosen, options_of, budget) }
+    local seen = {}
+    local function add(other)
+      local key = other.option .. other.text
+      if not seen[key] then seen[key] = table.insert(entry.others, other) or true end
+    end
+    for _, member in ipairs(members) do
+      for _, r in ipairs(search.refused) do
+        if r.option.fqn == member.fqn then add { option = way_of(r.option), kind = "relation", text = r.text } end
+      end
+      for _, other in ipairs(not_offered(planner, collection_of, member, present[member.fqn])) do add(other) end
+    end
     list[i] = entry
   end
   return list
@@ -110,12 +181,67 @@ end
 
 -- -- what would fit -----------------------------------------------------------------------------------------------------------------------
 
---- Whether a planner like this one, with other arguments, finds a plan. Its search is kept short.
-local function fits(planner, model, changes)
+--- Whether the options that take least of each kind of memory are already too large: then no search finds a plan.
+local function hopeless(other, model)
+  local ok, topology = pcall(other.storage_reservation.reserve, other.storage_reservation, other.topology, model, other.batch_size,
+    other.constraints)
+  if not ok then return true end
+  local least = {}
+  for _, option in ipairs(other.enumerator:enumerate(model)) do
+    local l = least[option.fqn] or { hbm = math.huge, ddr = math.huge, ssd = math.huge }
+    least[option.fqn] = l
+    for _, tier in ipairs(topologies.tiers) do l[tier] = math.min(l[tier], option.total_storage[tier]) end
+  end
+  for _, tier in ipairs(topologies.tiers) do
+    local sum, room = 0, 0
+    for _, l in util.ordered(least) do sum = sum + l[tier] end
+    for _, device in ipairs(topology.devices) do room = room + device[tier] end
+    if sum > room then return true end
+  end
+  return false
+end
+
+--- Proposes, for each kind of memory, the options that take least of it: in all, and in their largest shard.
+local Least = util.class "LeastMemoryProposer"
+function Least:init() end -- luacheck: ignore 212
+
+function Least:load(space)
+  self.proposals, self.at = {}, 1
+  for _, sum in ipairs { "total_storage", "max_storage" } do
+    for _, tier in ipairs(topologies.tiers) do
+      local proposal, at = {}, {}
+      for _, option in ipairs(space) do
+        local i = at[option.fqn] or #proposal + 1
+        at[option.fqn] = i
+        if not proposal[i] or option[sum][tier] < proposal[i][sum][tier] then proposal[i] = option end
+      end
+      self.proposals[#self.proposals + 1] = #proposal > 0 and proposal or nil
+    end
+  end
+end
+
+function Least:propose() return self.proposals[self.at] end
+function Least:feedback() self.at = self.at + 1 end
+
+--- Whether a planner like this one, with other arguments, finds a plan. Its search is kept short, and all searches of a planner are.
+--- same_options: the change leaves the options of tables, and what they cost, as they are.
+local function fits(planner, model, changes, same_options)
   local args = util.copy(planner.args)
   for key, value in util.ordered(changes) do args[key] = value end
-  args.proposers, args.max_placements = nil, math.min(planner.max_placements, 2e6)
-  local ok, search = pcall(function() return getmetatable(planner)(args):search(model) end)
+  args.max_placements = math.min(planner.max_placements, MOST_SEARCHED / 10, planner.may_search)
+  args.proposers = { Least(), proposers.GridSearchProposer(), proposers.GreedyProposer(), proposers.GreedyProposer { use_depth = false },
+    proposers.UniformProposer() }
+  if args.max_placements < 1 then return false end
+  if same_options and planner.last then -- what options cost does not depend on what there is of memory
+    local space = planner.last.space
+    args.enumerator, args.cost = { enumerate = function() return space end, sharder = planner.enumerator.sharder,
+      populate_estimates = function(_, list) return planner.enumerator:populate_estimates(list) end }, nil
+  end
+  local other = getmetatable(planner)(args)
+  if hopeless(other, model) then return false end
+  other.first_will_do = true
+  local ok, search = pcall(other.search, other, model)
+  planner.may_search = math.floor(planner.may_search - (ok and search.placements or args.max_placements))
   return ok and search.best ~= nil
 end
 
@@ -136,16 +262,16 @@ local function doubled(from, most, f)
   end
 end
 
---- More memory on every rank: bytes.
-local function more_memory(planner, model)
+--- More memory of a kind on every rank: bytes.
+local function more_memory(planner, model, tier)
   local t = planner.topology
-  local tier = t:own_tier()
   local function with(bytes)
-    return fits(planner, model, { topology = t:with_devices(function(device) device[tier] = math.max(device[tier], bytes) end) })
+    return fits(planner, model, { topology = t:with_devices(function(device) device[tier] = math.max(device[tier], bytes) end) },
+      true)
   end
   local now = math.max(t[tier .. "_cap"], 2 ^ 20)
   local enough = doubled(now, now * 2 ^ 20, with)
-  return enough and least(enough / 2, enough, with, 1.005), tier
+  return enough and least(enough / 2, enough, with, 1.005)
 end
 
 --- More hosts, and with them ranks.
@@ -158,7 +284,7 @@ local function more_hosts(planner, model)
     args.world_size = n * t.local_world_size
     return fits(planner, model, { topology = topologies.Topology(args) })
   end
-  local enough = doubled(hosts, hosts * 64, with)
+  local enough = doubled(hosts, math.min(hosts * 64, MOST_RANKS / t.local_world_size / 2), with)
   return enough and least(enough / 2, enough, with, 1) * t.local_world_size
 end
 
@@ -182,19 +308,59 @@ local function lifted(planner, model)
   end
 end
 
+--- A relation that may go.
+local function without_relation(planner, model)
+  for i, relation in ipairs(planner.relations) do
+    local others = util.copy(planner.relations)
+    table.remove(others, i)
+    if fits(planner, model, { relations = others }, true) then return relation end
+  end
+end
+
+--- Less memory for others: the largest margin in whole percents.
+local function smaller_margin(planner, model)
+  local r = planner.storage_reservation
+  if type(r.percentage) ~= "number" or r.percentage <= 0 then return nil end
+  local function with(percent)
+    local other = setmetatable(util.copy(r), getmetatable(r))
+    other.percentage = percent / 100
+    return fits(planner, model, { storage_reservation = other }, true)
+  end
+  local now = math.ceil(r.percentage * 100)
+  if not with(0) then return nil end
+  return now - least(0, now, function(n) return with(now - n) end, 1), r.percentage * 100
+end
+
 --- Words for the smallest changes with which a plan of the model is found; each was tried. nil: none was found, or the planner's parts are
 --- the user's own and know one topology.
 function M.would_fit(planner, model)
-  if planner.args.enumerator or planner.args.performance_model then return nil end
+  if planner.args.enumerator or planner.args.performance_model or planner.topology.world_size > MOST_RANKS then return nil end
+  planner.may_search = MOST_SEARCHED
   local ways = {}
-  local bytes, tier = more_memory(planner, model)
-  local now = planner.topology[tier .. "_cap"]
-  if bytes then ways[#ways + 1] = ("%s (%s) on every rank (%s now)"):format(gib(bytes), tier, gib(now)) end
+  for _, tier in ipairs { planner.topology:own_tier(), "ddr" } do
+    local bytes = #ways == 0 and more_memory(planner, model, tier)
+    if bytes then ways[1] = ("%s (%s) on every rank (%s now)"):format(gib(bytes), tier, gib(planner.topology[tier .. "_cap"])) end
+  end
   local ranks = more_hosts(planner, model)
   if ranks then ways[#ways + 1] = ("%d ranks (%d now)"):format(ranks, planner.topology.world_size) end
+  local percent, before = smaller_margin(planner, model)
+  if percent then ways[#ways + 1] = ("a storage reservation of %d %% (%g %% now)"):format(percent, before) end
   local name, field, list = lifted(planner, model)
   if name then ways[#ways + 1] = ("table '%s' without its %s (%s now)"):format(name, field, list) end
+  local relation = without_relation(planner, model)
+  if relation then ways[#ways + 1] = ("no relation '%s'"):format(tostring(relation)) end
   return #ways > 0 and "it would fit with " .. table.concat(ways, ", or ") or nil
 end
+
+signature.kind("planner", "an EmbeddingShardingPlanner", function(x)
+  return type(x) == "table" and x.class_name == "EmbeddingShardingPlanner"
+end)
+signature.kind("planned", "an EmbeddingShardingPlanner that has made a plan (planner:plan)", function(x)
+  return signature.is("planner", x) and type(x.last) == "table" and x.last.best ~= nil
+end)
+signature.object("placement_failure", "why a placement failed (plan/partitioners.lua)", { option = "ShardingOption?", run = "run?",
+  bytes = "number?", room = "number?", tier = "string?", count = "number?", ranks = "list?" })
+signature.check("plan.reasons.", M, { gib = "bytes: number", failure = "why: placement_failure, topology: Topology",
+  of = "planner: planned, model: model, most: number?", would_fit = "planner: planner, model: model" })
 
 return M

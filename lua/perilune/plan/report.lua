@@ -1,23 +1,17 @@
--- plan/report.lua: a plan as a table for people, and `perilune plan`.
-local P = require "perilune.ffi"
-local errors = require "perilune.errors"
+-- plan/report.lua: a plan and its reasons as tables for people.
 local util = require "perilune.util"
-local planners = require "perilune.plan.planner"
 local partitioners = require "perilune.plan.partitioners"
 local topologies = require "perilune.plan.topology"
-local constraints_of = require "perilune.plan.constraints"
-local enumerators = require "perilune.plan.enumerators"
-local describe = require "perilune.plan.describe"
 local reasons = require "perilune.plan.reasons"
-local json = require "perilune.plan.json"
+local signature = require "perilune.signature"
 
 local M = {}
 
 local MOST_RANKS = 16       -- that get a line of their own
-local MOST_PLACEMENTS = 2e7 -- shards placed to find reasons; beyond it the first tables have some
+local MOST_PLACEMENTS = 5e6 -- shards placed to find reasons; beyond it the first tables have some
 
 --- "0,1,2" in words: "all", or ranges.
-local function ranks_text(ranks)
+function M.ranks_text(ranks)
   if ranks == true then return "all" end
   local parts, from = {}, 1
   while from <= #ranks do
@@ -30,7 +24,7 @@ local function ranks_text(ranks)
 end
 
 --- Lines of columns, as wide as their widest cell; numbers (right) to the right.
-local function columns(rows, right)
+function M.columns(rows, right)
   local width, lines = {}, {}
   for _, row in ipairs(rows) do
     for c, cell in ipairs(row) do width[c] = math.max(width[c] or 0, #cell) end
@@ -52,7 +46,7 @@ function M.lines(planner)
   local best, tier = search.best, topology:own_tier()
   local tables = { { "table", "rows x columns", "sharding", "kernel", "ranks", tier .. " a shard", "ms a shard" } }
   for i, o in ipairs(best.proposal) do
-    tables[#tables + 1] = { o.fqn, ("%d x %d"):format(o.rows, o.dim), o.sharding_type, o.compute_kernel, ranks_text(best.placement[i]),
+    tables[#tables + 1] = { o.fqn, ("%d x %d"):format(o.rows, o.dim), o.sharding_type, o.compute_kernel, M.ranks_text(best.placement[i]),
       reasons.gib(o.max_storage[tier]), ("%.4g"):format(o.max_perf) }
   end
   local bytes = partitioners.by_rank(best.proposal, best.placement, topology.world_size, function(run) return run.storage[tier] end)
@@ -65,77 +59,67 @@ function M.lines(planner)
   end)
   local shown = {}
   for i = 1, math.min(MOST_RANKS, #order) do shown[i] = order[i] end
+  local slowest = times[order[1]]
   if #order <= MOST_RANKS then table.sort(shown) end
   for _, r in ipairs(shown) do
     ranks[#ranks + 1] = { tostring(r - 1), reasons.gib(bytes[r]), reasons.gib(search.topology.devices[r][tier]), ("%.4g"):format(times[r]) }
   end
-  local lines = { ("%d tables on %s: %.4g ms on the slowest rank (%d proposals tried, %d fit%s)"):format(#best.proposal,
-    tostring(topology):gsub("^Topology: ", ""), best.rating, search.num_proposals, search.num_plans,
+  local lines = { ("%d tables on %s: %.4g ms on the slowest rank%s (%d proposals tried, %d fit%s)"):format(
+    #best.proposal, (tostring(topology):gsub("^Topology: ", "")), slowest,
+    planner.args.objective and (", objective %.6g"):format(best.rating) or "", search.num_proposals, search.num_plans,
     search.stopped and "; the search stopped at its limit" or "") }
-  for _, line in ipairs(columns(tables, { false, true, false, false, false, true, true })) do lines[#lines + 1] = line end
+  for _, line in ipairs(M.columns(tables, { false, true, false, false, false, true, true })) do lines[#lines + 1] = line end
   lines[#lines + 1] = #order > MOST_RANKS and ("the %d slowest of %d ranks"):format(MOST_RANKS, #order) or nil
-  for _, line in ipairs(columns(ranks, { true, true, true, true })) do lines[#lines + 1] = line end
+  for _, line in ipairs(M.columns(ranks, { true, true, true, true })) do lines[#lines + 1] = line end
   return lines
 end
 
---- Lines that say why each table has not another option.
-function M.reason_lines(planner, model)
+--- The reasons of a plan (reasons.lua), of as many tables as can be looked at in a few seconds.
+function M.reasons(planner, model)
   local search, shards = planner.last, 0
   for _, option in ipairs(search.best.proposal) do shards = shards + option.num_shards end
   local tables = #search.best.proposal
-  local most = math.max(1, math.min(tables, math.floor(MOST_PLACEMENTS / (shards * #search.space / tables))))
-  local lines = { most < tables and ("why, for the first %d of %d tables:"):format(most, tables) or "why:" }
-  for _, entry in ipairs(reasons.of(planner, model, most)) do
+  return reasons.of(planner, model, math.max(1, math.min(tables, math.floor(MOST_PLACEMENTS / (shards * #search.space / tables)))))
+end
+
+--- Lines that say why each table has not another option. list: reasons; tables: of the plan.
+function M.reason_lines(list, tables)
+  local n = 0
+  for _, entry in ipairs(list) do n = n + #entry.tables end
+  local lines = { n < tables and ("why, for the first %d of %d tables:"):format(n, tables) or "why:" }
+  for _, entry in ipairs(list) do
     lines[#lines + 1] = ("  %s: %s %s"):format(entry.table, entry.chosen.sharding_type, entry.chosen.compute_kernel)
     local rows = {}
     for i, other in ipairs(entry.others) do rows[i] = { "  " .. other.option, other.kind, other.text } end
-    for _, line in ipairs(columns(rows, {})) do lines[#lines + 1] = line end
+    for _, line in ipairs(M.columns(rows, {})) do lines[#lines + 1] = line end
   end
   return lines
 end
 
---- The topology of `perilune plan`: a machine's name, or a file; ranks go over what it says.
+--- The topology of `perilune plan`: a machine's name, or a file; ranks go over what it says. Without a name: this machine, if it was
+--- calibrated for so many ranks.
 function M.topology(name, ranks)
   local over = { world_size = ranks }
-  if name == nil then return topologies.Topology.preset("cpu_ethernet_10g", { world_size = ranks or 1, local_world_size = ranks or 1 }) end
+  if name == nil then
+    local kept = topologies.Topology.kept(ranks or 1, ranks or 1)
+    if kept then return kept end
+    return topologies.Topology.preset("cpu_ethernet_10g", { world_size = ranks or 1, local_world_size = ranks or 1 })
+  end
   if util.index_of(topologies.Topology.presets)[name] then return topologies.Topology.preset(name, over) end
   return topologies.Topology.load(name, over)
 end
 
---- The model and constraints that a file says: what it returns is a model (describe.lua), or { model =, constraints = }.
-local function load_model(path)
-  local chunk, err = loadfile(path)
-  if not chunk then P.fail("perilune plan: " .. err) end
-  local given = errors.run(chunk)
-  local constraints = {}
-  if type(given) == "table" and rawget(given, "model") ~= nil then
-    for name, c in util.ordered(given.constraints or {}) do
-      constraints[name] = constraints_of.ParameterConstraints.is(c) and c or constraints_of.ParameterConstraints(c)
-    end
-    given = given.model
-  end
-  return describe.of(given), constraints
-end
-
---- perilune plan: options { model = path, topology = name or path, ranks =, batch_size =, save = path, reasons = true }. Prints; returns
---- an exit code. An error is one line.
-function M.run(options, stream)
-  stream = stream or io.stdout
-  local ok, err = xpcall(function()
-    local model, constraints = load_model(options.model)
-    local planner = planners.EmbeddingShardingPlanner { topology = M.topology(options.topology, options.ranks),
-      batch_size = options.batch_size, constraints = constraints, sharder = enumerators.perilune_sharder }
-    local plan = planner:plan(model)
-    stream:write(table.concat(M.lines(planner), "\n"), "\n")
-    if options.reasons then stream:write(table.concat(M.reason_lines(planner, model), "\n"), "\n") end
-    if options.save then
-      json.save(plan, options.save, ("perilune plan %s"):format(options.model))
-      stream:write("kept in ", options.save, "\n")
-    end
-  end, errors.locate)
-  if ok then return 0 end
-  io.stderr:write("perilune: ", tostring(type(err) == "table" and err.message or err), "\n")
-  return 1
-end
+signature.kind("ranks_of_shards", "a list of ranks, or true", function(x) return x == true or signature.is("numbers", x) end)
+signature.list_of("cells", "a list of lists of texts", "strings")
+signature.object("chosen_option", "an option", { sharding_type = "string", compute_kernel = "string" })
+signature.object("other_option", "an option that lost", { option = "string", kind = "string", text = "string" })
+signature.list_of("other_options", "a list of options that lost", "other_option")
+signature.object("reason", "why a table has its option", { table = "string", tables = "strings", chosen = "chosen_option",
+  others = "other_options" })
+signature.list_of("reasons", "a list of what plan.reasons.of says", "reason")
+signature.check("plan.report.", M, { columns = "rows: cells, right: table", ranks_text = "ranks: ranks_of_shards",
+  lines = "planner: planned", reasons = "planner: planned, model: model",
+  reason_lines = "list: reasons, tables: count",
+  topology = "name: string?, ranks: int?" })
 
 return M

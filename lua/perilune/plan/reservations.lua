@@ -5,6 +5,9 @@
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local constraints_of = require "perilune.plan.constraints"
+local kinds = require "perilune.plan.kinds"
+local signature = require "perilune.signature"
+local topologies = require "perilune.plan.topology"
 
 local M = {}
 
@@ -15,6 +18,12 @@ local IDS = 20      -- copies of a batch's ids that a training pipeline holds
 local function share(func, value)
   if type(value) == "number" and value >= 0 and value <= 1 then return value end
   P.fail(("%s: percentage is %s, allowed: 0..1"):format(func, tostring(value)))
+end
+
+local function tiers_of(func, tiers)
+  signature.value(func, "tiers", tiers, "strings")
+  for _, tier in ipairs(tiers) do util.one_of(func, "one of tiers", tier, topologies.tiers) end
+  return tiers
 end
 
 --- Bytes of one rank's ids of a batch.
@@ -36,7 +45,7 @@ local FixedPercentageStorageReservation = util.class "FixedPercentageStorageRese
 M.FixedPercentageStorageReservation = FixedPercentageStorageReservation
 function FixedPercentageStorageReservation:init(args)
   local a = util.named(self.class_name, args, { percentage = 0.15, tiers = { "hbm" } })
-  self.percentage, self.tiers = share(self.class_name, a.percentage), a.tiers
+  self.percentage, self.tiers = share(self.class_name, a.percentage), tiers_of(self.class_name, a.tiers)
 end
 function FixedPercentageStorageReservation:reserve(topology)
   return topology:with_devices(function(device)
@@ -64,6 +73,7 @@ function HeuristicalStorageReservation:init(args)
   local a = util.named(self.class_name, args, { percentage = 0.15, parameter_multiplier = TRAINED,
     dense_tensor_estimate = util.optional.number, tiers = { "hbm" } })
   share(self.class_name, a.percentage)
+  tiers_of(self.class_name, a.tiers)
   for name, value in util.ordered(a) do self[name] = value end
   self.id_multiplier = IDS
 end
@@ -90,5 +100,11 @@ function InferenceStorageReservation:init(args)
   HeuristicalStorageReservation.init(self, args)
   self.parameter_multiplier, self.id_multiplier = 1, 1
 end
+
+local of_topology = { reserve = "topology: Topology" }
+kinds.methods(FixedPercentageStorageReservation, of_topology)
+kinds.methods(FixedAbsoluteStorageReservation, of_topology)
+kinds.methods(HeuristicalStorageReservation, { reserve = "topology: Topology, model: model, batch_size: count, constraints: constraints?" })
+signature.check("plan.reservations.", M, { batch_bytes = "model: model, batch_size: count, constraints: constraints?" })
 
 return M

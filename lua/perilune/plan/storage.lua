@@ -1,5 +1,7 @@
 -- plan/storage.lua: bytes that shards take (TorchRec's EmbeddingStorageEstimator, its formulas).
 local util = require "perilune.util"
+local kinds = require "perilune.plan.kinds"
+local signature = require "perilune.signature"
 local data_bytes = require("perilune.plan.constraints").data_bytes
 
 local M = {}
@@ -87,6 +89,7 @@ function EmbeddingStorageEstimator:init(args)
   local f = "EmbeddingStorageEstimator"
   local a = util.named(f, args, { topology = util.required.table, pipeline_type = "none", run_embedding_at_peak_memory = false,
     is_inference = false })
+  signature.value(f, "topology", a.topology, "Topology")
   util.one_of(f, "pipeline_type", a.pipeline_type, util.keys(pipelines))
   for name, value in util.ordered(a) do self[name] = value end
 end
@@ -115,5 +118,8 @@ function EmbeddingStorageEstimator:estimate(options)
     option:sum_storage()
   end
 end
+
+kinds.methods(EmbeddingStorageEstimator, { of_run = "option: option_with_ids, run: run", estimate = "options: options_with_ids" })
+signature.check("plan.storage.", M, { batch_counts = "option: option_with_ids", optimizer_multiplier = "optimizer: string?, dim: number" })
 
 return M

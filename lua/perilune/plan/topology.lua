@@ -1,6 +1,7 @@
 -- plan/topology.lua: the machines that a plan is made for: ranks, hosts, memory, bandwidths (TorchRec's Topology). A description: nothing
 -- of it need be there.
 local P = require "perilune.ffi"
+local ffi = require "ffi"
 local util = require "perilune.util"
 local text = require "perilune.plan.text"
 local signature = require "perilune.signature"
@@ -38,6 +39,12 @@ local arguments = {
   inter_host_latency = 0,
   bwd_compute_multiplier = 2,               -- time of a backward pass over that of its forward pass
   weighted_feature_bwd_compute_multiplier = 1,
+  processors = util.optional.number,        -- of a host; default: one for each of its ranks
+  cache_bytes = 32 * MiB,                   -- of a host's caches
+  rates = util.optional.table,              -- measured, of a rank while all are busy: { copy =, gather =, update = (bytes a millisecond),
+                                            -- products = (operations a millisecond) }
+  costs = util.optional.table,              -- measured: { forward = , backward = }: milliseconds a unit of plan/step.lua
+  choices = util.optional.table,            -- ways that processors differ about and that were measured: name -> way
   custom_topology_data = util.optional.table, -- { hbm_cap = a list with one number for each rank, ddr_cap =, ssd_cap = }
 }
 
@@ -51,6 +58,33 @@ local function check_positive(self, names)
       P.fail(("Topology: %s is %s, allowed: finite numbers > 0"):format(name, tostring(x)))
     end
   end
+end
+
+local function check_latencies(self)
+  for _, name in ipairs { "intra_host_latency", "inter_host_latency" } do
+    local x = self[name]
+    if not (x >= 0 and x < math.huge) then P.fail(("Topology: %s is %s, allowed: finite numbers >= 0"):format(name, tostring(x))) end
+  end
+end
+
+--- Named numbers, each finite and no less than 0.
+local function check_numbers(where, list)
+  for name, x in util.ordered(list) do
+    if type(x) ~= "number" or not (x >= 0 and x < math.huge) then
+      P.fail(("Topology: %s.%s is %s, allowed: finite numbers >= 0"):format(where, tostring(name), tostring(x)))
+    end
+  end
+end
+
+local function check_measured(self)
+  if self.rates then check_numbers("rates", self.rates) end
+  for way, list in util.ordered(self.costs or {}) do
+    util.one_of("Topology", "a key of costs", way, { "forward", "backward" })
+    signature.value("Topology", "costs." .. way, list, "table")
+    check_numbers("costs." .. way, list)
+  end
+  if self.costs and not (self.costs.forward and self.costs.backward) then P.fail "Topology: costs, wanted { forward =, backward = }" end
+  for name, way in util.ordered(self.choices or {}) do signature.value("Topology", "choices." .. tostring(name), way, "string") end
 end
 
 local function check_caps(custom, world_size)
@@ -80,6 +114,10 @@ function Topology:init(args)
   end
   check_positive(self, { "hbm_mem_bw", "ddr_mem_bw", "ssd_mem_bw", "hbm_to_ddr_mem_bw", "intra_host_bw", "inter_host_bw",
     "bwd_compute_multiplier", "weighted_feature_bwd_compute_multiplier" })
+  check_latencies(self)
+  self.processors = util.integer(f, "processors", self.processors or self.local_world_size, 1, 2 ^ 20)
+  util.integer(f, "cache_bytes", self.cache_bytes, 0)
+  check_measured(self)
   for _, tier in ipairs(M.tiers) do util.integer(f, tier .. "_cap", self[tier .. "_cap"], 0) end
   local custom = self.custom_topology_data or {}
   check_caps(custom, self.world_size)
@@ -157,8 +195,9 @@ end
 --- { perilune_topology = 1, preset = "dgx_a100_80gb", world_size = 16 }. `args` go over what the file says.
 function Topology:save(path)
   local says = self:arguments()
+  if says.processors == says.local_world_size then says.processors = nil end
   says.perilune_topology = VERSION
-  text.write(path, "return " .. text.encode(says, { "perilune_topology", "compute_device", "world_size", "local_world_size" }, 1) .. "\n",
+  text.write(path, "return " .. text.encode(says, { "perilune_topology", "compute_device", "world_size", "local_world_size" }, 3) .. "\n",
     "Topology:save")
 end
 
@@ -176,8 +215,25 @@ function Topology.load(path, args)
   if says.local_world_size and says.world_size and args and args.world_size then
     says.local_world_size = math.min(says.local_world_size, says.world_size)
   end
-  if preset then return Topology.preset(preset, says) end
-  return Topology(says)
+  local ok, made = pcall(function() return preset and Topology.preset(preset, says) or Topology(says) end)
+  if ok then return made end
+  if getmetatable(made) == P.Error then made.message = f .. ": " .. made.message end
+  error(made, 0)
+end
+
+--- Where `perilune calibrate` keeps the topology of so many ranks, so many a host, of this user and kind of processor; nil: nowhere.
+function Topology.kept_path(ranks, host)
+  local path = ffi.string(P.C.peri_tune_path())
+  return path ~= "" and ("%s.%dx%d.topology"):format(path, ranks, host) or nil
+end
+
+--- The topology that is kept there; nil: there is none.
+function Topology.kept(ranks, host)
+  local path = Topology.kept_path(ranks, host)
+  local file = path and io.open(path)
+  if not file then return nil end
+  file:close()
+  return Topology.load(path)
 end
 
 function Topology:__tostring()
@@ -190,6 +246,7 @@ signature.kind("Topology", "a Topology", Topology.is)
 signature.check("Topology:", Topology, { with_devices = "self: Topology, change: function",
   save = "self: Topology, path: string",
   bandwidth = "self: Topology, collective: string, world_size: int, local_size: int" })
-signature.check("Topology.", Topology, { preset = "name: string, args: table?", load = "path: string, args: table?" })
+signature.check("Topology.", Topology, { preset = "name: string, args: table?", load = "path: string, args: table?",
+  kept_path = "ranks: count, host: count", kept = "ranks: count, host: count" })
 
 return M

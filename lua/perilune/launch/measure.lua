@@ -1,0 +1,116 @@
+-- measure.lua: steps of a plan, run: what `perilune calibrate` finds prices by, and what `perilune plan --verify` compares with.
+local ffi = require "ffi"
+local peri = require "perilune"
+local constraints_of = require "perilune.plan.constraints"
+local Tensor, util, C = peri.Tensor, peri.util, peri.ffi.C
+
+local M = {}
+
+local function now() return tonumber(C.peri_time_ns()) / 1e6 end
+
+--- Whole numbers of feature f on a rank, in [0, rows): the same in every run.
+local function draw(values, first, n, rows, seed)
+  local x = seed * 2654435761 % 2147483647 + 1
+  for i = first, first + n - 1 do
+    x = x * 48271 % 2147483647
+    values[i] = math.floor(x / 2147483647 * rows)
+  end
+end
+
+--- A batch of a collection: lengths[f] ids a bag on average of feature f, whose ids are below rows[f].
+local function batch_of(features, batch_size, seed)
+  local total, bags, keys = 0, 0, {}
+  for i, f in ipairs(features) do
+    keys[i] = f.name
+    total, bags = total + math.floor(f.length * batch_size + 0.5), bags + batch_size
+  end
+  local values, lengths = ffi.new("int64_t[?]", math.max(total, 1)), ffi.new("int32_t[?]", math.max(bags, 1))
+  local at, bag = 0, 0
+  for i, f in ipairs(features) do
+    local n = math.floor(f.length * batch_size + 0.5)
+    draw(values, at, n, f.rows, seed * 7919 + i * 104729)
+    for b = 0, batch_size - 1 do lengths[bag + b] = math.floor((b + 1) * n / batch_size) - math.floor(b * n / batch_size) end
+    at, bag = at + n, bag + batch_size
+  end
+  return peri.KeyedJaggedTensor { keys = keys, stride = batch_size, values = Tensor.from_memory(values, { total }, "i64"),
+    lengths = Tensor.from_memory(lengths, { bags }, "i32") }
+end
+
+--- The sharded module of one collection of a model (plan/describe.lua) under its part of a plan, with its features.
+local function sharded_of(collection, module_plan, constraints, group)
+  local pooled = collection.kind ~= "EmbeddingCollection"
+  local tables, features = {}, {}
+  for i, t in ipairs(collection.tables) do
+    local config = pooled and peri.EmbeddingBagConfig or peri.EmbeddingConfig
+    tables[i] = config { name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim,
+      feature_names = t.feature_names, data_type = t.data_type or "FP32" }
+    local constraint = constraints_of.of(constraints, collection.path, t.name)
+    local lengths = constraints_of.per_feature(constraint, "pooling_factors", t.name, #t.feature_names, 1)
+    for k, name in ipairs(t.feature_names) do features[#features + 1] = { name = name, length = lengths[k], rows = t.num_embeddings } end
+  end
+  local class = pooled and peri.shard.ShardedEmbeddingBagCollection or peri.shard.ShardedEmbeddingCollection
+  return class { tables = tables, plan = module_plan, group = group,
+    fused_params = { optimizer = collection.optimizer or "sgd", learning_rate = 0.01 } }, features
+end
+
+--- What comes out of a module, as tensors.
+local function rows_of(module, result)
+  if result.values then return { result:values() } end
+  return util.map(module:embedding_names(), function(name) return result[name]:values() end)
+end
+
+--- One forward and backward pass. Returns the milliseconds of each.
+local function step(part, batch)
+  local from = now()
+  local rows = rows_of(part.module, util.resolve(part.module:forward(batch)))
+  rows[1]:shape() -- waits
+  local between = now()
+  for i, x in ipairs(rows) do
+    local n = x:numel()
+    local kept = part.gradients[i]
+    if not kept or kept:numel() ~= n then part.gradients[i] = peri.keep(Tensor.full(x:shape(), 1e-3, "f32")) end
+  end
+  local begin = now()
+  Tensor.backward(rows, part.gradients)
+  return between - from, now() - begin
+end
+
+--- The sharded collections of a model under a plan. Returns an object for M.time. Collective.
+--- args: { model =, plan = ShardingPlan, constraints =, batch_size = (of a rank), group = }
+function M.prepare(args)
+  local before, parts = tonumber(C.peri_mem_live()), {}
+  for i, collection in ipairs(args.model) do
+    local module, features = sharded_of(collection, args.plan:get_plan_for_module(collection.path), args.constraints, args.group)
+    parts[i] = { module = module, features = features, gradients = {} }
+  end
+  return { parts = parts, group = args.group, bytes = tonumber(C.peri_mem_live()) - before, number = 0, batch_size = args.batch_size }
+end
+
+--- Run one step, on ids that no step before had: those would be in the caches. Returns the milliseconds of the slowest rank: of all,
+--- forward, backward. Collective.
+function M.time(prepared)
+  prepared.number = prepared.number + 1
+  local ahead, back = 0, 0
+  peri.scope(function()
+    local batches = util.map(prepared.parts, function(part)
+      return batch_of(part.features, prepared.batch_size, prepared.number * prepared.group:size() + prepared.group:rank())
+    end)
+    prepared.group:barrier():wait()
+    for i, part in ipairs(prepared.parts) do
+      local a, b = step(part, batches[i])
+      ahead, back = ahead + a, back + b
+    end
+  end)
+  local t = Tensor.tensor({ ahead + back, ahead, back }, "f64")
+  prepared.group:all_reduce(t, "max"):wait()
+  return unpack(t:to_list())
+end
+
+function M.release(prepared)
+  for _, part in ipairs(prepared.parts) do part.module:release() end
+  prepared.parts = {}
+  collectgarbage()
+  collectgarbage()
+end
+
+return M

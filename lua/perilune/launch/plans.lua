@@ -1,0 +1,208 @@
+-- plans.lua: `perilune plan`: a model's file and a machine in, a plan, its reasons and its picture out.
+local P = require "perilune.ffi"
+local errors = require "perilune.errors"
+local util = require "perilune.util"
+local plan = require "perilune.plan"
+local text = require "perilune.plan.text"
+local Progress = require "perilune.progress"
+
+local M = {}
+
+local MOST_SIMULATED = 65536 -- ranks
+
+local function lines(stream, list) stream:write(table.concat(list, "\n"), "\n") end
+
+--- An error for constraints of tables that a model has not.
+local function check_names(path, model, constraints)
+  local known, names = {}, {}
+  for _, c in ipairs(model) do
+    for _, t in ipairs(c.tables) do
+      known[t.name], known[c.path == "" and t.name or c.path .. "." .. t.name] = true, true
+      names[#names + 1] = t.name
+    end
+  end
+  for name in util.ordered(constraints) do
+    if not known[name] then
+      P.fail(("'%s': constraints of table '%s', which the model has not; it has: %s%s"):format(path, tostring(name),
+        table.concat(names, ", ", 1, math.min(8, #names)), #names > 8 and ", ..." or ""))
+    end
+  end
+end
+
+--- What a model's file says: the model (plan/describe.lua), or { model =, constraints =, relations =, cost =, objective = }. Returns the
+--- described model and a table of the rest.
+local function load_model(path)
+  local chunk, err = loadfile(path)
+  if not chunk then
+    local message, place = errors.syntax(err)
+    P.fail(("perilune plan: %s%s"):format(message, place and (" (%s)"):format(place) or ""))
+  end
+  local given, rest = errors.run(chunk), {}
+  if type(given) == "table" and rawget(given, "model") ~= nil then
+    rest = util.named(("'%s' returns a table"):format(path), given, { model = util.required, constraints = util.optional.table,
+      relations = util.optional.list, cost = util.optional, objective = util.optional })
+    given = rest.model
+  end
+  local constraints = {}
+  for name, c in util.ordered(rest.constraints or {}) do
+    constraints[name] = plan.ParameterConstraints.is(c) and c or plan.ParameterConstraints(c)
+  end
+  local ok, model = pcall(plan.describe.of, given)
+  if not ok then
+    if getmetatable(model) == P.Error then model.message = ("'%s': %s"):format(path, model.message) end
+    error(model, 0)
+  end
+  check_names(path, model, constraints)
+  return model, { constraints = constraints, relations = rest.relations, cost = rest.cost, objective = rest.objective }
+end
+
+--- The tables that the demonstration makes of data: one for each category.
+local function tables_for_data(options)
+  local tables = {}
+  for i = 1, 26 do
+    tables[i] = { name = "t_c" .. i, num_embeddings = options.rows or 100000, embedding_dim = options.dim or 32,
+      feature_names = { "c" .. i } }
+  end
+  return plan.describe.of { tables = tables, optimizer = "adagrad" }
+end
+
+--- Count what data say of the features of a model. A line tells how far it is.
+local function counted(options, model, stream)
+  local progress
+  local function show(done, all)
+    if not progress then
+      progress = Progress { total = math.max(options.samples and math.min(options.samples, all) or all, 1), samples_per_step = 1,
+        stream = stream, delay = 0.5 }
+      function progress:line(step) return self:bar(step, "reading " .. options.data) end
+    end
+    progress:update(math.min(done, progress.total))
+  end
+  local ok, statistics = xpcall(plan.statistics.count, errors.locate, { path = options.data, tables = plan.statistics.tables_of(model),
+    batch_size = options.batch_size, samples = options.samples, progress = show })
+  if progress then progress:close() end
+  if not ok then error(statistics, 0) end
+  return statistics
+end
+
+--- What is planned for: { model =, rest = of the model's file, statistics = of data or nil }.
+local function given(options, stream)
+  local g = {}
+  if options.model then g.model, g.rest = load_model(options.model) else g.model, g.rest = tables_for_data(options), {} end
+  if options.data then
+    g.statistics = counted(options, g.model, stream)
+    lines(stream, { ("%s: %s samples"):format(options.data, Progress.grouped(g.statistics[1].samples)),
+      unpack(plan.report.columns(plan.statistics.cells(g.statistics), { false, false, true, true, true, true, true, true })) })
+  end
+  return g
+end
+
+--- A planner for so many ranks (nil: as the machine has), which has planned, and its plan.
+local function planned(options, g, ranks)
+  local topology, constraints = plan.report.topology(options.topology, ranks), g.rest.constraints
+  if g.statistics then constraints = plan.statistics.constrain(g.statistics, g.model, constraints, topology.world_size) end
+  local planner = plan.EmbeddingShardingPlanner { topology = topology, batch_size = options.batch_size, constraints = constraints,
+    relations = g.rest.relations, cost = g.rest.cost, objective = g.rest.objective, sharder = plan.perilune_sharder,
+    estimates = topology.costs and "step" or "torchrec" }
+  return planner, planner:plan(g.model)
+end
+
+--- "8,64,512" -> { 8, 64, 512 }.
+local function scale_of(list)
+  local out = {}
+  for part in list:gmatch "[^,]*" do
+    if part ~= "" then out[#out + 1] = util.integer("perilune plan", "--scale", tonumber(part) or part, 1, MOST_SIMULATED) end
+  end
+  if #out == 0 then P.fail "perilune plan: --scale is empty, wanted numbers of ranks: 8,64,512" end
+  return out
+end
+
+--- What options ask to simulate: { schedule =, times =, scale = }; nil: nothing.
+local function asked(options)
+  if not options.simulate then
+    if not (options.trace or options.scale or options.times) then return nil end
+    P.fail "perilune plan: --trace, --scale and --times go with --simulate SCHEDULE"
+  end
+  local schedule = require("perilune.pipeline.schedules").load(options.simulate)
+  local times = require("perilune.launch.schedules").times_of(options.times or "")
+  require("perilune.pipeline.cluster").check_times(times, schedule:check())
+  return { schedule = schedule, times = times, scale = options.scale and scale_of(options.scale) or {} }
+end
+
+--- Simulate the plan under a schedule, and plans for other numbers of ranks; a table of them, and a timeline of the plan.
+local function simulate(options, what, g, planner, stream)
+  local cluster = require "perilune.pipeline.cluster"
+  local function run(p)
+    util.integer("perilune plan", "ranks with --simulate", p.topology.world_size, 1, MOST_SIMULATED)
+    return cluster.simulate { planner = p, schedule = what.schedule, times = what.times, dense_bytes = g.model.dense_bytes }
+  end
+  local list = { run(planner) }
+  if options.trace then
+    text.write(options.trace, cluster.trace(list[1]), "perilune plan --trace")
+  end
+  for _, ranks in ipairs(what.scale) do
+    list[#list + 1] = ranks ~= planner.topology.world_size and run((planned(options, g, ranks))) or nil
+  end
+  table.sort(list, function(a, b) return a.ranks < b.ranks end)
+  local right = {}
+  for i = 1, 11 do right[i] = true end
+  lines(stream, { ("simulated under the schedule '%s'; links in ms on the slowest rank:"):format(what.schedule.name),
+    unpack(plan.report.columns(cluster.cells(list), right)) })
+  if options.trace then stream:write("timeline in ", options.trace, ": open it in https://ui.perfetto.dev\n") end
+end
+
+--- options: { model = path or nil (with data), data = path, samples =, rows =, dim =, topology = name or path, ranks =, batch_size =,
+--- save = path, html = path, no_reasons =, simulate = a schedule, times =, scale =, trace = path }. Prints; returns an exit code. An error
+--- is one line.
+function M.run(options, stream)
+  stream = stream or io.stdout
+  local ok, err = xpcall(function()
+    if not (options.model or options.data) then P.fail "perilune plan: neither a model nor --data; give one of them" end
+    local what, g = asked(options), given(options, stream)
+    local planner, plan_made = planned(options, g, options.ranks)
+    lines(stream, plan.report.lines(planner))
+    local why = not options.no_reasons and plan.report.reasons(planner, g.model) or nil
+    if why then lines(stream, plan.report.reason_lines(why, #planner.last.best.proposal)) end
+    if options.save then
+      plan.save(plan_made, options.save, ("perilune plan %s"):format(options.model or "--data " .. options.data))
+      stream:write("kept in ", options.save, "\n")
+    end
+    if options.html then
+      text.write(options.html, plan.html.page(planner, { title = options.model or options.data, reasons = why }), "perilune plan --html")
+      stream:write("drawn in ", options.html, "\n")
+    end
+    if what then simulate(options, what, g, planner, stream) end
+  end, errors.locate)
+  if ok then return 0 end
+  io.stderr:write("perilune: ", (errors.describe(err)), "\n")
+  return 1
+end
+
+--- perilune plan --verify: a rank's part. Prints on rank 0.
+function M.verify(options)
+  local peri = require "perilune"
+  local world = peri.init()
+  local n, host = world:size(), world.local_size
+  local topology = options.topology and plan.report.topology(options.topology) or plan.Topology.kept(n, host)
+  if not topology then
+    P.fail(("perilune plan --verify: nothing was measured of %d ranks, %d a host; run: perilune calibrate -n %d"):format(n, host, n))
+  end
+  if topology.world_size ~= n or topology.local_world_size ~= host then
+    P.fail(("perilune plan --verify: the topology has %d ranks, %d a host; here are %d and %d"):format(topology.world_size,
+      topology.local_world_size, n, host))
+  end
+  local g = given(options, world:rank() == 0 and io.stdout or { write = function() end })
+  local constraints = g.rest.constraints
+  if g.statistics then constraints = plan.statistics.constrain(g.statistics, g.model, constraints, n) end
+  local planner = plan.EmbeddingShardingPlanner { topology = topology, batch_size = options.batch_size, constraints = constraints,
+    relations = g.rest.relations, cost = g.rest.cost, objective = g.rest.objective, sharder = plan.perilune_sharder,
+    estimates = topology.costs and "step" or "torchrec" }
+  local made = planner:collective_plan(g.model, world)
+  local verify = require "perilune.launch.verify"
+  local entry = verify.compare({ { plan = made } }, { model = g.model, topology = topology, batch_size = options.batch_size,
+    constraints = constraints, group = world, seconds = 3 })[1]
+  if world:rank() ~= 0 then return end
+  lines(io.stdout, plan.report.lines(planner))
+  lines(io.stdout, verify.lines(entry))
+end
+
+return M

@@ -1,0 +1,110 @@
+-- plan/automatic.lua: the plan of a model that comes without one.
+--
+-- What is learned must not depend on the number of ranks, so first those ways are tried that leave every bit as it is: whole tables, and
+-- blocks of columns where an optimizer treats each number by itself. Only a model that does not fit so gets its rows cut.
+local util = require "perilune.util"
+local signature = require "perilune.signature"
+local describe = require "perilune.plan.describe"
+local topologies = require "perilune.plan.topology"
+local planners = require "perilune.plan.planner"
+local constraints_of = require "perilune.plan.constraints"
+local reservations = require "perilune.plan.reservations"
+local json = require "perilune.plan.json"
+local collective_utils = require "perilune.dist.collective_utils"
+
+local M = {}
+
+local MOST_PLACED = 2e6 -- shards that the search places: a second or so
+local SPARE = 0.1       -- share of memory that is left to others
+
+--- fused_params of which each number of a row goes its own way.
+local by_number = { optimizer = { sgd = true, exact_sgd = true, adagrad = true, adam = true }, learning_rate = true, eps = true,
+  beta1 = true, beta2 = true, weight_decay = true }
+
+local function cuts_columns(params)
+  for name, value in util.ordered(params or {}) do
+    local known = by_number[name]
+    if not known or type(known) == "table" and not known[value] then return false end
+  end
+  return true
+end
+
+local exact = { "table_wise", "column_wise", "table_column_wise" }
+local all = { "table_wise", "column_wise", "table_column_wise", "row_wise", "table_row_wise", "data_parallel" }
+
+--- What planners may do with a collection: of `types` those that its sharder offers. Kernels are the collection's own.
+local function sharder_of(c, types, device, plain)
+  local names = c.sharder:sharding_types(device)
+  local offered = util.index_of(signature.value(c.sharder.class_name, "what sharding_types returns", names, "strings"))
+  local list = {}
+  for _, name in ipairs(types) do
+    local columns = name == "column_wise" or name == "table_column_wise"
+    if offered[name] and (plain or not columns or cuts_columns(rawget(c.module, "fused_params"))) then list[#list + 1] = name end
+  end
+  return { sharding_types = function() return list end, compute_kernels = function() return { "fused" } end }
+end
+
+--- Bytes of this host's memory for each of its ranks; more than there is where tables lie in files.
+local function memory(collections, local_size)
+  for _, c in ipairs(collections) do
+    local params = rawget(c.module, "fused_params")
+    if params and params.cache_params then return 2 ^ 50 end
+  end
+  local file = io.open "/proc/meminfo"
+  local kib = file and file:read "*a":match "MemTotal:%s*(%d+)"
+  if file then file:close() end
+  return kib and math.floor(tonumber(kib) * 1024 / local_size) or 2 ^ 50
+end
+
+--- Ranks of a host, if all have as many, one after the other; else all.
+local function host_size(env)
+  local n = env.local_size
+  for rank, node in ipairs(env.nodes) do
+    if node ~= env.nodes[math.floor((rank - 1) / n) * n + 1] then return env.world_size end
+  end
+  return env.world_size % n == 0 and n or env.world_size
+end
+
+--- The topology of the ranks of env: the measured one (perilune calibrate), if this user has one of so many ranks.
+function M.topology(env, collections)
+  local n, host = env.world_size, host_size(env)
+  return topologies.Topology.kept(n, host) or topologies.Topology { world_size = n, local_world_size = host,
+    ddr_cap = memory(collections, host), intra_host_bw = 4e6, inter_host_bw = 1e6 }
+end
+
+local function planned(collections, topology, types, device, plain)
+  local model, constraints = {}, {}
+  for i, c in ipairs(collections) do
+    model[i] = describe.collection(c.path, c.module, c.tables)
+    model[i].sharder = sharder_of(c, types, device, plain)
+    for _, t in ipairs(c.tables) do
+      constraints[c.path == "" and t.name or c.path .. "." .. t.name] = constraints_of.ParameterConstraints { sharding_types =
+        model[i].sharder:sharding_types() }
+    end
+  end
+  local planner = planners.EmbeddingShardingPlanner { topology = topology, estimates = "step", constraints = constraints,
+    storage_reservation = reservations.FixedPercentageStorageReservation { percentage = SPARE, tiers = { "ddr" } },
+    max_placements = MOST_PLACED }
+  return planner:plan(model)
+end
+
+--- The plan of collections (list of { path =, module =, tables =, sharder = }) on the ranks of env. Local.
+function M.of(collections, env, device)
+  local topology = M.topology(env, collections)
+  local ok, plan = pcall(planned, collections, topology, exact, device, false)
+  if ok then return plan end
+  local full = type(plan) == "table" and tostring(plan.message):find("proposals fits", 1, true)
+  if not full then error(plan, 0) end
+  return planned(collections, topology, all, device, true)
+end
+
+--- The same plan on all ranks of env: rank 0's. Collective; waits.
+function M.collective(collections, env, device)
+  if not env.pg then return M.of(collections, env, device) end
+  local text = collective_utils.invoke_on_rank_and_broadcast_result(env.pg, 0, function()
+    return json.to_json(M.of(collections, env, device))
+  end)
+  return json.from_json(text)
+end
+
+return M

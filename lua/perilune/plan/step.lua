@@ -1,0 +1,339 @@
+-- plan/step.lua: milliseconds of a training step of sharded collections, our own estimates: what TorchRec's formulas (perf.lua) leave out.
+--
+-- A step is counted, then priced. Counted are ids, bags and bytes of each shard by its rows and columns: a rank's data for itself do not
+-- travel ((W - 1)/W), of rows cut within a host one sum crosses the network, ids that come again find their rows in a cache. Prices are
+-- milliseconds a unit (Topology.costs), which `perilune calibrate` finds by measuring steps; a topology without them has those of one core
+-- of a Zen 4. The time of a step is that of the slowest rank: all wait for it. Ranks that share processors take turns.
+local util = require "perilune.util"
+local kinds = require "perilune.plan.kinds"
+local signature = require "perilune.signature"
+local types = require "perilune.plan.types"
+local data_bytes = require("perilune.plan.constraints").data_bytes
+local storage = require "perilune.plan.storage"
+local partitioners = require "perilune.plan.partitioners"
+local options = require "perilune.plan.options"
+local constraints_of = require "perilune.plan.constraints"
+local enumerators = require "perilune.plan.enumerators"
+
+local M = {}
+
+local WIRE = 4    -- bytes of a number on the wire, of an id (shards have fewer than 2^31 rows), of a length
+local NUMBER = 4  -- bytes of what is pooled
+local LINE = 64   -- bytes that come from memory at once
+local KEPT = 2048 -- bytes that a rank knows about a table
+
+--- What is counted, in the order of prices: units of one rank and step.
+---   step           1
+---   table          shards that a rank has
+---   home_id        ids that a rank sends
+---   id             ids that a rank looks up
+---   sorted_id      ids, each times the binary logarithm of their number
+---   id_byte        bytes of their rows
+---   cold_id, cold_id_byte  the same of those that no cache has
+---   bag            rows that a rank returns to those that asked
+---   bag_byte       their bytes
+---   replica_byte   bytes of replicated tables
+---   near, far      milliseconds of exchanges at the topology's rates, within and across hosts
+M.units = { "step", "table", "home_id", "id", "sorted_id", "id_byte", "cold_id", "cold_id_byte", "bag",
+  "bag_byte", "replica_byte", "near", "far" }
+
+--- Milliseconds a unit where a topology says none: forward, backward (with the update). One core of a Zen 4.
+local usual = {
+  forward = { step = 0.05, home_id = 1.5e-6, id = 2e-6, id_byte = 2e-8, cold_id = 4e-6, cold_id_byte = 4e-8, bag = 5e-6, bag_byte = 1e-7,
+    replica_byte = 0, near = 1, far = 1 },
+  backward = { step = 0.05, home_id = 0, id = 1e-5, id_byte = 5e-8, cold_id = 1e-5, cold_id_byte = 1e-7, bag = 3e-6, bag_byte = 1.5e-7,
+    replica_byte = 5e-7, near = 1, far = 1 },
+}
+
+local function price(costs, way, unit)
+  local list = costs and costs[way] or usual[way]
+  return list[unit] or 0
+end
+
+--- Ids and bags of a rank's batch.
+local function batch_of(option)
+  local ids, bags = 0, 0
+  for i, length in ipairs(option.input_lengths) do
+    local n = option.num_poolings[i] * option.batch_sizes[i]
+    ids, bags = ids + length * n, bags + n
+  end
+  return ids, bags
+end
+
+--- Share of a batch's ids whose rows are not looked up by an earlier id of it: ids drawn alike from all rows, unless statistics know.
+local function fresh_share(option, ids)
+  if ids <= 0 then return 0 end
+  local stats = option.cache_params and option.cache_params.stats
+  local distinct = stats and stats.expected_lookups or option.rows * (1 - math.exp(-ids / option.rows))
+  return math.min(1, distinct / ids)
+end
+
+--- What one shard of a run is to the rank that has it. Fields: as in `units`; fresh (ids whose rows a cache may not have), bytes (of
+--- the shard), near_out, far_out: bytes of rows that leave for the same host and for others; near_back, far_back: of gradients; near_ids,
+--- far_ids: bytes of ids and lengths that arrive.
+function M.count(option, run, topology)
+  local t, kind = topology, option.sharding_type
+  local W, L = t.world_size, t.local_world_size
+  local G, ids, bags = t.intra_group_size, batch_of(option)
+  local width = run.cols * data_bytes[option.data_type]
+  local c = { table = run.rows * run.cols > 0 and 1 or 0, bytes = run.rows * width, replica_byte = 0, near_out = 0, far_out = 0,
+    near_back = 0, far_back = 0, near_ids = 0, far_ids = 0 }
+  if kind == "data_parallel" then
+    c.id, c.bag, c.replica_byte = ids, option.is_pooled and bags or ids, run.rows * run.cols * NUMBER
+    -- gradients only: parts to their sums, and sums back to all
+    c.near_back, c.far_back = 2 * c.replica_byte * (L - 1) / W, 2 * c.replica_byte * (W - L) / W
+  else
+    local share = option.rows > 0 and run.rows / option.rows or 0
+    c.id = ids * W * share
+    c.bag = option.is_pooled and bags * W or c.id
+    local out = c.bag * run.cols * WIRE / W -- for each rank
+    local by_host = option.is_pooled and (kind == "table_row_wise" or kind == "grid_shard") and W > L
+    if by_host then -- sums within the host, then one of them for every sample crosses
+      c.near_out, c.far_out = out * W * (G - 1) / G, out * (W - L) / G
+    else
+      c.near_out, c.far_out = out * (L - 1), out * (W - L)
+    end
+    c.near_back, c.far_back = c.near_out, c.far_out
+    local sent = (c.id + bags * W) * WIRE / W
+    c.near_ids, c.far_ids = sent * (L - 1), sent * (W - L)
+  end
+  c.id_byte, c.bag_byte = c.id * width, c.bag * run.cols * NUMBER
+  c.fresh = c.id * fresh_share(option, c.id)
+  c.fresh_byte = c.fresh * math.max(width, LINE)
+  return c
+end
+
+local summed = { "table", "id", "id_byte", "fresh", "fresh_byte", "bag", "bag_byte", "replica_byte", "bytes",
+  "near_out", "far_out", "near_back",
+  "far_back", "near_ids", "far_ids" }
+
+local function empty()
+  local c = {}
+  for _, name in ipairs(summed) do c[name] = 0 end
+  return c
+end
+
+--- Counts of a placement: a list from rank 0 on.
+function M.by_rank(proposal, placement, topology)
+  partitioners.check_placement("plan.step.by_rank", proposal, placement, topology.world_size)
+  local ranks = {}
+  for r = 1, topology.world_size do ranks[r] = empty() end
+  for i, option in ipairs(proposal) do
+    local where, k = placement[i], 0
+    for _, run in ipairs(option.runs) do
+      local c = run.count or M.count(option, run, topology)
+      for _ = 1, run.n do
+        local to = ranks[where == true and k + 1 or where[k + 1] + 1]
+        for j = 1, #summed do to[summed[j]] = to[summed[j]] + c[summed[j]] end
+        k = k + 1
+      end
+    end
+  end
+  return ranks
+end
+
+--- Share of a rank's rows that no cache has: the caches of a host are its ranks' together.
+local function cold_share(bytes, topology)
+  local cache = topology.cache_bytes / topology.local_world_size
+  return bytes > cache and 1 - cache / bytes or 0
+end
+
+--- The largest sum of f(rank) over a rank, and over the ranks of a host where these share processors.
+local function busiest(ranks, topology, f)
+  local most, L, P = 0, topology.local_world_size, topology.processors
+  for first = 1, #ranks, L do
+    local sum = 0
+    for r = first, math.min(first + L - 1, #ranks) do
+      local x = f(ranks[r])
+      sum, most = sum + x, math.max(most, x)
+    end
+    most = math.max(most, sum / P)
+  end
+  return most
+end
+
+--- Milliseconds of bytes that leave the ranks (out) and that arrive, evenly, at all (the mean): the larger counts.
+local function exchange_ms(ranks, topology, near, far)
+  local function way(field, bandwidth)
+    local most, sum = 0, 0
+    for _, c in ipairs(ranks) do sum = sum + c[field] end
+    for first = 1, #ranks, topology.local_world_size do -- ranks of a host share its link
+      local host, n = 0, 0
+      for r = first, math.min(first + topology.local_world_size - 1, #ranks) do host, n = host + ranks[r][field], n + 1 end
+      most = math.max(most, host / n)
+    end
+    if field == near then
+      for _, c in ipairs(ranks) do most = math.max(most, c[field]) end
+    end
+    return math.max(most, sum / #ranks) / bandwidth
+  end
+  return way(near, topology.intra_host_bw), way(far, topology.inter_host_bw)
+end
+
+--- Units of a step of these ranks, by direction: { forward = { step = 1, ... }, backward = ... }. Prices times units are milliseconds.
+function M.amounts(ranks, topology)
+  local n, home = #ranks, 0
+  for _, c in ipairs(ranks) do home = home + c.id end
+  local shared = math.max(1, math.min(topology.local_world_size, n) / topology.processors)
+  local amounts = { step = 1, home_id = home / n * shared }
+  amounts.sorted_id = busiest(ranks, topology, function(c) return c.id * math.log(math.max(c.id, 1)) / math.log(2) end)
+  for _, name in ipairs { "table", "id", "id_byte", "bag", "bag_byte", "replica_byte" } do
+    amounts[name] = busiest(ranks, topology, function(c) return c[name] end)
+  end
+  amounts.cold_id = busiest(ranks, topology, function(c) return c.fresh * cold_share(c.bytes, topology) end)
+  amounts.cold_id_byte = busiest(ranks, topology, function(c) return c.fresh_byte * cold_share(c.bytes, topology) end)
+  local near, far = exchange_ms(ranks, topology, "near_out", "far_out")
+  local near_ids, far_ids = exchange_ms(ranks, topology, "near_ids", "far_ids")
+  local back = util.copy(amounts)
+  amounts.near, amounts.far = near + near_ids, far + far_ids
+  back.near, back.far = exchange_ms(ranks, topology, "near_back", "far_back")
+  return { forward = amounts, backward = back }
+end
+
+--- Milliseconds of a step: all, forward, backward.
+function M.ms(ranks, topology)
+  local amounts, ms = M.amounts(ranks, topology), {}
+  for way, list in util.ordered(amounts) do
+    ms[way] = 0
+    for _, unit in ipairs(M.units) do ms[way] = ms[way] + list[unit] * price(topology.costs, way, unit) end
+  end
+  return ms.forward + ms.backward, ms.forward, ms.backward
+end
+
+--- A plan (ShardingPlan) of a model (plan/describe.lua) as options and their placement, with the shards that its entries say.
+function M.of_plan(plan, model, topology, batch_size, constraints)
+  local enumerator = enumerators.EmbeddingEnumerator { topology = topology, batch_size = batch_size, constraints = constraints or {},
+    estimators = {} }
+  local env = { world_size = topology.world_size, local_size = topology.local_world_size }
+  local list, placement = {}, {}
+  for _, collection in ipairs(model) do
+    local tables = plan:get_plan_for_module(collection.path).tables
+    for _, config in ipairs(collection.tables) do
+      local entry = tables[config.name]
+      local constraint = constraints_of.of(constraints or {}, collection.path, config.name)
+      local fields, ranks = enumerator:shared_fields(collection, config, constraint), {}
+      fields.id, fields.sharding_type, fields.compute_kernel, fields.runs = #list + 1, entry.sharding_type, entry.compute_kernel, {}
+      if entry.sharding_type == "data_parallel" then
+        ranks = true
+        fields.runs[1] = { n = topology.world_size, rows = config.num_embeddings, cols = config.embedding_dim, row_offset = 0,
+          col_offset = 0 }
+      end
+      for k, s in ipairs(ranks == true and {} or entry:shards(config, env)) do
+        ranks[k] = s.rank
+        fields.runs[k] = { n = 1, rows = s.rows, cols = s.cols, row_offset = s.row_offset, col_offset = s.col_offset }
+      end
+      list[#list + 1] = options.ShardingOption(fields)
+      placement[#list] = ranks
+    end
+  end
+  return list, placement
+end
+
+--- What a step of a plan takes: { ms =, forward_ms =, backward_ms =, bytes = (weights and states that stay, on the fullest rank) }.
+function M.predict(plan, model, topology, batch_size, constraints)
+  local list, placement = M.of_plan(plan, model, topology, batch_size, constraints)
+  local p = {}
+  p.ms, p.forward_ms, p.backward_ms = M.ms(M.by_rank(list, placement, topology), topology)
+  p.bytes = 0
+  for _, option in ipairs(list) do
+    for _, run in ipairs(option.runs) do run.kept = M.kept_bytes(option, run) end
+  end
+  local bytes = partitioners.by_rank(list, placement, topology.world_size, function(run) return run.kept end)
+  for _, b in ipairs(bytes) do p.bytes = math.max(p.bytes, b + KEPT * #list) end
+  return p
+end
+
+-- -- parts of a planner ----------------------------------------------------------------------------------------------------------------
+
+local StepEstimator = util.class "StepEstimator"
+M.StepEstimator = StepEstimator
+
+--- StepEstimator { topology = }: what one shard adds to its rank. Ratings of whole plans are StepModel's.
+function StepEstimator:init(args)
+  self.topology = util.named("StepEstimator", args, { topology = util.required.table }).topology
+  signature.value("StepEstimator", "topology", self.topology, "Topology")
+end
+
+--- Times of one shard of a run.
+function StepEstimator:of_run(option, run)
+  local t, c = self.topology, M.count(option, run, self.topology)
+  local function compute(way)
+    local each = price(t.costs, way, "id") + price(t.costs, way, "home_id")
+      + price(t.costs, way, "sorted_id") * math.log(math.max(c.id, 1)) / math.log(2)
+    local ms = c.table * price(t.costs, way, "table") + c.id * each + c.id_byte * price(t.costs, way, "id_byte")
+      + c.bag * price(t.costs, way, "bag") + c.bag_byte * price(t.costs, way, "bag_byte")
+      + c.replica_byte * price(t.costs, way, "replica_byte")
+    local cold = cold_share(c.bytes, t)
+    return ms + cold * (c.fresh * price(t.costs, way, "cold_id") + c.fresh_byte * price(t.costs, way, "cold_id_byte"))
+  end
+  local function exchange(way, near, far)
+    return near / t.intra_host_bw * price(t.costs, way, "near") + far / t.inter_host_bw * price(t.costs, way, "far")
+  end
+  local p = { fwd_compute = compute "forward", bwd_compute = compute "backward", fwd_comms = exchange("forward", c.near_out, c.far_out),
+    bwd_comms = exchange("backward", c.near_back, c.far_back), prefetch_compute = 0,
+    input_dist_comms = exchange("forward", c.near_ids, c.far_ids) }
+  p.total = p.fwd_compute + p.bwd_compute + p.fwd_comms + p.bwd_comms
+  return p, c
+end
+
+--- Fill the times and counts of all runs of options.
+function StepEstimator:estimate(list)
+  for _, option in ipairs(list) do
+    for _, run in ipairs(option.runs) do run.perf, run.count = self:of_run(option, run) end
+    option:sum_perf()
+  end
+end
+
+--- Rates a placement by the time of its step.
+local StepModel = util.class "StepModel"
+M.StepModel = StepModel
+function StepModel:init(args)
+  self.topology = util.named("StepModel", args, { topology = util.required.table }).topology
+  signature.value("StepModel", "topology", self.topology, "Topology")
+end
+function StepModel:rate(proposal, placement) return (M.ms(M.by_rank(proposal, placement, self.topology), self.topology)) end
+
+--- Bytes of optimizer state for a shard, by the library's own optimizers: numbers of 4 bytes for a row, and for each of its columns.
+local states = { sgd = { 0, 0 }, none = { 0, 0 }, adagrad = { 0, 1 }, rowwise_adagrad = { 1, 0 }, adam = { 0, 2 }, lamb = { 0, 2 },
+  partial_rowwise_adam = { 1, 1 }, partial_rowwise_lamb = { 1, 1 }, lars_sgd = { 0, 1 }, lion = { 0, 1 } }
+
+--- What stays in memory for one shard: weights and states.
+function M.kept_bytes(option, run)
+  local bytes = run.rows * run.cols * data_bytes[option.data_type]
+  local own = option.optimizer and states[option.optimizer]
+  if not own then return bytes + bytes * storage.optimizer_multiplier(option.optimizer, option.dim) end
+  return bytes + run.rows * (run.cols > 0 and own[1] or 0) * NUMBER + run.rows * run.cols * own[2] * NUMBER
+end
+
+local StepStorageEstimator = util.class("StepStorageEstimator", storage.EmbeddingStorageEstimator)
+M.StepStorageEstimator = StepStorageEstimator
+
+--- Like EmbeddingStorageEstimator, with the states that each shard really has: blocks of columns have row-wise states of their own, and
+--- optimizers of fused_params count.
+function StepStorageEstimator:of_run(option, run)
+  local stateless = setmetatable(util.copy(option), getmetatable(option))
+  stateless.optimizer = nil
+  local s = storage.EmbeddingStorageEstimator.of_run(self, stateless, run)
+  if option.compute_kernel ~= "fused_uvm_caching" then
+    local plain = run.rows * run.cols * data_bytes[option.data_type]
+    local tier = s.hbm > 0 and option.compute_kernel == "fused" and "hbm" or "ddr"
+    s[tier] = s[tier] + math.ceil(M.kept_bytes(option, run) - plain)
+  end
+  return s
+end
+
+signature.check("plan.step.", M, { count = "option: option_with_ids, run: run, topology: Topology",
+  by_rank = "proposal: options_with_ids, placement: table, topology: Topology", kept_bytes = "option: option_with_ids, run: run" })
+signature.kind("ShardingPlan", "a ShardingPlan", types.ShardingPlan.is)
+local planned = "plan: ShardingPlan, model: model, topology: Topology, batch_size: count, constraints: constraints?"
+signature.check("plan.step.", M, { of_plan = planned, predict = planned })
+kinds.methods(StepEstimator, { of_run = "option: option_with_ids, run: run", estimate = "options: options_with_ids" })
+kinds.methods(StepModel, { rate = "proposal: options_with_ids, placement: table" })
+
+local fields = {}
+for _, name in ipairs(summed) do fields[name] = "number" end
+signature.object("rank_counts", "counts of a rank (step.by_rank)", fields)
+signature.list_of("step_counts", "a list of counts of ranks (step.by_rank)", "rank_counts")
+signature.check("plan.step.", M, { amounts = "ranks: step_counts, topology: Topology", ms = "ranks: step_counts, topology: Topology" })
+
+return M

@@ -1,0 +1,84 @@
+-- perilune calibrate: what it measures of the machine, and the file that plans read.
+-- deadline: 200 s
+local shell = require "spec.support.shell"
+local peri = require "perilune"
+local fit = require "perilune.launch.fit"
+local plan = peri.plan
+
+describe("fit.least", function()
+  it("finds the prices that sums were made of", function()
+    local prices = { a = 2, b = 0.5, c = 0 }
+    local rows = {}
+    for i = 1, 12 do
+      local amounts = { a = i % 4 + 1, b = i * 3 % 7 + 2, c = i % 3 }
+      rows[i] = { amounts = amounts, ms = amounts.a * prices.a + amounts.b * prices.b }
+    end
+    local found, off = fit.least(rows, { "a", "b", "c" })
+    for unit, price in pairs(prices) do assert.near(price, found[unit], 1e-3) end
+    assert.near(0, off, 1e-3)
+  end)
+
+  it("finds none below 0", function()
+    local found = fit.least({ { amounts = { a = 1, b = 1 }, ms = 1 }, { amounts = { a = 1, b = 2 }, ms = 0.5 } }, { "a", "b" })
+    assert.is_true(found.a >= 0 and found.b >= 0)
+  end)
+end)
+
+describe("perilune calibrate --only machine", function()
+  if shell.no_launcher() then return it("is there", function() pending(shell.no_launcher()) end) end
+  local folder, clean
+  setup(function() folder, clean = shell.temporary() end)
+  teardown(function() clean() end)
+
+  local function run(words)
+    return shell.run(("%s calibrate --only machine --seconds 2 %s"):format(shell.perilune, words), { XDG_CACHE_HOME = folder })
+  end
+
+  it("writes a topology that plans use", function()
+    local out, status = run(("-o %s/one.topology"):format(folder))
+    assert.equal(0, status, out)
+    local t = plan.Topology.load(folder .. "/one.topology")
+    assert.same({ 1, 1 }, { t.world_size, t.local_world_size })
+    for _, name in ipairs { "copy", "gather", "update", "products" } do assert.is_true(t.rates[name] > 1e4, name) end
+    assert.is_string(t.choices.lookup_prefetch)
+    -- twice the samples take longer, by these prices
+    local function rating(batch)
+      local planner = plan.EmbeddingShardingPlanner { topology = t, estimates = "step", batch_size = batch,
+        sharder = plan.perilune_sharder }
+      return planner:search(plan.describe.of { tables = { { name = "t", num_embeddings = 1e5, embedding_dim = 64 } } }).best.rating
+    end
+    assert.is_true(rating(4096) > 1.5 * rating(2048))
+  end)
+
+  it("measures exchanges of ranks, and keeps the file where plans find it", function()
+    local out, status = run "-n 2 -t 1"
+    if status ~= 0 and out:find "need Open MPI" then return pending "Open MPI was not found" end
+    assert.equal(0, status, out)
+    assert.matches("exchanges within a host%s+[%d.e+]+ GB/s", out)
+    local path = assert(out:match "kept in (%S+)")
+    assert.equal(".2x2.topology", path:sub(-13))
+    local t = plan.Topology.load(path)
+    assert.is_true(t.intra_host_latency > 0 and t.intra_host_bw < 1e9)
+  end)
+
+  it("finds slow links", function()
+    local words = ("tests/net/nodes -r 1gbit 1,1 %s calibrate --only machine --seconds 1 -n 2 -t 1 -o %s/far.topology"):format(
+      shell.perilune, folder)
+    local out, status = shell.run(words, { PERI_BUILD = shell.build })
+    if status == 125 then return pending(out:match "nodes: [^\n]*") end
+    assert.equal(0, status, out)
+    local t = plan.Topology.load(folder .. "/far.topology")
+    assert.same({ 2, 1 }, { t.world_size, t.local_world_size })
+    -- a link carries 125 MB/s each way; a burst of 256 KiB goes beyond that
+    assert.is_true(t.inter_host_bw > 40e3 and t.inter_host_bw < 170e3, tostring(t.inter_host_bw))
+  end)
+
+  it("says what is wrong", function()
+    local out, status = run "-o /none/such.topology"
+    assert.is_true(status ~= 0)
+    assert.matches("calibrate: %-%-output /none/such.topology: No such file", out)
+    out, status = shell.run(shell.perilune .. " calibrate --only nothing", {})
+    assert.equal(2, status)
+    assert.matches("choices", out)
+  end)
+end)

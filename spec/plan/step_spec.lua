@@ -1,0 +1,125 @@
+-- What a step is counted to move, and perilune plan --verify.
+local peri = require "perilune"
+local shell = require "spec.support.shell"
+local plan = peri.plan
+local step = require "perilune.plan.step"
+
+local BATCH, IDS, DIM, ROWS = 32, 4, 16, 1000
+
+local function model_of(n)
+  local tables, constraints = {}, {}
+  for i = 1, n do
+    tables[i] = { name = "t" .. i, num_embeddings = ROWS, embedding_dim = DIM }
+    constraints["t" .. i] = plan.ParameterConstraints { pooling_factors = { IDS } }
+  end
+  return plan.describe.of { tables = tables, optimizer = "rowwise_adagrad" }, constraints
+end
+
+--- Counts by rank of one table under an entry, on 4 ranks of 2 hosts.
+local function counts(entry)
+  local model, constraints = model_of(1)
+  local topology = plan.Topology { world_size = 4, local_world_size = 2 }
+  local options, placement = step.of_plan(plan.ShardingPlan { [""] = { t1 = entry } }, model, topology, BATCH, constraints)
+  local ranks = step.by_rank(options, placement, topology)
+  local function sum(field)
+    local all = 0
+    for _, c in ipairs(ranks) do all = all + c[field] end
+    return all
+  end
+  return sum, ranks
+end
+
+describe("the counts of a step", function()
+  local row = DIM * 4
+  it("are those of the exchanges: a rank's own part does not travel", function()
+    local sum = counts(plan.table_wise(1))
+    assert.equal(4 * BATCH * IDS, sum "id")
+    assert.equal(BATCH * row, sum "near_out")     -- to the other rank of its host
+    assert.equal(2 * BATCH * row, sum "far_out")  -- to the two of the other host
+    assert.equal(3 * BATCH * (IDS + 1) * 4, sum "near_ids" + sum "far_ids")
+  end)
+
+  it("let one sum cross the network where rows are cut within a host", function()
+    local by_rows, within = counts(plan.row_wise()), counts(plan.table_row_wise(0))
+    assert.equal(4 * 2 * BATCH * row, by_rows "far_out") -- every rank, a part for each of two others
+    assert.equal(2 * BATCH * row, within "far_out")      -- one sum for each sample of the other host
+    assert.equal(4 * BATCH * IDS, by_rows "id")
+    assert.equal(4 * BATCH * IDS, within "id")
+  end)
+
+  it("of replicas are gradients only", function()
+    local sum = counts(plan.data_parallel())
+    assert.equal(0, sum "near_out" + sum "far_out" + sum "near_ids" + sum "far_ids")
+    assert.equal(2 * ROWS * row * 3, sum "near_back" + sum "far_back") -- parts and sums, to and from three others, in all
+    assert.equal(4 * ROWS * row, sum "replica_byte")
+  end)
+
+  it("keep states as optimizers have them: a number for each row of each block of columns", function()
+    local model, constraints = model_of(1)
+    local topology = plan.Topology { world_size = 4, local_world_size = 4 }
+    local cut = plan.ShardingPlan { [""] = { t1 = plan.column_wise() } }
+    local options = step.of_plan(cut, model, topology, BATCH, constraints)
+    local bytes = 0
+    for _, run in ipairs(options[1].runs) do bytes = bytes + step.kept_bytes(options[1], run) end
+    assert.equal(ROWS * row + 4 * ROWS * 4, bytes)
+  end)
+end)
+
+describe("estimates = 'step'", function()
+  it("rate the plan that is made as step.predict does, and again the same", function()
+    local model, constraints = model_of(6)
+    local topology = plan.Topology { world_size = 4, local_world_size = 2 }
+    local function made()
+      local planner = plan.EmbeddingShardingPlanner { topology = topology, batch_size = BATCH, constraints = constraints,
+        estimates = "step", sharder = plan.perilune_sharder }
+      return planner:plan(model), planner.last.best.rating
+    end
+    local first, rating = made()
+    assert.near(rating, step.predict(first, model, topology, BATCH, constraints).ms, 1e-9 * rating)
+    assert.equal(plan.to_text(first), plan.to_text((made())))
+  end)
+
+  it("do not put all tables on one rank", function()
+    local model, constraints = model_of(8)
+    local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 2 }, batch_size = 4096, estimates = "step",
+      constraints = constraints, sharder = plan.perilune_sharder }
+    planner:plan(model)
+    local one = plan.ShardingPlan { [""] = {} }
+    for i = 1, 8 do one.plan[""].tables["t" .. i] = plan.table_wise(0) end
+    assert.is_true(planner.last.best.rating < step.predict(one, model, planner.topology, 4096, constraints).ms)
+  end)
+end)
+
+describe("perilune plan --verify", function()
+  if shell.no_launcher() then return it("is there", function() pending(shell.no_launcher()) end) end
+  local folder, clean
+  setup(function() folder, clean = shell.temporary() end)
+  teardown(function() clean() end)
+
+  local function file(name, text)
+    local f = assert(io.open(folder .. "/" .. name, "w"))
+    f:write(text)
+    f:close()
+    return folder .. "/" .. name
+  end
+
+  it("prints steps and bytes beside what was predicted, which are within 2 %", function()
+    local model = file("model.lua", [[return { optimizer = "rowwise_adagrad", tables = {
+      { name = "a", num_embeddings = 40000, embedding_dim = 64 }, { name = "b", num_embeddings = 50000, embedding_dim = 16 } } }]])
+    local topology = folder .. "/one.topology"
+    plan.Topology({ world_size = 1 }):save(topology)
+    local out, status = shell.run(("%s plan %s --verify --batch-size 64 --topology %s"):format(shell.perilune, model, topology), {})
+    assert.equal(0, status, out)
+    assert.matches("a step, ms%s+[%d.e+-]+%s+[%d.e+-]+", out)
+    local predicted, measured = out:match "fullest rank, MB%s+([%d.]+)%s+([%d.]+)"
+    assert.near(1, tonumber(predicted) / tonumber(measured), 0.02)
+    assert.near((40000 * 65 + 50000 * 17) * 4e-6, tonumber(measured), 0.1)
+  end)
+
+  it("says what is not there", function()
+    local model = file("small.lua", [[return { tables = { { name = "a", num_embeddings = 4, embedding_dim = 4 } } }]])
+    local out, status = shell.run(("%s plan %s --verify"):format(shell.perilune, model), { XDG_CACHE_HOME = folder })
+    assert.is_true(status ~= 0)
+    assert.matches("nothing was measured of 1 ranks, 1 a host; run: perilune calibrate %-n 1", out)
+  end)
+end)
