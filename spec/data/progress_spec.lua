@@ -61,6 +61,13 @@ describe("progress", function()
       "style is 'loud', allowed: live, lines, off")
   end)
 
+  it("is a bar where there is no loss to show", function()
+    local progress = Progress { total = 8, samples_per_step = 1, style = "off" }
+    progress.seconds = function() return 6 end
+    assert.equal("[##################......]  75 % reading, 2 s left", progress:bar(6, "reading"))
+    assert.equal("[########################] 100 % reading, 0 s left", progress:bar(8, "reading"))
+  end)
+
   it("groups digits and names durations", function()
     assert.equal("1", Progress.grouped(1))
     assert.equal("999", Progress.grouped(999))

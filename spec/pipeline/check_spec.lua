@@ -86,9 +86,10 @@ end)
 
 describe("a schedule is refused", function()
   it("for what its table says", function()
-    refused("Schedule: no argument 'ahead'; allowed: depth, grad, live, name, staleness", Schedule, { ahead = 1 })
-    refused("schedule 's': no operation 'lokup'; allowed: load, to_device, input_dist, wait_dist, prefetch, lookup, forward, zero_grad, "
-      .. "backward, update, sync, optimizer, or one with run = function(context, pipeline)", Schedule, { name = "s", { "lokup" } })
+    refused("Schedule: no argument 'ahead'; allowed: depth, flush, grad, live, name, staleness", Schedule, { ahead = 1 })
+    refused("schedule 's': no operation 'lokup'; allowed: load, to_device, input_dist, wait_dist, prefetch, lookup, receive, forward, "
+      .. "send, zero_grad, receive_grad, backward, send_grad, update, sync, optimizer, or one with run = function(context, pipeline)",
+      Schedule, { name = "s", { "lokup" } })
     refused("schedule 's': two operations are called 'forward', at places 1 and 2; give one a name", Schedule, { name = "s",
       { "forward" }, { "forward" } })
     refused("schedule 's': operation 'load': ahead is 1.5, allowed: whole numbers -16..16", Schedule, { name = "s",

@@ -124,6 +124,46 @@ describe("a loader that fails", function()
   end, { sizes = { 1, 3 }, devices = { "cpu" }, timeout = 60, only = "sim" })
 end)
 
+describe("every schedule, with whatever batch a rank is the last or its loader fails,", function()
+  local all = { { "semi_sync", 0 }, { "semi_sync", 3 }, { "accumulate", 2, no_replica = true },
+    { "prefetch_fused_2d", 2, two_d = 1, sync_interval = 0 } }
+  for _, name in ipairs(names) do all[#all + 1] = { name } end
+
+  --- Two ranks: one has 7 batches, the other `last`, and then an end or an error.
+  local function ends(case, last, fails)
+    return sim.run(2, function(rank, world)
+      local own, left, steps = support.batches(rank, "cpu", 7), rank == 1 and last or 7, 0
+      local schedule = schedules[case[1]]
+      local model = support.model(world, "cpu", case)
+      local p = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model),
+        schedule = case[2] and schedule(case[2]) or schedule }
+      local ok, err = pcall(function()
+        for _ in p:run(function()
+          left = left - 1
+          if left < 0 and rank == 1 and fails then error("the disk is full", 0) end
+          return left >= 0 and own() or nil
+        end) do steps = steps + 1 end
+      end)
+      if case.two_d then model:wait() end -- averages of replicas travel until tables are read
+      assert.equal(0, tonumber(C.peri_group_pending(world:ptr())), case[1])
+      return { steps = steps, err = not ok and tostring(type(err) == "table" and err.message or err) or nil }
+    end)
+  end
+
+  it_alone("ends on all ranks", function()
+    for _, case in ipairs(all) do
+      for last = 1, 7 do
+        for _, r in ipairs(ends(case, last, false)) do assert.same({ steps = 7 }, r, case[1]) end
+        local r = ends(case, last, true)
+        assert.equal("the disk is full", r[2].err, case[1])
+        assert.matches("rank 1 of group .*: the disk is full", r[1].err, nil, nil, case[1])
+        assert.equal(r[2].steps, r[1].steps)
+        assert.is_true(r[1].steps >= last and r[1].steps <= 7, case[1])
+      end
+    end
+  end)
+end)
+
 describe("a run", function()
   worlds.each("that one rank stops ends for all, and nothing is lost", function(world, device, n)
     local r = world:rank()
@@ -190,21 +230,20 @@ describe("an operation that", function()
   --- Run `act` on the last of two ranks at batch 2, in each slot of each schedule; check(errors) looks at what the ranks got.
   local function in_every_slot(act, check, options)
     for _, name in ipairs(names) do
-      for place = 1, #schedules[name].operations + 1 do
-        local before = schedules[name].operations[place]
-        local where = before and { before = before.name } or { last = true }
-        local ahead = before and before.ahead or 0
-        local o = { "trouble", ahead = ahead, run = function(context)
-          if context.index == 2 and P.state.world:rank() == 1 then act() end
-        end }
-        local schedule = schedules[name]:insert(o, where)
-        if pcall(schedule.check, schedule) then
-          local _, errors = sim.run(2, function(rank, world)
-            for _ in make(world, "cpu", schedule):run(support.batches(rank, "cpu", 5)) do end -- luacheck: ignore
-          end, { catch = true, timeout = options })
-          check(errors, ("%s, slot %d"):format(name, place))
-        end
+      local slots, i = support.slots(schedules[name], function(context)
+        if context.index == 2 and P.state.world:rank() == 1 then act() end
+      end), 1
+      local schedule, slot = slots(i)
+      while schedule do
+        local edited = schedule
+        local _, errors = sim.run(2, function(rank, world)
+          for _ in make(world, "cpu", edited):run(support.batches(rank, "cpu", 5)) do end -- luacheck: ignore
+        end, { catch = true, timeout = options })
+        check(errors, ("%s, slot %d"):format(name, slot))
+        i = i + 1
+        schedule, slot = slots(i)
       end
+      assert.is_true(i > #schedules[name].operations) -- most slots are legal
     end
   end
 

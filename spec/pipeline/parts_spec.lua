@@ -312,7 +312,157 @@ describe("operations of one's own", function()
   end)
 end)
 
+describe("operations of one's own", function()
+  it("act on the batches that they say", function()
+    sim.run(1, function(_, world)
+      local seen = {}
+      local function note(name) return function(context) table.insert(seen[name], context.index) end end
+      local schedule, cases = schedules.base, { some = { every = 3 }, first = { every = 3, at = 0 }, from = { from_step = 5 },
+        before = { until_step = 2 }, between = { from_step = 2, until_step = 7, every = 2, at = 0 }, behind = { ahead = -1, every = 4 } }
+      for name, fields in peri.util.ordered(cases) do
+        seen[name], fields[1], fields.run = {}, name, note(name)
+        schedule = schedule:insert(fields, { last = true })
+      end
+      run(pipeline.Pipeline, world, "cpu", 8, nil, { schedule = schedule:with { depth = 3 } })
+      assert.same({ some = { 2, 5 }, first = { 0, 3, 6 }, from = { 5, 6, 7 }, before = { 0, 1 }, between = { 2, 4, 6 }, behind = { 3, 7 } },
+        seen)
+    end)
+  end)
+
+  worlds.each("validate, and stop early, on all ranks at one step", function(world, device)
+    local rank, patience = world:rank(), 2
+    --- Train until the mean loss on held-out batches has not improved `patience` times; validate(model) is that loss, over the ranks.
+    local function validate(model)
+      local sum = 0
+      for batch in support.batches(rank + 7, device, 2) do
+        sum = sum + peri.no_grad(function() return (model(batch)):item() end)
+      end
+      return world:all_reduce(peri.tensor({ sum }, "f32", "cpu")):wait():item()
+    end
+    local function judge()
+      local best, worse = math.huge, 0
+      return function(loss)
+        worse = loss < best and 0 or worse + 1
+        best = math.min(best, loss)
+        return worse >= patience
+      end
+    end
+    local model, steps, stop = support.model(world, device), 0, judge()
+    local optimizer, wanted = support.optimizer(model), {}
+    for batch in support.batches(rank, device, 40) do
+      optimizer:zero_grad()
+      local loss = model(batch)
+      model:backward(loss)
+      optimizer:step()
+      steps = steps + 1
+      if steps % 2 == 0 then
+        wanted[#wanted + 1] = validate(model)
+        if stop(wanted[#wanted]) then break end
+      end
+    end
+    assert.is_true(steps < 40) -- it did stop
+    -- Batches that are in flight when it stops are trained too: what validation has seen is the same, and the last step is one for all.
+    local got, stopped = {}, judge()
+    local schedule = schedules.sparse_dist:insert({ "validate", every = 2, reads = { "tables", "dense" }, run = function(_, p)
+      if #got == #wanted then return end
+      got[#got + 1] = validate(p.model)
+      if stopped(got[#got]) then p:stop() end
+    end }, { last = true })
+    local _, losses = run(pipeline.Pipeline, world, device, 40, nil, { schedule = schedule })
+    assert.same(wanted, got)
+    assert.is_true(#losses >= steps and #losses <= steps + 2)
+    local all = world:all_gather(peri.tensor({ #losses }, "i64", "cpu")):wait():to_list()
+    for _, n in ipairs(all) do assert.equal(#losses, tonumber(n)) end
+  end, { sizes = { 1, 2 }, timeout = 60 })
+
+  worlds.each("average parameters as they go", function(world, device)
+    local model = support.model(world, device)
+    local p = model:dense_parameters()[1]
+    local ema, average_of = pipeline.ema { params = model:dense_parameters(), decay = 0.75 }
+    local wanted, worst = p:to_list(), 0
+    local loop = pipeline.Pipeline { model = model, optimizer = support.optimizer(model),
+      schedule = schedules.sparse_dist:insert(ema, { last = true }) }
+    for _ in loop:run(support.batches(world:rank(), device, 5)) do
+      local now, average = p:to_list(), average_of(p):to_list()
+      for i in ipairs(now) do
+        wanted[i] = 0.75 * wanted[i] + 0.25 * now[i]
+        worst = math.max(worst, math.abs(wanted[i] - average[i]))
+      end
+    end
+    assert.is_true(worst < 1e-6)
+    local ok, err = pcall(pipeline.ema, { params = { p }, decay = 2 })
+    assert.is_false(ok)
+    assert.equal("pipeline.ema: decay is 2, allowed: 0..1", err.message)
+  end, small)
+end)
+
 describe("a pipeline's schedule", function()
+  it("is exchanged by an operation too, at the next step", function()
+    sim.run(2, function(rank, world)
+      local expected, losses = plain(world, "cpu", 9)
+      local schedule = schedules.base:insert({ "change", from_step = 3, until_step = 4, run = function(_, p)
+        p:set_schedule(schedules.fused_sparse_dist)
+      end }, { after = "forward" })
+      local model, got, p = run(pipeline.Pipeline, world, "cpu", 9, nil, { schedule = schedule })
+      assert.same(losses, got)
+      assert.equal("fused_sparse_dist", p.schedule.name)
+      assert.is_true(rank >= 0)
+      support.assert_same(expected, model, "changed within a step")
+    end)
+  end)
+
+  worlds.each("is exchanged for evaluation, and back: TrainEvalHybridPipelineBase", function(world, device)
+    local expected, losses = plain(world, device, 8)
+    local model = support.model(world, device)
+    local p = peri.TrainPipelineSparseDist { model = model, optimizer = support.optimizer(model) }
+    local function some(batches)
+      local got = {}
+      for loss in p:run(batches) do got[#got + 1] = loss end
+      return got
+    end
+    local all, k = support.batches(world:rank(), device, 8), 0
+    local first = some(function()
+      k = k + 1
+      if k <= 5 then return all() end
+    end)
+    p:set_schedule(schedules.eval_sparse_dist)
+    local before, wanted = support.learned(model), {}
+    for batch in support.batches(world:rank() + 3, device, 3) do
+      wanted[#wanted + 1] = peri.no_grad(function() return (model(batch)):item() end)
+    end
+    assert.same(wanted, some(support.batches(world:rank() + 3, device, 3)))
+    support.assert_same(before, model, "evaluated")
+    p:set_schedule(schedules.sparse_dist)
+    for _, loss in ipairs(some(all)) do first[#first + 1] = loss end
+    assert.same(losses, first)
+    support.assert_same(expected, model, "trained, evaluated, trained")
+  end, small)
+
+  worlds.each("is edited where TorchRec has the option enable_embedding_lookup_prefetch", function(world, device)
+    local wanted, got = {}, {}
+    local model = support.model(world, device)
+    for batch in support.batches(world:rank(), device, 5) do
+      wanted[#wanted + 1] = peri.no_grad(function() return (model(batch)):item() end)
+    end
+    local p = pipeline.Pipeline { model = model,
+      schedule = schedules.eval_fused_sparse_dist:move("lookup", { first = true }, { ahead = 0 }) }
+    for loss in p:run(support.batches(world:rank(), device, 5)) do got[#got + 1] = loss end
+    assert.same(wanted, got)
+  end, { sizes = { 2 }, timeout = 60 })
+
+  for title, edit in peri.util.ordered {
+    embedding_lookup_after_data_dist = function() return schedules.fused_sparse_dist:move("lookup", { after = "input_dist" }) end,
+    emb_lookup_stream = function() return schedules.fused_sparse_dist:set { lookup = { on = "dist" } } end,
+    enqueue_batch_after_forward = function() return schedules.sparse_dist:move("to_device", { after = "forward" }) end,
+  } do
+    worlds.each("is edited where TorchRec has the option " .. title, function(world, device)
+      local expected, losses = plain(world, device, 6)
+      local model, got = run(pipeline.Pipeline, world, device, 6, nil, { schedule = edit() })
+      assert.same(losses, got)
+      support.assert_same(expected, model, title)
+    end, { sizes = { 2 }, timeout = 60 })
+  end
+
   it("is exchanged between steps, and nothing is lost", function()
     sim.run(2, function(rank, world)
       local expected, losses = plain(world, "cpu", 12)

@@ -28,6 +28,27 @@ describe("a simulated step", function()
     assert.equal(10, step_of(schedules.fused_sparse_dist, { optimizer = 6, backward = 4, lookup = 6 })) -- but under the optimizer
   end)
 
+  it("says what would make it shorter, and no more than that is true", function()
+    local function best(schedule, times)
+      for _, o in ipairs(schedule.operations) do times[o.name] = times[o.name] or 0 end
+      return show.hints(schedule, times)[1]
+    end
+    -- Reading takes 6 of 13, and nothing of it needs the model.
+    assert.same({ 7, 0 }, (function(h) return { h.step, h.stale } end)(best(schedules.base, { load = 6, forward = 3, backward = 4 })))
+    assert.matches("'load' beside the rest, in a DataLoadingThread", best(schedules.base, { load = 6, forward = 3, backward = 4 }).words)
+    -- A lookup between the update before it and the forward pass after it is hidden by no exact order. By a stale one it is, under the
+    -- forward pass; the backward pass changes what it reads, and cannot run meanwhile.
+    local h = best(schedules.fused_sparse_dist, { lookup = 5, forward = 3, backward = 4 })
+    assert.same({ 9, 1 }, { h.step, h.stale })
+    assert.matches("lookup = 1", h.words)
+    assert.is_nil(best(schedules.sparse_dist, { forward = 3, backward = 4, input_dist = 2 }))
+    assert.matches("\nnothing further ahead, or beside the rest, would make it shorter$",
+      show.simulation(schedules.sparse_dist, { load = 0, to_device = 0, input_dist = 1, wait_dist = 0, zero_grad = 0, optimizer = 0 }))
+    local shown = show.simulation(schedules.fused_sparse_dist, { lookup = 5, forward = 3, backward = 4, load = 0, zero_grad = 0,
+      optimizer = 0, to_device = 0, input_dist = 0, wait_dist = 0 })
+    assert.matches("\n9 with retime { [^\n]*lookup = 1 } %(tables are read one update older%)", shown)
+  end)
+
   it("says who waits for whom, and refuses what it does not know", function()
     assert.matches("\na step takes 29\n?", show.simulation(schedules.sparse_dist, { input_dist = 25, wait_dist = 4 }))
     assert.matches("forward waits for wait_dist: %d+", show.simulation(schedules.sparse_dist, { input_dist = 25, wait_dist = 4 }))
@@ -37,6 +58,26 @@ describe("a simulated step", function()
 end)
 
 describe("a measured run", function()
+  it("is compared with what is predicted of it", function()
+    sim.run(1, function(_, world)
+      local model = support.model(world, "cpu")
+      local schedule = schedules.base:insert({ "aside", on = "aside", run = function() end }, { last = true })
+      local p = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model), schedule = schedule }
+      assert.is_nil(show.compare(p))
+      p:measure(true)
+      local by_name, ms = {}, { forward = 3, backward = 4, optimizer = 1, aside = 4 }
+      for _, o in ipairs(p.plan.operations) do by_name[o.name] = o end
+      for step = 0, 4 do -- 12 ms of operations every 14 ms
+        local at = step * 14e6
+        for _, name in ipairs { "forward", "backward", "optimizer", "aside" } do
+          p.measured[#p.measured + 1] = { operation = by_name[name], batch = step, from = at, to = at + ms[name] * 1e6 }
+          at = at + ms[name] * 1e6
+        end
+      end
+      assert.same({ measured = 14, operations = 12, predicted = 12, apart = 8 }, show.compare(p))
+    end)
+  end)
+
   it("is a Chrome trace of every operation of every batch", function()
     sim.run(2, function(rank, world)
       local model = support.model(world, "cpu")
@@ -110,6 +151,7 @@ describe("perilune schedule", function()
     local out, status = run(("trace sparse_dist --steps 2 -o %s"):format(path))
     assert.equal(0, status, out)
     assert.matches("a step takes [%d.]+", out)
+    assert.matches("\nmeasured  +[%d.]+ ms a step, [%d.]+ of them in operations\npredicted +[%d.]+ ms of these times; [%d.]+ if each", out)
     assert.equal(16, #json.decode(shell.read(path)).traceEvents) -- 8 operations in each of 2 steps
     os.remove(path)
   end)

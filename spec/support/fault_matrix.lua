@@ -86,11 +86,14 @@ for _, name in ipairs(M.order) do
   end
 end
 
+--- Faults in which rank 1 posts what it should, or nothing.
+M.acts = { dies = true, ["dies uncollected"] = true, late = true }
+
 --- One rank's part of a cell. `act(fault)` does what a rank does that dies or is late.
 function M.run(name, group, fault, place, device, act)
   local script = M.scripts[name]
   local odd, works, result = group.rank_number == 1, {}, nil
-  local acts = fault == "dies" or fault == "late"
+  local acts = M.acts[fault]
   for k = 1, #script.phases do
     if odd and acts and place == k then act(fault) end
     local wrong = odd and not acts and fault or nil
@@ -126,11 +129,17 @@ end
 
 local function main(script, fault, places, deadline)
   C.peri_log_level_set(C.PERI_LOG_ERROR)
-  local world = peri.init { timeout = 20 }
+  local transport = os.getenv "PERI_TEST_DEVICE_TRANSPORT"
+  local device = transport and "opaque" or "cpu"
+  local world = peri.init { timeout = 20, device_transport = transport, device = transport and device }
   local ranks = {}
   for r = 1, world.world_size do ranks[r] = r - 1 end
   local function act()
     if fault == "dies" then os.execute "kill -9 $PPID" end
+    if fault == "dies uncollected" then -- its parent, mpirun, is stopped for longer than the deadline: what has ended stays a zombie
+      os.execute(("P=$(awk '/^PPid/ { print $2 }' /proc/$PPID/status); kill -STOP $P; "
+        .. "(sleep %g; kill -CONT $P) > /dev/null 2>&1 & kill -9 $PPID"):format(2 * deadline))
+    end
     os.execute(("sleep %g"):format(deadline * 1.5))
   end
   for text in places:gmatch "[^,]+" do
@@ -138,7 +147,7 @@ local function main(script, fault, places, deadline)
     group:timeout(deadline)
     group:barrier():wait()
     local start = tonumber(C.peri_time_ns())
-    local ok, err = pcall(M.run, script, group, fault, tonumber(text), "cpu", act)
+    local ok, err = pcall(M.run, script, group, fault, tonumber(text), device, act)
     io.stdout:write(("%s|%d|%.2f|%s|%s\n"):format(text, world.rank_number, (tonumber(C.peri_time_ns()) - start) * 1e-9, ok and "ok" or
       err.name or "Lua", ok and "" or tostring(err):gsub("\n.*", "")))
     io.stdout:flush()

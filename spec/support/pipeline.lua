@@ -40,19 +40,21 @@ function Model:forward(batch)
 end
 
 --- The model over a world: options: bags_only, two_d (a DMPCollection of sharding groups of this size), sync_interval, dense (table b is
---- trained by the dense optimizer), no_replica.
+--- trained by the dense optimizer), no_replica, files (all tables but the replica are in files, this share of their rows in memory).
 function M.model(world, device, options)
   options = options or {}
   nn.manual_seed(7)
+  local in_files = options.files and { compute_kernel = "fused_uvm_caching", cache_params = { load_factor = options.files } } or nil
+  local kernel = options.dense and { compute_kernel = "dense" } or in_files
   local entries = {
-    a = plan.table_wise(options.two_d and 0 or world:size() - 1), b = plan.row_wise(options.dense and { compute_kernel = "dense" } or nil),
+    a = plan.table_wise(options.two_d and 0 or world:size() - 1, in_files), b = plan.row_wise(kernel),
     c = options.no_replica and plan.table_wise(0) or plan.data_parallel { compute_kernel = "fused" },
   }
   return peri[options.two_d and "DMPCollection" or "DistributedModelParallel"] {
     module = Model(device, options), device = device,
     group = not options.two_d and world or nil, global_pg = options.two_d and world or nil, sharding_group_size = options.two_d,
     sync_interval = options.sync_interval,
-    plan = { bags = entries, rows = not options.bags_only and { s = plan.row_wise() } or nil },
+    plan = { bags = entries, rows = not options.bags_only and { s = plan.row_wise(in_files) } or nil },
   }
 end
 
@@ -90,6 +92,21 @@ function M.plain(model, optimizer, batches)
     losses[#losses + 1] = loss:item()
   end
   return losses
+end
+
+--- A schedule with an operation more that runs act(context), in each slot where that is legal: before each of its operations, on the same
+--- batch, and last. Returns function(i): the i-th such schedule and its slot; nil: there are no more.
+function M.slots(schedule, act)
+  local found = {}
+  for slot = 1, #schedule.operations + 1 do
+    local before = schedule.operations[slot]
+    local edited = schedule:insert({ "trouble", ahead = before and before.ahead or 0, run = act },
+      before and { before = before.name } or { last = true })
+    if pcall(edited.check, edited) then found[#found + 1] = { edited, slot } end
+  end
+  return function(i)
+    if found[i] then return found[i][1], found[i][2] end
+  end
 end
 
 --- Everything that was learned, as bytes: name -> string. Collective.

@@ -29,6 +29,8 @@ M.mpirun = launched > 1 and launched or nil
 --- rank on each.
 local slots = tonumber(os.getenv "PERI_TEST_SLOTS")
 local imposed = slots == nil or slots == 1
+--- The transport of tensors of "opaque" under mpirun; nil: they travel through host memory.
+M.device_transport = os.getenv "PERI_TEST_DEVICE_TRANSPORT"
 --- Ranks of a node under mpirun; 0: unequal.
 M.LOCAL_SIZE = imposed and 2 or slots
 
@@ -39,7 +41,8 @@ local function in_sim(n, device, body, options, device_transport)
 end
 
 local function in_mpi(device, body, options)
-  local world = peri.dist.init { local_size = imposed and M.LOCAL_SIZE or 0 }
+  local world = peri.dist.init { local_size = imposed and M.LOCAL_SIZE or 0, device_transport = M.device_transport,
+    device = M.device_transport and "opaque" }
   local ranks, before = {}, util.copy(P.state)
   for i = 1, world.world_size do ranks[i] = i - 1 end
   local group = world:new_group(ranks, "test")

@@ -5,22 +5,17 @@
 -- rank, an exchange) is in its time, so the parts of a step that overlaps its exchanges add up to more than the step.
 --
 -- With --cache the tables are in files; then the step is also timed with the next batch's rows prefetched before the backward pass.
-local ffi = require "ffi"
 local argparse = require "argparse"
 local json = require "dkjson"
 local peri = require "perilune"
-local nn, plan, C = peri.nn, peri.plan, peri.ffi.C
+package.path = "tests/bench/?.lua;" .. package.path
+local dlrm_of = require "dlrm"
+local nn, C = peri.nn, peri.ffi.C
+local median = dlrm_of.median
 
-local parser = argparse("tests/bench/step.lua", "Time of a DLRM training step.")
-parser:option("--out", "Append results as JSON lines to this file.")
-parser:option("--batch", "Samples of a rank.", 2048, tonumber)
+local parser = dlrm_of.options(argparse("tests/bench/step.lua", "Time of a DLRM training step."))
 parser:option("--ids", "Ids of a bag (several: 1,20).", "1,20")
 parser:option("--sharding", "Sharding types (several: table_wise,row_wise).", "table_wise,row_wise")
-parser:option("--tables", "Embedding tables.", 26, tonumber)
-parser:option("--rows", "Rows of a table.", 100000, tonumber)
-parser:option("--dim", "Columns of a table.", 64, tonumber)
-parser:option("--data-type", "Of the tables: FP32, FP16, BF16.", "FP32")
-parser:option("--qcomm", "Precision of rows and gradients between ranks: FP32, FP16, BF16, FP8, INT8, MX4.", "FP32")
 parser:option("--cache", "Tables in files, this share of their rows in memory; 0: in memory.", 0, tonumber)
 parser:option("--steps", "Timed steps of each kind.", 15, tonumber)
 local options = parser:parse(arg)
@@ -42,71 +37,6 @@ end
 local world = peri.dist.init()
 local rank, ranks = world:rank(), world:size()
 local out = options.out and rank == 0 and assert(io.open(options.out, "a"))
-
-local function median(list)
-  local copy = { unpack(list) }
-  table.sort(copy)
-  return copy[math.ceil(#copy / 2)], copy[1]
-end
-
--- -- model and data --------------------------------------------------------------------------------------------------------------------
-
-local function make_model(sharding)
-  local tables, entries = {}, {}
-  for t = 1, options.tables do
-    local name = "t" .. t
-    tables[t] = peri.EmbeddingBagConfig {
-      name = name, num_embeddings = options.rows, embedding_dim = options.dim, feature_names = { "f" .. t }, data_type = options.data_type,
-    }
-    entries[name] = plan.ParameterSharding {
-      sharding_type = sharding, ranks = sharding == "table_wise" and { (t - 1) % ranks } or nil,
-      compute_kernel = options.cache > 0 and "fused_uvm_caching" or nil,
-      cache_params = options.cache > 0 and { load_factor = options.cache } or nil,
-    }
-  end
-  local from = now()
-  local model = peri.DistributedModelParallel {
-    plan = { ["model.sparse_arch.embedding_bag_collection"] = entries },
-    qcomm_codecs_registry = peri.dist.codec.get_qcomm_codecs_registry { forward = options.qcomm, backward = options.qcomm },
-    module = nn.DLRMTrain(nn.DLRM {
-      embedding_bag_collection = peri.EmbeddingBagCollection {
-        tables = tables, device = "meta", fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.01 },
-      },
-      dense_in_features = 13, dense_arch_layer_sizes = { 512, 256, options.dim }, over_arch_layer_sizes = { 512, 512, 256, 1 },
-    }),
-  }
-  return model, nn.optim.Adagrad { params = model:dense_parameters(), lr = 0.01 }, now() - from
-end
-
---- A multiplicative generator of uniform ids: fast enough for tens of millions.
-local function random_ids(values, n, rows, seed)
-  local x = seed * 2654435761 % 2147483647 + 1
-  for i = 0, n - 1 do
-    x = x * 48271 % 2147483647
-    values[i] = x % rows
-  end
-end
-
-local function make_batches(ids, count)
-  local batches, keys = {}, {}
-  local bags = options.tables * options.batch
-  for t = 1, options.tables do keys[t] = "f" .. t end
-  local values, lengths, labels = ffi.new("int64_t[?]", bags * ids), ffi.new("int32_t[?]", bags), ffi.new("float[?]", options.batch)
-  for i = 0, bags - 1 do lengths[i] = ids end
-  for k = 1, count do
-    random_ids(values, bags * ids, options.rows, 100 * rank + k)
-    for i = 0, options.batch - 1 do labels[i] = (i * k + rank) % 2 end
-    batches[k] = {
-      dense_features = peri.Tensor.normal({ options.batch, 13 }, 0, 1, 100 * rank + k),
-      labels = peri.Tensor.from_memory(labels, { options.batch }, "f32"),
-      sparse_features = peri.KeyedJaggedTensor.from_lengths_sync {
-        keys = keys, values = peri.Tensor.from_memory(values, { bags * ids }, "i64"),
-        lengths = peri.Tensor.from_memory(lengths, { bags }, "i32"), stride = options.batch,
-      },
-    }
-  end
-  return batches
-end
 
 -- -- the parts of a step ------------------------------------------------------------------------------------------------------------------
 
@@ -210,11 +140,11 @@ end
 
 --- `first`: report how long the process took to its first step, without making tables and data.
 local function run(sharding, ids, first)
-  local model, optimizer, table_ms = make_model(sharding)
-  local from_data, k = now(), 0
-  local batches = make_batches(ids, options.cache > 0 and 12 or 3) -- caches shall not hold the rows of all batches
+  local from_setup, k = now(), 0
+  local model, optimizer = dlrm_of.model(options, world, sharding, options.cache)
+  local batches = dlrm_of.batches(options, rank, ids, options.cache > 0 and 12 or 3) -- caches shall not hold the rows of all batches
   world:barrier():wait() -- the other ranks' tables are no part of the step either
-  local setup_ms = table_ms + now() - from_data
+  local setup_ms = now() - from_setup
   local function next_batch()
     k = k % #batches + 1
     return batches[k]

@@ -23,11 +23,11 @@ Loader.common = {
   drop_last = false,          -- leave out a last batch that is not full
 }
 
---- Rank and world size: as given, else those of the world that was joined, else a world of one.
+--- Rank and world size: as given, else those of the world that was joined (by whoever began this thread), else a world of one.
 function Loader.place(func, args)
-  local world = P.state.world
-  local size = util.integer(func, "world_size", args.world_size or (world and world:size()) or 1, 1, 2 ^ 31 - 1)
-  local rank = util.integer(func, "rank", args.rank or (world and world:rank()) or 0, 0, size - 1)
+  local world, place = P.state.world, P.state.place or { 0, 1 }
+  local size = util.integer(func, "world_size", args.world_size or (world and world:size()) or place[2], 1, 2 ^ 31 - 1)
+  local rank = util.integer(func, "rank", args.rank or (world and world:rank()) or place[1], 0, size - 1)
   return rank, size
 end
 

@@ -1,6 +1,7 @@
 -- actions.lua: what the operations of the library do: f(pipeline, context, operation), in the scope of the batch that they act on.
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
+local post_deferred = require("perilune.shard.embedding").post_deferred
 local kind_of = require("perilune.errors").kind
 
 local M = {}
@@ -12,12 +13,19 @@ function M.to_device(pipeline, context)
   if batch and device and batch.to then context.batch = batch:to(device) end
 end
 
+--- Ids of all modules whose arguments are known set out, announced in one message.
 function M.input_dist(pipeline, context)
-  local forwards = pipeline.forwards
+  local forwards, list, n = pipeline.forwards, pipeline.sent_together, 0
   for i = 1, #forwards do
     local f = forwards[i]
-    if f:ready() then context.dists[i] = f:input_dist(context.batch) end
+    if f:ready() then
+      local dist = f:defer(context.batch)
+      n = n + 1
+      context.dists[i], list[n] = dist, dist
+    end
   end
+  post_deferred(list, n)
+  for i = 1, n do list[i] = false end
 end
 
 function M.wait_dist(pipeline, context)
@@ -41,9 +49,9 @@ end
 
 function M.lookup(pipeline, context)
   local forwards = pipeline.forwards
+  if not pipeline.sends_ids then M.input_dist(pipeline, context) end
   for i = 1, #forwards do
     local f, dist = forwards[i], context.dists[i]
-    if not dist and not pipeline.sends_ids and f:ready() then dist = f:input_dist(context.batch) end
     if dist then
       context.dists[i] = false
       context.rows[i] = f:lookup(dist)
@@ -62,11 +70,21 @@ local function check_used(pipeline, context)
   end
 end
 
+--- What is on its way from another stage.
+local function arrived(x)
+  x.work:wait()
+  return x.tensor
+end
+
 function M.forward(pipeline, context)
   local forwards = pipeline.forwards
   for i = 1, #forwards do forwards[i].context = context end
-  local loss, second, third = pipeline.model(context.batch)
+  if pipeline.hooks then pipeline.hooks:set(context) end
+  local loss, second, third
+  if context.input then loss, second, third = pipeline.model(context.batch, arrived(context.input):requires_grad(P.state.grad))
+  else loss, second, third = pipeline.model(context.batch) end
   for i = 1, #forwards do forwards[i].context = false end
+  if pipeline.hooks then pipeline.hooks:set(false) end
   check_used(pipeline, context)
   context.loss, context.second, context.third = loss, second, third
   if not pipeline.told then pipeline:tell() end
@@ -77,11 +95,25 @@ function M.backward(pipeline, context, operation)
   if not Tensor.is(loss) then
     P.fail(("%s: the model returned %s, wanted the loss (a tensor)"):format(pipeline.class_name, kind_of(loss)))
   end
-  if operation.scale ~= 1 then grad = Tensor.full(loss:shape(), operation.scale, loss:dtype(), loss:device()) end
+  if context.upstream then grad = arrived(context.upstream)
+  elseif operation.scale ~= 1 then grad = Tensor.full(loss:shape(), operation.scale, loss:dtype(), loss:device()) end
+  local hooks = pipeline.hooks
+  if hooks then hooks:set(context) end
   if model.backward then model:backward(loss, grad) else loss:backward(grad) end
+  if not hooks then return end
+  hooks:set(false)
+  hooks:check(context)
 end
 
-function M.update(pipeline) pipeline.model:apply_accumulated() end
+function M.receive(pipeline, context, o) context.input = pipeline.stage:receive(context, o) end
+function M.send(pipeline, context, o) pipeline.stage:send(context, o) end
+function M.receive_grad(pipeline, context, o) context.upstream = pipeline.stage:receive_grad(context, o) end
+function M.send_grad(pipeline, context, o) pipeline.stage:send_grad(context, o) end
+
+function M.update(pipeline)
+  local model = pipeline.model
+  if model.apply_accumulated then model:apply_accumulated() end
+end
 
 function M.sync(pipeline) pipeline.model:sync() end
 

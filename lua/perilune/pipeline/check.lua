@@ -80,12 +80,30 @@ local function check_load(plan)
   return load
 end
 
+--- An operation inside the backward pass stands before it, and acts on its batch.
+local function check_hook(plan, o)
+  if not o.access.own then refuse(plan, "%s has a hook; only operations with a run of their own do", where(o)) end
+  local at = o.place
+  repeat at = at + 1 until not plan.operations[at] or not plan.operations[at].hook
+  local backward = plan.operations[at]
+  if not backward or backward.kind ~= "backward" then
+    refuse(plan, "%s has a hook: it must stand before 'backward'%s", where(o), backward and ", not before " .. where(backward) or "")
+  end
+  if o.ahead ~= backward.ahead or o.on ~= backward.on then
+    refuse(plan, "%s has a hook: it acts on the batch of %s and on its stream", where(o), where(backward))
+  end
+end
+
 local function check_kinds(plan)
   for _, kind in ipairs { "update", "optimizer", "sync" } do one_of_kind(plan, kind) end
   if not plan.first.forward then refuse(plan, "it has no operation 'forward'") end
   for _, o in ipairs(plan.operations) do
     for _, r in ipairs(o.access.needs) do
       if not plan.makers[r] then refuse(plan, "%s needs '%s' of its batch, which no operation makes", where(o), r) end
+    end
+    if o.hook then check_hook(plan, o) end
+    if plan.flush and (o.from_step > 0 or o.until_step) then
+      refuse(plan, "%s begins or ends at a batch, but batches count from 0 in every %d (flush)", where(o), plan.flush)
     end
     if o.scale ~= 1 and o.kind ~= "backward" then refuse(plan, "%s has a scale; only 'backward' scales, the loss", where(o)) end
     if (o.kind == "update" or o.kind == "optimizer") and (o.from_step > 0 or o.until_step) then
@@ -138,9 +156,10 @@ end
 
 --- Check a schedule; see Schedule:check. Returns { name, operations (with .access), streams, ahead and behind (steps of prologue and
 --- drain), depth (batches in flight), load, staleness = { tables, dense }, edges = list of { from, to, over, steps }, live = resource ->
---- batches that have it at once, channels = channel -> operations }.
+--- batches that have it at once, channels = channel -> operations, flush = how many batches are together, or false }.
 function M.run(schedule, facts)
-  local plan = { name = schedule.name, facts = facts, operations = {}, first = {}, makers = {}, streams = {}, grad = schedule.grad }
+  local plan = { name = schedule.name, facts = facts, operations = {}, first = {}, makers = {}, streams = {}, grad = schedule.grad,
+    flush = schedule.flush or false }
   resolve(schedule, plan)
   local load = check_load(plan)
   local most, least, last = load.ahead, 0, nil
@@ -155,8 +174,9 @@ function M.run(schedule, facts)
   plan.updates_dense, plan.sync = plan.first.optimizer, plan.first.sync
   local long, lcm = shorten(plan)
   local found = { live = {}, edges = {}, staleness = { tables = 0, dense = 0 }, readers = {} }
-  for n = 1, math.min(plan.depth + 2, long) do unroll.run(plan, n, found) end
-  for n = long, long + math.min(lcm, 4) do unroll.run(plan, n, found) end
+  local together = plan.flush or math.huge
+  for n = 1, math.min(plan.depth + 2, long, together) do unroll.run(plan, n, found) end
+  for n = math.min(long, together), math.min(long + math.min(lcm, 4), together) do unroll.run(plan, n, found) end
   check_contracts(schedule, plan, found)
   plan.staleness, plan.edges, plan.live, plan.channels = found.staleness, found.edges, found.live, channels_of(plan)
   return plan

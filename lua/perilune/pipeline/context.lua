@@ -7,14 +7,17 @@ local signature = require "perilune.signature"
 local M = {}
 
 --- index: the batch's number, from 0, -1: none; exists: its number, once it is known that some rank has it; batch: false where only other
---- ranks have one; dists, rows: by pipelined module, what its input_dist and its lookup returned, until they are used; loss, second, third:
---- what the model returned; own: for a user's operations; events: by place of an operation, of its last run for a batch that was here.
+--- ranks have one; dists, rows: by pipelined module, what its input_dist and its lookup returned, until they are used; input, upstream:
+--- { work, tensor } from the stages beside this one; loss, second, third: what the model returned; own: for a user's operations; gradient:
+--- while one with a hook runs, that of the module's output (nil: none flowed back); events: by place of an operation, of its last run for a
+--- batch that was here.
 local TrainPipelineContext = util.class "TrainPipelineContext"
 M.TrainPipelineContext = TrainPipelineContext
 
 function TrainPipelineContext:init(modules)
   self.index, self.exists, self.batch, self.vote, self.dists, self.rows = -1, -1, false, false, {}, {}
   self.loss, self.second, self.third, self.own, self.events = false, false, false, {}, {}
+  self.input, self.upstream = false, false
   for i = 1, modules do self.dists[i], self.rows[i] = false, false end
   self.scope = P.new_scope()
 end
@@ -28,7 +31,7 @@ end
 --- The batch is done with: give back what it has.
 function TrainPipelineContext:close()
   self.index, self.exists, self.batch, self.vote = -1, -1, false, false
-  self.loss, self.second, self.third = false, false, false
+  self.loss, self.second, self.third, self.input, self.upstream = false, false, false, false, false
   for i = 1, #self.dists do self.dists[i], self.rows[i] = false, false end
   P.close_scope(self.scope)
 end

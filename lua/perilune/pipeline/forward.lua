@@ -72,12 +72,12 @@ end
 --- Whether its stages can run before the forward pass: not before its arguments are known.
 function BaseForward:ready() return not self.refusal and (self.given or self.args) and true or false end
 
---- Its ids of a batch set out. Collective.
-function BaseForward:input_dist(batch)
+--- Its ids of a batch, which set out with those of other modules: see ShardedModule:defer.
+function BaseForward:defer(batch)
   if not self:ready() then P.fail(("module '%s': what of a batch it is called with is not known yet"):format(self.path)) end
-  if self.given then return self.module:input_dist(self.given(batch)) end
+  if self.given then return self.module:defer(self.given(batch)) end
   local args = self.args
-  return self.module:input_dist(args[1]:of(batch), args[2]:of(batch), args[3]:of(batch))
+  return self.module:defer(args[1]:of(batch), args[2]:of(batch), args[3]:of(batch))
 end
 
 --- Look up what arrived. Collective.

@@ -7,9 +7,13 @@ local context = require "perilune.pipeline.context"
 local M = util.copy(base)
 M.Pipeline = require "perilune.pipeline.pipeline"
 M.Schedule = require "perilune.pipeline.schedule"
+M.Stage, M.check_stages = require("perilune.pipeline.stages").Stage, require("perilune.pipeline.stages").check_schedules
+M.ema = require "perilune.pipeline.ema"
+M.DataLoadingThread = require "perilune.pipeline.loading"
 M.register = require("perilune.pipeline.operations").register
 M.ArgInfo, M.BaseForward, M.PipelinedForward = forward.ArgInfo, forward.BaseForward, forward.PipelinedForward
 M.PrefetchPipelinedForward = forward.PrefetchPipelinedForward
 M.TrainPipelineContext, M.PrefetchTrainPipelineContext = context.TrainPipelineContext, context.PrefetchTrainPipelineContext
 
-return util.face("peri.pipeline", M, { schedules = "perilune.pipeline.schedules", show = "perilune.pipeline.show" })
+return util.face("peri.pipeline", M, { schedules = "perilune.pipeline.schedules", show = "perilune.pipeline.show",
+  cluster = "perilune.pipeline.cluster" })

@@ -2,7 +2,8 @@
 -- reads and changes beside. The checker knows operations by these lines only; what they do is in actions.lua.
 --
 -- Of a batch: "host" (as the loader gave it), "batch" (on the device), "sent" (its ids are on their way), "ids" (they have arrived),
--- "rows" (looked up, on their way back), "loss" (and all that its backward pass needs), "grad" (its part of the gradients is made).
+-- "rows" (looked up, on their way back), "loss" (and all that its backward pass needs), "grad" (its part of the gradients is made); of a
+-- stage of a model: "input" (what the stage before makes is on its way), "upstream" (so is the gradient of what this one made).
 -- Beside batches: "source" (the loader), "tables", "cache" (of tables in files), "table_grads" (kept for an update), "grads" and "dense"
 -- (of the dense part).
 local P = require "perilune.ffi"
@@ -13,7 +14,7 @@ local signature = require "perilune.signature"
 local M = {}
 
 --- What operations can need and make of a batch, and what they can read and change beside.
-M.of_batch = { "host", "batch", "sent", "ids", "rows", "loss", "grad" }
+M.of_batch = { "host", "batch", "sent", "ids", "rows", "input", "loss", "upstream", "grad" }
 M.beside = { "source", "cache", "tables", "table_grads", "grads", "dense" }
 
 --- A kind: needs, makes (lists of M.of_batch); reads, changes (lists of M.beside, or other words, which mean what user operations say);
@@ -32,12 +33,16 @@ local kinds = {
   optimizer = { needs = { "grad" }, reads = { "grads" }, changes = { "dense" }, closes = true },
   zero_grad = { changes = { "grads" } },
   sync = { needs = { "grad" }, changes = { "tables" }, posts = { "dense" } },
+  receive = { needs = { "batch" }, makes = { "input" }, posts = { "activations" } },
+  send = { needs = { "loss" }, posts = { "activations" } },
+  receive_grad = { needs = { "loss" }, makes = { "upstream" }, posts = { "gradients" } },
+  send_grad = { needs = { "grad" }, posts = { "gradients" } },
 }
 M.kinds = kinds
 
 --- Names of the kinds that the library has, in the order in which a batch meets them.
-M.built_in = { "load", "to_device", "input_dist", "wait_dist", "prefetch", "lookup", "forward", "zero_grad", "backward", "update", "sync",
-  "optimizer" }
+M.built_in = { "load", "to_device", "input_dist", "wait_dist", "prefetch", "lookup", "receive", "forward", "send", "zero_grad",
+  "receive_grad", "backward", "send_grad", "update", "sync", "optimizer" }
 
 local own_arguments = { run = util.required, needs = util.optional.list, makes = util.optional.list, reads = util.optional.list,
   changes = util.optional.list, posts = util.optional }
@@ -97,6 +102,8 @@ function M.resolve(present)
     add(out.forward, "changes", { "cache" })
     out.forward.posts = ids and { "rows" } or { "control", "ids", "rows" }
   end
+  if present.receive then add(out.forward, "needs", { "input" }) end
+  if present.receive_grad then add(out.backward, "needs", { "upstream" }) end
   if present.update then
     out.backward.changes, out.backward.posts = { "table_grads", "grads" }, { "rows" }
   end

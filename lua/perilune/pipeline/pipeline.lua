@@ -18,7 +18,9 @@ local Supply = require "perilune.pipeline.supply"
 local Streams = require "perilune.pipeline.streams"
 local contexts = require "perilune.pipeline.context"
 local forwards = require "perilune.pipeline.forward"
+local Hooks = require "perilune.pipeline.hooks"
 local program = require "perilune.pipeline.program"
+local stages = require "perilune.pipeline.stages"
 local signature = require "perilune.signature"
 local kind = errors.kind
 
@@ -30,6 +32,7 @@ local arguments = {
   schedule = util.required,    -- a Schedule
   device = util.optional,      -- where batches are moved; default: they stay
   on_step = util.optional,     -- function(step), called before each step, which count from 1 (learning rates)
+  stage = util.optional,       -- a Stage, if the model is one of several
   inputs = util.optional.table, -- path of a sharded module -> function(batch) -> what it is called with; false: it is not pipelined
   vote = true,                 -- let ranks have different numbers of batches; false: they all have as many
   empty_batch = util.optional, -- function() -> a batch without samples; default: made of the first batch
@@ -44,6 +47,7 @@ local function check_arguments(self, a)
     fail(self, "optimizer is %s, wanted one of nn.optim", kind(optimizer))
   end
   if not Schedule.is(a.schedule) then fail(self, "schedule is %s, wanted a Schedule", kind(a.schedule)) end
+  if a.stage ~= nil and not stages.Stage.is(a.stage) then fail(self, "stage is %s, wanted a Stage", kind(a.stage)) end
   for _, name in ipairs { "on_step", "empty_batch" } do
     if a[name] ~= nil and not util.is_callable(a[name]) then fail(self, "%s is %s, wanted a function", name, kind(a[name])) end
   end
@@ -82,14 +86,29 @@ local function facts_of(list)
   return { dense_tables = dense }
 end
 
+--- Where a model that is not distributed has tables that a backward pass updates: "module 'x'"; nil: it has none.
+local function fused_within(model)
+  if type(model) ~= "table" or not model.named_modules then return "the model" end
+  for _, m in ipairs(model:named_modules()) do
+    if rawget(m.module, "fused_params") then return ("module '%s'"):format(m.path) end
+  end
+end
+
+--- Keep updates and averages of a model until its 'update', or not. (One without either has nothing to keep: its gradients add up.)
+local function accumulate(self, on)
+  if self.model.accumulate then self.model:accumulate(on) end
+end
+
 --- What a schedule asks of model and optimizer.
 local function check_model(self, plan)
   local model = self.model
   if self.optimizer and plan.first.backward and not plan.first.optimizer then
     fail(self, "there is an optimizer, but schedule '%s' has no operation 'optimizer'", plan.name)
   end
-  if plan.first.update and not (type(model) == "table" and model.accumulate) then
-    fail(self, "schedule '%s' has an 'update'; the model must be a DistributedModelParallel", plan.name)
+  local trains_itself = plan.first.update and not (type(model) == "table" and model.accumulate) and fused_within(model)
+  if trains_itself then
+    fail(self, "schedule '%s' has an 'update', for which the model must be a DistributedModelParallel; tables of %s update in backward",
+      plan.name, trains_itself)
   end
   if plan.first.sync and not (type(model) == "table" and model.sync and model.sync_interval == 0) then
     fail(self, "schedule '%s' has a 'sync'; the model must be a DMPCollection with sync_interval = 0", plan.name)
@@ -98,6 +117,15 @@ local function check_model(self, plan)
     if self.on_step and o.ahead ~= 0 and (o.kind == "backward" or o.kind == "update" or o.kind == "optimizer") then
       fail(self, "on_step sets what holds in a step, but '%s' of schedule '%s' acts on another batch (ahead %d)", o.name, plan.name,
         o.ahead)
+    end
+  end
+end
+
+--- What a schedule asks of the Stage, and the other way round.
+local function check_stage(self, plan)
+  for _, what in ipairs { "receive", "send", "receive_grad", "send_grad" } do
+    if plan.first[what] and not self.stage then
+      fail(self, "schedule '%s' has a '%s'; the pipeline must have a stage", plan.name, what)
     end
   end
 end
@@ -121,13 +149,16 @@ function Pipeline:init(args)
   check_arguments(self, a)
   self.model, self.optimizer, self.device, self.on_step = a.model, a.optimizer or false, a.device or false, a.on_step or false
   self.steps, self.measured, self.told, self.agreed, self.broken, self.next, self.before = 0, false, false, false, false, false, 0
+  self.hooks, self.plan, self.stage, self.again = false, false, a.stage or false, false
+  self.sent_together = {} -- of actions.input_dist
   local present = { first = {} }
   for _, o in ipairs(a.schedule.operations) do present.first[o.kind] = o end
   self.forwards = find_modules(self, a, present)
   self.group = group_of(a.model, self.forwards) or false
   if self.group and self.group:size() == 1 then self.group = false end
-  self.comm = self.group and self.group:ptr() or false
-  self.supply = Supply(a.vote and self.group or nil, a.empty_batch, a.device)
+  local all = self.stage and self.stage.world or self.group -- those who have as many batches
+  self.comm = all and all:size() > 1 and all:ptr() or false
+  self.supply = Supply(a.vote and all or nil, a.empty_batch, a.device, a.stage ~= nil)
   self.vote = a.vote
   self:set_schedule(a.schedule)
 end
@@ -137,19 +168,39 @@ local function device_of(self)
   return P.device(self.device or type(model) == "table" and model.device or nil)
 end
 
+--- Run an operation that has a hook.
+local function at_hook(self, operation, context, gradient)
+  context.gradient = gradient
+  self.actions[operation.place](self, context, operation)
+  context.gradient = nil
+end
+
+--- What runs inside the backward passes of this schedule.
+local function set_hooks(self)
+  if self.hooks then self.hooks:detach() end
+  self.hooks = false
+  for _, o in ipairs(self.plan.operations) do
+    if o.hook and not self.hooks then
+      self.hooks = Hooks(self.class_name, self.model, self.plan, function(...) at_hook(self, ...) end)
+    end
+  end
+end
+
 --- Run this schedule from the next step on. What is in flight is trained first, by the steps that follow; then it begins.
 function Pipeline:set_schedule(schedule)
   if not Schedule.is(schedule) then fail(self, "schedule is %s, wanted a Schedule", kind(schedule)) end
   local plan = schedule:check(facts_of(self.forwards))
   check_model(self, plan)
+  check_stage(self, plan)
   if self.next then
     self.following = schedule
     self.supply:hold()
     return
   end
   self.following, self.agreed = false, false
-  if self.plan and self.plan.first.update then self.model:accumulate(false) end
+  if self.plan and self.plan.first.update then accumulate(self, false) end
   self.schedule, self.plan = schedule, plan
+  self.supply.most = plan.flush or math.huge
   self.sends_ids = plan.first.input_dist ~= nil
   local class = plan.first.prefetch and contexts.PrefetchTrainPipelineContext or contexts.TrainPipelineContext
   local ring = {}
@@ -159,14 +210,20 @@ function Pipeline:set_schedule(schedule)
   local name = ffi.string(P.C.peri_device_name(device))
   self.streams = name ~= "cpu" and Streams(device, plan.streams) or false
   self:measure(self.measured and true or false)
-  if plan.first.update then self.model:accumulate(true) end
+  if plan.first.update then accumulate(self, true) end
+  set_hooks(self)
   self:attach()
 end
 
---- Note when operations begin and end, in pipeline.measured: a list of { operation, batch, from, to (ns) }.
+--- Note when operations begin and end, in pipeline.measured: a list of { operation, batch, from, to (ns) }; and for what the rank waits
+--- (waits.lua).
 function Pipeline:measure(on)
+  if self.comm and (on or self.measured) then
+    P.C.peri_group_watch(self.comm, on or false)
+    P.state.watched = on and self.comm
+  end
   self.measured = on and (self.measured or {}) or false
-  self.program = program.compile(self.plan, Supply.has, self.streams, on)
+  self.program, self.actions = program.compile(self.plan, Supply.has, self.streams, on)
 end
 
 -- -- the model ------------------------------------------------------------------------------------------------------------------------
@@ -175,6 +232,7 @@ end
 --- that was attached. Calls of the model outside of the pipeline's steps are as ever.
 function Pipeline:attach()
   for _, f in ipairs(self.forwards) do f.module:set_pipelined(f) end
+  if self.hooks then self.hooks:attach() end
 end
 
 --- Let the model be as it was.
@@ -182,7 +240,8 @@ function Pipeline:detach()
   for _, f in ipairs(self.forwards) do
     if rawequal(f.module._pipelined, f) then f.module:set_pipelined(false) end
   end
-  if self.plan.first.update then self.model:accumulate(false) end
+  if self.hooks then self.hooks:detach() end
+  if self.plan.first.update then accumulate(self, false) end
 end
 
 --- Modules that run whole in the forward pass: a list of { path =, reason = }. Known after the first step.
@@ -211,12 +270,12 @@ function Pipeline:begin(n)
   if self.on_step then self.on_step(self.steps) end
 end
 
-local function keep(x)
-  if x == nil or x == false then return nil end
-  return P.keep(util.resolve(x))
+--- What the model returned, kept for the caller. (Written out: what a step calls thrice is where LuaJIT would begin a trace.)
+local function take(context)
+  local loss, second, third = context.loss, context.second, context.third
+  return loss and P.keep(util.resolve(loss)) or nil, second and P.keep(util.resolve(second)) or nil,
+    third and P.keep(util.resolve(third)) or nil
 end
-
-local function take(context) return keep(context.loss), keep(context.second), keep(context.third) end
 
 local function close(self, context)
   if context.index < 0 then return end
@@ -229,15 +288,25 @@ local function check_batches(self, batches)
   fail(self, "batches is %s, wanted a function that returns the next batch, such as data.synthetic {...}", kind(batches))
 end
 
+--- Whether the schedules of all stages go together.
+local function compare_stages(self)
+  local stage, list = self.stage, {}
+  local given = stage.world:all_gather_object(stages.summary(self.plan), self.class_name)
+  for s = 1, stage.stages do list[s] = given[(s - 1) * #given / stage.stages + 1] end
+  stages.check(list)
+end
+
 --- The first step of a run: ranks compare what they are about to do, and the operations that run ahead run.
 local function begin(self, batches)
   if self.group and not self.agreed then
     agree(self.group, self.class_name, { { "schedule", self.schedule:text() }, { "vote", tostring(self.vote) },
       { "pipelined modules", table.concat(util.map(self.forwards, function(f) return f.path end), ", ") } })
   end
+  if self.stage and not self.agreed then compare_stages(self) end
   self.agreed, self.next, self.before = true, 0, self.steps
   self:attach()
-  self.supply:start(batches)
+  self.supply:start(batches, self.again)
+  self.again = false
   for n = -self.plan.ahead, -1 do self.program(self, n) end
 end
 
@@ -245,6 +314,7 @@ end
 local function finish(self, n)
   for k = n + 1, n + self.plan.behind - 1 do self.program(self, k) end
   for i = 1, #self.ring do close(self, self.ring[i]) end
+  if self.stage then self.stage:settle() end
   self.next = false
 end
 
@@ -276,6 +346,7 @@ end
 local function broken(self, err)
   self.broken = errors.describe(err):match "^[^\n]*"
   for _, f in ipairs(self.forwards) do f.context = false end
+  if self.hooks then self.hooks:set(false) end
   for _, c in ipairs(self.ring) do c:close() end
   error(err, 0)
 end
@@ -289,8 +360,9 @@ function Pipeline:progress(batches)
   if not ok then broken(self, loss) end
   if loss ~= nil or self.next then return loss, second, third end
   self.supply:raise()
-  if not self.following then return nil end
-  self:set_schedule(self.following)
+  self.again = self.supply.full -- the next that are together
+  if self.following then self:set_schedule(self.following)
+  elseif not self.again then return nil end
   return self:progress(batches)
 end
 
@@ -316,8 +388,9 @@ function Pipeline:close()
   return n
 end
 
+--- What a stage that is not the last one makes is no loss: nan.
 local function number(loss, second, third)
-  local value = loss:item()
+  local value = loss:numel() == 1 and loss:item() or 0 / 0
   loss:release()
   if second then second:release() end
   if third then third:release() end
@@ -333,6 +406,7 @@ function Pipeline:run(batches)
   end
 end
 
+signature.kind("Pipeline", "a Pipeline", Pipeline.is)
 signature.check("Pipeline:", Pipeline, { measure = "self: table, on: boolean?" })
 
 return Pipeline

@@ -24,7 +24,21 @@ local function condition(plan, o)
   return table.concat(tests, " and ")
 end
 
---- The text of a step's program.
+--- The lines of the i-th operation.
+local function add_operation(lines, plan, i, o)
+  local guarded = o.access.early and o.kind ~= "load"
+  lines[#lines + 1] = ("  b = n + %d -- %s"):format(o.ahead, o.name)
+  lines[#lines + 1] = ("  if %s then"):format(condition(plan, o))
+  lines[#lines + 1] = ("    c = ring[b %% %d + 1]"):format(plan.depth)
+  if o.kind == "load" then lines[#lines + 1] = "    c:open(b)" end
+  if guarded then lines[#lines + 1] = "    if c.index == b and c.batch then" end
+  lines[#lines + 1] = ("    inside(c.scope, f%d, self, c, o%d)"):format(i, i)
+  if guarded then lines[#lines + 1] = "    end" end
+  lines[#lines + 1] = "    if comm then progress(comm) end"
+  lines[#lines + 1] = "  end"
+end
+
+--- The text of a step's program. Operations with a hook are not in it: they run within 'backward'.
 local function source_of(plan)
   local lines = {
     "local operations, actions, inside, has, progress = ...",
@@ -35,15 +49,7 @@ local function source_of(plan)
   local begin = "  if n >= 0 and has(supply, n) then self:begin(n) end"
   if plan.load.ahead > 0 then lines[#lines + 1] = begin end
   for i, o in ipairs(plan.operations) do
-    lines[#lines + 1] = ("  b = n + %d -- %s"):format(o.ahead, o.name)
-    lines[#lines + 1] = ("  if %s then"):format(condition(plan, o))
-    lines[#lines + 1] = ("    c = ring[b %% %d + 1]"):format(plan.depth)
-    if o.kind == "load" then lines[#lines + 1] = "    c:open(b)" end
-    if o.access.early and o.kind ~= "load" then lines[#lines + 1] = "    if c.index == b and c.batch then" end
-    lines[#lines + 1] = ("    inside(c.scope, f%d, self, c, o%d)"):format(i, i)
-    if o.access.early and o.kind ~= "load" then lines[#lines + 1] = "    end" end
-    lines[#lines + 1] = "    if comm then progress(comm) end"
-    lines[#lines + 1] = "  end"
+    if not o.hook then add_operation(lines, plan, i, o) end
     if o == plan.load and o.ahead == 0 then lines[#lines + 1] = begin end
   end
   lines[#lines + 1] = "end"
@@ -86,7 +92,8 @@ end
 
 local function progress(comm) P.C.peri_group_progress(comm) end
 
---- The program of `plan`: function(pipeline, n), which runs step n. streams: the device has some. measure: note times in pipeline.measured.
+--- The program of `plan`: function(pipeline, n), which runs step n; and what its operations do: a list of function(pipeline, context,
+--- operation). streams: the device has some. measure: note times in pipeline.measured.
 function M.compile(plan, has, streams, measure)
   local list = {}
   for i, o in ipairs(plan.operations) do
@@ -96,7 +103,7 @@ function M.compile(plan, has, streams, measure)
     list[i] = action
   end
   local chunk = assert(loadstring(source_of(plan), ("=perilune/pipeline/%s"):format(plan.name)))
-  return chunk(plan.operations, list, P.inside, has, progress)
+  return chunk(plan.operations, list, P.inside, has, progress), list
 end
 
 M.source_of = source_of

@@ -27,6 +27,7 @@ local fields = {
   from_step = 0,                     -- only on batches from this one on
   until_step = util.optional.number, -- and on those before this one
   scale = 1,                         -- backward: of the loss
+  hook = util.optional.string,       -- inside `backward`, which comes next: when the gradient of this module's output is there
   run = util.optional, needs = util.optional, makes = util.optional, reads = util.optional, changes = util.optional,
   posts = util.optional,             -- of an operation of one's own: see operations.own
 }
@@ -63,7 +64,8 @@ local function operation(func, source, place)
   return o
 end
 
-local options = { name = "schedule", depth = util.optional.number, staleness = util.optional.table, live = util.optional.table,
+local options = { name = "schedule", depth = util.optional.number, flush = util.optional.number, staleness = util.optional.table,
+  live = util.optional.table,
   grad = true }
 
 function Schedule:init(source)
@@ -74,6 +76,7 @@ function Schedule:init(source)
   local a = util.named(func, given, options)
   self.name, func = a.name, ("schedule '%s'"):format(a.name)
   self.depth = a.depth and util.integer(func, "depth", a.depth, 1)
+  self.flush = a.flush and util.integer(func, "flush", a.flush, 1, MOST_EVERY) -- so many batches are done with before others begin
   local s = util.named(func .. ": staleness", a.staleness or {}, { tables = 0, dense = 0 })
   self.staleness = { tables = util.integer(func, "staleness.tables", s.tables, 0),
     dense = util.integer(func, "staleness.dense", s.dense, 0) }
@@ -99,8 +102,8 @@ end
 
 --- The source of which `self` could be made again.
 local function source_of(self)
-  local source = { name = self.name, depth = self.depth, staleness = util.copy(self.staleness), live = util.copy(self.live),
-    grad = self.grad }
+  local source = { name = self.name, depth = self.depth, flush = self.flush, staleness = util.copy(self.staleness),
+    live = util.copy(self.live), grad = self.grad }
   for i, o in ipairs(self.operations) do
     local s = { o.kind }
     for name in util.ordered(fields) do s[name] = o[name] end
@@ -171,7 +174,7 @@ function Schedule:retime(aheads)
   return self:set(changes)
 end
 
---- The same with other options: depth, staleness, live, grad.
+--- The same with other options: depth, flush, staleness, live, grad.
 function Schedule:with(changes)
   local source = source_of(self)
   for name, value in util.ordered(changes) do source[name] = value end
@@ -189,11 +192,12 @@ function Schedule:check(facts) return check.run(self, facts or {}) end
 
 --- Everything that ranks must agree on, as text.
 function Schedule:text()
-  local lines = { ("%s depth=%s tables=%d dense=%d grad=%s"):format(self.name, tostring(self.depth or "auto"), self.staleness.tables,
-    self.staleness.dense, tostring(self.grad)) }
+  local lines = { ("%s depth=%s%s tables=%d dense=%d grad=%s"):format(self.name, tostring(self.depth or "auto"),
+    self.flush and " flush=" .. self.flush or "", self.staleness.tables, self.staleness.dense, tostring(self.grad)) }
   for i, o in ipairs(self.operations) do
-    lines[i + 1] = ("%s %s ahead=%d on=%s every=%d at=%d from=%d until=%s scale=%.17g posts=%s"):format(o.name, o.kind, o.ahead, o.on,
-      o.every, o.at, o.from_step, tostring(o.until_step or "ever"), o.scale, tostring(o.posts or "default"))
+    lines[i + 1] = ("%s %s ahead=%d on=%s every=%d at=%d from=%d until=%s scale=%.17g posts=%s hook=%s"):format(o.name, o.kind, o.ahead,
+      o.on, o.every, o.at, o.from_step, tostring(o.until_step or "ever"), o.scale, tostring(o.posts or "default"),
+      tostring(o.hook or "none"))
   end
   return table.concat(lines, "\n")
 end

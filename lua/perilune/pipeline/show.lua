@@ -3,7 +3,8 @@
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
-local Pipeline = require "perilune.pipeline.pipeline"
+local waits = require "perilune.pipeline.waits"
+local simulate = require "perilune.pipeline.simulate"
 
 local M = {}
 
@@ -28,6 +29,7 @@ local function conditions(o)
   if o.every > 1 then list[#list + 1] = ("batches b %% %d == %d"):format(o.every, o.at) end
   if o.from_step > 0 then list[#list + 1] = ("from batch %d"):format(o.from_step) end
   if o.until_step then list[#list + 1] = ("before batch %d"):format(o.until_step) end
+  if o.hook then list[#list + 1] = ("in backward, at the gradient of '%s'"):format(o.hook) end
   if o.scale ~= 1 then list[#list + 1] = ("loss x %g"):format(o.scale) end
   return table.concat(list, ", ")
 end
@@ -53,6 +55,9 @@ function M.check(schedule)
     ("prologue           %d step%s before the first, drain %d after the last"):format(plan.ahead, plan.ahead == 1 and "" or "s",
       plan.behind),
     ("staleness          tables %d, dense %d"):format(plan.staleness.tables, plan.staleness.dense) }
+  if plan.flush then
+    lines[#lines + 1] = ("flush              %d batches are done with before others begin, and count from 0"):format(plan.flush)
+  end
   local live = {}
   for what, n in util.ordered(plan.live) do live[#live + 1] = ("%s %d"):format(what, n) end
   lines[#lines + 1] = "live at once       " .. table.concat(live, ", ")
@@ -79,23 +84,66 @@ function M.simulate(schedule, times, steps)
     if not known then P.fail(("simulate: no operation '%s' in schedule '%s'"):format(name, plan.name)) end
     if type(t) ~= "number" or not (t >= 0 and t < math.huge) then P.fail(("simulate: the time of '%s' is %s"):format(name, tostring(t))) end
   end
-  local free, done, list = {}, {}, {}
-  for n = -plan.ahead, steps - 1 do
-    for _, o in ipairs(plan.operations) do
-      local b = n + o.ahead
-      local fits = b >= o.from_step and (not o.until_step or b < o.until_step) and b % o.every == o.at
-      if b >= 0 and fits then
-        local from, waits_for = free[o.on] or 0, nil
-        for _, e in ipairs(plan.edges) do
-          local t = e.to == o and done[e.from.place .. " " .. n - e.steps]
-          if t and t > from then from, waits_for = t, e.from end
-        end
-        local to = from + (times[o.name] or 1)
-        free[o.on], done[o.place .. " " .. n] = to, to
-        list[#list + 1] = { operation = o, batch = b, step = n, from = from, to = to, waits_for = waits_for }
+  local run = simulate.run(plan, { steps = steps, work = function(o) return { { "hold", times[o.name] or 1 } } end })
+  local list = {}
+  for i, x in ipairs(run.list) do
+    list[i] = { operation = x.o, batch = x.batch, step = x.step, from = run.from[x.id], to = run.to[x.id], waits_for = run.cause[x.id] }
+  end
+  return list
+end
+
+--- Time of a simulated step in the long run.
+local function predicted(schedule, times)
+  local steps, ends = 40, {}
+  for _, x in ipairs(M.simulate(schedule, times, steps)) do
+    if x.step >= 0 then ends[x.step] = math.max(ends[x.step] or 0, x.to) end
+  end
+  return (ends[steps - 1] - ends[steps / 2 - 1]) / (steps / 2)
+end
+
+local early = { "load", "to_device", "input_dist", "wait_dist", "prefetch", "lookup" } -- what may act on later batches, in this order
+local WORTH = 0.01 -- of a step: what an edit must gain to be told
+
+--- Edits that let something act a batch further ahead, or beside the rest: a list of { words, the schedule }.
+local function edits_of(schedule)
+  local list, by, aheads, told = {}, {}, {}, {}
+  for _, o in ipairs(schedule.operations) do by[o.name] = o end
+  local wider = schedule:with { depth = schedule.depth and schedule.depth + 1 }
+  for _, name in ipairs(early) do
+    local o = by[name]
+    if o then
+      aheads[name], told[#told + 1] = o.ahead + 1, ("%s = %d"):format(name, o.ahead + 1)
+      list[#list + 1] = { ("retime { %s }"):format(table.concat(told, ", ")), wider:retime(aheads) }
+      if o.on == "main" then
+        list[#list + 1] = { ("'%s' beside the rest, %s"):format(name,
+          name == "load" and "in a DataLoadingThread" or 'on = "' .. name .. '"'), schedule:set { [name] = { on = name } } }
+        list[#list + 1] = { ("both: retime { %s }, and '%s' beside the rest"):format(table.concat(told, ", "), name),
+          wider:retime(aheads):set { [name] = { on = name } } }
       end
     end
   end
+  return list
+end
+
+--- What would make a simulated step shorter: a list of { words =, step = what one would take then, stale = (tables would be read without so
+--- many updates more) }, the best first. Tried are edits that let something act a batch further ahead, or on a stream of its own.
+function M.hints(schedule, times)
+  local now, list = predicted(schedule, times), {}
+  for _, edit in ipairs(edits_of(schedule)) do
+    local words, edited, stale = edit[1], edit[2], 0
+    local legal = pcall(edited.check, edited)
+    if not legal then
+      edited, stale = edited:with { staleness = { tables = edited.staleness.tables + 1, dense = edited.staleness.dense } }, 1
+      legal = pcall(edited.check, edited)
+    end
+    local step = legal and predicted(edited, times) or now
+    if step < (1 - WORTH) * now then list[#list + 1] = { words = words, step = step, stale = stale, n = #list } end
+  end
+  table.sort(list, function(x, y)
+    if math.abs(x.step - y.step) > 1e-9 * now then return x.step < y.step end
+    if x.stale ~= y.stale then return x.stale < y.stale end
+    return x.n < y.n
+  end)
   return list
 end
 
@@ -103,12 +151,12 @@ end
 function M.simulation(schedule, times)
   local steps = 40
   local list = M.simulate(schedule, times, steps)
-  local ends, rows, waits, free = {}, { { "operation", "batch", "stream", "from", "to", "waits for" } }, {}, {}
+  local ends, rows, whom, free = {}, { { "operation", "batch", "stream", "from", "to", "waits for" } }, {}, {}
   for _, x in ipairs(list) do
     if x.step >= 0 then ends[x.step] = math.max(ends[x.step] or 0, x.to) end
     if x.waits_for and x.step >= steps / 2 then
       local key = ("%s waits for %s"):format(x.operation.name, x.waits_for.name)
-      waits[key] = (waits[key] or 0) + x.from - (free[x.operation.on] or 0)
+      whom[key] = (whom[key] or 0) + x.from - (free[x.operation.on] or 0)
     end
     free[x.operation.on] = x.to
   end
@@ -121,23 +169,57 @@ function M.simulation(schedule, times)
   end
   local half = steps / 2
   local lines = { columns(rows), "", ("a step takes %.4g"):format((ends[steps - 1] - ends[half - 1]) / half) }
-  for key, t in util.ordered(waits) do lines[#lines + 1] = ("%s: %.4g a step"):format(key, t / half) end
+  for key, t in util.ordered(whom) do lines[#lines + 1] = ("%s: %.4g a step"):format(key, t / half) end
+  local hints = M.hints(schedule, times)
+  for i = 1, math.min(3, #hints) do
+    local h = hints[i]
+    lines[#lines + 1] = ("%.4g with %s%s"):format(h.step, h.words, h.stale > 0 and " (tables are read one update older)" or "")
+  end
+  if #hints == 0 then lines[#lines + 1] = "nothing further ahead, or beside the rest, would make it shorter" end
   return table.concat(lines, "\n")
 end
 
 -- -- what was measured -----------------------------------------------------------------------------------------------------------------
 
---- What a pipeline has measured (pipeline:measure(true) before) as Chrome trace JSON: an event for each operation, a thread for each
---- stream, a process for each rank.
-function M.trace(pipeline)
-  local list = pipeline.measured
+local function event(name, kind, from, to, rank, thread, args)
+  return ('{"name":"%s","cat":"%s","ph":"X","ts":%.3f,"dur":%.3f,"pid":%d,"tid":"%s","args":{%s}}'):format(name, kind, from / 1000,
+    (to - from) / 1000, rank, thread, args)
+end
+
+--- Events of what a pipeline has measured, by a clock that is 0 at `first`; a list.
+local function events_of(pipeline, rank, first)
+  local list, events = pipeline.measured, {}
   if not list then P.fail(("%s: nothing is measured; call pipeline:measure(true) before the steps"):format(pipeline.class_name)) end
-  local rank, events, first = pipeline.group and pipeline.group:rank() or 0, {}, list[1] and list[1].from or 0
+  first = first or list[1] and list[1].from or 0
   for i, x in ipairs(list) do
-    events[i] = ('{"name":"%s","cat":"%s","ph":"X","ts":%.3f,"dur":%.3f,"pid":%d,"tid":"%s","args":{"batch":%d}}'):format(x.operation.name,
-      x.operation.kind, (x.from - first) / 1000, (x.to - x.from) / 1000, rank, x.operation.on, x.batch)
+    events[i] = event(x.operation.name, x.operation.kind, x.from - first, x.to - first, rank, x.operation.on, '"batch":' .. x.batch)
   end
-  return '{"traceEvents":[\n' .. table.concat(events, ",\n") .. '\n]}\n'
+  return events
+end
+
+local function json(events) return '{"traceEvents":[\n' .. table.concat(events, ",\n") .. '\n]}\n' end
+
+--- What a pipeline has measured (pipeline:measure(true) before) as Chrome trace JSON: an event for each operation, a thread for each
+--- stream, a process for each rank. Of this rank; `write` puts all together.
+function M.trace(pipeline) return json(events_of(pipeline, pipeline.group and pipeline.group:rank() or 0)) end
+
+--- The same of all ranks, by one clock, with their waits, into a file that rank 0 writes. Returns where they wait: what waits(pipeline)
+--- returns. Collective; ends the measurement.
+function M.write(pipeline, path)
+  local found, group = waits.of(pipeline), pipeline.stage and pipeline.stage.world or pipeline.group
+  local rank = group and group:rank() or 0
+  local events = events_of(pipeline, rank, found.begin + found.ahead)
+  for _, w in ipairs(found.list) do
+    events[#events + 1] = event("wait: " .. w.channel, "wait", w.from - found.begin, w.to - found.begin, rank, "waits",
+      ('"last":%d'):format(w.last or -1))
+  end
+  local all = group and group:all_gather_object(table.concat(events, ",\n"), "show.write") or events
+  if rank > 0 then return found end
+  local file, why = io.open(path, "w")
+  if not file then P.fail("show.write: " .. why) end
+  file:write(json(all))
+  file:close()
+  return found
 end
 
 --- Mean time of each operation, in ms: for simulate.
@@ -151,10 +233,33 @@ function M.times(pipeline)
   return sums
 end
 
-signature.kind("Pipeline", "a Pipeline", Pipeline.is)
+--- What a pipeline has measured beside what is predicted of the times of its operations, in ms: { measured, operations = (their sum in a
+--- step), predicted = (on the streams that the device has), apart = (if each stream went on by itself) }; nil before two steps.
+function M.compare(pipeline)
+  local list, first, last, n, sum = pipeline.measured or {}, nil, nil, 0, 0
+  for _, x in ipairs(list) do
+    if x.operation.kind == "forward" then first, last, n = first or x.from, x.from, n + 1 end
+  end
+  if n < 2 then return nil end
+  for _, x in ipairs(list) do
+    if x.from >= first and x.from < last then sum = sum + x.to - x.from end
+  end
+  local times, schedule, one = M.times(pipeline), pipeline.schedule, {}
+  for _, o in ipairs(schedule.operations) do
+    one[o.name] = { on = "main" }
+    if o.every > 1 then one[o.name].at = o.at end
+    if not times[o.name] then times[o.name] = 0 end
+  end
+  local apart = predicted(schedule, times)
+  return { measured = (last - first) * 1e-6 / (n - 1), operations = sum * 1e-6 / (n - 1), apart = apart,
+    predicted = pipeline.streams and apart or predicted(schedule:set(one), times) }
+end
+
 signature.check_each("show.", M, { "table_of", "check" }, "schedule: Schedule")
-signature.check_each("show.", M, { "trace", "times" }, "pipeline: Pipeline")
+M.waits, M.waits_text = waits.of, waits.text
+signature.check("show.", M, { write = "pipeline: Pipeline, path: string" })
+signature.check_each("show.", M, { "trace", "times", "compare" }, "pipeline: Pipeline")
 signature.check("show.", M, { simulate = "schedule: Schedule, times: table, steps: count",
-  simulation = "schedule: Schedule, times: table" })
+  simulation = "schedule: Schedule, times: table", hints = "schedule: Schedule, times: table" })
 
 return M

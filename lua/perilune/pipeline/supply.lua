@@ -11,20 +11,25 @@ local utils = require "perilune.dist.collective_utils"
 
 local Supply = util.class "Supply"
 
---- group: the ranks that vote, or nil; make_empty: function() -> a batch without samples, or nil: made of the first batch.
-function Supply:init(group, make_empty, device)
+--- group: the ranks that vote, or nil; make_empty: function() -> a batch without samples, or nil: made of the first batch. lockstep: the
+--- ranks are stages of one model: all load the same batches, none is loaded before all have the one before, and there are no empty ones.
+function Supply:init(group, make_empty, device, lockstep)
+  self.lockstep = lockstep or false
   self.group = group and group:size() > 1 and group or false
   self.make_empty, self.device, self.empty, self.ring = make_empty or false, device or false, false, false
-  self.held, self.ended = false, false
+  self.held, self.ended, self.most = false, false, math.huge
   self:start(false)
 end
 
 --- From now on batches of `source`, numbered from 0. total: how many there are, once that is known; dry: none is asked for any more;
---- ended: the source has no more; stopping: somebody wants no more; held: another schedule is to go on with the source.
-function Supply:start(source)
+--- ended: the source has no more; stopping: somebody wants no more; held: another schedule is to go on with the source; most: so many are
+--- together, and the others wait for the next start; full: so many were given. again: they go on so.
+function Supply:start(source, again)
+  local stopping = again and self.stopping or false
   local over = self.held and self.ended and rawequal(source, self.source)
   self.source, self.total, self.failed, self.error = source, math.huge, 0, nil
-  self.dry, self.ended, self.stopping, self.held = over or false, over or false, false, false
+  self.dry, self.ended = over or stopping and not self.lockstep or false, over or false
+  self.stopping, self.held, self.full = stopping, false, false
 end
 
 --- Go on with another source. One that comes when all ranks have reached the end of the one before waits for the next start.
@@ -127,6 +132,12 @@ end
 
 --- Ask for the batch of `context`, and let the others know. Collective, if there are others.
 function Supply:load(context)
+  context.batch = false
+  if self.lockstep and context.index > 0 and not self:has(context.index - 1) then return end
+  if context.index >= self.most then
+    self.total, self.full = context.index, true
+    return
+  end
   local batch = next_batch(self)
   context.batch = batch
   if not self.group then
@@ -135,7 +146,8 @@ function Supply:load(context)
   end
   if batch then make_template(self, batch) end
   local failed = self.error ~= nil and self.group:rank() + 1 or 0
-  context.vote = self.group:all_reduce(Tensor.tensor({ batch and 1 or 0, failed, self.stopping and 1 or 0 }, "i64", "cpu"), "max")
+  local votes = { batch and 1 or 0, failed, self.stopping and 1 or 0, batch and 0 or 1 }
+  context.vote = self.group:all_reduce(Tensor.tensor(votes, "i64", "cpu"), "max")
 end
 
 local function settle(self, context)
@@ -144,8 +156,16 @@ local function settle(self, context)
   context.vote = false
   if failed > 0 then self.failed, self.dry = failed, true end
   if result:item(2) > 0 then self.stopping, self.dry = true, true end
+  if self.lockstep and result:item(3) > 0 then
+    if have > 0 and failed == 0 then
+      self.group:abort(("there is no batch %d on some stages, where others have one; all stages load the same batches"):format(
+        context.index))
+      self.group:check_healthy()
+    end
+    have = 0 -- a loader has failed: nobody trains it
+  end
   if have == 0 then
-    self.total = context.index
+    self.total, self.full = context.index, false
     return false
   end
   context.exists = context.index
@@ -163,7 +183,7 @@ function Supply:has(b)
 end
 
 --- Ask for no more batches, on no rank.
-function Supply:stop() self.stopping, self.dry = true, true end
+function Supply:stop() self.stopping, self.dry = true, self.dry or not self.lockstep end
 --- Ask for no more batches until the next start, which goes on with the same source. On all ranks together.
 function Supply:hold() self.held, self.dry = true, true end
 

@@ -19,6 +19,9 @@ local function acts(o, b)
 end
 M.acts = acts
 
+--- The same in a run, where from_step and until_step are what they are.
+function M.acts_at(o, b) return b >= o.from_step and b < (o.until_step or math.huge) and b % o.every == o.at end
+
 --- The first batch that is in no finished group before batch b, where groups end at batches e with e % every == at.
 local function due(o, b)
   local e = b - 1

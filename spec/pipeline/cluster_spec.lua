@@ -1,0 +1,285 @@
+-- Plans and schedules on ranks that are not there: what is exchanged, what a step takes, the table and the timeline.
+local peri = require "perilune"
+local json = require "dkjson"
+local shell = require "spec.support.shell"
+local simulate = require "perilune.pipeline.simulate"
+local traffic = require "perilune.pipeline.traffic"
+local plan, cluster, schedules = peri.plan, peri.pipeline.cluster, peri.pipeline.schedules
+
+local function planner_of(args)
+  local model = plan.describe.of { tables = args.tables, optimizer = "rowwise_adagrad", kind = args.kind }
+  local planner = plan.EmbeddingShardingPlanner { topology = args.topology, batch_size = args.batch_size or 64,
+    constraints = args.constraints, sharder = plan.perilune_sharder, max_placements = args.max_placements or 1e5 }
+  planner:plan(model)
+  return planner
+end
+
+local function pinned(kinds)
+  local tables, constraints = {}, {}
+  for i, kind in ipairs(kinds) do
+    tables[i] = { name = "t" .. i, num_embeddings = 1000 * i + 3, embedding_dim = 256 }
+    constraints["t" .. i] = plan.ParameterConstraints { sharding_types = { kind }, pooling_factors = { i }, output_dtype = "FP16" }
+  end
+  return tables, constraints
+end
+
+describe("a simulated exchange", function()
+  -- By hand: two operations, an exchange between them.
+  local schedule = peri.Schedule { name = "two", grad = false, { "load" }, { "forward" } }
+  local function by_rank(link) -- lists count from 0
+    local out = {}
+    for i, x in ipairs(link) do out[i - 1] = x end
+    return out
+  end
+
+  it("begins when the last rank comes, and ends when the slowest link is done", function()
+    local r = simulate.run(schedule:check(), { ranks = 3, steps = 1,
+      work = function(o, rank)
+        return o.kind == "load" and {} or { { "run", ({ 1, 5, 2 })[rank + 1] }, { "post", "x" }, { "wait", "x" }, { "run", 1 } }
+      end,
+      links = function() return { { name = "wire", ms = by_rank { 2, 0, 3 } }, latency = 0.5 } end })
+    for rank = 0, 2 do assert.equal(5 + 3 + 0.5 + 1, r.to[rank * #r.list + 1]) end
+    assert.same({ 2, 6, 3 }, { r.busy[0], r.busy[1], r.busy[2] })
+  end)
+
+  it("waits for a link that is busy, and leaves the processor to others meanwhile", function()
+    local both = peri.Schedule { name = "both", grad = false, { "load" }, { "to_device", on = "copy" }, { "forward" } }
+    local r = simulate.run(both:check(), { ranks = 1, steps = 1, shown = { [0] = true },
+      work = function(o)
+        if o.kind == "load" then return {} end
+        if o.kind == "to_device" then return { { "post", "a" }, { "post", "b" }, { "run", 4 } } end
+        return { { "wait", "b" }, { "run", 1 } }
+      end,
+      links = function() return { { name = "wire", ms = { [0] = 3 } } } end })
+    -- a: 0..3, b: 3..6; the processor: 0..4, then the forward pass after both
+    assert.equal(7, r.to[2])
+    local spans = {}
+    for i, c in ipairs(r.exchanges) do spans[i] = { c.name, c.spans[1].from, c.spans[1].to } end
+    assert.same({ { "a", 0, 3 }, { "b", 3, 6 } }, spans)
+  end)
+
+  it("that never ends is an error", function()
+    assert.error_matches(function()
+      simulate.run(schedule:check(), { ranks = 2, steps = 1, links = function() return {} end,
+        work = function(_, rank) return rank == 0 and { { "post", "x" }, { "wait", "x" } } or {} end })
+    end, "schedule 'two' comes to a stop after 2 of 4 operations")
+  end)
+end)
+
+describe("traffic", function()
+  it("is what pairs of ranks send each other", function()
+    local kinds = { "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise", "data_parallel" }
+    local tables, constraints = pinned(kinds)
+    local W, L, B = 8, 4, 64
+    local topology = plan.Topology { world_size = W, local_world_size = L, compute_device = "cuda", intra_host_latency = 0.25,
+      inter_host_latency = 0.5 }
+    local planner = planner_of { tables = tables, constraints = constraints, topology = topology, batch_size = B }
+    local got, best = traffic.of(planner, 1000), planner.last.best
+    local sent = { ids = {}, rows = {} }
+    for a = 0, W - 1 do sent.ids[a], sent.rows[a] = {}, {} end
+    local function add(what, from, to, bytes)
+      if from ~= to then sent[what][from][to] = (sent[what][from][to] or 0) + bytes end
+    end
+    local replicated = 1000
+    for i, option in ipairs(best.proposal) do
+      local length, kind, ranks = option.input_lengths[1], option.sharding_type, best.placement[i]
+      if kind == "data_parallel" then replicated = replicated + option.rows * option.dim * 4 else
+        for k, shard in ipairs(option:shards()) do
+          local q = ranks == true and k - 1 or ranks[k]
+          local split = kind == "row_wise" and W or kind == "table_row_wise" and L or 1
+          for r = 0, W - 1 do
+            add("ids", r, q, B * length / split * 8)
+            if kind ~= "table_row_wise" then add("rows", q, r, B * shard.cols * 2)
+            else
+              add("rows", q, r, B / L * shard.cols * 2) -- sums of the group, of this rank's share of the samples
+              if math.floor(r / L) == math.floor(q / L) then add("rows", q, r, W * B / L * shard.cols * 2) end -- parts of sums
+            end
+          end
+        end
+      end
+    end
+    for _, what in ipairs { "ids", "rows" } do
+      for r = 0, W - 1 do
+        local near, far = { 0, 0 }, { 0, 0 }
+        for s = 0, W - 1 do
+          local to = math.floor(r / L) == math.floor(s / L) and near or far
+          to[1], to[2] = to[1] + (sent[what][r][s] or 0), to[2] + (sent[what][s][r] or 0)
+        end
+        local links = got.links[what]
+        local function close(a, b) assert.is_true(math.abs(a - b) <= 1e-9 * math.max(b, 1e-9), ("%s %d: %g %g"):format(what, r, a, b)) end
+        if what == "ids" then close(links[1].ms[r] * topology.intra_host_bw, math.max(near[1], near[2])) end
+        close(links[2].ms[r] * topology.inter_host_bw, math.max(far[1], far[2]))
+        assert.equal(0.5, links.latency)
+      end
+    end
+    local dense = got.links.dense
+    assert.is_true(math.abs(dense[1].ms[3] * topology.intra_host_bw / (2 * replicated * 3 / 4) - 1) < 1e-9)
+    assert.is_true(math.abs(dense[2].ms[3] * topology.inter_host_bw / (2 * replicated / 4 / 2) - 1) < 1e-9)
+  end)
+end)
+
+describe("a simulated step", function()
+  local tables, constraints = pinned { "table_wise", "row_wise", "column_wise", "data_parallel" }
+
+  it("of one rank is the sum of its work, of several no less than what the busiest does", function()
+    local times = { forward = 1, backward = 2, optimizer = 0.5, load = 0.25 }
+    local planner = planner_of { tables = tables, constraints = constraints, topology = plan.Topology { world_size = 1,
+      compute_device = "cuda" } }
+    local work = 0
+    for _, option in ipairs(planner.last.best.proposal) do
+      for _, shard in ipairs(option:shards()) do work = work + shard.perf.fwd_compute + shard.perf.bwd_compute end
+    end
+    local one = cluster.simulate { planner = planner, schedule = schedules.base, times = times }
+    assert.is_true(math.abs(one.step_ms - (work + 3.75)) < 1e-9, one.step_ms)
+    assert.equal(1, one.imbalance)
+    local topology = plan.Topology { world_size = 8, local_world_size = 4, compute_device = "cuda" }
+    planner = planner_of { tables = tables, constraints = constraints, topology = topology }
+    local plain = cluster.simulate { planner = planner, schedule = schedules.base, times = times, dense_bytes = 2 ^ 20 }
+    local overlapped = cluster.simulate { planner = planner, schedule = schedules.sparse_dist, times = times, dense_bytes = 2 ^ 20 }
+    assert.is_true(overlapped.step_ms < plain.step_ms)
+    for _, s in ipairs { plain, overlapped } do
+      assert.is_true(s.step_ms >= s.busy_ms and s.busy_ms >= s.mean_busy_ms and s.imbalance >= 1)
+      assert.equal(s.step_ms - s.busy_ms, s.exposed_ms)
+      assert.is_true(math.abs(s.samples_per_s - 8 * 64 / s.step_ms * 1000) < 1e-6)
+    end
+    -- What the schedule does not hide is there in full: ids, rows, gradients, and the dense part's reduction behind the update.
+    local links = {}
+    for _, link in ipairs(plain.links) do links[link.name] = link.ms end
+    assert.is_true(plain.exposed_ms >= links.ids + links.rows + links.grads - 1e-9)
+  end)
+
+  it("of every schedule of the library comes to an end", function()
+    local planner = planner_of { tables = tables, constraints = constraints, topology = plan.Topology { world_size = 4,
+      compute_device = "cuda" } }
+    for _, name in ipairs(schedules.names) do
+      local schedule = schedules[name]
+      if type(schedule) == "function" then schedule = schedule(2) end
+      local s = cluster.simulate { planner = planner, schedule = schedule, times = {}, steps = 8 }
+      assert.is_true(s.step_ms > 0 and s.step_ms < 1e3, name)
+    end
+  end)
+
+  it("of 4,096 ranks is found within seconds, and is the same again", function()
+    local planner = planner_of { tables = tables, constraints = constraints, topology = plan.Topology.preset("dgx_h100_80gb",
+      { world_size = 4096 }), max_placements = 1 }
+    local started = os.clock()
+    local s = cluster.simulate { planner = planner, schedule = schedules.sparse_dist, steps = 4, times = { forward = 1 } }
+    assert.is_true(os.clock() - started < 10)
+    assert.equal(s.step_ms, cluster.simulate({ planner = planner, schedule = schedules.sparse_dist, steps = 4,
+      times = { forward = 1 } }).step_ms)
+    assert.equal(64, #s.shown)
+  end)
+
+  it("refuses what it cannot simulate", function()
+    local planner = planner_of { tables = tables, constraints = constraints, topology = plan.Topology { world_size = 2,
+      compute_device = "cuda" } }
+    local function refused(words, args)
+      local a = { planner = planner, schedule = schedules.base }
+      for key, value in pairs(args) do a[key] = value end -- any order
+      assert.error_matches(function() cluster.simulate(a) end, words, 1, true)
+    end
+    refused("planner is none that has planned", { planner = {} })
+    refused("schedule is no Schedule", { schedule = {} })
+    refused("no operation 'lookup' in schedule 'base'", { times = { lookup = 1 } })
+    refused("the time of 'forward' is -1", { times = { forward = -1 } })
+    refused("steps is 1, allowed", { steps = 1 })
+  end)
+end)
+
+describe("a timeline", function()
+  it("is Chrome trace JSON whose events of a thread follow one another", function()
+    local tables, constraints = pinned { "table_wise", "row_wise", "column_wise" }
+    local planner = planner_of { tables = tables, constraints = constraints, topology = plan.Topology { world_size = 4,
+      local_world_size = 2, compute_device = "cuda" } }
+    local s = cluster.simulate { planner = planner, schedule = schedules.sparse_dist, times = { forward = 1, backward = 2 } }
+    local trace, last, named, seen = json.decode(cluster.trace(s)), {}, {}, {}
+    for _, e in ipairs(trace.traceEvents) do
+      if e.ph == "M" then named[e.pid .. " " .. (e.tid or "")] = e.args.name
+      else
+        assert.same({ "X", true }, { e.ph, e.dur >= 0 })
+        local thread = e.pid .. " " .. e.tid
+        seen[thread] = seen[thread] or {}
+        table.insert(seen[thread], e)
+      end
+    end
+    local threads = 0
+    for thread, list in pairs(seen) do -- any order
+      threads = threads + 1
+      assert.is_string(named[thread])
+      table.sort(list, function(a, b) return a.ts < b.ts or a.ts == b.ts and a.dur < b.dur end)
+      last[thread] = 0
+      for _, e in ipairs(list) do
+        assert.is_true(e.ts >= last[thread] - 0.002, thread)
+        last[thread] = e.ts + e.dur
+      end
+    end
+    assert.equal(4 * 5, threads) -- three streams and two links of four ranks
+    assert.same({ "rank 0", "rank 3" }, { named["0 "], named["3 "] })
+  end)
+end)
+
+-- What MLPerf's tables and steps are made of: DLRM-DCNv2; hotness and rows of its 26 tables, 96 MFLOP of dense mathematics a sample.
+local HOTNESS = { 3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1 }
+local ROWS = { 4e7, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 4e7, 3067956, 405282, 10, 2209, 11938, 155, 4, 976, 14, 4e7, 4e7, 4e7,
+  590152, 12973, 108, 36 }
+
+local function dcn(ranks, batch, flops)
+  local tables, constraints = {}, {}
+  for i = 1, 26 do
+    tables[i] = { name = "t" .. i, num_embeddings = ROWS[i], embedding_dim = 128 }
+    constraints["t" .. i] = plan.ParameterConstraints { pooling_factors = { HOTNESS[i] }, output_dtype = "FP16" }
+  end
+  local planner = planner_of { tables = tables, constraints = constraints, batch_size = batch / ranks, max_placements = 2e6,
+    topology = plan.Topology.preset("dgx_h100_80gb", { world_size = ranks }) }
+  local ms = 96e6 * batch / ranks / flops * 1000
+  return cluster.simulate { planner = planner, schedule = schedules.sparse_dist, dense_bytes = 16e6 * 4,
+    times = { forward = ms / 3, backward = 2 * ms / 3 } }
+end
+
+describe("published scaling", function()
+  it("is as far off as the document says", function()
+    local document, n = shell.read "docs/plans.md", 0
+    for ranks, batch, published, said in document:gmatch "\n| (%d+) x H100 | ([%d,]+) | ([%d.]+) | ([%d.]+) |" do
+      n = n + 1
+      local s = dcn(tonumber(ranks), tonumber((batch:gsub(",", ""))), 600e12)
+      assert.equal(said, ("%.1f"):format(s.samples_per_s / 1e6), ranks)
+      assert.is_true(tonumber(published) < s.samples_per_s / 1e6 and s.samples_per_s / 1e6 < 2.1 * published)
+    end
+    assert.equal(3, n)
+  end)
+end)
+
+describe("perilune plan --simulate", function()
+  if shell.no_launcher() then return it("waits for the launcher", function() pending(shell.no_launcher()) end) end
+  local folder, clean = shell.temporary()
+  teardown(clean)
+  local model = shell.write(folder .. "/m.lua", "return { tables = { { name = 't', num_embeddings = 1e6, embedding_dim = 64 } } }")
+  local function run(words) return shell.run(("%s plan %s --no-reasons %s"):format(shell.perilune, model, words)) end
+
+  it("prints a line for each number of ranks, and writes a timeline", function()
+    local output, code = run(("--topology dgx_a100_40gb --simulate sparse_dist --times forward=1,backward=2 --scale 32,8,16 --trace "
+      .. "%s/t.json"):format(folder))
+    assert.equal(0, code, output)
+    assert.matches("ranks +ms a step.*\n +8 .*\n +16 .*\n +32 ", output)
+    assert.is_true(#json.decode(shell.read(folder .. "/t.json")).traceEvents > 100)
+  end)
+
+  it("says in a line what is wrong, before it plans", function()
+    for words, want in pairs { -- any order
+      ["--trace x.json"] = "--trace, --scale and --times go with --simulate SCHEDULE",
+      ["--simulate nope"] = "or a name of the library: base, ",
+      ["--simulate base --times x=1"] = "no operation 'x' in schedule 'base'",
+      ["--simulate base --times forward"] = "--times has 'forward', wanted name=milliseconds",
+      ["--simulate base --scale 8,x"] = "--scale is 'x'",
+      ["--simulate base --scale 0"] = "--scale is 0, allowed: whole numbers 1..65536",
+      ["--simulate base --scale ,"] = "--scale is empty",
+    } do
+      local output, code = run(words)
+      assert.equal(1, code)
+      assert.matches(want, output, 1, true)
+      assert.not_matches("1 tables on", output, 1, true)
+    end
+    assert.matches("t.json: No such file", (run("--simulate base --trace no/t.json")), 1, true)
+    assert.matches("Topology: 5 ranks of groups of 2", (run("--topology cpu_ethernet_100g --simulate base --scale 5")), 1, true)
+  end)
+end)

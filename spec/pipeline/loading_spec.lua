@@ -1,0 +1,240 @@
+-- DataLoadingThread: batches that are made on a thread of their own, in a state of Lua of its own.
+-- mpirun: 2
+local peri = require "perilune"
+local sim = require "perilune.dist.sim"
+local P = require "perilune.ffi"
+local worlds = require "spec.support.worlds"
+local support = require "spec.support.pipeline"
+local DataLoadingThread = peri.pipeline.DataLoadingThread
+local C = P.C
+local it_alone = worlds.mpirun and function() end or it -- of sim worlds: not again on every rank
+
+local function now() return tonumber(C.peri_time_ns()) * 1e-9 end
+
+--- Sleep, in whatever state of Lua: what a disk does.
+local function sleep(seconds)
+  for _ = 1, math.ceil(seconds / 100e-6) do C.peri_pause(2 ^ 40) end -- 200 us each, or somewhat more
+end
+
+local function all(batches)
+  local list = {}
+  for batch in batches do list[#list + 1] = batch end
+  return list
+end
+
+--- The batches of support.pipeline of a rank, made on a thread; sleep_s each; `fails_at`: instead of that batch.
+local function thread_of(rank, n, more)
+  local arguments = { rank = rank, n = n, root = false }
+  for key, value in pairs(more or {}) do arguments[key] = value end -- any order: named arguments
+  return DataLoadingThread { arguments = arguments, ahead = arguments.ahead, loader = function(a)
+    local own, k = require("spec.support.pipeline").batches(a.rank, "cpu", a.n), 0
+    return function()
+      k = k + 1
+      if k == a.fails_at then error("the disk is full", 0) end
+      return own()
+    end
+  end }
+end
+
+describe("a DataLoadingThread", function()
+  it("hands batches over as they are, in their order", function()
+    local list = all(DataLoadingThread { loader = "spec.support.loading_module", arguments = { n = 5 } })
+    assert.equal(5, #list)
+    for k, batch in ipairs(list) do
+      assert.equal(k, batch.number)
+      assert.equal("batch " .. k, batch.text)
+      assert.is_true(batch.flag)
+      assert.same({ k, k + 0.5 }, batch.x[1]:to_list())
+    end
+  end)
+
+  it("gives what the library's loaders give, of this rank", function()
+    local function loader_of(a) return require("perilune").data.synthetic(a) end
+    local rank, size = P.state.world and P.state.world:rank() or 1, P.state.world and P.state.world:size() or 3
+    local arguments = { num_rows = 50, batch_size = 12, sparse_features = 3, dense_features = 2, rows = 40, ids_per_bag = { 0, 3 } }
+    local before = P.state.place
+    P.state.place = { rank, size }
+    local wanted, got = all(peri.data.synthetic(arguments)), all(DataLoadingThread { loader = loader_of, arguments = arguments })
+    P.state.place = before
+    assert.equal(5, #got)
+    for k, batch in ipairs(got) do
+      local w = wanted[k]
+      assert.is_true(peri.data.Batch.is(batch))
+      assert.same({ w.rows, w.global_rows, w.global_row, w.loss_scale },
+        { batch.rows, batch.global_rows, batch.global_row, batch.loss_scale })
+      assert.same(w.dense_features:to_list(), batch.dense_features:to_list())
+      assert.same(w.labels:to_list(), batch.labels:to_list())
+      assert.same(w.sparse_features:keys(), batch.sparse_features:keys())
+      assert.same(w.sparse_features:values():to_list(), batch.sparse_features:values():to_list())
+      assert.same(w.sparse_features:lengths():to_list(), batch.sparse_features:lengths():to_list())
+    end
+  end)
+
+  it("runs ahead, but not further than it may", function()
+    local folder = os.tmpname()
+    local t = DataLoadingThread { ahead = 3, arguments = folder, loader = function(path)
+      local k = 0
+      return function()
+        k = k + 1
+        local file = io.open(path, "w")
+        file:write(tostring(k))
+        file:close()
+        return k
+      end
+    end }
+    local function made()
+      local file = io.open(folder)
+      local n = tonumber(file:read "*a") or 0
+      file:close()
+      return n
+    end
+    local from = now()
+    while made() < 4 and now() - from < 20 do sleep(1e-3) end
+    sleep(30e-3)
+    assert.equal(4, made()) -- three wait, and one is in its hand
+    assert.equal(1, t:get_next_batch())
+    while made() < 5 and now() - from < 20 do sleep(1e-3) end
+    assert.equal(5, made())
+    t:stop()
+    assert.is_nil(t:get_next_batch())
+    os.remove(folder)
+  end)
+
+  it("refuses what cannot go to another state of Lua", function()
+    local function refused(text, args)
+      local ok, err = pcall(DataLoadingThread, args)
+      assert.is_false(ok)
+      assert.matches(text, err.message, 1, true)
+    end
+    local kept = {}
+    refused("DataLoadingThread: loader uses 'kept' of what surrounds it", { loader = function() return kept end })
+    refused("DataLoadingThread: loader is 3, wanted a function(arguments)", { loader = 3 })
+    refused("DataLoadingThread: loader is a function of C", { loader = print })
+    refused("DataLoadingThread: arguments: the value[\"arguments\"][\"f\"] is a function", { loader = "x", arguments = { f = print } })
+    refused("DataLoadingThread: ahead is 0, allowed: whole numbers 1..4096", { loader = "x", ahead = 0 })
+    local function fails(text, loader, arguments)
+      local t = DataLoadingThread { loader = loader, arguments = arguments }
+      for _ = 1, 2 do
+        local ok, err = pcall(t.get_next_batch, t)
+        assert.is_false(ok)
+        assert.matches(text, err.message, 1, true)
+      end
+    end
+    fails("module 'no.such.module' not found", "no.such.module")
+    fails("the loader returned 3, wanted a function", function() return 3 end)
+    fails("the batch.x.f is a function", function() return function() return { x = { f = print } } end end)
+    fails("the batch is on device 'opaque', allowed: cpu", function()
+      return function() return require("perilune").zeros({ 2 }, "f32", "opaque") end
+    end)
+  end)
+
+  it("waits for a batch so long, and no longer", function()
+    local t = DataLoadingThread { timeout = 0.05, loader = function()
+      return function()
+        for _ = 1, 2000 do require("perilune.ffi").C.peri_pause(2 ^ 40) end -- half a second
+      end
+    end }
+    local ok, err = pcall(t.get_next_batch, t)
+    assert.is_false(ok)
+    assert.matches("batch 0 is not there after 0.05 s", err.message, 1, true)
+    ok, err = pcall(t.stop, t, 0.01)
+    assert.is_false(ok)
+    assert.matches("peri_feed_stop: the thread has not ended after 0.01 s", err.message, 1, true)
+    t:stop(20)
+  end)
+
+  it("gives everything back, wherever it is left", function()
+    local function objects()
+      collectgarbage()
+      collectgarbage()
+      return tonumber(C.peri_mem_objects())
+    end
+    local before = objects()
+    for taken = 0, 3 do
+      local t = thread_of(0, 9)
+      for _ = 1, taken do t:get_next_batch() end
+      if taken % 2 == 0 then t:stop() end
+      t = nil -- luacheck: ignore
+      assert.equal(before, objects())
+    end
+  end)
+end)
+
+describe("a pipeline", function()
+  local function plain(world, n)
+    local model = support.model(world, "cpu")
+    local losses = support.plain(model, support.optimizer(model), support.batches(world:rank(), "cpu", n))
+    return support.learned(model), losses
+  end
+
+  worlds.each("learns from a thread what it learns from its loader", function(world)
+    local expected, losses = plain(world, 7)
+    for _, name in ipairs { "TrainPipelineSparseDist", "TrainPipelineBase" } do
+      local model = support.model(world, "cpu")
+      local p, got = peri[name] { model = model, optimizer = support.optimizer(model) }, {}
+      for loss in p:run(thread_of(world:rank(), 7)) do got[#got + 1] = loss end
+      assert.same(losses, got)
+      support.assert_same(expected, model, name)
+    end
+  end, { sizes = { 1, 2 }, devices = { "cpu" }, timeout = 60 })
+
+  it_alone("moves what a thread has loaded to its device", function()
+    sim.run(2, function(rank, world)
+      local expected = plain(world, 5)
+      local model = support.model(world, "opaque")
+      local p = peri.TrainPipelineSparseDist { model = model, optimizer = support.optimizer(model), device = "opaque" }
+      local thread = thread_of(rank, 5)
+      for _ in p:run(function()
+        local batch = thread()
+        return batch and setmetatable(batch, { __index = { to = function(b, device)
+          return { dense_features = b.dense_features:to(nil, device), labels = b.labels:to(nil, device),
+            sparse_features = b.sparse_features:to(device) }
+        end } })
+      end) do end -- luacheck: ignore
+      support.assert_same(expected, model, "opaque")
+    end)
+  end)
+
+  it_alone("trains what was loaded before the loader failed, and raises its error on all ranks", function()
+    local _, errors = sim.run(2, function(rank, world)
+      local model = support.model(world, "cpu")
+      local p, steps = peri.TrainPipelineSparseDist { model = model, optimizer = support.optimizer(model) }, 0
+      local ok, err = pcall(function()
+        for _ in p:run(thread_of(rank, 9, { fails_at = rank == 1 and 5 or nil })) do steps = steps + 1 end
+      end)
+      assert.is_false(ok)
+      assert.is_true(steps >= 4 and steps <= 7)
+      error(err, 0)
+    end, { catch = true })
+    assert.matches("DataLoadingThread: the disk is full", errors[2].message, 1, true)
+    assert.matches("rank 1 of group .*: DataLoadingThread: the disk is full", errors[1].message)
+  end)
+
+  it_alone("loads while it computes", function()
+    sim.run(1, function(_, world)
+      local model = support.model(world, "cpu")
+      local each, steps = 5e-3, 40
+      local slow_step = peri.pipeline.schedules.base:insert({ "compute", run = function() sleep(each) end }, { last = true })
+      local function run(batches)
+        local p = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model), schedule = slow_step }
+        p:progress(batches) -- the thread is there
+        local from = now()
+        for _ in p:run(batches) do end -- luacheck: ignore
+        return now() - from
+      end
+      local function slow(a)
+        local pause = require("perilune.ffi").C.peri_pause
+        local own = require("spec.support.pipeline").batches(0, "cpu", a.n)
+        return function()
+          for _ = 1, math.ceil(a.each / 100e-6) do pause(2 ^ 40) end
+          return own()
+        end
+      end
+      local alone = run(slow { n = steps, each = each })
+      local ahead = run(DataLoadingThread { loader = slow, arguments = { n = steps, each = each } })
+      assert.is_true(ahead < 0.75 * alone, ("%.3f s with a thread, %.3f s without"):format(ahead, alone))
+    end)
+  end)
+end)
+
+
