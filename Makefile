@@ -1,11 +1,11 @@
 # Perilune's only build file.
 #
 #   make                 build everything under build/
-#   make demo            set up, build, train a DLRM on 2 ranks       RANKS= STEPS= PLAN= DATA= ARGS=
+#   make demo            set up, build, train a DLRM on 2 ranks       RANKS= STEPS= PLAN= SCHEDULE= DATA= ARGS=
 #   make test            set up, build, run every test
 #   make fuzz            every fuzzer for SECONDS=60, with other inputs each time   SECONDS= SEED= ONLY=
 #   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense
-#                        bench-routes bench-shard bench-collision  ARGS= PYTHON=
+#                        bench-routes bench-shard bench-collision bench-pipeline bench-plan  ARGS= PYTHON=
 #   make bench-net       bytes across the network and time, on pretended machines (as root)   MACHINES=2,2 RATE=1gbit ARGS=
 #   make lint            layers, boundary, style
 #   make install         PREFIX=/usr/local DESTDIR=
@@ -106,11 +106,33 @@ $B/libperilune_$(1).so: $(call plugin_obj,$(1))
 endef
 $(if $(HAVE_MPI),$(eval $(call plugin,mpi,-Wno-unused-parameter $(MPI_CFLAGS),$(MPI_LIBS) -lpthread)))
 
+# CUDA: the same sources twice, by nvcc for GPUs and by the C++ compiler on tests/cuda_host for tests: the devices cuda and cuda_host.
+CU := $(sort $(wildcard kernels/cuda/*.cu))
+CU_C := kernels/cuda/table.c $(wildcard runtime/backends/cuda/*.c)
+CU_ARCHS := 80 90
+NVCC_FLAGS := -std=c++17 -O3 -fmad=false -Iruntime/include -Xcompiler -fPIC,-fvisibility=hidden,-Wall -Werror all-warnings \
+	$(foreach a,$(CU_ARCHS),-gencode arch=compute_$a,code=sm_$a) -gencode arch=compute_$(lastword $(CU_ARCHS)),code=compute_$(lastword $(CU_ARCHS))
+CUDA_HOST := $(if $(HAVE_CXX),$B/cuda_host/libperilune_cuda_host.so)
+CUDA_HOST_OBJ := $(CU:%.cu=$B/cuda_host/%.o) $(CU_C:%.c=$B/cuda_host/%.o) $(patsubst %.cc,$B/cuda_host/%.o,$(filter-out %/nccl.cc,$(wildcard tests/cuda_host/*.cc))) \
+	$(patsubst %.c,$B/cuda_host/%.o,$(wildcard tests/cuda_host/*.c))
+# The transport nccl, likewise twice; tests have a libnccl.so.2 of their own beside it.
+NCCL_C := $(wildcard runtime/backends/nccl/*.c)
+NCCL_HOST := $(if $(HAVE_CXX),$B/cuda_host/libperilune_nccl.so $B/cuda_host/libnccl.so.2)
+NCCL_HOST_OBJ := $(NCCL_C:%.c=$B/cuda_host/%.o)
+NCCL_SO := $(if $(HAVE_NCCL),$B/libperilune_nccl.so)
+NCCL_OBJ := $(NCCL_C:%.c=$B/cuda/%.o)
+CUDA_SO := $B/libperilune_cuda.so
+CUDA_OBJ := $(CU:%.cu=$B/cuda/%.o) $(CU_C:%.c=$B/cuda/%.o)
+# tests/cuda_host plays the CUDA headers. Its sources are C++, checked less than the core's.
+CXXFLAGS := -std=c++17 -O2 -g1 -fPIC -fvisibility=hidden -ffp-contract=off -Itests/cuda_host -I. -Iruntime/include -Wall -Wextra -Werror -Wno-unused-function \
+	-Wno-missing-field-initializers $(SANFLAGS)
+
 LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 CDEF := $B/lua/perilune/cdef.lua
 
-.PHONY: all help probe config needed setup test check check-c check-lua parity check-mpi check-net fuzz demo demo-run lint install uninstall clean distclean \
-	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-collision bench-net
+.PHONY: all help probe config needed setup test check check-c check-lua parity check-mpi check-net check-cuda fuzz demo demo-run lint install uninstall clean distclean \
+	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-collision bench-net \
+	bench-pipeline bench-plan
 .DELETE_ON_ERROR:
 
 all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(CDEF) $B/abi.ok $(LAUNCHER)
@@ -190,6 +212,50 @@ $(PLUGINS):
 	@$(if $(V),,echo '  PLUGIN  $@')
 	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -shared $^ $(PLUGIN_LIBS) -o $@
 
+# -- CUDA -----------------------------------------------------------------------------------------------------------------------------
+
+.PHONY: cuda cuda-host
+cuda: needed $(CUDA_SO) $(NCCL_SO)
+cuda-host: needed $(CUDA_HOST) $(NCCL_HOST)
+
+$B/cuda/%.o: %.cu $(CONFIG) | needed
+	@mkdir -p $(@D)
+	@$(if $(V),,echo '  NVCC    $<')
+	$(Q)nvcc $(NVCC_FLAGS) -MMD -MP -c $< -o $@
+$B/cuda/%.o: %.c $(CONFIG) | needed
+	@mkdir -p $(@D)
+	@$(if $(V),,echo '  CC      $< (cuda)')
+	$(Q)$(CC) $(CFLAGS) $(PFLAGS) -isystem $(CUDA_HOME)/include -MMD -MP -c $< -o $@
+$(CUDA_SO): $(CUDA_OBJ)
+	@$(if $(V),,echo '  PLUGIN  $@')
+	$(Q)nvcc -shared -Xlinker -z,defs -cudart static $(CUDA_OBJ) -L$(CUDA_HOME)/lib64 -lcublas -o $@
+
+$B/cuda_host/%.o: %.cu $(CONFIG) | needed
+	@mkdir -p $(@D)
+	@$(if $(V),,echo '  CXX     $< (host)')
+	$(Q)$(CXX) -x c++ $(CXXFLAGS) -MMD -MP -c $< -o $@
+$B/cuda_host/%.o: %.cc $(CONFIG) | needed
+	@mkdir -p $(@D)
+	@$(if $(V),,echo '  CXX     $<')
+	$(Q)$(CXX) $(CXXFLAGS) -MMD -MP -c $< -o $@
+$B/cuda_host/%.o: %.c $(CONFIG) | needed
+	@mkdir -p $(@D)
+	@$(if $(V),,echo '  CC      $< (host)')
+	$(Q)$(CC) $(CFLAGS) $(PFLAGS) -I. -Itests/cuda_host -MMD -MP -c $< -o $@
+$(CUDA_HOST): $(CUDA_HOST_OBJ)
+	@$(if $(V),,echo '  PLUGIN  $@')
+	$(Q)$(CXX) $(SANFLAGS) -shared $(if $(SANFLAGS),,-Wl$(comma)-z$(comma)defs) -Wl,-soname,$(@F) $(CUDA_HOST_OBJ) -o $@
+$B/cuda_host/libnccl.so.2: $B/cuda_host/tests/cuda_host/nccl.o
+	@$(if $(V),,echo '  LINK    $@')
+	$(Q)$(CXX) $(SANFLAGS) -shared -Wl,-soname,$(@F) $< -ldl -o $@
+$B/cuda_host/libperilune_nccl.so: $(NCCL_HOST_OBJ)
+	@$(if $(V),,echo '  PLUGIN  $@')
+	$(Q)$(CC) $(SANFLAGS) -shared $(NCCL_HOST_OBJ) -ldl -o $@
+$B/libperilune_nccl.so: $(NCCL_OBJ)
+	@$(if $(V),,echo '  PLUGIN  $@')
+	$(Q)$(CC) -shared $(NCCL_OBJ) -ldl -o $@
+-include $(CUDA_HOST_OBJ:.o=.d) $(CUDA_OBJ:.o=.d) $(NCCL_HOST_OBJ:.o=.d) $(NCCL_OBJ:.o=.d)
+
 # -- the boundary: one truth, generated ---------------------------------------------------------------------------------------------
 
 $(CDEF): $(CDEF_HEADERS) runtime/gen/cdef.lua | needed
@@ -254,15 +320,18 @@ test:
 	@$(SUBMAKE) setup
 	@$(SUBMAKE) check
 
-check: all $(UNIT) $(TEST_PLUGINS) $(FUZZ)
+check: all $(UNIT) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(NCCL_HOST)
 	@$(RUN_TESTS)
-check-c: all $(UNIT) $(TEST_PLUGINS) $(FUZZ)
+check-c: all $(UNIT) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(NCCL_HOST)
 	@$(RUN_TESTS) --parts=c,fuzz
 check-lua: all
 	@$(RUN_TESTS) --parts=lua
 # For people: other inputs every time. `make check` makes the same ones every time.
 fuzz: all $(FUZZ)
 	@$(RUN_TESTS) --parts=fuzz --fuzz-seconds=$(or $(SECONDS),60)
+# Everything that runs on the device opaque, on kernels/cuda compiled for the host instead; `check` runs the kernels' own cases on them.
+check-cuda: all $(UNIT) $(TEST_PLUGINS) $(CUDA_HOST) $(NCCL_HOST)
+	@$(RUN_TESTS) --parts=cuda
 check-mpi: all
 	@$(RUN_TESTS) --parts=mpi
 # Every spec that runs under mpirun -n 4, on pretended machines; `check` runs a short list of them there.
@@ -283,6 +352,7 @@ RANKS ?= 2
 DATA ?=
 STEPS ?=
 PLAN ?=
+SCHEDULE ?=
 # Without Open MPI there is one rank; the runner says so.
 WORLD = $(if $(HAVE_MPI),$(call quoted,$(or $(strip $(RANKS)),2)),1)
 # One word of the shell.
@@ -297,13 +367,14 @@ demo-run: all
 	@$(if $(HAVE_MPI),:,echo 'perilune: Open MPI was not found, so there is one rank')
 	@mkdir -p build/demo
 	@$(LAUNCHER) run -n $(WORLD) examples/dlrm.lua --out build/demo $(if $(STEPS),--steps $(call quoted,$(STEPS))) \
-	  $(if $(PLAN),--plan $(call quoted,$(PLAN))) $(if $(DATA),--data $(call quoted,$(DATA))) $(ARGS)
+	  $(if $(PLAN),--plan $(call quoted,$(PLAN))) $(if $(DATA),--data $(call quoted,$(DATA))) \
+	  $(if $(SCHEDULE),--schedule $(call quoted,$(SCHEDULE))) $(ARGS)
 
 # tests/bench/<name>.lua prints its lines and appends one JSON object each to --out; bench-comm and bench-step run at several sizes.
 BENCH = @mkdir -p build/bench && rm -f build/bench/$(1).jsonl && for ranks in $(2); do \
 	$(LAUNCHER) run -n $$ranks $(3) tests/bench/$(1).lua --out build/bench/$(1).jsonl $(4) $(ARGS) || exit 1; done
 
-# PYTHON= a Python with torch, torchrec and fbgemm_gpu: runs the same step under them too (bench-step), their kernels on the same ids
+# PYTHON= a Python with torch, torchrec and fbgemm_gpu: runs the same step under them too (bench-step, bench-pipeline), their kernels on the same ids
 # (bench-embed), their exchange of KeyedJaggedTensors (bench-comm), or unsharded collections of sequences (bench-shard).
 PYTHON ?=
 bench-step: all
@@ -335,11 +406,22 @@ bench-shard: all
 	@$(if $(PYTHON),$(PYTHON) tests/bench/peers/sequence.py --perilune $(LAUNCHER) --out build/bench/shard.jsonl)
 bench-collision: all $B/tests/bench/libfind.so
 	$(call BENCH,collision,1,,--find $B/tests/bench/libfind.so $(if $(PYTHON),--python $(PYTHON)))
+	$(if $(HAVE_MPI),$(LAUNCHER) run -n 2 -t 1 tests/bench/collision_ranks.lua --out build/bench/collision.jsonl)
 $B/tests/bench/libfind.so: tests/bench/find.c $(CONFIG)
 	@mkdir -p $(@D)
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O3 -march=native -fPIC -shared -fvisibility=hidden -Wno-missing-prototypes $< -lpthread -o $@
 bench-routes: all
 	$(call BENCH,routes,1,-t 1)
+# On 2 ranks here, and on 2 machines of one rank each, joined by slower links; then tables in files, on one rank that leaves a core free.
+PIPELINE_LINKS ?= 10gbit 1gbit
+bench-pipeline: all
+	$(call BENCH,pipeline,$(if $(HAVE_MPI),2,1),-t 1)
+	@for rate in $(if $(HAVE_MPI),$(PIPELINE_LINKS)); do \
+	  PERI_BUILD=$B tests/net/nodes -r $$rate 1,1 true || { echo "bench-pipeline: $$rate: skipped"; break; }; \
+	  PERI_BUILD=$B tests/net/nodes -r $$rate 1,1 $(LAUNCHER) run -n 2 -t 1 tests/bench/pipeline.lua --link $$rate --out build/bench/pipeline.jsonl \
+	    $(ARGS) || exit 1; done
+	@$(LAUNCHER) run -n 1 -t 1 tests/bench/pipeline.lua --cache 0.2 --schedules sparse_dist,prefetch_sparse_dist --out build/bench/pipeline.jsonl $(ARGS)
+	@$(if $(PYTHON),$(PYTHON) tests/bench/peers/pipeline.py --perilune $(LAUNCHER) --out build/bench/pipeline.jsonl)
 MACHINES ?= 2,2
 RATE ?= 1gbit
 comma := ,
@@ -347,7 +429,17 @@ bench-net: all
 	@mkdir -p build/bench && rm -f build/bench/net.jsonl
 	@PERI_BUILD=$B tests/net/nodes -r $(RATE) $(MACHINES) $(LAUNCHER) run -n $$(($(subst $(comma),+,$(MACHINES)))) -t 1 tests/bench/net.lua \
 	  --out build/bench/net.jsonl $(ARGS)
-bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data bench-dense bench-routes bench-shard bench-collision
+# Plans: on 1, 2 and 4 ranks, and as root on two pretended machines of two. Each is calibrated first.
+bench-plan: all
+	@mkdir -p build/bench && rm -f build/bench/plan.jsonl
+	@for ranks in 1 $(if $(HAVE_MPI),2 4); do \
+	  $(LAUNCHER) calibrate --only machine -t 1 -n $$ranks -o build/bench/plan-$$ranks.topology && \
+	  $(LAUNCHER) run -n $$ranks -t 1 tests/bench/plan.lua --topology build/bench/plan-$$ranks.topology --out build/bench/plan.jsonl $(ARGS) \
+	  || exit 1; done
+	@$(if $(and $(HAVE_MPI),$(HAVE_IP)),PERI_BUILD=$B tests/net/nodes -r 1gbit 2,2 sh -c '$(LAUNCHER) calibrate --only machine -t 1 -n 4 \
+	  -o build/bench/plan-far.topology && $(LAUNCHER) run -n 4 -t 1 tests/bench/plan.lua --topology build/bench/plan-far.topology \
+	  --out build/bench/plan.jsonl $(ARGS)' || [ $$? = 125 ])
+bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data bench-dense bench-routes bench-shard bench-collision bench-plan
 
 # -- installing -------------------------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ describe("perilune calibrate", function()
   if shell.no_launcher() then return it("is there", function() pending(shell.no_launcher()) end) end
 
   it("measures, shows, keeps; later processes use what is kept", function()
-    local out, status = run "calibrate --rounds 1"
+    local out, status = run "calibrate --only choices --rounds 1"
     assert.equal(0, status)
     local path = out:match "kept in (%S+)"
     assert(path and path:find(folder .. "/cache/perilune/", 1, true) == 1, out)
@@ -50,12 +50,12 @@ describe("perilune calibrate", function()
     local info = run "info"
     assert.matches("is damaged %(its last line is not the hash of those before%): measuring again", info)
     assert.matches("lookup_order%s+scattered%s+default", info)
-    assert.equal(0, select(2, run "calibrate --rounds 1"))
+    assert.equal(0, select(2, run "calibrate --only choices --rounds 1"))
     assert.matches("lookup_order%s+%S+%s+kept", (run "info"))
   end)
 
   it("goes on where nothing can be kept", function()
-    local out, status = run("calibrate --rounds 1", { XDG_CACHE_HOME = "/dev/null/none" })
+    local out, status = run("calibrate --only choices --rounds 1", { XDG_CACHE_HOME = "/dev/null/none" })
     assert.equal(0, status)
     assert.matches("not kept: .*/dev/null/none", out)
   end)

@@ -1,7 +1,7 @@
 -- run.lua: runs the tests: cmocka programs, busted specs, the same specs under mpirun and on several machines, fuzzers, lint. `make test`
 -- calls it.
 --
---   luajit tests/run.lua [--parts=c,lua,mpi,net,fuzz,lint] [--only=PATTERN] [--seed=N] [--jobs=N] [--fuzz-seconds=N] --build=build ...
+--   luajit tests/run.lua [--parts=c,lua,mpi,net,fuzz,lint,cuda] [--only=PATTERN] [--seed=N] [--jobs=N] [--fuzz-seconds=N] --build=build ...
 --
 -- Files are found by their places: tests/unit/*.c, tests/kernels/*.c, tests/fuzz/*.c (programs are built by make under
 -- <build>/tests), spec/**/*_spec.lua. A file may say, within its first lines, in a comment:
@@ -10,6 +10,7 @@
 --                       "mpirun: none" keeps a file out)
 --   machines: 2,2 3,1   run it on pretended machines too (tests/net/nodes), of so many ranks each; --parts=all-net runs all that run under
 --                       mpirun -n 4 on 2,2 and on 1,1,1,1
+--   nccl: too           a spec that starts its own ranks: --parts=cuda has them exchange tensors of devices by the transport nccl
 --     inputs: 30000       how many a fuzzer makes (default 100000; lua.lua counts children)
 --
 -- Fuzzers make the same inputs on every machine and every day: as many as that, of seed 1 unless --seed says another. With --fuzz-seconds
@@ -124,6 +125,25 @@ local function fuzz_length(head, usual)
   return fuzz_seconds and ("%gs"):format(fuzz_seconds) or head:match "inputs: (%d+)" or usual
 end
 
+--- Does a test use the device `opaque`, in so many words or through worlds.each? Then it can run on another device of that name.
+local function on_opaque(path)
+  local file = assert(io.open(path))
+  local text = file:read "*a"
+  file:close()
+  return text:find '"opaque"' ~= nil or text:find "worlds%.each" ~= nil
+end
+local cuda_env = { PERI_OPAQUE_DEVICE = "cuda_host", PERI_PLUGIN_PATH = ("%s/%s/cuda_host:%s/%s"):format(here, B, here, B),
+  LD_LIBRARY_PATH = ("%s/%s/cuda_host"):format(here, B) }
+
+if wanted.cuda then
+  for _, p in ipairs(programs "unit") do
+    if options.cmocka ~= "" and on_opaque(p.name) then
+      job { name = p.name .. " (kernels/cuda on the host)", part = "kernels/cuda on the host", head = p.head, argv = { p.program },
+        deadline = 120, tap = true, env = cuda_env }
+    end
+  end
+end
+
 if wanted.fuzz then
   local deadline = 60 + (fuzz_seconds or 0)
   for _, p in ipairs(programs "fuzz") do
@@ -185,6 +205,24 @@ for _, path in ipairs(specs) do
     else
       job { name = path, part = "specs", head = head, argv = busted_argv({ "luajit" }, path), deadline = 120,
         env = { LD_PRELOAD = options.preload ~= "" and options.preload, PERI_GOLDEN_READ = golden_read } }
+    end
+  end
+  if wanted.cuda and options.busted ~= "" and on_opaque(path) then
+    job { name = path .. " (kernels/cuda on the host)", part = "kernels/cuda on the host", head = head,
+      argv = busted_argv({ "luajit" }, path), deadline = 360, env = { LD_PRELOAD = options.preload ~= "" and options.preload,
+        PERI_OPAQUE_DEVICE = cuda_env.PERI_OPAQUE_DEVICE, PERI_PLUGIN_PATH = cuda_env.PERI_PLUGIN_PATH } }
+  end
+  if wanted.cuda and head:match "nccl: too" and options.mpi ~= "" and options.busted ~= "" then
+    job { name = path .. " (nccl)", part = "specs on nccl", head = head, deadline = 600, argv = busted_argv({ "luajit" }, path),
+      env = { PERI_TEST_DEVICE_TRANSPORT = "nccl", LD_LIBRARY_PATH = cuda_env.LD_LIBRARY_PATH,
+        PERI_OPAQUE_DEVICE = cuda_env.PERI_OPAQUE_DEVICE, PERI_PLUGIN_PATH = cuda_env.PERI_PLUGIN_PATH } }
+  end
+  if wanted.cuda and worlds and path:match "^spec/dist/" and options.mpi ~= "" and options.busted ~= "" and on_opaque(path) then
+    for n in worlds:gmatch "%d+" do
+      job { name = ("%s (nccl, mpirun -n %s)"):format(path, n), part = "specs on nccl", head = head, ranks = tonumber(n), deadline = 360,
+        weight = jobs_limit, argv = busted_argv({ B .. "/perilune", "run", "-n", n }, path), env = { PERI_NUM_THREADS = "1",
+          PERI_COMM_TIMEOUT_S = "30", PERI_TEST_DEVICE_TRANSPORT = "nccl", LD_LIBRARY_PATH = cuda_env.LD_LIBRARY_PATH,
+          PERI_OPAQUE_DEVICE = cuda_env.PERI_OPAQUE_DEVICE, PERI_PLUGIN_PATH = cuda_env.PERI_PLUGIN_PATH } }
     end
   end
   if wanted.mpi and worlds then

@@ -59,13 +59,40 @@ local converters = { RANKS = whole "-n", THREADS = whole "-t", POLICY = binding,
 local function add_plan(parser)
   local plan = parser:command("plan", "Plan where the tables of a model live, and say why; needs no ranks and no weights.")
     :epilog("The Lua file returns an nn.Module, or { tables = { { name =, num_embeddings =, embedding_dim = }, ... } }, or one of these as "
-      .. "{ model =, constraints = { table = { sharding_types = ... } } }.")
-  plan:argument("model", "The Lua file.")
+      .. "{ model =, constraints = { table = { sharding_types = ... } }, relations = { ... }, cost =, objective = } (docs/plans.md).")
+  plan:argument("model", "The Lua file; without one, --data decides: a table for each category, as the demonstration makes them."):args "?"
   plan:option("--topology", "A file that plan.Topology:save wrote, or the name of a machine (plan.Topology.presets).")
   plan:option("-n --ranks", "Ranks; default: those of the topology."):argname "RANKS":convert(whole "-n")
   plan:option("--batch-size", "Samples of a rank.", 512, whole "--batch-size")
+  plan:option("--data", "A file in the Criteo layout: its ids are counted, and the plan is made for what they are like."):argname "FILE"
+  plan:option("--samples", "With --data: read so many samples, rounded up to whole batches; default: all."):argname "N"
+    :convert(whole "--samples")
+  plan:option("--rows", "With --data and no model: rows of each table (100000)."):argname "N":convert(whole "--rows")
+  plan:option("--dim", "With --data and no model: columns of each table (32)."):argname "N":convert(whole "--dim")
   plan:option("--save", "Write the plan to a file (name.plan), which DistributedModelParallel takes."):argname "FILE"
+  plan:option("--html", "Draw the plan on a page of its own, which any browser shows, also without a network."):argname "FILE"
+  plan:option("--simulate", "Simulate steps of the plan under a schedule: a name such as sparse_dist, or a Lua file."):argname "SCHEDULE"
+  plan:option("--times", "With --simulate: milliseconds of what tables do not decide, such as forward=1,backward=2."):argname "TIMES"
+  plan:option("--scale", "With --simulate: plan and simulate other numbers of ranks too, such as 8,64,512."):argname "LIST"
+  plan:option("--trace", "With --simulate: write a timeline, Chrome trace JSON."):argname "FILE"
+  plan:flag("--verify", "Run steps of the plan's collections on as many ranks, with made-up ids, and print what they take beside what was "
+    .. "predicted; perilune calibrate goes before.")
   plan:flag("--no-reasons", "Do not say why other ways lost.")
+end
+
+local function add_calibrate(parser)
+  local calibrate = parser:command("calibrate", "Measure this machine: what processors differ about, for the next runs, and rates and "
+    .. "prices, for plans.")
+    :epilog("PERI_TUNE=\"name=way,...\" goes before what is kept; PERI_TUNE=off uses the defaults and measures no choices. The topology is "
+      .. "that of so many ranks as measure: perilune calibrate -n 4, or under mpirun; plans for as many use it (docs/plans.md).")
+  calibrate:option("--rounds", "How often each way of a choice is timed.", 15, whole "--rounds")
+  calibrate:option("-n --ranks", "Ranks (processes) that measure together; default 1."):argname "RANKS":convert(whole "-n")
+  calibrate:option("-t --threads", "Worker threads of each rank."):argname "THREADS":convert(whole "-t")
+  calibrate:option("--host", "Nodes for mpirun, such as a:4,b:4."):argname "LIST":convert(nodes)
+  calibrate:option("--hostfile", "File of nodes for mpirun."):argname "FILE"
+  calibrate:option("--seconds", "About so many for the prices of a step.", 15, whole "--seconds")
+  calibrate:option("-o --output", "The topology's file; default: beside the choices, where plans find it."):argname "FILE"
+  calibrate:option("--only", "Measure one part: choices, machine."):choices { "choices", "machine" }
 end
 
 local function make_parser()
@@ -95,14 +122,13 @@ local function make_parser()
     .. "measured one."):choices { "print", "check", "sim", "trace" }
   schedule:argument("file", "The schedule.")
   schedule:option("--times", "sim: what operations take, such as forward=3,backward=6; others take 1."):argname "TIMES"
+  schedule:option("-n --ranks", "trace: run on so many ranks.", 1, whole "--ranks"):argname "RANKS"
   schedule:option("--steps", "trace: how many are measured.", 20, whole "--steps"):argname "STEPS"
   schedule:option("-o --output", "trace: the file, Chrome trace JSON.", "trace.json"):argname "FILE"
   add_plan(parser)
 
   parser:command("info devices", "Print what this machine offers: processor, memory, devices, transports, libraries.")
-  parser:command("calibrate", "Measure the choices that processors differ about, show them and keep them for the next runs.")
-    :epilog "PERI_TUNE=\"name=way,...\" goes before what is kept; PERI_TUNE=off uses the defaults and measures nothing."
-    :option("--rounds", "How often each way is timed.", 15, whole "--rounds")
+  add_calibrate(parser)
   parser:command("version", "Print the version.")
   return parser
 end
@@ -154,6 +180,32 @@ local function info()
   return 0
 end
 
+local function set_threads(options)
+  if options.threads then require("perilune.launcher").setenv("PERI_NUM_THREADS", tostring(options.threads)) end
+end
+
+--- Choices first, in one process; then the machine, by all ranks.
+local function calibrate(options, words)
+  local launch, choices = require "perilune.launch", require "perilune.calibrate"
+  set_threads(options)
+  if not launch.world() and options.only ~= "machine" then
+    local code = choices.run(options.rounds)
+    if code ~= 0 or options.only == "choices" then return code end
+  end
+  return launch.run { ranks = options.ranks, hosts = options.host, hostfile = options.hostfile, words = words, arguments = {},
+    script = function()
+      require("perilune.launch.machine").run { output = options.output, seconds = options.seconds, choices = choices.ways() }
+    end }
+end
+
+local function plans(options, words)
+  local command = require "perilune.launch.plans"
+  if not options.verify then return command.run(options) end
+  return require("perilune.launch").run { ranks = options.ranks, words = words, arguments = {}, script = function()
+    command.verify(options)
+  end }
+end
+
 --- Run the command line in `words` (a list with the program's name at 0). Returns the exit code.
 function M.main(words)
   local list = {}
@@ -176,14 +228,17 @@ function M.main(words)
   end
   local options = parser:parse(list)
   if options.command == "version" then return M.version() end
-  if options.command == "plan" then
-    return require("perilune.plan.report").run { model = options.model, topology = options.topology, ranks = options.ranks,
-      batch_size = options.batch_size, save = options.save, reasons = not options.no_reasons }
+  if options.command == "plan" then return plans(options, list) end
+  if options.command == "calibrate" then return calibrate(options, list) end
+  if options.command == "schedule" then
+    if options.action ~= "trace" or options.ranks == 1 and not require("perilune.launch").world() then
+      return require("perilune.launch.schedules").run(options)
+    end
+    return require("perilune.launch").run { script = function() require("perilune.launch.schedules").trace(options) end,
+      words = list, ranks = options.ranks, arguments = {} }
   end
-  if options.command == "calibrate" then return require("perilune.calibrate").run(options.rounds) end
-  if options.command == "schedule" then return require("perilune.launch.schedules").run(options) end
   if options.command ~= "run" then return info() end
-  if options.threads then require("perilune.launcher").setenv("PERI_NUM_THREADS", tostring(options.threads)) end
+  set_threads(options)
   local mpi = {}
   for _, words_of in ipairs(options.mpi or {}) do
     for word in words_of:gmatch "%S+" do mpi[#mpi + 1] = word end

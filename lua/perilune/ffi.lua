@@ -52,11 +52,14 @@ M.locate = locate
 --- scope: open scope or nil; device: default device name; grad: recording; world: the joined world or nil; pause: how to wait;
 --- seed, parameters_drawn, dropouts_made: of the random numbers (nn/parameter.lua); first_sample: number, in the whole batch, of this
 --- rank's first sample (dropout); failed_world: the error of a world that was left after it, or false; ec_index_dedup: of
---- shard/dedup.lua; streams: { device =, stream =, outer = }, the current streams that are not the default ones.
+--- shard/dedup.lua; place: { rank, world size } where there is no world (in a loader's thread); streams: { device =, stream =,
+--- outer = }, the current streams that are not the default ones; deferring: ids of sharded modules do not set out yet (shard/module.lua);
+--- watched: the group (a pointer) whose world notes what this rank waits for, or false.
 local state = {
-  scope = false, device = "cpu", streams = false, grad = true,
+  scope = false, device = os.getenv "PERI_DEVICE" or "cpu", streams = false, grad = true,
   world = false, seed = 0, parameters_drawn = 0, dropouts_made = 0, first_sample = 0,
-  ec_index_dedup = false, failed_world = false,
+  ec_index_dedup = false, failed_world = false, place = false, deferring = false,
+  watched = false,
 }
 M.state = state
 
@@ -85,6 +88,7 @@ M.fail = errors.fail
 
 --- Give other ranks a chance. `round` counts the calls of one wait. Under `sim` it switches to the next rank.
 function M.pause(round)
+  if state.watched then C.peri_group_waits(state.watched) end
   if state.yield then return state.yield(round) end
   C.peri_pause(round)
 end
@@ -333,6 +337,44 @@ function M.exchange_state(other)
   C.peri_grad_enable(state.grad)
   set_streams(before)
   set_streams(state.streams)
+end
+
+-- -- other states of Lua -----------------------------------------------------------------------------------------------------------
+
+-- Of the program that runs this (luajit, or the launcher), under names that no other binding has declared.
+ffi.cdef [[
+void *peri__lua_newstate(void) __asm__("luaL_newstate");
+int peri__lua_cpcall(void *L, int (*f)(void *), void *x) __asm__("lua_cpcall");
+void peri__lua_openlibs(void *L) __asm__("luaL_openlibs");
+int peri__lua_load(void *L, const char *text, size_t n, const char *name) __asm__("luaL_loadbuffer");
+void peri__lua_push(void *L, const char *text, size_t n) __asm__("lua_pushlstring");
+const char *peri__lua_text(void *L, int at, size_t *n) __asm__("lua_tolstring");
+int32_t peri__lua_pcall(void *L, int32_t n_args, int32_t n_results, int32_t handler) __asm__("lua_pcall");
+void peri__lua_close(void *L) __asm__("lua_close");
+]]
+
+--- A state of Lua with the standard libraries and on its stack the function of `text` and its arguments (strings): { ptr, pcall, close (C
+--- functions) }. It shares nothing with this one but the C library, and belongs to the caller. For threads.
+function M.new_lua(name, text, ...)
+  local lua = ffi.C
+  local has, L = pcall(function() return lua.peri__lua_newstate() end)
+  if not has then M.fail(name .. ": this program does not export Lua's C functions, so it can have no other state of Lua") end
+  if L == nil then M.fail(name .. ": no memory for a state of Lua") end
+  local launcher = package.preload["perilune.launcher"] and require "perilune.launcher"
+  if launcher then lua.peri__lua_cpcall(L, ffi.cast("int (*)(void *)", launcher.prepare), nil)
+  else lua.peri__lua_openlibs(L) end
+  if lua.peri__lua_load(L, text, #text, "=perilune/" .. name) ~= 0 then M.fail(("%s: %s"):format(name, M.lua_text(L))) end
+  for i = 1, select("#", ...) do
+    local x = select(i, ...)
+    lua.peri__lua_push(L, x, #x)
+  end
+  return { ptr = L, pcall = lua.peri__lua_pcall, close = lua.peri__lua_close }
+end
+
+--- The text on top of the stack of such a state, which nobody runs now: the error that its function ended with.
+function M.lua_text(ptr)
+  local text = ffi.C.peri__lua_text(ptr, -1, nil)
+  return text ~= nil and ffi.string(text) or "an error without a message"
 end
 
 -- -- small conversions -------------------------------------------------------------------------------------------------------------

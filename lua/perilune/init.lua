@@ -28,7 +28,7 @@ local names = {
   Awaitable = "dist", LazyAwaitable = "dist", NoWait = "dist", LazyNoWait = "dist",
   EmbeddingBagConfig = "embed", EmbeddingBagCollection = "embed", CacheParams = "embed",
   EmbeddingConfig = "embed", EmbeddingCollection = "embed",
-  FeatureProcessedEmbeddingBagCollection = "embed",
+  FeatureProcessedEmbeddingBagCollection = "embed", PiecewiseEmbeddingBagCollection = "embed",
   QuantEmbeddingBagCollection = "embed", QuantEmbeddingCollection = "embed", quantize_embeddings = "embed",
   ManagedCollisionCollection = "embed", ManagedCollisionEmbeddingBagCollection = "embed", ManagedCollisionEmbeddingCollection = "embed",
   MCHManagedCollisionModule = "embed", HashZchManagedCollisionModule = "embed",

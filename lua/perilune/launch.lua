@@ -46,7 +46,8 @@ local function mentions(words, name)
 end
 
 --- The mpirun command for a run: a list of arguments.
---- options: ranks, script, arguments (list), hosts, hostfile, bind, mpi (list of further mpirun arguments), traceback.
+--- options: ranks, script, arguments (list), hosts, hostfile, bind, mpi (list of further mpirun arguments), traceback; words: the
+--- launcher's command line on every rank, if it is not to run a script.
 --- machine: program (of the launcher), cpus, root, peer_memory, ssh, allocation (of a batch system: it may span machines): what is known
 --- of this machine.
 function M.command(options, machine)
@@ -73,10 +74,13 @@ function M.command(options, machine)
   if not machine.peer_memory then append(c, "--mca", "btl_vader_single_copy_mechanism", "none") end
   append(c, "--mca", "btl_base_warn_component_unused", "0", "--mca", "opal_warn_on_missing_libcuda", "0")
   for _, word in ipairs(options.mpi or {}) do append(c, word) end
-  append(c, machine.program, "run")
-  if options.traceback then append(c, "--traceback") end
-  append(c, options.script)
-  for _, word in ipairs(options.arguments) do append(c, word) end
+  append(c, machine.program)
+  if not options.words then
+    append(c, "run")
+    if options.traceback then append(c, "--traceback") end
+    append(c, options.script)
+  end
+  for _, word in ipairs(options.words or options.arguments) do append(c, word) end
   return c
 end
 
@@ -206,12 +210,13 @@ local function report(err, world)
   return message
 end
 
---- Run a script in this process with `arg` as plain luajit sets it. Returns the exit code; os.exit in the script ends the process after
---- leaving the world.
+--- Run a script (its path, or a function) in this process with `arg` as plain luajit sets it. Returns the exit code; os.exit in the script
+--- ends the process after leaving the world.
 function M.run_here(script, arguments, traceback, launched)
   local world = M.world()
   if world then world.launched = launched end
-  local chunk, problem = loadfile(script)
+  local chunk, problem = script, nil
+  if type(script) ~= "function" then chunk, problem = loadfile(script) end
   if not chunk then
     tell(world, unloaded(problem), "")
     return 1
@@ -282,7 +287,7 @@ function M.launch(options)
   return 1
 end
 
---- Run a script with the options of `command`. Returns an exit code.
+--- Run a script, or a function with `words` that let other processes come to it, with the options of `command`. Returns an exit code.
 function M.run(options)
   local world = M.world()
   if world and options.ranks and options.ranks ~= world.size then
@@ -297,10 +302,12 @@ function M.run(options)
     require("perilune.launcher").settled()
     return code
   end
-  local chunk, problem = loadfile(options.script) -- once here, rather than by every rank
-  if not chunk then
-    say("perilune: " .. unloaded(problem))
-    return 1
+  if not options.words then
+    local chunk, problem = loadfile(options.script) -- once here, rather than by every rank
+    if not chunk then
+      say("perilune: " .. unloaded(problem))
+      return 1
+    end
   end
   return M.launch(options)
 end

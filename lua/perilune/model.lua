@@ -16,6 +16,7 @@ local group_of = require("perilune.dist.group").group_of
 local own_parts = require("perilune.nn.parameter").own_parts
 local wrapper = require "perilune.model.wrapper"
 local plans = require "perilune.plan"
+local automatic = require "perilune.plan.automatic"
 local shard = require "perilune.shard"
 local copies = require "perilune.embed.copies"
 
@@ -27,7 +28,7 @@ DistributedModelParallel.wraps = true -- paths in errors are those of the model,
 
 local arguments = {
   module = util.required,          -- nn.Module; its embedding collections are replaced in place
-  plan = util.optional,            -- what plan.load takes, or a planner; default: whole tables, spread by size
+  plan = util.optional,            -- what plan.load takes, or a planner; default: made here (plan/automatic.lua)
   env = util.optional,             -- ShardingEnv with a process group; default: of `group`
   group = util.optional,           -- the ranks; default: the world
   device = util.optional,
@@ -107,13 +108,13 @@ local function planned(planner, collections, env)
   return planner:collective_plan(model, env.pg)
 end
 
-local function make_plan(source, collections, env)
+local function make_plan(source, collections, env, device)
   local modules = {}
   for _, c in ipairs(collections) do modules[c.path] = c.tables end
   env = env:with_modules(modules)
   if plans.EmbeddingShardingPlanner.is(source) then return planned(source, collections, env) end
   if source ~= nil then return plans.load(source, env) end
-  return plans.table_wise_by_size(modules, env)
+  return automatic.collective(collections, env, device)
 end
 
 --- The ranks that share the model.
@@ -188,7 +189,7 @@ function DistributedModelParallel:init(args)
   local env = env_of(a)
   self._wrapper, self.device = wrapper_of(a), a.device or false
   local collections = collections_of(a.module, sharders_of(a))
-  local plan = make_plan(a.plan, collections, env)
+  local plan = make_plan(a.plan, collections, env, a.device)
   check_paths(collections, plan, a.device)
   self.env, self.group, self.plan = env, env.pg, plan
   self.dense_env = self.dense_env or env -- the ranks that share the dense part

@@ -63,6 +63,14 @@ function Progress:line(step, loss, note)
     100 * step / math.max(self.total, 1), loss, note and note .. "  " or "", self.grouped(self:rate(step)), duration(left))
 end
 
+--- A bar over what is done: "[####....] 50 % text, 3 s left".
+function Progress:bar(step, text)
+  local width, share = 24, math.min(step / math.max(self.total, 1), 1)
+  local full = math.floor(width * share)
+  local left = self:seconds() / math.max(step, 1) * (self.total - step)
+  return ("[%s%s] %3.0f %% %s, %s left"):format(("#"):rep(full), ("."):rep(width - full), 100 * share, text, duration(left))
+end
+
 --- Whether a line is due: ask before computing what it needs.
 function Progress:due(step)
   if self.style == "off" or self.now() - self.started < self.delay then return false end

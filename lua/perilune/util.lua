@@ -16,13 +16,14 @@ function M.class(name, base)
   class.class_name = name
   class.super = base
   class.__tostring = base and base.__tostring or function(self) return name end
+  -- What objects of the class are: itself and its bases. Asked in every step, so there is no walk (a loop cuts LuaJIT's traces).
+  local ancestry = { [class] = true }
+  for c in pairs(base and rawget(base, "ancestry") or {}) do ancestry[c] = true end -- any order: a set
+  class.ancestry = ancestry
   function class.is(object)
     local c = type(object) == "table" and getmetatable(object)
-    while type(c) == "table" do
-      if c == class then return true end
-      c = rawget(c, "super")
-    end
-    return false
+    local its = type(c) == "table" and rawget(c, "ancestry")
+    return its and its[class] or false
   end
   return setmetatable(class, {
     __index = base,

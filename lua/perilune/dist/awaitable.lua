@@ -36,6 +36,7 @@ local function wait_work(ptr)
   end
   local round = 0
   while check(C.peri_work_test(ptr)) == C.PERI_PENDING do
+    if state.watched then C.peri_work_waits(ptr) end
     P.pause(round)
     round = round + 1
   end

@@ -153,18 +153,22 @@ function Meta:init(dist, kjt)
 end
 function KJTAllToAll:defer(kjt) return Meta(self, kjt_of("KJTAllToAll.defer", kjt)) end
 
---- FusedKJTListSplitsAwaitable(requests): the sizes of all deferred exchanges of each group in one message; other awaitables among the
---- requests stay what they are. Its result: the list of what follows each request (awaitables of KJTs). All ranks list the same requests.
+--- FusedKJTListSplitsAwaitable(requests): the sizes of all deferred exchanges of each group in one message: of those of KJTAllToAlls, and
+--- of those of sharded modules (ShardedModule:defer). Other awaitables among the requests stay what they are. Its result: the list of what
+--- follows each request (awaitables of KJTs, results of awaitables). All ranks list the same requests.
 local Fused = util.class("FusedKJTListSplitsAwaitable", Awaitable)
 M.FusedKJTListSplitsAwaitable = Fused
 
 function Fused:init(requests)
   Awaitable.init(self)
   local groups, metas = {}, {}
+  local deferred, post_deferred = {}, nil
   self._requests, self._posted = requests, {}
   for i = 1, #requests do
     local request = requests[i]
-    if Meta.is(request) then
+    if rawget(request, "deferred") then
+      deferred[#deferred + 1], post_deferred = request, request.post_deferred
+    elseif Meta.is(request) then
       local group = request.dist.pg
       if not metas[group] then
         metas[group] = {}
@@ -176,6 +180,7 @@ function Fused:init(requests)
     end
   end
   for _, group in ipairs(groups) do metas[group] = post(group, metas[group]) end
+  if post_deferred then post_deferred(deferred, #deferred) end
   for i = 1, #requests do
     if self._posted[i] then self._posted[i].splits = metas[self._posted[i].group] end
   end
@@ -477,8 +482,9 @@ end
 
 signature.kind("KJTAllToAll", "a KJTAllToAll", KJTAllToAll.is)
 signature.check("KJTSplitsAllToAllMeta:", Meta, { init = "self: table, dist: KJTAllToAll, kjt: KeyedJaggedTensor" })
-signature.kind("request", "an awaitable, or what KJTAllToAll:defer returns", function(x) return Meta.is(x) or Awaitable.is(x) end)
-signature.list_of("requests", "a list of awaitables, or of what KJTAllToAll:defer returns", "request")
+signature.kind("request", "an awaitable, or what KJTAllToAll:defer or ShardedModule:defer returns",
+  function(x) return Meta.is(x) or Awaitable.is(x) end)
+signature.list_of("requests", "a list of awaitables, or of what KJTAllToAll:defer or ShardedModule:defer returns", "request")
 signature.check("FusedKJTListSplitsAwaitable:", Fused, { init = "self: table, requests: requests" })
 signature.check("SparseFeaturesAllToAll:", SparseFeaturesAllToAll, { forward = "self: table, features: table" })
 signature.check("PooledEmbeddingsAwaitable:", PooledEmbeddingsAwaitable,

@@ -13,7 +13,8 @@ local out = ffi.new "peri_reducer *[1]"
 
 local Reducer = util.class "Reducer"
 
---- Reducer { group =, params = (a list of leaves, equal on all ranks), bucket_bytes = 25 MiB }. Collective over the group.
+--- Reducer { group =, params = (a list of leaves, equal on all ranks), bucket_bytes = 25 MiB (at most a quarter of all, or 512 KiB) }.
+--- Collective over the group.
 function Reducer:init(args)
   args = util.named("Reducer", args, { group = util.required, params = util.required, bucket_bytes = 0 })
   local n = #signature.value("Reducer", "params", args.params, "list")

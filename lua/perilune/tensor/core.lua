@@ -397,51 +397,6 @@ function methods:set_grad(grad)
   return self
 end
 
-local pass, root, upstream = ffi.new "peri_backward *[1]", ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]"
-
---- Run a pass to its end. Waits for exchanges.
-local function run(p)
-  local round = 0
-  local status = C.peri_backward_step(p)
-  while status == C.PERI_PENDING do
-    P.pause(round)
-    round = round + 1
-    status = C.peri_backward_step(p)
-  end
-  if status < 0 then -- releasing must not lose the message: it never touches the error record (style E5)
-    C.peri_backward_release(p)
-    check(status)
-  end
-  C.peri_backward_release(p)
-end
-
---- Run the backward pass from this tensor; `grad` is the upstream gradient (default 1, for one-element tensors). Waits for exchanges.
-function methods:backward(grad)
-  root[0], upstream[0] = ptr(self), grad and ptr(grad) or nil
-  check(C.peri_backward_new(root, upstream, 1, pass))
-  run(pass[0])
-end
-
---- One backward pass from several tensors, each with its upstream gradient (`grads` nil: 1, for one-element tensors).
-function M.backward(tensors, grads)
-  local n = #tensors
-  if grads and #grads ~= n then P.fail(("backward: %d gradients for %d tensors"):format(#grads, n)) end
-  local roots, ups = ffi.new("peri_tensor *[?]", n), grads and ffi.new("peri_tensor *[?]", n) or nil
-  for i = 1, n do
-    roots[i - 1] = ptr(tensors[i])
-    if grads then ups[i - 1] = ptr(grads[i]) end
-  end
-  check(C.peri_backward_new(roots, ups, n, pass))
-  run(pass[0])
-end
-
-signature.kind("tensors", "a list of tensors", function(x)
-  if type(x) ~= "table" then return false end
-  for i = 1, #x do
-    if not M.is(x[i]) then return false end
-  end
-  return true
-end)
 signature.check("", M, {
   empty = "shape: list, dtype: dtype?, device: device?",
   zeros = "shape: list, dtype: dtype?, device: device?",
@@ -450,7 +405,7 @@ signature.check("", M, {
   normal = "shape: list, mean: number, deviation: number, seed: integer, stream: integer?, dtype: dtype?, device: device?",
   tensor = "data: any, dtype: dtype?, device: device?, shape: list?",
   named_tensor = "func: string, data: any, dtype: dtype?, device: device?, shape: list?",
-  from_memory = "data: any, shape: list, dtype: dtype?, device: device?", backward = "tensors: tensors, grads: tensors?",
+  from_memory = "data: any, shape: list, dtype: dtype?, device: device?",
 })
 signature.check_each("tensor:", methods, { "describe", "dim", "shape", "numel", "dtype", "device", "is_contiguous", "is_leaf", "read",
   "to_list", "to_table", "contiguous", "detach", "share", "grad" }, "self: tensor")
@@ -459,7 +414,6 @@ signature.check("tensor:", methods, {
   fill = "self: tensor, value: number", to = "self: tensor, dtype: dtype?, device: device?",
   transpose = "self: tensor, a: dim, b: dim", slice = "self: tensor, d: dim, start: integer, stop: integer, step: integer?",
   expand = "self: tensor, shape: list", requires_grad = "self: tensor, on: boolean?", set_grad = "self: tensor, grad: tensor?",
-  backward = "self: tensor, grad: tensor?",
 })
 
 M.methods = methods
