@@ -7,6 +7,8 @@
 #   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense
 #                        bench-routes bench-shard bench-collision bench-pipeline bench-plan  ARGS= PYTHON=
 #   make bench-net       bytes across the network and time, on pretended machines (as root)   MACHINES=2,2 RATE=1gbit ARGS=
+#   make cuda            the devices' plugin cuda and the transport nccl, by nvcc (plain `make` leaves them out: minutes); CUDA=1 make
+#   make check-cuda      kernels/cuda compiled for the host: every spec of devices on it
 #   make lint            layers, boundary, style
 #   make install         PREFIX=/usr/local DESTDIR=
 #   make probe           look again for libraries and print the table
@@ -62,7 +64,7 @@ MISSING := $(strip $(call missing,HAVE_CC,gcc libc6-dev) $(call missing,HAVE_PKG
 	$(call missing,HAVE_LUAJIT_LIB,libluajit-5.1-dev) $(call missing,HAVE_OPENBLAS,libopenblas-dev) \
 	$(call missing,HAVE_ONEDNN,libdnnl-dev) $(call missing,HAVE_URING,liburing-dev) $(call missing,HAVE_XXHASH,libxxhash-dev) $(call missing,HAVE_MPI,openmpi-bin libopenmpi-dev) \
 	$(call missing,HAVE_ARGPARSE,lua-argparse) $(call missing,HAVE_DKJSON,lua-dkjson) $(call missing,HAVE_BUSTED,lua-busted) \
-	$(call missing,HAVE_CMOCKA,libcmocka-dev) $(call missing,HAVE_IP,iproute2) $(call missing,HAVE_LUACHECK,lua-check) $(call missing,HAVE_GNUPLOT,gnuplot-nox))
+	$(call missing,HAVE_CMOCKA,libcmocka-dev) $(call missing,HAVE_CXX,g++) $(call missing,HAVE_IP,iproute2) $(call missing,HAVE_LUACHECK,lua-check) $(call missing,HAVE_GNUPLOT,gnuplot-nox))
 
 # -- sources ------------------------------------------------------------------------------------------------------------------------
 
@@ -91,9 +93,6 @@ OBJ := $(KERNEL_UNITS) $(CORE:%.c=$B/obj/%.o)
 LIB_A := $B/libperilune.a
 LIB_SO := $B/libperilune.so.$(VERSION)
 LIBS := $(OPENBLAS_LIBS) -lxxhash $(if $(HAVE_URING),-luring) -lpthread -ldl -lm
-# What a GPU would run: this version has none of it, and says so.
-CUDA_PLUGIN := $(wildcard runtime/backends/cuda.c runtime/backends/cuda/*.c)
-NO_CUDA := $(if $(CUDA_PLUGIN),, (this version does not use it yet))
 
 # A backend that is a plugin: a folder, runtime/backends/<name>/, and one line here: $(call plugin,<name>,<compiler's flags>,<libraries>).
 plugin_obj = $(patsubst %.c,$B/obj/%.o,$(wildcard runtime/backends/$(1)/*.c))
@@ -110,8 +109,9 @@ $(if $(HAVE_MPI),$(eval $(call plugin,mpi,-Wno-unused-parameter $(MPI_CFLAGS),$(
 CU := $(sort $(wildcard kernels/cuda/*.cu))
 CU_C := kernels/cuda/table.c $(wildcard runtime/backends/cuda/*.c)
 CU_ARCHS := 80 90
-NVCC_FLAGS := -std=c++17 -O3 -fmad=false -Iruntime/include -Xcompiler -fPIC,-fvisibility=hidden,-Wall -Werror all-warnings \
-	$(foreach a,$(CU_ARCHS),-gencode arch=compute_$a,code=sm_$a) -gencode arch=compute_$(lastword $(CU_ARCHS)),code=compute_$(lastword $(CU_ARCHS))
+NVCC_FLAGS := -std=c++17 -O3 -fmad=false -Iruntime/include -Xcompiler -fPIC,-fvisibility=hidden,-Wall -Werror all-warnings
+CU_CODE := $(foreach a,$(CU_ARCHS),-gencode arch=compute_$a,code=sm_$a) -gencode arch=compute_$(lastword $(CU_ARCHS)),code=compute_$(lastword $(CU_ARCHS))
+NVCC := $(CUDA_HOME)/bin/nvcc
 CUDA_HOST := $(if $(HAVE_CXX),$B/cuda_host/libperilune_cuda_host.so)
 CUDA_HOST_OBJ := $(CU:%.cu=$B/cuda_host/%.o) $(CU_C:%.c=$B/cuda_host/%.o) $(patsubst %.cc,$B/cuda_host/%.o,$(filter-out %/nccl.cc,$(wildcard tests/cuda_host/*.cc))) \
 	$(patsubst %.c,$B/cuda_host/%.o,$(wildcard tests/cuda_host/*.c))
@@ -123,6 +123,8 @@ NCCL_SO := $(if $(HAVE_NCCL),$B/libperilune_nccl.so)
 NCCL_OBJ := $(NCCL_C:%.c=$B/cuda/%.o)
 CUDA_SO := $B/libperilune_cuda.so
 CUDA_OBJ := $(CU:%.cu=$B/cuda/%.o) $(CU_C:%.c=$B/cuda/%.o)
+# What tests see of nvcc: every source without a warning, as PTX (machine code takes ten times as long), and the C of both plugins.
+CU_SEEN := $(if $(SAN),,$(if $(HAVE_CUDA),$(CU:%.cu=$B/cuda/%.ptx) $(CU_C:%.c=$B/cuda/%.o) $(if $(HAVE_NCCL),$(NCCL_C:%.c=$B/cuda/%.o))))
 # tests/cuda_host plays the CUDA headers. Its sources are C++, checked less than the core's.
 CXXFLAGS := -std=c++17 -O2 -g1 -fPIC -fvisibility=hidden -ffp-contract=off -Itests/cuda_host -I. -Iruntime/include -Wall -Wextra -Werror -Wno-unused-function \
 	-Wno-missing-field-initializers $(SANFLAGS)
@@ -135,7 +137,7 @@ CDEF := $B/lua/perilune/cdef.lua
 	bench-pipeline bench-plan
 .DELETE_ON_ERROR:
 
-all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(CDEF) $B/abi.ok $(LAUNCHER)
+all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(CDEF) $B/abi.ok $(LAUNCHER) $(if $(filter 1,$(CUDA)),$(CUDA_SO) $(NCCL_SO))
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p }' Makefile
@@ -153,8 +155,9 @@ config:
 	$(call row,xxHash,HAVE_XXHASH,needed)
 	$(call row,liburing,HAVE_URING,for faster reads of tables in files)
 	$(call row,Open MPI,HAVE_MPI,for more than one process)
-	$(call row,CUDA,HAVE_CUDA,for GPUs$(NO_CUDA))
-	$(call row,NCCL,HAVE_NCCL,for GPUs$(NO_CUDA))
+	$(call row,CUDA,HAVE_CUDA,for GPUs (make cuda))
+	$(call row,NCCL,HAVE_NCCL,for GPUs (make cuda))
+	$(call row,C++,HAVE_CXX,for tests of CUDA sources without a GPU)
 	$(call row,argparse,HAVE_ARGPARSE,for the launcher)
 	$(call row,dkjson,HAVE_DKJSON,for logs)
 	$(call row,busted,HAVE_BUSTED,for tests)
@@ -173,8 +176,7 @@ needed: $(if $(wildcard $B/libperilune.a),,config)
 	  case "$$have" in *=) missing="$$missing$${missing:+, }$${have%=}";; esac; done; [ -z "$$missing" ] || { \
 	  echo "perilune: needed and not found: $$missing. Run: make setup" >&2; exit 1; }
 	@$(if $(filter 1,$(MPI)),$(if $(HAVE_MPI),:,echo 'perilune: MPI=1 but Open MPI was not found. Run: make setup' >&2; exit 1),:)
-	@$(if $(filter 1,$(CUDA)),$(if $(CUDA_PLUGIN),:,echo 'perilune: CUDA=1 but this version has no CUDA backend: build without it' >&2; exit 1),:)
-	@$(if $(filter 1,$(CUDA)),$(if $(HAVE_CUDA),:,echo 'perilune: CUDA=1 but CUDA was not found: install the CUDA Toolkit (nvcc)' >&2; exit 1),:)
+	@$(if $(filter 1 cuda,$(CUDA) $(MAKECMDGOALS)),$(if $(HAVE_CUDA),:,echo 'perilune: CUDA was not found: install the CUDA Toolkit (nvcc)' >&2; exit 1),:)
 
 # Install what is missing (as root on Debian and Ubuntu), or say the one line that would; then look again.
 setup:
@@ -221,14 +223,18 @@ cuda-host: needed $(CUDA_HOST) $(NCCL_HOST)
 $B/cuda/%.o: %.cu $(CONFIG) | needed
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  NVCC    $<')
-	$(Q)nvcc $(NVCC_FLAGS) -MMD -MP -c $< -o $@
+	$(Q)$(NVCC) $(NVCC_FLAGS) $(CU_CODE) -MMD -MP -c $< -o $@
+$B/cuda/%.ptx: %.cu $(CONFIG) | needed
+	@mkdir -p $(@D)
+	@$(if $(V),,echo '  PTX     $<')
+	$(Q)$(NVCC) $(NVCC_FLAGS) -arch=compute_$(lastword $(CU_ARCHS)) -MMD -MP -MF $@.d -ptx $< -o $@
 $B/cuda/%.o: %.c $(CONFIG) | needed
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  CC      $< (cuda)')
 	$(Q)$(CC) $(CFLAGS) $(PFLAGS) -isystem $(CUDA_HOME)/include -MMD -MP -c $< -o $@
 $(CUDA_SO): $(CUDA_OBJ)
 	@$(if $(V),,echo '  PLUGIN  $@')
-	$(Q)nvcc -shared -Xlinker -z,defs -cudart static $(CUDA_OBJ) -L$(CUDA_HOME)/lib64 -lcublas -o $@
+	$(Q)$(NVCC) -shared -Xlinker -z,defs -cudart static $(CUDA_OBJ) -L$(CUDA_HOME)/lib64 -lcublas -o $@
 
 $B/cuda_host/%.o: %.cu $(CONFIG) | needed
 	@mkdir -p $(@D)
@@ -254,7 +260,7 @@ $B/cuda_host/libperilune_nccl.so: $(NCCL_HOST_OBJ)
 $B/libperilune_nccl.so: $(NCCL_OBJ)
 	@$(if $(V),,echo '  PLUGIN  $@')
 	$(Q)$(CC) -shared $(NCCL_OBJ) -ldl -o $@
--include $(CUDA_HOST_OBJ:.o=.d) $(CUDA_OBJ:.o=.d) $(NCCL_HOST_OBJ:.o=.d) $(NCCL_OBJ:.o=.d)
+-include $(CUDA_HOST_OBJ:.o=.d) $(CUDA_OBJ:.o=.d) $(CU:%.cu=$B/cuda/%.ptx.d) $(NCCL_HOST_OBJ:.o=.d) $(NCCL_OBJ:.o=.d)
 
 # -- the boundary: one truth, generated ---------------------------------------------------------------------------------------------
 
@@ -320,9 +326,9 @@ test:
 	@$(SUBMAKE) setup
 	@$(SUBMAKE) check
 
-check: all $(UNIT) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(NCCL_HOST)
+check: all $(UNIT) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(NCCL_HOST) $(CU_SEEN)
 	@$(RUN_TESTS)
-check-c: all $(UNIT) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(NCCL_HOST)
+check-c: all $(UNIT) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(NCCL_HOST) $(CU_SEEN)
 	@$(RUN_TESTS) --parts=c,fuzz
 check-lua: all
 	@$(RUN_TESTS) --parts=lua
@@ -449,9 +455,10 @@ SHARE := $(PREFIX)/share/perilune
 DOCS := README.md LICENSE $(sort $(wildcard docs/*)) $(sort $(wildcard kernels/*.h))
 EXAMPLES := $(sort $(shell find examples -type f))
 DOCDIR := $(PREFIX)/share/doc/perilune
+BUILT_PLUGINS := $(PLUGINS) $(wildcard $(CUDA_SO) $(NCCL_SO))
 INSTALLED := $(HEADERS:runtime/include/%=$(PREFIX)/include/%) $(LIBDIR)/libperilune.a $(LIBDIR)/libperilune.so.$(VERSION) \
 	$(LIBDIR)/libperilune.so.$(SOVERSION) $(LIBDIR)/libperilune.so $(LIBDIR)/pkgconfig/perilune.pc \
-	$(PLUGINS:$B/%=$(LIBDIR)/perilune/%) $(LUA:lua/%=$(LUADIR)/%) $(LUADIR)/perilune/cdef.lua $(LAUNCHER:$B/%=$(PREFIX)/bin/%) \
+	$(BUILT_PLUGINS:$B/%=$(LIBDIR)/perilune/%) $(LUA:lua/%=$(LUADIR)/%) $(LUADIR)/perilune/cdef.lua $(LAUNCHER:$B/%=$(PREFIX)/bin/%) \
 	$(DOCS:%=$(DOCDIR)/%) $(EXAMPLES:%=$(SHARE)/%)
 
 $B/perilune.pc: $(CONFIG) Makefile
@@ -469,7 +476,7 @@ install: all $B/perilune.pc
 	@ln -sf $(notdir $(LIB_SO)) $(DESTDIR)$(LIBDIR)/libperilune.so.$(SOVERSION)
 	@ln -sf libperilune.so.$(SOVERSION) $(DESTDIR)$(LIBDIR)/libperilune.so
 	@sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|' $B/perilune.pc >$(DESTDIR)$(LIBDIR)/pkgconfig/perilune.pc
-	@$(if $(PLUGINS),install -m 755 $(PLUGINS) $(DESTDIR)$(LIBDIR)/perilune/)
+	@$(if $(BUILT_PLUGINS),install -m 755 $(BUILT_PLUGINS) $(DESTDIR)$(LIBDIR)/perilune/)
 	@for file in $(LUA); do install -m 644 $$file $(DESTDIR)$(LUADIR)/$${file#lua/}; done
 	@install -m 644 $(CDEF) $(DESTDIR)$(LUADIR)/perilune/
 	@$(if $(LAUNCHER),install -m 755 $(LAUNCHER) $(DESTDIR)$(PREFIX)/bin/)

@@ -80,7 +80,7 @@ describe("make", function()
     assert.matches("gnuplot +%-%- not found", out)
     assert.matches("OpenBLAS +%d", out)
     assert.equal(0, select(2, make("needed", "MPI", "CUDA", "GNUPLOT")))
-    assert.matches("CUDA +%S+ +for GPUs %(this version does not use it yet%)", (make "config"))
+    assert.matches("CUDA +%S+ +for GPUs %(make cuda%)", (make "config"))
   end)
 
   it("stops without what it needs, or what is asked for", function()
@@ -91,9 +91,11 @@ describe("make", function()
     out, status = make("needed MPI=1", "MPI")
     assert.not_equal(0, status)
     assert.matches("MPI=1 but Open MPI was not found", out)
-    out, status = make "needed CUDA=1" -- whether a toolkit is there or not: there is nothing that it could build
-    assert.not_equal(0, status)
-    assert.matches("CUDA=1 but this version has no CUDA backend", out)
+    for _, goal in ipairs { "needed CUDA=1", "cuda" } do
+      out, status = make(goal, "CUDA")
+      assert.not_equal(0, status)
+      assert.matches("CUDA was not found: install the CUDA Toolkit %(nvcc%)", out)
+    end
     out, status = make "all SAN=adress"
     assert.not_equal(0, status)
     assert.matches("SAN=adress: allowed are address, undefined, thread", out)

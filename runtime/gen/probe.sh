@@ -86,9 +86,9 @@ else
 fi
 
 # CUDA and NCCL: found here, used by the CUDA and NCCL plugins.
-nvcc=$(command -v nvcc)
+nvcc=$(command -v nvcc || command -v /usr/local/cuda/bin/nvcc)
 say CUDA_HOME "$([ -n "$nvcc" ] && dirname "$(dirname "$(readlink -f "$nvcc")")")"
-say HAVE_CUDA "$(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
+say HAVE_CUDA "$(${nvcc:-false} --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
 nccl=""
 for dir in /usr/include /usr/local/cuda/include; do
     [ -f $dir/nccl.h ] && nccl=$(sed -n 's/^#define NCCL_MAJOR *//p;s/^#define NCCL_MINOR */./p;s/^#define NCCL_PATCH */./p' $dir/nccl.h | tr -d '\n')

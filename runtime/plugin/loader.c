@@ -100,7 +100,8 @@ static size_t own_folder(char *path, size_t len)
 
 static void *open_plugin(const char *name, char *reason, size_t len)
 {
-    snprintf(reason, len, "no libperilune_%s.so on PERI_PLUGIN_PATH or beside libperilune", name);
+    bool gpus = !strcmp(name, "cuda") || !strcmp(name, "nccl");
+    snprintf(reason, len, "no libperilune_%s.so on PERI_PLUGIN_PATH or beside libperilune%s", name, gpus ? "; `make cuda` builds it" : "");
     void *handle = NULL;
     const char *path = getenv("PERI_PLUGIN_PATH");
     while (path && *path && !handle) {
