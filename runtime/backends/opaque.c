@@ -318,6 +318,17 @@ static void opaque_free(void *device, void *on, void *p, int64_t bytes)
     enqueue(on, t);
 }
 
+/** Room that no block has: holes, and what was never given out. */
+static peri_status opaque_memory(void *device, int64_t *available)
+{
+    (void)device;
+    pthread_mutex_lock(&dev.lock);
+    *available = dev.end - dev.top;
+    for (hole *h = dev.holes; h; h = h->next) *available += h->bytes;
+    pthread_mutex_unlock(&dev.lock);
+    return PERI_OK;
+}
+
 static peri_status opaque_stream_new(void *device, void **out)
 {
     (void)device;
@@ -494,6 +505,9 @@ static const peri_device_vtab vtab = {
     .scratch = opaque_scratch,
     .run = opaque_run,
     .seed = opaque_seed,
+    .mapped_alloc = opaque_alloc, /* all its memory is the host's; that the host must not touch it holds for this too */
+    .mapped_free = opaque_free,
+    .memory = opaque_memory,
 };
 
 const peri_device_vtab *peri__opaque_entry(const peri_plugin_host *lent);

@@ -17,7 +17,7 @@
 
 #include "host.h"
 
-enum { PERI_DEVICE_ABI = 4 };
+enum { PERI_DEVICE_ABI = 5 };
 
 /** Capabilities. */
 enum {
@@ -82,6 +82,12 @@ typedef struct peri_device_vtab {
     peri_status (*run)(void *device, void *stream, int32_t op, const void *args, int64_t args_size, void *scratch, int64_t scratch_bytes);
     /* Choose orders from @seed (optional: nothing to choose). */
     void (*seed)(void *device, uint64_t seed);
+    /* Memory of the host that kernels and copies of the device work in as if it were the device's own: what alloc and free say holds for it
+     * too. Slower, and there is more of it. (optional, both or none: kernels do not reach the host's memory) */
+    peri_status (*mapped_alloc)(void *device, void *stream, int64_t bytes, void **out);
+    void (*mapped_free)(void *device, void *stream, void *p, int64_t bytes);
+    /* Bytes of the device's memory that alloc could still give. (optional: it does not know) */
+    peri_status (*memory)(void *device, int64_t *available);
 } peri_device_vtab;
 
 /** The one symbol that a device plugin libperilune_<name>.so exports; built-in devices have the same function under another name. */

@@ -379,17 +379,30 @@ void peri__host_free(peri_device *device, void *p, int64_t bytes)
 
 /* -- storage ------------------------------------------------------------------------------------------------------------------- */
 
-peri_status peri__storage_new(peri_device *device, int64_t bytes, peri__storage **out)
+bool peri__reaches_host(const peri_device *device) { return peri_device_host_access(device) || device->vtab->mapped_alloc; }
+
+peri_status peri__device_memory(peri_device *device, int64_t *available)
 {
+    *available = -1;
+    return device->vtab->memory ? said(device, "memory", device->vtab->memory(device->ctx, available)) : PERI_OK;
+}
+
+peri_status peri__storage_new(peri_device *device, int64_t bytes, bool mapped, peri__storage **out)
+{
+    const peri_device_vtab *v = device->vtab;
+    mapped = mapped && !peri_device_host_access(device);
+    PERI_ASSERT(!mapped || v->mapped_alloc);
     peri__storage *s = peri__alloc(sizeof *s);
     if (!s) return PERI_ENOMEM;
     peri__refs_init(&s->refs);
     s->device = device;
+    s->mapped = mapped;
     s->home = peri_stream_current(device);
     s->bytes = bytes;
     atomic_init(&s->version, 0);
     void *data;
-    peri_status status = said(device, "alloc", device->vtab->alloc(device->ctx, s->home->ctx, bytes, &data));
+    peri_status status = mapped ? said(device, "mapped_alloc", v->mapped_alloc(device->ctx, s->home->ctx, bytes, &data))
+                                : said(device, "alloc", v->alloc(device->ctx, s->home->ctx, bytes, &data));
     if (status < 0) {
         peri__free(s);
         return status;
@@ -419,7 +432,8 @@ void peri__storage_release(peri__storage *s)
 {
     if (!s || !peri__refs_drop(&s->refs)) return;
     free_after_use(s->home);
-    s->device->vtab->free(s->device->ctx, s->home->ctx, s->data, s->bytes);
+    const peri_device_vtab *v = s->device->vtab;
+    (s->mapped ? v->mapped_free : v->free)(s->device->ctx, s->home->ctx, s->data, s->bytes);
     peri__mem_count(-s->bytes);
     peri_stream_release(s->home);
     peri__free(s);

@@ -64,6 +64,10 @@ static inline bool peri__immediate(const peri_device *device)
 /** Host memory that may take part in queued copies; not counted as an object. */
 peri_status peri__host_alloc(peri_device *device, int64_t bytes, void **out);
 void peri__host_free(peri_device *device, void *p, int64_t bytes);
+/** Whether kernels of the device can work in memory of the host. */
+bool peri__reaches_host(const peri_device *device);
+/** Bytes of the device's memory that are still to be had; -1: it does not know. */
+peri_status peri__device_memory(peri_device *device, int64_t *available);
 
 /* -- storage and tensors --------------------------------------------------------------------------------------------------------- */
 
@@ -75,10 +79,12 @@ typedef struct peri__storage {
     peri_stream *home;
     char *data;
     int64_t bytes;
+    bool mapped; /* in the host's memory, where the device reaches it; not on devices whose memory that is anyway */
     atomic_uint_least64_t version; /* grows when a caller's tensor is changed in place: see peri__changed */
 } peri__storage;
 
-peri_status peri__storage_new(peri_device *device, int64_t bytes, peri__storage **out);
+/** @mapped: in the host's memory (peri__reaches_host). */
+peri_status peri__storage_new(peri_device *device, int64_t bytes, bool mapped, peri__storage **out);
 void peri__storage_release(peri__storage *storage);
 
 typedef struct peri__node peri__node;
@@ -128,6 +134,8 @@ bool peri__contiguous(const peri_tensor *t);
 /** Say that the elements of a caller's tensor change in place: a backward pass that saved them is an error from now on. */
 static inline void peri__changed(const peri_tensor *t) { atomic_fetch_add_explicit(&t->storage->version, 1, memory_order_relaxed); }
 
+/** peri_tensor_new, @mapped: in the host's memory, see peri__storage_new. */
+peri_status peri__tensor_placed(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, bool mapped, peri_tensor **out);
 /** A tensor of the same device and dtype as @like with another shape, uninitialised. */
 peri_status peri__tensor_like(const peri_tensor *like, int32_t ndim, const int64_t *shape, peri_tensor **out);
 /** A view of @base's storage without gradient recording. */

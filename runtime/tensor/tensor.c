@@ -134,21 +134,26 @@ static peri_tensor *shell(int32_t dtype, int32_t ndim, const int64_t *shape)
     return t;
 }
 
-peri_status peri_tensor_new(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, peri_tensor **out)
+peri_status peri__tensor_placed(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, bool mapped, peri_tensor **out)
 {
-    PERI_NEED(out);
     int64_t bytes = 0;
     if (!device) return peri__fail(PERI_EINVAL, "peri_tensor_new: no device");
     PERI_TRY(check_shape("peri_tensor_new", dtype, ndim, shape, &bytes));
     peri_tensor *t = shell(dtype, ndim, shape);
     if (!t) return PERI_ENOMEM;
-    peri_status status = peri__storage_new(device, bytes, &t->storage);
+    peri_status status = peri__storage_new(device, bytes, mapped, &t->storage);
     if (status < 0) {
         peri_tensor_release(t);
         return status;
     }
     *out = t;
     return PERI_OK;
+}
+
+peri_status peri_tensor_new(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, peri_tensor **out)
+{
+    PERI_NEED(out);
+    return peri__tensor_placed(device, dtype, ndim, shape, false, out);
 }
 
 peri_status peri__tensor_like(const peri_tensor *like, int32_t ndim, const int64_t *shape, peri_tensor **out)
@@ -185,7 +190,8 @@ void peri_tensor_describe(const peri_tensor *t, peri_tensor_desc *out)
                               .device = peri__device(t),
                               .contiguous = peri__contiguous(t),
                               .requires_grad = t->requires_grad,
-                              .leaf = !t->node};
+                              .leaf = !t->node,
+                              .mapped = t->storage->mapped};
     memcpy(out->shape, t->shape, sizeof out->shape);
     memcpy(out->stride, t->stride, sizeof out->stride);
 }

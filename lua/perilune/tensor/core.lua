@@ -238,6 +238,8 @@ function methods:numel() return tonumber(self:describe().numel) end
 function methods:dtype() return P.dtype_names[self:describe().dtype] end
 function methods:device() return ffi.string(C.peri_device_name(self:describe().device)) end
 function methods:is_contiguous() return self:describe().contiguous end
+--- Whether a tensor of a device lies in the host's memory, where the device's kernels reach it: rows of tables with fused_uvm.
+function methods:is_mapped() return self:describe().mapped end
 function methods:is_leaf() return self:describe().leaf end
 
 --- Host memory with all elements in row-major order (waits for them), its element count, and its C element type.
@@ -407,8 +409,8 @@ signature.check("", M, {
   named_tensor = "func: string, data: any, dtype: dtype?, device: device?, shape: list?",
   from_memory = "data: any, shape: list, dtype: dtype?, device: device?",
 })
-signature.check_each("tensor:", methods, { "describe", "dim", "shape", "numel", "dtype", "device", "is_contiguous", "is_leaf", "read",
-  "to_list", "to_table", "contiguous", "detach", "share", "grad" }, "self: tensor")
+signature.check_each("tensor:", methods, { "describe", "dim", "shape", "numel", "dtype", "device", "is_contiguous", "is_mapped", "is_leaf",
+  "read", "to_list", "to_table", "contiguous", "detach", "share", "grad" }, "self: tensor")
 signature.check("tensor:", methods, {
   size = "self: tensor, d: dim", write = "self: tensor, data: any", item = "self: tensor, i: count?", copy = "self: tensor, src: tensor",
   fill = "self: tensor, value: number", to = "self: tensor, dtype: dtype?, device: device?",

@@ -7,6 +7,7 @@
 #include "../../../kernels/cuda/table.h"
 #include "../../plugin/device.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -21,6 +22,7 @@ static const peri_plugin_host *host;
 /** A GPU that was opened. */
 typedef struct gpu {
     int32_t index, processors;
+    atomic_int mapped; /* blocks of the host's memory that its kernels work in */
     void *blas;
 } gpu;
 
@@ -211,6 +213,49 @@ static void device_host_free(void *device, void *p, int64_t bytes)
     if (use(device) == PERI_OK && cudaFreeHost(p) != cudaSuccess) (void)cudaGetLastError();
 }
 
+/** Memory of the host, pinned, which has one address for the host and for all GPUs. */
+static peri_status device_mapped_alloc(void *device, void *stream, int64_t bytes, void **out)
+{
+    (void)stream;
+    if (host->fault(3 /* device_alloc */)) return PERI_HOST_FAIL(host, PERI_ENOMEM, "%s: no memory for %lld bytes", NAME, (long long)bytes);
+    gpu *g = device;
+    peri_status status = use(g);
+    if (status < 0) return status;
+    cudaError_t error = cudaHostAlloc(out, (size_t)(bytes > 0 ? bytes : 1), cudaHostAllocPortable | cudaHostAllocMapped);
+    if (error == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        return PERI_HOST_FAIL(host, PERI_ENOMEM, "%s:%d: the host has no memory that could be pinned for %lld bytes", NAME, g->index,
+                              (long long)bytes);
+    }
+    if (error != cudaSuccess) return failed(g, error, "cudaHostAlloc");
+    atomic_fetch_add(&g->mapped, 1);
+    return PERI_OK;
+}
+
+static void device_mapped_free(void *device, void *stream, void *p, int64_t bytes)
+{
+    (void)bytes;
+    gpu *g = device;
+    if (use(g) != PERI_OK) return;
+    if (cudaStreamSynchronize(stream) != cudaSuccess || cudaFreeHost(p) != cudaSuccess) (void)cudaGetLastError();
+    atomic_fetch_sub(&g->mapped, 1);
+}
+
+/** What the driver has left, and what the pool keeps without using it. */
+static peri_status device_memory(void *device, int64_t *available)
+{
+    gpu *g = device;
+    cudaMemPool_t pool;
+    size_t free_bytes = 0, total = 0;
+    uint64_t kept = 0, used = 0;
+    TRY(g, cudaMemGetInfo(&free_bytes, &total));
+    TRY(g, cudaDeviceGetDefaultMemPool(&pool, g->index));
+    TRY(g, cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &kept));
+    TRY(g, cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &used));
+    *available = (int64_t)(free_bytes + kept - used);
+    return PERI_OK;
+}
+
 /* -- streams and events ---------------------------------------------------------------------------------------------------------------- */
 
 static peri_status stream_new(void *device, void **stream)
@@ -286,7 +331,9 @@ static peri_status device_copy(void *device, void *stream, void *dst, const void
                                                 [PERI_COPY_D2H] = cudaMemcpyDeviceToHost,
                                                 [PERI_COPY_H2D_WORDS] = cudaMemcpyHostToDevice};
     gpu *g = device;
-    if (bytes > 0) TRY(g, cudaMemcpyAsync(dst, src, (size_t)bytes, kinds[kind], stream));
+    /* With mapped memory about, a tensor of the device may lie on the host: the driver knows by its address. */
+    enum cudaMemcpyKind direction = atomic_load(&g->mapped) ? cudaMemcpyDefault : kinds[kind];
+    if (bytes > 0) TRY(g, cudaMemcpyAsync(dst, src, (size_t)bytes, direction, stream));
     return PERI_OK;
 }
 
@@ -360,6 +407,9 @@ static const peri_device_vtab vtab = {
     .has = device_has,
     .scratch = device_scratch,
     .run = device_run,
+    .mapped_alloc = device_mapped_alloc,
+    .mapped_free = device_mapped_free,
+    .memory = device_memory,
 #if defined(PERI_CUDA_HOST)
     .seed = device_seed,
 #endif

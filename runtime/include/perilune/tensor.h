@@ -27,6 +27,7 @@ typedef struct peri_tensor_desc {
     int64_t numel;                 /* product of shape */
     peri_device *device;           /* borrowed */
     bool contiguous, requires_grad, leaf;
+    bool mapped;                   /* a device's tensor in the host's memory, where the device's kernels reach it */
 } peri_tensor_desc;
 
 /* -- making and reading ---------------------------------------------------------------------------------------------------------- */
