@@ -37,8 +37,9 @@ static peri_status view_of(const char *function, peri_tbe *tbe, int64_t table, c
     PERI_TRY(state_index(function, tbe, table, name, &i));
     bool rows = tbe->state[i].geometry == PERI_STATE_FULL || tbe->state[i].geometry == PERI_STATE_ROW;
     if (rows && !tbe->store->whole)
-        return peri__fail(PERI_EUNSUPPORTED, "%s: the rows of table '%s' are in a file, so there is no view of them; read and write rows",
-                          function, tbe->tables[table].name);
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "%s: the rows of table '%s' are behind a cache, so there is no view of them; read and write rows", function,
+                          tbe->tables[table].name);
     PERI_TRY(peri__tbe_enter(tbe, true)); /* the current stream waits for them */
     return peri__tbe_leave(tbe, true, peri__state_view(tbe, table, i, out));
 }

@@ -251,10 +251,10 @@ out:
     return status;
 }
 
-/** What tables in files cannot do. */
-static peri_status check_files(const peri_tbe_config *c)
+/** What tables behind a cache cannot do. */
+static peri_status check_cached(const peri_tbe_config *c)
 {
-    static const char *const f = "peri_tbe_new: tables in files";
+    static const char *const f = "peri_tbe_new: cached tables";
     if (peri__keeps(&c->optimizer, PERI_STATE_SQUARE))
         return peri__fail(PERI_EUNSUPPORTED, "%s cannot train with shampoo, which needs a batch's rows at once", f);
     if (c->optimizer.kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD)
@@ -268,8 +268,19 @@ static peri_status check_files(const peri_tbe_config *c)
     return peri__fail(PERI_EUNSUPPORTED, "%s hold f32, f16 or bf16; rows of bytes stay in memory", f);
 }
 
-/** Weights, not initialised, but rows of bytes (zeros), and states as before the first step. */
-static peri_status new_states(peri_tbe *tbe)
+static peri_status check_mapped(const peri_tbe_config *c)
+{
+    if (c->caches) return peri__fail(PERI_EINVAL, "peri_tbe_new: tables are mapped, or behind a cache, not both");
+    if (peri__reaches_host(c->device)) return PERI_OK;
+    return peri__fail(PERI_EUNSUPPORTED,
+                      "peri_tbe_new: table '%s' is to be in the host's memory (fused_uvm), which the kernels of device %s do not reach; "
+                      "allowed compute_kernels there: fused, fused_uvm_caching",
+                      c->n_tables ? c->tables[0].name : "", peri_device_name(c->device));
+}
+
+/** Weights, not initialised, but rows of bytes (zeros), and states as before the first step. @mapped: those that have rows are in the
+ *  host's memory. */
+static peri_status new_states(peri_tbe *tbe, bool mapped)
 {
     peri__state states[PERI__STATES];
     int32_t n = peri__states_of(tbe->dtype, &tbe->optimizer, states);
@@ -277,9 +288,10 @@ static peri_status new_states(peri_tbe *tbe)
         peri__state *s = &states[i];
         int64_t elements = peri__state_offset(tbe, s, tbe->n_tables);
         bool bare = i == 0 && !peri__tbe_bytes(tbe->dtype);
-        if (bare) PERI_TRY(peri_tensor_new(tbe->device, s->dtype, 1, &elements, &s->flat));
-        else PERI_TRY(peri_tensor_full(tbe->device, s->dtype, 1, &elements, s->which == PERI__STATE_MAX_COUNTER ? 1 : 0, &s->flat));
+        bool rows = s->geometry == PERI_STATE_FULL || s->geometry == PERI_STATE_ROW;
+        PERI_TRY(peri__tensor_placed(tbe->device, s->dtype, 1, &elements, mapped && rows, &s->flat));
         tbe->state[tbe->n_states++] = *s;
+        if (!bare) PERI_TRY(peri_tensor_fill(s->flat, s->which == PERI__STATE_MAX_COUNTER ? 1 : 0));
     }
     tbe->weight = tbe->state[0].flat;
     return PERI_OK;
@@ -292,12 +304,13 @@ peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
     peri_tbe *tbe;
     int64_t *slots = NULL;
     PERI_TRY(check_config(c));
-    if (c->caches) PERI_TRY(check_files(c));
+    if (c->caches) PERI_TRY(check_cached(c));
+    if (c->mapped) PERI_TRY(check_mapped(c));
     if (c->caches) PERI_TRY(peri__tier_slots(c, &slots));
     peri_status status = shell_new(c, slots, TABLE_ALIGNMENT, &tbe);
     peri__free(slots);
     PERI_TRY(status);
-    PERI_TRY_GOTO(new_states(tbe), out);
+    PERI_TRY_GOTO(new_states(tbe, c->mapped), out);
     for (int64_t i = 0; i < tbe->n_tables && !c->caches; i++) PERI_TRY_GOTO(initialise(tbe, i, c->seed), out);
     if (c->caches && c->dtype != PERI_F32 && !c->optimizer.nearest)
         PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, tbe->total_rows, true, &tbe->slot_row), out);

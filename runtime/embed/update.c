@@ -166,7 +166,7 @@ static peri_status gradient(const char *function, peri_tbe_batch *b, peri_tensor
 {
     peri_tbe *tbe = b->tbe;
     if (!b->placed) PERI_TRY(peri__tbe_gradient_check(function, tbe, &b->in, grad, grad_weights));
-    if (!tbe->store->whole) return peri__fail(PERI_EUNSUPPORTED, "%s: tables in files have no dense gradients", function);
+    if (!tbe->store->whole) return peri__fail(PERI_EUNSUPPORTED, "%s: cached tables have no dense gradients", function);
     int64_t n = tbe->total_elements + tbe->total_rows;
     peri_tensor *dense;
     PERI_TRY(peri_tensor_full(tbe->device, PERI_F32, 1, &n, 0, &dense));
@@ -232,7 +232,7 @@ peri_status peri_tbe_gradient_sparse(peri_tbe *tbe, const peri_tbe_input *in, pe
     peri_tbe_batch *b;
     PERI_TRY(peri__tbe_input_check(f, tbe, in));
     PERI_TRY(peri__tbe_gradient_check(f, tbe, in, grad, grad_weights));
-    if (!tbe->store->whole) return peri__fail(PERI_EUNSUPPORTED, "%s: tables in files update with every backward pass", f);
+    if (!tbe->store->whole) return peri__fail(PERI_EUNSUPPORTED, "%s: cached tables update with every backward pass", f);
     PERI_TRY(peri__batch_take(tbe, in, &b));
     peri_status status = peri__batch_enter(f, b, true);
     if (status >= 0) status = peri__batch_leave(b, true, peri__tbe_sparse(b, grad, grad_weights, out));
@@ -270,7 +270,7 @@ peri_status peri_tbe_gradient_apply(peri_tbe *tbe, peri_tensor *gradient)
 {
     PERI_NEED(tbe);
     PERI_NEED(gradient);
-    if (!tbe->store->whole) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient_apply: tables in files have no dense gradients");
+    if (!tbe->store->whole) return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_gradient_apply: cached tables have no dense gradients");
     PERI_TRY(check_dense("peri_tbe_gradient_apply", tbe, gradient));
     if (tbe->optimizer.kind == PERI_TBE_NONE) return peri__fail(PERI_EINVAL, "peri_tbe_gradient_apply: this table batch has no optimizer");
     if (tbe->optimizer.kind == PERI_TBE_SHAMPOO)

@@ -140,7 +140,9 @@ static void add_table(text *t, const peri_sharded_config *c, int32_t i, const pe
     else add(t, "table '%s'\tdata_type\t%s\n", name, peri_dtype_name(peri__dtype_of(table)));
     add(t, "table '%s'\tsharding_type\t%s\n", name, peri_sharding_type_name(table->sharding_type));
     add(t, "table '%s'\tcompute_kernel\t%s\n", name,
-        table->cache ? "fused_uvm_caching" : PICK(table->compute_kernel, "dense", "fused", "quant"));
+        table->cache    ? "fused_uvm_caching"
+        : table->mapped ? PICK(table->compute_kernel, "dense", "fused_uvm", "quant_uvm")
+                        : PICK(table->compute_kernel, "dense", "fused", "quant"));
     add(t, "table '%s'\tfeature_names\t", name);
     for (int32_t f = 0; f < table->n_features; f++) add(t, "%s%s", f ? ", " : "", c->features[table->features[f]]);
     add(t, "\ntable '%s'\tstart values\t%s\n", name, peri__start_text(table->init, table->init_a, table->init_b, start));

@@ -111,6 +111,8 @@ static peri_status check_config(const peri_sharded_config *c)
             return peri__fail(PERI_EINVAL, "%s: table '%s': optimizer number %d, allowed: 0..%d", f, table->name, table->optimizer,
                               c->n_optimizers - 1);
         if (table->compute_kernel == PERI_KERNEL_FUSED) PERI_TRY(check_whole(f, table, &c->optimizers[table->optimizer]));
+        if (table->mapped && (table->cache || table->compute_kernel == PERI_KERNEL_DENSE))
+            return peri__fail(PERI_EINVAL, "%s: table '%s': only fused and quantized shards without a cache are mapped", f, table->name);
         if (table->cache && (table->compute_kernel != PERI_KERNEL_FUSED || peri__sharding_type_of(table->sharding_type)->replica))
             return peri__fail(PERI_EINVAL, "%s: table '%s': a cache is for fused shards; replicas and dense tables stay in memory", f,
                               table->name);

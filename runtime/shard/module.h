@@ -22,7 +22,7 @@ typedef struct peri__table_set {
     int32_t optimizer; /* index into the configuration's; -1: none (dense, quantized) */
     int32_t place;     /* of the configuration's places */
     int32_t dtype;
-    bool dense, replica, cached;
+    bool dense, replica, cached, mapped;
     bool by_id; /* of tables whose rows go home one by one */
     bool mean; /* shards of MEAN tables: their bags' factors come with the ids. (Replicas see whole bags and need none.) */
     int32_t n_tables;

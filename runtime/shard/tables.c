@@ -13,17 +13,19 @@
 static int32_t set_of(peri_sharded *e, const peri_sharded_table *table, bool replica, bool by_id, int32_t place)
 {
     bool dense = table->compute_kernel == PERI_KERNEL_DENSE, cached = table->cache != NULL;
+    bool mapped = table->mapped && !peri_device_host_access(e->device); /* else there is nothing that would keep them apart */
     bool mean = table->pooling == PERI_POOLING_MEAN && !replica;
     int32_t optimizer = table->compute_kernel == PERI_KERNEL_FUSED ? table->optimizer : -1, dtype = peri__dtype_of(table);
     for (int32_t g = 0; g < e->n_sets; g++)
         if (e->sets[g].optimizer == optimizer && e->sets[g].dtype == dtype && e->sets[g].replica == replica &&
-            e->sets[g].cached == cached && e->sets[g].mean == mean && e->sets[g].by_id == by_id && e->sets[g].place == place)
+            e->sets[g].cached == cached && e->sets[g].mapped == mapped && e->sets[g].mean == mean && e->sets[g].by_id == by_id &&
+            e->sets[g].place == place)
             return g;
     peri__table_set *more = peri__realloc(e->sets, sizeof *more * (size_t)(e->n_sets + 1));
     if (!more) return -1;
     e->sets = more;
     e->sets[e->n_sets] = (peri__table_set){.optimizer = optimizer, .place = place, .dtype = dtype, .dense = dense,
-                                           .replica = replica, .cached = cached, .by_id = by_id, .mean = mean};
+                                           .replica = replica, .cached = cached, .mapped = mapped, .by_id = by_id, .mean = mean};
     return e->n_sets++;
 }
 
@@ -69,7 +71,7 @@ static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri_
     }
     peri_tbe_config config = {.device = c->device, .dtype = g->dtype, .bounds_check = PERI_BOUNDS_NONE, .n_tables = g->n_tables,
                               .tables = tables, .n_features = c->n_features, .features = c->features, .seed = c->seed,
-                              .caches = g->cached ? caches : NULL};
+                              .caches = g->cached ? caches : NULL, .mapped = g->mapped};
     peri_status status = PERI_OK;
     if (g->optimizer < 0) status = peri_tbe_optimizer_default(PERI_TBE_NONE, &config.optimizer);
     else config.optimizer = c->optimizers[g->optimizer];

@@ -140,7 +140,7 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.error_matches(fused { optimizer = average, emainplace_mode = { step_ema_coef = nan } }, "step_ema_coef .*nan, allowed")
       assert.error_matches(fused { optimizer = average, emainplace_mode = { steps = 1 } }, "emainplace_mode: no argument 'steps'")
       assert.error_matches(fused { optimizer = average, cache_params = {} },
-        "tables in files cannot train with emainplace_rowwise_adagrad, which changes all rows")
+        "cached tables cannot train with emainplace_rowwise_adagrad, which changes all rows")
 
       assert.error_matches(fused { optimizer = "sgd", weight_decay_mode = "counter" },
         "weight_decay_mode counter is of row%-wise Adagrad only, this is optimizer sgd")
@@ -175,7 +175,7 @@ for _, device in ipairs { "cpu", "opaque" } do
       for _, definition in ipairs { { learning_rate_mode = "tail_id_lr_decrease" },
         { learning_rate_mode = "counter_sgd", tail_id_threshold = { val = 0.5, is_ratio = true } } } do
         assert.error_matches(fused { optimizer = "rowwise_adagrad", weight_decay_mode = "counter", cache_params = {},
-          counter_based_regularization = definition }, "tables in files have no max_counter, which looks at all rows")
+          counter_based_regularization = definition }, "cached tables have no max_counter, which looks at all rows")
       end
     end)
 

@@ -63,7 +63,7 @@ for _, device in ipairs { "cpu", "opaque" } do
     it("say what they have instead of tensors", function()
       local ok, err = pcall(function() return make(device, {}):weight "a" end)
       assert.is_false(ok)
-      assert.truthy(tostring(err):find "the rows of table 'a' are in a file, so there is no view of them; read and write rows")
+      assert.truthy(tostring(err):find "the rows of table 'a' are behind a cache, so there is no view of them; read and write rows")
     end)
 
     it("go on from their files", function()

@@ -398,19 +398,19 @@ for _, device in ipairs { "cpu", "opaque" } do
       fails("cache precision FP16 for a table of FP32; allowed: FP32", make, { precision = "FP16" })
       fails("no argument 'size'", make, { size = 3 })
       fails("cache_params is a number, wanted CacheParams", make, 3)
-      fails("tables in files need a fused optimizer", make, {}, "none")
+      fails("cached tables need a fused optimizer", make, {}, "none")
       for _, format in ipairs { "INT8", "INT8_HALF", "FP8", "INT4", "INT2" } do
-        fails("tables in files hold f32, f16 or bf16; rows of bytes stay in memory", embed.tbe.new, { tables = tables, device = device,
+        fails("cached tables hold f32, f16 or bf16; rows of bytes stay in memory", embed.tbe.new, { tables = tables, device = device,
           data_type = format, fused_params = { optimizer = "none", cache_params = {} } })
       end
       fails("reserved_memory is 9000000000000000 bytes, %d+ are available", make, { reserved_memory = 9e15 })
       local b = make {}
-      fails("the rows of table 'a' are in a file, so there is no view of them", b.state, b, 1)
+      fails("the rows of table 'a' are behind a cache, so there is no view of them", b.state, b, 1)
       fails("table 'a' has no state 'momentum2'; it has: weight", b.state, b, 1, "momentum2")
       fails("table 'a' has no state 'x'; it has: weight", b.read, b, 1, "x", 0, peri.zeros({ 1, 4 }, "f32", device))
       fails("rows 99 .. 101 of table 'a', allowed: 0..100", b.read, b, 1, "weight", 99, peri.zeros({ 2, 4 }, "f32", device))
       fails("2 dimensions and 4 columns", b.write, b, 1, "weight", 0, peri.zeros({ 2, 3 }, "f32", device))
-      fails("tables in files have no dense gradients", b.apply_gradient, b, peri.zeros({ 3 }, "f32", device))
+      fails("cached tables have no dense gradients", b.apply_gradient, b, peri.zeros({ 3 }, "f32", device))
       assert.is_nil(support.maker(device)({ { name = "a", rows = 3, cols = 2 } }):cache_statistics())
     end)
 

@@ -37,6 +37,7 @@ local arguments = {
   output_dtype = util.optional, -- of lookup(): FP32, FP16, BF16; default: that of fused_params, or FP32
   seed = util.optional.number,  -- default: that of the running rank
   device = util.optional,
+  mapped = false,               -- rows in the host's memory, where the device's kernels reach them (fused_uvm)
 }
 local poolings = { SUM = C.PERI_POOLING_SUM, MEAN = C.PERI_POOLING_MEAN, NONE = C.PERI_POOLING_NONE }
 local table_arguments = {
@@ -77,7 +78,7 @@ function M.new(args)
     for i in ipairs(a.tables) do config.fill_cache_params("table batch", caches[i - 1], cache, a.data_type) end
     c.caches = caches
   end
-  c.seed = a.seed or P.state.seed
+  c.seed, c.mapped = a.seed or P.state.seed, a.mapped
   check(C.peri_tbe_new(c, out))
   return wrap(out[0])
 end
@@ -153,7 +154,7 @@ function batch_methods:gradient(grad, grad_weights)
 end
 
 -- Batches that methods:prefetch made, until their lookup: by table batch a list of { ids, offsets, blocks, batch }, the oldest first. Not
--- more than tables in files hold rows for.
+-- more than cached tables hold rows for.
 local MOST_AHEAD = 8
 local ahead, any_ahead = setmetatable({}, { __mode = "k" }), false
 
@@ -322,7 +323,7 @@ function M.cache_statistics_of(tbe, t)
   return result
 end
 
---- Whether the rows are in files.
+--- Whether the rows are behind a cache.
 function methods:is_cached() return C.peri_tbe_cache_io(ptr(self)) ~= nil end
 
 signature.check("a batch of lookups:", batch_methods, {

@@ -140,6 +140,7 @@ local function fill_tables(cfg, a, plan, env, optimizer, bounds, keep)
     c.sharding_type = types.type_codes[sharding.sharding_type]
     c.compute_kernel = not optimizer and C.PERI_KERNEL_QUANT or sharding.compute_kernel == "dense" and C.PERI_KERNEL_DENSE
       or C.PERI_KERNEL_FUSED
+    c.mapped = sharding.compute_kernel == "fused_uvm" or sharding.compute_kernel == "quant_uvm"
     c.features = array("int32_t[?]", util.map(t.feature_names, function(f) return positions[f] end))
     c.n_features, c.optimizer = #t.feature_names, optimizer and optimizer[i] or 0
     c.dtype = row_dtype(t.data_type)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * open.c: making and closing tiers: how many rows fit into memory, what the files hold. See tier.h.
+ * open.c: making and closing tiers: how many rows fit into the device's memory, where the others are. See tier.h.
  */
 #include "tier.h"
 
@@ -36,7 +36,7 @@ static peri_status check_params(const peri_tbe_config *c)
 {
     static const char *const f = "peri_tbe_new";
     if (c->optimizer.kind == PERI_TBE_NONE)
-        return peri__fail(PERI_EINVAL, "%s: tables in files need a fused optimizer: dense gradients would be as large as they are", f);
+        return peri__fail(PERI_EINVAL, "%s: cached tables need a fused optimizer: dense gradients would be as large as they are", f);
     for (int64_t i = 0; i < c->n_tables; i++) {
         const peri_cache_params *p = &c->caches[i];
         const char *name = c->tables[i].name ? c->tables[i].name : "";
@@ -52,6 +52,19 @@ static peri_status check_params(const peri_tbe_config *c)
             return peri__fail(PERI_EINVAL, "%s: table '%.60s...' has a name of %zu bytes, allowed in files: %d", f, name, strlen(name),
                               PERI__ROW_NAME_MAX - 1);
     }
+    return PERI_OK;
+}
+
+/** Of the memory that a device's tables are in: bytes that can be had. */
+static peri_status memory_for_caches(peri_device *device, int64_t reserved, int64_t *available)
+{
+    if (peri_device_host_access(device)) *available = available_memory();
+    else PERI_TRY(peri__device_memory(device, available));
+    if (*available > 0 && !peri_device_host_access(device)) *available -= *available / 8; /* for batches, and for rows on their way */
+    if (*available < 0 && reserved > 0)
+        return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_new: reserved_memory is %lld bytes, but device %s does not tell how much memory it "
+                          "has left; allowed there: 0", (long long)reserved, peri_device_name(device));
+    if (*available < 0) *available = INT64_MAX;
     return PERI_OK;
 }
 
@@ -71,7 +84,12 @@ peri_status peri__tier_slots(const peri_tbe_config *c, int64_t **out)
         wanted += (double)slots[i] * (double)t->cols * (double)peri_dtype_size(c->dtype) * peri__tbe_copies(&c->optimizer);
         reserved = peri__max(reserved, c->caches[i].reserved_memory);
     }
-    int64_t available = available_memory();
+    int64_t available;
+    peri_status status = memory_for_caches(c->device, reserved, &available);
+    if (status < 0) {
+        peri__free(slots);
+        return status;
+    }
     double share = wanted > 0 ? ((double)available - (double)reserved) / wanted : 1;
     *out = slots;
     if (share >= 1) return PERI_OK;
@@ -99,15 +117,23 @@ static void header_of(const peri__tier *tier, const peri_tbe_config *c, int64_t 
     h->record_bytes = peri__row_record_bytes(h);
 }
 
-static peri_status open_table(peri__tier *tier, const peri_tbe_config *c, int64_t i)
+/** @available: bytes of the host's memory that are left for rows; goes down. */
+static peri_status open_table(peri__tier *tier, const peri_tbe_config *c, int64_t i, int64_t *available)
 {
     peri__tier_table *t = &tier->tables[i];
     const peri_table_config *config = &tier->tbe->tables[i].config;
     peri__row_header want;
     header_of(tier, c, i, &want);
+    if (c->caches[i].directory || tier->direct) {
+        if (!tier->io) PERI_TRY(peri__row_io_new(&tier->io));
+        PERI_TRY(peri__row_file_open(c->caches[i].directory, &want, &t->file));
+    } else {
+        PERI_TRY(peri__row_memory_new(&want, *available, &t->file));
+        *available -= want.rows * want.record_bytes;
+        tier->in_memory = true;
+    }
     PERI_TRY(peri__cache_new(config->rows, tier->tbe->layout[i].rows, c->caches[i].algorithm == PERI_CACHE_LFU ? PERI__LFU : PERI__LRU,
                              &t->cache));
-    PERI_TRY(peri__row_file_open(c->caches[i].directory, &want, &t->file));
     t->payload = PERI_CACHE_RECORD_HEAD;
     for (int32_t p = 0; p < tier->n_parts; p++) t->payload += tier->part[p].bytes * (tier->part[p].row ? 1 : config->cols);
     return PERI_OK;
@@ -129,8 +155,8 @@ static void ticket_fini(peri__tier *tier, peri__ticket *t)
 static void tier_free(peri_tbe *tbe)
 {
     peri__tier *tier = peri__tier_of(tbe);
-    for (int i = 0; i < PERI__TICKETS && tier->io; i++) ticket_fini(tier, &tier->ticket[i]);
-    if (tier->io) peri__records_fini(tier, &tier->spare);
+    for (int i = 0; i < PERI__TICKETS; i++) ticket_fini(tier, &tier->ticket[i]);
+    peri__records_fini(tier, &tier->spare);
     peri__row_io_free(tier->io);
     for (int64_t i = 0; i < tier->n_tables; i++) {
         peri__tier_table *t = &tier->tables[i];
@@ -148,9 +174,13 @@ static void tier_free(peri_tbe *tbe)
 /* -- the store ------------------------------------------------------------------------------------------------------------------------- */
 
 static int64_t bad_ids(const peri_tbe *tbe) { return peri__tier_of(tbe)->bad_ids; }
-static const char *io(const peri_tbe *tbe) { return peri__row_io_name(peri__tier_of(tbe)->io); }
+static const char *io(const peri_tbe *tbe)
+{
+    const peri__tier *tier = peri__tier_of(tbe);
+    return tier->io ? peri__row_io_name(tier->io) : "memory";
+}
 
-static const peri__store files = {.name = "files", .forward = peri__tier_forward, .backward = peri__tier_backward,
+static const peri__store cached = {.name = "a cache", .forward = peri__tier_forward, .backward = peri__tier_backward,
                                   .prefetch = peri__tier_prefetch, .drop = peri__tier_drop, .read = peri__tier_read,
                                   .write = peri__tier_write, .reset = peri__tier_reset, .flush_info = peri__tier_flush_info,
                                   .flush_prepare = peri__tier_flush_prepare, .flush_commit = peri__tier_flush_commit,
@@ -161,7 +191,7 @@ peri_status peri__tier_open(peri_tbe *tbe, const peri_tbe_config *c)
     peri__tier *tier = peri__alloc_zero(sizeof *tier);
     if (!tier) return PERI_ENOMEM;
     tbe->own = tier;
-    tbe->store = &files;
+    tbe->store = &cached;
     tier->tbe = tbe;
     tier->seed = c->seed;
     tier->n_tables = c->n_tables;
@@ -172,8 +202,8 @@ peri_status peri__tier_open(peri_tbe *tbe, const peri_tbe_config *c)
         tier->n_tables = 0;
         return PERI_ENOMEM;
     }
-    PERI_TRY(peri__row_io_new(&tier->io));
-    for (int64_t i = 0; i < c->n_tables; i++) PERI_TRY(open_table(tier, c, i));
+    int64_t available = available_memory();
+    for (int64_t i = 0; i < c->n_tables; i++) PERI_TRY(open_table(tier, c, i, &available));
     PERI_TRY(peri__tier_adopt(tier));
     tier->open = true;
     return PERI_OK;

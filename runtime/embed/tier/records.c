@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * records.c: records between files and slots (stages), flushes, and access to ranges of rows. See tier.h.
+ * records.c: records between files, or the host's memory, and slots (stages), flushes, and access to ranges of rows. See tier.h.
  */
 #include "tier.h"
 
@@ -23,6 +23,7 @@ static peri_status grow(peri__tier *tier, peri_tensor **t, int64_t bytes)
 peri_status peri__records_reserve(peri__tier *tier, peri__records *s, int64_t n, int64_t bytes)
 {
     PERI_ASSERT(!s->job.queued && !s->job.failed);
+    if (s->sent) PERI_TRY(peri_event_synchronize(s->sent));
     if (n > s->moves_capacity) {
         int64_t more = peri__max(n, s->moves_capacity + s->moves_capacity / 2);
         s->moves_capacity = 0;
@@ -38,9 +39,12 @@ peri_status peri__records_reserve(peri__tier *tier, peri__records *s, int64_t n,
         int64_t more = peri__max(bytes, s->capacity + s->capacity / 2);
         s->capacity = 0;
         if (!tier->direct) {
-            peri__free(s->host);
-            s->host = peri__alloc((size_t)more);
-            if (!s->host) return PERI_ENOMEM;
+            void *host = NULL;
+            peri__host_free(tier->tbe->device, s->host, s->host_bytes);
+            s->host = NULL;
+            PERI_TRY(peri__host_alloc(tier->tbe->device, more, &host));
+            s->host = host;
+            s->host_bytes = more;
         }
         PERI_TRY(grow(tier, &s->device, more));
         if (tier->direct) s->host = peri__data(s->device);
@@ -53,9 +57,11 @@ peri_status peri__records_reserve(peri__tier *tier, peri__records *s, int64_t n,
 void peri__records_fini(peri__tier *tier, peri__records *s)
 {
     peri__row_io_wait(tier->io, &s->job);
+    if (s->sent) (void)peri_event_synchronize(s->sent); /* a device that is lost uses nothing any more */
     peri__tbe_forget(tier->tbe, &s->device);
     peri__tbe_forget(tier->tbe, &s->moves_device);
-    if (!tier->direct) peri__free(s->host);
+    if (!tier->direct) peri__host_free(tier->tbe->device, s->host, s->host_bytes);
+    peri_event_release(s->sent);
     peri__free(s->moves);
     peri__free(s->requests);
 }
@@ -88,6 +94,7 @@ static void request(peri__tier *tier, peri__records *s, int64_t i, bool write)
     const peri_k_cache_move *m = &s->moves[i];
     const peri__row_file *f = tier->tables[m->table].file;
     peri__row_request *last = s->job.n ? &s->requests[s->job.n - 1] : NULL;
+    if (f->memory) return;
     int64_t offset = peri__row_offset(f, m->row), bytes = f->header.record_bytes;
     char *data = s->host + m->record;
     bool beside = last && last->fd == f->fd && last->offset + last->bytes == offset && last->data + last->bytes == data;
@@ -125,6 +132,7 @@ static void seal_range(void *ctx, int64_t begin, int64_t end)
     for (int64_t i = begin; i < end; i++) {
         const peri_k_cache_move *m = &r->stage->moves[i];
         char *record = r->stage->host + m->record;
+        if (r->tier->tables[m->table].file->memory) continue;
         int64_t bytes = record_bytes(r->tier, m->table), used = r->tier->tables[m->table].payload;
         memset(record + used, 0, (size_t)(bytes - used)); /* the padding is part of the checksum */
         peri__row_seal(r->tier->tables[m->table].file, m->row, record);
@@ -150,6 +158,7 @@ peri_status peri__records_spill(peri__tier *tier, peri__records *s)
         peri__row_note(t->file, m->row);
         request(tier, s, i, true);
     }
+    peri__row_memory_move(tier, s, true);
     return PERI_OK;
 }
 
@@ -208,6 +217,7 @@ void peri__records_read(peri__tier *tier, peri__records *s)
         t->stats.bytes_read += t->file->header.record_bytes;
         request(tier, s, i, false);
     }
+    peri__row_memory_move(tier, s, false);
     s->job.requests = s->requests;
     peri__row_io_submit(tier->io, &s->job);
 }
@@ -227,7 +237,8 @@ static void check_range(void *ctx, int64_t begin, int64_t end)
         char *record = r->stage->host + m->record;
         peri__tier_table *t = &r->tier->tables[m->table];
         bool written = peri__row_written(t->file, m->row);
-        bool sound = written ? peri__row_whole(t->file, m->row, record) : t->file->fresh || peri__row_hole(t->file, record);
+        bool sound = written ? t->file->memory || peri__row_whole(t->file, m->row, record)
+                             : t->file->fresh || peri__row_hole(t->file, record);
         if (!sound) {
             int_least64_t none = 0;
             atomic_compare_exchange_strong(&r->damaged, &none, i + 1);
@@ -259,7 +270,11 @@ peri_status peri__records_fill(peri__tier *tier, peri__records *s)
 {
     if (s->n == 0) return PERI_OK;
     peri_device *device = tier->tbe->device;
-    if (!tier->direct) PERI_TRY(peri__copy(device, peri__data(s->device), s->host, s->bytes, PERI_COPY_H2D));
+    if (!tier->direct) {
+        if (!s->sent) PERI_TRY(peri_event_new(device, &s->sent));
+        PERI_TRY(peri__copy(device, peri__data(s->device), s->host, s->bytes, PERI_COPY_H2D_PINNED));
+        PERI_TRY(peri_event_record(s->sent, peri_stream_current(device)));
+    }
     return launch(tier, s, true);
 }
 
@@ -421,6 +436,7 @@ static peri_status store_range(peri__tier *tier, int64_t table)
         peri__row_note(t->file, s->moves[i].row);
         request(tier, s, i, true);
     }
+    peri__row_memory_move(tier, s, true);
     t->stats.rows_written += s->n;
     t->stats.bytes_written += s->bytes;
     peri__records_write(tier, s);

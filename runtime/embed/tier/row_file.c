@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -425,6 +426,7 @@ void peri__row_file_close(peri__row_file *f)
     int saved = errno;
     if (f->fresh && !f->temporary && f->header.clean && f->header.flush == 0) unlink(f->path);
     if (f->fd >= 0) close(f->fd);
+    if (f->memory) munmap(f->memory, (size_t)peri__row_memory_bytes(f));
     errno = saved;
     peri__row_map_fini(&f->map);
     peri__free(f->path);

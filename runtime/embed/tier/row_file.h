@@ -76,6 +76,8 @@ peri_status peri__row_map_store(peri__row_map *map, const char *path, int fd, in
 typedef struct peri__row_file {
     int fd;
     char *path;     /* for messages */
+    char *memory;   /* the records, where they lie in the host's memory and not in a file: there is neither fd nor path then, nor
+                       checksums. See row_memory.c */
     bool temporary; /* nameless: gone when it is closed */
     bool fresh;     /* made by this process */
     bool unsure;    /* writing the header failed: the disk may hold this one or the one that was to be */
@@ -88,6 +90,10 @@ typedef struct peri__row_file {
  *  /var/tmp. Holds a lock until it is closed: a file in use is PERI_EIO. A file of something else, or files of other shards of this table
  *  that share rows with it, are PERI_EMISMATCH, a short or unclean one PERI_EFORMAT; every message names the file. @out new. */
 peri_status peri__row_file_open(const char *directory, const peri__row_header *want, peri__row_file **out);
+/** Rows in the host's memory instead: temporary. PERI_ENOMEM when they need more than @available bytes; names the table. @out new. */
+peri_status peri__row_memory_new(const peri__row_header *want, int64_t available, peri__row_file **out);
+/** How many it has. */
+static inline int64_t peri__row_memory_bytes(const peri__row_file *f) { return peri__max(8, f->header.rows * f->header.record_bytes); }
 /** Before rows are written: mark the file unclean. */
 peri_status peri__row_file_begin(peri__row_file *file);
 /** Bring everything written so far to the disk. */

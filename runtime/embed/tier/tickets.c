@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tickets.c: lookups in tables that live in files: tickets, room, prefetches. See tier.h.
+ * tickets.c: lookups in tables behind a cache: tickets, room, prefetches. See tier.h.
  */
 #include "tier.h"
 
@@ -480,7 +480,7 @@ peri_status peri__tier_begin(const char *function, peri__tier *tier, peri_tbe_ba
     return PERI_OK;
 }
 
-/* -- the public functions, for tables in files ----------------------------------------------------------------------------------- */
+/* -- the public functions, for cached tables ------------------------------------------------------------------------------------ */
 
 static peri_status forward(const char *function, peri_tbe_batch *batch, peri_tensor *out)
 {
@@ -547,11 +547,15 @@ peri_status peri__tier_backward(const char *function, peri_tbe_batch *batch, per
 
 static peri_status prefetch(const char *function, peri_tbe_batch *batch)
 {
+    peri__tier *tier = peri__tier_of(batch->tbe);
     peri__ticket *t;
     if (batch->ticket) return PERI_OK;
-    PERI_TRY(resolve(function, peri__tier_of(batch->tbe), batch, true, &t));
+    PERI_TRY(resolve(function, tier, batch, true, &t));
     t->state = PERI__TICKET_PREFETCHED;
-    return PERI_OK;
+    bool here = tier->in_memory && !t->in.job.queued; /* no file is read for it */
+    peri_status status = here ? peri__ticket_fill(tier, t) : PERI_OK;
+    if (status < 0) forget(tier, t);
+    return status;
 }
 
 peri_status peri__tier_prefetch(const char *function, peri_tbe_batch *batch)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tier.h: table batches whose tables are larger than memory. The rows live in a file (row_file.h); the table batch's own tables are slots,
- * and a cache (cache.h) says which row is in which slot. A lookup translates ids to slots, brings missing rows, and then runs the ordinary
- * kernels on the slots; optimizer states travel with their rows. So every result has the bits that tables in memory would give.
+ * tier.h: table batches whose tables are larger than memory. The rows live in a file (row_file.h), or, where the device has a memory of its
+ * own, in the host's (row_memory.c); the table batch's own tables are slots in the device's memory, and a cache (cache.h) says which row is
+ * in which slot. A lookup translates ids to slots, brings missing rows, and then runs the ordinary kernels on the slots; optimizer states
+ * travel with their rows. So every result has the bits that tables in memory would give.
  *
  * A *ticket* holds the rows of a batch in flight: they are pinned from its prefetch (or its lookup) to the end of its update, or of the
  * batch. It is a convenience: when a lookup needs more slots than are left, tickets of other batches are given up, oldest first; their
@@ -12,7 +13,8 @@
  *
  * Order on the file: a job of writes may run beside reads of the same ticket, since no row is in both, and beside everything else up to the
  * next ticket that reads: that one waits for all earlier writes first. A write that fails keeps its bytes and is tried again then, and at a
- * flush; until it succeeds nothing is read, so nothing is lost while the process lives.
+ * flush; until it succeeds nothing is read, so nothing is lost while the process lives. Rows in the host's memory are copied at once, so a
+ * prefetch that needs no file puts them into their slots itself, on its stream.
  */
 #ifndef PERI_EMBED_TIER_H
 #define PERI_EMBED_TIER_H
@@ -43,13 +45,16 @@ typedef struct peri__tier_pin {
     int32_t table, slot;
 } peri__tier_pin;
 
-/** Records on their way between a file and slots. Where the host can access the device's memory, host and device are the same bytes. */
+/** Records on their way between a file, or the host's memory, and slots. Where the host can access the device's memory, host and device are
+ *  the same bytes; else queued copies can use `host` (peri__host_alloc). */
 typedef struct peri__records {
     peri_tensor *device, *moves_device;
     char *host;
+    peri_event *sent; /* after the last copy from there; NULL: none yet */
     peri_k_cache_move *moves;
     int64_t n, moves_capacity; /* moves, and room for them */
     int64_t bytes, capacity;   /* of their records, and room for them */
+    int64_t host_bytes;        /* of `host`, where that is its own */
     peri__row_request *requests;
     peri__row_job job;
 } peri__records;
@@ -87,6 +92,7 @@ typedef struct peri__tier {
     uint64_t seed;
     uint64_t sequence;
     bool direct;  /* the host can access the device's memory */
+    bool in_memory; /* some table's rows are in the host's memory */
     bool dirty;   /* rows have been updated since the last flush */
     bool prepared; /* no row has been updated since the first half of a flush */
     bool open;    /* it was made as a whole */
@@ -146,7 +152,7 @@ static inline uint8_t *peri__tier_flags(const peri__tier *tier, int32_t table, i
     return &tier->tables[table].cache->slot[slot].flags;
 }
 
-/** Room for @n records that start with @bytes in all. Keeps nothing of the old content. */
+/** Room for @n records that start with @bytes in all. Keeps nothing of the old content. Waits for copies from the old one. */
 peri_status peri__records_reserve(peri__tier *tier, peri__records *stage, int64_t n, int64_t bytes);
 void peri__records_fini(peri__tier *tier, peri__records *stage);
 /** Order the stage's moves by table and row, and give each its record. Its n, and the moves' tables and slots are set; it is reserved. */
@@ -163,6 +169,8 @@ peri_status peri__records_fill(peri__tier *tier, peri__records *stage);
 void peri__records_write(peri__tier *tier, peri__records *stage);
 /** Wait for the writes, trying again what failed before. */
 peri_status peri__records_written(peri__tier *tier, peri__records *stage);
+/** Those of the moves whose rows are in the host's memory: into it (@store), or, where they were ever stored, out of it. (row_memory.c) */
+void peri__row_memory_move(const peri__tier *tier, const peri__records *stage, bool store);
 /** Wait for all writes of all tickets. */
 peri_status peri__tier_settle(peri__tier *tier);
 /** Write back the dirty slots of @table that hold rows [row, end), a chunk at a time. */

@@ -106,12 +106,15 @@ enum {
 /** Who leaves a full cache: the row that was not used for the longest time, or the one that the fewest batches used (counts age). */
 enum { PERI_CACHE_LRU = 0, PERI_CACHE_LFU = 1 };
 
-/** A table that is larger than memory: its rows and their optimizer states live in a file, a cache of them in memory (TorchRec's
- *  CacheParams with the compute kernel fused_uvm_caching). Results have the same bits as those of a table in memory. */
+/** A table that is larger than the memory of its device: its rows and their optimizer states live in a file, or, where the device has a
+ *  memory of its own and no directory is given, in the host's memory; a cache of them is in the device's memory (TorchRec's CacheParams
+ *  with the compute kernel fused_uvm_caching). Results have the same bits as those of a table in memory. */
 typedef struct peri_cache_params {
     double load_factor;      /* rows in memory / rows, in (0, 1]; at least the different rows of one batch must fit */
-    int64_t reserved_memory; /* bytes of the machine's memory that the caches of this table batch leave to others: they are made smaller */
-    const char *directory;   /* of the file, which stays there and is opened again by the same table; NULL: a nameless temporary file */
+    int64_t reserved_memory; /* bytes of the device's (cpu: the machine's) memory that the caches of this table batch leave to others: they
+                                are made smaller */
+    const char *directory;   /* of the file, which stays there and is opened again by the same table; NULL: the host's memory, or (cpu) a
+                                nameless temporary file */
     int32_t algorithm;       /* PERI_CACHE_* */
     int32_t reserved;
 } peri_cache_params;
@@ -126,9 +129,10 @@ typedef struct peri_tbe_config {
     const char *const *features; /* names for messages, by peri_tbe_block.feature; copied; may be NULL if n_features is 0 */
     peri_tbe_optimizer optimizer;
     uint64_t seed; /* of start values and stochastic rounding */
-    const peri_cache_params *caches; /* NULL: tables in memory; else one for each table: tables in files. Needs a fused optimizer. Copied */
+    const peri_cache_params *caches; /* NULL: tables in memory; else one for each table: behind a cache. Needs a fused optimizer. Copied */
     int32_t output_dtype; /* of peri_tbe_lookup: PERI_F32 (or 0), PERI_F16, PERI_BF16 */
-    int32_t reserved;
+    bool mapped; /* without caches: rows, and states that have rows, lie in the host's memory, where the device's kernels reach them
+                    (TorchRec's fused_uvm). PERI_EUNSUPPORTED on devices that do not. Where the device's memory is the host's: as without */
 } peri_tbe_config;
 
 /** FBGEMM's defaults of an optimizer: learning rate 0.01, eps 1e-8 (Shampoo: 1e-4), beta1 0.9, beta2 0.999 (Lion: 0.99, its paper's), eta
@@ -340,7 +344,7 @@ typedef struct peri_tbe_cache_stats {
     int64_t conflict_misses;  /* rows without a slot because batches in flight held all: not prefetched, or brought again for the update */
     int64_t evictions;        /* rows that left for others */
     int64_t initialised;      /* rows used for the first time ever */
-    int64_t rows_read, rows_written, bytes_read, bytes_written; /* from and to the files */
+    int64_t rows_read, rows_written, bytes_read, bytes_written; /* from and to the files, or the host's memory */
 } peri_tbe_cache_stats;
 
 /** Write every changed row to its file and mark the files clean, with the present iteration and the number of the flush. Blocks. After a
@@ -369,7 +373,7 @@ PERI_API peri_status peri_tbe_flush_commit(peri_tbe *tbe, int64_t number, uint64
 PERI_API uint64_t peri_flush_stamp(void);
 /** Counts of a table's cache, or of all (@table -1). PERI_EUNSUPPORTED for tables in memory. */
 PERI_API peri_status peri_tbe_cache_statistics(peri_tbe *tbe, int64_t table, peri_tbe_cache_stats *out);
-/** How files are read: "io_uring" or "threads"; NULL for tables in memory. Static text. */
+/** How rows are read: from files by "io_uring" or "threads", from the host's "memory"; NULL for tables in memory. Static text. */
 PERI_API const char *peri_tbe_cache_io(const peri_tbe *tbe);
 
 #endif

@@ -100,8 +100,8 @@ typedef struct peri_sharded_table {
     int32_t dtype;          /* of the weights: PERI_F32 (or 0), PERI_F16, PERI_BF16; PERI_KERNEL_DENSE: f32; PERI_KERNEL_QUANT: also
                                PERI_ROWS_*, and `init` is PERI_INIT_NONE: rows of bytes start as zeros */
     int32_t bounds_check;   /* PERI_BOUNDS_*: ids are checked at home, before they are routed; of tables with one route, the strictest */
-    int32_t reserved;
-    const peri_cache_params *cache; /* NULL: shards in memory; else in files (TorchRec's fused_uvm_caching; fused, no replicas) */
+    bool mapped;            /* shards in the host's memory, as in peri_tbe_config (TorchRec's fused_uvm, quant_uvm); not dense ones */
+    const peri_cache_params *cache; /* NULL: shards in memory; else behind a cache (TorchRec's fused_uvm_caching; fused, no replicas) */
     const peri_sharded_collision *collision; /* NULL: ids are rows. Else raw: fused, table-wise or row-wise, without index_dedup */
 } peri_sharded_table;
 
