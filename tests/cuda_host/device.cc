@@ -1,129 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * device.cc: the pretended GPU: memory, streams, events, copies. As unfriendly as CUDA allows:
+ * device.cc: the pretended GPU: streams, events, copies. As unfriendly as CUDA allows:
  *
- * - its memory lies in one arena, to which the host has no access; it gets some while a task of the device runs (by mprotect: what else
- *   the process does meanwhile is not seen). Blocks have gaps between them, which the address sanitizer watches; new memory holds noise,
- *   freed memory too, once the free has run;
  * - streams run nothing until somebody waits, then in an order drawn from a seed, bound by stream order and events only;
  * - copies from pinned memory read it when they run; copies from other memory have read it at the call; those to memory that is not
  *   pinned have run when the call returns.
  *
- * One lock; tasks run in the thread that waits.
+ * One lock; tasks run in the thread that waits. Memory: memory.cc.
  */
 #include "internal.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <mutex>
-#include <string>
-#include <sys/mman.h>
 #include <unistd.h>
 #include <vector>
-
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#define POISON(p, n) ASAN_POISON_MEMORY_REGION(p, n)
-#define UNPOISON(p, n) ASAN_UNPOISON_MEMORY_REGION(p, n)
-#else
-#define POISON(p, n) ((void)(p), (void)(n))
-#define UNPOISON(p, n) ((void)(p), (void)(n))
-#endif
 
 namespace host = peri_cuda_host;
 
 namespace {
 
-enum : size_t { ARENA = (size_t)3 << 30, GAP = 256, ALIGN = 256, PAGE = 4096 };
-
 std::recursive_mutex lock;
 using hold = std::lock_guard<std::recursive_mutex>;
 
 uint64_t state = 1;
-int open_depth; /* > 0: a task runs, the arena can be used */
 thread_local cudaError_t last;
 
 cudaError_t say(cudaError_t e)
 {
     if (e != cudaSuccess && e != cudaErrorNotReady) last = e;
     return e;
-}
-
-/* -- memory -------------------------------------------------------------------------------------------------------------------------- */
-
-struct arena {
-    char *at = nullptr, *top = nullptr, *open = nullptr; /* [at, open): the host had access to it some time */
-    std::multimap<size_t, char *> holes; /* by size */
-    std::map<char *, size_t> blocks;
-    size_t used = 0;
-
-    arena()
-    {
-        void *p = mmap(nullptr, ARENA, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p != MAP_FAILED) at = top = (char *)p;
-    }
-};
-arena &memory()
-{
-    static arena *a = new arena;
-    return *a;
-}
-
-size_t rounded(size_t bytes) { return (bytes + GAP + ALIGN - 1) / ALIGN * ALIGN; }
-
-char *end_of_use() { return (char *)(((uintptr_t)memory().top + PAGE - 1) / PAGE * PAGE); }
-
-/** While a task runs. */
-struct opened {
-    opened()
-    {
-        if (open_depth++ == 0) mprotect(memory().at, (size_t)(end_of_use() - memory().at), PROT_READ | PROT_WRITE);
-    }
-    ~opened()
-    {
-        if (--open_depth == 0) mprotect(memory().at, (size_t)(end_of_use() - memory().at), PROT_NONE);
-    }
-};
-
-cudaError_t take(void **out, size_t bytes)
-{
-    arena &a = memory();
-    size_t need = rounded(bytes);
-    char *p = nullptr;
-    auto hole = a.holes.lower_bound(need);
-    if (hole != a.holes.end() && hole->first <= 2 * need + (1 << 16)) {
-        p = hole->second;
-        need = hole->first; /* whole: blocks of a kind come again */
-        a.holes.erase(hole);
-    } else if (a.at && (size_t)(a.at + ARENA - a.top) >= need) {
-        p = a.top;
-        if (open_depth) mprotect((void *)((uintptr_t)p / PAGE * PAGE), (need + 2 * PAGE) / PAGE * PAGE, PROT_READ | PROT_WRITE);
-        a.top += need;
-    }
-    if (!p) return cudaErrorMemoryAllocation;
-    a.blocks[p] = need;
-    a.used += need;
-    opened all;
-    UNPOISON(p, bytes);
-    POISON(p + bytes, need - bytes);
-    memset(p, (int)(host::draw() & 255), bytes < 4096 ? bytes : 4096); /* the rest holds zeros, or what was there before */
-    *out = p;
-    return cudaSuccess;
-}
-
-void give(void *at)
-{
-    arena &a = memory();
-    auto block = a.blocks.find((char *)at);
-    if (block == a.blocks.end()) return;
-    opened all;
-    UNPOISON(at, block->second);
-    memset(at, 0xdd, block->second);
-    POISON(at, block->second);
-    a.used -= block->second;
-    a.holes.emplace(block->second, (char *)at);
-    a.blocks.erase(block);
 }
 
 std::map<const char *, size_t> &pinned()
@@ -139,8 +47,6 @@ bool is_pinned(const void *p)
     --after;
     return (const char *)p < after->first + after->second;
 }
-
-bool on_device(const void *p) { return p >= memory().at && p < memory().at + ARENA; }
 
 } // namespace
 
@@ -169,7 +75,6 @@ struct peri_cuda_host_event {
 namespace {
 
 peri_cuda_host_stream *streams, first; /* `first`: the stream of number 0 */
-cudaError_t sticky;
 
 peri_cuda_host_stream *stream_of(cudaStream_t s)
 {
@@ -193,6 +98,14 @@ void unref(peri_cuda_host_stream *s)
             break;
         }
     delete s;
+}
+
+void move_event(cudaEvent_t e, peri_cuda_host_stream *s)
+{
+    if (s) s->refs++;
+    if (e->stream) unref(e->stream);
+    e->stream = s;
+    e->position = s ? s->queued : 0;
 }
 
 bool reached(const peri_cuda_host_stream *s, int64_t position) { return !s || s->run >= position; }
@@ -225,13 +138,15 @@ progress run_one()
         peri_cuda_host_stream *s = list[pick];
         list.erase(list.begin() + (long)pick);
         task *t = s->head;
-        opened all;
-        if (t->poll && !t->poll()) {
+        host::opened all;
+        bool ended = true;
+        if (t->poll) host::guarded([&] { ended = t->poll(); });
+        if (!ended) {
             if (list.empty()) return WAITS;
             continue;
         }
         s->refs++;
-        if (t->run) t->run();
+        if (t->run) host::guarded(t->run);
         s->head = t->next;
         if (!s->head) s->tail = nullptr;
         s->run++;
@@ -253,14 +168,23 @@ bool step()
 
 cudaError_t run_until(peri_cuda_host_stream *s, int64_t position, uint64_t most = UINT64_MAX)
 {
-    opened all; /* once, not for each task */
+    host::opened all; /* once, not for each task */
     for (uint64_t i = 0; i < most && !reached(s, position); i++)
         if (!step()) return say(cudaErrorUnknown);
-    if (sticky != cudaSuccess) return say(sticky);
+    if (host::sticky != cudaSuccess) return say(host::sticky);
     return reached(s, position) ? cudaSuccess : cudaErrorNotReady;
 }
 
 } // namespace
+
+std::string host::wrong;
+cudaError_t host::sticky = cudaSuccess;
+
+void host::found_wrong(const std::string &text, cudaError_t error)
+{
+    if (wrong.empty()) wrong = text;
+    if (sticky == cudaSuccess) sticky = error;
+}
 
 uint64_t host::draw() /* xorshift64* */
 {
@@ -278,7 +202,7 @@ cudaError_t host::launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_
         return say(cudaErrorInvalidConfiguration);
     hold h(lock);
     enqueue(stream, [=] {
-        if (sticky == cudaSuccess && !host::run_grid(grid, block, shared_bytes, kernel)) sticky = cudaErrorLaunchFailure;
+        if (sticky == cudaSuccess) run_grid(grid, block, shared_bytes, kernel);
     });
     return cudaSuccess;
 }
@@ -310,7 +234,7 @@ void peri_cuda_host_seed(uint64_t seed)
 void peri_cuda_host_forget(void)
 {
     hold h(lock);
-    sticky = last = cudaSuccess;
+    host::sticky = last = cudaSuccess;
     host::wrong.clear();
 }
 
@@ -342,7 +266,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device)
     if (device < 0 || device >= gpus()) return say(cudaErrorInvalidDevice);
     *out = cudaDeviceProp();
     snprintf(out->name, sizeof out->name, "pretended GPU");
-    out->totalGlobalMem = ARENA;
+    out->totalGlobalMem = host::MEMORY;
     out->sharedMemPerBlock = 48 << 10;
     out->sharedMemPerBlockOptin = 227 << 10;
     out->multiProcessorCount = 2;
@@ -365,8 +289,8 @@ cudaError_t cudaRuntimeGetVersion(int *version) { return *version = 13000, cudaS
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
 {
     hold h(lock);
-    *total = ARENA;
-    *free_bytes = ARENA - memory().used;
+    *total = host::MEMORY;
+    *free_bytes = host::MEMORY - host::memory_used();
     return cudaSuccess;
 }
 
@@ -382,20 +306,21 @@ const char *cudaGetErrorName(cudaError_t e)
     case cudaErrorNotReady: return "cudaErrorNotReady";
     case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
     case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+    case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
     default: return "cudaErrorUnknown";
     }
 }
 
 const char *cudaGetErrorString(cudaError_t e)
 {
-    return e == cudaErrorLaunchFailure && !host::wrong.empty() ? host::wrong.c_str() : cudaGetErrorName(e);
+    return e == host::sticky && !host::wrong.empty() ? host::wrong.c_str() : cudaGetErrorName(e);
 }
 
 cudaError_t cudaPeekAtLastError(void) { return last; }
 cudaError_t cudaGetLastError(void)
 {
     cudaError_t e = last;
-    if (sticky == cudaSuccess) last = cudaSuccess;
+    if (host::sticky == cudaSuccess) last = cudaSuccess;
     return e;
 }
 
@@ -412,29 +337,41 @@ cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return cudaSuccess; }
 cudaError_t cudaMalloc(void **out, size_t bytes)
 {
     hold h(lock);
-    return say(take(out, bytes));
+    return say(host::take(out, bytes, nullptr));
 }
 
 cudaError_t cudaFree(void *p)
 {
     cudaDeviceSynchronize();
     hold h(lock);
-    give(p);
+    if (p && !host::is_allocation(p)) return say(cudaErrorInvalidValue);
+    if (p) host::give(p);
     return cudaSuccess;
 }
 
-cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t) { return cudaMalloc(out, bytes); }
+cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t stream)
+{
+    hold h(lock);
+    peri_cuda_host_event here; /* the memory is there from here on in the stream, and after what waits for it */
+    move_event(&here, stream_of(stream));
+    std::shared_ptr<peri_cuda_host_event> mark(new peri_cuda_host_event(here), [](peri_cuda_host_event *e) {
+        move_event(e, nullptr);
+        delete e;
+    });
+    return say(host::take(out, bytes, [=] { return reached(mark->stream, mark->position); }));
+}
 
 cudaError_t cudaFreeAsync(void *p, cudaStream_t stream)
 {
     hold h(lock);
-    enqueue(stream, [p] { give(p); });
+    if (p && !host::is_allocation(p)) return say(cudaErrorInvalidValue);
+    if (p) enqueue(stream, [p] { host::give(p); });
     return cudaSuccess;
 }
 
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned)
 {
-    if (posix_memalign(out, PAGE, bytes ? bytes : 1) != 0) return say(cudaErrorMemoryAllocation);
+    if (posix_memalign(out, 4096, bytes ? bytes : 1) != 0) return say(cudaErrorMemoryAllocation);
     hold h(lock);
     pinned()[(const char *)*out] = bytes ? bytes : 1;
     return cudaSuccess;
@@ -483,11 +420,11 @@ cudaError_t cudaStreamQuery(cudaStream_t on)
 cudaError_t cudaDeviceSynchronize(void)
 {
     hold h(lock);
-    opened all;
+    host::opened all;
     while (step()) {}
     for (auto *s = streams; s; s = s->next)
         if (s->head) return say(cudaErrorUnknown);
-    return say(sticky);
+    return say(host::sticky);
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
@@ -498,14 +435,6 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned) { return *out = new peri_cuda_host_event, cudaSuccess; }
-
-static void move_event(cudaEvent_t e, peri_cuda_host_stream *s)
-{
-    if (s) s->refs++;
-    if (e->stream) unref(e->stream);
-    e->stream = s;
-    e->position = s ? s->queued : 0;
-}
 
 cudaError_t cudaEventDestroy(cudaEvent_t e)
 {
@@ -539,7 +468,10 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t, cudaEvent_t) 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *data)
 {
     hold h(lock);
-    enqueue(stream, [=] { fn(data); });
+    enqueue(stream, [=] {
+        host::closed all;
+        fn(data);
+    });
     return cudaSuccess;
 }
 
@@ -548,14 +480,19 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     hold h(lock);
     bool from = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice,
          to = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
-    if (kind != cudaMemcpyDefault && bytes && (from != on_device(src) || to != on_device(dst))) return say(cudaErrorInvalidValue);
-    if (!on_device(src) && !is_pinned(src)) {
+    if (kind != cudaMemcpyDefault && bytes && (from != host::on_device(src) || to != host::on_device(dst))) return say(cudaErrorInvalidValue);
+    if (!host::on_device(src) && !is_pinned(src)) {
         auto *copy = new std::string((const char *)src, bytes);
-        enqueue(stream, [=] { memcpy(dst, copy->data(), bytes), delete copy; });
+        enqueue(stream, [=] {
+            if (host::reach(dst, bytes)) memcpy(dst, copy->data(), bytes);
+            delete copy;
+        });
     } else {
-        enqueue(stream, [=] { memmove(dst, src, bytes); });
+        enqueue(stream, [=] {
+            if (host::reach(src, bytes) && host::reach(dst, bytes)) memmove(dst, src, bytes);
+        });
     }
-    if (on_device(dst) || is_pinned(dst)) return cudaSuccess;
+    if (host::on_device(dst) || is_pinned(dst)) return cudaSuccess;
     auto *s = stream_of(stream);
     return run_until(s, s->queued);
 }
@@ -563,7 +500,9 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)
 {
     hold h(lock);
-    enqueue(stream, [=] { memset(dst, value, bytes); });
+    enqueue(stream, [=] {
+        if (host::reach(dst, bytes)) memset(dst, value, bytes);
+    });
     return cudaSuccess;
 }
 

@@ -1,21 +1,69 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * internal.h: between device.cc (memory, streams) and threads.cc (the threads of a grid).
+ * internal.h: between device.cc (streams, events, copies), memory.cc and threads.cc (the threads of a grid).
  */
 #ifndef PERI_CUDA_HOST_INTERNAL_H
 #define PERI_CUDA_HOST_INTERNAL_H
 
 #include "cuda_runtime.h"
 
+#include <algorithm>
 #include <string>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#define POISON(p, n) ASAN_POISON_MEMORY_REGION(p, n)
+#define UNPOISON(p, n) ASAN_UNPOISON_MEMORY_REGION(p, n)
+#else
+#define POISON(p, n) ((void)(p), (void)(n))
+#define UNPOISON(p, n) ((void)(p), (void)(n))
+#endif
 
 namespace peri_cuda_host {
 
 /** The next number of the seed's sequence. */
 uint64_t draw();
+
+/** What the device did wrong first, in words and as the error that the calls return from then on. */
+extern std::string wrong;
+extern cudaError_t sticky;
+void found_wrong(const std::string &text, cudaError_t error);
+
+/* -- threads.cc ---------------------------------------------------------------------------------------------------------------------- */
+
 /** Run all blocks of a grid. False: the kernel did something that `wrong` tells. */
 bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &kernel);
-extern std::string wrong;
+/** The running thread of a kernel did @text: its grid ends here. */
+[[noreturn]] void give_up_kernel(const std::string &text, cudaError_t error);
+/** Why the running thread must not touch @p, which is shared memory; "": it is not. */
+std::string refused_shared(const void *p);
+
+/* -- memory.cc ----------------------------------------------------------------------------------------------------------------------- */
+
+enum : size_t { MEMORY = (size_t)3 << 30 };
+
+/** While it lives, the calling thread plays the device. */
+struct opened {
+    opened();
+    ~opened();
+};
+/** And for so long it is the host again. */
+struct closed {
+    closed();
+    ~closed();
+    int was;
+};
+/** Run @work; false: it touched what it must not (`wrong` tells). */
+bool guarded(const std::function<void()> &work);
+
+/** @ready: has the stream come to it? (Empty: yes.) */
+cudaError_t take(void **out, size_t bytes, std::function<bool()> ready);
+void give(void *p);
+bool is_allocation(const void *p);
+bool on_device(const void *p);
+size_t memory_used();
+/** Open memory of the device for a copy; host memory needs nothing. False: not all of it is there. */
+bool reach(const void *p, size_t bytes);
 
 } // namespace peri_cuda_host
 

@@ -110,7 +110,8 @@ void write_file(const std::string &name, const void *data, size_t bytes)
     std::string hidden = name + ".new";
     FILE *f = fopen(hidden.c_str(), "wb");
     if (!f) return;
-    fwrite(data, 1, bytes, f);
+    std::string copy((const char *)data, bytes); /* the system would not open memory of the device */
+    fwrite(copy.data(), 1, bytes, f);
     fclose(f);
     rename(hidden.c_str(), name.c_str());
 }
@@ -123,8 +124,10 @@ bool read_file(part *p)
     if (stat(p->name.c_str(), &s) != 0 || (size_t)s.st_size != p->bytes) return false;
     FILE *f = fopen(p->name.c_str(), "rb");
     if (!f) return false;
-    p->here = fread(p->data, 1, p->bytes, f) == p->bytes;
+    std::vector<char> room(p->bytes);
+    p->here = fread(room.data(), 1, p->bytes, f) == p->bytes;
     fclose(f);
+    if (p->here) memcpy(p->data, room.data(), p->bytes);
     if (p->here) unlink(p->name.c_str());
     return p->here;
 }

@@ -9,20 +9,13 @@
  */
 #include "internal.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <sys/mman.h>
 #include <unordered_map>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
-#define POISON(p, n) ASAN_POISON_MEMORY_REGION(p, n)
-#define UNPOISON(p, n) ASAN_UNPOISON_MEMORY_REGION(p, n)
-#else
-#define POISON(p, n) ((void)(p), (void)(n))
-#define UNPOISON(p, n) ((void)(p), (void)(n))
 #endif
 
 /* Save the stack pointer to *@from and go on where @to was saved. */
@@ -46,7 +39,6 @@ asm(".text\n"
 namespace peri_cuda_host {
 
 place *here;
-std::string wrong;
 
 namespace {
 
@@ -172,9 +164,9 @@ std::string name_of(const thread *t)
 const char *const kinds[] = {"__syncwarp", "a shuffle", "a vote", "a match", "a sum",
                              "a minimum",  "a maximum", "an and", "an or",   "an xor"};
 
-[[noreturn]] void give_up(const std::string &text)
+[[noreturn]] void give_up(const std::string &text, cudaError_t error = cudaErrorLaunchFailure)
 {
-    if (wrong.empty()) wrong = text;
+    found_wrong(text, error);
     broken = true;
     to_main(true);
     __builtin_unreachable();
@@ -311,7 +303,7 @@ bool run_block()
             text += name_of(waits[1]) + mask;
         }
         if (waits[0]) text += (waits[1] ? "; " : "") + name_of(waits[0]) + " is at a barrier of the block";
-        wrong = text;
+        found_wrong(text, cudaErrorLaunchFailure);
         return false;
     }
 }
@@ -375,6 +367,10 @@ void *shared(const void *key, size_t bytes, size_t align)
 }
 
 void *dynamic_shared() { return shared_memory; }
+
+void give_up_kernel(const std::string &text, cudaError_t error) { give_up(name_of(running) + " " + text, error); }
+
+std::string refused_shared(const void *) { return ""; }
 
 bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &kernel)
 {
