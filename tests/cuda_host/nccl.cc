@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * nccl.cc: a pretended libnccl.so.2. Processes of one machine meet in a folder of /dev/shm; each message is a file there, named by its
- * communicator, the number of the operation in it, sender and receiver. So what two ranks call as their n-th operation on a communicator
- * meets, whatever it is: operations that differ wait for ever, as with the real one. Sums go from the last rank to the first.
+ * communicator, sender, receiver, and a number: that of the operation, or, of sends and receives, how many there were between the two.
+ * So what two ranks call as their n-th operation on a communicator meets, whatever it is: operations that differ wait for ever, as with
+ * the real one; and a rank that sends nobody anything has no part in an exchange. Sums go from the last rank to the first.
  *
  * An operation runs when its stream gets there (peri_cuda_host_poll): it sends, then asks at each passage whether everything has come.
  * Communicators made with blocking = 0 say ncclInProgress a few times about everything. PERI_FAKE_NCCL, for the rank that
- * PERI_FAKE_NCCL_RANK
- * names (none: all): "delay:N" every operation takes N ms; "fail:N" the N-th operation of the process is an error that comes later;
- * "die:N" the process ends by SIGKILL in its N-th operation.
+ * PERI_FAKE_NCCL_RANK names (none: all): "delay:N" every operation takes N ms; "fail:N" the N-th operation of the process is an error that
+ * comes later; "die:N" the process ends by SIGKILL in its N-th operation.
  */
 #include "nccl.h"
 
@@ -33,6 +33,7 @@ struct ncclComm {
     ncclResult_t error = ncclSuccess;
     int busy = 0;             /* times that it says ncclInProgress yet */
     int64_t operations = 0, splits = 0;
+    std::vector<int64_t> sends, receives; /* how many, by peer */
     int64_t running = 0;
     bool closed = false;
 };
@@ -100,9 +101,9 @@ size_t size_of(ncclDataType_t t)
     }
 }
 
-std::string name_of(const ncclComm *c, int64_t number, int from, int to)
+std::string name_of(const ncclComm *c, int64_t number, int from, int to, const char *kind = "")
 {
-    return c->folder + "/" + std::to_string(number) + "-" + std::to_string(from) + "-" + std::to_string(to);
+    return c->folder + "/" + kind + std::to_string(number) + "-" + std::to_string(from) + "-" + std::to_string(to);
 }
 
 void write_file(const std::string &name, const void *data, size_t bytes)
@@ -197,8 +198,7 @@ poll_fn poller()
     return poll;
 }
 
-/* -- groups of calls: sends and receives between start and end are one operation a communicator
- * ------------------------------------------ */
+/* -- groups of calls: sends and receives between start and end are one operation a communicator ------------------------------------- */
 
 thread_local int depth;
 thread_local operation *grouped;
@@ -208,6 +208,13 @@ operation *begin(ncclComm *c)
 {
     operation *o = new operation;
     o->comm = c;
+    return o;
+}
+
+/** One that all ranks have a part in. */
+operation *begin_for_all(ncclComm *c)
+{
+    operation *o = begin(c);
     o->number = ++c->operations;
     return o;
 }
@@ -227,7 +234,9 @@ ncclResult_t message(bool receive, void *data, size_t bytes, int peer, ncclComm 
     bool alone = depth == 0;
     if (alone || !grouped) grouped = begin(c), grouped_stream = stream;
     if (grouped->comm != c) return ncclInvalidUsage;
-    part p = {peer, receive ? name_of(c, grouped->number, peer, c->rank) : name_of(c, grouped->number, c->rank, peer), (char *)data, bytes};
+    int64_t number = ++(receive ? c->receives : c->sends)[(size_t)peer];
+    part p = {peer, receive ? name_of(c, number, peer, c->rank, "message-") : name_of(c, number, c->rank, peer, "message-"), (char *)data,
+              bytes};
     (receive ? grouped->in : grouped->out).push_back(p);
     if (!alone) return ncclSuccess;
     operation *o = grouped;
@@ -241,6 +250,8 @@ ncclComm *made(const std::string &folder, int rank, int size, const ncclConfig_t
     c->folder = folder;
     c->rank = rank;
     c->size = size;
+    c->sends.resize((size_t)size);
+    c->receives.resize((size_t)size);
     c->blocking = !config || config->blocking != 0;
     c->busy = 3;
     mkdir(folder.c_str(), 0700);
@@ -357,12 +368,11 @@ EXPORT ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int 
     return message(true, recv, count * size_of(type), peer, comm, stream);
 }
 
-/** All parts of @count elements from each rank into rooms, then the sum. @parts: this rank sends part i to rank i; else all of it to all.
- *  */
+/** All parts of @count elements from each rank into rooms, then the sum. @parts: this rank sends part i to rank i; else all of it to all. */
 static ncclResult_t reduction(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm *c,
                               cudaStream_t stream, bool parts)
 {
-    operation *o = begin(c);
+    operation *o = begin_for_all(c);
     size_t bytes = count * size_of(type);
     o->recv = (char *)recv;
     o->count = count;
@@ -392,7 +402,7 @@ EXPORT ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t count
 EXPORT ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream)
 {
     if (comm->aborted) return ncclInvalidUsage;
-    operation *o = begin(comm);
+    operation *o = begin_for_all(comm);
     size_t bytes = count * size_of(type);
     for (int i = 0; i < comm->size; i++) {
         o->out.push_back({i, name_of(comm, o->number, comm->rank, i), (char *)send, bytes});
@@ -405,7 +415,7 @@ EXPORT ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, nc
                                   cudaStream_t stream)
 {
     if (comm->aborted) return ncclInvalidUsage;
-    operation *o = begin(comm);
+    operation *o = begin_for_all(comm);
     size_t bytes = count * size_of(type);
     if (comm->rank == root)
         for (int i = 0; i < comm->size; i++) o->out.push_back({i, name_of(comm, o->number, root, i), (char *)send, bytes});

@@ -3,10 +3,8 @@
  * nccl.c: the transport of GPUs: the second transport of a world (plugin/coll.h), for the memory of the device cuda.
  *
  * An operation runs on its channel's own stream, after what the poster's stream held at the post; it has ended when it has run, and what
- * the
- * poster queues then comes after it. Until then the ranks watch each other by notes over the host's transport: each post is told to the
- * next
- * rank, and what takes longer than 50 ms is asked about. So a mismatch, a dead rank and a late one are named as on other transports, though
+ * the poster queues then comes after it. Until then the ranks watch each other by notes over the host's transport: each post is told to
+ * the next rank, and what takes longer than 50 ms is asked about. So a mismatch, a dead rank and a late one are named as on other transports, though
  * NCCL itself would wait for ever: a group that fails has its communicators aborted, which ends what runs on the device.
  */
 #include "internal.h"
@@ -15,8 +13,7 @@
 
 const peri_plugin_host *peri__nccl_host;
 
-/* -- worlds and groups
- * ---------------------------------------------------------------------------------------------------------------------- */
+/* -- worlds and groups -------------------------------------------------------------------------------------------------------------- */
 
 static peri_status nccl_probe(char *reason, size_t len) { return peri__nccl_load(reason, len) ? PERI_OK : PERI_EUNSUPPORTED; }
 
@@ -114,8 +111,7 @@ static peri_status nccl_subgroup(void *group, const int32_t *ranks, int32_t n, u
     return group_make(parent->world, parent, ranks, n, tag, sub);
 }
 
-/* -- requests
- * ------------------------------------------------------------------------------------------------------------------------------- */
+/* -- requests ----------------------------------------------------------------------------------------------------------------------- */
 
 static peri_status end(nccl_request *r, peri_status status)
 {

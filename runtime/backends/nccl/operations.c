@@ -95,8 +95,7 @@ peri_status peri__nccl_communicators(nccl_group *g)
     return PERI_OK;
 }
 
-/* -- operations
- * ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- operations --------------------------------------------------------------------------------------------------------------------- */
 
 /** NCCL's name of a dtype that it sums as the contract says; false: there is none. */
 static bool native(const peri_coll_op *op, ncclDataType_t *type, ncclRedOp_t *reduce)
