@@ -6,7 +6,8 @@ local F, dist, KJT = peri.nn.functional, peri.dist, peri.KeyedJaggedTensor
 
 local counts = { 3999, 4001, 20001, 300007 }
 
-local function numbers(count, r, device) return peri.Tensor.uniform({ count }, -1, 1, 3, r, "f32", device) end
+--- Whole numbers: their sums are exact in any order, and some transports have an order of their own.
+local function numbers(count, r, device) return peri.Tensor.uniform({ count }, -1000, 1000, 3, r, "f32", device):to("i32"):to("f32") end
 
 --- The sum over ranks, in their order.
 local function sum(count, n, device)
