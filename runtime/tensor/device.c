@@ -55,7 +55,7 @@ static peri_status open_device(const char *name, peri_device *d)
     peri_error_clear(); /* what a backend says, or does not say, is about this call */
     int32_t index = (int32_t)number;
     PERI_TRY(said(d, "open", d->vtab->open(&index, &d->ctx, &d->caps)));
-    if (!colon && index >= 0) {
+    if (!colon && index >= 0 && !strcmp(backend, d->vtab->name)) { /* one that stands in for another keeps the other's name */
         memcpy(d->alias, d->name, sizeof d->alias);
         snprintf(d->name, sizeof d->name, "%.20s:%d", backend, index);
     }

@@ -161,9 +161,9 @@ describe("a DataLoadingThread", function()
 end)
 
 describe("a pipeline", function()
-  local function plain(world, n)
-    local model = support.model(world, "cpu")
-    local losses = support.plain(model, support.optimizer(model), support.batches(world:rank(), "cpu", n))
+  local function plain(world, n, device)
+    local model = support.model(world, device or "cpu")
+    local losses = support.plain(model, support.optimizer(model), support.batches(world:rank(), device or "cpu", n))
     return support.learned(model), losses
   end
 
@@ -180,7 +180,7 @@ describe("a pipeline", function()
 
   it_alone("moves what a thread has loaded to its device", function()
     sim.run(2, function(rank, world)
-      local expected = plain(world, 5)
+      local expected = plain(world, 5, "opaque")
       local model = support.model(world, "opaque")
       local p = peri.TrainPipelineSparseDist { model = model, optimizer = support.optimizer(model), device = "opaque" }
       local thread = thread_of(rank, 5)
