@@ -4,8 +4,9 @@
  *
  * An operation runs on its channel's own stream, after what the poster's stream held at the post; it has ended when it has run, and what
  * the poster queues then comes after it. Until then the ranks watch each other by notes over the host's transport: each post is told to
- * the next rank, and what takes longer than 50 ms is asked about. So a mismatch, a dead rank and a late one are named as on other transports, though
- * NCCL itself would wait for ever: a group that fails has its communicators aborted, which ends what runs on the device.
+ * the next rank, and what takes longer than 50 ms is asked about. So a mismatch, a dead rank and a late one are named as on other
+ * transports, though NCCL itself would wait for ever: a group that fails has its communicators aborted, which ends what runs on the
+ * device.
  */
 #include "internal.h"
 
