@@ -329,7 +329,7 @@ cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, enum cudaMemPoolAttr, void *)
 cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, enum cudaMemPoolAttr, void *value)
 {
     hold h(lock);
-    *(uint64_t *)value = memory().used; /* it keeps nothing that is not used */
+    *(uint64_t *)value = host::memory_used(); /* it keeps nothing that is not used */
     return cudaSuccess;
 }
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return cudaSuccess; }
