@@ -5,6 +5,9 @@ local P = require "perilune.ffi"
 local stream = peri.stream
 local C = P.C
 
+-- Another device may run work before somebody waits for it, and may refuse what reads memory too early.
+local lazy = not os.getenv "PERI_OPAQUE_DEVICE"
+
 local N = 64
 local function list_of(x)
   local list = {}
@@ -59,8 +62,10 @@ describe("streams", function()
         event:record()
         peri.keep(x)
       end)
-      assert.equal(device == "cpu", event:query()) -- opaque runs nothing before somebody waits
-      assert.equal(device == "cpu", side:query())
+      if device == "cpu" or lazy then -- opaque runs nothing before somebody waits
+        assert.equal(device == "cpu", event:query())
+        assert.equal(device == "cpu", side:query())
+      end
       event:synchronize()
       assert.is_true(event:query())
       side:synchronize()
@@ -94,7 +99,8 @@ describe("streams", function()
     end)
   end
 
-  it("have no order without events", function()
+  local it_when_lazy = lazy and it or function() end
+  it_when_lazy("have no order without events", function()
     local wrong = 0
     for seed = 1, 20 do
       for _, x in ipairs(handed_over("opaque", seed, false)) do
