@@ -1,4 +1,5 @@
--- Tables in files: every count of the cache statistics against a model in plain lists; sequences; offsets that run backwards.
+-- Tables behind a cache, in files and in a host's memory: every count of the cache statistics against a model in plain lists; sequences;
+-- offsets that run backwards.
 -- deadline: 300 s
 local peri = require "perilune"
 local support = require "spec.support.tbe"
@@ -12,8 +13,10 @@ local COUNTS = { "hits", "misses", "prefetched", "prefetch_hits", "evictions", "
 local Model = {}
 Model.__index = Model
 
-local function model_of(slots, algorithm)
-  local m = setmetatable({ slots = slots, lfu = algorithm == "LFU", here = 0, clock = 0, row = {}, uses = {}, count = {} }, Model)
+--- at_once: rows that a prefetch brings arrive with it, not when they are looked up.
+local function model_of(slots, algorithm, at_once)
+  local m = setmetatable({ slots = slots, lfu = algorithm == "LFU", at_once = at_once, here = 0, clock = 0, row = {}, uses = {},
+    count = {} }, Model)
   for _, name in ipairs(COUNTS) do m.count[name] = 0 end
   return m
 end
@@ -73,6 +76,10 @@ function Model:resolve(rows, prefetch)
     self:use(row)
     if prefetch then self:add "prefetched" end
     table.insert(ticket.wants, row)
+  end
+  if prefetch and self.at_once then
+    self:add("initialised", ticket.initialised)
+    ticket.initialised = 0
   end
   return ticket
 end
@@ -145,50 +152,58 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.equal(model.count.rows_written * record, tonumber(got.bytes_written))
     end
 
+    local cases = {}
     for _, algorithm in ipairs { "LRU", "LFU" } do
       for _, factor in ipairs { 0.25, 0.5, 1 } do
         for _, prefetch in ipairs { false, true } do
-          it(("are the model's: %s, load factor %g%s"):format(algorithm, factor, prefetch and ", prefetching" or ""), function()
-            local tables = { { name = "a", rows = ROWS, cols = COLS } }
-            local b = tier.make(tables, { device = device, factor = factor, algorithm = algorithm, directory = folder,
-              optimizer = { optimizer = "adagrad", learning_rate = 0.1 } }, true)
-            local record = tier.record_bytes(tier.files(folder)[1], ROWS)
-            local model, list = model_of(ROWS * factor, algorithm), b:blocks {
-              { table = 1, first_bag = 0, bags = BAGS, out_offset = 0, out_stride = COLS } }
-            local offsets, grad = t { 0, 5, 5, 20, 21, 30, 44, 58, 60 }, peri.full({ BAGS, COLS }, 0.5, "f32", device)
-            local ids, ticket = t(rows_of(1)), nil
-            for step = 1, 300 do
-              local ahead, train = t(rows_of(step + 1)), step % 5 ~= 0
-              local prefetched = ticket ~= nil
-              local function look() return b:lookup(ids, offsets, list, BAGS, COLS) end
-              local out
-              if train then out = look() else peri.no_grad(look) end
-              ticket = ticket or model:resolve(rows_of(step), false)
-              model:look(ticket, prefetched)
-              if not train then model:finish(ticket, false) end
-              local next_ticket
-              if prefetch then
-                b:prefetch(ahead, offsets, list)
-                next_ticket = model:resolve(rows_of(step + 1), true)
-              end
-              if train then
-                out:backward(grad)
-                model:finish(ticket, true)
-              end
-              if step % 60 == 0 then
-                b:flush()
-                model:flush()
-              end
-              if step % 10 == 0 then compare(b, model, step, record) end
-              ids, ticket = ahead, next_ticket
-            end
-            assert.is_true(model.count.hits > 0 and model.count.initialised > 0)
-            assert.equal(factor < 1, model.count.evictions > 0)
-            b:flush()
-            b:release()
-          end)
+          cases[#cases + 1] = { algorithm, factor, prefetch }
+          if device ~= "cpu" then cases[#cases + 1] = { algorithm, factor, prefetch, "memory" } end
         end
       end
+    end
+    for _, case in ipairs(cases) do
+      local algorithm, factor, prefetch, memory = unpack(case)
+      it(("are the model's: %s, load factor %g%s%s"):format(algorithm, factor, prefetch and ", prefetching" or "",
+        memory and ", in the host's memory" or ""), function()
+        local tables = { { name = "a", rows = ROWS, cols = COLS } }
+        local b = tier.make(tables, { device = device, factor = factor, algorithm = algorithm, directory = not memory and folder or nil,
+          optimizer = { optimizer = "adagrad", learning_rate = 0.1 } }, true)
+        local record = memory and 8 + 2 * 4 * COLS or tier.record_bytes(tier.files(folder)[1], ROWS)
+        assert.equal(memory ~= nil, b:cache_statistics().io == "memory")
+        local model, list = model_of(ROWS * factor, algorithm, memory), b:blocks {
+          { table = 1, first_bag = 0, bags = BAGS, out_offset = 0, out_stride = COLS } }
+        local offsets, grad = t { 0, 5, 5, 20, 21, 30, 44, 58, 60 }, peri.full({ BAGS, COLS }, 0.5, "f32", device)
+        local ids, ticket = t(rows_of(1)), nil
+        for step = 1, 300 do
+          local ahead, train = t(rows_of(step + 1)), step % 5 ~= 0
+          local prefetched = ticket ~= nil
+          local function look() return b:lookup(ids, offsets, list, BAGS, COLS) end
+          local out
+          if train then out = look() else peri.no_grad(look) end
+          ticket = ticket or model:resolve(rows_of(step), false)
+          model:look(ticket, prefetched)
+          if not train then model:finish(ticket, false) end
+          local next_ticket
+          if prefetch then
+            b:prefetch(ahead, offsets, list)
+            next_ticket = model:resolve(rows_of(step + 1), true)
+          end
+          if train then
+            out:backward(grad)
+            model:finish(ticket, true)
+          end
+          if step % 60 == 0 then
+            b:flush()
+            model:flush()
+          end
+          if step % 10 == 0 then compare(b, model, step, record) end
+          ids, ticket = ahead, next_ticket
+        end
+        assert.is_true(model.count.hits > 0 and model.count.initialised > 0)
+        assert.equal(factor < 1, model.count.evictions > 0)
+        b:flush()
+        b:release()
+      end)
     end
 
     it("count nothing of ids that are no rows", function()

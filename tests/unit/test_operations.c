@@ -435,6 +435,24 @@ static void what_a_device_lacks_is_named_before_anything_changes(void **state)
     batch_free(&b);
 }
 
+static void what_memory_a_device_lacks_is_named(void **state)
+{
+    (void)state;
+    peri_tbe *tbe = NULL;
+    peri_table_config table = {.name = "t", .rows = 10, .cols = 4};
+    peri_cache_params cache = {.load_factor = 0.5, .reserved_memory = 7};
+    peri_tbe_config c = {.device = device_of("own_way:0"), .dtype = PERI_F32, .n_tables = 1, .tables = &table, .mapped = true};
+    assert_ok(peri_tbe_optimizer_default(PERI_TBE_SGD, &c.optimizer));
+    assert_fails(peri_tbe_new(&c, &tbe), PERI_EUNSUPPORTED,
+                 "table 't' is to be in the host's memory (fused_uvm), which the kernels of device own_way:0 do not reach; allowed "
+                 "compute_kernels there: fused, fused_uvm_caching");
+    c.mapped = false;
+    c.caches = &cache;
+    assert_fails(peri_tbe_new(&c, &tbe), PERI_EUNSUPPORTED,
+                 "reserved_memory is 7 bytes, but device own_way:0 does not tell how much memory it has left; allowed there: 0");
+    assert_null(tbe);
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(sums_are_sums_on_every_device),
     cmocka_unit_test(ids_are_told_apart_on_every_device),
@@ -446,6 +464,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(tables_are_updated_alike_on_every_device),
     cmocka_unit_test(threads_may_change_between_launch_and_run),
     cmocka_unit_test(what_a_device_lacks_is_named_before_anything_changes),
+    cmocka_unit_test(what_memory_a_device_lacks_is_named),
 };
 
 int main(void) { return cmocka_run_group_tests(tests, find_plugins, NULL); }

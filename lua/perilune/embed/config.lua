@@ -157,13 +157,14 @@ local algorithms = { LRU = C.PERI_CACHE_LRU, LFU = C.PERI_CACHE_LFU }
 M.CacheAlgorithm = util.face("peri.embed.CacheAlgorithm", { LRU = "LRU", LFU = "LFU" })
 
 --- How a table that is larger than memory is cached (TorchRec's CacheParams, compute kernel "fused_uvm_caching"). What TorchRec keeps in
---- unified memory lies in a file here: `directory` says where it stays; without one it is a nameless temporary file.
+--- unified memory lies in the host's, behind a device that has its own, or in a file: `directory` says where it stays; on a CPU it is a
+--- nameless temporary file without one.
 local CacheParams = util.class "CacheParams"
 M.CacheParams = CacheParams
 
 local cache_arguments = {
   algorithm = "LRU",           -- "LRU" or "LFU"
-  load_factor = 0.2,           -- rows in memory / rows of the table
+  load_factor = 0.2,           -- rows in the cache / rows of the table
   reserved_memory = 0,         -- bytes (TorchRec: GB of the device) that caches leave to others
   precision = util.optional,   -- data type of cached rows; only the table's own
   prefetch_pipeline = false,   -- a pipeline will prefetch the next batch's rows; prefetches are always safe, so this is a note to it
@@ -307,7 +308,7 @@ local optimizer_arguments = {
   gradient_clipping = false,
   max_gradient = 1.0, -- with gradient_clipping
   bounds_check_mode = "FATAL",
-  cache_params = util.optional, -- CacheParams: tables in files
+  cache_params = util.optional, -- CacheParams: tables behind a cache
   output_dtype = util.optional, -- of pooled rows: FP32 (default), FP16, BF16
 }
 

@@ -29,9 +29,10 @@ local type_codes = {}
 for code = 0, C.PERI_SHARDING_TYPE_COUNT - 1 do type_codes[ffi.string(C.peri_sharding_type_name(code))] = code end
 M.type_codes = type_codes
 
---- dense: gradients go to an optimizer outside; fused: the optimizer runs in the backward of the lookup; fused_uvm: the same, in host
---- memory, which on a CPU is where all tables are; fused_uvm_caching: the same for tables larger than memory, in a file with a cache of its
---- rows in memory (cache_params). quant, quant_uvm: rows that are looked up only; so is "fused" in the plan of a quantized module.
+--- dense: gradients go to an optimizer outside; fused: the optimizer runs in the backward of the lookup; fused_uvm: the same, in the
+--- host's memory, which on a CPU is where all tables are; fused_uvm_caching: the same for tables larger than the device's memory, in the
+--- host's (on a CPU, or with a directory, in a file), with a cache of rows in the device's (cache_params). quant, quant_uvm: rows that are
+--- looked up only; so is "fused" in the plan of a quantized module.
 M.EmbeddingComputeKernel = util.face("peri.plan.EmbeddingComputeKernel", {
   DENSE = "dense", FUSED = "fused", FUSED_UVM = "fused_uvm", FUSED_UVM_CACHING = "fused_uvm_caching",
   QUANT = "quant", QUANT_UVM = "quant_uvm",

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * own_way.c: a device that has operations of its own, written from what kernels/ says that comes out of them: one pass, one chunk, a sort
- * by insertion. Kernels are the host's. What PERI_TEST_LACKS names it has not.
+ * by insertion. Kernels are the host's. What PERI_TEST_LACKS names it has not. own_way:0 says nothing of its memory but that it is its own.
  */
 #include "kernels/kernels.h"
 #include "runtime/plugin/device.h"
@@ -23,7 +23,7 @@ static peri_status probe(char *reason, size_t len)
 static peri_status open_device(int32_t *index, void **device, int32_t *caps)
 {
     *device = &nothing;
-    *caps = PERI_DEVICE_HOST_ACCESS | PERI_DEVICE_IMMEDIATE;
+    *caps = (*index < 0 ? PERI_DEVICE_HOST_ACCESS : 0) | PERI_DEVICE_IMMEDIATE;
     return *index <= 0 ? PERI_OK : PERI_ENOTFOUND;
 }
 
