@@ -37,7 +37,32 @@ describe("arguments of managed collision", function()
         eviction_policy = embed.LFU_EvictionPolicy {}, eviction_interval = 1 }
     end)
     refused("output_segments%[3%] is 2, allowed: whole numbers 3", function() mch { output_segments = { 0, 2, 2, 5 }, buckets = 3 } end)
-    refused("LRU_EvictionPolicy: decay_exponent is inf", function() embed.LRU_EvictionPolicy { decay_exponent = math.huge } end)
+    refused("eviction_interval is 2147483648, allowed: whole numbers 1..2147483647", function() mch { eviction_interval = 2 ^ 31 } end)
+    for _, size in ipairs { -1, 0.5, 0 / 0, 2 ^ 63, -1LL, "64", {} } do
+      refused("input_hash_size is .*, allowed: whole numbers 0", function() mch { input_hash_size = size } end)
+    end
+    refused("input_hash_size is 0, allowed: whole numbers 1.. %(spread by range%)", function()
+      mch { spread = "range", input_hash_size = 0 }
+    end)
+    refused("device", function() mch { device = "nowhere" } end)
+    refused("device", function() mch { device = 3 } end)
+    for _, exponent in ipairs { math.huge, 0 / 0, 0, -1 } do
+      refused("LRU_EvictionPolicy: decay_exponent is .*, allowed: finite numbers above 0", function()
+        embed.LRU_EvictionPolicy { decay_exponent = exponent }
+      end)
+    end
+    for _, value in ipairs { -0.1, 1.1, 0 / 0 } do
+      refused("per_id_probability is .*, allowed: 0..1", function() embed.probabilistic_threshold_filter { per_id_probability = value } end)
+      refused("per_id_probability is .*, allowed: 0..1", function()
+        embed.probabilistic_threshold_filter(peri.tensor({ 1 }, "i64"), value)
+      end)
+    end
+    refused("threshold_skew_multiplier is nan, allowed: 0..", function()
+      embed.dynamic_threshold_filter { threshold_skew_multiplier = 0 / 0 }
+    end)
+    refused("average_threshold_filter: value is 2, allowed: nil", function()
+      embed.average_threshold_filter(peri.tensor({ 1 }, "i64"), 2)
+    end)
     refused("LFU_EvictionPolicy: no argument 'decay_exponent'", function() embed.LFU_EvictionPolicy { decay_exponent = 1 } end)
     refused("threshold_filtering_func is a function, allowed: embed.dynamic_threshold_filter", function()
       embed.LFU_EvictionPolicy { threshold_filtering_func = print }
@@ -55,6 +80,11 @@ describe("arguments of managed collision", function()
       return function() embed.HashZchManagedCollisionModule(a) end
     end
     refused("zch_size is 12, total_num_buckets is 5; allowed: buckets of equal size", hash { total_num_buckets = 5 })
+    refused("zch_size is 0, allowed: whole numbers 1", hash { zch_size = 0 })
+    refused("zch_size is nan, allowed: whole numbers 1", hash { zch_size = 0 / 0 })
+    refused("total_num_buckets is 2048, allowed: whole numbers 1..1024", hash { zch_size = 4096, total_num_buckets = 2048 })
+    refused("read_only_suffix is 3, wanted a string", hash { read_only_suffix = 3 })
+    refused("input_hash_size is 0, allowed: whole numbers 1", hash { spread = "range" })
     for name, value in pairs { is_inference = true, tb_logging_frequency = 3, inference_dispatch_div_train_world_size = true,
       start_bucket = 1, end_bucket = 1, opt_in_prob = 10, percent_reserved_slots = 5, track_id_freq = true,
       enable_per_feature_lookups = true, no_bag = true, write_runtime_meta_dim = 1, persist_hash_zch_bucket = false } do
@@ -317,7 +347,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       local mc = collection { device = device }
       mc._embedding_module.reset_rows = false
       assert.error_matches(function() mc(one_feature({ 1 }, device)) end,
-        "rows of table 't' got other ids, and EmbeddingBagCollection cannot make them start again")
+        "it is in training mode, and EmbeddingBagCollection cannot make rows that get other ids start again")
+      assert.equal(0, mc:statistics().t.ids) -- refused before anything was learned
       mc:eval()
       assert.is_truthy((mc(one_feature({ 5 }, device))))
     end)
@@ -337,8 +368,60 @@ describe("quantized tables", function()
     local copy = embed.copy_to_device(mc)
     assert.same(want, copy(ids):values():to_list())
     assert.error_matches(function() mc:train()(one_feature { 8 }) end,
-      "rows of table 't' got other ids, and QuantEmbeddingBagCollection cannot make them start again; in evaluation mode")
+      "it is in training mode, and QuantEmbeddingBagCollection cannot make rows that get other ids start again; in evaluation mode")
     assert.same(want, copy(ids):values():to_list()) -- it has a map of its own
+    assert.same(want, mc:eval()(ids):values():to_list()) -- and this one has learned nothing
+  end)
+end)
+
+describe("an input_hash_func", function()
+  it("returns as many ids as it got, or is told what it returned", function()
+    for _, c in ipairs { { function() end, "nil" }, { function() return 3 end, "3" },
+      { function() return peri.tensor({ 1 }, "i64") end, "tensor i64 %[1%] on cpu" },
+      { function(ids) return ids:to "f32" end, "tensor f32 %[2%] on cpu" } } do
+      assert.error_matches(function() rows(mch { input_hash_func = c[1] }, { 5, 6 }) end,
+        "MCHManagedCollisionModule of table 't': input_hash_func returned " .. c[2] .. ", wanted a tensor of 2 ids")
+    end
+    assert.equal(2, #rows(mch { input_hash_func = function(ids) return ids:to "i32" end }, { 5, 6 }))
+  end)
+
+  it("stays left out of copies where ids come hashed", function()
+    local calls = 0
+    local module = mch { input_hash_func = function(ids)
+      calls = calls + 1
+      return ids
+    end }
+    local t = embed.EmbeddingBagConfig { name = "t", num_embeddings = 5, embedding_dim = 2, feature_names = { "f" } }
+    local mcc = embed.ManagedCollisionCollection { embedding_configs = { t }, managed_collision_modules = { t = module },
+      need_preprocess = false }
+    mcc(one_feature { 1, 2 })
+    embed.copy_to_device(mcc)(one_feature { 1, 2 })
+    assert.equal(0, calls)
+  end)
+end)
+
+describe("a copy of a module", function()
+  it("is called by its table's name, and has its time", function()
+    local module = embed.HashZchManagedCollisionModule { zch_size = 1, total_num_buckets = 1, on_miss = "error",
+      eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "f" }, single_ttl = 5 } }
+    local t = embed.EmbeddingBagConfig { name = "t", num_embeddings = 1, embedding_dim = 2, feature_names = { "f" } }
+    local mcc = embed.ManagedCollisionCollection { embedding_configs = { t }, managed_collision_modules = { t = module } }
+    mcc:set_time(100)
+    mcc(one_feature { 7 })
+    local copy = embed.copy_to_device(mcc)
+    assert.error_matches(function() copy(one_feature { 8 }) end, "table 't': id 8")
+    for _, m in ipairs { mcc, copy } do
+      m:set_time(106)
+      assert.same({ 0 }, m(one_feature { 8 }):values():to_list())
+    end
+    local later = embed.copy_to_device(mcc) -- its clock is at 106, whatever its number of steps
+    for _ = 1, 9 do assert.is_false((pcall(later, one_feature { 9 }))) end
+    later:set_time(112)
+    assert.same({ 0 }, later(one_feature { 9 }):values():to_list())
+    assert.error_matches(function()
+      embed.ManagedCollisionCollection { embedding_configs = { embed.EmbeddingBagConfig { name = "t", num_embeddings = 5,
+        embedding_dim = 2, feature_names = { "f" } } }, managed_collision_modules = { t = mch() } }:set_time(3)
+    end, "set_time: no table has a HashZchManagedCollisionModule")
   end)
 end)
 

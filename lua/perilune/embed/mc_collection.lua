@@ -131,6 +131,18 @@ function ManagedCollisionCollection:evict()
   return evicted
 end
 
+--- What time it is for all tables that have times to live: see HashZchManagedCollisionModule:set_time.
+function ManagedCollisionCollection:set_time(now)
+  local any = false
+  for _, module in util.ordered(self._managed_collision_modules) do
+    if module.set_time then
+      module:set_time(now)
+      any = true
+    end
+  end
+  if not any then P.fail(self.class_name .. ":set_time: no table has a HashZchManagedCollisionModule, whose ids have times to live") end
+end
+
 local function each(self, method)
   local result = {}
   for name, module in util.ordered(self._managed_collision_modules) do result[name] = module[method](module) end

@@ -64,10 +64,6 @@ local function reset_rows(self)
   for i = 1, #configs do
     local name = configs[i].name
     local rows = modules[name]:evict()
-    if rows and (not collection.reset_rows or collection.data_types) then -- data_types: rows are looked up only
-      P.fail(("%s: rows of table '%s' got other ids, and %s cannot make them start again; in evaluation mode (:eval()) no id is learned")
-        :format(self.class_name, name, collection.class_name))
-    end
     if rows then collection:reset_rows(name, rows) end
   end
 end
@@ -75,6 +71,11 @@ end
 --- What the collection gives for the rows of the ids, and the batch with rows instead of ids or nil. In training mode ids are learned
 --- first, and rows that get another id start again before they are looked up.
 function Base:forward(features)
+  local collection = self._embedding_module
+  if self.training and (not collection.reset_rows or collection.data_types) then -- data_types: rows are looked up only
+    P.fail(("%s: it is in training mode, and %s cannot make rows that get other ids start again; in evaluation mode (:eval()) no id is "
+      .. "learned"):format(self.class_name, collection.class_name))
+  end
   local remapped = self._managed_collision_collection(features)
   if self.training then reset_rows(self) end
   local embeddings = self._embedding_module(remapped)

@@ -89,7 +89,9 @@ function HashZchManagedCollisionModule:init(args)
   local f = "HashZchManagedCollisionModule"
   local a = util.named(f, args, arguments)
   modules.refuse(f, a, refusals)
-  util.integer(f, "total_num_buckets", a.total_num_buckets, 1, a.zch_size)
+  util.integer(f, "zch_size", a.zch_size, 1, 2 ^ 32 - 2)
+  util.integer(f, "total_num_buckets", a.total_num_buckets, 1, math.min(a.zch_size, 1024))
+  signature.value(f, "read_only_suffix", a.read_only_suffix, "string")
   if not a.output_segments and a.zch_size % a.total_num_buckets ~= 0 then
     P.fail(("%s: zch_size is %d, total_num_buckets is %d; allowed: buckets of equal size (a divisor), or output_segments"):format(
       f, a.zch_size, a.total_num_buckets))
@@ -128,7 +130,10 @@ function HashZchManagedCollisionModule:has_read_only(features)
 end
 
 --- The time that times to live are compared with from now on, in their unit (TorchRec: hours); -1, and at first: the number of steps.
-function HashZchManagedCollisionModule:set_time(now) self:map():set_time(now) end
+function HashZchManagedCollisionModule:set_time(now)
+  self:map():set_time(now)
+  self._now = now -- of copies and shards too
+end
 
 function HashZchManagedCollisionModule:describe_map(list, features)
   features = features or self._features or {}

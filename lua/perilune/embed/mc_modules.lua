@@ -3,8 +3,10 @@
 --
 --   local mch = embed.MCHManagedCollisionModule { zch_size = 1000, eviction_policy = embed.LFU_EvictionPolicy {}, eviction_interval = 2 }
 --   local rows = mch { f = jagged }   -- { f = the same with rows instead of ids }
+local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
 local jagged = require "perilune.jagged"
 local Module = require "perilune.nn.module"
 local mc_map = require "perilune.embed.mc_map"
@@ -22,6 +24,16 @@ local M = {}
 local ManagedCollisionModule = Module:extend "ManagedCollisionModule"
 M.ManagedCollisionModule = ManagedCollisionModule
 
+--- input_hash_size: a number or an int64; spread "range" divides by it.
+local function check_hash_size(f, size, spread)
+  local low, whole = spread == "range" and 1 or 0, ffi.istype("int64_t", size)
+  if type(size) == "number" then whole = size == math.floor(size) and size < 2 ^ 63 end
+  if not whole or size < low then
+    P.fail(("%s: input_hash_size is %s, allowed: whole numbers %d..%s"):format(f, signature.text(size), low,
+      spread == "range" and " (spread by range)" or ""))
+  end
+end
+
 --- Take the arguments `a`: rows, buckets or segments, and what becomes of ids without a row.
 local function setup(self, a, buckets)
   local f = self.class_name
@@ -30,6 +42,8 @@ local function setup(self, a, buckets)
   util.integer(f, "output_global_offset", a.output_global_offset, 0)
   util.one_of(f, "spread", a.spread, { "hash", "modulo", "range" })
   util.one_of(f, "on_miss", a.on_miss, { "default", "row", "hash", "drop", "error" })
+  check_hash_size(f, a.input_hash_size, a.spread)
+  if a.device ~= nil and a.device ~= "meta" then P.device(a.device) end
   local n = buckets and util.integer(f, "buckets", buckets, 1, math.min(a.zch_size, 1024)) or mc_map.buckets(a.zch_size)
   local segments, offset = a.output_segments, a.output_global_offset
   if segments then
@@ -81,7 +95,9 @@ function ManagedCollisionModule:new_map(args)
     list.segments = util.map(self._segments, function(row) return row - self.output_global_offset end)
   end
   self:describe_map(list, a.features)
-  return mc_map.new(list)
+  local map = mc_map.new(list)
+  if self._now then map:set_time(self._now) end
+  return map
 end
 
 --- Its own map, made when it is first needed.
@@ -96,13 +112,29 @@ function ManagedCollisionModule:map()
   return self._map
 end
 
+--- What input_hash_func makes of ids (a tensor): as many ids.
+function ManagedCollisionModule:hashed(ids)
+  local made = self.input_hash_func(ids, self.input_hash_size)
+  local is_tensor = Tensor.is(made)
+  if not is_tensor or made:dim() ~= 1 or made:size(1) ~= ids:size(1) or made:dtype() ~= "i64" and made:dtype() ~= "i32" then
+    P.fail(("%s: input_hash_func returned %s, wanted a tensor of %d ids (i64 or i32)"):format(self:title(),
+      is_tensor and tostring(made) or signature.text(made), ids:size(1)))
+  end
+  return made
+end
+
+--- What messages call it.
+function ManagedCollisionModule:title()
+  return self.name and ("%s of table '%s'"):format(self.class_name, self.name) or self.class_name
+end
+
 --- Rows (i64, from output_global_offset on) of the raw ids of this table's features: a list of i64 tensors, and of results. In training
 --- mode that is a step: ids are counted, learned and forgotten.
 function ManagedCollisionModule:remap_values(ids)
   local map = self:map()
   self._state:settle()
   for i = 1, #ids do
-    if self.input_hash_func then ids[i] = self.input_hash_func(ids[i], self.input_hash_size) end
+    if self.input_hash_func then ids[i] = self:hashed(ids[i]) end
   end
   local rows = self.asks and map:remap_scored(ids, self.training, self.eviction_policy, self.name or self.class_name)
     or map:remap(ids, self.training)
@@ -199,7 +231,8 @@ function ManagedCollisionModule:copy(device)
   local args = util.copy(self._arguments)
   args.device = device or args.device
   local copy = getmetatable(self)(args)
-  copy.training, copy._features = self.training, self._features
+  copy.training, copy._features, copy.name, copy._now = self.training, self._features, self.name, self._now
+  copy.input_hash_func = self.input_hash_func -- false where its collection takes hashed ids
   if not self._map then return copy end
   self._state:settle()
   local map = {}
@@ -257,7 +290,7 @@ function MCHManagedCollisionModule:init(args)
   local old = { nil, "TorchRec ignores it too; ids without a row: see on_miss" }
   refuse(f, a, { mch_size = old, mch_hash_func = old })
   setup(self, a, a.buckets)
-  util.integer(f, "eviction_interval", a.eviction_interval, 1)
+  util.integer(f, "eviction_interval", a.eviction_interval, 1, 2 ^ 31 - 1)
   if a.input_hash_func ~= nil and not util.is_callable(a.input_hash_func) then
     P.fail(("%s: input_hash_func is %s, wanted a function(ids, input_hash_size)"):format(f, signature.text(a.input_hash_func)))
   end

@@ -41,15 +41,26 @@ function Filter:init(name, kind, argument, value, apply)
   end
   self.name, self.kind, self.argument, self.value, self.apply = name, kind, argument, value, apply
 end
+
+--- A filter's argument, if it makes sense: a probability, or a multiple of a mean.
+local function argument_of(filter, value)
+  local high = filter.kind == C.PERI_FILTER_PROBABILISTIC and 1 or math.huge
+  if not (util.number(filter.name, filter.argument, value) >= 0 and value <= high) then
+    P.fail(("%s: %s is %g, allowed: 0..%s"):format(filter.name, filter.argument, value, high == 1 and "1" or ""))
+  end
+  return value
+end
+
 function Filter:__tostring() return self.argument and ("%s(%g)"):format(self.name, self.value) or self.name end
 function Filter:__call(counts, value)
   if not Tensor.is(counts) and (type(counts) == "table" or counts == nil) then
     local a = util.named(self.name, counts, self.argument and { [self.argument] = self.value } or {})
-    local value_of = self.argument and util.number(self.name, self.argument, a[self.argument])
+    local value_of = self.argument and argument_of(self, a[self.argument])
     return Filter(self.name, self.kind, self.argument, value_of, self.apply)
   end
   signature.value(self.name, "counts", counts, "tensor")
-  if value ~= nil then util.number(self.name, self.argument or "value", value) end
+  if value ~= nil and not self.argument then P.fail(("%s: value is %s, allowed: nil"):format(self.name, signature.text(value))) end
+  if value ~= nil then argument_of(self, value) end
   return self.apply(counts, value or self.value)
 end
 
@@ -92,9 +103,6 @@ local function take_filter(self, filter)
       .. "embed.probabilistic_threshold_filter, each as it is or called with { its argument }"):format(self.class_name,
       signature.text(filter)))
   end
-  if filter and filter.kind == C.PERI_FILTER_PROBABILISTIC and not (filter.value >= 0 and filter.value <= 1) then
-    P.fail(("%s: per_id_probability is %g, allowed: 0..1"):format(self.class_name, filter.value))
-  end
   self.threshold_filtering_func = filter or false
 end
 
@@ -118,8 +126,8 @@ local function define(name, kind, decays)
   local spec = { threshold_filtering_func = util.optional, decay_exponent = decays and 1 or nil }
   function class:init(args)
     local a = util.named(name, args, spec)
-    if decays and not (a.decay_exponent > -math.huge and a.decay_exponent < math.huge) then
-      P.fail(("%s: decay_exponent is %g, allowed: finite numbers"):format(name, a.decay_exponent))
+    if decays and not (a.decay_exponent > 0 and a.decay_exponent < math.huge) then
+      P.fail(("%s: decay_exponent is %g, allowed: finite numbers above 0"):format(name, a.decay_exponent))
     end
     self.decay_exponent = a.decay_exponent or 1
     take_filter(self, a.threshold_filtering_func)
