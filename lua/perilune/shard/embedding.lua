@@ -194,14 +194,16 @@ end
 --- Bring the rows that `dist` (waited for, not yet looked up) will need from files into memory, in the background.
 function ShardedEmbeddingModule:prefetch(dist)
   local work = arrived(self, "prefetch", dist)
-  while check(C.peri_sharded_prefetch(module_ptr(self._ref), work.ptr)) == C.PERI_PENDING do self:give_scores() end
+  while check(C.peri_sharded_prefetch(module_ptr(self._ref), work.ptr)) == C.PERI_PENDING do
+    self:at_home(self.give_scores, self)
+  end
 end
 
 --- What `dist` holds lives on in the gradient tape only.
 function ShardedEmbeddingModule:lookup(dist)
   local work = arrived(self, "compute_and_output_dist", dist)
   while check(C.peri_sharded_compute_and_output_dist(module_ptr(self._ref), work.ptr, work_out)) == C.PERI_PENDING do
-    self:give_scores()
+    self:at_home(self.give_scores, self)
   end
   work:release()
   return RowsAwaitable(self, work_out[0])

@@ -49,6 +49,11 @@ function M.plan_of(plan, mcc, env)
     local module = mcc:managed_collision_modules()[name]
     entries[name] = module and M.create_mc_sharding(sharding, module, env) or sharding
   end
+  for _, t in ipairs(mcc:embedding_configs()) do
+    if not entries[t.name] then
+      P.fail(("table '%s' is not in the plan; planned tables: %s"):format(t.name, table.concat(util.keys(entries), ", ")))
+    end
+  end
   return types.EmbeddingModuleShardingPlan(entries)
 end
 
@@ -82,29 +87,29 @@ local function piece_of(self, t, module, segments)
 end
 
 --- The module's arguments as lines of peri_sharded_collision.agreed.
-local function agreed_of(module)
-  return table.concat(util.map(module:agreement(), function(line)
-    return line[1] .. "\t" .. line[2]:gsub("%c", " ")
-  end), "\n")
+local function agreed_of(module, returns_rows)
+  local lines = util.map(module:agreement(), function(line) return line[1] .. "\t" .. line[2]:gsub("%c", " ") end)
+  lines[#lines + 1] = "return_remapped_features\t" .. tostring(returns_rows)
+  return table.concat(lines, "\n")
 end
 
 --- What C is told of table t.
-local function fill(entry, x, module)
+local function fill(entry, x, module, returns_rows)
   local segments = ffi.new("int64_t[?]", #x.segments, x.segments)
   entry.segments, entry.buckets, entry.spread = segments, #x.segments - 1, mc_map.spreads[module.spread]
   entry.input_hash_size = module.spread == "range" and module.input_hash_size or 0
   entry.map = x.piece and mc_map.ptr(x.piece.map) or nil
-  x.agreed = agreed_of(module)
+  x.agreed = agreed_of(module, returns_rows)
   entry.agreed = x.agreed
   return segments
 end
 
 function Sharded:init(args)
   local a = util.named(self.class_name, args, { managed_collision_collection = util.required, plan = util.required, group = util.required,
-    device = util.optional })
+    device = util.optional, returns_rows = false })
   local mcc = a.managed_collision_collection
   self._plan, self._group, self._device, self._features = a.plan, a.group, a.device, mcc:feature_names()
-  self._agreed = false
+  self._agreed, self._made_of = false, setmetatable(util.copy(a), {}) -- a metatable: no place to look for modules
   self._configs, self._tables = mcc:embedding_configs(), setmetatable({}, {}) -- a metatable: no place to look for modules
   for _, t in ipairs(self._configs) do
     local module = mcc:managed_collision_modules()[t.name]
@@ -114,7 +119,7 @@ function Sharded:init(args)
     local x = { segments = segments_of(module), module = module, config = t }
     x.piece = piece_of(self, t, module, x.segments)
     x.c = ffi.new "peri_sharded_collision[1]"
-    x.kept = fill(x.c[0], x, module)
+    x.kept = fill(x.c[0], x, module, a.returns_rows)
     self._tables[t.name] = x
   end
 end
@@ -139,7 +144,7 @@ function Sharded:hashed(features)
         local k = keys[name]
         if k and edges[k + 1] > edges[k] then
           local part = values:slice(1, edges[k], edges[k + 1])
-          part:copy(module.input_hash_func(copy_of(part), module.input_hash_size))
+          part:copy(module:hashed(copy_of(part)))
         end
       end
     end
@@ -205,6 +210,43 @@ function Sharded:copy_from(mcc)
       x.piece.map:load(states, 0, #x.segments - 1)
     end
   end
+end
+
+--- Take the maps of another sharded collection of the same tables and plan.
+function Sharded:copy_maps(other)
+  other:settle()
+  for name, x in util.ordered(self._tables) do
+    local from, states = other._tables[name].piece, {}
+    if from then
+      for i, state in ipairs(from.map:state_names()) do states[state] = from.map:state(i):to(nil, self._device) end
+      x.piece.map:load(states, from.first, from.n)
+    end
+  end
+  if other._now then self:set_time(other._now) end
+end
+
+--- A collection that knows the same and learns for itself; on another device, or (nil) the same one.
+function Sharded:copy(device)
+  local a = util.copy(self._made_of)
+  a.device = device or a.device
+  local copy = getmetatable(self)(a)
+  copy:copy_maps(self)
+  return copy:train(self.training)
+end
+
+--- What time it is for this rank's shards of tables that have times to live (HashZchManagedCollisionModule:set_time); say the same on all
+--- ranks. Local.
+function Sharded:set_time(now)
+  local any = false
+  for _, x in util.ordered(self._tables) do
+    if x.module.set_time then
+      signature.value(self.class_name .. ":set_time", "now", now, "integer")
+      if x.piece then x.piece.map:set_time(now) end
+      any = true
+    end
+  end
+  if not any then P.fail(self.class_name .. ":set_time: no table has a HashZchManagedCollisionModule, whose ids have times to live") end
+  self._now = now
 end
 
 -- -- state -----------------------------------------------------------------------------------------------------------------------------
@@ -295,9 +337,12 @@ function Sharded:statistics()
   end
   local sums = Tensor.tensor(list, "i64", self._device)
   self._group:all_reduce(sums):wait()
+  local steps = Tensor.tensor(util.map(names, function(name) return own[name].iterations end), "i64", self._device)
+  self._group:all_reduce(steps, "max"):wait() -- a rank without rows of a table has counted none
+  steps = steps:to_list()
   local values, at, result = sums:to_list(), 0, {}
-  for _, name in ipairs(names) do
-    local s = {}
+  for i_table, name in ipairs(names) do
+    local s = { iterations = steps[i_table] }
     for i, k in ipairs(counts) do s[k] = tonumber(values[at + i]) end
     at = at + #counts
     result[name] = with_rates(s)

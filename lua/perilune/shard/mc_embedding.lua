@@ -60,10 +60,19 @@ local function sharded_class(Base, class_name, prefix)
     own.returns_rows = own.return_remapped_features or false
     own.plan = mc_collection.plan_of(own.plan, mcc, ShardingEnv.from_process_group(own.group))
     own.collisions = mc_collection.ShardedManagedCollisionCollection { managed_collision_collection = mcc, plan = own.plan,
-      group = own.group, device = own.device }
+      group = own.group, device = own.device, returns_rows = own.returns_rows }
     own.managed_collision_collection, own.return_remapped_features = nil, nil
     Base.init(self, own)
     self._managed_collision_collection, self._returns = own.collisions, own.returns_rows
+    local again = self._made_of -- what a copy is made of
+    again.managed_collision_collection, again.return_remapped_features = mcc, own.returns_rows
+    again.collisions, again.returns_rows = nil, nil
+  end
+
+  function Sharded:copy(device)
+    local other = Base.copy(self, device)
+    other._managed_collision_collection:copy_maps(self._managed_collision_collection)
+    return other
   end
 
   function Sharded:give_scores() self._managed_collision_collection:give_scores() end
