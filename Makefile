@@ -308,6 +308,14 @@ $(UNIT): $B/%: %.c $(LIB_A)
 	@$(if $(V),,echo '  TEST    $<')
 	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -rdynamic -MMD -MP $< $(LIB_A) -lcmocka $(LIBS) -o $@
 
+# Programs in C++: of the pretended GPU.
+UNIT_CXX := $(if $(and $(HAVE_CXX),$(HAVE_CMOCKA)),$(patsubst %.cc,$B/%,$(wildcard tests/unit/*.cc)))
+UNIT_CXX_OBJ := $(patsubst %,$B/cuda_host/tests/cuda_host/%.o,device memory threads)
+$(UNIT_CXX): $B/%: %.cc $(UNIT_CXX_OBJ)
+	@mkdir -p $(@D)
+	@$(if $(V),,echo '  TEST    $<')
+	$(Q)$(CXX) $(CXXFLAGS) -MMD -MP $< $(UNIT_CXX_OBJ) -lcmocka -lpthread -o $@
+
 $(FUZZ): $B/%: %.c tests/harness/fuzz_main.c $(LIB_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  FUZZ    $<')
@@ -326,9 +334,9 @@ test:
 	@$(SUBMAKE) setup
 	@$(SUBMAKE) check
 
-check: all $(UNIT) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(NCCL_HOST) $(CU_SEEN)
+check: all $(UNIT) $(UNIT_CXX) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(NCCL_HOST) $(CU_SEEN)
 	@$(RUN_TESTS)
-check-c: all $(UNIT) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(NCCL_HOST) $(CU_SEEN)
+check-c: all $(UNIT) $(UNIT_CXX) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(NCCL_HOST) $(CU_SEEN)
 	@$(RUN_TESTS) --parts=c,fuzz
 check-lua: all
 	@$(RUN_TESTS) --parts=lua
@@ -349,7 +357,7 @@ parity:
 lint: all
 	@$(RUN_TESTS) --parts=lint
 
--include $(UNIT:=.d) $(FUZZ:=.d) $(TEST_PLUGINS:=.d)
+-include $(UNIT:=.d) $(UNIT_CXX:=.d) $(FUZZ:=.d) $(TEST_PLUGINS:=.d)
 -include $(OBJ:.o=.d) $(HOST_OBJ:.o=.d) $(PLUGIN_OBJ:.o=.d)
 
 # -- the demonstration and the benchmarks ----------------------------------------------------------------------------------------------

@@ -100,8 +100,8 @@ local function skip(name, reason) skips[#skips + 1] = { name = name, reason = re
 -- Programs found by wildcard become <build>/tests/<folder>/<name>.
 local function programs(folder)
   local found = {}
-  for _, path in ipairs(lines(("ls tests/%s/*.c 2>/dev/null"):format(folder))) do
-    found[#found + 1] = { name = path, program = ("./%s/%s"):format(B, (path:gsub("%.c$", ""))), head = head_of(path) }
+  for _, path in ipairs(lines(("ls tests/%s/*.c tests/%s/*.cc 2>/dev/null"):format(folder, folder))) do
+    found[#found + 1] = { name = path, program = ("./%s/%s"):format(B, (path:gsub("%.cc?$", ""))), head = head_of(path) }
   end
   return found
 end
@@ -115,6 +115,7 @@ if wanted.c then
   for _, folder in ipairs { "unit", "kernels" } do
     for _, p in ipairs(programs(folder)) do
       if options.cmocka == "" then skip(p.name, "cmocka was not found")
+      elseif p.name:find "%.cc$" and not io.open(p.program) then skip(p.name, "no C++ compiler was found")
       else job { name = p.name, part = "C programs", head = p.head, argv = { p.program }, deadline = 60, tap = true } end
     end
   end

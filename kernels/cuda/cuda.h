@@ -70,8 +70,8 @@ typedef struct peri_cuda_call {
 
 #if defined(PERI_CUDA_HOST)
 #define PERI_SHARED(type, name, n) \
-    static const char name##_key_ = 0; \
-    type *const name = (type *)peri_cuda_host::shared(&name##_key_, sizeof(type) * (n), alignof(type))
+    static peri_cuda_host::slot name##_slot_; \
+    type *const name = (type *)peri_cuda_host::shared(&name##_slot_, sizeof(type) * (n), alignof(type))
 #define PERI_SHARED_DYNAMIC(type, name) type *const name = (type *)peri_cuda_host::dynamic_shared()
 #define PERI_UNROLL
 #else
@@ -93,7 +93,7 @@ template <class... P, class... A>
 static inline cudaError_t peri_cuda_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, const peri_cuda_call *c, A... args)
 {
 #if defined(PERI_CUDA_HOST)
-    return peri_cuda_host::launch(grid, block, shared, c->stream, [=] { kernel(args...); });
+    return peri_cuda_host::launch((const void *)kernel, grid, block, shared, c->stream, [=] { kernel(args...); });
 #else
     kernel<<<grid, block, shared, c->stream>>>(args...);
     return cudaPeekAtLastError();

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * cuda_runtime.h: stands in for NVIDIA's header of this name where no GPU is: what CUDA C adds to C++, so that kernels/cuda compiles for
- * the
- * host unchanged. The blocks of a grid run one by one, the threads of a block as coroutines of one thread (device.cc), which change at
- * barriers,
- * at warp operations and, now and then, at atomic ones; in which order, a seed decides. A thread that a barrier or a mask misses, and one
- * that is not expected, is an error in words.
+ * the host unchanged. The blocks of a grid run one by one, the threads of a block as coroutines of one thread (threads.cc), which change at
+ * barriers, at warp operations and, now and then, at atomic ones. A thread that a barrier or a mask misses, and one that is not expected,
+ * is an error in words.
  *
  * Numbers (shuffles, votes, matches, atomics, intrinsics) mean what the CUDA C++ Programming Guide says of them.
  */
@@ -57,18 +55,25 @@ enum kind { SYNC, SHFL, BALLOT, MATCH, ADD, MIN, MAX, AND, OR, XOR };
 
 /** A meeting of the lanes of @mask: each brings @value (and the lane whose value it wants), and gets the outcome. */
 uint64_t meet(kind k, unsigned mask, uint64_t value, int source);
-void barrier();
-/** A barrier that tells everybody how many brought something but 0. */
-int barrier_count(int predicate);
+/** The barrier of this line of the source; tells everybody how many brought something but 0. */
+int barrier_count(int predicate, const char *file, int line);
 /** Somebody else may run here. */
 void interrupt();
-/** Memory of the running block; @key: where in the source. */
-void *shared(const void *key, size_t bytes, size_t align);
+/** An array of shared memory in the source. */
+struct slot {
+    uint64_t block; /* which one it was made for last */
+    void *at, *place;
+};
+/** It in the running block. */
+void *shared(slot *s, size_t bytes, size_t align);
 void *dynamic_shared();
 
 /** Queue something that the device does, its memory open. */
 cudaError_t task(cudaStream_t stream, std::function<void()> work);
-cudaError_t launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std::function<void()> kernel);
+/** @kernel: its address. */
+cudaError_t launch(const void *kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std::function<void()> call);
+
+cudaError_t allow_shared(const void *kernel, int bytes);
 
 template <class T> uint64_t word(T x)
 {
@@ -93,10 +98,11 @@ inline int lane() { return (int)((here->thread.x + here->threads.x * (here->thre
 #define gridDim (peri_cuda_host::here->blocks)
 static constexpr int warpSize = 32;
 
-static inline void __syncthreads() { peri_cuda_host::barrier(); }
-static inline int __syncthreads_count(int p) { return peri_cuda_host::barrier_count(p); }
-static inline int __syncthreads_or(int p) { return peri_cuda_host::barrier_count(p) > 0; }
-static inline int __syncthreads_and(int p) { return peri_cuda_host::barrier_count(!p) == 0; }
+#define PERI_CUDA_HOST_LINE const char *file = __builtin_FILE(), int line = __builtin_LINE()
+static inline void __syncthreads(PERI_CUDA_HOST_LINE) { peri_cuda_host::barrier_count(0, file, line); }
+static inline int __syncthreads_count(int p, PERI_CUDA_HOST_LINE) { return peri_cuda_host::barrier_count(p, file, line); }
+static inline int __syncthreads_or(int p, PERI_CUDA_HOST_LINE) { return peri_cuda_host::barrier_count(p, file, line) > 0; }
+static inline int __syncthreads_and(int p, PERI_CUDA_HOST_LINE) { return peri_cuda_host::barrier_count(!p, file, line) == 0; }
 static inline void __syncwarp(unsigned mask = 0xffffffffu) { peri_cuda_host::meet(peri_cuda_host::SYNC, mask, 0, 0); }
 static inline void __threadfence() { peri_cuda_host::interrupt(); }
 static inline void __threadfence_block() { peri_cuda_host::interrupt(); }
@@ -204,10 +210,10 @@ template <class T> static inline T __ldcs(const T *p) { return *p; }
 template <class T> static inline T __ldcg(const T *p) { return *p; }
 template <class T> static inline void __stcs(T *p, T x) { *p = x; }
 
-/** Kernels of the device by their name, as cudaFuncSetAttribute takes them. */
-template <class F> static inline cudaError_t cudaFuncSetAttribute(F, cudaFuncAttribute, int bytes)
+/** The device's kernels may ask for more than 48 KiB of shared memory at a launch only after this. */
+template <class F> static inline cudaError_t cudaFuncSetAttribute(F kernel, cudaFuncAttribute, int bytes)
 {
-    return bytes <= 227 << 10 ? cudaSuccess : cudaErrorInvalidValue;
+    return peri_cuda_host::allow_shared((const void *)kernel, bytes);
 }
 
 #endif

@@ -108,8 +108,10 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
 
 /* -- for tests only --------------------------------------------------------------------------------------------------------------- */
 
-/** Choose orders (streams, blocks, threads of a block) from @seed. */
+/** Choose orders (streams, blocks, threads of a block) from @seed; at first it is that of PERI_CUDA_HOST_SEED, or 1. */
 void peri_cuda_host_seed(uint64_t seed);
+/** Of the threads of a block: a word of PERI_CUDA_HOST_ORDER (threads.cc). */
+void peri_cuda_host_order(const char *name);
 /** What the last kernel did wrong (threads that wait for each other, masks that disagree), in words; "": nothing. */
 const char *peri_cuda_host_wrong(void);
 void peri_cuda_host_forget(void);

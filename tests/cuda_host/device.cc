@@ -25,7 +25,8 @@ namespace {
 std::recursive_mutex lock;
 using hold = std::lock_guard<std::recursive_mutex>;
 
-uint64_t state = 1;
+uint64_t seed_of(const char *text) { return text && strtoull(text, nullptr, 10) ? strtoull(text, nullptr, 10) : 1; }
+uint64_t state = seed_of(getenv("PERI_CUDA_HOST_SEED"));
 thread_local cudaError_t last;
 
 cudaError_t say(cudaError_t e)
@@ -194,15 +195,29 @@ uint64_t host::draw() /* xorshift64* */
     return state * 0x2545f4914f6cdd1du;
 }
 
-cudaError_t host::launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, std::function<void()> kernel)
+static std::map<const void *, int> &allowed_shared()
+{
+    static auto *bytes = new std::map<const void *, int>;
+    return *bytes;
+}
+
+cudaError_t host::allow_shared(const void *kernel, int bytes)
+{
+    hold h(lock);
+    if (bytes < 0 || bytes > 227 << 10) return say(cudaErrorInvalidValue);
+    allowed_shared()[kernel] = bytes;
+    return cudaSuccess;
+}
+
+cudaError_t host::launch(const void *kernel, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, std::function<void()> call)
 {
     size_t threads = (size_t)block.x * block.y * block.z, blocks = (size_t)grid.x * grid.y * grid.z;
-    if (!threads || threads > 1024 || block.z > 64 || !blocks || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535 ||
-        shared_bytes > (227u << 10))
+    if (!threads || threads > 1024 || block.z > 64 || !blocks || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535)
         return say(cudaErrorInvalidConfiguration);
     hold h(lock);
+    if (shared_bytes > 48 << 10 && (size_t)allowed_shared()[kernel] < shared_bytes) return say(cudaErrorInvalidValue);
     enqueue(stream, [=] {
-        if (sticky == cudaSuccess) run_grid(grid, block, shared_bytes, kernel);
+        if (sticky == cudaSuccess) run_grid(grid, block, shared_bytes, call);
     });
     return cudaSuccess;
 }

@@ -79,8 +79,8 @@ void check_margins(const range &r)
     if (!b.live) return;
     for (char *p = b.at + b.bytes; r.to == end && p < end; p++)
         if (*p != (char)b.noise) {
-            snprintf(text, sizeof text, "something wrote %zu bytes past the end of an allocation of %zu bytes", (size_t)(p - b.at) - b.bytes,
-                     b.bytes);
+            snprintf(text, sizeof text, "something wrote %zu bytes past the end of an allocation of %zu bytes",
+                     (size_t)(p - b.at) + 1 - b.bytes, b.bytes);
             found_wrong(text, cudaErrorIllegalAddress);
             *p = (char)b.noise;
         }
@@ -257,7 +257,7 @@ bool guarded(const std::function<void()> &work)
 bool on_device(const void *p) { return p >= memory().at && p < memory().at + ADDRESSES; }
 size_t memory_used() { return memory().used; }
 
-/* -- allocations ------------------------------------------------------------------------------------------------------------------------ */
+/* -- allocations ----------------------------------------------------------------------------------------------------------------------- */
 
 cudaError_t take(void **out, size_t bytes, std::function<bool()> ready)
 {

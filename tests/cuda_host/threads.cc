@@ -1,17 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * threads.cc: the threads of a grid. Blocks run one after the other, in an order from the seed. The threads of a block are coroutines; one
- * runs until it meets others (a barrier of the block, an operation of a warp), ends, or is interrupted at an atomic operation; who is next,
- * the seed says: a result that depends on it lacks a barrier.
+ * threads.cc: the threads of a grid. Blocks run one after the other. The threads of a block are coroutines; one runs until it meets others
+ * (a barrier of the block, an operation of a warp), ends, or is interrupted at an atomic operation. Who is next:
  *
- * A barrier opens when all threads of the block that have not ended are at it; an operation of a warp when all lanes of its mask that
- * have not ended brought theirs. When nobody can go on, the block is given up and `wrong` says who waits for what.
+ *   PERI_CUDA_HOST_ORDER=forward | backward | random | varied
+ *
+ * (random: another order each round; varied, the default: another of the three each launch, or each round). A result that depends on it
+ * lacks a barrier.
+ *
+ * A barrier opens when all threads of the block that have not ended are at it, the same one of the source; an operation of a warp when all
+ * lanes of its mask that have not ended brought theirs. When nobody can go on, the block is given up and `wrong` says who waits for what.
+ *
+ * Each array of shared memory ends where a page without access begins.
  */
 #include "internal.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <sys/mman.h>
-#include <unordered_map>
+#include <unistd.h>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -42,36 +49,45 @@ place *here;
 
 namespace {
 
-enum : size_t { STACK = 256 << 10, SHARED_MOST = 227 << 10, GAP = 64 };
-enum what { FREE, READY, AT_BARRIER, IN_WARP, ENDED };
+enum : size_t { STACK = 256 << 10, SHARED_MOST = 227 << 10, SHARED_USUAL = 48 << 10, THREADS_MOST = 1024 };
+enum what : uint8_t { READY, AT_BARRIER, IN_WARP, ENDED };
 
 struct meeting {
-    unsigned mask = 0, arrived = 0;
-    kind k = SYNC;
-    uint64_t value[32], result[32];
+    unsigned mask, arrived;
+    kind k;
+    uint64_t value[32];
     int source[32];
 };
 
 struct thread {
     place at;
-    what state = FREE;
     char *stack = nullptr;
     void *sp = nullptr, *fake = nullptr;
+    bool spoiled = false; /* it was given up, or is being run: its stack may hold what the address sanitizer watches */
 #if !defined(__x86_64__)
     ucontext_t context;
 #endif
-    int warp = 0, lane = 0, brought = 0;
+    int number = 0, warp = 0, lane = 0;
     uint64_t result = 0;
-    const meeting *in = nullptr;
+};
+
+struct warp {
+    unsigned gone = 0; /* lanes that ended, or never were */
+    std::vector<meeting *> open;
 };
 
 std::vector<thread *> threads; /* of the block; kept for the next one */
-std::vector<std::vector<meeting *>> warps;
+what state[THREADS_MOST];
+std::vector<warp> warps;
+std::vector<meeting *> spare;
 size_t count, ended_threads, at_barrier;
-int barrier_sum, barrier_result;
+int barrier_sum, barrier_result, barrier_line;
+const char *barrier_file;
 thread *running;
 bool broken;
 const std::function<void()> *body;
+
+/* -- from one to another -------------------------------------------------------------------------------------------------------------- */
 
 void *main_sp;
 #if defined(__SANITIZE_ADDRESS__)
@@ -83,21 +99,64 @@ size_t main_size;
 ucontext_t main_context;
 #endif
 
-void to_main(bool for_good)
+/** Go on with @to, from @from, which comes back here unless it leaves @for_good. NULL: what is no thread. */
+void go(thread *from, thread *to, bool for_good)
 {
-    thread *t = running;
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(for_good ? nullptr : &t->fake, main_bottom, main_size);
-#endif
+    running = to;
+    here = to ? &to->at : nullptr;
     (void)for_good;
+#if defined(__SANITIZE_ADDRESS__)
+    void **fake = from ? &from->fake : &main_fake;
+    __sanitizer_start_switch_fiber(for_good ? nullptr : fake, to ? to->stack : main_bottom, to ? STACK : main_size);
+#endif
 #if defined(__x86_64__)
-    peri_cuda_host_switch(&t->sp, main_sp);
+    peri_cuda_host_switch(from ? &from->sp : &main_sp, to ? to->sp : main_sp);
 #else
-    swapcontext(&t->context, &main_context);
+    swapcontext(from ? &from->context : &main_context, to ? &to->context : &main_context);
 #endif
 #if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(t->fake, nullptr, nullptr);
+    __sanitizer_finish_switch_fiber(*fake, nullptr, nullptr);
 #endif
+}
+
+enum way { FORWARD, BACKWARD, RANDOM, VARIED };
+way launch_way, asked_way = VARIED;
+uint16_t order[THREADS_MOST];
+size_t at_order;
+bool moved; /* somebody ran in this round */
+
+void new_round()
+{
+    uint64_t w = launch_way == VARIED ? draw() % 3 : (uint64_t)launch_way;
+    if (w == FORWARD)
+        for (size_t i = 0; i < count; i++) order[i] = (uint16_t)i;
+    else if (w == BACKWARD)
+        for (size_t i = 0; i < count; i++) order[i] = (uint16_t)(count - 1 - i);
+    else
+        for (size_t i = count; i > 1; i--) std::swap(order[i - 1], order[draw() % i]);
+    at_order = 0;
+    moved = false;
+}
+
+/** Who runs next; NULL: nobody can. */
+thread *pick()
+{
+    for (;; new_round()) {
+        while (at_order < count) {
+            size_t i = order[at_order++];
+            if (state[i] != READY) continue;
+            moved = true;
+            return threads[i];
+        }
+        if (!moved || ended_threads == count) return nullptr;
+    }
+}
+
+/** The running thread waits, or lets others run. */
+void leave()
+{
+    thread *t = running, *next = pick();
+    if (next != t) go(t, next, false);
 }
 
 void end_of(thread *t);
@@ -105,21 +164,28 @@ void end_of(thread *t);
 void entry()
 {
 #if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(nullptr, &main_bottom, &main_size);
+    const void *bottom;
+    size_t size;
+    __sanitizer_finish_switch_fiber(nullptr, &bottom, &size);
+    if (!main_bottom) main_bottom = bottom, main_size = size; /* the first thread ever is gone to from there */
 #endif
     (*body)();
-    end_of(running);
-    to_main(true);
+    thread *t = running;
+    end_of(t);
+    t->spoiled = false;
+    go(t, pick(), true);
 }
 
 void start(thread *t)
 {
     if (!t->stack) {
-        char *p = (char *)mmap(nullptr, STACK + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        mprotect(p, 4096, PROT_NONE);
-        t->stack = p + 4096;
+        size_t page = (size_t)sysconf(_SC_PAGESIZE);
+        char *p = (char *)mmap(nullptr, STACK + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        mprotect(p, page, PROT_NONE);
+        t->stack = p + page;
     }
-    UNPOISON(t->stack, STACK);
+    if (t->spoiled) UNPOISON(t->stack, STACK);
+    t->spoiled = true;
 #if defined(__x86_64__)
     void **top = (void **)(t->stack + STACK);
     *--top = nullptr;
@@ -135,23 +201,7 @@ void start(thread *t)
 #endif
 }
 
-void resume(thread *t)
-{
-    running = t;
-    here = &t->at;
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(&main_fake, t->stack, STACK);
-#endif
-#if defined(__x86_64__)
-    peri_cuda_host_switch(&main_sp, t->sp);
-#else
-    swapcontext(&main_context, &t->context);
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(main_fake, nullptr, nullptr);
-#endif
-    here = nullptr;
-}
+/* -- what is wrong --------------------------------------------------------------------------------------------------------------------- */
 
 std::string name_of(const thread *t)
 {
@@ -161,6 +211,12 @@ std::string name_of(const thread *t)
     return text;
 }
 
+std::string line_of(const char *file, int line)
+{
+    const char *slash = strrchr(file, '/');
+    return std::string(slash ? slash + 1 : file) + ":" + std::to_string(line);
+}
+
 const char *const kinds[] = {"__syncwarp", "a shuffle", "a vote", "a match", "a sum",
                              "a minimum",  "a maximum", "an and", "an or",   "an xor"};
 
@@ -168,74 +224,93 @@ const char *const kinds[] = {"__syncwarp", "a shuffle", "a vote", "a match", "a 
 {
     found_wrong(text, error);
     broken = true;
-    to_main(true);
+    go(running, nullptr, true);
     __builtin_unreachable();
 }
 
-void finish(meeting *m, int warp)
+/** Nobody can go on. */
+void say_stuck()
+{
+    std::string text = "nobody can go on: ";
+    const thread *waits[2] = {nullptr, nullptr};
+    for (size_t i = 0; i < count; i++) {
+        if (state[i] == AT_BARRIER && !waits[0]) waits[0] = threads[i];
+        if (state[i] == IN_WARP && !waits[1]) waits[1] = threads[i];
+    }
+    if (waits[1]) {
+        for (const meeting *m : warps[(size_t)waits[1]->warp].open) {
+            char mask[80];
+            if (!(m->arrived >> waits[1]->lane & 1)) continue;
+            snprintf(mask, sizeof mask, " is in %s of mask %08x, of which %08x came", kinds[m->k], m->mask, m->arrived);
+            text += name_of(waits[1]) + mask;
+        }
+    }
+    if (waits[0]) text += (waits[1] ? "; " : "") + name_of(waits[0]) + " is at the barrier of " + line_of(barrier_file, barrier_line);
+    found_wrong(text, cudaErrorLaunchFailure);
+}
+
+/* -- meetings -------------------------------------------------------------------------------------------------------------------------- */
+
+uint64_t outcome(const meeting *m)
 {
     uint64_t all = 0;
     bool first = true;
-    for (int l = 0; l < 32; l++) {
-        if (!(m->arrived >> l & 1)) continue;
+    for (unsigned left = m->arrived; left; left &= left - 1) {
+        int l = __builtin_ctz(left);
         uint64_t v = m->value[l];
-        if (first) all = m->k == BALLOT ? 0 : v;
+        if (m->k == BALLOT) all |= v ? (uint64_t)1 << l : 0;
+        else if (first) all = v;
         else if (m->k == ADD) all += v;
         else if (m->k == MIN) all = std::min(all, v);
         else if (m->k == MAX) all = std::max(all, v);
         else if (m->k == AND) all &= v;
         else if (m->k == OR) all |= v;
         else if (m->k == XOR) all ^= v;
-        if (m->k == BALLOT && v) all |= (uint64_t)1 << l;
         first = false;
     }
-    for (int l = 0; l < 32; l++) {
-        m->result[l] = all;
+    return all;
+}
+
+uint64_t matches(const meeting *m, int lane)
+{
+    uint64_t all = 0;
+    for (unsigned left = m->arrived; left; left &= left - 1) {
+        int l = __builtin_ctz(left);
+        if (m->value[l] == m->value[lane]) all |= (uint64_t)1 << l;
+    }
+    return all;
+}
+
+void finish(const meeting *m, int warp)
+{
+    uint64_t all = m->k == SYNC || m->k == SHFL || m->k == MATCH ? 0 : outcome(m);
+    for (unsigned left = m->arrived; left; left &= left - 1) {
+        int l = __builtin_ctz(left);
+        thread *t = threads[(size_t)(warp * 32 + l)];
         if (m->k == SHFL) {
             int from = m->source[l] & 31; /* of a lane that is not here: whatever */
-            m->result[l] = (m->arrived >> l & 1) && (m->arrived >> from & 1) ? m->value[from] : 0xbadbadbadbadbadb;
+            t->result = m->arrived >> from & 1 ? m->value[from] : 0xbadbadbadbadbadb;
+        } else {
+            t->result = m->k == MATCH ? matches(m, l) : all;
         }
-        if (m->k == MATCH) {
-            m->result[l] = 0;
-            for (int o = 0; o < 32; o++)
-                if ((m->arrived >> o & 1) && m->value[o] == m->value[l]) m->result[l] |= (uint64_t)1 << o;
-        }
-    }
-    for (size_t i = (size_t)warp * 32; i < std::min(count, (size_t)warp * 32 + 32); i++) {
-        thread *t = threads[i];
-        if (t->in != m) continue;
-        t->result = m->result[t->lane];
-        t->in = nullptr;
-        if (t->state == IN_WARP) t->state = READY;
+        state[t->number] = READY;
     }
 }
 
-unsigned ended_lanes(int warp)
+/** Finish what waits only for lanes that ended. */
+void settle(int number)
 {
-    unsigned lanes = 0;
-    for (size_t l = 0; l < 32; l++) {
-        size_t i = (size_t)warp * 32 + l;
-        if (i >= count || threads[i]->state == ENDED) lanes |= 1u << l;
-    }
-    return lanes;
-}
-
-void settle(int warp)
-{
-    auto &list = warps[(size_t)warp];
-    unsigned gone = 0;
-    bool looked = false;
-    for (size_t i = 0; i < list.size();) {
-        meeting *m = list[i];
-        unsigned missing = m->mask & ~m->arrived;
-        if (missing && !looked) gone = ended_lanes(warp), looked = true;
-        if (missing & ~gone) {
+    warp &w = warps[(size_t)number];
+    for (size_t i = 0; i < w.open.size();) {
+        meeting *m = w.open[i];
+        if (m->mask & ~m->arrived & ~w.gone) {
             i++;
             continue;
         }
-        list.erase(list.begin() + (long)i);
-        finish(m, warp);
-        delete m;
+        w.open[i] = w.open.back();
+        w.open.pop_back();
+        finish(m, number);
+        spare.push_back(m);
     }
 }
 
@@ -246,66 +321,48 @@ void open_barrier()
     barrier_result = barrier_sum;
     barrier_sum = 0;
     for (size_t i = 0; i < count; i++)
-        if (threads[i]->state == AT_BARRIER) threads[i]->state = READY, threads[i]->result = (uint64_t)barrier_result;
+        if (state[i] == AT_BARRIER) state[i] = READY, threads[i]->result = (uint64_t)barrier_result;
 }
 
 void end_of(thread *t)
 {
-    t->state = ENDED;
+    state[t->number] = ENDED;
     ended_threads++;
-    settle(t->warp);
-    open_barrier();
+    warps[(size_t)t->warp].gone |= 1u << t->lane;
+    if (!warps[(size_t)t->warp].open.empty()) settle(t->warp);
+    if (at_barrier) open_barrier();
 }
 
-/* -- shared memory: one buffer, with gaps between what has a name ------------------------------------------------------------------- */
+/* -- shared memory --------------------------------------------------------------------------------------------------------------------- */
 
-alignas(128) char shared_memory[2 * SHARED_MOST];
+/** Pages, and one more without access; what is in use are the last bytes of them. */
+struct region {
+    char *base, *end, *at;
+    size_t bytes;
+};
+std::vector<region *> regions;
+region *dynamic;
+uint64_t block_number; /* of all blocks that ever ran */
 size_t shared_used;
-std::unordered_map<const void *, void *> shared_names;
 
-void new_shared(size_t dynamic)
+region *new_region(size_t most)
 {
-    UNPOISON(shared_memory, sizeof shared_memory);
-    memset(shared_memory, (int)(draw() & 255), dynamic + 4096 + shared_used); /* what a block finds there is noise */
-    POISON(shared_memory, sizeof shared_memory);
-    UNPOISON(shared_memory, dynamic);
-    shared_names.clear();
-    shared_used = (dynamic + GAP + 127) / 128 * 128;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), room = (most + page - 1) / page * page;
+    char *p = (char *)mmap(nullptr, room + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    mprotect(p + room, page, PROT_NONE);
+    regions.push_back(new region{p, p + room, p + room, 0});
+    return regions.back();
 }
 
-bool run_block()
+/** Use @bytes of it; what a block finds there is noise. */
+void lay(region *r, size_t bytes, size_t align)
 {
-    std::vector<size_t> order(count);
-    for (size_t i = 0; i < count; i++) order[i] = i;
-    for (uint64_t round = draw();; round = draw()) {
-        if (round % 3 == 0) std::reverse(order.begin(), order.end());
-        if (round % 3 == 1)
-            for (size_t i = count; i > 1; i--) std::swap(order[i - 1], order[draw() % i]);
-        bool moved = false;
-        for (size_t i : order) {
-            if (threads[i]->state != READY) continue;
-            moved = true;
-            resume(threads[i]);
-            if (broken) return false;
-        }
-        if (ended_threads == count) return true;
-        if (moved) continue;
-        std::string text = "nobody can go on: ";
-        const thread *waits[2] = {nullptr, nullptr};
-        for (size_t i = 0; i < count; i++) {
-            if (threads[i]->state == AT_BARRIER && !waits[0]) waits[0] = threads[i];
-            if (threads[i]->state == IN_WARP && !waits[1]) waits[1] = threads[i];
-        }
-        if (waits[1]) {
-            char mask[80];
-            snprintf(mask, sizeof mask, " is in %s of mask %08x, of which %08x came", kinds[waits[1]->in->k], waits[1]->in->mask,
-                     waits[1]->in->arrived);
-            text += name_of(waits[1]) + mask;
-        }
-        if (waits[0]) text += (waits[1] ? "; " : "") + name_of(waits[0]) + " is at a barrier of the block";
-        found_wrong(text, cudaErrorLaunchFailure);
-        return false;
-    }
+    r->at = r->end - (bytes + align - 1) / align * align;
+    r->bytes = bytes;
+    UNPOISON(r->base, (size_t)(r->end - r->base));
+    memset(r->at, (int)(draw() & 255), (size_t)(r->end - r->at));
+    POISON(r->base, (size_t)(r->at - r->base));
+    POISON(r->at + bytes, (size_t)(r->end - (r->at + bytes)));
 }
 
 } // namespace
@@ -315,98 +372,142 @@ uint64_t meet(kind k, unsigned mask, uint64_t value, int source)
     thread *t = running;
     unsigned bit = 1u << t->lane;
     if (!(mask & bit)) give_up(name_of(t) + " is not in the mask of its own " + kinds[k]);
+    warp &w = warps[(size_t)t->warp];
     meeting *m = nullptr;
-    for (meeting *x : warps[(size_t)t->warp])
-        if (x->mask == mask && !(x->arrived & bit)) m = x;
+    for (meeting *x : w.open)
+        if (x->mask == mask) m = x;
     if (!m) {
-        m = new meeting;
+        if (spare.empty()) spare.push_back(new meeting);
+        m = spare.back();
+        spare.pop_back();
         m->mask = mask;
+        m->arrived = 0;
         m->k = k;
-        warps[(size_t)t->warp].push_back(m);
+        w.open.push_back(m);
     }
     if (m->k != k) give_up(name_of(t) + " comes with " + kinds[k] + " where other lanes of its mask have " + kinds[m->k]);
     m->arrived |= bit;
     m->value[t->lane] = value;
     m->source[t->lane] = source;
-    t->in = m;
-    t->state = IN_WARP;
-    settle(t->warp);
-    if (t->state == IN_WARP) to_main(false);
+    state[t->number] = IN_WARP;
+    if (!(mask & ~m->arrived & ~w.gone)) settle(t->warp);
+    if (state[t->number] == IN_WARP) leave();
     return t->result;
 }
 
-int barrier_count(int predicate)
+int barrier_count(int predicate, const char *file, int line)
 {
     thread *t = running;
-    t->state = AT_BARRIER;
+    if (!at_barrier) barrier_file = file, barrier_line = line;
+    else if (line != barrier_line || strcmp(file, barrier_file) != 0)
+        give_up(name_of(t) + " is at the barrier of " + line_of(file, line) + ", other threads of its block at that of " +
+                line_of(barrier_file, barrier_line));
+    state[t->number] = AT_BARRIER;
     at_barrier++;
     barrier_sum += predicate != 0;
     open_barrier();
-    to_main(false);
+    leave();
     return (int)t->result;
 }
 
-void barrier() { barrier_count(0); }
-
 void interrupt()
 {
-    if (draw() % 4 == 0) to_main(false);
+    if (draw() % 4 == 0) leave();
 }
 
-void *shared(const void *key, size_t bytes, size_t align)
+void *shared(slot *s, size_t bytes, size_t align)
 {
-    auto known = shared_names.find(key);
-    if (known != shared_names.end()) return known->second;
-    shared_used = (shared_used + align - 1) / align * align;
-    if (shared_used + bytes + GAP > sizeof shared_memory || bytes > SHARED_MOST) give_up(name_of(running) + ": too much shared memory");
-    char *p = shared_memory + shared_used;
-    UNPOISON(p, bytes);
-    memset(p, (int)(draw() & 255), bytes);
-    shared_used = (shared_used + bytes + GAP + 127) / 128 * 128;
-    return shared_names[key] = p;
+    if (s->block == block_number) return s->at;
+    shared_used += bytes;
+    if (shared_used > SHARED_MOST || (shared_used > SHARED_USUAL && !dynamic->bytes))
+        give_up(name_of(running) + ": too much shared memory");
+    if (!s->at) s->place = new_region(bytes);
+    lay((region *)s->place, bytes, align);
+    s->block = block_number;
+    return s->at = ((region *)s->place)->at;
 }
 
-void *dynamic_shared() { return shared_memory; }
+void *dynamic_shared() { return dynamic->at; }
 
 void give_up_kernel(const std::string &text, cudaError_t error) { give_up(name_of(running) + " " + text, error); }
 
-std::string refused_shared(const void *) { return ""; }
+std::string refused_shared(const void *p)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char text[120];
+    for (const region *r : regions) {
+        if (p < r->end || p >= r->end + page) continue;
+        snprintf(text, sizeof text, "reaches %zu bytes past the end of shared memory of %zu bytes",
+                 (size_t)((const char *)p - r->at) + 1 - r->bytes, r->bytes);
+        return text;
+    }
+    return "";
+}
+
+void choose_order(const char *name)
+{
+    static const char *const names[] = {"forward", "backward", "random", "varied"};
+    for (int i = 0; i < 4; i++)
+        if (!strcmp(name, names[i])) return (void)(asked_way = (way)i);
+    fprintf(stderr, "PERI_CUDA_HOST_ORDER is '%s', allowed: forward, backward, random, varied\n", name);
+    abort();
+}
 
 bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &kernel)
 {
+    static bool asked;
+    const char *text = asked ? nullptr : getenv("PERI_CUDA_HOST_ORDER");
+    if (text) choose_order(text);
+    asked = true;
+    launch_way = asked_way == VARIED ? (way)(draw() % 4) : asked_way;
     count = (size_t)block.x * block.y * block.z;
-    while (threads.size() < count) threads.push_back(new thread);
+    while (threads.size() < count) {
+        threads.push_back(new thread);
+        threads.back()->number = (int)threads.size() - 1;
+        threads.back()->warp = threads.back()->number / 32;
+        threads.back()->lane = threads.back()->number % 32;
+    }
+    if (!dynamic) dynamic = new_region(SHARED_MOST);
     body = &kernel;
     broken = false;
     size_t blocks = (size_t)grid.x * grid.y * grid.z;
-    uint64_t way = draw() % 2;
+    bool last_first = launch_way == BACKWARD || (launch_way >= RANDOM && draw() % 2);
+    for (size_t i = 0; i < count; i++) {
+        order[i] = (uint16_t)i;
+        threads[i]->at.thread = {(unsigned)(i % block.x), (unsigned)(i / block.x % block.y), (unsigned)(i / block.x / block.y)};
+        threads[i]->at.threads = block;
+        threads[i]->at.blocks = grid;
+    }
     for (size_t n = 0; n < blocks; n++) {
-        size_t b = way ? blocks - 1 - n : n;
-        for (auto &list : warps) {
-            for (meeting *m : list) delete m;
-            list.clear();
+        size_t b = last_first ? blocks - 1 - n : n;
+        uint3 at = {(unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y), (unsigned)(b / grid.x / grid.y)};
+        for (warp &w : warps) {
+            spare.insert(spare.end(), w.open.begin(), w.open.end());
+            w.open.clear();
+            w.gone = 0;
         }
         warps.resize((count + 31) / 32);
+        if (count % 32) warps.back().gone = ~0u << count % 32;
         ended_threads = at_barrier = 0;
         barrier_sum = 0;
-        new_shared(shared_bytes);
+        block_number++;
+        lay(dynamic, shared_bytes, 16);
+        shared_used = shared_bytes;
         for (size_t i = 0; i < count; i++) {
-            thread *t = threads[i];
-            t->at.thread = {(unsigned)(i % block.x), (unsigned)(i / block.x % block.y), (unsigned)(i / block.x / block.y)};
-            t->at.block = {(unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y), (unsigned)(b / grid.x / grid.y)};
-            t->at.threads = block;
-            t->at.blocks = grid;
-            t->warp = (int)(i / 32);
-            t->lane = (int)(i % 32);
-            t->in = nullptr;
-            t->state = READY;
-            start(t);
+            threads[i]->at.block = at;
+            state[i] = READY;
+            start(threads[i]);
         }
-        if (!run_block()) return false;
+        new_round();
+        if (thread *t = pick()) go(nullptr, t, false);
+        if (!broken && ended_threads < count) say_stuck();
+        if (broken || ended_threads < count) return false;
     }
     return true;
 }
 
 } // namespace peri_cuda_host
 
-unsigned peri_cuda_host_active() { return ~peri_cuda_host::ended_lanes(peri_cuda_host::running->warp); }
+unsigned peri_cuda_host_active() { return ~peri_cuda_host::warps[(size_t)peri_cuda_host::running->warp].gone; }
+
+extern "C" void peri_cuda_host_order(const char *name) { peri_cuda_host::choose_order(name); }

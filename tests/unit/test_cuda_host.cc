@@ -1,0 +1,507 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_cuda_host.cc: the pretended GPU (tests/cuda_host) finds what it is for. Each case is a small program of the device, right, and with
+ * one fault in it; the right one gives the right result under every order of threads, and the fault is found: by its name, or by another
+ * result under some order.
+ * deadline: 120 s
+ */
+#include "kernels/cuda/cuda.h"
+
+#include <csetjmp>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <sys/wait.h>
+#include <unistd.h>
+extern "C" {
+#include <cmocka.h>
+}
+
+namespace {
+
+enum { N = 256, WAYS = 4, SEEDS = 12 };
+const char *const ways[WAYS] = {"forward", "backward", "random", "varied"};
+
+/* -- a program of the device: in a process of its own ---------------------------------------------------------------------------------- */
+
+cudaStream_t stream, other;
+bool faulty;
+
+peri_cuda_call on(cudaStream_t s)
+{
+    peri_cuda_call c = {};
+    c.stream = s;
+    c.processors = 2;
+    return c;
+}
+
+template <class... P, class... A> void launch(void (*kernel)(P...), unsigned blocks, unsigned threads, size_t shared, A... args)
+{
+    peri_cuda_call c = on(stream);
+    cudaError_t e = peri_cuda_launch(kernel, dim3(blocks), dim3(threads), shared, &c, args...);
+    if (e != cudaSuccess) printf("launch: %s\n", cudaGetErrorName(e));
+}
+
+template <class T> T *room(size_t n, cudaStream_t s = nullptr)
+{
+    void *p = nullptr;
+    if (cudaMallocAsync(&p, n * sizeof(T), s ? s : stream) != cudaSuccess) abort();
+    return (T *)p;
+}
+
+template <class T> T *pinned(size_t n)
+{
+    void *p = nullptr;
+    if (cudaHostAlloc(&p, n * sizeof(T), 0) != cudaSuccess) abort();
+    return (T *)p;
+}
+
+/** Memory of the device that holds 0, 1, 2, ... */
+int *numbers(size_t n)
+{
+    int *p = room<int>(n), *x = new int[n];
+    for (size_t i = 0; i < n; i++) x[i] = (int)i;
+    cudaMemcpyAsync(p, x, n * sizeof *x, cudaMemcpyHostToDevice, stream);
+    delete[] x;
+    return p;
+}
+
+bool holds(const int *p, int want)
+{
+    int got = 0;
+    return cudaMemcpyAsync(&got, p, sizeof got, cudaMemcpyDeviceToHost, stream) == cudaSuccess && got == want;
+}
+
+void done()
+{
+    if (cudaDeviceSynchronize() != cudaSuccess) printf("%s\n", cudaGetErrorString(cudaDeviceSynchronize()));
+}
+
+/** What became of a program. */
+struct outcome {
+    bool right, died;
+    std::string text;
+};
+
+outcome run(bool (*program)(), bool with_fault, const char *way, int seed)
+{
+    int ends[2];
+    if (pipe(ends) != 0) abort();
+    fflush(nullptr);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], 1);
+        dup2(ends[1], 2);
+        close(ends[0]);
+        signal(SIGSEGV, SIG_DFL); /* cmocka catches them */
+        signal(SIGABRT, SIG_DFL);
+        alarm(60);
+        peri_cuda_host_seed((uint64_t)seed);
+        peri_cuda_host_order(way);
+        cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+        cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+        faulty = with_fault;
+        bool right = program();
+        done();
+        if (cudaDeviceSynchronize() != cudaSuccess) right = false;
+        fflush(stdout);
+        _exit(right ? 0 : 1);
+    }
+    close(ends[1]);
+    outcome o = {false, false, ""};
+    char part[4096];
+    for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;) o.text.append(part, (size_t)n);
+    close(ends[0]);
+    int status = 0;
+    waitpid(child, &status, 0);
+    o.died = !WIFEXITED(status) || WEXITSTATUS(status) > 1;
+    o.right = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    return o;
+}
+
+/** The right program is right under all orders; the faulty one is found, each time with the words @named (but for the sanitizer, which is
+ *  before us), or when that is NULL, by another result at one of the seeds. */
+void expect(bool (*program)(), const char *named)
+{
+    int found = 0;
+    for (int w = 0; w < WAYS; w++)
+        for (int seed = 1; seed <= 3; seed++) {
+            outcome o = run(program, false, ways[w], seed);
+            if (!o.right) fail_msg("without the fault, order %s, seed %d: %s", ways[w], seed, o.text.c_str());
+        }
+    for (int seed = 1; seed <= SEEDS; seed++) {
+        outcome o = run(program, true, "varied", seed);
+        bool told = named && (o.text.find(named) != std::string::npos || o.text.find("AddressSanitizer") != std::string::npos);
+        if (named && (o.right || !told)) fail_msg("with the fault, seed %d, wanted \"%s\": %s", seed, named, o.text.c_str());
+        if (!named && o.died) fail_msg("with the fault, seed %d: %s", seed, o.text.c_str());
+        found += !o.right;
+    }
+    if (!found) fail_msg("the fault is not found");
+}
+
+#define CASE(name, words) void name(void **) { expect(name##_program, words); }
+
+/* -- barriers of the block ------------------------------------------------------------------------------------------------------------- */
+
+__global__ void block_sum(const int *x, int *y, bool fault)
+{
+    PERI_SHARED(int, s, N);
+    int t = (int)threadIdx.x;
+    s[t] = x[t];
+    __syncthreads();
+    for (int by = N / 2; by > 0; by /= 2) {
+        if (t < by) s[t] += s[t + by];
+        if (!fault) __syncthreads();
+    }
+    if (t == 0) *y = s[0];
+}
+bool missing_barrier_program()
+{
+    int *x = numbers(N), *y = room<int>(1);
+    launch(block_sum, 1, N, 0, x, y, faulty);
+    return holds(y, N * (N - 1) / 2);
+}
+CASE(missing_barrier, nullptr)
+
+/** Two rounds through one buffer. */
+__global__ void exchange(const int *x, int *y, bool fault)
+{
+    PERI_SHARED(int, s, N);
+    int t = (int)threadIdx.x, sum = 0;
+    for (int round = 0; round < 2; round++) {
+        s[t] = x[t] * (round + 1);
+        __syncthreads();
+        sum += s[N - 1 - t];
+        if (!fault) __syncthreads();
+    }
+    atomicAdd(y, sum == 3 * (N - 1 - t));
+}
+bool missing_barrier_before_reuse_program()
+{
+    int *x = numbers(N), *y = room<int>(1);
+    cudaMemsetAsync(y, 0, sizeof *y, stream);
+    launch(exchange, 1, N, 0, x, y, faulty);
+    return holds(y, N);
+}
+CASE(missing_barrier_before_reuse, nullptr)
+
+__global__ void diverge(int *y, bool fault)
+{
+    if (fault && threadIdx.x >= 100) __syncthreads();
+    else
+        __syncthreads();
+    if (threadIdx.x == 0) *y = 7;
+}
+bool divergent_barriers_program()
+{
+    int *y = room<int>(1);
+    launch(diverge, 1, N, 0, y, faulty);
+    return holds(y, 7);
+}
+CASE(divergent_barriers, "is at the barrier of test_cuda_host.cc:")
+
+__global__ void half_waits(int *y, bool fault)
+{
+    if (!fault || threadIdx.x % 2) __syncthreads();
+    int all = __all_sync(0xffffffffu, 1);
+    if (threadIdx.x == 0) *y = all;
+}
+bool barrier_of_some_threads_program()
+{
+    int *y = room<int>(1);
+    launch(half_waits, 1, N, 0, y, faulty);
+    return holds(y, 1);
+}
+CASE(barrier_of_some_threads, "nobody can go on")
+
+/* -- operations of the warp ------------------------------------------------------------------------------------------------------------ */
+
+__global__ void warp_sum(const int *x, int *y, bool fault)
+{
+    PERI_SHARED(int, s, 32);
+    int t = (int)threadIdx.x;
+    s[t] = x[t];
+    __syncwarp();
+    for (int by = 16; by > 0; by /= 2) {
+        int mine = t < by ? s[t] + s[t + by] : 0;
+        if (!fault) __syncwarp();
+        if (t < by) s[t] = mine;
+        if (!fault) __syncwarp();
+    }
+    if (t == 0) *y = s[0];
+}
+bool missing_syncwarp_program()
+{
+    int *x = numbers(32), *y = room<int>(1);
+    launch(warp_sum, 1, 32, 0, x, y, faulty);
+    return holds(y, 32 * 31 / 2);
+}
+CASE(missing_syncwarp, nullptr)
+
+__global__ void shuffled_sum(int *y, unsigned mask)
+{
+    int x = (int)threadIdx.x;
+    for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(mask, x, by);
+    if (threadIdx.x == 0) *y = x;
+}
+bool mask_without_the_lane_program()
+{
+    int *y = room<int>(1);
+    launch(shuffled_sum, 1, 32, 0, y, faulty ? 0x0000ffffu : 0xffffffffu);
+    return holds(y, 32 * 31 / 2);
+}
+CASE(mask_without_the_lane, "is not in the mask of its own a shuffle")
+
+/** The lanes of one half only. */
+__global__ void half_shuffled(int *y, bool fault)
+{
+    int x = (int)threadIdx.x, t = x;
+    if (t < 16)
+        for (int by = 8; by > 0; by /= 2) x += __shfl_xor_sync(fault ? 0xffffffffu : 0x0000ffffu, x, by);
+    __syncwarp();
+    if (t == 0) *y = x;
+}
+bool mask_of_lanes_elsewhere_program()
+{
+    int *y = room<int>(1);
+    launch(half_shuffled, 1, 32, 0, y, faulty);
+    return holds(y, 16 * 15 / 2);
+}
+CASE(mask_of_lanes_elsewhere, "where other lanes of its mask have")
+
+__global__ void from_a_lane_outside(int *y, bool fault)
+{
+    int t = (int)threadIdx.x, x = t;
+    if (t < 16) x = __shfl_sync(0x0000ffffu, t + 1, fault ? 16 : 15);
+    if (t == 0) *y = x;
+}
+bool shuffle_from_outside_the_mask_program()
+{
+    int *y = room<int>(1);
+    launch(from_a_lane_outside, 1, 32, 0, y, faulty);
+    return holds(y, faulty ? 17 : 16);
+}
+CASE(shuffle_from_outside_the_mask, nullptr)
+
+/* -- shared memory --------------------------------------------------------------------------------------------------------------------- */
+
+__global__ void shared_reader(int *y, int at)
+{
+    PERI_SHARED(int, s, 33);
+    s[threadIdx.x] = 1;
+    __syncthreads();
+    if (threadIdx.x == 0) *y = s[at];
+}
+bool past_shared_program()
+{
+    int *y = room<int>(1);
+    launch(shared_reader, 1, 32, 0, y, faulty ? 33 : 31);
+    return holds(y, 1);
+}
+CASE(past_shared, "past the end of shared memory of 132 bytes")
+
+__global__ void dynamic_writer(int *y, int n)
+{
+    PERI_SHARED_DYNAMIC(int, s);
+    for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x) s[i] = i;
+    __syncthreads();
+    if (threadIdx.x == 0) *y = s[63];
+}
+bool past_dynamic_shared_program()
+{
+    int *y = room<int>(1);
+    launch(dynamic_writer, 1, 32, 64 * sizeof(int), y, faulty ? 65 : 64);
+    return holds(y, 63);
+}
+CASE(past_dynamic_shared, "past the end of shared memory of 256 bytes")
+
+bool too_much_shared_program()
+{
+    int *y = room<int>(1);
+    if (!faulty && cudaFuncSetAttribute(dynamic_writer, cudaFuncAttributeMaxDynamicSharedMemorySize, 64 << 10) != cudaSuccess) return false;
+    launch(dynamic_writer, 1, 32, 64 << 10, y, 64);
+    return holds(y, 63);
+}
+CASE(too_much_shared, "launch: cudaErrorInvalidValue")
+
+__global__ void reads_what_nobody_wrote(int *y, bool fault)
+{
+    PERI_SHARED(int, s, 4);
+    if (!fault) s[0] = 0;
+    *y = s[0];
+}
+bool shared_memory_of_noise_program()
+{
+    int *y = room<int>(1);
+    launch(reads_what_nobody_wrote, 1, 1, 0, y, faulty);
+    return holds(y, 0);
+}
+CASE(shared_memory_of_noise, nullptr)
+
+/* -- memory of the device -------------------------------------------------------------------------------------------------------------- */
+
+__global__ void sum_of(const int *x, int *y, int n)
+{
+    int sum = 0;
+    for (int i = 0; i < n; i++) sum += x[i];
+    *y = sum;
+}
+bool past_an_allocation_program()
+{
+    int *x = numbers(64), *y = room<int>(1);
+    launch(sum_of, 1, 1, 0, x, y, faulty ? 65 : 64);
+    return holds(y, 64 * 63 / 2);
+}
+CASE(past_an_allocation, "past the end of an allocation of 256 bytes")
+
+__global__ void fill(int *y, int from, int n)
+{
+    for (int i = from; i < n; i++) y[i] = 1;
+}
+/** Within the alignment: found when the work has ended. */
+bool write_past_an_odd_allocation_program()
+{
+    int *y = room<int>(50);
+    launch(fill, 1, 1, 0, y, 0, faulty ? 51 : 50);
+    return holds(y, 1);
+}
+CASE(write_past_an_odd_allocation, "bytes past the end of an allocation of 200 bytes")
+
+bool write_before_an_allocation_program()
+{
+    int *y = room<int>(64);
+    launch(fill, 1, 1, 0, y, faulty ? -1 : 0, 64);
+    return holds(y, 1);
+}
+CASE(write_before_an_allocation, "bytes before an allocation of 256 bytes")
+
+bool copy_too_long_program()
+{
+    int *x = numbers(64), got[65];
+    cudaMemcpyAsync(got, x, (faulty ? 65 : 64) * sizeof *got, cudaMemcpyDeviceToHost, stream);
+    return got[63] == 63;
+}
+CASE(copy_too_long, "past the end of an allocation of 256 bytes")
+
+bool use_after_free_program()
+{
+    int *x = numbers(64), *y = room<int>(1);
+    if (faulty) cudaFreeAsync(x, stream);
+    launch(sum_of, 1, 1, 0, x, y, 64);
+    if (!faulty) cudaFreeAsync(x, stream);
+    return holds(y, 64 * 63 / 2);
+}
+CASE(use_after_free, "after its free")
+
+bool free_twice_program()
+{
+    int *x = numbers(64);
+    cudaFreeAsync(x, stream);
+    if (faulty) cudaFreeAsync(x, stream);
+    return true;
+}
+CASE(free_twice, "a free of what is no allocation")
+
+/** Memory of one stream, used by another one. */
+bool use_before_allocation_program()
+{
+    numbers(64); /* something that comes first */
+    int *x = room<int>(1);
+    cudaEvent_t there;
+    cudaEventCreateWithFlags(&there, cudaEventDisableTiming);
+    cudaEventRecord(there, stream);
+    if (!faulty) cudaStreamWaitEvent(other, there, 0);
+    cudaMemsetAsync(x, 0, sizeof *x, other);
+    return cudaStreamSynchronize(other) == cudaSuccess;
+}
+CASE(use_before_allocation, nullptr)
+
+bool host_touches_program()
+{
+    int *x = numbers(64);
+    cudaStreamSynchronize(stream);
+    return faulty ? *(volatile int *)x == 0 : holds(x, 0);
+}
+CASE(host_touches, "the host touches device memory")
+
+void touch(void *x) { *(volatile int *)x = 1; }
+bool host_function_touches_program()
+{
+    int *x = numbers(64);
+    static int mine;
+    cudaLaunchHostFunc(stream, touch, faulty ? (void *)x : (void *)&mine);
+    return cudaStreamSynchronize(stream) == cudaSuccess && mine == !faulty;
+}
+CASE(host_function_touches, "the host touches device memory")
+
+/* -- streams --------------------------------------------------------------------------------------------------------------------------- */
+
+bool copy_without_event_program()
+{
+    int *x = numbers(N), *y = room<int>(1), *got = pinned<int>(1);
+    cudaDeviceSynchronize();
+    cudaEvent_t summed;
+    cudaEventCreateWithFlags(&summed, cudaEventDisableTiming);
+    launch(block_sum, 1, N, 0, x, y, false);
+    cudaEventRecord(summed, stream);
+    if (!faulty) cudaStreamWaitEvent(other, summed, 0);
+    cudaMemcpyAsync(got, y, sizeof *got, cudaMemcpyDeviceToHost, other);
+    cudaStreamSynchronize(other);
+    return *got == N * (N - 1) / 2;
+}
+CASE(copy_without_event, nullptr)
+
+bool pinned_memory_changed_too_early_program()
+{
+    int *x = room<int>(1), *from = pinned<int>(1);
+    *from = 4;
+    cudaMemcpyAsync(x, from, sizeof *x, cudaMemcpyHostToDevice, stream);
+    if (!faulty) cudaStreamSynchronize(stream);
+    *from = 5;
+    return holds(x, 4);
+}
+CASE(pinned_memory_changed_too_early, nullptr)
+
+bool pinned_memory_read_too_early_program()
+{
+    int *x = numbers(64), *to = pinned<int>(1);
+    *to = -1;
+    cudaMemcpyAsync(to, x + 9, sizeof *to, cudaMemcpyDeviceToHost, stream);
+    if (!faulty) cudaStreamSynchronize(stream);
+    return *to == 9;
+}
+CASE(pinned_memory_read_too_early, nullptr)
+
+} // namespace
+
+int main(void)
+{
+    const CMUnitTest tests[] = {
+        cmocka_unit_test(missing_barrier),
+        cmocka_unit_test(missing_barrier_before_reuse),
+        cmocka_unit_test(divergent_barriers),
+        cmocka_unit_test(barrier_of_some_threads),
+        cmocka_unit_test(missing_syncwarp),
+        cmocka_unit_test(mask_without_the_lane),
+        cmocka_unit_test(mask_of_lanes_elsewhere),
+        cmocka_unit_test(shuffle_from_outside_the_mask),
+        cmocka_unit_test(past_shared),
+        cmocka_unit_test(past_dynamic_shared),
+        cmocka_unit_test(too_much_shared),
+        cmocka_unit_test(shared_memory_of_noise),
+        cmocka_unit_test(past_an_allocation),
+        cmocka_unit_test(write_past_an_odd_allocation),
+        cmocka_unit_test(write_before_an_allocation),
+        cmocka_unit_test(copy_too_long),
+        cmocka_unit_test(use_after_free),
+        cmocka_unit_test(free_twice),
+        cmocka_unit_test(use_before_allocation),
+        cmocka_unit_test(host_touches),
+        cmocka_unit_test(host_function_touches),
+        cmocka_unit_test(copy_without_event),
+        cmocka_unit_test(pinned_memory_changed_too_early),
+        cmocka_unit_test(pinned_memory_read_too_early),
+    };
+    return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
