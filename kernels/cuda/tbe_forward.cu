@@ -11,16 +11,16 @@ namespace {
 /* -- formats: `raw` is what a lane loads of a row; a row is fast where its vectors are aligned and whole ------------------------------- */
 
 struct row_f32 {
-    enum { FORMAT = PERI_F32, VEC = 4, ALIGN = 16 };
+    enum { FORMAT = PERI_F32, VEC = 4, MULTIPLE = 4, ALIGN = 16, ROWS = 4 };
     float4 raw;
-    __device__ __forceinline__ void load(const char *row, int64_t, int64_t d) { raw = *(const float4 *)((const float *)row + d); }
+    __device__ __forceinline__ void load(const char *row, int64_t, int64_t d, int64_t) { raw = *(const float4 *)(row + 4 * d); }
     __device__ __forceinline__ float at(int c) const { return c == 0 ? raw.x : c == 1 ? raw.y : c == 2 ? raw.z : raw.w; }
 };
 
 template <int32_t DTYPE> struct row_half {
-    enum { FORMAT = DTYPE, VEC = 8, ALIGN = 16 };
+    enum { FORMAT = DTYPE, VEC = 8, MULTIPLE = 8, ALIGN = 16, ROWS = 4 };
     uint4 raw;
-    __device__ __forceinline__ void load(const char *row, int64_t, int64_t d) { raw = *(const uint4 *)((const uint16_t *)row + d); }
+    __device__ __forceinline__ void load(const char *row, int64_t, int64_t d, int64_t) { raw = *(const uint4 *)(row + 2 * d); }
     __device__ __forceinline__ float at(int c) const
     {
         const unsigned word = c / 2 == 0 ? raw.x : c / 2 == 1 ? raw.y : c / 2 == 2 ? raw.z : raw.w;
@@ -28,17 +28,19 @@ template <int32_t DTYPE> struct row_half {
     }
 };
 
-/** 32 bits of codes; scale and bias are the same of all lanes. */
+/** 32 bits of codes, of 8-bit ones twice as many: rows lie at multiples of 4 bytes. Scale and bias are the same of all lanes. */
 template <int32_t CODES> struct row_codes {
     enum {
-        FORMAT = CODES, BITS = CODES == PERI_ROWS_INT4 ? 4 : CODES == PERI_ROWS_INT2 ? 2 : 8, VEC = 32 / BITS, ALIGN = 4,
+        FORMAT = CODES, BITS = CODES == PERI_ROWS_INT4 ? 4 : CODES == PERI_ROWS_INT2 ? 2 : 8, MULTIPLE = 32 / BITS, ALIGN = 4,
+        WORDS = BITS == 8 ? 2 : 1, VEC = WORDS * MULTIPLE, ROWS = BITS == 8 ? 8 : BITS == 4 ? 4 : 2,
         HEAD = CODES == PERI_ROWS_INT8 || CODES == PERI_ROWS_FP8 ? 0 : 4
     };
-    unsigned raw;
+    unsigned raw[WORDS];
     float scale, bias;
-    __device__ __forceinline__ void load(const char *row, int64_t cols, int64_t d)
+    __device__ __forceinline__ void load(const char *row, int64_t cols, int64_t d, int64_t left)
     {
-        raw = *(const unsigned *)(row + HEAD + d * BITS / 8);
+        PERI_UNROLL
+        for (int w = 0; w < WORDS; w++) raw[w] = w == 0 || left > w * MULTIPLE ? ((const unsigned *)(row + HEAD + d * BITS / 8))[w] : 0;
         if (CODES == PERI_ROWS_INT8) {
             scale = *(const float *)(row + cols);
             bias = *(const float *)(row + cols + 4);
@@ -50,7 +52,7 @@ template <int32_t CODES> struct row_codes {
     }
     __device__ __forceinline__ float at(int c) const
     {
-        const unsigned code = raw >> BITS * c & ((1u << BITS) - 1);
+        const unsigned code = raw[c / MULTIPLE] >> BITS * (c % MULTIPLE) & ((1u << BITS) - 1);
         return CODES == PERI_ROWS_FP8 ? tbe_fp8_to_f32((uint8_t)code) : fmaf((float)code, scale, bias);
     }
 };
@@ -82,7 +84,7 @@ template <int VEC> __device__ __forceinline__ void store_vec(void *out, int64_t 
 /* -- a bag ----------------------------------------------------------------------------------------------------------------------------- */
 
 template <class R, int LANES> struct forward_bag {
-    enum { ROWS = R::VEC > 8 ? 2 : 4 }; /* in flight */
+    enum { ROWS = (int)R::ROWS < LANES ? (int)R::ROWS : LANES }; /* in flight: lanes hand out no more ids than they are */
     peri_k_tbe_forward_args a;
 
     /** acc += weight * row, of this lane's columns. */
@@ -107,6 +109,14 @@ template <class R, int LANES> struct forward_bag {
         store_vec<R::VEC>(a.out, at, left, a.out_dtype, acc);
     }
 
+    /** The row of the output of one id; the sums begin again. */
+    __device__ void give(const peri_k_tbe_block *b, int64_t i, int64_t d, int64_t left, float factor, float (&acc)[R::VEC]) const
+    {
+        store(a, b->out_offset + i * b->out_stride + d, left, factor, acc);
+        PERI_UNROLL
+        for (int c = 0; c < R::VEC; c++) acc[c] = 0;
+    }
+
     /** Columns from @d of ids [first, past), of table @t of block @b. */
     __device__ void strip(const peri_k_tbe_block *b, const peri_k_tbe_table *t, int64_t j, int64_t first, int64_t past, int64_t d,
                           float factor, bool fast, int lane, unsigned mask) const
@@ -125,27 +135,26 @@ template <class R, int LANES> struct forward_bag {
                 if (own >= rows) own = -1;
                 if (s->weights) own_weight = s->weights[from + lane];
             }
-            for (int i = 0; i < n; i += ROWS) {
-                R row[ROWS];
+            for (int i = 0; fast && i < n; i += ROWS) {
+                R row[ROWS] = {}; /* not loaded: 0 in so many words, or the compiler moves what was loaded, and waits for it */
                 int64_t id[ROWS];
-                float weight[ROWS];
+                PERI_UNROLL
+                for (int r = 0; r < ROWS; r++) id[r] = __shfl_sync(mask, own, i + r, LANES);
+                PERI_UNROLL
+                for (int r = 0; r < ROWS; r++)
+                    if (id[r] >= 0 && left > 0) row[r].load(base + id[r] * stride, cols, d, left);
                 PERI_UNROLL
                 for (int r = 0; r < ROWS; r++) {
-                    id[r] = __shfl_sync(mask, own, i + r, LANES);
-                    weight[r] = __shfl_sync(mask, own_weight, i + r, LANES);
-                    if (fast && id[r] >= 0 && left > 0) row[r].load(base + id[r] * stride, cols, d);
+                    const float weight = __shfl_sync(mask, own_weight, i + r, LANES);
+                    if (id[r] >= 0 && left > 0) add(row[r], weight, acc);
+                    if (single && i + r < n) give(b, from + i + r, d, left, factor, acc);
                 }
-                PERI_UNROLL
-                for (int r = 0; r < ROWS; r++) {
-                    if (id[r] >= 0 && left > 0) {
-                        if (fast) add(row[r], weight[r], acc);
-                        else add_slowly(base + id[r] * stride, cols, d, weight[r], acc);
-                    }
-                    if (!single || i + r >= n) continue;
-                    store(a, b->out_offset + (from + i + r) * b->out_stride + d, left, factor, acc);
-                    PERI_UNROLL
-                    for (int c = 0; c < R::VEC; c++) acc[c] = 0;
-                }
+            }
+            for (int i = 0; !fast && i < n; i++) {
+                const int64_t id = __shfl_sync(mask, own, i, LANES);
+                const float weight = __shfl_sync(mask, own_weight, i, LANES);
+                if (id >= 0 && left > 0) add_slowly(base + id * stride, cols, d, weight, acc);
+                if (single) give(b, from + i, d, left, factor, acc);
             }
         }
         if (!single) store(a, b->out_offset + j * b->out_stride + d, left, factor, acc);
@@ -158,7 +167,7 @@ template <class R, int LANES> struct forward_bag {
         const peri_k_tbe_table *t = &s->tables[b->table];
         const int64_t first = tbe_bag_start(s, k, j), past = tbe_bag_start(s, k, j + 1), unit = tbe_unit(R::FORMAT);
         const float factor = tbe_factor(s, t, b->first_bag + j, past - first);
-        const bool fast = t->cols % R::VEC == 0 && ((uintptr_t)((const char *)a.weight + t->offset * unit) % R::ALIGN) == 0 &&
+        const bool fast = t->cols % R::MULTIPLE == 0 && ((uintptr_t)((const char *)a.weight + t->offset * unit) % R::ALIGN) == 0 &&
                           t->stride * unit % R::ALIGN == 0;
         if (a.report) peri_tbe_check_bag<LANES>(s, a.report, k, j, first, past, t->rows, lane);
         for (int64_t d = lane * R::VEC; d - lane * R::VEC < t->cols; d += LANES * R::VEC)
