@@ -122,8 +122,27 @@ template <class S> struct peri_tbe_row {
         for (int64_t strip = 0; S::WIDE && strip < cols; strip += S::STRIP) f(strip);
     }
 
+    /** x = this lane's columns of the strip, of f32 numbers whose column 0 is at @p. Where no vector is cut, all loads are in flight. */
+    __device__ __forceinline__ void load(const float *p, int64_t strip, bool aligned, float (&x)[S::K][4])
+    {
+        if (aligned && cols % 4 == 0) {
+            float4 v[S::K];
+            PERI_UNROLL
+            for (int k = 0; k < S::K; k++) {
+                v[k] = make_float4(0, 0, 0, 0);
+                if (column(strip, k) < cols) v[k] = *(const float4 *)(p + column(strip, k));
+            }
+            PERI_UNROLL
+            for (int k = 0; k < S::K; k++) x[k][0] = v[k].x, x[k][1] = v[k].y, x[k][2] = v[k].z, x[k][3] = v[k].w;
+            return;
+        }
+        PERI_UNROLL
+        for (int k = 0; k < S::K; k++) peri_load4(p + column(strip, k), cols - column(strip, k), false, x[k]);
+    }
+
     __device__ __forceinline__ void load_weights(int64_t strip)
     {
+        if (rows->weight_dtype == PERI_F32) return load((const float *)rows->weight + at, strip, fast, w);
         PERI_UNROLL
         for (int k = 0; k < S::K; k++) {
             const int64_t d = column(strip, k);

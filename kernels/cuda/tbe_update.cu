@@ -79,10 +79,22 @@ __device__ __forceinline__ void sum_items(const update_args &u, int64_t e, int64
     for (int64_t i = e; i < past; i += ITEMS) {
         float scale[ITEMS], x[ITEMS][4];
         const float *grad[ITEMS];
+        uintptr_t bits = 0;
         PERI_UNROLL
-        for (int r = 0; r < ITEMS; r++) grad[r] = u.item(i + r < past ? i + r : i, &scale[r]) + d;
-        PERI_UNROLL
-        for (int r = 0; r < ITEMS; r++) peri_load4(grad[r], left, peri_aligned16(grad[r]), x[r]);
+        for (int r = 0; r < ITEMS; r++) {
+            grad[r] = u.item(i + r < past ? i + r : i, &scale[r]) + d;
+            bits |= (uintptr_t)grad[r];
+        }
+        if (bits % 16 == 0 && left >= 4) {
+            float4 v[ITEMS];
+            PERI_UNROLL
+            for (int r = 0; r < ITEMS; r++) v[r] = *(const float4 *)grad[r];
+            PERI_UNROLL
+            for (int r = 0; r < ITEMS; r++) x[r][0] = v[r].x, x[r][1] = v[r].y, x[r][2] = v[r].z, x[r][3] = v[r].w;
+        } else {
+            PERI_UNROLL
+            for (int r = 0; r < ITEMS; r++) peri_load4(grad[r], left, false, x[r]);
+        }
         PERI_UNROLL
         for (int r = 0; r < ITEMS; r++) {
             if (i + r >= past) continue;
@@ -223,8 +235,7 @@ template <bool IN_ORDER> struct update_runs {
             const float scale = next_scale;
             const bool fast = peri_aligned16(grad);
             if (i + 1 < end) next = u.item(i + 1, &next_scale);
-            PERI_UNROLL
-            for (int k = 0; k < S::K; k++) peri_load4(grad + row.column(strip, k), row.cols - row.column(strip, k), fast, x[k]);
+            row.load(grad, strip, fast, x);
             PERI_UNROLL
             for (int k = 0; k < S::K; k++) {
                 PERI_UNROLL
@@ -241,8 +252,7 @@ template <bool IN_ORDER> struct update_runs {
         for (int64_t from = start; from < end; from += GROUP) {
             const float *sums = u.r.sums + slot_of(from, from == start) * u.r.width;
             float x[S::K][4];
-            PERI_UNROLL
-            for (int k = 0; k < S::K; k++) peri_load4(sums + row.column(strip, k), row.cols - row.column(strip, k), true, x[k]);
+            row.load(sums, strip, true, x);
             PERI_UNROLL
             for (int k = 0; k < S::K; k++) {
                 PERI_UNROLL

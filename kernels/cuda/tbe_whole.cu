@@ -29,8 +29,7 @@ struct dense_rows {
         const float *grad = dense + row.at;
         const bool fast = peri_aligned16(grad);
         row.template update<KIND>([&](int64_t strip) {
-            PERI_UNROLL
-            for (int k = 0; k < S::K; k++) peri_load4(grad + row.column(strip, k), row.cols - row.column(strip, k), fast, row.g[k]);
+            row.load(grad, strip, fast, row.g);
         });
     }
 };
