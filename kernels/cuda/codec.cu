@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * codec.cu: kernels/codec.h. Formats of single numbers: a thread has four neighbours. Formats of blocks: 8 or 32 lanes have a block, each
- * lane four neighbours at a time; the second pass over a block finds it in the cache.
+ * codec.cu: kernels/codec.h. Formats of single numbers: a thread has four neighbours, twice. Formats of blocks: 8 or 32 lanes have a
+ * block, each lane four neighbours at a time; the second pass over a block finds it in the cache.
  */
 #include "quad.cuh"
 #include "random.cuh"
@@ -37,27 +37,36 @@ struct code8 {
     __device__ float decode(float code) const { return k_fp8_to_f32((uint8_t)code, e, b); }
 };
 
-/** Elements [begin + 4 q, begin + 4 q + 4). */
-template <class C, bool BACK> struct code_quad {
+/** Elements [begin + 4 q, begin + 4 q + 4), and those @apart of them: both are in flight at once. */
+template <class C, bool BACK> struct code_quads {
+    typedef typename C::type wires;
+    typedef typename std::conditional<BACK, wires, peri_f32>::type from;
+    typedef typename std::conditional<BACK, peri_f32, wires>::type to;
     C code;
-    typename C::type::type *wire;
-    float *x;
-    int64_t begin, end;
+    const typename from::type *src;
+    typename to::type *dst;
+    int64_t begin, end, apart;
     __device__ void operator()(int64_t q) const
     {
-        const int64_t i = begin + 4 * q;
-        float4 v = BACK ? peri_load_quad<typename C::type>(wire, i, end, 0) : peri_load_quad<peri_f32>(x, i, end, 0);
-        v = BACK ? make_float4(code.decode(v.x), code.decode(v.y), code.decode(v.z), code.decode(v.w))
-                 : make_float4(code.encode(v.x), code.encode(v.y), code.encode(v.z), code.encode(v.w));
-        if (BACK) peri_store_quad<peri_f32>(x, i, end, v);
-        else peri_store_quad<typename C::type>(wire, i, end, v);
+        const int64_t i = begin + 4 * q, j = i + 4 * apart;
+        float4 v[2];
+        peri_load_quads<from>(src, i, j, end, v);
+        PERI_UNROLL
+        for (int k = 0; k < 2; k++) {
+            v[k] = BACK ? make_float4(code.decode(v[k].x), code.decode(v[k].y), code.decode(v[k].z), code.decode(v[k].w))
+                        : make_float4(code.encode(v[k].x), code.encode(v[k].y), code.encode(v[k].z), code.encode(v[k].w));
+            peri_store_quad<to>(dst, k ? j : i, end, v[k]);
+        }
     }
 };
 
 template <bool BACK, class C> cudaError_t single(const peri_k_codec_args *a, int64_t begin, int64_t end, const peri_cuda_call *c, C code)
 {
-    typedef typename C::type::type wire;
-    return each(0, (end - begin + 3) / 4, c, code_quad<C, BACK>{code, (wire *)a->wire, a->x, begin, end});
+    typedef code_quads<C, BACK> job;
+    const int64_t pairs = (end - begin + 7) / 8;
+    const void *src = BACK ? (const void *)a->wire : a->x;
+    void *dst = BACK ? (void *)a->x : (void *)a->wire;
+    return each(0, pairs, c, job{code, (const typename job::from::type *)src, (typename job::to::type *)dst, begin, end, pairs});
 }
 
 /* -- blocks --------------------------------------------------------------------------------------------------------------------------- */
@@ -239,20 +248,26 @@ template <class F, int LANES> struct decode_block {
     peri_k_codec_args a;
     __device__ void operator()(int64_t b, int lane, unsigned) const
     {
-        enum { PACK = packing<F>::PACK, BITS = packing<F>::BITS, CODE = (1 << BITS) - 1 };
+        enum { PACK = packing<F>::PACK, BITS = packing<F>::BITS, CODE = (1 << BITS) - 1, BYTES = packing<F>::BYTES, AHEAD = 4 };
         int64_t n;
         float *x = a.x + block_place(a, b, &n);
         const uint8_t *wire = (const uint8_t *)a.wire + b * F::bytes(a.block);
         const int64_t codes = F::codes(a.block);
         F f;
         f.begin(wire + codes);
-        for (int64_t i = 4 * lane; i < n; i += 4 * LANES) {
-            const int64_t left = codes - i / PACK;
-            const uint32_t word = peri_load_bytes(wire + i / PACK, left < 4 / PACK ? left : 4 / PACK);
+        const auto put = [&](uint32_t word, int64_t i) {
             peri_store_quad<peri_f32>(x, i, n,
                                       make_float4(f.decode(a, word & CODE), f.decode(a, word >> BITS & CODE),
                                                   f.decode(a, word >> 2 * BITS & CODE), f.decode(a, word >> 3 * BITS & CODE)));
+        };
+        int64_t i = 4 * lane;
+        for (; ((uintptr_t)wire | (uintptr_t)codes) % BYTES == 0 && i < n; i += AHEAD * 4 * LANES) {
+            uint32_t words[AHEAD];
+            peri_load_codes(wire + i / PACK, 4 * LANES / PACK, codes - i / PACK, BYTES, words);
+            PERI_UNROLL
+            for (int k = 0; k < AHEAD; k++) put(words[k], i + 4 * LANES * k);
         }
+        for (; i < n; i += 4 * LANES) put((uint32_t)peri_load_code(wire + i / PACK, codes - i / PACK, BYTES), i);
     }
 };
 
@@ -260,7 +275,7 @@ template <class F, bool BACK> cudaError_t blocks(const peri_k_codec_args *a, int
 {
     typedef typename std::conditional<BACK, decode_block<F, 8>, encode_block<F, 8>>::type small;
     typedef typename std::conditional<BACK, decode_block<F, 32>, encode_block<F, 32>>::type large;
-    return a->block <= 32 ? each_group<8>(begin, end, c, small{*a}) : each_group<32>(begin, end, c, large{*a});
+    return a->block <= (BACK ? 128 : 32) ? each_group<8>(begin, end, c, small{*a}) : each_group<32>(begin, end, c, large{*a});
 }
 
 template <bool BACK> cudaError_t coded(const peri_k_codec_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quantize.cu: kernels/quantize.h. 8 or 32 lanes have a row, each lane four neighbours at a time; the second pass over a row finds it in
- * the cache.
+ * quantize.cu: kernels/quantize.h. 8 or 32 lanes have a row. On the way there each has four neighbours at a time, and the second pass over
+ * a row finds it in the cache; on the way back, the codes of 16 bytes of the result, several of them in flight.
  */
 #include "quad.cuh"
 
@@ -40,6 +40,7 @@ __device__ k_scale load_scale(const peri_k_rows_args &a, const uint8_t *row)
 }
 
 template <class T, int LANES> struct quantize_row {
+    enum { NARROW = 32 }; /* columns for which 8 lanes will do */
     peri_k_rows_args a;
     /** The scale of row @r: x[cols]. */
     __device__ k_scale scale(const typename T::type *x, int64_t r, int lane, unsigned mask) const
@@ -96,7 +97,9 @@ template <class T, int LANES> struct quantize_row {
     }
 };
 
+/** A lane has 16 bytes of the result at a time, of which it reads the codes of AHEAD at once. */
 template <class T, int LANES> struct restore_row {
+    enum { VEC = 16 / sizeof(typename T::type), AHEAD = 16 / VEC, NARROW = 128 };
     peri_k_rows_args a;
     __device__ float value(const k_scale &s, uint32_t code) const
     {
@@ -107,20 +110,28 @@ template <class T, int LANES> struct restore_row {
     {
         const uint8_t *row = (const uint8_t *)a.bytes + r * a.stride, *codes = row + a.codes_at;
         const k_scale s = load_scale(a, row);
-        for (int64_t i = 4 * lane; i < a.cols; i += 4 * LANES) {
-            const int64_t left = code_bytes(a, a.cols - i), most = a.bits / 2;
-            const uint32_t word = peri_load_bytes(codes + i * a.bits / 8, left < most ? left : most);
-            const float4 v = make_float4(value(s, word), value(s, word >> a.bits), value(s, word >> 2 * a.bits),
-                                         value(s, word >> 3 * a.bits));
-            peri_store_quad<T>((typename T::type *)a.x + r * a.cols, i, a.cols, v);
+        const int bytes = VEC * a.bits / 8;
+        const auto put = [&](uint64_t word, int64_t i) {
+            float v[VEC];
+            PERI_UNROLL
+            for (int c = 0; c < VEC; c++) v[c] = value(s, (uint32_t)(word >> c * a.bits));
+            peri_store_numbers<T, VEC>((typename T::type *)a.x + r * a.cols, i, a.cols, v);
+        };
+        int64_t i = VEC * lane;
+        for (; a.cols % VEC == 0 && (uintptr_t)codes % bytes == 0 && i < a.cols; i += AHEAD * VEC * LANES) {
+            typename std::conditional<VEC == 8, uint64_t, uint32_t>::type words[AHEAD];
+            peri_load_codes(codes + i * a.bits / 8, LANES * bytes, code_bytes(a, a.cols - i), bytes, words);
+            PERI_UNROLL
+            for (int k = 0; k < AHEAD; k++) put(words[k], i + VEC * LANES * k);
         }
+        for (; i < a.cols; i += VEC * LANES) put(peri_load_code(codes + i * a.bits / 8, code_bytes(a, a.cols - i), bytes), i);
     }
 };
 
 template <template <class, int> class F, class T>
 cudaError_t rows_of(const peri_k_rows_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
-    return a->cols <= 32 ? each_group<8>(begin, end, c, F<T, 8>{*a}) : each_group<32>(begin, end, c, F<T, 32>{*a});
+    return a->cols <= F<T, 8>::NARROW ? each_group<8>(begin, end, c, F<T, 8>{*a}) : each_group<32>(begin, end, c, F<T, 32>{*a});
 }
 
 template <template <class, int> class F> cudaError_t rows(const peri_k_rows_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
