@@ -161,17 +161,47 @@ struct length_of {
     }
 };
 
+/** The row of the input that comes to @row; -1: none. */
+__device__ __forceinline__ int64_t source_of(const peri_k_jagged_copy_args &a, int64_t row)
+{
+    if (row >= peri_offset(a.out_offsets, a.out_dtype, a.out_step, a.segments)) return -1;
+    int64_t t = peri_segment_of(a.out_offsets, a.out_dtype, a.out_step, a.segments, row);
+    int64_t p = a.permute ? peri_index(a.permute, t, a.permute_dtype) : t;
+    return peri_offset(a.in_offsets, a.in_dtype, a.in_step, p) + row - peri_offset(a.out_offsets, a.out_dtype, a.out_step, t);
+}
+
+/** Rows of one word: a thread has row begin + i and the one @apart of it, which are in flight at once. */
+template <class T> struct copy_words {
+    peri_k_jagged_copy_args a;
+    int64_t begin, end, apart;
+    __device__ void operator()(int64_t i) const
+    {
+        const int64_t row = begin + i, other = row + apart;
+        const int64_t from = source_of(a, row), from_other = other < end ? source_of(a, other) : -1;
+        T x = {}, y = {};
+        if (from >= 0) x = ((const T *)a.src)[from];
+        if (from_other >= 0) y = ((const T *)a.src)[from_other];
+        if (from >= 0) ((T *)a.dst)[row] = x;
+        if (from_other >= 0) ((T *)a.dst)[other] = y;
+    }
+};
+
 template <class T> struct copy_row {
     peri_k_jagged_copy_args a;
     __device__ void operator()(int64_t row, int64_t lane, int64_t lanes) const
     {
-        if (row >= peri_offset(a.out_offsets, a.out_dtype, a.out_step, a.segments)) return;
-        int64_t t = peri_segment_of(a.out_offsets, a.out_dtype, a.out_step, a.segments, row);
-        int64_t p = a.permute ? peri_index(a.permute, t, a.permute_dtype) : t;
-        int64_t from = peri_offset(a.in_offsets, a.in_dtype, a.in_step, p) + row - peri_offset(a.out_offsets, a.out_dtype, a.out_step, t);
+        const int64_t from = source_of(a, row);
+        if (from < 0) return;
         peri_row_copy<T>((char *)a.dst + row * a.width, (const char *)a.src + from * a.width, a.width / (int64_t)sizeof(T), lane, lanes);
     }
 };
+
+template <class T> cudaError_t copy_rows(const peri_k_jagged_copy_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+{
+    const int64_t words = a->width / (int64_t)sizeof(T), pairs = (end - begin + 1) / 2;
+    if (words == 1) return each(0, pairs, c, copy_words<T>{*a, begin, end, pairs});
+    return each_row(begin, end, words, c, copy_row<T>{*a});
+}
 
 /** A thread an element of the result. */
 template <class T> struct sum_element {
@@ -191,7 +221,7 @@ template <class T> struct sum_element {
 
 /* -- padded rows --------------------------------------------------------------------------------------------------------------------- */
 
-/** T: an element's bits. A warp a bag. */
+/** T: of one element's bits, or of several. A warp a bag. */
 template <class T> struct pad_bag {
     peri_k_jagged_padded_args a;
     T padding;
@@ -224,7 +254,7 @@ template <class T> struct unpad_bag {
 template <class T> cudaError_t pad(const peri_k_jagged_padded_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     pad_bag<T> f = {*a, {}};
-    memcpy(&f.padding, a->padding, sizeof f.padding);
+    peri_repeat(&f.padding, sizeof f.padding, a->padding, a->element);
     return each_warp(begin, end, c, f);
 }
 
@@ -299,7 +329,7 @@ PERI_CUDA_KERNEL(jagged_copy)
 {
     if (a->segments == 0 || a->width == 0) return cudaSuccess;
     int32_t word = peri_row_word(a->width, a->dst, a->src);
-#define COPY(T) each_row(begin, end, a->width / (int64_t)sizeof(T), c, copy_row<T>{*a})
+#define COPY(T) copy_rows<T>(a, begin, end, c)
     return PERI_BY_WORD(word, COPY);
 }
 
@@ -313,13 +343,13 @@ PERI_CUDA_KERNEL(jagged_sum)
 PERI_CUDA_KERNEL(jagged_to_padded)
 {
 #define PAD(T) pad<T>(a, begin, end, c)
-    return PERI_BY_WORD(a->element, PAD);
+    return PERI_BY_WORD(peri_padded_word(a->width, a->element, a->values, a->padded), PAD);
 }
 
 PERI_CUDA_KERNEL(jagged_from_padded)
 {
 #define UNPAD(T) unpad<T>(a, begin, end, c)
-    return PERI_BY_WORD(a->element, UNPAD);
+    return PERI_BY_WORD(peri_padded_word(a->width, a->element, a->values, a->padded), UNPAD);
 }
 
 PERI_CUDA_KERNEL(columns_sum)

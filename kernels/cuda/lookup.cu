@@ -60,7 +60,10 @@ template <class T> struct select_row {
     {
         const int64_t *m = matrix_of(a, PERI_SELECT_PLACE, k);
         const T *from = (const T *)a.matrix + m[PERI_SELECT_FROM] + (a.rows[k] - m[PERI_SELECT_ROW]) * m[PERI_SELECT_COLUMNS];
-        peri_row_copy<T>((T *)a.result + place_in_result(a, m, k), from, m[PERI_SELECT_COLUMNS], lane, 32);
+        T *to = (T *)a.result + place_in_result(a, m, k);
+        const int64_t words = m[PERI_SELECT_COLUMNS], bytes = words * (int64_t)sizeof(T);
+        if (((uintptr_t)to | (uintptr_t)from | (uintptr_t)bytes) % 16 == 0) peri_row_copy<uint4>(to, from, bytes / 16, lane, 32);
+        else peri_row_copy<T>(to, from, words, lane, 32);
     }
 };
 

@@ -65,21 +65,29 @@ struct spread_cell {
         if (a.outputs[o].inverse >= 0) to = 0;
         else if (to > a.rows) to = a.rows;
     }
-    template <class V> __device__ static void columns(V *to, const V *grad, float divisor, int64_t n, int lane)
+    template <class V> __device__ static void columns(V *to, const V *grad, float divisor, int n, int lane)
     {
-        for (int64_t c = lane; c < n; c += LANES) to[c] = divide(grad[c], divisor);
+        for (int c = lane; c < n; c += 2 * LANES) {
+            V x[2];
+            PERI_UNROLL
+            for (int j = 0; j < 2; j++)
+                if (c + j * LANES < n) x[j] = grad[c + j * LANES];
+            PERI_UNROLL
+            for (int j = 0; j < 2; j++)
+                if (c + j * LANES < n) to[c + j * LANES] = divide(x[j], divisor);
+        }
     }
     __device__ void operator()(int64_t b, int32_t o, int lane, unsigned) const
     {
-        const peri_k_output out = a.outputs[o];
+        const peri_k_output &out = a.outputs[o];
         const float *grad = a.grad + b * a.stride + out.column;
         for (int64_t k = 0; k < out.n_pieces; k++) {
             const peri_k_piece p = a.pieces[out.first_piece + k];
             float *to = (p.own ? a.own : a.sent) + p.offset + b * out.cols;
             const float divisor = (float)(p.own ? out.divisor : out.sent_divisor);
             const bool wide = aligned16(to) && aligned16(grad) && out.cols % 4 == 0;
-            if (wide) columns((float4 *)to, (const float4 *)grad, divisor, out.cols / 4, lane);
-            else columns(to, grad, divisor, out.cols, lane);
+            if (wide) columns((float4 *)to, (const float4 *)grad, divisor, (int)out.cols / 4, lane);
+            else columns(to, grad, divisor, (int)out.cols, lane);
         }
     }
 };

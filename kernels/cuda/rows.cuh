@@ -15,6 +15,19 @@ static inline int32_t peri_row_word(int64_t width, const void *a, const void *b)
     return bits % 16 == 0 ? 16 : bits % 8 == 0 ? 8 : bits % 4 == 0 ? 4 : bits % 2 == 0 ? 2 : 1;
 }
 
+/** The same where some rows are made of an element of @element bytes again and again: no less than it. */
+static inline int32_t peri_padded_word(int64_t width, int64_t element, const void *a, const void *b)
+{
+    const int32_t word = peri_row_word(width, a, b);
+    return word > element ? word : (int32_t)element;
+}
+
+/** @to[n] = the bytes of @element again and again. */
+static inline void peri_repeat(void *to, size_t n, const void *element, int64_t bytes)
+{
+    for (size_t i = 0; i < n; i++) ((char *)to)[i] = ((const char *)element)[(int64_t)i % bytes];
+}
+
 /** log2 of the threads that share a row of @words words: at most a warp. */
 static inline int32_t peri_row_shift(int64_t words)
 {

@@ -255,7 +255,7 @@ template <class T> struct spread_segment {
 
 /* -- several levels of bags ---------------------------------------------------------------------------------------------------------- */
 
-/** T: an element's bits. */
+/** T: of one element's bits, or of several. */
 template <class T> struct level_to_dense {
     peri_k_levels_args a;
     T padding;
@@ -300,7 +300,7 @@ template <class T> struct level_from_dense {
 template <class T> cudaError_t to_dense(const peri_k_levels_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
     level_to_dense<T> f = {*a, {}};
-    memcpy(&f.padding, a->padding, sizeof f.padding);
+    peri_repeat(&f.padding, sizeof f.padding, a->padding, a->element);
     return each_row(begin, end, a->width / (int64_t)sizeof(T), c, f);
 }
 
@@ -342,7 +342,7 @@ PERI_CUDA_KERNEL(segment_spread)
 PERI_CUDA_KERNEL(levels_to_dense)
 {
 #define TO_DENSE(T) to_dense<T>(a, begin, end, c)
-    return PERI_BY_WORD(a->element, TO_DENSE);
+    return PERI_BY_WORD(peri_padded_word(a->width, a->element, a->values, a->dense), TO_DENSE);
 }
 
 PERI_CUDA_KERNEL(levels_from_dense)
