@@ -104,7 +104,8 @@ __global__ void __launch_bounds__(PERI_BLOCK) count_buckets(peri_k_bucketize_arg
     }
 }
 
-__global__ void __launch_bounds__(PERI_BLOCK) place_ids(peri_k_bucketize_args a, int64_t begin, int64_t end)
+/** Five blocks a multiprocessor: with no number the compiler takes 32 registers, and spills. */
+__global__ void __launch_bounds__(PERI_BLOCK, 5) place_ids(peri_k_bucketize_args a, int64_t begin, int64_t end)
 {
     PERI_SHARED_DYNAMIC(uint32_t, all);
     counters count(all, a.buckets);
