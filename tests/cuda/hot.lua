@@ -1,0 +1,68 @@
+-- hot.lua: the kernels that steps spend their time in, for tests/cuda/report.lua. Rows have 128 columns, bags 20 ids.
+--
+--   name    what the table calls it
+--   file, kernel   where it is; its name, as the report shortens it
+--   row     bytes by row: floor and moved
+--   wide    rows of 16 bytes and more: that they move by 128-bit accesses, or why not
+--   load    bits of the loads to look at, where the widest of the kernel are not the row's
+--   part    of those loads, the part that brings bytes of its own
+--   flight  why it is not held to the bytes in flight
+--   shared  bytes of dynamic shared memory a block
+local SECTOR = 32
+
+--- Bytes that lie anywhere at multiples of `step`: whole sectors of 32 bytes come, on average.
+local function at(n, step)
+  return { n, step % SECTOR == 0 and math.ceil(n / SECTOR) * SECTOR or n + SECTOR - step }
+end
+--- Bytes one after the other, with those of the neighbours.
+local function stream(n) return { n, n } end
+
+local function row(...)
+  local floor, moved = 0, 0
+  for _, x in ipairs { ... } do floor, moved = floor + x[1], moved + x[2] end
+  return { floor = floor, moved = moved }
+end
+
+local ID, OUT = stream(8), stream(512 / 20)
+local F32, F16, INT8 = at(512, 512), at(256, 256), at(136, 8)
+local MOMENTUM = at(4, 4)
+local FEW = "a number an id, not a row"
+
+return {
+  { name = "forward, f32 rows", file = "tbe_forward", kernel = "forward_bag<row_f32, 32>", row = row(F32, ID, OUT), wide = true },
+  { name = "forward, f16 rows", file = "tbe_forward", kernel = "forward_bag<row_half<2>, 16>", row = row(F16, ID, OUT), wide = true },
+  { name = "forward, int8 rows", file = "tbe_forward", kernel = "forward_bag<row_codes<64>, 16>", row = row(INT8, ID, OUT),
+    load = 32, part = 1 / 2, wide = "136 bytes a row: at multiples of 8" },
+  { name = "update, row-wise Adagrad", file = "tbe_update", kernel = "tbe_rows<shape<8, 4>, 3, update_runs<true>>",
+    row = row(F32, F32, F32, MOMENTUM, MOMENTUM, stream(16)), wide = true },
+  { name = "update, SGD", file = "tbe_update", kernel = "tbe_rows<shape<8, 4>, 1, update_runs<true>>",
+    row = row(F32, F32, F32, stream(16)), wide = true },
+  { name = "update, pieces of long runs", file = "tbe_update", kernel = "sum_piece<0>", row = row(F32, ID), wide = true },
+  { name = "sort: keys of bags", file = "tbe_sort", kernel = "keys_of_bag", row = row(ID, stream(8)), flight = FEW },
+  { name = "sort: heads of runs", file = "tbe_update", kernel = "mark_heads", row = row(ID, stream(4)) },
+  { name = "sort: runs", file = "tbe_update", kernel = "find_runs", row = row(ID, stream(4), stream(8)) },
+  { name = "quantize f32 to int8", file = "quantize", kernel = "quantize_row<peri_f32, 32>", row = row(F32, INT8), wide = true },
+  { name = "int8 to f16", file = "quantize", kernel = "restore_row<peri_f16, 8>", row = row(INT8, F16), load = 64, wide = true },
+  { name = "permute rows", file = "jagged", kernel = "copy_row<uint4>", row = row(F32, F32), wide = true },
+  { name = "permute ids", file = "jagged", kernel = "copy_words<uint2>", row = row(ID, stream(8)) },
+  { name = "bucketize: count", file = "sparse", kernel = "count_buckets", row = row(ID), shared = 8 * 8 * 4, flight = FEW },
+  { name = "bucketize: place", file = "sparse", kernel = "place_ids", row = row(ID, stream(8), stream(8)), shared = 8 * 8 * 4,
+    flight = FEW },
+  { name = "jagged to dense", file = "jagged", kernel = "pad_bag<uint4>", row = row(F32, F32), wide = true },
+  { name = "dense to jagged", file = "jagged", kernel = "unpad_bag<uint4>", row = row(F32, F32), wide = true },
+  { name = "select rows", file = "lookup", kernel = "select_row<uint32_t>", row = row(F32, F32), wide = true },
+  { name = "route: combine pieces", file = "route_rows", kernel = "combine_cell", row = row(F32, F32), wide = true },
+  { name = "route: spread gradients", file = "route_rows", kernel = "spread_cell", row = row(F32, F32), wide = true },
+  { name = "route: rows", file = "route_rows", kernel = "rows_cell<false>", row = row(F32, F32, ID), wide = true },
+  { name = "route: rows back", file = "route_rows", kernel = "rows_cell<true>", row = row(F32, F32, ID), wide = true },
+  { name = "route: place runs", file = "route_rows", kernel = "place_row", row = row(F32, F32), wide = true },
+  { name = "cache: fill, spill", file = "cache", kernel = "move_row", row = row(F32, F32), wide = true },
+  { name = "SGD step", file = "optim", kernel = "sgd_one<float>", row = row(F32, F32, F32) },
+  { name = "Adagrad step", file = "optim", kernel = "adagrad_one<float>", row = row(F32, F32, F32, F32, F32) },
+  { name = "Adam step", file = "optim", kernel = "adam_one<float>", row = row(F32, F32, F32, F32, F32, F32, F32) },
+  { name = "row-wise Adagrad step", file = "optim", kernel = "rowwise_row<float>", row = row(F32, F32, F32, stream(8)) },
+  { name = "codec f16: encode", file = "codec", kernel = "code_quads<code16<peri_f16>, false>", row = row(F32, F16), wide = true },
+  { name = "codec f16: decode", file = "codec", kernel = "code_quads<code16<peri_f16>, true>", row = row(F16, F32), wide = true },
+  { name = "codec int8: encode", file = "codec", kernel = "encode_block<int8_block, 32>", row = row(F32, INT8), wide = true },
+  { name = "codec int8: decode", file = "codec", kernel = "decode_block<int8_block, 8>", row = row(INT8, F32), load = 32, wide = true },
+}
