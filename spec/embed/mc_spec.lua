@@ -374,6 +374,28 @@ describe("quantized tables", function()
   end)
 end)
 
+describe("a state_dict whose map makes no sense", function()
+  it("changes neither maps nor weights", function()
+    local mc = collection { fused_params = { optimizer = "sgd", learning_rate = 0.1 } }
+    for _ = 1, 2 do total((mc(one_feature { 5, 77 }))):backward() end
+    local state, other = peri.shard.gather_state_dict(mc:state_dict()), collection { fused_params = { optimizer = "sgd" } }
+    local name = "_managed_collision_collection._managed_collision_modules.t."
+    local before = other:embedding_module():weight("t"):to_list()
+    for _, strict in ipairs { true, false } do
+      local bad = {}
+      for k, t in pairs(state) do bad[k] = t end
+      bad[name .. "_mch_remapped_ids_mapping"] = peri.zeros({ 4 }, "i64")
+      assert.error_matches(function() other:load_state_dict(bad, strict) end, "table 't', bucket 0: .*another id's too")
+      bad[name .. "_mch_remapped_ids_mapping"] = state[name .. "_mch_remapped_ids_mapping"]:to "f64"
+      assert.error_matches(function() other:load_state_dict(bad, strict) end, "_mch_remapped_ids_mapping' is f64, wanted i64")
+      assert.same(before, other:embedding_module():weight("t"):to_list())
+      assert.equal(0, other:statistics().t.occupied)
+    end
+    other:load_state_dict(state)
+    assert.equal(2, other:statistics().t.occupied)
+  end)
+end)
+
 describe("an input_hash_func", function()
   it("returns as many ids as it got, or is told what it returned", function()
     for _, c in ipairs { { function() end, "nil" }, { function() return 3 end, "3" },

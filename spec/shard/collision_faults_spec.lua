@@ -105,6 +105,27 @@ describe("managed collision over ranks", function()
     end, sizes)
   end
 
+  worlds.each("loads all of a state_dict or nothing, on all ranks", function(world, device)
+    local trained, module = collection(world, device), collection(world, device)
+    look(trained, { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 }, device):sum():backward()
+    local good, prefix = peri.shard.gather_state_dict(trained:state_dict()), "_managed_collision_collection._managed_collision_modules.t."
+    local function texts(state)
+      return util.map(peri.shard.gather_state_dict(state), function(t) return table.concat(t:to "f32":to_list(), " ") end)
+    end
+    local function bad(pattern, name, t)
+      local state, before = util.copy(good), texts(module:state_dict())
+      state[prefix .. name] = t
+      fails(pattern, module.load_state_dict, module, state)
+      assert.same(before, texts(module:state_dict()))
+    end
+    local rows = good[prefix .. "_mch_remapped_ids_mapping"]:to_list()
+    for i = 13, 16 do rows[i] = 12 end -- rows of the last bucket, which rank 1 has
+    bad("rank 1 of group .*table 't', bucket 3: .*row 12", "_mch_remapped_ids_mapping", peri.tensor(rows, "i64"))
+    bad("_mch_sorted_raw_ids' is f32, wanted i64", "_mch_sorted_raw_ids", good[prefix .. "_mch_sorted_raw_ids"]:to "f32")
+    module:load_state_dict(good)
+    assert.same(texts(trained:state_dict()), texts(module:state_dict()))
+  end, sizes)
+
   worlds.each("by itself is copied too, with its time", function(world, device)
     local t = peri.EmbeddingBagConfig { name = "t", num_embeddings = 16, embedding_dim = 4, feature_names = { "f" } }
     local module = embed.HashZchManagedCollisionModule { zch_size = 16, total_num_buckets = 4, on_miss = "drop",

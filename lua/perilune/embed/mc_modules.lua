@@ -226,6 +226,10 @@ function ManagedCollisionModule:own_state()
   return self._state:entries()
 end
 
+function ManagedCollisionModule:try_state(map, path)
+  mc_state.try(self, map, path, function(copy) copy._state:settle() end)
+end
+
 --- A module that knows the same and learns for itself.
 function ManagedCollisionModule:copy(device)
   local args = util.copy(self._arguments)

@@ -2,7 +2,7 @@
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
-local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
+local sharded = require "perilune.tensor.sharded"
 
 local M = {}
 
@@ -85,6 +85,25 @@ function State:settle()
   self._map:load(map, self._first, self._n)
 end
 
+--- See Module:try_state: a copy of `module`, of which settle() is called, takes what `map` has under `path`.
+function M.try(module, map, path, settle)
+  local given, prefix = {}, path == "" and "" or path .. "."
+  for _, s in ipairs(module:own_state()) do
+    local source = map[prefix .. s.name]
+    given[s.name] = source
+    local dtype = source and source:dtype()
+    if dtype and dtype ~= "i64" and dtype ~= "i32" and dtype ~= s.tensor:dtype() then
+      P.fail(("'%s' is %s, wanted %s: floats do not hold 64-bit ids"):format(prefix .. s.name, dtype, s.tensor:dtype()))
+    end
+  end
+  if next(given) == nil then return end
+  local copy = module:copy()
+  for _, s in ipairs(copy:own_state()) do
+    if given[s.name] then sharded.assign(s.tensor, given[s.name]) end
+  end
+  settle(copy)
+end
+
 --- A list of { name =, tensor = a ShardedTensor of one piece }.
 function State:entries()
   local list = {}
@@ -92,7 +111,7 @@ function State:entries()
     local now = self._map:state(i)
     local size = now:shape()
     local metadata = { shard_offsets = util.map(size, function() return 0 end), shard_sizes = size, placement = "rank:0" }
-    list[i] = { name = name, tensor = ShardedTensor { size = size, dtype = now:dtype(), shards_metadata = { metadata },
+    list[i] = { name = name, tensor = sharded.ShardedTensor { size = size, dtype = now:dtype(), shards_metadata = { metadata },
       device = now:device(), local_shards = { { metadata = metadata,
         read = function(row, result) self:read(name, row, result) end,
         write = function(row, source) self:write(name, row, source) end } } } }

@@ -307,6 +307,16 @@ end
 --- The ranks that load their parts of this module's own state together; nil: it is this rank's alone.
 function Module:state_group() end -- luacheck: ignore 212
 
+--- An error if this module itself, without its sub-modules, cannot take what `map` has under `path` for other reasons than names and
+--- shapes; changes nothing. Local.
+function Module:try_state(map, path) end -- luacheck: ignore 212
+
+local function try_all(self, func, state, map, strict)
+  local keys = check_state(func, state, map, strict)
+  for _, m in ipairs(self:named_modules()) do m.module:try_state(map, m.path) end
+  return keys
+end
+
 --- Copy the tensors of a state_dict (whole ones, or pieces of the same plan) into the state; they are of the same shapes. Every name
 --- must be there, and no other, unless strict is false. Returns { missing_keys =, unexpected_keys = }: lists of names. If something is
 --- wrong nothing is copied; collective where modules are sharded (and over `groups`, a list): nothing is copied on any rank then.
@@ -320,7 +330,7 @@ function Module:load_state_dict(map, strict, groups)
   end
   for _, module in ipairs(self:modules()) do all[#all + 1] = module:state_group() end
   local state = whole_state(self)
-  local ok, keys = pcall(check_state, func, state, map, strict)
+  local ok, keys = pcall(try_all, self, func, state, map, strict)
   all_or_none(all, func, not ok and keys or nil)
   for _, s in ipairs(state) do
     if map[s.name] ~= nil then sharded.assign(s.tensor, map[s.name]) end

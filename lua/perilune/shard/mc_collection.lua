@@ -306,6 +306,9 @@ function Sharded:own_state()
   return list
 end
 
+function Sharded:state_group() return self._group end
+function Sharded:try_state(map, path) mc_state.try(self, map, path, self.settle) end
+
 -- -- numbers ---------------------------------------------------------------------------------------------------------------------------
 
 local counts = { "ids", "hits", "inserted", "missed", "evicted", "collisions", "occupied", "rows" }
