@@ -68,12 +68,12 @@ function Model:init(options)
 end
 function Model:forward(kjt) return nn.functional.mean(self.over(self.ebc(kjt):values())) end
 
---- kind: of spec.support.sharded, or "dense".
+--- kind: of spec.support.sharded, or a kernel: "dense", "fused_uvm".
 local function entries_for(kind, n)
   local entries = {}
   for i, t in ipairs(sharded.configs) do
-    local make = kind == "dense" and sharded.kinds[i == 1 and "row_wise" or "table_wise"] or sharded.kinds[kind]
-    entries[t.name] = make(i, n, kind == "dense" and { compute_kernel = "dense" } or {})
+    local make = sharded.kinds[kind] or sharded.kinds[i == 1 and "row_wise" or "table_wise"]
+    entries[t.name] = make(i, n, { compute_kernel = not sharded.kinds[kind] and kind or nil })
   end
   if kind == "dense" then entries.c = plan.data_parallel { compute_kernel = "dense" } end
   return { ebc = entries }
@@ -108,7 +108,7 @@ end
 local order = {} -- what the ranks of a sim world did
 
 describe("DMPCollection", function()
-  for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "mixed", "dense" } do
+  for _, kind in ipairs { "table_wise", "row_wise", "column_wise", "mixed", "dense", "fused_uvm" } do
     worlds.each(kind .. ": with SGD and an average after each step, is one group of all ranks", function(world, device, n)
       for _, contiguous in ipairs { false, true } do
         local params = kind ~= "dense" and { optimizer = "sgd", learning_rate = 0.5 } or nil

@@ -112,7 +112,8 @@ local function sharded_of(c, world, device)
   local module, entries = collection_of(c, "cpu"), {}
   local sharder = peri.shard[("ManagedCollisionEmbedding%sCollectionSharder"):format(c.sequence and "" or "Bag")]
   for i, t in ipairs(configs) do
-    entries[t.name] = kinds[c.kind](i, world:size(), c.cache and { compute_kernel = "fused_uvm_caching", cache_params = c.cache } or {})
+    entries[t.name] = kinds[c.kind](i, world:size(), c.cache and { compute_kernel = "fused_uvm_caching", cache_params = c.cache }
+      or { compute_kernel = c.kernel })
   end
   return sharder { gradient_division = false, qcomm_codecs_registry = c.codecs }:shard(module, plan.EmbeddingModuleShardingPlan(entries),
     peri.ShardingEnv.from_process_group(world), device, "mc")
@@ -226,7 +227,8 @@ describe("managed collision over ranks is that of one:", function()
     ["weighted, hash maps"] = { weighted = true, module = "hash", optimizer = "rowwise_adagrad" },
     ["dropped misses"] = { on_miss = "drop" }, ["dropped misses of sequences"] = { on_miss = "drop", sequence = true },
     ["a policy of Lua"] = { module = "own" }, ["hash maps of sequences"] = { module = "hash", sequence = true },
-    ["in files"] = { cache = { load_factor = 1 } }, ["ids hashed first"] = { module = "hashed" },
+    ["in files"] = { cache = { load_factor = 1 } }, ["in the host's memory"] = { kernel = "fused_uvm" },
+    ["ids hashed first"] = { module = "hashed" },
   } do
     c.kind = "row_wise"
     worlds.each(title, function(world, device, n) run(c, world, device, n) end, { sizes = { 3 } })
