@@ -10,6 +10,7 @@
 #   make cuda            the devices' plugin cuda and the transport nccl, by nvcc (plain `make` leaves them out: minutes); CUDA=1 make
 #   make cuda-report     what nvcc made of the kernels, beside what a GPU asks for: docs/cuda.md   NVDISASM=
 #   make check-cuda      kernels/cuda compiled for the host: every spec of devices on it
+#   make gpu-check       on a machine with a GPU: every spec and case list on it, sanitizers, the demonstration, the benchmark
 #   make lint            layers, boundary, style
 #   make install         PREFIX=/usr/local DESTDIR=
 #   make probe           look again for libraries and print the table
@@ -125,7 +126,7 @@ NCCL_OBJ := $(NCCL_C:%.c=$B/cuda/%.o)
 CUDA_SO := $B/libperilune_cuda.so
 CUDA_OBJ := $(CU:%.cu=$B/cuda/%.o) $(CU_C:%.c=$B/cuda/%.o)
 # What tests see of nvcc: every source without a warning, as PTX (machine code takes ten times as long), and the C of both plugins.
-CU_SEEN := $(if $(SAN),,$(if $(HAVE_CUDA),$(CU:%.cu=$B/cuda/%.ptx) $(CU_C:%.c=$B/cuda/%.o) $(if $(HAVE_NCCL),$(NCCL_C:%.c=$B/cuda/%.o))))
+CU_SEEN := $(if $(SAN),,$(if $(HAVE_CUDA),$(CU:%.cu=$B/cuda/%.ptx) $(CU_C:%.c=$B/cuda/%.o) $B/cuda/tests/cuda_host/kernels.o $(if $(HAVE_NCCL),$(NCCL_C:%.c=$B/cuda/%.o))))
 # tests/cuda_host plays the CUDA headers. Its sources are C++, checked less than the core's.
 CXXFLAGS := -std=c++17 -O2 -g1 -fPIC -fvisibility=hidden -ffp-contract=off -Itests/cuda_host -I. -Iruntime/include -Wall -Wextra -Werror -Wno-unused-function \
 	-Wno-missing-field-initializers $(SANFLAGS)
@@ -133,7 +134,7 @@ CXXFLAGS := -std=c++17 -O2 -g1 -fPIC -fvisibility=hidden -ffp-contract=off -Ites
 LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 CDEF := $B/lua/perilune/cdef.lua
 
-.PHONY: all help probe config needed setup test check check-c check-lua parity check-mpi check-net check-cuda fuzz demo demo-run lint install uninstall clean distclean \
+.PHONY: all help probe config needed setup test check check-c check-lua parity check-mpi check-net check-cuda gpu-check gpu-check-run fuzz demo demo-run lint install uninstall clean distclean \
 	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-collision bench-net \
 	bench-pipeline bench-plan
 .DELETE_ON_ERROR:
@@ -232,7 +233,7 @@ $B/cuda/%.ptx: %.cu $(CONFIG) | needed
 $B/cuda/%.o: %.c $(CONFIG) | needed
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  CC      $< (cuda)')
-	$(Q)$(CC) $(CFLAGS) $(PFLAGS) -isystem $(CUDA_HOME)/include -MMD -MP -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) $(PFLAGS) $(EXTRA) -isystem $(CUDA_HOME)/include -MMD -MP -c $< -o $@
 $(CUDA_SO): $(CUDA_OBJ)
 	@$(if $(V),,echo '  PLUGIN  $@')
 	$(Q)$(NVCC) -shared -Xlinker -z,defs -cudart static $(CUDA_OBJ) -L$(CUDA_HOME)/lib64 -lcublas -o $@
@@ -362,6 +363,19 @@ fuzz: all $(FUZZ)
 # Everything that runs on the device opaque, on kernels/cuda compiled for the host instead; `check` runs the kernels' own cases on them.
 check-cuda: all $(UNIT) $(TEST_PLUGINS) $(CUDA_HOST) $(NCCL_HOST)
 	@$(RUN_TESTS) --parts=cuda
+# On a machine with a GPU: everything on it, sanitizers, the demonstration, the benchmark. GPU=cuda_host: the same on the pretended one.
+GPU ?= cuda
+CUDA_KERNELS := $B/cuda/libperilune_cuda_kernels.so
+$(CUDA_KERNELS): $(CU:%.cu=$B/cuda/%.o) $B/cuda/kernels/cuda/table.o $B/cuda/tests/cuda_host/kernels.o
+	@$(if $(V),,echo '  PLUGIN  $@')
+	$(Q)$(NVCC) -shared -Xlinker -z,defs -cudart static $^ -L$(CUDA_HOME)/lib64 -lcublas -o $@
+$B/cuda/tests/cuda_host/kernels.o: EXTRA := -I.
+gpu-check:
+	@$(SUBMAKE) setup
+	@$(SUBMAKE) gpu-check-run GPU=$(GPU)
+gpu-check-run: all $(UNIT) $(TEST_PLUGINS) $(if $(filter cuda_host,$(GPU)),$(CUDA_HOST) $(NCCL_HOST),$(CUDA_SO) $(NCCL_SO) $(CUDA_KERNELS))
+	@luajit tests/gpu/check.lua --build=$B --device=$(GPU) --mpi='$(HAVE_MPI)' --busted='$(HAVE_BUSTED)' --cmocka='$(HAVE_CMOCKA)' --only='$(ONLY)' \
+	  --kernels=$(if $(filter cuda_host,$(GPU)),$(CUDA_HOST),$(CUDA_KERNELS)) --sanitizer=$(firstword $(wildcard $(CUDA_HOME)/bin/compute-sanitizer))
 check-mpi: all
 	@$(RUN_TESTS) --parts=mpi
 # Every spec that runs under mpirun -n 4, on pretended machines; `check` runs a short list of them there.

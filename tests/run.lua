@@ -1,7 +1,8 @@
 -- run.lua: runs the tests: cmocka programs, busted specs, the same specs under mpirun and on several machines, fuzzers, lint. `make test`
 -- calls it.
 --
---   luajit tests/run.lua [--parts=c,lua,mpi,net,fuzz,lint,cuda] [--only=PATTERN] [--seed=N] [--jobs=N] [--fuzz-seconds=N] --build=build ...
+--   luajit tests/run.lua [--parts=c,lua,mpi,net,fuzz,lint,cuda,gpu] [--only=PATTERN] [--seed=N] [--jobs=N] [--fuzz-seconds=N]
+--     --build=build ...
 --
 -- Files are found by their places: tests/unit/*.c, tests/kernels/*.c, tests/fuzz/*.c (programs are built by make under
 -- <build>/tests), spec/**/*_spec.lua. A file may say, within its first lines, in a comment:
@@ -11,6 +12,8 @@
 --   machines: 2,2 3,1   run it on pretended machines too (tests/net/nodes), of so many ranks each; --parts=all-net runs all that run under
 --                       mpirun -n 4 on 2,2 and on 1,1,1,1
 --   nccl: too           a spec that starts its own ranks: --parts=cuda has them exchange tensors of devices by the transport nccl
+-- --parts=cuda has another device behind the name `opaque`: kernels/cuda compiled for the host. --parts=gpu has --device there (cuda),
+-- whose kernels then run the case lists of tests/kernels too (--kernels: their library), and nccl with as many ranks as there are --gpus.
 --     inputs: 30000       how many a fuzzer makes (default 100000; lua.lua counts children)
 --
 -- Fuzzers make the same inputs on every machine and every day: as many as that, of seed 1 unless --seed says another. With --fuzz-seconds
@@ -20,7 +23,7 @@ local process = require "tests.harness.process"
 local report = require "tests.harness.report"
 
 local options = { parts = "lint,c,lua,mpi,net,fuzz", jobs = "", seed = "", only = "", build = "build", san = "", preload = "", mpi = "",
-  busted = "", cmocka = "", luacheck = "", fuzz_seconds = "" }
+  busted = "", cmocka = "", luacheck = "", fuzz_seconds = "", device = "cuda", kernels = "", gpus = "1" }
 for _, word in ipairs(arg) do
   local name, value = word:match "^%-%-([%w_-]+)=(.*)$"
   name = name and name:gsub("-", "_")
@@ -133,15 +136,38 @@ local function on_opaque(path)
   file:close()
   return text:find '"opaque"' ~= nil or text:find "worlds%.each" ~= nil
 end
-local cuda_env = { PERI_OPAQUE_DEVICE = "cuda_host", PERI_PLUGIN_PATH = ("%s/%s/cuda_host:%s/%s"):format(here, B, here, B),
-  LD_LIBRARY_PATH = ("%s/%s/cuda_host"):format(here, B) }
+-- What stands behind the name opaque in the parts that are about it.
+local on_host = ("%s/%s/cuda_host"):format(here, B)
+local stand_ins = {
+  cuda = { name = "kernels/cuda on the host", device = "cuda_host", most = 4 },
+  gpu = { name = options.device, device = options.device, most = tonumber(options.gpus), kernels = true, shared = true },
+}
+for part, s in pairs(stand_ins) do -- any order: each by itself
+  if wanted[part] then
+    local pretended = s.device == "cuda_host"
+    s.env = { PERI_OPAQUE_DEVICE = s.device, PERI_PLUGIN_PATH = (pretended and on_host .. ":" or "") .. here .. "/" .. B,
+      LD_LIBRARY_PATH = pretended and on_host or nil, PERI_CUDA_KERNELS = options.kernels ~= "" and options.kernels or nil }
+  else stand_ins[part] = nil end
+end
 
-if wanted.cuda then
-  for _, p in ipairs(programs "unit") do
-    if options.cmocka ~= "" and on_opaque(p.name) then
-      job { name = p.name .. " (kernels/cuda on the host)", part = "kernels/cuda on the host", head = p.head, argv = { p.program },
-        deadline = 120, tap = true, env = cuda_env }
+local function with(env, more)
+  local out = {}
+  for _, from in ipairs { env, more } do
+    for name, value in pairs(from) do out[name] = value end
+  end
+  return out
+end
+
+for _, s in pairs(stand_ins) do -- any order: jobs are shuffled
+  for _, p in ipairs(options.cmocka ~= "" and programs "unit" or {}) do
+    if on_opaque(p.name) then
+      job { name = ("%s (%s)"):format(p.name, s.name), part = s.name, head = p.head, argv = { p.program }, deadline = 120, tap = true,
+        env = s.env }
     end
+  end
+  for _, p in ipairs(options.cmocka ~= "" and s.kernels and programs "kernels" or {}) do
+    job { name = ("%s (%s)"):format(p.name, s.name), part = s.name, head = p.head, argv = { p.program }, deadline = 120, tap = true,
+      env = s.env }
   end
 end
 
@@ -208,22 +234,26 @@ for _, path in ipairs(specs) do
         env = { LD_PRELOAD = options.preload ~= "" and options.preload, PERI_GOLDEN_READ = golden_read } }
     end
   end
-  if wanted.cuda and options.busted ~= "" and on_opaque(path) then
-    job { name = path .. " (kernels/cuda on the host)", part = "kernels/cuda on the host", head = head,
-      argv = busted_argv({ "luajit" }, path), deadline = 360, env = { LD_PRELOAD = options.preload ~= "" and options.preload,
-        PERI_OPAQUE_DEVICE = cuda_env.PERI_OPAQUE_DEVICE, PERI_PLUGIN_PATH = cuda_env.PERI_PLUGIN_PATH } }
-  end
-  if wanted.cuda and head:match "nccl: too" and options.mpi ~= "" and options.busted ~= "" then
-    job { name = path .. " (nccl)", part = "specs on nccl", head = head, deadline = 600, argv = busted_argv({ "luajit" }, path),
-      env = { PERI_TEST_DEVICE_TRANSPORT = "nccl", LD_LIBRARY_PATH = cuda_env.LD_LIBRARY_PATH,
-        PERI_OPAQUE_DEVICE = cuda_env.PERI_OPAQUE_DEVICE, PERI_PLUGIN_PATH = cuda_env.PERI_PLUGIN_PATH } }
-  end
-  if wanted.cuda and worlds and path:match "^spec/dist/" and options.mpi ~= "" and options.busted ~= "" and on_opaque(path) then
-    for n in worlds:gmatch "%d+" do
-      job { name = ("%s (nccl, mpirun -n %s)"):format(path, n), part = "specs on nccl", head = head, ranks = tonumber(n), deadline = 360,
-        weight = jobs_limit, argv = busted_argv({ B .. "/perilune", "run", "-n", n }, path), env = { PERI_NUM_THREADS = "1",
-          PERI_COMM_TIMEOUT_S = "30", PERI_TEST_DEVICE_TRANSPORT = "nccl", LD_LIBRARY_PATH = cuda_env.LD_LIBRARY_PATH,
-          PERI_OPAQUE_DEVICE = cuda_env.PERI_OPAQUE_DEVICE, PERI_PLUGIN_PATH = cuda_env.PERI_PLUGIN_PATH } }
+  for _, s in pairs(options.busted ~= "" and stand_ins or {}) do -- any order: jobs are shuffled
+    local nccl = with(s.env, { PERI_TEST_DEVICE_TRANSPORT = "nccl" })
+    local ranked = { PERI_NUM_THREADS = "1", PERI_COMM_TIMEOUT_S = "30" }
+    local function under_mpirun(what, n, env)
+      job { name = ("%s (%s, mpirun -n %s)"):format(path, what, n), part = "specs on " .. what, head = head, ranks = tonumber(n),
+        deadline = 360, weight = jobs_limit, argv = busted_argv({ B .. "/perilune", "run", "-n", n }, path), env = with(env, ranked) }
+    end
+    if on_opaque(path) then
+      job { name = ("%s (%s)"):format(path, s.name), part = s.name, head = head, argv = busted_argv({ "luajit" }, path), deadline = 360,
+        env = with(s.env, { LD_PRELOAD = options.preload ~= "" and options.preload or nil }) }
+    end
+    if head:match "nccl: too" and options.mpi ~= "" and s.most >= 4 then
+      job { name = path .. " (nccl)", part = "specs on nccl", head = head, deadline = 600, env = nccl,
+        argv = busted_argv({ "luajit" }, path) }
+    end
+    if worlds and path:match "^spec/dist/" and options.mpi ~= "" and on_opaque(path) then
+      for n in worlds:gmatch "%d+" do
+        if tonumber(n) <= s.most then under_mpirun("nccl", n, nccl) end
+        if s.shared and n == "2" then under_mpirun("a shared " .. s.name, n, s.env) end
+      end
     end
   end
   if wanted.mpi and worlds then
@@ -360,7 +390,8 @@ for _, heavy in ipairs { false, true } do
   end
 end
 
-os.execute(("mkdir -p %s/test && rm -f %s"):format(B, golden_read))
+os.execute(("mkdir -p %s/test"):format(B))
+if wanted.lua then os.remove(golden_read) end -- a run of other parts may be one of its jobs
 print(("seed %d (the same %s again: make %s SEED=%d)"):format(seed, fuzz_seconds and "inputs" or "order",
   fuzz_seconds and "fuzz" or "test", seed))
 local began = process.now()

@@ -6,6 +6,8 @@
  *
  * The operations of table batches stand in the places of the steps that do the same on the device cpu, so that their cases serve here
  * too: the range that begins with chunk 0 does all of it. Other steps are missing.
+ *
+ * Compiled by nvcc the same runs on a GPU that reaches all memory of the host (heterogeneous memory management), for `make gpu-check`.
  */
 #include "kernels/cuda/table.h"
 
@@ -64,6 +66,12 @@ __attribute__((visibility("default"))) const peri_kernels *peri_cuda_host_kernel
 const peri_kernels *peri_cuda_host_kernels(void)
 {
     static peri_kernels table = {.isa = "cuda_host"};
+#if !defined(PERI_CUDA_HOST)
+    int device = 0, reaches = 0;
+    if (cudaGetDevice(&device) != cudaSuccess) return NULL;
+    if (cudaDeviceGetAttribute(&reaches, cudaDevAttrPageableMemoryAccess, device) != cudaSuccess) return NULL;
+    if (!reaches) return NULL;
+#endif
 #define X(name, args) table.fn[PERI_K_##name] = host_##name;
     PERI_KERNELS(X)
 #undef X

@@ -17,15 +17,20 @@
 enum { ISAS = 4, ISAS_CPU = 3 };
 static const char *const isas[ISAS] = {"ref", "avx2", "avx512", "cuda_host"};
 
-/** kernels/cuda, completed by ref's steps; NULL: not built (there is no C++ compiler). Ends the program when the plugin does not load. */
+/**
+ * kernels/cuda, completed by ref's steps, on the host, or in the library that PERI_CUDA_KERNELS names: on a GPU. NULL: not built (there
+ * is no C++ compiler), or a GPU that does not reach the host's memory. Ends the program when the library does not load.
+ */
 static inline const peri_kernels *kernels_of_cuda_host(void)
 {
     static peri_kernels table;
     char self[3900] = "", path[4000];
     if (table.isa) return &table;
     if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) return NULL;
-    snprintf(path, sizeof path, "%s/../../cuda_host/libperilune_cuda_host.so", dirname(self));
-    if (access(path, R_OK) != 0) return NULL;
+    const char *named = getenv("PERI_CUDA_KERNELS");
+    if (named) snprintf(path, sizeof path, "%s", named);
+    else snprintf(path, sizeof path, "%s/../../cuda_host/libperilune_cuda_host.so", dirname(self));
+    if (!named && access(path, R_OK) != 0) return NULL;
     void *plugin = dlopen(path, RTLD_NOW | RTLD_LOCAL), *found = plugin ? dlsym(plugin, "peri_cuda_host_kernels") : NULL;
     const peri_kernels *(*kernels)(void) = NULL;
     if (!found) {
@@ -33,7 +38,9 @@ static inline const peri_kernels *kernels_of_cuda_host(void)
         abort();
     }
     memcpy(&kernels, &found, sizeof kernels);
-    table = *kernels();
+    const peri_kernels *reached = kernels();
+    if (!reached) return NULL;
+    table = *reached;
     for (int k = 0; k < PERI_KERNEL_COUNT; k++)
         if (!table.fn[k]) table.fn[k] = peri_kernels_isa("ref")->fn[k];
     return &table;

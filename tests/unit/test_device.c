@@ -15,6 +15,14 @@
 static const char *const names[] = {"cpu", "opaque"};
 enum { DEVICES = 2, N = 1000 };
 
+/** What stands behind the name opaque: itself, kernels/cuda on the host, or a GPU, which shows no mistakes of order or of freed memory. */
+static const char *opaque_is(void)
+{
+    const char *other = getenv("PERI_OPAQUE_DEVICE");
+    return other ? other : "opaque";
+}
+static bool shows_mistakes(void) { return strncmp(opaque_is(), "cuda", 4) != 0 || !strcmp(opaque_is(), "cuda_host"); }
+
 static peri_device *device_of(const char *name)
 {
     peri_device *d = NULL;
@@ -60,7 +68,7 @@ static void devices_have_names(void **state)
     assert_fails(peri_device_get("cpu:", &none), PERI_ENOTFOUND, "is no device number");
     assert_fails(peri_device_get("cpu:-1", &none), PERI_ENOTFOUND, "is no device number");
     assert_fails(peri_device_get("cpu:7", &none), PERI_ENOTFOUND, "only device 0");
-    assert_fails(peri_device_get("opaque:1", &none), PERI_ENOTFOUND, "only device 0");
+    if (!strcmp(opaque_is(), "opaque")) assert_fails(peri_device_get("opaque:1", &none), PERI_ENOTFOUND, "only device 0");
     assert_fails(peri_device_get("a-name-that-is-much-longer-than-any-device", &none), PERI_ENOTFOUND, "is no device");
     assert_fails(peri_device_get(NULL, &none), PERI_EINVAL, "no name");
     assert_null(none);
@@ -126,6 +134,7 @@ static void events_order_streams(void **state)
 static void a_forgotten_event_shows_on_opaque(void **state)
 {
     (void)state;
+    if (!shows_mistakes()) skip();
     int wrong = 0;
     for (uint64_t seed = 1; seed <= 40; seed++) {
         assert_ok(peri_device_seed(device_of("opaque"), seed));
@@ -138,6 +147,7 @@ static void a_forgotten_event_shows_on_opaque(void **state)
 static void the_order_follows_the_seed(void **state)
 {
     (void)state;
+    if (!shows_mistakes()) skip();
     for (uint64_t seed = 1; seed <= 10; seed++) {
         double seen[2];
         for (int twice = 0; twice < 2; twice++) {
@@ -151,6 +161,7 @@ static void the_order_follows_the_seed(void **state)
 static void work_is_late_on_opaque_and_polling_gets_there(void **state)
 {
     (void)state;
+    if (!shows_mistakes()) skip();
     peri_device *d = device_of("opaque");
     peri_event *e;
     assert_ok(peri_event_new(d, &e));
@@ -245,6 +256,7 @@ static int touch(peri_tensor *t, bool writing)
 static void the_host_dies_when_it_touches_opaque_memory(void **state)
 {
     (void)state;
+    if (!shows_mistakes()) skip();
     peri_tensor *open = numbers(device_of("cpu"), N, 1), *shut = numbers(device_of("opaque"), N, 1);
     assert_true(first(shut) == 1); /* its pages exist and were used */
     assert_int_equal(touch(open, false), 0);
@@ -258,6 +270,7 @@ static void the_host_dies_when_it_touches_opaque_memory(void **state)
 static void freed_memory_on_opaque_loses_its_contents(void **state)
 {
     (void)state;
+    if (strcmp(opaque_is(), "opaque") != 0) skip(); /* others may take other pages */
     peri_device *d = device_of("opaque");
     peri_tensor *x = numbers(d, 512, 5);
     void *at = peri__data(x);
