@@ -4,15 +4,17 @@
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
 local sharded = require "spec.support.sharded"
+local shell = require "spec.support.shell"
 local plan, gather = peri.plan, peri.shard.gather_state_dict
 local BATCH, WIDTH = sharded.BATCH, sharded.WIDTH
 
---- A model of one collection, sharded by `kind`; kernels: of the tables in their order.
-local function model(kind, world, device, kernels, optimizer, seed)
+--- A model of one collection, sharded by `kind`; kernels: of the tables in their order. folder: of the second table's cache.
+local function model(kind, world, device, kernels, optimizer, seed, folder)
   local entries = {}
   for i, t in ipairs(sharded.configs) do
     local kernel = kernels[(i - 1) % #kernels + 1]
-    local cache = kernel == "fused_uvm_caching" and { load_factor = 0.5, algorithm = i % 2 == 0 and "LFU" or "LRU" } or nil
+    local cache = kernel == "fused_uvm_caching" and { load_factor = 0.5, algorithm = i % 2 == 0 and "LFU" or "LRU",
+      directory = i == 2 and folder or nil } or nil
     entries[t.name] = sharded.kinds[kind](i, world:size(), { compute_kernel = kernel, cache_params = cache })
   end
   return peri.DistributedModelParallel { group = world, device = device, plan = plan.ShardingPlan { [""] = entries },
@@ -74,6 +76,23 @@ describe("sharded tables in the host's memory:", function()
       end, { sizes = #kernels == 1 and { 2 } or { 1, 3 }, local_size = 2, devices = { "opaque" } })
     end
   end
+
+  worlds.each("beside tables in files", function(world, device)
+    local folder, remove = shell.temporary()
+    local want = model("row_wise", world, "cpu", { "fused" })
+    local got = model("row_wise", world, device, { "fused_uvm_caching" }, "adam", 5, folder)
+    local ahead = got.sharded[1]:input_dist(sharded.batch(1, world:rank(), device)):wait()
+    for k = 1, 12 do ahead = step(want, got, world, device, k, ahead) end
+    compare(want, got)
+    for _, s in ipairs(got.sharded[1]:local_shards()) do
+      local counts = s.cache_statistics()
+      assert.is_true(counts.prefetch_hits > 0)
+      assert.equal(s.table ~= "b", counts.io == "memory")
+    end
+    got:flush()
+    got.sharded[1]:release()
+    remove()
+  end, { sizes = { 1 }, devices = { "opaque" } })
 
   worlds.each("states move between them and fused tables", function(world, device)
     local fused = model("row_wise", world, "cpu", { "fused" })
