@@ -13,14 +13,20 @@ namespace {
 struct row_f32 {
     enum { FORMAT = PERI_F32, VEC = 4, MULTIPLE = 4, ALIGN = 16, ROWS = 4 };
     float4 raw;
-    __device__ __forceinline__ void load(const char *row, int64_t, int64_t d, int64_t) { raw = *(const float4 *)(row + 4 * d); }
+    __device__ __forceinline__ void load(const char *row, int64_t, int64_t d, int64_t)
+    {
+        raw = *(const float4 *)((const float *)row + d); /* of floats: two registers less than of bytes */
+    }
     __device__ __forceinline__ float at(int c) const { return c == 0 ? raw.x : c == 1 ? raw.y : c == 2 ? raw.z : raw.w; }
 };
 
 template <int32_t DTYPE> struct row_half {
     enum { FORMAT = DTYPE, VEC = 8, MULTIPLE = 8, ALIGN = 16, ROWS = 4 };
     uint4 raw;
-    __device__ __forceinline__ void load(const char *row, int64_t, int64_t d, int64_t) { raw = *(const uint4 *)(row + 2 * d); }
+    __device__ __forceinline__ void load(const char *row, int64_t, int64_t d, int64_t)
+    {
+        raw = *(const uint4 *)((const uint16_t *)row + d);
+    }
     __device__ __forceinline__ float at(int c) const
     {
         const unsigned word = c / 2 == 0 ? raw.x : c / 2 == 1 ? raw.y : c / 2 == 2 ? raw.z : raw.w;
