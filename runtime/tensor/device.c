@@ -84,6 +84,7 @@ static const struct {
     const char *name, *words;
 } word_variables[] = {
     {"PERI_BLAS", "onednn, openblas"}, {"PERI_MPI_NEAR", "0, 1"}, {"PERI_ROW_IO", "auto, uring, threads"}, {"PERI_TRACEBACK", "0, 1"},
+    {"PERI_CUDA_TF32", "0, 1"},
 };
 
 static bool is_word_of(const char *text, const char *words)
