@@ -193,8 +193,7 @@ end
 local function tell(world, message, details)
   if world and world.launched then
     io.stderr:write(reports.note(world.rank, message, details))
-    local P = package.loaded["perilune.ffi"]
-    return linger(P and P.state.world and reports.MOMENT or reports.START)
+    return linger(reports.MOMENT)
   end
   say((world and world.size > 1 and ("[rank %d] "):format(world.rank) or "perilune: ") .. message)
   if details ~= "" then say(details) end

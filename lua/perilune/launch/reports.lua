@@ -5,9 +5,9 @@
 -- job, so that the ranks that fail alike can say so too.
 local M = {}
 
---- Seconds that a failing rank leaves to the others: when they have met, and when some may still be starting. And after how many the
---- launcher prints what has come even if the job goes on.
-M.MOMENT, M.START, M.COMPLETE = 0.5, 1, 2
+--- Seconds that a failing rank leaves to the others, which on a loaded machine may not run for half of one. And after how many the launcher
+--- prints what has come even if the job goes on.
+M.MOMENT, M.COMPLETE = 1, 2
 
 local DETAILS = 3000 -- bytes; mpirun passes up to 4096 bytes of one rank on without other ranks' in between
 
