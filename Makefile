@@ -355,7 +355,7 @@ check: all $(UNIT) $(UNIT_CXX) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(NCCL_HOST)
 	@$(RUN_TESTS)
 check-c: all $(UNIT) $(UNIT_CXX) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(NCCL_HOST) $(CU_SEEN)
 	@$(RUN_TESTS) --parts=c,fuzz
-check-lua: all
+check-lua: all $(CUDA_HOST)
 	@$(RUN_TESTS) --parts=lua
 # For people: other inputs every time. `make check` makes the same ones every time.
 fuzz: all $(FUZZ)
@@ -376,7 +376,7 @@ gpu-check:
 gpu-check-run: all $(UNIT) $(TEST_PLUGINS) $(if $(filter cuda_host,$(GPU)),$(CUDA_HOST) $(NCCL_HOST),$(CUDA_SO) $(NCCL_SO) $(CUDA_KERNELS))
 	@luajit tests/gpu/check.lua --build=$B --device=$(GPU) --mpi='$(HAVE_MPI)' --busted='$(HAVE_BUSTED)' --cmocka='$(HAVE_CMOCKA)' --only='$(ONLY)' \
 	  --kernels=$(if $(filter cuda_host,$(GPU)),$(CUDA_HOST),$(CUDA_KERNELS)) --sanitizer=$(firstword $(wildcard $(CUDA_HOME)/bin/compute-sanitizer))
-check-mpi: all
+check-mpi: all $(CUDA_HOST) $(NCCL_HOST)
 	@$(RUN_TESTS) --parts=mpi
 # Every spec that runs under mpirun -n 4, on pretended machines; `check` runs a short list of them there.
 check-net: all

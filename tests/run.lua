@@ -14,6 +14,7 @@
 --   nccl: too           a spec that starts its own ranks: --parts=cuda has them exchange tensors of devices by the transport nccl
 -- --parts=cuda has another device behind the name `opaque`: kernels/cuda compiled for the host. --parts=gpu has --device there (cuda),
 -- whose kernels then run the case lists of tests/kernels too (--kernels: their library), and nccl with as many ranks as there are --gpus.
+--   cuda: always        a short one of those that --parts=cuda runs: run it so beside --parts=lua (mpi: on nccl) too
 --     inputs: 30000       how many a fuzzer makes (default 100000; lua.lua counts children)
 --
 -- Fuzzers make the same inputs on every machine and every day: as many as that, of seed 1 unless --seed says another. With --fuzz-seconds
@@ -142,8 +143,11 @@ local stand_ins = {
   cuda = { name = "kernels/cuda on the host", device = "cuda_host", most = 4 },
   gpu = { name = options.device, device = options.device, most = tonumber(options.gpus), kernels = true, shared = true },
 }
+local pretended_gpu = io.open(on_host .. "/libperilune_cuda_host.so")
+if pretended_gpu then pretended_gpu:close() end
+stand_ins.cuda.short = (wanted.lua or wanted.mpi) and not wanted.cuda and options.san == "" and pretended_gpu ~= nil
 for part, s in pairs(stand_ins) do -- any order: each by itself
-  if wanted[part] then
+  if wanted[part] or s.short then
     local pretended = s.device == "cuda_host"
     s.env = { PERI_OPAQUE_DEVICE = s.device, PERI_PLUGIN_PATH = (pretended and on_host .. ":" or "") .. here .. "/" .. B,
       LD_LIBRARY_PATH = pretended and on_host or nil, PERI_CUDA_KERNELS = options.kernels ~= "" and options.kernels or nil }
@@ -160,7 +164,7 @@ end
 
 for _, s in pairs(stand_ins) do -- any order: jobs are shuffled
   for _, p in ipairs(options.cmocka ~= "" and programs "unit" or {}) do
-    if on_opaque(p.name) then
+    if on_opaque(p.name) and not s.short then
       job { name = ("%s (%s)"):format(p.name, s.name), part = s.name, head = p.head, argv = { p.program }, deadline = 120, tap = true,
         env = s.env }
     end
@@ -241,15 +245,16 @@ for _, path in ipairs(specs) do
       job { name = ("%s (%s, mpirun -n %s)"):format(path, what, n), part = "specs on " .. what, head = head, ranks = tonumber(n),
         deadline = 360, weight = jobs_limit, argv = busted_argv({ B .. "/perilune", "run", "-n", n }, path), env = with(env, ranked) }
     end
-    if on_opaque(path) then
+    local taken = not s.short or head:find("cuda: always", 1, true)
+    if on_opaque(path) and taken and (wanted.lua or not s.short) then
       job { name = ("%s (%s)"):format(path, s.name), part = s.name, head = head, argv = busted_argv({ "luajit" }, path), deadline = 360,
         env = with(s.env, { LD_PRELOAD = options.preload ~= "" and options.preload or nil }) }
     end
-    if head:match "nccl: too" and options.mpi ~= "" and s.most >= 4 then
+    if head:match "nccl: too" and not s.short and options.mpi ~= "" and s.most >= 4 then
       job { name = path .. " (nccl)", part = "specs on nccl", head = head, deadline = 600, env = nccl,
         argv = busted_argv({ "luajit" }, path) }
     end
-    if worlds and path:match "^spec/dist/" and options.mpi ~= "" and on_opaque(path) then
+    if worlds and taken and path:match "^spec/dist/" and options.mpi ~= "" and on_opaque(path) and (wanted.mpi or not s.short) then
       for n in worlds:gmatch "%d+" do
         if tonumber(n) <= s.most then under_mpirun("nccl", n, nccl) end
         if s.shared and n == "2" then under_mpirun("a shared " .. s.name, n, s.env) end
@@ -452,7 +457,8 @@ if #jobs == 0 and #skips == 0 then
   totals.fail = 1
 end
 local parts = {}
-for _, part in ipairs { "lint", "C programs", "fuzzers", "specs", "specs under mpirun", "specs on several machines" } do
+for _, part in ipairs { "lint", "C programs", "fuzzers", "specs", "specs under mpirun", "specs on several machines",
+  "kernels/cuda on the host", "specs on nccl", options.device, "specs on a shared " .. options.device } do
   if seconds_of[part] then parts[#parts + 1] = ("%s %.0f"):format(part, seconds_of[part]) end
 end
 print(("%.1f s; seconds of all programs, %d at a time: %s"):format(process.now() - began, jobs_limit, table.concat(parts, ", ")))

@@ -1,5 +1,6 @@
 -- Collective operations: every kind, on every dtype, device and world.
 -- machines: 2,2
+-- cuda: always
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
 

@@ -1,5 +1,6 @@
 -- Exchanges of embeddings with gradients: TorchRec's numbers, the adjoint identity, division, codecs, what is refused.
 -- machines: 3,1
+-- cuda: always
 local ffi = require "ffi"
 local golden = require "spec.support.golden"
 local peri = require "perilune"

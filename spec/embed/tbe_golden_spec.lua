@@ -1,4 +1,5 @@
 -- Table batches against FBGEMM's own results (spec/golden/ops/tbe), on both devices.
+-- cuda: always
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local reference = require "spec.support.tbe_reference"

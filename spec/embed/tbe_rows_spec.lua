@@ -1,4 +1,5 @@
 -- Rows of bytes, outputs of f16 and bf16, tables without pooling; FBGEMM's tables for inference (spec/golden/ops/quant/table_*).
+-- cuda: always
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 

@@ -1,5 +1,6 @@
 -- Table batches: how weights start, what block lists mean, exact updates over many steps, on both devices.
 -- deadline: 300 s
+-- cuda: always
 local ffi = require "ffi"
 local peri = require "perilune"
 local golden = require "spec.support.golden"

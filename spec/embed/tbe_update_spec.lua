@@ -1,4 +1,5 @@
 -- Updates of table batches beyond the formulas: stochastic rounding, exact sums, rows for which a formula has no number.
+-- cuda: always
 local ffi = require "ffi"
 local peri = require "perilune"
 local support = require "spec.support.tbe"

@@ -1,6 +1,7 @@
 -- Tables in files: whatever the cache holds, lookups and updates have the bits of tables in memory; flushes, reopened files, and everything
 -- that can be wrong with a file.
 -- deadline: 300 s
+-- cuda: always
 local ffi = require "ffi"
 local peri = require "perilune"
 local support = require "spec.support.tbe"

@@ -1,6 +1,7 @@
 -- Tables of a device whose rows are in the host's memory: behind a cache on the device (fused_uvm_caching), and where the device's kernels
 -- reach them (fused_uvm). Whatever a script does with them, they have the bits of fused tables on the CPU.
 -- deadline: 300 s
+-- cuda: always
 local peri = require "perilune"
 local support = require "spec.support.tbe"
 local embed = peri.embed

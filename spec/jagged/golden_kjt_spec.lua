@@ -1,6 +1,7 @@
 -- KeyedJaggedTensor against TorchRec's own results (spec/golden/ops/kjt), on both devices.
 --
 -- One difference is on purpose: offsets have one entry more than there are bags also when there is no key at all (TorchRec: none).
+-- cuda: always
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local KJT = peri.KeyedJaggedTensor

@@ -1,4 +1,5 @@
 -- KeyedJaggedTensor: operations on random batches against plain Lua lists, gradients of weights, exchanges, bad input.
+-- cuda: always
 local peri = require "perilune"
 local KJT = peri.KeyedJaggedTensor
 

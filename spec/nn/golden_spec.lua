@@ -1,4 +1,5 @@
 -- The dense cases that PyTorch and TorchRec computed (spec/golden/ops/dense): outputs and all gradients, on both devices.
+-- cuda: always
 local peri = require "perilune"
 local nn = peri.nn
 local F = nn.functional

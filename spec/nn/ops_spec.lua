@@ -1,4 +1,5 @@
 -- Dense operations: gradients by finite differences at awkward shapes and layouts on both devices, values, bad inputs.
+-- cuda: always
 local peri = require "perilune"
 local F = require "perilune.nn.functional"
 local gradcheck = require "spec.support.gradcheck"

@@ -1,4 +1,5 @@
 -- Optimizers, clipping and schedules: the golden cases of PyTorch and TorchRec on both devices, states, bad arguments.
+-- cuda: always
 local peri = require "perilune"
 local nn = peri.nn
 local optim = nn.optim

@@ -1,6 +1,7 @@
 -- Sharded tables in files: every sharding type gives, bit for bit, what the same plan gives in memory, with and without prefetches; plans
 -- say it per table.
 -- deadline: 300 s
+-- cuda: always
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
 local sharded = require "spec.support.sharded"

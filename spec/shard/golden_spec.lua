@@ -2,6 +2,7 @@
 -- and fused or dense optimizers, on the ranks that the vectors were made on. Where TorchRec is known to deviate from the mathematics
 -- (golden README), the unsharded result stored beside is the truth; row-wise states under column-wise sharding are kept by column block, as
 -- TorchRec keeps them.
+-- cuda: always
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local worlds = require "spec.support.worlds"

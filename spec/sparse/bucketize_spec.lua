@@ -1,4 +1,5 @@
 -- Buckets: the worked example of TorchRec's row-wise input distribution, KJTs of both kinds, random ids against plain Lua, bad input.
+-- cuda: always
 local peri = require "perilune"
 local KJT, sparse = peri.KeyedJaggedTensor, peri.sparse
 

@@ -1,4 +1,5 @@
 -- Sparse operators against FBGEMM's own results (spec/golden/ops/sparse), on both devices.
+-- cuda: always
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local sparse = peri.sparse

@@ -1,5 +1,6 @@
 -- Selections, pruned tables, numbers by id: random input against plain Lua, gradients by finite differences, empty and malformed input,
 -- and where FBGEMM's operators are wrong the right answers, on both devices.
+-- cuda: always
 local peri = require "perilune"
 local gradcheck = require "spec.support.gradcheck"
 local sparse = peri.sparse

@@ -1,4 +1,5 @@
 -- Sparse operators: random input against plain Lua, gradients by finite differences, empty and malformed input, on both devices.
+-- cuda: always
 local peri = require "perilune"
 local gradcheck = require "spec.support.gradcheck"
 local sparse = peri.sparse

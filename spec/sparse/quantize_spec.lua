@@ -1,4 +1,5 @@
 -- Row-wise quantization: FBGEMM's bytes (spec/golden/ops/quant), what other layouts hold, bad input.
+-- cuda: always
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local ffi = require "ffi"
