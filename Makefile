@@ -372,6 +372,7 @@ $(CUDA_KERNELS): $(CU:%.cu=$B/cuda/%.o) $B/cuda/kernels/cuda/table.o $B/cuda/tes
 $B/cuda/tests/cuda_host/kernels.o: EXTRA := -I.
 gpu-check:
 	@$(SUBMAKE) setup
+	@luajit tests/gpu/driver.lua '$(GPU)'
 	@$(SUBMAKE) gpu-check-run GPU=$(GPU)
 gpu-check-run: all $(UNIT) $(TEST_PLUGINS) $(if $(filter cuda_host,$(GPU)),$(CUDA_HOST) $(NCCL_HOST),$(CUDA_SO) $(NCCL_SO) $(CUDA_KERNELS))
 	@luajit tests/gpu/check.lua --build=$B --device=$(GPU) --mpi='$(HAVE_MPI)' --busted='$(HAVE_BUSTED)' --cmocka='$(HAVE_CMOCKA)' --only='$(ONLY)' \

@@ -38,6 +38,30 @@ describe("gpu-check", function()
     assert.matches("%d+ passed, [3-9] failed, %d+ skipped\n$", out)
   end)
 
+  test("asks the driver before anything is built", function()
+    local folder = os.tmpname() .. ".d"
+    --- What driver.lua says with a driver whose cuInit returns `status`, and that sees `gpus`.
+    local function driver(status, gpus, device)
+      return shell.run(("mkdir -p %s; echo 'int cuInit(unsigned f) { return f + %d; } int cuDeviceGetCount(int *n) { *n = %d; return 0; }' "
+        .. "| cc -shared -fPIC -xc - -o %s/libcuda.so.1 && LD_LIBRARY_PATH=%s luajit tests/gpu/driver.lua %s"):format(folder, status, gpus,
+        folder, folder, device))
+    end
+    local function says(what, status, gpus, device)
+      local out, code = driver(status, gpus, device or "cuda")
+      assert.equal(1, code)
+      assert.matches(what .. ".-\nnothing was built or checked;.-\n0 passed, 1 failed, 0 skipped\n$", out)
+    end
+    local out, code = driver(0, 2, "cuda:1")
+    assert.same({ "", 0 }, { out, code })
+    out, code = driver(3, 0, "cuda_host")
+    assert.same({ "", 0 }, { out, code })
+    says("the driver sees no GPU", 0, 0)
+    says("the driver sees no GPU", 100, 0)
+    says("the driver cannot be used: its cuInit returned 803", 803, 1)
+    says("GPU is 'tpu', allowed: cuda, cuda:<number>, cuda_host", 0, 1, "tpu")
+    os.execute("rm -r " .. folder)
+  end)
+
   test("stops where the device is not to be had, and says why", function()
     local out, status = shell.run(("luajit tests/gpu/check.lua --build=%s --device=nothing"):format(build))
     assert.equal(1, status)
