@@ -236,6 +236,7 @@ static peri_status cpu_probe(char *reason, size_t len)
 static peri_status cpu_open(int32_t *index, void **device, int32_t *caps)
 {
     if (*index > 0) return PERI_HOST_FAIL(host, PERI_ENOTFOUND, "cpu: device %d, there is only device 0", *index);
+    *index = -1;
     *device = &nothing;
     *caps = PERI_DEVICE_HOST_ACCESS | PERI_DEVICE_IMMEDIATE;
     return PERI_OK;

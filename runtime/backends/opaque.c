@@ -272,6 +272,7 @@ static peri_status opaque_probe(char *reason, size_t len)
 static peri_status opaque_open(int32_t *index, void **device, int32_t *caps)
 {
     if (*index > 0) return PERI_HOST_FAIL(host, PERI_ENOTFOUND, "opaque: device %d, there is only device 0", *index);
+    *index = -1;
     if (!dev.arena) {
         /* Room enough for the right low bits to come by; the rest stays unused. */
         size_t room = ARENA_BYTES + ((size_t)1 << 32);

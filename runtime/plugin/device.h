@@ -46,7 +46,8 @@ typedef struct peri_device_vtab {
      * Local. */
     peri_status (*probe)(char *reason, size_t len);
     /* Open device number *@index; -1: none was named: the backend's choice, which becomes *@index where devices of this kind have numbers
-     * (ranks that share a machine then take one each). @caps gets PERI_DEVICE_* flags. */
+     * (ranks that share a machine then take one each). Where there is only one, it becomes -1: "cpu:0" is "cpu". @caps gets PERI_DEVICE_*
+     * flags. */
     peri_status (*open)(int32_t *index, void **device, int32_t *caps);
     void (*close)(void *device);
 

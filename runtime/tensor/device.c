@@ -44,9 +44,13 @@ static peri_status open_device(const char *name, peri_device *d)
         return peri__fail(PERI_ENOTFOUND, "peri_device_get: '%.40s' is no device; known: cpu, opaque, cuda:<number>", name);
     memcpy(backend, name, n);
     backend[n] = 0;
-    char *end = NULL;
-    long number = colon ? strtol(colon + 1, &end, 10) : -1;
-    if (colon && (*end || end == colon + 1 || number < 0 || number > 1024))
+    long number = -1;
+    if (colon) { /* digits, without a sign, blanks, or zeros before them: a device has one name */
+        size_t digits = strspn(colon + 1, "0123456789");
+        bool plain = digits && digits <= 4 && !colon[1 + digits] && (digits == 1 || colon[1] != '0');
+        number = plain ? atol(colon + 1) : 1025;
+    }
+    if (number > 1024)
         return peri__fail(PERI_ENOTFOUND, "peri_device_get: '%s': '%s' is no device number", name, colon + 1);
     PERI_TRY(peri__plugin_device(backend, &d->vtab));
     if (d->vtab->probe(reason, sizeof reason) < 0)
@@ -55,9 +59,10 @@ static peri_status open_device(const char *name, peri_device *d)
     peri_error_clear(); /* what a backend says, or does not say, is about this call */
     int32_t index = (int32_t)number;
     PERI_TRY(said(d, "open", d->vtab->open(&index, &d->ctx, &d->caps)));
-    if (!colon && index >= 0 && !strcmp(backend, d->vtab->name)) { /* one that stands in for another keeps the other's name */
+    if (!colon == (index >= 0) && !strcmp(backend, d->vtab->name)) { /* one that stands in for another keeps the other's name */
         memcpy(d->alias, d->name, sizeof d->alias);
-        snprintf(d->name, sizeof d->name, "%.20s:%d", backend, index);
+        if (colon) snprintf(d->name, sizeof d->name, "%s", backend);
+        else snprintf(d->name, sizeof d->name, "%.20s:%d", backend, index);
     }
     peri__refs_init(&d->default_stream.refs);
     d->default_stream.device = d;
@@ -128,7 +133,7 @@ peri_status peri_device_get(const char *name, peri_device **out)
         devices[now].id = now;
         status = check_environment();
         if (status >= 0) status = open_device(name, &devices[now]);
-        if (status >= 0) found = known(devices[now].name, now); /* "cuda" may be the "cuda:0" that is open */
+        if (status >= 0) found = known(devices[now].name, now); /* "cuda" may be the "cuda:0" that is open, "cpu:0" is "cpu" */
         if (status >= 0 && found >= 0) {
             memcpy(devices[found].alias, devices[now].alias, sizeof devices[now].alias);
             close_device(&devices[now]);

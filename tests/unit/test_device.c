@@ -61,12 +61,18 @@ static void devices_have_names(void **state)
         assert_int_equal(peri_device_host_access(d), i == 0);
         assert_true(peri_device_probe(names[i], NULL, 0));
     }
+    assert_ptr_equal(device_of("cpu:0"), device_of("cpu")); /* there is only one */
+    if (!strcmp(opaque_is(), "opaque")) assert_ptr_equal(device_of("opaque:0"), device_of("opaque"));
     peri_device *none = NULL;
     assert_fails(peri_device_get("gpu", &none), PERI_ENOTFOUND, "gpu");
     assert_fails(peri_device_get("", &none), PERI_ENOTFOUND, "is no device");
     assert_fails(peri_device_get("cpu:x", &none), PERI_ENOTFOUND, "'x' is no device number");
     assert_fails(peri_device_get("cpu:", &none), PERI_ENOTFOUND, "is no device number");
     assert_fails(peri_device_get("cpu:-1", &none), PERI_ENOTFOUND, "is no device number");
+    assert_fails(peri_device_get("cpu:00", &none), PERI_ENOTFOUND, "'00' is no device number");
+    assert_fails(peri_device_get("cpu:+0", &none), PERI_ENOTFOUND, "'+0' is no device number");
+    assert_fails(peri_device_get("cpu: 0", &none), PERI_ENOTFOUND, "' 0' is no device number");
+    assert_fails(peri_device_get("cpu:99999999999999999999", &none), PERI_ENOTFOUND, "is no device number");
     assert_fails(peri_device_get("cpu:7", &none), PERI_ENOTFOUND, "only device 0");
     if (!strcmp(opaque_is(), "opaque")) assert_fails(peri_device_get("opaque:1", &none), PERI_ENOTFOUND, "only device 0");
     assert_fails(peri_device_get("a-name-that-is-much-longer-than-any-device", &none), PERI_ENOTFOUND, "is no device");
