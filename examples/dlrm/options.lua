@@ -22,7 +22,7 @@ local OPTIONS = {
   { "--trace", "Write a timeline of 20 steps of all ranks into this file (Chrome trace JSON), and say where they wait, and for whom." },
   { "--schedule", "Training schedule: a name of the library's (base, sparse_dist, ...), or a Lua file that returns one.", "sparse_dist" },
   { "--model", "Lua file that makes the model.", "models/dlrm.lua" },
-  { "--device", "cpu, opaque, ...", "cpu" },
+  { "--device", "cpu, cuda, ...; PERI_DEVICE names the default", os.getenv "PERI_DEVICE" or "cpu" },
   { "--dim", "Columns of the embedding tables.", "32", 4, 4096, true },
   { "--rows", "Rows of each table (Criteo and synthetic).", "100000", 1, 2 ^ 31, true },
   { "--seed", "Everything random depends on it.", "1", 0, 2 ^ 53 - 1, true },
