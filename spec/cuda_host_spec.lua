@@ -1,6 +1,7 @@
 -- kernels/cuda and the device backend of CUDA, on a pretended GPU (tests/cuda_host): how devices are found, named and shared among ranks.
 -- What they compute: make check-cuda, and the programs of tests/kernels.
 
+local shell = require "spec.support.shell"
 local build = os.getenv "PERI_BUILD" or "build"
 local here = io.popen("pwd"):read "*l"
 local folder = ("%s/%s/cuda_host"):format(here, build)
@@ -63,5 +64,24 @@ describe("GPUs", function()
       local text = ffi.new "char[512]"
       print(peri.ffi.C.peri_device_probe("cuda_host", text, 512), ffi.string(text))]])
     assert.matches("true\t0: pretended GPU, 3 GiB, compute capability 9.0; 1: pretended GPU", text)
+  end)
+
+  test("end an operation that NCCL reports an error of while it runs, on all ranks, with NCCL's words", function()
+    if not shell.has "mpirun" then return pending "mpirun was not found" end
+    if shell.no_launcher() then return pending(shell.no_launcher()) end
+    local path, clean = shell.temporary()
+    shell.write(path .. "/sum.lua", [[
+      local peri = require "perilune"
+      peri.init { transport = "mpi", device_transport = "nccl", device = "cuda_host" }
+      for _ = 1, 3 do peri.world():all_reduce(peri.full({ 2 }, 1, "f32", "cuda_host")):wait() end]])
+    local out, status = shell.run(("%s run -n 2 %s/sum.lua"):format(shell.perilune, path), { PERI_CUDA_HOST_GPUS = 2,
+      PERI_FAKE_NCCL = "fail:2", PERI_FAKE_NCCL_RANK = 1, PERI_PLUGIN_PATH = folder .. ":" .. here .. "/" .. build,
+      LD_LIBRARY_PATH = folder })
+    clean()
+    assert.equal(1, status, out)
+    assert.matches("rank 1%] rank 1 of 2 in group 'world', operation 2: all_reduce sum f32 %[2%].-CommGetAsyncError: internal error", out)
+    local first = out:match "%[rank 0%][^\n]*" -- where mpirun lets it speak
+    if first then assert.matches(": rank 1: ncclCommGetAsyncError: internal error", first) end
+    assert.not_matches("no end after", out)
   end)
 end)

@@ -149,6 +149,8 @@ peri_status peri__nccl_fail(const char *what, ncclResult_t result);
 const nccl_group *peri__nccl_broken(const nccl_group *g);
 /** Mark the group as failed, stop what runs; nothing happens if it has failed. @tell: the other members too. */
 void peri__nccl_group_fail(nccl_group *g, peri_status status, const char *message, bool tell);
+/** The same for what NCCL said to this rank: the others hear of whom it is. */
+void peri__nccl_lost(nccl_group *g, peri_status status, const char *message);
 /** Send @n to member @to. */
 void peri__nccl_tell(nccl_group *g, int32_t to, note *n);
 /** Read all notes that have come to the world. */
@@ -166,6 +168,8 @@ void peri__nccl_blame(void *request, char *text, size_t len);
 
 /** Make the communicators that are wanted, as far as that goes now. */
 peri_status peri__nccl_communicators(nccl_group *g);
+/** What NCCL says of a communicator: PERI_OK; PERI_PENDING: busy with a call; or a failure, also one of an operation that runs. */
+peri_status peri__nccl_well(const communicator *x);
 /** Give the next parts of @r to NCCL. PERI_PENDING: NCCL is busy with it; PERI_OK: it has all, and @r->done is recorded. */
 peri_status peri__nccl_start(nccl_request *r);
 

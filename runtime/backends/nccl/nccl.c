@@ -140,7 +140,7 @@ static peri_status give_up(nccl_request *r, peri_status status)
 {
     char text[PERI_MESSAGE_MAX];
     snprintf(text, sizeof text, "%.400s", peri__nccl_host->error_message());
-    peri__nccl_group_fail(r->group, status, text, true);
+    peri__nccl_lost(r->group, status, text);
     return end(r, FAIL(status, "%s", text));
 }
 
@@ -158,9 +158,16 @@ static void advance(nccl_group *g, int32_t channel)
             if (status != PERI_OK) return;
         }
         peri_status status = w->vtab->event_query(w->device, r->done);
+        if (status == PERI_PENDING) { /* for ever, after an error that NCCL learns of while the operation runs */
+            peri_status well = peri__nccl_well(x);
+            if (well < 0) status = well;
+        }
         if (status == PERI_OK) status = w->vtab->stream_wait(w->device, r->op.stream, r->done);
         if (status == PERI_OK) (void)end(r, PERI_OK);
-        else if (status < 0) (void)give_up(r, status);
+        else if (status < 0) {
+            (void)give_up(r, status);
+            return; /* the communicators are gone */
+        }
     }
 }
 
@@ -174,7 +181,7 @@ static void progress(nccl_world *w)
         if (status < 0) {
             char text[PERI_MESSAGE_MAX];
             snprintf(text, sizeof text, "%.400s", peri__nccl_host->error_message());
-            peri__nccl_group_fail(g, status, text, true);
+            peri__nccl_lost(g, status, text);
         }
         for (int32_t c = 0; c < PERI_CHANNEL_COUNT; c++)
             if (g->channels[c].first) advance(g, c);

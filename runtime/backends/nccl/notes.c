@@ -61,6 +61,14 @@ static void name_of(const nccl_group *g, int32_t i, char *text, size_t len)
     else snprintf(text, len, "rank %d (rank %d of the world)", i, g->ranks[i]);
 }
 
+void peri__nccl_lost(nccl_group *g, peri_status status, const char *message)
+{
+    char name[64], text[PERI_MESSAGE_MAX];
+    name_of(g, g->rank, name, sizeof name);
+    snprintf(text, sizeof text, "%s: %.400s", name, message);
+    peri__nccl_group_fail(g, status, text, true);
+}
+
 static const peri_coll_op *known(const nccl_group *g, uint64_t sequence)
 {
     const peri_coll_op *op = g->history ? &g->history[sequence % HISTORY] : NULL;

@@ -23,6 +23,8 @@ static peri_status outcome(ncclComm_t comm, const char *what, ncclResult_t resul
     return result == ncclSuccess ? PERI_OK : result == ncclInProgress ? PERI_PENDING : peri__nccl_fail(what, result);
 }
 
+peri_status peri__nccl_well(const communicator *x) { return outcome(x->comm, "CommGetAsyncError", ncclInProgress); }
+
 static ncclConfig_t config(void)
 {
     ncclConfig_t c = NCCL_CONFIG_INITIALIZER;
@@ -247,13 +249,13 @@ peri_status peri__nccl_start(nccl_request *r)
     while (r->phase >= 0) {
         ncclResult_t result = ncclSuccess;
         bool more = false;
-        peri_status status = outcome(x->comm, "CommGetAsyncError", ncclInProgress); /* the part before */
+        peri_status status = peri__nccl_well(x); /* the part before */
         if (status != PERI_OK) return status;
         TRY(call(r, x, &result, &more));
         if (result != ncclSuccess && result != ncclInProgress) return peri__nccl_fail("GroupEnd", result);
         r->phase = more ? r->phase + 1 : -1;
     }
-    peri_status status = outcome(x->comm, "CommGetAsyncError", ncclInProgress);
+    peri_status status = peri__nccl_well(x);
     if (status != PERI_OK) return status;
     TRY(w->vtab->event_record(w->device, r->done, x->stream));
     r->state = REQUEST_RUNS;
