@@ -126,7 +126,7 @@ NCCL_OBJ := $(NCCL_C:%.c=$B/cuda/%.o)
 CUDA_SO := $B/libperilune_cuda.so
 CUDA_OBJ := $(CU:%.cu=$B/cuda/%.o) $(CU_C:%.c=$B/cuda/%.o)
 # What tests see of nvcc: every source without a warning, as PTX (machine code takes ten times as long), and the C of both plugins.
-CU_SEEN := $(if $(SAN),,$(if $(HAVE_CUDA),$(CU:%.cu=$B/cuda/%.ptx) $(CU_C:%.c=$B/cuda/%.o) $B/cuda/tests/cuda_host/kernels.o $(if $(HAVE_NCCL),$(NCCL_C:%.c=$B/cuda/%.o))))
+CU_SEEN := $(if $(SAN),,$(if $(HAVE_CUDA),$(CU:%.cu=$B/cuda/%.ptx) $(CU_C:%.c=$B/cuda/%.o) $B/cuda/tests/cuda_host/kernels.o $(if $(HAVE_NCCL),$(NCCL_OBJ))))
 # tests/cuda_host plays the CUDA headers. Its sources are C++, checked less than the core's.
 CXXFLAGS := -std=c++17 -O2 -g1 -fPIC -fvisibility=hidden -ffp-contract=off -Itests/cuda_host -I. -Iruntime/include -Wall -Wextra -Werror -Wno-unused-function \
 	-Wno-missing-field-initializers $(SANFLAGS)
@@ -351,9 +351,10 @@ test:
 	@$(SUBMAKE) setup
 	@$(SUBMAKE) check
 
-check: all $(UNIT) $(UNIT_CXX) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(NCCL_HOST) $(CU_SEEN)
+PROGRAMS := $(UNIT) $(UNIT_CXX) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(NCCL_HOST) $(CU_SEEN)
+check: all $(PROGRAMS)
 	@$(RUN_TESTS)
-check-c: all $(UNIT) $(UNIT_CXX) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(NCCL_HOST) $(CU_SEEN)
+check-c: all $(PROGRAMS)
 	@$(RUN_TESTS) --parts=c,fuzz
 check-lua: all $(CUDA_HOST)
 	@$(RUN_TESTS) --parts=lua

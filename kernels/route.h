@@ -43,6 +43,18 @@ K_INLINE int64_t peri_k_route_key(const peri_k_partition *p, int64_t id)
     return bucket < 0 ? -2 : bucket;
 }
 
+/** Which of @n partitions, in the order of their first bags, has range index @i. */
+K_INLINE const peri_k_partition *peri_k_route_find(const peri_k_partition *p, int32_t n, int64_t i)
+{
+    int32_t low = 0, high = n - 1;
+    while (low < high) {
+        int32_t middle = (low + high + 1) / 2;
+        if (p[middle].bag_start <= i) low = middle;
+        else high = middle - 1;
+    }
+    return p + low;
+}
+
 /** What a check found, in device memory, zeroed before. */
 typedef struct peri_k_route_report {
     int64_t bad;     /* number of ids out of range */

@@ -58,7 +58,7 @@ static void cpu_route_count(const void *args, int64_t begin, int64_t end)
     for (int64_t block = begin; block < end; block++) {
         int64_t i = block * PERI_ROUTE_BLOCK, stop = i + PERI_ROUTE_BLOCK < a->bags ? i + PERI_ROUTE_BLOCK : a->bags;
         while (i < stop) {
-            const peri_k_partition *p = ref_route_find(a->partitions, a->n_partitions, i);
+            const peri_k_partition *p = peri_k_route_find(a->partitions, a->n_partitions, i);
             int64_t bag = i - p->bag_start, n = p->bags - bag < stop - i ? p->bags - bag : stop - i;
             const int64_t *offsets = a->offsets + p->first_bag + bag;
             int64_t pruned = p->n_parts <= 1 ? cpu_route_pruned(p, a->ids, a->ids_i32, offsets[0], offsets[n]) : -1;
@@ -98,7 +98,7 @@ static void cpu_route_pack(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_pack_args *a = args;
     for (int64_t i = begin; i < end;) {
-        const peri_k_partition *p = ref_route_find(a->partitions, a->n_partitions, i);
+        const peri_k_partition *p = peri_k_route_find(a->partitions, a->n_partitions, i);
         int64_t bag = i - p->bag_start, n = p->bags - bag < end - i ? p->bags - bag : end - i;
         const int64_t *offsets = a->offsets + p->first_bag + bag, *wire = a->wire_bag + p->first_strand;
         if (p->n_parts == 0) {

@@ -44,6 +44,16 @@ static inline cudaError_t peri_inclusive_sum(void *scratch, size_t &bytes, const
 }
 #endif
 
+/** Scratch of a sort of @n keys of 64 bits with values of 64 bits, by all bits. */
+static inline size_t peri_sort_bytes(int64_t n)
+{
+    size_t bytes = 0;
+    const uint64_t *keys = NULL;
+    const int64_t *places = NULL;
+    (void)peri_sort_pairs(NULL, bytes, keys, (uint64_t *)NULL, places, (int64_t *)NULL, n, 0, 64, 0);
+    return bytes;
+}
+
 /** Bytes that an operation's parts take in its scratch, one after the other, each aligned. */
 static inline int64_t peri_part(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 

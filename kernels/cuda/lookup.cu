@@ -153,15 +153,6 @@ template <class T> struct sum_id {
     }
 };
 
-size_t sort_bytes(int64_t n)
-{
-    size_t bytes = 0;
-    const uint64_t *keys = NULL;
-    const int64_t *places = NULL;
-    (void)peri_sort_pairs(NULL, bytes, keys, (uint64_t *)NULL, places, (int64_t *)NULL, n, 0, 64, 0);
-    return bytes;
-}
-
 /* -- bags and pruned tables ---------------------------------------------------------------------------------------------------------- */
 
 struct slice_bag {
@@ -325,7 +316,7 @@ PERI_CUDA_KERNEL(unary_sum_back)
 }
 
 /** Keys, sorted keys, places, sorted places; then CUB's. */
-PERI_CUDA_SCRATCH(weights_by_id) { return 4 * peri_part(8 * a->n) + peri_part((int64_t)sort_bytes(a->n)); }
+PERI_CUDA_SCRATCH(weights_by_id) { return 4 * peri_part(8 * a->n) + peri_part((int64_t)peri_sort_bytes(a->n)); }
 
 PERI_CUDA_OP(weights_by_id)
 {

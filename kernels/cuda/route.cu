@@ -14,7 +14,7 @@ struct bag_of {
     const peri_k_partition *p;
     int64_t bag, from, to; /* its number in the partition; its ids */
     __device__ bag_of(const peri_k_partition *partitions, int32_t n, const int64_t *offsets, int64_t i)
-        : p(peri_route_find(partitions, n, i)), bag(i - p->bag_start), from(offsets[p->first_bag + bag]),
+        : p(peri_k_route_find(partitions, n, i)), bag(i - p->bag_start), from(offsets[p->first_bag + bag]),
           to(offsets[p->first_bag + bag + 1])
     {
     }

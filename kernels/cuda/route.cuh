@@ -7,18 +7,6 @@
 
 #include "cuda.h"
 
-/** The partition of range index @i. */
-static __device__ __forceinline__ const peri_k_partition *peri_route_find(const peri_k_partition *p, int32_t n, int64_t i)
-{
-    int32_t low = 0, high = n - 1;
-    while (low < high) {
-        int32_t middle = (low + high + 1) / 2;
-        if (p[middle].bag_start <= i) low = middle;
-        else high = middle - 1;
-    }
-    return p + low;
-}
-
 /** Which part of @p has row (or bucket) @key. */
 static __device__ __forceinline__ int32_t peri_route_part(const peri_k_partition *p, const int64_t *bounds, int64_t key)
 {

@@ -83,37 +83,7 @@ struct check_bag {
 /** One thread: it has something to do where something is bad only. */
 struct describe {
     peri_k_tbe_report_args a;
-    __device__ void operator()(int64_t) const
-    {
-        const peri_k_tbe_list *s = &a.list;
-        peri_k_tbe_report *r = a.report;
-        if (a.counters) {
-            a.counters[0] += r->bad_ids;
-            a.counters[1] += r->bad_bags;
-        }
-        if (!r->bad_ids && !r->bad_bags) return;
-        int64_t k = 0, j;
-        if (r->bad_bags) {
-            int64_t before = 0;
-            while (before + s->blocks[k].bags <= r->first_bag) before += s->blocks[k++].bags;
-            j = r->first_bag - before;
-        } else {
-            k = tbe_block_of(s, r->first_item);
-            const int64_t i = s->spans[k].first_id + r->first_item - s->spans[k].items;
-            j = tbe_bag_of(s, k, i);
-            r->place = i - tbe_bag_start(s, k, j);
-            r->id = tbe_id(s, i);
-        }
-        const peri_k_tbe_block *b = &s->blocks[k];
-        r->block = (int32_t)k;
-        r->table = b->table;
-        r->feature = b->feature;
-        r->rows = s->tables[b->table].rows;
-        r->sample = j;
-        r->begin = tbe_offset(s, b->first_bag + j);
-        r->end = tbe_offset(s, b->first_bag + j + 1);
-        r->n_ids = s->n_ids;
-    }
+    __device__ void operator()(int64_t) const { tbe_describe(&a); }
 };
 
 struct shift_one {

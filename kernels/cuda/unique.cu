@@ -46,15 +46,6 @@ struct cut_lists {
     }
 };
 
-size_t sort_bytes(int64_t n)
-{
-    size_t bytes = 0;
-    const uint64_t *keys = NULL;
-    const int64_t *places = NULL;
-    (void)peri_sort_pairs(NULL, bytes, keys, (uint64_t *)NULL, places, (int64_t *)NULL, n, 0, 64, 0);
-    return bytes;
-}
-
 /* -- unique ids ---------------------------------------------------------------------------------------------------------------------- */
 
 struct mark_first {
@@ -102,7 +93,7 @@ size_t sum_bytes(int64_t n)
 } // namespace
 
 /** Keys, sorted keys, places; then CUB's. */
-PERI_CUDA_SCRATCH(lists) { return 3 * peri_part(8 * a->n) + peri_part((int64_t)sort_bytes(a->n)); }
+PERI_CUDA_SCRATCH(lists) { return 3 * peri_part(8 * a->n) + peri_part((int64_t)peri_sort_bytes(a->n)); }
 
 PERI_CUDA_OP(lists)
 {
@@ -122,7 +113,7 @@ PERI_CUDA_OP(lists)
 /** Keys (then ranks), sorted keys, places (then starts), sorted places; then CUB's. */
 PERI_CUDA_SCRATCH(unique)
 {
-    size_t sort = sort_bytes(a->n), sum = sum_bytes(a->n);
+    size_t sort = peri_sort_bytes(a->n), sum = sum_bytes(a->n);
     return 4 * peri_part(8 * (a->n + 1)) + peri_part((int64_t)(sort > sum ? sort : sum));
 }
 

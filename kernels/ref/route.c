@@ -5,18 +5,6 @@
 
 static int64_t ref_route_id(const void *ids, int64_t i, bool i32) { return i32 ? ((const int32_t *)ids)[i] : ((const int64_t *)ids)[i]; }
 
-/** The partition of range index @i. */
-static const peri_k_partition *ref_route_find(const peri_k_partition *p, int32_t n, int64_t i)
-{
-    int32_t low = 0, high = n - 1;
-    while (low < high) {
-        int32_t middle = (low + high + 1) / 2;
-        if (p[middle].bag_start <= i) low = middle;
-        else high = middle - 1;
-    }
-    return p + low;
-}
-
 /** Which part of @p has row (or bucket) @id. */
 static int32_t ref_route_part(const peri_k_partition *p, const int64_t *bounds, int64_t id)
 {
@@ -32,7 +20,7 @@ static void ref_route_count(const void *args, int64_t begin, int64_t end)
         peri_k_route_report *reports = &a->reports[block * PERI_ROUTE_REPORTS];
         int64_t first = block * PERI_ROUTE_BLOCK;
         for (int64_t i = first; i < first + PERI_ROUTE_BLOCK && i < a->bags; i++) {
-            const peri_k_partition *p = ref_route_find(a->partitions, a->n_partitions, i);
+            const peri_k_partition *p = peri_k_route_find(a->partitions, a->n_partitions, i);
             int64_t bag = i - p->bag_start, from = a->offsets[p->first_bag + bag], to = a->offsets[p->first_bag + bag + 1];
             for (int32_t s = 0; s < p->n_parts; s++) a->lengths[a->wire_bag[p->first_strand + s] + bag] = 0;
             for (int64_t k = from; k < to; k++) {
@@ -57,7 +45,7 @@ static void ref_route_mean(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_mean_args *a = args;
     for (int64_t i = begin; i < end; i++) {
-        const peri_k_partition *p = ref_route_find(a->partitions, a->n_partitions, i);
+        const peri_k_partition *p = peri_k_route_find(a->partitions, a->n_partitions, i);
         int64_t bag = i - p->bag_start, n = a->offsets[p->first_bag + bag + 1] - a->offsets[p->first_bag + bag];
         for (int32_t s = 0; s < p->n_parts; s++) a->scale[a->wire_bag[p->first_strand + s] + bag] = 1.0f / (float)(n > 1 ? n : 1);
     }
@@ -67,7 +55,7 @@ static void ref_route_pack(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_pack_args *a = args;
     for (int64_t i = begin; i < end; i++) {
-        const peri_k_partition *p = ref_route_find(a->partitions, a->n_partitions, i);
+        const peri_k_partition *p = peri_k_route_find(a->partitions, a->n_partitions, i);
         int64_t bag = i - p->bag_start, from = a->offsets[p->first_bag + bag], to = a->offsets[p->first_bag + bag + 1];
         int64_t *kept = a->places && p->n_parts > 0 ? a->places + a->place_first[p - a->partitions] - a->offsets[p->first_bag] : NULL;
         for (int64_t k = from; k < to && p->n_parts > 0; k++) {

@@ -54,32 +54,7 @@ static void ref_tbe_check(const void *args, int64_t begin, int64_t end)
 
 static void ref_tbe_report(const void *args, int64_t begin, int64_t end)
 {
-    const peri_k_tbe_report_args *a = args;
-    const peri_k_tbe_list *s = &a->list;
-    peri_k_tbe_report *r = a->report;
-    if (begin >= end) return;
-    if (a->counters) a->counters[0] += r->bad_ids, a->counters[1] += r->bad_bags;
-    if (!r->bad_ids && !r->bad_bags) return;
-    int64_t k = 0, j;
-    if (r->bad_bags) {
-        int64_t before = 0;
-        while (before + s->blocks[k].bags <= r->first_bag) before += s->blocks[k++].bags;
-        j = r->first_bag - before;
-    } else {
-        k = tbe_block_of(s, r->first_item);
-        int64_t i = s->spans[k].first_id + r->first_item - s->spans[k].items;
-        j = tbe_bag_of(s, k, i);
-        r->place = i - tbe_bag_start(s, k, j);
-        r->id = tbe_id(s, i);
-    }
-    r->block = (int32_t)k;
-    r->table = s->blocks[k].table;
-    r->feature = s->blocks[k].feature;
-    r->rows = s->tables[r->table].rows;
-    r->sample = j;
-    r->begin = tbe_offset(s, s->blocks[k].first_bag + j);
-    r->end = tbe_offset(s, s->blocks[k].first_bag + j + 1);
-    r->n_ids = s->n_ids;
+    if (begin < end) tbe_describe(args);
 }
 
 /* -- forward --------------------------------------------------------------------------------------------------------------------- */

@@ -167,4 +167,33 @@ K_INLINE void tbe_count_id(const peri_k_tbe_list *s, int64_t k, int64_t i, int64
     if (!count->bad_ids++ || at < count->first_item) count->first_item = at;
 }
 
+/** Add what was found to the counters, and say of the first that is bad where it is. */
+K_INLINE void tbe_describe(const peri_k_tbe_report_args *a)
+{
+    const peri_k_tbe_list *s = &a->list;
+    peri_k_tbe_report *r = a->report;
+    if (a->counters) a->counters[0] += r->bad_ids, a->counters[1] += r->bad_bags;
+    if (!r->bad_ids && !r->bad_bags) return;
+    int64_t k = 0, j;
+    if (r->bad_bags) {
+        int64_t before = 0;
+        while (before + s->blocks[k].bags <= r->first_bag) before += s->blocks[k++].bags;
+        j = r->first_bag - before;
+    } else {
+        k = tbe_block_of(s, r->first_item);
+        int64_t i = s->spans[k].first_id + r->first_item - s->spans[k].items;
+        j = tbe_bag_of(s, k, i);
+        r->place = i - tbe_bag_start(s, k, j);
+        r->id = tbe_id(s, i);
+    }
+    r->block = (int32_t)k;
+    r->table = s->blocks[k].table;
+    r->feature = s->blocks[k].feature;
+    r->rows = s->tables[r->table].rows;
+    r->sample = j;
+    r->begin = tbe_offset(s, s->blocks[k].first_bag + j);
+    r->end = tbe_offset(s, s->blocks[k].first_bag + j + 1);
+    r->n_ids = s->n_ids;
+}
+
 #endif

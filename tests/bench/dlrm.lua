@@ -75,6 +75,14 @@ function M.batches(options, rank, ids, count)
   return batches
 end
 
+--- Release tensors, some of which may be nil.
+function M.release(...)
+  for i = 1, select("#", ...) do
+    local tensor = select(i, ...)
+    if tensor then tensor:release() end
+  end
+end
+
 --- The median of a list, and the least.
 function M.median(list)
   local copy = { unpack(list) }

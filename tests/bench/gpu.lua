@@ -113,17 +113,15 @@ if only "forward f32" or only "backward" then
     case("backward row-wise Adagrad, the same", n * (2 * 512 + 2 * 4) + read, 0.60, backward)
   end)
 end
-if only "forward f16" then
-  peri.scope(function()
-    local forward, _, n, written = large("FP16", "rowwise_adagrad", "f16")
-    case("forward f16, E 1e7, D 128, L 20, B 65,536", n * 256 + written, 0.85, forward)
-  end)
-end
-if only "int8 rows to f16" then
-  peri.scope(function()
-    local forward, _, n, written = large("INT8", "none", "f16")
-    case("int8 rows to f16, the same", n * 136 + written, 0.75, forward)
-  end)
+for _, c in ipairs { { "forward f16, E 1e7, D 128, L 20, B 65,536", "FP16", "rowwise_adagrad", 256, 0.85 },
+  { "int8 rows to f16, the same", "INT8", "none", 136, 0.75 } } do
+  local name, data_type, optimizer, row_bytes, wanted = unpack(c)
+  if only(name) then
+    peri.scope(function()
+      local forward, _, n, written = large(data_type, optimizer, "f16")
+      case(name, n * row_bytes + written, wanted, forward)
+    end)
+  end
 end
 if only "B 512" then
   peri.scope(function()

@@ -55,13 +55,6 @@ end
 
 -- -- cases: function(steps) -> ms a step, and more --------------------------------------------------------------------------------------
 
-local function release(...)
-  for i = 1, select("#", ...) do
-    local tensor = select(i, ...)
-    if tensor then tensor:release() end
-  end
-end
-
 local function plain_step(model, optimizer, batch)
   optimizer:zero_grad()
   local loss = model(batch)
@@ -97,7 +90,7 @@ local function under(schedule, model, optimizer)
     local from
     for i = 1 - AHEAD, steps do
       if i == 1 then from, pipeline.measured = now(), {} end
-      release(pipeline:progress(next_batch))
+      dlrm.release(pipeline:progress(next_batch))
     end
     local ms = (now() - from) / steps
     local ids = time_in(pipeline.measured, { input_dist = true, wait_dist = true }, steps)

@@ -131,13 +131,6 @@ end
 
 -- -- timing -----------------------------------------------------------------------------------------------------------------------------
 
-local function release(...)
-  for i = 1, select("#", ...) do
-    local tensor = select(i, ...)
-    if tensor then tensor:release() end
-  end
-end
-
 --- `first`: report how long the process took to its first step, without making tables and data.
 local function run(sharding, ids, first)
   local from_setup, k = now(), 0
@@ -150,7 +143,7 @@ local function run(sharding, ids, first)
     return batches[k]
   end
   local pipeline = peri.TrainPipelineBase { model = model, optimizer = optimizer }
-  local function step() release(pipeline:progress(next_batch)) end
+  local function step() dlrm_of.release(pipeline:progress(next_batch)) end
   step()
   local first_ms = first and process_age() - setup_ms
   local times, apart = {}, {}

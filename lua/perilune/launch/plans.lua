@@ -124,7 +124,7 @@ local function asked(options)
   end
   local schedule = require("perilune.pipeline.schedules").load(options.simulate)
   local times = require("perilune.launch.schedules").times_of(options.times or "")
-  require("perilune.pipeline.cluster").check_times(times, schedule:check())
+  require("perilune.pipeline.simulate").check_times(times, schedule:check())
   return { schedule = schedule, times = times, scale = options.scale and scale_of(options.scale) or {} }
 end
 

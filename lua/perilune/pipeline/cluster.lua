@@ -73,16 +73,6 @@ local function shown_ranks(W)
   return set, list
 end
 
---- An error unless times (ms) are of operations of a checked schedule.
-function M.check_times(times, plan)
-  for name, t in util.ordered(times) do
-    local known = false
-    for _, o in ipairs(plan.operations) do known = known or o.name == name end
-    if not known then P.fail(("simulate: no operation '%s' in schedule '%s'"):format(name, plan.name)) end
-    if type(t) ~= "number" or not (t >= 0 and t < math.huge) then P.fail(("simulate: the time of '%s' is %s"):format(name, tostring(t))) end
-  end
-end
-
 local function extremes(list, n)
   local most, sum, at = 0, 0, 0
   for r = 0, n - 1 do
@@ -120,7 +110,7 @@ function M.simulate(args)
   util.integer(f, "steps", a.steps, 4, 1000)
   util.integer(f, "dense_bytes", a.dense_bytes, 0)
   local plan, W = a.schedule:check(), a.planner.topology.world_size
-  M.check_times(a.times or {}, plan)
+  simulate.check_times(a.times or {}, plan)
   local t = traffic.of(a.planner, a.dense_bytes)
   local shown, list = shown_ranks(W)
   local run = simulate.run(plan, { ranks = W, steps = a.steps, work = work_of(plan, a.times or {}, t), shown = shown,

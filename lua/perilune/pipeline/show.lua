@@ -78,12 +78,7 @@ end
 --- for is done. Returns a list of { operation, batch, step, from, to, waits_for (the operation that it began after; nil: its own stream) }.
 function M.simulate(schedule, times, steps)
   local plan = schedule:check()
-  for name, t in util.ordered(times) do
-    local known = false
-    for _, o in ipairs(plan.operations) do known = known or o.name == name end
-    if not known then P.fail(("simulate: no operation '%s' in schedule '%s'"):format(name, plan.name)) end
-    if type(t) ~= "number" or not (t >= 0 and t < math.huge) then P.fail(("simulate: the time of '%s' is %s"):format(name, tostring(t))) end
-  end
+  simulate.check_times(times, plan)
   local run = simulate.run(plan, { steps = steps, work = function(o) return { { "hold", times[o.name] or 1 } } end })
   local list = {}
   for i, x in ipairs(run.list) do

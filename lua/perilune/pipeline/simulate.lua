@@ -8,8 +8,19 @@
 --   { "wait", name } until that exchange is done
 local ffi = require "ffi"
 local P = require "perilune.ffi"
+local util = require "perilune.util"
 
 local M = {}
+
+--- An error unless times (ms) are of operations of a checked schedule.
+function M.check_times(times, plan)
+  for name, t in util.ordered(times) do
+    local known = false
+    for _, o in ipairs(plan.operations) do known = known or o.name == name end
+    if not known then P.fail(("simulate: no operation '%s' in schedule '%s'"):format(name, plan.name)) end
+    if type(t) ~= "number" or not (t >= 0 and t < math.huge) then P.fail(("simulate: the time of '%s' is %s"):format(name, tostring(t))) end
+  end
+end
 
 -- -- events by time ---------------------------------------------------------------------------------------------------------------------
 
