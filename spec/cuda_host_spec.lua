@@ -66,6 +66,53 @@ describe("GPUs", function()
     assert.matches("true\t0: pretended GPU, 3 GiB, compute capability 9.0; 1: pretended GPU", text)
   end)
 
+  test("are in `perilune info` when PERI_DEVICE names them, with the device that it stands for", function()
+    if shell.no_launcher() then return pending(shell.no_launcher()) end
+    local function info(device, gpus)
+      local out, status = shell.run(shell.perilune .. " info", { PERI_DEVICE = device, PERI_CUDA_HOST_GPUS = gpus,
+        PERI_PLUGIN_PATH = folder })
+      assert.equal(0, status, out)
+      return out:match "\ndevices\n(.-)\ntransports\n"
+    end
+    local text = info("cuda_host:1", 2)
+    assert.matches("\n  cuda_host +usable: 0: pretended GPU, 3 GiB, [^\n]*; 1: pretended GPU", text)
+    assert.matches("\n  default +cuda_host:1 %(PERI_DEVICE%)", text)
+    assert.matches("\n  default +'cuda_host:1', not usable: cuda_host: device 1, allowed: 0 to 0", info("cuda_host:1", 1))
+    assert.matches("\n  smoke +not usable: .*no libperilune_smoke.so", info("smoke", 1))
+    local _, opaque = info("opaque", 1):gsub("opaque +usable", "") -- once
+    assert.equal(1, opaque)
+    assert.matches("\n  default +cpu %(PERI_DEVICE%)", info(nil, 1))
+  end)
+
+  test("that have too little memory for a table or a batch name it, and what would take less", function()
+    local text = run("PERI_DEVICE=cuda_host", [[
+      local peri = require "perilune"
+      local function tables(more)
+        local args = { tables = { { name = "small", rows = 10, cols = 64 }, { name = "users", rows = 8e6, cols = 64 } },
+          fused_params = { optimizer = "adagrad" }, features = { "id" }, seed = 1 }
+        for k, v in pairs(more or {}) do args[k] = v end
+        return peri.embed.tbe.new(args)
+      end
+      print(pcall(tables)) -- 2 GB, and as much again of the optimizer's
+      print(pcall(tables, { data_type = "INT8", fused_params = { optimizer = "none" }, tables = { { name = "codes", rows = 2 ^ 26,
+        cols = 64 } } }))
+      local b = tables { tables = { { name = "users", rows = 4, cols = 256 } } }
+      local room = peri.empty({ 802e6 }, "f32") -- all but 13 MB
+      local list = b:blocks { { table = 1, feature = 1, first_bag = 0, bags = 2e4, out_offset = 0, out_stride = 256 } }
+      local ids, offsets = peri.zeros({ 1 }, "i64"), peri.zeros({ 2e4 + 1 }, "i64")
+      print(pcall(b.lookup, b, ids, offsets, list, 2e4, 256)) -- 20 MB of rows
+      room:release()
+      print(b:lookup(ids, offsets, list, 2e4, 256):size(1))]])
+    local short = "cuda_host:0: no memory for %d+ bytes %(%d+ of 3221225472 are free%)"
+    local out = "compute_kernel fused_uvm has rows in the host's memory, fused_uvm_caching too, with a cache of them on the device"
+    assert.matches("table 'users' of 8000000 x 64 takes 4096 MB with its states, the largest of 2, which take 4096 MB: " .. short .. "; "
+      .. out, text)
+    assert.matches("table 'codes' of 67108864 x 64 takes 4832 MB with its states: " .. short
+      .. "; compute_kernel quant_uvm has rows in the host's memory", text)
+    assert.matches("a batch of 1 ids, table 'users', feature 'id': " .. short .. "; the tables take 0 MB of it: " .. out, text)
+    assert.matches("\n20000\n$", text)
+  end)
+
   test("end an operation that NCCL reports an error of while it runs, on all ranks, with NCCL's words", function()
     if not shell.has "mpirun" then return pending "mpirun was not found" end
     if shell.no_launcher() then return pending(shell.no_launcher()) end

@@ -164,6 +164,7 @@ peri_status peri__batch_enter(const char *function, peri_tbe_batch *b, bool alon
 
 peri_status peri__batch_leave(peri_tbe_batch *b, bool alone, peri_status status)
 {
+    status = peri__batch_no_room(b, status);
     peri_status left = peri__mark(b->tbe, b->done);
     status = peri__tbe_leave(b->tbe, alone, status < 0 ? status : left < 0 ? left : status);
     atomic_flag_clear_explicit(&b->busy, memory_order_release);

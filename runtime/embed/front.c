@@ -251,7 +251,7 @@ peri_status peri__lookup_rows(const char *function, peri_tbe_batch *b, int32_t n
 {
     peri_tbe *tbe = b->tbe;
     peri_tensor *t;
-    PERI_TRY(peri_tensor_new(tbe->device, tbe->output_dtype, ndim, shape, &t));
+    PERI_TRY(peri__batch_no_room(b, peri_tensor_new(tbe->device, tbe->output_dtype, ndim, shape, &t)));
     peri_status status = check_out(function, tbe, &b->in, t);
     if (status >= 0 && !covers(b, t)) status = peri__tensor_zero(t);
     if (status >= 0 && peri__grad_enabled()) status = peri__tbe_ema(tbe);

@@ -253,6 +253,9 @@ void peri__batch_give(peri_tbe_batch *batch);
 /** Begin a call on a batch, and end it; see peri__tbe_enter. One thread at a time: PERI_EINVAL names @function. */
 peri_status peri__batch_enter(const char *function, peri_tbe_batch *batch, bool alone);
 peri_status peri__batch_leave(peri_tbe_batch *batch, bool alone, peri_status status);
+/** @status; PERI_ENOMEM in the words of who meets it: the table batch that is being made, the batch in a call (room.c). */
+peri_status peri__tbe_no_room(const peri_tbe *tbe, const peri_tbe_config *config, peri_status status);
+peri_status peri__batch_no_room(const peri_tbe_batch *batch, peri_status status);
 /** The kernels' view of a batch, prepared. Queues tbe_prepare unless that was done, or (@count) to count a lookup. */
 peri_status peri__batch_list(peri_tbe_batch *batch, bool count, peri_k_tbe_list *out);
 /** The report tensor of a batch, reset. */

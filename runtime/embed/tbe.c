@@ -310,7 +310,7 @@ peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
     peri_status status = shell_new(c, slots, TABLE_ALIGNMENT, &tbe);
     peri__free(slots);
     PERI_TRY(status);
-    PERI_TRY_GOTO(new_states(tbe, c->mapped), out);
+    PERI_TRY_GOTO(peri__tbe_no_room(tbe, c, new_states(tbe, c->mapped)), out);
     for (int64_t i = 0; i < tbe->n_tables && !c->caches; i++) PERI_TRY_GOTO(initialise(tbe, i, c->seed), out);
     if (c->caches && c->dtype != PERI_F32 && !c->optimizer.nearest)
         PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, tbe->total_rows, true, &tbe->slot_row), out);

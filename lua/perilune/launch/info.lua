@@ -1,4 +1,6 @@
 -- launch/info.lua: what `perilune info` prints: the machine as Perilune sees and uses it, and the libraries that it runs on.
+local util = require "perilune.util"
+
 local M = {}
 
 local function read(path)
@@ -82,10 +84,16 @@ function M.print()
     end
   end
   machine(C, launcher)
-  list("devices", function(...) return C.peri_device_probe(...) end, { "cpu", "opaque", "cuda" })
+  local own = peri.ffi.state.device -- "cuda:1" of cuda
+  local devices, backend = { "cpu", "opaque", "cuda" }, own:match "^[^:]*"
+  local listed = util.index_of(devices)
+  if backend ~= "" and not listed[backend] then devices[#devices + 1] = backend end
+  list("devices", function(...) return C.peri_device_probe(...) end, devices)
+  local opens, why = pcall(peri.ffi.device)
+  line("default", "%s (PERI_DEVICE)", opens and ffi.string(C.peri_device_name(why)) or ("'%s', not usable: %s"):format(own, tostring(why)))
   list("transports", function(...) return C.peri_comm_probe(...) end, { "self", "sim", "mpi", "nccl" })
   local works, err = pcall(function() -- finds out who makes matrix products
-    local x = peri.ones { 64, 64 }
+    local x = peri.ones({ 64, 64 }, "f32", "cpu")
     peri.nn.functional.linear(x, x)
   end)
   local refused = not works and tostring(err) or nil
