@@ -56,6 +56,11 @@ describe("GPUs", function()
     assert.matches("device 2, allowed: 0 to 1", run("PERI_CUDA_HOST_GPUS=2", script))
     assert.matches("the driver sees no GPU", run("PERI_CUDA_HOST_GPUS=0", script) .. "")
     assert.matches("the driver serves CUDA", run("PERI_CUDA_HOST_GPUS=-1", script))
+    for _, text in ipairs { "x", "2x", "-2", "65", "" } do
+      assert.matches(("PERI_CUDA_HOST_GPUS is '%s', allowed: 0 to 64 GPUs, or %%-1"):format(text:gsub("%p", "%%%0")),
+        run(("PERI_CUDA_HOST_GPUS='%s'"):format(text), script))
+    end
+    assert.matches("PERI_CUDA_HOST_SEED is 'y', allowed: 0 to", run("PERI_CUDA_HOST_SEED=y", script))
   end)
 
   test("are listed", function()
@@ -113,22 +118,71 @@ describe("GPUs", function()
     assert.matches("\n20000\n$", text)
   end)
 
-  test("end an operation that NCCL reports an error of while it runs, on all ranks, with NCCL's words", function()
-    if not shell.has "mpirun" then return pending "mpirun was not found" end
-    if shell.no_launcher() then return pending(shell.no_launcher()) end
-    local path, clean = shell.temporary()
-    shell.write(path .. "/sum.lua", [[
-      local peri = require "perilune"
-      peri.init { transport = "mpi", device_transport = "nccl", device = "cuda_host" }
-      for _ = 1, 3 do peri.world():all_reduce(peri.full({ 2 }, 1, "f32", "cuda_host")):wait() end]])
-    local out, status = shell.run(("%s run -n 2 %s/sum.lua"):format(shell.perilune, path), { PERI_CUDA_HOST_GPUS = 2,
-      PERI_FAKE_NCCL = "fail:2", PERI_FAKE_NCCL_RANK = 1, PERI_PLUGIN_PATH = folder .. ":" .. here .. "/" .. build,
-      LD_LIBRARY_PATH = folder })
-    clean()
+  --- Two ranks, each of which makes three sums by NCCL, as a test; body(out, status) of what they print.
+  local function summing(title, env, body)
+    test(title, function()
+      if not shell.has "mpirun" then return pending "mpirun was not found" end
+      if shell.no_launcher() then return pending(shell.no_launcher()) end
+      local path, clean = shell.temporary()
+      shell.write(path .. "/sum.lua", [[
+        local peri = require "perilune"
+        peri.init { transport = "mpi", device_transport = "nccl", device = "cuda_host" }
+        for i = 1, 3 do
+          peri.world():all_reduce(peri.full({ 2 }, 1, "f32", "cuda_host")):wait()
+          if i == 1 and peri.rank() == 0 then os.execute "ls -d /dev/shm/perilune-nccl-$PPID-*" end
+        end
+        io.write("all ", peri.world_size(), "\n")]])
+      local all = { PERI_CUDA_HOST_GPUS = 2, PERI_PLUGIN_PATH = folder .. ":" .. here .. "/" .. build, LD_LIBRARY_PATH = folder }
+      for name, value in pairs(env) do all[name] = value end
+      local out, status = shell.run(("%s run -n 2 %s/sum.lua"):format(shell.perilune, path), all)
+      clean()
+      body(out, status)
+    end)
+  end
+
+  summing("end an operation that NCCL reports an error of while it runs, on all ranks, with NCCL's words", { PERI_FAKE_NCCL = "fail:2",
+    PERI_FAKE_NCCL_RANK = 1 }, function(out, status)
     assert.equal(1, status, out)
     assert.matches("rank 1%] rank 1 of 2 in group 'world', operation 2: all_reduce sum f32 %[2%].-CommGetAsyncError: internal error", out)
     local first = out:match "%[rank 0%][^\n]*" -- where mpirun lets it speak
     if first then assert.matches(": rank 1: ncclCommGetAsyncError: internal error", first) end
     assert.not_matches("no end after", out)
+  end)
+
+  summing("that ranks share are refused by NCCL, with the way out", { PERI_CUDA_HOST_GPUS = 1 }, function(out, status)
+    assert.equal(1, status, out)
+    assert.matches(".-CommInitRankConfig: invalid usage: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 0; NCCL "
+      .. "wants a GPU for each rank: start no more ranks on a machine than it has GPUs, or leave device_transport out", out)
+  end)
+
+  for text, said in pairs { nonsense = "PERI_FAKE_NCCL is 'nonsense', allowed: delay:N, fail:N, die:N", -- any order: each by itself
+    ["die:0"] = "PERI_FAKE_NCCL is 'die:0'", ["fail:2x"] = "PERI_FAKE_NCCL is 'fail:2x'" } do
+    summing("are not run with a fault that there is not: " .. text, { PERI_FAKE_NCCL = text }, function(out, status)
+      assert.equal(1, status, out)
+      assert.matches("invalid argument: " .. said, out)
+    end)
+  end
+
+  --- Nothing is left in memory of the folder in which the ranks met.
+  local function gone(out)
+    local where = out:match "/dev/shm/perilune%-nccl[%w-]+"
+    assert.is_truthy(where, out)
+    for _ = 1, 100 do
+      local left = io.open(where .. "/lock")
+      if not left then return end
+      left:close()
+      os.execute "sleep 0.1"
+    end
+    error(where .. " is left")
+  end
+  summing("leave nothing of NCCL behind at their end", {}, function(out, status)
+    assert.equal(0, status, out)
+    assert.matches("all 2\nall 2\n", out)
+    gone(out)
+  end)
+  summing("leave nothing of NCCL behind when they are killed", { PERI_FAKE_NCCL = "die:2" }, function(out, status)
+    assert.not_equal(0, status, out)
+    assert.matches("SIGKILL", out)
+    gone(out)
   end)
 end)

@@ -239,7 +239,8 @@ for _, path in ipairs(specs) do
     end
   end
   for _, s in pairs(options.busted ~= "" and stand_ins or {}) do -- any order: jobs are shuffled
-    local nccl = with(s.env, { PERI_TEST_DEVICE_TRANSPORT = "nccl" })
+    local nccl = with(s.env, { PERI_TEST_DEVICE_TRANSPORT = "nccl",
+      PERI_CUDA_HOST_GPUS = s.device == "cuda_host" and tostring(s.most) or nil }) -- NCCL wants one for each rank
     local ranked = { PERI_NUM_THREADS = "1", PERI_COMM_TIMEOUT_S = "30" }
     local function under_mpirun(what, n, env)
       job { name = ("%s (%s, mpirun -n %s)"):format(path, what, n), part = "specs on " .. what, head = head, ranks = tonumber(n),

@@ -10,6 +10,7 @@
  */
 #include "internal.h"
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -26,6 +27,29 @@ std::recursive_mutex lock;
 using hold = std::lock_guard<std::recursive_mutex>;
 
 uint64_t seed_of(const char *text) { return text && strtoull(text, nullptr, 10) ? strtoull(text, nullptr, 10) : 1; }
+
+/** What is wrong with the variables of the pretended GPU; "": nothing. */
+const std::string &misset()
+{
+    static const struct {
+        const char *name;
+        long least, most;
+        const char *allowed;
+    } numbers[] = {{"PERI_CUDA_HOST_GPUS", -1, 64, "0 to 64 GPUs, or -1: the driver is too old"},
+                   {"PERI_CUDA_HOST_SEED", 0, 0x7fffffffffffffff, "0 to 2^63 - 1"}};
+    static const std::string found = [] {
+        for (const auto &n : numbers) {
+            const char *text = getenv(n.name);
+            char *end = nullptr;
+            errno = 0;
+            long value = text ? strtol(text, &end, 10) : n.least;
+            if (text && (end == text || *end || errno || value < n.least || value > n.most))
+                return std::string(n.name) + " is '" + std::string(text).substr(0, 40) + "', allowed: " + n.allowed;
+        }
+        return std::string();
+    }();
+    return found;
+}
 uint64_t state = seed_of(getenv("PERI_CUDA_HOST_SEED"));
 thread_local cudaError_t last;
 
@@ -263,12 +287,14 @@ static int gpus(void)
 
 cudaError_t cudaGetDeviceCount(int *count)
 {
+    if (!misset().empty()) return *count = 0, say(cudaErrorInitializationError);
     *count = gpus();
     if (*count < 0) return *count = 0, say(cudaErrorInsufficientDriver);
     return *count ? cudaSuccess : say(cudaErrorNoDevice);
 }
 
 static thread_local int current;
+__attribute__((visibility("default"))) int peri_cuda_host_gpu(void) { return current; }
 cudaError_t cudaGetDevice(int *device) { return *device = current, cudaSuccess; }
 cudaError_t cudaSetDevice(int device)
 {
@@ -317,6 +343,7 @@ const char *cudaGetErrorName(cudaError_t e)
     case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
     case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
     case cudaErrorNoDevice: return "cudaErrorNoDevice";
+    case cudaErrorInitializationError: return "cudaErrorInitializationError";
     case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
     case cudaErrorNotReady: return "cudaErrorNotReady";
     case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
@@ -328,6 +355,7 @@ const char *cudaGetErrorName(cudaError_t e)
 
 const char *cudaGetErrorString(cudaError_t e)
 {
+    if (e == cudaErrorInitializationError) return misset().c_str();
     return e == host::sticky && !host::wrong.empty() ? host::wrong.c_str() : cudaGetErrorName(e);
 }
 

@@ -6,21 +6,30 @@
  * the real one; and a rank that sends nobody anything has no part in an exchange. Sums go from the last rank to the first.
  *
  * An operation runs when its stream gets there (peri_cuda_host_poll): it sends, then asks at each passage whether everything has come.
- * Communicators made with blocking = 0 say ncclInProgress a few times about everything. PERI_FAKE_NCCL, for the rank that
- * PERI_FAKE_NCCL_RANK names (none: all): "delay:N" every operation takes N ms; "fail:N" the N-th operation of the process is an error that
- * comes later; "die:N" the process ends by SIGKILL in its N-th operation.
+ * Communicators made with blocking = 0 say ncclInProgress a few times about everything. Ranks that share a GPU are refused. PERI_FAKE_NCCL,
+ * for the rank that PERI_FAKE_NCCL_RANK names (none: all): "delay:N" every operation takes N ms; "fail:N" the N-th operation of the process
+ * is an error that comes later; "die:N" the process ends by SIGKILL in its N-th operation.
+ *
+ * A folder goes with its last process, however that ends: each holds a lock in it, and a process that is started with the folder waits for
+ * all of them.
  */
 #include "nccl.h"
 
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <map>
+#include <spawn.h>
 #include <string>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <vector>
 
@@ -28,14 +37,19 @@
 
 struct ncclComm {
     std::string folder;
-    int rank = 0, size = 1;
+    int rank = 0, size = 1, lock = -1;
     bool blocking = true, aborted = false, owner = false;
     ncclResult_t error = ncclSuccess;
     int busy = 0;             /* times that it says ncclInProgress yet */
     int64_t operations = 0, splits = 0;
     std::vector<int64_t> sends, receives; /* how many, by peer */
     int64_t running = 0;
-    bool closed = false;
+    bool closed = false, met = false;
+
+    ~ncclComm()
+    {
+        if (lock >= 0) close(lock);
+    }
 };
 
 namespace {
@@ -54,15 +68,35 @@ struct fault {
     int64_t n = 0;
 };
 
-fault fault_of(int rank)
+char said[400]; /* what ncclGetLastError tells */
+
+/** A whole number, at least @least; -1: it is none. */
+int64_t number_of(const char *text, int64_t least)
+{
+    char *end = nullptr;
+    errno = 0;
+    long long n = strtoll(text, &end, 10);
+    return *text >= '0' && *text <= '9' && !*end && !errno && n >= least ? n : -1;
+}
+
+/** What PERI_FAKE_NCCL asks of @rank; false: nothing that there is (`said` tells). */
+bool fault_of(int rank, fault *f)
 {
     const char *text = getenv("PERI_FAKE_NCCL"), *who = getenv("PERI_FAKE_NCCL_RANK");
-    fault f;
-    if (!text || (who && *who && atoi(who) != rank)) return f;
+    if (who && *who && number_of(who, 0) < 0) {
+        snprintf(said, sizeof said, "PERI_FAKE_NCCL_RANK is '%.40s', allowed: the number of a rank", who);
+        return false;
+    }
+    if (!text || !*text) return true;
     const char *colon = strchr(text, ':');
-    f.kind = std::string(text, colon ? (size_t)(colon - text) : strlen(text));
-    f.n = colon ? atoll(colon + 1) : 0;
-    return f;
+    std::string kind(text, colon ? (size_t)(colon - text) : strlen(text));
+    int64_t n = colon ? number_of(colon + 1, 1) : -1;
+    if (n < 0 || (kind != "delay" && kind != "fail" && kind != "die")) {
+        snprintf(said, sizeof said, "PERI_FAKE_NCCL is '%.40s', allowed: delay:N, fail:N, die:N, of N from 1", text);
+        return false;
+    }
+    if (!who || !*who || number_of(who, 0) == rank) f->kind = kind, f->n = n;
+    return true;
 }
 
 int64_t operations_of_process;
@@ -138,7 +172,8 @@ bool ended(void *data)
     operation *o = (operation *)data;
     ncclComm *c = o->comm;
     if (!c->aborted && !o->sent) {
-        fault f = fault_of(c->rank);
+        fault f;
+        fault_of(c->rank, &f);
         operations_of_process++;
         if (f.kind == "die" && operations_of_process == f.n) raise(SIGKILL);
         if (f.kind == "fail" && operations_of_process == f.n) c->error = ncclInternalError;
@@ -244,6 +279,32 @@ ncclResult_t message(bool receive, void *data, size_t bytes, int peer, ncclComm 
     return queue(o, stream);
 }
 
+/** Hold the lock of a folder: -1: there is no such folder. */
+int hold(const std::string &folder, bool make)
+{
+    int fd = open((folder + "/lock").c_str(), O_RDWR | O_CLOEXEC | (make ? O_CREAT : 0), 0600);
+    if (fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0) close(fd), fd = -1;
+    return fd;
+}
+
+/** The locks of folders that this process made and no communicator has yet. */
+std::map<std::string, int> &first_locks()
+{
+    static auto *locks = new std::map<std::string, int>;
+    return *locks;
+}
+
+/** The GPU that the calling thread has chosen, as one number for all processes of the machine. */
+int own_gpu()
+{
+    typedef int (*gpu_fn)(void);
+    gpu_fn gpu = nullptr;
+    void *device = dlopen("libperilune_cuda_host.so", RTLD_NOW | RTLD_NOLOAD);
+    void *found = device ? dlsym(device, "peri_cuda_host_gpu") : nullptr;
+    memcpy(&gpu, &found, sizeof gpu);
+    return gpu ? gpu() : -1;
+}
+
 ncclComm *made(const std::string &folder, int rank, int size, const ncclConfig_t *config)
 {
     ncclComm *c = new ncclComm;
@@ -255,15 +316,31 @@ ncclComm *made(const std::string &folder, int rank, int size, const ncclConfig_t
     c->blocking = !config || config->blocking != 0;
     c->busy = 3;
     mkdir(folder.c_str(), 0700);
-    write_file(folder + "/here-" + std::to_string(rank), "", 0);
+    std::string gpu = std::to_string(own_gpu());
+    write_file(folder + "/here-" + std::to_string(rank), gpu.data(), gpu.size());
     return c;
 }
 
-/** Everybody has come? */
+/** Everybody has come? Then look whether two of them have one GPU. */
 bool complete(ncclComm *c)
 {
+    if (c->met) return true;
+    std::vector<std::string> gpus((size_t)c->size);
+    for (int i = 0; i < c->size; i++) {
+        FILE *f = fopen((c->folder + "/here-" + std::to_string(i)).c_str(), "rb");
+        char text[32];
+        if (!f) return false;
+        gpus[(size_t)i].assign(text, fread(text, 1, sizeof text, f));
+        fclose(f);
+    }
+    c->met = true;
     for (int i = 0; i < c->size; i++)
-        if (access((c->folder + "/here-" + std::to_string(i)).c_str(), F_OK) != 0) return false;
+        for (int k = 0; k < i && c->error == ncclSuccess; k++)
+            if (gpus[(size_t)i] == gpus[(size_t)k]) {
+                snprintf(said, sizeof said, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %s", k, i,
+                         gpus[(size_t)i].c_str());
+                c->error = ncclInvalidUsage;
+            }
     return true;
 }
 
@@ -271,6 +348,24 @@ void remove_folder(const std::string &folder)
 {
     std::string command = "rm -rf '" + folder + "'";
     if (folder.compare(0, 9, "/dev/shm/") == 0 && system(command.c_str()) != 0) return;
+}
+
+/** Have @folder removed when nobody holds its lock any more. The process that waits is nobody's child, and has nothing of this one open. */
+void remove_later(const std::string &folder)
+{
+    const char *argv[] = {"sh", "-c", "flock \"$1\"/lock rm -rf \"$1\" &", "sh", folder.c_str(), nullptr};
+    const char *const env[] = {"PATH=/usr/local/bin:/usr/bin:/bin", nullptr};
+    posix_spawn_file_actions_t files;
+    posix_spawnattr_t how;
+    pid_t child;
+    posix_spawn_file_actions_init(&files);
+    posix_spawnattr_init(&how);
+    for (int fd = 0; fd < 3; fd++) posix_spawn_file_actions_addopen(&files, fd, "/dev/null", O_RDWR, 0);
+    posix_spawn_file_actions_addclosefrom_np(&files, 3);
+    posix_spawnattr_setflags(&how, POSIX_SPAWN_SETSID);
+    if (posix_spawn(&child, "/bin/sh", &files, &how, (char *const *)argv, (char *const *)env) == 0) waitpid(child, nullptr, 0);
+    posix_spawnattr_destroy(&how);
+    posix_spawn_file_actions_destroy(&files);
 }
 
 } // namespace
@@ -284,16 +379,26 @@ EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
     static int count;
     memset(id, 0, sizeof *id);
     snprintf(id->internal, sizeof id->internal, "/dev/shm/perilune-nccl-%d-%d-%lld", (int)getpid(), ++count, (long long)time(nullptr));
-    return mkdir(id->internal, 0700) == 0 ? ncclSuccess : ncclSystemError;
+    int lock = mkdir(id->internal, 0700) == 0 ? hold(id->internal, true) : -1;
+    if (lock < 0) return ncclSystemError;
+    first_locks()[id->internal] = lock;
+    remove_later(id->internal);
+    return ncclSuccess;
 }
 
 EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config)
 {
-    if (rank < 0 || rank >= ranks) return ncclInvalidArgument;
+    fault f;
+    if (rank < 0 || rank >= ranks || !fault_of(rank, &f)) return ncclInvalidArgument;
+    auto first = first_locks().find(id.internal);
+    int lock = first != first_locks().end() ? first->second : hold(id.internal, false);
+    if (first != first_locks().end()) first_locks().erase(first);
+    if (lock < 0) return snprintf(said, sizeof said, "whoever made %s is gone", id.internal), ncclRemoteError;
     *comm = made(id.internal, rank, ranks, config);
     (*comm)->owner = rank == 0;
+    (*comm)->lock = lock;
     while ((*comm)->blocking && !complete(*comm)) usleep(100);
-    return (*comm)->blocking ? ncclSuccess : ncclInProgress;
+    return (*comm)->blocking ? (*comm)->error : ncclInProgress;
 }
 
 EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, ncclConfig_t *config)
@@ -301,13 +406,14 @@ EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
     if (color != 0 || key != comm->rank) return ncclInvalidUsage; /* others are not asked for */
     *out = made(comm->folder + "/split" + std::to_string(++comm->splits), comm->rank, comm->size, config);
     while ((*out)->blocking && !complete(*out)) usleep(100);
-    return (*out)->blocking ? ncclSuccess : ncclInProgress;
+    return (*out)->blocking ? (*out)->error : ncclInProgress;
 }
 
 EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error)
 {
+    bool whole = complete(comm);
     *error = comm->error;
-    if (comm->error == ncclSuccess && (!complete(comm) || comm->busy > 0)) {
+    if (comm->error == ncclSuccess && (!whole || comm->busy > 0)) {
         if (comm->busy > 0) comm->busy--;
         *error = ncclInProgress;
     }
@@ -347,6 +453,8 @@ EXPORT const char *ncclGetErrorString(ncclResult_t result)
                                         "in progress"};
     return result >= 0 && result <= ncclInProgress ? names[result] : "unknown";
 }
+
+EXPORT const char *ncclGetLastError(ncclComm_t) { return said; }
 
 EXPORT ncclResult_t ncclGroupStart(void) { return depth++, ncclSuccess; }
 

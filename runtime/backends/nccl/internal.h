@@ -28,6 +28,7 @@ typedef struct nccl_library {
     ncclResult_t (*CommDestroy)(ncclComm_t);
     ncclResult_t (*CommAbort)(ncclComm_t);
     const char *(*GetErrorString)(ncclResult_t);
+    const char *(*GetLastError)(ncclComm_t);
     ncclResult_t (*GroupStart)(void);
     ncclResult_t (*GroupEnd)(void);
     ncclResult_t (*Send)(const void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
