@@ -11,12 +11,13 @@ teardown(function() clean() end)
 local many = shell.has "mpirun" and peri.dist.probe "mpi"
 
 local runs = 0
---- Run the script; returns the points of its log, its summary, and what it printed.
-local function run(ranks, options)
+--- Run the script; returns the points of its log, its summary, and what it printed; an error it must end with: that.
+local function run(ranks, options, env, fails)
   runs = runs + 1
   local out = ("%s/run%d"):format(folder, runs)
-  local text, status = shell.run(("%s run -n %d -t 1 examples/dlrm.lua --out %s %s"):format(shell.perilune, ranks, out, options))
-  assert.equal(0, status, text)
+  local text, status = shell.run(("%s run -n %d -t 1 examples/dlrm.lua --out %s %s"):format(shell.perilune, ranks, out, options), env)
+  assert.equal(fails and 1 or 0, status, text)
+  if fails then return text end
   local points = {}
   for line in shell.read(out .. "/log.jsonl"):gmatch "[^\n]+" do points[#points + 1] = assert(json.decode(line)) end
   return points, assert(json.decode(shell.read(out .. "/summary.json"))), text, out
@@ -61,6 +62,29 @@ describe_script("examples/dlrm.lua", function()
       assert_same_curve(reference, run(ranks, quick .. ("--plan examples/plans/%s.lua --device %s"):format(plan, device)), plan)
     end)
   end
+
+  it("trains on the device that PERI_DEVICE names, unless --device does", function()
+    local few = "--data synthetic:1000 --rows 100 --dim 8 --steps 4 --batch-size 32 --log-every 1 --eval-every 0 --no-baseline "
+      .. "--no-recommend "
+    local want, summary = run(1, few)
+    assert.equal("cpu", summary.device)
+    local here = io.popen("pwd"):read "*l" .. "/" .. shell.build
+    local devices, plugins = { "opaque" }, here .. "/cuda_host:" .. here
+    local there = io.open(shell.build .. "/cuda_host/libperilune_cuda_host.so")
+    if there then
+      there:close()
+      devices[2] = "cuda_host"
+      local text = run(1, few, { PERI_DEVICE = "cuda_host:7", PERI_PLUGIN_PATH = plugins }, true)
+      assert.matches("cuda_host: device 7, allowed: 0 to 0", text)
+    end
+    for _, device in ipairs(devices) do
+      local got, other = run(1, few, { PERI_DEVICE = device, PERI_PLUGIN_PATH = plugins })
+      assert.equal(device, other.device)
+      assert_same_curve(want, got, device)
+    end
+    assert.matches("device 'smoke'", run(1, few, { PERI_DEVICE = "smoke" }, true))
+    assert_same_curve(want, run(1, few .. "--device cpu", { PERI_DEVICE = "smoke" }), "--device")
+  end)
 
   it("learns the same under every schedule, also where it looks at samples in between and trains on them at the end", function()
     if not many then return pending "Open MPI was not found" end
