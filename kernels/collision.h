@@ -16,6 +16,8 @@
 
 #include <perilune/base.h>
 
+#include "inline.h"
+
 #define PERI_KERNELS_COLLISION(X)                                                                                                     \
     X(collision_check, peri_k_collision_find_args) X(mch_find, peri_k_collision_find_args) X(hash_map_find, peri_k_collision_find_args) \
     X(hash_map_again, peri_k_collision_find_args) X(collision_count, peri_k_collision_group_args)                                     \
@@ -65,8 +67,12 @@ typedef struct peri_k_mch_slot {
     int64_t id;      /* INT64_MAX while free */
     uint32_t row;    /* UINT32_MAX while free */
     uint32_t window; /* what was seen of it since the last eviction: count_bits bits of its count, and above them the iterations from the
-                        window's first to the last one that had it; 0: nothing */
+                        window's first to the last one that had it; 0: nothing. With 32 bits: peri_k_window_total */
 } peri_k_mch_slot;
+
+/** The count of a window of 32 bits. Two parts of a call may each add to a byte of their own, without asking for the line alone: the low
+ *  byte, the one above; a byte that is full becomes 0, and the 16 bits above both one more. */
+K_INLINE int64_t peri_k_window_total(uint32_t window) { return (window & 255) + (window >> 8 & 255) + (int64_t)(window >> 16) * 256; }
 
 /** A row of a hash map. */
 typedef struct peri_k_hash_row {
@@ -99,7 +105,7 @@ typedef struct peri_k_collision_entry {
     int64_t place; /* hash: of `out` */
 } peri_k_collision_entry;
 
-/** Kernels over n ids, range: ids.
+/** Kernels over n ids, range: ids, but for mch_find: of `parts` parts of them, part p being [n p / parts, n (p + 1) / parts).
  *    collision_check: head[BAD] = min with first + i for each id whose bucket is not this map's.
  *    mch_find: out[i] = the row of ids[i] or what on_miss says; counted as hit or missed. With `out` NULL nothing is. Of the first
  *    `learn` ids,
@@ -117,6 +123,7 @@ typedef struct peri_k_collision_find_args {
     const int64_t *ids;
     int64_t *out;
     peri_k_collision_entry *log; /* room for all entries that may come */
+    int64_t n, parts;            /* MCH */
     int64_t first;               /* place of the first of the ids among those of the call */
     int64_t learn;               /* 0: only look */
     int64_t now;                 /* the iteration */

@@ -21,15 +21,48 @@ static inline const peri_k_collision_bucket *cpu_map_bucket(const peri_k_collisi
 
 /* -- MCH ------------------------------------------------------------------------------------------------------------------------------ */
 
-/** The home line of @id, which is asked for. */
-CPU_MAP_INLINE int64_t cpu_mch_aim(const peri_k_collision_map *m, int64_t id, const bool hashed)
+/** The home line of @id. */
+CPU_MAP_INLINE peri_k_mch_slot *cpu_mch_aim(const peri_k_collision_map *m, int64_t id)
 {
     uint64_t mixed = peri_k_mix((uint64_t)id);
-    const peri_k_collision_bucket *b =
-        hashed ? &m->bucket[(int64_t)peri_k_high(mixed, (uint64_t)m->buckets) - m->first_bucket] : ref_bucket_of(m, id);
-    int64_t line = b->first_line + ref_mch_line(b, mixed);
-    __builtin_prefetch(&m->slots[line * PERI_MCH_LINE], 1);
-    return line;
+    const peri_k_collision_bucket *b = cpu_map_bucket(m, id, mixed);
+    return &m->slots[(b->first_line + ref_mch_line(b, mixed)) * PERI_MCH_LINE];
+}
+
+#ifdef __AVX512DQ__
+/** The high 64 bits of each number times @b < 2^32; @high, @low: its halves, each in the low half of a word. */
+CPU_MAP_INLINE __m512i cpu_high8(__m512i high, __m512i low, __m512i b)
+{
+    return _mm512_srli_epi64(_mm512_add_epi64(_mm512_mul_epu32(high, b), _mm512_srli_epi64(_mm512_mul_epu32(low, b), 32)), 32);
+}
+
+/** As cpu_mch_aim, of eight ids spread by hash over less than 2^32 buckets. */
+CPU_MAP_INLINE void cpu_mch_aim8(const peri_k_collision_map *m, const int64_t *ids, peri_k_mch_slot **home)
+{
+    enum { WORDS = sizeof(peri_k_collision_bucket) / 8 };
+    __m512i x = _mm512_loadu_si512(ids); /* peri_k_mix */
+    x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 33)), _mm512_set1_epi64((int64_t)0xff51afd7ed558ccdu));
+    x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 33)), _mm512_set1_epi64((int64_t)0xc4ceb9fe1a85ec53u));
+    x = _mm512_xor_si512(x, _mm512_srli_epi64(x, 33));
+    const __m512i high = _mm512_srli_epi64(x, 32);
+    __m512i b = _mm512_sub_epi64(cpu_high8(high, x, _mm512_set1_epi64(m->buckets)), _mm512_set1_epi64(m->first_bucket));
+    b = _mm512_mullo_epi64(b, _mm512_set1_epi64(WORDS));
+    const __m512i first = _mm512_i64gather_epi64(b, &m->bucket->first_line, 8), lines = _mm512_i64gather_epi64(b, &m->bucket->lines, 8);
+    const __m512i line = _mm512_add_epi64(first, cpu_high8(x, high, lines));
+    const __m512i bytes = _mm512_mullo_epi64(line, _mm512_set1_epi64(PERI_MCH_LINE * sizeof(peri_k_mch_slot)));
+    _mm512_storeu_si512(home, _mm512_add_epi64(bytes, _mm512_set1_epi64((intptr_t)m->slots)));
+}
+#endif
+
+/** The home lines of ids[n]. */
+CPU_MAP_INLINE void cpu_mch_aims(const peri_k_collision_map *m, const int64_t *ids, int64_t n, peri_k_mch_slot **home)
+{
+    int64_t i = 0;
+#ifdef __AVX512DQ__
+    if (m->spread == PERI_K_SPREAD_HASH && m->buckets <= UINT32_MAX)
+        for (; i + 8 <= n; i += 8) cpu_mch_aim8(m, ids + i, home + i);
+#endif
+    for (; i < n; i++) home[i] = cpu_mch_aim(m, ids[i]);
 }
 
 /** Which slots of a line have @id, a bit each. */
@@ -40,43 +73,74 @@ static inline unsigned cpu_mch_match(const peri_k_mch_slot *s, int64_t id)
     return (unsigned)_mm256_movemask_pd(_mm256_castsi256_pd(_mm256_cmpeq_epi64(ids, _mm256_set1_epi64x(id))));
 }
 
-/** The slot of @id; NULL: it has none. */
-CPU_MAP_INLINE peri_k_mch_slot *cpu_mch_slot(const peri_k_collision_map *m, int64_t line, int64_t id)
+/** The slot of @id, whose home is @line; NULL: it has none. */
+CPU_MAP_INLINE peri_k_mch_slot *cpu_mch_slot(const peri_k_collision_map *m, peri_k_mch_slot *line, int64_t id)
 {
     enum { PLACES = 0 | 2 << 2 | 1 << 4 | 3 << 6 }; /* of the bits of a match, two bits each */
-    peri_k_mch_slot *s = &m->slots[line * PERI_MCH_LINE];
+    peri_k_mch_slot *s = line;
     unsigned found = cpu_mch_match(s, id);
     if (__builtin_expect(found != 0, 1)) s += PLACES >> 2 * __builtin_ctz(found) & 3;
     else if (s[PERI_MCH_LINE - 1].row == UINT32_MAX || !(s = ref_mch_slot(m, ref_bucket_of(m, id), id))) return NULL;
     return s->row != UINT32_MAX ? s : NULL;
 }
 
-/** As ref_window_add. @alone: no other range adds to windows. */
-CPU_MAP_INLINE bool cpu_window_add(peri_k_mch_slot *slot, int32_t count_bits, int64_t when, const bool alone)
+/** Who else adds to windows while a part does, and with it where it may add without locking the line, which takes 20 cycles and more. */
+typedef enum cpu_window_way {
+    CPU_WINDOW_NONE,  /* nothing is added */
+    CPU_WINDOW_ALONE, /* nobody */
+    CPU_WINDOW_LOW,   /* one other part: each has a byte of a window of 32 bits */
+    CPU_WINDOW_HIGH,
+    CPU_WINDOW_SHARED
+} cpu_window_way;
+
+/** Add one to byte @k of a window of 32 bits, which no one else adds to. False: it cannot hold that. */
+CPU_MAP_INLINE bool cpu_window_byte(peri_k_mch_slot *slot, int k)
 {
-    uint32_t seen = __atomic_load_n(&slot->window, __ATOMIC_RELAXED);
-    if (count_bits < 32 || seen >= UINT32_MAX / 2) return ref_window_add(slot, count_bits, when);
-    if (alone) slot->window = seen + 1;
-    else __atomic_fetch_add(&slot->window, 1, __ATOMIC_RELAXED); /* never that many at once that it overflows */
+    uint8_t *byte = (uint8_t *)&slot->window + k, seen = __atomic_load_n(byte, __ATOMIC_RELAXED);
+    if (__builtin_expect(seen == UINT8_MAX, 0)) {
+        uint16_t *carry = (uint16_t *)&slot->window + 1;
+        if (__atomic_load_n(carry, __ATOMIC_RELAXED) >= UINT16_MAX - 1) return false; /* room for the carry of the other byte */
+        __atomic_fetch_add(carry, 1, __ATOMIC_RELAXED);
+    }
+    __atomic_store_n(byte, (uint8_t)(seen + 1), __ATOMIC_RELAXED);
     return true;
 }
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "bytes of a window");
 
-/** What is done with ids [begin, end): they are learned, their rows are wanted, no other range learns. A block of ids is asked for while
- *  the one before is read. */
-CPU_MAP_INLINE int64_t cpu_mch_range(const peri_k_collision_find_args *a, ref_logger *log, int64_t begin, int64_t end, const bool hashed,
-                                     const bool learn, const bool out, const bool alone)
+/** As ref_window_add. */
+CPU_MAP_INLINE bool cpu_window_add(peri_k_mch_slot *slot, int32_t count_bits, int64_t when, const cpu_window_way way)
+{
+    const bool last_only = count_bits == 0; /* then all parts write the same */
+    if (way == CPU_WINDOW_ALONE || last_only) {
+        uint32_t seen = __atomic_load_n(&slot->window, __ATOMIC_RELAXED), next;
+        if (!ref_window_next(seen, count_bits, when, &next)) return false;
+        if (!last_only || next != seen) __atomic_store_n(&slot->window, next, __ATOMIC_RELAXED);
+        return true;
+    }
+    if (way != CPU_WINDOW_SHARED && count_bits == 32) return cpu_window_byte(slot, way == CPU_WINDOW_HIGH);
+    return ref_window_add(slot, count_bits, when);
+}
+
+/** Ids [begin, end); @out: their rows are wanted. While a block of ids is read, the homes of the next one are asked for. */
+CPU_MAP_INLINE int64_t cpu_mch_range(const peri_k_collision_find_args *a, ref_logger *log, int64_t begin, int64_t end, const bool out,
+                                     const cpu_window_way way)
 {
     const peri_k_collision_map m = a->map;
     const int64_t *ids = a->ids;
-    int64_t lines[2][CPU_MAP_AHEAD], hits = 0;
-    for (int64_t i = begin; i < end && i < begin + CPU_MAP_AHEAD; i++) lines[0][i - begin] = cpu_mch_aim(&m, ids[i], hashed);
-    for (int64_t block = begin, turn = 0; block < end; block += CPU_MAP_AHEAD, turn ^= 1) {
-        const int64_t past = block + CPU_MAP_AHEAD < end ? block + CPU_MAP_AHEAD : end;
-        for (int64_t i = past; i < end && i < past + CPU_MAP_AHEAD; i++) lines[!turn][i - past] = cpu_mch_aim(&m, ids[i], hashed);
-        for (int64_t i = block; i < past; i++) {
-            const int64_t id = ids[i];
-            peri_k_mch_slot *slot = cpu_mch_slot(&m, lines[turn][i - block], id);
-            if (learn && id != INT64_MAX && !(slot && cpu_window_add(slot, m.count_bits, a->now - a->window, alone)))
+    const bool learn = way != CPU_WINDOW_NONE;
+    peri_k_mch_slot *homes[2][CPU_MAP_AHEAD];
+    int64_t hits = 0, now = end - begin < CPU_MAP_AHEAD ? end - begin : CPU_MAP_AHEAD;
+    cpu_mch_aims(&m, ids + begin, now, homes[0]);
+    for (int64_t k = 0; k < now; k++) __builtin_prefetch(homes[0][k], learn);
+    for (int64_t at = begin, turn = 0; at < end; at += CPU_MAP_AHEAD, turn ^= 1) {
+        const int64_t n = end - at < CPU_MAP_AHEAD ? end - at : CPU_MAP_AHEAD, left = end - at - n;
+        const int64_t next = left < CPU_MAP_AHEAD ? left : CPU_MAP_AHEAD;
+        cpu_mch_aims(&m, ids + at + n, next, homes[!turn]);
+        for (int64_t k = 0; k < n; k++) {
+            const int64_t i = at + k, id = ids[i];
+            if (k < next) __builtin_prefetch(homes[!turn][k], learn);
+            peri_k_mch_slot *slot = cpu_mch_slot(&m, homes[turn][k], id);
+            if (learn && id != INT64_MAX && !(slot && cpu_window_add(slot, m.count_bits, a->now - a->window, way)))
                 ref_log(log, id, a->now, 0);
             if (!out) continue;
             hits += slot != NULL;
@@ -86,31 +150,34 @@ CPU_MAP_INLINE int64_t cpu_mch_range(const peri_k_collision_find_args *a, ref_lo
     return hits;
 }
 
-CPU_MAP_INLINE int64_t cpu_mch_ids(const peri_k_collision_find_args *a, ref_logger *log, int64_t begin, int64_t end, const bool learn,
-                                  const bool out, const bool alone)
+CPU_MAP_INLINE int64_t cpu_mch_learn(const peri_k_collision_find_args *a, ref_logger *log, int64_t begin, int64_t end, const bool out,
+                                     cpu_window_way way)
 {
-    if (begin >= end) return 0;
-    return a->map.spread == PERI_K_SPREAD_HASH ? cpu_mch_range(a, log, begin, end, true, learn, out, alone)
-                                               : cpu_mch_range(a, log, begin, end, false, learn, out, alone);
+    switch (way) {
+    case CPU_WINDOW_ALONE: return cpu_mch_range(a, log, begin, end, out, CPU_WINDOW_ALONE);
+    case CPU_WINDOW_LOW: return cpu_mch_range(a, log, begin, end, out, CPU_WINDOW_LOW);
+    case CPU_WINDOW_HIGH: return cpu_mch_range(a, log, begin, end, out, CPU_WINDOW_HIGH);
+    default: return cpu_mch_range(a, log, begin, end, out, CPU_WINDOW_SHARED);
+    }
 }
 
-static void cpu_mch_find(const void *args, int64_t begin, int64_t end)
+static void cpu_mch_find(const void *args, int64_t first_part, int64_t past_part)
 {
     const peri_k_collision_find_args *a = args;
-    const bool alone = begin == 0 && end >= a->learn; /* no other range learns */
-    const int64_t learned = a->learn < begin ? begin : a->learn < end ? a->learn : end;
     ref_logger log = {.a = a};
-    int64_t hits;
-    if (!a->out) {
-        if (alone) cpu_mch_ids(a, &log, begin, learned, true, false, true);
-        else cpu_mch_ids(a, &log, begin, learned, true, false, false);
-        hits = 0;
-    } else {
-        hits = alone ? cpu_mch_ids(a, &log, begin, learned, true, true, true) : cpu_mch_ids(a, &log, begin, learned, true, true, false);
-        hits += cpu_mch_ids(a, &log, learned, end, false, true, true);
+    for (int64_t part = first_part; part < past_part; part++) {
+        const cpu_window_way way = a->parts == 1 ? CPU_WINDOW_ALONE : a->parts > 2 ? CPU_WINDOW_SHARED : CPU_WINDOW_LOW + part;
+        const int64_t begin = a->n * part / a->parts, end = a->n * (part + 1) / a->parts;
+        const int64_t learned = a->learn < begin ? begin : a->learn < end ? a->learn : end;
+        if (!a->out) {
+            if (begin < learned) cpu_mch_learn(a, &log, begin, learned, false, way);
+            continue;
+        }
+        int64_t hits = begin < learned ? cpu_mch_learn(a, &log, begin, learned, true, way) : 0;
+        if (learned < end) hits += cpu_mch_range(a, &log, learned, end, true, CPU_WINDOW_NONE);
+        ref_count(&a->map, hits, end - begin - hits);
     }
     if (log.n) ref_flush(&log);
-    if (a->out) ref_count(&a->map, hits, end - begin - hits);
 }
 
 /* -- hash maps ------------------------------------------------------------------------------------------------------------------------ */

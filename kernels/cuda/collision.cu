@@ -48,20 +48,32 @@ __device__ int64_t miss(const peri_k_collision_map &m, const peri_k_collision_bu
     return -1;
 }
 
-/** Add @n to a slot's window, in iteration number @when of it; how many of them it can hold. */
+/** Window @seen with @n <= 256 more, or as many of them as it can hold, in iteration number @when of it, as *next; how many. */
+__device__ int window_next(uint32_t seen, int n, int32_t count_bits, int64_t when, uint32_t *next)
+{
+    if (count_bits == 32) {
+        const int room = 255 - (int)(seen & 255);
+        if (n > room && seen >> 16 == UINT16_MAX) n = room;
+        *next = seen + (uint32_t)n + (n > room ? 65536 - 256 : 0);
+        return n;
+    }
+    const uint64_t most = ((uint64_t)1 << count_bits) - 1, most_when = ((uint64_t)1 << (32 - count_bits)) - 1;
+    const uint64_t count = seen & most;
+    uint64_t last = seen >> count_bits;
+    if ((uint64_t)when > most_when) return 0;
+    if (count_bits > 0 && most - count < (uint64_t)n) n = (int)(most - count);
+    if ((uint64_t)when > last) last = (uint64_t)when;
+    *next = (uint32_t)((count_bits > 0 ? count + (uint64_t)n : 0) | last << count_bits);
+    return n;
+}
+
+/** Add @n to a slot's window; how many of them it can hold. */
 __device__ int window_add(peri_k_mch_slot *slot, int n, int32_t count_bits, int64_t when)
 {
-    const uint64_t most = ((uint64_t)1 << count_bits) - 1, most_when = ((uint64_t)1 << (32 - count_bits)) - 1;
-    if (count_bits < 32 && (uint64_t)when > most_when) return 0;
-    uint32_t seen = *(volatile uint32_t *)&slot->window;
+    uint32_t seen = *(volatile uint32_t *)&slot->window, next;
     for (;;) {
-        const uint64_t count = seen & most;
-        uint64_t last = count_bits < 32 ? seen >> count_bits : 0;
-        const int fit = count_bits > 0 && most - count < (uint64_t)n ? (int)(most - count) : n;
-        if (fit == 0) return 0;
-        if ((uint64_t)when > last) last = (uint64_t)when;
-        const uint32_t next = (uint32_t)((count_bits > 0 ? count + (uint64_t)fit : 0) | (count_bits < 32 ? last << count_bits : 0));
-        if (next == seen) return fit;
+        const int fit = window_next(seen, n, count_bits, when, &next);
+        if (fit == 0 || next == seen) return fit;
         const uint32_t found = atomicCAS(&slot->window, seen, next);
         if (found == seen) return fit;
         seen = found;
@@ -241,7 +253,7 @@ template <class F, class A> cudaError_t each_entry(const A *a, int64_t begin, in
 } // namespace
 
 PERI_CUDA_KERNEL(collision_check) { return each(begin, end, c, check_one{*a}); }
-PERI_CUDA_KERNEL(mch_find) { return each_round(begin, end, c, mch_look{*a}); }
+PERI_CUDA_KERNEL(mch_find) { return each_round(a->n * begin / a->parts, a->n * end / a->parts, c, mch_look{*a}); }
 PERI_CUDA_KERNEL(hash_map_find) { return each_round(begin, end, c, hash_look{*a}); }
 PERI_CUDA_KERNEL(hash_map_again) { return each_entry<hash_look_again>(a, begin, end, c); }
 PERI_CUDA_KERNEL(collision_count) { return each_entry<count_entry>(a, begin, end, c); }

@@ -36,7 +36,7 @@ __device__ void changed(const peri_k_collision_map &m, int64_t bucket, int64_t r
 
 __device__ __forceinline__ int64_t window_count(const peri_k_collision_map &m, uint32_t window)
 {
-    return m.count_bits < 32 ? (int64_t)(window & (((uint32_t)1 << m.count_bits) - 1)) : window;
+    return m.count_bits < 32 ? (int64_t)(window & (((uint32_t)1 << m.count_bits) - 1)) : peri_k_window_total(window);
 }
 
 __device__ __forceinline__ int64_t window_last(const peri_k_collision_learn_args &a, uint32_t window)

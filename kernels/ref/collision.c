@@ -82,19 +82,30 @@ static inline int64_t ref_miss(const peri_k_collision_map *m, const peri_k_colli
     return -1;
 }
 
-/** Add one to @slot's window, in iteration number @when of it. False: it cannot hold that. */
+/** Window @seen with one more, in iteration number @when of it, as *next. False: it cannot hold that. */
+static inline bool ref_window_next(uint32_t seen, int32_t count_bits, int64_t when, uint32_t *next)
+{
+    if (count_bits == 32) {
+        bool full = (seen & 255) == 255;
+        *next = seen + (full ? 65536 - 255 : 1);
+        return !full || seen >> 16 < UINT16_MAX;
+    }
+    uint64_t most = ((uint64_t)1 << count_bits) - 1, most_when = ((uint64_t)1 << (32 - count_bits)) - 1;
+    uint64_t count = seen & most, last = seen >> count_bits;
+    if ((count_bits > 0 && count == most) || (uint64_t)when > most_when) return false;
+    if ((uint64_t)when > last) last = (uint64_t)when;
+    *next = (uint32_t)((count_bits > 0 ? count + 1 : 0) | last << count_bits);
+    return true;
+}
+
+/** Add one to @slot's window. False: it cannot hold that. */
 static inline bool ref_window_add(peri_k_mch_slot *slot, int32_t count_bits, int64_t when)
 {
-    uint64_t most = ((uint64_t)1 << count_bits) - 1, most_when = ((uint64_t)1 << (32 - count_bits)) - 1;
-    uint32_t seen = __atomic_load_n(&slot->window, __ATOMIC_RELAXED);
-    for (;;) {
-        uint64_t count = seen & most, last = count_bits < 32 ? seen >> count_bits : 0;
-        if (count_bits > 0 && count == most) return false;
-        if (count_bits < 32 && (uint64_t)when > most_when) return false;
-        if ((uint64_t)when > last) last = (uint64_t)when;
-        uint32_t next = (uint32_t)((count_bits > 0 ? count + 1 : 0) | (count_bits < 32 ? last << count_bits : 0));
-        if (next == seen || __atomic_compare_exchange_n(&slot->window, &seen, next, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return true;
-    }
+    uint32_t seen = __atomic_load_n(&slot->window, __ATOMIC_RELAXED), next;
+    do {
+        if (!ref_window_next(seen, count_bits, when, &next)) return false;
+    } while (next != seen && !__atomic_compare_exchange_n(&slot->window, &seen, next, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    return true;
 }
 
 /** Entries on their way into the log: few at a time, so that ranges seldom meet at its end. */
@@ -128,6 +139,8 @@ static void ref_mch_find(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_collision_find_args *a = args;
     const peri_k_collision_map *m = &a->map;
+    begin = a->n * begin / a->parts;
+    end = a->n * end / a->parts;
     ref_logger log = {.a = a};
     int64_t hits = 0;
     for (int64_t i = begin; i < end; i++) {

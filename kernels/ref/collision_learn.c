@@ -75,7 +75,7 @@ static void ref_record_select(peri_k_collision_record *r, int64_t n, int64_t k)
 /** What a slot's window says. */
 static inline int64_t ref_window_count(const peri_k_collision_map *m, uint32_t window)
 {
-    return m->count_bits < 32 ? (int64_t)(window & (((uint32_t)1 << m->count_bits) - 1)) : window;
+    return m->count_bits < 32 ? (int64_t)(window & (((uint32_t)1 << m->count_bits) - 1)) : peri_k_window_total(window);
 }
 static inline int64_t ref_window_last(const peri_k_collision_learn_args *a, uint32_t window)
 {

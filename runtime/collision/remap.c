@@ -92,7 +92,9 @@ static peri_status find(const call *k, int32_t feature, int64_t learn, bool rows
     args.learn = learn;
     if (peri__collision_hash(c)) return PERI_LAUNCH(c->device, hash_map_find, &args, ids_of(k, feature), PERI_COLLISION_GRAIN);
     if (!rows) args.out = NULL;
-    return PERI_LAUNCH(c->device, mch_find, &args, ids_of(k, feature), PERI_COLLISION_GRAIN);
+    args.n = ids_of(k, feature);
+    args.parts = peri__max(1, peri__min(peri_threads(), args.n / PERI_COLLISION_GRAIN));
+    return PERI_LAUNCH(c->device, mch_find, &args, args.n ? args.parts : 0, 1);
 }
 
 /** Room in the log for @more entries beside those that may be there. What was learned before stays. */

@@ -6,6 +6,8 @@
  */
 #include "jagged_cases.h"
 
+#include <pthread.h>
+
 #include "kernels/spread.h"
 
 enum { BUCKETS = 3, ROWS = 120, LINES = 64, IDS = 700 };
@@ -119,8 +121,9 @@ static bool same_knowledge(world *a, world *b, const int64_t *ids, int64_t n)
     int64_t out[2][IDS], head[PERI_COLLISION_WORDS];
     for (int i = 0; i < 2; i++) {
         memcpy(head, both[i]->head, sizeof head);
-        peri_k_collision_find_args look = {.map = both[i]->map, .ids = ids, .out = out[i]};
-        peri_kernels_ref.fn[both[i]->map.rows ? PERI_K_hash_map_find : PERI_K_mch_find](&look, 0, n);
+        peri_k_collision_find_args look = {.map = both[i]->map, .ids = ids, .out = out[i], .n = n, .parts = 1};
+        const bool hash = both[i]->map.rows != NULL;
+        peri_kernels_ref.fn[hash ? PERI_K_hash_map_find : PERI_K_mch_find](&look, 0, hash ? n : 1);
         memcpy(both[i]->head, head, sizeof head);
     }
     return !memcmp(out[0], out[1], sizeof **out * (size_t)n) && !memcmp(a->head, b->head, sizeof a->head) &&
@@ -131,13 +134,34 @@ static bool same_knowledge(world *a, world *b, const int64_t *ids, int64_t n)
 
 static int by_words(const void *a, const void *b) { return memcmp(a, b, sizeof(peri_k_collision_entry)); }
 
+/** Windows of 32 bits become their counts: parts have bytes of their own, so equal counts may be written in many ways. */
+static void total_windows(world *w)
+{
+    if (w->map.rows || w->map.count_bits < 32) return;
+    for (size_t s = 0; s < sizeof w->slots / sizeof *w->slots; s++) w->slots[s].window = (uint32_t)peri_k_window_total(w->slots[s].window);
+}
+
+/** Windows as many calls leave them: bytes that are nearly full, in one or in both; once in a while one that is full. */
+static void age_windows(world *w)
+{
+    if (w->map.rows || w->map.count_bits < 32) return;
+    for (size_t s = 0; s < sizeof w->slots / sizeof *w->slots; s++) {
+        if (w->slots[s].row == UINT32_MAX || draw(2)) continue;
+        const uint32_t low = 255 - (uint32_t)draw(12), high = 255 - (uint32_t)draw(12), carry = (uint32_t)draw(3);
+        w->slots[s].window = draw(12) ? carry << 16 | high << 8 | low : UINT32_MAX;
+    }
+}
+
 /** @w after @ids were looked up by @k. */
-static void look(world *w, const peri_kernels *k, const int64_t *ids, int64_t n, int64_t learn_n, int64_t now, int split)
+static void look(world *w, const peri_kernels *k, const int64_t *ids, int64_t n, int64_t learn_n, int64_t now, int64_t parts,
+                 int split)
 {
     point(w, w->map.rows != NULL);
     peri_k_collision_find_args a = {.map = w->map, .ids = ids, .out = w->out, .log = w->log, .first = 1000, .learn = learn_n, .now = now,
-                                    .window = now - 1 - now % 5, .expiry = now + 2};
-    run(k, w->map.rows ? PERI_K_hash_map_find : PERI_K_mch_find, &a, n, split);
+                                    .window = now - 1 - now % 5, .expiry = now + 2, .n = n, .parts = parts};
+    if (w->map.rows) run(k, PERI_K_hash_map_find, &a, n, split);
+    else run(k, PERI_K_mch_find, &a, parts, split);
+    total_windows(w);
     qsort(w->log, (size_t)w->head[PERI_COLLISION_LOGGED], sizeof *w->log, by_words);
     memset(&w->map, 0, offsetof(peri_k_collision_map, buckets)); /* addresses differ */
 }
@@ -160,24 +184,26 @@ static void find(void **unused)
         for (int64_t now = 1; now <= 4; now++) {
             int64_t n = (int64_t)draw(IDS + 1), some = draw(3) ? n : (int64_t)draw((uint64_t)n + 1);
             draw_ids(w, ids, n);
+            age_windows(w);
             memcpy(want, w, sizeof *w);
             point(want, hash);
-            look(want, &peri_kernels_ref, ids, n, some, now, 0);
+            look(want, &peri_kernels_ref, ids, n, some, now, 1, 0);
             for (int i = 0; i < ISAS; i++) {
                 const peri_kernels *k = kernels_of(isas[i]);
                 for (int split = 0; k && split < SPLITS; split++) {
                     if (i >= ISAS_CPU && split == BACKWARDS) continue; /* pretended devices are slow */
                     memcpy(got, w, sizeof *w);
                     point(got, hash);
-                    look(got, k, ids, n, some, now, split);
+                    const int64_t parts = 1 + (int64_t)draw(4);
+                    look(got, k, ids, n, some, now, parts, split);
                     if (memcmp(got, want, sizeof *w))
-                        fail_msg("variant %d, iteration %d on %s, split %d", variant, (int)now, isas[i], split);
+                        fail_msg("variant %d, iteration %d on %s, %d parts, split %d", variant, (int)now, isas[i], (int)parts, split);
                 }
             }
             point(w, hash);
             peri_k_collision_find_args a = {.map = w->map, .ids = ids, .out = w->out, .log = w->log, .learn = n, .now = now,
-                                            .window = now - 1, .expiry = now + 2};
-            peri_kernels_ref.fn[hash ? PERI_K_hash_map_find : PERI_K_mch_find](&a, 0, n);
+                                            .window = now - 1, .expiry = now + 2, .n = n, .parts = 1};
+            peri_kernels_ref.fn[hash ? PERI_K_hash_map_find : PERI_K_mch_find](&a, 0, hash ? n : 1);
             memcpy(want, w, sizeof *w);
             point(want, hash);
             learn(want, &peri_kernels_ref, now, variant);
@@ -195,6 +221,86 @@ static void find(void **unused)
         }
         drop_all(NULL);
     }
+}
+
+/* -- several threads ------------------------------------------------------------------------------------------------------------------- */
+
+enum { MANY = 200000, KNOWN = 6 };
+
+typedef struct part_call {
+    const peri_kernels *kernels;
+    const peri_k_collision_find_args *args;
+    int64_t part;
+} part_call;
+
+static void *find_part(void *arg)
+{
+    const part_call *p = arg;
+    p->kernels->fn[PERI_K_mch_find](p->args, p->part, p->part + 1);
+    return NULL;
+}
+
+/** Parts that run at the same time on the same few ids: nothing that was seen is lost, in windows and log together, nor counted twice. */
+static void together(void **unused)
+{
+    (void)unused;
+    int64_t *ids = room(8 * MANY), *out = room(8 * MANY);
+    peri_k_collision_entry *log = room(MANY * (int64_t)sizeof *log);
+    for (int round = 0; round < 3 * 3 * 4; round++) {
+        const int32_t count_bits = (int32_t[]){32, 16, 0}[round % 3];
+        const peri_kernels *k = kernels_of(isas[round / 3 % 3]);
+        const int64_t parts = 1 + round / 9;
+        if (!k) continue;
+        world *w = room_world();
+        make(w, 0);
+        int64_t known[KNOWN], times[KNOWN] = {0}, logged[KNOWN] = {0};
+        for (int i = 0; i < KNOWN; i++) {
+            draw_ids(w, &known[i], 1);
+            if (known[i] != INT64_MAX) w->log[w->head[PERI_COLLISION_LOGGED]++] = (peri_k_collision_entry){known[i], 1, 0};
+        }
+        learn(w, &peri_kernels_ref, 1, 3);
+        w->map.count_bits = count_bits;
+        for (int64_t i = 0; i < MANY; i++) ids[i] = known[draw(KNOWN)];
+        memset(w->head, 0, sizeof w->head);
+        const peri_k_collision_find_args a = {.map = w->map, .ids = ids, .out = out, .log = log, .learn = MANY, .now = 9, .window = 2,
+                                              .n = MANY, .parts = parts};
+        part_call call[4];
+        pthread_t thread[4];
+        for (int64_t p = 0; p < parts; p++) {
+            call[p] = (part_call){k, &a, p};
+            assert_int_equal(pthread_create(&thread[p], NULL, find_part, &call[p]), 0);
+        }
+        for (int64_t p = 0; p < parts; p++) pthread_join(thread[p], NULL);
+        int64_t hits = 0;
+        for (int64_t i = 0; i < MANY; i++)
+            for (int j = 0; j < KNOWN; j++)
+                if (known[j] == ids[i]) {
+                    times[j]++;
+                    break;
+                }
+        for (int64_t e = 0; e < w->head[PERI_COLLISION_LOGGED]; e++)
+            for (int j = 0; j < KNOWN; j++)
+                if (known[j] == log[e].id) {
+                    logged[j]++;
+                    break;
+                }
+        for (int j = 0; j < KNOWN; j++) {
+            const peri_k_mch_slot *slot = NULL;
+            for (size_t s = 0; s < sizeof w->slots / sizeof *w->slots; s++)
+                if (w->slots[s].row != UINT32_MAX && w->slots[s].id == known[j]) slot = &w->slots[s];
+            if (slot) hits += times[j];
+            if (!times[j]) continue; /* the same id drawn before */
+            if (!slot) assert_int_equal(logged[j], known[j] == INT64_MAX ? 0 : times[j]);
+            else if (count_bits == 32) assert_int_equal(peri_k_window_total(slot->window) + logged[j], times[j]);
+            else if (count_bits == 16) assert_int_equal((slot->window & 65535) + logged[j], times[j]);
+            else assert_int_equal(logged[j], 0);
+            if (slot && count_bits < 32) assert_int_equal(slot->window >> count_bits, 7);
+        }
+        assert_int_equal(w->head[PERI_COLLISION_HITS], hits);
+        assert_int_equal(w->head[PERI_COLLISION_MISSED], MANY - hits);
+        assert_true(hits > 0);
+    }
+    drop_all(NULL);
 }
 
 /* -- state ---------------------------------------------------------------------------------------------------------------------------- */
@@ -332,8 +438,8 @@ static void changed(void **unused)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test_teardown(find, drop_all), cmocka_unit_test_teardown(states, drop_all),
-                                       cmocka_unit_test_teardown(changed, drop_all)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test_teardown(find, drop_all), cmocka_unit_test_teardown(together, drop_all),
+                                       cmocka_unit_test_teardown(states, drop_all), cmocka_unit_test_teardown(changed, drop_all)};
     seed(NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
