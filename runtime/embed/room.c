@@ -63,6 +63,7 @@ peri_status peri__batch_no_room(const peri_tbe_batch *b, peri_status status)
     const peri_tbe_blocks *l = b->in.blocks;
     char out[WAY_OUT_TEXT], feature[80] = "", others[48] = "";
     if (status != PERI_ENOMEM || tbe->n_tables == 0 || l->n == 0) return status;
+    if (strstr(peri_error_message(), "table '")) return status; /* a cache that is too small says so by itself */
     const peri_k_tbe_block *first = &l->block[0];
     if (first->feature >= 0 && first->feature < tbe->n_features)
         snprintf(feature, sizeof feature, ", feature '%.60s'", tbe->features[first->feature]);
