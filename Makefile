@@ -117,6 +117,10 @@ NVCC := $(CUDA_HOME)/bin/nvcc
 CUDA_HOST := $(if $(HAVE_CXX),$B/cuda_host/libperilune_cuda_host.so)
 CUDA_HOST_OBJ := $(CU:%.cu=$B/cuda_host/%.o) $(CU_C:%.c=$B/cuda_host/%.o) $(patsubst %.cc,$B/cuda_host/%.o,$(filter-out %/nccl.cc,$(wildcard tests/cuda_host/*.cc))) \
 	$(patsubst %.c,$B/cuda_host/%.o,$(wildcard tests/cuda_host/*.c))
+# Once more, with tests/cuda_host/races.cc told of every access of the device's code.
+RACES := $(if $(SAN),,$(if $(HAVE_CXX),$B/cuda_host/races/libperilune_cuda_host.so))
+RACES_FLAGS := -DPERI_CUDA_HOST_RACES -fsanitize=thread --param tsan-distinguish-volatile=1 --param tsan-instrument-func-entry-exit=0
+RACES_OBJ := $(CU:%.cu=$B/cuda_host/races/%.o) $B/cuda_host/races/tests/cuda_host/races.o
 # The transport nccl, likewise twice; tests have a libnccl.so.2 of their own beside it.
 NCCL_C := $(wildcard runtime/backends/nccl/*.c)
 NCCL_HOST := $(if $(HAVE_CXX),$B/cuda_host/libperilune_nccl.so $B/cuda_host/libnccl.so.2)
@@ -130,6 +134,7 @@ CU_SEEN := $(if $(SAN),,$(if $(HAVE_CUDA),$(CU:%.cu=$B/cuda/%.ptx) $(CU_C:%.c=$B
 # tests/cuda_host plays the CUDA headers. Its sources are C++, checked less than the core's.
 CXXFLAGS := -std=c++17 -O2 -g1 -fPIC -fvisibility=hidden -ffp-contract=off -Itests/cuda_host -I. -Iruntime/include -Wall -Wextra -Werror -Wno-unused-function \
 	-Wno-missing-field-initializers $(SANFLAGS)
+
 
 LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 CDEF := $B/lua/perilune/cdef.lua
@@ -246,6 +251,18 @@ $B/cuda_host/%.o: %.cc $(CONFIG) | needed
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  CXX     $<')
 	$(Q)$(CXX) $(CXXFLAGS) -MMD -MP -c $< -o $@
+$B/cuda_host/races/%.o: %.cu $(CONFIG) | needed
+	@mkdir -p $(@D)
+	@$(if $(V),,echo '  CXX     $< (host, races)')
+	$(Q)$(CXX) -x c++ $(CXXFLAGS) $(RACES_FLAGS) -MMD -MP -c $< -o $@
+$B/cuda_host/races/%.o: %.cc $(CONFIG) | needed
+	@mkdir -p $(@D)
+	@$(if $(V),,echo '  CXX     $< (races)')
+	$(Q)$(CXX) $(CXXFLAGS) $(firstword $(RACES_FLAGS)) -MMD -MP -c $< -o $@
+$(RACES): $(CUDA_HOST_OBJ) $(RACES_OBJ)
+	@mkdir -p $(@D)
+	@$(if $(V),,echo '  PLUGIN  $@')
+	$(Q)$(CXX) -shared -Wl,-z,defs -Wl,-soname,$(@F) $(RACES_OBJ) $(filter-out $(RACES_OBJ:$B/cuda_host/races/%=$B/cuda_host/%),$(CUDA_HOST_OBJ)) -o $@
 $B/cuda_host/%.o: %.c $(CONFIG) | needed
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  CC      $< (host)')
@@ -262,7 +279,7 @@ $B/cuda_host/libperilune_nccl.so: $(NCCL_HOST_OBJ)
 $B/libperilune_nccl.so: $(NCCL_OBJ)
 	@$(if $(V),,echo '  PLUGIN  $@')
 	$(Q)$(CC) -shared $(NCCL_OBJ) -ldl -o $@
--include $(CUDA_HOST_OBJ:.o=.d) $(CUDA_OBJ:.o=.d) $(CU:%.cu=$B/cuda/%.ptx.d) $(NCCL_HOST_OBJ:.o=.d) $(NCCL_OBJ:.o=.d)
+-include $(CUDA_HOST_OBJ:.o=.d) $(RACES_OBJ:.o=.d) $(CUDA_OBJ:.o=.d) $(CU:%.cu=$B/cuda/%.ptx.d) $(NCCL_HOST_OBJ:.o=.d) $(NCCL_OBJ:.o=.d)
 
 # What nvcc made of the kernels: tests/cuda/report.lua, which writes its table to docs/cuda.md.
 define compile_cubins
@@ -327,11 +344,11 @@ $(UNIT): $B/%: %.c $(LIB_A)
 
 # Programs in C++: of the pretended GPU.
 UNIT_CXX := $(if $(and $(HAVE_CXX),$(HAVE_CMOCKA)),$(patsubst %.cc,$B/%,$(wildcard tests/unit/*.cc)))
-UNIT_CXX_OBJ := $(patsubst %,$B/cuda_host/tests/cuda_host/%.o,device memory threads)
+UNIT_CXX_OBJ := $(patsubst %,$B/cuda_host/tests/cuda_host/%.o,device memory threads) $B/cuda_host/$(if $(SAN),,races/)tests/cuda_host/races.o
 $(UNIT_CXX): $B/%: %.cc $(UNIT_CXX_OBJ)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  TEST    $<')
-	$(Q)$(CXX) $(CXXFLAGS) -MMD -MP $< $(UNIT_CXX_OBJ) -lcmocka -lpthread -o $@
+	$(Q)$(CXX) $(CXXFLAGS) $(if $(SAN),,$(RACES_FLAGS)) -MMD -MP -MF $@.d -c $< -o $@.o && $(CXX) $(SANFLAGS) $@.o $(UNIT_CXX_OBJ) -lcmocka -lpthread -o $@
 
 $(FUZZ): $B/%: %.c tests/harness/fuzz_main.c $(LIB_A)
 	@mkdir -p $(@D)
@@ -351,7 +368,7 @@ test:
 	@$(SUBMAKE) setup
 	@$(SUBMAKE) check
 
-PROGRAMS := $(UNIT) $(UNIT_CXX) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(NCCL_HOST) $(CU_SEEN)
+PROGRAMS := $(UNIT) $(UNIT_CXX) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(RACES) $(NCCL_HOST) $(CU_SEEN)
 check: all $(PROGRAMS)
 	@$(RUN_TESTS)
 check-c: all $(PROGRAMS)
@@ -362,7 +379,7 @@ check-lua: all $(CUDA_HOST)
 fuzz: all $(FUZZ)
 	@$(RUN_TESTS) --parts=fuzz --fuzz-seconds=$(or $(SECONDS),60)
 # Everything that runs on the device opaque, on kernels/cuda compiled for the host instead; `check` runs the kernels' own cases on them.
-check-cuda: all $(UNIT) $(TEST_PLUGINS) $(CUDA_HOST) $(NCCL_HOST)
+check-cuda: all $(UNIT) $(UNIT_CXX) $(TEST_PLUGINS) $(CUDA_HOST) $(RACES) $(NCCL_HOST)
 	@$(RUN_TESTS) --parts=cuda
 # On a machine with a GPU: everything on it, sanitizers, the demonstration, the benchmark. GPU=cuda_host: the same on the pretended one.
 GPU ?= cuda

@@ -175,6 +175,16 @@ for _, s in pairs(stand_ins) do -- any order: jobs are shuffled
   end
 end
 
+--- The pretended GPU whose device code is watched for races (tests/cuda_host/races.cc): the case lists, and the short specs.
+local races = wanted.cuda and io.open(on_host .. "/races/libperilune_cuda_host.so")
+local watched = { name = "watched for races", env = { PERI_OPAQUE_DEVICE = "cuda_host",
+  PERI_PLUGIN_PATH = ("%s/races:%s/%s"):format(on_host, here, B), PERI_CUDA_KERNELS = on_host .. "/races/libperilune_cuda_host.so" } }
+if races then races:close() else watched = nil end
+for _, p in ipairs(watched and options.cmocka ~= "" and programs "kernels" or {}) do
+  job { name = ("%s (%s)"):format(p.name, watched.name), part = watched.name, head = p.head, argv = { p.program }, deadline = 360,
+    tap = true, env = watched.env }
+end
+
 if wanted.fuzz then
   local deadline = 60 + (fuzz_seconds or 0)
   for _, p in ipairs(programs "fuzz") do
@@ -250,6 +260,10 @@ for _, path in ipairs(specs) do
     if on_opaque(path) and taken and (wanted.lua or not s.short) then
       job { name = ("%s (%s)"):format(path, s.name), part = s.name, head = head, argv = busted_argv({ "luajit" }, path), deadline = 360,
         env = with(s.env, { LD_PRELOAD = options.preload ~= "" and options.preload or nil }) }
+    end
+    if watched and s.device == "cuda_host" and head:find("cuda: always", 1, true) and on_opaque(path) then
+      job { name = ("%s (%s)"):format(path, watched.name), part = watched.name, head = head, argv = busted_argv({ "luajit" }, path),
+        deadline = 900, env = watched.env }
     end
     if head:match "nccl: too" and not s.short and options.mpi ~= "" and s.most >= 4 then
       job { name = path .. " (nccl)", part = "specs on nccl", head = head, deadline = 600, env = nccl,
@@ -459,7 +473,7 @@ if #jobs == 0 and #skips == 0 then
 end
 local parts = {}
 for _, part in ipairs { "lint", "C programs", "fuzzers", "specs", "specs under mpirun", "specs on several machines",
-  "kernels/cuda on the host", "specs on nccl", options.device, "specs on a shared " .. options.device } do
+  "kernels/cuda on the host", "watched for races", "specs on nccl", options.device, "specs on a shared " .. options.device } do
   if seconds_of[part] then parts[#parts + 1] = ("%s %.0f"):format(part, seconds_of[part]) end
 end
 print(("%.1f s; seconds of all programs, %d at a time: %s"):format(process.now() - began, jobs_limit, table.concat(parts, ", ")))

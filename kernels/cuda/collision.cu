@@ -139,8 +139,8 @@ struct hash_look {
     {
         if (a.map.policy == PERI_K_EVICT_NONE) return;
         peri_k_hash_row *r = &a.map.rows[row];
-        if (r->touched != (uint32_t)a.now) *(volatile uint32_t *)&r->touched = (uint32_t)a.now;
-        if (r->expiry < (int32_t)a.expiry) atomicMax(&r->expiry, (int32_t)a.expiry);
+        if (peri_load_beside(&r->touched) != (uint32_t)a.now) *(volatile uint32_t *)&r->touched = (uint32_t)a.now;
+        if (peri_load_beside(&r->expiry) < (int32_t)a.expiry) atomicMax(&r->expiry, (int32_t)a.expiry);
     }
     __device__ void operator()(int64_t i, bool here, int64_t &hits, int64_t &missed) const
     {

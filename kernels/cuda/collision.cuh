@@ -40,7 +40,7 @@ static __device__ peri_k_mch_slot *peri_mch_slot(const peri_k_collision_map &m, 
         peri_k_mch_slot *at = &m.slots[(b.first_line + line) * PERI_MCH_LINE];
         slot s[PERI_MCH_LINE];
         PERI_UNROLL
-        for (int k = 0; k < PERI_MCH_LINE; k++) s[k] = ((const slot *)at)[k];
+        for (int k = 0; k < PERI_MCH_LINE; k++) s[k] = peri_load_beside((const slot *)at + k);
         PERI_UNROLL
         for (int k = 0; k < PERI_MCH_LINE; k++) {
             if (s[k].row == UINT32_MAX) return nullptr; /* a line fills from its first slot on */

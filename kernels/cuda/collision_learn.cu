@@ -365,6 +365,7 @@ struct insert {
             bool taken;
             const int64_t place = place_of(b, r[i].word[0], &taken);
             if (peri_lane() == 0) collisions += taken;
+            __syncwarp(); /* all have read the rows */
             if (place >= 0 && peri_lane() == 0) {
                 peri_k_hash_row *row = &m.rows[b.first_row + place];
                 changed(m, bucket, b.first_row + place, row->id != -1, s);

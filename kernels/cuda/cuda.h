@@ -175,6 +175,26 @@ template <int LANES, class T> static __device__ __forceinline__ T peri_group_min
     return x;
 }
 
+/** *@p, parts of which other threads change by atomic operations meanwhile: the caller takes what it was, or what it has become. */
+template <class T> static __device__ __forceinline__ T peri_load_beside(const T *p)
+{
+#if defined(PERI_CUDA_HOST)
+    return peri_cuda_host::load_beside(p);
+#else
+    return *p;
+#endif
+}
+
+/** *@p = @x, where other threads store to it, too: any of them may be the last. */
+template <class T> static __device__ __forceinline__ void peri_store_beside(T *p, T x)
+{
+#if defined(PERI_CUDA_HOST)
+    peri_cuda_host::store_beside(p, x);
+#else
+    *p = x;
+#endif
+}
+
 /** atomic minimum and maximum of 64-bit numbers. */
 static __device__ __forceinline__ int64_t peri_atomic_min(int64_t *p, int64_t x)
 {

@@ -211,7 +211,9 @@ struct invert_one {
     __device__ void operator()(int64_t i) const
     {
         int64_t p = peri_index(a.permute, i, a.dtype);
-        if (p >= 0 && p < a.n) peri_set_index(a.inverse, p, a.dtype, i);
+        if (p < 0 || p >= a.n) return;
+        if (a.dtype == PERI_I32) peri_store_beside((int32_t *)a.inverse + p, (int32_t)i); /* of equal ones, any */
+        else peri_store_beside((int64_t *)a.inverse + p, i);
     }
 };
 

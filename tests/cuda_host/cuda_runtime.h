@@ -59,6 +59,15 @@ uint64_t meet(kind k, unsigned mask, uint64_t value, int source);
 int barrier_count(int predicate, const char *file, int line);
 /** Somebody else may run here. */
 void interrupt();
+/** The running thread changes @p by an atomic operation. */
+void touch_atomic(const void *p, size_t bytes);
+/** It loads @p, beside those who do. */
+void touch_beside(const void *p, size_t bytes);
+#if defined(__SANITIZE_THREAD__)
+#define PERI_CUDA_HOST_APART __attribute__((no_sanitize_thread, noinline)) /* races.cc is told in another way */
+#else
+#define PERI_CUDA_HOST_APART
+#endif
 /** An array of shared memory in the source. */
 struct slot {
     uint64_t block; /* which one it was made for last */
@@ -74,6 +83,18 @@ cudaError_t task(cudaStream_t stream, std::function<void()> work);
 cudaError_t launch(const void *kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std::function<void()> call);
 
 cudaError_t allow_shared(const void *kernel, int bytes);
+
+template <class T> PERI_CUDA_HOST_APART T load_beside(const T *p)
+{
+    touch_beside(p, sizeof *p);
+    return *p;
+}
+
+template <class T> PERI_CUDA_HOST_APART void store_beside(T *p, T x)
+{
+    touch_atomic(p, sizeof *p);
+    *p = x;
+}
 
 template <class T> uint64_t word(T x)
 {
@@ -162,9 +183,10 @@ unsigned peri_cuda_host_active(); /* lanes of this warp that have not ended */
 
 /* Atomic operations: threads change at calls only, so that plain accesses do. */
 #define PERI_CUDA_HOST_ATOMIC(name, becomes) \
-    template <class T> static inline T name(T *p, typename std::common_type<T>::type x) \
+    template <class T> PERI_CUDA_HOST_APART static inline T name(T *p, typename std::common_type<T>::type x) \
     { \
         peri_cuda_host::interrupt(); \
+        peri_cuda_host::touch_atomic(p, sizeof *p); \
         T old = *p; \
         *p = becomes; \
         return old; \
@@ -177,9 +199,11 @@ PERI_CUDA_HOST_ATOMIC(atomicExch, x)
 PERI_CUDA_HOST_ATOMIC(atomicOr, (T)(old | x))
 PERI_CUDA_HOST_ATOMIC(atomicAnd, (T)(old & x))
 PERI_CUDA_HOST_ATOMIC(atomicXor, (T)(old ^ x))
-template <class T> static inline T atomicCAS(T *p, typename std::common_type<T>::type want, typename std::common_type<T>::type x)
+template <class T>
+PERI_CUDA_HOST_APART static inline T atomicCAS(T *p, typename std::common_type<T>::type want, typename std::common_type<T>::type x)
 {
     peri_cuda_host::interrupt();
+    peri_cuda_host::touch_atomic(p, sizeof *p);
     T old = *p;
     if (old == want) *p = x;
     return old;

@@ -113,6 +113,8 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
 void peri_cuda_host_seed(uint64_t seed);
 /** Of the threads of a block: a word of PERI_CUDA_HOST_ORDER (threads.cc). */
 void peri_cuda_host_order(const char *name);
+/** Look for races from the next launch on, or no longer (races.cc). */
+void peri_cuda_host_races(int on);
 /** What the last kernel did wrong (threads that wait for each other, masks that disagree), in words; "": nothing. */
 const char *peri_cuda_host_wrong(void);
 void peri_cuda_host_forget(void);

@@ -38,6 +38,30 @@ bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
 /** Why the running thread must not touch @p, which is shared memory; "": it is not. */
 std::string refused_shared(const void *p);
 
+/** Of a thread of the block that runs, or ran last. */
+std::string name_of(uint32_t block, uint32_t thread);
+/** "shared memory", or "". */
+bool is_shared(const void *p);
+
+/* -- races.cc ------------------------------------------------------------------------------------------------------------------------ */
+
+/** What orders the accesses of a thread. */
+struct moment {
+    uint32_t block;
+    uint16_t thread, clock; /* clock: goes on at each __syncwarp */
+    uint16_t seen[32];      /* the clock until which accesses of each lane of its warp come before its own */
+    const char *stack, *stack_end;
+};
+extern const moment *now; /* of the running thread */
+extern uint16_t barriers; /* of the running block, that opened */
+
+/** Look for races, or not; where that is built in it does, until this is called. */
+void races_choose(bool on);
+/** Around a launch, and before each of its blocks. */
+void races_begin();
+void races_block();
+void races_end();
+
 /* -- memory.cc ----------------------------------------------------------------------------------------------------------------------- */
 
 enum : size_t { MEMORY = (size_t)3 << 30 };
@@ -62,6 +86,8 @@ void give(void *p);
 bool is_allocation(const void *p);
 bool on_device(const void *p);
 size_t memory_used();
+/** "an allocation of 24 bytes, at byte 8"; "": not of the device. */
+std::string where_is(const void *p);
 /** Open memory of the device for a copy; host memory needs nothing. False: not all of it is there. */
 bool reach(const void *p, size_t bytes);
 

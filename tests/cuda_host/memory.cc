@@ -317,6 +317,15 @@ void give(void *p)
     a.holes.emplace(b.pages, found->first);
 }
 
+std::string where_is(const void *p)
+{
+    if (is_shared(p)) return "shared memory";
+    auto found = on_device(p) ? block_of(p) : memory().blocks.end();
+    if (found == memory().blocks.end()) return "";
+    return "an allocation of " + std::to_string(found->second.bytes) + " bytes, from byte " +
+           std::to_string((const char *)p - found->second.at) + " on";
+}
+
 bool reach(const void *p, size_t bytes)
 {
     if (!on_device(p) || !bytes) return true;

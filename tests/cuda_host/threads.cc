@@ -61,6 +61,7 @@ struct meeting {
 
 struct thread {
     place at;
+    moment m;
     char *stack = nullptr;
     void *sp = nullptr, *fake = nullptr;
     bool spoiled = false; /* it was given up, or is being run: its stack may hold what the address sanitizer watches */
@@ -104,6 +105,7 @@ void go(thread *from, thread *to, bool for_good)
 {
     running = to;
     here = to ? &to->at : nullptr;
+    now = to ? &to->m : nullptr;
     (void)for_good;
 #if defined(__SANITIZE_ADDRESS__)
     void **fake = from ? &from->fake : &main_fake;
@@ -203,13 +205,14 @@ void start(thread *t)
 
 /* -- what is wrong --------------------------------------------------------------------------------------------------------------------- */
 
-std::string name_of(const thread *t)
+std::string name_of(uint3 thread, uint3 block)
 {
     char text[120];
-    snprintf(text, sizeof text, "thread (%u, %u, %u) of block (%u, %u, %u)", t->at.thread.x, t->at.thread.y, t->at.thread.z, t->at.block.x,
-             t->at.block.y, t->at.block.z);
+    snprintf(text, sizeof text, "thread (%u, %u, %u) of block (%u, %u, %u)", thread.x, thread.y, thread.z, block.x, block.y, block.z);
     return text;
 }
+std::string name_of(const thread *t) { return name_of(t->at.thread, t->at.block); }
+uint3 in_grid(size_t b, dim3 grid) { return {(unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y), (unsigned)(b / grid.x / grid.y)}; }
 
 std::string line_of(const char *file, int line)
 {
@@ -281,8 +284,25 @@ uint64_t matches(const meeting *m, int lane)
     return all;
 }
 
+/** What the lanes of a __syncwarp did before it comes before what they do after it. */
+void come_before(const meeting *m, int warp)
+{
+    uint16_t seen[32] = {};
+    for (unsigned left = m->arrived; left; left &= left - 1) {
+        const moment &x = threads[(size_t)(warp * 32 + __builtin_ctz(left))]->m;
+        for (int l = 0; l < 32; l++) seen[l] = std::max(seen[l], x.seen[l]);
+        seen[__builtin_ctz(left)] = x.clock;
+    }
+    for (unsigned left = m->arrived; left; left &= left - 1) {
+        moment &x = threads[(size_t)(warp * 32 + __builtin_ctz(left))]->m;
+        memcpy(x.seen, seen, sizeof seen);
+        x.clock++;
+    }
+}
+
 void finish(const meeting *m, int warp)
 {
+    if (m->k == SYNC) come_before(m, warp);
     uint64_t all = m->k == SYNC || m->k == SHFL || m->k == MATCH ? 0 : outcome(m);
     for (unsigned left = m->arrived; left; left &= left - 1) {
         int l = __builtin_ctz(left);
@@ -318,6 +338,7 @@ void open_barrier()
 {
     if (!at_barrier || at_barrier + ended_threads < count) return;
     at_barrier = 0;
+    barriers++;
     barrier_result = barrier_sum;
     barrier_sum = 0;
     for (size_t i = 0; i < count; i++)
@@ -453,7 +474,18 @@ void choose_order(const char *name)
     abort();
 }
 
-bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &kernel)
+std::string name_of(uint32_t block, uint32_t thread)
+{
+    const place &p = threads[thread]->at;
+    return name_of(p.thread, in_grid(block, p.blocks));
+}
+
+bool is_shared(const void *p)
+{
+    return std::any_of(regions.begin(), regions.end(), [=](const region *r) { return p >= r->base && p < r->end; });
+}
+
+static bool run_blocks(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &kernel)
 {
     static bool asked;
     const char *text = asked ? nullptr : getenv("PERI_CUDA_HOST_ORDER");
@@ -480,7 +512,7 @@ bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
     }
     for (size_t n = 0; n < blocks; n++) {
         size_t b = last_first ? blocks - 1 - n : n;
-        uint3 at = {(unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y), (unsigned)(b / grid.x / grid.y)};
+        uint3 at = in_grid(b, grid);
         for (warp &w : warps) {
             spare.insert(spare.end(), w.open.begin(), w.open.end());
             w.open.clear();
@@ -490,13 +522,18 @@ bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
         if (count % 32) warps.back().gone = ~0u << count % 32;
         ended_threads = at_barrier = 0;
         barrier_sum = 0;
+        barriers = 0;
+        races_block();
         block_number++;
         lay(dynamic, shared_bytes, 16);
         shared_used = shared_bytes;
         for (size_t i = 0; i < count; i++) {
             threads[i]->at.block = at;
+            threads[i]->m = {(uint32_t)b, (uint16_t)i, 1, {}, nullptr, nullptr};
             state[i] = READY;
             start(threads[i]);
+            threads[i]->m.stack = threads[i]->stack;
+            threads[i]->m.stack_end = threads[i]->stack + STACK;
         }
         new_round();
         if (thread *t = pick()) go(nullptr, t, false);
@@ -506,8 +543,17 @@ bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
     return true;
 }
 
+bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &kernel)
+{
+    races_begin();
+    bool fine = run_blocks(grid, block, shared_bytes, kernel);
+    races_end();
+    return fine;
+}
+
 } // namespace peri_cuda_host
 
 unsigned peri_cuda_host_active() { return ~peri_cuda_host::warps[(size_t)peri_cuda_host::running->warp].gone; }
 
+extern "C" __attribute__((visibility("default"))) void peri_cuda_host_races(int on) { peri_cuda_host::races_choose(on != 0); }
 extern "C" void peri_cuda_host_order(const char *name) { peri_cuda_host::choose_order(name); }

@@ -21,6 +21,7 @@ static const char *const isas[ISAS] = {"ref", "avx2", "avx512", "cuda_host"};
  * kernels/cuda, completed by ref's steps, on the host, or in the library that PERI_CUDA_KERNELS names: on a GPU. NULL: not built (there
  * is no C++ compiler), or a GPU that does not reach the host's memory. Ends the program when the library does not load.
  */
+static void (*races)(int on);
 static inline const peri_kernels *kernels_of_cuda_host(void)
 {
     static peri_kernels table;
@@ -38,12 +39,20 @@ static inline const peri_kernels *kernels_of_cuda_host(void)
         abort();
     }
     memcpy(&kernels, &found, sizeof kernels);
+    found = dlsym(plugin, "peri_cuda_host_races");
+    memcpy(&races, &found, sizeof races);
     const peri_kernels *reached = kernels();
     if (!reached) return NULL;
     table = *reached;
     for (int k = 0; k < PERI_KERNEL_COUNT; k++)
         if (!table.fn[k]) table.fn[k] = peri_kernels_isa("ref")->fn[k];
     return &table;
+}
+
+/** Whether tests/cuda_host looks for races where it can, as it does at first: what nonsense makes of a result nobody asks. */
+static inline void races_matter(bool on)
+{
+    if (kernels_of_cuda_host() && races) races(on);
 }
 
 /** The kernels of one of `isas`; NULL: not here. */

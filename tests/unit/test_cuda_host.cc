@@ -14,6 +14,7 @@
 #include <string>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <vector>
 extern "C" {
 #include <cmocka.h>
 }
@@ -84,7 +85,7 @@ struct outcome {
     std::string text;
 };
 
-outcome run(bool (*program)(), bool with_fault, const char *way, int seed)
+outcome run(bool (*program)(), bool with_fault, bool with_races, const char *way, int seed)
 {
     int ends[2];
     if (pipe(ends) != 0) abort();
@@ -99,6 +100,7 @@ outcome run(bool (*program)(), bool with_fault, const char *way, int seed)
         alarm(60);
         peri_cuda_host_seed((uint64_t)seed);
         peri_cuda_host_order(way);
+        peri_cuda_host_races(with_races);
         cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
         cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
         faulty = with_fault;
@@ -120,18 +122,24 @@ outcome run(bool (*program)(), bool with_fault, const char *way, int seed)
     return o;
 }
 
-/** The right program is right under all orders; the faulty one is found, each time with the words @named (but for the sanitizer, which is
- *  before us), or when that is NULL, by another result at one of the seeds. */
+/** The right program is right under all orders, and nobody finds a race in it. */
+void expect_right(bool (*program)())
+{
+    for (int w = 0; w < WAYS; w++)
+        for (int seed = 1; seed <= 3; seed++) {
+            outcome o = run(program, false, true, ways[w], seed);
+            if (!o.right) fail_msg("without the fault, order %s, seed %d: %s", ways[w], seed, o.text.c_str());
+        }
+}
+
+/** The right program is right; the faulty one is found, each time with the words @named (but for the sanitizer, which is before us), or
+ *  when that is NULL, by another result at one of the seeds. */
 void expect(bool (*program)(), const char *named)
 {
     int found = 0;
-    for (int w = 0; w < WAYS; w++)
-        for (int seed = 1; seed <= 3; seed++) {
-            outcome o = run(program, false, ways[w], seed);
-            if (!o.right) fail_msg("without the fault, order %s, seed %d: %s", ways[w], seed, o.text.c_str());
-        }
+    expect_right(program);
     for (int seed = 1; seed <= SEEDS; seed++) {
-        outcome o = run(program, true, "varied", seed);
+        outcome o = run(program, true, false, "varied", seed);
         bool told = named && (o.text.find(named) != std::string::npos || o.text.find("AddressSanitizer") != std::string::npos);
         if (named && (o.right || !told)) fail_msg("with the fault, seed %d, wanted \"%s\": %s", seed, named, o.text.c_str());
         if (!named && o.died) fail_msg("with the fault, seed %d: %s", seed, o.text.c_str());
@@ -140,7 +148,30 @@ void expect(bool (*program)(), const char *named)
     if (!found) fail_msg("the fault is not found");
 }
 
+/** The right program is right, and the race in the faulty one is found under every order of threads, with all the words @named; @seen: by
+ *  its result, too, at one of the seeds. */
+void expect_race(bool (*program)(), bool seen, const std::vector<const char *> &named)
+{
+#if defined(PERI_CUDA_HOST_RACES)
+    int wrong = 0;
+    expect_right(program);
+    for (int seed = 1; seed <= SEEDS; seed++) {
+        outcome o = run(program, true, true, ways[seed % WAYS], seed);
+        for (const char *words : named)
+            if (o.right || o.text.find(words) == std::string::npos)
+                fail_msg("with the fault, order %s, seed %d, wanted \"%s\": %s", ways[seed % WAYS], seed, words, o.text.c_str());
+        wrong += !run(program, true, false, ways[seed % WAYS], seed).right;
+    }
+    if ((wrong > 0) != seen) fail_msg("without looking for races, the fault is found at %d of %d seeds", wrong, (int)SEEDS);
+#else
+    (void)program, (void)seen, (void)named;
+    skip(); /* this sanitizer has the accesses */
+#endif
+}
+
 #define CASE(name, words) void name(void **) { expect(name##_program, words); }
+#define RACE_OF(name, seen, ...) void race_of_##name(void **) { expect_race(name##_program, seen, {"a race for ", __VA_ARGS__}); }
+#define RACE(name, seen, ...) void name(void **) { expect_race(name##_program, seen, {"a race for ", __VA_ARGS__}); }
 
 /* -- barriers of the block ------------------------------------------------------------------------------------------------------------- */
 
@@ -473,6 +504,174 @@ bool pinned_memory_read_too_early_program()
 }
 CASE(pinned_memory_read_too_early, nullptr)
 
+/* -- races ----------------------------------------------------------------------------------------------------------------------------- */
+
+int *zeros(size_t n)
+{
+    int *p = room<int>(n);
+    cudaMemsetAsync(p, 0, n * sizeof *p, stream);
+    return p;
+}
+
+__global__ void count_threads(int *y, bool fault)
+{
+    if (threadIdx.x % 64) return;
+    if (fault) ++*y;
+    else atomicAdd(y, 1);
+}
+bool counter_of_blocks_program()
+{
+    int *y = zeros(1);
+    launch(count_threads, 5, 64, 0, y, faulty);
+    launch(count_threads, 1, 64, 0, y, false); /* launches of a stream follow each other */
+    return holds(y, 6);
+}
+RACE(counter_of_blocks, false, "4 bytes of an allocation of 4 bytes, from byte 0 on: thread (0, 0, 0) of block (",
+     "blocks of a launch have no order", "loads at test_cuda_host.cc:", "stores at test_cuda_host.cc:")
+bool counter_of_warps_program()
+{
+    int *y = zeros(1);
+    launch(count_threads, 1, 256, 0, y, faulty);
+    return holds(y, 4);
+}
+RACE(counter_of_warps, false, "of block (0, 0, 0)", "no __syncthreads or __syncwarp between them")
+
+/** A histogram in shared memory, whose bins several lanes of a warp meet in. */
+__global__ void histogram(const int *x, int *y, bool fault)
+{
+    PERI_SHARED(int, bins, 8);
+    int t = (int)threadIdx.x;
+    if (t < 8) bins[t] = 0;
+    __syncwarp();
+    if (fault) bins[x[t] % 8]++;
+    else atomicAdd(&bins[x[t] % 8], 1);
+    __syncwarp();
+    if (t < 8) y[t] = bins[t];
+}
+/** Blocks write the same result to the same place. */
+bool one_histogram_program()
+{
+    int *x = numbers(32), *y = room<int>(8);
+    launch(histogram, faulty ? 2 : 1, 32, 0, x, y, false);
+    return holds(y + 3, 4);
+}
+RACE(one_histogram, false, "from byte ", "blocks of a launch have no order")
+bool histogram_of_one_warp_program()
+{
+    int *x = numbers(32), *y = room<int>(8);
+    launch(histogram, 1, 32, 0, x, y, faulty);
+    return holds(y + 3, 4);
+}
+RACE(histogram_of_one_warp, false, "4 bytes of shared memory", "no __syncthreads or __syncwarp between them")
+
+RACE_OF(missing_barrier, true, "of shared memory", "no __syncthreads")
+RACE_OF(missing_barrier_before_reuse, true, "of shared memory", "no __syncthreads")
+RACE_OF(missing_syncwarp, true, "of shared memory", "no __syncthreads or __syncwarp")
+
+/** A shuffle between store and load, which orders no memory, though all lanes meet there. */
+__global__ void neighbours(int *y, bool fault)
+{
+    PERI_SHARED(int, s, 32);
+    int t = (int)threadIdx.x;
+    s[t] = t;
+    if (fault) t = __shfl_sync(0xffffffffu, t, t);
+    else __syncwarp();
+    y[t] = s[(t + 1) % 32];
+}
+bool shuffle_instead_of_syncwarp_program()
+{
+    int *y = room<int>(32);
+    launch(neighbours, 1, 32, 0, y, faulty);
+    return holds(y + 31, 0);
+}
+RACE(shuffle_instead_of_syncwarp, false, "loads at", "after thread (", "no __syncthreads or __syncwarp")
+
+/** The lanes of two halves wait for their own only. */
+__global__ void halves(int *y, bool fault)
+{
+    PERI_SHARED(int, s, 32);
+    int t = (int)threadIdx.x;
+    unsigned half = t < 16 ? 0x0000ffffu : 0xffff0000u;
+    s[t] = t;
+    __syncwarp(half);
+    y[t] = s[fault ? 31 - t : t ^ 15];
+}
+bool syncwarp_of_other_lanes_program()
+{
+    int *y = room<int>(32);
+    launch(halves, 1, 32, 0, y, faulty);
+    return holds(y + 20, faulty ? 11 : 27);
+}
+RACE(syncwarp_of_other_lanes, false, "no __syncthreads or __syncwarp")
+
+/** A sum by atomic operations is read where all may not have added yet. */
+__global__ void total(int *y, bool fault)
+{
+    PERI_SHARED(int, sum, 1);
+    if (threadIdx.x == 0) *sum = 0;
+    __syncthreads();
+    atomicAdd(sum, 1);
+    if (!fault) __syncthreads();
+    if (threadIdx.x == 40) *y = *sum;
+}
+bool sum_read_too_early_program()
+{
+    int *y = room<int>(1);
+    launch(total, 1, N, 0, y, faulty);
+    return holds(y, N);
+}
+RACE(sum_read_too_early, true, "as a volatile or atomic access,", "no __syncthreads")
+
+/** Least of what all see, with a look before: volatile loads and peri_load_beside go beside atomic operations; a plain store does not. */
+__global__ void least(const int *x, int *y, int *z, bool fault)
+{
+    int t = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (*(volatile int *)y > x[t]) atomicMin(y, x[t]);
+    if (peri_load_beside(z) < x[t]) {
+        if (fault) *z = x[t] > *z ? x[t] : *z;
+        else atomicMax(z, x[t]);
+    }
+}
+bool look_before_atomic_program()
+{
+    int *x = numbers(N), *y = room<int>(1), *z = zeros(1);
+    cudaMemcpyAsync(y, x + 77, sizeof *y, cudaMemcpyDeviceToDevice, stream);
+    launch(least, 4, N / 4, 0, (const int *)x, y, z, faulty);
+    return holds(y, 0) && holds(z, N - 1);
+}
+RACE(look_before_atomic, false, "of an allocation of 4 bytes")
+
+/** Neighbouring bytes are threads' own; the same byte is not. */
+__global__ void bytes(unsigned char *y, bool fault)
+{
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    y[fault && i == 200 ? 9 : i] = (unsigned char)i;
+}
+bool one_byte_program()
+{
+    unsigned char *y = room<unsigned char>(N);
+    launch(bytes, 2, N / 2, 0, y, faulty);
+    unsigned char got = 0;
+    cudaMemcpyAsync(&got, y + 5, 1, cudaMemcpyDeviceToHost, stream);
+    return cudaStreamSynchronize(stream) == cudaSuccess && got == 5;
+}
+RACE(one_byte, false, "a race for 1 bytes of an allocation of 256 bytes, from byte 9 on", "blocks of a launch have no order")
+
+/** 16 bytes at once, and two of them by somebody else. */
+__global__ void wide_and_narrow(float4 *y, bool fault)
+{
+    unsigned short *narrow = (unsigned short *)y;
+    if (blockIdx.x == 0) y[threadIdx.x] = make_float4(1, 2, 3, 4);
+    else narrow[8 * (threadIdx.x + (fault ? 0 : 32)) + 5] = 7;
+}
+bool wide_and_narrow_program()
+{
+    float4 *y = room<float4>(64);
+    launch(wide_and_narrow, 2, 32, 0, y, faulty);
+    return cudaStreamSynchronize(stream) == cudaSuccess;
+}
+RACE(wide_and_narrow, false, "bytes of an allocation of 1024 bytes", "blocks of a launch have no order")
+
 } // namespace
 
 int main(void)
@@ -502,6 +701,19 @@ int main(void)
         cmocka_unit_test(copy_without_event),
         cmocka_unit_test(pinned_memory_changed_too_early),
         cmocka_unit_test(pinned_memory_read_too_early),
+        cmocka_unit_test(counter_of_blocks),
+        cmocka_unit_test(counter_of_warps),
+        cmocka_unit_test(one_histogram),
+        cmocka_unit_test(histogram_of_one_warp),
+        cmocka_unit_test(race_of_missing_barrier),
+        cmocka_unit_test(race_of_missing_barrier_before_reuse),
+        cmocka_unit_test(race_of_missing_syncwarp),
+        cmocka_unit_test(shuffle_instead_of_syncwarp),
+        cmocka_unit_test(syncwarp_of_other_lanes),
+        cmocka_unit_test(sum_read_too_early),
+        cmocka_unit_test(look_before_atomic),
+        cmocka_unit_test(one_byte),
+        cmocka_unit_test(wide_and_narrow),
     };
     return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
