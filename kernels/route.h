@@ -98,7 +98,8 @@ typedef struct peri_k_route_mean_args {
 
 /** For each bag of each partition and each id of it in order: place = cursor[slot]++; out[place] = id - first row of the strand (raw: id);
  *  out_weights[place] = weights[i]; places[place_first[partition] + i - first id of its first bag] = place, -1 for ids that are in no
- *  strand (a partition without strands has no places). `cursor` starts as the exclusive cumulative sum of `lengths`. range: bags over
+ *  strand (a partition without strands has no places); origins[place] = i - first id of its first bag. `cursor`
+ *  starts as the exclusive cumulative sum of `lengths`. range: bags over
  *  all partitions. */
 typedef struct peri_k_route_pack_args {
     const void *ids;
@@ -111,6 +112,7 @@ typedef struct peri_k_route_pack_args {
     float *out_weights;
     int64_t *places;            /* NULL: not kept */
     const int64_t *place_first; /* by partition */
+    int32_t *origins;           /* NULL: not wanted */
     int64_t bags;
     int32_t n_partitions;
     bool ids_i32, out_i32;
@@ -145,7 +147,14 @@ typedef struct peri_k_output {
 typedef struct peri_k_piece {
     int64_t offset;
     int64_t own;
+    int64_t first, n; /* of rows of ids: their places on the wire */
 } peri_k_piece;
+
+/** Whether an output is of one piece, which is own. */
+K_INLINE bool peri_k_route_own(const peri_k_output *out, const peri_k_piece *pieces)
+{
+    return out->n_pieces == 1 && pieces[out->first_piece].own;
+}
 
 /** out[b][column + c] = sum over pieces of piece[bag(b)][c], for every output and row b. range: rows of the output. */
 typedef struct peri_k_route_combine_args {
@@ -156,6 +165,7 @@ typedef struct peri_k_route_combine_args {
     const peri_k_piece *pieces;
     const int64_t *inverse; /* NULL: none */
     int32_t n_outputs;
+    bool placed; /* outputs of one piece, which is own, are there: they are left out */
 } peri_k_route_combine_args;
 
 /** The adjoint: piece[bag][c] = sum over rows b with bag(b) = bag, ascending, of grad[b][column + c] / divisor (f32), for every piece of
@@ -170,6 +180,7 @@ typedef struct peri_k_route_spread_args {
     const int64_t *bags; /* by output: number of bags of a piece */
     const int64_t *inverse;
     int32_t n_outputs;
+    bool placed; /* as in route_combine: nobody reads those of such outputs */
 } peri_k_route_spread_args;
 
 /** A block of columns of the rows of one feature's ids, one row for each id, in their order. */
@@ -180,7 +191,8 @@ typedef struct peri_k_rows {
     int64_t place_first;   /* of the feature's partition in `places`; -1: a replica, whose row k is that of id k */
     int64_t first_piece;   /* one for each part of the partition, in order: the row of place x is at offset + x * cols */
     double divisor, sent_divisor; /* as in peri_k_output */
-    int32_t partition, reserved;
+    int32_t partition;
+    int32_t all;           /* the partition has one part, and each id is in it: the places of ids that follow each other do so too */
 } peri_k_rows;
 
 /** route_rows: values[row][column + c] = piece[place][c] for every id of every output, where `piece` is that of the part that has the id's
@@ -192,6 +204,7 @@ typedef struct peri_k_route_rows_args {
     float *received, *own;
     const void *ids;       /* i64 or i32 */
     const int64_t *places; /* of route_pack */
+    const int32_t *origins; /* of route_pack, or NULL: the way back from a place, in which the rows of a piece can be taken as they lie */
     const peri_k_partition *partitions;
     const int64_t *bounds;
     const peri_k_rows *outputs;
@@ -199,6 +212,7 @@ typedef struct peri_k_route_rows_args {
     int32_t n_outputs;
     bool ids_i32;
     bool past; /* they do not fit the caches: may be written past them */
+    bool placed; /* rows of own pieces, but of replicas, are where they belong: they are left out */
 } peri_k_route_rows_args;
 
 /** A block of columns of the pooled rows of one feature in one table, made of the rows of its ids. */

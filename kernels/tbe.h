@@ -84,6 +84,10 @@ typedef struct peri_k_tbe_list {
     const void *offsets;   /* n_bags + 1 of offsets_dtype (PERI_I64, PERI_I32) */
     const float *weights;  /* n_ids, or NULL: 1 */
     const float *scale;    /* n_bags, or NULL: 1 */
+    const int32_t *places; /* n_placed, or NULL: the result of bag first_placed + i lies, instead of at out_offset + j * out_stride, at
+                              out_offset + places[i] * out_stride, and so does its gradient. Of a block all bags are placed, or none; not
+                              with pooling NONE */
+    int64_t first_placed, n_placed;
     const peri_k_tbe_table *tables;
     const peri_k_tbe_block *blocks;
     const peri_k_tbe_block *ordered; /* the same ones in the order of their tables, else as they stand; may be `blocks`. For tbe_sort */
@@ -397,6 +401,7 @@ typedef struct peri_k_tbe_update_args {
     int64_t chunks;
     int64_t *updated;
     int32_t payload_bits;
+    int32_t halvings; /* the sums are multiplied by 2^-halvings (0..30), which rounds none that is not next to 0 */
     peri_k_tbe_reach reach;
 } peri_k_tbe_update_args;
 

@@ -94,6 +94,33 @@ static inline void cpu_route_put(const peri_k_route_pack_args *a, int64_t place,
     if (a->weights) a->out_weights[place] = a->weights[k];
 }
 
+/** Ids of @n bags that two strands share: which one is a coin's toss, so nothing branches on it, and where each strand is stays in
+ *  registers. @bag: the first one's number in the partition. */
+static void cpu_route_pack_two(const peri_k_route_pack_args *a, const peri_k_partition *p, const int64_t *offsets, int64_t bag, int64_t n,
+                               int64_t *kept)
+{
+    const int64_t *wire = a->wire_bag + p->first_strand, bound = a->bounds[p->first_bound + 1];
+    const int64_t first = a->offsets[p->first_bag], rows = p->rows;
+    int32_t *origins = a->origins;
+    for (int64_t k = 0; k < n; k++) {
+        int64_t low = a->cursor[wire[0] + bag + k], high = a->cursor[wire[1] + bag + k];
+        for (int64_t at = offsets[k]; at < offsets[k + 1]; at++) {
+            const int64_t id = cpu_route_id(a->ids, at, a->ids_i32);
+            if (kept) kept[at] = -1;
+            if ((uint64_t)id >= (uint64_t)rows) continue;
+            const bool upper = id >= bound;
+            const int64_t place = upper ? high : low;
+            low += !upper;
+            high += upper;
+            if (kept) kept[at] = place;
+            if (origins) origins[place] = (int32_t)(at - first);
+            cpu_route_put(a, place, id - (upper ? bound : 0), at);
+        }
+        a->cursor[wire[0] + bag + k] = low;
+        a->cursor[wire[1] + bag + k] = high;
+    }
+}
+
 static void cpu_route_pack(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_pack_args *a = args;
@@ -122,6 +149,9 @@ static void cpu_route_pack(const void *args, int64_t begin, int64_t end)
             }
             if (a->weights && count) memcpy(a->out_weights + place, a->weights + from, sizeof *a->weights * (size_t)count);
             for (int64_t k = 0; k < count && kept; k++) kept[from + k] = place + k;
+            for (int64_t k = 0; k < count && a->origins; k++) a->origins[place + k] = (int32_t)(from - a->offsets[p->first_bag] + k);
+        } else if (p->n_parts == 2 && !p->raw) {
+            cpu_route_pack_two(a, p, offsets, bag, n, kept);
         } else {
             double inverse_block = p->block > 0 ? 1.0 / (double)p->block : 0;
             for (int64_t k = 0; k < n; k++)
@@ -132,6 +162,7 @@ static void cpu_route_pack(const void *args, int64_t begin, int64_t end)
                     int32_t part = p->n_parts == 1 ? 0 : cpu_route_part(p, a->bounds, inverse_block, key);
                     int64_t place = a->cursor[wire[part] + bag + k]++;
                     if (kept) kept[at] = place;
+                    if (a->origins) a->origins[place] = (int32_t)(at - a->offsets[p->first_bag]);
                     cpu_route_put(a, place, p->raw ? id : id - a->bounds[p->first_bound + part], at);
                 }
         }
@@ -164,6 +195,7 @@ static void cpu_route_combine(const void *args, int64_t begin, int64_t end)
         const peri_k_output *out = &a->outputs[o];
         const peri_k_piece *pieces = a->pieces + out->first_piece;
         int64_t cols = out->cols;
+        if (a->placed && peri_k_route_own(out, a->pieces)) continue;
         for (int64_t b = begin; b < end; b++) {
             int64_t bag = out->inverse >= 0 ? a->inverse[out->inverse + b] : b;
             float *to = a->out + b * a->stride + out->column;
@@ -220,19 +252,61 @@ static inline void cpu_route_spread_piece(const peri_k_route_spread_args *a, con
         cpu_route_divide(to, a->grad + b * a->stride + out->column, out->cols, &d);
 }
 
+/** to += from / divisor. */
+static inline void cpu_route_add_divided(float *restrict to, const float *restrict from, int64_t cols, const route_divisor *d)
+{
+    int64_t c = 0;
+    if (d->multiplies)
+        for (; c + K_LANES <= cols; c += K_LANES) k_store(to + c, k_load(to + c) + k_load(from + c) * d->by);
+    for (; c + K_LANES <= cols; c += K_LANES) k_store(to + c, k_load(to + c) + k_load(from + c) / d->by);
+    if (c < cols) k_store_part(to + c, k_load_part(to + c, cols - c) + k_load_part(from + c, cols - c) / k_set(d->divisor), cols - c);
+}
+
+/** Bags [begin, end) of a piece of an output with an inverse: add what rows [b, stop) of its gradient have for them. */
+static inline void cpu_route_spread_sums(const peri_k_route_spread_args *a, const peri_k_output *out, const peri_k_piece *piece,
+                                         int64_t begin, int64_t end, int64_t b, int64_t stop)
+{
+    const route_divisor d = cpu_route_divisor(piece->own ? out->divisor : out->sent_divisor);
+    float *to = (piece->own ? a->own : a->sent) + piece->offset;
+    for (; b < stop; b++) {
+        const int64_t bag = a->inverse[out->inverse + b];
+        if (bag >= begin && bag < end) cpu_route_add_divided(to + bag * out->cols, a->grad + b * a->stride + out->column, out->cols, &d);
+    }
+}
+
+/** Sums begin with zeros. Returns whether there are any. */
+static bool cpu_route_spread_zeros(const peri_k_route_spread_args *a, int64_t begin, int64_t end)
+{
+    bool any = false;
+    for (int32_t o = 0; o < a->n_outputs; o++) {
+        const peri_k_output *out = &a->outputs[o];
+        const int64_t stop = end < a->bags[o] ? end : a->bags[o];
+        if (out->inverse < 0 || (a->placed && peri_k_route_own(out, a->pieces))) continue;
+        any = true;
+        for (const peri_k_piece *k = a->pieces + out->first_piece; k < a->pieces + out->first_piece + out->n_pieces && begin < stop; k++) {
+            float *to = (k->own ? a->own : a->sent) + k->offset;
+            memset(to + begin * out->cols, 0, sizeof *to * (size_t)((stop - begin) * out->cols));
+        }
+    }
+    return any;
+}
+
 /** A few rows of all outputs at a time: rows of the gradient are read as they lie, and their pages once. */
 static void cpu_route_spread(const void *args, int64_t begin, int64_t end)
 {
     enum { ROWS = 16 };
     const peri_k_route_spread_args *a = args;
-    const int64_t stop = end < a->rows ? end : a->rows;
-    for (int32_t o = 0; o < a->n_outputs; o++)
-        if (a->outputs[o].inverse >= 0) ref_route_spread_one(a, o, begin, end);
-    for (int64_t b = begin; b < stop; b += ROWS)
+    const bool sums = cpu_route_spread_zeros(a, begin, end);
+    for (int64_t b = sums ? 0 : begin, last = sums || end > a->rows ? a->rows : end; b < last; b += ROWS)
         for (int32_t o = 0; o < a->n_outputs; o++) {
             const peri_k_output *out = &a->outputs[o];
-            for (int64_t k = 0; k < out->n_pieces && out->inverse < 0; k++)
-                cpu_route_spread_piece(a, out, &a->pieces[out->first_piece + k], b, b + ROWS < stop ? b + ROWS : stop);
+            const peri_k_piece *pieces = a->pieces + out->first_piece;
+            const int64_t from = b < begin ? begin : b, stop = b + ROWS < last ? b + ROWS : last, to = stop < end ? stop : end;
+            if (a->placed && peri_k_route_own(out, a->pieces)) continue;
+            for (int64_t k = 0; k < out->n_pieces; k++) {
+                if (out->inverse >= 0) cpu_route_spread_sums(a, out, &pieces[k], begin, end < a->bags[o] ? end : a->bags[o], b, stop);
+                else if (from < to) cpu_route_spread_piece(a, out, &pieces[k], from, to);
+            }
         }
 }
 
@@ -266,34 +340,138 @@ static inline void cpu_route_past(float *restrict to, const float *restrict from
     for (int64_t c = 0; c < cols; c += K_LANES) cpu_route_stream(to + c, k_load(from + c) * by);
 }
 
-/** Rows [begin, end) of one output. */
-static inline void cpu_route_rows_one(const peri_k_route_rows_args *a, const peri_k_rows *out, int64_t begin, int64_t end, bool back)
+/** How rows are moved: what they are multiplied by, or divided by; past the caches. */
+typedef struct route_mover {
+    route_divisor d;
+    bool copies, past; /* copies: the divisor is 1 */
+} route_mover;
+
+static inline route_mover cpu_route_mover(const peri_k_route_rows_args *a, const peri_k_rows *out, bool own, bool back)
+{
+    enum { LINE = 64 }; /* bytes: parts of lines are slower past the caches */
+    const route_divisor d = cpu_route_divisor(back ? own ? out->divisor : out->sent_divisor : 1);
+    return (route_mover){d, d.divisor == 1, a->past && (size_t)out->cols * sizeof(float) % LINE == 0 && d.multiplies};
+}
+
+static inline void cpu_route_move(const route_mover *m, float *restrict to, const float *restrict from, const int64_t cols)
+{
+    if (m->past && (uintptr_t)to % 64 == 0) cpu_route_past(to, from, cols, m->d.by);
+    else if (m->copies) memcpy(to, from, sizeof *to * (size_t)cols);
+    else cpu_route_divide(to, from, cols, &m->d);
+}
+
+/** Rows [begin, end) of one output, one by one. */
+static inline void cpu_route_rows_any(const peri_k_route_rows_args *a, const peri_k_rows *out, int64_t begin, int64_t end, bool back)
 {
     const int64_t block = out->place_first >= 0 ? a->partitions[out->partition].block : 0;
     const double inverse_block = block > 0 ? 1.0 / (double)block : 0;
-    const size_t bytes = sizeof(float) * (size_t)out->cols;
-    const route_divisor mine = cpu_route_divisor(out->divisor), sent = cpu_route_divisor(out->sent_divisor);
-    enum { LINE = 64 }; /* bytes: parts of lines are slower past the caches */
-    const bool past = a->past && bytes % LINE == 0;
+    const route_mover mine = cpu_route_mover(a, out, true, back), sent = cpu_route_mover(a, out, false, back);
     for (int64_t row = begin; row < end; row++) {
         bool own = false;
         float *values = a->values + row * a->stride + out->column, *there = cpu_route_row(a, out, inverse_block, row - out->row, &own);
-        const route_divisor *d = own ? &mine : &sent;
-        float *to = back ? there : values;
-        const bool stream = past && there && (uintptr_t)to % LINE == 0;
-        if (!back && stream) cpu_route_past(to, there, out->cols, k_set(1));
-        else if (!back && there) memcpy(values, there, bytes);
-        else if (!back) memset(values, 0, bytes);
-        else if (stream && d->multiplies) cpu_route_past(to, values, out->cols, d->by);
-        else if (there && d->divisor == 1) memcpy(there, values, bytes);
-        else if (there) cpu_route_divide(there, values, out->cols, d);
+        if (a->placed && there && own && out->place_first >= 0) continue;
+        if (there) cpu_route_move(own ? &mine : &sent, back ? there : values, back ? values : there, out->cols);
+        else if (!back) memset(values, 0, sizeof *values * (size_t)out->cols);
     }
+}
+
+/** Ask for the row that is read AHEAD rows from now: where a row has other columns too, it is not what hardware guesses. */
+static inline void cpu_route_ahead(const float *row, int64_t cols)
+{
+    for (int64_t c = 0; c < cols; c += 16) _mm_prefetch((const char *)(row + c), _MM_HINT_T0);
+}
+
+enum { ROUTE_AHEAD = 16 };
+
+/** @n rows that follow each other on both sides. */
+K_INLINE void cpu_route_rows_together(const route_mover *m, float *values, int64_t stride, float *there, const int64_t cols, int64_t n,
+                                      bool back)
+{
+    for (int64_t i = 0; i < n; i++, values += stride, there += cols) {
+        if (back && stride != cols && i + ROUTE_AHEAD < n) cpu_route_ahead(values + ROUTE_AHEAD * stride, cols);
+        cpu_route_move(m, back ? there : values, back ? values : there, cols);
+    }
+}
+
+/** Rows of a piece at places [i, end), as they lie there. */
+K_INLINE void cpu_route_rows_placed(const route_mover *m, float *values, int64_t stride, float *there, const int32_t *origins,
+                                    const int64_t cols, int64_t i, int64_t end, bool back)
+{
+    for (; i < end; i++) {
+        float *row = values + origins[i] * stride;
+        if (back && i + ROUTE_AHEAD < end) cpu_route_ahead(values + origins[i + ROUTE_AHEAD] * stride, cols);
+        cpu_route_move(m, back ? there + i * cols : row, back ? row : there + i * cols, cols);
+    }
+}
+
+/** The first place of [from, past) whose id is not before id @k of its feature. */
+static int64_t cpu_route_place_of(const int32_t *origins, int64_t from, int64_t past, int64_t k)
+{
+    while (from < past) {
+        int64_t middle = from + (past - from) / 2;
+        if (origins[middle] < k) from = middle + 1;
+        else past = middle;
+    }
+    return from;
+}
+
+/** Rows of ids [begin, end) of an output that one of its pieces has. */
+static void cpu_route_rows_piece(const peri_k_route_rows_args *a, const peri_k_rows *out, const peri_k_piece *piece, int64_t begin,
+                                 int64_t end, bool back)
+{
+    const route_mover m = cpu_route_mover(a, out, piece->own, back);
+    float *values = a->values + out->row * a->stride + out->column, *there = (piece->own ? a->own : a->received) + piece->offset;
+    if (out->place_first < 0 || out->all) {
+        const int64_t place = out->all ? piece->first : 0, cols = out->cols;
+        float *first = values + begin * a->stride, *with = there + (place + begin) * cols;
+#define ROUTE_TOGETHER(n) cpu_route_rows_together(&m, first, a->stride, with, n, end - begin, back)
+        if (cols == 32) ROUTE_TOGETHER(32);
+        else if (cols == 64) ROUTE_TOGETHER(64);
+        else if (cols == 128) ROUTE_TOGETHER(128);
+        else ROUTE_TOGETHER(cols);
+#undef ROUTE_TOGETHER
+        return;
+    }
+    const int64_t past = piece->first + piece->n, from = cpu_route_place_of(a->origins, piece->first, past, begin);
+    const int64_t to = cpu_route_place_of(a->origins, from, past, end), cols = out->cols;
+#define ROUTE_PLACED(n) cpu_route_rows_placed(&m, values, a->stride, there, a->origins, n, from, to, back)
+    if (cols == 32) ROUTE_PLACED(32);
+    else if (cols == 64) ROUTE_PLACED(64);
+    else if (cols == 128) ROUTE_PLACED(128);
+    else ROUTE_PLACED(cols);
+#undef ROUTE_PLACED
+}
+
+/** Zeros for ids [begin, end) of an output that are in no strand. */
+static void cpu_route_rows_none(const peri_k_route_rows_args *a, const peri_k_rows *out, int64_t begin, int64_t end)
+{
+    const int64_t *places = a->places + out->place_first;
+    for (int64_t k = begin; k < end; k++)
+        if (places[k] < 0) memset(a->values + (out->row + k) * a->stride + out->column, 0, sizeof *a->values * (size_t)out->cols);
+}
+
+/** Rows [begin, end) of one output. */
+static void cpu_route_rows_one(const peri_k_route_rows_args *a, const peri_k_rows *out, int64_t begin, int64_t end, bool back)
+{
+    const peri_k_piece *pieces = a->pieces + out->first_piece;
+    const int32_t n = out->place_first < 0 || out->all ? 1 : a->partitions[out->partition].n_parts;
+    int64_t ids = 0;
+    if (out->place_first >= 0 && !out->all && !a->origins) {
+        cpu_route_rows_any(a, out, begin, end, back);
+        return;
+    }
+    for (int32_t k = 0; k < n; k++) {
+        ids += pieces[k].n;
+        if (a->placed && pieces[k].own && out->place_first >= 0) continue;
+        cpu_route_rows_piece(a, out, &pieces[k], begin - out->row, end - out->row, back);
+    }
+    if (!back && ids < out->ids && out->place_first >= 0) cpu_route_rows_none(a, out, begin - out->row, end - out->row);
 }
 
 /** Blocks of columns of the same rows take turns, a few rows at a time: each line of the values is fetched once. */
 static inline void cpu_route_rows_move(const peri_k_route_rows_args *a, int64_t begin, int64_t end, bool back)
 {
-    enum { ROWS = 64 };
+    enum { ROWS = 128 };
     for (int32_t o = 0, past; o < a->n_outputs; o = past) {
         const peri_k_rows *out = &a->outputs[o];
         for (past = o + 1; past < a->n_outputs && a->outputs[past].row == out->row && a->outputs[past].ids == out->ids; past++) {

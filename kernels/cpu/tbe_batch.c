@@ -44,8 +44,9 @@ TBE_INLINE void tbe_batch_ahead(tbe_updater *u, const int kind, const int32_t dt
     tbe_prefetch((const char *)(a->grad + (key & u->payload_mask)), 16 * nv / F32_LINE, u->near);
 }
 
-/** m += sum16(g * g) / n and rate = -lr / (sqrt(m) + eps) for all rows. @momentum: of the table's first row. */
-TBE_INLINE void tbe_batch_rates(const peri_k_tbe_optimizer *o, tbe_batch *b, float *momentum, const int nv)
+/** m += sum16(g * g) / n and rate = -lr / (sqrt(m) + eps) for all rows, of which @part is multiplied with g: a power of two, so it does not
+ *  matter when. @momentum: of the table's first row. */
+TBE_INLINE void tbe_batch_rates(const peri_k_tbe_optimizer *o, tbe_batch *b, float *momentum, float part, const int nv)
 {
     float m[TBE_BATCH] = {0}, squares[TBE_BATCH] = {0};
     for (int32_t i = 0; i < b->n; i++) {
@@ -58,9 +59,9 @@ TBE_INLINE void tbe_batch_rates(const peri_k_tbe_optimizer *o, tbe_batch *b, flo
         squares[i] = v16_sum(sum);
         m[i] = momentum[b->row[i]];
     }
-    v16 sum = v16_add(v16_load(m), v16_div(v16_load(squares), v16_set((float)(16 * nv))));
+    v16 sum = v16_add(v16_load(m), v16_div(v16_mul(v16_load(squares), v16_set(part * part)), v16_set((float)(16 * nv))));
     v16_store(m, sum);
-    v16_store(b->rate, v16_div(v16_set(-o->lr), v16_add(v16_sqrt(sum), v16_set(o->eps))));
+    v16_store(b->rate, v16_mul(v16_div(v16_set(-o->lr), v16_add(v16_sqrt(sum), v16_set(o->eps))), v16_set(part)));
     for (int32_t i = 0; i < b->n; i++) momentum[b->row[i]] = m[i];
 }
 
@@ -140,11 +141,12 @@ TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_
 {
     const peri_k_tbe_rows *rows = &u->a->rows;
     const peri_k_tbe_optimizer *o = &u->a->optimizer;
-    if (kind == PERI_TBE_ROWWISE_ADAGRAD) tbe_batch_rates(o, b, rows->momentum1 + t->first_row, nv);
+    const float part = tbe_part_of_sums(u->a);
+    if (kind == PERI_TBE_ROWWISE_ADAGRAD) tbe_batch_rates(o, b, rows->momentum1 + t->first_row, part, nv);
     const uint64_t table_key = dtype == PERI_F32 ? 0 : tbe_table_key(o, t);
     const float keep = tbe_keep(o);
     for (int32_t i = 0; i < b->n; i++) {
-        const float rate = kind == PERI_TBE_SGD ? -o->lr : b->rate[i];
+        const float rate = kind == PERI_TBE_SGD ? -o->lr * part : b->rate[i];
         if (dtype == PERI_F32) {
             tbe_batch_row((float *)rows->weight + t->offset + b->row[i] * t->stride, b->g[i], v16_set(rate), v16_set(keep), nv);
         } else {

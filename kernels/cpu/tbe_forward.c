@@ -292,6 +292,7 @@ TBE_INLINE void tbe_forward_bags(tbe_walk *w, tbe_ahead *h, const tbe_source *so
     const peri_k_tbe_list *s = source->s;
     const peri_k_tbe_block *b = &s->blocks[w->k];
     const bool report = w->a->report;
+    const int32_t *places = tbe_places(s, b);
     for (int64_t from = tbe_bag_start(s, w->k, j), past; j < stop; j++, from = past) {
         past = tbe_bag_start(s, w->k, j + 1);
         if (report) tbe_count_bag(s, w->k, j, &w->count);
@@ -300,7 +301,8 @@ TBE_INLINE void tbe_forward_bags(tbe_walk *w, tbe_ahead *h, const tbe_source *so
         const int64_t step = rows ? 1 : past - from;
         int64_t i = from;
         for (int64_t n = rows ? past - from : 1; n > 0; n--, i += step) /* one place in the code for both: it is long */
-            tbe_forward_bag(w, h, source, i, i + step, factor, b->out_offset + (rows ? i : j) * b->out_stride, format, nv);
+            tbe_forward_bag(w, h, source, i, i + step, factor, b->out_offset + (rows ? i : places ? places[j] : j) * b->out_stride, format,
+                            nv);
     }
 }
 
@@ -321,8 +323,11 @@ static __attribute__((noinline)) void tbe_forward_zeros(const peri_k_tbe_forward
 {
     const peri_k_tbe_block *b = &a->list.blocks[k];
     const int64_t size = a->out_dtype == PERI_F32 ? 4 : 2, cols = a->list.tables[b->table].cols;
+    const int32_t *places = tbe_places(&a->list, b);
     char *out = (char *)a->out + (b->out_offset + j * b->out_stride) * size;
-    if (b->out_stride == cols) memset(out, 0, (size_t)((stop - j) * cols * size));
+    if (places)
+        for (; j < stop; j++) memset((char *)a->out + (b->out_offset + places[j] * b->out_stride) * size, 0, (size_t)(cols * size));
+    else if (b->out_stride == cols) memset(out, 0, (size_t)((stop - j) * cols * size));
     else
         for (; j < stop; j++, out += b->out_stride * size) memset(out, 0, (size_t)(cols * size));
 }

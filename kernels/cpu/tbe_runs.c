@@ -22,6 +22,15 @@ typedef struct tbe_updater {
     int64_t runs, next_run;                  /* updated so far; place of the next one among run_values */
 } tbe_updater;
 
+/** What sums are multiplied by. */
+static inline float tbe_part_of_sums(const peri_k_tbe_update_args *a)
+{
+    const uint32_t bits = (uint32_t)(127 - a->halvings) << 23;
+    float part;
+    memcpy(&part, &bits, sizeof part);
+    return part;
+}
+
 static inline const peri_k_tbe_table *tbe_table_of(const peri_k_tbe_table *t, uint64_t linear)
 {
     while (linear >= (uint64_t)(t->first_row + t->rows)) t++;
@@ -164,12 +173,14 @@ static __attribute__((noinline)) void tbe_sum_items(tbe_updater *u, int64_t e, i
 /** That sum, in @room or, for a single item as it is, where it lies. */
 TBE_INLINE const float *tbe_sum(tbe_updater *u, int64_t e, int64_t past, int64_t cols, float *room)
 {
-    if (past - e == 1 && !u->a->items && !(u->a->optimizer.max_gradient > 0)) {
+    if (past - e == 1 && !u->a->items && !(u->a->optimizer.max_gradient > 0) && u->a->halvings == 0) {
         float scale;
         tbe_update_ahead(u);
         return tbe_gradient_row(u, e, &scale);
     }
     tbe_sum_items(u, e, past, cols, room);
+    if (u->a->halvings)
+        for (int64_t d = 0; d < cols; d++) room[d] *= tbe_part_of_sums(u->a);
     return room;
 }
 

@@ -11,9 +11,11 @@ TBE_INLINE void tbe_keys_block(const peri_k_tbe_keys_args *a, int64_t k, int64_t
     const peri_k_tbe_table *t = &s->tables[b->table];
     uint64_t mask = ((uint64_t)1 << a->bits) - 1, none = (uint64_t)a->total_rows << a->payload_bits, first_row = (uint64_t)t->first_row;
     int64_t i = s->spans[k].first_id + p - s->spans[k].items, j = tbe_bag_of(s, k, i);
+    const int32_t *places = tbe_places(s, b);
     for (; p < stop; j++) {
         int64_t from = tbe_bag_start(s, k, j), past = j + 1 < b->bags ? tbe_bag_start(s, k, j + 1) : i + stop - p;
-        int64_t grad = b->out_offset + tbe_out_row(t, j, i) * b->out_stride, step = t->pooling == PERI_POOLING_NONE ? b->out_stride : 0;
+        int64_t grad = b->out_offset + tbe_out_row(t, places, j, i) * b->out_stride;
+        int64_t step = t->pooling == PERI_POOLING_NONE ? b->out_stride : 0;
         float factor = factors ? tbe_factor(s, t, b->first_bag + j, tbe_bag_start(s, k, j + 1) - from) : 1;
         for (; i < past && p < stop; i++, p++, grad += step) {
             uint64_t id = (uint64_t)tbe_id(s, i);
@@ -78,11 +80,12 @@ TBE_INLINE uint64_t *tbe_sort_block(const peri_k_tbe_sort_args *a, int64_t k, tb
     const int32_t bits = digits.bits, payload_bits = a->payload_bits;
     const uint64_t mask = ((uint64_t)1 << bits) - 1, rows = (uint64_t)t->rows;
     const bool none = t->pooling == PERI_POOLING_NONE;
+    const int32_t *places = tbe_places(s, b);
     int64_t i = s->spans[k].first_id, end = i + tbe_items(s, k), p = s->spans[k].items;
     for (int64_t j = 0; i < end; j++) {
         int64_t from = i, past = j + 1 < b->bags ? tbe_bag_start(s, k, j + 1) : end;
         if (past <= i) continue;
-        uint64_t grad = (uint64_t)(b->out_offset + tbe_out_row(t, j, i) * b->out_stride), step = none ? (uint64_t)b->out_stride : 0;
+        uint64_t grad = (uint64_t)(b->out_offset + tbe_out_row(t, places, j, i) * b->out_stride), step = none ? (uint64_t)b->out_stride : 0;
         float factor = factors ? tbe_factor(s, t, b->first_bag + j, past - from) : 1;
         for (; i < past; i++, p++, grad += step) {
             uint64_t id = (uint64_t)tbe_id(s, i), row = id < rows ? id : rows;

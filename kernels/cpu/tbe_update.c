@@ -154,7 +154,7 @@ static void cpu_tbe_weight_gradient(const void *args, int64_t begin, int64_t end
                 const char **place = tbe_ahead_place(&h, ring), *row = *place;
                 *place = tbe_ahead_step(&h, &source, 0);
                 if (!row) continue;
-                const float *grad = a->grad + b->out_offset + tbe_out_row(t, j, i) * b->out_stride;
+                const float *grad = a->grad + b->out_offset + tbe_out_row(t, tbe_places(s, b), j, i) * b->out_stride;
                 float dot = a->weight_dtype == PERI_F32   ? tbe_weight_dot(grad, row, t->cols, PERI_F32)
                             : a->weight_dtype == PERI_F16 ? tbe_weight_dot(grad, row, t->cols, PERI_F16)
                                                           : tbe_weight_dot(grad, row, t->cols, PERI_BF16);

@@ -117,6 +117,7 @@ struct pack_bag {
             if (place < 0) continue;
             peri_set_index(a.out, place, a.out_i32 ? PERI_I32 : PERI_I64, b.p->raw ? id : id - a.bounds[b.p->first_bound + part]);
             if (a.weights) a.out_weights[place] = a.weights[k];
+            if (a.origins) a.origins[place] = (int32_t)(k - a.offsets[b.p->first_bag]);
         }
     }
 };

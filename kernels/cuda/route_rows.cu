@@ -47,6 +47,7 @@ struct combine_cell {
     __device__ void operator()(int64_t b, int32_t o, int lane, unsigned mask) const
     {
         const peri_k_output out = a.outputs[o];
+        if (a.placed && peri_k_route_own(&out, a.pieces)) return;
         const int64_t bag = out.inverse >= 0 ? a.inverse[out.inverse + b] : b;
         float *to = a.out + b * a.stride + out.column;
         bool wide = aligned16(to) && out.cols % 4 == 0;
@@ -80,6 +81,7 @@ struct spread_cell {
     __device__ void operator()(int64_t b, int32_t o, int lane, unsigned) const
     {
         const peri_k_output &out = a.outputs[o];
+        if (a.placed && peri_k_route_own(&out, a.pieces)) return;
         const float *grad = a.grad + b * a.stride + out.column;
         for (int64_t k = 0; k < out.n_pieces; k++) {
             const peri_k_piece p = a.pieces[out.first_piece + k];
@@ -119,7 +121,7 @@ __global__ void __launch_bounds__(PERI_BLOCK) spread_inverse(peri_k_route_spread
     for (int32_t o = (int32_t)blockIdx.y; o < a.n_outputs; o += (int32_t)gridDim.y) {
         const peri_k_output out = a.outputs[o];
         const int64_t first = begin + (int64_t)blockIdx.x * BAGS, stop = end < a.bags[o] ? end : a.bags[o];
-        if (out.inverse < 0 || first >= stop) continue;
+        if (out.inverse < 0 || first >= stop || (a.placed && peri_k_route_own(&out, a.pieces))) continue;
         const int n = stop - first < BAGS ? (int)(stop - first) : (int)BAGS;
         for (int64_t k = 0; k < out.n_pieces; k++) {
             const peri_k_piece p = a.pieces[out.first_piece + k];
@@ -157,8 +159,8 @@ __global__ void __launch_bounds__(PERI_BLOCK) spread_inverse(peri_k_route_spread
 
 /* -- rows of ids -------------------------------------------------------------------------------------------------------------------- */
 
-/** The row of id @k of an output; NULL: it has none. *divisor: that of the way back. */
-__device__ __forceinline__ float *row_of(const peri_k_route_rows_args &a, const peri_k_rows &out, int64_t k, float *divisor)
+/** The row of id @k of an output; NULL: it has none. *divisor: that of the way back; *placed: the row is where it belongs. */
+__device__ __forceinline__ float *row_of(const peri_k_route_rows_args &a, const peri_k_rows &out, int64_t k, float *divisor, bool *placed)
 {
     int32_t part = 0;
     int64_t place = k;
@@ -171,6 +173,7 @@ __device__ __forceinline__ float *row_of(const peri_k_route_rows_args &a, const 
     }
     const peri_k_piece piece = a.pieces[out.first_piece + part];
     *divisor = (float)(piece.own ? out.divisor : out.sent_divisor);
+    *placed = a.placed && piece.own && out.place_first >= 0;
     return (piece.own ? a.own : a.received) + piece.offset + place * out.cols;
 }
 
@@ -206,8 +209,9 @@ template <bool BACK> struct rows_cell {
         const int64_t first = begin + stretch * LANES, row = first + lane;
         const int shift = __ffs((int)mask) - 1;
         const bool here = row < end && row >= out.row && row < out.row + out.ids;
-        float divisor = 1, *mine = here ? row_of(a, out, row - out.row, &divisor) : nullptr;
-        const unsigned rows = __ballot_sync(mask, here) >> shift & ((1u << LANES) - 1);
+        bool placed = false;
+        float divisor = 1, *mine = here ? row_of(a, out, row - out.row, &divisor, &placed) : nullptr;
+        const unsigned rows = __ballot_sync(mask, here && !placed) >> shift & ((1u << LANES) - 1);
         const int cols = (int)out.cols;
         float *values = a.values + first * a.stride + out.column;
         for (int r = 0; r < LANES; r++, values += a.stride) {
@@ -233,7 +237,8 @@ __device__ __forceinline__ const float *pooled_row(const peri_k_route_pool_args 
     const peri_k_partition *p = &a.rows.partitions[pool.rows.partition];
     const int64_t key = peri_k_route_key(p, peri_index(a.rows.ids, i, a.rows.ids_i32 ? PERI_I32 : PERI_I64));
     float divisor;
-    return key < 0 || key >= p->rows ? nullptr : row_of(a.rows, pool.rows, i - pool.rows.first_id, &divisor);
+    bool placed;
+    return key < 0 || key >= p->rows ? nullptr : row_of(a.rows, pool.rows, i - pool.rows.first_id, &divisor, &placed);
 }
 
 __device__ __forceinline__ float pool_factor(const peri_k_pool &pool, int64_t length)

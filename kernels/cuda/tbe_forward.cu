@@ -163,7 +163,7 @@ template <class R, int LANES> struct forward_bag {
                 if (single) give(b, from + i, d, left, factor, acc);
             }
         }
-        if (!single) store(a, b->out_offset + j * b->out_stride + d, left, factor, acc);
+        if (!single) store(a, b->out_offset + tbe_out_row(t, tbe_places(s, b), j, first) * b->out_stride + d, left, factor, acc);
     }
 
     __device__ void operator()(int64_t k, int64_t j, int lane, unsigned mask) const

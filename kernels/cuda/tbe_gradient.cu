@@ -55,7 +55,7 @@ struct multiply_bag {
         const bool fast = peri_aligned16(a.weight) && t->offset % 4 == 0 && t->stride % 4 == 0;
         for (int64_t i = first + lane / 4; i < past; i += 8) {
             const int64_t id = tbe_id(s, i);
-            const float *grad = a.grad + b->out_offset + tbe_out_row(t, j, i) * b->out_stride;
+            const float *grad = a.grad + b->out_offset + tbe_out_row(t, tbe_places(s, b), j, i) * b->out_stride;
             float sum = 0;
             if (id >= 0 && id < t->rows) sum = product(grad, t->offset + id * t->stride, t->cols, fast, lane, four) * factor;
             if ((lane & 3) == 0) products[place + i] = sum;

@@ -21,7 +21,7 @@ struct keys_of_bag {
         const int64_t first = tbe_bag_start(s, k, j), past = tbe_bag_start(s, k, j + 1), place = s->spans[k].items - s->spans[k].first_id;
         const float factor = tbe_factor(s, t, b->first_bag + j, past - first);
         for (int64_t i = first + lane; i < past; i += LANES) {
-            const int64_t id = tbe_id(s, i), p = place + i, grad = b->out_offset + tbe_out_row(t, j, i) * b->out_stride;
+            const int64_t id = tbe_id(s, i), p = place + i, grad = b->out_offset + tbe_out_row(t, tbe_places(s, b), j, i) * b->out_stride;
             const uint64_t row = (uint64_t)(id >= 0 && id < t->rows ? t->first_row + id : a.total_rows);
             keys[p] = row << a.payload_bits | (uint64_t)(a.items ? p : grad);
             if (!a.items) continue;

@@ -282,6 +282,13 @@ template <bool IN_ORDER> struct update_runs {
         if (!IN_ORDER) exact_run(row, start, end, strip);
         else if (end - start <= GROUP) short_run(row, start, end, strip);
         else cut_run(row, start, end, strip);
+        if (u.a.halvings == 0) return;
+        const float part = ldexpf(1, -u.a.halvings);
+        PERI_UNROLL
+        for (int k = 0; k < S::K; k++) {
+            PERI_UNROLL
+            for (int c = 0; c < 4; c++) row.g[k][c] *= part;
+        }
     }
 
     template <int KIND, class S> __device__ __forceinline__ void run(peri_tbe_row<S> &row, int64_t i) const

@@ -69,6 +69,7 @@ static void ref_route_pack(const void *args, int64_t begin, int64_t end)
             else ((int64_t *)a->out)[place] = local;
             if (a->weights) a->out_weights[place] = a->weights[k];
             if (kept) kept[k] = place;
+            if (a->origins) a->origins[place] = (int32_t)(k - a->offsets[p->first_bag]);
         }
     }
 }
@@ -95,6 +96,7 @@ static void ref_route_combine(const void *args, int64_t begin, int64_t end)
     const peri_k_route_combine_args *a = args;
     for (int32_t o = 0; o < a->n_outputs; o++) {
         const peri_k_output *out = &a->outputs[o];
+        if (a->placed && peri_k_route_own(out, a->pieces)) continue;
         for (int64_t b = begin; b < end; b++) {
             int64_t bag = out->inverse >= 0 ? a->inverse[out->inverse + b] : b;
             for (int64_t c = 0; c < out->cols; c++) {
@@ -136,7 +138,8 @@ static void ref_route_spread_one(const peri_k_route_spread_args *a, int64_t o, i
 static void ref_route_spread(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_spread_args *a = args;
-    for (int64_t o = 0; o < a->n_outputs; o++) ref_route_spread_one(a, o, begin, end);
+    for (int64_t o = 0; o < a->n_outputs; o++)
+        if (!a->placed || !peri_k_route_own(&a->outputs[o], a->pieces)) ref_route_spread_one(a, o, begin, end);
 }
 
 /** The piece of id @k of an output, and where its row begins there; -1: it has none. */
@@ -162,6 +165,7 @@ static void ref_route_rows_move(const peri_k_route_rows_args *a, int64_t begin, 
             const peri_k_piece *piece = NULL;
             int64_t at = ref_route_row(a, out, row - out->row, &piece);
             float *values = a->values + row * a->stride + out->column;
+            if (a->placed && at >= 0 && piece->own && out->place_first >= 0) continue;
             for (int64_t c = 0; c < out->cols; c++) {
                 float *there = at < 0 ? NULL : (piece->own ? a->own : a->received) + at + c;
                 if (!back) values[c] = there ? *there : 0;

@@ -92,7 +92,8 @@ static void ref_tbe_forward(const void *args, int64_t begin, int64_t end)
                 int64_t first = tbe_bag_start(s, at.k, j), past = tbe_bag_start(s, at.k, j + 1);
                 float factor = tbe_factor(s, t, b->first_bag + j, past - first);
                 if (t->pooling != PERI_POOLING_NONE)
-                    ref_tbe_forward_bag(a, at.k, first, past, factor, b->out_offset + j * b->out_stride);
+                    ref_tbe_forward_bag(a, at.k, first, past, factor,
+                                        b->out_offset + tbe_out_row(t, tbe_places(s, b), j, first) * b->out_stride);
                 else
                     for (int64_t i = first; i < past; i++)
                         ref_tbe_forward_bag(a, at.k, i, i + 1, factor, b->out_offset + i * b->out_stride);
@@ -135,7 +136,7 @@ static void ref_tbe_weight_gradient(const void *args, int64_t begin, int64_t end
             int64_t id = tbe_id(s, i), j = tbe_bag_of(s, k, i);
             if (id < 0 || id >= t->rows) continue;
             float factor = tbe_factor(s, t, b->first_bag + j, tbe_bag_start(s, k, j + 1) - tbe_bag_start(s, k, j));
-            const float *grad = a->grad + b->out_offset + tbe_out_row(t, j, i) * b->out_stride;
+            const float *grad = a->grad + b->out_offset + tbe_out_row(t, tbe_places(s, b), j, i) * b->out_stride;
             a->grad_weights[i] +=
                 ref_tbe_weight_dot(grad, a->weight, t->offset + id * t->stride, a->weight_dtype, t->cols) * factor;
         }
@@ -190,7 +191,7 @@ static void ref_tbe_keys(const void *args, int64_t begin, int64_t end)
         const peri_k_tbe_block *b = &s->blocks[k];
         const peri_k_tbe_table *t = &s->tables[b->table];
         uint64_t row = (uint64_t)(id >= 0 && id < t->rows ? t->first_row + id : a->total_rows);
-        int64_t grad = b->out_offset + tbe_out_row(t, j, i) * b->out_stride;
+        int64_t grad = b->out_offset + tbe_out_row(t, tbe_places(s, b), j, i) * b->out_stride;
         a->keys[p] = row << a->payload_bits | (uint64_t)(a->items ? p : grad);
         if (!a->items) continue;
         float factor = tbe_factor(s, t, b->first_bag + j, tbe_bag_start(s, k, j + 1) - tbe_bag_start(s, k, j));
@@ -216,7 +217,7 @@ static void ref_tbe_sort_table(const peri_k_tbe_sort_args *a, int64_t k, int64_t
         for (int64_t i = s->spans[k].first_id, end = i + tbe_items(s, k); i < end; i++, p++) {
             const peri_k_tbe_block *b = &s->blocks[k];
             int64_t id = tbe_id(s, i), j = tbe_bag_of(s, k, i);
-            int64_t grad = b->out_offset + tbe_out_row(t, j, i) * b->out_stride;
+            int64_t grad = b->out_offset + tbe_out_row(t, tbe_places(s, b), j, i) * b->out_stride;
             uint64_t row = (uint64_t)(id >= 0 && id < t->rows ? t->first_row + id : a->total_rows);
             keys[p - first] = row << a->payload_bits | (uint64_t)(a->items ? p : grad);
             if (!a->items) continue;

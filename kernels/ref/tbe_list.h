@@ -37,10 +37,17 @@ K_INLINE float tbe_factor(const peri_k_tbe_list *s, const peri_k_tbe_table *tabl
     return s->scale ? factor * s->scale[bag] : factor;
 }
 
-/** Which row of a block's output belongs to id i of bag j. */
-K_INLINE int64_t tbe_out_row(const peri_k_tbe_table *table, int64_t j, int64_t i)
+/** Where the rows of a block's bags are among those of its output; NULL: one behind the other. */
+K_INLINE const int32_t *tbe_places(const peri_k_tbe_list *s, const peri_k_tbe_block *b)
 {
-    return table->pooling == PERI_POOLING_NONE ? i : j;
+    int64_t from = b->first_bag - s->first_placed;
+    return s->places && from >= 0 && from < s->n_placed ? s->places + from : NULL;
+}
+
+/** Which row of a block's output belongs to id i of bag j. */
+K_INLINE int64_t tbe_out_row(const peri_k_tbe_table *table, const int32_t *places, int64_t j, int64_t i)
+{
+    return table->pooling == PERI_POOLING_NONE ? i : places ? places[j] : j;
 }
 
 /** A place between bags of the list: before bag j of block k; the end is (n_blocks, 0). */

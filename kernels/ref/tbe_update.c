@@ -246,7 +246,7 @@ static void ref_tbe_update(const void *args, int64_t begin, int64_t end)
         const peri_k_tbe_table *t = &rows->tables[table];
         int64_t row = (int64_t)linear - t->first_row;
         for (int64_t d = 0; d < t->cols; d++)
-            g[d] = a->optimizer.exact ? ref_tbe_exact_sum(a, e, past, d) : ref_tbe_sum(a, e, past, d);
+            g[d] = ldexpf(a->optimizer.exact ? ref_tbe_exact_sum(a, e, past, d) : ref_tbe_sum(a, e, past, d), -a->halvings);
         runs++;
         if (a->optimizer.kind != PERI_TBE_NONE) {
             ref_tbe_row(rows, &a->optimizer, t, row, g, g + ref_tbe_round16(t->cols));

@@ -27,6 +27,7 @@ typedef struct tbe_case {
     int32_t ids;         /* TBE_UNIFORM, ... */
     int32_t features;    /* blocks; block f looks into table f % tables */
     bool fixed_length, weighted, scaled, mean, i32, unaligned, shared_bags, bad_ids, extreme;
+    bool placed;         /* bags of all blocks but the first have places of their own, and sums are halved twice */
     bool bench;          /* timed by the bench under this name */
 } tbe_case;
 
@@ -57,6 +58,11 @@ static const tbe_case tbe_cases[] = {
     {.name = "distinct rows", .tables = 2, .rows = {5000}, .cols = {16}, .batch = 100, .length = 20, .ids = TBE_SEQUENTIAL},
     {.name = "bad ids", .tables = 3, .rows = {20, 30, 40}, .cols = {16, 20, 128}, .batch = 40, .length = 6, .bad_ids = true,
      .weighted = true},
+    {.name = "placed", .tables = 3, .rows = {40, 50, 60}, .cols = {32, 64, 24}, .batch = 30, .length = 2, .features = 5, .placed = true},
+    {.name = "placed, one id a bag", .tables = 2, .rows = {400, 500}, .cols = {64, 128}, .batch = 300, .length = 1, .fixed_length = true,
+     .features = 4, .placed = true},
+    {.name = "placed, weighted", .tables = 2, .rows = {40, 50}, .cols = {64, 17}, .batch = 30, .length = 3, .features = 3, .mean = true,
+     .weighted = true, .bad_ids = true, .placed = true},
     {.name = "extreme values", .tables = 3, .rows = {30, 30, 30}, .cols = {16, 37, 64}, .batch = 40, .length = 5, .extreme = true},
     {.name = "many tables", .tables = 32, .rows = {100}, .cols = {8}, .batch = 6, .length = 3},
     {.name = "many rows", .tables = 2, .rows = {600000, 1000}, .cols = {2, 16}, .batch = 500, .length = 12, .fixed_length = true},
@@ -91,6 +97,7 @@ typedef struct tbe_data {
     peri_k_tbe_block *blocks;
     void *ids, *offsets;
     float *weights, *scale;
+    int32_t *places;
 } tbe_data;
 
 /** Another way to reach rows at every call: nothing may depend on it. */
@@ -189,6 +196,8 @@ static inline tbe_data tbe_data_new(const tbe_case *c, uint64_t seed)
     }
     if (c->weighted) d.weights = tbe_room(4 * d.n_ids);
     for (int64_t i = 0; c->weighted && i < d.n_ids; i++) d.weights[i] = (float)(tbe_uniform(&seed) * 2 - 1);
+    if (c->placed) d.places = tbe_room(4 * (d.n_bags - c->batch));
+    for (int64_t b = 0; c->placed && b < d.n_bags - c->batch; b++) d.places[b] = (int32_t)((b % c->batch * 7 + 3) % c->batch);
     if (c->scaled) d.scale = tbe_room(4 * d.n_bags);
     for (int64_t b = 0; c->scaled && b < d.n_bags; b++) d.scale[b] = (float)(tbe_uniform(&seed) * 2);
     return d;
@@ -202,6 +211,7 @@ static inline void tbe_data_free(tbe_data *d)
     free(d->offsets);
     free(d->weights);
     free(d->scale);
+    free(d->places);
 }
 
 /** n numbers in [-1, 1), or with @extreme now and then one that breaks things. */

@@ -71,6 +71,9 @@ static peri_k_tbe_list list_of(const tbe_data *d, peri_k_tbe_span *spans)
                            .offsets = d->offsets,
                            .weights = d->weights,
                            .scale = d->scale,
+                           .places = d->places,
+                           .first_placed = d->c->batch,
+                           .n_placed = d->c->placed ? d->n_bags - d->c->batch : 0,
                            .tables = d->tables,
                            .blocks = d->blocks,
                            .spans = spans,
@@ -297,6 +300,7 @@ static float *apart(const tbe_data *d, const peri_kernels *k, int split, int64_t
                                    .chunks = chunks,
                                    .updated = &updated,
                                    .payload_bits = sort.payload_bits,
+                                   .halvings = d->c->placed ? 2 : 0,
                                    .reach = tbe_next_reach()};
     run(k, PERI_K_tbe_update, &args, chunks, split);
     free(scratch);
@@ -390,6 +394,7 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
                                        .chunks = chunks,
                                        .updated = &r.updated,
                                        .payload_bits = payload_bits,
+                                       .halvings = d->c->placed ? 2 : 0,
                                        .reach = tbe_next_reach()};
         run(k, PERI_K_tbe_update, &args, chunks, split);
         if (v->kind == PERI_TBE_NONE) continue;
@@ -499,12 +504,14 @@ static void add_item(const tbe_data *d, void *ctx, const peri_k_tbe_block *b, in
                      double factor)
 {
     sums *s = ctx;
-    double w = d->weights ? d->weights[i] : 1;
+    double w = d->weights ? d->weights[i] : 1, part = d->c->placed ? 0.25 : 1;
+    const bool placed = d->places && b->first_bag >= d->c->batch;
     for (int64_t c = 0; c < t->cols; c++) {
-        int64_t out = b->out_offset + j * b->out_stride + c, at = t->offset + row * t->stride + c;
+        int64_t place = placed ? d->places[b->first_bag + j - d->c->batch] : j;
+        int64_t out = b->out_offset + place * b->out_stride + c, at = t->offset + row * t->stride + c;
         s->out[out] += w * factor * s->weight[at];
-        s->dense[at] += w * factor * s->grad[out];
-        s->size[at] += fabs(w * factor * s->grad[out]);
+        s->dense[at] += w * factor * s->grad[out] * part;
+        s->size[at] += fabs(w * factor * s->grad[out] * part);
         s->grad_weights[i] += factor * s->grad[out] * s->weight[at];
     }
 }
@@ -549,7 +556,7 @@ static void ref_agrees_with_plain_loops(void **state)
         for (int64_t e = 0; e < d.out_elements; e++)
             through_out += (double)grad[e] * r.out[e], magnitude += fabs((double)grad[e] * r.out[e]);
         for (int64_t e = 0; e < d.total_elements; e++) through_tables += (double)r.dense[e] * weight[e];
-        assert_true(fabs(through_out - through_tables) <= 1e-5 * magnitude);
+        assert_true(fabs(through_out - through_tables * (c->placed ? 4 : 1)) <= 1e-5 * magnitude);
         free(s.out);
         free(s.dense);
         free(s.grad_weights);
