@@ -46,6 +46,7 @@ peri_status peri__batch_take(peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_b
     b->in = *in;
     b->prepared = false;
     b->placed = NULL;
+    b->places = NULL;
     peri_tensor_retain(in->ids);
     peri_tensor_retain(in->offsets);
     if (in->weights) peri_tensor_retain(in->weights);
@@ -195,6 +196,9 @@ peri_status peri__batch_list(peri_tbe_batch *b, bool count, peri_k_tbe_list *out
                                .capacity = n_ids * l->multiplicity,
                                .ids_dtype = in->ids->dtype,
                                .offsets_dtype = in->offsets->dtype,
+                               .places = b->placed ? b->places : NULL,
+                               .first_placed = b->first_placed,
+                               .n_placed = b->n_placed,
                                .all_bags = l->total_bags,
                                .most_bags = l->largest,
                                .width = l->width};

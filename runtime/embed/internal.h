@@ -115,9 +115,11 @@ struct peri_tbe_batch {
     atomic_flag busy;  /* some thread is in a call with it */
     peri_tensor *spans;          /* u8: of the blocks as they stand */
     bool prepared;               /* spans are this input's */
-    peri_k_tbe_block *placed;    /* within a backward pass whose gradient lies in parts: the blocks as they lie
+    peri_k_tbe_block *placed;    /* within a lookup whose results, or a backward pass whose gradient, lie in parts: the blocks as they lie
                                     there, and once more in the order of their tables (peri__batch_place) */
     int64_t placed_extent;       /* then: one past the last element of the parts */
+    const int32_t *places;       /* then: as in peri_k_tbe_list */
+    int64_t first_placed, n_placed;
     peri_tensor *report;         /* peri__report_reset */
     peri__sorted *sorted;        /* NULL: not sorted */
     peri__ticket *ticket;        /* tables in files: what holds its rows in memory; NULL: nothing */
@@ -128,7 +130,8 @@ struct peri_tbe_batch {
 /** Say where the gradients of a block's rows lie: set block->out_offset, in elements from the address that they all are counted from.
  *  Returns one past the last of them (0: it has no rows), or -1: they do not lie as one block. */
 typedef int64_t (*peri__place_rows)(const void *ctx, const peri_tbe_batch *batch, peri_k_tbe_block *block);
-/** Before a backward pass whose gradient lies in parts (parts.c): *placed false: it cannot be read there, and has to be put together. */
+/** Before a backward pass whose gradient lies in parts (parts.c), or a lookup: *placed false: it cannot be read there, and has to be put
+ *  together. Where bags of a block do not follow each other, the caller has set batch->places. */
 peri_status peri__batch_place(peri_tbe_batch *batch, peri__place_rows place, const void *ctx, bool *placed);
 /** After it. */
 void peri__batch_unplace(peri_tbe_batch *batch);
@@ -165,6 +168,7 @@ struct peri_tbe {
     struct peri__kept *kept; /* backward passes that wait for peri_tbe_accumulated_apply (accumulate.c) */
     int64_t n_kept, room_kept;
     bool accumulate;
+    int32_t halvings; /* of summed gradients, before the optimizer sees them; 0 unless somebody sets it */
     atomic_int_least64_t lookups;
     int64_t updates;
     peri_tensor *slot_row; /* i64 by linear row, where rounding needs it: the row in a slot */

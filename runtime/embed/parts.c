@@ -66,7 +66,10 @@ peri_status peri__batch_place(peri_tbe_batch *b, peri__place_rows place, const v
     const peri_tbe_blocks *l = b->in.blocks;
     const peri_k_tbe_block *sorted;
     *placed = false;
-    if (!b->tbe->store->whole || b->sorted) return PERI_OK;
+    if (!b->tbe->store->whole || b->sorted) {
+        b->places = NULL;
+        return PERI_OK;
+    }
     PERI_TRY(peri__tbe_blocks_sorted(b->tbe, b->in.blocks, &sorted));
     peri_k_tbe_block *list = peri__alloc(sizeof *list * (size_t)(2 * l->n));
     if (!list) return PERI_ENOMEM;
@@ -80,6 +83,7 @@ peri_status peri__batch_place(peri_tbe_batch *b, peri__place_rows place, const v
     *placed = past >= 0 && peri__tbe_reaches(b->tbe, extent); /* else memory is too wide for the keys of the sort */
     if (!*placed) {
         peri__free(list);
+        b->places = NULL;
         return PERI_OK;
     }
     b->placed = list;
@@ -91,6 +95,7 @@ void peri__batch_unplace(peri_tbe_batch *b)
 {
     peri__free(b->placed);
     b->placed = NULL;
+    b->places = NULL;
     peri__sorted_give(b); /* if the pass failed: other gradients lie elsewhere */
 }
 

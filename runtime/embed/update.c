@@ -123,7 +123,7 @@ static peri_status update(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *den
     peri_tbe *tbe = b->tbe;
     peri_k_tbe_update_args args = {.rows = peri__tbe_rows(tbe), .grad = peri__data(grad), .n = b->sorted->n, .sorted = b->sorted->keys,
                                    .items = b->sorted->items, .payload_bits = b->sorted->payload_bits, .capacity = b->sorted->capacity,
-                                   .work = b->sorted->work,
+                                   .work = b->sorted->work, .halvings = tbe->halvings,
                                    .reach = peri__tbe_reach_update()};
     args.optimizer = peri__tbe_optimizer(tbe, tbe->iteration);
     args.updated = (int64_t *)peri__data(tbe->counters) + PERI__TBE_COUNT_ROWS;

@@ -71,8 +71,11 @@ static peri_status place_lookups(const peri__routes *r, peri__home *h, int32_t r
         h->lane_out[lane] = h->received_out - begin;
     }
     peri__free(next);
+    h->own = peri__alloc(sizeof *h->own * (size_t)peri__max(1, r->rank_lookup[rank + 1] - r->rank_lookup[rank]));
+    for (int32_t k = r->rank_lookup[rank]; h->own && k < r->rank_lookup[rank + 1]; k++)
+        if (stays(&r->lookups[k], rank, rank)) h->own[h->n_own++] = (peri__own_rows){place[k], k};
     *at = place;
-    return PERI_OK;
+    return h->own ? PERI_OK : PERI_ENOMEM;
 }
 
 peri_k_piece peri__home_piece(const peri__routes *r, const peri__home *h, int32_t rank, const int64_t *at, peri__piece piece)
@@ -97,8 +100,12 @@ peri_k_rows peri__home_rows(const peri__routes *r, peri__home *h, int32_t rank, 
     int32_t partition = from->rank < 0 ? r->replicas[from->lookup].partition : r->strands[r->lookups[from->lookup].strand].partition;
     for (int32_t p = first; p < first + n; p++) {
         peri_k_piece piece = peri__home_piece(r, h, rank, at, r->pieces[p]);
-        if (r->pieces[p].rank >= 0) /* places count the ids of the whole wire */
-            piece.offset -= h->strand_first[r->lookups[r->pieces[p].lookup].strand] * o->cols;
+        if (r->pieces[p].rank >= 0) { /* places count the ids of the whole wire */
+            const int32_t strand = r->lookups[r->pieces[p].lookup].strand;
+            piece.first = h->strand_first[strand];
+            piece.n = h->strand_ids[strand];
+            piece.offset -= piece.first * o->cols;
+        }
         memcpy(h->up.host + h->pieces + (int64_t)sizeof piece * p, &piece, sizeof piece);
     }
     return (peri_k_rows){.ids = h->feature_ids[o->feature], .cols = o->cols, .first_id = h->first_ids[o->feature],
@@ -190,6 +197,8 @@ void peri__home_release(peri__home *h)
     peri__free(h->strand_ids);
     peri__free(h->rank_out);
     peri__free(h->replica_offset);
+    peri__free(h->own);
+    peri__free(h->wanted);
     peri__free(h->whole);
     peri__free(h->replica_column);
     peri__free(h);

@@ -43,6 +43,18 @@ typedef struct peri__home peri__home;
 /** Open the upload of a home and write its outputs for kernels. @at: by lookup, where its rows lie on this rank. */
 typedef peri_status (*peri__lay_out)(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a);
 
+/** A lookup of this rank whose rows stay here. */
+typedef struct peri__own_rows {
+    int64_t offset; /* of its rows in the own buffer */
+    int32_t lookup;
+} peri__own_rows;
+
+/** Where the rows of an output are wanted: from this row on of the results that are put together (-1: they are not), as which result. */
+typedef struct peri__wanted_rows {
+    int64_t joined;
+    int32_t result;
+} peri__wanted_rows;
+
 /** What this rank gets back. */
 struct peri__home {
     peri__refs refs;
@@ -60,6 +72,9 @@ struct peri__home {
                            they come from the gateways of all nodes */
     int64_t lane_out[PERI__LANES]; /* their sums */
     int64_t own_out;     /* elements of this rank's own lookups, without those of the node lane */
+    peri__own_rows *own; /* host, n_own: these lookups, by their offset */
+    int32_t n_own;
+    peri__wanted_rows *wanted; /* host, by output of the routes, where results have a row for each id; else NULL */
     int64_t replica_out; /* elements of its replicas; they lie behind its own lookups' */
     int64_t received_out; /* elements that come back: lane after lane, in each rank after rank */
     int64_t *replica_offset; /* host, n_replicas: of each replica's rows in the own buffer */

@@ -151,6 +151,22 @@ static double gradient_divisor(const peri_sharded *e, const peri_sharded_config 
     return first ? e->world_size : 1;
 }
 
+/** All gradients of a module travel without codec. */
+static bool uncoded(const peri_sharded_config *c)
+{
+    return !c->all_to_all.backward && !c->reduce_scatter.backward;
+}
+
+/** peri_sharded.halvings of a table. */
+static int32_t halvings_of(const peri_sharded *e, const peri_sharded_config *c, const peri_sharded_table *table)
+{
+    int exponent;
+    if (e->division <= 1 || e->division > 1 << 20 || frexp(e->division, &exponent) != 0.5) return 0; /* else it would round otherwise */
+    if (e->weighted || e->exact || !uncoded(c)) return 0; /* gradients of weights, and codecs, take what is divided */
+    if (peri__sharding_type_of(table->sharding_type)->replica || table->compute_kernel != PERI_KERNEL_FUSED || table->cache) return 0;
+    return c->optimizers[table->optimizer].max_gradient > 0 ? 0 : exponent - 1;
+}
+
 /** Whether numbers are the same after either. */
 static bool same_codec(const peri_codec *a, const peri_codec *b)
 {
@@ -252,7 +268,8 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
     e->features = peri__alloc(sizeof *e->features * (size_t)n_features);
     e->divisor = peri__alloc(sizeof *e->divisor * 2 * (size_t)c->n_tables);
     e->mean = peri__alloc(sizeof *e->mean * (size_t)c->n_tables);
-    if (!e->tables || !e->features || !e->divisor || !e->mean) return PERI_ENOMEM;
+    e->halvings = peri__alloc(sizeof *e->halvings * (size_t)c->n_tables);
+    if (!e->tables || !e->features || !e->divisor || !e->mean || !e->halvings) return PERI_ENOMEM;
     e->exact = any_exact(c);
     e->router.wire_i32 = true;
     int32_t summed = choose_lanes(e, c);
@@ -271,6 +288,8 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
         if ((!to->data_parallel || copied) && e->world_size > 1) way->n = to->lane == PERI__NODE_LANE && e->node_group != e->group ? 2 : 1;
         e->divisor[t] = gradient_divisor(e, c, from, copied);
         e->divisor[c->n_tables + t] = to->data_parallel ? e->divisor[t] : peri__way_divides_first(way);
+        e->halvings[t] = halvings_of(e, c, from);
+        if (e->halvings[t]) e->divisor[t] = e->divisor[c->n_tables + t] = 1;
         PERI_TRY(cut_table(e, from, to));
         to->by_id = e->exact && !e->kind->by_id && rows_are_cut(to);
         e->two_rules = e->two_rules || to->by_id || (copied && e->world_size > 1);
@@ -357,6 +376,8 @@ peri_status peri_sharded_new(const peri_sharded_config *c, peri_sharded **out)
     PERI_TRY_GOTO(copy_names(e, c), out);
     PERI_TRY_GOTO(cut_tables(e, c), out);
     PERI_TRY_GOTO(peri__routes_new(e->world_size, e->nodes, e->tables, e->n_tables, e->n_features, &e->routes), out);
+    for (int32_t i = 0; i < e->routes->n_partitions; i++) e->cuts_rows = e->cuts_rows || e->routes->partitions[i].n_parts > 1;
+    e->places_own = peri__immediate(e->device) && !e->exact && !e->two_rules;
     PERI_TRY_GOTO(make_router(e, c->name), out);
     PERI_TRY_GOTO(take_rates(e, c), out);
     PERI_TRY_GOTO(peri__identity_new(e, c), out);
@@ -384,7 +405,7 @@ void peri_sharded_release(peri_sharded *e)
     peri__batches_free(e);
     peri__router_fini(&e->router);
     peri__routes_free(e->routes);
-    void *parts[] = {e->nodes, e->found_path, e->tables, e->features, e->scratch, e->divisor, e->mean, e->text,
+    void *parts[] = {e->nodes, e->found_path, e->tables, e->features, e->scratch, e->divisor, e->mean, e->halvings, e->text,
                      e->identity_text, e->rates, e->function,
                      (void *)e->table_names,
                      (void *)e->feature_names};

@@ -46,7 +46,12 @@ typedef struct peri__given {
     peri_tensor *inverse; /* i64: of a variable batch; NULL: none */
     peri_tensor *ids, *places; /* where rows are of ids: the input's, and where they went (peri__routing.places); else NULL */
     peri_tensor *offsets, *weights; /* of the input, where bags of such rows are pooled here; weights: or NULL */
+    peri_tensor *origins; /* as peri__routing.origins, or NULL */
+    int64_t first_own, own_place, own_ids; /* ids that were received before this rank's own; where these are on its wire; how many */
 } peri__given;
+
+/** Rows that need not be moved between the buffers and the results: they were written, or will be read, where those lie. */
+enum { PERI__REPLICAS_THERE = 1, PERI__OWN_THERE = 2 };
 
 /** A kind of module: its stages. */
 typedef struct peri__kind {
@@ -56,15 +61,15 @@ typedef struct peri__kind {
     /* Before the ids leave: what else the owner of each bag needs to know, as peri__routing_args.by_bag. */
     peri_status (*by_bag)(const peri__routing *routing, peri_tensor *out);
     /* Once rows are back: the results @out (f32) that are put together, of what this rank looked up for itself and what it received;
-     * @replicas: also those of replicas that could have been written there (peri__home.replica_column). */
+     * @there: PERI__*_THERE (replicas: those that could be, peri__home.replica_column). */
     peri_status (*combine)(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *own, peri_tensor *received,
-                           bool replicas, peri_tensor *out);
+                           int there, peri_tensor *out);
     /* Its adjoint: the gradient of the results to that of the rows, which is divided on its way (peri__home.divisor). */
     peri_status (*spread)(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *grad, peri_tensor *own,
-                          peri_tensor *sent, bool replicas);
+                          peri_tensor *sent, int there);
     /* The same, from gradients that lie apart: contiguous f32, one for each result, on an immediate device. NULL: they are joined. */
     peri_status (*spread_parts)(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *const *grad,
-                                peri_tensor *own, peri_tensor *sent, bool replicas);
+                                peri_tensor *own, peri_tensor *sent, int there);
 } peri__kind;
 
 extern const peri__kind peri__pooled, peri__sequence;
@@ -85,6 +90,13 @@ peri_status peri__replicas_place_back(const peri_sharded *e, const peri__home *h
                                       peri_tensor **first);
 void peri__replicas_unplace(const peri_sharded *e, peri_tbe_batch *const *looks);
 
+/** Own rows (placed.c): make the lookups (by set) of all but replicas write own rows to the results @to[0], or (@back) read them in the
+ *  gradients @to, by result; all other rows stay in @buffer. All are contiguous f32. *first: what the lookups then take for either,
+ *  borrowed; NULL: they cannot. Until peri__own_unplace, which is for any lookups, NULL too. */
+peri_status peri__own_place(const peri_sharded *e, const peri__batch_layout *layout, const peri__given *given, peri_tbe_batch *const *looks,
+                            bool back, peri_tensor *buffer, peri_tensor *const *to, peri_tensor **first);
+void peri__own_unplace(const peri_sharded *e, peri_tbe_batch *const *looks);
+
 typedef struct peri__managed peri__managed; /* a table of raw ids (managed.c) */
 
 /** What optimizer i is doing. */
@@ -102,7 +114,10 @@ struct peri_sharded {
     bool weighted, any_mean; /* any_mean: some shards are of a MEAN table */
     bool exact;     /* some fused table wants sums that do not depend on the plan (fused_params.exact) */
     bool two_rules; /* rows home are others than gradients to owners: see peri__rule */
+    bool places_own; /* own rows may be placed (placed.c) */
+    bool cuts_rows;  /* ids of some feature go to several ranks */
     bool *mean;     /* n_tables: pooled by the mean */
+    int32_t *halvings; /* n_tables: how often the sums of its gradients are halved by the update, instead of divided before */
     bool training, returns_rows; /* of tables of raw ids: see peri_sharded_train; their rows go home too */
     bool frozen; /* no table is trained (PERI_KERNEL_QUANT), and nothing is recorded */
     int32_t places; /* of the configuration, 1 or more */

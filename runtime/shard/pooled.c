@@ -131,13 +131,14 @@ static peri_k_route_pool_args pool_args(const peri_sharded *e, const peri__home 
 }
 
 static peri_status combine(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *own, peri_tensor *received,
-                           bool replicas, peri_tensor *out)
+                           int there, peri_tensor *out)
 {
     peri_tensor *inverse = given->inverse;
     peri_k_route_combine_args args = {.out = peri__data(out), .stride = e->routes->out_cols, .received = peri__data(received),
                                       .own = peri__data(own), .outputs = peri__upload_at(&h->up, h->outputs),
                                       .pieces = peri__upload_at(&h->up, h->pieces), .inverse = inverse ? peri__data(inverse) : NULL,
-                                      .n_outputs = replicas ? h->n_outputs : h->n_moved};
+                                      .n_outputs = there & PERI__REPLICAS_THERE ? h->n_moved : h->n_outputs,
+                                      .placed = there & PERI__OWN_THERE};
     if (args.n_outputs) PERI_TRY(PERI_LAUNCH(e->device, route_combine, &args, h->rows, 64));
     if (!h->n_pools) return PERI_OK;
     peri_k_route_pool_args pool = pool_args(e, h, given, own, received);
@@ -153,14 +154,15 @@ static int64_t spread_grain(const peri__home *h)
 }
 
 static peri_status spread(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *grad, peri_tensor *own,
-                          peri_tensor *sent, bool replicas)
+                          peri_tensor *sent, int there)
 {
     peri_tensor *inverse = given->inverse;
     peri_k_route_spread_args args = {.grad = peri__data(grad), .stride = e->routes->out_cols, .rows = h->rows, .sent = peri__data(sent),
                                      .own = peri__data(own), .outputs = peri__upload_at(&h->up, h->outputs),
                                      .pieces = peri__upload_at(&h->up, h->pieces), .bags = peri__upload_at(&h->up, h->output_bags),
                                      .inverse = inverse ? peri__data(inverse) : NULL,
-                                     .n_outputs = replicas ? h->n_outputs : h->n_moved};
+                                     .n_outputs = there & PERI__REPLICAS_THERE ? h->n_moved : h->n_outputs,
+                                     .placed = there & PERI__OWN_THERE};
     return args.n_outputs ? PERI_LAUNCH(e->device, route_spread, &args, h->most_bags, spread_grain(h)) : PERI_OK;
 }
 

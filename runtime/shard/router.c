@@ -135,12 +135,15 @@ static peri_status pack(peri__routing *r)
     peri_status status;
     PERI_TRY_GOTO(new_1d(o->device, o->wire_i32 ? PERI_I32 : PERI_I64, n, &r->send[PERI__IDS]), out);
     if (r->weights) PERI_TRY_GOTO(new_1d(o->device, PERI_F32, n, &r->send[PERI__WEIGHTS]), out);
+    if (r->args.keep_origins && peri__numel(r->values) <= INT32_MAX)
+        PERI_TRY_GOTO(new_1d(o->device, PERI_I32, n, &r->origins), out);
     peri_k_route_pack_args args = {.ids = peri__data(r->values), .weights = r->weights ? peri__data(r->weights) : NULL,
                                    .offsets = peri__data(r->offsets_in), .partitions = peri__upload_at(&h->up, h->partitions),
                                    .bounds = peri__upload_at(&h->up, h->bounds), .wire_bag = peri__upload_at(&h->up, h->wire_bag),
                                    .cursor = peri__data(r->cursor), .out = peri__data(r->send[PERI__IDS]),
                                    .out_weights = r->weights ? peri__data(r->send[PERI__WEIGHTS]) : NULL,
                                    .places = r->places ? peri__data(r->places) : NULL, .place_first = first ? peri__data(first) : NULL,
+                                   .origins = r->origins ? peri__data(r->origins) : NULL,
                                    .bags = h->bags, .n_partitions = o->routes->n_partitions, .ids_i32 = r->values->dtype == PERI_I32,
                                    .out_i32 = o->wire_i32};
     PERI_TRY_GOTO(PERI_LAUNCH(o->device, route_pack, &args, h->bags, 512), out);
@@ -349,7 +352,7 @@ void peri__routing_fini(peri__routing *r)
         peri_tensor_release(r->received[k]);
     }
     peri_tensor *tensors[] = {r->values, r->weights, r->offsets_in, r->cursor, r->wire_lengths, r->offsets,
-                              r->own_offsets, r->places};
+                              r->own_offsets, r->places, r->origins};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
     peri__report_return(r->report);
     peri__announce_release(r->announce);

@@ -97,6 +97,7 @@ typedef struct peri__routing_args {
     bool by_id;              /* to owners each id is a bag of its own: no lengths travel, and `places` are kept */
     bool keep_places;        /* see `places` below */
     bool keep_lengths;       /* wire_lengths stay */
+    bool keep_origins;       /* see `origins` below; with by_id */
 } peri__routing_args;
 
 struct peri__routing {
@@ -126,6 +127,8 @@ struct peri__routing {
      * place of the id among all that this rank sends, as rank_ids counts them; -1: it is -1 or out of range and travels nowhere. */
     peri_tensor *places;
     int64_t *place_first;    /* n_partitions + 1: first entry of each partition; a partition that is not routed has none */
+    /* i32, for each id that this rank sends: its place among the ids of its feature; NULL: not kept, or beyond an i32. */
+    peri_tensor *origins;
 };
 
 /** Take the input. Its words may still be changed. On failure @r is empty. */

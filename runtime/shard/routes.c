@@ -214,6 +214,7 @@ static peri_status add_piece(peri__routes *r, peri__output *out, peri__piece pie
     if (!p) return PERI_ENOMEM;
     *p = piece;
     out->n_pieces++;
+    if (piece.rank >= 0) r->lookups[piece.lookup].output = (int32_t)(out - r->outputs);
     return PERI_OK;
 }
 
@@ -251,6 +252,7 @@ static peri_status add_outputs(peri__routes *r, const peri__route_table *table, 
 /** Lay out the output: feature after feature of each table, in the module's order. */
 static peri_status make_outputs(peri__routes *r, const peri__route_table *tables)
 {
+    for (int32_t i = 0; i < r->rank_lookup[r->world_size]; i++) r->lookups[i].output = -1;
     for (int32_t t = 0; t < r->n_tables; t++)
         for (int32_t f = 0; f < tables[t].n_features; f++) {
             PERI_TRY(add_outputs(r, &tables[t], t, tables[t].features[f]));

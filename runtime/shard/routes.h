@@ -59,6 +59,7 @@ typedef struct peri__lookup {
     int32_t strand;         /* whose ids it looks up */
     int32_t place;          /* among the strands of its rank */
     int32_t lane;           /* that of the table */
+    int32_t output;         /* which its rows are of; -1: none, others stand for it */
     int64_t cols;
 } peri__lookup;
 

@@ -18,6 +18,8 @@ static void add_rows(const peri__routes *r, peri__home *h, int32_t rank, const i
     k.divisor = a->divisor[o->table];
     k.sent_divisor = a->sent_divisor[o->table];
     k.row = row;
+    k.all = o->n_pieces == 1 && k.place_first >= 0 &&
+            h->strand_ids[r->lookups[r->pieces[o->first_piece].lookup].strand] == h->feature_ids[o->feature];
     memcpy(h->up.host + h->outputs + (int64_t)sizeof k * h->n_outputs++, &k, sizeof k);
     k.row = joined;
     if (joined >= 0) memcpy(h->up.host + h->joined + (int64_t)sizeof k * h->n_joined++, &k, sizeof k);
@@ -44,13 +46,15 @@ static peri_status lay_out(const peri__routes *r, peri__home *h, int32_t rank, c
     h->pieces = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_piece) * r->n_pieces);
     PERI_TRY(peri__upload_open(&h->up, a->device));
     h->whole = peri__alloc(sizeof *h->whole * (size_t)peri__max(1, r->n_outputs));
-    if (!h->whole) return PERI_ENOMEM;
+    h->wanted = peri__alloc(sizeof *h->wanted * (size_t)peri__max(1, r->n_outputs));
+    if (!h->whole || !h->wanted) return PERI_ENOMEM;
     for (int32_t i = 0; i < r->n_outputs; i++) {
         const peri__output *o = &r->outputs[i];
         const peri__piece *first = &r->pieces[o->first_piece];
         bool copied = first->rank >= 0 && r->partitions[r->strands[r->lookups[first->lookup].strand].partition].copied;
         const peri_k_piece whole = whole_of(r, h, rank, at, a, o);
         const int64_t joined = whole.offset < 0 ? h->joined_rows : -1;
+        h->wanted[i] = (peri__wanted_rows){joined, result};
         if (!copied) add_rows(r, h, rank, at, a, o, row, joined, -1);
         for (int32_t k = 0; copied && k < o->n_pieces; k++) /* home: those of this rank; to owners: all of them learn */
             if (!h->rule.to_homes || k == rank) add_rows(r, h, rank, at, a, o, row, joined, k);
@@ -69,6 +73,7 @@ static peri_k_route_rows_args rows_args(const peri_sharded *e, const peri__home 
     return (peri_k_route_rows_args){.values = peri__data(values), .stride = e->cols, .received = peri__data(received),
                                     .own = peri__data(own), .ids = peri__data(given->ids),
                                     .places = given->places ? peri__data(given->places) : NULL,
+                                    .origins = given->origins ? peri__data(given->origins) : NULL,
                                     .partitions = peri__upload_at(&h->outbound->up, h->outbound->partitions),
                                     .bounds = peri__upload_at(&h->outbound->up, h->outbound->bounds),
                                     .outputs = peri__upload_at(&h->up, h->outputs), .pieces = peri__upload_at(&h->up, h->pieces),
@@ -79,19 +84,19 @@ static peri_k_route_rows_args rows_args(const peri_sharded *e, const peri__home 
 enum { GRAIN = 256 }; /* rows */
 
 static peri_status combine(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *own, peri_tensor *received,
-                           bool replicas, peri_tensor *out)
+                           int there, peri_tensor *out)
 {
-    (void)replicas; /* theirs are whole results */
-    peri_k_route_rows_args args = rows_args(e, h, given, out, own, received);
+    peri_k_route_rows_args args = rows_args(e, h, given, out, own, received); /* replicas' are whole results */
+    args.placed = there & PERI__OWN_THERE;
     args.outputs = peri__upload_at(&h->up, h->joined);
     args.n_outputs = h->n_joined;
     return h->n_joined ? PERI_LAUNCH(e->device, route_rows, &args, h->joined_rows, GRAIN) : PERI_OK;
 }
 
 static peri_status spread(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *grad, peri_tensor *own,
-                          peri_tensor *sent, bool replicas)
+                          peri_tensor *sent, int there)
 {
-    (void)replicas; /* one gradient of all results is never read in place */
+    (void)there; /* one gradient of all results is never read in place */
     peri_k_route_rows_args args = rows_args(e, h, given, grad, own, sent);
     return PERI_LAUNCH(e->device, route_rows_back, &args, h->rows, GRAIN);
 }
@@ -100,9 +105,10 @@ static int64_t address(const peri_tensor *t) { return (int64_t)(uintptr_t)peri__
 
 /** Each output's rows are those of one result; where that result's gradient lies goes into the output's first column. */
 static peri_status spread_parts(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *const *grad,
-                                peri_tensor *own, peri_tensor *sent, bool replicas)
+                                peri_tensor *own, peri_tensor *sent, int there)
 {
     peri_k_route_rows_args args = rows_args(e, h, given, grad[0], own, sent);
+    args.placed = there & PERI__OWN_THERE;
     peri_k_rows *outputs = peri__alloc(sizeof *outputs * (size_t)peri__max(h->n_outputs, 1));
     if (!outputs) return PERI_ENOMEM;
     int64_t first = 0; /* row of result i */
@@ -110,7 +116,8 @@ static peri_status spread_parts(const peri_sharded *e, const peri__home *h, cons
     for (int32_t o = 0; o < h->n_outputs; o++) {
         peri_k_rows *k = &outputs[n];
         *k = args.outputs[o];
-        if (k->ids == 0 || (!replicas && k->place_first < 0)) continue; /* ids of a replica are sent nowhere */
+        if (k->ids == 0 || ((there & PERI__REPLICAS_THERE) && k->place_first < 0)) continue; /* ids of a replica are sent nowhere */
+        if (args.placed && k->all && args.pieces[k->first_piece].own) continue;
         for (; k->row >= first + h->feature_rows[e->result_feature[i]]; i++) first += h->feature_rows[e->result_feature[i]];
         k->column += (address(grad[i]) - address(grad[0])) / (int64_t)sizeof(float) - first * e->cols;
         n++;

@@ -76,6 +76,7 @@ static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri_
     if (g->optimizer < 0) status = peri_tbe_optimizer_default(PERI_TBE_NONE, &config.optimizer);
     else config.optimizer = c->optimizers[g->optimizer];
     if (status >= 0) status = peri_tbe_new(&config, &g->tbe);
+    if (status >= 0) g->tbe->halvings = e->halvings[g->module_table[0]]; /* of all of them */
     peri__free(tables);
     peri__free(caches);
     PERI_TRY(status);

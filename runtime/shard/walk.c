@@ -30,6 +30,7 @@ typedef struct batch {
     /* Backward: */
     peri__journey gradient[PERI__LANES];
     peri_tensor *sent, *rows;    /* its buffers: on the home side, and the owner's */
+    peri_tensor **grad;          /* by result, and what updates take for their gradient: where own rows are read; NULL: not so */
     peri_tensor **replica_flat;  /* by set: gradients of fused replicas, being reduced */
     peri_work **replica_work;    /* by set */
 } batch;
@@ -40,7 +41,7 @@ typedef struct output_dist {
     batch *batch;
     peri_tensor *buffer, *received;
     peri_tensor *results;        /* f32, those that are put together; */
-    bool placed;                 /* rows of replicas are in them */
+    int there;                   /* of their rows: PERI__*_THERE */
     peri__input_dist *ids;       /* of the batch, while rows of its raw ids are asked for; retained */
     peri__journey rows[PERI__LANES];
     peri__node *leave;           /* until the output is handed out; NULL: not recorded */
@@ -89,10 +90,21 @@ static peri_status look_of(peri__input_dist *d, int32_t direction, int32_t g)
     return peri_tbe_batch_new(set->tbe, &in, &d->looks[direction][g]);
 }
 
+/** The update is over: nothing is read where the results' gradients lie. */
+static void forget_gradients(batch *b)
+{
+    if (!b->grad) return;
+    peri__own_unplace(b->ebc, b->looks[PERI__TO_OWNERS]);
+    for (int32_t i = 0; i <= b->ebc->n_results; i++) peri_tensor_release(b->grad[i]);
+    peri__free(b->grad);
+    b->grad = NULL;
+}
+
 static void batch_fini(peri__trip *trip)
 {
     batch *b = (batch *)trip;
     int32_t n_sets = b->ebc->n_sets;
+    forget_gradients(b);
     for (int32_t g = 0; g < n_sets; g++) {
         if (b->replica_flat) peri_tensor_release(b->replica_flat[g]);
         if (b->replica_work) peri_work_release(b->replica_work[g]);
@@ -100,7 +112,7 @@ static void batch_fini(peri__trip *trip)
     peri__free(b->replica_flat);
     peri__free(b->replica_work);
     peri_tensor *tensors[] = {b->home_weights, b->given.inverse, b->given.ids, b->given.places, b->given.offsets, b->given.weights,
-                              b->looked_up, b->received, b->sent, b->rows};
+                              b->given.origins, b->looked_up, b->received, b->sent, b->rows};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
     peri__weights_dist_release(b->weights_dist);
     for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__journey_fini(&b->gradient[lane]);
@@ -126,6 +138,10 @@ static peri_status batch_new(peri__input_dist *d, batch **out)
     b->home_weights = peri__keep(d->routing.weights);
     b->given.inverse = peri__keep(d->inverse);
     b->given.places = peri__keep(d->routing.places);
+    b->given.origins = peri__keep(d->routing.origins);
+    for (int32_t k = 0; k < d->ebc->rank; k++) b->given.first_own += d->routing.source_ids[k];
+    b->given.own_place = d->routing.rank_ids[d->ebc->rank];
+    b->given.own_ids = d->routing.source_ids[d->ebc->rank];
     if (d->ebc->kind->by_id || d->layouts[PERI__TO_HOMES] != d->layouts[PERI__TO_OWNERS]) {
         b->given.ids = peri__keep(d->routing.values);
         b->given.offsets = peri__keep(d->routing.offsets_in);
@@ -225,8 +241,10 @@ static peri_status flat_gradient(const batch *b, int32_t g, peri_tensor *rows, p
 static peri_status update(const batch *b, int32_t g, peri_tensor *rows)
 {
     peri_tensor *part;
+    peri_tbe_batch *look = b->looks[PERI__TO_OWNERS][g];
+    if (b->grad) return look->tbe->store->backward("peri_tbe_batch_backward", look, b->grad[b->ebc->n_results], NULL);
     PERI_TRY(weights_part(b, g, &part));
-    peri_status status = peri_tbe_batch_backward(b->looks[PERI__TO_OWNERS][g], rows, part);
+    peri_status status = peri_tbe_batch_backward(look, rows, part);
     if (status >= 0) return weights_part_done(b, g, part);
     peri_tensor_release(part);
     return status;
@@ -272,6 +290,7 @@ static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_ten
         else if (set->replica) PERI_TRY(peri_tbe_gradient_apply(set->tbe, b->replica_flat[g]));
         else PERI_TRY(update(b, g, b->rows));
     }
+    forget_gradients(b);
     peri_tensor_release(b->rows);
     b->rows = NULL;
     return PERI_OK;
@@ -340,9 +359,32 @@ static bool in_parts(const batch *b, peri_tensor *const *grad)
     return can;
 }
 
+/** Have own rows read where the gradients @grad of the results lie, if they can be. @replicas: where replicas' are read, or NULL. */
+static peri_status place_back(batch *b, peri_tensor *const *grad, const peri_tensor *replicas)
+{
+    const peri_sharded *e = b->ebc;
+    peri_tensor *first;
+    if (b->weights_dist || (e->routes->n_replicas && !e->kind->by_id && !replicas)) return PERI_OK;
+    PERI_TRY(peri__own_place(e, b->layouts[PERI__TO_OWNERS], &b->given, b->looks[PERI__TO_OWNERS], true, b->rows, grad, &first));
+    if (!first) return PERI_OK;
+    b->grad = peri__alloc(sizeof *b->grad * (size_t)(e->n_results + 1));
+    if (!b->grad) {
+        peri__own_unplace(e, b->looks[PERI__TO_OWNERS]);
+        return PERI_ENOMEM;
+    }
+    for (int32_t i = 0; i < e->n_results; i++) b->grad[i] = peri__keep(grad[i]);
+    b->grad[e->n_results] = peri__keep(first);
+    return PERI_OK;
+}
+
+static int there_of(const batch *b, const peri_tensor *replicas)
+{
+    return (replicas ? PERI__REPLICAS_THERE : 0) | (b->grad ? PERI__OWN_THERE : 0);
+}
+
 /** The gradient of the rows from that of the results. *joined: NULL, or the latter as one tensor, new. *parts: NULL, or where the rows of
  *  replicas are read, borrowed. */
-static peri_status spread(const batch *b, peri_tensor *const *grad_out, peri_tensor **joined, peri_tensor **parts)
+static peri_status spread(batch *b, peri_tensor *const *grad_out, peri_tensor **joined, peri_tensor **parts)
 {
     const peri_sharded *e = b->ebc;
     const peri__home *h = b->layouts[PERI__TO_OWNERS]->home;
@@ -350,11 +392,15 @@ static peri_status spread(const batch *b, peri_tensor *const *grad_out, peri_ten
     *joined = *parts = NULL;
     if (in_parts(b, grad_out)) {
         PERI_TRY(peri__replicas_place_back(e, h, looks, grad_out, parts));
-        return e->kind->spread_parts(e, h, &b->given, grad_out, b->rows, b->sent, !*parts);
+        PERI_TRY(place_back(b, grad_out, *parts));
+        return e->kind->spread_parts(e, h, &b->given, grad_out, b->rows, b->sent, there_of(b, *parts));
     }
     PERI_TRY(join_gradients(b, grad_out, joined));
-    if (!e->kind->by_id) PERI_TRY(peri__replicas_place_back(e, h, looks, joined, parts));
-    return e->kind->spread(e, h, &b->given, *joined, b->rows, b->sent, !*parts);
+    if (!e->kind->by_id) {
+        PERI_TRY(peri__replicas_place_back(e, h, looks, joined, parts));
+        PERI_TRY(place_back(b, joined, *parts));
+    }
+    return e->kind->spread(e, h, &b->given, *joined, b->rows, b->sent, there_of(b, *parts));
 }
 
 /** The gradient of the ids' weights from the rows that came home. */
@@ -454,15 +500,22 @@ static peri_status look_up(output_dist *o)
     if (e->hollow) PERI_TRY(clear_sums(b, o->buffer));
     bool recording = peri__grad_enabled() && !e->frozen;
     PERI_TRY(peri_tensor_new(e->device, PERI_F32, 2, (int64_t[]){l->home->joined_rows, e->cols}, &o->results));
-    PERI_TRY(peri__replicas_place(e, l->home, b->looks[PERI__TO_HOMES], &o->placed));
+    bool replicas;
+    peri_tensor *first = NULL;
+    PERI_TRY(peri__replicas_place(e, l->home, b->looks[PERI__TO_HOMES], &replicas));
     peri_status status = PERI_OK;
+    if ((replicas || e->kind->by_id || !e->routes->n_replicas) && l->home->joined_rows > 0)
+        status = peri__own_place(e, l, &b->given, b->looks[PERI__TO_HOMES], false, o->buffer, &o->results, &first);
+    o->there = (replicas ? PERI__REPLICAS_THERE : 0) | (first ? PERI__OWN_THERE : 0);
     for (int32_t g = 0; g < e->n_sets && status >= 0; g++) {
         peri_tbe_batch *look = b->looks[PERI__TO_HOMES][g];
         if (recording) status = peri__tbe_ema(e->sets[g].tbe);
-        if (status >= 0 && look->placed) status = peri__batch_forward("peri_tbe_batch_forward", look, o->results);
+        if (status >= 0 && look->placed)
+            status = peri__batch_forward("peri_tbe_batch_forward", look, e->sets[g].replica ? o->results : first);
         else if (status >= 0) status = peri_tbe_batch_forward(look, o->buffer);
     }
     peri__replicas_unplace(e, b->looks[PERI__TO_HOMES]);
+    peri__own_unplace(e, b->looks[PERI__TO_HOMES]);
     PERI_TRY(status);
     peri__parts_begin(e->group);
     status = rows_start(b, o->buffer, o->received, PERI__TO_HOMES, o->rows);
@@ -554,7 +607,7 @@ static peri_status collect_results(const output_dist *o, peri_tensor **out, int3
     const peri__home *h = b->layouts[PERI__TO_HOMES]->home;
     peri_tensor *rows = o->results, *wide;
     int64_t at = 0;
-    PERI_TRY(e->kind->combine(e, h, &b->given, o->buffer, o->received, !o->placed, rows));
+    PERI_TRY(e->kind->combine(e, h, &b->given, o->buffer, o->received, o->there, rows));
     peri_status status = PERI_OK;
     for (int32_t i = 0; i < e->n_results && status >= 0; i++) {
         const peri_k_piece *whole = h->whole && h->whole[i].offset >= 0 ? &h->whole[i] : NULL;
