@@ -22,9 +22,22 @@ TBE_INLINE v16 v16_load(const float *p) { return (v16){_mm512_loadu_ps(p)}; }
 TBE_INLINE void v16_store(float *p, v16 a) { _mm512_storeu_ps(p, a.v); }
 /** Past the caches; p is the begin of a line. */
 TBE_INLINE void v16_stream(float *p, v16 a) { _mm512_stream_ps(p, a.v); }
-/** The first n of sixteen (0 <= n <= 16): the others read as 0 and are not written. */
-TBE_INLINE v16 v16_load_part(const float *p, int64_t n) { return (v16){_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p)}; }
-TBE_INLINE void v16_store_part(float *p, v16 a, int64_t n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), a.v); }
+/** The first n of sixteen (0 <= n <= 16): the others read as 0 and are not written. By a register no wider than it must be: of an AMD a
+ *  masked load waits for all lines that its width touches, masked out or not, and nobody asked for the line behind a narrow row. */
+TBE_INLINE v16 v16_load_part(const float *p, int64_t n)
+{
+    const uint32_t mask = (1u << n) - 1u;
+    if (n > 8) return (v16){_mm512_maskz_loadu_ps((__mmask16)mask, p)};
+    if (n > 4) return (v16){_mm512_zextps256_ps512(_mm256_maskz_loadu_ps((__mmask8)mask, p))};
+    return (v16){_mm512_zextps128_ps512(_mm_maskz_loadu_ps((__mmask8)mask, p))};
+}
+TBE_INLINE void v16_store_part(float *p, v16 a, int64_t n)
+{
+    const uint32_t mask = (1u << n) - 1u;
+    if (n > 8) _mm512_mask_storeu_ps(p, (__mmask16)mask, a.v);
+    else if (n > 4) _mm256_mask_storeu_ps(p, (__mmask8)mask, _mm512_castps512_ps256(a.v));
+    else _mm_mask_storeu_ps(p, (__mmask8)mask, _mm512_castps512_ps128(a.v));
+}
 TBE_INLINE v16 v16_add(v16 a, v16 b) { return (v16){_mm512_add_ps(a.v, b.v)}; }
 TBE_INLINE v16 v16_sub(v16 a, v16 b) { return (v16){_mm512_sub_ps(a.v, b.v)}; }
 TBE_INLINE v16 v16_mul(v16 a, v16 b) { return (v16){_mm512_mul_ps(a.v, b.v)}; }
@@ -39,16 +52,16 @@ TBE_INLINE v16 v16_clamp(v16 a, v16 most)
 }
 /** Sixteen f16, or the first n (0 <= n <= 16): the others read as 0. */
 TBE_INLINE v16 v16_load_f16(const uint16_t *p) { return (v16){_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p))}; }
-TBE_INLINE v16 v16_load_f16_part(const uint16_t *p, int64_t n)
+TBE_INLINE __m256i h16_load_part(const uint16_t *p, int64_t n)
 {
-    return (v16){_mm512_cvtph_ps(_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1u), p))};
+    const uint32_t mask = (1u << n) - 1u;
+    if (n > 8) return _mm256_maskz_loadu_epi16((__mmask16)mask, p);
+    return _mm256_zextsi128_si256(_mm_maskz_loadu_epi16((__mmask8)mask, p));
 }
+TBE_INLINE v16 v16_load_f16_part(const uint16_t *p, int64_t n) { return (v16){_mm512_cvtph_ps(h16_load_part(p, n))}; }
 TBE_INLINE v16 v16_of_bf16(__m256i h) { return (v16){_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))}; }
 TBE_INLINE v16 v16_load_bf16(const uint16_t *p) { return v16_of_bf16(_mm256_loadu_si256((const __m256i *)p)); }
-TBE_INLINE v16 v16_load_bf16_part(const uint16_t *p, int64_t n)
-{
-    return v16_of_bf16(_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1u), p));
-}
+TBE_INLINE v16 v16_load_bf16_part(const uint16_t *p, int64_t n) { return v16_of_bf16(h16_load_part(p, n)); }
 /** The last steps of sum16. */
 TBE_INLINE float v16_sum(v16 a)
 {
@@ -78,8 +91,9 @@ TBE_INLINE void v16_stream(float *p, v16 x)
 }
 TBE_INLINE v16 v16_load_part(const float *p, int64_t n)
 {
-    if (n >= 8) return (v16){_mm256_loadu_ps(p), _mm256_maskload_ps(p + 8, k_mask(n - 8))};
-    return (v16){_mm256_maskload_ps(p, k_mask(n)), _mm256_setzero_ps()};
+    if (n > 8) return (v16){_mm256_loadu_ps(p), _mm256_maskload_ps(p + 8, k_mask(n - 8))};
+    if (n > 4) return (v16){_mm256_maskload_ps(p, k_mask(n)), _mm256_setzero_ps()};
+    return (v16){_mm256_zextps128_ps256(_mm_maskload_ps(p, _mm256_castsi256_si128(k_mask(n)))), _mm256_setzero_ps()};
 }
 /** Not by a masked store: of an AMD before Zen 4 that is some 40 operations. */
 TBE_INLINE void v16_store_part(float *p, v16 x, int64_t n)
