@@ -52,6 +52,9 @@ describe("EmbeddingEnumerator", function()
 
   it("leaves tables of other devices out, and grids unless they are asked for", function()
     assert.equal(0, #enumerate { device_group = "cuda" })
+    local ok, err = pcall(plan.ParameterConstraints, { device_group = "cuda:0" })
+    assert.is_false(ok)
+    assert.matches("device_group is 'cuda:0', allowed: cpu, cuda, mtia, tpu", tostring(err))
     for _, o in ipairs(enumerate({}, "cuda")) do assert.not_equal("grid_shard", o.sharding_type) end
     assert.equal("grid_shard", enumerate({ sharding_types = { "grid_shard" } }, "cuda")[1].sharding_type)
   end)

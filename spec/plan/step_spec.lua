@@ -54,6 +54,55 @@ describe("the counts of a step", function()
     assert.equal(4 * ROWS * row, sum "replica_byte")
   end)
 
+  it("are of distinct rows, and of those that several ids share, as they are found by drawing", function()
+    local ids, x = 4 * BATCH * IDS, 12345
+    local function drawn(rows, n)
+      local seen, found, shared = {}, 0, 0
+      for _ = 1, n do
+        x = x * 48271 % 2147483647
+        local id = math.floor(x / 2147483647 * rows)
+        seen[id] = (seen[id] or 0) + 1
+        if seen[id] == 1 then found = found + 1 elseif seen[id] == 2 then shared = shared + 1 end
+      end
+      return found, shared
+    end
+    local found, shared, turns = 0, 0, 200
+    for _ = 1, turns do
+      local a, b = drawn(ROWS, ids)
+      found, shared = found + a / turns, shared + b / turns
+    end
+    for _, entry in ipairs { plan.table_wise(0), plan.row_wise() } do -- blocks of rows have as many of them together
+      local sum = counts(entry)
+      assert.near(1, sum "row" / found, 0.02)
+      assert.near(1, sum "shared_row" / shared, 0.04)
+    end
+    local cut, ranks = counts(plan.column_wise()) -- each block of columns is looked up by itself
+    assert.near(1, cut "row" / (#ranks * found), 0.02)
+  end)
+
+  it("are of fewer rows where statistics know of fewer", function()
+    local model, constraints = model_of(1)
+    constraints.t1 = plan.ParameterConstraints { pooling_factors = { IDS }, cache_params = plan.CacheParams { load_factor = 0.2,
+      stats = plan.EmbeddingOffloadStats { cacheability = 0.1, expected_lookups = 60, mrc_hist_counts = { 1 }, height = ROWS } } }
+    local topology = plan.Topology { world_size = 1 }
+    local made = plan.ShardingPlan { [""] = { t1 = plan.table_wise(0) } }
+    local options, placement = step.of_plan(made, model, topology, BATCH, constraints)
+    local c = step.by_rank(options, placement, topology)[1]
+    assert.near(60, c.row, 0.1)
+    assert.is_true(c.shared_row > 0 and c.shared_row < 60)
+  end)
+
+  it("say which rows have widths that kernels are not made for", function()
+    for _, case in ipairs { { 8, 1 }, { 64, 0 } } do
+      local tables = { { name = "t1", num_embeddings = ROWS, embedding_dim = case[1] } }
+      local model = plan.describe.of { tables = tables, optimizer = "rowwise_adagrad" }
+      local topology = plan.Topology { world_size = 1 }
+      local options, placement = step.of_plan(plan.ShardingPlan { [""] = { t1 = plan.table_wise(0) } }, model, topology, BATCH, {})
+      local c = step.by_rank(options, placement, topology)[1]
+      assert.near(case[2] * c.row, c.odd_row, 1e-9)
+    end
+  end)
+
   it("keep states as optimizers have them: a number for each row of each block of columns", function()
     local model, constraints = model_of(1)
     local topology = plan.Topology { world_size = 4, local_world_size = 4 }

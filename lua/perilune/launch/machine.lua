@@ -70,100 +70,110 @@ end
 local TABLES = 8
 local MOST_TURNS = 100
 
---- Steps that tell prices apart: ids of a bag, columns, rows, samples; how tables are sharded.
+--- Steps that tell prices apart: ids of a bag, columns, rows, samples, tables (TABLES); how these are sharded.
 local probes = {
-  { ids = 1, dim = 4, rows = 100, batch = 1 },
+  -- next to nothing; tables that the caches hold: ids, bags, their bytes
+  { ids = 1, dim = 4, rows = 100, batch = 1 }, { ids = 2, dim = 16, rows = 1000, batch = 32, tables = 24 },
   { ids = 1, dim = 16, rows = 1000, batch = 1024 }, { ids = 1, dim = 128, rows = 1000, batch = 1024 },
-  { ids = 20, dim = 16, rows = 1000, batch = 512 }, { ids = 20, dim = 128, rows = 1000, batch = 512 },
+  { ids = 1, dim = 256, rows = 1000, batch = 2048, tables = 6 }, { ids = 1, dim = 64, rows = 5000, batch = 200 },
+  { ids = 20, dim = 16, rows = 1000, batch = 512 }, { ids = 20, dim = 128, rows = 1000, batch = 256 },
+  { ids = 8, dim = 32, rows = 300, batch = 100 }, { ids = 40, dim = 8, rows = 3000, batch = 256, tables = 4 },
+  -- rows that some ids share
+  { ids = 20, dim = 64, rows = 10000, batch = 512, tables = 3 }, { ids = 4, dim = 64, rows = 10000, batch = 1024 },
+  { ids = 8, dim = 8, rows = 12000, batch = 512, tables = 4 }, { ids = 4, dim = 32, rows = 3000, batch = 600 },
+  -- tables that they do not hold
   { ids = 1, dim = 128, rows = 60000, batch = 1024 }, { ids = 1, dim = 32, rows = 240000, batch = 1024 },
-  { ids = 4, dim = 8, rows = 100000, batch = 1024, tables = 16 }, { ids = 4, dim = 64, rows = 100000, batch = 1024, tables = 2 },
-  { ids = 2, dim = 16, rows = 1000, batch = 32, tables = 16 }, { ids = 4, dim = 64, rows = 10000, batch = 1024 },
-  { ids = 20, dim = 128, rows = 60000, batch = 512 }, { ids = 20, dim = 32, rows = 240000, batch = 512 },
-  { ids = 1, dim = 64, rows = 120000, batch = 4096 }, { ids = 4, dim = 64, rows = 120000, batch = 2048 },
+  { ids = 4, dim = 8, rows = 200000, batch = 1024 }, { ids = 4, dim = 64, rows = 120000, batch = 512, tables = 4 },
+  { ids = 20, dim = 128, rows = 60000, batch = 256 }, { ids = 20, dim = 32, rows = 240000, batch = 256 },
+  { ids = 1, dim = 64, rows = 120000, batch = 3072 }, { ids = 4, dim = 256, rows = 30000, batch = 300 },
+  { ids = 1, dim = 256, rows = 30000, batch = 1536 }, { ids = 10, dim = 16, rows = 300000, batch = 100 },
+  { ids = 2, dim = 64, rows = 60000, batch = 64, tables = 16 }, { ids = 30, dim = 256, rows = 60000, batch = 128, tables = 4 },
+  -- cut, copied, uneven
   { ids = 1, dim = 64, rows = 20000, batch = 1024, sharding = "row_wise" },
   { ids = 10, dim = 64, rows = 100000, batch = 512, sharding = "row_wise" },
+  { ids = 2, dim = 16, rows = 5000, batch = 100, sharding = "row_wise" },
+  { ids = 4, dim = 256, rows = 20000, batch = 256, tables = 4, sharding = "row_wise" },
   { ids = 1, dim = 64, rows = 1000, batch = 1024, sharding = "data_parallel" },
-  { ids = 4, dim = 64, rows = 10000, batch = 512, sharding = "data_parallel" },
+  { ids = 4, dim = 64, rows = 4000, batch = 512, sharding = "data_parallel" },
+  { ids = 1, dim = 16, rows = 100, batch = 200, sharding = "data_parallel" },
   { ids = 1, dim = 64, rows = 1000, batch = 1024, one_rank = true }, { ids = 10, dim = 64, rows = 20000, batch = 512, one_rank = true },
+  { ids = 1, dim = 64, rows = 20000, batch = 1024, sharding = "table_row_wise" },
+  { ids = 4, dim = 128, rows = 20000, batch = 200, sharding = "table_row_wise" },
+  { ids = 10, dim = 16, rows = 50000, batch = 400, sharding = "table_row_wise" },
 }
 
---- Ranks of table t's shards, and its entry in a plan.
-local function place(probe, t, ranks)
-  if probe.sharding == "row_wise" then return true, plan.row_wise() end
-  if probe.sharding == "data_parallel" then return true, plan.data_parallel() end
-  local rank = probe.one_rank and 0 or (t - 1) % ranks
-  return { rank }, plan.table_wise(rank)
+--- Table t's entry in a plan.
+local function entry_of(probe, t, topology)
+  if probe.sharding == "row_wise" then return plan.row_wise() end
+  if probe.sharding == "data_parallel" then return plan.data_parallel() end
+  if probe.sharding == "table_row_wise" then return plan.table_row_wise((t - 1) % (topology.world_size / topology.local_world_size)) end
+  return plan.table_wise(probe.one_rank and 0 or (t - 1) % topology.world_size)
 end
 
-local function tables_of(probe, ranks)
-  local tables, entries, places = {}, {}, {}
-  local n = math.max(probe.tables or TABLES, ranks)
-  for t = 1, n do
-    tables[t] = { name = "t" .. t, num_embeddings = probe.rows, embedding_dim = probe.dim, feature_names = { "f" .. t } }
-    places[t], entries["t" .. t] = place(probe, t, ranks)
+--- What a probe measures: { model =, plan =, constraints =, batch_size = }.
+local function described(probe, topology)
+  local tables, entries, constraints = {}, {}, {}
+  for t = 1, math.max(probe.tables or TABLES, topology.world_size) do
+    local name = "t" .. t
+    tables[t] = { name = name, num_embeddings = probe.rows, embedding_dim = probe.dim, feature_names = { "f" .. t } }
+    entries[name], constraints[name] = entry_of(probe, t, topology), plan.ParameterConstraints { pooling_factors = { probe.ids } }
   end
-  return { { path = "", kind = "EmbeddingBagCollection", tables = tables, optimizer = "rowwise_adagrad" } }, entries, places
+  return { model = { { path = "", kind = "EmbeddingBagCollection", tables = tables, optimizer = "rowwise_adagrad" } },
+    plan = plan.ShardingPlan { [""] = entries }, constraints = constraints, batch_size = probe.batch }
 end
 
---- The options of a probe's plan, in the order of its tables.
-local function options_of(probe, model, topology, constraints)
-  local enumerator = plan.EmbeddingEnumerator { topology = topology, batch_size = probe.batch, constraints = constraints,
-    sharder = plan.perilune_sharder, estimators = {} }
-  return util.map(enumerator:enumerate(model), function(option) return option end)
-end
-
---- Amounts of a probe's step (plan/step.lua).
-local function amounts(probe, topology, model, places)
-  local constraints = {}
-  for _, t in ipairs(model[1].tables) do
-    constraints[t.name] = plan.ParameterConstraints { pooling_factors = { probe.ids }, sharding_types = { probe.sharding or "table_wise" } }
+--- Probes that a topology has a place for.
+local function probes_of(topology)
+  local list = {}
+  for _, probe in ipairs(probes) do
+    if probe.sharding ~= "table_row_wise" or topology.world_size > topology.local_world_size then list[#list + 1] = probe end
   end
-  local options = options_of(probe, model, topology, constraints)
-  return step.amounts(step.by_rank(options, places, topology), topology), constraints
+  return list
 end
 
---- Run a probe. Returns milliseconds: { forward =, backward = }.
+--- Run a probe. Returns milliseconds: { ms =, forward =, backward = }.
 local function run(probe, topology, group, seconds)
-  local model, entries, places = tables_of(probe, topology.world_size)
-  local _, constraints = amounts(probe, topology, model, places)
-  local prepared = measure.prepare { model = model, plan = plan.ShardingPlan { [""] = entries }, constraints = constraints,
-    batch_size = probe.batch, group = group }
-  local ms, from = { forward = math.huge, backward = math.huge }, now()
-  for turn = -1, MOST_TURNS do
-    local _, ahead, back = measure.time(prepared)
-    if turn > 0 then ms = { forward = math.min(ms.forward, ahead), backward = math.min(ms.backward, back) } end
-    if turn > 3 and most(group, now() - from) > seconds * 1000 then break end
+  local args = described(probe, topology)
+  args.group = group
+  local prepared = measure.prepare(args)
+  local best, from = { ms = math.huge }, now()
+  for turn = 0, MOST_TURNS do
+    local ms, ahead, back = measure.time(prepared)
+    if turn > 0 and ms < best.ms then best = { ms = ms, forward = ahead, backward = back } end
+    if turn > 1 and most(group, now() - from) > seconds * 1000 then break end
   end
   measure.release(prepared)
-  return ms
+  return best
 end
 
---- Prices by which sums of the probes' milliseconds are nearest to what they took; by direction, with the mean relative errors.
+--- Prices by which sums of the probes' milliseconds are nearest to what they took; by direction, with the mean relative errors,
+--- and how many steps they are of.
 local function solved(topology, times)
-  local costs, off = {}, {}
-  for _, way in ipairs { "forward", "backward" } do
-    local rows = {}
-    for i, probe in ipairs(probes) do
-      local model, _, places = tables_of(probe, topology.world_size)
-      rows[i] = { amounts = amounts(probe, topology, model, places)[way], ms = times[i][way] }
-    end
-    costs[way], off[way] = fit.least(rows, step.units)
+  local costs, off, rows = {}, {}, { forward = {}, backward = {} }
+  for i, probe in ipairs(probes_of(topology)) do
+    local p = described(probe, topology)
+    local list, placement = step.of_plan(p.plan, p.model, topology, p.batch_size, p.constraints)
+    local amounts = step.amounts(step.by_rank(list, placement, topology), topology)
+    for way, of_way in util.ordered(rows) do of_way[i] = { amounts = amounts[way], ms = times[i][way] } end
   end
+  for way, of_way in util.ordered(rows) do costs[way], off[way] = fit.least(of_way, step.units) end
+  off.steps = #times
   return costs, off
 end
 
 --- Prices of all units, and bytes of the caches as they act, others being there too: of some parts of the last one that which explains the
 --- probes best.
 local function prices(t, group, seconds, tell)
-  local times = {}
-  for i, probe in ipairs(probes) do
-    tell(i, #probes, ("%d ids of %d columns%s"):format(probe.ids, probe.dim, probe.sharding and ", " .. probe.sharding or ""))
-    peri.scope(function() times[i] = run(probe, plan.Topology(t), group, seconds / #probes) end)
+  local times, topology = {}, plan.Topology(t)
+  local list = probes_of(topology)
+  for i, probe in ipairs(list) do
+    tell(i, #list, ("%d ids of %d columns%s"):format(probe.ids, probe.dim, probe.sharding and ", " .. probe.sharding or ""))
+    peri.scope(function() times[i] = run(probe, topology, group, seconds / #list) end)
   end
   local best
-  for part = 0, 4 do
+  for part = 0, 6 do
     local own = util.copy(t)
-    own.cache_bytes = math.floor(t.cache_bytes / 2 ^ part)
+    own.cache_bytes = math.floor(t.cache_bytes / 2 ^ (part / 2))
     local costs, off = solved(plan.Topology(own), times)
     local sum = off.forward + off.backward
     if not best or sum < best.sum then best = { sum = sum, costs = costs, off = off, cache_bytes = own.cache_bytes } end
@@ -195,7 +205,8 @@ local function cache_bytes()
 end
 
 --- The topology of a group's ranks, measured. args: { group =, choices = name -> way (or nil), seconds = (about; 20), tell =
---- function(done, all, text) }. Returns it, and by direction the mean relative error of the prices over the probes. Collective.
+--- function(done, all, text) }. Returns it, and by direction the mean relative error of the prices over the probes, and how many
+--- these are (steps). Collective.
 function M.topology(args)
   local group, tell, seconds = args.group, args.tell or function() end, args.seconds or 20
   local n, host = group:size(), group.local_size
@@ -213,7 +224,7 @@ function M.topology(args)
   local found = prices(t, group, seconds, tell)
   local costs = found.costs
   t.costs, t.cache_bytes = costs, found.cache_bytes
-  local bytes_ahead, bytes_back = costs.forward.id_byte + costs.forward.cold_id_byte, costs.backward.id_byte + costs.backward.cold_id_byte
+  local bytes_ahead, bytes_back = costs.forward.id_byte + costs.forward.cold_row_byte, costs.backward.id_byte + costs.backward.cold_row_byte
   t.rates.gather, t.rates.update = 1 / math.max(bytes_ahead, 1e-12), 1 / math.max(bytes_back, 1e-12)
   t.ddr_mem_bw = t.rates.gather
   -- one topology on all ranks: that of rank 0
@@ -238,7 +249,7 @@ local function report(topology, off, print_line)
     t.local_world_size))
   for _, row in ipairs(rows) do print_line(("  %-26s %s"):format(row[1], row[2])) end
   print_line(("  %-26s %.0f %% off forward, %.0f %% backward, in the mean over %d steps"):format("prices of a step", 100 * off.forward,
-    100 * off.backward, #probes))
+    100 * off.backward, off.steps))
 end
 
 --- Measure, print and keep: a rank's part of `perilune calibrate`. options: output = path or nil, seconds =, choices = name -> way.

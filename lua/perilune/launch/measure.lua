@@ -68,7 +68,10 @@ local function step(part, batch)
   for i, x in ipairs(rows) do
     local n = x:numel()
     local kept = part.gradients[i]
-    if not kept or kept:numel() ~= n then part.gradients[i] = peri.keep(Tensor.full(x:shape(), 1e-3, "f32")) end
+    if not kept or kept:numel() ~= n then
+      if kept then kept:release() end
+      part.gradients[i] = peri.ffi.lasting(Tensor.full, x:shape(), 1e-3, "f32")
+    end
   end
   local begin = now()
   Tensor.backward(rows, part.gradients)
@@ -83,31 +86,56 @@ function M.prepare(args)
     local module, features = sharded_of(collection, args.plan:get_plan_for_module(collection.path), args.constraints, args.group)
     parts[i] = { module = module, features = features, gradients = {} }
   end
-  return { parts = parts, group = args.group, bytes = tonumber(C.peri_mem_live()) - before, number = 0, batch_size = args.batch_size }
+  return { parts = parts, group = args.group, bytes = tonumber(C.peri_mem_live()) - before, number = 0, before = 1, in_a_row = 1,
+    batch_size = args.batch_size }
 end
 
---- Run one step, on ids that no step before had: those would be in the caches. Returns the milliseconds of the slowest rank: of all,
---- forward, backward. Collective.
+local MOST, LONG = 8, 10          -- steps in a row; milliseconds that are enough of them
+local MOST_BEFORE, BEFORE = 4, 3  -- the same of those before
+
+--- Run steps in a row, as training does: first some that are not timed, for they find caches as other work left them, and a link with a
+--- limit rested; then as many as take LONG milliseconds. Each on ids that no step before had: those would be in the caches. Returns
+--- milliseconds of one: of all (the slowest rank), forward, backward (their parts of it: ranks that wait for others do so in either).
+--- Collective.
 function M.time(prepared)
-  prepared.number = prepared.number + 1
-  local ahead, back = 0, 0
+  local group, before, n = prepared.group, prepared.before, prepared.in_a_row
+  local elapsed, ahead, back = 0, 0, 0
   peri.scope(function()
-    local batches = util.map(prepared.parts, function(part)
-      return batch_of(part.features, prepared.batch_size, prepared.number * prepared.group:size() + prepared.group:rank())
-    end)
-    prepared.group:barrier():wait()
-    for i, part in ipairs(prepared.parts) do
-      local a, b = step(part, batches[i])
-      ahead, back = ahead + a, back + b
+    local batches = {}
+    for k = 1, before + n do
+      prepared.number = prepared.number + 1
+      batches[k] = util.map(prepared.parts, function(part)
+        return batch_of(part.features, prepared.batch_size, prepared.number * group:size() + group:rank())
+      end)
     end
+    local function one(k)
+      for i, part in ipairs(prepared.parts) do
+        local a, b = step(part, batches[k][i])
+        ahead, back = ahead + a, back + b
+      end
+    end
+    group:barrier():wait()
+    for k = 1, before do peri.scope(one, k) end
+    ahead, back = 0, 0
+    group:barrier():wait()
+    local from = now()
+    for k = before + 1, before + n do peri.scope(one, k) end
+    elapsed = now() - from
   end)
-  local t = Tensor.tensor({ ahead + back, ahead, back }, "f64")
-  prepared.group:all_reduce(t, "max"):wait()
-  return unpack(t:to_list())
+  local slowest, sums = Tensor.tensor({ elapsed }, "f64"), Tensor.tensor({ ahead, back }, "f64")
+  group:all_reduce(slowest, "max"):wait()
+  group:all_reduce(sums):wait()
+  local ms, parts = slowest:item() / n, sums:to_list()
+  prepared.in_a_row = math.max(1, math.min(MOST, math.ceil(LONG / ms)))
+  prepared.before = math.max(1, math.min(MOST_BEFORE, math.ceil(BEFORE / ms)))
+  return ms, ms * parts[1] / (parts[1] + parts[2]), ms * parts[2] / (parts[1] + parts[2])
 end
 
 function M.release(prepared)
-  for _, part in ipairs(prepared.parts) do part.module:release() end
+  for _, part in ipairs(prepared.parts) do
+    part.module:release()
+    for _, gradient in ipairs(part.gradients) do gradient:release() end
+  end
   prepared.parts = {}
   collectgarbage()
   collectgarbage()

@@ -30,9 +30,7 @@ function M.compare(list, args)
     for i, entry in ipairs(list) do
       local ms, ahead, back = measure.time(prepared[i])
       local m = entry.measured
-      if turn > 0 then
-        m.ms, m.forward_ms, m.backward_ms = math.min(m.ms, ms), math.min(m.forward_ms, ahead), math.min(m.backward_ms, back)
-      end
+      if turn > 0 and ms < m.ms then m.ms, m.forward_ms, m.backward_ms = ms, ahead, back end
     end
     if turn >= LEAST and most(group, tonumber(peri.ffi.C.peri_time_ns()) / 1e9 - from) > args.seconds * #list then break end
   end

@@ -1,6 +1,7 @@
 -- plan/constraints.lua: what a user tells a planner about one table (TorchRec's ParameterConstraints).
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local topologies = require "perilune.plan.topology"
 local embed = require "perilune.embed.config"
 local signature = require "perilune.signature"
 local types = require "perilune.plan.types"
@@ -48,6 +49,7 @@ function ParameterConstraints:init(args)
   if self.output_dtype and not data_bytes[self.output_dtype] then
     util.one_of(f, "output_dtype", self.output_dtype, util.keys(data_bytes))
   end
+  if self.device_group then util.one_of(f, "device_group", self.device_group, topologies.compute_devices) end
   if self.cache_params ~= nil then self.cache_params = embed.cache_params(f, self.cache_params) end
 end
 

@@ -1,4 +1,5 @@
 -- plan/report.lua: a plan and its reasons as tables for people.
+local P = require "perilune.ffi"
 local util = require "perilune.util"
 local partitioners = require "perilune.plan.partitioners"
 local topologies = require "perilune.plan.topology"
@@ -106,6 +107,12 @@ function M.topology(name, ranks)
     return topologies.Topology.preset("cpu_ethernet_10g", { world_size = ranks or 1, local_world_size = ranks or 1 })
   end
   if util.index_of(topologies.Topology.presets)[name] then return topologies.Topology.preset(name, over) end
+  local file = io.open(name)
+  if not file and not name:find "[/.]" then
+    P.fail(("topology '%s': there is no such file, nor a machine of that name, but %s"):format(name,
+      table.concat(topologies.Topology.presets, ", ")))
+  end
+  if file then file:close() end
   return topologies.Topology.load(name, over)
 end
 

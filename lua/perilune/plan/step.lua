@@ -8,6 +8,7 @@ local util = require "perilune.util"
 local kinds = require "perilune.plan.kinds"
 local signature = require "perilune.signature"
 local types = require "perilune.plan.types"
+local topologies = require "perilune.plan.topology"
 local data_bytes = require("perilune.plan.constraints").data_bytes
 local storage = require "perilune.plan.storage"
 local partitioners = require "perilune.plan.partitioners"
@@ -21,27 +22,24 @@ local WIRE = 4    -- bytes of a number on the wire, of an id (shards have fewer 
 local NUMBER = 4  -- bytes of what is pooled
 local LINE = 64   -- bytes that come from memory at once
 local KEPT = 2048 -- bytes that a rank knows about a table
+local COPIES = 3  -- of the rows that a rank returns: as looked up, as they arrive, as they leave for the model
 
---- What is counted, in the order of prices: units of one rank and step.
----   step           1
----   table          shards that a rank has
----   home_id        ids that a rank sends
----   id             ids that a rank looks up
----   sorted_id      ids, each times the binary logarithm of their number
----   id_byte        bytes of their rows
----   cold_id, cold_id_byte  the same of those that no cache has
----   bag            rows that a rank returns to those that asked
----   bag_byte       their bytes
----   replica_byte   bytes of replicated tables
----   near, far      milliseconds of exchanges at the topology's rates, within and across hosts
-M.units = { "step", "table", "home_id", "id", "sorted_id", "id_byte", "cold_id", "cold_id_byte", "bag",
-  "bag_byte", "replica_byte", "near", "far" }
+--- Columns of rows that lookups and updates know when they are compiled (kernels/cpu/tbe_forward.c, tbe_batch.c).
+local common = { [32] = true, [64] = true, [128] = true, [256] = true }
+
+local cut_by_rows = { row_wise = true, table_row_wise = true, grid_shard = true }
+
+--- Units that are sums over the shards of a rank, as they are counted.
+local plain = { "table", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id", "odd_row", "cut_id", "cut_bag", "bag", "bag_byte",
+  "replica_byte" }
+
+M.units = topologies.units
 
 --- Milliseconds a unit where a topology says none: forward, backward (with the update). One core of a Zen 4.
 local usual = {
-  forward = { step = 0.05, home_id = 1.5e-6, id = 2e-6, id_byte = 2e-8, cold_id = 4e-6, cold_id_byte = 4e-8, bag = 5e-6, bag_byte = 1e-7,
+  forward = { step = 0.05, home_id = 1.5e-6, id = 2e-6, id_byte = 2e-8, cold_row = 4e-6, cold_row_byte = 4e-8, bag = 5e-6, bag_byte = 1e-7,
     replica_byte = 0, near = 1, far = 1 },
-  backward = { step = 0.05, home_id = 0, id = 1e-5, id_byte = 5e-8, cold_id = 1e-5, cold_id_byte = 1e-7, bag = 3e-6, bag_byte = 1.5e-7,
+  backward = { step = 0.05, home_id = 0, id = 1e-5, id_byte = 5e-8, cold_row = 1e-5, cold_row_byte = 1e-7, bag = 3e-6, bag_byte = 1.5e-7,
     replica_byte = 5e-7, near = 1, far = 1 },
 }
 
@@ -60,16 +58,25 @@ local function batch_of(option)
   return ids, bags
 end
 
---- Share of a batch's ids whose rows are not looked up by an earlier id of it: ids drawn alike from all rows, unless statistics know.
-local function fresh_share(option, ids)
-  if ids <= 0 then return 0 end
+--- Of `ids` lookups among `rows` rows: rows that are looked up, those of them that more than one id asks for, and how many ids do. Ids
+--- drawn alike from all rows, unless statistics know how many distinct ones there are; those are then taken to be drawn alike from fewer.
+local function rows_of(option, ids, rows)
+  if ids <= 0 or rows <= 0 then return 0, 0, 0 end
   local stats = option.cache_params and option.cache_params.stats
-  local distinct = stats and stats.expected_lookups or option.rows * (1 - math.exp(-ids / option.rows))
-  return math.min(1, distinct / ids)
+  local known = stats and stats.expected_lookups and math.min(stats.expected_lookups * rows / math.max(option.rows, 1), ids, rows)
+  if known and known > 0 and known < rows * (1 - math.exp(-ids / rows)) then
+    local low, high = 0, rows
+    for _ = 1, 50 do
+      rows = (low + high) / 2
+      if rows * (1 - math.exp(-ids / rows)) < known then low = rows else high = rows end
+    end
+  end
+  local found, alone = rows * (1 - math.exp(-ids / rows)), ids * math.exp(-ids / rows)
+  return found, math.max(0, found - alone), ids - alone
 end
 
---- What one shard of a run is to the rank that has it. Fields: as in `units`; fresh (ids whose rows a cache may not have), bytes (of
---- the shard), near_out, far_out: bytes of rows that leave for the same host and for others; near_back, far_back: of gradients; near_ids,
+--- What one shard of a run is to the rank that has it. Fields: as in `units`; row_byte (bytes of rows that are looked up, in
+--- lines), bytes (of the shard), near_out, far_out: bytes of rows that leave for the same host and for others; near_back, far_back: of gradients; near_ids,
 --- far_ids: bytes of ids and lengths that arrive.
 function M.count(option, run, topology)
   local t, kind = topology, option.sharding_type
@@ -98,14 +105,16 @@ function M.count(option, run, topology)
     c.near_ids, c.far_ids = sent * (L - 1), sent * (W - L)
   end
   c.id_byte, c.bag_byte = c.id * width, c.bag * run.cols * NUMBER
-  c.fresh = c.id * fresh_share(option, c.id)
-  c.fresh_byte = c.fresh * math.max(width, LINE)
+  c.row, c.shared_row, c.shared_id = rows_of(option, c.id, run.rows)
+  c.odd_id, c.odd_row = common[run.cols] and 0 or c.id, common[run.cols] and 0 or c.row
+  local cut = cut_by_rows[kind] and 1 or 0
+  c.cut_id, c.cut_bag = cut * c.id, cut * c.bag
+  c.row_byte = c.row * math.max(width, LINE)
   return c
 end
 
-local summed = { "table", "id", "id_byte", "fresh", "fresh_byte", "bag", "bag_byte", "replica_byte", "bytes",
-  "near_out", "far_out", "near_back",
-  "far_back", "near_ids", "far_ids" }
+local summed = { "row_byte", "bytes", "near_out", "far_out", "near_back", "far_back", "near_ids", "far_ids" }
+for _, name in ipairs(plain) do summed[#summed + 1] = name end
 
 local function empty()
   local c = {}
@@ -132,10 +141,18 @@ function M.by_rank(proposal, placement, topology)
   return ranks
 end
 
---- Share of a rank's rows that no cache has: the caches of a host are its ranks' together.
-local function cold_share(bytes, topology)
-  local cache = topology.cache_bytes / topology.local_world_size
-  return bytes > cache and 1 - cache / bytes or 0
+--- Share of so many bytes, gone through again and again, that no cache has.
+local function cold_share(bytes, cache) return bytes > cache and 1 - cache / bytes or 0 end
+
+--- The same of f(rank), the bytes of each rank: by rank. The caches of a host are its ranks' together.
+local function cold_shares(ranks, topology, f)
+  local shares, L = {}, topology.local_world_size
+  for first = 1, #ranks, L do
+    local bytes, last = 0, math.min(first + L - 1, #ranks)
+    for r = first, last do bytes = bytes + f(ranks[r]) end
+    for r = first, last do shares[ranks[r]] = cold_share(bytes, topology.cache_bytes) end
+  end
+  return shares
 end
 
 --- The largest sum of f(rank) over a rank, and over the ranks of a host where these share processors.
@@ -176,12 +193,14 @@ function M.amounts(ranks, topology)
   for _, c in ipairs(ranks) do home = home + c.id end
   local shared = math.max(1, math.min(topology.local_world_size, n) / topology.processors)
   local amounts = { step = 1, home_id = home / n * shared }
-  amounts.sorted_id = busiest(ranks, topology, function(c) return c.id * math.log(math.max(c.id, 1)) / math.log(2) end)
-  for _, name in ipairs { "table", "id", "id_byte", "bag", "bag_byte", "replica_byte" } do
+  for _, name in ipairs(plain) do
     amounts[name] = busiest(ranks, topology, function(c) return c[name] end)
   end
-  amounts.cold_id = busiest(ranks, topology, function(c) return c.fresh * cold_share(c.bytes, topology) end)
-  amounts.cold_id_byte = busiest(ranks, topology, function(c) return c.fresh_byte * cold_share(c.bytes, topology) end)
+  local rows = cold_shares(ranks, topology, function(c) return c.bytes + COPIES * c.bag_byte end)
+  local bags = cold_shares(ranks, topology, function(c) return c.row_byte + COPIES * c.bag_byte end)
+  amounts.cold_row = busiest(ranks, topology, function(c) return c.row * rows[c] end)
+  amounts.cold_row_byte = busiest(ranks, topology, function(c) return c.row_byte * rows[c] end)
+  amounts.cold_bag_byte = busiest(ranks, topology, function(c) return c.bag_byte * bags[c] end)
   local near, far = exchange_ms(ranks, topology, "near_out", "far_out")
   local near_ids, far_ids = exchange_ms(ranks, topology, "near_ids", "far_ids")
   local back = util.copy(amounts)
@@ -258,13 +277,13 @@ end
 function StepEstimator:of_run(option, run)
   local t, c = self.topology, M.count(option, run, self.topology)
   local function compute(way)
-    local each = price(t.costs, way, "id") + price(t.costs, way, "home_id")
-      + price(t.costs, way, "sorted_id") * math.log(math.max(c.id, 1)) / math.log(2)
-    local ms = c.table * price(t.costs, way, "table") + c.id * each + c.id_byte * price(t.costs, way, "id_byte")
-      + c.bag * price(t.costs, way, "bag") + c.bag_byte * price(t.costs, way, "bag_byte")
-      + c.replica_byte * price(t.costs, way, "replica_byte")
-    local cold = cold_share(c.bytes, t)
-    return ms + cold * (c.fresh * price(t.costs, way, "cold_id") + c.fresh_byte * price(t.costs, way, "cold_id_byte"))
+    local ms = 0
+    for _, unit in ipairs { "table", "id", "id_byte", "row", "shared_row", "odd_row", "bag", "bag_byte", "replica_byte" } do
+      ms = ms + c[unit] * price(t.costs, way, unit)
+    end
+    local cold = cold_share(c.bytes, t.cache_bytes / t.local_world_size)
+    return ms + c.id * price(t.costs, way, "home_id") + cold * (c.row * price(t.costs, way, "cold_row")
+      + c.row_byte * price(t.costs, way, "cold_row_byte"))
   end
   local function exchange(way, near, far)
     return near / t.intra_host_bw * price(t.costs, way, "near") + far / t.inter_host_bw * price(t.costs, way, "far")

@@ -14,9 +14,30 @@ M.GiB = GiB
 
 --- Devices that plans are made for. Those with memory of their own keep tables in it ("hbm"); a cpu's are in the host's ("ddr").
 local devices = { "cpu", "cuda", "mtia", "tpu" }
+M.compute_devices = devices
 --- Kinds of memory, from the fastest.
 M.tiers = { "hbm", "ddr", "ssd" }
 M.ParameterStorage = util.face("peri.plan.ParameterStorage", { HBM = "hbm", DDR = "ddr", SSD = "ssd" })
+
+--- What a step is priced by (plan/step.lua), in the order of prices: units of one rank and step.
+---   step           1
+---   table          shards that a rank has
+---   home_id        ids that a rank sends
+---   id             ids that a rank looks up
+---   id_byte        bytes of their rows
+---   row            rows that are looked up, each once
+---   shared_row     those of them that several ids of the batch ask for: how many is known only there, which processors guess wrong
+---   shared_id      the ids that do: their gradients are summed first
+---   odd_id, odd_row  ids and rows of widths that kernels are not made for
+---   cut_id, cut_bag  ids, and rows that are returned, of tables whose rows lie on several ranks: sorted by rank, and summed
+---   cold_row, cold_row_byte  rows that no cache has, and their bytes
+---   bag            rows that a rank returns to those that asked
+---   bag_byte       their bytes
+---   cold_bag_byte  those of them that leave the caches before they are read again
+---   replica_byte   bytes of replicated tables
+---   near, far      milliseconds of exchanges at the topology's rates, within and across hosts
+M.units = { "step", "table", "home_id", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id", "odd_row", "cut_id", "cut_bag",
+  "cold_row", "cold_row_byte", "bag", "bag_byte", "cold_bag_byte", "replica_byte", "near", "far" }
 
 --- Bytes a millisecond: the unit of all bandwidths, as all times are milliseconds.
 local function per_second(bytes) return bytes / 1000 end
@@ -81,6 +102,12 @@ local function check_measured(self)
   for way, list in util.ordered(self.costs or {}) do
     util.one_of("Topology", "a key of costs", way, { "forward", "backward" })
     signature.value("Topology", "costs." .. way, list, "table")
+    for unit in util.ordered(list) do
+      if not util.index_of(M.units)[unit] then
+        P.fail(("Topology: costs.%s.%s: there is no such unit, but %s; prices of another version: measure again (perilune calibrate)"):format(
+          way, tostring(unit), table.concat(M.units, ", ")))
+      end
+    end
     check_numbers("costs." .. way, list)
   end
   if self.costs and not (self.costs.forward and self.costs.backward) then P.fail "Topology: costs, wanted { forward =, backward = }" end
@@ -221,10 +248,17 @@ function Topology.load(path, args)
   error(made, 0)
 end
 
+--- A hash of what is priced: builds that price other things have files of their own.
+local function units_hash()
+  local hash = 0
+  for char in table.concat(M.units, " "):gmatch "." do hash = (hash * 31 + char:byte()) % 2 ^ 32 end
+  return hash
+end
+
 --- Where `perilune calibrate` keeps the topology of so many ranks, so many a host, of this user and kind of processor; nil: nowhere.
 function Topology.kept_path(ranks, host)
   local path = ffi.string(P.C.peri_tune_path())
-  return path ~= "" and ("%s.%dx%d.topology"):format(path, ranks, host) or nil
+  return path ~= "" and ("%s.%08x.%dx%d.topology"):format(path, units_hash(), ranks, host) or nil
 end
 
 --- The topology that is kept there; nil: there is none.
