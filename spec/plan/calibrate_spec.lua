@@ -18,6 +18,18 @@ describe("fit.least", function()
     assert.near(0, off, 1e-3)
   end)
 
+  it("leaves those that are known", function()
+    local rows = {}
+    for i = 1, 6 do rows[i] = { amounts = { a = i, b = 7 - i }, ms = 3 * i + 2 * (7 - i) } end
+    local found, off = fit.least(rows, { "a", "b" }, { a = 3 })
+    assert.equal(3, found.a)
+    assert.near(2, found.b, 1e-6)
+    assert.near(0, off, 1e-6)
+    found, off = fit.least(rows, { "a", "b" }, { a = 1 })
+    assert.equal(1, found.a)
+    assert.is_true(off > 0.01)
+  end)
+
   it("finds none below 0", function()
     local found = fit.least({ { amounts = { a = 1, b = 1 }, ms = 1 }, { amounts = { a = 1, b = 2 }, ms = 0.5 } }, { "a", "b" })
     assert.is_true(found.a >= 0 and found.b >= 0)

@@ -114,6 +114,41 @@ describe("the counts of a step", function()
   end)
 end)
 
+describe("exchanges across hosts", function()
+  --- Milliseconds across hosts of a step with tables on these ranks, of 4 on 2 hosts, whose links let 1000 bytes a millisecond and host
+  --- through: of ids and rows, of gradients.
+  local function far(places, burst)
+    local model, constraints = model_of(#places)
+    local topology = plan.Topology { world_size = 4, local_world_size = 2, inter_host_bw = 500, inter_host_burst = burst / 2 }
+    local entries = {}
+    for i, rank in ipairs(places) do entries["t" .. i] = plan.table_wise(rank) end
+    local options, placement = step.of_plan(plan.ShardingPlan { [""] = entries }, model, topology, BATCH, constraints)
+    local amounts = step.amounts(step.by_rank(options, placement, topology), topology)
+    return amounts.forward.far, amounts.backward.far
+  end
+  local rows, ids = 2 * BATCH * DIM * 4 / 1000, 2 * BATCH * (IDS + 1) * 4 / 1000 -- of a table, to or from the other host
+
+  it("take as long as the link that has most to do", function()
+    local ahead, back = far({ 0, 1, 2 }, 0) -- twice as much one way as the other
+    assert.near(2 * (rows + ids), ahead, 1e-9)
+    assert.near(2 * rows, back, 1e-9)
+    ahead, back = far({ 0, 2 }, 0)
+    assert.near(rows + ids, ahead, 1e-9)
+    assert.near(rows, back, 1e-9)
+  end)
+
+  it("are shorter by what a link that rested lets through at once", function()
+    local burst = 0.25 * rows * 1000
+    local ahead, back = far({ 0, 1, 2 }, burst)
+    -- in a step either link rests while the other one is busy: more than a burst's worth, before ids and rows, and before gradients
+    assert.near(2 * rows - burst / 1000, back, 1e-6)
+    assert.is_true(ahead < 2 * (rows + ids) and ahead >= 2 * (rows + ids) - 2 * burst / 1000 - 1e-6)
+    local even, even_back = far({ 0, 2 }, burst) -- none rests
+    assert.near(rows + ids, even, 1e-6)
+    assert.near(rows, even_back, 1e-6)
+  end)
+end)
+
 describe("estimates = 'step'", function()
   it("rate the plan that is made as step.predict does, and again the same", function()
     local model, constraints = model_of(6)

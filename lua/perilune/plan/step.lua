@@ -30,7 +30,7 @@ local common = { [32] = true, [64] = true, [128] = true, [256] = true }
 local cut_by_rows = { row_wise = true, table_row_wise = true, grid_shard = true }
 
 --- Units that are sums over the shards of a rank, as they are counted.
-local plain = { "table", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id", "odd_row", "cut_id", "cut_bag", "bag", "bag_byte",
+local counted = { "table", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id", "odd_row", "cut_id", "cut_bag", "bag", "bag_byte",
   "replica_byte" }
 
 M.units = topologies.units
@@ -75,9 +75,9 @@ local function rows_of(option, ids, rows)
   return found, math.max(0, found - alone), ids - alone
 end
 
---- What one shard of a run is to the rank that has it. Fields: as in `units`; row_byte (bytes of rows that are looked up, in
---- lines), bytes (of the shard), near_out, far_out: bytes of rows that leave for the same host and for others; near_back, far_back: of gradients; near_ids,
---- far_ids: bytes of ids and lengths that arrive.
+--- What one shard of a run is to the rank that has it. Fields: as in `units`; row_byte (bytes of rows that are looked up, in lines), bytes
+--- (of the shard), home_bag, home_bag_byte (its part of what comes back to all ranks), near_out, far_out: bytes of rows that leave for the
+--- same host and for others; near_back, far_back: of gradients; near_ids, far_ids: bytes of ids and lengths that arrive.
 function M.count(option, run, topology)
   local t, kind = topology, option.sharding_type
   local W, L = t.world_size, t.local_world_size
@@ -104,6 +104,10 @@ function M.count(option, run, topology)
     local sent = (c.id + bags * W) * WIRE / W
     c.near_ids, c.far_ids = sent * (L - 1), sent * (W - L)
   end
+  local whole = option.is_pooled and bags or ids
+  local part = option.rows * option.dim > 0 and run.rows * run.cols / (option.rows * option.dim) or 0
+  c.home_bag = kind == "data_parallel" and whole or whole * W * part
+  c.home_bag_byte = c.home_bag * option.dim * NUMBER
   c.id_byte, c.bag_byte = c.id * width, c.bag * run.cols * NUMBER
   c.row, c.shared_row, c.shared_id = rows_of(option, c.id, run.rows)
   c.odd_id, c.odd_row = common[run.cols] and 0 or c.id, common[run.cols] and 0 or c.row
@@ -113,8 +117,8 @@ function M.count(option, run, topology)
   return c
 end
 
-local summed = { "row_byte", "bytes", "near_out", "far_out", "near_back", "far_back", "near_ids", "far_ids" }
-for _, name in ipairs(plain) do summed[#summed + 1] = name end
+local summed = { "home_bag", "home_bag_byte", "row_byte", "bytes", "near_out", "far_out", "near_back", "far_back", "near_ids", "far_ids" }
+for _, name in ipairs(counted) do summed[#summed + 1] = name end
 
 local function empty()
   local c = {}
@@ -141,16 +145,25 @@ function M.by_rank(proposal, placement, topology)
   return ranks
 end
 
---- Share of so many bytes, gone through again and again, that no cache has.
+--- Share of so many bytes, met at random, that no cache has.
 local function cold_share(bytes, cache) return bytes > cache and 1 - cache / bytes or 0 end
 
---- The same of f(rank), the bytes of each rank: by rank. The caches of a host are its ranks' together.
-local function cold_shares(ranks, topology, f)
+--- The same of bytes that are gone through from end to end, again and again: what is met next has been away longest. A line survives
+--- m bytes' worth of misses with the probability exp(-m bytes / cache), where misses drive out lines at random.
+local function cold_share_in_turn(bytes, cache)
+  if bytes <= cache then return 0 end
+  local m = 1
+  for _ = 1, 60 do m = 1 - math.exp(-m * bytes / cache) end
+  return m
+end
+
+--- share(bytes, cache), where the bytes are the sum of f(rank) over the ranks of a host, whose caches are theirs together: by rank.
+local function cold_shares(ranks, topology, share, f)
   local shares, L = {}, topology.local_world_size
   for first = 1, #ranks, L do
     local bytes, last = 0, math.min(first + L - 1, #ranks)
     for r = first, last do bytes = bytes + f(ranks[r]) end
-    for r = first, last do shares[ranks[r]] = cold_share(bytes, topology.cache_bytes) end
+    for r = first, last do shares[ranks[r]] = share(bytes, topology.cache_bytes) end
   end
   return shares
 end
@@ -169,43 +182,71 @@ local function busiest(ranks, topology, f)
   return most
 end
 
---- Milliseconds of bytes that leave the ranks (out) and that arrive, evenly, at all (the mean): the larger counts.
-local function exchange_ms(ranks, topology, near, far)
-  local function way(field, bandwidth)
-    local most, sum = 0, 0
-    for _, c in ipairs(ranks) do sum = sum + c[field] end
-    for first = 1, #ranks, topology.local_world_size do -- ranks of a host share its link
-      local host, n = 0, 0
-      for r = first, math.min(first + topology.local_world_size - 1, #ranks) do host, n = host + ranks[r][field], n + 1 end
-      most = math.max(most, host / n)
+--- Milliseconds of bytes that leave ranks for others of their host (`field`), and that arrive, evenly, at all: the larger counts.
+local function near_ms(ranks, topology, field)
+  local most, sum = 0, 0
+  for _, c in ipairs(ranks) do most, sum = math.max(most, c[field]), sum + c[field] end
+  return math.max(most, sum / #ranks) / topology.intra_host_bw
+end
+
+local STEPS = 8 -- until links rest as they did in the step before
+
+--- Milliseconds of the exchanges of a step across hosts, where every host has a link each way, whose limit is its ranks' together: of ids
+--- (bytes that arrive), of rows (that leave), of gradients (the other way). An exchange takes as long as the link that has most to do; the
+--- others rest meanwhile, and then let a burst through.
+local function far_ms(ranks, topology)
+  local L = topology.local_world_size
+  local hosts, bandwidth, burst = math.ceil(#ranks / L), topology.inter_host_bw * L, topology.inter_host_burst * L
+  if hosts == 1 then return 0, 0, 0 end
+  local exchanges = {}
+  for i, field in ipairs { "far_ids", "far_out", "far_back" } do
+    local to, sum, links = {}, 0, {}
+    for h = 1, hosts do
+      to[h] = 0
+      for r = (h - 1) * L + 1, math.min(h * L, #ranks) do to[h] = to[h] + ranks[r][field] end
+      sum = sum + to[h]
     end
-    if field == near then
-      for _, c in ipairs(ranks) do most = math.max(most, c[field]) end
+    for h = 1, hosts do
+      local here, others = to[h], (sum - to[h]) / (hosts - 1)
+      links[2 * h - 1], links[2 * h] = here, others -- out and in; of ids in and out, and of gradients
+      if field ~= "far_out" then links[2 * h - 1], links[2 * h] = others, here end
     end
-    return math.max(most, sum / #ranks) / bandwidth
+    exchanges[i] = links
   end
-  return way(near, topology.intra_host_bw), way(far, topology.inter_host_bw)
+  local rested, ms = {}, {}
+  for link = 1, 2 * hosts do rested[link] = 0 end
+  for _ = 1, burst > 0 and STEPS or 1 do
+    for i, links in ipairs(exchanges) do
+      local most = 0
+      for link, bytes in ipairs(links) do most = math.max(most, (bytes - rested[link]) / bandwidth) end
+      for link, bytes in ipairs(links) do rested[link] = math.min(burst, rested[link] + most * bandwidth - bytes) end
+      ms[i] = most
+    end
+  end
+  return ms[1], ms[2], ms[3]
 end
 
 --- Units of a step of these ranks, by direction: { forward = { step = 1, ... }, backward = ... }. Prices times units are milliseconds.
 function M.amounts(ranks, topology)
-  local n, home = #ranks, 0
-  for _, c in ipairs(ranks) do home = home + c.id end
-  local shared = math.max(1, math.min(topology.local_world_size, n) / topology.processors)
-  local amounts = { step = 1, home_id = home / n * shared }
-  for _, name in ipairs(plain) do
+  local shared = math.max(1, math.min(topology.local_world_size, #ranks) / topology.processors)
+  local function at_home(field) -- as much on every rank
+    local sum = 0
+    for _, c in ipairs(ranks) do sum = sum + c[field] end
+    return sum / #ranks * shared
+  end
+  local amounts = { step = 1, home_id = at_home "id", home_bag = at_home "home_bag", home_bag_byte = at_home "home_bag_byte" }
+  for _, name in ipairs(counted) do
     amounts[name] = busiest(ranks, topology, function(c) return c[name] end)
   end
-  local rows = cold_shares(ranks, topology, function(c) return c.bytes + COPIES * c.bag_byte end)
-  local bags = cold_shares(ranks, topology, function(c) return c.row_byte + COPIES * c.bag_byte end)
+  local rows = cold_shares(ranks, topology, cold_share, function(c) return c.bytes + COPIES * c.bag_byte end)
+  local bags = cold_shares(ranks, topology, cold_share_in_turn, function(c) return c.row_byte + COPIES * c.bag_byte end)
   amounts.cold_row = busiest(ranks, topology, function(c) return c.row * rows[c] end)
   amounts.cold_row_byte = busiest(ranks, topology, function(c) return c.row_byte * rows[c] end)
   amounts.cold_bag_byte = busiest(ranks, topology, function(c) return c.bag_byte * bags[c] end)
-  local near, far = exchange_ms(ranks, topology, "near_out", "far_out")
-  local near_ids, far_ids = exchange_ms(ranks, topology, "near_ids", "far_ids")
   local back = util.copy(amounts)
-  amounts.near, amounts.far = near + near_ids, far + far_ids
-  back.near, back.far = exchange_ms(ranks, topology, "near_back", "far_back")
+  local far_ids, far_rows, far_back = far_ms(ranks, topology)
+  amounts.near, amounts.far = near_ms(ranks, topology, "near_out") + near_ms(ranks, topology, "near_ids"), far_ids + far_rows
+  back.near, back.far = near_ms(ranks, topology, "near_back"), far_back
   return { forward = amounts, backward = back }
 end
 
@@ -282,7 +323,8 @@ function StepEstimator:of_run(option, run)
       ms = ms + c[unit] * price(t.costs, way, unit)
     end
     local cold = cold_share(c.bytes, t.cache_bytes / t.local_world_size)
-    return ms + c.id * price(t.costs, way, "home_id") + cold * (c.row * price(t.costs, way, "cold_row")
+    return ms + c.id * price(t.costs, way, "home_id") + c.home_bag * price(t.costs, way, "home_bag")
+      + c.home_bag_byte * price(t.costs, way, "home_bag_byte") + cold * (c.row * price(t.costs, way, "cold_row")
       + c.row_byte * price(t.costs, way, "cold_row_byte"))
   end
   local function exchange(way, near, far)

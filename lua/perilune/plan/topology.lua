@@ -23,6 +23,7 @@ M.ParameterStorage = util.face("peri.plan.ParameterStorage", { HBM = "hbm", DDR 
 ---   step           1
 ---   table          shards that a rank has
 ---   home_id        ids that a rank sends
+---   home_bag, home_bag_byte  bags that come back to a rank, as its model gets them, and their bytes
 ---   id             ids that a rank looks up
 ---   id_byte        bytes of their rows
 ---   row            rows that are looked up, each once
@@ -36,8 +37,8 @@ M.ParameterStorage = util.face("peri.plan.ParameterStorage", { HBM = "hbm", DDR 
 ---   cold_bag_byte  those of them that leave the caches before they are read again
 ---   replica_byte   bytes of replicated tables
 ---   near, far      milliseconds of exchanges at the topology's rates, within and across hosts
-M.units = { "step", "table", "home_id", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id", "odd_row", "cut_id", "cut_bag",
-  "cold_row", "cold_row_byte", "bag", "bag_byte", "cold_bag_byte", "replica_byte", "near", "far" }
+M.units = { "step", "table", "home_id", "home_bag", "home_bag_byte", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id", "odd_row",
+  "cut_id", "cut_bag", "cold_row", "cold_row_byte", "bag", "bag_byte", "cold_bag_byte", "replica_byte", "near", "far" }
 
 --- Bytes a millisecond: the unit of all bandwidths, as all times are milliseconds.
 local function per_second(bytes) return bytes / 1000 end
@@ -58,6 +59,7 @@ local arguments = {
   inter_host_bw = per_second(12.5 * GiB),   -- of a rank, to other hosts
   intra_host_latency = 0,                   -- milliseconds of an exchange that moves nothing
   inter_host_latency = 0,
+  inter_host_burst = 0,                     -- bytes of a rank that a link with a limit lets through at once after it rested
   bwd_compute_multiplier = 2,               -- time of a backward pass over that of its forward pass
   weighted_feature_bwd_compute_multiplier = 1,
   processors = util.optional.number,        -- of a host; default: one for each of its ranks
@@ -82,7 +84,7 @@ local function check_positive(self, names)
 end
 
 local function check_latencies(self)
-  for _, name in ipairs { "intra_host_latency", "inter_host_latency" } do
+  for _, name in ipairs { "intra_host_latency", "inter_host_latency", "inter_host_burst" } do
     local x = self[name]
     if not (x >= 0 and x < math.huge) then P.fail(("Topology: %s is %s, allowed: finite numbers >= 0"):format(name, tostring(x))) end
   end
@@ -104,8 +106,8 @@ local function check_measured(self)
     signature.value("Topology", "costs." .. way, list, "table")
     for unit in util.ordered(list) do
       if not util.index_of(M.units)[unit] then
-        P.fail(("Topology: costs.%s.%s: there is no such unit, but %s; prices of another version: measure again (perilune calibrate)"):format(
-          way, tostring(unit), table.concat(M.units, ", ")))
+        P.fail(("Topology: costs.%s.%s: there is no such unit, but %s; of prices of another version: measure again (perilune calibrate)")
+          :format(way, tostring(unit), table.concat(M.units, ", ")))
       end
     end
     check_numbers("costs." .. way, list)
