@@ -149,6 +149,25 @@ describe("exchanges across hosts", function()
   end)
 end)
 
+describe("links that rest while ranks compute", function()
+  it("make up for it with a burst, and for no more than there is to exchange", function()
+    local limited = plan.Topology { world_size = 4, local_world_size = 2, inter_host_bw = 1000, inter_host_burst = 2000 }
+    local free = plan.Topology { world_size = 4, local_world_size = 2, inter_host_bw = 1000 }
+    assert.equal(2, step.made_up(limited, 5, 30))
+    assert.equal(0.5, step.made_up(limited, 0.5, 30))
+    assert.equal(0.1, step.made_up(limited, 5, 0.1))
+    assert.equal(0, step.made_up(free, 5, 30))
+    local model, constraints = model_of(4)
+    local function ms(topology)
+      local options, placement = step.of_plan(plan.table_wise_by_size({ [""] = model[1].tables }, { world_size = 4 }), model, topology,
+        BATCH, constraints)
+      return step.ms(step.by_rank(options, placement, topology), topology)
+    end
+    local saved = ms(free) - ms(limited)
+    assert.is_true(saved > 0 and saved <= 4)
+  end)
+end)
+
 describe("estimates = 'step'", function()
   it("rate the plan that is made as step.predict does, and again the same", function()
     local model, constraints = model_of(6)

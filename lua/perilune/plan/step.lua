@@ -22,7 +22,8 @@ local WIRE = 4    -- bytes of a number on the wire, of an id (shards have fewer 
 local NUMBER = 4  -- bytes of what is pooled
 local LINE = 64   -- bytes that come from memory at once
 local KEPT = 2048 -- bytes that a rank knows about a table
-local COPIES = 3  -- of the rows that a rank returns: as looked up, as they arrive, as they leave for the model
+local COPIES = 3  -- of the rows that a rank returns: as looked up, as they arrive, as they leave for the model; of a replica: weights, its
+                  -- gradient, what arrives of it
 
 --- Columns of rows that lookups and updates know when they are compiled (kernels/cpu/tbe_forward.c, tbe_batch.c).
 local common = { [32] = true, [64] = true, [128] = true, [256] = true }
@@ -243,6 +244,8 @@ function M.amounts(ranks, topology)
   amounts.cold_row = busiest(ranks, topology, function(c) return c.row * rows[c] end)
   amounts.cold_row_byte = busiest(ranks, topology, function(c) return c.row_byte * rows[c] end)
   amounts.cold_bag_byte = busiest(ranks, topology, function(c) return c.bag_byte * bags[c] end)
+  local replicas = cold_shares(ranks, topology, cold_share_in_turn, function(c) return COPIES * c.replica_byte end)
+  amounts.cold_replica_byte = busiest(ranks, topology, function(c) return c.replica_byte * replicas[c] end)
   local back = util.copy(amounts)
   local far_ids, far_rows, far_back = far_ms(ranks, topology)
   amounts.near, amounts.far = near_ms(ranks, topology, "near_out") + near_ms(ranks, topology, "near_ids"), far_ids + far_rows
@@ -250,12 +253,27 @@ function M.amounts(ranks, topology)
   return { forward = amounts, backward = back }
 end
 
+--- Of a pass that computes for so many milliseconds and exchanges across hosts for `far`: milliseconds that the links make up for, having
+--- rested while ranks computed.
+function M.made_up(topology, compute, far)
+  return math.min(topology.inter_host_burst / topology.inter_host_bw, compute, far)
+end
+
+--- Milliseconds of a pass with these amounts at these prices, but for what crosses hosts; and of that.
+function M.parts(amounts, costs, way)
+  local compute = 0
+  for _, unit in ipairs(M.units) do
+    if unit ~= "far" then compute = compute + amounts[unit] * price(costs, way, unit) end
+  end
+  return compute, amounts.far * price(costs, way, "far")
+end
+
 --- Milliseconds of a step: all, forward, backward.
 function M.ms(ranks, topology)
   local amounts, ms = M.amounts(ranks, topology), {}
   for way, list in util.ordered(amounts) do
-    ms[way] = 0
-    for _, unit in ipairs(M.units) do ms[way] = ms[way] + list[unit] * price(topology.costs, way, unit) end
+    local compute, far = M.parts(list, topology.costs, way)
+    ms[way] = compute + far - M.made_up(topology, compute, far)
   end
   return ms.forward + ms.backward, ms.forward, ms.backward
 end
@@ -395,6 +413,8 @@ local fields = {}
 for _, name in ipairs(summed) do fields[name] = "number" end
 signature.object("rank_counts", "counts of a rank (step.by_rank)", fields)
 signature.list_of("step_counts", "a list of counts of ranks (step.by_rank)", "rank_counts")
-signature.check("plan.step.", M, { amounts = "ranks: step_counts, topology: Topology", ms = "ranks: step_counts, topology: Topology" })
+signature.check("plan.step.", M, { made_up = "topology: Topology, compute: number, far: number",
+  parts = "amounts: table, costs: table?, way: string", amounts = "ranks: step_counts, topology: Topology",
+  ms = "ranks: step_counts, topology: Topology" })
 
 return M
