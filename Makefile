@@ -10,6 +10,7 @@
 #   make cuda            the devices' plugin cuda and the transport nccl, by nvcc (plain `make` leaves them out: minutes); CUDA=1 make
 #   make cuda-report     what nvcc made of the kernels, beside what a GPU asks for: docs/cuda.md   NVDISASM=
 #   make check-cuda      kernels/cuda compiled for the host: every spec of devices on it
+#   make check-cuda-san  the short ones of them, under the sanitizers of addresses and of undefined behaviour
 #   make gpu-check       on a machine with a GPU: every spec and case list on it, sanitizers, the demonstration, the benchmark
 #   make lint            layers, boundary, style
 #   make install         PREFIX=/usr/local DESTDIR=
@@ -139,7 +140,7 @@ CXXFLAGS := -std=c++17 -O2 -g1 -fPIC -fvisibility=hidden -ffp-contract=off -Ites
 LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 CDEF := $B/lua/perilune/cdef.lua
 
-.PHONY: all help probe config needed setup test check check-c check-lua parity check-mpi check-net check-cuda gpu-check gpu-check-run fuzz demo demo-run lint install uninstall clean distclean \
+.PHONY: all help probe config needed setup test check check-c check-lua parity check-mpi check-net check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run lint install uninstall clean distclean \
 	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-collision bench-net \
 	bench-pipeline bench-plan
 .DELETE_ON_ERROR:
@@ -381,6 +382,11 @@ fuzz: all $(FUZZ)
 # Everything that runs on the device opaque, on kernels/cuda compiled for the host instead; `check` runs the kernels' own cases on them.
 check-cuda: all $(UNIT) $(UNIT_CXX) $(TEST_PLUGINS) $(CUDA_HOST) $(RACES) $(NCCL_HOST)
 	@$(RUN_TESTS) --parts=cuda
+# Its short specs, under the sanitizers of addresses and of undefined behaviour.
+check-cuda-san:
+	@for san in address undefined; do $(SUBMAKE) check-cuda-short SAN=$$san || exit 1; done
+check-cuda-short: all $(CUDA_HOST)
+	@$(RUN_TESTS) --parts=cuda-short
 # On a machine with a GPU: everything on it, sanitizers, the demonstration, the benchmark. GPU=cuda_host: the same on the pretended one.
 GPU ?= cuda
 CUDA_KERNELS := $B/cuda/libperilune_cuda_kernels.so

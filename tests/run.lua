@@ -1,7 +1,7 @@
 -- run.lua: runs the tests: cmocka programs, busted specs, the same specs under mpirun and on several machines, fuzzers, lint. `make test`
 -- calls it.
 --
---   luajit tests/run.lua [--parts=c,lua,mpi,net,fuzz,lint,cuda,gpu] [--only=PATTERN] [--seed=N] [--jobs=N] [--fuzz-seconds=N]
+--   luajit tests/run.lua [--parts=c,lua,mpi,net,fuzz,lint,cuda,cuda-short,gpu] [--only=PATTERN] [--seed=N] [--jobs=N] [--fuzz-seconds=N]
 --     --build=build ...
 --
 -- Files are found by their places: tests/unit/*.c, tests/kernels/*.c, tests/fuzz/*.c (programs are built by make under
@@ -12,7 +12,8 @@
 --   machines: 2,2 3,1   run it on pretended machines too (tests/net/nodes), of so many ranks each; --parts=all-net runs all that run under
 --                       mpirun -n 4 on 2,2 and on 1,1,1,1
 --   nccl: too           a spec that starts its own ranks: --parts=cuda has them exchange tensors of devices by the transport nccl
--- --parts=cuda has another device behind the name `opaque`: kernels/cuda compiled for the host. --parts=gpu has --device there (cuda),
+-- --parts=cuda has another device behind the name `opaque`: kernels/cuda compiled for the host (cuda-short: the short specs only, in one
+-- process each). --parts=gpu has --device there (cuda),
 -- whose kernels then run the case lists of tests/kernels too (--kernels: their library), and nccl with as many ranks as there are --gpus.
 --   cuda: always        a short one of those that --parts=cuda runs: run it so beside --parts=lua (mpi: on nccl) too
 --     inputs: 30000       how many a fuzzer makes (default 100000; lua.lua counts children)
@@ -145,6 +146,7 @@ local stand_ins = {
 }
 local pretended_gpu = io.open(on_host .. "/libperilune_cuda_host.so")
 if pretended_gpu then pretended_gpu:close() end
+if wanted["cuda-short"] then wanted.cuda, stand_ins.cuda.few = true, true end
 stand_ins.cuda.short = (wanted.lua or wanted.mpi) and not wanted.cuda and options.san == "" and pretended_gpu ~= nil
 for part, s in pairs(stand_ins) do -- any order: each by itself
   if wanted[part] or s.short then
@@ -164,7 +166,7 @@ end
 
 for _, s in pairs(stand_ins) do -- any order: jobs are shuffled
   for _, p in ipairs(options.cmocka ~= "" and programs "unit" or {}) do
-    if on_opaque(p.name) and not s.short then
+    if on_opaque(p.name) and not s.short and not s.few then
       job { name = ("%s (%s)"):format(p.name, s.name), part = s.name, head = p.head, argv = { p.program }, deadline = 120, tap = true,
         env = s.env }
     end
@@ -176,7 +178,7 @@ for _, s in pairs(stand_ins) do -- any order: jobs are shuffled
 end
 
 --- The pretended GPU whose device code is watched for races (tests/cuda_host/races.cc): the case lists, and the short specs.
-local races = wanted.cuda and io.open(on_host .. "/races/libperilune_cuda_host.so")
+local races = wanted.cuda and not wanted["cuda-short"] and io.open(on_host .. "/races/libperilune_cuda_host.so")
 local watched = { name = "watched for races", env = { PERI_OPAQUE_DEVICE = "cuda_host",
   PERI_PLUGIN_PATH = ("%s/races:%s/%s"):format(on_host, here, B), PERI_CUDA_KERNELS = on_host .. "/races/libperilune_cuda_host.so" } }
 if races then races:close() else watched = nil end
@@ -256,7 +258,7 @@ for _, path in ipairs(specs) do
       job { name = ("%s (%s, mpirun -n %s)"):format(path, what, n), part = "specs on " .. what, head = head, ranks = tonumber(n),
         deadline = 360, weight = jobs_limit, argv = busted_argv({ B .. "/perilune", "run", "-n", n }, path), env = with(env, ranked) }
     end
-    local taken = not s.short or head:find("cuda: always", 1, true)
+    local taken = not s.short and not s.few or head:find("cuda: always", 1, true)
     if on_opaque(path) and taken and (wanted.lua or not s.short) then
       job { name = ("%s (%s)"):format(path, s.name), part = s.name, head = head, argv = busted_argv({ "luajit" }, path), deadline = 360,
         env = with(s.env, { LD_PRELOAD = options.preload ~= "" and options.preload or nil }) }
@@ -265,11 +267,12 @@ for _, path in ipairs(specs) do
       job { name = ("%s (%s)"):format(path, watched.name), part = watched.name, head = head, argv = busted_argv({ "luajit" }, path),
         deadline = 900, env = watched.env }
     end
-    if head:match "nccl: too" and not s.short and options.mpi ~= "" and s.most >= 4 then
+    if head:match "nccl: too" and not s.short and not s.few and options.mpi ~= "" and s.most >= 4 then
       job { name = path .. " (nccl)", part = "specs on nccl", head = head, deadline = 600, env = nccl,
         argv = busted_argv({ "luajit" }, path) }
     end
-    if worlds and taken and path:match "^spec/dist/" and options.mpi ~= "" and on_opaque(path) and (wanted.mpi or not s.short) then
+    local ranked_too = worlds and taken and not s.few and (wanted.mpi or not s.short)
+    if ranked_too and path:match "^spec/dist/" and options.mpi ~= "" and on_opaque(path) then
       for n in worlds:gmatch "%d+" do
         if tonumber(n) <= s.most then under_mpirun("nccl", n, nccl) end
         if s.shared and n == "2" then under_mpirun("a shared " .. s.name, n, s.env) end

@@ -108,7 +108,7 @@ static peri_status collect(peri_backward *pass, peri_tensor *const *roots, int32
             if (e->node) PERI_TRY(add_node(pass, e->node, id));
         }
     }
-    qsort(pass->nodes, (size_t)pass->n, sizeof *pass->nodes, later_first);
+    if (pass->n > 0) qsort(pass->nodes, (size_t)pass->n, sizeof *pass->nodes, later_first);
     for (int64_t i = 0; i < pass->n; i++) pass->nodes[i]->place = i;
     return PERI_OK;
 }

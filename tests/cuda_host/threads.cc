@@ -77,10 +77,11 @@ struct warp {
     std::vector<meeting *> open;
 };
 
-std::vector<thread *> threads; /* of the block; kept for the next one */
+/* Lists live as long as the process, so that what they hold is not lost at its end. */
+auto &threads = *new std::vector<thread *>; /* of the block; kept for the next one */
 what state[THREADS_MOST];
-std::vector<warp> warps;
-std::vector<meeting *> spare;
+auto &warps = *new std::vector<warp>;
+auto &spare = *new std::vector<meeting *>;
 size_t count, ended_threads, at_barrier;
 int barrier_sum, barrier_result, barrier_line;
 const char *barrier_file;
@@ -361,7 +362,7 @@ struct region {
     char *base, *end, *at;
     size_t bytes;
 };
-std::vector<region *> regions;
+auto &regions = *new std::vector<region *>;
 region *dynamic;
 uint64_t block_number; /* of all blocks that ever ran */
 size_t shared_used;
