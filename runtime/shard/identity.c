@@ -171,7 +171,7 @@ static peri_status finish(peri_sharded *e, text *t)
 
 peri_status peri__identity_new(peri_sharded *e, const peri_sharded_config *c)
 {
-    static const char *const lanes[PERI__NODE_LANE] = {"table-wise and column-wise", "row-wise"}; /* the node lane has the codecs of both */
+    static const char *const lanes[] = {"table-wise and column-wise", "row-wise"}; /* the node lane has the codecs of both */
     text t = {0};
     add(&t, "the module\tseed\t%llu\n", (unsigned long long)c->seed);
     add(&t, "the module\tis_weighted\t%s\n", c->weighted ? "true" : "false");
@@ -179,8 +179,9 @@ peri_status peri__identity_new(peri_sharded *e, const peri_sharded_config *c)
     add(&t, "the module\toutput_dtype\t%s\n", peri_dtype_name(e->output_dtype));
     add(&t, "the module\tgradient_division\t%s\n", e->division > 1 ? "true" : "false");
     add(&t, "the module\tnumber of tables\t%d\n", c->n_tables);
-    for (int32_t lane = 0; lane < PERI__NODE_LANE; lane++)
-        for (int way = 0; way < 2; way++) add_codec(&t, lanes[lane], way, e->ways[lane].hops[0].codec[way]);
+    add(&t, "the module\trow_parts (PERI_TUNE)\t%d\n", e->parts);
+    for (int32_t lane = 0; lane < 2; lane++)
+        for (int way = 0; way < 2; way++) add_codec(&t, lanes[lane], way, e->ways[lane * PERI__SUMMED_LANE].hops[0].codec[way]);
     for (int32_t i = 0; i < c->n_tables; i++) add_table(&t, c, i, &e->tables[i]);
     for (int32_t o = 0; o < c->n_optimizers; o++)
         if (e->rates[o].table >= 0) add_optimizer(&t, c->tables[e->rates[o].table].name, &c->optimizers[o]);

@@ -5,6 +5,7 @@
  */
 #include "module.h"
 
+#include "../base/tune.h"
 #include "../tensor/jagged_internal.h"
 
 #include <math.h>
@@ -190,19 +191,64 @@ static void set_hop(peri__hop *hop, peri_group *group, bool sums, const peri_sha
     }
 }
 
-/** Lane 0 is for rows that are exchanged, lane 1 for rows that are exchanged and added up; one lane will do where their codecs are alike.
- *  Rows of the node lane are added up within the node, and what comes of it is exchanged, if there is another node. Returns the lane of
- *  row-wise tables. */
+/** The first lanes are for rows that are exchanged, those from PERI__SUMMED_LANE on for rows that are exchanged and added up; the first
+ *  will do where their codecs are alike. Rows of the node lane are added up within the node, and what comes of it is exchanged, if there is
+ *  another node. Returns the lane of row-wise tables. */
 static int32_t choose_lanes(peri_sharded *e, const peri_sharded_config *c)
 {
     for (int32_t lane = 0; lane < PERI__LANES; lane++) e->ways[lane].division = e->division;
-    set_hop(&e->ways[0].hops[0], e->group, false, &c->all_to_all);
-    set_hop(&e->ways[1].hops[0], e->group, false, &c->reduce_scatter);
+    for (int32_t part = 0; part < PERI__PARTS; part++) {
+        set_hop(&e->ways[part].hops[0], e->group, false, &c->all_to_all);
+        set_hop(&e->ways[PERI__SUMMED_LANE + part].hops[0], e->group, false, &c->reduce_scatter);
+    }
     set_hop(&e->ways[PERI__NODE_LANE].hops[0], e->node_group, true, &c->reduce_scatter);
     set_hop(&e->ways[PERI__NODE_LANE].hops[1], e->group, false, &c->all_to_all);
     set_hop(&e->ways[PERI__COPY_LANE].hops[0], e->group, false, &(peri_sharded_codecs){0}); /* or a rank would not learn what others do */
-    peri_codec *const *a = e->ways[0].hops[0].codec, *const *b = e->ways[1].hops[0].codec;
-    return same_codec(a[0], b[0]) && same_codec(a[1], b[1]) ? 0 : 1;
+    peri_codec *const *a = e->ways[0].hops[0].codec, *const *b = e->ways[PERI__SUMMED_LANE].hops[0].codec;
+    return same_codec(a[0], b[0]) && same_codec(a[1], b[1]) ? 0 : PERI__SUMMED_LANE;
+}
+
+/** Whether what becomes of a number on a lane of this kind does not depend on what else is in its message. */
+static bool divisible(const peri_sharded *e, int32_t lane)
+{
+    peri_codec_config config;
+    for (int way = 0; way < 2; way++) {
+        const peri_codec *codec = e->ways[lane].hops[0].codec[way];
+        if (!codec) continue;
+        peri_codec_describe(codec, &config);
+        if (config.row_dim) return false;
+    }
+    return true;
+}
+
+/** Hand tables whose rows travel between machines out to the parts of their lanes, so that each rank has about as many columns of its own
+ *  in each. On one machine rows need no time to speak of. Tables in files are in the first part: what is read for them counts for all. */
+static peri_status choose_parts(peri_sharded *e, const peri_sharded_config *c)
+{
+    e->parts = 1;
+    bool far = false, can[2] = {divisible(e, 0), divisible(e, PERI__SUMMED_LANE)};
+    for (int32_t r = 1; r < e->world_size; r++) far = far || e->nodes[r] != e->nodes[0];
+    if (far) e->parts = (int32_t)peri__tune(PERI__TUNE_row_parts);
+    if (e->parts == 1) return PERI_OK;
+    int64_t *all = peri__alloc_zero(sizeof *all * 2 * (size_t)e->world_size), *before = all + e->world_size;
+    if (!all) return PERI_ENOMEM;
+    for (int counted = 0; counted < 2; counted++)
+        for (int32_t t = 0; t < e->n_tables; t++) {
+            peri__route_table *table = &e->tables[t];
+            const peri_shard *first = NULL;
+            if (table->data_parallel || table->lane >= PERI__NODE_LANE || !can[table->lane >= PERI__SUMMED_LANE] || c->tables[t].cache)
+                continue;
+            for (int32_t s = table->n_shards; s-- > 0;)
+                if (table->shards[s].rows > 0) first = &table->shards[s];
+            if (!first) continue;
+            if (counted)
+                table->lane += (int32_t)(e->parts * (2 * before[first->rank] + first->cols * table->n_features) / (2 * all[first->rank]));
+            for (int32_t s = 0; s < table->n_shards; s++)
+                if (table->shards[s].rows > 0)
+                    (counted ? before : all)[table->shards[s].rank] += table->shards[s].cols * table->n_features;
+        }
+    peri__free(all);
+    return PERI_OK;
 }
 
 /** The shards of a table, in its entry of e->tables. */
@@ -260,6 +306,15 @@ static bool any_exact(const peri_sharded_config *c)
     return false;
 }
 
+/** The way of a table's rows has hops, if they travel. */
+static const peri__way *open_way(peri_sharded *e, const peri__route_table *table)
+{
+    peri__way *way = &e->ways[table->lane];
+    if ((!table->data_parallel || table->copied) && e->world_size > 1)
+        way->n = table->lane == PERI__NODE_LANE && e->node_group != e->group ? 2 : 1;
+    return way;
+}
+
 static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
 {
     int32_t n_features = 0, at = 0;
@@ -284,8 +339,7 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
         take_collision(e, from->collision, to);
         memcpy(e->features + at, from->features, sizeof *e->features * (size_t)from->n_features);
         at += from->n_features;
-        peri__way *way = &e->ways[to->lane];
-        if ((!to->data_parallel || copied) && e->world_size > 1) way->n = to->lane == PERI__NODE_LANE && e->node_group != e->group ? 2 : 1;
+        const peri__way *way = open_way(e, to);
         e->divisor[t] = gradient_divisor(e, c, from, copied);
         e->divisor[c->n_tables + t] = to->data_parallel ? e->divisor[t] : peri__way_divides_first(way);
         e->halvings[t] = halvings_of(e, c, from);
@@ -298,6 +352,9 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
         e->router.wire_i32 = e->router.wire_i32 && (!copied || to->rows <= INT32_MAX);
         for (int32_t s = 0; s < to->n_shards; s++) e->router.wire_i32 = e->router.wire_i32 && to->shards[s].rows <= INT32_MAX;
     }
+    PERI_TRY(choose_parts(e, c));
+    for (int32_t lane = 0; lane < PERI__LANES; lane++) e->ways[lane].n = 0;
+    for (int32_t t = 0; t < c->n_tables; t++) open_way(e, &e->tables[t]);
     return PERI_OK;
 }
 

@@ -21,6 +21,7 @@ typedef struct peri__table_set {
     peri_tbe *tbe;
     int32_t optimizer; /* index into the configuration's; -1: none (dense, quantized) */
     int32_t place;     /* of the configuration's places */
+    int32_t part;      /* that of their lanes */
     int32_t dtype;
     bool dense, replica, cached, mapped;
     bool by_id; /* of tables whose rows go home one by one */
@@ -133,6 +134,7 @@ struct peri_sharded {
     double division;    /* of gradients that travel */
     int32_t *nodes;     /* world_size: the node of each rank */
     peri_group *node_group; /* the ranks of this rank's node; borrowed from `group` */
+    int32_t parts;     /* of the tables whose rows are exchanged, 1 or more */
     peri__way ways[PERI__LANES]; /* of rows: an exchange each; in the node lane a sum within the node before, if there are several nodes */
     peri__route_table *tables; /* n_tables */
     int32_t *features;  /* backing of tables[].features */

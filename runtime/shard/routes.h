@@ -13,9 +13,15 @@
 
 #include <perilune/shard.h>
 
-/** Pooled rows travel in lanes: two for rows that are exchanged, which may have codecs of their own; one for rows that are added up within
- *  their node before, where a node's ranks have the same lookups, in the same order; one for the gradients of copies, without codec. */
-enum { PERI__NODE_LANE = 2, PERI__COPY_LANE = 3, PERI__LANES = 4 };
+/** Pooled rows travel in lanes: two kinds for rows that are exchanged, which may have codecs of their own; one for rows that are added up
+ *  within their node before, where a node's ranks have the same lookups, in the same order; one for the gradients of copies, without codec.
+ *
+ *  The two kinds have a lane for each of several parts of the tables: rows of the first part are on their way while those of the next are
+ *  looked up, and its tables are updated while gradients of the next are still to come. */
+enum { PERI__PARTS = 8, PERI__SUMMED_LANE = PERI__PARTS, PERI__NODE_LANE = 2 * PERI__PARTS, PERI__COPY_LANE, PERI__LANES };
+
+/** The part of the tables whose rows are in a lane. */
+static inline int32_t peri__lane_part(int32_t lane) { return lane < PERI__NODE_LANE ? lane % PERI__PARTS : 0; }
 
 /** One table of a sharded module, as the routes see it. */
 typedef struct peri__route_table {

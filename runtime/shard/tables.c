@@ -9,8 +9,8 @@
 
 /* -- sets of tables ----------------------------------------------------------------------------------------------------------------- */
 
-/** The set of a table, at a place of this rank, found or appended; -1: no memory. */
-static int32_t set_of(peri_sharded *e, const peri_sharded_table *table, bool replica, bool by_id, int32_t place)
+/** The set of a table, at a place of this rank and of a part, found or appended; -1: no memory. */
+static int32_t set_of(peri_sharded *e, const peri_sharded_table *table, bool replica, bool by_id, int32_t place, int32_t part)
 {
     bool dense = table->compute_kernel == PERI_KERNEL_DENSE, cached = table->cache != NULL;
     bool mapped = table->mapped && !peri_device_host_access(e->device); /* else there is nothing that would keep them apart */
@@ -19,12 +19,12 @@ static int32_t set_of(peri_sharded *e, const peri_sharded_table *table, bool rep
     for (int32_t g = 0; g < e->n_sets; g++)
         if (e->sets[g].optimizer == optimizer && e->sets[g].dtype == dtype && e->sets[g].replica == replica &&
             e->sets[g].cached == cached && e->sets[g].mapped == mapped && e->sets[g].mean == mean && e->sets[g].by_id == by_id &&
-            e->sets[g].place == place)
+            e->sets[g].place == place && e->sets[g].part == part)
             return g;
     peri__table_set *more = peri__realloc(e->sets, sizeof *more * (size_t)(e->n_sets + 1));
     if (!more) return -1;
     e->sets = more;
-    e->sets[e->n_sets] = (peri__table_set){.optimizer = optimizer, .place = place, .dtype = dtype, .dense = dense,
+    e->sets[e->n_sets] = (peri__table_set){.optimizer = optimizer, .place = place, .part = part, .dtype = dtype, .dense = dense,
                                            .replica = replica, .cached = cached, .mapped = mapped, .by_id = by_id, .mean = mean};
     return e->n_sets++;
 }
@@ -157,12 +157,12 @@ peri_status peri__tables_new(peri_sharded *e, const peri_sharded_config *c)
 {
     for (int32_t t = 0; t < c->n_tables; t++) {
         const peri__route_table *table = &e->tables[t];
-        int32_t g = table->data_parallel ? set_of(e, &c->tables[t], !table->copied, false, 0) : 0;
+        int32_t g = table->data_parallel ? set_of(e, &c->tables[t], !table->copied, false, 0, 0) : 0;
         if (g < 0) return PERI_ENOMEM;
         if (table->data_parallel) PERI_TRY(set_add(&e->sets[g], t, -1));
         for (int32_t s = 0; s < table->n_shards; s++) {
             if (table->shards[s].rank != e->rank || table->shards[s].rows == 0) continue;
-            g = set_of(e, &c->tables[t], false, table->by_id, table->places[s]);
+            g = set_of(e, &c->tables[t], false, table->by_id, table->places[s], peri__lane_part(table->lane));
             if (g < 0) return PERI_ENOMEM;
             PERI_TRY(set_add(&e->sets[g], t, s));
         }

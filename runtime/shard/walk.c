@@ -6,7 +6,9 @@
  *
  * The owner's buffer holds rows as [own lookups | replicas | rank 0's | rank 1's ...]: what belongs to this rank itself comes first and is
  * never sent; then what others get, lane after lane, in each rank after rank. The home side's buffer holds what other ranks return,
- * likewise by lane and rank. Gradients use two buffers of the same layouts, the other way round. Each lane has a way of its own.
+ * likewise by lane and rank. Gradients use two buffers of the same layouts, the other way round. Each lane has a way of its own. Rows of
+ * the first part of the tables (routes.h) set out before the next are looked up, and the tables of a part are updated as soon as its
+ * gradients are back.
  *
  * The two directions may carry different rows (peri__rule), in layouts of their own, with a lookup each. Else they share both.
  *
@@ -15,6 +17,7 @@
  */
 #include "walk.h"
 
+#include "../base/between.h"
 #include "../tensor/jagged_internal.h"
 
 /** A batch between its lookup and the end of its backward pass; shared by the work and the two nodes. */
@@ -29,6 +32,7 @@ typedef struct batch {
     peri_tensor *looked_up, *received;                /* the rows of the results, if the weights' gradient is made of them here */
     /* Backward: */
     peri__journey gradient[PERI__LANES];
+    int32_t back;                /* parts whose gradient is back, and done with */
     peri_tensor *sent, *rows;    /* its buffers: on the home side, and the owner's */
     peri_tensor **grad;          /* by result, and what updates take for their gradient: where own rows are read; NULL: not so */
     peri_tensor **replica_flat;  /* by set: gradients of fused replicas, being reduced */
@@ -44,6 +48,7 @@ typedef struct output_dist {
     int there;                   /* of their rows: PERI__*_THERE */
     peri__input_dist *ids;       /* of the batch, while rows of its raw ids are asked for; retained */
     peri__journey rows[PERI__LANES];
+    bool sent;                   /* all parts have set out: who moves works on between them does not take this one for complete */
     peri__node *leave;           /* until the output is handed out; NULL: not recorded */
     bool used;
 } output_dist;
@@ -174,14 +179,15 @@ static peri_status lane_of(const peri__batch_layout *l, peri_tensor *buffer, int
     return peri__tensor_view(buffer, 1, &n[lane], NULL, buffer->offset + at, out);
 }
 
-/** Send the others' part of an owner's buffer to the homes, or a home's buffer to the owners. */
-static peri_status rows_start(const batch *b, peri_tensor *owner, peri_tensor *home, int32_t direction, peri__journey *journeys)
+/** Send what belongs to others in a part of an owner's buffer to the homes, or of a home's buffer to the owners. */
+static peri_status rows_start(const batch *b, int32_t part, peri_tensor *owner, peri_tensor *home, int32_t direction,
+                              peri__journey *journeys)
 {
     const peri__batch_layout *l = b->layouts[direction];
     for (int32_t lane = 0; lane < PERI__LANES; lane++) {
         const peri__way *way = &b->ebc->ways[lane];
         peri_tensor *ends[2] = {NULL, NULL};
-        if (!way->n) continue;
+        if (!way->n || peri__lane_part(lane) != part) continue;
         peri_status status = lane_of(l, owner, lane, false, &ends[0]);
         if (status >= 0) status = lane_of(l, home, lane, true, &ends[1]);
         if (status >= 0)
@@ -194,10 +200,10 @@ static peri_status rows_start(const batch *b, peri_tensor *owner, peri_tensor *h
     return PERI_OK;
 }
 
-static peri_status rows_test(peri__journey *journeys)
+static peri_status rows_test(peri__journey *journeys, int32_t part)
 {
     for (int32_t lane = 0; lane < PERI__LANES; lane++) {
-        peri_status status = peri__journey_test(&journeys[lane]);
+        peri_status status = peri__lane_part(lane) == part ? peri__journey_test(&journeys[lane]) : PERI_OK;
         if (status != PERI_OK) return status;
     }
     return PERI_OK;
@@ -250,15 +256,15 @@ static peri_status update(const batch *b, int32_t g, peri_tensor *rows)
     return status;
 }
 
-/** Give the leaves of a dense set their gradients; @at counts the leaves of the node. */
-static peri_status dense_gradients(const batch *b, int32_t g, peri_tensor *rows, peri_tensor **grad_in, int32_t *at)
+/** Give the leaves of a dense set their gradients: those of the node from @first on. */
+static peri_status dense_gradients(const batch *b, int32_t g, peri_tensor *rows, peri_tensor **grad_in, int32_t first)
 {
     peri__table_set *set = &b->ebc->sets[g];
     peri_tensor *flat;
     PERI_TRY(flat_gradient(b, g, rows, &flat));
     peri_status status = PERI_OK;
     for (int32_t i = 0; i < set->n_tables && status >= 0; i++)
-        status = peri_tbe_gradient_table(set->tbe, flat, i, &grad_in[(*at)++]);
+        status = peri_tbe_gradient_table(set->tbe, flat, i, &grad_in[first + i]);
     peri_tensor_release(flat);
     return status;
 }
@@ -272,24 +278,37 @@ static peri_status replicas_test(batch *b)
     return PERI_OK;
 }
 
-/** Inputs: the leaves of the dense sets, and the token of weights_dist. */
+/** The gradient of a part is back. */
+static peri_status part_done(const batch *b, int32_t part, peri_tensor **grad_in)
+{
+    const peri_sharded *e = b->ebc;
+    int32_t leaves = 0;
+    for (int32_t g = 0; g < e->n_sets; g++) {
+        const peri__table_set *set = &e->sets[g];
+        int32_t first = leaves;
+        leaves += set->dense ? set->n_tables : 0;
+        if (set->part != part) continue;
+        if (set->dense) PERI_TRY(dense_gradients(b, g, b->rows, grad_in, first));
+        else if (set->replica) PERI_TRY(peri_tbe_gradient_apply(set->tbe, b->replica_flat[g]));
+        else PERI_TRY(update(b, g, b->rows));
+    }
+    return PERI_OK;
+}
+
+/** Inputs: the leaves of the dense sets, and the token of weights_dist. Part after part, while the next is still on its way. */
 static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_tensor **grad_in)
 {
     (void)leave;
     batch *b = (batch *)trip;
-    peri_sharded *e = b->ebc;
-    peri_status status = rows_test(b->gradient);
-    if (status == PERI_OK) status = replicas_test(b);
-    if (status != PERI_OK) return status;
+    for (; b->back < b->ebc->parts; b->back++) {
+        peri_status status = rows_test(b->gradient, b->back);
+        if (status == PERI_OK && b->back == 0) status = replicas_test(b);
+        if (status != PERI_OK) return status;
+        PERI_TRY(part_done(b, b->back, grad_in));
+        if (b->back + 1 < b->ebc->parts) peri__between();
+    }
     peri_tensor_release(b->sent);
     b->sent = NULL;
-    int32_t at = 0;
-    for (int32_t g = 0; g < e->n_sets; g++) {
-        peri__table_set *set = &e->sets[g];
-        if (set->dense) PERI_TRY(dense_gradients(b, g, b->rows, grad_in, &at));
-        else if (set->replica) PERI_TRY(peri_tbe_gradient_apply(set->tbe, b->replica_flat[g]));
-        else PERI_TRY(update(b, g, b->rows));
-    }
     forget_gradients(b);
     peri_tensor_release(b->rows);
     b->rows = NULL;
@@ -423,7 +442,8 @@ static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
     PERI_TRY_GOTO(new_f32(e->device, own_of(l) + l->owner->sent_out, &b->rows), out);
     PERI_TRY_GOTO(new_f32(e->device, h->received_out, &b->sent), out);
     PERI_TRY_GOTO(spread(b, grad_out, &grad, &parts), out);
-    PERI_TRY_GOTO(rows_start(b, b->rows, b->sent, PERI__TO_OWNERS, b->gradient), out);
+    for (int32_t part = 0; part < e->parts; part++)
+        PERI_TRY_GOTO(rows_start(b, part, b->rows, b->sent, PERI__TO_OWNERS, b->gradient), out);
     PERI_TRY_GOTO(make_weights(b, grad), out);
     status = reduce_replicas(b, parts ? parts : b->rows);
 out:
@@ -461,7 +481,8 @@ static peri_status record_lookup(batch *b, peri__node **leave)
 static peri_status output_step(peri_work *work)
 {
     output_dist *o = (output_dist *)work;
-    peri_status status = rows_test(o->rows);
+    peri_status status = o->sent ? PERI_OK : PERI_PENDING;
+    for (int32_t part = 0; status == PERI_OK && part < o->batch->ebc->parts; part++) status = rows_test(o->rows, part);
     if (status == PERI_OK && o->ids) status = peri__arrival_test(o->ids->arrival);
     return status < 0 ? peri__group_fail(o->batch->ebc->group, status) : status;
 }
@@ -490,6 +511,25 @@ static peri_status clear_sums(const batch *b, peri_tensor *buffer)
     return status;
 }
 
+/** Look up a part of the tables, and send the rows. @first: where own rows are written if they are placed; borrowed. */
+static peri_status look_up_part(output_dist *o, int32_t part, bool recording, peri_tensor *first)
+{
+    batch *b = o->batch;
+    peri_sharded *e = b->ebc;
+    for (int32_t g = 0; g < e->n_sets; g++) {
+        peri_tbe_batch *look = b->looks[PERI__TO_HOMES][g];
+        if (e->sets[g].part != part) continue;
+        if (recording) PERI_TRY(peri__tbe_ema(e->sets[g].tbe));
+        if (look->placed)
+            PERI_TRY(peri__batch_forward("peri_tbe_batch_forward", look, e->sets[g].replica ? o->results : first));
+        else PERI_TRY(peri_tbe_batch_forward(look, o->buffer));
+    }
+    peri__parts_begin(e->group);
+    peri_status status = rows_start(b, part, o->buffer, o->received, PERI__TO_HOMES, o->rows);
+    peri__parts_end(e->group);
+    return status;
+}
+
 static peri_status look_up(output_dist *o)
 {
     batch *b = o->batch;
@@ -507,20 +547,14 @@ static peri_status look_up(output_dist *o)
     if ((replicas || e->kind->by_id || !e->routes->n_replicas) && l->home->joined_rows > 0)
         status = peri__own_place(e, l, &b->given, b->looks[PERI__TO_HOMES], false, o->buffer, &o->results, &first);
     o->there = (replicas ? PERI__REPLICAS_THERE : 0) | (first ? PERI__OWN_THERE : 0);
-    for (int32_t g = 0; g < e->n_sets && status >= 0; g++) {
-        peri_tbe_batch *look = b->looks[PERI__TO_HOMES][g];
-        if (recording) status = peri__tbe_ema(e->sets[g].tbe);
-        if (status >= 0 && look->placed)
-            status = peri__batch_forward("peri_tbe_batch_forward", look, e->sets[g].replica ? o->results : first);
-        else if (status >= 0) status = peri_tbe_batch_forward(look, o->buffer);
+    for (int32_t part = 0; part < e->parts && status >= 0; part++) {
+        status = look_up_part(o, part, recording, first);
+        if (status >= 0 && part + 1 < e->parts) peri__between();
     }
     peri__replicas_unplace(e, b->looks[PERI__TO_HOMES]);
     peri__own_unplace(e, b->looks[PERI__TO_HOMES]);
     PERI_TRY(status);
-    peri__parts_begin(e->group);
-    status = rows_start(b, o->buffer, o->received, PERI__TO_HOMES, o->rows);
-    peri__parts_end(e->group);
-    PERI_TRY(status);
+    o->sent = true;
     return recording ? record_lookup(b, &o->leave) : PERI_OK;
 }
 
