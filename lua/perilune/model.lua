@@ -353,6 +353,18 @@ function DistributedModelParallel:apply_accumulated()
     reducer:enable(false)
   end
 end
+--- While on, backward passes end when averages of dense gradients have set out; wait_averages, after each pass, waits for them. What a
+--- data_parallel_wrapper of one's own returned may have no `defer`: it waits in the pass. All ranks alike.
+function DistributedModelParallel:defer_averages(on)
+  for _, reducer in ipairs(self:_reducers()) do
+    if reducer.defer then reducer:defer(on) end
+  end
+end
+function DistributedModelParallel:wait_averages()
+  for _, reducer in ipairs(self:_reducers()) do
+    if reducer.defer then reducer:finish() end
+  end
+end
 --- What averages gradients.
 function DistributedModelParallel:_reducers() return { self._reducer or nil } end
 
@@ -373,7 +385,7 @@ M.get_unwrapped_module = M.get_module
 
 signature.check("model.", M, { get_module = "module: Module", get_unwrapped_module = "module: Module" })
 signature.check("DistributedModelParallel:", DistributedModelParallel, { backward = "self: table, loss: tensor, grad: tensor?",
-  accumulate = "self: table, on: boolean?",
+  accumulate = "self: table, on: boolean?", defer_averages = "self: table, on: boolean?",
   copy = "self: table, device: device?", set_fused_learning_rate = "self: table, learning_rate: number" })
 
 return util.face("peri.model", M, { two_d = "perilune.model.two_d" }, { DMPCollection = "two_d" })

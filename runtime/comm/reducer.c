@@ -39,7 +39,7 @@ struct peri_reducer {
     int64_t n, buckets, posted, done; /* done: parameters written back */
     entry *entries;       /* in the order of the buckets: the last parameter first */
     bucket *bucket;
-    bool off, finishing;
+    bool off, deferred, finishing;
     peri_status failed;   /* of a callback, which cannot return it */
     char failure[PERI_MESSAGE_MAX];
 };
@@ -112,17 +112,22 @@ static int64_t bucket_limit(const peri_reducer *r, int64_t wanted)
     return peri__min(limit, peri__max(bytes / PARTS, LEAST_BYTES));
 }
 
-/** Cut entries [begin, ...) into one bucket of about @limit bytes; returns its end. */
+/** Cut entries [begin, ...) into one bucket of about @limit bytes; returns its end. Vectors stay with the matrix behind them: it is mostly
+ *  of the same layer, whose gradients are ready together, and a bucket sets out when its last one is. */
 static int64_t cut(const peri_reducer *r, int64_t begin, int64_t limit)
 {
     const peri_tensor *first = r->entries[begin].leaf;
-    int64_t bytes = 0, i = begin;
+    int64_t bytes = 0, i = begin, matrices = 0;
     for (; i < r->n; i++) {
         const peri_tensor *t = r->entries[i].leaf;
-        if (t->dtype != first->dtype || peri__device(t) != peri__device(first)) break;
-        if (i > begin && bytes + peri__numel(t) * peri_dtype_size(t->dtype) > limit) break;
-        bytes += peri__numel(t) * peri_dtype_size(t->dtype);
+        const int64_t more = peri__numel(t) * peri_dtype_size(t->dtype);
+        if (t->dtype != first->dtype || peri__device(t) != peri__device(first)) return i;
+        if (i > begin && bytes + more > limit && (t->ndim < 2 || matrices || bytes > limit)) break;
+        bytes += more;
+        matrices += t->ndim > 1;
     }
+    if (i == r->n || r->entries[i].leaf->ndim < 2) return i;
+    while (r->entries[i - 1].leaf->ndim < 2 && matrices) i--;
     return i;
 }
 
@@ -154,7 +159,7 @@ static peri_status make_group(peri_group *parent, peri_group **out)
 }
 
 static peri_reducer *of_ending(peri__ending *ending) { return (peri_reducer *)((char *)ending - offsetof(peri_reducer, ending)); }
-static peri_status finish_ending(peri__ending *ending) { return peri_reducer_finish(of_ending(ending)); }
+static peri_status finish_ending(peri__ending *ending);
 
 static void fini(peri__ending *ending)
 {
@@ -241,17 +246,30 @@ static peri_status write_back(entry *e)
     return PERI_LAUNCH(peri__device(leaf), divide, &args, peri__numel(leaf), GRAIN);
 }
 
-peri_status peri_reducer_finish(peri_reducer *r)
+/** No gradient is to come any more: post what is left. */
+static peri_status post_rest(peri_reducer *r)
 {
-    PERI_NEED(r);
-    if (!r->group || r->off) return PERI_OK;
     if (r->failed == PERI_OK && !r->finishing) {
         r->finishing = true;
         for (int64_t i = 0; i < r->n; i++)
             if (!r->entries[i].ready && remember(r, collect(&r->entries[i])) < 0) break;
         if (r->failed == PERI_OK) remember(r, post_complete(r));
     }
-    if (r->failed != PERI_OK) return peri__fail(r->failed, "%s", r->failure);
+    return r->failed == PERI_OK ? PERI_OK : peri__fail(r->failed, "%s", r->failure);
+}
+
+static peri_status finish_ending(peri__ending *ending)
+{
+    peri_reducer *r = of_ending(ending);
+    if (!r->deferred) return peri_reducer_finish(r);
+    return r->group && !r->off ? post_rest(r) : PERI_OK;
+}
+
+peri_status peri_reducer_finish(peri_reducer *r)
+{
+    PERI_NEED(r);
+    if (!r->group || r->off) return PERI_OK;
+    PERI_TRY(post_rest(r));
     while (r->done < r->n) {
         entry *e = &r->entries[r->done];
         peri_status status = peri_work_test(r->bucket[e->bucket].work);
@@ -282,6 +300,7 @@ peri_status peri_reducer_watch(peri_reducer *r, peri_tensor *t)
 }
 
 void peri_reducer_enable(peri_reducer *r, bool on) { r->off = !on; }
+void peri_reducer_defer(peri_reducer *r, bool on) { r->deferred = on; }
 
 void peri_reducer_release(peri_reducer *r)
 {

@@ -77,6 +77,56 @@ describe("Reducer", function()
     end)
   end)
 
+  it_alone("lets a bucket end with a layer: its vectors stay with its matrix", function()
+    local posted
+    sim.run(2, function(rank, world)
+      local W0, b0 = peri.ones({ 512, 512 }):requires_grad(), peri.ones({ 512 }):requires_grad() -- 1 MiB
+      local W1, b1 = peri.ones({ 256, 512 }):requires_grad(), peri.ones({ 256 }):requires_grad() -- 512 KiB
+      local reducer = dist.Reducer { group = world, params = { W0, b0, W1, b1 } }
+      reducer:enable(false)
+      local first, second = (W0 * W0):sum() + b0:sum(), W1:sum() + b1:sum()
+      first:backward()
+      reducer:enable(true)
+      reducer:defer(true)
+      second:backward()
+      if rank == 0 then posted = tonumber(C.peri_group_pending(world:ptr())) end -- before rank 1 takes part
+      reducer:finish()
+      assert.equal(1, W1:grad():item(5))
+      assert.equal(2, W0:grad():item(5))
+      reducer:release()
+    end)
+    assert.equal(2, posted)
+  end)
+
+  worlds.each("lets a pass end when averages have set out, and waits for them in finish", function(world, device, n)
+    local p, q = peri.ones({ 4 }, "f32", device):requires_grad(), peri.ones({ 3 }, "f32", device):requires_grad()
+    local reducer = dist.Reducer { group = world, params = { p, q } }
+    reducer:defer(true)
+    for pass = 1, 3 do
+      p:set_grad(nil)
+      p:reshape(-1):backward(peri.full({ 4 }, world.rank_number * pass, "f32", device))
+      reducer:finish()
+      assert.equal(pass * (n - 1) / 2, p:grad():item(2))
+      if n > 1 then assert.equal(0, q:grad():item(2)) end
+    end
+    reducer:defer(false)
+    p:set_grad(nil)
+    p:reshape(-1):backward(peri.full({ 4 }, world.rank_number, "f32", device))
+    assert.equal((n - 1) / 2, p:grad():item(2))
+  end, { sizes = { 1, 2, 4 } })
+
+  it_alone("refuses a pass while averages of the last one are on their way", function()
+    sim.run(2, function(_, world)
+      local p = peri.ones { 4 }:requires_grad()
+      local reducer = dist.Reducer { group = world, params = { p } }
+      reducer:defer(true)
+      p:reshape(-1):backward(peri.ones { 4 })
+      local ok, err = pcall(function() p:reshape(-1):backward(peri.ones { 4 }) end)
+      assert.is_false(ok)
+      assert.matches("parameter 0 got a gradient while the average of another backward pass was on its way", err.message)
+    end)
+  end)
+
   worlds.each("takes a parameter without gradient for zeros", function(world, device, n)
     local params = leaves(device, "f32")
     local reducer = dist.Reducer { group = world, params = params, bucket_bytes = 64 }

@@ -39,6 +39,9 @@ end
 --- Average at the end of backward passes (the default), or not (accumulation over several: all but the last). All ranks alike.
 function Reducer:enable(on) C.peri_reducer_enable(reducer_ptr(self._ref), on ~= false) end
 
+--- Let backward passes end when the averages have set out: `finish` waits for them, before the next pass. All ranks alike.
+function Reducer:defer(on) C.peri_reducer_defer(reducer_ptr(self._ref), on or false) end
+
 function Reducer:release() self._ref:release() end
 
 return Reducer

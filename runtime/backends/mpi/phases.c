@@ -5,7 +5,8 @@
 #include "internal.h"
 
 enum {
-    SMALL_REDUCE = 32 << 10, /* bytes of all vectors together up to which all_reduce sends everything to everybody */
+    SMALL_REDUCE = 32 << 10, /* bytes of all vectors together up to which all_reduce sends everything to everybody; */
+    PAIR_REDUCE = 16 << 20,  /* bytes of one up to which two ranks do: as many as in parts, in one phase instead of two */
     SEGMENT = 256 << 10      /* bytes of a part that are received before they are summed */
 };
 
@@ -204,7 +205,7 @@ static peri_status reduce_scatter_phase(mpi_request *r)
     return status;
 }
 
-/** all_reduce of a small vector: everybody sends it to everybody. */
+/** all_reduce of a small vector, or of two ranks on two machines: everybody sends it to everybody. */
 static peri_status small_reduce_phase(mpi_request *r)
 {
     const peri_coll_op *op = &r->op;
@@ -226,6 +227,7 @@ static peri_status all_reduce_phase(mpi_request *r)
     int32_t size = r->group->size, rank = r->group->rank;
     int64_t element = peri_coll_dtype_size(op->dtype);
     if (op->count * element * size <= SMALL_REDUCE) return small_reduce_phase(r);
+    if (size == 2 && !r->group->shared && op->count * element <= PAIR_REDUCE) return small_reduce_phase(r);
     if (r->stage == 2) return PERI_OK;
     if (r->group->shared && r->phase == 0) return peri__mpi_near_reduce(r, (uint64_t)(op->count * element));
     layout parts = {0};

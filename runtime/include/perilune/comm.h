@@ -228,6 +228,9 @@ PERI_API peri_status peri_reducer_watch(peri_reducer *reducer, peri_tensor *t);
 /** Average gradients at the end of backward passes (the default) or not (accumulation over several passes: all but the last). All ranks
  *  alike. */
 PERI_API void peri_reducer_enable(peri_reducer *reducer, bool on);
+/** While on, backward passes end when the averages have set out; peri_reducer_finish waits for them, before the next pass. All ranks alike.
+ */
+PERI_API void peri_reducer_defer(peri_reducer *reducer, bool on);
 /** Give up a reference; NULL is fine. */
 PERI_API void peri_reducer_release(peri_reducer *reducer);
 
