@@ -15,7 +15,7 @@ local sdd = schedules.sparse_dist
 describe("a schedule", function()
   it("says what follows from it", function()
     local depths = { base = 2, sparse_dist = 3, sparse_dist_lite = 2, fused_sparse_dist = 3, prefetch_sparse_dist = 3, eval_sparse_dist = 3,
-      eval_fused_sparse_dist = 3 }
+      eval_fused_sparse_dist = 3, wire_first = 3 }
     for name, depth in pairs(depths) do -- any order: each by itself
       local plan = schedules[name]:check()
       assert.same({ depth, 0, 0 }, { plan.depth, plan.staleness.tables, plan.staleness.dense })
@@ -88,7 +88,8 @@ describe("a schedule is refused", function()
   it("for what its table says", function()
     refused("Schedule: no argument 'ahead'; allowed: depth, flush, grad, live, name, staleness", Schedule, { ahead = 1 })
     refused("schedule 's': no operation 'lokup'; allowed: load, to_device, input_dist, wait_dist, prefetch, lookup, receive, forward, "
-      .. "send, zero_grad, receive_grad, backward, send_grad, update, sync, optimizer, or one with run = function(context, pipeline)",
+      .. "send, zero_grad, receive_grad, backward, send_grad, wait_grads, update, sync, optimizer, or one with run = function(context, "
+      .. "pipeline)",
       Schedule, { name = "s", { "lokup" } })
     refused("schedule 's': two operations are called 'forward', at places 1 and 2; give one a name", Schedule, { name = "s",
       { "forward" }, { "forward" } })
@@ -138,6 +139,23 @@ describe("a schedule is refused", function()
     local late = schedules.accumulate(2):drop("input_dist", "wait_dist", "to_device"):move("load", { first = true }, { ahead = 0 })
     check_refuses("the grads of batch 0, of 'backward' (ahead 0, place 4), are never applied by 'optimizer' (ahead 0, place 6) when there "
       .. "are 1 batches", late)
+  end)
+
+  it("for gradients whose averages nobody has waited for", function()
+    local s = schedules.wire_first
+    check_refuses("'optimizer' (ahead 0, place 9) reads grads of batch 0 before 'wait_grads' (ahead 0, place 10) has waited for their "
+      .. "averages", s:move("wait_grads", { last = true }))
+    check_refuses("'backward' (ahead 0, place 5) makes grads of batch 1 before 'wait_grads' (ahead -1, place 6) has waited for the "
+      .. "averages of batch 0", s:retime { wait_grads = -1, optimizer = -1, zero_grad = -1 }:move("forward", { first = true })
+      :move("zero_grad", { last = true }):with { depth = 4, staleness = { dense = 1 } }:move("wait_grads", { after = "backward" })
+      :move("lookup", { last = true }):move("optimizer", { before = "zero_grad" }))
+    check_refuses("'wait_grads' (ahead 0, place 9) must act on every batch", s:set { wait_grads = { every = 2 } })
+    check_refuses("'wait_grads' (ahead 0, place 10): averages are taken, and waited for, by 'update' (ahead 0, place 7)",
+      s:insert({ "update" }, { after = "backward" }))
+    check_refuses("'zero_grad' (ahead 0, place 8) drops the grads of batch 0, of 'backward' (ahead 0, place 5), before 'wait_grads' (ahead "
+      .. "0, place 9) has waited for their averages", s:drop("optimizer"):move("zero_grad", { before = "wait_grads" }))
+    refused("schedule 'wire_first': 'lookup' (ahead 1, place 8) reads dense without the last 1 update, which 'optimizer' (ahead 0, place "
+      .. "10) makes later: staleness 1, the schedule allows 0", s.check, s, { dense_tables = true })
   end)
 
   it("for averages over replicas that come too late", function()

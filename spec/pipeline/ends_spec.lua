@@ -10,7 +10,7 @@ local schedules = peri.pipeline.schedules
 local C = P.C
 local it_alone = worlds.mpirun and function() end or it -- of sim worlds: not again on every rank
 
-local names = { "base", "sparse_dist", "sparse_dist_lite", "fused_sparse_dist", "prefetch_sparse_dist" }
+local names = { "base", "sparse_dist", "sparse_dist_lite", "fused_sparse_dist", "prefetch_sparse_dist", "wire_first" }
 
 --- The batches of a rank and, after its n, empty ones: what a rank does while others have more.
 local function padded(rank, device, n, total)

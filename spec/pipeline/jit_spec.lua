@@ -7,6 +7,7 @@ local shell = require "spec.support.shell"
 local cases = {
   memory = { { "base", "sparse_dist", "sparse_dist_lite", "fused_sparse_dist", "prefetch_sparse_dist" }, "{}" },
   others = { { { "semi_sync", 3 }, "eval_sparse_dist", "eval_fused_sparse_dist", { "semi_sync", 100000 } }, "{}" },
+  waiting = { { "wire_first" }, "{}" },
   accumulation = { { { "accumulate", 2 } }, "{ no_replica = true }" },
   ["tables in files"] = { { "base", "sparse_dist", "prefetch_sparse_dist" }, "{ files = 0.5 }" },
   ["two dimensions"] = { { { "prefetch_fused_2d", 2 } }, "{ two_d = 1, sync_interval = 0 }" },

@@ -8,7 +8,7 @@ local schedules = peri.pipeline.schedules
 local COUNT = tonumber(os.getenv "PERI_TEST_MUTATIONS" or 200)
 local SEED = tonumber(os.getenv "PERI_TEST_SEED" or 4711)
 
-local names = { "base", "sparse_dist", "sparse_dist_lite", "fused_sparse_dist", "prefetch_sparse_dist" }
+local names = { "base", "sparse_dist", "sparse_dist_lite", "fused_sparse_dist", "prefetch_sparse_dist", "wire_first" }
 local streams = { "main", "dist", "copy", "embed", "other" }
 
 --- Numbers from 1 to n, in a sequence of the seed.
@@ -50,7 +50,7 @@ local edits = {
     return s:set { [name] = { every = 2 } }
   end,
   function(s, _, draw)
-    local kinds = { "lookup", "prefetch", "wait_dist", "zero_grad", "to_device" }
+    local kinds = { "lookup", "prefetch", "wait_dist", "zero_grad", "to_device", "wait_grads" }
     return s:insert({ kinds[draw(#kinds)], name = "more" .. draw(1000), ahead = draw(3) - 1 }, { last = true })
   end,
 }

@@ -20,9 +20,9 @@ local cached = { 0.5, 0.7, 0.8, 0.9, [8] = 1 }
 --- differ (as functions of the number of ranks).
 local cases = {
   memory = { schedules = { "base", "sparse_dist", "sparse_dist_lite", "fused_sparse_dist", "prefetch_sparse_dist",
-    { "semi_sync", later.semi_sync } }, options = function() return {} end },
+    { "semi_sync", later.semi_sync }, "wire_first" }, options = function() return {} end },
   ["no replicas"] = { schedules = { { "accumulate", 1 } }, options = function() return { no_replica = true } end },
-  files = { schedules = { "base", "sparse_dist", "fused_sparse_dist", "prefetch_sparse_dist" },
+  files = { schedules = { "base", "sparse_dist", "fused_sparse_dist", "prefetch_sparse_dist", "wire_first" },
     options = function(n) return { files = cached[n] } end, plain = function() return {} end, sizes = { 1, 2, 3, 8 },
     check = function(model, n)
       local evictions = 0
@@ -82,7 +82,7 @@ describe("schedules", function()
   end
 
   worlds.each("do so with fewer batches than are in flight", function(world, device)
-    for n = 0, 4 do compare(cases.memory, world, device, n, { "fused_sparse_dist", "prefetch_sparse_dist" }) end
+    for n = 0, 4 do compare(cases.memory, world, device, n, { "fused_sparse_dist", "prefetch_sparse_dist", "wire_first" }) end
   end, { sizes = { 1, 2 }, timeout = 60 })
 
   it("of staleness 0 are all among them", function()

@@ -99,10 +99,23 @@ function M.backward(pipeline, context, operation)
   elseif operation.scale ~= 1 then grad = Tensor.full(loss:shape(), operation.scale, loss:dtype(), loss:device()) end
   local hooks = pipeline.hooks
   if hooks then hooks:set(context) end
+  local deferred = pipeline.plan.first.wait_grads and model.defer_averages
+  if deferred then model:defer_averages(true) end
   if model.backward then model:backward(loss, grad) else loss:backward(grad) end
+  if deferred then
+    model:defer_averages(false)
+    pipeline.averaging = true
+  end
   if not hooks then return end
   hooks:set(false)
   hooks:check(context)
+end
+
+--- Averages of dense gradients that set out in 'backward' have arrived.
+function M.wait_grads(pipeline)
+  if not pipeline.averaging then return end
+  pipeline.averaging = false
+  pipeline.model:wait_averages()
 end
 
 function M.receive(pipeline, context, o) context.input = pipeline.stage:receive(context, o) end

@@ -95,7 +95,12 @@ local function check_hook(plan, o)
 end
 
 local function check_kinds(plan)
-  for _, kind in ipairs { "update", "optimizer", "sync" } do one_of_kind(plan, kind) end
+  for _, kind in ipairs { "update", "wait_grads", "optimizer", "sync" } do one_of_kind(plan, kind) end
+  local wait = plan.first.wait_grads
+  if wait and plan.first.update then
+    refuse(plan, "%s: averages are taken, and waited for, by %s", where(wait), where(plan.first.update))
+  end
+  if wait and (wait.every > 1 or wait.from_step > 0 or wait.until_step) then refuse(plan, "%s must act on every batch", where(wait)) end
   if not plan.first.forward then refuse(plan, "it has no operation 'forward'") end
   for _, o in ipairs(plan.operations) do
     for _, r in ipairs(o.access.needs) do

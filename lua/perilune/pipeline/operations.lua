@@ -29,6 +29,7 @@ local kinds = {
   forward = { needs = { "batch", "rows" }, makes = { "loss" }, reads = { "dense" } },
   backward = { needs = { "loss" }, makes = { "grad" }, reads = { "dense" }, changes = { "tables", "cache", "grads" },
     posts = { "rows", "dense" } },
+  wait_grads = { needs = { "grad" }, changes = { "grads" } },
   update = { needs = { "grad" }, changes = { "tables", "table_grads", "grads" }, posts = { "dense" }, closes = true },
   optimizer = { needs = { "grad" }, reads = { "grads" }, changes = { "dense" }, closes = true },
   zero_grad = { changes = { "grads" } },
@@ -42,7 +43,7 @@ M.kinds = kinds
 
 --- Names of the kinds that the library has, in the order in which a batch meets them.
 M.built_in = { "load", "to_device", "input_dist", "wait_dist", "prefetch", "lookup", "receive", "forward", "send", "zero_grad",
-  "receive_grad", "backward", "send_grad", "update", "sync", "optimizer" }
+  "receive_grad", "backward", "send_grad", "wait_grads", "update", "sync", "optimizer" }
 
 local own_arguments = { run = util.required, needs = util.optional.list, makes = util.optional.list, reads = util.optional.list,
   changes = util.optional.list, posts = util.optional }

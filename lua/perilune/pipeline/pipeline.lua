@@ -20,6 +20,7 @@ local contexts = require "perilune.pipeline.context"
 local forwards = require "perilune.pipeline.forward"
 local Hooks = require "perilune.pipeline.hooks"
 local program = require "perilune.pipeline.program"
+local actions = require "perilune.pipeline.actions"
 local stages = require "perilune.pipeline.stages"
 local signature = require "perilune.signature"
 local kind = errors.kind
@@ -149,7 +150,7 @@ function Pipeline:init(args)
   check_arguments(self, a)
   self.model, self.optimizer, self.device, self.on_step = a.model, a.optimizer or false, a.device or false, a.on_step or false
   self.steps, self.measured, self.told, self.agreed, self.broken, self.next, self.before = 0, false, false, false, false, false, 0
-  self.hooks, self.plan, self.stage, self.again = false, false, a.stage or false, false
+  self.hooks, self.plan, self.stage, self.again, self.averaging = false, false, a.stage or false, false, false
   self.sent_together = {} -- of actions.input_dist
   local present = { first = {} }
   for _, o in ipairs(a.schedule.operations) do present.first[o.kind] = o end
@@ -382,6 +383,7 @@ function Pipeline:close()
       if c.vote then c.vote:wait() end
       close(self, c)
     end
+    actions.wait_grads(self)
     self.next = false
   end
   self:detach()

@@ -82,8 +82,19 @@ function rules.backward(run, o, b)
     refuse(run.plan, "%s changes dense between %s and %s of batch %d", where(run.plan.updates_dense), where(run.plan.first.forward),
       where(o), b)
   end
-  if run.plan.first.update then run.kept[#run.kept + 1] = b else update_tables(run, o, b) end
-  run.grads[#run.grads + 1] = { batch = b, ready = not run.plan.first.update, maker = o }
+  local first = run.plan.first
+  if first.update then run.kept[#run.kept + 1] = b else update_tables(run, o, b) end
+  for _, g in ipairs(run.grads) do
+    if first.wait_grads and not g.ready then
+      refuse(run.plan, "%s makes grads of batch %d before %s has waited for the averages of batch %d", where(o), b,
+        where(first.wait_grads), g.batch)
+    end
+  end
+  run.grads[#run.grads + 1] = { batch = b, ready = not first.update and not first.wait_grads, maker = o }
+end
+
+function rules.wait_grads(run)
+  for _, g in ipairs(run.grads) do g.ready = true end
 end
 
 function rules.update(run, o, b)
@@ -101,7 +112,8 @@ function rules.optimizer(run, o, b)
         where(g.maker))
     end
     if not g.ready then
-      refuse(run.plan, "%s reads grads of batch %d before %s has averaged them", where(o), g.batch, where(run.plan.first.update))
+      refuse(run.plan, "%s reads grads of batch %d before %s", where(o), g.batch, run.plan.first.update
+        and where(run.plan.first.update) .. " has averaged them" or where(run.plan.first.wait_grads) .. " has waited for their averages")
     end
     if g.batch ~= run.dense then
       refuse(run.plan, "%s applies grads of batch %d, when batch %d should be next", where(o), g.batch, run.dense)
@@ -114,6 +126,10 @@ end
 
 function rules.zero_grad(run, o)
   for _, g in ipairs(run.grads) do
+    if not g.ready and run.plan.first.wait_grads then
+      refuse(run.plan, "%s drops the grads of batch %d, of %s, before %s has waited for their averages", where(o), g.batch,
+        where(g.maker), where(run.plan.first.wait_grads))
+    end
     if not g.applied and run.plan.updates_dense then
       refuse(run.plan, "%s drops the grads of batch %d, of %s, before %s has applied them", where(o), g.batch, where(g.maker),
         where(run.plan.updates_dense))

@@ -173,7 +173,9 @@ local function why_moving(row, plan)
     end
     return "more to compute between input_dist and wait_dist: move wait_dist later, or both a batch further ahead"
   elseif channel == "rows" and row.kind ~= "backward" then
-    if not first.lookup then return "rows leave when they are needed; fused_sparse_dist looks them up first, semi_sync a batch ahead" end
+    if not first.lookup then
+      return "rows leave when they are needed; fused_sparse_dist looks them up first, wire_first in the step before"
+    end
     if first.lookup.ahead == 0 then
       return "semi_sync looks them up a batch ahead (tables stale by one update); or codecs make them fewer bytes"
     end
@@ -181,6 +183,8 @@ local function why_moving(row, plan)
   elseif channel == "rows" then
     return "gradients end the pass: codecs make them fewer bytes, accumulate sends them once in several batches"
   elseif row.operation == BETWEEN then return "where all ranks have as many batches, vote = false"
+  elseif channel == "dense" and row.kind == "wait_grads" then
+    return "averages wait behind rows on the same link: what the links carry is what a step takes; codecs make rows fewer bytes"
   elseif channel == "dense" and (row.kind == "backward" or row.kind == "update") then
     return "smaller bucket_bytes let the last bucket leave earlier; accumulate averages once in several batches"
   elseif channel == "dense" then
