@@ -97,6 +97,11 @@ describe("a schedule is refused", function()
       { "load", ahead = 1.5 } })
     refused("schedule 's': operation 'mine': posts is 'dense', allowed: own1 to own11, channels of schedules", Schedule, { name = "s",
       { "mine", run = print, posts = "dense" } })
+    refused("schedule 's': operation 'load': on is 3, wanted the name of a stream, such as 'main'", Schedule, { name = "s",
+      { "load", on = 3 } })
+    refused("schedule 'sparse_dist': where has after and before, allowed: one of first, last, before, after", sdd.move, sdd, "load",
+      { before = "forward", after = "zero_grad" })
+    refused("schedule 'sparse_dist': 'load' is to be moved before or after itself", sdd.move, sdd, "load", { after = "load" })
     refused("schedule 's': operation 'load' is one of the library, and cannot have a run", Schedule, { name = "s",
       { "load", run = print } })
   end)

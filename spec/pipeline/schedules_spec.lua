@@ -85,6 +85,23 @@ describe("schedules", function()
     for n = 0, 4 do compare(cases.memory, world, device, n, { "fused_sparse_dist", "prefetch_sparse_dist", "wire_first" }) end
   end, { sizes = { 1, 2 }, timeout = 60 })
 
+  worlds.each("do so when they are detached in the middle, also of a group of batches", function(world, device)
+    local list = { schedules.accumulate(2), schedules.accumulate(3), schedules.fused_sparse_dist, schedules.wire_first }
+    for _, schedule in ipairs(list) do
+      local function learned(detached)
+        local model, n = support.model(world, device, { no_replica = true }), 0
+        local pipeline = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model), schedule = schedule }
+        for _ in pipeline:run(support.batches(world:rank(), device, 7)) do
+          n = n + 1
+          if n == detached then pipeline:detach() end
+        end
+        return model
+      end
+      local expected = support.learned(learned(0))
+      for n = 1, 2 do support.assert_same(expected, learned(n), ("%s, detached after %d"):format(schedule.name, n)) end
+    end
+  end, { sizes = { 1, 2 }, timeout = 60 })
+
   it("of staleness 0 are all among them", function()
     local known = { one_f_one_b = true } -- of a model in stages: stages_spec.lua
     for _, case in peri.util.ordered(cases) do

@@ -151,6 +151,7 @@ function Pipeline:init(args)
   self.model, self.optimizer, self.device, self.on_step = a.model, a.optimizer or false, a.device or false, a.on_step or false
   self.steps, self.measured, self.told, self.agreed, self.broken, self.next, self.before = 0, false, false, false, false, false, 0
   self.hooks, self.plan, self.stage, self.again, self.averaging = false, false, a.stage or false, false, false
+  self.attached = false
   self.sent_together = {} -- of actions.input_dist
   local present = { first = {} }
   for _, o in ipairs(a.schedule.operations) do present.first[o.kind] = o end
@@ -211,7 +212,6 @@ function Pipeline:set_schedule(schedule)
   local name = ffi.string(P.C.peri_device_name(device))
   self.streams = name ~= "cpu" and Streams(device, plan.streams) or false
   self:measure(self.measured and true or false)
-  if plan.first.update then accumulate(self, true) end
   set_hooks(self)
   self:attach()
 end
@@ -232,12 +232,15 @@ end
 --- Put the pipeline before the sharded modules of its model, which it is from the beginning. A model has one pipeline at a time, the last
 --- that was attached. Calls of the model outside of the pipeline's steps are as ever.
 function Pipeline:attach()
+  self.attached = true
+  if self.plan.first.update then accumulate(self, true) end
   for _, f in ipairs(self.forwards) do f.module:set_pipelined(f) end
   if self.hooks then self.hooks:attach() end
 end
 
---- Let the model be as it was.
+--- Let the model be as it was, until the next step.
 function Pipeline:detach()
+  self.attached = false
   for _, f in ipairs(self.forwards) do
     if rawequal(f.module._pipelined, f) then f.module:set_pipelined(false) end
   end
@@ -320,7 +323,7 @@ local function finish(self, n)
 end
 
 local function step(self, batches)
-  if not self.next then begin(self, batches) end
+  if not self.next then begin(self, batches) elseif not self.attached then self:attach() end
   if not rawequal(self.supply.source, batches) then
     check_batches(self, batches)
     self.supply:follow(batches)

@@ -59,7 +59,9 @@ local function operation(func, source, place)
   o.at = util.integer(what, "at", o.at or o.every - 1, 0, o.every - 1)
   util.integer(what, "from_step", o.from_step, 0)
   if o.until_step then util.integer(what, "until_step", o.until_step, 0) end
-  if not o.on:match "^[%a_][%w_]*$" then P.fail(("%s: on is '%s', wanted the name of a stream"):format(what, o.on)) end
+  if type(o.on) ~= "string" or not o.on:match "^[%a_][%w_]*$" then
+    P.fail(("%s: on is %s, wanted the name of a stream, such as 'main'"):format(what, kind_of(o.on)))
+  end
   if not (o.scale > 0 and o.scale < math.huge) then P.fail(("%s: scale is %g, allowed: numbers above 0"):format(what, o.scale)) end
   return o
 end
@@ -124,6 +126,10 @@ end
 local function place_of(self, source, where)
   local a = util.named(("schedule '%s': where"):format(self.name), where, { first = false, last = false, before = util.optional,
     after = util.optional })
+  local given = util.keys(where)
+  if #given > 1 then
+    P.fail(("schedule '%s': where has %s, allowed: one of first, last, before, after"):format(self.name, table.concat(given, " and ")))
+  end
   if a.first then return 1 end
   if a.before then return (find(self, source, a.before)) end
   if a.after then return (find(self, source, a.after)) + 1 end
@@ -135,6 +141,9 @@ end
 function Schedule:move(name, where, changes)
   local source = source_of(self)
   local i, o = find(self, source, name)
+  if where.before == name or where.after == name then
+    P.fail(("schedule '%s': '%s' is to be moved before or after itself"):format(self.name, name))
+  end
   table.remove(source, i)
   table.insert(source, place_of(self, source, where), o)
   for field, value in util.ordered(changes or {}) do o[field] = value end

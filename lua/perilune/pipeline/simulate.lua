@@ -18,7 +18,9 @@ function M.check_times(times, plan)
     local known = false
     for _, o in ipairs(plan.operations) do known = known or o.name == name end
     if not known then P.fail(("simulate: no operation '%s' in schedule '%s'"):format(name, plan.name)) end
-    if type(t) ~= "number" or not (t >= 0 and t < math.huge) then P.fail(("simulate: the time of '%s' is %s"):format(name, tostring(t))) end
+    if type(t) ~= "number" or not (t >= 0 and t < math.huge) then
+      P.fail(("simulate: the time of '%s' is %s, allowed: milliseconds, 0 and more"):format(name, tostring(t)))
+    end
   end
 end
 
