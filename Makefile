@@ -508,7 +508,8 @@ bench-plan: all
 	@$(if $(and $(HAVE_MPI),$(HAVE_IP)),PERI_BUILD=$B tests/net/nodes -r 1gbit 2,2 sh -c '$(LAUNCHER) calibrate --only machine -t 1 -n 4 \
 	  -o build/bench/plan-far.topology && $(LAUNCHER) run -n 4 -t 1 tests/bench/plan.lua --topology build/bench/plan-far.topology \
 	  --out build/bench/plan.jsonl $(ARGS)' || [ $$? = 125 ])
-bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data bench-dense bench-routes bench-shard bench-collision bench-plan
+bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data bench-dense bench-routes bench-shard bench-collision \
+	bench-pipeline bench-plan
 
 # -- installing -------------------------------------------------------------------------------------------------------------------------
 
