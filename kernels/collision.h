@@ -66,13 +66,14 @@ enum { PERI_MCH_LINE = 4 }; /* slots of a line */
 typedef struct peri_k_mch_slot {
     int64_t id;      /* INT64_MAX while free */
     uint32_t row;    /* UINT32_MAX while free */
-    uint32_t window; /* what was seen of it since the last eviction: count_bits bits of its count, and above them the iterations from the
-                        window's first to the last one that had it; 0: nothing. With 32 bits: peri_k_window_total */
+    uint32_t window; /* what was seen of it since the last eviction: see peri_k_window_count; 0: nothing */
 } peri_k_mch_slot;
 
-/** The count of a window of 32 bits. Two parts of a call may each add to a byte of their own, without asking for the line alone: the low
- *  byte, the one above; a byte that is full becomes 0, and the 16 bits above both one more. */
-K_INLINE int64_t peri_k_window_total(uint32_t window) { return (window & 255) + (window >> 8 & 255) + (int64_t)(window >> 16) * 256; }
+/** The count of a window of a map that is `counted`: its two low bytes together, so that each of two parts of a call can add to a byte of its
+ *  own without asking for the line alone. A byte that held 255 holds 0 with the next one, and the log has an entry of 256. Above them, 16
+ *  bits: the iterations from the window's first to the last one that had the id, 0 in maps without `last`. A map that is not counted has 32
+ *  bits of these. */
+K_INLINE int64_t peri_k_window_count(uint32_t window) { return (window & 255) + (window >> 8 & 255); }
 
 /** A row of a hash map. */
 typedef struct peri_k_hash_row {
@@ -94,7 +95,7 @@ typedef struct peri_k_collision_map {
     int32_t spread, first_bucket, n_buckets; /* this map's buckets among the table's */
     int32_t on_miss, policy;
     int32_t max_probe;                     /* hash */
-    int32_t count_bits;                    /* MCH: of a window */
+    bool counted;                          /* MCH: windows have counts */
     bool full;                             /* hash: a free row may lie between an id and its home: looks do not end there */
 } peri_k_collision_map;
 
@@ -102,15 +103,15 @@ typedef struct peri_k_collision_map {
 typedef struct peri_k_collision_entry {
     int64_t id;
     int64_t when;  /* MCH: the iteration; hash: the expiry that it would have */
-    int64_t place; /* hash: of `out` */
+    int64_t place; /* hash: of `out`; MCH: how often it was seen: 1, or 256 */
 } peri_k_collision_entry;
 
 /** Kernels over n ids, range: ids, but for mch_find: of `parts` parts of them, part p being [n p / parts, n (p + 1) / parts).
  *    collision_check: head[BAD] = min with first + i for each id whose bucket is not this map's.
  *    mch_find: out[i] = the row of ids[i] or what on_miss says; counted as hit or missed. With `out` NULL nothing is. Of the first
  *    `learn` ids,
- *      each with a row adds to its slot's window, or where the window cannot hold it goes into the log, as do those without a row but
- *      INT64_MAX, which no row can have.
+ *      each with a row adds to its slot's window, or where the window cannot hold the iteration goes into the log, as do those without a
+ *      row but INT64_MAX, which no row can have.
  *    hash_map_find: the same; of the first `learn` ids, those with a row become touched and their expiry at least `expiry` (with a policy);
  *      those without, but -1, go into the log and are not counted.
  *    hash_map_again: for the entries of the log: out[place] = the row of the id or what on_miss says, counted. range: blocks of
@@ -139,7 +140,7 @@ typedef struct peri_k_collision_record {
 /** The log grouped by bucket:
  *    collision_count: sizes[b] += entries of bucket b. range: blocks of the log, as in hash_map_again.
  *    collision_starts: starts = exclusive cumulative sum of sizes, one entry more; sizes[b] = starts[b]. range: 1.
- *    collision_group: each entry as records[sizes[b]++]: MCH (id, when, 0, 0), hash (murmur(id), id, expiry, 0). range: as collision_count.
+ *    collision_group: each entry as records[sizes[b]++]: MCH (id, times, when, 0), hash (murmur(id), id, expiry, 0). range: as collision_count.
  *  Ids are written with the sign bit turned, so that they compare as numbers. `sizes` starts as 0. */
 typedef struct peri_k_collision_group_args {
     peri_k_collision_map map;

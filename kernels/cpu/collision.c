@@ -88,37 +88,32 @@ CPU_MAP_INLINE peri_k_mch_slot *cpu_mch_slot(const peri_k_collision_map *m, peri
 typedef enum cpu_window_way {
     CPU_WINDOW_NONE,  /* nothing is added */
     CPU_WINDOW_ALONE, /* nobody */
-    CPU_WINDOW_LOW,   /* one other part: each has a byte of a window of 32 bits */
+    CPU_WINDOW_LOW,   /* one other part: each has a byte of the window */
     CPU_WINDOW_HIGH,
     CPU_WINDOW_SHARED
 } cpu_window_way;
 
-/** Add one to byte @k of a window of 32 bits, which no one else adds to. False: it cannot hold that. */
-CPU_MAP_INLINE bool cpu_window_byte(peri_k_mch_slot *slot, int k)
+/** As ref_window_add, to byte @k of a window, which no one else adds to. */
+CPU_MAP_INLINE int64_t cpu_window_byte(peri_k_mch_slot *slot, int k, int64_t when)
 {
     uint8_t *byte = (uint8_t *)&slot->window + k, seen = __atomic_load_n(byte, __ATOMIC_RELAXED);
-    if (__builtin_expect(seen == UINT8_MAX, 0)) {
-        uint16_t *carry = (uint16_t *)&slot->window + 1;
-        if (__atomic_load_n(carry, __ATOMIC_RELAXED) >= UINT16_MAX - 1) return false; /* room for the carry of the other byte */
-        __atomic_fetch_add(carry, 1, __ATOMIC_RELAXED);
-    }
+    uint16_t *last = (uint16_t *)&slot->window + 1; /* all parts write the same */
+    if (when > UINT16_MAX) return 1;
+    if (when > __atomic_load_n(last, __ATOMIC_RELAXED)) __atomic_store_n(last, (uint16_t)when, __ATOMIC_RELAXED);
     __atomic_store_n(byte, (uint8_t)(seen + 1), __ATOMIC_RELAXED);
-    return true;
+    return seen == UINT8_MAX ? 256 : 0;
 }
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "bytes of a window");
 
 /** As ref_window_add. */
-CPU_MAP_INLINE bool cpu_window_add(peri_k_mch_slot *slot, int32_t count_bits, int64_t when, const cpu_window_way way)
+CPU_MAP_INLINE int64_t cpu_window_add(peri_k_mch_slot *slot, bool counted, int64_t when, const cpu_window_way way)
 {
-    const bool last_only = count_bits == 0; /* then all parts write the same */
-    if (way == CPU_WINDOW_ALONE || last_only) {
-        uint32_t seen = __atomic_load_n(&slot->window, __ATOMIC_RELAXED), next;
-        if (!ref_window_next(seen, count_bits, when, &next)) return false;
-        if (!last_only || next != seen) __atomic_store_n(&slot->window, next, __ATOMIC_RELAXED);
-        return true;
-    }
-    if (way != CPU_WINDOW_SHARED && count_bits == 32) return cpu_window_byte(slot, way == CPU_WINDOW_HIGH);
-    return ref_window_add(slot, count_bits, when);
+    if (way == CPU_WINDOW_SHARED && counted) return ref_window_add(slot, counted, when);
+    if (way != CPU_WINDOW_ALONE && counted) return cpu_window_byte(slot, way == CPU_WINDOW_HIGH, when);
+    uint32_t seen = __atomic_load_n(&slot->window, __ATOMIC_RELAXED), next; /* not counted: all parts write the same */
+    int64_t more = ref_window_next(seen, counted, when, &next);
+    if (more != 1 && next != seen) __atomic_store_n(&slot->window, next, __ATOMIC_RELAXED);
+    return more;
 }
 
 /** Ids [begin, end); @out: their rows are wanted. While a block of ids is read, the homes of the next one are asked for. */
@@ -128,6 +123,7 @@ CPU_MAP_INLINE int64_t cpu_mch_range(const peri_k_collision_find_args *a, ref_lo
     const peri_k_collision_map m = a->map;
     const int64_t *ids = a->ids;
     const bool learn = way != CPU_WINDOW_NONE;
+    const int64_t when = ref_when(a);
     peri_k_mch_slot *homes[2][CPU_MAP_AHEAD];
     int64_t hits = 0, now = end - begin < CPU_MAP_AHEAD ? end - begin : CPU_MAP_AHEAD;
     cpu_mch_aims(&m, ids + begin, now, homes[0]);
@@ -140,8 +136,10 @@ CPU_MAP_INLINE int64_t cpu_mch_range(const peri_k_collision_find_args *a, ref_lo
             const int64_t i = at + k, id = ids[i];
             if (k < next) __builtin_prefetch(homes[!turn][k], learn);
             peri_k_mch_slot *slot = cpu_mch_slot(&m, homes[turn][k], id);
-            if (learn && id != INT64_MAX && !(slot && cpu_window_add(slot, m.count_bits, a->now - a->window, way)))
-                ref_log(log, id, a->now, 0);
+            if (learn && id != INT64_MAX) {
+                int64_t times = slot ? cpu_window_add(slot, m.counted, when, way) : 1;
+                if (__builtin_expect(times != 0, 0)) ref_log(log, id, a->now, times);
+            }
             if (!out) continue;
             hits += slot != NULL;
             a->out[i] = slot ? slot->row : ref_miss(&m, ref_bucket_of(&m, id), id, a->first + i);

@@ -48,34 +48,26 @@ __device__ int64_t miss(const peri_k_collision_map &m, const peri_k_collision_bu
     return -1;
 }
 
-/** Window @seen with @n <= 256 more, or as many of them as it can hold, in iteration number @when of it, as *next; how many. */
-__device__ int window_next(uint32_t seen, int n, int32_t count_bits, int64_t when, uint32_t *next)
+/** Window @seen with @n <= 256 more, in iteration number @when of it, as *next; how many the log must have: @n or 256. */
+__device__ int window_next(uint32_t seen, int n, bool counted, int64_t when, uint32_t *next)
 {
-    if (count_bits == 32) {
-        const int room = 255 - (int)(seen & 255);
-        if (n > room && seen >> 16 == UINT16_MAX) n = room;
-        *next = seen + (uint32_t)n + (n > room ? 65536 - 256 : 0);
-        return n;
-    }
-    const uint64_t most = ((uint64_t)1 << count_bits) - 1, most_when = ((uint64_t)1 << (32 - count_bits)) - 1;
-    const uint64_t count = seen & most;
-    uint64_t last = seen >> count_bits;
-    if ((uint64_t)when > most_when) return 0;
-    if (count_bits > 0 && most - count < (uint64_t)n) n = (int)(most - count);
-    if ((uint64_t)when > last) last = (uint64_t)when;
-    *next = (uint32_t)((count_bits > 0 ? count + (uint64_t)n : 0) | last << count_bits);
-    return n;
+    if (when > (counted ? UINT16_MAX : UINT32_MAX)) return n;
+    const int bits = counted ? 16 : 0;
+    const uint32_t last = seen >> bits, low = (seen & 255) + (uint32_t)n;
+    *next = ((uint32_t)when > last ? (uint32_t)when : last) << bits;
+    if (counted) *next |= (seen & 0xff00) | (low & 255);
+    return counted && low > 255 ? 256 : 0;
 }
 
-/** Add @n to a slot's window; how many of them it can hold. */
-__device__ int window_add(peri_k_mch_slot *slot, int n, int32_t count_bits, int64_t when)
+/** Add @n < 256 to a slot's window; how many the log must have: 0, @n or 256. */
+__device__ int window_add(peri_k_mch_slot *slot, int n, bool counted, int64_t when)
 {
-    uint32_t seen = *(volatile uint32_t *)&slot->window, next;
+    uint32_t seen = *(volatile uint32_t *)&slot->window, next = seen;
     for (;;) {
-        const int fit = window_next(seen, n, count_bits, when, &next);
-        if (fit == 0 || next == seen) return fit;
+        const int more = window_next(seen, n, counted, when, &next);
+        if (more == n || next == seen) return more;
         const uint32_t found = atomicCAS(&slot->window, seen, next);
-        if (found == seen) return fit;
+        if (found == seen) return more;
         seen = found;
     }
 }
@@ -102,15 +94,15 @@ __device__ void count_found(const peri_k_collision_map &m, int64_t hits, int64_t
 struct mch_look {
     peri_k_collision_find_args a;
     __device__ int64_t stop(int64_t end) const { return end; }
-    /** Whether the lane's window took it; @slot: NULL where there is nothing to add. Lanes with one slot add together. */
-    __device__ bool seen(peri_k_mch_slot *slot) const
+    /** How many of the lane's id the log must have: 0, 1 or 256; @slot: NULL where there is none. Lanes with one slot add together. */
+    __device__ int unseen(peri_k_mch_slot *slot) const
     {
         const unsigned same = __match_any_sync(PERI_WARP, (uint64_t)(uintptr_t)slot);
-        const int leader = __ffs((int)same) - 1;
-        int fit = 0;
-        if (slot && peri_lane() == leader) fit = window_add(slot, __popc(same), a.map.count_bits, a.now - a.window);
-        fit = __shfl_sync(PERI_WARP, fit, leader);
-        return slot && __popc(same & lanes_before()) < fit;
+        const int leader = __ffs((int)same) - 1, n = __popc(same);
+        int more = 0;
+        if (slot && peri_lane() == leader) more = window_add(slot, n, a.map.counted, a.map.last ? a.now - a.window : 0);
+        more = __shfl_sync(PERI_WARP, more, leader);
+        return !slot || more == n ? 1 : peri_lane() == leader ? more : 0;
     }
     __device__ void operator()(int64_t i, bool here, int64_t &hits, int64_t &missed) const
     {
@@ -118,8 +110,9 @@ struct mch_look {
         const int64_t id = here ? a.ids[i] : 0;
         const peri_k_collision_bucket *b = here ? peri_bucket_of(m, id) : nullptr;
         peri_k_mch_slot *slot = here ? peri_mch_slot(m, *b, id) : nullptr;
-        const bool learn = here && i < a.learn && id != INT64_MAX, took = seen(learn ? slot : nullptr);
-        log_entry(a, learn && !took, id, a.now, 0);
+        const bool learn = here && i < a.learn && id != INT64_MAX;
+        const int times = unseen(learn ? slot : nullptr);
+        log_entry(a, learn && times, id, a.now, times);
         if (!here || !a.out) return;
         hits += slot != nullptr;
         missed += slot == nullptr;
@@ -209,14 +202,14 @@ struct group_entry {
     __device__ int64_t stop(int64_t end) const { return log_stop(a.map, end); }
     __device__ void operator()(int64_t e, bool here, int64_t &, int64_t &) const
     {
-        const int64_t id = here ? a.log[e].id : 0, when = here ? a.log[e].when : 0;
+        const int64_t id = here ? a.log[e].id : 0, when = here ? a.log[e].when : 0, times = here ? a.log[e].place : 0;
         const int64_t at = bucket_add(a, here ? peri_bucket_of(a.map, id) - a.map.bucket : 0, here);
         if (!here) return;
         uint64_t *word = a.records[at].word;
         const bool hash = a.map.rows != nullptr;
         word[0] = hash ? peri_k_murmur((uint64_t)id, 0, 0) : peri_sortable(id);
-        word[1] = hash ? peri_sortable(id) : (uint64_t)when;
-        word[2] = hash ? (uint64_t)when : 0;
+        word[1] = hash ? peri_sortable(id) : (uint64_t)times;
+        word[2] = (uint64_t)when;
         word[3] = 0;
     }
     __device__ void finish(int64_t, int64_t) const {}

@@ -36,12 +36,12 @@ __device__ void changed(const peri_k_collision_map &m, int64_t bucket, int64_t r
 
 __device__ __forceinline__ int64_t window_count(const peri_k_collision_map &m, uint32_t window)
 {
-    return m.count_bits < 32 ? (int64_t)(window & (((uint32_t)1 << m.count_bits) - 1)) : peri_k_window_total(window);
+    return m.counted ? peri_k_window_count(window) : 0;
 }
 
 __device__ __forceinline__ int64_t window_last(const peri_k_collision_learn_args &a, uint32_t window)
 {
-    return a.map.count_bits < 32 ? a.window + (int64_t)((uint64_t)window >> a.map.count_bits) : 0;
+    return a.window + (int64_t)(a.map.counted ? window >> 16 : window);
 }
 
 /** The filter for a bucket's window of n ids seen sum times. */
@@ -68,15 +68,15 @@ __device__ __forceinline__ void seen(const peri_k_collision_map &m, int64_t row,
     if (m.last && last > m.last[row]) m.last[row] = last;
 }
 
-/** Behind the run of record @i: the first whose first word is another. */
-__device__ int64_t run_end(const peri_k_collision_record *r, int64_t i, int64_t n)
+/** Behind the run of record @i: the first whose word @word is another, below @n. */
+__device__ int64_t run_end(const peri_k_collision_record *r, int64_t i, int64_t n, int word)
 {
     int64_t step = 1, low = i; /* low: in the run; first by steps that double, for runs are short */
-    while (low + step < n && r[low + step].word[0] == r[i].word[0]) low += step, step *= 2;
+    while (low + step < n && r[low + step].word[word] == r[i].word[word]) low += step, step *= 2;
     int64_t high = low + step < n ? low + step : n;
     while (high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
-        if (r[middle].word[0] == r[i].word[0]) low = middle;
+        if (r[middle].word[word] == r[i].word[word]) low = middle;
         else high = middle;
     }
     return high;
@@ -84,7 +84,7 @@ __device__ int64_t run_end(const peri_k_collision_record *r, int64_t i, int64_t 
 
 struct coalesce {
     peri_k_collision_learn_args a;
-    /** Records (id, when), sorted, become (id, count, last, 1 + place of the id's slot or 0); how many. */
+    /** Records (id, times, when), sorted, become (id, count, last, 1 + place of the id's slot or 0); how many. */
     __device__ int64_t merge(const peri_k_collision_bucket &b, peri_k_collision_record *r, int64_t n) const
     {
         PERI_SHARED(uint64_t, edge, 1); /* the id before the tile, whose record may be another by now */
@@ -100,10 +100,10 @@ struct coalesce {
                 first = i == 0 || (i == tile ? *edge : r[i - 1].word[0]) != merged.word[0];
             }
             if (first) {
-                const int64_t end = run_end(r, i, n);
+                const int64_t end = run_end(r, i, n, 0), same = run_end(r, i, end, 1); /* seen once; 256 times */
                 const peri_k_mch_slot *slot = peri_mch_slot(a.map, b, peri_id_of(merged.word[0]));
-                merged.word[1] = (uint64_t)(end - i);
-                merged.word[2] = r[end - 1].word[1];
+                merged.word[1] = (uint64_t)(same - i) * r[i].word[1] + (uint64_t)(end - same) * r[end - 1].word[1];
+                merged.word[2] = r[same - 1].word[2] > r[end - 1].word[2] ? r[same - 1].word[2] : r[end - 1].word[2];
                 merged.word[3] = slot ? (uint64_t)(slot - a.map.slots) + 1 : 0;
             }
             int total;
@@ -141,10 +141,14 @@ struct coalesce {
             if (i < logged) {
                 x = r[i];
                 peri_k_mch_slot *s = x.word[3] ? &a.map.slots[x.word[3] - 1] : nullptr;
-                const int64_t count = (int64_t)x.word[1] + (s ? window_count(a.map, s->window) : 0);
+                int64_t count = (int64_t)x.word[1], last = (int64_t)x.word[2];
+                if (s) {
+                    count += window_count(a.map, s->window);
+                    if (window_last(a, s->window) > last) last = window_last(a, s->window);
+                    s->window = 0;
+                }
                 const bool passes = f.passes(a, peri_id_of(x.word[0]), count);
-                if (s) s->window = 0;
-                if (s && passes) seen(a.map, s->row, count, (int64_t)x.word[2]); /* its window is not later than what did not fit */
+                if (s && passes) seen(a.map, s->row, count, last);
                 stays = passes && !s;
             }
             int total;

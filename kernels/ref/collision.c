@@ -82,31 +82,31 @@ static inline int64_t ref_miss(const peri_k_collision_map *m, const peri_k_colli
     return -1;
 }
 
-/** Window @seen with one more, in iteration number @when of it, as *next. False: it cannot hold that. */
-static inline bool ref_window_next(uint32_t seen, int32_t count_bits, int64_t when, uint32_t *next)
+/** Window @seen with one more, in iteration number @when of it, as *next; how many of them the log must have: 1: the window cannot hold it. */
+static inline int64_t ref_window_next(uint32_t seen, bool counted, int64_t when, uint32_t *next)
 {
-    if (count_bits == 32) {
-        bool full = (seen & 255) == 255;
-        *next = seen + (full ? 65536 - 255 : 1);
-        return !full || seen >> 16 < UINT16_MAX;
-    }
-    uint64_t most = ((uint64_t)1 << count_bits) - 1, most_when = ((uint64_t)1 << (32 - count_bits)) - 1;
-    uint64_t count = seen & most, last = seen >> count_bits;
-    if ((count_bits > 0 && count == most) || (uint64_t)when > most_when) return false;
-    if ((uint64_t)when > last) last = (uint64_t)when;
-    *next = (uint32_t)((count_bits > 0 ? count + 1 : 0) | last << count_bits);
-    return true;
+    if (when > (counted ? UINT16_MAX : UINT32_MAX)) return 1;
+    const int bits = counted ? 16 : 0;
+    const uint32_t last = seen >> bits, full = counted && (seen & 255) == 255;
+    *next = ((uint32_t)when > last ? (uint32_t)when : last) << bits;
+    if (counted) *next |= (seen & 0xff00) | ((seen + 1) & 255);
+    return full ? 256 : 0;
 }
 
-/** Add one to @slot's window. False: it cannot hold that. */
-static inline bool ref_window_add(peri_k_mch_slot *slot, int32_t count_bits, int64_t when)
+/** Add one to @slot's window; how many the log must have. */
+static inline int64_t ref_window_add(peri_k_mch_slot *slot, bool counted, int64_t when)
 {
-    uint32_t seen = __atomic_load_n(&slot->window, __ATOMIC_RELAXED), next;
+    uint32_t seen = __atomic_load_n(&slot->window, __ATOMIC_RELAXED), next = seen;
+    int64_t more;
     do {
-        if (!ref_window_next(seen, count_bits, when, &next)) return false;
+        more = ref_window_next(seen, counted, when, &next);
+        if (more == 1) return 1;
     } while (next != seen && !__atomic_compare_exchange_n(&slot->window, &seen, next, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
-    return true;
+    return more;
 }
+
+/** The iteration that a window gets. */
+static inline int64_t ref_when(const peri_k_collision_find_args *a) { return a->map.last ? a->now - a->window : 0; }
 
 /** Entries on their way into the log: few at a time, so that ranges seldom meet at its end. */
 typedef struct ref_logger {
@@ -148,8 +148,8 @@ static void ref_mch_find(const void *args, int64_t begin, int64_t end)
         const peri_k_collision_bucket *b = ref_bucket_of(m, id);
         peri_k_mch_slot *slot = ref_mch_slot(m, b, id);
         bool hit = slot && slot->row != UINT32_MAX;
-        if (i < a->learn && id != INT64_MAX && !(hit && ref_window_add(slot, m->count_bits, a->now - a->window)))
-            ref_log(&log, id, a->now, 0);
+        int64_t times = i < a->learn && id != INT64_MAX ? hit ? ref_window_add(slot, m->counted, ref_when(a)) : 1 : 0;
+        if (times) ref_log(&log, id, a->now, times);
         if (!a->out) continue;
         hits += hit;
         a->out[i] = hit ? slot->row : ref_miss(m, b, id, a->first + i);
@@ -257,7 +257,7 @@ static void ref_collision_group(const void *args, int64_t begin, int64_t end)
             int64_t at = __atomic_fetch_add(&a->sizes[ref_bucket_of(m, from->id) - m->bucket], 1, __ATOMIC_RELAXED);
             uint64_t id = ref_sortable(from->id), when = (uint64_t)from->when;
             if (m->rows) a->records[at] = (peri_k_collision_record){{peri_k_murmur((uint64_t)from->id, 0, 0), id, when, 0}};
-            else a->records[at] = (peri_k_collision_record){{id, when, 0, 0}};
+            else a->records[at] = (peri_k_collision_record){{id, (uint64_t)from->place, when, 0}};
         }
     }
 }

@@ -75,25 +75,29 @@ static void ref_record_select(peri_k_collision_record *r, int64_t n, int64_t k)
 /** What a slot's window says. */
 static inline int64_t ref_window_count(const peri_k_collision_map *m, uint32_t window)
 {
-    return m->count_bits < 32 ? (int64_t)(window & (((uint32_t)1 << m->count_bits) - 1)) : peri_k_window_total(window);
+    return m->counted ? peri_k_window_count(window) : 0;
 }
 static inline int64_t ref_window_last(const peri_k_collision_learn_args *a, uint32_t window)
 {
-    return a->map.count_bits < 32 ? a->window + (int64_t)((uint64_t)window >> a->map.count_bits) : 0;
+    return a->window + (int64_t)(a->map.counted ? window >> 16 : window);
 }
 
 static int64_t ref_id_of(uint64_t word) { return (int64_t)(word ^ (uint64_t)1 << 63); }
 
-/** Records (id, when) of a bucket, sorted, become (id, count, last, 1 + place of the id's slot or 0); how many. */
+/** Records (id, times, when) of a bucket, sorted, become (id, count, last, 1 + place of the id's slot or 0); how many. */
 static int64_t ref_merge(const peri_k_collision_map *m, const peri_k_collision_bucket *b, peri_k_collision_record *r, int64_t n)
 {
     int64_t ids = 0;
     ref_record_sort(r, n);
     for (int64_t i = 0, next; i < n; i = next) {
-        for (next = i + 1; next < n && r[next].word[0] == r[i].word[0]; next++) continue;
+        uint64_t times = 0, last = 0;
+        for (next = i; next < n && r[next].word[0] == r[i].word[0]; next++) {
+            times += r[next].word[1];
+            if (r[next].word[2] > last) last = r[next].word[2];
+        }
         peri_k_mch_slot *slot = ref_mch_slot(m, b, ref_id_of(r[i].word[0]));
         uint64_t place = slot && slot->row != UINT32_MAX ? (uint64_t)(slot - m->slots) + 1 : 0;
-        r[ids++] = (peri_k_collision_record){{r[i].word[0], (uint64_t)(next - i), r[next - 1].word[1], place}};
+        r[ids++] = (peri_k_collision_record){{r[i].word[0], times, last, place}};
     }
     return ids;
 }
@@ -147,10 +151,14 @@ static void ref_coalesce(const peri_k_collision_learn_args *a, int64_t bucket)
     ref_filter filter = ref_filter_of(a, n, sum);
     for (int64_t i = 0; i < logged; i++) {
         peri_k_mch_slot *s = r[i].word[3] ? &m->slots[r[i].word[3] - 1] : NULL;
-        int64_t id = ref_id_of(r[i].word[0]), count = (int64_t)r[i].word[1] + (s ? ref_window_count(m, s->window) : 0);
-        if (s) s->window = 0;
+        int64_t id = ref_id_of(r[i].word[0]), count = (int64_t)r[i].word[1], last = (int64_t)r[i].word[2];
+        if (s) {
+            count += ref_window_count(m, s->window);
+            if (ref_window_last(a, s->window) > last) last = ref_window_last(a, s->window);
+            s->window = 0;
+        }
         if (!ref_passes(&filter, id, count)) continue;
-        if (s) ref_seen(m, s->row, count, (int64_t)r[i].word[2]); /* its window cannot be later than what did not fit */
+        if (s) ref_seen(m, s->row, count, last);
         else r[kept++] = (peri_k_collision_record){{r[i].word[0], r[i].word[1], r[i].word[2], 0}};
     }
     enum { AHEAD = 32 }; /* slots; their rows lie anywhere */

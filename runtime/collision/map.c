@@ -138,12 +138,8 @@ static peri_status own_config(peri_collision *c, const peri_collision_config *a)
     return PERI_OK;
 }
 
-/** Bits of a window that count, the others being for the iteration: see peri_k_mch_slot. */
-static int32_t count_bits_of(const peri_collision_config *a)
-{
-    if (a->policy == PERI_EVICT_LFU) return 32;
-    return a->policy == PERI_EVICT_LRU && a->filter == PERI_FILTER_NONE ? 0 : 16;
-}
+/** Whether windows have counts: for scores or for filters. */
+static bool counted(const peri_collision_config *a) { return a->policy != PERI_EVICT_LRU || a->filter != PERI_FILTER_NONE; }
 
 /** The buckets on the device; *lines: of their indexes together. */
 static peri_status make_buckets(peri_collision *c, int64_t *lines)
@@ -204,7 +200,7 @@ static peri_status make_memory(peri_collision *c)
     m->on_miss = a->on_miss;
     m->policy = a->policy;
     m->max_probe = a->max_probe;
-    m->count_bits = count_bits_of(a);
+    m->counted = counted(a);
     return peri__collision_reset(c, 0, a->n_buckets, true);
 }
 

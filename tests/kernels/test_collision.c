@@ -36,8 +36,8 @@ static void point(world *w, bool hash)
     m->rows = hash ? w->rows : NULL;
     m->slots = w->slots;
     m->ids = w->ids;
-    m->counts = w->counts;
-    m->last = w->last;
+    m->counts = m->policy == PERI_K_EVICT_LRU ? NULL : w->counts;
+    m->last = m->policy == PERI_K_EVICT_LFU ? NULL : w->last;
 }
 
 static void make(world *w, int variant)
@@ -45,7 +45,6 @@ static void make(world *w, int variant)
     bool hash = variant & 1;
     static const int64_t starts[] = {0, 1, 41, ROWS};
     memset(w, 0, sizeof *w);
-    point(w, hash);
     peri_k_collision_map *m = &w->map;
     m->buckets = variant % 5 ? BUCKETS : 2 * BUCKETS;
     m->first_bucket = variant % 5 ? 0 : 2;
@@ -55,7 +54,8 @@ static void make(world *w, int variant)
     m->on_miss = 1 + variant / 6 % 4;
     m->policy = hash ? (int[]){PERI_K_EVICT_NONE, PERI_K_EVICT_TTL, PERI_K_EVICT_PROBE_LRU}[variant / 2 % 3] : 1 + variant / 2 % 3;
     m->max_probe = variant % 3 ? 5 : 100;
-    m->count_bits = (int[]){32, 0, 16, 2}[variant / 2 % 4];
+    m->counted = m->policy != PERI_K_EVICT_LRU || variant % 4 == 0;
+    point(w, hash);
     bool aside = !hash || m->on_miss == PERI_K_MISS_ROW;
     for (int b = 0, line = 0; b < BUCKETS; b++) {
         int64_t rows = starts[b + 1] - starts[b], lines = variant % 7 ? (rows + 1) / 2 : (rows + 3) / 4;
@@ -134,22 +134,30 @@ static bool same_knowledge(world *a, world *b, const int64_t *ids, int64_t n)
 
 static int by_words(const void *a, const void *b) { return memcmp(a, b, sizeof(peri_k_collision_entry)); }
 
-/** Windows of 32 bits become their counts: parts have bytes of their own, so equal counts may be written in many ways. */
+/** Windows have their whole counts, in one way: parts have bytes of their own, and what no longer fits a byte is in the log. */
 static void total_windows(world *w)
 {
-    if (w->map.rows || w->map.count_bits < 32) return;
-    for (size_t s = 0; s < sizeof w->slots / sizeof *w->slots; s++) w->slots[s].window = (uint32_t)peri_k_window_total(w->slots[s].window);
+    if (w->map.rows || !w->map.counted) return;
+    for (size_t s = 0; s < sizeof w->slots / sizeof *w->slots; s++) {
+        peri_k_mch_slot *slot = &w->slots[s];
+        int64_t total = peri_k_window_count(slot->window), n = 0;
+        for (int64_t e = 0; slot->row != UINT32_MAX && e < w->head[PERI_COLLISION_LOGGED]; e++)
+            if (w->log[e].id == slot->id && w->log[e].place == 256) total += 256;
+            else w->log[n++] = w->log[e];
+        if (slot->row == UINT32_MAX) continue;
+        w->head[PERI_COLLISION_LOGGED] = n;
+        slot->window = (slot->window & 0xffff0000) | (uint32_t)total;
+    }
+    memset(w->log + w->head[PERI_COLLISION_LOGGED], 0, (size_t)(IDS - w->head[PERI_COLLISION_LOGGED]) * sizeof *w->log);
 }
 
-/** Windows as many calls leave them: bytes that are nearly full, in one or in both; once in a while one that is full. */
+/** Windows as many calls leave them: bytes that are nearly full, in one or in both. */
 static void age_windows(world *w)
 {
-    if (w->map.rows || w->map.count_bits < 32) return;
-    for (size_t s = 0; s < sizeof w->slots / sizeof *w->slots; s++) {
-        if (w->slots[s].row == UINT32_MAX || draw(2)) continue;
-        const uint32_t low = 255 - (uint32_t)draw(12), high = 255 - (uint32_t)draw(12), carry = (uint32_t)draw(3);
-        w->slots[s].window = draw(12) ? carry << 16 | high << 8 | low : UINT32_MAX;
-    }
+    if (w->map.rows || !w->map.counted) return;
+    for (size_t s = 0; s < sizeof w->slots / sizeof *w->slots; s++)
+        if (w->slots[s].row != UINT32_MAX && draw(2))
+            w->slots[s].window = (w->map.last ? 1 + (uint32_t)draw(2) : 0) << 16 | (255 - (uint32_t)draw(12)) << 8 | (255 - (uint32_t)draw(12));
 }
 
 /** @w after @ids were looked up by @k. */
@@ -247,7 +255,6 @@ static void together(void **unused)
     int64_t *ids = room(8 * MANY), *out = room(8 * MANY);
     peri_k_collision_entry *log = room(MANY * (int64_t)sizeof *log);
     for (int round = 0; round < 3 * 3 * 4; round++) {
-        const int32_t count_bits = (int32_t[]){32, 16, 0}[round % 3];
         const peri_kernels *k = kernels_of(isas[round / 3 % 3]);
         const int64_t parts = 1 + round / 9;
         if (!k) continue;
@@ -256,10 +263,11 @@ static void together(void **unused)
         int64_t known[KNOWN], times[KNOWN] = {0}, logged[KNOWN] = {0};
         for (int i = 0; i < KNOWN; i++) {
             draw_ids(w, &known[i], 1);
-            if (known[i] != INT64_MAX) w->log[w->head[PERI_COLLISION_LOGGED]++] = (peri_k_collision_entry){known[i], 1, 0};
+            if (known[i] != INT64_MAX) w->log[w->head[PERI_COLLISION_LOGGED]++] = (peri_k_collision_entry){known[i], 1, 1};
         }
         learn(w, &peri_kernels_ref, 1, 3);
-        w->map.count_bits = count_bits;
+        w->map.counted = round % 3 != 0;
+        w->map.last = round % 3 == 1 ? NULL : w->last;
         for (int64_t i = 0; i < MANY; i++) ids[i] = known[draw(KNOWN)];
         memset(w->head, 0, sizeof w->head);
         const peri_k_collision_find_args a = {.map = w->map, .ids = ids, .out = out, .log = log, .learn = MANY, .now = 9, .window = 2,
@@ -281,7 +289,7 @@ static void together(void **unused)
         for (int64_t e = 0; e < w->head[PERI_COLLISION_LOGGED]; e++)
             for (int j = 0; j < KNOWN; j++)
                 if (known[j] == log[e].id) {
-                    logged[j]++;
+                    logged[j] += log[e].place;
                     break;
                 }
         for (int j = 0; j < KNOWN; j++) {
@@ -291,10 +299,8 @@ static void together(void **unused)
             if (slot) hits += times[j];
             if (!times[j]) continue; /* the same id drawn before */
             if (!slot) assert_int_equal(logged[j], known[j] == INT64_MAX ? 0 : times[j]);
-            else if (count_bits == 32) assert_int_equal(peri_k_window_total(slot->window) + logged[j], times[j]);
-            else if (count_bits == 16) assert_int_equal((slot->window & 65535) + logged[j], times[j]);
-            else assert_int_equal(logged[j], 0);
-            if (slot && count_bits < 32) assert_int_equal(slot->window >> count_bits, 7);
+            else assert_int_equal(w->map.counted ? peri_k_window_count(slot->window) + logged[j] : logged[j], w->map.counted ? times[j] : 0);
+            if (slot) assert_int_equal(slot->window >> (w->map.counted ? 16 : 0), w->map.last ? 7 : 0);
         }
         assert_int_equal(w->head[PERI_COLLISION_HITS], hits);
         assert_int_equal(w->head[PERI_COLLISION_MISSED], MANY - hits);
@@ -315,7 +321,7 @@ static peri_k_collision_map large_map(bool hash, peri_k_collision_bucket *bucket
     peri_k_collision_map m = {.bucket = bucket, .head = room(8 * PERI_COLLISION_WORDS), .changed = room(8 * STATE), .n_changed = room(8),
                               .is_changed = room(STATE), .ids = room(8 * STATE), .counts = room(8 * STATE), .last = room(8 * STATE),
                               .buckets = 1, .block = INT64_MAX, .n_buckets = 1, .on_miss = PERI_K_MISS_DROP, .policy = PERI_K_EVICT_LFU,
-                              .max_probe = STATE, .count_bits = 32};
+                              .max_probe = STATE, .counted = true};
     if (hash) m.rows = room(sizeof *m.rows * STATE);
     else m.slots = (void *)(((uintptr_t)room(64 + (int64_t)sizeof *m.slots * lines * PERI_MCH_LINE) + 63) / 64 * 64);
     memset(m.head, 0, 8 * PERI_COLLISION_WORDS);
