@@ -69,10 +69,10 @@ typedef struct peri_k_mch_slot {
     uint32_t window; /* what was seen of it since the last eviction: see peri_k_window_count; 0: nothing */
 } peri_k_mch_slot;
 
-/** The count of a window of a map that is `counted`: its two low bytes together, so that each of two parts of a call can add to a byte of its
- *  own without asking for the line alone. A byte that held 255 holds 0 with the next one, and the log has an entry of 256. Above them, 16
- *  bits: the iterations from the window's first to the last one that had the id, 0 in maps without `last`. A map that is not counted has 32
- *  bits of these. */
+/** The count of a window of a map that is `counted`: its two low bytes together, so that each of two parts of a call can add to one of
+ *  them without locking the line. A byte that held 255 holds 0 with the next one, and the log has an entry of 256. Above them, 16 bits:
+ *  the iterations from the window's first to the last one that had the id, 0 in maps without `last`. A map that is not counted has 32 bits
+ *  of these. */
 K_INLINE int64_t peri_k_window_count(uint32_t window) { return (window & 255) + (window >> 8 & 255); }
 
 /** A row of a hash map. */
@@ -140,7 +140,8 @@ typedef struct peri_k_collision_record {
 /** The log grouped by bucket:
  *    collision_count: sizes[b] += entries of bucket b. range: blocks of the log, as in hash_map_again.
  *    collision_starts: starts = exclusive cumulative sum of sizes, one entry more; sizes[b] = starts[b]. range: 1.
- *    collision_group: each entry as records[sizes[b]++]: MCH (id, times, when, 0), hash (murmur(id), id, expiry, 0). range: as collision_count.
+ *    collision_group: each entry as records[sizes[b]++]: MCH (id, times, when, 0), hash (murmur(id), id, expiry, 0). range: as
+ *      collision_count.
  *  Ids are written with the sign bit turned, so that they compare as numbers. `sizes` starts as 0. */
 typedef struct peri_k_collision_group_args {
     peri_k_collision_map map;

@@ -82,7 +82,7 @@ static inline int64_t ref_miss(const peri_k_collision_map *m, const peri_k_colli
     return -1;
 }
 
-/** Window @seen with one more, in iteration number @when of it, as *next; how many of them the log must have: 1: the window cannot hold it. */
+/** Window @seen with one more, in iteration number @when of it, as *next; how many the log must have: 0; 256; 1: no room for @when. */
 static inline int64_t ref_window_next(uint32_t seen, bool counted, int64_t when, uint32_t *next)
 {
     if (when > (counted ? UINT16_MAX : UINT32_MAX)) return 1;
