@@ -276,16 +276,22 @@ static void ref_rank_rows(const peri_k_collision_learn_args *a, int64_t bucket, 
     const peri_k_collision_map *m = &a->map;
     const peri_k_collision_bucket *b = &m->bucket[bucket];
     int64_t have = 0;
-    uint64_t most = UINT64_MAX; /* score of the best of n rows that are worse than all others so far */
+    uint64_t most[2] = {UINT64_MAX, UINT64_MAX}; /* first words of the best of n rows that are worse than all others so far */
     for (int64_t row = b->first_row + b->usable - 1; row >= b->first_row; row--) { /* those on top are free first */
         const uint64_t score = ref_row_score(a, row);
-        if (score > most) continue;
-        rank[have++] = (peri_k_collision_record){{score, ~ref_sortable(m->ids[row]), ~(uint64_t)row, (uint64_t)row}};
+        if (score > most[0]) continue;
+        const uint64_t id = ~ref_sortable(m->ids[row]);
+        if (score == most[0] && id >= most[1]) continue; /* the same number, a free row: rows above it go first */
+        rank[have++] = (peri_k_collision_record){{score, id, ~(uint64_t)row, (uint64_t)row}};
         if (have < 2 * n) continue;
         ref_record_select(rank, have, n);
         have = n;
-        most = 0;
-        for (int64_t i = 0; i < n; i++) most = rank[i].word[0] > most ? rank[i].word[0] : most;
+        most[0] = most[1] = 0;
+        for (int64_t i = 0; i < n; i++) {
+            if (rank[i].word[0] < most[0] || (rank[i].word[0] == most[0] && rank[i].word[1] < most[1])) continue;
+            most[0] = rank[i].word[0];
+            most[1] = rank[i].word[1];
+        }
     }
     ref_record_select(rank, have, n);
     ref_record_sort(rank, n);
