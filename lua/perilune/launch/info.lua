@@ -89,15 +89,17 @@ function M.print()
   local listed = util.index_of(devices)
   if backend ~= "" and not listed[backend] then devices[#devices + 1] = backend end
   list("devices", function(...) return C.peri_device_probe(...) end, devices)
-  local opens, why = pcall(peri.ffi.device)
-  line("default", "%s (PERI_DEVICE)", opens and ffi.string(C.peri_device_name(why)) or ("'%s', not usable: %s"):format(own, tostring(why)))
+  --- Why something fails, but for what a warning has said: once is enough.
+  local function why_not(err) return (tostring(err):gsub("^PERI_TUNE.*", "no such PERI_TUNE: see the warning")) end
+  local opens, found = pcall(peri.ffi.device)
+  line("default", "%s (PERI_DEVICE)",
+    opens and ffi.string(C.peri_device_name(found)) or ("'%s', not usable: %s"):format(own, why_not(found)))
   list("transports", function(...) return C.peri_comm_probe(...) end, { "self", "sim", "mpi", "nccl" })
   local works, err = pcall(function() -- finds out who makes matrix products
     local x = peri.ones({ 64, 64 }, "f32", "cpu")
     peri.nn.functional.linear(x, x)
   end)
-  local refused = not works and tostring(err) or nil
-  if refused and refused:match "^PERI_TUNE" then refused = "none with such a PERI_TUNE: see the warning" end -- said once is enough
+  local refused = not works and why_not(err) or nil
   libraries(launcher, refused)
 end
 
