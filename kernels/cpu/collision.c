@@ -65,21 +65,29 @@ CPU_MAP_INLINE void cpu_mch_aims(const peri_k_collision_map *m, const int64_t *i
     for (; i < n; i++) home[i] = cpu_mch_aim(m, ids[i]);
 }
 
-/** Which slots of a line have @id, a bit each. */
+/** Of the bits of a match, the slots, two bits each. */
+enum { CPU_MATCH_PLACES = 0 | 2 << 2 | 1 << 4 | 3 << 6 };
+
+/** Which slots of a line have @id, a bit each. Reads windows, too, to which others add meanwhile, and lets them be. */
 static inline unsigned cpu_mch_match(const peri_k_mch_slot *s, int64_t id)
 {
+#ifdef __SANITIZE_THREAD__
+    unsigned found = 0;
+    for (int b = 0; b < PERI_MCH_LINE; b++) found |= (unsigned)(s[CPU_MATCH_PLACES >> 2 * b & 3].id == id) << b;
+    return found;
+#else
     const __m256i front = _mm256_load_si256((const __m256i *)s), back = _mm256_load_si256((const __m256i *)(s + 2));
     const __m256i ids = _mm256_unpacklo_epi64(front, back); /* of slots 0, 2, 1, 3 */
     return (unsigned)_mm256_movemask_pd(_mm256_castsi256_pd(_mm256_cmpeq_epi64(ids, _mm256_set1_epi64x(id))));
+#endif
 }
 
 /** The slot of @id, whose home is @line; NULL: it has none. */
 CPU_MAP_INLINE peri_k_mch_slot *cpu_mch_slot(const peri_k_collision_map *m, peri_k_mch_slot *line, int64_t id)
 {
-    enum { PLACES = 0 | 2 << 2 | 1 << 4 | 3 << 6 }; /* of the bits of a match, two bits each */
     peri_k_mch_slot *s = line;
     unsigned found = cpu_mch_match(s, id);
-    if (__builtin_expect(found != 0, 1)) s += PLACES >> 2 * __builtin_ctz(found) & 3;
+    if (__builtin_expect(found != 0, 1)) s += CPU_MATCH_PLACES >> 2 * __builtin_ctz(found) & 3;
     else if (s[PERI_MCH_LINE - 1].row == UINT32_MAX || !(s = ref_mch_slot(m, ref_bucket_of(m, id), id))) return NULL;
     return s->row != UINT32_MAX ? s : NULL;
 }
