@@ -75,6 +75,18 @@ typedef struct peri_k_mch_slot {
  *  of these. */
 K_INLINE int64_t peri_k_window_count(uint32_t window) { return (window & 255) + (window >> 8 & 255); }
 
+/** Window @seen with @n < 256 more, in iteration number @when of it, as *next. Returns how many the log must have: 0; 256; @n, and no next:
+ *  the window has no room for @when. */
+K_INLINE int32_t peri_k_window_next(uint32_t seen, int32_t n, bool counted, int64_t when, uint32_t *next)
+{
+    if (when > (counted ? UINT16_MAX : UINT32_MAX)) return n;
+    const int bits = counted ? 16 : 0;
+    const uint32_t last = seen >> bits, low = (seen & 255) + (uint32_t)n;
+    *next = ((uint32_t)when > last ? (uint32_t)when : last) << bits;
+    if (counted) *next |= (seen & 0xff00) | (low & 255);
+    return counted && low > 255 ? 256 : 0;
+}
+
 /** A row of a hash map. */
 typedef struct peri_k_hash_row {
     int64_t id;       /* -1 while free */
@@ -131,6 +143,9 @@ typedef struct peri_k_collision_find_args {
     int64_t window;              /* MCH: the iteration before the window's first */
     int64_t expiry;              /* hash */
 } peri_k_collision_find_args;
+
+/** The iteration that a window gets. */
+K_INLINE int64_t peri_k_window_when(const peri_k_collision_find_args *a) { return a->map.last ? a->now - a->window : 0; }
 
 /** What a bucket learns from, and what it sorts: compared by its words in order. */
 typedef struct peri_k_collision_record {

@@ -119,7 +119,7 @@ CPU_MAP_INLINE int64_t cpu_window_add(peri_k_mch_slot *slot, bool counted, int64
     if (way == CPU_WINDOW_SHARED && counted) return ref_window_add(slot, counted, when);
     if (way != CPU_WINDOW_ALONE && counted) return cpu_window_byte(slot, way == CPU_WINDOW_HIGH, when);
     uint32_t seen = __atomic_load_n(&slot->window, __ATOMIC_RELAXED), next; /* not counted: all parts write the same */
-    int64_t more = ref_window_next(seen, counted, when, &next);
+    int64_t more = peri_k_window_next(seen, 1, counted, when, &next);
     if (more != 1 && next != seen) __atomic_store_n(&slot->window, next, __ATOMIC_RELAXED);
     return more;
 }
@@ -131,7 +131,7 @@ CPU_MAP_INLINE int64_t cpu_mch_range(const peri_k_collision_find_args *a, ref_lo
     const peri_k_collision_map m = a->map;
     const int64_t *ids = a->ids;
     const bool learn = way != CPU_WINDOW_NONE;
-    const int64_t when = ref_when(a);
+    const int64_t when = peri_k_window_when(a);
     peri_k_mch_slot *homes[2][CPU_MAP_AHEAD];
     int64_t hits = 0, now = end - begin < CPU_MAP_AHEAD ? end - begin : CPU_MAP_AHEAD;
     cpu_mch_aims(&m, ids + begin, now, homes[0]);

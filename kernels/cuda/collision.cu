@@ -48,23 +48,12 @@ __device__ int64_t miss(const peri_k_collision_map &m, const peri_k_collision_bu
     return -1;
 }
 
-/** Window @seen with @n <= 256 more, in iteration number @when of it, as *next; how many the log must have: @n or 256. */
-__device__ int window_next(uint32_t seen, int n, bool counted, int64_t when, uint32_t *next)
-{
-    if (when > (counted ? UINT16_MAX : UINT32_MAX)) return n;
-    const int bits = counted ? 16 : 0;
-    const uint32_t last = seen >> bits, low = (seen & 255) + (uint32_t)n;
-    *next = ((uint32_t)when > last ? (uint32_t)when : last) << bits;
-    if (counted) *next |= (seen & 0xff00) | (low & 255);
-    return counted && low > 255 ? 256 : 0;
-}
-
 /** Add @n < 256 to a slot's window; how many the log must have: 0, @n or 256. */
 __device__ int window_add(peri_k_mch_slot *slot, int n, bool counted, int64_t when)
 {
     uint32_t seen = *(volatile uint32_t *)&slot->window, next = seen;
     for (;;) {
-        const int more = window_next(seen, n, counted, when, &next);
+        const int more = peri_k_window_next(seen, n, counted, when, &next);
         if (more == n || next == seen) return more;
         const uint32_t found = atomicCAS(&slot->window, seen, next);
         if (found == seen) return more;
@@ -100,7 +89,7 @@ struct mch_look {
         const unsigned same = __match_any_sync(PERI_WARP, (uint64_t)(uintptr_t)slot);
         const int leader = __ffs((int)same) - 1, n = __popc(same);
         int more = 0;
-        if (slot && peri_lane() == leader) more = window_add(slot, n, a.map.counted, a.map.last ? a.now - a.window : 0);
+        if (slot && peri_lane() == leader) more = window_add(slot, n, a.map.counted, peri_k_window_when(&a));
         more = __shfl_sync(PERI_WARP, more, leader);
         return !slot || more == n ? 1 : peri_lane() == leader ? more : 0;
     }

@@ -82,31 +82,17 @@ static inline int64_t ref_miss(const peri_k_collision_map *m, const peri_k_colli
     return -1;
 }
 
-/** Window @seen with one more, in iteration number @when of it, as *next; how many the log must have: 0; 256; 1: no room for @when. */
-static inline int64_t ref_window_next(uint32_t seen, bool counted, int64_t when, uint32_t *next)
-{
-    if (when > (counted ? UINT16_MAX : UINT32_MAX)) return 1;
-    const int bits = counted ? 16 : 0;
-    const uint32_t last = seen >> bits, full = counted && (seen & 255) == 255;
-    *next = ((uint32_t)when > last ? (uint32_t)when : last) << bits;
-    if (counted) *next |= (seen & 0xff00) | ((seen + 1) & 255);
-    return full ? 256 : 0;
-}
-
 /** Add one to @slot's window; how many the log must have. */
 static inline int64_t ref_window_add(peri_k_mch_slot *slot, bool counted, int64_t when)
 {
     uint32_t seen = __atomic_load_n(&slot->window, __ATOMIC_RELAXED), next = seen;
     int64_t more;
     do {
-        more = ref_window_next(seen, counted, when, &next);
+        more = peri_k_window_next(seen, 1, counted, when, &next);
         if (more == 1) return 1;
     } while (next != seen && !__atomic_compare_exchange_n(&slot->window, &seen, next, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
     return more;
 }
-
-/** The iteration that a window gets. */
-static inline int64_t ref_when(const peri_k_collision_find_args *a) { return a->map.last ? a->now - a->window : 0; }
 
 /** Entries on their way into the log: few at a time, so that ranges seldom meet at its end. */
 typedef struct ref_logger {
@@ -148,7 +134,7 @@ static void ref_mch_find(const void *args, int64_t begin, int64_t end)
         const peri_k_collision_bucket *b = ref_bucket_of(m, id);
         peri_k_mch_slot *slot = ref_mch_slot(m, b, id);
         bool hit = slot && slot->row != UINT32_MAX;
-        int64_t times = i < a->learn && id != INT64_MAX ? hit ? ref_window_add(slot, m->counted, ref_when(a)) : 1 : 0;
+        int64_t times = i < a->learn && id != INT64_MAX ? hit ? ref_window_add(slot, m->counted, peri_k_window_when(a)) : 1 : 0;
         if (times) ref_log(&log, id, a->now, times);
         if (!a->out) continue;
         hits += hit;

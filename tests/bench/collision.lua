@@ -1,9 +1,9 @@
 -- collision.lua: ids remapped by maps of managed collision, beside a bare lookup of the same ids in a hash table of as many (find.c:
 -- the roofline, one random cache line an id), in turns. Cases: hits (MCH with LFU, ids are counted), hits_lru and hits_distance (with the
--- other policies), lookup (MCH, they are not counted), hits_hash (hash
--- map with PROBE_LRU: times are kept), inserts_1 and inserts_20 (the same with so many new ids in a hundred), evictions (MCH, 20 new ids
--- in a hundred, an eviction at every tenth call, which is counted in), step (remap, start of the rows that changed hands, forward and
--- backward of a table batch beside forward and backward alone: `ratio`; over ranks: collision_ranks.lua).
+-- other policies), lookup (MCH, they are not counted), hits_hash (hash map with PROBE_LRU: times are kept), inserts_1 and inserts_20 (the
+-- same with so many new ids in a hundred), evictions (MCH, 20 new ids in a hundred, an eviction at every tenth call, which is counted in),
+-- step (remap, start of the rows that changed hands, forward and backward of a table batch beside forward and backward alone: `ratio`; over
+-- ranks: collision_ranks.lua).
 local ffi = require "ffi"
 local peri = require "perilune"
 local argparse = require "argparse"
@@ -187,7 +187,8 @@ do
   assert(statistics(map).missed == 0)
   C.peri_collision_release(map)
 end
-for name, policy in pairs { hits_lru = C.PERI_EVICT_LRU, hits_distance = C.PERI_EVICT_DISTANCE_LFU } do
+for _, case in ipairs { { "hits_lru", C.PERI_EVICT_LRU }, { "hits_distance", C.PERI_EVICT_DISTANCE_LFU } } do
+  local name, policy = case[1], case[2]
   if asked(name) then
     local learned = fill { kind = MCH, policy = policy }
     local map = reload(learned, { kind = MCH, policy = policy, eviction_interval = NEVER })
