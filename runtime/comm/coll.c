@@ -203,6 +203,8 @@ static peri_status overdue(coll_work *w)
     if (w->polled_ns) w->waited_ns += peri__min(gap, g->timeout_ns / 8 + 1);
     w->polled_ns = now;
     if (w->waited_ns < g->timeout_ns && !w->base.expired) return PERI_PENDING;
+    peri_status known = g->comm->vtab->check ? g->comm->vtab->check(g->ctx) : PERI_OK; /* somebody may have said why by now */
+    if (known < 0) return fail(w, known);
     char whom[256] = "";
     if (w->phase == POSTED) w->vtab->blame(w->request, whom, sizeof whom);
     else

@@ -20,6 +20,7 @@ enum {
 
 #define STALL_NS ((int64_t)50000000) /* without news for so long, a rank asks */
 #define ASK_NS ((int64_t)200000000)  /* and asks again after so long */
+#define LOOK_NS ((int64_t)1000000)   /* no longer without a look at the notes: a test may take long on a machine with other work */
 #define CLOSED ((uint64_t)1 << 63)   /* of near_cell.next */
 
 typedef struct mpi_group mpi_group;
@@ -48,6 +49,7 @@ struct mpi_request {
     struct near_state *near; /* copies between processes; NULL: messages only */
     int64_t given_up_ns;     /* dropped while the others may still copy */
     int64_t quiet_ns, asked_ns; /* since when nothing came; when the others were asked last */
+    int64_t looked_ns;          /* when notes were looked at last */
     int32_t polls;
     bool past;               /* results are written past the caches */
     int64_t rows;            /* how short rows are received: PERI_HOST_COPY_ROWS; 0 while there are few of them */

@@ -85,11 +85,12 @@ static peri_status check_messages(const mpi_request *r, int code)
 /** Nothing has come: look at the notes now and then, and ask when it takes long. */
 static peri_status waiting(mpi_request *r)
 {
-    if (++r->polls & 31) return PERI_PENDING;
+    int64_t now = peri__mpi_host->time_ns();
+    if ((++r->polls & 31) && now - r->looked_ns < LOOK_NS) return PERI_PENDING;
+    r->looked_ns = now;
     peri__mpi_control_poll();
     const mpi_group *bad = peri__mpi_broken(r->group);
     if (bad) return end(r, FAIL(bad->failed, "%s", bad->message));
-    int64_t now = peri__mpi_host->time_ns();
     if (!r->quiet_ns) r->quiet_ns = now;
     if (now - r->quiet_ns < STALL_NS || now - r->asked_ns < ASK_NS || r->dropped || r->stalled) return PERI_PENDING;
     r->asked_ns = now;
