@@ -7,6 +7,17 @@
 
 enum { TBE_BATCH = 16 };
 
+/** Vectors of a row of @cols columns, a constant: 8, or whole sixteens. */
+TBE_INLINE int tbe_vectors(const int cols) { return (cols + 15) / 16; }
+TBE_INLINE v16 tbe_batch_load(const float *p, const int cols) { return cols == 8 ? v16_load8(p) : v16_load(p); }
+TBE_INLINE void tbe_batch_store(float *p, v16 x, const int cols)
+{
+    if (cols == 8) v16_store8(p, x);
+    else v16_store(p, x);
+}
+/** Lines that a row of @bytes touches, which begins where a line does, or within one and ends there. */
+TBE_INLINE int tbe_batch_lines(const int bytes) { return (bytes + TBE_LINE - 1) / TBE_LINE; }
+
 typedef struct tbe_batch {
     int32_t n;
     bool plain[TBE_BATCH];     /* one item, its gradient as it lies: the walk ahead has a step to catch up */
@@ -22,15 +33,14 @@ static __attribute__((noinline)) void tbe_batch_sum(tbe_updater *u, int64_t e, i
 }
 
 /** tbe_update_ahead, short for rows as wide as these: the lines to ask for are constants. Rows of other tables go the long way. */
-TBE_INLINE void tbe_batch_ahead(tbe_updater *u, const int kind, const int32_t dtype, const int nv)
+TBE_INLINE void tbe_batch_ahead(tbe_updater *u, const int kind, const int32_t dtype, const int cols)
 {
-    enum { F32_LINE = TBE_LINE / 4 };
     const peri_k_tbe_update_args *a = u->a;
     if (u->ahead >= u->n) return;
     uint64_t key = a->sorted[u->ahead], linear = key >> a->payload_bits;
     const peri_k_tbe_table *t = u->ahead_table;
     uint64_t row = linear - (uint64_t)t->first_row;
-    if (row >= (uint64_t)t->rows || t->cols != 16 * nv) {
+    if (row >= (uint64_t)t->rows || t->cols != cols) {
         tbe_batch_ahead_odd(u);
         return;
     }
@@ -38,40 +48,40 @@ TBE_INLINE void tbe_batch_ahead(tbe_updater *u, const int kind, const int32_t dt
     if (linear != u->ahead_row) {
         const int bytes = dtype == PERI_F32 ? 4 : 2;
         u->ahead_row = linear;
-        tbe_prefetch((const char *)a->rows.weight + (t->offset + (int64_t)row * t->stride) * bytes, 16 * nv * bytes / TBE_LINE, u->near);
+        tbe_prefetch((const char *)a->rows.weight + (t->offset + (int64_t)row * t->stride) * bytes, tbe_batch_lines(cols * bytes), u->near);
         if (kind == PERI_TBE_ROWWISE_ADAGRAD) tbe_prefetch((const char *)(a->rows.momentum1 + linear), 1, u->near);
     }
-    tbe_prefetch((const char *)(a->grad + (key & u->payload_mask)), 16 * nv / F32_LINE, u->near);
+    tbe_prefetch((const char *)(a->grad + (key & u->payload_mask)), tbe_batch_lines(cols * 4), u->near);
 }
 
 /** m += sum16(g * g) / n and rate = -lr / (sqrt(m) + eps) for all rows, of which @part is multiplied with g: a power of two, so it does not
  *  matter when. @momentum: of the table's first row. */
-TBE_INLINE void tbe_batch_rates(const peri_k_tbe_optimizer *o, tbe_batch *b, float *momentum, float part, const int nv)
+TBE_INLINE void tbe_batch_rates(const peri_k_tbe_optimizer *o, tbe_batch *b, float *momentum, float part, const int cols)
 {
     float m[TBE_BATCH] = {0}, squares[TBE_BATCH] = {0};
     for (int32_t i = 0; i < b->n; i++) {
         v16 sum = v16_zero();
 #pragma GCC unroll 16
-        for (int v = 0; v < nv; v++) {
-            v16 x = v16_load(b->g[i] + 16 * v);
+        for (int v = 0; v < tbe_vectors(cols); v++) {
+            v16 x = tbe_batch_load(b->g[i] + 16 * v, cols);
             sum = v16_fma(x, x, sum);
         }
         squares[i] = v16_sum(sum);
         m[i] = momentum[b->row[i]];
     }
-    v16 sum = v16_add(v16_load(m), v16_div(v16_mul(v16_load(squares), v16_set(part * part)), v16_set((float)(16 * nv))));
+    v16 sum = v16_add(v16_load(m), v16_div(v16_mul(v16_load(squares), v16_set(part * part)), v16_set((float)cols)));
     v16_store(m, sum);
     v16_store(b->rate, v16_mul(v16_div(v16_set(-o->lr), v16_add(v16_sqrt(sum), v16_set(o->eps))), v16_set(part)));
     for (int32_t i = 0; i < b->n; i++) momentum[b->row[i]] = m[i];
 }
 
 /** w = fma(rate, g, keep * w) of a row of f32. */
-TBE_INLINE void tbe_batch_row(float *w, const float *g, v16 rate, v16 keep, const int nv)
+TBE_INLINE void tbe_batch_row(float *w, const float *g, v16 rate, v16 keep, const int cols)
 {
 #pragma GCC unroll 16
-    for (int k = 0; k < nv; k++) {
-        const int d = 16 * tbe_scattered(k, nv, PERI_F32);
-        v16_store(w + d, v16_fma(rate, v16_load(g + d), v16_mul(keep, v16_load(w + d))));
+    for (int k = 0; k < tbe_vectors(cols); k++) {
+        const int d = 16 * tbe_scattered(k, tbe_vectors(cols), PERI_F32);
+        tbe_batch_store(w + d, v16_fma(rate, tbe_batch_load(g + d, cols), v16_mul(keep, tbe_batch_load(w + d, cols))), cols);
     }
 }
 
@@ -137,18 +147,20 @@ TBE_INLINE void tbe_batch_near(const void *row, const int lines)
 }
 
 /** Update the batch's rows, and empty it. */
-TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_batch *b, const int kind, const int32_t dtype, const int nv)
+TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_batch *b, const int kind, const int32_t dtype,
+                                 const int cols)
 {
+    const int nv = tbe_vectors(cols);
     const peri_k_tbe_rows *rows = &u->a->rows;
     const peri_k_tbe_optimizer *o = &u->a->optimizer;
     const float part = tbe_part_of_sums(u->a);
-    if (kind == PERI_TBE_ROWWISE_ADAGRAD) tbe_batch_rates(o, b, rows->momentum1 + t->first_row, part, nv);
+    if (kind == PERI_TBE_ROWWISE_ADAGRAD) tbe_batch_rates(o, b, rows->momentum1 + t->first_row, part, cols);
     const uint64_t table_key = dtype == PERI_F32 ? 0 : tbe_table_key(o, t);
     const float keep = tbe_keep(o);
     for (int32_t i = 0; i < b->n; i++) {
         const float rate = kind == PERI_TBE_SGD ? -o->lr * part : b->rate[i];
         if (dtype == PERI_F32) {
-            tbe_batch_row((float *)rows->weight + t->offset + b->row[i] * t->stride, b->g[i], v16_set(rate), v16_set(keep), nv);
+            tbe_batch_row((float *)rows->weight + t->offset + b->row[i] * t->stride, b->g[i], v16_set(rate), v16_set(keep), cols);
         } else {
             uint16_t *first = (uint16_t *)rows->weight + t->offset, *w = first + b->row[i] * t->stride;
             const int32_t next = i + 1 < b->n ? i + 1 : i;
@@ -167,14 +179,14 @@ TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_
                 tbe_batch_row_round(w, x, key, (uint32_t)t->col_offset / 2, nv, dtype);
             }
         }
-        if (b->plain[i]) tbe_batch_ahead(u, kind, dtype, nv);
+        if (b->plain[i]) tbe_batch_ahead(u, kind, dtype, cols);
     }
     b->n = 0;
 }
 
 /** As tbe_update_table. */
 TBE_INLINE int64_t tbe_update_batches(tbe_updater *u, const peri_k_tbe_table *t, int64_t e, int64_t last, const int kind,
-                                      const int32_t dtype, const int nv)
+                                      const int32_t dtype, const int cols)
 {
     enum { MOST_COLS = 256 };
     float sums[TBE_BATCH][MOST_COLS] __attribute__((aligned(64)));
@@ -187,22 +199,28 @@ TBE_INLINE int64_t tbe_update_batches(tbe_updater *u, const peri_k_tbe_table *t,
         b.g[i] = sums[i];
         b.plain[i] = past - e == 1 && !u->a->items && !(u->a->optimizer.max_gradient > 0);
         if (b.plain[i]) b.g[i] = tbe_gradient_row(u, e, &(float){0});
-        else tbe_batch_sum(u, e, past, 16 * nv, sums[i]);
-        if (b.n == TBE_BATCH) tbe_batch_update(u, t, &b, kind, dtype, nv);
+        else tbe_batch_sum(u, e, past, cols, sums[i]);
+        if (b.n == TBE_BATCH) tbe_batch_update(u, t, &b, kind, dtype, cols);
     }
-    tbe_batch_update(u, t, &b, kind, dtype, nv);
+    tbe_batch_update(u, t, &b, kind, dtype, cols);
     return e;
 }
 
 typedef int64_t tbe_batches(tbe_updater *u, const peri_k_tbe_table *t, int64_t e, int64_t last);
 
-#define TBE_BATCHES(name, kind, dtype, nv)                                                                                                \
-    static __attribute__((noinline)) int64_t tbe_batches_##name##_##nv(tbe_updater *u, const peri_k_tbe_table *t, int64_t e, int64_t last) \
+#define TBE_BATCHES(name, kind, dtype, cols)                                                                                              \
+    static __attribute__((noinline)) int64_t tbe_batches_##name##_##cols(tbe_updater *u, const peri_k_tbe_table *t, int64_t e,             \
+                                                                        int64_t last)                                                      \
     {                                                                                                                                      \
-        return tbe_update_batches(u, t, e, last, kind, dtype, nv);                                                                         \
+        return tbe_update_batches(u, t, e, last, kind, dtype, cols);                                                                       \
     }
-#define TBE_WIDTHS(X, name, kind, dtype) X(name, kind, dtype, 2) X(name, kind, dtype, 4) X(name, kind, dtype, 8) X(name, kind, dtype, 16)
+/* Narrow rows of f32 only: stochastic bits belong to 32 columns at once. */
+#define TBE_NARROW(X, name, kind) X(name, kind, PERI_F32, 8) X(name, kind, PERI_F32, 16)
+#define TBE_WIDTHS(X, name, kind, dtype)                                                                                                   \
+    X(name, kind, dtype, 32) X(name, kind, dtype, 64) X(name, kind, dtype, 128) X(name, kind, dtype, 256)
 #define TBE_KINDS(X)                                                                                                                       \
+    TBE_NARROW(X, sgd_f32, PERI_TBE_SGD)                                                                                                   \
+    TBE_NARROW(X, adagrad_f32, PERI_TBE_ROWWISE_ADAGRAD)                                                                                   \
     TBE_WIDTHS(X, sgd_f32, PERI_TBE_SGD, PERI_F32)                                                                                     \
     TBE_WIDTHS(X, sgd_f16, PERI_TBE_SGD, PERI_F16)                                                                                     \
     TBE_WIDTHS(X, sgd_bf16, PERI_TBE_SGD, PERI_BF16)                                                                                   \
@@ -215,9 +233,10 @@ TBE_KINDS(TBE_BATCHES)
 static tbe_batches *tbe_batches_of(const peri_k_tbe_update_args *a, const peri_k_tbe_table *t)
 {
     const peri_k_tbe_optimizer *o = &a->optimizer;
-    if (o->exact || o->decay == PERI_DECAY_L2 || o->max_norm > 0 || t->col_offset % 32 != 0) return NULL;
-#define TBE_CHOICE(name, k, dtype, nv)                                                                                                    \
-    if (o->kind == (k) && a->rows.weight_dtype == (dtype) && t->cols == 16 * (nv)) return tbe_batches_##name##_##nv;
+    if (o->exact || o->decay == PERI_DECAY_L2 || o->max_norm > 0) return NULL;
+    if (t->col_offset % 32 != 0 && a->rows.weight_dtype != PERI_F32) return NULL;
+#define TBE_CHOICE(name, k, dtype, width)                                                                                                  \
+    if (o->kind == (k) && a->rows.weight_dtype == (dtype) && t->cols == (width)) return tbe_batches_##name##_##width;
     TBE_KINDS(TBE_CHOICE)
 #undef TBE_CHOICE
     return NULL;

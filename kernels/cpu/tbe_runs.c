@@ -98,7 +98,8 @@ TBE_INLINE void tbe_sum_item(const peri_k_tbe_update_args *a, const float *row, 
     }
 }
 
-/** The sum over items [e, past) of those columns, from column c on, into g. */
+/** The sum over items [e, past) of those columns, from column c on, into g, which has room for whole sixteens: a load of what a masked
+ *  store wrote waits until that is in the cache, and all that follows with it. */
 TBE_INLINE void tbe_sum_panel(tbe_updater *u, int64_t e, int64_t past, int64_t c, float *g, const int nv, const int64_t tail)
 {
     float scale = 1;
@@ -115,10 +116,8 @@ TBE_INLINE void tbe_sum_panel(tbe_updater *u, int64_t e, int64_t past, int64_t c
             tbe_sum_item(u->a, row, scale, acc, nv, tail, false);
         }
         for (int v = 0; v < nv; v++) {
-            bool part = tail && v == nv - 1;
-            v16 x = from == e ? acc[v] : v16_add(part ? v16_load_part(g + 16 * v, tail) : v16_load(g + 16 * v), acc[v]);
-            if (part) v16_store_part(g + 16 * v, x, tail);
-            else v16_store(g + 16 * v, x);
+            v16 x = from == e ? acc[v] : v16_add(v16_load(g + 16 * v), acc[v]);
+            v16_store(g + 16 * v, x);
         }
     }
 }
@@ -170,7 +169,7 @@ static __attribute__((noinline)) void tbe_sum_items(tbe_updater *u, int64_t e, i
         if (c < cols) tbe_sum_panel(u, e, past, c, room, 1, cols - c);
 }
 
-/** That sum, in @room or, for a single item as it is, where it lies. */
+/** That sum, in @room (whole sixteens) or, for a single item as it is, where it lies. */
 TBE_INLINE const float *tbe_sum(tbe_updater *u, int64_t e, int64_t past, int64_t cols, float *room)
 {
     if (past - e == 1 && !u->a->items && !(u->a->optimizer.max_gradient > 0) && u->a->halvings == 0) {
@@ -179,8 +178,10 @@ TBE_INLINE const float *tbe_sum(tbe_updater *u, int64_t e, int64_t past, int64_t
         return tbe_gradient_row(u, e, &scale);
     }
     tbe_sum_items(u, e, past, cols, room);
-    if (u->a->halvings)
-        for (int64_t d = 0; d < cols; d++) room[d] *= tbe_part_of_sums(u->a);
+    if (u->a->halvings) {
+        const v16 part = v16_set(tbe_part_of_sums(u->a));
+        for (int64_t d = 0; d < cols; d += 16) v16_store(room + d, v16_mul(v16_load(room + d), part));
+    }
     return room;
 }
 

@@ -20,6 +20,9 @@ TBE_INLINE v16 v16_zero(void) { return (v16){_mm512_setzero_ps()}; }
 TBE_INLINE v16 v16_set(float x) { return (v16){_mm512_set1_ps(x)}; }
 TBE_INLINE v16 v16_load(const float *p) { return (v16){_mm512_loadu_ps(p)}; }
 TBE_INLINE void v16_store(float *p, v16 a) { _mm512_storeu_ps(p, a.v); }
+/** The first eight; the others read as 0 and are not written. */
+TBE_INLINE v16 v16_load8(const float *p) { return (v16){_mm512_zextps256_ps512(_mm256_loadu_ps(p))}; }
+TBE_INLINE void v16_store8(float *p, v16 a) { _mm256_storeu_ps(p, _mm512_castps512_ps256(a.v)); }
 /** Past the caches; p is the begin of a line. */
 TBE_INLINE void v16_stream(float *p, v16 a) { _mm512_stream_ps(p, a.v); }
 /** The first n of sixteen (0 <= n <= 16): the others read as 0 and are not written. By a register no wider than it must be: of an AMD a
@@ -84,6 +87,8 @@ TBE_INLINE void v16_store(float *p, v16 x)
     _mm256_storeu_ps(p, x.a);
     _mm256_storeu_ps(p + 8, x.b);
 }
+TBE_INLINE v16 v16_load8(const float *p) { return (v16){_mm256_loadu_ps(p), _mm256_setzero_ps()}; }
+TBE_INLINE void v16_store8(float *p, v16 x) { _mm256_storeu_ps(p, x.a); }
 TBE_INLINE void v16_stream(float *p, v16 x)
 {
     _mm256_stream_ps(p, x.a);

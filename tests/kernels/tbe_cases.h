@@ -61,6 +61,8 @@ static const tbe_case tbe_cases[] = {
     {.name = "placed", .tables = 3, .rows = {40, 50, 60}, .cols = {32, 64, 24}, .batch = 30, .length = 2, .features = 5, .placed = true},
     {.name = "placed, one id a bag", .tables = 2, .rows = {400, 500}, .cols = {64, 128}, .batch = 300, .length = 1, .fixed_length = true,
      .features = 4, .placed = true},
+    {.name = "placed, narrow", .tables = 4, .rows = {300, 40, 300, 400}, .cols = {8, 16, 12, 8}, .batch = 300, .length = 1,
+     .fixed_length = true, .features = 6, .placed = true},
     {.name = "placed, weighted", .tables = 2, .rows = {40, 50}, .cols = {64, 17}, .batch = 30, .length = 3, .features = 3, .mean = true,
      .weighted = true, .bad_ids = true, .placed = true},
     {.name = "extreme values", .tables = 3, .rows = {30, 30, 30}, .cols = {16, 37, 64}, .batch = 40, .length = 5, .extreme = true},
