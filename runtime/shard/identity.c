@@ -164,6 +164,12 @@ static peri_status finish(peri_sharded *e, text *t)
         if (e->rates[o].table >= 0)
             add(t, "optimizer of table '%s'\tlearning_rate\t%s\n", e->table_names[e->rates[o].table],
                 peri__number_text(e->rates[o].rate, rate));
+    for (int32_t i = 0; i < e->n_managed; i++) {
+        const char *table;
+        int64_t now = peri__managed_time(e, i, &table);
+        if (now < 0) add(t, "managed collision of table '%s'\ttime (set_time)\tthe number of steps\n", table);
+        else add(t, "managed collision of table '%s'\ttime (set_time)\t%lld\n", table, (long long)now);
+    }
     e->identity_text = t->data;
     e->identity_bytes = (int64_t)t->n;
     return t->failed ? PERI_ENOMEM : PERI_OK;
@@ -203,6 +209,10 @@ uint64_t peri__identity_hash(const peri_sharded *e)
         uint64_t rate;
         memcpy(&rate, &e->rates[o].rate, sizeof rate);
         if (e->rates[o].table >= 0) h = peri__hash_mix(h, rate);
+    }
+    for (int32_t i = 0; i < e->n_managed; i++) {
+        const char *table;
+        h = peri__hash_mix(h, (uint64_t)peri__managed_time(e, i, &table));
     }
     return h;
 }

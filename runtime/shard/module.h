@@ -161,8 +161,11 @@ struct peri_sharded {
 peri_status peri__managed_check(const char *function, const peri_sharded_config *config, const peri_sharded_table *table);
 peri_status peri__managed_new(peri_sharded *ebc, const peri_sharded_config *config);
 void peri__managed_free(peri_sharded *ebc);
+/** What time it is for table number @i of raw ids, and its name. */
+int64_t peri__managed_time(const peri_sharded *ebc, int32_t i, const char **table);
 
-/** Write down what all ranks must agree on (identity.c), once the tables are cut and the rates known; again, when a rate has changed. */
+/** Write down what all ranks must agree on (identity.c), once the tables are cut and the rates known; again, when a rate
+ *  or a time has changed. */
 peri_status peri__identity_new(peri_sharded *ebc, const peri_sharded_config *config);
 peri_status peri__identity_refresh(peri_sharded *ebc);
 /** Hash of all that they must agree on now. */

@@ -87,6 +87,16 @@ describe("managed collision over ranks", function()
     fails("no table has a HashZchManagedCollisionModule", sorted.set_time, sorted, 1)
   end, sizes)
 
+  worlds.each("has the same time on all ranks", function(world, device)
+    local module = collection(world, device, { ttl = 5, returns = true })
+    module:managed_collision_collection():set_time(100)
+    look(module, { 1, 2, 3 }, device):to_list()
+    if world:rank() == 1 then module:managed_collision_collection():set_time(101) end
+    fails("rank 1 has time %(set_time%) 101 where rank 0 has 100 %(managed collision of table 't'%)", function()
+      look(module, { 1, 2, 3 }, device):to_list()
+    end)
+  end, { sizes = { 2 }, only = "sim" })
+
   for name in util.ordered(classes) do
     worlds.each("is copied, maps and all: " .. name, function(world, device)
       local module = collection(world, device, { class = name, returns = true })
@@ -144,5 +154,8 @@ describe("managed collision over ranks", function()
     copy(batch({ 1001, 1002, 1003 }, device))
     assert.is_true(copy:statistics().t.evicted > 0)
     assert.equal(0, sharded:statistics().t.evicted)
+    if world:rank() == 1 then copy:set_time(-1) end
+    fails("table 't': rank %d has time %-?%d+, rank %d has %-?%d+ %(set_time", copy, batch({ 1 }, device))
+    fails("now is 2147483648, allowed: 0 to 2147483647", copy.set_time, copy, 2 ^ 31)
   end, sizes)
 end)

@@ -65,8 +65,8 @@ local function optimizers_of(func, a, plan)
     end
     local params = a.table_fused_params and a.table_fused_params[t.name] or a.fused_params
     if not params and kernel ~= "dense" then
-      P.fail(("%s: table '%s' has compute_kernel '%s' but no optimizer; give fused_params, or "
-        .. "plan it with compute_kernel = 'dense'"):format(func, t.name, kernel))
+      P.fail(("%s: table '%s' has compute_kernel '%s' but no optimizer; give fused_params%s"):format(func, t.name, kernel,
+        a.collisions and "" or ", or plan it with compute_kernel = 'dense'")) -- rows of raw ids start again in fused tables only
     end
     index[i], bounds[i] = 0, C.PERI_BOUNDS_FATAL
     if params then

@@ -116,7 +116,7 @@ function Sharded:init(args)
     if module.output_global_offset ~= 0 then
       P.fail(("%s: table '%s': output_global_offset %d, allowed: 0"):format(self.class_name, t.name, module.output_global_offset))
     end
-    local x = { segments = segments_of(module), module = module, config = t }
+    local x = { segments = segments_of(module), module = module, config = t, now = module._now or -1, told = -1 }
     x.piece = piece_of(self, t, module, x.segments)
     x.c = ffi.new "peri_sharded_collision[1]"
     x.kept = fill(x.c[0], x, module, a.returns_rows)
@@ -217,12 +217,13 @@ function Sharded:copy_maps(other)
   other:settle()
   for name, x in util.ordered(self._tables) do
     local from, states = other._tables[name].piece, {}
+    x.now = other._tables[name].now
     if from then
       for i, state in ipairs(from.map:state_names()) do states[state] = from.map:state(i):to(nil, self._device) end
       x.piece.map:load(states, from.first, from.n)
+      if x.module.set_time then x.piece.map:set_time(x.now) end
     end
   end
-  if other._now then self:set_time(other._now) end
 end
 
 --- A collection that knows the same and learns for itself; on another device, or (nil) the same one.
@@ -234,19 +235,32 @@ function Sharded:copy(device)
   return copy:train(self.training)
 end
 
---- What time it is for this rank's shards of tables that have times to live (HashZchManagedCollisionModule:set_time); say the same on all
---- ranks. Local.
+--- What time it is for tables that have times to live (HashZchManagedCollisionModule:set_time); the same on all ranks, which compare it
+--- with the next batch. Local.
 function Sharded:set_time(now)
   local any = false
   for _, x in util.ordered(self._tables) do
     if x.module.set_time then
       signature.value(self.class_name .. ":set_time", "now", now, "integer")
+      if now < -1 or now > 2 ^ 31 - 1 then
+        P.fail(("%s:set_time: now is %s, allowed: 0 to 2147483647, and -1 for the number of steps"):format(self.class_name, tostring(now)))
+      end
       if x.piece then x.piece.map:set_time(now) end
-      any = true
+      x.now, any = now, true
     end
   end
   if not any then P.fail(self.class_name .. ":set_time: no table has a HashZchManagedCollisionModule, whose ids have times to live") end
-  self._now = now
+end
+
+--- Tell the module of C (a pointer) what time it is.
+function Sharded:tell_time(ptr)
+  for _, t in ipairs(self._configs) do
+    local x = self._tables[t.name]
+    if x.now ~= x.told then
+      check(C.peri_sharded_time(ptr, t.name, x.now))
+      x.told = x.now
+    end
+  end
 end
 
 -- -- state -----------------------------------------------------------------------------------------------------------------------------

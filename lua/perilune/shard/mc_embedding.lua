@@ -94,6 +94,7 @@ local function add_stages(Sharded, Base, class_name)
     maps:settle()
     local batch = self:at_home(maps.hashed, maps, features)
     check(C.peri_sharded_train(self:_pointer(), self.training))
+    maps:tell_time(self:_pointer())
     local stage = Base.input_dist(self, batch)
     stage.batch = batch
     return stage

@@ -102,21 +102,32 @@ local function total(list)
   return sum
 end
 
---- What all ranks send each other of their counts and modes; received[r][k]: how many ids of feature k rank r - 1 has sent.
+--- What all ranks send each other of their counts, modes and times; received[r][k]: how many ids of feature k rank r - 1 has sent.
 local function tell(collection, counts)
   local group, flat = collection._group, {}
-  local width = #counts[1] + 1
+  local times = util.map(collection:embedding_configs(), function(t) return collection._tables[t.name].now end)
+  local features = #counts[1]
+  local width = features + 1 + #times
   for r, list in ipairs(counts) do
     for _, n in ipairs(list) do flat[#flat + 1] = n end
-    flat[r * width] = collection.training and 1 or 0
+    flat[#flat + 1] = collection.training and 1 or 0
+    for _, now in ipairs(times) do flat[#flat + 1] = now end
   end
   local got, received = group:all_to_all(Tensor.tensor(flat, "i64", "cpu", { #flat })):wait():to_list(), {}
   for r = 1, group:size() do
     received[r] = {}
-    for k = 1, width - 1 do received[r][k] = tonumber(got[(r - 1) * width + k]) end
-    if (tonumber(got[r * width]) == 1) ~= collection.training then
+    local at = (r - 1) * width
+    for k = 1, features do received[r][k] = tonumber(got[at + k]) end
+    if (tonumber(got[at + features + 1]) == 1) ~= collection.training then
       P.fail(("%s: rank %d is in %s mode, rank %d in %s"):format(collection.class_name, group:rank(),
         collection.training and "training" or "evaluation", r - 1, collection.training and "evaluation" or "training"))
+    end
+    for i, now in ipairs(times) do
+      local theirs = tonumber(got[at + features + 1 + i])
+      if theirs ~= now then
+        P.fail(("%s: table '%s': rank %d has time %d, rank %d has %d (set_time; -1: the number of steps)"):format(collection.class_name,
+          collection:embedding_configs()[i].name, group:rank(), now, r - 1, theirs))
+      end
     end
   end
   return received

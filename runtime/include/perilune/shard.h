@@ -164,6 +164,9 @@ PERI_API peri_status peri_sharded_compute_and_output_dist(peri_sharded *ebc, per
 /** Whether batches whose input_dist starts from now on teach the maps of tables with raw ids (at first: yes); else these ids are only
  *  looked up. On all ranks alike: input_dist compares it. Local. */
 PERI_API peri_status peri_sharded_train(peri_sharded *ebc, bool training);
+/** What time it is for the map of table @table from the next input_dist on (peri_collision_time), also where this rank has no bucket of it.
+ *  On all ranks alike: input_dist compares it. Local. */
+PERI_API peri_status peri_sharded_time(peri_sharded *ebc, const char *table, int64_t now);
 /** Bring the rows that @dist, a complete work of peri_sharded_input_dist not yet looked up, will need from files into memory, in the
  *  background (peri_tbe_batch_prefetch). Local. Raw ids become rows here, or else in the lookup, batch by batch in the order of these
  *  calls; rows that get another id start again right before the lookup of the batch that brought it. PERI_PENDING: a map of policy USER
