@@ -92,6 +92,9 @@ describe("arguments of managed collision", function()
     end
     refused("SINGLE_TTL_EVICTION needs eviction_config with single_ttl", hash { eviction_policy_name = "SINGLE_TTL_EVICTION" })
     refused("eviction_policy_name is 'FIFO', allowed: SINGLE_TTL_EVICTION", hash { eviction_policy_name = "FIFO" })
+    refused("HashZchEvictionConfig: feature 'a' is listed twice", function()
+      embed.HashZchEvictionConfig { features = { "a", "b", "a" }, single_ttl = 1 }
+    end)
     refused("per_feature_ttl has 1 entries for 2 features", function()
       embed.HashZchEvictionConfig { features = { "f", "g" }, per_feature_ttl = { 1 } }
     end)

@@ -27,6 +27,11 @@ function HashZchEvictionConfig:init(args)
   local f = "HashZchEvictionConfig"
   local a = util.named(f, args, config_arguments)
   signature.value(f, "features", a.features, "strings")
+  local seen = {}
+  for _, name in ipairs(a.features) do
+    if seen[name] then P.fail(("%s: feature '%s' is listed twice"):format(f, name)) end
+    seen[name] = true
+  end
   if a.single_ttl then util.integer(f, "single_ttl", a.single_ttl, 0) end
   if a.per_feature_ttl then
     if #a.per_feature_ttl ~= #a.features then
