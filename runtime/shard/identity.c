@@ -164,9 +164,9 @@ static peri_status finish(peri_sharded *e, text *t)
         if (e->rates[o].table >= 0)
             add(t, "optimizer of table '%s'\tlearning_rate\t%s\n", e->table_names[e->rates[o].table],
                 peri__number_text(e->rates[o].rate, rate));
-    for (int32_t i = 0; i < e->n_managed; i++) {
-        const char *table;
-        int64_t now = peri__managed_time(e, i, &table);
+    for (int32_t i = 0; i < e->n_times; i++) {
+        const char *table = e->table_names[e->times[i].table];
+        int64_t now = e->times[i].now;
         if (now < 0) add(t, "managed collision of table '%s'\ttime (set_time)\tthe number of steps\n", table);
         else add(t, "managed collision of table '%s'\ttime (set_time)\t%lld\n", table, (long long)now);
     }
@@ -210,10 +210,7 @@ uint64_t peri__identity_hash(const peri_sharded *e)
         memcpy(&rate, &e->rates[o].rate, sizeof rate);
         if (e->rates[o].table >= 0) h = peri__hash_mix(h, rate);
     }
-    for (int32_t i = 0; i < e->n_managed; i++) {
-        const char *table;
-        h = peri__hash_mix(h, (uint64_t)peri__managed_time(e, i, &table));
-    }
+    for (int32_t i = 0; i < e->n_times; i++) h = peri__hash_mix(h, (uint64_t)e->times[i].now);
     return h;
 }
 

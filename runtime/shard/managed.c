@@ -19,7 +19,6 @@ struct peri__managed {
     int32_t table;           /* of the module */
     peri__place place;       /* of its shard here */
     int64_t first_row;       /* of that shard */
-    int64_t now;             /* peri_sharded_time */
     int32_t n_features;
     int32_t *strand;         /* n_features: which of this rank's strands has its ids */
     waiting *waiting;
@@ -57,7 +56,7 @@ static peri_status check_map(const peri_sharded *e, const peri__managed *m, cons
 static peri_status add_table(peri_sharded *e, const peri_sharded_table *from, int32_t table)
 {
     peri__managed *m = &e->managed[e->n_managed++];
-    *m = (peri__managed){.table = table, .place = {.set = -1}, .now = -1, .n_features = from->n_features};
+    *m = (peri__managed){.table = table, .place = {.set = -1}, .n_features = from->n_features};
     m->strand = peri__alloc(sizeof *m->strand * (size_t)from->n_features);
     if (!m->strand) return PERI_ENOMEM;
     for (int32_t i = 0; i < e->n_local; i++) {
@@ -84,7 +83,7 @@ peri_status peri__managed_new(peri_sharded *e, const peri_sharded_config *c)
     if (!e->managed) return PERI_ENOMEM;
     for (int32_t t = 0; t < c->n_tables; t++)
         if (c->tables[t].collision) PERI_TRY(add_table(e, &c->tables[t], t));
-    return peri__identity_refresh(e);
+    return PERI_OK;
 }
 
 void peri__managed_free(peri_sharded *e)
@@ -399,24 +398,19 @@ out:
     return status;
 }
 
-int64_t peri__managed_time(const peri_sharded *e, int32_t i, const char **table)
-{
-    *table = e->table_names[e->managed[i].table];
-    return e->managed[i].now;
-}
-
 peri_status peri_sharded_time(peri_sharded *e, const char *table, int64_t now)
 {
     PERI_NEED(e);
     PERI_NEED(table);
     int32_t i = 0;
-    while (i < e->n_managed && strcmp(e->table_names[e->managed[i].table], table) != 0) i++;
-    if (i == e->n_managed) return peri__fail(PERI_EINVAL, "peri_sharded_time: '%s' is no table of raw ids of this module", table);
+    while (i < e->n_times && strcmp(e->table_names[e->times[i].table], table) != 0) i++;
+    if (i == e->n_times) return peri__fail(PERI_EINVAL, "peri_sharded_time: '%s' is no table of raw ids of this module", table);
     if (now < -1 || now > INT32_MAX) /* also where this rank has no map of it */
         return peri__fail(PERI_EINVAL, "peri_sharded_time: table '%s': %lld, allowed: 0 to %d, and -1 for the iteration", table,
                           (long long)now, INT32_MAX);
-    if (e->managed[i].map) PERI_TRY(peri_collision_time(e->managed[i].map, now));
-    e->managed[i].now = now;
+    for (int32_t k = 0; k < e->n_managed; k++)
+        if (e->managed[k].table == e->times[i].table && e->managed[k].map) PERI_TRY(peri_collision_time(e->managed[k].map, now));
+    e->times[i].now = now;
     return peri__identity_refresh(e);
 }
 

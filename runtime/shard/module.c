@@ -388,7 +388,7 @@ static peri_status make_router(peri_sharded *e, const char *name)
     return peri__router_init(&e->router);
 }
 
-/** The learning rates, and whom they are for. */
+/** The learning rates and the times, and whom they are for. */
 static peri_status take_rates(peri_sharded *e, const peri_sharded_config *c)
 {
     e->rates = peri__alloc(sizeof *e->rates * (size_t)peri__max(1, c->n_optimizers));
@@ -396,6 +396,10 @@ static peri_status take_rates(peri_sharded *e, const peri_sharded_config *c)
     for (int32_t o = 0; o < c->n_optimizers; o++) e->rates[o] = (peri__rate){.rate = c->optimizers[o].learning_rate, .table = -1};
     for (int32_t t = c->n_tables; t-- > 0;)
         if (c->tables[t].compute_kernel == PERI_KERNEL_FUSED) e->rates[c->tables[t].optimizer].table = t;
+    e->times = peri__alloc(sizeof *e->times * (size_t)peri__max(1, c->n_tables));
+    if (!e->times) return PERI_ENOMEM;
+    for (int32_t t = 0; t < c->n_tables; t++)
+        if (c->tables[t].collision) e->times[e->n_times++] = (peri__time){.now = -1, .table = t};
     return PERI_OK;
 }
 
@@ -463,7 +467,7 @@ void peri_sharded_release(peri_sharded *e)
     peri__router_fini(&e->router);
     peri__routes_free(e->routes);
     void *parts[] = {e->nodes, e->found_path, e->tables, e->features, e->scratch, e->divisor, e->mean, e->halvings, e->text,
-                     e->identity_text, e->rates, e->function,
+                     e->identity_text, e->rates, e->times, e->function,
                      (void *)e->table_names,
                      (void *)e->feature_names};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) peri__free(parts[i]);

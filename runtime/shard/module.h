@@ -106,6 +106,12 @@ typedef struct peri__rate {
     int32_t table; /* the first fused table that it trains, for messages; -1: none */
 } peri__rate;
 
+/** What time it is for a table of raw ids (peri_sharded_time). */
+typedef struct peri__time {
+    int64_t now;
+    int32_t table;
+} peri__time;
+
 struct peri_sharded {
     peri__refs refs;
     const peri__kind *kind;
@@ -127,6 +133,8 @@ struct peri_sharded {
     int64_t identity_bytes, identity_fixed; /* of it; and of its part that never changes */
     uint64_t identity;  /* hash of that part */
     peri__rate *rates;  /* n_optimizers */
+    peri__time *times;  /* n_times */
+    int32_t n_times;
     char *text;         /* names */
     char *function;     /* backing of router.function */
     const char **table_names, **feature_names;
@@ -161,8 +169,6 @@ struct peri_sharded {
 peri_status peri__managed_check(const char *function, const peri_sharded_config *config, const peri_sharded_table *table);
 peri_status peri__managed_new(peri_sharded *ebc, const peri_sharded_config *config);
 void peri__managed_free(peri_sharded *ebc);
-/** What time it is for table number @i of raw ids, and its name. */
-int64_t peri__managed_time(const peri_sharded *ebc, int32_t i, const char **table);
 
 /** Write down what all ranks must agree on (identity.c), once the tables are cut and the rates known; again, when a rate
  *  or a time has changed. */
