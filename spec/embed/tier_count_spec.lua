@@ -8,15 +8,15 @@ local C, check = peri.ffi.C, peri.ffi.check
 
 -- -- the model --------------------------------------------------------------------------------------------------------------------------
 
-local COUNTS = { "hits", "misses", "prefetched", "prefetch_hits", "evictions", "initialised", "rows_read", "rows_written" }
+local COUNTS = { "hits", "misses", "prefetched", "prefetch_hits", "set_conflicts", "evictions", "initialised", "rows_read", "rows_written" }
 
 local Model = {}
 Model.__index = Model
 
---- at_once: rows that a prefetch brings arrive with it, not when they are looked up.
-local function model_of(slots, algorithm, at_once)
+--- at_once: rows that a prefetch brings arrive with it, not when they are looked up. sets: of slots; 0: rows may use any slot.
+local function model_of(slots, algorithm, at_once, sets)
   local m = setmetatable({ slots = slots, lfu = algorithm == "LFU", at_once = at_once, here = 0, clock = 0, row = {}, uses = {},
-    count = {} }, Model)
+    count = {}, sets = sets, holds = {}, batch = 0 }, Model)
   for _, name in ipairs(COUNTS) do m.count[name] = 0 end
   return m
 end
@@ -24,28 +24,67 @@ end
 function Model:add(name, n) self.count[name] = self.count[name] + (n or 1) end
 
 function Model:use(row)
-  if (self.uses[row] or 0) == 255 then
-    for r = 0, 2000 do self.uses[r] = math.floor((self.uses[r] or 0) / 2) end
-  end
   self.uses[row] = (self.uses[row] or 0) + 1
+  self.old = self.old or self.uses[row] == 255
+  self.row[row].last = self.batch
 end
 
---- Who leaves: the least used (LFU), of those the longest idle.
-function Model:victim()
+--- A batch begins; first, counts that have come to their end are halved.
+function Model:begin()
+  self.batch = self.batch + 1
+  if self.old and self.lfu then
+    for row, n in pairs(self.uses) do self.uses[row] = math.floor(n / 2) end
+  end
+  self.old = false
+end
+
+--- The least used (LFU), of those the longest idle, or, in sets, that of the longest past batch.
+function Model:sooner(a, b)
+  local x, y = self.row[self.holds[a]], self.row[self.holds[b]]
+  if self.lfu and self.uses[self.holds[a]] ~= self.uses[self.holds[b]] then return self.uses[self.holds[a]] < self.uses[self.holds[b]] end
+  if self.sets == 0 then return x.idle < y.idle end
+  return x.last < y.last
+end
+
+--- Of `n` slots from `first` on: one that is free, else the one whose row leaves; nil: batches in flight hold all.
+function Model:choose(first, n)
   local best
-  for row, r in pairs(self.row) do -- any order: the clock decides
-    if r.here and r.pins == 0 then
-      local less = not best or r.idle < self.row[best].idle
-      if best and self.lfu and self.uses[row] ~= self.uses[best] then less = self.uses[row] < self.uses[best] end
-      if less then best = row end
-    end
+  for s = first, first + n - 1 do
+    if not self.holds[s] then return s end
+  end
+  for s = first, first + n - 1 do
+    if self.row[self.holds[s]].pins == 0 and (not best or self:sooner(s, best)) then best = s end
   end
   return best
+end
+
+local ROUND = { { 30, 0xbf58476d1ce4e5b9ULL }, { 27, 0x94d049bb133111ebULL } }
+--- splitmix64.
+local function mixed(row)
+  local z = row + 0x9e3779b97f4a7c15ULL
+  for _, r in ipairs(ROUND) do z = bit.bxor(z, bit.rshift(z, r[1])) * r[2] end
+  return bit.bxor(z, bit.rshift(z, 31))
+end
+
+--- A slot for a row, from 0: of its set or, if that is full, of the next one that is not.
+function Model:slot_for(row)
+  if self.sets == 0 then return self:choose(0, self.slots) end
+  local least, more = math.floor(self.slots / self.sets), self.slots % self.sets
+  local home = tonumber(bit.rshift(bit.rshift(mixed(row), 32) * self.sets, 32))
+  for k = 0, self.sets - 1 do
+    local set = (home + k) % self.sets
+    local slot = self:choose(set * least + math.min(set, more), set < more and least + 1 or least)
+    if slot then
+      if k > 0 then self:add "set_conflicts" end
+      return slot
+    end
+  end
 end
 
 --- Rows of a batch in the order in which they first come: a ticket with those that were there and those that were brought.
 function Model:resolve(rows, prefetch)
   local ticket, wants, seen = { pins = {}, wants = {}, initialised = 0 }, {}, {}
+  self:begin()
   for _, row in ipairs(rows) do
     local r = self.row[row] or { pins = 0, idle = 0 }
     self.row[row] = r
@@ -61,9 +100,9 @@ function Model:resolve(rows, prefetch)
     seen[row] = true
   end
   for _, row in ipairs(wants) do
-    if self.here == self.slots then
-      local leaves = self:victim()
-      local v = self.row[leaves]
+    local slot = self:slot_for(row)
+    local v = self.row[self.holds[slot]]
+    if v then
       if v.dirty then self:add "rows_written" end
       v.here, v.dirty, v.fetched, v.stored = false, false, false, v.stored or v.dirty
       self:add "evictions"
@@ -73,6 +112,7 @@ function Model:resolve(rows, prefetch)
     local r = self.row[row]
     if r.stored then self:add "rows_read" else ticket.initialised = ticket.initialised + 1 end
     r.here, r.pins, r.fetched = true, 1, prefetch
+    self.holds[slot] = row
     self:use(row)
     if prefetch then self:add "prefetched" end
     table.insert(ticket.wants, row)
@@ -156,21 +196,27 @@ for _, device in ipairs { "cpu", "opaque" } do
     for _, algorithm in ipairs { "LRU", "LFU" } do
       for _, factor in ipairs { 0.25, 0.5, 1 } do
         for _, prefetch in ipairs { false, true } do
-          cases[#cases + 1] = { algorithm, factor, prefetch }
-          if device ~= "cpu" then cases[#cases + 1] = { algorithm, factor, prefetch, "memory" } end
+          for _, ways in ipairs(factor < 1 and { false, 0, 4, 64 } or { false }) do -- false: not said
+            if ways ~= (device == "cpu" and 0 or 64) then
+              cases[#cases + 1] = { algorithm, factor, prefetch, ways }
+              if device ~= "cpu" then cases[#cases + 1] = { algorithm, factor, prefetch, ways, "memory" } end
+            end
+          end
         end
       end
     end
     for _, case in ipairs(cases) do
-      local algorithm, factor, prefetch, memory = unpack(case)
-      it(("are the model's: %s, load factor %g%s%s"):format(algorithm, factor, prefetch and ", prefetching" or "",
-        memory and ", in the host's memory" or ""), function()
+      local algorithm, factor, prefetch, ways, memory = unpack(case)
+      it(("are the model's: %s, load factor %g%s%s%s"):format(algorithm, factor, prefetch and ", prefetching" or "",
+        ways and (", %d ways"):format(ways) or "", memory and ", in the host's memory" or ""), function()
         local tables = { { name = "a", rows = ROWS, cols = COLS } }
         local b = tier.make(tables, { device = device, factor = factor, algorithm = algorithm, directory = not memory and folder or nil,
-          optimizer = { optimizer = "adagrad", learning_rate = 0.1 } }, true)
+          ways = ways or nil, optimizer = { optimizer = "adagrad", learning_rate = 0.1 } }, true)
         local record = memory and 8 + 2 * 4 * COLS or tier.record_bytes(tier.files(folder)[1], ROWS)
         assert.equal(memory ~= nil, b:cache_statistics().io == "memory")
-        local model, list = model_of(ROWS * factor, algorithm, memory), b:blocks {
+        local used = ways or (device == "cpu" and 0 or 64)
+        local sets = used > 0 and factor < 1 and math.ceil(ROWS * factor / used) or 0
+        local model, list = model_of(ROWS * factor, algorithm, memory, sets), b:blocks {
           { table = 1, first_bag = 0, bags = BAGS, out_offset = 0, out_stride = COLS } }
         local offsets, grad = t { 0, 5, 5, 20, 21, 30, 44, 58, 60 }, peri.full({ BAGS, COLS }, 0.5, "f32", device)
         local ids, ticket = t(rows_of(1)), nil
@@ -201,6 +247,7 @@ for _, device in ipairs { "cpu", "opaque" } do
         end
         assert.is_true(model.count.hits > 0 and model.count.initialised > 0)
         assert.equal(factor < 1, model.count.evictions > 0)
+        if ways == 4 and factor == 0.25 then assert.is_true(model.count.set_conflicts > 0) end
         b:flush()
         b:release()
       end)

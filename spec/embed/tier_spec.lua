@@ -50,6 +50,20 @@ for _, device in ipairs { "cpu", "opaque" } do
       end
     end
 
+    for i, ways in ipairs { 0, 1, 2, 7, 32, 256 } do
+      local algorithm = i % 2 == 0 and "LRU" or "LFU"
+      it(("train as tables in memory do in sets of %d: %s"):format(ways, algorithm), function()
+        for _, prefetch in ipairs { false, true } do
+          local run = tier.run { device = device, factor = 0.1, algorithm = algorithm, prefetch = prefetch, steps = 30, ways = ways,
+            optimizer = { optimizer = "rowwise_adagrad", learning_rate = 0.1 } }
+          local s = run.statistics
+          assert.is_true(s.evictions > 0 and s.rows_written > 0)
+          if ways == 0 or ways == 256 then assert.equal(0, s.set_conflicts) end
+          if ways == 1 or ways == 2 then assert.is_true(s.set_conflicts > 0) end
+        end
+      end)
+    end
+
     it("carry every optimizer's states with their rows", function()
       for _, optimizer in ipairs { { optimizer = "sgd" }, { optimizer = "adagrad" }, { optimizer = "adam", weight_decay = 0.1 },
         { optimizer = "adam", use_rowwise_bias_correction = true }, { optimizer = "partial_rowwise_adam" }, { optimizer = "lamb" },
@@ -165,13 +179,16 @@ for _, device in ipairs { "cpu", "opaque" } do
 
     local counted = { optimizer = "rowwise_adagrad", learning_rate = 0.05, weight_decay_mode = "counter", weight_decay = 0.1,
       counter_based_regularization = { counter_weight_decay_mode = "adagradw", counter_halflife = 3 } }
-    for name, more in pairs { adam = {}, ["row-wise Adagrad with counters"] = { optimizer = counted } } do
+    for name, more in pairs { adam = {}, ["row-wise Adagrad with counters"] = { optimizer = counted }, ["another number of ways"] = {
+      ways = 8 } } do
       it("go on from a flushed file as if nothing had happened, with " .. name, function()
         local run = tier.run(stored(more))
         run.cached:flush()
         run.cached:flush()
         run.cached:release()
-        local again = tier.make(run.tables, stored(more), true)
+        local args = stored(more)
+        if args.ways then args.ways, args.algorithm = 3, "LFU" end
+        local again = tier.make(run.tables, args, true)
         assert.equal(6, again:iteration())
         tier.assert_same { plain = run.plain, cached = again, tables = run.tables }
         tier.train(run.plain, again, run.tables, stored(more), 7)
@@ -396,6 +413,10 @@ for _, device in ipairs { "cpu", "opaque" } do
       fails("load_factor is 0, allowed: 0 < load_factor <= 1", make, { load_factor = 0 })
       fails("load_factor is 1.5, allowed: 0 < load_factor <= 1", make, { load_factor = 1.5 })
       fails("algorithm is 'FIFO', allowed: LFU, LRU", make, { algorithm = "FIFO" })
+      fails("ways is %-1, allowed: whole numbers 0%.%.256", make, { ways = -1 })
+      fails("ways is 257, allowed: whole numbers 0%.%.256", make, { ways = 257 })
+      fails("ways is 1%.5, allowed: whole numbers 0%.%.256", make, { ways = 1.5 })
+      fails("ways is a table, allowed: whole numbers 0%.%.256", make, { ways = {} })
       fails("cache precision FP16 for a table of FP32; allowed: FP32", make, { precision = "FP16" })
       fails("no argument 'size'", make, { size = 3 })
       fails("cache_params is a number, wanted CacheParams", make, 3)

@@ -109,7 +109,8 @@ describe("tables in the host's memory, behind a cache on a device,", function()
   for i, optimizer in ipairs(optimizers) do
     it(("have the bits of fused tables on the CPU: %d, %s"):format(i, optimizer.optimizer), function()
       local algorithm, prefetch = i % 2 == 0 and "LRU" or "LFU", i % 3 ~= 0
-      local reference, m = make(optimizer, { cpu = true }), make(optimizer, { cache = { load_factor = 0.2, algorithm = algorithm } })
+      local reference, m = make(optimizer, { cpu = true }), make(optimizer, { cache = { load_factor = 0.2, algorithm = algorithm,
+        ways = ({ 0, 4, 2 })[i % 4] } }) -- or what the device has, 64
       train(reference, m, 1, 10, prefetch)
       compare(reference, m)
       m.b:flush()
@@ -190,7 +191,8 @@ describe("tables in the host's memory, behind a cache on a device,", function()
     it("keep their bits whatever is prefetched, looked up, updated, dropped, written and reset: " .. seed, function()
       local factor = ({ 0.35, 0.5, 1 })[seed % 3 + 1]
       check(C.peri_device_seed(peri.ffi.device(device), seed))
-      peri.scope(wander, seed, { load_factor = factor, algorithm = seed % 2 == 0 and "LRU" or "LFU" }, optimizers[seed])
+      peri.scope(wander, seed, { load_factor = factor, algorithm = seed % 2 == 0 and "LRU" or "LFU",
+        ways = ({ 0, 3 })[seed % 4] }, optimizers[seed])
       settle()
     end)
   end

@@ -10,7 +10,7 @@ local function example()
       users = plan.row_wise { ranks = { 2, 0 }, sizes = { 7, 3 } },
       items = plan.table_wise(1, { compute_kernel = "dense" }),
       ["odd \"name\"\n"] = plan.column_wise { ranks = { 0, 1, 0 } },
-      cached = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { algorithm = "LFU", load_factor = 0.1,
+      cached = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { algorithm = "LFU", load_factor = 0.1, ways = 8,
         reserved_memory = 4096, precision = "FP32", prefetch_pipeline = true } },
       plain = plan.row_wise { compute_kernel = "fused_uvm_caching" },
     },

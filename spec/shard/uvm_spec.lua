@@ -14,7 +14,7 @@ local function model(kind, world, device, kernels, optimizer, seed, folder)
   for i, t in ipairs(sharded.configs) do
     local kernel = kernels[(i - 1) % #kernels + 1]
     local cache = kernel == "fused_uvm_caching" and { load_factor = 0.5, algorithm = i % 2 == 0 and "LFU" or "LRU",
-      directory = i == 2 and folder or nil } or nil
+      directory = i == 2 and folder or nil, ways = i == 1 and 2 or nil } or nil
     entries[t.name] = sharded.kinds[kind](i, world:size(), { compute_kernel = kernel, cache_params = cache })
   end
   return peri.DistributedModelParallel { group = world, device = device, plan = plan.ShardingPlan { [""] = entries },

@@ -111,7 +111,7 @@ function M.make(tables, args, cached)
   for key, value in pairs(args.optimizer) do params[key] = value end
   if cached then
     params.cache_params = { load_factor = args.factor, algorithm = args.algorithm, directory = args.directory, prefetch_pipeline =
-      args.prefetch }
+      args.prefetch, ways = args.ways }
   end
   return embed.tbe.new {
     tables = tables, device = args.device, seed = args.seed or 3, fused_params = params, data_type = args.data_type or "FP32",

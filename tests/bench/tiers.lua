@@ -27,6 +27,7 @@ parser:option("--directory", "Where the file is made (and removed).", os.getenv 
 parser:option("--only", "Cases whose name has this in it.", "")
 parser:option("--giant", "Instead: train a table whose file seems to have this many GiB (rows that nobody used take no room), from "
   .. "a cache of 60,000 rows, and compare every row that was used with a table in memory.", nil, tonumber)
+parser:option("--ways", "Instead: caches in sets of so many slots, in turns (0: rows may use any slot), as 0,8,32.")
 parser:option("--threads", "Worker threads.", 0, tonumber)
 local options = parser:parse(arg)
 if options.threads > 0 then check(C.peri_threads_set(options.threads)) end
@@ -280,6 +281,51 @@ if options.giant then
 end
 
 local inputs = { uniform = batches_of "uniform", skewed = batches_of "skewed" }
+
+--- Steps of caches that differ in their sets, in turns: medians, and what is found. The files have no name.
+local function compare_ways(kind, factor, algorithm)
+  local list, caches = inputs[kind], {}
+  local result = peri.zeros({ bags, options.dim })
+  for ways in options.ways:gmatch "%d+" do
+    local tbe = make { load_factor = factor, algorithm = algorithm, ways = tonumber(ways) }
+    caches[#caches + 1] = { ways = ways, tbe = tbe, blocks = tbe:blocks(blocks), lookups = {}, times = {} }
+  end
+  for step = 1, 2 * BATCHES + options.steps do
+    local x = list[(step - 1) % #list + 1]
+    for _, c in ipairs(caches) do
+      if step == 2 * BATCHES + 1 then c.before = c.tbe:cache_statistics() end
+      local from = now()
+      c.tbe:forward(x, offsets, c.blocks, result)
+      local middle = now()
+      c.tbe:backward(x, offsets, c.blocks, grad)
+      if c.before then
+        table.insert(c.lookups, middle - from)
+        table.insert(c.times, now() - from)
+      end
+    end
+  end
+  for _, c in ipairs(caches) do
+    table.sort(c.lookups)
+    table.sort(c.times)
+    local s, half = c.tbe:cache_statistics(), math.ceil(options.steps / 2)
+    local found, missed = s.hits - c.before.hits, s.misses - c.before.misses
+    local r = { case = ("%s, %g %s, %s ways"):format(kind, factor, algorithm, c.ways), lookup_ms = c.lookups[half] / 1e6,
+      median_ms = c.times[half] / 1e6, hit_rate = found / (found + missed), set_conflicts = s.set_conflicts - c.before.set_conflicts }
+    print(("%-28s lookup %6.2f ms  train %6.2f ms  hits %6.2f %%  in other sets %d"):format(r.case, r.lookup_ms, r.median_ms,
+      100 * r.hit_rate, r.set_conflicts))
+    if out then out:write(json.encode(r), "\n") end
+    c.tbe:release()
+  end
+end
+
+if options.ways then
+  for _, factor in ipairs { 0.5, 0.2, 0.05 } do
+    for _, algorithm in ipairs { "LRU", "LFU" } do compare_ways("skewed", factor, algorithm) end
+  end
+  os.execute("rm -rf " .. folder)
+  os.exit(0, true)
+end
+
 for _, kind in ipairs { "uniform", "skewed" } do
   local tbe = make(nil)
   report(("in memory, %s, train"):format(kind), kind, measure(tbe, inputs[kind], { train = true, warm = BATCHES }))

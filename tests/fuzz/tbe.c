@@ -534,7 +534,7 @@ static void judge_files(scene *s, int64_t extent)
     peri_tbe *tbe[2] = {NULL, NULL};
     peri_tensor *grad = gradient_of(s, extent, &g);
     for (int64_t t = 0; t < s->config.n_tables; t++) {
-        cache[t] = (peri_cache_params){.load_factor = pick(2) ? 1 : 0.5, .algorithm = (int32_t)pick(2)};
+        cache[t] = (peri_cache_params){.load_factor = pick(2) ? 1 : 0.5, .algorithm = (int32_t)pick(2), .ways = (int32_t)pick(6) - 1};
         s->table[t].init = PERI_INIT_DEFAULT;
     }
     for (int i = 0; i < 2; i++) {

@@ -144,7 +144,7 @@ static void with_batches(void **state) { (void)state; lookups("cpu", true, NULL,
 static void in_files(void **state)
 {
     (void)state;
-    peri_cache_params caches[TABLES] = {{.load_factor = 0.9}, {.load_factor = 0.9}};
+    peri_cache_params caches[TABLES] = {{.load_factor = 0.9}, {.load_factor = 0.9, .ways = 8}};
     bool before = peri_grad_enable(false);
     lookups("cpu", false, caches, CALLS / 10);
     lookups("cpu", true, caches, CALLS / 10);

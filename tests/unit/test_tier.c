@@ -57,7 +57,7 @@ static void is_made_as_a_whole(const char *name)
     peri_device *device;
     assert_ok(peri_device_get(name, &device));
     peri_table_config table = {.name = "t", .rows = ROWS, .cols = COLS};
-    peri_cache_params cache = {.load_factor = 0.3};
+    peri_cache_params cache = {.load_factor = 0.3, .ways = 4};
     peri_tbe_config c = config_of(device, &table, &cache);
     for (int p = 0; p < 2; p++) {
         assert_ok(peri_device_synchronize(device));
@@ -115,7 +115,7 @@ static void steps_survive_failures(const char *name)
     peri_device *device;
     assert_ok(peri_device_get(name, &device));
     peri_table_config table = {.name = "t", .rows = ROWS, .cols = COLS};
-    peri_cache_params cache = {.load_factor = 0.35};
+    peri_cache_params cache = {.load_factor = 0.35, .ways = PERI_CACHE_WAYS_DEFAULT};
     float want[ROWS * COLS], got[ROWS * COLS];
     int64_t shape[2] = {ROWS, COLS};
     for (int p = -1; p < 2; p++) {
@@ -134,12 +134,32 @@ static void steps_survive_failures(const char *name)
     }
 }
 
+static void names_what_ways_are_allowed(void **state)
+{
+    (void)state;
+    peri_device *device;
+    assert_ok(peri_device_get("cpu", &device));
+    peri_table_config table = {.name = "t", .rows = ROWS, .cols = COLS};
+    peri_cache_params cache = {.load_factor = 0.3, .ways = PERI_CACHE_WAYS_MAX};
+    peri_tbe_config c = config_of(device, &table, &cache);
+    peri_tbe *tbe = NULL;
+    assert_ok(peri_tbe_new(&c, &tbe));
+    peri_tbe_release(tbe);
+    tbe = NULL;
+    cache.ways++;
+    assert_fails(peri_tbe_new(&c, &tbe), PERI_EINVAL, "table 't': ways 257, allowed: 0 (rows may use any slot) to 256, or -1");
+    cache.ways = -2;
+    assert_fails(peri_tbe_new(&c, &tbe), PERI_EINVAL, "table 't': ways -2, allowed: 0 (rows may use any slot) to 256, or -1");
+    assert_null(tbe);
+}
+
 static void made_on_cpu(void **state) { (void)state; is_made_as_a_whole("cpu"); }
 static void made_on_opaque(void **state) { (void)state; is_made_as_a_whole("opaque"); }
 static void steps_on_cpu(void **state) { (void)state; steps_survive_failures("cpu"); }
 static void steps_on_opaque(void **state) { (void)state; steps_survive_failures("opaque"); }
 
 static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(names_what_ways_are_allowed),
     cmocka_unit_test(made_on_cpu),
     cmocka_unit_test(made_on_opaque),
     cmocka_unit_test(steps_on_cpu),

@@ -165,6 +165,8 @@ M.CacheParams = CacheParams
 local cache_arguments = {
   algorithm = "LRU",           -- "LRU" or "LFU"
   load_factor = 0.2,           -- rows in the cache / rows of the table
+  ways = util.optional,        -- slots of a set, of which a row takes one; 0: no sets, any slot; absent: 64 on devices with a memory of
+                               -- their own, else 0 (not TorchRec's; FBGEMM has 32)
   reserved_memory = 0,         -- bytes (TorchRec: GB of the device) that caches leave to others
   precision = util.optional,   -- data type of cached rows; only the table's own
   prefetch_pipeline = false,   -- a pipeline will prefetch the next batch's rows; prefetches are always safe, so this is a note to it
@@ -180,6 +182,7 @@ function CacheParams:init(args)
   end
   one_of(f, "algorithm", a.algorithm, algorithms)
   util.integer(f, "reserved_memory", a.reserved_memory, 0)
+  if a.ways ~= nil then util.integer(f, "ways", a.ways, 0, C.PERI_CACHE_WAYS_MAX) end
   if a.precision ~= nil then one_of(f, "precision", a.precision, M.data_types) end
   if a.directory ~= nil and (type(a.directory) ~= "string" or a.directory == "") then
     P.fail(("%s: directory is '%s', allowed: the name of a folder"):format(f, tostring(a.directory)))
@@ -188,7 +191,8 @@ function CacheParams:init(args)
 end
 
 function CacheParams:__tostring()
-  return ("%s %g%s"):format(self.algorithm, self.load_factor, self.directory and " in " .. self.directory or "")
+  local sets = self.ways and (", %d ways"):format(self.ways) or ""
+  return ("%s %g%s%s"):format(self.algorithm, self.load_factor, sets, self.directory and " in " .. self.directory or "")
 end
 
 --- `value` as CacheParams: an instance, or a table of its arguments.
@@ -205,6 +209,7 @@ function M.fill_cache_params(func, slot, params, data_type)
   end
   slot.algorithm, slot.load_factor = algorithms[params.algorithm], params.load_factor
   slot.reserved_memory, slot.directory = params.reserved_memory, params.directory or nil
+  slot.ways = params.ways or C.PERI_CACHE_WAYS_DEFAULT
 end
 
 -- -- optimizers ------------------------------------------------------------------------------------------------------------------------

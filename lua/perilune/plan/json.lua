@@ -34,7 +34,7 @@ end
 -- -- writing -----------------------------------------------------------------------------------------------------------------------
 
 local entry_keys = { "sharding_type", "compute_kernel", "ranks", "sizes", "hosts", "cache_params" }
-local cache_keys = { "algorithm", "load_factor", "reserved_memory", "precision", "prefetch_pipeline" }
+local cache_keys = { "algorithm", "load_factor", "ways", "reserved_memory", "precision", "prefetch_pipeline" }
 
 --- A value as JSON text; `keys`: those of a table that is no list, in order.
 local function encode(json, value, keys)

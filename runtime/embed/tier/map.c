@@ -6,6 +6,7 @@
 
 /* Ids ahead whose places, slots and neighbours of slots are fetched in advance; ids worth a thread; most parts of a block's ids. */
 enum { AHEAD = 16, NEAR = 8, GRAIN = 2048, PARTS = 64 };
+enum { NOWHERE = INT32_MIN };
 
 /* -- batches on the host --------------------------------------------------------------------------------------------------------- */
 
@@ -72,8 +73,9 @@ static peri_status reserve(peri__ticket *t, int64_t more_pins, int64_t more_want
 }
 
 /** The ids of a block on their way to slots. First all threads look up where each row is: mapped[i] becomes 0 (nowhere), slot + 1,
- *  PERI__WANTED | number, or -1 for an id that is no row; in a cache that holds the whole table they pin its slots too. Then one thread, in
- *  the order of the ids, does what is left, so that who will be evicted does not depend on the number of threads. */
+ *  PERI__WANTED | number, or -1 for an id that is no row. In a cache that is not listed they pin its slots too: mapped[i] is the slot then,
+ *  and NOWHERE for a row that has none. Then one thread, in the order of the ids, does what is left, so that who will be evicted does not
+ *  depend on the number of threads. */
 typedef struct mapping {
     peri__ticket *ticket;
     peri__tier_table *table;
@@ -83,7 +85,7 @@ typedef struct mapping {
     int32_t *mapped;
     int64_t first, n, parts;
     struct {
-        int64_t bad, pins, absent;
+        int64_t bad, pins, absent, woken;
         bool depends, fetched;
     } part[PARTS];
 } mapping;
@@ -96,18 +98,19 @@ static void note_pin(const peri__cache *c, uint32_t slot, bool *depends, bool *f
     *fetched = *fetched || (c->slot[slot].flags & PERI__SLOT_FETCHED);
 }
 
-static inline __attribute__((always_inline)) void find_part(mapping *m, int64_t p, const bool narrow, const bool whole)
+static inline __attribute__((always_inline)) void find_part(mapping *m, int64_t p, const bool narrow, const bool listed)
 {
     peri__cache *c = m->table->cache;
     uint64_t rows = (uint64_t)c->rows;
-    int64_t from = part_begin(m, p), begin = m->first + from, end = m->first + part_begin(m, p + 1), bad = 0, pins = 0, absent = 0;
+    int64_t from = part_begin(m, p), begin = m->first + from, end = m->first + part_begin(m, p + 1);
+    int64_t bad = 0, pins = 0, absent = 0, woken = 0;
     peri__tier_pin *pin = m->ticket->pins + m->ticket->n_pins + from;
     for (int64_t i = begin; i < end; i++) {
         if (i + AHEAD < end) {
             uint64_t ahead = (uint64_t)id_of(m->ids, narrow, i + AHEAD);
             if (ahead < rows) __builtin_prefetch(&c->place[ahead]);
             uint64_t close = (uint64_t)id_of(m->ids, narrow, i + NEAR);
-            uint32_t place = whole && close < rows ? c->place[close] : 0;
+            uint32_t place = !listed && close < rows ? c->place[close] : 0;
             if (place && !(place & PERI__WANTED)) __builtin_prefetch(&c->slot[place - 1], 1);
         }
         int64_t id = id_of(m->ids, narrow, i);
@@ -117,24 +120,25 @@ static inline __attribute__((always_inline)) void find_part(mapping *m, int64_t 
             continue;
         }
         uint32_t place = peri__cache_find(c, id);
+        bool here = place && !(place & PERI__WANTED);
         m->mapped[i] = (int32_t)place;
-        absent += !place || (place & PERI__WANTED);
-        if (!whole || !place || (place & PERI__WANTED)) continue;
-        m->mapped[i] = (int32_t)place - 1;
-        if (!peri__cache_pin_whole(c, place - 1)) continue;
+        if (listed) continue;
+        m->mapped[i] = here ? (int32_t)place - 1 : NOWHERE;
+        absent += !here;
+        if (!here || !peri__cache_pin_beside(c, place - 1, &woken)) continue;
         note_pin(c, place - 1, &m->part[p].depends, &m->part[p].fetched);
         pin[pins++] = (peri__tier_pin){m->number, (int32_t)place - 1};
     }
-    m->part[p].bad = bad, m->part[p].pins = pins, m->part[p].absent = absent;
+    m->part[p].bad = bad, m->part[p].pins = pins, m->part[p].absent = absent, m->part[p].woken = woken;
 }
 
 static void find_parts(void *ctx, int64_t begin, int64_t end)
 {
     mapping *m = ctx;
-    bool whole = m->table->cache->whole;
+    bool listed = m->table->cache->listed;
     for (int64_t p = begin; p < end; p++) {
-        if (m->narrow) whole ? find_part(m, p, true, true) : find_part(m, p, true, false);
-        else whole ? find_part(m, p, false, true) : find_part(m, p, false, false);
+        if (m->narrow) listed ? find_part(m, p, true, true) : find_part(m, p, true, false);
+        else listed ? find_part(m, p, false, true) : find_part(m, p, false, false);
     }
 }
 
@@ -153,8 +157,8 @@ static void want(const mapping *m, int64_t i)
     m->mapped[i] = -2 - (int32_t)(place & ~PERI__WANTED);
 }
 
-/** What is left of a cache that holds the whole table: pins of all parts behind each other, and rows that are there for the first time. */
-static void finish_whole(const mapping *m)
+/** What is left of a cache that is not listed: pins of all parts behind each other, and rows that are not there. */
+static void finish_beside(const mapping *m)
 {
     peri__ticket *t = m->ticket;
     int64_t base = t->n_pins;
@@ -162,11 +166,9 @@ static void finish_whole(const mapping *m)
         int64_t n = m->part[p].pins;
         if (n) memmove(t->pins + t->n_pins, t->pins + base + part_begin(m, p), sizeof *t->pins * (size_t)n);
         t->n_pins += n;
-        for (int64_t i = part_begin(m, p); m->part[p].absent && i < part_begin(m, p + 1); i++) {
-            int64_t id = id_of(m->ids, m->narrow, m->first + i);
-            uint32_t place = (uint64_t)id < (uint64_t)m->table->cache->rows ? peri__cache_find(m->table->cache, id) : 1;
-            if (!place || (place & PERI__WANTED)) want(m, m->first + i);
-        }
+        m->table->cache->n_idle -= (int32_t)m->part[p].woken;
+        for (int64_t i = m->first + part_begin(m, p), end = m->first + part_begin(m, p + 1); m->part[p].absent && i < end; i++)
+            if (m->mapped[i] == NOWHERE) want(m, i);
     }
 }
 
@@ -200,16 +202,16 @@ static peri_status map_ids(peri__tier *tier, peri__ticket *t, const peri__tier_b
     peri__tier_table *table = &tier->tables[number];
     mapping m = {.ticket = t, .table = table, .number = number, .narrow = b->ids_i32, .ids = b->ids, .mapped = mapped, .first = first,
                  .n = past - first, .parts = peri__max(1, peri__min(PARTS, (past - first) / GRAIN))};
-    bool whole = table->cache->whole;
-    PERI_TRY(reserve(t, whole ? m.n : peri__min(m.n, table->cache->slots), peri__min(m.n, table->cache->rows)));
+    bool listed = table->cache->listed;
+    PERI_TRY(reserve(t, listed ? peri__min(m.n, table->cache->slots) : m.n, peri__min(m.n, table->cache->rows)));
     peri__parallel_for(m.parts, 1, find_parts, &m);
     for (int64_t p = 0; p < m.parts; p++) {
         t->bad_ids += m.part[p].bad;
         t->depends = t->depends || m.part[p].depends;
         t->fetched = t->fetched || m.part[p].fetched;
     }
-    if (whole) finish_whole(&m);
-    else pin_in_order(&m);
+    if (listed) pin_in_order(&m);
+    else finish_beside(&m);
     return PERI_OK;
 }
 

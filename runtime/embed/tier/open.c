@@ -7,6 +7,8 @@
 #include <math.h>
 #include <stdio.h>
 
+enum { DEVICE_WAYS = 64 }; /* of caches in a device's own memory: docs/cuda.md says why */
+
 /* -- sizes ------------------------------------------------------------------------------------------------------------------------- */
 
 /** A number of bytes from the first line of a file that begins with @key; -1: there is none. */
@@ -44,6 +46,9 @@ static peri_status check_params(const peri_tbe_config *c)
             return peri__fail(PERI_EINVAL, "%s: table '%s': load_factor %g, allowed: 0 < load_factor <= 1", f, name, p->load_factor);
         if (p->algorithm != PERI_CACHE_LRU && p->algorithm != PERI_CACHE_LFU)
             return peri__fail(PERI_EINVAL, "%s: table '%s': cache algorithm %d, allowed: 0 (LRU), 1 (LFU)", f, name, p->algorithm);
+        if (p->ways < PERI_CACHE_WAYS_DEFAULT || p->ways > PERI_CACHE_WAYS_MAX)
+            return peri__fail(PERI_EINVAL, "%s: table '%s': ways %d, allowed: 0 (rows may use any slot) to %d, or %d (the default)", f,
+                              name, p->ways, PERI_CACHE_WAYS_MAX, PERI_CACHE_WAYS_DEFAULT);
         if (p->reserved_memory < 0)
             return peri__fail(PERI_EINVAL, "%s: table '%s': reserved_memory %lld, allowed: 0 or more bytes", f, name,
                               (long long)p->reserved_memory);
@@ -132,8 +137,9 @@ static peri_status open_table(peri__tier *tier, const peri_tbe_config *c, int64_
         *available -= want.rows * want.record_bytes;
         tier->in_memory = true;
     }
-    PERI_TRY(peri__cache_new(config->rows, tier->tbe->layout[i].rows, c->caches[i].algorithm == PERI_CACHE_LFU ? PERI__LFU : PERI__LRU,
-                             &t->cache));
+    int32_t ways = c->caches[i].ways != PERI_CACHE_WAYS_DEFAULT ? c->caches[i].ways : tier->direct ? 0 : DEVICE_WAYS;
+    PERI_TRY(peri__cache_new(config->rows, tier->tbe->layout[i].rows, ways,
+                             c->caches[i].algorithm == PERI_CACHE_LFU ? PERI__LFU : PERI__LRU, &t->cache));
     t->payload = PERI_CACHE_RECORD_HEAD;
     for (int32_t p = 0; p < tier->n_parts; p++) t->payload += tier->part[p].bytes * (tier->part[p].row ? 1 : config->cols);
     return PERI_OK;

@@ -17,17 +17,24 @@ static peri__ticket *oldest(peri__tier *tier, int32_t state)
     return found;
 }
 
-/** One batch less needs the slots of pins [begin, end). */
-static inline void unpin_range(const peri__tier *tier, const peri__ticket *t, int64_t begin, int64_t end, bool whole)
+/** One batch less needs the slots of pins [begin, end). @beside: other threads do the same with other pins, and no cache is listed. */
+static inline void unpin_range(const peri__tier *tier, const peri__ticket *t, int64_t begin, int64_t end, bool beside)
 {
     uint8_t news = t->updated ? PERI__SLOT_DIRTY : 0;
+    int32_t idle = 0;
     for (int64_t i = begin; i < end; i++) {
         const peri__tier_pin *p = &t->pins[i], *ahead = &t->pins[peri__min(i + AHEAD, end - 1)];
         peri__cache *c = tier->tables[p->table].cache;
         __builtin_prefetch(&tier->tables[ahead->table].cache->slot[ahead->slot], 1);
         c->slot[p->slot].flags |= news;
-        if (whole) c->slot[p->slot].pins--;
-        else peri__cache_unpin(c, (uint32_t)p->slot);
+        if (!beside) {
+            peri__cache_unpin(c, (uint32_t)p->slot);
+            continue;
+        }
+        idle += peri__cache_unpin_beside(c, (uint32_t)p->slot);
+        if (i + 1 < end && p[1].table == p->table) continue;
+        __atomic_fetch_add(&c->n_idle, idle, __ATOMIC_RELAXED);
+        idle = 0;
     }
 }
 
@@ -36,7 +43,7 @@ typedef struct unpinning {
     const peri__ticket *ticket;
 } unpinning;
 
-static void unpin_whole(void *ctx, int64_t begin, int64_t end)
+static void unpin_beside(void *ctx, int64_t begin, int64_t end)
 {
     const unpinning *u = ctx;
     unpin_range(u->tier, u->ticket, begin, end, true);
@@ -45,10 +52,10 @@ static void unpin_whole(void *ctx, int64_t begin, int64_t end)
 /** Give everything back that the ticket holds; rows that have not arrived are dropped. */
 static void forget(peri__tier *tier, peri__ticket *t)
 {
-    bool whole = t->filled && !t->depends; /* no slot is dropped, none joins a list, so each is its own */
-    for (int64_t i = 0; i < tier->n_tables; i++) whole = whole && tier->tables[i].cache->whole;
+    bool beside = t->filled && !t->depends; /* no slot is dropped, none joins a list, so each is its own */
+    for (int64_t i = 0; i < tier->n_tables; i++) beside = beside && !tier->tables[i].cache->listed;
     peri__row_io_wait(tier->io, &t->in.job);
-    if (whole) peri__parallel_for(t->n_pins, GRAIN, unpin_whole, &(unpinning){tier, t});
+    if (beside) peri__parallel_for(t->n_pins, GRAIN, unpin_beside, &(unpinning){tier, t});
     else unpin_range(tier, t, 0, t->n_pins, false);
     for (int64_t i = 0; i < t->n_wants; i++) {
         const peri__tier_want *w = &t->wants[i];
@@ -219,7 +226,7 @@ static void return_slots(peri__tier *tier, peri__ticket *t)
 {
     for (int64_t i = t->n_wants - 1; i >= 0; i--) {
         peri__tier_want *w = &t->wants[i];
-        if (w->slot >= 0) peri__cache_untake(tier->tables[w->table].cache, w->row, (uint32_t)w->slot, w->victim, w->flags);
+        if (w->slot >= 0) peri__cache_untake(tier->tables[w->table].cache, (uint32_t)w->slot, w->victim, w->flags);
     }
     t->n_wants = t->in.n = t->out.n = 0;
 }
@@ -234,7 +241,9 @@ static peri_status take_slots(peri__tier *tier, peri__ticket *t, bool prefetch)
             peri__cache_unwant(table->cache, w->row);
             continue;
         }
-        w->slot = (int32_t)peri__cache_take(table->cache, w->row, &w->victim, &w->flags);
+        uint32_t slot;
+        w->strayed = peri__cache_take(table->cache, w->row, &slot, &w->victim, &w->flags);
+        w->slot = (int32_t)slot;
         t->in.moves[t->in.n++] = (peri_k_cache_move){.row = w->row, .table = w->table, .slot = w->slot};
         if (prefetch) *peri__tier_flags(tier, w->table, w->slot) |= PERI__SLOT_FETCHED;
         if (w->flags & PERI__SLOT_DIRTY)
@@ -250,6 +259,7 @@ static peri_status take_slots(peri__tier *tier, peri__ticket *t, bool prefetch)
         peri_tbe_cache_stats *stats = &tier->tables[t->wants[i].table].stats;
         stats->prefetched += prefetch && t->wants[i].slot >= 0;
         stats->evictions += t->wants[i].slot >= 0 && t->wants[i].victim >= 0;
+        stats->set_conflicts += t->wants[i].slot >= 0 && t->wants[i].strayed;
     }
     peri__records_write(tier, &t->out);
     peri__records_read(tier, &t->in);

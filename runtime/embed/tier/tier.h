@@ -38,6 +38,7 @@ typedef struct peri__tier_want {
     int64_t victim;      /* whose slot it got; -1: it was free */
     int32_t table, slot; /* slot -1: there was no room (prefetches only) */
     uint8_t flags;       /* of the victim's slot */
+    bool strayed;        /* its slot is not of its own set */
 } peri__tier_want;
 
 /** A slot that a ticket has pinned. */

@@ -105,6 +105,7 @@ enum {
 
 /** Who leaves a full cache: the row that was not used for the longest time, or the one that the fewest batches used (counts age). */
 enum { PERI_CACHE_LRU = 0, PERI_CACHE_LFU = 1 };
+enum { PERI_CACHE_WAYS_DEFAULT = -1, PERI_CACHE_WAYS_MAX = 256 };
 
 /** A table that is larger than the memory of its device: its rows and their optimizer states live in a file, or, where the device has a
  *  memory of its own and no directory is given, in the host's memory; a cache of them is in the device's memory (TorchRec's CacheParams
@@ -115,8 +116,10 @@ typedef struct peri_cache_params {
                                 are made smaller */
     const char *directory;   /* of the file, which stays there and is opened again by the same table; NULL: the host's memory, or (cpu) a
                                 nameless temporary file */
-    int32_t algorithm;       /* PERI_CACHE_* */
-    int32_t reserved;
+    int32_t algorithm;       /* PERI_CACHE_LRU, PERI_CACHE_LFU */
+    int32_t ways;            /* slots of a set: a row takes one of its set's, which follows from its number; where batches in flight hold
+                                them all, one of a following set's. At most PERI_CACHE_WAYS_MAX. 0: no sets, any slot.
+                                PERI_CACHE_WAYS_DEFAULT: 64 where the device has a memory of its own, else 0 */
 } peri_cache_params;
 
 typedef struct peri_tbe_config {
@@ -342,6 +345,7 @@ typedef struct peri_tbe_cache_stats {
     int64_t prefetched;       /* rows that prefetches brought */
     int64_t prefetch_hits;    /* of them, those that a lookup then found */
     int64_t conflict_misses;  /* rows without a slot because batches in flight held all: not prefetched, or brought again for the update */
+    int64_t set_conflicts;    /* rows that took a slot of another set, because batches in flight held all of their own */
     int64_t evictions;        /* rows that left for others */
     int64_t initialised;      /* rows used for the first time ever */
     int64_t rows_read, rows_written, bytes_read, bytes_written; /* from and to the files, or the host's memory */
