@@ -295,12 +295,12 @@ for _, device in ipairs { "cpu", "opaque" } do
 
     it("map large batches on any number of threads, and evict alike", function()
       local tables, rows, n = { { name = "a", rows = 20000, cols = 3 }, { name = "b", rows = 9000, cols = 2 } }, { 20000, 9000 }, 12000
-      for _, factor in ipairs { 0.7, 1 } do
-        local counts = {}
+      for _, case in ipairs { { 0.7, 0 }, { 0.7, 16 }, { 1 } } do
+        local counts, factor, ways = {}, unpack(case)
         for i, threads in ipairs { 1, 3 } do
           local before = C.peri_threads()
           check(C.peri_threads_set(threads))
-          local pair = tier.pair { tables = tables, device = device, cache = { load_factor = factor } }
+          local pair = tier.pair { tables = tables, device = device, cache = { load_factor = factor, ways = ways } }
           local cuts = { 0, 2000, 2001, 7500, n, n + 100, 2 * n }
           for step = 1, 3 do
             local draw, ids = support.generator(700 + step), {}

@@ -113,7 +113,10 @@ describe("a cache of 64-way sets", function()
   it("has the same rows whatever the number of threads", function()
     local before, draw, some = C.peri_threads(), generator(77), zipf(0.9)
     local batches, want = {}, {}
-    for k = 1, 12 do batches[k] = some(draw, 9000) end -- some 2,000 different rows, in parts of 2,048 ids for threads
+    for k = 1, 12 do batches[k] = some(draw, 16000) end -- more than 2,048 different rows, as many as one thread takes
+    batches[13] = {} -- as many rows as there are slots, and once more
+    for i = 0, 6143 do batches[13][i + 1] = 3 * i end
+    batches[14] = batches[13]
     for _, algorithm in ipairs { "LRU", "LFU" } do
       for threads = 1, 4 do
         check(C.peri_threads_set(threads))
@@ -125,7 +128,8 @@ describe("a cache of 64-way sets", function()
           out:backward(peri.full({ 3, 4 }, 0.5))
         end
         local got = b:cache_statistics()
-        assert.is_true(got.evictions > 0 and got.hits > 0)
+        assert.is_true(got.evictions > 0 and got.hits > 6144 + 11 * 2048)
+        assert.equal(6144, got.resident)
         want[algorithm] = want[algorithm] or got
         assert.same(want[algorithm], got)
         b:release()
