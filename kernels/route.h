@@ -166,6 +166,7 @@ typedef struct peri_k_route_combine_args {
     const int64_t *inverse; /* NULL: none */
     int32_t n_outputs;
     bool placed; /* outputs of one piece, which is own, are there: they are left out */
+    bool past;   /* written past the caches where that can be */
 } peri_k_route_combine_args;
 
 /** The adjoint: piece[bag][c] = sum over rows b with bag(b) = bag, ascending, of grad[b][column + c] / divisor (f32), for every piece of
@@ -181,6 +182,7 @@ typedef struct peri_k_route_spread_args {
     const int64_t *inverse;
     int32_t n_outputs;
     bool placed; /* as in route_combine: nobody reads those of such outputs */
+    bool past;   /* as there */
 } peri_k_route_spread_args;
 
 /** A block of columns of the rows of one feature's ids, one row for each id, in their order. */

@@ -4,6 +4,9 @@
  * a part found by one division of even blocks, rows of one piece copied.
  */
 
+/** Loops for a number of columns that is a constant. */
+#define ROUTE_INLINE static inline __attribute__((always_inline))
+
 static inline int64_t cpu_route_id(const void *ids, int64_t i, bool i32) { return ref_route_id(ids, i, i32); }
 
 /** Which part has row (or bucket) @id: a guess by even blocks put right by the boundaries, or a binary search. */
@@ -188,34 +191,79 @@ static void cpu_route_return(const void *args, int64_t begin, int64_t end)
     }
 }
 
+#ifdef __AVX512F__
+static inline void cpu_route_stream(float *p, k_vec v) { _mm512_stream_ps(p, (__m512)v); }
+#else
+static inline void cpu_route_stream(float *p, k_vec v) { _mm256_stream_ps(p, (__m256)v); }
+#endif
+
+/** Whether rows begin and end where lines do. */
+static inline bool cpu_route_lines(const float *first, int64_t stride, int64_t cols)
+{
+    enum { LINE = 16 };
+    return (uintptr_t)first % (LINE * sizeof *first) == 0 && stride % LINE == 0 && cols % LINE == 0;
+}
+
+/** Ask for a row that is read in a while. */
+static inline void cpu_route_ask(const float *row, int64_t cols)
+{
+    for (int64_t c = 0; c < cols; c += 16) _mm_prefetch((const char *)(row + c), _MM_HINT_T1);
+}
+
+enum { ROUTE_ROWS = 16 }; /* of each output in turn */
+
+/** Rows [b, stop) of an output, of [b, end). The same rows of all others come before its next ones, which are asked for meanwhile:
+ *  hardware does not guess as many streams. */
+ROUTE_INLINE void cpu_route_combine_rows(const peri_k_route_combine_args *a, const peri_k_output *out, int64_t b, int64_t stop, int64_t end,
+                                         const int64_t cols, const bool streams)
+{
+    const peri_k_piece *pieces = a->pieces + out->first_piece;
+    for (; b < stop; b++) {
+        const int64_t bag = out->inverse >= 0 ? a->inverse[out->inverse + b] : b;
+        float *to = a->out + b * a->stride + out->column;
+        const float *from = (pieces[0].own ? a->own : a->received) + pieces[0].offset + bag * cols;
+        if (b + ROUTE_ROWS < end) {
+            const int64_t next = out->inverse >= 0 ? a->inverse[out->inverse + b + ROUTE_ROWS] : b + ROUTE_ROWS;
+            for (int32_t k = 0; k < out->n_pieces; k++)
+                cpu_route_ask((pieces[k].own ? a->own : a->received) + pieces[k].offset + next * cols, cols);
+        }
+        for (int64_t c = 0; c < cols; c += K_LANES) {
+            const int64_t left = cols - c;
+            k_vec sum = left >= K_LANES ? k_load(from + c) : k_load_part(from + c, left);
+            for (int64_t k = 1; k < out->n_pieces; k++) {
+                const float *more = (pieces[k].own ? a->own : a->received) + pieces[k].offset + bag * cols + c;
+                sum += left >= K_LANES ? k_load(more) : k_load_part(more, left);
+            }
+            if (streams) cpu_route_stream(to + c, sum);
+            else if (left >= K_LANES) k_store(to + c, sum);
+            else k_store_part(to + c, sum, left);
+        }
+    }
+}
+
+/** A few rows of all outputs at a time: rows are written as they lie, and their pages once. */
 static void cpu_route_combine(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_combine_args *a = args;
-    for (int32_t o = 0; o < a->n_outputs; o++) {
-        const peri_k_output *out = &a->outputs[o];
-        const peri_k_piece *pieces = a->pieces + out->first_piece;
-        int64_t cols = out->cols;
-        if (a->placed && peri_k_route_own(out, a->pieces)) continue;
-        for (int64_t b = begin; b < end; b++) {
-            int64_t bag = out->inverse >= 0 ? a->inverse[out->inverse + b] : b;
-            float *to = a->out + b * a->stride + out->column;
-            const float *from = (pieces[0].own ? a->own : a->received) + pieces[0].offset + bag * cols;
-            if (out->n_pieces == 1) {
-                memcpy(to, from, sizeof *to * (size_t)cols);
-                continue;
+    for (int64_t b = begin; b < end; b += ROUTE_ROWS)
+        for (int32_t o = 0; o < a->n_outputs; o++) {
+            const peri_k_output *out = &a->outputs[o];
+            const int64_t stop = b + ROUTE_ROWS < end ? b + ROUTE_ROWS : end, cols = out->cols;
+            if (a->placed && peri_k_route_own(out, a->pieces)) continue;
+            const bool streams = a->past && cpu_route_lines(a->out + out->column, a->stride, cols);
+#define ROUTE_COMBINE(n)                                                                                                                   \
+    if (streams) cpu_route_combine_rows(a, out, b, stop, end, n, true);                                                                    \
+    else cpu_route_combine_rows(a, out, b, stop, end, n, false)
+            switch (cols) {
+            case 16: ROUTE_COMBINE(16); break;
+            case 32: ROUTE_COMBINE(32); break;
+            case 64: ROUTE_COMBINE(64); break;
+            case 128: ROUTE_COMBINE(128); break;
+            default: ROUTE_COMBINE(cols);
             }
-            for (int64_t c = 0; c < cols; c += K_LANES) {
-                int64_t left = cols - c;
-                k_vec sum = left >= K_LANES ? k_load(from + c) : k_load_part(from + c, left);
-                for (int64_t k = 1; k < out->n_pieces; k++) {
-                    const float *more = (pieces[k].own ? a->own : a->received) + pieces[k].offset + bag * cols + c;
-                    sum += left >= K_LANES ? k_load(more) : k_load_part(more, left);
-                }
-                if (left >= K_LANES) k_store(to + c, sum);
-                else k_store_part(to + c, sum, left);
-            }
+#undef ROUTE_COMBINE
         }
-    }
+    if (a->past) _mm_sfence();
 }
 
 /** What gradients are divided by. Those of a power of two are multiplied by its inverse instead: the bits are the same. */
@@ -233,7 +281,7 @@ static inline route_divisor cpu_route_divisor(double divisor)
     return (route_divisor){k_set(multiplies ? 1 / d : d), d, multiplies};
 }
 
-static inline void cpu_route_divide(float *restrict to, const float *restrict from, int64_t cols, const route_divisor *d)
+ROUTE_INLINE void cpu_route_divide(float *restrict to, const float *restrict from, const int64_t cols, const route_divisor *d)
 {
     int64_t c = 0;
     if (d->multiplies)
@@ -242,18 +290,46 @@ static inline void cpu_route_divide(float *restrict to, const float *restrict fr
     if (c < cols) k_store_part(to + c, k_load_part(from + c, cols - c) / k_set(d->divisor), cols - c);
 }
 
-/** Rows of an output's gradient, divided, to one piece. */
+/** A row past the caches, times @by: lines are not read first only to be written. @to: whole lines. */
+ROUTE_INLINE void cpu_route_past(float *restrict to, const float *restrict from, int64_t cols, k_vec by)
+{
+    for (int64_t c = 0; c < cols; c += K_LANES) cpu_route_stream(to + c, k_load(from + c) * by);
+}
+
+ROUTE_INLINE void cpu_route_spread_rows(const route_divisor *d, float *to, const float *grad, int64_t stride, int64_t n, int64_t more,
+                                        const int64_t cols, const bool streams)
+{
+    for (int64_t i = 0; i < n; i++, to += cols, grad += stride) {
+        if (i < more) cpu_route_ask(grad + ROUTE_ROWS * stride, cols);
+        if (streams) cpu_route_past(to, grad, cols, d->by);
+        else cpu_route_divide(to, grad, cols, d);
+    }
+}
+
+/** Rows [begin, end) of an output's gradient, of [begin, last), divided, to one piece. */
 static inline void cpu_route_spread_piece(const peri_k_route_spread_args *a, const peri_k_output *out, const peri_k_piece *piece,
-                                          int64_t begin, int64_t end)
+                                          int64_t begin, int64_t end, int64_t last)
 {
     const route_divisor d = cpu_route_divisor(piece->own ? out->divisor : out->sent_divisor);
+    const int64_t more = last - begin - ROUTE_ROWS; /* rows that others follow which will be read */
     float *to = (piece->own ? a->own : a->sent) + piece->offset + begin * out->cols;
-    for (int64_t b = begin; b < end; b++, to += out->cols)
-        cpu_route_divide(to, a->grad + b * a->stride + out->column, out->cols, &d);
+    const float *grad = a->grad + begin * a->stride + out->column;
+    const bool streams = a->past && d.multiplies && cpu_route_lines(to, out->cols, out->cols);
+#define ROUTE_SPREAD(n)                                                                                                                    \
+    if (streams) cpu_route_spread_rows(&d, to, grad, a->stride, end - begin, more, n, true);                                               \
+    else cpu_route_spread_rows(&d, to, grad, a->stride, end - begin, more, n, false)
+    switch (out->cols) {
+    case 16: ROUTE_SPREAD(16); break;
+    case 32: ROUTE_SPREAD(32); break;
+    case 64: ROUTE_SPREAD(64); break;
+    case 128: ROUTE_SPREAD(128); break;
+    default: ROUTE_SPREAD(out->cols);
+    }
+#undef ROUTE_SPREAD
 }
 
 /** to += from / divisor. */
-static inline void cpu_route_add_divided(float *restrict to, const float *restrict from, int64_t cols, const route_divisor *d)
+ROUTE_INLINE void cpu_route_add_divided(float *restrict to, const float *restrict from, const int64_t cols, const route_divisor *d)
 {
     int64_t c = 0;
     if (d->multiplies)
@@ -262,16 +338,37 @@ static inline void cpu_route_add_divided(float *restrict to, const float *restri
     if (c < cols) k_store_part(to + c, k_load_part(to + c, cols - c) + k_load_part(from + c, cols - c) / k_set(d->divisor), cols - c);
 }
 
-/** Bags [begin, end) of a piece of an output with an inverse: add what rows [b, stop) of its gradient have for them. */
+/** @n rows of a gradient to the bags that @inverse says, of [begin, end); as many as @more follow. */
+ROUTE_INLINE void cpu_route_spread_inverse(const route_divisor *d, float *to, const float *grad, int64_t stride, const int64_t *inverse,
+                                           int64_t n, int64_t more, int64_t begin, int64_t end, const int64_t cols)
+{
+    for (int64_t i = 0; i < n; i++, grad += stride) {
+        const int64_t bag = inverse[i];
+        if (i < more) {
+            cpu_route_ask(grad + ROUTE_ROWS * stride, cols);
+            cpu_route_ask(to + inverse[i + ROUTE_ROWS] * cols, cols);
+        }
+        if (bag >= begin && bag < end) cpu_route_add_divided(to + bag * cols, grad, cols, d);
+    }
+}
+
+/** Bags [begin, end) of a piece of an output with an inverse: add what rows [b, stop) of its gradient have for them, of [b, last). */
 static inline void cpu_route_spread_sums(const peri_k_route_spread_args *a, const peri_k_output *out, const peri_k_piece *piece,
-                                         int64_t begin, int64_t end, int64_t b, int64_t stop)
+                                         int64_t begin, int64_t end, int64_t b, int64_t stop, int64_t last)
 {
     const route_divisor d = cpu_route_divisor(piece->own ? out->divisor : out->sent_divisor);
     float *to = (piece->own ? a->own : a->sent) + piece->offset;
-    for (; b < stop; b++) {
-        const int64_t bag = a->inverse[out->inverse + b];
-        if (bag >= begin && bag < end) cpu_route_add_divided(to + bag * out->cols, a->grad + b * a->stride + out->column, out->cols, &d);
+    const float *grad = a->grad + b * a->stride + out->column;
+    const int64_t *inverse = a->inverse + out->inverse + b, more = last - b - ROUTE_ROWS;
+#define ROUTE_SUMS(n) cpu_route_spread_inverse(&d, to, grad, a->stride, inverse, stop - b, more, begin, end, n)
+    switch (out->cols) {
+    case 16: ROUTE_SUMS(16); break;
+    case 32: ROUTE_SUMS(32); break;
+    case 64: ROUTE_SUMS(64); break;
+    case 128: ROUTE_SUMS(128); break;
+    default: ROUTE_SUMS(out->cols);
     }
+#undef ROUTE_SUMS
 }
 
 /** Sums begin with zeros. Returns whether there are any. */
@@ -294,20 +391,20 @@ static bool cpu_route_spread_zeros(const peri_k_route_spread_args *a, int64_t be
 /** A few rows of all outputs at a time: rows of the gradient are read as they lie, and their pages once. */
 static void cpu_route_spread(const void *args, int64_t begin, int64_t end)
 {
-    enum { ROWS = 16 };
     const peri_k_route_spread_args *a = args;
     const bool sums = cpu_route_spread_zeros(a, begin, end);
-    for (int64_t b = sums ? 0 : begin, last = sums || end > a->rows ? a->rows : end; b < last; b += ROWS)
+    for (int64_t b = sums ? 0 : begin, last = sums || end > a->rows ? a->rows : end; b < last; b += ROUTE_ROWS)
         for (int32_t o = 0; o < a->n_outputs; o++) {
             const peri_k_output *out = &a->outputs[o];
             const peri_k_piece *pieces = a->pieces + out->first_piece;
-            const int64_t from = b < begin ? begin : b, stop = b + ROWS < last ? b + ROWS : last, to = stop < end ? stop : end;
+            const int64_t from = b < begin ? begin : b, stop = b + ROUTE_ROWS < last ? b + ROUTE_ROWS : last, to = stop < end ? stop : end;
             if (a->placed && peri_k_route_own(out, a->pieces)) continue;
             for (int64_t k = 0; k < out->n_pieces; k++) {
-                if (out->inverse >= 0) cpu_route_spread_sums(a, out, &pieces[k], begin, end < a->bags[o] ? end : a->bags[o], b, stop);
-                else if (from < to) cpu_route_spread_piece(a, out, &pieces[k], from, to);
+                if (out->inverse >= 0) cpu_route_spread_sums(a, out, &pieces[k], begin, end < a->bags[o] ? end : a->bags[o], b, stop, last);
+                else if (from < to) cpu_route_spread_piece(a, out, &pieces[k], from, to, last < end ? last : end);
             }
         }
+    if (a->past) _mm_sfence();
 }
 
 /** Where the row of id @k of an output lies; NULL: it is in no strand. */
@@ -328,18 +425,6 @@ static inline float *cpu_route_row(const peri_k_route_rows_args *a, const peri_k
     return (piece->own ? a->own : a->received) + piece->offset + k * out->cols;
 }
 
-#ifdef __AVX512F__
-static inline void cpu_route_stream(float *p, k_vec v) { _mm512_stream_ps(p, (__m512)v); }
-#else
-static inline void cpu_route_stream(float *p, k_vec v) { _mm256_stream_ps(p, (__m256)v); }
-#endif
-
-/** A row past the caches, times @by: lines are not read first only to be written. @to: whole lines. */
-static inline void cpu_route_past(float *restrict to, const float *restrict from, int64_t cols, k_vec by)
-{
-    for (int64_t c = 0; c < cols; c += K_LANES) cpu_route_stream(to + c, k_load(from + c) * by);
-}
-
 /** How rows are moved: what they are multiplied by, or divided by; past the caches. */
 typedef struct route_mover {
     route_divisor d;
@@ -353,7 +438,7 @@ static inline route_mover cpu_route_mover(const peri_k_route_rows_args *a, const
     return (route_mover){d, d.divisor == 1, a->past && (size_t)out->cols * sizeof(float) % LINE == 0 && d.multiplies};
 }
 
-static inline void cpu_route_move(const route_mover *m, float *restrict to, const float *restrict from, const int64_t cols)
+ROUTE_INLINE void cpu_route_move(const route_mover *m, float *restrict to, const float *restrict from, const int64_t cols)
 {
     if (m->past && (uintptr_t)to % 64 == 0) cpu_route_past(to, from, cols, m->d.by);
     else if (m->copies) memcpy(to, from, sizeof *to * (size_t)cols);
@@ -384,7 +469,7 @@ static inline void cpu_route_ahead(const float *row, int64_t cols)
 enum { ROUTE_AHEAD = 16 };
 
 /** @n rows that follow each other on both sides. */
-K_INLINE void cpu_route_rows_together(const route_mover *m, float *values, int64_t stride, float *there, const int64_t cols, int64_t n,
+ROUTE_INLINE void cpu_route_rows_together(const route_mover *m, float *values, int64_t stride, float *there, const int64_t cols, int64_t n,
                                       bool back)
 {
     for (int64_t i = 0; i < n; i++, values += stride, there += cols) {
@@ -394,7 +479,7 @@ K_INLINE void cpu_route_rows_together(const route_mover *m, float *values, int64
 }
 
 /** Rows of a piece at places [i, end), as they lie there. */
-K_INLINE void cpu_route_rows_placed(const route_mover *m, float *values, int64_t stride, float *there, const int32_t *origins,
+ROUTE_INLINE void cpu_route_rows_placed(const route_mover *m, float *values, int64_t stride, float *there, const int32_t *origins,
                                     const int64_t cols, int64_t i, int64_t end, bool back)
 {
     for (; i < end; i++) {

@@ -283,12 +283,13 @@ static void take_collision(peri_sharded *e, const peri_sharded_collision *c, per
     e->router.wire_i32 = false;
 }
 
-/** The lane of a table's rows. Rows of ids are never added up, and no exact module adds rows up before they are home. */
+/** The lane of a table's rows. Rows of ids are never added up, no exact module adds rows up before they are home, and where all ranks are
+ *  of one node nothing is saved by it. */
 static int32_t lane_for(const peri_sharded *e, const peri__sharding_type *type, bool copied, int32_t summed)
 {
     if (copied) return PERI__COPY_LANE;
     if (e->kind->by_id || !type->cuts_rows) return 0;
-    return type->in_node && e->world_size > 1 && !e->exact ? PERI__NODE_LANE : summed;
+    return type->in_node && e->node_group != e->group && !e->exact ? PERI__NODE_LANE : summed;
 }
 
 /** Whether some columns have rows on several ranks. */
@@ -311,7 +312,7 @@ static const peri__way *open_way(peri_sharded *e, const peri__route_table *table
 {
     peri__way *way = &e->ways[table->lane];
     if ((!table->data_parallel || table->copied) && e->world_size > 1)
-        way->n = table->lane == PERI__NODE_LANE && e->node_group != e->group ? 2 : 1;
+        way->n = table->lane == PERI__NODE_LANE ? 2 : 1;
     return way;
 }
 

@@ -11,6 +11,8 @@
  */
 #include "module.h"
 
+#include "../base/tune.h"
+
 static peri_status mean_factors(const peri__routing *r, peri_tensor *out)
 {
     const peri__router *o = r->router;
@@ -130,6 +132,13 @@ static peri_k_route_pool_args pool_args(const peri_sharded *e, const peri__home 
         .n_pools = h->n_pools};
 }
 
+/** Whether @n numbers are written past the caches, which the ranks of a node share. */
+static bool past_caches(const peri_sharded *e, int64_t n)
+{
+    const int64_t least = peri__tune(PERI__TUNE_lookup_past);
+    return least > 0 && n * e->node_group->size * (int64_t)sizeof(float) >= least;
+}
+
 static peri_status combine(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *own, peri_tensor *received,
                            int there, peri_tensor *out)
 {
@@ -138,7 +147,8 @@ static peri_status combine(const peri_sharded *e, const peri__home *h, const per
                                       .own = peri__data(own), .outputs = peri__upload_at(&h->up, h->outputs),
                                       .pieces = peri__upload_at(&h->up, h->pieces), .inverse = inverse ? peri__data(inverse) : NULL,
                                       .n_outputs = there & PERI__REPLICAS_THERE ? h->n_moved : h->n_outputs,
-                                      .placed = there & PERI__OWN_THERE};
+                                      .placed = there & PERI__OWN_THERE,
+                                      .past = past_caches(e, h->rows * e->routes->out_cols)};
     if (args.n_outputs) PERI_TRY(PERI_LAUNCH(e->device, route_combine, &args, h->rows, 64));
     if (!h->n_pools) return PERI_OK;
     peri_k_route_pool_args pool = pool_args(e, h, given, own, received);
@@ -162,7 +172,7 @@ static peri_status spread(const peri_sharded *e, const peri__home *h, const peri
                                      .pieces = peri__upload_at(&h->up, h->pieces), .bags = peri__upload_at(&h->up, h->output_bags),
                                      .inverse = inverse ? peri__data(inverse) : NULL,
                                      .n_outputs = there & PERI__REPLICAS_THERE ? h->n_moved : h->n_outputs,
-                                     .placed = there & PERI__OWN_THERE};
+                                     .placed = there & PERI__OWN_THERE, .past = past_caches(e, h->received_out)};
     return args.n_outputs ? PERI_LAUNCH(e->device, route_spread, &args, h->most_bags, spread_grain(h)) : PERI_OK;
 }
 

@@ -1,15 +1,18 @@
 -- shard.lua: the sparse part of a training step (input dist, lookup, output dist, backward pass, update) of sharded collections, beside the
 -- sum of its floors, measured in turns with it in the same run: 26 tables of 64 columns under row-wise Adagrad, 2,048 samples a rank.
 --
--- The floors are what the step cannot do without, each as fast as this library does it alone, all ranks at once:
+-- The floors are what the step cannot do without, each as fast as this library does it alone, all ranks at once, in the order of the step:
 --   lookup, update  the unsharded collection's forward and backward pass over this rank's shards, on the ids that arrive here; of replicas,
 --                   which every rank updates by what all ranks' ids did: the dense gradient of this rank's ids, and an update by it
 --   exchange        the bare collective operations on buffers of the sizes that travel: ids and lengths (all_to_all_v); rows and gradients,
 --                   each with the operations of the sharding type (all_to_all_v; reduce_scatter and all_gather where rows are cut, within a
 --                   node for table-row-wise; all_reduce for replicas)
--- Both times of a round are those of the slowest rank. `empty_us` is a step of batches without samples: all that does not grow with them,
--- Lua's part among it. `lua_kb` is what a step leaves to Lua's collector. `variable` is the time of a step with a variable batch per
--- feature and as many ids, whose sizes were never seen, over that with a fixed one.
+-- A rank's part needs what all ranks made in the part before (rows of every owner, gradients of every home), so the step takes at least the
+-- sum of the parts' times, and a part takes the time from when the first rank begins it to when the last one has done it. (A rank's own
+-- time in a part leaves out what others do on its processor before: where four ranks take turns on two, it may be half of the part's.)
+-- The step's time is from the first rank's begin to the last one's end too. `empty_us` is a step of batches without samples: all that does
+-- not grow with them, Lua's part among it. `lua_kb` is what a step leaves to Lua's collector. `variable` is the time of a step with a
+-- variable batch per feature and as many ids, whose sizes were never seen, over that with a fixed one.
 local ffi = require "ffi"
 local argparse = require "argparse"
 local json = require "dkjson"
@@ -43,11 +46,26 @@ local function median(list)
   return copy[math.ceil(#copy / 2)]
 end
 
---- The largest of all ranks' numbers.
-local function slowest(list)
-  local t = peri.tensor(list, "f64")
+--- Spans of time, { begin, end } on this rank: from when the first rank began to when the last one ended, of each. The ranks are on one
+--- machine, so they have one clock.
+local function spanned(spans)
+  local times = {}
+  for i, s in ipairs(spans) do times[2 * i - 1], times[2 * i] = -s[1], s[2] end
+  local t, list = peri.tensor(times, "f64"), {}
   world:all_reduce(t, "max"):wait()
-  return t:to_list()
+  times = t:to_list()
+  for i = 1, #spans do list[i] = times[2 * i - 1] + times[2 * i] end
+  return list
+end
+
+--- Run f after a barrier; appends its span.
+local function timed(spans, f, ...)
+  world:barrier():wait()
+  local span = { now() }
+  spans[#spans + 1] = span
+  local result = f(...)
+  span[2] = now()
+  return result
 end
 
 -- -- the case --------------------------------------------------------------------------------------------------------------------------
@@ -157,31 +175,33 @@ end
 
 -- -- floors ----------------------------------------------------------------------------------------------------------------------------
 
---- Forward and backward of `module` on a batch: the time of each. `grads`: upstream gradients, made once for each shape.
-local function both(module, features, grads)
-  local from, rows = now(), {}
+--- Forward pass of `module` on a batch: the rows.
+local function ahead_of(module, features)
+  local rows = {}
   local result = module:forward(features)
   if module.embedding_dims then rows[1] = result:values()
   else
     for i, name in ipairs(module:embedding_names()) do rows[i] = result[name]:values() end
   end
   rows[1]:shape() -- waits
-  local at, ups = now(), {}
+  return rows
+end
+
+--- Upstream gradients of rows, from `grads` if they were made before.
+local function ups_of(rows, grads)
+  local ups = {}
   for i, x in ipairs(rows) do
     local n = x:numel()
     grads[n] = grads[n] or {}
     grads[n][i] = grads[n][i] or peri.keep(peri.full(x:shape(), 1e-3, "f32"))
     ups[i] = grads[n][i]
   end
-  local begin = now()
-  peri.backward(rows, ups)
-  return at - from, now() - begin
+  return ups
 end
 
-local function timed_alone(f)
-  local from = now()
-  f()
-  return now() - from
+local function both(module, features, grads)
+  local rows = ahead_of(module, features)
+  peri.backward(rows, ups_of(rows, grads))
 end
 
 --- A function that makes the dense gradient of a batch of n replicas and updates all their rows by it.
@@ -196,7 +216,8 @@ local function replica_update(case, tbe, features, n)
   return function() tbe:apply_gradient(tbe:gradient(ids, offsets, list, grad)) end
 end
 
---- The unsharded collection of this rank's shards, and what arrives for it: a function that runs it once, or false without shards.
+--- The unsharded collection of this rank's shards, and what arrives for it: a function that looks it up, and returns one that updates; or
+--- false without shards.
 local function local_floor(case, shards)
   local tables, mine, n_ids, n_bags = {}, {}, 0, 0
   for _, s in ipairs(shards) do
@@ -216,11 +237,10 @@ local function local_floor(case, shards)
   local features = peri.KeyedJaggedTensor { keys = keys_of(#mine, "g"), stride = bags,
     values = peri.Tensor.from_memory(all, { n_ids }, "i64"), lengths = peri.Tensor.from_memory(all_lengths, { n_bags }, "i32") }
   local grads = {}
-  if case.sharding ~= "data_parallel" then return function() return both(module, features, grads) end end
-  local update = replica_update(case, module:materialise(), features, #mine)
+  local replicas = case.sharding == "data_parallel" and replica_update(case, module:materialise(), features, #mine)
   return function()
-    local lookup = both(module, features, grads)
-    return lookup, timed_alone(update)
+    local rows = ahead_of(module, features)
+    return replicas or function() peri.backward(rows, ups_of(rows, grads)) end
   end
 end
 
@@ -240,13 +260,13 @@ local function sum(group, numbers)
   return function() group:reduce_scatter(a, "sum", b):wait() end, function() group:all_gather(b, a):wait() end
 end
 
---- Bare operations of a step, as a list of functions.
+--- Bare operations of a step: of ids, of rows, of gradients, as lists of functions in their order.
 local function exchanges(case, module)
-  local list, pooled = {}, case.module == "ebc"
+  local pooled = case.module == "ebc"
   local samples = case.batch * options.dim
   if case.sharding == "data_parallel" then
     local whole = peri.zeros({ options.tables * case.rows * options.dim }, "f32")
-    return { function() world:all_reduce(whole):wait() end }
+    return {}, {}, { function() world:all_reduce(whole):wait() end }
   end
   -- Ids and lengths; and of rows that are not added up, one for each id.
   local ids, rows = {}, {}
@@ -263,60 +283,67 @@ local function exchanges(case, module)
       rows[r] = rows[r] + (pooled and case.batch or n) * s.cols
     end
   end
-  list[1] = exchange(world, ids)
+  local send = exchange(world, ids)
   local cut = case.sharding == "row_wise" or case.sharding == "table_row_wise" or case.sharding == "grid_shard"
   if not pooled or not cut then
-    list[3], list[2] = exchange(world, rows) -- they were counted by who owns them
-  elseif case.sharding == "row_wise" then
-    list[2], list[3] = sum(world, samples * options.tables)
-  else
-    local here = 0 -- columns that lie on this node
-    for t = 1, options.tables do
-      if case.sharding == "grid_shard" then here = here + options.dim / nodes
-      elseif (t - 1) % nodes == cross:rank() then here = here + options.dim end
-    end
-    local parts_of_nodes = {}
-    for i = 1, nodes do parts_of_nodes[i] = case.batch * here end
-    list[2], list[3] = sum(intra, case.batch * here * nodes)
-    list[4], list[5] = exchange(cross, parts_of_nodes)
+    local back, there = exchange(world, rows) -- they were counted by who owns them
+    return { send }, { there }, { back }
   end
-  return list
+  if case.sharding == "row_wise" then
+    local there, back = sum(world, samples * options.tables)
+    return { send }, { there }, { back }
+  end
+  local here = 0 -- columns that lie on this node
+  for t = 1, options.tables do
+    if case.sharding == "grid_shard" then here = here + options.dim / nodes
+    elseif (t - 1) % nodes == cross:rank() then here = here + options.dim end
+  end
+  local parts_of_nodes = {}
+  for i = 1, nodes do parts_of_nodes[i] = case.batch * here end
+  local add, copy = sum(intra, case.batch * here * nodes)
+  if nodes == 1 then return { send }, { add }, { copy } end
+  local there, back = exchange(cross, parts_of_nodes)
+  return { send }, { add, there }, { back, copy }
 end
 
 -- -- timing ----------------------------------------------------------------------------------------------------------------------------
 
-local function timed(f)
-  world:barrier():wait()
-  local from = now()
-  f()
-  return now() - from
+local function nothing() end
+
+--- A round of the floors, part after part: the sum of their times, and that of the lookup, of the update, of the exchanges.
+local function floors_of(floor, ids, rows, gradients)
+  local spans = {}
+  for _, f in ipairs(ids) do timed(spans, f) end
+  local update = timed(spans, floor or nothing)
+  local lookup = #spans
+  for _, f in ipairs(rows) do timed(spans, f) end
+  for _, f in ipairs(gradients) do timed(spans, f) end
+  timed(spans, update or nothing)
+  local times, all = spanned(spans), 0
+  for _, t in ipairs(times) do all = all + t end
+  return all, times[lookup], times[#times], all - times[lookup] - times[#times]
 end
 
 local function run(case)
   local module = make(case)
   local batches = { batch_of(case, 1), batch_of(case, 2), batch_of(case, 3) }
   local grads, empty_grads, empty = {}, {}, batch_of(case, 1, true)
-  local floor, bare = local_floor(case, module:local_shards()), exchanges(case, module)
+  local floor, ids, rows, gradients = local_floor(case, module:local_shards()), exchanges(case, module)
   local steps, floors, lookups, updates, moved, empties, others = {}, {}, {}, {}, {}, {}, {}
   local variable = {}
   for k = 1, VARIABLE do variable[k] = variable_of(case, k) end
   collectgarbage()
   for i = -2, options.steps do
-    local features = batches[i % 3 + 1]
-    world:barrier():wait()
-    local ahead, back = peri.scope(both, module, features, grads)
-    local step = ahead + back
-    local lookup, update, exchanged = 0, 0, 0
-    world:barrier():wait()
-    if floor then lookup, update = peri.scope(floor) end
-    for _, f in ipairs(bare) do exchanged = exchanged + timed(f) end
-    world:barrier():wait()
-    ahead, back = peri.scope(both, module, empty, empty_grads)
-    local none = ahead + back
-    world:barrier():wait()
-    ahead, back = peri.scope(both, module, variable[i % VARIABLE + 1], grads)
-    local all = slowest { step, lookup + update + exchanged, lookup, update, exchanged, none, ahead + back }
-    if i > 0 then steps[i], floors[i], lookups[i], updates[i], moved[i], empties[i], others[i] = unpack(all) end
+    local spans = {}
+    peri.scope(timed, spans, both, module, batches[i % 3 + 1], grads)
+    local least, lookup, update, exchanged = peri.scope(floors_of, floor, ids, rows, gradients)
+    peri.scope(timed, spans, both, module, empty, empty_grads)
+    peri.scope(timed, spans, both, module, variable[i % VARIABLE + 1], grads)
+    local all = spanned(spans)
+    if i > 0 then
+      floors[i], lookups[i], updates[i], moved[i] = least, lookup, update, exchanged
+      steps[i], empties[i], others[i] = unpack(all)
+    end
   end
   collectgarbage()
   collectgarbage "stop"
