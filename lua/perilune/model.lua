@@ -56,6 +56,9 @@ local function collections_of(module, sharder_of)
         entry.module.class_name))
     end
     local sharder = not within[entry.module] and sharder_of(entry.module)
+    if sharder and sharder.by_itself then
+      P.fail(("DistributedModelParallel: module '%s', a %s, %s"):format(entry.path, entry.module.class_name, sharder.by_itself))
+    end
     if sharder then
       for _, inner in ipairs(entry.module:modules()) do within[inner] = true end
       list[#list + 1] = { path = entry.path, module = entry.module, sharder = sharder, tables = tables_of(sharder, entry) }

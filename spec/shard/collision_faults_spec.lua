@@ -47,6 +47,18 @@ describe("managed collision over ranks", function()
     fails("table 't' is not in the plan; planned tables: u", collection, world, device, { plan = { u = plan.row_wise() } })
   end, sizes)
 
+  worlds.each("is in no model by itself", function(world, device)
+    local Model = peri.nn.Module:extend "Model"
+    function Model:init()
+      self.maps = embed.ManagedCollisionCollection { managed_collision_modules = { t = embed.MCHManagedCollisionModule { zch_size = 16,
+        eviction_interval = 1, eviction_policy = lfu() } }, embedding_configs = { peri.EmbeddingBagConfig { name = "t",
+          num_embeddings = 16, embedding_dim = 4, feature_names = { "f" } } } }
+    end
+    fails("module 'maps', a ManagedCollisionCollection, looks nothing up; give it to a ManagedCollisionEmbeddingBagCollection", function()
+      peri.DistributedModelParallel { module = Model(), group = world, device = device }
+    end)
+  end, sizes)
+
   worlds.each("tells all ranks that the policy of one has failed", function(world, device)
     local module = collection(world, device, { policy = embed.MCHEvictionPolicy { score = function(count)
       if world:rank() == 1 then error "out of order" end

@@ -372,6 +372,10 @@ end
 local Sharder = util.class("ManagedCollisionCollectionSharder", ModuleSharder)
 M.ManagedCollisionCollectionSharder = Sharder
 Sharder.module_type = ManagedCollisionCollection
+--- Why it is no part of a DistributedModelParallel, which starts rows again for who looks them up.
+Sharder.by_itself = "looks nothing up; give it to a ManagedCollisionEmbeddingBagCollection or ManagedCollisionEmbeddingCollection, "
+  .. "together with the collection that looks its rows up, or shard it by yourself "
+  .. "(peri.shard.ManagedCollisionCollectionSharder {}:shard) and keep it outside of the model"
 function Sharder:sharding_types() return { "row_wise", "table_wise" } end -- luacheck: ignore 212
 function Sharder:compute_kernels() return { "fused", "fused_uvm_caching" } end -- luacheck: ignore 212
 function Sharder:shardable_parameters(module) return module:embedding_configs() end -- luacheck: ignore 212
