@@ -194,7 +194,7 @@ describe("a timeline", function()
     local s = cluster.simulate { planner = planner, schedule = schedules.sparse_dist, times = { forward = 1, backward = 2 } }
     local trace, last, named, seen = json.decode(cluster.trace(s)), {}, {}, {}
     for _, e in ipairs(trace.traceEvents) do
-      if e.ph == "M" then named[e.pid .. " " .. (e.tid or "")] = e.args.name
+      if e.ph == "M" then named[e.pid .. " " .. (e.name == "process_name" and "" or e.tid)] = e.args.name
       else
         assert.same({ "X", true }, { e.ph, e.dur >= 0 })
         local thread = e.pid .. " " .. e.tid

@@ -41,9 +41,10 @@ describe("a simulated step", function()
     local h = best(schedules.fused_sparse_dist, { lookup = 5, forward = 3, backward = 4 })
     assert.same({ 9, 1 }, { h.step, h.stale })
     assert.matches("lookup = 1", h.words)
-    assert.is_nil(best(schedules.sparse_dist, { forward = 3, backward = 4, input_dist = 2 }))
+    local plain = schedules.sparse_dist:drop("lookup")
+    assert.is_nil(best(plain, { forward = 3, backward = 4, input_dist = 2 }))
     assert.matches("\nnothing further ahead, or beside the rest, would make it shorter$",
-      show.simulation(schedules.sparse_dist, { load = 0, to_device = 0, input_dist = 1, wait_dist = 0, zero_grad = 0, optimizer = 0 }))
+      show.simulation(plain, { load = 0, to_device = 0, input_dist = 1, wait_dist = 0, zero_grad = 0, optimizer = 0 }))
     local shown = show.simulation(schedules.fused_sparse_dist, { lookup = 5, forward = 3, backward = 4, load = 0, zero_grad = 0,
       optimizer = 0, to_device = 0, input_dist = 0, wait_dist = 0 })
     assert.matches("\n9 with retime { [^\n]*lookup = 1 } %(tables are read one update older%)", shown)
@@ -51,7 +52,7 @@ describe("a simulated step", function()
 
   it("says who waits for whom, and refuses what it does not know", function()
     assert.matches("\na step takes 29\n?", show.simulation(schedules.sparse_dist, { input_dist = 25, wait_dist = 4 }))
-    assert.matches("forward waits for wait_dist: %d+", show.simulation(schedules.sparse_dist, { input_dist = 25, wait_dist = 4 }))
+    assert.matches("lookup waits for wait_dist: %d+", show.simulation(schedules.sparse_dist, { input_dist = 25, wait_dist = 4 }))
     assert.error_matches(function() show.simulate(schedules.base, { lookup = 1 }, 3) end, "simulate: no operation 'lookup'")
     assert.error_matches(function() show.simulate(schedules.base, { load = -1 }, 3) end, "simulate: the time of 'load' is %-1")
   end)
@@ -86,20 +87,40 @@ describe("a measured run", function()
       p:measure(true)
       for _ in p:run(support.batches(rank, "cpu", 5)) do end -- luacheck: ignore
       local trace, seen, last = json.decode(show.trace(p)), {}, 0
+      local threads = {}
       for _, e in ipairs(trace.traceEvents) do
-        assert.same({ "X", rank }, { e.ph, e.pid })
-        assert.is_true(e.ts >= last and e.dur >= 0)
-        last = e.ts
-        local key = e.name .. " " .. e.args.batch
-        assert.is_nil(seen[key])
-        seen[key] = e.tid
+        assert.same({ rank, 0 }, { e.pid, e.tid % 1 })
+        if e.ph == "M" then threads[e.tid] = e.args.name
+        else
+          assert.same({ "X", true, true }, { e.ph, e.ts >= last, e.dur >= 0 })
+          last = e.ts
+          local key = e.name .. " " .. e.args.batch
+          assert.is_nil(seen[key])
+          seen[key] = threads[e.tid]
+        end
       end
+      assert.equal("rank " .. rank, threads[0])
       local n = 0
       for _ in pairs(seen) do n = n + 1 end -- any order: counted
       -- Each of 9 operations on each of 5 batches, and a load that finds nothing, on both ranks.
       assert.equal(9 * 5 + 1, n)
       assert.same({ "embed", "dist", "copy", "main" }, { seen["lookup 4"], seen["input_dist 0"], seen["to_device 3"], seen["load 5"] })
       for _, o in ipairs(p.plan.operations) do assert.is_true(show.times(p)[o.name] >= 0) end
+    end)
+  end)
+end)
+
+describe("a trace", function()
+  it("is JSON whatever operations are called", function()
+    sim.run(1, function(_, world)
+      local model, name = support.model(world, "cpu"), 'says "\\" and more'
+      local p = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model),
+        schedule = schedules.base:insert({ "mine", name = name, run = function() end }, { last = true }) }
+      p:measure(true)
+      for _ in p:run(support.batches(0, "cpu", 2)) do end -- luacheck: ignore
+      local found = 0
+      for _, e in ipairs(json.decode(show.trace(p)).traceEvents) do found = found + (e.name == name and 1 or 0) end
+      assert.equal(2, found)
     end)
   end)
 end)
@@ -152,7 +173,10 @@ describe("perilune schedule", function()
     assert.equal(0, status, out)
     assert.matches("a step takes [%d.]+", out)
     assert.matches("\nmeasured  +[%d.]+ ms a step, [%d.]+ of them in operations\npredicted +[%d.]+ ms of these times; [%d.]+ if each", out)
-    assert.equal(16, #json.decode(shell.read(path)).traceEvents) -- 8 operations in each of 2 steps
+    local count = {}
+    for _, e in ipairs(json.decode(shell.read(path)).traceEvents) do count[e.cat or e.ph] = (count[e.cat or e.ph] or 0) + 1 end
+    assert.equal(2, count.backward)
+    assert.is_true(count.predicted > 2 * 9)
     os.remove(path)
   end)
 end)

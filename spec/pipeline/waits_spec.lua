@@ -94,15 +94,23 @@ describe("a measured step", function()
     if world:rank() == 0 then
       local events, of, before = json.decode(shell.read(path)).traceEvents, {}, false
       for _, e in ipairs(events) do
-        local kind = e.cat == "wait" and "wait" or "operation"
+        local kind = ({ wait = "wait", predicted = "predicted" })[e.cat] or "operation"
+        if e.ph == "M" then
+          of[e.args.name .. e.pid] = true
+          kind = "name"
+        end
         of[kind .. e.pid] = (of[kind .. e.pid] or 0) + 1
-        assert.is_true(e.ts >= 0 and e.dur >= 0)
-        before = before or e.ts == 0
+        if kind ~= "name" then
+          assert.is_true(e.ts >= 0 and e.dur >= 0)
+          before = before or e.ts == 0
+        end
         if kind == "wait" then assert.is_true(e.args.last >= 0 and e.args.last < n, tostring(e.args.last)) end
       end
+      assert.is_true(of["predicted" .. n] >= 10 * 5 and of["predicted, of the times on rank 0" .. n], "predicted beside measured")
       assert.is_true(before, "the timeline begins with the first operation")
       for r = 0, n - 1 do
-        assert.equal(9 * 5, of["operation" .. r])
+        assert.equal(10 * 5, of["operation" .. r])
+        assert.is_true(of[("rank %d%d"):format(r, r)])
         assert.is_true(#found.ranks[r + 1] == 0 or of["wait" .. r] > 0)
       end
     end

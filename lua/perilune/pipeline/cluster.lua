@@ -5,6 +5,7 @@ local util = require "perilune.util"
 local traffic = require "perilune.pipeline.traffic"
 local simulate = require "perilune.pipeline.simulate"
 local Schedule = require "perilune.pipeline.schedule"
+local Timeline = require "perilune.pipeline.timeline"
 local planners = require "perilune.plan.planner"
 
 local M = {}
@@ -141,41 +142,25 @@ function M.cells(list)
   return rows
 end
 
-local function event(name, kind, from, to, rank, thread, batch)
-  return ('{"name":"%s","cat":"%s","ph":"X","ts":%.3f,"dur":%.3f,"pid":%d,"tid":%d,"args":{"batch":%d}}'):format(name, kind, from * 1000,
-    (to - from) * 1000, rank, thread, batch)
-end
-
---- A simulation as Chrome trace JSON, which Perfetto opens: a process for each of up to 64 ranks, a thread for each stream and link.
+--- A simulation as Chrome trace JSON: a process for each of up to 64 ranks, a thread for each stream and link.
 function M.trace(simulation)
-  local run, events, threads, names = simulation.run, {}, {}, {}
+  local run, of, texts = simulation.run, {}, {}
   local k = #run.list
-  local function thread(name)
-    if not threads[name] then
-      names[#names + 1] = name
-      threads[name] = #names
-    end
-    return threads[name]
-  end
-  for _, x in ipairs(run.list) do thread("stream " .. x.o.on) end
   for _, r in ipairs(simulation.shown) do
+    of[r] = Timeline(r, "rank " .. r)
+    for _, x in ipairs(run.list) do of[r]:thread("stream " .. x.o.on) end
     for _, x in ipairs(run.list) do
       local i = r * k + x.id
-      events[#events + 1] = event(x.o.name, "operation", run.from[i], run.to[i], r, thread("stream " .. x.o.on), x.batch)
+      of[r]:add("stream " .. x.o.on, x.o.name, "operation", run.from[i] * 1000, run.to[i] * 1000, "batch", x.batch)
     end
   end
   for _, c in ipairs(run.exchanges) do
     for _, s in ipairs(c.spans or {}) do
-      events[#events + 1] = event(c.name, "exchange", s.from, s.to, s.rank, thread("link " .. s.name), c.batch)
+      of[s.rank]:add("link " .. s.name, c.name, "exchange", s.from * 1000, s.to * 1000, "batch", c.batch)
     end
   end
-  for _, r in ipairs(simulation.shown) do
-    events[#events + 1] = ('{"name":"process_name","ph":"M","pid":%d,"args":{"name":"rank %d"}}'):format(r, r)
-    for i, name in ipairs(names) do
-      events[#events + 1] = ('{"name":"thread_name","ph":"M","pid":%d,"tid":%d,"args":{"name":"%s"}}'):format(r, i, name)
-    end
-  end
-  return '{"traceEvents":[\n' .. table.concat(events, ",\n") .. '\n],"displayTimeUnit":"ms"}\n'
+  for i, r in ipairs(simulation.shown) do texts[i] = of[r]:text() end
+  return Timeline.document(texts)
 end
 
 return M

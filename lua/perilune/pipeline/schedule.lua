@@ -53,6 +53,9 @@ local function operation(func, source, place)
     P.fail(("%s: no operation '%s'; allowed: %s, or one with run = function(context, pipeline)"):format(func, kind,
       table.concat(operations.built_in, ", ")))
   end
+  if o.name == "" or o.name:find "%c" then
+    P.fail(("%s: operation '%s': name is %q, wanted a line of text"):format(func, kind, o.name))
+  end
   local what = ("%s: operation '%s'"):format(func, o.name)
   util.integer(what, "ahead", o.ahead, -MOST_AHEAD, MOST_AHEAD)
   util.integer(what, "every", o.every, 1, MOST_EVERY)

@@ -5,6 +5,7 @@ local util = require "perilune.util"
 local signature = require "perilune.signature"
 local waits = require "perilune.pipeline.waits"
 local simulate = require "perilune.pipeline.simulate"
+local Timeline = require "perilune.pipeline.timeline"
 
 local M = {}
 
@@ -176,43 +177,70 @@ end
 
 -- -- what was measured -----------------------------------------------------------------------------------------------------------------
 
-local function event(name, kind, from, to, rank, thread, args)
-  return ('{"name":"%s","cat":"%s","ph":"X","ts":%.3f,"dur":%.3f,"pid":%d,"tid":"%s","args":{%s}}'):format(name, kind, from / 1000,
-    (to - from) / 1000, rank, thread, args)
-end
-
---- Events of what a pipeline has measured, by a clock that is 0 at `first`; a list.
-local function events_of(pipeline, rank, first)
-  local list, events = pipeline.measured, {}
+--- What a pipeline has measured, by a clock that is 0 at `first`: the Timeline of this rank.
+local function timeline_of(pipeline, rank, first)
+  local list = pipeline.measured
   if not list then P.fail(("%s: nothing is measured; call pipeline:measure(true) before the steps"):format(pipeline.class_name)) end
   first = first or list[1] and list[1].from or 0
-  for i, x in ipairs(list) do
-    events[i] = event(x.operation.name, x.operation.kind, x.from - first, x.to - first, rank, x.operation.on, '"batch":' .. x.batch)
+  local timeline = Timeline(rank, "rank " .. rank)
+  for _, stream in ipairs(pipeline.plan.streams) do timeline:thread(stream) end
+  for _, x in ipairs(list) do
+    timeline:add(x.operation.on, x.operation.name, x.operation.kind, (x.from - first) / 1000, (x.to - first) / 1000, "batch", x.batch)
   end
-  return events
+  return timeline
 end
 
-local function json(events) return '{"traceEvents":[\n' .. table.concat(events, ",\n") .. '\n]}\n' end
+--- The schedule as it runs on one stream, which the CPU has.
+local function on_one_stream(schedule)
+  local one = {}
+  for _, o in ipairs(schedule.operations) do
+    one[o.name] = { on = "main" }
+    if o.every > 1 then one[o.name].at = o.at end
+  end
+  return schedule:set(one)
+end
+
+--- Times of all operations, 0 of those that have not run.
+local function all_times(pipeline)
+  local times = M.times(pipeline)
+  for _, o in ipairs(pipeline.schedule.operations) do times[o.name] = times[o.name] or 0 end
+  return times
+end
+
+--- As many steps as were measured, predicted of the times of this rank's operations: a Timeline that stands below those of the ranks.
+local function predicted_timeline(pipeline, pid)
+  local steps = 0
+  for _, x in ipairs(pipeline.measured) do steps = steps + (x.operation.kind == "forward" and 1 or 0) end
+  local timeline = Timeline(pid, "predicted, of the times on rank 0")
+  if steps < 1 then return timeline end
+  local schedule = pipeline.streams and pipeline.schedule or on_one_stream(pipeline.schedule)
+  for _, x in ipairs(M.simulate(schedule, all_times(pipeline), steps)) do
+    timeline:add(x.operation.on, x.operation.name, "predicted", x.from * 1000, x.to * 1000, "batch", x.batch)
+  end
+  return timeline
+end
 
 --- What a pipeline has measured (pipeline:measure(true) before) as Chrome trace JSON: an event for each operation, a thread for each
 --- stream, a process for each rank. Of this rank; `write` puts all together.
-function M.trace(pipeline) return json(events_of(pipeline, pipeline.group and pipeline.group:rank() or 0)) end
+function M.trace(pipeline)
+  return Timeline.document { timeline_of(pipeline, pipeline.group and pipeline.group:rank() or 0):text() }
+end
 
---- The same of all ranks, by one clock, with their waits, into a file that rank 0 writes. Returns where they wait: what waits(pipeline)
---- returns. Collective; ends the measurement.
+--- The same of all ranks, by one clock, with their waits, and what is predicted of rank 0's times, into a file that rank 0 writes. Returns
+--- where they wait: what waits(pipeline) returns. Collective; ends the measurement.
 function M.write(pipeline, path)
   local found, group = waits.of(pipeline), pipeline.stage and pipeline.stage.world or pipeline.group
   local rank = group and group:rank() or 0
-  local events = events_of(pipeline, rank, found.begin + found.ahead)
+  local timeline = timeline_of(pipeline, rank, found.begin + found.ahead)
   for _, w in ipairs(found.list) do
-    events[#events + 1] = event("wait: " .. w.channel, "wait", w.from - found.begin, w.to - found.begin, rank, "waits",
-      ('"last":%d'):format(w.last or -1))
+    timeline:add("waits", "wait: " .. w.channel, "wait", (w.from - found.begin) / 1000, (w.to - found.begin) / 1000, "last", w.last or -1)
   end
-  local all = group and group:all_gather_object(table.concat(events, ",\n"), "show.write") or events
+  local all = group and group:all_gather_object(timeline:text(), "show.write") or { timeline:text() }
   if rank > 0 then return found end
   local file, why = io.open(path, "w")
   if not file then P.fail("show.write: " .. why) end
-  file:write(json(all))
+  all[#all + 1] = predicted_timeline(pipeline, #all):text()
+  file:write(Timeline.document(all))
   file:close()
   return found
 end
@@ -239,15 +267,10 @@ function M.compare(pipeline)
   for _, x in ipairs(list) do
     if x.from >= first and x.from < last then sum = sum + x.to - x.from end
   end
-  local times, schedule, one = M.times(pipeline), pipeline.schedule, {}
-  for _, o in ipairs(schedule.operations) do
-    one[o.name] = { on = "main" }
-    if o.every > 1 then one[o.name].at = o.at end
-    if not times[o.name] then times[o.name] = 0 end
-  end
+  local times, schedule = all_times(pipeline), pipeline.schedule
   local apart = predicted(schedule, times)
   return { measured = (last - first) * 1e-6 / (n - 1), operations = sum * 1e-6 / (n - 1), apart = apart,
-    predicted = pipeline.streams and apart or predicted(schedule:set(one), times) }
+    predicted = pipeline.streams and apart or predicted(on_one_stream(schedule), times) }
 end
 
 signature.check_each("show.", M, { "table_of", "check" }, "schedule: Schedule")
