@@ -122,9 +122,9 @@ local function make_parser()
     .. "measured one."):choices { "print", "check", "sim", "trace" }
   schedule:argument("file", "The schedule.")
   schedule:option("--times", "sim: what operations take, such as forward=3,backward=6; others take 1."):argname "TIMES"
-  schedule:option("-n --ranks", "trace: run on so many ranks.", 1, whole "--ranks"):argname "RANKS"
-  schedule:option("--steps", "trace: how many are measured.", 20, whole "--steps"):argname "STEPS"
-  schedule:option("-o --output", "trace: the file, Chrome trace JSON.", "trace.json"):argname "FILE"
+  schedule:option("-n --ranks", "trace: run on so many ranks (default: 1).", nil, whole "--ranks"):argname "RANKS"
+  schedule:option("--steps", "trace: how many are measured (default: 20).", nil, whole "--steps"):argname "STEPS"
+  schedule:option("-o --output", "trace: the file, Chrome trace JSON (default: trace.json)."):argname "FILE"
   add_plan(parser)
 
   parser:command("info devices", "Print what this machine offers: processor, memory, devices, transports, libraries.")
@@ -231,6 +231,11 @@ function M.main(words)
   if options.command == "plan" then return plans(options, list) end
   if options.command == "calibrate" then return calibrate(options, list) end
   if options.command == "schedule" then
+    local refusal = require("perilune.launch.schedules").settle(options)
+    if refusal then
+      io.stderr:write("perilune: " .. refusal .. "\n")
+      return 2
+    end
     if options.action ~= "trace" or options.ranks == 1 and not require("perilune.launch").world() then
       return require("perilune.launch.schedules").run(options)
     end

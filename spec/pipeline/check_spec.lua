@@ -10,7 +10,17 @@ end
 --- The schedule is refused with these words (behind its name).
 local function check_refuses(text, s) refused("schedule 'x': " .. text, function() s:called "x":check() end) end
 
-local sdd = schedules.sparse_dist
+--- An order in which the forward pass looks up.
+local sdd = Schedule { name = "sparse_dist", depth = 3,
+  { "zero_grad" },
+  { "input_dist", ahead = 1, on = "dist" },
+  { "load", ahead = 2 },
+  { "to_device", ahead = 2, on = "copy" },
+  { "forward" },
+  { "wait_dist", ahead = 1, on = "dist" },
+  { "backward" },
+  { "optimizer" },
+}
 
 describe("a schedule", function()
   it("says what follows from it", function()
@@ -48,7 +58,7 @@ describe("a schedule", function()
     assert.is_true(has(fused, "backward>lookup cache,tables"), table.concat(fused, "; "))
     assert.is_true(has(fused, "lookup>forward rows"))
     assert.is_true(has(fused, "wait_dist>lookup ids"))
-    local one = schedules.sparse_dist:set { input_dist = { on = "main" }, wait_dist = { on = "main" }, to_device = { on = "main" } }
+    local one = sdd:set { input_dist = { on = "main" }, wait_dist = { on = "main" }, to_device = { on = "main" } }
     assert.same({}, edges(one))
   end)
 
@@ -102,6 +112,8 @@ describe("a schedule is refused", function()
     refused("schedule 'sparse_dist': where has after and before, allowed: one of first, last, before, after", sdd.move, sdd, "load",
       { before = "forward", after = "zero_grad" })
     refused("schedule 'sparse_dist': 'load' is to be moved before or after itself", sdd.move, sdd, "load", { after = "load" })
+    refused("schedule 's': operation 'load': name is \"a\\\nb\", wanted a line of text", Schedule, { name = "s",
+      { "load", name = "a\nb" } })
     refused("schedule 's': operation 'load' is one of the library, and cannot have a run", Schedule, { name = "s",
       { "load", run = print } })
   end)
@@ -142,7 +154,7 @@ describe("a schedule is refused", function()
       :move("backward", { last = true }):with { depth = 4 })
     -- The end of the data is known to a group's last operation only if the next batch was asked for before it.
     local late = schedules.accumulate(2):drop("input_dist", "wait_dist", "to_device"):move("load", { first = true }, { ahead = 0 })
-    check_refuses("the grads of batch 0, of 'backward' (ahead 0, place 4), are never applied by 'optimizer' (ahead 0, place 6) when there "
+    check_refuses("the grads of batch 0, of 'backward' (ahead 0, place 5), are never applied by 'optimizer' (ahead 0, place 7) when there "
       .. "are 1 batches", late)
   end)
 

@@ -62,7 +62,7 @@ local function trained(world, device, schedule, n)
   return model, p, controls(world, seen) - before
 end
 
-local only_lookup = schedules.sparse_dist:drop("input_dist", "wait_dist"):insert({ "lookup" }, { before = "forward" }):called "only_lookup"
+local only_lookup = schedules.sparse_dist:drop("input_dist", "wait_dist"):called "only_lookup"
 
 --- A module whose ids no exchange of the library sends.
 local Own = peri.shard.ShardedModule:extend "Own"

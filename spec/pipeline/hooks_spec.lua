@@ -93,7 +93,7 @@ describe("an operation with a hook", function()
       for key, value in pairs(fields) do o[key] = value end -- any order
       return schedules.sparse_dist:insert(o, where)
     end
-    refused("'mine' (ahead 0, place 8) has a hook: it must stand before 'backward', not before 'optimizer'",
+    refused("'mine' (ahead 0, place 8) has a hook: it must stand before 'backward', not before 'wait_dist'",
       with({}, { after = "backward" }))
     refused("'mine' (ahead 1, place 7) has a hook: it acts on the batch of 'backward'", with({ ahead = 1 }, { before = "backward" }))
     refused("'optimizer' (ahead 0, place 7) has a hook; only operations with a run of their own do",

@@ -166,6 +166,23 @@ describe("perilune schedule", function()
     assert.matches("^perilune: schedule: cannot open no_such_schedule.*; or a name of the library: base, sparse_dist,", out)
   end)
 
+  it("refuses options that mean nothing, before anything runs", function()
+    if shell.no_launcher() then return pending(shell.no_launcher()) end
+    for arguments, expected in pairs { -- any order: each by itself
+      ["sim base --times forward=1,forward=2"] = { 1, "perilune: schedule: --times has 'forward' twice, as 1 and 2\n" },
+      ["sim base --times forward=1,,load=2"] = { 1, "perilune: schedule: --times has '', wanted name=milliseconds\n" },
+      ["sim base --times frward=1"] = { 1, "perilune: simulate: no operation 'frward' in schedule 'base'\n" },
+      ["print base --times forward=1"] = { 2, "perilune: schedule print: --times is for 'schedule sim'\n" },
+      ["sim base -n 2"] = { 2, "perilune: schedule sim: --ranks is for 'schedule trace'\n" },
+      ["check base -o x.json"] = { 2, "perilune: schedule check: --output is for 'schedule trace'\n" },
+      ["trace base -n 2 -o /no/such/folder/x.json"] = { 2,
+        "perilune: schedule trace: /no/such/folder/x.json: No such file or directory\n" },
+    } do
+      local out, status = run(arguments)
+      assert.same(expected, { status, out })
+    end
+  end)
+
   it("measures a run", function()
     if shell.no_launcher() then return pending(shell.no_launcher()) end
     local path = os.tmpname()

@@ -123,7 +123,7 @@ local function asked(options)
     P.fail "perilune plan: --trace, --scale and --times go with --simulate SCHEDULE"
   end
   local schedule = require("perilune.pipeline.schedules").load(options.simulate)
-  local times = require("perilune.launch.schedules").times_of(options.times or "")
+  local times = options.times and require("perilune.launch.schedules").times_of(options.times) or {}
   require("perilune.pipeline.simulate").check_times(times, schedule:check())
   return { schedule = schedule, times = times, scale = options.scale and scale_of(options.scale) or {} }
 end

@@ -8,9 +8,10 @@ local M = {}
 --- "forward=3,backward=6" -> { forward = 3, backward = 6 }.
 function M.times_of(text)
   local times = {}
-  for part in text:gmatch "[^,]+" do
-    local name, t = part:match "^%s*([%w_]+)%s*=%s*([%d.e+-]+)%s*$"
+  for part in (text .. ","):gmatch "([^,]*)," do
+    local name, t = part:match "^%s*([^=]-)%s*=%s*([%d.e+-]+)%s*$"
     if not tonumber(t) then P.fail(("schedule: --times has '%s', wanted name=milliseconds"):format(part)) end
+    if times[name] then P.fail(("schedule: --times has '%s' twice, as %g and %s"):format(name, times[name], t)) end
     times[name] = tonumber(t)
   end
   return times
@@ -44,7 +45,9 @@ end
 local actions = {}
 function actions.print(schedule) print(tostring(schedule)) end
 function actions.check(schedule) print(require("perilune.pipeline").show.check(schedule)) end
-function actions.sim(schedule, options) print(require("perilune.pipeline").show.simulation(schedule, M.times_of(options.times or ""))) end
+function actions.sim(schedule, options)
+  print(require("perilune.pipeline").show.simulation(schedule, options.times and M.times_of(options.times) or {}))
+end
 function actions.trace(schedule, options)
   local show = require("perilune.pipeline").show
   local pipeline = measure(schedule, options.steps, options.ranks)
@@ -60,6 +63,23 @@ function actions.trace(schedule, options)
   if pipeline.group then print("\n" .. show.waits_text(found)) end
   print(("\n%s: open it in https://ui.perfetto.dev\n\nsimulated with these times on its streams:\n"):format(options.output))
   print(show.simulation(schedule, times))
+end
+
+local action_of = { { "times", "sim" }, { "ranks", "trace", 1 }, { "steps", "trace", 20 }, { "output", "trace", "trace.json" } }
+
+--- Give options of the command line their defaults; returns why that cannot be done, before anything runs.
+function M.settle(options)
+  for _, x in ipairs(action_of) do
+    local name, action, default = x[1], x[2], x[3]
+    if options[name] and options.action ~= action then
+      return ("schedule %s: --%s is for 'schedule %s'"):format(options.action, name, action)
+    end
+    if options[name] == nil then options[name] = default end
+  end
+  if options.action ~= "trace" then return nil end
+  local file, why = io.open(options.output, "a")
+  if not file then return "schedule trace: " .. why end
+  file:close()
 end
 
 --- `perilune schedule trace`, as a script of each rank.

@@ -174,7 +174,7 @@ local function why_moving(row, plan)
     return "more to compute between input_dist and wait_dist: move wait_dist later, or both a batch further ahead"
   elseif channel == "rows" and row.kind ~= "backward" then
     if not first.lookup then
-      return "rows leave when they are needed; fused_sparse_dist looks them up first, wire_first in the step before"
+      return "rows leave when they are needed; sparse_dist looks them up first, wire_first in the step before"
     end
     if first.lookup.ahead == 0 then
       return "semi_sync looks them up a batch ahead (tables stale by one update); or codecs make them fewer bytes"

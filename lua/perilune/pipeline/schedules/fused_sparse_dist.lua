@@ -1,2 +1,2 @@
--- fused_sparse_dist.lua: sparse_dist whose rows set out first in the step, before anything that does not need them.
-return require("perilune.pipeline.schedules.sparse_dist"):insert({ "lookup", on = "embed" }, { first = true }):called "fused_sparse_dist"
+-- fused_sparse_dist.lua: sparse_dist whose lookups have a stream of their own.
+return require("perilune.pipeline.schedules.sparse_dist"):set { lookup = { on = "embed" } }:called "fused_sparse_dist"
