@@ -326,7 +326,7 @@ static void test_return(void **unused)
 
 /* -- pooled rows ------------------------------------------------------------------------------------------------------------------- */
 
-enum { ROWS = 13, OUTPUTS = 5, COLS = 70, AREA = 40000 };
+enum { ROWS = 45, OUTPUTS = 5, COLS = 128, AREA = OUTPUTS * 3 * ROWS * COLS };
 
 static void random_rows(float *x, int64_t n)
 {
@@ -336,8 +336,9 @@ static void random_rows(float *x, int64_t n)
 static void test_rows(void **unused)
 {
     (void)unused;
-    static float received[AREA], own[AREA], grad[ROWS * OUTPUTS * COLS];
-    static float want[2][AREA], got[2][AREA], pooled[2][ROWS * OUTPUTS * COLS];
+    static float received[AREA], own[AREA], grad[ROWS * OUTPUTS * COLS] __attribute__((aligned(64)));
+    static float want[2][AREA] __attribute__((aligned(64))), got[2][AREA] __attribute__((aligned(64)));
+    static float pooled[2][ROWS * OUTPUTS * COLS] __attribute__((aligned(64)));
     for (int round = 0; round < 300; round++) {
         state = 11 + (uint64_t)round * 104729;
         random_rows(received, AREA);
@@ -346,12 +347,13 @@ static void test_rows(void **unused)
         peri_k_output outputs[OUTPUTS];
         peri_k_piece pieces[OUTPUTS * 3];
         int64_t bags[OUTPUTS], inverse[OUTPUTS * ROWS], column = 0, n_pieces = 0, place[2] = {0, 0};
-        bool variable = round % 2;
+        bool variable = round % 2, common = round % 3 == 0; /* widths that have loops of their own */
         for (int o = 0; o < OUTPUTS; o++) {
             bags[o] = variable ? 1 + below(ROWS) : ROWS;
             for (int b = 0; b < ROWS; b++) inverse[o * ROWS + b] = below(bags[o]);
-            outputs[o] = (peri_k_output){.column = column, .cols = 1 + below(COLS), .first_piece = n_pieces, .n_pieces = 1 + below(3),
-                                         .inverse = variable ? o * ROWS : -1, .divisor = (double)(1 + below(3))};
+            outputs[o] = (peri_k_output){.column = column, .cols = common ? 16 << below(4) : 1 + below(COLS), .first_piece = n_pieces,
+                                         .n_pieces = 1 + below(3), .inverse = variable ? o * ROWS : -1,
+                                         .divisor = (double)(1 + below(3)), .sent_divisor = (double)(1 + below(3))};
             column += outputs[o].cols;
             for (int64_t k = 0; k < outputs[o].n_pieces; k++) {
                 int64_t to = below(2);
@@ -360,9 +362,9 @@ static void test_rows(void **unused)
             }
         }
         peri_k_route_combine_args combine = {.stride = column, .received = received, .own = own, .outputs = outputs, .pieces = pieces,
-                                             .inverse = inverse, .n_outputs = OUTPUTS};
+                                             .inverse = inverse, .n_outputs = OUTPUTS, .past = round % 4 < 2};
         peri_k_route_spread_args spread = {.grad = grad, .stride = column, .rows = ROWS, .outputs = outputs, .pieces = pieces, .bags = bags,
-                                           .inverse = inverse, .n_outputs = OUTPUTS};
+                                           .inverse = inverse, .n_outputs = OUTPUTS, .past = round % 4 < 2};
         for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
             const peri_kernels *k = kernels_of(isas[i]);
             if (!k) continue;
