@@ -181,8 +181,8 @@ typedef struct peri_k_route_spread_args {
     const int64_t *bags; /* by output: number of bags of a piece */
     const int64_t *inverse;
     int32_t n_outputs;
-    bool placed; /* as in route_combine: nobody reads those of such outputs */
-    bool past;   /* as there */
+    bool placed; /* own pieces are left out: their gradients are read where grad lies */
+    bool past;   /* as in route_combine */
 } peri_k_route_spread_args;
 
 /** A block of columns of the rows of one feature's ids, one row for each id, in their order. */

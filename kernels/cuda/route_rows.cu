@@ -81,10 +81,10 @@ struct spread_cell {
     __device__ void operator()(int64_t b, int32_t o, int lane, unsigned) const
     {
         const peri_k_output &out = a.outputs[o];
-        if (a.placed && peri_k_route_own(&out, a.pieces)) return;
         const float *grad = a.grad + b * a.stride + out.column;
         for (int64_t k = 0; k < out.n_pieces; k++) {
             const peri_k_piece p = a.pieces[out.first_piece + k];
+            if (a.placed && p.own) continue;
             float *to = (p.own ? a.own : a.sent) + p.offset + b * out.cols;
             const float divisor = (float)(p.own ? out.divisor : out.sent_divisor);
             const bool wide = aligned16(to) && aligned16(grad) && out.cols % 4 == 0;
@@ -101,6 +101,7 @@ __device__ void spread_add(const peri_k_route_spread_args &a, const peri_k_outpu
 {
     for (int64_t k = 0; k < out.n_pieces; k++) {
         const peri_k_piece p = a.pieces[out.first_piece + k];
+        if (a.placed && p.own) continue;
         float *to = (p.own ? a.own : a.sent) + p.offset + bag * out.cols;
         const float divisor = (float)(p.own ? out.divisor : out.sent_divisor);
         for (int64_t c = lane; c < out.cols; c += LANES) to[c] += grad[c] / divisor;
@@ -121,10 +122,11 @@ __global__ void __launch_bounds__(PERI_BLOCK) spread_inverse(peri_k_route_spread
     for (int32_t o = (int32_t)blockIdx.y; o < a.n_outputs; o += (int32_t)gridDim.y) {
         const peri_k_output out = a.outputs[o];
         const int64_t first = begin + (int64_t)blockIdx.x * BAGS, stop = end < a.bags[o] ? end : a.bags[o];
-        if (out.inverse < 0 || first >= stop || (a.placed && peri_k_route_own(&out, a.pieces))) continue;
+        if (out.inverse < 0 || first >= stop) continue;
         const int n = stop - first < BAGS ? (int)(stop - first) : (int)BAGS;
         for (int64_t k = 0; k < out.n_pieces; k++) {
             const peri_k_piece p = a.pieces[out.first_piece + k];
+            if (a.placed && p.own) continue;
             float *to = (p.own ? a.own : a.sent) + p.offset;
             for (int bag = group; bag < n; bag += GROUPS)
                 for (int64_t c = lane; c < out.cols; c += LANES) to[(first + bag) * out.cols + c] = 0;

@@ -121,6 +121,7 @@ static void ref_route_spread_one(const peri_k_route_spread_args *a, int64_t o, i
     end = end < stop ? end : stop;
     for (int64_t k = 0; k < out->n_pieces && begin < end; k++) {
         const peri_k_piece *piece = &a->pieces[out->first_piece + k];
+        if (a->placed && piece->own) continue;
         float *to = (piece->own ? a->own : a->sent) + piece->offset, divisor = (float)(piece->own ? out->divisor : out->sent_divisor);
         if (!direct) memset(to + begin * out->cols, 0, sizeof *to * (size_t)((end - begin) * out->cols));
         for (int64_t b = direct ? begin : 0; b < (direct ? end : a->rows); b++) {
@@ -138,8 +139,7 @@ static void ref_route_spread_one(const peri_k_route_spread_args *a, int64_t o, i
 static void ref_route_spread(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_spread_args *a = args;
-    for (int64_t o = 0; o < a->n_outputs; o++)
-        if (!a->placed || !peri_k_route_own(&a->outputs[o], a->pieces)) ref_route_spread_one(a, o, begin, end);
+    for (int64_t o = 0; o < a->n_outputs; o++) ref_route_spread_one(a, o, begin, end);
 }
 
 /** The piece of id @k of an output, and where its row begins there; -1: it has none. */

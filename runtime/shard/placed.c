@@ -4,8 +4,9 @@
  * where those of the results lie: through the buffers, in which rows travel, all of them would be read and written twice more.
  *
  * A lookup that alone makes up a block of columns has its place there, row by row. Where ids are cut by rows, its rows are some of those of
- * a feature: the router says which (peri__routing.origins). Sums of several ranks' rows, and layouts that differ by direction, go the long
- * way. Gradients can be read in place only if nothing divides them before they are added up: see peri_sharded.halvings.
+ * a feature: the router says which (peri__routing.origins). Sums of several ranks' rows (but not their gradients), and layouts that differ
+ * by direction, go the long way. Gradients can be read in place only if nothing divides them before they are added up: see
+ * peri_sharded.halvings.
  */
 #include "module.h"
 
@@ -39,7 +40,7 @@ static bool wanted_at(const places *p, const peri__output *o, int64_t *at)
     const peri__home *h = p->layout->home;
     if (!h->wanted) {
         *at = address(p->to[0]) + o->column;
-        return o->n_pieces == 1; /* else it is a sum */
+        return p->back || o->n_pieces == 1; /* of a sum only the gradient is there */
     }
     const peri__wanted_rows *w = &h->wanted[o - p->e->routes->outputs];
     if (!p->back && w->joined < 0) return false;
