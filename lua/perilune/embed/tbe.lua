@@ -308,7 +308,7 @@ end
 local cache_stats = ffi.new "peri_tbe_cache_stats"
 local cache_counts = {
   "slots", "resident", "hits", "misses", "prefetched", "prefetch_hits", "conflict_misses", "set_conflicts", "evictions", "initialised",
-  "rows_read", "rows_written", "bytes_read", "bytes_written",
+  "rows_read", "rows_written", "bytes_read", "bytes_written", "wait_ns",
 }
 --- Counts of the cache of table t (from 1), or of all tables together; nil for tables in memory. `io` says how files are read.
 function methods:cache_statistics(t) return M.cache_statistics_of(ptr(self), (t or 0) - 1) end

@@ -547,6 +547,7 @@ void peri__tier_statistics(const peri_tbe *tbe, int64_t table, peri_tbe_cache_st
         peri_tbe_cache_stats s = tier->tables[t].stats;
         s.slots = c->slots;
         s.resident = c->slots - c->n_free;
+        s.wait_ns = t == 0 && tier->io ? peri__row_io_waited(tier->io) : 0;
         int64_t counts[COUNTS];
         memcpy(counts, &s, sizeof s);
         for (int i = 0; i < COUNTS; i++) sum[i] += counts[i];

@@ -22,6 +22,7 @@ struct peri__row_io {
     pthread_cond_t work, ended; /* there is something to do; a job has ended */
     peri__row_job *first[QUEUES], *last[QUEUES]; /* jobs with requests that nobody has taken */
     pthread_t threads[READERS + 1];
+    int64_t waited; /* ns, in peri__row_io_wait */
     int32_t n_threads; /* the first one writes */
     bool stop, uring;
 #if defined(PERI_HAVE_URING)
@@ -274,12 +275,16 @@ void peri__row_io_submit(peri__row_io *io, peri__row_job *job)
     pthread_mutex_unlock(&io->lock);
 }
 
+int64_t peri__row_io_waited(const peri__row_io *io) { return io->waited; }
+
 int64_t peri__row_io_wait(peri__row_io *io, peri__row_job *job)
 {
     if (!job->queued) return job->failed;
+    const int64_t begin = peri_time_ns();
     pthread_mutex_lock(&io->lock);
     while (job->finished < job->n) pthread_cond_wait(&io->ended, &io->lock);
     pthread_mutex_unlock(&io->lock);
+    io->waited += peri_time_ns() - begin;
     job->queued = false;
     return job->failed;
 }

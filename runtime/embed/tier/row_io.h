@@ -38,5 +38,7 @@ const char *peri__row_io_name(const peri__row_io *io);
 void peri__row_io_submit(peri__row_io *io, peri__row_job *job);
 /** Block until all requests of @job have ended; returns how many failed. A job that was not submitted has none. */
 int64_t peri__row_io_wait(peri__row_io *io, peri__row_job *job);
+/** Nanoseconds that calls have spent there. */
+int64_t peri__row_io_waited(const peri__row_io *io);
 
 #endif

@@ -349,6 +349,7 @@ typedef struct peri_tbe_cache_stats {
     int64_t evictions;        /* rows that left for others */
     int64_t initialised;      /* rows used for the first time ever */
     int64_t rows_read, rows_written, bytes_read, bytes_written; /* from and to the files, or the host's memory */
+    int64_t wait_ns;          /* in which calls waited for files; of all tables of the batch, noted at the first */
 } peri_tbe_cache_stats;
 
 /** Write every changed row to its file and mark the files clean, with the present iteration and the number of the flush. Blocks. After a
