@@ -332,7 +332,7 @@ local function in_files()
     line.memory_ms, line.reads_ms, line.exposed_ms, line.waits_ms = r.memory.ms, r.plain.more, x.ms - r.memory.ms, x.more
     line.hidden_share, line.over_plain = hidden(name), x.over
     report(line)
-    say("  %-20s %7.1f ms (best %.1f), %.1f longer than in memory, %.1f of it waiting for files: %3.0f %% hidden; %.3f times the plain loop",
+    say("  %-20s %7.1f ms (best %.1f), %.1f more than in memory, %.1f of it waiting for files: %3.0f %% hidden; %.3f times the plain loop",
       name, x.ms, x.best, line.exposed_ms, x.more, 100 * line.hidden_share, line.over_plain)
   end
 end
