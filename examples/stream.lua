@@ -74,6 +74,7 @@ local function main()
   local options = settings.parse(arg, here)
   local say = peri.rank() == 0 and print or function() end
   peri.ffi.state.seed = options.seed
+  local path = peri.rank() == 0 and picture.path(options.out)
   local stream = source.Source(options)
   local models = model.pair(options)
   local grouped = Progress.grouped
@@ -86,7 +87,10 @@ local function main()
     say(("%-18s %s  AUC %.4f in the second half, %.4f at the end"):format(m.name, picture.bars(points, m.key, models), late(points, m.key),
       points[#points][m.key]))
   end
-  if peri.rank() == 0 then say("the picture: " .. picture.write(options.out, points, models)) end
+  if path then
+    picture.write(path, points, models)
+    say("the picture: " .. path)
+  end
 end
 
 main()

@@ -1,4 +1,5 @@
 -- options.lua: the command line of the stream.
+local peri = require "perilune"
 local command_line = require "command_line"
 
 local M = {}
@@ -26,6 +27,10 @@ function M.parse(words, here)
   end
   local options = command_line("examples/stream.lua", "Ids that no one has seen before arrive all the time: managed collision beside "
     .. "ids modulo rows, at equal memory.", OPTIONS):parse(words)
+  local n = options.data:match "^synthetic:?(.*)$"
+  if n and not (n:match "^%d+$" and tonumber(n) >= 1 and tonumber(n) <= 2 ^ 31) then
+    peri.ffi.fail(("--data %s: allowed: synthetic:PACKAGES with 1 to 2147483648 packages"):format(options.data))
+  end
   options.life = options.life or math.max(1, math.floor(options.steps / 6))
   options.points = options.points or math.max(1, math.floor(options.steps / 30))
   return options

@@ -1,4 +1,6 @@
 -- picture.lua: the AUC over time as a picture (an SVG that needs nothing else), and as a row of bars for the terminal.
+local peri = require "perilune"
+
 local M = {}
 
 local WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 60, 20, 40, 50
@@ -24,10 +26,19 @@ function M.bars(points, key, models)
   return table.concat(text)
 end
 
---- Write the picture into the folder `out`; returns its path.
-function M.write(out, points, models)
-  os.execute(("mkdir -p '%s'"):format(out:gsub("'", "'\\''")))
-  local path, low, high = out .. "/stream.svg", range(points, models)
+--- The path of the picture in the folder `out`, which is made if it is not there; or an error, before anything is trained.
+function M.path(out)
+  local path = out .. "/stream.svg"
+  os.execute(("mkdir -p '%s' 2> /dev/null"):format(out:gsub("'", "'\\''")))
+  local file, why = io.open(path, "a")
+  if not file then peri.ffi.fail(("--out %s: %s; allowed: a folder to write to"):format(out, why)) end
+  file:close()
+  return path
+end
+
+--- Write the picture to `path`.
+function M.write(path, points, models)
+  local low, high = range(points, models)
   local steps = points[#points].step
   local function x(step) return LEFT + (WIDTH - LEFT - RIGHT) * step / steps end
   local function y(auc) return TOP + (HEIGHT - TOP - BOTTOM) * (high - auc) / (high - low) end
@@ -54,7 +65,6 @@ function M.write(out, points, models)
   local file = assert(io.open(path, "w"))
   file:write(table.concat(t, "\n"))
   file:close()
-  return path
 end
 
 return M

@@ -71,6 +71,9 @@ describe("arguments of managed collision", function()
       embed.LFU_EvictionPolicy { threshold_filtering_func = embed.probabilistic_threshold_filter { per_id_probability = 2 } }
     end)
     refused("MCHEvictionPolicy: score is nil", function() embed.MCHEvictionPolicy {} end)
+    local Mine = embed.LFU_EvictionPolicy:extend "Mine"
+    function Mine:score(count) return -count end -- luacheck: ignore 212
+    refused("Mine: it has a score of its own, and is a LFU_EvictionPolicy; extend MCHEvictionPolicy", function() Mine {} end)
   end)
 
   it("of probing maps that make no sense here are refused by name", function()
@@ -91,6 +94,8 @@ describe("arguments of managed collision", function()
       refused(name .. " is .*, allowed: ", hash { [name] = value })
     end
     refused("SINGLE_TTL_EVICTION needs eviction_config with single_ttl", hash { eviction_policy_name = "SINGLE_TTL_EVICTION" })
+    refused("eviction_config has per_feature_ttl, which SINGLE_TTL_EVICTION does not go by; allowed: single_ttl", hash {
+      eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "f" }, single_ttl = 1, per_feature_ttl = { 2 } } })
     refused("eviction_policy_name is 'FIFO', allowed: SINGLE_TTL_EVICTION", hash { eviction_policy_name = "FIFO" })
     refused("HashZchEvictionConfig: feature 'a' is listed twice", function()
       embed.HashZchEvictionConfig { features = { "a", "b", "a" }, single_ttl = 1 }
@@ -201,6 +206,16 @@ for _, device in ipairs { "cpu", "opaque" } do
         local ids = { step, step, step + 1, 3, 9 - step, 9 - step, 9 - step }
         assert.same(rows(lfu, ids, device), rows(mine, ids, device))
       end
+    end)
+
+    it("refuses a policy of Lua that gives ids to its own map", function()
+      local module
+      module = mch { device = device, eviction_policy = function(count)
+        rows(module, { 9 }, device)
+        return count
+      end }
+      assert.error_matches(function() rows(module, { 1, 2 }, device) end,
+        "table 't': the eviction policy: .*table 't': its eviction policy gives ids to the map that asks it for scores")
     end)
 
     it("raises what a policy of Lua raises, and names the table", function()

@@ -45,5 +45,12 @@ describe("examples/stream.lua", function()
     text, status = shell.run(shell.perilune .. " run -n 1 examples/stream.lua --rows none")
     assert.equal(2, status)
     assert.matches("%-%-rows is 'none', allowed: whole numbers, 64 to", text)
+    for words, said in pairs { ["--data synthetic:0"] = "synthetic:0: allowed: synthetic:PACKAGES with 1 to",
+      ["--data synthetic"] = "synthetic: allowed", ["--data synthetic:x"] = "synthetic:x: allowed",
+      ["--data synthetic:100 --out /dev/null/x"] = "--out /dev/null/x: .*; allowed: a folder to write to" } do
+      text, status = shell.run(("%s run -n 1 examples/stream.lua %s"):format(shell.perilune, words))
+      assert.equal(1, status)
+      assert.matches(said:gsub("%-", "%%-"), text)
+    end
   end)
 end)

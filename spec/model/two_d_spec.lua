@@ -280,6 +280,12 @@ describe("DMPCollection", function()
       ebc = { a = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { directory = folder } }, b = plan.row_wise(),
         c = plan.row_wise() } } })
     remove()
+    local raw = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 16, embedding_dim = 4, feature_names = { "f" } } }
+    refused("module '' takes raw ids %(managed collision%): each sharding group would give them rows of its own", {
+      module = peri.ManagedCollisionEmbeddingBagCollection { embedding_bag_collection = peri.EmbeddingBagCollection { tables = raw,
+        fused_params = { optimizer = "sgd" } }, managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = raw,
+          managed_collision_modules = { t = peri.MCHManagedCollisionModule { zch_size = 16, eviction_interval = 1,
+            eviction_policy = peri.embed.LFU_EvictionPolicy {} } } } } })
     assert.error_matches(function() peri.DMPCollection(3) end, "DMPCollection: arguments are 3, wanted a table")
     assert.error_matches(function() peri.DMPCollection { module = nn.Identity() } end, "argument 'sharding_group_size' is missing")
   end, { sizes = { 2, 4 }, devices = { "cpu" } })

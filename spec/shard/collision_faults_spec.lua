@@ -101,8 +101,9 @@ describe("managed collision over ranks", function()
 
   worlds.each("has the same time on all ranks", function(world, device)
     local module = collection(world, device, { ttl = 5, returns = true })
-    module:managed_collision_collection():set_time(100)
+    module:set_time(100)
     look(module, { 1, 2, 3 }, device):to_list()
+    assert.same({ t = 16 - module:statistics().t.occupied }, module:open_slots())
     if world:rank() == 1 then module:managed_collision_collection():set_time(101) end
     fails("rank 1 has time %(set_time%) 101 where rank 0 has 100 %(managed collision of table 't'%)", function()
       look(module, { 1, 2, 3 }, device):to_list()

@@ -82,6 +82,10 @@ function Base:forward(features)
   return embeddings, self.return_remapped_features and remapped or nil
 end
 
+--- What time it is for all tables that have times to live: see HashZchManagedCollisionModule:set_time.
+function Base:set_time(now) self._managed_collision_collection:set_time(now) end
+--- By table, rows that an id could have.
+function Base:open_slots() return self._managed_collision_collection:open_slots() end
 --- Counts and rates by table.
 function Base:statistics() return self._managed_collision_collection:statistics() end
 function Base:embedding_module() return self._embedding_module end

@@ -86,6 +86,8 @@ local function policy_of(f, a)
   if c ~= nil and not HashZchEvictionConfig.is(c) then c = HashZchEvictionConfig(c) end
   if name == "LRU_EVICTION" then return policies[name], c end
   local field = name == "SINGLE_TTL_EVICTION" and "single_ttl" or "per_feature_ttl"
+  local other = field == "single_ttl" and "per_feature_ttl" or "single_ttl"
+  if c and c[other] then P.fail(("%s: eviction_config has %s, which %s does not go by; allowed: %s"):format(f, other, name, field)) end
   if not c or not c[field] then P.fail(("%s: %s needs eviction_config with %s"):format(f, name, field)) end
   return policies[name], c
 end

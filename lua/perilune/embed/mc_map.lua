@@ -110,14 +110,28 @@ end
 
 local counts_out, last_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]"
 
+local asked = {} -- addresses of the maps whose policies are running
+
+--- Scores of the candidates of a map; while its policy runs the map takes no ids.
+local function scores_of(map, policy, name)
+  local address = tostring(ptr(map))
+  check(C.peri_collision_candidates(ptr(map), counts_out, last_out))
+  local now = methods.statistics(map).iterations
+  asked[address] = true
+  local ok, scores = pcall(policies.scores, policy, Tensor.wrap(counts_out[0]), Tensor.wrap(last_out[0]), now, name)
+  asked[address] = nil
+  if not ok then error(scores, 0) end
+  return scores
+end
+
 --- The same for a policy of Lua, which is asked when a window ends. `name`: of the table, for its errors.
 function methods:remap_scored(ids, training, policy, name)
+  if asked[tostring(ptr(self))] then
+    P.fail(("table '%s': its eviction policy gives ids to the map that asks it for scores; allowed: maps of other tables"):format(name))
+  end
   local n = send(ids)
   while check(C.peri_collision_remap(ptr(self), sent, n, training, got)) == C.PERI_PENDING do
-    check(C.peri_collision_candidates(ptr(self), counts_out, last_out))
-    local now = methods.statistics(self).iterations
-    local scores = policies.scores(policy, Tensor.wrap(counts_out[0]), Tensor.wrap(last_out[0]), now, name)
-    check(C.peri_collision_scores(ptr(self), Tensor.ptr(scores)))
+    check(C.peri_collision_scores(ptr(self), Tensor.ptr(scores_of(self, policy, name))))
     send(ids) -- the policy may have used maps itself
   end
   return results(n)

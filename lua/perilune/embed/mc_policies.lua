@@ -129,6 +129,9 @@ local function define(name, kind, decays)
     if decays and not (a.decay_exponent > 0 and a.decay_exponent < math.huge) then
       P.fail(("%s: decay_exponent is %g, allowed: finite numbers above 0"):format(name, a.decay_exponent))
     end
+    if type(self.score) == "function" then
+      P.fail(("%s: it has a score of its own, and is a %s; extend MCHEvictionPolicy"):format(self.class_name, name))
+    end
     self.decay_exponent = a.decay_exponent or 1
     take_filter(self, a.threshold_filtering_func)
   end

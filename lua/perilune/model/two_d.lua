@@ -95,6 +95,10 @@ end
 function DMPCollection:_find_tables()
   local pending = {}
   for i, sharded in ipairs(self.sharded) do
+    if sharded.managed_collision_collection then
+      P.fail(("DMPCollection: module '%s' takes raw ids (managed collision): each sharding group would give them rows of its own, and "
+        .. "averages would mix the rows of different ids; shard it over all ranks (DistributedModelParallel)"):format(self._paths[i]))
+    end
     for _, s in ipairs(sharded:local_shards()) do
       if s.cached then
         P.fail(("DMPCollection: table '%s' of module '%s' is in files, which replicas cannot be averaged in; allowed compute_kernels: "

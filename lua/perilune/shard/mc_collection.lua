@@ -367,6 +367,13 @@ function Sharded:statistics()
   return result
 end
 
+--- By table, rows over all ranks that an id could have. Collective.
+function Sharded:open_slots()
+  local result = {}
+  for name, s in util.ordered(self:statistics()) do result[name] = s.rows - self._tables[name].module:reserved() - s.occupied end
+  return result
+end
+
 -- -- its sharder -----------------------------------------------------------------------------------------------------------------------
 
 local Sharder = util.class("ManagedCollisionCollectionSharder", ModuleSharder)

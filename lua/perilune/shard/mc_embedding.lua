@@ -77,6 +77,9 @@ local function sharded_class(Base, class_name, prefix)
 
   function Sharded:give_scores() self._managed_collision_collection:give_scores() end
   function Sharded:managed_collision_collection() return self._managed_collision_collection end
+  --- As ShardedManagedCollisionCollection has them.
+  function Sharded:set_time(now) self._managed_collision_collection:set_time(now) end
+  function Sharded:open_slots() return self._managed_collision_collection:open_slots() end
   --- Counts and rates by table, over all ranks. Collective. (local_statistics of managed_collision_collection is not.)
   function Sharded:statistics() return self._managed_collision_collection:statistics() end
   return Sharded

@@ -46,7 +46,7 @@ enum { PERI_SPREAD_HASH = 0, PERI_SPREAD_MODULO = 1, PERI_SPREAD_RANGE = 2 };
  *    DISTANCE_LFU   MCH: count / age^decay_exponent
  *    USER           MCH: the caller says, see peri_collision_scores
  *    TTL            HASH: those whose time is over, the first on the way from the id's home
- *    PROBE_LRU      HASH: if no row is free, that whose time is over first */
+ *    PROBE_LRU      HASH: if no row is free, that whose time is over first, if only in future; none seen in this iteration */
 enum {
     PERI_EVICT_NONE = 0,
     PERI_EVICT_LFU = 1,
