@@ -1,22 +1,30 @@
 -- plan.lua: ten configurations of tables: what plans were predicted to take, beside what steps of them take; the planner's choice beside
--- plans written by hand, and beside the one by TorchRec's formulas for the same topology. The topology is measured before
--- (perilune calibrate); a step is the forward and backward pass with the update of the sharded collections, all plans of a configuration
--- take turns, and of their turns the fastest counts.
+-- plans written by hand, and beside the one by TorchRec's formulas for the same topology. A step is the forward and backward pass with the
+-- update of the sharded collections, all plans of a configuration take turns, and of their turns the fastest counts.
+--
+-- The topology is measured by what `perilune calibrate` runs, in rounds: calibration, then all configurations. Others on the machine change
+-- what it can do for minutes, so both are measured at the same times. Each round plans by what is known then; predictions and the choice
+-- are by the topology of all rounds (a choice that no round had is measured at the end).
 local argparse = require "argparse"
 local json = require "dkjson"
 local peri = require "perilune"
+local machine = require "perilune.launch.machine"
 local verify = require "perilune.launch.verify"
+local step = require "perilune.plan.step"
 local plan = peri.plan
 
 local parser = argparse("tests/bench/plan.lua", "Predicted and measured steps of plans.")
-parser:option("--topology", "The measured topology.")
+parser:option("--topology", "Keep the measured topology in this file.")
 parser:option("--out", "Append results as JSON lines to this file.")
 parser:option("--only", "One configuration.", "")
-parser:option("--seconds", "For each plan of a configuration, about.", 2, tonumber)
+parser:option("--seconds", "For each plan of a configuration and round, about.", 0.3, tonumber)
+parser:option("--rounds", "Of calibration and all configurations.", 3, tonumber)
+parser:option("--calibration", "Seconds of a round's calibration, about.", 8, tonumber)
+parser:option("--configurations", "Others: a Lua file that returns a list like that of this file.")
 local options = parser:parse(arg)
 
 local world = peri.init()
-local topology = plan.Topology.load(options.topology)
+local topology, calibrated
 local W, hosts = world:size(), world:size() / world.local_size
 
 --- Tables: { count, rows, columns, ids of a bag }; a batch is of each rank.
@@ -32,6 +40,8 @@ local configurations = {
   { name = "uneven work", batch = 512, { 1, 100000, 64, 40 }, { 1, 100000, 64, 10 }, { 4, 100000, 64, 1 } },
   { name = "few samples", batch = 64, { 8, 100000, 64, 4 } },
 }
+
+if options.configurations then configurations = assert(loadfile(options.configurations))() end
 
 --- The model and constraints of a configuration.
 local function described(config)
@@ -75,35 +85,52 @@ local function plans_of(model, constraints, batch)
   return list
 end
 
---- One entry for each plan; equal ones are measured once.
-local function distinct(list)
-  local seen, out = {}, {}
-  for _, entry in ipairs(list) do
+local results = {} -- configuration -> text of a plan -> { plan =, measured = }
+
+--- One round of a configuration: all plans that differ, in turns.
+local function measure(config)
+  local model, constraints = described(config)
+  local seen, list = {}, {}
+  for _, entry in ipairs(plans_of(model, constraints, config.batch)) do
     local text = plan.to_text(entry.plan)
-    seen[text] = seen[text] or entry
-    if seen[text] == entry then out[#out + 1] = entry end
-    entry.same = seen[text]
+    if not seen[text] then
+      seen[text] = { text = text, plan = entry.plan }
+      list[#list + 1] = seen[text]
+    end
   end
-  return out
+  verify.compare(list, { model = model, topology = topology, batch_size = config.batch, constraints = constraints, group = world,
+    seconds = options.seconds })
+  local of = results[config] or {}
+  results[config] = of
+  for _, entry in ipairs(list) do
+    local best = of[entry.text]
+    if not best or entry.measured.ms < best.measured.ms then of[entry.text] = { measured = entry.measured } end
+  end
 end
 
-local function run(config)
+--- What all rounds say of a configuration.
+local function report(config)
   local model, constraints = described(config)
-  local list = plans_of(model, constraints, config.batch)
-  table.sort(list, function(a, b) return a.name < b.name end)
-  verify.compare(distinct(list), { model = model, topology = topology, batch_size = config.batch, constraints = constraints, group = world,
-    seconds = options.seconds })
-  local best, of = nil, {}
+  local best, of, list = nil, {}, plans_of(model, constraints, config.batch)
   for _, entry in ipairs(list) do
-    of[entry.name] = entry.same
-    if entry.by_hand and (not best or entry.same.measured.ms < best.same.measured.ms) then best = entry end
+    local found = results[config][plan.to_text(entry.plan)]
+    entry.text, entry.measured = plan.to_text(entry.plan), found and found.measured
+    entry.predicted = step.predict(entry.plan, model, topology, config.batch, constraints)
+    of[entry.name] = entry
+    if entry.by_hand and (not best or entry.measured.ms < best.measured.ms) then best = entry end
   end
   local c = of.chosen
+  if not c.measured then -- chosen by the last calibration only
+    measure(config)
+    return report(config)
+  end
+  if not of.torchrec.measured then error(config.name .. ": the plan by TorchRec's formulas changed in the last round") end
   local r = { config = config.name, ranks = W, nodes = hosts, predicted_ms = c.predicted.ms, measured_ms = c.measured.ms,
-    predicted_bytes = c.predicted.bytes, measured_bytes = c.measured.bytes, best_ms = best.same.measured.ms, best = best.name,
-    torchrec_ms = of.torchrec.measured.ms, torchrec_differs = of.torchrec ~= c, plans = {} }
+    predicted_bytes = c.predicted.bytes, measured_bytes = c.measured.bytes, best_ms = best.measured.ms, best = best.name,
+    torchrec_ms = of.torchrec.measured.ms, torchrec_differs = of.torchrec.text ~= c.text, plans = {} }
   for _, entry in ipairs(list) do
-    r.plans[#r.plans + 1] = { name = entry.name, predicted_ms = entry.same.predicted.ms, measured_ms = entry.same.measured.ms }
+    r.plans[#r.plans + 1] = { name = entry.name, predicted_ms = entry.predicted.ms, measured_ms = entry.measured.ms,
+      measured_forward_ms = entry.measured.forward_ms, text = entry.text }
   end
   if world:rank() == 0 then
     print(("%d ranks on %d: %-16s predicted %7.2f ms, measured %7.2f (%+.0f %%), bytes %+.1f %%; best by hand %7.2f (%s): %.2f; "
@@ -118,7 +145,20 @@ local function run(config)
   end
 end
 
-for _, config in ipairs(configurations) do
-  if options.only == "" or options.only == config.name then peri.scope(run, config) end
+local function each(f)
+  for _, config in ipairs(configurations) do
+    if options.only == "" or options.only == config.name then peri.scope(f, config) end
+  end
 end
+
+for _ = 1, options.rounds do
+  local off
+  topology, off, calibrated = machine.topology { group = world, seconds = options.calibration, before = calibrated }
+  if world:rank() == 0 then
+    print(("calibrated: %.0f %% off forward, %.0f %% backward, in the mean over %d steps"):format(100 * off.forward, 100 * off.backward, off.steps))
+  end
+  each(measure)
+end
+each(report)
+if options.topology and world:rank() == 0 then topology:save(options.topology) end
 peri.finish()

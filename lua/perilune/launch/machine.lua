@@ -99,16 +99,16 @@ local LONG = 20 -- milliseconds of a step whose first turn is as good as the oth
 local probes = {
   -- next to nothing; tables that the caches hold: ids, bags, their bytes
   { ids = 1, dim = 4, rows = 100, batch = 1 }, { ids = 2, dim = 16, rows = 1000, batch = 32, tables = 24 },
-  { ids = 1, dim = 16, rows = 1000, batch = 1024 }, { ids = 1, dim = 128, rows = 1000, batch = 1024 },
-  { ids = 1, dim = 256, rows = 1000, batch = 2048, tables = 6 }, { ids = 1, dim = 64, rows = 5000, batch = 200 },
+  { ids = 1, dim = 16, rows = 1000, batch = 1024 }, { ids = 1, dim = 128, rows = 1000, batch = 512, tables = 16 },
+  { ids = 1, dim = 256, rows = 1000, batch = 2048, tables = 6 }, { ids = 1, dim = 64, rows = 5000, batch = 200, tables = 12 },
   { ids = 1, dim = 32, rows = 2000, batch = 2048, tables = 12 },
   { ids = 20, dim = 16, rows = 1000, batch = 512 }, { ids = 20, dim = 128, rows = 1000, batch = 256 },
-  { ids = 8, dim = 32, rows = 300, batch = 100 }, { ids = 40, dim = 8, rows = 3000, batch = 256, tables = 4 },
+  { ids = 8, dim = 32, rows = 300, batch = 100, tables = 20 }, { ids = 40, dim = 8, rows = 3000, batch = 256, tables = 4 },
   -- rows that some ids share
   { ids = 20, dim = 64, rows = 10000, batch = 512, tables = 3 }, { ids = 4, dim = 64, rows = 10000, batch = 1024 },
-  { ids = 8, dim = 8, rows = 12000, batch = 512, tables = 4 }, { ids = 4, dim = 32, rows = 3000, batch = 600 },
+  { ids = 8, dim = 8, rows = 12000, batch = 512, tables = 4 }, { ids = 4, dim = 32, rows = 3000, batch = 256, tables = 28 },
   -- tables that they do not hold
-  { ids = 1, dim = 128, rows = 60000, batch = 1024 }, { ids = 1, dim = 32, rows = 240000, batch = 1024 },
+  { ids = 1, dim = 128, rows = 60000, batch = 1024 }, { ids = 1, dim = 32, rows = 120000, batch = 800, tables = 16 },
   { ids = 4, dim = 8, rows = 200000, batch = 1024 }, { ids = 4, dim = 64, rows = 120000, batch = 512, tables = 4 },
   { ids = 20, dim = 128, rows = 60000, batch = 256 }, { ids = 20, dim = 32, rows = 240000, batch = 256 },
   { ids = 1, dim = 64, rows = 120000, batch = 3072 }, { ids = 4, dim = 256, rows = 30000, batch = 300 },
@@ -120,7 +120,7 @@ local probes = {
   { ids = 2, dim = 16, rows = 5000, batch = 100, sharding = "row_wise" },
   { ids = 1, dim = 16, rows = 2000, batch = 700, tables = 20, sharding = "row_wise" },
   { ids = 4, dim = 256, rows = 20000, batch = 256, tables = 4, sharding = "row_wise" },
-  { ids = 1, dim = 64, rows = 1000, batch = 1024, sharding = "data_parallel" },
+  { ids = 1, dim = 64, rows = 1000, batch = 1024, sharding = "data_parallel", tables = 12 },
   { ids = 4, dim = 64, rows = 4000, batch = 512, sharding = "data_parallel" },
   { ids = 1, dim = 16, rows = 100, batch = 200, sharding = "data_parallel" },
   { ids = 2, dim = 32, rows = 2000, batch = 400, sharding = "data_parallel" },
@@ -158,6 +158,8 @@ local function probes_of(topology)
   end
   return list
 end
+
+local PASSES = 2 -- over all probes: what disturbs a machine for seconds does not meet a probe twice
 
 --- Run a probe. Returns milliseconds: { ms =, forward =, backward = }.
 local function run(probe, topology, group, seconds)
@@ -198,22 +200,38 @@ local function solved(topology, times)
   return costs, off
 end
 
---- Prices of all units, and bytes of the caches as they act, others being there too: of some parts of the last one that which explains the
---- probes best.
-local function prices(t, group, seconds, tell)
-  local times, topology = {}, plan.Topology(t)
+--- Milliseconds of all probes, the fastest of some passes and of `times`, if there are any from before. Collective.
+local function measured(topology, group, seconds, times, tell)
   local list = probes_of(topology)
-  for i, probe in ipairs(list) do
-    tell(i, #list, ("%d ids of %d columns%s"):format(probe.ids, probe.dim, probe.sharding and ", " .. probe.sharding or ""))
-    peri.scope(function() times[i] = run(probe, topology, group, seconds / #list) end)
+  times = util.copy(times or {})
+  for pass = 1, PASSES do
+    for i, probe in ipairs(list) do
+      tell((pass - 1) * #list + i, PASSES * #list, ("%d ids of %d columns%s"):format(probe.ids, probe.dim,
+        probe.sharding and ", " .. probe.sharding or ""))
+      peri.scope(function()
+        local found = run(probe, topology, group, seconds / PASSES / #list)
+        if not times[i] or found.ms < times[i].ms then times[i] = found end
+      end)
+    end
   end
+  return times
+end
+
+--- Prices of all units by the probes' times, and bytes of the caches as they act, others being there too: of some parts of the last one
+--- that which explains the probes best.
+function M.prices(t, times)
   local best
   for part = 0, 6 do
-    local own = util.copy(t)
-    own.cache_bytes = math.floor(t.cache_bytes / 2 ^ (part / 2))
-    local costs, off = solved(plan.Topology(own), times)
-    local sum = off.forward + off.backward
-    if not best or sum < best.sum then best = { sum = sum, costs = costs, off = off, cache_bytes = own.cache_bytes } end
+    for times_own = -1, 2 do
+      local own = util.copy(t)
+      own.cache_bytes = math.floor(t.cache_bytes / 2 ^ (part / 2))
+      own.core_cache_bytes = math.floor(t.core_cache_bytes * 2 ^ times_own)
+      local costs, off = solved(plan.Topology(own), times)
+      local sum = off.forward + off.backward
+      if not best or sum < best.sum then
+        best = { sum = sum, costs = costs, off = off, cache_bytes = own.cache_bytes, core_cache_bytes = own.core_cache_bytes }
+      end
+    end
   end
   return best
 end
@@ -229,9 +247,9 @@ local function memory(group)
   return -most(group, -bytes)
 end
 
---- Bytes of the last cache of this host.
-local function cache_bytes()
-  for level = 4, 1, -1 do
+--- Bytes of a cache of this host: "index3" is the last one of most, "index2" a processor's own.
+local function cache_bytes(last)
+  for level = last, 1, -1 do
     local file = io.open(("/sys/devices/system/cpu/cpu0/cache/index%d/size"):format(level - 1))
     local text = file and file:read "*l"
     if file then file:close() end
@@ -241,35 +259,49 @@ local function cache_bytes()
   return 32 * 2 ^ 20
 end
 
---- The topology of a group's ranks, measured. args: { group =, choices = name -> way (or nil), seconds = (about; 20), tell =
---- function(done, all, text) }. Returns it, and by direction the mean relative error of the prices over the probes, and how many
---- these are (steps). Collective.
-function M.topology(args)
-  local group, tell, seconds = args.group, args.tell or function() end, args.seconds or 20
-  local n, host = group:size(), group.local_size
-  local far = n > host
-  if far and n % host ~= 0 then peri.ffi.fail(("calibrate: %d ranks on hosts of %d, wanted as many on each"):format(n, host)) end
-  local turns = 7
-  local t = { world_size = n, local_world_size = host, processors = math.min(launcher.cpus(), 2 ^ 20), rates = {}, choices = args.choices,
-    ddr_cap = math.floor(memory(group)), cache_bytes = cache_bytes() }
+--- Rates of copies, products and exchanges; of `before`, if that is there, those that are better.
+local function bare(group, t, before, tell)
+  local turns, n, host = 7, t.world_size, t.local_world_size
+  local function better(pick, new, old) return old and pick(new, old) or new end
   tell(0, 1, "copies and products")
-  t.rates.copy, t.rates.products = copy_rate(group, turns), product_rate(group, turns)
+  t.rates.copy = better(math.max, copy_rate(group, turns), before and before.rates.copy)
+  t.rates.products = better(math.max, product_rate(group, turns), before and before.rates.products)
   local intra, cross = peri.dist.comm.intra_and_cross_node_pg { group = group }
   tell(0, 1, "exchanges")
-  if host > 1 then t.intra_host_bw, t.intra_host_latency = exchange(group, intra, turns, 2 ^ 20) end
-  if far then
-    t.inter_host_bw, t.inter_host_latency = exchange(group, cross, turns, 2 ^ 20)
+  local function links(kind, sub)
+    local bandwidth, latency = exchange(group, sub, turns, 2 ^ 20)
+    t[kind .. "_bw"] = better(math.max, bandwidth, before and before[kind .. "_bw"])
+    t[kind .. "_latency"] = better(math.min, latency, before and before[kind .. "_latency"])
+  end
+  if host > 1 then links("intra_host", intra) end
+  if n > host then
+    links("inter_host", cross)
     t.inter_host_burst = burst(group, cross, turns, 2 ^ 19, t.inter_host_bw)
   end
-  local found = prices(t, group, seconds, tell)
-  local costs = found.costs
-  t.costs, t.cache_bytes = costs, found.cache_bytes
+end
+
+--- The topology of a group's ranks, measured. args: { group =, choices = name -> way (or nil), seconds = (about; 20), tell =
+--- function(done, all, text), before = the last result of an earlier call, or nil: what that found faster stays }. Returns it, by direction
+--- the mean relative error of the prices over the probes and how many these are (steps), and what was measured. Collective.
+function M.topology(args)
+  local group, tell, seconds, before = args.group, args.tell or function() end, args.seconds or 20, args.before
+  local n, host = group:size(), group.local_size
+  if n > host and n % host ~= 0 then peri.ffi.fail(("calibrate: %d ranks on hosts of %d, wanted as many on each"):format(n, host)) end
+  local t = { world_size = n, local_world_size = host, processors = math.min(launcher.cpus(), 2 ^ 20), rates = {}, choices = args.choices,
+    ddr_cap = math.floor(memory(group)), cache_bytes = cache_bytes(4), core_cache_bytes = cache_bytes(3) }
+  bare(group, t, before and before.bare, tell)
+  local found = { bare = util.copy(t) }
+  found.bare.rates = util.copy(t.rates)
+  found.times = measured(plan.Topology(t), group, seconds, before and before.times, tell)
+  local best = M.prices(t, found.times)
+  local costs = best.costs
+  t.costs, t.cache_bytes, t.core_cache_bytes = costs, best.cache_bytes, best.core_cache_bytes
   local bytes_ahead, bytes_back = costs.forward.id_byte + costs.forward.cold_row_byte, costs.backward.id_byte + costs.backward.cold_row_byte
   t.rates.gather, t.rates.update = 1 / math.max(bytes_ahead, 1e-12), 1 / math.max(bytes_back, 1e-12)
   t.ddr_mem_bw = t.rates.gather
   -- one topology on all ranks: that of rank 0
   local made = peri.dist.collective_utils.invoke_on_rank_and_broadcast_result(group, 0, function() return t end)
-  return plan.Topology(made), found.off
+  return plan.Topology(made), best.off, found
 end
 
 -- -- the command -----------------------------------------------------------------------------------------------------------------------

@@ -1,19 +1,25 @@
 -- measure.lua: steps of a plan, run: what `perilune calibrate` finds prices by, and what `perilune plan --verify` compares with.
 local ffi = require "ffi"
+local bit = require "bit"
 local peri = require "perilune"
 local constraints_of = require "perilune.plan.constraints"
 local Tensor, util, C = peri.Tensor, peri.util, peri.ffi.C
 
 local M = {}
 
+local WARM = 16 -- numbers that are thrown away
+
 local function now() return tonumber(C.peri_time_ns()) / 1e6 end
 
---- Whole numbers of feature f on a rank, in [0, rows): the same in every run.
+--- Whole numbers in [0, rows), the same in every run: a shift register of 32 bits (quick: as much time goes into ids as into steps).
 local function draw(values, first, n, rows, seed)
-  local x = seed * 2654435761 % 2147483647 + 1
-  for i = first, first + n - 1 do
-    x = x * 48271 % 2147483647
-    values[i] = math.floor(x / 2147483647 * rows)
+  local x = bit.bor(bit.tobit(seed * 48271 % 2 ^ 32), 1)
+  local scale = rows / 2 ^ 32
+  for i = first - WARM, first + n - 1 do -- seeds that are near each other begin alike
+    x = bit.bxor(x, bit.lshift(x, 13))
+    x = bit.bxor(x, bit.rshift(x, 17))
+    x = bit.bxor(x, bit.lshift(x, 5))
+    if i >= first then values[i] = math.floor((x + 2 ^ 31) * scale) end
   end
 end
 
@@ -114,6 +120,7 @@ function M.time(prepared)
         ahead, back = ahead + a, back + b
       end
     end
+    collectgarbage "stop" -- what is to be collected are batches, which training would not make here
     group:barrier():wait()
     for k = 1, before do peri.scope(one, k) end
     ahead, back = 0, 0
@@ -121,6 +128,7 @@ function M.time(prepared)
     local from = now()
     for k = before + 1, before + n do peri.scope(one, k) end
     elapsed = now() - from
+    collectgarbage "restart"
   end)
   local slowest, sums = Tensor.tensor({ elapsed }, "f64"), Tensor.tensor({ ahead, back }, "f64")
   group:all_reduce(slowest, "max"):wait()

@@ -107,7 +107,7 @@ function M.count(option, run, topology)
   end
   local whole = option.is_pooled and bags or ids
   local part = option.rows * option.dim > 0 and run.rows * run.cols / (option.rows * option.dim) or 0
-  c.home_bag = kind == "data_parallel" and whole or whole * W * part
+  c.home_bag = kind == "data_parallel" and 0 or whole * part * (W - 1) -- a rank's own are looked up to where they belong
   c.home_bag_byte = c.home_bag * option.dim * NUMBER
   c.id_byte, c.bag_byte = c.id * width, c.bag * run.cols * NUMBER
   c.row, c.shared_row, c.shared_id = rows_of(option, c.id, run.rows)
@@ -169,16 +169,28 @@ local function cold_shares(ranks, topology, share, f)
   return shares
 end
 
---- The largest sum of f(rank) over a rank, and over the ranks of a host where these share processors.
+--- The largest f(rank); of ranks that share their host's processors: what the processor that has most to do has, where the next rank in
+--- order of size goes to the one that has least (three ranks with as much to do take two turns of two processors, not one and a half).
 local function busiest(ranks, topology, f)
   local most, L, P = 0, topology.local_world_size, topology.processors
   for first = 1, #ranks, L do
-    local sum = 0
-    for r = first, math.min(first + L - 1, #ranks) do
-      local x = f(ranks[r])
-      sum, most = sum + x, math.max(most, x)
+    local last = math.min(first + L - 1, #ranks)
+    if last - first < P then
+      for r = first, last do most = math.max(most, f(ranks[r])) end
+    else
+      local list, on = {}, {}
+      for r = first, last do list[#list + 1] = f(ranks[r]) end
+      table.sort(list, function(x, y) return x > y end)
+      for p = 1, P do on[p] = 0 end
+      for _, x in ipairs(list) do
+        local least = 1
+        for p = 2, P do
+          if on[p] < on[least] then least = p end
+        end
+        on[least] = on[least] + x
+      end
+      for p = 1, P do most = math.max(most, on[p]) end
     end
-    most = math.max(most, sum / P)
   end
   return most
 end
@@ -239,6 +251,14 @@ function M.amounts(ranks, topology)
   for _, name in ipairs(counted) do
     amounts[name] = busiest(ranks, topology, function(c) return c[name] end)
   end
+  local mid = topology.core_cache_bytes
+  local function of_core(share, f) -- the same of a processor's own cache: ranks that take turns on it drive out each other's
+    return function(c) return share(f(c) * shared, mid) end
+  end
+  local mid_rows = of_core(cold_share, function(c) return c.bytes + COPIES * c.bag_byte end)
+  local mid_bags = of_core(cold_share_in_turn, function(c) return c.row_byte + COPIES * c.bag_byte end)
+  amounts.mid_row_byte = busiest(ranks, topology, function(c) return c.row_byte * mid_rows(c) end)
+  amounts.mid_bag_byte = busiest(ranks, topology, function(c) return c.bag_byte * mid_bags(c) end)
   local rows = cold_shares(ranks, topology, cold_share, function(c) return c.bytes + COPIES * c.bag_byte end)
   local bags = cold_shares(ranks, topology, cold_share_in_turn, function(c) return c.row_byte + COPIES * c.bag_byte end)
   amounts.cold_row = busiest(ranks, topology, function(c) return c.row * rows[c] end)

@@ -23,7 +23,7 @@ M.ParameterStorage = util.face("peri.plan.ParameterStorage", { HBM = "hbm", DDR 
 ---   step           1
 ---   table          shards that a rank has
 ---   home_id        ids that a rank sends
----   home_bag, home_bag_byte  bags that come back to a rank, as its model gets them, and their bytes
+---   home_bag, home_bag_byte  bags that come back to a rank from others, and their bytes
 ---   id             ids that a rank looks up
 ---   id_byte        bytes of their rows
 ---   row            rows that are looked up, each once
@@ -31,6 +31,7 @@ M.ParameterStorage = util.face("peri.plan.ParameterStorage", { HBM = "hbm", DDR 
 ---   shared_id      the ids that do: their gradients are summed first
 ---   odd_id, odd_row  ids and rows of widths that kernels are not made for
 ---   cut_id, cut_bag  ids, and rows that are returned, of tables whose rows lie on several ranks: sorted by rank, and summed
+---   mid_row_byte, mid_bag_byte  bytes of rows and bags that a processor's own cache has not
 ---   cold_row, cold_row_byte  rows that no cache has, and their bytes
 ---   bag            rows that a rank returns to those that asked
 ---   bag_byte       their bytes
@@ -39,7 +40,7 @@ M.ParameterStorage = util.face("peri.plan.ParameterStorage", { HBM = "hbm", DDR 
 ---   cold_replica_byte  those of them that leave the caches before they are read again
 ---   near, far      milliseconds of exchanges at the topology's rates, within and across hosts
 M.units = { "step", "table", "home_id", "home_bag", "home_bag_byte", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id", "odd_row",
-  "cut_id", "cut_bag", "cold_row", "cold_row_byte", "bag", "bag_byte", "cold_bag_byte", "replica_byte",
+  "cut_id", "cut_bag", "mid_row_byte", "mid_bag_byte", "cold_row", "cold_row_byte", "bag", "bag_byte", "cold_bag_byte", "replica_byte",
   "cold_replica_byte", "near", "far" }
 
 --- Bytes a millisecond: the unit of all bandwidths, as all times are milliseconds.
@@ -66,6 +67,7 @@ local arguments = {
   weighted_feature_bwd_compute_multiplier = 1,
   processors = util.optional.number,        -- of a host; default: one for each of its ranks
   cache_bytes = 32 * MiB,                   -- of a host's caches
+  core_cache_bytes = MiB,                   -- of those, a processor's own
   rates = util.optional.table,              -- measured, of a rank while all are busy: { copy =, gather =, update = (bytes a millisecond),
                                             -- products = (operations a millisecond) }
   costs = util.optional.table,              -- measured: { forward = , backward = }: milliseconds a unit of plan/step.lua
@@ -148,6 +150,7 @@ function Topology:init(args)
   check_latencies(self)
   self.processors = util.integer(f, "processors", self.processors or self.local_world_size, 1, 2 ^ 20)
   util.integer(f, "cache_bytes", self.cache_bytes, 0)
+  util.integer(f, "core_cache_bytes", self.core_cache_bytes, 0)
   check_measured(self)
   for _, tier in ipairs(M.tiers) do util.integer(f, tier .. "_cap", self[tier .. "_cap"], 0) end
   local custom = self.custom_topology_data or {}
