@@ -118,6 +118,42 @@ for _, device in ipairs { "cpu", "opaque" } do
   end)
 end
 
+describe("tensors outside scopes", function()
+  --- Collections that `f` forces.
+  local function forced(f)
+    local globals, n = package.loaded._G, 0 -- a spec has an environment of its own
+    local real = globals.collectgarbage
+    globals.collectgarbage = function(what, ...)
+      if what == nil then n = n + 1 end
+      return real(what or "collect", ...)
+    end
+    local ok, why = pcall(f)
+    globals.collectgarbage = real
+    assert(ok, why)
+    return n
+  end
+
+  it("force no collection when they are released, however many they are", function()
+    assert.equal(0, forced(function()
+      for _ = 1, 640 do peri.zeros({ 2 ^ 18 }):release() end -- 640 MiB
+    end))
+  end)
+
+  it("are collected when they are not, before they fill the memory", function()
+    collectgarbage()
+    collectgarbage()
+    local before, most = tonumber(peri.ffi.C.peri_mem_live()), 0
+    local n = forced(function()
+      for _ = 1, 1280 do
+        peri.zeros { 2 ^ 18 }
+        most = math.max(most, tonumber(peri.ffi.C.peri_mem_live()) - before)
+      end
+    end)
+    assert.is_true(n > 0)
+    assert.is_true(most < 400 * 2 ^ 20, tostring(most))
+  end)
+end)
+
 describe("scopes", function()
   it("release what was made, but not what was kept", function()
     collectgarbage()

@@ -95,15 +95,18 @@ end
 
 -- -- handles -----------------------------------------------------------------------------------------------------------------------
 
-local PRESSURE = 128 * 1024 * 1024 -- off-heap bytes made by garbage-collected handles before a collection is forced
-local made, debt = 0, 0
+local PRESSURE = 128 * 1024 * 1024 -- off-heap bytes that came since there were fewest, before a collection is forced
+local made, least = 0, math.huge
 
+--- Collect what the collector cannot see the size of. What was released since does not count: a step that releases what it makes never
+--- waits for a collection, however much that is.
 local function relieve()
-  debt = debt + tonumber(C.peri_mem_debt())
-  if debt > PRESSURE then
-    debt = 0
+  local live = tonumber(C.peri_mem_live())
+  least = math.min(least, live)
+  if live - least > PRESSURE then
     collectgarbage()
     collectgarbage()
+    least = tonumber(C.peri_mem_live())
   end
 end
 
