@@ -129,7 +129,7 @@ function M.named(func, args, spec)
   local out = {}
   for name in M.ordered(args) do
     if spec[name] == nil then
-      fail(("%s: no argument '%s'; allowed: %s"):format(func, tostring(name), list(spec)))
+      fail(("%s: no argument '%s'; allowed: %s"):format(func, tostring(name), next(spec) and list(spec) or "none"))
     end
   end
   for name, default in M.ordered(spec) do

@@ -183,6 +183,39 @@ if not worlds.mpirun then
     end)
   end)
 
+  it("says why nothing was tried", function()
+    local tables = {}
+    for i = 1, 6 do tables[i] = { name = "t" .. i, num_embeddings = 1000, embedding_dim = 64 } end
+    local model = plan.describe.of { tables = tables }
+    local function refusal(args)
+      args.topology, args.sharder = plan.Topology { world_size = 4, compute_device = "cuda" }, plan.perilune_sharder
+      local ok, e = pcall(function() return plan.EmbeddingShardingPlanner(args):plan(model) end)
+      assert.is_false(ok)
+      return tostring(e)
+    end
+    assert.matches("no proposals %(GridSearchProposer: [%de+.]+ combinations of 6 tables' options, max_proposals is 100%)",
+      refusal { proposers = { plan.GridSearchProposer { max_proposals = 100 } } })
+    local constraints = { t1 = plan.ParameterConstraints { sharding_types = { "row_wise" } } }
+    for i = 2, 6 do constraints["t" .. i] = plan.ParameterConstraints { sharding_types = { "table_wise" } } end
+    assert.matches("no proposals (UniformProposer: no sharding type is an option of all tables)",
+      refusal { proposers = { plan.UniformProposer() }, constraints = constraints }, 1, true)
+    assert.matches("no proposals (there are no proposers)", refusal { proposers = {} }, 1, true)
+  end)
+
+  it("refuses arguments that proposers and partitioners cannot have", function()
+    for _, case in ipairs {
+      { "GridSearchProposer", { max_proposals = -1 }, "GridSearchProposer: max_proposals is -1" },
+      { "GridSearchProposer", { max_proposals = 0.5 }, "GridSearchProposer: max_proposals is 0.5" },
+      { "GreedyProposer", { threshold = -1 }, "GreedyProposer: threshold is -1" },
+      { "UniformPartitioner", { tolerance = 1 }, "UniformPartitioner: no argument 'tolerance'; allowed: none" },
+      { "UniformPartitioner", 3, "UniformPartitioner: named arguments in a table wanted, got 3" },
+    } do
+      local ok, e = pcall(function() return plan[case[1]](case[2]) end)
+      assert.is_false(ok, case[1])
+      assert.matches(case[3], tostring(e), 1, true)
+    end
+  end)
+
   describe("EmbeddingOffloadScaleupProposer", function()
     --- Three cached tables in `cap` bytes: their options in the best plan, and the planner.
     local function scaled(cap)

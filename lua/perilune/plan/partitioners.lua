@@ -213,7 +213,7 @@ end
 --- Places what goes to all ranks, and nothing else.
 local UniformPartitioner = util.class "UniformPartitioner"
 M.UniformPartitioner = UniformPartitioner
-function UniformPartitioner:init() end -- luacheck: ignore 212
+function UniformPartitioner:init(args) util.named("UniformPartitioner", args, {}) end -- luacheck: ignore 212
 
 function UniformPartitioner:partition(proposal, topology) -- luacheck: ignore 212
   for _, option in ipairs(proposal) do

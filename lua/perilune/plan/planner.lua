@@ -213,8 +213,18 @@ function EmbeddingShardingPlanner:search(model)
   return search
 end
 
+--- The words for a search that tried nothing: what proposers say of themselves (`none`).
+local function why_nothing_tried(self)
+  local words = {}
+  for i, proposer in ipairs(self.proposers) do
+    words[i] = ("%s%s"):format(proposer.class_name or "a proposer", proposer.none and ": " .. proposer.none or "")
+  end
+  return ("EmbeddingShardingPlanner: no proposals (%s)"):format(#words > 0 and table.concat(words, "; ") or "there are no proposers")
+end
+
 --- The words for a model of which no proposal fits, and what would.
 local function why_nothing_fits(self, search, model)
+  if not search.failure then return why_nothing_tried(self) end
   local t, tier = search.topology, self.topology:own_tier()
   local words = ("EmbeddingShardingPlanner: none of %d proposals fits %d ranks of %s (%s)%s: in the smallest, %s"):format(
     search.num_proposals, t.world_size, reasons.gib(t.devices[1][tier]), tier, search.stopped and ", where the search stopped" or "",

@@ -56,6 +56,7 @@ M.GreedyProposer = GreedyProposer
 --- proposals that were no better than the best.
 function GreedyProposer:init(args)
   local a = util.named("GreedyProposer", args, { use_depth = true, threshold = util.optional.number })
+  if a.threshold then util.integer("GreedyProposer", "threshold", a.threshold, 0) end
   self.use_depth, self.threshold, self.tables, self.best, self.worse = a.use_depth, a.threshold, {}, math.huge, 0
 end
 
@@ -123,6 +124,7 @@ function UniformProposer:load(space)
     local tables = sorted_tables(of_type[kind], self.use_depth)
     if #tables == count then self.proposals[#self.proposals + 1] = util.map(tables, function(options) return options[1] end) end
   end
+  self.none = #self.proposals == 0 and "no sharding type is an option of all tables" or nil
 end
 
 function UniformProposer:propose() return self.proposals[self.at] end
@@ -136,15 +138,17 @@ M.GridSearchProposer = GridSearchProposer
 
 --- GridSearchProposer { max_proposals = 10000 }: every combination; none at all if there are more than that.
 function GridSearchProposer:init(args)
-  self.max_proposals = util.named("GridSearchProposer", args, { max_proposals = 10000 }).max_proposals
-  self.tables = {}
+  local a = util.named("GridSearchProposer", args, { max_proposals = 10000 })
+  self.max_proposals, self.tables = util.integer("GridSearchProposer", "max_proposals", a.max_proposals, 1), {}
 end
 
 function GridSearchProposer:load(space)
   self.tables, self.indexes = sorted_tables(space, true), {}
   local n = 1
   for t, options in ipairs(self.tables) do self.indexes[t], n = 1, n * #options end
-  if n > self.max_proposals or #self.tables == 0 then self.indexes = nil end
+  self.none = n > self.max_proposals and ("%.4g combinations of %d tables' options, max_proposals is %d"):format(n, #self.tables,
+    self.max_proposals) or nil
+  if self.none or #self.tables == 0 then self.indexes = nil end
 end
 
 function GridSearchProposer:propose() return self.indexes and choose(self.tables, self.indexes) or nil end
