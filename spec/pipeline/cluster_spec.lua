@@ -186,35 +186,101 @@ describe("a simulated step", function()
   end)
 end)
 
+--- What the format (Trace Event Format, the JSON object form) asks of every event, told by its phase, and what readers of it ask beyond:
+--- ids of processes and threads above 0, complete events of a thread that do not overlap unless one holds the other.
+local function check_trace(text)
+  local trace, position, why = json.decode(text)
+  assert.is_table(trace, why)
+  assert.is_true(text:find("^%s*$", position) ~= nil, "text after the object")
+  assert.is_true(trace.displayTimeUnit == "ms" or trace.displayTimeUnit == "ns")
+  local function whole(e, key, least)
+    local x = e[key]
+    assert.is_true(type(x) == "number" and x % 1 == 0 and x >= least and x < 2 ^ 31, key .. " of " .. json.encode(e))
+  end
+  local processes, threads, used = {}, {}, {}
+  local metadata = { process_name = { "name", "string" }, thread_name = { "name", "string", true } }
+  for _, e in ipairs(trace.traceEvents) do
+    assert.is_string(e.name)
+    whole(e, "pid", 1)
+    if e.ph == "M" then
+      local m = assert(metadata[e.name], e.name)
+      assert.equal(m[2], type(e.args[m[1]]))
+      whole(e, "tid", m[3] and 1 or 0)
+      if e.name == "process_name" then
+        assert.is_nil(processes[e.pid])
+        processes[e.pid] = e.args.name
+      elseif e.name == "thread_name" then
+        threads[e.pid .. ":" .. e.tid] = e.args.name
+      end
+    else
+      assert.equal("X", e.ph) -- complete events: a beginning and a length in microseconds
+      whole(e, "tid", 1)
+      for _, key in ipairs { "ts", "dur" } do
+        local ns = e[key] * 1000 -- readers keep whole nanoseconds
+        assert.is_true(type(e[key]) == "number" and e[key] >= 0 and math.abs(ns - math.floor(ns + 0.5)) < 1e-3, key)
+      end
+      assert.is_string(e.cat)
+      local thread = e.pid .. ":" .. e.tid
+      used[thread] = used[thread] or {}
+      table.insert(used[thread], { math.floor(e.ts * 1000 + 0.5), math.floor(e.ts * 1000 + 0.5) + math.floor(e.dur * 1000 + 0.5), e.name })
+    end
+  end
+  for thread, list in pairs(used) do -- any order
+    assert.is_string(threads[thread], thread)
+    assert.is_string(processes[tonumber(thread:match "^%d+")])
+    table.sort(list, function(a, b) return a[1] < b[1] or a[1] == b[1] and a[2] > b[2] end)
+    local open = {}
+    for _, span in ipairs(list) do
+      while #open > 0 and open[#open][2] <= span[1] do open[#open] = nil end
+      assert.is_true(#open == 0 or open[#open][2] >= span[2], ("%s overlaps %s"):format(span[3], #open > 0 and open[#open][3] or ""))
+      open[#open + 1] = span
+    end
+  end
+  return trace, processes, used
+end
+
 describe("a timeline", function()
   it("is Chrome trace JSON whose events of a thread follow one another", function()
     local tables, constraints = pinned { "table_wise", "row_wise", "column_wise" }
     local planner = planner_of { tables = tables, constraints = constraints, topology = plan.Topology { world_size = 4,
       local_world_size = 2, compute_device = "cuda" } }
-    local s = cluster.simulate { planner = planner, schedule = schedules.sparse_dist, times = { forward = 1, backward = 2 } }
-    local trace, last, named, seen = json.decode(cluster.trace(s)), {}, {}, {}
-    for _, e in ipairs(trace.traceEvents) do
-      if e.ph == "M" then named[e.pid .. " " .. (e.name == "process_name" and "" or e.tid)] = e.args.name
-      else
-        assert.same({ "X", true }, { e.ph, e.dur >= 0 })
-        local thread = e.pid .. " " .. e.tid
-        seen[thread] = seen[thread] or {}
-        table.insert(seen[thread], e)
+    local s = cluster.simulate { planner = planner, schedule = schedules.sparse_dist, times = { forward = 1 / 3, backward = 2 / 3 } }
+    local _, processes, used = check_trace(cluster.trace(s))
+    local count = 0
+    for _, list in pairs(used) do -- any order
+      count = count + 1
+      table.sort(list, function(a, b) return a[1] < b[1] or a[1] == b[1] and a[2] < b[2] end)
+      for i = 2, #list do assert.is_true(list[i][1] >= list[i - 1][2]) end
+    end
+    assert.equal(4 * 5, count) -- three streams and two links of four ranks
+    assert.same({ "rank 0", "rank 1", "rank 2", "rank 3" }, processes)
+  end)
+
+  it("keeps the format with every schedule of the library", function()
+    local tables, constraints = pinned { "table_wise", "row_wise" }
+    local planner = planner_of { tables = tables, constraints = constraints, topology = plan.Topology { world_size = 2 } }
+    local count = 0
+    for name, schedule in pairs(schedules) do -- any order
+      if peri.Schedule.is(schedule) then
+        count = count + 1
+        local text = cluster.trace(cluster.simulate { planner = planner, schedule = schedule })
+        assert.is_true(#check_trace(text).traceEvents > 20, name)
       end
     end
-    local threads = 0
-    for thread, list in pairs(seen) do -- any order
-      threads = threads + 1
-      assert.is_string(named[thread])
-      table.sort(list, function(a, b) return a.ts < b.ts or a.ts == b.ts and a.dur < b.dur end)
-      last[thread] = 0
-      for _, e in ipairs(list) do
-        assert.is_true(e.ts >= last[thread] - 0.002, thread)
-        last[thread] = e.ts + e.dur
-      end
+    assert.is_true(count >= 5)
+  end)
+
+  it("is refused by this check where it is wrong", function()
+    local good = '{"traceEvents":[{"name":"process_name","ph":"M","pid":1,"tid":0,"args":{"name":"p"}},{"name":"thread_name","ph":"M","pid":1,'
+      .. '"tid":1,"args":{"name":"t"}},{"name":"a","cat":"c","ph":"X","ts":0.5,"dur":2,"pid":1,"tid":1},{"name":"b","cat":"c","ph":"X",'
+      .. '"ts":2.5,"dur":1,"pid":1,"tid":1}],"displayTimeUnit":"ms"}'
+    check_trace(good)
+    for was, is in pairs { ['"ts":2.5'] = '"ts":2.499', ['"dur":2,'] = '"dur":-1,', ['"ph":"X","ts":0.5'] = '"ph":"Z","ts":0.5', -- any order
+      ['"pid":1,"tid":0'] = '"pid":0,"tid":0', ['"tid":1,"args"'] = '"tid":2,"args"', ['"displayTimeUnit":"ms"'] = '"displayTimeUnit":"s"',
+      ['"ts":0.5'] = '"ts":"0.5"', ['"args":{"name":"p"}'] = '"args":{}' } do
+      local from, to = good:find(was, 1, true)
+      assert.is_false((pcall(check_trace, good:sub(1, from - 1) .. is .. good:sub(to + 1))), was)
     end
-    assert.equal(4 * 5, threads) -- three streams and two links of four ranks
-    assert.same({ "rank 0", "rank 3" }, { named["0 "], named["3 "] })
   end)
 end)
 

@@ -89,7 +89,7 @@ describe("a measured run", function()
       local trace, seen, last = json.decode(show.trace(p)), {}, 0
       local threads = {}
       for _, e in ipairs(trace.traceEvents) do
-        assert.same({ rank, 0 }, { e.pid, e.tid % 1 })
+        assert.same({ rank + 1, 0 }, { e.pid, e.tid % 1 })
         if e.ph == "M" then threads[e.tid] = e.args.name
         else
           assert.same({ "X", true, true }, { e.ph, e.ts >= last, e.dur >= 0 })
