@@ -96,10 +96,10 @@ describe("a measured step", function()
       for _, e in ipairs(events) do
         local kind = ({ wait = "wait", predicted = "predicted" })[e.cat] or "operation"
         if e.ph == "M" then
-          of[e.args.name .. e.pid] = true
+          of[e.args.name .. e.pid - 1] = true
           kind = "name"
         end
-        of[kind .. e.pid] = (of[kind .. e.pid] or 0) + 1
+        of[kind .. e.pid - 1] = (of[kind .. e.pid - 1] or 0) + 1
         if kind ~= "name" then
           assert.is_true(e.ts >= 0 and e.dur >= 0)
           before = before or e.ts == 0

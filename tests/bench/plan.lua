@@ -155,7 +155,8 @@ for _ = 1, options.rounds do
   local off
   topology, off, calibrated = machine.topology { group = world, seconds = options.calibration, before = calibrated }
   if world:rank() == 0 then
-    print(("calibrated: %.0f %% off forward, %.0f %% backward, in the mean over %d steps"):format(100 * off.forward, 100 * off.backward, off.steps))
+    print(("calibrated: %.0f %% off forward, %.0f %% backward, in the mean over %d steps"):format(100 * off.forward,
+      100 * off.backward, off.steps))
   end
   each(measure)
 end
