@@ -272,8 +272,8 @@ describe("a timeline", function()
 
   it("is refused by this check where it is wrong", function()
     local good = '{"traceEvents":[{"name":"process_name","ph":"M","pid":1,"tid":0,"args":{"name":"p"}},{"name":"thread_name","ph":"M",'
-      .. '"pid":1,"tid":1,"args":{"name":"t"}},{"name":"a","cat":"c","ph":"X","ts":0.5,"dur":2,"pid":1,"tid":1},{"name":"b","cat":"c","ph":"X",'
-      .. '"ts":2.5,"dur":1,"pid":1,"tid":1}],"displayTimeUnit":"ms"}'
+      .. '"pid":1,"tid":1,"args":{"name":"t"}},{"name":"a","cat":"c","ph":"X","ts":0.5,"dur":2,"pid":1,"tid":1},{"name":"b","cat":"c",'
+      .. '"ph":"X","ts":2.5,"dur":1,"pid":1,"tid":1}],"displayTimeUnit":"ms"}'
     check_trace(good)
     for was, is in pairs { -- any order
       ['"ts":2.5'] = '"ts":2.499', ['"dur":2,'] = '"dur":-1,', ['"ph":"X","ts":0.5'] = '"ph":"Z","ts":0.5',
