@@ -201,8 +201,10 @@ typedef struct peri_k_collision_changed_args {
     const int64_t *n_before; /* a copy of n_changed */
 } peri_k_collision_changed_args;
 
-/** The first fault of a bucket's state: words of a report. */
-enum { PERI_COLLISION_FAULT = 0, PERI_COLLISION_FAULT_ID, PERI_COLLISION_FAULT_ROW, PERI_COLLISION_FAULT_WORDS };
+/** The first fault of a bucket's state: words of a report. VALUE: the number, where that is the fault. */
+enum {
+    PERI_COLLISION_FAULT = 0, PERI_COLLISION_FAULT_ID, PERI_COLLISION_FAULT_ROW, PERI_COLLISION_FAULT_VALUE, PERI_COLLISION_FAULT_WORDS
+};
 enum {
     PERI_COLLISION_SOUND = 0,
     PERI_COLLISION_ORDER,   /* MCH: ids descend */
@@ -211,6 +213,9 @@ enum {
     PERI_COLLISION_ROW_OUT, /* MCH: a row of another bucket, or of two ids */
     PERI_COLLISION_LAST,    /* the last row of a bucket, which is nobody's, has an id */
     PERI_COLLISION_FAR,     /* hash: an id further from its home than max_probe */
+    PERI_COLLISION_COUNT,   /* MCH: a count below 0 or above peri_k_most_count */
+    PERI_COLLISION_SEEN,    /* MCH: a last iteration below 0 or after the state's */
+    PERI_COLLISION_EXPIRY,  /* hash: an expiry below -1 */
     PERI_COLLISION_HOLE     /* hash, no fault: a free row lies before an id's */
 };
 
@@ -232,8 +237,29 @@ typedef struct peri_k_collision_state_args {
     int64_t *report;
     int64_t first_row; /* of the map, in the table */
     int64_t state_row; /* row of the map that the state begins with */
+    int64_t iteration; /* MCH: of the state */
     int32_t from;
     bool blank;
 } peri_k_collision_state_args;
+
+/** MCH: the highest count of a row that a state may have: sums cannot overflow. The bucket's last row, nobody's, has INT64_MAX. */
+K_INLINE int64_t peri_k_most_count(bool last_row) { return last_row ? INT64_MAX : INT64_MAX / 2; }
+
+/** MCH: the fault of the numbers at @place of a state, with the number as *value. */
+K_INLINE int64_t peri_k_mch_numbers(const peri_k_collision_state_args *a, int64_t place, bool last_row, int64_t *value)
+{
+    if (a->map.counts && (a->counts[place] < 0 || a->counts[place] > peri_k_most_count(last_row))) {
+        *value = a->counts[place];
+        return PERI_COLLISION_COUNT;
+    }
+    if (a->map.last && (a->last[place] < 0 || a->last[place] > a->iteration)) {
+        *value = a->last[place];
+        return PERI_COLLISION_SEEN;
+    }
+    return PERI_COLLISION_SOUND;
+}
+
+/** Hash: whether the expiry at @place of a state can be one. */
+K_INLINE bool peri_k_hash_expiry(const peri_k_collision_state_args *a, int64_t place) { return !a->expiries || a->expiries[place] >= -1; }
 
 #endif

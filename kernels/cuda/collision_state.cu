@@ -73,12 +73,13 @@ __device__ bool at_home(const peri_k_collision_map &m, int64_t id, int64_t k)
     return peri_k_bucket(id, m.spread, m.buckets, m.block) == m.first_bucket + k;
 }
 
-__device__ void report_fault(const peri_k_collision_state_args &a, int64_t k, int64_t fault, int64_t id, int64_t row)
+__device__ void report_fault(const peri_k_collision_state_args &a, int64_t k, int64_t fault, int64_t id, int64_t row, int64_t value)
 {
     int64_t *report = a.report + k * PERI_COLLISION_FAULT_WORDS;
     report[PERI_COLLISION_FAULT] = fault;
     report[PERI_COLLISION_FAULT_ID] = id;
     report[PERI_COLLISION_FAULT_ROW] = row;
+    report[PERI_COLLISION_FAULT_VALUE] = value;
 }
 
 /* -- MCH ------------------------------------------------------------------------------------------------------------------------------ */
@@ -106,8 +107,9 @@ struct write_sorted {
 /** The first fault in the order of the state. */
 struct validate_sorted {
     peri_k_collision_state_args a;
-    /** That of place @i. first[row]: the first place that has the row of the bucket. */
-    __device__ int64_t fault(const peri_k_collision_bucket &b, const peri_k_collision_record *first, int64_t k, int64_t i) const
+    /** That of place @i, and of a number *value. first[row]: the first place that has the row of the bucket. */
+    __device__ int64_t fault(const peri_k_collision_bucket &b, const peri_k_collision_record *first, int64_t k, int64_t i,
+                             int64_t *value) const
     {
         const int64_t *ids = a.sorted + b.first_row - a.state_row, id = ids[i];
         const int64_t row = a.mapping[b.first_row - a.state_row + i] - a.first_row - b.first_row;
@@ -115,6 +117,8 @@ struct validate_sorted {
         if (row < 0 || row >= b.rows || (int64_t)first[row].word[0] < i) return PERI_COLLISION_ROW_OUT;
         if (last != (row == b.rows - 1) || (last && id != INT64_MAX)) return PERI_COLLISION_LAST;
         if (i > 0 && id < ids[i - 1]) return PERI_COLLISION_ORDER;
+        const int64_t number = peri_k_mch_numbers(&a, b.first_row - a.state_row + i, last, value);
+        if (number != PERI_COLLISION_SOUND) return number;
         if (id == INT64_MAX) return PERI_COLLISION_SOUND;
         if (i > 0 && id == ids[i - 1]) return PERI_COLLISION_TWICE;
         return at_home(a.map, id, k) ? PERI_COLLISION_SOUND : PERI_COLLISION_STRAY;
@@ -131,13 +135,15 @@ struct validate_sorted {
             if (row >= 0 && row < b.rows) peri_atomic_min((int64_t *)&first[row].word[0], i);
         }
         __syncthreads();
-        int64_t worst = INT64_MAX;
+        int64_t worst = INT64_MAX, value = 0;
         for (int64_t i = threadIdx.x; i < b.rows && worst == INT64_MAX; i += PERI_BLOCK)
-            if (fault(b, first, k, i) != PERI_COLLISION_SOUND) worst = i;
+            if (fault(b, first, k, i, &value) != PERI_COLLISION_SOUND) worst = i;
         worst = peri_block_min(worst);
         if (threadIdx.x != 0) return;
-        if (worst == INT64_MAX) report_fault(a, k, PERI_COLLISION_SOUND, 0, 0);
-        else report_fault(a, k, fault(b, first, k, worst), a.sorted[b.first_row - a.state_row + worst], mapping[worst]);
+        value = 0;
+        if (worst == INT64_MAX) return report_fault(a, k, PERI_COLLISION_SOUND, 0, 0, 0);
+        const int64_t found = fault(b, first, k, worst, &value);
+        report_fault(a, k, found, a.sorted[b.first_row - a.state_row + worst], mapping[worst], value);
     }
 };
 
@@ -183,6 +189,7 @@ struct validate_rows {
         const peri_k_collision_map &m = a.map;
         const int64_t id = ids[i], most = m.max_probe < b.usable ? m.max_probe : b.usable;
         *hole = false;
+        if (!peri_k_hash_expiry(&a, b.first_row - a.state_row + i)) return PERI_COLLISION_EXPIRY;
         if (id == -1) return PERI_COLLISION_SOUND;
         if (i >= b.usable) return PERI_COLLISION_LAST;
         if (!at_home(m, id, k)) return PERI_COLLISION_STRAY;
@@ -208,9 +215,10 @@ struct validate_rows {
         worst = peri_block_min(worst);
         last_hole = -peri_block_min(-last_hole);
         if (threadIdx.x != 0) return;
-        if (worst < INT64_MAX) report_fault(a, k, fault(b, ids, k, worst, &hole), ids[worst], row + worst);
-        else if (last_hole >= 0) report_fault(a, k, PERI_COLLISION_HOLE, ids[last_hole], row + last_hole);
-        else report_fault(a, k, PERI_COLLISION_SOUND, 0, 0);
+        const int64_t value = worst < INT64_MAX && a.expiries ? a.expiries[b.first_row - a.state_row + worst] : 0;
+        if (worst < INT64_MAX) report_fault(a, k, fault(b, ids, k, worst, &hole), ids[worst], row + worst, value);
+        else if (last_hole >= 0) report_fault(a, k, PERI_COLLISION_HOLE, ids[last_hole], row + last_hole, 0);
+        else report_fault(a, k, PERI_COLLISION_SOUND, 0, 0, 0);
     }
 };
 

@@ -62,12 +62,18 @@ static void ref_collision_reset(const void *args, int64_t begin, int64_t end)
     }
 }
 
-static void ref_report_fault(const peri_k_collision_state_args *a, int64_t b, int64_t fault, int64_t id, int64_t row)
+static void ref_report_number(const peri_k_collision_state_args *a, int64_t b, int64_t fault, int64_t id, int64_t row, int64_t value)
 {
     int64_t *report = a->report + b * PERI_COLLISION_FAULT_WORDS;
     report[PERI_COLLISION_FAULT] = fault;
     report[PERI_COLLISION_FAULT_ID] = id;
     report[PERI_COLLISION_FAULT_ROW] = row;
+    report[PERI_COLLISION_FAULT_VALUE] = value;
+}
+
+static void ref_report_fault(const peri_k_collision_state_args *a, int64_t b, int64_t fault, int64_t id, int64_t row)
+{
+    ref_report_number(a, b, fault, id, row, 0);
 }
 
 /** Whether @id belongs to bucket @b of the map. */
@@ -107,12 +113,14 @@ static void ref_mch_fault(const peri_k_collision_state_args *a, int64_t k)
     memset(seen, 0, (size_t)b->rows);
     ref_report_fault(a, k, PERI_COLLISION_SOUND, 0, 0);
     for (int64_t i = 0; i < b->rows; i++) {
-        int64_t id = ids[i], row = mapping[i] - a->first_row - b->first_row;
+        int64_t id = ids[i], row = mapping[i] - a->first_row - b->first_row, value;
         bool last = i == b->rows - 1;
         if (row < 0 || row >= b->rows || seen[row]) return ref_report_fault(a, k, PERI_COLLISION_ROW_OUT, id, mapping[i]);
         seen[row] = 1;
         if (last != (row == b->rows - 1) || (last && id != INT64_MAX)) return ref_report_fault(a, k, PERI_COLLISION_LAST, id, mapping[i]);
         if (i > 0 && id < ids[i - 1]) return ref_report_fault(a, k, PERI_COLLISION_ORDER, id, mapping[i]);
+        int64_t fault = peri_k_mch_numbers(a, b->first_row - a->state_row + i, last, &value);
+        if (fault != PERI_COLLISION_SOUND) return ref_report_number(a, k, fault, id, mapping[i], value);
         if (id == INT64_MAX) continue;
         if (i > 0 && id == ids[i - 1]) return ref_report_fault(a, k, PERI_COLLISION_TWICE, id, mapping[i]);
         if (!ref_at_home(m, id, k)) return ref_report_fault(a, k, PERI_COLLISION_STRAY, id, mapping[i]);
@@ -177,8 +185,9 @@ static void ref_hash_fault(const peri_k_collision_state_args *a, int64_t k)
     const int64_t *ids = a->sorted + b->first_row - a->state_row;
     ref_report_fault(a, k, PERI_COLLISION_SOUND, 0, 0);
     for (int64_t i = 0; i < b->rows; i++) {
-        int64_t row = a->first_row + b->first_row + i;
+        int64_t row = a->first_row + b->first_row + i, place = b->first_row - a->state_row + i;
         bool hole;
+        if (!peri_k_hash_expiry(a, place)) return ref_report_number(a, k, PERI_COLLISION_EXPIRY, ids[i], row, a->expiries[place]);
         if (ids[i] == -1) continue;
         if (i >= b->usable) return ref_report_fault(a, k, PERI_COLLISION_LAST, ids[i], row);
         if (!ref_at_home(m, ids[i], k)) return ref_report_fault(a, k, PERI_COLLISION_STRAY, ids[i], row);

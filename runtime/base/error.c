@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static const struct {
     int32_t status;
@@ -136,9 +137,22 @@ static int level_now(void)
     return level;
 }
 
+bool peri__log_shows(int32_t level) { return level <= level_now(); }
+
+/** All of @text in one write(2), so that lines of several ranks and threads do not mix, however stderr is buffered. */
+static void write_stderr(const char *text, size_t n)
+{
+    fflush(stderr);
+    for (size_t done = 0; done < n;) {
+        ssize_t written = write(STDERR_FILENO, text + done, n - done);
+        if (written < 0 && errno != EINTR) return;
+        if (written > 0) done += (size_t)written;
+    }
+}
+
 void peri__log(int32_t level, const char *format, ...)
 {
-    if (level > level_now()) return;
+    if (!peri__log_shows(level)) return;
     static const char *const names[] = {"error", "warning", "info", "debug"};
     int saved = errno, rank = atomic_load(&log_rank);
     char line[PERI_MESSAGE_MAX * 2];
@@ -150,7 +164,7 @@ void peri__log(int32_t level, const char *format, ...)
     va_end(args);
     size_t n = strlen(line);
     line[n] = '\n';
-    fwrite(line, 1, n + 1, stderr); /* one write: lines of several ranks do not mix */
+    write_stderr(line, n + 1);
     errno = saved;
 }
 

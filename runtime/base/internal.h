@@ -50,6 +50,8 @@ void peri__assert_failed(const char *file, int line, const char *what);
 #endif
 
 void peri__log(int32_t level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/** Whether lines of that level are printed. */
+bool peri__log_shows(int32_t level);
 /** The rank that log lines carry; -1 (the default) prints none. */
 void peri__log_rank_set(int32_t rank);
 

@@ -15,6 +15,7 @@ enum {
     PERI_COLLISION_MOST_BUCKETS = 1024, /* TorchRec's state has room for so many */
     PERI_COLLISION_GRAIN = 4096         /* ids that are worth a thread */
 };
+#define PERI_COLLISION_MOST_ITERATION (INT64_C(1) << 53) /* that a state may have: up to here, f64 has every number */
 
 struct peri_collision {
     peri__refs refs;

@@ -57,13 +57,24 @@ static peri_status check_mch(const peri_collision_config *a)
         return peri__fail(PERI_EINVAL, "%s: table '%s': policy %d for an MCH map, allowed: LFU, LRU, DISTANCE_LFU, USER", f, a->name,
                           a->policy);
     if (!(a->decay_exponent >= 0) || isinf(a->decay_exponent))
-        return peri__fail(PERI_EINVAL, "%s: table '%s': decay_exponent %g, allowed: above 0, or 0 for 1", f, a->name, a->decay_exponent);
+        return peri__fail(PERI_EINVAL, "%s: table '%s': decay_exponent %g, allowed: finite numbers above 0, or 0 for 1", f, a->name, a->decay_exponent);
     PERI_TRY(check_range(a, "eviction_interval", a->eviction_interval, 0, INT32_MAX));
     PERI_TRY(check_range(a, "filter", a->filter, PERI_FILTER_NONE, PERI_FILTER_PROBABILISTIC));
     if (!(a->filter_arg >= 0) || isinf(a->filter_arg) || (a->filter == PERI_FILTER_PROBABILISTIC && a->filter_arg > 1))
-        return peri__fail(PERI_EINVAL, "%s: table '%s': filter_arg %g, allowed: 0 and more, to 1 for PROBABILISTIC", f, a->name,
-                          a->filter_arg);
+        return peri__fail(PERI_EINVAL, "%s: table '%s': filter_arg %g, allowed: finite numbers from 0 on, to 1 for PROBABILISTIC", f,
+                          a->name, a->filter_arg);
     return check_range(a, "history_capacity", a->history_capacity, 0, INT64_MAX);
+}
+
+/** Times to live are copied, whatever the policy. */
+static peri_status check_ttl(const peri_collision_config *a)
+{
+    if (a->n_ttl > 0 && !a->ttl) return peri__fail(PERI_EINVAL, "%s: table '%s': ttl is missing", f, a->name);
+    if (a->n_ttl != 0 && a->n_ttl != 1 && a->n_ttl != a->n_features)
+        return peri__fail(PERI_EINVAL, "%s: table '%s': %d times to live for %d features, allowed: 1 or one a feature", f, a->name,
+                          a->n_ttl, a->n_features);
+    for (int32_t i = 0; i < a->n_ttl; i++) PERI_TRY(check_range(a, "ttl", a->ttl[i], 0, INT32_MAX));
+    return PERI_OK;
 }
 
 static peri_status check_hash(const peri_collision_config *a)
@@ -71,13 +82,8 @@ static peri_status check_hash(const peri_collision_config *a)
     bool timed = a->policy == PERI_EVICT_TTL || a->policy == PERI_EVICT_PROBE_LRU;
     if (a->policy != PERI_EVICT_NONE && !timed)
         return peri__fail(PERI_EINVAL, "%s: table '%s': policy %d for a HASH map, allowed: NONE, TTL, PROBE_LRU", f, a->name, a->policy);
-    if (a->n_ttl != 0 && a->n_ttl != 1 && a->n_ttl != a->n_features)
-        return peri__fail(PERI_EINVAL, "%s: table '%s': %d times to live for %d features, allowed: 1 or one a feature", f, a->name,
-                          a->n_ttl, a->n_features);
     if (a->policy == PERI_EVICT_TTL && a->n_ttl == 0)
         return peri__fail(PERI_EINVAL, "%s: table '%s': policy TTL without a time to live", f, a->name);
-    if (a->n_ttl > 0 && !a->ttl) return peri__fail(PERI_EINVAL, "%s: table '%s': ttl is missing", f, a->name);
-    for (int32_t i = 0; i < a->n_ttl; i++) PERI_TRY(check_range(a, "ttl", a->ttl[i], 0, INT32_MAX));
     return check_range(a, "max_probe", a->max_probe, 0, INT32_MAX);
 }
 
@@ -100,6 +106,7 @@ static peri_status check_config(peri_collision_config *a)
     PERI_TRY(check_range(a, "n_features", a->n_features, 0, INT32_MAX));
     if (a->read_only && a->n_features == 0)
         return peri__fail(PERI_EINVAL, "%s: table '%s': read_only without n_features", f, a->name);
+    PERI_TRY(check_ttl(a));
     PERI_TRY(a->kind == PERI_COLLISION_HASH ? check_hash(a) : check_mch(a));
     if (a->decay_exponent == 0) a->decay_exponent = 1;
     if (a->eviction_interval == 0) a->eviction_interval = 1;

@@ -188,9 +188,9 @@ static peri_status train(const call *k)
 {
     peri_collision *c = k->c;
     if (c->lesson) return train_mch(k);
-    if (peri__collision_hash(c) && peri__collision_now(c) + 1 > INT32_MAX && c->config.policy != PERI_EVICT_NONE)
+    if (peri__collision_hash(c) && c->time < 0 && c->iteration >= INT32_MAX && c->config.policy != PERI_EVICT_NONE)
         return peri__fail(PERI_ERANGE, "%s: table '%s': iteration %lld, of which TTL and PROBE_LRU count to %d", f, c->name,
-                          (long long)c->iteration, INT32_MAX);
+                          (long long)c->iteration + 1, INT32_MAX);
     PERI_TRY(reserve(c, k->first[k->n]));
     c->iteration++;
     return peri__collision_hash(c) ? train_hash(k) : train_mch(k);
@@ -227,7 +227,8 @@ static peri_status give(const call *k, peri_tensor *const *ids, peri_tensor **ou
 peri_status peri_collision_remap(peri_collision *c, peri_tensor *const *ids, int32_t n, bool training, peri_tensor **out)
 {
     PERI_NEED(c);
-    if (n < 0 || (c->config.n_features > 0 && n != c->config.n_features))
+    if (n < 0) return peri__fail(PERI_EINVAL, "%s: table '%s': n_features is %d, allowed: 0 and more", f, c->name, n);
+    if (c->config.n_features > 0 && n != c->config.n_features)
         return peri__fail(PERI_EINVAL, "%s: table '%s': ids of %d features, wanted %d", f, c->name, n, c->config.n_features);
     if (n > 0) PERI_NEED(ids);
     PERI_TRY(peri__check_list(f, "the ids", ids, n));

@@ -4,6 +4,8 @@
  */
 #include "internal.h"
 
+#include <stdio.h>
+
 enum { SORTED, MAPPING, COUNTS, LAST, IDENTITIES, METADATA, BUCKET, SEGMENTS, ITERATION, KINDS };
 static const char *const names[KINDS] = {
     [SORTED] = "_mch_sorted_raw_ids", [MAPPING] = "_mch_remapped_ids_mapping", [COUNTS] = "_mch_counts",
@@ -181,8 +183,9 @@ static peri_status take_word(load *l, int32_t kind, peri_tensor *t)
     PERI_TRY(peri_tensor_read(t, &value, 8));
     if (kind == BUCKET && value != c->config.buckets)
         return peri__fail(PERI_EMISMATCH, "%s: table '%s': %lld buckets, wanted %d", f, c->name, (long long)value, c->config.buckets);
-    if (kind == ITERATION && value < 0)
-        return peri__fail(PERI_EINVAL, "%s: table '%s': %s is %lld, allowed: 0 and more", f, c->name, names[kind], (long long)value);
+    if (kind == ITERATION && (value < 0 || value > PERI_COLLISION_MOST_ITERATION))
+        return peri__fail(PERI_EINVAL, "%s: table '%s': %s is %lld, allowed: 0 to %lld", f, c->name, names[kind], (long long)value,
+                          (long long)PERI_COLLISION_MOST_ITERATION);
     if (kind == ITERATION) l->iteration = value;
     return PERI_OK;
 }
@@ -196,7 +199,6 @@ static peri_status take(load *l, const char *name, peri_tensor *t)
     PERI_TRY(check_shape(l, kind, t));
     if (kind == SEGMENTS) return check_segments(l, t);
     if (!by_row(kind)) return take_word(l, kind, t);
-    if (l->rows.state[kind]) return peri__fail(PERI_EINVAL, "%s: table '%s': %s is given twice", f, c->name, name);
     peri_tensor *here;
     PERI_TRY(peri_tensor_to(t, t->dtype, c->device, &here));
     peri_status status = peri_tensor_contiguous(here, &l->rows.state[kind]);
@@ -208,9 +210,10 @@ static peri_status take_all(load *l, int32_t n, const char *const *given, peri_t
 {
     const peri_collision *c = l->c;
     for (int32_t kind = 0; kind < KINDS; kind++) {
-        bool found = false;
-        for (int32_t i = 0; i < n; i++) found = found || !strcmp(given[i], names[kind]);
+        int32_t found = 0;
+        for (int32_t i = 0; i < n; i++) found += !strcmp(given[i], names[kind]);
         if (required(c, kind) && !found) return peri__fail(PERI_EINVAL, "%s: table '%s': state %s is missing", f, c->name, names[kind]);
+        if (found > 1) return peri__fail(PERI_EINVAL, "%s: table '%s': state %s is given twice", f, c->name, names[kind]);
     }
     for (int32_t i = 0; i < n; i++) PERI_TRY(take(l, given[i], tensors[i]));
     return PERI_OK;
@@ -224,19 +227,49 @@ static const char *const faults[] = {
     [PERI_COLLISION_LAST] = "the bucket's last row is nobody's, and stands last",
     [PERI_COLLISION_FAR] = "the row is further from the id's home than max_probe"};
 
+/** What is wrong with bucket @b of the map, in words. */
+static peri_status fault_of(const load *l, int32_t b, const int64_t *found)
+{
+    const peri_collision *c = l->c;
+    const char *what = "";
+    char number[128];
+    int64_t fault = found[PERI_COLLISION_FAULT], id = found[PERI_COLLISION_FAULT_ID], row = found[PERI_COLLISION_FAULT_ROW];
+    int64_t least = 0, most = l->iteration;
+    int32_t bucket = c->config.first_bucket + b, kind = LAST;
+    switch (fault) {
+    case PERI_COLLISION_COUNT:
+        kind = COUNTS;
+        most = peri_k_most_count(row == c->segments[bucket + 1] - 1);
+        break;
+    case PERI_COLLISION_SEEN: what = ", the state's iteration"; break;
+    case PERI_COLLISION_EXPIRY:
+        kind = METADATA;
+        least = -1;
+        most = INT32_MAX;
+        break;
+    default: kind = KINDS; break;
+    }
+    if (kind < KINDS) {
+        snprintf(number, sizeof number, "%s is %lld, allowed: %lld to %lld%s", names[kind], (long long)found[PERI_COLLISION_FAULT_VALUE],
+                 (long long)least, (long long)most, what);
+        what = number;
+    } else what = faults[fault];
+    if (kind < KINDS && id == (peri__collision_hash(c) ? -1 : INT64_MAX))
+        return peri__fail(PERI_EINVAL, "%s: table '%s', bucket %d: row %lld, without an id: %s", f, c->name, bucket, (long long)row, what);
+    return peri__fail(PERI_EINVAL, "%s: table '%s', bucket %d: id %lld, row %lld: %s", f, c->name, bucket, (long long)id, (long long)row,
+                      what);
+}
+
 /** Read what the kernel found about each bucket. *hole: looks must not end at free rows. */
 static peri_status check_report(const load *l, peri_tensor *report, bool *hole)
 {
-    const peri_collision *c = l->c;
     int64_t bytes = peri__numel(report) * 8, *r = peri__alloc((size_t)bytes);
     peri_status status = r ? peri_tensor_read(report, r, bytes) : PERI_ENOMEM;
     for (int32_t b = l->from; b < l->from + l->count && status >= 0; b++) {
         const int64_t *found = r + b * PERI_COLLISION_FAULT_WORDS;
         int64_t fault = found[PERI_COLLISION_FAULT];
         if (fault == PERI_COLLISION_HOLE) *hole = true;
-        else if (fault != PERI_COLLISION_SOUND)
-            status = peri__fail(PERI_EINVAL, "%s: table '%s', bucket %d: id %lld, row %lld: %s", f, c->name, c->config.first_bucket + b,
-                                (long long)found[PERI_COLLISION_FAULT_ID], (long long)found[PERI_COLLISION_FAULT_ROW], faults[fault]);
+        else if (fault != PERI_COLLISION_SOUND) status = fault_of(l, b, found);
     }
     peri__free(r);
     return status;
@@ -265,6 +298,7 @@ static peri_status install(load *l)
     peri_k_collision_state_args args = state_args(c, &l->rows);
     args.from = l->from;
     args.state_row = c->segments[l->first] - c->first_row;
+    args.iteration = l->iteration;
     PERI_TRY(validate(l, &args, &hole));
     PERI_TRY(peri__collision_reset(c, l->from, l->count, false));
     PERI_TRY(peri__collision_hash(c) ? PERI_LAUNCH(c->device, hash_map_load, &args, l->count, 1)
@@ -279,8 +313,9 @@ peri_status peri_collision_load(peri_collision *c, int32_t first_bucket, int32_t
     PERI_NEED(c);
     const peri_collision_config *a = &c->config;
     if (first_bucket < 0 || n_buckets < 1 || n_buckets > a->buckets - first_bucket)
-        return peri__fail(PERI_EINVAL, "%s: table '%s': buckets [%d, %d), allowed: some of [0, %d)", f, c->name, first_bucket,
-                          first_bucket + n_buckets, a->buckets);
+        return peri__fail(PERI_EINVAL, "%s: table '%s': buckets [%d, %lld), allowed: some of [0, %d)", f, c->name, first_bucket,
+                          (long long)first_bucket + n_buckets, a->buckets);
+    if (n < 0) return peri__fail(PERI_EINVAL, "%s: table '%s': %d states, allowed: 0 and more", f, c->name, n);
     PERI_TRY(peri__check_list(f, "the names", given, n));
     PERI_TRY(peri__check_list(f, "the states", tensors, n));
     int32_t from = (int32_t)peri__max(first_bucket, a->first_bucket);

@@ -92,20 +92,28 @@ static void record_end(coll_work *w, peri_status status)
     r->status = status;
 }
 
-/** The recorder's lines on stderr: what led to a timeout. */
+/** What led to a timeout, on stderr: the last operations and the oldest of those that have no end; on level info all of the recorder. */
 static void print_record(peri_group *g)
 {
-    enum { LINE = 256 };
-    size_t len = (size_t)PERI_RECORD_MOST * LINE;
-    char *text = peri__alloc(len);
-    if (!text) return;
-    peri_group_record(g, text, len);
-    peri__log(PERI_LOG_WARN, "the last operations of rank %d in group '%s':", g->rank, g->name);
-    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
-        *end = 0;
+    enum { LAST = 8, UNFINISHED = 8 };
+    char line[PERI_RECORD_LINE], some[128] = "";
+    bool shown[PERI_RECORD_MOST], all = peri__log_shows(PERI_LOG_INFO);
+    int64_t now = peri_time_ns();
+    uint64_t first = peri__record_first(g), n = g->sequence - first + 1;
+    int32_t lines = 0, unfinished = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        bool ended = peri__record_line(g, first + i, now, line, sizeof line);
+        shown[i] = all || i + LAST >= n || (!ended && unfinished++ < UNFINISHED);
+        lines += shown[i];
+    }
+    if ((uint64_t)lines < n)
+        snprintf(some, sizeof some, " %d of %d (PERI_LOG=info prints all, group:record() has them)", lines, (int)n);
+    peri__log(PERI_LOG_WARN, "the last operations of rank %d in group '%s':%s", g->rank, g->name, some);
+    for (uint64_t i = 0; i < n; i++) {
+        if (!shown[i]) continue;
+        peri__record_line(g, first + i, now, line, sizeof line);
         peri__log(PERI_LOG_WARN, "  %s", line);
     }
-    peri__free(text);
 }
 
 /* -- stepping ---------------------------------------------------------------------------------------------------------------------- */

@@ -483,6 +483,29 @@ void peri__group_skip(peri_group *group, int32_t channel, uint64_t sequence)
 
 /* -- the recorder ------------------------------------------------------------------------------------------------------------------ */
 
+uint64_t peri__record_first(const peri_group *group)
+{
+    return group->sequence > PERI_RECORD_MOST ? group->sequence - PERI_RECORD_MOST + 1 : 1;
+}
+
+bool peri__record_line(const peri_group *group, uint64_t sequence, int64_t now_ns, char *text, size_t len)
+{
+    const peri__coll_record *r = &group->records[sequence % PERI_RECORD_MOST];
+    char what[160], sums[64] = "", end[64] = "pending";
+    bool here = r->op.sequence == sequence; /* else: reserved, not posted yet */
+    if (!here || r->op.kind == PERI_COLL_KIND_COUNT) {
+        snprintf(text, len, "operation %llu: not %s", (unsigned long long)sequence, here ? "needed" : "posted yet");
+        return here;
+    }
+    peri_coll_op_text(&r->op, group->size, what, sizeof what);
+    if (r->send_sum || r->recv_sum) snprintf(sums, sizeof sums, ", %lld out, %lld in", (long long)r->send_sum, (long long)r->recv_sum);
+    if (r->done_ns)
+        snprintf(end, sizeof end, "%s after %.6f s", r->status == PERI_OK ? "done" : peri_status_name(r->status),
+                 (double)(r->done_ns - r->posted_ns) * 1e-9);
+    snprintf(text, len, "%s%s, posted %.3f s ago, %s", what, sums, (double)(now_ns - r->posted_ns) * 1e-9, end);
+    return r->done_ns != 0;
+}
+
 void peri_group_record(const peri_group *group, char *text, size_t len)
 {
     if (!len) return;
@@ -490,25 +513,9 @@ void peri_group_record(const peri_group *group, char *text, size_t len)
     text[0] = 0;
     if (!group->records) return;
     int64_t now = peri_time_ns();
-    uint64_t first = group->sequence > PERI_RECORD_MOST ? group->sequence - PERI_RECORD_MOST + 1 : 1;
-    for (uint64_t s = first; s <= group->sequence && used + 1 < len; s++) {
-        const peri__coll_record *r = &group->records[s % PERI_RECORD_MOST];
-        char what[160];
-        bool here = r->op.sequence == s; /* else: reserved, not posted yet */
-        if (!here || r->op.kind == PERI_COLL_KIND_COUNT) {
-            used += (size_t)snprintf(text + used, len - used, "operation %llu: not %s\n", (unsigned long long)s,
-                                     here ? "needed" : "posted yet");
-            continue;
-        }
-        peri_coll_op_text(&r->op, group->size, what, sizeof what);
-        if (r->send_sum || r->recv_sum) {
-            size_t n = strlen(what);
-            snprintf(what + n, sizeof what - n, ", %lld out, %lld in", (long long)r->send_sum, (long long)r->recv_sum);
-        }
-        used += (size_t)snprintf(text + used, len - used, "%s, posted %.3f s ago, %s", what, (double)(now - r->posted_ns) * 1e-9,
-                                 r->done_ns == 0 ? "pending\n" : r->status == PERI_OK ? "" : peri_status_name(r->status));
-        if (r->done_ns && used + 1 < len)
-            used += (size_t)snprintf(text + used, len - used, r->status == PERI_OK ? "done after %.6f s\n" : " after %.6f s\n",
-                                     (double)(r->done_ns - r->posted_ns) * 1e-9);
+    for (uint64_t s = peri__record_first(group); s <= group->sequence && used + 1 < len; s++) {
+        char line[PERI_RECORD_LINE];
+        peri__record_line(group, s, now, line, sizeof line);
+        used += (size_t)snprintf(text + used, len - used, "%s\n", line);
     }
 }

@@ -20,7 +20,7 @@
 #include <perilune/codec.h>
 #include <perilune/comm.h>
 
-enum { PERI_RECORD_MOST = 256, PERI_GROUP_NAME = 48, PERI_COMM_DEVICES = 8 };
+enum { PERI_RECORD_MOST = 256, PERI_RECORD_LINE = 320, PERI_GROUP_NAME = 48, PERI_COMM_DEVICES = 8 };
 
 /* -- works ------------------------------------------------------------------------------------------------------------------------ */
 
@@ -77,6 +77,11 @@ typedef struct peri__coll_record {
     int64_t posted_ns, done_ns; /* 0: not yet */
     peri_status status;
 } peri__coll_record;
+
+/** The first operation that the group's recorder has; the last is group->sequence. */
+uint64_t peri__record_first(const peri_group *group);
+/** The recorder's line about operation @sequence at the time @now_ns, in @text. Returns whether it has ended. */
+bool peri__record_line(const peri_group *group, uint64_t sequence, int64_t now_ns, char *text, size_t len);
 
 struct peri_group {
     peri__refs refs;

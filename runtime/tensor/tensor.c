@@ -68,6 +68,7 @@ peri_status peri__check_same_device(const char *function, const peri_tensor *a, 
 peri_status peri__check_list(const char *function, const char *what, const void *list, int32_t n)
 {
     const void *const *objects = list;
+    if (n > 0 && !objects) return peri__fail(PERI_EINVAL, "%s: %s are missing", function, what);
     for (int32_t i = 0; i < n; i++)
         if (!objects[i]) return peri__fail(PERI_EINVAL, "%s: number %d of %s is missing", function, i + 1, what);
     return PERI_OK;

@@ -250,6 +250,43 @@ describe("the recorder", function()
     assert.matches("operation 1: barrier, posted", text)
     assert.matches("operation 2: all_reduce sum f32 %[2%], .*pending", text)
   end)
+
+  it("is printed to the last operations and those without an end, whole on level info", function()
+    local code = [[
+      local peri = require "perilune"
+      require("perilune.dist.sim").run(2, function(rank, world)
+        for _ = 1, 20 do world:barrier():wait() end
+        if rank == 1 then world:new_group({ 1, 0 }, "two"):barrier():wait() end
+        local works = {}
+        for i = 21, 32 do works[i] = world:all_reduce(peri.ones { i }) end
+        works[21]:wait()
+      end, { catch = true })
+    ]]
+    local folder, clean = shell.temporary()
+    local script = shell.write(folder .. "/script.lua", code)
+    local function printed(level)
+      local env = shell.luajit_env()
+      env.PERI_LOG = level
+      local text, lines, all = shell.run("luajit " .. script, env), {}, 0
+      for line in text:gmatch "[^\n]+" do
+        local number = line:match "^perilune.* warning:   operation (%d+):"
+        if number then all = all + 1 end
+        if number and line:match ": all_reduce.* pending$" then lines[#lines + 1] = tonumber(number) end
+      end
+      return text, all, lines
+    end
+    local pending = {}
+    for i = 21, 32 do pending[#pending + 1] = i end
+    local text, all, lines = printed "warn"
+    assert.matches("the last operations of rank 0 in group 'world': 12 of 32 %(PERI_LOG=info prints all, group:record%(%) has them%)", text)
+    assert.equal(12, all)
+    assert.same(pending, lines)
+    text, all, lines = printed "info"
+    clean()
+    assert.matches("the last operations of rank 0 in group 'world':\n", text)
+    assert.equal(32, all)
+    assert.same(pending, lines)
+  end)
 end)
 
 describe("a world of one", function()

@@ -60,6 +60,10 @@ describe("arguments of managed collision", function()
     refused("threshold_skew_multiplier is nan, allowed: 0..", function()
       embed.dynamic_threshold_filter { threshold_skew_multiplier = 0 / 0 }
     end)
+    refused("dynamic_threshold_filter: threshold_skew_multiplier is inf, allowed: 0.., finite numbers", function()
+      embed.dynamic_threshold_filter { threshold_skew_multiplier = 1 / 0 }
+    end)
+    refused("per_id_probability is inf, allowed: 0..1", function() embed.probabilistic_threshold_filter { per_id_probability = 1 / 0 } end)
     refused("average_threshold_filter: value is 2, allowed: nil", function()
       embed.average_threshold_filter(peri.tensor({ 1 }, "i64"), 2)
     end)
@@ -102,6 +106,12 @@ describe("arguments of managed collision", function()
     end)
     refused("per_feature_ttl has 1 entries for 2 features", function()
       embed.HashZchEvictionConfig { features = { "f", "g" }, per_feature_ttl = { 1 } }
+    end)
+    refused("HashZchEvictionConfig: single_ttl is .*, allowed: whole numbers 0..2147483647", function()
+      embed.HashZchEvictionConfig { features = { "f" }, single_ttl = 2 ^ 31 }
+    end)
+    refused("HashZchEvictionConfig: per_feature_ttl%[2%] is .*, allowed: whole numbers 0..2147483647", function()
+      embed.HashZchEvictionConfig { features = { "f", "g" }, per_feature_ttl = { 2 ^ 31 - 1, 2 ^ 40 } }
     end)
     refused("disable_fallback and on_miss = 'row' exclude each other", hash { disable_fallback = true, on_miss = "row" })
   end)

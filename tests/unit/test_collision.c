@@ -9,6 +9,7 @@
 #include <perilune/perilune.h>
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { ROWS = 48, MOST = 64, HISTORY = 4096 };
@@ -486,7 +487,7 @@ static void refused(void **unused)
     const char *names[] = {"_mch_sorted_raw_ids", "_mch_remapped_ids_mapping", "_mch_counts", "_output_segments_tensor",
                            "_current_iter_tensor"};
     int64_t segments[] = {0, 5, 10}, one = 1, sorted[] = {60, 61, INT64_MAX, INT64_MAX, INT64_MAX}, map[] = {5, 6, 7, 8, 9};
-    int64_t counts[5] = {1, 1};
+    int64_t counts[5] = {1, 1, 0, 0, INT64_MAX};
     struct {
         int64_t *cell, value;
         const char *text;
@@ -495,15 +496,29 @@ static void refused(void **unused)
         {&sorted[1], 60, "id 60, row 6: it has two rows", PERI_EINVAL}, {&sorted[1], 59, "ids are not ascending", PERI_EINVAL},
         {&sorted[0], 3, "id 3, row 5: it belongs to another bucket", PERI_EINVAL}, {&map[2], 4, "row 4: the row is another", PERI_EINVAL},
         {&map[4], 8, "the row is another", PERI_EINVAL}, {&segments[1], 4, "segments differ: _output_segments_tensor[1] is 4, wanted 5",
-        PERI_EMISMATCH}, {NULL, 0, "", PERI_OK}};
+        PERI_EMISMATCH}, {&counts[1], -1, "table 'shop', bucket 1: id 61, row 6: _mch_counts is -1, allowed: 0 to 4611686018427387903",
+        PERI_EINVAL}, {&counts[0], INT64_MAX, "id 60, row 5: _mch_counts is 9223372036854775807, allowed: 0 to 46116", PERI_EINVAL},
+        {&counts[2], -7, "bucket 1: row 7, without an id: _mch_counts is -7", PERI_EINVAL},
+        {&counts[4], -1, "row 9, without an id: _mch_counts is -1, allowed: 0 to 9223372036854775807", PERI_EINVAL},
+        {&one, -1, "_current_iter_tensor is -1, allowed: 0 to 9007199254740992", PERI_EINVAL},
+        {&one, INT64_C(1) << 60, "_current_iter_tensor is 1152921504606846976, allowed: 0 to", PERI_EINVAL},
+        {&counts[1], INT64_MAX / 2, "", PERI_OK}, {&one, INT64_C(1) << 53, "", PERI_OK}, {NULL, 0, "", PERI_OK}};
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         int64_t kept = faults[i].cell ? *faults[i].cell : 0;
         if (faults[i].cell) *faults[i].cell = faults[i].value;
         peri_tensor *t[] = {ints(sorted, 5), ints(map, 5), ints(counts, 5), ints(segments, 3), ints(&one, 1)};
-        if (faults[i].cell) assert_fails(peri_collision_load(c, 1, 1, 5, names, t), faults[i].status, faults[i].text);
+        if (faults[i].status < 0) assert_fails(peri_collision_load(c, 1, 1, 5, names, t), faults[i].status, faults[i].text);
         else assert_ok(peri_collision_load(c, 1, 1, 5, names, t));
         assert_fails(peri_collision_load(c, 0, 2, 5, names, t), PERI_EINVAL, "is i64 [5], wanted i64 [10] for buckets [0, 2)");
         assert_fails(peri_collision_load(c, 1, 1, 4, names, t), PERI_EINVAL, "state _current_iter_tensor is missing");
+        assert_fails(peri_collision_load(c, 1, 1, 5, NULL, t), PERI_EINVAL, "peri_collision_load: the names are missing");
+        assert_fails(peri_collision_load(c, 1, 1, 5, names, NULL), PERI_EINVAL, "peri_collision_load: the states are missing");
+        assert_fails(peri_collision_load(c, 1, 1, -1, names, t), PERI_EINVAL, "-1 states, allowed: 0 and more");
+        assert_fails(peri_collision_load(c, 1, 1, 0, NULL, NULL), PERI_EINVAL, "state _mch_sorted_raw_ids is missing");
+        assert_fails(peri_collision_load(c, 1, INT32_MAX, 5, names, t), PERI_EINVAL, "buckets [1, 2147483648), allowed: some of [0, 2)");
+        const char *twice[] = {names[0], names[1], names[2], names[3], names[4], names[4]};
+        peri_tensor *six[] = {t[0], t[1], t[2], t[3], t[4], t[4]};
+        assert_fails(peri_collision_load(c, 1, 1, 6, twice, six), PERI_EINVAL, "state _current_iter_tensor is given twice");
         for (int k = 0; k < 5; k++) peri_tensor_release(t[k]);
         if (faults[i].cell) *faults[i].cell = kept;
     }
@@ -511,6 +526,96 @@ static void refused(void **unused)
     assert_int_equal(rows[0], 0);
     assert_int_equal(rows[1], 1);
     peri_collision_release(c);
+}
+
+/** The states of @c, by their names. */
+static int32_t states_of(peri_collision *c, const char **names, peri_tensor **t)
+{
+    int32_t n = peri_collision_states(c);
+    for (int32_t i = 0; i < n; i++) {
+        names[i] = peri_collision_state_name(c, i);
+        assert_ok(peri_collision_state(c, i, &t[i]));
+    }
+    return n;
+}
+
+/** @c gives @value at @place of state @name, then loads what it had: only the first fails, with @text, and changes nothing. */
+static void refuses_number(peri_collision *c, const char *name, int64_t place, int64_t value, const char *text)
+{
+    const char *names[8], *names_after[8];
+    peri_tensor *t[8], *after[8];
+    int64_t kept[64], seen[64];
+    int32_t n = states_of(c, names, t), at = 0;
+    while (strcmp(names[at], name)) at++;
+    peri_tensor_desc d;
+    peri_tensor_describe(t[at], &d);
+    int64_t size = peri_dtype_size(d.dtype), bytes = d.numel * size;
+    assert_true(bytes <= (int64_t)sizeof kept);
+    assert_ok(peri_tensor_read(t[at], kept, bytes));
+    memcpy(seen, kept, sizeof kept);
+    memcpy((char *)seen + place * size, &value, (size_t)size);
+    assert_ok(peri_tensor_write(t[at], seen, bytes));
+    assert_fails(peri_collision_load(c, 0, 2, n, names, t), PERI_EINVAL, text);
+    states_of(c, names_after, after);
+    assert_ok(peri_tensor_read(after[at], seen, bytes));
+    assert_memory_equal(seen, kept, (size_t)bytes);
+    assert_ok(peri_tensor_write(t[at], kept, bytes));
+    assert_ok(peri_collision_load(c, 0, 2, n, names, t));
+    for (int32_t i = 0; i < n; i++) {
+        peri_tensor_release(t[i]);
+        peri_tensor_release(after[i]);
+    }
+}
+
+/** Numbers that no map can have; what is missing; what a configuration may not say. */
+static void impossible(void **unused)
+{
+    (void)unused;
+    peri_collision *c;
+    int64_t rows[3], ids[] = {0, 1, 2};
+    peri_collision_config a = {.name = "shop", .rows = 8, .buckets = 2, .spread = PERI_SPREAD_MODULO, .policy = PERI_EVICT_DISTANCE_LFU};
+    assert_ok(peri_collision_new(device, &a, &c));
+    for (int i = 0; i < 3; i++) remap(c, ids, 3, true, rows);
+    const char *last = "_mch_last_access_iter";
+    refuses_number(c, last, 0, INT64_C(1) << 61, "id 0, row 1: _mch_last_access_iter is 2305843009213693952, allowed: 0 to 3, the state's");
+    refuses_number(c, last, 1, 4, "bucket 0: id 2, row 2: _mch_last_access_iter is 4, allowed: 0 to 3, the state's iteration");
+    refuses_number(c, last, 4, -1, "table 'shop', bucket 1: id 1, row 6: _mch_last_access_iter is -1, allowed: 0 to 3");
+    refuses_number(c, last, 7, 4, "bucket 1: row 7, without an id: _mch_last_access_iter is 4");
+    refuses_number(c, "_mch_counts", 4, -1, "bucket 1: id 1, row 6: _mch_counts is -1, allowed: 0 to 4611686018427387903");
+    assert_fails(peri_collision_remap(c, NULL, -1, true, NULL), PERI_EINVAL, "table 'shop': n_features is -1, allowed: 0 and more");
+    peri_tensor *out;
+    assert_fails(peri_collision_remap(c, NULL, 1, true, &out), PERI_EINVAL, "ids");
+    peri_collision_release(c);
+
+    peri_collision_config h = {.name = "shop", .rows = 8, .kind = PERI_COLLISION_HASH, .buckets = 2, .spread = PERI_SPREAD_MODULO,
+                               .policy = PERI_EVICT_TTL, .n_ttl = 1, .ttl = (int64_t[]){INT32_MAX}};
+    assert_ok(peri_collision_new(device, &h, &c));
+    refuses_number(c, "_hash_zch_metadata", 5, -5, "bucket 1: row 5, without an id: _hash_zch_metadata is -5, allowed: -1 to 2147483647");
+    assert_ok(peri_collision_time(c, INT32_MAX)); /* the last time there is */
+    remap(c, ids, 3, true, rows);
+    char text[128];
+    snprintf(text, sizeof text, "table 'shop', bucket 0: id 2, row %d: _hash_zch_metadata is -2, allowed: -1 to", (int)rows[2]);
+    refuses_number(c, "_hash_zch_metadata", rows[2], -2, text);
+    refuses_number(c, "_current_iter_tensor", 0, INT64_C(1) << 60, "_current_iter_tensor is 1152921504606846976, allowed: 0 to");
+    peri_collision_release(c);
+
+    for (int kind = PERI_COLLISION_MCH; kind <= PERI_COLLISION_HASH; kind++) {
+        peri_collision_config b = {.name = "shop", .rows = 8, .kind = kind, .n_ttl = 2,
+                                   .policy = kind == PERI_COLLISION_MCH ? PERI_EVICT_LFU : PERI_EVICT_NONE};
+        assert_fails(peri_collision_new(device, &b, &c), PERI_EINVAL, "table 'shop': ttl is missing");
+        b.n_features = 2;
+        assert_fails(peri_collision_new(device, &b, &c), PERI_EINVAL, "table 'shop': ttl is missing");
+        b.n_ttl = -1;
+        assert_fails(peri_collision_new(device, &b, &c), PERI_EINVAL, "-1 times to live for 2 features");
+        b.n_ttl = 2;
+        b.ttl = (int64_t[]){0, INT64_C(1) << 31};
+        assert_fails(peri_collision_new(device, &b, &c), PERI_EINVAL, "ttl 2147483648, allowed: 0 to 2147483647");
+    }
+    a.filter = PERI_FILTER_DYNAMIC;
+    a.filter_arg = INFINITY;
+    assert_fails(peri_collision_new(device, &a, &c), PERI_EINVAL, "filter_arg inf, allowed: finite numbers from 0 on");
+    a.filter_arg = NAN;
+    assert_fails(peri_collision_new(device, &a, &c), PERI_EINVAL, "nan, allowed: finite numbers from 0 on");
 }
 
 static void all_on(const char *name)
@@ -523,6 +628,7 @@ static void all_on(const char *name)
     features(&unused);
     scores(&unused);
     refused(&unused);
+    impossible(&unused);
     assert_ok(peri_device_synchronize(device));
 }
 

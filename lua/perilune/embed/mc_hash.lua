@@ -14,6 +14,9 @@ M.HashZchEvictionPolicyName = util.face("peri.embed.HashZchEvictionPolicyName", 
 local policies = { SINGLE_TTL_EVICTION = C.PERI_EVICT_TTL, PER_FEATURE_TTL_EVICTION = C.PERI_EVICT_TTL,
   LRU_EVICTION = C.PERI_EVICT_PROBE_LRU }
 
+--- The longest time to live: maps count the time with 32 bits.
+local LONGEST = 2 ^ 31 - 1
+
 local config_arguments = {
   features = util.required.list,      -- of the table
   single_ttl = util.optional.number,  -- in steps, or in the unit of set_time
@@ -32,12 +35,12 @@ function HashZchEvictionConfig:init(args)
     if seen[name] then P.fail(("%s: feature '%s' is listed twice"):format(f, name)) end
     seen[name] = true
   end
-  if a.single_ttl then util.integer(f, "single_ttl", a.single_ttl, 0) end
+  if a.single_ttl then util.integer(f, "single_ttl", a.single_ttl, 0, LONGEST) end
   if a.per_feature_ttl then
     if #a.per_feature_ttl ~= #a.features then
       P.fail(("%s: per_feature_ttl has %d entries for %d features"):format(f, #a.per_feature_ttl, #a.features))
     end
-    for i, ttl in ipairs(a.per_feature_ttl) do util.integer(f, ("per_feature_ttl[%d]"):format(i), ttl, 0) end
+    for i, ttl in ipairs(a.per_feature_ttl) do util.integer(f, ("per_feature_ttl[%d]"):format(i), ttl, 0, LONGEST) end
   end
   self.features, self.single_ttl, self.per_feature_ttl = a.features, a.single_ttl or false, a.per_feature_ttl or false
 end

@@ -44,9 +44,9 @@ end
 
 --- A filter's argument, if it makes sense: a probability, or a multiple of a mean.
 local function argument_of(filter, value)
-  local high = filter.kind == C.PERI_FILTER_PROBABILISTIC and 1 or math.huge
-  if not (util.number(filter.name, filter.argument, value) >= 0 and value <= high) then
-    P.fail(("%s: %s is %g, allowed: 0..%s"):format(filter.name, filter.argument, value, high == 1 and "1" or ""))
+  local is_probability = filter.kind == C.PERI_FILTER_PROBABILISTIC
+  if not (util.number(filter.name, filter.argument, value) >= 0 and value < math.huge) or is_probability and value > 1 then
+    P.fail(("%s: %s is %g, allowed: 0..%s"):format(filter.name, filter.argument, value, is_probability and "1" or ", finite numbers"))
   end
   return value
 end

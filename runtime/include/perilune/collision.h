@@ -87,7 +87,7 @@ typedef struct peri_collision_config {
     double decay_exponent;    /* LRU, DISTANCE_LFU: > 0; 0: 1 */
     int64_t eviction_interval; /* MCH: iterations, up to 2^31 - 1; 0: 1 */
     int32_t filter;           /* MCH: PERI_FILTER_* */
-    double filter_arg;
+    double filter_arg;        /* DYNAMIC, PROBABILISTIC: finite, >= 0 */
     uint64_t seed;            /* of PROBABILISTIC */
     int64_t history_capacity; /* MCH: ids of a window that count, the first ones in their order, as in TorchRec; 0: all */
     int32_t max_probe;        /* HASH: rows that an id may be in; 0: 128 */
@@ -163,8 +163,10 @@ PERI_API peri_status peri_collision_state(peri_collision *c, int32_t i, peri_ten
 /** Load the state of buckets [@first_bucket, + @n_buckets) of the table: those that this map has; others are passed over. @names,
  *  @tensors [n]: the states by name, with the rows of just those buckets. Required are those that have rows and, for MCH,
  *  _output_segments_tensor and _current_iter_tensor. They are checked before anything changes: a missing, unknown or misshapen state,
- *  segments or buckets that differ, an id of another bucket, two rows for one id: PERI_EINVAL or PERI_EMISMATCH. Evicted rows of loaded
- *  buckets that were not fetched are forgotten. Waits. */
+ *  segments or buckets that differ, an id of another bucket, two rows for one id, a number that no map can have (_mch_counts: 0 to 2^62 - 1,
+ *  and INT64_MAX in a bucket's last row; _mch_last_access_iter: 0 to the state's _current_iter_tensor; _hash_zch_metadata: -1 to 2^31 - 1;
+ *  _current_iter_tensor: 0 to 2^53): PERI_EINVAL or PERI_EMISMATCH. Evicted rows of loaded buckets that were not fetched are forgotten.
+ *  Waits. */
 PERI_API peri_status peri_collision_load(peri_collision *c, int32_t first_bucket, int32_t n_buckets, int32_t n, const char *const *names,
                                          peri_tensor *const *tensors);
 
