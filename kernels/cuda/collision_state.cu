@@ -215,9 +215,11 @@ struct validate_rows {
         worst = peri_block_min(worst);
         last_hole = -peri_block_min(-last_hole);
         if (threadIdx.x != 0) return;
-        const int64_t value = worst < INT64_MAX && a.expiries ? a.expiries[b.first_row - a.state_row + worst] : 0;
-        if (worst < INT64_MAX) report_fault(a, k, fault(b, ids, k, worst, &hole), ids[worst], row + worst, value);
-        else if (last_hole >= 0) report_fault(a, k, PERI_COLLISION_HOLE, ids[last_hole], row + last_hole, 0);
+        if (worst < INT64_MAX) {
+            const int64_t found = fault(b, ids, k, worst, &hole);
+            const int64_t value = found == PERI_COLLISION_EXPIRY ? a.expiries[b.first_row - a.state_row + worst] : 0;
+            report_fault(a, k, found, ids[worst], row + worst, value);
+        } else if (last_hole >= 0) report_fault(a, k, PERI_COLLISION_HOLE, ids[last_hole], row + last_hole, 0);
         else report_fault(a, k, PERI_COLLISION_SOUND, 0, 0, 0);
     }
 };

@@ -338,7 +338,7 @@ static peri_k_collision_state_args right_state(bool hash)
 {
     peri_k_collision_state_args a = {.sorted = room(8 * STATE), .mapping = room(8 * STATE), .counts = room(8 * STATE),
                                      .last = room(8 * STATE), .expiries = room(4 * STATE),
-                                     .scratch = room(STATE * (int64_t)sizeof *a.scratch), .first_row = 7};
+                                     .scratch = room(STATE * (int64_t)sizeof *a.scratch), .first_row = 7, .iteration = 1000};
     const int64_t have = STATE - 1 - (int64_t)draw(STATE);
     for (int64_t i = 0, id = -5000; i < STATE; i++) {
         a.sorted[i] = hash ? -1 : i < have ? (id += 1 + (int64_t)draw(9)) : INT64_MAX;
