@@ -57,7 +57,8 @@ static peri_status check_mch(const peri_collision_config *a)
         return peri__fail(PERI_EINVAL, "%s: table '%s': policy %d for an MCH map, allowed: LFU, LRU, DISTANCE_LFU, USER", f, a->name,
                           a->policy);
     if (!(a->decay_exponent >= 0) || isinf(a->decay_exponent))
-        return peri__fail(PERI_EINVAL, "%s: table '%s': decay_exponent %g, allowed: finite numbers above 0, or 0 for 1", f, a->name, a->decay_exponent);
+        return peri__fail(PERI_EINVAL, "%s: table '%s': decay_exponent %g, allowed: finite numbers above 0, or 0 for 1", f, a->name,
+                          a->decay_exponent);
     PERI_TRY(check_range(a, "eviction_interval", a->eviction_interval, 0, INT32_MAX));
     PERI_TRY(check_range(a, "filter", a->filter, PERI_FILTER_NONE, PERI_FILTER_PROBABILISTIC));
     if (!(a->filter_arg >= 0) || isinf(a->filter_arg) || (a->filter == PERI_FILTER_PROBABILISTIC && a->filter_arg > 1))

@@ -163,10 +163,10 @@ PERI_API peri_status peri_collision_state(peri_collision *c, int32_t i, peri_ten
 /** Load the state of buckets [@first_bucket, + @n_buckets) of the table: those that this map has; others are passed over. @names,
  *  @tensors [n]: the states by name, with the rows of just those buckets. Required are those that have rows and, for MCH,
  *  _output_segments_tensor and _current_iter_tensor. They are checked before anything changes: a missing, unknown or misshapen state,
- *  segments or buckets that differ, an id of another bucket, two rows for one id, a number that no map can have (_mch_counts: 0 to 2^62 - 1,
- *  and INT64_MAX in a bucket's last row; _mch_last_access_iter: 0 to the state's _current_iter_tensor; _hash_zch_metadata: -1 to 2^31 - 1;
- *  _current_iter_tensor: 0 to 2^53): PERI_EINVAL or PERI_EMISMATCH. Evicted rows of loaded buckets that were not fetched are forgotten.
- *  Waits. */
+ *  segments or buckets that differ, an id of another bucket, two rows for one id, a number that no map can have (_mch_counts: 0 to
+ *  2^62 - 1, and INT64_MAX in a bucket's last row; _mch_last_access_iter: 0 to the state's _current_iter_tensor; _hash_zch_metadata: -1
+ *  to 2^31 - 1; _current_iter_tensor: 0 to 2^53): PERI_EINVAL or PERI_EMISMATCH. Evicted rows of loaded buckets that were not fetched are
+ *  forgotten. Waits. */
 PERI_API peri_status peri_collision_load(peri_collision *c, int32_t first_bucket, int32_t n_buckets, int32_t n, const char *const *names,
                                          peri_tensor *const *tensors);
 
