@@ -130,6 +130,7 @@ describe("a cache of 64-way sets", function()
         local got = b:cache_statistics()
         assert.is_true(got.evictions > 0 and got.hits > 6144 + 11 * 2048)
         assert.equal(6144, got.resident)
+        got.wait_ns = nil
         want[algorithm] = want[algorithm] or got
         assert.same(want[algorithm], got)
         b:release()

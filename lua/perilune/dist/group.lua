@@ -53,6 +53,7 @@ end
 
 --- The C group, or an error after release.
 function Group:ptr()
+  if not self._ref then P.fail "a group is wanted, got the class of groups" end
   local p = self._ref.ptr
   if p == nil then P.fail(("group '%s': it was released"):format(self.name)) end
   return p

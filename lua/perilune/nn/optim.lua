@@ -157,7 +157,10 @@ function Optimizer:restart_rows(i, first, n)
   end
 end
 
-function Optimizer:state_groups() return spread.groups_of(self.params.spread) end
+function Optimizer:state_groups()
+  optim_ptr(self._ref) -- an error for a class, which has no parameters
+  return spread.groups_of(self.params.spread)
+end
 
 --- What keeps `source` from becoming the state `s`; nil: nothing.
 local function refusal(s, source)

@@ -30,6 +30,8 @@ local LEAST = 1e-30 -- what is divided by where nobody has a sample, so that the
 --- all ranks, bit for bit. Gradients are the number of ranks times those of this rank's part: their means over the ranks, which
 --- DistributedModelParallel makes, are the gradients of the value.
 function M.mean_of(sum, count, group)
+  signature.value("global_mean", "sum", sum, "tensor")
+  signature.value("global_mean", "count", count, type(count) == "number" and "number" or "tensor")
   group = M.group_of("global_mean", group)
   local own, device, dtype = sum:detach(), sum:device(), sum:dtype()
   local both = Tensor.full({ 3 }, LEAST, "f64", device) -- sum, count, and the least that is divided by
