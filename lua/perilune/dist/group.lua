@@ -248,8 +248,9 @@ function Group:all_gather_object(value, func)
   func = func or "Group:all_gather_object"
   local bytes = serial.encode(value, func)
   local lengths = self:all_gather(Tensor.tensor({ #bytes }, "i64", "cpu")):wait():to_list()
-  local buffer, total = self:all_gather_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), lengths):wait():read()
-  local all, list, at = ffi.string(buffer, total), {}, 1
+  local gathered = self:all_gather_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), lengths):wait()
+  local all, list, at = ffi.string(gathered:read()), {}, 1
+  gathered:numel() -- its memory is in use until here
   for r = 1, n do
     list[r] = serial.decode(all:sub(at, at + lengths[r] - 1), func)
     at = at + lengths[r]
