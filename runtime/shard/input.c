@@ -121,6 +121,29 @@ static peri_status check_input(peri_sharded *e, peri_kjt *kjt)
     return PERI_OK;
 }
 
+/** Inverse indices @inverse (i64) name bags of their features. Where the host does not reach them nobody looks: see KeyedJaggedTensor's
+ *  validate. */
+static peri_status check_inverse(const peri__input_dist *d, const peri_tensor *inverse)
+{
+    const peri_sharded *e = d->ebc;
+    const peri__home *h = d->home;
+    if (!peri__immediate(e->device)) return PERI_OK;
+    for (int32_t f = 0; f < e->n_features; f++) {
+        const int64_t *at = (const int64_t *)peri__data(inverse) + h->feature_inverse[f];
+        const uint64_t bags = (uint64_t)h->feature_rows[f];
+        bool bad = false;
+        for (int64_t s = 0; s < h->rows; s++) bad |= (uint64_t)at[s] >= bags;
+        for (int64_t s = 0; bad && s < h->rows; s++)
+            if ((uint64_t)at[s] >= bags && bags == 0)
+                return peri__fail(PERI_ERANGE, "%s: feature '%s', sample %lld: inverse index %lld, but the feature has no bags",
+                                  e->router.function, e->feature_names[f], (long long)s, (long long)at[s]);
+            else if ((uint64_t)at[s] >= bags)
+                return peri__fail(PERI_ERANGE, "%s: feature '%s', sample %lld: inverse index %lld, allowed: 0..%lld", e->router.function,
+                                  e->feature_names[f], (long long)s, (long long)at[s], (long long)bags - 1);
+    }
+    return PERI_OK;
+}
+
 /** Start the routing of @kjt, and lay out what comes back of it. */
 static peri_status take_input(peri__input_dist *d, peri_kjt *kjt)
 {
@@ -149,9 +172,12 @@ static peri_status take_input(peri__input_dist *d, peri_kjt *kjt)
     words[WORD_STAMP] = (int64_t)e->found.stamp;
     if (!variable) return PERI_OK;
     PERI_TRY(peri_kjt_inverse_indices(kjt, &inverse));
-    peri_status status = peri_tensor_to(inverse, PERI_I64, NULL, &d->inverse);
+    peri_tensor *rows = NULL;
+    peri_status status = peri__contiguous_of(inverse, &rows);
+    if (status >= 0) status = peri_tensor_to(rows, PERI_I64, NULL, &d->inverse);
+    peri_tensor_release(rows);
     peri_tensor_release(inverse);
-    return status;
+    return status < 0 ? status : check_inverse(d, d->inverse);
 }
 
 /** The work of one input; nothing of it is numbered yet. */

@@ -107,7 +107,7 @@ static peri_status lay_out(const peri__routes *r, peri__home *h, int32_t rank, c
             const peri__piece *piece = &r->pieces[o->first_piece];
             const peri__partition *p = piece->rank < 0 ? &r->partitions[r->replicas[piece->lookup].partition]
                                                        : &r->partitions[r->strands[r->lookups[piece->lookup].strand].partition];
-            const bool replica = piece->rank < 0 && !a->inverse && !peri__rows_by_id(h->rule, p);
+            const bool replica = piece->rank < 0 && !peri__rows_by_id(h->rule, p);
             if (replica != stays) continue;
             if (replica) h->replica_column[piece->lookup] = o->column;
             add(r, h, rank, at, a, i, p);
@@ -150,6 +150,7 @@ static peri_status combine(const peri_sharded *e, const peri__home *h, const per
                                       .placed = there & PERI__OWN_THERE,
                                       .past = past_caches(e, h->rows * e->routes->out_cols)};
     if (args.n_outputs) PERI_TRY(PERI_LAUNCH(e->device, route_combine, &args, h->rows, 64));
+    if (there & PERI__REPLICAS_THERE && given->repeats) peri__repeats_copy(given->repeats, out);
     if (!h->n_pools) return PERI_OK;
     peri_k_route_pool_args pool = pool_args(e, h, given, own, received);
     pool.rows.values = peri__data(out);

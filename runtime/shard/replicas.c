@@ -26,8 +26,12 @@ typedef struct places {
     const peri__home *h;
     const peri__table_set *set;
     peri_tensor *const *grad;
-    const peri_tensor *first; /* the lowest address of @grad */
+    const peri_tensor *first; /* the lowest address of @grad, and of sums */
+    const peri__repeats *repeats; /* of a variable batch; else NULL */
+    int64_t past;             /* then: one past the last row of a bag */
 } places;
+
+static int64_t address(const peri_tensor *t) { return (int64_t)(uintptr_t)peri__data(t); }
 
 /** peri__place_rows: columns of the one result. */
 static int64_t place_columns(const void *ctx, const peri_tbe_batch *look, peri_k_tbe_block *block)
@@ -43,12 +47,10 @@ static int64_t place_columns(const void *ctx, const peri_tbe_batch *look, peri_k
         else high = middle;
     }
     if (p->h->replica_column[low] < 0) return -1;
-    block->out_offset = p->h->replica_column[low];
+    block->out_offset = p->h->replica_column[low] + (p->grad ? (address(p->grad[0]) - address(p->first)) / (int64_t)sizeof(float) : 0);
     block->out_stride = p->e->cols;
-    return block->out_offset + (block->bags - 1) * block->out_stride + cols;
+    return block->out_offset + ((p->repeats ? p->past : block->bags) - 1) * block->out_stride + cols;
 }
-
-static int64_t address(const peri_tensor *t) { return (int64_t)(uintptr_t)peri__data(t); }
 
 /** peri__place_rows: a result each. */
 static int64_t place_results(const void *ctx, const peri_tbe_batch *look, peri_k_tbe_block *block)
@@ -68,39 +70,64 @@ void peri__replicas_unplace(const peri_sharded *e, peri_tbe_batch *const *looks)
         if (e->sets[g].replica && looks[g]->placed) peri__batch_unplace(looks[g]);
 }
 
+/** Whether the gradients of all replicas can be read where they lie. */
+static bool can_place_back(const peri_sharded *e)
+{
+    bool can = true;
+    for (int32_t g = 0; g < e->n_sets; g++) can = can && (!e->sets[g].replica || (!e->sets[g].dense && !divided(e, &e->sets[g])));
+    return can;
+}
+
 /** All sets of replicas, or none. */
 static peri_status place(places *p, peri_tbe_batch *const *looks, peri__place_rows rows, bool *placed)
 {
     const peri_sharded *e = p->e;
     peri_status status = PERI_OK;
-    *placed = e->routes->n_replicas > 0 && peri__immediate(e->device);
+    *placed = e->routes->n_replicas > 0 && peri__immediate(e->device) && (!p->grad || can_place_back(e));
     for (int32_t g = 0; g < e->n_sets && *placed && status >= 0; g++) {
         p->set = &e->sets[g];
         if (!p->set->replica) continue;
-        *placed = !p->grad || (!p->set->dense && !divided(e, p->set));
-        if (*placed) status = peri__batch_place(looks[g], rows, p, placed);
+        if (p->repeats) peri__repeats_place(p->repeats, looks[g]);
+        status = peri__batch_place(looks[g], rows, p, placed);
     }
     if (!*placed || status < 0) peri__replicas_unplace(e, looks);
     return status;
 }
 
-peri_status peri__replicas_place(const peri_sharded *e, const peri__home *h, peri_tbe_batch *const *looks, bool *placed)
+peri_status peri__replicas_place(const peri_sharded *e, const peri__home *h, peri__given *given, peri_tbe_batch *const *looks,
+                                 bool *placed)
 {
-    places p = {.e = e, .h = h};
+    places p = {.e = e, .h = h, .past = h->rows + 1};
     *placed = false;
-    return e->kind->by_id ? PERI_OK : place(&p, looks, place_columns, placed);
+    if (e->kind->by_id || !e->routes->n_replicas || !peri__immediate(e->device)) return PERI_OK;
+    if (h->variable) {
+        PERI_TRY(peri__repeats_new(e, h, given->inverse, &given->repeats));
+        if (!given->repeats) return PERI_OK;
+        p.repeats = given->repeats;
+    }
+    PERI_TRY(place(&p, looks, place_columns, placed));
+    if (*placed) return PERI_OK;
+    peri__repeats_free(given->repeats);
+    given->repeats = NULL;
+    return PERI_OK;
 }
 
-peri_status peri__replicas_place_back(const peri_sharded *e, const peri__home *h, peri_tbe_batch *const *looks, peri_tensor *const *grad,
-                                      peri_tensor **first)
+peri_status peri__replicas_place_back(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tbe_batch *const *looks,
+                                      peri_tensor *const *grad, peri_tensor **first)
 {
-    places p = {.e = e, .h = h, .grad = grad, .first = grad[0]};
+    places p = {.e = e, .h = h, .grad = grad, .repeats = given->repeats};
     bool placed;
-    peri_tensor *lowest = grad[0];
+    peri_tensor *lowest = grad[0], *sums;
+    *first = NULL;
     for (int32_t i = 1; i < e->n_results; i++)
         if (address(grad[i]) < address(lowest)) lowest = grad[i];
+    if (h->variable) {
+        if (!p.repeats || !can_place_back(e)) return PERI_OK;
+        PERI_TRY(peri__repeats_add_up(given->repeats, grad[0], &p.past, &sums));
+        if (!sums) return PERI_OK;
+        if (address(sums) < address(lowest)) lowest = sums;
+    }
     p.first = lowest;
-    *first = NULL;
     PERI_TRY(place(&p, looks, e->kind->by_id ? place_results : place_columns, &placed));
     if (placed) *first = lowest;
     return PERI_OK;

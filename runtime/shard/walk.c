@@ -120,6 +120,7 @@ static void batch_fini(peri__trip *trip)
                               b->given.origins, b->looked_up, b->received, b->sent, b->rows};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
     peri__weights_dist_release(b->weights_dist);
+    peri__repeats_free(b->given.repeats);
     for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__journey_fini(&b->gradient[lane]);
     for (int32_t way = 0; way < 2; way++) {
         peri__looks_free(b->looks[way], n_sets);
@@ -410,13 +411,13 @@ static peri_status spread(batch *b, peri_tensor *const *grad_out, peri_tensor **
     peri_tbe_batch *const *looks = b->looks[PERI__TO_OWNERS];
     *joined = *parts = NULL;
     if (in_parts(b, grad_out)) {
-        PERI_TRY(peri__replicas_place_back(e, h, looks, grad_out, parts));
+        PERI_TRY(peri__replicas_place_back(e, h, &b->given, looks, grad_out, parts));
         PERI_TRY(place_back(b, grad_out, *parts));
         return e->kind->spread_parts(e, h, &b->given, grad_out, b->rows, b->sent, there_of(b, *parts));
     }
     PERI_TRY(join_gradients(b, grad_out, joined));
     if (!e->kind->by_id) {
-        PERI_TRY(peri__replicas_place_back(e, h, looks, joined, parts));
+        PERI_TRY(peri__replicas_place_back(e, h, &b->given, looks, joined, parts));
         PERI_TRY(place_back(b, joined, *parts));
     }
     return e->kind->spread(e, h, &b->given, *joined, b->rows, b->sent, there_of(b, *parts));
@@ -539,12 +540,12 @@ static peri_status look_up(output_dist *o)
     PERI_TRY(new_f32(e->device, l->home->received_out, &o->received));
     if (e->hollow) PERI_TRY(clear_sums(b, o->buffer));
     bool recording = peri__grad_enabled() && !e->frozen;
-    PERI_TRY(peri_tensor_new(e->device, PERI_F32, 2, (int64_t[]){l->home->joined_rows, e->cols}, &o->results));
     bool replicas;
     peri_tensor *first = NULL;
-    PERI_TRY(peri__replicas_place(e, l->home, b->looks[PERI__TO_HOMES], &replicas));
-    peri_status status = PERI_OK;
-    if ((replicas || e->kind->by_id || !e->routes->n_replicas) && l->home->joined_rows > 0)
+    PERI_TRY(peri__replicas_place(e, l->home, &b->given, b->looks[PERI__TO_HOMES], &replicas));
+    const int64_t rows[] = {l->home->joined_rows + (b->given.repeats ? 1 : 0), e->cols};
+    peri_status status = peri_tensor_new(e->device, PERI_F32, 2, rows, &o->results);
+    if (status >= 0 && (replicas || e->kind->by_id || !e->routes->n_replicas) && l->home->joined_rows > 0)
         status = peri__own_place(e, l, &b->given, b->looks[PERI__TO_HOMES], false, o->buffer, &o->results, &first);
     o->there = (replicas ? PERI__REPLICAS_THERE : 0) | (first ? PERI__OWN_THERE : 0);
     for (int32_t part = 0; part < e->parts && status >= 0; part++) {

@@ -108,6 +108,21 @@ describe("wrong input", function()
       return peri.KeyedJaggedTensor { keys = { "u", "i" }, values = peri.tensor { 1, 2 }, lengths = { 1, 1 }, stride = 1 }
     end, "ids are f32, allowed: i64, i32")
   end)
+  it("has inverse indices that name no bag", function()
+    local function build(u, i)
+      return peri.KeyedJaggedTensor { keys = { "u", "i" }, values = { 1, 2 }, lengths = { 1, 1 },
+        stride_per_key_per_rank = { { 2 }, { 0 } }, inverse_indices = { { "i", "u" }, peri.tensor({ i, u }, "i64") } }
+    end
+    fails(function() return build({ 0, 1, 2 }, { 0, 0, 0 }) end, "feature 'u', sample 2: inverse index 2, allowed: 0%.%.1")
+    fails(function() return build({ 0, -1, 1 }, { 0, 0, 0 }) end, "feature 'u', sample 1: inverse index %-1, allowed: 0%.%.1")
+    fails(function() return build({ 0, 1, 1 }, { 0, 0, 0 }) end, "feature 'i', sample 0: inverse index 0, but the feature has no bags")
+    local said = messages(2, function(rank, world)
+      local ebc = make(world)
+      ebc:forward(peri.KeyedJaggedTensor { keys = { "u", "i" }, values = { 1, 2 }, lengths = { 1, 1 },
+        stride_per_key_per_rank = { { 1 }, { 1 } }, inverse_indices = { { "u", "i" }, peri.tensor({ { rank }, { 0 } }, "i64") } }):wait()
+    end)
+    for r = 1, 2 do assert.matches("feature 'u', sample 0: inverse index 1, allowed: 0..0", said[r]) end
+  end)
   it("is used twice, or too early", function()
     sim.run(1, function(_, world)
       local ebc, other = make(world), make(world)

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * repeats.c: rows of replicas in a variable batch, where several samples may have the same bag. Its row is written where the first of them
+ * wants it, and copied to the others; its gradient is read there if no other has it, and else a sum that is made beside. So only what
+ * repeats is moved twice: through the buffers it would be everything.
+ *
+ * Sums stand in rows as wide as the gradient's, so that one number says where a bag's gradient is: a row of the one or of the other.
+ */
+#include "module.h"
+
+/** A sample whose bag another one before it has too. */
+typedef struct repeat {
+    int32_t sample, first; /* first: the first one that has the bag */
+    int32_t bag;           /* of the feature */
+    int32_t sum;           /* number of the bag's sum among the feature's */
+    bool more;             /* it is not the first repeat of its bag */
+} repeat;
+
+struct peri__repeats {
+    const peri_sharded *e;
+    const peri__home *h;
+    peri_tensor *places, *list; /* backing of what follows */
+    int32_t *place;  /* by bag of the input whose feature has a replica: see peri__repeats_place */
+    repeat *repeats; /* of each feature from begin[feature] on */
+    int64_t *begin, *n, *sums, *unused; /* by feature; repeats, sums, and bags that no sample has; backing: begin */
+    int64_t n_bags;  /* of the input */
+    const int64_t *inverse;
+    peri_tensor *summed; /* room for the sums */
+    float *data;         /* of the result, or of its gradient */
+    float *sum;          /* a row of zeros, then the sums */
+};
+
+/** The repeats of a bag get the number of its sum; meanwhile that is -2 - its place. */
+static int64_t number_sums(repeat *first, const repeat *past, int32_t *place)
+{
+    int32_t n = 0;
+    for (repeat *x = first; x < past; x++) {
+        x->more = place[x->bag] < 0;
+        if (!x->more) place[x->bag] = -2 - n++;
+        x->sum = -2 - place[x->bag];
+    }
+    for (repeat *x = first; x < past; x++) place[x->bag] = x->first;
+    return n;
+}
+
+/** peri_range_fn: what repeats in features [from, to). */
+static void find(void *ctx, int64_t from, int64_t to)
+{
+    peri__repeats *r = ctx;
+    const int64_t rows = r->h->rows;
+    for (int64_t f = from; f < to; f++) {
+        const int64_t *inverse = r->inverse + r->h->feature_inverse[f], bags = r->h->feature_rows[f];
+        int32_t *place = r->place + r->h->feature_first[f];
+        repeat *first = r->repeats + r->begin[f], *past = first;
+        if (r->begin[f] == r->begin[f + 1]) continue;
+        for (int64_t b = 0; b < bags; b++) place[b] = -1;
+        for (int64_t s = 0; s < rows; s++) {
+            const int64_t bag = inverse[s];
+            if (place[bag] < 0) place[bag] = (int32_t)s;
+            else *past++ = (repeat){.sample = (int32_t)s, .first = place[bag], .bag = (int32_t)bag};
+        }
+        r->n[f] = past - first;
+        r->sums[f] = number_sums(first, past, place);
+        for (int64_t b = 0; b < bags; b++) {
+            r->unused[f] += place[b] < 0;
+            if (place[b] < 0) place[b] = (int32_t)rows;
+        }
+    }
+}
+
+/** Room for what repeats: as many samples as there are, of each feature that has a replica. */
+static peri_status make_room(peri__repeats *r)
+{
+    const peri__home *h = r->h;
+    const int32_t n = r->e->routes->n_features;
+    r->begin = peri__alloc_zero(sizeof *r->begin * (size_t)(4 * n + 1));
+    if (!r->begin) return PERI_ENOMEM;
+    r->n = r->begin + n + 1;
+    r->sums = r->n + n;
+    r->unused = r->sums + n;
+    for (int32_t i = 0; i < r->e->routes->n_replicas; i++) r->begin[r->e->routes->replicas[i].feature + 1] = peri__max(1, h->rows);
+    for (int32_t f = 0; f < n; f++) {
+        if (r->begin[f + 1]) r->n_bags = peri__max(r->n_bags, h->feature_first[f] + h->feature_rows[f]);
+        r->begin[f + 1] += r->begin[f];
+    }
+    const int64_t bytes = (int64_t)sizeof *r->repeats * r->begin[n];
+    PERI_TRY(peri_tensor_new(r->e->device, PERI_I32, 1, &r->n_bags, &r->places));
+    PERI_TRY(peri_tensor_new(r->e->device, PERI_U8, 1, &bytes, &r->list));
+    r->place = peri__data(r->places);
+    r->repeats = peri__data(r->list);
+    return PERI_OK;
+}
+
+peri_status peri__repeats_new(const peri_sharded *e, const peri__home *h, const peri_tensor *inverse, peri__repeats **out)
+{
+    if (h->rows >= INT32_MAX || h->most_bags >= INT32_MAX) return PERI_OK;
+    peri__repeats *r = peri__alloc_zero(sizeof *r);
+    if (!r) return PERI_ENOMEM;
+    r->e = e;
+    r->h = h;
+    r->inverse = peri__data(inverse);
+    peri_status status = make_room(r);
+    if (status >= 0) peri__parallel_for(e->routes->n_features, 1, find, r);
+    if (status < 0) peri__repeats_free(r);
+    else *out = r;
+    return status;
+}
+
+void peri__repeats_free(peri__repeats *r)
+{
+    if (!r) return;
+    peri_tensor_release(r->places);
+    peri_tensor_release(r->list);
+    peri_tensor_release(r->summed);
+    peri__free(r->begin);
+    peri__free(r);
+}
+
+void peri__repeats_place(const peri__repeats *r, peri_tbe_batch *look)
+{
+    look->places = r->place;
+    look->first_placed = 0;
+    look->n_placed = r->n_bags;
+}
+
+/* -- rows ------------------------------------------------------------------------------------------------------------------------------ */
+
+/** peri_range_fn: rows of replicas [from, to) to all samples that repeat. */
+static void copy(void *ctx, int64_t from, int64_t to)
+{
+    const peri__repeats *r = ctx;
+    const int64_t stride = r->e->cols;
+    for (int64_t i = from; i < to; i++) {
+        const peri__replica *x = &r->e->routes->replicas[i];
+        const repeat *first = r->repeats + r->begin[x->feature];
+        float *column = r->data + r->h->replica_column[i];
+        for (const repeat *k = first; k < first + r->n[x->feature]; k++)
+            memcpy(column + k->sample * stride, column + k->first * stride, sizeof *column * (size_t)x->cols);
+    }
+}
+
+void peri__repeats_copy(peri__repeats *r, peri_tensor *rows)
+{
+    r->data = peri__data(rows);
+    peri__parallel_for(r->e->routes->n_replicas, 1, copy, r);
+}
+
+/* -- gradients ----------------------------------------------------------------------------------------------------------------------- */
+
+static void add_rows(float *restrict to, const float *restrict from, const float *restrict more, int64_t n)
+{
+    for (int64_t c = 0; c < n; c++) to[c] = 0.0f + from[c] + more[c];
+}
+
+static void add_row(float *restrict to, const float *restrict from, int64_t n)
+{
+    for (int64_t c = 0; c < n; c++) to[c] += from[c];
+}
+
+/** Ask for a row that is read in a while: no hardware guesses which. */
+static void ask(const float *row, int64_t cols)
+{
+    for (int64_t c = 0; c < cols; c += 16) __builtin_prefetch(row + c);
+}
+
+/** peri_range_fn: sums of replicas [from, to): from 0, sample after sample. */
+static void add_up(void *ctx, int64_t from, int64_t to)
+{
+    enum { AHEAD = 8 };
+    const peri__repeats *r = ctx;
+    const int64_t stride = r->e->cols;
+    for (int64_t i = from; i < to; i++) {
+        const peri__replica *x = &r->e->routes->replicas[i];
+        const repeat *first = r->repeats + r->begin[x->feature];
+        const float *grad = r->data + r->h->replica_column[i];
+        float *zero = r->sum + r->h->replica_column[i], *sums = zero + stride;
+        if (r->unused[x->feature]) memset(zero, 0, sizeof *zero * (size_t)x->cols);
+        for (const repeat *k = first, *past = first + r->n[x->feature]; k < past; k++) {
+            const repeat *next = k + AHEAD;
+            if (next < past && !next->more) ask(grad + next->first * stride, x->cols);
+            if (next < past) ask(grad + next->sample * stride, x->cols);
+            if (k->more) add_row(sums + k->sum * stride, grad + k->sample * stride, x->cols);
+            else add_rows(sums + k->sum * stride, grad + k->first * stride, grad + k->sample * stride, x->cols);
+        }
+    }
+}
+
+/** Where sums are made: a whole number of rows, *away, from the gradient. */
+static peri_status place_sums(peri__repeats *r, int64_t *past, int64_t *away)
+{
+    const int64_t row = (int64_t)sizeof(float) * r->e->cols, grad = (int64_t)(uintptr_t)r->data;
+    int64_t most = 0;
+    for (int32_t f = 0; f < r->e->routes->n_features; f++) most = peri__max(most, r->sums[f]);
+    const int64_t n = (most + 2) * r->e->cols; /* the row of zeros; and one that is left, in parts, before and behind */
+    PERI_TRY(peri_tensor_new(r->e->device, PERI_F32, 1, &n, &r->summed));
+    const int64_t from = (int64_t)(uintptr_t)peri__data(r->summed) - grad, rest = ((from % row) + row) % row;
+    r->sum = (float *)peri__data(r->summed) + (rest ? row - rest : 0) / (int64_t)sizeof(float);
+    *away = (from + (rest ? row - rest : 0)) / row;
+    *past = *away + most + 1;
+    return PERI_OK;
+}
+
+peri_status peri__repeats_add_up(peri__repeats *r, peri_tensor *grad, int64_t *past, peri_tensor **sums)
+{
+    int64_t away;
+    *sums = NULL;
+    r->data = peri__data(grad);
+    PERI_TRY(place_sums(r, past, &away));
+    *past = peri__max(*past, r->h->rows);
+    if (away < INT32_MIN || *past > INT32_MAX) return PERI_OK;
+    peri__parallel_for(r->e->routes->n_replicas, 1, add_up, r);
+    for (int32_t f = 0; f < r->e->routes->n_features; f++) {
+        int32_t *place = r->place + r->h->feature_first[f];
+        const repeat *first = r->repeats + r->begin[f];
+        for (int64_t b = 0; r->unused[f] && b < r->h->feature_rows[f]; b++)
+            if (place[b] == r->h->rows) place[b] = (int32_t)away;
+        for (const repeat *k = first; k < first + r->n[f]; k++) place[k->bag] = (int32_t)(away + 1) + k->sum;
+    }
+    *sums = r->summed;
+    return PERI_OK;
+}
