@@ -1,0 +1,70 @@
+-- Rules of the lint find what they are for: each is run on this tree with a fault put into one file, as it reads it.
+
+--- What rules get (tests/lint/run.lua), with other text in some files: changed[path] = function(text) return text, count end.
+local function context(changed)
+  local ctx = {}
+  function ctx.files(folder, suffix)
+    local out, pipe = {}, assert(io.popen(("find %s -name '*.%s' -type f | LC_ALL=C sort"):format(folder, suffix)))
+    for line in pipe:lines() do out[#out + 1] = line end
+    pipe:close()
+    return out
+  end
+  function ctx.read(path)
+    local file = assert(io.open(path, "rb"))
+    local text = file:read "*a"
+    file:close()
+    if not changed[path] then return text end
+    local other, count = changed[path](text)
+    assert(count == 1, "the change must hit one place")
+    return other
+  end
+  return ctx
+end
+
+--- The complaints of the rule of this name when these files are changed: { path, pattern, replacement }...
+local function complaints(rule, ...)
+  local changed = {}
+  for _, c in ipairs { ... } do changed[c[1]] = function(text) return text:gsub(c[2], c[3]) end end
+  for _, r in ipairs(require "tests.lint.faces") do
+    if r[1] == rule then return r[2](context(changed)) end
+  end
+  error("no rule " .. rule)
+end
+
+describe("the lint of CUDA faces", function()
+  local rule = "kernels and operations have a CUDA face"
+
+  it("has nothing to say of this tree", function() assert.same({}, complaints(rule)) end)
+
+  it("names an operation that was added without one, and where it belongs", function()
+    assert.same({
+      "kernels/quantize.h lists the kernel quantize_more, which has no CUDA face: PERI_CUDA_KERNEL(quantize_more) is missing in "
+        .. "kernels/cuda/quantize.cu",
+    }, complaints(rule, { "kernels/quantize.h", "(#define PERI_KERNELS_QUANTIZE%(X%)[^\n]*\n)",
+      "%1 X(quantize_more, peri_k_more_args) \\\n" }))
+    local said = complaints(rule, { "kernels/optim.h", "(#define PERI_OPS_OPTIM%(X%))", "%1 X(norm_more, peri_k_more_args)" })
+    assert.equal(2, #said)
+    assert.matches("^kernels/optim.h lists the operation norm_more, .*PERI_CUDA_OP%(norm_more%) is missing in kernels/cuda/optim.cu$",
+      said[1])
+    assert.matches("PERI_CUDA_SCRATCH%(norm_more%) is missing", said[2])
+  end)
+
+  it("names a face that is gone from its file", function()
+    assert.same({
+      "kernels/tbe.h lists the operation tbe_sort, which has no CUDA face: PERI_CUDA_SCRATCH(tbe_sort) is missing in "
+        .. "kernels/cuda/tbe_batch.cu or kernels/cuda/tbe_forward.cu or kernels/cuda/tbe_gradient.cu or kernels/cuda/tbe_sort.cu or "
+        .. "kernels/cuda/tbe_update.cu or kernels/cuda/tbe_whole.cu",
+    }, complaints(rule, { "kernels/cuda/tbe_sort.cu", "\nPERI_CUDA_SCRATCH%(tbe_sort%)", "\nstatic int64_t other(tbe_sort)" }))
+  end)
+
+  it("names a family that no table has, and the file that its faces would be in", function()
+    local said = complaints(rule, { "kernels/bags.h", "(#endif\n)$", "#define PERI_OPS_NOVEL(X) X(novel_sum, peri_op_novel)\n%1" })
+    assert.equal(3, #said)
+    assert.matches("PERI_OPS_NOVEL is not in PERI_OPS of kernels/kernels.h", said[3])
+  end)
+
+  it("names a face of what no list has", function()
+    assert.same({ "kernels/cuda/cache.cu defines PERI_CUDA_KERNEL(cache_other), which no list of kernels/*.h asks for" },
+      complaints(rule, { "kernels/cuda/cache.cu", "^", "PERI_CUDA_KERNEL(cache_other)\n" }))
+  end)
+end)
