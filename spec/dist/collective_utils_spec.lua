@@ -94,6 +94,27 @@ describe("leaders", function()
   end)
 end)
 
+describe("all_gather_object", function()
+  worlds.each("gives every rank the values of all", function(world, _, n)
+    local rank = world:rank()
+    local got = world:all_gather_object({ rank = rank, list = { 1, 2 } }, "somebody")
+    for r = 1, n do assert.same({ rank = r - 1, list = { 1, 2 } }, got[r]) end
+    assert.same({}, world:all_gather_object(nil)) -- nil of every rank
+    local flags = world:all_gather_object(rank == 0)
+    for r = 1, n do assert.equal(r == 1, flags[r]) end
+  end, { devices = { "cpu" } })
+
+  worlds.each("of two purposes that meet is an error on all ranks, and the group lives on", function(world, _, n)
+    local own, last = world:rank() == n - 1 and "ends" or "starts", n - 1
+    local err = select(2, pcall(world.all_gather_object, world, 1, own))
+    assert.equal("EMISMATCH", err.name)
+    local other, rank = own == "ends" and "starts" or "ends", own == "ends" and 0 or last
+    local want = ("%s: rank %d of group '%s' came to %s instead; all ranks make the same calls"):format(own, rank, world.name, other)
+    assert.is_truthy(tostring(err.message):find(want, 1, true), tostring(err.message))
+    assert.equal(n, #world:all_gather_object(1, "starts"))
+  end, { devices = { "cpu" }, sizes = { 2, 3, 5 } })
+end)
+
 describe("Lua values as bytes", function()
   it("come back", function()
     local values = { 0, -1, 1 / 3, 2 ^ 53, -math.huge, "", "a\0b", {}, { { {} } }, { a = 1, b = { 2, 3 }, [1] = "x", [2.5] = true } }

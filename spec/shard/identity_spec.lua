@@ -86,6 +86,26 @@ describe("ranks that disagree about", function()
     for _, text in ipairs(disagreement(2, {}, { users = plan.row_wise(cached) })) do assert.is_truthy(text:find "rank [01]", text) end
   end)
 
+  it("which tables are behind caches are told so, in words, when the model is made", function()
+    for _, n in ipairs { 2, 3 } do
+      local _, errors = sim.run(n, function(rank, world)
+        local tables = { peri.EmbeddingBagConfig { name = "users", num_embeddings = 10, embedding_dim = 4, feature_names = { "u" } } }
+        peri.DistributedModelParallel { group = world, plan = { [""] = { users = plan.row_wise(rank == n - 1 and cached or nil) } },
+          module = peri.EmbeddingBagCollection { tables = tables, fused_params = adam, device = "meta" } }
+      end, { catch = true, timeout = 20 })
+      local here, there = "DistributedModelParallel", "ShardedEmbeddingBagCollection with compute kernel fused_uvm_caching"
+      for r = 1, n do
+        local own, other, rank = here, there, n - 1
+        if r == n then own, other, rank = there, here, 0 end
+        local want = ("%s: rank %d of group '%s' came to %s instead; all ranks make the same calls in the same order"):format(own, rank,
+          "world", other)
+        local text = tostring(errors[r] and errors[r].message or errors[r])
+        assert.is_truthy(text:find(want, 1, true), text .. "\nwanted: " .. want)
+        assert.equal("EMISMATCH", errors[r].name)
+      end
+    end
+  end)
+
   worlds.each("a learning rate that was set later", function(world, device, n)
     local ebc, rank = make(world, { device = device }), world:rank()
     ebc:forward(kjt(device)):wait()
@@ -101,7 +121,7 @@ describe("ranks that disagree about", function()
   it("how caches choose rows, and how much memory they leave, go on", function()
     sim.run(3, function(rank, world)
       local ebc = make(world, { users = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { load_factor = 0.5,
-        reserved_memory = rank, algorithm = rank == 0 and "LRU" or "LFU" } } })
+        reserved_memory = rank, algorithm = rank == 0 and "LRU" or "LFU", ways = 2 * rank } } })
       for _ = 1, 3 do ebc:forward(kjt()):wait() end
     end)
   end)

@@ -1,6 +1,7 @@
 -- group.lua: groups of ranks and their collective operations. Every operation returns an Awaitable; every rank of the group calls the same
 -- operations in the same order.
 local ffi = require "ffi"
+local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -240,19 +241,27 @@ function Group:all_to_all_v(input, send_rows, recv_rows, output, tag)
   return posted(C.peri_coll_all_to_all_v(self:ptr(), tensor_ptr(output), tensor_ptr(input), counts_b, counts_a, tag or 0, work_out), output)
 end
 
---- `value` (nil, booleans, numbers, strings, tables of them) of every rank, as a list in their order; func: whose it is, for messages.
---- Collective; waits.
+local function met_another(group, func, rank, theirs)
+  errors.raise { code = C.PERI_EMISMATCH, name = "EMISMATCH", where = "", rank = group:rank(),
+    message = ("%s: rank %d of group '%s' came to %s instead; all ranks make the same calls in the same order, of the same model and plan")
+      :format(func, rank, group.name, tostring(theirs)) }
+end
+
+--- `value` (nil, booleans, numbers, strings, tables of them) of every rank, as a list in their order; func: whose it is, for messages,
+--- and the same on all ranks: where two that differ meet, that is an error on all. Collective; waits.
 function Group:all_gather_object(value, func)
   local n = self:size()
   if n == 1 then return { value } end
   func = func or "Group:all_gather_object"
-  local bytes = serial.encode(value, func)
+  local bytes = serial.encode({ func, value }, func)
   local lengths = self:all_gather(Tensor.tensor({ #bytes }, "i64", "cpu")):wait():to_list()
   local gathered = self:all_gather_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), lengths):wait()
   local all, list, at = ffi.string(gathered:read()), {}, 1
   gathered:numel() -- its memory is in use until here
   for r = 1, n do
-    list[r] = serial.decode(all:sub(at, at + lengths[r] - 1), func)
+    local theirs = serial.decode(all:sub(at, at + lengths[r] - 1), func)
+    if theirs[1] ~= func then met_another(self, func, r - 1, theirs[1]) end
+    list[r] = theirs[2]
     at = at + lengths[r]
   end
   return list

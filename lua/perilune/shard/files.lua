@@ -65,7 +65,7 @@ local function agree(group, func, modules, err)
   if not err then
     for i, m in ipairs(modules) do mine.modules[i] = info_of(C.peri_sharded_files_found, m) end
   end
-  local list = all_gather_object(group, mine, func)
+  local list = all_gather_object(group, mine, func .. " with compute kernel fused_uvm_caching")
   raise_first(group, func, list)
   local files = with_files(list)
   for _, f in ipairs(files) do
