@@ -68,14 +68,15 @@ struct spread_cell {
     }
     template <class V> __device__ static void columns(V *to, const V *grad, float divisor, int n, int lane)
     {
-        for (int c = lane; c < n; c += 2 * LANES) {
+        to += lane, grad += lane, n -= lane;
+        for (; n > 0; n -= 2 * LANES, to += 2 * LANES, grad += 2 * LANES) {
             V x[2];
             PERI_UNROLL
             for (int j = 0; j < 2; j++)
-                if (c + j * LANES < n) x[j] = grad[c + j * LANES];
+                if (j * LANES < n) x[j] = grad[j * LANES];
             PERI_UNROLL
             for (int j = 0; j < 2; j++)
-                if (c + j * LANES < n) to[c + j * LANES] = divide(x[j], divisor);
+                if (j * LANES < n) to[j * LANES] = divide(x[j], divisor);
         }
     }
     __device__ void operator()(int64_t b, int32_t o, int lane, unsigned) const
