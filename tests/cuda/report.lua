@@ -75,9 +75,13 @@ local function read(folder, nvdisasm, arch)
   for path in run("ls " .. folder .. "/*.cubin"):gmatch "[^\n]+" do
     local file = path:match "([%w_]+)%.cubin$"
     local used, names = resources((path:gsub("cubin$", "log"))), {}
-    local kernels = sass.parse((run(("%s -c %s 2>&1"):format(nvdisasm, path))))
+    local text = run(("%s -c %s 2>&1"):format(nvdisasm, path))
+    local kernels = sass.parse((text))
     for name in pairs(used) do names[#names + 1] = name end
-    if #names > 0 and not next(kernels) then error(("%s does not disassemble %s"):format(nvdisasm, path), 0) end
+    if #names > 0 and not next(kernels) then
+      error(("'%s' does not disassemble %s: %s\nGive its path, NVDISASM=...: it comes with the CUDA toolkit, or from PyPI as "
+        .. "nvidia-cuda-nvdisasm"):format(nvdisasm, path, text:match "[^\n]*"), 0)
+    end
     local short = short_names(names)
     for _, name in ipairs(names) do
       local r, code = used[name], kernels[name]
