@@ -1,69 +1,118 @@
--- Processes that die or stop while they train, in each slot of a schedule: the other rank gets an error that names them, by its deadline.
--- PERI_TEST_SCHEDULES: which ("sparse_dist prefetch_sparse_dist"). (mpirun: none: it starts its own)
+-- Processes that die, stop or run out of data while they train, in each slot of a schedule: every other rank gets an error that names
+-- them, by its deadline; without data, all ranks end together, and well.
+-- PERI_TEST_SCHEDULES: which ("sparse_dist prefetch_sparse_dist one_f_one_b"; "all"). PERI_TEST_FAULTS: ("dies dry stalls").
+-- PERI_TEST_RANKS: how many train together (2, stages 4). Within tests/net/nodes they are spread over its machines.
+-- (mpirun: none: it starts its own)
 -- deadline: 240 s
 local peri = require "perilune"
 local shell = require "spec.support.shell"
-local support = require "spec.support.pipeline"
-local schedules = peri.pipeline.schedules
+local support = require "spec.support.pipeline_faults"
 
 local found = shell.has "mpirun"
-local names = os.getenv "PERI_TEST_SCHEDULES" or "sparse_dist prefetch_sparse_dist"
+local names = os.getenv "PERI_TEST_SCHEDULES" or "sparse_dist prefetch_sparse_dist one_f_one_b"
+if names == "all" then names = table.concat(peri.pipeline.schedules.names, " ") end
+local wanted = os.getenv "PERI_TEST_FAULTS" or "dies dry stalls"
+local machines = os.getenv "PERI_TEST_SLOTS" ~= nil
+local function ranks_of(name) return tonumber(os.getenv "PERI_TEST_RANKS" or name == "one_f_one_b" and 4 or 2) end
 
-local function slots_of(name)
-  local list, slots = {}, support.slots(schedules.load(name), function() end)
-  while true do
-    local _, slot = slots(#list + 1)
-    if not slot then return list end
-    list[#list + 1] = slot
-  end
-end
-
---- Start an mpirun of two ranks for each slot. The function that is returned waits for its end: what the first of each two said, by slot,
---- and the log.
+--- Start an mpirun of a group of ranks for each slot. The function that is returned waits for its end: what each rank of the groups said,
+--- by slot and rank, and the log. (On several machines Open MPI 4's mpirun that is to survive a killed process never ends: it is ended when
+--- all have said what they have to say.)
 local function start(name, fault, deadline, n)
-  local pipe = assert(io.popen(("LUA_PATH='%s' PERI_NUM_THREADS=1 timeout 100 %s --oversubscribe --mca orte_enable_recovery 1 -n %d %s "
-    .. "spec/support/pipeline_fault.lua %s %s %g 2>&1"):format(package.path, shell.mpirun, 2 * n, shell.rank, name, fault, deadline)))
+  local ranks = ranks_of(name)
+  local left = machines and n * (fault == "dry" and ranks or ranks - 1) or math.huge
+  local pipe = assert(io.popen(("echo $$; export LUA_PATH='%s' PERI_NUM_THREADS=1; exec timeout %d %s --mca orte_enable_recovery 1 "
+    .. "-n %d %s spec/support/pipeline_fault.lua %s %s %g %d 2>&1"):format(package.path, 50 * ranks, shell.mpirun, ranks * n, shell.rank,
+    name, fault, deadline, ranks)))
   return function()
     local ends, log = {}, {}
+    local process = pipe:read "*n"
     for line in pipe:lines() do
-      local slot, seconds, kind, message = line:match "^(%d+)|([%d.]+)|(%w+)|(.*)$"
-      if slot then ends[tonumber(slot)] = { seconds = tonumber(seconds), name = kind, message = message } end
+      local slot, rank, troubled, seconds, kind, message = line:match "^(%d+)|(%d+)|(%d+)|([%d.]+)|(%w+)|(.*)$"
+      if slot then
+        slot = tonumber(slot)
+        ends[slot] = ends[slot] or {}
+        ends[slot][tonumber(rank)] = { troubled = tonumber(troubled), seconds = tonumber(seconds), name = kind, message = message }
+      end
       log[#log + 1] = line
+      left = left - (slot and 1 or 0)
+      if left == 0 then os.execute("kill " .. process) end
     end
     pipe:close()
     return ends, table.concat(log, "\n")
   end
 end
 
+--- deadline: of exchanges, from the fault on (seconds a rank: all slots' processes share the cores); most: seconds until a rank has ended,
+--- its start among others with it; names: of errors. That a process of another machine is gone is seen by those on its own; an exchange
+--- in which none of them takes part ends by its deadline.
 local faults = {
-  dies = { deadline = 30, most = 28, names = { EPEER = true, EABORTED = true }, message = "rank 1.* is gone" },
-  stalls = { deadline = 2, most = 40, names = { ETIMEOUT = true, EPEER = true, EABORTED = true }, message = "rank 1" },
+  dies = { deadline = machines and 5 or 15, most = 40, names = { ETIMEOUT = machines, EPEER = true, EABORTED = true } },
+  stalls = { deadline = 1.25, most = 40, names = { ETIMEOUT = true, EPEER = true, EABORTED = true } },
+  dry = { deadline = 15, most = 40, names = { ok = true } },
 }
 
+--- Whether an error says to whom it happened: by its rank in the group, or in the world where the exchange was one of fewer.
+local function names_rank(got, victim)
+  local message = got.message
+  return message:match(("rank %d%%f[%%D]"):format(victim)) ~= nil or message:match(("rank %d of the world"):format(got.troubled)) ~= nil
+end
+
+--- Where a rank has no more data, the others go on to the end of theirs; stages of a model load the same batches, which it says.
+local function check_dry(name, slot, got, is_victim)
+  if name == "one_f_one_b" then
+    assert.matches("there is no batch %d on some stages, where others have one", got.message)
+    return
+  end
+  assert.equal("ok", got.name, ("slot %d: %s"):format(slot, got.message))
+  local steps, given = got.message:match "^(%d+) of (%d+)$"
+  assert.equal(7, tonumber(steps), ("slot %d"):format(slot))
+  if is_victim then assert.is_true(tonumber(given) >= 2 and tonumber(given) < 7, ("slot %d: %s"):format(slot, got.message))
+  else assert.equal(7, tonumber(given), ("slot %d"):format(slot)) end
+end
+
 describe("a process that", function()
-  local stalled = {}
+  local stalled, n = {}, 0
+  local function deadline_of(name, fault) return faults[fault].deadline * ranks_of(name) end
   setup(function() -- most of their time they wait
+    if not wanted:match "stalls" or not found then return end
     for name in names:gmatch "%S+" do
-      stalled[name] = found and start(name, "stalls", faults.stalls.deadline, #slots_of(name))
+      if ranks_of(name) == 2 and n < 2 then
+        n, stalled[name] = n + 1, start(name, "stalls", deadline_of(name, "stalls"), #support.slots(name, 2))
+      end
     end
   end)
 
   for fault, expected in peri.util.ordered(faults) do
     for name in names:gmatch "%S+" do
-      it(("%s in any slot of %s is an error on the other rank"):format(fault, name), function()
+      local title = fault == "dry" and "has no more data from any slot of %s on lets the others end" or fault
+        .. " in any slot of %s is an error on the other ranks"
+      if wanted:match(fault) then it(title:format(name), function()
         if not found then return pending "Open MPI was not found" end
-        local slots = slots_of(name)
-        assert.is_true(#slots >= #schedules.load(name).operations)
-        local finish = fault == "stalls" and stalled[name] or start(name, fault, expected.deadline, #slots)
+        local ranks = ranks_of(name)
+        local victim = support.victim(ranks)
+        local slots, operations = support.slots(name, ranks)
+        assert.is_true(#slots >= operations)
+        local finish = fault == "stalls" and stalled[name] or start(name, fault, deadline_of(name, fault), #slots)
         local ends, log = finish()
         for _, slot in ipairs(slots) do
-          local got = ends[slot]
-          assert.is_truthy(got, ("slot %d: nobody said anything:\n%s"):format(slot, log))
-          assert.is_true(expected.names[got.name] == true, ("slot %d: %s: %s"):format(slot, got.name, got.message))
-          assert.matches(expected.message, got.message)
-          assert.is_true(got.seconds <= expected.most, ("slot %d after %.1f s"):format(slot, got.seconds))
+          for rank = 0, ranks - 1 do
+            local got = ends[slot] and ends[slot][rank]
+            if rank == victim and fault ~= "dry" then
+              assert.is_nil(got)
+            else
+              local where = ("slot %d, rank %d"):format(slot, rank)
+              assert.is_truthy(got, ("%s said nothing:\n%s"):format(where, log))
+              if fault == "dry" then check_dry(name, slot, got, rank == victim)
+              else
+                assert.is_true(expected.names[got.name] == true, ("%s: %s: %s"):format(where, got.name, got.message))
+                assert.is_true(names_rank(got, victim), where .. ": " .. got.message)
+              end
+              assert.is_true(got.seconds <= expected.most, ("%s after %.1f s"):format(where, got.seconds))
+            end
+          end
         end
-      end)
+      end) end
     end
   end
 end)

@@ -8,27 +8,7 @@ local support = require "spec.support.pipeline"
 local nn, schedules, pipeline = peri.nn, peri.pipeline.schedules, peri.pipeline
 local it_alone = worlds.mpirun and function() end or it -- of sim worlds: not again on every rank
 
-local LAYERS, WIDTH = 6, 5
-
---- Layers [first, last] of the whole model; the last one's result is the loss.
-local Part = nn.Module:extend "Part"
-function Part:init(first, last, device)
-  nn.manual_seed(11)
-  self.first, self.last = first, last
-  for i = 1, LAYERS do -- all are drawn, so that all parts begin with the same numbers
-    local layer = nn.Linear { in_features = i == 1 and 3 or WIDTH, out_features = i == LAYERS and 1 or WIDTH, device = device }
-    if i >= first and i <= last then self["layer" .. i] = layer end
-  end
-  self.loss = nn.BCEWithLogitsLoss { reduction = "mean" }
-end
-function Part:forward(batch, x)
-  x = x or batch.dense_features
-  for i = self.first, self.last do
-    x = self["layer" .. i](x)
-    if i < LAYERS then x = x:tanh() end
-  end
-  return self.last < LAYERS and x or self.loss(x:reshape(-1), batch.labels)
-end
+local Part, LAYERS, WIDTH = support.Part, support.LAYERS, support.WIDTH
 
 local function numbers(model)
   local out = {}

@@ -127,4 +127,40 @@ function M.assert_same(expected, model, what)
   end
 end
 
+-- -- a model in stages ---------------------------------------------------------------------------------------------------------------
+
+local LAYERS, WIDTH = 6, 5
+
+--- Layers [first, last] of the whole model; the last one's result is the loss.
+local Part = nn.Module:extend "Part"
+function Part:init(first, last, device)
+  nn.manual_seed(11)
+  self.first, self.last = first, last
+  for i = 1, LAYERS do -- all are drawn, so that all parts begin with the same numbers
+    local layer = nn.Linear { in_features = i == 1 and 3 or WIDTH, out_features = i == LAYERS and 1 or WIDTH, device = device }
+    if i >= first and i <= last then self["layer" .. i] = layer end
+  end
+  self.loss = nn.BCEWithLogitsLoss { reduction = "mean" }
+end
+function Part:forward(batch, x)
+  x = x or batch.dense_features
+  for i = self.first, self.last do
+    x = self["layer" .. i](x)
+    if i < LAYERS then x = x:tanh() end
+  end
+  return self.last < LAYERS and x or self.loss(x:reshape(-1), batch.labels)
+end
+M.Part, M.LAYERS, M.WIDTH = Part, LAYERS, WIDTH
+
+--- The Stage of this rank, where each is one.
+function M.stage(world, device)
+  return peri.pipeline.Stage { stages = world:size(), group = world, device = device,
+    shape = function(batch) return { batch.dense_features:size(1), WIDTH } end }
+end
+
+--- The part of the model that is this stage.
+function M.part(stage, device)
+  return Part(math.floor(LAYERS * stage.index / stage.stages) + 1, math.floor(LAYERS * (stage.index + 1) / stage.stages), device)
+end
+
 return M

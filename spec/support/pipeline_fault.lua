@@ -1,44 +1,78 @@
--- pipeline_fault.lua: pairs of ranks, each of which trains with the schedule of one slot: in that slot, at batch 2, the second rank of the
--- pair dies (kill -9) or stops (SIGSTOP), and the first says how its run ended. spec/pipeline/faults_spec.lua runs it under mpirun, with
--- two ranks for each slot:
---   luajit spec/support/pipeline_fault.lua SCHEDULE FAULT DEADLINE    prints "SLOT|seconds|error name|message" lines
+-- pipeline_fault.lua: groups of ranks, each of which trains with the schedule of one slot: in that slot, at batch 2, one rank of the group
+-- dies (kill -9), stops (SIGSTOP), or has no more data, and the others say how their run ended. On several machines each group is spread
+-- over all of them. spec/pipeline/faults_spec.lua runs it under mpirun, with so many ranks for each slot:
+--   luajit spec/support/pipeline_fault.lua SCHEDULE FAULT DEADLINE RANKS    prints "SLOT|rank|that rank in the world|seconds|
+--   error name|message" lines; where a run ends well: "ok|steps of batches given"
 local peri = require "perilune"
 local P = require "perilune.ffi"
 local support = require "spec.support.pipeline"
+local faults = require "spec.support.pipeline_faults"
 local C = P.C
 
-local BATCH = 2 -- at which it happens, of 5
+local BATCH, BATCHES = 2, 7 -- at which it happens, of so many
 
 local acts = {
   dies = "kill -9 $PPID",
   stalls = "(sleep %g; kill -9 $PPID) >/dev/null 2>&1 & kill -STOP $PPID", -- and is dead when the others have given up
 }
 
-local function main(name, fault, deadline)
+--- The group of this rank and its number, from 1: as many ranks of each machine.
+local function own_group(world, size)
+  local machines, list = {}, {}
+  for r = 0, world:size() - 1 do
+    local m = world:node(r)
+    if not machines[m] then
+      machines[m] = {}
+      list[#list + 1] = machines[m]
+    end
+    table.insert(machines[m], r)
+  end
+  local each = size / #list
+  assert(each % 1 == 0, "groups of this size cannot be spread over the machines")
+  for k = 1, world:size() / size do
+    local ranks, mine = {}, false
+    for _, m in ipairs(list) do
+      for i = (k - 1) * each + 1, k * each do
+        ranks[#ranks + 1] = assert(m[i], "machines have unequal numbers of ranks")
+        mine = mine or m[i] == world:rank()
+      end
+    end
+    if mine then return world:new_group(ranks, "slot " .. k), k end
+  end
+end
+
+local function main(name, fault, deadline, size)
   C.peri_log_level_set(C.PERI_LOG_ERROR)
   local world = peri.init { timeout = 60 }
-  local number = math.floor(world:rank() / 2)
-  local group = world:new_group({ 2 * number, 2 * number + 1 }, "slot " .. number + 1)
-  group:timeout(60) -- many processes start on few cores
-  local victim = group:rank() == 1
-  local schedule, slot = support.slots(peri.pipeline.schedules.load(name), function(context)
+  local group, number = own_group(world, size)
+  group:timeout(name == "prefetch_fused_2d" and 20 or 60) -- many processes start on few cores; groups within keep it
+  P.state.world = group
+  local victim, over = group:rank() == faults.victim(size), false
+  local troubled = group:global_rank(faults.victim(size))
+  local slot, given, steps = nil, 0, 0
+  local function trouble(context)
     if context.index ~= BATCH then return end
     group:timeout(deadline)
-    if victim then os.execute(acts[fault]:format(deadline + 2)) end
-  end)(number + 1)
-  local function train()
-    local model = support.model(group, "cpu", name:match "prefetch" and { files = 0.9 } or nil)
-    local pipeline = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model), schedule = schedule }
-    for _ in pipeline:run(support.batches(group:rank(), "cpu", 5)) do end -- luacheck: ignore
+    if not victim then return end
+    if fault == "dry" then over = true else os.execute(acts[fault]:format(deadline + 2)) end
   end
-  P.state.world = group
+  local function train()
+    local own = support.batches(name == "one_f_one_b" and 0 or group:rank(), "cpu", BATCHES) -- stages load the same
+    local pipeline
+    pipeline, slot = faults.pipeline(name, group, trouble, number)
+    for _, step in pipeline:run(function()
+      local batch = not over and own() or nil
+      given = given + (batch and 1 or 0)
+      return batch
+    end) do steps = step end
+  end
   local start = tonumber(C.peri_time_ns())
   local ok, err = pcall(train)
   local seconds = (tonumber(C.peri_time_ns()) - start) * 1e-9
-  local said = ok and "ok|" or ("%s|%s"):format(err.name or "Lua", (tostring(err):gsub("\n.*", "")))
-  if not victim then io.stdout:write(("%d|%.2f|%s\n"):format(slot, seconds, said)) end
+  local said = ok and ("ok|%d of %d"):format(steps, given) or ("%s|%s"):format(err.name or "Lua", (tostring(err):gsub("\n.*", "")))
+  io.stdout:write(("%d|%d|%d|%.2f|%s\n"):format(slot or -number, group:rank(), troubled, seconds, said))
   io.stdout:flush()
   os.exit(0, true)
 end
 
-main(arg[1], arg[2], tonumber(arg[3]))
+main(arg[1], arg[2], tonumber(arg[3]), tonumber(arg[4]))

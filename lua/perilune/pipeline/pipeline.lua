@@ -352,6 +352,7 @@ local function broken(self, err)
   for _, f in ipairs(self.forwards) do f.context = false end
   if self.hooks then self.hooks:set(false) end
   for _, c in ipairs(self.ring) do c:close() end
+  if self.stage then self.stage:fail(self.broken) end
   error(err, 0)
 end
 
