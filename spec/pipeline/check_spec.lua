@@ -175,6 +175,28 @@ describe("a schedule is refused", function()
       .. "10) makes later: staleness 1, the schedule allows 0", s.check, s, { dense_tables = true })
   end)
 
+  it("for an operation of one's own on gradients whose averages have not come", function()
+    local kept = schedules.accumulate(2)
+    for _, what in ipairs { "reads", "changes" } do
+      local own = { "clip", run = print, [what] = { "grads" } }
+      check_refuses(("'clip' (ahead 0, place 7) %s grads of batch 0, of 'backward' (ahead 0, place 6), before 'wait_grads' (ahead 0, "
+        .. "place 10) has waited for their averages"):format(what), schedules.wire_first:insert(own, { after = "backward" }))
+      check_refuses(("'clip' (ahead 0, place 8) %s grads of batch 0, of 'backward' (ahead 0, place 7), before 'update' (ahead 0, place 9) "
+        .. "has averaged them"):format(what), kept:insert(own, { after = "backward" }))
+      own.every = 2
+      kept:insert(own, { after = "update" }):check()
+      -- In every other place of either schedule gradients are those of all ranks, or there are none.
+      for _, s in ipairs { schedules.wire_first, schedules.sparse_dist } do
+        local within
+        for i, o in ipairs(s.operations) do
+          local edited = s:insert({ "clip", run = print, [what] = { "grads" } }, { before = o.name })
+          assert.equal(not within, (pcall(edited.check, edited)), ("%s, place %d"):format(s.name, i))
+          if o.kind == "backward" then within = s == schedules.wire_first elseif o.kind == "wait_grads" then within = false end
+        end
+      end
+    end
+  end)
+
   it("for averages over replicas that come too late", function()
     local s = schedules.prefetch_fused_2d(1)
     assert.same({ 0, 0 }, { s:check().staleness.tables, s:check().staleness.dense })

@@ -102,6 +102,30 @@ describe("schedules", function()
     end
   end, { sizes = { 1, 2 }, timeout = 60 })
 
+  worlds.each("do so when state is loaded between two steps, while rows of the next are there", function(world, device)
+    local BATCHES, left = 7, 3
+    local other = support.model(world, device)
+    support.plain(other, support.optimizer(other), support.batches(world:rank(), device, 5))
+    local loaded = peri.shard.gather_state_dict(other:state_dict())
+    local expected = support.model(world, device)
+    local optimizer, batches = support.optimizer(expected), support.batches(world:rank(), device, BATCHES)
+    support.plain(expected, optimizer, function()
+      left = left - 1
+      return left >= 0 and batches() or nil
+    end)
+    expected:load_state_dict(loaded)
+    support.plain(expected, optimizer, batches)
+    local want = support.learned(expected)
+    for _, x in ipairs { "wire_first", "sparse_dist", "prefetch_sparse_dist", { "semi_sync", later.semi_sync } } do
+      local model = support.model(world, device)
+      local pipeline = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model), schedule = schedule_of(x) }
+      for _, step in pipeline:run(support.batches(world:rank(), device, BATCHES)) do
+        if step == 3 then model:load_state_dict(loaded) end
+      end
+      support.assert_same(want, model, pipeline.schedule.name)
+    end
+  end, { sizes = { 1, 2, 3 }, timeout = 60 })
+
   it("of staleness 0 are all among them", function()
     local known = { one_f_one_b = true } -- of a model in stages: stages_spec.lua
     for _, case in peri.util.ordered(cases) do

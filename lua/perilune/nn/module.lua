@@ -335,8 +335,11 @@ function Module:load_state_dict(map, strict, groups)
   for _, s in ipairs(state) do
     if map[s.name] ~= nil then sharded.assign(s.tensor, map[s.name]) end
   end
+  for _, module in ipairs(self:modules()) do rawset(module, "_loads", module._loads + 1) end
   return keys
 end
+--- How often state was loaded into this module: what was made of it before is old.
+Module._loads = 0
 
 -- -- paths -------------------------------------------------------------------------------------------------------------------------
 

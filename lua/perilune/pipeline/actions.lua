@@ -1,5 +1,6 @@
 -- actions.lua: what the operations of the library do: f(pipeline, context, operation), in the scope of the batch that they act on.
 local P = require "perilune.ffi"
+local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local post_deferred = require("perilune.shard.embedding").post_deferred
 local kind_of = require("perilune.errors").kind
@@ -55,6 +56,46 @@ function M.lookup(pipeline, context)
     if dist then
       context.dists[i] = false
       context.rows[i] = f:lookup(dist)
+    end
+  end
+end
+
+--- State was loaded into the module of `f` between two steps. Rows that were looked up before are those of the former tables, and ids that
+--- a managed collision has remapped those of the former map: for batches in flight (contexts, in their order) that is done again.
+--- Collective.
+local function send_again(f, contexts)
+  local i, again = f.index, {}
+  for k, context in ipairs(contexts) do
+    local rows, dist = context.rows[i], context.dists[i]
+    if rows then util.resolve(rows)
+    elseif dist and f.module._managed_collision_collection then dist:wait()
+    else dist = false end
+    again[k] = (rows or dist) and true or false
+  end
+  for k, context in ipairs(contexts) do
+    if again[k] then
+      P.inside(context.scope, function()
+        local dist = f:defer(context.batch)
+        post_deferred({ dist }, 1)
+        if context.rows[i] then context.rows[i] = f:lookup(dist) else context.dists[i] = dist end
+      end)
+    end
+  end
+end
+
+--- Before a step: see send_again. `first`: the batch of that step.
+function M.follow_loads(pipeline, first)
+  local contexts
+  for _, f in ipairs(pipeline.forwards) do
+    if f:loaded() then
+      if not contexts then
+        contexts = {}
+        for _, c in ipairs(pipeline.ring) do
+          if c.index >= first and c.exists == c.index then contexts[#contexts + 1] = c end
+        end
+        table.sort(contexts, function(a, b) return a.index < b.index end)
+      end
+      send_again(f, contexts)
     end
   end
 end

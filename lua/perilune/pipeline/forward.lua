@@ -58,19 +58,28 @@ end
 -- -- forwards ----------------------------------------------------------------------------------------------------------------------
 
 --- Before module number `index` of a pipeline, at `path` of the model. given: function(batch) -> the arguments, or nil: find them out.
---- context: of the batch whose forward pass runs now; false outside of it: then the module is as ever. refusal: why it is not pipelined.
+--- context: of the batch whose forward pass runs now; false outside of it: then the module is as ever. refusal: why it is not pipelined;
+--- loads: how often its state had been loaded when rows of it were last looked at.
 local BaseForward = util.class "BaseForward"
 M.BaseForward = BaseForward
 
 function BaseForward:init(module, path, index, given)
   self.module, self.path, self.index, self.given = module, path, index, given or false
-  self.context, self.args, self.refusal = false, false, false
+  self.context, self.args, self.refusal, self.loads = false, false, false, module._loads
   local early, why = module:sends_early()
   if not early then self.refusal = why end
 end
 
 --- Whether its stages can run before the forward pass: not before its arguments are known.
 function BaseForward:ready() return not self.refusal and (self.given or self.args) and true or false end
+
+--- Whether state was loaded into the module since this was asked last.
+function BaseForward:loaded()
+  local loads = self.module._loads
+  if loads == self.loads then return false end
+  self.loads = loads
+  return true
+end
 
 --- Its ids of a batch, which set out with those of other modules: see ShardedModule:defer.
 function BaseForward:defer(batch)

@@ -328,7 +328,10 @@ local function step(self, batches)
     check_batches(self, batches)
     self.supply:follow(batches)
   end
-  local n, depth = self.next, self.plan.depth
+  local n, depth, list = self.next, self.plan.depth, self.forwards
+  for i = 1, #list do
+    if list[i].module._loads ~= list[i].loads then actions.follow_loads(self, n) end
+  end
   self.program(self, n)
   if not self.supply:has(n) then
     finish(self, n)
@@ -346,13 +349,25 @@ local function recorded(self, batches)
   return step(self, batches)
 end
 
+--- An exchange of some of the ranks (a stage's, a sharding group's) that fails ends it for all of them: others would wait for ranks that
+--- wait, and say that those have left.
+local function end_for_all(self)
+  local all = self.stage and self.stage.world or self.group
+  if not all or not all:is_healthy() then return end
+  local groups = self.stage and self.stage:groups() or {}
+  for _, f in ipairs(self.forwards) do groups[#groups + 1] = f.module.group end
+  for _, group in ipairs(groups) do
+    if not group:is_healthy() then return all:abort(("rank %d: %s"):format(all:rank(), self.broken)) end
+  end
+end
+
 --- A step that failed leaves nothing behind; the pipeline cannot go on.
 local function broken(self, err)
   self.broken = errors.describe(err):match "^[^\n]*"
   for _, f in ipairs(self.forwards) do f.context = false end
   if self.hooks then self.hooks:set(false) end
   for _, c in ipairs(self.ring) do c:close() end
-  if self.stage then self.stage:fail(self.broken) end
+  end_for_all(self)
   error(err, 0)
 end
 

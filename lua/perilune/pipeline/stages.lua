@@ -102,19 +102,14 @@ function Stage:settle()
   self.sent = {}
 end
 
---- A step failed. What broke an exchange of two stages ends it for all of them, which would else wait for a stage that waits.
-function Stage:fail(message)
+--- The groups of this rank: of its stage, and with its neighbours.
+function Stage:groups()
   local groups = { self.group }
   for _, beside in ipairs { self.before or {}, self.after or {} } do
     groups[#groups + 1] = beside.activations
     groups[#groups + 1] = beside.gradients
   end
-  for _, group in ipairs(groups) do
-    if not group:is_healthy() then
-      if self.world:is_healthy() then self.world:abort(("stage %d: %s"):format(self.index, message)) end
-      return
-    end
-  end
+  return groups
 end
 
 -- -- whether stages go together --------------------------------------------------------------------------------------------------------
@@ -226,7 +221,6 @@ signature.check("pipeline.", M, { check_schedules = "list: Schedules" })
 signature.check("Stage:", Stage, { init = "self: table, args: table" })
 signature.check_each("Stage:", Stage, { "receive", "send", "receive_grad", "send_grad" },
   "self: Stage, context: Context, o: operation")
-signature.check("Stage:", Stage, { fail = "self: Stage, message: string" })
-signature.check_each("Stage:", Stage, { "settle" }, "self: Stage")
+signature.check_each("Stage:", Stage, { "settle", "groups" }, "self: Stage")
 
 return M

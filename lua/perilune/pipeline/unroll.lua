@@ -147,6 +147,22 @@ function rules.sync(run, o, b)
   run.synced = b + 1
 end
 
+--- A user's operation that reads or changes the gradients finds those of all ranks.
+local function own_grads(run, o)
+  for _, list in ipairs { o.access.reads, o.access.changes } do
+    for _, what in ipairs(list) do
+      for _, g in ipairs(what == "grads" and run.grads or {}) do
+        local first = run.plan.first
+        if not g.ready then
+          refuse(run.plan, "%s %s grads of batch %d, of %s, before %s", where(o), list == o.access.reads and "reads" or "changes", g.batch,
+            where(g.maker), first.update and where(first.update) .. " has averaged them"
+            or where(first.wait_grads) .. " has waited for their averages")
+        end
+      end
+    end
+  end
+end
+
 -- -- order ----------------------------------------------------------------------------------------------------------------------------
 
 local function check_needs(run, o, b)
@@ -254,6 +270,7 @@ function M.run(plan, batches, into)
         check_needs(run, o, b)
         order_streams(run, o, n, b)
         if rules[o.kind] then rules[o.kind](run, o, b) end
+        if o.access.own then own_grads(run, o) end
         retire(run, o, b)
       end
     end
