@@ -62,13 +62,18 @@ end
 
 --- State was loaded into the module of `f` between two steps. Rows that were looked up before are those of the former tables, and ids that
 --- a managed collision has remapped those of the former map: for batches in flight (contexts, in their order) that is done again.
---- Collective.
-local function send_again(f, contexts)
+--- Collective. Where rows for such ids have been fetched from files it is refused.
+local function send_again(name, f, contexts)
   local i, again = f.index, {}
   for k, context in ipairs(contexts) do
     local rows, dist = context.rows[i], context.dists[i]
     if rows then util.resolve(rows)
-    elseif dist and f.module._managed_collision_collection then dist:wait()
+    elseif dist and f.module._managed_collision_collection then
+      if context.prefetched and context.prefetched[i] then
+        P.fail(("%s: state was loaded into module '%s', whose ids of batch %d were remapped before and whose rows come from files already; "
+          .. "load it before the first step, or when the pipeline has come to its end"):format(name, f.path, context.index))
+      end
+      dist:wait()
     else dist = false end
     again[k] = (rows or dist) and true or false
   end
@@ -95,7 +100,7 @@ function M.follow_loads(pipeline, first)
         end
         table.sort(contexts, function(a, b) return a.index < b.index end)
       end
-      send_again(f, contexts)
+      send_again(pipeline.class_name, f, contexts)
     end
   end
 end
