@@ -338,10 +338,13 @@ FUZZ := $(patsubst %.c,$B/%,$(wildcard tests/fuzz/*.c))
 TEST_PLUGINS := $(patsubst tests/unit/plugins/%.c,$B/tests/unit/plugins/libperilune_%.so,$(wildcard tests/unit/plugins/*.c))
 TEST_FLAGS := $(PFLAGS) -I. -Wno-missing-prototypes -Wno-conversion -Wno-unused-function
 
+# Programs of kernels get a malloc whose blocks end at closed pages; the sanitizers bring their own.
+FENCE = $(if $(SAN),,$(filter tests/harness/fence.c,$^))
+$(filter $B/tests/kernels/%,$(UNIT)): tests/harness/fence.c
 $(UNIT): $B/%: %.c $(LIB_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  TEST    $<')
-	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -rdynamic -MMD -MP $< $(LIB_A) -lcmocka $(LIBS) -o $@
+	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -rdynamic -MMD -MP $< $(FENCE) $(LIB_A) -lcmocka $(LIBS) -o $@
 
 # Programs in C++: of the pretended GPU.
 UNIT_CXX := $(if $(and $(HAVE_CXX),$(HAVE_CMOCKA)),$(patsubst %.cc,$B/%,$(wildcard tests/unit/*.cc)))

@@ -37,9 +37,14 @@ TBE_INLINE v16 v16_load_part(const float *p, int64_t n)
 TBE_INLINE void v16_store_part(float *p, v16 a, int64_t n)
 {
     const uint32_t mask = (1u << n) - 1u;
+    __m256 low8 = _mm512_castps512_ps256(a.v);
+    __m128 low4 = _mm512_castps512_ps128(a.v);
+    /* gcc would make one instruction of cast and store, a masked vextractf32x4 to memory: that one faults for lanes masked out too (its
+       class of exceptions is E6NF), where the row before the end of a mapping is not a multiple of four columns */
+    __asm__("" : "+v"(low8), "+v"(low4));
     if (n > 8) _mm512_mask_storeu_ps(p, (__mmask16)mask, a.v);
-    else if (n > 4) _mm256_mask_storeu_ps(p, (__mmask8)mask, _mm512_castps512_ps256(a.v));
-    else _mm_mask_storeu_ps(p, (__mmask8)mask, _mm512_castps512_ps128(a.v));
+    else if (n > 4) _mm256_mask_storeu_ps(p, (__mmask8)mask, low8);
+    else _mm_mask_storeu_ps(p, (__mmask8)mask, low4);
 }
 TBE_INLINE v16 v16_add(v16 a, v16 b) { return (v16){_mm512_add_ps(a.v, b.v)}; }
 TBE_INLINE v16 v16_sub(v16 a, v16 b) { return (v16){_mm512_sub_ps(a.v, b.v)}; }

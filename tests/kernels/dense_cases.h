@@ -42,7 +42,7 @@ static inline int64_t dense_size(int32_t dtype) { return dtype == PERI_F32 ? 4 :
 /** @n numbers in [low, high), off by one element from any alignment. */
 static inline void *dense_numbers(dense_case *c, int64_t n, int32_t dtype, double low, double high)
 {
-    char *p = malloc((size_t)((n + 2) * 8));
+    char *p = malloc((size_t)((n + 1) * dense_size(dtype)));
     c->input[c->inputs++] = p;
     p += dense_size(dtype);
     for (int64_t i = 0; i < n; i++) {

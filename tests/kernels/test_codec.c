@@ -74,19 +74,17 @@ typedef struct problem {
 
 static void *guarded(int64_t bytes, int fill)
 {
-    void *p = malloc((size_t)(bytes + 2 * GUARD));
+    void *p = malloc((size_t)(GUARD + bytes));
     assert_non_null(p);
-    memset(p, fill, (size_t)(bytes + 2 * GUARD));
+    memset(p, fill, (size_t)(GUARD + bytes));
     return (char *)p + GUARD;
 }
 
-static void check_guard(const void *p, int64_t bytes, int fill)
+/** Nothing was written in front of @p; behind it is a closed page (tests/harness/fence.c). */
+static void check_guard(const void *p, int fill)
 {
     const unsigned char *c = p;
-    for (int i = 0; i < GUARD; i++) {
-        assert_int_equal(c[-1 - i], fill);
-        assert_int_equal(c[bytes + i], fill);
-    }
+    for (int i = 0; i < GUARD; i++) assert_int_equal(c[-1 - i], fill);
 }
 
 static void make(problem *p, const format *f, int kind)
@@ -153,7 +151,7 @@ static void compare(const char *isa, const format *f, int kind)
     a.wire = p.wire;
     run(k->fn[PERI_K_codec_encode], &a, p.blocks);
     int64_t bytes = p.blocks * bytes_of(f);
-    check_guard(p.wire, bytes, 0x5a);
+    check_guard(p.wire, 0x5a);
     if (f->format == PERI_CODEC_FP8 && f->block > 1)
         ; /* NaN scales may differ in their bits: compared after decoding */
     else if (f->format != PERI_CODEC_INT8 || kind < 3)
@@ -165,7 +163,7 @@ static void compare(const char *isa, const format *f, int kind)
     run(k->fn[PERI_K_codec_decode], &a, p.blocks);
     a.x = p.back_ref;
     ref->fn[PERI_K_codec_decode](&a, 0, p.blocks);
-    check_guard(p.back, p.args.n * 4, 0x5a);
+    check_guard(p.back, 0x5a);
     if (!same(p.back, p.back_ref, p.args.n)) fail_msg("%s, %s, kind %d: decoded otherwise", isa, f->name, kind);
     a.x = p.back, a.wire = p.wire;
     ref->fn[PERI_K_codec_decode](&a, 0, p.blocks);
@@ -201,7 +199,7 @@ static void decodes_anything(void **unused)
             run(k->fn[PERI_K_codec_decode], &p.args, p.blocks);
             p.args.x = p.back_ref;
             ref->fn[PERI_K_codec_decode](&p.args, 0, p.blocks);
-            check_guard(p.back, p.args.n * 4, 0x5a);
+            check_guard(p.back, 0x5a);
             if (!same(p.back, p.back_ref, p.args.n)) fail_msg("%s, %s: decoded otherwise", isas[f % ISAS], form->name);
             drop(&p);
         }

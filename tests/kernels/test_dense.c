@@ -11,7 +11,7 @@
 
 static int64_t cases;
 
-enum { GUARD = 64 }; /* bytes in front of and behind each output, which must not change */
+enum { GUARD = 64 }; /* bytes in front of each output, which must not change; behind it is a closed page (tests/harness/fence.c) */
 
 /** Run a case on one instruction set; @results[i] gets output i (guards included, to be freed). */
 static void run_case(const dense_case *c, const peri_kernels *k, int split, char **results)
@@ -21,8 +21,8 @@ static void run_case(const dense_case *c, const peri_kernels *k, int split, char
     for (int32_t i = 0; i < c->outs; i++) {
         const dense_out *o = &c->out[i];
         size_t element = (size_t)dense_size(o->dtype), bytes = (size_t)o->n * element;
-        char *p = malloc(bytes + 2 * GUARD + element);
-        memset(p, 0xa5, bytes + 2 * GUARD + element);
+        char *p = malloc(GUARD + element + bytes);
+        memset(p, 0xa5, GUARD + element + bytes);
         char *data = p + GUARD + element; /* unaligned by one element */
         if (o->initial) memcpy(data, o->initial, bytes);
         memcpy(args + o->slot, &data, sizeof data);
@@ -30,12 +30,9 @@ static void run_case(const dense_case *c, const peri_kernels *k, int split, char
     }
     run(k, c->kernel, args, c->range, split);
     for (int32_t i = 0; i < c->outs; i++) {
-        size_t element = (size_t)dense_size(c->out[i].dtype), bytes = (size_t)c->out[i].n * element;
+        size_t element = (size_t)dense_size(c->out[i].dtype);
         for (size_t b = 0; b < GUARD + element; b++)
             if ((unsigned char)results[i][b] != 0xa5) fail_msg("%s, %s: output %d: written in front of it", c->name, k->isa, i);
-        for (size_t b = 0; b < GUARD; b++)
-            if ((unsigned char)results[i][GUARD + element + bytes + b] != 0xa5) fail_msg("%s, %s: output %d: written behind it", c->name,
-                k->isa, i);
     }
 }
 
@@ -76,7 +73,7 @@ static void check_case(dense_case *c, void *ctx)
         for (int split = 1; split < SPLITS; split++) {
             run_case(c, k, split, again);
             for (int32_t o = 0; o < c->outs; o++) {
-                size_t bytes = (size_t)((c->out[o].n + 1) * dense_size(c->out[o].dtype)) + 2 * GUARD;
+                size_t bytes = (size_t)((c->out[o].n + 1) * dense_size(c->out[o].dtype)) + GUARD;
                 if (memcmp(got[o], again[o], bytes) != 0) fail_msg("%s, %s: output %d depends on how the range is split", c->name,
                     isas[i], o);
                 free(again[o]);
