@@ -255,9 +255,8 @@ function Group:all_gather_object(value, func)
   func = func or "Group:all_gather_object"
   local bytes = serial.encode({ func, value }, func)
   local lengths = self:all_gather(Tensor.tensor({ #bytes }, "i64", "cpu")):wait():to_list()
-  local gathered = self:all_gather_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), lengths):wait()
-  local all, list, at = ffi.string(gathered:read()), {}, 1
-  gathered:numel() -- its memory is in use until here
+  local buffer, total = self:all_gather_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), lengths):wait():read()
+  local all, list, at = ffi.string(buffer, total), {}, 1
   for r = 1, n do
     local theirs = serial.decode(all:sub(at, at + lengths[r] - 1), func)
     if theirs[1] ~= func then met_another(self, func, r - 1, theirs[1]) end

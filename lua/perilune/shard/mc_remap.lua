@@ -149,13 +149,11 @@ local function map_rows(collection, x, places, ids, rows, first, received)
   local found = x.module.asks and map:remap_scored(lists, collection.training, x.module.eviction_policy, x.config.name)
     or map:remap(lists, collection.training)
   for i, k in ipairs(places) do
-    local shifted = mc_state.shift(found[i]:to(nil, "cpu"), x.piece.row_offset)
-    local memory, at = shifted:read(), 0
+    local memory, at = mc_state.shift(found[i]:to(nil, "cpu"), x.piece.row_offset):read(), 0
     for r = 1, #received do
       ffi.copy(rows + first[r][k], memory + at, 8 * received[r][k])
       at = at + received[r][k]
     end
-    shifted:numel() -- its memory is in use until here
   end
 end
 
@@ -229,12 +227,8 @@ function M.remap(collection, features)
   local there, here = util.map(counts, total), util.map(received, total)
   local came = group:all_to_all_v(Tensor.from_memory(sent, { n }, "i64", "cpu"), there, here):wait()
   local rows, m = together(collection, rows_of, collection, slots, came:read(), received)
-  came:numel() -- its memory is in use until here; likewise below
-  local home = group:all_to_all_v(Tensor.from_memory(rows, { m }, "i64", "cpu"), here, there):wait()
-  local back = home:read()
+  local back = group:all_to_all_v(Tensor.from_memory(rows, { m }, "i64", "cpu"), here, there):wait():read()
   for i = 0, n - 1 do sent[i] = back[place[i]] end
-  home:numel()
-  ids:numel()
   return batch:with_values(Tensor.from_memory(sent, { n }, "i64", features:values():device()))
 end
 
