@@ -73,9 +73,7 @@ function M.hash(r, device)
   for i, id in ipairs(w.ids) do memory[i - 1] = id end
   for f = 1, w.features do names[f], ttl[f] = "f" .. f, r(5) - 1 end
   local murmur = peri.sparse.murmur_hash3(peri.Tensor.from_memory(memory, { #w.ids }, "i64", "cpu"), 0, 0):read()
-  murmur = ffi.cast("uint64_t *", murmur)
-  w.keep = murmur
-  local home = {}
+  local home = {} -- number by number: a cast pointer would not keep the array
   for i = 1, #w.ids do home[i] = ffi.cast("uint64_t", murmur[i - 1]) end
   local eviction = { single = "SINGLE_TTL_EVICTION", feature = "PER_FEATURE_TTL_EVICTION", lru = "LRU_EVICTION" }
   w.new = function()
