@@ -278,6 +278,16 @@ bool peri__mpi_gone(int32_t rank)
     return p->machine == peri__mpi.peers[peri__mpi.rank].machine && ended((pid_t)p->pid);
 }
 
+peri_status peri__mpi_last_words(const mpi_group *g)
+{
+    const mpi_group *bad = NULL;
+    for (int round = 0; round < 16 && !bad; round++) { /* a round moves some messages, and others may be in front of the note */
+        peri__mpi_control_poll();
+        bad = peri__mpi_broken(g);
+    }
+    return bad ? FAIL(bad->failed, "%s", bad->message) : PERI_OK;
+}
+
 /** Mark the members that @r still waits for. */
 static void waited_for(mpi_request *r, bool *members)
 {
@@ -308,7 +318,9 @@ peri_status peri__mpi_ask(mpi_request *r)
                                       : FAIL(PERI_EPEER, "rank %d, which is rank %d of the world, has left it and will never post it", i,
                                              g->ranks[i]);
         } else if (peri__mpi_gone(g->ranks[i])) {
-            status = FAIL(PERI_EPEER, "rank %d (%sprocess %lld) is gone", i, peri__mpi_world_rank(g, i).text, (long long)p->pid);
+            status = peri__mpi_last_words(g);
+            if (status == PERI_OK)
+                status = FAIL(PERI_EPEER, "rank %d (%sprocess %lld) is gone", i, peri__mpi_world_rank(g, i).text, (long long)p->pid);
         } else {
             if (r->op.kind == PERI_COLL_ALL_TO_ALL) n.send = r->op.send_counts[i], n.recv = r->op.recv_counts[i];
             note_send(g->ranks[i], &n);

@@ -275,6 +275,9 @@ void peri__mpi_control_poll(void);
 void peri__mpi_poison(const mpi_group *g, peri_status status, const char *message);
 /** True when the process of rank @rank of the world is known to be gone. */
 bool peri__mpi_gone(int32_t rank);
+/** A member of @g is gone. What it said of the group before it ended tells more than its end, and has come by now: that failure, or
+ *  PERI_OK where it said nothing. */
+peri_status peri__mpi_last_words(const mpi_group *g);
 /** Nothing has come for a while: ask, and look who is gone. PERI_PENDING or the failure. */
 peri_status peri__mpi_ask(mpi_request *r);
 /** The contract's functions (plugin/coll.h). */

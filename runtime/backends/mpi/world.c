@@ -213,9 +213,9 @@ static peri_status gather_members(const mpi_group *g)
         for (int64_t round = 0; code == MPI_SUCCESS && !done; round++) {
             code = MPI_Testall(2, requests, &done, MPI_STATUSES_IGNORE);
             if (done || code != MPI_SUCCESS) break;
-            peri__mpi_control_poll();
-            const mpi_group *bad = peri__mpi_broken(g->parent);
             bool lost = peri__mpi.peers[from].left >= peri__mpi.epoch || peri__mpi_gone(from);
+            peri__mpi_control_poll(); /* after the look: what it said before it ended tells more */
+            const mpi_group *bad = peri__mpi_broken(g->parent);
             const char *why = bad ? bad->message : lost ? "it is gone" : NULL;
             if (why || peri__mpi_host->time_ns() > until) {
                 MPI_Cancel(&requests[0]);
