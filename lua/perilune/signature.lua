@@ -53,6 +53,11 @@ local kinds = {
     is = function(x) return type(x) == "string" or type(x) == "cdata" and ffi.istype(pointer, x) and x ~= nil end,
   },
   callable = { text = "a function", is = util.is_callable },
+  object = { -- "self: table": a method called on its class would complain of a field that is nil
+    text = "an object",
+    is = function(x) return type(x) == "table" and rawget(x, "class_name") == nil end,
+    why = function(x) return type(x) == "table" and ("is the class %s, wanted an object of it"):format(tostring(rawget(x, "class_name"))) end,
+  },
 }
 
 --- Add a kind: `text` for messages, `is` the test, and (optional) `why(x)`: the words for a value that is of the kind but cannot be used.
@@ -142,7 +147,7 @@ local function parse(line)
   local list = {}
   for name, kind, mark in line:gmatch "([%w_]+):%s*([%w_]+)(%??)" do
     if kind ~= "any" and not kinds[kind] then error(("signature: no kind '%s' in '%s'"):format(kind, line), 0) end
-    list[#list + 1] = { name = name, kind = kind, optional = mark == "?" }
+    list[#list + 1] = { name = name, kind = name == "self" and kind == "table" and "object" or kind, optional = mark == "?" }
   end
   return list
 end

@@ -339,7 +339,7 @@ for _, s in ipairs(signature.all) do
   local f = s.table[s.key]
   signed[f] = s
   local first = s.arguments[1]
-  if not found[f] and not (first and first.name == "self" and first.kind == "table") then -- methods of Lua classes: of objects only
+  if not found[f] and not (first and first.name == "self" and first.kind == "object") then -- methods of Lua classes: of objects only
     found[f] = true
     functions[#functions + 1] = { name = s.name, f = f }
   end
