@@ -56,7 +56,9 @@ local kinds = {
   object = { -- "self: table": a method called on its class would complain of a field that is nil
     text = "an object",
     is = function(x) return type(x) == "table" and rawget(x, "class_name") == nil end,
-    why = function(x) return type(x) == "table" and ("is the class %s, wanted an object of it"):format(tostring(rawget(x, "class_name"))) end,
+    why = function(x)
+      return type(x) == "table" and ("is the class %s, wanted an object of it"):format(tostring(rawget(x, "class_name")))
+    end,
   },
 }
 

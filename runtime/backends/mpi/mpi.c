@@ -107,6 +107,10 @@ static peri_status mpi_test(void *request)
     if (copying(r)) {
         bool idle;
         peri_status status = peri__mpi_near_step(r, &idle);
+        if (status == PERI_EPEER) {
+            peri_status said = peri__mpi_last_words(r->group);
+            if (said < 0) return end(r, said);
+        }
         if (status != PERI_PENDING) return end(r, status);
         if (idle && peri__mpi.crowded) sched_yield(); /* as MPI_Testall does then: whom this rank waits for may need this processor */
         if (idle) return waiting(r);

@@ -45,10 +45,8 @@ static peri_status near_move(const mpi_request *r, int32_t other, bool read, con
     if (n > 0) return PERI_OK;
     int problem = errno;
     world_rank place = peri__mpi_world_rank(r->group, other);
-    if (n < 0 && problem == ESRCH) {
-        TRY(peri__mpi_last_words(r->group));
+    if (n < 0 && problem == ESRCH)
         return FAIL(PERI_EPEER, "rank %d (%sprocess %lld) is gone", other, place.text, (long long)p->pid);
-    }
     return FAIL(PERI_EPEER, "copying %s rank %d (%sprocess %lld): %s", read ? "from" : "to", other, place.text, (long long)p->pid,
                 n == 0 ? "nothing was copied" : strerror(problem));
 }
