@@ -96,7 +96,7 @@ local function job(j)
   j.env = env
   j.file = ("%s/test/%s"):format(B, (j.name:gsub("[^%w]+", "-")))
   j.deadline = (tonumber(j.head and j.head:match "deadline: (%d+) s") or j.deadline) * slow
-  j.weight = math.min(j.weight or 1, jobs_limit)
+  j.weight = j.head and j.head:match "%-%- runs alone" and jobs_limit or math.min(j.weight or 1, jobs_limit)
   jobs[#jobs + 1] = j
 end
 
