@@ -437,7 +437,7 @@ local units, prices = {}, {}
 for _, unit in ipairs(M.units) do units[unit], prices[unit] = "number", "number?" end
 signature.object("pass_amounts", "amounts of a pass (step.amounts)", units)
 signature.object("pass_prices", "prices of a pass", prices)
-signature.object("step_prices", "prices of a step (Topology.costs)", { forward = "pass_prices", backward = "pass_prices" })
+signature.object("step_prices", "prices of a step (Topology.costs)", { forward = "pass_prices?", backward = "pass_prices?" })
 signature.kind("pass", "'forward' or 'backward'", function(x) return x == "forward" or x == "backward" end)
 signature.check("plan.step.", M, { made_up = "topology: Topology, compute: number, far: number",
   parts = "amounts: pass_amounts, costs: step_prices?, way: pass", amounts = "ranks: step_counts, topology: Topology",
