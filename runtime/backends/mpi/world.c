@@ -6,6 +6,7 @@
 
 #include <dlfcn.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -63,9 +64,21 @@ static void connect_ranks(void)
     joined.code = code;
 }
 
+static void no_matter(int number) { (void)number; }
+
+/** Open MPI writes to connections whose other process may have been killed, and the second such write is a SIGPIPE, of which this rank would
+ *  die without a word. A handler that does nothing (children do not inherit it, as they would SIG_IGN) makes it an error of the write; the
+ *  program's own handler stays. */
+static void survive_broken_connections(void)
+{
+    struct sigaction now, ours = {.sa_handler = no_matter, .sa_flags = SA_RESTART};
+    if (sigaction(SIGPIPE, NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL) sigaction(SIGPIPE, &ours, NULL);
+}
+
 static peri_status start(int64_t timeout_ns)
 {
     if (!peri__mpi.started) {
+        survive_broken_connections();
         /* Copies between processes need a system call that containers may forbid; without it Open MPI complains and then fails. */
         char byte = 1, copy = 0;
         struct iovec from = {&byte, 1}, to = {&copy, 1};
