@@ -11,8 +11,10 @@ local function mpirun(words, environment)
 end
 
 --- Lines by rank: { seconds =, name =, message = }.
-local function run(fault)
-  local ranks, log, pipe = {}, {}, mpirun(("--mca orte_enable_recovery 1 -n 3 %s spec/support/fault_rank.lua %s"):format(shell.rank, fault))
+local function run(fault, preload)
+  local rank_command = preload and shell.rank:gsub("LD_PRELOAD='(.-)'", ("LD_PRELOAD='%%1 %s'"):format(preload)) or shell.rank
+  local ranks, log = {}, {}
+  local pipe = mpirun(("--mca orte_enable_recovery 1 -n 3 %s spec/support/fault_rank.lua %s"):format(rank_command, fault))
   for line in pipe:lines() do
     local rank, seconds, name, message = line:match "^(%d+)|([%d.]+)|(%w+)|(.*)$"
     if rank then ranks[tonumber(rank)] = { seconds = tonumber(seconds), name = name, message = message } end
@@ -23,10 +25,10 @@ local function run(fault)
 end
 
 --- `printed`: a pattern of what else the ranks must have printed.
-local function case(fault, expected, least, most, printed)
+local function case(fault, expected, least, most, printed, preload)
   it(fault, function()
     if not found then return pending "Open MPI was not found" end
-    local ranks, log = run(fault)
+    local ranks, log = run(fault, preload and preload())
     if printed then assert.matches(printed, log) end
     for rank = 0, 2 do
       local want, got = expected[rank + 1], ranks[rank]
@@ -63,6 +65,28 @@ describe("mpirun, rank 1", function()
   case("fails", { "EPEER rank 1 gave up: the disk is full", "Lua the disk is full", "EPEER rank 1 gave up: the disk is full" })
   case("lost", all "ETIMEOUT|EPEER waiting for", 1.4, 3,
     "the last operations of rank %d in group 'world':.*operation 2: all_reduce sum f32 %[3%], [^\n]*posted [^\n]*pending")
+end)
+
+describe("mpirun, rank 1", function()
+  local folder, clean = shell.temporary()
+  teardown(clean)
+  case("stuck", { "ETIMEOUT|EPEER rank 1 %(", "gone", "ETIMEOUT|EPEER rank 1 %(" }, 1.4, 8,
+    "perilune: rank 1 of the world %([^ ]+, process %d+%): a call of MPI that never waits has not come back for 5 s during operation 2: ",
+    function()
+      local out, status = shell.run(("%s -shared -fPIC -o %s/stuck.so spec/support/stuck.c -ldl"):format(os.getenv "CC" or "cc", folder))
+      assert.equal(0, status, out)
+      return folder .. "/stuck.so"
+    end)
+end)
+
+describe("mpirun, SIGPIPE", function()
+  it("is an error of the write in a rank, and the default in its children", function()
+    if not found then return pending "Open MPI was not found" end
+    local pipe = mpirun(("-n 2 %s spec/support/broken_pipe.lua"):format(shell.rank))
+    local text = pipe:read "*a"
+    pipe:close()
+    for rank = 0, 1 do assert.is_truthy(text:find(("rank %d: write -1, children end by 13"):format(rank), 1, true), text) end
+  end)
 end)
 
 describe("mpirun, messages in pieces", function()

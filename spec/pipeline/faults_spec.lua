@@ -18,25 +18,34 @@ local function ranks_of(name) return tonumber(os.getenv "PERI_TEST_RANKS" or nam
 
 --- Start an mpirun of a group of ranks for each slot. The function that is returned waits for its end: what each rank of the groups said,
 --- by slot and rank, and the log. (On several machines Open MPI 4's mpirun that is to survive a killed process never ends: it is ended when
---- all have said what they have to say.)
-local function start(name, fault, deadline, n)
+--- all have said what they have to say; and where a rank is caught within Open MPI, which the kill of a process of another machine does now
+--- and then, its last word is what the guard of such calls says.)
+local function start(name, fault, deadline, slots)
+  local n = #slots
   local ranks = ranks_of(name)
   local left = machines and n * (fault == "dry" and ranks or ranks - 1) or math.huge
   local pipe = assert(io.popen(("echo $$; export LUA_PATH='%s' PERI_NUM_THREADS=1; exec timeout %d %s --mca orte_enable_recovery 1 "
     .. "-n %d %s spec/support/pipeline_fault.lua %s %s %g %d 2>&1"):format(package.path, 50 * ranks, shell.mpirun, ranks * n, shell.rank,
     name, fault, deadline, ranks)))
   return function()
-    local ends, log = {}, {}
+    local ends, log, places = {}, {}, {}
     local process = pipe:read "*n"
+    local function say(slot, rank, got)
+      ends[slot] = ends[slot] or {}
+      ends[slot][rank] = got
+      left = left - 1
+    end
     for line in pipe:lines() do
       local slot, rank, troubled, seconds, kind, message = line:match "^(%d+)|(%d+)|(%d+)|([%d.]+)|(%w+)|(.*)$"
+      local group, member, global = line:match "^at|(%d+)|(%d+)|(%d+)$"
+      local caught = machines and fault == "dies" and line:match "^perilune: rank (%d+) of the world %b(): a call of MPI .* not come back"
       if slot then
-        slot = tonumber(slot)
-        ends[slot] = ends[slot] or {}
-        ends[slot][tonumber(rank)] = { troubled = tonumber(troubled), seconds = tonumber(seconds), name = kind, message = message }
+        say(tonumber(slot), tonumber(rank), { troubled = tonumber(troubled), seconds = tonumber(seconds), name = kind, message = message })
       end
+      if group then places[tonumber(global)] = { slot = slots[tonumber(group)], rank = tonumber(member) } end
+      local place = caught and places[tonumber(caught)]
+      if place then say(place.slot, place.rank, { caught = true }) end
       log[#log + 1] = line
-      left = left - (slot and 1 or 0)
       if left == 0 then os.execute("kill " .. process) end
     end
     pipe:close()
@@ -79,7 +88,7 @@ describe("a process that", function()
     if not wanted:match "stalls" or not found then return end
     for name in names:gmatch "%S+" do
       if ranks_of(name) == 2 and n < 2 then
-        n, stalled[name] = n + 1, start(name, "stalls", deadline_of(name, "stalls"), #support.slots(name, 2))
+        n, stalled[name] = n + 1, start(name, "stalls", deadline_of(name, "stalls"), (support.slots(name, 2)))
       end
     end
   end)
@@ -94,7 +103,7 @@ describe("a process that", function()
         local victim = support.victim(ranks)
         local slots, operations = support.slots(name, ranks)
         assert.is_true(#slots >= operations)
-        local finish = fault == "stalls" and stalled[name] or start(name, fault, deadline_of(name, fault), #slots)
+        local finish = fault == "stalls" and stalled[name] or start(name, fault, deadline_of(name, fault), slots)
         local ends, log = finish()
         for _, slot in ipairs(slots) do
           for rank = 0, ranks - 1 do
@@ -105,11 +114,11 @@ describe("a process that", function()
               local where = ("slot %d, rank %d"):format(slot, rank)
               assert.is_truthy(got, ("%s said nothing:\n%s"):format(where, log))
               if fault == "dry" then check_dry(name, slot, got, rank == victim)
-              else
+              elseif not got.caught then
                 assert.is_true(expected.names[got.name] == true, ("%s: %s: %s"):format(where, got.name, got.message))
                 assert.is_true(names_rank(got, victim), where .. ": " .. got.message)
               end
-              assert.is_true(got.seconds <= expected.most, ("%s after %.1f s"):format(where, got.seconds))
+              if not got.caught then assert.is_true(got.seconds <= expected.most, ("%s after %.1f s"):format(where, got.seconds)) end
             end
           end
         end

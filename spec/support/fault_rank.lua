@@ -4,7 +4,7 @@ local peri = require "perilune"
 local P = require "perilune.ffi"
 
 local fault = arg[1]
-local world = peri.init { timeout = 30 } -- joining may take its time
+local world = peri.init { timeout = fault == "stuck" and 5 or 30 } -- joining may take its time
 world:timeout(1.5)
 local rank, n = world.rank_number, world.world_size
 if fault ~= "lost" then P.C.peri_log_level_set(P.C.PERI_LOG_ERROR) end -- there the record of operations is printed
@@ -46,6 +46,11 @@ end
 local function wait(work)
   while fault == "rarely" and not work:test() do os.execute "sleep 0.1" end
   return work:wait()
+end
+function odd.stuck() -- spec/support/stuck.c sees it
+  require "ffi".cdef "int setenv(const char *, const char *, int);"
+  require "ffi".C.setenv("STUCK", "1", 1)
+  world:all_reduce(peri.ones { 3 }):wait()
 end
 function odd.rarely() wait(world:all_reduce(peri.ones { 4 })) end
 

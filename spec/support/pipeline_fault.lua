@@ -1,8 +1,8 @@
 -- pipeline_fault.lua: groups of ranks, each of which trains with the schedule of one slot: in that slot, at batch 2, one rank of the group
 -- dies (kill -9), stops (SIGSTOP), or has no more data, and the others say how their run ended. On several machines each group is spread
 -- over all of them. spec/pipeline/faults_spec.lua runs it under mpirun, with so many ranks for each slot:
---   luajit spec/support/pipeline_fault.lua SCHEDULE FAULT DEADLINE RANKS    prints "SLOT|rank|that rank in the world|seconds|
---   error name|message" lines; where a run ends well: "ok|steps of batches given"
+--   luajit spec/support/pipeline_fault.lua SCHEDULE FAULT DEADLINE RANKS    prints "at|group|rank|rank in the world" at first, and
+--   "SLOT|rank|that rank in the world|seconds|error name|message" lines; where a run ends well: "ok|steps of batches given"
 local peri = require "perilune"
 local P = require "perilune.ffi"
 local support = require "spec.support.pipeline"
@@ -45,6 +45,8 @@ local function main(name, fault, deadline, size)
   C.peri_log_level_set(C.PERI_LOG_ERROR)
   local world = peri.init { timeout = 60 }
   local group, number = own_group(world, size)
+  io.stdout:write(("at|%d|%d|%d\n"):format(number, group:rank(), world:rank()))
+  io.stdout:flush()
   group:timeout(name == "prefetch_fused_2d" and 20 or 60) -- many processes start on few cores; groups within keep it
   P.state.world = group
   local victim, over = group:rank() == faults.victim(size), false

@@ -60,7 +60,7 @@ static void note_send(int32_t to, const note *n)
     o->note.from = peri__mpi.rank;
     o->note.epoch = peri__mpi.epoch;
     int bytes = (int)(offsetof(note, text) + (n->kind == NOTE_OTHER ? (size_t)n->status : strlen(n->text)) + 1);
-    if (MPI_Isend(&o->note, bytes, MPI_BYTE, to, NOTE_TAG, peri__mpi.control, &o->request) != MPI_SUCCESS) {
+    if (peri__mpi_send(&o->note, bytes, to, NOTE_TAG, peri__mpi.control, &o->request) != MPI_SUCCESS) {
         peri__mpi_host->free(o);
         return;
     }
@@ -237,7 +237,7 @@ void peri__mpi_control_poll(void)
     for (;;) {
         int flag = 0, count = 0;
         MPI_Status status;
-        if (control.receiving == MPI_REQUEST_NULL || MPI_Test(&control.receiving, &flag, &status) != MPI_SUCCESS || !flag) break;
+        if (control.receiving == MPI_REQUEST_NULL || peri__mpi_test_one(&control.receiving, &flag, &status) != MPI_SUCCESS || !flag) break;
         MPI_Get_count(&status, MPI_BYTE, &count);
         note n = control.in;
         peri__mpi_control_open();
@@ -248,7 +248,7 @@ void peri__mpi_control_poll(void)
     for (outgoing **o = &control.out; *o;) {
         int flag = 0;
         outgoing *x = *o;
-        if (MPI_Test(&x->request, &flag, MPI_STATUS_IGNORE) == MPI_SUCCESS && !flag) {
+        if (peri__mpi_test_one(&x->request, &flag, MPI_STATUS_IGNORE) == MPI_SUCCESS && !flag) {
             o = &x->next;
             continue;
         }

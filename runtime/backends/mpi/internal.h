@@ -119,6 +119,16 @@ extern const peri_plugin_host *peri__mpi_host;
         if (try_ < 0) return try_;                                                                                                    \
     } while (0)
 
+/* -- guard.c ----------------------------------------------------------------------------------------------------------------------- */
+
+/** MPI_Testall, MPI_Test and MPI_Isend (of bytes), each of which the thread of the guard sees begin and return. */
+int peri__mpi_test_all(int n, MPI_Request *requests, int *flag, MPI_Status *statuses);
+int peri__mpi_test_one(MPI_Request *request, int *flag, MPI_Status *status);
+int peri__mpi_send(const void *data, int bytes, int to, int tag, MPI_Comm comm, MPI_Request *request);
+
+/** From now on a call of these that takes @timeout_ns, but 5 to 15 s, ends the process with a line that says so. */
+peri_status peri__mpi_guard_start(int64_t timeout_ns);
+
 /* -- near_memory.c ----------------------------------------------------------------------------------------------------------------- */
 
 typedef struct near_cell {

@@ -71,7 +71,7 @@ peri_status peri__mpi_message(mpi_request *r, bool receive, int other, const voi
         int64_t now = bytes < piece ? bytes : piece;
         MPI_Request *request = &r->requests[r->n];
         int code = receive ? MPI_Irecv(p, (int)now, MPI_BYTE, other, tag_of(r), g->comm, request)
-                           : MPI_Isend(p, (int)now, MPI_BYTE, other, tag_of(r), g->comm, request);
+                           : peri__mpi_send(p, (int)now, other, tag_of(r), g->comm, request);
         if (code != MPI_SUCCESS) return peri__mpi_fail(receive ? "MPI_Irecv" : "MPI_Isend", code);
         r->slots[r->n++] = (slot){other, (int)now, receive, false};
         p += now;

@@ -123,7 +123,7 @@ static peri_status mpi_test(void *request)
         return r->deferred ? waiting(r) : status == PERI_PENDING ? status : end(r, status);
     }
     int flag = 0;
-    int code = MPI_Testall(r->n, r->requests, &flag, r->statuses);
+    int code = peri__mpi_test_all(r->n, r->requests, &flag, r->statuses);
     if (code == MPI_SUCCESS && !flag) return waiting(r);
     peri_status status = check_messages(r, code);
     r->quiet_ns = 0;
@@ -195,7 +195,7 @@ static peri_status mpi_drop(void *request)
         int flag = 0;
         if (r->requests[i] == MPI_REQUEST_NULL) continue;
         if (!r->cancelled && r->slots[i].receive) MPI_Cancel(&r->requests[i]);
-        if (MPI_Test(&r->requests[i], &flag, MPI_STATUS_IGNORE) == MPI_SUCCESS && !flag) left++;
+        if (peri__mpi_test_one(&r->requests[i], &flag, MPI_STATUS_IGNORE) == MPI_SUCCESS && !flag) left++;
     }
     r->cancelled = true;
     if (r->status == PERI_PENDING) {

@@ -66,9 +66,9 @@ static void connect_ranks(void)
 
 static void no_matter(int number) { (void)number; }
 
-/** Open MPI writes to connections whose other process may have been killed, and the second such write is a SIGPIPE, of which this rank would
- *  die without a word. A handler that does nothing (children do not inherit it, as they would SIG_IGN) makes it an error of the write; the
- *  program's own handler stays. */
+/** Open MPI writes to connections whose other process may have been killed, and the second such write is a SIGPIPE, of which this rank
+ *  would die without a word. A handler that does nothing (children do not inherit it, as they would SIG_IGN) makes it an error of the
+ *  write; the program's own handler stays. */
 static void survive_broken_connections(void)
 {
     struct sigaction now, ours = {.sa_handler = no_matter, .sa_flags = SA_RESTART};
@@ -197,6 +197,7 @@ peri_status peri__mpi_open(peri_coll_open *boot, void **group)
     int64_t left = until - peri__mpi_host->time_ns();
     TRY(peri__mpi_within(NULL, "joining the world", left > 0 ? left : 0, meet_ranks));
     if (joined.code != MPI_SUCCESS) return peri__mpi_fail(joined.what, joined.code);
+    if (peri__mpi.size > 1) TRY(peri__mpi_guard_start(boot->timeout_ns));
     peri__mpi.epoch++;
     peri__mpi.open = true;
     peri__mpi_control_open();
@@ -222,9 +223,9 @@ static peri_status gather_members(const mpi_group *g)
         MPI_Request requests[2];
         int32_t from = g->ranks[(g->rank - distance + g->size) % g->size], to = g->ranks[(g->rank + distance) % g->size];
         int done = 0, code = MPI_Irecv(&in, 1, MPI_BYTE, from, tag, peri__mpi.control, &requests[0]);
-        if (code == MPI_SUCCESS) code = MPI_Isend(&byte, 1, MPI_BYTE, to, tag, peri__mpi.control, &requests[1]);
+        if (code == MPI_SUCCESS) code = peri__mpi_send(&byte, 1, to, tag, peri__mpi.control, &requests[1]);
         for (int64_t round = 0; code == MPI_SUCCESS && !done; round++) {
-            code = MPI_Testall(2, requests, &done, MPI_STATUSES_IGNORE);
+            code = peri__mpi_test_all(2, requests, &done, MPI_STATUSES_IGNORE);
             if (done || code != MPI_SUCCESS) break;
             bool lost = peri__mpi.peers[from].left >= peri__mpi.epoch || peri__mpi_gone(from);
             peri__mpi_control_poll(); /* after the look: what it said before it ended tells more */
