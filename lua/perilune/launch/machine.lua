@@ -287,8 +287,9 @@ function M.topology(args)
   local group, tell, seconds, before = args.group, args.tell or function() end, args.seconds or 20, args.before
   local n, host = group:size(), group.local_size
   if n > host and n % host ~= 0 then peri.ffi.fail(("calibrate: %d ranks on hosts of %d, wanted as many on each"):format(n, host)) end
-  local t = { world_size = n, local_world_size = host, processors = math.min(launcher.cpus(), 2 ^ 20), rates = {}, choices = args.choices,
-    ddr_cap = math.floor(memory(group)), cache_bytes = cache_bytes(4), core_cache_bytes = cache_bytes(3) }
+  local t = { world_size = n, local_world_size = host, processors = math.min(launcher.cpus(), 2 ^ 20), threads = peri.ffi.C.peri_threads(),
+    rates = {}, choices = args.choices, ddr_cap = math.floor(memory(group)), cache_bytes = cache_bytes(4),
+    core_cache_bytes = cache_bytes(3) }
   bare(group, t, before and before.bare, tell)
   local found = { bare = util.copy(t) }
   found.bare.rates = util.copy(t.rates)

@@ -190,6 +190,11 @@ function M.verify(options)
     P.fail(("perilune plan --verify: the topology has %d ranks, %d a host; here are %d and %d"):format(topology.world_size,
       topology.local_world_size, n, host))
   end
+  local threads = P.C.peri_threads()
+  if topology.threads and topology.threads ~= threads then
+    P.fail(("perilune plan --verify: the topology was measured with PERI_NUM_THREADS=%d, here a rank has %d threads; run with as many, or: "
+      .. "perilune calibrate -n %d -t %d"):format(topology.threads, threads, n, threads))
+  end
   local g = given(options, world:rank() == 0 and io.stdout or { write = function() end })
   local constraints = g.rest.constraints
   if g.statistics then constraints = plan.statistics.constrain(g.statistics, g.model, constraints, n) end

@@ -68,6 +68,7 @@ local arguments = {
   processors = util.optional.number,        -- of a host; default: one for each of its ranks
   cache_bytes = 32 * MiB,                   -- of a host's caches
   core_cache_bytes = MiB,                   -- of those, a processor's own
+  threads = util.optional.number,           -- worker threads of a rank while it was measured
   rates = util.optional.table,              -- measured, of a rank while all are busy: { copy =, gather =, update = (bytes a millisecond),
                                             -- products = (operations a millisecond) }
   costs = util.optional.table,              -- measured: { forward = , backward = }: milliseconds a unit of plan/step.lua
@@ -149,6 +150,7 @@ function Topology:init(args)
     "bwd_compute_multiplier", "weighted_feature_bwd_compute_multiplier" })
   check_latencies(self)
   self.processors = util.integer(f, "processors", self.processors or self.local_world_size, 1, 2 ^ 20)
+  if self.threads then util.integer(f, "threads", self.threads, 1, 2 ^ 20) end
   util.integer(f, "cache_bytes", self.cache_bytes, 0)
   util.integer(f, "core_cache_bytes", self.core_cache_bytes, 0)
   check_measured(self)
