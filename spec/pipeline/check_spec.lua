@@ -197,6 +197,24 @@ describe("a schedule is refused", function()
     end
   end)
 
+  it("for an operation of one's own that changes the dense part between the passes of a batch, or reads what nobody changes", function()
+    local function with(where, fields)
+      fields[1], fields.run = "clip", function() end
+      return schedules.sparse_dist:insert(fields, where)
+    end
+    check_refuses("'clip' (ahead 0, place 7) changes dense between 'forward' (ahead 0, place 6) and 'backward' (ahead 0, place 8) of "
+      .. "batch 0", with({ after = "forward" }, { changes = { "dense" } }))
+    assert.is_table(with({ after = "optimizer" }, { changes = { "dense" } }):check())
+    assert.is_table(with({ last = true }, { reads = { "dense" } }):check())
+    check_refuses("'clip' (ahead 0, place 10) reads 'tabels', which no operation changes; the library has source, cache, tables, "
+      .. "table_grads, grads, dense",
+      with({ last = true }, { reads = { "tabels" } }))
+    assert.is_table(with({ last = true }, { reads = { "average" } }):insert({ "mean", run = function() end, changes = { "average" } },
+      { first = true }):check())
+    assert.error_matches(function() with({ last = true }, { posts = "own12" }) end, "posts is 'own12', allowed: own1 to own11")
+    assert.is_table(with({ last = true }, { posts = "own11" }):check())
+  end)
+
   it("for averages over replicas that come too late", function()
     local s = schedules.prefetch_fused_2d(1)
     assert.same({ 0, 0 }, { s:check().staleness.tables, s:check().staleness.dense })

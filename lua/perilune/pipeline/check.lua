@@ -94,6 +94,15 @@ local function check_hook(plan, o)
   end
 end
 
+--- What operations of one's own read is changed by somebody: a word that no operation changes is a slip of the pen.
+local function check_reads(plan, o, changed)
+  for _, what in ipairs(o.access.reads) do
+    if not changed[what] then
+      refuse(plan, "%s reads '%s', which no operation changes; the library has %s", where(o), what, table.concat(operations.beside, ", "))
+    end
+  end
+end
+
 local function check_kinds(plan)
   for _, kind in ipairs { "update", "wait_grads", "optimizer", "sync" } do one_of_kind(plan, kind) end
   local wait = plan.first.wait_grads
@@ -102,7 +111,12 @@ local function check_kinds(plan)
   end
   if wait and (wait.every > 1 or wait.from_step > 0 or wait.until_step) then refuse(plan, "%s must act on every batch", where(wait)) end
   if not plan.first.forward then refuse(plan, "it has no operation 'forward'") end
+  local changed = util.index_of(operations.beside)
   for _, o in ipairs(plan.operations) do
+    for _, what in ipairs(o.access.changes) do changed[what] = true end
+  end
+  for _, o in ipairs(plan.operations) do
+    check_reads(plan, o, changed)
     for _, r in ipairs(o.access.needs) do
       if not plan.makers[r] then refuse(plan, "%s needs '%s' of its batch, which no operation makes", where(o), r) end
     end

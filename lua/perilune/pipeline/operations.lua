@@ -45,6 +45,8 @@ M.kinds = kinds
 M.built_in = { "load", "to_device", "input_dist", "wait_dist", "prefetch", "lookup", "receive", "forward", "send", "zero_grad",
   "receive_grad", "backward", "send_grad", "wait_grads", "update", "sync", "optimizer" }
 
+local OWN_CHANNELS = 11
+
 local own_arguments = { run = util.required, needs = util.optional.list, makes = util.optional.list, reads = util.optional.list,
   changes = util.optional.list, posts = util.optional }
 
@@ -61,8 +63,9 @@ function M.own(func, name, fields)
       end
     end
   end
-  if a.posts ~= nil and not (type(a.posts) == "string" and a.posts:match "^own%d+$") then
-    fail("posts is %s, allowed: own1 to own11, channels of schedules", kind_of(a.posts))
+  local channel = type(a.posts) == "string" and tonumber(a.posts:match "^own([1-9]%d?)$")
+  if a.posts ~= nil and not (channel and channel <= OWN_CHANNELS) then
+    fail("posts is %s, allowed: own1 to own%d, channels of schedules", kind_of(a.posts), OWN_CHANNELS)
   end
   return { run = a.run, needs = a.needs, makes = a.makes, reads = a.reads, changes = a.changes, posts = a.posts and { a.posts },
     channel = a.posts, own = true }

@@ -5,7 +5,8 @@ local P = require "perilune.ffi"
 local operations = require "perilune.pipeline.operations"
 
 local M = {}
-local is_of_batch = require("perilune.util").index_of(operations.of_batch)
+local util = require "perilune.util"
+local is_of_batch = util.index_of(operations.of_batch)
 
 local function where(o) return ("'%s' (ahead %d, place %d)"):format(o.name, o.ahead, o.place) end
 M.where = where
@@ -64,6 +65,7 @@ function rules.forward(run, o, b)
   if not run.plan.first.lookup then rules.lookup(run, o, b) end
   read_state(run, o, b, "dense", run.plan.updates_dense, run.dense)
   run.version_of[b] = run.dense
+  run.between[b] = run.plan.first.backward
 end
 
 local function update_tables(run, o, b)
@@ -82,6 +84,7 @@ function rules.backward(run, o, b)
     refuse(run.plan, "%s changes dense between %s and %s of batch %d", where(run.plan.updates_dense), where(run.plan.first.forward),
       where(o), b)
   end
+  run.between[b] = nil
   local first = run.plan.first
   if first.update then run.kept[#run.kept + 1] = b else update_tables(run, o, b) end
   for _, g in ipairs(run.grads) do
@@ -159,6 +162,15 @@ local function own_grads(run, o)
             or where(first.wait_grads) .. " has waited for their averages")
         end
       end
+    end
+  end
+end
+
+--- A user's operation that changes the dense part does so when no batch is between its forward and its backward pass.
+local function own_dense(run, o)
+  for _, what in ipairs(o.access.changes) do
+    for b, backward in util.ordered(what == "dense" and run.between or {}) do
+      refuse(run.plan, "%s changes dense between %s and %s of batch %d", where(o), where(run.plan.first.forward), where(backward), b)
     end
   end
 end
@@ -256,7 +268,7 @@ end
 --- Unroll `plan` (of check.lua) over so many batches; raises the most staleness, the most live batches and the edges in `into`.
 function M.run(plan, batches, into)
   local run = { plan = plan, made = {}, live = {}, most = into.live, last = {}, edges = into.edges, stale = into.staleness,
-    readers = into.readers, version_of = {}, grads = {}, kept = {}, tables = 0, dense = 0, synced = 0 }
+    readers = into.readers, version_of = {}, between = {}, grads = {}, kept = {}, tables = 0, dense = 0, synced = 0 }
   local known = false
   for n = -plan.ahead, batches - 1 + plan.behind do
     for _, o in ipairs(plan.operations) do
@@ -270,7 +282,10 @@ function M.run(plan, batches, into)
         check_needs(run, o, b)
         order_streams(run, o, n, b)
         if rules[o.kind] then rules[o.kind](run, o, b) end
-        if o.access.own then own_grads(run, o) end
+        if o.access.own then
+          own_grads(run, o)
+          own_dense(run, o)
+        end
         retire(run, o, b)
       end
     end
