@@ -6,19 +6,23 @@ local shell = require "spec.support.shell"
 local found = io.popen("command -v mpirun"):read "*l"
 
 local function mpirun(words, environment)
-  return assert(io.popen(("LUA_PATH='%s' PERI_NUM_THREADS=1 %s timeout 40 %s %s 2>&1"):format(package.path, environment or "", shell.mpirun,
-    words)))
+  return assert(io.popen(("echo $$; export LUA_PATH='%s' PERI_NUM_THREADS=1 %s; exec timeout 40 %s %s 2>&1"):format(package.path,
+    environment or "", shell.mpirun, words)))
 end
 
---- Lines by rank: { seconds =, name =, message = }.
-local function run(fault, preload)
+--- Lines by rank: { seconds =, name =, message = }. Open MPI 4's mpirun that is to survive failures does not always end: where some are
+--- expected it is ended when @speak ranks have said what they have to say, and the log has what it is to have.
+local function run(fault, speak, printed, preload)
   local rank_command = preload and shell.rank:gsub("LD_PRELOAD='(.-)'", ("LD_PRELOAD='%%1 %s'"):format(preload)) or shell.rank
-  local ranks, log = {}, {}
+  local ranks, log, said = {}, {}, 0
   local pipe = mpirun(("--mca orte_enable_recovery 1 -n 3 %s spec/support/fault_rank.lua %s"):format(rank_command, fault))
+  local process = pipe:read "*n"
   for line in pipe:lines() do
     local rank, seconds, name, message = line:match "^(%d+)|([%d.]+)|(%w+)|(.*)$"
     if rank then ranks[tonumber(rank)] = { seconds = tonumber(seconds), name = name, message = message } end
+    said = said + (rank and 1 or 0)
     log[#log + 1] = line
+    if said == speak and (not printed or table.concat(log, "\n"):match(printed)) then os.execute("kill " .. process) end
   end
   pipe:close()
   return ranks, table.concat(log, "\n")
@@ -28,7 +32,11 @@ end
 local function case(fault, expected, least, most, printed, preload)
   it(fault, function()
     if not found then return pending "Open MPI was not found" end
-    local ranks, log = run(fault, preload and preload())
+    local speak, bad = 0, false
+    for _, want in ipairs(expected) do
+      speak, bad = speak + (want == "gone" and 0 or 1), bad or want ~= "ok"
+    end
+    local ranks, log = run(fault, bad and speak or nil, printed, preload and preload())
     if printed then assert.matches(printed, log) end
     for rank = 0, 2 do
       local want, got = expected[rank + 1], ranks[rank]
@@ -62,6 +70,8 @@ describe("mpirun, rank 1", function()
   case("exits", { "EPEER rank 1 has left the world", "gone", "EPEER rank 1 has left the world" })
   case("dies", { "EPEER rank 1 %(process %d+%) is gone", "gone", "EPEER rank 1 %(process %d+%) is gone" })
   case("group", { "EPEER rank 1 %(process %d+%) is gone", "gone", "EPEER rank 0 %(rank 1 of the world, process %d+%) is gone" }, 0, 2.5)
+  case("elsewhere", { "EPEER rank [12] has left the world and will never post it, after: the ranks disagree: .*all_reduce sum f32 %[4%]",
+    "EMISMATCH the ranks disagree: .*all_reduce sum f32 %[4%]", "EMISMATCH the ranks disagree: .*all_reduce sum f32 %[4%]" })
   case("fails", { "EPEER rank 1 gave up: the disk is full", "Lua the disk is full", "EPEER rank 1 gave up: the disk is full" })
   case("lost", all "ETIMEOUT|EPEER waiting for", 1.4, 3,
     "the last operations of rank %d in group 'world':.*operation 2: all_reduce sum f32 %[3%], [^\n]*posted [^\n]*pending")

@@ -6,7 +6,7 @@
  *           compares with what it posted under that number; if it differs, both are wrong and everybody is told (POISON).
  *   ANSWER  what the asked rank is doing instead
  *   POISON  a group is broken, and why
- *   LEAVE   this rank leaves the world; nobody finalizes MPI before all have left
+ *   LEAVE   this rank leaves the world, and what had failed there; nobody finalizes MPI before all have left
  *   OTHER   what the transport of a device has to say; kept until it asks
  *
  * Notes are small enough to be sent eagerly, so none waits for its receiver.
@@ -177,7 +177,7 @@ bool peri__mpi_rank_gone(void *group, int32_t rank, char *text, size_t len)
     const peer *p = &peri__mpi.peers[rank];
     bool left = p->left >= peri__mpi.epoch;
     if (!left && !peri__mpi_gone(rank)) return false;
-    if (left) snprintf(text, len, "rank %d has left the world", rank);
+    if (left) snprintf(text, len, "rank %d has left the world%s", rank, p->answer);
     else snprintf(text, len, "rank %d (process %lld) is gone", rank, (long long)p->pid);
     return true;
 }
@@ -202,10 +202,13 @@ static void handle(const note *n)
     if (n->epoch != peri__mpi.epoch || n->from < 0 || n->from >= peri__mpi.size) return; /* of a world that is over */
     peer *p = &peri__mpi.peers[n->from];
     if (n->kind == NOTE_QUERY) handle_query(n);
-    if (n->kind == NOTE_LEAVE) p->left = n->epoch;
+    if (n->kind == NOTE_LEAVE) {
+        p->left = n->epoch;
+        snprintf(p->answer, sizeof p->answer, "%s%.200s", n->text[0] ? ", after: " : "", n->text);
+    }
     if (n->kind == NOTE_ANSWER) {
         p->answered_ns = peri__mpi_host->time_ns();
-        snprintf(p->answer, sizeof p->answer, "%.159s", n->text);
+        snprintf(p->answer, sizeof p->answer, "%.*s", (int)sizeof p->answer - 1, n->text);
     }
     if (n->kind == NOTE_POISON) {
         mpi_group *g = group_of(n->group);
@@ -314,9 +317,9 @@ peri_status peri__mpi_ask(mpi_request *r)
         const peer *p = &peri__mpi.peers[g->ranks[i]];
         if (!members[i]) continue;
         if (p->left >= peri__mpi.epoch) {
-            status = g->ranks[i] == i ? FAIL(PERI_EPEER, "rank %d has left the world and will never post it", i)
-                                      : FAIL(PERI_EPEER, "rank %d, which is rank %d of the world, has left it and will never post it", i,
-                                             g->ranks[i]);
+            status = g->ranks[i] == i ? FAIL(PERI_EPEER, "rank %d has left the world and will never post it%s", i, p->answer)
+                                      : FAIL(PERI_EPEER, "rank %d, which is rank %d of the world, has left it and will never post it%s", i,
+                                             g->ranks[i], p->answer);
         } else if (peri__mpi_gone(g->ranks[i])) {
             status = peri__mpi_last_words(g);
             if (status == PERI_OK)
@@ -374,6 +377,7 @@ bool peri__mpi_all_left(int64_t timeout_ns)
 bool peri__mpi_leave_world(int64_t timeout_ns)
 {
     note n = {.kind = NOTE_LEAVE};
+    snprintf(n.text, sizeof n.text, "%s", peri__mpi.why);
     peri__mpi.peers[peri__mpi.rank].left = peri__mpi.epoch;
     for (int32_t i = 0; i < peri__mpi.size; i++)
         if (i != peri__mpi.rank) note_send(i, &n);

@@ -34,6 +34,7 @@ void peri__mpi_group_fail(mpi_group *g, peri_status status, const char *message)
     peri__mpi_near_close(g);
     g->failed = status;
     snprintf(g->message, sizeof g->message, "%s", message);
+    if (!peri__mpi.broken) snprintf(peri__mpi.why, sizeof peri__mpi.why, "%s", message);
     peri__mpi.broken = true;
 }
 
