@@ -215,6 +215,25 @@ describe("a schedule is refused", function()
     assert.is_table(with({ last = true }, { posts = "own11" }):check())
   end)
 
+  it("for rows that are looked up before an operation of one's own has changed the tables", function()
+    local function with(s, where, fields)
+      fields[1], fields.run, fields.changes = "decay", function() end, { "tables" }
+      return s:insert(fields, where)
+    end
+    local ahead = schedules.semi_sync(0)
+    local behind = with(ahead, { last = true }, { ahead = -1 })
+    assert.equal(1, with(ahead, { last = true }, {}):check().staleness.tables) -- as old as what backward does
+    check_refuses("'lookup' (ahead 1, place 5) reads tables without the last 2 updates, which 'decay' (ahead -1, place 10) makes later: "
+      .. "staleness 2, the schedule allows 1", behind)
+    assert.equal(2, behind:with { depth = 5, staleness = { tables = 2 } }:check().staleness.tables)
+    check_refuses("'lookup' (ahead 0, place 1) reads tables without the last 1 update, which 'decay' (ahead -1, place 10) makes later: "
+      .. "staleness 1, the schedule allows 0", with(schedules.sparse_dist, { last = true }, { ahead = -1 }))
+    assert.equal(0, with(schedules.sparse_dist, { last = true }, {}):check().staleness.tables)
+    assert.equal(0, with(schedules.base, { first = true }, { every = 3 }):check().staleness.tables) -- before the lookup of its batch
+    check_refuses("'lookup' (ahead 0, place 1) reads tables for batch 0, when 'decay' (ahead 2, place 10) has already changed them with "
+      .. "batch 1", with(schedules.sparse_dist, { last = true }, { ahead = 2 }))
+  end)
+
   it("for averages over replicas that come too late", function()
     local s = schedules.prefetch_fused_2d(1)
     assert.same({ 0, 0 }, { s:check().staleness.tables, s:check().staleness.dense })

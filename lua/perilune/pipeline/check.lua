@@ -113,7 +113,10 @@ local function check_kinds(plan)
   if not plan.first.forward then refuse(plan, "it has no operation 'forward'") end
   local changed = util.index_of(operations.beside)
   for _, o in ipairs(plan.operations) do
-    for _, what in ipairs(o.access.changes) do changed[what] = true end
+    for _, what in ipairs(o.access.changes) do
+      changed[what] = true
+      if o.access.own and what == "tables" then table.insert(plan.own_tables, o) end
+    end
   end
   for _, o in ipairs(plan.operations) do
     check_reads(plan, o, changed)
@@ -177,8 +180,8 @@ end
 --- drain), depth (batches in flight), load, staleness = { tables, dense }, edges = list of { from, to, over, steps }, live = resource ->
 --- batches that have it at once, channels = channel -> operations, flush = how many batches are together, or false }.
 function M.run(schedule, facts)
-  local plan = { name = schedule.name, facts = facts, operations = {}, first = {}, makers = {}, streams = {}, grad = schedule.grad,
-    flush = schedule.flush or false }
+  local plan = { name = schedule.name, facts = facts, operations = {}, first = {}, makers = {}, streams = {}, own_tables = {},
+    grad = schedule.grad, flush = schedule.flush or false }
   resolve(schedule, plan)
   local load = check_load(plan)
   local most, least, last = load.ahead, 0, nil

@@ -39,6 +39,12 @@ end
 
 -- -- what operations do ----------------------------------------------------------------------------------------------------------------
 
+local function count_missing(run, o, what, updater, missing)
+  if missing > (run.stale[what] or 0) then
+    run.stale[what], run.readers[what] = missing, { o, updater }
+  end
+end
+
 --- How many updates of tables or of the dense part ("tables", "dense") are missing when `o` reads them for batch b.
 local function read_state(run, o, b, what, updater, applied)
   if not updater then return end
@@ -47,15 +53,24 @@ local function read_state(run, o, b, what, updater, applied)
     refuse(run.plan, "%s reads %s for batch %d, when %s has already changed them with batch %d", where(o), what, b, where(updater),
       applied - 1)
   end
-  local missing = ends(updater, applied, wanted)
-  if missing > (run.stale[what] or 0) then
-    run.stale[what], run.readers[what] = missing, { o, updater }
+  count_missing(run, o, what, updater, ends(updater, applied, wanted))
+end
+
+--- The same of user's operations that change tables: what they did with the batches before b; with b itself, as they stand.
+local function read_owned(run, o, b)
+  for _, own in ipairs(run.plan.own_tables) do
+    local applied = run.owned[own] or 0
+    if applied > b + 1 then
+      refuse(run.plan, "%s reads tables for batch %d, when %s has already changed them with batch %d", where(o), b, where(own), applied - 1)
+    end
+    count_missing(run, o, "tables", own, ends(own, applied, b))
   end
 end
 
 local rules = {}
 
 function rules.lookup(run, o, b)
+  read_owned(run, o, b)
   read_state(run, o, b, "tables", run.plan.updates_tables, run.tables)
   if run.plan.sync then read_state(run, o, b, "tables", run.plan.sync, run.synced) end
   if run.plan.facts.dense_tables then read_state(run, o, b, "dense", run.plan.updates_dense, run.dense) end
@@ -166,6 +181,13 @@ local function own_grads(run, o)
   end
 end
 
+--- Tables that a user's operation changes have learned from batch b.
+local function own_tables(run, o, b)
+  for _, what in ipairs(o.access.changes) do
+    if what == "tables" then run.owned[o] = b + 1 end
+  end
+end
+
 --- A user's operation that changes the dense part does so when no batch is between its forward and its backward pass.
 local function own_dense(run, o)
   for _, what in ipairs(o.access.changes) do
@@ -268,7 +290,7 @@ end
 --- Unroll `plan` (of check.lua) over so many batches; raises the most staleness, the most live batches and the edges in `into`.
 function M.run(plan, batches, into)
   local run = { plan = plan, made = {}, live = {}, most = into.live, last = {}, edges = into.edges, stale = into.staleness,
-    readers = into.readers, version_of = {}, between = {}, grads = {}, kept = {}, tables = 0, dense = 0, synced = 0 }
+    readers = into.readers, version_of = {}, between = {}, owned = {}, grads = {}, kept = {}, tables = 0, dense = 0, synced = 0 }
   local known = false
   for n = -plan.ahead, batches - 1 + plan.behind do
     for _, o in ipairs(plan.operations) do
@@ -285,6 +307,7 @@ function M.run(plan, batches, into)
         if o.access.own then
           own_grads(run, o)
           own_dense(run, o)
+          own_tables(run, o, b)
         end
         retire(run, o, b)
       end
