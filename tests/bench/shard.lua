@@ -284,6 +284,7 @@ local function exchanges(case, module)
     end
   end
   local send = exchange(world, ids)
+  rows[rank + 1] = 0 -- a rank's own rows lie where the lookup wrote them
   local cut = case.sharding == "row_wise" or case.sharding == "table_row_wise" or case.sharding == "grid_shard"
   if not pooled or not cut then
     local back, there = exchange(world, rows) -- they were counted by who owns them
@@ -299,7 +300,7 @@ local function exchanges(case, module)
     elseif (t - 1) % nodes == cross:rank() then here = here + options.dim end
   end
   local parts_of_nodes = {}
-  for i = 1, nodes do parts_of_nodes[i] = case.batch * here end
+  for i = 1, nodes do parts_of_nodes[i] = i == cross:rank() + 1 and 0 or case.batch * here end -- the sum of this node's is in its place
   local add, copy = sum(intra, case.batch * here * nodes)
   if nodes == 1 then return { send }, { add }, { copy } end
   local there, back = exchange(cross, parts_of_nodes)
