@@ -171,13 +171,24 @@ int32_t peri__mpi_note_take(void *group, int32_t *from, void *data)
     return bytes;
 }
 
+/** Read what a rank that is gone has said: @g, or the group that it was made from, that it failed; NULL: none. */
+static const mpi_group *hear_last(const mpi_group *g)
+{
+    const mpi_group *bad = NULL;
+    for (int round = 0; round < 16 && !bad; round++) { /* a round moves some messages, and others may be in front of the note */
+        peri__mpi_control_poll();
+        bad = g ? peri__mpi_broken(g) : NULL;
+    }
+    return bad;
+}
+
 bool peri__mpi_rank_gone(void *group, int32_t rank, char *text, size_t len)
 {
     (void)group;
     const peer *p = &peri__mpi.peers[rank];
-    bool left = p->left >= peri__mpi.epoch;
-    if (!left && !peri__mpi_gone(rank)) return false;
-    if (left) snprintf(text, len, "rank %d has left the world%s", rank, p->answer);
+    if (p->left < peri__mpi.epoch && !peri__mpi_gone(rank)) return false;
+    if (p->left < peri__mpi.epoch) hear_last(NULL);
+    if (p->left >= peri__mpi.epoch) snprintf(text, len, "rank %d has left the world%s", rank, p->answer);
     else snprintf(text, len, "rank %d (process %lld) is gone", rank, (long long)p->pid);
     return true;
 }
@@ -283,12 +294,23 @@ bool peri__mpi_gone(int32_t rank)
 
 peri_status peri__mpi_last_words(const mpi_group *g)
 {
-    const mpi_group *bad = NULL;
-    for (int round = 0; round < 16 && !bad; round++) { /* a round moves some messages, and others may be in front of the note */
-        peri__mpi_control_poll();
-        bad = peri__mpi_broken(g);
-    }
+    const mpi_group *bad = hear_last(g);
     return bad ? FAIL(bad->failed, "%s", bad->message) : PERI_OK;
+}
+
+/** Member @i of @g will not post what it has not posted; PERI_PENDING: it may. One that ended may have said before that it leaves, and why:
+ *  the note is looked for again, since it may have come after the last look and before the end. */
+static peri_status lost(const mpi_group *g, int32_t i)
+{
+    const peer *p = &peri__mpi.peers[g->ranks[i]];
+    const bool gone = p->left < peri__mpi.epoch && peri__mpi_gone(g->ranks[i]);
+    if (gone) TRY(peri__mpi_last_words(g));
+    if (p->left >= peri__mpi.epoch && g->ranks[i] == i)
+        return FAIL(PERI_EPEER, "rank %d has left the world and will never post it%s", i, p->answer);
+    if (p->left >= peri__mpi.epoch)
+        return FAIL(PERI_EPEER, "rank %d, which is rank %d of the world, has left it and will never post it%s", i, g->ranks[i], p->answer);
+    if (gone) return FAIL(PERI_EPEER, "rank %d (%sprocess %lld) is gone", i, peri__mpi_world_rank(g, i).text, (long long)p->pid);
+    return PERI_PENDING;
 }
 
 /** Mark the members that @r still waits for. */
@@ -314,20 +336,9 @@ peri_status peri__mpi_ask(mpi_request *r)
     text_of(&r->op, g, n.text, 160);
     waited_for(r, members);
     for (int32_t i = 0; i < g->size && status == PERI_PENDING; i++) {
-        const peer *p = &peri__mpi.peers[g->ranks[i]];
-        if (!members[i]) continue;
-        if (p->left >= peri__mpi.epoch) {
-            status = g->ranks[i] == i ? FAIL(PERI_EPEER, "rank %d has left the world and will never post it%s", i, p->answer)
-                                      : FAIL(PERI_EPEER, "rank %d, which is rank %d of the world, has left it and will never post it%s", i,
-                                             g->ranks[i], p->answer);
-        } else if (peri__mpi_gone(g->ranks[i])) {
-            status = peri__mpi_last_words(g);
-            if (status == PERI_OK)
-                status = FAIL(PERI_EPEER, "rank %d (%sprocess %lld) is gone", i, peri__mpi_world_rank(g, i).text, (long long)p->pid);
-        } else {
-            if (r->op.kind == PERI_COLL_ALL_TO_ALL) n.send = r->op.send_counts[i], n.recv = r->op.recv_counts[i];
-            note_send(g->ranks[i], &n);
-        }
+        if (!members[i] || (status = lost(g, i)) != PERI_PENDING) continue;
+        if (r->op.kind == PERI_COLL_ALL_TO_ALL) n.send = r->op.send_counts[i], n.recv = r->op.recv_counts[i];
+        note_send(g->ranks[i], &n);
     }
     if (members != fixed) peri__mpi_host->free(members);
     return status;
