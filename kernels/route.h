@@ -17,7 +17,8 @@
     X(route_count, peri_k_route_count_args) X(route_totals, peri_k_route_totals_args) X(route_pack, peri_k_route_pack_args)           \
     X(route_return, peri_k_route_return_args) X(route_mean, peri_k_route_mean_args) X(route_combine, peri_k_route_combine_args)       \
     X(route_spread, peri_k_route_spread_args) X(route_rows, peri_k_route_rows_args) X(route_rows_back, peri_k_route_rows_args)        \
-    X(route_pool, peri_k_route_pool_args) X(route_pool_weights, peri_k_route_pool_args) X(route_place, peri_k_route_place_args)
+    X(route_pool, peri_k_route_pool_args) X(route_pool_weights, peri_k_route_pool_args) X(route_place, peri_k_route_place_args)       \
+    X(route_lines, peri_k_route_lines_args)
 
 /** One feature cut by one table's rows. */
 typedef struct peri_k_partition {
@@ -215,7 +216,18 @@ typedef struct peri_k_route_rows_args {
     bool ids_i32;
     bool past; /* they do not fit the caches: may be written past them */
     bool placed; /* rows of own pieces, but of replicas, are where they belong: they are left out */
+    bool direct; /* so are those of pieces that are not own (route_lines moves them) */
 } peri_k_route_rows_args;
+
+/** Rows that lie together at one end and apart at the other: values[at(i) * stride + c] = together[i * cols + c] with at(i) = index[i], i
+ *  without index; its adjoint (back): together[i * cols + c] = values[at(i) * stride + c] / divisor (f32). range: i. */
+typedef struct peri_k_route_lines_args {
+    float *values, *together;
+    int64_t stride, cols;
+    const int32_t *index; /* NULL: none */
+    double divisor;       /* back */
+    bool back, past;      /* past: values may be written past the caches */
+} peri_k_route_lines_args;
 
 /** A block of columns of the pooled rows of one feature in one table, made of the rows of its ids. */
 typedef struct peri_k_pool {

@@ -55,6 +55,60 @@ static int64_t cpu_route_pruned(const peri_k_partition *p, const void *ids, bool
     return bad ? -1 : pruned;
 }
 
+enum { ROUTE_CHUNK = 512, ROUTE_PARTS = 32 }; /* ids whose parts are found together; parts for which that is done */
+
+/** Whether the parts of ids are found by comparing many of them with one boundary after the other, instead of one by one. */
+static inline bool cpu_route_many(const peri_k_partition *p) { return p->n_parts > 1 && p->n_parts <= ROUTE_PARTS && !p->raw; }
+
+/** parts[k] = the part of id @from + k, n_parts for one that has none; x[k] = that id. */
+static void cpu_route_parts(const peri_k_partition *p, const int64_t *bounds, const void *ids, bool i32, int64_t from, int64_t n,
+                            int64_t *x, int64_t *parts)
+{
+    const int64_t *b = bounds + p->first_bound;
+    if (i32)
+        for (int64_t k = 0; k < n; k++) x[k] = ((const int32_t *)ids)[from + k];
+    else
+        for (int64_t k = 0; k < n; k++) x[k] = ((const int64_t *)ids)[from + k];
+    for (int64_t k = 0; k < n; k++) parts[k] = x[k] >= b[1];
+    for (int32_t j = 2; j < p->n_parts; j++)
+        for (int64_t k = 0; k < n; k++) parts[k] += x[k] >= b[j];
+    for (int64_t k = 0; k < n; k++) parts[k] = (uint64_t)x[k] < (uint64_t)p->rows ? parts[k] : p->n_parts;
+}
+
+/** Report the ids of range index @i that are not legal. */
+static void cpu_route_report(const peri_k_route_count_args *a, const peri_k_partition *p, int64_t block, int64_t i, int64_t from,
+                             int64_t to)
+{
+    peri_k_route_report *report = &a->reports[block * PERI_ROUTE_REPORTS + p->check];
+    for (int64_t at = from; at < to && p->check < PERI_ROUTE_REPORTS; at++) {
+        const int64_t id = cpu_route_id(a->ids, at, a->ids_i32), key = peri_k_route_key(p, id);
+        if (key >= -1 && key < p->rows) continue;
+        report->bad++;
+        if (!report->where) report->where = i + 1, report->id = id, report->position = at - from;
+    }
+}
+
+/** Bags [bag, bag + n) of a partition, @offsets being theirs, from range index @i on. */
+static void cpu_route_count_many(const peri_k_route_count_args *a, const peri_k_partition *p, int64_t block, int64_t i, int64_t bag,
+                                 int64_t n, const int64_t *offsets)
+{
+    const int64_t *wire = a->wire_bag + p->first_strand;
+    int64_t x[ROUTE_CHUNK], parts[ROUTE_CHUNK], k = 0;
+    int32_t counts[ROUTE_PARTS + 1] = {0};
+    for (int64_t at = offsets[0], many; k < n; at += many) {
+        many = offsets[n] - at < ROUTE_CHUNK ? offsets[n] - at : ROUTE_CHUNK;
+        cpu_route_parts(p, a->bounds, a->ids, a->ids_i32, at, many, x, parts);
+        for (int64_t here = at; k < n; k++) {
+            const int64_t stop = offsets[k + 1] < at + many ? offsets[k + 1] : at + many;
+            for (; here < stop; here++) counts[parts[here - at]]++;
+            if (offsets[k + 1] > at + many) break; /* goes on in the next chunk */
+            for (int32_t s = 0; s < p->n_parts; s++) a->lengths[wire[s] + bag + k] = counts[s];
+            if (counts[p->n_parts]) cpu_route_report(a, p, block, i + k, offsets[k], offsets[k + 1]);
+            memset(counts, 0, sizeof *counts * (size_t)(p->n_parts + 1));
+        }
+    }
+}
+
 static void cpu_route_count(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_count_args *a = args;
@@ -68,6 +122,11 @@ static void cpu_route_count(const void *args, int64_t begin, int64_t end)
             if (pruned == 0) { /* every id goes to the one strand */
                 int32_t *lengths = p->n_parts ? a->lengths + a->wire_bag[p->first_strand] + bag : NULL;
                 for (int64_t k = 0; k < n && lengths; k++) lengths[k] = (int32_t)(offsets[k + 1] - offsets[k]);
+                i += n;
+                continue;
+            }
+            if (cpu_route_many(p)) {
+                cpu_route_count_many(a, p, block, i, bag, n, offsets);
                 i += n;
                 continue;
             }
@@ -97,30 +156,25 @@ static inline void cpu_route_put(const peri_k_route_pack_args *a, int64_t place,
     if (a->weights) a->out_weights[place] = a->weights[k];
 }
 
-/** Ids of @n bags that two strands share: which one is a coin's toss, so nothing branches on it, and where each strand is stays in
- *  registers. @bag: the first one's number in the partition. */
-static void cpu_route_pack_two(const peri_k_route_pack_args *a, const peri_k_partition *p, const int64_t *offsets, int64_t bag, int64_t n,
-                               int64_t *kept)
+/** Ids of bags [bag, bag + n) that several strands share: which one is a coin's toss, so nothing branches on it. The bags of a strand
+ *  follow each other on the wire. */
+static void cpu_route_pack_many(const peri_k_route_pack_args *a, const peri_k_partition *p, const int64_t *offsets, int64_t bag, int64_t n,
+                                int64_t *kept)
 {
-    const int64_t *wire = a->wire_bag + p->first_strand, bound = a->bounds[p->first_bound + 1];
-    const int64_t first = a->offsets[p->first_bag], rows = p->rows;
+    const int64_t *wire = a->wire_bag + p->first_strand, *b = a->bounds + p->first_bound, first = a->offsets[p->first_bag];
+    int64_t x[ROUTE_CHUNK], parts[ROUTE_CHUNK], cursor[ROUTE_PARTS + 1];
     int32_t *origins = a->origins;
-    for (int64_t k = 0; k < n; k++) {
-        int64_t low = a->cursor[wire[0] + bag + k], high = a->cursor[wire[1] + bag + k];
-        for (int64_t at = offsets[k]; at < offsets[k + 1]; at++) {
-            const int64_t id = cpu_route_id(a->ids, at, a->ids_i32);
-            if (kept) kept[at] = -1;
-            if ((uint64_t)id >= (uint64_t)rows) continue;
-            const bool upper = id >= bound;
-            const int64_t place = upper ? high : low;
-            low += !upper;
-            high += upper;
-            if (kept) kept[at] = place;
-            if (origins) origins[place] = (int32_t)(at - first);
-            cpu_route_put(a, place, id - (upper ? bound : 0), at);
+    for (int32_t s = 0; s < p->n_parts; s++) cursor[s] = a->cursor[wire[s] + bag];
+    for (int64_t at = offsets[0], many; at < offsets[n]; at += many) {
+        many = offsets[n] - at < ROUTE_CHUNK ? offsets[n] - at : ROUTE_CHUNK;
+        cpu_route_parts(p, a->bounds, a->ids, a->ids_i32, at, many, x, parts);
+        for (int64_t k = 0; k < many; k++) {
+            const int64_t s = parts[k], place = s < p->n_parts ? cursor[s]++ : -1;
+            if (kept) kept[at + k] = place;
+            if (place < 0) continue;
+            if (origins) origins[place] = (int32_t)(at + k - first);
+            cpu_route_put(a, place, x[k] - b[s], at + k);
         }
-        a->cursor[wire[0] + bag + k] = low;
-        a->cursor[wire[1] + bag + k] = high;
     }
 }
 
@@ -153,8 +207,8 @@ static void cpu_route_pack(const void *args, int64_t begin, int64_t end)
             if (a->weights && count) memcpy(a->out_weights + place, a->weights + from, sizeof *a->weights * (size_t)count);
             for (int64_t k = 0; k < count && kept; k++) kept[from + k] = place + k;
             for (int64_t k = 0; k < count && a->origins; k++) a->origins[place + k] = (int32_t)(from - a->offsets[p->first_bag] + k);
-        } else if (p->n_parts == 2 && !p->raw) {
-            cpu_route_pack_two(a, p, offsets, bag, n, kept);
+        } else if (cpu_route_many(p)) {
+            cpu_route_pack_many(a, p, offsets, bag, n, kept);
         } else {
             double inverse_block = p->block > 0 ? 1.0 / (double)p->block : 0;
             for (int64_t k = 0; k < n; k++)
@@ -198,7 +252,7 @@ static inline void cpu_route_stream(float *p, k_vec v) { _mm256_stream_ps(p, (__
 #endif
 
 /** Whether rows begin and end where lines do. */
-static inline bool cpu_route_lines(const float *first, int64_t stride, int64_t cols)
+static inline bool cpu_route_whole_lines(const float *first, int64_t stride, int64_t cols)
 {
     enum { LINE = 16 };
     return (uintptr_t)first % (LINE * sizeof *first) == 0 && stride % LINE == 0 && cols % LINE == 0;
@@ -250,7 +304,7 @@ static void cpu_route_combine(const void *args, int64_t begin, int64_t end)
             const peri_k_output *out = &a->outputs[o];
             const int64_t stop = b + ROUTE_ROWS < end ? b + ROUTE_ROWS : end, cols = out->cols;
             if (a->placed && peri_k_route_own(out, a->pieces)) continue;
-            const bool streams = a->past && cpu_route_lines(a->out + out->column, a->stride, cols);
+            const bool streams = a->past && cpu_route_whole_lines(a->out + out->column, a->stride, cols);
 #define ROUTE_COMBINE(n)                                                                                                                   \
     if (streams) cpu_route_combine_rows(a, out, b, stop, end, n, true);                                                                    \
     else cpu_route_combine_rows(a, out, b, stop, end, n, false)
@@ -314,7 +368,7 @@ static inline void cpu_route_spread_piece(const peri_k_route_spread_args *a, con
     const int64_t more = last - begin - ROUTE_ROWS; /* rows that others follow which will be read */
     float *to = (piece->own ? a->own : a->sent) + piece->offset + begin * out->cols;
     const float *grad = a->grad + begin * a->stride + out->column;
-    const bool streams = a->past && d.multiplies && cpu_route_lines(to, out->cols, out->cols);
+    const bool streams = a->past && d.multiplies && cpu_route_whole_lines(to, out->cols, out->cols);
 #define ROUTE_SPREAD(n)                                                                                                                    \
     if (streams) cpu_route_spread_rows(&d, to, grad, a->stride, end - begin, more, n, true);                                               \
     else cpu_route_spread_rows(&d, to, grad, a->stride, end - begin, more, n, false)
@@ -432,11 +486,16 @@ typedef struct route_mover {
     bool copies, past; /* copies: the divisor is 1 */
 } route_mover;
 
-static inline route_mover cpu_route_mover(const peri_k_route_rows_args *a, const peri_k_rows *out, bool own, bool back)
+static inline route_mover cpu_route_mover_of(double divisor, int64_t cols, bool past)
 {
     enum { LINE = 64 }; /* bytes: parts of lines are slower past the caches */
-    const route_divisor d = cpu_route_divisor(back ? own ? out->divisor : out->sent_divisor : 1);
-    return (route_mover){d, d.divisor == 1, a->past && (size_t)out->cols * sizeof(float) % LINE == 0 && d.multiplies};
+    const route_divisor d = cpu_route_divisor(divisor);
+    return (route_mover){d, d.divisor == 1, past && (size_t)cols * sizeof(float) % LINE == 0 && d.multiplies};
+}
+
+static inline route_mover cpu_route_mover(const peri_k_route_rows_args *a, const peri_k_rows *out, bool own, bool back)
+{
+    return cpu_route_mover_of(back ? own ? out->divisor : out->sent_divisor : 1, out->cols, a->past);
 }
 
 ROUTE_INLINE void cpu_route_move(const route_mover *m, float *restrict to, const float *restrict from, const int64_t cols)
@@ -455,7 +514,7 @@ static inline void cpu_route_rows_any(const peri_k_route_rows_args *a, const per
     for (int64_t row = begin; row < end; row++) {
         bool own = false;
         float *values = a->values + row * a->stride + out->column, *there = cpu_route_row(a, out, inverse_block, row - out->row, &own);
-        if (a->placed && there && own && out->place_first >= 0) continue;
+        if (there && out->place_first >= 0 && (own ? a->placed : a->direct)) continue;
         if (there) cpu_route_move(own ? &mine : &sent, back ? there : values, back ? values : there, out->cols);
         else if (!back) memset(values, 0, sizeof *values * (size_t)out->cols);
     }
@@ -548,7 +607,7 @@ static void cpu_route_rows_one(const peri_k_route_rows_args *a, const peri_k_row
     }
     for (int32_t k = 0; k < n; k++) {
         ids += pieces[k].n;
-        if (a->placed && pieces[k].own && out->place_first >= 0) continue;
+        if (out->place_first >= 0 && (pieces[k].own ? a->placed : a->direct)) continue;
         cpu_route_rows_piece(a, out, &pieces[k], begin - out->row, end - out->row, back);
     }
     if (!back && ids < out->ids && out->place_first >= 0) cpu_route_rows_none(a, out, begin - out->row, end - out->row);
@@ -573,6 +632,25 @@ static inline void cpu_route_rows_move(const peri_k_route_rows_args *a, int64_t 
 
 static void cpu_route_rows(const void *args, int64_t begin, int64_t end) { cpu_route_rows_move(args, begin, end, false); }
 static void cpu_route_rows_back(const void *args, int64_t begin, int64_t end) { cpu_route_rows_move(args, begin, end, true); }
+
+static void cpu_route_lines(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_lines_args *a = args;
+    const route_mover m = cpu_route_mover_of(a->back ? a->divisor : 1, a->cols, a->past && !a->back);
+    float *values = a->values + (a->index ? 0 : begin * a->stride), *together = a->together + (a->index ? 0 : begin * a->cols);
+#define ROUTE_LINES(n)                                                                                                                     \
+    if (a->index) cpu_route_rows_placed(&m, values, a->stride, together, a->index, n, begin, end, a->back);                                \
+    else cpu_route_rows_together(&m, values, a->stride, together, n, end - begin, a->back)
+    switch (a->cols) {
+    case 16: ROUTE_LINES(16); break;
+    case 32: ROUTE_LINES(32); break;
+    case 64: ROUTE_LINES(64); break;
+    case 128: ROUTE_LINES(128); break;
+    default: ROUTE_LINES(a->cols);
+    }
+#undef ROUTE_LINES
+    if (m.past) _mm_sfence();
+}
 
 static void cpu_route_pool(const void *args, int64_t begin, int64_t end)
 {
@@ -654,4 +732,4 @@ static void cpu_route_place(const void *args, int64_t begin, int64_t end)
     [PERI_K_route_count] = cpu_route_count, [PERI_K_route_pack] = cpu_route_pack, [PERI_K_route_return] = cpu_route_return,       \
     [PERI_K_route_combine] = cpu_route_combine, [PERI_K_route_spread] = cpu_route_spread,                         \
     [PERI_K_route_rows] = cpu_route_rows, [PERI_K_route_rows_back] = cpu_route_rows_back, [PERI_K_route_pool] = cpu_route_pool,    \
-    [PERI_K_route_pool_weights] = ref_route_pool_weights, [PERI_K_route_place] = cpu_route_place,
+    [PERI_K_route_pool_weights] = ref_route_pool_weights, [PERI_K_route_place] = cpu_route_place, [PERI_K_route_lines] = cpu_route_lines,

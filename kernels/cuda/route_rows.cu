@@ -176,7 +176,7 @@ __device__ __forceinline__ float *row_of(const peri_k_route_rows_args &a, const 
     }
     const peri_k_piece piece = a.pieces[out.first_piece + part];
     *divisor = (float)(piece.own ? out.divisor : out.sent_divisor);
-    *placed = a.placed && piece.own && out.place_first >= 0;
+    *placed = out.place_first >= 0 && (piece.own ? a.placed : a.direct);
     return (piece.own ? a.own : a.received) + piece.offset + place * out.cols;
 }
 
@@ -318,6 +318,22 @@ struct pool_weights_cell {
     }
 };
 
+/* -- rows together and apart --------------------------------------------------------------------------------------------------------- */
+
+/** Row i by a warp. */
+struct line {
+    peri_k_route_lines_args a;
+    __device__ void operator()(int64_t i, int lane, unsigned) const
+    {
+        float *apart = a.values + (a.index ? a.index[i] : i) * a.stride, *together = a.together + i * a.cols;
+        const float divisor = (float)a.divisor;
+        for (int64_t c = lane; c < a.cols; c += 32) {
+            if (a.back) together[c] = divide(apart[c], divisor);
+            else apart[c] = together[c];
+        }
+    }
+};
+
 /* -- runs of rows ------------------------------------------------------------------------------------------------------------------- */
 
 /** n bytes by @threads threads, of which this is @thread: by words of V where both ends lie alike. */
@@ -389,3 +405,5 @@ PERI_CUDA_KERNEL(route_place)
     const dim3 grid((unsigned)(y < blocks ? (blocks + y - 1) / y : 1), (unsigned)y);
     return peri_cuda_launch(place_runs, grid, PERI_BLOCK, 0, c, *a, begin, end);
 }
+
+PERI_CUDA_KERNEL(route_lines) { return each_warp(begin, end, c, line{*a}); }

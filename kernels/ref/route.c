@@ -165,7 +165,7 @@ static void ref_route_rows_move(const peri_k_route_rows_args *a, int64_t begin, 
             const peri_k_piece *piece = NULL;
             int64_t at = ref_route_row(a, out, row - out->row, &piece);
             float *values = a->values + row * a->stride + out->column;
-            if (a->placed && at >= 0 && piece->own && out->place_first >= 0) continue;
+            if (at >= 0 && out->place_first >= 0 && (piece->own ? a->placed : a->direct)) continue;
             for (int64_t c = 0; c < out->cols; c++) {
                 float *there = at < 0 ? NULL : (piece->own ? a->own : a->received) + at + c;
                 if (!back) values[c] = there ? *there : 0;
@@ -246,5 +246,17 @@ static void ref_route_place(const void *args, int64_t begin, int64_t end)
         int64_t k = i % lines;
         const char *from = (const char *)(r->own ? a->own : a->received) + (r->from + k * r->n) * a->width;
         if (r->n > 0) memcpy((char *)a->dst + (r->to + k * a->step) * a->width, from, (size_t)(r->n * a->width));
+    }
+}
+
+static void ref_route_lines(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_route_lines_args *a = args;
+    for (int64_t i = begin; i < end; i++) {
+        float *apart = a->values + (a->index ? a->index[i] : i) * a->stride, *together = a->together + i * a->cols;
+        for (int64_t c = 0; c < a->cols; c++) {
+            if (a->back) together[c] = apart[c] / (float)a->divisor;
+            else apart[c] = together[c];
+        }
     }
 }

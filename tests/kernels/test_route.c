@@ -411,11 +411,6 @@ static void test_adjoint(void **unused)
     assert_true(left == right && left != 0);
 }
 
-/* -- runs of rows ------------------------------------------------------------------------------------------------------------------ */
-
-enum { MOST_RUNS = 80, PLACE_AREA = 5 << 19, PLACE_GUARD = 64 };
-
-/** Rows of a run: none, one, odd, or with @width past the size from which copies go past the caches (64 KiB). */
 /* -- rows of ids -------------------------------------------------------------------------------------------------------------------- */
 
 enum { ID_OUTPUTS = 2 * MOST_PARTITIONS, ID_COLS = 48, ID_ROWS = 6000, ID_AREA = ID_ROWS * (MOST_PARTITIONS + 1) * ID_COLS };
@@ -499,11 +494,12 @@ static void test_sequences(void **unused)
         for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
             const peri_kernels *k = kernels_of(isas[i]);
             if (!k || (i >= ISAS_CPU && round % 3)) continue;
-            bool i32 = below(2), placed = below(2);
+            bool i32 = below(2), placed = below(2), direct = below(2);
             peri_k_route_rows_args a = {.values = values, .stride = ID_COLS, .received = buffer[0], .own = buffer[1],
                                         .ids = i32 ? (const void *)p.ids32 : p.ids, .places = r.places, .partitions = p.partitions,
                                         .bounds = p.bounds, .outputs = s.outputs, .pieces = s.pieces, .n_outputs = s.n, .ids_i32 = i32,
-                                        .origins = below(2) ? r.origins : NULL, .past = below(2), .placed = placed};
+                                        .origins = below(2) ? r.origins : NULL, .past = below(2), .placed = placed,
+                                        .direct = direct};
             for (int32_t o = 0; o < s.n; o++) s.outputs[o].divisor = round % 2 ? 3 : 2;
             for (int64_t j = 0; j < s.rows * ID_COLS; j++) values[j] = NAN;
             run(k->fn[PERI_K_route_rows], &a, s.rows);
@@ -516,7 +512,7 @@ static void test_sequences(void **unused)
                     int64_t row = j / s.outputs[o].cols, c = j % s.outputs[o].cols, own = 0;
                     int64_t at = element_of(&p, &s, r.places, o, row, c, &own);
                     float got = values[(s.outputs[o].row + row) * ID_COLS + s.outputs[o].column + c];
-                    if (placed && at >= 0 && own && s.outputs[o].place_first >= 0) { /* left out on both ways */
+                    if (at >= 0 && (own ? placed : direct) && s.outputs[o].place_first >= 0) { /* left out on both ways */
                         if (!isnan(got)) fail_msg("%s: round %d, output %d, row %d is not left out", isas[i], round, o, (int)row);
                         continue;
                     }
@@ -635,103 +631,6 @@ static void test_pools(void **unused)
     assert_true(compared > 10000);
 }
 
-static int64_t rows_of_run(int64_t width)
-{
-    int64_t large = (64 << 10) / width;
-    int64_t sizes[] = {0, 1, 2 * below(50) + 1, below(300), large - 1, large, large + 1 + below(100), large + 31};
-    return sizes[below(below(4) ? 4 : 8)];
-}
-
-/** Runs that cover [0, sum of n) of dst in random order; returns that sum. Sources begin anywhere. @much: of 20 to 40 KiB each, which go
- *  past the caches where they are more than 1 MiB together. */
-static int64_t make_runs(peri_k_run *runs, int64_t n, int64_t width, bool much)
-{
-    int64_t order[MOST_RUNS], to = 0;
-    for (int64_t i = 0; i < n; i++) order[i] = i;
-    for (int64_t i = n - 1; i > 0; i--) {
-        int64_t k = below(i + 1), kept = order[i];
-        order[i] = order[k];
-        order[k] = kept;
-    }
-    for (int64_t i = 0; i < n; i++) {
-        int64_t rows = much ? ((20 << 10) + below(20 << 10)) / width : rows_of_run(width);
-        if ((to + rows) * width > PLACE_AREA) rows = 0;
-        runs[order[i]] = (peri_k_run){.to = to, .from = below(PLACE_AREA / width - rows + 1), .n = rows, .own = below(2)};
-        to += rows;
-    }
-    return to;
-}
-
-static void test_place(void **unused)
-{
-    (void)unused;
-    static const int64_t widths[] = {1, 2, 4, 8, 12, 16, 48};
-    static unsigned char source[2][PLACE_AREA + 32], want[PLACE_AREA + 2 * PLACE_GUARD], got[PLACE_AREA + 2 * PLACE_GUARD];
-    peri_k_run runs[MOST_RUNS];
-    int64_t large = 0, much = 0;
-    state = 3;
-    for (int k = 0; k < 2; k++)
-        for (size_t i = 0; i < sizeof source[k]; i++) source[k][i] = (unsigned char)below(256);
-    for (int round = 0; round < 250; round++) {
-        state = 31 + (uint64_t)round * 7907;
-        int64_t width = widths[round % 7], n = round < 7 ? 0 : below(MOST_RUNS + 1);
-        bool many = round % 10 == 9;
-        if (many) n = MOST_RUNS;
-        int64_t rows = make_runs(runs, n, width, many), shift = round % 3 ? below(32) : 0; /* bytes off the alignment of the arrays */
-        const unsigned char *received = source[0] + below(32), *own = source[1] + below(32);
-        memset(want, 0xa5, (size_t)(rows * width + 2 * PLACE_GUARD));
-        for (int64_t i = 0; i < n; i++) {
-            large += runs[i].n * width >= 64 << 10;
-            much += i == 0 && rows * width >= 2 << 20;
-            memcpy(want + shift + runs[i].to * width, (runs[i].own ? own : received) + runs[i].from * width, (size_t)(runs[i].n * width));
-        }
-        for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
-            const peri_kernels *k = kernels_of(isas[i]);
-            if (!k) continue;
-            memset(got, 0xa5, (size_t)(rows * width + 2 * PLACE_GUARD));
-            peri_k_route_place_args place = {.dst = got + shift, .received = received, .own = own, .runs = runs, .width = width,
-                                             .past = round % 2};
-            run(k->fn[PERI_K_route_place], &place, n);
-            if (memcmp(want, got, (size_t)(rows * width + 2 * PLACE_GUARD)) != 0)
-                fail_msg("place of %s is wrong in round %d: %lld rows of %lld bytes", isas[i], round, (long long)rows, (long long)width);
-        }
-    }
-    assert_true(large > 50);
-    assert_true(much > 10);
-}
-
-/** Blocks of columns side by side: every run stands for all rows, and a range may begin and end within one. */
-static void test_lines(void **unused)
-{
-    (void)unused;
-    enum { BLOCKS = 4, MOST_ROWS = 70, WIDEST = 900, BYTES = MOST_ROWS * BLOCKS * WIDEST * 4 };
-    static unsigned char source[BYTES], want[BYTES], got[BYTES];
-    peri_k_run runs[BLOCKS];
-    for (int64_t i = 0; i < BYTES; i++) source[i] = (unsigned char)(i * 31 + i / 251);
-    state = 5;
-    for (int round = 0; round < 120; round++) {
-        int64_t width = round % 2 ? 4 : 1, rows = 1 + below(MOST_ROWS), columns = 0, from = 0, dims[BLOCKS];
-        for (int b = 0; b < BLOCKS; b++) columns += dims[b] = below(8) ? 1 + below(round % 3 ? 40 : WIDEST) : 0;
-        memset(want, 0xa5, BYTES);
-        for (int64_t b = 0, column = 0; b < BLOCKS; column += dims[b++], from += rows * dims[b - 1]) {
-            runs[b] = (peri_k_run){.to = column, .from = from, .n = dims[b]};
-            for (int64_t i = 0; i < rows; i++)
-                memcpy(want + (i * columns + column) * width, source + (from + i * dims[b]) * width, (size_t)(dims[b] * width));
-        }
-        for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
-            const peri_kernels *k = kernels_of(isas[i]);
-            if (!k) continue;
-            int64_t cut = below(BLOCKS * rows + 1);
-            peri_k_route_place_args place = {.dst = got, .received = source, .runs = runs, .width = width, .lines = rows, .step = columns,
-                                             .past = round % 5 == 4};
-            memset(got, 0xa5, BYTES);
-            k->fn[PERI_K_route_place](&place, cut, BLOCKS * rows);
-            k->fn[PERI_K_route_place](&place, 0, cut);
-            if (memcmp(want, got, BYTES) != 0) fail_msg("places of %s are wrong in round %d: %lld rows", isas[i], round, (long long)rows);
-        }
-    }
-}
-
 /** Totals, against their definition. */
 static void test_numbers(void **unused)
 {
@@ -769,8 +668,6 @@ int main(void)
         cmocka_unit_test(test_adjoint),
         cmocka_unit_test(test_sequences),
         cmocka_unit_test(test_pools),
-        cmocka_unit_test(test_place),
-        cmocka_unit_test(test_lines),
         cmocka_unit_test(test_numbers),
     };
     return cmocka_run_group_tests_name("route kernels", tests, NULL, NULL);
