@@ -82,6 +82,9 @@ static void record_post(coll_work *w)
     r->op.send_counts = r->op.recv_counts = NULL;
     r->op.send = r->op.recv = NULL;
     r->op.recv_runs = NULL;
+    r->op.fill = NULL;
+    r->op.take = NULL;
+    r->op.ctx = NULL;
 }
 
 static void record_end(coll_work *w, peri_status status)

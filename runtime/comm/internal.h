@@ -221,6 +221,8 @@ static inline bool peri__by_device(const peri_group *g, const peri_device *devic
 bool peri__stage_direct(const peri__comm *comm, const peri_device *device);
 /** True when, besides, an all_to_all can place what comes (recv_runs). */
 bool peri__stage_places(const peri__comm *comm, const peri_device *device);
+/** True when, besides, an all_to_all or an all_gather can have functions instead of a buffer (fill, take). */
+bool peri__stage_functions(const peri__comm *comm, const peri_device *device);
 peri_status peri__stage_of(peri__comm *comm, peri_device *device, peri__stage **out);
 peri_status peri__stage_get(peri__stage *stage, int64_t bytes, peri__pinned **out);
 /** Give a buffer back; @retire: when its event is reached, else at once. */

@@ -18,6 +18,11 @@ bool peri__stage_places(const peri__comm *comm, const peri_device *device)
     return (comm->vtab->takes & PERI_COLL_PLACES) && peri__stage_direct(comm, device);
 }
 
+bool peri__stage_functions(const peri__comm *comm, const peri_device *device)
+{
+    return (comm->vtab->takes & PERI_COLL_DIRECT) && peri__stage_direct(comm, device);
+}
+
 peri_status peri__stage_of(peri__comm *comm, peri_device *device, peri__stage **out)
 {
     for (int i = 0; i < PERI_COMM_DEVICES; i++) {

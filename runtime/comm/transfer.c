@@ -143,11 +143,24 @@ static peri_status post_plain(peri_group *group, peri_tensor *src, const peri__t
     return peri__coll_post(group, &op, src, t->numbers, &t->work);
 }
 
+/** One end is a function. */
+static peri_status post_direct(peri_group *group, peri_tensor *src, const peri__transfer_args *a, peri__transfer *t)
+{
+    const peri__transfer_direct *d = a->direct;
+    peri_coll_op op = {.kind = a->kind, .dtype = PERI_F32, .channel = a->channel, .sequence = a->sequence, .tag = a->tag,
+                       .send_counts = a->out, .recv_counts = a->in, .send = d->fill ? NULL : peri__data(src),
+                       .recv = d->take ? NULL : peri__data(t->numbers), .fill = d->fill, .take = d->take, .ctx = d->ctx};
+    d->retain(d->ctx);
+    return peri__coll_post_host(group, &op, d->ctx, d->release, &t->work);
+}
+
 peri_status peri__transfer_post(peri_group *group, peri_tensor *src, const peri__transfer_args *a, peri__transfer *t)
 {
     *t = (peri__transfer){.numbers = a->to, .divisor = a->divisor ? a->divisor : 1, .parts = 1};
     if (a->to) peri_tensor_retain(a->to);
-    peri_status status = a->codec ? post_encoded(group, src, a, t) : post_plain(group, src, a, t);
+    peri_status status = a->direct  ? post_direct(group, src, a, t)
+                         : a->codec ? post_encoded(group, src, a, t)
+                                    : post_plain(group, src, a, t);
     if (status < 0) peri__transfer_fini(t);
     return status;
 }

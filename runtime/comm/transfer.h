@@ -10,6 +10,15 @@
 
 /* -- one direction ----------------------------------------------------------------------------------------------------------------- */
 
+/** Functions of the caller's in place of the buffer of one end (peri_coll_op.fill, take), where peri__stage_functions says that they can
+ *  be; one of them is NULL. @ctx keeps what they need, and the buffer of the other end, until it is released. */
+typedef struct peri__transfer_direct {
+    void (*fill)(void *ctx, int64_t from, int64_t n, void *data);
+    void (*take)(void *ctx, int64_t from, int64_t n, const void *data);
+    void *ctx;
+    void (*retain)(void *ctx), (*release)(void *ctx);
+} peri__transfer_direct;
+
 /** What travels and how. Everything is borrowed until the post returns, but for @contexts: until the transfer is over. */
 typedef struct peri__transfer_args {
     int32_t kind;            /* PERI_COLL_ALL_TO_ALL, _REDUCE_SCATTER (sums f32 or f64) or _ALL_GATHER */
@@ -23,6 +32,7 @@ typedef struct peri__transfer_args {
     const peri_k_run *runs;  /* as peri_coll_op.recv_runs: of an all_to_all without codec into @to; NULL: they arrive in order of ranks */
     int64_t n_runs, lines, step; /* as peri_coll_op.n_recv_runs, recv_lines, recv_step */
     double divisor;          /* numbers are divided by it once they are here; 0, 1: they are not */
+    const peri__transfer_direct *direct; /* f32, of an all_to_all or an all_gather without codec, divisor and runs; NULL: buffers */
 } peri__transfer_args;
 
 /** One direction on its way. Zeroed: none. */
@@ -36,11 +46,12 @@ typedef struct peri__transfer {
                                      reduce_scatter sends each part to its rank, which decodes them all and adds them up in f32 */
 } peri__transfer;
 
-/** Post @src (contiguous, of any shape: its numbers in row-major order). On failure @t is empty. */
+/** Post @src (contiguous, of any shape: its numbers in row-major order; NULL: @args->direct fills it). On failure @t is empty. */
 peri_status peri__transfer_post(peri_group *group, peri_tensor *src, const peri__transfer_args *args, peri__transfer *t);
 /** PERI_OK at once and ever after when all is here, decoded, summed and divided; else PERI_PENDING, or the error. */
 peri_status peri__transfer_test(peri__transfer *t);
-/** The numbers of a complete transfer, which becomes empty: the caller's reference (of one dimension if they are new). */
+/** The numbers of a complete transfer, which becomes empty: the caller's reference (of one dimension if they are new); NULL: they were
+ *  taken. */
 peri_tensor *peri__transfer_take(peri__transfer *t);
 void peri__transfer_fini(peri__transfer *t);
 

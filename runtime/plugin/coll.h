@@ -23,7 +23,7 @@
 
 #include <stdio.h>
 
-enum { PERI_COLL_ABI = 3 };
+enum { PERI_COLL_ABI = 4 };
 
 struct peri_coll_vtab;
 
@@ -44,7 +44,8 @@ enum {
     PERI_COLL_DEVICE = 2, /* buffers in the memory of the device that the world was opened with, ordered by `stream` */
     PERI_COLL_PLACES = 4, /* an ALL_TO_ALL whose data come to scattered places (recv_runs); of host memory */
     PERI_COLL_RANK_ORDER = 8,        /* sums of host memory in rank order */
-    PERI_COLL_DEVICE_RANK_ORDER = 16 /* sums of a device's memory in rank order */
+    PERI_COLL_DEVICE_RANK_ORDER = 16, /* sums of a device's memory in rank order */
+    PERI_COLL_DIRECT = 32 /* an ALL_TO_ALL or ALL_GATHER of host memory with functions instead of a buffer (fill, take) */
 };
 
 /** One posted operation. The struct is copied by post; buffers and count arrays stay the core's and live until drop. */
@@ -67,6 +68,13 @@ typedef struct peri_coll_op {
      * Ascending; the runs cover what comes exactly, and none reaches from one part into the next. Local: other ranks need not have any. */
     const struct peri_k_run *recv_runs;
     int64_t n_recv_runs, recv_lines, recv_step;
+    /* With PERI_COLL_DIRECT, in place of a buffer that would only be written to be read again: `fill`, of an ALL_TO_ALL or an ALL_GATHER,
+     * writes elements [from, from + n) of what `send` would have, to @data; `take`, of an ALL_TO_ALL, gets those of what `recv` would. The
+     * buffer is then NULL, and there are no runs. Called for each element before the operation is complete, in pieces of any size and
+     * order. Of one operation some ranks may fill, or some may take, whatever the others do; never both. */
+    void (*fill)(void *ctx, int64_t from, int64_t n, void *data);
+    void (*take)(void *ctx, int64_t from, int64_t n, const void *data);
+    void *ctx;
     void *stream;                /* of a device's buffers, else NULL: what is queued on it at the post comes before the operation, and what
                                   * is queued once test has said PERI_OK, after it; the data need not be there by then */
 } peri_coll_op;

@@ -57,6 +57,28 @@ typedef struct peri__given {
 /** Rows that need not be moved between the buffers and the results: they were written, or will be read, where those lie. */
 enum { PERI__REPLICAS_THERE = 1, PERI__OWN_THERE = 2 };
 
+typedef struct peri__direct peri__direct;
+
+/** The ends of rows that travel without a buffer at home. */
+typedef struct peri__direct_ends {
+    peri_tensor *const *to; /* the results that are put together, one tensor; gradients: of all results, or (apart) of each. All are
+                               contiguous f32 */
+    bool apart;
+    peri_tensor *received;  /* the buffer of rows that are moved all the same; gradients: NULL */
+    peri_tensor *owner;     /* the buffer of this rank as an owner */
+} peri__direct_ends;
+
+/** What takes the rows of other ranks to where they belong (@back: fills what leaves from the gradients) as they travel (direct.c). *out
+ *  NULL: nothing can. It keeps all that it needs. */
+peri_status peri__direct_new(const peri_sharded *e, const peri__home *h, const peri__given *given, const peri__direct_ends *ends, bool back,
+                             peri__direct **out);
+/** NULL is fine, here and below. */
+void peri__direct_release(peri__direct *direct);
+/** The functions of a lane; NULL: its rows go through the buffer. Of rows of ids: of all lanes, or of none. */
+const peri__transfer_direct *peri__direct_lane(const peri__direct *direct, int32_t lane);
+/** Whether it moves the rows of a piece. */
+bool peri__direct_has(const peri__direct *direct, const peri_k_piece *piece);
+
 /** A kind of module: its stages. */
 typedef struct peri__kind {
     const char *name;
@@ -65,15 +87,15 @@ typedef struct peri__kind {
     /* Before the ids leave: what else the owner of each bag needs to know, as peri__routing_args.by_bag. */
     peri_status (*by_bag)(const peri__routing *routing, peri_tensor *out);
     /* Once rows are back: the results @out (f32) that are put together, of what this rank looked up for itself and what it received;
-     * @there: PERI__*_THERE (replicas: those that could be, peri__home.replica_column). */
+     * @there: PERI__*_THERE (replicas: those that could be, peri__home.replica_column); @direct: what it has moved is there too. */
     peri_status (*combine)(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *own, peri_tensor *received,
-                           int there, peri_tensor *out);
+                           int there, const peri__direct *direct, peri_tensor *out);
     /* Its adjoint: the gradient of the results to that of the rows, which is divided on its way (peri__home.divisor). */
     peri_status (*spread)(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *grad, peri_tensor *own,
-                          peri_tensor *sent, int there);
+                          peri_tensor *sent, int there, const peri__direct *direct);
     /* The same, from gradients that lie apart: contiguous f32, one for each result, on an immediate device. NULL: they are joined. */
     peri_status (*spread_parts)(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *const *grad,
-                                peri_tensor *own, peri_tensor *sent, int there);
+                                peri_tensor *own, peri_tensor *sent, int there, const peri__direct *direct);
 } peri__kind;
 
 extern const peri__kind peri__pooled, peri__sequence;

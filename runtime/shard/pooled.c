@@ -139,17 +139,59 @@ static bool past_caches(const peri_sharded *e, int64_t n)
     return least > 0 && n * e->node_group->size * (int64_t)sizeof(float) >= least;
 }
 
+/** The outputs that are left, if @direct moves some rows; each with the number of its bags. */
+typedef struct left_outputs {
+    peri_k_output *outputs;
+    int64_t *bags;
+    int32_t n;
+} left_outputs;
+
+/** Of @n outputs, those whose rows are to be combined; or (@back), piece by piece, those to which gradients are to be spread: @placed: own
+ *  pieces are read in place. */
+static peri_status outputs_left(const peri__home *h, int32_t n, const peri__direct *direct, bool back, bool placed, left_outputs *left)
+{
+    const peri_k_output *all = peri__upload_at(&h->up, h->outputs);
+    const peri_k_piece *pieces = peri__upload_at(&h->up, h->pieces);
+    const int64_t *bags = peri__upload_at(&h->up, h->output_bags);
+    int64_t most = n;
+    for (int32_t o = 0; o < n && back; o++) most += all[o].n_pieces;
+    left->outputs = peri__alloc((sizeof *left->outputs + sizeof *left->bags) * (size_t)peri__max(1, most));
+    if (!left->outputs) return PERI_ENOMEM;
+    left->bags = (int64_t *)(left->outputs + most);
+    left->n = 0;
+    for (int32_t o = 0; o < n; o++) {
+        const int64_t first = all[o].first_piece, end = first + all[o].n_pieces, step = back ? 1 : peri__max(1, all[o].n_pieces);
+        for (int64_t k = first; k < end; k += step) {
+            if ((back || step == 1) && peri__direct_has(direct, &pieces[k])) continue;
+            if (back && placed && pieces[k].own) continue;
+            left->outputs[left->n] = all[o];
+            left->outputs[left->n].first_piece = k;
+            left->outputs[left->n].n_pieces = step;
+            left->bags[left->n++] = bags[o];
+        }
+    }
+    return PERI_OK;
+}
+
 static peri_status combine(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *own, peri_tensor *received,
-                           int there, peri_tensor *out)
+                           int there, const peri__direct *direct, peri_tensor *out)
 {
     peri_tensor *inverse = given->inverse;
+    left_outputs left = {0};
     peri_k_route_combine_args args = {.out = peri__data(out), .stride = e->routes->out_cols, .received = peri__data(received),
                                       .own = peri__data(own), .outputs = peri__upload_at(&h->up, h->outputs),
                                       .pieces = peri__upload_at(&h->up, h->pieces), .inverse = inverse ? peri__data(inverse) : NULL,
                                       .n_outputs = there & PERI__REPLICAS_THERE ? h->n_moved : h->n_outputs,
                                       .placed = there & PERI__OWN_THERE,
                                       .past = past_caches(e, h->rows * e->routes->out_cols)};
-    if (args.n_outputs) PERI_TRY(PERI_LAUNCH(e->device, route_combine, &args, h->rows, 64));
+    if (direct) {
+        PERI_TRY(outputs_left(h, args.n_outputs, direct, false, false, &left));
+        args.outputs = left.outputs;
+        args.n_outputs = left.n;
+    }
+    peri_status status = args.n_outputs ? PERI_LAUNCH(e->device, route_combine, &args, h->rows, 64) : PERI_OK;
+    peri__free(left.outputs);
+    PERI_TRY(status);
     if (there & PERI__REPLICAS_THERE && given->repeats) peri__repeats_copy(given->repeats, out);
     if (!h->n_pools) return PERI_OK;
     peri_k_route_pool_args pool = pool_args(e, h, given, own, received);
@@ -165,16 +207,25 @@ static int64_t spread_grain(const peri__home *h)
 }
 
 static peri_status spread(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *grad, peri_tensor *own,
-                          peri_tensor *sent, int there)
+                          peri_tensor *sent, int there, const peri__direct *direct)
 {
     peri_tensor *inverse = given->inverse;
+    left_outputs left = {0};
     peri_k_route_spread_args args = {.grad = peri__data(grad), .stride = e->routes->out_cols, .rows = h->rows, .sent = peri__data(sent),
                                      .own = peri__data(own), .outputs = peri__upload_at(&h->up, h->outputs),
                                      .pieces = peri__upload_at(&h->up, h->pieces), .bags = peri__upload_at(&h->up, h->output_bags),
                                      .inverse = inverse ? peri__data(inverse) : NULL,
                                      .n_outputs = there & PERI__REPLICAS_THERE ? h->n_moved : h->n_outputs,
                                      .placed = there & PERI__OWN_THERE, .past = past_caches(e, h->received_out)};
-    return args.n_outputs ? PERI_LAUNCH(e->device, route_spread, &args, h->most_bags, spread_grain(h)) : PERI_OK;
+    if (direct) {
+        PERI_TRY(outputs_left(h, args.n_outputs, direct, true, args.placed, &left));
+        args.outputs = left.outputs;
+        args.bags = left.bags;
+        args.n_outputs = left.n;
+    }
+    peri_status status = args.n_outputs ? PERI_LAUNCH(e->device, route_spread, &args, h->most_bags, spread_grain(h)) : PERI_OK;
+    peri__free(left.outputs);
+    return status;
 }
 
 /** The gradients of the bags of a variable batch, where the pools expect them. @out new. */

@@ -84,20 +84,22 @@ static peri_k_route_rows_args rows_args(const peri_sharded *e, const peri__home 
 enum { GRAIN = 256 }; /* rows */
 
 static peri_status combine(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *own, peri_tensor *received,
-                           int there, peri_tensor *out)
+                           int there, const peri__direct *direct, peri_tensor *out)
 {
     peri_k_route_rows_args args = rows_args(e, h, given, out, own, received); /* replicas' are whole results */
     args.placed = there & PERI__OWN_THERE;
+    args.direct = direct;
     args.outputs = peri__upload_at(&h->up, h->joined);
     args.n_outputs = h->n_joined;
     return h->n_joined ? PERI_LAUNCH(e->device, route_rows, &args, h->joined_rows, GRAIN) : PERI_OK;
 }
 
 static peri_status spread(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *grad, peri_tensor *own,
-                          peri_tensor *sent, int there)
+                          peri_tensor *sent, int there, const peri__direct *direct)
 {
     (void)there; /* one gradient of all results is never read in place */
     peri_k_route_rows_args args = rows_args(e, h, given, grad, own, sent);
+    args.direct = direct;
     return PERI_LAUNCH(e->device, route_rows_back, &args, h->rows, GRAIN);
 }
 
@@ -105,10 +107,11 @@ static int64_t address(const peri_tensor *t) { return (int64_t)(uintptr_t)peri__
 
 /** Each output's rows are those of one result; where that result's gradient lies goes into the output's first column. */
 static peri_status spread_parts(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *const *grad,
-                                peri_tensor *own, peri_tensor *sent, int there)
+                                peri_tensor *own, peri_tensor *sent, int there, const peri__direct *direct)
 {
     peri_k_route_rows_args args = rows_args(e, h, given, grad[0], own, sent);
     args.placed = there & PERI__OWN_THERE;
+    args.direct = direct;
     peri_k_rows *outputs = peri__alloc(sizeof *outputs * (size_t)peri__max(h->n_outputs, 1));
     if (!outputs) return PERI_ENOMEM;
     int64_t first = 0; /* row of result i */
@@ -117,7 +120,8 @@ static peri_status spread_parts(const peri_sharded *e, const peri__home *h, cons
         peri_k_rows *k = &outputs[n];
         *k = args.outputs[o];
         if (k->ids == 0 || ((there & PERI__REPLICAS_THERE) && k->place_first < 0)) continue; /* ids of a replica are sent nowhere */
-        if (args.placed && k->all && args.pieces[k->first_piece].own) continue;
+        if (k->place_first >= 0 && args.placed && args.direct) continue;
+        if (k->all && (args.pieces[k->first_piece].own ? args.placed : args.direct)) continue;
         for (; k->row >= first + h->feature_rows[e->result_feature[i]]; i++) first += h->feature_rows[e->result_feature[i]];
         k->column += (address(grad[i]) - address(grad[0])) / (int64_t)sizeof(float) - first * e->cols;
         n++;

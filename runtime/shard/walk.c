@@ -32,6 +32,7 @@ typedef struct batch {
     peri_tensor *looked_up, *received;                /* the rows of the results, if the weights' gradient is made of them here */
     /* Backward: */
     peri__journey gradient[PERI__LANES];
+    peri__direct *direct;        /* what fills it as it sets out, or NULL */
     int32_t back;                /* parts whose gradient is back, and done with */
     peri_tensor *sent, *rows;    /* its buffers: on the home side, and the owner's */
     peri_tensor **grad;          /* by result, and what updates take for their gradient: where own rows are read; NULL: not so */
@@ -48,6 +49,7 @@ typedef struct output_dist {
     int there;                   /* of their rows: PERI__*_THERE */
     peri__input_dist *ids;       /* of the batch, while rows of its raw ids are asked for; retained */
     peri__journey rows[PERI__LANES];
+    peri__direct *direct;        /* what takes them as they come, or NULL */
     bool sent;                   /* all parts have set out: who moves works on between them does not take this one for complete */
     peri__node *leave;           /* until the output is handed out; NULL: not recorded */
     bool used;
@@ -110,6 +112,7 @@ static void batch_fini(peri__trip *trip)
     batch *b = (batch *)trip;
     int32_t n_sets = b->ebc->n_sets;
     forget_gradients(b);
+    peri__direct_release(b->direct);
     for (int32_t g = 0; g < n_sets; g++) {
         if (b->replica_flat) peri_tensor_release(b->replica_flat[g]);
         if (b->replica_work) peri_work_release(b->replica_work[g]);
@@ -182,18 +185,19 @@ static peri_status lane_of(const peri__batch_layout *l, peri_tensor *buffer, int
 
 /** Send what belongs to others in a part of an owner's buffer to the homes, or of a home's buffer to the owners. */
 static peri_status rows_start(const batch *b, int32_t part, peri_tensor *owner, peri_tensor *home, int32_t direction,
-                              peri__journey *journeys)
+                              const peri__direct *direct, peri__journey *journeys)
 {
     const peri__batch_layout *l = b->layouts[direction];
     for (int32_t lane = 0; lane < PERI__LANES; lane++) {
         const peri__way *way = &b->ebc->ways[lane];
         peri_tensor *ends[2] = {NULL, NULL};
         if (!way->n || peri__lane_part(lane) != part) continue;
+        const peri__transfer_direct *functions = peri__direct_lane(direct, lane);
         peri_status status = lane_of(l, owner, lane, false, &ends[0]);
-        if (status >= 0) status = lane_of(l, home, lane, true, &ends[1]);
+        if (status >= 0 && !functions) status = lane_of(l, home, lane, true, &ends[1]);
         if (status >= 0)
             status = peri__journey_start(&journeys[lane], way, l->legs[lane], direction, ends[direction == PERI__TO_OWNERS],
-                                         ends[direction != PERI__TO_OWNERS]);
+                                         ends[direction != PERI__TO_OWNERS], functions);
         peri_tensor_release(ends[0]);
         peri_tensor_release(ends[1]);
         PERI_TRY(status);
@@ -310,6 +314,8 @@ static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_ten
     }
     peri_tensor_release(b->sent);
     b->sent = NULL;
+    peri__direct_release(b->direct);
+    b->direct = NULL;
     forget_gradients(b);
     peri_tensor_release(b->rows);
     b->rows = NULL;
@@ -413,14 +419,17 @@ static peri_status spread(batch *b, peri_tensor *const *grad_out, peri_tensor **
     if (in_parts(b, grad_out)) {
         PERI_TRY(peri__replicas_place_back(e, h, &b->given, looks, grad_out, parts));
         PERI_TRY(place_back(b, grad_out, *parts));
-        return e->kind->spread_parts(e, h, &b->given, grad_out, b->rows, b->sent, there_of(b, *parts));
+        const peri__direct_ends ends = {.to = grad_out, .apart = true, .owner = b->rows};
+        PERI_TRY(peri__direct_new(e, h, &b->given, &ends, true, &b->direct));
+        return e->kind->spread_parts(e, h, &b->given, grad_out, b->rows, b->sent, there_of(b, *parts), b->direct);
     }
     PERI_TRY(join_gradients(b, grad_out, joined));
     if (!e->kind->by_id) {
         PERI_TRY(peri__replicas_place_back(e, h, &b->given, looks, joined, parts));
         PERI_TRY(place_back(b, joined, *parts));
     }
-    return e->kind->spread(e, h, &b->given, *joined, b->rows, b->sent, there_of(b, *parts));
+    PERI_TRY(peri__direct_new(e, h, &b->given, &(peri__direct_ends){.to = joined, .owner = b->rows}, true, &b->direct));
+    return e->kind->spread(e, h, &b->given, *joined, b->rows, b->sent, there_of(b, *parts), b->direct);
 }
 
 /** The gradient of the ids' weights from the rows that came home. */
@@ -444,7 +453,7 @@ static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
     PERI_TRY_GOTO(new_f32(e->device, h->received_out, &b->sent), out);
     PERI_TRY_GOTO(spread(b, grad_out, &grad, &parts), out);
     for (int32_t part = 0; part < e->parts; part++)
-        PERI_TRY_GOTO(rows_start(b, part, b->rows, b->sent, PERI__TO_OWNERS, b->gradient), out);
+        PERI_TRY_GOTO(rows_start(b, part, b->rows, b->sent, PERI__TO_OWNERS, b->direct, b->gradient), out);
     PERI_TRY_GOTO(make_weights(b, grad), out);
     status = reduce_replicas(b, parts ? parts : b->rows);
 out:
@@ -492,6 +501,7 @@ static void output_fini(peri_work *work)
 {
     output_dist *o = (output_dist *)work;
     for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__journey_fini(&o->rows[lane]);
+    peri__direct_release(o->direct);
     peri_tensor_release(o->buffer);
     peri_tensor_release(o->received);
     peri_tensor_release(o->results);
@@ -526,7 +536,7 @@ static peri_status look_up_part(output_dist *o, int32_t part, bool recording, pe
         else PERI_TRY(peri_tbe_batch_forward(look, o->buffer));
     }
     peri__parts_begin(e->group);
-    peri_status status = rows_start(b, part, o->buffer, o->received, PERI__TO_HOMES, o->rows);
+    peri_status status = rows_start(b, part, o->buffer, o->received, PERI__TO_HOMES, o->direct, o->rows);
     peri__parts_end(e->group);
     return status;
 }
@@ -547,6 +557,10 @@ static peri_status look_up(output_dist *o)
     peri_status status = peri_tensor_new(e->device, PERI_F32, 2, rows, &o->results);
     if (status >= 0 && (replicas || e->kind->by_id || !e->routes->n_replicas) && l->home->joined_rows > 0)
         status = peri__own_place(e, l, &b->given, b->looks[PERI__TO_HOMES], false, o->buffer, &o->results, &first);
+    if (status >= 0) {
+        const peri__direct_ends ends = {.to = &o->results, .received = o->received, .owner = o->buffer};
+        status = peri__direct_new(e, l->home, &b->given, &ends, false, &o->direct);
+    }
     o->there = (replicas ? PERI__REPLICAS_THERE : 0) | (first ? PERI__OWN_THERE : 0);
     for (int32_t part = 0; part < e->parts && status >= 0; part++) {
         status = look_up_part(o, part, recording, first);
@@ -642,7 +656,7 @@ static peri_status collect_results(const output_dist *o, peri_tensor **out, int3
     const peri__home *h = b->layouts[PERI__TO_HOMES]->home;
     peri_tensor *rows = o->results, *wide;
     int64_t at = 0;
-    PERI_TRY(e->kind->combine(e, h, &b->given, o->buffer, o->received, o->there, rows));
+    PERI_TRY(e->kind->combine(e, h, &b->given, o->buffer, o->received, o->there, o->direct, rows));
     peri_status status = PERI_OK;
     for (int32_t i = 0; i < e->n_results && status >= 0; i++) {
         const peri_k_piece *whole = h->whole && h->whole[i].offset >= 0 ? &h->whole[i] : NULL;

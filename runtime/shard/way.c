@@ -40,8 +40,14 @@ void peri__legs_fini(peri__leg *legs)
             for (int end = 0; end < 2; end++) peri_codec_context_release(legs[h].contexts[d][end]);
 }
 
+bool peri__way_direct(const peri__way *way, int32_t direction)
+{
+    const peri__hop *hop = &way->hops[0];
+    return way->n == 1 && !coded(way, direction) && !(hop->sums && direction == PERI__TO_HOMES);
+}
+
 /** Set out on the hop that is next. */
-static peri_status take_hop(peri__journey *j, peri_tensor *from)
+static peri_status take_hop(peri__journey *j, peri_tensor *from, const peri__transfer_direct *direct)
 {
     const peri__hop *hop = &j->way->hops[j->hop];
     const peri__leg *leg = &j->legs[j->hop];
@@ -49,20 +55,21 @@ static peri_status take_hop(peri__journey *j, peri_tensor *from)
     peri__transfer_args a = {.kind = !hop->sums ? PERI_COLL_ALL_TO_ALL : back ? PERI_COLL_ALL_GATHER : PERI_COLL_REDUCE_SCATTER,
                              .channel = PERI_CHANNEL_ROWS, .sequence = j->sequence[j->hop], .out = back ? leg->in : leg->out,
                              .in = back ? leg->out : leg->in, .codec = hop->codec[j->direction], .to = last ? j->to : NULL,
+                             .direct = direct,
                              .contexts = leg->contexts[j->direction][0] ? leg->contexts[j->direction] : NULL};
     if (last && back && coded(j->way, PERI__TO_OWNERS)) a.divisor = j->way->division;
     return peri__transfer_post(hop->group, from, &a, &j->transfer);
 }
 
 peri_status peri__journey_start(peri__journey *j, const peri__way *way, const peri__leg *legs, int32_t direction, peri_tensor *from,
-                                peri_tensor *to)
+                                peri_tensor *to, const peri__transfer_direct *direct)
 {
     *j = (peri__journey){.way = way, .legs = legs, .direction = direction, .hop = direction == PERI__TO_OWNERS ? way->n - 1 : 0, .to = to};
-    peri_tensor_retain(to);
+    if (to) peri_tensor_retain(to);
     peri_status status = PERI_OK;
     for (int32_t h = 0; h < way->n && way->n > 1 && status >= 0; h++)
         status = peri__group_reserve(way->hops[h].group, PERI_CHANNEL_ROWS, 1, &j->sequence[h]);
-    if (status >= 0) status = take_hop(j, from);
+    if (status >= 0) status = take_hop(j, from, direct);
     if (status < 0) peri__journey_fini(j);
     return status;
 }
@@ -75,7 +82,7 @@ peri_status peri__journey_test(peri__journey *j)
         peri_tensor *here = peri__transfer_take(&j->transfer);
         j->hop += j->direction == PERI__TO_OWNERS ? -1 : 1;
         if (j->hop < 0 || j->hop == j->way->n) peri__journey_fini(j);
-        else status = take_hop(j, here);
+        else status = take_hop(j, here, NULL);
         peri_tensor_release(here);
         PERI_TRY(status);
     }

@@ -49,13 +49,16 @@ typedef struct peri__journey {
     const peri__leg *legs;
     int32_t direction, hop;  /* the hop that it is on */
     uint64_t sequence[PERI__HOPS]; /* numbers of the operations; 0: the next one */
-    peri_tensor *to;         /* where it ends; retained */
+    peri_tensor *to;         /* where it ends; retained; NULL: a function takes it */
     peri__transfer transfer; /* over the hop */
 } peri__journey;
 
-/** Send @from (contiguous f32); it arrives in @to. Takes the numbers of all its operations. */
+/** Send @from (contiguous f32); it arrives in @to. Takes the numbers of all its operations. @direct: of a way that can
+ *  (peri__way_direct), in place of one end, which is NULL; or NULL. */
 peri_status peri__journey_start(peri__journey *j, const peri__way *way, const peri__leg *legs, int32_t direction, peri_tensor *from,
-                                peri_tensor *to);
+                                peri_tensor *to, const peri__transfer_direct *direct);
+/** Whether one end of a way may be a function. */
+bool peri__way_direct(const peri__way *way, int32_t direction);
 /** PERI_OK when all is there, and ever after; else PERI_PENDING, or the error. */
 peri_status peri__journey_test(peri__journey *j);
 void peri__journey_fini(peri__journey *j);

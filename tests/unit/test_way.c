@@ -145,7 +145,7 @@ static void one_hop(peri_tensor *const *from, peri_tensor *(*home)[NODES])
         way[i] = (peri__way){.n = 1, .hops = {{.group = world[i]}}, .division = 1};
         memset(legs[i], 0, sizeof legs[i]);
         legs[i][0] = (peri__leg){.out = out, .in = in[i]};
-        assert_ok(peri__journey_start(&j[i], &way[i], legs[i], PERI__TO_HOMES, ordered[i], got[i]));
+        assert_ok(peri__journey_start(&j[i], &way[i], legs[i], PERI__TO_HOMES, ordered[i], got[i], NULL));
     }
     run(j);
     for (int32_t i = 0; i < RANKS; i++) {
@@ -174,7 +174,7 @@ static void both(peri_codec *codec, double division)
     }
     one_hop(owner, want);
     for (int32_t i = 0; i < RANKS; i++)
-        assert_ok(peri__journey_start(&j[i], &p[i].way, p[i].legs, PERI__TO_HOMES, owner[i], home[i]));
+        assert_ok(peri__journey_start(&j[i], &p[i].way, p[i].legs, PERI__TO_HOMES, owner[i], home[i], NULL));
     run(j);
     for (int32_t i = 0; i < RANKS; i++)
         for (int32_t n = 0; n < NODES; n++) {
@@ -190,7 +190,7 @@ static void both(peri_codec *codec, double division)
                 data(home[i])[n * numbers_for(i) + k] = (float)(gradient_of(i, n, k) / (codec ? 1 : peri__way_divides_first(&p[i].way)));
         assert_true(peri__way_divides_first(&p[i].way) == (codec ? 1 : division));
         assert_ok(peri_tensor_fill(owner[i], -77));
-        assert_ok(peri__journey_start(&j[i], &p[i].way, p[i].legs, PERI__TO_OWNERS, home[i], owner[i]));
+        assert_ok(peri__journey_start(&j[i], &p[i].way, p[i].legs, PERI__TO_OWNERS, home[i], owner[i], NULL));
     }
     run(j);
     for (int32_t i = 0; i < RANKS; i++) {

@@ -195,6 +195,8 @@ int64_t peri__mpi_layout_parts(layout *l, const int64_t *counts, int32_t size, i
 void peri__mpi_layout_same(layout *l, int32_t size, int64_t at, int64_t bytes);
 /** The first run that reaches beyond element @x of what comes; p->n: none. */
 int64_t peri__mpi_first_run(const places *p, int64_t x);
+/** The first element of the part of rank @other, of what is filled or taken. */
+int64_t peri__mpi_first_of(const peri_coll_op *op, int32_t other);
 /** The places of what comes from rank @from. */
 places peri__mpi_places_of(const peri_coll_op *op, int32_t from);
 /** Run the kernel route_place over [begin, end). */
@@ -218,8 +220,11 @@ typedef struct descriptor {
     places places;                   /* of its data, recv being where runs count from; runs: an address in its process; n = 0: none */
     uint64_t base;                   /* of the cell that it chose for its job */
     int32_t cell;                    /* -1: it has no job */
+    int32_t direct;                  /* it has a function for what it sends (DIRECT_FILL), or receives (DIRECT_TAKE), here; 0: neither */
     uint32_t mark;
 } descriptor;
+
+enum { DIRECT_FILL = 1, DIRECT_TAKE = 2 };
 
 /** A copy, or a sum, that several ranks may work on. */
 typedef struct near_job {
@@ -229,6 +234,7 @@ typedef struct near_job {
     uint64_t at;      /* sums: first byte of the part in the vectors */
     uint64_t most;    /* bytes of a claim, but for PIECE_REST */
     bool own;         /* this rank should do it: it receives, and sends about as much, which its peer does */
+    bool alone, others; /* this rank alone can do it, or its peer alone: by a function */
 } near_job;
 
 /** Of a request. */

@@ -121,6 +121,14 @@ int64_t peri__mpi_first_run(const places *p, int64_t x)
     return low;
 }
 
+int64_t peri__mpi_first_of(const peri_coll_op *op, int32_t other)
+{
+    const int64_t *counts = op->take ? op->recv_counts : op->kind == PERI_COLL_ALL_GATHER ? NULL : op->send_counts;
+    int64_t first = 0;
+    for (int32_t i = 0; counts && i < other; i++) first += counts[i];
+    return first;
+}
+
 places peri__mpi_places_of(const peri_coll_op *op, int32_t from)
 {
     places all = {op->recv_runs, op->n_recv_runs, op->recv_lines > 0 ? op->recv_lines : 1, op->recv_step}, p = all;
@@ -176,6 +184,7 @@ peri_status peri__mpi_sum_up(mpi_request *r, void *dst, const void *own, const c
 peri_status peri__mpi_take_scratch(mpi_request *r, int64_t bytes)
 {
     mpi_group *g = r->group;
+    peri__mpi_give_scratch(r); /* of an operation that begins again */
     if (g->scratch && g->scratch_bytes >= bytes) {
         r->scratch = g->scratch;
         r->scratch_bytes = g->scratch_bytes;

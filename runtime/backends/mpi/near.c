@@ -101,6 +101,8 @@ static peri_status near_agree(const mpi_request *r, int32_t other)
     if (theirs->recv_bytes != mine->send_bytes)
         return FAIL(PERI_EMISMATCH, "rank %d sends %lld elements to rank %d, which expects %lld", rank,
                               (long long)mine->send_bytes / element, other, (long long)theirs->recv_bytes / element);
+    if (mine->direct && theirs->direct && mine->direct != theirs->direct)
+        return FAIL(PERI_EMISMATCH, "of ranks %d and %d one has a function for what it sends, the other for what it receives", rank, other);
     return PERI_OK;
 }
 
@@ -133,6 +135,7 @@ peri_status peri__mpi_near_exchange(mpi_request *r, char *recv, const int64_t *r
         d->recv = (uint64_t)(uintptr_t)recv + (uint64_t)recv_at[to];
         d->send_bytes = (uint64_t)send_bytes[to];
         d->recv_bytes = (uint64_t)recv_bytes[to];
+        d->direct = r->op.fill ? DIRECT_FILL : r->op.take ? DIRECT_TAKE : 0;
         if (r->op.recv_runs) {
             d->recv = (uint64_t)(uintptr_t)r->op.recv;
             d->places = peri__mpi_places_of(&r->op, to);
@@ -164,6 +167,9 @@ static void near_pair(mpi_request *r, int32_t from, int32_t to, bool by_sender)
     uint64_t came = s->mine[other].recv_bytes, sent = s->mine[other].send_bytes, bytes = in ? came : sent;
     if (!near_large((int64_t)bytes)) return;
     near_add(r, from, to, in ? &s->theirs[other] : &s->mine[other], bytes, 0);
+    s->jobs[s->n - 1].alone = in ? r->op.take != NULL : r->op.fill != NULL;
+    s->jobs[s->n - 1].others = s->theirs[other].direct == (in ? DIRECT_FILL : DIRECT_TAKE);
+    by_sender = (by_sender || r->op.fill) && !r->op.take;
     bool both = by_sender ? came > sent / 2 : sent > came / 2;
     if (in == by_sender || !(peri__mpi.crowded || both)) return;
     s->jobs[s->n - 1].own = true;

@@ -168,10 +168,30 @@ static peri_status near_sum(mpi_request *r, const near_job *j, uint64_t at, uint
     return PERI_OK;
 }
 
+/** Bytes [at, at + n) of a job with a function of this rank's, through a block that stays in the caches. */
+static peri_status near_direct(const mpi_request *r, const near_job *j, uint64_t at, uint64_t n)
+{
+    const uint64_t width = (uint64_t)peri_coll_dtype_size(r->op.dtype), most = (uint64_t)peri__mpi_host->copy_choice(PERI_HOST_COPY_BLOCK);
+    const bool read = j->to == r->group->rank;
+    const uint64_t there = read ? r->near->theirs[j->from].send : r->near->theirs[j->to].recv;
+    const int64_t first = peri__mpi_first_of(&r->op, read ? j->from : j->to);
+    char *block = near_bounce();
+    if (!block) return FAIL(PERI_ENOMEM, "no room for a block of %llu bytes", (unsigned long long)most);
+    for (uint64_t some; n > 0; at += some, n -= some) {
+        some = n < most ? n : most;
+        const int64_t from = first + (int64_t)(at / width), count = (int64_t)(some / width);
+        if (!read) r->op.fill(r->op.ctx, from, count, block);
+        TRY(near_copy(r, read ? j->from : j->to, read, block, there + at, some));
+        if (read) r->op.take(r->op.ctx, from, count, block);
+    }
+    return PERI_OK;
+}
+
 static peri_status near_piece(mpi_request *r, const near_job *j, uint64_t at, uint64_t n)
 {
     const struct near_state *s = r->near;
     if (j->from == j->to) return near_sum(r, j, at, n);
+    if (j->alone) return near_direct(r, j, at, n);
     bool read = j->to == r->group->rank;
     const descriptor *to = read ? &s->mine[j->from] : &s->theirs[j->to], *from = read ? &s->theirs[j->from] : &s->mine[j->to];
     if (to->places.n > 0) {
@@ -193,8 +213,10 @@ peri_status peri__mpi_near_step(mpi_request *r, bool *idle)
     struct near_state *s = r->near;
     *idle = true;
     for (; s->cursor < s->n; s->cursor++) {
-        if (peri__mpi.crowded && s->jobs[s->cursor].to != r->group->rank && s->waited < PATIENCE) break;
-        uint64_t at = 0, n = near_claim(&s->jobs[s->cursor], &at);
+        const near_job *j = &s->jobs[s->cursor];
+        if (j->others) continue;
+        if (peri__mpi.crowded && !j->alone && j->to != r->group->rank && s->waited < PATIENCE) break;
+        uint64_t at = 0, n = near_claim(j, &at);
         if (!n) continue;
         *idle = false;
         peri_status status = near_piece(r, &s->jobs[s->cursor], at, n);

@@ -79,37 +79,84 @@ static peri_status all_gather_phase(mpi_request *r)
     if (status >= 0) {
         int64_t all = peri__mpi_layout_parts(&in, op->recv_counts, size, peri_coll_dtype_size(op->dtype));
         peri__mpi_layout_same(&out, size, 0, in.bytes[rank]);
+        char *own = (char *)op->recv + in.at[rank];
         peri__mpi_past_caches(r, all + in.bytes[rank]);
+        if (op->fill) { /* once, where it is wanted here; all others get it from there */
+            if (in.bytes[rank] > 0) op->fill(op->ctx, 0, op->send_counts[0], own);
+            r->op.send = own;
+            r->op.fill = NULL;
+        }
         status = exchange(r, op->recv, in.at, in.bytes, op->send, out.at, out.bytes);
-        peri__mpi_place_own(r, (char *)op->recv + in.at[rank], op->send, in.bytes[rank]);
+        peri__mpi_place_own(r, own, op->send, in.bytes[rank]);
         peri__mpi_layout_fini(&out);
     }
     peri__mpi_layout_fini(&in);
     return status < 0 ? status : PERI_PENDING;
 }
 
-/** Parts that are to be placed, but come in messages, wait in scratch; where, one after the other? Returns their bytes. */
-static int64_t set_aside(const mpi_request *r, layout *in)
+/** Parts that have no buffer in which they lie as they travel (to be placed, taken or filled), but go in messages, wait in scratch; where,
+ *  one after the other? Returns their bytes. */
+static int64_t set_aside(const mpi_request *r, layout *parts)
 {
     int64_t all = 0;
     for (int32_t i = 0; i < r->group->size; i++) {
-        bool message = i != r->group->rank && !(r->group->shared && near_large(in->bytes[i]));
-        in->at[i] = message ? all : -1;
-        if (message) all += in->bytes[i];
+        bool message = i != r->group->rank && !(r->group->shared && near_large(parts->bytes[i]));
+        parts->at[i] = message ? all : -1;
+        if (message) all += parts->bytes[i];
     }
     return all;
 }
 
+static bool scattered(const peri_coll_op *op) { return op->recv_runs || op->take; }
+
+/** The part of rank @from is at @src: to where it belongs. */
+static void accept_part(const mpi_request *r, int32_t from, const void *src)
+{
+    const peri_coll_op *op = &r->op;
+    if (!op->take) peri__mpi_place_part(r, from, src);
+    else if (op->recv_counts[from] > 0) op->take(op->ctx, peri__mpi_first_of(op, from), op->recv_counts[from], src);
+}
+
 /** The messages are here: place them. */
-static peri_status place_messages(mpi_request *r)
+static peri_status accept_messages(mpi_request *r)
 {
     layout in;
     TRY(peri__mpi_layout_init(&in, r->group->size));
     peri__mpi_layout_parts(&in, r->op.recv_counts, r->group->size, peri_coll_dtype_size(r->op.dtype));
     set_aside(r, &in);
     for (int32_t i = 0; i < r->group->size; i++)
-        if (in.at[i] >= 0) peri__mpi_place_part(r, i, r->scratch + in.at[i]);
+        if (in.at[i] >= 0) accept_part(r, i, r->scratch + in.at[i]);
     peri__mpi_layout_fini(&in);
+    return PERI_OK;
+}
+
+/** Fill what goes in messages, and what stays here: that into @own. */
+static void fill_parts(const mpi_request *r, const layout *out, void *own)
+{
+    const peri_coll_op *op = &r->op;
+    for (int32_t i = 0; i < r->group->size; i++) {
+        const bool here = i == r->group->rank;
+        if (op->send_counts[i] == 0 || !(here || out->at[i] >= 0)) continue;
+        op->fill(op->ctx, peri__mpi_first_of(op, i), op->send_counts[i], here ? own : r->scratch + out->at[i]);
+    }
+}
+
+/** All parts set out, @in and @out being where they lie; those that have no such place are found one. */
+static peri_status set_out(mpi_request *r, layout *in, layout *out)
+{
+    const peri_coll_op *op = &r->op;
+    const int32_t rank = r->group->rank;
+    char *own_in = (char *)((uintptr_t)op->recv + (uint64_t)in->at[rank]);
+    const char *own_out = (const char *)((uintptr_t)op->send + (uint64_t)out->at[rank]);
+    if (op->fill) {
+        TRY(peri__mpi_take_scratch(r, set_aside(r, out)));
+        fill_parts(r, out, own_in);
+    } else if (scattered(op)) {
+        TRY(peri__mpi_take_scratch(r, set_aside(r, in)));
+    }
+    TRY(exchange(r, scattered(op) ? r->scratch : op->recv, in->at, in->bytes, op->fill ? r->scratch : op->send, out->at, out->bytes));
+    if (scattered(op)) accept_part(r, rank, own_out);
+    else if (!op->fill) peri__mpi_place_own(r, own_in, own_out, in->bytes[rank]);
     return PERI_OK;
 }
 
@@ -119,7 +166,7 @@ static peri_status all_to_all_phase(mpi_request *r)
     int32_t size = r->group->size, rank = r->group->rank;
     layout in, out;
     if (r->phase > 0) {
-        if (op->recv_runs) TRY(place_messages(r));
+        if (scattered(op)) TRY(accept_messages(r));
         return r->near ? peri__mpi_near_pairs(r) : PERI_OK;
     }
     if (op->send_counts[rank] != op->recv_counts[rank])
@@ -130,12 +177,8 @@ static peri_status all_to_all_phase(mpi_request *r)
     if (status >= 0) {
         int64_t received = peri__mpi_layout_parts(&in, op->recv_counts, size, peri_coll_dtype_size(op->dtype));
         int64_t sent = peri__mpi_layout_parts(&out, op->send_counts, size, peri_coll_dtype_size(op->dtype));
-        const char *own = (const char *)op->send + out.at[rank];
         peri__mpi_past_caches(r, received + sent);
-        if (op->recv_runs) status = peri__mpi_take_scratch(r, set_aside(r, &in));
-        if (status >= 0) status = exchange(r, op->recv_runs ? r->scratch : op->recv, in.at, in.bytes, op->send, out.at, out.bytes);
-        if (op->recv_runs) peri__mpi_place_part(r, rank, own);
-        else peri__mpi_place_own(r, (char *)op->recv + in.at[rank], own, in.bytes[rank]);
+        status = set_out(r, &in, &out);
         peri__mpi_layout_fini(&out);
     }
     peri__mpi_layout_fini(&in);

@@ -44,5 +44,8 @@ void peri__mpi_remember(mpi_group *g, const peri_coll_op *op)
     *h = *op;
     h->send_counts = h->recv_counts = NULL;
     h->recv_runs = NULL;
+    h->fill = NULL;
+    h->take = NULL;
+    h->ctx = NULL;
     if (op->sequence > g->last) g->last = op->sequence;
 }

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * direct.c: rows between other ranks and where they belong at home, without a buffer of what travels. Rows that arrive would be written
+ * there only to be moved to the results; gradients that leave would be moved there only to be sent. Where the transport can call functions
+ * in place of a buffer (peri__transfer_direct), what arrives is written where the results want it, and what leaves is read where the
+ * gradients of the results lie, a block at a time, while that is in the caches.
+ *
+ * A *segment* is what a lookup of another rank has for this one: its rows lie together as they travel, and apart at home. Rows that are
+ * added up with others, or are a result as they are, still go to the buffer. Variable batches, whose bags stand for several samples, and
+ * layouts that differ by direction go the long way.
+ */
+#include "module.h"
+
+#include "../base/tune.h"
+
+#include <stdlib.h>
+
+typedef struct segment {
+    int64_t first, n;     /* elements as they travel: as the buffer of the home would have them */
+    int64_t cols, stride; /* of a row; from row to row at home */
+    float *values;        /* at home: row 0, first column */
+    const int32_t *index; /* row i at home; NULL: i */
+    double divisor;
+} segment;
+
+struct peri__direct {
+    peri__refs refs;
+    bool back, past;
+    int32_t n, n_kept;
+    segment *segments; /* by first */
+    struct direct_lane {
+        peri__direct *direct;
+        int64_t begin, end; /* elements of its segments */
+        bool on, useful;    /* useful: not all rows go to the buffer */
+        peri__transfer_direct functions;
+    } lanes[PERI__LANES];
+    peri_tensor *kept[]; /* n_kept, retained */
+};
+
+static float *floats(const peri_tensor *t) { return peri__data(t); }
+
+/* -- moving ------------------------------------------------------------------------------------------------------------------------ */
+
+/** The segment that has element @at. */
+static const segment *segment_at(const peri__direct *d, int64_t at)
+{
+    int32_t low = 0, high = d->n;
+    while (high - low > 1) {
+        int32_t middle = low + (high - low) / 2;
+        if (d->segments[middle].first <= at) low = middle;
+        else high = middle;
+    }
+    return &d->segments[low];
+}
+
+/** Move what @n elements from @at of a segment, the first of @data, allow at once: whole rows, or a part of one. Returns how many. */
+static int64_t move_some(const peri__direct *d, const segment *s, int64_t at, int64_t n, float *data)
+{
+    const int64_t row = (at - s->first) / s->cols, skip = (at - s->first) % s->cols, left = peri__min(n, s->first + s->n - at);
+    const bool whole = skip == 0 && left >= s->cols;
+    const int64_t cols = whole ? s->cols : peri__min(left, s->cols - skip), rows = whole ? left / cols : 1;
+    peri_k_route_lines_args args = {.values = s->values + skip + (s->index ? 0 : row * s->stride), .together = data, .stride = s->stride,
+                                    .cols = cols, .index = s->index ? s->index + row : NULL, .divisor = s->divisor, .back = d->back,
+                                    .past = d->past};
+    peri_kernels_get()->fn[PERI_K_route_lines](&args, 0, rows);
+    return rows * cols;
+}
+
+static void move(const struct direct_lane *lane, int64_t from, int64_t n, float *data)
+{
+    const peri__direct *d = lane->direct;
+    for (int64_t at = lane->begin + from, some; n > 0; at += some, data += some, n -= some)
+        some = move_some(d, segment_at(d, at), at, n, data);
+}
+
+static void fill(void *ctx, int64_t from, int64_t n, void *data) { move(ctx, from, n, data); }
+/* The kernel of both directions has one argument for what it reads and writes; in this one it only reads. */
+static void take(void *ctx, int64_t from, int64_t n, const void *data) { move(ctx, from, n, (float *)(uintptr_t)data); }
+
+static void retain(void *ctx) { peri__refs_add(&((struct direct_lane *)ctx)->direct->refs); }
+static void release(void *ctx) { peri__direct_release(((struct direct_lane *)ctx)->direct); }
+
+/* -- segments ---------------------------------------------------------------------------------------------------------------------- */
+
+/** What segments are made of. */
+typedef struct parts {
+    const peri_sharded *e;
+    const peri__home *h;
+    const peri__given *given;
+    const peri__direct_ends *ends;
+    const int64_t *first_row; /* by result: its first row among those of all */
+} parts;
+
+static void add(peri__direct *d, const peri_k_piece *piece, int64_t rows, segment s)
+{
+    s.first = piece->offset + piece->first * s.cols;
+    s.n = rows * s.cols;
+    if (s.n > 0) d->segments[d->n++] = s;
+}
+
+/** The segments of bags: outputs of one piece are columns of the results; gradients of all pieces are. */
+static bool add_bags(const parts *p, peri__direct *d)
+{
+    const peri_k_output *outputs = peri__upload_at(&p->h->up, p->h->outputs);
+    const peri_k_piece *pieces = peri__upload_at(&p->h->up, p->h->pieces);
+    const int64_t *bags = peri__upload_at(&p->h->up, p->h->output_bags);
+    for (int32_t o = 0; o < p->h->n_outputs; o++)
+        for (int64_t k = outputs[o].first_piece; k < outputs[o].first_piece + outputs[o].n_pieces; k++) {
+            const bool there = d->back || outputs[o].n_pieces == 1;
+            segment s = {.cols = outputs[o].cols, .stride = there ? p->e->cols : outputs[o].cols, .divisor = outputs[o].sent_divisor};
+            s.values = there ? floats(p->ends->to[0]) + outputs[o].column : floats(p->ends->received) + pieces[k].offset;
+            if (!pieces[k].own) add(d, &pieces[k], bags[o], s);
+        }
+    return true;
+}
+
+/** The segments of rows of ids, which the results have in the order of the ids. False: nobody knows which ids a strand has. */
+static bool add_ids(const parts *p, peri__direct *d)
+{
+    const peri_sharded *e = p->e;
+    const peri_k_rows *outputs = peri__upload_at(&p->h->up, p->h->outputs);
+    const peri_k_piece *pieces = peri__upload_at(&p->h->up, p->h->pieces);
+    const int32_t *origins = p->given->origins ? peri__data(p->given->origins) : NULL;
+    for (int32_t o = 0; o < p->h->n_outputs; o++) {
+        const peri_k_rows *x = &outputs[o];
+        const peri__wanted_rows *w = &p->h->wanted[o];
+        const int64_t n = x->place_first < 0 ? 0 : e->routes->outputs[o].n_pieces;
+        for (const peri_k_piece *piece = pieces + x->first_piece; piece < pieces + x->first_piece + n; piece++) {
+            const bool there = d->back || w->joined >= 0;
+            segment s = {.cols = x->cols, .stride = there ? e->cols : x->cols, .divisor = x->sent_divisor};
+            if (piece->own || piece->n == 0) continue;
+            if (!there) s.values = floats(p->ends->received) + piece->offset + piece->first * x->cols;
+            else if (!d->back) s.values = floats(p->ends->to[0]) + w->joined * e->cols + x->column;
+            else if (p->ends->apart) s.values = floats(p->ends->to[w->result]) + (x->row - p->first_row[w->result]) * e->cols + x->column;
+            else s.values = floats(p->ends->to[0]) + x->row * e->cols + x->column;
+            if (there && !x->all) {
+                if (!origins) return false;
+                s.index = origins + piece->first;
+            }
+            add(d, piece, piece->n, s);
+        }
+    }
+    return true;
+}
+
+static int by_first(const void *a, const void *b)
+{
+    const segment *x = a, *y = b;
+    return x->first < y->first ? -1 : x->first > y->first;
+}
+
+/** Whether the segments of a lane are all that travels in it, each element once. */
+static bool covered(const peri__direct *d, struct direct_lane *lane, const float *received)
+{
+    int64_t at = lane->begin;
+    for (int32_t i = 0; i < d->n; i++) {
+        const segment *s = &d->segments[i];
+        if (s->first < lane->begin || s->first >= lane->end) continue;
+        if (s->first != at) return false;
+        at += s->n;
+        lane->useful = lane->useful || !received || s->values != received + s->first;
+    }
+    return at == lane->end;
+}
+
+/** Say which lanes can. False: none, or (rows of ids) not all. */
+static bool make_lanes(const peri_sharded *e, const peri__home *h, peri__direct *d, const float *received)
+{
+    int64_t at = 0;
+    bool any = false, all = true, useful = false;
+    for (int32_t l = 0; l < PERI__LANES; l++) {
+        struct direct_lane *lane = &d->lanes[l];
+        *lane = (struct direct_lane){.direct = d, .begin = at, .end = at + h->lane_out[l]};
+        at = lane->end;
+        lane->functions = (peri__transfer_direct){.fill = d->back ? fill : NULL, .take = d->back ? NULL : take, .ctx = lane,
+                                                  .retain = retain, .release = release};
+        lane->on = peri__way_direct(&e->ways[l], d->back ? PERI__TO_OWNERS : PERI__TO_HOMES) && covered(d, lane, received);
+        if (lane->begin == lane->end) continue;
+        useful = useful || (lane->on && lane->useful);
+        if (!e->kind->by_id) lane->on = lane->on && lane->useful;
+        any = any || lane->on;
+        all = all && lane->on;
+    }
+    return useful && (e->kind->by_id ? all : any);
+}
+
+static peri_status make_segments(const parts *p, peri__direct *d, bool *made)
+{
+    int64_t row = 0, *first = peri__alloc(sizeof *first * (size_t)peri__max(1, p->e->n_results));
+    d->segments = peri__alloc(sizeof *d->segments * (size_t)peri__max(1, p->e->routes->n_pieces));
+    peri_status status = first && d->segments ? PERI_OK : PERI_ENOMEM;
+    parts x = *p;
+    for (int32_t i = 0; i < p->e->n_results && status >= 0 && p->e->result_feature; i++) {
+        first[i] = row;
+        row += p->h->feature_rows[p->e->result_feature[i]];
+    }
+    x.first_row = first;
+    if (status >= 0) {
+        *made = p->e->kind->by_id ? add_ids(&x, d) : add_bags(&x, d);
+        qsort(d->segments, (size_t)d->n, sizeof *d->segments, by_first);
+        *made = *made && make_lanes(p->e, p->h, d, d->back ? NULL : floats(p->ends->received));
+    }
+    peri__free(first);
+    return status;
+}
+
+/* -- the interface ----------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__direct_new(const peri_sharded *e, const peri__home *h, const peri__given *given, const peri__direct_ends *ends, bool back,
+                             peri__direct **out)
+{
+    *out = NULL;
+    if (!e->places_own || e->world_size == 1 || h->variable || h->n_pools || h->received_out == 0) return PERI_OK;
+    if (!peri__stage_functions(e->group->comm, e->device)) return PERI_OK;
+    const int32_t n = ends->apart ? e->n_results : 1;
+    peri__direct *d = peri__alloc_zero(sizeof *d + sizeof *d->kept * (size_t)(n + 3));
+    if (!d) return PERI_ENOMEM;
+    peri__refs_init(&d->refs);
+    d->back = back;
+    const int64_t least = peri__tune(PERI__TUNE_lookup_past), bytes = h->received_out * (int64_t)sizeof(float);
+    d->past = least > 0 && bytes * e->node_group->size >= least;
+    for (int32_t i = 0; i < n; i++) d->kept[d->n_kept++] = ends->to[i];
+    if (ends->received) d->kept[d->n_kept++] = ends->received;
+    if (given->origins) d->kept[d->n_kept++] = given->origins;
+    d->kept[d->n_kept++] = ends->owner;
+    for (int32_t i = 0; i < d->n_kept; i++) peri_tensor_retain(d->kept[i]);
+    bool made = false;
+    peri_status status = make_segments(&(parts){.e = e, .h = h, .given = given, .ends = ends}, d, &made);
+    if (status >= 0 && made) *out = d;
+    else peri__direct_release(d);
+    return status;
+}
+
+void peri__direct_release(peri__direct *d)
+{
+    if (!d || !peri__refs_drop(&d->refs)) return;
+    for (int32_t i = 0; i < d->n_kept; i++) peri_tensor_release(d->kept[i]);
+    peri__free(d->segments);
+    peri__free(d);
+}
+
+const peri__transfer_direct *peri__direct_lane(const peri__direct *d, int32_t lane)
+{
+    return d && d->lanes[lane].on ? &d->lanes[lane].functions : NULL;
+}
+
+bool peri__direct_has(const peri__direct *d, const peri_k_piece *piece)
+{
+    for (int32_t l = 0; d && !piece->own && l < PERI__LANES; l++)
+        if (d->lanes[l].on && piece->offset >= d->lanes[l].begin && piece->offset < d->lanes[l].end) return true;
+    return false;
+}
