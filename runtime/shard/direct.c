@@ -6,8 +6,8 @@
  * gradients of the results lie, a block at a time, while that is in the caches.
  *
  * A *segment* is what a lookup of another rank has for this one: its rows lie together as they travel, and apart at home. Rows that are
- * added up with others, or are a result as they are, still go to the buffer. Variable batches, whose bags stand for several samples, and
- * layouts that differ by direction go the long way.
+ * added up with others, or are a result as they are, still go to the buffer. Of a variable batch a bag's row is that of its first sample
+ * (repeats.c). Layouts that differ by direction go the long way.
  */
 #include "module.h"
 
@@ -104,11 +104,13 @@ static bool add_bags(const parts *p, peri__direct *d)
     const peri_k_output *outputs = peri__upload_at(&p->h->up, p->h->outputs);
     const peri_k_piece *pieces = peri__upload_at(&p->h->up, p->h->pieces);
     const int64_t *bags = peri__upload_at(&p->h->up, p->h->output_bags);
+    const int32_t *places = p->h->variable ? peri__data(peri__repeats_places(p->given->repeats)) : NULL;
     for (int32_t o = 0; o < p->h->n_outputs; o++)
         for (int64_t k = outputs[o].first_piece; k < outputs[o].first_piece + outputs[o].n_pieces; k++) {
             const bool there = d->back || outputs[o].n_pieces == 1;
             segment s = {.cols = outputs[o].cols, .stride = there ? p->e->cols : outputs[o].cols, .divisor = outputs[o].sent_divisor};
             s.values = there ? floats(p->ends->to[0]) + outputs[o].column : floats(p->ends->received) + pieces[k].offset;
+            if (there && places) s.index = places + p->h->feature_first[p->h->output_feature[o]];
             if (!pieces[k].own) add(d, &pieces[k], bags[o], s);
         }
     return true;
@@ -209,11 +211,14 @@ static peri_status make_segments(const parts *p, peri__direct *d, bool *made)
 peri_status peri__direct_new(const peri_sharded *e, const peri__home *h, const peri__given *given, const peri__direct_ends *ends, bool back,
                              peri__direct **out)
 {
+    int64_t past = 0;
+    peri_tensor *sums = back && given->repeats ? peri__repeats_sums(given->repeats, &past) : NULL;
     *out = NULL;
-    if (!e->places_own || e->world_size == 1 || h->variable || h->n_pools || h->received_out == 0) return PERI_OK;
+    if (!e->places_own || e->world_size == 1 || h->n_pools || h->received_out == 0) return PERI_OK;
     if (!peri__stage_functions(e->group->comm, e->device)) return PERI_OK;
+    if (h->variable && (!given->repeats || (back && !sums))) return PERI_OK;
     const int32_t n = ends->apart ? e->n_results : 1;
-    peri__direct *d = peri__alloc_zero(sizeof *d + sizeof *d->kept * (size_t)(n + 3));
+    peri__direct *d = peri__alloc_zero(sizeof *d + sizeof *d->kept * (size_t)(n + 5));
     if (!d) return PERI_ENOMEM;
     peri__refs_init(&d->refs);
     d->back = back;
@@ -222,6 +227,8 @@ peri_status peri__direct_new(const peri_sharded *e, const peri__home *h, const p
     for (int32_t i = 0; i < n; i++) d->kept[d->n_kept++] = ends->to[i];
     if (ends->received) d->kept[d->n_kept++] = ends->received;
     if (given->origins) d->kept[d->n_kept++] = given->origins;
+    if (given->repeats) d->kept[d->n_kept++] = peri__repeats_places(given->repeats);
+    if (sums) d->kept[d->n_kept++] = sums;
     d->kept[d->n_kept++] = ends->owner;
     for (int32_t i = 0; i < d->n_kept; i++) peri_tensor_retain(d->kept[i]);
     bool made = false;

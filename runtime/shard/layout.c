@@ -201,6 +201,7 @@ void peri__home_release(peri__home *h)
     peri__free(h->wanted);
     peri__free(h->whole);
     peri__free(h->replica_column);
+    peri__free(h->output_feature);
     peri__free(h);
 }
 

@@ -87,6 +87,7 @@ struct peri__home {
     int32_t n_joined;    /* their outputs */
     int64_t *replica_column; /* host, n_replicas: the column of the result that its rows may be written to; -1: they have to be moved */
     int32_t n_moved;     /* outputs that are of no such replica; they come first */
+    int32_t *output_feature; /* host, n_outputs, where rows are of bags: the feature of each; else NULL */
     /* Offsets in `up`: */
     int64_t outputs, pieces, joined, output_bags, pools, bag_outputs, bag_pieces, bag_numbers;
     bool variable;

@@ -50,8 +50,10 @@ typedef struct peri__given {
     peri_tensor *ids, *places; /* where rows are of ids: the input's, and where they went (peri__routing.places); else NULL */
     peri_tensor *offsets, *weights; /* of the input, where bags of such rows are pooled here; weights: or NULL */
     peri_tensor *origins; /* as peri__routing.origins, or NULL */
-    peri__repeats *repeats; /* while rows of replicas are where the results of a variable batch lie; else NULL */
+    peri__repeats *repeats; /* of a variable batch some of whose rows may be where the results lie; else NULL */
     int64_t first_own, own_place, own_ids; /* ids that were received before this rank's own; where these are on its wire; how many */
+    int64_t first_own_bag;  /* bags that were received before this rank's own */
+    peri_tensor *own_bags;  /* peri__repeats_own of the direction that rows go in, or NULL */
 } peri__given;
 
 /** Rows that need not be moved between the buffers and the results: they were written, or will be read, where those lie. */
@@ -108,9 +110,9 @@ peri_status peri__pooled_weights(const peri_sharded *e, const peri__home *h, con
 bool peri__replicas_reduced(const peri__table_set *set);
 peri_status peri__replicas_reduce(const peri_sharded *e, const peri__table_set *set, peri_tensor *flat, peri_work **out);
 /** Make the lookups (by set) of all replicas write where the results want their rows; *placed false: they cannot. With a variable batch
- *  @given->repeats is made: what repeats is to be copied (peri__repeats_copy), and results need room for a row more, which nobody reads.
+ *  @given->repeats is wanted: what repeats is to be copied (peri__repeats_copy), and results need room for a row more, which nobody reads.
  *  Until peri__replicas_unplace, which is for any lookups. */
-peri_status peri__replicas_place(const peri_sharded *e, const peri__home *h, peri__given *given, peri_tbe_batch *const *looks,
+peri_status peri__replicas_place(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tbe_batch *const *looks,
                                  bool *placed);
 /** Make them read their gradients where @grad (contiguous f32, one for each result) lie. *first: what their updates take for the
  *  gradient, borrowed; NULL: they cannot. */
@@ -118,23 +120,28 @@ peri_status peri__replicas_place_back(const peri_sharded *e, const peri__home *h
                                       peri_tensor *const *grad, peri_tensor **first);
 void peri__replicas_unplace(const peri_sharded *e, peri_tbe_batch *const *looks);
 
-/** Which samples of a variable batch have a bag, of a feature with a replica, that one before them has too. @e, @h and @inverse live as
- *  long. *out new, NULL: there are more samples than are counted. */
+/** Which samples of a variable batch have a bag that one before them has too. @e, @h and @inverse live as long. *out new, NULL: there are
+ *  more samples than are counted. */
 peri_status peri__repeats_new(const peri_sharded *e, const peri__home *h, const peri_tensor *inverse, peri__repeats **out);
 void peri__repeats_free(peri__repeats *repeats);
 /** Before @look, of replicas, is placed: a bag's row is that of its first sample, in the result, or behind its last row if it has none; its
  *  gradient, after peri__repeats_add_up, in a row of the result's gradient or of the sums. */
 void peri__repeats_place(const peri__repeats *repeats, peri_tbe_batch *look);
-/** Copy the rows of replicas in the one result from the first sample of each bag to the others. */
-void peri__repeats_copy(peri__repeats *repeats, peri_tensor *rows);
-/** Add the gradients of bags up that several samples have. Once. *past: one past the last row that a bag may have; *sums: the sums,
- *  borrowed; NULL: they lie too far from @grad. */
-peri_status peri__repeats_add_up(peri__repeats *repeats, peri_tensor *grad, int64_t *past, peri_tensor **sums);
+/** Copy rows in the one result from the first sample of each bag to the others. @there: by output of the home, for which. */
+void peri__repeats_copy(peri__repeats *repeats, const bool *there, peri_tensor *rows);
+/** Add the gradients of bags up that several samples have. Once. */
+peri_status peri__repeats_add_up(peri__repeats *repeats, peri_tensor *grad);
+/** Then: the sums, borrowed; NULL: they lie too far from @grad. *past: one past the last row that a bag may have. */
+peri_tensor *peri__repeats_sums(const peri__repeats *repeats, int64_t *past);
+/** i32, borrowed, by bag of the input: its row, as in peri__repeats_place. */
+peri_tensor *peri__repeats_places(const peri__repeats *repeats);
+/** The same by bag that this rank receives from itself. @out new. */
+peri_status peri__repeats_own(const peri__repeats *repeats, peri_tensor **out);
 
 /** Own rows (placed.c): make the lookups (by set) of all but replicas write own rows to the results @to[0], or (@back) read them in the
  *  gradients @to, by result; all other rows stay in @buffer. All are contiguous f32. *first: what the lookups then take for either,
  *  borrowed; NULL: they cannot. Until peri__own_unplace, which is for any lookups, NULL too. */
-peri_status peri__own_place(const peri_sharded *e, const peri__batch_layout *layout, const peri__given *given, peri_tbe_batch *const *looks,
+peri_status peri__own_place(const peri_sharded *e, const peri__batch_layout *layout, peri__given *given, peri_tbe_batch *const *looks,
                             bool back, peri_tensor *buffer, peri_tensor *const *to, peri_tensor **first);
 void peri__own_unplace(const peri_sharded *e, peri_tbe_batch *const *looks);
 

@@ -38,6 +38,7 @@ static void add_output(const peri__routes *r, peri__home *h, int32_t rank, const
                        .inverse = a->inverse ? a->inverse[o->feature] : -1, .divisor = a->divisor[o->table],
                        .sent_divisor = a->sent_divisor[o->table]};
     put(h, h->output_bags, h->n_outputs, &h->feature_rows[o->feature], sizeof(int64_t));
+    h->output_feature[h->n_outputs] = o->feature;
     put(h, h->outputs, h->n_outputs++, &k, sizeof k);
     for (int32_t p = first; p < first + n; p++) {
         peri_k_piece piece = peri__home_piece(r, h, rank, at, r->pieces[p]);
@@ -100,6 +101,8 @@ static void add(const peri__routes *r, peri__home *h, int32_t rank, const int64_
 static peri_status lay_out(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a)
 {
     PERI_TRY(make_arrays(r, h, a->device));
+    h->output_feature = peri__alloc(sizeof *h->output_feature * (size_t)peri__max(1, r->n_outputs));
+    if (!h->output_feature) return PERI_ENOMEM;
     h->joined_rows = h->rows;
     for (int stays = 0; stays < 2; stays++) {
         for (int32_t i = 0; i < r->n_outputs; i++) {
@@ -173,6 +176,23 @@ static peri_status outputs_left(const peri__home *h, int32_t n, const peri__dire
     return PERI_OK;
 }
 
+/** Of the outputs whose rows are there, those of all samples but the first of each bag. */
+static peri_status copy_repeats(const peri__home *h, peri__repeats *repeats, int there, const peri__direct *direct, peri_tensor *out)
+{
+    const peri_k_output *outputs = peri__upload_at(&h->up, h->outputs);
+    const peri_k_piece *pieces = peri__upload_at(&h->up, h->pieces);
+    bool *copied = peri__alloc(sizeof *copied * (size_t)peri__max(1, h->n_outputs));
+    if (!copied) return PERI_ENOMEM;
+    for (int32_t o = 0; o < h->n_outputs; o++) {
+        const peri_k_piece *piece = &pieces[outputs[o].first_piece];
+        if (o >= h->n_moved) copied[o] = there & PERI__REPLICAS_THERE;
+        else copied[o] = outputs[o].n_pieces == 1 && (piece->own ? there & PERI__OWN_THERE : peri__direct_has(direct, piece));
+    }
+    peri__repeats_copy(repeats, copied, out);
+    peri__free(copied);
+    return PERI_OK;
+}
+
 static peri_status combine(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *own, peri_tensor *received,
                            int there, const peri__direct *direct, peri_tensor *out)
 {
@@ -192,7 +212,7 @@ static peri_status combine(const peri_sharded *e, const peri__home *h, const per
     peri_status status = args.n_outputs ? PERI_LAUNCH(e->device, route_combine, &args, h->rows, 64) : PERI_OK;
     peri__free(left.outputs);
     PERI_TRY(status);
-    if (there & PERI__REPLICAS_THERE && given->repeats) peri__repeats_copy(given->repeats, out);
+    if (given->repeats) PERI_TRY(copy_repeats(h, given->repeats, there, direct, out));
     if (!h->n_pools) return PERI_OK;
     peri_k_route_pool_args pool = pool_args(e, h, given, own, received);
     pool.rows.values = peri__data(out);

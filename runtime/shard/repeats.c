@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * repeats.c: rows of replicas in a variable batch, where several samples may have the same bag. Its row is written where the first of them
- * wants it, and copied to the others; its gradient is read there if no other has it, and else a sum that is made beside. So only what
- * repeats is moved twice: through the buffers it would be everything.
+ * repeats.c: rows that are written where the results want them (replicas.c, placed.c, direct.c) in a variable batch, where several samples
+ * may have the same bag. Its row is written where the first of them wants it, and copied to the others; its gradient is read there if no
+ * other has it, and else a sum that is made beside. So only what repeats is moved twice: through the buffers it would be everything.
  *
  * Sums stand in rows as wide as the gradient's, so that one number says where a bag's gradient is: a row of the one or of the other.
  */
@@ -20,12 +20,14 @@ struct peri__repeats {
     const peri_sharded *e;
     const peri__home *h;
     peri_tensor *places, *list; /* backing of what follows */
-    int32_t *place;  /* by bag of the input whose feature has a replica: see peri__repeats_place */
+    int32_t *place;  /* by bag of the input: see peri__repeats_place */
     repeat *repeats; /* of each feature from begin[feature] on */
     int64_t *begin, *n, *sums, *unused; /* by feature; repeats, sums, and bags that no sample has; backing: begin */
     int64_t n_bags;  /* of the input */
     const int64_t *inverse;
-    peri_tensor *summed; /* room for the sums */
+    peri_tensor *summed; /* room for the sums; NULL: there are none */
+    int64_t past;        /* one past the last row that a bag's gradient may have, once there are sums; 0: they lie too far away */
+    const bool *there;   /* by output: for which rows are copied */
     float *data;         /* of the result, or of its gradient */
     float *sum;          /* a row of zeros, then the sums */
 };
@@ -68,7 +70,7 @@ static void find(void *ctx, int64_t from, int64_t to)
     }
 }
 
-/** Room for what repeats: as many samples as there are, of each feature that has a replica. */
+/** Room for what repeats: as many samples as there are, of each feature of an output. */
 static peri_status make_room(peri__repeats *r)
 {
     const peri__home *h = r->h;
@@ -78,7 +80,7 @@ static peri_status make_room(peri__repeats *r)
     r->n = r->begin + n + 1;
     r->sums = r->n + n;
     r->unused = r->sums + n;
-    for (int32_t i = 0; i < r->e->routes->n_replicas; i++) r->begin[r->e->routes->replicas[i].feature + 1] = peri__max(1, h->rows);
+    for (int32_t i = 0; i < h->n_outputs; i++) r->begin[h->output_feature[i] + 1] = peri__max(1, h->rows);
     for (int32_t f = 0; f < n; f++) {
         if (r->begin[f + 1]) r->n_bags = peri__max(r->n_bags, h->feature_first[f] + h->feature_rows[f]);
         r->begin[f + 1] += r->begin[f];
@@ -125,24 +127,27 @@ void peri__repeats_place(const peri__repeats *r, peri_tbe_batch *look)
 
 /* -- rows ------------------------------------------------------------------------------------------------------------------------------ */
 
-/** peri_range_fn: rows of replicas [from, to) to all samples that repeat. */
+/** peri_range_fn: rows of outputs [from, to) to all samples that repeat. */
 static void copy(void *ctx, int64_t from, int64_t to)
 {
     const peri__repeats *r = ctx;
     const int64_t stride = r->e->cols;
+    const peri_k_output *outputs = peri__upload_at(&r->h->up, r->h->outputs);
     for (int64_t i = from; i < to; i++) {
-        const peri__replica *x = &r->e->routes->replicas[i];
-        const repeat *first = r->repeats + r->begin[x->feature];
-        float *column = r->data + r->h->replica_column[i];
-        for (const repeat *k = first; k < first + r->n[x->feature]; k++)
+        const peri_k_output *x = &outputs[i];
+        const int32_t feature = r->h->output_feature[i];
+        const repeat *first = r->repeats + r->begin[feature];
+        float *column = r->data + x->column;
+        for (const repeat *k = first; r->there[i] && k < first + r->n[feature]; k++)
             memcpy(column + k->sample * stride, column + k->first * stride, sizeof *column * (size_t)x->cols);
     }
 }
 
-void peri__repeats_copy(peri__repeats *r, peri_tensor *rows)
+void peri__repeats_copy(peri__repeats *r, const bool *there, peri_tensor *rows)
 {
     r->data = peri__data(rows);
-    peri__parallel_for(r->e->routes->n_replicas, 1, copy, r);
+    r->there = there;
+    peri__parallel_for(r->h->n_outputs, 1, copy, r);
 }
 
 /* -- gradients ----------------------------------------------------------------------------------------------------------------------- */
@@ -163,19 +168,21 @@ static void ask(const float *row, int64_t cols)
     for (int64_t c = 0; c < cols; c += 16) __builtin_prefetch(row + c);
 }
 
-/** peri_range_fn: sums of replicas [from, to): from 0, sample after sample. */
+/** peri_range_fn: sums of outputs [from, to): from 0, sample after sample. */
 static void add_up(void *ctx, int64_t from, int64_t to)
 {
     enum { AHEAD = 8 };
     const peri__repeats *r = ctx;
     const int64_t stride = r->e->cols;
+    const peri_k_output *outputs = peri__upload_at(&r->h->up, r->h->outputs);
     for (int64_t i = from; i < to; i++) {
-        const peri__replica *x = &r->e->routes->replicas[i];
-        const repeat *first = r->repeats + r->begin[x->feature];
-        const float *grad = r->data + r->h->replica_column[i];
-        float *zero = r->sum + r->h->replica_column[i], *sums = zero + stride;
-        if (r->unused[x->feature]) memset(zero, 0, sizeof *zero * (size_t)x->cols);
-        for (const repeat *k = first, *past = first + r->n[x->feature]; k < past; k++) {
+        const peri_k_output *x = &outputs[i];
+        const int32_t feature = r->h->output_feature[i];
+        const repeat *first = r->repeats + r->begin[feature];
+        const float *grad = r->data + x->column;
+        float *zero = r->sum + x->column, *sums = zero + stride;
+        if (r->unused[feature]) memset(zero, 0, sizeof *zero * (size_t)x->cols);
+        for (const repeat *k = first, *past = first + r->n[feature]; k < past; k++) {
             const repeat *next = k + AHEAD;
             if (next < past && !next->more) ask(grad + next->first * stride, x->cols);
             if (next < past) ask(grad + next->sample * stride, x->cols);
@@ -186,7 +193,7 @@ static void add_up(void *ctx, int64_t from, int64_t to)
 }
 
 /** Where sums are made: a whole number of rows, *away, from the gradient. */
-static peri_status place_sums(peri__repeats *r, int64_t *past, int64_t *away)
+static peri_status place_sums(peri__repeats *r, int64_t *away)
 {
     const int64_t row = (int64_t)sizeof(float) * r->e->cols, grad = (int64_t)(uintptr_t)r->data;
     int64_t most = 0;
@@ -196,19 +203,20 @@ static peri_status place_sums(peri__repeats *r, int64_t *past, int64_t *away)
     const int64_t from = (int64_t)(uintptr_t)peri__data(r->summed) - grad, rest = ((from % row) + row) % row;
     r->sum = (float *)peri__data(r->summed) + (rest ? row - rest : 0) / (int64_t)sizeof(float);
     *away = (from + (rest ? row - rest : 0)) / row;
-    *past = *away + most + 1;
+    r->past = peri__max(*away + most + 1, r->h->rows);
     return PERI_OK;
 }
 
-peri_status peri__repeats_add_up(peri__repeats *r, peri_tensor *grad, int64_t *past, peri_tensor **sums)
+peri_status peri__repeats_add_up(peri__repeats *r, peri_tensor *grad)
 {
     int64_t away;
-    *sums = NULL;
     r->data = peri__data(grad);
-    PERI_TRY(place_sums(r, past, &away));
-    *past = peri__max(*past, r->h->rows);
-    if (away < INT32_MIN || *past > INT32_MAX) return PERI_OK;
-    peri__parallel_for(r->e->routes->n_replicas, 1, add_up, r);
+    PERI_TRY(place_sums(r, &away));
+    if (away < INT32_MIN || r->past > INT32_MAX) {
+        r->past = 0;
+        return PERI_OK;
+    }
+    peri__parallel_for(r->h->n_outputs, 1, add_up, r);
     for (int32_t f = 0; f < r->e->routes->n_features; f++) {
         int32_t *place = r->place + r->h->feature_first[f];
         const repeat *first = r->repeats + r->begin[f];
@@ -216,6 +224,29 @@ peri_status peri__repeats_add_up(peri__repeats *r, peri_tensor *grad, int64_t *p
             if (place[b] == r->h->rows) place[b] = (int32_t)away;
         for (const repeat *k = first; k < first + r->n[f]; k++) place[k->bag] = (int32_t)(away + 1) + k->sum;
     }
-    *sums = r->summed;
+    return PERI_OK;
+}
+
+peri_tensor *peri__repeats_sums(const peri__repeats *r, int64_t *past)
+{
+    *past = r->past;
+    return r->past ? r->summed : NULL;
+}
+
+peri_tensor *peri__repeats_places(const peri__repeats *r) { return r->places; }
+
+peri_status peri__repeats_own(const peri__repeats *r, peri_tensor **out)
+{
+    const peri__routes *routes = r->e->routes;
+    const int32_t first = routes->rank_wire[r->e->rank], end = routes->rank_wire[r->e->rank + 1];
+    int64_t n = 0;
+    for (int32_t w = first; w < end; w++) n += r->h->feature_rows[routes->wire_feature[w]];
+    PERI_TRY(peri_tensor_new(r->e->device, PERI_I32, 1, &n, out));
+    int32_t *to = peri__data(*out);
+    for (int32_t w = first; w < end; w++) {
+        const int32_t f = routes->wire_feature[w];
+        memcpy(to, r->place + r->h->feature_first[f], sizeof *to * (size_t)r->h->feature_rows[f]);
+        to += r->h->feature_rows[f];
+    }
     return PERI_OK;
 }

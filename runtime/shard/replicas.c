@@ -94,22 +94,14 @@ static peri_status place(places *p, peri_tbe_batch *const *looks, peri__place_ro
     return status;
 }
 
-peri_status peri__replicas_place(const peri_sharded *e, const peri__home *h, peri__given *given, peri_tbe_batch *const *looks,
+peri_status peri__replicas_place(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tbe_batch *const *looks,
                                  bool *placed)
 {
-    places p = {.e = e, .h = h, .past = h->rows + 1};
+    places p = {.e = e, .h = h, .past = h->rows + 1, .repeats = given->repeats};
     *placed = false;
     if (e->kind->by_id || !e->routes->n_replicas || !peri__immediate(e->device)) return PERI_OK;
-    if (h->variable) {
-        PERI_TRY(peri__repeats_new(e, h, given->inverse, &given->repeats));
-        if (!given->repeats) return PERI_OK;
-        p.repeats = given->repeats;
-    }
-    PERI_TRY(place(&p, looks, place_columns, placed));
-    if (*placed) return PERI_OK;
-    peri__repeats_free(given->repeats);
-    given->repeats = NULL;
-    return PERI_OK;
+    if (h->variable && !given->repeats) return PERI_OK;
+    return place(&p, looks, place_columns, placed);
 }
 
 peri_status peri__replicas_place_back(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tbe_batch *const *looks,
@@ -122,9 +114,8 @@ peri_status peri__replicas_place_back(const peri_sharded *e, const peri__home *h
     for (int32_t i = 1; i < e->n_results; i++)
         if (address(grad[i]) < address(lowest)) lowest = grad[i];
     if (h->variable) {
-        if (!p.repeats || !can_place_back(e)) return PERI_OK;
-        PERI_TRY(peri__repeats_add_up(given->repeats, grad[0], &p.past, &sums));
-        if (!sums) return PERI_OK;
+        sums = p.repeats ? peri__repeats_sums(p.repeats, &p.past) : NULL;
+        if (!sums || !can_place_back(e)) return PERI_OK;
         if (address(sums) < address(lowest)) lowest = sums;
     }
     p.first = lowest;

@@ -120,7 +120,7 @@ static void batch_fini(peri__trip *trip)
     peri__free(b->replica_flat);
     peri__free(b->replica_work);
     peri_tensor *tensors[] = {b->home_weights, b->given.inverse, b->given.ids, b->given.places, b->given.offsets, b->given.weights,
-                              b->given.origins, b->looked_up, b->received, b->sent, b->rows};
+                              b->given.origins, b->given.own_bags, b->looked_up, b->received, b->sent, b->rows};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
     peri__weights_dist_release(b->weights_dist);
     peri__repeats_free(b->given.repeats);
@@ -148,7 +148,10 @@ static peri_status batch_new(peri__input_dist *d, batch **out)
     b->given.inverse = peri__keep(d->inverse);
     b->given.places = peri__keep(d->routing.places);
     b->given.origins = peri__keep(d->routing.origins);
-    for (int32_t k = 0; k < d->ebc->rank; k++) b->given.first_own += d->routing.source_ids[k];
+    for (int32_t k = 0; k < d->ebc->rank; k++) {
+        b->given.first_own += d->routing.source_ids[k];
+        b->given.first_own_bag += d->routing.source_bags[k];
+    }
     b->given.own_place = d->routing.rank_ids[d->ebc->rank];
     b->given.own_ids = d->routing.source_ids[d->ebc->rank];
     if (d->ebc->kind->by_id || d->layouts[PERI__TO_HOMES] != d->layouts[PERI__TO_OWNERS]) {
@@ -424,6 +427,7 @@ static peri_status spread(batch *b, peri_tensor *const *grad_out, peri_tensor **
         return e->kind->spread_parts(e, h, &b->given, grad_out, b->rows, b->sent, there_of(b, *parts), b->direct);
     }
     PERI_TRY(join_gradients(b, grad_out, joined));
+    if (b->given.repeats) PERI_TRY(peri__repeats_add_up(b->given.repeats, *joined));
     if (!e->kind->by_id) {
         PERI_TRY(peri__replicas_place_back(e, h, &b->given, looks, joined, parts));
         PERI_TRY(place_back(b, joined, *parts));
@@ -552,6 +556,8 @@ static peri_status look_up(output_dist *o)
     bool recording = peri__grad_enabled() && !e->frozen;
     bool replicas;
     peri_tensor *first = NULL;
+    if (l->home->variable && !e->kind->by_id && peri__immediate(e->device) && (e->routes->n_replicas || e->places_own))
+        PERI_TRY(peri__repeats_new(e, l->home, b->given.inverse, &b->given.repeats));
     PERI_TRY(peri__replicas_place(e, l->home, &b->given, b->looks[PERI__TO_HOMES], &replicas));
     const int64_t rows[] = {l->home->joined_rows + (b->given.repeats ? 1 : 0), e->cols};
     peri_status status = peri_tensor_new(e->device, PERI_F32, 2, rows, &o->results);

@@ -31,7 +31,11 @@ local batches = {
   { name = "rows of ids", samples = 500, ids = 9, skipped = 0 },
   { name = "with ids that are skipped", samples = 300, ids = 7, skipped = 20 },
   { name = "with ranks that have none", samples = 400, ids = 5, skipped = 0, only = 0 },
+  { name = "variable, with bags of several samples and of none", samples = 450, ids = 6, skipped = 5, variable = true },
 }
+
+--- Bags of feature t: of a variable batch as many as samples, more, or less.
+local function bags_of(batch, t) return batch.samples + (batch.variable and 150 * (t - 2) or 0) end
 
 local function random(seed)
   local state = seed
@@ -41,19 +45,17 @@ local function random(seed)
   end
 end
 
---- Values and lengths of a rank's batch, feature after feature; of several ranks: feature after feature, in each rank after rank.
-local function ids_of(batch, ranks)
+--- Values and lengths of a rank's batch, feature after feature.
+local function ids_of(batch, rank)
   local values, lengths = {}, {}
   for t = 1, #COLUMNS do
-    for _, rank in ipairs(ranks) do
-      local x = random(17 * t + 1009 * (rank + 1))
-      for _ = 1, (batch.only or rank) == rank and batch.samples or 0 do
-        local n = x(batch.ids + 1)
-        lengths[#lengths + 1] = n
-        for _ = 1, n do
-          local id = x(ROWS)
-          values[#values + 1] = x(100) < batch.skipped and -1 or id
-        end
+    local x = random(17 * t + 1009 * (rank + 1))
+    for _ = 1, (batch.only or rank) == rank and bags_of(batch, t) or 0 do
+      local n = x(batch.ids + 1)
+      lengths[#lengths + 1] = n
+      for _ = 1, n do
+        local id = x(ROWS)
+        values[#values + 1] = x(100) < batch.skipped and -1 or id
       end
     end
   end
@@ -62,8 +64,18 @@ end
 
 local function keys() return { "f1", "f2", "f3" } end
 
-local function features_of(batch, ranks, device)
-  local values, lengths = ids_of(batch, ranks)
+local function features_of(batch, rank, device, bags)
+  local values, lengths = ids_of(batch, rank)
+  if batch.variable then
+    local strides, inverse, x = {}, {}, random(rank + 5)
+    for t = 1, #COLUMNS do
+      strides[t], inverse[t] = { bags_of(batch, t) }, {}
+      for s = 1, batch.samples do inverse[t][s] = x(bags_of(batch, t)) end
+    end
+    return peri.KeyedJaggedTensor { keys = keys(), stride_per_key_per_rank = strides,
+      values = peri.tensor(values, "i64", device, { #values }), lengths = peri.tensor(lengths, "i32", device, { #lengths }),
+      inverse_indices = bags and { keys(), peri.tensor(inverse, "i64", device) } or nil }
+  end
   return peri.KeyedJaggedTensor { keys = keys(), stride = #lengths / #COLUMNS, values = peri.tensor(values, "i64", device, { #values }),
     lengths = peri.tensor(lengths, "i32", device, { #lengths }) }
 end
@@ -122,8 +134,8 @@ local function check(bags, kind, batch)
     load(sharded, device, columns)
     load(plain, device, columns)
     for step = 1, 2 do
-      local results = results_of(sharded, features_of(batch, { world:rank() }, device), bags)
-      for r = 0, n - 1 do alone[r] = results_of(plain, features_of(batch, { r }, device), bags) end
+      local results = results_of(sharded, features_of(batch, world:rank(), device, bags), bags)
+      for r = 0, n - 1 do alone[r] = results_of(plain, features_of(batch, r, device, bags), bags) end
       for i, x in ipairs(alone[world:rank()]) do
         assert.same(x:shape(), results[i]:shape())
         local gap = x - results[i]
@@ -132,7 +144,7 @@ local function check(bags, kind, batch)
       peri.backward(results, gradients(results, world:rank(), device))
       if step == 1 then
         for r = 0, n - 1 do
-          local again = results_of(plain, features_of(batch, { r }, device), bags)
+          local again = results_of(plain, features_of(batch, r, device, bags), bags)
           peri.backward(again, gradients(again, r, device))
         end
       end
