@@ -76,13 +76,26 @@ void peri_error_clear(void)
     record.message[0] = record.where[0] = 0;
 }
 
+/** @text, @length long, as a message. Of one that is too long the middle is left out: it begins with what failed, and ends with the
+ *  cause. */
+static void fit(char *message, const char *text, int length)
+{
+    enum { HEAD = PERI_MESSAGE_MAX / 3, GAP = 5, TAIL = PERI_MESSAGE_MAX - 1 - HEAD - GAP };
+    if (length < PERI_MESSAGE_MAX) {
+        memcpy(message, text, (size_t)length + 1);
+        return;
+    }
+    memcpy(message, text, HEAD);
+    memcpy(message + HEAD, " ... ", GAP);
+    memcpy(message + HEAD + GAP, text + length - TAIL, TAIL + 1);
+}
+
 peri_status peri__fail_va(peri_status status, const char *file, int line, const char *format, va_list args)
 {
     int saved = errno;
-    char message[PERI_MESSAGE_MAX]; /* apart: an argument may be the old message */
+    char message[4 * PERI_MESSAGE_MAX]; /* apart: an argument may be the old message */
     int length = vsnprintf(message, sizeof message, format, args);
-    if (length >= (int)sizeof message) memcpy(message + sizeof message - 4, "...", 4);
-    memcpy(record.message, message, sizeof message);
+    fit(record.message, message, length < (int)sizeof message ? length : (int)sizeof message - 1);
     record.status = status;
     const char *tail = file;
     for (const char *c = file; *c; c++)

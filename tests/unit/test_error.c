@@ -50,15 +50,30 @@ static void the_old_message_may_be_part_of_the_new_one(void **state)
     assert_string_equal(peri_error_message(), "outer: inner");
 }
 
-static void long_messages_are_cut_with_dots(void **state)
+static void long_messages_keep_their_begin_and_their_cause(void **state)
 {
     (void)state;
-    char text[2 * PERI_MESSAGE_MAX];
-    memset(text, 'x', sizeof text - 1);
-    text[sizeof text - 1] = 0;
-    peri__fail(PERI_EINVAL, "%s", text);
-    assert_int_equal(strlen(peri_error_message()), PERI_MESSAGE_MAX - 1);
-    assert_string_equal(peri_error_message() + PERI_MESSAGE_MAX - 5, "x...");
+    enum { LENGTHS = 6 };
+    static const int lengths[LENGTHS] = {PERI_MESSAGE_MAX - 1, PERI_MESSAGE_MAX, PERI_MESSAGE_MAX + 1, 2 * PERI_MESSAGE_MAX,
+                                         4 * PERI_MESSAGE_MAX - 1, 9 * PERI_MESSAGE_MAX};
+    char text[9 * PERI_MESSAGE_MAX + 1];
+    for (int i = 0; i < LENGTHS; i++) {
+        memset(text, 'x', sizeof text);
+        memcpy(text, "outer", 5);
+        memcpy(text + lengths[i] - 5, "inner", 6);
+        peri__fail(PERI_EINVAL, "%s", text);
+        const char *got = peri_error_message();
+        assert_int_equal(strlen(got), PERI_MESSAGE_MAX - 1);
+        assert_memory_equal(got, "outerx", 6);
+        if (i > 0) assert_non_null(strstr(got, "x ... x"));
+        if (lengths[i] < 4 * PERI_MESSAGE_MAX) assert_string_equal(got + PERI_MESSAGE_MAX - 7, "xinner"); /* of more it is not looked for */
+    }
+    for (int depth = 0; depth < 40; depth++) { /* a chain of causes */
+        if (depth == 0) peri__fail(PERI_EPEER, "rank 3 is gone");
+        else peri__fail(PERI_EABORTED, "rank %d in group 'sharding group', operation %d: %s", depth, depth, peri_error_message());
+    }
+    assert_memory_equal(peri_error_message(), "rank 39 in group", 16);
+    assert_string_equal(peri_error_message() + PERI_MESSAGE_MAX - 1 - 14, "rank 3 is gone");
 }
 
 static void *fail_elsewhere(void *out)
@@ -126,7 +141,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(a_failure_is_recorded_and_cleared),
     cmocka_unit_test(failing_keeps_errno),
     cmocka_unit_test(the_old_message_may_be_part_of_the_new_one),
-    cmocka_unit_test(long_messages_are_cut_with_dots),
+    cmocka_unit_test(long_messages_keep_their_begin_and_their_cause),
     cmocka_unit_test(each_thread_has_its_own_record),
     cmocka_unit_test(try_passes_pending_and_returns_errors),
     cmocka_unit_test(dtypes_have_sizes_and_names),

@@ -215,7 +215,7 @@ static void handle(const note *n)
     if (n->kind == NOTE_QUERY) handle_query(n);
     if (n->kind == NOTE_LEAVE) {
         p->left = n->epoch;
-        snprintf(p->answer, sizeof p->answer, "%s%.200s", n->text[0] ? ", after: " : "", n->text);
+        snprintf(p->answer, sizeof p->answer, "%s%s", n->text[0] ? ", after: " : "", n->text);
     }
     if (n->kind == NOTE_ANSWER) {
         p->answered_ns = peri__mpi_host->time_ns();

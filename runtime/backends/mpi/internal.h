@@ -85,7 +85,7 @@ typedef struct peer {
     int32_t node;
     int32_t left;            /* worlds that it has left */
     int64_t answered_ns;
-    char answer[256];        /* once it has left: what failed there first, if anything did */
+    char answer[PERI_MESSAGE_MAX + 16]; /* once it has left: what failed there first, if anything did */
 } peer;
 
 #pragma GCC visibility push(hidden)
@@ -96,7 +96,7 @@ extern struct mpi_state {
     bool over;                        /* MPI was finalized, or given up: no call of it any more */
     bool crowded;                     /* this machine has more ranks than processors */
     int32_t rank, size, epoch;        /* worlds opened */
-    char why[256];                    /* what failed here first */
+    char why[PERI_MESSAGE_MAX];       /* what failed here first */
     MPI_Comm world, control;
     int hash_bits;
     int64_t piece;                    /* bytes of the largest message */
