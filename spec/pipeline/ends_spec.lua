@@ -122,6 +122,16 @@ describe("a loader that fails", function()
       p:close()
     end
   end, { sizes = { 1, 3 }, devices = { "cpu" }, timeout = 60, only = "sim" })
+
+  it_alone("with its first batch says so, and not that there is no batch", function()
+    local _, errors = sim.run(2, function(rank, world)
+      local own = support.batches(rank, "cpu", 3)
+      local function load() return rank == 1 and error("the disk is full", 0) or own() end
+      for _ in make(world, "cpu", "sparse_dist"):run(load) do end -- luacheck: ignore
+    end, { catch = true })
+    assert.matches("the loader of rank 1 failed: the disk is full", errors[1].message, 1, true)
+    assert.matches("^the disk is full", tostring(errors[2].message or errors[2]))
+  end)
 end)
 
 describe("every schedule, with whatever batch a rank is the last or its loader fails,", function()

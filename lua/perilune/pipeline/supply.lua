@@ -86,9 +86,17 @@ local function make_template(self, batch)
   self.empty = { ok and made or nil, why = not ok and errors.describe(made) or nil }
 end
 
+--- A rank that cannot take part because its loader has failed says that, and not what follows from it.
+local function blame_loader(self)
+  if self.error == nil then return end
+  self.group:abort(("the loader of rank %d failed: %s"):format(self.group:rank(), errors.describe(self.error)))
+  error(self.error, 0)
+end
+
 local function empty_batch(self, index)
   if not self.empty then
     if not self.make_empty then
+      blame_loader(self)
       self.group:abort(("rank %d has no batch at all where others have; give empty_batch = function() ... end"):format(self.group:rank()))
       self.group:check_healthy()
     end
@@ -96,6 +104,7 @@ local function empty_batch(self, index)
   end
   local batch = self.empty[1]
   if batch == nil then
+    blame_loader(self)
     self.group:abort(("rank %d has no batch %d where others have, and no empty one can be made%s; give empty_batch = function() ... end")
       :format(self.group:rank(), index, self.empty.why and " (" .. self.empty.why .. ")" or ""))
     self.group:check_healthy()
