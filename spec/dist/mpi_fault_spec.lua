@@ -1,6 +1,7 @@
 -- What goes wrong between processes: every case is a short mpirun of three ranks, in which rank 1 misbehaves (spec/support/fault_rank.lua),
 -- and ends in an error that names it, on every surviving rank, before the deadline of 1.5 s. (mpirun: none: it starts its own)
 -- deadline: 120 s
+local peri = require "perilune"
 local shell = require "spec.support.shell"
 
 local found = io.popen("command -v mpirun"):read "*l"
@@ -80,13 +81,17 @@ end)
 describe("mpirun, rank 1", function()
   local folder, clean = shell.temporary()
   teardown(clean)
-  case("stuck", { "ETIMEOUT|EPEER rank 1 %(", "gone", "ETIMEOUT|EPEER rank 1 %(" }, 1.4, 8,
-    "perilune: rank 1 of the world %([^ ]+, process %d+%): a call of MPI that never waits has not come back for 5 s during operation 2: ",
-    function()
-      local out, status = shell.run(("%s -shared -fPIC -o %s/stuck.so spec/support/stuck.c -ldl"):format(os.getenv "CC" or "cc", folder))
-      assert.equal(0, status, out)
-      return folder .. "/stuck.so"
-    end)
+  local function stuck()
+    local library = folder .. "/stuck.so"
+    local out, status = shell.run(("%s -shared -fPIC -o %s spec/support/stuck.c -ldl"):format(os.getenv "CC" or "cc", library))
+    assert.equal(0, status, out)
+    return library
+  end
+  for fault, time in peri.util.ordered { stuck = "5 s", spins = "4 s of processor time" } do -- spins: of a world of 30 s
+    case(fault, { "ETIMEOUT|EPEER rank 1 %(", "gone", "ETIMEOUT|EPEER rank 1 %(" }, 1.4, 8,
+      ("perilune: rank 1 of the world %%([^ ]+, process %%d+%%): a call of MPI that never waits has not come back for %s during operation 2: ")
+        :format(time), stuck)
+  end
 end)
 
 describe("mpirun, SIGPIPE", function()

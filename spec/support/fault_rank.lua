@@ -49,9 +49,10 @@ local function wait(work)
 end
 function odd.stuck() -- spec/support/stuck.c sees it
   require "ffi".cdef "int setenv(const char *, const char *, int);"
-  require "ffi".C.setenv("STUCK", "1", 1)
+  require "ffi".C.setenv("STUCK", fault, 1)
   world:all_reduce(peri.ones { 3 }):wait()
 end
+odd.spins = odd.stuck
 function odd.rarely() wait(world:all_reduce(peri.ones { 4 })) end
 
 -- A group in which rank 1 of the world is rank 0.
