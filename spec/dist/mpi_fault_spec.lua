@@ -89,7 +89,8 @@ describe("mpirun, rank 1", function()
   end
   for fault, time in peri.util.ordered { stuck = "5 s", spins = "4 s of processor time" } do -- spins: of a world of 30 s
     case(fault, { "ETIMEOUT|EPEER rank 1 %(", "gone", "ETIMEOUT|EPEER rank 1 %(" }, 1.4, 8,
-      ("perilune: rank 1 of the world %%([^ ]+, process %%d+%%): a call of MPI that never waits has not come back for %s during operation 2: ")
+      ("perilune: rank 1 of the world %%([^ ]+, process %%d+%%): a call of MPI that never waits "
+        .. "has not come back for %s during operation 2: ")
         :format(time), stuck)
   end
 end)

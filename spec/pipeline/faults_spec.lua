@@ -17,38 +17,70 @@ local machines = os.getenv "PERI_TEST_SLOTS" ~= nil
 local function ranks_of(name) return tonumber(os.getenv "PERI_TEST_RANKS" or name == "one_f_one_b" and 4 or 2) end
 
 --- Start an mpirun of a group of ranks for each slot. The function that is returned waits for its end: what each rank of the groups said,
---- by slot and rank, and the log. (On several machines Open MPI 4's mpirun that is to survive a killed process never ends: it is ended when
---- all have said what they have to say; and where a rank is caught within Open MPI, which the kill of a process of another machine does now
---- and then, its last word is what the guard of such calls says.)
+--- by slot and rank, and the log. Ranks write to files of their own, so that none of them waits for what another makes mpirun carry. (On
+--- several machines Open MPI 4's mpirun that is to survive a killed process never ends: it is ended when all have said what they have to
+--- say; and where a rank is caught within Open MPI, which the kill of a process of another machine does now and then, its last word is what
+--- the guard of such calls says.)
 local function start(name, fault, deadline, slots)
-  local n = #slots
-  local ranks = ranks_of(name)
+  local n, ranks = #slots, ranks_of(name)
+  local size = ranks * n
   local left = machines and n * (fault == "dry" and ranks or ranks - 1) or math.huge
-  local pipe = assert(io.popen(("echo $$; export LUA_PATH='%s' PERI_NUM_THREADS=1; exec timeout %d %s --mca orte_enable_recovery 1 "
-    .. "-n %d %s spec/support/pipeline_fault.lua %s %s %g %d 2>&1"):format(package.path, 50 * ranks, shell.mpirun, ranks * n, shell.rank,
-    name, fault, deadline, ranks)))
+  local folder, clean = shell.temporary()
+  local own_file = ("sh -c 'exec \"$@\" >%s/$OMPI_COMM_WORLD_RANK 2>&1' sh"):format(folder)
+  local pipe = assert(io.popen(("export LUA_PATH='%s' PERI_NUM_THREADS=1; exec timeout %d %s --mca orte_enable_recovery 1 -n %d %s "
+    .. "%s spec/support/pipeline_fault.lua %s %s %g %d >%s/mpirun 2>&1 & echo $!"):format(package.path, 50 * ranks, shell.mpirun, size, own_file,
+    shell.rank, name, fault, deadline, ranks, folder)))
+  local process = pipe:read "*n"
+  pipe:close()
+
+  --- The last lines of a rank's file, or of mpirun's: one that is caught writes hundreds of megabytes.
+  local function last(file, bytes)
+    local handle = io.open(("%s/%s"):format(folder, file), "rb")
+    if not handle then return "" end
+    handle:seek("set", math.max(handle:seek "end" - bytes, 0))
+    local text = handle:read "*a"
+    handle:close()
+    return text
+  end
+
+  local ends, places, said = {}, {}, {}
+  local function say(rank, slot, member, got)
+    ends[slot] = ends[slot] or {}
+    ends[slot][member], said[rank], left = got, true, left - 1
+  end
+  local function look(rank)
+    local text = "\n" .. last(rank, 8192)
+    local group, member = text:match "\nat|(%d+)|(%d+)|%d+\n"
+    if group then places[rank] = { slot = slots[tonumber(group)], member = tonumber(member) } end
+    local slot, own, troubled, seconds, kind, message = text:match "\n(%d+)|(%d+)|(%d+)|([%d.]+)|(%w+)|([^\n]*)\n"
+    if slot then
+      return say(rank, tonumber(slot), tonumber(own),
+        { troubled = tonumber(troubled), seconds = tonumber(seconds), name = kind, message = message })
+    end
+    local place = machines and fault == "dies" and places[rank]
+    if place and text:match "\nperilune: rank %d+ of the world %b(): a call of MPI [^\n]* not come back" then
+      say(rank, place.slot, place.member, { caught = true })
+    end
+  end
+
   return function()
-    local ends, log, places = {}, {}, {}
-    local process = pipe:read "*n"
-    local function say(slot, rank, got)
-      ends[slot] = ends[slot] or {}
-      ends[slot][rank] = got
-      left = left - 1
-    end
-    for line in pipe:lines() do
-      local slot, rank, troubled, seconds, kind, message = line:match "^(%d+)|(%d+)|(%d+)|([%d.]+)|(%w+)|(.*)$"
-      local group, member, global = line:match "^at|(%d+)|(%d+)|(%d+)$"
-      local caught = machines and fault == "dies" and line:match "^perilune: rank (%d+) of the world %b(): a call of MPI .* not come back"
-      if slot then
-        say(tonumber(slot), tonumber(rank), { troubled = tonumber(troubled), seconds = tonumber(seconds), name = kind, message = message })
+    local running = true
+    while running and left > 0 do
+      os.execute "sleep 0.2"
+      running = os.execute(("kill -0 %d 2>/dev/null"):format(process)) == 0
+      for rank = 0, size - 1 do
+        if not said[rank] then look(rank) end
       end
-      if group then places[tonumber(global)] = { slot = slots[tonumber(group)], rank = tonumber(member) } end
-      local place = caught and places[tonumber(caught)]
-      if place then say(place.slot, place.rank, { caught = true }) end
-      log[#log + 1] = line
-      if left == 0 then os.execute("kill " .. process) end
     end
-    pipe:close()
+    while running do
+      os.execute(("kill %d 2>/dev/null; sleep 0.1"):format(process))
+      running = os.execute(("kill -0 %d 2>/dev/null"):format(process)) == 0
+    end
+    local log = { last("mpirun", 4000) }
+    for rank = 0, size - 1 do
+      if not said[rank] then log[#log + 1] = ("rank %d of the world: %s"):format(rank, last(rank, 2000)) end
+    end
+    clean()
     return ends, table.concat(log, "\n")
   end
 end

@@ -127,7 +127,7 @@ int peri__mpi_test_all(int n, MPI_Request *requests, int *flag, MPI_Status *stat
 int peri__mpi_test_one(MPI_Request *request, int *flag, MPI_Status *status);
 int peri__mpi_send(const void *data, int bytes, int to, int tag, MPI_Comm comm, MPI_Request *request);
 
-/** From now on a call of these that takes @timeout_ns, but 5 to 15 s, or 4 s of processor time, ends the process with a line that says so. */
+/** From now on a call of these that takes @timeout_ns, but 5 to 15 s, or 4 s of processor time, ends the process with a line of it. */
 peri_status peri__mpi_guard_start(int64_t timeout_ns);
 
 /* -- near_memory.c ----------------------------------------------------------------------------------------------------------------- */
