@@ -226,7 +226,7 @@ typedef struct peri_k_route_lines_args {
     int64_t stride, cols;
     const int32_t *index; /* NULL: none */
     double divisor;       /* back */
-    bool back, past;      /* past: values may be written past the caches */
+    bool back, past;      /* past: what is written may go past the caches */
 } peri_k_route_lines_args;
 
 /** A block of columns of the pooled rows of one feature in one table, made of the rows of its ids. */

@@ -636,7 +636,7 @@ static void cpu_route_rows_back(const void *args, int64_t begin, int64_t end) { 
 static void cpu_route_lines(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_route_lines_args *a = args;
-    const route_mover m = cpu_route_mover_of(a->back ? a->divisor : 1, a->cols, a->past && !a->back);
+    const route_mover m = cpu_route_mover_of(a->back ? a->divisor : 1, a->cols, a->past);
     float *values = a->values + (a->index ? 0 : begin * a->stride), *together = a->together + (a->index ? 0 : begin * a->cols);
 #define ROUTE_LINES(n)                                                                                                                     \
     if (a->index) cpu_route_rows_placed(&m, values, a->stride, together, a->index, n, begin, end, a->back);                                \

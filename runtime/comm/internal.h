@@ -223,6 +223,8 @@ bool peri__stage_direct(const peri__comm *comm, const peri_device *device);
 bool peri__stage_places(const peri__comm *comm, const peri_device *device);
 /** True when, besides, an all_to_all or an all_gather can have functions instead of a buffer (fill, take). */
 bool peri__stage_functions(const peri__comm *comm, const peri_device *device);
+/** A tensor of @n f32 numbers, which nobody has set, for operations of @comm: in memory in which these are fastest, if there is any. */
+peri_status peri__stage_tensor(const peri__comm *comm, peri_device *device, int64_t n, peri_tensor **out);
 peri_status peri__stage_of(peri__comm *comm, peri_device *device, peri__stage **out);
 peri_status peri__stage_get(peri__stage *stage, int64_t bytes, peri__pinned **out);
 /** Give a buffer back; @retire: when its event is reached, else at once. */

@@ -23,6 +23,16 @@ bool peri__stage_functions(const peri__comm *comm, const peri_device *device)
     return (comm->vtab->takes & PERI_COLL_DIRECT) && peri__stage_direct(comm, device);
 }
 
+peri_status peri__stage_tensor(const peri__comm *comm, peri_device *device, int64_t n, peri_tensor **out)
+{
+    const peri_coll_vtab *v = comm->vtab;
+    void *data = v->lend && peri__stage_direct(comm, device) ? v->lend(n * (int64_t)sizeof(float)) : NULL;
+    if (!data) return peri_tensor_new(device, PERI_F32, 1, &n, out);
+    peri_status status = peri__tensor_lent(device, PERI_F32, n, data, v->give_back, out);
+    if (status < 0) v->give_back(data);
+    return status;
+}
+
 peri_status peri__stage_of(peri__comm *comm, peri_device *device, peri__stage **out)
 {
     for (int i = 0; i < PERI_COMM_DEVICES; i++) {

@@ -23,7 +23,7 @@
 
 #include <stdio.h>
 
-enum { PERI_COLL_ABI = 4 };
+enum { PERI_COLL_ABI = 5 };
 
 struct peri_coll_vtab;
 
@@ -71,8 +71,9 @@ typedef struct peri_coll_op {
     /* With PERI_COLL_DIRECT, in place of a buffer that would only be written to be read again: `fill`, of an ALL_TO_ALL or an ALL_GATHER,
      * writes elements [from, from + n) of what `send` would have, to @data; `take`, of an ALL_TO_ALL, gets those of what `recv` would. The
      * buffer is then NULL, and there are no runs. Called for each element before the operation is complete, in pieces of any size and
-     * order. Of one operation some ranks may fill, or some may take, whatever the others do; never both. */
-    void (*fill)(void *ctx, int64_t from, int64_t n, void *data);
+     * order. Of one operation some ranks may fill, or some may take, whatever the others do; never both. `stays`: @data is where they
+     * belong, rather than a block from which they are copied at once. */
+    void (*fill)(void *ctx, int64_t from, int64_t n, void *data, bool stays);
     void (*take)(void *ctx, int64_t from, int64_t n, const void *data);
     void *ctx;
     void *stream;                /* of a device's buffers, else NULL: what is queued on it at the post comes before the operation, and what
@@ -136,6 +137,10 @@ typedef struct peri_coll_vtab {
     void (*elsewhere)(void *group, const peri_coll_op *op);
     /* PERI_OK, or why the group has failed: asked while an operation of a device is pending. Does not block. (optional) */
     peri_status (*check)(void *group);
+    /* Host memory for buffers of operations, of any contents, in which they are faster than in other memory: at least @bytes, on whole cache
+     * lines. NULL: there is none, and any memory does. It outlives worlds. Any thread's, as is giving it back. (both optional) */
+    void *(*lend)(int64_t bytes);
+    void (*give_back)(void *data);
 } peri_coll_vtab;
 
 /** The one symbol that a transport plugin libperilune_<name>.so exports. */

@@ -54,28 +54,36 @@ static const segment *segment_at(const peri__direct *d, int64_t at)
 }
 
 /** Move what @n elements from @at of a segment, the first of @data, allow at once: whole rows, or a part of one. Returns how many. */
-static int64_t move_some(const peri__direct *d, const segment *s, int64_t at, int64_t n, float *data)
+static int64_t move_some(const peri__direct *d, const segment *s, int64_t at, int64_t n, float *data, bool past)
 {
     const int64_t row = (at - s->first) / s->cols, skip = (at - s->first) % s->cols, left = peri__min(n, s->first + s->n - at);
     const bool whole = skip == 0 && left >= s->cols;
     const int64_t cols = whole ? s->cols : peri__min(left, s->cols - skip), rows = whole ? left / cols : 1;
     peri_k_route_lines_args args = {.values = s->values + skip + (s->index ? 0 : row * s->stride), .together = data, .stride = s->stride,
                                     .cols = cols, .index = s->index ? s->index + row : NULL, .divisor = s->divisor, .back = d->back,
-                                    .past = d->past};
+                                    .past = past};
     peri_kernels_get()->fn[PERI_K_route_lines](&args, 0, rows);
     return rows * cols;
 }
 
-static void move(const struct direct_lane *lane, int64_t from, int64_t n, float *data)
+static void move(const struct direct_lane *lane, int64_t from, int64_t n, float *data, bool past)
 {
     const peri__direct *d = lane->direct;
     for (int64_t at = lane->begin + from, some; n > 0; at += some, data += some, n -= some)
-        some = move_some(d, segment_at(d, at), at, n, data);
+        some = move_some(d, segment_at(d, at), at, n, data, past);
 }
 
-static void fill(void *ctx, int64_t from, int64_t n, void *data) { move(ctx, from, n, data); }
+static void fill(void *ctx, int64_t from, int64_t n, void *data, bool stays)
+{
+    const struct direct_lane *lane = ctx;
+    move(lane, from, n, data, stays && lane->direct->past);
+}
 /* The kernel of both directions has one argument for what it reads and writes; in this one it only reads. */
-static void take(void *ctx, int64_t from, int64_t n, const void *data) { move(ctx, from, n, (float *)(uintptr_t)data); }
+static void take(void *ctx, int64_t from, int64_t n, const void *data)
+{
+    const struct direct_lane *lane = ctx;
+    move(lane, from, n, (float *)(uintptr_t)data, lane->direct->past);
+}
 
 static void retain(void *ctx) { peri__refs_add(&((struct direct_lane *)ctx)->direct->refs); }
 static void release(void *ctx) { peri__direct_release(((struct direct_lane *)ctx)->direct); }

@@ -58,7 +58,11 @@ typedef struct output_dist {
 static const peri__work_vtab output_vtab;
 static const peri__trip_vtab batch_vtab;
 
-static peri_status new_f32(peri_device *device, int64_t n, peri_tensor **out) { return peri_tensor_new(device, PERI_F32, 1, &n, out); }
+/** Room for @n numbers of rows that travel. */
+static peri_status new_rows(const peri_sharded *e, int64_t n, peri_tensor **out)
+{
+    return peri__stage_tensor(e->group->comm, e->device, n, out);
+}
 
 /* -- a batch ----------------------------------------------------------------------------------------------------------------------- */
 
@@ -453,8 +457,8 @@ static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
     const peri__home *h = l->home;
     peri_tensor *grad = NULL, *parts = NULL;
     peri_status status;
-    PERI_TRY_GOTO(new_f32(e->device, own_of(l) + l->owner->sent_out, &b->rows), out);
-    PERI_TRY_GOTO(new_f32(e->device, h->received_out, &b->sent), out);
+    PERI_TRY_GOTO(new_rows(e, own_of(l) + l->owner->sent_out, &b->rows), out);
+    PERI_TRY_GOTO(new_rows(e, h->received_out, &b->sent), out);
     PERI_TRY_GOTO(spread(b, grad_out, &grad, &parts), out);
     for (int32_t part = 0; part < e->parts; part++)
         PERI_TRY_GOTO(rows_start(b, part, b->rows, b->sent, PERI__TO_OWNERS, b->direct, b->gradient), out);
@@ -550,8 +554,8 @@ static peri_status look_up(output_dist *o)
     batch *b = o->batch;
     peri_sharded *e = b->ebc;
     const peri__batch_layout *l = b->layouts[PERI__TO_HOMES];
-    PERI_TRY(new_f32(e->device, own_of(l) + l->owner->sent_out, &o->buffer));
-    PERI_TRY(new_f32(e->device, l->home->received_out, &o->received));
+    PERI_TRY(new_rows(e, own_of(l) + l->owner->sent_out, &o->buffer));
+    PERI_TRY(new_rows(e, l->home->received_out, &o->received));
     if (e->hollow) PERI_TRY(clear_sums(b, o->buffer));
     bool recording = peri__grad_enabled() && !e->frozen;
     bool replicas;

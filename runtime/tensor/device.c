@@ -393,19 +393,34 @@ peri_status peri__device_memory(peri_device *device, int64_t *available)
     return device->vtab->memory ? said(device, "memory", device->vtab->memory(device->ctx, available)) : PERI_OK;
 }
 
+/** A storage without data. */
+static peri__storage *storage_shell(peri_device *device, int64_t bytes)
+{
+    peri__storage *s = peri__alloc_zero(sizeof *s);
+    if (!s) return NULL;
+    peri__refs_init(&s->refs);
+    s->device = device;
+    s->home = peri_stream_current(device);
+    s->bytes = bytes;
+    atomic_init(&s->version, 0);
+    return s;
+}
+
+static void storage_own(peri__storage *s, void *data)
+{
+    s->data = data;
+    peri_stream_retain(s->home);
+    peri__mem_count(s->bytes);
+}
+
 peri_status peri__storage_new(peri_device *device, int64_t bytes, bool mapped, peri__storage **out)
 {
     const peri_device_vtab *v = device->vtab;
     mapped = mapped && !peri_device_host_access(device);
     PERI_ASSERT(!mapped || v->mapped_alloc);
-    peri__storage *s = peri__alloc(sizeof *s);
+    peri__storage *s = storage_shell(device, bytes);
     if (!s) return PERI_ENOMEM;
-    peri__refs_init(&s->refs);
-    s->device = device;
     s->mapped = mapped;
-    s->home = peri_stream_current(device);
-    s->bytes = bytes;
-    atomic_init(&s->version, 0);
     void *data;
     peri_status status = mapped ? said(device, "mapped_alloc", v->mapped_alloc(device->ctx, s->home->ctx, bytes, &data))
                                 : said(device, "alloc", v->alloc(device->ctx, s->home->ctx, bytes, &data));
@@ -413,9 +428,17 @@ peri_status peri__storage_new(peri_device *device, int64_t bytes, bool mapped, p
         peri__free(s);
         return status;
     }
-    s->data = data;
-    peri_stream_retain(s->home);
-    peri__mem_count(bytes);
+    storage_own(s, data);
+    *out = s;
+    return PERI_OK;
+}
+
+peri_status peri__storage_lent(peri_device *device, int64_t bytes, void *data, void (*give_back)(void *data), peri__storage **out)
+{
+    peri__storage *s = storage_shell(device, bytes);
+    if (!s) return PERI_ENOMEM;
+    s->give_back = give_back;
+    storage_own(s, data);
     *out = s;
     return PERI_OK;
 }
@@ -439,7 +462,8 @@ void peri__storage_release(peri__storage *s)
     if (!s || !peri__refs_drop(&s->refs)) return;
     free_after_use(s->home);
     const peri_device_vtab *v = s->device->vtab;
-    (s->mapped ? v->mapped_free : v->free)(s->device->ctx, s->home->ctx, s->data, s->bytes);
+    if (s->give_back) s->give_back(s->data);
+    else (s->mapped ? v->mapped_free : v->free)(s->device->ctx, s->home->ctx, s->data, s->bytes);
     peri__mem_count(-s->bytes);
     peri_stream_release(s->home);
     peri__free(s);

@@ -80,11 +80,14 @@ typedef struct peri__storage {
     char *data;
     int64_t bytes;
     bool mapped; /* in the host's memory, where the device reaches it; not on devices whose memory that is anyway */
+    void (*give_back)(void *data); /* to whom the data belong; NULL: they are the device's */
     atomic_uint_least64_t version; /* grows when a caller's tensor is changed in place: see peri__changed */
 } peri__storage;
 
 /** @mapped: in the host's memory (peri__reaches_host). */
 peri_status peri__storage_new(peri_device *device, int64_t bytes, bool mapped, peri__storage **out);
+/** In memory that somebody lends, which @device can use: @data, given back in the end by @give_back, any thread's. */
+peri_status peri__storage_lent(peri_device *device, int64_t bytes, void *data, void (*give_back)(void *data), peri__storage **out);
 void peri__storage_release(peri__storage *storage);
 
 typedef struct peri__node peri__node;
@@ -136,6 +139,8 @@ static inline void peri__changed(const peri_tensor *t) { atomic_fetch_add_explic
 
 /** peri_tensor_new, @mapped: in the host's memory, see peri__storage_new. */
 peri_status peri__tensor_placed(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, bool mapped, peri_tensor **out);
+/** A tensor of @n elements of a valid dtype in memory that is lent (peri__storage_lent). */
+peri_status peri__tensor_lent(peri_device *device, int32_t dtype, int64_t n, void *data, void (*give_back)(void *data), peri_tensor **out);
 /** A tensor of the same device and dtype as @like with another shape, uninitialised. */
 peri_status peri__tensor_like(const peri_tensor *like, int32_t ndim, const int64_t *shape, peri_tensor **out);
 /** A view of @base's storage without gradient recording. */

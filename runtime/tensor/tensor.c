@@ -151,6 +151,16 @@ peri_status peri__tensor_placed(peri_device *device, int32_t dtype, int32_t ndim
     return PERI_OK;
 }
 
+peri_status peri__tensor_lent(peri_device *device, int32_t dtype, int64_t n, void *data, void (*give_back)(void *data), peri_tensor **out)
+{
+    peri_tensor *t = shell(dtype, 1, &n);
+    if (!t) return PERI_ENOMEM;
+    peri_status status = peri__storage_lent(device, n * peri_dtype_size(dtype), data, give_back, &t->storage);
+    if (status < 0) peri_tensor_release(t);
+    else *out = t;
+    return status;
+}
+
 peri_status peri_tensor_new(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, peri_tensor **out)
 {
     PERI_NEED(out);

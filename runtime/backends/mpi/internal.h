@@ -77,9 +77,18 @@ struct mpi_group {
     bool left;
 };
 
+/** Where the memory of a rank lies that others of its machine can map (near_heap.c). */
+typedef struct heap_place {
+    uint64_t base, bytes; /* its addresses in the rank's process; 0 bytes: it has none */
+    int32_t fd;           /* of its file, there */
+} heap_place;
+
 /** What is known of another rank of the world. */
 typedef struct peer {
     int64_t pid;
+    heap_place heap;         /* of a rank of this machine */
+    char *mapped;            /* it, here; NULL: not yet, or */
+    bool unreachable;        /* not to be had */
     uint64_t machine;        /* hash of host and process-id space: equal where pids can be compared */
     char host[48];           /* name of its machine */
     int32_t node;
@@ -95,6 +104,7 @@ extern struct mpi_state {
     bool started, ours, open, broken; /* ours: MPI_Init was called here; broken: a group failed, so MPI_Finalize could hang */
     bool over;                        /* MPI was finalized, or given up: no call of it any more */
     bool crowded;                     /* this machine has more ranks than processors */
+    bool near;                        /* there is a group whose ranks copy from memory to memory */
     int32_t rank, size, epoch;        /* worlds opened */
     char why[PERI_MESSAGE_MAX];       /* what failed here first */
     MPI_Comm world, control;
@@ -129,6 +139,8 @@ int peri__mpi_send(const void *data, int bytes, int to, int tag, MPI_Comm comm, 
 
 /** From now on a call of these that takes @timeout_ns, but 5 to 15 s, or 4 s of processor time, ends the process with a line of it. */
 peri_status peri__mpi_guard_start(int64_t timeout_ns);
+
+enum { NEAR_RANKS = 64 }; /* largest group that has cells */
 
 /* -- near_memory.c ----------------------------------------------------------------------------------------------------------------- */
 
@@ -201,15 +213,33 @@ int64_t peri__mpi_first_of(const peri_coll_op *op, int32_t other);
 places peri__mpi_places_of(const peri_coll_op *op, int32_t from);
 /** Run the kernel route_place over [begin, end). */
 void peri__mpi_place_range(void *ctx, int64_t begin, int64_t end);
+/** Copy @bytes; @past: past the caches. */
+void peri__mpi_put(void *dst, const void *src, int64_t bytes, bool past);
 /** Copy the part of rank @from, which lies in one piece at @src, to where it belongs. */
 void peri__mpi_place_part(const mpi_request *r, int32_t from, const void *src);
 /** Copy what lies in one piece at both ends, unless it is in its place already. */
 void peri__mpi_place_own(const mpi_request *r, void *dst, const void *src, int64_t bytes);
 /** dst = sum over the ranks, in their order, of own (this rank's) and the others' vectors in @scratch, `stride` bytes apart. */
 peri_status peri__mpi_sum_up(mpi_request *r, void *dst, const void *own, const char *scratch, int64_t count, int64_t stride);
+/** dst = sum over the vectors at @src, one of each rank, in their order. */
+void peri__mpi_sum_of(const mpi_request *r, void *dst, const void *const *src, int64_t count);
 /** Room for @bytes in r->scratch, from the group's spare block if that is large enough. */
 peri_status peri__mpi_take_scratch(mpi_request *r, int64_t bytes);
 void peri__mpi_give_scratch(mpi_request *r);
+
+/* -- near_heap.c ------------------------------------------------------------------------------------------------------------------- */
+
+/** Make this rank's heap, unless it is there. Where that fails, or is forbidden, it has none. */
+void peri__mpi_heap_open(void);
+/** Where it is; without bytes if it is not. */
+heap_place peri__mpi_heap_own(void);
+/** The contract's functions (plugin/coll.h). Any thread's. */
+void *peri__mpi_heap_lend(int64_t bytes);
+void peri__mpi_heap_return(void *data);
+/** Where this process has @bytes at @address of rank @rank of the world, of this machine; NULL: nowhere. */
+char *peri__mpi_heap_at(int32_t rank, uint64_t address, uint64_t bytes);
+/** Unmap the heaps of @n peers. */
+void peri__mpi_heap_forget(peer *peers, int32_t n);
 
 /* -- near_copy.c ------------------------------------------------------------------------------------------------------------------- */
 

@@ -153,17 +153,27 @@ void peri__mpi_place_part(const mpi_request *r, int32_t from, const void *src)
     peri__mpi_host->parallel_for(p.n * p.lines, 1, peri__mpi_place_range, &args);
 }
 
+void peri__mpi_put(void *dst, const void *src, int64_t bytes, bool past)
+{
+    peri_k_run whole = {.n = bytes};
+    peri_k_route_place_args args = {.dst = dst, .received = src, .runs = &whole, .width = 1, .past = past};
+    peri__mpi_place_range(&args, 0, 1);
+}
+
 void peri__mpi_place_own(const mpi_request *r, void *dst, const void *src, int64_t bytes)
 {
-    if (dst == src || bytes <= 0) return;
-    peri_k_run whole = {.n = bytes};
-    peri_k_route_place_args args = {.dst = dst, .received = src, .runs = &whole, .width = 1, .past = r->past};
-    peri__mpi_place_range(&args, 0, 1);
+    if (dst != src && bytes > 0) peri__mpi_put(dst, src, bytes, r->past);
 }
 
 /* -- sums ---------------------------------------------------------------------------------------------------------------------------- */
 
 static void reduce_range(void *ctx, int64_t begin, int64_t end) { peri__mpi_host->kernels()->fn[PERI_K_reduce](ctx, begin, end); }
+
+void peri__mpi_sum_of(const mpi_request *r, void *dst, const void *const *src, int64_t count)
+{
+    peri_k_reduce_args args = {.dst = dst, .src = src, .n = r->group->size, .dtype = r->op.dtype, .reduce = r->op.reduce};
+    if (count > 0) peri__mpi_host->parallel_for(count, 1 << 16, reduce_range, &args);
+}
 
 peri_status peri__mpi_sum_up(mpi_request *r, void *dst, const void *own, const char *scratch, int64_t count, int64_t stride)
 {
@@ -175,8 +185,7 @@ peri_status peri__mpi_sum_up(mpi_request *r, void *dst, const void *own, const c
         if (!src) return PERI_ENOMEM;
     }
     for (int32_t i = 0; i < g->size; i++) src[i] = i == g->rank ? own : scratch + (i < g->rank ? i : i - 1) * stride;
-    peri_k_reduce_args args = {.dst = dst, .src = src, .n = g->size, .dtype = r->op.dtype, .reduce = r->op.reduce};
-    peri__mpi_host->parallel_for(count, 1 << 16, reduce_range, &args);
+    peri__mpi_sum_of(r, dst, src, count);
     if (src != fixed) peri__mpi_host->free(src);
     return PERI_OK;
 }

@@ -251,6 +251,8 @@ static const peri_coll_vtab vtab = {
     .gone = peri__mpi_rank_gone,
     .elsewhere = peri__mpi_elsewhere,
     .check = peri__mpi_check,
+    .lend = peri__mpi_heap_lend,
+    .give_back = peri__mpi_heap_return,
 };
 
 __attribute__((visibility("default"))) const peri_coll_vtab *peri_coll_entry_v1(const peri_plugin_host *lent);

@@ -51,9 +51,21 @@ static peri_status near_move(const mpi_request *r, int32_t other, bool read, con
                 n == 0 ? "nothing was copied" : strerror(problem));
 }
 
-static peri_status near_copy(const mpi_request *r, int32_t other, bool read, void *here, uint64_t there, uint64_t bytes)
+/** Bytes of another rank's memory, if this process has mapped them; else NULL. */
+static char *near_mapped(const mpi_request *r, int32_t other, uint64_t there, uint64_t bytes)
+{
+    return peri__mpi_heap_at(r->group->ranks[other], there, bytes);
+}
+
+/** @past: what is written goes past the caches, where that is this process's choice. */
+static peri_status near_copy(const mpi_request *r, int32_t other, bool read, void *here, uint64_t there, uint64_t bytes, bool past)
 {
     uint64_t n = 0;
+    char *mapped = near_mapped(r, other, there, bytes);
+    if (mapped) {
+        peri__mpi_put(read ? here : mapped, read ? mapped : here, (int64_t)bytes, past);
+        return PERI_OK;
+    }
     for (uint64_t at = 0; at < bytes; at += n) {
         struct iovec a = {(char *)here + at, bytes - at}, b = {(void *)(uintptr_t)(there + at), bytes - at};
         TRY(near_move(r, other, read, &a, 1, &b, 1, &n));
@@ -96,7 +108,8 @@ static size_t near_cut(const places *p, uint64_t width, uint64_t placed, uint64_
 
 /** Copy @bytes of rank @from's data, from byte @first of what @to gets from everybody on, to the places that @p gives them. @placed:
  *  address in @to's process from which the runs count; @joined: where the bytes lie in @from's. One of the two ranks is this one.
- *  What is written past the caches is read into a block that stays in them first: a system call writes through them, and row by row. */
+ *  What is written past the caches is read into a block that stays in them first: a system call writes through them, and row by row.
+ *  What is mapped needs neither. */
 static peri_status near_place(const mpi_request *r, int32_t from, int32_t to, const places *p, uint64_t placed, uint64_t first,
                               uint64_t joined, uint64_t bytes)
 {
@@ -107,7 +120,8 @@ static peri_status near_place(const mpi_request *r, int32_t from, int32_t to, co
     const peri_k_run *last = &p->runs[p->n - 1];
     int64_t lines = p->n * p->lines, mean = (last->from + last->n * p->lines - p->runs[0].from) / lines * (int64_t)width;
     int64_t way = !read ? 0 : lines == 1 ? (r->past ? 2 : 0) : mean < LONG_RUN ? r->rows : 0; /* as of PERI_HOST_COPY_ROWS */
-    char *bounce = way ? near_bounce() : NULL;
+    const char *mapped = read ? near_mapped(r, from, joined, bytes) : NULL;
+    char *bounce = way && !mapped ? near_bounce() : NULL;
     uint64_t block = (uint64_t)peri__mpi_host->copy_choice(PERI_HOST_COPY_BLOCK);
     for (uint64_t at = 0; at < bytes; at += n) {
         uint64_t stop = bounce && bytes - at > block ? at + block : bytes, next = first + at;
@@ -115,14 +129,15 @@ static peri_status near_place(const mpi_request *r, int32_t from, int32_t to, co
         uint64_t some = next - first - at;
         if (some == 0) return FAIL(PERI_EFORMAT, "rank %d has no place for what comes from rank %d", to, from);
         struct iovec whole = {(void *)(uintptr_t)(joined + at), some};
-        if (bounce) {
+        if (bounce || mapped) {
             peri_k_run runs[MOST];
-            TRY(near_copy(r, from, true, bounce, joined + at, n = some));
+            n = some;
+            if (bounce) TRY(near_copy(r, from, true, bounce, joined + at, some, false));
             for (size_t i = 0, x = 0; i < count; x += pieces[i++].iov_len)
                 runs[i] = (peri_k_run){
                     .to = (int64_t)((uintptr_t)pieces[i].iov_base - placed), .from = (int64_t)x, .n = (int64_t)pieces[i].iov_len};
             peri_k_route_place_args args = {
-                .dst = (void *)(uintptr_t)placed, .received = bounce, .runs = runs, .width = 1, .past = way == 2};
+                .dst = (void *)(uintptr_t)placed, .received = mapped ? mapped + at : bounce, .runs = runs, .width = 1, .past = way == 2};
             peri__mpi_place_range(&args, 0, (int64_t)count);
         } else {
             TRY(read ? near_move(r, from, true, pieces, count, &whole, 1, &n) : near_move(r, to, false, &whole, 1, pieces, count, &n));
@@ -140,7 +155,7 @@ static peri_status near_fetch(mpi_request *r, int32_t to, const peri_k_run **run
         size_t bytes = sizeof **kept * (size_t)d->places.n;
         peri_k_run *copy = peri__mpi_host->alloc(bytes);
         if (!copy) return PERI_ENOMEM;
-        peri_status status = near_copy(r, to, true, copy, (uint64_t)(uintptr_t)d->places.runs, bytes);
+        peri_status status = near_copy(r, to, true, copy, (uint64_t)(uintptr_t)d->places.runs, bytes, false);
         if (status < 0) {
             peri__mpi_host->free(copy);
             return status;
@@ -159,29 +174,41 @@ static peri_status near_sum(mpi_request *r, const near_job *j, uint64_t at, uint
     bool everybody = r->op.kind == PERI_COLL_ALL_REDUCE;
     uint64_t from = j->at + at, to = everybody ? from : at;
     int64_t stride = peri__mpi_near_sum_piece(g->size) + PIECE_REST;
+    const void *src[NEAR_RANKS];
+    for (int32_t i = 0; i < g->size; i++) {
+        char *room = r->scratch + (i < g->rank ? i : i - 1) * stride;
+        const char *mapped = i == g->rank ? (const char *)r->op.send + from : near_mapped(r, i, theirs[i].send + from, n);
+        src[i] = mapped ? mapped : room;
+        if (!mapped) TRY(near_copy(r, i, true, room, theirs[i].send + from, n, false));
+    }
+    char *there = everybody || j->to == g->rank ? NULL : near_mapped(r, j->to, theirs[j->to].recv + to, n);
+    char *sum = everybody || j->to == g->rank ? (char *)r->op.recv + to : there ? there : r->scratch + (g->size - 1) * stride;
+    peri__mpi_sum_of(r, sum, src, (int64_t)n / peri_coll_dtype_size(r->op.dtype));
     for (int32_t i = 0; i < g->size; i++)
-        if (i != g->rank) TRY(near_copy(r, i, true, r->scratch + (i < g->rank ? i : i - 1) * stride, theirs[i].send + from, n));
-    char *sum = everybody || j->to == g->rank ? (char *)r->op.recv + to : r->scratch + (g->size - 1) * stride;
-    TRY(peri__mpi_sum_up(r, sum, (const char *)r->op.send + from, r->scratch, (int64_t)n / peri_coll_dtype_size(r->op.dtype), stride));
-    for (int32_t i = 0; i < g->size; i++)
-        if (i != g->rank && (everybody || i == j->to)) TRY(near_copy(r, i, false, sum, theirs[i].recv + to, n));
+        if (i != g->rank && !there && (everybody || i == j->to)) TRY(near_copy(r, i, false, sum, theirs[i].recv + to, n, false));
     return PERI_OK;
 }
 
-/** Bytes [at, at + n) of a job with a function of this rank's, through a block that stays in the caches. */
+/** Bytes [at, at + n) of a job with a function of this rank's: on the other rank's memory, or through a block that stays in the caches. */
 static peri_status near_direct(const mpi_request *r, const near_job *j, uint64_t at, uint64_t n)
 {
     const uint64_t width = (uint64_t)peri_coll_dtype_size(r->op.dtype), most = (uint64_t)peri__mpi_host->copy_choice(PERI_HOST_COPY_BLOCK);
     const bool read = j->to == r->group->rank;
     const uint64_t there = read ? r->near->theirs[j->from].send : r->near->theirs[j->to].recv;
     const int64_t first = peri__mpi_first_of(&r->op, read ? j->from : j->to);
-    char *block = near_bounce();
+    char *mapped = near_mapped(r, read ? j->from : j->to, there + at, n), *block = mapped ? NULL : near_bounce();
+    if (mapped) {
+        const int64_t from = first + (int64_t)(at / width), count = (int64_t)(n / width);
+        if (read) r->op.take(r->op.ctx, from, count, mapped);
+        else r->op.fill(r->op.ctx, from, count, mapped, true);
+        return PERI_OK;
+    }
     if (!block) return FAIL(PERI_ENOMEM, "no room for a block of %llu bytes", (unsigned long long)most);
     for (uint64_t some; n > 0; at += some, n -= some) {
         some = n < most ? n : most;
         const int64_t from = first + (int64_t)(at / width), count = (int64_t)(some / width);
-        if (!read) r->op.fill(r->op.ctx, from, count, block);
-        TRY(near_copy(r, read ? j->from : j->to, read, block, there + at, some));
+        if (!read) r->op.fill(r->op.ctx, from, count, block, false);
+        TRY(near_copy(r, read ? j->from : j->to, read, block, there + at, some, false));
         if (read) r->op.take(r->op.ctx, from, count, block);
     }
     return PERI_OK;
@@ -204,8 +231,8 @@ static peri_status near_piece(mpi_request *r, const near_job *j, uint64_t at, ui
         peri_k_run whole = {.n = (int64_t)j->bytes / peri_coll_dtype_size(r->op.dtype)};
         return near_place(r, j->from, j->to, &(places){&whole, 1, 1, 0}, to->recv, at, from->send + at, n);
     }
-    if (read) return near_copy(r, j->from, true, (char *)(uintptr_t)to->recv + at, from->send + at, n);
-    return near_copy(r, j->to, false, (char *)(uintptr_t)from->send + at, to->recv + at, n);
+    if (read) return near_copy(r, j->from, true, (char *)(uintptr_t)to->recv + at, from->send + at, n, r->past);
+    return near_copy(r, j->to, false, (char *)(uintptr_t)from->send + at, to->recv + at, n, r->past);
 }
 
 peri_status peri__mpi_near_step(mpi_request *r, bool *idle)

@@ -11,10 +11,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum {
-    NEAR_RANKS = 64, /* largest group that has cells */
-    NEAR_CELLS = 32  /* per ordered pair of ranks: bits of mpi_group.used */
-};
+enum { NEAR_CELLS = 32 }; /* per ordered pair of ranks: bits of mpi_group.used */
 
 static size_t near_bytes(int32_t size) { return sizeof(near_shared) + sizeof(near_cell) * (size_t)size * (size_t)size * NEAR_CELLS; }
 
@@ -96,6 +93,7 @@ void peri__mpi_near_join(mpi_group *g)
     if (MPI_Allreduce(&ok, &all, 1, MPI_INT, MPI_MIN, g->comm) != MPI_SUCCESS || !all) return;
     g->used = peri__mpi_host->alloc_zero(sizeof *g->used * (size_t)g->size);
     if (g->used) g->shared = near_map(g->comm, g->rank, g->size, g->tag ^ (uint64_t)peri__mpi.epoch << 32);
+    peri__mpi.near = peri__mpi.near || g->shared;
 }
 
 void peri__mpi_near_leave(mpi_group *g)

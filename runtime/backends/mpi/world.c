@@ -104,10 +104,13 @@ static int meet(void)
         int64_t pid;
         uint64_t machine;
         int64_t leader; /* lowest rank of its node */
+        heap_place heap;
         char host[48];
     } own = {.pid = getpid(), .machine = 14695981039346656037u /* FNV-1a */}, *all;
     all = peri__mpi_host->alloc(sizeof own * (size_t)peri__mpi.size);
     char space[64] = "";
+    if (peri__mpi.size > 1) peri__mpi_heap_open();
+    own.heap = peri__mpi_heap_own();
     gethostname(own.host, sizeof own.host - 1);
     ssize_t n = readlink("/proc/self/ns/pid", space, sizeof space - 1);
     for (const char *c = own.host; *c; c++) own.machine = (own.machine ^ (unsigned char)*c) * 1099511628211u;
@@ -128,9 +131,11 @@ static int meet(void)
         snprintf(peers[i].host, sizeof peers[i].host, "%s", all[i].host);
         peers[i].node = lead == i ? nodes++ : peers[lead].node; /* a leader is its node's lowest rank */
         near += peers[i].machine == own.machine;
+        if (peers[i].machine == own.machine && i != peri__mpi.rank) peers[i].heap = all[i].heap;
     }
     peri__mpi.crowded = sched_getaffinity(0, sizeof processors, &processors) != 0 || near > CPU_COUNT(&processors);
     peri__mpi_host->free(all);
+    if (peri__mpi.peers) peri__mpi_heap_forget(peri__mpi.peers, peri__mpi.size);
     peri__mpi_host->free(peri__mpi.peers);
     peri__mpi.peers = peers;
     return code;

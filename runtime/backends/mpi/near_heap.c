@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * near_heap.c: memory that the other ranks of this machine can map, for buffers of exchanges. What comes from there or goes there is read
+ * and written by loads and stores, once, where it belongs (near_copy.c); a system call would copy it in between.
+ *
+ * The heap of a rank is one file without a name, as long as the machine has memory, most of which no page was ever made for. Others open
+ * it by its process when they first meet an address in it. Blocks have the sizes of the cpu device's classes, and go back to the list of
+ * their class. Free blocks keep their pages, for fresh ones cost more than most copies, up to a part of the machine's memory together.
+ */
+#include "internal.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(at, n) ((void)(at), (void)(n))
+#define ASAN_UNPOISON_MEMORY_REGION(at, n) ((void)(at), (void)(n))
+#endif
+
+enum {
+    HEAD = 64,       /* bytes before a block's data */
+    PAGE = 4096,
+    LEAST = 16 << 10, /* bytes of the smallest block: less goes in messages */
+    STEPS = 4,       /* classes per doubling */
+    CLASSES = 30 * STEPS,
+    KEPT_PART = 8,   /* free blocks keep at most this part of the machine's memory */
+    HUGE_PAGE = 2 << 20
+};
+
+/** A block's head. */
+typedef struct block {
+    struct block *next; /* of the free ones */
+    int64_t bytes;      /* with the head */
+    int32_t class;
+    bool empty;         /* it has no pages beyond the first */
+} block;
+
+static struct {
+    pthread_mutex_t lock;
+    int fd;
+    char *base;
+    int64_t bytes, used, kept; /* of the file; up to the last block; in free blocks with pages */
+    block *free[CLASSES];
+} heap = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
+
+/** The class of a block of @bytes, and its bytes: LEAST * 2^k * {1, 1.25, 1.5, 1.75}, in whole pages. */
+static int32_t class_of(int64_t bytes, int64_t *rounded)
+{
+    int64_t base = LEAST;
+    for (int32_t c = 0; c < CLASSES; c += STEPS, base *= 2)
+        for (int32_t s = 0; s < STEPS; s++) {
+            *rounded = base + base / STEPS * s;
+            if (bytes <= *rounded) return c + s;
+        }
+    return CLASSES;
+}
+
+static int64_t memory_bytes(void) { return (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE); }
+
+void peri__mpi_heap_open(void)
+{
+    struct rlimit files;
+    int64_t bytes = memory_bytes() & ~(int64_t)(HUGE_PAGE - 1);
+    if (heap.fd >= 0) return;
+    if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur != RLIM_INFINITY && (int64_t)files.rlim_cur < bytes) return;
+    int fd = memfd_create("perilune", MFD_CLOEXEC);
+    if (fd < 0) return;
+    void *base = ftruncate(fd, bytes) == 0 ? mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0) : MAP_FAILED;
+    if (base == MAP_FAILED) {
+        close(fd);
+        return;
+    }
+    madvise(base, (size_t)bytes, MADV_DONTDUMP);
+    madvise(base, (size_t)bytes, MADV_HUGEPAGE); /* where files in memory may have such pages */
+    heap.fd = fd;
+    heap.base = base;
+    heap.bytes = bytes;
+}
+
+heap_place peri__mpi_heap_own(void) { return (heap_place){(uint64_t)(uintptr_t)heap.base, (uint64_t)heap.bytes, heap.fd}; }
+
+void *peri__mpi_heap_lend(int64_t bytes)
+{
+    int64_t rounded;
+    const int32_t class = bytes < LEAST ? CLASSES : class_of(bytes + HEAD, &rounded);
+    if (heap.fd < 0 || !peri__mpi.near || class == CLASSES) return NULL;
+    pthread_mutex_lock(&heap.lock);
+    block *b = heap.free[class];
+    if (b) {
+        ASAN_UNPOISON_MEMORY_REGION(b, rounded);
+        heap.free[class] = b->next;
+        if (!b->empty) heap.kept -= rounded;
+    } else if (heap.bytes - heap.used >= rounded) {
+        b = (block *)(void *)(heap.base + heap.used);
+        heap.used += rounded;
+    }
+    if (b) *b = (block){.bytes = rounded, .class = class};
+    pthread_mutex_unlock(&heap.lock);
+    if (!b) return NULL;
+    ASAN_POISON_MEMORY_REGION((char *)b + HEAD + bytes, (size_t)(rounded - HEAD - bytes));
+    return (char *)b + HEAD;
+}
+
+void peri__mpi_heap_return(void *data)
+{
+    block *b = (block *)(void *)((char *)data - HEAD);
+    pthread_mutex_lock(&heap.lock);
+    b->empty = heap.kept + b->bytes > memory_bytes() / KEPT_PART
+               && fallocate(heap.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (char *)b - heap.base + PAGE, b->bytes - PAGE) == 0;
+    if (!b->empty) heap.kept += b->bytes;
+    b->next = heap.free[b->class];
+    heap.free[b->class] = b;
+    ASAN_POISON_MEMORY_REGION((char *)b + sizeof *b, (size_t)b->bytes - sizeof *b);
+    pthread_mutex_unlock(&heap.lock);
+}
+
+/** Map the heap of a process of this machine. NULL: this rank may not. */
+static char *map_of(const peer *p)
+{
+    char name[64];
+    snprintf(name, sizeof name, "/proc/%lld/fd/%d", (long long)p->pid, p->heap.fd);
+    int fd = open(name, O_RDWR | O_CLOEXEC);
+    if (fd < 0) return NULL;
+    void *base = mmap(NULL, p->heap.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    close(fd);
+    if (base == MAP_FAILED) return NULL;
+    madvise(base, p->heap.bytes, MADV_DONTDUMP);
+    return base;
+}
+
+char *peri__mpi_heap_at(int32_t rank, uint64_t address, uint64_t bytes)
+{
+    peer *p = &peri__mpi.peers[rank];
+    const heap_place *h = &p->heap;
+    if (address < h->base || address - h->base >= h->bytes || bytes > h->bytes - (address - h->base)) return NULL;
+    if (!p->mapped && !p->unreachable) {
+        p->mapped = map_of(p);
+        p->unreachable = !p->mapped;
+    }
+    return p->mapped ? p->mapped + (address - h->base) : NULL;
+}
+
+void peri__mpi_heap_forget(peer *peers, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (peers[i].mapped) munmap(peers[i].mapped, peers[i].heap.bytes);
+}
