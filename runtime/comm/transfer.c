@@ -143,15 +143,34 @@ static peri_status post_plain(peri_group *group, peri_tensor *src, const peri__t
     return peri__coll_post(group, &op, src, t->numbers, &t->work);
 }
 
+/** What an operation needs one end of which is a function. */
+typedef struct ends {
+    void (*release)(void *ctx); /* of the function's context */
+    void *ctx;
+    peri_tensor *other;
+} ends;
+
+static void ends_release(void *ctx)
+{
+    ends *e = ctx;
+    e->release(e->ctx);
+    peri_tensor_release(e->other);
+    peri__free(e);
+}
+
 /** One end is a function. */
 static peri_status post_direct(peri_group *group, peri_tensor *src, const peri__transfer_args *a, peri__transfer *t)
 {
     const peri__transfer_direct *d = a->direct;
+    ends *e = peri__alloc(sizeof *e);
+    if (!e) return PERI_ENOMEM;
+    *e = (ends){d->release, d->ctx, d->fill ? t->numbers : src};
+    peri_tensor_retain(e->other);
     peri_coll_op op = {.kind = a->kind, .dtype = PERI_F32, .channel = a->channel, .sequence = a->sequence, .tag = a->tag,
                        .send_counts = a->out, .recv_counts = a->in, .send = d->fill ? NULL : peri__data(src),
                        .recv = d->take ? NULL : peri__data(t->numbers), .fill = d->fill, .take = d->take, .ctx = d->ctx};
     d->retain(d->ctx);
-    return peri__coll_post_host(group, &op, d->ctx, d->release, &t->work);
+    return peri__coll_post_host(group, &op, e, ends_release, &t->work);
 }
 
 peri_status peri__transfer_post(peri_group *group, peri_tensor *src, const peri__transfer_args *a, peri__transfer *t)

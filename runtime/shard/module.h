@@ -67,7 +67,6 @@ typedef struct peri__direct_ends {
                                contiguous f32 */
     bool apart;
     peri_tensor *received;  /* the buffer of rows that are moved all the same; gradients: NULL */
-    peri_tensor *owner;     /* the buffer of this rank as an owner */
 } peri__direct_ends;
 
 /** What takes the rows of other ranks to where they belong (@back: fills what leaves from the gradients) as they travel (direct.c). *out

@@ -426,7 +426,7 @@ static peri_status spread(batch *b, peri_tensor *const *grad_out, peri_tensor **
     if (in_parts(b, grad_out)) {
         PERI_TRY(peri__replicas_place_back(e, h, &b->given, looks, grad_out, parts));
         PERI_TRY(place_back(b, grad_out, *parts));
-        const peri__direct_ends ends = {.to = grad_out, .apart = true, .owner = b->rows};
+        const peri__direct_ends ends = {.to = grad_out, .apart = true};
         PERI_TRY(peri__direct_new(e, h, &b->given, &ends, true, &b->direct));
         return e->kind->spread_parts(e, h, &b->given, grad_out, b->rows, b->sent, there_of(b, *parts), b->direct);
     }
@@ -436,7 +436,7 @@ static peri_status spread(batch *b, peri_tensor *const *grad_out, peri_tensor **
         PERI_TRY(peri__replicas_place_back(e, h, &b->given, looks, joined, parts));
         PERI_TRY(place_back(b, joined, *parts));
     }
-    PERI_TRY(peri__direct_new(e, h, &b->given, &(peri__direct_ends){.to = joined, .owner = b->rows}, true, &b->direct));
+    PERI_TRY(peri__direct_new(e, h, &b->given, &(peri__direct_ends){.to = joined}, true, &b->direct));
     return e->kind->spread(e, h, &b->given, *joined, b->rows, b->sent, there_of(b, *parts), b->direct);
 }
 
@@ -568,7 +568,7 @@ static peri_status look_up(output_dist *o)
     if (status >= 0 && (replicas || e->kind->by_id || !e->routes->n_replicas) && l->home->joined_rows > 0)
         status = peri__own_place(e, l, &b->given, b->looks[PERI__TO_HOMES], false, o->buffer, &o->results, &first);
     if (status >= 0) {
-        const peri__direct_ends ends = {.to = &o->results, .received = o->received, .owner = o->buffer};
+        const peri__direct_ends ends = {.to = &o->results, .received = o->received};
         status = peri__direct_new(e, l->home, &b->given, &ends, false, &o->direct);
     }
     o->there = (replicas ? PERI__REPLICAS_THERE : 0) | (first ? PERI__OWN_THERE : 0);

@@ -42,34 +42,49 @@ void peri__legs_fini(peri__leg *legs)
 
 bool peri__way_direct(const peri__way *way, int32_t direction)
 {
-    const peri__hop *hop = &way->hops[0];
-    return way->n == 1 && !coded(way, direction) && !(hop->sums && direction == PERI__TO_HOMES);
+    const peri__hop *home = &way->hops[way->n - 1];
+    return way->n > 0 && home->group->size > 1 && !coded(way, direction) && !(home->sums && direction == PERI__TO_HOMES);
+}
+
+/** Where numbers rest between two hops: of hop @h, towards @direction. */
+static peri_status new_rest(const peri__journey *j, int32_t h, peri_tensor *from, peri_tensor **out)
+{
+    const peri__hop *hop = &j->way->hops[h];
+    const peri__leg *leg = &j->legs[h];
+    const bool back = j->direction == PERI__TO_OWNERS;
+    const int64_t n = hop->sums && !back ? leg->out[hop->group->rank] : peri__sum(back ? leg->out : leg->in, hop->group->size);
+    return peri__stage_tensor(hop->group->comm, peri__device(from), n, out);
 }
 
 /** Set out on the hop that is next. */
-static peri_status take_hop(peri__journey *j, peri_tensor *from, const peri__transfer_direct *direct)
+static peri_status take_hop(peri__journey *j, peri_tensor *from)
 {
     const peri__hop *hop = &j->way->hops[j->hop];
     const peri__leg *leg = &j->legs[j->hop];
-    const bool back = j->direction == PERI__TO_OWNERS, last = j->hop == (back ? 0 : j->way->n - 1);
+    const bool back = j->direction == PERI__TO_OWNERS, last = j->hop == (back ? 0 : j->way->n - 1), home = j->hop == j->way->n - 1;
+    peri_tensor *rest = NULL;
     peri__transfer_args a = {.kind = !hop->sums ? PERI_COLL_ALL_TO_ALL : back ? PERI_COLL_ALL_GATHER : PERI_COLL_REDUCE_SCATTER,
                              .channel = PERI_CHANNEL_ROWS, .sequence = j->sequence[j->hop], .out = back ? leg->in : leg->out,
-                             .in = back ? leg->out : leg->in, .codec = hop->codec[j->direction], .to = last ? j->to : NULL,
-                             .direct = direct,
+                             .in = back ? leg->out : leg->in, .codec = hop->codec[j->direction], .direct = home ? j->direct : NULL,
                              .contexts = leg->contexts[j->direction][0] ? leg->contexts[j->direction] : NULL};
     if (last && back && coded(j->way, PERI__TO_OWNERS)) a.divisor = j->way->division;
-    return peri__transfer_post(hop->group, from, &a, &j->transfer);
+    if (!last && !a.codec) PERI_TRY(new_rest(j, j->hop, from ? from : j->to, &rest));
+    a.to = last ? j->to : rest;
+    peri_status status = peri__transfer_post(hop->group, from, &a, &j->transfer);
+    peri_tensor_release(rest);
+    return status;
 }
 
 peri_status peri__journey_start(peri__journey *j, const peri__way *way, const peri__leg *legs, int32_t direction, peri_tensor *from,
                                 peri_tensor *to, const peri__transfer_direct *direct)
 {
-    *j = (peri__journey){.way = way, .legs = legs, .direction = direction, .hop = direction == PERI__TO_OWNERS ? way->n - 1 : 0, .to = to};
+    *j = (peri__journey){.way = way, .legs = legs, .direction = direction, .hop = direction == PERI__TO_OWNERS ? way->n - 1 : 0, .to = to,
+                         .direct = direct};
     if (to) peri_tensor_retain(to);
     peri_status status = PERI_OK;
     for (int32_t h = 0; h < way->n && way->n > 1 && status >= 0; h++)
         status = peri__group_reserve(way->hops[h].group, PERI_CHANNEL_ROWS, 1, &j->sequence[h]);
-    if (status >= 0) status = take_hop(j, from, direct);
+    if (status >= 0) status = take_hop(j, from);
     if (status < 0) peri__journey_fini(j);
     return status;
 }
@@ -82,7 +97,7 @@ peri_status peri__journey_test(peri__journey *j)
         peri_tensor *here = peri__transfer_take(&j->transfer);
         j->hop += j->direction == PERI__TO_OWNERS ? -1 : 1;
         if (j->hop < 0 || j->hop == j->way->n) peri__journey_fini(j);
-        else status = take_hop(j, here, NULL);
+        else status = take_hop(j, here);
         peri_tensor_release(here);
         PERI_TRY(status);
     }

@@ -50,14 +50,15 @@ typedef struct peri__journey {
     int32_t direction, hop;  /* the hop that it is on */
     uint64_t sequence[PERI__HOPS]; /* numbers of the operations; 0: the next one */
     peri_tensor *to;         /* where it ends; retained; NULL: a function takes it */
+    const peri__transfer_direct *direct; /* of the home's end; borrowed while it is not over; NULL: none */
     peri__transfer transfer; /* over the hop */
 } peri__journey;
 
 /** Send @from (contiguous f32); it arrives in @to. Takes the numbers of all its operations. @direct: of a way that can
- *  (peri__way_direct), in place of one end, which is NULL; or NULL. */
+ *  (peri__way_direct), in place of the home's end, which is NULL; or NULL. */
 peri_status peri__journey_start(peri__journey *j, const peri__way *way, const peri__leg *legs, int32_t direction, peri_tensor *from,
                                 peri_tensor *to, const peri__transfer_direct *direct);
-/** Whether one end of a way may be a function. */
+/** Whether the home's end of a way may be a function. */
 bool peri__way_direct(const peri__way *way, int32_t direction);
 /** PERI_OK when all is there, and ever after; else PERI_PENDING, or the error. */
 peri_status peri__journey_test(peri__journey *j);
