@@ -128,13 +128,22 @@ local probes = {
   { ids = 1, dim = 64, rows = 20000, batch = 1024, sharding = "table_row_wise" },
   { ids = 4, dim = 128, rows = 20000, batch = 200, sharding = "table_row_wise" },
   { ids = 10, dim = 16, rows = 50000, batch = 400, sharding = "table_row_wise" },
+  -- several kinds of exchanges in a step; columns
+  { ids = 4, dim = 64, rows = 60000, batch = 1024, tables = 4, sharding = "mixed" },
+  { ids = 1, dim = 32, rows = 2000, batch = 300, sharding = "mixed" },
+  { ids = 2, dim = 64, rows = 20000, batch = 512, tables = 6, sharding = "column_wise" },
 }
 
 --- Table t's entry in a plan.
 local function entry_of(probe, t, topology)
+  local hosts = topology.world_size / topology.local_world_size
   if probe.sharding == "row_wise" then return plan.row_wise() end
   if probe.sharding == "data_parallel" then return plan.data_parallel() end
-  if probe.sharding == "table_row_wise" then return plan.table_row_wise((t - 1) % (topology.world_size / topology.local_world_size)) end
+  if probe.sharding == "table_row_wise" then return plan.table_row_wise((t - 1) % hosts) end
+  if probe.sharding == "column_wise" then return plan.column_wise() end
+  if probe.sharding == "mixed" and t % 4 == 1 then
+    return hosts > 1 and plan.table_row_wise(math.floor(t / 4) % hosts) or plan.row_wise()
+  end
   return plan.table_wise(probe.one_rank and 0 or (t - 1) % topology.world_size)
 end
 

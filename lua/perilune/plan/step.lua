@@ -30,6 +30,10 @@ local common = { [32] = true, [64] = true, [128] = true, [256] = true }
 
 local cut_by_rows = { row_wise = true, table_row_wise = true, grid_shard = true }
 
+--- By which exchange rows of a sharding type come home, or gradients of replicas are summed; "whole_rows" unless said otherwise.
+local ways = { "whole_rows", "rank_sums", "host_sums", "replica_sums" }
+local way_of = { row_wise = "rank_sums", table_row_wise = "host_sums", grid_shard = "host_sums", data_parallel = "replica_sums" }
+
 --- Units that are sums over the shards of a rank, as they are counted.
 local counted = { "table", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id", "odd_row", "cut_id", "cut_bag", "bag", "bag_byte",
   "replica_byte" }
@@ -86,6 +90,8 @@ function M.count(option, run, topology)
   local width = run.cols * data_bytes[option.data_type]
   local c = { table = run.rows * run.cols > 0 and 1 or 0, bytes = run.rows * width, replica_byte = 0, near_out = 0, far_out = 0,
     near_back = 0, far_back = 0, near_ids = 0, far_ids = 0 }
+  for _, way in ipairs(ways) do c[way] = 0 end
+  c[way_of[kind] or "whole_rows"] = 1
   if kind == "data_parallel" then
     c.id, c.bag, c.replica_byte = ids, option.is_pooled and bags or ids, run.rows * run.cols * NUMBER
     -- gradients only: parts to their sums, and sums back to all
@@ -120,6 +126,7 @@ end
 
 local summed = { "home_bag", "home_bag_byte", "row_byte", "bytes", "near_out", "far_out", "near_back", "far_back", "near_ids", "far_ids" }
 for _, name in ipairs(counted) do summed[#summed + 1] = name end
+for _, name in ipairs(ways) do summed[#summed + 1] = name end
 
 local function empty()
   local c = {}
@@ -247,7 +254,8 @@ function M.amounts(ranks, topology)
     for _, c in ipairs(ranks) do sum = sum + c[field] end
     return sum / #ranks * shared
   end
-  local amounts = { step = 1, home_id = at_home "id", home_bag = at_home "home_bag", home_bag_byte = at_home "home_bag_byte" }
+  local amounts = { step = 1, home_id = at_home "id", home_bag = at_home "home_bag", home_bag_byte = at_home "home_bag_byte", way = 0 }
+  for _, way in ipairs(ways) do amounts.way = amounts.way + (#ranks > 1 and at_home(way) > 0 and 1 or 0) end
   for _, name in ipairs(counted) do
     amounts[name] = busiest(ranks, topology, function(c) return c[name] end)
   end

@@ -22,6 +22,7 @@ M.ParameterStorage = util.face("peri.plan.ParameterStorage", { HBM = "hbm", DDR 
 --- What a step is priced by (plan/step.lua), in the order of prices: units of one rank and step.
 ---   step           1
 ---   table          shards that a rank has
+---   way            kinds of exchanges of rows: whole rows, sums of all ranks, sums of hosts, gradients of replicas
 ---   home_id        ids that a rank sends
 ---   home_bag, home_bag_byte  bags that come back to a rank from others, and their bytes
 ---   id             ids that a rank looks up
@@ -39,7 +40,7 @@ M.ParameterStorage = util.face("peri.plan.ParameterStorage", { HBM = "hbm", DDR 
 ---   replica_byte   bytes of replicated tables
 ---   cold_replica_byte  those of them that leave the caches before they are read again
 ---   near, far      milliseconds of exchanges at the topology's rates, within and across hosts
-M.units = { "step", "table", "home_id", "home_bag", "home_bag_byte", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id", "odd_row",
+M.units = { "step", "table", "way", "home_id", "home_bag", "home_bag_byte", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id", "odd_row",
   "cut_id", "cut_bag", "mid_row_byte", "mid_bag_byte", "cold_row", "cold_row_byte", "bag", "bag_byte", "cold_bag_byte", "replica_byte",
   "cold_replica_byte", "near", "far" }
 
