@@ -114,8 +114,33 @@ describe("a schedule is refused", function()
     refused("schedule 'sparse_dist': 'load' is to be moved before or after itself", sdd.move, sdd, "load", { after = "load" })
     refused("schedule 's': operation 'load': name is \"a\\\nb\", wanted a line of text", Schedule, { name = "s",
       { "load", name = "a\nb" } })
-    refused("schedule 's': operation 'load' is one of the library, and cannot have a run", Schedule, { name = "s",
+    refused("schedule 's': operation 'load' is one of the library, and cannot have 'run'", Schedule, { name = "s",
       { "load", run = print } })
+    for field, value in pairs { needs = {}, makes = {}, reads = "dense", changes = { "dense" }, posts = { "own1" } } do -- any order
+      refused(("schedule 'sparse_dist': operation 'forward' is one of the library, and cannot have '%s'"):format(field), sdd.set, sdd,
+        { forward = { [field] = value } })
+    end
+    peri.pipeline.register("spec_registered", { run = print })
+    refused("schedule 's': operation 'spec_registered' has what it was registered with, and cannot have 'reads'", Schedule, { name = "s",
+      { "spec_registered", reads = { "tables" } } })
+    for what, name in pairs { ["5"] = 5, ['"a\\\nb"'] = "a\nb", ['""'] = "" } do -- any order
+      refused(("Schedule: name is %s, wanted a line of text"):format(what), sdd.with, sdd, { name = name })
+    end
+  end)
+
+  it("for batches on which an operation never acts", function()
+    local function own(fields)
+      fields[1], fields.run = "own", print
+      return sdd:insert(fields)
+    end
+    local text = "schedule 'sparse_dist': operation 'own': it acts on no batch: those from %d (from_step) on and before %d (until_step)%s "
+      .. "are none"
+    refused(text:format(5, 3, ""), own, { from_step = 5, until_step = 3 })
+    refused(text:format(5, 5, ""), own, { from_step = 5, until_step = 5 })
+    refused(text:format(0, 0, ""), own, { until_step = 0 })
+    refused(text:format(4, 7, " with b % 4 == 3 (every, at)"), own, { from_step = 4, until_step = 7, every = 4 })
+    own { from_step = 5, until_step = 6 }:check()
+    own { from_step = 4, until_step = 8, every = 4 }:check()
   end)
 
   it("for what misses", function()
@@ -209,6 +234,9 @@ describe("a schedule is refused", function()
     check_refuses("'clip' (ahead 0, place 10) reads 'tabels', which no operation changes; the library has source, cache, tables, "
       .. "table_grads, grads, dense",
       with({ last = true }, { reads = { "tabels" } }))
+    check_refuses("'clip' (ahead 0, place 10) changes 'tabels', which no other operation reads or changes; the library has source, cache, "
+      .. "tables, table_grads, grads, dense", with({ last = true }, { changes = { "tabels" } }))
+    assert.is_table(with({ last = true }, { reads = { "count" }, changes = { "count" } }):check())
     assert.is_table(with({ last = true }, { reads = { "average" } }):insert({ "mean", run = function() end, changes = { "average" } },
       { first = true }):check())
     assert.error_matches(function() with({ last = true }, { posts = "own12" }) end, "posts is 'own12', allowed: own1 to own11")

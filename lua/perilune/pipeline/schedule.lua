@@ -24,7 +24,7 @@ local fields = {
   ahead = 0,                         -- it acts on batch n + ahead in step n; below 0: on one that went before
   on = "main",                       -- its stream
   every = 1, at = util.optional.number, -- only on batches b with b % every == at (default: every - 1, the last of each `every`)
-  from_step = 0,                     -- only on batches from this one on
+  from_step = 0,                     -- only on batches from this one on; they count from 0
   until_step = util.optional.number, -- and on those before this one
   scale = 1,                         -- backward: of the loss
   hook = util.optional.string,       -- inside `backward`, which comes next: when the gradient of this module's output is there
@@ -35,6 +35,25 @@ local own_fields = { "run", "needs", "makes", "reads", "changes", "posts" }
 
 local MOST_AHEAD, MOST_EVERY = 16, 4096
 
+local function check_name(what, name)
+  if type(name) ~= "string" or name == "" or name:find "%c" then
+    P.fail(("%s: name is %s, wanted a line of text"):format(what, type(name) == "string" and ("%q"):format(name) or kind_of(name)))
+  end
+end
+
+--- On which batches it acts: some.
+local function check_when(what, o)
+  util.integer(what, "every", o.every, 1, MOST_EVERY)
+  o.at = util.integer(what, "at", o.at or o.every - 1, 0, o.every - 1)
+  util.integer(what, "from_step", o.from_step, 0)
+  if not o.until_step then return end
+  util.integer(what, "until_step", o.until_step, 0)
+  if o.from_step + (o.at - o.from_step) % o.every >= o.until_step then
+    P.fail(("%s: it acts on no batch: those from %d (from_step) on and before %d (until_step)%s are none"):format(what, o.from_step,
+      o.until_step, o.every > 1 and (" with b %% %d == %d (every, at)"):format(o.every, o.at) or ""))
+  end
+end
+
 local function operation(func, source, place)
   if type(source) ~= "table" or type(source[1]) ~= "string" then
     P.fail(("%s: operation %s is %s, wanted a table that begins with its kind: %s"):format(func, place,
@@ -43,25 +62,24 @@ local function operation(func, source, place)
   local kind, given = source[1], util.copy(source)
   given[1] = nil
   local o = util.named(("%s: operation '%s'"):format(func, kind), given, fields)
-  local own = {}
-  for _, field in ipairs(own_fields) do own[field] = o[field] end
+  local own, known = {}, operations.kinds[kind]
+  for _, field in ipairs(own_fields) do
+    own[field] = o[field]
+    if known and o[field] ~= nil then
+      P.fail(("%s: operation '%s' %s, and cannot have '%s'"):format(func, kind,
+        known.own and "has what it was registered with" or "is one of the library", field))
+    end
+  end
   o.kind, o.name = kind, o.name or kind
-  if o.run ~= nil then
-    if operations.kinds[kind] then P.fail(("%s: operation '%s' is one of the library, and cannot have a run"):format(func, kind)) end
-    o.own = operations.own(func, kind, own)
-  elseif not operations.kinds[kind] then
+  if o.run ~= nil then o.own = operations.own(func, kind, own)
+  elseif not known then
     P.fail(("%s: no operation '%s'; allowed: %s, or one with run = function(context, pipeline)"):format(func, kind,
       table.concat(operations.built_in, ", ")))
   end
-  if o.name == "" or o.name:find "%c" then
-    P.fail(("%s: operation '%s': name is %q, wanted a line of text"):format(func, kind, o.name))
-  end
+  check_name(("%s: operation '%s'"):format(func, kind), o.name)
   local what = ("%s: operation '%s'"):format(func, o.name)
   util.integer(what, "ahead", o.ahead, -MOST_AHEAD, MOST_AHEAD)
-  util.integer(what, "every", o.every, 1, MOST_EVERY)
-  o.at = util.integer(what, "at", o.at or o.every - 1, 0, o.every - 1)
-  util.integer(what, "from_step", o.from_step, 0)
-  if o.until_step then util.integer(what, "until_step", o.until_step, 0) end
+  check_when(what, o)
   if type(o.on) ~= "string" or not o.on:match "^[%a_][%w_]*$" then
     P.fail(("%s: on is %s, wanted the name of a stream, such as 'main'"):format(what, kind_of(o.on)))
   end
@@ -79,6 +97,7 @@ function Schedule:init(source)
   local given = util.copy(source)
   for i = 1, #source do given[i] = nil end
   local a = util.named(func, given, options)
+  check_name(func, a.name)
   self.name, func = a.name, ("schedule '%s'"):format(a.name)
   self.depth = a.depth and util.integer(func, "depth", a.depth, 1)
   self.flush = a.flush and util.integer(func, "flush", a.flush, 1, MOST_EVERY) -- so many batches are done with before others begin
