@@ -60,7 +60,8 @@ describe("a class", function()
       refused("Pipeline: schedule 'prefetch_fused_2d' has a 'sync'; the model must be a DMPCollection with sync_interval = 0",
         pipeline.Pipeline, { model = model, schedule = schedules.prefetch_fused_2d(2) })
       refused("ShardedEmbeddingBagCollection: updates of table 'c' (data_parallel, compute_kernel fused) cannot be accumulated; allowed: "
-        .. "dense, or sharded tables in memory", pipeline.Pipeline, { model = model, schedule = schedules.accumulate(2) })
+        .. "dense, or sharded tables in memory", pipeline.Pipeline, { model = model, optimizer = optimizer,
+          schedule = schedules.accumulate(2) })
       refused("Pipeline: there is an optimizer, but schedule 'x' has no operation 'optimizer'", pipeline.Pipeline, { model = model,
         optimizer = optimizer, schedule = schedules.base:drop("optimizer", "zero_grad"):called "x" })
       refused("Pipeline: on_step sets what holds in a step, but 'optimizer' of schedule 'x' acts on another batch (ahead -1)",
@@ -69,10 +70,47 @@ describe("a class", function()
     end)
   end)
 
+  it("has an optimizer if there is something for it, or says that this is meant", function()
+    sim.run(1, function(_, world)
+      local model = support.model(world, "cpu")
+      local text = ("schedule '%%s' has an 'optimizer', but the pipeline has none for 4 parameters of the model ('%s', ...)")
+        :format(model:named_parameters()[1].name)
+      for _, name in ipairs { "TrainPipelineBase", "TrainPipelineSparseDist", "TrainPipelineSparseDistLite", "TrainPipelineFusedSparseDist",
+        "TrainPipelineSemiSync", "PrefetchTrainPipelineSparseDist" } do
+        local ok, err = pcall(peri[name], { model = model })
+        assert.is_false(ok)
+        assert.matches(("^%s: schedule '.-' has an 'optimizer', but the pipeline has none for 4 parameters"):format(name), err.message)
+      end
+      local p = peri.EvalPipelineSparseDist { model = model }
+      local ok, err = pcall(p.set_schedule, p, schedules.base)
+      assert.is_false(ok)
+      assert.matches(text:format "base", err.message, 1, true)
+      pipeline.Pipeline { model = model, schedule = schedules.base:drop("optimizer", "zero_grad") }
+      local before = model:dense_parameters()[1]:to_list()
+      p = peri.TrainPipelineBase { model = model, optimizer = false }
+      for _ in p:run(support.batches(0, "cpu", 2)) do end -- luacheck: ignore
+      assert.same(before, model:dense_parameters()[1]:to_list())
+    end)
+  end)
+
+  it("needs no optimizer where all parameters are in tables that backward updates", function()
+    local Fused = peri.nn.Module:extend "Fused"
+    function Fused:init()
+      self.bags = peri.EmbeddingBagCollection { fused_params = { optimizer = "sgd", learning_rate = 1 }, tables = {
+        peri.EmbeddingBagConfig { name = "t", num_embeddings = 30, embedding_dim = 4, feature_names = { "f1" } } } }
+    end
+    function Fused:forward(batch) return self.bags(batch.sparse_features):values():sum() end
+    sim.run(1, function(_, world)
+      for _, model in ipairs { Fused(), peri.DistributedModelParallel { module = Fused(), group = world } } do
+        peri.TrainPipelineBase { model = model }
+      end
+    end)
+  end)
+
   it("runs the same schedule on all ranks, or none", function()
     local _, errors = sim.run(2, function(rank, world)
       local model = support.model(world, "cpu")
-      local p = pipeline.Pipeline { model = model, schedule = rank == 0 and schedules.base or schedules.sparse_dist }
+      local p = pipeline.Pipeline { model = model, optimizer = false, schedule = rank == 0 and schedules.base or schedules.sparse_dist }
       p:progress(support.batches(rank, "cpu", 2))
     end, { catch = true })
     local text = "^Pipeline: schedule is base depth=2 .* on rank 0 .* and sparse_dist depth=3 .* on rank 1;"
@@ -116,7 +154,7 @@ describe("a module", function()
         return forward(self, n < 3 and batch or { dense_features = batch.dense_features, labels = batch.labels,
           sparse_features = batch.sparse_features:to "cpu" })
       end)
-      local p, batches = peri.TrainPipelineSparseDist { model = model }, support.batches(0, "cpu", 9)
+      local p, batches = peri.TrainPipelineSparseDist { model = model, optimizer = false }, support.batches(0, "cpu", 9)
       p:progress(batches)
       p:progress(batches)
       local ok, err = pcall(p.progress, p, batches)

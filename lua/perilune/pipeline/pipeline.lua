@@ -29,7 +29,7 @@ local Pipeline = util.class "Pipeline"
 
 local arguments = {
   model = util.required,       -- a DistributedModelParallel or nn.Module
-  optimizer = util.optional,   -- of the dense part; nil: it has none
+  optimizer = util.optional,   -- of the dense part; nil: it has no parameters; false: they are not trained
   schedule = util.required,    -- a Schedule
   device = util.optional,      -- where batches are moved; default: they stay
   on_step = util.optional,     -- function(step), called before each step, which count from 1 (learning rates)
@@ -100,6 +100,17 @@ local function accumulate(self, on)
   if self.model.accumulate then self.model:accumulate(on) end
 end
 
+--- A dense part that nobody trains is meant, or an optimizer was forgotten.
+local function check_optimizer(self, plan)
+  local model = self.model
+  if self.optimizer or self.frozen or not plan.first.optimizer or type(model) ~= "table" or not model.named_parameters then return end
+  local names = util.map(model:named_parameters(), function(p) return p.name end)
+  if #names == 0 then return end
+  fail(self, "schedule '%s' has an 'optimizer', but the pipeline has none for %d parameter%s of the model ('%s'%s): give optimizer = one "
+    .. "of nn.optim, or optimizer = false to leave them as they are", plan.name, #names, #names > 1 and "s" or "", names[1],
+    #names > 1 and ", ..." or "")
+end
+
 --- What a schedule asks of model and optimizer.
 local function check_model(self, plan)
   local model = self.model
@@ -120,6 +131,7 @@ local function check_model(self, plan)
         o.ahead)
     end
   end
+  check_optimizer(self, plan)
 end
 
 --- What a schedule asks of the Stage, and the other way round.
@@ -150,6 +162,7 @@ function Pipeline:init(args)
   check_arguments(self, a)
   self.model, self.optimizer, self.device, self.on_step = a.model, a.optimizer or false, a.device or false, a.on_step or false
   self.steps, self.measured, self.told, self.agreed, self.broken, self.next, self.before = 0, false, false, false, false, false, 0
+  self.frozen = a.optimizer == false
   self.hooks, self.plan, self.stage, self.again, self.averaging = false, false, a.stage or false, false, false
   self.attached = false
   self.sent_together = {} -- of actions.input_dist
