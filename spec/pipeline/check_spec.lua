@@ -87,14 +87,29 @@ describe("a schedule", function()
   end)
 
   it("has the hash of its text", function() -- FNV-1a of "", "a" and "foobar" from its authors' tables
-    local function hash(text) return setmetatable({ text = function() return text end }, Schedule):hash() end
-    assert.equals("cbf29ce484222325", hash "")
-    assert.equals("af63dc4c8601ec8c", hash "a")
-    assert.equals("85944171f73967e8", hash "foobar")
+    assert.equals("cbf29ce484222325", Schedule.hash_of {})
+    assert.equals("f80c2942b22a23a9", Schedule.hash_of { { "foo", "bar" }, { "a", "b" } }) -- of "foo: bar\na: b"
+    assert.equals(Schedule.hash_of(sdd:facts()), sdd:hash())
   end)
 end)
 
 describe("a schedule is refused", function()
+  it("whose fields were assigned to", function()
+    local function assigned(text, change)
+      local s = sdd:called "x"
+      change(s)
+      text = ("schedule 'x': its %s; a Schedule stays as it is: with, set, move, insert, drop and retime make new ones"):format(text)
+      refused(text, s.check, s)
+      refused(text, s.with, s, { depth = 9 })
+    end
+    assigned("depth was assigned to, and is 1", function(s) s.depth = 1 end)
+    assigned("schedule was assigned to, and is y", function(s) s.name = "y" end)
+    assigned("staleness of tables was assigned to, and is 1", function(s) s.staleness.tables = 1 end)
+    assigned("ahead of 'load' was assigned to, and is 3", function(s) s.operations[3].ahead = 3 end)
+    assigned("order of operations was assigned to, and is zero_grad, input_dist, load, to_device, forward, wait_dist, backward",
+      function(s) table.remove(s.operations) end)
+  end)
+
   it("for what its table says", function()
     refused("Schedule: no argument 'ahead'; allowed: depth, flush, grad, live, name, staleness", Schedule, { ahead = 1 })
     refused("schedule 's': no operation 'lokup'; allowed: load, to_device, input_dist, wait_dist, prefetch, lookup, receive, forward, "

@@ -108,13 +108,20 @@ describe("a class", function()
   end)
 
   it("runs the same schedule on all ranks, or none", function()
-    local _, errors = sim.run(2, function(rank, world)
-      local model = support.model(world, "cpu")
-      local p = pipeline.Pipeline { model = model, optimizer = false, schedule = rank == 0 and schedules.base or schedules.sparse_dist }
-      p:progress(support.batches(rank, "cpu", 2))
-    end, { catch = true })
-    local text = "^Pipeline: schedule is base depth=2 .* on rank 0 .* and sparse_dist depth=3 .* on rank 1;"
-    for r = 1, 2 do assert.matches(text, errors[r].message) end
+    local base, own = schedules.base, { "own", run = print }
+    local function differ(other, text)
+      local _, errors = sim.run(2, function(rank, world)
+        local model = support.model(world, "cpu")
+        local p = pipeline.Pipeline { model = model, optimizer = false, schedule = rank == 0 and base or other }
+        p:progress(support.batches(rank, "cpu", 2))
+      end, { catch = true })
+      for r = 1, 2 do assert.equal(("Pipeline: %s; allowed: the same on all ranks"):format(text), errors[r].message) end
+    end
+    differ(schedules.sparse_dist, "schedule is base on rank 0 of group 'world' and sparse_dist on rank 1")
+    differ(base:retime { load = 2 }:with { depth = 3 }, "depth is 2 on rank 0 of group 'world' and 3 on rank 1")
+    differ(base:set { to_device = { on = "dist" } }, "on of 'to_device' is copy on rank 0 of group 'world' and dist on rank 1")
+    differ(base:insert(own), "order of operations is load, to_device, zero_grad, forward, backward, optimizer on rank 0 of group 'world' and "
+      .. "load, to_device, zero_grad, forward, backward, optimizer, own on rank 1")
   end)
 end)
 

@@ -14,6 +14,7 @@ local shard = require "perilune.shard"
 local get_module = require("perilune.model").get_module
 local agree = require("perilune.dist.collective_utils").agree
 local Schedule = require "perilune.pipeline.schedule"
+local hash_of = Schedule.hash_of
 local Supply = require "perilune.pipeline.supply"
 local Streams = require "perilune.pipeline.streams"
 local contexts = require "perilune.pipeline.context"
@@ -313,13 +314,23 @@ local function compare_stages(self)
   stages.check(list)
 end
 
---- The first step of a run: ranks compare what they are about to do, and the operations that run ahead run.
-local function begin(self, batches)
-  if self.group and not self.agreed then
-    agree(self.group, self.class_name, { { "schedule", self.schedule:text() }, { "vote", tostring(self.vote) },
-      { "pipelined modules", table.concat(util.map(self.forwards, function(f) return f.path end), ", ") } })
+--- Ranks compare what they are about to do: hashes of it, and where those differ all of it, so that an error names what differs.
+local function compare_ranks(self)
+  local facts = self.schedule:facts()
+  facts[#facts + 1] = { "vote", tostring(self.vote) }
+  facts[#facts + 1] = { "pipelined modules", table.concat(util.map(self.forwards, function(f) return f.path end), ", ") }
+  local hashes = self.group:all_gather_object(hash_of(facts), self.class_name)
+  for _, hash in ipairs(hashes) do
+    if hash ~= hashes[1] then return agree(self.group, self.class_name, facts) end
   end
-  if self.stage and not self.agreed then compare_stages(self) end
+end
+
+--- The first step of a run: ranks compare, and the operations that run ahead run. (Not where the same goes on after a flush: those are many.)
+local function begin(self, batches)
+  if not (self.again and self.agreed) then
+    if self.group then compare_ranks(self) end
+    if self.stage then compare_stages(self) end
+  end
   self.agreed, self.next, self.before = true, 0, self.steps
   self:attach()
   self.supply:start(batches, self.again)

@@ -31,6 +31,7 @@ local fields = {
   run = util.optional, needs = util.optional, makes = util.optional, reads = util.optional, changes = util.optional,
   posts = util.optional,             -- of an operation of one's own: see operations.own
 }
+local agreed = { "kind", "ahead", "on", "every", "at", "from_step", "until_step", "scale", "posts", "hook" } -- of all ranks alike
 local own_fields = { "run", "needs", "makes", "reads", "changes", "posts" }
 
 local MOST_AHEAD, MOST_EVERY = 16, 4096
@@ -87,6 +88,36 @@ local function operation(func, source, place)
   return o
 end
 
+--- Everything that ranks must agree on: a list of { what it is, text }.
+local function facts_of(self)
+  local list = { { "schedule", tostring(self.name) },
+    { "order of operations", table.concat(util.map(self.operations, function(o) return tostring(o.name) end), ", ") } }
+  local function add(what, value) list[#list + 1] = { what, type(value) == "number" and ("%.17g"):format(value) or tostring(value) } end
+  for _, option in ipairs { "depth", "flush", "grad" } do add(option, self[option]) end
+  for _, promise in ipairs { "staleness", "live" } do
+    for what, n in util.ordered(self[promise]) do add(("%s of %s"):format(promise, what), n) end
+  end
+  for _, o in ipairs(self.operations) do
+    for _, field in ipairs(agreed) do add(("%s of '%s'"):format(field, o.name), o[field]) end
+  end
+  return list
+end
+
+local function text_of(facts)
+  return table.concat(util.map(facts, function(f) return f[1] .. ": " .. f[2] end), "\n")
+end
+
+--- The library's schedules are everybody's, and each was checked as it was made: one whose fields were assigned to is refused.
+local function check_intact(self)
+  for i, fact in ipairs(facts_of(self)) do
+    local was = self.made[i]
+    if not was or was[1] ~= fact[1] or was[2] ~= fact[2] then
+      P.fail(("schedule '%s': its %s was assigned to, and is %s; a Schedule stays as it is: with, set, move, insert, drop and retime make "
+        .. "new ones"):format(self.made[1][2], fact[1], fact[2]))
+    end
+  end
+end
+
 local options = { name = "schedule", depth = util.optional.number, flush = util.optional.number, staleness = util.optional.table,
   live = util.optional.table,
   grad = true }
@@ -120,12 +151,14 @@ function Schedule:init(source)
     names[o.name], o.place = i, i
     self.operations[i] = o
   end
+  self.made = facts_of(self)
 end
 
 -- -- editing -------------------------------------------------------------------------------------------------------------------------
 
 --- The source of which `self` could be made again.
 local function source_of(self)
+  check_intact(self)
   local source = { name = self.name, depth = self.depth, flush = self.flush, staleness = util.copy(self.staleness),
     live = util.copy(self.live), grad = self.grad }
   for i, o in ipairs(self.operations) do
@@ -219,23 +252,20 @@ function Schedule:called(name) return self:with { name = name } end
 
 --- What follows from it (check.lua), or an error that says which two operations do not go together, and over what. facts:
 --- { dense_tables = whether an optimizer of the dense part trains tables }.
-function Schedule:check(facts) return check.run(self, facts or {}) end
-
---- Everything that ranks must agree on, as text.
-function Schedule:text()
-  local lines = { ("%s depth=%s%s tables=%d dense=%d grad=%s"):format(self.name, tostring(self.depth or "auto"),
-    self.flush and " flush=" .. self.flush or "", self.staleness.tables, self.staleness.dense, tostring(self.grad)) }
-  for i, o in ipairs(self.operations) do
-    lines[i + 1] = ("%s %s ahead=%d on=%s every=%d at=%d from=%d until=%s scale=%.17g posts=%s hook=%s"):format(o.name, o.kind, o.ahead,
-      o.on, o.every, o.at, o.from_step, tostring(o.until_step or "ever"), o.scale, tostring(o.posts or "default"),
-      tostring(o.hook or "none"))
-  end
-  return table.concat(lines, "\n")
+function Schedule:check(facts)
+  check_intact(self)
+  return check.run(self, facts or {})
 end
 
---- 16 hexadecimal digits of the text (FNV-1a): equal on ranks that run the same schedule.
-function Schedule:hash()
-  local text, high, low = self:text(), 0xcbf29ce4, 0x84222325
+--- Everything that ranks must agree on: a list of { what it is, text }.
+function Schedule:facts() return facts_of(self) end
+
+--- The same as text.
+function Schedule:text() return text_of(self:facts()) end
+
+--- 16 hexadecimal digits of such a list (FNV-1a of its text).
+function Schedule.hash_of(facts)
+  local text, high, low = text_of(facts), 0xcbf29ce4, 0x84222325
   for i = 1, #text do -- a 64-bit product of two halves, each below 2^53
     low = bit.bxor(low, text:byte(i)) % 2 ^ 32
     local product = low * 0x1b3
@@ -245,12 +275,16 @@ function Schedule:hash()
   return ("%08x%08x"):format(high, low)
 end
 
+--- Equal on ranks that run the same schedule.
+function Schedule:hash() return Schedule.hash_of(self:facts()) end
+
 function Schedule:__tostring() return require("perilune.pipeline.show").table_of(self) end
 
 signature.kind("Schedule", "a Schedule", Schedule.is)
 signature.check("Schedule:", Schedule, { move = "self: Schedule, name: string, where: table, changes: table?",
   insert = "self: Schedule, o: table, where: table?", set = "self: Schedule, changes: table", retime = "self: Schedule, aheads: table",
   with = "self: Schedule, changes: table", called = "self: Schedule, name: string", check = "self: Schedule, facts: table?" })
-signature.check_each("Schedule:", Schedule, { "text", "hash" }, "self: Schedule")
+signature.check("Schedule.", Schedule, { hash_of = "facts: list" })
+signature.check_each("Schedule:", Schedule, { "text", "facts", "hash" }, "self: Schedule")
 
 return Schedule
