@@ -70,6 +70,49 @@ describe("a class", function()
     end)
   end)
 
+  it("is called on a pipeline, with inputs that are functions", function()
+    sim.run(1, function(_, world)
+      local model = support.model(world, "cpu")
+      local function refused(text, f, ...)
+        local ok, err = pcall(f, ...)
+        assert.is_false(ok)
+        assert.equal(text, err.message)
+      end
+      refused("Pipeline: inputs of module 'bags' is 5, wanted a function(batch) or false", pipeline.Pipeline,
+        { model = model, optimizer = false, schedule = schedules.base, inputs = { bags = 5 } })
+      local p = peri.TrainPipelineBase { model = model, optimizer = false }
+      for _, name in ipairs { "progress", "run", "set_schedule", "measure", "attach", "detach", "not_pipelined", "stop", "close" } do
+        refused(("Pipeline:%s: self is nil, wanted a Pipeline"):format(name), p[name])
+      end
+      assert.equal(pipeline.EvalPipelineFusedSparseDist, peri.EvalPipelineFusedSparseDist)
+      assert.equal(pipeline.GradientAccumulationPipeline, peri.GradientAccumulationPipeline)
+    end)
+  end)
+
+  it("refuses within a step what belongs between steps, and what spoils its contexts", function()
+    sim.run(1, function(_, world)
+      local function fails(text, run)
+        local model = support.model(world, "cpu")
+        local p = pipeline.Pipeline { model = model, optimizer = false,
+          schedule = schedules.sparse_dist:insert({ "own", run = run }, { before = "forward" }) }
+        local batches = support.batches(0, "cpu", 3)
+        for _, expected in ipairs { text, "Pipeline: an earlier step failed: " .. text } do
+          local ok, err = pcall(p.progress, p, batches)
+          assert.is_false(ok)
+          assert.equal(expected, (err.message:gsub(" %(spec/.*$", "")))
+        end
+        assert.equal(0, p:close())
+      end
+      local within = "Pipeline: %s is called within a step (by an operation, the loader or on_step); there stop() asks for no more batches"
+      fails(within:format "progress", function(_, p) p:progress(support.batches(0, "cpu", 3)) end)
+      fails(within:format "progress", function(_, p) p:run(support.batches(0, "cpu", 3))() end)
+      fails(within:format "close", function(_, p) p:close() end)
+      local spoilt = "operation 'own' has assigned to dists, rows, events or index of its context, which are the pipeline's; a table for "
+        .. "operations is context.own"
+      for _, name in ipairs { "dists", "rows", "events", "index" } do fails(spoilt, function(context) context[name] = nil end) end
+    end)
+  end)
+
   it("has an optimizer if there is something for it, or says that this is meant", function()
     sim.run(1, function(_, world)
       local model = support.model(world, "cpu")
@@ -184,6 +227,13 @@ describe("a module", function()
     local ok, err = pcall(ArgInfo.of, ArgInfo.find(batch, kjt), { x = { 1 } })
     assert.is_false(ok)
     assert.equal("a batch without field 'x.2', which the first one had", err.message)
+    local function says(text, other)
+      ok, err = pcall(ArgInfo.of, ArgInfo.find(batch, kjt), other)
+      assert.is_false(ok)
+      assert.equal(text, err.message)
+    end
+    says("a batch is 5; in the first batch it was a table with a field 'x'", 5)
+    says("the batch's field 'x' is true; in the first batch it was a table with a field '2'", { x = true })
   end)
 
   it("is its own again for evaluation in the middle, and after detach", function()

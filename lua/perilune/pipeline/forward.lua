@@ -4,6 +4,7 @@
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local shard = require "perilune.shard"
+local kind_of = require("perilune.errors").kind
 local signature = require "perilune.signature"
 
 local M = {}
@@ -22,7 +23,11 @@ function ArgInfo:of(batch)
   if not steps then return self.constant end
   local at = batch
   for i = 1, #steps do
-    at = type(at) == "table" and at[steps[i]] or nil
+    if type(at) ~= "table" then
+      P.fail(("%s is %s; in the first batch it was a table with a field '%s'"):format(i > 1 and ("the batch's field '%s'"):format(
+        table.concat(steps, ".", 1, i - 1)) or "a batch", kind_of(at), tostring(steps[i])))
+    end
+    at = at[steps[i]]
     if at == nil then P.fail(("a batch without field '%s', which the first one had"):format(table.concat(steps, ".", 1, i))) end
   end
   return at

@@ -65,7 +65,10 @@ local function find_modules(self, a, plan)
       local given = inputs[m.path]
       inputs[m.path] = nil
       local f = class(m.module, m.path, #list + 1, given)
-      if given == false then f.refusal = "inputs says so" end
+      if given == false then f.refusal = "inputs says so"
+      elseif given ~= nil and not util.is_callable(given) then
+        fail(self, "inputs of module '%s' is %s, wanted a function(batch) or false", m.path, kind(given))
+      end
       list[#list + 1] = f
     end
   end
@@ -165,7 +168,7 @@ function Pipeline:init(args)
   self.steps, self.measured, self.told, self.agreed, self.broken, self.next, self.before = 0, false, false, false, false, false, 0
   self.frozen = a.optimizer == false
   self.hooks, self.plan, self.stage, self.again, self.averaging = false, false, a.stage or false, false, false
-  self.attached = false
+  self.attached, self.stepping = false, false
   self.sent_together = {} -- of actions.input_dist
   local present = { first = {} }
   for _, o in ipairs(a.schedule.operations) do present.first[o.kind] = o end
@@ -395,12 +398,21 @@ local function broken(self, err)
   error(err, 0)
 end
 
+--- What is called between steps is not called in one.
+local function check_between(self, name)
+  if not self.stepping then return end
+  fail(self, "%s is called within a step (by an operation, the loader or on_step); there stop() asks for no more batches", name)
+end
+
 --- One step: the next batch of the iterator `batches` (a function) is trained on. Returns what the model returned, or nil when there are no
 --- more. Another iterator than in the last call follows what is in flight. Collective.
 function Pipeline:progress(batches)
   if self.broken then fail(self, "an earlier step failed: %s", self.broken) end
+  check_between(self, "progress")
   if not self.next then check_batches(self, batches) end
+  self.stepping = true
   local ok, loss, second, third = xpcall(recorded, P.locate, self, batches)
+  self.stepping = false
   if not ok then broken(self, loss) end
   if loss ~= nil or self.next then return loss, second, third end
   self.supply:raise()
@@ -415,6 +427,7 @@ function Pipeline:stop() self.supply:stop() end
 
 --- Forget the batches that are loaded and not yet trained, when nobody goes on with them; returns how many. All ranks alike.
 function Pipeline:close()
+  check_between(self, "close")
   local n = 0
   if self.next then
     for _, c in ipairs(self.ring) do
@@ -452,6 +465,8 @@ function Pipeline:run(batches)
 end
 
 signature.kind("Pipeline", "a Pipeline", Pipeline.is)
-signature.check("Pipeline:", Pipeline, { measure = "self: table, on: boolean?" })
+signature.check("Pipeline:", Pipeline, { measure = "self: Pipeline, on: boolean?", set_schedule = "self: Pipeline, schedule: any" })
+signature.check_each("Pipeline:", Pipeline, { "progress", "run" }, "self: Pipeline, batches: any")
+signature.check_each("Pipeline:", Pipeline, { "attach", "detach", "not_pipelined", "tell", "stop", "close" }, "self: Pipeline")
 
 return Pipeline
