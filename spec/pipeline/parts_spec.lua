@@ -232,8 +232,8 @@ describe("a module", function()
       assert.is_false(ok)
       assert.equal(text, err.message)
     end
-    says("a batch is 5; in the first batch it was a table with a field 'x'", 5)
-    says("the batch's field 'x' is true; in the first batch it was a table with a field '2'", { x = true })
+    says("a batch is 5, where the first one was a table with a field 'x'", 5)
+    says("field 'x' of a batch is true, where that of the first one was a table with a field '2'", { x = true })
   end)
 
   it("is its own again for evaluation in the middle, and after detach", function()

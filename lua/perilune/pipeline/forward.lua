@@ -24,8 +24,9 @@ function ArgInfo:of(batch)
   local at = batch
   for i = 1, #steps do
     if type(at) ~= "table" then
-      P.fail(("%s is %s; in the first batch it was a table with a field '%s'"):format(i > 1 and ("the batch's field '%s'"):format(
-        table.concat(steps, ".", 1, i - 1)) or "a batch", kind_of(at), tostring(steps[i])))
+      local field = i > 1 and ("field '%s' of "):format(table.concat(steps, ".", 1, i - 1)) or ""
+      P.fail(("%sa batch is %s, where %sthe first one was a table with a field '%s'"):format(field, kind_of(at), i > 1 and "that of " or "",
+        tostring(steps[i])))
     end
     at = at[steps[i]]
     if at == nil then P.fail(("a batch without field '%s', which the first one had"):format(table.concat(steps, ".", 1, i))) end
