@@ -20,7 +20,7 @@ function M.input_dist(pipeline, context)
   for i = 1, #forwards do
     local f = forwards[i]
     if f:ready() then
-      local dist = f:defer(context.batch)
+      local dist = f:defer(context)
       n = n + 1
       context.dists[i], list[n] = dist, dist
     end
@@ -80,7 +80,7 @@ local function send_again(name, f, contexts)
   for k, context in ipairs(contexts) do
     if again[k] then
       P.inside(context.scope, function()
-        local dist = f:defer(context.batch)
+        local dist = f:defer(context)
         post_deferred({ dist }, 1)
         if context.rows[i] then context.rows[i] = f:lookup(dist) else context.dists[i] = dist end
       end)
