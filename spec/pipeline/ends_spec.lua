@@ -112,7 +112,8 @@ describe("a loader that fails", function()
         for _ in p:run(batches) do steps = steps + 1 end
       end)
       assert.is_false(ok)
-      assert.matches(fails and "^the disk is full" or ("^the loader of rank %d failed: the disk is full"):format(n - 1), tostring(err.message or err))
+      assert.matches(fails and "^the disk is full"
+        or ("^the loader of rank %d failed: the disk is full"):format(n - 1), tostring(err.message or err))
       local trained = {}
       for i = 1, n do trained[i] = math.min(counts[i], steps) end
       assert.equal(trained[r + 1], seen.given, name) -- nothing was loaded that is not trained
@@ -165,8 +166,8 @@ describe("a loader that fails", function()
         end) do end -- luacheck: ignore
       end)
       assert.is_false(ok)
-      assert.matches((rank == 0 and "^the loader of rank 1 failed: " or "^") .. "the loader returned false, wanted a batch, or nil at the end",
-        err.message)
+      assert.matches((rank == 0 and "^the loader of rank 1 failed: " or "^")
+        .. "the loader returned false, wanted a batch, or nil at the end", err.message)
     end)
   end)
 end)

@@ -74,11 +74,10 @@ describe("a DataLoadingThread", function()
     local before = P.state.place
     P.state.place = not P.state.world and { 1, 3 } or before
     local t = DataLoadingThread { loader = function()
-      local peri = require "perilune"
-      local k = 0
+      local p, k = require "perilune", 0
       return function()
         k = k + 1
-        if k == 1 then return { peri.rank(), peri.world_size() } end
+        if k == 1 then return { p.rank(), p.world_size() } end
       end
     end }
     P.state.place = before

@@ -22,9 +22,11 @@ local forwards = require "perilune.pipeline.forward"
 local Hooks = require "perilune.pipeline.hooks"
 local program = require "perilune.pipeline.program"
 local actions = require "perilune.pipeline.actions"
+local fits = require "perilune.pipeline.fits"
 local stages = require "perilune.pipeline.stages"
+local acts_at = require("perilune.pipeline.unroll").acts_at
 local signature = require "perilune.signature"
-local kind = errors.kind
+local kind, accumulate = errors.kind, fits.accumulate
 
 local Pipeline = util.class "Pipeline"
 
@@ -91,62 +93,6 @@ local function facts_of(list)
   return { dense_tables = dense }
 end
 
---- Where a model that is not distributed has tables that a backward pass updates: "module 'x'"; nil: it has none.
-local function fused_within(model)
-  if type(model) ~= "table" or not model.named_modules then return "the model" end
-  for _, m in ipairs(model:named_modules()) do
-    if rawget(m.module, "fused_params") then return ("module '%s'"):format(m.path) end
-  end
-end
-
---- Keep updates and averages of a model until its 'update', or not. (One without either has nothing to keep: its gradients add up.)
-local function accumulate(self, on)
-  if self.model.accumulate then self.model:accumulate(on) end
-end
-
---- A dense part that nobody trains is meant, or an optimizer was forgotten.
-local function check_optimizer(self, plan)
-  local model = self.model
-  if self.optimizer or self.frozen or not plan.first.optimizer or type(model) ~= "table" or not model.named_parameters then return end
-  local names = util.map(model:named_parameters(), function(p) return p.name end)
-  if #names == 0 then return end
-  fail(self, "schedule '%s' has an 'optimizer', but the pipeline has none for %d parameter%s of the model ('%s'%s): give optimizer = one "
-    .. "of nn.optim, or optimizer = false to leave them as they are", plan.name, #names, #names > 1 and "s" or "", names[1],
-    #names > 1 and ", ..." or "")
-end
-
---- What a schedule asks of model and optimizer.
-local function check_model(self, plan)
-  local model = self.model
-  if self.optimizer and plan.first.backward and not plan.first.optimizer then
-    fail(self, "there is an optimizer, but schedule '%s' has no operation 'optimizer'", plan.name)
-  end
-  local trains_itself = plan.first.update and not (type(model) == "table" and model.accumulate) and fused_within(model)
-  if trains_itself then
-    fail(self, "schedule '%s' has an 'update', for which the model must be a DistributedModelParallel; tables of %s update in backward",
-      plan.name, trains_itself)
-  end
-  if plan.first.sync and not (type(model) == "table" and model.sync and model.sync_interval == 0) then
-    fail(self, "schedule '%s' has a 'sync'; the model must be a DMPCollection with sync_interval = 0", plan.name)
-  end
-  for _, o in ipairs(plan.operations) do
-    if self.on_step and o.ahead ~= 0 and (o.kind == "backward" or o.kind == "update" or o.kind == "optimizer") then
-      fail(self, "on_step sets what holds in a step, but '%s' of schedule '%s' acts on another batch (ahead %d)", o.name, plan.name,
-        o.ahead)
-    end
-  end
-  check_optimizer(self, plan)
-end
-
---- What a schedule asks of the Stage, and the other way round.
-local function check_stage(self, plan)
-  for _, what in ipairs { "receive", "send", "receive_grad", "send_grad" } do
-    if plan.first[what] and not self.stage then
-      fail(self, "schedule '%s' has a '%s'; the pipeline must have a stage", plan.name, what)
-    end
-  end
-end
-
 --- The ranks that take the same steps; nil: there are no others.
 local function group_of(model, list)
   local env = type(model) == "table" and model.dense_env
@@ -209,15 +155,14 @@ end
 function Pipeline:set_schedule(schedule)
   if not Schedule.is(schedule) then fail(self, "schedule is %s, wanted a Schedule", kind(schedule)) end
   local plan = schedule:check(facts_of(self.forwards))
-  check_model(self, plan)
-  check_stage(self, plan)
+  fits.check_model(self, plan)
+  fits.check_stage(self, plan)
   if self.next then
     self.following = schedule
     self.supply:hold()
     return
   end
   self.following, self.agreed = false, false
-  if self.plan and self.plan.first.update then accumulate(self, false) end
   self.schedule, self.plan = schedule, plan
   self.supply.most = plan.flush or math.huge
   self.sends_ids = plan.first.input_dist ~= nil
@@ -250,7 +195,6 @@ end
 --- that was attached. Calls of the model outside of the pipeline's steps are as ever.
 function Pipeline:attach()
   self.attached = true
-  if self.plan.first.update then accumulate(self, true) end
   for _, f in ipairs(self.forwards) do f.module:set_pipelined(f) end
   if self.hooks then self.hooks:attach() end
 end
@@ -262,7 +206,6 @@ function Pipeline:detach()
     if rawequal(f.module._pipelined, f) then f.module:set_pipelined(false) end
   end
   if self.hooks then self.hooks:detach() end
-  if self.plan.first.update then accumulate(self, false) end
 end
 
 --- Modules that run whole in the forward pass: a list of { path =, reason = }. Known after the first step.
@@ -321,14 +264,15 @@ end
 local function compare_ranks(self)
   local facts = self.schedule:facts()
   facts[#facts + 1] = { "vote", tostring(self.vote) }
-  facts[#facts + 1] = { "pipelined modules", table.concat(util.map(self.forwards, function(f) return f.path end), ", ") }
+  facts[#facts + 1] = { "pipelined modules", table.concat(util.map(self.forwards, function(f) return f:way() end), ", ") }
   local hashes = self.group:all_gather_object(hash_of(facts), self.class_name)
   for _, hash in ipairs(hashes) do
     if hash ~= hashes[1] then return agree(self.group, self.class_name, facts) end
   end
 end
 
---- The first step of a run: ranks compare, and the operations that run ahead run. (Not where the same goes on after a flush: those are many.)
+--- The first step of a run: ranks compare, and the operations that run ahead run. (Not where the same goes on after a flush: those are
+--- many.)
 local function begin(self, batches)
   if not (self.again and self.agreed) then
     if self.group then compare_ranks(self) end
@@ -373,6 +317,7 @@ end
 
 local function recorded(self, batches)
   if self.plan.grad == false then return P.no_grad(step, self, batches) end
+  accumulate(self, true)
   return step(self, batches)
 end
 
@@ -413,6 +358,7 @@ function Pipeline:progress(batches)
   self.stepping = true
   local ok, loss, second, third = xpcall(recorded, P.locate, self, batches)
   self.stepping = false
+  accumulate(self, false)
   if not ok then broken(self, loss) end
   if loss ~= nil or self.next then return loss, second, third end
   self.supply:raise()
@@ -425,10 +371,25 @@ end
 --- Ask for no more batches: what is loaded is trained by the next steps, then there are none. All ranks together, or any of them.
 function Pipeline:stop() self.supply:stop() end
 
+--- Updates of batches that were trained last, which wait for others of their group: as at the end of the data.
+local function finish_group(self)
+  accumulate(self, true)
+  for i, o in ipairs(self.plan.operations) do
+    local b = self.next - 1 + o.ahead
+    if o.access.closes and b >= 0 and not acts_at(o, b) then
+      local context = self.ring[b % self.plan.depth + 1]
+      P.inside(context.scope, self.actions[i], self, context, o)
+      context:close()
+    end
+  end
+  accumulate(self, false)
+end
+
 --- Forget the batches that are loaded and not yet trained, when nobody goes on with them; returns how many. All ranks alike.
 function Pipeline:close()
   check_between(self, "close")
   local n = 0
+  if self.next and not self.broken then finish_group(self) end
   if self.next then
     for _, c in ipairs(self.ring) do
       if c.index >= self.next and c.batch then n = n + 1 end
