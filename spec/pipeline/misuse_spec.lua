@@ -110,8 +110,8 @@ describe("a pipeline", function()
       p:progress(support.batches(rank, "cpu", 2))
     end, { catch = true })
     for r = 1, 2 do
-      assert.equal("TrainPipelineSparseDist: pipelined modules is bags, rows on rank 0 of group 'world' and bags (not pipelined), rows on "
-        .. "rank 1; allowed: the same on all ranks", errors[r].message)
+      assert.equal("TrainPipelineSparseDist: list of pipelined modules is bags, rows on rank 0 of group 'world' and bags (not "
+        .. "pipelined), rows on rank 1; allowed: the same on all ranks", errors[r].message)
     end
   end)
 

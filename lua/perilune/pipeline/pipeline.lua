@@ -264,7 +264,7 @@ end
 local function compare_ranks(self)
   local facts = self.schedule:facts()
   facts[#facts + 1] = { "vote", tostring(self.vote) }
-  facts[#facts + 1] = { "pipelined modules", table.concat(util.map(self.forwards, function(f) return f:way() end), ", ") }
+  facts[#facts + 1] = { "list of pipelined modules", table.concat(util.map(self.forwards, function(f) return f:way() end), ", ") }
   local hashes = self.group:all_gather_object(hash_of(facts), self.class_name)
   for _, hash in ipairs(hashes) do
     if hash ~= hashes[1] then return agree(self.group, self.class_name, facts) end
