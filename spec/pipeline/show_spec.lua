@@ -185,14 +185,14 @@ describe("perilune schedule", function()
 
   it("measures a schedule without an optimizer, and leaves no file of one that it cannot run", function()
     if shell.no_launcher() then return pending(shell.no_launcher()) end
-    local path, file = os.tmpname(), os.tmpname()
-    local f = io.open(file, "w")
+    local path, edited = os.tmpname(), os.tmpname()
+    local f = io.open(edited, "w")
     f:write [[return require("perilune").pipeline.schedules.base:drop("optimizer", "zero_grad")]]
     f:close()
-    local out, status = run(("trace %s --steps 2 -o %s"):format(file, path))
+    local out, status = run(("trace %s --steps 2 -o %s"):format(edited, path))
     assert.equal(0, status, out)
     os.remove(path)
-    os.remove(file)
+    os.remove(edited)
     out, status = run(("trace one_f_one_b -o %s"):format(path))
     assert.matches("schedule 'one_f_one_b' has a 'send'; the pipeline must have a stage", out)
     assert.equal(1, status)
