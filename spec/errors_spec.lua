@@ -49,7 +49,7 @@ local cases = {
   { "a module in a scope", model .. "peri.scope(function() model(peri.zeros { 4, 16 }) end)", shape },
   { "a module in a pipeline", model .. [[
 local n = 0
-local pipeline = peri.TrainPipelineBase { model = peri.DistributedModelParallel { module = model, plan = {} } }
+local pipeline = peri.TrainPipelineBase { model = peri.DistributedModelParallel { module = model, plan = {} }, optimizer = false }
 for _ in pipeline:run(function() n = n + 1 return peri.zeros { 4, n + 15 } end) do end]], shape },
   { "no_grad", model .. "peri.no_grad(function() model(peri.zeros { 4, 16 }) end)", shape },
   { "an awaitable's callback", model .. "peri.NoWait(peri.zeros { 4, 16 }):and_then(model):wait()", shape },
@@ -133,7 +133,7 @@ describe("the launcher's report", function()
   it("shows the stack through scopes and pipelines", function()
     local out = launch(model .. [[
 local function batches() return 1 end
-local pipeline = peri.TrainPipelineBase { model = model }
+local pipeline = peri.TrainPipelineBase { model = model, optimizer = false }
 for _ in pipeline:run(batches) do end]], { PERI_TRACEBACK = "1" })
     assert.matches("^perilune: attempt to index local 't' %(a nil value%) %(script.lua:14%)\nstack traceback:\n", out)
     assert.matches("\n\tscript.lua:14: in function 'forward'\n.*\n\tperilune/pipeline/pipeline.lua:%d+: ", out)

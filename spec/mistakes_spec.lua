@@ -19,7 +19,7 @@ function M:forward(x)
   local y = self.net(x)
   return nn.functional.mean(y)
 end
-local pipeline = peri.TrainPipelineBase { model = M() }
+local pipeline = peri.TrainPipelineBase { model = M(), optimizer = false }
 ]]
 
 --- { what, script, message }
@@ -159,7 +159,7 @@ peri.DistributedModelParallel { module = m, plan = { ebc = { t = sharding } } }]
   { "a state of another shape", linear .. "linear:load_state_dict { weight = peri.zeros { 2, 2 } }",
     "Linear:load_state_dict: 'weight' has shape [2, 3], given [2, 2]; missing: 'bias' (s.lua:2)" },
   { "a loss of many elements",
-    linear .. "for _ in peri.TrainPipelineBase { model = linear }:run(function() return peri.zeros { 4, 3 } end) do end",
+    linear .. "for _ in peri.TrainPipelineBase { model = linear, optimizer = false }:run(function() return peri.zeros { 4, 3 } end) do end",
     "peri_backward_new: f32 [4, 2] has more than one element; give its upstream gradient (s.lua:2)" },
   -- dtypes and devices
   { "a dtype that is unknown", "local t = peri.zeros({ 2, 3 }):to 'int'",
@@ -278,6 +278,9 @@ peri.scope(Net(), {})]], "tower: attempt to index field 'dense' (a nil value) (s
     "local M = nn.Module:extend 'M'\nfunction M:forward() end\nfor _ in peri.TrainPipelineBase { model = M() "
       .. "}:run(function() return 1 end) do end",
     "TrainPipelineBase: the model returned nil, wanted the loss (a tensor) (s.lua:4)" },
+  { "a forgotten optimizer", linear .. "peri.TrainPipelineBase { model = linear }",
+    "TrainPipelineBase: schedule 'base' has an 'optimizer', but the pipeline has none for 2 parameters of the model ('weight', ...): give "
+      .. "optimizer = one of nn.optim, or optimizer = false to leave them as they are (s.lua:2)" },
   { "an optimizer by name", linear .. "peri.TrainPipelineBase { model = linear, optimizer = 'adam' }",
     "TrainPipelineBase: optimizer is 'adam', wanted one of nn.optim (s.lua:2)" },
   { "a backward pass of what has no gradient", "peri.zeros({}):backward()",

@@ -36,6 +36,7 @@ local names = {
   DistributedModelParallel = "model", DMPCollection = "model", TrainPipelineBase = "pipeline",
   TrainPipelineSparseDist = "pipeline", TrainPipelineSparseDistLite = "pipeline", TrainPipelineFusedSparseDist = "pipeline",
   TrainPipelineSemiSync = "pipeline", PrefetchTrainPipelineSparseDist = "pipeline", EvalPipelineSparseDist = "pipeline",
+  EvalPipelineFusedSparseDist = "pipeline", GradientAccumulationPipeline = "pipeline",
   Schedule = "pipeline",
 }
 

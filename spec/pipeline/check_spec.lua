@@ -87,14 +87,29 @@ describe("a schedule", function()
   end)
 
   it("has the hash of its text", function() -- FNV-1a of "", "a" and "foobar" from its authors' tables
-    local function hash(text) return setmetatable({ text = function() return text end }, Schedule):hash() end
-    assert.equals("cbf29ce484222325", hash "")
-    assert.equals("af63dc4c8601ec8c", hash "a")
-    assert.equals("85944171f73967e8", hash "foobar")
+    assert.equals("cbf29ce484222325", Schedule.hash_of {})
+    assert.equals("f80c2942b22a23a9", Schedule.hash_of { { "foo", "bar" }, { "a", "b" } }) -- of "foo: bar\na: b"
+    assert.equals(Schedule.hash_of(sdd:facts()), sdd:hash())
   end)
 end)
 
 describe("a schedule is refused", function()
+  it("whose fields were assigned to", function()
+    local function assigned(text, change)
+      local s = sdd:called "x"
+      change(s)
+      text = ("schedule 'x': its %s; a Schedule stays as it is: with, set, move, insert, drop and retime make new ones"):format(text)
+      refused(text, s.check, s)
+      refused(text, s.with, s, { depth = 9 })
+    end
+    assigned("depth was assigned to, and is 1", function(s) s.depth = 1 end)
+    assigned("schedule was assigned to, and is y", function(s) s.name = "y" end)
+    assigned("staleness of tables was assigned to, and is 1", function(s) s.staleness.tables = 1 end)
+    assigned("ahead of 'load' was assigned to, and is 3", function(s) s.operations[3].ahead = 3 end)
+    assigned("order of operations was assigned to, and is zero_grad, input_dist, load, to_device, forward, wait_dist, backward",
+      function(s) table.remove(s.operations) end)
+  end)
+
   it("for what its table says", function()
     refused("Schedule: no argument 'ahead'; allowed: depth, flush, grad, live, name, staleness", Schedule, { ahead = 1 })
     refused("schedule 's': no operation 'lokup'; allowed: load, to_device, input_dist, wait_dist, prefetch, lookup, receive, forward, "
@@ -114,8 +129,33 @@ describe("a schedule is refused", function()
     refused("schedule 'sparse_dist': 'load' is to be moved before or after itself", sdd.move, sdd, "load", { after = "load" })
     refused("schedule 's': operation 'load': name is \"a\\\nb\", wanted a line of text", Schedule, { name = "s",
       { "load", name = "a\nb" } })
-    refused("schedule 's': operation 'load' is one of the library, and cannot have a run", Schedule, { name = "s",
+    refused("schedule 's': operation 'load' is one of the library, and cannot have 'run'", Schedule, { name = "s",
       { "load", run = print } })
+    for field, value in pairs { needs = {}, makes = {}, reads = "dense", changes = { "dense" }, posts = { "own1" } } do -- any order
+      refused(("schedule 'sparse_dist': operation 'forward' is one of the library, and cannot have '%s'"):format(field), sdd.set, sdd,
+        { forward = { [field] = value } })
+    end
+    peri.pipeline.register("spec_registered", { run = print })
+    refused("schedule 's': operation 'spec_registered' has what it was registered with, and cannot have 'reads'", Schedule, { name = "s",
+      { "spec_registered", reads = { "tables" } } })
+    for what, name in pairs { ["5"] = 5, ['"a\\\nb"'] = "a\nb", ['""'] = "" } do -- any order
+      refused(("Schedule: name is %s, wanted a line of text"):format(what), sdd.with, sdd, { name = name })
+    end
+  end)
+
+  it("for batches on which an operation never acts", function()
+    local function own(fields)
+      fields[1], fields.run = "own", print
+      return sdd:insert(fields)
+    end
+    local text = "schedule 'sparse_dist': operation 'own': it acts on no batch: those from %d (from_step) on and before %d (until_step)%s "
+      .. "are none"
+    refused(text:format(5, 3, ""), own, { from_step = 5, until_step = 3 })
+    refused(text:format(5, 5, ""), own, { from_step = 5, until_step = 5 })
+    refused(text:format(0, 0, ""), own, { until_step = 0 })
+    refused(text:format(4, 7, " with b % 4 == 3 (every, at)"), own, { from_step = 4, until_step = 7, every = 4 })
+    own { from_step = 5, until_step = 6 }:check()
+    own { from_step = 4, until_step = 8, every = 4 }:check()
   end)
 
   it("for what misses", function()
@@ -209,6 +249,9 @@ describe("a schedule is refused", function()
     check_refuses("'clip' (ahead 0, place 10) reads 'tabels', which no operation changes; the library has source, cache, tables, "
       .. "table_grads, grads, dense",
       with({ last = true }, { reads = { "tabels" } }))
+    check_refuses("'clip' (ahead 0, place 10) changes 'tabels', which no other operation reads or changes; the library has source, cache, "
+      .. "tables, table_grads, grads, dense", with({ last = true }, { changes = { "tabels" } }))
+    assert.is_table(with({ last = true }, { reads = { "count" }, changes = { "count" } }):check())
     assert.is_table(with({ last = true }, { reads = { "average" } }):insert({ "mean", run = function() end, changes = { "average" } },
       { first = true }):check())
     assert.error_matches(function() with({ last = true }, { posts = "own12" }) end, "posts is 'own12', allowed: own1 to own11")

@@ -112,7 +112,8 @@ describe("a loader that fails", function()
         for _ in p:run(batches) do steps = steps + 1 end
       end)
       assert.is_false(ok)
-      assert.matches(fails and "^the disk is full" or ("rank %d of group .*: the disk is full"):format(n - 1), tostring(err.message or err))
+      assert.matches(fails and "^the disk is full"
+        or ("^the loader of rank %d failed: the disk is full"):format(n - 1), tostring(err.message or err))
       local trained = {}
       for i = 1, n do trained[i] = math.min(counts[i], steps) end
       assert.equal(trained[r + 1], seen.given, name) -- nothing was loaded that is not trained
@@ -123,14 +124,51 @@ describe("a loader that fails", function()
     end
   end, { sizes = { 1, 3 }, devices = { "cpu" }, timeout = 60, only = "sim" })
 
-  it_alone("with its first batch says so, and not that there is no batch", function()
-    local _, errors = sim.run(2, function(rank, world)
-      local own = support.batches(rank, "cpu", 3)
-      local function load() return rank == 1 and error("the disk is full", 0) or own() end
-      for _ in make(world, "cpu", "sparse_dist"):run(load) do end -- luacheck: ignore
-    end, { catch = true })
-    assert.matches("the loader of rank 1 failed: the disk is full", errors[1].message, 1, true)
-    assert.matches("^the disk is full", tostring(errors[2].message or errors[2]))
+  it_alone("with its first batch leaves nothing to train on, and the ranks can go on", function()
+    for _, name in ipairs(names) do
+      sim.run(2, function(rank, world)
+        local own, fails = support.batches(rank, "cpu", 5), rank == 1
+        local function load() return fails and error("the disk is full", 0) or own() end
+        local p, steps = make(world, "cpu", name), 0
+        local ok, err = pcall(p.progress, p, load)
+        assert.is_false(ok)
+        assert.matches(rank == 1 and "^the disk is full" or "^the loader of rank 1 failed: the disk is full", tostring(err.message or err))
+        fails = false
+        for _ in p:run(load) do steps = steps + 1 end
+        assert.equal(5, steps, name)
+      end)
+    end
+  end)
+
+  it_alone("on every rank is each rank's own error", function()
+    sim.run(2, function(rank, world)
+      local own, left, steps = support.batches(rank, "cpu", 9), 3, 0
+      local ok, err = pcall(function()
+        for _ in make(world, "cpu", "sparse_dist"):run(function()
+          left = left - 1
+          if left < 0 then error(("disk %d is full"):format(rank), 0) end
+          return own()
+        end) do steps = steps + 1 end
+      end)
+      assert.is_false(ok)
+      assert.matches(("^disk %d is full"):format(rank), tostring(err.message or err))
+      assert.equal(3, steps)
+    end)
+  end)
+
+  it_alone("is one that returns false", function()
+    sim.run(2, function(rank, world)
+      local own, left = support.batches(rank, "cpu", 9), 3
+      local ok, err = pcall(function()
+        for _ in make(world, "cpu", "sparse_dist"):run(function()
+          left = left - 1
+          return (left >= 0 or rank == 0) and own()
+        end) do end -- luacheck: ignore
+      end)
+      assert.is_false(ok)
+      assert.matches((rank == 0 and "^the loader of rank 1 failed: " or "^")
+        .. "the loader returned false, wanted a batch, or nil at the end", err.message)
+    end)
   end)
 end)
 
@@ -166,7 +204,7 @@ describe("every schedule, with whatever batch a rank is the last or its loader f
         for _, r in ipairs(ends(case, last, false)) do assert.same({ steps = 7 }, r, case[1]) end
         local r = ends(case, last, true)
         assert.equal("the disk is full", r[2].err, case[1])
-        assert.matches("rank 1 of group .*: the disk is full", r[1].err, nil, nil, case[1])
+        assert.matches("^the loader of rank 1 failed: the disk is full", r[1].err, nil, nil, case[1])
         assert.equal(r[2].steps, r[1].steps)
         assert.is_true(r[1].steps >= last and r[1].steps <= 7, case[1])
       end
@@ -203,6 +241,25 @@ describe("a run", function()
     assert.equal(9, steps)
     support.assert_same(expected, model, "left and taken up")
   end, { sizes = { 1, 2 }, timeout = 60 })
+
+  it_alone("goes on with another schedule on all ranks, or on none", function()
+    local function run(at, text)
+      local _, errors = sim.run(2, function(rank, world)
+        local p = make(world, "cpu", "sparse_dist")
+        local batches = support.batches(rank, "cpu", 9)
+        if at == 0 then
+          p:progress(support.batches(rank, "cpu", 0))
+          if rank == 1 then p:set_schedule(schedules.base) end
+        end
+        for _, step in p:run(batches) do
+          if step == at and rank == 1 then p:set_schedule(schedules.base) end
+        end
+      end, { catch = true })
+      for r = 1, 2 do assert.matches(text, errors[r].message, 1, true) end
+    end
+    run(3, "set_schedule was called on rank 1 and not on rank 0: it is collective")
+    run(0, "Pipeline: schedule is sparse_dist on rank 0 of group 'world' and base on rank 1; allowed: the same on all ranks")
+  end)
 
   it_alone("goes on with the next source", function()
     sim.run(2, function(rank, world)

@@ -70,6 +70,20 @@ describe("a DataLoadingThread", function()
     end
   end)
 
+  it("knows the rank that began it", function()
+    local before = P.state.place
+    P.state.place = not P.state.world and { 1, 3 } or before
+    local t = DataLoadingThread { loader = function()
+      local p, k = require "perilune", 0
+      return function()
+        k = k + 1
+        if k == 1 then return { p.rank(), p.world_size() } end
+      end
+    end }
+    P.state.place = before
+    assert.same({ { P.state.world and peri.rank() or 1, P.state.world and peri.world_size() or 3 } }, all(t))
+  end)
+
   it("runs ahead, but not further than it may", function()
     local folder = os.tmpname()
     local t = DataLoadingThread { ahead = 3, arguments = folder, loader = function(path)
@@ -122,6 +136,15 @@ describe("a DataLoadingThread", function()
     end
     fails("module 'no.such.module' not found", "no.such.module")
     fails("the loader returned 3, wanted a function", function() return 3 end)
+    fails("the loader returned false, wanted a batch, or nil at the end", function() return function() return false end end)
+    local text = "a DataLoadingThread is in no world, so there are no exchanges on it; peri.rank() and peri.world_size() are those of the "
+      .. "rank that began it"
+    fails("dist.init: " .. text, function() require("perilune").init() end)
+    fails("dist: " .. text, function() require("perilune").world() end)
+    local circle = {}
+    circle.itself = circle
+    refused("DataLoadingThread: arguments: the value[\"arguments\"]" .. ("[\"itself\"]"):rep(5) .. "[\"itself... is nested deeper than 100 "
+      .. "tables, or contains itself", { loader = "x", arguments = circle })
     fails("the batch.x.f is a function", function() return function() return { x = { f = print } } end end)
     fails("the batch is on device 'opaque', allowed: cpu", function()
       return function() return require("perilune").zeros({ 2 }, "f32", "opaque") end
@@ -207,7 +230,7 @@ describe("a pipeline", function()
       error(err, 0)
     end, { catch = true })
     assert.matches("DataLoadingThread: the disk is full", errors[2].message, 1, true)
-    assert.matches("rank 1 of group .*: DataLoadingThread: the disk is full", errors[1].message)
+    assert.matches("^the loader of rank 1 failed: DataLoadingThread: the disk is full", errors[1].message)
   end)
 
   it_alone("loads while it computes", function()

@@ -183,6 +183,22 @@ describe("perilune schedule", function()
     end
   end)
 
+  it("measures a schedule without an optimizer, and leaves no file of one that it cannot run", function()
+    if shell.no_launcher() then return pending(shell.no_launcher()) end
+    local path, edited = os.tmpname(), os.tmpname()
+    local f = io.open(edited, "w")
+    f:write [[return require("perilune").pipeline.schedules.base:drop("optimizer", "zero_grad")]]
+    f:close()
+    local out, status = run(("trace %s --steps 2 -o %s"):format(edited, path))
+    assert.equal(0, status, out)
+    os.remove(path)
+    os.remove(edited)
+    out, status = run(("trace one_f_one_b -o %s"):format(path))
+    assert.matches("schedule 'one_f_one_b' has a 'send'; the pipeline must have a stage", out)
+    assert.equal(1, status)
+    assert.is_nil((io.open(path)))
+  end)
+
   it("measures a run", function()
     if shell.no_launcher() then return pending(shell.no_launcher()) end
     local path = os.tmpname()

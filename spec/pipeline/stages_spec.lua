@@ -97,6 +97,33 @@ describe("stages", function()
   end, { sizes = { 2 }, timeout = 60 })
 end)
 
+describe("a stage", function()
+  --- What both stages are told when stage s has counts[s + 1] batches, and its neighbour's results have shape(batch).
+  local function fails(text, counts, shape)
+    local _, errors = sim.run(2, function(rank, world)
+      local stage = pipeline.Stage { stages = 2, group = world, shape = shape }
+      local model = Part(LAYERS * rank / 2 + 1, LAYERS * (rank + 1) / 2, "cpu")
+      local p = pipeline.Pipeline { model = model, stage = stage, optimizer = adam(model),
+        schedule = schedules.one_f_one_b { stages = 2, stage = rank, micro_batches = 4 } }
+      for _ in p:run(support.batches(0, "cpu", counts[rank + 1])) do end -- luacheck: ignore
+    end, { catch = true })
+    for r = 1, 2 do assert.matches(text, errors[r].message, 1, true) end
+  end
+
+  it_alone("that has fewer batches than others is told at which batch", function()
+    local function shape(batch) return { batch.dense_features:size(1), WIDTH } end
+    fails("there is no batch 7 on some stages, where others have one", { 8, 7 }, shape)
+    fails("there is no batch 2 on some stages, where others have one", { 2, 9 }, shape)
+  end)
+
+  it_alone("whose shape is none says so", function()
+    for got, value in pairs { ["'x'"] = "x", ["a list with something else"] = { 3, "x" }, ["7"] = 7 } do -- any order
+      fails(("Stage: shape, asked on stage 1, returned %s, wanted a list of sizes such as { batch.rows, 64 }"):format(got), { 4, 4 },
+        function() return value end)
+    end
+  end)
+end)
+
 describe("schedules of stages", function()
   local function list(stages, micro, change)
     local out = {}

@@ -29,9 +29,16 @@ end
 local NON_GROUP_MEMBER = setmetatable({}, { __tostring = function() return "NON_GROUP_MEMBER" end })
 local M = { Group = Group, NON_GROUP_MEMBER = NON_GROUP_MEMBER }
 
+--- An error of `func`, which wants a world.
+function M.no_world(func, text)
+  if not state.place then P.fail(func .. ": " .. text) end
+  P.fail(func .. ": a DataLoadingThread is in no world, so there are no exchanges on it; peri.rank() and peri.world_size() are those of "
+    .. "the rank that began it")
+end
+
 --- `group`, or the world if it is nil; anything else is an error of `func`.
 function M.group_of(func, group)
-  if group == nil then return state.world or P.fail(func .. ": no group, and no world yet: call peri.init() first") end
+  if group == nil then return state.world or M.no_world(func, "no group, and no world yet: call peri.init() first") end
   if Group.is(group) then return group end
   if rawequal(group, NON_GROUP_MEMBER) then P.fail(func .. ": this rank is not in the group (NON_GROUP_MEMBER)") end
   P.fail(("%s: group is a %s"):format(func, type(group)))

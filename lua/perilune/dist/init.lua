@@ -66,6 +66,7 @@ function M.init(args)
   end
   for _, name in ipairs { "local_size", "rank", "size" } do signature.value("dist.init", name, args[name], "int") end
   if state.world then return same_world(state.world, args) end
+  if state.place then group.no_world "dist.init" end
   local config = ffi.new "peri_comm_config"
   config.transport, config.job = args.transport, args.job -- args anchors the bytes that the struct points at
   config.device_transport, config.device = args.device_transport, args.device
@@ -77,13 +78,19 @@ end
 
 --- The world's group; an error before init.
 function M.world()
-  return state.world or P.fail "dist: no world yet, call peri.init() first"
+  return state.world or group.no_world("dist", "no world yet, call peri.init() first")
 end
 --- A group of the given ranks of the world; dist.NON_GROUP_MEMBER on the others. Collective over the members.
 function M.new_group(ranks, name) return M.world():new_group(ranks, name) or M.NON_GROUP_MEMBER end
+
+--- What the world says, or whoever began this thread (a DataLoadingThread).
+local function of_rank(field, i)
+  if state.place and not state.world then return state.place[i] end
+  return M.world()[field]
+end
 --- This rank's number in the world, from 0.
-function M.rank() return M.world().rank_number end
-function M.world_size() return M.world().world_size end
+function M.rank() return of_rank("rank_number", 1) end
+function M.world_size() return of_rank("world_size", 2) end
 
 --- Leave the world: waits until this rank's operations are done; one that fails now, which nobody waited for, is an error. Without a
 --- world it does nothing. That the world had failed before stays in state.failed_world.

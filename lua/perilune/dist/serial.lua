@@ -11,7 +11,10 @@ local signed, unsigned = ffi.typeof "int64_t", ffi.typeof "uint64_t"
 
 -- -- writing -------------------------------------------------------------------------------------------------------------------------
 
-local function refuse(what, path, why) P.fail(("%s: %s %s"):format(what, path, why)) end
+local function refuse(what, path, why)
+  if #path > 120 then path = path:sub(1, 80) .. "..." end
+  P.fail(("%s: %s %s"):format(what, path, why))
+end
 
 local function raw(ctype, x) return ffi.string(ctype(x), 8) end
 

@@ -32,9 +32,9 @@ local function measure(schedule, steps, ranks)
     dense_in_features = #batches.dense, dense_arch_layer_sizes = { 64, 16 }, over_arch_layer_sizes = { 64, 1 },
   }
   local model = peri.DistributedModelParallel { module = nn.DLRMTrain(dlrm) }
-  local has_optimizer = schedule.grad
+  local trained = schedule:check().first.optimizer
   local pipeline = peri.pipeline.Pipeline { model = model, schedule = schedule,
-    optimizer = has_optimizer and nn.optim.SGD { params = model:dense_parameters(), lr = 0.01 } or nil }
+    optimizer = trained and nn.optim.SGD { params = model:dense_parameters(), lr = 0.01 } or nil }
   for step = 1, 5 + steps do
     if step == 6 then pipeline:measure(true) end
     peri.scope(function() pipeline:progress(batches) end)
@@ -77,9 +77,11 @@ function M.settle(options)
     if options[name] == nil then options[name] = default end
   end
   if options.action ~= "trace" then return nil end
+  local before = io.open(options.output)
   local file, why = io.open(options.output, "a")
   if not file then return "schedule trace: " .. why end
   file:close()
+  if before then before:close() else os.remove(options.output) end -- what fails leaves no empty trace
 end
 
 --- `perilune schedule trace`, as a script of each rank.

@@ -20,7 +20,7 @@ function M.input_dist(pipeline, context)
   for i = 1, #forwards do
     local f = forwards[i]
     if f:ready() then
-      local dist = f:defer(context.batch)
+      local dist = f:defer(context)
       n = n + 1
       context.dists[i], list[n] = dist, dist
     end
@@ -80,7 +80,7 @@ local function send_again(name, f, contexts)
   for k, context in ipairs(contexts) do
     if again[k] then
       P.inside(context.scope, function()
-        local dist = f:defer(context.batch)
+        local dist = f:defer(context)
         post_deferred({ dist }, 1)
         if context.rows[i] then context.rows[i] = f:lookup(dist) else context.dists[i] = dist end
       end)
@@ -184,14 +184,22 @@ function M.zero_grad(pipeline)
   if pipeline.optimizer then pipeline.optimizer:zero_grad() end
 end
 
---- A user's operation: on its channel, if it has one.
-function M.own(pipeline, context, operation)
-  local run, channel, group = operation.access.run, operation.access.channel, pipeline.group
-  if not channel or not group then return run(context, pipeline) end
+local function run_on_channel(run, group, channel, context, pipeline)
   local before = group:channel(channel)
   local ok, err = xpcall(run, P.locate, context, pipeline)
   group:channel(before)
   if not ok then error(err, 0) end
+end
+
+--- A user's operation: on its channel, if it has one. Of its context the pipeline's own fields stay what they are.
+function M.own(pipeline, context, operation)
+  local run, channel, group = operation.access.run, operation.access.channel, pipeline.group
+  local dists, rows, events, index = context.dists, context.rows, context.events, context.index
+  if not channel or not group then run(context, pipeline) else run_on_channel(run, group, channel, context, pipeline) end
+  if context.dists == dists and context.rows == rows and context.events == events and context.index == index then return end
+  context.dists, context.rows, context.events, context.index = dists, rows, events, index
+  P.fail(("operation '%s' has assigned to dists, rows, events or index of its context, which are the pipeline's; a table for operations is "
+    .. "context.own"):format(operation.name))
 end
 
 return M

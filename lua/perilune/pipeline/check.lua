@@ -94,11 +94,23 @@ local function check_hook(plan, o)
   end
 end
 
---- What operations of one's own read is changed by somebody: a word that no operation changes is a slip of the pen.
-local function check_reads(plan, o, changed)
-  for _, what in ipairs(o.access.reads) do
-    if not changed[what] then
-      refuse(plan, "%s reads '%s', which no operation changes; the library has %s", where(o), what, table.concat(operations.beside, ", "))
+--- What operations of one's own read is changed by somebody, and what they change is read or changed by another: other words are slips of
+--- the pen.
+local function check_words(plan)
+  local read, changed, library = {}, {}, util.index_of(operations.beside)
+  for _, o in ipairs(plan.operations) do
+    for _, what in ipairs(o.access.reads) do read[what] = true end
+    for _, what in ipairs(o.access.changes) do changed[what] = (changed[what] or 0) + 1 end
+  end
+  local function slip(o, verb, what, missing)
+    refuse(plan, "%s %s '%s', which no %s; the library has %s", where(o), verb, what, missing, table.concat(operations.beside, ", "))
+  end
+  for _, o in ipairs(plan.operations) do
+    for _, what in ipairs(o.access.reads) do
+      if not changed[what] and not library[what] then slip(o, "reads", what, "operation changes") end
+    end
+    for _, what in ipairs(o.access.changes) do
+      if not read[what] and changed[what] == 1 and not library[what] then slip(o, "changes", what, "other operation reads or changes") end
     end
   end
 end
@@ -111,15 +123,13 @@ local function check_kinds(plan)
   end
   if wait and (wait.every > 1 or wait.from_step > 0 or wait.until_step) then refuse(plan, "%s must act on every batch", where(wait)) end
   if not plan.first.forward then refuse(plan, "it has no operation 'forward'") end
-  local changed = util.index_of(operations.beside)
+  check_words(plan)
   for _, o in ipairs(plan.operations) do
     for _, what in ipairs(o.access.changes) do
-      changed[what] = true
       if o.access.own and what == "tables" then table.insert(plan.own_tables, o) end
     end
   end
   for _, o in ipairs(plan.operations) do
-    check_reads(plan, o, changed)
     for _, r in ipairs(o.access.needs) do
       if not plan.makers[r] then refuse(plan, "%s needs '%s' of its batch, which no operation makes", where(o), r) end
     end

@@ -163,4 +163,4 @@ function M.trace(simulation)
   return Timeline.document(texts)
 end
 
-return M
+return util.face("peri.pipeline.cluster", M)

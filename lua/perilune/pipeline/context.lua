@@ -7,10 +7,10 @@ local signature = require "perilune.signature"
 local M = {}
 
 --- index: the batch's number, from 0, -1: none; exists: its number, once it is known that some rank has it; batch: false where only other
---- ranks have one; dists, rows: by pipelined module, what its input_dist and its lookup returned, until they are used; input, upstream:
---- { work, tensor } from the stages beside this one; loss, second, third: what the model returned; own: for a user's operations; gradient:
---- while one with a hook runs, that of the module's output (nil: none flowed back); events: by place of an operation, of its last run for a
---- batch that was here.
+--- ranks have one; dists, rows: by pipelined module, what its input_dist and its lookup returned, until they are used; sent: by module,
+--- the arguments whose ids were sent; input, upstream: { work, tensor } from the stages beside this one; loss, second, third: what the
+--- model returned; own: for a user's operations; gradient: while one with a hook runs, that of the module's output (nil: none flowed back);
+--- events: by place of an operation, of its last run for a batch that was here.
 local TrainPipelineContext = util.class "TrainPipelineContext"
 M.TrainPipelineContext = TrainPipelineContext
 
@@ -18,7 +18,8 @@ function TrainPipelineContext:init(modules)
   self.index, self.exists, self.batch, self.vote, self.dists, self.rows = -1, -1, false, false, {}, {}
   self.loss, self.second, self.third, self.own, self.events = false, false, false, {}, {}
   self.input, self.upstream = false, false
-  for i = 1, modules do self.dists[i], self.rows[i] = false, false end
+  self.sent = {}
+  for i = 1, modules do self.dists[i], self.rows[i], self.sent[i] = false, false, { false, false, false } end
   self.scope = P.new_scope()
 end
 
@@ -32,7 +33,10 @@ end
 function TrainPipelineContext:close()
   self.index, self.exists, self.batch, self.vote = -1, -1, false, false
   self.loss, self.second, self.third, self.input, self.upstream = false, false, false, false, false
-  for i = 1, #self.dists do self.dists[i], self.rows[i] = false, false end
+  for i = 1, #self.dists do
+    local sent = self.sent[i]
+    self.dists[i], self.rows[i], sent[1], sent[2], sent[3] = false, false, false, false, false
+  end
   P.close_scope(self.scope)
 end
 

@@ -26,7 +26,11 @@ local function feed_all(feed, job)
     P.fail(("the loader returned %s, wanted a function that returns the next batch"):format(errors.kind(iterator)))
   end
   local batch = iterator()
-  while batch and parcels.put(feed, batch) do batch = iterator() end
+  while batch ~= nil do
+    if batch == false then P.fail "the loader returned false, wanted a batch, or nil at the end" end
+    if not parcels.put(feed, batch) then return end
+    batch = iterator()
+  end
 end
 
 --- job: bytes of { code or module, arguments, rank, world_size, seed }; address: of the feed, 8 bytes.

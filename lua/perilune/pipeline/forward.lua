@@ -4,6 +4,7 @@
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local shard = require "perilune.shard"
+local kind_of = require("perilune.errors").kind
 local signature = require "perilune.signature"
 
 local M = {}
@@ -22,7 +23,12 @@ function ArgInfo:of(batch)
   if not steps then return self.constant end
   local at = batch
   for i = 1, #steps do
-    at = type(at) == "table" and at[steps[i]] or nil
+    if type(at) ~= "table" then
+      local field = i > 1 and ("field '%s' of "):format(table.concat(steps, ".", 1, i - 1)) or ""
+      P.fail(("%sa batch is %s, where %sthe first one was a table with a field '%s'"):format(field, kind_of(at), i > 1 and "that of " or "",
+        tostring(steps[i])))
+    end
+    at = at[steps[i]]
     if at == nil then P.fail(("a batch without field '%s', which the first one had"):format(table.concat(steps, ".", 1, i))) end
   end
   return at
@@ -81,12 +87,15 @@ function BaseForward:loaded()
   return true
 end
 
---- Its ids of a batch, which set out with those of other modules: see ShardedModule:defer.
-function BaseForward:defer(batch)
+--- Its ids of a context's batch, which set out with those of other modules: see ShardedModule:defer.
+function BaseForward:defer(context)
+  local batch = context.batch
   if not self:ready() then P.fail(("module '%s': what of a batch it is called with is not known yet"):format(self.path)) end
   if self.given then return self.module:defer(self.given(batch)) end
-  local args = self.args
-  return self.module:defer(args[1]:of(batch), args[2]:of(batch), args[3]:of(batch))
+  local args, sent = self.args, context.sent[self.index]
+  local a, b, c = args[1]:of(batch), args[2]:of(batch), args[3]:of(batch)
+  sent[1], sent[2], sent[3] = a, b, c
+  return self.module:defer(a, b, c)
 end
 
 --- Look up what arrived. Collective.
@@ -106,19 +115,26 @@ function BaseForward:learn(batch, a, b, c)
   self.args = args
 end
 
-local function same(info, batch, value)
-  local known = info:of(batch)
+local function same(known, value)
   return rawequal(known, value) or type(known) ~= "table" and type(known) ~= "cdata" and known == value
 end
 
 --- The model must call the module with what has been sent already.
-function BaseForward:check(batch, a, b, c)
-  local args = self.args
+function BaseForward:check(context, a, b, c)
+  local args, sent = self.args, context.sent[self.index]
   if not args or self.given then return end
-  if same(args[1], batch, a) and same(args[2], batch, b) and same(args[3], batch, c) then return end
+  if same(sent[1], a) and same(sent[2], b) and same(sent[3], c) then return end
+  local named, path = tostring(args[1]), self.path
+  if same(args[1]:of(context.batch), a) then
+    P.fail(("module '%s' is called with %s, which was replaced after its ids were sent; inputs = { ['%s'] = false } has it run whole")
+      :format(path, named, path))
+  end
   P.fail(("module '%s' is called with something else than %s, whose ids were sent; inputs = { ['%s'] = function(batch) ... end } names "
-    .. "what to send"):format(self.path, tostring(args[1]), self.path))
+    .. "what to send"):format(path, named, path))
 end
+
+--- How its ids leave, for ranks to compare.
+function BaseForward:way() return self.path .. (self.refusal and " (not pipelined)" or self.given and " (inputs)" or "") end
 
 --- Ids that were sent before are looked up in the forward pass, rows that were looked up before are handed out.
 local PipelinedForward = util.class("PipelinedForward", BaseForward)
@@ -130,7 +146,7 @@ function PipelinedForward:forward(a, b, c)
   local rows, dist = context.rows[i], context.dists[i]
   if rows or dist then
     context.rows[i], context.dists[i] = false, false
-    self:check(context.batch, a, b, c)
+    self:check(context, a, b, c)
     return rows or self:lookup(dist)
   end
   if not self.refusal and not self:ready() then self:learn(context.batch, a, b, c) end

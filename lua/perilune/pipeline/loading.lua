@@ -125,6 +125,7 @@ function DataLoadingThread:stop(timeout)
   check(C.peri_feed_stop(feed_ptr(self._feed), (timeout or 5) * 1e6))
 end
 
-signature.check("DataLoadingThread:", DataLoadingThread, { stop = "self: table, timeout: number?" })
+signature.check("DataLoadingThread:", DataLoadingThread, { stop = "self: table, timeout: number?",
+  get_next_batch = "self: table" })
 
 return DataLoadingThread

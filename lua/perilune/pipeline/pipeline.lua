@@ -14,6 +14,7 @@ local shard = require "perilune.shard"
 local get_module = require("perilune.model").get_module
 local agree = require("perilune.dist.collective_utils").agree
 local Schedule = require "perilune.pipeline.schedule"
+local hash_of = Schedule.hash_of
 local Supply = require "perilune.pipeline.supply"
 local Streams = require "perilune.pipeline.streams"
 local contexts = require "perilune.pipeline.context"
@@ -21,15 +22,17 @@ local forwards = require "perilune.pipeline.forward"
 local Hooks = require "perilune.pipeline.hooks"
 local program = require "perilune.pipeline.program"
 local actions = require "perilune.pipeline.actions"
+local fits = require "perilune.pipeline.fits"
 local stages = require "perilune.pipeline.stages"
+local acts_at = require("perilune.pipeline.unroll").acts_at
 local signature = require "perilune.signature"
-local kind = errors.kind
+local kind, accumulate = errors.kind, fits.accumulate
 
 local Pipeline = util.class "Pipeline"
 
 local arguments = {
   model = util.required,       -- a DistributedModelParallel or nn.Module
-  optimizer = util.optional,   -- of the dense part; nil: it has none
+  optimizer = util.optional,   -- of the dense part; nil: it has no parameters; false: they are not trained
   schedule = util.required,    -- a Schedule
   device = util.optional,      -- where batches are moved; default: they stay
   on_step = util.optional,     -- function(step), called before each step, which count from 1 (learning rates)
@@ -64,7 +67,10 @@ local function find_modules(self, a, plan)
       local given = inputs[m.path]
       inputs[m.path] = nil
       local f = class(m.module, m.path, #list + 1, given)
-      if given == false then f.refusal = "inputs says so" end
+      if given == false then f.refusal = "inputs says so"
+      elseif given ~= nil and not util.is_callable(given) then
+        fail(self, "inputs of module '%s' is %s, wanted a function(batch) or false", m.path, kind(given))
+      end
       list[#list + 1] = f
     end
   end
@@ -87,50 +93,6 @@ local function facts_of(list)
   return { dense_tables = dense }
 end
 
---- Where a model that is not distributed has tables that a backward pass updates: "module 'x'"; nil: it has none.
-local function fused_within(model)
-  if type(model) ~= "table" or not model.named_modules then return "the model" end
-  for _, m in ipairs(model:named_modules()) do
-    if rawget(m.module, "fused_params") then return ("module '%s'"):format(m.path) end
-  end
-end
-
---- Keep updates and averages of a model until its 'update', or not. (One without either has nothing to keep: its gradients add up.)
-local function accumulate(self, on)
-  if self.model.accumulate then self.model:accumulate(on) end
-end
-
---- What a schedule asks of model and optimizer.
-local function check_model(self, plan)
-  local model = self.model
-  if self.optimizer and plan.first.backward and not plan.first.optimizer then
-    fail(self, "there is an optimizer, but schedule '%s' has no operation 'optimizer'", plan.name)
-  end
-  local trains_itself = plan.first.update and not (type(model) == "table" and model.accumulate) and fused_within(model)
-  if trains_itself then
-    fail(self, "schedule '%s' has an 'update', for which the model must be a DistributedModelParallel; tables of %s update in backward",
-      plan.name, trains_itself)
-  end
-  if plan.first.sync and not (type(model) == "table" and model.sync and model.sync_interval == 0) then
-    fail(self, "schedule '%s' has a 'sync'; the model must be a DMPCollection with sync_interval = 0", plan.name)
-  end
-  for _, o in ipairs(plan.operations) do
-    if self.on_step and o.ahead ~= 0 and (o.kind == "backward" or o.kind == "update" or o.kind == "optimizer") then
-      fail(self, "on_step sets what holds in a step, but '%s' of schedule '%s' acts on another batch (ahead %d)", o.name, plan.name,
-        o.ahead)
-    end
-  end
-end
-
---- What a schedule asks of the Stage, and the other way round.
-local function check_stage(self, plan)
-  for _, what in ipairs { "receive", "send", "receive_grad", "send_grad" } do
-    if plan.first[what] and not self.stage then
-      fail(self, "schedule '%s' has a '%s'; the pipeline must have a stage", plan.name, what)
-    end
-  end
-end
-
 --- The ranks that take the same steps; nil: there are no others.
 local function group_of(model, list)
   local env = type(model) == "table" and model.dense_env
@@ -150,8 +112,9 @@ function Pipeline:init(args)
   check_arguments(self, a)
   self.model, self.optimizer, self.device, self.on_step = a.model, a.optimizer or false, a.device or false, a.on_step or false
   self.steps, self.measured, self.told, self.agreed, self.broken, self.next, self.before = 0, false, false, false, false, false, 0
+  self.frozen = a.optimizer == false
   self.hooks, self.plan, self.stage, self.again, self.averaging = false, false, a.stage or false, false, false
-  self.attached = false
+  self.attached, self.stepping = false, false
   self.sent_together = {} -- of actions.input_dist
   local present = { first = {} }
   for _, o in ipairs(a.schedule.operations) do present.first[o.kind] = o end
@@ -192,15 +155,14 @@ end
 function Pipeline:set_schedule(schedule)
   if not Schedule.is(schedule) then fail(self, "schedule is %s, wanted a Schedule", kind(schedule)) end
   local plan = schedule:check(facts_of(self.forwards))
-  check_model(self, plan)
-  check_stage(self, plan)
+  fits.check_model(self, plan)
+  fits.check_stage(self, plan)
   if self.next then
     self.following = schedule
     self.supply:hold()
     return
   end
   self.following, self.agreed = false, false
-  if self.plan and self.plan.first.update then accumulate(self, false) end
   self.schedule, self.plan = schedule, plan
   self.supply.most = plan.flush or math.huge
   self.sends_ids = plan.first.input_dist ~= nil
@@ -233,7 +195,6 @@ end
 --- that was attached. Calls of the model outside of the pipeline's steps are as ever.
 function Pipeline:attach()
   self.attached = true
-  if self.plan.first.update then accumulate(self, true) end
   for _, f in ipairs(self.forwards) do f.module:set_pipelined(f) end
   if self.hooks then self.hooks:attach() end
 end
@@ -245,7 +206,6 @@ function Pipeline:detach()
     if rawequal(f.module._pipelined, f) then f.module:set_pipelined(false) end
   end
   if self.hooks then self.hooks:detach() end
-  if self.plan.first.update then accumulate(self, false) end
 end
 
 --- Modules that run whole in the forward pass: a list of { path =, reason = }. Known after the first step.
@@ -300,13 +260,24 @@ local function compare_stages(self)
   stages.check(list)
 end
 
---- The first step of a run: ranks compare what they are about to do, and the operations that run ahead run.
-local function begin(self, batches)
-  if self.group and not self.agreed then
-    agree(self.group, self.class_name, { { "schedule", self.schedule:text() }, { "vote", tostring(self.vote) },
-      { "pipelined modules", table.concat(util.map(self.forwards, function(f) return f.path end), ", ") } })
+--- Ranks compare what they are about to do: hashes of it, and where those differ all of it, so that an error names what differs.
+local function compare_ranks(self)
+  local facts = self.schedule:facts()
+  facts[#facts + 1] = { "vote", tostring(self.vote) }
+  facts[#facts + 1] = { "list of pipelined modules", table.concat(util.map(self.forwards, function(f) return f:way() end), ", ") }
+  local hashes = self.group:all_gather_object(hash_of(facts), self.class_name)
+  for _, hash in ipairs(hashes) do
+    if hash ~= hashes[1] then return agree(self.group, self.class_name, facts) end
   end
-  if self.stage and not self.agreed then compare_stages(self) end
+end
+
+--- The first step of a run: ranks compare, and the operations that run ahead run. (Not where the same goes on after a flush: those are
+--- many.)
+local function begin(self, batches)
+  if not (self.again and self.agreed) then
+    if self.group then compare_ranks(self) end
+    if self.stage then compare_stages(self) end
+  end
   self.agreed, self.next, self.before = true, 0, self.steps
   self:attach()
   self.supply:start(batches, self.again)
@@ -346,6 +317,7 @@ end
 
 local function recorded(self, batches)
   if self.plan.grad == false then return P.no_grad(step, self, batches) end
+  accumulate(self, true)
   return step(self, batches)
 end
 
@@ -371,12 +343,22 @@ local function broken(self, err)
   error(err, 0)
 end
 
+--- What is called between steps is not called in one.
+local function check_between(self, name)
+  if not self.stepping then return end
+  fail(self, "%s is called within a step (by an operation, the loader or on_step); there stop() asks for no more batches", name)
+end
+
 --- One step: the next batch of the iterator `batches` (a function) is trained on. Returns what the model returned, or nil when there are no
 --- more. Another iterator than in the last call follows what is in flight. Collective.
 function Pipeline:progress(batches)
   if self.broken then fail(self, "an earlier step failed: %s", self.broken) end
+  check_between(self, "progress")
   if not self.next then check_batches(self, batches) end
+  self.stepping = true
   local ok, loss, second, third = xpcall(recorded, P.locate, self, batches)
+  self.stepping = false
+  accumulate(self, false)
   if not ok then broken(self, loss) end
   if loss ~= nil or self.next then return loss, second, third end
   self.supply:raise()
@@ -389,9 +371,25 @@ end
 --- Ask for no more batches: what is loaded is trained by the next steps, then there are none. All ranks together, or any of them.
 function Pipeline:stop() self.supply:stop() end
 
+--- Updates of batches that were trained last, which wait for others of their group: as at the end of the data.
+local function finish_group(self)
+  accumulate(self, true)
+  for i, o in ipairs(self.plan.operations) do
+    local b = self.next - 1 + o.ahead
+    if o.access.closes and b >= 0 and not acts_at(o, b) then
+      local context = self.ring[b % self.plan.depth + 1]
+      P.inside(context.scope, self.actions[i], self, context, o)
+      context:close()
+    end
+  end
+  accumulate(self, false)
+end
+
 --- Forget the batches that are loaded and not yet trained, when nobody goes on with them; returns how many. All ranks alike.
 function Pipeline:close()
+  check_between(self, "close")
   local n = 0
+  if self.next and not self.broken then finish_group(self) end
   if self.next then
     for _, c in ipairs(self.ring) do
       if c.index >= self.next and c.batch then n = n + 1 end
@@ -428,6 +426,8 @@ function Pipeline:run(batches)
 end
 
 signature.kind("Pipeline", "a Pipeline", Pipeline.is)
-signature.check("Pipeline:", Pipeline, { measure = "self: table, on: boolean?" })
+signature.check("Pipeline:", Pipeline, { measure = "self: Pipeline, on: boolean?", set_schedule = "self: Pipeline, schedule: any" })
+signature.check_each("Pipeline:", Pipeline, { "progress", "run" }, "self: Pipeline, batches: any")
+signature.check_each("Pipeline:", Pipeline, { "attach", "detach", "not_pipelined", "tell", "stop", "close" }, "self: Pipeline")
 
 return Pipeline

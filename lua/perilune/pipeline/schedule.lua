@@ -24,16 +24,36 @@ local fields = {
   ahead = 0,                         -- it acts on batch n + ahead in step n; below 0: on one that went before
   on = "main",                       -- its stream
   every = 1, at = util.optional.number, -- only on batches b with b % every == at (default: every - 1, the last of each `every`)
-  from_step = 0,                     -- only on batches from this one on
+  from_step = 0,                     -- only on batches from this one on; they count from 0
   until_step = util.optional.number, -- and on those before this one
   scale = 1,                         -- backward: of the loss
   hook = util.optional.string,       -- inside `backward`, which comes next: when the gradient of this module's output is there
   run = util.optional, needs = util.optional, makes = util.optional, reads = util.optional, changes = util.optional,
   posts = util.optional,             -- of an operation of one's own: see operations.own
 }
+local agreed = { "kind", "ahead", "on", "every", "at", "from_step", "until_step", "scale", "posts", "hook" } -- of all ranks alike
 local own_fields = { "run", "needs", "makes", "reads", "changes", "posts" }
 
 local MOST_AHEAD, MOST_EVERY = 16, 4096
+
+local function check_name(what, name)
+  if type(name) ~= "string" or name == "" or name:find "%c" then
+    P.fail(("%s: name is %s, wanted a line of text"):format(what, type(name) == "string" and ("%q"):format(name) or kind_of(name)))
+  end
+end
+
+--- On which batches it acts: some.
+local function check_when(what, o)
+  util.integer(what, "every", o.every, 1, MOST_EVERY)
+  o.at = util.integer(what, "at", o.at or o.every - 1, 0, o.every - 1)
+  util.integer(what, "from_step", o.from_step, 0)
+  if not o.until_step then return end
+  util.integer(what, "until_step", o.until_step, 0)
+  if o.from_step + (o.at - o.from_step) % o.every >= o.until_step then
+    P.fail(("%s: it acts on no batch: those from %d (from_step) on and before %d (until_step)%s are none"):format(what, o.from_step,
+      o.until_step, o.every > 1 and (" with b %% %d == %d (every, at)"):format(o.every, o.at) or ""))
+  end
+end
 
 local function operation(func, source, place)
   if type(source) ~= "table" or type(source[1]) ~= "string" then
@@ -43,30 +63,59 @@ local function operation(func, source, place)
   local kind, given = source[1], util.copy(source)
   given[1] = nil
   local o = util.named(("%s: operation '%s'"):format(func, kind), given, fields)
-  local own = {}
-  for _, field in ipairs(own_fields) do own[field] = o[field] end
+  local own, known = {}, operations.kinds[kind]
+  for _, field in ipairs(own_fields) do
+    own[field] = o[field]
+    if known and o[field] ~= nil then
+      P.fail(("%s: operation '%s' %s, and cannot have '%s'"):format(func, kind,
+        known.own and "has what it was registered with" or "is one of the library", field))
+    end
+  end
   o.kind, o.name = kind, o.name or kind
-  if o.run ~= nil then
-    if operations.kinds[kind] then P.fail(("%s: operation '%s' is one of the library, and cannot have a run"):format(func, kind)) end
-    o.own = operations.own(func, kind, own)
-  elseif not operations.kinds[kind] then
+  if o.run ~= nil then o.own = operations.own(func, kind, own)
+  elseif not known then
     P.fail(("%s: no operation '%s'; allowed: %s, or one with run = function(context, pipeline)"):format(func, kind,
       table.concat(operations.built_in, ", ")))
   end
-  if o.name == "" or o.name:find "%c" then
-    P.fail(("%s: operation '%s': name is %q, wanted a line of text"):format(func, kind, o.name))
-  end
+  check_name(("%s: operation '%s'"):format(func, kind), o.name)
   local what = ("%s: operation '%s'"):format(func, o.name)
   util.integer(what, "ahead", o.ahead, -MOST_AHEAD, MOST_AHEAD)
-  util.integer(what, "every", o.every, 1, MOST_EVERY)
-  o.at = util.integer(what, "at", o.at or o.every - 1, 0, o.every - 1)
-  util.integer(what, "from_step", o.from_step, 0)
-  if o.until_step then util.integer(what, "until_step", o.until_step, 0) end
+  check_when(what, o)
   if type(o.on) ~= "string" or not o.on:match "^[%a_][%w_]*$" then
     P.fail(("%s: on is %s, wanted the name of a stream, such as 'main'"):format(what, kind_of(o.on)))
   end
   if not (o.scale > 0 and o.scale < math.huge) then P.fail(("%s: scale is %g, allowed: numbers above 0"):format(what, o.scale)) end
   return o
+end
+
+--- Everything that ranks must agree on: a list of { what it is, text }.
+local function facts_of(self)
+  local list = { { "schedule", tostring(self.name) },
+    { "order of operations", table.concat(util.map(self.operations, function(o) return tostring(o.name) end), ", ") } }
+  local function add(what, value) list[#list + 1] = { what, type(value) == "number" and ("%.17g"):format(value) or tostring(value) } end
+  for _, option in ipairs { "depth", "flush", "grad" } do add(option, self[option]) end
+  for _, promise in ipairs { "staleness", "live" } do
+    for what, n in util.ordered(self[promise]) do add(("%s of %s"):format(promise, what), n) end
+  end
+  for _, o in ipairs(self.operations) do
+    for _, field in ipairs(agreed) do add(("%s of '%s'"):format(field, o.name), o[field]) end
+  end
+  return list
+end
+
+local function text_of(facts)
+  return table.concat(util.map(facts, function(f) return f[1] .. ": " .. f[2] end), "\n")
+end
+
+--- The library's schedules are everybody's, and each was checked as it was made: one whose fields were assigned to is refused.
+local function check_intact(self)
+  for i, fact in ipairs(facts_of(self)) do
+    local was = self.made[i]
+    if not was or was[1] ~= fact[1] or was[2] ~= fact[2] then
+      P.fail(("schedule '%s': its %s was assigned to, and is %s; a Schedule stays as it is: with, set, move, insert, drop and retime make "
+        .. "new ones"):format(self.made[1][2], fact[1], fact[2]))
+    end
+  end
 end
 
 local options = { name = "schedule", depth = util.optional.number, flush = util.optional.number, staleness = util.optional.table,
@@ -79,6 +128,7 @@ function Schedule:init(source)
   local given = util.copy(source)
   for i = 1, #source do given[i] = nil end
   local a = util.named(func, given, options)
+  check_name(func, a.name)
   self.name, func = a.name, ("schedule '%s'"):format(a.name)
   self.depth = a.depth and util.integer(func, "depth", a.depth, 1)
   self.flush = a.flush and util.integer(func, "flush", a.flush, 1, MOST_EVERY) -- so many batches are done with before others begin
@@ -101,12 +151,14 @@ function Schedule:init(source)
     names[o.name], o.place = i, i
     self.operations[i] = o
   end
+  self.made = facts_of(self)
 end
 
 -- -- editing -------------------------------------------------------------------------------------------------------------------------
 
 --- The source of which `self` could be made again.
 local function source_of(self)
+  check_intact(self)
   local source = { name = self.name, depth = self.depth, flush = self.flush, staleness = util.copy(self.staleness),
     live = util.copy(self.live), grad = self.grad }
   for i, o in ipairs(self.operations) do
@@ -200,23 +252,20 @@ function Schedule:called(name) return self:with { name = name } end
 
 --- What follows from it (check.lua), or an error that says which two operations do not go together, and over what. facts:
 --- { dense_tables = whether an optimizer of the dense part trains tables }.
-function Schedule:check(facts) return check.run(self, facts or {}) end
-
---- Everything that ranks must agree on, as text.
-function Schedule:text()
-  local lines = { ("%s depth=%s%s tables=%d dense=%d grad=%s"):format(self.name, tostring(self.depth or "auto"),
-    self.flush and " flush=" .. self.flush or "", self.staleness.tables, self.staleness.dense, tostring(self.grad)) }
-  for i, o in ipairs(self.operations) do
-    lines[i + 1] = ("%s %s ahead=%d on=%s every=%d at=%d from=%d until=%s scale=%.17g posts=%s hook=%s"):format(o.name, o.kind, o.ahead,
-      o.on, o.every, o.at, o.from_step, tostring(o.until_step or "ever"), o.scale, tostring(o.posts or "default"),
-      tostring(o.hook or "none"))
-  end
-  return table.concat(lines, "\n")
+function Schedule:check(facts)
+  check_intact(self)
+  return check.run(self, facts or {})
 end
 
---- 16 hexadecimal digits of the text (FNV-1a): equal on ranks that run the same schedule.
-function Schedule:hash()
-  local text, high, low = self:text(), 0xcbf29ce4, 0x84222325
+--- Everything that ranks must agree on: a list of { what it is, text }.
+function Schedule:facts() return facts_of(self) end
+
+--- The same as text.
+function Schedule:text() return text_of(self:facts()) end
+
+--- 16 hexadecimal digits of such a list (FNV-1a of its text).
+function Schedule.hash_of(facts)
+  local text, high, low = text_of(facts), 0xcbf29ce4, 0x84222325
   for i = 1, #text do -- a 64-bit product of two halves, each below 2^53
     low = bit.bxor(low, text:byte(i)) % 2 ^ 32
     local product = low * 0x1b3
@@ -226,12 +275,16 @@ function Schedule:hash()
   return ("%08x%08x"):format(high, low)
 end
 
+--- Equal on ranks that run the same schedule.
+function Schedule:hash() return Schedule.hash_of(self:facts()) end
+
 function Schedule:__tostring() return require("perilune.pipeline.show").table_of(self) end
 
 signature.kind("Schedule", "a Schedule", Schedule.is)
 signature.check("Schedule:", Schedule, { move = "self: Schedule, name: string, where: table, changes: table?",
   insert = "self: Schedule, o: table, where: table?", set = "self: Schedule, changes: table", retime = "self: Schedule, aheads: table",
   with = "self: Schedule, changes: table", called = "self: Schedule, name: string", check = "self: Schedule, facts: table?" })
-signature.check_each("Schedule:", Schedule, { "text", "hash" }, "self: Schedule")
+signature.check("Schedule.", Schedule, { hash_of = "facts: list" })
+signature.check_each("Schedule:", Schedule, { "text", "facts", "hash" }, "self: Schedule")
 
 return Schedule

@@ -280,4 +280,4 @@ signature.check_each("show.", M, { "trace", "times", "compare" }, "pipeline: Pip
 signature.check("show.", M, { simulate = "schedule: Schedule, times: table, steps: count",
   simulation = "schedule: Schedule, times: table", hints = "schedule: Schedule, times: table" })
 
-return M
+return util.face("peri.pipeline.show", M)

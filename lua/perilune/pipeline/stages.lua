@@ -14,6 +14,7 @@ local Schedule = require "perilune.pipeline.schedule"
 local contexts = require "perilune.pipeline.context"
 local unroll = require "perilune.pipeline.unroll"
 local group_of = require("perilune.dist.group").group_of
+local kind_of = require("perilune.errors").kind
 local signature = require "perilune.signature"
 
 local M = {}
@@ -44,7 +45,7 @@ function Stage:init(args)
   if world:size() % self.stages ~= 0 then
     P.fail(("Stage: %d ranks cannot be %d stages of as many ranks each"):format(world:size(), self.stages))
   end
-  if not util.is_callable(a.shape) then P.fail "Stage: shape is no function(batch)" end
+  if not util.is_callable(a.shape) then P.fail(("Stage: shape is %s, wanted a function(batch)"):format(kind_of(a.shape))) end
   local each = world:size() / self.stages
   self.index, self.shape, self.dtype, self.device = math.floor(world:rank() / each), a.shape, a.dtype, a.device
   self.group, self.before, self.after, self.sent = false, false, false, {}
@@ -75,11 +76,21 @@ local function keep(self, work)
   if #sent > 2 * self.stages then table.remove(sent, 1):wait() end
 end
 
+--- What `shape` says of a batch.
+local function shape_of(self, batch)
+  local shape = self.shape(batch)
+  local sound = type(shape) == "table" and #shape > 0
+  for i = 1, sound and #shape or 0 do sound = sound and type(shape[i]) == "number" and shape[i] >= 0 and shape[i] % 1 == 0 end
+  if sound then return shape end
+  P.fail(("Stage: shape, asked on stage %d, returned %s, wanted a list of sizes such as { batch.rows, 64 }"):format(self.index,
+    type(shape) == "table" and "a list with something else" or kind_of(shape)))
+end
+
 local function room(self, shape) return Tensor.empty(shape, self.dtype, self.device) end
 
 --- What the stage before makes of a batch is wanted: { work, tensor }. Posts only.
 function Stage:receive(context, o)
-  local x = room(self, self.shape(context.batch))
+  local x = room(self, shape_of(self, context.batch))
   return { work = neighbour(self, "before", o).activations:broadcast(x, 0), tensor = x }
 end
 --- A copy is sent: a broadcast counts as a change of its tensor, which the backward pass still needs.

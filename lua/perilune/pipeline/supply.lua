@@ -7,7 +7,6 @@ local Tensor = require "perilune.tensor"
 local jagged = require "perilune.jagged"
 local Batch = require("perilune.data.batch").Batch
 local errors = require "perilune.errors"
-local utils = require "perilune.dist.collective_utils"
 
 local Supply = util.class "Supply"
 
@@ -17,16 +16,17 @@ function Supply:init(group, make_empty, device, lockstep)
   self.lockstep = lockstep or false
   self.group = group and group:size() > 1 and group or false
   self.make_empty, self.device, self.empty, self.ring = make_empty or false, device or false, false, false
-  self.held, self.ended, self.most = false, false, math.huge
+  self.held, self.ended, self.most, self.before, self.total = false, false, math.huge, 0, 0
   self:start(false)
 end
 
 --- From now on batches of `source`, numbered from 0. total: how many there are, once that is known; dry: none is asked for any more;
 --- ended: the source has no more; stopping: somebody wants no more; held: another schedule is to go on with the source; most: so many are
---- together, and the others wait for the next start; full: so many were given. again: they go on so.
+--- together, and the others wait for the next start; full: so many were given. again: they go on so; before: with so many before them.
 function Supply:start(source, again)
   local stopping = again and self.stopping or false
   local over = self.held and self.ended and rawequal(source, self.source)
+  self.before = again and self.before + self.total or 0
   self.source, self.total, self.failed, self.error = source, math.huge, 0, nil
   self.dry, self.ended = over or stopping and not self.lockstep or false, over or false
   self.stopping, self.held, self.full = stopping, false, false
@@ -86,28 +86,23 @@ local function make_template(self, batch)
   self.empty = { ok and made or nil, why = not ok and errors.describe(made) or nil }
 end
 
---- A rank that cannot take part because its loader has failed says that, and not what follows from it.
-local function blame_loader(self)
-  if self.error == nil then return end
-  self.group:abort(("the loader of rank %d failed: %s"):format(self.group:rank(), errors.describe(self.error)))
-  error(self.error, 0)
+--- An error of all ranks.
+local function give_up(self, text, ...)
+  self.group:abort(text:format(...))
+  self.group:check_healthy()
 end
 
 local function empty_batch(self, index)
   if not self.empty then
     if not self.make_empty then
-      blame_loader(self)
-      self.group:abort(("rank %d has no batch at all where others have; give empty_batch = function() ... end"):format(self.group:rank()))
-      self.group:check_healthy()
+      give_up(self, "rank %d has no batch at all where others have; give empty_batch = function() ... end", self.group:rank())
     end
     make_template(self)
   end
   local batch = self.empty[1]
   if batch == nil then
-    blame_loader(self)
-    self.group:abort(("rank %d has no batch %d where others have, and no empty one can be made%s; give empty_batch = function() ... end")
-      :format(self.group:rank(), index, self.empty.why and " (" .. self.empty.why .. ")" or ""))
-    self.group:check_healthy()
+    give_up(self, "rank %d has no batch %d where others have, and no empty one can be made%s; give empty_batch = function() ... end",
+      self.group:rank(), self.before + index, self.empty.why and " (" .. self.empty.why .. ")" or "")
   end
   return moved(self, batch)
 end
@@ -121,6 +116,7 @@ local function pull(source)
   state.scope = false
   local ok, batch = xpcall(source, P.locate)
   state.scope = scope
+  if ok and batch == false then return pcall(P.fail, "the loader returned false, wanted a batch, or nil at the end") end
   return ok, batch
 end
 
@@ -132,11 +128,20 @@ local function next_batch(self)
     if not self.group then self.failed = 1 end
     return false
   end
-  if batch == nil or batch == false then
+  if batch == nil then
     self.dry, self.ended = true, true
     return false
   end
   return batch
+end
+
+--- What this rank says with a batch, or with none: whether it has one; who has failed; whether somebody wants no more; whether nobody can
+--- train without this rank, which has none; who is to go on with another schedule, and who is not.
+local function votes_of(self, batch)
+  local rank, failed = self.group:rank() + 1, self.error ~= nil
+  local alone = self.lockstep or failed and not (self.empty and self.empty[1] ~= nil or not self.empty and self.make_empty)
+  return { batch and 1 or 0, failed and rank or 0, self.stopping and 1 or 0, not batch and alone and 1 or 0, self.held and rank or 0,
+    not self.held and rank or 0 }
 end
 
 --- Ask for the batch of `context`, and let the others know. Collective, if there are others.
@@ -154,9 +159,7 @@ function Supply:load(context)
     return
   end
   if batch then make_template(self, batch) end
-  local failed = self.error ~= nil and self.group:rank() + 1 or 0
-  local votes = { batch and 1 or 0, failed, self.stopping and 1 or 0, batch and 0 or 1 }
-  context.vote = self.group:all_reduce(Tensor.tensor(votes, "i64", "cpu"), "max")
+  context.vote = self.group:all_reduce(Tensor.tensor(votes_of(self, batch), "i64", "cpu"), "max")
 end
 
 local function settle(self, context)
@@ -165,11 +168,14 @@ local function settle(self, context)
   context.vote = false
   if failed > 0 then self.failed, self.dry = failed, true end
   if result:item(2) > 0 then self.stopping, self.dry = true, true end
-  if self.lockstep and result:item(3) > 0 then
-    if have > 0 and failed == 0 then
-      self.group:abort(("there is no batch %d on some stages, where others have one; all stages load the same batches"):format(
-        context.index))
-      self.group:check_healthy()
+  local held, goes_on = result:item(4), result:item(5)
+  if held > 0 and goes_on > 0 then
+    give_up(self, "set_schedule was called on rank %d and not on rank %d: it is collective", held - 1, goes_on - 1)
+  end
+  if result:item(3) > 0 then
+    if self.lockstep and have > 0 and failed == 0 then
+      give_up(self, "there is no batch %d on some stages, where others have one; all stages load the same batches",
+        self.before + context.index)
     end
     have = 0 -- a loader has failed: nobody trains it
   end
@@ -196,12 +202,19 @@ function Supply:stop() self.stopping, self.dry = true, self.dry or not self.lock
 --- Ask for no more batches until the next start, which goes on with the same source. On all ranks together.
 function Supply:hold() self.held, self.dry = true, true end
 
---- After the last batch: the error of the loader that failed, if one did, on all ranks. Collective then.
+--- After the last batch: the error of the loader that failed, if one did, on all ranks; a rank whose own has failed gets that. Collective
+--- then.
 function Supply:raise()
-  local failed, err = self.failed, self.error
-  if failed == 0 then return end
+  local err = self.error
+  if self.failed == 0 then return end
   if not self.group then error(err, 0) end
-  utils.invoke_on_rank_and_broadcast_result(self.group, failed - 1, function() error(err, 0) end)
+  local said = self.group:all_gather_object(err ~= nil and (errors.describe(err)), "Supply:raise")
+  if err ~= nil then error(err, 0) end
+  for r, text in ipairs(said) do
+    if text then
+      errors.raise { code = P.C.PERI_EPEER, name = "EPEER", where = "", message = ("the loader of rank %d failed: %s"):format(r - 1, text) }
+    end
+  end
 end
 
 return Supply
