@@ -212,13 +212,17 @@ static peri_status rows_start(const batch *b, int32_t part, peri_tensor *owner, 
     return PERI_OK;
 }
 
+/** Whether the rows of parts up to @part are there. All lanes are looked at: one of two hops sets out on the second one here, also while
+ *  others are on their way. */
 static peri_status rows_test(peri__journey *journeys, int32_t part)
 {
+    peri_status all = PERI_OK;
     for (int32_t lane = 0; lane < PERI__LANES; lane++) {
-        peri_status status = peri__lane_part(lane) == part ? peri__journey_test(&journeys[lane]) : PERI_OK;
-        if (status != PERI_OK) return status;
+        peri_status status = peri__journey_test(&journeys[lane]);
+        if (status < 0) return status;
+        if (status != PERI_OK && peri__lane_part(lane) <= part) all = status;
     }
-    return PERI_OK;
+    return all;
 }
 
 /* -- backward: the gradient is back ------------------------------------------------------------------------------------------------ */
@@ -500,7 +504,7 @@ static peri_status output_step(peri_work *work)
 {
     output_dist *o = (output_dist *)work;
     peri_status status = o->sent ? PERI_OK : PERI_PENDING;
-    for (int32_t part = 0; status == PERI_OK && part < o->batch->ebc->parts; part++) status = rows_test(o->rows, part);
+    if (status == PERI_OK) status = rows_test(o->rows, PERI__PARTS);
     if (status == PERI_OK && o->ids) status = peri__arrival_test(o->ids->arrival);
     return status < 0 ? peri__group_fail(o->batch->ebc->group, status) : status;
 }
