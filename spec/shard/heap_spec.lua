@@ -1,0 +1,72 @@
+-- Buffers of rows lie in memory that the ranks of a machine map from each other (runtime/backends/mpi/near_heap.c). Where that is not to be
+-- had, or forbidden, rows travel as before: outputs and updated tables are the same, to the bit.
+-- (mpirun: none: it starts its own)
+local shell = require "spec.support.shell"
+
+local script = [[
+local peri = require "perilune"
+local plan = peri.plan
+local world = peri.init()
+local entries = { plan.table_wise(1), plan.column_wise(), plan.row_wise(), plan.table_wise(0) }
+local tables, plans, keys = {}, {}, {}
+for i, entry in ipairs(entries) do
+  keys[i] = "f" .. i
+  tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = 500, embedding_dim = 64, feature_names = { keys[i] } }
+  plans["t" .. i] = entry
+end
+local module = peri.shard.ShardedEmbeddingBagCollection { tables = tables, plan = plans, group = world,
+  fused_params = { optimizer = "adagrad", learning_rate = 0.1 } }
+local SAMPLES, text = 600, ""
+for step = 1, 3 do
+  peri.scope(function()
+    local values = {}
+    for i = 1, 4 * SAMPLES do values[i] = (i * 7919 + step * 31 + world:rank() * 17) % 500 end
+    local rows = module:forward(peri.KeyedJaggedTensor { keys = keys, values = peri.tensor(values, "i64"),
+      lengths = peri.full({ 4 * SAMPLES }, 1, "i32") }):values()
+    peri.backward({ rows }, { peri.full(rows:shape(), 0.01 * step, "f32") })
+    text = text .. (" %.17g"):format((rows * rows):sum():item())
+  end)
+end
+local heaps = 0
+for line in io.lines "/proc/self/maps" do
+  if line:match "/memfd:perilune" then heaps = heaps + 1 end
+end
+print(("rank %d: heaps %d;%s"):format(world:rank(), heaps, text))
+peri.finish()
+]]
+
+--- By rank: the heaps that it had mapped, and what it computed.
+local function run(before)
+  local folder, clean = shell.temporary()
+  local out, status = shell.run(("%s %s run -n 2 -t 1 %s"):format(before, shell.perilune, shell.write(folder .. "/script.lua", script)))
+  clean()
+  assert.equal(0, status, out)
+  local heaps, sums = {}, {}
+  for rank, n, text in out:gmatch "rank (%d): heaps (%d+);([^\n]*)" do heaps[tonumber(rank)], sums[tonumber(rank)] = tonumber(n), text end
+  assert.is_truthy(sums[0] and sums[1], out)
+  return heaps, sums
+end
+
+describe("memory that ranks of a machine map from each other", function()
+  local missing = not shell.has "mpirun" and "Open MPI was not found" or shell.no_launcher()
+  local heaps, sums
+
+  it("is there on each, its own and the other's", function()
+    if missing then return pending(missing) end
+    heaps, sums = run ""
+    assert.same({ [0] = 2, [1] = 2 }, heaps)
+    assert.is_true(tonumber((sums[0]:match "%S+$")) > 0)
+  end)
+
+  for what, before in pairs {
+    ["where files may not be as long as memory"] = "ulimit -f 1000000;",
+    ["where ranks send messages only"] = "PERI_MPI_NEAR=0",
+  } do
+    it("changes no bit " .. what, function()
+      if missing then return pending(missing) end
+      local few, same = run(before)
+      if before:match "ulimit" then assert.same({ [0] = 0, [1] = 0 }, few) else assert.same({ [0] = 1, [1] = 1 }, few) end
+      assert.same(sums, same)
+    end)
+  end
+end)
