@@ -56,11 +56,8 @@ end
 local Awaitable = util.class "Awaitable"
 M.Awaitable = Awaitable
 
-function Awaitable:init()
-  rawset(self, "callbacks", {})
-  rawset(self, "_state", "pending") -- "done" with _result, or "failed" with _error
-  rawset(self, "_result", nil)
-end
+--- Fields come as they are needed: `callbacks` with the first one, `_state` ("waiting", then "done" with _result, or "failed") with wait().
+function Awaitable:init() end -- luacheck: ignore 212
 
 --- What a class of awaitables defines: wait (through other awaitables, or P.pause) and return the result. Called once.
 function Awaitable:_wait_impl() -- luacheck: ignore 212
@@ -75,7 +72,7 @@ end
 local function settle(self, ok, result)
   if ok then
     local callbacks = rawget(self, "callbacks")
-    for i = 1, #callbacks do
+    for i = 1, callbacks and #callbacks or 0 do
       ok, result = xpcall(callbacks[i], P.locate, result)
       if not ok then break end
     end
@@ -99,14 +96,15 @@ end
 --- True when wait() would return (or raise) at once. Never waits.
 function Awaitable:test()
   local now = rawget(self, "_state")
-  return now == "done" or now == "failed" or (now == "pending" and self:_test_impl()) or false
+  return now == "done" or now == "failed" or (now == nil and self:_test_impl()) or false
 end
 
 --- Let `f(result)` replace the result when it comes. Returns self.
 function Awaitable:and_then(f)
-  if rawget(self, "_state") ~= "pending" then P.fail "Awaitable:and_then: it was already waited for" end
-  local callbacks = rawget(self, "callbacks")
+  if rawget(self, "_state") then P.fail "Awaitable:and_then: it was already waited for" end
+  local callbacks = rawget(self, "callbacks") or {}
   callbacks[#callbacks + 1] = f
+  rawset(self, "callbacks", callbacks)
   return self
 end
 
