@@ -8,6 +8,7 @@ local launcher = require "perilune.launcher"
 local step = require "perilune.plan.step"
 local measure = require "perilune.launch.measure"
 local fit = require "perilune.launch.fit"
+local files = require "perilune.plan.text"
 local Tensor, plan, util, C = peri.Tensor, peri.plan, peri.util, peri.ffi.C
 
 local M = {}
@@ -331,12 +332,11 @@ function M.run(options)
   local world = peri.init()
   local first = world:rank() == 0
   local live = first and (os.getenv "PERI_PROGRESS" or (os.execute "test -t 1" == 0 and "live" or "lines")) == "live"
-  local path = options.output or plan.Topology.kept_path(world:size(), world.local_size)
+  local kept = plan.Topology.kept_path(world:size(), world.local_size)
+  local path = options.output or kept
   if not path then peri.ffi.fail "calibrate: no folder for what is measured (PERI_TUNE=off, or no home); give --output" end
   peri.dist.collective_utils.invoke_on_rank_and_broadcast_result(world, 0, function() -- a file that cannot be, before all the work
-    local file, why = io.open(path, "ab")
-    if not file then peri.ffi.fail("calibrate: --output " .. why) end
-    file:close()
+    files.probe(path, options.output and "calibrate: --output" or "calibrate", path == kept)
   end)
   local function tell(done, all, text)
     if not live then return end
@@ -348,7 +348,7 @@ function M.run(options)
   if not first then return end
   if live then io.stdout:write "\r\27[K" end
   report(topology, off, print)
-  topology:save(path)
+  topology:save(path, path == kept)
   print("kept in " .. path)
 end
 
