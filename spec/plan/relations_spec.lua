@@ -154,11 +154,14 @@ describe("relations that cannot be", function()
 
   it("are refused where they are made", function()
     for words, f in pairs { -- any order
-      ["plan.spread: per is 'node', allowed: rank, host"] = function() plan.spread({ "a" }, "node") end,
+      ["plan.spread: per is 'node', allowed: rank, host"] = function() plan.spread({ "a", "b" }, "node") end,
       ["plan.at_most: count is 0"] = function() plan.at_most(0, { "a" }) end,
       ["plan.pin: units[1] is -1"] = function() plan.pin("a", -1) end,
       ["plan.forbid: wanted a number or a list"] = function() plan.forbid("a", {}) end,
       ["plan.colocate: tables[2] is a number, wanted a name"] = function() plan.colocate { "a", 2 } end,
+      ["plan.colocate: 'b' behind tables, wanted one list of names"] = function() plan.colocate("a", "b") end,
+      ["plan.colocate: tables is the one table 'a', wanted a list of two or more"] = function() plan.colocate { "a" } end,
+      ["plan.spread: tables is the one table 'a', wanted a list of two or more"] = function() plan.spread "a" end,
       ["plan.colocate: tables is nil"] = function() plan.colocate() end,
     } do assert.error_matches(f, words, 1, true) end
   end)
@@ -200,6 +203,12 @@ describe("a user's functions", function()
     end }
     planner:plan(model)
     assert.equal(1, planner.last.best.rating)
+  end)
+
+  it("change what is there, and return nothing", function()
+    assert.error_matches(function() planner_of({ cost = function(perf) perf.fwd_comp = 1 end }):plan(model) end,
+      "cost: perf has no field 'fwd_comp'; it has: fwd_compute, ", nil, true)
+    assert.error_matches(function() planner_of({ cost = function() return 5 end }):plan(model) end, "cost: it returned 5, wanted nothing")
   end)
 
   it("decide which plan is better", function()

@@ -14,6 +14,9 @@ local reasons = require "perilune.plan.reasons"
 local relations = require "perilune.plan.relations"
 local objectives = require "perilune.plan.objectives"
 local kinds = require "perilune.plan.kinds"
+local describe = require "perilune.plan.describe"
+local constraints_of = require "perilune.plan.constraints"
+local nn = require "perilune.nn"
 local signature = require "perilune.signature"
 local collective_utils = require "perilune.dist.collective_utils"
 
@@ -183,12 +186,20 @@ local function exhaust(self, search, proposer)
   end
 end
 
+--- A model as searches take it: of an nn.Module, or of a plain table, what describe.lua makes of it.
+function M.described(func, model)
+  if nn.Module.is(model) or type(model) == "table" and rawget(model, "tables") ~= nil then model = describe.of(model) end
+  return signature.value(func, "model", model, "model")
+end
+
 --- Look for the best plan of a model (see enumerators.lua). Returns { best = { proposal =, placement =, rating =, units = and
 --- unit_placement = the same with co-located tables as one option } or nil, space = all options, units = those that proposals are made of,
 --- refused = those that relations leave out, topology = what was left of it, num_proposals =, num_plans =, stopped = at the limit,
 --- failure = the smallest that did not fit }.
 function EmbeddingShardingPlanner:search(model)
   self.last = nil
+  model = M.described("EmbeddingShardingPlanner:search", model)
+  constraints_of.check("EmbeddingShardingPlanner", self.constraints, model)
   local reserved = self.storage_reservation:reserve(self.topology, model, self.batch_size, self.constraints)
   local search = { num_proposals = 0, num_plans = 0, placements = 0, known = {}, topology = reserved, stopped = false,
     room = { hbm = 0, ddr = 0, ssd = 0 }, space = self.enumerator:enumerate(model) }
@@ -235,6 +246,7 @@ end
 
 --- The ShardingPlan of a model: a list of collections (enumerators.lua). An error if nothing fits. Local; the search is kept in `last`.
 function EmbeddingShardingPlanner:plan(model)
+  model = M.described("EmbeddingShardingPlanner:plan", model)
   local ok, search = pcall(self.search, self, model)
   if not ok then
     local err, own = search, self.storage_reservation.class_name
@@ -256,6 +268,7 @@ end
 --- The same plan on every rank of a group (nil: a single process): rank 0 of the group makes it, as data, and all must have asked for the
 --- same tables and machines. Collective; waits. What rank 0 raises is raised on all.
 function EmbeddingShardingPlanner:collective_plan(model, group)
+  model = M.described("EmbeddingShardingPlanner:collective_plan", model)
   if group == nil then return self:plan(model) end
   local facts = { { "the topology", tostring(self.topology) }, { "the batch size", self.batch_size } }
   for _, collection in ipairs(model) do
@@ -270,8 +283,9 @@ function EmbeddingShardingPlanner:collective_plan(model, group)
 end
 
 signature.object("search", "a search", { topology = "Topology" })
-kinds.methods(EmbeddingShardingPlanner, { search = "model: model", rate = "search: search, proposal: proposal, placement: table",
-  plan = "model: model", collective_plan = "model: model, group: Group?" })
-signature.check("plan.planner.", M, { entry = "option: ShardingOption, ranks: any, topology: Topology" })
+kinds.methods(EmbeddingShardingPlanner, { search = "model: any", rate = "search: search, proposal: proposal, placement: table",
+  plan = "model: any", collective_plan = "model: any, group: Group?" })
+signature.check("plan.planner.", M, { described = "func: string, model: any",
+  entry = "option: ShardingOption, ranks: any, topology: Topology" })
 
 return M

@@ -52,12 +52,22 @@ local function units_of(func, units)
   return set
 end
 
+--- The same of a relation between tables: two names, or a pattern.
+local function several_of(func, tables)
+  tables = tables_of(func, tables, 1)
+  if tables[2] or tables[1]:find("*", 1, true) then return tables end
+  P.fail(("%s: tables is the one table '%s', wanted a list of two or more, or a pattern with *"):format(func, tables[1]))
+end
+
 --- Tables that are cut alike, and shard by shard on the same ranks.
-function M.colocate(tables) return Relation { kind = "colocate", tables = tables_of("plan.colocate", tables, 1), per = "rank" } end
+function M.colocate(tables, more)
+  if more ~= nil then P.fail(("plan.colocate: %s behind tables, wanted one list of names"):format(signature.text(more))) end
+  return Relation { kind = "colocate", tables = several_of("plan.colocate", tables), per = "rank" }
+end
 
 --- No rank (or host) has shards of two of the tables.
 function M.spread(tables, per)
-  return Relation { kind = "spread", tables = tables_of("plan.spread", tables, 1), count = 1, per = per_of("plan.spread", per) }
+  return Relation { kind = "spread", tables = several_of("plan.spread", tables), count = 1, per = per_of("plan.spread", per) }
 end
 
 --- No rank (or host) has shards of more than `count` of the tables.
