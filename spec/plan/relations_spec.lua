@@ -149,6 +149,9 @@ describe("relations that cannot be", function()
     refused({ plan.pin("tt", 2) }, "relation 'pin { tt } to ranks 2': there is no table 'tt', but t1, t2, t3")
     refused({ plan.pin("t1", 8) }, "relation 'pin { t1 } to ranks 8': there is no rank 8, allowed: 0..7")
     refused({ plan.forbid("t1", 2, "host") }, "there is no host 2, allowed: 0..1")
+    refused({ plan.pin("t1", 1), plan.pin("t1", 2) }, "relations 'pin { t1 } to ranks 1' and 'pin { t1 } to ranks 2' leave table 't1' no rank")
+    refused({ plan.colocate { "t1", "t2" }, plan.pin("t1", 1), plan.forbid("t2", { 1, 3 }) },
+      "relations 'pin { t1 } to ranks 1' and 'forbid { t2 } on ranks 1, 3' leave table 't1 + t2' no rank")
     refused({ "t1" }, "relations[1] is a string, wanted plan.colocate")
   end)
 

@@ -146,7 +146,7 @@ local function check_options(options)
     P.fail(("perilune plan: --save '%s', allowed: names that end in .plan or .json; others are read as programs"):format(options.save))
   end
   for _, name in ipairs { "save", "html", "trace" } do
-    if options[name] then text.probe(options[name], "perilune plan: --" .. name) end
+    if options[name] then text.probe(options[name], "perilune plan --" .. name) end
   end
 end
 

@@ -240,6 +240,7 @@ local function why_nothing_fits(self, search, model)
   local words = ("EmbeddingShardingPlanner: none of %d proposals fits %d ranks of %s (%s)%s: in the smallest, %s"):format(
     search.num_proposals, t.world_size, reasons.gib(t.devices[1][tier]), tier, search.stopped and ", where the search stopped" or "",
     reasons.failure(search.failure.why, t))
+  if t.rules and t.rules.contradiction then words = words .. "; " .. t.rules.contradiction end
   local change = reasons.would_fit(self, model)
   return change and words .. "; " .. change or words
 end
