@@ -218,6 +218,7 @@ function M.main(words)
   local parser = make_parser()
   parser.error = function(self, message)
     local hint = ""
+    message = message:gsub("^unknown option '(%-%d[%d.]*)'.*$", "'%1' is no option, and no number that an option takes: none is below 0")
     local file = list[1] and list[1]:match "%.lua$" and io.open(list[1])
     if file then
       file:close()

@@ -192,13 +192,35 @@ function M.described(func, model)
   return signature.value(func, "model", model, "model")
 end
 
+--- A model in an order that does not depend on the one in which its collections and tables are given: ties go by it.
+local function in_order(model)
+  local function by(list, name)
+    local sorted, keys = {}, {}
+    for i, x in ipairs(list) do -- t2 before t10, as people count
+      sorted[i], keys[x] = x, x[name]:gsub("%d+", function(digits) return ("0"):rep(20 - #digits) .. digits end)
+    end
+    table.sort(sorted, function(a, b)
+      if keys[a] ~= keys[b] then return keys[a] < keys[b] end
+      return a[name] < b[name]
+    end)
+    return sorted
+  end
+  local out = util.copy(model)
+  for i, collection in ipairs(by(model, "path")) do
+    local copy = util.copy(collection)
+    copy.tables = by(collection.tables, "name")
+    out[i] = copy
+  end
+  return out
+end
+
 --- Look for the best plan of a model (see enumerators.lua). Returns { best = { proposal =, placement =, rating =, units = and
 --- unit_placement = the same with co-located tables as one option } or nil, space = all options, units = those that proposals are made of,
 --- refused = those that relations leave out, topology = what was left of it, num_proposals =, num_plans =, stopped = at the limit,
 --- failure = the smallest that did not fit }.
 function EmbeddingShardingPlanner:search(model)
   self.last = nil
-  model = M.described("EmbeddingShardingPlanner:search", model)
+  model = in_order(M.described("EmbeddingShardingPlanner:search", model))
   constraints_of.check("EmbeddingShardingPlanner", self.constraints, model)
   local reserved = self.storage_reservation:reserve(self.topology, model, self.batch_size, self.constraints)
   local search = { num_proposals = 0, num_plans = 0, placements = 0, known = {}, topology = reserved, stopped = false,

@@ -77,8 +77,8 @@ local function least_more(with)
   return high
 end
 
---- The least memory more on every rank, before what is reserved for others, with which a proposal finds a place: words, or nil. why: what it
---- failed for; budget.left: shards that may be placed to find out.
+--- The least memory more on every rank, before what is reserved for others, with which a proposal finds a place: words, or nil. why: what
+--- it failed for; budget.left: shards that may be placed to find out.
 local function more_would_do(planner, search, model, proposal, why, budget)
   local tier, shards = why.tier, #proposal
   if not tier or budget.left <= 0 then return nil end
@@ -100,7 +100,8 @@ local function more_would_do(planner, search, model, proposal, why, budget)
   if other == tier or not placed { [tier] = MOST_MORE, [other] = MOST_MORE } then return nil end
   bytes = least_more(function(x) return placed { [tier] = x, [other] = MOST_MORE } end)
   local others = bytes and least_more(function(x) return placed { [tier] = bytes, [other] = x } end)
-  return others and ("; it would fit with %s (%s) and %s (%s) more on every rank"):format(enough_gib(bytes), tier, enough_gib(others), other)
+  return others and ("; it would fit with %s (%s) and %s (%s) more on every rank"):format(enough_gib(bytes), tier, enough_gib(others),
+    other)
 end
 
 --- What a plan loses or gains by another option for its unit i. Returns kind ("memory", "relation", "count", "time", "equal" or
