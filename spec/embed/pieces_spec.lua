@@ -140,6 +140,11 @@ describe("tables in pieces", function()
     looked_up("PiecewiseEmbeddingBagCollection: feature 'k', sample 1: id 7, allowed: 0..6", { keys = { "f", "g", "h", "k" },
       values = { 1, 3, 7 }, lengths = { 1, 0, 0, 0, 0, 0, 1, 1 } })
     looked_up("the batch has no feature 'h'; it has: f, g, k", { keys = { "f", "g", "k" }, values = { 1 }, lengths = { 1, 0, 0 } })
+    local weighted = peri.PiecewiseEmbeddingBagCollection { tables = configs(), cuts = cuts, fused_params = fused, is_weighted = true }
+    assert.error_matches(function()
+      weighted(peri.KeyedJaggedTensor { keys = { "f", "g", "h", "k" }, values = { 1 }, lengths = { 1, 0, 0, 0 },
+        weights = peri.tensor({ 1 }):requires_grad() })
+    end, "weights that require a gradient get none through pieces")
     assert.error_matches(function() module(3) end, "features is 3, wanted a KeyedJaggedTensor", 1, true)
   end)
 end)

@@ -32,6 +32,15 @@ describe("arguments of planners", function()
   it("are models, and planners that have planned", function()
     refuses("plan: model %[1%] has kind = nil, wanted a string", function() planner():plan { { tables = {} } } end)
     refuses("report.lines: planner is a table, wanted an EmbeddingShardingPlanner that has made a plan", plan.report.lines, planner())
+    local made = planner()
+    made:plan(plan.describe.of { tables = { { name = "t", num_embeddings = 100, embedding_dim = 8 } } })
+    refuses("reasons.of: model has no tables", plan.reasons.of, made, {})
+    refuses("reasons.of: the planner has planned table 't' of 100 x 8, which the model has not", plan.reasons.of, made,
+      plan.describe.of { tables = { { name = "u", num_embeddings = 100, embedding_dim = 8 } } })
+    refuses("reasons.of: the planner has planned table 't' of 100 x 8", plan.reasons.of, made,
+      plan.describe.of { tables = { { name = "t", num_embeddings = 10, embedding_dim = 8 } } })
+    refuses("cluster.trace: simulation is no result of cluster.simulate", peri.pipeline.cluster.trace, {})
+    refuses("cluster.trace: simulation is no result of cluster.simulate", peri.pipeline.cluster.trace)
     refuses("would_fit: planner is a table, wanted an EmbeddingShardingPlanner", plan.reasons.would_fit, {}, {})
   end)
 
@@ -65,6 +74,9 @@ describe("arguments of planners", function()
         { constraints = { [name] = only } })
     end
     refuses("constraints of table '1'", planned, { constraints = { only } })
+    refuses("relations is no list of relations", planned, { relations = plan.pin("t", 0) })
+    refuses("relations is no list of relations", planned, { relations = { plan.pin("t", 0), zz = plan.forbid("*", 0) } })
+    refuses("relations is no list of relations", planned, { relations = { [1] = plan.pin("t", 0), [3] = plan.forbid("*", 0) } })
     refuses("relations is a table with the key 'zz', wanted a list", planned, { relations = { zz = plan.forbid("*", 0) } })
   end)
 

@@ -36,6 +36,15 @@ describe("fit.least", function()
   end)
 end)
 
+describe("a rate by the price of a byte", function()
+  it("is that of copies where the price says nothing", function()
+    local machine = require "perilune.launch.machine"
+    assert.equal(5e6, machine.rate(0, 5e6))
+    assert.equal(5e6, machine.rate(1e-12, 5e6))
+    assert.equal(1e7, machine.rate(1e-7, 5e6))
+  end)
+end)
+
 describe("perilune calibrate --only machine", function()
   if shell.no_launcher() then return it("is there", function() pending(shell.no_launcher()) end) end
   local folder, clean

@@ -137,6 +137,10 @@ function Piecewise:cut(features)
     P.fail(("%s: features is %s, wanted a KeyedJaggedTensor"):format(self.class_name, errors.kind(features)))
   end
   if features:variable_stride_per_key() then P.fail(self.class_name .. ": a variable batch per feature cannot be cut") end
+  local weights = features:weights_or_none()
+  if weights and weights:describe().requires_grad then
+    P.fail(self.class_name .. ": weights that require a gradient get none through pieces; allowed: weights that require none")
+  end
   local layout = layout_of(self, features:keys())
   local cut = sparse.bucketize_kjt_before_all2all(features, { num_buckets = self._most, block_sizes = layout.blocks,
     block_bucketize_row_pos = layout.bounds })

@@ -237,6 +237,13 @@ function M.prices(t, times)
   return best
 end
 
+--- Bytes a millisecond at a price of a byte. A price of next to nothing, which probes on a busy machine leave, says nothing: then it is the
+--- rate of copies.
+function M.rate(price, copies)
+  if price * copies < 0.1 then return copies end
+  return 1 / price
+end
+
 -- -- all of it -------------------------------------------------------------------------------------------------------------------------
 
 --- Bytes that are free for the tables of each rank of this host.
@@ -299,7 +306,7 @@ function M.topology(args)
   local costs = best.costs
   t.costs, t.cache_bytes, t.core_cache_bytes = costs, best.cache_bytes, best.core_cache_bytes
   local bytes_ahead, bytes_back = costs.forward.id_byte + costs.forward.cold_row_byte, costs.backward.id_byte + costs.backward.cold_row_byte
-  t.rates.gather, t.rates.update = 1 / math.max(bytes_ahead, 1e-12), 1 / math.max(bytes_back, 1e-12)
+  t.rates.gather, t.rates.update = M.rate(bytes_ahead, t.rates.copy), M.rate(bytes_back, t.rates.copy)
   t.ddr_mem_bw = t.rates.gather
   -- one topology on all ranks: that of rank 0
   local made = peri.dist.collective_utils.invoke_on_rank_and_broadcast_result(group, 0, function() return t end)

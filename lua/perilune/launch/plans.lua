@@ -145,9 +145,18 @@ local function check_options(options)
   if options.save and not (options.save:match "%.plan$" or options.save:match "%.json$") then
     P.fail(("perilune plan: --save '%s', allowed: names that end in .plan or .json; others are read as programs"):format(options.save))
   end
+  for _, name in ipairs(options.verify and { "save", "html", "simulate", "times", "scale", "trace" } or {}) do
+    if options[name] then P.fail(("perilune plan: --%s does not go with --verify, which writes no plan"):format(name)) end
+  end
   for _, name in ipairs { "save", "html", "trace" } do
     if options[name] then text.probe(options[name], "perilune plan --" .. name) end
   end
+end
+
+--- The words for options that do not go together, nil if they do.
+function M.refusal(options)
+  local ok, err = pcall(check_options, options)
+  return not ok and errors.describe(err) or nil
 end
 
 --- options: { model = path or nil (with data), data = path, samples =, rows =, dim =, topology = name or path, ranks =, batch_size =,

@@ -5,6 +5,7 @@ local nn = require "perilune.nn"
 local embed = require "perilune.embed.config"
 local signature = require "perilune.signature"
 local data_bytes = require("perilune.plan.constraints").data_bytes
+require "perilune.plan.kinds"
 
 local M = {}
 
@@ -89,6 +90,13 @@ function M.of(source)
   return described(source)
 end
 
-signature.check("plan.describe.", M, { collection = "path: string, module: Module, tables: list", module = "module: Module" })
+--- The model that a function of planners was given: of an nn.Module, or of one plain collection, what `of` makes of it.
+function M.model(func, model)
+  if nn.Module.is(model) or type(model) == "table" and rawget(model, "tables") ~= nil then model = M.of(model) end
+  return signature.value(func, "model", model, "model")
+end
+
+signature.check("plan.describe.", M, { model = "func: string, model: any",
+  collection = "path: string, module: Module, tables: list", module = "module: Module" })
 
 return M

@@ -16,7 +16,6 @@ local objectives = require "perilune.plan.objectives"
 local kinds = require "perilune.plan.kinds"
 local describe = require "perilune.plan.describe"
 local constraints_of = require "perilune.plan.constraints"
-local nn = require "perilune.nn"
 local signature = require "perilune.signature"
 local collective_utils = require "perilune.dist.collective_utils"
 
@@ -94,6 +93,10 @@ function EmbeddingShardingPlanner:init(args)
   util.integer(f, "max_placements", a.max_placements, 1)
   self.constraints = a.constraints or {}
   self.relations = a.relations or {}
+  local keys = util.keys(self.relations)
+  if not keys or #keys ~= #self.relations then
+    P.fail(f .. ": relations is no list of relations: it has entries behind a nil, or keys that are no positions")
+  end
   if a.enumerator and a.cost ~= nil then P.fail(f .. ": cost and enumerator; give cost to the enumerator") end
   if a.performance_model and a.objective ~= nil then P.fail(f .. ": objective and performance_model; give one of them") end
   for name, kind in util.ordered(kind_of) do
@@ -186,12 +189,6 @@ local function exhaust(self, search, proposer)
   end
 end
 
---- A model as searches take it: of an nn.Module, or of a plain table, what describe.lua makes of it.
-function M.described(func, model)
-  if nn.Module.is(model) or type(model) == "table" and rawget(model, "tables") ~= nil then model = describe.of(model) end
-  return signature.value(func, "model", model, "model")
-end
-
 --- A model in an order that does not depend on the one in which its collections and tables are given: ties go by it.
 local function in_order(model)
   local function by(list, name)
@@ -220,7 +217,7 @@ end
 --- failure = the smallest that did not fit }.
 function EmbeddingShardingPlanner:search(model)
   self.last = nil
-  model = in_order(M.described("EmbeddingShardingPlanner:search", model))
+  model = in_order(describe.model("EmbeddingShardingPlanner:search", model))
   constraints_of.check("EmbeddingShardingPlanner", self.constraints, model)
   local reserved = self.storage_reservation:reserve(self.topology, model, self.batch_size, self.constraints)
   local search = { num_proposals = 0, num_plans = 0, placements = 0, known = {}, topology = reserved, stopped = false,
@@ -269,7 +266,7 @@ end
 
 --- The ShardingPlan of a model: a list of collections (enumerators.lua). An error if nothing fits. Local; the search is kept in `last`.
 function EmbeddingShardingPlanner:plan(model)
-  model = M.described("EmbeddingShardingPlanner:plan", model)
+  model = describe.model("EmbeddingShardingPlanner:plan", model)
   local ok, search = pcall(self.search, self, model)
   if not ok then
     local err, own = search, self.storage_reservation.class_name
@@ -291,7 +288,7 @@ end
 --- The same plan on every rank of a group (nil: a single process): rank 0 of the group makes it, as data, and all must have asked for the
 --- same tables and machines. Collective; waits. What rank 0 raises is raised on all.
 function EmbeddingShardingPlanner:collective_plan(model, group)
-  model = M.described("EmbeddingShardingPlanner:collective_plan", model)
+  model = describe.model("EmbeddingShardingPlanner:collective_plan", model)
   if group == nil then return self:plan(model) end
   local facts = { { "the topology", tostring(self.topology) }, { "the batch size", self.batch_size } }
   for _, collection in ipairs(model) do
@@ -308,7 +305,6 @@ end
 signature.object("search", "a search", { topology = "Topology" })
 kinds.methods(EmbeddingShardingPlanner, { search = "model: any", rate = "search: search, proposal: proposal, placement: table",
   plan = "model: any", collective_plan = "model: any, group: Group?" })
-signature.check("plan.planner.", M, { described = "func: string, model: any",
-  entry = "option: ShardingOption, ranks: any, topology: Topology" })
+signature.check("plan.planner.", M, { entry = "option: ShardingOption, ranks: any, topology: Topology" })
 
 return M

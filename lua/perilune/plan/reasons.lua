@@ -1,6 +1,8 @@
 -- plan/reasons.lua: why a plan is what it is: for each table, what became of every other option; and, where nothing fits, the smallest
 -- change with which something does. Every reason is a plan that was tried.
+local P = require "perilune.ffi"
 local util = require "perilune.util"
+local describe = require "perilune.plan.describe"
 local partitioners = require "perilune.plan.partitioners"
 local proposers = require "perilune.plan.proposers"
 local topologies = require "perilune.plan.topology"
@@ -178,13 +180,30 @@ local function others_of(planner, search, model, i, chosen, options_of, budget)
   return out
 end
 
+--- An error unless the tables of the plan are those of the model.
+local function check_planned(search, model)
+  local sizes = {}
+  for _, c in ipairs(model) do
+    for _, t in ipairs(c.tables) do sizes[c.path == "" and t.name or c.path .. "." .. t.name] = { t.num_embeddings, t.embedding_dim } end
+  end
+  for _, o in ipairs(search.best.proposal) do
+    local size = sizes[o.fqn]
+    if not (size and size[1] == o.rows and size[2] == o.dim) then
+      P.fail(("plan.reasons.of: the planner has planned table '%s' of %d x %d, which the model has not; give the model that it has planned")
+        :format(o.fqn, o.rows, o.dim))
+    end
+  end
+end
+
 --- The reasons of a plan: planner:plan(model) was called before. Returns a list, in the plan's order, of { table = fqn, or those of
 --- co-located tables with + between them, tables = list of fqns, chosen = the option, ranks = of its shards (true: all), others = list of
 --- { option = "row_wise fused", kind = "time" | "memory" | "relation" | "count" | "equal" | "faster" | "constraint", text =, rating = } }.
 --- most: tables that are looked at (default: all).
 function M.of(planner, model, most)
   local search, list, collection_of, budget = planner.last, {}, {}, { left = MOST_PLACEMENTS }
+  model = describe.model("plan.reasons.of", model)
   for _, collection in ipairs(model) do collection_of[collection.path] = collection end
+  check_planned(search, model)
   local options_of, present = by_unit(search)
   for i, chosen in ipairs(search.best.units) do
     if i > (most or math.huge) then break end
@@ -409,6 +428,6 @@ end)
 signature.object("placement_failure", "why a placement failed (plan/partitioners.lua)", { option = "ShardingOption?", run = "run?",
   bytes = "number?", room = "number?", tier = "string?", count = "number?", ranks = "list?" })
 signature.check("plan.reasons.", M, { gib = "bytes: number", failure = "why: placement_failure, topology: Topology",
-  of = "planner: planned, model: model, most: number?", would_fit = "planner: planner, model: model" })
+  of = "planner: planned, model: any, most: number?", would_fit = "planner: planner, model: model" })
 
 return M
