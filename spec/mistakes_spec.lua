@@ -65,7 +65,7 @@ local mistakes = {
     "plan is 3, wanted a ShardingPlan (s.lua:2)" },
   { "a plan of a number", "plan.ShardingPlan(3)", "ShardingPlan: modules is 3, wanted a table (s.lua:2)" },
   { "a disk that is full", "plan.save_json(plan.ShardingPlan {}, '/dev/full')",
-    "plan.save_json: '/dev/full': No space left on device (s.lua:2)" },
+    "plan.save_json: /dev/full: No space left on device (s.lua:2)" },
   { "features with a hole",
     "peri.EmbeddingBagConfig { name = 't', num_embeddings = 3, embedding_dim = 4, feature_names = { 'f', nil, 'g' } }",
     "EmbeddingBagConfig 't': feature_names has entries behind a nil, or keys that are no positions (s.lua:2)" },

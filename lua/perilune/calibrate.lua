@@ -75,7 +75,8 @@ function M.run(rounds, stream)
     stream:write(times(c), c.source == "given" and "   given by PERI_TUNE" or not c.measured and "   not measured" or "", "\n")
   end
   for _, text in ipairs(refused) do stream:write(text, "\n") end
-  if C.peri_tune_save() >= 0 then stream:write("kept in ", M.path(), "\n")
+  if M.path() == "" then stream:write("not kept: there is no file (PERI_TUNE=off, or no home)\n")
+  elseif C.peri_tune_save() >= 0 then stream:write("kept in ", M.path(), "\n")
   else stream:write("not kept: ", ffi.string(C.peri_error_message()), "\n") end
   return 0
 end

@@ -83,8 +83,9 @@ end
 local function add_calibrate(parser)
   local calibrate = parser:command("calibrate", "Measure this machine: what processors differ about, for the next runs, and rates and "
     .. "prices, for plans.")
-    :epilog("PERI_TUNE=\"name=way,...\" goes before what is kept; PERI_TUNE=off uses the defaults and measures no choices. The topology is "
-      .. "that of so many ranks as measure: perilune calibrate -n 4, or under mpirun; plans for as many use it (docs/plans.md).")
+    :epilog("PERI_TUNE=\"name=way,...\" goes before what is kept; PERI_TUNE=off uses the defaults, and keeps nothing but in --output. "
+      .. "The topology is that of so many ranks as measure: perilune calibrate -n 4, or under mpirun; plans for as many use it "
+      .. "(docs/plans.md).")
   calibrate:option("--rounds", "How often each way of a choice is timed.", 15, whole "--rounds")
   calibrate:option("-n --ranks", "Ranks (processes) that measure together; default 1."):argname "RANKS":convert(whole "-n")
   calibrate:option("-t --threads", "Worker threads of each rank."):argname "THREADS":convert(whole "-t")
@@ -201,6 +202,11 @@ end
 local function plans(options, words)
   local command = require "perilune.launch.plans"
   if not options.verify then return command.run(options) end
+  local refusal = command.refusal(options)
+  if refusal then
+    io.stderr:write("perilune: ", refusal, "\n")
+    return 1
+  end
   return require("perilune.launch").run { ranks = options.ranks, words = words, arguments = {}, script = function()
     command.verify(options)
   end }
@@ -218,6 +224,7 @@ function M.main(words)
   local parser = make_parser()
   parser.error = function(self, message)
     local hint = ""
+    message = message:gsub("^unknown option '(%-%d[%d.]*)'.*$", "'%1' is no option, and no number that an option takes: none is below 0")
     local file = list[1] and list[1]:match "%.lua$" and io.open(list[1])
     if file then
       file:close()

@@ -107,6 +107,7 @@ local function planned(planner, collections, env)
     P.fail(("DistributedModelParallel: the planner's topology has %d ranks, the model is shared by %d"):format(planner.topology.world_size,
       env.world_size))
   end
+  if #collections == 0 then return plans.ShardingPlan {} end
   local model = util.map(collections, function(c) return plans.describe.collection(c.path, c.module, c.tables) end)
   return planner:collective_plan(model, env.pg)
 end

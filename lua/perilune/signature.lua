@@ -90,6 +90,7 @@ end
 --- Add the kind of a list of values of one kind.
 function M.list_of(name, text, kind)
   local function wrong(x)
+    if x[1] == nil and next(x) ~= nil then return ("has the key '%s', wanted %s"):format(tostring((next(x))), text) end
     for i = 1, #x do
       if not M.is(kind, x[i]) then
         local why = kinds[kind].why and kinds[kind].why(x[i])
@@ -125,6 +126,9 @@ function M.name_of(x)
   end
   return found
 end
+
+--- Why a value is not of a kind, if the kind knows; nil or false: it does not.
+function M.why(kind, x) return kinds[kind].why and kinds[kind].why(x) end
 
 local function test(kind, x)
   if kind.lua then return type(x) == kind.lua end

@@ -105,16 +105,20 @@ local wide, unsigned = ffi.typeof "int64_t", ffi.typeof "uint64_t"
 local function is_whole(value) return type(value) == "cdata" and (ffi.istype(wide, value) or ffi.istype(unsigned, value)) end
 
 --- The type that a default asks for: a string can stand beside objects and codes, and tables are lists.
-local of_default = { number = "number", boolean = "boolean", table = "list" }
+local of_default = { number = "number", boolean = "boolean", table = "lists" }
 
 --- The value, if it is of the wanted type (nil: any); 64-bit integers that fit into numbers become numbers.
 local function check_type(func, name, value, wanted)
-  if wanted == nil or type(value) == (wanted == "list" and "table" or wanted) then return value end
+  if wanted == "list" and type(value) == "table" then
+    if value[1] ~= nil or next(value) == nil or getmetatable(value) then return value end
+    fail(("%s: %s is a table with the key '%s', wanted a list"):format(func, name, tostring((next(value)))))
+  end
+  if wanted == nil or type(value) == (wanted == "lists" and "table" or wanted) then return value end
   if wanted == "number" and is_whole(value) then
     local n = tonumber(value)
     return math.abs(n) <= 2 ^ 53 and n or value
   end
-  fail(("%s: %s is %s, wanted %s"):format(func, name, kind(value), type_text[wanted]))
+  fail(("%s: %s is %s, wanted %s"):format(func, name, kind(value), type_text[wanted == "lists" and "list" or wanted]))
 end
 
 --- Check a table of named arguments. `spec` maps a name to its default, or to util.required / util.optional. Returns a new table with

@@ -6,6 +6,7 @@
 #define PERI_BASE_INTERNAL_H
 
 #include <perilune/base.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -93,6 +94,9 @@ typedef void (*peri_range_fn)(void *ctx, int64_t begin, int64_t end);
 /** Split [0, n) into at most peri_threads() contiguous ranges of at least @grain and run them; returns when all are done.
  *  The split depends on n, grain and the number of threads only, so bodies must not let results depend on it. */
 void peri__parallel_for(int64_t n, int64_t grain, peri_range_fn fn, void *ctx);
+
+/** Start a thread. Signals are for the program's own threads: this one takes none. 0, or an errno. */
+int peri__thread_start(pthread_t *thread, void *(*body)(void *), void *ctx);
 
 /** An error if PERI_NUM_THREADS is set to what is no number of threads; PERI_LOG to what is no level. */
 peri_status peri__threads_check(void);

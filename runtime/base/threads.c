@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
@@ -188,6 +189,16 @@ peri_status peri_threads_set(int32_t threads)
     return PERI_OK;
 }
 
+int peri__thread_start(pthread_t *thread, void *(*body)(void *), void *ctx)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int problem = pthread_create(thread, NULL, body, ctx);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return problem;
+}
+
 void peri__parallel_for(int64_t n, int64_t grain, peri_range_fn fn, void *ctx)
 {
     if (n <= 0) return;
@@ -197,7 +208,7 @@ void peri__parallel_for(int64_t n, int64_t grain, peri_range_fn fn, void *ctx)
         return;
     }
     for (intptr_t index = 1; !pool.started || index > 1; index++) { /* once: later workers would see an old round as new */
-        if (index >= pool.count || pthread_create(&pool.threads[index], NULL, worker, (void *)index) != 0) break;
+        if (index >= pool.count || peri__thread_start(&pool.threads[index], worker, (void *)index) != 0) break;
         pool.started++;
     }
     pool.fn = fn;

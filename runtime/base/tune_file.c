@@ -10,13 +10,9 @@
 #include "tune_file.h"
 #include "tune_table.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -185,22 +181,9 @@ bool peri__tune_read(peri__tune_lines *lines)
     return false;
 }
 
-/** The folders above @path. */
-static void make_folders(const char *path)
-{
-    char part[MOST_PATH];
-    snprintf(part, sizeof part, "%s", path);
-    for (char *c = part + 1; *c; c++) {
-        if (*c != '/') continue;
-        *c = 0;
-        mkdir(part, 0777); /* one that is there already is fine; another failure shows when the file is made */
-        *c = '/';
-    }
-}
-
 bool peri__tune_write(const peri__tune_lines *own, char *why, size_t room)
 {
-    char text[MOST_BYTES], path[MOST_PATH], fresh[MOST_PATH + 32], key[MOST_KEY];
+    char text[MOST_BYTES], path[MOST_PATH], key[MOST_KEY];
     peri__tune_lines lines;
     snprintf(path, sizeof path, "%s", peri__tune_file());
     if (!path[0]) {
@@ -218,14 +201,8 @@ bool peri__tune_write(const peri__tune_lines *own, char *why, size_t room)
     }
     processor_key(key);
     size_t n = peri__tune_print(&lines, key, text, sizeof text);
-    make_folders(path);
-    snprintf(fresh, sizeof fresh, "%s.%lld", path, (long long)getpid());
-    FILE *f = fopen(fresh, "w");
-    bool ok = f && fwrite(text, 1, n, f) == n;
-    if (f) ok = fclose(f) == 0 && ok;
-    ok = ok && rename(fresh, path) == 0;
-    if (ok) return true;
-    snprintf(why, room, "%s: %s", path, strerror(errno));
-    if (f) unlink(fresh);
+    if (peri_file_write(path, text, (int64_t)n, true) >= 0) return true;
+    snprintf(why, room, "%s", peri_error_message() + sizeof "peri_file_write: " - 1);
+    peri_error_clear();
     return false;
 }

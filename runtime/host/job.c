@@ -163,6 +163,7 @@ static int next(lua_State *L)
         if (job.ended && waited) break; /* after its end everything that it wrote can be read at once */
         struct pollfd list[2] = {{.fd = job.signals, .events = POLLIN}, {.fd = job.error, .events = POLLIN}};
         if (!job.ended && poll(list, 2, (int)(seconds * 1e3)) == 0) {
+            reap(); /* a thread of a library may have taken the signal of its end */
             lua_pushliteral(L, "time");
             return 1;
         }

@@ -8,7 +8,6 @@
 #include "internal.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <time.h>
 
 enum { MOST_AHEAD = 4096 };
@@ -127,11 +126,7 @@ peri_status peri_feed_start(peri_feed *feed, const peri_feed_thread *thread)
     feed->n_args = thread->n_args;
     memcpy(&feed->run, &thread->run, sizeof feed->run); /* C converts no address of data into one of a function */
     memcpy(&feed->close, &thread->close, sizeof feed->close);
-    sigset_t all, before; /* signals are for the program's own threads */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int problem = pthread_create(&feed->thread, NULL, body, feed);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int problem = peri__thread_start(&feed->thread, body, feed);
     if (problem != 0) return peri__fail(PERI_EIO, "peri_feed_start: no thread could be started: %s", strerror(problem));
     feed->started = true;
     return PERI_OK;

@@ -116,6 +116,17 @@ describe("tables in pieces", function()
     refused("cuts['u'][1] is 30, allowed: whole numbers 1..29", { cuts = { u = { 30 } } })
     refused("cuts has table 'w', which does not exist", { cuts = { w = { 1 } } })
     refused("cuts['t'] is 3, wanted a list of rows", { cuts = { t = 3 } })
+    refused("cuts['t'] has entries behind a nil", { cuts = { t = { [1] = 10, [3] = 20 } } })
+    refused("cuts['t'] has entries behind a nil, or keys that are no positions", { cuts = { t = { zz = 1 } } })
+    refused("optimizer shampoo has one preconditioner for all rows of a table", { fused_params = { optimizer = "shampoo",
+      learning_rate = 0.1 } })
+    local counter = { optimizer = "rowwise_adagrad", learning_rate = 0.1, weight_decay_mode = "counter",
+      counter_based_regularization = { learning_rate_mode = "tail_id_lr_increase" } }
+    refused("goes by the largest counter of all rows of a table", { fused_params = counter })
+    refused("output_dtype is FP16, allowed: FP32", {
+      fused_params = { optimizer = "sgd", learning_rate = 0.1, output_dtype = "FP16" } })
+    counter.counter_based_regularization.learning_rate_mode = "equal"
+    peri.PiecewiseEmbeddingBagCollection { tables = configs(), cuts = cuts, fused_params = counter }
     refused("table 't' has pooling MEAN, allowed: SUM", { tables = configs { pooling = "MEAN" } })
     refused("feature 'f' is of two tables", { tables = configs { feature_names = { "f" } }, cuts = {} })
     local module = peri.PiecewiseEmbeddingBagCollection { tables = configs(), cuts = cuts, fused_params = fused }
@@ -123,10 +134,17 @@ describe("tables in pieces", function()
       assert.error_matches(function() module(peri.KeyedJaggedTensor(args)) end, words, 1, true)
     end
     for _, id in ipairs { 100, 1e12, 2 ^ 52, -7 } do
-      looked_up("feature 'f:", { keys = { "f", "g", "h", "k" }, values = { id }, lengths = { 1, 0, 0, 0 } })
+      looked_up(("feature 'f', sample 0: id %.0f, allowed: 0..99"):format(id), { keys = { "f", "g", "h", "k" }, values = { id },
+        lengths = { 1, 0, 0, 0 } })
     end
-    looked_up("table 'v:0', feature 'k:0', sample 0: id 7", { keys = { "f", "g", "h", "k" }, values = { 7 }, lengths = { 0, 0, 0, 1 } })
+    looked_up("PiecewiseEmbeddingBagCollection: feature 'k', sample 1: id 7, allowed: 0..6", { keys = { "f", "g", "h", "k" },
+      values = { 1, 3, 7 }, lengths = { 1, 0, 0, 0, 0, 0, 1, 1 } })
     looked_up("the batch has no feature 'h'; it has: f, g, k", { keys = { "f", "g", "k" }, values = { 1 }, lengths = { 1, 0, 0 } })
+    local weighted = peri.PiecewiseEmbeddingBagCollection { tables = configs(), cuts = cuts, fused_params = fused, is_weighted = true }
+    assert.error_matches(function()
+      weighted(peri.KeyedJaggedTensor { keys = { "f", "g", "h", "k" }, values = { 1 }, lengths = { 1, 0, 0, 0 },
+        weights = peri.tensor({ 1 }):requires_grad() })
+    end, "weights that require a gradient get none through pieces")
     assert.error_matches(function() module(3) end, "features is 3, wanted a KeyedJaggedTensor", 1, true)
   end)
 end)

@@ -199,6 +199,16 @@ describe("perilune schedule", function()
     assert.is_nil((io.open(path)))
   end)
 
+  it("leaves no file where it fails", function()
+    if shell.no_launcher() then return pending(shell.no_launcher()) end
+    local folder, clean = shell.temporary()
+    local wrong = shell.write(folder .. "/wrong.lua", "return 3")
+    local out, status = run(("trace %s -o %s/new.json"):format(wrong, folder))
+    assert.equal(1, status, out)
+    assert.equal("wrong.lua\n", (shell.run("ls " .. folder)))
+    clean()
+  end)
+
   it("measures a run", function()
     if shell.no_launcher() then return pending(shell.no_launcher()) end
     local path = os.tmpname()

@@ -32,7 +32,75 @@ describe("arguments of planners", function()
   it("are models, and planners that have planned", function()
     refuses("plan: model %[1%] has kind = nil, wanted a string", function() planner():plan { { tables = {} } } end)
     refuses("report.lines: planner is a table, wanted an EmbeddingShardingPlanner that has made a plan", plan.report.lines, planner())
+    local made = planner()
+    made:plan(plan.describe.of { tables = { { name = "t", num_embeddings = 100, embedding_dim = 8 } } })
+    refuses("reasons.of: model has no tables", plan.reasons.of, made, {})
+    refuses("reasons.of: the planner has planned table 't' of 100 x 8, which the model has not", plan.reasons.of, made,
+      plan.describe.of { tables = { { name = "u", num_embeddings = 100, embedding_dim = 8 } } })
+    refuses("reasons.of: the planner has planned table 't' of 100 x 8", plan.reasons.of, made,
+      plan.describe.of { tables = { { name = "t", num_embeddings = 10, embedding_dim = 8 } } })
+    refuses("cluster.trace: simulation is no result of cluster.simulate", peri.pipeline.cluster.trace, {})
+    refuses("cluster.trace: simulation is no result of cluster.simulate", peri.pipeline.cluster.trace)
     refuses("would_fit: planner is a table, wanted an EmbeddingShardingPlanner", plan.reasons.would_fit, {}, {})
+  end)
+
+  it("are modules, which are described, and no empty models", function()
+    local bags = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 50, embedding_dim = 8,
+      feature_names = { "f" } } } }
+    local described = plan.to_json(planner():plan(plan.describe.of(bags)))
+    assert.matches('"t": {"sharding_type"', described)
+    assert.equal(described, plan.to_json(planner():plan(bags)))
+    assert.equal(described, plan.to_json(planner():collective_plan(bags)))
+    refuses("^EmbeddingShardingPlanner:plan: model has no tables$", function() planner():plan {} end)
+    refuses("plan: model has the key 'zz'", function() planner():plan { zz = 1 } end)
+    refuses("plan: model has no tables", function() planner():plan(peri.nn.Linear { in_features = 3, out_features = 4 }) end)
+    refuses("constrain: model is an nn.Module, wanted what plan.describe.of%(EmbeddingBagCollection%)", plan.statistics.constrain, {}, bags,
+      nil, 2)
+    refuses("construct_module_sharding_plan: configs has the key '", plan.construct_module_sharding_plan, bags, {},
+      plan.ShardingEnv.from_local(2, 0))
+  end)
+
+  it("are constraints of tables that some module of the model has, and relations in a list", function()
+    local model = plan.describe.of { { path = "a", tables = { { name = "t", num_embeddings = 50, embedding_dim = 8 } } },
+      { path = "b", tables = { { name = "u", num_embeddings = 50, embedding_dim = 8 } } } }
+    local function planned(args)
+      args.topology = plan.Topology { world_size = 2 }
+      return plan.EmbeddingShardingPlanner(args):plan(model)
+    end
+    local only = plan.ParameterConstraints { sharding_types = { "column_wise" } }
+    assert.equal("column_wise", planned({ constraints = { t = only, ["b.u"] = only } }).plan.a.tables.t.sharding_type)
+    for _, name in ipairs { "tt", "a.u", "b.t" } do
+      refuses("^EmbeddingShardingPlanner: constraints of table '" .. name .. "', which the model has not; it has: a%.t, b%.u$", planned,
+        { constraints = { [name] = only } })
+    end
+    refuses("constraints of table '1'", planned, { constraints = { only } })
+    refuses("relations is no list of relations", planned, { relations = plan.pin("t", 0) })
+    refuses("relations is no list of relations", planned, { relations = { plan.pin("t", 0), zz = plan.forbid("*", 0) } })
+    refuses("relations is no list of relations", planned, { relations = { [1] = plan.pin("t", 0), [3] = plan.forbid("*", 0) } })
+    refuses("relations is a table with the key 'zz', wanted a list", planned, { relations = { zz = plan.forbid("*", 0) } })
+  end)
+
+  it("are words that mean something", function()
+    local function described(more)
+      local t = { name = "t", num_embeddings = 50, embedding_dim = 8 }
+      for key, value in pairs(more) do t[key] = value end -- any order: one
+      return plan.describe.of { tables = { t }, optimizer = t.optimizer }
+    end
+    refuses("tables%[1%] 't': pooling is 'x', allowed: SUM, MEAN", described, { pooling = "x" })
+    refuses("tables%[1%]: its name is empty", described, { name = "" })
+    refuses("feature_names is a table with the key 'k', wanted a list", described, { feature_names = { k = 1 } })
+    refuses("tables%[1%] 't': feature_names %[1%] is nan, wanted a string", described, { feature_names = { 0 / 0 } })
+    refuses("model%[1%]: optimizer is 'x', allowed: adagrad, ", plan.describe.of, { optimizer = "x",
+      tables = { { name = "t", num_embeddings = 50, embedding_dim = 8 } } })
+    for _, name in ipairs { "rowwise_adagrad", "exact_sgd", "RowWiseAdagrad", "Adam" } do
+      plan.describe.of { optimizer = name, tables = { { name = "t", num_embeddings = 50, embedding_dim = 8 } } }
+    end
+    local constraints = plan.ParameterConstraints
+    refuses("feature_names %[1%] is 3, wanted a string", constraints, { feature_names = { 3 } })
+    for _, name in ipairs { "sharding_types", "compute_kernels" } do
+      refuses(name .. " is empty, which allows nothing", constraints, { [name] = {} })
+      refuses(name .. " is a table with the key 'zz', wanted a list", constraints, { [name] = { zz = 1 } })
+    end
   end)
 
   it("are placements that say a rank for each shard", function()

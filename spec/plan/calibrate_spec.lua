@@ -85,10 +85,31 @@ describe("perilune calibrate --only machine", function()
     assert.is_true(t.inter_host_bw > 40e3 and t.inter_host_bw < 170e3, tostring(t.inter_host_bw))
   end)
 
+  it("takes the rate of copies where the price of a byte says nothing", function()
+    local script = shell.write(folder .. "/rate.lua", [[local rate = require("perilune.launch.machine").rate
+      print(rate(0, 5e6), rate(1e-12, 5e6), rate(1e-7, 5e6))]])
+    assert.equal("5000000\t5000000\t10000000\n", (shell.run(("%s run %s"):format(shell.perilune, script))))
+  end)
+
+  it("keeps nothing of what did not come to its end, and makes the folder", function()
+    local function files() return (shell.run(("find %s/other -type f"):format(folder))) end
+    local env = { XDG_CACHE_HOME = folder .. "/other" }
+    shell.run("mkdir " .. env.XDG_CACHE_HOME)
+    local out, status = shell.run(shell.perilune .. " calibrate --only machine -t 99999", env)
+    assert.is_true(status ~= 0, out)
+    assert.equal("", files())
+    out = shell.run(("timeout -s INT 1 %s calibrate --only machine"):format(shell.perilune), env)
+    assert.is_nil(out:find "kept in")
+    assert.equal("", files())
+    out, status = shell.run(shell.perilune .. " calibrate --only machine --seconds 1", env)
+    assert.equal(0, status, out)
+    assert.matches("%.1x1%.topology\n", files())
+  end)
+
   it("says what is wrong", function()
     local out, status = run "-o /none/such.topology"
     assert.is_true(status ~= 0)
-    assert.matches("calibrate: %-%-output /none/such.topology: No such file", out)
+    assert.matches("calibrate: %-%-output: /none/such.topology: No such file", out)
     out, status = shell.run(shell.perilune .. " calibrate --only nothing", {})
     assert.equal(2, status)
     assert.matches("choices", out)

@@ -79,7 +79,7 @@ describe("a plan in JSON", function()
     { text_of '{"sharding_type": "row_wise", "compute_kernel": "magic"}', "table 't': ParameterSharding: compute_kernel 'magic', allowed" },
     { text_of '{"sharding_type": "row_wise", "ranks": 1}', "table 't': ranks is a number, wanted a list" },
     { text_of '{"sharding_type": "row_wise", "ranks": {"0": 1}}', "table 't': ranks is an object, wanted a list" },
-    { text_of '{"sharding_type": "row_wise", "ranks": ["0"]}', "table 't': ParameterSharding: ranks%[1%] is 0, wanted a whole number" },
+    { text_of '{"sharding_type": "row_wise", "ranks": ["0"]}', "table 't': ParameterSharding: ranks%[1%] is '0', wanted a whole number" },
     { text_of '{"sharding_type": "row_wise", "ranks": [1e999]}', "table 't': ParameterSharding: ranks%[1%] is inf" },
     { text_of '{"sharding_type": "row_wise", "ranks": [0], "sizes": [1, 2]}', "table 't': ParameterSharding: 2 sizes for 1 ranks" },
     { text_of '{"sharding_type": "row_wise", "ranks": null}', "ranks is null" },
@@ -91,7 +91,11 @@ describe("a plan in JSON", function()
       "table 't': CacheParams: load_factor is 2" },
     { text_of '{"sharding_type": "row_wise", "compute_kernel": "fused_uvm_caching", "cache_params": {"prefetch_pipeline": 1}}',
       "table 't': cache_params: prefetch_pipeline is a number, wanted true or false" },
-    { ("["):rep(200000), "plan.from_json: " }, { ('{"a":'):rep(200000), "plan.from_json: " },
+    { ("["):rep(200000), "plan.from_json: lists and objects within each other, 33 deep; allowed: 32" },
+    { ('{"a":'):rep(200000), "plan.from_json: lists and objects within each other, 33 deep" },
+    { '/* "[" */ {"perilune_plan": 1, "modules": {}}', "a comment at byte 1, which JSON has not" },
+    { '{"perilune_plan": 1, "modules": {},}', "a comma at byte 35, before the end of a list or an object" },
+    { '{"perilune_plan": "1", "modules": {}}', "perilune_plan %(the version of the format%) is '1', allowed: 1" },
   } do
     it("refuses " .. case[1]:sub(1, 70), function()
       assert.error_matches(function() plan.from_json(case[1]) end, case[2])

@@ -94,6 +94,52 @@ describe("reasons", function()
     assert.is_true(said >= 4, said)
   end)
 
+  it("name memory as it is given, before what is reserved, and as much as is enough", function()
+    local large = { { name = "users", num_embeddings = 4e6, embedding_dim = 128 },
+      { name = "items", num_embeddings = 1e6, embedding_dim = 64 } }
+    local model = plan.describe.of { tables = large, optimizer = "adagrad" }
+    local function planner_with(hbm, ddr, wanted)
+      return plan.EmbeddingShardingPlanner { constraints = wanted, sharder = plan.perilune_sharder, topology = plan.Topology {
+        world_size = 2, compute_device = "cuda", hbm_cap = hbm, ddr_cap = ddr } }
+    end
+    local hbm, ddr = math.floor(0.8 * GiB), math.floor(3.2 * GiB)
+    local planner, both, alone = planner_with(hbm, ddr), 0, 0
+    local made = planner:plan(model)
+    local function bytes(number, unit) return number and math.ceil(tonumber(number) * (unit == "G" and GiB or 2 ^ 20)) or 0 end
+    for _, entry in ipairs(plan.reasons.of(planner, model)) do
+      for _, other in ipairs(entry.others) do
+        if other.kind == "memory" then
+          local n, unit, tier, rest = other.text:match "it would fit with ([%d.]+) ([GM])iB %((%w+)%)(.*) more on every rank"
+          assert.is_string(n, other.text)
+          local n2, unit2 = rest:match " and ([%d.]+) ([GM])iB"
+          both, alone = both + (n2 and 1 or 0), alone + (n2 and 0 or 1)
+          local of_hbm, of_ddr = bytes(n, unit), bytes(n2, unit2)
+          if tier == "ddr" then of_hbm, of_ddr = of_ddr, of_hbm end
+          local pinned, kind, kernel = {}, other.option:match "^(%S+) (%S+)$"
+          for name, e in pairs(made.plan[""].tables) do -- any order
+            local mine = name == entry.table
+            pinned[name] = plan.ParameterConstraints { sharding_types = { mine and kind or e.sharding_type },
+              compute_kernels = { mine and kernel or e.compute_kernel } }
+          end
+          assert.is_true(pcall(function() planner_with(hbm + of_hbm, ddr + of_ddr, pinned):plan(model) end), other.option .. other.text)
+          assert.is_false(pcall(function()
+            planner_with(hbm + math.floor(of_hbm * 0.98), ddr + math.floor(of_ddr * 0.98), pinned):plan(model)
+          end), other.option .. other.text)
+        end
+      end
+    end
+    assert.is_true(both > 0 and alone > 0, both .. " " .. alone)
+    -- and where nothing fits
+    local only = { users = plan.ParameterConstraints { sharding_types = { "table_wise" }, compute_kernels = { "fused_uvm_caching" } } }
+    local _, err = pcall(function() planner_with(hbm, ddr, only):plan(model) end)
+    local n, n2 = err.message:match(
+      "it would fit with ([%d.]+) MiB %(hbm%) and ([%d.]+) GiB %(ddr%) on every rank %(0.80 GiB and 3.20 GiB now%)")
+    assert.is_string(n, err.message)
+    assert.is_true(pcall(function() planner_with(bytes(n, "M"), bytes(n2, "G"), only):plan(model) end))
+    assert.is_false(pcall(function() planner_with(bytes(n * 0.98, "M"), bytes(n2, "G"), only):plan(model) end))
+    assert.is_false(pcall(function() planner_with(bytes(n, "M"), bytes(n2 * 0.98, "G"), only):plan(model) end))
+  end)
+
   it("name the kernels that a constraint leaves out, and the margin that would do", function()
     local model = model_of { tables[2] }
     local planner = planner_of { constraints = { middle = plan.ParameterConstraints { compute_kernels = { "fused", "dense" } } } }
@@ -164,7 +210,8 @@ describe("perilune plan", function()
     constraints = { tags = { sharding_types = { "table_wise" } } } }]]
 
   it("prints the plan and the reasons, and keeps the plan", function()
-    local kept = os.tmpname() .. ".plan"
+    local name = os.tmpname()
+    local kept = name .. ".plan"
     local page = os.tmpname()
     local output, code = run(body, ("--topology dgx_a100_40gb --save %s --html %s"):format(kept, page))
     assert.equal(0, code, output)
@@ -175,7 +222,10 @@ describe("perilune plan", function()
     assert.equal("row_wise", plan.load(kept).plan[""].tables.users.sharding_type)
     assert.matches("^<!doctype html>.*<svg.*table_wise fused</td><td>memory", shell.read(page))
     os.remove(page)
-    os.remove(kept)
+    output, code = run(body, ("--topology dgx_a100_40gb --no-reasons --save %s.json"):format(name))
+    assert.equal(0, code, output)
+    assert.equal(tostring(plan.load(kept)), tostring(plan.load(name .. ".json")))
+    for _, file in ipairs { name, kept, name .. ".json" } do os.remove(file) end
   end)
 
   it("plans a module without its weights, for other numbers of ranks", function()
@@ -190,6 +240,12 @@ describe("perilune plan", function()
   it("says in a line what is wrong", function()
     local model = "return { tables = { { name = 't', num_embeddings = 10, embedding_dim = 4 } } }"
     for words, want in pairs { ["--topology no/file"] = "no/file: No such file", ["--ranks 0"] = "'0' is not a whole number above 0",
+      ["--ranks -1"] = "'-1' is no option, and no number that an option takes",
+      ["--samples 5"] = "perilune plan: --samples goes with --data FILE",
+      ["--dim 5"] = "perilune plan: --dim goes with --data FILE and no model",
+      ["--data /no/where --rows 5"] = "perilune plan: --rows goes with --data FILE and no model",
+      ["--data /no/where"] = "/no/where: No such file or directory",
+      ["--save x.lua"] = "perilune plan: --save 'x.lua', allowed: names that end in .plan or .json",
       ["--html no/folder/x.html"] = "perilune plan --html: no/folder/x.html: No such file" } do
       local output, code = run(model, words)
       assert.not_equal(0, code)

@@ -149,16 +149,23 @@ describe("relations that cannot be", function()
     refused({ plan.pin("tt", 2) }, "relation 'pin { tt } to ranks 2': there is no table 'tt', but t1, t2, t3")
     refused({ plan.pin("t1", 8) }, "relation 'pin { t1 } to ranks 8': there is no rank 8, allowed: 0..7")
     refused({ plan.forbid("t1", 2, "host") }, "there is no host 2, allowed: 0..1")
+    refused({ plan.pin("t1", 1), plan.pin("t1", 2) },
+      "relations 'pin { t1 } to ranks 1' and 'pin { t1 } to ranks 2' leave table 't1' no rank")
+    refused({ plan.colocate { "t1", "t2" }, plan.pin("t1", 1), plan.forbid("t2", { 1, 3 }) },
+      "relations 'pin { t1 } to ranks 1' and 'forbid { t2 } on ranks 1, 3' leave table 't1 + t2' no rank")
     refused({ "t1" }, "relations[1] is a string, wanted plan.colocate")
   end)
 
   it("are refused where they are made", function()
     for words, f in pairs { -- any order
-      ["plan.spread: per is 'node', allowed: rank, host"] = function() plan.spread({ "a" }, "node") end,
+      ["plan.spread: per is 'node', allowed: rank, host"] = function() plan.spread({ "a", "b" }, "node") end,
       ["plan.at_most: count is 0"] = function() plan.at_most(0, { "a" }) end,
       ["plan.pin: units[1] is -1"] = function() plan.pin("a", -1) end,
       ["plan.forbid: wanted a number or a list"] = function() plan.forbid("a", {}) end,
       ["plan.colocate: tables[2] is a number, wanted a name"] = function() plan.colocate { "a", 2 } end,
+      ["plan.colocate: 'b' behind tables, wanted one list of names"] = function() plan.colocate("a", "b") end,
+      ["plan.colocate: tables is the one table 'a', wanted a list of two or more"] = function() plan.colocate { "a" } end,
+      ["plan.spread: tables is the one table 'a', wanted a list of two or more"] = function() plan.spread "a" end,
       ["plan.colocate: tables is nil"] = function() plan.colocate() end,
     } do assert.error_matches(f, words, 1, true) end
   end)
@@ -176,6 +183,30 @@ describe("relations that cannot be", function()
     assert.equal("pin { t2 } to ranks 3; row_wise is on all ranks", seen["t2 row_wise fused"])
     assert.equal("pin { t2 } to ranks 3; table_row_wise is on all 4 ranks of a group", seen["t2 table_row_wise fused"])
     assert.equal("colocate { t1, t3 }; not all can be cut alike", seen["t1 + t3 column_wise fused"])
+  end)
+end)
+
+describe("the order in which tables are given", function()
+  it("decides nothing", function()
+    for seed = 40, 65 do
+      math.randomseed(seed)
+      local list, reversed = {}, {}
+      for i = 1, math.random(2, 10) do
+        list[i] = { name = "t" .. i, num_embeddings = math.random(1, 3) * 10 ^ math.random(2, 6), embedding_dim = 4 * math.random(1, 32) }
+        table.insert(reversed, 1, list[i])
+      end
+      for _, relations in ipairs { {}, { plan.spread { "t1", "t2" } } } do
+        local function planned(tables)
+          local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology.preset("dgx_a100_40gb", { world_size = 4 }),
+            sharder = plan.perilune_sharder, relations = relations }
+          local half = math.floor(#list / 2)
+          local a, b = { path = "a", tables = { unpack(list, 1, half) } }, { path = "b", tables = { unpack(list, half + 1) } }
+          return plan.to_json(planner:plan(plan.describe.of { tables = tables })),
+            plan.to_json(planner:plan(plan.describe.of(tables == list and { a, b } or { b, a })))
+        end
+        assert.same({ planned(list) }, { planned(reversed) }, seed)
+      end
+    end
   end)
 end)
 
@@ -200,6 +231,12 @@ describe("a user's functions", function()
     end }
     planner:plan(model)
     assert.equal(1, planner.last.best.rating)
+  end)
+
+  it("change what is there, and return nothing", function()
+    assert.error_matches(function() planner_of({ cost = function(perf) perf.fwd_comp = 1 end }):plan(model) end,
+      "cost: perf has no field 'fwd_comp'; it has: fwd_compute, ", nil, true)
+    assert.error_matches(function() planner_of({ cost = function() return 5 end }):plan(model) end, "cost: it returned 5, wanted nothing")
   end)
 
   it("decide which plan is better", function()

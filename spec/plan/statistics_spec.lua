@@ -40,12 +40,13 @@ describe("statistics of data", function()
       sparse_features = 3 }
     local seen, per_batch, n_batches, ids, samples = { {}, {}, {} }, { 0, 0, 0 }, 0, { 0, 0, 0 }, 0
     for batch in loader do
-      n_batches, samples = n_batches + 1, samples + batch.rows
+      local whole = batch.rows == 100 -- the last one is a part of a batch
+      n_batches, samples = n_batches + (whole and 1 or 0), samples + batch.rows
       for c = 1, 3 do
         local here = {}
         for _, id in ipairs(batch.sparse_features["c" .. c]:values():to_list()) do
           ids[c] = ids[c] + 1
-          seen[c][id], per_batch[c] = (seen[c][id] or 0) + 1, per_batch[c] + (here[id] and 0 or 1)
+          seen[c][id], per_batch[c] = (seen[c][id] or 0) + 1, per_batch[c] + (whole and not here[id] and 1 or 0)
           here[id] = true
         end
       end
@@ -113,6 +114,18 @@ describe("statistics of data", function()
     assert.error_matches(function() count { path = shell.write(folder .. "/empty.txt", "") } end, "empty.txt' has no samples")
     assert.error_matches(function() count { path = folder .. "/none.txt" } end, "none.txt: No such file")
     assert.error_matches(function() count { batch_size = 0 } end, "batch_size is 0")
+    assert.error_matches(function() count { path = folder .. "/none.txt", tables = { { name = "t", rows = 5, features = { "u" } } } } end,
+      "none.txt: No such file")
+    assert.error_matches(function() count { tables = {} } end, "count: tables is empty")
+    assert.error_matches(function() count { tables = { 1 } } end, "count: tables%[1%]: named arguments in a table wanted")
+    assert.error_matches(function() count { tables = { { name = "t", num_embeddings = 5, embedding_dim = 4 } } } end,
+      "count: tables%[1%]: no argument 'embedding_dim'; allowed: features, name, rows")
+    local list = count()
+    for _, share in ipairs { -1, 1.5, 0 / 0, math.huge } do
+      assert.error_matches(function() list[1]:hot(share) end, "hot: share is .*, allowed: 0%.%.1")
+    end
+    assert.error_matches(function() plan.statistics.constrain(list, plan.describe.of { tables = { { name = "t", num_embeddings = 5,
+      embedding_dim = 4 } } }, nil, 0) end, "world_size is 0")
   end)
 end)
 

@@ -226,6 +226,14 @@ describe("perilune plan --verify", function()
     assert.matches("nothing was measured of 1 ranks, 1 a host; run: perilune calibrate %-n 1", out)
   end)
 
+  it("refuses what it would not do", function()
+    for _, words in ipairs { "--save x.plan", "--html x.html", "--simulate base", "--times forward=1" } do
+      local out, status = shell.run(("%s plan m.lua --verify %s"):format(shell.perilune, words), { XDG_CACHE_HOME = folder })
+      assert.equal(1, status, out)
+      assert.matches(words:match "^%S+" .. " does not go with --verify", out, 1, true)
+    end
+  end)
+
   it("refuses prices of other numbers of threads", function()
     local model = file("small.lua", [[return { tables = { { name = "a", num_embeddings = 4, embedding_dim = 4 } } }]])
     local topology = folder .. "/threads.topology"

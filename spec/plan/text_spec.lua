@@ -1,6 +1,7 @@
 -- Plans and topologies as Lua text: what is written is read back, nothing that is read runs, and no text breaks the reader.
 local peri = require "perilune"
 local text = require "perilune.plan.text"
+local shell = require "spec.support.shell"
 local plan = peri.plan
 
 local function example()
@@ -139,5 +140,112 @@ describe("data as text", function()
     ok, err = pcall(plan.report.topology, "./none.topology")
     assert.is_false(ok)
     assert.matches("./none.topology: No such file or directory", tostring(err))
+  end)
+end)
+
+describe("files that are written", function()
+  local folder, clean
+  setup(function() folder, clean = shell.temporary() end)
+  teardown(function() clean() end)
+  local function names() return (shell.run("ls -A " .. folder):gsub("%s+", " ")) end
+
+  it("are there whole or as they were, and leave nothing beside them", function()
+    local path = folder .. "/a"
+    text.write(path, "first", "f")
+    assert.equal("first", text.read(path, "f"))
+    assert.equal("a ", names())
+    text.probe(path, "f")
+    text.probe(folder .. "/none", "f")
+    assert.equal("first", text.read(path, "f"))
+    assert.equal("a ", names())
+    -- a file that cannot grow: what was there stays
+    local script = ("require('perilune.plan.text').write('%s', ('x'):rep(99999), 'f')"):format(path)
+    shell.write(path .. ".lua", script)
+    local out = shell.run(("ulimit -f 1; trap '' XFSZ; luajit %s.lua; rm %s.lua"):format(path, path), shell.luajit_env())
+    assert.matches("f: [^\n]*/a: File too large", out)
+    assert.equal("first", text.read(path, "f"))
+    assert.equal("a ", names())
+    os.remove(path)
+  end)
+
+  it("say where they cannot be", function()
+    assert.error_matches(function() text.write(folder .. "/no/a", "x", "f") end, "^f: .*/no/a: No such file or directory")
+    assert.error_matches(function() text.probe(folder .. "/no/a", "f") end, "^f: .*/no/a: No such file or directory")
+    assert.error_matches(function() text.probe(folder, "f") end, "Is a directory")
+    text.write(folder .. "/made/for/a", "x", "f", true)
+    assert.equal("x", text.read(folder .. "/made/for/a", "f"))
+    shell.run(("rm -r %s/made"):format(folder))
+  end)
+
+  it("follow links, and go into what is no plain file", function()
+    shell.run(("cd %s; mkdir d; ln -s d/a l"):format(folder))
+    text.write(folder .. "/l", "one", "f") -- of a link that points at nothing, the link
+    shell.run(("cd %s; rm l; echo old > d/a; chmod 600 d/a; ln -s d/a l"):format(folder))
+    text.write(folder .. "/l", "two", "f")
+    assert.equal("two", text.read(folder .. "/d/a", "f"))
+    assert.matches("^l%S+ .*%-> d/a", shell.run(("ls -l %s/l"):format(folder)))
+    assert.matches("^%-rw%-%-%-%-%-%-%-", shell.run(("ls -l %s/d/a"):format(folder)))
+    text.write("/dev/null", "x", "f")
+    assert.matches("^c", shell.run "ls -l /dev/null")
+  end)
+end)
+
+describe("a plan that is saved", function()
+  it("is what plan.load reads, by the end of the name", function()
+    local folder, clean = shell.temporary()
+    for _, name in ipairs { "a.plan", "a.json" } do
+      plan.save(example(), folder .. "/" .. name, "a note")
+      assert.equal(tostring(example()), tostring(plan.load(folder .. "/" .. name)))
+    end
+    assert.matches("^{\n  \"perilune_plan\": 1", text.read(folder .. "/a.json", "spec"))
+    clean()
+  end)
+end)
+
+describe("a kept topology", function()
+  local script = [[
+    local peri = require "perilune"
+    local bags = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4,
+      feature_names = { "f" } } }, fused_params = { optimizer = "sgd", learning_rate = 0.1 } }
+    for _ = 1, 2 do print(peri.DistributedModelParallel { module = bags }.plan) end
+    print(peri.plan.Topology.kept_path(1, 1))]]
+  local folder, clean
+  setup(function() folder, clean = shell.temporary() end)
+  teardown(function() clean() end)
+
+  local function run(more)
+    local env = shell.luajit_env()
+    env.XDG_CACHE_HOME, env.PERI_NUM_THREADS = folder, 1
+    return shell.run("luajit " .. shell.write(folder .. "/script.lua", script .. (more or "")), env)
+  end
+
+  local function kept_path()
+    local out = run()
+    return out:match "\n(/%S+)%s*$" or error(out)
+  end
+
+  it("that cannot be read stops no plan, is told once, and says who measures it again", function()
+    local path = kept_path()
+    text.write(path, "", "spec", true)
+    local out, status = run()
+    assert.equal(0, status, out)
+    local told = "perilune: plans go by default prices: topology '[^\n]*line 1: [^\n]*perilune calibrate %-n 1 measures it again"
+    local _, times = out:gsub(told, "")
+    assert.equal(1, times, out)
+    assert.matches("table_wise", out)
+    out, status = run "\nperi.plan.Topology.kept(1, 1)"
+    assert.is_true(status ~= 0)
+    assert.matches("perilune calibrate has kept it of this machine: perilune calibrate %-n 1 measures it again", out)
+  end)
+
+  it("of other numbers of threads is used, and told once", function()
+    local path = kept_path()
+    plan.Topology({ world_size = 1, threads = 3 }):save(path)
+    local out, status = run()
+    assert.equal(0, status, out)
+    local _, times = out:gsub("measured with 3 worker threads a rank, here is 1: perilune calibrate %-n 1 %-t 1 measures those", "")
+    assert.equal(1, times, out)
+    plan.Topology({ world_size = 1, threads = 1 }):save(path)
+    assert.is_nil(run():find("perilune:", 1, true))
   end)
 end)

@@ -7,6 +7,7 @@
 #include "runtime/base/internal.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 
 typedef struct marks {
@@ -91,6 +92,27 @@ static void several_threads_share_the_pool(void **state)
     }
 }
 
+/** A signal of the program's, such as that of its child's end, must not go to a worker, which would drop it. */
+static void note_signals(void *ctx, int64_t begin, int64_t end)
+{
+    (void)end;
+    sigset_t blocked;
+    pthread_sigmask(SIG_SETMASK, NULL, &blocked);
+    if (begin > 0 && sigismember(&blocked, SIGCHLD) && sigismember(&blocked, SIGINT)) atomic_fetch_add((atomic_int *)ctx, 1);
+}
+
+static void workers_take_no_signals(void **state)
+{
+    (void)state;
+    atomic_int deaf = 0;
+    assert_int_equal(peri_threads_set(3), PERI_OK);
+    peri__parallel_for(3, 1, note_signals, &deaf);
+    assert_int_equal(atomic_load(&deaf), 2);
+    sigset_t blocked;
+    pthread_sigmask(SIG_SETMASK, NULL, &blocked);
+    assert_false(sigismember(&blocked, SIGCHLD));
+}
+
 static void the_number_of_threads_is_bounded(void **state)
 {
     (void)state;
@@ -129,6 +151,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(every_index_runs_once),
     cmocka_unit_test(nested_ranges_run_serially),
     cmocka_unit_test(several_threads_share_the_pool),
+    cmocka_unit_test(workers_take_no_signals),
     cmocka_unit_test(the_number_of_threads_is_bounded),
     cmocka_unit_test(time_goes_forward_and_pauses_pass),
     cmocka_unit_test(hashes_are_what_they_were),

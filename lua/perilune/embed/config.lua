@@ -228,6 +228,17 @@ local aliases = {
   partial_row_wise_adam = "partial_rowwise_adam", partial_row_wise_lamb = "partial_rowwise_lamb",
   emainplace_row_wise_adagrad = "emainplace_rowwise_adagrad",
 }
+--- An error of `func` unless `name` is an optimizer's, as fused_params, FBGEMM or TorchRec's classes (RowWiseAdagrad) call it.
+function M.check_optimizer(func, name)
+  local function plain(text) return (text:lower():gsub("_", "")) end
+  for _, list in ipairs { kinds, aliases } do
+    for known in util.ordered(list) do
+      if plain(known) == plain(name) then return end
+    end
+  end
+  util.one_of(func, "optimizer", name, util.keys(kinds))
+end
+
 --- Names of the optimizers.
 function M.optimizers() return util.keys(kinds) end
 

@@ -15,6 +15,8 @@ local sparse = require "perilune.sparse"
 local config = require "perilune.embed.config"
 local EmbeddingBagCollection = require "perilune.embed.bag"
 
+local C = P.C
+
 local BEYOND = 2 ^ 53 -- the end of the last piece, so that it sees, and refuses, ids that no row has
 
 local Piecewise = nn.Module:extend "PiecewiseEmbeddingBagCollection"
@@ -32,6 +34,10 @@ local function bounds_of(func, t, cuts)
   if cuts ~= nil and type(cuts) ~= "table" then
     P.fail(("%s: cuts['%s'] is %s, wanted a list of rows"):format(func, t.name, errors.kind(cuts)))
   end
+  local keys = util.keys(cuts or {})
+  if not keys or #keys ~= #(cuts or {}) then
+    P.fail(("%s: cuts['%s'] has entries behind a nil, or keys that are no positions; wanted a list of rows"):format(func, t.name))
+  end
   for i, row in ipairs(cuts or {}) do
     bounds[i + 1] = util.integer(func, ("cuts['%s'][%d]"):format(t.name, i), row, bounds[i] + 1, t.num_embeddings - 1)
   end
@@ -48,9 +54,31 @@ local function piece_of(t, first, rows)
   return config.EmbeddingBagConfig(args)
 end
 
+--- An error for optimizers that look at more of a table than the rows that a batch has, so that pieces would not learn what the whole
+--- does, and for sums that pieces cannot be added up in.
+local function check_params(func, params)
+  if params == nil then return end
+  local o, _, name, _, output = config.fused_params(func, params)
+  if name == "shampoo" then
+    P.fail(func .. ": optimizer shampoo has one preconditioner for all rows of a table, and pieces would have one each; allowed: "
+      .. "optimizers that treat rows apart, such as rowwise_adagrad")
+  end
+  local up, down = C.PERI_RATES_TAIL_ID_INCREASE, C.PERI_RATES_TAIL_ID_DECREASE
+  local k = name == "rowwise_adagrad_with_counter" and tostring(params.weight_decay_mode):lower() == "counter" and o.counter
+  if k and (k.tail_id_is_ratio or k.learning_rate_mode == up or k.learning_rate_mode == down) then
+    P.fail(func .. ": counter_based_regularization with tail_id_threshold.is_ratio, or learning_rate_mode tail_id_lr_increase or "
+      .. "_decrease, goes by the largest counter of all rows of a table, and pieces would have one each; allowed: the other modes, "
+      .. "without is_ratio")
+  end
+  if output and output ~= "FP32" then
+    P.fail(("%s: output_dtype is %s, allowed: FP32 (rows of pieces are added up)"):format(func, tostring(output)))
+  end
+end
+
 function Piecewise:init(args)
   local func = self.class_name
   local a = util.named(func, args, arguments)
+  check_params(func, a.fused_params)
   local known, pieces = {}, {}
   self.tables, self._bounds, self._most, self._names, self._dims = a.tables, {}, 1, {}, {}
   for i, t in ipairs(a.tables) do
@@ -109,15 +137,43 @@ function Piecewise:cut(features)
     P.fail(("%s: features is %s, wanted a KeyedJaggedTensor"):format(self.class_name, errors.kind(features)))
   end
   if features:variable_stride_per_key() then P.fail(self.class_name .. ": a variable batch per feature cannot be cut") end
+  local weights = features:weights_or_none()
+  if weights and weights:describe().requires_grad then
+    P.fail(self.class_name .. ": weights that require a gradient get none through pieces; allowed: weights that require none")
+  end
   local layout = layout_of(self, features:keys())
   local cut = sparse.bucketize_kjt_before_all2all(features, { num_buckets = self._most, block_sizes = layout.blocks,
     block_bucketize_row_pos = layout.bounds })
   return jagged.KeyedJaggedTensor { keys = layout.names, values = cut:values(), lengths = cut:lengths(), weights = cut:weights_or_none() }
 end
 
+--- What a lookup failed for: where the batch has ids that no row has, these, as the batch has them, not as pieces count them.
+local function blame(self, features, err)
+  if type(err) ~= "table" or not tostring(err.message):find(": id %d") then return end
+  local offset, lengths, values = 0, features:lengths():to_list(), features:values():to_list()
+  local stride = #lengths / #features:keys()
+  for k, key in ipairs(features:keys()) do
+    local bounds = self._bounds[key]
+    for sample = 0, stride - 1 do
+      for i = offset + 1, offset + lengths[(k - 1) * stride + sample + 1] do
+        local id, most = tonumber(values[i]), bounds and bounds[#bounds] - 1
+        if bounds and (id < 0 or id > most) then
+          P.fail(("%s: feature '%s', sample %d: id %.0f, allowed: 0..%.0f"):format(self.class_name, key, sample, id, most))
+        end
+        offset = i
+      end
+    end
+  end
+end
+
 --- Sums of the rows of each feature's bags as a KeyedTensor [batch, columns], features in the order of tables.
 function Piecewise:forward(features)
-  local parts, sums = self.pieces(self:cut(features)):to_dict(), {}
+  local cut, sums = self:cut(features), {}
+  local ok, parts = xpcall(function() return self.pieces(cut):to_dict() end, P.locate)
+  if not ok then
+    blame(self, features, parts)
+    error(parts, 0)
+  end
   for i, f in ipairs(self._names) do
     local bounds = self._bounds[f]
     local sum = parts[("%s:0"):format(f)]

@@ -8,6 +8,7 @@ local launcher = require "perilune.launcher"
 local step = require "perilune.plan.step"
 local measure = require "perilune.launch.measure"
 local fit = require "perilune.launch.fit"
+local files = require "perilune.plan.text"
 local Tensor, plan, util, C = peri.Tensor, peri.plan, peri.util, peri.ffi.C
 
 local M = {}
@@ -245,6 +246,13 @@ function M.prices(t, times)
   return best
 end
 
+--- Bytes a millisecond at a price of a byte. A price of next to nothing, which probes on a busy machine leave, says nothing: then it is the
+--- rate of copies.
+function M.rate(price, copies)
+  if price * copies < 0.1 then return copies end
+  return 1 / price
+end
+
 -- -- all of it -------------------------------------------------------------------------------------------------------------------------
 
 --- Bytes that are free for the tables of each rank of this host.
@@ -307,7 +315,7 @@ function M.topology(args)
   local costs = best.costs
   t.costs, t.cache_bytes, t.core_cache_bytes = costs, best.cache_bytes, best.core_cache_bytes
   local bytes_ahead, bytes_back = costs.forward.id_byte + costs.forward.cold_row_byte, costs.backward.id_byte + costs.backward.cold_row_byte
-  t.rates.gather, t.rates.update = 1 / math.max(bytes_ahead, 1e-12), 1 / math.max(bytes_back, 1e-12)
+  t.rates.gather, t.rates.update = M.rate(bytes_ahead, t.rates.copy), M.rate(bytes_back, t.rates.copy)
   t.ddr_mem_bw = t.rates.gather
   -- one topology on all ranks: that of rank 0
   local made = peri.dist.collective_utils.invoke_on_rank_and_broadcast_result(group, 0, function() return t end)
@@ -340,12 +348,11 @@ function M.run(options)
   local world = peri.init()
   local first = world:rank() == 0
   local live = first and (os.getenv "PERI_PROGRESS" or (os.execute "test -t 1" == 0 and "live" or "lines")) == "live"
-  local path = options.output or plan.Topology.kept_path(world:size(), world.local_size)
+  local kept = plan.Topology.kept_path(world:size(), world.local_size)
+  local path = options.output or kept
   if not path then peri.ffi.fail "calibrate: no folder for what is measured (PERI_TUNE=off, or no home); give --output" end
   peri.dist.collective_utils.invoke_on_rank_and_broadcast_result(world, 0, function() -- a file that cannot be, before all the work
-    local file, why = io.open(path, "ab")
-    if not file then peri.ffi.fail("calibrate: --output " .. why) end
-    file:close()
+    files.probe(path, options.output and "calibrate: --output" or "calibrate", path == kept)
   end)
   local function tell(done, all, text)
     if not live then return end
@@ -357,7 +364,7 @@ function M.run(options)
   if not first then return end
   if live then io.stdout:write "\r\27[K" end
   report(topology, off, print)
-  topology:save(path)
+  topology:save(path, path == kept)
   print("kept in " .. path)
 end
 

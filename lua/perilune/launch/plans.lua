@@ -12,23 +12,6 @@ local MOST_SIMULATED = 65536 -- ranks
 
 local function lines(stream, list) stream:write(table.concat(list, "\n"), "\n") end
 
---- An error for constraints of tables that a model has not.
-local function check_names(path, model, constraints)
-  local known, names = {}, {}
-  for _, c in ipairs(model) do
-    for _, t in ipairs(c.tables) do
-      known[t.name], known[c.path == "" and t.name or c.path .. "." .. t.name] = true, true
-      names[#names + 1] = t.name
-    end
-  end
-  for name in util.ordered(constraints) do
-    if not known[name] then
-      P.fail(("'%s': constraints of table '%s', which the model has not; it has: %s%s"):format(path, tostring(name),
-        table.concat(names, ", ", 1, math.min(8, #names)), #names > 8 and ", ..." or ""))
-    end
-  end
-end
-
 --- What a model's file says: the model (plan/describe.lua), or { model =, constraints =, relations =, cost =, objective = }. Returns the
 --- described model and a table of the rest.
 local function load_model(path)
@@ -52,7 +35,7 @@ local function load_model(path)
     if getmetatable(model) == P.Error then model.message = ("'%s': %s"):format(path, model.message) end
     error(model, 0)
   end
-  check_names(path, model, constraints)
+  require("perilune.plan.constraints").check(("'%s'"):format(path), constraints, model)
   return model, { constraints = constraints, relations = rest.relations, cost = rest.cost, objective = rest.objective }
 end
 
@@ -150,13 +133,39 @@ local function simulate(options, what, g, planner, stream)
   if options.trace then stream:write("timeline in ", options.trace, ": open it in https://ui.perfetto.dev\n") end
 end
 
+--- What is wrong with options is said before all the work.
+local function check_options(options)
+  if not (options.model or options.data) then P.fail "perilune plan: neither a model nor --data; give one of them" end
+  if options.samples and not options.data then P.fail "perilune plan: --samples goes with --data FILE" end
+  for _, name in ipairs { "rows", "dim" } do
+    if options[name] and (options.model or not options.data) then
+      P.fail(("perilune plan: --%s goes with --data FILE and no model, which says it of its tables"):format(name))
+    end
+  end
+  if options.save and not (options.save:match "%.plan$" or options.save:match "%.json$") then
+    P.fail(("perilune plan: --save '%s', allowed: names that end in .plan or .json; others are read as programs"):format(options.save))
+  end
+  for _, name in ipairs(options.verify and { "save", "html", "simulate", "times", "scale", "trace" } or {}) do
+    if options[name] then P.fail(("perilune plan: --%s does not go with --verify, which writes no plan"):format(name)) end
+  end
+  for _, name in ipairs { "save", "html", "trace" } do
+    if options[name] then text.probe(options[name], "perilune plan --" .. name) end
+  end
+end
+
+--- The words for options that do not go together, nil if they do.
+function M.refusal(options)
+  local ok, err = pcall(check_options, options)
+  return not ok and errors.describe(err) or nil
+end
+
 --- options: { model = path or nil (with data), data = path, samples =, rows =, dim =, topology = name or path, ranks =, batch_size =,
 --- save = path, html = path, no_reasons =, simulate = a schedule, times =, scale =, trace = path }. Prints; returns an exit code. An error
 --- is one line.
 function M.run(options, stream)
   stream = stream or io.stdout
   local ok, err = xpcall(function()
-    if not (options.model or options.data) then P.fail "perilune plan: neither a model nor --data; give one of them" end
+    check_options(options)
     local what, g = asked(options), given(options, stream)
     local planner, plan_made = planned(options, g, options.ranks)
     lines(stream, plan.report.lines(planner))

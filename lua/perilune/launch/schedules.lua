@@ -77,11 +77,8 @@ function M.settle(options)
     if options[name] == nil then options[name] = default end
   end
   if options.action ~= "trace" then return nil end
-  local before = io.open(options.output)
-  local file, why = io.open(options.output, "a")
-  if not file then return "schedule trace: " .. why end
-  file:close()
-  if before then before:close() else os.remove(options.output) end -- what fails leaves no empty trace
+  local ok, err = pcall(require("perilune.plan.text").probe, options.output, "schedule trace")
+  return not ok and errors.describe(err) or nil
 end
 
 --- `perilune schedule trace`, as a script of each rank.

@@ -144,6 +144,9 @@ end
 
 --- A simulation as Chrome trace JSON: a process for each of up to 64 ranks, a thread for each stream and link.
 function M.trace(simulation)
+  if type(simulation) ~= "table" or type(simulation.run) ~= "table" or type(simulation.shown) ~= "table" then
+    P.fail("cluster.trace: simulation is no result of cluster.simulate")
+  end
   local run, of, texts = simulation.run, {}, {}
   local k = #run.list
   for _, r in ipairs(simulation.shown) do

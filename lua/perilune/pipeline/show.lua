@@ -3,6 +3,7 @@
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
+local write = require("perilune.plan.text").write
 local waits = require "perilune.pipeline.waits"
 local simulate = require "perilune.pipeline.simulate"
 local Timeline = require "perilune.pipeline.timeline"
@@ -237,11 +238,8 @@ function M.write(pipeline, path)
   end
   local all = group and group:all_gather_object(timeline:text(), "show.write") or { timeline:text() }
   if rank > 0 then return found end
-  local file, why = io.open(path, "w")
-  if not file then P.fail("show.write: " .. why) end
   all[#all + 1] = predicted_timeline(pipeline, #all):text()
-  file:write(Timeline.document(all))
-  file:close()
+  write(path, Timeline.document(all), "show.write")
   return found
 end
 

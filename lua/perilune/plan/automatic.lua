@@ -2,6 +2,7 @@
 --
 -- What is learned must not depend on the number of ranks, so first those ways are tried that leave every bit as it is: whole tables, and
 -- blocks of columns where an optimizer treats each number by itself. Only a model that does not fit so gets its rows cut.
+local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 local describe = require "perilune.plan.describe"
@@ -10,6 +11,7 @@ local planners = require "perilune.plan.planner"
 local constraints_of = require "perilune.plan.constraints"
 local reservations = require "perilune.plan.reservations"
 local json = require "perilune.plan.json"
+local types_of = require "perilune.plan.types"
 local collective_utils = require "perilune.dist.collective_utils"
 
 local M = {}
@@ -65,14 +67,39 @@ local function host_size(env)
   return env.world_size % n == 0 and n or env.world_size
 end
 
---- The topology of the ranks of env: the measured one (perilune calibrate), if this user has one of so many ranks.
+local said = {}
+
+--- Tell the user once what a plan that nobody asked for makes of what was measured.
+local function say(text)
+  if not said[text] then io.stderr:write("perilune: ", text, "\n") end
+  said[text] = true
+end
+
+--- The measured topology (perilune calibrate) of so many ranks, if this user has one that can be read. One of other threads is still of
+--- this machine: its prices tell tables apart better than those of another processor.
+local function measured(n, host)
+  local ok, kept = pcall(topologies.Topology.kept, n, host)
+  if not ok then
+    say(("plans go by default prices: %s"):format(type(kept) == "table" and kept.message or tostring(kept)))
+    return nil
+  end
+  local threads = P.C.peri_threads()
+  if kept and kept.threads and kept.threads ~= threads then
+    say(("plans go by prices that were measured with %d worker threads a rank, here %s %d: perilune calibrate -n %d -t %d measures those")
+      :format(kept.threads, threads == 1 and "is" or "are", threads, n, threads))
+  end
+  return kept
+end
+
+--- The topology of the ranks of env: the measured one, or one with default prices.
 function M.topology(env, collections)
   local n, host = env.world_size, host_size(env)
-  return topologies.Topology.kept(n, host) or topologies.Topology { world_size = n, local_world_size = host,
+  return measured(n, host) or topologies.Topology { world_size = n, local_world_size = host,
     ddr_cap = memory(collections, host), intra_host_bw = 4e6, inter_host_bw = 1e6 }
 end
 
 local function planned(collections, topology, types, device, plain)
+  if #collections == 0 then return types_of.ShardingPlan {} end
   local model, constraints = {}, {}
   for i, c in ipairs(collections) do
     model[i] = describe.collection(c.path, c.module, c.tables)

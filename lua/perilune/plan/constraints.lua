@@ -30,14 +30,15 @@ local ParameterConstraints = util.class "ParameterConstraints"
 M.ParameterConstraints = ParameterConstraints
 
 local function check_names(what, list, allowed)
-  for _, name in ipairs(list or {}) do util.one_of("ParameterConstraints", what, name, allowed) end
+  if list and #list == 0 then P.fail(("ParameterConstraints: %s is empty, which allows nothing; leave it out"):format(what)) end
+  for _, name in ipairs(list or {}) do util.one_of("ParameterConstraints", "one of " .. what, name, allowed) end
 end
 
 function ParameterConstraints:init(args)
   local f = "ParameterConstraints"
   for name, value in util.ordered(util.named(f, args, arguments)) do self[name] = value end
-  check_names("one of sharding_types", self.sharding_types, util.keys(types.type_codes))
-  check_names("one of compute_kernels", self.compute_kernels, types.kernels)
+  check_names("sharding_types", self.sharding_types, util.keys(types.type_codes))
+  check_names("compute_kernels", self.compute_kernels, types.kernels)
   if self.min_partition then util.integer(f, "min_partition", self.min_partition, 1) end
   for _, name in ipairs { "pooling_factors", "num_poolings", "batch_sizes" } do
     for i, x in ipairs(self[name] or {}) do
@@ -46,11 +47,29 @@ function ParameterConstraints:init(args)
       end
     end
   end
+  if self.feature_names then signature.value(f, "feature_names", self.feature_names, "strings") end
   if self.output_dtype and not data_bytes[self.output_dtype] then
     util.one_of(f, "output_dtype", self.output_dtype, util.keys(data_bytes))
   end
   if self.device_group then util.one_of(f, "device_group", self.device_group, topologies.compute_devices) end
   if self.cache_params ~= nil then self.cache_params = embed.cache_params(f, self.cache_params) end
+end
+
+--- An error for constraints of tables that no module of a model has. func: who complains.
+function M.check(func, constraints, model)
+  local known, names = {}, {}
+  for _, c in ipairs(model) do
+    for _, t in ipairs(c.tables) do
+      local fqn = c.path == "" and t.name or c.path .. "." .. t.name
+      known[t.name], known[fqn], names[#names + 1] = true, true, fqn
+    end
+  end
+  for name in util.ordered(constraints) do
+    if not known[name] then
+      P.fail(("%s: constraints of table '%s', which the model has not; it has: %s%s"):format(func, tostring(name),
+        table.concat(names, ", ", 1, math.min(8, #names)), #names > 8 and ", ..." or ""))
+    end
+  end
 end
 
 --- What is said about a table: under its path and name ("sparse.ebc.t"), else under its name. Empty if nothing is.
@@ -71,7 +90,8 @@ function M.per_feature(constraint, key, table_name, n, default)
   for i = 1, n do out[i] = list and list[i] or default end
   return out
 end
-signature.check("plan.constraints.", M, { of = "constraints: table?, path: string, name: string",
+signature.check("plan.constraints.", M, { check = "func: string, constraints: table, model: list",
+  of = "constraints: table?, path: string, name: string",
   per_feature = "constraint: table, key: string, table_name: string, n: count, default: number" })
 
 return M

@@ -2,8 +2,10 @@
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local nn = require "perilune.nn"
+local embed = require "perilune.embed.config"
 local signature = require "perilune.signature"
 local data_bytes = require("perilune.plan.constraints").data_bytes
+require "perilune.plan.kinds"
 
 local M = {}
 
@@ -47,13 +49,15 @@ local function check_tables(where, tables)
     local what = ("%s: tables[%d]"):format(where, i)
     local a = util.named(what, t, { name = util.required.string, num_embeddings = util.required.number,
       embedding_dim = util.required.number, feature_names = util.optional.list, data_type = "FP32", pooling = util.optional.string })
+    if a.name == "" then P.fail(what .. ": its name is empty") end
     what = ("%s '%s'"):format(what, a.name)
+    if a.pooling then util.one_of(what, "pooling", a.pooling, { "SUM", "MEAN" }) end
     util.integer(what, "num_embeddings", a.num_embeddings, 1)
     util.integer(what, "embedding_dim", a.embedding_dim, 1)
     if seen[a.name] then P.fail(("%s: a table of this name comes before it; give each its own"):format(what)) end
     seen[a.name] = true
     if not data_bytes[a.data_type] then util.one_of(what, "data_type", a.data_type, util.keys(data_bytes)) end
-    a.feature_names = a.feature_names or { a.name }
+    a.feature_names = signature.value(what, "feature_names", a.feature_names or { a.name }, "strings")
     return a
   end)
 end
@@ -68,6 +72,7 @@ local function described(given)
     local a = util.named(where, c, { path = "", kind = "EmbeddingBagCollection", tables = util.required.list, is_weighted = false,
       optimizer = util.optional.string, dense_bytes = 0, buffer_bytes = 0 })
     util.one_of(where, "kind", a.kind, util.keys(kinds))
+    if a.optimizer then embed.check_optimizer(where, a.optimizer) end
     if seen[a.path] then P.fail(("%s: path '%s' is that of model[%d] too; give each its own"):format(where, a.path, seen[a.path])) end
     seen[a.path] = i
     a.tables = check_tables(where, a.tables)
@@ -85,6 +90,13 @@ function M.of(source)
   return described(source)
 end
 
-signature.check("plan.describe.", M, { collection = "path: string, module: Module, tables: list", module = "module: Module" })
+--- The model that a function of planners was given: of an nn.Module, or of one plain collection, what `of` makes of it.
+function M.model(func, model)
+  if nn.Module.is(model) or type(model) == "table" and rawget(model, "tables") ~= nil then model = M.of(model) end
+  return signature.value(func, "model", model, "model")
+end
+
+signature.check("plan.describe.", M, { model = "func: string, model: any",
+  collection = "path: string, module: Module, tables: list", module = "module: Module" })
 
 return M

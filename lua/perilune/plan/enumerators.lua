@@ -137,6 +137,7 @@ end
 --- All options of a model's tables, in a fixed order: collections from the last to the first (as TorchRec walks them), their tables, types,
 --- kernels; each with its estimates.
 function EmbeddingEnumerator:enumerate(collections)
+  constraints_of.check("EmbeddingEnumerator", self.constraints, collections)
   local list = {}
   for i = #collections, 1, -1 do
     for _, config in ipairs(collections[i].tables) do self:add_table(list, collections[i], config) end

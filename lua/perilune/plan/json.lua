@@ -107,8 +107,11 @@ function M.to_text(plan, note)
     unpack(entry_keys) }, 3) .. "\n"
 end
 
---- The same into a file, whose name should end in ".plan".
-function M.save(plan, path, note) text_data.write(path, M.to_text(plan, note), "plan.save") end
+--- The same into a file, whose name should end in ".plan"; JSON, without the note, if it ends in ".json", as plan.load reads it.
+function M.save(plan, path, note)
+  if path:match "%.json$" then return M.save_json(plan, path) end
+  text_data.write(path, M.to_text(plan, note), "plan.save")
+end
 
 -- -- reading -----------------------------------------------------------------------------------------------------------------------
 
@@ -116,6 +119,30 @@ function M.save(plan, path, note) text_data.write(path, M.to_text(plan, note), "
 local function shown(name, most)
   name, most = tostring(name):gsub("%c", "?"), most or 80
   return #name > most and name:sub(1, most) .. "..." or name
+end
+
+--- An error for lists and objects within each other beyond a depth that no plan has: the decoder calls itself for each. Returns what the
+--- decoder takes though it is no JSON: nil, or words for a comment, or a comma before the end of a list.
+local function check_nesting(text, from)
+  local depth, at, odd = 0, 1, nil
+  while true do
+    local place, c = text:match('()(["/,%[%]{}])', at)
+    if not place then return odd end
+    at = place + 1
+    if c == '"' then
+      local stop = text:match('^[^"\\]*()', at)
+      while text:sub(stop, stop) == "\\" do stop = text:match('^[^"\\]*()', stop + 2) end
+      at = stop + 1
+    elseif c == "/" then odd = odd or ("a comment at byte %d, which JSON has not"):format(place)
+    elseif c == "," then
+      if text:find("^%s*[%]}]", at) then odd = odd or ("a comma at byte %d, before the end of a list or an object"):format(place) end
+    else
+      depth = depth + ((c == "[" or c == "{") and 1 or -1)
+      if depth > text_data.DEPTH then
+        fail("%s: lists and objects within each other, %d deep; allowed: %d", from, depth, text_data.DEPTH)
+      end
+    end
+  end
 end
 
 --- Decoded objects and lists stay empty: what they hold is kept beside them, so that a key that comes twice is seen. Returns the decoded
@@ -133,6 +160,7 @@ local function decode(text, from)
       own[key] = value
     end }
   end
+  local odd = check_nesting(text, from)
   local object, list = meta "object", meta "list"
   local ok, value, at, err = pcall(json.decode, text, 1, null, object, list)
   if not ok then
@@ -141,6 +169,7 @@ local function decode(text, from)
   end
   if value == nil then fail("%s: %s", from, shown(err or "it is empty")) end
   if value == null then fail("%s: the plan is null, wanted an object", from) end
+  if odd then fail("%s: %s", from, odd) end
   local rest = text:match("%S+", at)
   if rest then fail("%s: there is more after the plan: '%s'", from, shown(rest)) end
   local function unfold(x)
@@ -199,7 +228,7 @@ end
 local function from_data(value, kind, from)
   check_object(from .. ": the plan", kind, value, { "perilune_plan", "modules" }, {})
   if value.perilune_plan ~= VERSION then
-    fail("%s: perilune_plan (the version of the format) is %s, allowed: %d", from, shown(value.perilune_plan), VERSION)
+    fail("%s: perilune_plan (the version of the format) is %s, allowed: %d", from, shown(signature.text(value.perilune_plan)), VERSION)
   end
   local modules = {}
   for path, tables in util.ordered(check_object(from .. ": modules", kind, value.modules)) do

@@ -2,6 +2,7 @@
 -- part needs is asked of its methods, not of its class.
 local util = require "perilune.util"
 local signature = require "perilune.signature"
+local nn = require "perilune.nn"
 local options = require "perilune.plan.options"
 local constraints = require "perilune.plan.constraints"
 require "perilune.plan.topology"
@@ -12,7 +13,14 @@ signature.object("planned_table", "the configuration of a table with features", 
 signature.list_of("planned_tables", "a list of configurations of tables with features", "planned_table")
 signature.object("collection", "a collection of a model", { path = "string", kind = "string", tables = "planned_tables",
   sharder = "table?", optimizers = "table?" })
-signature.list_of("model", "a model as plan.describe.of makes it: a list of collections", "collection")
+local described = "a model as plan.describe.of makes it: a list of collections"
+signature.list_of("collections_of_model", described, "collection")
+signature.kind("model", described, function(x) return signature.is("collections_of_model", x) and x[1] ~= nil end,
+  function(x)
+    if nn.Module.is(x) then return ("is an nn.Module, wanted what plan.describe.of(%s) makes of it"):format(x.class_name) end
+    if util.is_plain(x) and x[1] == nil and (next(x) == nil or x.dense_bytes) then return "has no tables" end
+    return signature.why("collections_of_model", x)
+  end)
 
 signature.kind("constraints", "a table of ParameterConstraints", function(x)
   if not util.is_plain(x) then return false end

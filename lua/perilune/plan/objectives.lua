@@ -16,7 +16,12 @@ function Cost:init(f, topology) self.f, self.topology = f, topology end
 function Cost:estimate(options)
   for _, option in ipairs(options) do
     for _, run in ipairs(option.runs) do
-      self.f(run.perf, option, run, self.topology)
+      local known = util.index_of(util.keys(run.perf))
+      local returned = self.f(run.perf, option, run, self.topology)
+      if returned ~= nil then P.fail(("cost: it returned %s, wanted nothing: it changes fields of perf"):format(tostring(returned))) end
+      for name in util.ordered(run.perf) do
+        if not known[name] then P.fail(("cost: perf has no field '%s'; it has: %s"):format(tostring(name), table.concat(parts, ", "))) end
+      end
       for _, part in ipairs(parts) do
         local ms = run.perf[part]
         if type(ms) ~= "number" or not (ms >= 0 and ms < math.huge) then

@@ -14,6 +14,8 @@ local reasons = require "perilune.plan.reasons"
 local relations = require "perilune.plan.relations"
 local objectives = require "perilune.plan.objectives"
 local kinds = require "perilune.plan.kinds"
+local describe = require "perilune.plan.describe"
+local constraints_of = require "perilune.plan.constraints"
 local signature = require "perilune.signature"
 local collective_utils = require "perilune.dist.collective_utils"
 
@@ -91,6 +93,10 @@ function EmbeddingShardingPlanner:init(args)
   util.integer(f, "max_placements", a.max_placements, 1)
   self.constraints = a.constraints or {}
   self.relations = a.relations or {}
+  local keys = util.keys(self.relations)
+  if not keys or #keys ~= #self.relations then
+    P.fail(f .. ": relations is no list of relations: it has entries behind a nil, or keys that are no positions")
+  end
   if a.enumerator and a.cost ~= nil then P.fail(f .. ": cost and enumerator; give cost to the enumerator") end
   if a.performance_model and a.objective ~= nil then P.fail(f .. ": objective and performance_model; give one of them") end
   for name, kind in util.ordered(kind_of) do
@@ -183,12 +189,36 @@ local function exhaust(self, search, proposer)
   end
 end
 
+--- A model in an order that does not depend on the one in which its collections and tables are given: ties go by it.
+local function in_order(model)
+  local function by(list, name)
+    local sorted, keys = {}, {}
+    for i, x in ipairs(list) do -- t2 before t10, as people count
+      sorted[i], keys[x] = x, x[name]:gsub("%d+", function(digits) return ("0"):rep(20 - #digits) .. digits end)
+    end
+    table.sort(sorted, function(a, b)
+      if keys[a] ~= keys[b] then return keys[a] < keys[b] end
+      return a[name] < b[name]
+    end)
+    return sorted
+  end
+  local out = util.copy(model)
+  for i, collection in ipairs(by(model, "path")) do
+    local copy = util.copy(collection)
+    copy.tables = by(collection.tables, "name")
+    out[i] = copy
+  end
+  return out
+end
+
 --- Look for the best plan of a model (see enumerators.lua). Returns { best = { proposal =, placement =, rating =, units = and
 --- unit_placement = the same with co-located tables as one option } or nil, space = all options, units = those that proposals are made of,
 --- refused = those that relations leave out, topology = what was left of it, num_proposals =, num_plans =, stopped = at the limit,
 --- failure = the smallest that did not fit }.
 function EmbeddingShardingPlanner:search(model)
   self.last = nil
+  model = in_order(describe.model("EmbeddingShardingPlanner:search", model))
+  constraints_of.check("EmbeddingShardingPlanner", self.constraints, model)
   local reserved = self.storage_reservation:reserve(self.topology, model, self.batch_size, self.constraints)
   local search = { num_proposals = 0, num_plans = 0, placements = 0, known = {}, topology = reserved, stopped = false,
     room = { hbm = 0, ddr = 0, ssd = 0 }, space = self.enumerator:enumerate(model) }
@@ -229,12 +259,14 @@ local function why_nothing_fits(self, search, model)
   local words = ("EmbeddingShardingPlanner: none of %d proposals fits %d ranks of %s (%s)%s: in the smallest, %s"):format(
     search.num_proposals, t.world_size, reasons.gib(t.devices[1][tier]), tier, search.stopped and ", where the search stopped" or "",
     reasons.failure(search.failure.why, t))
+  if t.rules and t.rules.contradiction then words = words .. "; " .. t.rules.contradiction end
   local change = reasons.would_fit(self, model)
   return change and words .. "; " .. change or words
 end
 
 --- The ShardingPlan of a model: a list of collections (enumerators.lua). An error if nothing fits. Local; the search is kept in `last`.
 function EmbeddingShardingPlanner:plan(model)
+  model = describe.model("EmbeddingShardingPlanner:plan", model)
   local ok, search = pcall(self.search, self, model)
   if not ok then
     local err, own = search, self.storage_reservation.class_name
@@ -256,6 +288,7 @@ end
 --- The same plan on every rank of a group (nil: a single process): rank 0 of the group makes it, as data, and all must have asked for the
 --- same tables and machines. Collective; waits. What rank 0 raises is raised on all.
 function EmbeddingShardingPlanner:collective_plan(model, group)
+  model = describe.model("EmbeddingShardingPlanner:collective_plan", model)
   if group == nil then return self:plan(model) end
   local facts = { { "the topology", tostring(self.topology) }, { "the batch size", self.batch_size } }
   for _, collection in ipairs(model) do
@@ -270,8 +303,8 @@ function EmbeddingShardingPlanner:collective_plan(model, group)
 end
 
 signature.object("search", "a search", { topology = "Topology" })
-kinds.methods(EmbeddingShardingPlanner, { search = "model: model", rate = "search: search, proposal: proposal, placement: table",
-  plan = "model: model", collective_plan = "model: model, group: Group?" })
+kinds.methods(EmbeddingShardingPlanner, { search = "model: any", rate = "search: search, proposal: proposal, placement: table",
+  plan = "model: any", collective_plan = "model: any, group: Group?" })
 signature.check("plan.planner.", M, { entry = "option: ShardingOption, ranks: any, topology: Topology" })
 
 return M

@@ -1,6 +1,8 @@
 -- plan/reasons.lua: why a plan is what it is: for each table, what became of every other option; and, where nothing fits, the smallest
 -- change with which something does. Every reason is a plan that was tried.
+local P = require "perilune.ffi"
 local util = require "perilune.util"
+local describe = require "perilune.plan.describe"
 local partitioners = require "perilune.plan.partitioners"
 local proposers = require "perilune.plan.proposers"
 local topologies = require "perilune.plan.topology"
@@ -53,38 +55,66 @@ function M.failure(why, topology)
     gib(topology.devices[why.rank + 1][why.tier]))
 end
 
---- The least memory more on every rank with which a proposal finds a place: words, or nil. why: what it failed for; budget.left: shards
---- that may be placed to find out.
-local function more_would_do(planner, search, proposal, why, budget)
-  local tier, shards = why.tier, 0
-  if not tier or budget.left <= 0 then return nil end
-  for _, option in ipairs(proposal) do shards = shards + option.num_shards end
-  local function placed(bytes)
-    budget.left = budget.left - shards
-    return (planner.partitioner:partition(proposal, search.topology:with_devices(function(d) d[tier] = d[tier] + bytes end)))
+--- A number of bytes that is enough, for people: rounded up.
+local function enough_gib(bytes)
+  for _, unit in ipairs { { 2 ^ 40, "TiB" }, { 2 ^ 30, "GiB" }, { 2 ^ 20, "MiB" } } do
+    if bytes >= unit[1] or unit[1] == 2 ^ 20 then return ("%.2f %s"):format(math.ceil(bytes / unit[1] * 100) / 100, unit[2]) end
   end
+end
+
+local MOST_MORE = 2 ^ 50 -- bytes
+
+--- The least bytes for which with(bytes) holds, to half a percent; nil: it does for none.
+local function least_more(with)
   local high = 2 ^ 20
-  while not placed(high) do
+  while not with(high) do
     high = high * 4
-    if high > 2 ^ 50 then return nil end
+    if high > MOST_MORE then return nil end
   end
   local low = high == 2 ^ 20 and 0 or high / 4
   while high - low > math.max(high * 0.005, 1) do
     local middle = math.floor((low + high) / 2)
-    if placed(middle) then high = middle else low = middle end
+    if with(middle) then high = middle else low = middle end
   end
-  return ("; it would fit with %s (%s) more on every rank"):format(gib(high), tier)
+  return high
+end
+
+--- The least memory more on every rank, before what is reserved for others, with which a proposal finds a place: words, or nil. why: what
+--- it failed for; budget.left: shards that may be placed to find out.
+local function more_would_do(planner, search, model, proposal, why, budget)
+  local tier, shards = why.tier, #proposal
+  if not tier or budget.left <= 0 then return nil end
+  for _, option in ipairs(proposal) do shards = shards + option.num_shards end
+  local function placed(more)
+    budget.left = budget.left - shards
+    local larger = planner.topology:with_devices(function(d)
+      for name, bytes in util.ordered(more) do d[name] = d[name] + bytes end
+    end)
+    local ok, left = pcall(planner.storage_reservation.reserve, planner.storage_reservation, larger, model, planner.batch_size,
+      planner.constraints)
+    if not ok then return false end
+    left.rules = search.topology.rules
+    return planner.partitioner:partition(proposal, left) ~= nil
+  end
+  local bytes = least_more(function(x) return placed { [tier] = x } end)
+  if bytes then return ("; it would fit with %s (%s) more on every rank"):format(enough_gib(bytes), tier) end
+  local other = tier == "ddr" and planner.topology:own_tier() or "ddr"
+  if other == tier or not placed { [tier] = MOST_MORE, [other] = MOST_MORE } then return nil end
+  bytes = least_more(function(x) return placed { [tier] = x, [other] = MOST_MORE } end)
+  local others = bytes and least_more(function(x) return placed { [tier] = bytes, [other] = x } end)
+  return others and ("; it would fit with %s (%s) and %s (%s) more on every rank"):format(enough_gib(bytes), tier, enough_gib(others),
+    other)
 end
 
 --- What a plan loses or gains by another option for its unit i. Returns kind ("memory", "relation", "count", "time", "equal" or
 --- "faster") and words.
-local function try_instead(planner, search, i, option, budget)
+local function try_instead(planner, search, model, i, option, budget)
   local best, proposal = search.best, {}
   for k, o in ipairs(best.units) do proposal[k] = k == i and option or o end
   local placement, why = planner.partitioner:partition(proposal, search.topology)
   if not placement then
     local kind = why.relation and "relation" or why.tier and "memory" or "count"
-    return kind, M.failure(why, search.topology) .. (more_would_do(planner, search, proposal, why, budget) or "")
+    return kind, M.failure(why, search.topology) .. (more_would_do(planner, search, model, proposal, why, budget) or "")
   end
   local rating = planner:rate(search, proposal, placement)
   local function rated(x) return planner.args.objective and ("%.4g"):format(x) or ms(x) end
@@ -139,15 +169,30 @@ end
 local function way_of(option) return option.sharding_type .. " " .. option.compute_kernel end
 
 --- Why a unit has not its other options: list of { option =, kind =, text =, rating = }.
-local function others_of(planner, search, i, chosen, options_of, budget)
+local function others_of(planner, search, model, i, chosen, options_of, budget)
   local out = {}
   for _, option in ipairs(options_of[chosen.fqn]) do
     if option ~= chosen then
-      local kind, text, rating = try_instead(planner, search, i, option, budget)
+      local kind, text, rating = try_instead(planner, search, model, i, option, budget)
       out[#out + 1] = { option = way_of(option), kind = kind, text = text, rating = rating }
     end
   end
   return out
+end
+
+--- An error unless the tables of the plan are those of the model.
+local function check_planned(search, model)
+  local sizes = {}
+  for _, c in ipairs(model) do
+    for _, t in ipairs(c.tables) do sizes[c.path == "" and t.name or c.path .. "." .. t.name] = { t.num_embeddings, t.embedding_dim } end
+  end
+  for _, o in ipairs(search.best.proposal) do
+    local size = sizes[o.fqn]
+    if not (size and size[1] == o.rows and size[2] == o.dim) then
+      P.fail(("plan.reasons.of: the planner has planned table '%s' of %d x %d, which the model has not; give the model that it has planned")
+        :format(o.fqn, o.rows, o.dim))
+    end
+  end
 end
 
 --- The reasons of a plan: planner:plan(model) was called before. Returns a list, in the plan's order, of { table = fqn, or those of
@@ -156,13 +201,15 @@ end
 --- most: tables that are looked at (default: all).
 function M.of(planner, model, most)
   local search, list, collection_of, budget = planner.last, {}, {}, { left = MOST_PLACEMENTS }
+  model = describe.model("plan.reasons.of", model)
   for _, collection in ipairs(model) do collection_of[collection.path] = collection end
+  check_planned(search, model)
   local options_of, present = by_unit(search)
   for i, chosen in ipairs(search.best.units) do
     if i > (most or math.huge) then break end
     local members = chosen.members or { chosen }
     local entry = { table = chosen.fqn, tables = util.map(members, function(o) return o.fqn end), chosen = chosen,
-      ranks = search.best.unit_placement[i], others = others_of(planner, search, i, chosen, options_of, budget) }
+      ranks = search.best.unit_placement[i], others = others_of(planner, search, model, i, chosen, options_of, budget) }
     local seen = {}
     local function add(other)
       local key = other.option .. other.text
@@ -262,16 +309,39 @@ local function doubled(from, most, f)
   end
 end
 
---- More memory of a kind on every rank: bytes.
-local function more_memory(planner, model, tier)
-  local t = planner.topology
-  local function with(bytes)
-    return fits(planner, model, { topology = t:with_devices(function(device) device[tier] = math.max(device[tier], bytes) end) },
-      true)
+--- Whether at least so many bytes of each kind on every rank would do.
+local function does(planner, model, bytes)
+  return fits(planner, model, { topology = planner.topology:with_devices(function(device)
+    for tier, x in util.ordered(bytes) do device[tier] = math.max(device[tier], x) end
+  end) }, true)
+end
+
+--- The least memory of a kind on every rank that would do, where some does: bytes. beside: of another kind, bytes that are there too.
+local function least_memory(planner, model, tier, beside)
+  local function with(x)
+    local bytes = util.copy(beside or {})
+    bytes[tier] = x
+    return does(planner, model, bytes)
   end
-  local now = math.max(t[tier .. "_cap"], 2 ^ 20)
+  local now = math.max(planner.topology[tier .. "_cap"], 2 ^ 20)
+  if beside and with(now) then return now end
   local enough = doubled(now, now * 2 ^ 20, with)
   return enough and least(enough / 2, enough, with, 1.005)
+end
+
+--- Words for the least memory with which a plan is found: of the device's own kind, of the host's, or of both.
+local function memory_that_does(planner, model)
+  local t = planner.topology
+  local own = t:own_tier()
+  if not does(planner, model, { [own] = MOST_MORE, ddr = MOST_MORE }) then return nil end
+  for _, tier in ipairs { own, "ddr" } do
+    local bytes = does(planner, model, { [tier] = MOST_MORE }) and least_memory(planner, model, tier)
+    if bytes then return ("%s (%s) on every rank (%s now)"):format(enough_gib(bytes), tier, gib(t[tier .. "_cap"])) end
+  end
+  local bytes = own ~= "ddr" and least_memory(planner, model, own, { ddr = MOST_MORE })
+  local host = bytes and least_memory(planner, model, "ddr", { [own] = bytes })
+  return host and ("%s (%s) and %s (ddr) on every rank (%s and %s now)"):format(enough_gib(bytes), own, enough_gib(host),
+    gib(t[own .. "_cap"]), gib(t.ddr_cap))
 end
 
 --- More hosts, and with them ranks.
@@ -337,10 +407,7 @@ function M.would_fit(planner, model)
   if planner.args.enumerator or planner.args.performance_model or planner.topology.world_size > MOST_RANKS then return nil end
   planner.may_search = MOST_SEARCHED
   local ways = {}
-  for _, tier in ipairs { planner.topology:own_tier(), "ddr" } do
-    local bytes = #ways == 0 and more_memory(planner, model, tier)
-    if bytes then ways[1] = ("%s (%s) on every rank (%s now)"):format(gib(bytes), tier, gib(planner.topology[tier .. "_cap"])) end
-  end
+  ways[1] = memory_that_does(planner, model)
   local ranks = more_hosts(planner, model)
   if ranks then ways[#ways + 1] = ("%d ranks (%d now)"):format(ranks, planner.topology.world_size) end
   local percent, before = smaller_margin(planner, model)
@@ -361,6 +428,6 @@ end)
 signature.object("placement_failure", "why a placement failed (plan/partitioners.lua)", { option = "ShardingOption?", run = "run?",
   bytes = "number?", room = "number?", tier = "string?", count = "number?", ranks = "list?" })
 signature.check("plan.reasons.", M, { gib = "bytes: number", failure = "why: placement_failure, topology: Topology",
-  of = "planner: planned, model: model, most: number?", would_fit = "planner: planner, model: model" })
+  of = "planner: planned, model: any, most: number?", would_fit = "planner: planner, model: model" })
 
 return M

@@ -52,12 +52,22 @@ local function units_of(func, units)
   return set
 end
 
+--- The same of a relation between tables: two names, or a pattern.
+local function several_of(func, tables)
+  tables = tables_of(func, tables, 1)
+  if tables[2] or tables[1]:find("*", 1, true) then return tables end
+  P.fail(("%s: tables is the one table '%s', wanted a list of two or more, or a pattern with *"):format(func, tables[1]))
+end
+
 --- Tables that are cut alike, and shard by shard on the same ranks.
-function M.colocate(tables) return Relation { kind = "colocate", tables = tables_of("plan.colocate", tables, 1), per = "rank" } end
+function M.colocate(tables, more)
+  if more ~= nil then P.fail(("plan.colocate: %s behind tables, wanted one list of names"):format(signature.text(more))) end
+  return Relation { kind = "colocate", tables = several_of("plan.colocate", tables), per = "rank" }
+end
 
 --- No rank (or host) has shards of two of the tables.
 function M.spread(tables, per)
-  return Relation { kind = "spread", tables = tables_of("plan.spread", tables, 1), count = 1, per = per_of("plan.spread", per) }
+  return Relation { kind = "spread", tables = several_of("plan.spread", tables), count = 1, per = per_of("plan.spread", per) }
 end
 
 --- No rank (or host) has shards of more than `count` of the tables.
@@ -280,6 +290,25 @@ local function impossible(rules, option, topology)
   end
 end
 
+--- Several relations by which an option may be on no rank at all, each of which alone leaves it some: their words; nil: there are none.
+local function contradiction(rules, option, topology)
+  local list = {}
+  for _, about in ipairs(rules:about(option)) do
+    if about.rule.relation.units then list[#list + 1] = about.rule end
+  end
+  if #list < 2 then return nil end
+  for r = 0, topology.world_size - 1 do
+    local free = true
+    for _, rule in ipairs(list) do
+      free = free and (rule.relation.units[rules:unit(rule, r)] == true) == (rule.relation.kind == "pin")
+    end
+    if free then return nil end
+  end
+  return ("relations %s leave table '%s' no rank"):format(table.concat(util.map(list, function(rule)
+    return "'" .. tostring(rule.relation) .. "'"
+  end), " and "), option.fqn)
+end
+
 -- -- tables that stay together ---------------------------------------------------------------------------------------------------------
 
 local function added(a, b)
@@ -369,8 +398,10 @@ function M.apply(relations, space, topology)
     if not seen[option.fqn] then seen[option.fqn], tables[#tables + 1] = true, { fqn = option.fqn, name = option.name } end
   end
   local rules = Rules(relations, tables, topology)
-  local out = {}
+  local out, looked = {}, {}
   for _, option in ipairs(join_groups(rules, space, refused)) do
+    if not looked[option.fqn] then rules.contradiction = rules.contradiction or contradiction(rules, option, topology) end
+    looked[option.fqn] = true
     local why = impossible(rules, option, topology)
     if why then
       for _, member in ipairs(option.members or { option }) do table.insert(refused, { option = member, text = why }) end

@@ -15,14 +15,15 @@ local COUNTERS = 2 ^ 22 -- of a feature: rows beyond share them, and distinct on
 local BINS = 100        -- of a curve of cache sizes
 
 --- What is known of a feature: name, table, rows (of the table), samples, ids, mean_length, longest (bag), distinct (rows that came),
---- batch_distinct (mean of a batch), curve = list of { rows =, lookups = }: the so many most frequent rows served so many lookups, by
---- frequency; exact = whether each row has a counter of its own.
+--- batch_distinct (mean of the batches of the size of the largest: the last one may be a part), curve = list of { rows =, lookups = }: the
+--- so many most frequent rows served so many lookups, by frequency; exact = whether each row has a counter of its own.
 local Feature = util.class "FeatureStatistics"
 M.FeatureStatistics = Feature
 
 function Feature:init(name, table_name, rows)
   self.name, self.table, self.rows = name, table_name, rows
-  self.samples, self.ids, self.longest, self.distinct, self.batches, self.batch_sum = 0, 0, 0, 0, 0, 0
+  self.samples, self.ids, self.longest, self.distinct, self.batches = 0, 0, 0, 0, 0
+  self.whole, self.whole_batches, self.batch_sum = 0, 0, 0 -- samples of the largest batch, how many were so large, their distinct ids
   self.buckets = math.min(rows, COUNTERS)
   self.exact = self.buckets == rows
   self.count, self.seen = ffi.new("int32_t[?]", self.buckets), ffi.new("int32_t[?]", self.buckets)
@@ -44,7 +45,9 @@ function Feature:add(lengths, n, values, at)
       at = at + 1
     end
   end
-  self.batches, self.batch_sum = batch, self.batch_sum + fresh
+  self.batches = batch
+  if n > self.whole then self.whole, self.whole_batches, self.batch_sum = n, 0, 0 end
+  if n == self.whole then self.whole_batches, self.batch_sum = self.whole_batches + 1, self.batch_sum + fresh end
   self.samples, self.ids = self.samples + n, self.ids + at - from
   return at
 end
@@ -66,7 +69,7 @@ function Feature:finish()
   end
   self.distinct = self.exact and used or math.min(self.rows, math.floor(estimated(used, self.buckets)))
   self.mean_length = self.ids / math.max(self.samples, 1)
-  self.batch_distinct = self.batch_sum / math.max(self.batches, 1)
+  self.batch_distinct = self.batch_sum / math.max(self.whole_batches, 1)
   self.count, self.seen = nil, nil
 end
 
@@ -85,6 +88,7 @@ end
 
 --- The fewest rows that served a share of the lookups.
 function Feature:hot(share)
+  if not (share >= 0 and share <= 1) then P.fail(("FeatureStatistics:hot: share is %s, allowed: 0..1"):format(tostring(share))) end
   local before = { rows = 0, lookups = 0 }
   for _, point in ipairs(self.curve) do
     if point.lookups >= share * self.ids then
@@ -117,7 +121,11 @@ local arguments = { path = util.required.string, tables = util.required.list, ba
 local function categories(a)
   local rows, features = {}, {}
   for i = 1, a.sparse_features do rows[i] = 1 end
-  for _, t in ipairs(a.tables) do
+  for k, given in ipairs(a.tables) do
+    local where = ("plan.statistics.count: tables[%d]"):format(k)
+    local t = util.named(where, given, { name = util.required.string, rows = util.required.number, features = util.required.list })
+    util.integer(where, "rows", t.rows, 1)
+    signature.value(where, "features", t.features, "strings")
     for _, name in ipairs(t.features) do
       local i = tonumber(name:match "^c(%d+)$")
       if not i or i < 1 or i > a.sparse_features then
@@ -134,6 +142,10 @@ end
 --- of categories, c1 ... }. Returns a list of FeatureStatistics, in the order of the file's columns. Errors name file, line and column.
 function M.count(args)
   local a = util.named("plan.statistics.count", args, arguments)
+  if #a.tables == 0 then P.fail "plan.statistics.count: tables is empty, wanted tables whose features are counted" end
+  local file, why = io.open(a.path)
+  if not file then P.fail("plan.statistics.count: " .. why) end
+  file:close()
   local rows, features = categories(a)
   local loader = data.criteo { path = a.path, batch_size = util.integer("plan.statistics.count", "batch_size", a.batch_size, 1, 2 ^ 24),
     rows = rows, rank = 0, world_size = 1, dense_features = a.dense_features, sparse_features = a.sparse_features, limit = a.samples }
@@ -174,6 +186,7 @@ end
 --- Constraints with numbers of data for the tables of a model (enumerators.lua): pooling_factors where the user says none, and for tables
 --- of one feature what caches would serve; the rest is the user's. world_size: ranks of the plan.
 function M.constrain(statistics, model, given, world_size)
+  util.integer("plan.statistics.constrain", "world_size", world_size, 1)
   local by_name, out = by_name_of(statistics), util.copy(given or {})
   for _, collection in ipairs(model) do
     for _, config in ipairs(collection.tables) do

@@ -5,14 +5,15 @@
 --     perilune_plan = 1,
 --     modules = { ["sparse.ebc"] = { items = { sharding_type = "table_wise", compute_kernel = "fused", ranks = { 1 } } } },
 --   }
+local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 
-local M = {}
-
 local DEPTH = 32         -- of tables within tables
 local LONGEST = 64 * 2 ^ 20 -- bytes of a text
+
+local M = { DEPTH = DEPTH }
 
 local escapes = { n = "\n", t = "\t", r = "\r", a = "\a", b = "\b", f = "\f", v = "\v", ["\\"] = "\\", ['"'] = '"', ["'"] = "'",
   ["\n"] = "\n" }
@@ -182,15 +183,19 @@ function M.read(path, func)
   return text or P.fail(("%s: '%s': %s"):format(func, path, tostring(why)))
 end
 
---- A text into a file.
-function M.write(path, text, func)
-  local file, err = io.open(path, "wb")
-  if not file then P.fail(("%s: %s"):format(func, err)) end
-  local written, why = file:write(text)
-  local closed, reason = file:close() -- which writes what has been kept back
-  if not (written and closed) then P.fail(("%s: '%s': %s"):format(func, path, tostring(why or reason))) end
+local function put(path, text, func, folders)
+  if P.C.peri_file_write(path, text, text and #text or 0, folders or false) >= 0 then return end
+  P.fail(("%s: %s"):format(func, (ffi.string(P.C.peri_error_message()):gsub("^peri_file_write: ", ""))))
 end
 
-signature.check("plan.text.", M, { read = "path: string, func: string", write = "path: string, text: string, func: string" })
+--- A text into a file, which holds all of it, or what it held before. folders: make those that are missing.
+function M.write(path, text, func, folders) put(path, text, func, folders) end
+
+--- An error if no file can be written there, before all the work for it. Leaves none.
+function M.probe(path, func, folders) put(path, nil, func, folders) end
+
+signature.check("plan.text.", M, { read = "path: string, func: string",
+  write = "path: string, text: string, func: string, folders: boolean?",
+  probe = "path: string, func: string, folders: boolean?" })
 
 return M

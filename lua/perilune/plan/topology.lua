@@ -230,12 +230,13 @@ end
 
 --- A topology into a file, as Lua text; and one from a file, read without running it: { perilune_topology = 1, world_size =, ... }, or
 --- { perilune_topology = 1, preset = "dgx_a100_80gb", world_size = 16 }. `args` go over what the file says.
-function Topology:save(path)
+--- folders: make those above it that are missing.
+function Topology:save(path, folders)
   local says = self:arguments()
   if says.processors == says.local_world_size then says.processors = nil end
   says.perilune_topology = VERSION
   text.write(path, "return " .. text.encode(says, { "perilune_topology", "compute_device", "world_size", "local_world_size" }, 3) .. "\n",
-    "Topology:save")
+    "Topology:save", folders)
 end
 
 function Topology.load(path, args)
@@ -271,13 +272,19 @@ function Topology.kept_path(ranks, host)
   return path ~= "" and ("%s.%08x.%dx%d.topology"):format(path, units_hash(), ranks, host) or nil
 end
 
---- The topology that is kept there; nil: there is none.
+--- The topology that is kept there; nil: there is none. One that cannot be read is an error, which says how to get another.
 function Topology.kept(ranks, host)
   local path = Topology.kept_path(ranks, host)
   local file = path and io.open(path)
   if not file then return nil end
   file:close()
-  return Topology.load(path)
+  local ok, found = pcall(Topology.load, path)
+  if ok then return found end
+  if getmetatable(found) == P.Error then
+    found.message = ("%s; perilune calibrate has kept it of this machine: perilune calibrate -n %d measures it again"):format(
+      found.message, ranks)
+  end
+  error(found, 0)
 end
 
 function Topology:__tostring()
@@ -288,7 +295,7 @@ end
 
 signature.kind("Topology", "a Topology", Topology.is)
 signature.check("Topology:", Topology, { with_devices = "self: Topology, change: function",
-  save = "self: Topology, path: string",
+  save = "self: Topology, path: string, folders: boolean?",
   bandwidth = "self: Topology, collective: string, world_size: int, local_size: int" })
 signature.check("Topology.", Topology, { preset = "name: string, args: table?", load = "path: string, args: table?",
   kept_path = "ranks: count, host: count", kept = "ranks: count, host: count" })

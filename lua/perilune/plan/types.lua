@@ -66,7 +66,7 @@ local function whole_numbers(name, list, most)
   if type(list) ~= "table" then fail("ParameterSharding: %s is a %s, wanted a list of numbers", name, type(list)) end
   for i, x in ipairs(list) do
     if type(x) ~= "number" or x ~= math.floor(x) or math.abs(x) > most then
-      fail("ParameterSharding: %s[%d] is %s, wanted a whole number", name, i, tostring(x))
+      fail("ParameterSharding: %s[%d] is %s, wanted a whole number", name, i, signature.text(x))
     end
   end
   for key in util.ordered(list) do

@@ -234,7 +234,7 @@ peri_status peri__row_io_new(peri__row_io **out)
 #endif
     int32_t wanted = 1 + (io->uring ? 1 : READERS);
     for (; status >= 0 && io->n_threads < wanted; io->n_threads++)
-        if (pthread_create(&io->threads[io->n_threads], NULL, io->n_threads ? body : writer, io) != 0) break;
+        if (peri__thread_start(&io->threads[io->n_threads], io->n_threads ? body : writer, io) != 0) break;
     if (status >= 0 && io->n_threads < 2) status = peri__fail(PERI_ENOMEM, "peri__row_io_new: no thread could be started");
     if (status < 0) peri__row_io_free(io);
     else *out = io;

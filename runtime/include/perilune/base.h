@@ -215,6 +215,13 @@ PERI_API int64_t peri_mem_objects(void);
  *  to its own pressure. */
 PERI_API int64_t peri_mem_debt(void);
 
+/* -- files ---------------------------------------------------------------------------------------------------------------------- */
+
+/** Write a whole file: under @path is what was there before, or all @size bytes of @data, which are written beside it and renamed. A pipe
+ *  or a device is written to. @folders: make those above it that are missing. @data NULL: only try whether a file could be made there,
+ *  which leaves none. PERI_EIO: it could not, with the system's words. Local. */
+PERI_API peri_status peri_file_write(const char *path, const void *data, int64_t size, bool folders);
+
 /* -- fault points (tests) ------------------------------------------------------------------------------------------------------ */
 
 /** Make the @k-th passage (1 = the next) of fault point @name fail, once; 0 disarms. PERI_ENOTFOUND lists the names. */
