@@ -137,8 +137,8 @@ typedef struct peri_coll_vtab {
     void (*elsewhere)(void *group, const peri_coll_op *op);
     /* PERI_OK, or why the group has failed: asked while an operation of a device is pending. Does not block. (optional) */
     peri_status (*check)(void *group);
-    /* Host memory for buffers of operations, of any contents, in which they are faster than in other memory: at least @bytes, on whole cache
-     * lines. NULL: there is none, and any memory does. It outlives worlds. Any thread's, as is giving it back. (both optional) */
+    /* Host memory for buffers of operations, of any contents, in which they are faster than in other memory: at least @bytes, on whole
+     * cache lines. NULL: there is none, and any memory does. It outlives worlds. Any thread's, as is giving it back. (both optional) */
     void *(*lend)(int64_t bytes);
     void (*give_back)(void *data);
 } peri_coll_vtab;

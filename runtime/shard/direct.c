@@ -15,8 +15,8 @@
 
 #include <stdlib.h>
 
-/* Rows that are moved between ranks go past the caches from this part of the bytes on from which lookups write so: two processors have to do
- * with a line. Bags of 1 and 2 and 4 ranks: as fast at 3.4 MB of a node, 0.85 to 0.93 times as long from 7 to 20 MB. */
+/* Rows that are moved between ranks go past the caches from this part of the bytes on from which lookups write so: two processors have to
+ * do with a line. Bags of 1 id, 2 and 4 ranks: as fast at 3.4 MB of a node, 0.85 to 0.93 times as long from 7 to 20 MB. */
 enum { SOONER = 8 };
 
 typedef struct segment {

@@ -72,7 +72,8 @@ void peri__mpi_heap_open(void)
     if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur != RLIM_INFINITY && (int64_t)files.rlim_cur < bytes) return;
     int fd = memfd_create("perilune", MFD_CLOEXEC);
     if (fd < 0) return;
-    void *base = ftruncate(fd, bytes) == 0 ? mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0) : MAP_FAILED;
+    void *base = MAP_FAILED;
+    if (ftruncate(fd, bytes) == 0) base = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (base == MAP_FAILED) {
         close(fd);
         return;
