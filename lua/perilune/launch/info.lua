@@ -50,6 +50,11 @@ local function machine(C, launcher)
   line("open files", "%d (ulimit -n)", launcher.files(0))
   line("peer memory", launcher.peer_memory() and "ranks may copy from memory to memory"
     or "forbidden here (container, or ptrace_scope): ranks exchange through messages")
+  local shared = read("/sys/kernel/mm/transparent_hugepage/shmem_enabled"):match "%[([%a_]+)%]"
+  if shared then
+    local huge = shared == "advise" or shared == "always" or shared == "within_size" or shared == "force"
+    line("shared memory", huge and "huge pages %s" or "huge pages %s; 'advise' would make exchanges of rows on one machine faster", shared)
+  end
 end
 
 --- `refused`: why no matrix product can be made; nil.
