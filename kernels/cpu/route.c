@@ -544,7 +544,8 @@ ROUTE_INLINE void cpu_route_rows_placed(const route_mover *m, float *values, int
 {
     for (; i < end; i++) {
         float *row = values + origins[i] * stride;
-        if (i + ROUTE_AHEAD < end) cpu_route_ahead(back ? values + origins[i + ROUTE_AHEAD] * stride : there + (i + ROUTE_AHEAD) * cols, cols);
+        const int64_t next = i + ROUTE_AHEAD;
+        if (next < end) cpu_route_ahead(back ? values + origins[next] * stride : there + next * cols, cols);
         cpu_route_move(m, back ? there + i * cols : row, back ? row : there + i * cols, cols);
     }
 }
