@@ -121,6 +121,7 @@ local probes = {
   { ids = 2, dim = 16, rows = 5000, batch = 100, sharding = "row_wise" },
   { ids = 1, dim = 16, rows = 2000, batch = 700, tables = 20, sharding = "row_wise" },
   { ids = 4, dim = 256, rows = 20000, batch = 256, tables = 4, sharding = "row_wise" },
+  { ids = 40, dim = 64, rows = 100000, batch = 384, tables = 2, sharding = "row_wise" },
   { ids = 1, dim = 64, rows = 1000, batch = 1024, sharding = "data_parallel", tables = 12 },
   { ids = 4, dim = 64, rows = 4000, batch = 512, sharding = "data_parallel" },
   { ids = 1, dim = 16, rows = 100, batch = 200, sharding = "data_parallel" },
@@ -132,6 +133,7 @@ local probes = {
   -- several kinds of exchanges in a step; columns
   { ids = 4, dim = 64, rows = 60000, batch = 1024, tables = 4, sharding = "mixed" },
   { ids = 1, dim = 32, rows = 2000, batch = 300, sharding = "mixed" },
+  { ids = 20, dim = 64, rows = 100000, batch = 512, tables = 6, sharding = "mixed" },
   { ids = 2, dim = 64, rows = 20000, batch = 512, tables = 6, sharding = "column_wise" },
 }
 
