@@ -5,7 +5,8 @@
  *
  * The heap of a rank is one file without a name, as long as the machine has memory, most of which no page was ever made for. Others open
  * it by its process when they first meet an address in it. Blocks have the sizes of the cpu device's classes, and go back to the list of
- * their class. Free blocks keep their pages, for fresh ones cost more than most copies, up to a part of the machine's memory together.
+ * their class. Free blocks keep their pages, for fresh ones cost more than most copies, up to a part of the machine's memory together; where
+ * the machine has little left when a heap grows, they give them up.
  */
 #include "internal.h"
 
@@ -30,7 +31,8 @@ enum {
     LEAST = 16 << 10, /* bytes of the smallest block: less goes in messages */
     STEPS = 4,       /* classes per doubling */
     CLASSES = 30 * STEPS,
-    KEPT_PART = 8,   /* free blocks keep at most this part of the machine's memory */
+    KEPT_PART = 8,   /* free blocks keep at most this part of the machine's memory; */
+    SPARE_PART = 16, /* none, when less than this part is free */
     HUGE_PAGE = 2 << 20
 };
 
@@ -87,6 +89,28 @@ void peri__mpi_heap_open(void)
 
 heap_place peri__mpi_heap_own(void) { return (heap_place){(uint64_t)(uintptr_t)heap.base, (uint64_t)heap.bytes, heap.fd}; }
 
+/** Give up the pages of a free block, but for the first one. */
+static void drop_pages(block *b)
+{
+    const off_t at = (char *)b - heap.base + PAGE;
+    b->empty = b->empty || fallocate(heap.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, b->bytes - PAGE) == 0;
+}
+
+/** A block beyond the last one; NULL: the file ends. */
+static block *grow(int64_t rounded)
+{
+    const int64_t spare = (int64_t)sysconf(_SC_AVPHYS_PAGES) * PAGE;
+    if (heap.bytes - heap.used < rounded) return NULL;
+    for (int32_t c = 0; c < CLASSES && spare < rounded + memory_bytes() / SPARE_PART; c++)
+        for (block *b = heap.free[c]; b; b = b->next) {
+            if (b->empty) continue;
+            drop_pages(b);
+            if (b->empty) heap.kept -= b->bytes;
+        }
+    heap.used += rounded;
+    return (block *)(void *)(heap.base + heap.used - rounded);
+}
+
 void *peri__mpi_heap_lend(int64_t bytes)
 {
     int64_t rounded;
@@ -98,9 +122,8 @@ void *peri__mpi_heap_lend(int64_t bytes)
         ASAN_UNPOISON_MEMORY_REGION(b, rounded);
         heap.free[class] = b->next;
         if (!b->empty) heap.kept -= rounded;
-    } else if (heap.bytes - heap.used >= rounded) {
-        b = (block *)(void *)(heap.base + heap.used);
-        heap.used += rounded;
+    } else {
+        b = grow(rounded);
     }
     if (b) *b = (block){.bytes = rounded, .class = class};
     pthread_mutex_unlock(&heap.lock);
@@ -113,8 +136,7 @@ void peri__mpi_heap_return(void *data)
 {
     block *b = (block *)(void *)((char *)data - HEAD);
     pthread_mutex_lock(&heap.lock);
-    b->empty = heap.kept + b->bytes > memory_bytes() / KEPT_PART
-               && fallocate(heap.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (char *)b - heap.base + PAGE, b->bytes - PAGE) == 0;
+    if (heap.kept + b->bytes > memory_bytes() / KEPT_PART) drop_pages(b);
     if (!b->empty) heap.kept += b->bytes;
     b->next = heap.free[b->class];
     heap.free[b->class] = b;
