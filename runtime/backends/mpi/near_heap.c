@@ -5,8 +5,8 @@
  *
  * The heap of a rank is one file without a name, as long as the machine has memory, most of which no page was ever made for. Others open
  * it by its process when they first meet an address in it. Blocks have the sizes of the cpu device's classes, and go back to the list of
- * their class. Free blocks keep their pages, for fresh ones cost more than most copies, up to a part of the machine's memory together; where
- * the machine has little left when a heap grows, they give them up.
+ * their class. Free blocks keep their pages, for fresh ones cost more than most copies, up to a part of the machine's memory together;
+ * where the machine has little left when a heap grows, they give them up.
  */
 #include "internal.h"
 
