@@ -8,21 +8,7 @@ local schedules = pipeline.schedules
 
 local small = { sizes = { 1, 2 }, timeout = 60 }
 
-local function run(class, world, device, n, options, more)
-  local model = support.model(world, device, options)
-  local args = { model = model, optimizer = support.optimizer(model) }
-  for key, value in pairs(more or {}) do args[key] = value end -- any order: named arguments
-  local p = class(args)
-  local losses = {}
-  for loss in p:run(support.batches(world:rank(), device, n)) do losses[#losses + 1] = loss end
-  return model, losses, p
-end
-
-local function plain(world, device, n, options)
-  local model = support.model(world, device, options)
-  local losses = support.plain(model, support.optimizer(model), support.batches(world:rank(), device, n))
-  return support.learned(model), losses
-end
+local run, plain = support.run_class, support.plain_run
 
 local inputs = { bags = function(batch) return batch.sparse_features end, rows = function(batch) return batch.sparse_features end }
 

@@ -52,11 +52,7 @@ local function train(world, device, schedule, n, options)
   return model, losses
 end
 
-local function plain(world, device, n, options)
-  local model = support.model(world, device, options)
-  local losses = support.plain(model, support.optimizer(model), support.batches(world:rank(), device, n))
-  return support.learned(model), losses
-end
+local plain = support.plain_run
 
 local function compare(case, world, device, n, list)
   local size = world:size()

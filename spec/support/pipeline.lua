@@ -163,4 +163,22 @@ function M.part(stage, device)
   return Part(math.floor(LAYERS * stage.index / stage.stages) + 1, math.floor(LAYERS * (stage.index + 1) / stage.stages), device)
 end
 
+--- Run a pipeline class over n batches. Returns the model, the losses, the pipeline.
+function M.run_class(class, world, device, n, options, more)
+  local model = M.model(world, device, options)
+  local args = { model = model, optimizer = M.optimizer(model) }
+  for key, value in pairs(more or {}) do args[key] = value end -- any order: named arguments
+  local p = class(args)
+  local losses = {}
+  for loss in p:run(M.batches(world:rank(), device, n)) do losses[#losses + 1] = loss end
+  return model, losses, p
+end
+
+--- The same by the plain loop: what was learned, and the losses.
+function M.plain_run(world, device, n, options)
+  local model = M.model(world, device, options)
+  local losses = M.plain(model, M.optimizer(model), M.batches(world:rank(), device, n))
+  return M.learned(model), losses
+end
+
 return M
