@@ -348,7 +348,8 @@ void peri__mpi_join_announce(void);
 /** Run @run, which calls MPI and may wait there, in a thread. @g: the group whose members it waits for, NULL: all ranks, which join. After
  *  a failure what it uses must stay, since the thread may be in it, and MPI is over. */
 peri_status peri__mpi_within(const mpi_group *g, const char *what, int64_t timeout_ns, void (*run)(void));
-/** State of a process, and its name without brackets in @name[16], which may be NULL; 0: it is gone. */
+/** State of a process, and its name without brackets in @name[16], which may be NULL; 0: it has ended, whether its parent has
+ *  collected it or not. */
 char peri__mpi_process_state(int64_t pid, char *name);
 
 /* -- world.c ----------------------------------------------------------------------------------------------------------------------- */

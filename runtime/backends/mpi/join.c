@@ -83,7 +83,7 @@ char peri__mpi_process_state(int64_t pid, char *name)
     if (close) state = close[1] == ' ' ? close[2] : 0;
     if (close && open && name) snprintf(name, 16, "%.*s", (int)(close - open - 1 < 15 ? close - open - 1 : 15), open + 1);
     if (file) fclose(file);
-    return state;
+    return state == 'Z' || state == 'X' ? 0 : state;
 }
 
 /** The rank that a process has in this job, by its environment; -1: none. */
@@ -119,7 +119,7 @@ static void processes_find(process *list, int32_t size)
     for (struct dirent *d; folder && (d = readdir(folder));) {
         int64_t pid = atoll(d->d_name);
         char name[16] = "", state = pid > 0 ? peri__mpi_process_state(pid, name) : 0;
-        int32_t rank = state && state != 'Z' && strcmp(name, "perilune-watch") != 0 ? process_rank(pid) : -1;
+        int32_t rank = state && strcmp(name, "perilune-watch") != 0 ? process_rank(pid) : -1;
         if (rank < 0 || rank >= size || (list[rank].pid && list[rank].pid < pid) || !same_network(pid)) continue;
         list[rank].pid = pid;
         list[rank].state = state;
