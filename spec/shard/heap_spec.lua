@@ -27,35 +27,47 @@ for step = 1, 3 do
     text = text .. (" %.17g"):format((rows * rows):sum():item())
   end)
 end
-local heaps = 0
-for line in io.lines "/proc/self/maps" do
+local heaps, huge, within = 0, 0, false
+for line in io.lines "/proc/self/smaps" do
+  if line:match "^%x+%-%x+ " then within = line:match "/memfd:perilune" end
   if line:match "/memfd:perilune" then heaps = heaps + 1 end
+  if within and tonumber(line:match "^ShmemPmdMapped:%s*(%d+)" or 0) > 0 then huge = huge + 1 end
 end
-print(("rank %d: heaps %d;%s"):format(world:rank(), heaps, text))
+print(("rank %d: heaps %d, huge %d;%s"):format(world:rank(), heaps, huge, text))
 peri.finish()
 ]]
 
---- By rank: the heaps that it had mapped, and what it computed.
+--- By rank: the heaps that it had mapped, what it computed, and of how many heaps it had huge pages.
 local function run(before)
   local folder, clean = shell.temporary()
   local out, status = shell.run(("%s %s run -n 2 -t 1 %s"):format(before, shell.perilune, shell.write(folder .. "/script.lua", script)))
   clean()
   assert.equal(0, status, out)
-  local heaps, sums = {}, {}
-  for rank, n, text in out:gmatch "rank (%d): heaps (%d+);([^\n]*)" do heaps[tonumber(rank)], sums[tonumber(rank)] = tonumber(n), text end
+  local heaps, sums, huge = {}, {}, {}
+  for rank, n, pages, text in out:gmatch "rank (%d): heaps (%d+), huge (%d+);([^\n]*)" do
+    rank = tonumber(rank)
+    heaps[rank], sums[rank], huge[rank] = tonumber(n), text, tonumber(pages)
+  end
   assert.is_truthy(sums[0] and sums[1], out)
-  return heaps, sums
+  return heaps, sums, huge
 end
 
 describe("memory that ranks of a machine map from each other", function()
   local missing = not shell.has "mpirun" and "Open MPI was not found" or shell.no_launcher()
-  local heaps, sums
+  local heaps, sums, huge
 
   it("is there on each, its own and the other's", function()
     if missing then return pending(missing) end
-    heaps, sums = run ""
+    heaps, sums, huge = run ""
     assert.same({ [0] = 2, [1] = 2 }, heaps)
     assert.is_true(tonumber((sums[0]:match "%S+$")) > 0)
+  end)
+
+  it("has huge pages where Linux gives them on demand", function()
+    if missing then return pending(missing) end
+    local info = shell.run(shell.perilune .. " info")
+    if not info:match "ranks ask for theirs" then return pending "no huge pages on demand in files in memory" end
+    assert.same({ [0] = 2, [1] = 2 }, huge)
   end)
 
   for what, before in pairs {

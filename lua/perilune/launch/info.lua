@@ -52,8 +52,11 @@ local function machine(C, launcher)
     or "forbidden here (container, or ptrace_scope): ranks exchange through messages")
   local shared = read("/sys/kernel/mm/transparent_hugepage/shmem_enabled"):match "%[([%a_]+)%]"
   if shared then
-    local huge = shared == "advise" or shared == "always" or shared == "within_size" or shared == "force"
-    line("shared memory", huge and "huge pages %s" or "huge pages %s; 'advise' would make exchanges of rows on one machine faster", shared)
+    local major, minor = read("/proc/sys/kernel/osrelease"):match "^(%d+)%.(%d+)"
+    local demanded = shared ~= "deny" and major and tonumber(major) * 1000 + tonumber(minor) >= 6001
+    local huge = demanded or shared == "advise" or shared == "always" or shared == "within_size" or shared == "force"
+    line("shared memory", huge and "huge pages %s%s" or "huge pages %s%s; 'advise' would make exchanges of rows on one machine faster", shared,
+      demanded and " (ranks ask for theirs)" or "")
   end
 end
 

@@ -7,6 +7,9 @@
  * it by its process when they first meet an address in it. Blocks have the sizes of the cpu device's classes, and go back to the list of
  * their class. Free blocks keep their pages, for fresh ones cost more than most copies, up to a part of the machine's memory together;
  * where the machine has little left when a heap grows, they give them up.
+ *
+ * A heap asks for huge pages when it grows, for ranks read each other's rows in any order. Linux gives them on demand (since 6.1) also where
+ * files in memory get none by themselves, as is its default.
  */
 #include "internal.h"
 
@@ -23,6 +26,10 @@
 #else
 #define ASAN_POISON_MEMORY_REGION(at, n) ((void)(at), (void)(n))
 #define ASAN_UNPOISON_MEMORY_REGION(at, n) ((void)(at), (void)(n))
+#endif
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1 */
 #endif
 
 enum {
@@ -49,6 +56,7 @@ static struct {
     int fd;
     char *base;
     int64_t bytes, used, kept; /* of the file; up to the last block; in free blocks with pages */
+    int64_t asked;             /* for huge pages, up to here */
     block *free[CLASSES];
 } heap = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
 
@@ -66,6 +74,25 @@ static int32_t class_of(int64_t bytes, int64_t *rounded)
 
 static int64_t memory_bytes(void) { return (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE); }
 
+/** A heap of @bytes in this process, where huge pages may lie; NULL: it has no room for it. */
+static char *map_heap(int fd, int64_t bytes)
+{
+    const size_t n = (size_t)bytes, room = n + HUGE_PAGE;
+    char *start = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) return NULL;
+    const size_t before = (size_t)(-(uintptr_t)start & (HUGE_PAGE - 1));
+    char *base = mmap(start + before, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0);
+    if (base == MAP_FAILED) {
+        munmap(start, room);
+        return NULL;
+    }
+    if (before) munmap(start, before);
+    munmap(base + n, room - before - n);
+    madvise(base, n, MADV_DONTDUMP);
+    madvise(base, n, MADV_HUGEPAGE);
+    return base;
+}
+
 void peri__mpi_heap_open(void)
 {
     struct rlimit files;
@@ -74,14 +101,11 @@ void peri__mpi_heap_open(void)
     if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur != RLIM_INFINITY && (int64_t)files.rlim_cur < bytes) return;
     int fd = memfd_create("perilune", MFD_CLOEXEC);
     if (fd < 0) return;
-    void *base = MAP_FAILED;
-    if (ftruncate(fd, bytes) == 0) base = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-    if (base == MAP_FAILED) {
+    char *base = ftruncate(fd, bytes) == 0 ? map_heap(fd, bytes) : NULL;
+    if (!base) {
         close(fd);
         return;
     }
-    madvise(base, (size_t)bytes, MADV_DONTDUMP);
-    madvise(base, (size_t)bytes, MADV_HUGEPAGE); /* where files in memory may have such pages */
     heap.fd = fd;
     heap.base = base;
     heap.bytes = bytes;
@@ -108,6 +132,12 @@ static block *grow(int64_t rounded)
             if (b->empty) heap.kept -= b->bytes;
         }
     heap.used += rounded;
+    if (heap.used > heap.asked) {
+        const int64_t end = (heap.used + HUGE_PAGE - 1) & ~(int64_t)(HUGE_PAGE - 1);
+        for (int64_t at = heap.asked; at < end; at += HUGE_PAGE) heap.base[at] = 0; /* where there is no page, it refuses */
+        madvise(heap.base + heap.asked, (size_t)(end - heap.asked), MADV_COLLAPSE); /* refused all the same: small pages it is */
+        heap.asked = end;
+    }
     return (block *)(void *)(heap.base + heap.used - rounded);
 }
 
@@ -151,10 +181,8 @@ static char *map_of(const peer *p)
     snprintf(name, sizeof name, "/proc/%lld/fd/%d", (long long)p->pid, p->heap.fd);
     int fd = open(name, O_RDWR | O_CLOEXEC);
     if (fd < 0) return NULL;
-    void *base = mmap(NULL, p->heap.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    char *base = map_heap(fd, (int64_t)p->heap.bytes);
     close(fd);
-    if (base == MAP_FAILED) return NULL;
-    madvise(base, p->heap.bytes, MADV_DONTDUMP);
     return base;
 }
 
