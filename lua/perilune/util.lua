@@ -1,9 +1,12 @@
 -- util.lua: what every other module may use: classes, named arguments, ordered iteration.
 local ffi = require "ffi"
+local table_new = require "table.new"
 local errors = require "perilune.errors"
 local fail, kind = errors.fail, errors.kind
 
 local M = {}
+
+local FIELDS = 8 -- that an object has room for from the start: a table that grows is made again at 1, 2 and 4
 
 --- A class: call it to make an instance, which runs `init`. `base` (optional) is inherited from. Instances know `class` and `is`.
 function M.class(name, base)
@@ -29,7 +32,7 @@ function M.class(name, base)
     __index = base,
     __tostring = function() return "class " .. name end,
     __call = function(_, ...)
-      local object = setmetatable({}, class)
+      local object = setmetatable(table_new(0, FIELDS), class)
       if not class.init then fail(("%s: the base of other classes, of which objects are made"):format(name)) end
       object:init(...)
       return object

@@ -245,10 +245,10 @@ function MethodLazyAwaitable:init(parent, name, a, b, c, d)
   Awaitable.init(self)
   rawset(self, "_parent", parent)
   rawset(self, "_name", name)
-  rawset(self, "_a", a)
-  rawset(self, "_b", b)
-  rawset(self, "_c", c)
-  rawset(self, "_d", d)
+  if a ~= nil then rawset(self, "_a", a) end -- a nil would take the room of a field
+  if b ~= nil then rawset(self, "_b", b) end
+  if c ~= nil then rawset(self, "_c", c) end
+  if d ~= nil then rawset(self, "_d", d) end
   rawset(self, "_scope", state.scope)
 end
 local function call(object, name, a, b, c, d)
