@@ -13,7 +13,7 @@
 /** Functions of the caller's in place of the buffer of one end (peri_coll_op.fill, take), where peri__stage_functions says that they can
  *  be; one of them is NULL. @ctx keeps what they need until it is released. */
 typedef struct peri__transfer_direct {
-    void (*fill)(void *ctx, int64_t from, int64_t n, void *data, bool stays);
+    void (*fill)(void *ctx, const peri_coll_stretch *stretches, int32_t count, bool stays);
     void (*take)(void *ctx, int64_t from, int64_t n, const void *data);
     void *ctx;
     void (*retain)(void *ctx), (*release)(void *ctx);

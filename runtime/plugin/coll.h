@@ -23,7 +23,7 @@
 
 #include <stdio.h>
 
-enum { PERI_COLL_ABI = 5 };
+enum { PERI_COLL_ABI = 6 };
 
 struct peri_coll_vtab;
 
@@ -48,6 +48,12 @@ enum {
     PERI_COLL_DIRECT = 32 /* an ALL_TO_ALL or ALL_GATHER of host memory with functions instead of a buffer (fill, take) */
 };
 
+/** Elements [from, from + n) of what is sent, which are wanted at `data`. */
+typedef struct peri_coll_stretch {
+    int64_t from, n;
+    void *data;
+} peri_coll_stretch;
+
 /** One posted operation. The struct is copied by post; buffers and count arrays stay the core's and live until drop. */
 typedef struct peri_coll_op {
     int32_t kind;                /* PERI_COLL_* */
@@ -69,11 +75,12 @@ typedef struct peri_coll_op {
     const struct peri_k_run *recv_runs;
     int64_t n_recv_runs, recv_lines, recv_step;
     /* With PERI_COLL_DIRECT, in place of a buffer that would only be written to be read again: `fill`, of an ALL_TO_ALL or an ALL_GATHER,
-     * writes elements [from, from + n) of what `send` would have, to @data; `take`, of an ALL_TO_ALL, gets those of what `recv` would. The
+     * writes stretches of what `send` would have; `take`, of an ALL_TO_ALL, gets elements [from, from + n) of what `recv` would. The
      * buffer is then NULL, and there are no runs. Called for each element before the operation is complete, in pieces of any size and
-     * order. Of one operation some ranks may fill, or some may take, whatever the others do; never both. `stays`: @data is where they
-     * belong, rather than a block from which they are copied at once. */
-    void (*fill)(void *ctx, int64_t from, int64_t n, void *data, bool stays);
+     * order. Of one operation some ranks may fill, or some may take, whatever the others do; never both. Stretches that are filled together
+     * (no two for one rank) may have parts of the same rows, which are then read once. `stays`: they are written where they belong, rather
+     * than to a block from which they are copied at once. */
+    void (*fill)(void *ctx, const peri_coll_stretch *stretches, int32_t count, bool stays);
     void (*take)(void *ctx, int64_t from, int64_t n, const void *data);
     void *ctx;
     void *stream;                /* of a device's buffers, else NULL: what is queued on it at the post comes before the operation, and what

@@ -15,13 +15,19 @@
 
 #include <stdlib.h>
 
-/* Rows that are moved between ranks go past the caches from this part of the bytes on from which lookups write so: two processors have to
- * do with a line. Bags of 1 id, 2 and 4 ranks: as fast at 3.4 MB of a node, 0.85 to 0.93 times as long from 7 to 20 MB. */
-enum { SOONER = 8 };
+enum {
+    /* Rows that are moved between ranks go past the caches from this part of the bytes on from which lookups write so: two processors have
+     * to do with a line. Bags of 1 id, 2 and 4 ranks: as fast at 3.4 MB of a node, 0.85 to 0.93 times as long from 7 to 20 MB. */
+    SOONER = 8,
+    WINDOW = 128 << 10, /* bytes of rows that are read together: half of it and twice it take 1.0 times as long */
+    STRETCHES = 64,     /* that are filled together */
+    LINE = 64
+};
 
 typedef struct segment {
     int64_t first, n;     /* elements as they travel: as the buffer of the home would have them */
     int64_t cols, stride; /* of a row; from row to row at home */
+    int64_t ground, column; /* at home: which rows it has a part of (a number of their own); its first column of these */
     float *values;        /* at home: row 0, first column */
     const int32_t *index; /* row i at home; NULL: i */
     double divisor;
@@ -30,6 +36,7 @@ typedef struct segment {
 struct peri__direct {
     peri__refs refs;
     bool back, past;
+    bool by_rows; /* ranks have parts of the same rows */
     int32_t n, n_kept;
     segment *segments; /* by first */
     struct direct_lane {
@@ -77,10 +84,106 @@ static void move(const struct direct_lane *lane, int64_t from, int64_t n, float 
         some = move_some(d, segment_at(d, at), at, n, data, past);
 }
 
-static void fill(void *ctx, int64_t from, int64_t n, void *data, bool stays)
+/** A stretch that is filled together with others: what is left of it, and the segment that this begins in. */
+typedef struct cursor {
+    int64_t at, n;
+    float *data;
+    const segment *s;
+    int64_t rows; /* of the segment, in this window */
+} cursor;
+
+static int64_t row_of(const cursor *c) { return (c->at - c->s->first) / c->s->cols; }
+static int64_t place_of(const cursor *c, int64_t row) { return c->s->index ? c->s->index[row] : row; }
+
+static void advance(const peri__direct *d, cursor *c, int64_t some)
+{
+    c->at += some;
+    c->data += some;
+    c->n -= some;
+    if (c->n > 0 && c->at >= c->s->first + c->s->n) c->s = segment_at(d, c->at);
+}
+
+/** Whole rows of a cursor's segment at home before row @past there, or one: rows go upwards. */
+static int64_t rows_before(const cursor *c, int64_t past)
+{
+    const int64_t first = row_of(c), left = peri__min(c->n, c->s->first + c->s->n - c->at) / c->s->cols;
+    int64_t low = 1, high = peri__max(1, peri__min(left, past - place_of(c, first)));
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (place_of(c, first + middle) < past) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+/** Read rows [from, past) at home, so that their parts are in the caches: those of one rank alone lie apart, and hardware fetches in vain
+ *  what lies between, or nothing ahead. */
+static void read_rows(const segment *s, int64_t from, int64_t past)
+{
+    const char *at = (const char *)(s->values - s->column + from * s->stride);
+    const char *end = at + (past - from) * s->stride * (int64_t)sizeof(float);
+    for (; at < end; at += LINE) (void)*(const volatile char *)at;
+}
+
+/** The next rows of the cursors that have parts of those that come first at home. */
+static void fill_window(const peri__direct *d, cursor *cursors, int32_t count)
+{
+    int64_t ground = INT64_MAX, first = INT64_MAX, past = 0, numbers = 0;
+    const segment *s = NULL;
+    int32_t n = 0;
+    for (int32_t i = 0; i < count; i++)
+        if (cursors[i].n > 0) ground = peri__min(ground, cursors[i].s->ground);
+    for (int32_t i = 0; i < count; i++) {
+        cursor *c = &cursors[i];
+        if (c->n > 0 && c->s->ground == ground) first = peri__min(first, place_of(c, row_of(c)));
+    }
+    for (int32_t i = 0; i < count; i++) {
+        cursor *c = &cursors[i];
+        c->rows = 0;
+        if (c->n == 0 || c->s->ground != ground) continue;
+        s = c->s;
+        const int64_t window = first + peri__max(1, WINDOW / (s->stride * (int64_t)sizeof(float))), row = row_of(c);
+        if (place_of(c, row) >= window) continue;
+        if ((c->at - s->first) % s->cols || c->n < s->cols) { /* a part of a row, at a stretch's ends */
+            advance(d, c, move_some(d, s, c->at, c->n, c->data, d->past));
+            continue;
+        }
+        c->rows = rows_before(c, window);
+        past = peri__max(past, place_of(c, row + c->rows - 1) + 1);
+        numbers += c->rows * s->cols;
+        n++;
+    }
+    if (n > 1 && numbers * 2 >= (past - first) * s->stride) read_rows(s, first, past);
+    for (int32_t i = 0; i < count; i++)
+        if (cursors[i].rows > 0) {
+            const int64_t some = cursors[i].rows * cursors[i].s->cols;
+            move_some(d, cursors[i].s, cursors[i].at, some, cursors[i].data, d->past);
+            advance(d, &cursors[i], some);
+        }
+}
+
+static bool more(const cursor *cursors, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++)
+        if (cursors[i].n > 0) return true;
+    return false;
+}
+
+static void fill(void *ctx, const peri_coll_stretch *stretches, int32_t count, bool stays)
 {
     const struct direct_lane *lane = ctx;
-    move(lane, from, n, data, stays && lane->direct->past);
+    const peri__direct *d = lane->direct;
+    cursor cursors[STRETCHES];
+    for (int32_t i = 0, n; i < count; i += n) {
+        const peri_coll_stretch *x = stretches + i;
+        for (n = 1; d->by_rows && stays && n < STRETCHES && i + n < count;) n++;
+        if (n == 1) move(lane, x->from, x->n, x->data, stays && d->past);
+        for (int32_t k = 0; n > 1 && k < n; k++) {
+            cursors[k] = (cursor){.at = lane->begin + x[k].from, .n = x[k].n, .data = x[k].data};
+            cursors[k].s = segment_at(d, cursors[k].at);
+        }
+        while (n > 1 && more(cursors, n)) fill_window(d, cursors, n);
+    }
 }
 /* The kernel of both directions has one argument for what it reads and writes; in this one it only reads. */
 static void take(void *ctx, int64_t from, int64_t n, const void *data)
@@ -120,7 +223,8 @@ static bool add_bags(const parts *p, peri__direct *d)
     for (int32_t o = 0; o < p->h->n_outputs; o++)
         for (int64_t k = outputs[o].first_piece; k < outputs[o].first_piece + outputs[o].n_pieces; k++) {
             const bool there = d->back || outputs[o].n_pieces == 1;
-            segment s = {.cols = outputs[o].cols, .stride = there ? p->e->cols : outputs[o].cols, .divisor = outputs[o].sent_divisor};
+            segment s = {.cols = outputs[o].cols, .stride = there ? p->e->cols : outputs[o].cols, .divisor = outputs[o].sent_divisor,
+                         .column = there ? outputs[o].column : 0};
             s.values = there ? floats(p->ends->to[0]) + outputs[o].column : floats(p->ends->received) + pieces[k].offset;
             if (there && places) s.index = places + p->h->feature_first[p->h->output_feature[o]];
             if (!pieces[k].own) add(d, &pieces[k], bags[o], s);
@@ -141,7 +245,8 @@ static bool add_ids(const parts *p, peri__direct *d)
         const int64_t n = x->place_first < 0 ? 0 : e->routes->outputs[o].n_pieces;
         for (const peri_k_piece *piece = pieces + x->first_piece; piece < pieces + x->first_piece + n; piece++) {
             const bool there = d->back || w->joined >= 0;
-            segment s = {.cols = x->cols, .stride = there ? e->cols : x->cols, .divisor = x->sent_divisor};
+            segment s = {.cols = x->cols, .stride = there ? e->cols : x->cols, .divisor = x->sent_divisor, .ground = x->row,
+                         .column = there ? x->column : 0};
             if (piece->own || piece->n == 0) continue;
             if (!there) s.values = floats(p->ends->received) + piece->offset + piece->first * x->cols;
             else if (!d->back) s.values = floats(p->ends->to[0]) + w->joined * e->cols + x->column;
@@ -234,6 +339,7 @@ peri_status peri__direct_new(const peri_sharded *e, const peri__home *h, const p
     if (!d) return PERI_ENOMEM;
     peri__refs_init(&d->refs);
     d->back = back;
+    d->by_rows = e->kind->by_id;
     const int64_t least = peri__tune(PERI__TUNE_lookup_past), bytes = h->received_out * (int64_t)sizeof(float);
     d->past = least > 0 && bytes * e->node_group->size >= least / SOONER;
     for (int32_t i = 0; i < n; i++) d->kept[d->n_kept++] = ends->to[i];

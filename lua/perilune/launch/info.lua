@@ -55,8 +55,8 @@ local function machine(C, launcher)
     local major, minor = read("/proc/sys/kernel/osrelease"):match "^(%d+)%.(%d+)"
     local demanded = shared ~= "deny" and major and tonumber(major) * 1000 + tonumber(minor) >= 6001
     local huge = demanded or shared == "advise" or shared == "always" or shared == "within_size" or shared == "force"
-    line("shared memory", huge and "huge pages %s%s" or "huge pages %s%s; 'advise' would make exchanges of rows on one machine faster", shared,
-      demanded and " (ranks ask for theirs)" or "")
+    line("shared memory", "huge pages %s%s", shared, demanded and " (ranks ask for theirs)" or huge and ""
+      or "; 'advise' would make exchanges of rows on one machine faster")
   end
 end
 

@@ -265,6 +265,7 @@ typedef struct near_job {
     uint64_t most;    /* bytes of a claim, but for PIECE_REST */
     bool own;         /* this rank should do it: it receives, and sends about as much, which its peer does */
     bool alone, others; /* this rank alone can do it, or its peer alone: by a function */
+    bool joined;        /* which fills together what it fills for several peers */
 } near_job;
 
 /** Of a request. */
@@ -281,6 +282,8 @@ struct near_state {
 int64_t peri__mpi_near_sum_piece(int32_t size);
 /** Copy a piece of what is left. PERI_OK: the operation is complete; *@idle: there is nothing left to claim. */
 peri_status peri__mpi_near_step(mpi_request *r, bool *idle);
+/** Find the jobs that this rank fills together; they are all there. */
+void peri__mpi_near_together(mpi_request *r);
 /** Mark the ranks on which unfinished jobs depend. */
 void peri__mpi_near_waited_for(const mpi_request *r, bool *members);
 

@@ -190,6 +190,7 @@ peri_status peri__mpi_near_pairs(mpi_request *r)
             if ((pass == 0) == by_sender) near_pair(r, rank, (rank + k) % size, by_sender);
             else near_pair(r, (rank - k + size) % size, rank, by_sender);
         }
+    peri__mpi_near_together(r);
     return PERI_PENDING;
 }
 

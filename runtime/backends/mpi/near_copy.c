@@ -13,6 +13,7 @@ enum {
     PIECE_LEAST = 32 << 10, /* bytes of a claim: half of what is left, between this and near_job.most */
     PATIENCE = 16,          /* times that a rank of a crowded machine lets others run before it does their copies */
     LONG_RUN = 64 << 10,    /* bytes of runs that are read where they belong all the same: ids of KJTAllToAll took 1.3 times as long */
+    JOINED = 2 << 20,       /* bytes of what is filled together at once */
     SUM_ROOM = 512 << 10    /* of the other ranks' pieces of a claim that is summed: they should stay in the cache */
 };
 
@@ -200,14 +201,14 @@ static peri_status near_direct(const mpi_request *r, const near_job *j, uint64_t
     if (mapped) {
         const int64_t from = first + (int64_t)(at / width), count = (int64_t)(n / width);
         if (read) r->op.take(r->op.ctx, from, count, mapped);
-        else r->op.fill(r->op.ctx, from, count, mapped, true);
+        else r->op.fill(r->op.ctx, &(peri_coll_stretch){from, count, mapped}, 1, true);
         return PERI_OK;
     }
     if (!block) return FAIL(PERI_ENOMEM, "no room for a block of %llu bytes", (unsigned long long)most);
     for (uint64_t some; n > 0; at += some, n -= some) {
         some = n < most ? n : most;
         const int64_t from = first + (int64_t)(at / width), count = (int64_t)(some / width);
-        if (!read) r->op.fill(r->op.ctx, from, count, block, false);
+        if (!read) r->op.fill(r->op.ctx, &(peri_coll_stretch){from, count, block}, 1, false);
         TRY(near_copy(r, read ? j->from : j->to, read, block, there + at, some, false));
         if (read) r->op.take(r->op.ctx, from, count, block);
     }
@@ -235,13 +236,55 @@ static peri_status near_piece(mpi_request *r, const near_job *j, uint64_t at, ui
     return near_copy(r, j->to, false, (char *)(uintptr_t)from->send + at, to->recv + at, n, r->past);
 }
 
+void peri__mpi_near_together(mpi_request *r)
+{
+    struct near_state *s = r->near;
+    uint64_t bytes = 0;
+    int32_t n = 0;
+    for (int32_t i = 0; i < s->n && r->op.fill; i++) {
+        near_job *j = &s->jobs[i];
+        j->joined = j->alone && near_mapped(r, j->to, s->theirs[j->to].recv, j->bytes);
+        n += j->joined;
+        bytes += j->joined ? j->bytes : 0;
+    }
+    for (int32_t i = 0; i < s->n; i++) {
+        near_job *j = &s->jobs[i];
+        j->joined = j->joined && n > 1;
+        j->own = j->own || j->joined;
+        if (j->joined) j->most = (j->bytes / (1 + bytes / JOINED) + 63) & ~(uint64_t)63; /* so that all end at about the same time */
+    }
+}
+
+/** Fill a part of each joined job. False: nothing was left. */
+static bool near_fill_joined(const mpi_request *r)
+{
+    struct near_state *s = r->near;
+    const uint64_t width = (uint64_t)peri_coll_dtype_size(r->op.dtype);
+    peri_coll_stretch parts[NEAR_RANKS];
+    near_job *of[NEAR_RANKS];
+    uint64_t bytes[NEAR_RANKS];
+    int32_t count = 0;
+    for (int32_t i = 0; i < s->n; i++) {
+        near_job *j = &s->jobs[i];
+        uint64_t at = 0, n = j->joined ? near_claim(j, &at) : 0;
+        if (!n) continue;
+        of[count] = j;
+        bytes[count] = n;
+        parts[count++] = (peri_coll_stretch){peri__mpi_first_of(&r->op, j->to) + (int64_t)(at / width), (int64_t)(n / width),
+                                             near_mapped(r, j->to, s->theirs[j->to].recv + at, n)};
+    }
+    if (count) r->op.fill(r->op.ctx, parts, count, true);
+    for (int32_t i = 0; i < count; i++) atomic_fetch_add_explicit(&of[i]->cell->done, bytes[i], memory_order_release);
+    return count > 0;
+}
+
 peri_status peri__mpi_near_step(mpi_request *r, bool *idle)
 {
     struct near_state *s = r->near;
-    *idle = true;
-    for (; s->cursor < s->n; s->cursor++) {
+    *idle = !near_fill_joined(r);
+    for (; s->cursor < s->n && *idle; s->cursor++) {
         const near_job *j = &s->jobs[s->cursor];
-        if (j->others) continue;
+        if (j->others || j->joined) continue;
         if (peri__mpi.crowded && !j->alone && j->to != r->group->rank && s->waited < PATIENCE) break;
         uint64_t at = 0, n = near_claim(j, &at);
         if (!n) continue;

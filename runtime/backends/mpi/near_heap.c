@@ -8,8 +8,8 @@
  * their class. Free blocks keep their pages, for fresh ones cost more than most copies, up to a part of the machine's memory together;
  * where the machine has little left when a heap grows, they give them up.
  *
- * A heap asks for huge pages when it grows, for ranks read each other's rows in any order. Linux gives them on demand (since 6.1) also where
- * files in memory get none by themselves, as is its default.
+ * A heap asks for huge pages when it grows, for ranks read each other's rows in any order. Linux gives them on demand (since 6.1) also
+ * where files in memory get none by themselves, as is its default.
  */
 #include "internal.h"
 

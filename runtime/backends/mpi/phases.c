@@ -82,7 +82,7 @@ static peri_status all_gather_phase(mpi_request *r)
         char *own = (char *)op->recv + in.at[rank];
         peri__mpi_past_caches(r, all + in.bytes[rank]);
         if (op->fill) { /* once, where it is wanted here; all others get it from there */
-            if (in.bytes[rank] > 0) op->fill(op->ctx, 0, op->send_counts[0], own, false);
+            if (in.bytes[rank] > 0) op->fill(op->ctx, &(peri_coll_stretch){0, op->send_counts[0], own}, 1, false);
             r->op.send = own;
             r->op.fill = NULL;
         }
@@ -137,7 +137,8 @@ static void fill_parts(const mpi_request *r, const layout *out, void *own)
     for (int32_t i = 0; i < r->group->size; i++) {
         const bool here = i == r->group->rank;
         if (op->send_counts[i] == 0 || !(here || out->at[i] >= 0)) continue;
-        op->fill(op->ctx, peri__mpi_first_of(op, i), op->send_counts[i], here ? own : r->scratch + out->at[i], false);
+        const peri_coll_stretch part = {peri__mpi_first_of(op, i), op->send_counts[i], here ? own : r->scratch + out->at[i]};
+        op->fill(op->ctx, &part, 1, false);
     }
 }
 
