@@ -94,6 +94,52 @@ if not worlds.mpirun then
     return enumerator:enumerate { { path = "m", kind = "EmbeddingBagCollection", tables = tables } }, topology, enumerator
   end
 
+  describe("RefiningProposer", function()
+    --- A model of tables of several sizes, two of each.
+    local function model_of(sizes)
+      local tables = {}
+      for i, rows in ipairs(sizes) do
+        for k = 1, 2 do
+          tables[#tables + 1] = { name = ("t%d_%d"):format(i, k), num_embeddings = rows, embedding_dim = ({ 16, 64 })[1 + i % 2] }
+        end
+      end
+      return plan.describe.of { tables = tables, optimizer = "rowwise_adagrad" }
+    end
+
+    local function rated(model, proposers)
+      local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 4, local_world_size = 2, ddr_cap = 2 ^ 30 },
+        sharder = plan.perilune_sharder, estimates = "step", proposers = proposers }
+      local made = planner:plan(model)
+      return planner.last.best.rating, plan.to_text(made)
+    end
+
+    it("finds the best of all combinations of a small model, from whatever plan it begins with", function()
+      for _, sizes in ipairs { { 100000, 200 }, { 50, 3000000 }, { 7, 70000 } } do
+        local model = model_of(sizes)
+        local best = rated(model, { plan.GridSearchProposer { max_proposals = 1e6 } })
+        local first = rated(model, { plan.UniformProposer() })
+        local refined = rated(model, { plan.UniformProposer(), plan.RefiningProposer() })
+        assert.is_true(best <= first)
+        assert.is_true(math.abs(refined / best - 1) < 0.01, ("%g, wanted %g; began with %g"):format(refined, best, first))
+      end
+    end)
+
+    it("is part of our own planner, which is no worse than any proposer before it", function()
+      local model = model_of { 1000000, 500000, 40000, 3000, 200, 30 }
+      local ours = rated(model)
+      for _, proposer in ipairs { plan.GreedyProposer(), plan.GreedyProposer { use_depth = false }, plan.UniformProposer() } do
+        local alone = rated(model, { proposer })
+        local refined = rated(model, { proposer, plan.RefiningProposer() })
+        assert.is_true(refined <= alone and ours <= alone)
+      end
+    end)
+
+    it("says that it needs another one before it", function()
+      assert.error_matches(function() rated(model_of { 100 }, { plan.RefiningProposer() }) end,
+        "RefiningProposer: no proposer before it found a plan")
+    end)
+  end)
+
   describe("DynamicProgrammingProposer", function()
     it("finds the least sum of times for the memory there is", function()
       for seed = 1, 4 do

@@ -70,22 +70,23 @@ local REST = 20  -- milliseconds
 local SLIGHT = 0.1
 
 --- Bytes that a rank sends beyond bandwidth (bytes a millisecond) right after its link rested: the limit of a link lets bursts through.
---- Nothing where it makes little of a difference to `bytes` to each of the others.
+--- Nothing where it makes little of a difference to `bytes` to each of the others. The median of `turns`: the fastest is twice as fast,
+--- by luck.
 local function burst(world, group, turns, bytes, bandwidth)
   local n = group:size()
-  local a, b = Tensor.zeros({ n * bytes / 4 }, "f32"), Tensor.zeros({ n * bytes / 4 }, "f32")
-  local best = math.huge
-  for _ = 1, turns do
+  local a, b, times = Tensor.zeros({ n * bytes / 4 }, "f32"), Tensor.zeros({ n * bytes / 4 }, "f32"), {}
+  for turn = 1, turns do
     group:all_to_all(a, b):wait()
     local rested = now() + REST
     repeat until now() >= rested
     world:barrier():wait()
     local from = now()
     group:all_to_all(a, b):wait()
-    best = math.min(best, most(world, now() - from))
+    times[turn] = most(world, now() - from)
   end
+  table.sort(times)
   local all = bytes * (n - 1)
-  local beyond = all - best * bandwidth
+  local beyond = all - times[math.ceil(turns / 2)] * bandwidth
   return beyond > SLIGHT * all and math.floor(beyond) or 0
 end
 
@@ -96,25 +97,27 @@ local MOST_TURNS = 100
 local ROUNDS = 4
 local LONG = 20 -- milliseconds of a step whose first turn is as good as the others
 
---- Steps that tell prices apart: ids of a bag, columns, rows, samples, tables (TABLES); how these are sharded.
+--- Steps that tell prices apart: ids of a bag, columns, rows, samples, tables (TABLES); how these are sharded. wide: across hosts too, as
+--- those that are about exchanges are.
 local probes = {
   -- next to nothing; tables that the caches hold: ids, bags, their bytes
-  { ids = 1, dim = 4, rows = 100, batch = 1 }, { ids = 2, dim = 16, rows = 1000, batch = 32, tables = 24 },
-  { ids = 1, dim = 16, rows = 1000, batch = 1024 }, { ids = 1, dim = 128, rows = 1000, batch = 512, tables = 16 },
+  { ids = 1, dim = 4, rows = 100, batch = 1, wide = true }, { ids = 2, dim = 16, rows = 1000, batch = 32, tables = 24 },
+  { ids = 1, dim = 16, rows = 1000, batch = 1024, wide = true }, { ids = 1, dim = 128, rows = 1000, batch = 512, tables = 16 },
   { ids = 1, dim = 256, rows = 1000, batch = 2048, tables = 6 }, { ids = 1, dim = 64, rows = 5000, batch = 200, tables = 12 },
   { ids = 1, dim = 32, rows = 2000, batch = 2048, tables = 12 },
   { ids = 20, dim = 16, rows = 1000, batch = 512 }, { ids = 20, dim = 128, rows = 1000, batch = 256 },
   { ids = 8, dim = 32, rows = 300, batch = 100, tables = 20 }, { ids = 40, dim = 8, rows = 3000, batch = 256, tables = 4 },
   -- rows that some ids share
-  { ids = 20, dim = 64, rows = 10000, batch = 512, tables = 3 }, { ids = 4, dim = 64, rows = 10000, batch = 1024 },
-  { ids = 8, dim = 8, rows = 12000, batch = 512, tables = 4 }, { ids = 4, dim = 32, rows = 3000, batch = 256, tables = 28 },
+  { ids = 20, dim = 64, rows = 10000, batch = 512, tables = 3, wide = true },
+  { ids = 4, dim = 64, rows = 10000, batch = 1024, wide = true }, { ids = 8, dim = 8, rows = 12000, batch = 512, tables = 4 },
+  { ids = 4, dim = 32, rows = 3000, batch = 256, tables = 28 },
   -- tables that they do not hold
-  { ids = 1, dim = 128, rows = 60000, batch = 1024 }, { ids = 1, dim = 32, rows = 120000, batch = 800, tables = 16 },
-  { ids = 4, dim = 8, rows = 200000, batch = 1024 }, { ids = 4, dim = 64, rows = 120000, batch = 512, tables = 4 },
-  { ids = 20, dim = 128, rows = 60000, batch = 256 }, { ids = 20, dim = 32, rows = 240000, batch = 256 },
+  { ids = 1, dim = 128, rows = 60000, batch = 1024, wide = true }, { ids = 1, dim = 32, rows = 120000, batch = 800, tables = 16 },
+  { ids = 4, dim = 8, rows = 200000, batch = 1024, wide = true }, { ids = 4, dim = 64, rows = 120000, batch = 512, tables = 4 },
+  { ids = 20, dim = 128, rows = 60000, batch = 256 }, { ids = 20, dim = 32, rows = 240000, batch = 256, wide = true },
   { ids = 1, dim = 64, rows = 120000, batch = 3072 }, { ids = 4, dim = 256, rows = 30000, batch = 300 },
   { ids = 1, dim = 256, rows = 30000, batch = 1536 }, { ids = 10, dim = 16, rows = 300000, batch = 100 },
-  { ids = 2, dim = 64, rows = 60000, batch = 64, tables = 16 }, { ids = 30, dim = 256, rows = 60000, batch = 128, tables = 4 },
+  { ids = 2, dim = 64, rows = 60000, batch = 64, tables = 16, wide = true }, { ids = 30, dim = 256, rows = 60000, batch = 128, tables = 4 },
   -- cut, copied, uneven
   { ids = 1, dim = 64, rows = 20000, batch = 1024, sharding = "row_wise" },
   { ids = 10, dim = 64, rows = 100000, batch = 512, sharding = "row_wise" },
@@ -166,62 +169,81 @@ end
 local function probes_of(topology)
   local list = {}
   for _, probe in ipairs(probes) do
-    if probe.sharding ~= "table_row_wise" or topology.world_size > topology.local_world_size then list[#list + 1] = probe end
+    local about_exchanges = probe.sharding or probe.one_rank
+    if topology.world_size > topology.local_world_size then
+      if probe.wide or about_exchanges then list[#list + 1] = probe end
+    elseif probe.sharding ~= "table_row_wise" then
+      list[#list + 1] = probe
+    end
   end
   return list
 end
 
-local PASSES = 2 -- over all probes: what disturbs a machine for seconds does not meet a probe twice
+local PASSES = 2 -- over all probes: what disturbs a machine for seconds does not meet a probe twice. Across hosts one of either kind
 
 --- Run a probe. Returns milliseconds: { ms =, forward =, backward = }.
-local function run(probe, topology, group, seconds)
+local function run(probe, topology, group, world, seconds)
   local args = described(probe, topology)
-  args.group = group
+  args.group, args.beside = group, world
   local prepared = measure.prepare(args)
   local best, from = { ms = math.huge }, now()
   for turn = 0, MOST_TURNS do
     local ms, ahead, back = measure.time(prepared)
     if (turn > 0 or ms > LONG) and ms < best.ms then best = { ms = ms, forward = ahead, backward = back } end
-    if turn > (ms > LONG and 0 or 1) and most(group, now() - from) > seconds * 1000 then break end
+    if turn > (ms > LONG and 0 or 1) and most(world, now() - from) > seconds * 1000 then break end
   end
   measure.release(prepared)
   return best
 end
 
+--- The ranks of one host alone, of a Topology's arguments.
+local function one_host(args)
+  local own = util.copy(args)
+  own.world_size = own.local_world_size
+  return plan.Topology(own)
+end
+
 --- Prices by which sums of the probes' milliseconds are nearest to what they took; by direction, with the mean relative errors,
---- and how many steps they are of.
-local function solved(topology, times)
-  local costs, off, rows = {}, {}, { forward = {}, backward = {} }
-  for i, probe in ipairs(probes_of(topology)) do
-    local p = described(probe, topology)
-    local list, placement = step.of_plan(p.plan, p.model, topology, p.batch_size, p.constraints)
-    local amounts = step.amounts(step.by_rank(list, placement, topology), topology)
-    for way, of_way in util.ordered(rows) do of_way[i] = { amounts = amounts[way], ms = times[i][way] } end
-  end
-  -- what crosses hosts takes what the links take; within a host it is memory, whose rate depends on what the caches have
-  local known = { far = 1 }
-  for way, of_way in util.ordered(rows) do
-    for _ = 1, topology.inter_host_burst > 0 and ROUNDS or 1 do -- with what links made up for, by the prices of the round before
-      if costs[way] then
-        for i, row in ipairs(of_way) do row.ms = times[i][way] + step.made_up(topology, step.parts(row.amounts, costs, way)) end
-      end
-      costs[way], off[way] = fit.least(of_way, step.units, known)
+--- and how many steps they are of. args: a Topology's; times: of all ranks; times.host: of those of one host, if there are several.
+local function solved(args, times)
+  local topology, costs, off, rows, ranks = plan.Topology(args), {}, {}, { forward = {}, backward = {} }, {}
+  local function add(own, own_times)
+    for i, probe in ipairs(probes_of(own)) do
+      local p, n = described(probe, own), #ranks + 1
+      local list, placement = step.of_plan(p.plan, p.model, own, p.batch_size, p.constraints)
+      ranks[n] = step.by_rank(list, placement, own)
+      local amounts = step.amounts(ranks[n], own)
+      for way, of_way in util.ordered(rows) do of_way[n] = { amounts = amounts[way], ms = own_times[i][way] } end
     end
   end
-  off.steps = #times
+  add(topology, times)
+  if times.host then add(one_host(args), times.host) end
+  -- what crosses hosts takes what the links take; within a host it is memory, whose rate depends on what the caches have
+  local known = { far = 1 }
+  for round = 1, topology.inter_host_burst > 0 and ROUNDS or 1 do -- with what links make up for, by the prices of the round before
+    for i = 1, round > 1 and #times or 0 do -- (the rest cross nothing)
+      local compute = {}
+      for way, of_way in util.ordered(rows) do compute[way] = step.compute(of_way[i].amounts, costs, way) end
+      local far = step.far(ranks[i], topology, compute)
+      for way, of_way in util.ordered(rows) do of_way[i].amounts.far = far[way] end
+    end
+    for way, of_way in util.ordered(rows) do costs[way], off[way] = fit.least(of_way, step.units, known) end
+  end
+  off.steps = #ranks
   return costs, off
 end
 
---- Milliseconds of all probes, the fastest of some passes and of `times`, if there are any from before. Collective.
-local function measured(topology, group, seconds, times, tell)
-  local list = probes_of(topology)
+--- Milliseconds of all probes in a group, the others of whose world do the same at the same times: the fastest of some passes and of
+--- `times`, if there are any from before. Collective.
+local function measured(topology, group, world, seconds, times, tell)
+  local list, passes = probes_of(topology), world:size() > world.local_size and 1 or PASSES
   times = util.copy(times or {})
-  for pass = 1, PASSES do
+  for pass = 1, passes do
     for i, probe in ipairs(list) do
-      tell((pass - 1) * #list + i, PASSES * #list, ("%d ids of %d columns%s"):format(probe.ids, probe.dim,
+      tell((pass - 1) * #list + i, passes * #list, ("%d ids of %d columns%s"):format(probe.ids, probe.dim,
         probe.sharding and ", " .. probe.sharding or ""))
       peri.scope(function()
-        local found = run(probe, topology, group, seconds / PASSES / #list)
+        local found = run(probe, topology, group, world, seconds / passes / #list)
         if not times[i] or found.ms < times[i].ms then times[i] = found end
       end)
     end
@@ -238,7 +260,7 @@ function M.prices(t, times)
       local own = util.copy(t)
       own.cache_bytes = math.floor(t.cache_bytes / 2 ^ (part / 2))
       own.core_cache_bytes = math.floor(t.core_cache_bytes * 2 ^ times_own)
-      local costs, off = solved(plan.Topology(own), times)
+      local costs, off = solved(own, times)
       local sum = off.forward + off.backward
       if not best or sum < best.sum then
         best = { sum = sum, costs = costs, off = off, cache_bytes = own.cache_bytes, core_cache_bytes = own.core_cache_bytes }
@@ -295,7 +317,7 @@ local function bare(group, t, before, tell)
   if host > 1 then links("intra_host", intra) end
   if n > host then
     links("inter_host", cross)
-    t.inter_host_burst = burst(group, cross, turns, 2 ^ 19, t.inter_host_bw)
+    t.inter_host_burst = burst(group, cross, turns, 2 ^ 18, t.inter_host_bw)
   end
 end
 
@@ -312,16 +334,23 @@ function M.topology(args)
   bare(group, t, before and before.bare, tell)
   local found = { bare = util.copy(t) }
   found.bare.rates = util.copy(t.rates)
-  found.times = measured(plan.Topology(t), group, seconds, before and before.times, tell)
-  local best = M.prices(t, found.times)
-  local costs = best.costs
-  t.costs, t.cache_bytes, t.core_cache_bytes = costs, best.cache_bytes, best.core_cache_bytes
-  local bytes_ahead, bytes_back = costs.forward.id_byte + costs.forward.cold_row_byte, costs.backward.id_byte + costs.backward.cold_row_byte
-  t.rates.gather, t.rates.update = M.rate(bytes_ahead, t.rates.copy), M.rate(bytes_back, t.rates.copy)
-  t.ddr_mem_bw = t.rates.gather
-  -- one topology on all ranks: that of rank 0
-  local made = peri.dist.collective_utils.invoke_on_rank_and_broadcast_result(group, 0, function() return t end)
-  return plan.Topology(made), best.off, found
+  local all, times = plan.Topology(t), before and before.times
+  found.times = measured(all, group, group, n > host and 0.5 * seconds or seconds, times, tell)
+  if n > host then -- what ranks compute is a small part of what they take across hosts: it is found by steps without that
+    local own = peri.dist.comm.intra_and_cross_node_pg { group = group }
+    found.times.host = measured(one_host(t), own, group, 0.5 * seconds, times and times.host, tell)
+  end
+  tell(0, 1, "prices")
+  local made = peri.dist.collective_utils.invoke_on_rank_and_broadcast_result(group, 0, function() -- one topology on all ranks
+    local best = M.prices(t, found.times)
+    local ahead, back = best.costs.forward, best.costs.backward
+    t.costs, t.cache_bytes, t.core_cache_bytes = best.costs, best.cache_bytes, best.core_cache_bytes
+    t.rates.gather = M.rate(ahead.id_byte + ahead.cold_row_byte, t.rates.copy)
+    t.rates.update = M.rate(back.id_byte + back.cold_row_byte, t.rates.copy)
+    t.ddr_mem_bw = t.rates.gather
+    return { topology = t, off = best.off }
+  end)
+  return plan.Topology(made.topology), made.off, found
 end
 
 -- -- the command -----------------------------------------------------------------------------------------------------------------------

@@ -85,15 +85,16 @@ local function step(part, batch)
 end
 
 --- The sharded collections of a model under a plan. Returns an object for M.time. Collective.
---- args: { model =, plan = ShardingPlan, constraints =, batch_size = (of a rank), group = }
+--- args: { model =, plan = ShardingPlan, constraints =, batch_size = (of a rank), group =, beside = the group whose other ranks do the same
+--- at the same times (nil: group) }
 function M.prepare(args)
   local before, parts = tonumber(C.peri_mem_live()), {}
   for i, collection in ipairs(args.model) do
     local module, features = sharded_of(collection, args.plan:get_plan_for_module(collection.path), args.constraints, args.group)
     parts[i] = { module = module, features = features, gradients = {} }
   end
-  return { parts = parts, group = args.group, bytes = tonumber(C.peri_mem_live()) - before, number = 0, before = 1, in_a_row = 1,
-    batch_size = args.batch_size }
+  return { parts = parts, group = args.group, beside = args.beside or args.group, bytes = tonumber(C.peri_mem_live()) - before,
+    number = 0, before = 1, in_a_row = 1, batch_size = args.batch_size }
 end
 
 local MOST, LONG = 8, 10          -- steps in a row; milliseconds that are enough of them
@@ -121,18 +122,18 @@ function M.time(prepared)
       end
     end
     collectgarbage "stop" -- what is to be collected are batches, which training would not make here
-    group:barrier():wait()
+    prepared.beside:barrier():wait()
     for k = 1, before do peri.scope(one, k) end
     ahead, back = 0, 0
-    group:barrier():wait()
+    prepared.beside:barrier():wait()
     local from = now()
     for k = before + 1, before + n do peri.scope(one, k) end
     elapsed = now() - from
     collectgarbage "restart"
   end)
   local slowest, sums = Tensor.tensor({ elapsed }, "f64"), Tensor.tensor({ ahead, back }, "f64")
-  group:all_reduce(slowest, "max"):wait()
-  group:all_reduce(sums):wait()
+  prepared.beside:all_reduce(slowest, "max"):wait()
+  prepared.beside:all_reduce(sums):wait()
   local ms, parts = slowest:item() / n, sums:to_list()
   prepared.in_a_row = math.max(1, math.min(MOST, math.ceil(LONG / ms)))
   prepared.before = math.max(1, math.min(MOST_BEFORE, math.ceil(BEFORE / ms)))

@@ -105,8 +105,8 @@ local function planned(collections, topology, types, device, plain)
     model[i] = describe.collection(c.path, c.module, c.tables)
     model[i].sharder = sharder_of(c, types, device, plain)
     for _, t in ipairs(c.tables) do
-      constraints[c.path == "" and t.name or c.path .. "." .. t.name] = constraints_of.ParameterConstraints { sharding_types =
-        model[i].sharder:sharding_types() }
+      constraints[constraints_of.fqn(c.path, t.name)] = constraints_of.ParameterConstraints {
+        sharding_types = model[i].sharder:sharding_types() }
     end
   end
   local planner = planners.EmbeddingShardingPlanner { topology = topology, estimates = "step", constraints = constraints,

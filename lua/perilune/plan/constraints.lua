@@ -8,6 +8,9 @@ local types = require "perilune.plan.types"
 
 local M = {}
 
+--- The name of a table in a model: under the path of its collection.
+function M.fqn(path, name) return path == "" and name or path .. "." .. name end
+
 local data_bytes = { FP32 = 4, FP16 = 2, BF16 = 2, INT8 = 1, FP8 = 1, INT4 = 0.5, INT2 = 0.25 }
 --- Bytes of a number of a data type.
 M.data_bytes = data_bytes
@@ -60,7 +63,7 @@ function M.check(func, constraints, model)
   local known, names = {}, {}
   for _, c in ipairs(model) do
     for _, t in ipairs(c.tables) do
-      local fqn = c.path == "" and t.name or c.path .. "." .. t.name
+      local fqn = M.fqn(c.path, t.name)
       known[t.name], known[fqn], names[#names + 1] = true, true, fqn
     end
   end
@@ -74,7 +77,7 @@ end
 
 --- What is said about a table: under its path and name ("sparse.ebc.t"), else under its name. Empty if nothing is.
 function M.of(constraints, path, name)
-  local found = constraints and (constraints[path == "" and name or path .. "." .. name] or constraints[name])
+  local found = constraints and (constraints[M.fqn(path, name)] or constraints[name])
   if found and not ParameterConstraints.is(found) then found = ParameterConstraints(found) end
   return found or {}
 end

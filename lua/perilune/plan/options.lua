@@ -6,7 +6,8 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 require "perilune.plan.topology"
-local data_bytes = require("perilune.plan.constraints").data_bytes
+local constraints_of = require "perilune.plan.constraints"
+local data_bytes = constraints_of.data_bytes
 
 local M = {}
 
@@ -130,7 +131,7 @@ function ShardingOption:init(fields)
     end
   end
   for name, value in util.ordered(fields) do self[name] = value end
-  self.fqn = self.path == "" and self.name or self.path .. "." .. self.name
+  self.fqn = constraints_of.fqn(self.path, self.name)
   self.partition_by = M.partition_by[self.sharding_type]
   self.num_shards = 0
   for _, run in ipairs(self.runs) do self.num_shards = self.num_shards + run.n end

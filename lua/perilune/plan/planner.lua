@@ -70,7 +70,8 @@ local arguments = {
   enumerator = util.optional.table,    -- default: EmbeddingEnumerator
   sharder = util.optional.table,       -- of the default enumerator: torchrec_sharder (default) or perilune_sharder
   storage_reservation = util.optional.table, -- default: HeuristicalStorageReservation
-  proposers = util.optional.list,      -- default: grid search, greedy by the slowest shard and by all, uniform
+  proposers = util.optional.list,      -- default: grid search, greedy by the slowest shard and by all, uniform; of our own estimates,
+                                       -- changes of the best of these
   partitioner = util.optional.table,   -- default: GreedyPerfPartitioner
   performance_model = util.optional.table, -- default: NoopPerfModel
   estimates = "torchrec",              -- "step": our own (plan/step.lua) in place of TorchRec's formulas, unless parts are given
@@ -108,7 +109,7 @@ function EmbeddingShardingPlanner:init(args)
     constraints = self.constraints, sharder = a.sharder, cost = a.cost, estimators = estimators }
   self.storage_reservation = a.storage_reservation or reservations.HeuristicalStorageReservation()
   self.proposers = a.proposers or { proposers.GridSearchProposer(), proposers.GreedyProposer(),
-    proposers.GreedyProposer { use_depth = false }, proposers.UniformProposer() }
+    proposers.GreedyProposer { use_depth = false }, proposers.UniformProposer(), own and proposers.RefiningProposer() or nil }
   self.partitioner = a.partitioner or partitioners.GreedyPerfPartitioner()
   self.performance_model = a.performance_model or a.objective ~= nil and objectives.Objective(a.objective, a.topology)
     or own and step.StepModel { topology = a.topology } or partitioners.NoopPerfModel { topology = a.topology }
@@ -168,6 +169,7 @@ end
 
 --- Run one proposer to its end, or to the limit.
 local function exhaust(self, search, proposer)
+  if proposer.begin and search.best then proposer:begin(search.best.proposal, search.best.rating) end
   local proposal = proposer:propose()
   while proposal do
     if search.placements >= self.max_placements then

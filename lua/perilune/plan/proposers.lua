@@ -1,7 +1,7 @@
 -- plan/proposers.lua: which proposals a planner tries: one option for each table (TorchRec's proposers).
 --
--- load(space, enumerator); propose() returns a list of options, or nil when there is no more; feedback(partitionable, proposal, rating,
--- topology) says what became of it.
+-- load(space, enumerator); begin(proposal, rating), optional: the best that the proposers before it found, if there is one; propose()
+-- returns a list of options, or nil when there is no more; feedback(partitionable, proposal, rating, topology) says what became of it.
 local ffi = require "ffi"
 local util = require "perilune.util"
 local kinds = require "perilune.plan.kinds"
@@ -164,6 +164,86 @@ function GridSearchProposer:feedback()
   self.indexes = nil
 end
 
+-- -- changes of the best ----------------------------------------------------------------------------------------------------------------
+
+local RefiningProposer = util.class "RefiningProposer"
+M.RefiningProposer = RefiningProposer
+
+--- RefiningProposer { max_proposals = 1000 }: begins with the best proposal of the proposers before it, and gives one table another option,
+--- or all tables at once that have the same options; goes on from what is better, until nothing is.
+function RefiningProposer:init(args)
+  local a = util.named("RefiningProposer", args, { max_proposals = 1000 })
+  self.max_proposals, self.tables = util.integer("RefiningProposer", "max_proposals", a.max_proposals, 1), {}
+end
+
+--- What an option is, whatever table it is of.
+local function text_of(option)
+  return ("%s %s %d %.17g %.17g"):format(option.sharding_type, option.compute_kernel, option.num_shards, option.max_perf, option.total_perf)
+end
+
+function RefiningProposer:load(space)
+  self.tables, self.groups, self.indexes, self.n = by_table(space), {}, nil, 0
+  local groups = {} -- tables that are alike, together
+  for t, options in ipairs(self.tables) do
+    local text = table.concat(util.map(options, text_of), "\n")
+    if not groups[text] then
+      groups[text] = {}
+      self.groups[#self.groups + 1] = groups[text]
+    end
+    table.insert(groups[text], t)
+  end
+  self.none = "no proposer before it found a plan"
+end
+
+--- The moves from here: lists of { tables, option }. Of tables that are alike and have the same option, one is moved for all of them.
+function RefiningProposer:look_around()
+  self.moves, self.at = {}, 1
+  for _, group in ipairs(self.groups) do
+    local seen = {}
+    for i = 1, #self.tables[group[1]] do
+      if #group > 1 then self.moves[#self.moves + 1] = { group, i } end
+      for _, t in ipairs(group) do
+        local now = self.indexes[t]
+        if now ~= i and not seen[now * 1e6 + i] then
+          seen[now * 1e6 + i] = true
+          self.moves[#self.moves + 1] = { { t }, i }
+        end
+      end
+    end
+  end
+end
+
+--- The best proposal so far, and its rating.
+function RefiningProposer:begin(proposal, rating)
+  local chosen, indexes = util.index_of(proposal), {}
+  for t, options in ipairs(self.tables) do
+    for i, option in ipairs(options) do
+      if chosen[option] then indexes[t] = i end
+    end
+    if not indexes[t] then return end -- some proposer's own option
+  end
+  self.none, self.indexes, self.rating = nil, indexes, rating
+  self:look_around()
+end
+
+function RefiningProposer:propose()
+  local move = self.indexes and self.moves[self.at]
+  if not move or self.n >= self.max_proposals then return nil end
+  self.n = self.n + 1
+  self.tried = util.copy(self.indexes)
+  for _, t in ipairs(move[1]) do self.tried[t] = move[2] end
+  return choose(self.tables, self.tried)
+end
+
+function RefiningProposer:feedback(_, _, rating)
+  if rating and rating < self.rating then
+    self.indexes, self.rating = self.tried, rating
+    self:look_around()
+  else
+    self.at = self.at + 1
+  end
+end
+
 -- -- dynamic programming
 -- -------------------------------------------------------------------------------------------------------------------
 
@@ -241,7 +321,8 @@ end
 
 local methods = { load = "space: proposal, enumerator: any", feedback = "partitionable: any, proposal: any, rating: number?, topology: any",
   propose = "" }
-for _, class in ipairs { GreedyProposer, UniformProposer, GridSearchProposer } do kinds.methods(class, methods) end
+for _, class in ipairs { GreedyProposer, UniformProposer, GridSearchProposer, RefiningProposer } do kinds.methods(class, methods) end
+kinds.methods(RefiningProposer, { begin = "proposal: proposal, rating: number" })
 kinds.methods(DynamicProgrammingProposer, { load = methods.load, propose = "", solve = "topology: Topology",
   feedback = "partitionable: any, proposal: any, rating: number?, topology: Topology?" })
 

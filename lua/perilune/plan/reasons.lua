@@ -2,6 +2,7 @@
 -- change with which something does. Every reason is a plan that was tried.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local constraints_of = require "perilune.plan.constraints"
 local describe = require "perilune.plan.describe"
 local partitioners = require "perilune.plan.partitioners"
 local proposers = require "perilune.plan.proposers"
@@ -184,7 +185,7 @@ end
 local function check_planned(search, model)
   local sizes = {}
   for _, c in ipairs(model) do
-    for _, t in ipairs(c.tables) do sizes[c.path == "" and t.name or c.path .. "." .. t.name] = { t.num_embeddings, t.embedding_dim } end
+    for _, t in ipairs(c.tables) do sizes[constraints_of.fqn(c.path, t.name)] = { t.num_embeddings, t.embedding_dim } end
   end
   for _, o in ipairs(search.best.proposal) do
     local size = sizes[o.fqn]

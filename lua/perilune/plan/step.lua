@@ -211,14 +211,15 @@ end
 
 local STEPS = 8 -- until links rest as they did in the step before
 
---- Milliseconds of the exchanges of a step across hosts, where every host has a link each way, whose limit is its ranks' together: of ids
---- (bytes that arrive), of rows (that leave), of gradients (the other way). An exchange takes as long as the link that has most to do; the
---- others rest meanwhile, and then let a burst through.
-local function far_ms(ranks, topology)
+--- Milliseconds of the exchanges of a step across hosts, forward and backward, where every host has a link each way, whose limit is its
+--- ranks' together: of ids (bytes that arrive), of rows (that leave), of gradients (the other way). An exchange takes as long as the link
+--- that has most to do. The others rest meanwhile, as all do while ranks compute (`compute`: milliseconds, { forward =, backward = }), and
+--- what a link could have moved then it makes up for, up to a burst.
+function M.far(ranks, topology, compute)
   local L = topology.local_world_size
   local hosts, bandwidth, burst = math.ceil(#ranks / L), topology.inter_host_bw * L, topology.inter_host_burst * L
-  if hosts == 1 then return 0, 0, 0 end
-  local exchanges = {}
+  if hosts == 1 then return { forward = 0, backward = 0 } end
+  local exchanges, rests = {}, { compute.forward, 0, compute.backward } -- after each: lookups, nothing, updates
   for i, field in ipairs { "far_ids", "far_out", "far_back" } do
     local to, sum, links = {}, 0, {}
     for h = 1, hosts do
@@ -240,13 +241,17 @@ local function far_ms(ranks, topology)
       local most = 0
       for link, bytes in ipairs(links) do most = math.max(most, (bytes - rested[link]) / bandwidth) end
       for link, bytes in ipairs(links) do rested[link] = math.min(burst, rested[link] + most * bandwidth - bytes) end
+      for link = 1, 2 * hosts do rested[link] = math.min(burst, rested[link] + rests[i] * bandwidth) end
       ms[i] = most
     end
   end
-  return ms[1], ms[2], ms[3]
+  return { forward = ms[1] + ms[2], backward = ms[3] }
 end
 
+local NOTHING = { forward = 0, backward = 0 }
+
 --- Units of a step of these ranks, by direction: { forward = { step = 1, ... }, backward = ... }. Prices times units are milliseconds.
+--- What crosses hosts is counted as if links never rested while ranks compute: see M.far.
 function M.amounts(ranks, topology)
   local shared = math.max(1, math.min(topology.local_world_size, #ranks) / topology.processors)
   local function at_home(field) -- as much on every rank
@@ -275,34 +280,27 @@ function M.amounts(ranks, topology)
   local replicas = cold_shares(ranks, topology, cold_share_in_turn, function(c) return COPIES * c.replica_byte end)
   amounts.cold_replica_byte = busiest(ranks, topology, function(c) return c.replica_byte * replicas[c] end)
   local back = util.copy(amounts)
-  local far_ids, far_rows, far_back = far_ms(ranks, topology)
-  amounts.near, amounts.far = near_ms(ranks, topology, "near_out") + near_ms(ranks, topology, "near_ids"), far_ids + far_rows
-  back.near, back.far = near_ms(ranks, topology, "near_back"), far_back
+  local far = M.far(ranks, topology, NOTHING)
+  amounts.near, amounts.far = near_ms(ranks, topology, "near_out") + near_ms(ranks, topology, "near_ids"), far.forward
+  back.near, back.far = near_ms(ranks, topology, "near_back"), far.backward
   return { forward = amounts, backward = back }
 end
 
---- Of a pass that computes for so many milliseconds and exchanges across hosts for `far`: milliseconds that the links make up for, having
---- rested while ranks computed.
-function M.made_up(topology, compute, far)
-  return math.min(topology.inter_host_burst / topology.inter_host_bw, compute, far)
-end
-
---- Milliseconds of a pass with these amounts at these prices, but for what crosses hosts; and of that.
-function M.parts(amounts, costs, way)
+--- Milliseconds of a pass with these amounts at these prices, but for what crosses hosts.
+function M.compute(amounts, costs, way)
   local compute = 0
   for _, unit in ipairs(M.units) do
     if unit ~= "far" then compute = compute + amounts[unit] * price(costs, way, unit) end
   end
-  return compute, amounts.far * price(costs, way, "far")
+  return compute
 end
 
 --- Milliseconds of a step: all, forward, backward.
 function M.ms(ranks, topology)
-  local amounts, ms = M.amounts(ranks, topology), {}
-  for way, list in util.ordered(amounts) do
-    local compute, far = M.parts(list, topology.costs, way)
-    ms[way] = compute + far - M.made_up(topology, compute, far)
-  end
+  local amounts, compute, ms = M.amounts(ranks, topology), {}, {}
+  for way, list in util.ordered(amounts) do compute[way] = M.compute(list, topology.costs, way) end
+  local far = M.far(ranks, topology, compute)
+  for way in util.ordered(amounts) do ms[way] = compute[way] + far[way] * price(topology.costs, way, "far") end
   return ms.forward + ms.backward, ms.forward, ms.backward
 end
 
@@ -447,8 +445,9 @@ signature.object("pass_amounts", "amounts of a pass (step.amounts)", units)
 signature.object("pass_prices", "prices of a pass", prices)
 signature.object("step_prices", "prices of a step (Topology.costs)", { forward = "pass_prices?", backward = "pass_prices?" })
 signature.kind("pass", "'forward' or 'backward'", function(x) return x == "forward" or x == "backward" end)
-signature.check("plan.step.", M, { made_up = "topology: Topology, compute: number, far: number",
-  parts = "amounts: pass_amounts, costs: step_prices?, way: pass", amounts = "ranks: step_counts, topology: Topology",
+signature.object("pass_times", "milliseconds of passes", { forward = "number", backward = "number" })
+signature.check("plan.step.", M, { far = "ranks: step_counts, topology: Topology, compute: pass_times",
+  compute = "amounts: pass_amounts, costs: step_prices?, way: pass", amounts = "ranks: step_counts, topology: Topology",
   ms = "ranks: step_counts, topology: Topology" })
 
 return M
