@@ -22,13 +22,13 @@ local function most(group, x)
   return t:item()
 end
 
---- Milliseconds of f: the fastest of `turns` (each the slowest rank's). Collective.
-local function fastest(group, turns, f)
+--- Milliseconds of f(a, b): the fastest of `turns` (each the slowest rank's). Collective.
+local function fastest(group, turns, f, a, b)
   local best = math.huge
   for turn = 0, turns do
     group:barrier():wait()
     local from = now()
-    peri.scope(f)
+    peri.scope(f, a, b)
     local ms = most(group, now() - from)
     if turn > 0 then best = math.min(best, ms) end
   end
@@ -45,9 +45,24 @@ local function copy_rate(group, turns)
   return COPIED / fastest(group, turns, function() b:copy(a) end)
 end
 
+local function product(a, b) peri.nn.functional.matmul(a, b):shape() end
+
 local function product_rate(group, turns)
   local a, b = Tensor.ones { SIDE, SIDE }, Tensor.ones { SIDE, SIDE }
-  return 2 * SIDE ^ 3 / fastest(group, turns, function() peri.nn.functional.matmul(a, b):shape() end)
+  return 2 * SIDE ^ 3 / fastest(group, turns, product, a, b)
+end
+
+local SHARED = 1.5 -- times as long as alone: less is what busy processors take anyway
+local PRODUCTS = 8
+
+--- How many hosts have their processors (`cpus` of each) together, being parts of one machine: all, or 1.
+local function hosts_sharing(group, turns, cpus)
+  local a, b = Tensor.ones { SIDE, SIDE }, Tensor.ones { SIDE, SIDE }
+  local function some(works)
+    for _ = 1, works and PRODUCTS or 0 do product(a, b) end
+  end
+  local slowdown = fastest(group, turns, some, true) / fastest(group, turns, some, group:rank() == 0)
+  return slowdown < SHARED * math.max(1, group.local_size / cpus) and 1 or group:size() / group.local_size
 end
 
 local IN_A_ROW = 8 -- exchanges that are timed together: ranks leave a barrier one after the other
@@ -318,6 +333,7 @@ local function bare(group, t, before, tell)
   if n > host then
     links("inter_host", cross)
     t.inter_host_burst = burst(group, cross, turns, 2 ^ 18, t.inter_host_bw)
+    t.hosts_sharing = hosts_sharing(group, turns, t.processors)
   end
 end
 

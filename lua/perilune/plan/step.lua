@@ -179,14 +179,17 @@ end
 --- The largest f(rank); of ranks that share their host's processors: what the processor that has most to do has, where the next rank in
 --- order of size goes to the one that has least (three ranks with as much to do take two turns of two processors, not one and a half).
 local function busiest(ranks, topology, f)
-  local most, L, P = 0, topology.local_world_size, topology.processors
+  local most, L, P = 0, topology.local_world_size * topology.hosts_sharing, topology.processors
   for first = 1, #ranks, L do
     local last = math.min(first + L - 1, #ranks)
-    if last - first < P then
+    local alike = #ranks < L and math.floor(L / #ranks) or 1 -- hosts of which only one is here
+    if (last - first + 1) * alike <= P then
       for r = first, last do most = math.max(most, f(ranks[r])) end
     else
       local list, on = {}, {}
-      for r = first, last do list[#list + 1] = f(ranks[r]) end
+      for r = first, last do
+        for _ = 1, alike do list[#list + 1] = f(ranks[r]) end
+      end
       table.sort(list, function(x, y) return x > y end)
       for p = 1, P do on[p] = 0 end
       for _, x in ipairs(list) do
@@ -209,12 +212,27 @@ local function near_ms(ranks, topology, field)
   return math.max(most, sum / #ranks) / topology.intra_host_bw
 end
 
-local STEPS = 8 -- until links rest as they did in the step before
+--- How many kinds of exchanges of rows these ranks have.
+local function ways_of(ranks)
+  local n = 0
+  for _, way in ipairs(ways) do
+    for _, c in ipairs(ranks) do
+      if c[way] > 0 then
+        n = n + 1
+        break
+      end
+    end
+  end
+  return n
+end
+
+local STEPS = 8    -- until links rest as they did in the step before
+local MIXED = 0.02 -- what an exchange takes longer for each further kind beside it (two machines at 1 Gbit/s: 0 to 0.08)
 
 --- Milliseconds of the exchanges of a step across hosts, forward and backward, where every host has a link each way, whose limit is its
 --- ranks' together: of ids (bytes that arrive), of rows (that leave), of gradients (the other way). An exchange takes as long as the link
 --- that has most to do. The others rest meanwhile, as all do while ranks compute (`compute`: milliseconds, { forward =, backward = }), and
---- what a link could have moved then it makes up for, up to a burst.
+--- what a link could have moved then it makes up for, up to a burst. Several kinds of exchanges in a step get in each other's way.
 function M.far(ranks, topology, compute)
   local L = topology.local_world_size
   local hosts, bandwidth, burst = math.ceil(#ranks / L), topology.inter_host_bw * L, topology.inter_host_burst * L
@@ -245,7 +263,8 @@ function M.far(ranks, topology, compute)
       ms[i] = most
     end
   end
-  return { forward = ms[1] + ms[2], backward = ms[3] }
+  local longer = 1 + MIXED * math.max(0, ways_of(ranks) - 1)
+  return { forward = longer * (ms[1] + ms[2]), backward = longer * ms[3] }
 end
 
 local NOTHING = { forward = 0, backward = 0 }
@@ -253,14 +272,14 @@ local NOTHING = { forward = 0, backward = 0 }
 --- Units of a step of these ranks, by direction: { forward = { step = 1, ... }, backward = ... }. Prices times units are milliseconds.
 --- What crosses hosts is counted as if links never rested while ranks compute: see M.far.
 function M.amounts(ranks, topology)
-  local shared = math.max(1, math.min(topology.local_world_size, #ranks) / topology.processors)
+  local shared = math.max(1, math.min(topology.local_world_size, #ranks) * topology.hosts_sharing / topology.processors)
   local function at_home(field) -- as much on every rank
     local sum = 0
     for _, c in ipairs(ranks) do sum = sum + c[field] end
     return sum / #ranks * shared
   end
-  local amounts = { step = 1, home_id = at_home "id", home_bag = at_home "home_bag", home_bag_byte = at_home "home_bag_byte", way = 0 }
-  for _, way in ipairs(ways) do amounts.way = amounts.way + (#ranks > 1 and at_home(way) > 0 and 1 or 0) end
+  local amounts = { step = 1, home_id = at_home "id", home_bag = at_home "home_bag", home_bag_byte = at_home "home_bag_byte" }
+  amounts.way = #ranks > 1 and ways_of(ranks) or 0
   for _, name in ipairs(counted) do
     amounts[name] = busiest(ranks, topology, function(c) return c[name] end)
   end

@@ -67,6 +67,7 @@ local arguments = {
   bwd_compute_multiplier = 2,               -- time of a backward pass over that of its forward pass
   weighted_feature_bwd_compute_multiplier = 1,
   processors = util.optional.number,        -- of a host; default: one for each of its ranks
+  hosts_sharing = 1,                        -- hosts that have these processors together, as parts of one machine
   cache_bytes = 32 * MiB,                   -- of a host's caches
   core_cache_bytes = MiB,                   -- of those, a processor's own
   threads = util.optional.number,           -- worker threads of a rank while it was measured
@@ -151,6 +152,7 @@ function Topology:init(args)
     "bwd_compute_multiplier", "weighted_feature_bwd_compute_multiplier" })
   check_latencies(self)
   self.processors = util.integer(f, "processors", self.processors or self.local_world_size, 1, 2 ^ 20)
+  util.integer(f, "hosts_sharing", self.hosts_sharing, 1, 2 ^ 20)
   if self.threads then util.integer(f, "threads", self.threads, 1, 2 ^ 20) end
   util.integer(f, "cache_bytes", self.cache_bytes, 0)
   util.integer(f, "core_cache_bytes", self.core_cache_bytes, 0)
