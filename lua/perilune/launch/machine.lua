@@ -52,17 +52,35 @@ local function product_rate(group, turns)
   return 2 * SIDE ^ 3 / fastest(group, turns, product, a, b)
 end
 
-local SHARED = 1.5 -- times as long as alone: less is what busy processors take anyway
-local PRODUCTS = 8
+local SHARED = 1.5 -- times as long as one host alone: less is chance
+local PRODUCTS, BATCHES = 8, 9
 
---- How many hosts have their processors (`cpus` of each) together, being parts of one machine: all, or 1.
-local function hosts_sharing(group, turns, cpus)
-  local a, b = Tensor.ones { SIDE, SIDE }, Tensor.ones { SIDE, SIDE }
-  local function some(works)
-    for _ = 1, works and PRODUCTS or 0 do product(a, b) end
+--- Milliseconds of some products on those ranks that work, the slowest one's median; the others sleep meanwhile.
+local function products_ms(group, works)
+  local a, b, times = Tensor.ones { SIDE, SIDE }, Tensor.ones { SIDE, SIDE }, { 0 }
+  group:barrier():wait()
+  for i = 1, works and BATCHES or 0 do
+    local from = now()
+    for _ = 1, PRODUCTS do peri.scope(product, a, b) end
+    times[i] = now() - from
   end
-  local slowdown = fastest(group, turns, some, true) / fastest(group, turns, some, group:rank() == 0)
-  return slowdown < SHARED * math.max(1, group.local_size / cpus) and 1 or group:size() / group.local_size
+  table.sort(times)
+  local done = Tensor.tensor({ 0 }, "f32")
+  local work, round = group:all_reduce(done), 0
+  while not work:test() do
+    C.peri_pause(1e6 + round)
+    round = round + 1
+  end
+  work:wait()
+  return most(group, times[math.ceil(#times / 2)])
+end
+
+--- How many hosts have their processors together, being parts of one machine: all, or 1. One whole host is measured alone, and all: what
+--- its own ranks, threads and clocks cost each other is in both.
+local function hosts_sharing(group)
+  local host = group.local_size
+  local slowdown = products_ms(group, true) / products_ms(group, group:rank() < host)
+  return slowdown < SHARED and 1 or group:size() / host
 end
 
 local IN_A_ROW = 8 -- exchanges that are timed together: ranks leave a barrier one after the other
@@ -333,7 +351,7 @@ local function bare(group, t, before, tell)
   if n > host then
     links("inter_host", cross)
     t.inter_host_burst = burst(group, cross, turns, 2 ^ 18, t.inter_host_bw)
-    t.hosts_sharing = hosts_sharing(group, turns, t.processors)
+    t.hosts_sharing = hosts_sharing(group)
   end
 end
 

@@ -170,7 +170,7 @@ local RefiningProposer = util.class "RefiningProposer"
 M.RefiningProposer = RefiningProposer
 
 --- RefiningProposer { max_proposals = 1000 }: begins with the best proposal of the proposers before it, and gives one table another option,
---- or all tables at once that have the same options; goes on from what is better, until nothing is.
+--- or all tables at once that have the same options; goes on from what is better, until nothing is, or it made so many proposals.
 function RefiningProposer:init(args)
   local a = util.named("RefiningProposer", args, { max_proposals = 1000 })
   self.max_proposals, self.tables = util.integer("RefiningProposer", "max_proposals", a.max_proposals, 1), {}
@@ -197,20 +197,21 @@ end
 
 --- The moves from here: lists of { tables, option }. Of tables that are alike and have the same option, one is moved for all of them.
 function RefiningProposer:look_around()
-  self.moves, self.at = {}, 1
+  self.moves, self.in_vain = {}, 0
   for _, group in ipairs(self.groups) do
-    local seen = {}
     for i = 1, #self.tables[group[1]] do
-      if #group > 1 then self.moves[#self.moves + 1] = { group, i } end
+      local from, n = {}, 0 -- options that some have now -> a table that does
       for _, t in ipairs(group) do
         local now = self.indexes[t]
-        if now ~= i and not seen[now * 1e6 + i] then
-          seen[now * 1e6 + i] = true
-          self.moves[#self.moves + 1] = { { t }, i }
-        end
+        if now ~= i and not from[now] then n, from[now] = n + 1, t end
+      end
+      if #group > 1 and n > 0 then self.moves[#self.moves + 1] = { group, i } end
+      for _, t in ipairs(group) do
+        if from[self.indexes[t]] == t then self.moves[#self.moves + 1] = { { t }, i } end
       end
     end
   end
+  self.at = #self.moves > 0 and (self.at - 1) % #self.moves + 1 or 1
 end
 
 --- The best proposal so far, and its rating.
@@ -220,15 +221,18 @@ function RefiningProposer:begin(proposal, rating)
     for i, option in ipairs(options) do
       if chosen[option] then indexes[t] = i end
     end
-    if not indexes[t] then return end -- some proposer's own option
+    if not indexes[t] then -- some proposer's own option
+      self.none = "the best plan has options of a proposer's own"
+      return
+    end
   end
-  self.none, self.indexes, self.rating = nil, indexes, rating
+  self.none, self.indexes, self.rating, self.at = nil, indexes, rating, 1
   self:look_around()
 end
 
 function RefiningProposer:propose()
   local move = self.indexes and self.moves[self.at]
-  if not move or self.n >= self.max_proposals then return nil end
+  if not move or self.in_vain == #self.moves or self.n >= self.max_proposals then return nil end
   self.n = self.n + 1
   self.tried = util.copy(self.indexes)
   for _, t in ipairs(move[1]) do self.tried[t] = move[2] end
@@ -240,7 +244,7 @@ function RefiningProposer:feedback(_, _, rating)
     self.indexes, self.rating = self.tried, rating
     self:look_around()
   else
-    self.at = self.at + 1
+    self.at, self.in_vain = self.at % #self.moves + 1, self.in_vain + 1
   end
 end
 

@@ -254,6 +254,8 @@ function Topology.load(path, args)
   says.preset = nil
   if says.local_world_size and says.world_size and args and args.world_size then
     says.local_world_size = math.min(says.local_world_size, says.world_size)
+    local hosts = math.ceil(says.world_size / says.local_world_size)
+    says.hosts_sharing = says.hosts_sharing and not args.hosts_sharing and math.min(says.hosts_sharing, hosts) or says.hosts_sharing
   end
   local ok, made = pcall(function() return preset and Topology.preset(preset, says) or Topology(says) end)
   if ok then return made end
@@ -261,9 +263,12 @@ function Topology.load(path, args)
   error(made, 0)
 end
 
+--- How steps are counted: another number when prices of the same units mean something else. 2: links are followed through a step.
+local COUNTED = 2
+
 --- A hash of what is priced: builds that price other things have files of their own.
 local function units_hash()
-  local hash = 0
+  local hash = COUNTED
   for char in table.concat(M.units, " "):gmatch "." do hash = (hash * 31 + char:byte()) % 2 ^ 32 end
   return hash
 end

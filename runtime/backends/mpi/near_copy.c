@@ -251,7 +251,7 @@ void peri__mpi_near_together(mpi_request *r)
         near_job *j = &s->jobs[i];
         j->joined = j->joined && n > 1;
         j->own = j->own || j->joined;
-        if (j->joined) j->most = (j->bytes / (1 + bytes / JOINED) + 63) & ~(uint64_t)63; /* so that all end at about the same time */
+        if (j->joined) j->most = (j->bytes / (1 + bytes / JOINED) + 64) & ~(uint64_t)63; /* so that all end at about the same time */
     }
 }
 

@@ -82,12 +82,9 @@ static char *map_heap(int fd, int64_t bytes)
     if (start == MAP_FAILED) return NULL;
     const size_t before = (size_t)(-(uintptr_t)start & (HUGE_PAGE - 1));
     char *base = mmap(start + before, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0);
-    if (base == MAP_FAILED) {
-        munmap(start, room);
-        return NULL;
-    }
     if (before) munmap(start, before);
-    munmap(base + n, room - before - n);
+    munmap(start + before + n, room - before - n);
+    if (base == MAP_FAILED) return NULL; /* nothing is left there, or somebody else's */
     madvise(base, n, MADV_DONTDUMP);
     madvise(base, n, MADV_HUGEPAGE);
     return base;
@@ -120,8 +117,19 @@ static void drop_pages(block *b)
     b->empty = b->empty || fallocate(heap.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, b->bytes - PAGE) == 0;
 }
 
-/** A block beyond the last one; NULL: the file ends. */
-static block *grow(int64_t rounded)
+/** Huge pages for the file from @from to @to, as far as nobody has asked for them yet. */
+static void ask(int64_t from, int64_t to)
+{
+    const int64_t unit = HUGE_PAGE, end = (to + unit - 1) / unit * unit;
+    const int64_t first = heap.asked > from / unit * unit ? heap.asked : from / unit * unit;
+    if (first >= end) return;
+    for (int64_t at = first; at < end; at += HUGE_PAGE) heap.base[at] = 0; /* where there is no page, it refuses */
+    madvise(heap.base + first, (size_t)(end - first), MADV_COLLAPSE);      /* refused all the same: small pages it is */
+    heap.asked = end;
+}
+
+/** A block beyond the last one, of which @bytes are wanted now; NULL: the file ends. */
+static block *grow(int64_t rounded, int64_t bytes)
 {
     const int64_t spare = (int64_t)sysconf(_SC_AVPHYS_PAGES) * PAGE;
     if (heap.bytes - heap.used < rounded) return NULL;
@@ -132,12 +140,7 @@ static block *grow(int64_t rounded)
             if (b->empty) heap.kept -= b->bytes;
         }
     heap.used += rounded;
-    if (heap.used > heap.asked) {
-        const int64_t end = (heap.used + HUGE_PAGE - 1) & ~(int64_t)(HUGE_PAGE - 1);
-        for (int64_t at = heap.asked; at < end; at += HUGE_PAGE) heap.base[at] = 0; /* where there is no page, it refuses */
-        madvise(heap.base + heap.asked, (size_t)(end - heap.asked), MADV_COLLAPSE); /* refused all the same: small pages it is */
-        heap.asked = end;
-    }
+    ask(heap.used - rounded, heap.used - rounded + bytes);
     return (block *)(void *)(heap.base + heap.used - rounded);
 }
 
@@ -153,7 +156,7 @@ void *peri__mpi_heap_lend(int64_t bytes)
         heap.free[class] = b->next;
         if (!b->empty) heap.kept -= rounded;
     } else {
-        b = grow(rounded);
+        b = grow(rounded, bytes + HEAD);
     }
     if (b) *b = (block){.bytes = rounded, .class = class};
     pthread_mutex_unlock(&heap.lock);
