@@ -93,7 +93,10 @@ function M.per_feature(constraint, key, table_name, n, default)
   for i = 1, n do out[i] = list and list[i] or default end
   return out
 end
-signature.check("plan.constraints.", M, { fqn = "path: string, name: string", check = "func: string, constraints: table, model: list",
+signature.object("with_tables", "a collection of a model", { path = "string", tables = "table" })
+signature.list_of("lists_of_tables", "a list of collections of a model", "with_tables")
+signature.check("plan.constraints.", M, { fqn = "path: string, name: string",
+  check = "func: string, constraints: table, model: lists_of_tables",
   of = "constraints: table?, path: string, name: string",
   per_feature = "constraint: table, key: string, table_name: string, n: count, default: number" })
 

@@ -174,6 +174,7 @@ M.RefiningProposer = RefiningProposer
 function RefiningProposer:init(args)
   local a = util.named("RefiningProposer", args, { max_proposals = 1000 })
   self.max_proposals, self.tables = util.integer("RefiningProposer", "max_proposals", a.max_proposals, 1), {}
+  self.groups, self.indexes, self.n = {}, nil, 0
 end
 
 --- What an option is, whatever table it is of.
@@ -182,7 +183,7 @@ local function text_of(option)
 end
 
 function RefiningProposer:load(space)
-  self.tables, self.groups, self.indexes, self.n = by_table(space), {}, nil, 0
+  self.tables, self.groups, self.indexes, self.tried, self.n = by_table(space), {}, nil, nil, 0
   local groups = {} -- tables that are alike, together
   for t, options in ipairs(self.tables) do
     local text = table.concat(util.map(options, text_of), "\n")
@@ -240,6 +241,7 @@ function RefiningProposer:propose()
 end
 
 function RefiningProposer:feedback(_, _, rating)
+  if not self.tried then return end
   if rating and rating < self.rating then
     self.indexes, self.rating = self.tried, rating
     self:look_around()
