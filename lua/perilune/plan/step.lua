@@ -226,13 +226,12 @@ local function ways_of(ranks)
   return n
 end
 
-local STEPS = 8    -- until links rest as they did in the step before
-local MIXED = 0.02 -- what an exchange takes longer for each further kind beside it (two machines at 1 Gbit/s: 0 to 0.08)
+local STEPS = 8 -- until links rest as they did in the step before
 
 --- Milliseconds of the exchanges of a step across hosts, forward and backward, where every host has a link each way, whose limit is its
 --- ranks' together: of ids (bytes that arrive), of rows (that leave), of gradients (the other way). An exchange takes as long as the link
 --- that has most to do. The others rest meanwhile, as all do while ranks compute (`compute`: milliseconds, { forward =, backward = }), and
---- what a link could have moved then it makes up for, up to a burst. Several kinds of exchanges in a step get in each other's way.
+--- what a link could have moved then it makes up for, up to a burst.
 function M.far(ranks, topology, compute)
   local L = topology.local_world_size
   local hosts, bandwidth, burst = math.ceil(#ranks / L), topology.inter_host_bw * L, topology.inter_host_burst * L
@@ -263,8 +262,7 @@ function M.far(ranks, topology, compute)
       ms[i] = most
     end
   end
-  local longer = 1 + MIXED * math.max(0, ways_of(ranks) - 1)
-  return { forward = longer * (ms[1] + ms[2]), backward = longer * ms[3] }
+  return { forward = ms[1] + ms[2], backward = ms[3] }
 end
 
 local NOTHING = { forward = 0, backward = 0 }
