@@ -27,7 +27,7 @@ enum {
 typedef struct segment {
     int64_t first, n;     /* elements as they travel: as the buffer of the home would have them */
     int64_t cols, stride; /* of a row; from row to row at home */
-    int64_t ground, column; /* at home: which rows it has a part of (a number of their own); its first column of these */
+    int64_t ground, column; /* of rows of ids: which they are parts of (the first one's number at home); first column of these */
     float *values;        /* at home: row 0, first column */
     const int32_t *index; /* row i at home; NULL: i */
     double divisor;
@@ -174,15 +174,17 @@ static void fill(void *ctx, const peri_coll_stretch *stretches, int32_t count, b
     const struct direct_lane *lane = ctx;
     const peri__direct *d = lane->direct;
     cursor cursors[STRETCHES];
-    for (int32_t i = 0, n; i < count; i += n) {
-        const peri_coll_stretch *x = stretches + i;
-        for (n = 1; d->by_rows && stays && n < STRETCHES && i + n < count;) n++;
-        if (n == 1) move(lane, x->from, x->n, x->data, stays && d->past);
-        for (int32_t k = 0; n > 1 && k < n; k++) {
-            cursors[k] = (cursor){.at = lane->begin + x[k].from, .n = x[k].n, .data = x[k].data};
+    const bool together = count > 1 && d->by_rows && stays;
+    for (int32_t i = 0; !together && i < count; i++)
+        move(lane, stretches[i].from, stretches[i].n, stretches[i].data, stays && d->past);
+    for (int32_t i = 0; together && i < count; i += STRETCHES) {
+        const int32_t n = count - i < STRETCHES ? count - i : STRETCHES;
+        for (int32_t k = 0; k < n; k++) {
+            const peri_coll_stretch *x = stretches + i + k;
+            cursors[k] = (cursor){.at = lane->begin + x->from, .n = x->n, .data = x->data};
             cursors[k].s = segment_at(d, cursors[k].at);
         }
-        while (n > 1 && more(cursors, n)) fill_window(d, cursors, n);
+        while (more(cursors, n)) fill_window(d, cursors, n);
     }
 }
 /* The kernel of both directions has one argument for what it reads and writes; in this one it only reads. */
@@ -223,8 +225,7 @@ static bool add_bags(const parts *p, peri__direct *d)
     for (int32_t o = 0; o < p->h->n_outputs; o++)
         for (int64_t k = outputs[o].first_piece; k < outputs[o].first_piece + outputs[o].n_pieces; k++) {
             const bool there = d->back || outputs[o].n_pieces == 1;
-            segment s = {.cols = outputs[o].cols, .stride = there ? p->e->cols : outputs[o].cols, .divisor = outputs[o].sent_divisor,
-                         .column = there ? outputs[o].column : 0};
+            segment s = {.cols = outputs[o].cols, .stride = there ? p->e->cols : outputs[o].cols, .divisor = outputs[o].sent_divisor};
             s.values = there ? floats(p->ends->to[0]) + outputs[o].column : floats(p->ends->received) + pieces[k].offset;
             if (there && places) s.index = places + p->h->feature_first[p->h->output_feature[o]];
             if (!pieces[k].own) add(d, &pieces[k], bags[o], s);

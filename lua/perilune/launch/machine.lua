@@ -22,13 +22,13 @@ local function most(group, x)
   return t:item()
 end
 
---- Milliseconds of f(a, b): the fastest of `turns` (each the slowest rank's). Collective.
-local function fastest(group, turns, f, a, b)
+--- Milliseconds of f: the fastest of `turns` (each the slowest rank's). Collective.
+local function fastest(group, turns, f)
   local best = math.huge
   for turn = 0, turns do
     group:barrier():wait()
     local from = now()
-    peri.scope(f, a, b)
+    peri.scope(f)
     local ms = most(group, now() - from)
     if turn > 0 then best = math.min(best, ms) end
   end
@@ -49,11 +49,12 @@ local function product(a, b) peri.nn.functional.matmul(a, b):shape() end
 
 local function product_rate(group, turns)
   local a, b = Tensor.ones { SIDE, SIDE }, Tensor.ones { SIDE, SIDE }
-  return 2 * SIDE ^ 3 / fastest(group, turns, product, a, b)
+  return 2 * SIDE ^ 3 / fastest(group, turns, function() product(a, b) end)
 end
 
 local SHARED = 1.5 -- times as long as one host alone: less is chance
 local PRODUCTS, BATCHES = 8, 9
+local ASLEEP = 1e6 -- a round of peri_pause that sleeps
 
 --- Milliseconds of some products on those ranks that work, the slowest one's median; the others sleep meanwhile.
 local function products_ms(group, works)
@@ -66,11 +67,8 @@ local function products_ms(group, works)
   end
   table.sort(times)
   local done = Tensor.tensor({ 0 }, "f32")
-  local work, round = group:all_reduce(done), 0
-  while not work:test() do
-    C.peri_pause(1e6 + round)
-    round = round + 1
-  end
+  local work = group:all_reduce(done)
+  while not work:test() do C.peri_pause(ASLEEP) end
   work:wait()
   return most(group, times[math.ceil(#times / 2)])
 end

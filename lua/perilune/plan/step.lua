@@ -212,20 +212,6 @@ local function near_ms(ranks, topology, field)
   return math.max(most, sum / #ranks) / topology.intra_host_bw
 end
 
---- How many kinds of exchanges of rows these ranks have.
-local function ways_of(ranks)
-  local n = 0
-  for _, way in ipairs(ways) do
-    for _, c in ipairs(ranks) do
-      if c[way] > 0 then
-        n = n + 1
-        break
-      end
-    end
-  end
-  return n
-end
-
 local STEPS = 8 -- until links rest as they did in the step before
 
 --- Milliseconds of the exchanges of a step across hosts, forward and backward, where every host has a link each way, whose limit is its
@@ -265,19 +251,16 @@ function M.far(ranks, topology, compute)
   return { forward = ms[1] + ms[2], backward = ms[3] }
 end
 
-local NOTHING = { forward = 0, backward = 0 }
-
---- Units of a step of these ranks, by direction: { forward = { step = 1, ... }, backward = ... }. Prices times units are milliseconds.
---- What crosses hosts is counted as if links never rested while ranks compute: see M.far.
-function M.amounts(ranks, topology)
+--- M.amounts without what crosses hosts, which depends on what ranks compute.
+local function amounts_at_home(ranks, topology)
   local shared = math.max(1, math.min(topology.local_world_size, #ranks) * topology.hosts_sharing / topology.processors)
   local function at_home(field) -- as much on every rank
     local sum = 0
     for _, c in ipairs(ranks) do sum = sum + c[field] end
     return sum / #ranks * shared
   end
-  local amounts = { step = 1, home_id = at_home "id", home_bag = at_home "home_bag", home_bag_byte = at_home "home_bag_byte" }
-  amounts.way = #ranks > 1 and ways_of(ranks) or 0
+  local amounts = { step = 1, home_id = at_home "id", home_bag = at_home "home_bag", home_bag_byte = at_home "home_bag_byte", way = 0 }
+  for _, way in ipairs(ways) do amounts.way = amounts.way + (#ranks > 1 and at_home(way) > 0 and 1 or 0) end
   for _, name in ipairs(counted) do
     amounts[name] = busiest(ranks, topology, function(c) return c[name] end)
   end
@@ -296,11 +279,21 @@ function M.amounts(ranks, topology)
   amounts.cold_bag_byte = busiest(ranks, topology, function(c) return c.bag_byte * bags[c] end)
   local replicas = cold_shares(ranks, topology, cold_share_in_turn, function(c) return COPIES * c.replica_byte end)
   amounts.cold_replica_byte = busiest(ranks, topology, function(c) return c.replica_byte * replicas[c] end)
+  amounts.far = 0
   local back = util.copy(amounts)
-  local far = M.far(ranks, topology, NOTHING)
-  amounts.near, amounts.far = near_ms(ranks, topology, "near_out") + near_ms(ranks, topology, "near_ids"), far.forward
-  back.near, back.far = near_ms(ranks, topology, "near_back"), far.backward
+  amounts.near = near_ms(ranks, topology, "near_out") + near_ms(ranks, topology, "near_ids")
+  back.near = near_ms(ranks, topology, "near_back")
   return { forward = amounts, backward = back }
+end
+
+local NOTHING = { forward = 0, backward = 0 }
+
+--- Units of a step of these ranks, by direction: { forward = { step = 1, ... }, backward = ... }. Prices times units are milliseconds.
+--- What crosses hosts is counted as if links never rested while ranks compute: see M.far.
+function M.amounts(ranks, topology)
+  local amounts, far = amounts_at_home(ranks, topology), M.far(ranks, topology, NOTHING)
+  amounts.forward.far, amounts.backward.far = far.forward, far.backward
+  return amounts
 end
 
 --- Milliseconds of a pass with these amounts at these prices, but for what crosses hosts.
@@ -314,7 +307,7 @@ end
 
 --- Milliseconds of a step: all, forward, backward.
 function M.ms(ranks, topology)
-  local amounts, compute, ms = M.amounts(ranks, topology), {}, {}
+  local amounts, compute, ms = amounts_at_home(ranks, topology), {}, {}
   for way, list in util.ordered(amounts) do compute[way] = M.compute(list, topology.costs, way) end
   local far = M.far(ranks, topology, compute)
   for way in util.ordered(amounts) do ms[way] = compute[way] + far[way] * price(topology.costs, way, "far") end

@@ -254,8 +254,9 @@ function Topology.load(path, args)
   says.preset = nil
   if says.local_world_size and says.world_size and args and args.world_size then
     says.local_world_size = math.min(says.local_world_size, says.world_size)
-    local hosts = math.ceil(says.world_size / says.local_world_size)
-    says.hosts_sharing = says.hosts_sharing and not args.hosts_sharing and math.min(says.hosts_sharing, hosts) or says.hosts_sharing
+    if says.hosts_sharing and not args.hosts_sharing then
+      says.hosts_sharing = math.min(says.hosts_sharing, math.ceil(says.world_size / says.local_world_size))
+    end
   end
   local ok, made = pcall(function() return preset and Topology.preset(preset, says) or Topology(says) end)
   if ok then return made end
