@@ -136,7 +136,7 @@ if not worlds.mpirun then
 
     it("says that it needs another one before it", function()
       assert.error_matches(function() rated(model_of { 100 }, { plan.RefiningProposer() }) end,
-        "RefiningProposer: no proposer before it found a plan")
+        "proposers%[1%] is a RefiningProposer, which changes the best proposal of those before it; put it behind others")
     end)
   end)
 

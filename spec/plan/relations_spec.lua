@@ -252,7 +252,7 @@ describe("a user's functions", function()
     local by_storage = plan.NoopStorageModel { topology = planner.topology }
     assert.equal(best.rating, by_storage:rate(best.proposal, best.placement))
     assert.is_true(best.rating < by_storage:rate(other.proposal, other.placement))
-    assert.matches(("objective %.6g ("):format(best.rating), plan.report.lines(planner)[1], 1, true)
+    assert.matches((", %.6g by the objective ("):format(best.rating), plan.report.lines(planner)[1], 1, true)
   end)
 
   it("are refused where they say nothing", function()

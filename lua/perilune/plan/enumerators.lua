@@ -118,9 +118,12 @@ function EmbeddingEnumerator:add_table(list, collection, config)
   if constraint.device_group and constraint.device_group ~= device then return end
   local sharder, before = collection.sharder or self.sharder, #list
   local shared = self:shared_fields(collection, config, constraint)
-  local offered = sharder:sharding_types(device, collection.kind)
+  local offered = signature.value("EmbeddingEnumerator", "what sharder:sharding_types returned",
+    sharder:sharding_types(device, collection.kind), "strings")
   for _, sharding_type in ipairs(types_of(constraint, offered, collection.kind)) do
-    for _, kernel in ipairs(allowed(sharder:compute_kernels(sharding_type, device), constraint.compute_kernels)) do
+    local kernels = signature.value("EmbeddingEnumerator", "what sharder:compute_kernels returned",
+      sharder:compute_kernels(sharding_type, device), "strings")
+    for _, kernel in ipairs(allowed(kernels, constraint.compute_kernels)) do
       local fields = util.copy(shared)
       fields.id, fields.sharding_type, fields.compute_kernel = #list + 1, sharding_type, kernel
       fields.runs = options.runs(sharding_type, config.num_embeddings, config.embedding_dim, topology, constraint.min_partition)

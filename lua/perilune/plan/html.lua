@@ -119,8 +119,9 @@ local function facts_of(planner, f)
   for r = 1, #f.times do sum, total = sum + f.times[r], total + f.bytes[r] end
   local mean = sum / #f.times
   local out = { fact(draw.grouped(#search.best.proposal), "tables"), fact(draw.grouped(#f.times), "ranks"),
-    fact(reasons.gib(total), "of all shards"), fact(("%.4g ms"):format(f.peak_ms), "on the slowest rank"),
-    fact(mean > 0 and ("%.2f"):format(f.peak_ms / mean) or "-", "slowest over mean rank") }
+    fact(reasons.gib(total), "of all shards") }
+  for _, rating in ipairs(reasons.ratings(planner)) do out[#out + 1] = fact(rating[1], rating[2]) end
+  out[#out + 1] = fact(mean > 0 and ("%.2f"):format(f.peak_ms / mean) or "-", "slowest over mean rank")
   for _, tier in ipairs(f.tiers) do
     local most = 0
     for r = 1, #tier.used do most = math.max(most, tier.used[r] / math.max(tier.cap[r], 1)) end

@@ -225,6 +225,7 @@ end
 --- Each rank's milliseconds under a placement, the slowest (TorchRec's NoopPerfModel).
 local NoopPerfModel = util.class "NoopPerfModel"
 M.NoopPerfModel = NoopPerfModel
+NoopPerfModel.unit = "ms"
 function NoopPerfModel:init(args)
   self.topology = util.named("NoopPerfModel", args, { topology = util.required.table }).topology
   signature.value("NoopPerfModel", "topology", self.topology, "Topology")
@@ -292,6 +293,7 @@ end
 --- Rates a plan by the bytes of the fullest rank instead.
 local NoopStorageModel = util.class "NoopStorageModel"
 M.NoopStorageModel = NoopStorageModel
+NoopStorageModel.unit = "bytes"
 function NoopStorageModel:init(args)
   self.topology = util.named("NoopStorageModel", args, { topology = util.required.table }).topology
   signature.value("NoopStorageModel", "topology", self.topology, "Topology")

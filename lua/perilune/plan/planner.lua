@@ -16,6 +16,7 @@ local objectives = require "perilune.plan.objectives"
 local kinds = require "perilune.plan.kinds"
 local describe = require "perilune.plan.describe"
 local constraints_of = require "perilune.plan.constraints"
+local parts = require "perilune.plan.parts"
 local signature = require "perilune.signature"
 local collective_utils = require "perilune.dist.collective_utils"
 
@@ -98,6 +99,9 @@ function EmbeddingShardingPlanner:init(args)
   if not keys or #keys ~= #self.relations then
     P.fail(f .. ": relations is no list of relations: it has entries behind a nil, or keys that are no positions")
   end
+  if proposers.RefiningProposer.is(self.proposers and self.proposers[1]) then
+    P.fail(f .. ": proposers[1] is a RefiningProposer, which changes the best proposal of those before it; put it behind others")
+  end
   if a.enumerator and a.cost ~= nil then P.fail(f .. ": cost and enumerator; give cost to the enumerator") end
   if a.performance_model and a.objective ~= nil then P.fail(f .. ": objective and performance_model; give one of them") end
   for name, kind in util.ordered(kind_of) do
@@ -118,7 +122,7 @@ end
 --- A name of a proposal: its options, whatever their order. places: of each table among the tables.
 local function key_of(proposal, places)
   local keys = {}
-  for i, option in ipairs(proposal) do keys[places[option.fqn] or i] = option.key or option.id end
+  for _, option in ipairs(proposal) do keys[places[option.fqn]] = option.key or option.id end
   return table.concat(keys, " ")
 end
 
@@ -134,7 +138,7 @@ end
 --- The rating of a placed proposal, whose options may stand for several tables.
 function EmbeddingShardingPlanner:rate(search, proposal, placement)
   if search.topology.rules then proposal, placement = relations.taken_apart(proposal, placement) end
-  return self.performance_model:rate(proposal, placement)
+  return parts.rating(self.performance_model, proposal, placement)
 end
 
 --- Try one proposal. Returns what became of it: { placement =, rating = } or { why = }.
@@ -146,7 +150,7 @@ local function try(self, search, proposal)
     return outcome
   end
   for _, option in ipairs(proposal) do search.placements = search.placements + option.num_shards end
-  outcome.placement, outcome.why = self.partitioner:partition(proposal, search.topology)
+  outcome.placement, outcome.why = parts.placement(self.partitioner, proposal, search.topology)
   if not outcome.placement then return outcome end
   search.num_plans = search.num_plans + 1
   outcome.rating = self:rate(search, proposal, outcome.placement)
@@ -167,10 +171,11 @@ local function nearer(self, a, b)
   return a.bytes < b.bytes
 end
 
---- Run one proposer to its end, or to the limit.
-local function exhaust(self, search, proposer)
+--- Run proposers[i] to its end, or to the limit.
+local function exhaust(self, search, i)
+  local proposer = self.proposers[i]
   if proposer.begin and search.best then proposer:begin(search.best.proposal, search.best.rating) end
-  local proposal = proposer:propose()
+  local proposal = parts.proposal(proposer, i, search)
   while proposal do
     if search.placements >= self.max_placements then
       search.stopped = true
@@ -185,9 +190,11 @@ local function exhaust(self, search, proposer)
       search.known[key] = { rating = outcome.rating, fits = outcome.placement ~= nil }
       if outcome.why and (not search.failure or nearer(self, outcome, search.failure)) then search.failure = outcome end
       outcome = search.known[key]
+    else
+      search.placements = search.placements + #proposal -- a proposer that proposes the same for ever ends too
     end
     proposer:feedback(outcome.fits, proposal, outcome.rating, search.topology)
-    proposal = proposer:propose()
+    proposal = parts.proposal(proposer, i, search)
   end
 end
 
@@ -221,20 +228,22 @@ function EmbeddingShardingPlanner:search(model)
   self.last = nil
   model = in_order(describe.model("EmbeddingShardingPlanner:search", model))
   constraints_of.check("EmbeddingShardingPlanner", self.constraints, model)
-  local reserved = self.storage_reservation:reserve(self.topology, model, self.batch_size, self.constraints)
+  local reserved = parts.reserved(self.storage_reservation:reserve(self.topology, model, self.batch_size, self.constraints))
   local search = { num_proposals = 0, num_plans = 0, placements = 0, known = {}, topology = reserved, stopped = false,
-    room = { hbm = 0, ddr = 0, ssd = 0 }, space = self.enumerator:enumerate(model) }
+    room = { hbm = 0, ddr = 0, ssd = 0 }, space = parts.space(self.enumerator:enumerate(model)) }
   for _, device in ipairs(reserved.devices) do
     for _, tier in ipairs(topologies.tiers) do search.room[tier] = search.room[tier] + device[tier] end
   end
   reserved.rules, search.units, search.refused = relations.apply(self.relations, search.space, reserved)
-  search.places = {}
-  local tables = 0
+  search.places, search.num_tables = {}, 0 -- by fqn, of each table among the tables
   for _, option in ipairs(search.units) do
-    if not search.places[option.fqn] then tables, search.places[option.fqn] = tables + 1, tables + 1 end
+    if not search.places[option.fqn] then
+      search.num_tables = search.num_tables + 1
+      search.places[option.fqn] = search.num_tables
+    end
   end
   for _, proposer in ipairs(self.proposers) do proposer:load(search.units, self.enumerator) end
-  for _, proposer in ipairs(self.proposers) do exhaust(self, search, proposer) end
+  for i in ipairs(self.proposers) do exhaust(self, search, i) end
   search.known = nil
   local best = search.best
   if best then

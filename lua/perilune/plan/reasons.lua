@@ -4,8 +4,10 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local constraints_of = require "perilune.plan.constraints"
 local describe = require "perilune.plan.describe"
+local parts = require "perilune.plan.parts"
 local partitioners = require "perilune.plan.partitioners"
 local proposers = require "perilune.plan.proposers"
+local step = require "perilune.plan.step"
 local topologies = require "perilune.plan.topology"
 local types = require "perilune.plan.types"
 local signature = require "perilune.signature"
@@ -23,6 +25,26 @@ end
 M.gib = gib
 local function ms(x) return ("%.4g ms"):format(x) end
 
+--- A rating of plans in words, by what they are rated by. A performance model says its unit: "ms" or "bytes"; of others there are numbers.
+function M.rated(planner, rating)
+  local unit = planner.performance_model.unit
+  if unit == "bytes" then return gib(rating) end
+  return unit == "ms" and ms(rating) or ("%.6g"):format(rating)
+end
+
+--- What a planner found of its plan: a list of { value, of what } in words, the first what plans are compared by but for an objective. A
+--- step takes what ranks take together, waits and shared caches included; milliseconds of shards are what each adds to its rank by itself.
+function M.ratings(planner)
+  local best, model, own = planner.last.best, planner.performance_model, M.rated(planner, planner.last.best.rating)
+  local shards = ms(partitioners.NoopPerfModel { topology = planner.topology }:rate(best.proposal, best.placement))
+  if step.StepModel.is(model) then return { { own, "a step" }, { shards, "of shards on the slowest rank" } } end
+  local list = { { shards, "on the slowest rank" } }
+  if not partitioners.NoopPerfModel.is(model) then
+    list[2] = { own, planner.args.objective and "by the objective" or "by the performance model" }
+  end
+  return list
+end
+
 local function list_of(names) return #names > 0 and table.concat(names, ", ") or "none" end
 
 --- The rank that has most to do, and how long that takes.
@@ -38,6 +60,7 @@ end
 --- Words for a placement that failed: see partitioners.lua and the planner's too_large. topology: what the planner could use.
 function M.failure(why, topology)
   if why.bytes then return ("all shards together take %s (%s), all ranks have %s"):format(gib(why.bytes), why.tier, gib(why.room)) end
+  if why.says then return "the partitioner says: " .. why.says end
   local option = why.option
   local which = ("table '%s' (%s, %s)"):format(option.fqn, option.sharding_type, option.compute_kernel)
   if why.count then return ("%s has %d shards, wanted one for each of %d ranks"):format(which, option.num_shards, why.count) end
@@ -95,7 +118,7 @@ local function more_would_do(planner, search, model, proposal, why, budget)
       planner.constraints)
     if not ok then return false end
     left.rules = search.topology.rules
-    return planner.partitioner:partition(proposal, left) ~= nil
+    return parts.placement(planner.partitioner, proposal, left) ~= nil
   end
   local bytes = least_more(function(x) return placed { [tier] = x } end)
   if bytes then return ("; it would fit with %s (%s) more on every rank"):format(enough_gib(bytes), tier) end
@@ -107,21 +130,21 @@ local function more_would_do(planner, search, model, proposal, why, budget)
     other)
 end
 
---- What a plan loses or gains by another option for its unit i. Returns kind ("memory", "relation", "count", "time", "equal" or
---- "faster") and words.
+--- What a plan loses or gains by another option for its unit i. Returns kind ("memory", "relation", "count", "other", "time",
+--- "equal" or "faster") and words.
 local function try_instead(planner, search, model, i, option, budget)
   local best, proposal = search.best, {}
   for k, o in ipairs(best.units) do proposal[k] = k == i and option or o end
-  local placement, why = planner.partitioner:partition(proposal, search.topology)
+  local placement, why = parts.placement(planner.partitioner, proposal, search.topology)
   if not placement then
-    local kind = why.relation and "relation" or why.tier and "memory" or "count"
+    local kind = why.relation and "relation" or why.tier and "memory" or why.count and "count" or "other"
     return kind, M.failure(why, search.topology) .. (more_would_do(planner, search, model, proposal, why, budget) or "")
   end
   local rating = planner:rate(search, proposal, placement)
-  local function rated(x) return planner.args.objective and ("%.4g"):format(x) or ms(x) end
+  local function rated(x) return M.rated(planner, x) end
   local rank, time = slowest(proposal, placement, search.topology.world_size)
   if rating > best.rating then
-    return "time", ("%s instead of %s (rank %d: %.4g ms)"):format(rated(rating), rated(best.rating), rank, time), rating
+    return "time", ("%s instead of %s (rank %d: shards of %.4g ms)"):format(rated(rating), rated(best.rating), rank, time), rating
   end
   if rating == best.rating then return "equal", ("no faster: %s"):format(rated(rating)), rating end
   return "faster", ("%s instead of %s; the search did not come to it"):format(rated(rating), rated(best.rating)), rating
@@ -198,7 +221,8 @@ end
 
 --- The reasons of a plan: planner:plan(model) was called before. Returns a list, in the plan's order, of { table = fqn, or those of
 --- co-located tables with + between them, tables = list of fqns, chosen = the option, ranks = of its shards (true: all), others = list of
---- { option = "row_wise fused", kind = "time" | "memory" | "relation" | "count" | "equal" | "faster" | "constraint", text =, rating = } }.
+--- { option = "row_wise fused", kind = "time" | "memory" | "relation" | "count" | "other" | "equal" | "faster" | "constraint", text =,
+--- rating = } }.
 --- most: tables that are looked at (default: all).
 function M.of(planner, model, most)
   local search, list, collection_of, budget = planner.last, {}, {}, { left = MOST_PLACEMENTS }
@@ -427,8 +451,9 @@ signature.kind("planned", "an EmbeddingShardingPlanner that has made a plan (pla
   return signature.is("planner", x) and type(x.last) == "table" and x.last.best ~= nil
 end)
 signature.object("placement_failure", "why a placement failed (plan/partitioners.lua)", { option = "ShardingOption?", run = "run?",
-  bytes = "number?", room = "number?", tier = "string?", count = "number?", ranks = "list?" })
-signature.check("plan.reasons.", M, { gib = "bytes: number", failure = "why: placement_failure, topology: Topology",
-  of = "planner: planned, model: any, most: number?", would_fit = "planner: planner, model: model" })
+  bytes = "number?", room = "number?", tier = "string?", count = "number?", ranks = "list?", says = "string?" })
+signature.check("plan.reasons.", M, { rated = "planner: planned, rating: number", ratings = "planner: planned", gib = "bytes: number",
+  failure = "why: placement_failure, topology: Topology", of = "planner: planned, model: any, most: number?",
+  would_fit = "planner: planner, model: model" })
 
 return M

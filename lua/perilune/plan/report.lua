@@ -52,7 +52,7 @@ function M.lines(planner)
   end
   local bytes = partitioners.by_rank(best.proposal, best.placement, topology.world_size, function(run) return run.storage[tier] end)
   local times = partitioners.by_rank(best.proposal, best.placement, topology.world_size, function(run) return run.perf.total end)
-  local ranks, order = { { "rank", tier, "of", "ms" } }, {}
+  local ranks, order = { { "rank", tier, "of", "ms of shards" } }, {}
   for r = 1, topology.world_size do order[r] = r end
   table.sort(order, function(a, b)
     if times[a] ~= times[b] then return times[a] > times[b] end
@@ -60,14 +60,13 @@ function M.lines(planner)
   end)
   local shown = {}
   for i = 1, math.min(MOST_RANKS, #order) do shown[i] = order[i] end
-  local slowest = times[order[1]]
   if #order <= MOST_RANKS then table.sort(shown) end
   for _, r in ipairs(shown) do
     ranks[#ranks + 1] = { tostring(r - 1), reasons.gib(bytes[r]), reasons.gib(search.topology.devices[r][tier]), ("%.4g"):format(times[r]) }
   end
-  local lines = { ("%d tables on %s: %.4g ms on the slowest rank%s (%d proposals tried, %d fit%s)"):format(
-    #best.proposal, (tostring(topology):gsub("^Topology: ", "")), slowest,
-    planner.args.objective and (", objective %.6g"):format(best.rating) or "", search.num_proposals, search.num_plans,
+  local words = util.map(reasons.ratings(planner), function(r) return r[1] .. " " .. r[2] end)
+  local lines = { ("%d tables on %s: %s (%d proposals tried, %d fit%s)"):format(
+    #best.proposal, (tostring(topology):gsub("^Topology: ", "")), table.concat(words, ", "), search.num_proposals, search.num_plans,
     search.stopped and "; the search stopped at its limit" or "") }
   for _, line in ipairs(M.columns(tables, { false, true, false, false, false, true, true })) do lines[#lines + 1] = line end
   lines[#lines + 1] = #order > MOST_RANKS and ("the %d slowest of %d ranks"):format(MOST_RANKS, #order) or nil

@@ -402,6 +402,7 @@ end
 --- Rates a placement by the time of its step.
 local StepModel = util.class "StepModel"
 M.StepModel = StepModel
+StepModel.unit = "ms"
 function StepModel:init(args)
   self.topology = util.named("StepModel", args, { topology = util.required.table }).topology
   signature.value("StepModel", "topology", self.topology, "Topology")

@@ -1,0 +1,79 @@
+-- plan/parts.lua: what parts of a planner return, looked at before it is used: users write parts themselves, and what is wrong names the
+-- part.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local signature = require "perilune.signature"
+local partitioners = require "perilune.plan.partitioners"
+require "perilune.plan.kinds"
+
+local M = {}
+
+local PLANNER = "EmbeddingShardingPlanner"
+
+local function returned(method, value, kind) return signature.value(PLANNER, ("what %s returned"):format(method), value, kind) end
+
+--- What a storage reservation left of a topology.
+function M.reserved(topology) return returned("storage_reservation:reserve", topology, "Topology") end
+
+--- The options of an enumerator.
+function M.space(options) return returned("enumerator:enumerate", options, "proposal") end
+
+--- The next proposal of proposers[i]: one option of each table of a search, whatever their order; nil: it has no more.
+function M.proposal(proposer, i, search)
+  local proposal = proposer:propose()
+  if proposal == nil then return nil end
+  local method = ("proposers[%d]:propose"):format(i)
+  returned(method, proposal, "proposal")
+  local seen = {}
+  for k, option in ipairs(proposal) do
+    local fqn = option.fqn
+    if not search.places[fqn] or seen[fqn] then
+      P.fail(("%s: what %s returned has [%d] of table '%s', %s; wanted one option of each table"):format(PLANNER, method, k, fqn,
+        seen[fqn] and "of which it has another one" or "of which no options were loaded"))
+    end
+    seen[fqn] = true
+  end
+  if #proposal == search.num_tables then return proposal end
+  for fqn in util.ordered(search.places) do
+    if not seen[fqn] then
+      P.fail(("%s: what %s returned has no option of table '%s'; wanted one of each table"):format(PLANNER, method, fqn))
+    end
+  end
+end
+
+--- Reasons of partitioners (partitioners.lua), by the field that tells which: what else they have.
+local count = { count = "number" }
+local group = { group = "number", tier = "string", rank = "int", left = "number" }
+local relation = { relation = "table", tried = "number", rank = "int" }
+local memory = { tier = "string", tried = "number", rank = "int", left = "number", run = "table" }
+local none = { tried = "number" }
+
+local function is_reason(why)
+  if type(why) ~= "table" or not signature.is("ShardingOption", why.option) then return false end
+  local fields = why.count and count or why.group and group or why.relation and relation or why.tier and memory or none
+  for name, kind in util.ordered(fields) do
+    if not signature.is(kind, why[name]) then return false end
+  end
+  return true
+end
+
+--- What a partitioner made of a proposal: a placement, or nil and why not: as partitioners.lua says it, or in words of its own (says).
+function M.placement(partitioner, proposal, topology)
+  local placement, why = partitioner:partition(proposal, topology)
+  if not placement then
+    if is_reason(why) then return nil, why end
+    return nil, { says = type(why) == "string" and why or "no placement, and no reason" }
+  end
+  partitioners.check_placement(PLANNER .. ": what partitioner:partition returned",
+    proposal, returned("partitioner:partition", placement, "table"), topology.world_size)
+  return placement
+end
+
+--- The rating of a plan.
+function M.rating(model, proposal, placement)
+  local rating = returned("performance_model:rate", model:rate(proposal, placement), "number")
+  if rating ~= rating then P.fail(PLANNER .. ": what performance_model:rate returned is nan, wanted a number") end
+  return rating
+end
+
+return M
