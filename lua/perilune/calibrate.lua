@@ -1,33 +1,10 @@
 -- calibrate.lua: perilune calibrate: measure what processors differ about (perilune/tune.h), show it, and keep it for the next runs.
 local P = require "perilune.ffi"
 local ffi = require "ffi"
+local choices = require "perilune.choices"
 local C = P.C
 
 local M = {}
-
-local sources = { [0] = "default", "measured", "kept", "given" }
-
---- All choices: lists of { name, text, ways = { { word, ns } }, way, usual, source, measured }; way and usual are words.
-function M.choices()
-  local list, c = {}, ffi.new "peri_tune_choice"
-  for i = 0, C.peri_tune_count() - 1 do
-    P.check(C.peri_tune_describe(i, c))
-    local ways = {}
-    for w = 0, C.PERI_TUNE_WAYS - 1 do
-      if c.ways[w] ~= nil then ways[w + 1] = { word = ffi.string(c.ways[w]), ns = tonumber(c.ns[w]) } end
-    end
-    list[i + 1] = { name = ffi.string(c.name), text = ffi.string(c.text), ways = ways, way = ways[c.way + 1].word,
-      usual = ways[c.usual + 1].word, source = sources[c.source], measured = c.measured }
-  end
-  return list
-end
-
---- Name -> the way in use.
-function M.ways()
-  local ways = {}
-  for _, c in ipairs(M.choices()) do ways[c.name] = c.way end
-  return ways
-end
 
 --- The file in which choices are kept; "" if there is none.
 function M.path() return ffi.string(C.peri_tune_path()) end
@@ -35,7 +12,7 @@ function M.path() return ffi.string(C.peri_tune_path()) end
 --- Lines for `perilune info`: each choice, the way in use, and where it comes from.
 function M.lines()
   local lines = {}
-  for i, c in ipairs(M.choices()) do
+  for i, c in ipairs(choices.list()) do
     local note = c.way ~= c.usual and ("%s; default %s"):format(c.source, c.usual) or c.source
     lines[i] = ("  %-16s %-10s %s"):format(c.name, c.way, note)
   end
@@ -63,7 +40,7 @@ end
 function M.run(rounds, stream)
   stream = stream or io.stdout
   local live = os.execute "test -t 1" == 0
-  local list, refused = M.choices(), {}
+  local list, refused = choices.list(), {}
   for i, c in ipairs(list) do
     if live then stream:write("\r", bar(i - 1, #list, c.name), "\27[K") end
     stream:flush()
@@ -71,7 +48,7 @@ function M.run(rounds, stream)
   end
   if live then stream:write "\r\27[K" end
   stream:write("choice           in use     ways, microseconds of a pass (* in use)\n")
-  for _, c in ipairs(M.choices()) do
+  for _, c in ipairs(choices.list()) do
     stream:write(times(c), c.source == "given" and "   given by PERI_TUNE" or not c.measured and "   not measured" or "", "\n")
   end
   for _, text in ipairs(refused) do stream:write(text, "\n") end

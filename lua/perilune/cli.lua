@@ -16,13 +16,14 @@ local run_options = {
   { "--traceback", help = "Print where an error came from (also PERI_TRACEBACK=1)." },
 }
 
---- What makes a whole number of the text of an option.
-local function whole(option)
+--- What makes a whole number of the text of an option; most: the largest (nil: any below 2^31).
+local function whole(option, most)
   return function(text)
     local n = tonumber(text)
     if not n or n < 1 or n >= 2 ^ 31 or n ~= math.floor(n) then
       return nil, ("%s: '%s' is not a whole number above 0"):format(option, text)
     end
+    if most and n > most then return nil, ("%s: %s, allowed: whole numbers 1..%d"):format(option, text, most) end
     return n
   end
 end
@@ -86,14 +87,15 @@ local function add_calibrate(parser)
     :epilog("PERI_TUNE=\"name=way,...\" goes before what is kept; PERI_TUNE=off uses the defaults, and keeps nothing but in --output. "
       .. "The topology is that of so many ranks as measure: perilune calibrate -n 4, or under mpirun; plans for as many use it "
       .. "(docs/plans.md).")
-  calibrate:option("--rounds", "How often each way of a choice is timed.", 15, whole "--rounds")
+  calibrate:option("--rounds", "How often each way of a choice is timed.", 15, whole("--rounds", 1000))
   calibrate:option("-n --ranks", "Ranks (processes) that measure together; default 1."):argname "RANKS":convert(whole "-n")
   calibrate:option("-t --threads", "Worker threads of each rank."):argname "THREADS":convert(whole "-t")
   calibrate:option("--host", "Nodes for mpirun, such as a:4,b:4."):argname "LIST":convert(nodes)
   calibrate:option("--hostfile", "File of nodes for mpirun."):argname "FILE"
-  calibrate:option("--seconds", "About so many for the prices of a step.", 15, whole "--seconds")
+  calibrate:option("--seconds", "About so many for the prices of a step.", 15, whole("--seconds", 3600))
   calibrate:option("-o --output", "The topology's file; default: beside the choices, where plans find it."):argname "FILE"
   calibrate:option("--only", "Measure one part: choices, machine."):choices { "choices", "machine" }
+  calibrate:flag("--dry-run", "Measure nothing: only see that the ranks meet and that the file can be written.")
 end
 
 local function make_parser()
@@ -185,18 +187,45 @@ local function set_threads(options)
   if options.threads then require("perilune.launcher").setenv("PERI_NUM_THREADS", tostring(options.threads)) end
 end
 
---- Choices first, in one process; then the machine, by all ranks.
-local function calibrate(options, words)
-  local launch, choices = require "perilune.launch", require "perilune.calibrate"
-  set_threads(options)
-  if not launch.world() and options.only ~= "machine" then
-    local code = choices.run(options.rounds)
-    if code ~= 0 or options.only == "choices" then return code end
+--- What is wrong with options of `calibrate`; nil: nothing that is seen without its ranks.
+local function calibrate_refused(options)
+  if options.output and not (options.host or options.hostfile) then
+    local ok, err = pcall(require("perilune.plan.text").probe, options.output, "calibrate: --output")
+    if not ok then return (require("perilune.errors").describe(err)) end
   end
-  return launch.run { ranks = options.ranks, hosts = options.host, hostfile = options.hostfile, words = words, arguments = {},
-    script = function()
-      require("perilune.launch.machine").run { output = options.output, seconds = options.seconds, choices = choices.ways() }
-    end }
+  if options.only ~= "choices" then return nil end
+  for _, name in ipairs { "ranks", "host", "hostfile", "output", "dry_run" } do
+    if options[name] then
+      return ("calibrate: --%s does not go with --only choices, which are measured by one process and kept in a file of their own"):format(
+        (name:gsub("_", "-")))
+    end
+  end
+end
+
+--- Choices first, in one process; then the machine, by all ranks. That these can meet is seen before.
+local function calibrate(options, words)
+  local launch, choices = require "perilune.launch", require "perilune.choices"
+  local refused = not launch.world() and calibrate_refused(options)
+  if refused then
+    io.stderr:write("perilune: ", refused, "\n")
+    return 2
+  end
+  set_threads(options)
+  local function on_all_ranks(dry_run)
+    local list = {}
+    for i, word in ipairs(words) do list[i] = word end
+    if dry_run and not options.dry_run then list[#list + 1] = "--dry-run" end
+    return launch.run { ranks = options.ranks, hosts = options.host, hostfile = options.hostfile, words = list, arguments = {},
+      script = function()
+        require("perilune.launch.machine").run { output = options.output, seconds = options.seconds, choices = choices.ways(),
+          dry_run = dry_run }
+      end }
+  end
+  if launch.world() or options.dry_run then return on_all_ranks(options.dry_run) end
+  local code = options.only == "choices" and 0 or on_all_ranks(true)
+  if code == 0 and options.only ~= "machine" then code = require("perilune.calibrate").run(options.rounds) end
+  if code ~= 0 or options.only == "choices" then return code end
+  return on_all_ranks(false)
 end
 
 local function plans(options, words)

@@ -159,8 +159,7 @@ function M.one_of(func, what, value, allowed)
   for _, a in ipairs(allowed) do
     if a == value then return value end
   end
-  fail(("%s: %s is %s, allowed: %s"):format(func, what, type(value) == "string" and kind(value) or ("'%s'"):format(tostring(value)),
-    table.concat(allowed, ", ")))
+  fail(("%s: %s is %s, allowed: %s"):format(func, what, kind(value), table.concat(allowed, ", ")))
 end
 
 --- True for tables that are no lazy awaitables.

@@ -66,6 +66,7 @@ peri_status peri_file_write(const char *path, const void *data, int64_t size, bo
     struct stat there;
     PERI_NEED(path);
     if (size < 0) return peri__fail(PERI_EINVAL, "peri_file_write: %lld bytes, allowed: 0 or more", (long long)size);
+    if (!*path) return peri__fail(PERI_EINVAL, "peri_file_write: the name of the file is empty");
     if (folders) make_folders(path);
     if (!realpath(path, target)) snprintf(target, sizeof target, "%s", path); /* a link stays; what it points at is written */
     bool known = stat(target, &there) == 0, ok;

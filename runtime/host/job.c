@@ -25,16 +25,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/** The one job of this process. */
+/** The job of this process: one at a time. */
 static struct {
     pid_t pid;    /* 0: none */
     int error;    /* its standard error, -1 when that is at its end */
     int signals;  /* signals to this process */
+    int socket;   /* tells that all ranks have started, -1: not yet */
+    sigset_t before; /* signals that were blocked before it */
     int status;   /* as waitpid tells it */
     bool ended;
     int n_started;
     pid_t started[1024]; /* what it had started when it was told to end: ranks, and who starts them on other machines */
-} job = {.error = -1, .signals = -1};
+} job = {.error = -1, .signals = -1, .socket = -1};
 
 static int failure(lua_State *L, const char *what)
 {
@@ -74,7 +76,7 @@ static int start(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
     int count = (int)lua_objlen(L, 1), error[2], report[2], problem = 0;
-    luaL_argcheck(L, count > 0 && !job.pid, 1, "a program's name and arguments wanted, once");
+    luaL_argcheck(L, count > 0 && !job.pid, 1, "a program's name and arguments wanted, one program at a time");
     const char **words = lua_newuserdata(L, sizeof *words * ((size_t)count + 1));
     for (int i = 0; i < count; i++) {
         lua_rawgeti(L, 1, i + 1);
@@ -82,21 +84,21 @@ static int start(lua_State *L)
         lua_pop(L, 1); /* the table keeps the string */
     }
     words[count] = NULL;
-    sigset_t set, before;
+    sigset_t set;
     sigemptyset(&set);
     for (const int *s = (const int[]){SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGCHLD, 0}; *s; s++) {
         struct sigaction now;
         sigaction(*s, NULL, &now);
         if (now.sa_handler != SIG_IGN || *s == SIGCHLD) sigaddset(&set, *s); /* nohup's, and the shell's for what runs behind */
     }
-    sigprocmask(SIG_BLOCK, &set, &before);
+    sigprocmask(SIG_BLOCK, &set, &job.before);
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); /* ranks whose mpirun has died come here: see sweep */
     job.signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (job.signals < 0 || pipe2(error, O_CLOEXEC) != 0 || pipe2(report, O_CLOEXEC) != 0) return failure(L, "a pipe");
     fflush(NULL);
     pid_t parent = getpid();
     job.pid = fork();
-    if (job.pid == 0) become((char *const *)words, error[1], report[1], parent, &before);
+    if (job.pid == 0) become((char *const *)words, error[1], report[1], parent, &job.before);
     close(error[1]);
     close(report[1]);
     if (job.pid < 0) return failure(L, "fork");
@@ -238,8 +240,19 @@ static bool left_behind(long pid, const char *own)
     return state_of(pid, &parent) && parent == (long)getpid() && strcmp(own, other) == 0;
 }
 
+/** The next job may begin. */
+static void forget(void)
+{
+    const int files[] = {job.error, job.signals, job.socket};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        if (files[i] >= 0) close(files[i]);
+    sigprocmask(SIG_SETMASK, &job.before, NULL);
+    memset(&job, 0, sizeof job);
+    job.error = job.signals = job.socket = -1;
+}
+
 /** sweep(): end the ranks of this machine that have outlived mpirun, and what mpirun has left behind when it was told to end: it cannot
- *  end what starts its daemon on a machine that does not answer any more. */
+ *  end what starts its daemon on a machine that does not answer any more. The end of a job. */
 static int sweep(lua_State *L)
 {
     (void)L;
@@ -259,11 +272,12 @@ static int sweep(lua_State *L)
         if (found) usleep(10000);
         reap();
     }
+    if (job.ended) forget();
     return 0;
 }
 
-/** started(name): tell the ranks of this machine that all ranks of mpirun's job @name have been started, as long as this process lives:
- *  an abstract socket of that name (backends/mpi/join.c looks for it). Without it they find out later. */
+/** started(name): tell the ranks of this machine that all ranks of mpirun's job @name have been started, until it ends: an abstract
+ *  socket of that name (backends/mpi/join.c looks for it). Without it they find out later. */
 static int started(lua_State *L)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -271,7 +285,8 @@ static int started(lua_State *L)
                      luaL_checkstring(L, 1));
     int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     socklen_t len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
-    if (fd >= 0 && bind(fd, (struct sockaddr *)&address, len) != 0) close(fd);
+    if (fd >= 0 && bind(fd, (struct sockaddr *)&address, len) != 0) close(fd), fd = -1;
+    job.socket = fd;
     return 0;
 }
 

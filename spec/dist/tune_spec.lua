@@ -1,11 +1,11 @@
 -- Exchanges give what they should under every way to copy (perilune/tune.h), also where ranks choose differently. (mpirun: 2 3 4)
 local peri = require "perilune"
-local calibrate = require "perilune.calibrate"
+local choices = require "perilune.choices"
 local worlds = require "spec.support.worlds"
 local F, C, dist = peri.nn.functional, peri.ffi.C, peri.dist
 
 local function set(name, word) peri.ffi.check(C.peri_tune_set(name, word)) end
-local function forget() for _, c in ipairs(calibrate.choices()) do set(c.name, nil) end end
+local function forget() for _, c in ipairs(choices.list()) do set(c.name, nil) end end
 
 local function numbers(count, r, device) return peri.Tensor.uniform({ count }, -1, 1, 3, r, "f32", device) end
 
@@ -49,7 +49,7 @@ end
 
 describe("ways to copy:", function()
   after_each(forget)
-  for _, c in ipairs(calibrate.choices()) do
+  for _, c in ipairs(choices.list()) do
     for i, way in ipairs(c.name:match "^copy" and c.name ~= "copy_near" and c.ways or {}) do
       worlds.each(("%s=%s"):format(c.name, way.word), function(world, device, n)
         if c.name == "copy_block" then set("copy_past", "24m") end

@@ -1,7 +1,7 @@
 -- Lookups and updates give the same bits under every way of every choice (perilune/tune.h), one at a time and all changed at once.
 local ffi = require "ffi"
 local peri = require "perilune"
-local calibrate = require "perilune.calibrate"
+local choices = require "perilune.choices"
 local C, Tensor = peri.ffi.C, peri.Tensor
 
 local BAGS, LENGTH, ROWS = 1000, 20, 3000
@@ -10,7 +10,7 @@ local threads = C.peri_threads()
 local function set(name, word) peri.ffi.check(C.peri_tune_set(name, word)) end
 
 local function forget()
-  for _, c in ipairs(calibrate.choices()) do set(c.name, nil) end
+  for _, c in ipairs(choices.list()) do set(c.name, nil) end
   peri.ffi.check(C.peri_threads_set(threads))
 end
 
@@ -71,7 +71,7 @@ describe("the same bits under every way:", function()
     it(("%s, %s"):format(dtype, optimizer), function()
       peri.ffi.check(C.peri_threads_set(4))
       local want = results(widths, dtype, optimizer, weighted)
-      for _, c in ipairs(calibrate.choices()) do
+      for _, c in ipairs(choices.list()) do
         for _, way in ipairs(c.name:match "^copy" and {} or c.ways) do
           set(c.name, way.word)
           same(want, results(widths, dtype, optimizer, weighted), c.name .. "=" .. way.word)
@@ -79,7 +79,7 @@ describe("the same bits under every way:", function()
         set(c.name, nil)
       end
       for last = 0, 1 do -- the first way of all, the last way of all
-        for _, c in ipairs(calibrate.choices()) do set(c.name, c.ways[last == 1 and #c.ways or 1].word) end
+        for _, c in ipairs(choices.list()) do set(c.name, c.ways[last == 1 and #c.ways or 1].word) end
         same(want, results(widths, dtype, optimizer, weighted), "all at once")
       end
     end)

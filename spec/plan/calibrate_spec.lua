@@ -85,6 +85,18 @@ describe("perilune calibrate --only machine", function()
     assert.is_true(t.inter_host_bw > 40e3 and t.inter_host_bw < 170e3, tostring(t.inter_host_bw))
   end)
 
+  it("sees before all the work whether ranks meet, and are as many on each host", function()
+    local out, status = run "-n 2 --dry-run"
+    if status ~= 0 and out:find "need Open MPI" then return pending "Open MPI was not found" end
+    assert.same({ "", 0 }, { out, status })
+    local words = ("tests/net/nodes 2,1,1 %s calibrate --seconds 1 -n 4 -t 1"):format(shell.perilune)
+    out, status = shell.run(words, { PERI_BUILD = shell.build, XDG_CACHE_HOME = folder })
+    if status == 125 then return pending(out:match "nodes: [^\n]*") end
+    assert.is_true(status ~= 0)
+    assert.matches("calibrate: 4 ranks, 2 on one host and 1 on another, wanted as many on each", out, 1, true)
+    assert.is_nil(out:find "in use", nil, out)
+  end)
+
   it("takes the rate of copies where the price of a byte says nothing", function()
     local script = shell.write(folder .. "/rate.lua", [[local rate = require("perilune.launch.machine").rate
       print(rate(0, 5e6), rate(1e-12, 5e6), rate(1e-7, 5e6))]])
@@ -106,11 +118,26 @@ describe("perilune calibrate --only machine", function()
     assert.matches("%.1x1%.topology\n", files())
   end)
 
-  it("says what is wrong", function()
-    local out, status = run "-o /none/such.topology"
-    assert.is_true(status ~= 0)
-    assert.matches("calibrate: %-%-output: /none/such.topology: No such file", out)
-    out, status = shell.run(shell.perilune .. " calibrate --only nothing", {})
+  it("says what is wrong before anything is measured", function()
+    local function refused(words, want, code)
+      local began = os.time()
+      local out, status = shell.run(("%s calibrate %s"):format(shell.perilune, words), { XDG_CACHE_HOME = folder })
+      assert.equal(code, status, out)
+      assert.matches(want, out)
+      assert.is_nil(out:find "in use", nil, out) -- of the table of choices
+      assert.is_true(os.time() - began < 10)
+    end
+    refused("-o /none/such.topology", "calibrate: %-%-output: /none/such.topology: No such file", 2)
+    refused("-n 2 -o /none/such.topology", "calibrate: %-%-output: /none/such.topology: No such file", 2)
+    refused("-o ''", "calibrate: %-%-output: the name of the file is empty", 2)
+    refused("-o " .. folder, "calibrate: %-%-output: .*Is a directory", 2)
+    refused("--only choices -o x", "%-%-output does not go with %-%-only choices", 2)
+    refused("--only choices -n 2", "%-%-ranks does not go with %-%-only choices", 2)
+    refused("--rounds 1e9", "%-%-rounds: 1e9, allowed: whole numbers 1%.%.1000", 2)
+    refused("--seconds 1e9", "%-%-seconds: 1e9, allowed: whole numbers 1%.%.3600", 2)
+    refused("-n 99999", "%-n 99999: ", 2)
+    refused("-n 2 --dry-run --only choices", "does not go with", 2)
+    local out, status = shell.run(shell.perilune .. " calibrate --only nothing", {})
     assert.equal(2, status)
     assert.matches("choices", out)
   end)

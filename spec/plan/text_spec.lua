@@ -121,6 +121,74 @@ describe("data as text", function()
     os.remove(path)
   end)
 
+  --- What plan.Topology.load says of a file of 4 ranks, 2 a host, with these fields over it.
+  local function loaded(fields, over)
+    local says = { perilune_topology = "1", world_size = "4", local_world_size = "2" }
+    for name, value in pairs(fields) do says[name] = value or nil end
+    local words = {}
+    for name, value in peri.util.ordered(says) do words[#words + 1] = ("%s = %s"):format(name, value) end
+    local path = shell.write(os.tmpname(), ("return { %s }"):format(table.concat(words, ", ")))
+    local ok, found = pcall(plan.Topology.load, path, over)
+    os.remove(path)
+    return ok and found or tostring(found)
+  end
+
+  it("refuses fields of files by their names and ranges, also those that arguments go over", function()
+    local ranks, hosts = "whole numbers 1..1048576", "whole numbers 1..2"
+    for _, case in ipairs {
+      { "hosts_sharing", '"x"', "is 'x', wanted a number" }, { "hosts_sharing", "true", "is true, wanted a number" },
+      { "hosts_sharing", "{}", "is a table, wanted a number" }, { "hosts_sharing", "3", "is 3, allowed: " .. hosts },
+      { "hosts_sharing", "1e400", "is inf, allowed: " .. hosts }, { "hosts_sharing", "1.5", "is 1.5, allowed: " .. hosts },
+      { "local_world_size", '"x"', "is 'x', wanted a number" }, { "local_world_size", "{}", "is a table, wanted a number" },
+      { "local_world_size", "1e400", "is inf, allowed: whole numbers 1..4" },
+      { "local_world_size", "0", "is 0, allowed: whole numbers 1..4" },
+      { "world_size", '"x"', "is 'x', wanted a number" }, { "world_size", "-1", "is -1, allowed: " .. ranks },
+      { "world_size", "1.5", "is 1.5, allowed: " .. ranks }, { "world_size", "0", "is 0, allowed: " .. ranks },
+      { "inter_host_bw", "{}", "is a table, wanted a number" }, { "compute_device", "{}", "is a table, allowed: cpu, cuda" },
+      { "rates", "{ copy = {} }", "rates.copy is a table, allowed: finite numbers >= 0" },
+      { "costs", "{ forward = { step = {} }, backward = {} }", "costs.forward.step is a table, allowed: finite" },
+      { "costs", "{ forward = { step = 1 } }", "costs.backward is missing" }, { "costs", "{}", "costs.forward is missing" },
+      { "choices", '{ copy_by = "nobody" }', "choices.copy_by is 'nobody', allowed: receiver, sender" },
+      { "choices", "{ copy_by = 3 }", "choices.copy_by is 3, allowed: receiver, sender" },
+      { "choices", '{ none = "on" }', "choices.none: there is no such choice, but copy_block, " },
+    } do
+      for _, over in ipairs { {}, { world_size = 2 } } do
+        local said = loaded({ [case[1]] = case[2] }, over)
+        assert.matches("Topology: " .. (case[3]:find "^%l+%." and "" or case[1] .. " "), said, 1, true)
+        assert.matches(case[3], said, 1, true)
+      end
+    end
+    local six = loaded({ world_size = "6", hosts_sharing = "2" })
+    assert.matches("hosts_sharing is 2 of 3 hosts, allowed: what divides them", six, 1, true)
+  end)
+
+  it("keeps what hosts share when other numbers of ranks are asked for", function()
+    for ranks, sharing in pairs { 1, 1, [4] = 2, [8] = 4 } do
+      assert.equal(sharing, loaded({ hosts_sharing = "2" }, { world_size = ranks }).hosts_sharing)
+    end
+    assert.equal(1, loaded({}, { world_size = 8 }).hosts_sharing)
+  end)
+
+  it("takes no default for what was measured with prices", function()
+    local whole = { costs = "{ forward = { step = 1 }, backward = {} }", ddr_mem_bw = "1e6", cache_bytes = "1e6", core_cache_bytes = "1e5",
+      intra_host_bw = "1e6", intra_host_latency = "0", inter_host_bw = "1e5", inter_host_latency = "0" }
+    assert.is_true(plan.Topology.is(loaded(whole)))
+    whole.local_world_size = "2"
+    for name in pairs(whole) do
+      if name ~= "costs" then
+        local fields = peri.util.copy(whole)
+        fields[name] = false
+        local said = loaded(fields)
+        assert.matches(("costs were measured, and %s is missing"):format(name), said, 1, true)
+      end
+    end
+    local path = os.tmpname() -- and what is measured is written, also where it is what a default is
+    local t = plan.Topology { world_size = 4, local_world_size = 2, costs = { forward = {}, backward = {} } }
+    t:save(path)
+    assert.same(t:arguments(), plan.Topology.load(path):arguments())
+    os.remove(path)
+  end)
+
   it("refuses prices of what is not priced, as files of other builds have them", function()
     local path = os.tmpname()
     local file = assert(io.open(path, "w"))

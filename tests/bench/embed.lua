@@ -397,7 +397,7 @@ local shown
 local function show_choices()
   if shown then return end
   shown = {}
-  for _, c in ipairs(require("perilune.calibrate").choices()) do
+  for _, c in ipairs(require("perilune.choices").list()) do
     if not c.name:match "^copy" then shown[#shown + 1] = ("%s=%s (%s)"):format(c.name, c.way, c.source) end
   end
   print("ways: " .. table.concat(shown, ", "))

@@ -7,36 +7,46 @@ local SWEEPS = 4000
 --- to be found. Returns unit -> price, and the mean relative error that is left.
 function M.least(rows, units, known)
   known = known or {}
-  local a, residual, n = {}, {}, #rows
+  local a, n, m = {}, #rows, #units
   for i, row in ipairs(rows) do
-    a[i], residual[i] = {}, 1
+    a[i] = {}
     for j, unit in ipairs(units) do a[i][j] = (row.amounts[unit] or 0) / row.ms end
   end
-  local squares, x = {}, {}
-  for j in ipairs(units) do
-    squares[j], x[j] = 0, known[units[j]] or 0
-    for i = 1, n do
-      squares[j] = squares[j] + a[i][j] ^ 2
-      residual[i] = residual[i] - a[i][j] * x[j]
+  -- products of the columns, and of each with what is left of the sums: all that the sweeps need of the rows
+  local products, slopes, x = {}, {}, {}
+  for j, unit in ipairs(units) do
+    products[j], slopes[j], x[j] = {}, 0, known[unit] or 0
+    for k = 1, m do
+      local sum = 0
+      for i = 1, n do sum = sum + a[i][j] * a[i][k] end
+      products[j][k] = sum
     end
+    for i = 1, n do slopes[j] = slopes[j] + a[i][j] end
   end
+  local function move(j, change)
+    local of_j = products[j]
+    for k = 1, m do slopes[k] = slopes[k] - change * of_j[k] end
+  end
+  for j in ipairs(units) do move(j, x[j]) end
   for _ = 1, SWEEPS do -- one price after the other to its best, the others as they are
     for j, unit in ipairs(units) do
-      if squares[j] > 0 and not known[unit] then
-        local slope = 0
-        for i = 1, n do slope = slope + a[i][j] * residual[i] end
-        local better = math.max(0, x[j] + slope / squares[j])
+      if products[j][j] > 0 and not known[unit] then
+        local better = math.max(0, x[j] + slopes[j] / products[j][j])
         local change = better - x[j]
         if change ~= 0 then
-          for i = 1, n do residual[i] = residual[i] - change * a[i][j] end
+          move(j, change)
           x[j] = better
         end
       end
     end
   end
   local prices, off = {}, 0
-  for j, unit in ipairs(units) do prices[unit] = (known[unit] or x[j] * math.sqrt(squares[j] / n) > 1e-6) and x[j] or 0 end
-  for i = 1, n do off = off + math.abs(residual[i]) / n end
+  for j, unit in ipairs(units) do prices[unit] = (known[unit] or x[j] * math.sqrt(products[j][j] / n) > 1e-6) and x[j] or 0 end
+  for i = 1, n do
+    local residual = 1
+    for j = 1, m do residual = residual - a[i][j] * x[j] end
+    off = off + math.abs(residual) / n
+  end
   return prices, off
 end
 

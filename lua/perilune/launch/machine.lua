@@ -230,37 +230,49 @@ end
 --- The ranks of one host alone, of a Topology's arguments.
 local function one_host(args)
   local own = util.copy(args)
-  own.world_size = own.local_world_size
-  return plan.Topology(own)
+  own.world_size, own.hosts_sharing = own.local_world_size, nil
+  local topology = plan.Topology(own)
+  topology.hosts_sharing = args.hosts_sharing -- the others are busy meanwhile
+  return topology
 end
 
---- Prices by which sums of the probes' milliseconds are nearest to what they took; by direction, with the mean relative errors,
---- and how many steps they are of. args: a Topology's; times: of all ranks; times.host: of those of one host, if there are several.
-local function solved(args, times)
-  local topology, costs, off, rows, ranks = plan.Topology(args), {}, {}, { forward = {}, backward = {} }, {}
-  local function add(own, own_times)
-    for i, probe in ipairs(probes_of(own)) do
-      local p, n = described(probe, own), #ranks + 1
-      local list, placement = step.of_plan(p.plan, p.model, own, p.batch_size, p.constraints)
-      ranks[n] = step.by_rank(list, placement, own)
-      local amounts = step.amounts(ranks[n], own)
-      for way, of_way in util.ordered(rows) do of_way[n] = { amounts = amounts[way], ms = own_times[i][way] } end
+--- What was counted of all probes: a list of { ranks = (step.by_rank), ms = what it took, one_host = of the ranks of one host }. args: a
+--- Topology's; times: of all ranks; times.host: of those of one host, if there are several.
+local function counted(args, times)
+  local list = {}
+  local function add(topology, own_times, alone)
+    for i, probe in ipairs(probes_of(topology)) do
+      local p = described(probe, topology)
+      local options, placement = step.of_plan(p.plan, p.model, topology, p.batch_size, p.constraints)
+      list[#list + 1] = { ranks = step.by_rank(options, placement, topology), ms = own_times[i], one_host = alone }
     end
   end
-  add(topology, times)
-  if times.host then add(one_host(args), times.host) end
+  add(plan.Topology(args), times, false)
+  if times.host then add(one_host(args), times.host, true) end
+  return list
+end
+
+--- Prices by which sums of the probes' milliseconds are nearest to what they took; by direction, with the mean relative errors.
+local function solved(args, list)
+  local topology, host, costs, off, rows = plan.Topology(args), one_host(args), {}, {}, { forward = {}, backward = {} }
+  for n, probe in ipairs(list) do
+    local amounts = step.amounts(probe.ranks, probe.one_host and host or topology)
+    for way, of_way in util.ordered(rows) do of_way[n] = { amounts = amounts[way], ms = probe.ms[way] } end
+  end
   -- what crosses hosts takes what the links take; within a host it is memory, whose rate depends on what the caches have
   local known = { far = 1 }
   for round = 1, topology.inter_host_burst > 0 and ROUNDS or 1 do -- with what links make up for, by the prices of the round before
-    for i = 1, round > 1 and #times or 0 do -- (the rest cross nothing)
-      local compute = {}
-      for way, of_way in util.ordered(rows) do compute[way] = step.compute(of_way[i].amounts, costs, way) end
-      local far = step.far(ranks[i], topology, compute)
-      for way, of_way in util.ordered(rows) do of_way[i].amounts.far = far[way] end
+    for n, probe in ipairs(round > 1 and list or {}) do
+      if not probe.one_host then
+        local compute = {}
+        for way, of_way in util.ordered(rows) do compute[way] = step.compute(of_way[n].amounts, costs, way) end
+        local far = step.far(probe.ranks, topology, compute)
+        for way, of_way in util.ordered(rows) do of_way[n].amounts.far = far[way] end
+      end
     end
     for way, of_way in util.ordered(rows) do costs[way], off[way] = fit.least(of_way, step.units, known) end
   end
-  off.steps = #ranks
+  off.steps = #list
   return costs, off
 end
 
@@ -285,13 +297,13 @@ end
 --- Prices of all units by the probes' times, and bytes of the caches as they act, others being there too: of some parts of the last one
 --- that which explains the probes best.
 function M.prices(t, times)
-  local best
+  local list, best = counted(t, times), nil
   for part = 0, 6 do
     for times_own = -1, 2 do
       local own = util.copy(t)
       own.cache_bytes = math.floor(t.cache_bytes / 2 ^ (part / 2))
       own.core_cache_bytes = math.floor(t.core_cache_bytes * 2 ^ times_own)
-      local costs, off = solved(own, times)
+      local costs, off = solved(own, list)
       local sum = off.forward + off.backward
       if not best or sum < best.sum then
         best = { sum = sum, costs = costs, off = off, cache_bytes = own.cache_bytes, core_cache_bytes = own.core_cache_bytes }
@@ -353,13 +365,22 @@ local function bare(group, t, before, tell)
   end
 end
 
+--- An error unless all hosts have as many ranks.
+local function check_hosts(group)
+  local host = group.local_size
+  local least, largest = -most(group, -host), most(group, host)
+  if least ~= largest then
+    peri.ffi.fail(("calibrate: %d ranks, %d on one host and %d on another, wanted as many on each"):format(group:size(), largest, least))
+  end
+end
+
 --- The topology of a group's ranks, measured. args: { group =, choices = name -> way (or nil), seconds = (about; 20), tell =
 --- function(done, all, text), before = the last result of an earlier call, or nil: what that found faster stays }. Returns it, by direction
 --- the mean relative error of the prices over the probes and how many these are (steps), and what was measured. Collective.
 function M.topology(args)
   local group, tell, seconds, before = args.group, args.tell or function() end, args.seconds or 20, args.before
   local n, host = group:size(), group.local_size
-  if n > host and n % host ~= 0 then peri.ffi.fail(("calibrate: %d ranks on hosts of %d, wanted as many on each"):format(n, host)) end
+  check_hosts(group)
   local t = { world_size = n, local_world_size = host, processors = math.min(launcher.cpus(), 2 ^ 20), threads = peri.ffi.C.peri_threads(),
     rates = {}, choices = args.choices, ddr_cap = math.floor(memory(group)), cache_bytes = cache_bytes(4),
     core_cache_bytes = cache_bytes(3) }
@@ -406,17 +427,28 @@ local function report(topology, off, print_line)
     100 * off.backward, off.steps))
 end
 
---- Measure, print and keep: a rank's part of `perilune calibrate`. options: output = path or nil, seconds =, choices = name -> way.
+--- The file for what is measured of so many ranks, so many a host, and whether it is the one that is kept for them. An error if it cannot
+--- be: before all the work.
+local function file_for(output, ranks, host)
+  local kept = plan.Topology.kept_path(ranks, host)
+  local path = output or kept
+  if not path then peri.ffi.fail "calibrate: no folder for what is measured (PERI_TUNE=off, or no home); give --output" end
+  files.probe(path, output and "calibrate: --output" or "calibrate", path == kept)
+  return path, path == kept
+end
+
+--- Measure, print and keep: a rank's part of `perilune calibrate`. options: output = path or nil, seconds =, choices = name -> way;
+--- dry_run: only see that it can be done.
 function M.run(options)
   local world = peri.init()
   local first = world:rank() == 0
   local live = first and (os.getenv "PERI_PROGRESS" or (os.execute "test -t 1" == 0 and "live" or "lines")) == "live"
-  local kept = plan.Topology.kept_path(world:size(), world.local_size)
-  local path = options.output or kept
-  if not path then peri.ffi.fail "calibrate: no folder for what is measured (PERI_TUNE=off, or no home); give --output" end
-  peri.dist.collective_utils.invoke_on_rank_and_broadcast_result(world, 0, function() -- a file that cannot be, before all the work
-    files.probe(path, options.output and "calibrate: --output" or "calibrate", path == kept)
+  check_hosts(world)
+  local path, kept
+  peri.dist.collective_utils.invoke_on_rank_and_broadcast_result(world, 0, function()
+    path, kept = file_for(options.output, world:size(), world.local_size)
   end)
+  if options.dry_run then return end
   local function tell(done, all, text)
     if not live then return end
     local full = math.floor(24 * done / all)
@@ -427,7 +459,7 @@ function M.run(options)
   if not first then return end
   if live then io.stdout:write "\r\27[K" end
   report(topology, off, print)
-  topology:save(path, path == kept)
+  topology:save(path, kept)
   print("kept in " .. path)
 end
 

@@ -5,6 +5,7 @@ local ffi = require "ffi"
 local util = require "perilune.util"
 local text = require "perilune.plan.text"
 local signature = require "perilune.signature"
+local choices_of = require "perilune.choices"
 
 local M = {}
 
@@ -67,7 +68,7 @@ local arguments = {
   bwd_compute_multiplier = 2,               -- time of a backward pass over that of its forward pass
   weighted_feature_bwd_compute_multiplier = 1,
   processors = util.optional.number,        -- of a host; default: one for each of its ranks
-  hosts_sharing = 1,                        -- hosts that have these processors together, as parts of one machine
+  hosts_sharing = 1,                        -- hosts that have these processors together, as parts of one machine; divides all of them
   cache_bytes = 32 * MiB,                   -- of a host's caches
   core_cache_bytes = MiB,                   -- of those, a processor's own
   threads = util.optional.number,           -- worker threads of a rank while it was measured
@@ -85,7 +86,7 @@ local function check_positive(self, names)
   for _, name in ipairs(names) do
     local x = self[name]
     if type(x) ~= "number" or not (x > 0 and x < math.huge) then
-      P.fail(("Topology: %s is %s, allowed: finite numbers > 0"):format(name, tostring(x)))
+      P.fail(("Topology: %s is %s, allowed: finite numbers > 0"):format(name, signature.text(x)))
     end
   end
 end
@@ -93,7 +94,7 @@ end
 local function check_latencies(self)
   for _, name in ipairs { "intra_host_latency", "inter_host_latency", "inter_host_burst" } do
     local x = self[name]
-    if not (x >= 0 and x < math.huge) then P.fail(("Topology: %s is %s, allowed: finite numbers >= 0"):format(name, tostring(x))) end
+    if not (x >= 0 and x < math.huge) then P.fail(("Topology: %s is %s, allowed: finite numbers >= 0"):format(name, signature.text(x))) end
   end
 end
 
@@ -101,14 +102,13 @@ end
 local function check_numbers(where, list)
   for name, x in util.ordered(list) do
     if type(x) ~= "number" or not (x >= 0 and x < math.huge) then
-      P.fail(("Topology: %s.%s is %s, allowed: finite numbers >= 0"):format(where, tostring(name), tostring(x)))
+      P.fail(("Topology: %s.%s is %s, allowed: finite numbers >= 0"):format(where, tostring(name), signature.text(x)))
     end
   end
 end
 
-local function check_measured(self)
-  if self.rates then check_numbers("rates", self.rates) end
-  for way, list in util.ordered(self.costs or {}) do
+local function check_costs(costs)
+  for way, list in util.ordered(costs) do
     util.one_of("Topology", "a key of costs", way, { "forward", "backward" })
     signature.value("Topology", "costs." .. way, list, "table")
     for unit in util.ordered(list) do
@@ -119,8 +119,34 @@ local function check_measured(self)
     end
     check_numbers("costs." .. way, list)
   end
-  if self.costs and not (self.costs.forward and self.costs.backward) then P.fail "Topology: costs, wanted { forward =, backward = }" end
-  for name, way in util.ordered(self.choices or {}) do signature.value("Topology", "choices." .. tostring(name), way, "string") end
+  for _, way in ipairs { "forward", "backward" } do
+    if not costs[way] then P.fail(("Topology: costs.%s is missing, wanted costs = { forward =, backward = }"):format(way)) end
+  end
+end
+
+--- Ways of choices: names and words of this version.
+local function check_choices(choices)
+  local known = {}
+  for _, c in ipairs(choices_of.list()) do known[c.name] = util.map(c.ways, function(w) return w.word end) end
+  for name, way in util.ordered(choices) do
+    if not known[name] then
+      P.fail(("Topology: choices.%s: there is no such choice, but %s; of another version's: measure again (perilune calibrate)"):format(
+        tostring(name), table.concat(util.keys(known), ", ")))
+    end
+    util.one_of("Topology", "choices." .. name, way, known[name])
+  end
+end
+
+--- What no default may stand for where prices were measured: they are those of these caches and links.
+local function measured_fields(ranks, local_ranks)
+  local names = { "local_world_size", "ddr_mem_bw", "cache_bytes", "core_cache_bytes" }
+  if local_ranks > 1 then
+    names[#names + 1], names[#names + 2] = "intra_host_bw", "intra_host_latency"
+  end
+  if ranks > local_ranks then
+    names[#names + 1], names[#names + 2] = "inter_host_bw", "inter_host_latency"
+  end
+  return names
 end
 
 local function check_caps(custom, world_size)
@@ -152,11 +178,17 @@ function Topology:init(args)
     "bwd_compute_multiplier", "weighted_feature_bwd_compute_multiplier" })
   check_latencies(self)
   self.processors = util.integer(f, "processors", self.processors or self.local_world_size, 1, 2 ^ 20)
-  util.integer(f, "hosts_sharing", self.hosts_sharing, 1, 2 ^ 20)
+  local hosts = math.ceil(self.world_size / self.local_world_size)
+  util.integer(f, "hosts_sharing", self.hosts_sharing, 1, hosts)
+  if hosts % self.hosts_sharing ~= 0 then
+    P.fail(("Topology: hosts_sharing is %d of %d hosts, allowed: what divides them"):format(self.hosts_sharing, hosts))
+  end
   if self.threads then util.integer(f, "threads", self.threads, 1, 2 ^ 20) end
   util.integer(f, "cache_bytes", self.cache_bytes, 0)
   util.integer(f, "core_cache_bytes", self.core_cache_bytes, 0)
-  check_measured(self)
+  if self.rates then check_numbers("rates", self.rates) end
+  if self.costs then check_costs(self.costs) end
+  if self.choices then check_choices(self.choices) end
   for _, tier in ipairs(M.tiers) do util.integer(f, tier .. "_cap", self[tier .. "_cap"], 0) end
   local custom = self.custom_topology_data or {}
   check_caps(custom, self.world_size)
@@ -216,7 +248,8 @@ function Topology.preset(name, args)
   local a = util.copy(presets[name])
   for key, value in util.ordered(args or {}) do a[key] = value end
   a.world_size = a.world_size or a.local_world_size
-  if type(a.world_size) == "number" and a.local_world_size then a.local_world_size = math.min(a.local_world_size, a.world_size) end
+  local own = not (args and args.local_world_size) and a.local_world_size -- the machine's, of which fewer may be wanted
+  if own and type(a.world_size) == "number" then a.local_world_size = math.min(own, a.world_size) end
   return Topology(a)
 end
 
@@ -227,6 +260,7 @@ function Topology:arguments()
     local forced = name == "hbm_cap" and self.compute_device == "cpu"
     if self[name] ~= nil and self[name] ~= default and not forced then out[name] = self[name] end
   end
+  for _, name in ipairs(self.costs and measured_fields(self.world_size, self.local_world_size) or {}) do out[name] = self[name] end
   return out
 end
 
@@ -246,22 +280,37 @@ function Topology.load(path, args)
   local says = text.decode(text.read(path, "Topology.load"), f)
   if type(says) ~= "table" or says.perilune_topology ~= VERSION then
     P.fail(("%s: perilune_topology (the version of the format) is %s, allowed: %d"):format(f,
-      tostring(type(says) == "table" and says.perilune_topology), VERSION))
+      signature.text(type(says) == "table" and says.perilune_topology), VERSION))
   end
   says.perilune_topology = nil
-  for key, value in util.ordered(args or {}) do says[key] = value end
-  local preset = says.preset
+  local preset, over = says.preset, args or {}
   says.preset = nil
-  if says.local_world_size and says.world_size and args and args.world_size then
-    says.local_world_size = math.min(says.local_world_size, says.world_size)
-    if says.hosts_sharing and not args.hosts_sharing then
-      says.hosts_sharing = math.min(says.hosts_sharing, math.ceil(says.world_size / says.local_world_size))
+  local function make(fields)
+    local ok, made = pcall(function() return preset and Topology.preset(preset, fields) or Topology(fields) end)
+    if ok then return made end
+    if getmetatable(made) == P.Error then made.message = f .. ": " .. made.message end
+    error(made, 0)
+  end
+  local made
+  if preset or says.world_size then made = make(says) end -- what the file says is right by itself
+  if made and says.costs and not preset then
+    for _, name in ipairs(measured_fields(made.world_size, made.local_world_size)) do
+      if says[name] == nil then
+        P.fail(("%s: costs were measured, and %s is missing: measure again (perilune calibrate), or say it"):format(f, name))
+      end
     end
   end
-  local ok, made = pcall(function() return preset and Topology.preset(preset, says) or Topology(says) end)
-  if ok then return made end
-  if getmetatable(made) == P.Error then made.message = f .. ": " .. made.message end
-  error(made, 0)
+  if made and next(over) == nil then return made end
+  local fields = util.copy(says)
+  for key, value in util.ordered(over) do fields[key] = value end
+  if made and type(over.world_size) == "number" then -- fewer ranks: no more of a host than there are
+    fields.local_world_size = over.local_world_size or math.min(made.local_world_size, over.world_size)
+    if made.hosts_sharing > 1 and not over.hosts_sharing and type(fields.local_world_size) == "number" then
+      local hosts, all = math.ceil(over.world_size / fields.local_world_size), math.ceil(made.world_size / made.local_world_size)
+      fields.hosts_sharing = made.hosts_sharing == all and hosts or math.min(made.hosts_sharing, hosts)
+    end
+  end
+  return make(fields)
 end
 
 --- How steps are counted: another number when prices of the same units mean something else. 2: links are followed through a step.
