@@ -186,6 +186,20 @@ describe("arguments", function()
     refuses("EmbeddingBagCollectionSharder:shard: module has embedding_bag_configs = nil, wanted a function",
       peri.shard.EmbeddingBagCollectionSharder().shard, peri.shard.EmbeddingBagCollectionSharder(), {}, {}, {})
     refuses("Loader:init: source has count = nil, wanted a function", peri.data.Loader, "f", {}, {})
+    local module = peri.nn.Linear { in_features = 1, out_features = 1 } -- whose fields would be renamed
+    refuses("utils.add_prefix_to_state_dict: state_dict is .*, wanted a state_dict", peri.shard.utils.add_prefix_to_state_dict, module,
+      "a.")
+    refuses("utils.filter_state_dict: state_dict is .*, wanted a state_dict", peri.shard.utils.filter_state_dict, module, "a")
+    local env = peri.plan.ShardingEnv.from_local(2)
+    for _, modules in ipairs { module, { { "t" } }, { ebc = 3 } } do
+      refuses("with_modules: modules is .*, wanted a table: path of a module", env.with_modules, env, modules)
+    end
+    local pieces = { size = { 2, 3 }, dtype = "f32", local_shards = {}, shards_metadata = {} }
+    for name, wrong in peri.util.ordered { local_shards = { 1 }, shards_metadata = { { shard_sizes = 3 } }, size = { "x" } } do
+      local args = peri.util.copy(pieces)
+      args[name] = wrong
+      refuses("ShardedTensor: " .. name .. " %[1%]", peri.shard.ShardedTensor, args)
+    end
   end)
 
   it("are plain numbers, lists and tensors where these are named", function()

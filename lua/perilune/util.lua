@@ -286,6 +286,13 @@ function M.copy(t)
   return out
 end
 
+--- The median of a list of numbers (of two in the middle the lesser), and the least. The list stays as it is; an empty one has none.
+function M.median(numbers)
+  local sorted = M.copy(numbers)
+  table.sort(sorted)
+  return sorted[math.ceil(#sorted / 2)], sorted[1]
+end
+
 --- A new list of f(value, position).
 function M.map(values, f)
   local out = {}

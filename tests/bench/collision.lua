@@ -35,10 +35,7 @@ local find = ffi.load(options.find)
 local ROWS, N = options.rows, options.ids
 local KNOWN = math.floor(ROWS * 0.75)
 
-local function median(times)
-  table.sort(times)
-  return times[math.ceil(#times / 2)]
-end
+local median = peri.util.median
 
 local function asked(name) return name:find(options.only, 1, true) ~= nil end
 
@@ -172,9 +169,10 @@ local function measure(name, percent, call, finish)
     if round > 0 then ours[round], roofs[round], shares[round] = ms, roof_ms, roof_ms / ms end
   end
   if finish then return finish(ours, roofs) end
-  report { case = name, what = "perilune", median_ms = median(ours), best_ms = ours[1], roofline_ms = median(roofs), share = median(shares),
-    rows = ROWS, ids = N, ns_per_id = median(ours) * 1e6 / N, prefetch = ahead }
-  return median(ours)
+  local middle, least = median(ours)
+  report { case = name, what = "perilune", median_ms = middle, best_ms = least, roofline_ms = median(roofs), share = median(shares),
+    rows = ROWS, ids = N, ns_per_id = middle * 1e6 / N, prefetch = ahead }
+  return middle
 end
 
 local NEVER = 2 ^ 31 - 1

@@ -89,10 +89,7 @@ local function slowest(list)
   world:all_reduce(t, "max"):wait()
   return t:to_list()
 end
-local function median(list)
-  table.sort(list)
-  return list[math.ceil(#list / 2)]
-end
+local median = peri.util.median
 
 for from = rank * N, KNOWN - 1, ranks * N do -- the maps learn what is known
   step(managed, batch(function(_, i) return id_of(math.min(from + i, KNOWN - 1)) end))

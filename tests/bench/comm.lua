@@ -49,10 +49,7 @@ local function emit(r, text)
   if file then file:write(json.encode(r), "\n") end
 end
 
-local function median(list)
-  table.sort(list)
-  return list[math.floor(#list / 2) + 1]
-end
+local median = peri.util.median
 
 -- -- the operations ------------------------------------------------------------------------------------------------------------------
 

@@ -83,11 +83,4 @@ function M.release(...)
   end
 end
 
---- The median of a list, and the least.
-function M.median(list)
-  local copy = { unpack(list) }
-  table.sort(copy)
-  return copy[math.ceil(#copy / 2)], copy[1]
-end
-
 return M

@@ -132,7 +132,7 @@ local function row_bytes(c, dtype)
   return bytes[dtype] or 2 * c.dim
 end
 
-local function median(times) return times[math.ceil(#times / 2)] end
+local median = peri.util.median
 
 --- Milliseconds of a call; f(n) makes n calls.
 local function timed(f, n)
@@ -194,8 +194,7 @@ local results, peers = {}, {}
 local function share_of(roof_times, times)
   local shares = {}
   for i = 1, #times do shares[i] = roof_times[i] / times[i] end
-  table.sort(shares)
-  return median(shares)
+  return (median(shares))
 end
 
 --- @extra: of a backward pass: times of the sort alone, and milliseconds of its bytes at the roofline's speed, each round by round.

@@ -101,11 +101,7 @@ local function step(case, features)
   return bytes:item(), time:item()
 end
 
-local function median(list)
-  local copy = { unpack(list) }
-  table.sort(copy)
-  return copy[math.ceil(#copy / 2)]
-end
+local median = peri.util.median
 
 local cases = {}
 for precision in options.codecs:gmatch "%w+" do

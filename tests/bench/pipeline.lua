@@ -18,7 +18,7 @@ local peri = require "perilune"
 package.path = "tests/bench/?.lua;" .. package.path
 local dlrm = require "dlrm"
 local C, nn = peri.ffi.C, peri.nn
-local median = dlrm.median
+local median = peri.util.median
 
 local parser = dlrm.options(argparse("tests/bench/pipeline.lua", "Time of a training step under each schedule."))
 parser:option("--ids", "Ids of a bag (default: 20; 1 with --cache, so that reading does not take longer than computing).", nil, tonumber)

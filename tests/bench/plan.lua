@@ -88,11 +88,7 @@ local function plans_of(model, constraints, batch)
   return list
 end
 
-local function median(list)
-  local copy = { unpack(list) }
-  table.sort(copy)
-  return copy[math.ceil(#copy / 2)]
-end
+local median = peri.util.median
 
 --- What a plan is but for names: tables of a kind are alike, whichever of them is where.
 local function key_of(config, p)

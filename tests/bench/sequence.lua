@@ -51,8 +51,8 @@ for i = -1, options.steps do
   local ms = peri.scope(step, batches[i % 3 + 1])
   if i > 0 then times[i] = ms end
 end
-table.sort(times)
-local r = { ids = options.ids, median_ms = times[math.ceil(#times / 2)], best_ms = times[1], threads = C.peri_threads() }
+local middle, best = peri.util.median(times)
+local r = { ids = options.ids, median_ms = middle, best_ms = best, threads = C.peri_threads() }
 print(("EmbeddingCollection, %d ids: %.1f ms (best %.1f)"):format(r.ids, r.median_ms, r.best_ms))
 if options.out then
   local file = assert(io.open(options.out, "a"))

@@ -40,11 +40,7 @@ local intra, cross = peri.dist.comm.intra_and_cross_node_pg { group = world }
 local node_size, nodes = intra:size(), cross:size()
 local out = options.out and rank == 0 and assert(io.open(options.out, "a"))
 
-local function median(list)
-  local copy = { unpack(list) }
-  table.sort(copy)
-  return copy[math.ceil(#copy / 2)]
-end
+local median = peri.util.median
 
 --- Spans of time, { begin, end } on this rank: from when the first rank began to when the last one ended, of each. The ranks are on one
 --- machine, so they have one clock.

@@ -11,7 +11,7 @@ local peri = require "perilune"
 package.path = "tests/bench/?.lua;" .. package.path
 local dlrm_of = require "dlrm"
 local nn, C = peri.nn, peri.ffi.C
-local median = dlrm_of.median
+local median = peri.util.median
 
 local parser = dlrm_of.options(argparse("tests/bench/step.lua", "Time of a DLRM training step."))
 parser:option("--ids", "Ids of a bag (several: 1,20).", "1,20")

@@ -65,12 +65,11 @@ local function products_ms(group, works)
     for _ = 1, PRODUCTS do peri.scope(product, a, b) end
     times[i] = now() - from
   end
-  table.sort(times)
   local done = Tensor.tensor({ 0 }, "f32")
   local work = group:all_reduce(done)
   while not work:test() do C.peri_pause(ASLEEP) end
   work:wait()
-  return most(group, times[math.ceil(#times / 2)])
+  return most(group, (util.median(times)))
 end
 
 --- How many hosts have their processors together, being parts of one machine: all, or 1. One whole host is measured alone, and all: what
@@ -115,9 +114,8 @@ local function burst(world, group, turns, bytes, bandwidth)
     group:all_to_all(a, b):wait()
     times[turn] = most(world, now() - from)
   end
-  table.sort(times)
   local all = bytes * (n - 1)
-  local beyond = all - times[math.ceil(turns / 2)] * bandwidth
+  local beyond = all - util.median(times) * bandwidth
   return beyond > SLIGHT * all and math.floor(beyond) or 0
 end
 

@@ -91,7 +91,14 @@ function ShardingEnv:__tostring()
     rawget(self, "pg") and tostring(self.pg) or "no process group")
 end
 
+signature.kind("tables_by_path", "a table: path of a module -> list of its tables", function(x)
+  if type(x) ~= "table" or getmetatable(x) then return false end
+  for _, path in ipairs(util.keys(x) or { false }) do
+    if type(path) ~= "string" or not util.is_plain(x[path]) then return false end
+  end
+  return true
+end)
 signature.check("ShardingEnv.", ShardingEnv, { from_local = "world_size: int, rank: int?, local_size: int?",
-  with_modules = "self: table, modules: table", of = "given: table?" })
+  with_modules = "self: table, modules: tables_by_path", of = "given: table?" })
 
 return ShardingEnv

@@ -151,9 +151,11 @@ function PermutePooledEmbeddings:forward(pooled)
   return sparse.permute_pooled_embs(pooled, self._offsets, self._permute)
 end
 
+signature.kind("state_dict", "a state_dict: a table of names, no object", function(x) return type(x) == "table" and not getmetatable(x) end)
 signature.check("utils.", M, {
-  append_prefix = "prefix: string, name: string", filter_state_dict = "state_dict: table, name: string",
-  add_prefix_to_state_dict = "state_dict: table, prefix: string", merge_fused_params = "fused_params: table?, param_fused_params: table?",
+  append_prefix = "prefix: string, name: string", filter_state_dict = "state_dict: state_dict, name: string",
+  add_prefix_to_state_dict = "state_dict: state_dict, prefix: string",
+  merge_fused_params = "fused_params: table?, param_fused_params: table?",
   add_params_from_parameter_sharding = "fused_params: table?, parameter_sharding: ParameterSharding",
   convert_to_fbgemm_types = "fused_params: table", get_unsharded_module_names = "model: Module",
   init_parameters = "module: Module, device: device?",

@@ -29,8 +29,16 @@ local arguments = {
   device = util.optional,                -- of what gather returns
 }
 
+signature.object("shard_metadata", "the metadata of a shard", { shard_offsets = "numbers", shard_sizes = "numbers", placement = "string" })
+signature.list_of("shards_metadata", "a list of metadata of shards", "shard_metadata")
+signature.object("local_shard", "a shard of this rank", { metadata = "shard_metadata", read = "callable?", write = "callable?" })
+signature.list_of("local_shards", "a list of shards of this rank", "local_shard")
+
 function ShardedTensor:init(args)
   local a = util.named("ShardedTensor", args, arguments)
+  for name, kind in util.ordered { size = "numbers", shards_metadata = "shards_metadata", local_shards = "local_shards" } do
+    signature.value("ShardedTensor", name, a[name], kind)
+  end
   self._size, self._dtype, self._group, self._device = a.size, a.dtype, a.group, a.device
   self._shards_metadata, self._local_shards = a.shards_metadata, a.local_shards
 end
