@@ -179,9 +179,17 @@ describe("data as text", function()
         local fields = peri.util.copy(whole)
         fields[name] = false
         local said = loaded(fields)
-        assert.matches(("costs were measured, and %s is missing"):format(name), said, 1, true)
+        assert.matches(("costs were measured, and %s is missing for 4 ranks"):format(name), said, 1, true)
       end
     end
+    -- nor for links that were not measured, because there were none
+    local alone = { world_size = "1", local_world_size = "1", costs = whole.costs, ddr_mem_bw = "1e6", cache_bytes = "1e6",
+      core_cache_bytes = "1e5" }
+    assert.is_true(plan.Topology.is(loaded(alone)))
+    assert.matches("intra_host_bw is missing for 4 ranks, 4 a host: measure them (perilune calibrate -n 4), or say it",
+      loaded(alone, { world_size = 4, local_world_size = 4 }), 1, true)
+    assert.matches("inter_host_bw is missing for 4 ranks, 1 a host", loaded(alone, { world_size = 4 }), 1, true)
+    assert.is_true(plan.Topology.is(loaded(alone, { world_size = 4, inter_host_bw = 1e5, inter_host_latency = 0.1 })))
     local path = os.tmpname() -- and what is measured is written, also where it is what a default is
     local t = plan.Topology { world_size = 4, local_world_size = 2, costs = { forward = {}, backward = {} } }
     t:save(path)

@@ -275,42 +275,46 @@ function Topology:save(path, folders)
     "Topology:save", folders)
 end
 
+--- A Topology of what a file says; preset: over such a machine. What was measured is whole, so that prices go with their links and caches.
+local function of_file(f, preset, fields)
+  local ok, made = pcall(function() return preset and Topology.preset(preset, fields) or Topology(fields) end)
+  if not ok then
+    if getmetatable(made) == P.Error then made.message = f .. ": " .. made.message end
+    error(made, 0)
+  end
+  for _, name in ipairs(fields.costs and not preset and measured_fields(made.world_size, made.local_world_size) or {}) do
+    if fields[name] == nil then
+      P.fail(("%s: costs were measured, and %s is missing for %d ranks, %d a host: measure them (perilune calibrate -n %d), or say it")
+        :format(f, name, made.world_size, made.local_world_size, made.world_size))
+    end
+  end
+  return made
+end
+
+--- What other numbers of ranks change in what a file says: of a host there are no more than all. made: as the file says it.
+local function scale(fields, made, over)
+  fields.local_world_size = over.local_world_size or math.min(made.local_world_size, over.world_size)
+  if made.hosts_sharing > 1 and not over.hosts_sharing and type(fields.local_world_size) == "number" then
+    local hosts, all = math.ceil(over.world_size / fields.local_world_size), math.ceil(made.world_size / made.local_world_size)
+    fields.hosts_sharing = made.hosts_sharing == all and hosts or math.min(made.hosts_sharing, hosts)
+  end
+end
+
 function Topology.load(path, args)
-  local f = ("topology '%s'"):format(path)
+  local f, over = ("topology '%s'"):format(path), args or {}
   local says = text.decode(text.read(path, "Topology.load"), f)
   if type(says) ~= "table" or says.perilune_topology ~= VERSION then
     P.fail(("%s: perilune_topology (the version of the format) is %s, allowed: %d"):format(f,
       signature.text(type(says) == "table" and says.perilune_topology), VERSION))
   end
-  says.perilune_topology = nil
-  local preset, over = says.preset, args or {}
-  says.preset = nil
-  local function make(fields)
-    local ok, made = pcall(function() return preset and Topology.preset(preset, fields) or Topology(fields) end)
-    if ok then return made end
-    if getmetatable(made) == P.Error then made.message = f .. ": " .. made.message end
-    error(made, 0)
-  end
-  local made
-  if preset or says.world_size then made = make(says) end -- what the file says is right by itself
-  if made and says.costs and not preset then
-    for _, name in ipairs(measured_fields(made.world_size, made.local_world_size)) do
-      if says[name] == nil then
-        P.fail(("%s: costs were measured, and %s is missing: measure again (perilune calibrate), or say it"):format(f, name))
-      end
-    end
-  end
-  if made and next(over) == nil then return made end
-  local fields = util.copy(says)
+  local preset, fields = says.preset, util.copy(says)
+  says.perilune_topology, says.preset, fields.perilune_topology, fields.preset = nil, nil, nil, nil
   for key, value in util.ordered(over) do fields[key] = value end
-  if made and type(over.world_size) == "number" then -- fewer ranks: no more of a host than there are
-    fields.local_world_size = over.local_world_size or math.min(made.local_world_size, over.world_size)
-    if made.hosts_sharing > 1 and not over.hosts_sharing and type(fields.local_world_size) == "number" then
-      local hosts, all = math.ceil(over.world_size / fields.local_world_size), math.ceil(made.world_size / made.local_world_size)
-      fields.hosts_sharing = made.hosts_sharing == all and hosts or math.min(made.hosts_sharing, hosts)
-    end
+  if preset or says.world_size then -- what the file says is right by itself
+    local made = of_file(f, preset, says)
+    if type(over.world_size) == "number" then scale(fields, made, over) end
   end
-  return make(fields)
+  return of_file(f, preset, fields)
 end
 
 --- How steps are counted: another number when prices of the same units mean something else. 2: links are followed through a step.
