@@ -87,11 +87,12 @@ describe("mpirun, rank 1", function()
     assert.equal(0, status, out)
     return library
   end
-  for fault, time in peri.util.ordered { stuck = "5 s", spins = "4 s of processor time" } do -- spins: of a world of 30 s
-    case(fault, { "ETIMEOUT|EPEER rank 1 %(", "gone", "ETIMEOUT|EPEER rank 1 %(" }, 1.4, 8,
+  -- spins: of a world of 30 s; processor time comes as other work on the machine lets it
+  for fault, limit in peri.util.ordered { stuck = { "5 s", 8 }, spins = { "4 s of processor time", 20 } } do
+    case(fault, { "ETIMEOUT|EPEER rank 1 %(", "gone", "ETIMEOUT|EPEER rank 1 %(" }, 1.4, limit[2],
       ("perilune: rank 1 of the world %%([^ ]+, process %%d+%%): a call of MPI that never waits "
         .. "has not come back for %s during operation 2: ")
-        :format(time), stuck)
+        :format(limit[1]), stuck)
   end
 end)
 
