@@ -191,6 +191,7 @@ peri_status peri__identity_new(peri_sharded *e, const peri_sharded_config *c)
     for (int32_t i = 0; i < c->n_tables; i++) add_table(&t, c, i, &e->tables[i]);
     for (int32_t o = 0; o < c->n_optimizers; o++)
         if (e->rates[o].table >= 0) add_optimizer(&t, c->tables[e->rates[o].table].name, &c->optimizers[o]);
+    add(&t, "the module\tname\t'%s'\n", c->name ? c->name : ""); /* last: of modules that are alike but for it, ranks came to others */
     e->identity = t.failed ? 0 : peri__hash_text(t.data);
     e->identity_fixed = (int64_t)t.n;
     return finish(e, &t);

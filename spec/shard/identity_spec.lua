@@ -13,7 +13,7 @@ local function make(world, o)
     tables = { peri.EmbeddingBagConfig { name = "users", num_embeddings = 10, embedding_dim = o.dim or 4, feature_names = { "u" },
       pooling = o.pooling, init_fn = o.init_fn },
       peri.EmbeddingBagConfig { name = "items", num_embeddings = 20, embedding_dim = 8, feature_names = { o.feature or "i" } } },
-    group = world, seed = o.seed or 3, fused_params = params, table_fused_params = o.table_fused_params,
+    group = world, name = o.name, seed = o.seed or 3, fused_params = params, table_fused_params = o.table_fused_params,
     plan = { users = o.users or plan.row_wise(), items = o.items or plan.table_wise(world:size() - 1) },
     gradient_division = o.gradient_division, is_weighted = o.is_weighted, device = o.device,
     use_index_dedup = o.use_index_dedup, qcomm_codecs_registry = o.codecs and codec.get_qcomm_codecs_registry(o.codecs),
@@ -50,6 +50,7 @@ local cases = {
   { "exact sums", with { exact = true }, "exact 1 where rank 0 has 0 (optimizer of table 'users')" },
   { "an optimizer of one table", { table_fused_params = { items = { optimizer = "sgd", learning_rate = 0.01 } } },
     "optimizer sgd (number 1) where rank 0 has adam (number 0) (table 'items')" },
+  { "a name", { name = "towers.0" }, "name 'towers.0' where rank 0 has '' (the module)" }, -- else alike: called in another order
   { "a seed", { seed = 4 }, "seed 4 where rank 0 has 3 (the module)" },
   { "start values", { init_fn = peri.embed.normal(0, 0.5) },
     "start values normal (mean 0, deviation 0.5) where rank 0 has default (uniform, by the number of rows) (table 'users')" },
