@@ -198,6 +198,17 @@ describe("a schedule is refused", function()
       .. "are 1 batches", late)
   end)
 
+  it("for gradients that nobody applies, unless an operation of one's own reads them", function()
+    check_refuses("'zero_grad' (ahead 0, place 3) drops the grads of batch 0, of 'backward' (ahead 0, place 5), which nobody has applied: "
+      .. "there is no 'optimizer', nor an operation of one's own that reads grads; where they are not wanted, leave out 'zero_grad' too",
+      schedules.base:drop("optimizer"))
+    schedules.base:drop("optimizer", "zero_grad"):check()
+    schedules.base:drop("optimizer"):insert({ "mine", run = print, reads = { "grads" } }, { after = "backward" }):check()
+    check_refuses("'mine' (ahead 0, place 5) reads or changes grads, of which there are none when it acts: 'backward' (ahead 0, place 6) "
+      .. "makes them, and 'zero_grad' (ahead 0, place 3) drops them",
+      schedules.base:insert({ "mine", run = print, reads = { "grads" } }, { before = "backward" }))
+  end)
+
   it("for gradients whose averages nobody has waited for", function()
     local s = schedules.wire_first
     check_refuses("'optimizer' (ahead 0, place 9) reads grads of batch 0 before 'wait_grads' (ahead 0, place 10) has waited for their "
@@ -225,13 +236,15 @@ describe("a schedule is refused", function()
         .. "has averaged them"):format(what), kept:insert(own, { after = "backward" }))
       own.every = 2
       kept:insert(own, { after = "update" }):check()
-      -- In every other place of either schedule gradients are those of all ranks, or there are none.
+      -- In every other place of either schedule gradients are those of all ranks; from zero_grad to backward there are none to find.
       for _, s in ipairs { schedules.wire_first, schedules.sparse_dist } do
         local within
         for i, o in ipairs(s.operations) do
           local edited = s:insert({ "clip", run = print, [what] = { "grads" } }, { before = o.name })
           assert.equal(not within, (pcall(edited.check, edited)), ("%s, place %d"):format(s.name, i))
-          if o.kind == "backward" then within = s == schedules.wire_first elseif o.kind == "wait_grads" then within = false end
+          if o.kind == "backward" then within = s == schedules.wire_first
+          elseif o.kind == "wait_grads" then within = false
+          elseif o.kind == "zero_grad" then within = true end
         end
       end
     end

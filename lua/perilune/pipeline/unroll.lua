@@ -152,6 +152,10 @@ function rules.zero_grad(run, o)
       refuse(run.plan, "%s drops the grads of batch %d, of %s, before %s has applied them", where(o), g.batch, where(g.maker),
         where(run.plan.updates_dense))
     end
+    if not g.applied and not g.taken then
+      refuse(run.plan, "%s drops the grads of batch %d, of %s, which nobody has applied: there is no 'optimizer', nor an operation of "
+        .. "one's own that reads grads; where they are not wanted, leave out 'zero_grad' too", where(o), g.batch, where(g.maker))
+    end
   end
   run.grads = {}
 end
@@ -169,7 +173,9 @@ end
 local function own_grads(run, o)
   for _, list in ipairs { o.access.reads, o.access.changes } do
     for _, what in ipairs(list) do
+      if what == "grads" then run.found[o] = run.found[o] or #run.grads > 0 end
       for _, g in ipairs(what == "grads" and run.grads or {}) do
+        g.taken = true
         local first = run.plan.first
         if not g.ready then
           refuse(run.plan, "%s %s grads of batch %d, of %s, before %s", where(o), list == o.access.reads and "reads" or "changes", g.batch,
@@ -273,8 +279,20 @@ local function order_streams(run, o, n, b)
   for _, r in ipairs(a.changes) do touch(r, r, true) end
 end
 
+--- It finds some, at least after the first batch.
+local function check_found(run)
+  local plan = run.plan
+  for _, o in ipairs(plan.operations) do
+    if run.found[o] == false and not o.hook then
+      refuse(plan, "%s reads or changes grads, of which there are none when it acts: %s makes them, and %s drops them", where(o),
+        plan.first.backward and where(plan.first.backward) or "no operation", where(plan.first.zero_grad))
+    end
+  end
+end
+
 local function finish(run, batches)
   local plan = run.plan
+  if batches > 1 and plan.first.zero_grad then check_found(run) end
   for _, g in ipairs(run.grads) do
     if not g.applied and plan.updates_dense then
       refuse(plan, "the grads of batch %d, of %s, are never applied by %s when there are %d batches", g.batch, where(g.maker),
@@ -290,7 +308,8 @@ end
 --- Unroll `plan` (of check.lua) over so many batches; raises the most staleness, the most live batches and the edges in `into`.
 function M.run(plan, batches, into)
   local run = { plan = plan, made = {}, live = {}, most = into.live, last = {}, edges = into.edges, stale = into.staleness,
-    readers = into.readers, version_of = {}, between = {}, owned = {}, grads = {}, kept = {}, tables = 0, dense = 0, synced = 0 }
+    readers = into.readers, version_of = {}, between = {}, owned = {}, found = {}, grads = {}, kept = {},
+    tables = 0, dense = 0, synced = 0 }
   local known = false
   for n = -plan.ahead, batches - 1 + plan.behind do
     for _, o in ipairs(plan.operations) do
