@@ -55,6 +55,14 @@ for _, device in ipairs { "cpu", "opaque" } do
       end)
     end
 
+    it("leave the collection its optimizer", function()
+      local ebc = peri.EmbeddingBagCollection { is_weighted = true, device = device,
+        fused_params = { optimizer = "sgd", learning_rate = 0.5 },
+        tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 4, embedding_dim = 4, feature_names = { "f" } } } }
+      local fp = embed.FeatureProcessedEmbeddingBagCollection { embedding_bag_collection = ebc, feature_processors = positions { f = 3 } }
+      assert.equal(0.5, fp:fused_optimizer():lr())
+    end)
+
     it("reproduce fp_ebc, as a collection and one for each feature", function()
       local case = golden.load "ops/embedding/fp_ebc"
       local single = {}

@@ -130,6 +130,18 @@ local function run(kind, world, device, n, more)
   return dedup, asked, sent
 end
 
+describe("use_index_dedup", function()
+  it("is among the arguments that those who mistype it are told", function()
+    for name, others in peri.util.ordered { EmbeddingBagCollectionSharder = "", EmbeddingCollectionSharder = "",
+      ShardedEmbeddingBagCollection = "", ShardedEmbeddingCollection = "need_indices, .*" } do
+      assert.error_matches(function() peri.shard[name] { use_dedup = true } end, "no argument 'use_dedup'; allowed: .*" .. others
+        .. "use_index_dedup")
+    end
+    assert.error_matches(function() peri.shard.EmbeddingBagCollectionSharder { use_index_dedup = 3 } end,
+      "use_index_dedup is 3, wanted true")
+  end)
+end)
+
 describe("index dedup changes nothing,", function()
   for kind in peri.util.ordered(kinds) do
     worlds.each(kind, function(world, device, n)

@@ -75,5 +75,7 @@ function FeatureProcessedEmbeddingBagCollection:embedding_dims() return self._em
 --- The collection behind the processors, and these.
 function FeatureProcessedEmbeddingBagCollection:embedding_bag_collection() return self._embedding_bag_collection end
 function FeatureProcessedEmbeddingBagCollection:feature_processors() return self._feature_processors end
+--- The collection's optimizer (embed/fused.lua).
+function FeatureProcessedEmbeddingBagCollection:fused_optimizer() return self._embedding_bag_collection:fused_optimizer() end
 
 return FeatureProcessedEmbeddingBagCollection

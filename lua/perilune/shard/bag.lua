@@ -25,11 +25,12 @@ ShardedEmbeddingBagCollection.codec_slots = {
   POOLED_EMBEDDINGS_ALL_TO_ALL = "all_to_all", POOLED_EMBEDDINGS_REDUCE_SCATTER = "reduce_scatter",
 }
 ShardedEmbeddingBagCollection.parameter_prefix = "embedding_bags"
+ShardedEmbeddingBagCollection.allowed_arguments = util.extended(ShardedEmbeddingModule.allowed_arguments,
+  { use_index_dedup = util.optional.boolean })
 
 function ShardedEmbeddingBagCollection:init(args)
-  local own, func = type(args) == "table" and util.copy(args) or {}, self.class_name
-  local dedup = own.use_index_dedup ~= nil and signature.value(func, "use_index_dedup", own.use_index_dedup, "boolean")
-  own.use_index_dedup = nil
+  local own = util.named(self.class_name, args, self.allowed_arguments)
+  local dedup = own.use_index_dedup or false
   ShardedEmbeddingModule.init(self, own, dedup)
   self._dedup = dedup and not index_dedup.changes(own) and index_dedup.BagDedup(own) or false
   self._names, self._dims = config.output_names(self.tables)
@@ -75,7 +76,8 @@ M.EmbeddingBagCollectionSharder = EmbeddingBagCollectionSharder
 EmbeddingBagCollectionSharder.module_type = EmbeddingBagCollection
 
 --- Named arguments: those of ModuleSharder, and use_index_dedup.
-function EmbeddingBagCollectionSharder:init(args) ModuleSharder.init(self, index_dedup.sharder_arguments(self, args)) end
+EmbeddingBagCollectionSharder.allowed_arguments = util.extended(ModuleSharder.allowed_arguments,
+  { use_index_dedup = util.optional.boolean })
 
 function EmbeddingBagCollectionSharder:shardable_parameters(module) return module:embedding_bag_configs() end -- luacheck: ignore 212
 

@@ -221,12 +221,4 @@ function BagDedup:pool(values, pools, dims)
   return nn.functional.cat(parts, 2)
 end
 
---- Take use_index_dedup out of a sharder's arguments; returns the others.
-function M.sharder_arguments(sharder, args)
-  local own = type(args) == "table" and util.copy(args) or {}
-  if own.use_index_dedup ~= nil then signature.value(sharder.class_name, "use_index_dedup", own.use_index_dedup, "boolean") end
-  sharder.use_index_dedup, own.use_index_dedup = own.use_index_dedup, nil
-  return own
-end
-
 return M

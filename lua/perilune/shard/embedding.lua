@@ -104,10 +104,13 @@ local arguments = {
   name = "",                             -- path of the module, for messages
 }
 
+--- What the class takes. Classes below it take more (util.extended).
+ShardedEmbeddingModule.allowed_arguments = arguments
+
 --- index_dedup: whether the class was told to shorten batches at home, which ranks must agree on.
 function ShardedEmbeddingModule:init(args, index_dedup)
   local func = self.class_name
-  local a = util.named(func, args, arguments)
+  local a = util.named(func, args, self.allowed_arguments)
   a.index_dedup = index_dedup or false
   if a.device == "meta" then
     P.fail(func .. ": device 'meta' has no shards; a plan is checked without them by EmbeddingModuleShardingPlan:validate")

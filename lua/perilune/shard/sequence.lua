@@ -28,13 +28,14 @@ M.ShardedEmbeddingCollection = ShardedEmbeddingCollection
 ShardedEmbeddingCollection.kind = C.PERI_SHARDED_EC
 ShardedEmbeddingCollection.codec_slots = { SEQUENCE_EMBEDDINGS_ALL_TO_ALL = "all_to_all" }
 ShardedEmbeddingCollection.parameter_prefix = "embeddings"
+ShardedEmbeddingCollection.allowed_arguments = util.extended(ShardedEmbeddingModule.allowed_arguments,
+  { need_indices = util.optional.boolean, use_index_dedup = util.optional.boolean })
 
 function ShardedEmbeddingCollection:init(args)
-  local own, func = type(args) == "table" and util.copy(args) or {}, self.class_name
-  self._need_indices = own.need_indices ~= nil and signature.value(func, "need_indices", own.need_indices, "boolean")
-  local wanted = index_dedup.wanted(func, own.use_index_dedup)
+  local own = util.named(self.class_name, args, self.allowed_arguments)
+  self._need_indices = own.need_indices or false
+  local wanted = index_dedup.wanted(self.class_name, own.use_index_dedup)
   local dedup = wanted and not index_dedup.changes(own)
-  own.need_indices, own.use_index_dedup = nil, nil
   ShardedEmbeddingModule.init(self, own, wanted)
   self._names, self._features = config.output_names(self.tables), {}
   self._dedup = dedup and index_dedup.Dedup(self.tables) or false
@@ -103,7 +104,7 @@ M.EmbeddingCollectionSharder = EmbeddingCollectionSharder
 EmbeddingCollectionSharder.module_type = EmbeddingCollection
 
 --- Named arguments: those of ModuleSharder, and use_index_dedup.
-function EmbeddingCollectionSharder:init(args) ModuleSharder.init(self, index_dedup.sharder_arguments(self, args)) end
+EmbeddingCollectionSharder.allowed_arguments = util.extended(ModuleSharder.allowed_arguments, { use_index_dedup = util.optional.boolean })
 
 function EmbeddingCollectionSharder:shardable_parameters(module) return module:embedding_configs() end -- luacheck: ignore 212
 

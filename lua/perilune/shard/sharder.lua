@@ -20,10 +20,12 @@ local arguments = {
   gradient_division = util.optional,     -- whether gradients of tables are means over ranks (not TorchRec's)
 }
 
+--- What the class takes. Classes below it take more (util.extended).
+ModuleSharder.allowed_arguments = arguments
+
 --- Named arguments: fused_params, qcomm_codecs_registry, gradient_division.
 function ModuleSharder:init(args)
-  local a = util.named(self.class_name, args, arguments)
-  for name in util.ordered(arguments) do self[name] = a[name] end
+  for name, value in util.ordered(util.named(self.class_name, args, self.allowed_arguments)) do self[name] = value end
 end
 
 local function missing(self, method) P.fail(("%s: no method '%s'"):format(self.class_name, method)) end
