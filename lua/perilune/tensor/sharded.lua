@@ -31,7 +31,8 @@ local arguments = {
 
 signature.object("shard_metadata", "the metadata of a shard", { shard_offsets = "numbers", shard_sizes = "numbers", placement = "string" })
 signature.list_of("shards_metadata", "a list of metadata of shards", "shard_metadata")
-signature.object("local_shard", "a shard of this rank", { metadata = "shard_metadata", read = "callable?", write = "callable?" })
+signature.object("place_of_shard", "offsets and sizes of a shard", { shard_offsets = "numbers", shard_sizes = "numbers" })
+signature.object("local_shard", "a shard of this rank", { metadata = "place_of_shard", read = "callable?", write = "callable?" })
 signature.list_of("local_shards", "a list of shards of this rank", "local_shard")
 
 function ShardedTensor:init(args)
