@@ -34,9 +34,9 @@ if C.peri_abi_version() ~= C.PERI_ABI_VERSION then
 end
 
 -- A training step is one long trace: LuaJIT's default limits would give it up. (loopunroll: where a step waits in a loop, or goes through
--- a list, its functions stayed interpreted; Lua took half as much time again of the shortest steps.)
+-- a list, its functions stayed interpreted; with 30 rounds loaders had traces of more values than registers, one start in seven.)
 if jit.status() then
-  jit.opt.start("maxrecord=40000", "maxirconst=4000", "maxsnap=4000", "maxtrace=4000", "sizemcode=256", "maxmcode=16384", "loopunroll=30")
+  jit.opt.start("maxrecord=40000", "maxirconst=4000", "maxsnap=4000", "maxtrace=4000", "sizemcode=256", "maxmcode=16384", "loopunroll=20")
 end
 
 local M = { C = C }
