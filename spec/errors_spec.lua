@@ -126,7 +126,7 @@ describe("the launcher's report", function()
     assert.equal("perilune: the script raised a table: {} (script.lua:1)\n", launch "error {}")
     assert.equal("perilune: the script raised a table: { code = 5 } (script.lua:1)\n", launch "error { code = 5 }")
     assert.equal("perilune: the script raised a table (script.lua:1)\n", launch "error { 1, 2 }")
-    assert.equal("perilune: nil (script.lua:1)\n", launch "error()")
+    assert.equal("perilune: an error without a message (script.lua:1)\n", launch "error()")
     assert.equal("perilune: '=' expected near 'bad' (script.lua:2)\n", launch "\nvery bad")
   end)
 

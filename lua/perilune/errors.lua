@@ -295,6 +295,7 @@ end
 --- What a caught error says, whatever it is, without its places.
 function M.said(err)
   local message = type(err) == "table" and err.message or err
+  if message == nil then return "an error without a message" end
   if type(message) ~= "table" or (getmetatable(message) or {}).__tostring then
     local ok, text_of = pcall(tostring, message)
     return ok and text_of or "an error object whose __tostring fails: " .. (type(text_of) == "string" and text_of or kind(text_of))

@@ -30,7 +30,8 @@ local function broadcast_bytes(group, rank, status, bytes)
 end
 
 --- Run func(...) on rank `rank` of the group; every rank returns its result (nil, booleans, numbers, strings, tables of them). What it
---- raises is raised on every rank, and so is a result that cannot be sent. Collective.
+--- raises is raised on every rank, in the same words (`rank` of the error: where it comes from), and so is a result that cannot be sent.
+--- Collective.
 function M.invoke_on_rank_and_broadcast_result(group, rank, func, ...)
   if type(func) ~= "function" then P.fail(("%s: func is a %s"):format(FUNC, type(func))) end
   if group == nil then return func(...) end
@@ -44,16 +45,18 @@ function M.invoke_on_rank_and_broadcast_result(group, rank, func, ...)
     if ok then bytes = result
     else
       raised = result
+      local own_error = getmetatable(result) == P.Error
       local message, name = errors.describe(result)
-      status, bytes = FAILED, serial.encode { message = message, name = name, code = type(result) == "table" and result.code or nil }
+      status, bytes = FAILED, serial.encode { message = own_error and result.message or message, place = own_error and result.place or nil,
+        path = own_error and result.path or nil, rank = errors.rank(), name = name, code = type(result) == "table" and result.code or nil }
     end
   end
   status, bytes = broadcast_bytes(group, rank, status, bytes)
   if raised ~= nil then error(raised, 0) end
   local value = serial.decode(bytes, FUNC)
   if status == OK then return value end
-  errors.raise { code = value.code or P.C.PERI_EPEER, name = value.name or "EPEER", where = "",
-    message = ("%s: rank %d of group '%s': %s"):format(FUNC, rank, group.name, value.message) }
+  error(setmetatable({ code = value.code or P.C.PERI_EPEER, name = value.name or "EPEER", where = "", message = value.message,
+    place = value.place, path = value.path, rank = value.rank }, P.Error), 0)
 end
 
 --- run_on_leader(group, rank)(func): func as a function that runs on that rank and returns its result on all. Calls of it are collective.
