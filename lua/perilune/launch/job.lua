@@ -43,7 +43,8 @@ local noise = { { "^mpirun: Forwarding signal" }, { "^mpirun: abort is already i
 --- Boxes that follow from the end of another rank; they may come before anybody has said that it ended. causes: or they tell why ranks do
 --- not reach each other.
 local consequences = { { "peer process has unexpectedly disconnected" }, { "failed to TCP connect to a peer", causes = true },
-  { "system call failed during shared memory initialization" }, { "^%[[^%]]+%]%[%[%d+,%d+%],%d+%]%[%S*btl_tcp" } }
+  { "ORTE does not know how to route a message" }, { "system call failed during shared memory initialization" },
+  { "^%[[^%]]+%]%[%[%d+,%d+%],%d+%]%[%S*btl_tcp" } }
 
 local function first(list, text)
   for _, entry in ipairs(list) do
