@@ -16,15 +16,15 @@ local run_options = {
   { "--traceback", help = "Print where an error came from (also PERI_TRACEBACK=1)." },
 }
 
---- What makes a whole number of the text of an option; most: the largest (nil: any below 2^31).
+local MOST_THREADS = 256 -- of a rank
+
+--- What makes a whole number of the text of an option; most: the largest (nil: 2^31 - 1).
 local function whole(option, most)
   return function(text)
     local n = tonumber(text)
-    if not n or n < 1 or n >= 2 ^ 31 or n ~= math.floor(n) then
-      return nil, ("%s: '%s' is not a whole number above 0"):format(option, text)
-    end
-    if most and n > most then return nil, ("%s: %s, allowed: whole numbers 1..%d"):format(option, text, most) end
-    return n
+    if n and n == math.floor(n) and n >= 1 and n <= (most or 2 ^ 31 - 1) then return n end
+    if not n or n < 1 or n ~= math.floor(n) then return nil, ("%s: '%s' is not a whole number above 0"):format(option, text) end
+    return nil, ("%s: %s, allowed: whole numbers 1..%d"):format(option, text, most or 2 ^ 31 - 1)
   end
 end
 
@@ -55,7 +55,7 @@ local function nodes(text)
 end
 
 --- What makes a value of the text of an option, by what stands for it in the help.
-local converters = { RANKS = whole "-n", THREADS = whole "-t", POLICY = binding, LIST = nodes }
+local converters = { RANKS = whole "-n", THREADS = whole("-t", MOST_THREADS), POLICY = binding, LIST = nodes }
 
 local function add_plan(parser)
   local plan = parser:command("plan", "Plan where the tables of a model live, and say why; needs no ranks and no weights.")
@@ -64,7 +64,7 @@ local function add_plan(parser)
   plan:argument("model", "The Lua file; without one, --data decides: a table for each category, as the demonstration makes them."):args "?"
   plan:option("--topology", "A file that plan.Topology:save wrote, or the name of a machine (plan.Topology.presets).")
   plan:option("-n --ranks", "Ranks; default: those of the topology."):argname "RANKS":convert(whole "-n")
-  plan:option("--batch-size", "Samples of a rank.", 512, whole "--batch-size")
+  plan:option("--batch-size", "Samples of a rank; default: 512.", 512, whole "--batch-size")
   plan:option("--data", "A file in the Criteo layout: its ids are counted, and the plan is made for what they are like."):argname "FILE"
   plan:option("--samples", "With --data: read so many samples, rounded up to whole batches; default: all."):argname "N"
     :convert(whole "--samples")
@@ -89,7 +89,7 @@ local function add_calibrate(parser)
       .. "(docs/plans.md).")
   calibrate:option("--rounds", "How often each way of a choice is timed.", 15, whole("--rounds", 1000))
   calibrate:option("-n --ranks", "Ranks (processes) that measure together; default 1."):argname "RANKS":convert(whole "-n")
-  calibrate:option("-t --threads", "Worker threads of each rank."):argname "THREADS":convert(whole "-t")
+  calibrate:option("-t --threads", "Worker threads of each rank."):argname "THREADS":convert(whole("-t", MOST_THREADS))
   calibrate:option("--host", "Nodes for mpirun, such as a:4,b:4."):argname "LIST":convert(nodes)
   calibrate:option("--hostfile", "File of nodes for mpirun."):argname "FILE"
   calibrate:option("--seconds", "About so many for the prices of a step.", 15, whole("--seconds", 3600))
@@ -236,9 +236,17 @@ local function plans(options, words)
     io.stderr:write("perilune: ", refusal, "\n")
     return 1
   end
-  return require("perilune.launch").run { ranks = options.ranks, words = words, arguments = {}, script = function()
-    command.verify(options)
-  end }
+  local launch = require "perilune.launch"
+  local ranks = options.ranks
+  if not launch.world() then
+    local ok, found = pcall(command.ranks, options)
+    if not ok then
+      io.stderr:write("perilune: ", (require("perilune.errors").describe(found)), "\n")
+      return 1
+    end
+    ranks = found
+  end
+  return launch.run { ranks = ranks, words = words, arguments = {}, script = function() command.verify(options) end }
 end
 
 --- Run the command line in `words` (a list with the program's name at 0). Returns the exit code.

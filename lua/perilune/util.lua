@@ -154,6 +154,13 @@ function M.named(func, args, spec)
   return out
 end
 
+--- The spec of a class's arguments with those of a class below it.
+function M.extended(spec, more)
+  local all = M.copy(spec)
+  for name, default in pairs(more) do all[name] = default end -- any order: a set
+  return all
+end
+
 --- An error unless `value` is one of the strings in `allowed` (a list).
 function M.one_of(func, what, value, allowed)
   for _, a in ipairs(allowed) do
@@ -184,7 +191,9 @@ end
 --- A whole number in [low, high] or an error.
 function M.integer(func, what, value, low, high)
   if type(value) ~= "number" or value ~= math.floor(value) or value < low or value > (high or 2 ^ 53) then
-    fail(("%s: %s is %s, allowed: whole numbers %d..%s"):format(func, what, kind(value), low, high and ("%d"):format(high) or ""))
+    local too_large = type(value) == "number" and value > 2 ^ 53
+    fail(("%s: %s is %s, allowed: whole numbers %d..%s"):format(func, what, kind(value), low, high and ("%d"):format(high)
+      or too_large and "2^53" or ""))
   end
   return value
 end

@@ -339,7 +339,7 @@ describe("perilune plan --simulate", function()
       ["--simulate base --times forward"] = "--times has 'forward', wanted name=milliseconds",
       ["--simulate base --scale 8,x"] = "--scale is 'x'",
       ["--simulate base --scale 0"] = "--scale is 0, allowed: whole numbers 1..65536",
-      ["--simulate base --scale ,"] = "--scale is empty",
+      ["--simulate base --scale ,"] = "--scale ',', wanted numbers of ranks",
     } do
       local output, code = run(words)
       assert.equal(1, code)

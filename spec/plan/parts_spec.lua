@@ -115,6 +115,66 @@ describe("a user's part", function()
       assert.matches(case[2], said(case[1]), 1, true)
     end
   end)
+
+  local topology = plan.Topology { world_size = 2 }
+  local function enumerator(more)
+    local args = { topology = topology, sharder = plan.perilune_sharder, batch_size = 256 }
+    for name, value in pairs(more) do args[name] = value end
+    return plan.EmbeddingEnumerator(args)
+  end
+
+  it("is refused as an estimator that leaves no numbers behind", function()
+    local function spoiled(f)
+      return said { topology = topology, enumerator = enumerator { estimators = { plan.EmbeddingPerfEstimator { topology = topology },
+        plan.EmbeddingStorageEstimator { topology = topology }, { estimate = function(_, options) f(options[1].runs[1]) end } } } }
+    end
+    local of_run = "of runs%[1%] of table 't%d' %([%a_]+, fused%)"
+    for _, case in ipairs {
+      { function(run) run.perf.fwd_compute = "x" end, "perf.fwd_compute " .. of_run .. " is 'x' after them, allowed: finite numbers >= 0" },
+      { function(run) run.perf.bwd_comms = -1 end, "perf.bwd_comms " .. of_run .. " is %-1 after them" },
+      { function(run) run.perf.bwd_comms = 0 / 0 end, "perf.bwd_comms " .. of_run .. " is %-?nan after them" },
+      { function(run) run.perf = nil end, "perf " .. of_run .. ", after them, is nil, wanted a table" },
+      { function(run) run.storage = nil end, "storage " .. of_run .. ", after them, is nil, wanted a table" },
+      { function(run) run.storage.ddr = -1 end, "storage.ddr " .. of_run .. " is %-1 after them, .*bytes" },
+    } do
+      assert.matches(case[2], (spoiled(case[1])))
+    end
+  end)
+
+  it("counts as an estimator with what it changed last", function()
+    local function rating(factor)
+      local planner = planner_of { topology = topology, enumerator = enumerator { estimators = {
+        plan.EmbeddingPerfEstimator { topology = topology }, plan.EmbeddingStorageEstimator { topology = topology },
+        { estimate = function(_, options)
+          for _, o in ipairs(options) do
+            for _, run in ipairs(o.runs) do
+              for _, part in ipairs { "fwd_compute", "bwd_compute", "fwd_comms", "bwd_comms" } do
+                run.perf[part] = factor * run.perf[part]
+              end
+            end
+          end
+        end } } } }
+      planner:plan(model_of(3))
+      return planner.last.best.rating
+    end
+    assert.near(100 * rating(1), rating(100), 1e-9 * rating(100))
+  end)
+
+  it("is an enumerator by which its planner goes too", function()
+    local forced = { t1 = plan.ParameterConstraints { sharding_types = { "data_parallel" } } }
+    assert.matches("batch_size and an enumerator with another one",
+      said { topology = topology, enumerator = enumerator { batch_size = 64 } }, 1, true)
+    local planner = plan.EmbeddingShardingPlanner { topology = topology, enumerator = enumerator { constraints = forced, batch_size = 64 } }
+    assert.same({ 64, "data_parallel" }, { planner.batch_size, planner:plan(model_of(2)):get_plan_for_module("").tables.t1.sharding_type })
+    local function refused(words, more)
+      local args = { topology = topology, enumerator = enumerator {} }
+      for name, value in pairs(more) do args[name] = value end
+      assert.error_matches(function() plan.EmbeddingShardingPlanner(args) end, words)
+    end
+    refused("constraints and an enumerator with another one; give constraints to the enumerator only", { constraints = forced })
+    refused("sharder and an enumerator with another one", { sharder = plan.torchrec_sharder })
+    refused("the topology of its enumerator is another one", { topology = plan.Topology { world_size = 4 } })
+  end)
 end)
 
 describe("what a planner says of its plan", function()
@@ -133,10 +193,8 @@ describe("what a planner says of its plan", function()
       local best = planner.last.best
       local list = step.by_rank(best.proposal, best.placement, planner.topology)
       local ms = ("%.4g ms"):format((step.ms(list, planner.topology)))
-      assert.matches((": %s a step, "):format(ms), line, 1, true)
+      assert.matches((": %s a step ("):format(ms), line, 1, true)
       assert.matches(("<b>%s</b><span>a step"):format(ms), page, 1, true)
-      local shards = plan.NoopPerfModel { topology = planner.topology }
-      assert.matches(("%.4g ms of shards on the slowest rank ("):format(shards:rate(best.proposal, best.placement)), line, 1, true)
     end
   end)
 

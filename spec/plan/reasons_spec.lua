@@ -241,12 +241,15 @@ describe("perilune plan", function()
     local model = "return { tables = { { name = 't', num_embeddings = 10, embedding_dim = 4 } } }"
     for words, want in pairs { ["--topology no/file"] = "no/file: No such file", ["--ranks 0"] = "'0' is not a whole number above 0",
       ["--ranks -1"] = "'-1' is no option, and no number that an option takes",
-      ["--samples 5"] = "perilune plan: --samples goes with --data FILE",
-      ["--dim 5"] = "perilune plan: --dim goes with --data FILE and no model",
-      ["--data /no/where --rows 5"] = "perilune plan: --rows goes with --data FILE and no model",
+      ["--samples 5"] = "perilune: plan: --samples goes with --data FILE",
+      ["--dim 5"] = "perilune: plan: --dim goes with --data FILE and no model",
+      ["--data /no/where --rows 5"] = "perilune: plan: --rows goes with --data FILE and no model",
       ["--data /no/where"] = "/no/where: No such file or directory",
-      ["--save x.lua"] = "perilune plan: --save 'x.lua', allowed: names that end in .plan or .json",
-      ["--html no/folder/x.html"] = "perilune plan --html: no/folder/x.html: No such file" } do
+      ["--save /tmp/x.plan --html /tmp/x.plan"] = "plan: --save and --html are both '/tmp/x.plan'",
+      ["--simulate base --scale 2,,4"] = "plan: --scale '2,,4', wanted numbers of ranks",
+      ["--batch-size 99999999999"] = "--batch-size: 99999999999, allowed: whole numbers 1..2147483647",
+      ["--save x.lua"] = "perilune: plan: --save 'x.lua', allowed: names that end in .plan or .json",
+      ["--html no/folder/x.html"] = "perilune: plan --html: no/folder/x.html: No such file" } do
       local output, code = run(model, words)
       assert.not_equal(0, code)
       assert.matches(want, output, 1, true)
@@ -259,6 +262,18 @@ describe("perilune plan", function()
       ["return { model = { tables = { " .. t .. " } }, constraints = { u = {} } }"] = "constraints of table 'u', which the model has not",
       ["return { model = { tables = { " .. t .. " } }, relation = {} }"] = "no argument 'relation'; allowed: constraints, cost, model",
       ["return { tables = { { name = 't', num_embeddings = 0, embedding_dim = 4 } } }"] = "tables[1] 't': num_embeddings is 0",
+      ["return { tables = { " .. t .. ", nil, " .. t .. " } }"] = "tables is no list of tables: it has entries behind a nil",
+      ["return { tables = { a = " .. t .. " } }"] = "tables is a table with the key 'a', wanted a list",
+      ["return { tables = {} }"] = "model[1]: tables is empty, wanted at least one table",
+      ["return require('perilune').nn.Linear { in_features = 2, out_features = 1 }"] = "the model has no collections of tables",
+      ["return { tables = { { name = 't', num_embeddings = 1, embedding_dim = 4, feature_names = {} } } }"] = "feature_names is empty",
+      ["return { tables = { { name = 't', num_embeddings = 1, embedding_dim = 4, feature_names = { 'x', 'x' } } } }"] =
+        "tables[1] 't': feature 'x' comes twice",
+      ["return { tables = { { name = 't', num_embeddings = 1e18, embedding_dim = 4 } } }"] = "num_embeddings is 1e+18, allowed: whole "
+        .. "numbers 1..2^53",
+      ["return { model = { tables = { " .. t .. " } }, constraints = { t = { sharding_types = { 'foo' } } } }"] =
+        "constraints of table 't': ParameterConstraints: one of sharding_types is 'foo'",
+      ["return { model = { tables = { " .. t .. " } }, constraints = { t = 3 } }"] = "constraints of table 't': ",
       ["x = = 3"] = "unexpected symbol near '='",
     } do assert.matches(want, (run(text, "")), 1, true) end
     local file = os.tmpname()

@@ -154,7 +154,7 @@ describe("perilune plan --data", function()
 
   it("says what is wrong in a line", function()
     for words, want in pairs { -- any order
-      [""] = "perilune plan: neither a model nor --data; give one of them",
+      [""] = "perilune: plan: neither a model nor --data; give one of them",
       ["--data " .. folder .. "/no.txt"] = "no.txt: No such file or directory",
       ["--data " .. path .. " --samples 0"] = "--samples: '0' is not a whole number above 0",
       ["spec/support/shell.lua --data " .. path] = "a model without tables",

@@ -233,6 +233,36 @@ describe("estimates = 'step'", function()
   end)
 end)
 
+describe("optimizers", function()
+  local config, measure = require "perilune.embed.config", require "perilune.launch.measure"
+  local function described(optimizer)
+    return plan.describe.of { tables = { { name = "t", num_embeddings = 5000, embedding_dim = 48 } }, optimizer = optimizer }
+  end
+  local entries = plan.ShardingPlan { [""] = { t = plan.table_wise(0) } }
+
+  it("are predicted to keep the bytes that they keep", function()
+    for _, optimizer in ipairs(config.optimizers()) do
+      local model, topology = described(optimizer), plan.Topology { world_size = 1 }
+      local prepared = measure.prepare { model = model, plan = entries, batch_size = 8, group = peri.init() }
+      local predicted = step.predict(entries, model, topology, 8, {}).bytes
+      measure.release(prepared)
+      assert.is_true(math.abs(predicted / prepared.bytes - 1) < 0.02, ("%s: %d, measured %d"):format(optimizer, predicted, prepared.bytes))
+    end
+  end)
+
+  it("take longer backward the more they keep, in proportion", function()
+    local topology = plan.Topology { world_size = 1, cache_bytes = 2 ^ 40, core_cache_bytes = 2 ^ 39 }
+    local function backward(optimizer) return step.predict(entries, described(optimizer), topology, 64, {}).backward_ms end
+    local sgd, one, two = backward "sgd", backward "adagrad", backward "adam"
+    assert.equal(sgd, backward "rowwise_adagrad") -- a number for each row is in the price of rows
+    assert.equal(one, backward "lion")
+    assert.equal(two, backward "lamb")
+    local rows = 5000 * (1 - math.exp(-64 / 5000)) -- 64 ids, drawn alike
+    assert.near(rows * 48 * 4 * 5e-8, two - one, 1e-9)          -- step.lua's usual price of a byte of states
+    assert.near(rows * (5e-6 + 48 * 4 * 5e-8), one - sgd, 1e-9) -- and of a row that has some
+  end)
+end)
+
 describe("perilune plan --verify", function()
   if shell.no_launcher() then return it("is there", function() pending(shell.no_launcher()) end) end
   local folder, clean
@@ -257,6 +287,38 @@ describe("perilune plan --verify", function()
     local predicted, measured = out:match "fullest rank, MB%s+([%d.]+)%s+([%d.]+)"
     assert.near(1, tonumber(predicted) / tonumber(measured), 0.02)
     assert.near((40000 * 65 + 50000 * 17) * 4e-6, tonumber(measured), 0.1)
+  end)
+
+  it("runs models whose tables share features, whose features have batches of their own, and on a topology's ranks", function()
+    local topology = folder .. "/two.topology"
+    plan.Topology({ world_size = 2 }):save(topology)
+    for _, kind in ipairs { "EmbeddingBagCollection", "EmbeddingCollection" } do
+      local model = file("shared.lua", ([[return { model = { kind = "%s", tables = {
+          { name = "a", num_embeddings = 400, embedding_dim = 8, feature_names = { "x", "y" } },
+          { name = "b", num_embeddings = 200, embedding_dim = 8, feature_names = { "x" } } } },
+        constraints = { a = { batch_sizes = { 10, 60 }, pooling_factors = { 3, 1 } },
+          b = { batch_sizes = { 10 }, pooling_factors = { 3 } } } }
+      ]]):format(kind))
+      local out, status = shell.run(("%s plan %s --verify --topology %s"):format(shell.perilune, model, topology), {})
+      if status ~= 0 and out:find "need Open MPI" then return pending "Open MPI was not found" end
+      assert.equal(0, status, out)
+      assert.matches("2 tables on 2 ranks", out)
+      local predicted, measured = out:match "fullest rank, MB%s+([%d.]+)%s+([%d.]+)"
+      assert.near(tonumber(predicted), tonumber(measured), 0.02)
+    end
+  end)
+
+  it("does not leave a table out in silence", function()
+    local model = file("other.lua", [[return { model = { tables = { { name = "a", num_embeddings = 4, embedding_dim = 4 },
+      { name = "b", num_embeddings = 4, embedding_dim = 4 } } }, constraints = { a = { device_group = "cuda" } } }]])
+    local topology = folder .. "/one.topology"
+    plan.Topology({ world_size = 1 }):save(topology)
+    local out, status = shell.run(("%s plan %s --verify --topology %s"):format(shell.perilune, model, topology), {})
+    assert.equal(1, status, out)
+    assert.matches("table 'a' is left out by its constraint device_group = 'cuda'", out, 1, true)
+    out, status = shell.run(("%s plan %s --topology %s"):format(shell.perilune, model, topology), {})
+    assert.equal(0, status, out)
+    assert.matches("table 'a' is left out: its constraint device_group is cuda, this is a plan for a cpu", out, 1, true)
   end)
 
   it("says what is not there", function()

@@ -145,7 +145,9 @@ describe("data as text", function()
       { "world_size", '"x"', "is 'x', wanted a number" }, { "world_size", "-1", "is -1, allowed: " .. ranks },
       { "world_size", "1.5", "is 1.5, allowed: " .. ranks }, { "world_size", "0", "is 0, allowed: " .. ranks },
       { "inter_host_bw", "{}", "is a table, wanted a number" }, { "compute_device", "{}", "is a table, allowed: cpu, cuda" },
-      { "rates", "{ copy = {} }", "rates.copy is a table, allowed: finite numbers >= 0" },
+      { "rates", "{ copy = {} }", "rates.copy is a table, allowed: finite numbers > 0" },
+      { "rates", "{ copy = 0 }", "rates.copy is 0, allowed: finite numbers > 0" },
+      { "rates", "{ cop = 1 }", "a key of rates is 'cop', allowed: copy, gather, update, products" },
       { "costs", "{ forward = { step = {} }, backward = {} }", "costs.forward.step is a table, allowed: finite" },
       { "costs", "{ forward = { step = 1 } }", "costs.backward is missing" }, { "costs", "{}", "costs.forward is missing" },
       { "choices", '{ copy_by = "nobody" }', "choices.copy_by is 'nobody', allowed: receiver, sender" },
@@ -154,7 +156,7 @@ describe("data as text", function()
     } do
       for _, over in ipairs { {}, { world_size = 2 } } do
         local said = loaded({ [case[1]] = case[2] }, over)
-        assert.matches("Topology: " .. (case[3]:find "^%l+%." and "" or case[1] .. " "), said, 1, true)
+        assert.matches("Topology: " .. ((case[3]:find "^%l+%." or case[3]:find "^a key") and "" or case[1] .. " "), said, 1, true)
         assert.matches(case[3], said, 1, true)
       end
     end
@@ -170,7 +172,11 @@ describe("data as text", function()
   end)
 
   it("takes no default for what was measured with prices", function()
-    local whole = { costs = "{ forward = { step = 1 }, backward = {} }", ddr_mem_bw = "1e6", cache_bytes = "1e6", core_cache_bytes = "1e5",
+    local prices = {}
+    for i, unit in ipairs(require("perilune.plan.topology").units) do prices[i] = unit .. " = 1" end
+    local all = ("{ %s }"):format(table.concat(prices, ", "))
+    local whole = { costs = ("{ forward = %s, backward = %s }"):format(all, all), ddr_mem_bw = "1e6", cache_bytes = "1e6",
+      core_cache_bytes = "1e5",
       intra_host_bw = "1e6", intra_host_latency = "0", inter_host_bw = "1e5", inter_host_latency = "0" }
     assert.is_true(plan.Topology.is(loaded(whole)))
     whole.local_world_size = "2"
@@ -182,6 +188,9 @@ describe("data as text", function()
         assert.matches(("costs were measured, and %s is missing for 4 ranks"):format(name), said, 1, true)
       end
     end
+    local fewer = peri.util.copy(whole)
+    fewer.costs = fewer.costs:gsub("row = 1, ", "", 1)
+    assert.matches("costs.forward.row is missing: measure again", loaded(fewer), 1, true)
     -- nor for links that were not measured, because there were none
     local alone = { world_size = "1", local_world_size = "1", costs = whole.costs, ddr_mem_bw = "1e6", cache_bytes = "1e6",
       core_cache_bytes = "1e5" }
@@ -191,7 +200,7 @@ describe("data as text", function()
     assert.matches("inter_host_bw is missing for 4 ranks, 1 a host", loaded(alone, { world_size = 4 }), 1, true)
     assert.is_true(plan.Topology.is(loaded(alone, { world_size = 4, inter_host_bw = 1e5, inter_host_latency = 0.1 })))
     local path = os.tmpname() -- and what is measured is written, also where it is what a default is
-    local t = plan.Topology { world_size = 4, local_world_size = 2, costs = { forward = {}, backward = {} } }
+    local t = plan.Topology { world_size = 4, local_world_size = 2, costs = loaded(whole).costs }
     t:save(path)
     assert.same(t:arguments(), plan.Topology.load(path):arguments())
     os.remove(path)

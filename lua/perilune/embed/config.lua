@@ -228,15 +228,24 @@ local aliases = {
   partial_row_wise_adam = "partial_rowwise_adam", partial_row_wise_lamb = "partial_rowwise_lamb",
   emainplace_row_wise_adagrad = "emainplace_rowwise_adagrad",
 }
---- An error of `func` unless `name` is an optimizer's, as fused_params, FBGEMM or TorchRec's classes (RowWiseAdagrad) call it.
-function M.check_optimizer(func, name)
+--- The optimizer that fused_params, FBGEMM or TorchRec's classes (RowWiseAdagrad) call `name`, by its name here; an error of `func` if it
+--- is none.
+function M.optimizer_of(func, name)
   local function plain(text) return (text:lower():gsub("_", "")) end
   for _, list in ipairs { kinds, aliases } do
     for known in util.ordered(list) do
-      if plain(known) == plain(name) then return end
+      if plain(known) == plain(name) then return aliases[known] or known end
     end
   end
   util.one_of(func, "optimizer", name, util.keys(kinds))
+end
+
+--- fused_params with which an optimizer of that name trains: what planners and measurements know of a model is no more than it.
+function M.usual_params(name)
+  local params = { optimizer = M.optimizer_of("embed.config.usual_params", name) }
+  if params.optimizer ~= "none" then params.learning_rate = 0.01 end
+  if params.optimizer == "rowwise_adagrad_with_counter" then params.weight_decay_mode = "counter" end
+  return params
 end
 
 --- Names of the optimizers.
@@ -382,6 +391,6 @@ signature.object("embedding_config", "an EmbeddingBagConfig or EmbeddingConfig",
 signature.list_of("embedding_configs", "a list of EmbeddingBagConfigs or EmbeddingConfigs", "embedding_config")
 signature.check("", M, { check_trained = "func: string, t: table",
   fill_cache_params = "func: string, slot: cache_slot, params: CacheParams, data_type: string",
-  output_names = "tables: embedding_configs" })
+  output_names = "tables: embedding_configs", optimizer_of = "func: string, name: string", usual_params = "name: string" })
 
 return M

@@ -2,6 +2,7 @@
 local ffi = require "ffi"
 local bit = require "bit"
 local peri = require "perilune"
+local config_of = require "perilune.embed.config"
 local constraints_of = require "perilune.plan.constraints"
 local Tensor, util, C = peri.Tensor, peri.util, peri.ffi.C
 
@@ -23,40 +24,60 @@ local function draw(values, first, n, rows, seed)
   end
 end
 
---- A batch of a collection: lengths[f] ids a bag on average of feature f, whose ids are below rows[f].
-local function batch_of(features, batch_size, seed)
-  local total, bags, keys = 0, 0, {}
+--- A batch of a collection: f.length ids a bag on average of feature f, of which there are f.bags, with ids below f.rows.
+local function batch_of(features, seed)
+  local total, bags, keys, strides, varied = 0, 0, {}, {}, false
   for i, f in ipairs(features) do
-    keys[i] = f.name
-    total, bags = total + math.floor(f.length * batch_size + 0.5), bags + batch_size
+    keys[i], strides[i], varied = f.name, { f.bags }, varied or f.bags ~= features[1].bags
+    total, bags = total + math.floor(f.length * f.bags + 0.5), bags + f.bags
   end
   local values, lengths = ffi.new("int64_t[?]", math.max(total, 1)), ffi.new("int32_t[?]", math.max(bags, 1))
   local at, bag = 0, 0
   for i, f in ipairs(features) do
-    local n = math.floor(f.length * batch_size + 0.5)
+    local n = math.floor(f.length * f.bags + 0.5)
     draw(values, at, n, f.rows, seed * 7919 + i * 104729)
-    for b = 0, batch_size - 1 do lengths[bag + b] = math.floor((b + 1) * n / batch_size) - math.floor(b * n / batch_size) end
-    at, bag = at + n, bag + batch_size
+    for b = 0, f.bags - 1 do lengths[bag + b] = math.floor((b + 1) * n / f.bags) - math.floor(b * n / f.bags) end
+    at, bag = at + n, bag + f.bags
   end
-  return peri.KeyedJaggedTensor { keys = keys, stride = batch_size, values = Tensor.from_memory(values, { total }, "i64"),
+  local inverse -- pooled rows of features with fewer bags than others serve several samples
+  if varied then
+    local samples = 0
+    for _, f in ipairs(features) do samples = math.max(samples, f.bags) end
+    local places = ffi.new("int64_t[?]", #features * samples)
+    for i, f in ipairs(features) do
+      for s = 0, samples - 1 do places[(i - 1) * samples + s] = s % math.max(f.bags, 1) end
+    end
+    inverse = { keys, Tensor.from_memory(places, { #features, samples }, "i64") }
+  end
+  return peri.KeyedJaggedTensor { keys = keys, inverse_indices = inverse, stride = not varied and features[1].bags or nil,
+    stride_per_key_per_rank = varied and strides or nil, values = Tensor.from_memory(values, { total }, "i64"),
     lengths = Tensor.from_memory(lengths, { bags }, "i32") }
 end
 
---- The sharded module of one collection of a model (plan/describe.lua) under its part of a plan, with its features.
-local function sharded_of(collection, module_plan, constraints, group)
+--- The sharded module of one collection of a model (plan/describe.lua) under its part of a plan, with its features. One of several tables
+--- has ids that all of them have, and as many as the first says.
+local function sharded_of(collection, module_plan, constraints, group, batch_size)
   local pooled = collection.kind ~= "EmbeddingCollection"
-  local tables, features = {}, {}
+  local tables, features, known = {}, {}, {}
   for i, t in ipairs(collection.tables) do
     local config = pooled and peri.EmbeddingBagConfig or peri.EmbeddingConfig
     tables[i] = config { name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim,
       feature_names = t.feature_names, data_type = t.data_type or "FP32" }
     local constraint = constraints_of.of(constraints, collection.path, t.name)
-    local lengths = constraints_of.per_feature(constraint, "pooling_factors", t.name, #t.feature_names, 1)
-    for k, name in ipairs(t.feature_names) do features[#features + 1] = { name = name, length = lengths[k], rows = t.num_embeddings } end
+    local function numbers(key, default) return constraints_of.per_feature(constraint, key, t.name, #t.feature_names, default) end
+    local lengths, poolings, batches = numbers("pooling_factors", 1), numbers("num_poolings", 1), numbers("batch_sizes", batch_size)
+    for k, name in ipairs(t.feature_names) do
+      local f = known[name]
+      if not f then
+        f = { name = name, length = lengths[k], rows = t.num_embeddings, bags = math.floor(batches[k] * poolings[k] + 0.5) }
+        known[name], features[#features + 1] = f, f
+      end
+      f.rows = math.min(f.rows, t.num_embeddings)
+    end
   end
   local class = pooled and peri.shard.ShardedEmbeddingBagCollection or peri.shard.ShardedEmbeddingCollection
   return class { tables = tables, plan = module_plan, group = group,
-    fused_params = { optimizer = collection.optimizer or "sgd", learning_rate = 0.01 } }, features
+    fused_params = config_of.usual_params(collection.optimizer or "sgd") }, features
 end
 
 --- What comes out of a module, as tensors.
@@ -90,11 +111,12 @@ end
 function M.prepare(args)
   local before, parts = tonumber(C.peri_mem_live()), {}
   for i, collection in ipairs(args.model) do
-    local module, features = sharded_of(collection, args.plan:get_plan_for_module(collection.path), args.constraints, args.group)
+    local module, features = sharded_of(collection, args.plan:get_plan_for_module(collection.path), args.constraints, args.group,
+      args.batch_size)
     parts[i] = { module = module, features = features, gradients = {} }
   end
   return { parts = parts, group = args.group, beside = args.beside or args.group, bytes = tonumber(C.peri_mem_live()) - before,
-    number = 0, before = 1, in_a_row = 1, batch_size = args.batch_size }
+    number = 0, before = 1, in_a_row = 1 }
 end
 
 local MOST, LONG = 8, 10          -- steps in a row; milliseconds that are enough of them
@@ -112,7 +134,7 @@ function M.time(prepared)
     for k = 1, before + n do
       prepared.number = prepared.number + 1
       batches[k] = util.map(prepared.parts, function(part)
-        return batch_of(part.features, prepared.batch_size, prepared.number * group:size() + group:rank())
+        return batch_of(part.features, prepared.number * group:size() + group:rank())
       end)
     end
     local function one(k)

@@ -10,7 +10,18 @@ local M = {}
 
 local MOST_SIMULATED = 65536 -- ranks
 
+--- What an error says, behind "perilune: ".
+local function said(err) return (errors.describe(err):gsub("^perilune plan", "plan")) end
+
 local function lines(stream, list) stream:write(table.concat(list, "\n"), "\n") end
+
+--- f(x), whose errors tell where they are from.
+local function within(where, f, x)
+  local ok, result = pcall(f, x)
+  if ok then return result end
+  if getmetatable(result) == P.Error then result.message = ("%s: %s"):format(where, result.message) end
+  error(result, 0)
+end
 
 --- What a model's file says: the model (plan/describe.lua), or { model =, constraints =, relations =, cost =, objective = }. Returns the
 --- described model and a table of the rest.
@@ -28,13 +39,11 @@ local function load_model(path)
   end
   local constraints = {}
   for name, c in util.ordered(rest.constraints or {}) do
-    constraints[name] = plan.ParameterConstraints.is(c) and c or plan.ParameterConstraints(c)
+    constraints[name] = plan.ParameterConstraints.is(c) and c or within(("'%s': constraints of table '%s'"):format(path, tostring(name)),
+      plan.ParameterConstraints, c)
   end
-  local ok, model = pcall(plan.describe.of, given)
-  if not ok then
-    if getmetatable(model) == P.Error then model.message = ("'%s': %s"):format(path, model.message) end
-    error(model, 0)
-  end
+  local model = within(("'%s'"):format(path), plan.describe.of, given)
+  if #model == 0 then P.fail(("'%s': the model has no collections of tables: there is nothing to plan"):format(path)) end
   require("perilune.plan.constraints").check(("'%s'"):format(path), constraints, model)
   return model, { constraints = constraints, relations = rest.relations, cost = rest.cost, objective = rest.objective }
 end
@@ -92,10 +101,10 @@ end
 --- "8,64,512" -> { 8, 64, 512 }.
 local function scale_of(list)
   local out = {}
-  for part in list:gmatch "[^,]*" do
-    if part ~= "" then out[#out + 1] = util.integer("perilune plan", "--scale", tonumber(part) or part, 1, MOST_SIMULATED) end
+  for part in (list .. ","):gmatch "([^,]*)," do
+    if part == "" then P.fail(("perilune plan: --scale '%s', wanted numbers of ranks: 8,64,512"):format(list)) end
+    out[#out + 1] = util.integer("perilune plan", "--scale", tonumber(part) or part, 1, MOST_SIMULATED)
   end
-  if #out == 0 then P.fail "perilune plan: --scale is empty, wanted numbers of ranks: 8,64,512" end
   return out
 end
 
@@ -148,7 +157,11 @@ local function check_options(options)
   for _, name in ipairs(options.verify and { "save", "html", "simulate", "times", "scale", "trace" } or {}) do
     if options[name] then P.fail(("perilune plan: --%s does not go with --verify, which writes no plan"):format(name)) end
   end
+  local of_path = {}
   for _, name in ipairs { "save", "html", "trace" } do
+    local path = options[name]
+    if path and of_path[path] then P.fail(("perilune plan: --%s and --%s are both '%s'"):format(of_path[path], name, path)) end
+    of_path[path or ""] = name
     if options[name] then text.probe(options[name], "perilune plan --" .. name) end
   end
 end
@@ -156,7 +169,7 @@ end
 --- The words for options that do not go together, nil if they do.
 function M.refusal(options)
   local ok, err = pcall(check_options, options)
-  return not ok and errors.describe(err) or nil
+  return not ok and said(err) or nil
 end
 
 --- options: { model = path or nil (with data), data = path, samples =, rows =, dim =, topology = name or path, ranks =, batch_size =,
@@ -182,30 +195,39 @@ function M.run(options, stream)
     if what then simulate(options, what, g, planner, stream) end
   end, errors.locate)
   if ok then return 0 end
-  io.stderr:write("perilune: ", (errors.describe(err)), "\n")
+  io.stderr:write("perilune: ", said(err), "\n")
   return 1
 end
 
---- perilune plan --verify: a rank's part. Prints on rank 0.
+--- Ranks that --verify runs on: those that are asked for, else those of a topology that is named; nil: one.
+function M.ranks(options)
+  return options.ranks or options.topology and plan.report.topology(options.topology).world_size or nil
+end
+
+--- plan --verify: a rank's part. Prints on rank 0.
 function M.verify(options)
   local peri = require "perilune"
   local world = peri.init()
   local n, host = world:size(), world.local_size
-  local topology = options.topology and plan.report.topology(options.topology) or plan.Topology.kept(n, host)
+  local topology = options.topology and plan.report.topology(options.topology, options.ranks) or plan.Topology.kept(n, host)
   if not topology then
-    P.fail(("perilune plan --verify: nothing was measured of %d ranks, %d a host; run: perilune calibrate -n %d"):format(n, host, n))
+    P.fail(("plan --verify: nothing was measured of %d ranks, %d a host; run: perilune calibrate -n %d"):format(n, host, n))
   end
   if topology.world_size ~= n or topology.local_world_size ~= host then
-    P.fail(("perilune plan --verify: the topology has %d ranks, %d a host; here are %d and %d"):format(topology.world_size,
+    P.fail(("plan --verify: the topology has %d ranks, %d a host; here are %d and %d"):format(topology.world_size,
       topology.local_world_size, n, host))
   end
   local threads = P.C.peri_threads()
   if topology.threads and topology.threads ~= threads then
-    P.fail(("perilune plan --verify: the topology was measured with PERI_NUM_THREADS=%d, here a rank has %d threads; run with as many, or: "
+    P.fail(("plan --verify: the topology was measured with PERI_NUM_THREADS=%d, here a rank has %d threads; run with as many, or: "
       .. "perilune calibrate -n %d -t %d"):format(topology.threads, threads, n, threads))
   end
   local g = given(options, world:rank() == 0 and io.stdout or { write = function() end })
   local constraints = g.rest.constraints
+  for _, t in ipairs(require("perilune.plan.constraints").left_out(constraints, g.model, topology.compute_device)) do
+    P.fail(("plan --verify: table '%s' is left out by its constraint device_group = '%s': steps of its model need it"):format(t.fqn,
+      t.device_group))
+  end
   if g.statistics then constraints = plan.statistics.constrain(g.statistics, g.model, constraints, n) end
   local planner = plan.EmbeddingShardingPlanner { topology = topology, batch_size = options.batch_size, constraints = constraints,
     relations = g.rest.relations, cost = g.rest.cost, objective = g.rest.objective, sharder = plan.perilune_sharder,

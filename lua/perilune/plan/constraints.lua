@@ -32,6 +32,18 @@ local arguments = {
 local ParameterConstraints = util.class "ParameterConstraints"
 M.ParameterConstraints = ParameterConstraints
 
+--- The tables of a model that planners for a device leave out, as { { fqn =, device_group = } }.
+function M.left_out(constraints, model, device)
+  local out = {}
+  for _, c in ipairs(model) do
+    for _, t in ipairs(c.tables) do
+      local group = M.of(constraints, c.path, t.name).device_group
+      if group and group ~= device then out[#out + 1] = { fqn = M.fqn(c.path, t.name), device_group = group } end
+    end
+  end
+  return out
+end
+
 local function check_names(what, list, allowed)
   if list and #list == 0 then P.fail(("ParameterConstraints: %s is empty, which allows nothing; leave it out"):format(what)) end
   for _, name in ipairs(list or {}) do util.one_of("ParameterConstraints", "one of " .. what, name, allowed) end
@@ -97,7 +109,7 @@ signature.object("with_tables", "a collection of a model", { path = "string", ta
 signature.list_of("lists_of_tables", "a list of collections of a model", "with_tables")
 signature.check("plan.constraints.", M, { fqn = "path: string, name: string",
   check = "func: string, constraints: table, model: lists_of_tables",
-  of = "constraints: table?, path: string, name: string",
+  of = "constraints: table?, path: string, name: string", left_out = "constraints: table?, model: lists_of_tables, device: string",
   per_feature = "constraint: table, key: string, table_name: string, n: count, default: number" })
 
 return M

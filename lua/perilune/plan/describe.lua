@@ -43,7 +43,11 @@ function M.module(module)
 end
 
 local function check_tables(where, tables)
-  if type(tables) ~= "table" or #tables == 0 then P.fail(("%s: tables is no list of tables"):format(where)) end
+  local keys = type(tables) == "table" and util.keys(tables)
+  if not keys or #keys ~= #tables then
+    P.fail(("%s: tables is no list of tables: it has entries behind a nil, or keys that are no positions"):format(where))
+  end
+  if #tables == 0 then P.fail(("%s: tables is empty, wanted at least one table"):format(where)) end
   local seen = {}
   return util.map(tables, function(t, i)
     local what = ("%s: tables[%d]"):format(where, i)
@@ -58,6 +62,11 @@ local function check_tables(where, tables)
     seen[a.name] = true
     if not data_bytes[a.data_type] then util.one_of(what, "data_type", a.data_type, util.keys(data_bytes)) end
     a.feature_names = signature.value(what, "feature_names", a.feature_names or { a.name }, "strings")
+    if #a.feature_names == 0 then P.fail(what .. ": feature_names is empty, wanted at least one name") end
+    local features = util.index_of(a.feature_names)
+    for k, name in ipairs(a.feature_names) do
+      if features[name] ~= k then P.fail(("%s: feature '%s' comes twice"):format(what, name)) end
+    end
     return a
   end)
 end
@@ -72,7 +81,7 @@ local function described(given)
     local a = util.named(where, c, { path = "", kind = "EmbeddingBagCollection", tables = util.required.list, is_weighted = false,
       optimizer = util.optional.string, dense_bytes = 0, buffer_bytes = 0 })
     util.one_of(where, "kind", a.kind, util.keys(kinds))
-    if a.optimizer then embed.check_optimizer(where, a.optimizer) end
+    if a.optimizer then embed.optimizer_of(where, a.optimizer) end
     if seen[a.path] then P.fail(("%s: path '%s' is that of model[%d] too; give each its own"):format(where, a.path, seen[a.path])) end
     seen[a.path] = i
     a.tables = check_tables(where, a.tables)

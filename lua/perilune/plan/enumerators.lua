@@ -8,6 +8,7 @@ local constraints_of = require "perilune.plan.constraints"
 local options = require "perilune.plan.options"
 local storage = require "perilune.plan.storage"
 local perf = require "perilune.plan.perf"
+local topologies = require "perilune.plan.topology"
 local costs = require "perilune.plan.objectives"
 local kinds = require "perilune.plan.kinds"
 local signature = require "perilune.signature"
@@ -82,6 +83,7 @@ function EmbeddingEnumerator:init(args)
   end
   self.topology, self.constraints, self.sharder = a.topology, a.constraints or {}, a.sharder
   self.batch_size = util.integer("EmbeddingEnumerator", "batch_size", a.batch_size, 1)
+  self.own_estimators = a.estimators ~= nil and #a.estimators > 0
   self.estimators = a.estimators or { perf.EmbeddingPerfEstimator { topology = a.topology },
     storage.EmbeddingStorageEstimator { topology = a.topology } }
   if a.cost ~= nil then
@@ -93,9 +95,33 @@ function EmbeddingEnumerator:init(args)
   end
 end
 
+--- An error unless each run of options has bytes and milliseconds, as users' estimators may have left them; then sums are those of what is
+--- there.
+local function check_estimates(list)
+  for _, option in ipairs(list) do
+    for i, run in ipairs(option.runs) do
+      local where = ("runs[%d] of table '%s' (%s, %s)"):format(i, option.fqn, option.sharding_type, option.compute_kernel)
+      for _, field in ipairs { "storage", "perf" } do
+        local numbers = signature.value("estimators", ("%s of %s, after them,"):format(field, where), run[field], "table")
+        for _, name in ipairs(field == "perf" and costs.parts or topologies.tiers) do
+          local x = numbers[name]
+          if type(x) ~= "number" or not (x >= 0 and x < math.huge) then
+            P.fail(("estimators: %s.%s of %s is %s after them, allowed: finite numbers >= 0 (%s)"):format(field, name, where,
+              signature.text(x), field == "perf" and "milliseconds" or "bytes"))
+          end
+        end
+      end
+      run.perf.total = perf.total(run.perf)
+    end
+    option:sum_storage()
+    option:sum_perf()
+  end
+end
+
 --- Estimate options again, after a change of theirs.
 function EmbeddingEnumerator:populate_estimates(list)
   for _, estimator in ipairs(self.estimators) do estimator:estimate(list) end
+  if self.own_estimators then check_estimates(list) end
 end
 
 --- The fields that all options of a table share.

@@ -7,6 +7,7 @@ local perf = require "perilune.plan.perf"
 local M = {}
 
 local parts = { "fwd_compute", "fwd_comms", "bwd_compute", "bwd_comms", "prefetch_compute", "input_dist_comms" }
+M.parts = parts -- fields of a run's perf that are milliseconds
 
 --- An estimator that lets f(perf, option, shard, topology) change the milliseconds that others have found for a shard.
 local Cost = util.class "Cost"

@@ -12,6 +12,22 @@ local PLANNER = "EmbeddingShardingPlanner"
 
 local function returned(method, value, kind) return signature.value(PLANNER, ("what %s returned"):format(method), value, kind) end
 
+--- What an enumerator goes by is what its planner goes by: what only the enumerator was given is taken from it, and what both were given
+--- is the same, or an error. given: the planner's arguments as the user gave them; all: with defaults.
+function M.agree(func, given, all)
+  local own = all.enumerator
+  for _, name in ipairs { "batch_size", "constraints", "sharder" } do
+    if own[name] ~= nil and given[name] == nil then all[name] = own[name]
+    elseif own[name] ~= nil and given[name] ~= own[name] then
+      P.fail(("%s: %s and an enumerator with another one; give %s to the enumerator only"):format(func, name, name))
+    end
+  end
+  local topology = own.topology
+  if signature.is("Topology", topology) and not rawequal(topology, all.topology) and tostring(topology) ~= tostring(all.topology) then
+    P.fail(("%s: the topology of its enumerator is another one (%s; %s)"):format(func, tostring(topology), tostring(all.topology)))
+  end
+end
+
 --- What a storage reservation left of a topology.
 function M.reserved(topology) return returned("storage_reservation:reserve", topology, "Topology") end
 

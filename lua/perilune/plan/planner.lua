@@ -89,6 +89,7 @@ local kind_of = { topology = "Topology", constraints = "constraints", enumerator
 function EmbeddingShardingPlanner:init(args)
   local f = "EmbeddingShardingPlanner"
   local a = util.named(f, args, arguments)
+  if a.enumerator then parts.agree(f, args, a) end
   for name, value in util.ordered(a) do self[name] = value end
   self.args = a
   util.integer(f, "batch_size", a.batch_size, 1)
@@ -222,6 +223,7 @@ end
 
 --- Look for the best plan of a model (see enumerators.lua). Returns { best = { proposal =, placement =, rating =, units = and
 --- unit_placement = the same with co-located tables as one option } or nil, space = all options, units = those that proposals are made of,
+--- left_out = tables for other devices (constraints.lua),
 --- refused = those that relations leave out, topology = what was left of it, num_proposals =, num_plans =, stopped = at the limit,
 --- failure = the smallest that did not fit }.
 function EmbeddingShardingPlanner:search(model)
@@ -245,6 +247,7 @@ function EmbeddingShardingPlanner:search(model)
   for _, proposer in ipairs(self.proposers) do proposer:load(search.units, self.enumerator) end
   for i in ipairs(self.proposers) do exhaust(self, search, i) end
   search.known = nil
+  search.left_out = constraints_of.left_out(self.constraints, model, self.topology.compute_device)
   local best = search.best
   if best then
     best.units, best.unit_placement = best.proposal, best.placement

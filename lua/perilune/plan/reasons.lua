@@ -32,12 +32,12 @@ function M.rated(planner, rating)
   return unit == "ms" and ms(rating) or ("%.6g"):format(rating)
 end
 
---- What a planner found of its plan: a list of { value, of what } in words, the first what plans are compared by but for an objective. A
---- step takes what ranks take together, waits and shared caches included; milliseconds of shards are what each adds to its rank by itself.
+--- What a planner found of its plan: a list of { value, of what } in words. A step takes what ranks take together, with caches and links as
+--- the step before left them; milliseconds of shards are what each takes by itself, so that they can be more.
 function M.ratings(planner)
   local best, model, own = planner.last.best, planner.performance_model, M.rated(planner, planner.last.best.rating)
+  if step.StepModel.is(model) then return { { own, "a step" } } end
   local shards = ms(partitioners.NoopPerfModel { topology = planner.topology }:rate(best.proposal, best.placement))
-  if step.StepModel.is(model) then return { { own, "a step" }, { shards, "of shards on the slowest rank" } } end
   local list = { { shards, "on the slowest rank" } }
   if not partitioners.NoopPerfModel.is(model) then
     list[2] = { own, planner.args.objective and "by the objective" or "by the performance model" }
@@ -298,6 +298,7 @@ function Least:feedback() self.at = self.at + 1 end
 --- Whether a planner like this one, with other arguments, finds a plan. Its search is kept short, and all searches of a planner are.
 --- same_options: the change leaves the options of tables, and what they cost, as they are.
 local function fits(planner, model, changes, same_options)
+  if planner.args.enumerator and not same_options then return false end -- which options a user's own would have then is not known
   local args = util.copy(planner.args)
   for key, value in util.ordered(changes) do args[key] = value end
   args.max_placements = math.min(planner.max_placements, MOST_SEARCHED / 10, planner.may_search)

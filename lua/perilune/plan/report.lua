@@ -68,6 +68,10 @@ function M.lines(planner)
   local lines = { ("%d tables on %s: %s (%d proposals tried, %d fit%s)"):format(
     #best.proposal, (tostring(topology):gsub("^Topology: ", "")), table.concat(words, ", "), search.num_proposals, search.num_plans,
     search.stopped and "; the search stopped at its limit" or "") }
+  for _, t in ipairs(search.left_out) do
+    lines[#lines + 1] = ("  table '%s' is left out: its constraint device_group is %s, this is a plan for a %s"):format(t.fqn,
+      t.device_group, topology.compute_device)
+  end
   for _, line in ipairs(M.columns(tables, { false, true, false, false, false, true, true })) do lines[#lines + 1] = line end
   lines[#lines + 1] = #order > MOST_RANKS and ("the %d slowest of %d ranks"):format(MOST_RANKS, #order) or nil
   for _, line in ipairs(M.columns(ranks, { true, true, true, true })) do lines[#lines + 1] = line end

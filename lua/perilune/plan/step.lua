@@ -9,6 +9,8 @@ local kinds = require "perilune.plan.kinds"
 local signature = require "perilune.signature"
 local types = require "perilune.plan.types"
 local topologies = require "perilune.plan.topology"
+local embed = require "perilune.embed.config"
+local tbes = require "perilune.embed.tbe"
 local data_bytes = require("perilune.plan.constraints").data_bytes
 local storage = require "perilune.plan.storage"
 local partitioners = require "perilune.plan.partitioners"
@@ -36,7 +38,7 @@ local way_of = { row_wise = "rank_sums", table_row_wise = "host_sums", grid_shar
 
 --- Units that are sums over the shards of a rank, as they are counted.
 local counted = { "table", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id", "odd_row", "cut_id", "cut_bag", "bag", "bag_byte",
-  "replica_byte" }
+  "replica_byte", "state_row", "state_byte" }
 
 M.units = topologies.units
 
@@ -45,7 +47,7 @@ local usual = {
   forward = { step = 0.05, home_id = 1.5e-6, id = 2e-6, id_byte = 2e-8, cold_row = 4e-6, cold_row_byte = 4e-8, bag = 5e-6, bag_byte = 1e-7,
     replica_byte = 0, near = 1, far = 1 },
   backward = { step = 0.05, home_id = 0, id = 1e-5, id_byte = 5e-8, cold_row = 1e-5, cold_row_byte = 1e-7, bag = 3e-6, bag_byte = 1.5e-7,
-    replica_byte = 5e-7, near = 1, far = 1 },
+    replica_byte = 5e-7, state_row = 5e-6, state_byte = 5e-8, cold_state_byte = 1e-7, near = 1, far = 1 },
 }
 
 local function price(costs, way, unit)
@@ -61,6 +63,24 @@ local function batch_of(option)
     ids, bags = ids + length * n, bags + n
   end
   return ids, bags
+end
+
+local NO_STATES = { row = 0, full = 0, square = 0 }
+local kept_states = {} -- by optimizer
+
+--- Bytes that an optimizer keeps: for a row, for each of its numbers, for a square of columns, as the library's tables say it; nil: nobody
+--- has said which optimizer.
+local function states_of(optimizer)
+  if not optimizer then return nil end
+  local known = kept_states[optimizer]
+  if not known then
+    known = { row = 0, full = 0, square = 0, scalar = 0 }
+    for _, state in ipairs(tbes.states_of(embed.usual_params(optimizer), "FP32")) do
+      known[state.geometry] = known[state.geometry] + (state.dtype == "i64" and 8 or 4)
+    end
+    kept_states[optimizer] = known
+  end
+  return known
 end
 
 --- Of `ids` lookups among `rows` rows: rows that are looked up, those of them that more than one id asks for, and how many ids do. Ids
@@ -121,10 +141,15 @@ function M.count(option, run, topology)
   local cut = cut_by_rows[kind] and 1 or 0
   c.cut_id, c.cut_bag = cut * c.id, cut * c.bag
   c.row_byte = c.row * math.max(width, LINE)
+  local state = (states_of(option.optimizer) or NO_STATES).full * run.cols -- of one for each row, prices of rows know
+  local updated = kind == "data_parallel" and rows_of(option, ids * W, run.rows) or c.row -- of a replica, by all ranks' gradients
+  c.state_row, c.state_byte = state > 0 and updated or 0, updated * state
+  c.state_line_byte, c.state_bytes = updated * (state > 0 and math.max(state, LINE) or 0), run.rows * state
   return c
 end
 
-local summed = { "home_bag", "home_bag_byte", "row_byte", "bytes", "near_out", "far_out", "near_back", "far_back", "near_ids", "far_ids" }
+local summed = { "home_bag", "home_bag_byte", "row_byte", "bytes", "state_line_byte", "state_bytes", "near_out", "far_out",
+  "near_back", "far_back", "near_ids", "far_ids" }
 for _, name in ipairs(counted) do summed[#summed + 1] = name end
 for _, name in ipairs(ways) do summed[#summed + 1] = name end
 
@@ -268,19 +293,22 @@ local function amounts_at_home(ranks, topology)
   local function of_core(share, f) -- the same of a processor's own cache: ranks that take turns on it drive out each other's
     return function(c) return share(f(c) * shared, mid) end
   end
-  local mid_rows = of_core(cold_share, function(c) return c.bytes + COPIES * c.bag_byte end)
+  local function of_tables(c) return c.bytes + c.state_bytes + COPIES * c.bag_byte end
+  local mid_rows = of_core(cold_share, of_tables)
   local mid_bags = of_core(cold_share_in_turn, function(c) return c.row_byte + COPIES * c.bag_byte end)
   amounts.mid_row_byte = busiest(ranks, topology, function(c) return c.row_byte * mid_rows(c) end)
   amounts.mid_bag_byte = busiest(ranks, topology, function(c) return c.bag_byte * mid_bags(c) end)
-  local rows = cold_shares(ranks, topology, cold_share, function(c) return c.bytes + COPIES * c.bag_byte end)
+  local rows = cold_shares(ranks, topology, cold_share, of_tables)
   local bags = cold_shares(ranks, topology, cold_share_in_turn, function(c) return c.row_byte + COPIES * c.bag_byte end)
   amounts.cold_row = busiest(ranks, topology, function(c) return c.row * rows[c] end)
   amounts.cold_row_byte = busiest(ranks, topology, function(c) return c.row_byte * rows[c] end)
+  amounts.cold_state_byte = busiest(ranks, topology, function(c) return c.state_line_byte * rows[c] end)
   amounts.cold_bag_byte = busiest(ranks, topology, function(c) return c.bag_byte * bags[c] end)
   local replicas = cold_shares(ranks, topology, cold_share_in_turn, function(c) return COPIES * c.replica_byte end)
   amounts.cold_replica_byte = busiest(ranks, topology, function(c) return c.replica_byte * replicas[c] end)
   amounts.far = 0
   local back = util.copy(amounts)
+  amounts.state_row, amounts.state_byte, amounts.cold_state_byte = 0, 0, 0 -- only updates touch them
   amounts.near = near_ms(ranks, topology, "near_out") + near_ms(ranks, topology, "near_ids")
   back.near = near_ms(ranks, topology, "near_back")
   return { forward = amounts, backward = back }
@@ -373,13 +401,14 @@ function StepEstimator:of_run(option, run)
   local t, c = self.topology, M.count(option, run, self.topology)
   local function compute(way)
     local ms = 0
-    for _, unit in ipairs { "table", "id", "id_byte", "row", "shared_row", "odd_row", "bag", "bag_byte", "replica_byte" } do
+    for _, unit in ipairs { "table", "id", "id_byte", "row", "shared_row", "odd_row", "bag", "bag_byte", "replica_byte", "state_row",
+      "state_byte" } do
       ms = ms + c[unit] * price(t.costs, way, unit)
     end
-    local cold = cold_share(c.bytes, t.cache_bytes / t.local_world_size)
+    local cold = cold_share(c.bytes + c.state_bytes, t.cache_bytes / t.local_world_size)
     return ms + c.id * price(t.costs, way, "home_id") + c.home_bag * price(t.costs, way, "home_bag")
       + c.home_bag_byte * price(t.costs, way, "home_bag_byte") + cold * (c.row * price(t.costs, way, "cold_row")
-      + c.row_byte * price(t.costs, way, "cold_row_byte"))
+      + c.row_byte * price(t.costs, way, "cold_row_byte") + c.state_line_byte * price(t.costs, way, "cold_state_byte"))
   end
   local function exchange(way, near, far)
     return near / t.intra_host_bw * price(t.costs, way, "near") + far / t.inter_host_bw * price(t.costs, way, "far")
@@ -409,16 +438,11 @@ function StepModel:init(args)
 end
 function StepModel:rate(proposal, placement) return (M.ms(M.by_rank(proposal, placement, self.topology), self.topology)) end
 
---- Bytes of optimizer state for a shard, by the library's own optimizers: numbers of 4 bytes for a row, and for each of its columns.
-local states = { sgd = { 0, 0 }, none = { 0, 0 }, adagrad = { 0, 1 }, rowwise_adagrad = { 1, 0 }, adam = { 0, 2 }, lamb = { 0, 2 },
-  partial_rowwise_adam = { 1, 1 }, partial_rowwise_lamb = { 1, 1 }, lars_sgd = { 0, 1 }, lion = { 0, 1 } }
-
 --- What stays in memory for one shard: weights and states.
 function M.kept_bytes(option, run)
-  local bytes = run.rows * run.cols * data_bytes[option.data_type]
-  local own = option.optimizer and states[option.optimizer]
-  if not own then return bytes + bytes * storage.optimizer_multiplier(option.optimizer, option.dim) end
-  return bytes + run.rows * (run.cols > 0 and own[1] or 0) * NUMBER + run.rows * run.cols * own[2] * NUMBER
+  local bytes, own = run.rows * run.cols * data_bytes[option.data_type], states_of(option.optimizer) or NO_STATES
+  if run.rows * run.cols == 0 then return bytes end
+  return bytes + run.rows * own.row + run.rows * run.cols * own.full + run.cols ^ 2 * own.square
 end
 
 local StepStorageEstimator = util.class("StepStorageEstimator", storage.EmbeddingStorageEstimator)

@@ -38,12 +38,14 @@ M.ParameterStorage = util.face("peri.plan.ParameterStorage", { HBM = "hbm", DDR 
 ---   bag            rows that a rank returns to those that asked
 ---   bag_byte       their bytes
 ---   cold_bag_byte  those of them that leave the caches before they are read again
+---   state_row      rows whose optimizer keeps numbers for each of theirs, in updates
+---   state_byte, cold_state_byte  bytes of these, and those of them that no cache has, in lines
 ---   replica_byte   bytes of replicated tables
 ---   cold_replica_byte  those of them that leave the caches before they are read again
 ---   near, far      milliseconds of exchanges at the topology's rates, within and across hosts
 M.units = { "step", "table", "way", "home_id", "home_bag", "home_bag_byte", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id",
-  "odd_row", "cut_id", "cut_bag", "mid_row_byte", "mid_bag_byte", "cold_row", "cold_row_byte", "bag", "bag_byte", "cold_bag_byte",
-  "replica_byte", "cold_replica_byte", "near", "far" }
+  "odd_row", "cut_id", "cut_bag", "mid_row_byte", "mid_bag_byte", "cold_row", "cold_row_byte", "state_row", "state_byte",
+  "cold_state_byte", "bag", "bag_byte", "cold_bag_byte", "replica_byte", "cold_replica_byte", "near", "far" }
 
 --- Bytes a millisecond: the unit of all bandwidths, as all times are milliseconds.
 local function per_second(bytes) return bytes / 1000 end
@@ -186,7 +188,12 @@ function Topology:init(args)
   if self.threads then util.integer(f, "threads", self.threads, 1, 2 ^ 20) end
   util.integer(f, "cache_bytes", self.cache_bytes, 0)
   util.integer(f, "core_cache_bytes", self.core_cache_bytes, 0)
-  if self.rates then check_numbers("rates", self.rates) end
+  for name, x in util.ordered(self.rates or {}) do
+    util.one_of(f, "a key of rates", name, { "copy", "gather", "update", "products" })
+    if type(x) ~= "number" or not (x > 0 and x < math.huge) then
+      P.fail(("Topology: rates.%s is %s, allowed: finite numbers > 0"):format(name, signature.text(x)))
+    end
+  end
   if self.costs then check_costs(self.costs) end
   if self.choices then check_choices(self.choices) end
   for _, tier in ipairs(M.tiers) do util.integer(f, tier .. "_cap", self[tier .. "_cap"], 0) end
@@ -286,6 +293,11 @@ local function of_file(f, preset, fields)
     if fields[name] == nil then
       P.fail(("%s: costs were measured, and %s is missing for %d ranks, %d a host: measure them (perilune calibrate -n %d), or say it")
         :format(f, name, made.world_size, made.local_world_size, made.world_size))
+    end
+  end
+  for way, list in util.ordered(fields.costs or {}) do
+    for _, unit in ipairs(M.units) do
+      if not list[unit] then P.fail(("%s: costs.%s.%s is missing: measure again (perilune calibrate), or say it"):format(f, way, unit)) end
     end
   end
   return made
