@@ -507,7 +507,7 @@ bench-plan: all
 	@for ranks in 1 $(if $(HAVE_MPI),2 4); do \
 	  $(LAUNCHER) run -n $$ranks -t 1 tests/bench/plan.lua --topology build/bench/plan-$$ranks.topology --out build/bench/plan.jsonl $(ARGS) \
 	  || exit 1; done
-	@$(if $(and $(HAVE_MPI),$(HAVE_IP)),PERI_BUILD=$B tests/net/nodes -r 1gbit 2,2 $(LAUNCHER) run -n 4 -t 1 tests/bench/plan.lua \
+	@$(if $(and $(HAVE_MPI),$(HAVE_IP)),PERI_BUILD=$B tests/net/nodes -r 1gbit 2$(comma)2 $(LAUNCHER) run -n 4 -t 1 tests/bench/plan.lua \
 	  --topology build/bench/plan-far.topology --out build/bench/plan.jsonl $(ARGS) || [ $$? = 125 ])
 bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data bench-dense bench-routes bench-shard bench-collision \
 	bench-pipeline bench-plan

@@ -406,11 +406,13 @@ end
 
 --- A relation that may go.
 local function without_relation(planner, model)
+  local found = {}
   for i, relation in ipairs(planner.relations) do
     local others = util.copy(planner.relations)
     table.remove(others, i)
-    if fits(planner, model, { relations = others }, true) then return relation end
+    if #found < 3 and fits(planner, model, { relations = others }, true) then found[#found + 1] = ("no relation '%s'"):format(tostring(relation)) end
   end
+  return found
 end
 
 --- Less memory for others: the largest margin in whole percents.
@@ -440,8 +442,7 @@ function M.would_fit(planner, model)
   if percent then ways[#ways + 1] = ("a storage reservation of %d %% (%g %% now)"):format(percent, before) end
   local name, field, list = lifted(planner, model)
   if name then ways[#ways + 1] = ("table '%s' without its %s (%s now)"):format(name, field, list) end
-  local relation = without_relation(planner, model)
-  if relation then ways[#ways + 1] = ("no relation '%s'"):format(tostring(relation)) end
+  for _, way in ipairs(without_relation(planner, model)) do ways[#ways + 1] = way end
   return #ways > 0 and "it would fit with " .. table.concat(ways, ", or ") or nil
 end
 
