@@ -141,7 +141,8 @@ describe("relations that cannot be", function()
 
   it("are named with what they leave", function()
     refused({ plan.colocate { "t1", "t2" }, plan.spread { "t1", "t2" } }, "relations leave table 't1' no way to be sharded: ")
-    refused({ plan.pin("t1", 2), plan.forbid("t1", 2) }, "it would fit with no relation 'pin { t1 } to ranks 2'")
+    refused({ plan.pin("t1", 2), plan.forbid("t1", 2) },
+      "it would fit with no relation 'pin { t1 } to ranks 2', or no relation 'forbid { t1 } on ranks 2'")
     refused({ plan.at_most_bytes(10, "t1") }, "at most 10 bytes of { t1 } on a rank; a shard has ")
   end)
 

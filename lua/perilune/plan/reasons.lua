@@ -404,13 +404,16 @@ local function lifted(planner, model)
   end
 end
 
---- A relation that may go.
+local MOST_RELATIONS = 3 -- that are named
+
+--- Relations each of which may go: words.
 local function without_relation(planner, model)
   local found = {}
   for i, relation in ipairs(planner.relations) do
     local others = util.copy(planner.relations)
     table.remove(others, i)
-    if #found < 3 and fits(planner, model, { relations = others }, true) then found[#found + 1] = ("no relation '%s'"):format(tostring(relation)) end
+    if fits(planner, model, { relations = others }, true) then found[#found + 1] = ("no relation '%s'"):format(tostring(relation)) end
+    if #found == MOST_RELATIONS then break end
   end
   return found
 end
