@@ -187,6 +187,12 @@ local function set_threads(options)
   if options.threads then require("perilune.launcher").setenv("PERI_NUM_THREADS", tostring(options.threads)) end
 end
 
+--- Say why a command is not done. Returns the exit code.
+local function refuse(why, code)
+  io.stderr:write("perilune: ", why, "\n")
+  return code
+end
+
 --- What is wrong with options of `calibrate`; nil: nothing that is seen without its ranks.
 local function calibrate_refused(options)
   if options.output and not (options.host or options.hostfile) then
@@ -206,14 +212,10 @@ end
 local function calibrate(options, words)
   local launch, choices = require "perilune.launch", require "perilune.choices"
   local refused = not launch.world() and calibrate_refused(options)
-  if refused then
-    io.stderr:write("perilune: ", refused, "\n")
-    return 2
-  end
+  if refused then return refuse(refused, 2) end
   set_threads(options)
   local function on_all_ranks(dry_run)
-    local list = {}
-    for i, word in ipairs(words) do list[i] = word end
+    local list = { unpack(words) }
     if dry_run and not options.dry_run then list[#list + 1] = "--dry-run" end
     return launch.run { ranks = options.ranks, hosts = options.host, hostfile = options.hostfile, words = list, arguments = {},
       script = function()
@@ -232,18 +234,12 @@ local function plans(options, words)
   local command = require "perilune.launch.plans"
   if not options.verify then return command.run(options) end
   local refusal = command.refusal(options)
-  if refusal then
-    io.stderr:write("perilune: ", refusal, "\n")
-    return 1
-  end
+  if refusal then return refuse(refusal, 1) end
   local launch = require "perilune.launch"
   local ranks = options.ranks
   if not launch.world() then
     local ok, found = pcall(command.ranks, options)
-    if not ok then
-      io.stderr:write("perilune: ", (require("perilune.errors").describe(found)), "\n")
-      return 1
-    end
+    if not ok then return refuse(require("perilune.errors").describe(found), 1) end
     ranks = found
   end
   return launch.run { ranks = ranks, words = words, arguments = {}, script = function() command.verify(options) end }
@@ -276,10 +272,7 @@ function M.main(words)
   if options.command == "calibrate" then return calibrate(options, list) end
   if options.command == "schedule" then
     local refusal = require("perilune.launch.schedules").settle(options)
-    if refusal then
-      io.stderr:write("perilune: " .. refusal .. "\n")
-      return 2
-    end
+    if refusal then return refuse(refusal, 2) end
     if options.action ~= "trace" or options.ranks == 1 and not require("perilune.launch").world() then
       return require("perilune.launch.schedules").run(options)
     end

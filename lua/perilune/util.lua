@@ -198,6 +198,15 @@ function M.integer(func, what, value, low, high)
   return value
 end
 
+--- A list from 1 on without gaps, or an error. of: what its entries are.
+function M.whole_list(func, what, value, of)
+  local keys = type(value) == "table" and M.keys(value)
+  if not keys or #keys ~= #value then
+    fail(("%s: %s is no list of %s: it has entries behind a nil, or keys that are no positions"):format(func, what, of))
+  end
+  return value
+end
+
 --- How many letters must be added, left out, replaced, or exchanged with their neighbours to make `a` of `b`.
 local function distance(a, b)
   local d = {} -- d[i][j]: of the first i letters of a and the first j of b

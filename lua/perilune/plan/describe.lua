@@ -43,10 +43,7 @@ function M.module(module)
 end
 
 local function check_tables(where, tables)
-  local keys = type(tables) == "table" and util.keys(tables)
-  if not keys or #keys ~= #tables then
-    P.fail(("%s: tables is no list of tables: it has entries behind a nil, or keys that are no positions"):format(where))
-  end
+  util.whole_list(where, "tables", tables, "tables")
   if #tables == 0 then P.fail(("%s: tables is empty, wanted at least one table"):format(where)) end
   local seen = {}
   return util.map(tables, function(t, i)
