@@ -43,6 +43,22 @@ describe("1000 tables on 512 ranks", function()
     assert.equal(1000, n)
   end)
 
+  it("are planned by our own estimates as soon, and no worse than by hand", function()
+    local topology, step = plan.Topology { world_size = 512, local_world_size = 8 }, require "perilune.plan.step"
+    local model = model_of()
+    local planner = plan.EmbeddingShardingPlanner { topology = topology, estimates = "step", sharder = plan.perilune_sharder }
+    local started = os.clock()
+    planner:plan(model)
+    local seconds = os.clock() - started
+    assert.is_true(seconds < 10, ("%.1f s"):format(seconds))
+    local tables, in_turn = model[1].tables, {}
+    for i, t in ipairs(tables) do in_turn[t.name] = plan.table_wise((i - 1) % 512) end
+    for _, by_hand in ipairs { plan.ShardingPlan { [""] = in_turn }, plan.table_wise_by_size({ [""] = tables }, { world_size = 512 }) } do
+      local ms = step.predict(by_hand, model, topology, 512, {}).ms
+      assert.is_true(planner.last.best.rating <= ms, ("%g, by hand %g"):format(planner.last.best.rating, ms))
+    end
+  end)
+
   it("get the same plan again", function()
     assert.equal(plan.to_text((planned(2e5))), plan.to_text((planned(2e5))))
   end)

@@ -79,8 +79,8 @@ local arguments = {
   relations = util.optional.list,      -- of tables and ranks: plan.colocate, spread, at_most, at_most_bytes, forbid, pin
   cost = util.optional,                -- function(perf, option, shard, topology): see EmbeddingEnumerator
   objective = util.optional,           -- function(load): what a plan is rated by, the less the better (objectives.lua)
-  max_placements = 2e7,                -- shards that the search places before it keeps the best plan so far: a limit that every machine
-                                       -- reaches at the same proposal, unlike a time
+  max_placements = 2e7,                -- shards that the search places, and ranks that it goes through for that, before it keeps the best
+                                       -- plan so far: a limit that every machine reaches at the same proposal, unlike a time
 }
 
 local kind_of = { topology = "Topology", constraints = "constraints", enumerator = "enumerator", sharder = "sharder",
@@ -95,11 +95,7 @@ function EmbeddingShardingPlanner:init(args)
   util.integer(f, "batch_size", a.batch_size, 1)
   util.integer(f, "max_placements", a.max_placements, 1)
   self.constraints = a.constraints or {}
-  self.relations = a.relations or {}
-  local keys = util.keys(self.relations)
-  if not keys or #keys ~= #self.relations then
-    P.fail(f .. ": relations is no list of relations: it has entries behind a nil, or keys that are no positions")
-  end
+  self.relations = util.whole_list(f, "relations", a.relations or {}, "relations")
   if proposers.RefiningProposer.is(self.proposers and self.proposers[1]) then
     P.fail(f .. ": proposers[1] is a RefiningProposer, which changes the best proposal of those before it; put it behind others")
   end
@@ -142,6 +138,8 @@ function EmbeddingShardingPlanner:rate(search, proposal, placement)
   return parts.rating(self.performance_model, proposal, placement)
 end
 
+local RATED = 20 -- shards that are placed while the load of a rank is rated
+
 --- Try one proposal. Returns what became of it: { placement =, rating = } or { why = }.
 local function try(self, search, proposal)
   search.num_proposals = search.num_proposals + 1
@@ -150,7 +148,12 @@ local function try(self, search, proposal)
     search.placements = search.placements + #proposal -- the work of a proposal that is not placed
     return outcome
   end
-  for _, option in ipairs(proposal) do search.placements = search.placements + option.num_shards end
+  local ranks = search.topology.world_size -- are gone through for each table that is placed by hosts, and to rate all
+  for _, option in ipairs(proposal) do
+    local by_hosts = option.partition_by ~= "uniform" and option.partition_by ~= "device"
+    search.placements = search.placements + option.num_shards + (by_hosts and ranks or 0)
+  end
+  search.placements = search.placements + RATED * ranks
   outcome.placement, outcome.why = parts.placement(self.partitioner, proposal, search.topology)
   if not outcome.placement then return outcome end
   search.num_plans = search.num_plans + 1
@@ -172,13 +175,14 @@ local function nearer(self, a, b)
   return a.bytes < b.bytes
 end
 
---- Run proposers[i] to its end, or to the limit.
+--- Run proposers[i] to its end, or to its part of what is left of the limit: those behind it may find what is better by far.
 local function exhaust(self, search, i)
   local proposer = self.proposers[i]
+  local limit = search.placements + math.max(0, self.max_placements - search.placements) / (#self.proposers - i + 1)
   if proposer.begin and search.best then proposer:begin(search.best.proposal, search.best.rating) end
   local proposal = parts.proposal(proposer, i, search)
   while proposal do
-    if search.placements >= self.max_placements then
+    if search.placements >= limit then
       search.stopped = true
       return
     end
